@@ -1,0 +1,76 @@
+# idemq: built by PGXS.
+#
+#   make, make install    build; install into the PostgreSQL of PG_CONFIG
+#   make demo             watch 4 workers, a crash and a zombie; needs nothing installed
+#   make test             lint + regression + isolation + TAP
+#   make lint | test-regress | test-isolation | test-tap
+#                         one of them; REGRESS='a b' ISOLATION=c TAP='d' choose tests,
+#                         ACCEPT=1 takes the actual output as the expected one
+#   make bench            the measurements of test/bench
+#   make format           run clang-format over src
+#
+# demo, test, lint and bench install missing Debian packages when run as root,
+# and work on a private copy of PostgreSQL: no server of this machine is touched.
+
+EXTENSION = idemq
+MODULE_big = idemq
+EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" idemq.control)
+
+OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
+SCRIPT_BUILT = sql/idemq--$(EXTVERSION).sql
+UPDATES = $(wildcard sql/idemq--*--*.sql)
+DATA = $(UPDATES)
+DATA_built = $(SCRIPT_BUILT)
+EXTRA_CLEAN = src/.flags src/*.d src/*.gcno src/*.gcda \
+	$(filter-out $(UPDATES),$(wildcard sql/idemq--*.sql))
+
+WERROR ?= -Werror
+PG_CFLAGS = -Wall -Wextra -Wshadow -Wmissing-prototypes -Wno-unused-parameter $(WERROR) -MMD -MP
+# PostgreSQL's own PG_FINALLY trips gcc's -Wclobbered; PGXS hands clang gcc's flags.
+PG_CFLAGS += $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option,-Wno-clobbered)
+# -isystem: our warnings are for our files, not for PostgreSQL's headers.
+PG_CPPFLAGS = -I$(srcdir)/src -isystem $(includedir_server) -isystem $(pkgincludedir)/internal
+override with_llvm = no
+
+ifndef PG_CONFIG
+PG_CONFIG := $(shell script/pg-config)
+endif
+PGXS := $(if $(PG_CONFIG),$(shell $(PG_CONFIG) --pgxs 2>/dev/null))
+
+.DEFAULT_GOAL = all
+
+ifneq ($(wildcard $(PGXS)),)
+include $(PGXS)
+
+$(SCRIPT_BUILT): $(sort $(wildcard sql/parts/*.sql)) sql/parts idemq.control
+	cat $(filter sql/parts/%.sql,$^) > $@
+
+# Objects made by another compiler, for another PostgreSQL or with other flags
+# are never linked together.
+FLAGS = $(CC) $(CFLAGS) for PostgreSQL $(VERSION)
+src/.flags: FORCE
+	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
+$(OBJS): src/.flags
+-include $(wildcard src/*.d)
+else
+all install uninstall installcheck:
+	@echo "no pg_config with PGXS found: install postgresql-server-dev-15 (as root: script/install-packages build)," >&2
+	@echo "or name one with: make PG_CONFIG=/path/to/pg_config" >&2
+	@exit 1
+clean:
+	rm -f src/*.o $(SCRIPT_BUILT) idemq.so
+	rm -f $(EXTRA_CLEAN)
+endif
+
+.PHONY: FORCE demo test lint test-regress test-isolation test-tap bench format
+
+test:
+	@script/test lint regress isolation tap
+lint test-regress test-isolation test-tap:
+	@script/test $(@:test-%=%)
+demo:
+	@demo/run
+bench:
+	@test/bench/run
+format:
+	clang-format -i src/*.c src/*.h

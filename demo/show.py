@@ -1,0 +1,205 @@
+"""The director of the demo: starts producers and workers, kills one, stops one,
+shows the queue while it drains, and proves by numbers that every effect happened once.
+"""
+
+import json
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psycopg
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PLACES = ("/usr/share/common-licenses", "/usr/share/doc")
+MAX_FILES = 6000
+TIME_LIMIT = 50  # seconds
+
+COUNTS = """
+SELECT count(*) FILTER (WHERE status IN ('pending', 'failed')),
+       count(*) FILTER (WHERE status = 'processing'),
+       count(*) FILTER (WHERE status = 'completed'),
+       (SELECT count(*) FROM results)
+FROM idemq.jobs
+"""
+
+PROOF = """
+SELECT (SELECT count(*) FROM idemq.jobs),
+       (SELECT count(*) FROM idemq.jobs WHERE status = 'completed'),
+       (SELECT count(*) FROM results),
+       (SELECT count(DISTINCT path) FROM results),
+       (SELECT count(*) FROM (SELECT FROM results GROUP BY path HAVING count(*) > 1) twice),
+       (SELECT count(*) FROM idemq.attempts),
+       (SELECT array_agg(job_id) FROM idemq.attempts WHERE outcome = 'expired')
+"""
+
+
+def find_files():
+    found = []
+    for place in PLACES:
+        for folder, _, names in os.walk(place):
+            paths = [os.path.join(folder, name) for name in names]
+            found += [p for p in paths if os.path.isfile(p) and not os.path.islink(p)]
+    readable = [p for p in found if p.isprintable() and os.access(p, os.R_OK)]
+    return sorted(readable)[:MAX_FILES]
+
+
+class Show:
+    def __init__(self, connection, files):
+        self.connection = connection
+        self.files = files
+        self.start = time.monotonic()
+        self.events = queue.Queue()
+        self.producers = []
+        self.workers = {}
+        self.stopped = None  # (worker, job, since)
+        self.seen = {}  # event -> jobs
+
+    def ask(self, question, *values):
+        return self.connection.execute(question, values).fetchone()
+
+    def elapsed(self):
+        return time.monotonic() - self.start
+
+    def say(self, text):
+        print(f"{self.elapsed():5.1f} s  {text}", flush=True)
+
+    def spawn(self, script, *args, **kwargs):
+        return subprocess.Popen(
+            [sys.executable, os.path.join(HERE, script), *args],
+            stdout=subprocess.PIPE, text=True, **kwargs)
+
+    def start_producer(self, paths):
+        producer = self.spawn("producer.py", stdin=subprocess.PIPE)
+        producer.stdin.write("\n".join(paths))
+        producer.stdin.close()
+        self.producers.append(producer)
+
+    def start_worker(self, name, *trick):
+        worker = self.spawn("worker.py", name, *trick)
+        self.workers[name] = worker
+
+        def listen():
+            for line in worker.stdout:
+                self.events.put(json.loads(line))
+
+        threading.Thread(target=listen, daemon=True).start()
+
+    def follow(self, event):
+        """What the director does, and tells, about one event of a worker."""
+        worker, what, job = event["worker"], event["event"], event["job"]
+        self.seen.setdefault(what, []).append(job)
+        if what == "hangs":
+            self.workers.pop(worker).kill()
+            self.say(f"{worker} holds job {job} and is killed (kill -9)")
+        elif what == "stops":
+            self.stopped = (worker, job, time.monotonic())
+            self.say(f"{worker} holds job {job} and is stopped (kill -STOP); its lease is 5 s")
+        elif what == "IQ001":
+            self.say(f"{worker} commits job {job}: refused (IQ001, lease lost), effect undone")
+        elif what == "IQ006":
+            self.say(f"{worker} lost an answer, so commits job {job} again:"
+                     " refused (IQ006, already committed), second effect undone")
+
+    def wake_the_stopped(self):
+        """Continues the stopped worker when another one has done its job."""
+        worker, job, since = self.stopped
+        if self.ask("SELECT status FROM idemq.jobs WHERE id = %s", job) == ("completed",):
+            self.stopped = None
+            slept = time.monotonic() - since
+            self.say(f"job {job} was done by another; {worker} goes on after {slept:.1f} s")
+            self.workers[worker].send_signal(signal.SIGCONT)
+
+    def run(self):
+        """Until every job is finished and every trick was played."""
+        turn = max(2, len(self.files) // 16)
+        self.start_worker("worker-1")
+        self.start_worker("worker-2", "hang", str(turn))
+        self.start_worker("worker-3", "stop", str(turn))
+        self.start_worker("worker-4", "repeat", str(turn))
+        self.start_producer(self.files)
+        self.start_producer(random.sample(self.files, len(self.files)))
+
+        next_line = 0.5
+        while True:
+            try:
+                self.follow(self.events.get(timeout=0.05))
+            except queue.Empty:
+                pass
+            if self.elapsed() > TIME_LIMIT:
+                raise SystemExit(f"not finished after {TIME_LIMIT} s")
+            for name, process in self.workers.items():
+                if process.poll() is not None:
+                    raise SystemExit(f"{name} ended by itself")
+            if self.elapsed() < next_line:
+                continue
+            next_line += 0.5
+            if self.stopped:
+                self.wake_the_stopped()
+            pending, processing, completed, results = self.ask(COUNTS)
+            self.say(f"pending {pending:5}   processing {processing:2}"
+                     f"   completed {completed:5}   results {results:5}")
+            produced = all(producer.poll() is not None for producer in self.producers)
+            played = {"hangs", "IQ001", "IQ006"} <= self.seen.keys()
+            if produced and played and pending + processing == 0:
+                return
+
+    def end(self):
+        for process in [*self.workers.values(), *self.producers]:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        for process in self.workers.values():
+            process.wait(5)
+
+    def prove(self):
+        """Prints the numbers; returns whether they are what they must be."""
+        outcomes = [json.loads(producer.stdout.read()) for producer in self.producers]
+        accepted = sum(o.get("accepted", 0) for o in outcomes)
+        duplicates = sum(o.get("duplicate", 0) for o in outcomes)
+        jobs, completed, effects, paths, twice, lost, lost_jobs = self.ask(PROOF)
+        tricked = {*self.seen["hangs"], *self.seen["stops"]}
+        zombies, repeated = self.seen["IQ001"], self.seen["IQ006"]
+        count, calls = len(self.files), accepted + duplicates
+        rows = [
+            ("files found", count, count > 0),
+            ("enqueue calls, by two producers", calls, calls == 2 * count),
+            ("  jobs accepted", accepted, accepted == count == jobs),
+            ("  duplicates answered", duplicates, duplicates == count),
+            ("jobs completed", completed, completed == count),
+            ("effects (rows in results)", effects, effects == count),
+            ("  distinct paths", paths, paths == count),
+            ("  effects more than once", twice, twice == 0),
+            ("attempts lost (idemq.attempts)", lost, tricked <= set(lost_jobs or ())),
+            ("zombie commits refused (IQ001)", len(zombies), set(self.seen["stops"]) <= set(zombies)),
+            ("repeated commits refused (IQ006)", len(repeated), len(repeated) == 1),
+        ]
+        print()
+        for name, value, right in rows:
+            print(f"  {name:34}{value:7}  {'ok' if right else 'WRONG'}")
+        return all(right for _, _, right in rows)
+
+
+def main():
+    files = find_files()
+    with psycopg.connect("dbname=postgres user=postgres", autocommit=True) as connection:
+        with open(os.path.join(HERE, "setup.sql"), encoding="utf-8") as setup:
+            connection.execute(setup.read())
+        print(f"\n{len(files)} files to hash.  2 producers enqueue every one of them,"
+              " 4 workers hash, and things go wrong:\n")
+        show = Show(connection, files)
+        try:
+            show.run()
+        finally:
+            show.end()
+        right = show.prove()
+    if not right:
+        raise SystemExit("\nThe numbers do not prove it.")
+    print("\nEvery job's effect happened once.")
+
+
+main()

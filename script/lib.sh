@@ -1,0 +1,145 @@
+# shellcheck shell=bash
+# Sourced by the other scripts: a private copy of PostgreSQL with idemq in it,
+# servers in a temporary directory, and an end that leaves neither behind.
+#
+# PostgreSQL refuses to run as root: as root, as_server runs its command as
+# user postgres; otherwise as oneself.
+
+set -euo pipefail
+umask 022
+export LC_ALL=C.UTF-8
+
+# The caller's make flags, server settings and git are not the tests'.
+unset MAKEFLAGS MFLAGS MAKELEVEL CDPATH
+unset PGHOST PGHOSTADDR PGPORT PGUSER PGDATABASE PGDATA PGOPTIONS PGSERVICE PGAPPNAME PGPASSWORD
+
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+work=
+child=
+pg_config=
+bindir=
+
+die() {
+	echo "$0: $*" >&2
+	exit 1
+}
+
+have_root() { [ "$(id -u)" -eq 0 ]; }
+
+as_server() {
+	if have_root; then
+		HOME=${work:-/} setpriv --reuid=postgres --regid=postgres --init-groups --inh-caps=-all -- "$@"
+	else
+		HOME=${work:-/} "$@"
+	fi
+}
+
+# A directory of user postgres: in /tmp, because the path of a Unix socket has
+# to be short and a root's TMPDIR need not be open to others.
+own() { if have_root; then chown -R postgres: "$@"; fi; }
+
+# make_work NAME: sets work to a new directory that goes away at exit, with
+# every server that runs in it.  KEEP=1 keeps the files.
+make_work() {
+	work=$(mktemp -d "/tmp/idemq-$1.XXXXXX")
+	trap cleanup EXIT
+	trap 'exit 129' HUP
+	trap 'exit 130' INT
+	trap 'exit 143' TERM
+	chmod 755 "$work"
+	own "$work"
+	export TMPDIR=$work
+}
+
+cleanup() {
+	trap '' HUP INT TERM
+	set +e
+	end_child
+	stop_servers "$work"
+	cd /
+	if [ -n "${KEEP:-}" ]; then echo "kept: $work" >&2; else rm -rf "$work"; fi
+}
+
+# run COMMAND...: in a process group of its own, so that all of it ends with
+# it, and with an interrupted script.
+run() {
+	local status=0
+	set -m
+	"$@" </dev/null &
+	child=$!
+	set +m
+	wait "$child" || status=$?
+	end_child
+	return "$status"
+}
+
+# A stopped process sees its TERM only when it is continued.
+end_child() {
+	if [ -n "$child" ]; then
+		kill -TERM -- "-$child" 2>/dev/null && kill -CONT -- "-$child" 2>/dev/null
+		child=
+	fi || true
+}
+
+# stop_servers DIR [SIGNAL]: every PostgreSQL server whose data is below DIR;
+# at once (QUIT), or in good order (INT).
+stop_servers() {
+	local file pid
+	while read -r file; do
+		read -r pid <"$file" || continue
+		kill "-${2:-QUIT}" "$pid" 2>/dev/null || continue
+		for _ in {1..100}; do
+			kill -0 "$pid" 2>/dev/null || break
+			sleep 0.05
+		done
+	done < <(find "$1" -name postmaster.pid 2>/dev/null)
+}
+
+# private_tree DIR: copies PostgreSQL's programs below DIR, where they find
+# themselves; sets pg_config to the copy's.
+private_tree() {
+	local original dir
+	original=${PG_CONFIG:-$("$top/script/pg-config")}
+	for dir in $("$original" --bindir) $("$original" --pkglibdir) $("$original" --sharedir); do
+		[ -d "$1$dir" ] && continue
+		mkdir -p "$1$dir"
+		cp -a "$dir/." "$1$dir"
+	done
+	dir=$("$original" --includedir)
+	mkdir -p "$1$(dirname "$dir")"
+	[ -e "$1$dir" ] || ln -s "$dir" "$1$dir"
+	pg_config=$1$("$original" --bindir)/pg_config
+	bindir=$1$("$original" --bindir)
+	[ "$("$pg_config" --bindir)" = "$bindir" ] || die "$original does not work from another directory"
+}
+
+# install_idemq BUILD: builds the tree BUILD and installs it into the private tree.
+install_idemq() { make -s -C "$1" -j"$(nproc)" PG_CONFIG="$pg_config" install; }
+
+# copy_tree DIR: this source tree with its objects, without its history.
+copy_tree() {
+	mkdir -p "$1"
+	tar -C "$top" --exclude=./.git -cf - . | tar -C "$1" --no-same-owner -xf -
+}
+
+# start_server DIR [SETTING=VALUE]...: a new server with its data in DIR/data,
+# its log in DIR/log and its only socket in DIR; superuser postgres.
+start_server() {
+	local dir=$1 setting
+	shift
+	mkdir -p "$dir"
+	own "$dir"
+	if [ ! -d "$dir/data" ]; then
+		as_server "$bindir/initdb" -D "$dir/data" -U postgres -A trust --no-sync >"$dir/initdb.log" 2>&1 ||
+			{ cat "$dir/initdb.log" >&2; return 1; }
+		echo "include 'idemq.conf'" >>"$dir/data/postgresql.conf"
+	fi
+	{
+		cat "$top/script/server.conf"
+		echo "listen_addresses = ''"
+		echo "unix_socket_directories = '$dir'"
+		for setting in "$@"; do echo "${setting%%=*} = '${setting#*=}'"; done
+	} >"$dir/data/idemq.conf"
+	as_server "$bindir/pg_ctl" -D "$dir/data" -l "$dir/log" -s -w start >&2 ||
+		{ tail -n 20 "$dir/log" >&2; return 1; }
+}

@@ -1,0 +1,48 @@
+CREATE FUNCTION idemq.create_queue(
+	name text, lease interval DEFAULT '30 s', max_attempts int DEFAULT 20,
+	retry_base interval DEFAULT '1 s', retry_factor float8 DEFAULT 2,
+	retry_max interval DEFAULT '1 h', retry_jitter float8 DEFAULT 0.2,
+	retention interval DEFAULT '1 day', idempotency_window interval DEFAULT '1 day',
+	max_running int DEFAULT NULL, rate_limit int DEFAULT NULL,
+	rate_period interval DEFAULT '1 s', dead_queue text DEFAULT NULL)
+	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
+COMMENT ON FUNCTION idemq.create_queue(text, interval, int, interval, float8, interval, float8, interval, interval, int, int, interval, text)
+	IS 'create a queue; returns its queue_id; the caller may enqueue, claim and administer it';
+
+CREATE FUNCTION idemq.alter_queue(
+	name text, lease interval DEFAULT NULL, max_attempts int DEFAULT NULL,
+	retry_base interval DEFAULT NULL, retry_factor float8 DEFAULT NULL,
+	retry_max interval DEFAULT NULL, retry_jitter float8 DEFAULT NULL,
+	retention interval DEFAULT NULL, idempotency_window interval DEFAULT NULL,
+	max_running int DEFAULT NULL, rate_limit int DEFAULT NULL,
+	rate_period interval DEFAULT NULL, dead_queue text DEFAULT NULL)
+	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
+COMMENT ON FUNCTION idemq.alter_queue(text, interval, int, interval, float8, interval, float8, interval, interval, int, int, interval, text)
+	IS 'change a queue''s settings; NULL leaves one as it is; jobs already enqueued keep their max_attempts';
+
+CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
+	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_drop_queue';
+COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
+	IS 'drop a queue with its jobs; refused while it has unfinished jobs, unless force';
+
+CREATE FUNCTION idemq.pause(name text) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_pause';
+COMMENT ON FUNCTION idemq.pause(text) IS 'let a queue accept jobs but hand out none, until idemq.resume';
+
+CREATE FUNCTION idemq.resume(name text) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_resume';
+COMMENT ON FUNCTION idemq.resume(text) IS 'let a paused queue hand out jobs again';
+
+CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL) RETURNS bigint
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_purge';
+COMMENT ON FUNCTION idemq.purge(text, idemq.status)
+	IS 'delete a queue''s jobs of one status, or all but those in processing; returns how many';
+
+CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_grant_queue';
+COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)
+	IS 'let a role enqueue to, claim from or administer (enqueue | claim | admin) a queue';
+
+CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_revoke_queue';
+COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave';

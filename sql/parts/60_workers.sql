@@ -1,0 +1,124 @@
+CREATE FUNCTION idemq.claim(
+	queue text, max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
+	worker text DEFAULT NULL, attach boolean DEFAULT false)
+	RETURNS TABLE (
+		id bigint, token bigint, attempt int, max_attempts int, deadline timestamptz,
+		payload jsonb, key text, group_key text, checkpoint jsonb,
+		enqueued_at timestamptz, headers jsonb)
+	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim';
+COMMENT ON FUNCTION idemq.claim(text, int, interval, text, boolean)
+	IS 'begin an attempt of up to max_jobs ready jobs; returns a row a job; no row means none is ready';
+
+CREATE FUNCTION idemq.claim_any(
+	queues text[], max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
+	worker text DEFAULT NULL, attach boolean DEFAULT false)
+	RETURNS TABLE (
+		id bigint, token bigint, attempt int, max_attempts int, deadline timestamptz,
+		payload jsonb, key text, group_key text, checkpoint jsonb,
+		enqueued_at timestamptz, headers jsonb, queue text)
+	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim_any';
+COMMENT ON FUNCTION idemq.claim_any(text[], int, interval, text, boolean)
+	IS 'idemq.claim from several queues, in the order given; returns the queue''s name with each job';
+
+CREATE TYPE idemq.claim_result AS (
+	outcome      idemq.outcome,
+	id           bigint,
+	token        bigint,
+	attempt      int,
+	max_attempts int,
+	deadline     timestamptz,
+	payload      jsonb,
+	key          text,
+	group_key    text,
+	checkpoint   jsonb,
+	enqueued_at  timestamptz,
+	headers      jsonb,
+	result       jsonb,
+	retry_after  timestamptz
+);
+COMMENT ON TYPE idemq.claim_result IS 'answer of idemq.claim_job: an outcome; the claim, the stored result, or when to ask again';
+
+CREATE FUNCTION idemq.claim_job(
+	id bigint, lease interval DEFAULT NULL, worker text DEFAULT NULL, attach boolean DEFAULT false)
+	RETURNS idemq.claim_result
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim_job';
+COMMENT ON FUNCTION idemq.claim_job(bigint, interval, text, boolean)
+	IS 'begin an attempt of one job; outcome claimed, claimed_again, locked (until retry_after), completed (with result), dead, cancelled, blocked, not_due, not_found';
+
+CREATE FUNCTION idemq.heartbeat(id bigint, token bigint, lease interval DEFAULT NULL)
+	RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat';
+COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
+	IS 'start the lease again from now, at once and not undone by rollback; returns current, stale or not_found';
+
+CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
+	RETURNS TABLE (id bigint, outcome idemq.outcome)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat_many';
+COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval)
+	IS 'idemq.heartbeat for many jobs; returns a row a job';
+
+CREATE FUNCTION idemq.validate(id bigint, token bigint) RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_validate';
+COMMENT ON FUNCTION idemq.validate(bigint, bigint)
+	IS 'returns current, expired (deadline passed, nobody else has the job), stale or not_found';
+
+CREATE FUNCTION idemq.commit(id bigint, token bigint, result jsonb DEFAULT NULL)
+	RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit';
+COMMENT ON FUNCTION idemq.commit(bigint, bigint, jsonb)
+	IS 'complete a job in this transaction; returns committed, or raises IQ001 (stale), IQ002 (no such job), IQ006 (already committed)';
+
+CREATE FUNCTION idemq.try_commit(id bigint, token bigint, result jsonb DEFAULT NULL)
+	RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_try_commit';
+COMMENT ON FUNCTION idemq.try_commit(bigint, bigint, jsonb)
+	IS 'complete a job; returns committed, already_committed, stale or not_found, and does not raise for these';
+
+CREATE FUNCTION idemq.commit_many(ids bigint[], tokens bigint[], results jsonb[] DEFAULT NULL)
+	RETURNS TABLE (id bigint, outcome idemq.outcome)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many';
+COMMENT ON FUNCTION idemq.commit_many(bigint[], bigint[], jsonb[])
+	IS 'complete many jobs; returns a row per (id, token): apply effects only for those committed';
+
+CREATE FUNCTION idemq.commit_once(id bigint, result jsonb DEFAULT NULL)
+	RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_once';
+COMMENT ON FUNCTION idemq.commit_once(bigint, jsonb)
+	IS 'complete a ready job with no claim; returns committed once, then already_committed; or locked, dead, cancelled, blocked, not_due, not_found';
+
+CREATE FUNCTION idemq.fail(
+	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
+	permanent boolean DEFAULT false)
+	RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail';
+COMMENT ON FUNCTION idemq.fail(bigint, bigint, text, interval, boolean)
+	IS 'end an attempt that failed; returns retrying, dead (attempts used up, or permanent), stale or not_found';
+
+CREATE FUNCTION idemq.fail_many(
+	ids bigint[], tokens bigint[], errors text[] DEFAULT NULL, retry_in interval DEFAULT NULL,
+	permanent boolean DEFAULT false)
+	RETURNS TABLE (id bigint, outcome idemq.outcome)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail_many';
+COMMENT ON FUNCTION idemq.fail_many(bigint[], bigint[], text[], interval, boolean)
+	IS 'idemq.fail for many jobs; returns a row per (id, token)';
+
+CREATE FUNCTION idemq.release(id bigint, token bigint, delay interval DEFAULT NULL)
+	RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release';
+COMMENT ON FUNCTION idemq.release(bigint, bigint, interval)
+	IS 'give a job back, the attempt not counted; returns released, stale or not_found';
+
+CREATE FUNCTION idemq.checkpoint(id bigint, token bigint, state jsonb) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_checkpoint';
+COMMENT ON FUNCTION idemq.checkpoint(bigint, bigint, jsonb)
+	IS 'store how far an attempt came, for the next one to read; raises IQ001 (stale), IQ002 (no such job), IQ006 (already committed)';
+
+CREATE FUNCTION idemq.assert_current(id bigint, token bigint) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_assert_current';
+COMMENT ON FUNCTION idemq.assert_current(bigint, bigint)
+	IS 'raise IQ001 unless the token is current; keeps the job from being reaped until this transaction ends';
+
+CREATE FUNCTION idemq.reap(queue text DEFAULT NULL) RETURNS bigint
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_reap';
+COMMENT ON FUNCTION idemq.reap(text)
+	IS 'take back expired leases of a queue, or of every queue that you may claim from; returns how many';

@@ -1,0 +1,20 @@
+-- Nothing by default; then what is safe for every role.  The functions check
+-- the queue's own grants; creating a queue is the DBA's to give away:
+--   GRANT EXECUTE ON FUNCTION idemq.create_queue TO app_owner;
+REVOKE ALL ON ALL TABLES IN SCHEMA idemq FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq FROM PUBLIC;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idemq FROM PUBLIC;
+
+GRANT USAGE ON SCHEMA idemq TO PUBLIC;
+GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.queues TO PUBLIC;
+GRANT EXECUTE ON FUNCTION
+	idemq.alter_queue, idemq.drop_queue, idemq.pause, idemq.resume, idemq.purge,
+	idemq.grant_queue, idemq.revoke_queue,
+	idemq.enqueue, idemq.enqueue_many, idemq.cancel, idemq.retry, idemq.redrive,
+	idemq.claim, idemq.claim_any, idemq.claim_job,
+	idemq.heartbeat, idemq.heartbeat_many, idemq.validate,
+	idemq.commit, idemq.try_commit, idemq.commit_many, idemq.commit_once,
+	idemq.fail, idemq.fail_many, idemq.release, idemq.checkpoint,
+	idemq.assert_current, idemq.reap,
+	idemq.may_see, idemq.may_use, idemq.job
+	TO PUBLIC;

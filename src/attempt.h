@@ -1,0 +1,23 @@
+/*
+ * attempt.h
+ *		A worker's attempt: a job with the token that the worker holds.
+ */
+#ifndef IDEMQ_ATTEMPT_H
+#define IDEMQ_ATTEMPT_H
+
+#include "jobs.h"
+#include "queues.h"
+
+typedef struct Attempt
+{
+	int64		id;
+	int64		token; /* the worker's */
+	Job			job;   /* as fetched; void when not found */
+	QueueInfo	queue;
+} Attempt;
+
+extern Outcome idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt);
+extern void idemq_attempt_changed(JobsTable *table);
+extern void idemq_attempt_raise(const Attempt *attempt, Outcome outcome);
+
+#endif

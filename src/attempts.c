@@ -1,0 +1,48 @@
+/*
+ * attempts.c
+ *		The history of attempts that did not commit: idemq.attempts.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "attempts.h"
+#include "sql.h"
+
+static SqlStatement add_attempt = {.text = "INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, worker, claimed_at, ended_at, "
+	"outcome, error) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)", .nargs = 9, .types = {INT8OID, INT8OID, INT4OID, INT4OID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TEXTOID,
+	 TEXTOID}};
+
+/*
+ * Records the end of a job's current attempt.  job: as it was in processing.
+ * error: NULL for none.
+ */
+void
+idemq_attempts_add(const Job *job, TimestampTz ended_at, const char *outcome, text *error)
+{
+	TupleTableSlot *row = job->row;
+	Datum		values[9];
+	char		nulls[] = "         ";
+	SqlScope	scope;
+
+	values[0] = Int64GetDatum(job->id);
+	values[1] = Int64GetDatum(job->token);
+	values[2] = Int32GetDatum(job->queue_id);
+	values[3] = Int32GetDatum(job->attempt);
+	values[4] = row->tts_values[COL_WORKER];
+	values[5] = row->tts_values[COL_CLAIMED_AT];
+	values[6] = TimestampTzGetDatum(ended_at);
+	values[7] = CStringGetTextDatum(outcome);
+	values[8] = PointerGetDatum(error);
+	if (row->tts_isnull[COL_WORKER])
+		nulls[4] = 'n';
+	if (row->tts_isnull[COL_CLAIMED_AT])
+		nulls[5] = 'n';
+	if (error == NULL)
+		nulls[8] = 'n';
+	idemq_sql_begin(&scope);
+	(void) idemq_sql_run(&add_attempt, values, nulls, SPI_OK_INSERT);
+	idemq_sql_end(&scope);
+}

@@ -1,0 +1,13 @@
+/*
+ * attempts.h
+ *		The history of attempts that did not commit.
+ */
+#ifndef IDEMQ_ATTEMPTS_H
+#define IDEMQ_ATTEMPTS_H
+
+#include "jobs.h"
+
+extern void idemq_attempts_add(const Job *job, TimestampTz ended_at, const char *outcome,
+							   text *error);
+
+#endif

@@ -1,0 +1,268 @@
+/*
+ * claim_job.c
+ *		SQL functions about one job by its id, for consumers whose message
+ *		carries only that: claim_job, commit_once.
+ *
+ * While somebody is on the job, the lease table answers, and no row is touched.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/xact.h"
+#include "funcapi.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "args.h"
+#include "attempt.h"
+#include "catalog.h"
+#include "claim_row.h"
+#include "clock.h"
+#include "leases.h"
+#include "reap.h"
+#include "take.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_claim_job);
+PG_FUNCTION_INFO_V1(idemq_sql_commit_once);
+
+/* Places in idemq.claim_result; the columns of claim begin at RESULT_CLAIM. */
+#define RESULT_OUTCOME 0
+#define RESULT_CLAIM 1
+#define RESULT_ID 1
+#define RESULT_DEADLINE 5
+#define RESULT_RESULT (RESULT_CLAIM + CLAIM_COLUMN_COUNT)
+#define RESULT_RETRY_AFTER (RESULT_RESULT + 1)
+#define RESULT_COLUMNS (RESULT_RETRY_AFTER + 1)
+
+/* What is asked of one job. */
+typedef struct JobCall
+{
+	int64		id;
+	JobEvent	event; /* EVENT_CLAIM or EVENT_COMMIT_ONCE */
+	int64		lease; /* microseconds, 0 for the queue's */
+	bool		attach;
+	EventArgs	args;
+	/* what came of it */
+	Job			job;
+	QueueInfo	queue;
+	TimestampTz retry_after; /* DT_NOEND: none */
+} JobCall;
+
+/*
+ * Answers from the lease table: true when somebody is on the job, with
+ * retry_after; false when nobody is, or when his lease has just been taken back.
+ */
+static bool
+is_leased(JobCall *call, JobsTable *table)
+{
+	Lease		lease;
+
+	if (!idemq_lease_busy(call->id) || !idemq_lease_get(call->id, &lease))
+		return false;
+	if (!lease.claiming && lease.deadline <= idemq_mono_now() &&
+		idemq_reap_job(table, call->id, lease.token))
+	{
+		idemq_jobs_refresh(table);
+		return false;
+	}
+	call->retry_after = lease.claiming ? idemq_now() + lease.length
+									   : idemq_timestamp_from_mono(lease.deadline);
+	return true;
+}
+
+/* Answers for a job in processing without an entry: adopts its lease, then as above. */
+static bool
+is_leased_by_row(JobCall *call, JobsTable *table)
+{
+	LostLeases	lost = {CurrentMemoryContext, NIL};
+
+	call->retry_after = idemq_row_deadline(&call->job);
+	if (idemq_lost_lease_note(&lost, &call->job))
+		(void) idemq_lost_leases_settle(&lost, table, &call->queue);
+	if (call->retry_after > idemq_now())
+		return true;
+	if (is_leased(call, table))
+		return true;
+	idemq_jobs_refresh(table);
+	return !idemq_jobs_fetch(table, call->id, &call->job) || call->job.status == JOB_PROCESSING;
+}
+
+/* Returns the outcome for a status in which the job cannot be taken. */
+static Outcome
+outcome_of_status(JobStatus status, JobEvent event)
+{
+	switch (status)
+	{
+		case JOB_COMPLETED:
+			return event == EVENT_COMMIT_ONCE ? OUTCOME_ALREADY_COMMITTED : OUTCOME_COMPLETED;
+		case JOB_DEAD:
+			return OUTCOME_DEAD;
+		case JOB_CANCELLED:
+			return OUTCOME_CANCELLED;
+		case JOB_BLOCKED:
+			return OUTCOME_BLOCKED;
+		default:
+			return OUTCOME_LOCKED;
+	}
+}
+
+/* Cancels the job when it was not claimed in time; false when it still may be. */
+static bool
+has_expired(JobCall *call, JobsTable *table)
+{
+	EventArgs	args = {0};
+
+	args.now = idemq_now();
+	if (call->job.expires_at > args.now)
+		return false;
+	args.error = cstring_to_text("expired before it was claimed");
+	(void) idemq_transition(table, &call->job, &call->queue, EVENT_EXPIRE, &args, LockWaitSkip);
+	return true;
+}
+
+/* Takes a fetched job in status pending or failed. */
+static Outcome
+take_job(JobCall *call, JobsTable *table, bool *again)
+{
+	int64		lease = call->lease > 0 ? call->lease : call->queue.lease;
+
+	if (has_expired(call, table))
+		return OUTCOME_CANCELLED;
+	call->args.now = idemq_now();
+	call->args.deadline = call->args.now + lease;
+	if (call->queue.paused)
+		return OUTCOME_NOT_DUE;
+	if (call->job.ready_at > call->args.now)
+	{
+		call->retry_after = call->job.ready_at;
+		return OUTCOME_NOT_DUE;
+	}
+	switch (idemq_take(table, &call->job, &call->queue, call->event, &call->args, lease,
+					   call->attach))
+	{
+		case TAKE_CHANGED:
+			*again = true;
+			break;
+		case TAKE_DONE:
+			if (call->event == EVENT_COMMIT_ONCE)
+				return OUTCOME_COMMITTED;
+			return call->job.attempt > 0 ? OUTCOME_CLAIMED_AGAIN : OUTCOME_CLAIMED;
+		default:
+			break;
+	}
+	return OUTCOME_LOCKED;
+}
+
+/* Looks at the job, and takes it if it can be taken. */
+static Outcome
+call_job(JobCall *call, JobsTable *table)
+{
+	for (;;)
+	{
+		bool		again = false;
+		bool		leased = is_leased(call, table);
+		Outcome		outcome = OUTCOME_LOCKED;
+
+		if (!idemq_jobs_fetch(table, call->id, &call->job) ||
+			!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
+			return OUTCOME_NOT_FOUND;
+		if (leased)
+			return OUTCOME_LOCKED;
+		if (call->job.status == JOB_PROCESSING && is_leased_by_row(call, table))
+			return OUTCOME_LOCKED;
+		call->retry_after = DT_NOEND;
+		if (!idemq_transition_allowed(call->event, call->job.status))
+			return outcome_of_status(call->job.status, call->event);
+		outcome = take_job(call, table, &again);
+		if (!again)
+			return outcome;
+		idemq_attempt_changed(table);
+	}
+}
+
+/* Returns the answer of claim_job as a row. */
+static Datum
+claim_result(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
+{
+	TupleDesc	desc;
+	Datum		values[RESULT_COLUMNS] = {0};
+	bool		nulls[RESULT_COLUMNS];
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	memset(nulls, true, sizeof(nulls));
+	if (outcome == OUTCOME_CLAIMED || outcome == OUTCOME_CLAIMED_AGAIN)
+		idemq_claim_row_fill(&call->job, &call->args, values + RESULT_CLAIM,
+							 nulls + RESULT_CLAIM);
+	else if (outcome == OUTCOME_COMPLETED)
+		values[RESULT_RESULT] =
+			idemq_job_document(&call->job, COL_RESULT, &nulls[RESULT_RESULT]);
+	if (outcome == OUTCOME_LOCKED && call->retry_after != DT_NOEND)
+	{
+		values[RESULT_DEADLINE] = TimestampTzGetDatum(call->retry_after);
+		nulls[RESULT_DEADLINE] = false;
+	}
+	if ((outcome == OUTCOME_LOCKED || outcome == OUTCOME_NOT_DUE) &&
+		call->retry_after != DT_NOEND)
+	{
+		values[RESULT_RETRY_AFTER] = TimestampTzGetDatum(call->retry_after);
+		nulls[RESULT_RETRY_AFTER] = false;
+	}
+	if (outcome != OUTCOME_NOT_FOUND)
+	{
+		values[RESULT_ID] = Int64GetDatum(call->id);
+		nulls[RESULT_ID] = false;
+	}
+	values[RESULT_OUTCOME] = idemq_outcome_datum(outcome);
+	nulls[RESULT_OUTCOME] = false;
+	return HeapTupleGetDatum(heap_form_tuple(desc, values, nulls));
+}
+
+/*
+ * claim_job(id, lease, worker, attach) -> claim_result; 22004, 22023, 40001.
+ */
+Datum
+idemq_sql_claim_job(PG_FUNCTION_ARGS)
+{
+	JobCall		call = {0};
+	JobsTable	table;
+	Datum		answer;
+
+	idemq_arg_required(fcinfo, 0, "id");
+	call.id = PG_GETARG_INT64(0);
+	call.event = EVENT_CLAIM;
+	call.retry_after = DT_NOEND;
+	if (!PG_ARGISNULL(1))
+		call.lease = idemq_arg_interval(fcinfo, 1, "lease", 1);
+	call.args.worker = idemq_arg_worker(fcinfo, 2);
+	call.attach = idemq_arg_bool(fcinfo, 3, "attach");
+	if (call.attach)
+		idemq_lease_attach_session();
+	idemq_jobs_open(&table);
+	answer = claim_result(fcinfo, &call, call_job(&call, &table));
+	idemq_jobs_close(&table);
+	return answer;
+}
+
+/*
+ * commit_once(id, result) -> committed | already_committed | locked | dead |
+ * cancelled | blocked | not_due | not_found; 22004, 40001.
+ */
+Datum
+idemq_sql_commit_once(PG_FUNCTION_ARGS)
+{
+	JobCall		call = {0};
+	JobsTable	table;
+	Outcome		outcome;
+
+	idemq_arg_required(fcinfo, 0, "id");
+	call.id = PG_GETARG_INT64(0);
+	call.event = EVENT_COMMIT_ONCE;
+	call.args.no_document = PG_ARGISNULL(1);
+	if (!PG_ARGISNULL(1))
+		call.args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(1)));
+	idemq_jobs_open(&table);
+	outcome = call_job(&call, &table);
+	idemq_jobs_close(&table);
+	return idemq_outcome_datum(outcome);
+}

@@ -1,0 +1,180 @@
+/*
+ * compat.h
+ *		Every difference between PostgreSQL 14 and 18 that idemq meets; the only
+ *		file with PG_VERSION_NUM.
+ */
+#ifndef IDEMQ_COMPAT_H
+#define IDEMQ_COMPAT_H
+
+#include "access/genam.h"
+#include "access/relation.h"
+#include "access/tableam.h"
+#include "access/xlog.h"
+#include "catalog/dependency.h"
+#if PG_VERSION_NUM >= 150000
+#include "common/pg_prng.h"
+#endif
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "parser/parse_relation.h"
+#include "storage/proc.h"
+#include "utils/rel.h"
+#include "utils/relcache.h"
+
+#if PG_VERSION_NUM < 140000
+#error "idemq needs PostgreSQL 14 or later"
+#endif
+
+/* The number of this session's PGPROC: unique among the living. */
+#if PG_VERSION_NUM >= 170000
+#define IDEMQ_MY_PROC_NUMBER ((int32) MyProcNumber)
+#else
+#define IDEMQ_MY_PROC_NUMBER ((int32) MyProc->pgprocno)
+#endif
+
+/* table_tuple_update tells about indexes in an enum since 16. */
+#if PG_VERSION_NUM >= 160000
+typedef TU_UpdateIndexes UpdateIndexes;
+#define UPDATE_INDEXES_NONE(u) ((u) == TU_None)
+#define UPDATE_INDEXES_SUMMARIZING(u) ((u) == TU_Summarizing)
+#else
+typedef bool UpdateIndexes;
+#define UPDATE_INDEXES_NONE(u) (!(u))
+#define UPDATE_INDEXES_SUMMARIZING(u) false
+#endif
+
+static inline IndexScanDesc
+compat_index_beginscan(Relation heap, Relation index, Snapshot snapshot, int nkeys)
+{
+#if PG_VERSION_NUM >= 180000
+	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0);
+#else
+	return index_beginscan(heap, index, snapshot, nkeys, 0);
+#endif
+}
+
+static inline Oid
+compat_primary_key_index(Relation rel)
+{
+#if PG_VERSION_NUM >= 180000
+	return RelationGetPrimaryKeyIndex(rel, false);
+#else
+	return RelationGetPrimaryKeyIndex(rel);
+#endif
+}
+
+static inline void
+compat_eval_plan_qual_init(EPQState *epq, EState *estate)
+{
+#if PG_VERSION_NUM >= 160000
+	EvalPlanQualInit(epq, estate, NULL, NIL, -1, NIL);
+#else
+	EvalPlanQualInit(epq, estate, NULL, NIL, -1);
+#endif
+}
+
+static inline List *
+compat_insert_index_tuples(ResultRelInfo *result_rel, TupleTableSlot *row, EState *estate,
+						   bool update, bool only_summarizing)
+{
+#if PG_VERSION_NUM >= 160000
+	return ExecInsertIndexTuples(result_rel, row, estate, update, false, NULL, NIL,
+								 only_summarizing);
+#else
+	return ExecInsertIndexTuples(result_rel, row, estate, update, false, NULL, NIL);
+#endif
+}
+
+/* Permission info moved out of the range table entry in 16. */
+static inline void
+compat_init_range_table(EState *estate, Relation rel, Bitmapset *updated_cols)
+{
+	RangeTblEntry *rte = makeNode(RangeTblEntry);
+#if PG_VERSION_NUM >= 160000
+	List	   *perminfos = NIL;
+	RTEPermissionInfo *perminfo;
+#endif
+
+	rte->rtekind = RTE_RELATION;
+	rte->relid = RelationGetRelid(rel);
+	rte->relkind = rel->rd_rel->relkind;
+	rte->rellockmode = AccessShareLock;
+#if PG_VERSION_NUM >= 160000
+	perminfo = addRTEPermissionInfo(&perminfos, rte);
+	perminfo->updatedCols = updated_cols;
+#if PG_VERSION_NUM >= 180000
+	ExecInitRangeTable(estate, list_make1(rte), perminfos, bms_make_singleton(1));
+#else
+	ExecInitRangeTable(estate, list_make1(rte), perminfos);
+#endif
+#else
+	rte->updatedCols = updated_cols;
+	ExecInitRangeTable(estate, list_make1(rte));
+#endif
+}
+
+/* The sequence of a table's identity column; takes a Relation since 17. */
+static inline Oid
+compat_identity_sequence(Oid relid, AttrNumber attnum)
+{
+#if PG_VERSION_NUM >= 170000
+	Relation	rel = relation_open(relid, NoLock);
+	Oid			sequence = getIdentitySequence(rel, attnum, false);
+
+	relation_close(rel, NoLock);
+	return sequence;
+#else
+	return getIdentitySequence(relid, attnum, false);
+#endif
+}
+
+/* Returns a random number in [0, 1). */
+static inline double
+compat_random(void)
+{
+#if PG_VERSION_NUM >= 150000
+	return pg_prng_double(&pg_global_prng_state);
+#else
+	return (double) random() / ((double) MAX_RANDOM_VALUE + 1);
+#endif
+}
+
+/* The timeline that this primary writes to. */
+static inline TimeLineID
+compat_timeline(void)
+{
+#if PG_VERSION_NUM >= 150000
+	return GetWALInsertionTimeLine();
+#else
+	return ThisTimeLineID;
+#endif
+}
+
+/*
+ * Defines compat_install_shmem_request(): shared memory is asked for in a hook
+ * since 15, directly in _PG_init before.
+ */
+#if PG_VERSION_NUM >= 150000
+#define COMPAT_SHMEM_REQUEST_HOOK(request)                                                         \
+	static shmem_request_hook_type prev_shmem_request_hook = NULL;                                 \
+	static void compat_shmem_request(void)                                                         \
+	{                                                                                              \
+		if (prev_shmem_request_hook)                                                               \
+			prev_shmem_request_hook();                                                             \
+		request();                                                                                 \
+	}                                                                                              \
+	static void compat_install_shmem_request(void)                                                 \
+	{                                                                                              \
+		prev_shmem_request_hook = shmem_request_hook;                                              \
+		shmem_request_hook = compat_shmem_request;                                                 \
+	}
+#else
+#define COMPAT_SHMEM_REQUEST_HOOK(request)                                                         \
+	static void compat_install_shmem_request(void)                                                 \
+	{                                                                                              \
+		request();                                                                                 \
+	}
+#define MarkGUCPrefixReserved(prefix) EmitWarningsOnPlaceholders(prefix)
+#endif
+
+#endif

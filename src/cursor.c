@@ -1,0 +1,452 @@
+/*
+ * cursor.c
+ *		The ready cursor: where a claim starts in the ready index.
+ *
+ * For each queue and priority, a key (ready_at, id) below which nothing can be
+ * claimed.  It is a cache: unset (READY_KEY_MIN) is always right, and slow.
+ *
+ * Invariant: a row below the cursor is unclaimable in its committed version,
+ * or has a lease entry, or is being written by somebody who will lower the
+ * cursor to its key after his commit or abort.
+ *
+ * A claimer moves the cursor up past what it proved, and must not pass what
+ * became claimable after its snapshot.  So it reads sequence and cursor under
+ * the lock *before* it takes its snapshot (idemq_cursor_read); whoever makes a
+ * row claimable lowers *after* that is visible (idemq_cursor_lower), which adds
+ * the key to a ring of recent lowerings; and the move up is bounded by every
+ * lowering since the read (idemq_cursor_advance).  When the ring has overrun,
+ * the cursor stays.
+ *
+ * Locks: slots_lock covers the hash of slots and their allocation; each slot's
+ * lock covers its fields unless said otherwise.  A caller's slot pointer may be
+ * old: every function checks, under the slot's lock, whose slot it is.  A NULL
+ * slot (table full) is accepted everywhere and means: no cursor.
+ *
+ * What xact.c calls after commit or abort neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "port/atomics.h"
+#include "storage/lwlock.h"
+#include "storage/shmem.h"
+#include "utils/hsearch.h"
+
+#include "clock.h"
+#include "cursor.h"
+#include "guc.h"
+
+#define RING_SIZE 128
+#define ALL_PRIORITIES (-1)
+
+/* A verification scan may take this part of the time, and comes at most once a second. */
+#define VERIFY_SHARE 100
+#define VERIFY_INTERVAL USECS_PER_SEC
+
+typedef struct Lowering
+{
+	ReadyKey	key;
+	int32		priority;
+} Lowering;
+
+typedef struct SlotKey
+{
+	Oid			database;
+	int32		queue_id;
+} SlotKey;
+
+struct QueueSlot
+{
+	LWLock		lock;
+	SlotKey		key; /* queue_id 0: free; changes under slots_lock and lock */
+	uint64		seq; /* lowerings so far; the last RING_SIZE are in ring */
+	ReadyKey	cursor[IDEMQ_PRIORITIES];
+	Lowering	ring[RING_SIZE]; /* lowering n is at n % RING_SIZE */
+	bool		needs_recovery;	 /* jobs may be in flight without an entry */
+	uint32		recovery_epoch;	 /* moves whenever needs_recovery is set */
+	int64		next_verify;	 /* mono */
+	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
+};
+
+typedef struct SlotEntry
+{
+	SlotKey		key;
+	int			slot;
+} SlotEntry;
+
+typedef struct CursorShared
+{
+	LWLock		slots_lock;
+	int			tranche;
+	int			used; /* slots that are not free; under slots_lock */
+	QueueSlot	slots[FLEXIBLE_ARRAY_MEMBER];
+} CursorShared;
+
+static CursorShared *shared = NULL;
+static HTAB *slot_hash = NULL;
+
+/* Returns the bytes of shared memory for all slots. */
+Size
+idemq_cursor_shmem_size(void)
+{
+	return offsetof(CursorShared, slots) + mul_size(sizeof(QueueSlot), idemq_max_queues);
+}
+
+/* Returns the bytes of shared memory for the hash table. */
+Size
+idemq_cursor_hash_size(void)
+{
+	return hash_estimate_size(idemq_max_queues, sizeof(SlotEntry));
+}
+
+/* Attaches to the slots, and makes them when this is the first process. */
+void
+idemq_cursor_shmem_init(void *area, bool found)
+{
+	HASHCTL		info = {0};
+
+	shared = area;
+	if (!found)
+	{
+		memset(area, 0, idemq_cursor_shmem_size());
+		shared->tranche = LWLockNewTrancheId();
+		LWLockInitialize(&shared->slots_lock, shared->tranche);
+		for (int i = 0; i < idemq_max_queues; i++)
+		{
+			LWLockInitialize(&shared->slots[i].lock, shared->tranche);
+			pg_atomic_init_u64(&shared->slots[i].next_deadline, 0);
+		}
+	}
+	LWLockRegisterTranche(shared->tranche, "idemq queues");
+	info.keysize = sizeof(SlotKey);
+	info.entrysize = sizeof(SlotEntry);
+	slot_hash = ShmemInitHash("idemq queues", idemq_max_queues, idemq_max_queues, &info,
+							  HASH_ELEM | HASH_BLOBS);
+}
+
+/* Takes the slot's lock if it still is the queue's; otherwise returns false, unlocked. */
+static bool
+lock_slot(QueueSlot *slot, Oid database, int32 queue_id, LWLockMode mode)
+{
+	if (slot == NULL)
+		return false;
+	LWLockAcquire(&slot->lock, mode);
+	if (slot->key.database == database && slot->key.queue_id == queue_id)
+		return true;
+	LWLockRelease(&slot->lock);
+	return false;
+}
+
+static QueueSlot *
+find_slot(Oid database, int32 queue_id)
+{
+	SlotKey		key = {database, queue_id};
+	SlotEntry  *entry = hash_search(slot_hash, &key, HASH_FIND, NULL);
+
+	return entry == NULL ? NULL : &shared->slots[entry->slot];
+}
+
+/* Makes a free slot the queue's; NULL when there is none.  slots_lock held. */
+static QueueSlot *
+assign_slot(int32 queue_id)
+{
+	SlotKey		key = {MyDatabaseId, queue_id};
+	SlotEntry  *entry;
+	int			i = 0;
+
+	if (shared->used == idemq_max_queues)
+		return NULL;
+	while (shared->slots[i].key.queue_id != 0)
+		i++;
+	entry = hash_search(slot_hash, &key, HASH_ENTER_NULL, NULL);
+	if (entry == NULL)
+		return NULL;
+	entry->slot = i;
+	shared->used++;
+
+	LWLockAcquire(&shared->slots[i].lock, LW_EXCLUSIVE);
+	shared->slots[i].key = key;
+	/* Every backend's view of the slot's former life is overrun now. */
+	shared->slots[i].seq += RING_SIZE + 1;
+	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
+		shared->slots[i].cursor[p] = READY_KEY_MIN;
+	shared->slots[i].needs_recovery = true;
+	shared->slots[i].recovery_epoch++;
+	shared->slots[i].next_verify = idemq_mono_now() + VERIFY_INTERVAL;
+	pg_atomic_write_u64(&shared->slots[i].next_deadline, 0);
+	LWLockRelease(&shared->slots[i].lock);
+	return &shared->slots[i];
+}
+
+/* Returns the slot of a queue, NULL when it has none. */
+QueueSlot *
+idemq_cursor_find(Oid database, int32 queue_id)
+{
+	QueueSlot  *slot;
+
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	slot = find_slot(database, queue_id);
+	LWLockRelease(&shared->slots_lock);
+	return slot;
+}
+
+/* Returns the slot of a queue of this database, given one if need be; NULL when all are used. */
+QueueSlot *
+idemq_cursor_slot(int32 queue_id)
+{
+	QueueSlot  *slot;
+	bool		full;
+
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	slot = find_slot(MyDatabaseId, queue_id);
+	full = shared->used == idemq_max_queues;
+	LWLockRelease(&shared->slots_lock);
+	if (slot != NULL || full)
+		return slot;
+
+	LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
+	slot = find_slot(MyDatabaseId, queue_id);
+	if (slot == NULL)
+		slot = assign_slot(queue_id);
+	LWLockRelease(&shared->slots_lock);
+	return slot;
+}
+
+/* Reads cursors and sequence; to be called before the claim's snapshot is taken. */
+void
+idemq_cursor_read(QueueSlot *slot, int32 queue_id, CursorView *view)
+{
+	view->shared = lock_slot(slot, MyDatabaseId, queue_id, LW_SHARED);
+	if (!view->shared)
+	{
+		view->seq = 0;
+		view->needs_recovery = true;
+		for (int p = 0; p < IDEMQ_PRIORITIES; p++)
+			view->from[p] = READY_KEY_MIN;
+		return;
+	}
+	view->seq = slot->seq;
+	view->needs_recovery = slot->needs_recovery;
+	memcpy(view->from, slot->cursor, sizeof(view->from));
+	LWLockRelease(&slot->lock);
+}
+
+/*
+ * Moves a cursor up to a key below which the caller's scan, under a snapshot
+ * taken after view, found nothing claimable; not past what was lowered since.
+ */
+void
+idemq_cursor_advance(QueueSlot *slot, int32 queue_id, const CursorView *view, int priority,
+					 ReadyKey to)
+{
+	if (!view->shared || !lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
+		return;
+	if (slot->seq - view->seq <= RING_SIZE)
+	{
+		for (uint64 n = view->seq; n != slot->seq; n++)
+		{
+			const Lowering *lowering = &slot->ring[n % RING_SIZE];
+
+			if (lowering->priority != priority && lowering->priority != ALL_PRIORITIES)
+				continue;
+			if (ready_key_less(lowering->key, to))
+				to = lowering->key;
+		}
+		if (ready_key_less(slot->cursor[priority], to))
+			slot->cursor[priority] = to;
+	}
+	LWLockRelease(&slot->lock);
+}
+
+static void
+lower_locked(QueueSlot *slot, int priority, ReadyKey to)
+{
+	slot->ring[slot->seq % RING_SIZE] = (Lowering){to, priority};
+	slot->seq++;
+	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
+	{
+		if ((p == priority || priority == ALL_PRIORITIES) && ready_key_less(to, slot->cursor[p]))
+			slot->cursor[p] = to;
+	}
+}
+
+/*
+ * Lowers a cursor to a key that has become claimable; to be called after that
+ * is visible.  A caller without a slot may have found the table full at a time
+ * when another has since got one for the queue: so it is looked up again.
+ */
+void
+idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to)
+{
+	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
+	{
+		slot = idemq_cursor_find(MyDatabaseId, queue_id);
+		if (!lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
+			return;
+	}
+	lower_locked(slot, priority, to);
+	LWLockRelease(&slot->lock);
+}
+
+/*
+ * Returns whether it is time to look from the start of the index, whatever the
+ * cursor says: the net under DML that no trigger and no hook has seen.
+ */
+bool
+idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id)
+{
+	int64		now = idemq_mono_now();
+	bool		due;
+
+	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
+		return false;
+	due = now >= slot->next_verify;
+	if (due)
+		slot->next_verify = now + VERIFY_INTERVAL;
+	LWLockRelease(&slot->lock);
+	return due;
+}
+
+/* Puts off the next verification after one that took so many microseconds. */
+void
+idemq_cursor_verified(QueueSlot *slot, int32 queue_id, int64 took)
+{
+	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
+		return;
+	slot->next_verify = idemq_mono_now() + Max(VERIFY_INTERVAL, took * VERIFY_SHARE);
+	LWLockRelease(&slot->lock);
+}
+
+/* Notes that a job of the queue went in flight without a lease entry. */
+void
+idemq_cursor_need_recovery(QueueSlot *slot, int32 queue_id)
+{
+	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
+		return;
+	slot->needs_recovery = true;
+	slot->recovery_epoch++;
+	LWLockRelease(&slot->lock);
+}
+
+/* Begins a scan that adopts every job in flight; returns what recovery_end wants. */
+uint32
+idemq_cursor_recovery_begin(QueueSlot *slot, int32 queue_id)
+{
+	uint32		epoch;
+
+	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_SHARED))
+		return 0;
+	epoch = slot->recovery_epoch;
+	LWLockRelease(&slot->lock);
+	return epoch;
+}
+
+/* Ends such a scan that adopted all of them; void if one more was noted meanwhile. */
+void
+idemq_cursor_recovery_end(QueueSlot *slot, int32 queue_id, uint32 epoch)
+{
+	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
+		return;
+	if (slot->recovery_epoch == epoch)
+		slot->needs_recovery = false;
+	LWLockRelease(&slot->lock);
+}
+
+/* Frees a slot.  slots_lock held. */
+static void
+free_slot(QueueSlot *slot)
+{
+	SlotKey		key = slot->key;
+
+	LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
+	slot->key = (SlotKey){InvalidOid, 0};
+	LWLockRelease(&slot->lock);
+	hash_search(slot_hash, &key, HASH_REMOVE, NULL);
+	shared->used--;
+}
+
+/*
+ * Unsets every cursor of a database and asks for recovery: rows changed, and
+ * nobody knows which (COMMIT PREPARED, ROLLBACK PREPARED).
+ */
+void
+idemq_cursor_unset_database(Oid database)
+{
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		QueueSlot  *slot = &shared->slots[i];
+
+		if (slot->key.database != database || slot->key.queue_id == 0)
+			continue;
+		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
+		lower_locked(slot, ALL_PRIORITIES, READY_KEY_MIN);
+		slot->needs_recovery = true;
+		slot->recovery_epoch++;
+		LWLockRelease(&slot->lock);
+	}
+	LWLockRelease(&shared->slots_lock);
+}
+
+/* Frees the slots of a dropped database. */
+void
+idemq_cursor_forget_database(Oid database)
+{
+	LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		if (shared->slots[i].key.database == database && shared->slots[i].key.queue_id != 0)
+			free_slot(&shared->slots[i]);
+	}
+	LWLockRelease(&shared->slots_lock);
+}
+
+/* Frees the slot of a dropped queue of this database. */
+void
+idemq_cursor_forget_queue(int32 queue_id)
+{
+	QueueSlot  *slot;
+
+	LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
+	slot = find_slot(MyDatabaseId, queue_id);
+	if (slot != NULL)
+		free_slot(slot);
+	LWLockRelease(&shared->slots_lock);
+}
+
+/*
+ * Returns whether a lease of the queue may have expired.  Without a slot nobody
+ * knows, so the answer is yes.
+ */
+bool
+idemq_cursor_deadline_passed(QueueSlot *slot)
+{
+	return slot == NULL ||
+		pg_atomic_read_u64(&slot->next_deadline) <= (uint64) idemq_mono_now();
+}
+
+/* Forgets the earliest deadline, before a look at all leases that notes it anew. */
+void
+idemq_cursor_reset_deadline(QueueSlot *slot)
+{
+	if (slot != NULL)
+		pg_atomic_write_u64(&slot->next_deadline, PG_UINT64_MAX);
+}
+
+/*
+ * Notes that a lease ends at a deadline (mono), or, from a reaper, when to look
+ * again.  Should the slot be another queue's by now, that one looks in vain once.
+ */
+void
+idemq_cursor_note_deadline(QueueSlot *slot, int64 deadline)
+{
+	uint64		wanted = (uint64) Max(deadline, 0);
+	uint64		known;
+
+	if (slot == NULL)
+		return;
+	known = pg_atomic_read_u64(&slot->next_deadline);
+	while (wanted < known &&
+		   !pg_atomic_compare_exchange_u64(&slot->next_deadline, &known, wanted))
+		;
+}

@@ -1,0 +1,64 @@
+/*
+ * idemq.c
+ *		Entry point of the library: what is installed when the server preloads it.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "utils/guc.h"
+
+#include "catalog.h"
+#include "clock.h"
+#include "cursor.h"
+#include "guc.h"
+#include "jobs.h"
+#include "leases.h"
+#include "queues.h"
+#include "shmem.h"
+#include "utility.h"
+#include "xact.h"
+
+PG_MODULE_MAGIC;
+
+void		_PG_init(void);
+
+/* In the order of start-up. */
+static const ShmemPart parts[] = {
+	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
+	{"idemq cursors", idemq_cursor_shmem_size, idemq_cursor_hash_size,
+	 idemq_cursor_shmem_init},
+	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size,
+	 idemq_leases_shmem_init},
+};
+
+/* Raises 55000 with the very line to add to postgresql.conf. */
+static void
+refuse_without_preload(void)
+{
+	const char *preloaded = GetConfigOption("shared_preload_libraries", true, false);
+	bool		others = preloaded != NULL && preloaded[0] != '\0';
+
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("idemq is not loaded"),
+			 errdetail("It needs shared memory from the start of the server."),
+			 errhint("Put this line into postgresql.conf and restart the server:\n"
+					 "shared_preload_libraries = '%s%sidemq'",
+					 others ? preloaded : "", others ? ", " : "")));
+}
+
+/* Installs idemq; raises 55000 outside shared_preload_libraries. */
+void
+_PG_init(void)
+{
+	if (!process_shared_preload_libraries_in_progress)
+		refuse_without_preload();
+	idemq_guc_define();
+	idemq_shmem_install(parts, lengthof(parts));
+	idemq_catalog_install();
+	idemq_queues_install();
+	idemq_jobs_index_install();
+	idemq_xact_install();
+	idemq_utility_install();
+}

@@ -1,0 +1,392 @@
+/*
+ * jobs.c
+ *		The jobs table: fetch, lock, update, delete and insert rows by direct
+ *		access.  With jobs_ready.c (scans), jobs_index.c (index entries) and
+ *		jobs_executor.c (the long way) it alone reads and writes idemq.jobs.
+ *
+ * A JobsTable is open for one call.  Its snapshot is the latest at that time,
+ * whatever the isolation level, so a call sees what is committed and what its
+ * own transaction did before it; one snapshot serves the whole call, so that a
+ * batch never meets its own new versions.  Closing it ends the command, so
+ * that claim and commit in one statement see each other.
+ *
+ * Writes go to the version that was fetched, and only while it is the latest:
+ *   concurrent update	the write waits for the other transaction (unless the
+ *						policy says skip), then answers JOB_CHANGED if that one
+ *						committed; the caller looks again.
+ *   savepoint rollback	undoes the row version as for any other UPDATE.
+ *   isolation level	above READ COMMITTED a row that the transaction's own
+ *						snapshot does not see is JOB_CHANGED, as referential
+ *						integrity checks do it: a transaction never sees two
+ *						versions of a row.
+ *   user's triggers,	generated columns, check constraints, columns, foreign
+ *						keys that point here: the row is locked, then written
+ *						through the executor (jobs_executor.c).
+ *   user's indexes		jobs_index.c maintains all that the table has.
+ *
+ * Locks: RowExclusiveLock on the table, kept to the end of the transaction as
+ * for any DML.  table_tuple_update is always called with wait = true: with
+ * false it reports mere lockers as being modified, one's own included.
+ */
+#include "postgres.h"
+
+#include "access/heapam.h"
+#include "access/htup_details.h"
+#include "access/stratnum.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "commands/sequence.h"
+#include "executor/executor.h"
+#include "storage/procarray.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
+
+#include "catalog.h"
+#include "compat.h"
+#include "jobs.h"
+
+#define OUR_TRIGGER "idemq_jobs_changed"
+
+/* Returns whether the table has just our own trigger, and no constraint but NOT NULL. */
+static bool
+is_simple(Relation rel)
+{
+	TriggerDesc *triggers = rel->trigdesc;
+	TupleConstr *constr = RelationGetDescr(rel)->constr;
+
+	if (triggers != NULL &&
+		(triggers->numtriggers != 1 || strcmp(triggers->triggers[0].tgname, OUR_TRIGGER) != 0))
+		return false;
+	if (constr != NULL && (constr->num_check > 0 || constr->has_generated_stored))
+		return false;
+	return RelationGetDescr(rel)->natts == JOB_COLUMNS;
+}
+
+static void
+take_snapshot(JobsTable *table)
+{
+	table->crosscheck = InvalidSnapshot;
+	if (IsolationUsesXactSnapshot())
+		table->crosscheck = RegisterSnapshot(GetTransactionSnapshot());
+	table->snapshot = RegisterSnapshot(GetLatestSnapshot());
+}
+
+static void
+drop_snapshot(JobsTable *table)
+{
+	UnregisterSnapshot(table->snapshot);
+	if (table->crosscheck != InvalidSnapshot)
+		UnregisterSnapshot(table->crosscheck);
+}
+
+/*
+ * Opens the table for one call that only reads: also in a read-only transaction
+ * and on a standby.
+ */
+void
+idemq_jobs_open_to_read(JobsTable *table)
+{
+	LOCKMODE	mode = RecoveryInProgress() ? AccessShareLock : RowExclusiveLock;
+
+	memset(table, 0, sizeof(*table));
+	table->context = CurrentMemoryContext;
+	table->rel = table_open(idemq_catalog()->jobs, mode);
+	table->simple = is_simple(table->rel);
+	table->row = table_slot_create(table->rel, NULL);
+	table->lock_row = table_slot_create(table->rel, NULL);
+	table->new_row = MakeSingleTupleTableSlot(RelationGetDescr(table->rel), &TTSOpsVirtual);
+	take_snapshot(table);
+}
+
+/*
+ * Opens the table for one call that writes.  Raises 25006 in a read-only
+ * transaction or on a standby, 42P01 without the extension.
+ */
+void
+idemq_jobs_open(JobsTable *table)
+{
+	PreventCommandIfReadOnly("an idemq function that writes");
+	PreventCommandIfParallelMode("an idemq function that writes");
+	PreventCommandDuringRecovery("an idemq function that writes");
+	idemq_jobs_open_to_read(table);
+	CheckCmdReplicaIdentity(table->rel, CMD_UPDATE);
+}
+
+static void
+begin_scan_by_id(JobsTable *table)
+{
+	Oid			pkey = compat_primary_key_index(table->rel);
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+
+	if (!OidIsValid(pkey))
+		elog(ERROR, "idemq.jobs has no primary key");
+	table->pkey = index_open(pkey, AccessShareLock);
+	table->by_id = compat_index_beginscan(table->rel, table->pkey, table->snapshot, 1);
+	MemoryContextSwitchTo(old);
+}
+
+static void
+end_scan_by_id(JobsTable *table)
+{
+	if (table->by_id == NULL)
+		return;
+	index_endscan(table->by_id);
+	index_close(table->pkey, NoLock);
+	table->by_id = NULL;
+	table->pkey = NULL;
+}
+
+/* Takes a fresh snapshot: what was fetched before is void. */
+void
+idemq_jobs_refresh(JobsTable *table)
+{
+	CHECK_FOR_INTERRUPTS();
+	end_scan_by_id(table);
+	ExecClearTuple(table->row);
+	drop_snapshot(table);
+	CommandCounterIncrement();
+	take_snapshot(table);
+}
+
+/* Closes the table, keeping its lock, and ends the command. */
+void
+idemq_jobs_close(JobsTable *table)
+{
+	end_scan_by_id(table);
+	ExecDropSingleTupleTableSlot(table->row);
+	ExecDropSingleTupleTableSlot(table->lock_row);
+	ExecDropSingleTupleTableSlot(table->new_row);
+	drop_snapshot(table);
+	table_close(table->rel, NoLock);
+	CommandCounterIncrement();
+}
+
+static TimestampTz
+timestamp_or(TupleTableSlot *row, JobColumn column, TimestampTz otherwise)
+{
+	return row->tts_isnull[column] ? otherwise : DatumGetTimestampTz(row->tts_values[column]);
+}
+
+/* Reads the fixed-width columns of a row version. */
+void
+idemq_jobs_decode(TupleTableSlot *row, Job *job)
+{
+	Datum	   *values;
+
+	slot_getallattrs(row);
+	values = row->tts_values;
+	job->id = DatumGetInt64(values[COL_ID]);
+	job->queue_id = DatumGetInt32(values[COL_QUEUE_ID]);
+	job->priority = DatumGetInt16(values[COL_PRIORITY]);
+	job->max_attempts = DatumGetInt32(values[COL_MAX_ATTEMPTS]);
+	job->status = idemq_status_from_oid(DatumGetObjectId(values[COL_STATUS]));
+	job->attempt = DatumGetInt32(values[COL_ATTEMPT]);
+	job->token = DatumGetInt64(values[COL_TOKEN]);
+	job->is_ready = !row->tts_isnull[COL_READY_AT];
+	job->ready_at = timestamp_or(row, COL_READY_AT, DT_NOEND);
+	job->claimed_at = timestamp_or(row, COL_CLAIMED_AT, 0);
+	job->deadline = timestamp_or(row, COL_DEADLINE, 0);
+	job->expires_at = timestamp_or(row, COL_EXPIRES_AT, DT_NOEND);
+	job->row = row;
+}
+
+/* Fetches the visible version of a job; false when there is none. */
+bool
+idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
+{
+	ScanKeyData key;
+
+	if (table->by_id == NULL)
+		begin_scan_by_id(table);
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
+	index_rescan(table->by_id, &key, 1, NULL, 0);
+	if (!index_getnext_slot(table->by_id, ForwardScanDirection, table->row))
+		return false;
+	idemq_jobs_decode(table->row, job);
+	return true;
+}
+
+static HeapTupleHeader
+row_header(const Job *job)
+{
+	Assert(TTS_IS_BUFFERTUPLE(job->row));
+	return ((BufferHeapTupleTableSlot *) job->row)->base.tuple->t_data;
+}
+
+/*
+ * Returns whether nobody else locks or changes a fetched version, so that a
+ * write will not wait.  Somebody may come between; then it waits, briefly.
+ */
+bool
+idemq_jobs_is_free(const Job *job)
+{
+	HeapTupleHeader header = row_header(job);
+	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
+
+	if ((header->t_infomask & HEAP_XMAX_INVALID) || !TransactionIdIsValid(xmax))
+		return true;
+	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
+		return false;
+	return TransactionIdIsCurrentTransactionId(xmax) || !TransactionIdIsInProgress(xmax);
+}
+
+/* Returns whether this transaction itself holds a lock on a fetched version. */
+bool
+idemq_jobs_is_mine(const Job *job)
+{
+	HeapTupleHeader header = row_header(job);
+
+	if (header->t_infomask & (HEAP_XMAX_INVALID | HEAP_XMAX_IS_MULTI))
+		return false;
+	return HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) &&
+		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmax(header));
+}
+
+/* Translates a table access method's answer; raises 27000 where a trigger of ours got in. */
+static JobWrite
+write_result(TM_Result result)
+{
+	switch (result)
+	{
+		case TM_Ok:
+			return JOB_WRITTEN;
+		case TM_Updated:
+		case TM_Deleted:
+			return JOB_CHANGED;
+		case TM_WouldBlock:
+			return JOB_LOCKED;
+		case TM_SelfModified:
+			ereport(ERROR,
+					(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
+					 errmsg("job was already changed by the command that called idemq"),
+					 errhint("Do not call idemq from a trigger on idemq.jobs.")));
+		default:
+			elog(ERROR, "unexpected answer %u of the jobs table", result);
+	}
+}
+
+/* Locks a fetched version to the end of the transaction; see the file's header. */
+JobWrite
+idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, LockWaitPolicy policy)
+{
+	ItemPointerData tid = job->row->tts_tid;
+	TM_FailureData failure;
+	TM_Result	result;
+
+	result = table_tuple_lock(table->rel, &tid, table->snapshot, table->lock_row,
+							  GetCurrentCommandId(true), mode, policy, 0, &failure);
+	if (result == TM_Ok && table->crosscheck != InvalidSnapshot &&
+		!table_tuple_satisfies_snapshot(table->rel, table->lock_row, table->crosscheck))
+		result = TM_Updated;
+	return write_result(result);
+}
+
+/* Makes the new version of a row: the old one's columns, and what changes. */
+static void
+fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
+{
+	int			natts = RelationGetDescr(table->rel)->natts;
+	TupleTableSlot *new_row = table->new_row;
+
+	ExecClearTuple(new_row);
+	memcpy(new_row->tts_values, job->row->tts_values, natts * sizeof(Datum));
+	memcpy(new_row->tts_isnull, job->row->tts_isnull, natts * sizeof(bool));
+	for (int i = 0; i < JOB_COLUMNS; i++)
+	{
+		if (change->set & COLUMN_BIT(i))
+		{
+			new_row->tts_values[i] = change->values[i];
+			new_row->tts_isnull[i] = change->isnull[i];
+		}
+	}
+	ExecStoreVirtualTuple(new_row);
+}
+
+/*
+ * Writes a new version of a fetched row.  policy: LockWaitBlock waits for
+ * whoever holds the row, LockWaitSkip answers JOB_LOCKED.  An update of no
+ * indexed column is a HOT update, without any lock record.
+ */
+JobWrite
+idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change,
+				  LockWaitPolicy policy)
+{
+	ItemPointerData tid = job->row->tts_tid;
+	TM_FailureData failure;
+	LockTupleMode mode;
+	UpdateIndexes indexes;
+	TM_Result	result;
+
+	if (!table->simple || (policy == LockWaitSkip && !idemq_jobs_is_free(job)))
+	{
+		JobWrite	locked = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, policy);
+
+		if (locked != JOB_WRITTEN)
+			return locked;
+	}
+	fill_new_row(table, job, change);
+	if (!table->simple)
+	{
+		idemq_jobs_executor_update(table->rel, job->row, table->new_row, change->set);
+		return JOB_WRITTEN;
+	}
+	result = table_tuple_update(table->rel, &tid, table->new_row, GetCurrentCommandId(true),
+								table->snapshot, table->crosscheck, true, &failure, &mode,
+								&indexes);
+	if (result == TM_Ok && !UPDATE_INDEXES_NONE(indexes))
+		idemq_jobs_index_insert(table->rel, table->new_row, &change->set,
+								UPDATE_INDEXES_SUMMARIZING(indexes));
+	return write_result(result);
+}
+
+/* Deletes a fetched row, waiting for whoever holds it. */
+JobWrite
+idemq_jobs_delete(JobsTable *table, const Job *job)
+{
+	ItemPointerData tid = job->row->tts_tid;
+	TM_FailureData failure;
+
+	if (!table->simple)
+	{
+		JobWrite	locked =
+			idemq_jobs_lock(table, job, LockTupleExclusive, LockWaitBlock);
+
+		if (locked == JOB_WRITTEN)
+			idemq_jobs_executor_delete(table->rel, job->row);
+		return locked;
+	}
+	return write_result(table_tuple_delete(table->rel, &tid, GetCurrentCommandId(true),
+										   table->snapshot, table->crosscheck, true, &failure,
+										   false));
+}
+
+/* Returns a new job id. */
+int64
+idemq_jobs_next_id(void)
+{
+	return nextval_internal(idemq_catalog()->jobs_seq, false);
+}
+
+/* Inserts a row; columns that are not set are NULL. */
+void
+idemq_jobs_insert(JobsTable *table, JobChange *columns)
+{
+	TupleTableSlot *new_row = table->new_row;
+
+	for (int i = 0; i < JOB_COLUMNS; i++)
+	{
+		if ((columns->set & COLUMN_BIT(i)) == 0)
+			columns->isnull[i] = true;
+	}
+	if (!table->simple)
+	{
+		(void) idemq_jobs_insert_sql(columns);
+		return;
+	}
+	ExecClearTuple(new_row);
+	memcpy(new_row->tts_values, columns->values, sizeof(columns->values));
+	memcpy(new_row->tts_isnull, columns->isnull, sizeof(columns->isnull));
+	ExecStoreVirtualTuple(new_row);
+	table_tuple_insert(table->rel, new_row, GetCurrentCommandId(true), 0, NULL);
+	idemq_jobs_index_insert(table->rel, new_row, NULL, false);
+}

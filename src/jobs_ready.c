@@ -1,0 +1,95 @@
+/*
+ * jobs_ready.c
+ *		Scans of the ready index: the jobs of one queue and priority in the order
+ *		in which they are claimed.
+ *
+ * The scan hands out index entries first and rows on demand, so that a job that
+ * the lease table knows to be busy costs no heap access.  It runs under the
+ * snapshot of its JobsTable: rows changed during the scan, the scan's own
+ * included, are seen as they were.
+ */
+#include "postgres.h"
+
+#include "access/stratnum.h"
+#include "access/table.h"
+#include "utils/fmgroids.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "cursor.h"
+#include "jobs.h"
+
+/* Positions in the ready index. */
+#define READY_QUEUE 1
+#define READY_PRIORITY 2
+#define READY_AT 3
+#define READY_ID 4
+
+/* Fills a scan key: (ready_at, id) >= from, as a row comparison; parts: two keys. */
+static void
+row_at_least(ScanKey key, ScanKey parts, ReadyKey from)
+{
+	ScanKeyEntryInitialize(&parts[0], SK_ROW_MEMBER, READY_AT, BTGreaterEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_CMP,
+						   TimestampTzGetDatum(from.ready_at));
+	ScanKeyEntryInitialize(&parts[1], SK_ROW_MEMBER | SK_ROW_END, READY_ID,
+						   BTGreaterEqualStrategyNumber, InvalidOid, InvalidOid, F_BTINT8CMP,
+						   Int64GetDatum(from.id));
+	MemSet(key, 0, sizeof(ScanKeyData));
+	key->sk_flags = SK_ROW_HEADER;
+	key->sk_attno = READY_AT;
+	key->sk_strategy = BTGreaterEqualStrategyNumber;
+	key->sk_argument = PointerGetDatum(parts);
+}
+
+/* Begins a scan of one queue and priority at the first entry not below from. */
+void
+idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from)
+{
+	ScanKeyData keys[3];
+	ScanKey		parts = palloc(2 * sizeof(ScanKeyData)); /* the scan points to it */
+
+	table->ready = index_open(idemq_jobs_ready_index(table->rel), RowExclusiveLock);
+	table->by_ready = compat_index_beginscan(table->rel, table->ready, table->snapshot, 3);
+	table->by_ready->xs_want_itup = true;
+	ScanKeyInit(&keys[0], READY_QUEUE, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(queue_id));
+	ScanKeyInit(&keys[1], READY_PRIORITY, BTEqualStrategyNumber, F_INT2EQ,
+				Int16GetDatum(priority));
+	row_at_least(&keys[2], parts, from);
+	index_rescan(table->by_ready, keys, 3, NULL, 0);
+}
+
+/* Moves to the next index entry; false at the end. */
+bool
+idemq_jobs_scan_next(JobsTable *table, ReadyKey *key)
+{
+	IndexScanDesc scan = table->by_ready;
+	bool		isnull;
+
+	if (index_getnext_tid(scan, ForwardScanDirection) == NULL)
+		return false;
+	key->ready_at =
+		DatumGetTimestampTz(index_getattr(scan->xs_itup, READY_AT, scan->xs_itupdesc, &isnull));
+	key->id = DatumGetInt64(index_getattr(scan->xs_itup, READY_ID, scan->xs_itupdesc, &isnull));
+	return true;
+}
+
+/* Fetches the version of that entry which the snapshot sees; false when it sees none. */
+bool
+idemq_jobs_scan_row(JobsTable *table, Job *job)
+{
+	if (!index_fetch_heap(table->by_ready, table->row))
+		return false;
+	idemq_jobs_decode(table->row, job);
+	return true;
+}
+
+/* Ends the scan; the row last fetched stays. */
+void
+idemq_jobs_scan_end(JobsTable *table)
+{
+	index_endscan(table->by_ready);
+	index_close(table->ready, NoLock);
+	table->by_ready = NULL;
+	table->ready = NULL;
+}

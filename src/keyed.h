@@ -1,0 +1,32 @@
+/*
+ * keyed.h
+ *		Enqueue with an idempotency key.
+ */
+#ifndef IDEMQ_KEYED_H
+#define IDEMQ_KEYED_H
+
+#include "jobs.h"
+#include "queues.h"
+
+/* What a producer wants when its key is taken. */
+typedef enum OnDuplicate
+{
+	DUPLICATE_KEEP,	   /* the first job stands; another payload is an error */
+	DUPLICATE_IGNORE,  /* the first job stands, whatever its payload */
+	DUPLICATE_REPLACE, /* not yet claimed, it takes the new payload, time, priority */
+	DUPLICATE_ERROR	   /* raise */
+} OnDuplicate;
+
+typedef struct EnqueueAnswer
+{
+	int64		id;
+	Outcome		outcome; /* OUTCOME_ACCEPTED or OUTCOME_DUPLICATE */
+	JobStatus	status;
+	Datum		result; /* jsonb, in the caller's memory context */
+	bool		no_result;
+} EnqueueAnswer;
+
+extern void idemq_enqueue_keyed(const QueueInfo *queue, JobChange *columns, OnDuplicate policy,
+								EnqueueAnswer *answer);
+
+#endif

@@ -1,0 +1,237 @@
+/*
+ * lease_api.c
+ *		SQL functions about a running attempt: heartbeat, heartbeat_many,
+ *		validate, checkpoint, assert_current; and reap.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/tuplestore.h"
+
+#include "args.h"
+#include "attempt.h"
+#include "catalog.h"
+#include "clock.h"
+#include "leases.h"
+#include "reap.h"
+#include "transition.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_heartbeat);
+PG_FUNCTION_INFO_V1(idemq_sql_heartbeat_many);
+PG_FUNCTION_INFO_V1(idemq_sql_validate);
+PG_FUNCTION_INFO_V1(idemq_sql_checkpoint);
+PG_FUNCTION_INFO_V1(idemq_sql_assert_current);
+PG_FUNCTION_INFO_V1(idemq_sql_reap);
+
+/*
+ * Beats for a lease that has no entry: gives it one, or, when the table is full,
+ * writes the row's deadline.
+ */
+static Outcome
+beat_by_row(int64 id, int64 token, int64 length)
+{
+	JobsTable	table;
+	Attempt		attempt;
+	Outcome		outcome;
+
+	idemq_jobs_open(&table);
+	while ((outcome = idemq_attempt_find(&table, id, token, &attempt)) == OUTCOME_CURRENT)
+	{
+		LostLeases	lost = {CurrentMemoryContext, NIL};
+		EventArgs	args = {0};
+
+		if (idemq_lost_lease_note(&lost, &attempt.job))
+			(void) idemq_lost_leases_settle(&lost, &table, &attempt.queue);
+		if (length == 0)
+			length = attempt.queue.lease;
+		if (idemq_lease_beat(id, token, length) == LEASE_BEAT_DONE)
+			break;
+		if (!idemq_jobs_fetch(&table, id, &attempt.job))
+			continue;
+		args.deadline = idemq_now() + length;
+		if (idemq_transition_allowed(EVENT_EXTEND, attempt.job.status) &&
+			attempt.job.token == token &&
+			idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_EXTEND, &args,
+							 LockWaitBlock) == JOB_WRITTEN)
+			break;
+		idemq_attempt_changed(&table);
+	}
+	idemq_jobs_close(&table);
+	return outcome == OUTCOME_ALREADY_COMMITTED ? OUTCOME_STALE : outcome;
+}
+
+/* Starts a lease again from now; see the SQL function. */
+static Outcome
+beat(int64 id, int64 token, int64 length)
+{
+	Lease		lease;
+	QueueInfo	queue;
+
+	if (idemq_lease_get(id, &lease))
+	{
+		if (!idemq_queue_allows(lease.queue_id, PRIVILEGE_CLAIM, &queue))
+			return OUTCOME_NOT_FOUND;
+		switch (idemq_lease_beat(id, token, length))
+		{
+			case LEASE_BEAT_DONE:
+				return OUTCOME_CURRENT;
+			case LEASE_BEAT_STALE:
+				return OUTCOME_STALE;
+			case LEASE_BEAT_UNKNOWN:
+				break;
+		}
+	}
+	return beat_by_row(id, token, length);
+}
+
+/*
+ * heartbeat(id, token, lease) -> current | stale | not_found; 22004, 22023.
+ * Takes effect at once; a rollback does not undo it.
+ */
+Datum
+idemq_sql_heartbeat(PG_FUNCTION_ARGS)
+{
+	int64		length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
+
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
+	return idemq_outcome_datum(beat(PG_GETARG_INT64(0), PG_GETARG_INT64(1), length));
+}
+
+/* heartbeat_many(ids, tokens, lease) -> setof (id, outcome as heartbeat). */
+Datum
+idemq_sql_heartbeat_many(PG_FUNCTION_ARGS)
+{
+	int64		length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
+	ArrayArg	ids;
+	ArrayArg	tokens;
+	TupleDesc	desc;
+	Tuplestorestate *store;
+
+	idemq_arg_array(fcinfo, 0, "ids", INT8OID, false, &ids);
+	idemq_arg_required(fcinfo, 1, "tokens");
+	idemq_arg_array_like(fcinfo, 1, "tokens", INT8OID, false, ids.count, "ids", &tokens);
+	store = idemq_srf_begin(fcinfo, &desc);
+	for (int i = 0; i < ids.count; i++)
+	{
+		Datum		values[2];
+		bool		nulls[2] = {false, false};
+
+		CHECK_FOR_INTERRUPTS();
+		values[0] = ids.values[i];
+		values[1] = idemq_outcome_datum(
+			beat(DatumGetInt64(ids.values[i]), DatumGetInt64(tokens.values[i]), length));
+		tuplestore_putvalues(store, desc, values, nulls);
+	}
+	return (Datum) 0;
+}
+
+/* Returns whether the lease of a current attempt has passed its deadline. */
+static bool
+is_past_deadline(const Attempt *attempt)
+{
+	Lease		lease;
+
+	if (idemq_lease_get(attempt->id, &lease) && lease.token == attempt->token)
+		return lease.deadline <= idemq_mono_now();
+	return idemq_row_deadline(&attempt->job) <= idemq_now();
+}
+
+/* validate(id, token) -> current | expired | stale | not_found; 22004. */
+Datum
+idemq_sql_validate(PG_FUNCTION_ARGS)
+{
+	JobsTable	table;
+	Attempt		attempt;
+	Outcome		outcome;
+
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
+	idemq_jobs_open_to_read(&table);
+	outcome = idemq_attempt_find(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);
+	if (outcome == OUTCOME_ALREADY_COMMITTED)
+		outcome = OUTCOME_STALE;
+	else if (outcome == OUTCOME_CURRENT && is_past_deadline(&attempt))
+		outcome = OUTCOME_EXPIRED;
+	idemq_jobs_close(&table);
+	return idemq_outcome_datum(outcome);
+}
+
+/* checkpoint(id, token, state) -> void; IQ001, IQ002, IQ006, 22004, 40001. */
+Datum
+idemq_sql_checkpoint(PG_FUNCTION_ARGS)
+{
+	JobsTable	table;
+	Attempt		attempt;
+	EventArgs	args = {0};
+
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
+	idemq_arg_required(fcinfo, 2, "state");
+	args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
+	idemq_jobs_open(&table);
+	for (;;)
+	{
+		idemq_attempt_raise(&attempt, idemq_attempt_find(&table, PG_GETARG_INT64(0),
+														 PG_GETARG_INT64(1), &attempt));
+		if (idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_CHECKPOINT, &args,
+							 LockWaitBlock) == JOB_WRITTEN)
+			break;
+		idemq_attempt_changed(&table);
+	}
+	idemq_jobs_close(&table);
+	PG_RETURN_VOID();
+}
+
+/*
+ * assert_current(id, token) -> void; IQ001, IQ002, IQ006, 22004, 40001.  Locks the
+ * row FOR SHARE: what would end the attempt waits, or skips the job.
+ */
+Datum
+idemq_sql_assert_current(PG_FUNCTION_ARGS)
+{
+	JobsTable	table;
+	Attempt		attempt;
+
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
+	idemq_jobs_open(&table);
+	for (;;)
+	{
+		idemq_attempt_raise(&attempt, idemq_attempt_find(&table, PG_GETARG_INT64(0),
+														 PG_GETARG_INT64(1), &attempt));
+		if (idemq_jobs_lock(&table, &attempt.job, LockTupleShare, LockWaitBlock) == JOB_WRITTEN)
+			break;
+		idemq_attempt_changed(&table);
+	}
+	idemq_jobs_close(&table);
+	PG_RETURN_VOID();
+}
+
+/* reap(queue) -> number of leases taken back; IQ005, 42501. */
+Datum
+idemq_sql_reap(PG_FUNCTION_ARGS)
+{
+	QueueInfo	queue;
+	int64		reaped = 0;
+	int32	   *ids;
+	int			count;
+
+	if (!PG_ARGISNULL(0))
+	{
+		idemq_queue_by_name(idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG),
+							PRIVILEGE_CLAIM, &queue);
+		PG_RETURN_INT64(idemq_reap_all(&queue));
+	}
+	ids = idemq_queue_ids(PRIVILEGE_CLAIM, &count);
+	for (int i = 0; i < count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (idemq_queue_by_id(ids[i], &queue))
+			reaped += idemq_reap_all(&queue);
+	}
+	PG_RETURN_INT64(reaped);
+}

@@ -1,0 +1,257 @@
+/*
+ * reap.c
+ *		Taking back leases that ended, and finding those that memory lost.
+ *
+ * An expired lease is marked in the lease table first, from when on a heartbeat
+ * is refused, and then its row is written, if nobody holds it: an open commit
+ * or idemq.assert_current keeps the job.  A lost lease counts as an attempt.
+ *
+ * A job in processing without an entry (the server restarted, the table was
+ * full, a prepared transaction claimed it) has the deadline on its row, but
+ * never less than its lease's length from the start of this server, so that
+ * nobody who heartbeats is robbed by a restart.  A scan that meets such a job
+ * adopts it: it puts an entry, and then looks at the row again under a newer
+ * snapshot.  If the job is still there, whoever ends it will remove the entry;
+ * if it moved on, the entry goes, and the cursor lowers for those whom it
+ * turned away.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "utils/builtins.h"
+
+#include "clock.h"
+#include "guc.h"
+#include "leases.h"
+#include "reap.h"
+#include "transition.h"
+#include "xact.h"
+
+/* Two looks for a queue's expired leases are at least this far apart. */
+#define REAP_INTERVAL (10 * INT64CONST(1000))
+/* Leases taken back in one go. */
+#define REAP_BATCH 4096
+
+typedef struct LostLease
+{
+	int64		job_id;
+	int64		token;
+	int32		priority;
+	TimestampTz ready_at;
+	bool		adopted; /* we put its entry */
+} LostLease;
+
+/* Writes the row of a lease that ended; false when somebody holds it or it moved on. */
+static bool
+reap_row(JobsTable *table, const Job *job, const QueueInfo *queue)
+{
+	EventArgs	args = {0};
+	JobEvent	event = job->attempt < job->max_attempts ? EVENT_REAP : EVENT_REAP_DEAD;
+
+	args.now = args.ready_at = idemq_now();
+	args.error = cstring_to_text("lease expired");
+	return idemq_transition(table, job, queue, event, &args, LockWaitSkip) == JOB_WRITTEN;
+}
+
+static bool
+is_attempt(const Job *job, int64 token)
+{
+	return job->status == JOB_PROCESSING && job->token == token;
+}
+
+/*
+ * Takes back one expired lease of the table; returns whether it did.  What this
+ * transaction itself has locked, it does not reap.
+ */
+bool
+idemq_reap_job(JobsTable *table, int64 job_id, int64 token)
+{
+	QueueInfo	queue;
+	Job			job;
+
+	idemq_xact_reserve();
+	if (!idemq_lease_begin_reap(job_id, token))
+		return false;
+	idemq_xact_note_end(NULL, 0, job_id, token);
+	if (!idemq_jobs_fetch(table, job_id, &job) || !idemq_queue_by_id(job.queue_id, &queue))
+		return false; /* the entry of a job that is gone goes too */
+	if (!is_attempt(&job, token))
+	{
+		if (job.is_ready)
+			idemq_xact_note_lower(queue.slot, queue.id, job.priority, job_ready_key(&job));
+		return false;
+	}
+	if (!idemq_jobs_is_mine(&job) && reap_row(table, &job, &queue))
+		return true;
+	idemq_xact_undo_last();
+	idemq_cursor_note_deadline(queue.slot, idemq_mono_now() + LEASE_BUSY_RETRY);
+	return false;
+}
+
+/*
+ * Takes back what has expired in a queue, as the lease table knows it; returns
+ * how many.  Costs nothing while no deadline has passed.
+ */
+int64
+idemq_reap_expired(const QueueInfo *queue)
+{
+	ExpiredLease *found;
+	JobsTable	table;
+	int64		next_deadline;
+	int64		reaped = 0;
+	int			n;
+
+	if (!idemq_cursor_deadline_passed(queue->slot))
+		return 0;
+	found = palloc(REAP_BATCH * sizeof(ExpiredLease));
+	idemq_cursor_reset_deadline(queue->slot);
+	n = idemq_lease_collect_expired(queue->id, found, REAP_BATCH, &next_deadline);
+	idemq_cursor_note_deadline(queue->slot, Max(next_deadline, idemq_mono_now() + REAP_INTERVAL));
+	if (n > 0)
+	{
+		idemq_jobs_open(&table);
+		for (int i = 0; i < n; i++)
+			reaped += idemq_reap_job(&table, found[i].job_id, found[i].token);
+		idemq_jobs_close(&table);
+	}
+	pfree(found);
+	return reaped;
+}
+
+/* Returns the deadline of a job in processing that has no lease entry. */
+TimestampTz
+idemq_row_deadline(const Job *job)
+{
+	return Max(job->deadline, idemq_primary_since() + (job->deadline - job->claimed_at));
+}
+
+/*
+ * Notes a job in processing whose lease has no entry, and adopts it.  Returns
+ * false when somebody holds its row: he may be ending it, and the caller must
+ * not pass it.
+ */
+bool
+idemq_lost_lease_note(LostLeases *lost, const Job *job)
+{
+	TimestampTz deadline = idemq_row_deadline(job);
+	LeaseTake	take;
+	LostLease  *lease;
+	MemoryContext old;
+
+	if (!idemq_jobs_is_free(job))
+		return false;
+	take = idemq_lease_adopt(job->id, job->token, job->queue_id,
+							 idemq_mono_from_timestamp(deadline), job->deadline - job->claimed_at);
+	if (take == LEASE_BUSY || (take == LEASE_FULL && deadline > idemq_now()))
+		return true;
+	old = MemoryContextSwitchTo(lost->context);
+	lease = palloc(sizeof(LostLease));
+	*lease =
+		(LostLease){job->id, job->token, job->priority, job->ready_at, take == LEASE_TAKEN};
+	lost->found = lappend(lost->found, lease);
+	MemoryContextSwitchTo(old);
+	return true;
+}
+
+/* Looks at one of them again; returns whether it was reaped. */
+static bool
+settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
+{
+	ReadyKey	key = {lease->ready_at, lease->job_id};
+	Job			job;
+	bool		there = idemq_jobs_fetch(table, lease->job_id, &job) &&
+		is_attempt(&job, lease->token) && idemq_jobs_is_free(&job);
+
+	if (there && !lease->adopted)
+		return reap_row(table, &job, queue);
+	if (there)
+	{
+		Lease		entry;
+
+		if (idemq_lease_get(lease->job_id, &entry))
+			idemq_cursor_note_deadline(queue->slot, entry.deadline);
+	}
+	else if (lease->adopted)
+	{
+		idemq_lease_drop(lease->job_id, lease->token);
+		idemq_cursor_lower(queue->slot, queue->id, lease->priority, key);
+	}
+	return false;
+}
+
+/*
+ * Ends what idemq_lost_lease_note began, once no scan of the table is open:
+ * refreshes it, and keeps, drops or reaps each.  Returns how many were reaped.
+ */
+int64
+idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *queue)
+{
+	int64		reaped = 0;
+	ListCell   *lc;
+
+	if (lost->found == NIL)
+		return 0;
+	idemq_jobs_refresh(table);
+	foreach(lc, lost->found)
+		reaped += settle(lfirst(lc), table, queue);
+	list_free_deep(lost->found);
+	lost->found = NIL;
+	return reaped;
+}
+
+/* Adopts what a scan of one priority finds in processing; false if something was held. */
+static bool
+recover_priority(JobsTable *table, const QueueInfo *queue, int priority, LostLeases *lost)
+{
+	bool		complete = true;
+	ReadyKey	key;
+	Job			job;
+
+	idemq_jobs_scan_begin(table, queue->id, priority, READY_KEY_MIN);
+	while (idemq_jobs_scan_next(table, &key))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(table, &job) &&
+			job.status == JOB_PROCESSING && !idemq_lost_lease_note(lost, &job))
+			complete = false;
+	}
+	idemq_jobs_scan_end(table);
+	return complete;
+}
+
+/*
+ * Finds every job of a queue that is in flight without a lease entry, by a scan
+ * of its part of the ready index; returns how many were reaped on the way.
+ */
+static int64
+recover(const QueueInfo *queue)
+{
+	uint32		epoch = idemq_cursor_recovery_begin(queue->slot, queue->id);
+	LostLeases	lost = {CurrentMemoryContext, NIL};
+	bool		complete = true;
+	JobsTable	table;
+	int64		reaped;
+
+	idemq_jobs_open(&table);
+	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
+		complete &= recover_priority(&table, queue, p, &lost);
+	reaped = idemq_lost_leases_settle(&lost, &table, queue);
+	idemq_jobs_close(&table);
+	if (complete && !idemq_lease_table_is_full())
+		idemq_cursor_recovery_end(queue->slot, queue->id, epoch);
+	return reaped;
+}
+
+/* Takes back every expired lease of a queue, those that memory lost included. */
+int64
+idemq_reap_all(const QueueInfo *queue)
+{
+	CursorView	view;
+	int64		reaped = 0;
+
+	idemq_cursor_read(queue->slot, queue->id, &view);
+	if (view.needs_recovery)
+		reaped = recover(queue);
+	idemq_cursor_note_deadline(queue->slot, 0);
+	return reaped + idemq_reap_expired(queue);
+}

@@ -1,0 +1,25 @@
+/*
+ * reap.h
+ *		Taking back leases that ended, and finding those that memory lost.
+ */
+#ifndef IDEMQ_REAP_H
+#define IDEMQ_REAP_H
+
+#include "jobs.h"
+#include "queues.h"
+
+/* Jobs in flight that a scan met without a lease entry. */
+typedef struct LostLeases
+{
+	MemoryContext context; /* of the list: lives until it is settled */
+	List	   *found;	   /* of LostLease */
+} LostLeases;
+
+extern bool idemq_reap_job(JobsTable *table, int64 job_id, int64 token);
+extern int64 idemq_reap_expired(const QueueInfo *queue);
+extern int64 idemq_reap_all(const QueueInfo *queue);
+extern TimestampTz idemq_row_deadline(const Job *job);
+extern bool idemq_lost_lease_note(LostLeases *lost, const Job *job);
+extern int64 idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *queue);
+
+#endif

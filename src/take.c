@@ -1,0 +1,46 @@
+/*
+ * take.c
+ *		Taking a ready job: the lease entry first, then the row.
+ *
+ * The entry makes idemq's claimers exclusive among themselves with no row
+ * locked: whoever finds another's does not touch the row.  With the entry ours,
+ * the row can be held only by somebody who is not a claimer (a foreign key
+ * check, a DBA, a cancel); then it is skipped, not waited for.  When the lease
+ * table is full, the row lock alone decides.
+ */
+#include "postgres.h"
+
+#include "leases.h"
+#include "take.h"
+#include "xact.h"
+
+/*
+ * Takes a fetched job in status pending or failed by EVENT_CLAIM or
+ * EVENT_COMMIT_ONCE; sets args->token.  lease: microseconds.  Undone by the
+ * transaction's, or savepoint's, rollback.
+ */
+TakeResult
+idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
+		   EventArgs *args, int64 lease, bool attach)
+{
+	Lease		prior;
+	bool		has_prior;
+	LeaseTake	take;
+	JobWrite	write = JOB_WRITTEN;
+
+	args->token = idemq_lease_issue_token(job->token);
+	idemq_xact_reserve();
+	take = idemq_lease_take(job->id, args->token, queue->id, lease, attach, &prior, &has_prior);
+	if (take == LEASE_BUSY)
+		return TAKE_BUSY;
+	idemq_xact_note_claim(queue->slot, queue->id, job->priority, job_ready_key(job), args->token,
+						  take == LEASE_FULL, attach, has_prior ? &prior : NULL);
+	if (take == LEASE_FULL)
+		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, LockWaitSkip);
+	if (write == JOB_WRITTEN)
+		write = idemq_transition(table, job, queue, event, args, LockWaitSkip);
+	if (write == JOB_WRITTEN)
+		return TAKE_DONE;
+	idemq_xact_undo_last();
+	return write == JOB_LOCKED ? TAKE_LOCKED : TAKE_CHANGED;
+}

@@ -1,0 +1,21 @@
+/*
+ * take.h
+ *		Taking a ready job: the lease entry first, then the row.
+ */
+#ifndef IDEMQ_TAKE_H
+#define IDEMQ_TAKE_H
+
+#include "transition.h"
+
+typedef enum TakeResult
+{
+	TAKE_DONE,
+	TAKE_BUSY,	  /* somebody is on it */
+	TAKE_CHANGED, /* it moved on since the snapshot */
+	TAKE_LOCKED	  /* somebody else than a claimer holds its row */
+} TakeResult;
+
+extern TakeResult idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue,
+							 JobEvent event, EventArgs *args, int64 lease, bool attach);
+
+#endif

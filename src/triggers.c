@@ -1,0 +1,114 @@
+/*
+ * triggers.c
+ *		Triggers on idemq's own tables, by which shared memory and caches follow
+ *		rows that change by any other way than direct access: SPI, a DBA's
+ *		statement, COPY, logical replication.
+ */
+#include "postgres.h"
+
+#include "commands/trigger.h"
+#include "executor/spi.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#include "catalog.h"
+#include "jobs.h"
+#include "queues.h"
+#include "xact.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_jobs_changed);
+PG_FUNCTION_INFO_V1(idemq_sql_settings_changed);
+
+/* Raises 0A000 when called by anything but the trigger that it is for. */
+static TriggerData *
+trigger_data(FunctionCallInfo fcinfo, bool on_jobs)
+{
+	TriggerData *data = (TriggerData *) fcinfo->context;
+	Oid			wanted = idemq_catalog()->jobs;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_AFTER(data->tg_event) ||
+		(on_jobs && (!TRIGGER_FIRED_FOR_ROW(data->tg_event) ||
+					 RelationGetRelid(data->tg_relation) != wanted)))
+		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						errmsg("this function is for idemq's own triggers only"),
+						errhint("Do not call it, and do not use it in a trigger.")));
+	return data;
+}
+
+static Datum
+column(Relation rel, HeapTuple tuple, JobColumn which, bool *isnull)
+{
+	return SPI_getbinval(tuple, RelationGetDescr(rel), which + 1, isnull);
+}
+
+/* Notes one version of a changed row: where it stands, or stood, in the ready index. */
+static void
+note_version(Relation rel, HeapTuple tuple)
+{
+	int32		queue_id;
+	int16		priority;
+	ReadyKey	key;
+	QueueInfo	queue;
+	bool		isnull;
+
+	queue_id = DatumGetInt32(column(rel, tuple, COL_QUEUE_ID, &isnull));
+	key.ready_at = DatumGetTimestampTz(column(rel, tuple, COL_READY_AT, &isnull));
+	if (isnull)
+		return;
+	key.id = DatumGetInt64(column(rel, tuple, COL_ID, &isnull));
+	priority = DatumGetInt16(column(rel, tuple, COL_PRIORITY, &isnull));
+	if (priority < 0 || priority >= IDEMQ_PRIORITIES || !idemq_queue_by_id(queue_id, &queue))
+		return;
+	idemq_xact_note_lower(queue.slot, queue_id, priority, key);
+}
+
+/* Ends the lease entry of an attempt that the change ended. */
+static void
+note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
+{
+	Oid			processing = idemq_catalog()->status[JOB_PROCESSING];
+	bool		isnull;
+	int32		queue_id = DatumGetInt32(column(rel, old_row, COL_QUEUE_ID, &isnull));
+	int64		id = DatumGetInt64(column(rel, old_row, COL_ID, &isnull));
+	int64		token = DatumGetInt64(column(rel, old_row, COL_TOKEN, &isnull));
+	QueueInfo	queue = {0};
+
+	if (DatumGetObjectId(column(rel, old_row, COL_STATUS, &isnull)) != processing)
+		return;
+	if (new_row != NULL &&
+		DatumGetObjectId(column(rel, new_row, COL_STATUS, &isnull)) == processing &&
+		DatumGetInt64(column(rel, new_row, COL_TOKEN, &isnull)) == token)
+		return;
+	(void) idemq_queue_by_id(queue_id, &queue);
+	idemq_xact_note_end(queue.slot, queue_id, id, token);
+	idemq_lease_begin_end(id, token);
+}
+
+/* jobs_changed(): row trigger of idemq.jobs. */
+Datum
+idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
+{
+	TriggerData *data = trigger_data(fcinfo, true);
+	Relation	rel = data->tg_relation;
+
+	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
+	{
+		note_version(rel, data->tg_trigtuple);
+		note_version(rel, data->tg_newtuple);
+		note_end_of_attempt(rel, data->tg_trigtuple, data->tg_newtuple);
+	}
+	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
+		note_version(rel, data->tg_trigtuple);
+	else
+		note_end_of_attempt(rel, data->tg_trigtuple, NULL);
+	return PointerGetDatum(NULL);
+}
+
+/* settings_changed(): statement trigger of idemq.queues and idemq.queue_grants. */
+Datum
+idemq_sql_settings_changed(PG_FUNCTION_ARGS)
+{
+	(void) trigger_data(fcinfo, false);
+	idemq_queues_changed();
+	return PointerGetDatum(NULL);
+}

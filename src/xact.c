@@ -1,0 +1,340 @@
+/*
+ * xact.c
+ *		What this transaction touched: applied to shared memory after its commit,
+ *		undone after its abort, savepoints included.
+ *
+ * A touch is noted before the thing that it undoes is done, into memory that
+ * was reserved before (idemq_xact_reserve), so that no error can come between.
+ *
+ * Order at the end: lease entries first, then the cursors: whoever skipped a
+ * job because of an entry is answered by a lowering that comes after the entry
+ * is gone.
+ *
+ * Subtransactions: their ids grow, and at a subtransaction's end every touch
+ * with its id or a greater one is its own or its children's.  So nothing is
+ * done at a savepoint's release, and a rollback to it undoes the tail of the
+ * list.  Lowerings are kept per queue and priority, as their least key, for
+ * the whole transaction: lowering too much or too often is only slower.
+ *
+ * PREPARE TRANSACTION: from then on no session owns the transaction.  Entries
+ * are removed; its row locks alone keep others off, and whoever finds such a
+ * row does not pass it.  When it ends, the utility hook in idemq.c unsets the
+ * cursors and asks for recovery.  Attached claims cannot be prepared.
+ *
+ * The callbacks run with interrupts held; they neither allocate nor raise.
+ * Locks: none of its own; all state is this backend's.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "utils/memutils.h"
+
+#include "clock.h"
+#include "xact.h"
+
+typedef enum TouchKind
+{
+	TOUCH_CLAIM,		 /* commit: the lease starts; abort: the entry goes, the cursor lowers */
+	TOUCH_CLAIM_ROWONLY, /* commit: a job is in flight without an entry; abort: as above */
+	TOUCH_END,			 /* commit: the entry goes; abort: the lease goes on */
+	TOUCH_DROP_QUEUE	 /* commit: the queue's slot is free */
+} TouchKind;
+
+typedef struct Touch
+{
+	TouchKind	kind;
+	SubTransactionId subid;
+	int32		queue_id;
+	bool		attached;
+	bool		has_prior;
+	QueueSlot  *slot;
+	int64		job_id;
+	int64		token;
+	int32		priority; /* of a claim, with its ready key: */
+	TimestampTz ready_at;
+	Lease		prior; /* what the claim took over */
+} Touch;
+
+typedef struct Lower
+{
+	QueueSlot  *slot;
+	int32		queue_id;
+	int32		priority;
+	SubTransactionId last_subid; /* the latest that noted it */
+	ReadyKey	key;
+} Lower;
+
+/* In TopTransactionContext; NULL between transactions. */
+static Touch *touches = NULL;
+static int	ntouches = 0;
+static int	max_touches = 0;
+static Lower *lowers = NULL;
+static int	nlowers = 0;
+static int	max_lowers = 0;
+
+/* Makes room for one touch, so that the next note cannot fail. */
+void
+idemq_xact_reserve(void)
+{
+	if (ntouches < max_touches)
+		return;
+	if (touches == NULL)
+	{
+		touches = MemoryContextAlloc(TopTransactionContext, 8 * sizeof(Touch));
+		max_touches = 8;
+	}
+	else
+	{
+		touches = repalloc_huge(touches, 2 * (Size) max_touches * sizeof(Touch));
+		max_touches *= 2;
+	}
+}
+
+/* Returns a new touch at the end of the list; room was reserved. */
+static Touch *
+add_touch(TouchKind kind, QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
+{
+	Touch	   *touch = &touches[ntouches++];
+
+	Assert(ntouches <= max_touches);
+	touch->kind = kind;
+	touch->subid = GetCurrentSubTransactionId();
+	touch->queue_id = queue_id;
+	touch->attached = false;
+	touch->has_prior = false;
+	touch->slot = slot;
+	touch->job_id = job_id;
+	touch->token = token;
+	return touch;
+}
+
+/*
+ * Notes a claim of the job with that ready key, for which room was reserved;
+ * its entry has been taken, or, with rowonly, the table was full.  prior is the
+ * entry that it took over, or NULL.
+ */
+void
+idemq_xact_note_claim(QueueSlot *slot, int32 queue_id, int32 priority, ReadyKey key, int64 token,
+					  bool rowonly, bool attached, const Lease *prior)
+{
+	Touch	   *touch = add_touch(rowonly ? TOUCH_CLAIM_ROWONLY : TOUCH_CLAIM, slot, queue_id,
+								  key.id, token);
+
+	touch->priority = priority;
+	touch->ready_at = key.ready_at;
+	touch->attached = attached;
+	if (prior != NULL)
+	{
+		touch->has_prior = true;
+		touch->prior = *prior;
+	}
+}
+
+/* Notes that this transaction ends the lease of that token. */
+void
+idemq_xact_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
+{
+	idemq_xact_reserve();
+	add_touch(TOUCH_END, slot, queue_id, job_id, token);
+}
+
+/* Notes that a queue is dropped. */
+void
+idemq_xact_note_drop_queue(int32 queue_id)
+{
+	idemq_xact_reserve();
+	add_touch(TOUCH_DROP_QUEUE, NULL, queue_id, 0, 0);
+}
+
+/*
+ * Notes that this transaction makes a key claimable, or may do so by its end
+ * either way.  To be called before the row is written.
+ */
+void
+idemq_xact_note_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
+{
+	Lower	   *lower = NULL;
+
+	for (int i = 0; i < nlowers && lower == NULL; i++)
+	{
+		if (lowers[i].queue_id == queue_id && lowers[i].priority == priority)
+			lower = &lowers[i];
+	}
+	if (lower == NULL)
+	{
+		if (lowers == NULL)
+		{
+			lowers = MemoryContextAlloc(TopTransactionContext, 4 * sizeof(Lower));
+			max_lowers = 4;
+		}
+		else if (nlowers == max_lowers)
+		{
+			lowers = repalloc_huge(lowers, 2 * (Size) max_lowers * sizeof(Lower));
+			max_lowers *= 2;
+		}
+		lower = &lowers[nlowers++];
+		*lower = (Lower){slot, queue_id, priority, InvalidSubTransactionId, key};
+	}
+	if (ready_key_less(key, lower->key))
+		lower->key = key;
+	lower->last_subid = GetCurrentSubTransactionId();
+}
+
+/* Follows the commit of one touch. */
+static void
+apply(const Touch *touch)
+{
+	switch (touch->kind)
+	{
+		case TOUCH_CLAIM:
+			idemq_cursor_note_deadline(touch->slot,
+									   idemq_lease_activate(touch->job_id, touch->token));
+			break;
+		case TOUCH_CLAIM_ROWONLY:
+			idemq_cursor_need_recovery(touch->slot, touch->queue_id);
+			break;
+		case TOUCH_END:
+			idemq_lease_drop(touch->job_id, touch->token);
+			break;
+		case TOUCH_DROP_QUEUE:
+			idemq_cursor_forget_queue(touch->queue_id);
+			break;
+	}
+}
+
+/* Others may have passed a job because of its claim: lets them see it again. */
+static void
+lower_claim(const Touch *touch)
+{
+	ReadyKey	key = {touch->ready_at, touch->job_id};
+
+	idemq_cursor_lower(touch->slot, touch->queue_id, touch->priority, key);
+}
+
+/* Follows the abort of one touch. */
+static void
+undo(const Touch *touch)
+{
+	switch (touch->kind)
+	{
+		case TOUCH_CLAIM:
+			if (touch->has_prior)
+				idemq_lease_restore(touch->token, &touch->prior);
+			else
+				idemq_lease_drop(touch->job_id, touch->token);
+			lower_claim(touch);
+			break;
+		case TOUCH_CLAIM_ROWONLY:
+			lower_claim(touch);
+			break;
+		case TOUCH_END:
+			idemq_cursor_note_deadline(touch->slot,
+									   idemq_lease_cancel_end(touch->job_id, touch->token));
+			break;
+		case TOUCH_DROP_QUEUE:
+			break;
+	}
+}
+
+/* Undoes the last touch at once: its row turned out not to be ours. */
+void
+idemq_xact_undo_last(void)
+{
+	undo(&touches[--ntouches]);
+}
+
+static void
+apply_lowers(SubTransactionId from)
+{
+	for (int i = 0; i < nlowers; i++)
+	{
+		if (lowers[i].last_subid >= from)
+			idemq_cursor_lower(lowers[i].slot, lowers[i].queue_id, lowers[i].priority,
+							   lowers[i].key);
+	}
+}
+
+/* Undoes every touch with this subtransaction id or a greater one, the last first. */
+static void
+undo_from(SubTransactionId from)
+{
+	while (ntouches > 0 && touches[ntouches - 1].subid >= from)
+		undo(&touches[--ntouches]);
+	apply_lowers(from);
+}
+
+static void
+forget_all(void)
+{
+	touches = NULL;
+	lowers = NULL;
+	ntouches = max_touches = nlowers = max_lowers = 0;
+}
+
+/* Refuses what cannot be prepared: an attached lease ends with a session. */
+static void
+check_prepare(void)
+{
+	for (int i = 0; i < ntouches; i++)
+	{
+		if (touches[i].kind == TOUCH_CLAIM && touches[i].attached)
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("cannot PREPARE a transaction that has claimed jobs with attach"),
+					 errhint("Claim without attach => true.")));
+	}
+}
+
+static void
+after_prepare(void)
+{
+	for (int i = 0; i < ntouches; i++)
+	{
+		if (touches[i].kind == TOUCH_CLAIM || touches[i].kind == TOUCH_END)
+			idemq_lease_drop(touches[i].job_id, touches[i].token);
+	}
+}
+
+static void
+xact_callback(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_COMMIT:
+			for (int i = 0; i < ntouches; i++)
+				apply(&touches[i]);
+			apply_lowers(InvalidSubTransactionId);
+			forget_all();
+			break;
+		case XACT_EVENT_ABORT:
+			undo_from(InvalidSubTransactionId);
+			forget_all();
+			break;
+		case XACT_EVENT_PRE_PREPARE:
+			check_prepare();
+			break;
+		case XACT_EVENT_PREPARE:
+			after_prepare();
+			forget_all();
+			break;
+		default:
+			break;
+	}
+}
+
+static void
+subxact_callback(SubXactEvent event, SubTransactionId mySubid, SubTransactionId parentSubid,
+				 void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+		undo_from(mySubid);
+}
+
+/* Registers the callbacks; called once, from _PG_init. */
+void
+idemq_xact_install(void)
+{
+	RegisterXactCallback(xact_callback, NULL);
+	RegisterSubXactCallback(subxact_callback, NULL);
+}

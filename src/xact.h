@@ -1,0 +1,20 @@
+/*
+ * xact.h
+ *		What this transaction touched, for shared memory to follow its end.
+ */
+#ifndef IDEMQ_XACT_H
+#define IDEMQ_XACT_H
+
+#include "cursor.h"
+#include "leases.h"
+
+extern void idemq_xact_install(void);
+extern void idemq_xact_reserve(void);
+extern void idemq_xact_note_claim(QueueSlot *slot, int32 queue_id, int32 priority, ReadyKey key,
+								  int64 token, bool rowonly, bool attached, const Lease *prior);
+extern void idemq_xact_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token);
+extern void idemq_xact_note_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key);
+extern void idemq_xact_note_drop_queue(int32 queue_id);
+extern void idemq_xact_undo_last(void);
+
+#endif

@@ -1,0 +1,2 @@
+WITH c AS (UPDATE bench.skip SET status = 'processing', attempt = attempt + 1, claimed_at = now(), deadline = now() + interval '30 s' WHERE id = ANY (ARRAY(SELECT id FROM bench.skip WHERE queue_id = 1 AND status = 'pending' AND run_at <= now() ORDER BY priority, run_at, id LIMIT 100 FOR UPDATE SKIP LOCKED)) RETURNING id) SELECT array_agg(id) AS ids FROM c \gset
+UPDATE bench.skip SET status = 'completed', finished_at = now(), result = '{"ok": true}' WHERE id = ANY (:ids::bigint[]) AND status = 'processing';
