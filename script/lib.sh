@@ -38,11 +38,13 @@ as_server() {
 # to be short and a root's TMPDIR need not be open to others.
 own() { if have_root; then chown -R postgres: "$@"; fi; }
 
-# make_work NAME: sets work to a new directory that goes away at exit, with
-# every server that runs in it.  KEEP=1 keeps the files.
+# make_work NAME [ATEXIT]: sets work to a new directory that goes away at exit,
+# with every server that runs in it, by cleanup or by ATEXIT, which calls it.
+# KEEP=1 keeps the files.
 make_work() {
 	work=$(mktemp -d "/tmp/idemq-$1.XXXXXX")
-	trap cleanup EXIT
+	# shellcheck disable=SC2064 # the argument, now
+	trap "${2:-cleanup}" EXIT
 	trap 'exit 129' HUP
 	trap 'exit 130' INT
 	trap 'exit 143' TERM
@@ -55,6 +57,7 @@ cleanup() {
 	trap '' HUP INT TERM
 	set +e
 	end_child
+	[ -n "$work" ] || return 0
 	stop_servers "$work"
 	cd /
 	if [ -n "${KEEP:-}" ]; then echo "kept: $work" >&2; else rm -rf "$work"; fi

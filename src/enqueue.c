@@ -172,22 +172,6 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 	nulls[3] = answer->no_result;
 }
 
-/* Returns the row type of enqueue's answer. */
-static TupleDesc
-answer_desc(FunctionCallInfo fcinfo)
-{
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	TupleDesc	desc;
-
-	/* In FROM the caller tells; that saves a look at pg_proc. */
-	if (rsinfo != NULL && IsA(rsinfo, ReturnSetInfo) && rsinfo->expectedDesc != NULL &&
-		rsinfo->expectedDesc->natts == ANSWER_COLUMNS)
-		return BlessTupleDesc(CreateTupleDescCopy(rsinfo->expectedDesc));
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-	return BlessTupleDesc(desc);
-}
-
 /*
  * enqueue(queue, payload, key, delay, run_at, priority, group_key, max_attempts,
  *		headers, expires_in, on_duplicate) -> (id, outcome, status, result);
@@ -203,6 +187,7 @@ idemq_sql_enqueue(PG_FUNCTION_ARGS)
 	OnDuplicate policy = duplicate_policy(fcinfo, 10);
 	Datum		values[ANSWER_COLUMNS];
 	bool		nulls[ANSWER_COLUMNS];
+	TupleDesc	desc;
 	TimestampTz now;
 
 	idemq_arg_required(fcinfo, 1, "payload");
@@ -215,7 +200,9 @@ idemq_sql_enqueue(PG_FUNCTION_ARGS)
 	add_job(&table, &queue, &columns, policy, &answer);
 	idemq_jobs_close(&table);
 	fill_answer(&answer, values, nulls);
-	return HeapTupleGetDatum(heap_form_tuple(answer_desc(fcinfo), values, nulls));
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	return HeapTupleGetDatum(heap_form_tuple(desc, values, nulls));
 }
 
 /* The arrays of enqueue_many; values of an absent one is NULL. */

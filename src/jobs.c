@@ -93,7 +93,6 @@ idemq_jobs_open_to_read(JobsTable *table)
 	table->rel = table_open(idemq_catalog()->jobs, mode);
 	table->simple = is_simple(table->rel);
 	table->row = table_slot_create(table->rel, NULL);
-	table->lock_row = table_slot_create(table->rel, NULL);
 	table->new_row = MakeSingleTupleTableSlot(RelationGetDescr(table->rel), &TTSOpsVirtual);
 	take_snapshot(table);
 }
@@ -154,7 +153,8 @@ idemq_jobs_close(JobsTable *table)
 {
 	end_scan_by_id(table);
 	ExecDropSingleTupleTableSlot(table->row);
-	ExecDropSingleTupleTableSlot(table->lock_row);
+	if (table->lock_row != NULL)
+		ExecDropSingleTupleTableSlot(table->lock_row);
 	ExecDropSingleTupleTableSlot(table->new_row);
 	drop_snapshot(table);
 	table_close(table->rel, NoLock);
@@ -273,6 +273,13 @@ idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, LockWaitPo
 	TM_FailureData failure;
 	TM_Result	result;
 
+	if (table->lock_row == NULL)
+	{
+		MemoryContext old = MemoryContextSwitchTo(table->context);
+
+		table->lock_row = table_slot_create(table->rel, NULL);
+		MemoryContextSwitchTo(old);
+	}
 	result = table_tuple_lock(table->rel, &tid, table->snapshot, table->lock_row,
 							  GetCurrentCommandId(true), mode, policy, 0, &failure);
 	if (result == TM_Ok && table->crosscheck != InvalidSnapshot &&

@@ -1,9 +1,17 @@
+CREATE TYPE idemq.enqueue_result AS (
+	id      bigint,
+	outcome idemq.outcome,
+	status  idemq.status,
+	result  jsonb
+);
+COMMENT ON TYPE idemq.enqueue_result IS 'answer of idemq.enqueue: the job, new or the first with its key';
+
 CREATE FUNCTION idemq.enqueue(
 	queue text, payload jsonb, key text DEFAULT NULL, delay interval DEFAULT NULL,
 	run_at timestamptz DEFAULT NULL, priority int DEFAULT 4, group_key text DEFAULT NULL,
 	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
-	on_duplicate text DEFAULT 'keep',
-	OUT id bigint, OUT outcome idemq.outcome, OUT status idemq.status, OUT result jsonb)
+	on_duplicate text DEFAULT 'keep')
+	RETURNS idemq.enqueue_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue';
 COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text)
 	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result';

@@ -1,10 +1,40 @@
+-- Named row types: a caller's plan takes them from the type cache, where it
+-- would build an anonymous one from pg_proc at every call.
+CREATE TYPE idemq.claimed_job AS (
+	id           bigint,
+	token        bigint,
+	attempt      int,
+	max_attempts int,
+	deadline     timestamptz,
+	payload      jsonb,
+	key          text,
+	group_key    text,
+	checkpoint   jsonb,
+	enqueued_at  timestamptz,
+	headers      jsonb
+);
+COMMENT ON TYPE idemq.claimed_job IS 'a row of idemq.claim: what a worker needs, and the token that it must show';
+
+CREATE TYPE idemq.claimed_queue_job AS (
+	id           bigint,
+	token        bigint,
+	attempt      int,
+	max_attempts int,
+	deadline     timestamptz,
+	payload      jsonb,
+	key          text,
+	group_key    text,
+	checkpoint   jsonb,
+	enqueued_at  timestamptz,
+	headers      jsonb,
+	queue        text
+);
+COMMENT ON TYPE idemq.claimed_queue_job IS 'a row of idemq.claim_any: as idemq.claimed_job, and the queue''s name';
+
 CREATE FUNCTION idemq.claim(
 	queue text, max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
 	worker text DEFAULT NULL, attach boolean DEFAULT false)
-	RETURNS TABLE (
-		id bigint, token bigint, attempt int, max_attempts int, deadline timestamptz,
-		payload jsonb, key text, group_key text, checkpoint jsonb,
-		enqueued_at timestamptz, headers jsonb)
+	RETURNS SETOF idemq.claimed_job
 	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim';
 COMMENT ON FUNCTION idemq.claim(text, int, interval, text, boolean)
 	IS 'begin an attempt of up to max_jobs ready jobs; returns a row a job; no row means none is ready';
@@ -12,10 +42,7 @@ COMMENT ON FUNCTION idemq.claim(text, int, interval, text, boolean)
 CREATE FUNCTION idemq.claim_any(
 	queues text[], max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
 	worker text DEFAULT NULL, attach boolean DEFAULT false)
-	RETURNS TABLE (
-		id bigint, token bigint, attempt int, max_attempts int, deadline timestamptz,
-		payload jsonb, key text, group_key text, checkpoint jsonb,
-		enqueued_at timestamptz, headers jsonb, queue text)
+	RETURNS SETOF idemq.claimed_queue_job
 	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim_any';
 COMMENT ON FUNCTION idemq.claim_any(text[], int, interval, text, boolean)
 	IS 'idemq.claim from several queues, in the order given; returns the queue''s name with each job';
