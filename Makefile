@@ -47,9 +47,8 @@ $(SCRIPT_BUILT): $(sort $(wildcard sql/parts/*.sql)) sql/parts idemq.control
 
 # Objects made by another compiler, for another PostgreSQL or with other flags
 # are never linked together.
-FLAGS = $(CC) $(CFLAGS) for PostgreSQL $(VERSION)
-src/.flags: FORCE
-	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
+FLAGS := $(CC) $(CFLAGS) for PostgreSQL $(VERSION)
+$(shell echo '$(FLAGS)' | cmp -s - src/.flags || echo '$(FLAGS)' > src/.flags)
 $(OBJS): src/.flags
 -include $(wildcard src/*.d)
 else
@@ -62,7 +61,7 @@ clean:
 	rm -f $(EXTRA_CLEAN)
 endif
 
-.PHONY: FORCE demo test lint test-regress test-isolation test-tap bench format
+.PHONY: demo test lint test-regress test-isolation test-tap bench format
 
 test:
 	@script/test lint regress isolation tap

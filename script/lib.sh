@@ -116,8 +116,11 @@ private_tree() {
 	[ "$("$pg_config" --bindir)" = "$bindir" ] || die "$original does not work from another directory"
 }
 
-# install_idemq BUILD: builds the tree BUILD and installs it into the private tree.
-install_idemq() { make -s -C "$1" -j"$(nproc)" PG_CONFIG="$pg_config" install; }
+# build_idemq TREE ARGUMENT...: make in a tree, one at a time.
+build_idemq() { flock "$1/Makefile" make -s -C "$1" -j"$(nproc)" "${@:2}"; }
+
+# install_idemq TREE: builds a tree and installs it into the private PostgreSQL.
+install_idemq() { build_idemq "$1" PG_CONFIG="$pg_config" install; }
 
 # copy_tree DIR: this source tree with its objects, without its history.
 copy_tree() {

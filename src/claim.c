@@ -28,6 +28,9 @@
 PG_FUNCTION_INFO_V1(idemq_sql_claim);
 PG_FUNCTION_INFO_V1(idemq_sql_claim_any);
 
+/* Entries that a claim looks ahead, to bound the scans of the next ones. */
+#define STRETCH_LENGTH 32
+
 /* One call of claim or claim_any. */
 typedef struct ClaimCall
 {
@@ -118,6 +121,44 @@ consider(ClaimCall *call, JobsTable *table, int64 id)
 	return claim_ready(call, table, &job);
 }
 
+/* Where a claim is in the ready index of one priority. */
+typedef struct PriorityScan
+{
+	int			priority;
+	ReadyKey	until; /* READY_KEY_MAX: to the end */
+	bool		stayed;
+	ReadyKey	reach; /* where the cursor may go: nothing below is claimable */
+} PriorityScan;
+
+/* Moves to the next entry, past the end of the stretch; READY_KEY_MAX at the end. */
+static ReadyKey
+next_entry(ClaimCall *call, JobsTable *table, PriorityScan *scan)
+{
+	ReadyKey	key;
+
+	if (idemq_jobs_scan_next(table, &key))
+		return key;
+	if (!ready_key_less(scan->until, READY_KEY_MAX))
+		return READY_KEY_MAX;
+	idemq_jobs_scan_end(table);
+	idemq_jobs_scan_begin(table, call->queue.id, scan->priority, scan->until, READY_KEY_MAX);
+	scan->until = READY_KEY_MAX;
+	return next_entry(call, table, scan);
+}
+
+/* Returns the key some entries ahead, for the next claims to stop at first. */
+static ReadyKey
+look_ahead(JobsTable *table, const PriorityScan *scan)
+{
+	ReadyKey	key = READY_KEY_MIN;
+
+	if (ready_key_less(scan->until, READY_KEY_MAX))
+		return key; /* still within the stretch */
+	for (int i = 0; i < STRETCH_LENGTH && idemq_jobs_scan_next(table, &key); i++)
+		;
+	return key;
+}
+
 /*
  * Claims from one priority.  Its cursor moves to the first entry that was not
  * passed: the one after the last, one that is held, one that is not due yet, or
@@ -126,34 +167,40 @@ consider(ClaimCall *call, JobsTable *table, int64 id)
 static void
 claim_priority(ClaimCall *call, JobsTable *table, int priority)
 {
-	ReadyKey	reach = call->view.from[priority];
-	bool		stayed = false;
-	ReadyKey	key;
+	ReadyKey	from = call->view.from[priority];
+	ReadyKey	stretch = READY_KEY_MIN;
+	PriorityScan scan = {priority, READY_KEY_MAX, false, from};
 
-	idemq_jobs_scan_begin(table, call->queue.id, priority, reach);
-	while (call->claimed < call->wanted)
+	scan.until = idemq_jobs_scan_limit(from, call->view.stretch[priority]);
+	idemq_jobs_scan_begin(table, call->queue.id, priority, from, scan.until);
+	for (;;)
 	{
-		Step		step;
+		ReadyKey	key = next_entry(call, table, &scan);
 		MemoryContext old;
+		Step		step;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!idemq_jobs_scan_next(table, &key))
-			key = READY_KEY_MAX;
 		if (key.ready_at > call->now)
 		{
-			reach = stayed ? reach : key;
+			scan.reach = scan.stayed ? scan.reach : key;
 			break;
 		}
 		MemoryContextReset(call->row_context);
 		old = MemoryContextSwitchTo(call->row_context);
 		step = consider(call, table, key.id);
 		MemoryContextSwitchTo(old);
-		if (!stayed)
-			reach = (ReadyKey){key.ready_at, step == STEP_STAY ? key.id : key.id + 1};
-		stayed |= step == STEP_STAY;
+		if (!scan.stayed)
+			scan.reach = (ReadyKey){key.ready_at, step == STEP_STAY ? key.id : key.id + 1};
+		scan.stayed |= step == STEP_STAY;
+		if (call->claimed >= call->wanted)
+		{
+			stretch = look_ahead(table, &scan);
+			break;
+		}
 	}
 	idemq_jobs_scan_end(table);
-	idemq_cursor_advance(call->queue.slot, call->queue.id, &call->view, priority, reach);
+	idemq_cursor_advance(call->queue.slot, call->queue.id, &call->view, priority, scan.reach,
+						 stretch);
 }
 
 /* Claims from the queue at hand, from its cursors or from the start of the index. */

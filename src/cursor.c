@@ -17,6 +17,10 @@
  * lowering since the read (idemq_cursor_advance).  When the ring has overrun,
  * the cursor stays.
  *
+ * Beside each cursor stands the end of a stretch: a key some entries ahead, up
+ * to which the next claims scan first.  It only saves reading the rest of a leaf
+ * page for one job; a scan that comes to its end goes on behind it.
+ *
  * Locks: slots_lock covers the hash of slots and their allocation; each slot's
  * lock covers its fields unless said otherwise.  A caller's slot pointer may be
  * old: every function checks, under the slot's lock, whose slot it is.  A NULL
@@ -61,6 +65,7 @@ struct QueueSlot
 	SlotKey		key; /* queue_id 0: free; changes under slots_lock and lock */
 	uint64		seq; /* lowerings so far; the last RING_SIZE are in ring */
 	ReadyKey	cursor[IDEMQ_PRIORITIES];
+	ReadyKey	stretch[IDEMQ_PRIORITIES];
 	Lowering	ring[RING_SIZE]; /* lowering n is at n % RING_SIZE */
 	bool		needs_recovery;	 /* jobs may be in flight without an entry */
 	uint32		recovery_epoch;	 /* moves whenever needs_recovery is set */
@@ -169,7 +174,7 @@ assign_slot(int32 queue_id)
 	/* Every backend's view of the slot's former life is overrun now. */
 	shared->slots[i].seq += RING_SIZE + 1;
 	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
-		shared->slots[i].cursor[p] = READY_KEY_MIN;
+		shared->slots[i].cursor[p] = shared->slots[i].stretch[p] = READY_KEY_MIN;
 	shared->slots[i].needs_recovery = true;
 	shared->slots[i].recovery_epoch++;
 	shared->slots[i].next_verify = idemq_mono_now() + VERIFY_INTERVAL;
@@ -222,25 +227,29 @@ idemq_cursor_read(QueueSlot *slot, int32 queue_id, CursorView *view)
 		view->seq = 0;
 		view->needs_recovery = true;
 		for (int p = 0; p < IDEMQ_PRIORITIES; p++)
-			view->from[p] = READY_KEY_MIN;
+			view->from[p] = view->stretch[p] = READY_KEY_MIN;
 		return;
 	}
 	view->seq = slot->seq;
 	view->needs_recovery = slot->needs_recovery;
 	memcpy(view->from, slot->cursor, sizeof(view->from));
+	memcpy(view->stretch, slot->stretch, sizeof(view->stretch));
 	LWLockRelease(&slot->lock);
 }
 
 /*
  * Moves a cursor up to a key below which the caller's scan, under a snapshot
  * taken after view, found nothing claimable; not past what was lowered since.
+ * stretch: where it looked ahead to, READY_KEY_MIN when it did not.
  */
 void
 idemq_cursor_advance(QueueSlot *slot, int32 queue_id, const CursorView *view, int priority,
-					 ReadyKey to)
+					 ReadyKey to, ReadyKey stretch)
 {
 	if (!view->shared || !lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
 		return;
+	if (ready_key_less(slot->stretch[priority], stretch))
+		slot->stretch[priority] = stretch;
 	if (slot->seq - view->seq <= RING_SIZE)
 	{
 		for (uint64 n = view->seq; n != slot->seq; n++)

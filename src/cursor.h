@@ -15,6 +15,7 @@ typedef struct CursorView
 {
 	uint64		seq; /* number of lowerings until then */
 	ReadyKey	from[IDEMQ_PRIORITIES];
+	ReadyKey	stretch[IDEMQ_PRIORITIES]; /* a scan may stop there first; see cursor.c */
 	bool		needs_recovery; /* jobs may be in flight without a lease entry */
 	bool		shared;			/* false: no slot, from is the start of the index */
 } CursorView;
@@ -31,7 +32,7 @@ extern QueueSlot *idemq_cursor_find(Oid database, int32 queue_id);
 extern QueueSlot *idemq_cursor_slot(int32 queue_id);
 extern void idemq_cursor_read(QueueSlot *slot, int32 queue_id, CursorView *view);
 extern void idemq_cursor_advance(QueueSlot *slot, int32 queue_id, const CursorView *view,
-								 int priority, ReadyKey to);
+								 int priority, ReadyKey to, ReadyKey stretch);
 extern void idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to);
 extern bool idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id);
 extern void idemq_cursor_verified(QueueSlot *slot, int32 queue_id, int64 took);

@@ -134,7 +134,9 @@ extern int64 idemq_jobs_next_id(void);
 extern void idemq_jobs_insert(JobsTable *table, JobChange *columns);
 
 /* jobs_ready.c */
-extern void idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from);
+extern ReadyKey idemq_jobs_scan_limit(ReadyKey from, ReadyKey stretch);
+extern void idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from,
+								  ReadyKey until);
 extern bool idemq_jobs_scan_next(JobsTable *table, ReadyKey *key);
 extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
 extern void idemq_jobs_scan_end(JobsTable *table);

@@ -25,7 +25,7 @@
 #define READY_AT 3
 #define READY_ID 4
 
-/* Fills a scan key: (ready_at, id) >= from, as a row comparison; parts: two keys. */
+/* Fills a scan key: (ready_at, id) >= from, as a row; parts: two keys. */
 static void
 row_at_least(ScanKey key, ScanKey parts, ReadyKey from)
 {
@@ -42,21 +42,58 @@ row_at_least(ScanKey key, ScanKey parts, ReadyKey from)
 	key->sk_argument = PointerGetDatum(parts);
 }
 
-/* Begins a scan of one queue and priority at the first entry not below from. */
-void
-idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from)
+/*
+ * Returns the end of a scan from from that reaches stretch at least: a b-tree
+ * scan stops at the first entry that fails a key only if the key is on the first
+ * column without equality, and for a row comparison only at its first member.
+ */
+ReadyKey
+idemq_jobs_scan_limit(ReadyKey from, ReadyKey stretch)
 {
-	ScanKeyData keys[3];
-	ScanKey		parts = palloc(2 * sizeof(ScanKeyData)); /* the scan points to it */
+	if (!ready_key_less(from, stretch))
+		return READY_KEY_MAX;
+	if (from.ready_at == stretch.ready_at)
+		return stretch;
+	return (ReadyKey){stretch.ready_at + 1, PG_INT64_MIN};
+}
 
-	table->ready = index_open(idemq_jobs_ready_index(table->rel), RowExclusiveLock);
-	table->by_ready = compat_index_beginscan(table->rel, table->ready, table->snapshot, 3);
-	table->by_ready->xs_want_itup = true;
+/*
+ * Begins a scan of one queue and priority at the first entry not below from, to
+ * the last one below until, which is from idemq_jobs_scan_limit or READY_KEY_MAX.
+ * A b-tree scan reads as much of a leaf page as its keys allow: a near until is
+ * what keeps a claim of one job cheap.
+ */
+void
+idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from,
+					  ReadyKey until)
+{
+	ScanKeyData keys[5];
+	ScanKey		parts = palloc(2 * sizeof(ScanKeyData)); /* the scan points to them */
+	int			nkeys = 2;
+
 	ScanKeyInit(&keys[0], READY_QUEUE, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(queue_id));
 	ScanKeyInit(&keys[1], READY_PRIORITY, BTEqualStrategyNumber, F_INT2EQ,
 				Int16GetDatum(priority));
-	row_at_least(&keys[2], parts, from);
-	index_rescan(table->by_ready, keys, 3, NULL, 0);
+	if (from.ready_at == until.ready_at)
+	{
+		ScanKeyInit(&keys[nkeys++], READY_AT, BTEqualStrategyNumber, F_TIMESTAMPTZ_EQ,
+					TimestampTzGetDatum(from.ready_at));
+		ScanKeyInit(&keys[nkeys++], READY_ID, BTGreaterEqualStrategyNumber, F_INT8GE,
+					Int64GetDatum(from.id));
+		ScanKeyInit(&keys[nkeys++], READY_ID, BTLessStrategyNumber, F_INT8LT,
+					Int64GetDatum(until.id));
+	}
+	else
+	{
+		row_at_least(&keys[nkeys++], parts, from);
+		if (ready_key_less(until, READY_KEY_MAX))
+			ScanKeyInit(&keys[nkeys++], READY_AT, BTLessStrategyNumber, F_TIMESTAMPTZ_LT,
+						TimestampTzGetDatum(until.ready_at));
+	}
+	table->ready = index_open(idemq_jobs_ready_index(table->rel), RowExclusiveLock);
+	table->by_ready = compat_index_beginscan(table->rel, table->ready, table->snapshot, nkeys);
+	table->by_ready->xs_want_itup = true;
+	index_rescan(table->by_ready, keys, nkeys, NULL, 0);
 }
 
 /* Moves to the next index entry; false at the end. */

@@ -207,7 +207,7 @@ recover_priority(JobsTable *table, const QueueInfo *queue, int priority, LostLea
 	ReadyKey	key;
 	Job			job;
 
-	idemq_jobs_scan_begin(table, queue->id, priority, READY_KEY_MIN);
+	idemq_jobs_scan_begin(table, queue->id, priority, READY_KEY_MIN, READY_KEY_MAX);
 	while (idemq_jobs_scan_next(table, &key))
 	{
 		CHECK_FOR_INTERRUPTS();
