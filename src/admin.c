@@ -50,47 +50,77 @@ enum
 };
 
 #define SETTING_TYPES                                                                              \
-	{TEXTOID, INTERVALOID, INT4OID, INTERVALOID, FLOAT8OID, INTERVALOID, FLOAT8OID, INTERVALOID,   \
-	 INTERVALOID, INTERVALOID}
+	{                                                                                              \
+		TEXTOID, INTERVALOID, INT4OID, INTERVALOID, FLOAT8OID, INTERVALOID, FLOAT8OID,             \
+			INTERVALOID, INTERVALOID, INTERVALOID                                                  \
+	}
 #define SETTING_COUNT 10 /* with the name */
 
-static SqlStatement insert_queue = {.text = "INSERT INTO idemq.queues (name, lease, max_attempts, retry_base, retry_factor, retry_max, "
-	"retry_jitter, retention, idempotency_window, rate_period) "
-	"VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (name) DO NOTHING "
-	"RETURNING queue_id", .nargs = SETTING_COUNT, .types = SETTING_TYPES};
+static SqlStatement insert_queue = {
+	.text =
+		"INSERT INTO idemq.queues (name, lease, max_attempts, retry_base, retry_factor, retry_max, "
+		"retry_jitter, retention, idempotency_window, rate_period) "
+		"VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (name) DO NOTHING "
+		"RETURNING queue_id",
+	.nargs = SETTING_COUNT,
+	.types = SETTING_TYPES};
 
-static SqlStatement update_queue = {.text = "UPDATE idemq.queues SET lease = coalesce($2, lease), "
-	"max_attempts = coalesce($3, max_attempts), retry_base = coalesce($4, retry_base), "
-	"retry_factor = coalesce($5, retry_factor), retry_max = coalesce($6, retry_max), "
-	"retry_jitter = coalesce($7, retry_jitter), retention = coalesce($8, retention), "
-	"idempotency_window = coalesce($9, idempotency_window), "
-	"rate_period = coalesce($10, rate_period) WHERE name = $1", .nargs = SETTING_COUNT, .types = SETTING_TYPES};
+static SqlStatement update_queue =
+	{.text = "UPDATE idemq.queues SET lease = coalesce($2, lease), "
+			 "max_attempts = coalesce($3, max_attempts), retry_base = coalesce($4, retry_base), "
+			 "retry_factor = coalesce($5, retry_factor), retry_max = coalesce($6, retry_max), "
+			 "retry_jitter = coalesce($7, retry_jitter), retention = coalesce($8, retention), "
+			 "idempotency_window = coalesce($9, idempotency_window), "
+			 "rate_period = coalesce($10, rate_period) WHERE name = $1",
+	 .nargs = SETTING_COUNT,
+	 .types = SETTING_TYPES};
 
-static SqlStatement count_unfinished = {.text = "SELECT count(*) FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL", .nargs = 1, .types = {INT4OID}};
-static SqlStatement delete_jobs = {.text = "DELETE FROM idemq.jobs WHERE queue_id = $1", .nargs = 1, .types = {INT4OID}};
-static SqlStatement delete_attempts = {.text = "DELETE FROM idemq.attempts WHERE queue_id = $1", .nargs = 1, .types = {INT4OID}};
-static SqlStatement delete_queue = {.text = "DELETE FROM idemq.queues WHERE queue_id = $1", .nargs = 1, .types = {INT4OID}};
-static SqlStatement set_paused = {.text = "UPDATE idemq.queues SET paused = $2 WHERE queue_id = $1", .nargs = 2, .types = {INT4OID, BOOLOID}};
+static SqlStatement count_unfinished =
+	{.text = "SELECT count(*) FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL",
+	 .nargs = 1,
+	 .types = {INT4OID}};
+static SqlStatement delete_jobs = {.text = "DELETE FROM idemq.jobs WHERE queue_id = $1",
+								   .nargs = 1,
+								   .types = {INT4OID}};
+static SqlStatement delete_attempts = {.text = "DELETE FROM idemq.attempts WHERE queue_id = $1",
+									   .nargs = 1,
+									   .types = {INT4OID}};
+static SqlStatement delete_queue = {.text = "DELETE FROM idemq.queues WHERE queue_id = $1",
+									.nargs = 1,
+									.types = {INT4OID}};
+static SqlStatement set_paused = {.text = "UPDATE idemq.queues SET paused = $2 WHERE queue_id = $1",
+								  .nargs = 2,
+								  .types = {INT4OID, BOOLOID}};
 
-static SqlStatement purge_jobs = {.text = "WITH gone AS (DELETE FROM idemq.jobs WHERE queue_id = $1 AND status <> 'processing' "
-	"AND ($2 IS NULL OR status::text = $2) RETURNING id), "
-	"history AS (DELETE FROM idemq.attempts a USING gone WHERE a.job_id = gone.id) "
-	"SELECT count(*) FROM gone", .nargs = 2, .types = {INT4OID, TEXTOID}};
+static SqlStatement purge_jobs =
+	{.text = "WITH gone AS (DELETE FROM idemq.jobs WHERE queue_id = $1 AND status <> 'processing' "
+			 "AND ($2 IS NULL OR status::text = $2) RETURNING id), "
+			 "history AS (DELETE FROM idemq.attempts a USING gone WHERE a.job_id = gone.id) "
+			 "SELECT count(*) FROM gone",
+	 .nargs = 2,
+	 .types = {INT4OID, TEXTOID}};
 
-static SqlStatement add_grant = {.text = "INSERT INTO idemq.queue_grants (queue_id, role_name, privilege) VALUES ($1, $2, $3) "
-	"ON CONFLICT DO NOTHING", .nargs = 3, .types = {INT4OID, NAMEOID, TEXTOID}};
-static SqlStatement remove_grant = {.text = "DELETE FROM idemq.queue_grants WHERE queue_id = $1 AND role_name = $2 AND privilege = $3", .nargs = 3, .types = {INT4OID, NAMEOID, TEXTOID}};
+static SqlStatement add_grant =
+	{.text = "INSERT INTO idemq.queue_grants (queue_id, role_name, privilege) VALUES ($1, $2, $3) "
+			 "ON CONFLICT DO NOTHING",
+	 .nargs = 3,
+	 .types = {INT4OID, NAMEOID, TEXTOID}};
+static SqlStatement remove_grant =
+	{.text =
+		 "DELETE FROM idemq.queue_grants WHERE queue_id = $1 AND role_name = $2 AND privilege = $3",
+	 .nargs = 3,
+	 .types = {INT4OID, NAMEOID, TEXTOID}};
 
 /* Returns a queue's name for create_queue; raises 22023 for one that is not allowed. */
 static char *
 new_queue_name(FunctionCallInfo fcinfo)
 {
-	char	   *name = idemq_arg_text(fcinfo, 0, "name", IDEMQ_MAX_QUEUE_NAME);
+	char *name = idemq_arg_text(fcinfo, 0, "name", IDEMQ_MAX_QUEUE_NAME);
 
 	for (char *c = name; *c != '\0'; c++)
 	{
-		bool		letter = (*c >= 'A' && *c <= 'Z') || (*c >= 'a' && *c <= 'z') || *c == '_';
-		bool		other = (*c >= '0' && *c <= '9') || *c == '.' || *c == '-';
+		bool letter = (*c >= 'A' && *c <= 'Z') || (*c >= 'a' && *c <= 'z') || *c == '_';
+		bool other = (*c >= '0' && *c <= '9') || *c == '.' || *c == '-';
 
 		if (!letter && !(other && c > name))
 			ereport(ERROR,
@@ -105,15 +135,14 @@ new_queue_name(FunctionCallInfo fcinfo)
 static void
 check_float(FunctionCallInfo fcinfo, int n, const char *name, double least, double most)
 {
-	double		value;
+	double value;
 
 	if (PG_ARGISNULL(n))
 		return;
 	value = PG_GETARG_FLOAT8(n);
 	if (!(value >= least && value <= most))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s is %g", name, value),
-				 errhint("Pass %g to %g.", least, most)));
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s is %g", name, value),
+						errhint("Pass %g to %g.", least, most)));
 }
 
 static void
@@ -173,8 +202,8 @@ setting_values(FunctionCallInfo fcinfo, const char *name, Datum *values, char *n
 static void
 warn_of_short_window(FunctionCallInfo fcinfo, const char *name)
 {
-	double		lease = (double) idemq_arg_interval(fcinfo, ARG_LEASE, "lease", 1);
-	double		window = (double) idemq_arg_interval(fcinfo, ARG_WINDOW, "idempotency_window", 0);
+	double lease = (double) idemq_arg_interval(fcinfo, ARG_LEASE, "lease", 1);
+	double window = (double) idemq_arg_interval(fcinfo, ARG_WINDOW, "idempotency_window", 0);
 
 	if (window < lease * PG_GETARG_INT32(ARG_MAX_ATTEMPTS))
 		ereport(WARNING,
@@ -188,19 +217,22 @@ warn_of_short_window(FunctionCallInfo fcinfo, const char *name)
 Datum
 idemq_sql_create_queue(PG_FUNCTION_ARGS)
 {
-	static const char *const required[] = {
-		[ARG_LEASE] = "lease",		   [ARG_MAX_ATTEMPTS] = "max_attempts",
-		[ARG_RETRY_BASE] = "retry_base", [ARG_RETRY_FACTOR] = "retry_factor",
-		[ARG_RETRY_MAX] = "retry_max", [ARG_RETRY_JITTER] = "retry_jitter",
-		[ARG_RETENTION] = "retention", [ARG_WINDOW] = "idempotency_window",
-		[ARG_RATE_PERIOD] = "rate_period"};
-	char	   *name = new_queue_name(fcinfo);
-	Oid			creator = GetUserId();
-	Datum		values[SETTING_COUNT];
-	char		nulls[SETTING_COUNT];
-	SqlScope	scope;
-	bool		isnull;
-	int32		id;
+	static const char *const required[] = {[ARG_LEASE] = "lease",
+										   [ARG_MAX_ATTEMPTS] = "max_attempts",
+										   [ARG_RETRY_BASE] = "retry_base",
+										   [ARG_RETRY_FACTOR] = "retry_factor",
+										   [ARG_RETRY_MAX] = "retry_max",
+										   [ARG_RETRY_JITTER] = "retry_jitter",
+										   [ARG_RETENTION] = "retention",
+										   [ARG_WINDOW] = "idempotency_window",
+										   [ARG_RATE_PERIOD] = "rate_period"};
+	char					*name = new_queue_name(fcinfo);
+	Oid						 creator = GetUserId();
+	Datum					 values[SETTING_COUNT];
+	char					 nulls[SETTING_COUNT];
+	SqlScope				 scope;
+	bool					 isnull;
+	int32					 id;
 
 	for (int i = 1; i < (int) lengthof(required); i++)
 	{
@@ -212,15 +244,14 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 	setting_values(fcinfo, name, values, nulls);
 	idemq_sql_begin(&scope);
 	if (idemq_sql_run(&insert_queue, values, nulls, SPI_OK_INSERT_RETURNING) == 0)
-		ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
-						errmsg("queue \"%s\" already exists", name),
-						errhint("Change it with idemq.alter_queue.")));
+		ereport(ERROR,
+				(errcode(ERRCODE_DUPLICATE_OBJECT), errmsg("queue \"%s\" already exists", name),
+				 errhint("Change it with idemq.alter_queue.")));
 	id = DatumGetInt32(idemq_sql_value(0, 1, &isnull));
 	if (!has_privs_of_role(creator, idemq_catalog()->owner))
 	{
-		NameData	role;
-		Datum		grant[] = {Int32GetDatum(id), NameGetDatum(&role),
-							   CStringGetTextDatum("admin")};
+		NameData role;
+		Datum	 grant[] = {Int32GetDatum(id), NameGetDatum(&role), CStringGetTextDatum("admin")};
 
 		namestrcpy(&role, GetUserNameFromId(creator, false));
 		(void) idemq_sql_run(&add_grant, grant, NULL, SPI_OK_INSERT);
@@ -241,10 +272,10 @@ admin_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
 Datum
 idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 {
-	Datum		values[SETTING_COUNT];
-	char		nulls[SETTING_COUNT];
-	QueueInfo	queue;
-	SqlScope	scope;
+	Datum	  values[SETTING_COUNT];
+	char	  nulls[SETTING_COUNT];
+	QueueInfo queue;
+	SqlScope  scope;
 
 	admin_queue(fcinfo, &queue);
 	check_settings(fcinfo);
@@ -259,12 +290,12 @@ idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_drop_queue(PG_FUNCTION_ARGS)
 {
-	bool		force = idemq_arg_bool(fcinfo, 1, "force");
-	QueueInfo	queue;
-	SqlScope	scope;
-	Datum		id;
-	int64		unfinished;
-	bool		isnull;
+	bool	  force = idemq_arg_bool(fcinfo, 1, "force");
+	QueueInfo queue;
+	SqlScope  scope;
+	Datum	  id;
+	int64	  unfinished;
+	bool	  isnull;
 
 	admin_queue(fcinfo, &queue);
 	idemq_queue_lock(queue.id, AccessExclusiveLock);
@@ -289,9 +320,9 @@ idemq_sql_drop_queue(PG_FUNCTION_ARGS)
 static Datum
 change_paused(FunctionCallInfo fcinfo, bool paused)
 {
-	QueueInfo	queue;
-	SqlScope	scope;
-	Datum		values[2];
+	QueueInfo queue;
+	SqlScope  scope;
+	Datum	  values[2];
 
 	admin_queue(fcinfo, &queue);
 	values[0] = Int32GetDatum(queue.id);
@@ -320,12 +351,12 @@ idemq_sql_resume(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_purge(PG_FUNCTION_ARGS)
 {
-	char		nulls[] = "  ";
-	Datum		values[2] = {0};
-	QueueInfo	queue;
-	SqlScope	scope;
-	int64		purged;
-	bool		isnull;
+	char	  nulls[] = "  ";
+	Datum	  values[2] = {0};
+	QueueInfo queue;
+	SqlScope  scope;
+	int64	  purged;
+	bool	  isnull;
 
 	admin_queue(fcinfo, &queue);
 	values[0] = Int32GetDatum(queue.id);
@@ -333,7 +364,7 @@ idemq_sql_purge(PG_FUNCTION_ARGS)
 		nulls[1] = 'n';
 	else
 	{
-		JobStatus	status = idemq_status_from_oid(PG_GETARG_OID(1));
+		JobStatus status = idemq_status_from_oid(PG_GETARG_OID(1));
 
 		if (status == JOB_PROCESSING)
 			ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -352,17 +383,17 @@ idemq_sql_purge(PG_FUNCTION_ARGS)
 static void
 grant_values(FunctionCallInfo fcinfo, Datum *values, NameData *role)
 {
-	QueueInfo	queue;
-	char	   *privilege;
+	QueueInfo queue;
+	char	 *privilege;
 
 	admin_queue(fcinfo, &queue);
 	idemq_arg_required(fcinfo, 1, "role");
 	privilege = idemq_arg_text(fcinfo, 2, "privilege", NAMEDATALEN);
 	if (strcmp(privilege, "enqueue") != 0 && strcmp(privilege, "claim") != 0 &&
 		strcmp(privilege, "admin") != 0)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("privilege is \"%s\"", privilege),
-						errhint("Pass enqueue, claim or admin.")));
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("privilege is \"%s\"", privilege),
+				 errhint("Pass enqueue, claim or admin.")));
 	namestrcpy(role, GetUserNameFromId(PG_GETARG_OID(1), false));
 	values[0] = Int32GetDatum(queue.id);
 	values[1] = NameGetDatum(role);
@@ -373,9 +404,9 @@ grant_values(FunctionCallInfo fcinfo, Datum *values, NameData *role)
 Datum
 idemq_sql_grant_queue(PG_FUNCTION_ARGS)
 {
-	Datum		values[3];
-	NameData	role;
-	SqlScope	scope;
+	Datum	 values[3];
+	NameData role;
+	SqlScope scope;
 
 	grant_values(fcinfo, values, &role);
 	idemq_sql_begin(&scope);
@@ -388,9 +419,9 @@ idemq_sql_grant_queue(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_revoke_queue(PG_FUNCTION_ARGS)
 {
-	Datum		values[3];
-	NameData	role;
-	SqlScope	scope;
+	Datum	 values[3];
+	NameData role;
+	SqlScope scope;
 
 	grant_values(fcinfo, values, &role);
 	idemq_sql_begin(&scope);

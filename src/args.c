@@ -22,15 +22,16 @@ void
 idemq_arg_required(FunctionCallInfo fcinfo, int n, const char *name)
 {
 	if (PG_ARGISNULL(n))
-		ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not be NULL", name),
-						errhint("Pass a value for %s.", name)));
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not be NULL", name),
+				 errhint("Pass a value for %s.", name)));
 }
 
 /* Returns a text argument of 1 to max_bytes bytes. */
 char *
 idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes)
 {
-	char	   *value;
+	char *value;
 
 	idemq_arg_required(fcinfo, n, name);
 	value = text_to_cstring(PG_GETARG_TEXT_PP(n));
@@ -55,9 +56,9 @@ void
 idemq_check_key(const char *name, int bytes)
 {
 	if (bytes == 0 || bytes > IDEMQ_MAX_KEY)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("%s has %d bytes", name, bytes),
-						errhint("Pass 1 to %d bytes; hash what is longer.", IDEMQ_MAX_KEY)));
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s has %d bytes", name, bytes),
+				 errhint("Pass 1 to %d bytes; hash what is longer.", IDEMQ_MAX_KEY)));
 }
 
 /*
@@ -67,8 +68,8 @@ idemq_check_key(const char *name, int bytes)
 int64
 idemq_interval_usecs(const Interval *interval)
 {
-	int64		days = (int64) interval->month * DAYS_PER_MONTH + interval->day;
-	int64		usecs;
+	int64 days = (int64) interval->month * DAYS_PER_MONTH + interval->day;
+	int64 usecs;
 
 	if (pg_mul_s64_overflow(days, USECS_PER_DAY, &usecs))
 		return days < 0 ? PG_INT64_MIN : PG_INT64_MAX;
@@ -84,7 +85,7 @@ idemq_interval_usecs(const Interval *interval)
 int64
 idemq_arg_interval(FunctionCallInfo fcinfo, int n, const char *name, int64 least)
 {
-	int64		usecs;
+	int64 usecs;
 
 	idemq_arg_required(fcinfo, n, name);
 	usecs = idemq_interval_usecs(PG_GETARG_INTERVAL_P(n));
@@ -111,14 +112,13 @@ idemq_arg_bool(FunctionCallInfo fcinfo, int n, const char *name)
 int32
 idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32 max)
 {
-	int32		value;
+	int32 value;
 
 	idemq_arg_required(fcinfo, n, name);
 	value = PG_GETARG_INT32(n);
 	if (value < min || value > max)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s is %d", name, value),
-				 errhint("Pass %d to %d.", min, max)));
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s is %d", name, value),
+						errhint("Pass %d to %d.", min, max)));
 	return value;
 }
 
@@ -131,10 +131,10 @@ void
 idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,
 				bool nulls_allowed, ArrayArg *array)
 {
-	ArrayType  *value;
-	int16		length;
-	bool		by_value;
-	char		align;
+	ArrayType *value;
+	int16	   length;
+	bool	   by_value;
+	char	   align;
 
 	idemq_arg_required(fcinfo, n, name);
 	value = PG_GETARG_ARRAYTYPE_P(n);
@@ -150,9 +150,9 @@ idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_ty
 						errmsg("%s has %d elements", name, ARR_DIMS(value)[0]),
 						errhint("Pass at most %d in one call.", IDEMQ_MAX_ARRAY)));
 	if (!nulls_allowed && array_contains_nulls(value))
-		ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-						errmsg("%s must not contain NULL", name),
-						errhint("Leave such elements out.")));
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not contain NULL", name),
+				 errhint("Leave such elements out.")));
 	get_typlenbyvalalign(element_type, &length, &by_value, &align);
 	deconstruct_array(value, element_type, length, by_value, align, &array->values, &array->nulls,
 					  &array->count);
@@ -184,7 +184,7 @@ Tuplestorestate *
 idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	MemoryContext old;
+	MemoryContext  old;
 
 	if (rsinfo == NULL || !IsA(rsinfo, ReturnSetInfo) ||
 		(rsinfo->allowedModes & SFRM_Materialize) == 0)
@@ -198,8 +198,8 @@ idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc)
 		elog(ERROR, "return type must be a row type");
 	rsinfo->returnMode = SFRM_Materialize;
 	rsinfo->setDesc = *desc;
-	rsinfo->setResult = tuplestore_begin_heap(
-		(rsinfo->allowedModes & SFRM_Materialize_Random) != 0, false, work_mem);
+	rsinfo->setResult = tuplestore_begin_heap((rsinfo->allowedModes & SFRM_Materialize_Random) != 0,
+											  false, work_mem);
 	MemoryContextSwitchTo(old);
 	return rsinfo->setResult;
 }

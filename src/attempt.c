@@ -18,7 +18,7 @@
 Outcome
 idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 {
-	Job		   *job = &attempt->job;
+	Job *job = &attempt->job;
 
 	attempt->id = id;
 	attempt->token = token;
@@ -63,11 +63,10 @@ idemq_attempt_raise(const Attempt *attempt, Outcome outcome)
 				 errmsg("job %lld is already committed with this token", (long long) attempt->id),
 				 errhint("Its effect stands: roll back and treat the job as done.")));
 	if (outcome == OUTCOME_STALE)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEMQ_LEASE_LOST),
-				 errmsg("the lease on job %lld is lost", (long long) attempt->id),
-				 errdetail("Token %lld is stale: the job is %s, its last attempt is %d.",
-						   (long long) attempt->token, idemq_status_name(attempt->job.status),
-						   attempt->job.attempt),
-				 errhint("Roll back and drop this job; claim another.")));
+		ereport(ERROR, (errcode(ERRCODE_IDEMQ_LEASE_LOST),
+						errmsg("the lease on job %lld is lost", (long long) attempt->id),
+						errdetail("Token %lld is stale: the job is %s, its last attempt is %d.",
+								  (long long) attempt->token,
+								  idemq_status_name(attempt->job.status), attempt->job.attempt),
+						errhint("Roll back and drop this job; claim another.")));
 }

@@ -11,9 +11,13 @@
 #include "attempts.h"
 #include "sql.h"
 
-static SqlStatement add_attempt = {.text = "INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, worker, claimed_at, ended_at, "
-	"outcome, error) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)", .nargs = 9, .types = {INT8OID, INT8OID, INT4OID, INT4OID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TEXTOID,
-	 TEXTOID}};
+static SqlStatement add_attempt = {
+	.text =
+		"INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, worker, claimed_at, ended_at, "
+		"outcome, error) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+	.nargs = 9,
+	.types = {INT8OID, INT8OID, INT4OID, INT4OID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TEXTOID,
+			  TEXTOID}};
 
 /*
  * Records the end of a job's current attempt.  job: as it was in processing.
@@ -23,9 +27,9 @@ void
 idemq_attempts_add(const Job *job, TimestampTz ended_at, const char *outcome, text *error)
 {
 	TupleTableSlot *row = job->row;
-	Datum		values[9];
-	char		nulls[] = "         ";
-	SqlScope	scope;
+	Datum			values[9];
+	char			nulls[] = "         ";
+	SqlScope		scope;
 
 	values[0] = Int64GetDatum(job->id);
 	values[1] = Int64GetDatum(job->token);

@@ -21,7 +21,7 @@
 int64
 idemq_backoff(int64 base, double factor, int64 max, double jitter, int attempt, double uniform)
 {
-	double		delay = (double) base * pow(factor, Max(attempt, 1) - 1);
+	double delay = (double) base * pow(factor, Max(attempt, 1) - 1);
 
 	delay *= 1.0 + jitter * (2.0 * uniform - 1.0);
 	if (!(delay < (double) max)) /* also infinity and NaN */

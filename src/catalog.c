@@ -20,13 +20,15 @@
 #include "catalog.h"
 #include "compat.h"
 
-static const char *const status_names[JOB_STATUS_COUNT] = {
-	"blocked", "pending", "processing", "failed", "completed", "dead", "cancelled"};
+static const char *const status_names[JOB_STATUS_COUNT] = {"blocked",  "pending",	"processing",
+														   "failed",   "completed", "dead",
+														   "cancelled"};
 
-static const char *const outcome_names[OUTCOME_COUNT] = {
-	"accepted", "duplicate", "claimed", "claimed_again", "locked", "completed", "dead",
-	"cancelled", "blocked", "not_due", "not_found", "committed", "already_committed", "stale",
-	"current", "expired", "retrying", "released"};
+static const char *const outcome_names[OUTCOME_COUNT] =
+	{"accepted",  "duplicate", "claimed",			"claimed_again", "locked",
+	 "completed", "dead",	   "cancelled",			"blocked",		 "not_due",
+	 "not_found", "committed", "already_committed", "stale",		 "current",
+	 "expired",	  "retrying",  "released"};
 
 static Catalog catalog;
 /* The catalog holds while these are equal; 0 loaded: never yet. */
@@ -37,13 +39,12 @@ static uint64 loaded_at = 0;
 static Oid
 relation_oid(const char *name)
 {
-	Oid			oid = get_relname_relid(name, catalog.schema);
+	Oid oid = get_relname_relid(name, catalog.schema);
 
 	if (!OidIsValid(oid))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_TABLE),
-				 errmsg("table \"%s.%s\" does not exist", IDEMQ_SCHEMA, name),
-				 errhint("Run CREATE EXTENSION idemq in this database.")));
+		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE),
+						errmsg("table \"%s.%s\" does not exist", IDEMQ_SCHEMA, name),
+						errhint("Run CREATE EXTENSION idemq in this database.")));
 	return oid;
 }
 
@@ -51,8 +52,8 @@ relation_oid(const char *name)
 static Oid
 load_enum(const char *type, const char *const *names, int count, Oid *values)
 {
-	Oid			type_oid = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid,
-										   CStringGetDatum(type), ObjectIdGetDatum(catalog.schema));
+	Oid type_oid = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum(type),
+								   ObjectIdGetDatum(catalog.schema));
 
 	for (int i = 0; i < count; i++)
 	{
@@ -67,8 +68,8 @@ load_enum(const char *type, const char *const *names, int count, Oid *values)
 static Oid
 relation_owner(Oid relation)
 {
-	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
-	Oid			owner;
+	HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
+	Oid		  owner;
 
 	if (!HeapTupleIsValid(tuple))
 		elog(ERROR, "cache lookup failed for relation %u", relation);
@@ -86,7 +87,7 @@ idemq_catalog(void)
 {
 	while (loaded_at != invalidations)
 	{
-		uint64		before = invalidations;
+		uint64 before = invalidations;
 
 		catalog.schema = get_namespace_oid(IDEMQ_SCHEMA, true);
 		catalog.jobs = relation_oid("jobs");
@@ -94,8 +95,7 @@ idemq_catalog(void)
 		catalog.queue_grants = relation_oid("queue_grants");
 		catalog.jobs_seq = compat_identity_sequence(catalog.jobs, 1);
 		catalog.owner = relation_owner(catalog.jobs);
-		catalog.status_type =
-			load_enum("status", status_names, JOB_STATUS_COUNT, catalog.status);
+		catalog.status_type = load_enum("status", status_names, JOB_STATUS_COUNT, catalog.status);
 		(void) load_enum("outcome", outcome_names, OUTCOME_COUNT, catalog.outcome);
 		loaded_at = before;
 	}

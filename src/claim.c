@@ -35,20 +35,20 @@ PG_FUNCTION_INFO_V1(idemq_sql_claim_any);
 typedef struct ClaimCall
 {
 	/* what is asked for */
-	int32		wanted;
-	int64		lease; /* microseconds, 0 for the queue's */
-	text	   *worker;
-	bool		attach;
+	int32 wanted;
+	int64 lease; /* microseconds, 0 for the queue's */
+	text *worker;
+	bool  attach;
 	/* where the answer goes */
 	Tuplestorestate *store;
-	TupleDesc	desc;
-	bool		with_queue; /* the last column is the queue's name */
-	int32		claimed;
+	TupleDesc		 desc;
+	bool			 with_queue; /* the last column is the queue's name */
+	int32			 claimed;
 	/* of the queue at hand */
-	QueueInfo	queue;
-	CursorView	view;
-	TimestampTz now;
-	LostLeases	lost;
+	QueueInfo	  queue;
+	CursorView	  view;
+	TimestampTz	  now;
+	LostLeases	  lost;
 	MemoryContext row_context; /* reset for each job */
 } ClaimCall;
 
@@ -62,24 +62,24 @@ typedef enum Step
 static Step
 expire(ClaimCall *call, JobsTable *table, const Job *job)
 {
-	EventArgs	args = {0};
+	EventArgs args = {0};
 
 	args.now = call->now;
 	args.error = cstring_to_text("expired before it was claimed");
 	return idemq_transition(table, job, &call->queue, EVENT_EXPIRE, &args, LockWaitSkip) ==
-			JOB_WRITTEN
-		? STEP_PASS
-		: STEP_STAY;
+				   JOB_WRITTEN
+			   ? STEP_PASS
+			   : STEP_STAY;
 }
 
 /* Claims a fetched job that is ready, and adds it to the answer. */
 static Step
 claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 {
-	EventArgs	args = {0};
-	int64		lease = call->lease > 0 ? call->lease : call->queue.lease;
-	Datum		values[CLAIM_COLUMN_COUNT + 1];
-	bool		nulls[CLAIM_COLUMN_COUNT + 1];
+	EventArgs args = {0};
+	int64	  lease = call->lease > 0 ? call->lease : call->queue.lease;
+	Datum	  values[CLAIM_COLUMN_COUNT + 1];
+	bool	  nulls[CLAIM_COLUMN_COUNT + 1];
 
 	args.now = idemq_now();
 	args.deadline = args.now + lease;
@@ -108,7 +108,7 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 static Step
 consider(ClaimCall *call, JobsTable *table, int64 id)
 {
-	Job			job;
+	Job job;
 
 	if (idemq_lease_busy(id) || !idemq_jobs_scan_row(table, &job))
 		return STEP_PASS;
@@ -124,17 +124,17 @@ consider(ClaimCall *call, JobsTable *table, int64 id)
 /* Where a claim is in the ready index of one priority. */
 typedef struct PriorityScan
 {
-	int			priority;
-	ReadyKey	until; /* READY_KEY_MAX: to the end */
-	bool		stayed;
-	ReadyKey	reach; /* where the cursor may go: nothing below is claimable */
+	int		 priority;
+	ReadyKey until; /* READY_KEY_MAX: to the end */
+	bool	 stayed;
+	ReadyKey reach; /* where the cursor may go: nothing below is claimable */
 } PriorityScan;
 
 /* Moves to the next entry, past the end of the stretch; READY_KEY_MAX at the end. */
 static ReadyKey
 next_entry(ClaimCall *call, JobsTable *table, PriorityScan *scan)
 {
-	ReadyKey	key;
+	ReadyKey key;
 
 	if (idemq_jobs_scan_next(table, &key))
 		return key;
@@ -150,7 +150,7 @@ next_entry(ClaimCall *call, JobsTable *table, PriorityScan *scan)
 static ReadyKey
 look_ahead(JobsTable *table, const PriorityScan *scan)
 {
-	ReadyKey	key = READY_KEY_MIN;
+	ReadyKey key = READY_KEY_MIN;
 
 	if (ready_key_less(scan->until, READY_KEY_MAX))
 		return key; /* still within the stretch */
@@ -167,17 +167,17 @@ look_ahead(JobsTable *table, const PriorityScan *scan)
 static void
 claim_priority(ClaimCall *call, JobsTable *table, int priority)
 {
-	ReadyKey	from = call->view.from[priority];
-	ReadyKey	stretch = READY_KEY_MIN;
+	ReadyKey	 from = call->view.from[priority];
+	ReadyKey	 stretch = READY_KEY_MIN;
 	PriorityScan scan = {priority, READY_KEY_MAX, false, from};
 
 	scan.until = idemq_jobs_scan_limit(from, call->view.stretch[priority]);
 	idemq_jobs_scan_begin(table, call->queue.id, priority, from, scan.until);
 	for (;;)
 	{
-		ReadyKey	key = next_entry(call, table, &scan);
+		ReadyKey	  key = next_entry(call, table, &scan);
 		MemoryContext old;
-		Step		step;
+		Step		  step;
 
 		CHECK_FOR_INTERRUPTS();
 		if (key.ready_at > call->now)
@@ -207,7 +207,7 @@ claim_priority(ClaimCall *call, JobsTable *table, int priority)
 static void
 scan_queue(ClaimCall *call, bool from_start)
 {
-	JobsTable	table;
+	JobsTable table;
 
 	/* Sequence and cursors first, then the snapshot: see cursor.c. */
 	idemq_cursor_read(call->queue.slot, call->queue.id, &call->view);
@@ -240,7 +240,7 @@ claim_from_queue(ClaimCall *call, const char *name)
 	scan_queue(call, false);
 	if (call->claimed == 0 && idemq_cursor_verify_due(call->queue.slot, call->queue.id))
 	{
-		int64		started = idemq_mono_now();
+		int64 started = idemq_mono_now();
 
 		scan_queue(call, true);
 		idemq_cursor_verified(call->queue.slot, call->queue.id, idemq_mono_now() - started);
@@ -271,8 +271,8 @@ begin_call(ClaimCall *call, FunctionCallInfo fcinfo)
 Datum
 idemq_sql_claim(PG_FUNCTION_ARGS)
 {
-	char	   *queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
-	ClaimCall	call;
+	char	 *queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
+	ClaimCall call;
 
 	begin_call(&call, fcinfo);
 	claim_from_queue(&call, queue);
@@ -283,8 +283,8 @@ idemq_sql_claim(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_claim_any(PG_FUNCTION_ARGS)
 {
-	ArrayArg	queues;
-	ClaimCall	call;
+	ArrayArg  queues;
+	ClaimCall call;
 
 	idemq_arg_array(fcinfo, 0, "queues", TEXTOID, false, &queues);
 	begin_call(&call, fcinfo);

@@ -37,11 +37,11 @@ PG_FUNCTION_INFO_V1(idemq_sql_commit_once);
 /* What is asked of one job. */
 typedef struct JobCall
 {
-	int64		id;
-	JobEvent	event; /* EVENT_CLAIM or EVENT_COMMIT_ONCE */
-	int64		lease; /* microseconds, 0 for the queue's */
-	bool		attach;
-	EventArgs	args;
+	int64	  id;
+	JobEvent  event; /* EVENT_CLAIM or EVENT_COMMIT_ONCE */
+	int64	  lease; /* microseconds, 0 for the queue's */
+	bool	  attach;
+	EventArgs args;
 	/* what came of it */
 	Job			job;
 	QueueInfo	queue;
@@ -55,7 +55,7 @@ typedef struct JobCall
 static bool
 is_leased(JobCall *call, JobsTable *table)
 {
-	Lease		lease;
+	Lease lease;
 
 	if (!idemq_lease_busy(call->id) || !idemq_lease_get(call->id, &lease))
 		return false;
@@ -74,7 +74,7 @@ is_leased(JobCall *call, JobsTable *table)
 static bool
 is_leased_by_row(JobCall *call, JobsTable *table)
 {
-	LostLeases	lost = {CurrentMemoryContext, NIL};
+	LostLeases lost = {CurrentMemoryContext, NIL};
 
 	call->retry_after = idemq_row_deadline(&call->job);
 	if (idemq_lost_lease_note(&lost, &call->job))
@@ -110,7 +110,7 @@ outcome_of_status(JobStatus status, JobEvent event)
 static bool
 has_expired(JobCall *call, JobsTable *table)
 {
-	EventArgs	args = {0};
+	EventArgs args = {0};
 
 	args.now = idemq_now();
 	if (call->job.expires_at > args.now)
@@ -124,7 +124,7 @@ has_expired(JobCall *call, JobsTable *table)
 static Outcome
 take_job(JobCall *call, JobsTable *table, bool *again)
 {
-	int64		lease = call->lease > 0 ? call->lease : call->queue.lease;
+	int64 lease = call->lease > 0 ? call->lease : call->queue.lease;
 
 	if (has_expired(call, table))
 		return OUTCOME_CANCELLED;
@@ -137,8 +137,8 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 		call->retry_after = call->job.ready_at;
 		return OUTCOME_NOT_DUE;
 	}
-	switch (idemq_take(table, &call->job, &call->queue, call->event, &call->args, lease,
-					   call->attach))
+	switch (
+		idemq_take(table, &call->job, &call->queue, call->event, &call->args, lease, call->attach))
 	{
 		case TAKE_CHANGED:
 			*again = true;
@@ -159,9 +159,9 @@ call_job(JobCall *call, JobsTable *table)
 {
 	for (;;)
 	{
-		bool		again = false;
-		bool		leased = is_leased(call, table);
-		Outcome		outcome = OUTCOME_LOCKED;
+		bool	again = false;
+		bool	leased = is_leased(call, table);
+		Outcome outcome = OUTCOME_LOCKED;
 
 		if (!idemq_jobs_fetch(table, call->id, &call->job) ||
 			!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
@@ -184,26 +184,23 @@ call_job(JobCall *call, JobsTable *table)
 static Datum
 claim_result(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 {
-	TupleDesc	desc;
-	Datum		values[RESULT_COLUMNS] = {0};
-	bool		nulls[RESULT_COLUMNS];
+	TupleDesc desc;
+	Datum	  values[RESULT_COLUMNS] = {0};
+	bool	  nulls[RESULT_COLUMNS];
 
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 	memset(nulls, true, sizeof(nulls));
 	if (outcome == OUTCOME_CLAIMED || outcome == OUTCOME_CLAIMED_AGAIN)
-		idemq_claim_row_fill(&call->job, &call->args, values + RESULT_CLAIM,
-							 nulls + RESULT_CLAIM);
+		idemq_claim_row_fill(&call->job, &call->args, values + RESULT_CLAIM, nulls + RESULT_CLAIM);
 	else if (outcome == OUTCOME_COMPLETED)
-		values[RESULT_RESULT] =
-			idemq_job_document(&call->job, COL_RESULT, &nulls[RESULT_RESULT]);
+		values[RESULT_RESULT] = idemq_job_document(&call->job, COL_RESULT, &nulls[RESULT_RESULT]);
 	if (outcome == OUTCOME_LOCKED && call->retry_after != DT_NOEND)
 	{
 		values[RESULT_DEADLINE] = TimestampTzGetDatum(call->retry_after);
 		nulls[RESULT_DEADLINE] = false;
 	}
-	if ((outcome == OUTCOME_LOCKED || outcome == OUTCOME_NOT_DUE) &&
-		call->retry_after != DT_NOEND)
+	if ((outcome == OUTCOME_LOCKED || outcome == OUTCOME_NOT_DUE) && call->retry_after != DT_NOEND)
 	{
 		values[RESULT_RETRY_AFTER] = TimestampTzGetDatum(call->retry_after);
 		nulls[RESULT_RETRY_AFTER] = false;
@@ -224,9 +221,9 @@ claim_result(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 Datum
 idemq_sql_claim_job(PG_FUNCTION_ARGS)
 {
-	JobCall		call = {0};
-	JobsTable	table;
-	Datum		answer;
+	JobCall	  call = {0};
+	JobsTable table;
+	Datum	  answer;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	call.id = PG_GETARG_INT64(0);
@@ -251,9 +248,9 @@ idemq_sql_claim_job(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_commit_once(PG_FUNCTION_ARGS)
 {
-	JobCall		call = {0};
-	JobsTable	table;
-	Outcome		outcome;
+	JobCall	  call = {0};
+	JobsTable table;
+	Outcome	  outcome;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	call.id = PG_GETARG_INT64(0);

@@ -16,7 +16,7 @@
 Datum
 idemq_job_document(const Job *job, JobColumn column, bool *isnull)
 {
-	Datum		value = job->row->tts_values[column];
+	Datum value = job->row->tts_values[column];
 
 	*isnull = job->row->tts_isnull[column];
 	if (*isnull || !VARATT_IS_EXTERNAL(DatumGetPointer(value)))

@@ -11,8 +11,7 @@
  * enqueued_at, headers */
 #define CLAIM_COLUMN_COUNT 11
 
-extern void idemq_claim_row_fill(const Job *job, const EventArgs *args, Datum *values,
-								 bool *nulls);
+extern void idemq_claim_row_fill(const Job *job, const EventArgs *args, Datum *values, bool *nulls);
 extern Datum idemq_job_document(const Job *job, JobColumn column, bool *isnull);
 
 #endif

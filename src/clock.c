@@ -72,8 +72,8 @@ idemq_mono_now(void)
 static int64
 current_offset(void)
 {
-	int64		seen = observed_offset();
-	uint64		known = pg_atomic_read_u64(&shared->offset);
+	int64  seen = observed_offset();
+	uint64 known = pg_atomic_read_u64(&shared->offset);
 
 	while (seen > (int64) known)
 	{
@@ -87,7 +87,7 @@ current_offset(void)
 TimestampTz
 idemq_now(void)
 {
-	int64		offset = current_offset();
+	int64 offset = current_offset();
 
 	return idemq_mono_now() + offset;
 }
@@ -113,11 +113,11 @@ idemq_timestamp_from_mono(int64 mono)
 TimestampTz
 idemq_primary_since(void)
 {
-	uint64		since = pg_atomic_read_u64(&shared->primary_since);
+	uint64 since = pg_atomic_read_u64(&shared->primary_since);
 
 	if (since == 0)
 	{
-		uint64		now = (uint64) idemq_now();
+		uint64 now = (uint64) idemq_now();
 
 		if (pg_atomic_compare_exchange_u64(&shared->primary_since, &since, now))
 			since = now;

@@ -24,7 +24,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_redrive);
 #define PRIVILEGE_CONTROL (PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN)
 
 /* Decides what is to happen to a fetched job; false when nothing, with the outcome. */
-typedef bool (*Decide) (const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome);
+typedef bool (*Decide)(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome);
 
 static bool
 decide_cancel(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome)
@@ -75,11 +75,11 @@ control_job(JobsTable *table, int64 id, int privileges, Decide decide)
 {
 	for (;;)
 	{
-		EventArgs	args = {0};
-		QueueInfo	queue;
-		JobEvent	event;
-		Outcome		outcome;
-		Job			job;
+		EventArgs args = {0};
+		QueueInfo queue;
+		JobEvent  event;
+		Outcome	  outcome;
+		Job		  job;
 
 		if (!idemq_jobs_fetch(table, id, &job) ||
 			!idemq_queue_allows(job.queue_id, privileges, &queue))
@@ -96,8 +96,8 @@ control_job(JobsTable *table, int64 id, int privileges, Decide decide)
 static Datum
 control_one(FunctionCallInfo fcinfo, Decide decide)
 {
-	JobsTable	table;
-	Outcome		outcome;
+	JobsTable table;
+	Outcome	  outcome;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_jobs_open(&table);
@@ -128,18 +128,21 @@ decide_redrive(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcom
 	return job->status == JOB_DEAD;
 }
 
-static SqlStatement dead_jobs = {.text = "SELECT id FROM idemq.jobs WHERE queue_id = $1 AND status = 'dead' "
-	"AND finished_at IS NOT NULL ORDER BY finished_at, id LIMIT $2", .nargs = 2, .types = {INT4OID, INT8OID}};
+static SqlStatement dead_jobs =
+	{.text = "SELECT id FROM idemq.jobs WHERE queue_id = $1 AND status = 'dead' "
+			 "AND finished_at IS NOT NULL ORDER BY finished_at, id LIMIT $2",
+	 .nargs = 2,
+	 .types = {INT4OID, INT8OID}};
 
 /* Returns the ids of dead jobs of a queue, the longest dead first. */
 static int64 *
 find_dead(int32 queue_id, int64 max, uint64 *count)
 {
 	MemoryContext caller = CurrentMemoryContext;
-	Datum		values[] = {Int32GetDatum(queue_id), Int64GetDatum(max)};
-	SqlScope	scope;
-	int64	   *ids;
-	bool		isnull;
+	Datum		  values[] = {Int32GetDatum(queue_id), Int64GetDatum(max)};
+	SqlScope	  scope;
+	int64		 *ids;
+	bool		  isnull;
 
 	idemq_sql_begin(&scope);
 	*count = idemq_sql_query_latest(&dead_jobs, values, NULL);
@@ -153,8 +156,8 @@ find_dead(int32 queue_id, int64 max, uint64 *count)
 static int
 compare_ids(const void *a, const void *b)
 {
-	int64		x = *(const int64 *) a;
-	int64		y = *(const int64 *) b;
+	int64 x = *(const int64 *) a;
+	int64 y = *(const int64 *) b;
 
 	return (x > y) - (x < y);
 }
@@ -163,15 +166,15 @@ compare_ids(const void *a, const void *b)
 Datum
 idemq_sql_redrive(PG_FUNCTION_ARGS)
 {
-	int64		max = PG_INT64_MAX;
-	int64		redriven = 0;
-	JobsTable	table;
-	QueueInfo	queue;
-	uint64		count;
-	int64	   *ids;
+	int64	  max = PG_INT64_MAX;
+	int64	  redriven = 0;
+	JobsTable table;
+	QueueInfo queue;
+	uint64	  count;
+	int64	 *ids;
 
-	idemq_queue_by_name(idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG),
-						PRIVILEGE_ADMIN, &queue);
+	idemq_queue_by_name(idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG), PRIVILEGE_ADMIN,
+						&queue);
 	if (!PG_ARGISNULL(1))
 		max = idemq_arg_int(fcinfo, 1, "max_jobs", 1, PG_INT32_MAX);
 	idemq_jobs_open(&table);
@@ -181,8 +184,8 @@ idemq_sql_redrive(PG_FUNCTION_ARGS)
 	for (uint64 i = 0; i < count; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		redriven +=
-			control_job(&table, ids[i], PRIVILEGE_ADMIN, decide_redrive) == OUTCOME_RETRYING;
+		redriven += control_job(&table, ids[i], PRIVILEGE_ADMIN, decide_redrive) ==
+					OUTCOME_RETRYING;
 	}
 	idemq_jobs_close(&table);
 	PG_RETURN_INT64(redriven);

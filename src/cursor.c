@@ -49,46 +49,46 @@
 
 typedef struct Lowering
 {
-	ReadyKey	key;
-	int32		priority;
+	ReadyKey key;
+	int32	 priority;
 } Lowering;
 
 typedef struct SlotKey
 {
-	Oid			database;
-	int32		queue_id;
+	Oid	  database;
+	int32 queue_id;
 } SlotKey;
 
 struct QueueSlot
 {
-	LWLock		lock;
-	SlotKey		key; /* queue_id 0: free; changes under slots_lock and lock */
-	uint64		seq; /* lowerings so far; the last RING_SIZE are in ring */
-	ReadyKey	cursor[IDEMQ_PRIORITIES];
-	ReadyKey	stretch[IDEMQ_PRIORITIES];
-	Lowering	ring[RING_SIZE]; /* lowering n is at n % RING_SIZE */
-	bool		needs_recovery;	 /* jobs may be in flight without an entry */
-	uint32		recovery_epoch;	 /* moves whenever needs_recovery is set */
-	int64		next_verify;	 /* mono */
-	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
+	LWLock			 lock;
+	SlotKey			 key; /* queue_id 0: free; changes under slots_lock and lock */
+	uint64			 seq; /* lowerings so far; the last RING_SIZE are in ring */
+	ReadyKey		 cursor[IDEMQ_PRIORITIES];
+	ReadyKey		 stretch[IDEMQ_PRIORITIES];
+	Lowering		 ring[RING_SIZE]; /* lowering n is at n % RING_SIZE */
+	bool			 needs_recovery;  /* jobs may be in flight without an entry */
+	uint32			 recovery_epoch;  /* moves whenever needs_recovery is set */
+	int64			 next_verify;	  /* mono */
+	pg_atomic_uint64 next_deadline;	  /* mono: no lease ends before; no lock */
 };
 
 typedef struct SlotEntry
 {
-	SlotKey		key;
-	int			slot;
+	SlotKey key;
+	int		slot;
 } SlotEntry;
 
 typedef struct CursorShared
 {
-	LWLock		slots_lock;
-	int			tranche;
-	int			used; /* slots that are not free; under slots_lock */
-	QueueSlot	slots[FLEXIBLE_ARRAY_MEMBER];
+	LWLock	  slots_lock;
+	int		  tranche;
+	int		  used; /* slots that are not free; under slots_lock */
+	QueueSlot slots[FLEXIBLE_ARRAY_MEMBER];
 } CursorShared;
 
 static CursorShared *shared = NULL;
-static HTAB *slot_hash = NULL;
+static HTAB			*slot_hash = NULL;
 
 /* Returns the bytes of shared memory for all slots. */
 Size
@@ -108,7 +108,7 @@ idemq_cursor_hash_size(void)
 void
 idemq_cursor_shmem_init(void *area, bool found)
 {
-	HASHCTL		info = {0};
+	HASHCTL info = {0};
 
 	shared = area;
 	if (!found)
@@ -145,8 +145,8 @@ lock_slot(QueueSlot *slot, Oid database, int32 queue_id, LWLockMode mode)
 static QueueSlot *
 find_slot(Oid database, int32 queue_id)
 {
-	SlotKey		key = {database, queue_id};
-	SlotEntry  *entry = hash_search(slot_hash, &key, HASH_FIND, NULL);
+	SlotKey	   key = {database, queue_id};
+	SlotEntry *entry = hash_search(slot_hash, &key, HASH_FIND, NULL);
 
 	return entry == NULL ? NULL : &shared->slots[entry->slot];
 }
@@ -155,9 +155,9 @@ find_slot(Oid database, int32 queue_id)
 static QueueSlot *
 assign_slot(int32 queue_id)
 {
-	SlotKey		key = {MyDatabaseId, queue_id};
-	SlotEntry  *entry;
-	int			i = 0;
+	SlotKey	   key = {MyDatabaseId, queue_id};
+	SlotEntry *entry;
+	int		   i = 0;
 
 	if (shared->used == idemq_max_queues)
 		return NULL;
@@ -187,7 +187,7 @@ assign_slot(int32 queue_id)
 QueueSlot *
 idemq_cursor_find(Oid database, int32 queue_id)
 {
-	QueueSlot  *slot;
+	QueueSlot *slot;
 
 	LWLockAcquire(&shared->slots_lock, LW_SHARED);
 	slot = find_slot(database, queue_id);
@@ -199,8 +199,8 @@ idemq_cursor_find(Oid database, int32 queue_id)
 QueueSlot *
 idemq_cursor_slot(int32 queue_id)
 {
-	QueueSlot  *slot;
-	bool		full;
+	QueueSlot *slot;
+	bool	   full;
 
 	LWLockAcquire(&shared->slots_lock, LW_SHARED);
 	slot = find_slot(MyDatabaseId, queue_id);
@@ -304,8 +304,8 @@ idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to)
 bool
 idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id)
 {
-	int64		now = idemq_mono_now();
-	bool		due;
+	int64 now = idemq_mono_now();
+	bool  due;
 
 	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
 		return false;
@@ -341,7 +341,7 @@ idemq_cursor_need_recovery(QueueSlot *slot, int32 queue_id)
 uint32
 idemq_cursor_recovery_begin(QueueSlot *slot, int32 queue_id)
 {
-	uint32		epoch;
+	uint32 epoch;
 
 	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_SHARED))
 		return 0;
@@ -365,7 +365,7 @@ idemq_cursor_recovery_end(QueueSlot *slot, int32 queue_id, uint32 epoch)
 static void
 free_slot(QueueSlot *slot)
 {
-	SlotKey		key = slot->key;
+	SlotKey key = slot->key;
 
 	LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
 	slot->key = (SlotKey){InvalidOid, 0};
@@ -384,7 +384,7 @@ idemq_cursor_unset_database(Oid database)
 	LWLockAcquire(&shared->slots_lock, LW_SHARED);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
-		QueueSlot  *slot = &shared->slots[i];
+		QueueSlot *slot = &shared->slots[i];
 
 		if (slot->key.database != database || slot->key.queue_id == 0)
 			continue;
@@ -414,7 +414,7 @@ idemq_cursor_forget_database(Oid database)
 void
 idemq_cursor_forget_queue(int32 queue_id)
 {
-	QueueSlot  *slot;
+	QueueSlot *slot;
 
 	LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
 	slot = find_slot(MyDatabaseId, queue_id);
@@ -430,8 +430,7 @@ idemq_cursor_forget_queue(int32 queue_id)
 bool
 idemq_cursor_deadline_passed(QueueSlot *slot)
 {
-	return slot == NULL ||
-		pg_atomic_read_u64(&slot->next_deadline) <= (uint64) idemq_mono_now();
+	return slot == NULL || pg_atomic_read_u64(&slot->next_deadline) <= (uint64) idemq_mono_now();
 }
 
 /* Forgets the earliest deadline, before a look at all leases that notes it anew. */
@@ -449,13 +448,12 @@ idemq_cursor_reset_deadline(QueueSlot *slot)
 void
 idemq_cursor_note_deadline(QueueSlot *slot, int64 deadline)
 {
-	uint64		wanted = (uint64) Max(deadline, 0);
-	uint64		known;
+	uint64 wanted = (uint64) Max(deadline, 0);
+	uint64 known;
 
 	if (slot == NULL)
 		return;
 	known = pg_atomic_read_u64(&slot->next_deadline);
-	while (wanted < known &&
-		   !pg_atomic_compare_exchange_u64(&slot->next_deadline, &known, wanted))
+	while (wanted < known && !pg_atomic_compare_exchange_u64(&slot->next_deadline, &known, wanted))
 		;
 }

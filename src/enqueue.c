@@ -33,7 +33,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_enqueue_many);
 static void
 open_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
 {
-	char	   *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
+	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 
 	idemq_queue_by_name(name, PRIVILEGE_ENQUEUE, queue);
 	idemq_queue_lock(queue->id, AccessShareLock);
@@ -54,8 +54,7 @@ static TimestampTz
 check_run_at(TimestampTz run_at)
 {
 	if (TIMESTAMP_NOT_FINITE(run_at))
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("run_at must be finite"),
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("run_at must be finite"),
 						errhint("Pass a time, or NULL for now.")));
 	return run_at;
 }
@@ -64,9 +63,9 @@ static int
 check_priority(int priority)
 {
 	if (priority < 0 || priority >= IDEMQ_PRIORITIES)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("priority is %d", priority),
-						errhint("Pass 0 (first) to %d.", IDEMQ_PRIORITIES - 1)));
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("priority is %d", priority),
+				 errhint("Pass 0 (first) to %d.", IDEMQ_PRIORITIES - 1)));
 	return priority;
 }
 
@@ -74,7 +73,7 @@ check_priority(int priority)
 static OnDuplicate
 duplicate_policy(FunctionCallInfo fcinfo, int n)
 {
-	char	   *value = idemq_arg_text(fcinfo, n, "on_duplicate", 16);
+	char *value = idemq_arg_text(fcinfo, n, "on_duplicate", 16);
 
 	if (strcmp(value, "keep") == 0)
 		return DUPLICATE_KEEP;
@@ -83,9 +82,9 @@ duplicate_policy(FunctionCallInfo fcinfo, int n)
 	if (strcmp(value, "replace") == 0)
 		return DUPLICATE_REPLACE;
 	if (strcmp(value, "error") != 0)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("on_duplicate is \"%s\"", value),
-						errhint("Pass keep, ignore, replace or error.")));
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("on_duplicate is \"%s\"", value),
+				 errhint("Pass keep, ignore, replace or error.")));
 	return DUPLICATE_ERROR;
 }
 
@@ -110,7 +109,7 @@ static void
 add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicate policy,
 		EnqueueAnswer *answer)
 {
-	ReadyKey	key;
+	ReadyKey key;
 
 	if (columns->set & COLUMN_BIT(COL_KEY))
 	{
@@ -119,8 +118,8 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 	}
 	key.id = DatumGetInt64(columns->values[COL_ID]);
 	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
-	idemq_xact_note_lower(queue->slot, queue->id,
-						  DatumGetInt16(columns->values[COL_PRIORITY]), key);
+	idemq_xact_note_lower(queue->slot, queue->id, DatumGetInt16(columns->values[COL_PRIORITY]),
+						  key);
 	idemq_jobs_insert(table, columns);
 	*answer = (EnqueueAnswer){key.id, OUTCOME_ACCEPTED, JOB_PENDING, (Datum) 0, true};
 }
@@ -131,21 +130,20 @@ read_options(FunctionCallInfo fcinfo, JobChange *columns, TimestampTz now)
 {
 	if (!PG_ARGISNULL(2))
 	{
-		text	   *key = PG_GETARG_TEXT_PP(2);
+		text *key = PG_GETARG_TEXT_PP(2);
 
 		idemq_check_key("key", VARSIZE_ANY_EXHDR(key));
 		job_set(columns, COL_KEY, PointerGetDatum(key));
 	}
 	if (!PG_ARGISNULL(3) && !PG_ARGISNULL(4))
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("delay and run_at cannot be used together"),
-						errhint("Pass one of them.")));
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("delay and run_at cannot be used together"), errhint("Pass one of them.")));
 	if (!PG_ARGISNULL(3))
 		job_set(columns, COL_READY_AT,
 				TimestampTzGetDatum(now + idemq_arg_interval(fcinfo, 3, "delay", 0)));
 	if (!PG_ARGISNULL(4))
-		job_set(columns, COL_READY_AT,
-				TimestampTzGetDatum(check_run_at(PG_GETARG_TIMESTAMPTZ(4))));
+		job_set(columns, COL_READY_AT, TimestampTzGetDatum(check_run_at(PG_GETARG_TIMESTAMPTZ(4))));
 	idemq_arg_required(fcinfo, 5, "priority");
 	job_set(columns, COL_PRIORITY, Int16GetDatum(check_priority(PG_GETARG_INT32(5))));
 	if (!PG_ARGISNULL(6))
@@ -180,15 +178,15 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 Datum
 idemq_sql_enqueue(PG_FUNCTION_ARGS)
 {
-	QueueInfo	queue;
-	JobsTable	table;
-	JobChange	columns;
+	QueueInfo	  queue;
+	JobsTable	  table;
+	JobChange	  columns;
 	EnqueueAnswer answer;
-	OnDuplicate policy = duplicate_policy(fcinfo, 10);
-	Datum		values[ANSWER_COLUMNS];
-	bool		nulls[ANSWER_COLUMNS];
-	TupleDesc	desc;
-	TimestampTz now;
+	OnDuplicate	  policy = duplicate_policy(fcinfo, 10);
+	Datum		  values[ANSWER_COLUMNS];
+	bool		  nulls[ANSWER_COLUMNS];
+	TupleDesc	  desc;
+	TimestampTz	  now;
 
 	idemq_arg_required(fcinfo, 1, "payload");
 	open_queue(fcinfo, &queue);
@@ -208,23 +206,23 @@ idemq_sql_enqueue(PG_FUNCTION_ARGS)
 /* The arrays of enqueue_many; values of an absent one is NULL. */
 typedef struct EnqueueArrays
 {
-	ArrayArg	payloads;
-	ArrayArg	keys;
-	ArrayArg	run_ats;
-	ArrayArg	priorities;
-	int		   *order; /* in which the elements are written */
-	int64	   *ids;   /* given in the order of the elements */
+	ArrayArg payloads;
+	ArrayArg keys;
+	ArrayArg run_ats;
+	ArrayArg priorities;
+	int		*order; /* in which the elements are written */
+	int64	*ids;	/* given in the order of the elements */
 } EnqueueArrays;
 
 static int
 compare_by_key(const void *a, const void *b, void *arg)
 {
 	const ArrayArg *keys = arg;
-	int			x = *(const int *) a;
-	int			y = *(const int *) b;
-	text	   *left;
-	text	   *right;
-	int			order;
+	int				x = *(const int *) a;
+	int				y = *(const int *) b;
+	text		   *left;
+	text		   *right;
+	int				order;
 
 	if (keys->nulls[x] || keys->nulls[y])
 		return keys->nulls[x] != keys->nulls[y] ? keys->nulls[x] - keys->nulls[y] : x - y;
@@ -244,7 +242,7 @@ compare_by_key(const void *a, const void *b, void *arg)
 static void
 read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
 {
-	int			n;
+	int n;
 
 	idemq_arg_array(fcinfo, 1, "payloads", JSONBOID, false, &arrays->payloads);
 	n = arrays->payloads.count;
@@ -278,8 +276,7 @@ fill_element(JobChange *columns, const EnqueueArrays *arrays, int i)
 	}
 	if (arrays->run_ats.values != NULL && !arrays->run_ats.nulls[i])
 		job_set(columns, COL_READY_AT,
-				TimestampTzGetDatum(
-					check_run_at(DatumGetTimestampTz(arrays->run_ats.values[i]))));
+				TimestampTzGetDatum(check_run_at(DatumGetTimestampTz(arrays->run_ats.values[i]))));
 	if (arrays->priorities.values != NULL && !arrays->priorities.nulls[i])
 		job_set(columns, COL_PRIORITY,
 				Int16GetDatum(check_priority(DatumGetInt32(arrays->priorities.values[i]))));
@@ -292,14 +289,14 @@ fill_element(JobChange *columns, const EnqueueArrays *arrays, int i)
 Datum
 idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 {
-	EnqueueArrays arrays;
-	QueueInfo	queue;
-	JobsTable	table;
-	TupleDesc	desc;
+	EnqueueArrays	 arrays;
+	QueueInfo		 queue;
+	JobsTable		 table;
+	TupleDesc		 desc;
 	Tuplestorestate *store;
-	MemoryContext job_context;
-	MemoryContext old;
-	TimestampTz now;
+	MemoryContext	 job_context;
+	MemoryContext	 old;
+	TimestampTz		 now;
 
 	open_queue(fcinfo, &queue);
 	idemq_jobs_open(&table);
@@ -311,11 +308,11 @@ idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 	old = MemoryContextSwitchTo(job_context);
 	for (int n = 0; n < arrays.payloads.count; n++)
 	{
-		int			i = arrays.order[n];
-		JobChange	columns;
+		int			  i = arrays.order[n];
+		JobChange	  columns;
 		EnqueueAnswer answer;
-		Datum		values[ANSWER_COLUMNS + 1];
-		bool		nulls[ANSWER_COLUMNS + 1] = {false};
+		Datum		  values[ANSWER_COLUMNS + 1];
+		bool		  nulls[ANSWER_COLUMNS + 1] = {false};
 
 		CHECK_FOR_INTERRUPTS();
 		MemoryContextReset(job_context);

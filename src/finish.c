@@ -41,19 +41,19 @@ typedef enum FinishKind
 /* How attempts are to end. */
 typedef struct Finish
 {
-	FinishKind	kind;
-	bool		permanent; /* fail: no further attempt */
-	bool		has_delay;
-	int64		delay; /* fail, release: microseconds until the job is ready again */
-	EventArgs	args;  /* result or error */
+	FinishKind kind;
+	bool	   permanent; /* fail: no further attempt */
+	bool	   has_delay;
+	int64	   delay; /* fail, release: microseconds until the job is ready again */
+	EventArgs  args;  /* result or error */
 } Finish;
 
 /* One element of a batch. */
 typedef struct BatchItem
 {
-	int64		id;
-	int64		token;
-	int32		ord; /* its place in the caller's arrays, from 0 */
+	int64 id;
+	int64 token;
+	int32 ord; /* its place in the caller's arrays, from 0 */
 } BatchItem;
 
 /* Returns the event by which an attempt ends, and what to answer then. */
@@ -61,7 +61,7 @@ static JobEvent
 choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 {
 	const QueueInfo *queue = &attempt->queue;
-	int64		delay = finish->delay;
+	int64			 delay = finish->delay;
 
 	finish->args.now = idemq_now();
 	if (finish->kind == FINISH_COMMIT)
@@ -92,8 +92,8 @@ finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt 
 {
 	for (;;)
 	{
-		Outcome		outcome = idemq_attempt_find(table, id, token, attempt);
-		JobEvent	event;
+		Outcome	 outcome = idemq_attempt_find(table, id, token, attempt);
+		JobEvent event;
 
 		if (outcome != OUTCOME_CURRENT)
 			return outcome;
@@ -109,15 +109,14 @@ finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt 
 static Datum
 finish_one(FunctionCallInfo fcinfo, Finish *finish, bool raise)
 {
-	JobsTable	table;
-	Attempt		attempt;
-	Outcome		outcome;
+	JobsTable table;
+	Attempt	  attempt;
+	Outcome	  outcome;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
 	idemq_jobs_open(&table);
-	outcome =
-		finish_attempt(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), finish, &attempt);
+	outcome = finish_attempt(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), finish, &attempt);
 	if (raise)
 		idemq_attempt_raise(&attempt, outcome);
 	idemq_jobs_close(&table);
@@ -140,41 +139,49 @@ compare_items(const void *a, const void *b)
 	return 0;
 }
 
+/* As compare_items, and of equal ones the first in the caller's arrays first. */
+static int
+compare_items_stably(const void *a, const void *b)
+{
+	int order = compare_items(a, b);
+
+	return order != 0 ? order : ((const BatchItem *) a)->ord - ((const BatchItem *) b)->ord;
+}
+
 /*
  * Ends many attempts, in the order of their ids, so that two batches never
- * deadlock; an (id, token) named twice counts once.  documents: the result or
+ * deadlock; of an (id, token) named twice the first counts.  documents: the result or
  * error of each, or none.
  */
 static Datum
-finish_many(FunctionCallInfo fcinfo, Finish *finish, const ArrayArg *documents,
-			const ArrayArg *ids, const ArrayArg *tokens)
+finish_many(FunctionCallInfo fcinfo, Finish *finish, const ArrayArg *documents, const ArrayArg *ids,
+			const ArrayArg *tokens)
 {
-	TupleDesc	desc;
+	TupleDesc		 desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
-	BatchItem  *items = MemoryContextAllocHuge(CurrentMemoryContext,
-											   Max(ids->count, 1) * sizeof(BatchItem));
+	BatchItem		*items =
+		MemoryContextAllocHuge(CurrentMemoryContext, Max(ids->count, 1) * sizeof(BatchItem));
 	MemoryContext item_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq batch", ALLOCSET_DEFAULT_SIZES);
 	MemoryContext old;
-	JobsTable	table;
-	Attempt		attempt;
-	int			n = ids->count;
+	JobsTable	  table;
+	Attempt		  attempt;
+	int			  n = ids->count;
 
 	for (int i = 0; i < n; i++)
-		items[i] =
-			(BatchItem){DatumGetInt64(ids->values[i]), DatumGetInt64(tokens->values[i]), i};
-	qsort(items, n, sizeof(BatchItem), compare_items);
+		items[i] = (BatchItem){DatumGetInt64(ids->values[i]), DatumGetInt64(tokens->values[i]), i};
+	qsort(items, n, sizeof(BatchItem), compare_items_stably);
 	n = qunique(items, n, sizeof(BatchItem), compare_items);
 
 	idemq_jobs_open(&table);
 	old = MemoryContextSwitchTo(item_context);
 	for (int i = 0; i < n; i++)
 	{
-		bool		none = documents->values == NULL || documents->nulls[items[i].ord];
-		Datum		document = none ? (Datum) 0 : documents->values[items[i].ord];
-		Datum		values[2];
-		bool		nulls[2] = {false, false};
-		Outcome		outcome;
+		bool	none = documents->values == NULL || documents->nulls[items[i].ord];
+		Datum	document = none ? (Datum) 0 : documents->values[items[i].ord];
+		Datum	values[2];
+		bool	nulls[2] = {false, false};
+		Outcome outcome;
 
 		CHECK_FOR_INTERRUPTS();
 		MemoryContextReset(item_context);
@@ -196,7 +203,7 @@ finish_many(FunctionCallInfo fcinfo, Finish *finish, const ArrayArg *documents,
 static Finish
 commit_args(FunctionCallInfo fcinfo)
 {
-	Finish		finish = {.kind = FINISH_COMMIT};
+	Finish finish = {.kind = FINISH_COMMIT};
 
 	finish.args.no_document = PG_ARGISNULL(2);
 	if (!PG_ARGISNULL(2))
@@ -208,7 +215,7 @@ commit_args(FunctionCallInfo fcinfo)
 Datum
 idemq_sql_commit(PG_FUNCTION_ARGS)
 {
-	Finish		finish = commit_args(fcinfo);
+	Finish finish = commit_args(fcinfo);
 
 	return finish_one(fcinfo, &finish, true);
 }
@@ -217,7 +224,7 @@ idemq_sql_commit(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_try_commit(PG_FUNCTION_ARGS)
 {
-	Finish		finish = commit_args(fcinfo);
+	Finish finish = commit_args(fcinfo);
 
 	return finish_one(fcinfo, &finish, false);
 }
@@ -226,10 +233,10 @@ idemq_sql_try_commit(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_commit_many(PG_FUNCTION_ARGS)
 {
-	Finish		finish = {.kind = FINISH_COMMIT};
-	ArrayArg	ids;
-	ArrayArg	tokens;
-	ArrayArg	results;
+	Finish	 finish = {.kind = FINISH_COMMIT};
+	ArrayArg ids;
+	ArrayArg tokens;
+	ArrayArg results;
 
 	idemq_arg_array(fcinfo, 0, "ids", INT8OID, false, &ids);
 	idemq_arg_required(fcinfo, 1, "tokens");
@@ -242,7 +249,7 @@ idemq_sql_commit_many(PG_FUNCTION_ARGS)
 static Finish
 fail_args(FunctionCallInfo fcinfo)
 {
-	Finish		finish = {.kind = FINISH_FAIL};
+	Finish finish = {.kind = FINISH_FAIL};
 
 	finish.has_delay = !PG_ARGISNULL(3);
 	if (finish.has_delay)
@@ -255,7 +262,7 @@ fail_args(FunctionCallInfo fcinfo)
 Datum
 idemq_sql_fail(PG_FUNCTION_ARGS)
 {
-	Finish		finish = fail_args(fcinfo);
+	Finish finish = fail_args(fcinfo);
 
 	if (!PG_ARGISNULL(2))
 		finish.args.error = PG_GETARG_TEXT_P(2);
@@ -266,10 +273,10 @@ idemq_sql_fail(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_fail_many(PG_FUNCTION_ARGS)
 {
-	Finish		finish = fail_args(fcinfo);
-	ArrayArg	ids;
-	ArrayArg	tokens;
-	ArrayArg	errors;
+	Finish	 finish = fail_args(fcinfo);
+	ArrayArg ids;
+	ArrayArg tokens;
+	ArrayArg errors;
 
 	idemq_arg_array(fcinfo, 0, "ids", INT8OID, false, &ids);
 	idemq_arg_required(fcinfo, 1, "tokens");
@@ -282,7 +289,7 @@ idemq_sql_fail_many(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_release(PG_FUNCTION_ARGS)
 {
-	Finish		finish = {.kind = FINISH_RELEASE};
+	Finish finish = {.kind = FINISH_RELEASE};
 
 	if (!PG_ARGISNULL(2))
 		finish.delay = idemq_arg_interval(fcinfo, 2, "delay", 0);

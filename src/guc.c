@@ -9,15 +9,14 @@
 #include "compat.h"
 #include "guc.h"
 
-int			idemq_max_queues = 1024;
-int			idemq_max_leases = 65536;
+int idemq_max_queues = 1024;
+int idemq_max_leases = 65536;
 
 /* Defines idemq's settings; called once, from shared_preload_libraries. */
 void
 idemq_guc_define(void)
 {
-	DefineCustomIntVariable("idemq.max_queues",
-							"Queues that have a ready cursor in shared memory.",
+	DefineCustomIntVariable("idemq.max_queues", "Queues that have a ready cursor in shared memory.",
 							"More queues work, but each claim from them starts at the head of "
 							"the ready index.",
 							&idemq_max_queues, 1024, 1, 100000, PGC_POSTMASTER, 0, NULL, NULL,

@@ -21,15 +21,13 @@
 
 PG_MODULE_MAGIC;
 
-void		_PG_init(void);
+void _PG_init(void);
 
 /* In the order of start-up. */
 static const ShmemPart parts[] = {
 	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
-	{"idemq cursors", idemq_cursor_shmem_size, idemq_cursor_hash_size,
-	 idemq_cursor_shmem_init},
-	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size,
-	 idemq_leases_shmem_init},
+	{"idemq cursors", idemq_cursor_shmem_size, idemq_cursor_hash_size, idemq_cursor_shmem_init},
+	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
 };
 
 /* Raises 55000 with the very line to add to postgresql.conf. */
@@ -40,8 +38,7 @@ refuse_without_preload(void)
 	bool		others = preloaded != NULL && preloaded[0] != '\0';
 
 	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("idemq is not loaded"),
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE), errmsg("idemq is not loaded"),
 			 errdetail("It needs shared memory from the start of the server."),
 			 errhint("Put this line into postgresql.conf and restart the server:\n"
 					 "shared_preload_libraries = '%s%sidemq'",

@@ -15,11 +15,11 @@
 
 #define IDEMQ_PRIORITIES 10
 #define IDEMQ_DEFAULT_PRIORITY 4
-#define IDEMQ_MAX_QUEUE_NAME 48   /* bytes */
-#define IDEMQ_MAX_NAME_ARG 1024  /* bytes of a name that may then not exist */
-#define IDEMQ_MAX_KEY 1024        /* bytes: an index row holds at most 2704 */
-#define IDEMQ_MAX_WORKER 256      /* bytes */
-#define IDEMQ_MAX_ARRAY 1000000   /* elements of an array argument */
+#define IDEMQ_MAX_QUEUE_NAME 48 /* bytes */
+#define IDEMQ_MAX_NAME_ARG 1024 /* bytes of a name that may then not exist */
+#define IDEMQ_MAX_KEY 1024		/* bytes: an index row holds at most 2704 */
+#define IDEMQ_MAX_WORKER 256	/* bytes */
+#define IDEMQ_MAX_ARRAY 1000000 /* elements of an array argument */
 
 /* Order as in CREATE TYPE idemq.status. */
 typedef enum JobStatus

@@ -14,7 +14,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_may_use);
 static Datum
 allows(FunctionCallInfo fcinfo, int wanted)
 {
-	QueueInfo	queue;
+	QueueInfo queue;
 
 	if (PG_ARGISNULL(0))
 		PG_RETURN_BOOL(false);

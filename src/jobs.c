@@ -2,7 +2,7 @@
  * jobs.c
  *		The jobs table: fetch, lock, update, delete and insert rows by direct
  *		access.  With jobs_ready.c (scans), jobs_index.c (index entries) and
- *		jobs_executor.c (the long way) it alone reads and writes idemq.jobs.
+ *		jobs_sql.c (the long way) it alone reads and writes idemq.jobs.
  *
  * A JobsTable is open for one call.  Its snapshot is the latest at that time,
  * whatever the isolation level, so a call sees what is committed and what its
@@ -20,8 +20,8 @@
  *						integrity checks do it: a transaction never sees two
  *						versions of a row.
  *   user's triggers,	generated columns, check constraints, columns, foreign
- *						keys that point here: the row is locked, then written
- *						through the executor (jobs_executor.c).
+ *						keys that point here: the row is locked, then written by
+ *						SQL (jobs_sql.c).
  *   user's indexes		jobs_index.c maintains all that the table has.
  *
  * Locks: RowExclusiveLock on the table, kept to the end of the transaction as
@@ -45,18 +45,19 @@
 #include "compat.h"
 #include "jobs.h"
 
-#define OUR_TRIGGER "idemq_jobs_changed"
-
-/* Returns whether the table has just our own trigger, and no constraint but NOT NULL. */
+/* Returns whether the table has just our own triggers, and no constraint but NOT NULL. */
 static bool
 is_simple(Relation rel)
 {
 	TriggerDesc *triggers = rel->trigdesc;
 	TupleConstr *constr = RelationGetDescr(rel)->constr;
 
-	if (triggers != NULL &&
-		(triggers->numtriggers != 1 || strcmp(triggers->triggers[0].tgname, OUR_TRIGGER) != 0))
-		return false;
+	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
+	{
+		if (strcmp(triggers->triggers[i].tgname, "idemq_jobs_changed") != 0 &&
+			strcmp(triggers->triggers[i].tgname, "idemq_jobs_truncated") != 0)
+			return false;
+	}
 	if (constr != NULL && (constr->num_check > 0 || constr->has_generated_stored))
 		return false;
 	return RelationGetDescr(rel)->natts == JOB_COLUMNS;
@@ -86,7 +87,7 @@ drop_snapshot(JobsTable *table)
 void
 idemq_jobs_open_to_read(JobsTable *table)
 {
-	LOCKMODE	mode = RecoveryInProgress() ? AccessShareLock : RowExclusiveLock;
+	LOCKMODE mode = RecoveryInProgress() ? AccessShareLock : RowExclusiveLock;
 
 	memset(table, 0, sizeof(*table));
 	table->context = CurrentMemoryContext;
@@ -114,11 +115,12 @@ idemq_jobs_open(JobsTable *table)
 static void
 begin_scan_by_id(JobsTable *table)
 {
-	Oid			pkey = compat_primary_key_index(table->rel);
-	MemoryContext old = MemoryContextSwitchTo(table->context);
+	Oid			  pkey = compat_primary_key_index(table->rel);
+	MemoryContext old;
 
 	if (!OidIsValid(pkey))
 		elog(ERROR, "idemq.jobs has no primary key");
+	old = MemoryContextSwitchTo(table->context);
 	table->pkey = index_open(pkey, AccessShareLock);
 	table->by_id = compat_index_beginscan(table->rel, table->pkey, table->snapshot, 1);
 	MemoryContextSwitchTo(old);
@@ -171,7 +173,7 @@ timestamp_or(TupleTableSlot *row, JobColumn column, TimestampTz otherwise)
 void
 idemq_jobs_decode(TupleTableSlot *row, Job *job)
 {
-	Datum	   *values;
+	Datum *values;
 
 	slot_getallattrs(row);
 	values = row->tts_values;
@@ -194,13 +196,18 @@ idemq_jobs_decode(TupleTableSlot *row, Job *job)
 bool
 idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 {
-	ScanKeyData key;
+	MemoryContext old;
+	ScanKeyData	  key;
+	bool		  found;
 
 	if (table->by_id == NULL)
 		begin_scan_by_id(table);
 	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
+	old = MemoryContextSwitchTo(table->context);
 	index_rescan(table->by_id, &key, 1, NULL, 0);
-	if (!index_getnext_slot(table->by_id, ForwardScanDirection, table->row))
+	found = index_getnext_slot(table->by_id, ForwardScanDirection, table->row);
+	MemoryContextSwitchTo(old);
+	if (!found)
 		return false;
 	idemq_jobs_decode(table->row, job);
 	return true;
@@ -221,7 +228,7 @@ bool
 idemq_jobs_is_free(const Job *job)
 {
 	HeapTupleHeader header = row_header(job);
-	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
+	TransactionId	xmax = HeapTupleHeaderGetRawXmax(header);
 
 	if ((header->t_infomask & HEAP_XMAX_INVALID) || !TransactionIdIsValid(xmax))
 		return true;
@@ -239,7 +246,7 @@ idemq_jobs_is_mine(const Job *job)
 	if (header->t_infomask & (HEAP_XMAX_INVALID | HEAP_XMAX_IS_MULTI))
 		return false;
 	return HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) &&
-		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmax(header));
+		   TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmax(header));
 }
 
 /* Translates a table access method's answer; raises 27000 where a trigger of ours got in. */
@@ -256,10 +263,9 @@ write_result(TM_Result result)
 		case TM_WouldBlock:
 			return JOB_LOCKED;
 		case TM_SelfModified:
-			ereport(ERROR,
-					(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
-					 errmsg("job was already changed by the command that called idemq"),
-					 errhint("Do not call idemq from a trigger on idemq.jobs.")));
+			ereport(ERROR, (errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
+							errmsg("job was already changed by the command that called idemq"),
+							errhint("Do not call idemq from a trigger on idemq.jobs.")));
 		default:
 			elog(ERROR, "unexpected answer %u of the jobs table", result);
 	}
@@ -270,8 +276,8 @@ JobWrite
 idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, LockWaitPolicy policy)
 {
 	ItemPointerData tid = job->row->tts_tid;
-	TM_FailureData failure;
-	TM_Result	result;
+	TM_FailureData	failure;
+	TM_Result		result;
 
 	if (table->lock_row == NULL)
 	{
@@ -292,7 +298,7 @@ idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, LockWaitPo
 static void
 fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
 {
-	int			natts = RelationGetDescr(table->rel)->natts;
+	int				natts = RelationGetDescr(table->rel)->natts;
 	TupleTableSlot *new_row = table->new_row;
 
 	ExecClearTuple(new_row);
@@ -315,28 +321,27 @@ fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
  * indexed column is a HOT update, without any lock record.
  */
 JobWrite
-idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change,
-				  LockWaitPolicy policy)
+idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, LockWaitPolicy policy)
 {
 	ItemPointerData tid = job->row->tts_tid;
-	TM_FailureData failure;
-	LockTupleMode mode;
-	UpdateIndexes indexes;
-	TM_Result	result;
+	TM_FailureData	failure;
+	LockTupleMode	mode;
+	UpdateIndexes	indexes;
+	TM_Result		result;
 
 	if (!table->simple || (policy == LockWaitSkip && !idemq_jobs_is_free(job)))
 	{
-		JobWrite	locked = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, policy);
+		JobWrite locked = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, policy);
 
 		if (locked != JOB_WRITTEN)
 			return locked;
 	}
-	fill_new_row(table, job, change);
 	if (!table->simple)
 	{
-		idemq_jobs_executor_update(table->rel, job->row, table->new_row, change->set);
+		idemq_jobs_update_sql(job->id, change);
 		return JOB_WRITTEN;
 	}
+	fill_new_row(table, job, change);
 	result = table_tuple_update(table->rel, &tid, table->new_row, GetCurrentCommandId(true),
 								table->snapshot, table->crosscheck, true, &failure, &mode,
 								&indexes);
@@ -351,15 +356,14 @@ JobWrite
 idemq_jobs_delete(JobsTable *table, const Job *job)
 {
 	ItemPointerData tid = job->row->tts_tid;
-	TM_FailureData failure;
+	TM_FailureData	failure;
 
 	if (!table->simple)
 	{
-		JobWrite	locked =
-			idemq_jobs_lock(table, job, LockTupleExclusive, LockWaitBlock);
+		JobWrite locked = idemq_jobs_lock(table, job, LockTupleExclusive, LockWaitBlock);
 
 		if (locked == JOB_WRITTEN)
-			idemq_jobs_executor_delete(table->rel, job->row);
+			idemq_jobs_delete_sql(job->id);
 		return locked;
 	}
 	return write_result(table_tuple_delete(table->rel, &tid, GetCurrentCommandId(true),
@@ -387,7 +391,8 @@ idemq_jobs_insert(JobsTable *table, JobChange *columns)
 	}
 	if (!table->simple)
 	{
-		(void) idemq_jobs_insert_sql(columns);
+		if (!idemq_jobs_insert_sql(columns))
+			idemq_jobs_refused();
 		return;
 	}
 	ExecClearTuple(new_row);

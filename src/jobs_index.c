@@ -15,8 +15,10 @@
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/sysattr.h"
 #include "access/table.h"
 #include "catalog/pg_am.h"
+#include "executor/executor.h"
 #include "nodes/execnodes.h"
 #include "nodes/makefuncs.h"
 #include "nodes/primnodes.h"
@@ -31,25 +33,25 @@
 
 typedef struct IndexShape
 {
-	Oid			oid;
-	bool		simple; /* the rest holds */
-	bool		unique;
-	int			nkeys;
-	AttrNumber	keys[MAX_KEYS];
-	uint32		key_columns; /* COLUMN_BITs */
-	uint32		not_null;	 /* the predicate: these are not NULL, */
-	uint32		is_null;	 /* and these are */
+	Oid		   oid;
+	bool	   simple; /* the rest holds */
+	bool	   unique;
+	int		   nkeys;
+	AttrNumber keys[MAX_KEYS];
+	uint32	   key_columns; /* COLUMN_BITs */
+	uint32	   not_null;	/* the predicate: these are not NULL, */
+	uint32	   is_null;		/* and these are */
 } IndexShape;
 
 static IndexShape shapes[MAX_SHAPES];
-static int	nshapes = 0;
+static int		  nshapes = 0;
 
 /* Adds a predicate's clause to the masks; false when it is not a plain NULL test. */
 static bool
 add_clause(IndexShape *shape, Node *clause)
 {
-	NullTest   *test = (NullTest *) clause;
-	Var		   *var;
+	NullTest *test = (NullTest *) clause;
+	Var		 *var;
 
 	if (!IsA(clause, NullTest) || test->argisrow || !IsA(test->arg, Var))
 		return false;
@@ -68,16 +70,16 @@ static bool
 read_shape(Relation index, IndexShape *shape)
 {
 	Form_pg_index form = index->rd_index;
-	ListCell   *lc;
+	ListCell	 *lc;
 
-	if (index->rd_rel->relam != BTREE_AM_OID || form->indnatts > MAX_KEYS ||
-		form->indisexclusion || !form->indimmediate)
+	if (index->rd_rel->relam != BTREE_AM_OID || form->indnatts > MAX_KEYS || form->indisexclusion ||
+		!form->indimmediate)
 		return false;
 	shape->unique = form->indisunique;
 	shape->nkeys = form->indnatts;
 	for (int i = 0; i < form->indnatts; i++)
 	{
-		AttrNumber	attno = form->indkey.values[i];
+		AttrNumber attno = form->indkey.values[i];
 
 		if (attno < 1 || attno > JOB_COLUMNS)
 			return false;
@@ -96,8 +98,8 @@ read_shape(Relation index, IndexShape *shape)
 static const IndexShape *
 index_shape(Oid oid)
 {
-	IndexShape	shape = {0};
-	Relation	index;
+	IndexShape shape = {0};
+	Relation   index;
 
 	for (int i = 0; i < nshapes; i++)
 	{
@@ -140,15 +142,15 @@ is_ready_index(const IndexShape *shape)
 									  COL_ID + 1};
 
 	return shape->simple && shape->nkeys == (int) lengthof(keys) &&
-		memcmp(shape->keys, keys, sizeof(keys)) == 0 &&
-		shape->not_null == COLUMN_BIT(COL_READY_AT) && shape->is_null == 0;
+		   memcmp(shape->keys, keys, sizeof(keys)) == 0 &&
+		   shape->not_null == COLUMN_BIT(COL_READY_AT) && shape->is_null == 0;
 }
 
 static bool
 is_valid_index(Oid oid)
 {
-	Relation	index = index_open(oid, RowExclusiveLock);
-	bool		valid = index->rd_index->indisvalid;
+	Relation index = index_open(oid, RowExclusiveLock);
+	bool	 valid = index->rd_index->indisvalid;
 
 	index_close(index, NoLock);
 	return valid;
@@ -158,9 +160,9 @@ is_valid_index(Oid oid)
 Oid
 idemq_jobs_ready_index(Relation rel)
 {
-	List	   *indexes = RelationGetIndexList(rel);
-	Oid			found = InvalidOid;
-	ListCell   *lc;
+	List	 *indexes = RelationGetIndexList(rel);
+	Oid		  found = InvalidOid;
+	ListCell *lc;
 
 	foreach(lc, indexes)
 	{
@@ -180,7 +182,7 @@ idemq_jobs_ready_index(Relation rel)
 static uint32
 null_columns(TupleTableSlot *row)
 {
-	uint32		nulls = 0;
+	uint32 nulls = 0;
 
 	for (int i = 0; i < JOB_COLUMNS; i++)
 	{
@@ -195,10 +197,10 @@ static void
 insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const uint32 *changed)
 {
 	static IndexInfo *unused_info = NULL;
-	Relation	index = index_open(shape->oid, RowExclusiveLock);
-	Datum		values[INDEX_MAX_KEYS];
-	bool		isnull[INDEX_MAX_KEYS];
-	bool		unchanged = changed != NULL && (*changed & shape->key_columns) == 0;
+	Relation		  index = index_open(shape->oid, RowExclusiveLock);
+	Datum			  values[INDEX_MAX_KEYS];
+	bool			  isnull[INDEX_MAX_KEYS];
+	bool			  unchanged = changed != NULL && (*changed & shape->key_columns) == 0;
 
 	if (index->rd_index->indisready)
 	{
@@ -215,6 +217,29 @@ insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const u
 	index_close(index, NoLock);
 }
 
+/* Writes the entries of all indexes, whatever they are, through the executor. */
+static void
+insert_by_executor(Relation rel, TupleTableSlot *row, const uint32 *changed, bool only_summarizing)
+{
+	EState		  *estate = CreateExecutorState();
+	ResultRelInfo *result_rel = makeNode(ResultRelInfo);
+	Bitmapset	  *set = NULL;
+
+	for (int i = 0; changed != NULL && i < JOB_COLUMNS; i++)
+	{
+		if (*changed & COLUMN_BIT(i))
+			set = bms_add_member(set, i + 1 - FirstLowInvalidHeapAttributeNumber);
+	}
+	compat_init_range_table(estate, rel, set);
+	InitResultRelInfo(result_rel, rel, 1, NULL, 0);
+	ExecOpenIndices(result_rel, false);
+	list_free(
+		compat_insert_index_tuples(result_rel, row, estate, changed != NULL, only_summarizing));
+	ExecCloseIndices(result_rel);
+	ExecResetTupleTable(estate->es_tupleTable, false);
+	FreeExecutorState(estate);
+}
+
 /*
  * Writes the index entries of a new row version.  changed: the columns that an
  * update set, NULL for an insert.  only_summarizing: the update was HOT but for
@@ -225,20 +250,20 @@ void
 idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
 						bool only_summarizing)
 {
-	List	   *indexes = RelationGetIndexList(rel);
-	uint32		nulls = null_columns(row);
-	bool		simple = !only_summarizing;
-	ListCell   *lc;
+	List	 *indexes = RelationGetIndexList(rel);
+	uint32	  nulls = null_columns(row);
+	bool	  simple = !only_summarizing;
+	ListCell *lc;
 
 	foreach(lc, indexes)
 		simple &= index_shape(lfirst_oid(lc))->simple;
 	if (!simple)
-		idemq_jobs_executor_index(rel, row, changed != NULL, only_summarizing);
+		insert_by_executor(rel, row, changed, only_summarizing);
 	else
 	{
 		foreach(lc, indexes)
 		{
-			IndexShape	shape = *index_shape(lfirst_oid(lc));
+			IndexShape shape = *index_shape(lfirst_oid(lc));
 
 			if ((shape.not_null & nulls) == 0 && (shape.is_null & ~nulls) == 0)
 				insert_entry(rel, &shape, row, changed);

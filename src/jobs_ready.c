@@ -64,16 +64,15 @@ idemq_jobs_scan_limit(ReadyKey from, ReadyKey stretch)
  * what keeps a claim of one job cheap.
  */
 void
-idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from,
-					  ReadyKey until)
+idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from, ReadyKey until)
 {
-	ScanKeyData keys[5];
-	ScanKey		parts = palloc(2 * sizeof(ScanKeyData)); /* the scan points to them */
-	int			nkeys = 2;
+	ScanKeyData	  keys[5];
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	ScanKey		  parts = palloc(2 * sizeof(ScanKeyData)); /* the scan points to them */
+	int			  nkeys = 2;
 
 	ScanKeyInit(&keys[0], READY_QUEUE, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(queue_id));
-	ScanKeyInit(&keys[1], READY_PRIORITY, BTEqualStrategyNumber, F_INT2EQ,
-				Int16GetDatum(priority));
+	ScanKeyInit(&keys[1], READY_PRIORITY, BTEqualStrategyNumber, F_INT2EQ, Int16GetDatum(priority));
 	if (from.ready_at == until.ready_at)
 	{
 		ScanKeyInit(&keys[nkeys++], READY_AT, BTEqualStrategyNumber, F_TIMESTAMPTZ_EQ,
@@ -94,6 +93,7 @@ idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey f
 	table->by_ready = compat_index_beginscan(table->rel, table->ready, table->snapshot, nkeys);
 	table->by_ready->xs_want_itup = true;
 	index_rescan(table->by_ready, keys, nkeys, NULL, 0);
+	MemoryContextSwitchTo(old);
 }
 
 /* Moves to the next index entry; false at the end. */
@@ -101,9 +101,12 @@ bool
 idemq_jobs_scan_next(JobsTable *table, ReadyKey *key)
 {
 	IndexScanDesc scan = table->by_ready;
-	bool		isnull;
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	bool		  found = index_getnext_tid(scan, ForwardScanDirection) != NULL;
+	bool		  isnull;
 
-	if (index_getnext_tid(scan, ForwardScanDirection) == NULL)
+	MemoryContextSwitchTo(old);
+	if (!found)
 		return false;
 	key->ready_at =
 		DatumGetTimestampTz(index_getattr(scan->xs_itup, READY_AT, scan->xs_itupdesc, &isnull));
@@ -115,7 +118,11 @@ idemq_jobs_scan_next(JobsTable *table, ReadyKey *key)
 bool
 idemq_jobs_scan_row(JobsTable *table, Job *job)
 {
-	if (!index_fetch_heap(table->by_ready, table->row))
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	bool		  found = index_fetch_heap(table->by_ready, table->row);
+
+	MemoryContextSwitchTo(old);
+	if (!found)
 		return false;
 	idemq_jobs_decode(table->row, job);
 	return true;

@@ -25,21 +25,33 @@
 #include "keyed.h"
 #include "sql.h"
 
-static SqlStatement find_key = {.text = "SELECT id, status::text, result, payload = $3, coalesce(finished_at <= $4, false) "
-	"FROM idemq.jobs WHERE queue_id = $1 AND key = $2", .nargs = 4, .types = {INT4OID, TEXTOID, JSONBOID, TIMESTAMPTZOID}};
+/* Rounds of insert and look after which a trigger must be keeping the row out. */
+#define MAX_TRIES 20
 
-static SqlStatement free_key = {.text = "UPDATE idemq.jobs SET key = NULL WHERE id = $1 AND key = $2 AND finished_at <= $3", .nargs = 3, .types = {INT8OID, TEXTOID, TIMESTAMPTZOID}};
+static SqlStatement find_key =
+	{.text = "SELECT id, status::text, result, payload = $3, coalesce(finished_at <= $4, false) "
+			 "FROM idemq.jobs WHERE queue_id = $1 AND key = $2",
+	 .nargs = 4,
+	 .types = {INT4OID, TEXTOID, JSONBOID, TIMESTAMPTZOID}};
 
-static SqlStatement replace_job = {.text = "UPDATE idemq.jobs SET payload = $2, ready_at = $3, priority = $4, headers = $5, "
-	"expires_at = $6, max_attempts = $7 "
-	"WHERE id = $1 AND status = 'pending' AND attempt = 0", .nargs = 7, .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID}};
+static SqlStatement free_key =
+	{.text = "UPDATE idemq.jobs SET key = NULL WHERE id = $1 AND key = $2 AND finished_at <= $3",
+	 .nargs = 3,
+	 .types = {INT8OID, TEXTOID, TIMESTAMPTZOID}};
+
+static SqlStatement replace_job =
+	{.text = "UPDATE idemq.jobs SET payload = $2, ready_at = $3, priority = $4, headers = $5, "
+			 "expires_at = $6, max_attempts = $7 "
+			 "WHERE id = $1 AND status = 'pending' AND attempt = 0",
+	 .nargs = 7,
+	 .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID}};
 
 /* Who has the key. */
 typedef struct KeyHolder
 {
 	EnqueueAnswer answer;
-	bool		same_payload;
-	bool		expired; /* finished before the window */
+	bool		  same_payload;
+	bool		  expired; /* finished before the window */
 } KeyHolder;
 
 /* Looks the key up under the latest snapshot. */
@@ -47,13 +59,13 @@ static bool
 find_holder(const QueueInfo *queue, const JobChange *columns, TimestampTz window_start,
 			KeyHolder *holder)
 {
-	MemoryContext caller = CurrentMemoryContext;
-	Datum		values[] = {Int32GetDatum(queue->id), columns->values[COL_KEY],
-							columns->values[COL_PAYLOAD], TimestampTzGetDatum(window_start)};
+	MemoryContext  caller = CurrentMemoryContext;
+	Datum		   values[] = {Int32GetDatum(queue->id), columns->values[COL_KEY],
+							   columns->values[COL_PAYLOAD], TimestampTzGetDatum(window_start)};
 	EnqueueAnswer *answer = &holder->answer;
-	SqlScope	scope;
-	bool		found;
-	bool		isnull;
+	SqlScope	   scope;
+	bool		   found;
+	bool		   isnull;
 
 	idemq_sql_begin(&scope);
 	found = idemq_sql_query_latest(&find_key, values, NULL) > 0;
@@ -61,8 +73,8 @@ find_holder(const QueueInfo *queue, const JobChange *columns, TimestampTz window
 	{
 		answer->id = DatumGetInt64(idemq_sql_value(0, 1, &isnull));
 		answer->outcome = OUTCOME_DUPLICATE;
-		answer->status = idemq_status_from_name(
-			TextDatumGetCString(idemq_sql_value(0, 2, &isnull)));
+		answer->status =
+			idemq_status_from_name(TextDatumGetCString(idemq_sql_value(0, 2, &isnull)));
 		answer->result = idemq_sql_value(0, 3, &answer->no_result);
 		if (!answer->no_result)
 		{
@@ -82,9 +94,9 @@ find_holder(const QueueInfo *queue, const JobChange *columns, TimestampTz window
 static void
 take_key(const KeyHolder *holder, const JobChange *columns, TimestampTz window_start)
 {
-	Datum		values[] = {Int64GetDatum(holder->answer.id), columns->values[COL_KEY],
-							TimestampTzGetDatum(window_start)};
-	SqlScope	scope;
+	Datum	 values[] = {Int64GetDatum(holder->answer.id), columns->values[COL_KEY],
+						 TimestampTzGetDatum(window_start)};
+	SqlScope scope;
 
 	idemq_sql_begin(&scope);
 	(void) idemq_sql_run(&free_key, values, NULL, SPI_OK_UPDATE);
@@ -95,15 +107,15 @@ take_key(const KeyHolder *holder, const JobChange *columns, TimestampTz window_s
 static void
 replace(const KeyHolder *holder, const JobChange *columns)
 {
-	static const JobColumn replaced[] = {COL_PAYLOAD,	 COL_READY_AT,	 COL_PRIORITY,
+	static const JobColumn replaced[] = {COL_PAYLOAD, COL_READY_AT,	  COL_PRIORITY,
 										 COL_HEADERS, COL_EXPIRES_AT, COL_MAX_ATTEMPTS};
-	Datum		values[7] = {Int64GetDatum(holder->answer.id)};
-	char		nulls[] = "       ";
-	SqlScope	scope;
+	Datum				   values[7] = {Int64GetDatum(holder->answer.id)};
+	char				   nulls[] = "       ";
+	SqlScope			   scope;
 
 	for (int i = 0; i < (int) lengthof(replaced); i++)
 	{
-		bool		is_set = (columns->set & COLUMN_BIT(replaced[i])) != 0;
+		bool is_set = (columns->set & COLUMN_BIT(replaced[i])) != 0;
 
 		values[i + 1] = is_set ? columns->values[replaced[i]] : (Datum) 0;
 		nulls[i + 1] = is_set ? ' ' : 'n';
@@ -144,21 +156,19 @@ answer_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
  * job that has the key.  Raises IQ003, IQ004; 40001 above READ COMMITTED.
  */
 void
-idemq_enqueue_keyed(const QueueInfo *queue, JobChange *columns, OnDuplicate policy,
+idemq_enqueue_keyed(const QueueInfo *queue, const JobChange *columns, OnDuplicate policy,
 					EnqueueAnswer *answer)
 {
 	TimestampTz window_start = idemq_now() - queue->idempotency_window;
 	bool		look_first = IsolationUsesXactSnapshot();
 	KeyHolder	holder;
 
-	for (int i = 0; i < JOB_COLUMNS; i++)
-	{
-		if ((columns->set & COLUMN_BIT(i)) == 0)
-			columns->isnull[i] = true;
-	}
-	for (;;)
+	/* A holder may come and go between the two looks, but not again and again. */
+	for (int tries = 0;; tries++)
 	{
 		CHECK_FOR_INTERRUPTS();
+		if (tries > MAX_TRIES)
+			idemq_jobs_refused();
 		if (!look_first && idemq_jobs_insert_sql(columns))
 			break;
 		if (find_holder(queue, columns, window_start, &holder))
@@ -173,6 +183,6 @@ idemq_enqueue_keyed(const QueueInfo *queue, JobChange *columns, OnDuplicate poli
 		}
 		look_first = false;
 	}
-	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED,
-							  JOB_PENDING, (Datum) 0, true};
+	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, JOB_PENDING,
+							  (Datum) 0, true};
 }

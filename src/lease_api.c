@@ -33,15 +33,15 @@ PG_FUNCTION_INFO_V1(idemq_sql_reap);
 static Outcome
 beat_by_row(int64 id, int64 token, int64 length)
 {
-	JobsTable	table;
-	Attempt		attempt;
-	Outcome		outcome;
+	JobsTable table;
+	Attempt	  attempt;
+	Outcome	  outcome;
 
 	idemq_jobs_open(&table);
 	while ((outcome = idemq_attempt_find(&table, id, token, &attempt)) == OUTCOME_CURRENT)
 	{
-		LostLeases	lost = {CurrentMemoryContext, NIL};
-		EventArgs	args = {0};
+		LostLeases lost = {CurrentMemoryContext, NIL};
+		EventArgs  args = {0};
 
 		if (idemq_lost_lease_note(&lost, &attempt.job))
 			(void) idemq_lost_leases_settle(&lost, &table, &attempt.queue);
@@ -67,8 +67,8 @@ beat_by_row(int64 id, int64 token, int64 length)
 static Outcome
 beat(int64 id, int64 token, int64 length)
 {
-	Lease		lease;
-	QueueInfo	queue;
+	Lease	  lease;
+	QueueInfo queue;
 
 	if (idemq_lease_get(id, &lease))
 	{
@@ -94,7 +94,7 @@ beat(int64 id, int64 token, int64 length)
 Datum
 idemq_sql_heartbeat(PG_FUNCTION_ARGS)
 {
-	int64		length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
+	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
@@ -105,10 +105,10 @@ idemq_sql_heartbeat(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_heartbeat_many(PG_FUNCTION_ARGS)
 {
-	int64		length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
-	ArrayArg	ids;
-	ArrayArg	tokens;
-	TupleDesc	desc;
+	int64			 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
+	ArrayArg		 ids;
+	ArrayArg		 tokens;
+	TupleDesc		 desc;
 	Tuplestorestate *store;
 
 	idemq_arg_array(fcinfo, 0, "ids", INT8OID, false, &ids);
@@ -117,8 +117,8 @@ idemq_sql_heartbeat_many(PG_FUNCTION_ARGS)
 	store = idemq_srf_begin(fcinfo, &desc);
 	for (int i = 0; i < ids.count; i++)
 	{
-		Datum		values[2];
-		bool		nulls[2] = {false, false};
+		Datum values[2];
+		bool  nulls[2] = {false, false};
 
 		CHECK_FOR_INTERRUPTS();
 		values[0] = ids.values[i];
@@ -133,7 +133,7 @@ idemq_sql_heartbeat_many(PG_FUNCTION_ARGS)
 static bool
 is_past_deadline(const Attempt *attempt)
 {
-	Lease		lease;
+	Lease lease;
 
 	if (idemq_lease_get(attempt->id, &lease) && lease.token == attempt->token)
 		return lease.deadline <= idemq_mono_now();
@@ -144,9 +144,9 @@ is_past_deadline(const Attempt *attempt)
 Datum
 idemq_sql_validate(PG_FUNCTION_ARGS)
 {
-	JobsTable	table;
-	Attempt		attempt;
-	Outcome		outcome;
+	JobsTable table;
+	Attempt	  attempt;
+	Outcome	  outcome;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
@@ -164,9 +164,9 @@ idemq_sql_validate(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_checkpoint(PG_FUNCTION_ARGS)
 {
-	JobsTable	table;
-	Attempt		attempt;
-	EventArgs	args = {0};
+	JobsTable table;
+	Attempt	  attempt;
+	EventArgs args = {0};
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
@@ -193,8 +193,8 @@ idemq_sql_checkpoint(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_assert_current(PG_FUNCTION_ARGS)
 {
-	JobsTable	table;
-	Attempt		attempt;
+	JobsTable table;
+	Attempt	  attempt;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
@@ -215,15 +215,15 @@ idemq_sql_assert_current(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_reap(PG_FUNCTION_ARGS)
 {
-	QueueInfo	queue;
-	int64		reaped = 0;
-	int32	   *ids;
-	int			count;
+	QueueInfo queue;
+	int64	  reaped = 0;
+	int32	 *ids;
+	int		  count;
 
 	if (!PG_ARGISNULL(0))
 	{
-		idemq_queue_by_name(idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG),
-							PRIVILEGE_CLAIM, &queue);
+		idemq_queue_by_name(idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG), PRIVILEGE_CLAIM,
+							&queue);
 		PG_RETURN_INT64(idemq_reap_all(&queue));
 	}
 	ids = idemq_queue_ids(PRIVILEGE_CLAIM, &count);

@@ -38,15 +38,15 @@
 
 typedef struct LeasesShared
 {
-	int			tranche;
+	int				 tranche;
 	pg_atomic_uint64 last_token; /* the greatest issued since the start */
 	pg_atomic_uint32 count;		 /* entries: bounds the table exactly */
-	LWLockPadded locks[LEASE_PARTITIONS];
+	LWLockPadded	 locks[LEASE_PARTITIONS];
 } LeasesShared;
 
 static LeasesShared *shared = NULL;
-static HTAB *lease_hash = NULL;
-static bool exit_registered = false;
+static HTAB			*lease_hash = NULL;
+static bool			 exit_registered = false;
 
 /* Returns the bytes of shared memory for the locks. */
 Size
@@ -66,7 +66,7 @@ idemq_leases_hash_size(void)
 void
 idemq_leases_shmem_init(void *area, bool found)
 {
-	HASHCTL		info = {0};
+	HASHCTL info = {0};
 
 	shared = area;
 	if (!found)
@@ -104,7 +104,7 @@ idemq_lease_issue_token(int64 row_token)
 static LeaseKey
 lease_key(int64 job_id)
 {
-	LeaseKey	key = {MyDatabaseId, 0, job_id};
+	LeaseKey key = {MyDatabaseId, 0, job_id};
 
 	return key;
 }
@@ -126,9 +126,9 @@ lock_entry(const LeaseKey *key, LWLockMode mode, LWLock **lock, uint32 *hash)
 static Lease *
 lock_entry_of(int64 job_id, int64 token, LWLock **lock)
 {
-	LeaseKey	key = lease_key(job_id);
-	uint32		hash;
-	Lease	   *lease = lock_entry(&key, LW_EXCLUSIVE, lock, &hash);
+	LeaseKey key = lease_key(job_id);
+	uint32	 hash;
+	Lease	*lease = lock_entry(&key, LW_EXCLUSIVE, lock, &hash);
 
 	return lease != NULL && lease->token == token ? lease : NULL;
 }
@@ -137,7 +137,7 @@ lock_entry_of(int64 job_id, int64 token, LWLock **lock)
 static Lease *
 enter(const LeaseKey *key, uint32 hash)
 {
-	Lease	   *lease;
+	Lease *lease;
 
 	if (pg_atomic_fetch_add_u32(&shared->count, 1) >= (uint32) idemq_max_leases)
 		lease = NULL;
@@ -169,11 +169,11 @@ idemq_lease_table_is_full(void)
 bool
 idemq_lease_busy(int64 job_id)
 {
-	LeaseKey	key = lease_key(job_id);
-	LWLock	   *lock;
-	uint32		hash;
-	Lease	   *lease = lock_entry(&key, LW_SHARED, &lock, &hash);
-	bool		busy = lease != NULL && lease->ender != IDEMQ_MY_PROC_NUMBER;
+	LeaseKey key = lease_key(job_id);
+	LWLock	*lock;
+	uint32	 hash;
+	Lease	*lease = lock_entry(&key, LW_SHARED, &lock, &hash);
+	bool	 busy = lease != NULL && lease->ender != IDEMQ_MY_PROC_NUMBER;
 
 	LWLockRelease(lock);
 	return busy;
@@ -183,10 +183,10 @@ idemq_lease_busy(int64 job_id)
 bool
 idemq_lease_get(int64 job_id, Lease *copy)
 {
-	LeaseKey	key = lease_key(job_id);
-	LWLock	   *lock;
-	uint32		hash;
-	Lease	   *lease = lock_entry(&key, LW_SHARED, &lock, &hash);
+	LeaseKey key = lease_key(job_id);
+	LWLock	*lock;
+	uint32	 hash;
+	Lease	*lease = lock_entry(&key, LW_SHARED, &lock, &hash);
 
 	if (lease != NULL)
 		*copy = *lease;
@@ -203,11 +203,11 @@ LeaseTake
 idemq_lease_take(int64 job_id, int64 token, int32 queue_id, int64 length, bool attached,
 				 Lease *prior, bool *has_prior)
 {
-	LeaseKey	key = lease_key(job_id);
-	LWLock	   *lock;
-	uint32		hash;
-	Lease	   *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
-	LeaseTake	take = LEASE_TAKEN;
+	LeaseKey  key = lease_key(job_id);
+	LWLock	 *lock;
+	uint32	  hash;
+	Lease	 *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	LeaseTake take = LEASE_TAKEN;
 
 	*has_prior = lease != NULL;
 	if (lease == NULL)
@@ -242,9 +242,9 @@ idemq_lease_take(int64 job_id, int64 token, int32 queue_id, int64 length, bool a
 int64
 idemq_lease_activate(int64 job_id, int64 token)
 {
-	LWLock	   *lock;
-	Lease	   *lease = lock_entry_of(job_id, token, &lock);
-	int64		deadline = PG_INT64_MAX;
+	LWLock *lock;
+	Lease  *lease = lock_entry_of(job_id, token, &lock);
+	int64	deadline = PG_INT64_MAX;
 
 	if (lease != NULL && lease->claiming)
 	{
@@ -259,10 +259,10 @@ idemq_lease_activate(int64 job_id, int64 token)
 void
 idemq_lease_drop(int64 job_id, int64 token)
 {
-	LeaseKey	key = lease_key(job_id);
-	LWLock	   *lock;
-	uint32		hash;
-	Lease	   *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	LeaseKey key = lease_key(job_id);
+	LWLock	*lock;
+	uint32	 hash;
+	Lease	*lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
 
 	if (lease != NULL && lease->token == token)
 		remove_entry(&key, hash);
@@ -273,8 +273,8 @@ idemq_lease_drop(int64 job_id, int64 token)
 void
 idemq_lease_restore(int64 token, const Lease *prior)
 {
-	LWLock	   *lock;
-	Lease	   *lease = lock_entry_of(prior->key.job_id, token, &lock);
+	LWLock *lock;
+	Lease  *lease = lock_entry_of(prior->key.job_id, token, &lock);
 
 	if (lease != NULL)
 		*lease = *prior;
@@ -285,8 +285,8 @@ idemq_lease_restore(int64 token, const Lease *prior)
 void
 idemq_lease_begin_end(int64 job_id, int64 token)
 {
-	LWLock	   *lock;
-	Lease	   *lease = lock_entry_of(job_id, token, &lock);
+	LWLock *lock;
+	Lease  *lease = lock_entry_of(job_id, token, &lock);
 
 	if (lease != NULL)
 	{
@@ -304,10 +304,10 @@ idemq_lease_begin_end(int64 job_id, int64 token)
 bool
 idemq_lease_begin_reap(int64 job_id, int64 token)
 {
-	LWLock	   *lock;
-	Lease	   *lease = lock_entry_of(job_id, token, &lock);
-	bool		won = lease != NULL && !lease->claiming && lease->ender == NO_SESSION &&
-		lease->deadline <= idemq_mono_now();
+	LWLock *lock;
+	Lease  *lease = lock_entry_of(job_id, token, &lock);
+	bool	won = lease != NULL && !lease->claiming && lease->ender == NO_SESSION &&
+			   lease->deadline <= idemq_mono_now();
 
 	if (won)
 	{
@@ -325,9 +325,9 @@ idemq_lease_begin_reap(int64 job_id, int64 token)
 int64
 idemq_lease_cancel_end(int64 job_id, int64 token)
 {
-	LWLock	   *lock;
-	Lease	   *lease = lock_entry_of(job_id, token, &lock);
-	int64		deadline = PG_INT64_MAX;
+	LWLock *lock;
+	Lease  *lease = lock_entry_of(job_id, token, &lock);
+	int64	deadline = PG_INT64_MAX;
 
 	if (lease != NULL && lease->ender == IDEMQ_MY_PROC_NUMBER)
 	{
@@ -347,11 +347,11 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 LeaseTake
 idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int64 length)
 {
-	LeaseKey	key = lease_key(job_id);
-	LWLock	   *lock;
-	uint32		hash;
-	Lease	   *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
-	LeaseTake	take = LEASE_TAKEN;
+	LeaseKey  key = lease_key(job_id);
+	LWLock	 *lock;
+	uint32	  hash;
+	Lease	 *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	LeaseTake take = LEASE_TAKEN;
 
 	if (lease != NULL)
 		take = LEASE_BUSY;
@@ -378,11 +378,11 @@ idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int
 LeaseBeat
 idemq_lease_beat(int64 job_id, int64 token, int64 length)
 {
-	LeaseKey	key = lease_key(job_id);
-	LWLock	   *lock;
-	uint32		hash;
-	Lease	   *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
-	LeaseBeat	beat = LEASE_BEAT_DONE;
+	LeaseKey  key = lease_key(job_id);
+	LWLock	 *lock;
+	uint32	  hash;
+	Lease	 *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	LeaseBeat beat = LEASE_BEAT_DONE;
 
 	if (lease == NULL)
 		beat = LEASE_BEAT_UNKNOWN;
@@ -408,9 +408,9 @@ int
 idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max, int64 *next_deadline)
 {
 	HASH_SEQ_STATUS seq;
-	Lease	   *lease;
-	int64		now = idemq_mono_now();
-	int			n = 0;
+	Lease		   *lease;
+	int64			now = idemq_mono_now();
+	int				n = 0;
 
 	*next_deadline = PG_INT64_MAX;
 	for (int i = 0; i < LEASE_PARTITIONS; i++)
@@ -440,7 +440,7 @@ static void
 end_leases(Oid database, int32 session)
 {
 	HASH_SEQ_STATUS seq;
-	Lease	   *lease;
+	Lease		   *lease;
 
 	for (int i = 0; i < LEASE_PARTITIONS; i++)
 		LWLockAcquire(&shared->locks[i].lock, LW_EXCLUSIVE);

@@ -31,41 +31,43 @@
 
 typedef struct CachedQueue
 {
-	int32		id; /* hash key */
-	QueueInfo	info;
-	Oid			role; /* whose privileges info.privileges are */
-	List	   *grants; /* of QueueGrant */
+	int32	  id; /* hash key */
+	QueueInfo info;
+	Oid		  role;	  /* whose privileges info.privileges are */
+	List	 *grants; /* of QueueGrant */
 } CachedQueue;
 
 typedef struct QueueGrant
 {
-	NameData	role;
-	int			privilege;
+	NameData role;
+	int		 privilege;
 } QueueGrant;
 
-static SqlStatement load_queues = {.text = "SELECT queue_id, name, lease, max_attempts, retry_base, retry_factor, retry_max, "
-	"retry_jitter, retention, idempotency_window, paused FROM idemq.queues"};
-static SqlStatement load_grants = {.text = "SELECT queue_id, role_name, privilege FROM idemq.queue_grants"};
+static SqlStatement load_queues = {
+	.text = "SELECT queue_id, name, lease, max_attempts, retry_base, retry_factor, retry_max, "
+			"retry_jitter, retention, idempotency_window, paused FROM idemq.queues"};
+static SqlStatement load_grants = {
+	.text = "SELECT queue_id, role_name, privilege FROM idemq.queue_grants"};
 
 typedef struct CachedName
 {
-	char		name[IDEMQ_MAX_QUEUE_NAME + 1]; /* hash key */
-	int32		id;
+	char  name[IDEMQ_MAX_QUEUE_NAME + 1]; /* hash key */
+	int32 id;
 } CachedName;
 
 static MemoryContext cache_context = NULL;
-static HTAB *cache = NULL; /* of CachedQueue */
-static HTAB *names = NULL; /* of CachedName */
+static HTAB			*cache = NULL; /* of CachedQueue */
+static HTAB			*names = NULL; /* of CachedName */
 /* The cache holds while these are equal. */
 static uint64 invalidations = 1;
 static uint64 loaded_at = 0;
 /* idemq.queues, as the callback needs it without a lookup. */
-static Oid	queues_relid = InvalidOid;
+static Oid queues_relid = InvalidOid;
 
 static int64
 interval_column(uint64 row, int column)
 {
-	bool		isnull;
+	bool isnull;
 
 	return idemq_interval_usecs(DatumGetIntervalP(idemq_sql_value(row, column, &isnull)));
 }
@@ -74,10 +76,10 @@ interval_column(uint64 row, int column)
 static void
 cache_queue(uint64 row)
 {
-	bool		isnull;
-	int32		id = DatumGetInt32(idemq_sql_value(row, 1, &isnull));
+	bool		 isnull;
+	int32		 id = DatumGetInt32(idemq_sql_value(row, 1, &isnull));
 	CachedQueue *cached = hash_search(cache, &id, HASH_ENTER, NULL);
-	QueueInfo  *info = &cached->info;
+	QueueInfo	*info = &cached->info;
 
 	memset(info, 0, sizeof(*info));
 	info->id = id;
@@ -111,19 +113,18 @@ privilege_from_text(const char *text)
 static void
 cache_grant(uint64 row)
 {
-	bool		isnull;
-	int32		id = DatumGetInt32(idemq_sql_value(row, 1, &isnull));
-	CachedQueue *cached = hash_search(cache, &id, HASH_FIND, NULL);
+	bool		  isnull;
+	int32		  id = DatumGetInt32(idemq_sql_value(row, 1, &isnull));
+	CachedQueue	 *cached = hash_search(cache, &id, HASH_FIND, NULL);
 	MemoryContext old;
-	QueueGrant *grant;
+	QueueGrant	 *grant;
 
 	if (cached == NULL)
 		return;
 	old = MemoryContextSwitchTo(cache_context);
 	grant = palloc(sizeof(QueueGrant));
 	namestrcpy(&grant->role, NameStr(*DatumGetName(idemq_sql_value(row, 2, &isnull))));
-	grant->privilege =
-		privilege_from_text(TextDatumGetCString(idemq_sql_value(row, 3, &isnull)));
+	grant->privilege = privilege_from_text(TextDatumGetCString(idemq_sql_value(row, 3, &isnull)));
 	cached->grants = lappend(cached->grants, grant);
 	MemoryContextSwitchTo(old);
 }
@@ -131,7 +132,7 @@ cache_grant(uint64 row)
 static void
 reset_cache(void)
 {
-	HASHCTL		info = {0};
+	HASHCTL info = {0};
 
 	if (cache_context == NULL)
 		cache_context =
@@ -153,9 +154,9 @@ load_cache(void)
 	AcceptInvalidationMessages();
 	while (loaded_at != invalidations)
 	{
-		uint64		before = invalidations;
-		uint64		rows;
-		SqlScope	scope;
+		uint64	 before = invalidations;
+		uint64	 rows;
+		SqlScope scope;
 
 		reset_cache();
 		queues_relid = idemq_catalog()->queues;
@@ -175,9 +176,9 @@ load_cache(void)
 static int
 privileges_of(CachedQueue *cached)
 {
-	Oid			role = GetUserId();
-	ListCell   *lc;
-	int			privileges = 0;
+	Oid		  role = GetUserId();
+	ListCell *lc;
+	int		  privileges = 0;
 
 	if (cached->role == role)
 		return cached->info.privileges;
@@ -211,14 +212,13 @@ void
 idemq_queue_denied(const char *name, int wanted)
 {
 	const char *privilege = (wanted & PRIVILEGE_ENQUEUE) ? "enqueue"
-		: (wanted & PRIVILEGE_CLAIM)					 ? "claim"
+							: (wanted & PRIVILEGE_CLAIM) ? "claim"
 														 : "admin";
 
-	ereport(ERROR,
-			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			 errmsg("permission denied for queue \"%s\"", name),
-			 errhint("Let its administrator run SELECT idemq.grant_queue('%s', '%s', '%s').", name,
-					 GetUserNameFromId(GetUserId(), false), privilege)));
+	ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+					errmsg("permission denied for queue \"%s\"", name),
+					errhint("Let its administrator run SELECT idemq.grant_queue('%s', '%s', '%s').",
+							name, GetUserNameFromId(GetUserId(), false), privilege)));
 }
 
 /*
@@ -277,8 +277,8 @@ int32 *
 idemq_queue_ids(int wanted, int *count)
 {
 	HASH_SEQ_STATUS seq;
-	CachedQueue *cached;
-	int32	   *ids;
+	CachedQueue	   *cached;
+	int32		   *ids;
 
 	load_cache();
 	ids = palloc(Max(hash_get_num_entries(cache), 1) * sizeof(int32));

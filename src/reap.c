@@ -45,8 +45,8 @@ typedef struct LostLease
 static bool
 reap_row(JobsTable *table, const Job *job, const QueueInfo *queue)
 {
-	EventArgs	args = {0};
-	JobEvent	event = job->attempt < job->max_attempts ? EVENT_REAP : EVENT_REAP_DEAD;
+	EventArgs args = {0};
+	JobEvent  event = job->attempt < job->max_attempts ? EVENT_REAP : EVENT_REAP_DEAD;
 
 	args.now = args.ready_at = idemq_now();
 	args.error = cstring_to_text("lease expired");
@@ -66,8 +66,8 @@ is_attempt(const Job *job, int64 token)
 bool
 idemq_reap_job(JobsTable *table, int64 job_id, int64 token)
 {
-	QueueInfo	queue;
-	Job			job;
+	QueueInfo queue;
+	Job		  job;
 
 	idemq_xact_reserve();
 	if (!idemq_lease_begin_reap(job_id, token))
@@ -96,10 +96,10 @@ int64
 idemq_reap_expired(const QueueInfo *queue)
 {
 	ExpiredLease *found;
-	JobsTable	table;
-	int64		next_deadline;
-	int64		reaped = 0;
-	int			n;
+	JobsTable	  table;
+	int64		  next_deadline;
+	int64		  reaped = 0;
+	int			  n;
 
 	if (!idemq_cursor_deadline_passed(queue->slot))
 		return 0;
@@ -133,9 +133,9 @@ idemq_row_deadline(const Job *job)
 bool
 idemq_lost_lease_note(LostLeases *lost, const Job *job)
 {
-	TimestampTz deadline = idemq_row_deadline(job);
-	LeaseTake	take;
-	LostLease  *lease;
+	TimestampTz	  deadline = idemq_row_deadline(job);
+	LeaseTake	  take;
+	LostLease	 *lease;
 	MemoryContext old;
 
 	if (!idemq_jobs_is_free(job))
@@ -146,8 +146,7 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job)
 		return true;
 	old = MemoryContextSwitchTo(lost->context);
 	lease = palloc(sizeof(LostLease));
-	*lease =
-		(LostLease){job->id, job->token, job->priority, job->ready_at, take == LEASE_TAKEN};
+	*lease = (LostLease){job->id, job->token, job->priority, job->ready_at, take == LEASE_TAKEN};
 	lost->found = lappend(lost->found, lease);
 	MemoryContextSwitchTo(old);
 	return true;
@@ -157,16 +156,16 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job)
 static bool
 settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 {
-	ReadyKey	key = {lease->ready_at, lease->job_id};
-	Job			job;
-	bool		there = idemq_jobs_fetch(table, lease->job_id, &job) &&
-		is_attempt(&job, lease->token) && idemq_jobs_is_free(&job);
+	ReadyKey key = {lease->ready_at, lease->job_id};
+	Job		 job;
+	bool there = idemq_jobs_fetch(table, lease->job_id, &job) && is_attempt(&job, lease->token) &&
+				 idemq_jobs_is_free(&job);
 
 	if (there && !lease->adopted)
 		return reap_row(table, &job, queue);
 	if (there)
 	{
-		Lease		entry;
+		Lease entry;
 
 		if (idemq_lease_get(lease->job_id, &entry))
 			idemq_cursor_note_deadline(queue->slot, entry.deadline);
@@ -186,8 +185,8 @@ settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 int64
 idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *queue)
 {
-	int64		reaped = 0;
-	ListCell   *lc;
+	int64	  reaped = 0;
+	ListCell *lc;
 
 	if (lost->found == NIL)
 		return 0;
@@ -203,9 +202,9 @@ idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *qu
 static bool
 recover_priority(JobsTable *table, const QueueInfo *queue, int priority, LostLeases *lost)
 {
-	bool		complete = true;
-	ReadyKey	key;
-	Job			job;
+	bool	 complete = true;
+	ReadyKey key;
+	Job		 job;
 
 	idemq_jobs_scan_begin(table, queue->id, priority, READY_KEY_MIN, READY_KEY_MAX);
 	while (idemq_jobs_scan_next(table, &key))
@@ -226,11 +225,11 @@ recover_priority(JobsTable *table, const QueueInfo *queue, int priority, LostLea
 static int64
 recover(const QueueInfo *queue)
 {
-	uint32		epoch = idemq_cursor_recovery_begin(queue->slot, queue->id);
-	LostLeases	lost = {CurrentMemoryContext, NIL};
-	bool		complete = true;
-	JobsTable	table;
-	int64		reaped;
+	uint32	   epoch = idemq_cursor_recovery_begin(queue->slot, queue->id);
+	LostLeases lost = {CurrentMemoryContext, NIL};
+	bool	   complete = true;
+	JobsTable  table;
+	int64	   reaped;
 
 	idemq_jobs_open(&table);
 	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
@@ -246,8 +245,8 @@ recover(const QueueInfo *queue)
 int64
 idemq_reap_all(const QueueInfo *queue)
 {
-	CursorView	view;
-	int64		reaped = 0;
+	CursorView view;
+	int64	   reaped = 0;
 
 	idemq_cursor_read(queue->slot, queue->id, &view);
 	if (view.needs_recovery)

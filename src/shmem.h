@@ -9,9 +9,9 @@
 typedef struct ShmemPart
 {
 	const char *name;
-	Size		(*size)(void);					/* bytes; the settings are read */
-	Size		(*hash_size)(void);				/* bytes of its hash tables, beside size */
-	void		(*init)(void *area, bool found); /* attach; fill when not found */
+	Size (*size)(void);					  /* bytes; the settings are read */
+	Size (*hash_size)(void);			  /* bytes of its hash tables, beside size */
+	void (*init)(void *area, bool found); /* attach; fill when not found */
 } ShmemPart;
 
 extern void idemq_shmem_install(const ShmemPart *parts, int nparts);

@@ -41,7 +41,7 @@ prepared(SqlStatement *statement)
 {
 	if (statement->plan == NULL)
 	{
-		SPIPlanPtr	plan = SPI_prepare(statement->text, statement->nargs, statement->types);
+		SPIPlanPtr plan = SPI_prepare(statement->text, statement->nargs, statement->types);
 
 		if (plan == NULL || SPI_keepplan(plan) != 0)
 			elog(ERROR, "cannot prepare \"%s\": %s", statement->text,
@@ -58,7 +58,7 @@ prepared(SqlStatement *statement)
 uint64
 idemq_sql_run(SqlStatement *statement, const Datum *args, const char *nulls, int expected)
 {
-	int			code = SPI_execute_plan(prepared(statement), (Datum *) args, nulls, false, 0);
+	int code = SPI_execute_plan(prepared(statement), (Datum *) args, nulls, false, 0);
 
 	if (code != expected)
 		elog(ERROR, "\"%s\" returned %s", statement->text, SPI_result_code_string(code));
@@ -72,9 +72,9 @@ idemq_sql_run(SqlStatement *statement, const Datum *args, const char *nulls, int
 uint64
 idemq_sql_query_latest(SqlStatement *statement, const Datum *args, const char *nulls)
 {
-	Snapshot	latest = RegisterSnapshot(GetLatestSnapshot());
-	int			code = SPI_execute_snapshot(prepared(statement), (Datum *) args, nulls, latest,
-											InvalidSnapshot, true, false, 0);
+	Snapshot latest = RegisterSnapshot(GetLatestSnapshot());
+	int		 code = SPI_execute_snapshot(prepared(statement), (Datum *) args, nulls, latest,
+										 InvalidSnapshot, true, false, 0);
 
 	UnregisterSnapshot(latest);
 	if (code != SPI_OK_SELECT)

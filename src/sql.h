@@ -21,17 +21,16 @@ typedef struct SqlStatement
 /* What idemq_sql_begin changed and idemq_sql_end puts back. */
 typedef struct SqlScope
 {
-	Oid			user;
-	int			sec_context;
-	int			guc_level;
+	Oid user;
+	int sec_context;
+	int guc_level;
 } SqlScope;
 
-extern void idemq_sql_begin(SqlScope *scope);
+extern void	  idemq_sql_begin(SqlScope *scope);
 extern uint64 idemq_sql_run(SqlStatement *statement, const Datum *args, const char *nulls,
 							int expected);
-extern uint64 idemq_sql_query_latest(SqlStatement *statement, const Datum *args,
-									 const char *nulls);
-extern Datum idemq_sql_value(uint64 row, int column, bool *isnull);
-extern void idemq_sql_end(SqlScope *scope);
+extern uint64 idemq_sql_query_latest(SqlStatement *statement, const Datum *args, const char *nulls);
+extern Datum  idemq_sql_value(uint64 row, int column, bool *isnull);
+extern void	  idemq_sql_end(SqlScope *scope);
 
 #endif

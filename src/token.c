@@ -28,8 +28,8 @@
 int64
 idemq_token_next(int64 row_token, int64 last_issued, TimestampTz now, uint32 timeline)
 {
-	int64		clock = (now - TOKEN_EPOCH) + ((int64) timeline << TOKEN_TIMELINE_SHIFT);
-	int64		next = Max(row_token, last_issued) + 1;
+	int64 clock = (now - TOKEN_EPOCH) + ((int64) timeline << TOKEN_TIMELINE_SHIFT);
+	int64 next = Max(row_token, last_issued) + 1;
 
 	return Max(next, clock);
 }

@@ -41,9 +41,9 @@ typedef struct Transition
 	JobStatus	to;
 	ReadyMove	ready;
 	AttemptMove attempt;
-	bool		finishes;	 /* finished_at is set */
-	const char *history;	 /* outcome in idemq.attempts when it ends an attempt */
-	uint32		columns;	 /* that it takes from its EventArgs */
+	bool		finishes; /* finished_at is set */
+	const char *history;  /* outcome in idemq.attempts when it ends an attempt */
+	uint32		columns;  /* that it takes from its EventArgs */
 } Transition;
 
 #define BIT(status) (1U << (status))
@@ -112,7 +112,7 @@ set_argument_columns(JobChange *change, uint32 columns, const EventArgs *args)
 	}
 	if (columns & (RESULT | STATE))
 	{
-		JobColumn	column = (columns & RESULT) ? COL_RESULT : COL_CHECKPOINT;
+		JobColumn column = (columns & RESULT) ? COL_RESULT : COL_CHECKPOINT;
 
 		job_set(change, column, args->document);
 		change->isnull[column] = args->no_document;
@@ -121,11 +121,10 @@ set_argument_columns(JobChange *change, uint32 columns, const EventArgs *args)
 
 /* Makes the change that a transition is. */
 static void
-fill_change(JobChange *change, const Transition *transition, const Job *job,
-			const EventArgs *args)
+fill_change(JobChange *change, const Transition *transition, const Job *job, const EventArgs *args)
 {
-	static const int attempt_step[] = {
-		[ATTEMPT_KEEP] = 0, [ATTEMPT_NEXT] = 1, [ATTEMPT_BACK] = -1, [ATTEMPT_RESET] = 0};
+	static const int attempt_step[] =
+		{[ATTEMPT_KEEP] = 0, [ATTEMPT_NEXT] = 1, [ATTEMPT_BACK] = -1, [ATTEMPT_RESET] = 0};
 
 	change->set = 0;
 	if (transition->to != job->status)
@@ -142,7 +141,11 @@ fill_change(JobChange *change, const Transition *transition, const Job *job,
 	if (transition->finishes)
 		job_set(change, COL_FINISHED_AT, TimestampTzGetDatum(args->now));
 	else if (transition->from & (DEAD | CANCELLED))
+	{
+		/* Back to life, also when it had expired. */
 		job_set_null(change, COL_FINISHED_AT);
+		job_set_null(change, COL_EXPIRES_AT);
+	}
 	set_argument_columns(change, transition->columns, args);
 }
 
@@ -151,15 +154,15 @@ static void
 note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEvent event,
 	 const EventArgs *args)
 {
-	bool		ends_lease = job->status == JOB_PROCESSING && transition->to != JOB_PROCESSING;
-	ReadyKey	key = {args->ready_at, job->id};
+	bool	 ends_lease = job->status == JOB_PROCESSING && transition->to != JOB_PROCESSING;
+	int64	 token = event == EVENT_COMMIT_ONCE ? args->token : job->token;
+	ReadyKey key = {args->ready_at, job->id};
 
 	if (ends_lease || event == EVENT_COMMIT_ONCE)
-		idemq_xact_note_end(queue->slot, queue->id, job->id,
-							event == EVENT_COMMIT_ONCE ? args->token : job->token);
-	/* Only this transaction's own claims look at the mark; a commit leaves none to claim. */
-	if (ends_lease && event != EVENT_COMMIT)
-		idemq_lease_begin_end(job->id, job->token);
+	{
+		idemq_xact_note_end(queue->slot, queue->id, job->id, token);
+		idemq_lease_begin_end(job->id, token);
+	}
 	if (transition->ready == READY_SET)
 		idemq_xact_note_lower(queue->slot, queue->id, job->priority, key);
 	/* Taken out of the index with no entry: should this abort, it is back. */
@@ -179,14 +182,13 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 				 const EventArgs *args, LockWaitPolicy policy)
 {
 	const Transition *transition = &transitions[event];
-	JobChange	change;
-	JobWrite	write;
+	JobChange		  change;
+	JobWrite		  write;
 
 	if (!idemq_transition_allowed(event, job->status))
 		elog(ERROR, "event %d cannot happen to a job that is %s", event,
 			 idemq_status_name(job->status));
-	if (transition->to == JOB_COMPLETED && queue->retention == 0 &&
-		job->row->tts_isnull[COL_KEY])
+	if (transition->to == JOB_COMPLETED && queue->retention == 0 && job->row->tts_isnull[COL_KEY])
 		write = idemq_jobs_delete(table, job);
 	else
 	{

@@ -17,6 +17,7 @@
 #include "xact.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_jobs_changed);
+PG_FUNCTION_INFO_V1(idemq_sql_jobs_truncated);
 PG_FUNCTION_INFO_V1(idemq_sql_settings_changed);
 
 /* Raises 0A000 when called by anything but the trigger that it is for. */
@@ -24,11 +25,11 @@ static TriggerData *
 trigger_data(FunctionCallInfo fcinfo, bool on_jobs)
 {
 	TriggerData *data = (TriggerData *) fcinfo->context;
-	Oid			wanted = idemq_catalog()->jobs;
+	Oid			 wanted = idemq_catalog()->jobs;
 
 	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_AFTER(data->tg_event) ||
-		(on_jobs && (!TRIGGER_FIRED_FOR_ROW(data->tg_event) ||
-					 RelationGetRelid(data->tg_relation) != wanted)))
+		(on_jobs &&
+		 (!TRIGGER_FIRED_FOR_ROW(data->tg_event) || RelationGetRelid(data->tg_relation) != wanted)))
 		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 						errmsg("this function is for idemq's own triggers only"),
 						errhint("Do not call it, and do not use it in a trigger.")));
@@ -45,11 +46,11 @@ column(Relation rel, HeapTuple tuple, JobColumn which, bool *isnull)
 static void
 note_version(Relation rel, HeapTuple tuple)
 {
-	int32		queue_id;
-	int16		priority;
-	ReadyKey	key;
-	QueueInfo	queue;
-	bool		isnull;
+	int32	  queue_id;
+	int16	  priority;
+	ReadyKey  key;
+	QueueInfo queue;
+	bool	  isnull;
 
 	queue_id = DatumGetInt32(column(rel, tuple, COL_QUEUE_ID, &isnull));
 	key.ready_at = DatumGetTimestampTz(column(rel, tuple, COL_READY_AT, &isnull));
@@ -66,12 +67,12 @@ note_version(Relation rel, HeapTuple tuple)
 static void
 note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
 {
-	Oid			processing = idemq_catalog()->status[JOB_PROCESSING];
-	bool		isnull;
-	int32		queue_id = DatumGetInt32(column(rel, old_row, COL_QUEUE_ID, &isnull));
-	int64		id = DatumGetInt64(column(rel, old_row, COL_ID, &isnull));
-	int64		token = DatumGetInt64(column(rel, old_row, COL_TOKEN, &isnull));
-	QueueInfo	queue = {0};
+	Oid		  processing = idemq_catalog()->status[JOB_PROCESSING];
+	bool	  isnull;
+	int32	  queue_id = DatumGetInt32(column(rel, old_row, COL_QUEUE_ID, &isnull));
+	int64	  id = DatumGetInt64(column(rel, old_row, COL_ID, &isnull));
+	int64	  token = DatumGetInt64(column(rel, old_row, COL_TOKEN, &isnull));
+	QueueInfo queue = {0};
 
 	if (DatumGetObjectId(column(rel, old_row, COL_STATUS, &isnull)) != processing)
 		return;
@@ -84,23 +85,56 @@ note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
 	idemq_lease_begin_end(id, token);
 }
 
+/* Has a job looked for that was put in processing by hand, without a lease entry. */
+static void
+note_begin_of_attempt(Relation rel, HeapTuple tuple)
+{
+	bool	  isnull;
+	int32	  queue_id = DatumGetInt32(column(rel, tuple, COL_QUEUE_ID, &isnull));
+	int64	  id = DatumGetInt64(column(rel, tuple, COL_ID, &isnull));
+	int64	  token = DatumGetInt64(column(rel, tuple, COL_TOKEN, &isnull));
+	QueueInfo queue;
+	Lease	  lease;
+
+	if (DatumGetObjectId(column(rel, tuple, COL_STATUS, &isnull)) !=
+		idemq_catalog()->status[JOB_PROCESSING])
+		return;
+	if (idemq_lease_get(id, &lease) && lease.token == token)
+		return;
+	if (idemq_queue_by_id(queue_id, &queue))
+		idemq_xact_note_recovery(queue.slot, queue_id);
+}
+
 /* jobs_changed(): row trigger of idemq.jobs. */
 Datum
 idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = trigger_data(fcinfo, true);
-	Relation	rel = data->tg_relation;
+	Relation	 rel = data->tg_relation;
 
 	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
 	{
 		note_version(rel, data->tg_trigtuple);
 		note_version(rel, data->tg_newtuple);
 		note_end_of_attempt(rel, data->tg_trigtuple, data->tg_newtuple);
+		note_begin_of_attempt(rel, data->tg_newtuple);
 	}
 	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
+	{
 		note_version(rel, data->tg_trigtuple);
+		note_begin_of_attempt(rel, data->tg_trigtuple);
+	}
 	else
 		note_end_of_attempt(rel, data->tg_trigtuple, NULL);
+	return PointerGetDatum(NULL);
+}
+
+/* jobs_truncated(): statement trigger of idemq.jobs. */
+Datum
+idemq_sql_jobs_truncated(PG_FUNCTION_ARGS)
+{
+	(void) trigger_data(fcinfo, false);
+	idemq_xact_note_forget();
 	return PointerGetDatum(NULL);
 }
 
@@ -108,7 +142,11 @@ idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_settings_changed(PG_FUNCTION_ARGS)
 {
-	(void) trigger_data(fcinfo, false);
+	TriggerData *data = trigger_data(fcinfo, false);
+
 	idemq_queues_changed();
+	/* Truncated queues may come again with the same ids. */
+	if (TRIGGER_FIRED_BY_TRUNCATE(data->tg_event))
+		idemq_xact_note_forget();
 	return PointerGetDatum(NULL);
 }

@@ -5,21 +5,29 @@
  *		COMMIT PREPARED, ROLLBACK PREPARED	rows changed, and no session knows
  *			which: cursors are unset, jobs in flight looked for.
  *		DROP DATABASE						its entries in shared memory go.
+ *		DROP EXTENSION, or whatever else drops idemq.jobs: likewise, at commit.
  *		DISCARD ALL							a pooler hands the session on: its
  *			attached leases end, as with the session.
  */
 #include "postgres.h"
 
+#include "catalog/namespace.h"
+#include "catalog/objectaccess.h"
+#include "catalog/pg_class.h"
 #include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
 #include "tcop/utility.h"
+#include "utils/lsyscache.h"
 
 #include "cursor.h"
+#include "idemq.h"
 #include "leases.h"
 #include "utility.h"
+#include "xact.h"
 
 static ProcessUtility_hook_type prev_process_utility = NULL;
+static object_access_hook_type	prev_object_access = NULL;
 
 /* What is to be followed once the command has succeeded. */
 typedef enum Follow
@@ -56,8 +64,8 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 				ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
 				DestReceiver *dest, QueryCompletion *completion)
 {
-	Oid			database = InvalidOid;
-	Follow		follow = what_to_follow(statement->utilityStmt, &database);
+	Oid	   database = InvalidOid;
+	Follow follow = what_to_follow(statement->utilityStmt, &database);
 
 	if (prev_process_utility)
 		prev_process_utility(statement, query, read_only_tree, context, params, env, dest,
@@ -83,10 +91,23 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 	}
 }
 
-/* Installs the hook; called once, from _PG_init. */
+/* Follows the drop of idemq.jobs. */
+static void
+object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, void *arg)
+{
+	if (prev_object_access)
+		prev_object_access(access, class_id, object_id, sub_id, arg);
+	if (access == OAT_DROP && class_id == RelationRelationId && sub_id == 0 &&
+		object_id == get_relname_relid("jobs", get_namespace_oid(IDEMQ_SCHEMA, true)))
+		idemq_xact_note_forget();
+}
+
+/* Installs the hooks; called once, from _PG_init. */
 void
 idemq_utility_install(void)
 {
 	prev_process_utility = ProcessUtility_hook;
 	ProcessUtility_hook = process_utility;
+	prev_object_access = object_access_hook;
+	object_access_hook = object_access;
 }

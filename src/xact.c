@@ -38,40 +38,42 @@ typedef enum TouchKind
 	TOUCH_CLAIM,		 /* commit: the lease starts; abort: the entry goes, the cursor lowers */
 	TOUCH_CLAIM_ROWONLY, /* commit: a job is in flight without an entry; abort: as above */
 	TOUCH_END,			 /* commit: the entry goes; abort: the lease goes on */
-	TOUCH_DROP_QUEUE	 /* commit: the queue's slot is free */
+	TOUCH_RECOVER,		 /* commit: a job may be in flight without an entry */
+	TOUCH_DROP_QUEUE,	 /* commit: the queue's slot is free */
+	TOUCH_FORGET		 /* commit: nothing of this database is known any more */
 } TouchKind;
 
 typedef struct Touch
 {
-	TouchKind	kind;
+	TouchKind		 kind;
 	SubTransactionId subid;
-	int32		queue_id;
-	bool		attached;
-	bool		has_prior;
-	QueueSlot  *slot;
-	int64		job_id;
-	int64		token;
-	int32		priority; /* of a claim, with its ready key: */
-	TimestampTz ready_at;
-	Lease		prior; /* what the claim took over */
+	int32			 queue_id;
+	bool			 attached;
+	bool			 has_prior;
+	QueueSlot		*slot;
+	int64			 job_id;
+	int64			 token;
+	int32			 priority; /* of a claim, with its ready key: */
+	TimestampTz		 ready_at;
+	Lease			 prior; /* what the claim took over */
 } Touch;
 
 typedef struct Lower
 {
-	QueueSlot  *slot;
-	int32		queue_id;
-	int32		priority;
+	QueueSlot		*slot;
+	int32			 queue_id;
+	int32			 priority;
 	SubTransactionId last_subid; /* the latest that noted it */
-	ReadyKey	key;
+	ReadyKey		 key;
 } Lower;
 
 /* In TopTransactionContext; NULL between transactions. */
 static Touch *touches = NULL;
-static int	ntouches = 0;
-static int	max_touches = 0;
+static int	  ntouches = 0;
+static int	  max_touches = 0;
 static Lower *lowers = NULL;
-static int	nlowers = 0;
-static int	max_lowers = 0;
+static int	  nlowers = 0;
+static int	  max_lowers = 0;
 
 /* Makes room for one touch, so that the next note cannot fail. */
 void
@@ -95,7 +97,7 @@ idemq_xact_reserve(void)
 static Touch *
 add_touch(TouchKind kind, QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
 {
-	Touch	   *touch = &touches[ntouches++];
+	Touch *touch = &touches[ntouches++];
 
 	Assert(ntouches <= max_touches);
 	touch->kind = kind;
@@ -118,8 +120,8 @@ void
 idemq_xact_note_claim(QueueSlot *slot, int32 queue_id, int32 priority, ReadyKey key, int64 token,
 					  bool rowonly, bool attached, const Lease *prior)
 {
-	Touch	   *touch = add_touch(rowonly ? TOUCH_CLAIM_ROWONLY : TOUCH_CLAIM, slot, queue_id,
-								  key.id, token);
+	Touch *touch =
+		add_touch(rowonly ? TOUCH_CLAIM_ROWONLY : TOUCH_CLAIM, slot, queue_id, key.id, token);
 
 	touch->priority = priority;
 	touch->ready_at = key.ready_at;
@@ -139,6 +141,22 @@ idemq_xact_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
 	add_touch(TOUCH_END, slot, queue_id, job_id, token);
 }
 
+/* Notes that a row in processing was written by hand. */
+void
+idemq_xact_note_recovery(QueueSlot *slot, int32 queue_id)
+{
+	idemq_xact_reserve();
+	add_touch(TOUCH_RECOVER, slot, queue_id, 0, 0);
+}
+
+/* Notes that this database's jobs or queues are gone: TRUNCATE, DROP EXTENSION. */
+void
+idemq_xact_note_forget(void)
+{
+	idemq_xact_reserve();
+	add_touch(TOUCH_FORGET, NULL, 0, 0, 0);
+}
+
 /* Notes that a queue is dropped. */
 void
 idemq_xact_note_drop_queue(int32 queue_id)
@@ -154,7 +172,7 @@ idemq_xact_note_drop_queue(int32 queue_id)
 void
 idemq_xact_note_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
 {
-	Lower	   *lower = NULL;
+	Lower *lower = NULL;
 
 	for (int i = 0; i < nlowers && lower == NULL; i++)
 	{
@@ -192,6 +210,7 @@ apply(const Touch *touch)
 									   idemq_lease_activate(touch->job_id, touch->token));
 			break;
 		case TOUCH_CLAIM_ROWONLY:
+		case TOUCH_RECOVER:
 			idemq_cursor_need_recovery(touch->slot, touch->queue_id);
 			break;
 		case TOUCH_END:
@@ -200,6 +219,10 @@ apply(const Touch *touch)
 		case TOUCH_DROP_QUEUE:
 			idemq_cursor_forget_queue(touch->queue_id);
 			break;
+		case TOUCH_FORGET:
+			idemq_lease_forget_database(MyDatabaseId);
+			idemq_cursor_forget_database(MyDatabaseId);
+			break;
 	}
 }
 
@@ -207,7 +230,7 @@ apply(const Touch *touch)
 static void
 lower_claim(const Touch *touch)
 {
-	ReadyKey	key = {touch->ready_at, touch->job_id};
+	ReadyKey key = {touch->ready_at, touch->job_id};
 
 	idemq_cursor_lower(touch->slot, touch->queue_id, touch->priority, key);
 }
@@ -232,7 +255,9 @@ undo(const Touch *touch)
 			idemq_cursor_note_deadline(touch->slot,
 									   idemq_lease_cancel_end(touch->job_id, touch->token));
 			break;
+		case TOUCH_RECOVER:
 		case TOUCH_DROP_QUEUE:
+		case TOUCH_FORGET:
 			break;
 	}
 }

@@ -8,6 +8,14 @@ CREATE TRIGGER idemq_jobs_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.jobs
 	FOR EACH ROW EXECUTE FUNCTION idemq.jobs_changed();
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 
+CREATE FUNCTION idemq.jobs_truncated() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_truncated';
+COMMENT ON FUNCTION idemq.jobs_truncated() IS 'truncate trigger of idemq.jobs: forgets leases and ready cursors at the end of the transaction';
+
+CREATE TRIGGER idemq_jobs_truncated AFTER TRUNCATE ON idemq.jobs
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.jobs_truncated();
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
+
 CREATE FUNCTION idemq.settings_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_settings_changed';
 COMMENT ON FUNCTION idemq.settings_changed() IS 'statement trigger: tells every backend to read queue settings and grants anew';

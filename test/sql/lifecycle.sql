@@ -71,19 +71,6 @@ CREATE TABLE results (
 	run text, call text, state text, outcome text, id bigint, before idemq.jobs, after idemq.jobs,
 	history text);
 
-CREATE FUNCTION make(state states, queue text, OUT id bigint, OUT token bigint)
-LANGUAGE plpgsql AS $$
-DECLARE
-	s text;
-BEGIN
-	PERFORM idemq.create_queue(queue, retry_jitter => 0);
-	SELECT e.id, 0 INTO id, token
-		FROM idemq.enqueue(queue, '1', max_attempts => state.max_attempts, delay => state.delay) e;
-	FOREACH s IN ARRAY state.steps LOOP
-		EXECUTE (SELECT sql FROM steps WHERE step = s) INTO STRICT token USING id, token;
-	END LOOP;
-END $$;
-
 CREATE FUNCTION apply(sql text, id bigint, token bigint, queue text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -95,30 +82,40 @@ EXCEPTION WHEN OTHERS THEN
 	RETURN SQLSTATE;
 END $$;
 
--- Runs all of it; in_one: each case in one transaction, otherwise make and
--- apply in two.  A lease starts at its claim's commit, so one that is over
+-- Runs all of it, each step in a transaction of its own, or, with in_one, each
+-- case in one.  A lease starts at its claim's commit, so one that is over
 -- cannot be made in one.
 CREATE PROCEDURE matrix(in_one boolean) LANGUAGE plpgsql AS $$
 DECLARE
 	s states;
 	c record;
 	r results;
-	job record;
+	step_sql text;
+	id bigint;
+	token bigint;
 BEGIN
 	FOR s IN SELECT * FROM states WHERE NOT (in_one AND steps @> '{sleep}') LOOP
 		FOR c IN SELECT * FROM calls ORDER BY ord LOOP
-			r.run := CASE WHEN in_one THEN 'one' ELSE 'two' END;
+			PERFORM idemq.create_queue('life', retry_jitter => 0);
+			SELECT e.id, 0 INTO id, token
+				FROM idemq.enqueue('life', '1', max_attempts => s.max_attempts, delay => s.delay) e;
+			FOR step_sql IN
+				SELECT sql FROM unnest(s.steps) WITH ORDINALITY u(step, ord) JOIN steps USING (step) ORDER BY ord
+			LOOP
+				IF NOT in_one THEN COMMIT; END IF;
+				EXECUTE step_sql INTO STRICT token USING id, token;
+			END LOOP;
+			IF NOT in_one THEN COMMIT; END IF;
+			r.run := CASE WHEN in_one THEN 'one' ELSE 'many' END;
 			r.call := c.call;
 			r.state := s.state;
-			SELECT * INTO job FROM make(s, 'life');
-			r.id := job.id;
+			r.id := id;
+			SELECT j INTO r.before FROM idemq.jobs j WHERE j.id = r.id;
+			r.outcome := apply(c.sql, id, token, 'life');
 			IF NOT in_one THEN COMMIT; END IF;
-			SELECT j INTO r.before FROM idemq.jobs j WHERE j.id = job.id;
-			r.outcome := apply(c.sql, job.id, job.token, 'life');
-			IF NOT in_one THEN COMMIT; END IF;
-			SELECT j INTO r.after FROM idemq.jobs j WHERE j.id = job.id;
-			SELECT string_agg(outcome, ' ' ORDER BY token) INTO r.history
-				FROM idemq.attempts WHERE job_id = job.id;
+			SELECT j INTO r.after FROM idemq.jobs j WHERE j.id = r.id;
+			SELECT string_agg(outcome, ', ' ORDER BY ended_at) INTO r.history
+				FROM idemq.attempts WHERE job_id = r.id;
 			INSERT INTO results SELECT r.*;
 			PERFORM idemq.drop_queue('life', force => true);
 			COMMIT;
@@ -126,29 +123,39 @@ BEGIN
 	END LOOP;
 END $$;
 
-CALL matrix(false);
+CALL matrix(in_one => false);
 
-SELECT call, state, outcome, coalesce((after).status::text, 'no row') AS then_status,
-	(after).attempt, history
-FROM results JOIN states USING (state) JOIN calls USING (call)
-ORDER BY calls.ord, array_position(ARRAY(SELECT unnest(enum_range(NULL::idemq.status))), (before).status),
-	state;
+-- status: "=" where it stays; attempt: how it moved; history: idemq.attempts.
+\a
+SELECT call, outcome,
+	CASE WHEN (after).id IS NULL THEN CASE WHEN (before).id IS NULL THEN '=' ELSE 'deleted' END
+		 WHEN (before).status = (after).status THEN '='
+		 ELSE (after).status::text END AS status,
+	(after).attempt - (before).attempt AS attempt,
+	string_agg(state || CASE WHEN history IS NULL THEN '' ELSE ' [' || history || ']' END, '; ' ORDER BY state) AS states
+FROM results JOIN calls USING (call)
+GROUP BY calls.ord, 1, 2, 3, 4
+ORDER BY calls.ord, 2, 3, 4;
+\a
 
--- In one transaction all outcomes are the same.
-CALL matrix(true);
-SELECT call, state, two.outcome, (two.after).status, one.outcome AS in_one, (one.after).status AS status_in_one
-FROM results one JOIN results two USING (call, state) JOIN calls USING (call)
-WHERE one.run = 'one' AND two.run = 'two'
+-- In one transaction all outcomes are the same.  (For a job that the
+-- transaction itself has deleted, stale is as good as not_found.)
+CALL matrix(in_one => true);
+SELECT call, state, many.outcome, (many.after).status, one.outcome AS in_one, (one.after).status AS status_in_one
+FROM results one JOIN results many USING (call, state) JOIN calls USING (call)
+WHERE one.run = 'one' AND many.run = 'many'
 	AND (one.outcome, (one.after).status, (one.after).attempt, one.history)
-		IS DISTINCT FROM (two.outcome, (two.after).status, (two.after).attempt, two.history)
+		IS DISTINCT FROM (many.outcome, (many.after).status, (many.after).attempt, many.history)
+	AND (many.outcome, one.outcome) IS DISTINCT FROM ('not_found', 'stale')
 ORDER BY calls.ord, state;
 
--- A refused call leaves the row as it was.
+-- A refused call leaves the row as it was (a claim reaps what is over).
 SELECT run, call, state, outcome, before, after
 FROM results
 WHERE before IS DISTINCT FROM after
 	AND outcome IN ('stale', 'not_found', 'locked', 'blocked', 'not_due', 'completed', 'no row',
-					'already_committed', 'current', 'expired', '0', 'IQ001', 'IQ002', 'IQ006');
+					'already_committed', 'current', 'expired', '0', 'IQ001', 'IQ002', 'IQ006')
+	AND NOT (outcome = 'no row' AND state = 'processing, last lease over');
 -- Only the statuses of the picture follow each other.
 SELECT (before).status AS from_status, (after).status AS to_status, string_agg(DISTINCT call, ', ' ORDER BY call) AS by
 FROM results WHERE (before).status <> (after).status GROUP BY 1, 2 ORDER BY 1, 2;
@@ -168,5 +175,3 @@ WHERE ((after).token > (before).token) <> (call IN ('claim', 'claim_any', 'claim
 -- Nothing is left of the dropped queues.
 SELECT (SELECT count(*) FROM idemq.jobs) AS jobs, (SELECT count(*) FROM idemq.attempts) AS attempts,
 	(SELECT count(*) FROM idemq.queues) AS queues, (SELECT count(*) FROM idemq.queue_grants) AS grants;
-
-DROP EXTENSION idemq CASCADE;
