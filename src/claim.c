@@ -24,6 +24,7 @@
 #include "leases.h"
 #include "reap.h"
 #include "take.h"
+#include "xact.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_claim);
 PG_FUNCTION_INFO_V1(idemq_sql_claim_any);
@@ -211,6 +212,7 @@ scan_queue(ClaimCall *call, bool from_start)
 
 	/* Sequence and cursors first, then the snapshot: see cursor.c. */
 	idemq_cursor_read(call->queue.slot, call->queue.id, &call->view);
+	idemq_xact_lower_view(call->queue.id, &call->view);
 	idemq_jobs_open(&table);
 	call->now = idemq_now();
 	call->lost = (LostLeases){CurrentMemoryContext, NIL};

@@ -288,7 +288,7 @@ idemq_lease_begin_end(int64 job_id, int64 token)
 	LWLock *lock;
 	Lease  *lease = lock_entry_of(job_id, token, &lock);
 
-	if (lease != NULL)
+	if (lease != NULL && lease->ender != IDEMQ_MY_PROC_NUMBER)
 	{
 		lease->ender = IDEMQ_MY_PROC_NUMBER;
 		lease->reaping = false;

@@ -199,6 +199,22 @@ idemq_xact_note_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey ke
 	lower->last_subid = GetCurrentSubTransactionId();
 }
 
+/*
+ * Lowers a view to what this transaction itself has made ready: nobody else may
+ * see that before its commit, but its own claims do.
+ */
+void
+idemq_xact_lower_view(int32 queue_id, CursorView *view)
+{
+	for (int i = 0; i < nlowers; i++)
+	{
+		ReadyKey   *from = &view->from[lowers[i].priority];
+
+		if (lowers[i].queue_id == queue_id && ready_key_less(lowers[i].key, *from))
+			*from = lowers[i].key;
+	}
+}
+
 /* Follows the commit of one touch. */
 static void
 apply(const Touch *touch)
