@@ -88,6 +88,9 @@ static SqlStatement delete_attempts = {.text = "DELETE FROM idemq.attempts WHERE
 static SqlStatement delete_queue = {.text = "DELETE FROM idemq.queues WHERE queue_id = $1",
 									.nargs = 1,
 									.types = {INT4OID}};
+static SqlStatement any_job = {.text = "SELECT FROM idemq.jobs WHERE queue_id = $1 LIMIT 1",
+							   .nargs = 1,
+							   .types = {INT4OID}};
 static SqlStatement set_paused = {.text = "UPDATE idemq.queues SET paused = $2 WHERE queue_id = $1",
 								  .nargs = 2,
 								  .types = {INT4OID, BOOLOID}};
@@ -312,6 +315,11 @@ idemq_sql_drop_queue(PG_FUNCTION_ARGS)
 	(void) idemq_sql_run(&delete_jobs, &id, NULL, SPI_OK_DELETE);
 	(void) idemq_sql_run(&delete_attempts, &id, NULL, SPI_OK_DELETE);
 	(void) idemq_sql_run(&delete_queue, &id, NULL, SPI_OK_DELETE);
+	if (idemq_sql_query_latest(&any_job, &id, NULL) > 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("queue \"%s\" has jobs that this transaction cannot see", queue.name),
+				 errhint("Run idemq.drop_queue at READ COMMITTED.")));
 	idemq_sql_end(&scope);
 	idemq_xact_note_drop_queue(queue.id);
 	PG_RETURN_VOID();

@@ -14,6 +14,7 @@
 
 #include <time.h>
 
+#include "access/xlog.h"
 #include "port/atomics.h"
 #include "utils/timestamp.h"
 
@@ -108,7 +109,7 @@ idemq_timestamp_from_mono(int64 mono)
 
 /*
  * Returns when this server was first asked as a primary since its start or its
- * promotion.  The caller must know that recovery is over.
+ * promotion; now, on a standby.
  */
 TimestampTz
 idemq_primary_since(void)

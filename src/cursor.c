@@ -13,9 +13,15 @@
  * became claimable after its snapshot.  So it reads sequence and cursor under
  * the lock *before* it takes its snapshot (idemq_cursor_read); whoever makes a
  * row claimable lowers *after* that is visible (idemq_cursor_lower), which adds
- * the key to a ring of recent lowerings; and the move up is bounded by every
- * lowering since the read (idemq_cursor_advance).  When the ring has overrun,
- * the cursor stays.
+ * the key to a history of lowerings; and the move up is bounded by the least key
+ * lowered since the read (idemq_cursor_advance).
+ *
+ * The history of a priority is a short list of (seq, key), both growing: a new
+ * lowering removes every entry whose key is not less, since from then on it
+ * decides for whoever that entry would have bounded.  The first entry after a
+ * reader's seq is therefore the least key lowered since.  When the list is full,
+ * the older half is merged in pairs, (later seq, lesser key): readers of long
+ * ago are bounded more than need be, and never less.
  *
  * Beside each cursor stands the end of a stretch: a key some entries ahead, up
  * to which the next claims scan first.  It only saves reading the rest of a leaf
@@ -40,8 +46,7 @@
 #include "cursor.h"
 #include "guc.h"
 
-#define RING_SIZE 128
-#define ALL_PRIORITIES (-1)
+#define HISTORY_LENGTH 16 /* a multiple of 4 */
 
 /* A verification scan may take this part of the time, and comes at most once a second. */
 #define VERIFY_SHARE 100
@@ -49,9 +54,16 @@
 
 typedef struct Lowering
 {
+	uint64	 seq;
 	ReadyKey key;
-	int32	 priority;
 } Lowering;
+
+/* The lowerings of one priority; seq and key grow. */
+typedef struct History
+{
+	int		 count;
+	Lowering entries[HISTORY_LENGTH];
+} History;
 
 typedef struct SlotKey
 {
@@ -63,14 +75,14 @@ struct QueueSlot
 {
 	LWLock			 lock;
 	SlotKey			 key; /* queue_id 0: free; changes under slots_lock and lock */
-	uint64			 seq; /* lowerings so far; the last RING_SIZE are in ring */
+	uint64			 seq; /* lowerings so far */
 	ReadyKey		 cursor[IDEMQ_PRIORITIES];
 	ReadyKey		 stretch[IDEMQ_PRIORITIES];
-	Lowering		 ring[RING_SIZE]; /* lowering n is at n % RING_SIZE */
-	bool			 needs_recovery;  /* jobs may be in flight without an entry */
-	uint32			 recovery_epoch;  /* moves whenever needs_recovery is set */
-	int64			 next_verify;	  /* mono */
-	pg_atomic_uint64 next_deadline;	  /* mono: no lease ends before; no lock */
+	History			 history[IDEMQ_PRIORITIES];
+	bool			 needs_recovery; /* jobs may be in flight without an entry */
+	uint32			 recovery_epoch; /* moves whenever needs_recovery is set */
+	int64			 next_verify;	 /* mono */
+	pg_atomic_uint64 next_deadline;	 /* mono: no lease ends before; no lock */
 };
 
 typedef struct SlotEntry
@@ -151,6 +163,48 @@ find_slot(Oid database, int32 queue_id)
 	return entry == NULL ? NULL : &shared->slots[entry->slot];
 }
 
+/* Adds a lowering to a history; see the file's header. */
+static void
+remember(History *history, uint64 seq, ReadyKey key)
+{
+	Lowering *entries = history->entries;
+
+	while (history->count > 0 && !ready_key_less(entries[history->count - 1].key, key))
+		history->count--;
+	if (history->count == HISTORY_LENGTH)
+	{
+		int merged = HISTORY_LENGTH / 4;
+
+		for (int i = 0; i < merged; i++)
+			entries[i] = (Lowering){entries[2 * i + 1].seq, entries[2 * i].key};
+		memmove(&entries[merged], &entries[2 * merged],
+				(HISTORY_LENGTH - 2 * merged) * sizeof(Lowering));
+		history->count -= merged;
+	}
+	entries[history->count++] = (Lowering){seq, key};
+}
+
+/* Lowers one cursor.  The slot's lock held. */
+static void
+lower_locked(QueueSlot *slot, int priority, ReadyKey to)
+{
+	slot->seq++;
+	remember(&slot->history[priority], slot->seq, to);
+	if (ready_key_less(to, slot->cursor[priority]))
+		slot->cursor[priority] = to;
+}
+
+/* Unsets all cursors.  The slot's lock held. */
+static void
+unset(QueueSlot *slot)
+{
+	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
+	{
+		lower_locked(slot, p, READY_KEY_MIN);
+		slot->stretch[p] = READY_KEY_MIN;
+	}
+}
+
 /* Makes a free slot the queue's; NULL when there is none.  slots_lock held. */
 static QueueSlot *
 assign_slot(int32 queue_id)
@@ -171,10 +225,8 @@ assign_slot(int32 queue_id)
 
 	LWLockAcquire(&shared->slots[i].lock, LW_EXCLUSIVE);
 	shared->slots[i].key = key;
-	/* Every backend's view of the slot's former life is overrun now. */
-	shared->slots[i].seq += RING_SIZE + 1;
-	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
-		shared->slots[i].cursor[p] = shared->slots[i].stretch[p] = READY_KEY_MIN;
+	/* Also bounds every view of the slot's former life. */
+	unset(&shared->slots[i]);
 	shared->slots[i].needs_recovery = true;
 	shared->slots[i].recovery_epoch++;
 	shared->slots[i].next_verify = idemq_mono_now() + VERIFY_INTERVAL;
@@ -246,37 +298,25 @@ void
 idemq_cursor_advance(QueueSlot *slot, int32 queue_id, const CursorView *view, int priority,
 					 ReadyKey to, ReadyKey stretch)
 {
+	History *history;
+
 	if (!view->shared || !lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
 		return;
 	if (ready_key_less(slot->stretch[priority], stretch))
 		slot->stretch[priority] = stretch;
-	if (slot->seq - view->seq <= RING_SIZE)
+	history = &slot->history[priority];
+	for (int i = 0; i < history->count; i++)
 	{
-		for (uint64 n = view->seq; n != slot->seq; n++)
+		if (history->entries[i].seq > view->seq)
 		{
-			const Lowering *lowering = &slot->ring[n % RING_SIZE];
-
-			if (lowering->priority != priority && lowering->priority != ALL_PRIORITIES)
-				continue;
-			if (ready_key_less(lowering->key, to))
-				to = lowering->key;
+			if (ready_key_less(history->entries[i].key, to))
+				to = history->entries[i].key;
+			break;
 		}
-		if (ready_key_less(slot->cursor[priority], to))
-			slot->cursor[priority] = to;
 	}
+	if (ready_key_less(slot->cursor[priority], to))
+		slot->cursor[priority] = to;
 	LWLockRelease(&slot->lock);
-}
-
-static void
-lower_locked(QueueSlot *slot, int priority, ReadyKey to)
-{
-	slot->ring[slot->seq % RING_SIZE] = (Lowering){to, priority};
-	slot->seq++;
-	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
-	{
-		if ((p == priority || priority == ALL_PRIORITIES) && ready_key_less(to, slot->cursor[p]))
-			slot->cursor[p] = to;
-	}
 }
 
 /*
@@ -389,7 +429,7 @@ idemq_cursor_unset_database(Oid database)
 		if (slot->key.database != database || slot->key.queue_id == 0)
 			continue;
 		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
-		lower_locked(slot, ALL_PRIORITIES, READY_KEY_MIN);
+		unset(slot);
 		slot->needs_recovery = true;
 		slot->recovery_epoch++;
 		LWLockRelease(&slot->lock);

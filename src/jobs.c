@@ -351,20 +351,24 @@ idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, Loc
 	return write_result(result);
 }
 
-/* Deletes a fetched row, waiting for whoever holds it. */
+/* Deletes a fetched row; policy as for idemq_jobs_update. */
 JobWrite
-idemq_jobs_delete(JobsTable *table, const Job *job)
+idemq_jobs_delete(JobsTable *table, const Job *job, LockWaitPolicy policy)
 {
 	ItemPointerData tid = job->row->tts_tid;
 	TM_FailureData	failure;
 
+	if (!table->simple || (policy == LockWaitSkip && !idemq_jobs_is_free(job)))
+	{
+		JobWrite locked = idemq_jobs_lock(table, job, LockTupleExclusive, policy);
+
+		if (locked != JOB_WRITTEN)
+			return locked;
+	}
 	if (!table->simple)
 	{
-		JobWrite locked = idemq_jobs_lock(table, job, LockTupleExclusive, LockWaitBlock);
-
-		if (locked == JOB_WRITTEN)
-			idemq_jobs_delete_sql(job->id);
-		return locked;
+		idemq_jobs_delete_sql(job->id);
+		return JOB_WRITTEN;
 	}
 	return write_result(table_tuple_delete(table->rel, &tid, GetCurrentCommandId(true),
 										   table->snapshot, table->crosscheck, true, &failure,

@@ -129,7 +129,7 @@ extern bool		idemq_jobs_is_free(const Job *job);
 extern bool		idemq_jobs_is_mine(const Job *job);
 extern JobWrite idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change,
 								  LockWaitPolicy policy);
-extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job);
+extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job, LockWaitPolicy policy);
 extern int64	idemq_jobs_next_id(void);
 extern void		idemq_jobs_insert(JobsTable *table, JobChange *columns);
 

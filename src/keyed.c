@@ -121,8 +121,13 @@ replace(const KeyHolder *holder, const JobChange *columns)
 		nulls[i + 1] = is_set ? ' ' : 'n';
 	}
 	idemq_sql_begin(&scope);
-	(void) idemq_sql_run(&replace_job, values, nulls, SPI_OK_UPDATE);
+	replaced = idemq_sql_run(&replace_job, values, nulls, SPI_OK_UPDATE);
 	idemq_sql_end(&scope);
+	/* Nothing replaced: it is claimed by now, or too new for the transaction's snapshot. */
+	if (replaced == 0 && IsolationUsesXactSnapshot() && holder->answer.status == JOB_PENDING)
+		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+						errmsg("could not serialize access due to concurrent update of a job"),
+						errhint("Run the transaction again.")));
 }
 
 /* Answers a duplicate as the producer wants it. */

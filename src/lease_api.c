@@ -38,26 +38,19 @@ beat_by_row(int64 id, int64 token, int64 length)
 	Outcome	  outcome;
 
 	idemq_jobs_open(&table);
-	while ((outcome = idemq_attempt_find(&table, id, token, &attempt)) == OUTCOME_CURRENT)
+	outcome = idemq_attempt_find(&table, id, token, &attempt);
+	/* Held by somebody: it is ours until he commits, and a heartbeat does not wait. */
+	if (outcome == OUTCOME_CURRENT && idemq_lost_lease_note(&lost, &attempt.job))
 	{
-		LostLeases lost = {CurrentMemoryContext, NIL};
-		EventArgs  args = {0};
-
-		if (idemq_lost_lease_note(&lost, &attempt.job))
-			(void) idemq_lost_leases_settle(&lost, &table, &attempt.queue);
-		if (length == 0)
-			length = attempt.queue.lease;
-		if (idemq_lease_beat(id, token, length) == LEASE_BEAT_DONE)
-			break;
-		if (!idemq_jobs_fetch(&table, id, &attempt.job))
-			continue;
-		args.deadline = idemq_now() + length;
-		if (idemq_transition_allowed(EVENT_EXTEND, attempt.job.status) &&
-			attempt.job.token == token &&
-			idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_EXTEND, &args,
-							 LockWaitBlock) == JOB_WRITTEN)
-			break;
-		idemq_attempt_changed(&table);
+		(void) idemq_lost_leases_settle(&lost, &table, &attempt.queue);
+		if (idemq_lease_beat(id, token, length) == LEASE_BEAT_UNKNOWN)
+		{
+			outcome = idemq_attempt_find(&table, id, token, &attempt);
+			args.deadline = idemq_now() + (length > 0 ? length : attempt.queue.lease);
+			if (outcome == OUTCOME_CURRENT)
+				(void) idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_EXTEND, &args,
+										LockWaitSkip);
+		}
 	}
 	idemq_jobs_close(&table);
 	return outcome == OUTCOME_ALREADY_COMMITTED ? OUTCOME_STALE : outcome;

@@ -88,34 +88,42 @@ idemq_reap_job(JobsTable *table, int64 job_id, int64 token)
 	return false;
 }
 
+/* Takes back up to REAP_BATCH expired leases of a queue; *found: how many there were. */
+static int64
+reap_batch(const QueueInfo *queue, int *found)
+{
+	ExpiredLease *leases = palloc(REAP_BATCH * sizeof(ExpiredLease));
+	JobsTable	  table;
+	int64		  next_deadline;
+	int64		  reaped = 0;
+
+	idemq_cursor_reset_deadline(queue->slot);
+	*found = idemq_lease_collect_expired(queue->id, leases, REAP_BATCH, &next_deadline);
+	idemq_cursor_note_deadline(queue->slot, Max(next_deadline, idemq_mono_now() + REAP_INTERVAL));
+	if (*found > 0)
+	{
+		idemq_jobs_open(&table);
+		for (int i = 0; i < *found; i++)
+		{
+			CHECK_FOR_INTERRUPTS();
+			reaped += idemq_reap_job(&table, leases[i].job_id, leases[i].token);
+		}
+		idemq_jobs_close(&table);
+	}
+	pfree(leases);
+	return reaped;
+}
+
 /*
- * Takes back what has expired in a queue, as the lease table knows it; returns
- * how many.  Costs nothing while no deadline has passed.
+ * Takes back what has expired in a queue, as the lease table knows it, up to
+ * REAP_BATCH; returns how many.  Costs nothing while no deadline has passed.
  */
 int64
 idemq_reap_expired(const QueueInfo *queue)
 {
-	ExpiredLease *found;
-	JobsTable	  table;
-	int64		  next_deadline;
-	int64		  reaped = 0;
-	int			  n;
+	int found;
 
-	if (!idemq_cursor_deadline_passed(queue->slot))
-		return 0;
-	found = palloc(REAP_BATCH * sizeof(ExpiredLease));
-	idemq_cursor_reset_deadline(queue->slot);
-	n = idemq_lease_collect_expired(queue->id, found, REAP_BATCH, &next_deadline);
-	idemq_cursor_note_deadline(queue->slot, Max(next_deadline, idemq_mono_now() + REAP_INTERVAL));
-	if (n > 0)
-	{
-		idemq_jobs_open(&table);
-		for (int i = 0; i < n; i++)
-			reaped += idemq_reap_job(&table, found[i].job_id, found[i].token);
-		idemq_jobs_close(&table);
-	}
-	pfree(found);
-	return reaped;
+	return idemq_cursor_deadline_passed(queue->slot) ? reap_batch(queue, &found) : 0;
 }
 
 /* Returns the deadline of a job in processing that has no lease entry. */
@@ -251,6 +259,10 @@ idemq_reap_all(const QueueInfo *queue)
 	idemq_cursor_read(queue->slot, queue->id, &view);
 	if (view.needs_recovery)
 		reaped = recover(queue);
-	idemq_cursor_note_deadline(queue->slot, 0);
-	return reaped + idemq_reap_expired(queue);
+	do
+	{
+		last = reap_batch(queue, &found);
+		reaped += last;
+	} while (found == REAP_BATCH && last > 0);
+	return reaped;
 }

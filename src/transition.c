@@ -189,7 +189,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 		elog(ERROR, "event %d cannot happen to a job that is %s", event,
 			 idemq_status_name(job->status));
 	if (transition->to == JOB_COMPLETED && queue->retention == 0 && job->row->tts_isnull[COL_KEY])
-		write = idemq_jobs_delete(table, job);
+		write = idemq_jobs_delete(table, job, policy);
 	else
 	{
 		fill_change(&change, transition, job, args);

@@ -208,7 +208,7 @@ idemq_xact_lower_view(int32 queue_id, CursorView *view)
 {
 	for (int i = 0; i < nlowers; i++)
 	{
-		ReadyKey   *from = &view->from[lowers[i].priority];
+		ReadyKey *from = &view->from[lowers[i].priority];
 
 		if (lowers[i].queue_id == queue_id && ready_key_less(lowers[i].key, *from))
 			*from = lowers[i].key;
