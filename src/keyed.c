@@ -112,6 +112,7 @@ replace(const KeyHolder *holder, const JobChange *columns)
 	Datum				   values[7] = {Int64GetDatum(holder->answer.id)};
 	char				   nulls[] = "       ";
 	SqlScope			   scope;
+	uint64				   updated;
 
 	for (int i = 0; i < (int) lengthof(replaced); i++)
 	{
@@ -121,10 +122,10 @@ replace(const KeyHolder *holder, const JobChange *columns)
 		nulls[i + 1] = is_set ? ' ' : 'n';
 	}
 	idemq_sql_begin(&scope);
-	replaced = idemq_sql_run(&replace_job, values, nulls, SPI_OK_UPDATE);
+	updated = idemq_sql_run(&replace_job, values, nulls, SPI_OK_UPDATE);
 	idemq_sql_end(&scope);
 	/* Nothing replaced: it is claimed by now, or too new for the transaction's snapshot. */
-	if (replaced == 0 && IsolationUsesXactSnapshot() && holder->answer.status == JOB_PENDING)
+	if (updated == 0 && IsolationUsesXactSnapshot() && holder->answer.status == JOB_PENDING)
 		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 						errmsg("could not serialize access due to concurrent update of a job"),
 						errhint("Run the transaction again.")));

@@ -33,9 +33,11 @@ PG_FUNCTION_INFO_V1(idemq_sql_reap);
 static Outcome
 beat_by_row(int64 id, int64 token, int64 length)
 {
-	JobsTable table;
-	Attempt	  attempt;
-	Outcome	  outcome;
+	LostLeases lost = {CurrentMemoryContext, NIL};
+	EventArgs  args = {0};
+	JobsTable  table;
+	Attempt	   attempt;
+	Outcome	   outcome;
 
 	idemq_jobs_open(&table);
 	outcome = idemq_attempt_find(&table, id, token, &attempt);

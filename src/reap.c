@@ -255,6 +255,8 @@ idemq_reap_all(const QueueInfo *queue)
 {
 	CursorView view;
 	int64	   reaped = 0;
+	int64	   last;
+	int		   found;
 
 	idemq_cursor_read(queue->slot, queue->id, &view);
 	if (view.needs_recovery)

@@ -162,7 +162,7 @@ FETCH ALL FROM work;
 CLOSE work;
 SELECT * FROM drain();
 
--- Inside functions that say they are STABLE or IMMUTABLE, and in SQL functions.
+-- In SQL functions.
 SELECT fill(4);
 CREATE FUNCTION one_job() RETURNS int LANGUAGE sql AS
 	$$ SELECT payload::int FROM idemq.claim('q') c, LATERAL (SELECT idemq.commit(c.id, c.token)) d $$;
@@ -221,6 +221,6 @@ SET enable_seqscan = off;
 SET default_transaction_isolation = 'serializable';
 SELECT public.fill(2);
 SELECT outcome, payload FROM (SELECT payload, idemq.commit(id, token) AS outcome FROM idemq.claim('q', 5) OFFSET 0) s;
-SELECT outcome FROM idemq.enqueue('q', '1', key => 'k''\', delay => '1 h');
-SELECT outcome FROM idemq.enqueue('q', '1', key => 'k''\', delay => '1 h');
+SELECT outcome FROM idemq.enqueue('q', '1', key => 'k', delay => '1 h');
+SELECT outcome FROM idemq.enqueue('q', '1', key => 'k', delay => '1 h');
 SELECT * FROM public.drain();

@@ -1,0 +1,112 @@
+# What a claim writes: one HOT update a job, no row lock, no index entry.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('wal', autovacuum => 'off');
+my $claim = "$PostgreSQL::Test::Utils::tmp_check/claim.sql";
+my $batch = "$PostgreSQL::Test::Utils::tmp_check/batch.sql";
+
+append_to_file($claim, "SELECT * FROM idemq.claim('q');\n");
+append_to_file($batch, "SELECT count(*) FROM idemq.claim('q', 100);\n");
+
+sub pgbench
+{
+	my ($script, $transactions) = @_;
+
+	run_log([ 'pgbench', '-n', '-p', $node->port, '-h', $node->host, '-c', 1, '-t', $transactions,
+			'-f', $script, 'postgres' ])
+	  or die "pgbench failed";
+}
+
+# Jobs to claim, on pages that nobody has changed since the last checkpoint.
+sub prepare
+{
+	my ($jobs, $payload) = @_;
+
+	sql($node, "SELECT idemq.drop_queue('q', force => true);
+		SELECT idemq.create_queue('q', lease => '1 h');
+		SELECT count(*) FROM idemq.enqueue_many('q', array_fill($payload, ARRAY[$jobs + 1]));
+		SELECT count(*) FROM idemq.claim('q')");
+	sql($node, 'VACUUM (FREEZE, ANALYZE) idemq.jobs');
+	sql($node, 'CHECKPOINT');
+}
+
+sub check
+{
+	my ($records, $jobs, $name) = @_;
+	my @indexes = grep { m{^Btree/} } keys %$records;
+
+	note explain $records;
+	is($records->{'Heap/HOT_UPDATE'}, $jobs, "$name: a HOT update a job");
+	is($records->{'Heap/UPDATE'} // 0, 0, "$name: no other update");
+	is($records->{'Heap/LOCK'} // 0, 0, "$name: no row lock");
+	is_deeply(\@indexes, [], "$name: no index entry");
+	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'processing'", $jobs + 1,
+		"$name: all are claimed");
+}
+
+prepare(1000, "'1'::jsonb");
+check(wal_records($node, sub { pgbench($claim, 1000) }), 1000, '1,000 claims of one');
+is_sql($node, "SELECT count(*) FROM idemq.claim('q')", 0, 'nothing is left');
+
+prepare(1000, "to_jsonb(repeat('x', 100))");
+check(wal_records($node, sub { pgbench($claim, 1000) }), 1000, '1,000 claims of one, larger payload');
+
+prepare(1000, "'1'::jsonb");
+check(wal_records($node, sub { pgbench($batch, 10) }), 1000, '10 claims of 100');
+
+# A commit: one update, and an entry in each of two indexes; a heartbeat: nothing.
+my $records = wal_records($node, sub {
+		sql($node, "SELECT count(*) FROM idemq.jobs j, idemq.commit(j.id, j.token)
+			WHERE j.status = 'processing' AND j.id % 10 = 0") });
+note explain $records;
+is(($records->{'Heap/UPDATE'} // 0) + ($records->{'Heap/HOT_UPDATE'} // 0), 100,
+	'a commit: one update a job');
+is($records->{'Heap/LOCK'} // 0, 0, 'a commit: no row lock');
+is($records->{'Transaction/COMMIT'}, 1, 'a batch: one transaction');
+
+# Answers that refuse write nothing.
+sub writes_nothing
+{
+	my ($name, @statements) = @_;
+
+	my $written = wal_records($node, sub { sql($node, $_) foreach @statements });
+	delete $written->{$_} foreach grep { m{^(XLOG|Standby|LogicalMessage)/} } keys %$written;
+	is_deeply($written, {}, "$name: no WAL");
+}
+
+my $held = sql($node, "SELECT min(id) FROM idemq.jobs WHERE status = 'processing'");
+my $done = sql($node, "SELECT min(id) FROM idemq.jobs WHERE status = 'completed'");
+my $claims = session($node);
+my $stranger = session($node);
+
+writes_nothing('locked, done, nothing ready', "SELECT idemq.claim_job($held)",
+	"SELECT idemq.commit_once($held)", "SELECT idemq.claim_job($done)",
+	"SELECT idemq.commit_once($done)", "SELECT * FROM idemq.claim('q', 100)",
+	"SELECT idemq.try_commit($held, 1)", "SELECT idemq.fail($held, 1)",
+	"SELECT idemq.heartbeat(id, token) FROM idemq.jobs WHERE id = $held",
+	"SELECT idemq.validate(id, token) FROM idemq.jobs WHERE id = $held");
+
+my $new = sql($node, "SELECT id FROM idemq.enqueue('q', '1')");
+$claims->query_safe("BEGIN; SELECT * FROM idemq.claim_job($new)");
+writes_nothing('locked by an open claim', "SELECT idemq.claim_job($new)",
+	"SELECT idemq.commit_once($new)", "SELECT * FROM idemq.claim('q', 100)");
+is_sql($node, "SELECT outcome FROM idemq.claim_job($new)", 'locked', 'locked by an open claim');
+$claims->query_safe('ROLLBACK');
+
+$stranger->query_safe("BEGIN; SELECT id FROM idemq.jobs WHERE id = $new FOR SHARE");
+writes_nothing('locked by a stranger', "SELECT idemq.claim_job($new)",
+	"SELECT idemq.commit_once($new)", "SELECT * FROM idemq.claim('q', 100)");
+is_sql($node, "SELECT outcome FROM idemq.claim_job($new)", 'locked', 'locked by a stranger');
+$stranger->query_safe('ROLLBACK');
+
+$_->quit foreach $claims, $stranger;
+$node->stop;
+done_testing();

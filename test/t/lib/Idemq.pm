@@ -1,0 +1,115 @@
+# Servers and sessions for idemq's TAP tests.
+package Idemq;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Exporter 'import';
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+our @EXPORT = qw(new_server new_node server_conf session sql sqlstate is_sql is_state wal_records);
+
+# Settings of script/server.conf: what a server needs to preload idemq.
+sub server_conf
+{
+	return slurp_file("$ENV{IDEMQ_SOURCE}/script/server.conf");
+}
+
+# A server that is initialized and not started.
+sub new_node
+{
+	my ($name, %settings) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	$node->init(allows_streaming => 'logical');
+	$node->append_conf('postgresql.conf', server_conf());
+	$node->append_conf('postgresql.conf', "$_ = '$settings{$_}'") for sort keys %settings;
+	return $node;
+}
+
+# A running server with the extension in database postgres, and a queue q.
+sub new_server
+{
+	my $node = new_node(@_);
+
+	$node->start;
+	$node->safe_psql('postgres', "CREATE EXTENSION idemq;
+		SELECT idemq.create_queue('q', lease => '1 h')");
+	return $node;
+}
+
+# An interactive session; $s->query(sql) answers unaligned rows, and goes on after errors.
+sub session
+{
+	my ($node, $db, %params) = @_;
+
+	return $node->background_psql($db // 'postgres', on_error_stop => 0, %params);
+}
+
+# The result of SQL that must succeed.
+sub sql
+{
+	my ($node, $sql, $db) = @_;
+
+	return $node->safe_psql($db // 'postgres', $sql);
+}
+
+# The SQLSTATE of the first error of SQL, or 00000.
+sub sqlstate
+{
+	my ($node, $sql, $db, %params) = @_;
+	my ($stdout, $stderr);
+
+	$node->psql($db // 'postgres', $sql, stdout => \$stdout, stderr => \$stderr,
+		on_error_stop => 1, extra_params => [ '-v', 'VERBOSITY=sqlstate' ], %params);
+	return $1 if $stderr =~ /(?:ERROR|FATAL):\s+([0-9A-Z]{5})\s*$/m;
+	return $stderr eq '' ? '00000' : $stderr;
+}
+
+sub is_sql
+{
+	my ($node, $sql, $expected, $name, $db) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return is(sql($node, $sql, $db), $expected, $name);
+}
+
+sub is_state
+{
+	my ($node, $sql, $expected, $name, $db) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return is(sqlstate($node, $sql, $db), $expected, $name);
+}
+
+# The WAL records that $code causes, counted by type, such as 'Heap/HOT_UPDATE'.
+sub wal_records
+{
+	my ($node, $code) = @_;
+	my $lsn = 'SELECT pg_current_wal_insert_lsn()';
+	my ($start, $end, %count);
+
+	$start = sql($node, $lsn);
+	$code->();
+	# A record of our own, so that the interval is never empty.
+	$end = sql($node, "SELECT pg_logical_emit_message(false, 'end', 'end')");
+	my $dump = run_command_output('pg_waldump', '--stats=record', '-p', $node->data_dir . '/pg_wal',
+		'-s', $start, '-e', sql($node, 'SELECT pg_switch_wal()'));
+	foreach (split /\n/, $dump)
+	{
+		$count{$1} = $2 if m{^(\w+/\S+)\s+(\d+)\s+\(};
+	}
+	return \%count;
+}
+
+sub run_command_output
+{
+	my ($stdout, $stderr) = run_command(\@_);
+
+	die "@_: $stderr" if $stdout eq '';
+	return $stdout;
+}
+
+1;
