@@ -44,7 +44,7 @@ CREATE TABLE idemq.jobs (
 	last_error   text,
 	PRIMARY KEY (id)
 ) WITH (
-	fillfactor = 60,
+	fillfactor = 45,
 	toast_tuple_target = 128,
 	autovacuum_vacuum_scale_factor = 0.02,
 	autovacuum_vacuum_threshold = 5000,

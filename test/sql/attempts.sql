@@ -1,0 +1,80 @@
+-- idemq.attempts: one row per attempt that did not commit.
+CREATE EXTENSION idemq;
+\set VERBOSITY sqlstate
+\pset null -
+SELECT idemq.create_queue('q', retry_jitter => 0, lease => '1 h', max_attempts => 10) AS q \gset
+SELECT idemq.create_queue('p') AS p \gset
+CREATE VIEW history AS SELECT attempt, worker, outcome, error, claimed_at <= ended_at AS in_order, queue_id FROM idemq.attempts ORDER BY ended_at;
+
+-- A job with every kind of end.
+SELECT (idemq.enqueue('q', '1')).id \gset
+SELECT token AS t1, claimed_at AS c1 FROM idemq.claim('q', worker => 'w1'), LATERAL (SELECT clock_timestamp() AS claimed_at) c \gset
+SELECT idemq.fail(:id, :t1, E'it said "no"\nin two lines, with ümläut', '0');
+SELECT token AS t2 FROM idemq.claim('q', worker => 'w2') \gset
+SELECT idemq.release(:id, :t2);
+SELECT token AS t3 FROM idemq.claim('q') \gset
+SELECT idemq.fail(:id, :t3, retry_in => '0');
+SELECT token AS t4 FROM idemq.claim('q', lease => '1 ms', worker => 'w4') \gset
+SELECT pg_sleep(0.005);
+SELECT idemq.reap('q');
+SELECT token AS t5 FROM idemq.claim('q', worker => 'w5') \gset
+SELECT idemq.cancel(:id);
+SELECT idemq.retry(:id);
+SELECT token AS t6 FROM idemq.claim('q', worker => 'w6') \gset
+SELECT idemq.fail(:id, :t6, 'for good', permanent => true);
+SELECT idemq.redrive('q');
+SELECT token AS t7 FROM idemq.claim('q', worker => 'w7') \gset
+SELECT idemq.commit(:id, :t7);
+SELECT attempt, worker, outcome, error, in_order FROM history;
+-- Each with its own token, and the times of its claim and its end.
+SELECT array_agg(token ORDER BY ended_at) = ARRAY[:t1, :t2, :t3, :t4, :t5, :t6] AS tokens, bool_and(job_id = :id AND queue_id = :q) AS job,
+	count(DISTINCT claimed_at) AS claims, count(DISTINCT ended_at) AS ends, bool_and(ended_at BETWEEN :'c1' AND clock_timestamp()) AS times FROM idemq.attempts;
+SELECT status, attempt, last_error FROM idemq.job(:id);
+
+-- What is no attempt leaves none.
+DELETE FROM idemq.attempts;
+SELECT (idemq.enqueue('q', '2')).id \gset
+SELECT idemq.cancel(:id);
+SELECT idemq.retry(:id);
+SELECT idemq.commit_once(:id);
+SELECT (idemq.enqueue('q', '3', expires_in => '1 ms')).id \gset
+SELECT pg_sleep(0.005);
+SELECT count(*) FROM idemq.claim('q');
+SELECT (idemq.enqueue('q', '4')).id \gset
+SELECT token FROM idemq.claim('q') \gset
+SELECT idemq.fail(:id, :token + 1), idemq.release(:id, :token + 1), idemq.try_commit(:id, :token + 1);
+SELECT idemq.commit(:id, :token);
+SELECT * FROM idemq.attempts;
+
+-- A failed job that is cancelled or retried by hand has the attempts that it had.
+SELECT (idemq.enqueue('q', '5')).id \gset
+SELECT idemq.fail(id, token, 'once') FROM idemq.claim('q');
+SELECT idemq.retry(:id), idemq.cancel(:id);
+SELECT attempt, outcome, error FROM history;
+
+-- Rolled back with what it tells of.
+BEGIN;
+SELECT (idemq.enqueue('q', '6')).id \gset
+SELECT idemq.fail(id, token, 'undone') FROM idemq.claim('q');
+SELECT count(*) FROM idemq.attempts WHERE job_id = :id;
+ROLLBACK;
+SELECT count(*) FROM idemq.attempts WHERE job_id = :id;
+
+-- Long errors.
+SELECT (idemq.enqueue('q', '7')).id \gset
+SELECT idemq.fail(id, token, repeat('x', 1000000), '0') FROM idemq.claim('q');
+SELECT idemq.fail(id, token, (SELECT string_agg(md5(i::text), '') FROM generate_series(1, 10000) i), '0') FROM idemq.claim('q');
+SELECT idemq.fail(id, token, '', '0') FROM idemq.claim('q');
+SELECT length(error), md5(error) FROM idemq.attempts WHERE job_id = :id ORDER BY ended_at;
+SELECT last_error FROM idemq.job(:id);
+
+-- They go with the job: purged, and with the queue.
+SELECT (idemq.enqueue('p', '1')).id \gset
+SELECT idemq.fail(id, token, 'of p', permanent => true) FROM idemq.claim('p');
+SELECT queue_id = :p AS of_p, count(*) FROM idemq.attempts GROUP BY 1 ORDER BY 1;
+SELECT idemq.purge('q', 'failed');
+SELECT queue_id = :p AS of_p, count(*) FROM idemq.attempts GROUP BY 1 ORDER BY 1;
+SELECT idemq.purge('p');
+SELECT queue_id = :p AS of_p, count(*) FROM idemq.attempts GROUP BY 1 ORDER BY 1;
+SELECT idemq.drop_queue('q', force => true);
+SELECT count(*) FROM idemq.attempts;

@@ -1,0 +1,176 @@
+-- release, heartbeat, validate, assert_current, checkpoint, reap.
+CREATE EXTENSION idemq;
+\set VERBOSITY sqlstate
+\pset null -
+SELECT idemq.create_queue('q', retry_jitter => 0, lease => '1 h', max_attempts => 3) AS q \gset
+SELECT idemq.create_queue('p', lease => '1 h') AS p \gset
+
+-- release: back in its queue, now or later, and the attempt is not counted.
+SELECT (idemq.enqueue('q', '1', run_at => '2001-01-01')).id \gset
+SELECT token FROM idemq.claim('q', worker => 'w') \gset
+SELECT idemq.release(:id, :token);
+SELECT status, attempt, ready_at > now() - interval '1 min' AS ready_now, finished_at, last_error FROM idemq.job(:id);
+SELECT idemq.release(:id, :token), idemq.try_commit(:id, :token), idemq.validate(:id, :token);
+-- However often: max_attempts is not used up.
+DO $$
+BEGIN
+	FOR i IN 1 .. 10 LOOP
+		PERFORM idemq.release(id, token) FROM idemq.claim('q');
+	END LOOP;
+END $$;
+SELECT token, attempt FROM idemq.claim('q') \gset
+SELECT :attempt AS attempt, idemq.release(:id, :token, delay => '1 h');
+SELECT status, ready_at > now() + interval '59 min' AS later FROM idemq.job(:id);
+SELECT count(*) FROM idemq.claim('q');
+SELECT idemq.retry(:id);
+-- After a failed one, the number is again that of the next.
+SELECT idemq.fail(id, token, 'one', '0') FROM idemq.claim('q');
+SELECT attempt, idemq.release(id, token, '0') FROM idemq.claim('q');
+SELECT status, attempt, last_error FROM idemq.job(:id);
+SELECT attempt, token FROM idemq.claim('q') \gset
+SELECT :attempt AS attempt, idemq.commit(:id, :token);
+SELECT idemq.release(:id, :token);
+SELECT idemq.release(NULL, 1);
+SELECT idemq.release(1, NULL);
+SELECT idemq.release(:id, :token, '-1 s');
+SELECT idemq.release(0, 0);
+
+-- heartbeat: the lease begins again from now; the row keeps the deadline of the claim.
+SELECT (idemq.enqueue('q', '2')).id \gset
+SELECT token, deadline FROM idemq.claim('q', lease => '1 ms') \gset
+SELECT pg_sleep(0.005);
+SELECT idemq.validate(:id, :token);
+SELECT idemq.heartbeat(:id, :token, '1 h');
+SELECT idemq.validate(:id, :token), deadline = :'deadline' AS of_the_claim FROM idemq.job(:id);
+SELECT round(extract(epoch FROM retry_after - now())) FROM idemq.claim_job(:id);
+SELECT idemq.reap('q');
+-- By default its own length, which is the last one named.
+SELECT idemq.heartbeat(:id, :token, '2 h'), idemq.heartbeat(:id, :token);
+SELECT round(extract(epoch FROM retry_after - now())) FROM idemq.claim_job(:id);
+-- Shorter, too.
+SELECT idemq.heartbeat(:id, :token, '1 ms');
+SELECT pg_sleep(0.005);
+SELECT idemq.validate(:id, :token), idemq.reap('q'), idemq.heartbeat(:id, :token), idemq.validate(:id, :token);
+SELECT idemq.heartbeat(:id, :token - 1), idemq.heartbeat(:id + 100, :token), idemq.heartbeat(0, 0), idemq.heartbeat(-1, -1);
+SELECT idemq.heartbeat(NULL, 1);
+SELECT idemq.heartbeat(1, NULL);
+SELECT idemq.heartbeat(1, 1, '0');
+SELECT idemq.heartbeat(1, 1, '-1 h');
+SELECT idemq.heartbeat(1, 1, '2000 years');
+-- While the claim is open, and in a read-only transaction.
+BEGIN;
+SELECT token FROM idemq.claim('q', lease => '1 ms') \gset
+SELECT idemq.heartbeat(:id, :token, '3 h'), idemq.validate(:id, :token);
+SELECT pg_sleep(0.005);
+SELECT idemq.validate(:id, :token);
+COMMIT;
+SELECT round(extract(epoch FROM retry_after - now())) FROM idemq.claim_job(:id);
+BEGIN READ ONLY;
+SELECT idemq.heartbeat(:id, :token, '4 h'), idemq.validate(:id, :token);
+SAVEPOINT a;
+SELECT idemq.commit(:id, :token);
+ROLLBACK TO a;
+SELECT count(*) FROM idemq.claim('q');
+ROLLBACK TO a;
+SELECT idemq.enqueue('q', '1');
+COMMIT;
+SELECT round(extract(epoch FROM retry_after - now())) FROM idemq.claim_job(:id);
+-- A lease begins at the claim's commit: a long transaction is not born expired.
+SELECT (idemq.enqueue('q', '3')).id AS long \gset
+BEGIN;
+SELECT token AS long_token FROM idemq.claim_job(:long, lease => '600 ms') \gset
+SELECT pg_sleep(0.61);
+COMMIT;
+SELECT idemq.validate(:long, :long_token), idemq.reap('q'), idemq.commit(:long, :long_token);
+
+-- validate tells, and changes nothing.
+SELECT xmin AS version FROM idemq.jobs WHERE id = :id \gset
+SELECT idemq.validate(:id, :token), idemq.validate(:id, :token - 1), idemq.validate(0, :token);
+SELECT idemq.validate(NULL, 1);
+SELECT idemq.validate(1, NULL);
+SELECT xmin = :'version' AS untouched FROM idemq.jobs WHERE id = :id;
+
+-- checkpoint: kept for the next attempt.
+SELECT idemq.checkpoint(:id, :token, '{"step": 1}');
+SELECT idemq.checkpoint(:id, :token, '{"step": 2}');
+SELECT status, attempt, token = :token AS same_token, checkpoint FROM idemq.job(:id);
+SELECT idemq.checkpoint(:id, :token - 1, '{"step": 9}');
+SELECT idemq.checkpoint(0, :token, '{"step": 9}');
+SELECT idemq.checkpoint(:id, :token, NULL);
+SELECT idemq.checkpoint(NULL, :token, '1');
+SELECT idemq.checkpoint(:id, NULL, '1');
+SELECT idemq.fail(:id, :token, retry_in => '0');
+SELECT idemq.checkpoint(:id, :token, '{"step": 9}');
+SELECT token, attempt, checkpoint FROM idemq.claim_job(:id) \gset
+SELECT :attempt AS attempt, :'checkpoint' AS checkpoint;
+SELECT idemq.checkpoint(:id, :token, 'null');
+SELECT checkpoint, idemq.release(id, token) FROM idemq.job(:id);
+SELECT token, checkpoint FROM idemq.claim_job(:id) \gset
+SELECT idemq.checkpoint(:id, :token, to_jsonb(repeat('x', 1000000)));
+SELECT length(checkpoint::text) FROM idemq.job(:id);
+SELECT idemq.commit(:id, :token);
+SELECT idemq.checkpoint(:id, :token, '1');
+
+-- assert_current: an effect's guard; keeps the reaper out until the transaction ends.
+SELECT (idemq.enqueue('q', '4')).id \gset
+SELECT token FROM idemq.claim_job(:id, lease => '1 ms') \gset
+SELECT pg_sleep(0.005);
+BEGIN;
+SELECT idemq.assert_current(:id, :token);
+SELECT idemq.reap('q');
+SELECT count(*) FROM idemq.claim('q');
+SELECT outcome FROM idemq.claim_job(:id);
+SELECT idemq.validate(:id, :token), idemq.heartbeat(:id, :token);
+COMMIT;
+SELECT pg_sleep(0.11);
+SELECT idemq.reap('q');
+SELECT idemq.assert_current(:id, :token);
+SELECT idemq.assert_current(0, :token);
+SELECT idemq.assert_current(NULL, :token);
+SELECT idemq.assert_current(:id, NULL);
+SELECT token FROM idemq.claim_job(:id) \gset
+BEGIN;
+SELECT idemq.assert_current(:id, :token);
+SELECT idemq.checkpoint(:id, :token, '1');
+SELECT idemq.assert_current(:id, :token);
+SELECT idemq.commit(:id, :token);
+SELECT idemq.assert_current(:id, :token);
+ROLLBACK;
+SELECT idemq.commit(:id, :token);
+
+-- reap: one queue, or all; only what is over.
+DELETE FROM idemq.jobs;
+SELECT count(idemq.enqueue(q, '1')) FROM unnest(ARRAY['q', 'p']) q, generate_series(1, 4);
+SELECT count(*) FROM idemq.claim('p', 2);
+SELECT count(*) FROM idemq.claim_any('{q,p}', 10, lease => '1 ms');
+SELECT pg_sleep(0.02);
+SELECT idemq.reap('p'), idemq.reap('p');
+SELECT idemq.reap(), idemq.reap(NULL);
+SELECT queue_id = :q AS of_q, status, attempt, count(*) FROM idemq.jobs GROUP BY 1, 2, 3 ORDER BY 1, 2;
+SELECT idemq.reap('nope');
+SELECT idemq.reap('');
+-- A claim does by itself what a reaper would.
+SELECT count(*) FROM idemq.claim_any('{q,p}', 10, lease => '1 ms');
+SELECT pg_sleep(0.02);
+SELECT count(*), min(attempt), max(attempt) FROM idemq.claim_any('{q,p}', 10, lease => '1 ms');
+SELECT pg_sleep(0.02);
+SELECT count(*), min(attempt), max(attempt) FROM idemq.claim_any('{p,q}', 10);
+SELECT queue_id = :q AS of_q, status, attempt, count(*) FROM idemq.jobs GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
+-- A paused queue's leases end as well.
+DELETE FROM idemq.jobs;
+SELECT (idemq.enqueue('q', '1')).id \gset
+SELECT count(*) FROM idemq.claim('q', lease => '1 ms');
+SELECT idemq.pause('q');
+SELECT pg_sleep(0.02);
+SELECT idemq.reap('q');
+SELECT status FROM idemq.job(:id);
+SELECT idemq.resume('q');
+
+-- DISCARD ALL hands the session on: attached leases end, others do not.
+DELETE FROM idemq.jobs;
+SELECT count(idemq.enqueue('q', to_jsonb(g))) FROM generate_series(1, 2) g;
+SELECT payload FROM idemq.claim('q', attach => true);
+SELECT payload FROM idemq.claim('q', attach => false);
+DISCARD ALL;
+SELECT idemq.reap('q');
+SELECT payload, status FROM idemq.jobs ORDER BY id;
