@@ -229,13 +229,13 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 										   [ARG_RETENTION] = "retention",
 										   [ARG_WINDOW] = "idempotency_window",
 										   [ARG_RATE_PERIOD] = "rate_period"};
-	char					*name = new_queue_name(fcinfo);
-	Oid						 creator = GetUserId();
-	Datum					 values[SETTING_COUNT];
-	char					 nulls[SETTING_COUNT];
-	SqlScope				 scope;
-	bool					 isnull;
-	int32					 id;
+	char *name = new_queue_name(fcinfo);
+	Oid creator = GetUserId();
+	Datum values[SETTING_COUNT];
+	char nulls[SETTING_COUNT];
+	SqlScope scope;
+	bool isnull;
+	int32 id;
 
 	for (int i = 1; i < (int) lengthof(required); i++)
 	{
@@ -254,7 +254,7 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 	if (!has_privs_of_role(creator, idemq_catalog()->owner))
 	{
 		NameData role;
-		Datum	 grant[] = {Int32GetDatum(id), NameGetDatum(&role), CStringGetTextDatum("admin")};
+		Datum grant[] = {Int32GetDatum(id), NameGetDatum(&role), CStringGetTextDatum("admin")};
 
 		namestrcpy(&role, GetUserNameFromId(creator, false));
 		(void) idemq_sql_run(&add_grant, grant, NULL, SPI_OK_INSERT);
@@ -275,10 +275,10 @@ admin_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
 Datum
 idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 {
-	Datum	  values[SETTING_COUNT];
-	char	  nulls[SETTING_COUNT];
+	Datum values[SETTING_COUNT];
+	char nulls[SETTING_COUNT];
 	QueueInfo queue;
-	SqlScope  scope;
+	SqlScope scope;
 
 	admin_queue(fcinfo, &queue);
 	check_settings(fcinfo);
@@ -293,12 +293,12 @@ idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_drop_queue(PG_FUNCTION_ARGS)
 {
-	bool	  force = idemq_arg_bool(fcinfo, 1, "force");
+	bool force = idemq_arg_bool(fcinfo, 1, "force");
 	QueueInfo queue;
-	SqlScope  scope;
-	Datum	  id;
-	int64	  unfinished;
-	bool	  isnull;
+	SqlScope scope;
+	Datum id;
+	int64 unfinished;
+	bool isnull;
 
 	admin_queue(fcinfo, &queue);
 	idemq_queue_lock(queue.id, AccessExclusiveLock);
@@ -329,8 +329,8 @@ static Datum
 change_paused(FunctionCallInfo fcinfo, bool paused)
 {
 	QueueInfo queue;
-	SqlScope  scope;
-	Datum	  values[2];
+	SqlScope scope;
+	Datum values[2];
 
 	admin_queue(fcinfo, &queue);
 	values[0] = Int32GetDatum(queue.id);
@@ -359,12 +359,12 @@ idemq_sql_resume(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_purge(PG_FUNCTION_ARGS)
 {
-	char	  nulls[] = "  ";
-	Datum	  values[2] = {0};
+	char nulls[] = "  ";
+	Datum values[2] = {0};
 	QueueInfo queue;
-	SqlScope  scope;
-	int64	  purged;
-	bool	  isnull;
+	SqlScope scope;
+	int64 purged;
+	bool isnull;
 
 	admin_queue(fcinfo, &queue);
 	values[0] = Int32GetDatum(queue.id);
@@ -392,7 +392,7 @@ static void
 grant_values(FunctionCallInfo fcinfo, Datum *values, NameData *role)
 {
 	QueueInfo queue;
-	char	 *privilege;
+	char *privilege;
 
 	admin_queue(fcinfo, &queue);
 	idemq_arg_required(fcinfo, 1, "role");
@@ -412,7 +412,7 @@ grant_values(FunctionCallInfo fcinfo, Datum *values, NameData *role)
 Datum
 idemq_sql_grant_queue(PG_FUNCTION_ARGS)
 {
-	Datum	 values[3];
+	Datum values[3];
 	NameData role;
 	SqlScope scope;
 
@@ -427,7 +427,7 @@ idemq_sql_grant_queue(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_revoke_queue(PG_FUNCTION_ARGS)
 {
-	Datum	 values[3];
+	Datum values[3];
 	NameData role;
 	SqlScope scope;
 

@@ -132,9 +132,9 @@ idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_ty
 				bool nulls_allowed, ArrayArg *array)
 {
 	ArrayType *value;
-	int16	   length;
-	bool	   by_value;
-	char	   align;
+	int16 length;
+	bool by_value;
+	char align;
 
 	idemq_arg_required(fcinfo, n, name);
 	value = PG_GETARG_ARRAYTYPE_P(n);
@@ -184,7 +184,7 @@ Tuplestorestate *
 idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	MemoryContext  old;
+	MemoryContext old;
 
 	if (rsinfo == NULL || !IsA(rsinfo, ReturnSetInfo) ||
 		(rsinfo->allowedModes & SFRM_Materialize) == 0)

@@ -11,21 +11,21 @@
 
 #include "idemq.h"
 
-extern void	 idemq_arg_required(FunctionCallInfo fcinfo, int n, const char *name);
+extern void idemq_arg_required(FunctionCallInfo fcinfo, int n, const char *name);
 extern char *idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes);
 extern text *idemq_arg_worker(FunctionCallInfo fcinfo, int n);
 extern int64 idemq_interval_usecs(const Interval *interval);
 extern int64 idemq_arg_interval(FunctionCallInfo fcinfo, int n, const char *name, int64 least);
-extern bool	 idemq_arg_bool(FunctionCallInfo fcinfo, int n, const char *name);
+extern bool idemq_arg_bool(FunctionCallInfo fcinfo, int n, const char *name);
 extern int32 idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32 max);
-extern void	 idemq_check_key(const char *name, int bytes);
+extern void idemq_check_key(const char *name, int bytes);
 
 /* A one-dimensional array argument, taken apart. */
 typedef struct ArrayArg
 {
-	int	   count;
+	int count;
 	Datum *values;
-	bool  *nulls;
+	bool *nulls;
 } ArrayArg;
 
 extern void idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,

@@ -10,14 +10,14 @@
 
 typedef struct Attempt
 {
-	int64	  id;
-	int64	  token; /* the worker's */
-	Job		  job;	 /* as fetched; void when not found */
+	int64 id;
+	int64 token; /* the worker's */
+	Job job;	 /* as fetched; void when not found */
 	QueueInfo queue;
 } Attempt;
 
 extern Outcome idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt);
-extern void	   idemq_attempt_changed(JobsTable *table);
-extern void	   idemq_attempt_raise(const Attempt *attempt, Outcome outcome);
+extern void idemq_attempt_changed(JobsTable *table);
+extern void idemq_attempt_raise(const Attempt *attempt, Outcome outcome);
 
 #endif

@@ -27,9 +27,9 @@ void
 idemq_attempts_add(const Job *job, TimestampTz ended_at, const char *outcome, text *error)
 {
 	TupleTableSlot *row = job->row;
-	Datum			values[9];
-	char			nulls[] = "         ";
-	SqlScope		scope;
+	Datum values[9];
+	char nulls[] = "         ";
+	SqlScope scope;
 
 	values[0] = Int64GetDatum(job->id);
 	values[1] = Int64GetDatum(job->token);

@@ -21,10 +21,10 @@ typedef struct Catalog
 } Catalog;
 
 extern const Catalog *idemq_catalog(void);
-extern void			  idemq_catalog_install(void);
-extern JobStatus	  idemq_status_from_oid(Oid value);
-extern JobStatus	  idemq_status_from_name(const char *name);
-extern const char	 *idemq_status_name(JobStatus status);
-extern Datum		  idemq_outcome_datum(Outcome outcome);
+extern void idemq_catalog_install(void);
+extern JobStatus idemq_status_from_oid(Oid value);
+extern JobStatus idemq_status_from_name(const char *name);
+extern const char *idemq_status_name(JobStatus status);
+extern Datum idemq_outcome_datum(Outcome outcome);
 
 #endif

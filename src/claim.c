@@ -39,17 +39,17 @@ typedef struct ClaimCall
 	int32 wanted;
 	int64 lease; /* microseconds, 0 for the queue's */
 	text *worker;
-	bool  attach;
+	bool attach;
 	/* where the answer goes */
 	Tuplestorestate *store;
-	TupleDesc		 desc;
-	bool			 with_queue; /* the last column is the queue's name */
-	int32			 claimed;
+	TupleDesc desc;
+	bool with_queue; /* the last column is the queue's name */
+	int32 claimed;
 	/* of the queue at hand */
-	QueueInfo	  queue;
-	CursorView	  view;
-	TimestampTz	  now;
-	LostLeases	  lost;
+	QueueInfo queue;
+	CursorView view;
+	TimestampTz now;
+	LostLeases lost;
 	MemoryContext row_context; /* reset for each job */
 } ClaimCall;
 
@@ -78,9 +78,9 @@ static Step
 claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 {
 	EventArgs args = {0};
-	int64	  lease = call->lease > 0 ? call->lease : call->queue.lease;
-	Datum	  values[CLAIM_COLUMN_COUNT + 1];
-	bool	  nulls[CLAIM_COLUMN_COUNT + 1];
+	int64 lease = call->lease > 0 ? call->lease : call->queue.lease;
+	Datum values[CLAIM_COLUMN_COUNT + 1];
+	bool nulls[CLAIM_COLUMN_COUNT + 1];
 
 	args.now = idemq_now();
 	args.deadline = args.now + lease;
@@ -125,9 +125,9 @@ consider(ClaimCall *call, JobsTable *table, int64 id)
 /* Where a claim is in the ready index of one priority. */
 typedef struct PriorityScan
 {
-	int		 priority;
+	int priority;
 	ReadyKey until; /* READY_KEY_MAX: to the end */
-	bool	 stayed;
+	bool stayed;
 	ReadyKey reach; /* where the cursor may go: nothing below is claimable */
 } PriorityScan;
 
@@ -168,17 +168,17 @@ look_ahead(JobsTable *table, const PriorityScan *scan)
 static void
 claim_priority(ClaimCall *call, JobsTable *table, int priority)
 {
-	ReadyKey	 from = call->view.from[priority];
-	ReadyKey	 stretch = READY_KEY_MIN;
+	ReadyKey from = call->view.from[priority];
+	ReadyKey stretch = READY_KEY_MIN;
 	PriorityScan scan = {priority, READY_KEY_MAX, false, from};
 
 	scan.until = idemq_jobs_scan_limit(from, call->view.stretch[priority]);
 	idemq_jobs_scan_begin(table, call->queue.id, priority, from, scan.until);
 	for (;;)
 	{
-		ReadyKey	  key = next_entry(call, table, &scan);
+		ReadyKey key = next_entry(call, table, &scan);
 		MemoryContext old;
-		Step		  step;
+		Step step;
 
 		CHECK_FOR_INTERRUPTS();
 		if (key.ready_at > call->now)
@@ -273,7 +273,7 @@ begin_call(ClaimCall *call, FunctionCallInfo fcinfo)
 Datum
 idemq_sql_claim(PG_FUNCTION_ARGS)
 {
-	char	 *queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
+	char *queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	ClaimCall call;
 
 	begin_call(&call, fcinfo);
@@ -285,7 +285,7 @@ idemq_sql_claim(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_claim_any(PG_FUNCTION_ARGS)
 {
-	ArrayArg  queues;
+	ArrayArg queues;
 	ClaimCall call;
 
 	idemq_arg_array(fcinfo, 0, "queues", TEXTOID, false, &queues);

@@ -37,14 +37,14 @@ PG_FUNCTION_INFO_V1(idemq_sql_commit_once);
 /* What is asked of one job. */
 typedef struct JobCall
 {
-	int64	  id;
-	JobEvent  event; /* EVENT_CLAIM or EVENT_COMMIT_ONCE */
-	int64	  lease; /* microseconds, 0 for the queue's */
-	bool	  attach;
+	int64 id;
+	JobEvent event; /* EVENT_CLAIM or EVENT_COMMIT_ONCE */
+	int64 lease;	/* microseconds, 0 for the queue's */
+	bool attach;
 	EventArgs args;
 	/* what came of it */
-	Job			job;
-	QueueInfo	queue;
+	Job job;
+	QueueInfo queue;
 	TimestampTz retry_after; /* DT_NOEND: none */
 } JobCall;
 
@@ -159,8 +159,8 @@ call_job(JobCall *call, JobsTable *table)
 {
 	for (;;)
 	{
-		bool	again = false;
-		bool	leased = is_leased(call, table);
+		bool again = false;
+		bool leased = is_leased(call, table);
 		Outcome outcome = OUTCOME_LOCKED;
 
 		if (!idemq_jobs_fetch(table, call->id, &call->job) ||
@@ -185,8 +185,8 @@ static Datum
 claim_result(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 {
 	TupleDesc desc;
-	Datum	  values[RESULT_COLUMNS] = {0};
-	bool	  nulls[RESULT_COLUMNS];
+	Datum values[RESULT_COLUMNS] = {0};
+	bool nulls[RESULT_COLUMNS];
 
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
@@ -221,9 +221,9 @@ claim_result(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 Datum
 idemq_sql_claim_job(PG_FUNCTION_ARGS)
 {
-	JobCall	  call = {0};
+	JobCall call = {0};
 	JobsTable table;
-	Datum	  answer;
+	Datum answer;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	call.id = PG_GETARG_INT64(0);
@@ -248,9 +248,9 @@ idemq_sql_claim_job(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_commit_once(PG_FUNCTION_ARGS)
 {
-	JobCall	  call = {0};
+	JobCall call = {0};
 	JobsTable table;
-	Outcome	  outcome;
+	Outcome outcome;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	call.id = PG_GETARG_INT64(0);

@@ -73,7 +73,7 @@ idemq_mono_now(void)
 static int64
 current_offset(void)
 {
-	int64  seen = observed_offset();
+	int64 seen = observed_offset();
 	uint64 known = pg_atomic_read_u64(&shared->offset);
 
 	while (seen > (int64) known)

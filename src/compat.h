@@ -81,7 +81,7 @@ compat_init_range_table(EState *estate, Relation rel, Bitmapset *updated_cols)
 {
 	RangeTblEntry *rte = makeNode(RangeTblEntry);
 #if PG_VERSION_NUM >= 160000
-	List			  *perminfos = NIL;
+	List *perminfos = NIL;
 	RTEPermissionInfo *perminfo;
 #endif
 
@@ -109,7 +109,7 @@ compat_identity_sequence(Oid relid, AttrNumber attnum)
 {
 #if PG_VERSION_NUM >= 170000
 	Relation rel = relation_open(relid, NoLock);
-	Oid		 sequence = getIdentitySequence(rel, attnum, false);
+	Oid sequence = getIdentitySequence(rel, attnum, false);
 
 	relation_close(rel, NoLock);
 	return sequence;
@@ -147,7 +147,7 @@ compat_timeline(void)
 #if PG_VERSION_NUM >= 150000
 #define COMPAT_SHMEM_REQUEST_HOOK(request)                                                         \
 	static shmem_request_hook_type prev_shmem_request_hook = NULL;                                 \
-	static void					   compat_shmem_request(void)                                      \
+	static void compat_shmem_request(void)                                                         \
 	{                                                                                              \
 		if (prev_shmem_request_hook)                                                               \
 			prev_shmem_request_hook();                                                             \

@@ -77,9 +77,9 @@ control_job(JobsTable *table, int64 id, int privileges, Decide decide)
 	{
 		EventArgs args = {0};
 		QueueInfo queue;
-		JobEvent  event;
-		Outcome	  outcome;
-		Job		  job;
+		JobEvent event;
+		Outcome outcome;
+		Job job;
 
 		if (!idemq_jobs_fetch(table, id, &job) ||
 			!idemq_queue_allows(job.queue_id, privileges, &queue))
@@ -97,7 +97,7 @@ static Datum
 control_one(FunctionCallInfo fcinfo, Decide decide)
 {
 	JobsTable table;
-	Outcome	  outcome;
+	Outcome outcome;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_jobs_open(&table);
@@ -139,10 +139,10 @@ static int64 *
 find_dead(int32 queue_id, int64 max, uint64 *count)
 {
 	MemoryContext caller = CurrentMemoryContext;
-	Datum		  values[] = {Int32GetDatum(queue_id), Int64GetDatum(max)};
-	SqlScope	  scope;
-	int64		 *ids;
-	bool		  isnull;
+	Datum values[] = {Int32GetDatum(queue_id), Int64GetDatum(max)};
+	SqlScope scope;
+	int64 *ids;
+	bool isnull;
 
 	idemq_sql_begin(&scope);
 	*count = idemq_sql_query_latest(&dead_jobs, values, NULL);
@@ -166,12 +166,12 @@ compare_ids(const void *a, const void *b)
 Datum
 idemq_sql_redrive(PG_FUNCTION_ARGS)
 {
-	int64	  max = PG_INT64_MAX;
-	int64	  redriven = 0;
+	int64 max = PG_INT64_MAX;
+	int64 redriven = 0;
 	JobsTable table;
 	QueueInfo queue;
-	uint64	  count;
-	int64	 *ids;
+	uint64 count;
+	int64 *ids;
 
 	idemq_queue_by_name(idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG), PRIVILEGE_ADMIN,
 						&queue);

@@ -54,53 +54,53 @@
 
 typedef struct Lowering
 {
-	uint64	 seq;
+	uint64 seq;
 	ReadyKey key;
 } Lowering;
 
 /* The lowerings of one priority; seq and key grow. */
 typedef struct History
 {
-	int		 count;
+	int count;
 	Lowering entries[HISTORY_LENGTH];
 } History;
 
 typedef struct SlotKey
 {
-	Oid	  database;
+	Oid database;
 	int32 queue_id;
 } SlotKey;
 
 struct QueueSlot
 {
-	LWLock			 lock;
-	SlotKey			 key; /* queue_id 0: free; changes under slots_lock and lock */
-	uint64			 seq; /* lowerings so far */
-	ReadyKey		 cursor[IDEMQ_PRIORITIES];
-	ReadyKey		 stretch[IDEMQ_PRIORITIES];
-	History			 history[IDEMQ_PRIORITIES];
-	bool			 needs_recovery; /* jobs may be in flight without an entry */
-	uint32			 recovery_epoch; /* moves whenever needs_recovery is set */
-	int64			 next_verify;	 /* mono */
-	pg_atomic_uint64 next_deadline;	 /* mono: no lease ends before; no lock */
+	LWLock lock;
+	SlotKey key; /* queue_id 0: free; changes under slots_lock and lock */
+	uint64 seq;	 /* lowerings so far */
+	ReadyKey cursor[IDEMQ_PRIORITIES];
+	ReadyKey stretch[IDEMQ_PRIORITIES];
+	History history[IDEMQ_PRIORITIES];
+	bool needs_recovery;			/* jobs may be in flight without an entry */
+	uint32 recovery_epoch;			/* moves whenever needs_recovery is set */
+	int64 next_verify;				/* mono */
+	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
 };
 
 typedef struct SlotEntry
 {
 	SlotKey key;
-	int		slot;
+	int slot;
 } SlotEntry;
 
 typedef struct CursorShared
 {
-	LWLock	  slots_lock;
-	int		  tranche;
-	int		  used; /* slots that are not free; under slots_lock */
+	LWLock slots_lock;
+	int tranche;
+	int used; /* slots that are not free; under slots_lock */
 	QueueSlot slots[FLEXIBLE_ARRAY_MEMBER];
 } CursorShared;
 
 static CursorShared *shared = NULL;
-static HTAB			*slot_hash = NULL;
+static HTAB *slot_hash = NULL;
 
 /* Returns the bytes of shared memory for all slots. */
 Size
@@ -157,7 +157,7 @@ lock_slot(QueueSlot *slot, Oid database, int32 queue_id, LWLockMode mode)
 static QueueSlot *
 find_slot(Oid database, int32 queue_id)
 {
-	SlotKey	   key = {database, queue_id};
+	SlotKey key = {database, queue_id};
 	SlotEntry *entry = hash_search(slot_hash, &key, HASH_FIND, NULL);
 
 	return entry == NULL ? NULL : &shared->slots[entry->slot];
@@ -209,9 +209,9 @@ unset(QueueSlot *slot)
 static QueueSlot *
 assign_slot(int32 queue_id)
 {
-	SlotKey	   key = {MyDatabaseId, queue_id};
+	SlotKey key = {MyDatabaseId, queue_id};
 	SlotEntry *entry;
-	int		   i = 0;
+	int i = 0;
 
 	if (shared->used == idemq_max_queues)
 		return NULL;
@@ -252,7 +252,7 @@ QueueSlot *
 idemq_cursor_slot(int32 queue_id)
 {
 	QueueSlot *slot;
-	bool	   full;
+	bool full;
 
 	LWLockAcquire(&shared->slots_lock, LW_SHARED);
 	slot = find_slot(MyDatabaseId, queue_id);
@@ -345,7 +345,7 @@ bool
 idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id)
 {
 	int64 now = idemq_mono_now();
-	bool  due;
+	bool due;
 
 	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
 		return false;

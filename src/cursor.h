@@ -13,11 +13,11 @@ typedef struct QueueSlot QueueSlot;
 /* What a claimer must read before it takes its snapshot. */
 typedef struct CursorView
 {
-	uint64	 seq; /* number of lowerings until then */
+	uint64 seq; /* number of lowerings until then */
 	ReadyKey from[IDEMQ_PRIORITIES];
 	ReadyKey stretch[IDEMQ_PRIORITIES]; /* a scan may stop there first; see cursor.c */
-	bool	 needs_recovery;			/* jobs may be in flight without a lease entry */
-	bool	 shared;					/* false: no slot, from is the start of the index */
+	bool needs_recovery;				/* jobs may be in flight without a lease entry */
+	bool shared;						/* false: no slot, from is the start of the index */
 } CursorView;
 
 /* Below everything, and above everything. */
@@ -30,20 +30,20 @@ extern void idemq_cursor_shmem_init(void *area, bool found);
 
 extern QueueSlot *idemq_cursor_find(Oid database, int32 queue_id);
 extern QueueSlot *idemq_cursor_slot(int32 queue_id);
-extern void		  idemq_cursor_read(QueueSlot *slot, int32 queue_id, CursorView *view);
-extern void		  idemq_cursor_advance(QueueSlot *slot, int32 queue_id, const CursorView *view,
-									   int priority, ReadyKey to, ReadyKey stretch);
-extern void		  idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to);
-extern bool		  idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id);
-extern void		  idemq_cursor_verified(QueueSlot *slot, int32 queue_id, int64 took);
-extern void		  idemq_cursor_need_recovery(QueueSlot *slot, int32 queue_id);
-extern uint32	  idemq_cursor_recovery_begin(QueueSlot *slot, int32 queue_id);
-extern void		  idemq_cursor_recovery_end(QueueSlot *slot, int32 queue_id, uint32 epoch);
-extern void		  idemq_cursor_unset_database(Oid database);
-extern void		  idemq_cursor_forget_database(Oid database);
-extern void		  idemq_cursor_forget_queue(int32 queue_id);
-extern bool		  idemq_cursor_deadline_passed(QueueSlot *slot);
-extern void		  idemq_cursor_reset_deadline(QueueSlot *slot);
-extern void		  idemq_cursor_note_deadline(QueueSlot *slot, int64 deadline);
+extern void idemq_cursor_read(QueueSlot *slot, int32 queue_id, CursorView *view);
+extern void idemq_cursor_advance(QueueSlot *slot, int32 queue_id, const CursorView *view,
+								 int priority, ReadyKey to, ReadyKey stretch);
+extern void idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to);
+extern bool idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id);
+extern void idemq_cursor_verified(QueueSlot *slot, int32 queue_id, int64 took);
+extern void idemq_cursor_need_recovery(QueueSlot *slot, int32 queue_id);
+extern uint32 idemq_cursor_recovery_begin(QueueSlot *slot, int32 queue_id);
+extern void idemq_cursor_recovery_end(QueueSlot *slot, int32 queue_id, uint32 epoch);
+extern void idemq_cursor_unset_database(Oid database);
+extern void idemq_cursor_forget_database(Oid database);
+extern void idemq_cursor_forget_queue(int32 queue_id);
+extern bool idemq_cursor_deadline_passed(QueueSlot *slot);
+extern void idemq_cursor_reset_deadline(QueueSlot *slot);
+extern void idemq_cursor_note_deadline(QueueSlot *slot, int64 deadline);
 
 #endif

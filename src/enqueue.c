@@ -178,15 +178,15 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 Datum
 idemq_sql_enqueue(PG_FUNCTION_ARGS)
 {
-	QueueInfo	  queue;
-	JobsTable	  table;
-	JobChange	  columns;
+	QueueInfo queue;
+	JobsTable table;
+	JobChange columns;
 	EnqueueAnswer answer;
-	OnDuplicate	  policy = duplicate_policy(fcinfo, 10);
-	Datum		  values[ANSWER_COLUMNS];
-	bool		  nulls[ANSWER_COLUMNS];
-	TupleDesc	  desc;
-	TimestampTz	  now;
+	OnDuplicate policy = duplicate_policy(fcinfo, 10);
+	Datum values[ANSWER_COLUMNS];
+	bool nulls[ANSWER_COLUMNS];
+	TupleDesc desc;
+	TimestampTz now;
 
 	idemq_arg_required(fcinfo, 1, "payload");
 	open_queue(fcinfo, &queue);
@@ -210,19 +210,19 @@ typedef struct EnqueueArrays
 	ArrayArg keys;
 	ArrayArg run_ats;
 	ArrayArg priorities;
-	int		*order; /* in which the elements are written */
-	int64	*ids;	/* given in the order of the elements */
+	int *order; /* in which the elements are written */
+	int64 *ids; /* given in the order of the elements */
 } EnqueueArrays;
 
 static int
 compare_by_key(const void *a, const void *b, void *arg)
 {
 	const ArrayArg *keys = arg;
-	int				x = *(const int *) a;
-	int				y = *(const int *) b;
-	text		   *left;
-	text		   *right;
-	int				order;
+	int x = *(const int *) a;
+	int y = *(const int *) b;
+	text *left;
+	text *right;
+	int order;
 
 	if (keys->nulls[x] || keys->nulls[y])
 		return keys->nulls[x] != keys->nulls[y] ? keys->nulls[x] - keys->nulls[y] : x - y;
@@ -289,14 +289,14 @@ fill_element(JobChange *columns, const EnqueueArrays *arrays, int i)
 Datum
 idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 {
-	EnqueueArrays	 arrays;
-	QueueInfo		 queue;
-	JobsTable		 table;
-	TupleDesc		 desc;
+	EnqueueArrays arrays;
+	QueueInfo queue;
+	JobsTable table;
+	TupleDesc desc;
 	Tuplestorestate *store;
-	MemoryContext	 job_context;
-	MemoryContext	 old;
-	TimestampTz		 now;
+	MemoryContext job_context;
+	MemoryContext old;
+	TimestampTz now;
 
 	open_queue(fcinfo, &queue);
 	idemq_jobs_open(&table);
@@ -308,11 +308,11 @@ idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 	old = MemoryContextSwitchTo(job_context);
 	for (int n = 0; n < arrays.payloads.count; n++)
 	{
-		int			  i = arrays.order[n];
-		JobChange	  columns;
+		int i = arrays.order[n];
+		JobChange columns;
 		EnqueueAnswer answer;
-		Datum		  values[ANSWER_COLUMNS + 1];
-		bool		  nulls[ANSWER_COLUMNS + 1] = {false};
+		Datum values[ANSWER_COLUMNS + 1];
+		bool nulls[ANSWER_COLUMNS + 1] = {false};
 
 		CHECK_FOR_INTERRUPTS();
 		MemoryContextReset(job_context);

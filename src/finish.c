@@ -42,10 +42,10 @@ typedef enum FinishKind
 typedef struct Finish
 {
 	FinishKind kind;
-	bool	   permanent; /* fail: no further attempt */
-	bool	   has_delay;
-	int64	   delay; /* fail, release: microseconds until the job is ready again */
-	EventArgs  args;  /* result or error */
+	bool permanent; /* fail: no further attempt */
+	bool has_delay;
+	int64 delay;	/* fail, release: microseconds until the job is ready again */
+	EventArgs args; /* result or error */
 } Finish;
 
 /* One element of a batch. */
@@ -61,7 +61,7 @@ static JobEvent
 choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 {
 	const QueueInfo *queue = &attempt->queue;
-	int64			 delay = finish->delay;
+	int64 delay = finish->delay;
 
 	finish->args.now = idemq_now();
 	if (finish->kind == FINISH_COMMIT)
@@ -92,7 +92,7 @@ finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt 
 {
 	for (;;)
 	{
-		Outcome	 outcome = idemq_attempt_find(table, id, token, attempt);
+		Outcome outcome = idemq_attempt_find(table, id, token, attempt);
 		JobEvent event;
 
 		if (outcome != OUTCOME_CURRENT)
@@ -110,8 +110,8 @@ static Datum
 finish_one(FunctionCallInfo fcinfo, Finish *finish, bool raise)
 {
 	JobsTable table;
-	Attempt	  attempt;
-	Outcome	  outcome;
+	Attempt attempt;
+	Outcome outcome;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
@@ -157,16 +157,16 @@ static Datum
 finish_many(FunctionCallInfo fcinfo, Finish *finish, const ArrayArg *documents, const ArrayArg *ids,
 			const ArrayArg *tokens)
 {
-	TupleDesc		 desc;
+	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
-	BatchItem		*items =
+	BatchItem *items =
 		MemoryContextAllocHuge(CurrentMemoryContext, Max(ids->count, 1) * sizeof(BatchItem));
 	MemoryContext item_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq batch", ALLOCSET_DEFAULT_SIZES);
 	MemoryContext old;
-	JobsTable	  table;
-	Attempt		  attempt;
-	int			  n = ids->count;
+	JobsTable table;
+	Attempt attempt;
+	int n = ids->count;
 
 	for (int i = 0; i < n; i++)
 		items[i] = (BatchItem){DatumGetInt64(ids->values[i]), DatumGetInt64(tokens->values[i]), i};
@@ -177,10 +177,10 @@ finish_many(FunctionCallInfo fcinfo, Finish *finish, const ArrayArg *documents, 
 	old = MemoryContextSwitchTo(item_context);
 	for (int i = 0; i < n; i++)
 	{
-		bool	none = documents->values == NULL || documents->nulls[items[i].ord];
-		Datum	document = none ? (Datum) 0 : documents->values[items[i].ord];
-		Datum	values[2];
-		bool	nulls[2] = {false, false};
+		bool none = documents->values == NULL || documents->nulls[items[i].ord];
+		Datum document = none ? (Datum) 0 : documents->values[items[i].ord];
+		Datum values[2];
+		bool nulls[2] = {false, false};
 		Outcome outcome;
 
 		CHECK_FOR_INTERRUPTS();
@@ -233,7 +233,7 @@ idemq_sql_try_commit(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_commit_many(PG_FUNCTION_ARGS)
 {
-	Finish	 finish = {.kind = FINISH_COMMIT};
+	Finish finish = {.kind = FINISH_COMMIT};
 	ArrayArg ids;
 	ArrayArg tokens;
 	ArrayArg results;
@@ -273,7 +273,7 @@ idemq_sql_fail(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_fail_many(PG_FUNCTION_ARGS)
 {
-	Finish	 finish = fail_args(fcinfo);
+	Finish finish = fail_args(fcinfo);
 	ArrayArg ids;
 	ArrayArg tokens;
 	ArrayArg errors;

@@ -35,7 +35,7 @@ static void
 refuse_without_preload(void)
 {
 	const char *preloaded = GetConfigOption("shared_preload_libraries", true, false);
-	bool		others = preloaded != NULL && preloaded[0] != '\0';
+	bool others = preloaded != NULL && preloaded[0] != '\0';
 
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE), errmsg("idemq is not loaded"),

@@ -64,7 +64,7 @@ typedef enum Outcome
 typedef struct ReadyKey
 {
 	TimestampTz ready_at;
-	int64		id;
+	int64 id;
 } ReadyKey;
 
 static inline bool

@@ -115,7 +115,7 @@ idemq_jobs_open(JobsTable *table)
 static void
 begin_scan_by_id(JobsTable *table)
 {
-	Oid			  pkey = compat_primary_key_index(table->rel);
+	Oid pkey = compat_primary_key_index(table->rel);
 	MemoryContext old;
 
 	if (!OidIsValid(pkey))
@@ -197,8 +197,8 @@ bool
 idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 {
 	MemoryContext old;
-	ScanKeyData	  key;
-	bool		  found;
+	ScanKeyData key;
+	bool found;
 
 	if (table->by_id == NULL)
 		begin_scan_by_id(table);
@@ -228,7 +228,7 @@ bool
 idemq_jobs_is_free(const Job *job)
 {
 	HeapTupleHeader header = row_header(job);
-	TransactionId	xmax = HeapTupleHeaderGetRawXmax(header);
+	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
 
 	if ((header->t_infomask & HEAP_XMAX_INVALID) || !TransactionIdIsValid(xmax))
 		return true;
@@ -276,8 +276,8 @@ JobWrite
 idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, LockWaitPolicy policy)
 {
 	ItemPointerData tid = job->row->tts_tid;
-	TM_FailureData	failure;
-	TM_Result		result;
+	TM_FailureData failure;
+	TM_Result result;
 
 	if (table->lock_row == NULL)
 	{
@@ -298,7 +298,7 @@ idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, LockWaitPo
 static void
 fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
 {
-	int				natts = RelationGetDescr(table->rel)->natts;
+	int natts = RelationGetDescr(table->rel)->natts;
 	TupleTableSlot *new_row = table->new_row;
 
 	ExecClearTuple(new_row);
@@ -324,10 +324,10 @@ JobWrite
 idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, LockWaitPolicy policy)
 {
 	ItemPointerData tid = job->row->tts_tid;
-	TM_FailureData	failure;
-	LockTupleMode	mode;
-	UpdateIndexes	indexes;
-	TM_Result		result;
+	TM_FailureData failure;
+	LockTupleMode mode;
+	UpdateIndexes indexes;
+	TM_Result result;
 
 	if (!table->simple || (policy == LockWaitSkip && !idemq_jobs_is_free(job)))
 	{
@@ -356,7 +356,7 @@ JobWrite
 idemq_jobs_delete(JobsTable *table, const Job *job, LockWaitPolicy policy)
 {
 	ItemPointerData tid = job->row->tts_tid;
-	TM_FailureData	failure;
+	TM_FailureData failure;
 
 	if (!table->simple || (policy == LockWaitSkip && !idemq_jobs_is_free(job)))
 	{

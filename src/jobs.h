@@ -45,35 +45,35 @@ typedef enum JobColumn
 /* The table, open for one call; see jobs.c. */
 typedef struct JobsTable
 {
-	Relation		rel;
-	MemoryContext	context;	/* of what lives as long as the table is open */
-	bool			simple;		/* nothing on the table asks for the executor */
-	Snapshot		snapshot;	/* registered; taken for this call */
-	Snapshot		crosscheck; /* above READ COMMITTED, the transaction's own */
-	TupleTableSlot *row;		/* the version last fetched */
+	Relation rel;
+	MemoryContext context; /* of what lives as long as the table is open */
+	bool simple;		   /* nothing on the table asks for the executor */
+	Snapshot snapshot;	   /* registered; taken for this call */
+	Snapshot crosscheck;   /* above READ COMMITTED, the transaction's own */
+	TupleTableSlot *row;   /* the version last fetched */
 	TupleTableSlot *lock_row;
 	TupleTableSlot *new_row;
-	Relation		pkey; /* with its scan, from the first fetch by id on */
-	IndexScanDesc	by_id;
-	Relation		ready; /* with its scan, while one is open */
-	IndexScanDesc	by_ready;
+	Relation pkey; /* with its scan, from the first fetch by id on */
+	IndexScanDesc by_id;
+	Relation ready; /* with its scan, while one is open */
+	IndexScanDesc by_ready;
 } JobsTable;
 
 /* A row version as fetched; text and jsonb stay in row, valid until the next fetch. */
 typedef struct Job
 {
-	int64			id;
-	int32			queue_id;
-	int32			priority;
-	int32			max_attempts;
-	JobStatus		status;
-	int32			attempt;
-	int64			token;
-	bool			is_ready; /* ready_at is not NULL */
-	TimestampTz		ready_at;
-	TimestampTz		claimed_at; /* with deadline: of a job in processing */
-	TimestampTz		deadline;
-	TimestampTz		expires_at; /* DT_NOEND for NULL */
+	int64 id;
+	int32 queue_id;
+	int32 priority;
+	int32 max_attempts;
+	JobStatus status;
+	int32 attempt;
+	int64 token;
+	bool is_ready; /* ready_at is not NULL */
+	TimestampTz ready_at;
+	TimestampTz claimed_at; /* with deadline: of a job in processing */
+	TimestampTz deadline;
+	TimestampTz expires_at; /* DT_NOEND for NULL */
 	TupleTableSlot *row;
 } Job;
 
@@ -81,8 +81,8 @@ typedef struct Job
 typedef struct JobChange
 {
 	uint32 set; /* COLUMN_BITs */
-	Datum  values[JOB_COLUMNS];
-	bool   isnull[JOB_COLUMNS];
+	Datum values[JOB_COLUMNS];
+	bool isnull[JOB_COLUMNS];
 } JobChange;
 
 typedef enum JobWrite
@@ -117,33 +117,33 @@ job_ready_key(const Job *job)
 }
 
 /* jobs.c */
-extern void		idemq_jobs_open(JobsTable *table);
-extern void		idemq_jobs_open_to_read(JobsTable *table);
-extern void		idemq_jobs_refresh(JobsTable *table);
-extern void		idemq_jobs_close(JobsTable *table);
-extern bool		idemq_jobs_fetch(JobsTable *table, int64 id, Job *job);
-extern void		idemq_jobs_decode(TupleTableSlot *row, Job *job);
+extern void idemq_jobs_open(JobsTable *table);
+extern void idemq_jobs_open_to_read(JobsTable *table);
+extern void idemq_jobs_refresh(JobsTable *table);
+extern void idemq_jobs_close(JobsTable *table);
+extern bool idemq_jobs_fetch(JobsTable *table, int64 id, Job *job);
+extern void idemq_jobs_decode(TupleTableSlot *row, Job *job);
 extern JobWrite idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode,
 								LockWaitPolicy policy);
-extern bool		idemq_jobs_is_free(const Job *job);
-extern bool		idemq_jobs_is_mine(const Job *job);
+extern bool idemq_jobs_is_free(const Job *job);
+extern bool idemq_jobs_is_mine(const Job *job);
 extern JobWrite idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change,
 								  LockWaitPolicy policy);
 extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job, LockWaitPolicy policy);
-extern int64	idemq_jobs_next_id(void);
-extern void		idemq_jobs_insert(JobsTable *table, JobChange *columns);
+extern int64 idemq_jobs_next_id(void);
+extern void idemq_jobs_insert(JobsTable *table, JobChange *columns);
 
 /* jobs_ready.c */
 extern ReadyKey idemq_jobs_scan_limit(ReadyKey from, ReadyKey stretch);
-extern void		idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from,
-									  ReadyKey until);
-extern bool		idemq_jobs_scan_next(JobsTable *table, ReadyKey *key);
-extern bool		idemq_jobs_scan_row(JobsTable *table, Job *job);
-extern void		idemq_jobs_scan_end(JobsTable *table);
+extern void idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from,
+								  ReadyKey until);
+extern bool idemq_jobs_scan_next(JobsTable *table, ReadyKey *key);
+extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
+extern void idemq_jobs_scan_end(JobsTable *table);
 
 /* jobs_index.c */
 extern void idemq_jobs_index_install(void);
-extern Oid	idemq_jobs_ready_index(Relation rel);
+extern Oid idemq_jobs_ready_index(Relation rel);
 extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
 									bool only_summarizing);
 

@@ -33,25 +33,25 @@
 
 typedef struct IndexShape
 {
-	Oid		   oid;
-	bool	   simple; /* the rest holds */
-	bool	   unique;
-	int		   nkeys;
+	Oid oid;
+	bool simple; /* the rest holds */
+	bool unique;
+	int nkeys;
 	AttrNumber keys[MAX_KEYS];
-	uint32	   key_columns; /* COLUMN_BITs */
-	uint32	   not_null;	/* the predicate: these are not NULL, */
-	uint32	   is_null;		/* and these are */
+	uint32 key_columns; /* COLUMN_BITs */
+	uint32 not_null;	/* the predicate: these are not NULL, */
+	uint32 is_null;		/* and these are */
 } IndexShape;
 
 static IndexShape shapes[MAX_SHAPES];
-static int		  nshapes = 0;
+static int nshapes = 0;
 
 /* Adds a predicate's clause to the masks; false when it is not a plain NULL test. */
 static bool
 add_clause(IndexShape *shape, Node *clause)
 {
 	NullTest *test = (NullTest *) clause;
-	Var		 *var;
+	Var *var;
 
 	if (!IsA(clause, NullTest) || test->argisrow || !IsA(test->arg, Var))
 		return false;
@@ -70,7 +70,7 @@ static bool
 read_shape(Relation index, IndexShape *shape)
 {
 	Form_pg_index form = index->rd_index;
-	ListCell	 *lc;
+	ListCell *lc;
 
 	if (index->rd_rel->relam != BTREE_AM_OID || form->indnatts > MAX_KEYS || form->indisexclusion ||
 		!form->indimmediate)
@@ -99,7 +99,7 @@ static const IndexShape *
 index_shape(Oid oid)
 {
 	IndexShape shape = {0};
-	Relation   index;
+	Relation index;
 
 	for (int i = 0; i < nshapes; i++)
 	{
@@ -150,7 +150,7 @@ static bool
 is_valid_index(Oid oid)
 {
 	Relation index = index_open(oid, RowExclusiveLock);
-	bool	 valid = index->rd_index->indisvalid;
+	bool valid = index->rd_index->indisvalid;
 
 	index_close(index, NoLock);
 	return valid;
@@ -160,8 +160,8 @@ is_valid_index(Oid oid)
 Oid
 idemq_jobs_ready_index(Relation rel)
 {
-	List	 *indexes = RelationGetIndexList(rel);
-	Oid		  found = InvalidOid;
+	List *indexes = RelationGetIndexList(rel);
+	Oid found = InvalidOid;
 	ListCell *lc;
 
 	foreach(lc, indexes)
@@ -197,10 +197,10 @@ static void
 insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const uint32 *changed)
 {
 	static IndexInfo *unused_info = NULL;
-	Relation		  index = index_open(shape->oid, RowExclusiveLock);
-	Datum			  values[INDEX_MAX_KEYS];
-	bool			  isnull[INDEX_MAX_KEYS];
-	bool			  unchanged = changed != NULL && (*changed & shape->key_columns) == 0;
+	Relation index = index_open(shape->oid, RowExclusiveLock);
+	Datum values[INDEX_MAX_KEYS];
+	bool isnull[INDEX_MAX_KEYS];
+	bool unchanged = changed != NULL && (*changed & shape->key_columns) == 0;
 
 	if (index->rd_index->indisready)
 	{
@@ -221,9 +221,9 @@ insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const u
 static void
 insert_by_executor(Relation rel, TupleTableSlot *row, const uint32 *changed, bool only_summarizing)
 {
-	EState		  *estate = CreateExecutorState();
+	EState *estate = CreateExecutorState();
 	ResultRelInfo *result_rel = makeNode(ResultRelInfo);
-	Bitmapset	  *set = NULL;
+	Bitmapset *set = NULL;
 
 	for (int i = 0; changed != NULL && i < JOB_COLUMNS; i++)
 	{
@@ -250,9 +250,9 @@ void
 idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
 						bool only_summarizing)
 {
-	List	 *indexes = RelationGetIndexList(rel);
-	uint32	  nulls = null_columns(row);
-	bool	  simple = !only_summarizing;
+	List *indexes = RelationGetIndexList(rel);
+	uint32 nulls = null_columns(row);
+	bool simple = !only_summarizing;
 	ListCell *lc;
 
 	foreach(lc, indexes)

@@ -66,10 +66,10 @@ idemq_jobs_scan_limit(ReadyKey from, ReadyKey stretch)
 void
 idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from, ReadyKey until)
 {
-	ScanKeyData	  keys[5];
+	ScanKeyData keys[5];
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	ScanKey		  parts = palloc(2 * sizeof(ScanKeyData)); /* the scan points to them */
-	int			  nkeys = 2;
+	ScanKey parts = palloc(2 * sizeof(ScanKeyData)); /* the scan points to them */
+	int nkeys = 2;
 
 	ScanKeyInit(&keys[0], READY_QUEUE, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(queue_id));
 	ScanKeyInit(&keys[1], READY_PRIORITY, BTEqualStrategyNumber, F_INT2EQ, Int16GetDatum(priority));
@@ -102,8 +102,8 @@ idemq_jobs_scan_next(JobsTable *table, ReadyKey *key)
 {
 	IndexScanDesc scan = table->by_ready;
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	bool		  found = index_getnext_tid(scan, ForwardScanDirection) != NULL;
-	bool		  isnull;
+	bool found = index_getnext_tid(scan, ForwardScanDirection) != NULL;
+	bool isnull;
 
 	MemoryContextSwitchTo(old);
 	if (!found)
@@ -119,7 +119,7 @@ bool
 idemq_jobs_scan_row(JobsTable *table, Job *job)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	bool		  found = index_fetch_heap(table->by_ready, table->row);
+	bool found = index_fetch_heap(table->by_ready, table->row);
 
 	MemoryContextSwitchTo(old);
 	if (!found)

@@ -24,7 +24,7 @@
 static const struct
 {
 	const char *name;
-	Oid			type;
+	Oid type;
 } columns_of_jobs[JOB_COLUMNS] = {
 	[COL_ID] = {"id", INT8OID},
 	[COL_QUEUE_ID] = {"queue_id", INT4OID},
@@ -53,16 +53,16 @@ static const struct
 /* A statement for one set of columns; there are as many as kinds of transition. */
 typedef struct ColumnStatement
 {
-	uint32					columns; /* COLUMN_BITs */
-	SqlStatement			statement;
+	uint32 columns; /* COLUMN_BITs */
+	SqlStatement statement;
 	struct ColumnStatement *next;
 } ColumnStatement;
 
 static ColumnStatement *inserts = NULL;
 static ColumnStatement *updates = NULL;
-static SqlStatement		delete_job = {.text = "DELETE FROM idemq.jobs WHERE id = $1",
-									  .nargs = 1,
-									  .types = {INT8OID}};
+static SqlStatement delete_job = {.text = "DELETE FROM idemq.jobs WHERE id = $1",
+								  .nargs = 1,
+								  .types = {INT8OID}};
 
 /* Raises 09000 when a trigger kept a row from being written. */
 void
@@ -86,7 +86,7 @@ statement_text(uint32 columns, bool insert)
 {
 	StringInfoData names;
 	StringInfoData values;
-	int			   n = insert ? 0 : 1;
+	int n = insert ? 0 : 1;
 
 	initStringInfo(&names);
 	initStringInfo(&values);
@@ -120,7 +120,7 @@ static SqlStatement *
 statement_for(ColumnStatement **list, uint32 columns, bool insert)
 {
 	ColumnStatement *made;
-	SqlStatement	*statement;
+	SqlStatement *statement;
 
 	for (made = *list; made != NULL; made = made->next)
 	{
@@ -168,10 +168,10 @@ fill_parameters(const JobChange *change, int n, Datum *values, char *nulls)
 bool
 idemq_jobs_insert_sql(const JobChange *columns)
 {
-	Datum	 values[JOB_COLUMNS];
-	char	 nulls[JOB_COLUMNS];
+	Datum values[JOB_COLUMNS];
+	char nulls[JOB_COLUMNS];
 	SqlScope scope;
-	uint64	 inserted;
+	uint64 inserted;
 
 	fill_parameters(columns, 0, values, nulls);
 	idemq_sql_begin(&scope);
@@ -185,8 +185,8 @@ idemq_jobs_insert_sql(const JobChange *columns)
 void
 idemq_jobs_update_sql(int64 id, const JobChange *change)
 {
-	Datum	 values[JOB_COLUMNS + 1] = {Int64GetDatum(id)};
-	char	 nulls[JOB_COLUMNS + 1] = {' '};
+	Datum values[JOB_COLUMNS + 1] = {Int64GetDatum(id)};
+	char nulls[JOB_COLUMNS + 1] = {' '};
 	SqlScope scope;
 
 	fill_parameters(change, 1, values, nulls);
@@ -201,7 +201,7 @@ idemq_jobs_update_sql(int64 id, const JobChange *change)
 void
 idemq_jobs_delete_sql(int64 id)
 {
-	Datum	 value = Int64GetDatum(id);
+	Datum value = Int64GetDatum(id);
 	SqlScope scope;
 
 	idemq_sql_begin(&scope);

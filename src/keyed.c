@@ -50,8 +50,8 @@ static SqlStatement replace_job =
 typedef struct KeyHolder
 {
 	EnqueueAnswer answer;
-	bool		  same_payload;
-	bool		  expired; /* finished before the window */
+	bool same_payload;
+	bool expired; /* finished before the window */
 } KeyHolder;
 
 /* Looks the key up under the latest snapshot. */
@@ -59,13 +59,13 @@ static bool
 find_holder(const QueueInfo *queue, const JobChange *columns, TimestampTz window_start,
 			KeyHolder *holder)
 {
-	MemoryContext  caller = CurrentMemoryContext;
-	Datum		   values[] = {Int32GetDatum(queue->id), columns->values[COL_KEY],
-							   columns->values[COL_PAYLOAD], TimestampTzGetDatum(window_start)};
+	MemoryContext caller = CurrentMemoryContext;
+	Datum values[] = {Int32GetDatum(queue->id), columns->values[COL_KEY],
+					  columns->values[COL_PAYLOAD], TimestampTzGetDatum(window_start)};
 	EnqueueAnswer *answer = &holder->answer;
-	SqlScope	   scope;
-	bool		   found;
-	bool		   isnull;
+	SqlScope scope;
+	bool found;
+	bool isnull;
 
 	idemq_sql_begin(&scope);
 	found = idemq_sql_query_latest(&find_key, values, NULL) > 0;
@@ -94,8 +94,8 @@ find_holder(const QueueInfo *queue, const JobChange *columns, TimestampTz window
 static void
 take_key(const KeyHolder *holder, const JobChange *columns, TimestampTz window_start)
 {
-	Datum	 values[] = {Int64GetDatum(holder->answer.id), columns->values[COL_KEY],
-						 TimestampTzGetDatum(window_start)};
+	Datum values[] = {Int64GetDatum(holder->answer.id), columns->values[COL_KEY],
+					  TimestampTzGetDatum(window_start)};
 	SqlScope scope;
 
 	idemq_sql_begin(&scope);
@@ -109,10 +109,10 @@ replace(const KeyHolder *holder, const JobChange *columns)
 {
 	static const JobColumn replaced[] = {COL_PAYLOAD, COL_READY_AT,	  COL_PRIORITY,
 										 COL_HEADERS, COL_EXPIRES_AT, COL_MAX_ATTEMPTS};
-	Datum				   values[7] = {Int64GetDatum(holder->answer.id)};
-	char				   nulls[] = "       ";
-	SqlScope			   scope;
-	uint64				   updated;
+	Datum values[7] = {Int64GetDatum(holder->answer.id)};
+	char nulls[] = "       ";
+	SqlScope scope;
+	uint64 updated;
 
 	for (int i = 0; i < (int) lengthof(replaced); i++)
 	{
@@ -166,8 +166,8 @@ idemq_enqueue_keyed(const QueueInfo *queue, const JobChange *columns, OnDuplicat
 					EnqueueAnswer *answer)
 {
 	TimestampTz window_start = idemq_now() - queue->idempotency_window;
-	bool		look_first = IsolationUsesXactSnapshot();
-	KeyHolder	holder;
+	bool look_first = IsolationUsesXactSnapshot();
+	KeyHolder holder;
 
 	/* A holder may come and go between the two looks, but not again and again. */
 	for (int tries = 0;; tries++)

@@ -19,11 +19,11 @@ typedef enum OnDuplicate
 
 typedef struct EnqueueAnswer
 {
-	int64	  id;
-	Outcome	  outcome; /* OUTCOME_ACCEPTED or OUTCOME_DUPLICATE */
+	int64 id;
+	Outcome outcome; /* OUTCOME_ACCEPTED or OUTCOME_DUPLICATE */
 	JobStatus status;
-	Datum	  result; /* jsonb, in the caller's memory context */
-	bool	  no_result;
+	Datum result; /* jsonb, in the caller's memory context */
+	bool no_result;
 } EnqueueAnswer;
 
 extern void idemq_enqueue_keyed(const QueueInfo *queue, const JobChange *columns,

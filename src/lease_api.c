@@ -34,10 +34,10 @@ static Outcome
 beat_by_row(int64 id, int64 token, int64 length)
 {
 	LostLeases lost = {CurrentMemoryContext, NIL};
-	EventArgs  args = {0};
-	JobsTable  table;
-	Attempt	   attempt;
-	Outcome	   outcome;
+	EventArgs args = {0};
+	JobsTable table;
+	Attempt attempt;
+	Outcome outcome;
 
 	idemq_jobs_open(&table);
 	outcome = idemq_attempt_find(&table, id, token, &attempt);
@@ -62,7 +62,7 @@ beat_by_row(int64 id, int64 token, int64 length)
 static Outcome
 beat(int64 id, int64 token, int64 length)
 {
-	Lease	  lease;
+	Lease lease;
 	QueueInfo queue;
 
 	if (idemq_lease_get(id, &lease))
@@ -100,10 +100,10 @@ idemq_sql_heartbeat(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_heartbeat_many(PG_FUNCTION_ARGS)
 {
-	int64			 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
-	ArrayArg		 ids;
-	ArrayArg		 tokens;
-	TupleDesc		 desc;
+	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
+	ArrayArg ids;
+	ArrayArg tokens;
+	TupleDesc desc;
 	Tuplestorestate *store;
 
 	idemq_arg_array(fcinfo, 0, "ids", INT8OID, false, &ids);
@@ -113,7 +113,7 @@ idemq_sql_heartbeat_many(PG_FUNCTION_ARGS)
 	for (int i = 0; i < ids.count; i++)
 	{
 		Datum values[2];
-		bool  nulls[2] = {false, false};
+		bool nulls[2] = {false, false};
 
 		CHECK_FOR_INTERRUPTS();
 		values[0] = ids.values[i];
@@ -140,8 +140,8 @@ Datum
 idemq_sql_validate(PG_FUNCTION_ARGS)
 {
 	JobsTable table;
-	Attempt	  attempt;
-	Outcome	  outcome;
+	Attempt attempt;
+	Outcome outcome;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
@@ -160,7 +160,7 @@ Datum
 idemq_sql_checkpoint(PG_FUNCTION_ARGS)
 {
 	JobsTable table;
-	Attempt	  attempt;
+	Attempt attempt;
 	EventArgs args = {0};
 
 	idemq_arg_required(fcinfo, 0, "id");
@@ -189,7 +189,7 @@ Datum
 idemq_sql_assert_current(PG_FUNCTION_ARGS)
 {
 	JobsTable table;
-	Attempt	  attempt;
+	Attempt attempt;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
@@ -211,9 +211,9 @@ Datum
 idemq_sql_reap(PG_FUNCTION_ARGS)
 {
 	QueueInfo queue;
-	int64	  reaped = 0;
-	int32	 *ids;
-	int		  count;
+	int64 reaped = 0;
+	int32 *ids;
+	int count;
 
 	if (!PG_ARGISNULL(0))
 	{

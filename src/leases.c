@@ -38,15 +38,15 @@
 
 typedef struct LeasesShared
 {
-	int				 tranche;
+	int tranche;
 	pg_atomic_uint64 last_token; /* the greatest issued since the start */
 	pg_atomic_uint32 count;		 /* entries: bounds the table exactly */
-	LWLockPadded	 locks[LEASE_PARTITIONS];
+	LWLockPadded locks[LEASE_PARTITIONS];
 } LeasesShared;
 
 static LeasesShared *shared = NULL;
-static HTAB			*lease_hash = NULL;
-static bool			 exit_registered = false;
+static HTAB *lease_hash = NULL;
+static bool exit_registered = false;
 
 /* Returns the bytes of shared memory for the locks. */
 Size
@@ -90,9 +90,9 @@ int64
 idemq_lease_issue_token(int64 row_token)
 {
 	TimestampTz now = idemq_now();
-	uint32		timeline = compat_timeline();
-	uint64		last = pg_atomic_read_u64(&shared->last_token);
-	int64		next;
+	uint32 timeline = compat_timeline();
+	uint64 last = pg_atomic_read_u64(&shared->last_token);
+	int64 next;
 
 	do
 	{
@@ -127,8 +127,8 @@ static Lease *
 lock_entry_of(int64 job_id, int64 token, LWLock **lock)
 {
 	LeaseKey key = lease_key(job_id);
-	uint32	 hash;
-	Lease	*lease = lock_entry(&key, LW_EXCLUSIVE, lock, &hash);
+	uint32 hash;
+	Lease *lease = lock_entry(&key, LW_EXCLUSIVE, lock, &hash);
 
 	return lease != NULL && lease->token == token ? lease : NULL;
 }
@@ -170,10 +170,10 @@ bool
 idemq_lease_busy(int64 job_id)
 {
 	LeaseKey key = lease_key(job_id);
-	LWLock	*lock;
-	uint32	 hash;
-	Lease	*lease = lock_entry(&key, LW_SHARED, &lock, &hash);
-	bool	 busy = lease != NULL && lease->ender != IDEMQ_MY_PROC_NUMBER;
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = lock_entry(&key, LW_SHARED, &lock, &hash);
+	bool busy = lease != NULL && lease->ender != IDEMQ_MY_PROC_NUMBER;
 
 	LWLockRelease(lock);
 	return busy;
@@ -184,9 +184,9 @@ bool
 idemq_lease_get(int64 job_id, Lease *copy)
 {
 	LeaseKey key = lease_key(job_id);
-	LWLock	*lock;
-	uint32	 hash;
-	Lease	*lease = lock_entry(&key, LW_SHARED, &lock, &hash);
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = lock_entry(&key, LW_SHARED, &lock, &hash);
 
 	if (lease != NULL)
 		*copy = *lease;
@@ -203,10 +203,10 @@ LeaseTake
 idemq_lease_take(int64 job_id, int64 token, int32 queue_id, int64 length, bool attached,
 				 Lease *prior, bool *has_prior)
 {
-	LeaseKey  key = lease_key(job_id);
-	LWLock	 *lock;
-	uint32	  hash;
-	Lease	 *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	LeaseKey key = lease_key(job_id);
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
 	LeaseTake take = LEASE_TAKEN;
 
 	*has_prior = lease != NULL;
@@ -243,8 +243,8 @@ int64
 idemq_lease_activate(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease  *lease = lock_entry_of(job_id, token, &lock);
-	int64	deadline = PG_INT64_MAX;
+	Lease *lease = lock_entry_of(job_id, token, &lock);
+	int64 deadline = PG_INT64_MAX;
 
 	if (lease != NULL && lease->claiming)
 	{
@@ -260,9 +260,9 @@ void
 idemq_lease_drop(int64 job_id, int64 token)
 {
 	LeaseKey key = lease_key(job_id);
-	LWLock	*lock;
-	uint32	 hash;
-	Lease	*lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
 
 	if (lease != NULL && lease->token == token)
 		remove_entry(&key, hash);
@@ -274,7 +274,7 @@ void
 idemq_lease_restore(int64 token, const Lease *prior)
 {
 	LWLock *lock;
-	Lease  *lease = lock_entry_of(prior->key.job_id, token, &lock);
+	Lease *lease = lock_entry_of(prior->key.job_id, token, &lock);
 
 	if (lease != NULL)
 		*lease = *prior;
@@ -286,7 +286,7 @@ void
 idemq_lease_begin_end(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease  *lease = lock_entry_of(job_id, token, &lock);
+	Lease *lease = lock_entry_of(job_id, token, &lock);
 
 	if (lease != NULL && lease->ender != IDEMQ_MY_PROC_NUMBER)
 	{
@@ -305,8 +305,8 @@ bool
 idemq_lease_begin_reap(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease  *lease = lock_entry_of(job_id, token, &lock);
-	bool	won = lease != NULL && !lease->claiming && lease->ender == NO_SESSION &&
+	Lease *lease = lock_entry_of(job_id, token, &lock);
+	bool won = lease != NULL && !lease->claiming && lease->ender == NO_SESSION &&
 			   lease->deadline <= idemq_mono_now();
 
 	if (won)
@@ -326,8 +326,8 @@ int64
 idemq_lease_cancel_end(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease  *lease = lock_entry_of(job_id, token, &lock);
-	int64	deadline = PG_INT64_MAX;
+	Lease *lease = lock_entry_of(job_id, token, &lock);
+	int64 deadline = PG_INT64_MAX;
 
 	if (lease != NULL && lease->ender == IDEMQ_MY_PROC_NUMBER)
 	{
@@ -347,10 +347,10 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 LeaseTake
 idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int64 length)
 {
-	LeaseKey  key = lease_key(job_id);
-	LWLock	 *lock;
-	uint32	  hash;
-	Lease	 *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	LeaseKey key = lease_key(job_id);
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
 	LeaseTake take = LEASE_TAKEN;
 
 	if (lease != NULL)
@@ -378,10 +378,10 @@ idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int
 LeaseBeat
 idemq_lease_beat(int64 job_id, int64 token, int64 length)
 {
-	LeaseKey  key = lease_key(job_id);
-	LWLock	 *lock;
-	uint32	  hash;
-	Lease	 *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	LeaseKey key = lease_key(job_id);
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
 	LeaseBeat beat = LEASE_BEAT_DONE;
 
 	if (lease == NULL)
@@ -408,9 +408,9 @@ int
 idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max, int64 *next_deadline)
 {
 	HASH_SEQ_STATUS seq;
-	Lease		   *lease;
-	int64			now = idemq_mono_now();
-	int				n = 0;
+	Lease *lease;
+	int64 now = idemq_mono_now();
+	int n = 0;
 
 	*next_deadline = PG_INT64_MAX;
 	for (int i = 0; i < LEASE_PARTITIONS; i++)
@@ -440,7 +440,7 @@ static void
 end_leases(Oid database, int32 session)
 {
 	HASH_SEQ_STATUS seq;
-	Lease		   *lease;
+	Lease *lease;
 
 	for (int i = 0; i < LEASE_PARTITIONS; i++)
 		LWLockAcquire(&shared->locks[i].lock, LW_EXCLUSIVE);

@@ -13,24 +13,24 @@
 
 typedef struct LeaseKey
 {
-	Oid	   database;
+	Oid database;
 	uint32 unused; /* zero: the key is hashed as bytes */
-	int64  job_id;
+	int64 job_id;
 } LeaseKey;
 
 /* One job in flight.  Every field is under its partition's lock. */
 typedef struct Lease
 {
 	LeaseKey key;
-	int64	 token;
-	int64	 deadline; /* mono; of no meaning while claiming */
-	int64	 length;   /* microseconds */
-	int32	 queue_id;
-	int32	 session;  /* who claimed: proc number, NO_SESSION after a restart */
-	int32	 ender;	   /* whose open transaction ends this lease, or NO_SESSION */
-	bool	 claiming; /* the claim's transaction is still open */
-	bool	 attached; /* ends with its session */
-	bool	 reaping;  /* the ender is a reaper: no heartbeat may win any more */
+	int64 token;
+	int64 deadline; /* mono; of no meaning while claiming */
+	int64 length;	/* microseconds */
+	int32 queue_id;
+	int32 session; /* who claimed: proc number, NO_SESSION after a restart */
+	int32 ender;   /* whose open transaction ends this lease, or NO_SESSION */
+	bool claiming; /* the claim's transaction is still open */
+	bool attached; /* ends with its session */
+	bool reaping;  /* the ender is a reaper: no heartbeat may win any more */
 } Lease;
 
 /* Jobs as a reaper collects them. */
@@ -59,25 +59,25 @@ extern Size idemq_leases_shmem_size(void);
 extern Size idemq_leases_hash_size(void);
 extern void idemq_leases_shmem_init(void *area, bool found);
 
-extern int64	 idemq_lease_issue_token(int64 row_token);
-extern bool		 idemq_lease_busy(int64 job_id);
-extern bool		 idemq_lease_get(int64 job_id, Lease *copy);
+extern int64 idemq_lease_issue_token(int64 row_token);
+extern bool idemq_lease_busy(int64 job_id);
+extern bool idemq_lease_get(int64 job_id, Lease *copy);
 extern LeaseTake idemq_lease_take(int64 job_id, int64 token, int32 queue_id, int64 length,
 								  bool attached, Lease *prior, bool *has_prior);
-extern int64	 idemq_lease_activate(int64 job_id, int64 token);
-extern void		 idemq_lease_drop(int64 job_id, int64 token);
-extern void		 idemq_lease_restore(int64 token, const Lease *prior);
-extern void		 idemq_lease_begin_end(int64 job_id, int64 token);
-extern bool		 idemq_lease_begin_reap(int64 job_id, int64 token);
-extern int64	 idemq_lease_cancel_end(int64 job_id, int64 token);
+extern int64 idemq_lease_activate(int64 job_id, int64 token);
+extern void idemq_lease_drop(int64 job_id, int64 token);
+extern void idemq_lease_restore(int64 token, const Lease *prior);
+extern void idemq_lease_begin_end(int64 job_id, int64 token);
+extern bool idemq_lease_begin_reap(int64 job_id, int64 token);
+extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);
 extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline,
 								   int64 length);
 extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
-extern int		 idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max,
-											 int64 *next_deadline);
-extern bool		 idemq_lease_table_is_full(void);
-extern void		 idemq_lease_attach_session(void);
-extern void		 idemq_lease_orphan_session(void);
-extern void		 idemq_lease_forget_database(Oid database);
+extern int idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max,
+									   int64 *next_deadline);
+extern bool idemq_lease_table_is_full(void);
+extern void idemq_lease_attach_session(void);
+extern void idemq_lease_orphan_session(void);
+extern void idemq_lease_forget_database(Oid database);
 
 #endif

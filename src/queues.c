@@ -31,16 +31,16 @@
 
 typedef struct CachedQueue
 {
-	int32	  id; /* hash key */
+	int32 id; /* hash key */
 	QueueInfo info;
-	Oid		  role;	  /* whose privileges info.privileges are */
-	List	 *grants; /* of QueueGrant */
+	Oid role;	  /* whose privileges info.privileges are */
+	List *grants; /* of QueueGrant */
 } CachedQueue;
 
 typedef struct QueueGrant
 {
 	NameData role;
-	int		 privilege;
+	int privilege;
 } QueueGrant;
 
 static SqlStatement load_queues = {
@@ -51,13 +51,13 @@ static SqlStatement load_grants = {
 
 typedef struct CachedName
 {
-	char  name[IDEMQ_MAX_QUEUE_NAME + 1]; /* hash key */
+	char name[IDEMQ_MAX_QUEUE_NAME + 1]; /* hash key */
 	int32 id;
 } CachedName;
 
 static MemoryContext cache_context = NULL;
-static HTAB			*cache = NULL; /* of CachedQueue */
-static HTAB			*names = NULL; /* of CachedName */
+static HTAB *cache = NULL; /* of CachedQueue */
+static HTAB *names = NULL; /* of CachedName */
 /* The cache holds while these are equal. */
 static uint64 invalidations = 1;
 static uint64 loaded_at = 0;
@@ -76,10 +76,10 @@ interval_column(uint64 row, int column)
 static void
 cache_queue(uint64 row)
 {
-	bool		 isnull;
-	int32		 id = DatumGetInt32(idemq_sql_value(row, 1, &isnull));
+	bool isnull;
+	int32 id = DatumGetInt32(idemq_sql_value(row, 1, &isnull));
 	CachedQueue *cached = hash_search(cache, &id, HASH_ENTER, NULL);
-	QueueInfo	*info = &cached->info;
+	QueueInfo *info = &cached->info;
 
 	memset(info, 0, sizeof(*info));
 	info->id = id;
@@ -113,11 +113,11 @@ privilege_from_text(const char *text)
 static void
 cache_grant(uint64 row)
 {
-	bool		  isnull;
-	int32		  id = DatumGetInt32(idemq_sql_value(row, 1, &isnull));
-	CachedQueue	 *cached = hash_search(cache, &id, HASH_FIND, NULL);
+	bool isnull;
+	int32 id = DatumGetInt32(idemq_sql_value(row, 1, &isnull));
+	CachedQueue *cached = hash_search(cache, &id, HASH_FIND, NULL);
 	MemoryContext old;
-	QueueGrant	 *grant;
+	QueueGrant *grant;
 
 	if (cached == NULL)
 		return;
@@ -154,8 +154,8 @@ load_cache(void)
 	AcceptInvalidationMessages();
 	while (loaded_at != invalidations)
 	{
-		uint64	 before = invalidations;
-		uint64	 rows;
+		uint64 before = invalidations;
+		uint64 rows;
 		SqlScope scope;
 
 		reset_cache();
@@ -176,9 +176,9 @@ load_cache(void)
 static int
 privileges_of(CachedQueue *cached)
 {
-	Oid		  role = GetUserId();
+	Oid role = GetUserId();
 	ListCell *lc;
-	int		  privileges = 0;
+	int privileges = 0;
 
 	if (cached->role == role)
 		return cached->info.privileges;
@@ -187,7 +187,7 @@ privileges_of(CachedQueue *cached)
 	foreach(lc, cached->grants)
 	{
 		QueueGrant *grant = lfirst(lc);
-		Oid			grantee = get_role_oid(NameStr(grant->role), true);
+		Oid grantee = get_role_oid(NameStr(grant->role), true);
 
 		if (OidIsValid(grantee) && has_privs_of_role(role, grantee))
 			privileges |= grant->privilege;
@@ -277,8 +277,8 @@ int32 *
 idemq_queue_ids(int wanted, int *count)
 {
 	HASH_SEQ_STATUS seq;
-	CachedQueue	   *cached;
-	int32		   *ids;
+	CachedQueue *cached;
+	int32 *ids;
 
 	load_cache();
 	ids = palloc(Max(hash_get_num_entries(cache), 1) * sizeof(int32));

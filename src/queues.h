@@ -21,28 +21,28 @@ typedef enum QueuePrivilege
 /* A queue's settings; intervals in microseconds. */
 typedef struct QueueInfo
 {
-	int32	   id;
-	char	   name[IDEMQ_MAX_QUEUE_NAME + 1];
-	int64	   lease;
-	int32	   max_attempts;
-	int64	   retry_base;
-	double	   retry_factor;
-	int64	   retry_max;
-	double	   retry_jitter;
-	int64	   retention;
-	int64	   idempotency_window;
-	bool	   paused;
-	int		   privileges; /* the current role's, as QueuePrivilege bits */
+	int32 id;
+	char name[IDEMQ_MAX_QUEUE_NAME + 1];
+	int64 lease;
+	int32 max_attempts;
+	int64 retry_base;
+	double retry_factor;
+	int64 retry_max;
+	double retry_jitter;
+	int64 retention;
+	int64 idempotency_window;
+	bool paused;
+	int privileges; /* the current role's, as QueuePrivilege bits */
 	QueueSlot *slot;
 } QueueInfo;
 
-extern void	  idemq_queues_install(void);
-extern void	  idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue);
-extern bool	  idemq_queue_by_id(int32 id, QueueInfo *queue);
-extern bool	  idemq_queue_allows(int32 id, int wanted, QueueInfo *queue);
-extern void	  idemq_queue_lock(int32 id, LOCKMODE mode);
+extern void idemq_queues_install(void);
+extern void idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue);
+extern bool idemq_queue_by_id(int32 id, QueueInfo *queue);
+extern bool idemq_queue_allows(int32 id, int wanted, QueueInfo *queue);
+extern void idemq_queue_lock(int32 id, LOCKMODE mode);
 extern int32 *idemq_queue_ids(int wanted, int *count);
-extern void	  idemq_queue_denied(const char *name, int wanted) pg_attribute_noreturn();
-extern void	  idemq_queues_changed(void);
+extern void idemq_queue_denied(const char *name, int wanted) pg_attribute_noreturn();
+extern void idemq_queues_changed(void);
 
 #endif

@@ -34,11 +34,11 @@
 
 typedef struct LostLease
 {
-	int64		job_id;
-	int64		token;
-	int32		priority;
+	int64 job_id;
+	int64 token;
+	int32 priority;
 	TimestampTz ready_at;
-	bool		adopted; /* we put its entry */
+	bool adopted; /* we put its entry */
 } LostLease;
 
 /* Writes the row of a lease that ended; false when somebody holds it or it moved on. */
@@ -46,7 +46,7 @@ static bool
 reap_row(JobsTable *table, const Job *job, const QueueInfo *queue)
 {
 	EventArgs args = {0};
-	JobEvent  event = job->attempt < job->max_attempts ? EVENT_REAP : EVENT_REAP_DEAD;
+	JobEvent event = job->attempt < job->max_attempts ? EVENT_REAP : EVENT_REAP_DEAD;
 
 	args.now = args.ready_at = idemq_now();
 	args.error = cstring_to_text("lease expired");
@@ -67,7 +67,7 @@ bool
 idemq_reap_job(JobsTable *table, int64 job_id, int64 token)
 {
 	QueueInfo queue;
-	Job		  job;
+	Job job;
 
 	idemq_xact_reserve();
 	if (!idemq_lease_begin_reap(job_id, token))
@@ -93,9 +93,9 @@ static int64
 reap_batch(const QueueInfo *queue, int *found)
 {
 	ExpiredLease *leases = palloc(REAP_BATCH * sizeof(ExpiredLease));
-	JobsTable	  table;
-	int64		  next_deadline;
-	int64		  reaped = 0;
+	JobsTable table;
+	int64 next_deadline;
+	int64 reaped = 0;
 
 	idemq_cursor_reset_deadline(queue->slot);
 	*found = idemq_lease_collect_expired(queue->id, leases, REAP_BATCH, &next_deadline);
@@ -141,9 +141,9 @@ idemq_row_deadline(const Job *job)
 bool
 idemq_lost_lease_note(LostLeases *lost, const Job *job)
 {
-	TimestampTz	  deadline = idemq_row_deadline(job);
-	LeaseTake	  take;
-	LostLease	 *lease;
+	TimestampTz deadline = idemq_row_deadline(job);
+	LeaseTake take;
+	LostLease *lease;
 	MemoryContext old;
 
 	if (!idemq_jobs_is_free(job))
@@ -165,7 +165,7 @@ static bool
 settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 {
 	ReadyKey key = {lease->ready_at, lease->job_id};
-	Job		 job;
+	Job job;
 	bool there = idemq_jobs_fetch(table, lease->job_id, &job) && is_attempt(&job, lease->token) &&
 				 idemq_jobs_is_free(&job);
 
@@ -193,7 +193,7 @@ settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 int64
 idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *queue)
 {
-	int64	  reaped = 0;
+	int64 reaped = 0;
 	ListCell *lc;
 
 	if (lost->found == NIL)
@@ -210,9 +210,9 @@ idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *qu
 static bool
 recover_priority(JobsTable *table, const QueueInfo *queue, int priority, LostLeases *lost)
 {
-	bool	 complete = true;
+	bool complete = true;
 	ReadyKey key;
-	Job		 job;
+	Job job;
 
 	idemq_jobs_scan_begin(table, queue->id, priority, READY_KEY_MIN, READY_KEY_MAX);
 	while (idemq_jobs_scan_next(table, &key))
@@ -233,11 +233,11 @@ recover_priority(JobsTable *table, const QueueInfo *queue, int priority, LostLea
 static int64
 recover(const QueueInfo *queue)
 {
-	uint32	   epoch = idemq_cursor_recovery_begin(queue->slot, queue->id);
+	uint32 epoch = idemq_cursor_recovery_begin(queue->slot, queue->id);
 	LostLeases lost = {CurrentMemoryContext, NIL};
-	bool	   complete = true;
-	JobsTable  table;
-	int64	   reaped;
+	bool complete = true;
+	JobsTable table;
+	int64 reaped;
 
 	idemq_jobs_open(&table);
 	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
@@ -254,9 +254,9 @@ int64
 idemq_reap_all(const QueueInfo *queue)
 {
 	CursorView view;
-	int64	   reaped = 0;
-	int64	   last;
-	int		   found;
+	int64 reaped = 0;
+	int64 last;
+	int found;
 
 	idemq_cursor_read(queue->slot, queue->id, &view);
 	if (view.needs_recovery)

@@ -12,14 +12,14 @@
 typedef struct LostLeases
 {
 	MemoryContext context; /* of the list: lives until it is settled */
-	List		 *found;   /* of LostLease */
+	List *found;		   /* of LostLease */
 } LostLeases;
 
-extern bool		   idemq_reap_job(JobsTable *table, int64 job_id, int64 token);
-extern int64	   idemq_reap_expired(const QueueInfo *queue);
-extern int64	   idemq_reap_all(const QueueInfo *queue);
+extern bool idemq_reap_job(JobsTable *table, int64 job_id, int64 token);
+extern int64 idemq_reap_expired(const QueueInfo *queue);
+extern int64 idemq_reap_all(const QueueInfo *queue);
 extern TimestampTz idemq_row_deadline(const Job *job);
-extern bool		   idemq_lost_lease_note(LostLeases *lost, const Job *job);
+extern bool idemq_lost_lease_note(LostLeases *lost, const Job *job);
 extern int64 idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *queue);
 
 #endif

@@ -15,8 +15,8 @@
 #include "compat.h"
 #include "shmem.h"
 
-static const ShmemPart		  *shmem_parts;
-static int					   shmem_nparts;
+static const ShmemPart *shmem_parts;
+static int shmem_nparts;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
 
 /* Asks for the memory of all parts. */
@@ -47,8 +47,8 @@ startup_parts(void)
 	for (int i = 0; i < shmem_nparts; i++)
 	{
 		const ShmemPart *part = &shmem_parts[i];
-		bool			 found;
-		void			*area = ShmemInitStruct(part->name, part->size(), &found);
+		bool found;
+		void *area = ShmemInitStruct(part->name, part->size(), &found);
 
 		part->init(area, found);
 	}

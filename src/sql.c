@@ -73,8 +73,8 @@ uint64
 idemq_sql_query_latest(SqlStatement *statement, const Datum *args, const char *nulls)
 {
 	Snapshot latest = RegisterSnapshot(GetLatestSnapshot());
-	int		 code = SPI_execute_snapshot(prepared(statement), (Datum *) args, nulls, latest,
-										 InvalidSnapshot, true, false, 0);
+	int code = SPI_execute_snapshot(prepared(statement), (Datum *) args, nulls, latest,
+									InvalidSnapshot, true, false, 0);
 
 	UnregisterSnapshot(latest);
 	if (code != SPI_OK_SELECT)

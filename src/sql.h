@@ -13,9 +13,9 @@
 typedef struct SqlStatement
 {
 	const char *text;
-	int			nargs;
-	Oid			types[SQL_MAX_ARGS];
-	SPIPlanPtr	plan;
+	int nargs;
+	Oid types[SQL_MAX_ARGS];
+	SPIPlanPtr plan;
 } SqlStatement;
 
 /* What idemq_sql_begin changed and idemq_sql_end puts back. */
@@ -26,11 +26,11 @@ typedef struct SqlScope
 	int guc_level;
 } SqlScope;
 
-extern void	  idemq_sql_begin(SqlScope *scope);
+extern void idemq_sql_begin(SqlScope *scope);
 extern uint64 idemq_sql_run(SqlStatement *statement, const Datum *args, const char *nulls,
 							int expected);
 extern uint64 idemq_sql_query_latest(SqlStatement *statement, const Datum *args, const char *nulls);
-extern Datum  idemq_sql_value(uint64 row, int column, bool *isnull);
-extern void	  idemq_sql_end(SqlScope *scope);
+extern Datum idemq_sql_value(uint64 row, int column, bool *isnull);
+extern void idemq_sql_end(SqlScope *scope);
 
 #endif

@@ -23,10 +23,10 @@ TakeResult
 idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
 		   EventArgs *args, int64 lease, bool attach)
 {
-	Lease	  prior;
-	bool	  has_prior;
+	Lease prior;
+	bool has_prior;
 	LeaseTake take;
-	JobWrite  write = JOB_WRITTEN;
+	JobWrite write = JOB_WRITTEN;
 
 	args->token = idemq_lease_issue_token(job->token);
 	idemq_xact_reserve();

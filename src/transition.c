@@ -37,13 +37,13 @@ typedef enum AttemptMove
 
 typedef struct Transition
 {
-	uint32		from; /* statuses, as bits */
-	JobStatus	to;
-	ReadyMove	ready;
+	uint32 from; /* statuses, as bits */
+	JobStatus to;
+	ReadyMove ready;
 	AttemptMove attempt;
-	bool		finishes; /* finished_at is set */
-	const char *history;  /* outcome in idemq.attempts when it ends an attempt */
-	uint32		columns;  /* that it takes from its EventArgs */
+	bool finishes;		 /* finished_at is set */
+	const char *history; /* outcome in idemq.attempts when it ends an attempt */
+	uint32 columns;		 /* that it takes from its EventArgs */
 } Transition;
 
 #define BIT(status) (1U << (status))
@@ -154,8 +154,8 @@ static void
 note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEvent event,
 	 const EventArgs *args)
 {
-	bool	 ends_lease = job->status == JOB_PROCESSING && transition->to != JOB_PROCESSING;
-	int64	 token = event == EVENT_COMMIT_ONCE ? args->token : job->token;
+	bool ends_lease = job->status == JOB_PROCESSING && transition->to != JOB_PROCESSING;
+	int64 token = event == EVENT_COMMIT_ONCE ? args->token : job->token;
 	ReadyKey key = {args->ready_at, job->id};
 
 	if (ends_lease || event == EVENT_COMMIT_ONCE)
@@ -182,8 +182,8 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 				 const EventArgs *args, LockWaitPolicy policy)
 {
 	const Transition *transition = &transitions[event];
-	JobChange		  change;
-	JobWrite		  write;
+	JobChange change;
+	JobWrite write;
 
 	if (!idemq_transition_allowed(event, job->status))
 		elog(ERROR, "event %d cannot happen to a job that is %s", event,

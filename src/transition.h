@@ -32,14 +32,14 @@ typedef struct EventArgs
 	TimestampTz now;
 	TimestampTz ready_at; /* fail, release, reap, retry, redrive */
 	TimestampTz deadline; /* claim, extend */
-	int64		token;	  /* claim, commit_once: the new one */
-	text	   *worker;	  /* claim; NULL for none */
-	text	   *error;	  /* fail, die, reap, expire; NULL for none */
-	Datum		document; /* commit: the result; checkpoint: the state */
-	bool		no_document;
+	int64 token;		  /* claim, commit_once: the new one */
+	text *worker;		  /* claim; NULL for none */
+	text *error;		  /* fail, die, reap, expire; NULL for none */
+	Datum document;		  /* commit: the result; checkpoint: the state */
+	bool no_document;
 } EventArgs;
 
-extern bool		idemq_transition_allowed(JobEvent event, JobStatus status);
+extern bool idemq_transition_allowed(JobEvent event, JobStatus status);
 extern JobWrite idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue,
 								 JobEvent event, const EventArgs *args, LockWaitPolicy policy);
 

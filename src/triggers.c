@@ -25,7 +25,7 @@ static TriggerData *
 trigger_data(FunctionCallInfo fcinfo, bool on_jobs)
 {
 	TriggerData *data = (TriggerData *) fcinfo->context;
-	Oid			 wanted = idemq_catalog()->jobs;
+	Oid wanted = idemq_catalog()->jobs;
 
 	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_AFTER(data->tg_event) ||
 		(on_jobs &&
@@ -46,11 +46,11 @@ column(Relation rel, HeapTuple tuple, JobColumn which, bool *isnull)
 static void
 note_version(Relation rel, HeapTuple tuple)
 {
-	int32	  queue_id;
-	int16	  priority;
-	ReadyKey  key;
+	int32 queue_id;
+	int16 priority;
+	ReadyKey key;
 	QueueInfo queue;
-	bool	  isnull;
+	bool isnull;
 
 	queue_id = DatumGetInt32(column(rel, tuple, COL_QUEUE_ID, &isnull));
 	key.ready_at = DatumGetTimestampTz(column(rel, tuple, COL_READY_AT, &isnull));
@@ -67,11 +67,11 @@ note_version(Relation rel, HeapTuple tuple)
 static void
 note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
 {
-	Oid		  processing = idemq_catalog()->status[JOB_PROCESSING];
-	bool	  isnull;
-	int32	  queue_id = DatumGetInt32(column(rel, old_row, COL_QUEUE_ID, &isnull));
-	int64	  id = DatumGetInt64(column(rel, old_row, COL_ID, &isnull));
-	int64	  token = DatumGetInt64(column(rel, old_row, COL_TOKEN, &isnull));
+	Oid processing = idemq_catalog()->status[JOB_PROCESSING];
+	bool isnull;
+	int32 queue_id = DatumGetInt32(column(rel, old_row, COL_QUEUE_ID, &isnull));
+	int64 id = DatumGetInt64(column(rel, old_row, COL_ID, &isnull));
+	int64 token = DatumGetInt64(column(rel, old_row, COL_TOKEN, &isnull));
 	QueueInfo queue = {0};
 
 	if (DatumGetObjectId(column(rel, old_row, COL_STATUS, &isnull)) != processing)
@@ -89,12 +89,12 @@ note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
 static void
 note_begin_of_attempt(Relation rel, HeapTuple tuple)
 {
-	bool	  isnull;
-	int32	  queue_id = DatumGetInt32(column(rel, tuple, COL_QUEUE_ID, &isnull));
-	int64	  id = DatumGetInt64(column(rel, tuple, COL_ID, &isnull));
-	int64	  token = DatumGetInt64(column(rel, tuple, COL_TOKEN, &isnull));
+	bool isnull;
+	int32 queue_id = DatumGetInt32(column(rel, tuple, COL_QUEUE_ID, &isnull));
+	int64 id = DatumGetInt64(column(rel, tuple, COL_ID, &isnull));
+	int64 token = DatumGetInt64(column(rel, tuple, COL_TOKEN, &isnull));
 	QueueInfo queue;
-	Lease	  lease;
+	Lease lease;
 
 	if (DatumGetObjectId(column(rel, tuple, COL_STATUS, &isnull)) !=
 		idemq_catalog()->status[JOB_PROCESSING])
@@ -110,7 +110,7 @@ Datum
 idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = trigger_data(fcinfo, true);
-	Relation	 rel = data->tg_relation;
+	Relation rel = data->tg_relation;
 
 	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
 	{

@@ -27,7 +27,7 @@
 #include "xact.h"
 
 static ProcessUtility_hook_type prev_process_utility = NULL;
-static object_access_hook_type	prev_object_access = NULL;
+static object_access_hook_type prev_object_access = NULL;
 
 /* What is to be followed once the command has succeeded. */
 typedef enum Follow
@@ -64,7 +64,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 				ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
 				DestReceiver *dest, QueryCompletion *completion)
 {
-	Oid	   database = InvalidOid;
+	Oid database = InvalidOid;
 	Follow follow = what_to_follow(statement->utilityStmt, &database);
 
 	if (prev_process_utility)

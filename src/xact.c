@@ -45,35 +45,35 @@ typedef enum TouchKind
 
 typedef struct Touch
 {
-	TouchKind		 kind;
+	TouchKind kind;
 	SubTransactionId subid;
-	int32			 queue_id;
-	bool			 attached;
-	bool			 has_prior;
-	QueueSlot		*slot;
-	int64			 job_id;
-	int64			 token;
-	int32			 priority; /* of a claim, with its ready key: */
-	TimestampTz		 ready_at;
-	Lease			 prior; /* what the claim took over */
+	int32 queue_id;
+	bool attached;
+	bool has_prior;
+	QueueSlot *slot;
+	int64 job_id;
+	int64 token;
+	int32 priority; /* of a claim, with its ready key: */
+	TimestampTz ready_at;
+	Lease prior; /* what the claim took over */
 } Touch;
 
 typedef struct Lower
 {
-	QueueSlot		*slot;
-	int32			 queue_id;
-	int32			 priority;
+	QueueSlot *slot;
+	int32 queue_id;
+	int32 priority;
 	SubTransactionId last_subid; /* the latest that noted it */
-	ReadyKey		 key;
+	ReadyKey key;
 } Lower;
 
 /* In TopTransactionContext; NULL between transactions. */
 static Touch *touches = NULL;
-static int	  ntouches = 0;
-static int	  max_touches = 0;
+static int ntouches = 0;
+static int max_touches = 0;
 static Lower *lowers = NULL;
-static int	  nlowers = 0;
-static int	  max_lowers = 0;
+static int nlowers = 0;
+static int max_lowers = 0;
 
 /* Makes room for one touch, so that the next note cannot fail. */
 void
