@@ -18,6 +18,7 @@
 
 #include "args.h"
 #include "catalog.h"
+#include "jobs.h"
 #include "queues.h"
 #include "sql.h"
 #include "xact.h"
@@ -300,6 +301,7 @@ idemq_sql_drop_queue(PG_FUNCTION_ARGS)
 	int64 unfinished;
 	bool isnull;
 
+	idemq_jobs_check_writable();
 	admin_queue(fcinfo, &queue);
 	idemq_queue_lock(queue.id, AccessExclusiveLock);
 	admin_queue(fcinfo, &queue);

@@ -62,19 +62,23 @@ idemq_check_key(const char *name, int bytes)
 }
 
 /*
- * Returns an interval in microseconds, a month as 30 days and a day as 24 hours;
- * the nearest int64 when it does not fit.
+ * Returns an interval in microseconds, as extract(epoch FROM ...) counts: a year
+ * as 365.25 days, a month as 30, a day as 24 hours; the nearest int64 when it
+ * does not fit.
  */
 int64
 idemq_interval_usecs(const Interval *interval)
 {
-	int64 days = (int64) interval->month * DAYS_PER_MONTH + interval->day;
+	int64 days = (int64) (interval->month % MONTHS_PER_YEAR) * DAYS_PER_MONTH + interval->day;
 	int64 usecs;
+	int64 day_usecs;
 
-	if (pg_mul_s64_overflow(days, USECS_PER_DAY, &usecs))
-		return days < 0 ? PG_INT64_MIN : PG_INT64_MAX;
-	if (pg_add_s64_overflow(usecs, interval->time, &usecs))
-		return interval->time < 0 ? PG_INT64_MIN : PG_INT64_MAX;
+	if (pg_mul_s64_overflow(interval->month / MONTHS_PER_YEAR, SECS_PER_YEAR * USECS_PER_SEC,
+							&usecs) ||
+		pg_mul_s64_overflow(days, USECS_PER_DAY, &day_usecs) ||
+		pg_add_s64_overflow(usecs, day_usecs, &usecs) ||
+		pg_add_s64_overflow(usecs, interval->time, &usecs))
+		return interval->month < 0 || interval->day < 0 ? PG_INT64_MIN : PG_INT64_MAX;
 	return usecs;
 }
 

@@ -49,7 +49,6 @@ typedef struct ClaimCall
 	QueueInfo queue;
 	CursorView view;
 	TimestampTz now;
-	LostLeases lost;
 	MemoryContext row_context; /* reset for each job */
 } ClaimCall;
 
@@ -113,8 +112,6 @@ consider(ClaimCall *call, JobsTable *table, int64 id)
 
 	if (idemq_lease_busy(id) || !idemq_jobs_scan_row(table, &job))
 		return STEP_PASS;
-	if (job.status == JOB_PROCESSING && call->view.needs_recovery)
-		return idemq_lost_lease_note(&call->lost, &job) ? STEP_PASS : STEP_STAY;
 	if (!idemq_transition_allowed(EVENT_CLAIM, job.status))
 		return STEP_PASS;
 	if (job.expires_at <= call->now)
@@ -215,7 +212,6 @@ scan_queue(ClaimCall *call, bool from_start)
 	idemq_xact_lower_view(call->queue.id, &call->view);
 	idemq_jobs_open(&table);
 	call->now = idemq_now();
-	call->lost = (LostLeases){CurrentMemoryContext, NIL};
 	for (int p = 0; p < IDEMQ_PRIORITIES && call->claimed < call->wanted; p++)
 	{
 		if (from_start)
@@ -223,7 +219,6 @@ scan_queue(ClaimCall *call, bool from_start)
 		if (call->view.from[p].ready_at <= call->now)
 			claim_priority(call, &table, p);
 	}
-	(void) idemq_lost_leases_settle(&call->lost, &table, &call->queue);
 	idemq_jobs_close(&table);
 }
 
@@ -238,7 +233,7 @@ claim_from_queue(ClaimCall *call, const char *name)
 	idemq_queue_by_name(name, PRIVILEGE_CLAIM, &call->queue);
 	if (call->queue.paused)
 		return;
-	(void) idemq_reap_expired(&call->queue);
+	(void) idemq_reap_some(&call->queue);
 	scan_queue(call, false);
 	if (call->claimed == 0 && idemq_cursor_verify_due(call->queue.slot, call->queue.id))
 	{
@@ -253,6 +248,7 @@ claim_from_queue(ClaimCall *call, const char *name)
 static void
 begin_call(ClaimCall *call, FunctionCallInfo fcinfo)
 {
+	idemq_jobs_check_writable();
 	memset(call, 0, sizeof(*call));
 	call->wanted = idemq_arg_int(fcinfo, 1, "max_jobs", 1, IDEMQ_MAX_ARRAY);
 	if (!PG_ARGISNULL(2))
@@ -290,6 +286,8 @@ idemq_sql_claim_any(PG_FUNCTION_ARGS)
 
 	idemq_arg_array(fcinfo, 0, "queues", TEXTOID, false, &queues);
 	begin_call(&call, fcinfo);
+	for (int i = 0; i < queues.count; i++)
+		idemq_queue_by_name(TextDatumGetCString(queues.values[i]), PRIVILEGE_CLAIM, &call.queue);
 	for (int i = 0; i < queues.count && call.claimed < call.wanted; i++)
 		claim_from_queue(&call, TextDatumGetCString(queues.values[i]));
 	return (Datum) 0;

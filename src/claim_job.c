@@ -60,7 +60,7 @@ is_leased(JobCall *call, JobsTable *table)
 	if (!idemq_lease_busy(call->id) || !idemq_lease_get(call->id, &lease))
 		return false;
 	if (!lease.claiming && lease.deadline <= idemq_mono_now() &&
-		idemq_reap_job(table, call->id, lease.token))
+		idemq_reap_job(table, &call->queue, call->id, lease.token))
 	{
 		idemq_jobs_refresh(table);
 		return false;
@@ -160,14 +160,17 @@ call_job(JobCall *call, JobsTable *table)
 	for (;;)
 	{
 		bool again = false;
-		bool leased = is_leased(call, table);
-		Outcome outcome = OUTCOME_LOCKED;
+		Outcome outcome;
 
+		/* The row first: a stranger learns nothing, and changes nothing. */
 		if (!idemq_jobs_fetch(table, call->id, &call->job) ||
 			!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
 			return OUTCOME_NOT_FOUND;
-		if (leased)
+		if (is_leased(call, table))
 			return OUTCOME_LOCKED;
+		/* Reaped just now, or changed while we asked: look at what is there. */
+		if (!idemq_jobs_fetch(table, call->id, &call->job))
+			return OUTCOME_NOT_FOUND;
 		if (call->job.status == JOB_PROCESSING && is_leased_by_row(call, table))
 			return OUTCOME_LOCKED;
 		call->retry_after = DT_NOEND;

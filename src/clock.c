@@ -116,6 +116,8 @@ idemq_primary_since(void)
 {
 	uint64 since = pg_atomic_read_u64(&shared->primary_since);
 
+	if (since == 0 && RecoveryInProgress())
+		return idemq_now();
 	if (since == 0)
 	{
 		uint64 now = (uint64) idemq_now();

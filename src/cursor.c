@@ -29,8 +29,8 @@
  *
  * Locks: slots_lock covers the hash of slots and their allocation; each slot's
  * lock covers its fields unless said otherwise.  A caller's slot pointer may be
- * old: every function checks, under the slot's lock, whose slot it is.  A NULL
- * slot (table full) is accepted everywhere and means: no cursor.
+ * NULL or old: every function checks whose slot it is, and looks for the queue's
+ * if need be.  A queue without a slot (all are used) has no cursor.
  *
  * What xact.c calls after commit or abort neither allocates nor raises.
  */
@@ -80,7 +80,7 @@ struct QueueSlot
 	ReadyKey stretch[IDEMQ_PRIORITIES];
 	History history[IDEMQ_PRIORITIES];
 	bool needs_recovery;			/* jobs may be in flight without an entry */
-	uint32 recovery_epoch;			/* moves whenever needs_recovery is set */
+	RecoveryPoint recovery;			/* its epoch moves whenever needs_recovery is set */
 	int64 next_verify;				/* mono */
 	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
 };
@@ -141,17 +141,14 @@ idemq_cursor_shmem_init(void *area, bool found)
 							  HASH_ELEM | HASH_BLOBS);
 }
 
-/* Takes the slot's lock if it still is the queue's; otherwise returns false, unlocked. */
+/*
+ * Returns whether a slot is the queue's.  Without its lock the answer may be old
+ * by the time it is used; only a queue that is being dropped loses its slot.
+ */
 static bool
-lock_slot(QueueSlot *slot, Oid database, int32 queue_id, LWLockMode mode)
+is_slot_of(const QueueSlot *slot, Oid database, int32 queue_id)
 {
-	if (slot == NULL)
-		return false;
-	LWLockAcquire(&slot->lock, mode);
-	if (slot->key.database == database && slot->key.queue_id == queue_id)
-		return true;
-	LWLockRelease(&slot->lock);
-	return false;
+	return slot != NULL && slot->key.database == database && slot->key.queue_id == queue_id;
 }
 
 static QueueSlot *
@@ -205,6 +202,14 @@ unset(QueueSlot *slot)
 	}
 }
 
+/* Has the queue searched for jobs in flight without an entry.  The slot's lock held. */
+static void
+begin_recovery(QueueSlot *slot)
+{
+	slot->needs_recovery = true;
+	slot->recovery = (RecoveryPoint){slot->recovery.epoch + 1, 0, READY_KEY_MIN, false};
+}
+
 /* Makes a free slot the queue's; NULL when there is none.  slots_lock held. */
 static QueueSlot *
 assign_slot(int32 queue_id)
@@ -227,8 +232,7 @@ assign_slot(int32 queue_id)
 	shared->slots[i].key = key;
 	/* Also bounds every view of the slot's former life. */
 	unset(&shared->slots[i]);
-	shared->slots[i].needs_recovery = true;
-	shared->slots[i].recovery_epoch++;
+	begin_recovery(&shared->slots[i]);
 	shared->slots[i].next_verify = idemq_mono_now() + VERIFY_INTERVAL;
 	pg_atomic_write_u64(&shared->slots[i].next_deadline, 0);
 	LWLockRelease(&shared->slots[i].lock);
@@ -245,6 +249,32 @@ idemq_cursor_find(Oid database, int32 queue_id)
 	slot = find_slot(database, queue_id);
 	LWLockRelease(&shared->slots_lock);
 	return slot;
+}
+
+/*
+ * Returns the slot of a queue of this database: the caller's, or, when that is
+ * none or has become another's, the one that somebody else got for it since.
+ */
+static QueueSlot *
+current_slot(QueueSlot *slot, int32 queue_id)
+{
+	if (is_slot_of(slot, MyDatabaseId, queue_id))
+		return slot;
+	return idemq_cursor_find(MyDatabaseId, queue_id);
+}
+
+/* Takes the lock of the queue's slot, *slot or another; false, and none, without a slot. */
+static bool
+lock_slot(QueueSlot **slot, int32 queue_id, LWLockMode mode)
+{
+	*slot = current_slot(*slot, queue_id);
+	if (*slot == NULL)
+		return false;
+	LWLockAcquire(&(*slot)->lock, mode);
+	if (is_slot_of(*slot, MyDatabaseId, queue_id))
+		return true;
+	LWLockRelease(&(*slot)->lock);
+	return false;
 }
 
 /* Returns the slot of a queue of this database, given one if need be; NULL when all are used. */
@@ -273,17 +303,15 @@ idemq_cursor_slot(int32 queue_id)
 void
 idemq_cursor_read(QueueSlot *slot, int32 queue_id, CursorView *view)
 {
-	view->shared = lock_slot(slot, MyDatabaseId, queue_id, LW_SHARED);
+	view->shared = lock_slot(&slot, queue_id, LW_SHARED);
 	if (!view->shared)
 	{
 		view->seq = 0;
-		view->needs_recovery = true;
 		for (int p = 0; p < IDEMQ_PRIORITIES; p++)
 			view->from[p] = view->stretch[p] = READY_KEY_MIN;
 		return;
 	}
 	view->seq = slot->seq;
-	view->needs_recovery = slot->needs_recovery;
 	memcpy(view->from, slot->cursor, sizeof(view->from));
 	memcpy(view->stretch, slot->stretch, sizeof(view->stretch));
 	LWLockRelease(&slot->lock);
@@ -300,7 +328,7 @@ idemq_cursor_advance(QueueSlot *slot, int32 queue_id, const CursorView *view, in
 {
 	History *history;
 
-	if (!view->shared || !lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
+	if (!view->shared || !lock_slot(&slot, queue_id, LW_EXCLUSIVE))
 		return;
 	if (ready_key_less(slot->stretch[priority], stretch))
 		slot->stretch[priority] = stretch;
@@ -319,20 +347,12 @@ idemq_cursor_advance(QueueSlot *slot, int32 queue_id, const CursorView *view, in
 	LWLockRelease(&slot->lock);
 }
 
-/*
- * Lowers a cursor to a key that has become claimable; to be called after that
- * is visible.  A caller without a slot may have found the table full at a time
- * when another has since got one for the queue: so it is looked up again.
- */
+/* Lowers a cursor to a key that has become claimable; to be called after that is visible. */
 void
 idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to)
 {
-	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
-	{
-		slot = idemq_cursor_find(MyDatabaseId, queue_id);
-		if (!lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
-			return;
-	}
+	if (!lock_slot(&slot, queue_id, LW_EXCLUSIVE))
+		return;
 	lower_locked(slot, priority, to);
 	LWLockRelease(&slot->lock);
 }
@@ -347,7 +367,7 @@ idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id)
 	int64 now = idemq_mono_now();
 	bool due;
 
-	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
+	if (!lock_slot(&slot, queue_id, LW_EXCLUSIVE))
 		return false;
 	due = now >= slot->next_verify;
 	if (due)
@@ -360,7 +380,7 @@ idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id)
 void
 idemq_cursor_verified(QueueSlot *slot, int32 queue_id, int64 took)
 {
-	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
+	if (!lock_slot(&slot, queue_id, LW_EXCLUSIVE))
 		return;
 	slot->next_verify = idemq_mono_now() + Max(VERIFY_INTERVAL, took * VERIFY_SHARE);
 	LWLockRelease(&slot->lock);
@@ -370,34 +390,61 @@ idemq_cursor_verified(QueueSlot *slot, int32 queue_id, int64 took)
 void
 idemq_cursor_need_recovery(QueueSlot *slot, int32 queue_id)
 {
-	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
+	if (!lock_slot(&slot, queue_id, LW_EXCLUSIVE))
 		return;
-	slot->needs_recovery = true;
-	slot->recovery_epoch++;
+	begin_recovery(slot);
 	LWLockRelease(&slot->lock);
 }
 
-/* Begins a scan that adopts every job in flight; returns what recovery_end wants. */
-uint32
-idemq_cursor_recovery_begin(QueueSlot *slot, int32 queue_id)
+/* Returns whether a queue has to be searched, and where to go on. */
+bool
+idemq_cursor_recovery_point(QueueSlot *slot, int32 queue_id, RecoveryPoint *point)
 {
-	uint32 epoch;
+	bool needed;
 
-	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_SHARED))
-		return 0;
-	epoch = slot->recovery_epoch;
+	if (!lock_slot(&slot, queue_id, LW_SHARED))
+		return false;
+	needed = slot->needs_recovery;
+	*point = slot->recovery;
 	LWLockRelease(&slot->lock);
-	return epoch;
+	return needed;
 }
 
-/* Ends such a scan that adopted all of them; void if one more was noted meanwhile. */
+/*
+ * Notes how far a search has come; at the end it is over, or begins again if it
+ * was incomplete.  Void if recovery was asked for anew meanwhile.
+ */
 void
-idemq_cursor_recovery_end(QueueSlot *slot, int32 queue_id, uint32 epoch)
+idemq_cursor_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point)
 {
-	if (!lock_slot(slot, MyDatabaseId, queue_id, LW_EXCLUSIVE))
+	RecoveryPoint *known;
+
+	if (!lock_slot(&slot, queue_id, LW_EXCLUSIVE))
 		return;
-	if (slot->recovery_epoch == epoch)
-		slot->needs_recovery = false;
+	known = &slot->recovery;
+	if (known->epoch == point->epoch)
+	{
+		bool incomplete = known->incomplete || point->incomplete;
+
+		if (point->priority > known->priority ||
+			(point->priority == known->priority && ready_key_less(known->from, point->from)))
+			*known = *point;
+		known->incomplete = incomplete;
+		if (known->priority == IDEMQ_PRIORITIES && incomplete)
+			begin_recovery(slot);
+		else if (known->priority == IDEMQ_PRIORITIES)
+			slot->needs_recovery = false;
+	}
+	LWLockRelease(&slot->lock);
+}
+
+/* Unsets the cursors of a queue. */
+void
+idemq_cursor_unset(QueueSlot *slot, int32 queue_id)
+{
+	if (!lock_slot(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	unset(slot);
 	LWLockRelease(&slot->lock);
 }
 
@@ -430,8 +477,7 @@ idemq_cursor_unset_database(Oid database)
 			continue;
 		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
 		unset(slot);
-		slot->needs_recovery = true;
-		slot->recovery_epoch++;
+		begin_recovery(slot);
 		LWLockRelease(&slot->lock);
 	}
 	LWLockRelease(&shared->slots_lock);
@@ -463,34 +509,44 @@ idemq_cursor_forget_queue(int32 queue_id)
 	LWLockRelease(&shared->slots_lock);
 }
 
+/* Returns whether a slot, as remembered, still is the queue's. */
+bool
+idemq_cursor_slot_is(const QueueSlot *slot, int32 queue_id)
+{
+	return is_slot_of(slot, MyDatabaseId, queue_id);
+}
+
 /*
  * Returns whether a lease of the queue may have expired.  Without a slot nobody
  * knows, so the answer is yes.
  */
 bool
-idemq_cursor_deadline_passed(QueueSlot *slot)
+idemq_cursor_deadline_passed(QueueSlot *slot, int32 queue_id)
 {
+	slot = current_slot(slot, queue_id);
 	return slot == NULL || pg_atomic_read_u64(&slot->next_deadline) <= (uint64) idemq_mono_now();
 }
 
 /* Forgets the earliest deadline, before a look at all leases that notes it anew. */
 void
-idemq_cursor_reset_deadline(QueueSlot *slot)
+idemq_cursor_reset_deadline(QueueSlot *slot, int32 queue_id)
 {
+	slot = current_slot(slot, queue_id);
 	if (slot != NULL)
 		pg_atomic_write_u64(&slot->next_deadline, PG_UINT64_MAX);
 }
 
 /*
  * Notes that a lease ends at a deadline (mono), or, from a reaper, when to look
- * again.  Should the slot be another queue's by now, that one looks in vain once.
+ * again.
  */
 void
-idemq_cursor_note_deadline(QueueSlot *slot, int64 deadline)
+idemq_cursor_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline)
 {
 	uint64 wanted = (uint64) Max(deadline, 0);
 	uint64 known;
 
+	slot = current_slot(slot, queue_id);
 	if (slot == NULL)
 		return;
 	known = pg_atomic_read_u64(&slot->next_deadline);

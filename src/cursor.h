@@ -16,9 +16,17 @@ typedef struct CursorView
 	uint64 seq; /* number of lowerings until then */
 	ReadyKey from[IDEMQ_PRIORITIES];
 	ReadyKey stretch[IDEMQ_PRIORITIES]; /* a scan may stop there first; see cursor.c */
-	bool needs_recovery;				/* jobs may be in flight without a lease entry */
 	bool shared;						/* false: no slot, from is the start of the index */
 } CursorView;
+
+/* How far a search for jobs in flight without a lease entry has come. */
+typedef struct RecoveryPoint
+{
+	uint32 epoch;
+	int priority; /* IDEMQ_PRIORITIES: at the end */
+	ReadyKey from;
+	bool incomplete; /* something could not be adopted on the way */
+} RecoveryPoint;
 
 /* Below everything, and above everything. */
 #define READY_KEY_MIN ((ReadyKey){PG_INT64_MIN, PG_INT64_MIN})
@@ -37,13 +45,15 @@ extern void idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, Re
 extern bool idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id);
 extern void idemq_cursor_verified(QueueSlot *slot, int32 queue_id, int64 took);
 extern void idemq_cursor_need_recovery(QueueSlot *slot, int32 queue_id);
-extern uint32 idemq_cursor_recovery_begin(QueueSlot *slot, int32 queue_id);
-extern void idemq_cursor_recovery_end(QueueSlot *slot, int32 queue_id, uint32 epoch);
+extern bool idemq_cursor_recovery_point(QueueSlot *slot, int32 queue_id, RecoveryPoint *point);
+extern void idemq_cursor_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point);
+extern void idemq_cursor_unset(QueueSlot *slot, int32 queue_id);
 extern void idemq_cursor_unset_database(Oid database);
 extern void idemq_cursor_forget_database(Oid database);
 extern void idemq_cursor_forget_queue(int32 queue_id);
-extern bool idemq_cursor_deadline_passed(QueueSlot *slot);
-extern void idemq_cursor_reset_deadline(QueueSlot *slot);
-extern void idemq_cursor_note_deadline(QueueSlot *slot, int64 deadline);
+extern bool idemq_cursor_slot_is(const QueueSlot *slot, int32 queue_id);
+extern bool idemq_cursor_deadline_passed(QueueSlot *slot, int32 queue_id);
+extern void idemq_cursor_reset_deadline(QueueSlot *slot, int32 queue_id);
+extern void idemq_cursor_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline);
 
 #endif

@@ -35,6 +35,7 @@ open_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 
+	idemq_jobs_check_writable();
 	idemq_queue_by_name(name, PRIVILEGE_ENQUEUE, queue);
 	idemq_queue_lock(queue->id, AccessShareLock);
 	idemq_queue_by_name(name, PRIVILEGE_ENQUEUE, queue);
@@ -124,6 +125,15 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 	*answer = (EnqueueAnswer){key.id, OUTCOME_ACCEPTED, JOB_PENDING, (Datum) 0, true};
 }
 
+/* Returns now and an interval argument by the calendar, as timestamptz + interval. */
+static Datum
+later(FunctionCallInfo fcinfo, int n, const char *name, int64 least, TimestampTz now)
+{
+	(void) idemq_arg_interval(fcinfo, n, name, least);
+	return DirectFunctionCall2(timestamptz_pl_interval, TimestampTzGetDatum(now),
+							   PG_GETARG_DATUM(n));
+}
+
 /* Reads the optional arguments of enqueue into the columns of the new job. */
 static void
 read_options(FunctionCallInfo fcinfo, JobChange *columns, TimestampTz now)
@@ -140,8 +150,7 @@ read_options(FunctionCallInfo fcinfo, JobChange *columns, TimestampTz now)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("delay and run_at cannot be used together"), errhint("Pass one of them.")));
 	if (!PG_ARGISNULL(3))
-		job_set(columns, COL_READY_AT,
-				TimestampTzGetDatum(now + idemq_arg_interval(fcinfo, 3, "delay", 0)));
+		job_set(columns, COL_READY_AT, later(fcinfo, 3, "delay", 0, now));
 	if (!PG_ARGISNULL(4))
 		job_set(columns, COL_READY_AT, TimestampTzGetDatum(check_run_at(PG_GETARG_TIMESTAMPTZ(4))));
 	idemq_arg_required(fcinfo, 5, "priority");
@@ -154,8 +163,7 @@ read_options(FunctionCallInfo fcinfo, JobChange *columns, TimestampTz now)
 	if (!PG_ARGISNULL(8))
 		job_set(columns, COL_HEADERS, PG_GETARG_DATUM(8));
 	if (!PG_ARGISNULL(9))
-		job_set(columns, COL_EXPIRES_AT,
-				TimestampTzGetDatum(now + idemq_arg_interval(fcinfo, 9, "expires_in", 1)));
+		job_set(columns, COL_EXPIRES_AT, later(fcinfo, 9, "expires_in", 1, now));
 }
 
 /* Shapes an answer: ANSWER_COLUMNS values. */

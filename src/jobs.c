@@ -34,6 +34,7 @@
 #include "access/htup_details.h"
 #include "access/stratnum.h"
 #include "access/table.h"
+#include "access/transam.h"
 #include "access/xact.h"
 #include "commands/sequence.h"
 #include "executor/executor.h"
@@ -98,6 +99,15 @@ idemq_jobs_open_to_read(JobsTable *table)
 	take_snapshot(table);
 }
 
+/* Raises 25006 where nothing can be written, 25000 in a parallel operation. */
+void
+idemq_jobs_check_writable(void)
+{
+	PreventCommandIfReadOnly("an idemq function that writes");
+	PreventCommandIfParallelMode("an idemq function that writes");
+	PreventCommandDuringRecovery("an idemq function that writes");
+}
+
 /*
  * Opens the table for one call that writes.  Raises 25006 in a read-only
  * transaction or on a standby, 42P01 without the extension.
@@ -105,9 +115,7 @@ idemq_jobs_open_to_read(JobsTable *table)
 void
 idemq_jobs_open(JobsTable *table)
 {
-	PreventCommandIfReadOnly("an idemq function that writes");
-	PreventCommandIfParallelMode("an idemq function that writes");
-	PreventCommandDuringRecovery("an idemq function that writes");
+	idemq_jobs_check_writable();
 	idemq_jobs_open_to_read(table);
 	CheckCmdReplicaIdentity(table->rel, CMD_UPDATE);
 }
@@ -235,6 +243,26 @@ idemq_jobs_is_free(const Job *job)
 	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
 		return false;
 	return TransactionIdIsCurrentTransactionId(xmax) || !TransactionIdIsInProgress(xmax);
+}
+
+/*
+ * Returns whether a write to a fetched version would answer JOB_CHANGED: a newer
+ * version is committed, or the transaction's own snapshot does not see this one.
+ */
+bool
+idemq_jobs_is_outdated(JobsTable *table, const Job *job)
+{
+	HeapTupleHeader header = row_header(job);
+	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
+
+	if (table->crosscheck != InvalidSnapshot &&
+		!table_tuple_satisfies_snapshot(table->rel, job->row, table->crosscheck))
+		return true;
+	if ((header->t_infomask & (HEAP_XMAX_INVALID | HEAP_XMAX_IS_MULTI)) ||
+		HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) || !TransactionIdIsNormal(xmax))
+		return false;
+	return !TransactionIdIsCurrentTransactionId(xmax) && !TransactionIdIsInProgress(xmax) &&
+		   TransactionIdDidCommit(xmax);
 }
 
 /* Returns whether this transaction itself holds a lock on a fetched version. */

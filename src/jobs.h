@@ -117,6 +117,7 @@ job_ready_key(const Job *job)
 }
 
 /* jobs.c */
+extern void idemq_jobs_check_writable(void);
 extern void idemq_jobs_open(JobsTable *table);
 extern void idemq_jobs_open_to_read(JobsTable *table);
 extern void idemq_jobs_refresh(JobsTable *table);
@@ -126,6 +127,7 @@ extern void idemq_jobs_decode(TupleTableSlot *row, Job *job);
 extern JobWrite idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode,
 								LockWaitPolicy policy);
 extern bool idemq_jobs_is_free(const Job *job);
+extern bool idemq_jobs_is_outdated(JobsTable *table, const Job *job);
 extern bool idemq_jobs_is_mine(const Job *job);
 extern JobWrite idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change,
 								  LockWaitPolicy policy);

@@ -202,7 +202,7 @@ static void
 copy_out(CachedQueue *cached, QueueInfo *queue)
 {
 	(void) privileges_of(cached);
-	if (cached->info.slot == NULL)
+	if (!idemq_cursor_slot_is(cached->info.slot, cached->info.id))
 		cached->info.slot = idemq_cursor_slot(cached->info.id);
 	*queue = cached->info;
 }

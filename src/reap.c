@@ -29,6 +29,10 @@
 
 /* Two looks for a queue's expired leases are at least this far apart. */
 #define REAP_INTERVAL (10 * INT64CONST(1000))
+/* Index entries that a claim looks through for leases that memory lost. */
+#define RECOVERY_STRETCH 1000
+/* Without a slot, a session looks through the whole queue that often. */
+#define RECOVERY_INTERVAL USECS_PER_SEC
 /* Leases taken back in one go. */
 #define REAP_BATCH 4096
 
@@ -60,70 +64,59 @@ is_attempt(const Job *job, int64 token)
 }
 
 /*
- * Takes back one expired lease of the table; returns whether it did.  What this
+ * Takes back one expired lease of the queue; returns whether it did.  What this
  * transaction itself has locked, it does not reap.
  */
 bool
-idemq_reap_job(JobsTable *table, int64 job_id, int64 token)
+idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 token)
 {
-	QueueInfo queue;
 	Job job;
 
 	idemq_xact_reserve();
 	if (!idemq_lease_begin_reap(job_id, token))
 		return false;
-	idemq_xact_note_end(NULL, 0, job_id, token);
-	if (!idemq_jobs_fetch(table, job_id, &job) || !idemq_queue_by_id(job.queue_id, &queue))
+	idemq_xact_note_end(queue->slot, queue->id, job_id, token);
+	if (!idemq_jobs_fetch(table, job_id, &job) || job.queue_id != queue->id)
 		return false; /* the entry of a job that is gone goes too */
 	if (!is_attempt(&job, token))
 	{
 		if (job.is_ready)
-			idemq_xact_note_lower(queue.slot, queue.id, job.priority, job_ready_key(&job));
+			idemq_xact_note_lower(queue->slot, queue->id, job.priority, job_ready_key(&job));
 		return false;
 	}
-	if (!idemq_jobs_is_mine(&job) && reap_row(table, &job, &queue))
+	if (!idemq_jobs_is_mine(&job) && reap_row(table, &job, queue))
 		return true;
 	idemq_xact_undo_last();
-	idemq_cursor_note_deadline(queue.slot, idemq_mono_now() + LEASE_BUSY_RETRY);
+	idemq_cursor_note_deadline(queue->slot, queue->id, idemq_mono_now() + LEASE_BUSY_RETRY);
 	return false;
 }
 
-/* Takes back up to REAP_BATCH expired leases of a queue; *found: how many there were. */
+/*
+ * Takes back up to REAP_BATCH expired leases of a queue; *found: how many there
+ * were.  Whatever goes wrong on the way, the queue is looked at again soon.
+ */
 static int64
 reap_batch(const QueueInfo *queue, int *found)
 {
 	ExpiredLease *leases = palloc(REAP_BATCH * sizeof(ExpiredLease));
 	JobsTable table;
-	int64 next_deadline;
+	int64 next;
 	int64 reaped = 0;
 
-	idemq_cursor_reset_deadline(queue->slot);
-	*found = idemq_lease_collect_expired(queue->id, leases, REAP_BATCH, &next_deadline);
-	idemq_cursor_note_deadline(queue->slot, Max(next_deadline, idemq_mono_now() + REAP_INTERVAL));
+	idemq_jobs_open(&table);
+	idemq_cursor_reset_deadline(queue->slot, queue->id);
+	*found = idemq_lease_collect_expired(queue->id, leases, REAP_BATCH, &next);
 	if (*found > 0)
+		next = Min(next, idemq_mono_now() + LEASE_BUSY_RETRY);
+	idemq_cursor_note_deadline(queue->slot, queue->id, Max(next, idemq_mono_now() + REAP_INTERVAL));
+	for (int i = 0; i < *found; i++)
 	{
-		idemq_jobs_open(&table);
-		for (int i = 0; i < *found; i++)
-		{
-			CHECK_FOR_INTERRUPTS();
-			reaped += idemq_reap_job(&table, leases[i].job_id, leases[i].token);
-		}
-		idemq_jobs_close(&table);
+		CHECK_FOR_INTERRUPTS();
+		reaped += idemq_reap_job(&table, queue, leases[i].job_id, leases[i].token);
 	}
+	idemq_jobs_close(&table);
 	pfree(leases);
 	return reaped;
-}
-
-/*
- * Takes back what has expired in a queue, as the lease table knows it, up to
- * REAP_BATCH; returns how many.  Costs nothing while no deadline has passed.
- */
-int64
-idemq_reap_expired(const QueueInfo *queue)
-{
-	int found;
-
-	return idemq_cursor_deadline_passed(queue->slot) ? reap_batch(queue, &found) : 0;
 }
 
 /* Returns the deadline of a job in processing that has no lease entry. */
@@ -142,14 +135,17 @@ bool
 idemq_lost_lease_note(LostLeases *lost, const Job *job)
 {
 	TimestampTz deadline = idemq_row_deadline(job);
+	int64 mono = idemq_mono_from_timestamp(deadline);
 	LeaseTake take;
 	LostLease *lease;
 	MemoryContext old;
 
 	if (!idemq_jobs_is_free(job))
 		return false;
-	take = idemq_lease_adopt(job->id, job->token, job->queue_id,
-							 idemq_mono_from_timestamp(deadline), job->deadline - job->claimed_at);
+	take = idemq_lease_adopt(job->id, job->token, job->queue_id, mono,
+							 job->deadline - job->claimed_at);
+	/* At once: should an error keep it from being settled, it is reaped at worst. */
+	idemq_cursor_note_deadline(NULL, job->queue_id, mono);
 	if (take == LEASE_BUSY || (take == LEASE_FULL && deadline > idemq_now()))
 		return true;
 	old = MemoryContextSwitchTo(lost->context);
@@ -171,14 +167,7 @@ settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 
 	if (there && !lease->adopted)
 		return reap_row(table, &job, queue);
-	if (there)
-	{
-		Lease entry;
-
-		if (idemq_lease_get(lease->job_id, &entry))
-			idemq_cursor_note_deadline(queue->slot, entry.deadline);
-	}
-	else if (lease->adopted)
+	if (!there && lease->adopted)
 	{
 		idemq_lease_drop(lease->job_id, lease->token);
 		idemq_cursor_lower(queue->slot, queue->id, lease->priority, key);
@@ -206,46 +195,98 @@ idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *qu
 	return reaped;
 }
 
-/* Adopts what a scan of one priority finds in processing; false if something was held. */
-static bool
-recover_priority(JobsTable *table, const QueueInfo *queue, int priority, LostLeases *lost)
+/* Adopts what a stretch of the ready index has in processing, from point on, and moves it. */
+static void
+recover_stretch(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point, LostLeases *lost)
 {
-	bool complete = true;
+	int n = 0;
 	ReadyKey key;
 	Job job;
 
-	idemq_jobs_scan_begin(table, queue->id, priority, READY_KEY_MIN, READY_KEY_MAX);
-	while (idemq_jobs_scan_next(table, &key))
+	idemq_jobs_scan_begin(table, queue->id, point->priority, point->from, READY_KEY_MAX);
+	while (n < RECOVERY_STRETCH && idemq_jobs_scan_next(table, &key))
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(table, &job) &&
 			job.status == JOB_PROCESSING && !idemq_lost_lease_note(lost, &job))
-			complete = false;
+			point->incomplete = true;
+		point->from = (ReadyKey){key.ready_at, key.id + 1};
+		n++;
 	}
 	idemq_jobs_scan_end(table);
-	return complete;
+	if (n < RECOVERY_STRETCH)
+	{
+		point->priority++;
+		point->from = READY_KEY_MIN;
+	}
 }
 
-/*
- * Finds every job of a queue that is in flight without a lease entry, by a scan
- * of its part of the ready index; returns how many were reaped on the way.
- */
+/* Does one step of a search from point, and moves it; returns how many were reaped. */
 static int64
-recover(const QueueInfo *queue)
+recover_step(const QueueInfo *queue, RecoveryPoint *point)
 {
-	uint32 epoch = idemq_cursor_recovery_begin(queue->slot, queue->id);
 	LostLeases lost = {CurrentMemoryContext, NIL};
-	bool complete = true;
 	JobsTable table;
 	int64 reaped;
 
 	idemq_jobs_open(&table);
-	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
-		complete &= recover_priority(&table, queue, p, &lost);
+	recover_stretch(&table, queue, point, &lost);
 	reaped = idemq_lost_leases_settle(&lost, &table, queue);
 	idemq_jobs_close(&table);
-	if (complete && !idemq_lease_table_is_full())
-		idemq_cursor_recovery_end(queue->slot, queue->id, epoch);
+	if (idemq_lease_table_is_full())
+		point->incomplete = true;
+	return reaped;
+}
+
+/*
+ * Finds the jobs of a queue that are in flight without a lease entry, by a scan
+ * of its part of the ready index: a step of it, or all.  Returns how many were
+ * reaped on the way.  A queue without a slot does not know how far it came.
+ */
+static int64
+recover(const QueueInfo *queue, bool all)
+{
+	RecoveryPoint point = {0, 0, READY_KEY_MIN, false};
+	int64 reaped = 0;
+
+	if (queue->slot != NULL && !idemq_cursor_recovery_point(queue->slot, queue->id, &point))
+		return 0;
+	do
+	{
+		reaped += recover_step(queue, &point);
+		idemq_cursor_recovered_to(queue->slot, queue->id, &point);
+	} while (all && point.priority < IDEMQ_PRIORITIES);
+	return reaped;
+}
+
+/* Returns whether this session is to look through a queue that has no slot. */
+static bool
+is_time_to_recover(void)
+{
+	static int64 next = 0;
+	int64 now = idemq_mono_now();
+
+	if (now < next)
+		return false;
+	next = now + RECOVERY_INTERVAL;
+	return true;
+}
+
+/*
+ * What a claim does before it looks: takes back what has expired in the queue,
+ * up to REAP_BATCH, and a step of the search for leases that memory lost, if
+ * there is one.  Returns how many were taken back.  Costs nothing otherwise.
+ */
+int64
+idemq_reap_some(const QueueInfo *queue)
+{
+	int64 reaped = 0;
+	int found;
+
+	if (queue->slot != NULL || is_time_to_recover())
+		reaped = recover(queue, queue->slot == NULL);
+	if (idemq_cursor_deadline_passed(queue->slot, queue->id))
+		reaped += reap_batch(queue, &found);
 	return reaped;
 }
 
@@ -253,14 +294,10 @@ recover(const QueueInfo *queue)
 int64
 idemq_reap_all(const QueueInfo *queue)
 {
-	CursorView view;
-	int64 reaped = 0;
+	int64 reaped = recover(queue, true);
 	int64 last;
 	int found;
 
-	idemq_cursor_read(queue->slot, queue->id, &view);
-	if (view.needs_recovery)
-		reaped = recover(queue);
 	do
 	{
 		last = reap_batch(queue, &found);

@@ -15,8 +15,8 @@ typedef struct LostLeases
 	List *found;		   /* of LostLease */
 } LostLeases;
 
-extern bool idemq_reap_job(JobsTable *table, int64 job_id, int64 token);
-extern int64 idemq_reap_expired(const QueueInfo *queue);
+extern bool idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 token);
+extern int64 idemq_reap_some(const QueueInfo *queue);
 extern int64 idemq_reap_all(const QueueInfo *queue);
 extern TimestampTz idemq_row_deadline(const Job *job);
 extern bool idemq_lost_lease_note(LostLeases *lost, const Job *job);

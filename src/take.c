@@ -28,6 +28,8 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 	LeaseTake take;
 	JobWrite write = JOB_WRITTEN;
 
+	if (idemq_jobs_is_outdated(table, job))
+		return TAKE_CHANGED;
 	args->token = idemq_lease_issue_token(job->token);
 	idemq_xact_reserve();
 	take = idemq_lease_take(job->id, args->token, queue->id, lease, attach, &prior, &has_prior);
@@ -42,5 +44,12 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 	if (write == JOB_WRITTEN)
 		return TAKE_DONE;
 	idemq_xact_undo_last();
-	return write == JOB_LOCKED ? TAKE_LOCKED : TAKE_CHANGED;
+	if (write == JOB_LOCKED)
+		return TAKE_LOCKED;
+	/*
+	 * It changed between our look and our entry, which may have turned others
+	 * away from its new version, wherever in the index that is.
+	 */
+	idemq_cursor_unset(queue->slot, queue->id);
+	return TAKE_CHANGED;
 }

@@ -222,7 +222,7 @@ apply(const Touch *touch)
 	switch (touch->kind)
 	{
 		case TOUCH_CLAIM:
-			idemq_cursor_note_deadline(touch->slot,
+			idemq_cursor_note_deadline(touch->slot, touch->queue_id,
 									   idemq_lease_activate(touch->job_id, touch->token));
 			break;
 		case TOUCH_CLAIM_ROWONLY:
@@ -268,7 +268,7 @@ undo(const Touch *touch)
 			lower_claim(touch);
 			break;
 		case TOUCH_END:
-			idemq_cursor_note_deadline(touch->slot,
+			idemq_cursor_note_deadline(touch->slot, touch->queue_id,
 									   idemq_lease_cancel_end(touch->job_id, touch->token));
 			break;
 		case TOUCH_RECOVER:

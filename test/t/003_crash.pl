@@ -1,0 +1,241 @@
+# What a crash, a restart, a promotion and a clock that steps leave of leases
+# and tokens.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(time sleep);
+
+my $patience = $PostgreSQL::Test::Utils::timeout_default;
+my $node = new_server('crash', restart_after_crash => 'on');
+
+# Waits until a job can be claimed; answers when that was.
+sub wait_for_claim
+{
+	my ($server, $sql) = @_;
+	my $end = time + $patience;
+
+	while (time < $end)
+	{
+		return time if sql($server, $sql) ne '';
+		sleep 0.05;
+	}
+	return 0;
+}
+
+sub is_in_order
+{
+	my ($early, $late, $name) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return cmp_ok($early, '<=', $late, $name);
+}
+
+sub crash
+{
+	my ($server) = @_;
+
+	$server->stop('immediate');
+	my $before = time;
+	$server->start;
+	return $before;
+}
+
+# ---- Leases in flight
+
+my ($a, $b, $c) = split /\n/, sql($node, "SELECT id FROM idemq.enqueue_many('q', ARRAY['1', '2', '3']::jsonb[])");
+my $lease = 2;
+my $tokens = sql($node, "SELECT string_agg(token::text, ' ' ORDER BY id) FROM idemq.claim('q', 3, lease => '$lease s')");
+my ($token_a, $token_b, $token_c) = split / /, $tokens;
+sql($node, "BEGIN; SELECT idemq.commit($c, $token_c, '\"kept\"'); CREATE TABLE effects AS SELECT $c AS job; COMMIT");
+
+$node->stop('immediate');
+sleep $lease + 0.1; # the rows' deadlines have passed
+my $before = time;
+$node->start;
+is_sql($node, "SELECT count(*) FROM idemq.claim('q', 10)", 0, 'after a crash, leases begin anew');
+is_sql($node, "SELECT outcome, retry_after > clock_timestamp() FROM idemq.claim_job($a)", 'locked|t',
+	'claim_job knows it too');
+is_sql($node, "SELECT idemq.validate($a, $token_a), idemq.validate($b, $token_b)", 'current|current',
+	'the workers hold their jobs still');
+is_sql($node, "SELECT idemq.heartbeat($a, $token_a, '1 h')", 'current', 'one of them lives');
+my $got = wait_for_claim($node, "SELECT id FROM idemq.claim('q', 10, lease => '1 h')");
+is_in_order($before + $lease, $got, 'the other job comes back, not before the restart + its lease');
+is_sql($node, "SELECT id, status, attempt, token > $token_b FROM idemq.jobs ORDER BY id",
+	"$a|processing|1|f\n$b|processing|2|t\n$c|completed|1|t", 'with a greater token');
+is_sql($node, "SELECT idemq.try_commit($b, $token_b), idemq.try_commit($c, $token_c), idemq.commit($a, $token_a)",
+	'stale|already_committed|committed', 'old tokens after the crash');
+is_sql($node, 'SELECT job FROM effects', $c, 'the effect of the committed job is there');
+
+# Nobody asks for a long time: the lease begins with the server, not with the question.
+sql($node, "SELECT idemq.fail(id, token, retry_in => '0') FROM idemq.jobs WHERE id = $b;
+	SELECT * FROM idemq.claim_job($b, lease => '2 s')");
+$before = crash($node);
+sleep 2.5;
+$got = wait_for_claim($node, "SELECT id FROM idemq.claim('q')");
+is_in_order($before + 2, $got, 'not before the restart + the lease');
+TODO:
+{
+	local $TODO = 'the lease begins at the first question until the background worker asks';
+	is_in_order($got, $before + 4, 'and not a lease later, though nobody had asked');
+}
+
+# kill -9 of a backend with an open claim: the whole server restarts, the claim never was.
+my $session = session($node);
+my $pid = $session->query_safe('SELECT pg_backend_pid()');
+my $d = sql($node, "SELECT id FROM idemq.enqueue('q', '4', priority => 0)");
+my $e = sql($node, "SELECT id FROM idemq.enqueue('q', '5', priority => 1)");
+my $token_e = sql($node, "SELECT token FROM idemq.claim_job($e, lease => '1 h')");
+my $token_d = $session->query_safe("BEGIN; SELECT token FROM idemq.claim_job($d)");
+is_sql($node, "SELECT outcome FROM idemq.claim_job($d)", 'locked', 'an open claim');
+kill 'KILL', $pid;
+$session->{run}->finish;
+$node->poll_query_until('postgres', 'SELECT true') or die 'no restart';
+is_sql($node, "SELECT id, attempt, token > $token_d FROM idemq.claim('q', 10, lease => '1 h')", "$d|1|t",
+	'kill -9 undoes an open claim at once, and its token is not given again');
+is_sql($node, "SELECT idemq.validate($e, $token_e), outcome FROM idemq.claim_job($e)", 'current|locked',
+	'and leaves a committed one alone');
+
+# ---- Tokens
+
+# An asynchronous commit that a crash loses: the client has seen its token.
+$node->append_conf('postgresql.conf', "synchronous_commit = off\nwal_writer_delay = 10s");
+$node->restart;
+my $f = sql($node, "SELECT id FROM idemq.enqueue('q', '6')");
+sql($node, 'CHECKPOINT');
+my $lost = sql($node, "SELECT token FROM idemq.claim_job($f, lease => '1 h')");
+crash($node);
+is_sql($node, "SELECT status, attempt, token FROM idemq.jobs WHERE id = $f", 'pending|0|0',
+	'the claim was lost with the crash');
+my $again = sql($node, "SELECT token FROM idemq.claim_job($f)");
+cmp_ok($again, '>', $lost, 'the next token is greater than the one that was lost');
+is_sql($node, "SELECT idemq.try_commit($f, $lost)", 'stale', 'the lost token commits nothing');
+sql($node, "SELECT idemq.fail($f, $again, retry_in => '0')");
+$node->adjust_conf('postgresql.conf', 'synchronous_commit', 'on');
+
+foreach my $how ('fast', 'immediate')
+{
+	$node->stop($how);
+	$node->start;
+	my $next = sql($node, "SELECT token FROM idemq.claim_job($f)");
+	cmp_ok($next, '>', $again, "tokens grow over a restart ($how)");
+	sql($node, "SELECT idemq.fail($f, $next, retry_in => '0')");
+	$again = $next;
+}
+cmp_ok($again, '<', 2**53, 'and stay below 2^53');
+
+# ---- Promotion
+
+$node->backup('base');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'base', has_streaming => 1);
+$standby->start;
+my ($g, $h) = split /\n/, sql($node, "SELECT id FROM idemq.enqueue_many('q', ARRAY['7', '8']::jsonb[])");
+my $token_g = sql($node, "SELECT token FROM idemq.claim_job($g, lease => '2 s')");
+$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+# The standby does not hear of these.
+$standby->append_conf('postgresql.conf', "primary_conninfo = ''");
+$standby->reload;
+sql($standby, 'SELECT 1');
+$node->poll_query_until('postgres', 'SELECT count(*) = 0 FROM pg_stat_replication') or die 'still streaming';
+my $token_h = sql($node, "SELECT token FROM idemq.claim_job($h)");
+is_sql($standby, "SELECT idemq.validate($g, $token_g), idemq.validate($h, $token_h)", 'current|stale',
+	'a standby can be asked');
+sleep 2.1; # the lease of $g, were it not beating
+is_sql($node, "SELECT idemq.heartbeat($g, $token_g)", 'current', 'the worker beats on the primary');
+$node->stop('immediate');
+$before = time;
+$standby->promote;
+is_sql($standby, "SELECT idemq.validate($g, $token_g), outcome FROM idemq.claim_job($g)", 'current|locked',
+	'a promotion does not rob a worker that beats');
+$got = wait_for_claim($standby, "SELECT id FROM idemq.claim('q', 10) WHERE id = $g");
+is_in_order($before + 2, $got, 'its job comes back after the promotion + its lease');
+my $token_h2 = sql($standby, "SELECT token FROM idemq.jobs WHERE id = $h");
+cmp_ok($token_h2, '>', $token_h, 'a token is greater than what the lost primary gave');
+is_sql($standby, "SELECT idemq.try_commit($g, $token_g), idemq.try_commit($h, $token_h), idemq.commit($h, $token_h2)",
+	'stale|stale|committed', 'old tokens after the promotion');
+$standby->stop;
+
+# ---- Clocks that step
+
+SKIP:
+{
+	my $faketime = '/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1';
+	skip 'no faketime', 1 unless -e $faketime;
+
+	my $file = "$PostgreSQL::Test::Utils::tmp_check/faketime";
+	my $set = sub {
+		open my $fh, '>', $file or die;
+		print $fh "$_[0]\n";
+		close $fh;
+	};
+	my $fake_start = sub {
+		local $ENV{LD_PRELOAD} = $faketime;
+		local $ENV{FAKETIME_TIMESTAMP_FILE} = $file;
+		local $ENV{FAKETIME_NO_CACHE} = 1;
+		local $ENV{FAKETIME_DONT_FAKE_MONOTONIC} = 1;
+		$_[0]->start;
+	};
+
+	$set->('+0');
+	$fake_start->($node);
+	sql($node, "SELECT idemq.drop_queue('q', force => true); SELECT idemq.create_queue('q', lease => '1 h')");
+	my ($i, $j) = split /\n/, sql($node, "SELECT id FROM idemq.enqueue_many('q', ARRAY['9', '10']::jsonb[])");
+	my ($token_i, $token_j) = split /\n/, sql($node, "SELECT token FROM idemq.claim('q', 2)");
+
+	$set->('+1d');
+	is_sql($node, "SELECT now() > created_at + interval '20 h' FROM idemq.jobs WHERE id = $i", 't', 'the clock is a day ahead');
+	is_sql($node, "SELECT idemq.reap(), count(*) FROM idemq.claim('q', 10)", '0|0', 'a step forward reaps nothing');
+	is_sql($node, "SELECT idemq.validate($i, $token_i)", 'current', 'the lease runs on');
+	my $k = sql($node, "SELECT id FROM idemq.enqueue('q', '11', delay => '5 s')");
+
+	$set->('-1d');
+	is_sql($node, "SELECT now() < created_at - interval '20 h' FROM idemq.jobs WHERE id = $i", 't', 'the clock is a day behind');
+	is_sql($node, "SELECT idemq.reap(), idemq.validate($i, $token_i)", '0|current', 'a step back reaps nothing');
+	is_sql($node, "SELECT idemq.release($i, $token_i)", 'released', 'a job is released');
+	my $next = sql($node, "SELECT token FROM idemq.claim_job($i, lease => '100 ms')");
+	cmp_ok($next, '>', $token_i, 'after a step back a job is due at once, and its token is greater');
+	isnt(wait_for_claim($node, "SELECT id FROM idemq.claim('q') WHERE id = $i"), 0, 'leases expire all the same');
+	sql($node, "SELECT idemq.enqueue('q', '12')");
+	is_sql($node, "SELECT count(*) FROM idemq.claim('q')", 1, 'a new job is due at once');
+	isnt(wait_for_claim($node, "SELECT id FROM idemq.claim('q', 10) WHERE id = $k"), 0, 'delays end all the same');
+
+	# A restart forgets the last token; the row's own covers a clock that is behind.
+	sql($node, "SELECT idemq.fail($j, $token_j, retry_in => '0')");
+	$node->stop('immediate');
+	$fake_start->($node);
+	$next = sql($node, "UPDATE idemq.jobs SET ready_at = '2020-01-01' WHERE id = $j;
+		SELECT token FROM idemq.claim_job($j)");
+	cmp_ok($next, '>', $token_j, 'tokens grow over a restart with a clock a day behind');
+
+	# A standby whose clock is ten days behind: the timeline covers it.
+	my $slow = PostgreSQL::Test::Cluster->new('slow');
+	$node->stop;
+	$set->('+0');
+	$fake_start->($node);
+	$node->backup('clock');
+	$slow->init_from_backup($node, 'clock');
+	my $l = sql($node, "SELECT id FROM idemq.enqueue('q', '13', run_at => '2020-01-01')");
+	sql($node, "SELECT idemq.drop_queue('q', force => true); SELECT idemq.create_queue('q')");
+	$l = sql($node, "SELECT id FROM idemq.enqueue('q', '13', run_at => '2020-01-01')");
+	my $token_l = sql($node, "SELECT token FROM idemq.claim_job($l)");
+	$node->stop('immediate');
+	$slow->set_standby_mode;
+	$set->('-10d');
+	$fake_start->($slow);
+	$slow->promote;
+	my $m = sql($slow, "SELECT id FROM idemq.enqueue('q', '14', run_at => '2020-01-01')");
+	cmp_ok(sql($slow, "SELECT token FROM idemq.claim_job($m)"), '>', $token_l,
+		'tokens grow over a promotion to a clock ten days behind');
+	$slow->stop;
+}
+
+$node->stop('immediate', fail_ok => 1);
+$standby->stop('immediate', fail_ok => 1);
+done_testing();
