@@ -26,7 +26,7 @@ void _PG_init(void);
 /* In the order of start-up. */
 static const ShmemPart parts[] = {
 	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
-	{"idemq cursors", idemq_cursor_shmem_size, idemq_cursor_hash_size, idemq_cursor_shmem_init},
+	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
 	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
 };
 

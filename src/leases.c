@@ -455,7 +455,7 @@ end_leases(Oid database, int32 session)
 		{
 			lease->attached = false;
 			lease->deadline = idemq_mono_now();
-			idemq_cursor_note_deadline(NULL, lease->queue_id, lease->deadline);
+			idemq_slot_note_deadline(NULL, lease->queue_id, lease->deadline);
 		}
 	}
 	for (int i = LEASE_PARTITIONS - 1; i >= 0; i--)

@@ -202,8 +202,8 @@ static void
 copy_out(CachedQueue *cached, QueueInfo *queue)
 {
 	(void) privileges_of(cached);
-	if (!idemq_cursor_slot_is(cached->info.slot, cached->info.id))
-		cached->info.slot = idemq_cursor_slot(cached->info.id);
+	if (!idemq_slot_is_of(cached->info.slot, cached->info.id))
+		cached->info.slot = idemq_slot_for_queue(cached->info.id);
 	*queue = cached->info;
 }
 

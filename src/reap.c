@@ -87,7 +87,7 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 	if (!idemq_jobs_is_mine(&job) && reap_row(table, &job, queue))
 		return true;
 	idemq_xact_undo_last();
-	idemq_cursor_note_deadline(queue->slot, queue->id, idemq_mono_now() + LEASE_BUSY_RETRY);
+	idemq_slot_note_deadline(queue->slot, queue->id, idemq_mono_now() + LEASE_BUSY_RETRY);
 	return false;
 }
 
@@ -104,11 +104,11 @@ reap_batch(const QueueInfo *queue, int *found)
 	int64 reaped = 0;
 
 	idemq_jobs_open(&table);
-	idemq_cursor_reset_deadline(queue->slot, queue->id);
+	idemq_slot_reset_deadline(queue->slot, queue->id);
 	*found = idemq_lease_collect_expired(queue->id, leases, REAP_BATCH, &next);
 	if (*found > 0)
 		next = Min(next, idemq_mono_now() + LEASE_BUSY_RETRY);
-	idemq_cursor_note_deadline(queue->slot, queue->id, Max(next, idemq_mono_now() + REAP_INTERVAL));
+	idemq_slot_note_deadline(queue->slot, queue->id, Max(next, idemq_mono_now() + REAP_INTERVAL));
 	for (int i = 0; i < *found; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -145,7 +145,7 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job)
 	take = idemq_lease_adopt(job->id, job->token, job->queue_id, mono,
 							 job->deadline - job->claimed_at);
 	/* At once: should an error keep it from being settled, it is reaped at worst. */
-	idemq_cursor_note_deadline(NULL, job->queue_id, mono);
+	idemq_slot_note_deadline(NULL, job->queue_id, mono);
 	if (take == LEASE_BUSY || (take == LEASE_FULL && deadline > idemq_now()))
 		return true;
 	old = MemoryContextSwitchTo(lost->context);
@@ -249,12 +249,12 @@ recover(const QueueInfo *queue, bool all)
 	RecoveryPoint point = {0, 0, READY_KEY_MIN, false};
 	int64 reaped = 0;
 
-	if (queue->slot != NULL && !idemq_cursor_recovery_point(queue->slot, queue->id, &point))
+	if (queue->slot != NULL && !idemq_slot_recovery_point(queue->slot, queue->id, &point))
 		return 0;
 	do
 	{
 		reaped += recover_step(queue, &point);
-		idemq_cursor_recovered_to(queue->slot, queue->id, &point);
+		idemq_slot_recovered_to(queue->slot, queue->id, &point);
 	} while (all && point.priority < IDEMQ_PRIORITIES);
 	return reaped;
 }
@@ -285,7 +285,7 @@ idemq_reap_some(const QueueInfo *queue)
 
 	if (queue->slot != NULL || is_time_to_recover())
 		reaped = recover(queue, queue->slot == NULL);
-	if (idemq_cursor_deadline_passed(queue->slot, queue->id))
+	if (idemq_slot_deadline_passed(queue->slot, queue->id))
 		reaped += reap_batch(queue, &found);
 	return reaped;
 }

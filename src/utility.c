@@ -79,11 +79,11 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 		case FOLLOW_NOTHING:
 			break;
 		case FOLLOW_PREPARED:
-			idemq_cursor_unset_database(MyDatabaseId);
+			idemq_slots_unset_database(MyDatabaseId);
 			break;
 		case FOLLOW_DROP_DATABASE:
 			idemq_lease_forget_database(database);
-			idemq_cursor_forget_database(database);
+			idemq_slots_forget_database(database);
 			break;
 		case FOLLOW_DISCARD:
 			idemq_lease_orphan_session();

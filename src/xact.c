@@ -222,22 +222,22 @@ apply(const Touch *touch)
 	switch (touch->kind)
 	{
 		case TOUCH_CLAIM:
-			idemq_cursor_note_deadline(touch->slot, touch->queue_id,
-									   idemq_lease_activate(touch->job_id, touch->token));
+			idemq_slot_note_deadline(touch->slot, touch->queue_id,
+									 idemq_lease_activate(touch->job_id, touch->token));
 			break;
 		case TOUCH_CLAIM_ROWONLY:
 		case TOUCH_RECOVER:
-			idemq_cursor_need_recovery(touch->slot, touch->queue_id);
+			idemq_slot_need_recovery(touch->slot, touch->queue_id);
 			break;
 		case TOUCH_END:
 			idemq_lease_drop(touch->job_id, touch->token);
 			break;
 		case TOUCH_DROP_QUEUE:
-			idemq_cursor_forget_queue(touch->queue_id);
+			idemq_slot_forget_queue(touch->queue_id);
 			break;
 		case TOUCH_FORGET:
 			idemq_lease_forget_database(MyDatabaseId);
-			idemq_cursor_forget_database(MyDatabaseId);
+			idemq_slots_forget_database(MyDatabaseId);
 			break;
 	}
 }
@@ -268,8 +268,8 @@ undo(const Touch *touch)
 			lower_claim(touch);
 			break;
 		case TOUCH_END:
-			idemq_cursor_note_deadline(touch->slot, touch->queue_id,
-									   idemq_lease_cancel_end(touch->job_id, touch->token));
+			idemq_slot_note_deadline(touch->slot, touch->queue_id,
+									 idemq_lease_cancel_end(touch->job_id, touch->token));
 			break;
 		case TOUCH_RECOVER:
 		case TOUCH_DROP_QUEUE:

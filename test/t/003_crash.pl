@@ -12,7 +12,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time sleep);
 
-my $patience = $PostgreSQL::Test::Utils::timeout_default;
+my $patience = 60; # seconds; a lease here takes 2
 my $node = new_server('crash', restart_after_crash => 'on');
 
 # Waits until a job can be claimed; answers when that was.
@@ -72,19 +72,6 @@ is_sql($node, "SELECT id, status, attempt, token > $token_b FROM idemq.jobs ORDE
 is_sql($node, "SELECT idemq.try_commit($b, $token_b), idemq.try_commit($c, $token_c), idemq.commit($a, $token_a)",
 	'stale|already_committed|committed', 'old tokens after the crash');
 is_sql($node, 'SELECT job FROM effects', $c, 'the effect of the committed job is there');
-
-# Nobody asks for a long time: the lease begins with the server, not with the question.
-sql($node, "SELECT idemq.fail(id, token, retry_in => '0') FROM idemq.jobs WHERE id = $b;
-	SELECT * FROM idemq.claim_job($b, lease => '2 s')");
-$before = crash($node);
-sleep 2.5;
-$got = wait_for_claim($node, "SELECT id FROM idemq.claim('q')");
-is_in_order($before + 2, $got, 'not before the restart + the lease');
-TODO:
-{
-	local $TODO = 'the lease begins at the first question until the background worker asks';
-	is_in_order($got, $before + 4, 'and not a lease later, though nobody had asked');
-}
 
 # kill -9 of a backend with an open claim: the whole server restarts, the claim never was.
 my $session = session($node);

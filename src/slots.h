@@ -1,0 +1,81 @@
+/*
+ * slots.h
+ *		A queue's place in shared memory.
+ */
+#ifndef IDEMQ_SLOTS_H
+#define IDEMQ_SLOTS_H
+
+#include "port/atomics.h"
+#include "storage/lwlock.h"
+
+#include "idemq.h"
+
+/* Below everything, and above everything. */
+#define READY_KEY_MIN ((ReadyKey){PG_INT64_MIN, PG_INT64_MIN})
+#define READY_KEY_MAX ((ReadyKey){PG_INT64_MAX, PG_INT64_MAX})
+
+/* How far a search for jobs in flight without a lease entry has come. */
+typedef struct RecoveryPoint
+{
+	uint32 epoch;
+	int priority; /* IDEMQ_PRIORITIES: at the end */
+	ReadyKey from;
+	bool incomplete; /* something could not be adopted on the way */
+} RecoveryPoint;
+
+/* Lowerings of a ready cursor that are remembered: a multiple of 4. */
+#define HISTORY_LENGTH 16
+
+typedef struct Lowering
+{
+	uint64 seq;
+	ReadyKey key;
+} Lowering;
+
+/* The lowerings of one priority; seq and key grow. */
+typedef struct History
+{
+	int count;
+	Lowering entries[HISTORY_LENGTH];
+} History;
+
+typedef struct SlotKey
+{
+	Oid database;
+	int32 queue_id;
+} SlotKey;
+
+/* Every field is under the lock, unless it says otherwise. */
+typedef struct QueueSlot
+{
+	LWLock lock;
+	SlotKey key; /* queue_id 0: free; changes under slots_lock and lock */
+	uint64 seq;	 /* lowerings so far */
+	ReadyKey cursor[IDEMQ_PRIORITIES];
+	ReadyKey stretch[IDEMQ_PRIORITIES];
+	History history[IDEMQ_PRIORITIES];
+	bool needs_recovery;			/* jobs may be in flight without an entry */
+	RecoveryPoint recovery;			/* its epoch moves whenever needs_recovery is set */
+	int64 next_verify;				/* mono */
+	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
+} QueueSlot;
+
+extern Size idemq_slots_shmem_size(void);
+extern Size idemq_slots_hash_size(void);
+extern void idemq_slots_shmem_init(void *area, bool found);
+
+extern QueueSlot *idemq_slot_find(Oid database, int32 queue_id);
+extern QueueSlot *idemq_slot_for_queue(int32 queue_id);
+extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);
+extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
+extern void idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id);
+extern bool idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, RecoveryPoint *point);
+extern void idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point);
+extern bool idemq_slot_deadline_passed(QueueSlot *slot, int32 queue_id);
+extern void idemq_slot_reset_deadline(QueueSlot *slot, int32 queue_id);
+extern void idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline);
+extern void idemq_slots_unset_database(Oid database);
+extern void idemq_slots_forget_database(Oid database);
+extern void idemq_slot_forget_queue(int32 queue_id);
+
+#endif
