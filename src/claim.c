@@ -66,8 +66,7 @@ expire(ClaimCall *call, JobsTable *table, const Job *job)
 
 	args.now = call->now;
 	args.error = cstring_to_text("expired before it was claimed");
-	return idemq_transition(table, job, &call->queue, EVENT_EXPIRE, &args, LockWaitSkip) ==
-				   JOB_WRITTEN
+	return idemq_transition(table, job, &call->queue, EVENT_EXPIRE, &args, JOB_SKIPS) == JOB_WRITTEN
 			   ? STEP_PASS
 			   : STEP_STAY;
 }
@@ -106,11 +105,11 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 
 /* Looks at one entry of the ready index that is due. */
 static Step
-consider(ClaimCall *call, JobsTable *table, int64 id)
+consider(ClaimCall *call, JobsTable *table, int priority, ReadyKey key)
 {
 	Job job;
 
-	if (idemq_lease_busy(id) || !idemq_jobs_scan_row(table, &job))
+	if (idemq_lease_turns_away(key.id, priority, key) || !idemq_jobs_scan_row(table, &job))
 		return STEP_PASS;
 	if (!idemq_transition_allowed(EVENT_CLAIM, job.status))
 		return STEP_PASS;
@@ -185,7 +184,7 @@ claim_priority(ClaimCall *call, JobsTable *table, int priority)
 		}
 		MemoryContextReset(call->row_context);
 		old = MemoryContextSwitchTo(call->row_context);
-		step = consider(call, table, key.id);
+		step = consider(call, table, priority, key);
 		MemoryContextSwitchTo(old);
 		if (!scan.stayed)
 			scan.reach = (ReadyKey){key.ready_at, step == STEP_STAY ? key.id : key.id + 1};

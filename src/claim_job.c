@@ -59,11 +59,16 @@ is_leased(JobCall *call, JobsTable *table)
 
 	if (!idemq_lease_busy(call->id) || !idemq_lease_get(call->id, &lease))
 		return false;
-	if (!lease.claiming && lease.deadline <= idemq_mono_now() &&
-		idemq_reap_job(table, &call->queue, call->id, lease.token))
+	if (!lease.claiming && lease.deadline <= idemq_mono_now())
 	{
+		bool reaped;
+
+		/* A snapshot that sees the lease's claim, and then its end. */
 		idemq_jobs_refresh(table);
-		return false;
+		reaped = idemq_reap_job(table, &call->queue, call->id, lease.token);
+		idemq_jobs_refresh(table);
+		if (reaped)
+			return false;
 	}
 	call->retry_after = lease.claiming ? idemq_now() + lease.length
 									   : idemq_timestamp_from_mono(lease.deadline);
@@ -116,7 +121,7 @@ has_expired(JobCall *call, JobsTable *table)
 	if (call->job.expires_at > args.now)
 		return false;
 	args.error = cstring_to_text("expired before it was claimed");
-	(void) idemq_transition(table, &call->job, &call->queue, EVENT_EXPIRE, &args, LockWaitSkip);
+	(void) idemq_transition(table, &call->job, &call->queue, EVENT_EXPIRE, &args, JOB_SKIPS);
 	return true;
 }
 

@@ -87,7 +87,7 @@ control_job(JobsTable *table, int64 id, int privileges, Decide decide)
 		args.now = args.ready_at = idemq_now();
 		if (!decide(&job, args.now, &event, &outcome))
 			return outcome;
-		if (idemq_transition(table, &job, &queue, event, &args, LockWaitBlock) == JOB_WRITTEN)
+		if (idemq_transition(table, &job, &queue, event, &args, JOB_WAITS) == JOB_WRITTEN)
 			return outcome;
 		idemq_attempt_changed(table);
 	}

@@ -99,7 +99,7 @@ finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt 
 			return outcome;
 		event = choose_event(finish, attempt, &outcome);
 		if (idemq_transition(table, &attempt->job, &attempt->queue, event, &finish->args,
-							 LockWaitBlock) == JOB_WRITTEN)
+							 JOB_WAITS) == JOB_WRITTEN)
 			return outcome;
 		idemq_attempt_changed(table);
 	}

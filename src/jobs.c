@@ -12,7 +12,7 @@
  *
  * Writes go to the version that was fetched, and only while it is the latest:
  *   concurrent update	the write waits for the other transaction (unless the
- *						policy says skip), then answers JOB_CHANGED if that one
+ *						caller skips), then answers JOB_CHANGED if that one
  *						committed; the caller looks again.
  *   savepoint rollback	undoes the row version as for any other UPDATE.
  *   isolation level	above READ COMMITTED a row that the transaction's own
@@ -265,6 +265,13 @@ idemq_jobs_is_outdated(JobsTable *table, const Job *job)
 		   TransactionIdDidCommit(xmax);
 }
 
+/* Returns whether this transaction itself has written a fetched version. */
+bool
+idemq_jobs_is_own(const Job *job)
+{
+	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(row_header(job)));
+}
+
 /* Returns whether this transaction itself holds a lock on a fetched version. */
 bool
 idemq_jobs_is_mine(const Job *job)
@@ -301,7 +308,7 @@ write_result(TM_Result result)
 
 /* Locks a fetched version to the end of the transaction; see the file's header. */
 JobWrite
-idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, LockWaitPolicy policy)
+idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait)
 {
 	ItemPointerData tid = job->row->tts_tid;
 	TM_FailureData failure;
@@ -315,7 +322,8 @@ idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, LockWaitPo
 		MemoryContextSwitchTo(old);
 	}
 	result = table_tuple_lock(table->rel, &tid, table->snapshot, table->lock_row,
-							  GetCurrentCommandId(true), mode, policy, 0, &failure);
+							  GetCurrentCommandId(true), mode,
+							  wait == JOB_WAITS ? LockWaitBlock : LockWaitSkip, 0, &failure);
 	if (result == TM_Ok && table->crosscheck != InvalidSnapshot &&
 		!table_tuple_satisfies_snapshot(table->rel, table->lock_row, table->crosscheck))
 		result = TM_Updated;
@@ -343,13 +351,20 @@ fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
 	ExecStoreVirtualTuple(new_row);
 }
 
+/* Returns whether a write has to lock its row first. */
+static bool
+needs_lock(const JobsTable *table, const Job *job, JobWait wait)
+{
+	return !table->simple || wait == JOB_SKIPS ||
+		   (wait == JOB_SKIPS_STRANGERS && !idemq_jobs_is_free(job));
+}
+
 /*
- * Writes a new version of a fetched row.  policy: LockWaitBlock waits for
- * whoever holds the row, LockWaitSkip answers JOB_LOCKED.  An update of no
- * indexed column is a HOT update, without any lock record.
+ * Writes a new version of a fetched row.  An update of no indexed column is a
+ * HOT update, without any lock record unless the row had to be locked first.
  */
 JobWrite
-idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, LockWaitPolicy policy)
+idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, JobWait wait)
 {
 	ItemPointerData tid = job->row->tts_tid;
 	TM_FailureData failure;
@@ -357,9 +372,9 @@ idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, Loc
 	UpdateIndexes indexes;
 	TM_Result result;
 
-	if (!table->simple || (policy == LockWaitSkip && !idemq_jobs_is_free(job)))
+	if (needs_lock(table, job, wait))
 	{
-		JobWrite locked = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, policy);
+		JobWrite locked = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, wait);
 
 		if (locked != JOB_WRITTEN)
 			return locked;
@@ -379,16 +394,16 @@ idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, Loc
 	return write_result(result);
 }
 
-/* Deletes a fetched row; policy as for idemq_jobs_update. */
+/* Deletes a fetched row. */
 JobWrite
-idemq_jobs_delete(JobsTable *table, const Job *job, LockWaitPolicy policy)
+idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait)
 {
 	ItemPointerData tid = job->row->tts_tid;
 	TM_FailureData failure;
 
-	if (!table->simple || (policy == LockWaitSkip && !idemq_jobs_is_free(job)))
+	if (needs_lock(table, job, wait))
 	{
-		JobWrite locked = idemq_jobs_lock(table, job, LockTupleExclusive, policy);
+		JobWrite locked = idemq_jobs_lock(table, job, LockTupleExclusive, wait);
 
 		if (locked != JOB_WRITTEN)
 			return locked;

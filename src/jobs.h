@@ -85,6 +85,19 @@ typedef struct JobChange
 	bool isnull[JOB_COLUMNS];
 } JobChange;
 
+/* What a write does when somebody holds the row. */
+typedef enum JobWait
+{
+	JOB_WAITS, /* waits for him */
+	JOB_SKIPS, /* never waits: locks the row first */
+	/*
+	 * As JOB_SKIPS, for a caller whose lease entry keeps claimers off: a row that
+	 * looks free is written without a lock; a stranger who comes between is
+	 * waited for.
+	 */
+	JOB_SKIPS_STRANGERS
+} JobWait;
+
 typedef enum JobWrite
 {
 	JOB_WRITTEN,
@@ -124,14 +137,14 @@ extern void idemq_jobs_refresh(JobsTable *table);
 extern void idemq_jobs_close(JobsTable *table);
 extern bool idemq_jobs_fetch(JobsTable *table, int64 id, Job *job);
 extern void idemq_jobs_decode(TupleTableSlot *row, Job *job);
-extern JobWrite idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode,
-								LockWaitPolicy policy);
+extern JobWrite idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait);
 extern bool idemq_jobs_is_free(const Job *job);
 extern bool idemq_jobs_is_outdated(JobsTable *table, const Job *job);
+extern bool idemq_jobs_is_own(const Job *job);
 extern bool idemq_jobs_is_mine(const Job *job);
 extern JobWrite idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change,
-								  LockWaitPolicy policy);
-extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job, LockWaitPolicy policy);
+								  JobWait wait);
+extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait);
 extern int64 idemq_jobs_next_id(void);
 extern void idemq_jobs_insert(JobsTable *table, JobChange *columns);
 

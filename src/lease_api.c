@@ -51,7 +51,7 @@ beat_by_row(int64 id, int64 token, int64 length)
 			args.deadline = idemq_now() + (length > 0 ? length : attempt.queue.lease);
 			if (outcome == OUTCOME_CURRENT)
 				(void) idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_EXTEND, &args,
-										LockWaitSkip);
+										JOB_SKIPS);
 		}
 	}
 	idemq_jobs_close(&table);
@@ -173,7 +173,7 @@ idemq_sql_checkpoint(PG_FUNCTION_ARGS)
 		idemq_attempt_raise(&attempt, idemq_attempt_find(&table, PG_GETARG_INT64(0),
 														 PG_GETARG_INT64(1), &attempt));
 		if (idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_CHECKPOINT, &args,
-							 LockWaitBlock) == JOB_WRITTEN)
+							 JOB_WAITS) == JOB_WRITTEN)
 			break;
 		idemq_attempt_changed(&table);
 	}
@@ -198,7 +198,7 @@ idemq_sql_assert_current(PG_FUNCTION_ARGS)
 	{
 		idemq_attempt_raise(&attempt, idemq_attempt_find(&table, PG_GETARG_INT64(0),
 														 PG_GETARG_INT64(1), &attempt));
-		if (idemq_jobs_lock(&table, &attempt.job, LockTupleShare, LockWaitBlock) == JOB_WRITTEN)
+		if (idemq_jobs_lock(&table, &attempt.job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
 			break;
 		idemq_attempt_changed(&table);
 	}

@@ -179,6 +179,39 @@ idemq_lease_busy(int64 job_id)
 	return busy;
 }
 
+/*
+ * As idemq_lease_busy, for a claimer who will let the ready cursor pass the job,
+ * at that key.  Somebody may make the job ready again as soon as the lease's
+ * ender has committed, before the entry is gone: so an entry that has an ender
+ * remembers the least key at which it turned a claimer away, for the cursor to
+ * be lowered to when it goes.
+ */
+bool
+idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
+{
+	LeaseKey lease_id = lease_key(job_id);
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = lock_entry(&lease_id, LW_SHARED, &lock, &hash);
+	bool busy = lease != NULL && lease->ender != IDEMQ_MY_PROC_NUMBER;
+	bool ending = busy && lease->ender != NO_SESSION;
+
+	LWLockRelease(lock);
+	if (!ending)
+		return busy;
+	lease = lock_entry(&lease_id, LW_EXCLUSIVE, &lock, &hash);
+	busy = lease != NULL;
+	if (busy && (!lease->turned_away || ready_key_less(key, lease->passed)))
+	{
+		lease->passed = key;
+		lease->priority = priority;
+	}
+	if (busy)
+		lease->turned_away = true;
+	LWLockRelease(lock);
+	return busy;
+}
+
 /* Copies a job's entry; false when there is none. */
 bool
 idemq_lease_get(int64 job_id, Lease *copy)
@@ -229,7 +262,7 @@ idemq_lease_take(int64 job_id, int64 token, int32 queue_id, int64 length, bool a
 		lease->ender = NO_SESSION;
 		lease->claiming = true;
 		lease->attached = attached;
-		lease->reaping = false;
+		lease->reaping = lease->turned_away = false;
 	}
 	LWLockRelease(lock);
 	return take;
@@ -255,18 +288,23 @@ idemq_lease_activate(int64 job_id, int64 token)
 	return deadline;
 }
 
-/* Removes the entry of that token. */
-void
-idemq_lease_drop(int64 job_id, int64 token)
+/* Removes the entry of that token, and copies it to *dropped; false when there is none. */
+bool
+idemq_lease_drop(int64 job_id, int64 token, Lease *dropped)
 {
 	LeaseKey key = lease_key(job_id);
 	LWLock *lock;
 	uint32 hash;
 	Lease *lease = lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	bool found = lease != NULL && lease->token == token;
 
-	if (lease != NULL && lease->token == token)
+	if (found)
+	{
+		*dropped = *lease;
 		remove_entry(&key, hash);
+	}
 	LWLockRelease(lock);
+	return found;
 }
 
 /* Puts back what idemq_lease_take(token) had taken over. */
@@ -365,7 +403,8 @@ idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int
 		lease->queue_id = queue_id;
 		lease->session = NO_SESSION;
 		lease->ender = NO_SESSION;
-		lease->claiming = lease->attached = lease->reaping = false;
+		lease->claiming = lease->attached = false;
+		lease->reaping = lease->turned_away = false;
 	}
 	LWLockRelease(lock);
 	return take;

@@ -5,7 +5,7 @@
 #ifndef IDEMQ_LEASES_H
 #define IDEMQ_LEASES_H
 
-#include "datatype/timestamp.h"
+#include "idemq.h"
 
 #define NO_SESSION (-1)
 /* A lease whose row somebody holds is looked at again after so many microseconds. */
@@ -26,11 +26,14 @@ typedef struct Lease
 	int64 deadline; /* mono; of no meaning while claiming */
 	int64 length;	/* microseconds */
 	int32 queue_id;
-	int32 session; /* who claimed: proc number, NO_SESSION after a restart */
-	int32 ender;   /* whose open transaction ends this lease, or NO_SESSION */
-	bool claiming; /* the claim's transaction is still open */
-	bool attached; /* ends with its session */
-	bool reaping;  /* the ender is a reaper: no heartbeat may win any more */
+	int32 session;	  /* who claimed: proc number, NO_SESSION after a restart */
+	int32 ender;	  /* whose open transaction ends this lease, or NO_SESSION */
+	bool claiming;	  /* the claim's transaction is still open */
+	bool attached;	  /* ends with its session */
+	bool reaping;	  /* the ender is a reaper: no heartbeat may win any more */
+	bool turned_away; /* since it has an ender, a claimer passed the job because of it, */
+	int16 priority;	  /* in this priority */
+	ReadyKey passed;  /* at this key, the least */
 } Lease;
 
 /* Jobs as a reaper collects them. */
@@ -61,11 +64,12 @@ extern void idemq_leases_shmem_init(void *area, bool found);
 
 extern int64 idemq_lease_issue_token(int64 row_token);
 extern bool idemq_lease_busy(int64 job_id);
+extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
 extern bool idemq_lease_get(int64 job_id, Lease *copy);
 extern LeaseTake idemq_lease_take(int64 job_id, int64 token, int32 queue_id, int64 length,
 								  bool attached, Lease *prior, bool *has_prior);
 extern int64 idemq_lease_activate(int64 job_id, int64 token);
-extern void idemq_lease_drop(int64 job_id, int64 token);
+extern bool idemq_lease_drop(int64 job_id, int64 token, Lease *dropped);
 extern void idemq_lease_restore(int64 token, const Lease *prior);
 extern void idemq_lease_begin_end(int64 job_id, int64 token);
 extern bool idemq_lease_begin_reap(int64 job_id, int64 token);

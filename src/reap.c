@@ -40,8 +40,6 @@ typedef struct LostLease
 {
 	int64 job_id;
 	int64 token;
-	int32 priority;
-	TimestampTz ready_at;
 	bool adopted; /* we put its entry */
 } LostLease;
 
@@ -54,7 +52,7 @@ reap_row(JobsTable *table, const Job *job, const QueueInfo *queue)
 
 	args.now = args.ready_at = idemq_now();
 	args.error = cstring_to_text("lease expired");
-	return idemq_transition(table, job, queue, event, &args, LockWaitSkip) == JOB_WRITTEN;
+	return idemq_transition(table, job, queue, event, &args, JOB_SKIPS) == JOB_WRITTEN;
 }
 
 static bool
@@ -78,13 +76,14 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 	idemq_xact_note_end(queue->slot, queue->id, job_id, token);
 	if (!idemq_jobs_fetch(table, job_id, &job) || job.queue_id != queue->id)
 		return false; /* the entry of a job that is gone goes too */
-	if (!is_attempt(&job, token))
+	if (!is_attempt(&job, token) && job.token >= token)
 	{
 		if (job.is_ready)
 			idemq_xact_note_lower(queue->slot, queue->id, job.priority, job_ready_key(&job));
 		return false;
 	}
-	if (!idemq_jobs_is_mine(&job) && reap_row(table, &job, queue))
+	/* An older token: the lease began after our snapshot. */
+	if (job.token == token && !idemq_jobs_is_mine(&job) && reap_row(table, &job, queue))
 		return true;
 	idemq_xact_undo_last();
 	idemq_slot_note_deadline(queue->slot, queue->id, idemq_mono_now() + LEASE_BUSY_RETRY);
@@ -109,6 +108,9 @@ reap_batch(const QueueInfo *queue, int *found)
 	if (*found > 0)
 		next = Min(next, idemq_mono_now() + LEASE_BUSY_RETRY);
 	idemq_slot_note_deadline(queue->slot, queue->id, Max(next, idemq_mono_now() + REAP_INTERVAL));
+	/* A snapshot that sees every claim whose lease we found. */
+	if (*found > 0)
+		idemq_jobs_refresh(&table);
 	for (int i = 0; i < *found; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -142,6 +144,9 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job)
 
 	if (!idemq_jobs_is_free(job))
 		return false;
+	/* Our own claim, not committed: a rollback would leave the entry behind. */
+	if (idemq_jobs_is_own(job))
+		return true;
 	take = idemq_lease_adopt(job->id, job->token, job->queue_id, mono,
 							 job->deadline - job->claimed_at);
 	/* At once: should an error keep it from being settled, it is reaped at worst. */
@@ -150,7 +155,7 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job)
 		return true;
 	old = MemoryContextSwitchTo(lost->context);
 	lease = palloc(sizeof(LostLease));
-	*lease = (LostLease){job->id, job->token, job->priority, job->ready_at, take == LEASE_TAKEN};
+	*lease = (LostLease){job->id, job->token, take == LEASE_TAKEN};
 	lost->found = lappend(lost->found, lease);
 	MemoryContextSwitchTo(old);
 	return true;
@@ -160,7 +165,7 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job)
 static bool
 settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 {
-	ReadyKey key = {lease->ready_at, lease->job_id};
+	Lease dropped;
 	Job job;
 	bool there = idemq_jobs_fetch(table, lease->job_id, &job) && is_attempt(&job, lease->token) &&
 				 idemq_jobs_is_free(&job);
@@ -169,8 +174,9 @@ settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 		return reap_row(table, &job, queue);
 	if (!there && lease->adopted)
 	{
-		idemq_lease_drop(lease->job_id, lease->token);
-		idemq_cursor_lower(queue->slot, queue->id, lease->priority, key);
+		/* It may have turned others away, from wherever the job is now. */
+		(void) idemq_lease_drop(lease->job_id, lease->token, &dropped);
+		idemq_cursor_unset(queue->slot, queue->id);
 	}
 	return false;
 }
@@ -249,7 +255,7 @@ recover(const QueueInfo *queue, bool all)
 	RecoveryPoint point = {0, 0, READY_KEY_MIN, false};
 	int64 reaped = 0;
 
-	if (queue->slot != NULL && !idemq_slot_recovery_point(queue->slot, queue->id, &point))
+	if (queue->slot != NULL && !idemq_slot_recovery_point(queue->slot, queue->id, all, &point))
 		return 0;
 	do
 	{

@@ -22,6 +22,9 @@
 #include "guc.h"
 #include "slots.h"
 
+/* A search that missed something begins again after so many microseconds. */
+#define RECOVERY_INTERVAL USECS_PER_SEC
+
 typedef struct SlotEntry
 {
 	SlotKey key;
@@ -97,11 +100,12 @@ find_slot(Oid database, int32 queue_id)
 	return entry == NULL ? NULL : &shared->slots[entry->slot];
 }
 
-/* Has the queue searched for jobs in flight without an entry.  The slot's lock held. */
+/* Has the queue searched from its start.  The slot's lock held. */
 static void
-begin_recovery(QueueSlot *slot)
+begin_recovery(QueueSlot *slot, int64 not_before)
 {
 	slot->needs_recovery = true;
+	slot->next_recovery = not_before;
 	slot->recovery = (RecoveryPoint){slot->recovery.epoch + 1, 0, READY_KEY_MIN, false};
 }
 
@@ -127,7 +131,7 @@ assign_slot(int32 queue_id)
 	shared->slots[i].key = key;
 	/* Also bounds every view of the slot's former life. */
 	idemq_cursor_unset_locked(&shared->slots[i]);
-	begin_recovery(&shared->slots[i]);
+	begin_recovery(&shared->slots[i], 0);
 	shared->slots[i].next_verify = idemq_mono_now() + USECS_PER_SEC;
 	pg_atomic_write_u64(&shared->slots[i].next_deadline, 0);
 	LWLockRelease(&shared->slots[i].lock);
@@ -200,21 +204,34 @@ idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id)
 {
 	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
 		return;
-	begin_recovery(slot);
+	/* A search under way goes on, and another one follows. */
+	if (slot->needs_recovery)
+		slot->recovery.incomplete = true;
+	else
+		begin_recovery(slot, 0);
 	LWLockRelease(&slot->lock);
 }
 
-/* Returns whether a queue has to be searched, and where to go on. */
+/*
+ * Returns whether a queue has to be searched, and where to go on: for a step,
+ * where the last one ended, and not too often; for the whole, at the start.
+ */
 bool
-idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, RecoveryPoint *point)
+idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole, RecoveryPoint *point)
 {
 	bool needed;
 
 	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
 		return false;
-	needed = slot->needs_recovery;
 	*point = slot->recovery;
+	needed = slot->needs_recovery && (whole || slot->next_recovery <= idemq_mono_now());
 	LWLockRelease(&slot->lock);
+	if (whole)
+	{
+		point->priority = 0;
+		point->from = READY_KEY_MIN;
+		point->incomplete = false;
+	}
 	return needed;
 }
 
@@ -239,7 +256,7 @@ idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *po
 			*known = *point;
 		known->incomplete = incomplete;
 		if (known->priority == IDEMQ_PRIORITIES && incomplete)
-			begin_recovery(slot);
+			begin_recovery(slot, idemq_mono_now() + RECOVERY_INTERVAL);
 		else if (known->priority == IDEMQ_PRIORITIES)
 			slot->needs_recovery = false;
 	}
@@ -275,7 +292,7 @@ idemq_slots_unset_database(Oid database)
 			continue;
 		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
 		idemq_cursor_unset_locked(slot);
-		begin_recovery(slot);
+		begin_recovery(slot, 0);
 		LWLockRelease(&slot->lock);
 	}
 	LWLockRelease(&shared->slots_lock);

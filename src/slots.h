@@ -55,6 +55,7 @@ typedef struct QueueSlot
 	ReadyKey stretch[IDEMQ_PRIORITIES];
 	History history[IDEMQ_PRIORITIES];
 	bool needs_recovery;			/* jobs may be in flight without an entry */
+	int64 next_recovery;			/* mono: not before */
 	RecoveryPoint recovery;			/* its epoch moves whenever needs_recovery is set */
 	int64 next_verify;				/* mono */
 	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
@@ -69,7 +70,8 @@ extern QueueSlot *idemq_slot_for_queue(int32 queue_id);
 extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);
 extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
 extern void idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id);
-extern bool idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, RecoveryPoint *point);
+extern bool idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole,
+									  RecoveryPoint *point);
 extern void idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point);
 extern bool idemq_slot_deadline_passed(QueueSlot *slot, int32 queue_id);
 extern void idemq_slot_reset_deadline(QueueSlot *slot, int32 queue_id);

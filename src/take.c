@@ -38,9 +38,9 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 	idemq_xact_note_claim(queue->slot, queue->id, job->priority, job_ready_key(job), args->token,
 						  take == LEASE_FULL, attach, has_prior ? &prior : NULL);
 	if (take == LEASE_FULL)
-		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, LockWaitSkip);
+		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS);
 	if (write == JOB_WRITTEN)
-		write = idemq_transition(table, job, queue, event, args, LockWaitSkip);
+		write = idemq_transition(table, job, queue, event, args, JOB_SKIPS_STRANGERS);
 	if (write == JOB_WRITTEN)
 		return TAKE_DONE;
 	idemq_xact_undo_last();

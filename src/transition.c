@@ -173,13 +173,12 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEv
 
 /*
  * Makes an event happen to a fetched job.  The caller has checked that it is
- * allowed, and the token where the job is somebody's.  policy: as
- * idemq_jobs_update.  A commit of a job without a key in a queue that keeps
+ * allowed, and the token where the job is somebody's.    A commit of a job without a key in a queue that keeps
  * nothing deletes the row.
  */
 JobWrite
 idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
-				 const EventArgs *args, LockWaitPolicy policy)
+				 const EventArgs *args, JobWait wait)
 {
 	const Transition *transition = &transitions[event];
 	JobChange change;
@@ -189,11 +188,11 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 		elog(ERROR, "event %d cannot happen to a job that is %s", event,
 			 idemq_status_name(job->status));
 	if (transition->to == JOB_COMPLETED && queue->retention == 0 && job->row->tts_isnull[COL_KEY])
-		write = idemq_jobs_delete(table, job, policy);
+		write = idemq_jobs_delete(table, job, wait);
 	else
 	{
 		fill_change(&change, transition, job, args);
-		write = idemq_jobs_update(table, job, &change, policy);
+		write = idemq_jobs_update(table, job, &change, wait);
 	}
 	if (write != JOB_WRITTEN)
 		return write;

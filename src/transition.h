@@ -41,6 +41,6 @@ typedef struct EventArgs
 
 extern bool idemq_transition_allowed(JobEvent event, JobStatus status);
 extern JobWrite idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue,
-								 JobEvent event, const EventArgs *args, LockWaitPolicy policy);
+								 JobEvent event, const EventArgs *args, JobWait wait);
 
 #endif

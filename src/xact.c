@@ -215,6 +215,16 @@ idemq_xact_lower_view(int32 queue_id, CursorView *view)
 	}
 }
 
+/* Removes an entry, and lets those see its job again whom it turned away. */
+static void
+drop_lease(const Touch *touch)
+{
+	Lease dropped;
+
+	if (idemq_lease_drop(touch->job_id, touch->token, &dropped) && dropped.turned_away)
+		idemq_cursor_lower(touch->slot, touch->queue_id, dropped.priority, dropped.passed);
+}
+
 /* Follows the commit of one touch. */
 static void
 apply(const Touch *touch)
@@ -230,7 +240,7 @@ apply(const Touch *touch)
 			idemq_slot_need_recovery(touch->slot, touch->queue_id);
 			break;
 		case TOUCH_END:
-			idemq_lease_drop(touch->job_id, touch->token);
+			drop_lease(touch);
 			break;
 		case TOUCH_DROP_QUEUE:
 			idemq_slot_forget_queue(touch->queue_id);
@@ -261,7 +271,7 @@ undo(const Touch *touch)
 			if (touch->has_prior)
 				idemq_lease_restore(touch->token, &touch->prior);
 			else
-				idemq_lease_drop(touch->job_id, touch->token);
+				drop_lease(touch);
 			lower_claim(touch);
 			break;
 		case TOUCH_CLAIM_ROWONLY:
@@ -333,7 +343,7 @@ after_prepare(void)
 	for (int i = 0; i < ntouches; i++)
 	{
 		if (touches[i].kind == TOUCH_CLAIM || touches[i].kind == TOUCH_END)
-			idemq_lease_drop(touches[i].job_id, touches[i].token);
+			drop_lease(&touches[i]);
 	}
 }
 

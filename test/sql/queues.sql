@@ -14,7 +14,8 @@ EXCEPTION WHEN OTHERS THEN
 END $$;
 
 -- The defaults.
-SELECT idemq.create_queue('q') = (SELECT queue_id FROM idemq.queues) AS its_id;
+SELECT idemq.create_queue('q') AS made \gset
+SELECT queue_id = :made AS its_id FROM idemq.queues;
 \x on
 SELECT name, lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, retention, idempotency_window, max_running, rate_limit,
 	rate_period, dead_queue, paused, now() - created_at < '1 min' AS just_now FROM idemq.queues;
@@ -188,6 +189,6 @@ SELECT count((idemq.enqueue(name, '1')).id) = :n AS all_of_them FROM idemq.queue
 SELECT count(*) = :n AS all_of_them, count(DISTINCT queue) = :n AS each FROM idemq.claim_any((SELECT array_agg(name) FROM idemq.queues WHERE name LIKE 'many%'), 10000, lease => '1 h');
 SELECT count(*) FROM idemq.claim_any((SELECT array_agg(name) FROM idemq.queues WHERE name LIKE 'many%'), 10000);
 SELECT count(*) = :n - 10 AS committed FROM (SELECT idemq.commit(j.id, token) FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE name LIKE 'many%' AND status = 'processing' ORDER BY j.id LIMIT :n - 10) s;
-SELECT idemq.fail(id, token, retry_in => '0'), idemq.try_commit(id, token) FROM idemq.jobs WHERE status = 'processing';
+SELECT idemq.fail(id, token, retry_in => '0'), idemq.try_commit(id, token) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'many%' AND status = 'processing';
 SELECT count(*), min(attempt), max(attempt) FROM idemq.claim_any((SELECT array_agg(name) FROM idemq.queues WHERE name LIKE 'many%'), 10000);
 SELECT count(idemq.drop_queue(name, true)::text) = :n AS dropped FROM (SELECT name FROM idemq.queues WHERE name LIKE 'many%' OFFSET 0) s;
