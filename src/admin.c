@@ -306,7 +306,7 @@ idemq_sql_drop_queue(PG_FUNCTION_ARGS)
 	idemq_queue_lock(queue.id, AccessExclusiveLock);
 	admin_queue(fcinfo, &queue);
 	id = Int32GetDatum(queue.id);
-	idemq_sql_begin(&scope);
+	idemq_sql_begin_on_jobs(&scope);
 	(void) idemq_sql_query_latest(&count_unfinished, &id, NULL);
 	unfinished = DatumGetInt64(idemq_sql_value(0, 1, &isnull));
 	if (unfinished > 0 && !force)
@@ -382,7 +382,7 @@ idemq_sql_purge(PG_FUNCTION_ARGS)
 							errhint("Cancel them first, with idemq.cancel.")));
 		values[1] = CStringGetTextDatum(idemq_status_name(status));
 	}
-	idemq_sql_begin(&scope);
+	idemq_sql_begin_on_jobs(&scope);
 	(void) idemq_sql_run(&purge_jobs, values, nulls, SPI_OK_SELECT);
 	purged = DatumGetInt64(idemq_sql_value(0, 1, &isnull));
 	idemq_sql_end(&scope);

@@ -50,3 +50,19 @@ idemq_attempts_add(const Job *job, TimestampTz ended_at, const char *outcome, te
 	(void) idemq_sql_run(&add_attempt, values, nulls, SPI_OK_INSERT);
 	idemq_sql_end(&scope);
 }
+
+static SqlStatement forget_attempts = {.text = "DELETE FROM idemq.attempts WHERE job_id = $1",
+									   .nargs = 1,
+									   .types = {INT8OID}};
+
+/* Deletes the history of a job whose row is deleted. */
+void
+idemq_attempts_forget(int64 job_id)
+{
+	Datum value = Int64GetDatum(job_id);
+	SqlScope scope;
+
+	idemq_sql_begin(&scope);
+	(void) idemq_sql_run(&forget_attempts, &value, NULL, SPI_OK_DELETE);
+	idemq_sql_end(&scope);
+}

@@ -9,5 +9,6 @@
 
 extern void idemq_attempts_add(const Job *job, TimestampTz ended_at, const char *outcome,
 							   text *error);
+extern void idemq_attempts_forget(int64 job_id);
 
 #endif

@@ -21,7 +21,7 @@
 #include "catalog.h"
 #include "claim_row.h"
 #include "clock.h"
-#include "leases.h"
+#include "lease_sweep.h"
 #include "reap.h"
 #include "take.h"
 #include "xact.h"

@@ -18,6 +18,7 @@
 #include "catalog.h"
 #include "claim_row.h"
 #include "clock.h"
+#include "lease_sweep.h"
 #include "leases.h"
 #include "reap.h"
 #include "take.h"

@@ -174,7 +174,7 @@ idemq_jobs_insert_sql(const JobChange *columns)
 	uint64 inserted;
 
 	fill_parameters(columns, 0, values, nulls);
-	idemq_sql_begin(&scope);
+	idemq_sql_begin_on_jobs(&scope);
 	inserted =
 		idemq_sql_run(statement_for(&inserts, columns->set, true), values, nulls, SPI_OK_INSERT);
 	idemq_sql_end(&scope);
@@ -190,7 +190,7 @@ idemq_jobs_update_sql(int64 id, const JobChange *change)
 	SqlScope scope;
 
 	fill_parameters(change, 1, values, nulls);
-	idemq_sql_begin(&scope);
+	idemq_sql_begin_on_jobs(&scope);
 	if (idemq_sql_run(statement_for(&updates, change->set, false), values, nulls, SPI_OK_UPDATE) ==
 		0)
 		idemq_jobs_refused();
@@ -204,7 +204,7 @@ idemq_jobs_delete_sql(int64 id)
 	Datum value = Int64GetDatum(id);
 	SqlScope scope;
 
-	idemq_sql_begin(&scope);
+	idemq_sql_begin_on_jobs(&scope);
 	if (idemq_sql_run(&delete_job, &value, NULL, SPI_OK_DELETE) == 0)
 		idemq_jobs_refused();
 	idemq_sql_end(&scope);

@@ -98,7 +98,7 @@ take_key(const KeyHolder *holder, const JobChange *columns, TimestampTz window_s
 					  TimestampTzGetDatum(window_start)};
 	SqlScope scope;
 
-	idemq_sql_begin(&scope);
+	idemq_sql_begin_on_jobs(&scope);
 	(void) idemq_sql_run(&free_key, values, NULL, SPI_OK_UPDATE);
 	idemq_sql_end(&scope);
 }
@@ -121,7 +121,7 @@ replace(const KeyHolder *holder, const JobChange *columns)
 		values[i + 1] = is_set ? columns->values[replaced[i]] : (Datum) 0;
 		nulls[i + 1] = is_set ? ' ' : 'n';
 	}
-	idemq_sql_begin(&scope);
+	idemq_sql_begin_on_jobs(&scope);
 	updated = idemq_sql_run(&replace_job, values, nulls, SPI_OK_UPDATE);
 	idemq_sql_end(&scope);
 	/* Nothing replaced: it is claimed by now, or too new for the transaction's snapshot. */

@@ -22,7 +22,6 @@
 
 #include "miscadmin.h"
 #include "port/atomics.h"
-#include "storage/ipc.h"
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
 #include "utils/hsearch.h"
@@ -46,7 +45,6 @@ typedef struct LeasesShared
 
 static LeasesShared *shared = NULL;
 static HTAB *lease_hash = NULL;
-static bool exit_registered = false;
 
 /* Returns the bytes of shared memory for the locks. */
 Size
@@ -439,94 +437,23 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 }
 
 /*
- * Collects up to max expired leases of a queue, and sets *next_deadline to the
- * earliest deadline (mono) of its others, PG_INT64_MAX for none.  Returns how
- * many were found.
+ * Visits every entry, of all databases, with the whole table locked in mode;
+ * with LW_EXCLUSIVE the entries for which visit returns false are removed.
  */
-int
-idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max, int64 *next_deadline)
-{
-	HASH_SEQ_STATUS seq;
-	Lease *lease;
-	int64 now = idemq_mono_now();
-	int n = 0;
-
-	*next_deadline = PG_INT64_MAX;
-	for (int i = 0; i < LEASE_PARTITIONS; i++)
-		LWLockAcquire(&shared->locks[i].lock, LW_SHARED);
-	hash_seq_init(&seq, lease_hash);
-	while ((lease = hash_seq_search(&seq)) != NULL)
-	{
-		if (lease->key.database != MyDatabaseId || lease->queue_id != queue_id || lease->claiming)
-			continue;
-		if (lease->deadline > now || n == max)
-			*next_deadline = Min(*next_deadline, lease->deadline);
-		else if (lease->ender != NO_SESSION)
-			*next_deadline = Min(*next_deadline, now + LEASE_BUSY_RETRY);
-		else
-			found[n++] = (ExpiredLease){lease->key.job_id, lease->token, lease->queue_id};
-	}
-	for (int i = LEASE_PARTITIONS - 1; i >= 0; i--)
-		LWLockRelease(&shared->locks[i].lock);
-	return n;
-}
-
-/*
- * Visits every entry of a database exclusively: those that a session attached
- * expire now, or, with session NO_SESSION, all are removed.
- */
-static void
-end_leases(Oid database, int32 session)
+void
+idemq_leases_visit(LWLockMode mode, bool (*visit)(Lease *lease, void *arg), void *arg)
 {
 	HASH_SEQ_STATUS seq;
 	Lease *lease;
 
 	for (int i = 0; i < LEASE_PARTITIONS; i++)
-		LWLockAcquire(&shared->locks[i].lock, LW_EXCLUSIVE);
+		LWLockAcquire(&shared->locks[i].lock, mode);
 	hash_seq_init(&seq, lease_hash);
 	while ((lease = hash_seq_search(&seq)) != NULL)
 	{
-		if (lease->key.database != database)
-			continue;
-		if (session == NO_SESSION)
+		if (!visit(lease, arg))
 			remove_entry(&lease->key, get_hash_value(lease_hash, &lease->key));
-		else if (lease->session == session && lease->attached && !lease->claiming)
-		{
-			lease->attached = false;
-			lease->deadline = idemq_mono_now();
-			idemq_slot_note_deadline(NULL, lease->queue_id, lease->deadline);
-		}
 	}
 	for (int i = LEASE_PARTITIONS - 1; i >= 0; i--)
 		LWLockRelease(&shared->locks[i].lock);
-}
-
-static void
-orphan_at_exit(int code, Datum arg)
-{
-	idemq_lease_orphan_session();
-}
-
-/* Sees to it that this session's end, clean or not, ends its attached leases. */
-void
-idemq_lease_attach_session(void)
-{
-	if (!exit_registered)
-		on_shmem_exit(orphan_at_exit, (Datum) 0);
-	exit_registered = true;
-}
-
-/* Lets the attached leases of this session expire now. */
-void
-idemq_lease_orphan_session(void)
-{
-	if (exit_registered)
-		end_leases(MyDatabaseId, IDEMQ_MY_PROC_NUMBER);
-}
-
-/* Removes what a dropped database left. */
-void
-idemq_lease_forget_database(Oid database)
-{
-	end_leases(database, NO_SESSION);
 }

@@ -5,6 +5,8 @@
 #ifndef IDEMQ_LEASES_H
 #define IDEMQ_LEASES_H
 
+#include "storage/lwlock.h"
+
 #include "idemq.h"
 
 #define NO_SESSION (-1)
@@ -35,14 +37,6 @@ typedef struct Lease
 	int16 priority;	  /* in this priority */
 	ReadyKey passed;  /* at this key, the least */
 } Lease;
-
-/* Jobs as a reaper collects them. */
-typedef struct ExpiredLease
-{
-	int64 job_id;
-	int64 token;
-	int32 queue_id;
-} ExpiredLease;
 
 typedef enum LeaseTake
 {
@@ -77,11 +71,7 @@ extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);
 extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline,
 								   int64 length);
 extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
-extern int idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max,
-									   int64 *next_deadline);
 extern bool idemq_lease_table_is_full(void);
-extern void idemq_lease_attach_session(void);
-extern void idemq_lease_orphan_session(void);
-extern void idemq_lease_forget_database(Oid database);
+extern void idemq_leases_visit(LWLockMode mode, bool (*visit)(Lease *lease, void *arg), void *arg);
 
 #endif

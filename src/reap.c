@@ -22,6 +22,7 @@
 
 #include "clock.h"
 #include "guc.h"
+#include "lease_sweep.h"
 #include "leases.h"
 #include "reap.h"
 #include "transition.h"

@@ -22,18 +22,33 @@
 #include "catalog.h"
 #include "sql.h"
 
-/* Becomes the owner, pins search_path and connects to SPI. */
-void
-idemq_sql_begin(SqlScope *scope)
+/* Becomes the owner, with those flags, pins search_path and connects to SPI. */
+static void
+begin_as_owner(SqlScope *scope, int flags)
 {
 	GetUserIdAndSecContext(&scope->user, &scope->sec_context);
-	SetUserIdAndSecContext(idemq_catalog()->owner, scope->sec_context |
-													   SECURITY_LOCAL_USERID_CHANGE |
-													   SECURITY_RESTRICTED_OPERATION);
+	SetUserIdAndSecContext(idemq_catalog()->owner, scope->sec_context | flags);
 	scope->guc_level = NewGUCNestLevel();
 	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
 							 GUC_ACTION_SAVE, true, 0, false);
 	SPI_connect();
+}
+
+/* Begins SQL as the owner, in a security-restricted context. */
+void
+idemq_sql_begin(SqlScope *scope)
+{
+	begin_as_owner(scope, SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
+}
+
+/*
+ * Begins SQL that writes idemq.jobs.  Its owner may have put deferred triggers or
+ * foreign keys on it, which a security-restricted context does not allow.
+ */
+void
+idemq_sql_begin_on_jobs(SqlScope *scope)
+{
+	begin_as_owner(scope, SECURITY_LOCAL_USERID_CHANGE);
 }
 
 static SPIPlanPtr

@@ -27,6 +27,7 @@ typedef struct SqlScope
 } SqlScope;
 
 extern void idemq_sql_begin(SqlScope *scope);
+extern void idemq_sql_begin_on_jobs(SqlScope *scope);
 extern uint64 idemq_sql_run(SqlStatement *statement, const Datum *args, const char *nulls,
 							int expected);
 extern uint64 idemq_sql_query_latest(SqlStatement *statement, const Datum *args, const char *nulls);

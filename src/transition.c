@@ -181,13 +181,15 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 				 const EventArgs *args, JobWait wait)
 {
 	const Transition *transition = &transitions[event];
+	bool deleted = transition->to == JOB_COMPLETED && queue->retention == 0 &&
+				   job->row->tts_isnull[COL_KEY];
 	JobChange change;
 	JobWrite write;
 
 	if (!idemq_transition_allowed(event, job->status))
 		elog(ERROR, "event %d cannot happen to a job that is %s", event,
 			 idemq_status_name(job->status));
-	if (transition->to == JOB_COMPLETED && queue->retention == 0 && job->row->tts_isnull[COL_KEY])
+	if (deleted)
 		write = idemq_jobs_delete(table, job, wait);
 	else
 	{
@@ -197,6 +199,8 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (write != JOB_WRITTEN)
 		return write;
 	note(transition, job, queue, event, args);
+	if (deleted && job->attempt > 1)
+		idemq_attempts_forget(job->id);
 	if (transition->history != NULL && job->status == JOB_PROCESSING)
 		idemq_attempts_add(job, args->now, transition->history, args->error);
 	return write;

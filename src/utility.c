@@ -22,7 +22,7 @@
 
 #include "cursor.h"
 #include "idemq.h"
-#include "leases.h"
+#include "lease_sweep.h"
 #include "utility.h"
 #include "xact.h"
 

@@ -31,6 +31,7 @@
 #include "utils/memutils.h"
 
 #include "clock.h"
+#include "lease_sweep.h"
 #include "xact.h"
 
 typedef enum TouchKind

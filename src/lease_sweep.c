@@ -1,0 +1,113 @@
+/*
+ * lease_sweep.c
+ *		Looks at the whole lease table: what has expired, and what a session or a
+ *		database leaves behind at its end.
+ *
+ * Locks: leases.c's, all partitions at once; under them only slots.c's
+ * slots_lock is taken.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/ipc.h"
+
+#include "clock.h"
+#include "compat.h"
+#include "lease_sweep.h"
+#include "slots.h"
+
+static bool exit_registered = false;
+
+/* A look for expired leases. */
+typedef struct ExpiredSearch
+{
+	int32 queue_id;
+	int64 now; /* mono */
+	ExpiredLease *found;
+	int count;
+	int max;
+	int64 next_deadline;
+} ExpiredSearch;
+
+static bool
+visit_expired(Lease *lease, void *arg)
+{
+	ExpiredSearch *search = arg;
+	int64 deadline = lease->deadline;
+
+	if (lease->key.database != MyDatabaseId || lease->queue_id != search->queue_id ||
+		lease->claiming)
+		return true;
+	if (lease->ender != NO_SESSION)
+		deadline = Max(deadline, search->now + LEASE_BUSY_RETRY);
+	if (deadline > search->now || search->count == search->max)
+		search->next_deadline = Min(search->next_deadline, deadline);
+	else
+		search->found[search->count++] =
+			(ExpiredLease){lease->key.job_id, lease->token, lease->queue_id};
+	return true;
+}
+
+/*
+ * Collects up to max expired leases of a queue, and sets *next_deadline to the
+ * earliest deadline (mono) of its others, PG_INT64_MAX for none.  A lease that
+ * somebody is ending is one to look at again later.  Returns how many were found.
+ */
+int
+idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max, int64 *next_deadline)
+{
+	ExpiredSearch search = {queue_id, idemq_mono_now(), found, 0, max, PG_INT64_MAX};
+
+	idemq_leases_visit(LW_SHARED, visit_expired, &search);
+	*next_deadline = search.next_deadline;
+	return search.count;
+}
+
+static bool
+visit_orphan(Lease *lease, void *arg)
+{
+	if (lease->key.database == MyDatabaseId && lease->session == IDEMQ_MY_PROC_NUMBER &&
+		lease->attached && !lease->claiming)
+	{
+		lease->attached = false;
+		lease->deadline = idemq_mono_now();
+		idemq_slot_note_deadline(NULL, lease->queue_id, lease->deadline);
+	}
+	return true;
+}
+
+/* Lets the attached leases of this session expire now. */
+void
+idemq_lease_orphan_session(void)
+{
+	if (exit_registered)
+		idemq_leases_visit(LW_EXCLUSIVE, visit_orphan, NULL);
+}
+
+static void
+orphan_at_exit(int code, Datum arg)
+{
+	idemq_lease_orphan_session();
+}
+
+/* Sees to it that this session's end, clean or not, ends its attached leases. */
+void
+idemq_lease_attach_session(void)
+{
+	if (!exit_registered)
+		on_shmem_exit(orphan_at_exit, (Datum) 0);
+	exit_registered = true;
+}
+
+static bool
+visit_forgotten(Lease *lease, void *arg)
+{
+	return lease->key.database != *(Oid *) arg;
+}
+
+/* Removes what a dropped database, or a truncated table, left. */
+void
+idemq_lease_forget_database(Oid database)
+{
+	idemq_leases_visit(LW_EXCLUSIVE, visit_forgotten, &database);
+}

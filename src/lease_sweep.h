@@ -1,0 +1,24 @@
+/*
+ * lease_sweep.h
+ *		Looks at the whole lease table.
+ */
+#ifndef IDEMQ_LEASE_SWEEP_H
+#define IDEMQ_LEASE_SWEEP_H
+
+#include "leases.h"
+
+/* Jobs as a reaper collects them. */
+typedef struct ExpiredLease
+{
+	int64 job_id;
+	int64 token;
+	int32 queue_id;
+} ExpiredLease;
+
+extern int idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max,
+									   int64 *next_deadline);
+extern void idemq_lease_attach_session(void);
+extern void idemq_lease_orphan_session(void);
+extern void idemq_lease_forget_database(Oid database);
+
+#endif
