@@ -252,6 +252,7 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_DUPLICATE_OBJECT), errmsg("queue \"%s\" already exists", name),
 				 errhint("Change it with idemq.alter_queue.")));
 	id = DatumGetInt32(idemq_sql_value(0, 1, &isnull));
+	idemq_xact_note_create_queue(id);
 	if (!has_privs_of_role(creator, idemq_catalog()->owner))
 	{
 		NameData role;

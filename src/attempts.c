@@ -14,14 +14,17 @@
 static SqlStatement add_attempt = {
 	.text =
 		"INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, worker, claimed_at, ended_at, "
-		"outcome, error) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+		"outcome, error) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) "
+		"ON CONFLICT (job_id, token) DO UPDATE SET ended_at = excluded.ended_at, "
+		"outcome = excluded.outcome, error = excluded.error",
 	.nargs = 9,
 	.types = {INT8OID, INT8OID, INT4OID, INT4OID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TEXTOID,
 			  TEXTOID}};
 
 /*
  * Records the end of a job's current attempt.  job: as it was in processing.
- * error: NULL for none.
+ * error: NULL for none.  An attempt that a DBA put back into processing ends
+ * again; its last end stands.
  */
 void
 idemq_attempts_add(const Job *job, TimestampTz ended_at, const char *outcome, text *error)

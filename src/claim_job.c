@@ -112,18 +112,18 @@ outcome_of_status(JobStatus status, JobEvent event)
 	}
 }
 
-/* Cancels the job when it was not claimed in time; false when it still may be. */
-static bool
-has_expired(JobCall *call, JobsTable *table)
+/* Cancels a job that was not claimed in time. */
+static Outcome
+expire(JobCall *call, JobsTable *table, bool *again)
 {
 	EventArgs args = {0};
+	JobWrite write;
 
 	args.now = idemq_now();
-	if (call->job.expires_at > args.now)
-		return false;
 	args.error = cstring_to_text("expired before it was claimed");
-	(void) idemq_transition(table, &call->job, &call->queue, EVENT_EXPIRE, &args, JOB_SKIPS);
-	return true;
+	write = idemq_transition(table, &call->job, &call->queue, EVENT_EXPIRE, &args, JOB_SKIPS);
+	*again = write == JOB_CHANGED;
+	return write == JOB_WRITTEN ? OUTCOME_CANCELLED : OUTCOME_LOCKED;
 }
 
 /* Takes a fetched job in status pending or failed. */
@@ -132,9 +132,9 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 {
 	int64 lease = call->lease > 0 ? call->lease : call->queue.lease;
 
-	if (has_expired(call, table))
-		return OUTCOME_CANCELLED;
 	call->args.now = idemq_now();
+	if (call->job.expires_at <= call->args.now)
+		return expire(call, table, again);
 	call->args.deadline = call->args.now + lease;
 	if (call->queue.paused)
 		return OUTCOME_NOT_DUE;

@@ -32,6 +32,7 @@
 
 #include "access/heapam.h"
 #include "access/htup_details.h"
+#include "access/multixact.h"
 #include "access/stratnum.h"
 #include "access/table.h"
 #include "access/transam.h"
@@ -272,16 +273,30 @@ idemq_jobs_is_own(const Job *job)
 	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(row_header(job)));
 }
 
+/* Returns whether this transaction is among the lockers of a row. */
+static bool
+is_member(MultiXactId multi, bool only_lockers)
+{
+	MultiXactMember *members;
+	int count = GetMultiXactIdMembers(multi, &members, false, only_lockers);
+	bool found = false;
+
+	for (int i = 0; i < count; i++)
+		found |= TransactionIdIsCurrentTransactionId(members[i].xid);
+	return found;
+}
+
 /* Returns whether this transaction itself holds a lock on a fetched version. */
 bool
 idemq_jobs_is_mine(const Job *job)
 {
 	HeapTupleHeader header = row_header(job);
 
-	if (header->t_infomask & (HEAP_XMAX_INVALID | HEAP_XMAX_IS_MULTI))
+	if ((header->t_infomask & HEAP_XMAX_INVALID) || !HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask))
 		return false;
-	return HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) &&
-		   TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmax(header));
+	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
+		return is_member(HeapTupleHeaderGetRawXmax(header), true);
+	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmax(header));
 }
 
 /* Translates a table access method's answer; raises 27000 where a trigger of ours got in. */

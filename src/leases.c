@@ -354,25 +354,21 @@ idemq_lease_begin_reap(int64 job_id, int64 token)
 	return won;
 }
 
-/*
- * Takes back this session's begin_end or begin_reap.  Returns the deadline
- * (mono) that counts again, PG_INT64_MAX for none.
- */
-int64
+/* Takes back this session's begin_end or begin_reap; false when there is none. */
+bool
 idemq_lease_cancel_end(int64 job_id, int64 token)
 {
 	LWLock *lock;
 	Lease *lease = lock_entry_of(job_id, token, &lock);
-	int64 deadline = PG_INT64_MAX;
+	bool found = lease != NULL && lease->ender == IDEMQ_MY_PROC_NUMBER;
 
-	if (lease != NULL && lease->ender == IDEMQ_MY_PROC_NUMBER)
+	if (found)
 	{
 		lease->ender = NO_SESSION;
-		lease->reaping = false;
-		deadline = lease->deadline;
+		lease->reaping = lease->turned_away = false;
 	}
 	LWLockRelease(lock);
-	return deadline;
+	return found;
 }
 
 /*

@@ -67,7 +67,7 @@ extern bool idemq_lease_drop(int64 job_id, int64 token, Lease *dropped);
 extern void idemq_lease_restore(int64 token, const Lease *prior);
 extern void idemq_lease_begin_end(int64 job_id, int64 token);
 extern bool idemq_lease_begin_reap(int64 job_id, int64 token);
-extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);
+extern bool idemq_lease_cancel_end(int64 job_id, int64 token);
 extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline,
 								   int64 length);
 extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);

@@ -268,14 +268,15 @@ recover(const QueueInfo *queue, bool all)
 
 /* Returns whether this session is to look through a queue that has no slot. */
 static bool
-is_time_to_recover(void)
+is_time_to_recover(int32 queue_id)
 {
-	static int64 next = 0;
+	/* By queue, roughly: two that share an entry take turns. */
+	static int64 next[64];
 	int64 now = idemq_mono_now();
 
-	if (now < next)
+	if (now < next[queue_id % lengthof(next)])
 		return false;
-	next = now + RECOVERY_INTERVAL;
+	next[queue_id % lengthof(next)] = now + RECOVERY_INTERVAL;
 	return true;
 }
 
@@ -290,7 +291,7 @@ idemq_reap_some(const QueueInfo *queue)
 	int64 reaped = 0;
 	int found;
 
-	if (queue->slot != NULL || is_time_to_recover())
+	if (queue->slot != NULL || is_time_to_recover(queue->id))
 		reaped = recover(queue, queue->slot == NULL);
 	if (idemq_slot_deadline_passed(queue->slot, queue->id))
 		reaped += reap_batch(queue, &found);

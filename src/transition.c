@@ -173,8 +173,8 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEv
 
 /*
  * Makes an event happen to a fetched job.  The caller has checked that it is
- * allowed, and the token where the job is somebody's.    A commit of a job without a key in a queue that keeps
- * nothing deletes the row.
+ * allowed, and the token where the job is somebody's.  A commit of a job without
+ * a key in a queue that keeps nothing deletes the row.
  */
 JobWrite
 idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,

@@ -18,7 +18,7 @@
  *
  * PREPARE TRANSACTION: from then on no session owns the transaction.  Entries
  * are removed; its row locks alone keep others off, and whoever finds such a
- * row does not pass it.  When it ends, the utility hook in idemq.c unsets the
+ * row does not pass it.  When it ends, the utility hook (utility.c) unsets the
  * cursors and asks for recovery.  Attached claims cannot be prepared.
  *
  * The callbacks run with interrupts held; they neither allocate nor raise.
@@ -40,6 +40,7 @@ typedef enum TouchKind
 	TOUCH_CLAIM_ROWONLY, /* commit: a job is in flight without an entry; abort: as above */
 	TOUCH_END,			 /* commit: the entry goes; abort: the lease goes on */
 	TOUCH_RECOVER,		 /* commit: a job may be in flight without an entry */
+	TOUCH_CREATE_QUEUE,	 /* abort: the queue's slot is free */
 	TOUCH_DROP_QUEUE,	 /* commit: the queue's slot is free */
 	TOUCH_FORGET		 /* commit: nothing of this database is known any more */
 } TouchKind;
@@ -158,6 +159,14 @@ idemq_xact_note_forget(void)
 	add_touch(TOUCH_FORGET, NULL, 0, 0, 0);
 }
 
+/* Notes that a queue is created. */
+void
+idemq_xact_note_create_queue(int32 queue_id)
+{
+	idemq_xact_reserve();
+	add_touch(TOUCH_CREATE_QUEUE, NULL, queue_id, 0, 0);
+}
+
 /* Notes that a queue is dropped. */
 void
 idemq_xact_note_drop_queue(int32 queue_id)
@@ -246,6 +255,8 @@ apply(const Touch *touch)
 		case TOUCH_DROP_QUEUE:
 			idemq_slot_forget_queue(touch->queue_id);
 			break;
+		case TOUCH_CREATE_QUEUE:
+			break;
 		case TOUCH_FORGET:
 			idemq_lease_forget_database(MyDatabaseId);
 			idemq_slots_forget_database(MyDatabaseId);
@@ -279,8 +290,13 @@ undo(const Touch *touch)
 			lower_claim(touch);
 			break;
 		case TOUCH_END:
-			idemq_slot_note_deadline(touch->slot, touch->queue_id,
-									 idemq_lease_cancel_end(touch->job_id, touch->token));
+			/* Soon, not at once: what kept us from ending it may keep others too. */
+			if (idemq_lease_cancel_end(touch->job_id, touch->token))
+				idemq_slot_note_deadline(touch->slot, touch->queue_id,
+										 idemq_mono_now() + LEASE_BUSY_RETRY);
+			break;
+		case TOUCH_CREATE_QUEUE:
+			idemq_slot_forget_queue(touch->queue_id);
 			break;
 		case TOUCH_RECOVER:
 		case TOUCH_DROP_QUEUE:

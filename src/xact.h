@@ -16,6 +16,7 @@ extern void idemq_xact_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, i
 extern void idemq_xact_note_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key);
 extern void idemq_xact_lower_view(int32 queue_id, CursorView *view);
 extern void idemq_xact_note_recovery(QueueSlot *slot, int32 queue_id);
+extern void idemq_xact_note_create_queue(int32 queue_id);
 extern void idemq_xact_note_drop_queue(int32 queue_id);
 extern void idemq_xact_note_forget(void);
 extern void idemq_xact_undo_last(void);

@@ -55,7 +55,7 @@ CREATE TABLE idemq.jobs (
 COMMENT ON TABLE idemq.jobs IS 'one row a job; row-level security shows the jobs of queues that the role may claim from or administer';
 COMMENT ON COLUMN idemq.jobs.token IS 'the fencing token of the last attempt: it only grows';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
-COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease at its claim; heartbeats move it in shared memory only';
+COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease at its claim; heartbeats move it in shared memory';
 
 CREATE INDEX jobs_ready ON idemq.jobs (queue_id, priority, ready_at, id)
 	WITH (deduplicate_items = off) WHERE ready_at IS NOT NULL;

@@ -22,7 +22,7 @@ CREATE FUNCTION idemq.enqueue_many(
 	RETURNS TABLE (ord int, id bigint, outcome idemq.outcome, status idemq.status, result jsonb)
 	ROWS 1000 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue_many';
 COMMENT ON FUNCTION idemq.enqueue_many(text, jsonb[], text[], timestamptz[], int[], text[])
-	IS 'add many jobs, all or none; one row an element, ord counting from 1';
+	IS 'add many jobs, all or none; one row an element, ord counting from 1 (with keys the rows come in the order of the keys)';
 
 CREATE FUNCTION idemq.cancel(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel';
@@ -32,7 +32,7 @@ COMMENT ON FUNCTION idemq.cancel(bigint)
 CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retry';
 COMMENT ON FUNCTION idemq.retry(bigint)
-	IS 'make a failed, dead or cancelled job ready now; returns retrying, or why not: current (ready already), locked, blocked, completed, not_found';
+	IS 'make a job ready now: failed, not yet due, or dead or cancelled (with a fresh set of attempts); returns retrying, or why not: current (ready already), locked, blocked, completed, not_found';
 
 CREATE FUNCTION idemq.redrive(queue text, max_jobs int DEFAULT NULL) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_redrive';

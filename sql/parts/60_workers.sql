@@ -70,13 +70,13 @@ CREATE FUNCTION idemq.claim_job(
 	RETURNS idemq.claim_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim_job';
 COMMENT ON FUNCTION idemq.claim_job(bigint, interval, text, boolean)
-	IS 'begin an attempt of one job; outcome claimed, claimed_again, locked (until retry_after), completed (with result), dead, cancelled, blocked, not_due, not_found';
+	IS 'begin an attempt of one job; outcome claimed, claimed_again, locked (until retry_after), completed (with result), dead, cancelled, blocked, not_due (until retry_after, or the queue is paused), not_found';
 
 CREATE FUNCTION idemq.heartbeat(id bigint, token bigint, lease interval DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat';
 COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
-	IS 'start the lease again from now, at once and not undone by rollback; returns current, stale or not_found';
+	IS 'start the lease again from now, at once and not undone by rollback (with a full lease table: in this transaction); returns current, stale or not_found';
 
 CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, outcome idemq.outcome)
@@ -111,7 +111,7 @@ CREATE FUNCTION idemq.commit_once(id bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_once';
 COMMENT ON FUNCTION idemq.commit_once(bigint, jsonb)
-	IS 'complete a ready job with no claim; returns committed once, then already_committed; or locked, dead, cancelled, blocked, not_due, not_found';
+	IS 'complete a ready job with no claim; returns committed once, then already_committed; or locked, dead, cancelled, blocked, not_due (or paused), not_found';
 
 CREATE FUNCTION idemq.fail(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
@@ -143,7 +143,7 @@ COMMENT ON FUNCTION idemq.checkpoint(bigint, bigint, jsonb)
 CREATE FUNCTION idemq.assert_current(id bigint, token bigint) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_assert_current';
 COMMENT ON FUNCTION idemq.assert_current(bigint, bigint)
-	IS 'raise IQ001 unless the token is current; keeps the job from being reaped until this transaction ends';
+	IS 'raise IQ001 unless the token is current; keeps the job from being reaped until this transaction ends; raises IQ002 and IQ006 as commit does';
 
 CREATE FUNCTION idemq.reap(queue text DEFAULT NULL) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_reap';

@@ -1,0 +1,158 @@
+# Two-phase commit: between PREPARE and its end no session owns the
+# transaction; nothing is lost, and what it leaves claimable is so at once.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('twophase');
+
+# Fresh queues: job 1 is claimed (its token in held), 2 is ready, 3 waits for its time.
+sub reset_queues
+{
+	sql($node, "DROP TABLE IF EXISTS held;
+		SELECT idemq.drop_queue(name, force => true) FROM idemq.queues;
+		ALTER SEQUENCE idemq.jobs_id_seq RESTART;
+		SELECT idemq.create_queue('q', lease => '1 h', retry_base => '1 h');
+		SELECT idemq.enqueue('q', '1', priority => 0);
+		CREATE TABLE held AS SELECT * FROM idemq.claim('q');
+		SELECT idemq.enqueue('q', '2');
+		SELECT idemq.enqueue('q', '3', key => 'k', delay => '1 h')");
+}
+
+sub prepare
+{
+	my ($work) = @_;
+
+	sql($node, "BEGIN; $work; PREPARE TRANSACTION 'p'");
+}
+
+# Everybody's cursor goes to the end, past whatever is prepared.
+my $drain = "SELECT id FROM idemq.claim('q', 10) ORDER BY id";
+my $states = "SELECT string_agg(id || ' ' || status || ' ' || attempt, ', ' ORDER BY id) FROM idemq.jobs";
+
+# name, the work, what others can claim meanwhile, then after COMMIT PREPARED:
+# claimable at once, states; and after ROLLBACK PREPARED.
+my @cases = (
+	[ 'claim', "SELECT * FROM idemq.claim('q')", '',
+		'', '1 processing 1, 2 processing 1, 3 pending 0', '2', '1 processing 1, 2 processing 1, 3 pending 0' ],
+	[ 'claim in a savepoint that was rolled back', "SAVEPOINT a; SELECT * FROM idemq.claim('q'); ROLLBACK TO a",
+		'2', '', '1 processing 1, 2 processing 1, 3 pending 0', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+	[ 'commit', 'SELECT idemq.commit(id, token) FROM held', '2',
+		'', '1 completed 1, 2 processing 1, 3 pending 0', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+	[ 'fail', "SELECT idemq.fail(id, token, retry_in => '0') FROM held", '2',
+		'1', '1 processing 2, 2 processing 1, 3 pending 0', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+	[ 'release', 'SELECT idemq.release(id, token) FROM held', '2',
+		'1', '1 processing 1, 2 processing 1, 3 pending 0', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+	[ 'cancel', 'SELECT idemq.cancel(2)', '',
+		'', '1 processing 1, 2 cancelled 0, 3 pending 0', '2', '1 processing 1, 2 processing 1, 3 pending 0' ],
+	[ 'retry', 'SELECT idemq.retry(3)', '2',
+		'3', '1 processing 1, 2 processing 1, 3 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+	[ 'commit_once', 'SELECT idemq.commit_once(2)', '',
+		'', '1 processing 1, 2 completed 0, 3 pending 0', '2', '1 processing 1, 2 processing 1, 3 pending 0' ],
+	[ 'enqueue', "SELECT idemq.enqueue('q', '4', run_at => '2020-01-01')", '2',
+		'4', '1 processing 1, 2 processing 1, 3 pending 0, 4 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+	[ 'enqueue with a key', "SELECT idemq.enqueue('q', '4', key => 'new')", '2',
+		'4', '1 processing 1, 2 processing 1, 3 pending 0, 4 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+	[ 'replace', "SELECT idemq.enqueue('q', '4', key => 'k', on_duplicate => 'replace')", '2',
+		'3', '1 processing 1, 2 processing 1, 3 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+	[ 'claim and commit', "SELECT idemq.commit(id, token) FROM idemq.claim('q')", '',
+		'', '1 processing 1, 2 completed 1, 3 pending 0', '2', '1 processing 1, 2 processing 1, 3 pending 0' ],
+	[ 'a hand-made job', "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+		SELECT queue_id, now(), 4, 3, 'pending', '2020-01-01', '4' FROM idemq.queues", '2',
+		'4', '1 processing 1, 2 processing 1, 3 pending 0, 4 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ]);
+
+foreach my $case (@cases)
+{
+	my ($name, $work, $meanwhile, @after) = @$case;
+
+	foreach my $end ('COMMIT', 'ROLLBACK')
+	{
+		my ($claimable, $state) = splice @after, 0, 2;
+
+		reset_queues();
+		prepare($work);
+		is_sql($node, $drain, $meanwhile, "$name prepared: others go on");
+		is_sql($node, $drain, '', "$name prepared: nothing more");
+		sql($node, "$end PREPARED 'p'");
+		is_sql($node, $drain, $claimable, "$name, $end PREPARED: claimable at once");
+		is_sql($node, $states, $state, "$name, $end PREPARED: what the rows say");
+	}
+}
+
+# Held jobs answer locked, without waiting; ends of one attempt wait.
+reset_queues();
+prepare("SELECT * FROM idemq.claim('q')");
+is_sql($node, 'SELECT outcome FROM idemq.claim_job(2)', 'locked', 'claim_job of a job that is prepared');
+is_sql($node, 'SELECT idemq.commit_once(2)', 'locked', 'commit_once of it');
+sql($node, "COMMIT PREPARED 'p'");
+is_sql($node, "SELECT outcome, retry_after > clock_timestamp() FROM idemq.claim_job(2)", 'locked|t',
+	'and after COMMIT PREPARED');
+is_sql($node, 'SELECT idemq.validate(id, token), idemq.heartbeat(id, token), idemq.commit(id, token)
+	FROM idemq.jobs WHERE id = 2', 'current|current|committed', 'a claim that was prepared holds its job');
+
+foreach my $end ('COMMIT', 'ROLLBACK')
+{
+	reset_queues();
+	prepare('SELECT idemq.commit(id, token) FROM held');
+	is_sql($node, 'SELECT idemq.heartbeat(id, token) FROM held', 'current', 'a heartbeat waits for nobody');
+	my $session = session($node);
+	$session->query_until(qr/asked/, "\\echo asked\nSELECT idemq.try_commit(id, token) FROM held;\n");
+	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity
+		WHERE wait_event_type = 'Lock' AND query ~ 'try_commit'") or die 'does not wait';
+	sql($node, "$end PREPARED 'p'");
+	like($session->query('SELECT 1'), $end eq 'COMMIT' ? qr/^already_committed$/m : qr/^committed$/m,
+		"a second commit waits for the first one's $end PREPARED");
+	$session->quit;
+}
+
+# A lease that runs out meanwhile is reaped when the transaction is gone.
+reset_queues();
+sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held; SELECT pg_sleep(0.05)");
+prepare('SELECT idemq.commit(id, token) FROM held');
+is_sql($node, "SELECT idemq.reap('q')", 0, 'a prepared commit keeps the reaper out');
+sql($node, "ROLLBACK PREPARED 'p'");
+sql($node, "UPDATE idemq.jobs SET deadline = claimed_at WHERE id = 1");
+ok($node->poll_query_until('postgres', "SELECT count(*) = 1 FROM idemq.claim('q', 10) WHERE id = 1"),
+	'its job is claimed after ROLLBACK PREPARED');
+is_sql($node, 'SELECT idemq.try_commit(id, token) FROM held', 'stale', 'and the old token is stale');
+
+# A crash in between.
+foreach my $end ('COMMIT', 'ROLLBACK')
+{
+	reset_queues();
+	prepare("SELECT idemq.fail(id, token, retry_in => '0') FROM held; SELECT idemq.enqueue('q', '4')");
+	$node->stop('immediate');
+	$node->start;
+	is_sql($node, $drain, '2', 'others go on after a crash');
+	sql($node, "$end PREPARED 'p'");
+	is_sql($node, $drain, $end eq 'COMMIT' ? "1\n4" : '', "$end PREPARED after a crash: claimable at once");
+}
+
+# Queues.
+reset_queues();
+prepare("SELECT idemq.create_queue('new')");
+is_state($node, "SELECT idemq.enqueue('new', '1')", 'IQ005', 'a queue that is prepared is not there');
+sql($node, "COMMIT PREPARED 'p'");
+is_state($node, "SELECT idemq.enqueue('new', '1')", '00000', 'after COMMIT PREPARED it is');
+prepare("SELECT idemq.pause('q')");
+sql($node, "ROLLBACK PREPARED 'p'");
+is_sql($node, $drain, '2', 'a pause that was undone');
+prepare("SELECT idemq.drop_queue('new', force => true)");
+sql($node, "COMMIT PREPARED 'p'");
+is_state($node, "SELECT idemq.enqueue('new', '1')", 'IQ005', 'a queue that was dropped');
+
+# An attached lease ends with its session, so it cannot be prepared.
+reset_queues();
+is_state($node, "BEGIN; SELECT * FROM idemq.claim('q', attach => true); PREPARE TRANSACTION 'p'", '0A000',
+	'an attached claim cannot be prepared');
+is_sql($node, 'SELECT count(*) FROM pg_prepared_xacts', 0, 'and is not');
+is_sql($node, $drain, '2', 'its job is claimable at once');
+
+$node->stop;
+done_testing();

@@ -1,0 +1,90 @@
+# Shared tables that are full: everything works, with leases on the rows alone.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('full', 'idemq.max_leases' => 2, 'idemq.max_queues' => 1);
+my @queues = ('q', 'r', 's');
+
+sql($node, "SELECT idemq.create_queue('r', lease => '1 h'); SELECT idemq.create_queue('s', lease => '1 h');
+	CREATE TABLE held (id bigint, token bigint, queue text);
+	CREATE TABLE effects (job bigint)");
+
+# Twenty jobs in flight.
+foreach my $queue (@queues)
+{
+	sql($node, "SELECT idemq.enqueue('$queue', to_jsonb(n)) FROM generate_series(1, 8) n");
+	sql($node, "INSERT INTO held SELECT id, token, '$queue' FROM idemq.claim('$queue', 4)");
+}
+sql($node, "INSERT INTO held SELECT id, token, queue FROM idemq.claim_any(ARRAY['q', 'r', 's'], 8)");
+is_sql($node, 'SELECT count(*), count(DISTINCT id) FROM held', '20|20', 'twenty jobs are claimed');
+is_sql($node, "SELECT count(*) FROM held h JOIN idemq.jobs j USING (id, token) WHERE j.status = 'processing'", 20,
+	'each with its token');
+is_sql($node, 'SELECT string_agg(DISTINCT outcome::text, \' \') FROM held h, idemq.claim_job(h.id)', 'locked',
+	'claim_job: all are locked');
+is_sql($node, 'SELECT count(*) FROM held h, idemq.claim_job(h.id) c WHERE c.retry_after > clock_timestamp()', 20,
+	'until their deadlines');
+is_sql($node, 'SELECT string_agg(DISTINCT idemq.commit_once(id)::text, \' \') FROM held', 'locked', 'commit_once: too');
+is_sql($node, 'SELECT string_agg(DISTINCT idemq.validate(id, token)::text, \' \') FROM held', 'current', 'validate');
+is_sql($node, "SELECT string_agg(DISTINCT idemq.heartbeat(id, token, '1 h')::text, ' ') FROM held", 'current', 'heartbeat');
+is_sql($node, 'SELECT string_agg(DISTINCT outcome::text, \' \') FROM
+	idemq.heartbeat_many((SELECT array_agg(id) FROM held), (SELECT array_agg(token) FROM held))', 'current', 'heartbeat_many');
+is_sql($node, 'SELECT sum(idemq.reap(queue)) FROM (SELECT DISTINCT queue FROM held) q', 0, 'nothing has expired');
+
+# Undone claims.
+is_sql($node, "BEGIN; SAVEPOINT a; SELECT count(*) FROM idemq.claim('s', 10); ROLLBACK TO a;
+	SELECT count(*) FROM idemq.claim('s', 10); ROLLBACK", "4\n4", 'a claim rolled back to a savepoint');
+is_sql($node, "SELECT count(*) FROM idemq.claim('s', 10)", 4, 'and wholly: claimable at once');
+
+# Ends of attempts.
+sql($node, 'INSERT INTO effects SELECT id FROM (SELECT id, idemq.commit(id, token) FROM held ORDER BY id LIMIT 5) x');
+is_sql($node, "SELECT count(*) FROM effects e JOIN idemq.jobs j ON j.id = e.job WHERE j.status = 'completed'", 5, 'commit');
+is_sql($node, 'SELECT idemq.try_commit(id, token) FROM held ORDER BY id LIMIT 1', 'already_committed', 'a repeated commit');
+is_sql($node, "SELECT string_agg(DISTINCT outcome::text, ' ') FROM idemq.fail_many(
+	(SELECT array_agg(id) FROM held WHERE queue = 'r'), (SELECT array_agg(token) FROM held WHERE queue = 'r'),
+	retry_in => '0')", 'retrying', 'fail_many') or diag sql($node, 'SELECT * FROM held ORDER BY id');
+is_sql($node, "SELECT count(*) FROM idemq.claim('r', 20) WHERE attempt = 2", sql($node, "SELECT count(*) FROM held WHERE queue = 'r'"),
+	'failed jobs are claimable at once');
+
+# Expiry: those that beat live, the others come back, once each.
+sql($node, "TRUNCATE held; SELECT idemq.drop_queue(name, force => true) FROM idemq.queues;
+	SELECT idemq.create_queue(name, lease => '1 s') FROM unnest(ARRAY['q', 'r', 's']) name;
+	SELECT idemq.enqueue(name, to_jsonb(n)) FROM unnest(ARRAY['q', 'r', 's']) name, generate_series(1, 6) n;
+	INSERT INTO held SELECT id, token, queue FROM idemq.claim_any(ARRAY['q', 'r', 's'], 18)");
+is_sql($node, "SELECT count(idemq.heartbeat(id, token, '1 h')) FROM held WHERE id % 3 = 0", 6, 'six jobs beat');
+sql($node, 'CREATE TABLE second AS SELECT id, token, queue FROM held LIMIT 0');
+ok($node->poll_query_until('postgres', "INSERT INTO second SELECT id, token, queue
+	FROM idemq.claim_any(ARRAY['q', 'r', 's'], 100, lease => '1 h');
+	SELECT count(*) >= 12 FROM second"), 'the others come back') or diag sql($node, 'SELECT * FROM idemq.jobs');
+is_sql($node, 'SELECT count(*), count(DISTINCT s.id), min(s.id % 3), bool_and(s.token > h.token)
+	FROM second s JOIN held h USING (id)', '12|12|1|t', 'each once, with a greater token');
+is_sql($node, "SELECT string_agg(DISTINCT o, ' ' ORDER BY o) FROM (SELECT idemq.try_commit(id, token)::text AS o FROM held) x",
+	'committed stale', 'who beat commits, who did not is stale');
+is_sql($node, 'SELECT count(*) FROM second s, idemq.commit(s.id, s.token)', 12, 'the second attempts commit');
+
+# Many workers at once: nothing twice, nothing lost.
+my $work = "$PostgreSQL::Test::Utils::tmp_check/full.sql";
+append_to_file($work, q{
+SELECT idemq.enqueue(chr(ascii('q') + :client_id % 3), '1');
+SELECT id, token FROM (SELECT 0 AS id, 0 AS token, 1 AS n UNION ALL
+	SELECT id, token, 0 FROM idemq.claim_any(ARRAY['q', 'r', 's'], 1)) x ORDER BY n LIMIT 1 \gset
+SELECT idemq.heartbeat(:id, :token);
+INSERT INTO effects SELECT id FROM idemq.commit_many(ARRAY[:id], ARRAY[:token]) WHERE outcome = 'committed';
+});
+sql($node, "TRUNCATE effects; SELECT idemq.purge(name) FROM idemq.queues;
+	SELECT idemq.alter_queue(name, lease => '1 h') FROM idemq.queues");
+$node->command_checks_all([ 'pgbench', '-n', '-c', 8, '-t', 150, '-f', $work, '-h', $node->host, '-p', $node->port, 'postgres' ],
+	0, [qr/processed: 1200/], [qr/^(?!.*error)/is], 'eight workers');
+sql($node, "INSERT INTO effects SELECT id FROM (SELECT id, idemq.commit(id, token)
+	FROM idemq.claim_any(ARRAY['q', 'r', 's'], 10000)) x");
+is_sql($node, 'SELECT status, count(*) FROM idemq.jobs GROUP BY 1', 'completed|1200', 'no job is lost');
+is_sql($node, 'SELECT count(*), count(DISTINCT job) FROM effects', '1200|1200', 'every effect happened once');
+
+$node->stop;
+done_testing();
