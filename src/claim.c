@@ -196,8 +196,7 @@ claim_priority(ClaimCall *call, JobsTable *table, int priority)
 		}
 	}
 	idemq_jobs_scan_end(table);
-	idemq_cursor_advance(call->queue.slot, call->queue.id, &call->view, priority, scan.reach,
-						 stretch);
+	idemq_cursor_advance(&call->view, call->queue.id, priority, scan.reach, stretch);
 }
 
 /* Claims from the queue at hand, from its cursors or from the start of the index. */

@@ -86,14 +86,15 @@ idemq_cursor_unset_locked(QueueSlot *slot)
 void
 idemq_cursor_read(QueueSlot *slot, int32 queue_id, CursorView *view)
 {
-	view->shared = idemq_slot_lock(&slot, queue_id, LW_SHARED);
-	if (!view->shared)
+	view->slot = NULL;
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
 	{
 		view->seq = 0;
 		for (int p = 0; p < IDEMQ_PRIORITIES; p++)
 			view->from[p] = view->stretch[p] = READY_KEY_MIN;
 		return;
 	}
+	view->slot = slot;
 	view->seq = slot->seq;
 	memcpy(view->from, slot->cursor, sizeof(view->from));
 	memcpy(view->stretch, slot->stretch, sizeof(view->stretch));
@@ -106,13 +107,19 @@ idemq_cursor_read(QueueSlot *slot, int32 queue_id, CursorView *view)
  * stretch: where it looked ahead to, READY_KEY_MIN when it did not.
  */
 void
-idemq_cursor_advance(QueueSlot *slot, int32 queue_id, const CursorView *view, int priority,
-					 ReadyKey to, ReadyKey stretch)
+idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, ReadyKey to,
+					 ReadyKey stretch)
 {
+	QueueSlot *slot = view->slot;
 	History *history;
 
-	if (!view->shared || !idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+	if (slot == NULL || !idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
 		return;
+	if (slot != view->slot) /* the history of another slot says nothing about our view */
+	{
+		LWLockRelease(&slot->lock);
+		return;
+	}
 	if (ready_key_less(slot->stretch[priority], stretch))
 		slot->stretch[priority] = stretch;
 	history = &slot->history[priority];

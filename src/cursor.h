@@ -13,12 +13,12 @@ typedef struct CursorView
 	uint64 seq; /* number of lowerings until then */
 	ReadyKey from[IDEMQ_PRIORITIES];
 	ReadyKey stretch[IDEMQ_PRIORITIES]; /* a scan may stop there first; see cursor.c */
-	bool shared;						/* false: no slot, from is the start of the index */
+	QueueSlot *slot;					/* NULL: there was none, from is the start of the index */
 } CursorView;
 
 extern void idemq_cursor_read(QueueSlot *slot, int32 queue_id, CursorView *view);
-extern void idemq_cursor_advance(QueueSlot *slot, int32 queue_id, const CursorView *view,
-								 int priority, ReadyKey to, ReadyKey stretch);
+extern void idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, ReadyKey to,
+								 ReadyKey stretch);
 extern void idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to);
 extern void idemq_cursor_unset(QueueSlot *slot, int32 queue_id);
 extern void idemq_cursor_unset_locked(QueueSlot *slot);

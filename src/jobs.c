@@ -118,7 +118,6 @@ idemq_jobs_open(JobsTable *table)
 {
 	idemq_jobs_check_writable();
 	idemq_jobs_open_to_read(table);
-	CheckCmdReplicaIdentity(table->rel, CMD_UPDATE);
 }
 
 static void
@@ -345,6 +344,15 @@ idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wa
 	return write_result(result);
 }
 
+/* Raises 55000 when a publication wants what the table's replica identity does not give. */
+static void
+check_replica_identity(JobsTable *table, CmdType command)
+{
+	if (table->checked != command)
+		CheckCmdReplicaIdentity(table->rel, command);
+	table->checked = command;
+}
+
 /* Makes the new version of a row: the old one's columns, and what changes. */
 static void
 fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
@@ -387,6 +395,7 @@ idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, Job
 	UpdateIndexes indexes;
 	TM_Result result;
 
+	check_replica_identity(table, CMD_UPDATE);
 	if (needs_lock(table, job, wait))
 	{
 		JobWrite locked = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, wait);
@@ -416,6 +425,7 @@ idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait)
 	ItemPointerData tid = job->row->tts_tid;
 	TM_FailureData failure;
 
+	check_replica_identity(table, CMD_DELETE);
 	if (needs_lock(table, job, wait))
 	{
 		JobWrite locked = idemq_jobs_lock(table, job, LockTupleExclusive, wait);

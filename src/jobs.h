@@ -8,6 +8,7 @@
 #include "access/genam.h"
 #include "executor/tuptable.h"
 #include "nodes/lockoptions.h"
+#include "nodes/nodes.h"
 #include "utils/rel.h"
 #include "utils/snapshot.h"
 
@@ -48,6 +49,7 @@ typedef struct JobsTable
 	Relation rel;
 	MemoryContext context; /* of what lives as long as the table is open */
 	bool simple;		   /* nothing on the table asks for the executor */
+	CmdType checked;	   /* the replica identity was, for this command */
 	Snapshot snapshot;	   /* registered; taken for this call */
 	Snapshot crosscheck;   /* above READ COMMITTED, the transaction's own */
 	TupleTableSlot *row;   /* the version last fetched */

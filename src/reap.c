@@ -64,7 +64,9 @@ is_attempt(const Job *job, int64 token)
 
 /*
  * Takes back one expired lease of the queue; returns whether it did.  What this
- * transaction itself has locked, it does not reap.
+ * transaction itself has locked, it does not reap.  The table's snapshot must be
+ * younger than the caller's knowledge of the lease: a row that does not show that
+ * attempt has moved on.
  */
 bool
 idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 token)
@@ -75,16 +77,21 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 	if (!idemq_lease_begin_reap(job_id, token))
 		return false;
 	idemq_xact_note_end(queue->slot, queue->id, job_id, token);
-	if (!idemq_jobs_fetch(table, job_id, &job) || job.queue_id != queue->id)
+	if (!idemq_jobs_fetch(table, job_id, &job))
 		return false; /* the entry of a job that is gone goes too */
-	if (!is_attempt(&job, token) && job.token >= token)
+	if (job.queue_id != queue->id)
+	{
+		/* Moved by hand: the entry goes, and its new queue looks for it. */
+		idemq_xact_note_recovery(NULL, job.queue_id);
+		return false;
+	}
+	if (!is_attempt(&job, token))
 	{
 		if (job.is_ready)
 			idemq_xact_note_lower(queue->slot, queue->id, job.priority, job_ready_key(&job));
 		return false;
 	}
-	/* An older token: the lease began after our snapshot. */
-	if (job.token == token && !idemq_jobs_is_mine(&job) && reap_row(table, &job, queue))
+	if (!idemq_jobs_is_mine(&job) && reap_row(table, &job, queue))
 		return true;
 	idemq_xact_undo_last();
 	idemq_slot_note_deadline(queue->slot, queue->id, idemq_mono_now() + LEASE_BUSY_RETRY);
@@ -131,8 +138,8 @@ idemq_row_deadline(const Job *job)
 
 /*
  * Notes a job in processing whose lease has no entry, and adopts it.  Returns
- * false when somebody holds its row: he may be ending it, and the caller must
- * not pass it.
+ * false when that cannot be done now: somebody holds its row, and may be ending
+ * it, or this transaction itself has written it.
  */
 bool
 idemq_lost_lease_note(LostLeases *lost, const Job *job)
@@ -145,9 +152,9 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job)
 
 	if (!idemq_jobs_is_free(job))
 		return false;
-	/* Our own claim, not committed: a rollback would leave the entry behind. */
+	/* Our own version, not committed: a rollback would leave the entry behind. */
 	if (idemq_jobs_is_own(job))
-		return true;
+		return false;
 	take = idemq_lease_adopt(job->id, job->token, job->queue_id, mono,
 							 job->deadline - job->claimed_at);
 	/* At once: should an error keep it from being settled, it is reaped at worst. */

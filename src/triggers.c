@@ -78,7 +78,8 @@ note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
 		return;
 	if (new_row != NULL &&
 		DatumGetObjectId(column(rel, new_row, COL_STATUS, &isnull)) == processing &&
-		DatumGetInt64(column(rel, new_row, COL_TOKEN, &isnull)) == token)
+		DatumGetInt64(column(rel, new_row, COL_TOKEN, &isnull)) == token &&
+		DatumGetInt32(column(rel, new_row, COL_QUEUE_ID, &isnull)) == queue_id)
 		return;
 	(void) idemq_queue_by_id(queue_id, &queue);
 	idemq_xact_note_end(queue.slot, queue_id, id, token);
@@ -99,7 +100,7 @@ note_begin_of_attempt(Relation rel, HeapTuple tuple)
 	if (DatumGetObjectId(column(rel, tuple, COL_STATUS, &isnull)) !=
 		idemq_catalog()->status[JOB_PROCESSING])
 		return;
-	if (idemq_lease_get(id, &lease) && lease.token == token)
+	if (idemq_lease_get(id, &lease) && lease.token == token && lease.queue_id == queue_id)
 		return;
 	if (idemq_queue_by_id(queue_id, &queue))
 		idemq_xact_note_recovery(queue.slot, queue_id);

@@ -294,6 +294,8 @@ undo(const Touch *touch)
 			if (idemq_lease_cancel_end(touch->job_id, touch->token))
 				idemq_slot_note_deadline(touch->slot, touch->queue_id,
 										 idemq_mono_now() + LEASE_BUSY_RETRY);
+			else /* it had no entry, and a search may have missed it because of us */
+				idemq_slot_need_recovery(touch->slot, touch->queue_id);
 			break;
 		case TOUCH_CREATE_QUEUE:
 			idemq_slot_forget_queue(touch->queue_id);
@@ -340,7 +342,10 @@ forget_all(void)
 	ntouches = max_touches = nlowers = max_lowers = 0;
 }
 
-/* Refuses what cannot be prepared: an attached lease ends with a session. */
+/*
+ * Refuses what cannot be prepared: an attached lease ends with a session, and
+ * whoever commits the transaction does not know what it dropped.
+ */
 static void
 check_prepare(void)
 {
@@ -351,6 +356,12 @@ check_prepare(void)
 					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 					 errmsg("cannot PREPARE a transaction that has claimed jobs with attach"),
 					 errhint("Claim without attach => true.")));
+		if (touches[i].kind == TOUCH_FORGET || touches[i].kind == TOUCH_DROP_QUEUE)
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg(
+						 "cannot PREPARE a transaction that dropped or truncated queues or jobs"),
+					 errhint("Do that in a transaction of its own.")));
 	}
 }
 

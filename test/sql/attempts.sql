@@ -68,7 +68,20 @@ SELECT idemq.fail(id, token, '', '0') FROM idemq.claim('q');
 SELECT length(error), md5(error) FROM idemq.attempts WHERE job_id = :id ORDER BY ended_at;
 SELECT last_error FROM idemq.job(:id);
 
--- They go with the job: purged, and with the queue.
+-- They go with the job: deleted by its commit,
+SELECT idemq.create_queue('gone', retention => '0', lease => '1 h') > 0 AS made;
+SELECT (idemq.enqueue('gone', '1')).id \gset
+SELECT idemq.fail(id, token, 'once', '0') FROM idemq.claim('gone');
+SELECT idemq.release(id, token) FROM idemq.claim('gone');
+SELECT count(*) FROM idemq.attempts WHERE job_id = :id;
+SELECT idemq.commit(id, token) FROM idemq.claim('gone');
+SELECT count(*) FROM idemq.attempts WHERE job_id = :id;
+SELECT (idemq.enqueue('gone', '2')).id \gset
+SELECT idemq.release(id, token) FROM idemq.claim('gone');
+SELECT idemq.commit_once(:id);
+SELECT count(*) FROM idemq.attempts WHERE job_id = :id;
+SELECT idemq.drop_queue('gone');
+-- purged, and with the queue.
 SELECT (idemq.enqueue('p', '1')).id \gset
 SELECT idemq.fail(id, token, 'of p', permanent => true) FROM idemq.claim('p');
 SELECT queue_id = :p AS of_p, count(*) FROM idemq.attempts GROUP BY 1 ORDER BY 1;

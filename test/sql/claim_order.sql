@@ -125,3 +125,13 @@ BEGIN
 END $$;
 SELECT count(*), count(*) FILTER (WHERE nth <> should) AS out_of_order
 FROM (SELECT nth, row_number() OVER (ORDER BY priority, ready_at, id) AS should FROM in_order JOIN idemq.jobs USING (id)) s;
+
+-- Ids to the end of the sequence.
+DELETE FROM idemq.jobs;
+ALTER TABLE idemq.jobs ALTER COLUMN id RESTART WITH 9223372036854775805;
+SELECT count(idemq.enqueue('q', to_jsonb(g), run_at => '2001-01-01')) FROM generate_series(1, 3) g;
+SELECT idemq.enqueue('q', '4');
+SELECT id, payload FROM idemq.claim('q', 2);
+SELECT id, payload FROM idemq.claim('q', 2);
+SELECT outcome, count(*) FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens FROM idemq.jobs) s, idemq.commit_many(ids, tokens) GROUP BY 1;
+SELECT id, status FROM idemq.jobs ORDER BY id;

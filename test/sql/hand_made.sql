@@ -34,6 +34,37 @@ SELECT count(*) FROM idemq.claim('q');
 SELECT (idemq.enqueue('q', '"renumbered"')).id \gset
 UPDATE idemq.jobs SET id = 5000 WHERE id = :id;
 SELECT id, payload FROM idemq.claim('q');
+-- As a replica, as logical replication and pg_restore --disable-triggers write.
+SET session_replication_role = replica;
+INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+	VALUES (:q, now(), 4, 3, 'pending', '2001-01-01', '"replicated"');
+SELECT payload FROM idemq.claim('q');
+SELECT (idemq.enqueue('q', '"by a replica"', key => 'replica')).outcome;
+SELECT payload, idemq.commit(id, token) FROM idemq.claim('q');
+RESET session_replication_role;
+ALTER TABLE idemq.jobs DISABLE TRIGGER ALL;
+INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+	VALUES (:q, now(), 4, 3, 'pending', '2001-01-01', '"unnoticed"');
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
+-- (The net below the triggers: a queue that looks empty is looked through once a second.)
+DO $$
+BEGIN
+	FOR i IN 1 .. 1000 LOOP
+		EXIT WHEN EXISTS (SELECT FROM idemq.claim('q'));
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+END $$;
+SELECT status, attempt FROM idemq.jobs WHERE payload = '"unnoticed"';
+-- Times that no function would take.
+INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, expires_at, payload)
+	VALUES (:q, '-infinity', 4, 3, 'pending', '-infinity', 'infinity', '"from eternity"'), (:q, 'infinity', 0, 3, 'pending', 'infinity', NULL, '"to eternity"');
+SELECT payload, enqueued_at FROM idemq.claim('q', 10);
+SELECT outcome, retry_after FROM idemq.jobs j, idemq.claim_job(j.id) WHERE j.payload = '"to eternity"';
+INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+	VALUES (:q, now(), 4, 3, 'pending', NULL, '"nowhere"'), (:q, now(), 50, 3, 'pending', now(), '"too low"'), (:q, now(), -1, 3, 'pending', now(), '"too high"');
+SELECT payload FROM idemq.claim('q', 10);
+SELECT j.payload, outcome FROM idemq.jobs j, LATERAL idemq.claim_job(j.id) WHERE j.status = 'pending' ORDER BY j.id;
 -- Undone, they are not.
 BEGIN;
 INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
@@ -101,13 +132,53 @@ INSERT INTO idemq.jobs (id, queue_id, created_at, priority, max_attempts, status
 		(102, :q, now(), 4, 3, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 s', now() + interval '1 h', '"running"'),
 		(103, :q, now(), 4, 3, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 s', now() + interval '1 h', '"committed"');
 SELECT idemq.commit(103, 17);
-CREATE TABLE again AS SELECT payload, attempt, token FROM idemq.claim('q', 10);
-SELECT pg_sleep(0.02);
-INSERT INTO again SELECT payload, attempt, token FROM idemq.claim('q', 10);
-SELECT payload, attempt, token > 17 AS grew FROM again;
+-- (A claim looks for them a stretch at a time; idemq.reap for all at once.)
+DO $$
+BEGIN
+	FOR i IN 1 .. 500 LOOP
+		EXIT WHEN EXISTS (SELECT FROM idemq.claim('q'));
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+END $$;
+SELECT payload, status, attempt, token > 17 AS grew FROM idemq.jobs ORDER BY id;
 SELECT idemq.heartbeat(102, 17), idemq.try_commit(101, 17), idemq.reap('q');
 SELECT idemq.commit(102, 17);
-SELECT payload, status, attempt FROM idemq.jobs ORDER BY id;
+INSERT INTO idemq.jobs (id, queue_id, created_at, priority, max_attempts, status, attempt, token, ready_at, claimed_at, deadline, payload)
+	SELECT 200 + n, :q, now(), 9, 1, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 h', now() - interval '1 h' + interval '1 ms', '"over, the last"' FROM generate_series(1, 3000) n;
+SELECT idemq.reap('q');
+SELECT payload, status, attempt, count(*) FROM idemq.jobs GROUP BY 1, 2, 3 ORDER BY 1;
+DELETE FROM idemq.jobs;
+
+-- Settings and grants changed by hand count at once; nonsense does no harm.
+UPDATE idemq.queues SET lease = '3 h', name = 'renamed' WHERE name = 'p';
+SELECT (idemq.enqueue('renamed', '1')).outcome;
+SELECT round(extract(epoch FROM deadline - now())) FROM idemq.claim('renamed');
+SELECT idemq.enqueue('p', '1');
+UPDATE idemq.queues SET name = 'p', lease = '-1 s', max_attempts = 0, retry_base = '-1 s', retry_factor = 'NaN', retry_max = '-1 s', retry_jitter = 'Infinity',
+	retention = '-1 s', idempotency_window = '-1 s' WHERE name = 'renamed';
+SELECT (idemq.enqueue('p', '2', key => 'k')).outcome;
+SELECT payload, attempt, idemq.fail(id, token, 'x') FROM idemq.claim('p', lease => '1 h');
+SELECT (idemq.enqueue('p', '2', key => 'k', max_attempts => 9)).outcome;
+SELECT payload, idemq.fail(id, token, 'x') FROM idemq.claim('p', lease => '1 h');
+SELECT count(idemq.retry(id)) FROM idemq.jobs WHERE status = 'failed';
+SELECT payload, idemq.commit(id, token) FROM idemq.claim('p', lease => '1 h');
+INSERT INTO idemq.queue_grants VALUES (:p, 'pg_monitor', 'claim'), (:p, 'no_such_role', 'admin');
+SET ROLE pg_monitor;
+SELECT count(*) FROM idemq.claim('p', lease => '1 h');
+RESET ROLE;
+DELETE FROM idemq.queue_grants;
+SET ROLE pg_monitor;
+SELECT count(*) FROM idemq.claim('p', lease => '1 h');
+RESET ROLE;
+UPDATE idemq.queues SET lease = '1 h', max_attempts = 20, retry_base = '1 s', retry_factor = 2, retry_max = '1 h', retry_jitter = 0, retention = '1 day',
+	idempotency_window = '1 day' WHERE name = 'p';
+-- A queue deleted by hand: its jobs are there, and nobody's.
+SELECT idemq.create_queue('orphaned') AS orphaned \gset
+SELECT (idemq.enqueue('orphaned', '1')).id \gset
+SELECT token FROM idemq.claim('orphaned') \gset
+DELETE FROM idemq.queues WHERE name = 'orphaned';
+SELECT idemq.try_commit(:id, :token), idemq.heartbeat(:id, :token), idemq.cancel(:id);
+SELECT count(*) FROM idemq.job(:id);
 DELETE FROM idemq.jobs;
 
 -- Row triggers fire for every way in which a job changes, with the right OLD and NEW.

@@ -115,6 +115,21 @@ COMMIT;
 SELECT count(*) FROM idemq.claim('q', 10);
 SELECT count(*) FROM idemq.claim('q', 10);
 
+-- Another database is a world of its own, with the same ids.
+SELECT current_database() AS here \gset
+CREATE DATABASE idemq_elsewhere;
+\c idemq_elsewhere
+CREATE EXTENSION idemq;
+SELECT idemq.create_queue('q', lease => '1 h');
+SELECT count(idemq.enqueue('q', to_jsonb(g))) FROM generate_series(1, 3) g;
+SELECT array_agg(id ORDER BY id) FROM idemq.claim('q', 10);
+SELECT count(*) FROM idemq.claim('q', 10);
+\c :here
+SELECT idemq.create_queue('elsewhere');
+DROP DATABASE idemq_elsewhere;
+SELECT outcome, count(*) FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens FROM idemq.jobs) s, idemq.heartbeat_many(ids, tokens) GROUP BY 1;
+SELECT outcome, count(*) FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens FROM idemq.jobs) s, idemq.commit_many(ids, tokens) GROUP BY 1;
+
 -- A planted schema fails closed; the extension stays in its schema.
 DROP EXTENSION idemq;
 CREATE SCHEMA idemq;

@@ -98,16 +98,23 @@ EXCEPTION WHEN SQLSTATE 'UNDO0' THEN
 END $$;
 
 -- How the job can be used: a job that is ready is claimed once and committed; one in
--- processing is its worker's; others are nobody's.
+-- processing is its worker's, one whose lease is over the next one's; others are nobody's.
 CREATE FUNCTION use(state text, id bigint, token bigint) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
 	IF state IN ('pending', 'failed') THEN
 		RETURN (SELECT string_agg(attempt || ' ' || idemq.commit(c.id, c.token), ' ') FROM idemq.claim('undo', 10) c)
 			|| (SELECT CASE WHEN count(*) > 0 THEN ' claimed twice' ELSE '' END FROM idemq.claim('undo', 10));
 	END IF;
-	RETURN idemq.validate(id, token) || (SELECT CASE WHEN count(*) > 0 AND state <> 'over' THEN ' claimed' ELSE '' END FROM idemq.claim('undo', 10))
-		|| CASE state WHEN 'processing' THEN ' ' || idemq.commit(id, token)
-			ELSE ' ' || idemq.try_commit(id, token) END;
+	IF state = 'over' THEN
+		-- A reap that did not come through is tried again after a while.
+		FOR i IN 1 .. 500 LOOP
+			EXIT WHEN EXISTS (SELECT FROM idemq.claim('undo'));
+			PERFORM pg_sleep(0.01);
+		END LOOP;
+		RETURN 'attempt ' || (SELECT attempt FROM idemq.job(id)) || ' ' || idemq.try_commit(id, token);
+	END IF;
+	RETURN idemq.validate(id, token) || (SELECT CASE WHEN count(*) > 0 THEN ' claimed' ELSE '' END FROM idemq.claim('undo', 10))
+		|| ' ' || CASE state WHEN 'processing' THEN idemq.commit(id, token) ELSE idemq.try_commit(id, token) END;
 END $$;
 
 CREATE TABLE results (ord int, mode text, answer text, undone boolean, used text);

@@ -1,0 +1,132 @@
+# Install, dump and restore: what CREATE EXTENSION says without preload, and
+# what a dump brings into another database.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('dump');
+my $file = "$PostgreSQL::Test::Utils::tmp_check/dump";
+
+sql($node, q{
+	CREATE ROLE producer; CREATE ROLE "Odd Worker";
+	SELECT idemq.create_queue('other', lease => '2 h', max_attempts => 3);
+	SELECT idemq.grant_queue('q', 'producer', 'enqueue');
+	SELECT idemq.grant_queue('q', '"Odd Worker"', 'claim');
+	SELECT idemq.enqueue('q', '1', key => 'k');
+	SELECT idemq.enqueue('q', '2', headers => '{"trace": 1}');
+	SELECT idemq.enqueue('q', '3', delay => '1 h');
+	SELECT idemq.enqueue('other', to_jsonb(repeat('x', 100000)));
+	SELECT idemq.enqueue('q', '5', priority => 0);
+	SELECT idemq.commit(id, token, '"done"') FROM idemq.claim('q');
+	SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.claim('q');
+	CREATE TABLE held AS SELECT id, token FROM idemq.claim('q');
+	CREATE TABLE app (job bigint REFERENCES idemq.jobs);
+	INSERT INTO app SELECT min(id) FROM idemq.jobs;
+	GRANT EXECUTE ON FUNCTION idemq.create_queue TO producer;
+});
+my $content = q{
+	SELECT j FROM idemq.jobs j ORDER BY id;
+	SELECT md5(payload::text) FROM idemq.jobs ORDER BY id;
+	SELECT q FROM idemq.queues q ORDER BY 1;
+	SELECT g FROM idemq.queue_grants g ORDER BY 1;
+	SELECT a FROM idemq.attempts a ORDER BY 1;
+	SELECT * FROM app; SELECT * FROM held};
+my $before = sql($node, $content);
+
+# ---- Dump and restore
+
+foreach my $format ('custom', 'plain')
+{
+	my $db = "copy_$format";
+
+	command_ok([ 'pg_dump', '-h', $node->host, '-p', $node->port, "-F$format", '-f', "$file.$format", 'postgres' ],
+		"pg_dump -F$format");
+	sql($node, "CREATE DATABASE $db");
+	my @restore = ('-h', $node->host, '-p', $node->port, '-d', $db);
+	$node->command_checks_all(
+		$format eq 'plain' ? [ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', @restore, '-f', "$file.plain" ]
+		: [ 'pg_restore', '-e', @restore, "$file.custom" ], 0, [qr/^/], [qr/^$/], "restore -F$format");
+	is(sql($node, $content, $db), $before, "$format: rows are the same");
+	is_sql($node, 'SELECT status, token = (SELECT token FROM held) FROM idemq.jobs WHERE id = (SELECT id FROM held)',
+		'processing|t', "$format: the job in flight is in flight", $db);
+	is_sql($node, 'SELECT outcome, retry_after > clock_timestamp() FROM held h, idemq.claim_job(h.id)', 'locked|t',
+		"$format: and locked", $db);
+	is_sql($node, "SELECT count(*), min(attempt) FROM idemq.claim('q', 10)", '1|2', "$format: ready jobs are claimable", $db);
+	is_sql($node, "SELECT id > (SELECT max(id) FROM idemq.jobs) FROM idemq.enqueue('q', '6')", 't',
+		"$format: new ids are greater", $db);
+	is_sql($node, "SELECT idemq.create_queue('new') > (SELECT max(queue_id) FROM idemq.queues)", 't',
+		"$format: new queue ids too", $db);
+	is_sql($node, "SELECT outcome, status FROM idemq.enqueue('q', '1', key => 'k')", 'duplicate|processing',
+		"$format: keys are remembered", $db);
+	is_sql($node, "SELECT idemq.commit(id, token) FROM held", 'committed', "$format: the worker's token commits", $db);
+	is_sql($node, 'SET ROLE producer; SELECT outcome FROM idemq.enqueue(\'q\', \'7\')', 'accepted',
+		"$format: a producer's grant", $db);
+	is_state($node, "SET ROLE producer; SELECT * FROM idemq.claim('q')", '42501', "$format: is no more than that", $db);
+	is_sql($node, 'SET ROLE "Odd Worker"; SELECT count(*) FROM idemq.claim(\'q\', 10)', 2, "$format: a worker's grant", $db);
+	is_state($node, "SET ROLE producer; SELECT idemq.create_queue('mine')", '00000', "$format: rights on functions", $db);
+	is(sql($node, $content), $before, "$format: the original is as it was");
+}
+
+# ---- Databases come and go
+
+is_state($node, 'DROP DATABASE copy_plain', '00000', 'DROP DATABASE right after use');
+is_state($node, 'CREATE DATABASE twin TEMPLATE copy_custom', '00000', 'CREATE DATABASE TEMPLATE');
+my $left = sql($node, "SELECT id FROM idemq.enqueue('q', '8')", 'twin');
+is_sql($node, "SELECT id - $left FROM idemq.claim('q')", 0, 'the twin works', 'twin');
+is_sql($node, "SELECT count(*) FROM idemq.claim('q')", 0, 'its original has jobs of its own', 'copy_custom');
+sql($node, 'DROP DATABASE twin');
+sql($node, 'CREATE DATABASE twin TEMPLATE copy_custom');
+$left = sql($node, "SELECT id FROM idemq.enqueue('q', '9')", 'twin');
+is_sql($node, "SELECT id - $left FROM idemq.claim('q')", 0, 'a database of the same name is another', 'twin');
+
+# ---- DROP EXTENSION and back
+
+sql($node, 'CREATE DATABASE again');
+sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h');
+	SELECT idemq.enqueue('q', '1'); SELECT * FROM idemq.claim('q'); DROP EXTENSION idemq", 'again');
+is_state($node, "SELECT idemq.claim('q')", '3F000', 'without the extension', 'again');
+is_sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q');
+	SELECT id FROM idemq.enqueue('q', '1'); SELECT id, attempt FROM idemq.claim('q')", "1\n1\n1|1",
+	'a new extension starts from nothing', 'again');
+sql($node, 'CREATE DATABASE planted');
+is_state($node, 'CREATE SCHEMA idemq; CREATE EXTENSION idemq', '42P06', 'a planted schema fails closed', 'planted');
+is_state($node, 'DROP SCHEMA idemq; CREATE EXTENSION idemq SCHEMA public', '0A000', 'it cannot be put elsewhere', 'planted');
+$node->stop;
+
+# ---- Without preload
+
+foreach my $others ('', 'pg_stat_statements', "auto_explain, pg_stat_statements")
+{
+	my $expected = $others eq '' ? 'idemq' : "$others, idemq";
+	my ($stdout, $stderr);
+
+	$node->adjust_conf('postgresql.conf', 'shared_preload_libraries', "'$others'");
+	if (!$node->start(fail_ok => 1))
+	{
+		note "no $others";
+		next;
+	}
+	sql($node, 'CREATE DATABASE bare') if $others eq '';
+	$node->psql('bare', 'CREATE EXTENSION idemq', stdout => \$stdout, stderr => \$stderr);
+	like($stderr, qr/^shared_preload_libraries = '\Q$expected\E'$/m, "the line to add ($expected)");
+	unlike($stderr, qr/server closed the connection/, 'no crash');
+	is_state($node, 'CREATE EXTENSION idemq', '55000', 'SQLSTATE', 'bare');
+	is_state($node, "SELECT idemq.claim('q')", '55000', 'a function of an installed extension', 'copy_custom');
+	is_state($node, "LOAD 'idemq'", '55000', 'LOAD', 'bare');
+
+	# The very line works.
+	my ($line) = $stderr =~ /^(shared_preload_libraries = .*)$/m;
+	$node->append_conf('postgresql.conf', $line);
+	$node->restart;
+	is_state($node, 'CREATE EXTENSION idemq; DROP EXTENSION idemq', '00000', 'with that line it works', 'bare');
+	$node->stop;
+}
+
+done_testing();
