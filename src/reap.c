@@ -31,7 +31,7 @@
 /* Two looks for a queue's expired leases are at least this far apart. */
 #define REAP_INTERVAL (10 * INT64CONST(1000))
 /* Index entries that a claim looks through for leases that memory lost. */
-#define RECOVERY_STRETCH 1000
+#define RECOVERY_STEP 1000
 /* Without a slot, a session looks through the whole queue that often. */
 #define RECOVERY_INTERVAL USECS_PER_SEC
 /* Leases taken back in one go. */
@@ -209,26 +209,29 @@ idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *qu
 	return reaped;
 }
 
-/* Adopts what a stretch of the ready index has in processing, from point on, and moves it. */
+/*
+ * Adopts what the ready index has in processing, from point to the end of its
+ * priority, or as far as *budget entries reach; moves point and takes off budget.
+ */
 static void
-recover_stretch(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point, LostLeases *lost)
+recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point, int *budget,
+				 LostLeases *lost)
 {
-	int n = 0;
 	ReadyKey key;
 	Job job;
 
 	idemq_jobs_scan_begin(table, queue->id, point->priority, point->from, READY_KEY_MAX);
-	while (n < RECOVERY_STRETCH && idemq_jobs_scan_next(table, &key))
+	while (*budget > 0 && idemq_jobs_scan_next(table, &key))
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(table, &job) &&
 			job.status == JOB_PROCESSING && !idemq_lost_lease_note(lost, &job))
 			point->incomplete = true;
 		point->from = (ReadyKey){key.ready_at, key.id + 1};
-		n++;
+		(*budget)--;
 	}
 	idemq_jobs_scan_end(table);
-	if (n < RECOVERY_STRETCH)
+	if (*budget > 0)
 	{
 		point->priority++;
 		point->from = READY_KEY_MIN;
@@ -240,11 +243,13 @@ static int64
 recover_step(const QueueInfo *queue, RecoveryPoint *point)
 {
 	LostLeases lost = {CurrentMemoryContext, NIL};
+	int budget = RECOVERY_STEP;
 	JobsTable table;
 	int64 reaped;
 
 	idemq_jobs_open(&table);
-	recover_stretch(&table, queue, point, &lost);
+	while (budget > 0 && point->priority < IDEMQ_PRIORITIES)
+		recover_priority(&table, queue, point, &budget, &lost);
 	reaped = idemq_lost_leases_settle(&lost, &table, queue);
 	idemq_jobs_close(&table);
 	if (idemq_lease_table_is_full())

@@ -23,8 +23,7 @@ diag "seed $seed: IDEMQ_SEED=$seed repeats it";
 srand($seed);
 
 my $node = new_server('stress', deadlock_timeout => '20ms', autovacuum_naptime => '1s',
-	'idemq.max_leases' => 40 + int(rand(200)), log_statement => 'none', log_min_messages => 'fatal',
-	log_min_error_statement => 'panic', max_prepared_transactions => 20);
+	'idemq.max_leases' => 40 + int(rand(200)), log_statement => 'none', log_min_messages => 'error', log_min_duration_statement => 300, log_lock_waits => 'on', max_prepared_transactions => 20);
 
 sql($node, q{
 	SELECT idemq.drop_queue('q');
@@ -145,23 +144,28 @@ foreach my $c (0 .. $clients - 1)
 {
 	my ($in, $out, $err) = (script($c), '', '');
 	my $run = { in => $in, out => '', err => '' };
-	$run->{h} = IPC::Run::start([ 'psql', '-XAtq', '-v', 'VERBOSITY=sqlstate', '-h', $node->host, '-p', $node->port, 'postgres' ],
+	$run->{h} = IPC::Run::start([ 'psql', '-XAtq', '-v', 'VERBOSITY=verbose', '-h', $node->host, '-p', $node->port, 'postgres' ],
 		'<', \$run->{in}, '>', \$run->{out}, '2>', \$run->{err}, IPC::Run::timeout(180));
 	push @runs, $run;
 }
-my %errors;
+my (%errors, %message);
 foreach my $run (@runs)
 {
 	$run->{h}->finish;
 	is($run->{h}->result(0), 0, 'a session came through');
-	$errors{$_}++ foreach $run->{err} =~ /(?:ERROR|FATAL|PANIC|WARNING):\s+(\w{5})/g;
+	while ($run->{err} =~ /(?:ERROR|FATAL|PANIC|WARNING):\s+(\w{5}): (.*)/g)
+	{
+		$errors{$1}++;
+		$message{$1} = $2;
+	}
 }
 note "$clients sessions, " . (time - $start) . " s, errors: " . join(', ', map { "$_ x $errors{$_}" } sort keys %errors);
 
 # lost, no job, duplicate, done already; serialization, deadlock; aborted
 # transaction and savepoint; prepared or held by a deleted job; NULL id
 my %expected = map { $_ => 1 } qw(IQ001 IQ002 IQ003 IQ004 IQ006 40001 40P01 25P02 25P01 3B001 42704 22004);
-is_deeply([ grep { !$expected{$_} } sort keys %errors ], [], 'no error but those that are to be expected');
+is_deeply([ map { "$_: $message{$_}" } grep { !$expected{$_} } sort keys %errors ], [],
+	'no error but those that are to be expected');
 
 # ---- Quiet: everybody is gone.
 
