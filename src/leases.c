@@ -261,6 +261,7 @@ idemq_lease_take(int64 job_id, int64 token, int32 queue_id, int64 length, bool a
 		lease->claiming = true;
 		lease->attached = attached;
 		lease->reaping = lease->turned_away = false;
+		lease->undone = 0;
 	}
 	LWLockRelease(lock);
 	return take;
@@ -354,21 +355,30 @@ idemq_lease_begin_reap(int64 job_id, int64 token)
 	return won;
 }
 
-/* Takes back this session's begin_end or begin_reap; false when there is none. */
-bool
+/*
+ * Takes back this session's begin_end or begin_reap.  Returns when (mono) the
+ * lease is to be looked at again, 0 when there is none.  What kept us from ending
+ * it may keep everybody: then it is looked at less and less often.
+ */
+int64
 idemq_lease_cancel_end(int64 job_id, int64 token)
 {
 	LWLock *lock;
 	Lease *lease = lock_entry_of(job_id, token, &lock);
-	bool found = lease != NULL && lease->ender == IDEMQ_MY_PROC_NUMBER;
+	int64 again = 0;
 
-	if (found)
+	if (lease != NULL && lease->ender == IDEMQ_MY_PROC_NUMBER)
 	{
+		again = lease->deadline;
+		if (lease->reaping && lease->undone > 0)
+			again = Max(again, idemq_mono_now() + lease->undone * LEASE_BUSY_RETRY);
+		if (lease->reaping && lease->undone < LEASE_MAX_UNDONE)
+			lease->undone++;
 		lease->ender = NO_SESSION;
 		lease->reaping = lease->turned_away = false;
 	}
 	LWLockRelease(lock);
-	return found;
+	return again;
 }
 
 /*
@@ -399,6 +409,7 @@ idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int
 		lease->ender = NO_SESSION;
 		lease->claiming = lease->attached = false;
 		lease->reaping = lease->turned_away = false;
+		lease->undone = 0;
 	}
 	LWLockRelease(lock);
 	return take;

@@ -12,6 +12,8 @@
 #define NO_SESSION (-1)
 /* A lease whose row somebody holds is looked at again after so many microseconds. */
 #define LEASE_BUSY_RETRY INT64CONST(100000)
+/* A lease that cannot be reaped is looked at no less often than after so many of these. */
+#define LEASE_MAX_UNDONE 100
 
 typedef struct LeaseKey
 {
@@ -33,6 +35,7 @@ typedef struct Lease
 	bool claiming;	  /* the claim's transaction is still open */
 	bool attached;	  /* ends with its session */
 	bool reaping;	  /* the ender is a reaper: no heartbeat may win any more */
+	uint8 undone;	  /* times that a reaper took back its mark */
 	bool turned_away; /* since it has an ender, a claimer passed the job because of it, */
 	int16 priority;	  /* in this priority */
 	ReadyKey passed;  /* at this key, the least */
@@ -67,7 +70,7 @@ extern bool idemq_lease_drop(int64 job_id, int64 token, Lease *dropped);
 extern void idemq_lease_restore(int64 token, const Lease *prior);
 extern void idemq_lease_begin_end(int64 job_id, int64 token);
 extern bool idemq_lease_begin_reap(int64 job_id, int64 token);
-extern bool idemq_lease_cancel_end(int64 job_id, int64 token);
+extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);
 extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline,
 								   int64 length);
 extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);

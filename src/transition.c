@@ -171,6 +171,13 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEv
 		idemq_xact_note_lower(queue->slot, queue->id, job->priority, job_ready_key(job));
 }
 
+/* Returns whether nothing is left of a job once it is completed. */
+static bool
+keeps_nothing(const Job *job, const QueueInfo *queue)
+{
+	return queue->retention == 0 && job->row->tts_isnull[COL_KEY];
+}
+
 /*
  * Makes an event happen to a fetched job.  The caller has checked that it is
  * allowed, and the token where the job is somebody's.  A commit of a job without
@@ -181,8 +188,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 				 const EventArgs *args, JobWait wait)
 {
 	const Transition *transition = &transitions[event];
-	bool deleted = transition->to == JOB_COMPLETED && queue->retention == 0 &&
-				   job->row->tts_isnull[COL_KEY];
+	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
 	JobChange change;
 	JobWrite write;
 
@@ -199,8 +205,11 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (write != JOB_WRITTEN)
 		return write;
 	note(transition, job, queue, event, args);
-	if (deleted && job->attempt > 1)
+	if (deleted && (job->attempt > 1 || !job->row->tts_isnull[COL_LAST_ERROR]))
 		idemq_attempts_forget(job->id);
+	/* A queue that keeps nothing keeps no history of a job that was only given back. */
+	if (event == EVENT_RELEASE && keeps_nothing(job, queue))
+		return write;
 	if (transition->history != NULL && job->status == JOB_PROCESSING)
 		idemq_attempts_add(job, args->now, transition->history, args->error);
 	return write;

@@ -273,6 +273,18 @@ lower_claim(const Touch *touch)
 	idemq_cursor_lower(touch->slot, touch->queue_id, touch->priority, key);
 }
 
+/* A lease goes on; a search may have missed a job that has no entry because of us. */
+static void
+undo_end(const Touch *touch)
+{
+	int64 again = idemq_lease_cancel_end(touch->job_id, touch->token);
+
+	if (again > 0)
+		idemq_slot_note_deadline(touch->slot, touch->queue_id, again);
+	else
+		idemq_slot_need_recovery(touch->slot, touch->queue_id);
+}
+
 /* Follows the abort of one touch. */
 static void
 undo(const Touch *touch)
@@ -290,12 +302,7 @@ undo(const Touch *touch)
 			lower_claim(touch);
 			break;
 		case TOUCH_END:
-			/* Soon, not at once: what kept us from ending it may keep others too. */
-			if (idemq_lease_cancel_end(touch->job_id, touch->token))
-				idemq_slot_note_deadline(touch->slot, touch->queue_id,
-										 idemq_mono_now() + LEASE_BUSY_RETRY);
-			else /* it had no entry, and a search may have missed it because of us */
-				idemq_slot_need_recovery(touch->slot, touch->queue_id);
+			undo_end(touch);
 			break;
 		case TOUCH_CREATE_QUEUE:
 			idemq_slot_forget_queue(touch->queue_id);

@@ -143,9 +143,9 @@ is_state($node, "SELECT idemq.enqueue('new', '1')", '00000', 'after COMMIT PREPA
 prepare("SELECT idemq.pause('q')");
 sql($node, "ROLLBACK PREPARED 'p'");
 is_sql($node, $drain, '2', 'a pause that was undone');
-prepare("SELECT idemq.drop_queue('new', force => true)");
-sql($node, "COMMIT PREPARED 'p'");
-is_state($node, "SELECT idemq.enqueue('new', '1')", 'IQ005', 'a queue that was dropped');
+is_state($node, "BEGIN; SELECT idemq.drop_queue('new', force => true); PREPARE TRANSACTION 'p'", '0A000',
+	'a drop cannot be prepared');
+is_state($node, "SELECT idemq.enqueue('new', '1')", '00000', 'the queue is still there');
 
 # An attached lease ends with its session, so it cannot be prepared.
 reset_queues();

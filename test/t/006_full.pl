@@ -37,6 +37,16 @@ is_sql($node, 'SELECT string_agg(DISTINCT outcome::text, \' \') FROM
 	idemq.heartbeat_many((SELECT array_agg(id) FROM held), (SELECT array_agg(token) FROM held))', 'current', 'heartbeat_many');
 is_sql($node, 'SELECT sum(idemq.reap(queue)) FROM (SELECT DISTINCT queue FROM held) q', 0, 'nothing has expired');
 
+# A lease on the row alone that has run out, and that nobody has reaped: the worker still has it.
+my ($late) = split /\n/, sql($node, "SELECT id FROM idemq.enqueue('s', '9', priority => 0);
+	SELECT token FROM idemq.claim('s', 1, lease => '1 ms')") =~ s/\n/, /r;
+sql($node, 'SELECT pg_sleep(0.05)');
+is_sql($node, "SELECT idemq.validate($late)", 'expired', 'validate of a lease that has run out');
+is_sql($node, "SELECT idemq.heartbeat($late, '1 h')", 'current', 'heartbeat of it');
+is_sql($node, "SELECT idemq.validate($late), idemq.reap('s')", 'current|0', 'and it is held again');
+is_sql($node, "SELECT idemq.heartbeat($late, '1 ms'), pg_sleep(0.05), idemq.commit($late)", 'current||committed',
+	'commit of a lease that has run out');
+
 # Undone claims.
 is_sql($node, "BEGIN; SAVEPOINT a; SELECT count(*) FROM idemq.claim('s', 10); ROLLBACK TO a;
 	SELECT count(*) FROM idemq.claim('s', 10); ROLLBACK", "4\n4", 'a claim rolled back to a savepoint');

