@@ -28,7 +28,8 @@ PG_FUNCTION_INFO_V1(idemq_sql_reap);
 
 /*
  * Beats for a lease that has no entry: gives it one, or, when the table is full,
- * writes the row's deadline.
+ * writes the row's deadline.  It never waits: while somebody holds the row, the
+ * job is the worker's until he commits.
  */
 static Outcome
 beat_by_row(int64 id, int64 token, int64 length)
@@ -41,17 +42,23 @@ beat_by_row(int64 id, int64 token, int64 length)
 
 	idemq_jobs_open(&table);
 	outcome = idemq_attempt_find(&table, id, token, &attempt);
-	/* Held by somebody: it is ours until he commits, and a heartbeat does not wait. */
-	if (outcome == OUTCOME_CURRENT && idemq_lost_lease_note(&lost, &attempt.job))
+	if (outcome == OUTCOME_CURRENT)
 	{
-		(void) idemq_lost_leases_settle(&lost, &table, &attempt.queue);
-		if (idemq_lease_beat(id, token, length) == LEASE_BEAT_UNKNOWN)
+		length = length > 0 ? length : attempt.queue.lease;
+		args.deadline = idemq_now() + length;
+		switch (idemq_lost_lease_renew(&lost, &attempt.job, length))
 		{
-			outcome = idemq_attempt_find(&table, id, token, &attempt);
-			args.deadline = idemq_now() + (length > 0 ? length : attempt.queue.lease);
-			if (outcome == OUTCOME_CURRENT)
+			case LEASE_FULL:
 				(void) idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_EXTEND, &args,
 										JOB_SKIPS);
+				break;
+			case LEASE_BUSY:
+				(void) idemq_lease_beat(id, token, length);
+				break;
+			case LEASE_TAKEN:
+				(void) idemq_lost_leases_settle(&lost, &table, &attempt.queue);
+				outcome = idemq_attempt_find(&table, id, token, &attempt);
+				break;
 		}
 	}
 	idemq_jobs_close(&table);

@@ -136,6 +136,38 @@ idemq_row_deadline(const Job *job)
 	return Max(job->deadline, idemq_primary_since() + (job->deadline - job->claimed_at));
 }
 
+static void
+add_lost(LostLeases *lost, const Job *job, bool adopted)
+{
+	MemoryContext old = MemoryContextSwitchTo(lost->context);
+	LostLease *lease = palloc(sizeof(LostLease));
+
+	*lease = (LostLease){job->id, job->token, adopted};
+	lost->found = lappend(lost->found, lease);
+	MemoryContextSwitchTo(old);
+}
+
+/* Returns whether a job's lease may get an entry now. */
+static bool
+may_adopt(const Job *job)
+{
+	/* Our own version is not committed: a rollback would leave the entry behind. */
+	return idemq_jobs_is_free(job) && !idemq_jobs_is_own(job);
+}
+
+/* Puts the entry of a lost lease, to be settled; deadline: mono. */
+static LeaseTake
+adopt(LostLeases *lost, const Job *job, int64 deadline, int64 length)
+{
+	LeaseTake take = idemq_lease_adopt(job->id, job->token, job->queue_id, deadline, length);
+
+	/* At once: should an error keep it from being settled, it is reaped at worst. */
+	idemq_slot_note_deadline(NULL, job->queue_id, deadline);
+	if (take == LEASE_TAKEN)
+		add_lost(lost, job, true);
+	return take;
+}
+
 /*
  * Notes a job in processing whose lease has no entry, and adopts it.  Returns
  * false when that cannot be done now: somebody holds its row, and may be ending
@@ -145,28 +177,27 @@ bool
 idemq_lost_lease_note(LostLeases *lost, const Job *job)
 {
 	TimestampTz deadline = idemq_row_deadline(job);
-	int64 mono = idemq_mono_from_timestamp(deadline);
-	LeaseTake take;
-	LostLease *lease;
-	MemoryContext old;
 
-	if (!idemq_jobs_is_free(job))
+	if (!may_adopt(job))
 		return false;
-	/* Our own version, not committed: a rollback would leave the entry behind. */
-	if (idemq_jobs_is_own(job))
-		return false;
-	take = idemq_lease_adopt(job->id, job->token, job->queue_id, mono,
-							 job->deadline - job->claimed_at);
-	/* At once: should an error keep it from being settled, it is reaped at worst. */
-	idemq_slot_note_deadline(NULL, job->queue_id, mono);
-	if (take == LEASE_BUSY || (take == LEASE_FULL && deadline > idemq_now()))
-		return true;
-	old = MemoryContextSwitchTo(lost->context);
-	lease = palloc(sizeof(LostLease));
-	*lease = (LostLease){job->id, job->token, take == LEASE_TAKEN};
-	lost->found = lappend(lost->found, lease);
-	MemoryContextSwitchTo(old);
+	if (adopt(lost, job, idemq_mono_from_timestamp(deadline), job->deadline - job->claimed_at) ==
+			LEASE_FULL &&
+		deadline <= idemq_now())
+		add_lost(lost, job, false);
 	return true;
+}
+
+/*
+ * As idemq_lost_lease_note, for the worker's own heartbeat: the lease starts again
+ * from now.  Returns LEASE_FULL when its row has to say so, LEASE_BUSY when there
+ * is an entry, or the row is held and nothing can be done.
+ */
+LeaseTake
+idemq_lost_lease_renew(LostLeases *lost, const Job *job, int64 length)
+{
+	if (!may_adopt(job))
+		return LEASE_BUSY;
+	return adopt(lost, job, idemq_mono_now() + length, length);
 }
 
 /* Looks at one of them again; returns whether it was reaped. */

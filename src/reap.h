@@ -6,6 +6,7 @@
 #define IDEMQ_REAP_H
 
 #include "jobs.h"
+#include "leases.h"
 #include "queues.h"
 
 /* Jobs in flight that a scan met without a lease entry. */
@@ -20,6 +21,7 @@ extern int64 idemq_reap_some(const QueueInfo *queue);
 extern int64 idemq_reap_all(const QueueInfo *queue);
 extern TimestampTz idemq_row_deadline(const Job *job);
 extern bool idemq_lost_lease_note(LostLeases *lost, const Job *job);
+extern LeaseTake idemq_lost_lease_renew(LostLeases *lost, const Job *job, int64 length);
 extern int64 idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *queue);
 
 #endif

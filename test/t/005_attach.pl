@@ -64,7 +64,8 @@ $session->query_safe("SELECT idemq.fail(id, token, retry_in => '1 h') FROM idemq
 $session->query_safe("SELECT * FROM idemq.claim('q', lease => '1 ms', attach => true)");
 $session->query_safe('DISCARD PLANS');
 $session->query_safe("BEGIN; SAVEPOINT a; SELECT * FROM idemq.claim('q', attach => true); ROLLBACK TO a; COMMIT");
-sql($node, 'SELECT pg_sleep(0.05)');
+# What was rolled back with a savepoint, a reap among it, is looked at again after 100 ms.
+sql($node, 'SELECT pg_sleep(0.2)');
 is_sql($node, "SELECT payload, attempt FROM idemq.claim('q', 10) ORDER BY 1", "3|2\n4|1",
 	'the deadline holds for an attached lease too');
 quit($session, $session->query_safe('SELECT pg_backend_pid()'));
