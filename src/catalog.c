@@ -31,7 +31,10 @@ static const char *const outcome_names[OUTCOME_COUNT] =
 	 "expired",	  "retrying",  "released"};
 
 static Catalog catalog;
-/* The catalog holds while these are equal; 0 loaded: never yet. */
+/*
+ * The catalog holds while these are equal; 0 loaded: never yet.  What changed
+ * during a load is read at the next call.
+ */
 static uint64 invalidations = 1;
 static uint64 loaded_at = 0;
 
@@ -85,7 +88,7 @@ relation_owner(Oid relation)
 const Catalog *
 idemq_catalog(void)
 {
-	while (loaded_at != invalidations)
+	if (loaded_at != invalidations)
 	{
 		uint64 before = invalidations;
 

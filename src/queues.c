@@ -147,12 +147,12 @@ reset_cache(void)
 	names = hash_create("idemq queue names", 32, &info, HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
 }
 
-/* Fills the cache, again as long as something changes meanwhile. */
+/* Fills the cache if something changed; what changes meanwhile is read at the next call. */
 static void
 load_cache(void)
 {
 	AcceptInvalidationMessages();
-	while (loaded_at != invalidations)
+	if (loaded_at != invalidations)
 	{
 		uint64 before = invalidations;
 		uint64 rows;
