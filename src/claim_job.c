@@ -93,6 +93,12 @@ is_leased_by_row(JobCall *call, JobsTable *table)
 	return !idemq_jobs_fetch(table, call->id, &call->job) || call->job.status == JOB_PROCESSING;
 }
 
+static bool
+is_finished(JobStatus status)
+{
+	return status == JOB_COMPLETED || status == JOB_DEAD || status == JOB_CANCELLED;
+}
+
 /* Returns the outcome for a status in which the job cannot be taken. */
 static Outcome
 outcome_of_status(JobStatus status, JobEvent event)
@@ -172,6 +178,9 @@ call_job(JobCall *call, JobsTable *table)
 		if (!idemq_jobs_fetch(table, call->id, &call->job) ||
 			!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
 			return OUTCOME_NOT_FOUND;
+		/* Finished is finished, though its lease may go a moment later. */
+		if (is_finished(call->job.status))
+			return outcome_of_status(call->job.status, call->event);
 		if (is_leased(call, table))
 			return OUTCOME_LOCKED;
 		/* Reaped just now, or changed while we asked: look at what is there. */

@@ -194,8 +194,8 @@ idemq_jobs_decode(TupleTableSlot *row, Job *job)
 	job->token = DatumGetInt64(values[COL_TOKEN]);
 	job->is_ready = !row->tts_isnull[COL_READY_AT];
 	job->ready_at = timestamp_or(row, COL_READY_AT, DT_NOEND);
-	job->claimed_at = timestamp_or(row, COL_CLAIMED_AT, 0);
 	job->deadline = timestamp_or(row, COL_DEADLINE, 0);
+	job->claimed_at = timestamp_or(row, COL_CLAIMED_AT, job->deadline);
 	job->expires_at = timestamp_or(row, COL_EXPIRES_AT, DT_NOEND);
 	job->row = row;
 }
