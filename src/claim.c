@@ -187,7 +187,7 @@ claim_priority(ClaimCall *call, JobsTable *table, int priority)
 		step = consider(call, table, priority, key);
 		MemoryContextSwitchTo(old);
 		if (!scan.stayed)
-			scan.reach = (ReadyKey){key.ready_at, step == STEP_STAY ? key.id : key.id + 1};
+			scan.reach = step == STEP_STAY ? key : ready_key_after(key);
 		scan.stayed |= step == STEP_STAY;
 		if (call->claimed >= call->wanted)
 		{

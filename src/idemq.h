@@ -73,4 +73,13 @@ ready_key_less(ReadyKey a, ReadyKey b)
 	return a.ready_at < b.ready_at || (a.ready_at == b.ready_at && a.id < b.id);
 }
 
+/* Returns the least key above a key. */
+static inline ReadyKey
+ready_key_after(ReadyKey key)
+{
+	if (key.id == PG_INT64_MAX)
+		return (ReadyKey){key.ready_at + 1, PG_INT64_MIN};
+	return (ReadyKey){key.ready_at, key.id + 1};
+}
+
 #endif

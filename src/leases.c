@@ -15,7 +15,7 @@
  *     the session named; xact.c ends both with it, abort and exit included.
  *
  * Locks: the hash is partitioned; each partition's lock covers its entries.
- * Under them only cursor.c's slots_lock is taken.  The functions that xact.c calls
+ * Under them only slots.c's slots_lock is taken.  The functions that xact.c calls
  * after commit or abort neither allocate nor raise.
  */
 #include "postgres.h"

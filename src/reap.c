@@ -258,7 +258,7 @@ recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point,
 		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(table, &job) &&
 			job.status == JOB_PROCESSING && !idemq_lost_lease_note(lost, &job))
 			point->incomplete = true;
-		point->from = (ReadyKey){key.ready_at, key.id + 1};
+		point->from = ready_key_after(key);
 		(*budget)--;
 	}
 	idemq_jobs_scan_end(table);

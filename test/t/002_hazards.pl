@@ -122,6 +122,27 @@ is_sql($node, "BEGIN; SELECT 'locked' FROM idemq.jobs FOR SHARE; SELECT count(*)
 $stranger->query_safe('COMMIT');
 is_sql($node, "SELECT count(*) FROM idemq.claim('q')", 1, 'claimable when the stranger has left');
 
+# ---- Logical replication
+
+reset_queues();
+sql($node, "CREATE PUBLICATION pub FOR TABLE idemq.jobs;
+	SELECT idemq.enqueue('q', '1'); SELECT idemq.enqueue('none', '2')");
+sql($node, "SELECT pg_create_logical_replication_slot('slot', 'pgoutput')");
+sql($node, "SELECT idemq.commit(id, token) FROM idemq.claim('q');
+	SELECT idemq.commit(id, token) FROM idemq.claim('none'); SELECT idemq.enqueue('q', '3')");
+is_sql($node, "SELECT string_agg(chr(get_byte(data, 0)), '' ORDER BY lsn) FROM
+	pg_logical_slot_get_binary_changes('slot', NULL, NULL, 'proto_version', '1', 'publication_names', 'pub')
+	WHERE chr(get_byte(data, 0)) IN ('I', 'U', 'D')", 'UUUDI', 'rows written by direct access are replicated');
+sql($node, "SELECT pg_drop_replication_slot('slot'); ALTER TABLE idemq.jobs REPLICA IDENTITY NOTHING");
+is_state($node, "SELECT * FROM idemq.claim('q')", '55000', 'a claim that a subscriber could not follow is refused');
+is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '3'", 'pending', 'and is not done');
+sql($node, "ALTER TABLE idemq.jobs REPLICA IDENTITY DEFAULT; DROP PUBLICATION pub");
+is_sql($node, "SELECT count(*) FROM idemq.claim('q', 10)", 1, 'it is done without the publication');
+is_sql($node, "SET session_replication_role = replica;
+	INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+		SELECT queue_id, now(), 4, 3, 'pending', '2020-01-01', '4' FROM idemq.queues WHERE name = 'q';
+	SELECT payload FROM idemq.claim('q')", 4, 'a row that a subscription brought is claimable at once');
+
 # ---- What a DBA adds to the table
 
 reset_queues();
