@@ -126,7 +126,11 @@ idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 		note_begin_of_attempt(rel, data->tg_trigtuple);
 	}
 	else
+	{
+		/* Our own claims do not see it any more, and pass its key: it may come back. */
+		note_version(rel, data->tg_trigtuple);
 		note_end_of_attempt(rel, data->tg_trigtuple, NULL);
+	}
 	return PointerGetDatum(NULL);
 }
 
