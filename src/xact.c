@@ -42,7 +42,7 @@ typedef enum TouchKind
 	TOUCH_RECOVER,		 /* commit: a job may be in flight without an entry */
 	TOUCH_CREATE_QUEUE,	 /* abort: the queue's slot is free */
 	TOUCH_DROP_QUEUE,	 /* commit: the queue's slot is free */
-	TOUCH_FORGET		 /* commit: nothing of this database is known any more */
+	TOUCH_FORGET /* commit: nothing of this database is known any more; abort: cursors unset */
 } TouchKind;
 
 typedef struct Touch
@@ -307,9 +307,12 @@ undo(const Touch *touch)
 		case TOUCH_CREATE_QUEUE:
 			idemq_slot_forget_queue(touch->queue_id);
 			break;
+		case TOUCH_FORGET:
+			/* Our own claims did not see what was there, and passed it. */
+			idemq_slots_unset_database(MyDatabaseId);
+			break;
 		case TOUCH_RECOVER:
 		case TOUCH_DROP_QUEUE:
-		case TOUCH_FORGET:
 			break;
 	}
 }
