@@ -156,6 +156,7 @@ extern void idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority
 								  ReadyKey until);
 extern bool idemq_jobs_scan_next(JobsTable *table, ReadyKey *key);
 extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
+extern bool idemq_jobs_scan_attempt(JobsTable *table, Job *job);
 extern void idemq_jobs_scan_end(JobsTable *table);
 
 /* jobs_index.c */

@@ -15,6 +15,7 @@
 #include "utils/fmgroids.h"
 #include "utils/timestamp.h"
 
+#include "catalog.h"
 #include "compat.h"
 #include "cursor.h"
 #include "jobs.h"
@@ -123,6 +124,25 @@ idemq_jobs_scan_row(JobsTable *table, Job *job)
 
 	MemoryContextSwitchTo(old);
 	if (!found)
+		return false;
+	idemq_jobs_decode(table->row, job);
+	return true;
+}
+
+/*
+ * As idemq_jobs_scan_row, of a job in processing only; of others no more than the
+ * status is read.
+ */
+bool
+idemq_jobs_scan_attempt(JobsTable *table, Job *job)
+{
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	bool found = index_fetch_heap(table->by_ready, table->row);
+	bool isnull;
+
+	MemoryContextSwitchTo(old);
+	if (!found || DatumGetObjectId(slot_getattr(table->row, COL_STATUS + 1, &isnull)) !=
+					  idemq_catalog()->status[JOB_PROCESSING])
 		return false;
 	idemq_jobs_decode(table->row, job);
 	return true;

@@ -255,8 +255,8 @@ recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point,
 	while (*budget > 0 && idemq_jobs_scan_next(table, &key))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(table, &job) &&
-			job.status == JOB_PROCESSING && !idemq_lost_lease_note(lost, &job))
+		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_attempt(table, &job) &&
+			!idemq_lost_lease_note(lost, &job))
 			point->incomplete = true;
 		point->from = ready_key_after(key);
 		(*budget)--;
