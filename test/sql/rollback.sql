@@ -284,6 +284,34 @@ SELECT id FROM idemq.enqueue('q', '10') \gset
 COMMIT;
 SELECT id = :id AS the_tenth FROM idemq.claim('q', 10);
 
+-- What it removed itself, it does not see; rolled back, the next claim does.
+SELECT (idemq.enqueue('q', '"removed"', run_at => '2001-01-01')).id \gset
+BEGIN;
+SELECT (idemq.enqueue('q', '"own"')).outcome;
+DELETE FROM idemq.jobs WHERE id = :id;
+SELECT payload FROM idemq.claim('q', 10);
+ROLLBACK;
+SELECT (idemq.enqueue('q', '"next"')).outcome;
+SELECT payload FROM idemq.claim('q');
+BEGIN;
+SELECT payload FROM idemq.claim('q');
+COMMIT;
+SELECT (idemq.enqueue('q', '"purged"', run_at => '2001-01-01')).outcome;
+BEGIN;
+SELECT idemq.purge('q', 'pending');
+SELECT count(*) FROM idemq.claim('q');
+ROLLBACK;
+SELECT (idemq.enqueue('q', '"next"')).outcome;
+SELECT payload FROM idemq.claim('q', 10);
+SELECT (idemq.enqueue('q', '"truncated"', run_at => '2001-01-01')).outcome;
+BEGIN;
+TRUNCATE idemq.jobs;
+SELECT (idemq.enqueue('q', '"own"')).outcome;
+SELECT payload FROM idemq.claim('q', 10);
+ROLLBACK;
+SELECT (idemq.enqueue('q', '"next"')).outcome;
+SELECT payload FROM idemq.claim('q', 10);
+
 -- An error after a claim, in one statement and in one transaction.
 SELECT id FROM idemq.enqueue('q', '11') \gset
 SELECT 1 / (c.attempt - 1) FROM idemq.claim('q') c;

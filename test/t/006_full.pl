@@ -52,6 +52,15 @@ is_sql($node, "BEGIN; SAVEPOINT a; SELECT count(*) FROM idemq.claim('s', 10); RO
 	SELECT count(*) FROM idemq.claim('s', 10); ROLLBACK", "4\n4", 'a claim rolled back to a savepoint');
 is_sql($node, "SELECT count(*) FROM idemq.claim('s', 10)", 4, 'and wholly: claimable at once');
 
+# The queue that has a ready cursor: it does not stay past what was undone.
+foreach my $undo ('ROLLBACK', 'ROLLBACK TO a; COMMIT')
+{
+	sql($node, "SELECT idemq.enqueue('q', '10'); SELECT idemq.enqueue('q', '11')");
+	is_sql($node, "BEGIN; SAVEPOINT a; SELECT count(*) FROM idemq.claim('q', 10); $undo", 2, "two claims undone by $undo");
+	is_sql($node, "SELECT outcome FROM idemq.enqueue('q', '12'); SELECT count(*) FROM idemq.claim('q', 10)", "accepted\n3",
+		'are claimed with the next job');
+}
+
 # Ends of attempts.
 sql($node, 'INSERT INTO effects SELECT id FROM (SELECT id, idemq.commit(id, token) FROM held ORDER BY id LIMIT 5) x');
 is_sql($node, "SELECT count(*) FROM effects e JOIN idemq.jobs j ON j.id = e.job WHERE j.status = 'completed'", 5, 'commit');

@@ -17,7 +17,7 @@ use Test::More;
 
 my $seed = $ENV{IDEMQ_SEED} // int(rand(2**31));
 my $clients = 6;
-my $steps = 900 * ($ENV{IDEMQ_STRESS} // 1);
+my $steps = 1200 * ($ENV{IDEMQ_STRESS} // 1);
 
 diag "seed $seed: IDEMQ_SEED=$seed repeats it";
 srand($seed);
@@ -63,7 +63,8 @@ sub statement
 	my $queue = pick('q', 'r');
 	my $some = "(SELECT * FROM $held ORDER BY random() LIMIT " . (1 + int(rand(4))) . ')';
 	my $lease = chance(0.15) ? ", lease => '1 ms'" : '';
-	my $arrays = "(SELECT array_agg(id ORDER BY k) i, array_agg(token ORDER BY k) t FROM (SELECT *, random() k FROM $held) x) a";
+	my $arrays = "(SELECT array_agg(id ORDER BY k) i, array_agg(token ORDER BY k) t FROM (SELECT *, random() k FROM $held) x
+		HAVING count(*) > 0) a";
 	my @menu = (
 		(sub { enqueue($queue) }) x 5,
 		sub { "SELECT count(*) FROM idemq.enqueue_many('$queue', array_fill('1'::jsonb, ARRAY[" . int(rand(20)) . ']))' },
@@ -73,8 +74,8 @@ sub statement
 		(sub { "INSERT INTO $held SELECT id, token FROM idemq.claim('$queue', " . (1 + int(rand(20))) . "$lease)" }) x 4,
 		sub { "INSERT INTO $held SELECT id, token FROM idemq.claim_any(ARRAY['q', 'r'], " . (1 + int(rand(5))) . ')' },
 		sub { "INSERT INTO $held SELECT id, token FROM idemq.claim_job(one_of('$queue', 'pending|failed')) WHERE outcome::text ~ 'claimed'" },
-		(sub { "INSERT INTO effects SELECT id FROM (SELECT id, idemq.commit(id, token) FROM $some x) y" }) x 3,
-		(sub { "INSERT INTO effects SELECT id FROM (SELECT id, idemq.try_commit(id, token) AS o FROM $some x) y WHERE o = 'committed'" }) x 2,
+		sub { "INSERT INTO effects SELECT id FROM (SELECT id, idemq.commit(id, token) FROM $some x) y" },
+		(sub { "INSERT INTO effects SELECT id FROM (SELECT id, idemq.try_commit(id, token) AS o FROM $some x) y WHERE o = 'committed'" }) x 4,
 		(sub { "INSERT INTO effects SELECT m.id FROM $arrays, idemq.commit_many(i, t) m WHERE outcome = 'committed'" }) x 2,
 		sub { "INSERT INTO effects SELECT id FROM (SELECT j.id, idemq.commit_once(j.id) AS o FROM (SELECT one_of('$queue', 'pending') AS id) j) x WHERE o = 'committed'" },
 		sub { "INSERT INTO effects SELECT id FROM (SELECT id, idemq.commit(id, token) FROM idemq.claim('$queue', 3)) x" },
@@ -83,10 +84,10 @@ sub statement
 		sub { "SELECT m.* FROM $arrays, idemq.fail_many(i, t, retry_in => '1 ms') m" },
 		sub { "SELECT idemq.fail(id, token, permanent => true) FROM (SELECT * FROM $held LIMIT 1) x" },
 		sub { "SELECT idemq.release(id, token) FROM $some x" },
-		sub { "SELECT idemq.checkpoint(id, token, '1') FROM $some x" },
-		sub { "SELECT idemq.assert_current(id, token) FROM $some x" },
+		sub { "SELECT idemq.checkpoint(id, token, '1') FROM (SELECT * FROM $held ORDER BY token DESC LIMIT 1) x" },
+		sub { "SELECT idemq.assert_current(id, token) FROM (SELECT * FROM $held ORDER BY token DESC LIMIT 1) x" },
 		sub { "SELECT idemq.heartbeat(id, token, " . pick("'1 h'", "'1 ms'", 'NULL') . ") FROM $some x" },
-		sub { "SELECT idemq.cancel(one_of('$queue', 'pending|failed|processing'))" },
+		(sub { "SELECT idemq.cancel(one_of('$queue', 'pending|failed|processing'))" }) x 2,
 		sub { "SELECT idemq.retry(one_of('$queue', '.'))" },
 		sub { "SELECT idemq.redrive('$queue', 3)" },
 		sub { 'SELECT idemq.reap(' . pick("'q'", "'r'", '') . ')' },
@@ -116,11 +117,12 @@ sub script
 			$script .= statement($c) foreach 1 .. $many;
 			next;
 		}
-		$script .= 'BEGIN ISOLATION LEVEL ' . pick(('READ COMMITTED') x 4, 'REPEATABLE READ', 'SERIALIZABLE') . ";\n";
+		$script .= 'BEGIN ISOLATION LEVEL ' . pick(('READ COMMITTED') x 3, 'REPEATABLE READ', 'SERIALIZABLE') . ";\n";
 		my $savepoint = 0;
 		foreach (1 .. $many)
 		{
 			$script .= statement($c);
+			$script .= "SELECT pg_sleep(0.003);\n" if chance(0.2);
 			if (!$savepoint && chance(0.2)) { $script .= "SAVEPOINT s;\n"; $savepoint = 1 }
 			elsif ($savepoint && chance(0.5)) { $script .= pick('ROLLBACK TO s', 'RELEASE s; SAVEPOINT s') . ";\n" }
 		}

@@ -5,11 +5,13 @@ use strict;
 use warnings FATAL => 'all';
 
 use Exporter 'import';
+use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(new_server new_node server_conf session sql sqlstate is_sql is_state wal_records);
+our @EXPORT = qw(new_server new_node server_conf session sql sqlstate is_sql is_state wal_records
+  has_debugger stop_at);
 
 # Settings of script/server.conf: what a server needs to preload idemq.
 sub server_conf
@@ -102,6 +104,50 @@ sub wal_records
 		$count{$1} = $2 if m{^(\w+/\S+)\s+(\d+)\s+\(};
 	}
 	return \%count;
+}
+
+# Whether a debugger is there and may attach to servers.
+sub has_debugger
+{
+	my ($node) = @_;
+	my $session = session($node);
+	my $pid = $session->query_safe('SELECT pg_backend_pid()');
+	my ($stdout, $stderr) = eval { run_command([ 'gdb', '-nx', '-batch', '-p', $pid, '-ex', 'print 40 + 2' ]) };
+
+	$session->quit;
+	return defined $stdout && $stdout =~ /= 42/;
+}
+
+# Makes a backend stop where it next enters a function.  Answers a sub: called
+# first, it waits until the backend is there; called again, lets it go on.
+sub stop_at
+{
+	my ($pid, $function) = @_;
+	my $file = "$PostgreSQL::Test::Utils::tmp_check/stop.$pid." . int(rand(2**31));
+	my $until = sub {
+		foreach (1 .. 1800)
+		{
+			return if -e "$file.$_[0]";
+			select undef, undef, undef, 0.1;
+		}
+		die "gdb did not get to $function ($_[0])";
+	};
+	my ($out, $stopped) = ('', 0);
+	my $gdb = IPC::Run::start([ 'gdb', '-nx', '-batch', '-p', $pid,
+			'-ex', 'handle SIGUSR1 SIGUSR2 SIGALRM nostop noprint pass', '-ex', "break $function",
+			'-ex', "shell touch $file.set", '-ex', 'continue',
+			'-ex', "shell touch $file.hit; while [ ! -e $file.go ]; do sleep 0.01; done",
+			'-ex', 'delete', '-ex', 'detach' ], '<', \undef, '>&', \$out);
+
+	$until->('set');
+	return sub {
+		if (!$stopped++) { $until->('hit') }
+		else
+		{
+			append_to_file("$file.go", '');
+			$gdb->finish;
+		}
+	};
 }
 
 sub run_command_output

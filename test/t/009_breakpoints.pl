@@ -1,0 +1,131 @@
+# Sessions stopped at an exact place by a debugger: between what they do to a
+# row and what they do to shared memory.  Skipped where there is no gdb.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('stopped', autovacuum => 'off');
+
+plan skip_all => 'no gdb that may attach' unless has_debugger($node);
+
+my $one = session($node);
+my $pid = $one->query_safe('SELECT pg_backend_pid()');
+my $claim = "SELECT string_agg(payload::text, ' ' ORDER BY payload) FROM idemq.claim('q', 10)";
+
+# Jobs 1 and 2, of which $claimed are claimed by session one, with the rest claimed
+# and the ready cursor at the end.
+sub prepare
+{
+	my ($claimed) = @_;
+
+	sql($node, "SELECT idemq.drop_queue('q', force => true); SELECT idemq.create_queue('q', lease => '1 h');
+		SELECT idemq.enqueue('q', '1'); SELECT idemq.enqueue('q', '2');
+		DROP TABLE IF EXISTS held; CREATE TABLE held (id bigint, token bigint, payload jsonb)");
+	sql($node, "INSERT INTO held SELECT id, token, payload FROM idemq.claim('q', $claimed)") if $claimed;
+	$one->query_safe('SELECT 1');
+}
+
+# Sends SQL to session one, which stops at a function.
+sub send_to
+{
+	my ($sql, $function) = @_;
+	my $stop = stop_at($pid, $function);
+
+	$one->query_until(qr/sent/, "\\echo sent\n$sql;\n");
+	$stop->();
+	return sub { $stop->(); return $one->query('SELECT 1') };
+}
+
+# What can be claimed now, beside a job 4 that is new.  A queue that looks empty
+# is searched from the start, once a second: this one does not, so that search
+# cannot make good for what the cursor has passed.
+sub claim_with_4
+{
+	sql($node, "SELECT idemq.enqueue('q', '4')");
+	return sql($node, $claim);
+}
+
+# What is committed before the claim's snapshot is claimed; what is committed
+# between its look at the cursor and its snapshot is not passed.
+prepare(1);
+my $go = send_to($claim, 'idemq_cursor_read');
+sql($node, "SELECT idemq.enqueue('q', '3', run_at => '2020-01-01')");
+like($go->() . claim_with_4(), qr/^2 3$|3 4$/m, 'committed before the cursor is read: claimed');
+
+prepare(1);
+$go = send_to($claim, 'GetLatestSnapshot');
+sql($node, "SELECT idemq.enqueue('q', '3', run_at => '2020-01-01')");
+like($go->() . claim_with_4(), qr/^2 3$|3 4$/m, 'committed before the snapshot: claimed');
+
+prepare(1);
+$go = send_to($claim, 'idemq_claim_row_fill');
+sql($node, "SELECT idemq.enqueue('q', '3', run_at => '2020-01-01')");
+like($go->(), qr/^2$/m, 'committed in the middle of the claim: it has its own');
+is(claim_with_4(), '3 4', 'and the cursor does not pass the other');
+
+# The entry is there, the row is not written yet.
+prepare(0);
+$go = send_to("SELECT payload FROM idemq.claim('q')", 'idemq_transition');
+is_sql($node, $claim, '2', 'a claim between its entry and its row: others skip the job');
+is_sql($node, "SELECT outcome FROM idemq.claim_job((SELECT id FROM idemq.jobs WHERE payload = '1'))", 'locked',
+	'and claim_job says so');
+like($go->(), qr/^1$/m, 'it has it');
+is_sql($node, $claim, '', 'alone');
+
+# Committed, and shared memory does not know yet.
+prepare(0);
+$go = send_to("SELECT payload FROM idemq.claim('q')", 'idemq_lease_activate');
+is_sql($node, $claim, '2', 'a claim that is committed, its lease not started');
+$go->();
+is_sql($node, $claim, '', 'nobody else gets it');
+is_sql($node, "SELECT idemq.heartbeat(id, token) FROM idemq.jobs WHERE payload = '1'", 'current', 'its lease runs');
+
+prepare(2);
+$go = send_to("SELECT idemq.enqueue('q', '3')", 'idemq_cursor_lower');
+my $got = sql($node, $claim);
+$go->();
+is($got eq '' ? claim_with_4() : "$got " . claim_with_4(), '3 4', 'an enqueue that is committed, the cursor not lowered: claimed now or then');
+
+prepare(2);
+$go = send_to("SELECT idemq.fail(id, token, retry_in => '0') FROM held WHERE payload = '1'", 'idemq_lease_drop');
+is_sql($node, $claim, '', 'a failure that is committed, its entry still there: others skip the job');
+$go->();
+is(claim_with_4(), '1 4', 'and have it when the entry is gone');
+
+# Ended, and made ready again by a third before the entry is gone.
+foreach my $end ("idemq.fail(id, token, permanent => true)", 'idemq.cancel(id)')
+{
+	prepare(2);
+	$go = send_to("SELECT $end FROM held WHERE payload = '1'", 'idemq_lease_drop');
+	is_sql($node, "SELECT idemq.retry(id) FROM held WHERE payload = '1'", 'retrying', "$end is committed; retried");
+	is_sql($node, $claim, '', 'its entry turns others away');
+	$go->();
+	is(claim_with_4(), '1 4', 'until it is gone; they have not passed the job');
+}
+
+# An abort: the row is free before the entry is gone.
+prepare(0);
+$one->query_safe("BEGIN; SELECT * FROM idemq.claim('q')");
+$go = send_to('ROLLBACK', 'idemq_lease_drop');
+is_sql($node, $claim, '2', 'a claim that is rolled back, its entry still there');
+$go->();
+is(claim_with_4(), '1 4', 'claimable when it is gone');
+
+# A reaper between its mark and the row: no heartbeat wins any more, a commit does.
+prepare(2);
+sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held WHERE payload = '1'; SELECT pg_sleep(0.05)");
+$go = send_to("SELECT idemq.reap('q')", 'idemq_transition');
+is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held WHERE payload = '1'", 'stale', 'a heartbeat during a reap');
+sql($node, "SELECT idemq.commit(id, token) FROM held WHERE payload = '1'");
+$go->();
+is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '1'", 'completed', 'a commit during a reap');
+
+$one->quit;
+$node->stop;
+done_testing();
