@@ -113,7 +113,7 @@ consider(ClaimCall *call, JobsTable *table, int priority, ReadyKey key)
 		return STEP_PASS;
 	if (!idemq_transition_allowed(EVENT_CLAIM, job.status))
 		return STEP_PASS;
-	if (job.expires_at <= call->now)
+	if (job.attempt == 0 && job.expires_at <= call->now)
 		return expire(call, table, &job);
 	return claim_ready(call, table, &job);
 }

@@ -139,7 +139,7 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 	int64 lease = call->lease > 0 ? call->lease : call->queue.lease;
 
 	call->args.now = idemq_now();
-	if (call->job.expires_at <= call->args.now)
+	if (call->job.attempt == 0 && call->job.expires_at <= call->args.now)
 		return expire(call, table, again);
 	call->args.deadline = call->args.now + lease;
 	if (call->queue.paused)

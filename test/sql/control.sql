@@ -103,3 +103,10 @@ SELECT (idemq.enqueue('q', '2', headers => 'null')).id \gset
 SELECT headers, headers IS NULL AS none FROM idemq.claim('q');
 SELECT (idemq.enqueue('q', '3')).id \gset
 SELECT headers, headers IS NULL AS none FROM idemq.claim('q');
+
+-- A job that was claimed in time does not expire while it waits for its retry.
+SELECT idemq.create_queue('in_time', retry_jitter => 0) > 0 AS made;
+SELECT (idemq.enqueue('in_time', '1', expires_in => '50 ms')).outcome;
+SELECT idemq.fail(id, token, 'once', '0') FROM idemq.claim('in_time');
+SELECT pg_sleep(0.06);
+SELECT attempt, idemq.commit(id, token) FROM idemq.claim('in_time');
