@@ -340,6 +340,8 @@ change_paused(FunctionCallInfo fcinfo, bool paused)
 	values[1] = BoolGetDatum(paused);
 	idemq_sql_begin(&scope);
 	(void) idemq_sql_run(&set_paused, values, NULL, SPI_OK_UPDATE);
+	if (!paused)
+		idemq_xact_note_settings(queue.id);
 	idemq_sql_end(&scope);
 	PG_RETURN_VOID();
 }

@@ -11,12 +11,16 @@
 #include "catalog.h"
 #include "clock.h"
 #include "cursor.h"
+#include "events.h"
 #include "guc.h"
 #include "jobs.h"
+#include "launcher.h"
 #include "leases.h"
 #include "queues.h"
 #include "shmem.h"
 #include "utility.h"
+#include "wake.h"
+#include "workers.h"
 #include "xact.h"
 
 PG_MODULE_MAGIC;
@@ -28,6 +32,9 @@ static const ShmemPart parts[] = {
 	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
 	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
 	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
+	{"idemq workers", idemq_workers_shmem_size, NULL, idemq_workers_shmem_init},
+	{"idemq sleepers", idemq_wake_shmem_size, NULL, idemq_wake_shmem_init},
+	{"idemq events", idemq_events_shmem_size, NULL, idemq_events_shmem_init},
 };
 
 /* Raises 55000 with the very line to add to postgresql.conf. */
@@ -58,4 +65,5 @@ _PG_init(void)
 	idemq_jobs_index_install();
 	idemq_xact_install();
 	idemq_utility_install();
+	idemq_launcher_install();
 }

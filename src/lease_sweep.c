@@ -70,6 +70,7 @@ visit_orphan(Lease *lease, void *arg)
 		lease->attached && !lease->claiming)
 	{
 		lease->attached = false;
+		lease->lost = true;
 		lease->deadline = idemq_mono_now();
 		idemq_slot_note_deadline(NULL, lease->queue_id, lease->deadline);
 	}

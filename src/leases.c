@@ -260,7 +260,7 @@ idemq_lease_take(int64 job_id, int64 token, int32 queue_id, int64 length, bool a
 		lease->ender = NO_SESSION;
 		lease->claiming = true;
 		lease->attached = attached;
-		lease->reaping = lease->turned_away = false;
+		lease->reaping = lease->turned_away = lease->lost = false;
 		lease->undone = 0;
 	}
 	LWLockRelease(lock);
@@ -336,10 +336,10 @@ idemq_lease_begin_end(int64 job_id, int64 token)
 /*
  * Marks an expired lease for reaping by this transaction; from here a heartbeat
  * is refused.  Returns false when it is not expired any more, or somebody else
- * is ending it.
+ * is ending it.  *lost: whether its end is that of its session.
  */
 bool
-idemq_lease_begin_reap(int64 job_id, int64 token)
+idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost)
 {
 	LWLock *lock;
 	Lease *lease = lock_entry_of(job_id, token, &lock);
@@ -350,6 +350,7 @@ idemq_lease_begin_reap(int64 job_id, int64 token)
 	{
 		lease->ender = IDEMQ_MY_PROC_NUMBER;
 		lease->reaping = true;
+		*lost = lease->lost;
 	}
 	LWLockRelease(lock);
 	return won;
@@ -407,7 +408,7 @@ idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int
 		lease->queue_id = queue_id;
 		lease->session = NO_SESSION;
 		lease->ender = NO_SESSION;
-		lease->claiming = lease->attached = false;
+		lease->claiming = lease->attached = lease->lost = false;
 		lease->reaping = lease->turned_away = false;
 		lease->undone = 0;
 	}
@@ -436,6 +437,7 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 	{
 		if (length > 0)
 			lease->length = length;
+		lease->lost = false;
 		if (!lease->claiming)
 			lease->deadline = idemq_mono_now() + lease->length;
 	}

@@ -34,6 +34,7 @@ typedef struct Lease
 	int32 ender;	  /* whose open transaction ends this lease, or NO_SESSION */
 	bool claiming;	  /* the claim's transaction is still open */
 	bool attached;	  /* ends with its session */
+	bool lost;		  /* it was attached, and its session has ended */
 	bool reaping;	  /* the ender is a reaper: no heartbeat may win any more */
 	uint8 undone;	  /* times that a reaper took back its mark */
 	bool turned_away; /* since it has an ender, a claimer passed the job because of it, */
@@ -69,7 +70,7 @@ extern int64 idemq_lease_activate(int64 job_id, int64 token);
 extern bool idemq_lease_drop(int64 job_id, int64 token, Lease *dropped);
 extern void idemq_lease_restore(int64 token, const Lease *prior);
 extern void idemq_lease_begin_end(int64 job_id, int64 token);
-extern bool idemq_lease_begin_reap(int64 job_id, int64 token);
+extern bool idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost);
 extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);
 extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline,
 								   int64 length);

@@ -28,6 +28,7 @@
 #include "errors.h"
 #include "queues.h"
 #include "sql.h"
+#include "workers.h"
 
 typedef struct CachedQueue
 {
@@ -169,6 +170,7 @@ load_cache(void)
 			cache_grant(i);
 		idemq_sql_end(&scope);
 		loaded_at = before;
+		idemq_worker_announce_use();
 	}
 }
 

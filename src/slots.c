@@ -19,8 +19,10 @@
 
 #include "clock.h"
 #include "cursor.h"
+#include "events.h"
 #include "guc.h"
 #include "slots.h"
+#include "workers.h"
 
 /* A search that missed something begins again after so many microseconds. */
 #define RECOVERY_INTERVAL USECS_PER_SEC
@@ -72,6 +74,10 @@ idemq_slots_shmem_init(void *area, bool found)
 		{
 			LWLockInitialize(&shared->slots[i].lock, shared->tranche);
 			pg_atomic_init_u64(&shared->slots[i].next_deadline, 0);
+			pg_atomic_init_u64(&shared->slots[i].next_due, 0);
+			pg_atomic_init_u64(&shared->slots[i].announced, 0);
+			pg_atomic_init_u64(&shared->slots[i].notified, 0);
+			pg_atomic_init_u64(&shared->slots[i].unclaimed_at, 0);
 		}
 	}
 	LWLockRegisterTranche(shared->tranche, "idemq queues");
@@ -107,6 +113,7 @@ begin_recovery(QueueSlot *slot, int64 not_before)
 	slot->needs_recovery = true;
 	slot->next_recovery = not_before;
 	slot->recovery = (RecoveryPoint){slot->recovery.epoch + 1, 0, READY_KEY_MIN, false};
+	idemq_worker_need_by(not_before);
 }
 
 /* Makes a free slot the queue's; NULL when there is none.  slots_lock held. */
@@ -134,8 +141,65 @@ assign_slot(int32 queue_id)
 	begin_recovery(&shared->slots[i], 0);
 	shared->slots[i].next_verify = idemq_mono_now() + USECS_PER_SEC;
 	pg_atomic_write_u64(&shared->slots[i].next_deadline, 0);
+	/* The worker looks, and tells those who LISTEN if there is something. */
+	pg_atomic_write_u64(&shared->slots[i].next_due, 0);
+	pg_atomic_write_u64(&shared->slots[i].announced, 0);
+	pg_atomic_write_u64(&shared->slots[i].notified, 0);
+	pg_atomic_write_u64(&shared->slots[i].unclaimed_at, 0);
 	LWLockRelease(&shared->slots[i].lock);
+	idemq_events_reset(i);
 	return &shared->slots[i];
+}
+
+/* Returns which of idemq_max_queues slots this is, from 0. */
+int
+idemq_slot_index(const QueueSlot *slot)
+{
+	return (int) (slot - shared->slots);
+}
+
+/*
+ * Copies what is to be known of a database's queues, max at most, from behind
+ * the slot with the index after; returns how many.
+ */
+static int
+copy_views(Oid database, int after, SlotView *views, int max)
+{
+	int count = 0;
+
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	for (int i = after + 1; i < idemq_max_queues && count < max; i++)
+	{
+		QueueSlot *slot = &shared->slots[i];
+
+		if (slot->key.queue_id == 0 || slot->key.database != database)
+			continue;
+		LWLockAcquire(&slot->lock, LW_SHARED);
+		views[count++] =
+			(SlotView){slot, slot->key.queue_id, slot->needs_recovery, slot->next_recovery};
+		LWLockRelease(&slot->lock);
+	}
+	LWLockRelease(&shared->slots_lock);
+	return count;
+}
+
+/* Calls a function, with no lock held, for each queue of a database that has a slot. */
+void
+idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *arg), void *arg)
+{
+	SlotView views[32];
+	int after = -1;
+	int count;
+
+	do
+	{
+		count = copy_views(database, after, views, lengthof(views));
+		for (int i = 0; i < count; i++)
+		{
+			after = idemq_slot_index(views[i].slot);
+			function(&views[i], arg);
+		}
+	} while (count == (int) lengthof(views));
 }
 
 /* Returns the slot of a queue, NULL when it has none. */
@@ -365,6 +429,12 @@ idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline)
 	if (slot == NULL)
 		return;
 	known = pg_atomic_read_u64(&slot->next_deadline);
-	while (wanted < known && !pg_atomic_compare_exchange_u64(&slot->next_deadline, &known, wanted))
-		;
+	while (wanted < known)
+	{
+		if (pg_atomic_compare_exchange_u64(&slot->next_deadline, &known, wanted))
+		{
+			idemq_worker_need_by((int64) wanted);
+			break;
+		}
+	}
 }

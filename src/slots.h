@@ -59,12 +59,29 @@ typedef struct QueueSlot
 	RecoveryPoint recovery;			/* its epoch moves whenever needs_recovery is set */
 	int64 next_verify;				/* mono */
 	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
+	/* for wake.c; no lock */
+	pg_atomic_uint64 next_due;	   /* TimestampTz: nothing comes due by time alone before */
+	pg_atomic_uint64 announced;	   /* times that something became ready; */
+	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has told of */
+	pg_atomic_uint64 unclaimed_at; /* mono of the first signal since the last claim; 0: none */
 } QueueSlot;
+
+/* A copy of what the background worker has to know of a queue. */
+typedef struct SlotView
+{
+	QueueSlot *slot;
+	int32 queue_id;
+	bool needs_recovery;
+	int64 next_recovery; /* mono */
+} SlotView;
 
 extern Size idemq_slots_shmem_size(void);
 extern Size idemq_slots_hash_size(void);
 extern void idemq_slots_shmem_init(void *area, bool found);
 
+extern int idemq_slot_index(const QueueSlot *slot);
+extern void idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *arg),
+								void *arg);
 extern QueueSlot *idemq_slot_find(Oid database, int32 queue_id);
 extern QueueSlot *idemq_slot_for_queue(int32 queue_id);
 extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);

@@ -157,12 +157,21 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEv
 	bool ends_lease = job->status == JOB_PROCESSING && transition->to != JOB_PROCESSING;
 	int64 token = event == EVENT_COMMIT_ONCE ? args->token : job->token;
 	ReadyKey key = {args->ready_at, job->id};
+	bool reaped = event == EVENT_REAP || event == EVENT_REAP_DEAD;
 
 	if (ends_lease || event == EVENT_COMMIT_ONCE)
 	{
 		idemq_xact_note_end(queue->slot, queue->id, job->id, token);
 		idemq_lease_begin_end(job->id, token);
 	}
+	else if (transition->finishes)
+		idemq_xact_note_finished(job->id);
+	if (reaped)
+		idemq_xact_note_event(queue->slot, queue->id,
+							  args->worker_lost ? JOB_WORKER_LOST : JOB_LEASE_EXPIRED, job->id,
+							  job->attempt);
+	if (transition->to == JOB_DEAD)
+		idemq_xact_note_event(queue->slot, queue->id, JOB_DIED, job->id, job->attempt);
 	if (transition->ready == READY_SET)
 		idemq_xact_note_lower(queue->slot, queue->id, job->priority, key);
 	/* Taken out of the index with no entry: should this abort, it is back. */

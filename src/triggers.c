@@ -86,6 +86,19 @@ note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
 	idemq_lease_begin_end(id, token);
 }
 
+/* Notes a job that finished without having been in an attempt. */
+static void
+note_finished(Relation rel, HeapTuple old_row, HeapTuple new_row)
+{
+	bool running = true;
+	bool isnull;
+
+	(void) column(rel, old_row, COL_FINISHED_AT, &running);
+	(void) column(rel, new_row, COL_FINISHED_AT, &isnull);
+	if (running && !isnull)
+		idemq_xact_note_finished(DatumGetInt64(column(rel, new_row, COL_ID, &isnull)));
+}
+
 /* Has a job looked for that was put in processing by hand, without a lease entry. */
 static void
 note_begin_of_attempt(Relation rel, HeapTuple tuple)
@@ -119,6 +132,7 @@ idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 		note_version(rel, data->tg_newtuple);
 		note_end_of_attempt(rel, data->tg_trigtuple, data->tg_newtuple);
 		note_begin_of_attempt(rel, data->tg_newtuple);
+		note_finished(rel, data->tg_trigtuple, data->tg_newtuple);
 	}
 	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
 	{
@@ -150,6 +164,7 @@ idemq_sql_settings_changed(PG_FUNCTION_ARGS)
 	TriggerData *data = trigger_data(fcinfo, false);
 
 	idemq_queues_changed();
+	idemq_xact_note_settings(0);
 	/* Truncated queues may come again with the same ids. */
 	if (TRIGGER_FIRED_BY_TRUNCATE(data->tg_event))
 		idemq_xact_note_forget();

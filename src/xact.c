@@ -32,6 +32,8 @@
 
 #include "clock.h"
 #include "lease_sweep.h"
+#include "wake.h"
+#include "workers.h"
 #include "xact.h"
 
 typedef enum TouchKind
@@ -42,7 +44,11 @@ typedef enum TouchKind
 	TOUCH_RECOVER,		 /* commit: a job may be in flight without an entry */
 	TOUCH_CREATE_QUEUE,	 /* abort: the queue's slot is free */
 	TOUCH_DROP_QUEUE,	 /* commit: the queue's slot is free */
-	TOUCH_FORGET /* commit: nothing of this database is known any more; abort: cursors unset */
+	TOUCH_FORGET,	/* commit: nothing of this database is known any more; abort: cursors unset */
+	TOUCH_EVENT,	/* commit: there is something to NOTIFY */
+	TOUCH_FINISHED, /* commit: a job that was in no attempt has its result */
+	TOUCH_WAKE,		/* commit: who waits for the queue, 0 for any, looks again */
+	TOUCH_EXTENSION /* commit: this database wants a worker */
 } TouchKind;
 
 typedef struct Touch
@@ -57,7 +63,8 @@ typedef struct Touch
 	int64 token;
 	int32 priority; /* of a claim, with its ready key: */
 	TimestampTz ready_at;
-	Lease prior; /* what the claim took over */
+	Lease prior;  /* what the claim took over */
+	JobNews news; /* of an event */
 } Touch;
 
 typedef struct Lower
@@ -67,6 +74,8 @@ typedef struct Lower
 	int32 priority;
 	SubTransactionId last_subid; /* the latest that noted it */
 	ReadyKey key;
+	int count;		   /* keys that were due when they were noted */
+	TimestampTz later; /* the earliest of the others; DT_NOEND: there is none */
 } Lower;
 
 /* In TopTransactionContext; NULL between transactions. */
@@ -175,6 +184,41 @@ idemq_xact_note_drop_queue(int32 queue_id)
 	add_touch(TOUCH_DROP_QUEUE, NULL, queue_id, 0, 0);
 }
 
+/* Notes an event of a job. */
+void
+idemq_xact_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job_id, int32 attempt)
+{
+	Touch *touch;
+
+	idemq_xact_reserve();
+	touch = add_touch(TOUCH_EVENT, slot, queue_id, job_id, 0);
+	touch->news = (JobNews){kind, attempt, job_id};
+}
+
+/* Notes that a job is finished that had no lease. */
+void
+idemq_xact_note_finished(int64 job_id)
+{
+	idemq_xact_reserve();
+	add_touch(TOUCH_FINISHED, NULL, 0, job_id, 0);
+}
+
+/* Notes that a queue's settings change, 0 for any; who waits for it looks again. */
+void
+idemq_xact_note_settings(int32 queue_id)
+{
+	idemq_xact_reserve();
+	add_touch(TOUCH_WAKE, NULL, queue_id, 0, 0);
+}
+
+/* Notes that the extension is created. */
+void
+idemq_xact_note_extension(void)
+{
+	idemq_xact_reserve();
+	add_touch(TOUCH_EXTENSION, NULL, 0, 0, 0);
+}
+
 /*
  * Notes that this transaction makes a key claimable, or may do so by its end
  * either way.  To be called before the row is written.
@@ -202,10 +246,14 @@ idemq_xact_note_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey ke
 			max_lowers *= 2;
 		}
 		lower = &lowers[nlowers++];
-		*lower = (Lower){slot, queue_id, priority, InvalidSubTransactionId, key};
+		*lower = (Lower){slot, queue_id, priority, InvalidSubTransactionId, key, 0, DT_NOEND};
 	}
 	if (ready_key_less(key, lower->key))
 		lower->key = key;
+	if (key.ready_at <= idemq_now())
+		lower->count++;
+	else
+		lower->later = Min(lower->later, key.ready_at);
 	lower->last_subid = GetCurrentSubTransactionId();
 }
 
@@ -225,6 +273,14 @@ idemq_xact_lower_view(int32 queue_id, CursorView *view)
 	}
 }
 
+/* Lets a job be seen again that others may have passed. */
+static void
+show_again(const Touch *touch, int priority, ReadyKey key)
+{
+	idemq_cursor_lower(touch->slot, touch->queue_id, priority, key);
+	idemq_wake_ready(touch->slot, touch->queue_id, key.ready_at, DT_NOEND, 1);
+}
+
 /* Removes an entry, and lets those see its job again whom it turned away. */
 static void
 drop_lease(const Touch *touch)
@@ -232,7 +288,7 @@ drop_lease(const Touch *touch)
 	Lease dropped;
 
 	if (idemq_lease_drop(touch->job_id, touch->token, &dropped) && dropped.turned_away)
-		idemq_cursor_lower(touch->slot, touch->queue_id, dropped.priority, dropped.passed);
+		show_again(touch, dropped.priority, dropped.passed);
 }
 
 /* Follows the commit of one touch. */
@@ -251,15 +307,34 @@ apply(const Touch *touch)
 			break;
 		case TOUCH_END:
 			drop_lease(touch);
+			idemq_wake_for_result(touch->job_id);
+			break;
+		case TOUCH_FINISHED:
+			idemq_wake_for_result(touch->job_id);
 			break;
 		case TOUCH_DROP_QUEUE:
+			idemq_wake_queue(touch->slot, touch->queue_id);
 			idemq_slot_forget_queue(touch->queue_id);
 			break;
 		case TOUCH_CREATE_QUEUE:
 			break;
 		case TOUCH_FORGET:
+			idemq_wake_database(MyDatabaseId, false);
 			idemq_lease_forget_database(MyDatabaseId);
 			idemq_slots_forget_database(MyDatabaseId);
+			idemq_worker_recheck();
+			break;
+		case TOUCH_EVENT:
+			idemq_event_add(touch->slot, touch->queue_id, &touch->news);
+			break;
+		case TOUCH_WAKE:
+			if (touch->queue_id == 0)
+				idemq_wake_database(MyDatabaseId, false);
+			else
+				idemq_wake_ready(NULL, touch->queue_id, DT_NOBEGIN, DT_NOEND, PG_INT32_MAX);
+			break;
+		case TOUCH_EXTENSION:
+			(void) idemq_worker_want(MyDatabaseId);
 			break;
 	}
 }
@@ -270,7 +345,7 @@ lower_claim(const Touch *touch)
 {
 	ReadyKey key = {touch->ready_at, touch->job_id};
 
-	idemq_cursor_lower(touch->slot, touch->queue_id, touch->priority, key);
+	show_again(touch, touch->priority, key);
 }
 
 /* A lease goes on; a search may have missed a job that has no entry because of us. */
@@ -313,6 +388,10 @@ undo(const Touch *touch)
 			break;
 		case TOUCH_RECOVER:
 		case TOUCH_DROP_QUEUE:
+		case TOUCH_EVENT:
+		case TOUCH_FINISHED:
+		case TOUCH_WAKE:
+		case TOUCH_EXTENSION:
 			break;
 	}
 }
@@ -329,9 +408,13 @@ apply_lowers(SubTransactionId from)
 {
 	for (int i = 0; i < nlowers; i++)
 	{
-		if (lowers[i].last_subid >= from)
-			idemq_cursor_lower(lowers[i].slot, lowers[i].queue_id, lowers[i].priority,
-							   lowers[i].key);
+		Lower *lower = &lowers[i];
+
+		if (lower->last_subid < from)
+			continue;
+		idemq_cursor_lower(lower->slot, lower->queue_id, lower->priority, lower->key);
+		idemq_wake_ready(lower->slot, lower->queue_id, lower->key.ready_at, lower->later,
+						 lower->count);
 	}
 }
 
@@ -395,10 +478,12 @@ xact_callback(XactEvent event, void *arg)
 				apply(&touches[i]);
 			apply_lowers(InvalidSubTransactionId);
 			forget_all();
+			idemq_workers_let_back();
 			break;
 		case XACT_EVENT_ABORT:
 			undo_from(InvalidSubTransactionId);
 			forget_all();
+			idemq_workers_let_back();
 			break;
 		case XACT_EVENT_PRE_PREPARE:
 			check_prepare();

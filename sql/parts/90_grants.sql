@@ -3,7 +3,7 @@
 --   GRANT EXECUTE ON FUNCTION idemq.create_queue TO app_owner;
 REVOKE ALL ON ALL TABLES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq FROM PUBLIC;
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idemq FROM PUBLIC;
+REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
 
 GRANT USAGE ON SCHEMA idemq TO PUBLIC;
 GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.queues TO PUBLIC;
@@ -18,3 +18,4 @@ GRANT EXECUTE ON FUNCTION
 	idemq.assert_current, idemq.reap,
 	idemq.may_see, idemq.may_use, idemq.job
 	TO PUBLIC;
+GRANT EXECUTE ON PROCEDURE idemq.wait, idemq.wait_any, idemq.wait_result TO PUBLIC;
