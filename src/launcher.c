@@ -14,9 +14,9 @@
  */
 #include "postgres.h"
 
-#include "access/heapam.h"
+#include "access/genam.h"
 #include "access/htup_details.h"
-#include "access/tableam.h"
+#include "access/table.h"
 #include "access/xact.h"
 #include "catalog/pg_database.h"
 #include "commands/dbcommands.h"
@@ -67,14 +67,14 @@ list_databases(void)
 	List *databases = NIL;
 	MemoryContext context = CurrentMemoryContext;
 	Relation rel;
-	TableScanDesc scan;
+	SysScanDesc scan;
 	HeapTuple tuple;
 
 	StartTransactionCommand();
 	(void) GetTransactionSnapshot();
 	rel = table_open(DatabaseRelationId, AccessShareLock);
-	scan = table_beginscan_catalog(rel, 0, NULL);
-	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
+	scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
+	while ((tuple = systable_getnext(scan)) != NULL)
 	{
 		Form_pg_database database = (Form_pg_database) GETSTRUCT(tuple);
 		MemoryContext old;
@@ -86,7 +86,7 @@ list_databases(void)
 		databases = lappend_oid(databases, database->oid);
 		MemoryContextSwitchTo(old);
 	}
-	table_endscan(scan);
+	systable_endscan(scan);
 	table_close(rel, AccessShareLock);
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(context);
@@ -164,7 +164,7 @@ static int
 check_starts(void)
 {
 	WorkerPlace *places = palloc(max_worker_processes * sizeof(WorkerPlace));
-	int count = idemq_workers_starting(places, max_worker_processes);
+	int count = idemq_workers_list(true, places, max_worker_processes);
 	int waiting = 0;
 
 	for (int i = 0; i < count; i++)
@@ -202,7 +202,7 @@ start_workers(void)
 		to_look_into = list_delete_first(to_look_into);
 		starting++;
 	}
-	count = idemq_workers_to_start(places, max_worker_processes);
+	count = idemq_workers_list(false, places, max_worker_processes);
 	for (int i = 0; i < count; i++)
 	{
 		CHECK_FOR_INTERRUPTS();

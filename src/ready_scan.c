@@ -15,6 +15,7 @@
 
 #include "clock.h"
 #include "leases.h"
+#include "lowers.h"
 #include "ready_scan.h"
 #include "wake.h"
 #include "xact.h"
@@ -134,7 +135,7 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 	scan->next_due = DT_NOEND;
 	/* Sequence and cursors first, then the snapshot: see cursor.c. */
 	idemq_cursor_read(scan->queue.slot, scan->queue.id, &scan->view);
-	idemq_xact_lower_view(scan->queue.id, &scan->view);
+	idemq_lowers_view(scan->queue.id, &scan->view);
 	idemq_jobs_open_to_read(table);
 	scan->now = idemq_now();
 	for (int p = 0; p < IDEMQ_PRIORITIES && !scan->stopped; p++)

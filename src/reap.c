@@ -24,6 +24,7 @@
 #include "guc.h"
 #include "lease_sweep.h"
 #include "leases.h"
+#include "lowers.h"
 #include "reap.h"
 #include "transition.h"
 #include "xact.h"
@@ -90,7 +91,7 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 	if (!is_attempt(&job, token))
 	{
 		if (job.is_ready)
-			idemq_xact_note_lower(queue->slot, queue->id, job.priority, job_ready_key(&job));
+			idemq_lowers_note(queue->slot, queue->id, job.priority, job_ready_key(&job));
 		return false;
 	}
 	if (!idemq_jobs_is_mine(&job) && reap_row(table, &job, queue, lost))

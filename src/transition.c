@@ -16,6 +16,7 @@
 #include "attempts.h"
 #include "catalog.h"
 #include "leases.h"
+#include "lowers.h"
 #include "transition.h"
 #include "xact.h"
 
@@ -173,11 +174,11 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEv
 	if (transition->to == JOB_DEAD)
 		idemq_xact_note_event(queue->slot, queue->id, JOB_DIED, job->id, job->attempt);
 	if (transition->ready == READY_SET)
-		idemq_xact_note_lower(queue->slot, queue->id, job->priority, key);
+		idemq_lowers_note(queue->slot, queue->id, job->priority, key);
 	/* Taken out of the index with no entry: should this abort, it is back. */
 	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_PROCESSING &&
 		event != EVENT_COMMIT_ONCE)
-		idemq_xact_note_lower(queue->slot, queue->id, job->priority, job_ready_key(job));
+		idemq_lowers_note(queue->slot, queue->id, job->priority, job_ready_key(job));
 }
 
 /* Returns whether nothing is left of a job once it is completed. */

@@ -13,6 +13,7 @@
 
 #include "catalog.h"
 #include "jobs.h"
+#include "lowers.h"
 #include "queues.h"
 #include "xact.h"
 
@@ -60,7 +61,7 @@ note_version(Relation rel, HeapTuple tuple)
 	priority = DatumGetInt16(column(rel, tuple, COL_PRIORITY, &isnull));
 	if (priority < 0 || priority >= IDEMQ_PRIORITIES || !idemq_queue_by_id(queue_id, &queue))
 		return;
-	idemq_xact_note_lower(queue.slot, queue_id, priority, key);
+	idemq_lowers_note(queue.slot, queue_id, priority, key);
 }
 
 /* Ends the lease entry of an attempt that the change ended. */

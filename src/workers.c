@@ -184,18 +184,11 @@ idemq_worker_want(Oid database)
 	return place != NULL;
 }
 
-/* Asks for a worker in this database, where idemq is in use; costs little when there is one. */
+/* Asks for a worker in this database, where idemq is in use. */
 void
 idemq_worker_announce_use(void)
 {
-	bool known;
-
-	if (RecoveryInProgress())
-		return;
-	LWLockAcquire(&board->board_lock, LW_SHARED);
-	known = find_place(MyDatabaseId) != NULL;
-	LWLockRelease(&board->board_lock);
-	if (!known)
+	if (!RecoveryInProgress())
 		(void) idemq_worker_want(MyDatabaseId);
 }
 
@@ -319,10 +312,14 @@ idemq_workers_attach_launcher(void)
 	on_shmem_exit(detach_launcher, (Datum) 0);
 }
 
-/* Copies the places in a state that nobody keeps; returns how many. */
-static int
-copy_places(PlaceState state, WorkerPlace *places, int max)
+/*
+ * Copies the places whose worker has not attached yet, or those that want one;
+ * none from which workers are kept away.  Returns how many.
+ */
+int
+idemq_workers_list(bool starting, WorkerPlace *places, int max)
 {
+	PlaceState state = starting ? PLACE_STARTING : PLACE_WANTED;
 	int count = 0;
 
 	LWLockAcquire(&board->board_lock, LW_SHARED);
@@ -331,25 +328,10 @@ copy_places(PlaceState state, WorkerPlace *places, int max)
 		Place *place = &board->places[i];
 
 		if (place->state == state && place->away == 0)
-			places[count++] = (WorkerPlace){i, place->database, place->serial, place->failures,
-											place->not_before};
+			places[count++] = (WorkerPlace){i, place->database, place->serial, place->not_before};
 	}
 	LWLockRelease(&board->board_lock);
 	return count;
-}
-
-/* Copies the places that want a worker; returns how many. */
-int
-idemq_workers_to_start(WorkerPlace *places, int max)
-{
-	return copy_places(PLACE_WANTED, places, max);
-}
-
-/* Copies the places whose worker has not attached yet; returns how many. */
-int
-idemq_workers_starting(WorkerPlace *places, int max)
-{
-	return copy_places(PLACE_STARTING, places, max);
 }
 
 /* Finds a place as the launcher copied it; NULL when it is another use by now.  Lock held. */

@@ -13,7 +13,6 @@ typedef struct WorkerPlace
 	int index;
 	Oid database;
 	uint64 serial;	  /* of this use of the place */
-	int failures;	  /* short lives in a row */
 	int64 not_before; /* mono: the start of a worker is not to be tried before */
 } WorkerPlace;
 
@@ -31,8 +30,7 @@ extern void idemq_workers_let_back(void);
 
 /* for the launcher */
 extern void idemq_workers_attach_launcher(void);
-extern int idemq_workers_to_start(WorkerPlace *places, int max);
-extern int idemq_workers_starting(WorkerPlace *places, int max);
+extern int idemq_workers_list(bool starting, WorkerPlace *places, int max);
 extern bool idemq_worker_start_noted(const WorkerPlace *place, uint64 *serial);
 extern void idemq_worker_start_failed(int index, int64 again_in);
 extern void idemq_worker_forget(const WorkerPlace *place);

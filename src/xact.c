@@ -13,8 +13,7 @@
  * Subtransactions: their ids grow, and at a subtransaction's end every touch
  * with its id or a greater one is its own or its children's.  So nothing is
  * done at a savepoint's release, and a rollback to it undoes the tail of the
- * list.  Lowerings are kept per queue and priority, as their least key, for
- * the whole transaction: lowering too much or too often is only slower.
+ * list.
  *
  * PREPARE TRANSACTION: from then on no session owns the transaction.  Entries
  * are removed; its row locks alone keep others off, and whoever finds such a
@@ -32,6 +31,7 @@
 
 #include "clock.h"
 #include "lease_sweep.h"
+#include "lowers.h"
 #include "wake.h"
 #include "workers.h"
 #include "xact.h"
@@ -67,24 +67,10 @@ typedef struct Touch
 	JobNews news; /* of an event */
 } Touch;
 
-typedef struct Lower
-{
-	QueueSlot *slot;
-	int32 queue_id;
-	int32 priority;
-	SubTransactionId last_subid; /* the latest that noted it */
-	ReadyKey key;
-	int count;		   /* keys that were due when they were noted */
-	TimestampTz later; /* the earliest of the others; DT_NOEND: there is none */
-} Lower;
-
 /* In TopTransactionContext; NULL between transactions. */
 static Touch *touches = NULL;
 static int ntouches = 0;
 static int max_touches = 0;
-static Lower *lowers = NULL;
-static int nlowers = 0;
-static int max_lowers = 0;
 
 /* Makes room for one touch, so that the next note cannot fail. */
 void
@@ -219,60 +205,6 @@ idemq_xact_note_extension(void)
 	add_touch(TOUCH_EXTENSION, NULL, 0, 0, 0);
 }
 
-/*
- * Notes that this transaction makes a key claimable, or may do so by its end
- * either way.  To be called before the row is written.
- */
-void
-idemq_xact_note_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
-{
-	Lower *lower = NULL;
-
-	for (int i = 0; i < nlowers && lower == NULL; i++)
-	{
-		if (lowers[i].queue_id == queue_id && lowers[i].priority == priority)
-			lower = &lowers[i];
-	}
-	if (lower == NULL)
-	{
-		if (lowers == NULL)
-		{
-			lowers = MemoryContextAlloc(TopTransactionContext, 4 * sizeof(Lower));
-			max_lowers = 4;
-		}
-		else if (nlowers == max_lowers)
-		{
-			lowers = repalloc_huge(lowers, 2 * (Size) max_lowers * sizeof(Lower));
-			max_lowers *= 2;
-		}
-		lower = &lowers[nlowers++];
-		*lower = (Lower){slot, queue_id, priority, InvalidSubTransactionId, key, 0, DT_NOEND};
-	}
-	if (ready_key_less(key, lower->key))
-		lower->key = key;
-	if (key.ready_at <= idemq_now())
-		lower->count++;
-	else
-		lower->later = Min(lower->later, key.ready_at);
-	lower->last_subid = GetCurrentSubTransactionId();
-}
-
-/*
- * Lowers a view to what this transaction itself has made ready: nobody else may
- * see that before its commit, but its own claims do.
- */
-void
-idemq_xact_lower_view(int32 queue_id, CursorView *view)
-{
-	for (int i = 0; i < nlowers; i++)
-	{
-		ReadyKey *from = &view->from[lowers[i].priority];
-
-		if (lowers[i].queue_id == queue_id && ready_key_less(lowers[i].key, *from))
-			*from = lowers[i].key;
-	}
-}
-
 /* Lets a job be seen again that others may have passed. */
 static void
 show_again(const Touch *touch, int priority, ReadyKey key)
@@ -403,36 +335,21 @@ idemq_xact_undo_last(void)
 	undo(&touches[--ntouches]);
 }
 
-static void
-apply_lowers(SubTransactionId from)
-{
-	for (int i = 0; i < nlowers; i++)
-	{
-		Lower *lower = &lowers[i];
-
-		if (lower->last_subid < from)
-			continue;
-		idemq_cursor_lower(lower->slot, lower->queue_id, lower->priority, lower->key);
-		idemq_wake_ready(lower->slot, lower->queue_id, lower->key.ready_at, lower->later,
-						 lower->count);
-	}
-}
-
 /* Undoes every touch with this subtransaction id or a greater one, the last first. */
 static void
 undo_from(SubTransactionId from)
 {
 	while (ntouches > 0 && touches[ntouches - 1].subid >= from)
 		undo(&touches[--ntouches]);
-	apply_lowers(from);
+	idemq_lowers_apply(from);
 }
 
 static void
 forget_all(void)
 {
 	touches = NULL;
-	lowers = NULL;
-	ntouches = max_touches = nlowers = max_lowers = 0;
+	ntouches = max_touches = 0;
+	idemq_lowers_forget();
 }
 
 /*
@@ -476,7 +393,7 @@ xact_callback(XactEvent event, void *arg)
 		case XACT_EVENT_COMMIT:
 			for (int i = 0; i < ntouches; i++)
 				apply(&touches[i]);
-			apply_lowers(InvalidSubTransactionId);
+			idemq_lowers_apply(InvalidSubTransactionId);
 			forget_all();
 			idemq_workers_let_back();
 			break;

@@ -14,8 +14,6 @@ extern void idemq_xact_reserve(void);
 extern void idemq_xact_note_claim(QueueSlot *slot, int32 queue_id, int32 priority, ReadyKey key,
 								  int64 token, bool rowonly, bool attached, const Lease *prior);
 extern void idemq_xact_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token);
-extern void idemq_xact_note_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key);
-extern void idemq_xact_lower_view(int32 queue_id, CursorView *view);
 extern void idemq_xact_note_recovery(QueueSlot *slot, int32 queue_id);
 extern void idemq_xact_note_create_queue(int32 queue_id);
 extern void idemq_xact_note_drop_queue(int32 queue_id);

@@ -7,7 +7,7 @@ SELECT extname, nspname AS schema, extrelocatable FROM pg_extension JOIN pg_name
 -- Functions: arguments with their names and defaults, and results, a line each.
 \a
 \t on
-SELECT proname || '(' || pg_get_function_arguments(p.oid) || ') -> ' || pg_get_function_result(p.oid)
+SELECT proname || '(' || pg_get_function_arguments(p.oid) || ') -> ' || coalesce(pg_get_function_result(p.oid), 'procedure')
 FROM pg_proc p WHERE pronamespace = 'idemq'::regnamespace ORDER BY proname;
 \t off
 \a
