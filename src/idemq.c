@@ -10,12 +10,14 @@
 
 #include "catalog.h"
 #include "clock.h"
+#include "counters.h"
 #include "cursor.h"
 #include "guc.h"
 #include "jobs.h"
 #include "leases.h"
 #include "queues.h"
 #include "shmem.h"
+#include "tally.h"
 #include "utility.h"
 #include "xact.h"
 
@@ -26,6 +28,7 @@ void _PG_init(void);
 /* In the order of start-up. */
 static const ShmemPart parts[] = {
 	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
+	{"idemq counters", idemq_counters_shmem_size, NULL, idemq_counters_shmem_init},
 	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
 	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
 };
@@ -57,5 +60,6 @@ _PG_init(void)
 	idemq_queues_install();
 	idemq_jobs_index_install();
 	idemq_xact_install();
+	idemq_tally_install();
 	idemq_utility_install();
 }

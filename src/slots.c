@@ -5,7 +5,7 @@
  *
  * Locks: slots_lock covers the hash of slots and their allocation; each slot's
  * lock covers its fields unless slots.h says otherwise.  slots_lock is taken
- * first.  A caller's slot pointer may be NULL or old: every function checks
+ * first; counters.c's locks after them.  A caller's slot pointer may be NULL or old: every function checks
  * whose slot it is, and looks for the queue's if need be.  A queue without a
  * slot (all are used) works: its claims scan from the start of the index.
  *
@@ -18,6 +18,7 @@
 #include "utils/hsearch.h"
 
 #include "clock.h"
+#include "counters.h"
 #include "cursor.h"
 #include "guc.h"
 #include "slots.h"
@@ -36,6 +37,7 @@ typedef struct SlotsShared
 	LWLock slots_lock;
 	int tranche;
 	int used; /* slots that are not free; under slots_lock */
+	pg_atomic_uint64 refused; /* lookups of queues that got none; no lock */
 	QueueSlot slots[FLEXIBLE_ARRAY_MEMBER];
 } SlotsShared;
 
@@ -68,6 +70,7 @@ idemq_slots_shmem_init(void *area, bool found)
 		memset(area, 0, idemq_slots_shmem_size());
 		shared->tranche = LWLockNewTrancheId();
 		LWLockInitialize(&shared->slots_lock, shared->tranche);
+		pg_atomic_init_u64(&shared->refused, 0);
 		for (int i = 0; i < idemq_max_queues; i++)
 		{
 			LWLockInitialize(&shared->slots[i].lock, shared->tranche);
@@ -135,7 +138,25 @@ assign_slot(int32 queue_id)
 	shared->slots[i].next_verify = idemq_mono_now() + USECS_PER_SEC;
 	pg_atomic_write_u64(&shared->slots[i].next_deadline, 0);
 	LWLockRelease(&shared->slots[i].lock);
+	idemq_counters_reset(i, key.database, queue_id);
 	return &shared->slots[i];
+}
+
+/* Returns a slot's place among all, from 0. */
+int
+idemq_slot_index(const QueueSlot *slot)
+{
+	return (int) (slot - shared->slots);
+}
+
+/* Says how many slots are used, and how often a queue was looked up and got none. */
+void
+idemq_slots_usage(int *used, int64 *refused)
+{
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	*used = shared->used;
+	LWLockRelease(&shared->slots_lock);
+	*refused = (int64) pg_atomic_read_u64(&shared->refused);
 }
 
 /* Returns the slot of a queue, NULL when it has none. */
@@ -187,14 +208,16 @@ idemq_slot_for_queue(int32 queue_id)
 	slot = find_slot(MyDatabaseId, queue_id);
 	full = shared->used == idemq_max_queues;
 	LWLockRelease(&shared->slots_lock);
-	if (slot != NULL || full)
-		return slot;
-
-	LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
-	slot = find_slot(MyDatabaseId, queue_id);
+	if (slot == NULL && !full)
+	{
+		LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
+		slot = find_slot(MyDatabaseId, queue_id);
+		if (slot == NULL)
+			slot = assign_slot(queue_id);
+		LWLockRelease(&shared->slots_lock);
+	}
 	if (slot == NULL)
-		slot = assign_slot(queue_id);
-	LWLockRelease(&shared->slots_lock);
+		pg_atomic_fetch_add_u64(&shared->refused, 1);
 	return slot;
 }
 
@@ -274,6 +297,7 @@ free_slot(QueueSlot *slot)
 	LWLockRelease(&slot->lock);
 	hash_search(slot_hash, &key, HASH_REMOVE, NULL);
 	shared->used--;
+	idemq_counters_forget(idemq_slot_index(slot));
 }
 
 /*
@@ -308,6 +332,7 @@ idemq_slots_forget_database(Oid database)
 		if (shared->slots[i].key.database == database && shared->slots[i].key.queue_id != 0)
 			free_slot(&shared->slots[i]);
 	}
+	idemq_counters_forget_database(database);
 	LWLockRelease(&shared->slots_lock);
 }
 

@@ -1,0 +1,15 @@
+/*
+ * histogram.h
+ *		Histograms of lengths of time, on a logarithmic scale.
+ */
+#ifndef IDEMQ_HISTOGRAM_H
+#define IDEMQ_HISTOGRAM_H
+
+#include "c.h"
+
+#define HISTOGRAM_BUCKETS 160
+
+extern int idemq_histogram_bucket(int64 usecs);
+extern int64 idemq_histogram_quantile(const uint64 *buckets, double quantile);
+
+#endif
