@@ -8,7 +8,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "access/xlog.h"
+#include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
