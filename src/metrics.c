@@ -91,8 +91,7 @@ is_claimable(const Job *job, TimestampTz now)
 
 /* Returns when the first claimable job of a priority was due, or, if that is later, limit. */
 static TimestampTz
-oldest_in_priority(JobsTable *table, int32 queue_id, int priority, ReadyKey from,
-				   TimestampTz limit)
+oldest_in_priority(JobsTable *table, int32 queue_id, int priority, ReadyKey from, TimestampTz limit)
 {
 	TimestampTz now = idemq_now();
 	ReadyKey key;
@@ -239,9 +238,9 @@ idemq_sql_recount(PG_FUNCTION_ARGS)
 		case COUNT_BEGUN:
 			break;
 		case COUNT_BUSY:
-			ereport(ERROR, (errcode(ERRCODE_OBJECT_IN_USE),
-							errmsg("another session is counting the jobs"),
-							errhint("Its count is as good as yours; wait for it.")));
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_IN_USE), errmsg("another session is counting the jobs"),
+					 errhint("Its count is as good as yours; wait for it.")));
 		case COUNT_CROWDED:
 			ereport(ERROR,
 					(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),

@@ -36,7 +36,7 @@ typedef struct SlotsShared
 {
 	LWLock slots_lock;
 	int tranche;
-	int used; /* slots that are not free; under slots_lock */
+	int used;				  /* slots that are not free; under slots_lock */
 	pg_atomic_uint64 refused; /* lookups of queues that got none; no lock */
 	QueueSlot slots[FLEXIBLE_ARRAY_MEMBER];
 } SlotsShared;
@@ -301,8 +301,8 @@ free_slot(QueueSlot *slot)
 }
 
 /*
- * Unsets every cursor of a database and asks for recovery: rows changed, and
- * nobody knows which (COMMIT PREPARED, ROLLBACK PREPARED).
+ * Unsets every cursor and gauge of a database and asks for recovery: rows changed,
+ * and nobody knows which (COMMIT PREPARED, ROLLBACK PREPARED).
  */
 void
 idemq_slots_unset_database(Oid database)
@@ -320,6 +320,7 @@ idemq_slots_unset_database(Oid database)
 		LWLockRelease(&slot->lock);
 	}
 	LWLockRelease(&shared->slots_lock);
+	idemq_gauges_unset(database);
 }
 
 /* Frees the slots of a dropped database. */

@@ -82,8 +82,7 @@ idemq_sql_run(SqlStatement *statement, const Datum *args, const char *nulls, int
 
 /* Runs a query under a registered snapshot; returns its number of rows. */
 uint64
-idemq_sql_query_at(SqlStatement *statement, const Datum *args, const char *nulls,
-				   Snapshot snapshot)
+idemq_sql_query_at(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
 {
 	int code = SPI_execute_snapshot(prepared(statement), (Datum *) args, nulls, snapshot,
 									InvalidSnapshot, true, false, 0);
