@@ -54,6 +54,7 @@
 #define MAX_BASES 64
 /* Transactions that may be open when a count begins. */
 #define MAX_OPEN 1000
+#define NO_COUNTER (-1)
 /* Counting may take this part of the time, and comes at most once a second. */
 #define COUNT_SHARE 100
 #define COUNT_INTERVAL USECS_PER_SEC
@@ -61,8 +62,8 @@
 /* The snapshot of a database's last count. */
 typedef struct CountBase
 {
-	Oid database; /* InvalidOid: free */
-	bool counting;
+	Oid database;	  /* InvalidOid: free */
+	int32 counter;	  /* the session that counts; NO_COUNTER */
 	int64 next_count; /* mono: not before */
 	uint64 xmin;	  /* with xmax: full transaction ids */
 	uint64 xmax;
@@ -366,10 +367,10 @@ idemq_counters_begin_count(Snapshot *snapshot)
 	if (base == NULL && (base = find_base(InvalidOid)) != NULL)
 	{
 		base->database = MyDatabaseId;
-		base->counting = false;
+		base->counter = NO_COUNTER;
 		base->xmin = base->xmax = 0;
 	}
-	if (base != NULL && base->counting)
+	if (base != NULL && base->counter != NO_COUNTER)
 		start = COUNT_BUSY;
 	else if (base != NULL)
 	{
@@ -380,7 +381,8 @@ idemq_counters_begin_count(Snapshot *snapshot)
 	}
 	if (start == COUNT_BEGUN)
 	{
-		base->counting = counting_here = true;
+		base->counter = IDEMQ_MY_PROC_NUMBER;
+		counting_here = true;
 		count_began = idemq_mono_now();
 		begin_gauges(base);
 	}
@@ -390,13 +392,33 @@ idemq_counters_begin_count(Snapshot *snapshot)
 	return start;
 }
 
-/* Ends this session's count; the gauges that were counted, if they were, are known. */
+/* Adds what a count found to its queue's gauges.  All locks held. */
 static void
-finish_count(bool counted)
+add_count(const QueueCount *count)
+{
+	QueueCounters *queue;
+
+	if (count->index < 0)
+		return;
+	queue = &shared->queues[count->index];
+	if (!is_of(queue, count->queue_id) || !queue->counting)
+		return;
+	for (int s = 0; s < JOB_STATUS_COUNT; s++)
+		pg_atomic_fetch_add_u64(&queue->gauges[s], count->jobs[s]);
+}
+
+/* Ends this session's count; counted: with a result.  All locks held. */
+static void
+finish_count(bool counted, const QueueCount *counts, int ncounts)
 {
 	CountBase *base = find_base(MyDatabaseId);
 	int64 now = idemq_mono_now();
 
+	counting_here = false;
+	if (base == NULL || base->counter != IDEMQ_MY_PROC_NUMBER)
+		return; /* all was forgotten meanwhile */
+	for (int i = 0; i < ncounts; i++)
+		add_count(&counts[i]);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
 		QueueCounters *queue = &shared->queues[i];
@@ -406,7 +428,7 @@ finish_count(bool counted)
 		queue->known |= counted && queue->counting;
 		queue->counting = false;
 	}
-	base->counting = counting_here = false;
+	base->counter = NO_COUNTER;
 	base->next_count = now + Max(COUNT_INTERVAL, (now - count_began) * COUNT_SHARE);
 }
 
@@ -415,19 +437,7 @@ void
 idemq_counters_end_count(const QueueCount *counts, int ncounts)
 {
 	lock_all();
-	for (int i = 0; i < ncounts; i++)
-	{
-		QueueCounters *queue;
-
-		if (counts[i].index < 0)
-			continue;
-		queue = &shared->queues[counts[i].index];
-		if (!is_of(queue, counts[i].queue_id) || !queue->counting)
-			continue;
-		for (int s = 0; s < JOB_STATUS_COUNT; s++)
-			pg_atomic_fetch_add_u64(&queue->gauges[s], counts[i].jobs[s]);
-	}
-	finish_count(true);
+	finish_count(true, counts, ncounts);
 	unlock_all();
 }
 
@@ -438,7 +448,7 @@ idemq_counters_cancel_count(void)
 	if (!counting_here)
 		return;
 	lock_all();
-	finish_count(false);
+	finish_count(false, NULL, 0);
 	unlock_all();
 }
 
@@ -468,7 +478,7 @@ idemq_gauges_due(void)
 		return false;
 	LWLockAcquire(lock, LW_SHARED);
 	base = find_base(MyDatabaseId);
-	if (base == NULL || (!base->counting && base->next_count <= now))
+	if (base == NULL || (base->counter == NO_COUNTER && base->next_count <= now))
 	{
 		for (int i = 0; i < idemq_max_queues && !due; i++)
 			due = shared->queues[i].database == MyDatabaseId && !shared->queues[i].known;

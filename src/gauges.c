@@ -144,6 +144,19 @@ idemq_gauges_count(void)
 	(void) idemq_gauges_try_count(&jobs);
 }
 
+/*
+ * For who is about to count by SQL: makes the gauges known with it, when that is
+ * due and can be done here; returns whether it did.
+ */
+bool
+idemq_gauges_count_if_due(void)
+{
+	int64 jobs;
+
+	return !TransactionIdIsValid(GetTopTransactionIdIfAny()) && idemq_gauges_due() &&
+		   idemq_gauges_try_count(&jobs) == COUNT_BEGUN;
+}
+
 /* Makes the gauges of a queue known that this transaction has just created. */
 void
 idemq_gauges_set_empty(int32 queue_id)

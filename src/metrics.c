@@ -4,8 +4,9 @@
  *		recount, memory_usage.
  *
  * They read, also on a standby and in a read-only transaction.  Gauges that
- * shared memory does not know (a queue without a slot, a standby, no count since
- * the start) are counted by SQL.
+ * shared memory does not know are counted by SQL, and known from then on, unless
+ * that cannot be: a queue without a slot, a standby, a transaction that has
+ * changed something, a count that was just now.
  */
 #include "postgres.h"
 
@@ -165,13 +166,27 @@ fill_counters(const CounterView *view, Datum *values, bool *nulls)
 	nulls[METRIC_SINCE] = false;
 }
 
+/* Reads a queue's counters, its gauges known if that can be; false when it has none. */
+static bool
+read_counters(const QueueInfo *queue, CounterView *view)
+{
+	int index;
+
+	if (queue->slot == NULL)
+		return false;
+	index = idemq_slot_index(queue->slot);
+	if (!idemq_counters_read(index, queue->id, view))
+		return false;
+	return view->known || !idemq_gauges_count_if_due() ||
+		   idemq_counters_read(index, queue->id, view);
+}
+
 /* Fills a row of queue_metrics. */
 static void
 fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool *nulls)
 {
 	CounterView view;
-	bool in_memory = queue->slot != NULL &&
-					 idemq_counters_read(idemq_slot_index(queue->slot), queue->id, &view);
+	bool in_memory = read_counters(queue, &view);
 	const int64 *gauges;
 	TimestampTz now = idemq_now();
 	TimestampTz oldest;

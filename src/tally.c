@@ -161,10 +161,12 @@ add_to_bucket(TimingDelta *timing, int bucket, uint32 count)
 	timing->last = Max(timing->last, bucket);
 }
 
-/* Notes how long something took. */
+/* Notes how long something took; longer than the histogram reaches is as long as that. */
 void
-idemq_tally_timing(int32 queue_id, Timing which, int64 usecs)
+idemq_tally_timing(int32 queue_id, Timing which, TimestampTz from, TimestampTz to)
 {
+	int64 usecs = to - Max(from, to - HISTOGRAM_LIMIT);
+
 	add_to_bucket(&delta_of(queue_id)->timings[which], idemq_histogram_bucket(usecs), 1);
 }
 

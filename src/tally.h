@@ -13,6 +13,6 @@
 extern void idemq_tally_install(void);
 extern void idemq_tally_row(int32 queue_id, int from, int to);
 extern void idemq_tally_count(int32 queue_id, uint32 counters);
-extern void idemq_tally_timing(int32 queue_id, Timing which, int64 usecs);
+extern void idemq_tally_timing(int32 queue_id, Timing which, TimestampTz from, TimestampTz to);
 
 #endif

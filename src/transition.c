@@ -182,9 +182,9 @@ count(const Transition *transition, const Job *job, const QueueInfo *queue, JobE
 {
 	idemq_tally_count(queue->id, transition->counters);
 	if (event == EVENT_CLAIM || event == EVENT_COMMIT_ONCE)
-		idemq_tally_timing(queue->id, TIMING_WAIT, args->now - job->ready_at);
+		idemq_tally_timing(queue->id, TIMING_WAIT, job->ready_at, args->now);
 	else if (event == EVENT_COMMIT)
-		idemq_tally_timing(queue->id, TIMING_RUN, args->now - job->claimed_at);
+		idemq_tally_timing(queue->id, TIMING_RUN, job->claimed_at, args->now);
 }
 
 /* Returns whether nothing is left of a job once it is completed. */
