@@ -18,6 +18,7 @@
 
 #include "args.h"
 #include "catalog.h"
+#include "gauges.h"
 #include "jobs.h"
 #include "queues.h"
 #include "sql.h"
@@ -253,6 +254,7 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 				 errhint("Change it with idemq.alter_queue.")));
 	id = DatumGetInt32(idemq_sql_value(0, 1, &isnull));
 	idemq_xact_note_create_queue(id);
+	idemq_gauges_set_empty(id);
 	if (!has_privs_of_role(creator, idemq_catalog()->owner))
 	{
 		NameData role;

@@ -22,6 +22,7 @@
 #include "jobs.h"
 #include "keyed.h"
 #include "lowers.h"
+#include "tally.h"
 #include "xact.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_enqueue);
@@ -122,6 +123,7 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
 	idemq_lowers_note(queue->slot, queue->id, DatumGetInt16(columns->values[COL_PRIORITY]), key);
 	idemq_jobs_insert(table, columns);
+	idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 	*answer = (EnqueueAnswer){key.id, OUTCOME_ACCEPTED, JOB_PENDING, (Datum) 0, true};
 }
 

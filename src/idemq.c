@@ -10,6 +10,7 @@
 
 #include "catalog.h"
 #include "clock.h"
+#include "counters.h"
 #include "cursor.h"
 #include "events.h"
 #include "guc.h"
@@ -18,6 +19,7 @@
 #include "leases.h"
 #include "queues.h"
 #include "shmem.h"
+#include "tally.h"
 #include "utility.h"
 #include "wake.h"
 #include "workers.h"
@@ -30,6 +32,7 @@ void _PG_init(void);
 /* In the order of start-up. */
 static const ShmemPart parts[] = {
 	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
+	{"idemq counters", idemq_counters_shmem_size, NULL, idemq_counters_shmem_init},
 	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
 	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
 	{"idemq workers", idemq_workers_shmem_size, NULL, idemq_workers_shmem_init},
@@ -64,6 +67,7 @@ _PG_init(void)
 	idemq_queues_install();
 	idemq_jobs_index_install();
 	idemq_xact_install();
+	idemq_tally_install();
 	idemq_utility_install();
 	idemq_launcher_install();
 }

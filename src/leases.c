@@ -40,6 +40,7 @@ typedef struct LeasesShared
 	int tranche;
 	pg_atomic_uint64 last_token; /* the greatest issued since the start */
 	pg_atomic_uint32 count;		 /* entries: bounds the table exactly */
+	pg_atomic_uint64 refused;	 /* entries that found the table full */
 	LWLockPadded locks[LEASE_PARTITIONS];
 } LeasesShared;
 
@@ -72,6 +73,7 @@ idemq_leases_shmem_init(void *area, bool found)
 		shared->tranche = LWLockNewTrancheId();
 		pg_atomic_init_u64(&shared->last_token, 0);
 		pg_atomic_init_u32(&shared->count, 0);
+		pg_atomic_init_u64(&shared->refused, 0);
 		for (int i = 0; i < LEASE_PARTITIONS; i++)
 			LWLockInitialize(&shared->locks[i].lock, shared->tranche);
 	}
@@ -142,7 +144,10 @@ enter(const LeaseKey *key, uint32 hash)
 	else
 		lease = hash_search_with_hash_value(lease_hash, key, hash, HASH_ENTER_NULL, NULL);
 	if (lease == NULL)
+	{
 		pg_atomic_fetch_sub_u32(&shared->count, 1);
+		pg_atomic_fetch_add_u64(&shared->refused, 1);
+	}
 	return lease;
 }
 
@@ -158,6 +163,14 @@ bool
 idemq_lease_table_is_full(void)
 {
 	return pg_atomic_read_u32(&shared->count) >= (uint32) idemq_max_leases;
+}
+
+/* Says how many leases are in the table, and how often there was no room for one. */
+void
+idemq_leases_usage(int *used, int64 *refused)
+{
+	*used = (int) Min(pg_atomic_read_u32(&shared->count), (uint32) idemq_max_leases);
+	*refused = (int64) pg_atomic_read_u64(&shared->refused);
 }
 
 /*

@@ -76,6 +76,7 @@ extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, in
 								   int64 length);
 extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
 extern bool idemq_lease_table_is_full(void);
+extern void idemq_leases_usage(int *used, int64 *refused);
 extern void idemq_leases_visit(LWLockMode mode, bool (*visit)(Lease *lease, void *arg), void *arg);
 
 #endif

@@ -5,7 +5,7 @@
  *
  * Locks: slots_lock covers the hash of slots and their allocation; each slot's
  * lock covers its fields unless slots.h says otherwise.  slots_lock is taken
- * first.  A caller's slot pointer may be NULL or old: every function checks
+ * first; counters.c's locks after them.  A caller's slot pointer may be NULL or old: every function checks
  * whose slot it is, and looks for the queue's if need be.  A queue without a
  * slot (all are used) works: its claims scan from the start of the index.
  *
@@ -18,6 +18,7 @@
 #include "utils/hsearch.h"
 
 #include "clock.h"
+#include "counters.h"
 #include "cursor.h"
 #include "events.h"
 #include "guc.h"
@@ -37,7 +38,8 @@ typedef struct SlotsShared
 {
 	LWLock slots_lock;
 	int tranche;
-	int used; /* slots that are not free; under slots_lock */
+	int used;				  /* slots that are not free; under slots_lock */
+	pg_atomic_uint64 refused; /* lookups of queues that got none; no lock */
 	QueueSlot slots[FLEXIBLE_ARRAY_MEMBER];
 } SlotsShared;
 
@@ -70,6 +72,7 @@ idemq_slots_shmem_init(void *area, bool found)
 		memset(area, 0, idemq_slots_shmem_size());
 		shared->tranche = LWLockNewTrancheId();
 		LWLockInitialize(&shared->slots_lock, shared->tranche);
+		pg_atomic_init_u64(&shared->refused, 0);
 		for (int i = 0; i < idemq_max_queues; i++)
 		{
 			LWLockInitialize(&shared->slots[i].lock, shared->tranche);
@@ -148,6 +151,7 @@ assign_slot(int32 queue_id)
 	pg_atomic_write_u64(&shared->slots[i].unclaimed_at, 0);
 	LWLockRelease(&shared->slots[i].lock);
 	idemq_events_reset(i);
+	idemq_counters_reset(i, key.database, queue_id);
 	return &shared->slots[i];
 }
 
@@ -202,6 +206,16 @@ idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *a
 	} while (count == (int) lengthof(views));
 }
 
+/* Says how many slots are used, and how often a queue was looked up and got none. */
+void
+idemq_slots_usage(int *used, int64 *refused)
+{
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	*used = shared->used;
+	LWLockRelease(&shared->slots_lock);
+	*refused = (int64) pg_atomic_read_u64(&shared->refused);
+}
+
 /* Returns the slot of a queue, NULL when it has none. */
 QueueSlot *
 idemq_slot_find(Oid database, int32 queue_id)
@@ -251,14 +265,16 @@ idemq_slot_for_queue(int32 queue_id)
 	slot = find_slot(MyDatabaseId, queue_id);
 	full = shared->used == idemq_max_queues;
 	LWLockRelease(&shared->slots_lock);
-	if (slot != NULL || full)
-		return slot;
-
-	LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
-	slot = find_slot(MyDatabaseId, queue_id);
+	if (slot == NULL && !full)
+	{
+		LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
+		slot = find_slot(MyDatabaseId, queue_id);
+		if (slot == NULL)
+			slot = assign_slot(queue_id);
+		LWLockRelease(&shared->slots_lock);
+	}
 	if (slot == NULL)
-		slot = assign_slot(queue_id);
-	LWLockRelease(&shared->slots_lock);
+		pg_atomic_fetch_add_u64(&shared->refused, 1);
 	return slot;
 }
 
@@ -338,11 +354,12 @@ free_slot(QueueSlot *slot)
 	LWLockRelease(&slot->lock);
 	hash_search(slot_hash, &key, HASH_REMOVE, NULL);
 	shared->used--;
+	idemq_counters_forget(idemq_slot_index(slot));
 }
 
 /*
- * Unsets every cursor of a database and asks for recovery: rows changed, and
- * nobody knows which (COMMIT PREPARED, ROLLBACK PREPARED).
+ * Unsets every cursor and gauge of a database and asks for recovery: rows changed,
+ * and nobody knows which (COMMIT PREPARED, ROLLBACK PREPARED).
  */
 void
 idemq_slots_unset_database(Oid database)
@@ -360,6 +377,7 @@ idemq_slots_unset_database(Oid database)
 		LWLockRelease(&slot->lock);
 	}
 	LWLockRelease(&shared->slots_lock);
+	idemq_gauges_unset(database);
 }
 
 /* Frees the slots of a dropped database. */
@@ -372,6 +390,7 @@ idemq_slots_forget_database(Oid database)
 		if (shared->slots[i].key.database == database && shared->slots[i].key.queue_id != 0)
 			free_slot(&shared->slots[i]);
 	}
+	idemq_counters_forget_database(database);
 	LWLockRelease(&shared->slots_lock);
 }
 

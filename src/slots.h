@@ -84,6 +84,8 @@ extern void idemq_for_each_slot(Oid database, void (*function)(const SlotView *v
 								void *arg);
 extern QueueSlot *idemq_slot_find(Oid database, int32 queue_id);
 extern QueueSlot *idemq_slot_for_queue(int32 queue_id);
+extern int idemq_slot_index(const QueueSlot *slot);
+extern void idemq_slots_usage(int *used, int64 *refused);
 extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);
 extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
 extern void idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id);

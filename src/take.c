@@ -12,6 +12,7 @@
 
 #include "leases.h"
 #include "take.h"
+#include "tally.h"
 #include "xact.h"
 
 /*
@@ -42,7 +43,11 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 	if (write == JOB_WRITTEN)
 		write = idemq_transition(table, job, queue, event, args, JOB_SKIPS_STRANGERS);
 	if (write == JOB_WRITTEN)
+	{
+		if (take == LEASE_FULL && event == EVENT_CLAIM)
+			idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 		return TAKE_DONE;
+	}
 	idemq_xact_undo_last();
 	if (write == JOB_LOCKED)
 		return TAKE_LOCKED;

@@ -15,6 +15,7 @@
 #include "jobs.h"
 #include "lowers.h"
 #include "queues.h"
+#include "tally.h"
 #include "xact.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_jobs_changed);
@@ -120,6 +121,32 @@ note_begin_of_attempt(Relation rel, HeapTuple tuple)
 		idemq_xact_note_recovery(queue.slot, queue_id);
 }
 
+/* Counts a row that SQL wrote; old_row or new_row is NULL when there is none. */
+static void
+count_row(Relation rel, HeapTuple old_row, HeapTuple new_row)
+{
+	int32 queue_ids[2] = {0, 0};
+	int statuses[2] = {NO_ROW, NO_ROW};
+	HeapTuple rows[] = {old_row, new_row};
+	bool isnull;
+
+	for (int i = 0; i < (int) lengthof(rows); i++)
+	{
+		if (rows[i] == NULL)
+			continue;
+		queue_ids[i] = DatumGetInt32(column(rel, rows[i], COL_QUEUE_ID, &isnull));
+		statuses[i] =
+			idemq_status_from_oid(DatumGetObjectId(column(rel, rows[i], COL_STATUS, &isnull)));
+	}
+	if (queue_ids[0] == queue_ids[1])
+		idemq_tally_row(queue_ids[0], statuses[0], statuses[1]);
+	else
+	{
+		idemq_tally_row(queue_ids[0], statuses[0], NO_ROW);
+		idemq_tally_row(queue_ids[1], NO_ROW, statuses[1]);
+	}
+}
+
 /* jobs_changed(): row trigger of idemq.jobs. */
 Datum
 idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
@@ -134,17 +161,20 @@ idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 		note_end_of_attempt(rel, data->tg_trigtuple, data->tg_newtuple);
 		note_begin_of_attempt(rel, data->tg_newtuple);
 		note_finished(rel, data->tg_trigtuple, data->tg_newtuple);
+		count_row(rel, data->tg_trigtuple, data->tg_newtuple);
 	}
 	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
 	{
 		note_version(rel, data->tg_trigtuple);
 		note_begin_of_attempt(rel, data->tg_trigtuple);
+		count_row(rel, NULL, data->tg_trigtuple);
 	}
 	else
 	{
 		/* Our own claims do not see it any more, and pass its key: it may come back. */
 		note_version(rel, data->tg_trigtuple);
 		note_end_of_attempt(rel, data->tg_trigtuple, NULL);
+		count_row(rel, data->tg_trigtuple, NULL);
 	}
 	return PointerGetDatum(NULL);
 }
