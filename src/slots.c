@@ -36,6 +36,8 @@ typedef struct SlotsShared
 	LWLock slots_lock;
 	int tranche;
 	int used; /* slots that are not free; under slots_lock */
+	/* Changes under way in the lower half, changes begun in the upper; no lock. */
+	pg_atomic_uint64 changes;
 	QueueSlot slots[FLEXIBLE_ARRAY_MEMBER];
 } SlotsShared;
 
@@ -68,6 +70,7 @@ idemq_slots_shmem_init(void *area, bool found)
 		memset(area, 0, idemq_slots_shmem_size());
 		shared->tranche = LWLockNewTrancheId();
 		LWLockInitialize(&shared->slots_lock, shared->tranche);
+		pg_atomic_init_u64(&shared->changes, 0);
 		for (int i = 0; i < idemq_max_queues; i++)
 		{
 			LWLockInitialize(&shared->slots[i].lock, shared->tranche);
@@ -367,4 +370,75 @@ idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline)
 	known = pg_atomic_read_u64(&slot->next_deadline);
 	while (wanted < known && !pg_atomic_compare_exchange_u64(&slot->next_deadline, &known, wanted))
 		;
+}
+
+/*
+ * Begins a change of shared memory that others may see half done, by a transaction
+ * that is, or may be, still running: an entry is gone and its cursor not yet
+ * lowered.  Nothing but idemq.check() asks.  Between begin and end nothing may
+ * raise an error.
+ */
+void
+idemq_slots_begin_change(void)
+{
+	(void) pg_atomic_fetch_add_u64(&shared->changes, (UINT64CONST(1) << 32) + 1);
+}
+
+/* Ends what idemq_slots_begin_change began. */
+void
+idemq_slots_end_change(void)
+{
+	(void) pg_atomic_fetch_sub_u64(&shared->changes, 1);
+}
+
+/*
+ * Returns a number that stays as it is while no change begins or ends; its lower
+ * half is zero while none is under way.
+ */
+uint64
+idemq_slots_changes(void)
+{
+	return pg_atomic_fetch_add_u64(&shared->changes, 0);
+}
+
+/* Reads the slot of a queue of this database; false when it has none. */
+bool
+idemq_slot_status(int32 queue_id, SlotStatus *status)
+{
+	QueueSlot *slot = NULL;
+
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
+		return false;
+	status->needs_recovery = slot->needs_recovery;
+	status->next_deadline = pg_atomic_read_u64(&slot->next_deadline);
+	LWLockRelease(&slot->lock);
+	return true;
+}
+
+/*
+ * Counts all slots, and copies the ids of this database's queues that have one to
+ * queue_ids, which has room for idemq.max_queues.  Returns how many.
+ */
+int
+idemq_slots_audit(SlotsAudit *audit, int32 *queue_ids)
+{
+	int count = 0;
+
+	memset(audit, 0, sizeof(*audit));
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	audit->used = shared->used;
+	audit->hashed = (int) hash_get_num_entries(slot_hash);
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		SlotKey key = shared->slots[i].key;
+
+		if (key.queue_id == 0)
+			continue;
+		audit->taken++;
+		audit->misplaced += find_slot(key.database, key.queue_id) != &shared->slots[i];
+		if (key.database == MyDatabaseId)
+			queue_ids[count++] = key.queue_id;
+	}
+	LWLockRelease(&shared->slots_lock);
+	return count;
 }

@@ -61,6 +61,22 @@ typedef struct QueueSlot
 	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
 } QueueSlot;
 
+/* What idemq.check() wants to know of one queue's slot. */
+typedef struct SlotStatus
+{
+	bool needs_recovery;
+	uint64 next_deadline; /* mono; PG_UINT64_MAX: none */
+} SlotStatus;
+
+/* Counts over all slots that must agree. */
+typedef struct SlotsAudit
+{
+	int used;	   /* as the allocator counts */
+	int taken;	   /* in the array */
+	int hashed;	   /* in the hash */
+	int misplaced; /* taken, and not what the hash says */
+} SlotsAudit;
+
 extern Size idemq_slots_shmem_size(void);
 extern Size idemq_slots_hash_size(void);
 extern void idemq_slots_shmem_init(void *area, bool found);
@@ -79,5 +95,10 @@ extern void idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 dead
 extern void idemq_slots_unset_database(Oid database);
 extern void idemq_slots_forget_database(Oid database);
 extern void idemq_slot_forget_queue(int32 queue_id);
+extern void idemq_slots_begin_change(void);
+extern void idemq_slots_end_change(void);
+extern uint64 idemq_slots_changes(void);
+extern bool idemq_slot_status(int32 queue_id, SlotStatus *status);
+extern int idemq_slots_audit(SlotsAudit *audit, int32 *queue_ids);
 
 #endif

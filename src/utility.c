@@ -17,6 +17,7 @@
 #include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
+#include "storage/ipc.h"
 #include "tcop/utility.h"
 #include "utils/lsyscache.h"
 
@@ -59,6 +60,26 @@ what_to_follow(Node *statement, Oid *database)
 	return FOLLOW_NOTHING;
 }
 
+/* Runs the command itself. */
+static void
+run_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
+			ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
+			DestReceiver *dest, QueryCompletion *completion)
+{
+	if (prev_process_utility)
+		prev_process_utility(statement, query, read_only_tree, context, params, env, dest,
+							 completion);
+	else
+		standard_ProcessUtility(statement, query, read_only_tree, context, params, env, dest,
+								completion);
+}
+
+static void
+end_change(int code, Datum arg)
+{
+	idemq_slots_end_change();
+}
+
 static void
 process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 				ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
@@ -67,12 +88,16 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 	Oid database = InvalidOid;
 	Follow follow = what_to_follow(statement->utilityStmt, &database);
 
-	if (prev_process_utility)
-		prev_process_utility(statement, query, read_only_tree, context, params, env, dest,
-							 completion);
+	if (follow == FOLLOW_PREPARED)
+	{
+		/* From the moment on that it is visible until the cursors are unset. */
+		idemq_slots_begin_change();
+		PG_ENSURE_ERROR_CLEANUP(end_change, (Datum) 0);
+		run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
+		PG_END_ENSURE_ERROR_CLEANUP(end_change, (Datum) 0);
+	}
 	else
-		standard_ProcessUtility(statement, query, read_only_tree, context, params, env, dest,
-								completion);
+		run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
 
 	switch (follow)
 	{
@@ -80,6 +105,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 			break;
 		case FOLLOW_PREPARED:
 			idemq_slots_unset_database(MyDatabaseId);
+			idemq_slots_end_change();
 			break;
 		case FOLLOW_DROP_DATABASE:
 			idemq_lease_forget_database(database);

@@ -225,6 +225,13 @@ idemq_xact_lower_view(int32 queue_id, CursorView *view)
 	}
 }
 
+/* Returns whether this transaction has noted anything: its end changes shared memory. */
+bool
+idemq_xact_has_notes(void)
+{
+	return ntouches > 0 || nlowers > 0;
+}
+
 /* Removes an entry, and lets those see its job again whom it turned away. */
 static void
 drop_lease(const Touch *touch)
@@ -289,6 +296,7 @@ undo_end(const Touch *touch)
 static void
 undo(const Touch *touch)
 {
+	idemq_slots_begin_change();
 	switch (touch->kind)
 	{
 		case TOUCH_CLAIM:
@@ -315,6 +323,7 @@ undo(const Touch *touch)
 		case TOUCH_DROP_QUEUE:
 			break;
 	}
+	idemq_slots_end_change();
 }
 
 /* Undoes the last touch at once: its row turned out not to be ours. */

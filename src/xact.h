@@ -20,5 +20,6 @@ extern void idemq_xact_note_create_queue(int32 queue_id);
 extern void idemq_xact_note_drop_queue(int32 queue_id);
 extern void idemq_xact_note_forget(void);
 extern void idemq_xact_undo_last(void);
+extern bool idemq_xact_has_notes(void);
 
 #endif
