@@ -6,7 +6,7 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idemq FROM PUBLIC;
 
 GRANT USAGE ON SCHEMA idemq TO PUBLIC;
-GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.queues TO PUBLIC;
+GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.queues, idemq.workers TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
 	idemq.alter_queue, idemq.drop_queue, idemq.pause, idemq.resume, idemq.purge,
 	idemq.grant_queue, idemq.revoke_queue,
@@ -16,5 +16,7 @@ GRANT EXECUTE ON FUNCTION
 	idemq.commit, idemq.try_commit, idemq.commit_many, idemq.commit_once,
 	idemq.fail, idemq.fail_many, idemq.release, idemq.checkpoint,
 	idemq.assert_current, idemq.reap,
-	idemq.may_see, idemq.may_use, idemq.job
+	idemq.may_see, idemq.may_use, idemq.job, idemq.why, idemq.leases
 	TO PUBLIC;
+-- Of all queues; it shows ids and counts, no payload, key or error.
+GRANT EXECUTE ON FUNCTION idemq.check TO pg_monitor;
