@@ -198,12 +198,10 @@ say_waiting(WhyCall *call)
 	const Job *job = &call->job;
 	Lease lease;
 
-	if (idemq_lease_get(job->id, &lease) && say_claiming(call, &lease))
-		return;
 	if (idemq_jobs_is_own(job))
 		appendStringInfoString(&call->answer,
 							   "written by this transaction: others see it when that commits");
-	else if (say_held(call))
+	else if ((idemq_lease_get(job->id, &lease) && say_claiming(call, &lease)) || say_held(call))
 		return;
 	else if (job->attempt == 0 && job->expires_at <= call->now)
 		say_time(call, "the next claim cancels it: it was not claimed before it expired at ",

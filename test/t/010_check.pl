@@ -12,7 +12,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $seconds = 8 * ($ENV{IDEMQ_STRESS} // 1);
-my $node = new_server('check', 'idemq.max_leases' => 2000, log_statement => 'none', max_connections => 40);
+my $node = new_server('check', log_statement => 'none', max_connections => 40);
 
 sql($node, q{
 	SELECT idemq.create_queue('r', lease => '30 ms', retry_base => '1 ms');
@@ -153,5 +153,12 @@ is_sql($node, "SELECT invariant FROM idemq.check() WHERE invariant <> 'cursor.cl
 $node->restart('immediate');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'nothing after a crash');
 $session->quit;
+
+# Tables that are full are said to be.
+$node->append_conf('postgresql.conf', "idemq.max_leases = 10\nidemq.max_queues = 1");
+$node->restart;
+sql($node, "SELECT idemq.enqueue('q', '1') FROM generate_series(1, 20)");
+sql($node, "SELECT count(*) FROM idemq.claim('q', 20)");
+is_sql($node, 'SELECT severity, invariant FROM idemq.check()', "warning|slots.full\nwarning|leases.full", 'full tables');
 $node->stop;
 done_testing();
