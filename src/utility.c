@@ -74,10 +74,37 @@ run_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 								completion);
 }
 
+/* Whether this session counts among the changes under way (slots.c), for COMMIT PREPARED. */
+static bool in_change = false;
+
 static void
-end_change(int code, Datum arg)
+end_change(void)
 {
-	idemq_slots_end_change();
+	if (in_change)
+		idemq_slots_end_change();
+	in_change = false;
+}
+
+static void
+end_change_at_exit(int code, Datum arg)
+{
+	end_change();
+}
+
+/*
+ * Begins a change that an error, or the session's end, ends too.  (Not with
+ * PG_ENSURE_ERROR_CLEANUP: the command itself registers a callback for the exit.)
+ */
+static void
+begin_change(void)
+{
+	static bool registered = false;
+
+	if (!registered)
+		on_shmem_exit(end_change_at_exit, (Datum) 0);
+	registered = true;
+	idemq_slots_begin_change();
+	in_change = true;
 }
 
 static void
@@ -91,10 +118,17 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 	if (follow == FOLLOW_PREPARED)
 	{
 		/* From the moment on that it is visible until the cursors are unset. */
-		idemq_slots_begin_change();
-		PG_ENSURE_ERROR_CLEANUP(end_change, (Datum) 0);
-		run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
-		PG_END_ENSURE_ERROR_CLEANUP(end_change, (Datum) 0);
+		begin_change();
+		PG_TRY();
+		{
+			run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
+		}
+		PG_CATCH();
+		{
+			end_change();
+			PG_RE_THROW();
+		}
+		PG_END_TRY();
 	}
 	else
 		run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
@@ -105,7 +139,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 			break;
 		case FOLLOW_PREPARED:
 			idemq_slots_unset_database(MyDatabaseId);
-			idemq_slots_end_change();
+			end_change();
 			break;
 		case FOLLOW_DROP_DATABASE:
 			idemq_lease_forget_database(database);

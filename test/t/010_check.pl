@@ -20,7 +20,7 @@ sql($node, q{
 });
 
 # One transaction of a client; \if and random() choose what it does.
-my $work = $node->basedir . '/work.sql';
+my $work = $node->basedir . '/everything.sql';
 append_to_file($work, <<'EOF2');
 \set p random(0, 9)
 \set n random(1, 12)
