@@ -7,6 +7,7 @@
  *		reap		takes back expired leases and those of sessions that ended
  *		due			wakes those who wait for what came due by time alone
  *		remind		signals again where nobody claimed after a signal
+ *		count		counts the jobs of each queue, when that is not known (gauges.c)
  *		tell		NOTIFY (tell.c): what became ready, and events of single jobs
  *
  * Each runs as the owner of idemq's tables until its transaction is over,
@@ -28,6 +29,7 @@
 #include "catalog.h"
 #include "chores.h"
 #include "clock.h"
+#include "gauges.h"
 #include "guc.h"
 #include "queues.h"
 #include "ready_scan.h"
@@ -44,6 +46,8 @@
 /* A chore that failed is left alone for a second, twice as long each time, up to 2^6. */
 #define FAILED_PAUSE USECS_PER_SEC
 #define FAILED_DOUBLINGS 6
+/* A count that failed is tried again after that. */
+#define COUNT_PAUSE (10 * USECS_PER_SEC)
 /* Failing chores that are remembered. */
 #define MAX_TROUBLES 64
 
@@ -313,6 +317,26 @@ do_tell(void)
 }
 
 static void
+count(void *arg)
+{
+	idemq_gauges_count();
+}
+
+/* Counts the jobs for idemq.metrics, if that is due; returns when (mono) to come again. */
+static int64
+do_count(void)
+{
+	static int64 next_try = 0;
+	int64 due_at = Max(idemq_gauges_due_at(), next_try);
+
+	if (due_at > idemq_mono_now())
+		return due_at;
+	if (!in_transaction("count", count, NULL) || idemq_gauges_due())
+		next_try = idemq_mono_now() + COUNT_PAUSE;
+	return 0;
+}
+
+static void
 discover(void *arg)
 {
 	QueueInfo queue;
@@ -344,5 +368,6 @@ idemq_chores_do(void)
 	int64 next = PG_INT64_MAX;
 
 	idemq_for_each_slot(MyDatabaseId, visit_queue, &next);
-	return Min(next, do_tell());
+	next = Min(next, do_tell());
+	return Min(next, do_count());
 }

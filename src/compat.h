@@ -52,6 +52,17 @@ compat_max_backends(void)
 	return MaxBackends;
 }
 
+/* Returns whether a session has a transaction that has not ended, for others to see. */
+static inline bool
+compat_proc_in_transaction(const PGPROC *proc)
+{
+#if PG_VERSION_NUM >= 170000
+	return LocalTransactionIdIsValid(proc->vxid.lxid);
+#else
+	return LocalTransactionIdIsValid(proc->lxid);
+#endif
+}
+
 /* table_tuple_update tells about indexes in an enum since 16. */
 #if PG_VERSION_NUM >= 160000
 typedef TU_UpdateIndexes UpdateIndexes;

@@ -48,6 +48,7 @@
 #include "compat.h"
 #include "counters.h"
 #include "guc.h"
+#include "workers.h"
 
 #define COUNTER_LOCKS 16
 /* Databases whose gauges are known at a time. */
@@ -463,26 +464,35 @@ idemq_gauges_unset(Oid database)
 			shared->queues[i].known = shared->queues[i].counting = false;
 	}
 	unlock_all();
+	idemq_worker_need_by(0);
+}
+
+/* Returns when (mono) this database is to be counted; PG_INT64_MAX: all its gauges are known. */
+int64
+idemq_gauges_due_at(void)
+{
+	LWLock *lock = own_lock();
+	const CountBase *base;
+	int64 due = PG_INT64_MAX;
+
+	if (RecoveryInProgress())
+		return due;
+	LWLockAcquire(lock, LW_SHARED);
+	for (int i = 0; i < idemq_max_queues && due > 0; i++)
+	{
+		if (shared->queues[i].database == MyDatabaseId && !shared->queues[i].known)
+			due = 0;
+	}
+	base = find_base(MyDatabaseId);
+	if (due == 0 && base != NULL)
+		due = base->counter == NO_COUNTER ? base->next_count : idemq_mono_now() + USECS_PER_SEC;
+	LWLockRelease(lock);
+	return due;
 }
 
 /* Returns whether gauges of this database are unknown, and it is time to count. */
 bool
 idemq_gauges_due(void)
 {
-	LWLock *lock = own_lock();
-	int64 now = idemq_mono_now();
-	const CountBase *base;
-	bool due = false;
-
-	if (RecoveryInProgress())
-		return false;
-	LWLockAcquire(lock, LW_SHARED);
-	base = find_base(MyDatabaseId);
-	if (base == NULL || (base->counter == NO_COUNTER && base->next_count <= now))
-	{
-		for (int i = 0; i < idemq_max_queues && !due; i++)
-			due = shared->queues[i].database == MyDatabaseId && !shared->queues[i].known;
-	}
-	LWLockRelease(lock);
-	return due;
+	return idemq_gauges_due_at() <= idemq_mono_now();
 }

@@ -96,5 +96,6 @@ extern void idemq_counters_end_count(const QueueCount *counts, int ncounts);
 extern void idemq_counters_cancel_count(void);
 extern void idemq_gauges_unset(Oid database);
 extern bool idemq_gauges_due(void);
+extern int64 idemq_gauges_due_at(void);
 
 #endif

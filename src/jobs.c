@@ -222,13 +222,6 @@ idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 	return true;
 }
 
-static HeapTupleHeader
-row_header(const Job *job)
-{
-	Assert(TTS_IS_BUFFERTUPLE(job->row));
-	return ((BufferHeapTupleTableSlot *) job->row)->base.tuple->t_data;
-}
-
 /*
  * Returns whether nobody else locks or changes a fetched version, so that a
  * write will not wait.  Somebody may come between; then it waits, briefly.
@@ -236,7 +229,7 @@ row_header(const Job *job)
 bool
 idemq_jobs_is_free(const Job *job)
 {
-	HeapTupleHeader header = row_header(job);
+	HeapTupleHeader header = job_row_header(job);
 	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
 
 	if ((header->t_infomask & HEAP_XMAX_INVALID) || !TransactionIdIsValid(xmax))
@@ -253,7 +246,7 @@ idemq_jobs_is_free(const Job *job)
 bool
 idemq_jobs_is_outdated(JobsTable *table, const Job *job)
 {
-	HeapTupleHeader header = row_header(job);
+	HeapTupleHeader header = job_row_header(job);
 	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
 
 	if (table->crosscheck != InvalidSnapshot &&
@@ -270,7 +263,7 @@ idemq_jobs_is_outdated(JobsTable *table, const Job *job)
 bool
 idemq_jobs_is_own(const Job *job)
 {
-	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(row_header(job)));
+	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(job_row_header(job)));
 }
 
 /* Returns whether this transaction is among the lockers of a row. */
@@ -290,7 +283,7 @@ is_member(MultiXactId multi, bool only_lockers)
 bool
 idemq_jobs_is_mine(const Job *job)
 {
-	HeapTupleHeader header = row_header(job);
+	HeapTupleHeader header = job_row_header(job);
 
 	if ((header->t_infomask & HEAP_XMAX_INVALID) || !HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask))
 		return false;

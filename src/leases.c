@@ -101,6 +101,13 @@ idemq_lease_issue_token(int64 row_token)
 	return next;
 }
 
+/* Returns the greatest token issued since the start; 0 for none. */
+int64
+idemq_lease_last_token(void)
+{
+	return (int64) pg_atomic_read_u64(&shared->last_token);
+}
+
 static LeaseKey
 lease_key(int64 job_id)
 {
@@ -156,6 +163,13 @@ remove_entry(const LeaseKey *key, uint32 hash)
 {
 	if (hash_search_with_hash_value(lease_hash, key, hash, HASH_REMOVE, NULL) != NULL)
 		pg_atomic_fetch_sub_u32(&shared->count, 1);
+}
+
+/* Returns the number of entries, of all databases. */
+int
+idemq_lease_count(void)
+{
+	return (int) pg_atomic_read_u32(&shared->count);
 }
 
 /* Returns whether the table has no room: some lease may be on its row alone. */
@@ -270,6 +284,7 @@ idemq_lease_take(int64 job_id, int64 token, int32 queue_id, int64 length, bool a
 		lease->length = length;
 		lease->queue_id = queue_id;
 		lease->session = IDEMQ_MY_PROC_NUMBER;
+		lease->pid = MyProcPid;
 		lease->ender = NO_SESSION;
 		lease->claiming = true;
 		lease->attached = attached;
@@ -420,6 +435,7 @@ idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int
 		lease->length = length;
 		lease->queue_id = queue_id;
 		lease->session = NO_SESSION;
+		lease->pid = 0;
 		lease->ender = NO_SESSION;
 		lease->claiming = lease->attached = lease->lost = false;
 		lease->reaping = lease->turned_away = false;

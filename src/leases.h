@@ -31,6 +31,7 @@ typedef struct Lease
 	int64 length;	/* microseconds */
 	int32 queue_id;
 	int32 session;	  /* who claimed: proc number, NO_SESSION after a restart */
+	int32 pid;		  /* of that session: a proc number goes to another one after it */
 	int32 ender;	  /* whose open transaction ends this lease, or NO_SESSION */
 	bool claiming;	  /* the claim's transaction is still open */
 	bool attached;	  /* ends with its session */
@@ -61,6 +62,8 @@ extern Size idemq_leases_hash_size(void);
 extern void idemq_leases_shmem_init(void *area, bool found);
 
 extern int64 idemq_lease_issue_token(int64 row_token);
+extern int64 idemq_lease_last_token(void);
+extern int idemq_lease_count(void);
 extern bool idemq_lease_busy(int64 job_id);
 extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
 extern bool idemq_lease_get(int64 job_id, Lease *copy);

@@ -108,6 +108,13 @@ idemq_lowers_apply(SubTransactionId from)
 	}
 }
 
+/* Returns whether anything is noted. */
+bool
+idemq_lowers_any(void)
+{
+	return nlowers > 0;
+}
+
 /* Forgets all, at the end of the transaction. */
 void
 idemq_lowers_forget(void)

@@ -114,11 +114,13 @@ reap_batch(const QueueInfo *queue, int *found)
 	int64 reaped = 0;
 
 	idemq_jobs_open(&table);
+	idemq_slots_begin_change();
 	idemq_slot_reset_deadline(queue->slot, queue->id);
 	*found = idemq_lease_collect_expired(queue->id, leases, REAP_BATCH, &next);
 	if (*found > 0)
 		next = Min(next, idemq_mono_now() + LEASE_BUSY_RETRY);
 	idemq_slot_note_deadline(queue->slot, queue->id, Max(next, idemq_mono_now() + REAP_INTERVAL));
+	idemq_slots_end_change();
 	/* A snapshot that sees every claim whose lease we found. */
 	if (*found > 0)
 		idemq_jobs_refresh(&table);
@@ -162,10 +164,13 @@ may_adopt(const Job *job)
 static LeaseTake
 adopt(LostLeases *lost, const Job *job, int64 deadline, int64 length)
 {
-	LeaseTake take = idemq_lease_adopt(job->id, job->token, job->queue_id, deadline, length);
+	LeaseTake take;
 
+	idemq_slots_begin_change();
+	take = idemq_lease_adopt(job->id, job->token, job->queue_id, deadline, length);
 	/* At once: should an error keep it from being settled, it is reaped at worst. */
 	idemq_slot_note_deadline(NULL, job->queue_id, deadline);
+	idemq_slots_end_change();
 	if (take == LEASE_TAKEN)
 		add_lost(lost, job, true);
 	return take;
@@ -216,9 +221,13 @@ settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 		return reap_row(table, &job, queue, false);
 	if (!there && lease->adopted)
 	{
-		/* It may have turned others away, from wherever the job is now. */
+		idemq_slots_begin_change();
+		/* If it is just held, by somebody who may leave it as it is: another search. */
+		idemq_slot_need_recovery(queue->slot, queue->id);
 		(void) idemq_lease_drop(lease->job_id, lease->token, &dropped);
+		/* It may have turned others away, from wherever the job is now. */
 		idemq_cursor_unset(queue->slot, queue->id);
+		idemq_slots_end_change();
 	}
 	return false;
 }

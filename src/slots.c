@@ -25,9 +25,6 @@
 #include "slots.h"
 #include "workers.h"
 
-/* A search that missed something begins again after so many microseconds. */
-#define RECOVERY_INTERVAL USECS_PER_SEC
-
 typedef struct SlotEntry
 {
 	SlotKey key;
@@ -40,6 +37,8 @@ typedef struct SlotsShared
 	int tranche;
 	int used;				  /* slots that are not free; under slots_lock */
 	pg_atomic_uint64 refused; /* lookups of queues that got none; no lock */
+	/* Changes under way in the lower half, changes begun in the upper; no lock. */
+	pg_atomic_uint64 changes;
 	QueueSlot slots[FLEXIBLE_ARRAY_MEMBER];
 } SlotsShared;
 
@@ -73,6 +72,7 @@ idemq_slots_shmem_init(void *area, bool found)
 		shared->tranche = LWLockNewTrancheId();
 		LWLockInitialize(&shared->slots_lock, shared->tranche);
 		pg_atomic_init_u64(&shared->refused, 0);
+		pg_atomic_init_u64(&shared->changes, 0);
 		for (int i = 0; i < idemq_max_queues; i++)
 		{
 			LWLockInitialize(&shared->slots[i].lock, shared->tranche);
@@ -109,16 +109,6 @@ find_slot(Oid database, int32 queue_id)
 	return entry == NULL ? NULL : &shared->slots[entry->slot];
 }
 
-/* Has the queue searched from its start.  The slot's lock held. */
-static void
-begin_recovery(QueueSlot *slot, int64 not_before)
-{
-	slot->needs_recovery = true;
-	slot->next_recovery = not_before;
-	slot->recovery = (RecoveryPoint){slot->recovery.epoch + 1, 0, READY_KEY_MIN, false};
-	idemq_worker_need_by(not_before);
-}
-
 /* Makes a free slot the queue's; NULL when there is none.  slots_lock held. */
 static QueueSlot *
 assign_slot(int32 queue_id)
@@ -141,7 +131,7 @@ assign_slot(int32 queue_id)
 	shared->slots[i].key = key;
 	/* Also bounds every view of the slot's former life. */
 	idemq_cursor_unset_locked(&shared->slots[i]);
-	begin_recovery(&shared->slots[i], 0);
+	idemq_slot_begin_recovery(&shared->slots[i], 0);
 	shared->slots[i].next_verify = idemq_mono_now() + USECS_PER_SEC;
 	pg_atomic_write_u64(&shared->slots[i].next_deadline, 0);
 	/* The worker looks, and tells those who LISTEN if there is something. */
@@ -278,71 +268,6 @@ idemq_slot_for_queue(int32 queue_id)
 	return slot;
 }
 
-/* Notes that a job of the queue went in flight without a lease entry. */
-void
-idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id)
-{
-	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
-		return;
-	/* A search under way goes on, and another one follows. */
-	if (slot->needs_recovery)
-		slot->recovery.incomplete = true;
-	else
-		begin_recovery(slot, 0);
-	LWLockRelease(&slot->lock);
-}
-
-/*
- * Returns whether a queue has to be searched, and where to go on: for a step,
- * where the last one ended, and not too often; for the whole, at the start.
- */
-bool
-idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole, RecoveryPoint *point)
-{
-	bool needed;
-
-	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
-		return false;
-	*point = slot->recovery;
-	needed = slot->needs_recovery && (whole || slot->next_recovery <= idemq_mono_now());
-	LWLockRelease(&slot->lock);
-	if (whole)
-	{
-		point->priority = 0;
-		point->from = READY_KEY_MIN;
-		point->incomplete = false;
-	}
-	return needed;
-}
-
-/*
- * Notes how far a search has come; at the end it is over, or begins again if it
- * was incomplete.  Void if recovery was asked for anew meanwhile.
- */
-void
-idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point)
-{
-	RecoveryPoint *known;
-
-	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
-		return;
-	known = &slot->recovery;
-	if (known->epoch == point->epoch)
-	{
-		bool incomplete = known->incomplete || point->incomplete;
-
-		if (point->priority > known->priority ||
-			(point->priority == known->priority && ready_key_less(known->from, point->from)))
-			*known = *point;
-		known->incomplete = incomplete;
-		if (known->priority == IDEMQ_PRIORITIES && incomplete)
-			begin_recovery(slot, idemq_mono_now() + RECOVERY_INTERVAL);
-		else if (known->priority == IDEMQ_PRIORITIES)
-			slot->needs_recovery = false;
-	}
-	LWLockRelease(&slot->lock);
-}
-
 /* Frees a slot.  slots_lock held. */
 static void
 free_slot(QueueSlot *slot)
@@ -373,7 +298,7 @@ idemq_slots_unset_database(Oid database)
 			continue;
 		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
 		idemq_cursor_unset_locked(slot);
-		begin_recovery(slot, 0);
+		idemq_slot_begin_recovery(slot, 0);
 		LWLockRelease(&slot->lock);
 	}
 	LWLockRelease(&shared->slots_lock);
@@ -456,4 +381,75 @@ idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline)
 			break;
 		}
 	}
+}
+
+/*
+ * Begins a change of shared memory that others may see half done, by a transaction
+ * that is, or may be, still running: an entry is gone and its cursor not yet
+ * lowered.  Nothing but idemq.check() asks.  Between begin and end nothing may
+ * raise an error.
+ */
+void
+idemq_slots_begin_change(void)
+{
+	(void) pg_atomic_fetch_add_u64(&shared->changes, (UINT64CONST(1) << 32) + 1);
+}
+
+/* Ends what idemq_slots_begin_change began. */
+void
+idemq_slots_end_change(void)
+{
+	(void) pg_atomic_fetch_sub_u64(&shared->changes, 1);
+}
+
+/*
+ * Returns a number that stays as it is while no change begins or ends; its lower
+ * half is zero while none is under way.
+ */
+uint64
+idemq_slots_changes(void)
+{
+	return pg_atomic_fetch_add_u64(&shared->changes, 0);
+}
+
+/* Reads the slot of a queue of this database; false when it has none. */
+bool
+idemq_slot_status(int32 queue_id, SlotStatus *status)
+{
+	QueueSlot *slot = NULL;
+
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
+		return false;
+	status->needs_recovery = slot->needs_recovery;
+	status->next_deadline = pg_atomic_read_u64(&slot->next_deadline);
+	LWLockRelease(&slot->lock);
+	return true;
+}
+
+/*
+ * Counts all slots, and copies the ids of this database's queues that have one to
+ * queue_ids, which has room for idemq.max_queues.  Returns how many.
+ */
+int
+idemq_slots_audit(SlotsAudit *audit, int32 *queue_ids)
+{
+	int count = 0;
+
+	memset(audit, 0, sizeof(*audit));
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	audit->used = shared->used;
+	audit->hashed = (int) hash_get_num_entries(slot_hash);
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		SlotKey key = shared->slots[i].key;
+
+		if (key.queue_id == 0)
+			continue;
+		audit->taken++;
+		audit->misplaced += find_slot(key.database, key.queue_id) != &shared->slots[i];
+		if (key.database == MyDatabaseId)
+			queue_ids[count++] = key.queue_id;
+	}
+	LWLockRelease(&shared->slots_lock);
+	return count;
 }

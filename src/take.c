@@ -48,13 +48,14 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 			idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 		return TAKE_DONE;
 	}
+	idemq_slots_begin_change();
 	idemq_xact_undo_last();
-	if (write == JOB_LOCKED)
-		return TAKE_LOCKED;
 	/*
 	 * It changed between our look and our entry, which may have turned others
 	 * away from its new version, wherever in the index that is.
 	 */
-	idemq_cursor_unset(queue->slot, queue->id);
-	return TAKE_CHANGED;
+	if (write == JOB_CHANGED)
+		idemq_cursor_unset(queue->slot, queue->id);
+	idemq_slots_end_change();
+	return write == JOB_LOCKED ? TAKE_LOCKED : TAKE_CHANGED;
 }

@@ -30,6 +30,7 @@
 #include "commands/defrem.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
+#include "storage/ipc.h"
 #include "tcop/utility.h"
 #include "utils/acl.h"
 #include "utils/lsyscache.h"
@@ -159,6 +160,53 @@ what_to_follow(Node *statement, Oid *database)
 	return FOLLOW_NOTHING;
 }
 
+/* Runs the command itself. */
+static void
+run_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
+			ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
+			DestReceiver *dest, QueryCompletion *completion)
+{
+	if (prev_process_utility)
+		prev_process_utility(statement, query, read_only_tree, context, params, env, dest,
+							 completion);
+	else
+		standard_ProcessUtility(statement, query, read_only_tree, context, params, env, dest,
+								completion);
+}
+
+/* Whether this session counts among the changes under way (slots.c), for COMMIT PREPARED. */
+static bool in_change = false;
+
+static void
+end_change(void)
+{
+	if (in_change)
+		idemq_slots_end_change();
+	in_change = false;
+}
+
+static void
+end_change_at_exit(int code, Datum arg)
+{
+	end_change();
+}
+
+/*
+ * Begins a change that an error, or the session's end, ends too.  (Not with
+ * PG_ENSURE_ERROR_CLEANUP: the command itself registers a callback for the exit.)
+ */
+static void
+begin_change(void)
+{
+	static bool registered = false;
+
+	if (!registered)
+		on_shmem_exit(end_change_at_exit, (Datum) 0);
+	registered = true;
+	idemq_slots_begin_change();
+	in_change = true;
+}
+
 static void
 process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 				ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
@@ -168,12 +216,23 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 	Follow follow = what_to_follow(statement->utilityStmt, &database);
 
 	make_way(statement->utilityStmt);
-	if (prev_process_utility)
-		prev_process_utility(statement, query, read_only_tree, context, params, env, dest,
-							 completion);
+	if (follow == FOLLOW_PREPARED)
+	{
+		/* From the moment on that it is visible until the cursors are unset. */
+		begin_change();
+		PG_TRY();
+		{
+			run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
+		}
+		PG_CATCH();
+		{
+			end_change();
+			PG_RE_THROW();
+		}
+		PG_END_TRY();
+	}
 	else
-		standard_ProcessUtility(statement, query, read_only_tree, context, params, env, dest,
-								completion);
+		run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
 
 	switch (follow)
 	{
@@ -182,6 +241,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 		case FOLLOW_PREPARED:
 			idemq_slots_unset_database(MyDatabaseId);
 			idemq_wake_database(MyDatabaseId, true);
+			end_change();
 			break;
 		case FOLLOW_DROP_DATABASE:
 			idemq_lease_forget_database(database);

@@ -213,6 +213,13 @@ show_again(const Touch *touch, int priority, ReadyKey key)
 	idemq_wake_ready(touch->slot, touch->queue_id, key.ready_at, DT_NOEND, 1);
 }
 
+/* Returns whether this transaction has noted anything: its end changes shared memory. */
+bool
+idemq_xact_has_notes(void)
+{
+	return ntouches > 0 || idemq_lowers_any();
+}
+
 /* Removes an entry, and lets those see its job again whom it turned away. */
 static void
 drop_lease(const Touch *touch)
@@ -296,6 +303,7 @@ undo_end(const Touch *touch)
 static void
 undo(const Touch *touch)
 {
+	idemq_slots_begin_change();
 	switch (touch->kind)
 	{
 		case TOUCH_CLAIM:
@@ -326,6 +334,7 @@ undo(const Touch *touch)
 		case TOUCH_EXTENSION:
 			break;
 	}
+	idemq_slots_end_change();
 }
 
 /* Undoes the last touch at once: its row turned out not to be ours. */
