@@ -122,11 +122,10 @@ def latency(side, count, conninfo, payload):
 
 
 def rescue(conninfo, pipe):
-    """Process: told an id, waits for that job, says when it has it, completes it."""
+    """Process: told an id, waits for that job, says when it has it, completes it; ends at None."""
     worker = Idemq(conninfo)
     pipe.send("here")
-    while True:
-        expected = pipe.recv()
+    while expected := pipe.recv():
         (job_id, token, attempt), at = worker.next_job()
         wall = time.time_ns()
         if (job_id, attempt) != (expected, 2):
@@ -191,6 +190,7 @@ def recovery(side, count, conninfo, payload):
         for _ in range(count):
             conn.execute(ENQUEUE["idemq"], [payload])
             found.append(LOSSES[side](conn, rescuer, conninfo))
+    rescuer.send(None)
     return found
 
 

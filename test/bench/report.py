@@ -190,7 +190,7 @@ def mixed_rows(runs):
     sides = defaultdict(list)
     for one in runs:
         sides[one.side].append(one)
-    ratios = [a.rate / b.rate for a, b in zip(sides["idemq"], sides["skip"])]
+    ratios = [a.rate / b.rate for a, b in zip(sides.get("idemq", []), sides.get("skip", []))]
     for side, ran in sides.items():
         decline = statistics.median(one.quarters[3] / max(one.quarters[0], 1) for one in ran)
         yield [
