@@ -75,6 +75,7 @@ notify_cost() {
 
 	/usr/bin/python3 "$here/listen.py" "host=$work/server user=postgres dbname=postgres" idemq_bench "$work/heard" &
 	listener=$!
+	lasting=1
 	for sync in $SYNCS; do
 		set_guc synchronous_commit "$sync"
 		for round in $(seq "$ROUNDS"); do
@@ -95,6 +96,7 @@ notify_cost() {
 	done
 	kill "$listener"
 	wait "$listener" || true
+	lasting=0
 	sql -c "ALTER SYSTEM RESET idemq.notify" -c "SELECT pg_reload_conf()" >/dev/null
 }
 

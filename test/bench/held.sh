@@ -10,6 +10,7 @@ hold_snapshot() {
 	PGAPPNAME=holder sql <"$work/holder" >/dev/null &
 	holder=$!
 	exec 9>"$work/holder"
+	lasting=1
 	echo "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1;" >&9
 	while [ "$(sql -c "$holds")" != t ]; do
 		sleep 0.05
@@ -25,6 +26,7 @@ let_go_of_snapshot() {
 	exec 9>&-
 	wait "$holder"
 	rm "$work/holder"
+	lasting=0
 }
 
 # held side round: jobs finished in each sixth of a run.  Sides: idemq-held;

@@ -110,10 +110,17 @@ server_cpu() {
 		"/proc/$(head -n 1 "$work/server/data/postmaster.pid")/stat"
 }
 
+# sessions that are there throughout
+lasting=0
+
 # counters side: WAL position, updates and HOT updates of the side's table, and
-# the server's processor time
+# the server's processor time; waits for the end of the sessions, since only the
+# time of processes that are gone is counted
 counters() {
-	while [ "$(sql -c "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'")" != 0 ]; do
+	local server
+
+	server=$(head -n 1 "$work/server/data/postmaster.pid")
+	while [ "$(pgrep -c -P "$server" -f '\[local\]')" -gt "$lasting" ]; do
 		sleep 0.05
 	done
 	sql -F ' ' -c "SELECT pg_current_wal_insert_lsn() - '0/0', n_tup_upd, n_tup_hot_upd, $(server_cpu)
