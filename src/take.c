@@ -15,6 +15,26 @@
 #include "xact.h"
 
 /*
+ * Lets others see a job again that changed between our look and our entry: the
+ * entry may have turned them away from its new version, wherever in the index
+ * that is.  To be called when the entry is gone: who makes the job claimable
+ * after the look here lowers the cursor later still.  The usual case is a job
+ * that another worker has claimed and completed meanwhile, which owes nothing;
+ * so the cursors are not unset for it.
+ */
+static void
+lower_to_latest(const QueueInfo *queue, int64 id)
+{
+	JobsTable latest;
+	Job job;
+
+	idemq_jobs_open_to_read(&latest);
+	if (idemq_jobs_fetch(&latest, id, &job) && idemq_transition_allowed(EVENT_CLAIM, job.status))
+		idemq_cursor_lower(queue->slot, queue->id, job.priority, job_ready_key(&job));
+	idemq_jobs_close(&latest);
+}
+
+/*
  * Takes a fetched job in status pending or failed by EVENT_CLAIM or
  * EVENT_COMMIT_ONCE; sets args->token.  lease: microseconds.  Undone by the
  * transaction's, or savepoint's, rollback.
@@ -46,10 +66,6 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 	idemq_xact_undo_last();
 	if (write == JOB_LOCKED)
 		return TAKE_LOCKED;
-	/*
-	 * It changed between our look and our entry, which may have turned others
-	 * away from its new version, wherever in the index that is.
-	 */
-	idemq_cursor_unset(queue->slot, queue->id);
+	lower_to_latest(queue, job->id);
 	return TAKE_CHANGED;
 }
