@@ -113,14 +113,26 @@ server_cpu() {
 # sessions that are there throughout
 lasting=0
 
+# sessions: of the server, with those that are ending: they have no title any more
+sessions() {
+	local server pid title count=0
+
+	server=$(head -n 1 "$work/server/data/postmaster.pid")
+	for pid in $(pgrep -P "$server"); do
+		title=
+		IFS= read -r -d '' title 2>/dev/null <"/proc/$pid/cmdline" || true
+		case $title in
+		'' | *'[local]'*) count=$((count + 1)) ;;
+		esac
+	done
+	echo "$count"
+}
+
 # counters side: WAL position, updates and HOT updates of the side's table, and
 # the server's processor time; waits for the end of the sessions, since only the
 # time of processes that are gone is counted
 counters() {
-	local server
-
-	server=$(head -n 1 "$work/server/data/postmaster.pid")
-	while [ "$(pgrep -c -P "$server" -f '\[local\]')" -gt "$lasting" ]; do
+	while [ "$(sessions)" -gt "$lasting" ]; do
 		sleep 0.05
 	done
 	sql -F ' ' -c "SELECT pg_current_wal_insert_lsn() - '0/0', n_tup_upd, n_tup_hot_upd, $(server_cpu)
