@@ -18,6 +18,7 @@
 
 #include "args.h"
 #include "catalog.h"
+#include "gauges.h"
 #include "jobs.h"
 #include "queues.h"
 #include "sql.h"
@@ -253,6 +254,7 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 				 errhint("Change it with idemq.alter_queue.")));
 	id = DatumGetInt32(idemq_sql_value(0, 1, &isnull));
 	idemq_xact_note_create_queue(id);
+	idemq_gauges_set_empty(id);
 	if (!has_privs_of_role(creator, idemq_catalog()->owner))
 	{
 		NameData role;
@@ -340,6 +342,8 @@ change_paused(FunctionCallInfo fcinfo, bool paused)
 	values[1] = BoolGetDatum(paused);
 	idemq_sql_begin(&scope);
 	(void) idemq_sql_run(&set_paused, values, NULL, SPI_OK_UPDATE);
+	if (!paused)
+		idemq_xact_note_settings(queue.id);
 	idemq_sql_end(&scope);
 	PG_RETURN_VOID();
 }

@@ -11,13 +11,21 @@
 #include "access/tableam.h"
 #include "access/xlog.h"
 #include "catalog/dependency.h"
+#include "catalog/pg_database.h"
 #if PG_VERSION_NUM >= 150000
 #include "common/pg_prng.h"
 #endif
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "parser/parse_relation.h"
+#if PG_VERSION_NUM < 150000
+#include "postmaster/autovacuum.h"
+#include "replication/walsender.h"
+#endif
 #include "storage/proc.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+#include "utils/acl.h"
 #include "utils/rel.h"
 #include "utils/relcache.h"
 
@@ -31,6 +39,29 @@
 #else
 #define IDEMQ_MY_PROC_NUMBER ((int32) MyProc->pgprocno)
 #endif
+
+/* How many sessions there can be: proc numbers of sessions are less. */
+static inline int
+compat_max_backends(void)
+{
+#if PG_VERSION_NUM < 150000
+	/* Not computed yet when memory is asked for. */
+	if (MaxBackends == 0)
+		return MaxConnections + autovacuum_max_workers + 1 + max_worker_processes + max_wal_senders;
+#endif
+	return MaxBackends;
+}
+
+/* Returns whether a session has a transaction that has not ended, for others to see. */
+static inline bool
+compat_proc_in_transaction(const PGPROC *proc)
+{
+#if PG_VERSION_NUM >= 170000
+	return LocalTransactionIdIsValid(proc->vxid.lxid);
+#else
+	return LocalTransactionIdIsValid(proc->lxid);
+#endif
+}
 
 /* table_tuple_update tells about indexes in an enum since 16. */
 #if PG_VERSION_NUM >= 160000
@@ -118,6 +149,28 @@ compat_identity_sequence(Oid relid, AttrNumber attnum)
 #endif
 }
 
+/* Whether a DROP DATABASE was interrupted; such databases are marked since 15.4 and 16. */
+static inline bool
+compat_database_is_invalid(Form_pg_database database)
+{
+#ifdef DATCONNLIMIT_INVALID_DB
+	return database->datconnlimit == DATCONNLIMIT_INVALID_DB;
+#else
+	return false;
+#endif
+}
+
+/* Whether the current role owns a database. */
+static inline bool
+compat_owns_database(Oid database)
+{
+#if PG_VERSION_NUM >= 160000
+	return object_ownercheck(DatabaseRelationId, database, GetUserId());
+#else
+	return pg_database_ownercheck(database, GetUserId());
+#endif
+}
+
 /* Returns a random number in [0, 1). */
 static inline double
 compat_random(void)
@@ -138,6 +191,40 @@ compat_timeline(void)
 #else
 	return ThisTimeLineID;
 #endif
+}
+
+/* Wait events of an extension have names since 17. */
+#if PG_VERSION_NUM >= 170000
+#define COMPAT_WAIT_EVENT(function, name)                                                          \
+	static inline uint32 function(void)                                                            \
+	{                                                                                              \
+		static uint32 event = 0;                                                                   \
+                                                                                                   \
+		if (event == 0)                                                                            \
+			event = WaitEventExtensionNew(name);                                                   \
+		return event;                                                                              \
+	}
+#else
+#define COMPAT_WAIT_EVENT(function, name)                                                          \
+	static inline uint32 function(void)                                                            \
+	{                                                                                              \
+		return PG_WAIT_EXTENSION;                                                                  \
+	}
+#endif
+COMPAT_WAIT_EVENT(compat_wait_event_wait, "IdemqWait")
+COMPAT_WAIT_EVENT(compat_wait_event_launcher, "IdemqLauncherMain")
+COMPAT_WAIT_EVENT(compat_wait_event_worker, "IdemqWorkerMain")
+COMPAT_WAIT_EVENT(compat_wait_event_away, "IdemqWorkerAway")
+
+/* How long a sleeper may stay in one transaction, in microseconds; see transaction_timeout. */
+static inline int64
+compat_longest_transaction(void)
+{
+#if PG_VERSION_NUM >= 170000
+	if (TransactionTimeout > 0)
+		return (int64) TransactionTimeout * 900;
+#endif
+	return USECS_PER_DAY;
 }
 
 /*

@@ -185,3 +185,28 @@ idemq_cursor_unset(QueueSlot *slot, int32 queue_id)
 	idemq_cursor_unset_locked(slot);
 	LWLockRelease(&slot->lock);
 }
+
+/*
+ * Returns whether a cursor has been lowered to a key, or below it, since view was
+ * read.  So it has, perhaps, when the queue has another slot now, or a long
+ * history was merged.
+ */
+bool
+idemq_cursor_lowered_since(const CursorView *view, int32 queue_id, int priority, ReadyKey key)
+{
+	QueueSlot *slot = view->slot;
+	bool lowered = false;
+
+	if (slot == NULL || !idemq_slot_lock(&slot, queue_id, LW_SHARED))
+		return true;
+	if (slot != view->slot)
+		lowered = true;
+	for (int i = 0; i < slot->history[priority].count && !lowered; i++)
+	{
+		const Lowering *entry = &slot->history[priority].entries[i];
+
+		lowered = entry->seq > view->seq && !ready_key_less(key, entry->key);
+	}
+	LWLockRelease(&slot->lock);
+	return lowered;
+}

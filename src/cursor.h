@@ -20,6 +20,8 @@ extern void idemq_cursor_read(QueueSlot *slot, int32 queue_id, CursorView *view)
 extern void idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, ReadyKey to,
 								 ReadyKey stretch);
 extern void idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to);
+extern bool idemq_cursor_lowered_since(const CursorView *view, int32 queue_id, int priority,
+									   ReadyKey key);
 extern void idemq_cursor_unset(QueueSlot *slot, int32 queue_id);
 extern void idemq_cursor_unset_locked(QueueSlot *slot);
 extern bool idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id);

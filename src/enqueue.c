@@ -21,6 +21,8 @@
 #include "clock.h"
 #include "jobs.h"
 #include "keyed.h"
+#include "lowers.h"
+#include "tally.h"
 #include "xact.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_enqueue);
@@ -119,9 +121,9 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 	}
 	key.id = DatumGetInt64(columns->values[COL_ID]);
 	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
-	idemq_xact_note_lower(queue->slot, queue->id, DatumGetInt16(columns->values[COL_PRIORITY]),
-						  key);
+	idemq_lowers_note(queue->slot, queue->id, DatumGetInt16(columns->values[COL_PRIORITY]), key);
 	idemq_jobs_insert(table, columns);
+	idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 	*answer = (EnqueueAnswer){key.id, OUTCOME_ACCEPTED, JOB_PENDING, (Datum) 0, true};
 }
 

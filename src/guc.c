@@ -11,6 +11,9 @@
 
 int idemq_max_queues = 1024;
 int idemq_max_leases = 65536;
+bool idemq_worker = true;
+bool idemq_notify = true;
+int idemq_notify_delay = 10;
 
 /* Defines idemq's settings; called once, from shared_preload_libraries. */
 void
@@ -25,6 +28,17 @@ idemq_guc_define(void)
 							"Jobs in flight whose lease is kept in shared memory.",
 							"More jobs in flight work, with their leases on the row alone.",
 							&idemq_max_leases, 65536, 1, 10000000, PGC_POSTMASTER, 0, NULL, NULL,
+							NULL);
+	DefineCustomBoolVariable("idemq.worker",
+							 "Runs a background worker in each database with idemq.",
+							 "Without it, claims take back expired leases, and nothing is "
+							 "notified.",
+							 &idemq_worker, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("idemq.notify", "Has the background worker NOTIFY on idemq_<queue>.",
+							 NULL, &idemq_notify, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("idemq.notify_delay",
+							"Time for which events are gathered into one NOTIFY.", NULL,
+							&idemq_notify_delay, 10, 0, 60000, PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL,
 							NULL);
 	MarkGUCPrefixReserved("idemq");
 }

@@ -7,6 +7,9 @@
 
 extern int idemq_max_queues;
 extern int idemq_max_leases;
+extern bool idemq_worker;
+extern bool idemq_notify;
+extern int idemq_notify_delay; /* ms */
 
 extern void idemq_guc_define(void);
 

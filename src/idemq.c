@@ -10,13 +10,19 @@
 
 #include "catalog.h"
 #include "clock.h"
+#include "counters.h"
 #include "cursor.h"
+#include "events.h"
 #include "guc.h"
 #include "jobs.h"
+#include "launcher.h"
 #include "leases.h"
 #include "queues.h"
 #include "shmem.h"
+#include "tally.h"
 #include "utility.h"
+#include "wake.h"
+#include "workers.h"
 #include "xact.h"
 
 PG_MODULE_MAGIC;
@@ -26,8 +32,12 @@ void _PG_init(void);
 /* In the order of start-up. */
 static const ShmemPart parts[] = {
 	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
+	{"idemq counters", idemq_counters_shmem_size, NULL, idemq_counters_shmem_init},
 	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
 	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
+	{"idemq workers", idemq_workers_shmem_size, NULL, idemq_workers_shmem_init},
+	{"idemq sleepers", idemq_wake_shmem_size, NULL, idemq_wake_shmem_init},
+	{"idemq events", idemq_events_shmem_size, NULL, idemq_events_shmem_init},
 };
 
 /* Raises 55000 with the very line to add to postgresql.conf. */
@@ -57,5 +67,7 @@ _PG_init(void)
 	idemq_queues_install();
 	idemq_jobs_index_install();
 	idemq_xact_install();
+	idemq_tally_install();
 	idemq_utility_install();
+	idemq_launcher_install();
 }

@@ -12,6 +12,8 @@
 #include "datatype/timestamp.h"
 
 #define IDEMQ_SCHEMA "idemq"
+#define IDEMQ_EXTENSION "idemq"
+#define IDEMQ_LIBRARY "idemq"
 
 #define IDEMQ_PRIORITIES 10
 #define IDEMQ_DEFAULT_PRIORITY 4

@@ -46,6 +46,7 @@
 #include "catalog.h"
 #include "compat.h"
 #include "jobs.h"
+#include "tally.h"
 
 /* Returns whether the table has just our own triggers, and no constraint but NOT NULL. */
 static bool
@@ -221,13 +222,6 @@ idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 	return true;
 }
 
-static HeapTupleHeader
-row_header(const Job *job)
-{
-	Assert(TTS_IS_BUFFERTUPLE(job->row));
-	return ((BufferHeapTupleTableSlot *) job->row)->base.tuple->t_data;
-}
-
 /*
  * Returns whether nobody else locks or changes a fetched version, so that a
  * write will not wait.  Somebody may come between; then it waits, briefly.
@@ -235,7 +229,7 @@ row_header(const Job *job)
 bool
 idemq_jobs_is_free(const Job *job)
 {
-	HeapTupleHeader header = row_header(job);
+	HeapTupleHeader header = job_row_header(job);
 	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
 
 	if ((header->t_infomask & HEAP_XMAX_INVALID) || !TransactionIdIsValid(xmax))
@@ -252,7 +246,7 @@ idemq_jobs_is_free(const Job *job)
 bool
 idemq_jobs_is_outdated(JobsTable *table, const Job *job)
 {
-	HeapTupleHeader header = row_header(job);
+	HeapTupleHeader header = job_row_header(job);
 	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
 
 	if (table->crosscheck != InvalidSnapshot &&
@@ -269,7 +263,7 @@ idemq_jobs_is_outdated(JobsTable *table, const Job *job)
 bool
 idemq_jobs_is_own(const Job *job)
 {
-	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(row_header(job)));
+	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(job_row_header(job)));
 }
 
 /* Returns whether this transaction is among the lockers of a row. */
@@ -289,7 +283,7 @@ is_member(MultiXactId multi, bool only_lockers)
 bool
 idemq_jobs_is_mine(const Job *job)
 {
-	HeapTupleHeader header = row_header(job);
+	HeapTupleHeader header = job_row_header(job);
 
 	if ((header->t_infomask & HEAP_XMAX_INVALID) || !HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask))
 		return false;
@@ -374,6 +368,15 @@ fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
 	ExecStoreVirtualTuple(new_row);
 }
 
+/* Returns the status that a change gives, or, when it gives none, the one there was. */
+static JobStatus
+status_after(const JobChange *change, JobStatus before)
+{
+	if ((change->set & COLUMN_BIT(COL_STATUS)) == 0)
+		return before;
+	return idemq_status_from_oid(DatumGetObjectId(change->values[COL_STATUS]));
+}
+
 /* Returns whether a write has to lock its row first. */
 static bool
 needs_lock(const JobsTable *table, const Job *job, JobWait wait)
@@ -415,6 +418,8 @@ idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, Job
 	if (result == TM_Ok && !UPDATE_INDEXES_NONE(indexes))
 		idemq_jobs_index_insert(table->rel, table->new_row, &change->set,
 								UPDATE_INDEXES_SUMMARIZING(indexes));
+	if (result == TM_Ok)
+		idemq_tally_row(job->queue_id, job->status, status_after(change, job->status));
 	return write_result(result);
 }
 
@@ -424,6 +429,7 @@ idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait)
 {
 	ItemPointerData tid = job->row->tts_tid;
 	TM_FailureData failure;
+	TM_Result result;
 
 	check_replica_identity(table, CMD_DELETE);
 	if (needs_lock(table, job, wait))
@@ -438,9 +444,11 @@ idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait)
 		idemq_jobs_delete_sql(job->id);
 		return JOB_WRITTEN;
 	}
-	return write_result(table_tuple_delete(table->rel, &tid, GetCurrentCommandId(true),
-										   table->snapshot, table->crosscheck, true, &failure,
-										   false));
+	result = table_tuple_delete(table->rel, &tid, GetCurrentCommandId(true), table->snapshot,
+								table->crosscheck, true, &failure, false);
+	if (result == TM_Ok)
+		idemq_tally_row(job->queue_id, job->status, NO_ROW);
+	return write_result(result);
 }
 
 /* Returns a new job id. */
@@ -473,4 +481,6 @@ idemq_jobs_insert(JobsTable *table, JobChange *columns)
 	ExecStoreVirtualTuple(new_row);
 	table_tuple_insert(table->rel, new_row, GetCurrentCommandId(true), 0, NULL);
 	idemq_jobs_index_insert(table->rel, new_row, NULL, false);
+	idemq_tally_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW,
+					status_after(columns, JOB_PENDING));
 }

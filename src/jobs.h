@@ -6,6 +6,7 @@
 #define IDEMQ_JOBS_H
 
 #include "access/genam.h"
+#include "access/htup_details.h"
 #include "executor/tuptable.h"
 #include "nodes/lockoptions.h"
 #include "nodes/nodes.h"
@@ -131,6 +132,22 @@ job_ready_key(const Job *job)
 	return key;
 }
 
+/* The header of a fetched version: who made it, who locks or changes it. */
+static inline HeapTupleHeader
+job_row_header(const Job *job)
+{
+	Assert(TTS_IS_BUFFERTUPLE(job->row));
+	return ((BufferHeapTupleTableSlot *) job->row)->base.tuple->t_data;
+}
+
+/* What others do with a fetched version. */
+typedef enum RowHold
+{
+	ROW_FREE,	/* nobody else locks or changes it */
+	ROW_HELD,	/* an open transaction does */
+	ROW_CHANGED /* a newer version, or a deletion, is committed */
+} RowHold;
+
 /* jobs.c */
 extern void idemq_jobs_check_writable(void);
 extern void idemq_jobs_open(JobsTable *table);
@@ -158,6 +175,10 @@ extern bool idemq_jobs_scan_next(JobsTable *table, ReadyKey *key);
 extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
 extern bool idemq_jobs_scan_attempt(JobsTable *table, Job *job);
 extern void idemq_jobs_scan_end(JobsTable *table);
+
+/* jobs_hold.c */
+extern RowHold idemq_jobs_hold(const Job *job, TransactionId *holder);
+extern int idemq_transaction_pid(TransactionId xid);
 
 /* jobs_index.c */
 extern void idemq_jobs_index_install(void);

@@ -24,6 +24,7 @@
 #include "errors.h"
 #include "keyed.h"
 #include "sql.h"
+#include "tally.h"
 
 /* Rounds of insert and look after which a trigger must be keeping the row out. */
 #define MAX_TRIES 20
@@ -182,6 +183,7 @@ idemq_enqueue_keyed(const QueueInfo *queue, const JobChange *columns, OnDuplicat
 			if (!holder.expired)
 			{
 				answer_duplicate(&holder, columns, policy);
+				idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_DUPLICATES));
 				*answer = holder.answer;
 				return;
 			}
@@ -189,6 +191,7 @@ idemq_enqueue_keyed(const QueueInfo *queue, const JobChange *columns, OnDuplicat
 		}
 		look_first = false;
 	}
+	idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, JOB_PENDING,
 							  (Datum) 0, true};
 }

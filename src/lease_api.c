@@ -26,6 +26,22 @@ PG_FUNCTION_INFO_V1(idemq_sql_checkpoint);
 PG_FUNCTION_INFO_V1(idemq_sql_assert_current);
 PG_FUNCTION_INFO_V1(idemq_sql_reap);
 
+/* As idemq_lease_beat; a lease that may end sooner than it did is looked at sooner. */
+static LeaseBeat
+beat_entry(int32 queue_id, int64 id, int64 token, int64 length)
+{
+	LeaseBeat answer;
+
+	if (length == 0)
+		return idemq_lease_beat(id, token, 0);
+	idemq_slots_begin_change();
+	answer = idemq_lease_beat(id, token, length);
+	if (answer == LEASE_BEAT_DONE)
+		idemq_slot_note_deadline(NULL, queue_id, idemq_mono_now() + length);
+	idemq_slots_end_change();
+	return answer;
+}
+
 /*
  * Beats for a lease that has no entry: gives it one, or, when the table is full,
  * writes the row's deadline.  It never waits: while somebody holds the row, the
@@ -53,7 +69,7 @@ beat_by_row(int64 id, int64 token, int64 length)
 										JOB_SKIPS);
 				break;
 			case LEASE_BUSY:
-				(void) idemq_lease_beat(id, token, length);
+				(void) beat_entry(attempt.queue.id, id, token, length);
 				break;
 			case LEASE_TAKEN:
 				(void) idemq_lost_leases_settle(&lost, &table, &attempt.queue);
@@ -76,7 +92,7 @@ beat(int64 id, int64 token, int64 length)
 	{
 		if (!idemq_queue_allows(lease.queue_id, PRIVILEGE_CLAIM, &queue))
 			return OUTCOME_NOT_FOUND;
-		switch (idemq_lease_beat(id, token, length))
+		switch (beat_entry(lease.queue_id, id, token, length))
 		{
 			case LEASE_BEAT_DONE:
 				return OUTCOME_CURRENT;

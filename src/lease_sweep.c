@@ -10,6 +10,7 @@
 
 #include "miscadmin.h"
 #include "storage/ipc.h"
+#include "utils/memutils.h"
 
 #include "clock.h"
 #include "compat.h"
@@ -63,6 +64,89 @@ idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max, int64 
 	return search.count;
 }
 
+/* A copy of this database's entries. */
+typedef struct LeaseCopy
+{
+	Lease *copies;
+	int room;
+	int count; /* also of those that found no room */
+} LeaseCopy;
+
+static bool
+visit_copy(Lease *lease, void *arg)
+{
+	LeaseCopy *copy = arg;
+
+	if (lease->key.database != MyDatabaseId)
+		return true;
+	if (copy->count < copy->room)
+		copy->copies[copy->count] = *lease;
+	copy->count++;
+	return true;
+}
+
+/*
+ * Returns a palloc'ed copy of all entries of this database, as they were at one
+ * moment, in no order; *count: how many.
+ */
+Lease *
+idemq_lease_copy_all(int *count)
+{
+	LeaseCopy copy = {NULL, idemq_lease_count() + 64, 0};
+
+	for (;;)
+	{
+		copy.copies = MemoryContextAllocHuge(CurrentMemoryContext, copy.room * sizeof(Lease));
+		copy.count = 0;
+		idemq_leases_visit(LW_SHARED, visit_copy, &copy);
+		if (copy.count <= copy.room)
+			break;
+		pfree(copy.copies);
+		copy.room = copy.count + 64;
+	}
+	*count = copy.count;
+	return copy.copies;
+}
+
+/* Returns the process of a session, 0 when it has ended; a new one may have its number. */
+int
+idemq_session_pid(int32 session)
+{
+	return session == NO_SESSION ? 0 : GetPGProcByNumber(session)->pid;
+}
+
+/* Returns the process that claimed, 0 when it has ended. */
+int
+idemq_lease_pid(const Lease *lease)
+{
+	return idemq_session_pid(lease->session) == lease->pid ? lease->pid : 0;
+}
+
+typedef struct QueueCount
+{
+	int32 queue_id;
+	int count;
+} QueueCount;
+
+static bool
+visit_count(Lease *lease, void *arg)
+{
+	QueueCount *count = arg;
+
+	count->count += lease->key.database == MyDatabaseId && lease->queue_id == count->queue_id;
+	return true;
+}
+
+/* Returns the number of a queue's entries. */
+int
+idemq_lease_count_queue(int32 queue_id)
+{
+	QueueCount count = {queue_id, 0};
+
+	idemq_leases_visit(LW_SHARED, visit_count, &count);
+	return count.count;
+}
+
 static bool
 visit_orphan(Lease *lease, void *arg)
 {
@@ -70,6 +154,7 @@ visit_orphan(Lease *lease, void *arg)
 		lease->attached && !lease->claiming)
 	{
 		lease->attached = false;
+		lease->lost = true;
 		lease->deadline = idemq_mono_now();
 		idemq_slot_note_deadline(NULL, lease->queue_id, lease->deadline);
 	}

@@ -40,6 +40,7 @@ typedef struct LeasesShared
 	int tranche;
 	pg_atomic_uint64 last_token; /* the greatest issued since the start */
 	pg_atomic_uint32 count;		 /* entries: bounds the table exactly */
+	pg_atomic_uint64 refused;	 /* entries that found the table full */
 	LWLockPadded locks[LEASE_PARTITIONS];
 } LeasesShared;
 
@@ -72,6 +73,7 @@ idemq_leases_shmem_init(void *area, bool found)
 		shared->tranche = LWLockNewTrancheId();
 		pg_atomic_init_u64(&shared->last_token, 0);
 		pg_atomic_init_u32(&shared->count, 0);
+		pg_atomic_init_u64(&shared->refused, 0);
 		for (int i = 0; i < LEASE_PARTITIONS; i++)
 			LWLockInitialize(&shared->locks[i].lock, shared->tranche);
 	}
@@ -97,6 +99,13 @@ idemq_lease_issue_token(int64 row_token)
 		next = idemq_token_next(row_token, (int64) last, now, timeline);
 	} while (!pg_atomic_compare_exchange_u64(&shared->last_token, &last, (uint64) next));
 	return next;
+}
+
+/* Returns the greatest token issued since the start; 0 for none. */
+int64
+idemq_lease_last_token(void)
+{
+	return (int64) pg_atomic_read_u64(&shared->last_token);
 }
 
 static LeaseKey
@@ -142,7 +151,10 @@ enter(const LeaseKey *key, uint32 hash)
 	else
 		lease = hash_search_with_hash_value(lease_hash, key, hash, HASH_ENTER_NULL, NULL);
 	if (lease == NULL)
+	{
 		pg_atomic_fetch_sub_u32(&shared->count, 1);
+		pg_atomic_fetch_add_u64(&shared->refused, 1);
+	}
 	return lease;
 }
 
@@ -153,11 +165,26 @@ remove_entry(const LeaseKey *key, uint32 hash)
 		pg_atomic_fetch_sub_u32(&shared->count, 1);
 }
 
+/* Returns the number of entries, of all databases. */
+int
+idemq_lease_count(void)
+{
+	return (int) pg_atomic_read_u32(&shared->count);
+}
+
 /* Returns whether the table has no room: some lease may be on its row alone. */
 bool
 idemq_lease_table_is_full(void)
 {
 	return pg_atomic_read_u32(&shared->count) >= (uint32) idemq_max_leases;
+}
+
+/* Says how many leases are in the table, and how often there was no room for one. */
+void
+idemq_leases_usage(int *used, int64 *refused)
+{
+	*used = (int) Min(pg_atomic_read_u32(&shared->count), (uint32) idemq_max_leases);
+	*refused = (int64) pg_atomic_read_u64(&shared->refused);
 }
 
 /*
@@ -257,10 +284,11 @@ idemq_lease_take(int64 job_id, int64 token, int32 queue_id, int64 length, bool a
 		lease->length = length;
 		lease->queue_id = queue_id;
 		lease->session = IDEMQ_MY_PROC_NUMBER;
+		lease->pid = MyProcPid;
 		lease->ender = NO_SESSION;
 		lease->claiming = true;
 		lease->attached = attached;
-		lease->reaping = lease->turned_away = false;
+		lease->reaping = lease->turned_away = lease->lost = false;
 		lease->undone = 0;
 	}
 	LWLockRelease(lock);
@@ -336,10 +364,10 @@ idemq_lease_begin_end(int64 job_id, int64 token)
 /*
  * Marks an expired lease for reaping by this transaction; from here a heartbeat
  * is refused.  Returns false when it is not expired any more, or somebody else
- * is ending it.
+ * is ending it.  *lost: whether its end is that of its session.
  */
 bool
-idemq_lease_begin_reap(int64 job_id, int64 token)
+idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost)
 {
 	LWLock *lock;
 	Lease *lease = lock_entry_of(job_id, token, &lock);
@@ -350,6 +378,7 @@ idemq_lease_begin_reap(int64 job_id, int64 token)
 	{
 		lease->ender = IDEMQ_MY_PROC_NUMBER;
 		lease->reaping = true;
+		*lost = lease->lost;
 	}
 	LWLockRelease(lock);
 	return won;
@@ -406,8 +435,9 @@ idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int
 		lease->length = length;
 		lease->queue_id = queue_id;
 		lease->session = NO_SESSION;
+		lease->pid = 0;
 		lease->ender = NO_SESSION;
-		lease->claiming = lease->attached = false;
+		lease->claiming = lease->attached = lease->lost = false;
 		lease->reaping = lease->turned_away = false;
 		lease->undone = 0;
 	}
@@ -436,6 +466,7 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 	{
 		if (length > 0)
 			lease->length = length;
+		lease->lost = false;
 		if (!lease->claiming)
 			lease->deadline = idemq_mono_now() + lease->length;
 	}

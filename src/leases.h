@@ -31,9 +31,11 @@ typedef struct Lease
 	int64 length;	/* microseconds */
 	int32 queue_id;
 	int32 session;	  /* who claimed: proc number, NO_SESSION after a restart */
+	int32 pid;		  /* of that session: a proc number goes to another one after it */
 	int32 ender;	  /* whose open transaction ends this lease, or NO_SESSION */
 	bool claiming;	  /* the claim's transaction is still open */
 	bool attached;	  /* ends with its session */
+	bool lost;		  /* it was attached, and its session has ended */
 	bool reaping;	  /* the ender is a reaper: no heartbeat may win any more */
 	uint8 undone;	  /* times that a reaper took back its mark */
 	bool turned_away; /* since it has an ender, a claimer passed the job because of it, */
@@ -60,6 +62,8 @@ extern Size idemq_leases_hash_size(void);
 extern void idemq_leases_shmem_init(void *area, bool found);
 
 extern int64 idemq_lease_issue_token(int64 row_token);
+extern int64 idemq_lease_last_token(void);
+extern int idemq_lease_count(void);
 extern bool idemq_lease_busy(int64 job_id);
 extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
 extern bool idemq_lease_get(int64 job_id, Lease *copy);
@@ -69,12 +73,13 @@ extern int64 idemq_lease_activate(int64 job_id, int64 token);
 extern bool idemq_lease_drop(int64 job_id, int64 token, Lease *dropped);
 extern void idemq_lease_restore(int64 token, const Lease *prior);
 extern void idemq_lease_begin_end(int64 job_id, int64 token);
-extern bool idemq_lease_begin_reap(int64 job_id, int64 token);
+extern bool idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost);
 extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);
 extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline,
 								   int64 length);
 extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
 extern bool idemq_lease_table_is_full(void);
+extern void idemq_leases_usage(int *used, int64 *refused);
 extern void idemq_leases_visit(LWLockMode mode, bool (*visit)(Lease *lease, void *arg), void *arg);
 
 #endif

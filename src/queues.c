@@ -28,6 +28,7 @@
 #include "errors.h"
 #include "queues.h"
 #include "sql.h"
+#include "workers.h"
 
 typedef struct CachedQueue
 {
@@ -169,6 +170,7 @@ load_cache(void)
 			cache_grant(i);
 		idemq_sql_end(&scope);
 		loaded_at = before;
+		idemq_worker_announce_use();
 	}
 }
 
@@ -272,7 +274,10 @@ idemq_queue_lock(int32 id, LOCKMODE mode)
 	LockDatabaseObject(idemq_catalog()->queues, (Oid) id, 0, mode);
 }
 
-/* Returns the ids of all queues on which the current role holds one of the wanted privileges. */
+/*
+ * Returns the ids of all queues on which the current role holds one of the wanted
+ * privileges; of all queues when wanted is 0.
+ */
 int32 *
 idemq_queue_ids(int wanted, int *count)
 {
@@ -286,7 +291,7 @@ idemq_queue_ids(int wanted, int *count)
 	hash_seq_init(&seq, cache);
 	while ((cached = hash_seq_search(&seq)) != NULL)
 	{
-		if (privileges_of(cached) & wanted)
+		if (wanted == 0 || (privileges_of(cached) & wanted))
 			ids[(*count)++] = cached->id;
 	}
 	return ids;

@@ -24,6 +24,7 @@
 #include "guc.h"
 #include "lease_sweep.h"
 #include "leases.h"
+#include "lowers.h"
 #include "reap.h"
 #include "transition.h"
 #include "xact.h"
@@ -46,13 +47,14 @@ typedef struct LostLease
 
 /* Writes the row of a lease that ended; false when somebody holds it or it moved on. */
 static bool
-reap_row(JobsTable *table, const Job *job, const QueueInfo *queue)
+reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, bool worker_lost)
 {
 	EventArgs args = {0};
 	JobEvent event = job->attempt < job->max_attempts ? EVENT_REAP : EVENT_REAP_DEAD;
 
 	args.now = args.ready_at = idemq_now();
-	args.error = cstring_to_text("lease expired");
+	args.worker_lost = worker_lost;
+	args.error = cstring_to_text(worker_lost ? "the worker's session ended" : "lease expired");
 	return idemq_transition(table, job, queue, event, &args, JOB_SKIPS) == JOB_WRITTEN;
 }
 
@@ -71,10 +73,11 @@ is_attempt(const Job *job, int64 token)
 bool
 idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 token)
 {
+	bool lost = false;
 	Job job;
 
 	idemq_xact_reserve();
-	if (!idemq_lease_begin_reap(job_id, token))
+	if (!idemq_lease_begin_reap(job_id, token, &lost))
 		return false;
 	idemq_xact_note_end(queue->slot, queue->id, job_id, token);
 	if (!idemq_jobs_fetch(table, job_id, &job))
@@ -88,10 +91,10 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 	if (!is_attempt(&job, token))
 	{
 		if (job.is_ready)
-			idemq_xact_note_lower(queue->slot, queue->id, job.priority, job_ready_key(&job));
+			idemq_lowers_note(queue->slot, queue->id, job.priority, job_ready_key(&job));
 		return false;
 	}
-	if (!idemq_jobs_is_mine(&job) && reap_row(table, &job, queue))
+	if (!idemq_jobs_is_mine(&job) && reap_row(table, &job, queue, lost))
 		return true;
 	idemq_xact_undo_last();
 	idemq_slot_note_deadline(queue->slot, queue->id, idemq_mono_now() + LEASE_BUSY_RETRY);
@@ -111,11 +114,13 @@ reap_batch(const QueueInfo *queue, int *found)
 	int64 reaped = 0;
 
 	idemq_jobs_open(&table);
+	idemq_slots_begin_change();
 	idemq_slot_reset_deadline(queue->slot, queue->id);
 	*found = idemq_lease_collect_expired(queue->id, leases, REAP_BATCH, &next);
 	if (*found > 0)
 		next = Min(next, idemq_mono_now() + LEASE_BUSY_RETRY);
 	idemq_slot_note_deadline(queue->slot, queue->id, Max(next, idemq_mono_now() + REAP_INTERVAL));
+	idemq_slots_end_change();
 	/* A snapshot that sees every claim whose lease we found. */
 	if (*found > 0)
 		idemq_jobs_refresh(&table);
@@ -159,10 +164,13 @@ may_adopt(const Job *job)
 static LeaseTake
 adopt(LostLeases *lost, const Job *job, int64 deadline, int64 length)
 {
-	LeaseTake take = idemq_lease_adopt(job->id, job->token, job->queue_id, deadline, length);
+	LeaseTake take;
 
+	idemq_slots_begin_change();
+	take = idemq_lease_adopt(job->id, job->token, job->queue_id, deadline, length);
 	/* At once: should an error keep it from being settled, it is reaped at worst. */
 	idemq_slot_note_deadline(NULL, job->queue_id, deadline);
+	idemq_slots_end_change();
 	if (take == LEASE_TAKEN)
 		add_lost(lost, job, true);
 	return take;
@@ -210,12 +218,16 @@ settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 				 idemq_jobs_is_free(&job);
 
 	if (there && !lease->adopted)
-		return reap_row(table, &job, queue);
+		return reap_row(table, &job, queue, false);
 	if (!there && lease->adopted)
 	{
-		/* It may have turned others away, from wherever the job is now. */
+		idemq_slots_begin_change();
+		/* If it is just held, by somebody who may leave it as it is: another search. */
+		idemq_slot_need_recovery(queue->slot, queue->id);
 		(void) idemq_lease_drop(lease->job_id, lease->token, &dropped);
+		/* It may have turned others away, from wherever the job is now. */
 		idemq_cursor_unset(queue->slot, queue->id);
+		idemq_slots_end_change();
 	}
 	return false;
 }
@@ -269,12 +281,14 @@ recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point,
 	}
 }
 
-/* Does one step of a search from point, and moves it; returns how many were reaped. */
+/*
+ * Does one step of a search from point, as many index entries as budget, and
+ * moves it; returns how many were reaped.
+ */
 static int64
-recover_step(const QueueInfo *queue, RecoveryPoint *point)
+recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
 {
 	LostLeases lost = {CurrentMemoryContext, NIL};
-	int budget = RECOVERY_STEP;
 	JobsTable table;
 	int64 reaped;
 
@@ -303,10 +317,25 @@ recover(const QueueInfo *queue, bool all)
 		return 0;
 	do
 	{
-		reaped += recover_step(queue, &point);
+		reaped += recover_step(queue, &point, RECOVERY_STEP);
 		idemq_slot_recovered_to(queue->slot, queue->id, &point);
 	} while (all && point.priority < IDEMQ_PRIORITIES);
 	return reaped;
+}
+
+/*
+ * Does a step of the search for leases that memory lost, if there is one under
+ * way: as many index entries as budget.
+ */
+void
+idemq_recover_some(const QueueInfo *queue, int budget)
+{
+	RecoveryPoint point;
+
+	if (!idemq_slot_recovery_point(queue->slot, queue->id, false, &point))
+		return;
+	(void) recover_step(queue, &point, budget);
+	idemq_slot_recovered_to(queue->slot, queue->id, &point);
 }
 
 /* Returns whether this session is to look through a queue that has no slot. */
@@ -339,6 +368,15 @@ idemq_reap_some(const QueueInfo *queue)
 	if (idemq_slot_deadline_passed(queue->slot, queue->id))
 		reaped += reap_batch(queue, &found);
 	return reaped;
+}
+
+/* Takes back expired leases of a queue, up to REAP_BATCH; what is left is due at once. */
+void
+idemq_reap_expired(const QueueInfo *queue)
+{
+	int found;
+
+	(void) reap_batch(queue, &found);
 }
 
 /* Takes back every expired lease of a queue, those that memory lost included. */

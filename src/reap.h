@@ -18,6 +18,8 @@ typedef struct LostLeases
 
 extern bool idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 token);
 extern int64 idemq_reap_some(const QueueInfo *queue);
+extern void idemq_reap_expired(const QueueInfo *queue);
+extern void idemq_recover_some(const QueueInfo *queue, int budget);
 extern int64 idemq_reap_all(const QueueInfo *queue);
 extern TimestampTz idemq_row_deadline(const Job *job);
 extern bool idemq_lost_lease_note(LostLeases *lost, const Job *job);

@@ -5,7 +5,7 @@
  *
  * Locks: slots_lock covers the hash of slots and their allocation; each slot's
  * lock covers its fields unless slots.h says otherwise.  slots_lock is taken
- * first.  A caller's slot pointer may be NULL or old: every function checks
+ * first; counters.c's locks after them.  A caller's slot pointer may be NULL or old: every function checks
  * whose slot it is, and looks for the queue's if need be.  A queue without a
  * slot (all are used) works: its claims scan from the start of the index.
  *
@@ -18,12 +18,12 @@
 #include "utils/hsearch.h"
 
 #include "clock.h"
+#include "counters.h"
 #include "cursor.h"
+#include "events.h"
 #include "guc.h"
 #include "slots.h"
-
-/* A search that missed something begins again after so many microseconds. */
-#define RECOVERY_INTERVAL USECS_PER_SEC
+#include "workers.h"
 
 typedef struct SlotEntry
 {
@@ -35,7 +35,10 @@ typedef struct SlotsShared
 {
 	LWLock slots_lock;
 	int tranche;
-	int used; /* slots that are not free; under slots_lock */
+	int used;				  /* slots that are not free; under slots_lock */
+	pg_atomic_uint64 refused; /* lookups of queues that got none; no lock */
+	/* Changes under way in the lower half, changes begun in the upper; no lock. */
+	pg_atomic_uint64 changes;
 	QueueSlot slots[FLEXIBLE_ARRAY_MEMBER];
 } SlotsShared;
 
@@ -68,10 +71,16 @@ idemq_slots_shmem_init(void *area, bool found)
 		memset(area, 0, idemq_slots_shmem_size());
 		shared->tranche = LWLockNewTrancheId();
 		LWLockInitialize(&shared->slots_lock, shared->tranche);
+		pg_atomic_init_u64(&shared->refused, 0);
+		pg_atomic_init_u64(&shared->changes, 0);
 		for (int i = 0; i < idemq_max_queues; i++)
 		{
 			LWLockInitialize(&shared->slots[i].lock, shared->tranche);
 			pg_atomic_init_u64(&shared->slots[i].next_deadline, 0);
+			pg_atomic_init_u64(&shared->slots[i].next_due, 0);
+			pg_atomic_init_u64(&shared->slots[i].announced, 0);
+			pg_atomic_init_u64(&shared->slots[i].notified, 0);
+			pg_atomic_init_u64(&shared->slots[i].unclaimed_at, 0);
 		}
 	}
 	LWLockRegisterTranche(shared->tranche, "idemq queues");
@@ -100,15 +109,6 @@ find_slot(Oid database, int32 queue_id)
 	return entry == NULL ? NULL : &shared->slots[entry->slot];
 }
 
-/* Has the queue searched from its start.  The slot's lock held. */
-static void
-begin_recovery(QueueSlot *slot, int64 not_before)
-{
-	slot->needs_recovery = true;
-	slot->next_recovery = not_before;
-	slot->recovery = (RecoveryPoint){slot->recovery.epoch + 1, 0, READY_KEY_MIN, false};
-}
-
 /* Makes a free slot the queue's; NULL when there is none.  slots_lock held. */
 static QueueSlot *
 assign_slot(int32 queue_id)
@@ -131,11 +131,79 @@ assign_slot(int32 queue_id)
 	shared->slots[i].key = key;
 	/* Also bounds every view of the slot's former life. */
 	idemq_cursor_unset_locked(&shared->slots[i]);
-	begin_recovery(&shared->slots[i], 0);
+	idemq_slot_begin_recovery(&shared->slots[i], 0);
 	shared->slots[i].next_verify = idemq_mono_now() + USECS_PER_SEC;
 	pg_atomic_write_u64(&shared->slots[i].next_deadline, 0);
+	/* The worker looks, and tells those who LISTEN if there is something. */
+	pg_atomic_write_u64(&shared->slots[i].next_due, 0);
+	pg_atomic_write_u64(&shared->slots[i].announced, 0);
+	pg_atomic_write_u64(&shared->slots[i].notified, 0);
+	pg_atomic_write_u64(&shared->slots[i].unclaimed_at, 0);
 	LWLockRelease(&shared->slots[i].lock);
+	idemq_events_reset(i);
+	idemq_counters_reset(i, key.database, queue_id);
 	return &shared->slots[i];
+}
+
+/* Returns which of idemq_max_queues slots this is, from 0. */
+int
+idemq_slot_index(const QueueSlot *slot)
+{
+	return (int) (slot - shared->slots);
+}
+
+/*
+ * Copies what is to be known of a database's queues, max at most, from behind
+ * the slot with the index after; returns how many.
+ */
+static int
+copy_views(Oid database, int after, SlotView *views, int max)
+{
+	int count = 0;
+
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	for (int i = after + 1; i < idemq_max_queues && count < max; i++)
+	{
+		QueueSlot *slot = &shared->slots[i];
+
+		if (slot->key.queue_id == 0 || slot->key.database != database)
+			continue;
+		LWLockAcquire(&slot->lock, LW_SHARED);
+		views[count++] =
+			(SlotView){slot, slot->key.queue_id, slot->needs_recovery, slot->next_recovery};
+		LWLockRelease(&slot->lock);
+	}
+	LWLockRelease(&shared->slots_lock);
+	return count;
+}
+
+/* Calls a function, with no lock held, for each queue of a database that has a slot. */
+void
+idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *arg), void *arg)
+{
+	SlotView views[32];
+	int after = -1;
+	int count;
+
+	do
+	{
+		count = copy_views(database, after, views, lengthof(views));
+		for (int i = 0; i < count; i++)
+		{
+			after = idemq_slot_index(views[i].slot);
+			function(&views[i], arg);
+		}
+	} while (count == (int) lengthof(views));
+}
+
+/* Says how many slots are used, and how often a queue was looked up and got none. */
+void
+idemq_slots_usage(int *used, int64 *refused)
+{
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	*used = shared->used;
+	LWLockRelease(&shared->slots_lock);
+	*refused = (int64) pg_atomic_read_u64(&shared->refused);
 }
 
 /* Returns the slot of a queue, NULL when it has none. */
@@ -187,80 +255,17 @@ idemq_slot_for_queue(int32 queue_id)
 	slot = find_slot(MyDatabaseId, queue_id);
 	full = shared->used == idemq_max_queues;
 	LWLockRelease(&shared->slots_lock);
-	if (slot != NULL || full)
-		return slot;
-
-	LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
-	slot = find_slot(MyDatabaseId, queue_id);
+	if (slot == NULL && !full)
+	{
+		LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
+		slot = find_slot(MyDatabaseId, queue_id);
+		if (slot == NULL)
+			slot = assign_slot(queue_id);
+		LWLockRelease(&shared->slots_lock);
+	}
 	if (slot == NULL)
-		slot = assign_slot(queue_id);
-	LWLockRelease(&shared->slots_lock);
+		pg_atomic_fetch_add_u64(&shared->refused, 1);
 	return slot;
-}
-
-/* Notes that a job of the queue went in flight without a lease entry. */
-void
-idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id)
-{
-	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
-		return;
-	/* A search under way goes on, and another one follows. */
-	if (slot->needs_recovery)
-		slot->recovery.incomplete = true;
-	else
-		begin_recovery(slot, 0);
-	LWLockRelease(&slot->lock);
-}
-
-/*
- * Returns whether a queue has to be searched, and where to go on: for a step,
- * where the last one ended, and not too often; for the whole, at the start.
- */
-bool
-idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole, RecoveryPoint *point)
-{
-	bool needed;
-
-	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
-		return false;
-	*point = slot->recovery;
-	needed = slot->needs_recovery && (whole || slot->next_recovery <= idemq_mono_now());
-	LWLockRelease(&slot->lock);
-	if (whole)
-	{
-		point->priority = 0;
-		point->from = READY_KEY_MIN;
-		point->incomplete = false;
-	}
-	return needed;
-}
-
-/*
- * Notes how far a search has come; at the end it is over, or begins again if it
- * was incomplete.  Void if recovery was asked for anew meanwhile.
- */
-void
-idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point)
-{
-	RecoveryPoint *known;
-
-	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
-		return;
-	known = &slot->recovery;
-	if (known->epoch == point->epoch)
-	{
-		bool incomplete = known->incomplete || point->incomplete;
-
-		if (point->priority > known->priority ||
-			(point->priority == known->priority && ready_key_less(known->from, point->from)))
-			*known = *point;
-		known->incomplete = incomplete;
-		if (known->priority == IDEMQ_PRIORITIES && incomplete)
-			begin_recovery(slot, idemq_mono_now() + RECOVERY_INTERVAL);
-		else if (known->priority == IDEMQ_PRIORITIES)
-			slot->needs_recovery = false;
-	}
-	LWLockRelease(&slot->lock);
 }
 
 /* Frees a slot.  slots_lock held. */
@@ -274,11 +279,12 @@ free_slot(QueueSlot *slot)
 	LWLockRelease(&slot->lock);
 	hash_search(slot_hash, &key, HASH_REMOVE, NULL);
 	shared->used--;
+	idemq_counters_forget(idemq_slot_index(slot));
 }
 
 /*
- * Unsets every cursor of a database and asks for recovery: rows changed, and
- * nobody knows which (COMMIT PREPARED, ROLLBACK PREPARED).
+ * Unsets every cursor and gauge of a database and asks for recovery: rows changed,
+ * and nobody knows which (COMMIT PREPARED, ROLLBACK PREPARED).
  */
 void
 idemq_slots_unset_database(Oid database)
@@ -292,10 +298,11 @@ idemq_slots_unset_database(Oid database)
 			continue;
 		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
 		idemq_cursor_unset_locked(slot);
-		begin_recovery(slot, 0);
+		idemq_slot_begin_recovery(slot, 0);
 		LWLockRelease(&slot->lock);
 	}
 	LWLockRelease(&shared->slots_lock);
+	idemq_gauges_unset(database);
 }
 
 /* Frees the slots of a dropped database. */
@@ -308,6 +315,7 @@ idemq_slots_forget_database(Oid database)
 		if (shared->slots[i].key.database == database && shared->slots[i].key.queue_id != 0)
 			free_slot(&shared->slots[i]);
 	}
+	idemq_counters_forget_database(database);
 	LWLockRelease(&shared->slots_lock);
 }
 
@@ -365,6 +373,83 @@ idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline)
 	if (slot == NULL)
 		return;
 	known = pg_atomic_read_u64(&slot->next_deadline);
-	while (wanted < known && !pg_atomic_compare_exchange_u64(&slot->next_deadline, &known, wanted))
-		;
+	while (wanted < known)
+	{
+		if (pg_atomic_compare_exchange_u64(&slot->next_deadline, &known, wanted))
+		{
+			idemq_worker_need_by((int64) wanted);
+			break;
+		}
+	}
+}
+
+/*
+ * Begins a change of shared memory that others may see half done, by a transaction
+ * that is, or may be, still running: an entry is gone and its cursor not yet
+ * lowered.  Nothing but idemq.check() asks.  Between begin and end nothing may
+ * raise an error.
+ */
+void
+idemq_slots_begin_change(void)
+{
+	(void) pg_atomic_fetch_add_u64(&shared->changes, (UINT64CONST(1) << 32) + 1);
+}
+
+/* Ends what idemq_slots_begin_change began. */
+void
+idemq_slots_end_change(void)
+{
+	(void) pg_atomic_fetch_sub_u64(&shared->changes, 1);
+}
+
+/*
+ * Returns a number that stays as it is while no change begins or ends; its lower
+ * half is zero while none is under way.
+ */
+uint64
+idemq_slots_changes(void)
+{
+	return pg_atomic_fetch_add_u64(&shared->changes, 0);
+}
+
+/* Reads the slot of a queue of this database; false when it has none. */
+bool
+idemq_slot_status(int32 queue_id, SlotStatus *status)
+{
+	QueueSlot *slot = NULL;
+
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
+		return false;
+	status->needs_recovery = slot->needs_recovery;
+	status->next_deadline = pg_atomic_read_u64(&slot->next_deadline);
+	LWLockRelease(&slot->lock);
+	return true;
+}
+
+/*
+ * Counts all slots, and copies the ids of this database's queues that have one to
+ * queue_ids, which has room for idemq.max_queues.  Returns how many.
+ */
+int
+idemq_slots_audit(SlotsAudit *audit, int32 *queue_ids)
+{
+	int count = 0;
+
+	memset(audit, 0, sizeof(*audit));
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	audit->used = shared->used;
+	audit->hashed = (int) hash_get_num_entries(slot_hash);
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		SlotKey key = shared->slots[i].key;
+
+		if (key.queue_id == 0)
+			continue;
+		audit->taken++;
+		audit->misplaced += find_slot(key.database, key.queue_id) != &shared->slots[i];
+		if (key.database == MyDatabaseId)
+			queue_ids[count++] = key.queue_id;
+	}
+	LWLockRelease(&shared->slots_lock);
+	return count;
 }

@@ -59,16 +59,52 @@ typedef struct QueueSlot
 	RecoveryPoint recovery;			/* its epoch moves whenever needs_recovery is set */
 	int64 next_verify;				/* mono */
 	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
+	/* for wake.c; no lock */
+	pg_atomic_uint64 next_due;	   /* TimestampTz: nothing comes due by time alone before */
+	pg_atomic_uint64 announced;	   /* times that something became ready; */
+	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has told of */
+	pg_atomic_uint64 unclaimed_at; /* mono of the first signal since the last claim; 0: none */
 } QueueSlot;
+
+/* A copy of what the background worker has to know of a queue. */
+typedef struct SlotView
+{
+	QueueSlot *slot;
+	int32 queue_id;
+	bool needs_recovery;
+	int64 next_recovery; /* mono */
+} SlotView;
+/* What idemq.check() wants to know of one queue's slot. */
+typedef struct SlotStatus
+{
+	bool needs_recovery;
+	uint64 next_deadline; /* mono; PG_UINT64_MAX: none */
+} SlotStatus;
+
+/* Counts over all slots that must agree. */
+typedef struct SlotsAudit
+{
+	int used;	   /* as the allocator counts */
+	int taken;	   /* in the array */
+	int hashed;	   /* in the hash */
+	int misplaced; /* taken, and not what the hash says */
+} SlotsAudit;
 
 extern Size idemq_slots_shmem_size(void);
 extern Size idemq_slots_hash_size(void);
 extern void idemq_slots_shmem_init(void *area, bool found);
 
+extern int idemq_slot_index(const QueueSlot *slot);
+extern void idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *arg),
+								void *arg);
 extern QueueSlot *idemq_slot_find(Oid database, int32 queue_id);
 extern QueueSlot *idemq_slot_for_queue(int32 queue_id);
+extern int idemq_slot_index(const QueueSlot *slot);
+extern void idemq_slots_usage(int *used, int64 *refused);
 extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);
 extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
+/* recovery.c */
+extern void idemq_slot_begin_recovery(QueueSlot *slot, int64 not_before);
 extern void idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id);
 extern bool idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole,
 									  RecoveryPoint *point);
@@ -79,5 +115,10 @@ extern void idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 dead
 extern void idemq_slots_unset_database(Oid database);
 extern void idemq_slots_forget_database(Oid database);
 extern void idemq_slot_forget_queue(int32 queue_id);
+extern void idemq_slots_begin_change(void);
+extern void idemq_slots_end_change(void);
+extern uint64 idemq_slots_changes(void);
+extern bool idemq_slot_status(int32 queue_id, SlotStatus *status);
+extern int idemq_slots_audit(SlotsAudit *audit, int32 *queue_ids);
 
 #endif

@@ -80,6 +80,18 @@ idemq_sql_run(SqlStatement *statement, const Datum *args, const char *nulls, int
 	return SPI_processed;
 }
 
+/* Runs a query under a registered snapshot; returns its number of rows. */
+uint64
+idemq_sql_query_at(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
+{
+	int code = SPI_execute_snapshot(prepared(statement), (Datum *) args, nulls, snapshot,
+									InvalidSnapshot, true, false, 0);
+
+	if (code != SPI_OK_SELECT)
+		elog(ERROR, "\"%s\" returned %s", statement->text, SPI_result_code_string(code));
+	return SPI_processed;
+}
+
 /*
  * Runs a query under the latest snapshot, whatever the isolation level; returns
  * its number of rows.
@@ -88,13 +100,10 @@ uint64
 idemq_sql_query_latest(SqlStatement *statement, const Datum *args, const char *nulls)
 {
 	Snapshot latest = RegisterSnapshot(GetLatestSnapshot());
-	int code = SPI_execute_snapshot(prepared(statement), (Datum *) args, nulls, latest,
-									InvalidSnapshot, true, false, 0);
+	uint64 rows = idemq_sql_query_at(statement, args, nulls, latest);
 
 	UnregisterSnapshot(latest);
-	if (code != SPI_OK_SELECT)
-		elog(ERROR, "\"%s\" returned %s", statement->text, SPI_result_code_string(code));
-	return SPI_processed;
+	return rows;
 }
 
 /* Returns a column, from 1, of a row, from 0, of the last result; valid until idemq_sql_end. */

@@ -30,6 +30,8 @@ extern void idemq_sql_begin(SqlScope *scope);
 extern void idemq_sql_begin_on_jobs(SqlScope *scope);
 extern uint64 idemq_sql_run(SqlStatement *statement, const Datum *args, const char *nulls,
 							int expected);
+extern uint64 idemq_sql_query_at(SqlStatement *statement, const Datum *args, const char *nulls,
+								 Snapshot snapshot);
 extern uint64 idemq_sql_query_latest(SqlStatement *statement, const Datum *args, const char *nulls);
 extern Datum idemq_sql_value(uint64 row, int column, bool *isnull);
 extern void idemq_sql_end(SqlScope *scope);

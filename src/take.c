@@ -10,27 +10,49 @@
  */
 #include "postgres.h"
 
+#include "miscadmin.h"
+
 #include "leases.h"
 #include "take.h"
+#include "tally.h"
 #include "xact.h"
 
 /*
- * Lets others see a job again that changed between our look and our entry: the
- * entry may have turned them away from its new version, wherever in the index
- * that is.  To be called when the entry is gone: who makes the job claimable
- * after the look here lowers the cursor later still.  The usual case is a job
- * that another worker has claimed and completed meanwhile, which owes nothing;
- * so the cursors are not unset for it.
+ * Undoes a take whose job changed between our look and our entry, which may have
+ * turned others away from its new version, wherever in the index that is.  So we
+ * look at it once more when the entry is gone, and lower to where it is ready;
+ * who makes it ready after that look lowers later still.  Usually another worker
+ * has completed it, and nothing is owed: the cursors stay, or each lost race
+ * would send every claimer through all that a held snapshot keeps.
  */
 static void
-lower_to_latest(const QueueInfo *queue, int64 id)
+undo_changed(const QueueInfo *queue, int64 id)
 {
 	JobsTable latest;
 	Job job;
 
+	/* Opens what the second look needs, since that must neither wait nor end early. */
 	idemq_jobs_open_to_read(&latest);
-	if (idemq_jobs_fetch(&latest, id, &job) && idemq_transition_allowed(EVENT_CLAIM, job.status))
-		idemq_cursor_lower(queue->slot, queue->id, job.priority, job_ready_key(&job));
+	(void) idemq_jobs_fetch(&latest, id, &job);
+	HOLD_INTERRUPTS();
+	idemq_slots_begin_change();
+	idemq_xact_undo_last();
+	PG_TRY();
+	{
+		idemq_jobs_refresh(&latest);
+		if (idemq_jobs_fetch(&latest, id, &job) &&
+			idemq_transition_allowed(EVENT_CLAIM, job.status))
+			idemq_cursor_lower(queue->slot, job.queue_id, job.priority, job_ready_key(&job));
+	}
+	PG_CATCH();
+	{
+		idemq_cursor_unset(queue->slot, queue->id);
+		idemq_slots_end_change();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	idemq_slots_end_change();
+	RESUME_INTERRUPTS();
 	idemq_jobs_close(&latest);
 }
 
@@ -62,10 +84,18 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 	if (write == JOB_WRITTEN)
 		write = idemq_transition(table, job, queue, event, args, JOB_SKIPS_STRANGERS);
 	if (write == JOB_WRITTEN)
+	{
+		if (take == LEASE_FULL && event == EVENT_CLAIM)
+			idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 		return TAKE_DONE;
+	}
+	if (write == JOB_CHANGED)
+	{
+		undo_changed(queue, job->id);
+		return TAKE_CHANGED;
+	}
+	idemq_slots_begin_change();
 	idemq_xact_undo_last();
-	if (write == JOB_LOCKED)
-		return TAKE_LOCKED;
-	lower_to_latest(queue, job->id);
-	return TAKE_CHANGED;
+	idemq_slots_end_change();
+	return TAKE_LOCKED;
 }

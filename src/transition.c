@@ -16,6 +16,8 @@
 #include "attempts.h"
 #include "catalog.h"
 #include "leases.h"
+#include "lowers.h"
+#include "tally.h"
 #include "transition.h"
 #include "xact.h"
 
@@ -43,6 +45,7 @@ typedef struct Transition
 	AttemptMove attempt;
 	bool finishes;		 /* finished_at is set */
 	const char *history; /* outcome in idemq.attempts when it ends an attempt */
+	uint32 counters;	 /* that it adds to, as COUNTER_BITs */
 	uint32 columns;		 /* that it takes from its EventArgs */
 } Transition;
 
@@ -63,23 +66,25 @@ typedef struct Transition
 #define STATE COLUMN_BIT(COL_CHECKPOINT)
 #define DEADLINE COLUMN_BIT(COL_DEADLINE)
 
+#define COUNT(counter) COUNTER_BIT(COUNTER_##counter)
+
 /* clang-format off */
 static const Transition transitions[] = {
-	/*                     from                                   to              ready        attempt        finishes history      columns */
-	[EVENT_CLAIM] =       {PENDING | FAILED,                      JOB_PROCESSING, READY_KEEP,  ATTEMPT_NEXT,  false,   NULL,        CLAIM_COLUMNS},
-	[EVENT_COMMIT] =      {PROCESSING,                            JOB_COMPLETED,  READY_CLEAR, ATTEMPT_KEEP,  true,    NULL,        RESULT},
-	[EVENT_COMMIT_ONCE] = {PENDING | FAILED,                      JOB_COMPLETED,  READY_CLEAR, ATTEMPT_KEEP,  true,    NULL,        RESULT | TOKEN},
-	[EVENT_FAIL] =        {PROCESSING,                            JOB_FAILED,     READY_SET,   ATTEMPT_KEEP,  false,   "failed",    ERROR_TEXT},
-	[EVENT_DIE] =         {PROCESSING,                            JOB_DEAD,       READY_CLEAR, ATTEMPT_KEEP,  true,    "failed",    ERROR_TEXT},
-	[EVENT_RELEASE] =     {PROCESSING,                            JOB_PENDING,    READY_SET,   ATTEMPT_BACK,  false,   "released",  0},
-	[EVENT_REAP] =        {PROCESSING,                            JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  false,   "expired",   ERROR_TEXT},
-	[EVENT_REAP_DEAD] =   {PROCESSING,                            JOB_DEAD,       READY_CLEAR, ATTEMPT_KEEP,  true,    "expired",   ERROR_TEXT},
-	[EVENT_CANCEL] =      {BLOCKED | PENDING | FAILED | PROCESSING, JOB_CANCELLED, READY_CLEAR, ATTEMPT_KEEP, true,    "cancelled", 0},
-	[EVENT_EXPIRE] =      {BLOCKED | PENDING | FAILED,            JOB_CANCELLED,  READY_CLEAR, ATTEMPT_KEEP,  true,    NULL,        ERROR_TEXT},
-	[EVENT_RETRY] =       {PENDING | FAILED,                      JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  false,   NULL,        0},
-	[EVENT_REDRIVE] =     {DEAD | CANCELLED,                      JOB_PENDING,    READY_SET,   ATTEMPT_RESET, false,   NULL,        0},
-	[EVENT_CHECKPOINT] =  {PROCESSING,                            JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  false,   NULL,        STATE},
-	[EVENT_EXTEND] =      {PROCESSING,                            JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  false,   NULL,        DEADLINE},
+	/*                     from                                     to              ready        attempt        finishes history      counters                        columns */
+	[EVENT_CLAIM] =        {PENDING | FAILED,                        JOB_PROCESSING, READY_KEEP,  ATTEMPT_NEXT,  false,   NULL,        COUNT(CLAIMED),                 CLAIM_COLUMNS},
+	[EVENT_COMMIT] =       {PROCESSING,                              JOB_COMPLETED,  READY_CLEAR, ATTEMPT_KEEP,  true,    NULL,        COUNT(COMMITTED),               RESULT},
+	[EVENT_COMMIT_ONCE] =  {PENDING | FAILED,                        JOB_COMPLETED,  READY_CLEAR, ATTEMPT_KEEP,  true,    NULL,        COUNT(COMMITTED),               RESULT | TOKEN},
+	[EVENT_FAIL] =         {PROCESSING,                              JOB_FAILED,     READY_SET,   ATTEMPT_KEEP,  false,   "failed",    COUNT(FAILED),                  ERROR_TEXT},
+	[EVENT_DIE] =          {PROCESSING,                              JOB_DEAD,       READY_CLEAR, ATTEMPT_KEEP,  true,    "failed",    COUNT(FAILED) | COUNT(DEAD),    ERROR_TEXT},
+	[EVENT_RELEASE] =      {PROCESSING,                              JOB_PENDING,    READY_SET,   ATTEMPT_BACK,  false,   "released",  COUNT(RELEASED),                0},
+	[EVENT_REAP] =         {PROCESSING,                              JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  false,   "expired",   COUNT(EXPIRED),                 ERROR_TEXT},
+	[EVENT_REAP_DEAD] =    {PROCESSING,                              JOB_DEAD,       READY_CLEAR, ATTEMPT_KEEP,  true,    "expired",   COUNT(EXPIRED) | COUNT(DEAD),   ERROR_TEXT},
+	[EVENT_CANCEL] =       {BLOCKED | PENDING | FAILED | PROCESSING, JOB_CANCELLED,  READY_CLEAR, ATTEMPT_KEEP,  true,    "cancelled", COUNT(CANCELLED),               0},
+	[EVENT_EXPIRE] =       {BLOCKED | PENDING | FAILED,              JOB_CANCELLED,  READY_CLEAR, ATTEMPT_KEEP,  true,    NULL,        COUNT(CANCELLED),               ERROR_TEXT},
+	[EVENT_RETRY] =        {PENDING | FAILED,                        JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  false,   NULL,        COUNT(RETRIED),                 0},
+	[EVENT_REDRIVE] =      {DEAD | CANCELLED,                        JOB_PENDING,    READY_SET,   ATTEMPT_RESET, false,   NULL,        COUNT(REDRIVEN),                0},
+	[EVENT_CHECKPOINT] =   {PROCESSING,                              JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  false,   NULL,        0,                              STATE},
+	[EVENT_EXTEND] =       {PROCESSING,                              JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  false,   NULL,        0,                              DEADLINE},
 };
 /* clang-format on */
 
@@ -157,18 +162,39 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEv
 	bool ends_lease = job->status == JOB_PROCESSING && transition->to != JOB_PROCESSING;
 	int64 token = event == EVENT_COMMIT_ONCE ? args->token : job->token;
 	ReadyKey key = {args->ready_at, job->id};
+	bool reaped = event == EVENT_REAP || event == EVENT_REAP_DEAD;
 
 	if (ends_lease || event == EVENT_COMMIT_ONCE)
 	{
 		idemq_xact_note_end(queue->slot, queue->id, job->id, token);
 		idemq_lease_begin_end(job->id, token);
 	}
+	else if (transition->finishes)
+		idemq_xact_note_finished(job->id);
+	if (reaped)
+		idemq_xact_note_event(queue->slot, queue->id,
+							  args->worker_lost ? JOB_WORKER_LOST : JOB_LEASE_EXPIRED, job->id,
+							  job->attempt);
+	if (transition->to == JOB_DEAD)
+		idemq_xact_note_event(queue->slot, queue->id, JOB_DIED, job->id, job->attempt);
 	if (transition->ready == READY_SET)
-		idemq_xact_note_lower(queue->slot, queue->id, job->priority, key);
+		idemq_lowers_note(queue->slot, queue->id, job->priority, key);
 	/* Taken out of the index with no entry: should this abort, it is back. */
 	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_PROCESSING &&
 		event != EVENT_COMMIT_ONCE)
-		idemq_xact_note_lower(queue->slot, queue->id, job->priority, job_ready_key(job));
+		idemq_lowers_note(queue->slot, queue->id, job->priority, job_ready_key(job));
+}
+
+/* Counts the event, and how long it took to come to it. */
+static void
+count(const Transition *transition, const Job *job, const QueueInfo *queue, JobEvent event,
+	  const EventArgs *args)
+{
+	idemq_tally_count(queue->id, transition->counters);
+	if (event == EVENT_CLAIM || event == EVENT_COMMIT_ONCE)
+		idemq_tally_timing(queue->id, TIMING_WAIT, job->ready_at, args->now);
+	else if (event == EVENT_COMMIT)
+		idemq_tally_timing(queue->id, TIMING_RUN, job->claimed_at, args->now);
 }
 
 /* Returns whether nothing is left of a job once it is completed. */
@@ -205,6 +231,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (write != JOB_WRITTEN)
 		return write;
 	note(transition, job, queue, event, args);
+	count(transition, job, queue, event, args);
 	if (deleted && (job->attempt > 1 || !job->row->tts_isnull[COL_LAST_ERROR]))
 		idemq_attempts_forget(job->id);
 	/* A queue that keeps nothing keeps no history of a job that was only given back. */

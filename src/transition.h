@@ -35,6 +35,7 @@ typedef struct EventArgs
 	int64 token;		  /* claim, commit_once: the new one */
 	text *worker;		  /* claim; NULL for none */
 	text *error;		  /* fail, die, reap, expire; NULL for none */
+	bool worker_lost;	  /* reap: the session of an attached claim ended */
 	Datum document;		  /* commit: the result; checkpoint: the state */
 	bool no_document;
 } EventArgs;

@@ -13,7 +13,9 @@
 
 #include "catalog.h"
 #include "jobs.h"
+#include "lowers.h"
 #include "queues.h"
+#include "tally.h"
 #include "xact.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_jobs_changed);
@@ -60,7 +62,7 @@ note_version(Relation rel, HeapTuple tuple)
 	priority = DatumGetInt16(column(rel, tuple, COL_PRIORITY, &isnull));
 	if (priority < 0 || priority >= IDEMQ_PRIORITIES || !idemq_queue_by_id(queue_id, &queue))
 		return;
-	idemq_xact_note_lower(queue.slot, queue_id, priority, key);
+	idemq_lowers_note(queue.slot, queue_id, priority, key);
 }
 
 /* Ends the lease entry of an attempt that the change ended. */
@@ -86,6 +88,19 @@ note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
 	idemq_lease_begin_end(id, token);
 }
 
+/* Notes a job that finished without having been in an attempt. */
+static void
+note_finished(Relation rel, HeapTuple old_row, HeapTuple new_row)
+{
+	bool running = true;
+	bool isnull;
+
+	(void) column(rel, old_row, COL_FINISHED_AT, &running);
+	(void) column(rel, new_row, COL_FINISHED_AT, &isnull);
+	if (running && !isnull)
+		idemq_xact_note_finished(DatumGetInt64(column(rel, new_row, COL_ID, &isnull)));
+}
+
 /* Has a job looked for that was put in processing by hand, without a lease entry. */
 static void
 note_begin_of_attempt(Relation rel, HeapTuple tuple)
@@ -106,6 +121,32 @@ note_begin_of_attempt(Relation rel, HeapTuple tuple)
 		idemq_xact_note_recovery(queue.slot, queue_id);
 }
 
+/* Counts a row that SQL wrote; old_row or new_row is NULL when there is none. */
+static void
+count_row(Relation rel, HeapTuple old_row, HeapTuple new_row)
+{
+	int32 queue_ids[2] = {0, 0};
+	int statuses[2] = {NO_ROW, NO_ROW};
+	HeapTuple rows[] = {old_row, new_row};
+	bool isnull;
+
+	for (int i = 0; i < (int) lengthof(rows); i++)
+	{
+		if (rows[i] == NULL)
+			continue;
+		queue_ids[i] = DatumGetInt32(column(rel, rows[i], COL_QUEUE_ID, &isnull));
+		statuses[i] =
+			idemq_status_from_oid(DatumGetObjectId(column(rel, rows[i], COL_STATUS, &isnull)));
+	}
+	if (queue_ids[0] == queue_ids[1])
+		idemq_tally_row(queue_ids[0], statuses[0], statuses[1]);
+	else
+	{
+		idemq_tally_row(queue_ids[0], statuses[0], NO_ROW);
+		idemq_tally_row(queue_ids[1], NO_ROW, statuses[1]);
+	}
+}
+
 /* jobs_changed(): row trigger of idemq.jobs. */
 Datum
 idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
@@ -119,17 +160,21 @@ idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 		note_version(rel, data->tg_newtuple);
 		note_end_of_attempt(rel, data->tg_trigtuple, data->tg_newtuple);
 		note_begin_of_attempt(rel, data->tg_newtuple);
+		note_finished(rel, data->tg_trigtuple, data->tg_newtuple);
+		count_row(rel, data->tg_trigtuple, data->tg_newtuple);
 	}
 	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
 	{
 		note_version(rel, data->tg_trigtuple);
 		note_begin_of_attempt(rel, data->tg_trigtuple);
+		count_row(rel, NULL, data->tg_trigtuple);
 	}
 	else
 	{
 		/* Our own claims do not see it any more, and pass its key: it may come back. */
 		note_version(rel, data->tg_trigtuple);
 		note_end_of_attempt(rel, data->tg_trigtuple, NULL);
+		count_row(rel, data->tg_trigtuple, NULL);
 	}
 	return PointerGetDatum(NULL);
 }
@@ -150,6 +195,7 @@ idemq_sql_settings_changed(PG_FUNCTION_ARGS)
 	TriggerData *data = trigger_data(fcinfo, false);
 
 	idemq_queues_changed();
+	idemq_xact_note_settings(0);
 	/* Truncated queues may come again with the same ids. */
 	if (TRIGGER_FIRED_BY_TRUNCATE(data->tg_event))
 		idemq_xact_note_forget();

@@ -1,29 +1,48 @@
 /*
  * utility.c
- *		Utility commands that idemq follows, after they succeeded:
+ *		Utility commands that idemq follows.
+ *
+ *		Before they run: DROP DATABASE, ALTER DATABASE and CREATE DATABASE ...
+ *			TEMPLATE need the database for themselves, so its worker is sent away
+ *			(workers.c); only for a role that may run them, since nobody else is to
+ *			stop a worker.
+ *
+ *		After they succeeded:
  *
  *		COMMIT PREPARED, ROLLBACK PREPARED	rows changed, and no session knows
  *			which: cursors are unset, jobs in flight looked for.
  *		DROP DATABASE						its entries in shared memory go.
  *		DROP EXTENSION, or whatever else drops idemq.jobs: likewise, at commit.
+ *		CREATE EXTENSION idemq				a worker is wanted, at commit.
  *		DISCARD ALL							a pooler hands the session on: its
  *			attached leases end, as with the session.
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
+#include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/objectaccess.h"
+#include "catalog/pg_authid.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_database.h"
 #include "commands/dbcommands.h"
+#include "commands/defrem.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
+#include "storage/ipc.h"
 #include "tcop/utility.h"
+#include "utils/acl.h"
 #include "utils/lsyscache.h"
+#include "utils/syscache.h"
 
+#include "compat.h"
 #include "cursor.h"
 #include "idemq.h"
 #include "lease_sweep.h"
 #include "utility.h"
+#include "wake.h"
+#include "workers.h"
 #include "xact.h"
 
 static ProcessUtility_hook_type prev_process_utility = NULL;
@@ -35,8 +54,87 @@ typedef enum Follow
 	FOLLOW_NOTHING,
 	FOLLOW_PREPARED,
 	FOLLOW_DROP_DATABASE,
+	FOLLOW_CREATE_EXTENSION,
 	FOLLOW_DISCARD
 } Follow;
+
+/* Returns the value of an option, NULL when it is not given. */
+static const char *
+option_value(List *options, const char *name)
+{
+	ListCell *lc;
+
+	foreach(lc, options)
+	{
+		DefElem *option = lfirst(lc);
+
+		if (strcmp(option->defname, name) == 0 && option->arg != NULL)
+			return defGetString(option);
+	}
+	return NULL;
+}
+
+/* Returns the database that a command needs for itself; InvalidOid for none. */
+static Oid
+database_needed(Node *statement)
+{
+	const char *name = NULL;
+
+	if (IsA(statement, DropdbStmt))
+		name = ((DropdbStmt *) statement)->dbname;
+	else if (IsA(statement, CreatedbStmt))
+		name = option_value(((CreatedbStmt *) statement)->options, "template");
+	else if (IsA(statement, AlterDatabaseStmt) &&
+			 option_value(((AlterDatabaseStmt *) statement)->options, "tablespace") != NULL)
+		name = ((AlterDatabaseStmt *) statement)->dbname;
+	else if (IsA(statement, RenameStmt) &&
+			 ((RenameStmt *) statement)->renameType == OBJECT_DATABASE)
+		name = ((RenameStmt *) statement)->subname;
+	return name == NULL ? InvalidOid : get_database_oid(name, true);
+}
+
+/* Returns whether the current role may create databases. */
+static bool
+may_create_databases(void)
+{
+	HeapTuple tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(GetUserId()));
+	bool may = false;
+
+	if (HeapTupleIsValid(tuple))
+	{
+		may = ((Form_pg_authid) GETSTRUCT(tuple))->rolcreatedb;
+		ReleaseSysCache(tuple);
+	}
+	return may;
+}
+
+/* Returns whether the current role may have a database for itself, by that command. */
+static bool
+may_have(Oid database, Node *statement)
+{
+	HeapTuple tuple;
+	bool is_template = false;
+
+	if (compat_owns_database(database))
+		return true;
+	tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
+	if (HeapTupleIsValid(tuple))
+	{
+		is_template = ((Form_pg_database) GETSTRUCT(tuple))->datistemplate;
+		ReleaseSysCache(tuple);
+	}
+	return is_template && IsA(statement, CreatedbStmt) && may_create_databases();
+}
+
+/* Sends the worker away from a database that the command needs for itself. */
+static void
+make_way(Node *statement)
+{
+	Oid database = IsTransactionState() ? database_needed(statement) : InvalidOid;
+
+	if (OidIsValid(database) && may_have(database, statement))
+		idemq_worker_send_away(database);
+}
 
 static Follow
 what_to_follow(Node *statement, Oid *database)
@@ -54,9 +152,59 @@ what_to_follow(Node *statement, Oid *database)
 		if (OidIsValid(*database))
 			return FOLLOW_DROP_DATABASE;
 	}
+	else if (IsA(statement, CreateExtensionStmt) &&
+			 strcmp(((CreateExtensionStmt *) statement)->extname, IDEMQ_EXTENSION) == 0)
+		return FOLLOW_CREATE_EXTENSION;
 	else if (IsA(statement, DiscardStmt) && ((DiscardStmt *) statement)->target == DISCARD_ALL)
 		return FOLLOW_DISCARD;
 	return FOLLOW_NOTHING;
+}
+
+/* Runs the command itself. */
+static void
+run_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
+			ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
+			DestReceiver *dest, QueryCompletion *completion)
+{
+	if (prev_process_utility)
+		prev_process_utility(statement, query, read_only_tree, context, params, env, dest,
+							 completion);
+	else
+		standard_ProcessUtility(statement, query, read_only_tree, context, params, env, dest,
+								completion);
+}
+
+/* Whether this session counts among the changes under way (slots.c), for COMMIT PREPARED. */
+static bool in_change = false;
+
+static void
+end_change(void)
+{
+	if (in_change)
+		idemq_slots_end_change();
+	in_change = false;
+}
+
+static void
+end_change_at_exit(int code, Datum arg)
+{
+	end_change();
+}
+
+/*
+ * Begins a change that an error, or the session's end, ends too.  (Not with
+ * PG_ENSURE_ERROR_CLEANUP: the command itself registers a callback for the exit.)
+ */
+static void
+begin_change(void)
+{
+	static bool registered = false;
+
+	if (!registered)
+		on_shmem_exit(end_change_at_exit, (Datum) 0);
+	registered = true;
+	idemq_slots_begin_change();
+	in_change = true;
 }
 
 static void
@@ -67,12 +215,24 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 	Oid database = InvalidOid;
 	Follow follow = what_to_follow(statement->utilityStmt, &database);
 
-	if (prev_process_utility)
-		prev_process_utility(statement, query, read_only_tree, context, params, env, dest,
-							 completion);
+	make_way(statement->utilityStmt);
+	if (follow == FOLLOW_PREPARED)
+	{
+		/* From the moment on that it is visible until the cursors are unset. */
+		begin_change();
+		PG_TRY();
+		{
+			run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
+		}
+		PG_CATCH();
+		{
+			end_change();
+			PG_RE_THROW();
+		}
+		PG_END_TRY();
+	}
 	else
-		standard_ProcessUtility(statement, query, read_only_tree, context, params, env, dest,
-								completion);
+		run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
 
 	switch (follow)
 	{
@@ -80,10 +240,15 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 			break;
 		case FOLLOW_PREPARED:
 			idemq_slots_unset_database(MyDatabaseId);
+			idemq_wake_database(MyDatabaseId, true);
+			end_change();
 			break;
 		case FOLLOW_DROP_DATABASE:
 			idemq_lease_forget_database(database);
 			idemq_slots_forget_database(database);
+			break;
+		case FOLLOW_CREATE_EXTENSION:
+			idemq_xact_note_extension();
 			break;
 		case FOLLOW_DISCARD:
 			idemq_lease_orphan_session();

@@ -13,8 +13,7 @@
  * Subtransactions: their ids grow, and at a subtransaction's end every touch
  * with its id or a greater one is its own or its children's.  So nothing is
  * done at a savepoint's release, and a rollback to it undoes the tail of the
- * list.  Lowerings are kept per queue and priority, as their least key, for
- * the whole transaction: lowering too much or too often is only slower.
+ * list.
  *
  * PREPARE TRANSACTION: from then on no session owns the transaction.  Entries
  * are removed; its row locks alone keep others off, and whoever finds such a
@@ -32,6 +31,9 @@
 
 #include "clock.h"
 #include "lease_sweep.h"
+#include "lowers.h"
+#include "wake.h"
+#include "workers.h"
 #include "xact.h"
 
 typedef enum TouchKind
@@ -42,7 +44,11 @@ typedef enum TouchKind
 	TOUCH_RECOVER,		 /* commit: a job may be in flight without an entry */
 	TOUCH_CREATE_QUEUE,	 /* abort: the queue's slot is free */
 	TOUCH_DROP_QUEUE,	 /* commit: the queue's slot is free */
-	TOUCH_FORGET /* commit: nothing of this database is known any more; abort: cursors unset */
+	TOUCH_FORGET,	/* commit: nothing of this database is known any more; abort: cursors unset */
+	TOUCH_EVENT,	/* commit: there is something to NOTIFY */
+	TOUCH_FINISHED, /* commit: a job that was in no attempt has its result */
+	TOUCH_WAKE,		/* commit: who waits for the queue, 0 for any, looks again */
+	TOUCH_EXTENSION /* commit: this database wants a worker */
 } TouchKind;
 
 typedef struct Touch
@@ -57,25 +63,14 @@ typedef struct Touch
 	int64 token;
 	int32 priority; /* of a claim, with its ready key: */
 	TimestampTz ready_at;
-	Lease prior; /* what the claim took over */
+	Lease prior;  /* what the claim took over */
+	JobNews news; /* of an event */
 } Touch;
-
-typedef struct Lower
-{
-	QueueSlot *slot;
-	int32 queue_id;
-	int32 priority;
-	SubTransactionId last_subid; /* the latest that noted it */
-	ReadyKey key;
-} Lower;
 
 /* In TopTransactionContext; NULL between transactions. */
 static Touch *touches = NULL;
 static int ntouches = 0;
 static int max_touches = 0;
-static Lower *lowers = NULL;
-static int nlowers = 0;
-static int max_lowers = 0;
 
 /* Makes room for one touch, so that the next note cannot fail. */
 void
@@ -175,54 +170,54 @@ idemq_xact_note_drop_queue(int32 queue_id)
 	add_touch(TOUCH_DROP_QUEUE, NULL, queue_id, 0, 0);
 }
 
-/*
- * Notes that this transaction makes a key claimable, or may do so by its end
- * either way.  To be called before the row is written.
- */
+/* Notes an event of a job. */
 void
-idemq_xact_note_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
+idemq_xact_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job_id, int32 attempt)
 {
-	Lower *lower = NULL;
+	Touch *touch;
 
-	for (int i = 0; i < nlowers && lower == NULL; i++)
-	{
-		if (lowers[i].queue_id == queue_id && lowers[i].priority == priority)
-			lower = &lowers[i];
-	}
-	if (lower == NULL)
-	{
-		if (lowers == NULL)
-		{
-			lowers = MemoryContextAlloc(TopTransactionContext, 4 * sizeof(Lower));
-			max_lowers = 4;
-		}
-		else if (nlowers == max_lowers)
-		{
-			lowers = repalloc_huge(lowers, 2 * (Size) max_lowers * sizeof(Lower));
-			max_lowers *= 2;
-		}
-		lower = &lowers[nlowers++];
-		*lower = (Lower){slot, queue_id, priority, InvalidSubTransactionId, key};
-	}
-	if (ready_key_less(key, lower->key))
-		lower->key = key;
-	lower->last_subid = GetCurrentSubTransactionId();
+	idemq_xact_reserve();
+	touch = add_touch(TOUCH_EVENT, slot, queue_id, job_id, 0);
+	touch->news = (JobNews){kind, attempt, job_id};
 }
 
-/*
- * Lowers a view to what this transaction itself has made ready: nobody else may
- * see that before its commit, but its own claims do.
- */
+/* Notes that a job is finished that had no lease. */
 void
-idemq_xact_lower_view(int32 queue_id, CursorView *view)
+idemq_xact_note_finished(int64 job_id)
 {
-	for (int i = 0; i < nlowers; i++)
-	{
-		ReadyKey *from = &view->from[lowers[i].priority];
+	idemq_xact_reserve();
+	add_touch(TOUCH_FINISHED, NULL, 0, job_id, 0);
+}
 
-		if (lowers[i].queue_id == queue_id && ready_key_less(lowers[i].key, *from))
-			*from = lowers[i].key;
-	}
+/* Notes that a queue's settings change, 0 for any; who waits for it looks again. */
+void
+idemq_xact_note_settings(int32 queue_id)
+{
+	idemq_xact_reserve();
+	add_touch(TOUCH_WAKE, NULL, queue_id, 0, 0);
+}
+
+/* Notes that the extension is created. */
+void
+idemq_xact_note_extension(void)
+{
+	idemq_xact_reserve();
+	add_touch(TOUCH_EXTENSION, NULL, 0, 0, 0);
+}
+
+/* Lets a job be seen again that others may have passed. */
+static void
+show_again(const Touch *touch, int priority, ReadyKey key)
+{
+	idemq_cursor_lower(touch->slot, touch->queue_id, priority, key);
+	idemq_wake_ready(touch->slot, touch->queue_id, key.ready_at, DT_NOEND, 1);
+}
+
+/* Returns whether this transaction has noted anything: its end changes shared memory. */
+bool
+idemq_xact_has_notes(void)
+{
+	return ntouches > 0 || idemq_lowers_any();
 }
 
 /* Removes an entry, and lets those see its job again whom it turned away. */
@@ -232,7 +227,7 @@ drop_lease(const Touch *touch)
 	Lease dropped;
 
 	if (idemq_lease_drop(touch->job_id, touch->token, &dropped) && dropped.turned_away)
-		idemq_cursor_lower(touch->slot, touch->queue_id, dropped.priority, dropped.passed);
+		show_again(touch, dropped.priority, dropped.passed);
 }
 
 /* Follows the commit of one touch. */
@@ -251,15 +246,34 @@ apply(const Touch *touch)
 			break;
 		case TOUCH_END:
 			drop_lease(touch);
+			idemq_wake_for_result(touch->job_id);
+			break;
+		case TOUCH_FINISHED:
+			idemq_wake_for_result(touch->job_id);
 			break;
 		case TOUCH_DROP_QUEUE:
+			idemq_wake_queue(touch->slot, touch->queue_id);
 			idemq_slot_forget_queue(touch->queue_id);
 			break;
 		case TOUCH_CREATE_QUEUE:
 			break;
 		case TOUCH_FORGET:
+			idemq_wake_database(MyDatabaseId, false);
 			idemq_lease_forget_database(MyDatabaseId);
 			idemq_slots_forget_database(MyDatabaseId);
+			idemq_worker_recheck();
+			break;
+		case TOUCH_EVENT:
+			idemq_event_add(touch->slot, touch->queue_id, &touch->news);
+			break;
+		case TOUCH_WAKE:
+			if (touch->queue_id == 0)
+				idemq_wake_database(MyDatabaseId, false);
+			else
+				idemq_wake_ready(NULL, touch->queue_id, DT_NOBEGIN, DT_NOEND, PG_INT32_MAX);
+			break;
+		case TOUCH_EXTENSION:
+			(void) idemq_worker_want(MyDatabaseId);
 			break;
 	}
 }
@@ -270,7 +284,7 @@ lower_claim(const Touch *touch)
 {
 	ReadyKey key = {touch->ready_at, touch->job_id};
 
-	idemq_cursor_lower(touch->slot, touch->queue_id, touch->priority, key);
+	show_again(touch, touch->priority, key);
 }
 
 /* A lease goes on; a search may have missed a job that has no entry because of us. */
@@ -289,6 +303,7 @@ undo_end(const Touch *touch)
 static void
 undo(const Touch *touch)
 {
+	idemq_slots_begin_change();
 	switch (touch->kind)
 	{
 		case TOUCH_CLAIM:
@@ -313,8 +328,13 @@ undo(const Touch *touch)
 			break;
 		case TOUCH_RECOVER:
 		case TOUCH_DROP_QUEUE:
+		case TOUCH_EVENT:
+		case TOUCH_FINISHED:
+		case TOUCH_WAKE:
+		case TOUCH_EXTENSION:
 			break;
 	}
+	idemq_slots_end_change();
 }
 
 /* Undoes the last touch at once: its row turned out not to be ours. */
@@ -324,32 +344,21 @@ idemq_xact_undo_last(void)
 	undo(&touches[--ntouches]);
 }
 
-static void
-apply_lowers(SubTransactionId from)
-{
-	for (int i = 0; i < nlowers; i++)
-	{
-		if (lowers[i].last_subid >= from)
-			idemq_cursor_lower(lowers[i].slot, lowers[i].queue_id, lowers[i].priority,
-							   lowers[i].key);
-	}
-}
-
 /* Undoes every touch with this subtransaction id or a greater one, the last first. */
 static void
 undo_from(SubTransactionId from)
 {
 	while (ntouches > 0 && touches[ntouches - 1].subid >= from)
 		undo(&touches[--ntouches]);
-	apply_lowers(from);
+	idemq_lowers_apply(from);
 }
 
 static void
 forget_all(void)
 {
 	touches = NULL;
-	lowers = NULL;
-	ntouches = max_touches = nlowers = max_lowers = 0;
+	ntouches = max_touches = 0;
+	idemq_lowers_forget();
 }
 
 /*
@@ -393,12 +402,14 @@ xact_callback(XactEvent event, void *arg)
 		case XACT_EVENT_COMMIT:
 			for (int i = 0; i < ntouches; i++)
 				apply(&touches[i]);
-			apply_lowers(InvalidSubTransactionId);
+			idemq_lowers_apply(InvalidSubTransactionId);
 			forget_all();
+			idemq_workers_let_back();
 			break;
 		case XACT_EVENT_ABORT:
 			undo_from(InvalidSubTransactionId);
 			forget_all();
+			idemq_workers_let_back();
 			break;
 		case XACT_EVENT_PRE_PREPARE:
 			check_prepare();

@@ -6,6 +6,7 @@
 #define IDEMQ_XACT_H
 
 #include "cursor.h"
+#include "events.h"
 #include "leases.h"
 
 extern void idemq_xact_install(void);
@@ -13,12 +14,16 @@ extern void idemq_xact_reserve(void);
 extern void idemq_xact_note_claim(QueueSlot *slot, int32 queue_id, int32 priority, ReadyKey key,
 								  int64 token, bool rowonly, bool attached, const Lease *prior);
 extern void idemq_xact_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token);
-extern void idemq_xact_note_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key);
-extern void idemq_xact_lower_view(int32 queue_id, CursorView *view);
 extern void idemq_xact_note_recovery(QueueSlot *slot, int32 queue_id);
 extern void idemq_xact_note_create_queue(int32 queue_id);
 extern void idemq_xact_note_drop_queue(int32 queue_id);
 extern void idemq_xact_note_forget(void);
+extern void idemq_xact_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job_id,
+								  int32 attempt);
+extern void idemq_xact_note_finished(int64 job_id);
+extern void idemq_xact_note_settings(int32 queue_id);
+extern void idemq_xact_note_extension(void);
 extern void idemq_xact_undo_last(void);
+extern bool idemq_xact_has_notes(void);
 
 #endif

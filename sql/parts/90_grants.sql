@@ -3,10 +3,11 @@
 --   GRANT EXECUTE ON FUNCTION idemq.create_queue TO app_owner;
 REVOKE ALL ON ALL TABLES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq FROM PUBLIC;
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idemq FROM PUBLIC;
+REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
 
 GRANT USAGE ON SCHEMA idemq TO PUBLIC;
-GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.queues TO PUBLIC;
+GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.queues, idemq.metrics, idemq.memory,
+	idemq.workers TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
 	idemq.alter_queue, idemq.drop_queue, idemq.pause, idemq.resume, idemq.purge,
 	idemq.grant_queue, idemq.revoke_queue,
@@ -16,5 +17,11 @@ GRANT EXECUTE ON FUNCTION
 	idemq.commit, idemq.try_commit, idemq.commit_many, idemq.commit_once,
 	idemq.fail, idemq.fail_many, idemq.release, idemq.checkpoint,
 	idemq.assert_current, idemq.reap,
-	idemq.may_see, idemq.may_use, idemq.job
+	idemq.may_see, idemq.may_use, idemq.job, idemq.queue_metrics, idemq.memory_usage,
+	idemq.why, idemq.leases
 	TO PUBLIC;
+GRANT EXECUTE ON PROCEDURE idemq.wait, idemq.wait_any, idemq.wait_result TO PUBLIC;
+-- A whole table is read: the owner's, and the monitor's.
+GRANT EXECUTE ON FUNCTION idemq.recount TO pg_monitor;
+-- Of all queues; it shows ids and counts, no payload, key or error.
+GRANT EXECUTE ON FUNCTION idemq.check TO pg_monitor;

@@ -39,10 +39,10 @@ END $$;
 
 -- Every function with all its arguments in order; then each argument NULL.
 SELECT proname, answer(proname, NULL, NULL) FROM pg_proc
-WHERE pronamespace = 'idemq'::regnamespace AND prorettype <> 'trigger'::regtype ORDER BY 1;
+WHERE pronamespace = 'idemq'::regnamespace AND prokind = 'f' AND prorettype <> 'trigger'::regtype ORDER BY 1;
 SELECT proname, name, answer(proname, name, 'NULL')
 FROM pg_proc, unnest(proargnames[1:pronargs]) WITH ORDINALITY a(name, ord)
-WHERE pronamespace = 'idemq'::regnamespace AND prorettype <> 'trigger'::regtype ORDER BY proname, ord;
+WHERE pronamespace = 'idemq'::regnamespace AND prokind = 'f' AND prorettype <> 'trigger'::regtype ORDER BY proname, ord;
 
 -- Each argument empty, negative, zero, too large.
 CREATE TABLE bad (ord int GENERATED ALWAYS AS IDENTITY, arg text, value text);
@@ -62,7 +62,7 @@ INSERT INTO bad (arg, value) VALUES
 SET client_min_messages = error;
 \a
 SELECT b.arg, left(b.value, 40) AS value, a AS answer, string_agg(proname, ', ' ORDER BY proname) AS functions
-FROM bad b JOIN pg_proc ON b.arg = ANY (proargnames[1:pronargs]) AND pronamespace = 'idemq'::regnamespace, LATERAL answer(proname, b.arg, b.value) a
+FROM bad b JOIN pg_proc ON prokind = 'f' AND b.arg = ANY (proargnames[1:pronargs]) AND pronamespace = 'idemq'::regnamespace, LATERAL answer(proname, b.arg, b.value) a
 GROUP BY b.ord, 1, 2, 3 ORDER BY b.ord, 3;
 \a
 RESET client_min_messages;

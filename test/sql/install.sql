@@ -7,7 +7,7 @@ SELECT extname, nspname AS schema, extrelocatable FROM pg_extension JOIN pg_name
 -- Functions: arguments with their names and defaults, and results, a line each.
 \a
 \t on
-SELECT proname || '(' || pg_get_function_arguments(p.oid) || ') -> ' || pg_get_function_result(p.oid)
+SELECT proname || '(' || pg_get_function_arguments(p.oid) || ') -> ' || coalesce(pg_get_function_result(p.oid), 'procedure')
 FROM pg_proc p WHERE pronamespace = 'idemq'::regnamespace ORDER BY proname;
 \t off
 \a
@@ -49,7 +49,7 @@ WHERE relnamespace = 'idemq'::regnamespace AND grantee = 0 GROUP BY 1 ORDER BY 1
 SELECT proname FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace
 AND NOT has_function_privilege('pg_monitor', oid, 'EXECUTE') ORDER BY 1;
 SELECT typname FROM pg_type WHERE typnamespace = 'idemq'::regnamespace AND NOT has_type_privilege('pg_monitor', oid, 'USAGE') ORDER BY 1;
--- Nobody else has anything.
+-- Nobody else has anything, but pg_monitor has idemq.recount.
 SELECT DISTINCT grantee::regrole FROM (
 	SELECT acl.grantee FROM pg_class, aclexplode(relacl) acl WHERE relnamespace = 'idemq'::regnamespace
 	UNION ALL SELECT acl.grantee FROM pg_proc, aclexplode(proacl) acl WHERE pronamespace = 'idemq'::regnamespace

@@ -19,10 +19,12 @@ sub server_conf
 	return slurp_file("$ENV{IDEMQ_SOURCE}/script/server.conf");
 }
 
-# A server that is initialized and not started.
+# A server that is initialized and not started; without background workers,
+# unless asked for by 'idemq.worker' => 'on': what is due is then done by the
+# statement of the test that asks for it, never before.
 sub new_node
 {
-	my ($name, %settings) = @_;
+	my ($name, %settings) = ($_[0], 'idemq.worker' => 'off', @_[ 1 .. $#_ ]);
 	my $node = PostgreSQL::Test::Cluster->new($name);
 
 	$node->init(allows_streaming => 'logical');

@@ -1,0 +1,18 @@
+CREATE PROCEDURE idemq.wait(
+	queue text, timeout interval DEFAULT '30 s', INOUT ready boolean DEFAULT NULL)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait';
+COMMENT ON PROCEDURE idemq.wait(text, interval, boolean)
+	IS 'sleep until the queue has a job to claim; ready is false after timeout (or just before statement_timeout); CALL it outside a transaction block: it holds no snapshot';
+
+CREATE PROCEDURE idemq.wait_any(
+	queues text[], timeout interval DEFAULT '30 s', INOUT ready boolean DEFAULT NULL)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait_any';
+COMMENT ON PROCEDURE idemq.wait_any(text[], interval, boolean)
+	IS 'idemq.wait for the first of several queues; then claim with idemq.claim_any';
+
+CREATE PROCEDURE idemq.wait_result(
+	id bigint, timeout interval DEFAULT '30 s',
+	INOUT status idemq.status DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait_result';
+COMMENT ON PROCEDURE idemq.wait_result(bigint, interval, idemq.status, jsonb)
+	IS 'sleep until a job is completed, dead or cancelled; returns its status and stored result, after timeout the status that it has; CALL it outside a transaction block; raises IQ002 (no such job)';

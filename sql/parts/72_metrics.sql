@@ -1,0 +1,80 @@
+CREATE FUNCTION idemq.queue_metrics()
+	RETURNS TABLE (
+		queue_id         int,
+		blocked          bigint,
+		pending          bigint,
+		processing       bigint,
+		failed           bigint,
+		completed        bigint,
+		dead             bigint,
+		cancelled        bigint,
+		oldest_ready     interval,
+		enqueued_total   bigint,
+		duplicates_total bigint,
+		claimed_total    bigint,
+		committed_total  bigint,
+		failed_total     bigint,
+		dead_total       bigint,
+		released_total   bigint,
+		expired_total    bigint,
+		cancelled_total  bigint,
+		retried_total    bigint,
+		redriven_total   bigint,
+		row_only_total   bigint,
+		wait_p50         interval,
+		wait_p95         interval,
+		wait_p99         interval,
+		run_p50          interval,
+		run_p95          interval,
+		run_p99          interval,
+		in_memory        boolean,
+		counted_since    timestamptz)
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_metrics';
+COMMENT ON FUNCTION idemq.queue_metrics()
+	IS 'what idemq.metrics shows; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
+
+-- The function decides which queues; the view reads the names as its owner.
+CREATE VIEW idemq.metrics WITH (security_barrier) AS
+	SELECT q.name AS queue, m.queue_id, q.paused,
+		m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled,
+		m.oldest_ready,
+		m.enqueued_total, m.duplicates_total, m.claimed_total, m.committed_total,
+		m.failed_total, m.dead_total, m.released_total, m.expired_total,
+		m.cancelled_total, m.retried_total, m.redriven_total, m.row_only_total,
+		m.wait_p50, m.wait_p95, m.wait_p99, m.run_p50, m.run_p95, m.run_p99,
+		m.in_memory, m.counted_since
+	FROM idemq.queue_metrics() m
+	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) m.queue_id;
+COMMENT ON VIEW idemq.metrics IS 'one row a queue that you may claim from or administer (pg_monitor: every queue): jobs by status, counters and times since counted_since; all of it follows commits';
+COMMENT ON COLUMN idemq.metrics.pending IS 'jobs in this status now; so blocked, processing, failed, completed, dead and cancelled';
+COMMENT ON COLUMN idemq.metrics.oldest_ready IS 'for how long the job has been due that could be claimed for the longest time; NULL when none can be; in a paused queue, as if it were not';
+COMMENT ON COLUMN idemq.metrics.enqueued_total IS 'jobs enqueued';
+COMMENT ON COLUMN idemq.metrics.duplicates_total IS 'enqueues whose key was taken';
+COMMENT ON COLUMN idemq.metrics.claimed_total IS 'attempts begun';
+COMMENT ON COLUMN idemq.metrics.committed_total IS 'jobs committed, with commit_once as well';
+COMMENT ON COLUMN idemq.metrics.failed_total IS 'attempts that failed, the last of a dead job included';
+COMMENT ON COLUMN idemq.metrics.dead_total IS 'jobs that died';
+COMMENT ON COLUMN idemq.metrics.released_total IS 'attempts released';
+COMMENT ON COLUMN idemq.metrics.expired_total IS 'leases reaped';
+COMMENT ON COLUMN idemq.metrics.cancelled_total IS 'jobs cancelled, or not claimed by their expires_at';
+COMMENT ON COLUMN idemq.metrics.retried_total IS 'jobs made ready by retry before they were due';
+COMMENT ON COLUMN idemq.metrics.redriven_total IS 'dead or cancelled jobs made ready again, by redrive or retry';
+COMMENT ON COLUMN idemq.metrics.row_only_total IS 'claims whose lease had no room in shared memory: raise idemq.max_leases';
+COMMENT ON COLUMN idemq.metrics.wait_p50 IS 'from due to claimed, or committed once: half of the jobs waited no longer (within 12.5 %); so wait_p95 and wait_p99';
+COMMENT ON COLUMN idemq.metrics.run_p50 IS 'from claimed to committed: half of the attempts ran no longer (within 12.5 %); so run_p95 and run_p99';
+COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a place in shared memory (idemq.max_queues); without one it has no counters and no times';
+COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters began: at the first use after the start of the server, or after idemq.jobs was truncated';
+
+CREATE FUNCTION idemq.recount() RETURNS bigint
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_recount';
+COMMENT ON FUNCTION idemq.recount()
+	IS 'count the jobs of idemq.metrics anew, by one look at the whole table, in a transaction of its own; returns how many there are';
+
+CREATE FUNCTION idemq.memory_usage()
+	RETURNS TABLE (resource text, used bigint, size bigint, refused bigint)
+	ROWS 2 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_memory_usage';
+COMMENT ON FUNCTION idemq.memory_usage() IS 'what idemq.memory shows; returns a row for each shared table';
+
+CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq.memory_usage();
+COMMENT ON VIEW idemq.memory IS 'the tables in shared memory, of the whole server: leases (idemq.max_leases), queues (idemq.max_queues)';
+COMMENT ON COLUMN idemq.memory.refused IS 'how often something found no room since the start of the server; it then works without, more slowly';

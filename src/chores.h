@@ -1,0 +1,13 @@
+/*
+ * chores.h
+ *		What a background worker does.
+ */
+#ifndef IDEMQ_CHORES_H
+#define IDEMQ_CHORES_H
+
+#include "idemq.h"
+
+extern bool idemq_chores_begin(void);
+extern int64 idemq_chores_do(void);
+
+#endif

@@ -1,0 +1,77 @@
+/*
+ * jobs_hold.c
+ *		Who holds a fetched version of a job's row: for answers, not for writes.
+ *
+ * Reads the version's header and the state of transactions; waits for nobody and
+ * takes no lock.  What it finds may be over by the time it is said.
+ */
+#include "postgres.h"
+
+#include "access/multixact.h"
+#include "access/subtrans.h"
+#include "access/transam.h"
+#include "access/xact.h"
+#include "storage/procarray.h"
+
+#include "jobs.h"
+
+/* Returns what one transaction does with a row that it has locked, or changed. */
+static RowHold
+hold_of(TransactionId xid, bool only_locks)
+{
+	if (!TransactionIdIsNormal(xid) || TransactionIdIsCurrentTransactionId(xid))
+		return ROW_FREE;
+	if (TransactionIdIsInProgress(xid))
+		return ROW_HELD;
+	return !only_locks && TransactionIdDidCommit(xid) ? ROW_CHANGED : ROW_FREE;
+}
+
+static RowHold
+hold_of_multi(MultiXactId multi, bool only_locks, TransactionId *holder)
+{
+	MultiXactMember *members;
+	int count = GetMultiXactIdMembers(multi, &members, false, only_locks);
+	RowHold result = ROW_FREE;
+
+	for (int i = 0; i < count && result != ROW_CHANGED; i++)
+	{
+		RowHold hold = hold_of(members[i].xid, !ISUPDATE_from_mxstatus(members[i].status));
+
+		if (hold == ROW_HELD)
+			*holder = members[i].xid;
+		if (hold != ROW_FREE)
+			result = hold;
+	}
+	if (count > 0)
+		pfree(members);
+	return result;
+}
+
+/*
+ * Returns what others do with a fetched version; with ROW_HELD *holder is one of
+ * their transactions, a subtransaction perhaps.
+ */
+RowHold
+idemq_jobs_hold(const Job *job, TransactionId *holder)
+{
+	HeapTupleHeader header = job_row_header(job);
+	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
+	bool only_locks = HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask);
+
+	*holder = xmax;
+	if ((header->t_infomask & HEAP_XMAX_INVALID) || !TransactionIdIsValid(xmax) ||
+		HEAP_LOCKED_UPGRADED(header->t_infomask))
+		return ROW_FREE;
+	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
+		return hold_of_multi(xmax, only_locks, holder);
+	return hold_of(xmax, only_locks);
+}
+
+/* Returns the process of a transaction in progress, 0 when it is prepared or has ended. */
+int
+idemq_transaction_pid(TransactionId xid)
+{
+	if (!TransactionIdIsInProgress(xid))
+		return 0;
+	return BackendXidGetPid(SubTransGetTopmostTransaction(xid));
+}

@@ -1,0 +1,12 @@
+/*
+ * tell.h
+ *		NOTIFY: what became ready, and events of single jobs.
+ */
+#ifndef IDEMQ_TELL_H
+#define IDEMQ_TELL_H
+
+extern bool idemq_tell_waiting(void);
+extern void idemq_tell(void *unused);
+extern void idemq_told(void);
+
+#endif

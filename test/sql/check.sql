@@ -1,0 +1,96 @@
+-- check(): each invariant broken by hand, reported, mended, and clean again.
+CREATE EXTENSION idemq;
+\set VERBOSITY sqlstate
+\pset null -
+SELECT idemq.create_queue('q', lease => '1 h', max_attempts => 3) AS q \gset
+SELECT count(idemq.enqueue('q', to_jsonb(g), run_at => '2001-01-01')) FROM generate_series(1, 24) g;
+SELECT count(*) FROM idemq.claim('q', 4);
+SELECT idemq.commit(id, token) FROM idemq.job(1);
+SELECT * FROM idemq.check();
+
+-- Rows: the trigger is off, so that the rows alone are wrong.
+CREATE PROCEDURE broken(change text) LANGUAGE plpgsql AS $$
+DECLARE
+	found record;
+BEGIN
+	BEGIN
+		ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
+		EXECUTE change;
+		ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
+		FOR found IN SELECT * FROM idemq.check() LOOP
+			RAISE INFO '%|%|%', found.severity, found.invariant, found.detail;
+		END LOOP;
+		RAISE division_by_zero;
+	EXCEPTION WHEN division_by_zero THEN NULL;
+	END;
+	FOR found IN SELECT * FROM idemq.check() LOOP
+		RAISE INFO 'still: %', found;
+	END LOOP;
+END $$;
+\set VERBOSITY terse
+CALL broken('UPDATE idemq.jobs SET ready_at = NULL WHERE id = 10');
+CALL broken('UPDATE idemq.jobs SET ready_at = now() WHERE id = 1');
+CALL broken('UPDATE idemq.jobs SET finished_at = NULL WHERE id = 1');
+CALL broken('UPDATE idemq.jobs SET finished_at = now() WHERE id = 2');
+CALL broken('UPDATE idemq.jobs SET deadline = NULL WHERE id = 2');
+CALL broken('UPDATE idemq.jobs SET deadline = claimed_at WHERE id = 2');
+CALL broken('UPDATE idemq.jobs SET attempt = 0 WHERE id = 2');
+CALL broken('UPDATE idemq.jobs SET attempt = 4 WHERE id = 2');
+CALL broken('UPDATE idemq.jobs SET attempt = 3 WHERE id > 4');
+CALL broken('UPDATE idemq.jobs SET priority = 10 WHERE id = 10');
+CALL broken('UPDATE idemq.jobs SET token = -1 WHERE id = 10');
+CALL broken('UPDATE idemq.jobs SET token = 9007199254740992 WHERE id = 10');
+CALL broken('UPDATE idemq.jobs SET token = 9007199254740991 WHERE id = 10');
+CALL broken('INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, ended_at, outcome) SELECT id, token + 1, queue_id, 1, now(), ''failed'' FROM idemq.jobs WHERE id = 2');
+CALL broken('UPDATE idemq.jobs SET queue_id = 1000000 WHERE id = 10');
+-- Lease entries whose row has gone on, or away.
+CALL broken('UPDATE idemq.jobs SET status = ''pending'', attempt = 1 WHERE id = 2');
+CALL broken('UPDATE idemq.jobs SET token = token + 1 WHERE id = 2');
+CALL broken('DELETE FROM idemq.jobs WHERE id = 2');
+-- Indexes, triggers, row-level security.
+CALL broken('DROP INDEX idemq.jobs_ready');
+CALL broken('DROP INDEX idemq.jobs_key');
+CALL broken('DROP INDEX idemq.jobs_group');
+CALL broken('UPDATE pg_index SET indisvalid = false WHERE indexrelid = ''idemq.jobs_finished''::regclass');
+CALL broken('DROP INDEX idemq.jobs_ready; CREATE INDEX mine ON idemq.jobs (queue_id, priority, ready_at, id) WHERE ready_at IS NOT NULL');
+CALL broken('ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_truncated');
+CALL broken('ALTER TABLE idemq.queues ENABLE TRIGGER idemq_settings_changed');
+CALL broken('ALTER TABLE idemq.attempts DISABLE ROW LEVEL SECURITY');
+
+-- What is committed: a job below the cursor, mended by a claim that finds nothing.
+\set VERBOSITY sqlstate
+ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
+UPDATE idemq.jobs SET ready_at = '2000-01-01' WHERE id = 20;
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
+SELECT severity, invariant, replace(detail, 'queue ' || :q, 'queue Q') AS detail FROM idemq.check();
+UPDATE idemq.jobs SET ready_at = '2000-01-01' WHERE id = 20;
+SELECT * FROM idemq.check();
+-- A row in processing that no entry, and no search, knows.
+ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
+UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 h' WHERE id = 21;
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
+SELECT id FROM idemq.claim('q');
+SELECT * FROM idemq.check();
+SELECT outcome FROM idemq.claim_job(21);
+SELECT * FROM idemq.check();
+-- By hand with the trigger on: nothing to report.
+UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 h' WHERE id = 22;
+SELECT * FROM idemq.check();
+SELECT count(*) FROM idemq.claim('q', 2);
+SELECT * FROM idemq.check();
+-- A token greater than all that were issued is left alone.
+SELECT idemq.heartbeat(21, 7), idemq.try_commit(21, 7);
+SELECT * FROM idemq.check();
+
+-- Not in a transaction whose changes shared memory does not know yet; one that only looks, or writes elsewhere, may.
+BEGIN;
+SELECT count(*) FROM idemq.claim('q', 1);
+SELECT * FROM idemq.check();
+ROLLBACK;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+CREATE TABLE report AS SELECT * FROM idemq.check();
+COMMIT;
+TRUNCATE idemq.jobs;
+SELECT * FROM idemq.check();
+SELECT idemq.drop_queue('q', force => true);
+SELECT * FROM idemq.check();
