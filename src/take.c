@@ -11,10 +11,12 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "utils/timestamp.h"
 
 #include "leases.h"
 #include "take.h"
 #include "tally.h"
+#include "wake.h"
 #include "xact.h"
 
 /*
@@ -42,7 +44,10 @@ undo_changed(const QueueInfo *queue, int64 id)
 		idemq_jobs_refresh(&latest);
 		if (idemq_jobs_fetch(&latest, id, &job) &&
 			idemq_transition_allowed(EVENT_CLAIM, job.status))
+		{
 			idemq_cursor_lower(queue->slot, job.queue_id, job.priority, job_ready_key(&job));
+			idemq_wake_ready(queue->slot, job.queue_id, job.ready_at, DT_NOEND, 1);
+		}
 	}
 	PG_CATCH();
 	{
