@@ -131,7 +131,7 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 void
 idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 {
-	scan->stopped = scan->more = false;
+	scan->stopped = scan->more = scan->held = false;
 	scan->next_due = DT_NOEND;
 	/* Sequence and cursors first, then the snapshot: see cursor.c. */
 	idemq_cursor_read(scan->queue.slot, scan->queue.id, &scan->view);
@@ -151,7 +151,7 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 	}
 }
 
-/* Stops at an entry that can be claimed; one whose row is held comes back when it is let go. */
+/* Stops at an entry that can be claimed, of a row that nobody holds. */
 static Step
 stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 {
@@ -163,12 +163,15 @@ stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 		return STEP_PASS;
 	if (idemq_jobs_is_free(&job))
 		scan->stopped = true;
+	else
+		scan->held = true;
 	return STEP_STAY;
 }
 
 /*
  * Returns whether a queue has a job that can be claimed; if not, *next_due is
- * when the next one comes due by time alone, DT_NOEND for never.  At most once a
+ * when to look again: the next one comes due, or a row that somebody holds, who
+ * will not tell when he lets go, may be free; DT_NOEND for never.  At most once a
  * second a queue that looks empty is looked through from the start: the net
  * under changes that nobody has told of.
  */
@@ -191,7 +194,7 @@ idemq_ready_look(const QueueInfo *queue, TimestampTz *next_due)
 		idemq_cursor_verified(queue->slot, queue->id, idemq_mono_now() - started);
 	}
 	MemoryContextDelete(scan.row_context);
-	*next_due = scan.next_due;
+	*next_due = scan.held ? Min(scan.next_due, idemq_now() + LEASE_BUSY_RETRY) : scan.next_due;
 	return scan.stopped;
 }
 

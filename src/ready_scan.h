@@ -26,6 +26,7 @@ typedef struct ReadyScan
 	CursorView view;
 	TimestampTz now;
 	bool stopped;
+	bool held;			  /* met a row that somebody held */
 	bool more;			  /* stopped where something due may follow */
 	TimestampTz next_due; /* the earliest entry met that is not due yet; DT_NOEND: none */
 } ReadyScan;

@@ -29,8 +29,10 @@
 #include "transition.h"
 #include "xact.h"
 
-/* Two looks for a queue's expired leases are at least this far apart. */
-#define REAP_INTERVAL (10 * INT64CONST(1000))
+/* Two looks for a queue's expired leases are at least this far apart, in microseconds, */
+#define REAP_INTERVAL INT64CONST(500)
+/* and so many times as far as the last one took. */
+#define REAP_SHARE 10
 /* Index entries that a claim looks through for leases that memory lost. */
 #define RECOVERY_STEP 1000
 /* Without a slot, a session looks through the whole queue that often. */
@@ -110,16 +112,21 @@ reap_batch(const QueueInfo *queue, int *found)
 {
 	ExpiredLease *leases = palloc(REAP_BATCH * sizeof(ExpiredLease));
 	JobsTable table;
+	int64 started;
+	int64 now;
 	int64 next;
 	int64 reaped = 0;
 
 	idemq_jobs_open(&table);
 	idemq_slots_begin_change();
 	idemq_slot_reset_deadline(queue->slot, queue->id);
+	started = idemq_mono_now();
 	*found = idemq_lease_collect_expired(queue->id, leases, REAP_BATCH, &next);
+	now = idemq_mono_now();
 	if (*found > 0)
-		next = Min(next, idemq_mono_now() + LEASE_BUSY_RETRY);
-	idemq_slot_note_deadline(queue->slot, queue->id, Max(next, idemq_mono_now() + REAP_INTERVAL));
+		next = Min(next, now + LEASE_BUSY_RETRY);
+	next = Max(next, now + Max(REAP_INTERVAL, REAP_SHARE * (now - started)));
+	idemq_slot_note_deadline(queue->slot, queue->id, next);
 	idemq_slots_end_change();
 	/* A snapshot that sees every claim whose lease we found. */
 	if (*found > 0)

@@ -10,10 +10,56 @@
  */
 #include "postgres.h"
 
+#include "miscadmin.h"
+#include "utils/timestamp.h"
+
 #include "leases.h"
 #include "take.h"
 #include "tally.h"
+#include "wake.h"
 #include "xact.h"
+
+/*
+ * Undoes a take whose job changed between our look and our entry, which may have
+ * turned others away from its new version, wherever in the index that is.  So we
+ * look at it once more when the entry is gone, and lower to where it is ready;
+ * who makes it ready after that look lowers later still.  Usually another worker
+ * has completed it, and nothing is owed: the cursors stay, or each lost race
+ * would send every claimer through all that a held snapshot keeps.
+ */
+static void
+undo_changed(const QueueInfo *queue, int64 id)
+{
+	JobsTable latest;
+	Job job;
+
+	/* Opens what the second look needs, since that must neither wait nor end early. */
+	idemq_jobs_open_to_read(&latest);
+	(void) idemq_jobs_fetch(&latest, id, &job);
+	HOLD_INTERRUPTS();
+	idemq_slots_begin_change();
+	idemq_xact_undo_last();
+	PG_TRY();
+	{
+		idemq_jobs_refresh(&latest);
+		if (idemq_jobs_fetch(&latest, id, &job) &&
+			idemq_transition_allowed(EVENT_CLAIM, job.status))
+		{
+			idemq_cursor_lower(queue->slot, job.queue_id, job.priority, job_ready_key(&job));
+			idemq_wake_ready(queue->slot, job.queue_id, job.ready_at, DT_NOEND, 1);
+		}
+	}
+	PG_CATCH();
+	{
+		idemq_cursor_unset(queue->slot, queue->id);
+		idemq_slots_end_change();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	idemq_slots_end_change();
+	RESUME_INTERRUPTS();
+	idemq_jobs_close(&latest);
+}
 
 /*
  * Takes a fetched job in status pending or failed by EVENT_CLAIM or
@@ -48,14 +94,13 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 			idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 		return TAKE_DONE;
 	}
+	if (write == JOB_CHANGED)
+	{
+		undo_changed(queue, job->id);
+		return TAKE_CHANGED;
+	}
 	idemq_slots_begin_change();
 	idemq_xact_undo_last();
-	/*
-	 * It changed between our look and our entry, which may have turned others
-	 * away from its new version, wherever in the index that is.
-	 */
-	if (write == JOB_CHANGED)
-		idemq_cursor_unset(queue->slot, queue->id);
 	idemq_slots_end_change();
-	return write == JOB_LOCKED ? TAKE_LOCKED : TAKE_CHANGED;
+	return TAKE_LOCKED;
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Turns the pieces that run measured into one table of ratios.
+"""report.py DIRECTORY WHAT [OUT]: makes tables of the lines that run wrote.
 
-A ratio is idemq's jobs a second over the other side's in the same round; the
-table gives the median of the rounds and, in brackets, the least and greatest.
+A ratio is one side's jobs a second over the other's in the same round; a table
+gives the median of the rounds and, in brackets, the least and greatest.
 """
 
 import os
@@ -11,35 +11,72 @@ import statistics
 import sys
 from collections import defaultdict
 
+# (bench, side, other side): what stands in the table
 TITLES = {
-    ("cycle", "floor"): "claim + commit / two primary-key HOT updates",
-    ("cycle", "skip"): "claim + commit / SKIP LOCKED",
-    ("enqueue", "plain"): "enqueue / INSERT",
-    ("batch", "skip"): "claim + commit_many of 100 / SKIP LOCKED of 100",
-    ("many", "plain"): "enqueue_many of 1,000 / INSERT of 1,000",
+    ("cycle", "idemq", "floor"): "claim + commit / two primary-key HOT updates",
+    ("cycle", "idemq", "skip"): "claim + commit / SKIP LOCKED",
+    ("enqueue", "idemq", "plain"): "enqueue / INSERT",
+    ("batch", "idemq", "skip"): "claim + commit_many of 100 / SKIP LOCKED of 100",
+    ("many", "idemq", "plain"): "enqueue_many of 1,000 / INSERT of 1,000",
+    ("backlog", "idemq-backlog", "idemq-small"): "claim + commit: long backlog / short",
+    ("backlog", "idemq-scheduled", "idemq-small"): "claim + commit: many scheduled in front / none",
+    ("backlog", "idemq-inflight", "idemq-small"): "claim + commit: many in flight / none",
+    ("notify", "idemq-on", "idemq-off"): "enqueue: idemq.notify on / off",
+    ("notify", "idemq-pgnotify", "idemq-off"): "enqueue: with pg_notify / idemq.notify off",
 }
 
-# (bench, other side, clients, synchronous_commit): the least ratio asked for
+# the least ratio asked for: (bench, side, other side, clients, synchronous_commit),
+# or the first three where the others do not matter
 TARGETS = {
-    ("cycle", "floor", 8, "on"): 0.90,
-    ("cycle", "floor", 8, "off"): 0.88,
-    ("cycle", "skip", 8, "on"): 1.3,
-    ("cycle", "skip", 8, "off"): 2.5,
-    ("enqueue", "plain", 8, "on"): 0.9,
-    ("enqueue", "plain", 8, "off"): 0.9,
-    ("batch", "skip", 8, "on"): 1.6,
-    ("batch", "skip", 8, "off"): 1.6,
+    ("cycle", "idemq", "floor", 8, "on"): 0.90,
+    ("cycle", "idemq", "floor", 8, "off"): 0.88,
+    ("cycle", "idemq", "skip", 8, "on"): 1.3,
+    ("cycle", "idemq", "skip", 8, "off"): 2.5,
+    ("enqueue", "idemq", "plain", 8, "on"): 0.9,
+    ("enqueue", "idemq", "plain", 8, "off"): 0.9,
+    ("batch", "idemq", "skip", 8, "on"): 1.6,
+    ("batch", "idemq", "skip", 8, "off"): 1.6,
+    ("backlog", "idemq-backlog", "idemq-small"): 0.95,
+    ("backlog", "idemq-scheduled", "idemq-small"): 0.95,
+    ("backlog", "idemq-inflight", "idemq-small"): 0.95,
+    ("notify", "idemq-on", "idemq-off"): 0.97,
 }
 MIXED_TARGET = 2.5
 
+# side: what stands in the table, the least last/first asked for
+HELD = {
+    "idemq-held": ("idemq, snapshot held", 0.9),
+    "skip-held": ("SKIP LOCKED, snapshot held", None),
+    "idemq-urgent": ("idemq, snapshot held, one job of priority 0 a second", 0.9),
+    "idemq-free": ("idemq, no snapshot held", None),
+}
+SKIP_FALLS_BELOW = 0.2
+
+# (bench, side): what stands in the table, milliseconds asked for: the median, and
+# the 99th percentile or the worst
+SAMPLES = {
+    ("latency", "idemq"): ("enqueue to claim: idemq.wait", 0.5, ("p99", 5)),
+    ("latency", "skip"): ("enqueue to claim: LISTEN, pg_notify, SKIP LOCKED", None, None),
+    ("recovery", "idemq-lease"): ("lease of 500 ms ran out", 10, ("worst", 50)),
+    ("recovery", "idemq-client"): ("attached, client killed with -9", 10, ("worst", 50)),
+    ("recovery", "idemq-backend"): ("attached, pg_terminate_backend", 10, ("worst", 50)),
+}
+
+RATIO_HEAD = ["ratio", "(min-max)", "target", ""]
 HEAD = [
-    "idemq / other", "clients", "sync", "idemq/s", "other/s", "ratio", "(min-max)",
-    "target", "", "latency ms", "WAL B/job", "CPU us/job", "HOT %",
+    "idemq / other", "clients", "sync", "idemq/s", "other/s", *RATIO_HEAD,
+    "latency ms", "WAL B/job", "CPU us/job", "HOT %",
 ]
 MIXED_HEAD = [
     "4 producers + 4 workers", "sync", "completed/s", "enqueued/s",
-    "completed/s by quarter", "last/first", "ratio", "(min-max)", "target", "",
-    "WAL B/step",
+    "completed/s by quarter", "last/first", *RATIO_HEAD, "WAL B/step",
+]
+HELD_HEAD = [
+    "claim + commit, 8 clients", "sync", "completed/s by sixth", "last/first",
+    "(min-max)", "target", "", "WAL B/job", "CPU us/job",
+]
+SAMPLE_HEAD = [
+    "milliseconds", "sync", "samples", "min", "median", "p90", "p99", "worst", "target", "",
 ]
 
 
@@ -49,17 +86,25 @@ class Piece:
     def __init__(self, words):
         self.bench, self.side = words[0], words[1]
         self.clients, self.sync = int(words[2]), words[3]
-        self.round = int(words[4])
         jobs, rate, size, latency = (float(word) for word in words[5:9])
         self.rate = rate * size
         self.latency = latency
-        wal, updates, hot, cpu = (int(b) - int(a) for a, b in zip(words[9:13], words[13:17]))
+        wal, updates, hot, cpu = differences(words[9:17])
         self.wal = wal / jobs
         self.cpu = cpu / jobs
         self.hot = 100 * hot / updates if updates else None
 
 
-def read_words(path):
+def differences(words):
+    """What the counters were after, less what they were before."""
+    half = len(words) // 2
+    return [int(b) - int(a) for a, b in zip(words[:half], words[half:])]
+
+
+def read_words(directory, name):
+    path = os.path.join(directory, name)
+    if not os.path.exists(path):
+        return []
     with open(path, encoding="utf-8") as lines:
         return [line.split() for line in lines]
 
@@ -81,24 +126,46 @@ def verdict(ratio, target):
     return [f"{target:.2f}", "ok" if ratio >= target else "MISSED"]
 
 
+def ratio_cells(ratios, target):
+    ratio = statistics.median(ratios)
+    return [f"{ratio:.2f}", f"({min(ratios):.2f}-{max(ratios):.2f})", *verdict(ratio, target)]
+
+
+def compared_row(title, clients, ours, theirs, target):
+    return [
+        title, clients, ours[0].sync,
+        f"{median(ours, 'rate'):,.0f}", f"{median(theirs, 'rate'):,.0f}",
+        *ratio_cells([a.rate / b.rate for a, b in zip(ours, theirs)], target),
+        both(ours, theirs, "latency", ".3f"), both(ours, theirs, "wal", ",.0f"),
+        both(ours, theirs, "cpu", ",.1f"), both(ours, theirs, "hot", ".1f"),
+    ]
+
+
 def compared_rows(pieces):
-    """One row a (bench, clients, synchronous_commit, other side), in the order run."""
+    """One row a (bench, clients, synchronous_commit, two sides), in the order run."""
     groups = defaultdict(lambda: defaultdict(list))
     for piece in pieces:
-        groups[piece.bench, piece.clients, piece.sync][piece.side].append(piece)
+        if piece.bench != "clients":
+            groups[piece.bench, piece.clients, piece.sync][piece.side].append(piece)
     for (bench, clients, sync), sides in groups.items():
-        ours = sides.pop("idemq")
-        for side, theirs in sides.items():
-            ratios = [a.rate / b.rate for a, b in zip(ours, theirs)]
-            ratio = statistics.median(ratios)
-            yield [
-                TITLES[bench, side], str(clients), sync,
-                f"{median(ours, 'rate'):,.0f}", f"{median(theirs, 'rate'):,.0f}",
-                f"{ratio:.2f}", f"({min(ratios):.2f}-{max(ratios):.2f})",
-                *verdict(ratio, TARGETS.get((bench, side, clients, sync))),
-                both(ours, theirs, "latency", ".3f"), both(ours, theirs, "wal", ",.0f"),
-                both(ours, theirs, "cpu", ",.1f"), both(ours, theirs, "hot", ".1f"),
-            ]
+        for (of, side, other), title in TITLES.items():
+            if of == bench and side in sides and other in sides:
+                target = TARGETS.get((of, side, other), TARGETS.get((of, side, other, clients, sync)))
+                yield compared_row(title, str(clients), sides[side], sides[other], target)
+
+
+def clients_rows(pieces):
+    """One row a (side, synchronous_commit, number of clients): against the fewest clients."""
+    groups = defaultdict(lambda: defaultdict(list))
+    for piece in pieces:
+        if piece.bench == "clients":
+            groups[piece.side.split("-")[0], piece.sync][piece.clients].append(piece)
+    for (side, _), counts in groups.items():
+        title = "claim + commit" if side == "idemq" else "two primary-key HOT updates"
+        fewest, *others = sorted(counts)
+        for clients in others:
+            yield compared_row(f"{title}: {clients} clients / {fewest}", f"{clients} / {fewest}",
+                               counts[clients], counts[fewest], None)
 
 
 class Mixed:
@@ -111,27 +178,78 @@ class Mixed:
         quarters = [int(word) for word in words[6:10]]
         self.quarters = [4 * jobs / seconds for jobs in quarters]
         self.rate = sum(quarters) / seconds
-        wal = int(words[14]) - int(words[10])
-        self.wal = wal / (sum(quarters) + int(words[5]))
+        self.wal = differences(words[10:18])[0] / (sum(quarters) + int(words[5]))
+
+
+def parts(runs, field):
+    """The medians of each part of the runs in one cell."""
+    return " ".join(f"{statistics.median(part):,.0f}" for part in zip(*(getattr(one, field) for one in runs)))
 
 
 def mixed_rows(runs):
     sides = defaultdict(list)
     for one in runs:
         sides[one.side].append(one)
-    ratios = [a.rate / b.rate for a, b in zip(sides["idemq"], sides["skip"])]
-    ratio = statistics.median(ratios)
+    ratios = [a.rate / b.rate for a, b in zip(sides.get("idemq", []), sides.get("skip", []))]
     for side, ran in sides.items():
-        quarters = [statistics.median(q) for q in zip(*(one.quarters for one in ran))]
-        decline = quarters[3] / quarters[0] if quarters[0] else 0
+        decline = statistics.median(one.quarters[3] / max(one.quarters[0], 1) for one in ran)
         yield [
             "idemq" if side == "idemq" else "SKIP LOCKED", ran[0].sync,
             f"{median(ran, 'rate'):,.0f}", f"{median(ran, 'produced'):,.0f}",
-            " ".join(f"{q:,.0f}" for q in quarters), f"{decline:.2f}",
-            *([f"{ratio:.2f}", f"({min(ratios):.2f}-{max(ratios):.2f})", *verdict(ratio, MIXED_TARGET)]
-              if side == "idemq" else [""] * 4),
+            parts(ran, "quarters"), f"{decline:.2f}",
+            *(ratio_cells(ratios, MIXED_TARGET) if side == "idemq" else [""] * 4),
             f"{median(ran, 'wal'):,.0f}",
         ]
+
+
+class Held:
+    """One run while a snapshot was held: a line that run wrote."""
+
+    def __init__(self, words):
+        self.side, self.sync = words[0], words[1]
+        sixths = [int(word) for word in words[4:10]]
+        self.sixths = [6 * jobs / float(words[3]) for jobs in sixths]
+        self.last_to_first = sixths[5] / max(sixths[0], 1)
+        wal, _, _, cpu = differences(words[10:18])
+        self.wal = wal / sum(sixths)
+        self.cpu = cpu / sum(sixths)
+
+
+def held_rows(runs):
+    sides = defaultdict(list)
+    for one in runs:
+        sides[one.side].append(one)
+    for side, ran in sides.items():
+        title, target = HELD[side]
+        cells = ratio_cells([one.last_to_first for one in ran], target)
+        if side == "skip-held":
+            cells[2:] = [f"below {SKIP_FALLS_BELOW:.2f}", "yes" if median(ran, "last_to_first") < SKIP_FALLS_BELOW else "NO"]
+        yield [
+            title, ran[0].sync, parts(ran, "sixths"), *cells,
+            f"{median(ran, 'wal'):,.0f}", f"{median(ran, 'cpu'):,.1f}",
+        ]
+
+
+def percentile(ordered, percent):
+    """The least sample that so many percent do not exceed."""
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+
+
+def sample_rows(lines):
+    groups = defaultdict(list)
+    for bench, side, sync, microseconds in lines:
+        groups[bench, side, sync].append(float(microseconds) / 1000)
+    for (bench, side, sync), samples in groups.items():
+        title, target, bound = SAMPLES[bench, side]
+        samples.sort()
+        found = {"min": samples[0], "median": statistics.median(samples), "p90": percentile(samples, 90),
+                 "p99": percentile(samples, 99), "worst": samples[-1]}
+        asked = ["", ""]
+        if target:
+            name, most = bound
+            asked = [f"median < {target}, {name} < {most}",
+                     "ok" if found["median"] < target and found[name] < most else "MISSED"]
+        yield [title, sync, str(len(samples)), *(f"{value:.2f}" for value in found.values()), *asked]
 
 
 def plain(head, rows):
@@ -156,16 +274,22 @@ def machine():
         for line in lines:
             if line.startswith("model name"):
                 cpu = line.split(":", 1)[1].strip()
-    return f"{os.cpu_count()} x {cpu}, Linux {platform.release()}, pgbench on the same machine"
+    return f"{os.cpu_count()} x {cpu}, Linux {platform.release()}, clients on the same machine"
 
 
 def main():
-    pieces_path, mixed_path, what, out = sys.argv[1:5]
-    rows = list(compared_rows([Piece(words) for words in read_words(pieces_path)]))
-    mixed = [Mixed(words) for words in read_words(mixed_path)]
-    tables = [(HEAD, rows)] if rows else []
-    if mixed:
-        tables.append((MIXED_HEAD, list(mixed_rows(mixed))))
+    directory, what = sys.argv[1:3]
+    out = sys.argv[3] if len(sys.argv) > 3 else ""
+    pieces = [Piece(words) for words in read_words(directory, "pieces")]
+    mixed = [Mixed(words) for words in read_words(directory, "mixed")]
+    held = [Held(words) for words in read_words(directory, "held")]
+    tables = [
+        (HEAD, [*compared_rows(pieces), *clients_rows(pieces)]),
+        (MIXED_HEAD, list(mixed_rows(mixed))),
+        (HELD_HEAD, list(held_rows(held))),
+        (SAMPLE_HEAD, list(sample_rows(read_words(directory, "samples")))),
+    ]
+    tables = [(head, rows) for head, rows in tables if rows]
     what = f"{what}; {machine()}"
     print(what)
     for head, body in tables:

@@ -1,0 +1,1 @@
+SELECT id, pg_notify('bench', '') FROM idemq.enqueue('bench', :payload) \gset
