@@ -190,6 +190,6 @@ extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uin
 extern bool idemq_jobs_insert_sql(const JobChange *columns);
 extern void idemq_jobs_update_sql(int64 id, const JobChange *change);
 extern void idemq_jobs_delete_sql(int64 id);
-extern void idemq_jobs_refused(void) pg_attribute_noreturn();
+pg_noreturn extern void idemq_jobs_refused(void);
 
 #endif
