@@ -46,10 +46,13 @@
 /* A chore that failed is left alone for a second, twice as long each time, up to 2^6. */
 #define FAILED_PAUSE USECS_PER_SEC
 #define FAILED_DOUBLINGS 6
+/* One of a queue that is not there, or not committed yet, for this, up to 2^3. */
+#define MISSING_PAUSE INT64CONST(100000)
+#define MISSING_DOUBLINGS 3
 /* A count that failed is tried again after that. */
 #define COUNT_PAUSE (10 * USECS_PER_SEC)
-/* Failing chores that are remembered. */
-#define MAX_TROUBLES 64
+/* Failing chores of queues that are gone are forgotten, at the latest, after that. */
+#define TROUBLE_LIFE (600 * USECS_PER_SEC)
 
 typedef struct Chore
 {
@@ -57,7 +60,7 @@ typedef struct Chore
 	void (*run)(const QueueInfo *queue);
 } Chore;
 
-/* A chore of a queue that failed. */
+/* A chore of a queue that failed, or found no queue. */
 typedef struct Trouble
 {
 	const Chore *chore;
@@ -66,8 +69,9 @@ typedef struct Trouble
 	int64 not_before; /* mono */
 } Trouble;
 
-static Trouble troubles[MAX_TROUBLES];
+static Trouble *troubles = NULL;
 static int ntroubles = 0;
+static int max_troubles = 0;
 static MemoryContext chore_context = NULL;
 /* For the log. */
 static const char *doing = NULL;
@@ -175,15 +179,17 @@ typedef struct Task
 {
 	const Chore *chore;
 	int32 queue_id;
+	bool missing; /* its answer: there is no such queue */
 } Task;
 
 static void
 run_task(void *arg)
 {
-	const Task *task = arg;
+	Task *task = arg;
 	QueueInfo queue;
 
-	if (!idemq_queue_by_id(task->queue_id, &queue) || queue.slot == NULL)
+	task->missing = !idemq_queue_by_id(task->queue_id, &queue) || queue.slot == NULL;
+	if (task->missing)
 		return;
 	strlcpy(doing_queue, queue.name, sizeof(doing_queue));
 	task->chore->run(&queue);
@@ -200,25 +206,50 @@ find_trouble(const Chore *chore, int32 queue_id)
 	return NULL;
 }
 
-/* Has a failed chore left alone for a while; forgets the trouble of one that did not fail. */
+/* Makes room for a trouble, first by forgetting those that nobody asks for any more. */
 static void
-note_result(const Chore *chore, int32 queue_id, bool done)
+make_room(int64 now)
+{
+	if (ntroubles < max_troubles)
+		return;
+	for (int i = ntroubles - 1; i >= 0; i--)
+	{
+		if (troubles[i].not_before < now - TROUBLE_LIFE)
+			troubles[i] = troubles[--ntroubles];
+	}
+	if (ntroubles < max_troubles)
+		return;
+	max_troubles = Max(16, 2 * max_troubles);
+	if (troubles == NULL)
+		troubles = MemoryContextAlloc(TopMemoryContext, max_troubles * sizeof(Trouble));
+	else
+		troubles = repalloc(troubles, max_troubles * sizeof(Trouble));
+}
+
+/* Forgets the trouble of a chore that went well. */
+static void
+note_success(const Chore *chore, int32 queue_id)
 {
 	Trouble *trouble = find_trouble(chore, queue_id);
 
-	if (done)
-	{
-		if (trouble != NULL)
-			*trouble = troubles[--ntroubles];
-		return;
-	}
+	if (trouble != NULL)
+		*trouble = troubles[--ntroubles];
+}
+
+/* Has a chore left alone for a while: pause, doubled each time, so many times at most. */
+static void
+note_trouble(const Chore *chore, int32 queue_id, int64 pause, int doublings)
+{
+	Trouble *trouble = find_trouble(chore, queue_id);
+	int64 now = idemq_mono_now();
+
 	if (trouble == NULL)
 	{
-		trouble = &troubles[ntroubles < MAX_TROUBLES ? ntroubles++ : 0];
+		make_room(now);
+		trouble = &troubles[ntroubles++];
 		*trouble = (Trouble){chore, queue_id, 0, 0};
 	}
-	trouble->not_before = idemq_mono_now() +
-						  (FAILED_PAUSE << Min(trouble->failures, FAILED_DOUBLINGS));
+	trouble->not_before = now + (pause << Min(trouble->failures, doublings));
 	trouble->failures++;
 }
 
@@ -230,14 +261,26 @@ static int64
 run_chore(const Chore *chore, int32 queue_id, int64 when)
 {
 	Trouble *trouble = find_trouble(chore, queue_id);
-	Task task = {chore, queue_id};
+	Task task = {chore, queue_id, false};
 
 	if (trouble != NULL)
 		when = Max(when, trouble->not_before);
 	if (when > idemq_mono_now())
 		return when;
-	note_result(chore, queue_id, in_transaction(chore->name, run_task, &task));
+	if (!in_transaction(chore->name, run_task, &task))
+		note_trouble(chore, queue_id, FAILED_PAUSE, FAILED_DOUBLINGS);
+	else if (task.missing)
+		note_trouble(chore, queue_id, MISSING_PAUSE, MISSING_DOUBLINGS);
+	else
+		note_success(chore, queue_id);
 	return 0;
+}
+
+/* Returns the earlier of two times; a function, since what it is given may do work. */
+static int64
+earlier(int64 one, int64 other)
+{
+	return one < other ? one : other;
 }
 
 /* Reads a time that may be "never". */
@@ -266,13 +309,13 @@ do_queue(const SlotView *view)
 	int64 next_due = mono_of_due(pg_atomic_read_u64(&slot->next_due));
 
 	if (deadline < PG_INT64_MAX)
-		next = Min(next, run_chore(&reap_chore, view->queue_id, deadline));
+		next = earlier(next, run_chore(&reap_chore, view->queue_id, deadline));
 	if (view->needs_recovery)
-		next = Min(next, run_chore(&recover_chore, view->queue_id, view->next_recovery));
+		next = earlier(next, run_chore(&recover_chore, view->queue_id, view->next_recovery));
 	if (next_due < PG_INT64_MAX)
-		next = Min(next, run_chore(&due_chore, view->queue_id, next_due));
+		next = earlier(next, run_chore(&due_chore, view->queue_id, next_due));
 	if (unclaimed > 0)
-		next = Min(next, run_chore(&remind_chore, view->queue_id, unclaimed + REMIND_AFTER));
+		next = earlier(next, run_chore(&remind_chore, view->queue_id, unclaimed + REMIND_AFTER));
 	return next;
 }
 
@@ -281,7 +324,7 @@ visit_queue(const SlotView *view, void *arg)
 {
 	int64 *next = arg;
 
-	*next = Min(*next, do_queue(view));
+	*next = earlier(*next, do_queue(view));
 }
 
 /* Has a queue looked at, whatever a worker before us knew of it. */
@@ -327,7 +370,8 @@ static int64
 do_count(void)
 {
 	static int64 next_try = 0;
-	int64 due_at = Max(idemq_gauges_due_at(), next_try);
+	int64 known_at = idemq_gauges_due_at();
+	int64 due_at = Max(known_at, next_try);
 
 	if (due_at > idemq_mono_now())
 		return due_at;
@@ -368,6 +412,6 @@ idemq_chores_do(void)
 	int64 next = PG_INT64_MAX;
 
 	idemq_for_each_slot(MyDatabaseId, visit_queue, &next);
-	next = Min(next, do_tell());
-	return Min(next, do_count());
+	next = earlier(next, do_tell());
+	return earlier(next, do_count());
 }

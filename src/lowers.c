@@ -91,10 +91,11 @@ idemq_lowers_view(int32 queue_id, CursorView *view)
 
 /*
  * Lowers what was noted in a subtransaction or a later one, and wakes those who
- * wait for it; for its end, either way.
+ * wait for it; for its end, either way.  After an abort nobody knows whether what
+ * was there before is ready.
  */
 void
-idemq_lowers_apply(SubTransactionId from)
+idemq_lowers_apply(SubTransactionId from, bool committed)
 {
 	for (int i = 0; i < nlowers; i++)
 	{
@@ -103,8 +104,11 @@ idemq_lowers_apply(SubTransactionId from)
 		if (lower->last_subid < from)
 			continue;
 		idemq_cursor_lower(lower->slot, lower->queue_id, lower->priority, lower->key);
-		idemq_wake_ready(lower->slot, lower->queue_id, lower->key.ready_at, lower->later,
-						 lower->count);
+		if (committed)
+			idemq_wake_ready(lower->slot, lower->queue_id, lower->key.ready_at, lower->later,
+							 lower->count);
+		else
+			idemq_wake_perhaps(lower->slot, lower->queue_id, lower->count);
 	}
 }
 

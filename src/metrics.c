@@ -201,7 +201,8 @@ fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool 
 	/* Of two commits, the later may be counted first. */
 	for (int i = 0; i < JOB_STATUS_COUNT; i++)
 		values[METRIC_GAUGES + i] = Int64GetDatum(Max(gauges[i], 0));
-	oldest = Max(oldest_ready(queue, now), now - OLDEST_AGE);
+	oldest = oldest_ready(queue, now);
+	oldest = Max(oldest, now - OLDEST_AGE);
 	if (oldest < now)
 	{
 		values[METRIC_OLDEST_READY] = interval_datum(now - oldest);

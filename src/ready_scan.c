@@ -67,6 +67,32 @@ look_ahead(ReadyScan *scan, JobsTable *table, const PriorityScan *place)
 	return key;
 }
 
+/*
+ * Returns whether somebody sleeps who could take a due entry of a priority behind
+ * the one where the scan has stopped.
+ */
+static bool
+more_behind(ReadyScan *scan, JobsTable *table, int stopped_at)
+{
+	bool more = false;
+
+	if (scan->queue.slot == NULL || !idemq_sleepers_any(idemq_sleepers_of_queue(scan->queue.slot)))
+		return false;
+	for (int p = stopped_at + 1; p < IDEMQ_PRIORITIES && !more; p++)
+	{
+		ReadyKey from = scan->view.from[p];
+		ReadyKey key;
+
+		if (from.ready_at > scan->now)
+			continue;
+		idemq_jobs_scan_begin(table, scan->queue.id, p, from,
+							  idemq_jobs_scan_limit(from, scan->view.stretch[p]));
+		more = idemq_jobs_scan_next(table, &key) && key.ready_at <= scan->now;
+		idemq_jobs_scan_end(table);
+	}
+	return more;
+}
+
 /* Shows one due entry to the caller. */
 static Step
 consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
@@ -148,6 +174,8 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 			scan_priority(scan, table, p);
 		else
 			scan->next_due = Min(scan->next_due, from->ready_at);
+		if (scan->stopped && !scan->more)
+			scan->more = more_behind(scan, table, p);
 	}
 }
 

@@ -101,6 +101,17 @@ note_finished(Relation rel, HeapTuple old_row, HeapTuple new_row)
 		idemq_xact_note_finished(DatumGetInt64(column(rel, new_row, COL_ID, &isnull)));
 }
 
+/* Notes that a row is gone, for those who wait for the job's result. */
+static void
+note_gone(Relation rel, HeapTuple row)
+{
+	bool running = true;
+
+	(void) column(rel, row, COL_FINISHED_AT, &running);
+	if (running)
+		idemq_xact_note_gone();
+}
+
 /* Has a job looked for that was put in processing by hand, without a lease entry. */
 static void
 note_begin_of_attempt(Relation rel, HeapTuple tuple)
@@ -174,6 +185,7 @@ idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 		/* Our own claims do not see it any more, and pass its key: it may come back. */
 		note_version(rel, data->tg_trigtuple);
 		note_end_of_attempt(rel, data->tg_trigtuple, NULL);
+		note_gone(rel, data->tg_trigtuple);
 		count_row(rel, data->tg_trigtuple, NULL);
 	}
 	return PointerGetDatum(NULL);

@@ -73,12 +73,15 @@ typedef struct Wait
 	bool no_result;
 } Wait;
 
-/* Raises 2D000 where a procedure cannot end its transaction. */
+/* What this session waits for, so that its end finds it too; NULL: nothing. */
+static Wait *current_wait = NULL;
+
+/* Raises 2D000 where a procedure cannot end its transaction: in a block, a function, an EXCEPTION. */
 static void
 check_top_level(FunctionCallInfo fcinfo, const char *name)
 {
 	if (fcinfo->context == NULL || !IsA(fcinfo->context, CallContext) ||
-		((CallContext *) fcinfo->context)->atomic)
+		((CallContext *) fcinfo->context)->atomic || IsSubTransaction())
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_TRANSACTION_TERMINATION),
 				 errmsg("idemq.%s cannot run inside a transaction block", name),
@@ -105,13 +108,11 @@ join(Target *target, Sleepers *sleepers)
 
 /* Leaves every set, and passes on the signals that were not answered. */
 static void
-leave(int code, Datum arg)
+leave(void)
 {
-	Wait *wait = (Wait *) DatumGetPointer(arg);
-
-	for (int i = 0; i < wait->count; i++)
+	for (int i = 0; current_wait != NULL && i < current_wait->count; i++)
 	{
-		Target *target = &wait->targets[i];
+		Target *target = &current_wait->targets[i];
 
 		if (target->sleepers == NULL)
 			continue;
@@ -119,6 +120,29 @@ leave(int code, Datum arg)
 			(void) idemq_sleepers_wake(target->sleepers, 1);
 		target->sleepers = NULL;
 	}
+	current_wait = NULL;
+}
+
+static void
+leave_at_exit(int code, Datum arg)
+{
+	leave();
+}
+
+/*
+ * Begins a wait that leave ends, or the session's end.  (Not with
+ * PG_ENSURE_ERROR_CLEANUP: what a look runs, a user's trigger say, may register a
+ * callback for the exit.)
+ */
+static void
+begin(Wait *wait)
+{
+	static bool registered = false;
+
+	if (!registered)
+		on_shmem_exit(leave_at_exit, (Datum) 0);
+	registered = true;
+	current_wait = wait;
 }
 
 /* Returns whether a queue has work that can be claimed now, and when to look again. */
@@ -263,12 +287,16 @@ wait_for(Wait *wait, int64 timeout)
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
 	wait->look_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq look", ALLOCSET_DEFAULT_SIZES);
-	PG_ENSURE_ERROR_CLEANUP(leave, PointerGetDatum(wait));
+	begin(wait);
+	PG_TRY();
 	{
 		came = sleep_and_look(wait);
 	}
-	PG_END_ENSURE_ERROR_CLEANUP(leave, PointerGetDatum(wait));
-	leave(0, PointerGetDatum(wait));
+	PG_FINALLY();
+	{
+		leave();
+	}
+	PG_END_TRY();
 	SPI_finish();
 	return came;
 }

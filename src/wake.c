@@ -230,6 +230,14 @@ announce(QueueSlot *slot)
 	idemq_worker_need_by(idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
 }
 
+/* Has the worker look whether the queue has something ready, and tell those who LISTEN. */
+static void
+look_soon(QueueSlot *slot)
+{
+	if (idemq_notify)
+		idemq_wake_due_at(slot, idemq_now() + idemq_notify_delay * INT64CONST(1000));
+}
+
 /*
  * Follows a lowering of a ready cursor: count jobs may be ready, the first of
  * them from first on; later, unless it is DT_NOEND, is when the next comes due.
@@ -248,6 +256,20 @@ idemq_wake_ready(QueueSlot *slot, int32 queue_id, TimestampTz first, TimestampTz
 		note_signal(slot);
 }
 
+/*
+ * As idemq_wake_ready, when nobody knows whether there is something: those who
+ * LISTEN are told if the worker finds it.
+ */
+void
+idemq_wake_perhaps(QueueSlot *slot, int32 queue_id, int count)
+{
+	if (!idemq_slot_is_of(slot, queue_id))
+		slot = idemq_slot_find(MyDatabaseId, queue_id);
+	look_soon(slot);
+	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), count) > 0)
+		note_signal(slot);
+}
+
 /* Signals one sleeper again, for the background worker. */
 void
 idemq_wake_again(QueueSlot *slot)
@@ -256,32 +278,42 @@ idemq_wake_again(QueueSlot *slot)
 		note_signal(slot);
 }
 
-/* Wakes all who wait for a queue: what they know of it is old. */
+/* Wakes all who wait for results: what they wait for may be gone. */
+void
+idemq_wake_for_results(void)
+{
+	for (int i = 0; i < RESULT_SETS; i++)
+		(void) idemq_sleepers_wake(set_at(idemq_max_queues + 1 + i), PG_INT32_MAX);
+}
+
+/* Wakes all who wait for a dropped queue, or for a result of its jobs. */
 void
 idemq_wake_queue(QueueSlot *slot, int32 queue_id)
 {
 	if (!idemq_slot_is_of(slot, queue_id))
 		slot = idemq_slot_find(MyDatabaseId, queue_id);
 	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(slot), PG_INT32_MAX);
+	idemq_wake_for_results();
 }
 
 static void
 wake_slot(const SlotView *view, void *arg)
 {
 	if (*(bool *) arg)
-		announce(view->slot);
+		look_soon(view->slot);
 	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(view->slot), PG_INT32_MAX);
 }
 
 /*
- * Wakes all who wait for any queue of a database; with ready, those who LISTEN
- * are told as well.
+ * Wakes all who wait for any queue or result of a database: what they know of it
+ * is old.  With ready, those who LISTEN are told as well if there is something.
  */
 void
 idemq_wake_database(Oid database, bool ready)
 {
 	idemq_for_each_slot(database, wake_slot, &ready);
 	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(NULL), PG_INT32_MAX);
+	idemq_wake_for_results();
 }
 
 /* Notes a claim, which answers the signals so far. */

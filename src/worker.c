@@ -28,6 +28,7 @@
 #include "clock.h"
 #include "compat.h"
 #include "guc.h"
+#include "wake.h"
 #include "worker.h"
 #include "workers.h"
 
@@ -98,6 +99,13 @@ sleep_until(int64 until)
 	}
 }
 
+/* Who sleeps does without this worker now: has them look, and look again by themselves. */
+static void
+tell_sleepers(int code, Datum arg)
+{
+	idemq_wake_database(MyDatabaseId, false);
+}
+
 /* Main function of a worker; arg: the index of its place. */
 void
 idemq_worker_main(Datum arg)
@@ -109,6 +117,8 @@ idemq_worker_main(Datum arg)
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
 	memcpy(&serial, MyBgworkerEntry->bgw_extra, sizeof(serial));
+	/* Before we attach: it runs when our place is empty. */
+	on_shmem_exit(tell_sleepers, (Datum) 0);
 	/* First, so that who needs the database finds us. */
 	if (!idemq_worker_attach(DatumGetInt32(arg), serial, &database) || !idemq_worker_is_wanted())
 		proc_exit(0);

@@ -46,7 +46,7 @@ typedef enum TouchKind
 	TOUCH_DROP_QUEUE,	 /* commit: the queue's slot is free */
 	TOUCH_FORGET,	/* commit: nothing of this database is known any more; abort: cursors unset */
 	TOUCH_EVENT,	/* commit: there is something to NOTIFY */
-	TOUCH_FINISHED, /* commit: a job that was in no attempt has its result */
+	TOUCH_FINISHED, /* commit: a job that was in no attempt has its result; 0: some are gone */
 	TOUCH_WAKE,		/* commit: who waits for the queue, 0 for any, looks again */
 	TOUCH_EXTENSION /* commit: this database wants a worker */
 } TouchKind;
@@ -189,6 +189,17 @@ idemq_xact_note_finished(int64 job_id)
 	add_touch(TOUCH_FINISHED, NULL, 0, job_id, 0);
 }
 
+/* Notes that a job is gone that was not finished; many are one touch. */
+void
+idemq_xact_note_gone(void)
+{
+	const Touch *last = ntouches > 0 ? &touches[ntouches - 1] : NULL;
+
+	if (last == NULL || last->kind != TOUCH_FINISHED || last->job_id != 0 ||
+		last->subid != GetCurrentSubTransactionId())
+		idemq_xact_note_finished(0);
+}
+
 /* Notes that a queue's settings change, 0 for any; who waits for it looks again. */
 void
 idemq_xact_note_settings(int32 queue_id)
@@ -210,7 +221,7 @@ static void
 show_again(const Touch *touch, int priority, ReadyKey key)
 {
 	idemq_cursor_lower(touch->slot, touch->queue_id, priority, key);
-	idemq_wake_ready(touch->slot, touch->queue_id, key.ready_at, DT_NOEND, 1);
+	idemq_wake_perhaps(touch->slot, touch->queue_id, 1);
 }
 
 /* Returns whether this transaction has noted anything: its end changes shared memory. */
@@ -249,7 +260,10 @@ apply(const Touch *touch)
 			idemq_wake_for_result(touch->job_id);
 			break;
 		case TOUCH_FINISHED:
-			idemq_wake_for_result(touch->job_id);
+			if (touch->job_id == 0)
+				idemq_wake_for_results();
+			else
+				idemq_wake_for_result(touch->job_id);
 			break;
 		case TOUCH_DROP_QUEUE:
 			idemq_wake_queue(touch->slot, touch->queue_id);
@@ -270,7 +284,7 @@ apply(const Touch *touch)
 			if (touch->queue_id == 0)
 				idemq_wake_database(MyDatabaseId, false);
 			else
-				idemq_wake_ready(NULL, touch->queue_id, DT_NOBEGIN, DT_NOEND, PG_INT32_MAX);
+				idemq_wake_perhaps(NULL, touch->queue_id, PG_INT32_MAX);
 			break;
 		case TOUCH_EXTENSION:
 			(void) idemq_worker_want(MyDatabaseId);
@@ -350,7 +364,7 @@ undo_from(SubTransactionId from)
 {
 	while (ntouches > 0 && touches[ntouches - 1].subid >= from)
 		undo(&touches[--ntouches]);
-	idemq_lowers_apply(from);
+	idemq_lowers_apply(from, false);
 }
 
 static void
@@ -402,7 +416,7 @@ xact_callback(XactEvent event, void *arg)
 		case XACT_EVENT_COMMIT:
 			for (int i = 0; i < ntouches; i++)
 				apply(&touches[i]);
-			idemq_lowers_apply(InvalidSubTransactionId);
+			idemq_lowers_apply(InvalidSubTransactionId, true);
 			forget_all();
 			idemq_workers_let_back();
 			break;

@@ -21,6 +21,7 @@ extern void idemq_xact_note_forget(void);
 extern void idemq_xact_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job_id,
 								  int32 attempt);
 extern void idemq_xact_note_finished(int64 job_id);
+extern void idemq_xact_note_gone(void);
 extern void idemq_xact_note_settings(int32 queue_id);
 extern void idemq_xact_note_extension(void);
 extern void idemq_xact_undo_last(void);

@@ -11,7 +11,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 our @EXPORT = qw(new_server new_node server_conf session sql sqlstate is_sql is_state wal_records
-  has_debugger stop_at);
+  has_debugger stop_at asleep sleeper answer worker_pid);
 
 # Settings of script/server.conf: what a server needs to preload idemq.
 sub server_conf
@@ -150,6 +150,47 @@ sub stop_at
 			$gdb->finish;
 		}
 	};
+}
+
+# The pids of the sessions that sleep in CALL idemq.wait and the like, as a condition.
+sub asleep
+{
+	return "state = 'active' AND wait_event IN ('Extension', 'IdemqWait') AND query LIKE '%CALL idemq.wait%'";
+}
+
+# A session that has begun a CALL, or what else ends in one, and sleeps in it.
+sub sleeper
+{
+	my ($node, $call, $session) = @_;
+
+	$session //= session($node);
+	my $pid = $session->query_safe('SELECT pg_backend_pid()');
+	$session->query_until(qr/sent/, "\\set VERBOSITY sqlstate\n\\echo sent\n$call;\n");
+	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $pid AND " . asleep())
+	  or die "not asleep: $call";
+	return { session => $session, pid => $pid };
+}
+
+# What a sleeper answered, or the SQLSTATE that it ended with.
+sub answer
+{
+	my ($sleeper) = @_;
+	my ($output) = $sleeper->{session}->query('SELECT');
+	my $error = $sleeper->{session}{stderr};
+
+	$sleeper->{session}{stderr} = '';
+	return $error =~ /(?:ERROR|FATAL):\s+([0-9A-Z]{5})/ ? $1 : $output . $error;
+}
+
+# The pid of a database's background worker, once it runs.
+sub worker_pid
+{
+	my ($node, $db) = ($_[0], $_[1] // 'postgres');
+	my $pid = "SELECT pid FROM pg_stat_activity WHERE datname = '$db' AND application_name = 'idemq worker'
+		AND wait_event IN ('Extension', 'IdemqWorkerMain')";
+
+	$node->poll_query_until($db, "SELECT count(*) = 1 FROM ($pid) AS p") or die 'no worker';
+	return sql($node, $pid, $db);
 }
 
 sub run_command_output

@@ -1,0 +1,250 @@
+# CALL idemq.wait, wait_any and wait_result: who sleeps holds nothing, and is woken
+# by whatever makes work, with a background worker and without.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use Test::More;
+
+my $node = new_server('wait', 'idemq.worker' => 'on', max_connections => 40);
+my $call = "CALL idemq.wait('q', '30 s')";
+
+# A fresh queue.
+sub reset_queue
+{
+	sql($node, "SELECT idemq.drop_queue(name, force => true) FROM idemq.queues;
+		SELECT idemq.create_queue('q', lease => '1 h', retry_jitter => 0);
+		DROP TABLE IF EXISTS held; CREATE TABLE held (id bigint, token bigint)");
+}
+
+my $claim = "INSERT INTO held SELECT id, token FROM idemq.claim('q')";
+
+# What makes work: before somebody sleeps, then.
+my @wakers = (
+	[ 'enqueue', '', "SELECT idemq.enqueue('q', '1')" ],
+	[ 'enqueue with a key', '', "SELECT idemq.enqueue('q', '1', key => 'k')" ],
+	[ 'enqueue_many', '', "SELECT idemq.enqueue_many('q', '{1,2}')" ],
+	[ 'a delayed job', '', "SELECT idemq.enqueue('q', '1', delay => '300 ms')" ],
+	[ 'a delayed job that was there before', "SELECT idemq.enqueue('q', '1', delay => '2 s')", '' ],
+	[ 'a delayed job enqueued behind one that is later', "SELECT idemq.enqueue('q', '1', delay => '1 h')",
+		"SELECT idemq.enqueue('q', '2', delay => '300 ms', priority => 9)" ],
+	[ 'an enqueue that was due, once it commits', '', "BEGIN; SELECT idemq.enqueue('q', '1', delay => '100 ms');
+		SELECT pg_sleep(0.3); COMMIT" ],
+	[ 'fail', "SELECT idemq.enqueue('q', '1'); $claim", "SELECT idemq.fail(id, token, retry_in => '0') FROM held" ],
+	[ 'fail, retried later', "SELECT idemq.enqueue('q', '1'); $claim",
+		"SELECT idemq.fail(id, token, retry_in => '300 ms') FROM held" ],
+	[ 'release', "SELECT idemq.enqueue('q', '1'); $claim", 'SELECT idemq.release(id, token) FROM held' ],
+	[ 'a claim that is rolled back', "SELECT idemq.enqueue('q', '1'); BEGIN; $claim; ROLLBACK; $claim",
+		'BEGIN; SELECT idemq.release(id, token) FROM held; SAVEPOINT a; ' .
+		  "SELECT id FROM idemq.claim('q'); ROLLBACK TO a; COMMIT" ],
+	[ 'an expired lease', "SELECT idemq.enqueue('q', '1'); $claim",
+		"SELECT idemq.heartbeat(id, token, '100 ms') FROM held" ],
+	[ 'idemq.reap', "SELECT idemq.enqueue('q', '1'); $claim",
+		"SELECT idemq.heartbeat(id, token, '1 ms') FROM held; SELECT pg_sleep(0.01); SELECT idemq.reap()" ],
+	[ 'redrive', "SELECT idemq.enqueue('q', '1'); $claim; SELECT idemq.fail(id, token, permanent => true) FROM held",
+		"SELECT idemq.redrive('q')" ],
+	[ 'retry', "SELECT idemq.enqueue('q', '1', delay => '1 h')", 'SELECT idemq.retry(id) FROM idemq.jobs' ],
+	[ 'replace', "SELECT idemq.enqueue('q', '1', key => 'k', delay => '1 h')",
+		"SELECT idemq.enqueue('q', '2', key => 'k', on_duplicate => 'replace')" ],
+	[ 'COMMIT PREPARED of an enqueue', "BEGIN; SELECT idemq.enqueue('q', '1'); PREPARE TRANSACTION 'p'",
+		"COMMIT PREPARED 'p'" ],
+	[ 'ROLLBACK PREPARED of a claim', "SELECT idemq.enqueue('q', '1'); BEGIN; $claim; PREPARE TRANSACTION 'p'",
+		"ROLLBACK PREPARED 'p'" ],
+	[ 'resume', "SELECT idemq.pause('q'); SELECT idemq.enqueue('q', '1')", "SELECT idemq.resume('q')" ],
+	[ 'a resume by hand', "SELECT idemq.pause('q'); SELECT idemq.enqueue('q', '1')",
+		'UPDATE idemq.queues SET paused = false' ],
+	[ 'a hand-made INSERT', '', "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+		SELECT queue_id, now(), 4, 3, 'pending', now(), '1' FROM idemq.queues" ],
+	[ 'a hand-made UPDATE', "SELECT idemq.enqueue('q', '1', delay => '1 h')", 'UPDATE idemq.jobs SET ready_at = now()' ],
+	[ 'a row lock that ends', "SELECT idemq.enqueue('q', '1'); $claim",
+		'BEGIN; SELECT idemq.release(id, token) FROM held; COMMIT; BEGIN; SELECT FROM idemq.jobs FOR UPDATE; ROLLBACK' ],
+	[ 'an enqueue after a TRUNCATE', "SELECT idemq.enqueue('q', '1', delay => '1 h')",
+		"TRUNCATE idemq.jobs; SELECT idemq.enqueue('q', '1')" ],
+);
+
+sub check_wakers
+{
+	my ($with) = @_;
+
+	foreach my $waker (@wakers)
+	{
+		my ($name, $before, $then) = @$waker;
+
+		reset_queue();
+		sql($node, $before) if $before ne '';
+		my $sleeper = sleeper($node, $call);
+		sql($node, $then) if $then ne '';
+		is(answer($sleeper), 't', "$with: $name");
+		$sleeper->{session}->quit;
+	}
+
+	# A session's end gives back what it had attached.
+	reset_queue();
+	sql($node, "SELECT idemq.enqueue('q', '1')");
+	my $worker = session($node);
+	$worker->query_safe("SELECT id FROM idemq.claim('q', attach => true)");
+	my $sleeper = sleeper($node, $call);
+	$worker->quit;
+	is(answer($sleeper), 't', "$with: the end of a session with an attached lease");
+	$sleeper->{session}->quit;
+
+	# What makes no work.
+	reset_queue();
+	is_sql($node, "CALL idemq.wait('q', '0')", 'f', "$with: timeout 0 of an empty queue");
+	is_sql($node, "CALL idemq.wait('q', '50 ms')", 'f', "$with: a timeout");
+	$sleeper = sleeper($node, "CALL idemq.wait('q', '3 s')");
+	sql($node, "BEGIN; SELECT idemq.enqueue('q', '1'); ROLLBACK; SELECT idemq.enqueue('q', '1', delay => '1 h');
+		SELECT idemq.pause('q'); SELECT idemq.enqueue('q', '1')");
+	is(answer($sleeper), 'f', "$with: rollback, a job that is not due, a queue that is paused");
+	sql($node, "SELECT idemq.resume('q')");
+	is_sql($node, "CALL idemq.wait('q', '0')", 't', "$with: timeout 0 of a queue with work");
+	is_sql($node, $call, 't', "$with: no sleep where there is work");
+	$sleeper->{session}->quit;
+}
+
+check_wakers('with a worker');
+
+# Asleep: no snapshot, no transaction id, no lock but the one every session has.
+reset_queue();
+sql($node, 'CREATE TABLE t AS SELECT generate_series(1, 1000) AS n; CREATE TABLE wanted ()');
+my $state = "SELECT backend_xmin IS NULL, backend_xid IS NULL, (SELECT string_agg(locktype, ' ')
+	FROM pg_locks WHERE pg_locks.pid = a.pid) FROM pg_stat_activity a WHERE pid = ";
+my %ways = (
+	'by itself' => $call,
+	'wait_any' => "CALL idemq.wait_any('{q,q}', '30 s')",
+	'REPEATABLE READ' => "SET default_transaction_isolation = 'repeatable read'; $call",
+	'SERIALIZABLE' => "SET default_transaction_isolation = 'serializable'; $call",
+	'in DO' => "DO 'DECLARE r bool; BEGIN PERFORM count(*) FROM t; $call; END'" =~ s/'q', '30 s'/''q'', ''30 s'', r/r,
+	'in a procedure' => "CREATE PROCEDURE p(INOUT r bool) LANGUAGE plpgsql AS \$\$BEGIN
+		CALL idemq.wait('q', '30 s', r); END\$\$; /* CALL idemq.wait */ CALL p(NULL)");
+foreach my $way (sort keys %ways)
+{
+	sql($node, 'TRUNCATE t; INSERT INTO t SELECT generate_series(1, 1000); VACUUM t');
+	my $sleeper = sleeper($node, $ways{$way});
+	is_sql($node, "$state $sleeper->{pid}", 't|t|virtualxid', "$way: a sleeper holds nothing");
+	sql($node, 'DELETE FROM t');
+	sql($node, 'VACUUM t');
+	is_sql($node, "SELECT pg_relation_size('t')", 0, "$way: VACUUM removes what dies meanwhile");
+	is_state($node, 'SET statement_timeout = \'60 s\'; CREATE INDEX CONCURRENTLY extra ON idemq.jobs (created_at)',
+		'00000', "$way: CREATE INDEX CONCURRENTLY goes on");
+	sql($node, "DROP INDEX idemq.extra; SELECT idemq.enqueue('q', '1')");
+	is(answer($sleeper), $way eq 'in DO' ? '' : 't', "$way: woken");
+	sql($node, 'TRUNCATE idemq.jobs');
+	$sleeper->{session}->quit;
+}
+
+# Where it cannot end a transaction.
+sql($node, "CREATE FUNCTION f() RETURNS bool LANGUAGE plpgsql AS
+	\$\$DECLARE r bool; BEGIN CALL idemq.wait('q', '0', r); RETURN r; END\$\$");
+my ($out, $err);
+$node->psql('postgres', "BEGIN; CALL idemq.wait('q')", stderr => \$err);
+like($err, qr/cannot run inside a transaction block.*switch autocommit on/s, 'BEGIN: the hint');
+is_state($node, $_, '2D000', $_) foreach ("BEGIN; CALL idemq.wait('q')", "BEGIN; CALL idemq.wait_any('{q}')",
+	'BEGIN; CALL idemq.wait_result(1)', 'SELECT f()',
+	'DO \'DECLARE r bool; BEGIN CALL idemq.wait(\'\'q\'\', \'\'0\'\', r); EXCEPTION WHEN division_by_zero THEN NULL; END\'');
+
+# Arguments.
+is_state($node, "CALL idemq.wait(NULL)", '22004', 'no queue');
+is_state($node, "CALL idemq.wait('q', NULL)", '22004', 'no timeout');
+is_state($node, "CALL idemq.wait('q', '-1 s')", '22023', 'a timeout below 0');
+is_state($node, "CALL idemq.wait('nobody')", 'IQ005', 'no such queue');
+is_state($node, "CALL idemq.wait('q', 'infinity')", '22007', 'not an interval of this version') if $node->pg_version < 17;
+is_state($node, "CALL idemq.wait_any('{}')", '22023', 'wait_any: no queues');
+is_state($node, "CALL idemq.wait_any(NULL)", '22004', 'wait_any: NULL');
+is_state($node, "CALL idemq.wait_any('{q,NULL}')", '22004', 'wait_any: a NULL among them');
+is_state($node, "CALL idemq.wait_any('{q,nobody}', '1 s')", 'IQ005', 'wait_any: one that does not exist');
+
+# wait_any: the first with work; a queue named twice; woken by each of them.
+sql($node, "SELECT idemq.create_queue('r'); SELECT idemq.create_queue('s')");
+foreach my $queue (qw(q r s))
+{
+	my $sleeper = sleeper($node, "CALL idemq.wait_any('{q,r,q,s}', '30 s')");
+	sql($node, "SELECT idemq.enqueue('$queue', '1')");
+	is(answer($sleeper), 't', "wait_any: woken by $queue");
+	is_sql($node, "CALL idemq.wait_any('{q,r,s}', '30 s')", 't', 'wait_any: one of them has work');
+	is_sql($node, "SELECT queue FROM idemq.claim_any('{q,r,s}')", $queue, 'and claim_any gets it');
+	$sleeper->{session}->quit;
+}
+
+# Errors while it sleeps.
+my $sleeper = sleeper($node, $call);
+sql($node, "SELECT idemq.drop_queue('q', force => true)");
+is(answer($sleeper), 'IQ005', 'the queue is dropped');
+reset_queue();
+sql($node, "CREATE ROLE w LOGIN; SELECT idemq.grant_queue('q', 'w', 'claim')");
+sleeper($node, "SET ROLE w; $call", $sleeper->{session});
+sql($node, "SELECT idemq.revoke_queue('q', 'w', 'claim')");
+is(answer($sleeper), '42501', 'the privilege is revoked');
+is_state($node, "SET ROLE w; $call", '42501', 'no privilege to begin with');
+sql($node, "SELECT idemq.grant_queue('q', 'w', 'enqueue')");
+is_state($node, "SET ROLE w; $call", '42501', 'enqueue is not the privilege');
+$sleeper->{session}->query_safe('RESET ROLE');
+sleeper($node, $call, $sleeper->{session});
+sql($node, "SELECT pg_cancel_backend($sleeper->{pid})");
+is(answer($sleeper), '57014', 'cancel');
+is_sql($node, "SET statement_timeout = '300 ms'; $call", 'f', 'it ends before statement_timeout');
+sleeper($node, $call, $sleeper->{session});
+sql($node, "SELECT pg_terminate_backend($sleeper->{pid})");
+$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $sleeper->{pid}");
+ok(1, 'terminate');
+eval { $sleeper->{session}->quit };
+
+# A trigger of a DBA that runs at the end of a look, and registers what is to be
+# done at the session's end.
+reset_queue();
+sql($node, "CREATE FUNCTION temporary() RETURNS trigger LANGUAGE plpgsql AS
+	\$\$BEGIN CREATE TEMP TABLE IF NOT EXISTS seen (); RETURN NULL; END\$\$;
+	CREATE CONSTRAINT TRIGGER temporary AFTER UPDATE ON idemq.jobs DEFERRABLE INITIALLY DEFERRED
+		FOR EACH ROW EXECUTE FUNCTION temporary();
+	ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER temporary");
+$node->append_conf('postgresql.conf', "idemq.worker = 'off'");
+$node->reload;
+$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq worker'");
+sql($node, "SELECT idemq.enqueue('q', '1'); $claim");
+$sleeper = sleeper($node, $call);
+sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held");
+is(answer($sleeper), 't', 'a deferred trigger that makes a temporary table, at a look');
+$sleeper->{session}->quit;
+sql($node, 'DROP FUNCTION temporary CASCADE');
+
+check_wakers('without a worker');
+
+# Somebody who sleeps when the worker goes does without it from then on.
+$node->append_conf('postgresql.conf', "idemq.worker = 'on'");
+$node->reload;
+reset_queue();
+worker_pid($node);
+$sleeper = sleeper($node, $call);
+$node->append_conf('postgresql.conf', "idemq.worker = 'off'");
+$node->reload;
+$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq worker'");
+sql($node, "SELECT idemq.enqueue('q', '1', delay => '300 ms')");
+is(answer($sleeper), 't', 'the worker is switched off while somebody sleeps');
+
+# The extension goes, and comes again.
+sql($node, 'TRUNCATE idemq.jobs');
+sleeper($node, $call, $sleeper->{session});
+my $other = sleeper($node, "CALL idemq.wait_any('{q}', '30 s')");
+is_state($node, "SET statement_timeout = '60 s'; DROP EXTENSION idemq",
+	'00000', 'DROP EXTENSION does not wait for sleepers');
+isnt(answer($sleeper), 'f', 'and ends them');
+isnt(answer($other), 'f', 'all');
+sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q')");
+sleeper($node, $call, $sleeper->{session});
+sql($node, "SELECT idemq.enqueue('q', '1')");
+is(answer($sleeper), 't', 'and a new one works');
+$_->{session}->quit foreach ($sleeper, $other);
+
+# Read-only, and a standby.
+is_state($node, "SET default_transaction_read_only = on; $call", '25006', 'read-only');
+$node->backup('b');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'b', has_streaming => 1);
+$standby->start;
+is_state($standby, $_, '25006', "standby: $_") foreach ($call, 'CALL idemq.wait_result(1)');
+$standby->stop;
+$node->stop;
+done_testing();

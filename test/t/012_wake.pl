@@ -1,0 +1,190 @@
+# Who is woken: a signal is one sleeper's, and is never lost, whatever becomes of
+# the one who got it.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+# More sessions than one word of a bitmap has bits.
+my $node = new_server('wake', 'idemq.worker' => 'on', max_connections => 120, jit => 'off');
+my $sleepers = 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep();
+
+sub poll
+{
+	my ($query, $expected, $name) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return ok($node->poll_query_until('postgres', $query, $expected), $name);
+}
+
+# Clients of pgbench, each of which runs a script so many times; answers a sub that
+# waits for their end.
+sub clients
+{
+	my ($count, $transactions, $script) = @_;
+	my $file = $node->basedir . '/script.' . int(rand(2**31));
+	my ($out, $err) = ('', '');
+
+	append_to_file($file, $script);
+	my $run = IPC::Run::start([ 'pgbench', '-n', '-c', $count, '-j', 2, '-t', $transactions, '-f', $file,
+			'-h', $node->host, '-p', $node->port, 'postgres' ], '>', \$out, '2>', \$err, IPC::Run::timeout(180));
+	return sub { $run->finish; return $err =~ s/^pgbench .*\n//r; };
+}
+
+# The worker stays where it is, so that nobody gives a second signal: what wakes a
+# sleeper here is the first one.
+sub without_reminders
+{
+	my ($code) = @_;
+	my $worker = worker_pid($node);
+
+	kill 'STOP', $worker;
+	$code->();
+	kill 'CONT', $worker;
+}
+
+sql($node, 'CREATE TABLE got (id bigint)');
+without_reminders(sub {
+	my $count = 90;
+	my $end = clients($count, 1, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n");
+	my @seen;
+
+	poll($sleepers, $count, "$count sleepers");
+	foreach my $left (reverse 0 .. $count - 1)
+	{
+		sql($node, "SELECT idemq.enqueue('q', '1')");
+		$node->poll_query_until('postgres', 'SELECT count(*) FROM got', $count - $left);
+		push @seen, sql($node, $sleepers) - $left;
+	}
+	is("@seen", join(' ', (0) x $count), 'each job wakes one of them');
+	is($end->(), '', 'all end well');
+	is_sql($node, 'SELECT count(*), count(DISTINCT id) FROM got', "$count|$count", 'with a job for each');
+});
+
+# One signal, many jobs: who claims wakes the next, over priorities too.
+foreach my $priorities (1, 10)
+{
+	without_reminders(sub {
+		my $end = clients(20, 1, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n");
+
+		poll($sleepers, 20, '20 sleepers');
+		# Due by time alone: nobody knows how many they are, and who looks finds it.
+		sql($node, "TRUNCATE got; BEGIN; SELECT idemq.enqueue('q', '1', delay => '1 s', priority => n % $priorities)
+			FROM generate_series(1, 40) n; COMMIT; SELECT pg_sleep(1.1); INSERT INTO got SELECT id FROM idemq.claim('q')");
+		poll('SELECT count(*) FROM got', 21, "one claim, and all are woken one after the other ($priorities priorities)");
+		is($end->(), '', 'all of them');
+	});
+	sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
+}
+
+SKIP:
+{
+	skip 'no gdb that may attach', 2 unless has_debugger($node);
+
+	# Two sleepers; the one that gets the signal is stopped before it looks, and ends.
+	foreach my $end ('pg_cancel_backend', 'pg_terminate_backend')
+	{
+		without_reminders(sub {
+			my @two = map { sleeper($node, "CALL idemq.wait('q', '150 s')") } 1 .. 2;
+			my @stops = map { stop_at($_->{pid}, 'ResetLatch') } @two;
+
+			sql($node, "SELECT idemq.enqueue('q', '1')");
+			my $first = wait_for_hit(@two);
+			my $second = 1 - $first;
+			is_sql($node, "SELECT $end($two[$first]{pid})", 't', "$end of the sleeper with the signal");
+			$stops[$first]->();
+			$stops[$first]->();
+			# Whom it was passed on to stops there as well.
+			$stops[$second]->();
+			$stops[$second]->();
+			is(answer($two[$second]), 't', 'it is passed on');
+			if ($end eq 'pg_cancel_backend') { is(answer($two[$first]), '57014', 'the other is cancelled') }
+			eval { $_->{session}->quit } foreach @two;
+		});
+		sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
+	}
+}
+
+sub hit
+{
+	my ($pid) = @_;
+
+	return scalar(glob("$PostgreSQL::Test::Utils::tmp_check/stop.$pid.*.hit"));
+}
+
+sub wait_for_hit
+{
+	my @two = @_;
+
+	foreach (1 .. 1800)
+	{
+		foreach my $i (0, 1) { return $i if hit($two[$i]{pid}); }
+		select undef, undef, undef, 0.1;
+	}
+	die 'nobody was signalled';
+}
+
+# Who got the signal looked, said so, and never claims: the worker signals again.
+my @three = map { sleeper($node, "CALL idemq.wait('q', '150 s')") } 1 .. 3;
+sql($node, "SELECT idemq.enqueue('q', '1')");
+is(answer($_), 't', 'a job that nobody claims is announced to the next sleeper') foreach @three;
+# And so it does when a claim of another job came between.
+$_ = sleeper($node, "CALL idemq.wait('q', '150 s')", $_->{session})
+  foreach (sql($node, "SELECT count(*) FROM idemq.claim('q', 100)") ? @three : ());
+sql($node, "SELECT idemq.enqueue('q', '1', priority => 0); SELECT idemq.enqueue('q', '2');
+	SELECT count(*) FROM idemq.claim('q')");
+is(answer($_), 't', 'a claim of another does not make it forgotten') foreach @three;
+$_->{session}->quit foreach @three;
+sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
+
+# Everybody at random: jobs now and later, timeouts, cancels, claims that are
+# rolled back or never made.  No sleeper is left with work that is ready.
+sql($node, "SELECT idemq.drop_queue('q', force => true); SELECT idemq.create_queue('q', lease => '300 ms',
+	max_attempts => 1000000, retry_base => '10 ms'); TRUNCATE got");
+my $workers = clients(12, 40, <<'EOS');
+\set ms random(0, 60)
+\set do random(1, 10)
+\set n random(1, 3)
+CALL idemq.wait('q', :ms * interval '1 ms');
+\if :do = 1
+BEGIN;
+SELECT id FROM idemq.claim('q', :n);
+ROLLBACK;
+\elif :do = 2
+SELECT id FROM idemq.claim('q', :n);
+\elif :do = 3
+SELECT idemq.fail(id, token) FROM idemq.claim('q', :n);
+\elif :do < 9
+SELECT idemq.commit(id, token) FROM idemq.claim('q', :n);
+\endif
+EOS
+my $producers = clients(3, 100, <<'EOS');
+\set ms random(0, 100)
+\set p random(0, 9)
+\set do random(1, 4)
+BEGIN;
+SELECT idemq.enqueue('q', '1', priority => :p, delay => :ms * interval '1 ms');
+\if :do = 1
+ROLLBACK;
+\else
+COMMIT;
+\endif
+EOS
+is($producers->(), '', 'random: producers');
+is($workers->(), '', 'random: workers');
+# Who sleeps now sleeps for long: what is left must wake them.
+my $last = clients(8, 10000, "CALL idemq.wait('q', '1000 s');\nSELECT idemq.commit(id, token) FROM idemq.claim('q');\n");
+poll("SELECT count(*) FROM idemq.jobs WHERE status <> 'completed'", 0, 'random: what is left is claimed by who sleeps');
+poll($sleepers, 8, 'random: and then all sleep');
+sql($node, 'SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE ' . asleep());
+$last->();
+poll('SELECT count(*) FROM idemq.check()', 0, 'random: the audit');
+
+$node->stop;
+done_testing();
