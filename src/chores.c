@@ -22,6 +22,8 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "utils/guc.h"
+#include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -29,6 +31,7 @@
 #include "catalog.h"
 #include "chores.h"
 #include "clock.h"
+#include "compat.h"
 #include "gauges.h"
 #include "guc.h"
 #include "queues.h"
@@ -46,10 +49,12 @@
 /* A chore that failed is left alone for a second, twice as long each time, up to 2^6. */
 #define FAILED_PAUSE USECS_PER_SEC
 #define FAILED_DOUBLINGS 6
-/* A count that failed is tried again after that. */
+/* A count that did not come to its end is tried again after that. */
 #define COUNT_PAUSE (10 * USECS_PER_SEC)
-/* Failing chores that are remembered. */
-#define MAX_TROUBLES 64
+/* A queue that is being created, and whose creation nobody tells of, is looked for after that. */
+#define UNSEEN_PAUSE (10 * USECS_PER_SEC)
+/* Events of such a queue are tried again after that, with those of all others. */
+#define UNTOLD_PAUSE (USECS_PER_SEC / 10)
 
 typedef struct Chore
 {
@@ -57,17 +62,33 @@ typedef struct Chore
 	void (*run)(const QueueInfo *queue);
 } Chore;
 
-/* A chore of a queue that failed. */
-typedef struct Trouble
+/* One chore of one queue; of none, when queue_id is 0. */
+typedef struct Task
 {
 	const Chore *chore;
-	int32 queue_id;
+	intptr_t queue_id; /* as wide as the pointer: a hash key without padding */
+} Task;
+
+typedef enum TaskResult
+{
+	TASK_DONE,
+	TASK_FAILED,
+	TASK_UNSEEN /* its queue is being created, or is gone */
+} TaskResult;
+
+/* A task that is left alone for a while. */
+typedef struct Trouble
+{
+	Task task; /* hash key */
 	int failures;
+	bool unseen;	  /* until not_before, or until queues' settings change */
+	uint64 settings;  /* as they were: idemq_slots_settings() */
 	int64 not_before; /* mono */
 } Trouble;
 
-static Trouble troubles[MAX_TROUBLES];
-static int ntroubles = 0;
+static HTAB *troubles = NULL;
+/* Whether the last task found its queue. */
+static bool queue_seen = false;
 static MemoryContext chore_context = NULL;
 /* For the log. */
 static const char *doing = NULL;
@@ -114,6 +135,8 @@ static const Chore recover_chore = {"recover", recover};
 static const Chore reap_chore = {"reap", idemq_reap_expired};
 static const Chore due_chore = {"due", due};
 static const Chore remind_chore = {"remind", remind};
+static const Chore count_chore = {"count", NULL};
+static const Chore tell_chore = {"tell", NULL};
 
 static void
 error_context(void *arg)
@@ -162,20 +185,14 @@ in_transaction(const char *name, void (*function)(void *arg), void *arg)
 		RESUME_INTERRUPTS();
 	}
 	PG_END_TRY();
+	/* What a user's trigger has SET is not for the next chore. */
+	ResetAllOptions();
 	error_context_stack = callback.previous;
 	MemoryContextSwitchTo(chore_context);
 	MemoryContextReset(chore_context);
-	pgstat_report_stat(false);
 	pgstat_report_activity(STATE_IDLE, "");
 	return done;
 }
-
-/* One chore of one queue. */
-typedef struct Task
-{
-	const Chore *chore;
-	int32 queue_id;
-} Task;
 
 static void
 run_task(void *arg)
@@ -183,43 +200,51 @@ run_task(void *arg)
 	const Task *task = arg;
 	QueueInfo queue;
 
-	if (!idemq_queue_by_id(task->queue_id, &queue) || queue.slot == NULL)
+	queue_seen = idemq_queue_by_id((int32) task->queue_id, &queue) && queue.slot != NULL;
+	if (!queue_seen)
 		return;
 	strlcpy(doing_queue, queue.name, sizeof(doing_queue));
+	pgstat_report_activity(STATE_RUNNING, psprintf("%s of queue %s", doing, doing_queue));
 	task->chore->run(&queue);
 }
 
-static Trouble *
-find_trouble(const Chore *chore, int32 queue_id)
+/* Returns when (mono) a task may be tried again; 0 for one without trouble. */
+static int64
+not_before(const Task *task)
 {
-	for (int i = 0; i < ntroubles; i++)
-	{
-		if (troubles[i].chore == chore && troubles[i].queue_id == queue_id)
-			return &troubles[i];
-	}
-	return NULL;
+	const Trouble *trouble = hash_search(troubles, task, HASH_FIND, NULL);
+
+	if (trouble == NULL || (trouble->unseen && trouble->settings != idemq_slots_settings()))
+		return 0;
+	return trouble->not_before;
 }
 
-/* Has a failed chore left alone for a while; forgets the trouble of one that did not fail. */
+/*
+ * Has a task left alone for a while that came to nothing; forgets the trouble of
+ * one that is done.  settings: as they were before it.
+ */
 static void
-note_result(const Chore *chore, int32 queue_id, bool done)
+note_result(const Task *task, TaskResult result, uint64 settings)
 {
-	Trouble *trouble = find_trouble(chore, queue_id);
+	Trouble *trouble;
+	bool found;
 
-	if (done)
+	if (result == TASK_DONE)
 	{
-		if (trouble != NULL)
-			*trouble = troubles[--ntroubles];
+		(void) hash_search(troubles, task, HASH_REMOVE, NULL);
 		return;
 	}
-	if (trouble == NULL)
-	{
-		trouble = &troubles[ntroubles < MAX_TROUBLES ? ntroubles++ : 0];
-		*trouble = (Trouble){chore, queue_id, 0, 0};
-	}
+	trouble = hash_search(troubles, task, HASH_ENTER, &found);
+	if (!found)
+		trouble->failures = 0;
 	trouble->not_before = idemq_mono_now() +
 						  (FAILED_PAUSE << Min(trouble->failures, FAILED_DOUBLINGS));
-	trouble->failures++;
+	trouble->unseen = result == TASK_UNSEEN;
+	trouble->settings = settings;
+	if (trouble->unseen)
+		trouble->not_before = idemq_mono_now() + UNSEEN_PAUSE;
+	else
+		trouble->failures++;
 }
 
 /*
@@ -229,14 +254,16 @@ note_result(const Chore *chore, int32 queue_id, bool done)
 static int64
 run_chore(const Chore *chore, int32 queue_id, int64 when)
 {
-	Trouble *trouble = find_trouble(chore, queue_id);
 	Task task = {chore, queue_id};
+	uint64 settings = idemq_slots_settings();
+	bool done;
 
-	if (trouble != NULL)
-		when = Max(when, trouble->not_before);
+	when = Max(when, not_before(&task));
 	if (when > idemq_mono_now())
 		return when;
-	note_result(chore, queue_id, in_transaction(chore->name, run_task, &task));
+	queue_seen = true;
+	done = in_transaction(chore->name, run_task, &task);
+	note_result(&task, !done ? TASK_FAILED : queue_seen ? TASK_DONE : TASK_UNSEEN, settings);
 	return 0;
 }
 
@@ -300,18 +327,21 @@ static int64
 do_tell(void)
 {
 	static int64 next_try = 0;
+	const Task task = {&tell_chore, 0};
 	int64 delay = idemq_notify_delay * INT64CONST(1000);
 	int64 now = idemq_mono_now();
+	int64 when = Max(Max(told_at + delay, next_try), not_before(&task));
+	bool done;
 
 	/* Just told: come again by ourselves, so that a busy queue need not wake us each time. */
 	if (!idemq_tell_waiting())
 		return now < told_at + delay ? told_at + delay : PG_INT64_MAX;
-	if (now < Max(told_at + delay, next_try))
-		return Max(told_at + delay, next_try);
-	if (in_transaction("tell", idemq_tell, NULL))
-		idemq_told();
-	else
-		next_try = now + FAILED_PAUSE;
+	if (now < when)
+		return when;
+	done = in_transaction(tell_chore.name, idemq_tell, NULL);
+	note_result(&task, done ? TASK_DONE : TASK_FAILED, 0);
+	if (done && !idemq_told())
+		next_try = now + UNTOLD_PAUSE;
 	told_at = now;
 	return now + delay;
 }
@@ -327,11 +357,13 @@ static int64
 do_count(void)
 {
 	static int64 next_try = 0;
-	int64 due_at = Max(idemq_gauges_due_at(), next_try);
+	const Task task = {&count_chore, 0};
+	int64 due_at = Max(Max(idemq_gauges_due_at(), next_try), not_before(&task));
 
 	if (due_at > idemq_mono_now())
 		return due_at;
-	if (!in_transaction("count", count, NULL) || idemq_gauges_due())
+	note_result(&task, in_transaction(count_chore.name, count, NULL) ? TASK_DONE : TASK_FAILED, 0);
+	if (idemq_gauges_due())
 		next_try = idemq_mono_now() + COUNT_PAUSE;
 	return 0;
 }
@@ -354,11 +386,34 @@ discover(void *arg)
 bool
 idemq_chores_begin(void)
 {
+	HASHCTL info = {0};
+
 	chore_context = AllocSetContextCreate(TopMemoryContext, "idemq chore", ALLOCSET_DEFAULT_SIZES);
+	info.keysize = sizeof(Task);
+	info.entrysize = sizeof(Trouble);
+	troubles = hash_create("idemq chores that failed", 16, &info, HASH_ELEM | HASH_BLOBS);
 	if (!in_transaction("discover", discover, NULL))
 		return false;
 	idemq_for_each_slot(MyDatabaseId, look_anew, NULL);
 	return true;
+}
+
+/*
+ * Reports this process' statistics, for autovacuum's sake; returns when (mono) to
+ * come again, should there be nothing else to do.
+ */
+static int64
+report_statistics(void)
+{
+	static int64 forced_at = 0; /* 0: nothing is left to report */
+	int64 now = idemq_mono_now();
+	long left = compat_report_stat(forced_at > 0 && now >= forced_at);
+
+	if (left == 0)
+		forced_at = 0;
+	else if (forced_at == 0)
+		forced_at = now + left * INT64CONST(1000);
+	return forced_at == 0 ? PG_INT64_MAX : forced_at;
 }
 
 /* Does what is due, of every queue once; returns when (mono) to come again. */
@@ -369,5 +424,6 @@ idemq_chores_do(void)
 
 	idemq_for_each_slot(MyDatabaseId, visit_queue, &next);
 	next = Min(next, do_tell());
-	return Min(next, do_count());
+	next = Min(next, do_count());
+	return Min(next, report_statistics());
 }
