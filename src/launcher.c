@@ -126,7 +126,9 @@ start_worker(const WorkerPlace *place)
 {
 	BackgroundWorker worker = {0};
 	Start *start = &starts[place->index];
+	MemoryContext old;
 	uint64 serial;
+	bool registered;
 
 	if (list_databases(place->database) == NIL)
 	{
@@ -149,7 +151,10 @@ start_worker(const WorkerPlace *place)
 	if (start->handle != NULL)
 		pfree(start->handle);
 	start->handle = NULL;
-	if (!RegisterDynamicBackgroundWorker(&worker, &start->handle))
+	old = MemoryContextSwitchTo(TopMemoryContext); /* the handle is for later rounds */
+	registered = RegisterDynamicBackgroundWorker(&worker, &start->handle);
+	MemoryContextSwitchTo(old);
+	if (!registered)
 	{
 		complain_about_slots();
 		idemq_worker_start_failed(place->index, START_RETRY);

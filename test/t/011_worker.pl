@@ -7,6 +7,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/lib";
 use Idemq;
+use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -214,6 +215,20 @@ foreach (1 .. 10)
 }
 unlike(said($log), qr/FATAL:  database/, 'no worker is started in a database that is dropped');
 is_sql($node, "SELECT string_agg(datname, ' ' ORDER BY datname) $workers", 'a postgres', 'workers of the others stay');
+
+# Several at a time.
+$log = log_end();
+my @children = map {
+	my $name = "several$_";
+	my @round = map { ('-c', $_) } "CREATE DATABASE $name", "\\c $name", 'CREATE EXTENSION idemq', "SELECT idemq.create_queue('q')",
+	  "SELECT idemq.enqueue('q', '1', delay => '10 ms')", 'DROP EXTENSION idemq CASCADE', 'CREATE EXTENSION idemq', '\\c postgres',
+	  "CREATE DATABASE ${name}b TEMPLATE $name", "ALTER DATABASE $name RENAME TO ${name}c", "DROP DATABASE ${name}b", "DROP DATABASE ${name}c";
+	IPC::Run::start([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-h', $node->host, '-p', $node->port, '-U', 'postgres', (@round) x 10, 'postgres' ],
+		'<', \undef, '>', \my $out, '2>', \my $err)
+} (1 .. 3);
+ok($_->finish, 'databases that come and go') foreach @children;
+works('a', 'meanwhile');
+is(said($log, qr/ (?:WARNING|ERROR|FATAL|PANIC): |terminated by signal/), '', 'in peace');
 
 # The template of CREATE DATABASE when none is named.
 sql($node, $extension, 'template1');
