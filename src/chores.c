@@ -22,6 +22,8 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "utils/guc.h"
+#include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -29,6 +31,7 @@
 #include "catalog.h"
 #include "chores.h"
 #include "clock.h"
+#include "compat.h"
 #include "gauges.h"
 #include "guc.h"
 #include "queues.h"
@@ -46,13 +49,12 @@
 /* A chore that failed is left alone for a second, twice as long each time, up to 2^6. */
 #define FAILED_PAUSE USECS_PER_SEC
 #define FAILED_DOUBLINGS 6
-/* One of a queue that is not there, or not committed yet, for this, up to 2^3. */
-#define MISSING_PAUSE INT64CONST(100000)
-#define MISSING_DOUBLINGS 3
-/* A count that failed is tried again after that. */
+/* A count that did not come to its end is tried again after that. */
 #define COUNT_PAUSE (10 * USECS_PER_SEC)
-/* Failing chores of queues that are gone are forgotten, at the latest, after that. */
-#define TROUBLE_LIFE (600 * USECS_PER_SEC)
+/* A queue that is being created, and whose creation nobody tells of, is looked for after that. */
+#define UNSEEN_PAUSE (10 * USECS_PER_SEC)
+/* Events of such a queue are tried again after that, with those of all others. */
+#define UNTOLD_PAUSE (USECS_PER_SEC / 10)
 
 typedef struct Chore
 {
@@ -60,18 +62,33 @@ typedef struct Chore
 	void (*run)(const QueueInfo *queue);
 } Chore;
 
-/* A chore of a queue that failed, or found no queue. */
-typedef struct Trouble
+/* One chore of one queue; of none, when queue_id is 0. */
+typedef struct Task
 {
 	const Chore *chore;
-	int32 queue_id;
+	intptr_t queue_id; /* as wide as the pointer: a hash key without padding */
+} Task;
+
+typedef enum TaskResult
+{
+	TASK_DONE,
+	TASK_FAILED,
+	TASK_UNSEEN /* its queue is being created, or is gone */
+} TaskResult;
+
+/* A task that is left alone for a while. */
+typedef struct Trouble
+{
+	Task task; /* hash key */
 	int failures;
+	bool unseen;	  /* until not_before, or until queues' settings change */
+	uint64 settings;  /* as they were: idemq_slots_settings() */
 	int64 not_before; /* mono */
 } Trouble;
 
-static Trouble *troubles = NULL;
-static int ntroubles = 0;
-static int max_troubles = 0;
+static HTAB *troubles = NULL;
+/* Whether the last task found its queue. */
+static bool queue_seen = false;
 static MemoryContext chore_context = NULL;
 /* For the log. */
 static const char *doing = NULL;
@@ -118,6 +135,8 @@ static const Chore recover_chore = {"recover", recover};
 static const Chore reap_chore = {"reap", idemq_reap_expired};
 static const Chore due_chore = {"due", due};
 static const Chore remind_chore = {"remind", remind};
+static const Chore count_chore = {"count", NULL};
+static const Chore tell_chore = {"tell", NULL};
 
 static void
 error_context(void *arg)
@@ -166,91 +185,80 @@ in_transaction(const char *name, void (*function)(void *arg), void *arg)
 		RESUME_INTERRUPTS();
 	}
 	PG_END_TRY();
+	/* What a user's trigger has SET is not for the next chore. */
+	ResetAllOptions();
 	error_context_stack = callback.previous;
 	MemoryContextSwitchTo(chore_context);
 	MemoryContextReset(chore_context);
-	pgstat_report_stat(false);
 	pgstat_report_activity(STATE_IDLE, "");
 	return done;
 }
 
-/* One chore of one queue. */
-typedef struct Task
-{
-	const Chore *chore;
-	int32 queue_id;
-	bool missing; /* its answer: there is no such queue */
-} Task;
-
 static void
 run_task(void *arg)
 {
-	Task *task = arg;
+	const Task *task = arg;
 	QueueInfo queue;
 
-	task->missing = !idemq_queue_by_id(task->queue_id, &queue) || queue.slot == NULL;
-	if (task->missing)
+	queue_seen = idemq_queue_by_id((int32) task->queue_id, &queue) && queue.slot != NULL;
+	if (!queue_seen)
 		return;
 	strlcpy(doing_queue, queue.name, sizeof(doing_queue));
+	pgstat_report_activity(STATE_RUNNING, psprintf("%s of queue %s", doing, doing_queue));
 	task->chore->run(&queue);
 }
 
-static Trouble *
-find_trouble(const Chore *chore, int32 queue_id)
+/* Returns when (mono) a task may be tried again; 0 for one without trouble. */
+static int64
+not_before(const Task *task)
 {
-	for (int i = 0; i < ntroubles; i++)
-	{
-		if (troubles[i].chore == chore && troubles[i].queue_id == queue_id)
-			return &troubles[i];
-	}
-	return NULL;
+	const Trouble *trouble = hash_search(troubles, task, HASH_FIND, NULL);
+
+	if (trouble == NULL || (trouble->unseen && trouble->settings != idemq_slots_settings()))
+		return 0;
+	return trouble->not_before;
 }
 
-/* Makes room for a trouble, first by forgetting those that nobody asks for any more. */
+/*
+ * Has a task left alone for a while that came to nothing; forgets the trouble of
+ * one that is done.  settings: as they were before it.
+ */
 static void
-make_room(int64 now)
+note_result(const Task *task, TaskResult result, uint64 settings)
 {
-	if (ntroubles < max_troubles)
-		return;
-	for (int i = ntroubles - 1; i >= 0; i--)
+	Trouble *trouble;
+	bool found;
+
+	if (result == TASK_DONE)
 	{
-		if (troubles[i].not_before < now - TROUBLE_LIFE)
-			troubles[i] = troubles[--ntroubles];
-	}
-	if (ntroubles < max_troubles)
+		(void) hash_search(troubles, task, HASH_REMOVE, NULL);
 		return;
-	max_troubles = Max(16, 2 * max_troubles);
-	if (troubles == NULL)
-		troubles = MemoryContextAlloc(TopMemoryContext, max_troubles * sizeof(Trouble));
+	}
+	trouble = hash_search(troubles, task, HASH_ENTER, &found);
+	if (!found)
+		trouble->failures = 0;
+	trouble->not_before = idemq_mono_now() +
+						  (FAILED_PAUSE << Min(trouble->failures, FAILED_DOUBLINGS));
+	trouble->unseen = result == TASK_UNSEEN;
+	trouble->settings = settings;
+	if (trouble->unseen)
+		trouble->not_before = idemq_mono_now() + UNSEEN_PAUSE;
 	else
-		troubles = repalloc(troubles, max_troubles * sizeof(Trouble));
+		trouble->failures++;
 }
 
-/* Forgets the trouble of a chore that went well. */
-static void
-note_success(const Chore *chore, int32 queue_id)
+/* Returns the earlier of two times; a function, since what it is given may do work. */
+static int64
+earlier(int64 one, int64 other)
 {
-	Trouble *trouble = find_trouble(chore, queue_id);
-
-	if (trouble != NULL)
-		*trouble = troubles[--ntroubles];
+	return one < other ? one : other;
 }
 
-/* Has a chore left alone for a while: pause, doubled each time, so many times at most. */
-static void
-note_trouble(const Chore *chore, int32 queue_id, int64 pause, int doublings)
+/* Returns the later of two times, likewise. */
+static int64
+later(int64 one, int64 other)
 {
-	Trouble *trouble = find_trouble(chore, queue_id);
-	int64 now = idemq_mono_now();
-
-	if (trouble == NULL)
-	{
-		make_room(now);
-		trouble = &troubles[ntroubles++];
-		*trouble = (Trouble){chore, queue_id, 0, 0};
-	}
-	trouble->not_before = now + (pause << Min(trouble->failures, doublings));
-	trouble->failures++;
+	return one > other ? one : other;
 }
 
 /*
@@ -260,27 +268,17 @@ note_trouble(const Chore *chore, int32 queue_id, int64 pause, int doublings)
 static int64
 run_chore(const Chore *chore, int32 queue_id, int64 when)
 {
-	Trouble *trouble = find_trouble(chore, queue_id);
-	Task task = {chore, queue_id, false};
+	Task task = {chore, queue_id};
+	uint64 settings = idemq_slots_settings();
+	bool done;
 
-	if (trouble != NULL)
-		when = Max(when, trouble->not_before);
+	when = later(when, not_before(&task));
 	if (when > idemq_mono_now())
 		return when;
-	if (!in_transaction(chore->name, run_task, &task))
-		note_trouble(chore, queue_id, FAILED_PAUSE, FAILED_DOUBLINGS);
-	else if (task.missing)
-		note_trouble(chore, queue_id, MISSING_PAUSE, MISSING_DOUBLINGS);
-	else
-		note_success(chore, queue_id);
+	queue_seen = true;
+	done = in_transaction(chore->name, run_task, &task);
+	note_result(&task, !done ? TASK_FAILED : queue_seen ? TASK_DONE : TASK_UNSEEN, settings);
 	return 0;
-}
-
-/* Returns the earlier of two times; a function, since what it is given may do work. */
-static int64
-earlier(int64 one, int64 other)
-{
-	return one < other ? one : other;
 }
 
 /* Reads a time that may be "never". */
@@ -343,18 +341,21 @@ static int64
 do_tell(void)
 {
 	static int64 next_try = 0;
+	const Task task = {&tell_chore, 0};
 	int64 delay = idemq_notify_delay * INT64CONST(1000);
 	int64 now = idemq_mono_now();
+	int64 when = later(later(told_at + delay, next_try), not_before(&task));
+	bool done;
 
 	/* Just told: come again by ourselves, so that a busy queue need not wake us each time. */
 	if (!idemq_tell_waiting())
 		return now < told_at + delay ? told_at + delay : PG_INT64_MAX;
-	if (now < Max(told_at + delay, next_try))
-		return Max(told_at + delay, next_try);
-	if (in_transaction("tell", idemq_tell, NULL))
-		idemq_told();
-	else
-		next_try = now + FAILED_PAUSE;
+	if (now < when)
+		return when;
+	done = in_transaction(tell_chore.name, idemq_tell, NULL);
+	note_result(&task, done ? TASK_DONE : TASK_FAILED, 0);
+	if (done && !idemq_told())
+		next_try = now + UNTOLD_PAUSE;
 	told_at = now;
 	return now + delay;
 }
@@ -370,12 +371,13 @@ static int64
 do_count(void)
 {
 	static int64 next_try = 0;
-	int64 known_at = idemq_gauges_due_at();
-	int64 due_at = Max(known_at, next_try);
+	const Task task = {&count_chore, 0};
+	int64 due_at = later(later(idemq_gauges_due_at(), next_try), not_before(&task));
 
 	if (due_at > idemq_mono_now())
 		return due_at;
-	if (!in_transaction("count", count, NULL) || idemq_gauges_due())
+	note_result(&task, in_transaction(count_chore.name, count, NULL) ? TASK_DONE : TASK_FAILED, 0);
+	if (idemq_gauges_due())
 		next_try = idemq_mono_now() + COUNT_PAUSE;
 	return 0;
 }
@@ -398,11 +400,34 @@ discover(void *arg)
 bool
 idemq_chores_begin(void)
 {
+	HASHCTL info = {0};
+
 	chore_context = AllocSetContextCreate(TopMemoryContext, "idemq chore", ALLOCSET_DEFAULT_SIZES);
+	info.keysize = sizeof(Task);
+	info.entrysize = sizeof(Trouble);
+	troubles = hash_create("idemq chores that failed", 16, &info, HASH_ELEM | HASH_BLOBS);
 	if (!in_transaction("discover", discover, NULL))
 		return false;
 	idemq_for_each_slot(MyDatabaseId, look_anew, NULL);
 	return true;
+}
+
+/*
+ * Reports this process' statistics, for autovacuum's sake; returns when (mono) to
+ * come again, should there be nothing else to do.
+ */
+static int64
+report_statistics(void)
+{
+	static int64 forced_at = 0; /* 0: nothing is left to report */
+	int64 now = idemq_mono_now();
+	long left = compat_report_stat(forced_at > 0 && now >= forced_at);
+
+	if (left == 0)
+		forced_at = 0;
+	else if (forced_at == 0)
+		forced_at = now + left * INT64CONST(1000);
+	return forced_at == 0 ? PG_INT64_MAX : forced_at;
 }
 
 /* Does what is due, of every queue once; returns when (mono) to come again. */
@@ -413,5 +438,6 @@ idemq_chores_do(void)
 
 	idemq_for_each_slot(MyDatabaseId, visit_queue, &next);
 	next = earlier(next, do_tell());
-	return earlier(next, do_count());
+	next = earlier(next, do_count());
+	return earlier(next, report_statistics());
 }

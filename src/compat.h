@@ -12,11 +12,13 @@
 #include "access/xlog.h"
 #include "catalog/dependency.h"
 #include "catalog/pg_database.h"
+#include "catalog/pg_extension.h"
 #if PG_VERSION_NUM >= 150000
 #include "common/pg_prng.h"
 #endif
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "pgstat.h"
 #include "parser/parse_relation.h"
 #if PG_VERSION_NUM < 150000
 #include "postmaster/autovacuum.h"
@@ -170,6 +172,39 @@ compat_owns_database(Oid database)
 	return pg_database_ownercheck(database, GetUserId());
 #endif
 }
+
+/* Whether the current role owns an extension. */
+static inline bool
+compat_owns_extension(Oid extension)
+{
+#if PG_VERSION_NUM >= 160000
+	return object_ownercheck(ExtensionRelationId, extension, GetUserId());
+#else
+	return pg_extension_ownercheck(extension, GetUserId());
+#endif
+}
+
+/*
+ * Reports this process' statistics, if it is time.  Returns after how many ms what
+ * is left is to be reported with force; 0: nothing is left.
+ */
+static inline long
+compat_report_stat(bool force)
+{
+#if PG_VERSION_NUM >= 150000
+	return pgstat_report_stat(force);
+#else
+	pgstat_report_stat(true);
+	return 0;
+#endif
+}
+
+/* A server's default for this would end a background worker in the middle of a chore. */
+#if PG_VERSION_NUM >= 170000
+#define COMPAT_TRANSACTION_TIMEOUT_OFF {"transaction_timeout", "0"},
+#else
+#define COMPAT_TRANSACTION_TIMEOUT_OFF
+#endif
 
 /* Returns a random number in [0, 1). */
 static inline double

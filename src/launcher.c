@@ -2,8 +2,8 @@
  * launcher.c
  *		The process that keeps a worker in each database with idemq.
  *
- * It belongs to no database.  When it starts, it has each database looked into,
- * a few at a time: by a worker, which stays if it finds the extension.  From
+ * It belongs to no database.  When it starts, or idemq.worker is set on, it has each
+ * database looked into, a few at a time: by a worker, which stays if it finds the extension.  From
  * then on it is told: by CREATE EXTENSION and by the first use of idemq in a
  * session (workers.c).  A worker that ended is started again after half a
  * second, later if it keeps ending.
@@ -19,7 +19,6 @@
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/pg_database.h"
-#include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
@@ -45,7 +44,7 @@
 /* After that, a worker that could not be started is tried again. */
 #define START_RETRY USECS_PER_SEC
 /* A complaint is repeated that often. */
-#define COMPLAIN_INTERVAL (60 * USECS_PER_SEC)
+#define COMPLAIN_INTERVAL USECS_PER_HOUR
 
 /* A worker asked for that has not attached yet; at the index of its place. */
 typedef struct Start
@@ -60,9 +59,20 @@ static Start *starts;
 static List *to_look_into = NIL; /* of database OIDs */
 static int64 next_complaint = 0; /* mono */
 
-/* Lists the databases that may have the extension. */
+/* Returns whether a worker could connect to a database. */
+static bool
+is_open(Form_pg_database database)
+{
+	return database->datallowconn && !compat_database_is_invalid(database);
+}
+
+/*
+ * Lists the databases in which a worker could find the extension, but for templates;
+ * or only the one asked for, which may be one.  By a scan: caches are told of a
+ * DROP DATABASE only after its commit has woken us.
+ */
 static List *
-list_databases(void)
+list_databases(Oid only)
 {
 	List *databases = NIL;
 	MemoryContext context = CurrentMemoryContext;
@@ -71,7 +81,6 @@ list_databases(void)
 	HeapTuple tuple;
 
 	StartTransactionCommand();
-	(void) GetTransactionSnapshot();
 	rel = table_open(DatabaseRelationId, AccessShareLock);
 	scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
 	while ((tuple = systable_getnext(scan)) != NULL)
@@ -79,8 +88,8 @@ list_databases(void)
 		Form_pg_database database = (Form_pg_database) GETSTRUCT(tuple);
 		MemoryContext old;
 
-		if (!database->datallowconn || database->datistemplate ||
-			compat_database_is_invalid(database))
+		if (!is_open(database) ||
+			(OidIsValid(only) ? database->oid != only : database->datistemplate))
 			continue;
 		old = MemoryContextSwitchTo(context);
 		databases = lappend_oid(databases, database->oid);
@@ -91,18 +100,6 @@ list_databases(void)
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(context);
 	return databases;
-}
-
-/* Returns whether a database still exists. */
-static bool
-database_exists(Oid database)
-{
-	bool exists;
-
-	StartTransactionCommand();
-	exists = get_database_name(database) != NULL;
-	CommitTransactionCommand();
-	return exists;
 }
 
 /* Says, not too often, that no more background workers can be started. */
@@ -129,9 +126,11 @@ start_worker(const WorkerPlace *place)
 {
 	BackgroundWorker worker = {0};
 	Start *start = &starts[place->index];
+	MemoryContext old;
 	uint64 serial;
+	bool registered;
 
-	if (!database_exists(place->database))
+	if (list_databases(place->database) == NIL)
 	{
 		idemq_worker_forget(place);
 		return;
@@ -152,7 +151,10 @@ start_worker(const WorkerPlace *place)
 	if (start->handle != NULL)
 		pfree(start->handle);
 	start->handle = NULL;
-	if (!RegisterDynamicBackgroundWorker(&worker, &start->handle))
+	old = MemoryContextSwitchTo(TopMemoryContext); /* the handle is for later rounds */
+	registered = RegisterDynamicBackgroundWorker(&worker, &start->handle);
+	MemoryContextSwitchTo(old);
+	if (!registered)
 	{
 		complain_about_slots();
 		idemq_worker_start_failed(place->index, START_RETRY);
@@ -220,22 +222,31 @@ start_workers(void)
 	return next;
 }
 
+/* Has all databases looked into. */
+static void
+look_around(void)
+{
+	MemoryContextSwitchTo(TopMemoryContext);
+	list_free(to_look_into);
+	to_look_into = list_databases(InvalidOid);
+}
+
 /* Main function of the launcher. */
 void
 idemq_launcher_main(Datum arg)
 {
 	MemoryContext context;
+	bool was_on = false;
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	pqsignal(SIGTERM, die);
+	pqsignal(SIGINT, SIG_IGN);
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 	pgstat_report_appname("idemq launcher");
 	idemq_workers_attach_launcher();
 	starts = MemoryContextAllocZero(TopMemoryContext, max_worker_processes * sizeof(Start));
 	context = AllocSetContextCreate(TopMemoryContext, "idemq launcher", ALLOCSET_DEFAULT_SIZES);
-	MemoryContextSwitchTo(TopMemoryContext);
-	to_look_into = list_databases();
 	pgstat_report_activity(STATE_IDLE, "");
 
 	for (;;)
@@ -243,6 +254,9 @@ idemq_launcher_main(Datum arg)
 		int64 next = PG_INT64_MAX;
 		int64 left;
 
+		if (idemq_worker && !was_on)
+			look_around();
+		was_on = idemq_worker;
 		MemoryContextSwitchTo(context);
 		if (idemq_worker)
 			next = start_workers();
@@ -251,7 +265,7 @@ idemq_launcher_main(Datum arg)
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | (left >= 0 ? WL_TIMEOUT : 0),
 						 left, compat_wait_event_launcher());
 		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
+		idemq_worker_idle_interrupts();
 		if (ConfigReloadPending)
 		{
 			ConfigReloadPending = false;

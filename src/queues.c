@@ -62,6 +62,8 @@ static HTAB *names = NULL; /* of CachedName */
 /* The cache holds while these are equal. */
 static uint64 invalidations = 1;
 static uint64 loaded_at = 0;
+/* Likewise, for changes whose invalidations are still to come. */
+static uint64 settings_loaded = 0;
 /* idemq.queues, as the callback needs it without a lookup. */
 static Oid queues_relid = InvalidOid;
 
@@ -153,9 +155,10 @@ static void
 load_cache(void)
 {
 	AcceptInvalidationMessages();
-	if (loaded_at != invalidations)
+	if (loaded_at != invalidations || settings_loaded != idemq_slots_settings())
 	{
 		uint64 before = invalidations;
+		uint64 settings_before = idemq_slots_settings();
 		uint64 rows;
 		SqlScope scope;
 
@@ -170,6 +173,7 @@ load_cache(void)
 			cache_grant(i);
 		idemq_sql_end(&scope);
 		loaded_at = before;
+		settings_loaded = settings_before;
 		idemq_worker_announce_use();
 	}
 }

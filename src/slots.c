@@ -39,6 +39,7 @@ typedef struct SlotsShared
 	pg_atomic_uint64 refused; /* lookups of queues that got none; no lock */
 	/* Changes under way in the lower half, changes begun in the upper; no lock. */
 	pg_atomic_uint64 changes;
+	pg_atomic_uint64 settings; /* changes of queues' settings; no lock */
 	QueueSlot slots[FLEXIBLE_ARRAY_MEMBER];
 } SlotsShared;
 
@@ -73,6 +74,7 @@ idemq_slots_shmem_init(void *area, bool found)
 		LWLockInitialize(&shared->slots_lock, shared->tranche);
 		pg_atomic_init_u64(&shared->refused, 0);
 		pg_atomic_init_u64(&shared->changes, 0);
+		pg_atomic_init_u64(&shared->settings, 0);
 		for (int i = 0; i < idemq_max_queues; i++)
 		{
 			LWLockInitialize(&shared->slots[i].lock, shared->tranche);
@@ -410,6 +412,23 @@ uint64
 idemq_slots_changes(void)
 {
 	return pg_atomic_fetch_add_u64(&shared->changes, 0);
+}
+
+/*
+ * Notes that a transaction which changed queues' settings has committed.  A
+ * commit's callbacks, which wake others, run before it sends its invalidations.
+ */
+void
+idemq_slots_settings_changed(void)
+{
+	(void) pg_atomic_fetch_add_u64(&shared->settings, 1);
+}
+
+/* Returns a number that stays as it is while no queue's settings change. */
+uint64
+idemq_slots_settings(void)
+{
+	return pg_atomic_read_u64(&shared->settings);
 }
 
 /* Reads the slot of a queue of this database; false when it has none. */

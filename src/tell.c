@@ -30,6 +30,7 @@ typedef struct Telling
 	QueueSlot *slot;
 	int32 queue_id;
 	bool ready;
+	bool known; /* the queue was found: else it is being created still */
 	uint64 announced;
 	NewsBatch batch;
 } Telling;
@@ -119,30 +120,37 @@ idemq_tell(void *unused)
 	idemq_for_each_slot(MyDatabaseId, collect, NULL);
 	foreach(lc, tellings)
 	{
-		const Telling *telling = lfirst(lc);
+		Telling *telling = lfirst(lc);
 		QueueInfo queue;
 
 		CHECK_FOR_INTERRUPTS();
-		if (idemq_notify && idemq_queue_by_id(telling->queue_id, &queue))
+		telling->known = idemq_queue_by_id(telling->queue_id, &queue);
+		if (idemq_notify && telling->known)
 			send(telling, &queue);
 	}
 }
 
-/* Notes that what idemq_tell sent is told: its transaction has committed. */
-void
+/*
+ * Notes that what idemq_tell sent is told: its transaction has committed.  Returns
+ * whether that was all: a queue that is being created has to wait.
+ */
+bool
 idemq_told(void)
 {
 	ListCell *lc;
+	bool all = true;
 
 	foreach(lc, tellings)
 	{
 		const Telling *telling = lfirst(lc);
 
-		if (!idemq_slot_is_of(telling->slot, telling->queue_id))
+		all &= telling->known;
+		if (!telling->known || !idemq_slot_is_of(telling->slot, telling->queue_id))
 			continue;
 		pg_atomic_write_u64(&telling->slot->notified, telling->announced);
 		idemq_events_told(telling->slot, &telling->batch);
 	}
 	tellings = NIL;
 	MemoryContextReset(tell_context);
+	return all;
 }

@@ -7,6 +7,6 @@
 
 extern bool idemq_tell_waiting(void);
 extern void idemq_tell(void *unused);
-extern void idemq_told(void);
+extern bool idemq_told(void);
 
 #endif

@@ -2,10 +2,8 @@
  * utility.c
  *		Utility commands that idemq follows.
  *
- *		Before they run: DROP DATABASE, ALTER DATABASE and CREATE DATABASE ...
- *			TEMPLATE need the database for themselves, so its worker is sent away
- *			(workers.c); only for a role that may run them, since nobody else is to
- *			stop a worker.
+ *		Before they run: the worker is sent away from a database that the command
+ *			needs for itself (away.c).
  *
  *		After they succeeded:
  *
@@ -14,35 +12,29 @@
  *		DROP DATABASE						its entries in shared memory go.
  *		DROP EXTENSION, or whatever else drops idemq.jobs: likewise, at commit.
  *		CREATE EXTENSION idemq				a worker is wanted, at commit.
+ *		CREATE DATABASE						the template may have had the extension:
+ *			likewise.
  *		DISCARD ALL							a pooler hands the session on: its
  *			attached leases end, as with the session.
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
-#include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/objectaccess.h"
-#include "catalog/pg_authid.h"
 #include "catalog/pg_class.h"
-#include "catalog/pg_database.h"
 #include "commands/dbcommands.h"
-#include "commands/defrem.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
 #include "storage/ipc.h"
 #include "tcop/utility.h"
-#include "utils/acl.h"
 #include "utils/lsyscache.h"
-#include "utils/syscache.h"
 
-#include "compat.h"
+#include "away.h"
 #include "cursor.h"
 #include "idemq.h"
 #include "lease_sweep.h"
 #include "utility.h"
 #include "wake.h"
-#include "workers.h"
 #include "xact.h"
 
 static ProcessUtility_hook_type prev_process_utility = NULL;
@@ -55,86 +47,9 @@ typedef enum Follow
 	FOLLOW_PREPARED,
 	FOLLOW_DROP_DATABASE,
 	FOLLOW_CREATE_EXTENSION,
+	FOLLOW_CREATE_DATABASE,
 	FOLLOW_DISCARD
 } Follow;
-
-/* Returns the value of an option, NULL when it is not given. */
-static const char *
-option_value(List *options, const char *name)
-{
-	ListCell *lc;
-
-	foreach(lc, options)
-	{
-		DefElem *option = lfirst(lc);
-
-		if (strcmp(option->defname, name) == 0 && option->arg != NULL)
-			return defGetString(option);
-	}
-	return NULL;
-}
-
-/* Returns the database that a command needs for itself; InvalidOid for none. */
-static Oid
-database_needed(Node *statement)
-{
-	const char *name = NULL;
-
-	if (IsA(statement, DropdbStmt))
-		name = ((DropdbStmt *) statement)->dbname;
-	else if (IsA(statement, CreatedbStmt))
-		name = option_value(((CreatedbStmt *) statement)->options, "template");
-	else if (IsA(statement, AlterDatabaseStmt) &&
-			 option_value(((AlterDatabaseStmt *) statement)->options, "tablespace") != NULL)
-		name = ((AlterDatabaseStmt *) statement)->dbname;
-	else if (IsA(statement, RenameStmt) &&
-			 ((RenameStmt *) statement)->renameType == OBJECT_DATABASE)
-		name = ((RenameStmt *) statement)->subname;
-	return name == NULL ? InvalidOid : get_database_oid(name, true);
-}
-
-/* Returns whether the current role may create databases. */
-static bool
-may_create_databases(void)
-{
-	HeapTuple tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(GetUserId()));
-	bool may = false;
-
-	if (HeapTupleIsValid(tuple))
-	{
-		may = ((Form_pg_authid) GETSTRUCT(tuple))->rolcreatedb;
-		ReleaseSysCache(tuple);
-	}
-	return may;
-}
-
-/* Returns whether the current role may have a database for itself, by that command. */
-static bool
-may_have(Oid database, Node *statement)
-{
-	HeapTuple tuple;
-	bool is_template = false;
-
-	if (compat_owns_database(database))
-		return true;
-	tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
-	if (HeapTupleIsValid(tuple))
-	{
-		is_template = ((Form_pg_database) GETSTRUCT(tuple))->datistemplate;
-		ReleaseSysCache(tuple);
-	}
-	return is_template && IsA(statement, CreatedbStmt) && may_create_databases();
-}
-
-/* Sends the worker away from a database that the command needs for itself. */
-static void
-make_way(Node *statement)
-{
-	Oid database = IsTransactionState() ? database_needed(statement) : InvalidOid;
-
-	if (OidIsValid(database) && may_have(database, statement))
-		idemq_worker_send_away(database);
-}
 
 static Follow
 what_to_follow(Node *statement, Oid *database)
@@ -155,6 +70,8 @@ what_to_follow(Node *statement, Oid *database)
 	else if (IsA(statement, CreateExtensionStmt) &&
 			 strcmp(((CreateExtensionStmt *) statement)->extname, IDEMQ_EXTENSION) == 0)
 		return FOLLOW_CREATE_EXTENSION;
+	else if (IsA(statement, CreatedbStmt))
+		return FOLLOW_CREATE_DATABASE;
 	else if (IsA(statement, DiscardStmt) && ((DiscardStmt *) statement)->target == DISCARD_ALL)
 		return FOLLOW_DISCARD;
 	return FOLLOW_NOTHING;
@@ -215,7 +132,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 	Oid database = InvalidOid;
 	Follow follow = what_to_follow(statement->utilityStmt, &database);
 
-	make_way(statement->utilityStmt);
+	idemq_away_make_way(statement->utilityStmt);
 	if (follow == FOLLOW_PREPARED)
 	{
 		/* From the moment on that it is visible until the cursors are unset. */
@@ -248,7 +165,11 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 			idemq_slots_forget_database(database);
 			break;
 		case FOLLOW_CREATE_EXTENSION:
-			idemq_xact_note_extension();
+			idemq_xact_note_extension(MyDatabaseId);
+			break;
+		case FOLLOW_CREATE_DATABASE:
+			idemq_xact_note_extension(
+				get_database_oid(((CreatedbStmt *) statement->utilityStmt)->dbname, false));
 			break;
 		case FOLLOW_DISCARD:
 			idemq_lease_orphan_session();

@@ -19,8 +19,10 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
+#include "storage/sinval.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
+#include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
@@ -44,8 +46,11 @@ settle_settings(void)
 		{"default_transaction_isolation", "read committed"},
 		{"default_transaction_deferrable", "off"},
 		{"statement_timeout", "0"},
-		{"lock_timeout", "0"},
-		{"idle_in_transaction_session_timeout", "0"},
+		COMPAT_TRANSACTION_TIMEOUT_OFF{"idle_in_transaction_session_timeout", "0"},
+		/* What a user's trigger waits for holds up that chore, not all others for ever. */
+		{"lock_timeout", "10s"},
+		{"session_replication_role", "origin"},
+		{"row_security", "on"},
 		/* What it writes can be lost in a crash: the rows then say so, and it is done again. */
 		{"synchronous_commit", "off"},
 		{"search_path", "pg_catalog, pg_temp"},
@@ -61,6 +66,8 @@ has_extension(void)
 {
 	bool has;
 
+	/* Who asks us to look does so before the invalidations of his commit are sent. */
+	InvalidateSystemCaches();
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
 	has = OidIsValid(get_extension_oid(IDEMQ_EXTENSION, true));
@@ -75,10 +82,28 @@ may_stay(void)
 {
 	if (!idemq_worker || !idemq_worker_is_wanted())
 		return false;
-	if (!idemq_worker_take_recheck() || has_extension())
-		return true;
-	idemq_worker_found_nothing();
-	return false;
+	while (idemq_worker_take_recheck())
+	{
+		if (!has_extension() && idemq_worker_found_nothing())
+			return false;
+	}
+	return true;
+}
+
+/*
+ * Takes what came for this process between two pieces of work; for the launcher
+ * too.  Asked to end, it does so without a FATAL in the log at every shutdown.
+ */
+void
+idemq_worker_idle_interrupts(void)
+{
+	if (ProcDiePending)
+		proc_exit(1);
+	QueryCancelPending = false; /* there is nothing to cancel */
+	CHECK_FOR_INTERRUPTS();
+	/* Else whoever writes catalogs finds us far behind with their invalidations. */
+	if (catchupInterruptPending)
+		ProcessCatchupInterrupt();
 }
 
 /* Sleeps until a time (mono), or until somebody has something earlier. */
@@ -91,7 +116,7 @@ sleep_until(int64 until)
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 (left + 999) / 1000, compat_wait_event_worker());
 	ResetLatch(MyLatch);
-	CHECK_FOR_INTERRUPTS();
+	idemq_worker_idle_interrupts();
 	if (ConfigReloadPending)
 	{
 		ConfigReloadPending = false;

@@ -7,6 +7,7 @@
 
 #include "idemq.h"
 
+extern void idemq_worker_idle_interrupts(void);
 pg_noreturn extern PGDLLEXPORT void idemq_worker_main(Datum arg);
 
 #endif

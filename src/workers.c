@@ -10,9 +10,8 @@
  *			 or free, when it found no extension.
  *		free -> HELD -> free: somebody needs a database that has no worker.
  *
- * A session that needs a database for itself (DROP, ALTER, CREATE ... TEMPLATE)
- * sends the worker away: the place counts such sessions, no worker starts while
- * there is one, and the count is taken back when their transactions end.
+ * A session that needs a database for itself (away.c) sends the worker away: the
+ * place counts such sessions, and no worker starts while there is one.
  *
  * A worker asleep says until when.  Whoever has something for it earlier sets
  * its latch (idemq_worker_need_by); an awake worker is told always, since it may
@@ -27,14 +26,12 @@
 
 #include <signal.h>
 
-#include "access/xact.h"
 #include "access/xlog.h"
 #include "miscadmin.h"
 #include "port/atomics.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/lwlock.h"
-#include "storage/procarray.h"
 
 #include "clock.h"
 #include "compat.h"
@@ -46,10 +43,6 @@
 #define RESTART_DELAY (USECS_PER_SEC / 2)
 /* up to so many times. */
 #define MAX_DOUBLINGS 6
-/* A worker that is sent away gets so many steps of AWAY_STEP to go by itself, then SIGTERM. */
-#define AWAY_PATIENCE 50
-#define AWAY_STEPS 500
-#define AWAY_STEP 10 /* ms */
 
 typedef enum PlaceState
 {
@@ -86,10 +79,6 @@ typedef struct Board
 static Board *board = NULL;
 /* The place that this process works for, when it is a worker. */
 static Place *my_place = NULL;
-/* Databases whose workers this session's transaction has sent away. */
-#define MAX_SENT_AWAY 4
-static Oid sent_away[MAX_SENT_AWAY];
-static int nsent_away = 0;
 
 /* One place for every worker that may exist. */
 static int
@@ -218,11 +207,11 @@ idemq_worker_need_by(int64 mono)
 		wake_proc(place->proc);
 }
 
-/* Has this database's worker see whether the extension is still there. */
+/* Has a database's worker see whether the extension is still there. */
 void
-idemq_worker_recheck(void)
+idemq_worker_recheck(Oid database)
 {
-	Place *place = find_place(MyDatabaseId);
+	Place *place = find_place(database);
 
 	if (place == NULL)
 		return;
@@ -230,67 +219,68 @@ idemq_worker_recheck(void)
 	wake_proc(place->proc);
 }
 
-/* Waits until a process is no session any more, so that nothing keeps the database busy. */
-static void
-wait_for_end(pid_t pid)
+/*
+ * Follows the commit of what may have brought the extension to a database: has it
+ * looked into, also by a worker that has looked before and is about to leave.
+ */
+void
+idemq_worker_look_into(Oid database)
 {
-	for (int i = 0; i < AWAY_STEPS && BackendPidGetProc(pid) != NULL; i++)
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (i == AWAY_PATIENCE)
-			(void) kill(pid, SIGTERM);
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, AWAY_STEP,
-						 compat_wait_event_away());
-		ResetLatch(MyLatch);
-	}
+	idemq_worker_recheck(database);
+	(void) idemq_worker_want(database);
 }
 
 /*
- * Sends a database's worker away, and keeps it away until this transaction
- * ends; the caller has checked that the role may have the database for itself.
- * Returns when it is gone, or after some seconds, when the command will say
- * what is in its way.
+ * Keeps workers away from a database until idemq_worker_release, once for each
+ * call.  Returns the process of the one that is there, and has been told; 0: none.
+ * *held: whether there is something to release; not when the board is full.
  */
-void
-idemq_worker_send_away(Oid database)
+pid_t
+idemq_worker_hold(Oid database, bool *held)
 {
 	Place *place;
 	pid_t pid = 0;
 
-	if (nsent_away == MAX_SENT_AWAY)
-		return;
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
 	/* Its place, also when there is no worker: none may start now. */
 	place = find_or_take_place(database, PLACE_HELD);
 	if (place != NULL)
 	{
 		place->away++;
-		sent_away[nsent_away++] = database;
 		pid = place->pid;
 		wake_proc(place->proc);
 	}
 	LWLockRelease(&board->board_lock);
-	if (pid != 0)
-		wait_for_end(pid);
+	*held = place != NULL;
+	return pid;
 }
 
-/* Lets the workers back that this transaction sent away; for its end. */
+/* Takes one idemq_worker_hold back. */
 void
-idemq_workers_let_back(void)
+idemq_worker_release(Oid database)
 {
-	if (nsent_away == 0)
-		return;
-	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	while (nsent_away > 0)
-	{
-		Place *place = find_place(sent_away[--nsent_away]);
+	Place *place;
 
-		if (place != NULL && place->away > 0)
-			place->away--;
-		if (place != NULL && place->away == 0 && place->state == PLACE_HELD)
-			place->state = PLACE_FREE;
-	}
+	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
+	place = find_place(database);
+	if (place != NULL && place->away > 0)
+		place->away--;
+	if (place != NULL && place->away == 0 && place->state == PLACE_HELD)
+		place->state = PLACE_FREE;
 	wake_proc(board->launcher);
+	LWLockRelease(&board->board_lock);
+}
+
+/* Sends a signal to a database's worker, if it still is that process. */
+void
+idemq_worker_signal(Oid database, pid_t pid, int signal_number)
+{
+	Place *place;
+
+	LWLockAcquire(&board->board_lock, LW_SHARED);
+	place = find_place(database);
+	if (place != NULL && place->pid == pid)
+		(void) kill(pid, signal_number);
 	LWLockRelease(&board->board_lock);
 }
 
@@ -452,15 +442,25 @@ idemq_worker_attach(int index, uint64 serial, Oid *database)
 	return wanted;
 }
 
-/* Notes that this worker's database has no extension: its end frees the place. */
-void
+/*
+ * Notes that this worker's database has no extension, and frees the place; false
+ * when somebody has asked to look again meanwhile.
+ */
+bool
 idemq_worker_found_nothing(void)
 {
+	bool nothing;
+
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	my_place->state = my_place->away > 0 ? PLACE_HELD : PLACE_FREE;
-	my_place->pid = 0;
-	my_place->proc = -1;
+	nothing = !pg_atomic_unlocked_test_flag(&my_place->recheck);
+	if (nothing)
+	{
+		my_place->state = my_place->away > 0 ? PLACE_HELD : PLACE_FREE;
+		my_place->pid = 0;
+		my_place->proc = -1;
+	}
 	LWLockRelease(&board->board_lock);
+	return nothing;
 }
 
 /* Returns whether this worker may stay. */

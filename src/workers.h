@@ -24,9 +24,13 @@ extern bool idemq_worker_want(Oid database);
 extern void idemq_worker_announce_use(void);
 extern bool idemq_worker_present(void);
 extern void idemq_worker_need_by(int64 mono);
-extern void idemq_worker_recheck(void);
-extern void idemq_worker_send_away(Oid database);
-extern void idemq_workers_let_back(void);
+extern void idemq_worker_recheck(Oid database);
+extern void idemq_worker_look_into(Oid database);
+
+/* for away.c */
+extern pid_t idemq_worker_hold(Oid database, bool *held);
+extern void idemq_worker_release(Oid database);
+extern void idemq_worker_signal(Oid database, pid_t pid, int signal_number);
 
 /* for the launcher */
 extern void idemq_workers_attach_launcher(void);
@@ -37,7 +41,7 @@ extern void idemq_worker_forget(const WorkerPlace *place);
 
 /* for a worker */
 extern bool idemq_worker_attach(int index, uint64 serial, Oid *database);
-extern void idemq_worker_found_nothing(void);
+extern bool idemq_worker_found_nothing(void);
 extern bool idemq_worker_is_wanted(void);
 extern bool idemq_worker_take_recheck(void);
 extern void idemq_worker_awake(void);

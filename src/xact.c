@@ -29,6 +29,7 @@
 #include "miscadmin.h"
 #include "utils/memutils.h"
 
+#include "away.h"
 #include "clock.h"
 #include "lease_sweep.h"
 #include "lowers.h"
@@ -48,7 +49,7 @@ typedef enum TouchKind
 	TOUCH_EVENT,	/* commit: there is something to NOTIFY */
 	TOUCH_FINISHED, /* commit: a job that was in no attempt has its result; 0: some are gone */
 	TOUCH_WAKE,		/* commit: who waits for the queue, 0 for any, looks again */
-	TOUCH_EXTENSION /* commit: this database wants a worker */
+	TOUCH_EXTENSION /* commit: a database, job_id, is to be looked into by a worker */
 } TouchKind;
 
 typedef struct Touch
@@ -208,12 +209,12 @@ idemq_xact_note_settings(int32 queue_id)
 	add_touch(TOUCH_WAKE, NULL, queue_id, 0, 0);
 }
 
-/* Notes that the extension is created. */
+/* Notes that a database may have the extension from now on. */
 void
-idemq_xact_note_extension(void)
+idemq_xact_note_extension(Oid database)
 {
 	idemq_xact_reserve();
-	add_touch(TOUCH_EXTENSION, NULL, 0, 0, 0);
+	add_touch(TOUCH_EXTENSION, NULL, 0, (int64) database, 0);
 }
 
 /* Lets a job be seen again that others may have passed. */
@@ -275,19 +276,21 @@ apply(const Touch *touch)
 			idemq_wake_database(MyDatabaseId, false);
 			idemq_lease_forget_database(MyDatabaseId);
 			idemq_slots_forget_database(MyDatabaseId);
-			idemq_worker_recheck();
+			idemq_worker_recheck(MyDatabaseId);
 			break;
 		case TOUCH_EVENT:
 			idemq_event_add(touch->slot, touch->queue_id, &touch->news);
 			break;
 		case TOUCH_WAKE:
+			idemq_slots_settings_changed();
+			idemq_worker_need_by(0); /* it may have found a queue that was not there yet */
 			if (touch->queue_id == 0)
 				idemq_wake_database(MyDatabaseId, false);
 			else
 				idemq_wake_perhaps(NULL, touch->queue_id, PG_INT32_MAX);
 			break;
 		case TOUCH_EXTENSION:
-			(void) idemq_worker_want(MyDatabaseId);
+			idemq_worker_look_into((Oid) touch->job_id);
 			break;
 	}
 }
@@ -418,12 +421,12 @@ xact_callback(XactEvent event, void *arg)
 				apply(&touches[i]);
 			idemq_lowers_apply(InvalidSubTransactionId, true);
 			forget_all();
-			idemq_workers_let_back();
+			idemq_away_let_back();
 			break;
 		case XACT_EVENT_ABORT:
 			undo_from(InvalidSubTransactionId);
 			forget_all();
-			idemq_workers_let_back();
+			idemq_away_let_back();
 			break;
 		case XACT_EVENT_PRE_PREPARE:
 			check_prepare();
@@ -431,6 +434,7 @@ xact_callback(XactEvent event, void *arg)
 		case XACT_EVENT_PREPARE:
 			after_prepare();
 			forget_all();
+			idemq_away_let_back();
 			break;
 		default:
 			break;

@@ -1,0 +1,380 @@
+# The life of launcher and workers: where there is one, when it comes, goes and
+# comes back, and whom it is not in the way of.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use IPC::Run;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('life', 'idemq.worker' => 'on', log_min_messages => 'debug1', log_statement => 'none', max_worker_processes => 20);
+my $workers = "FROM pg_stat_activity WHERE backend_type = 'idemq worker'";
+
+# Waits until a database has one worker, and no other; answers its pid.
+sub worker_of
+{
+	my ($db, $server) = ($_[0], $_[1] // $node);
+
+	$server->poll_query_until('postgres', "SELECT count(*) = 1 $workers AND datname = '$db'") or die "worker of $db";
+	return sql($server, "SELECT min(pid) $workers AND datname = '$db'");
+}
+
+# Waits for another worker than a former one.
+sub next_worker_of
+{
+	my ($db, $former, $server) = ($_[0], $_[1], $_[2] // $node);
+
+	$server->poll_query_until('postgres', "SELECT count(*) = 1 AND min(pid) <> $former $workers AND datname = '$db'")
+	  or die "next worker of $db";
+	return sql($server, "SELECT min(pid) $workers AND datname = '$db'");
+}
+
+# A database's worker takes back a lease, which nobody else here does.
+sub works
+{
+	my ($db, $name, $server) = ($_[0], $_[1], $_[2] // $node);
+	my $id = sql($server, "SELECT id FROM idemq.enqueue('q', '1')", $db);
+
+	sql($server, "SELECT idemq.claim_job($id, lease => '10 ms')", $db);
+	ok($server->poll_query_until($db, "SELECT status = 'pending' FROM idemq.jobs WHERE id = $id"), "$name: works");
+	is_sql($server, "SELECT count(*) $workers AND datname = '$db'", 1, "$name: one worker");
+}
+
+# What the server has said since a place in its log; of what concerns an operator, or matching.
+sub said
+{
+	my ($from, $what, $server) = ($_[0], $_[1] // qr/ (?:LOG|WARNING|ERROR|FATAL|PANIC): /, $_[2] // $node);
+
+	return join '', grep { /$what/ && !/listening on/ } split /^/, slurp_file($server->logfile, $from);
+}
+
+sub log_end { return -s ($_[0] // $node)->logfile }
+
+my $extension = "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h')";
+
+sub create_database
+{
+	sql($node, "CREATE DATABASE $_[0]");
+	sql($node, $extension, $_[0]);
+	return worker_of($_[0]);
+}
+
+# ---- What an operator sees
+
+works('postgres', 'CREATE EXTENSION');
+is_sql($node, "SELECT backend_type, application_name, datname, state, query, wait_event_type FROM pg_stat_activity
+	WHERE backend_type LIKE 'idemq%' AND wait_event IS NOT NULL ORDER BY 1",
+	"idemq launcher|idemq launcher||idle||Extension\nidemq worker|idemq worker|postgres|idle||Extension", 'pg_stat_activity');
+ok($node->poll_query_until('postgres', "SELECT state = 'idle' AND state_change < clock_timestamp() - interval '1 s' $workers"),
+	'with nothing to do it sleeps');
+
+# ---- Start
+
+create_database($_) foreach qw(a closed);
+sql($node, 'CREATE DATABASE plain');
+sql($node, 'ALTER DATABASE closed ALLOW_CONNECTIONS false');
+my $log = log_end();
+$node->restart;
+worker_of($_) foreach qw(postgres a);
+$node->wait_for_log(qr/background worker "idemq worker" \(PID \d+\) exited with exit code 0/, $log);
+works($_, "found at start: $_") foreach qw(postgres a);
+is(scalar(() = said($log, qr/starting background worker process "idemq worker"/) =~ /\n/g), 3, 'each open database is looked into, once');
+is_sql($node, "SELECT count(*) $workers", 2, 'none in a database without idemq, none in one that is closed');
+unlike(said($log) =~ s/.*LOG:  background worker.*exited with exit code 1\n//gr, qr/ERROR|WARNING|FATAL|idemq/,
+	'start and stop say nothing but what PostgreSQL says of every worker');
+
+# ---- CREATE EXTENSION, DROP EXTENSION
+
+my $session = session($node, 'plain');
+$session->query_safe("BEGIN; $extension");
+$session->query_safe('ROLLBACK');
+is_sql($node, "SELECT count(*) $workers AND datname = 'plain'", 0, 'CREATE EXTENSION rolled back');
+$session->query_safe("BEGIN; $extension; SELECT idemq.enqueue('q', '1')");
+$session->query_safe('COMMIT');
+works('plain', 'CREATE EXTENSION in a transaction');
+
+$session->query_safe('BEGIN; DROP EXTENSION idemq');
+is($session->query_safe("SELECT count(*) $workers AND datname = 'plain'"), 0, 'DROP EXTENSION: the worker goes first');
+$session->query_safe('ROLLBACK');
+works('plain', 'DROP EXTENSION rolled back');
+$log = log_end();
+$session->query_safe("DROP EXTENSION idemq");
+is_sql($node, "SELECT count(*) $workers AND datname = 'plain'", 0, 'DROP EXTENSION');
+$session->query_safe($extension);
+works('plain', 'CREATE EXTENSION again');
+$session->query_safe("BEGIN; DROP EXTENSION idemq; $extension; COMMIT");
+works('plain', 'DROP and CREATE EXTENSION in one transaction');
+foreach (1 .. 20)
+{
+	$session->query_safe("DROP EXTENSION idemq; $extension; SELECT idemq.enqueue('q', '1')");
+}
+works('plain', 'after 20 more');
+is(said($log), '', 'nothing of that is in the log');
+
+# Nobody tells the worker before, and so it looks.
+sql($node, 'CREATE ROLE owner SUPERUSER');
+sql($node, "DROP EXTENSION idemq; SET ROLE owner; $extension", 'plain');
+my $pid = worker_of('plain');
+SKIP:
+{
+	skip 'no debugger', 2 unless has_debugger($node);
+
+	my $stop = stop_at($pid, 'idemq_worker_found_nothing');
+	sql($node, 'DROP OWNED BY owner', 'plain');
+	$stop->();
+	sql($node, "SET ROLE owner; $extension", 'plain');
+	$stop->();
+	works('plain', 'CREATE EXTENSION while a worker leaves that found none');
+}
+sql($node, 'DROP OWNED BY owner', 'plain');
+ok($node->poll_query_until('postgres', "SELECT count(*) = 0 $workers AND datname = 'plain'"), 'DROP OWNED');
+$session->quit;
+
+# ---- Who may not have a database for himself
+
+sql($node, 'CREATE ROLE nobody; CREATE ROLE creator CREATEDB');
+$pid = worker_of('a');
+is_state($node, "SET ROLE nobody; $_", '42501', "nobody: $_")
+  foreach 'DROP DATABASE a', 'DROP DATABASE a WITH (FORCE)', 'CREATE DATABASE b TEMPLATE a', 'ALTER DATABASE a RENAME TO b',
+  'ALTER DATABASE a SET TABLESPACE pg_default';
+is_state($node, 'SET ROLE creator; CREATE DATABASE b TEMPLATE a', '42501', 'creator: CREATE DATABASE');
+is_state($node, "SET ROLE nobody; $_", '42501', "nobody: $_", 'a')
+  foreach 'DROP EXTENSION idemq', 'ALTER EXTENSION idemq UPDATE';
+is_state($node, "SET ROLE nobody; SELECT pg_terminate_backend($pid)", '42501', 'nobody: pg_terminate_backend');
+works('a', 'after all that');
+is(worker_of('a'), $pid, 'it was never away');
+
+# ---- Commands that need the database for themselves
+
+sql($node, 'CREATE DATABASE b TEMPLATE a');
+works('a', 'CREATE DATABASE ... TEMPLATE');
+works('b', 'the copy has its own worker');
+is_sql($node, q{SELECT sum(pg_database_size(oid)) > 0 FROM pg_database}, 't', 'sizes');
+sql($node, 'ALTER DATABASE b RENAME TO c');
+works('c', 'RENAME');
+sql($node, 'BEGIN; ALTER DATABASE c RENAME TO d; ALTER DATABASE d RENAME TO e; ALTER DATABASE e RENAME TO f; ALTER DATABASE f RENAME TO g;
+	ALTER DATABASE a RENAME TO b; ALTER DATABASE g RENAME TO h; ROLLBACK');
+works($_, 'RENAME rolled back') foreach qw(a c);
+is_state($node, 'BEGIN; DROP DATABASE c', '25001', 'DROP DATABASE in a transaction block');
+works('c', 'and its worker');
+SKIP:
+{
+	skip 'no tablespaces in place', 2 if $node->pg_version < 15;
+	sql($node, "SET allow_in_place_tablespaces = on; CREATE TABLESPACE other LOCATION ''");
+	sql($node, 'ALTER DATABASE c SET TABLESPACE other');
+	works('c', 'SET TABLESPACE');
+	sql($node, 'ALTER DATABASE c SET TABLESPACE pg_default; DROP TABLESPACE other');
+	works('c', 'and back');
+}
+$session = session($node, 'c');
+is_state($node, 'DROP DATABASE c', '55006', 'DROP DATABASE with another session');
+works('c', 'and its worker');
+if ($node->pg_version >= 15)
+{
+	sql($node, 'BEGIN; ALTER DATABASE a RENAME TO x; PREPARE TRANSACTION \'x\'');
+	sql($node, "ROLLBACK PREPARED 'x'");
+	works('a', 'RENAME in a prepared transaction');
+}
+
+# Busy: a chore that sleeps in a user's trigger.
+sub keep_busy
+{
+	my ($db) = @_;
+
+	sql($node, "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(3600); RETURN NEW; END';
+		CREATE TRIGGER dawdle BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (OLD.status = 'processing') EXECUTE FUNCTION dawdle();
+		SELECT idemq.enqueue('q', '1'); SELECT count(*) FROM idemq.claim('q', lease => '10 ms')", $db);
+	ok($node->poll_query_until('postgres', "SELECT state = 'active' AND query = 'reap of queue q' AND wait_event = 'PgSleep'
+		$workers AND datname = '$db'"), "$db: the worker is busy");
+	return worker_of($db);
+}
+
+$session->quit;
+keep_busy('c');
+sql($node, 'CREATE DATABASE d TEMPLATE c');
+ok(1, 'CREATE DATABASE ... TEMPLATE while the worker is busy');
+sql($node, 'DROP DATABASE d');
+$log = log_end();
+sql($node, 'DROP DATABASE c');
+is_sql($node, "SELECT count(*) $workers AND datname = 'c'", 0, 'DROP DATABASE while the worker is busy');
+create_database('c');
+keep_busy('c');
+$session = session($node, 'c');
+sql($node, 'DROP DATABASE c WITH (FORCE)');
+is_sql($node, "SELECT count(*) $workers AND datname = 'c'", 0, 'DROP DATABASE WITH (FORCE)');
+eval { $session->quit };
+foreach (1 .. 10)
+{
+	create_database('c');
+	sql($node, 'DROP DATABASE c');
+}
+unlike(said($log), qr/FATAL:  database/, 'no worker is started in a database that is dropped');
+is_sql($node, "SELECT string_agg(datname, ' ' ORDER BY datname) $workers", 'a postgres', 'workers of the others stay');
+
+# Several at a time.
+$log = log_end();
+my @children = map {
+	my $name = "several$_";
+	my @round = map { ('-c', $_) } "CREATE DATABASE $name", "\\c $name", 'CREATE EXTENSION idemq', "SELECT idemq.create_queue('q')",
+	  "SELECT idemq.enqueue('q', '1', delay => '10 ms')", 'DROP EXTENSION idemq CASCADE', 'CREATE EXTENSION idemq', '\\c postgres',
+	  "CREATE DATABASE ${name}b TEMPLATE $name", "ALTER DATABASE $name RENAME TO ${name}c", "DROP DATABASE ${name}b", "DROP DATABASE ${name}c";
+	IPC::Run::start([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-h', $node->host, '-p', $node->port, '-U', 'postgres', (@round) x 10, 'postgres' ],
+		'<', \undef, '>', \my $out, '2>', \my $err)
+} (1 .. 3);
+ok($_->finish, 'databases that come and go') foreach @children;
+works('a', 'meanwhile');
+is(said($log, qr/ (?:WARNING|ERROR|FATAL|PANIC): |terminated by signal/), '', 'in peace');
+
+# The template of CREATE DATABASE when none is named.
+sql($node, $extension, 'template1');
+worker_of('template1');
+sql($node, 'CREATE DATABASE c');
+works('c', 'a copy of template1');
+sql($node, 'SET ROLE creator; CREATE DATABASE by_creator');
+works('by_creator', 'a copy of template1 by a role that does not own it');
+sql($node, 'DROP EXTENSION idemq', 'template1');
+sql($node, 'DROP DATABASE by_creator');
+sql($node, 'DROP DATABASE c');
+
+# A database that is closed while it has a worker.
+create_database('c');
+sql($node, 'ALTER DATABASE c ALLOW_CONNECTIONS false');
+$log = log_end();
+sql($node, "SELECT pg_terminate_backend(" . worker_of('c') . ")");
+$node->wait_for_log(qr/"idemq worker" \(PID \d+\) exited with exit code 1/, $log);
+works('a', 'the launcher goes on');
+unlike(said($log), qr/FATAL/, 'no worker is started in a database that is closed');
+sql($node, 'ALTER DATABASE c ALLOW_CONNECTIONS true');
+works('c', 'its next use brings one');
+sql($node, 'DROP DATABASE c');
+
+# ---- ALTER EXTENSION, DDL
+
+$session = session($node, 'a');
+$pid = worker_of('a');
+$session->query_safe('SET client_min_messages = warning; BEGIN; ALTER EXTENSION idemq UPDATE');
+is($session->query_safe("SELECT count(*) $workers AND datname = 'a'"), 0, 'ALTER EXTENSION: the worker goes first');
+$session->query_safe('LOCK TABLE idemq.jobs, idemq.queues, idemq.attempts; COMMIT');
+works('a', 'ALTER EXTENSION');
+$session->query_safe('REINDEX TABLE idemq.jobs; VACUUM FULL idemq.jobs; ALTER TABLE idemq.jobs SET (fillfactor = 70)');
+works('a', 'DDL');
+$session->quit;
+
+# ---- Ended from outside
+
+$pid = worker_of('a');
+sql($node, "SELECT pg_cancel_backend($pid)");
+works('a', 'pg_cancel_backend');
+is(worker_of('a'), $pid, 'it is the same worker');
+sql($node, "SELECT pg_terminate_backend($pid)");
+isnt(next_worker_of('a', $pid), $pid, 'pg_terminate_backend: another one comes');
+works('a', 'the next one');
+my $launcher = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idemq launcher'";
+my $first = sql($node, $launcher);
+$pid = worker_of('a');
+sql($node, "SELECT pg_terminate_backend($first)");
+ok($node->poll_query_until('postgres', "SELECT count(*) = 1 AND min(pid) <> $first FROM ($launcher) l"), 'another launcher comes');
+works('a', 'without its launcher');
+is(worker_of('a'), $pid, 'the worker stayed');
+sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type LIKE 'idemq%'");
+next_worker_of('a', $pid);
+works('a', 'all ended at once');
+
+# ---- idemq.worker
+
+sub set_worker
+{
+	$node->append_conf('postgresql.conf', "idemq.worker = $_[0]");
+	$node->reload;
+}
+
+set_worker('off');
+ok($node->poll_query_until('postgres', "SELECT count(*) = 0 $workers"), 'idemq.worker = off');
+sql($node, 'CREATE DATABASE late');
+sql($node, $extension, 'late');
+is_sql($node, "SELECT count(*) $workers", 0, 'and none comes');
+set_worker('on');
+works($_, 'idemq.worker = on') foreach qw(postgres a late);
+
+# ---- Crash, single-user mode, binary upgrade
+
+$node->stop('immediate');
+$log = log_end();
+$node->start;
+works($_, 'after a crash') foreach qw(postgres a);
+unlike(said($log), qr/ERROR|FATAL|WARNING:  idemq/, 'in peace');
+$pid = worker_of('a');
+$node->append_conf('postgresql.conf', 'restart_after_crash = on');
+$node->reload;
+$log = log_end();
+kill 'KILL', $pid;
+$node->wait_for_log(qr/all server processes terminated; reinitializing/, $log);
+$node->poll_query_until('postgres', 'SELECT true') or die;
+works($_, 'kill -9 of a worker') foreach qw(postgres a);
+
+$node->stop;
+my ($in, $out, $err) = ("DROP EXTENSION idemq\n$extension\nSELECT idemq.enqueue('q', '1')\nCREATE DATABASE single TEMPLATE late\n", '', '');
+$in =~ s/; /\n/g;
+ok(IPC::Run::run([ 'postgres', '--single', '-D', $node->data_dir, 'a' ], '<', \$in, '>', \$out, '2>', \$err), 'single-user mode');
+unlike($out . $err, qr/ERROR|WARNING|FATAL|starting background worker/, 'in peace');
+$log = log_end();
+ok(run_log([ 'pg_ctl', '-w', '-D', $node->data_dir, '-l', $node->logfile, '-o', '-b --cluster-name=life', 'start' ]), 'binary upgrade');
+is_sql($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'idemq%'", 0, 'no launcher');
+sql($node, 'CREATE DATABASE copy TEMPLATE single');
+sql($node, 'DROP EXTENSION idemq', 'copy');
+sql($node, 'DROP DATABASE copy');
+unlike(said($log, qr/idemq/), qr/background worker/, 'none was ever registered');
+ok(run_log([ 'pg_ctl', '-w', '-D', $node->data_dir, 'stop' ]), 'end of binary upgrade');
+$node->start;
+works($_, 'afterwards') foreach qw(a single);
+
+# ---- Standby
+
+$node->backup('base');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'base', has_streaming => 1);
+$standby->start;
+my $id = sql($node, "SELECT id FROM idemq.enqueue('q', '1')");
+sql($node, "SELECT idemq.claim_job($id, lease => '2 s')");
+$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+is_sql($standby, "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'idemq%'", 0, 'a standby has none');
+is_sql($standby, "SELECT idemq.why($id) <> ''", 't', 'use of idemq there brings none');
+$node->stop('immediate');
+sql($standby, 'SELECT pg_sleep(2)');
+is_sql($standby, "SELECT status FROM idemq.jobs WHERE id = $id", 'processing', 'nor is anything taken back, though the lease is over');
+my $promoted = sql($standby, 'SELECT clock_timestamp()');
+$standby->promote;
+worker_of('postgres', $standby);
+ok($standby->poll_query_until('postgres', "SELECT status = 'pending' FROM idemq.jobs WHERE id = $id"), 'promotion: taken back');
+is_sql($standby, "SELECT ready_at >= '$promoted'::timestamptz + interval '2 s' FROM idemq.jobs WHERE id = $id", 't',
+	'after its lease, counted from the promotion');
+works($_, 'promotion', $standby) foreach qw(postgres a late);
+$standby->stop;
+
+# ---- max_worker_processes used up: room for the launchers and one worker
+
+my $full = new_server('full', 'idemq.worker' => 'on', max_worker_processes => 3);
+worker_of('postgres', $full);
+foreach my $db (qw(a b))
+{
+	sql($full, "CREATE DATABASE $db");
+	sql($full, $extension, $db);
+}
+$full->wait_for_log(qr/WARNING:  idemq cannot start a background worker: all 3 are in use/);
+like(slurp_file($full->logfile), qr/HINT:  Increase max_worker_processes/, 'with a hint');
+$id = sql($full, "SELECT id FROM idemq.enqueue('q', '1')", 'b');
+sql($full, "SELECT idemq.claim_job($id, lease => '10 ms')", 'b');
+ok($full->poll_query_until('b', "SELECT count(*) = 1 FROM idemq.claim('q') WHERE attempt = 2"), 'without a worker a claim takes back');
+sql($full, 'DROP EXTENSION idemq');
+$full->poll_query_until('postgres', "SELECT count(*) = 1 $workers AND datname IN ('a', 'b')") or die;
+my ($db) = sql($full, "SELECT datname $workers");
+works($db, 'a worker that goes leaves its place to another', $full);
+is(scalar(() = slurp_file($full->logfile) =~ /WARNING: /g), 1, 'one warning, though it was tried again');
+$full->stop;
+
+done_testing();

@@ -1,0 +1,262 @@
+# A worker's chores: an error is logged with its context and does not keep the
+# others, a user's trigger gains nothing, settings do not matter, and nothing
+# is done over and over.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('chores', 'idemq.worker' => 'on');
+my $worker = "FROM pg_stat_activity WHERE backend_type = 'idemq worker' AND datname = 'postgres'";
+
+sub poll { my ($sql, $name) = @_; return ok($node->poll_query_until('postgres', $sql), $name) }
+
+# Claims a new job of a queue and lets the lease end; answers its id.
+sub expire
+{
+	my ($queue) = @_;
+	my $id = sql($node, "SELECT id FROM idemq.enqueue('$queue', '1')");
+
+	sql($node, "SELECT idemq.claim_job($id, lease => '10 ms')");
+	return $id;
+}
+
+sub is_reaped { my ($id, $name) = @_; return poll("SELECT status = 'pending' FROM idemq.jobs WHERE id = $id", $name) }
+
+# A busy worker's state changes all the time.
+sub sleeps { return poll("SELECT state = 'idle' AND state_change < clock_timestamp() - interval '2 s' $worker", "$_[0]: it sleeps") }
+
+sub pid { return sql($node, "SELECT pid $worker") }
+
+# The log's part from a place on; '' of what does not match.
+sub said { my ($from, $what) = @_; return join '', grep { /$what/ } split /^/, slurp_file($node->logfile, $from) }
+
+poll("SELECT count(*) = 1 $worker", 'a worker');
+my $pid = pid();
+
+# ---- Nothing to do
+
+sql($node, "SELECT count(*) FROM idemq.enqueue_many('q', '{1,2,3}'); SELECT idemq.enqueue('q', '1', delay => '1 h')");
+sleeps('ready jobs that nobody claims');
+my $other = session($node);
+$other->query_safe('BEGIN; SELECT id FROM idemq.jobs FOR UPDATE');
+sql($node, "SELECT idemq.enqueue('q', '1', delay => '10 ms')");
+sleeps('ready jobs that somebody holds');
+$other->query_safe('ROLLBACK');
+$other->query_safe("BEGIN; SELECT idemq.create_queue('new', lease => '1 h'); SAVEPOINT s; SELECT idemq.enqueue('new', '1')");
+sleeps('a queue that is being created');
+$other->query_safe('RELEASE s; COMMIT');
+is_reaped(expire('new'), 'the queue is seen once it is there');
+$other->query_safe("BEGIN; SELECT idemq.create_queue('never'); ROLLBACK");
+$other->query_safe("BEGIN; SELECT idemq.pause('q')");
+is_reaped(expire('new'), 'a queue that is being paused is not in the way');
+$other->query_safe('ROLLBACK');
+$other->query_safe("BEGIN; SELECT idemq.claim('q', 1); PREPARE TRANSACTION 'p'");
+is_reaped(expire('q'), 'nor is a prepared transaction');
+$other->query_safe("ROLLBACK PREPARED 'p'");
+sleeps('after a prepared transaction');
+
+# ---- A trigger that raises
+
+my $log = -s $node->logfile;
+sql($node, "SELECT idemq.create_queue('bad' || i, lease => '1 h') FROM generate_series(1, 70) i;
+	CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \$\$
+	BEGIN
+		IF NEW.status = 'pending' AND NEW.queue_id IN (SELECT queue_id FROM idemq.queues WHERE name LIKE 'bad%') THEN
+			RAISE 'not this one';
+		END IF;
+		RETURN NEW;
+	END \$\$;
+	CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION refuse()");
+my $bad = expire('bad1');
+$node->wait_for_log(qr/ERROR:  not this one/, $log);
+like(slurp_file($node->logfile, $log), qr/\[$pid\]  CONTEXT:.*\n(?:\t.*\n)*\tidemq worker, chore "reap" of queue "bad1"/,
+	'an error is logged with chore and queue');
+is_reaped(expire($_), "queue $_ goes on") foreach qw(q new);
+expire("bad$_") foreach 2 .. 70;
+$node->wait_for_log(qr/chore "reap" of queue "bad70"/, $log);
+is_reaped(expire('q'), 'also while 70 queues fail');
+$node->wait_for_log(qr/(?:chore "reap" of queue "bad1"\n[\s\S]*){4}/, $log);
+cmp_ok(scalar(() = slurp_file($node->logfile, $log) =~ /chore "reap" of queue "bad1"\n/g), '<', 8, 'it is tried less and less often');
+sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
+is_reaped($bad, 'and done when the trigger is gone');
+poll("SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", 'in all 70 queues');
+is(pid(), $pid, 'by the same worker');
+sql($node, "SELECT idemq.drop_queue(name, force => true) FROM idemq.queues WHERE name LIKE 'bad%'");
+
+# ---- A trigger that waits
+
+$other->query_safe('CREATE TABLE gate (); BEGIN; LOCK TABLE gate');
+sql($node, "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS \$\$
+	BEGIN
+		IF NEW.status = 'pending' AND NEW.queue_id = (SELECT queue_id FROM idemq.queues WHERE name = 'new') THEN
+			LOCK TABLE public.gate IN ACCESS SHARE MODE;
+		END IF;
+		RETURN NEW;
+	END \$\$;
+	CREATE TRIGGER wait BEFORE UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION wait()");
+my $waiting = expire('new');
+poll("SELECT wait_event_type = 'Lock' AND query = 'reap of queue new' $worker", 'a trigger waits for a lock');
+is_reaped(expire('q'), 'it does not keep the others for ever');
+$other->query_safe('COMMIT');
+is_reaped($waiting, 'and comes to its end when the lock is free');
+sql($node, 'DROP TRIGGER wait ON idemq.jobs');
+
+# ---- A trigger that wants to gain something
+
+sub set_owner
+{
+	sql($node, "DO \$\$ BEGIN EXECUTE (SELECT string_agg(format('ALTER TABLE idemq.%I OWNER TO $_[0]', tablename), ';') FROM pg_tables
+		WHERE schemaname = 'idemq'); END \$\$");
+}
+
+sql($node, 'CREATE ROLE app');
+set_owner('app');
+sql($node, "GRANT USAGE ON SCHEMA idemq TO app; GRANT app TO postgres;
+	CREATE TABLE gained (what text, as_role name, at text); GRANT ALL ON gained TO app;
+	CREATE FUNCTION gain() RETURNS trigger LANGUAGE plpgsql AS \$\$
+	DECLARE
+		command text;
+		state text;
+	BEGIN
+		IF OLD.status <> 'processing' OR NEW.status <> 'pending' THEN
+			RETURN NEW;
+		END IF;
+		FOREACH command IN ARRAY ARRAY['SET ROLE postgres', 'RESET ROLE', 'SET SESSION AUTHORIZATION postgres',
+				'RESET SESSION AUTHORIZATION', 'SET ROLE NONE', 'SET LOCAL ROLE postgres', 'CREATE ROLE evil SUPERUSER',
+				'SELECT set_config(''role'', ''postgres'', false)', 'COPY public.gained TO PROGRAM ''true''']
+		LOOP
+			state := '00000';
+			BEGIN
+				EXECUTE command;
+			EXCEPTION WHEN OTHERS THEN
+				state := SQLSTATE;
+			END;
+			INSERT INTO public.gained VALUES (command, current_user, TG_NAME || ' ' || state);
+		END LOOP;
+		SET statement_timeout = 1;
+		SET default_transaction_read_only = on;
+		SET default_transaction_isolation = serializable;
+		SET search_path = nowhere;
+		RETURN NEW;
+	END \$\$;
+	CREATE TRIGGER before BEFORE UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION gain();
+	CREATE CONSTRAINT TRIGGER deferred AFTER UPDATE ON idemq.jobs DEFERRABLE INITIALLY DEFERRED
+		FOR EACH ROW EXECUTE FUNCTION gain()");
+is_reaped(expire('q'), 'a trigger of a role that owns idemq.jobs');
+is_sql($node, 'SELECT count(*), string_agg(DISTINCT as_role, NULL) FROM gained', '18|app', 'it ran, at once and deferred, as that role');
+is_sql($node, "SELECT string_agg(what, ', ') FROM gained WHERE at NOT LIKE '% 42501'", '', 'and gained nothing');
+is_reaped(expire('q'), 'what it has SET is not for the next chore');
+is_sql($node, "SELECT rolname FROM pg_roles WHERE rolname = 'evil'", '', 'no role was made');
+is(pid(), $pid, 'by the same worker');
+sql($node, 'DROP TRIGGER before ON idemq.jobs; DROP TRIGGER deferred ON idemq.jobs;');
+set_owner('postgres');
+is_reaped(expire('q'), 'ALTER TABLE ... OWNER TO');
+
+# ---- Settings of the database, the role and the server
+
+$ENV{PGOPTIONS} = '-c default_transaction_read_only=off -c default_transaction_isolation=read\\ committed -c statement_timeout=0 '
+  . '-c lock_timeout=0 -c search_path=public';
+my @hostile = ('default_transaction_read_only = on', "default_transaction_isolation = 'serializable'",
+	'default_transaction_deferrable = on', 'statement_timeout = 1', 'lock_timeout = 1', 'idle_in_transaction_session_timeout = 1',
+	"search_path = 'nowhere'", 'row_security = off', "session_replication_role = 'replica'", "DateStyle = 'German'",
+	"IntervalStyle = 'iso_8601'", 'extra_float_digits = -15', "bytea_output = 'escape'");
+push @hostile, 'transaction_timeout = 1' if $node->pg_version >= 17;
+foreach my $where ('ALTER DATABASE postgres SET', 'ALTER ROLE postgres SET', 'ALTER ROLE postgres IN DATABASE postgres SET', 'ALTER SYSTEM SET')
+{
+	sql($node, "$where $_") foreach @hostile;
+	$pid = pid();
+	sql($node, "SELECT pg_reload_conf(); SELECT pg_terminate_backend($pid)");
+	poll("SELECT count(*) = 1 AND min(pid) <> $pid $worker", "$where ...: a worker");
+	my $id = sql($node, "SET session_replication_role = origin; SELECT id FROM idemq.enqueue('q', '1')");
+	sql($node, "SELECT idemq.claim_job($id, lease => '10 ms')");
+	is_reaped($id, "$where ...: works");
+}
+sql($node, "ALTER DATABASE postgres RESET ALL");
+sql($node, "ALTER ROLE postgres RESET ALL");
+sql($node, "ALTER ROLE postgres IN DATABASE postgres RESET ALL");
+sql($node, "ALTER SYSTEM RESET ALL");
+sql($node, "SELECT pg_reload_conf()");
+delete $ENV{PGOPTIONS};
+
+# ---- Who is woken by a commit looks before its invalidations are sent
+
+SKIP:
+{
+	skip 'no debugger', 2 unless has_debugger($node);
+
+	my $listener = session($node);
+	my $resumer = session($node);
+	my $waiter = session($node);
+	sql($node, "SELECT idemq.create_queue('p'); SELECT idemq.pause('p'); SELECT idemq.enqueue('p', '1')");
+	sleeps('a paused queue');
+	$listener->query_safe('LISTEN idemq_p');
+	$resumer->query_safe('SELECT 1 FROM idemq.queues');
+	$waiter->query_until(qr/begun/, "SET statement_timeout = 0;\n\\echo begun\nCALL idemq.wait('p', '10 min');\n");
+	poll("SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%' AND wait_event_type = 'Extension'",
+		'somebody waits for it');
+	my $stop = stop_at($resumer->query_safe('SELECT pg_backend_pid()'), 'AtEOXact_Inval');
+	$resumer->query_until(qr/begun/, "\\echo begun\nSELECT idemq.resume('p');\n");
+	$stop->();
+	my $told = '';
+	for (my $i = 0; $i < 1800 && $told !~ /"ready"/; $i++)
+	{
+		select undef, undef, undef, 0.1 if $i;
+		$told .= $listener->query("SELECT 'looked'");
+	}
+	like($told, qr/notification "idemq_p" with payload "\{"event":"ready","queue":"p"\}"/, 'the worker tells that a queue is resumed');
+	like($waiter->query('SELECT 1'), qr/^t$/m, 'who waits for it wakes');
+	$stop->();
+	$resumer->query('SELECT 1');
+	$_->quit foreach $listener, $resumer, $waiter;
+}
+
+# ---- 10,000 chores
+
+$pid = pid();
+sub memory { return sql($node, "SELECT (regexp_match(pg_read_file('/proc/$pid/status'), 'VmData:\\s+(\\d+)'))[1]::int") }
+sub churn
+{
+	my ($jobs) = @_;
+
+	# Each in a commit of its own; the worker takes back, tells, and looks at what came due.
+	sql($node, "DO \$\$
+		DECLARE job bigint;
+		BEGIN
+			FOR i IN 1 .. $jobs LOOP
+				SELECT id INTO job FROM idemq.enqueue('q', '1', max_attempts => 1);
+				PERFORM idemq.claim_job(job, lease => '1 ms');
+				COMMIT;
+				PERFORM idemq.enqueue('q', '2', delay => '1 ms');
+				COMMIT;
+			END LOOP;
+		END \$\$");
+	poll("SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", "$jobs leases taken back");
+}
+churn(2000);
+my $before = memory();
+churn(10000);
+cmp_ok(memory() - $before, '<', 1024, 'no memory is lost');
+is(pid(), $pid, 'by the same worker');
+sleeps('afterwards');
+is_sql($node, "SELECT count(*) FROM idemq.check()", 0, 'idemq.check() finds nothing');
+
+# ---- Statistics, for autovacuum
+
+my $stats = "SELECT n_tup_upd FROM pg_stat_user_tables WHERE relid = 'idemq.jobs'::regclass";
+expire('q');
+sleeps('before the statistics');
+my $updates = sql($node, $stats);
+sql($node, "SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, ARRAY[50])); SELECT count(*) FROM idemq.claim('q', 50, lease => '10 ms')");
+poll("SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", 'taken back');
+poll("SELECT n_tup_upd >= $updates + 100 FROM pg_stat_user_tables WHERE relid = 'idemq.jobs'::regclass", 'autovacuum is told');
+
+$other->quit;
+$node->stop;
+unlike(slurp_file($node->logfile), qr/PANIC|TRAP|terminated by signal/, 'no crash');
+done_testing();
