@@ -111,7 +111,7 @@ due(const QueueInfo *queue)
 	/* First: what is enqueued from here on notes itself. */
 	pg_atomic_write_u64(&queue->slot->next_due, PG_UINT64_MAX);
 	if (idemq_ready_look(queue, &next) && !queue->paused)
-		idemq_wake_ready(queue->slot, queue->id, DT_NOBEGIN, DT_NOEND, 1);
+		idemq_wake_ready(queue->slot, queue->id, 1, DT_NOEND);
 	/* A look that found something did not go on to what is not due yet. */
 	if (next == DT_NOEND)
 		next = idemq_ready_next_due(queue);

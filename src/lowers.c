@@ -26,7 +26,7 @@ typedef struct Lower
 	int32 priority;
 	SubTransactionId last_subid; /* the latest that noted it */
 	ReadyKey key;
-	int count;		   /* keys that were due when they were noted */
+	int count;		   /* keys that become claimable at commit, and were due when noted */
 	TimestampTz later; /* the earliest of the others; DT_NOEND: there is none */
 } Lower;
 
@@ -35,12 +35,9 @@ static Lower *lowers = NULL;
 static int nlowers = 0;
 static int max_lowers = 0;
 
-/*
- * Notes that this transaction makes a key claimable, or may do so by its end
- * either way.  To be called before the row is written.
- */
-void
-idemq_lowers_note(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
+/* Finds, or adds, what is kept of a priority, and lowers it to a key. */
+static Lower *
+keep(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
 {
 	Lower *lower = NULL;
 
@@ -66,11 +63,30 @@ idemq_lowers_note(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
 	}
 	if (ready_key_less(key, lower->key))
 		lower->key = key;
+	lower->last_subid = GetCurrentSubTransactionId();
+	return lower;
+}
+
+/*
+ * Notes that this transaction makes a key claimable by its commit, or may do so by
+ * its end either way.  To be called before the row is written.
+ */
+void
+idemq_lowers_note(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
+{
+	Lower *lower = keep(slot, queue_id, priority, key);
+
 	if (key.ready_at <= idemq_now())
 		lower->count++;
 	else
 		lower->later = Min(lower->later, key.ready_at);
-	lower->last_subid = GetCurrentSubTransactionId();
+}
+
+/* Notes a key that this transaction takes away: claimable again should it abort. */
+void
+idemq_lowers_note_taken(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
+{
+	(void) keep(slot, queue_id, priority, key);
 }
 
 /*
@@ -105,10 +121,9 @@ idemq_lowers_apply(SubTransactionId from, bool committed)
 			continue;
 		idemq_cursor_lower(lower->slot, lower->queue_id, lower->priority, lower->key);
 		if (committed)
-			idemq_wake_ready(lower->slot, lower->queue_id, lower->key.ready_at, lower->later,
-							 lower->count);
+			idemq_wake_ready(lower->slot, lower->queue_id, lower->count, lower->later);
 		else
-			idemq_wake_perhaps(lower->slot, lower->queue_id, lower->count);
+			idemq_wake_perhaps(lower->slot, lower->queue_id, Max(lower->count, 1));
 	}
 }
 

@@ -182,7 +182,7 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEv
 	/* Taken out of the index with no entry: should this abort, it is back. */
 	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_PROCESSING &&
 		event != EVENT_COMMIT_ONCE)
-		idemq_lowers_note(queue->slot, queue->id, job->priority, job_ready_key(job));
+		idemq_lowers_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
 }
 
 /* Counts the event, and how long it took to come to it. */

@@ -44,9 +44,9 @@ column(Relation rel, HeapTuple tuple, JobColumn which, bool *isnull)
 	return SPI_getbinval(tuple, RelationGetDescr(rel), which + 1, isnull);
 }
 
-/* Notes one version of a changed row: where it stands, or stood, in the ready index. */
+/* Notes one version of a changed row: where it stands, or with taken stood, in the ready index. */
 static void
-note_version(Relation rel, HeapTuple tuple)
+note_version(Relation rel, HeapTuple tuple, bool taken)
 {
 	int32 queue_id;
 	int16 priority;
@@ -62,7 +62,10 @@ note_version(Relation rel, HeapTuple tuple)
 	priority = DatumGetInt16(column(rel, tuple, COL_PRIORITY, &isnull));
 	if (priority < 0 || priority >= IDEMQ_PRIORITIES || !idemq_queue_by_id(queue_id, &queue))
 		return;
-	idemq_lowers_note(queue.slot, queue_id, priority, key);
+	if (taken)
+		idemq_lowers_note_taken(queue.slot, queue_id, priority, key);
+	else
+		idemq_lowers_note(queue.slot, queue_id, priority, key);
 }
 
 /* Ends the lease entry of an attempt that the change ended. */
@@ -167,8 +170,8 @@ idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 
 	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
 	{
-		note_version(rel, data->tg_trigtuple);
-		note_version(rel, data->tg_newtuple);
+		note_version(rel, data->tg_trigtuple, true);
+		note_version(rel, data->tg_newtuple, false);
 		note_end_of_attempt(rel, data->tg_trigtuple, data->tg_newtuple);
 		note_begin_of_attempt(rel, data->tg_newtuple);
 		note_finished(rel, data->tg_trigtuple, data->tg_newtuple);
@@ -176,14 +179,14 @@ idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 	}
 	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
 	{
-		note_version(rel, data->tg_trigtuple);
+		note_version(rel, data->tg_trigtuple, false);
 		note_begin_of_attempt(rel, data->tg_trigtuple);
 		count_row(rel, NULL, data->tg_trigtuple);
 	}
 	else
 	{
 		/* Our own claims do not see it any more, and pass its key: it may come back. */
-		note_version(rel, data->tg_trigtuple);
+		note_version(rel, data->tg_trigtuple, true);
 		note_end_of_attempt(rel, data->tg_trigtuple, NULL);
 		note_gone(rel, data->tg_trigtuple);
 		count_row(rel, data->tg_trigtuple, NULL);

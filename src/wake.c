@@ -239,17 +239,17 @@ look_soon(QueueSlot *slot)
 }
 
 /*
- * Follows a lowering of a ready cursor: count jobs may be ready, the first of
- * them from first on; later, unless it is DT_NOEND, is when the next comes due.
+ * Follows a lowering of a ready cursor by a commit: count jobs are ready, and
+ * later, unless it is DT_NOEND, is when the next comes due.
  */
 void
-idemq_wake_ready(QueueSlot *slot, int32 queue_id, TimestampTz first, TimestampTz later, int count)
+idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)
 {
 	if (!idemq_slot_is_of(slot, queue_id))
 		slot = idemq_slot_find(MyDatabaseId, queue_id);
 	if (later < DT_NOEND)
 		idemq_wake_due_at(slot, later);
-	if (first >= later)
+	if (count == 0)
 		return;
 	announce(slot);
 	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), count) > 0)

@@ -111,6 +111,49 @@ SKIP:
 	}
 }
 
+# The worker between its mark on a lease and the row: no heartbeat wins any more, a
+# commit does; and a heartbeat that comes first keeps the lease.
+SKIP:
+{
+	skip 'no gdb that may attach', 1 unless has_debugger($node);
+	sql($node, 'CREATE TABLE held (id bigint, token bigint)');
+	foreach my $commits (1, 0)
+	{
+		my $of_held = "SELECT status FROM idemq.jobs WHERE id = (SELECT id FROM held)";
+
+		sql($node, "TRUNCATE held; SELECT idemq.enqueue('q', '1');
+			INSERT INTO held SELECT id, token FROM idemq.claim('q', lease => '1 h')");
+		my $stop = stop_at(worker_pid($node), 'idemq_transition');
+		is_sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held", 'current', 'the last heartbeat');
+		$stop->();
+		is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held", 'stale', 'a heartbeat during the reap');
+		is_sql($node, 'SELECT idemq.commit(id, token) FROM held', 'committed', 'a commit during the reap') if $commits;
+		$stop->();
+		poll($of_held, $commits ? 'completed' : 'pending', $commits ? 'the commit stands' : 'reaped');
+		is_sql($node, 'SELECT idemq.try_commit(id, token) FROM held', $commits ? 'already_committed' : 'stale',
+			'the token afterwards');
+		sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
+	}
+
+	# Its row is held by an open commit: tried again until that ends, either way.
+	foreach my $end ('COMMIT', 'ROLLBACK')
+	{
+		my $committer = session($node);
+
+		sql($node, "TRUNCATE held; SELECT idemq.enqueue('q', '1');
+			INSERT INTO held SELECT id, token FROM idemq.claim('q', lease => '1 h')");
+		$committer->query_safe('BEGIN; SELECT idemq.commit(id, token) FROM held');
+		is_sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held; SELECT pg_sleep(0.3);
+			SELECT status FROM idemq.jobs WHERE id = (SELECT id FROM held)", "current\n\nprocessing",
+			'an open commit keeps a lease that has expired');
+		$committer->query_safe($end);
+		poll('SELECT status FROM idemq.jobs WHERE id = (SELECT id FROM held)', $end eq 'COMMIT' ? 'completed' : 'pending',
+			"$end of an open commit, then the reap");
+		sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
+		$committer->quit;
+	}
+}
+
 sub hit
 {
 	my ($pid) = @_;

@@ -98,7 +98,7 @@ is_heard('', 'an empty one says nothing then either');
 sql($node, "SELECT idemq.drop_queue('q', force => true); SELECT idemq.create_queue('q', lease => '1 h', max_attempts => 2);
 	CREATE TABLE held (id bigint, token bigint); SELECT idemq.enqueue('q', '1')");
 is_heard($ready, 'one job');
-my $id = sql($node, 'SELECT id FROM idemq.jobs');
+my $id = sql($node, 'SELECT max(id) FROM idemq.jobs');
 my $claim = "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q')";
 sub event { return qq({"event":"$_[0]","queue":"q","id":$id,"attempt":$_[1]}) }
 
@@ -122,7 +122,10 @@ is_heard($ready, 'commit and cancel are not told');
 # More events than are kept.
 sql($node, "SELECT idemq.enqueue('q', '1') FROM generate_series(1, 200)");
 is_heard($ready, '200 jobs');
+my $told_by = worker_pid($node);
+kill 'STOP', $told_by; # it tells when all have happened
 sql($node, "SELECT count(idemq.fail(id, token, permanent => true)) FROM idemq.claim('q', 200)");
+kill 'CONT', $told_by;
 my $many = heard_all();
 is(scalar(() = $many =~ /"dead"/g), 128, 'events that are kept');
 like($many, qr/^\{"event":"overflow","queue":"q","lost":72\}$/m, 'and how many are not');
