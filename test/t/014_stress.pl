@@ -79,6 +79,8 @@ sub quiet
 	is_sql($node, broken(0), '', "round $round: the rows are what happened");
 	ok($node->poll_query_until('postgres', "SELECT count(*) = 0 FROM ($drift) d(d) WHERE d IS NOT NULL"), "round $round: gauges are the rows")
 	  or diag sql($node, $drift);
+	ok($node->poll_query_until('postgres', 'SELECT bool_or(recovering) IS NOT TRUE FROM idemq.metrics'), "round $round: every lease is known")
+	  if $settings{'idemq.max_leases'} == 65536;
 	# What was ready before the claim, and is not among the claimed: rolled back.
 	foreach my $queue ('q', 'r')
 	{
