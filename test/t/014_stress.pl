@@ -201,6 +201,9 @@ while (time < $until)
 		"SELECT id FROM idemq.claim('$queue', $rows, lease => '10 ms')",
 		"SELECT id FROM idemq.claim('$queue', $rows, attach => true)"));
 }
+# The last thing is not one that wakes everybody, as COMMIT PREPARED does: with no
+# wake-up, this stays.
+sql($node, "INSERT INTO accepted SELECT id FROM unnest(ARRAY['q', 'r']) queue, idemq.enqueue_many(queue, '{1,2,3}')");
 # A session that sleeps for an hour is woken for each of them, long before that.
 my $alive = "SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL
 	AND NOT (status = 'processing' AND deadline > clock_timestamp() + interval '1 min')";
