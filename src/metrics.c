@@ -42,6 +42,7 @@ enum
 	METRIC_TIMINGS = METRIC_COUNTERS + COUNTER_COUNT,
 	METRIC_IN_MEMORY = METRIC_TIMINGS + TIMING_COUNT * 3,
 	METRIC_SINCE,
+	METRIC_RECOVERING,
 	METRIC_COLUMNS
 };
 
@@ -190,6 +191,7 @@ fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool 
 	const int64 *gauges;
 	TimestampTz now = idemq_now();
 	TimestampTz oldest;
+	SlotStatus status;
 
 	memset(nulls, true, METRIC_COLUMNS * sizeof(bool));
 	memset(nulls, false, METRIC_OLDEST_READY * sizeof(bool));
@@ -212,6 +214,11 @@ fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool 
 		fill_counters(&view, values, nulls);
 	values[METRIC_IN_MEMORY] = BoolGetDatum(in_memory);
 	nulls[METRIC_IN_MEMORY] = false;
+	if (idemq_slot_status(queue->id, &status))
+	{
+		values[METRIC_RECOVERING] = BoolGetDatum(status.needs_recovery);
+		nulls[METRIC_RECOVERING] = false;
+	}
 }
 
 /*

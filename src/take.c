@@ -46,7 +46,7 @@ undo_changed(const QueueInfo *queue, int64 id)
 			idemq_transition_allowed(EVENT_CLAIM, job.status))
 		{
 			idemq_cursor_lower(queue->slot, job.queue_id, job.priority, job_ready_key(&job));
-			idemq_wake_ready(queue->slot, job.queue_id, job.ready_at, DT_NOEND, 1);
+			idemq_wake_ready(queue->slot, job.queue_id, 1, DT_NOEND);
 		}
 	}
 	PG_CATCH();

@@ -107,4 +107,87 @@ is_sql($node, 'SELECT status, count(*) FROM idemq.jobs GROUP BY 1', 'completed|1
 is_sql($node, 'SELECT count(*), count(DISTINCT job) FROM effects', '1200|1200', 'every effect happened once');
 
 $node->stop;
+
+# ---- With a background worker, which looks after queues that have a slot: one.
+
+my $full = new_server('worker', 'idemq.worker' => 'on', 'idemq.max_leases' => 1, 'idemq.max_queues' => 1);
+sql($full, "SELECT idemq.create_queue(name, lease => '1 h') FROM unnest(ARRAY['r', 's']) name;
+	CREATE TABLE held (id bigint, token bigint, queue text)");
+$full->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idemq worker'");
+
+# Calls a procedure in a session; answers a sub that waits for its result.
+sub sleeper
+{
+	my ($call) = @_;
+	my $session = session($full);
+	my $pid = $session->query_safe('SELECT pg_backend_pid()');
+
+	$session->query_until(qr/asleep/, "\\echo asleep\nCALL $call;\n");
+	$full->poll_query_until('postgres', "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = $pid");
+	return sub {
+		my $answer = $session->query_safe("\\echo awake") =~ s/\nawake$//r;
+
+		$session->quit;
+		return $answer;
+	};
+}
+
+foreach my $queue ('q', 'r')
+{
+	my @woken = map { sleeper($_) } "idemq.wait('$queue', '10 min')", "idemq.wait_any(ARRAY['s', '$queue'], '10 min')";
+
+	sql($full, "SELECT count(*) FROM idemq.enqueue_many('$queue', '{1,2}')");
+	is($_->(), 't', "queue $queue: a sleeper is woken") foreach @woken;
+	sql($full, "INSERT INTO held SELECT id, token, '$queue' FROM idemq.claim('$queue', 2)");
+
+	my $due = sleeper("idemq.wait('$queue', '10 min')");
+	sql($full, "SELECT idemq.enqueue('$queue', '3', delay => '300 ms')");
+	is($due->(), 't', "queue $queue: by what comes due");
+
+	my $result = sleeper('idemq.wait_result(' . sql($full, "SELECT id FROM idemq.claim('$queue', lease => '1 h')") . ", '10 min')");
+	sql($full, "SELECT idemq.commit(id, token, '7') FROM idemq.jobs WHERE payload = '3' AND status = 'processing'");
+	is($result->(), 'completed|7', "queue $queue: by a result");
+
+	# A lease that runs out, in shared memory or on the row alone; attached or not.
+	my $lost = sleeper("idemq.wait('$queue', '10 min')");
+	sql($full, "BEGIN; SELECT idemq.enqueue('$queue', '4'); SELECT idemq.claim('$queue', 1, lease => '300 ms', attach => true); COMMIT");
+	is($lost->(), 't', "queue $queue: by a lease that runs out");
+	is_sql($full, "SELECT attempt, idemq.commit(id, token) FROM idemq.claim('$queue')", '2|committed', 'and takes its job');
+}
+is_sql($full, 'SELECT count(*), string_agg(DISTINCT idemq.heartbeat(id, token)::text, \' \') FROM held', '4|current', 'heartbeat');
+is_sql($full, 'SELECT string_agg(DISTINCT outcome::text, \' \') FROM
+	idemq.heartbeat_many((SELECT array_agg(id) FROM held), (SELECT array_agg(token) FROM held))', 'current', 'heartbeat_many');
+
+is_sql($full, 'SELECT queue, processing, completed, row_only_total, in_memory, recovering FROM idemq.metrics ORDER BY queue',
+	"q|2|2|4|t|t\nr|2|2||f|\ns|0|0||f|", 'idemq.metrics');
+is_sql($full, "SELECT string_agg(resource, ' ' ORDER BY resource) FROM idemq.memory WHERE used = size AND refused > 0", 'leases queues', 'idemq.memory');
+is_sql($full, 'SELECT DISTINCT severity FROM idemq.check()', 'warning', 'idemq.check() warns, and no more');
+
+# NOTIFY: of the queue with a slot; the others have none.
+my $listener = session($full);
+$listener->query_safe('LISTEN idemq_q; LISTEN idemq_r');
+sql($full, "SELECT idemq.enqueue('r', '5'); SELECT idemq.enqueue('q', '5')");
+my $heard = '';
+foreach (1 .. 600)
+{
+	last if ($heard .= $listener->query_safe('SELECT 1')) =~ /idemq_q/;
+	select undef, undef, undef, 0.1;
+}
+like($heard, qr/"idemq_q" with payload "\{"event":"ready","queue":"q"\}"/, 'a queue with a slot is announced');
+unlike($heard, qr/idemq_r/, 'one without is not');
+$listener->quit;
+
+# After a crash leases begin anew, on the rows; then their jobs come back.
+sql($full, "SELECT idemq.heartbeat(id, token, '1 s') FROM held; UPDATE idemq.jobs SET claimed_at = now(), deadline = now() + '1 s' WHERE status = 'processing'");
+$full->stop('immediate');
+$full->start;
+is_sql($full, 'SELECT count(*) FROM held, idemq.try_commit(id, token) o WHERE id % 2 = 0 AND o = \'committed\'', 2, 'after a crash, leases go on');
+sql($full, 'CREATE TABLE again (id bigint, attempt int)');
+ok($full->poll_query_until('postgres', "WITH c AS (INSERT INTO again SELECT c.id, attempt FROM idemq.claim_any(ARRAY['q', 'r', 's'], 10, lease => '1 h') c)
+	SELECT count(*) = 4 FROM again"), 'and those that run out are taken back');
+is_sql($full, 'SELECT count(*) FILTER (WHERE attempt = 2 AND id IN (SELECT id FROM held)), count(*) FILTER (WHERE attempt = 1) FROM again', '2|2',
+	'each once');
+is_sql($full, 'SELECT count(*) FROM idemq.check() WHERE severity <> \'warning\'', 0, 'idemq.check() finds nothing');
+unlike(slurp_file($full->logfile), qr/ERROR/, 'nobody saw an error');
+$full->stop;
 done_testing();
