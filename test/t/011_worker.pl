@@ -38,8 +38,11 @@ sub next_worker_of
 sub works
 {
 	my ($db, $name, $server) = ($_[0], $_[1], $_[2] // $node);
-	my $id = sql($server, "SELECT id FROM idemq.enqueue('q', '1')", $db);
+	my $id;
 
+	# Before its use, which would bring one.
+	worker_of($db, $server);
+	$id = sql($server, "SELECT id FROM idemq.enqueue('q', '1')", $db);
 	sql($server, "SELECT idemq.claim_job($id, lease => '10 ms')", $db);
 	ok($server->poll_query_until($db, "SELECT status = 'pending' FROM idemq.jobs WHERE id = $id"), "$name: works");
 	is_sql($server, "SELECT count(*) $workers AND datname = '$db'", 1, "$name: one worker");
@@ -105,7 +108,9 @@ works('plain', 'DROP EXTENSION rolled back');
 $log = log_end();
 $session->query_safe("DROP EXTENSION idemq");
 is_sql($node, "SELECT count(*) $workers AND datname = 'plain'", 0, 'DROP EXTENSION');
-$session->query_safe($extension);
+$session->query_safe('CREATE EXTENSION idemq');
+worker_of('plain');
+$session->query_safe("SELECT idemq.create_queue('q', lease => '1 h')");
 works('plain', 'CREATE EXTENSION again');
 $session->query_safe("BEGIN; DROP EXTENSION idemq; $extension; COMMIT");
 works('plain', 'DROP and CREATE EXTENSION in one transaction');
@@ -122,14 +127,16 @@ sql($node, "DROP EXTENSION idemq; SET ROLE owner; $extension", 'plain');
 my $pid = worker_of('plain');
 SKIP:
 {
-	skip 'no debugger', 2 unless has_debugger($node);
+	skip 'no debugger', 3 unless has_debugger($node);
 
 	my $stop = stop_at($pid, 'idemq_worker_found_nothing');
 	sql($node, 'DROP OWNED BY owner', 'plain');
 	$stop->();
-	sql($node, "SET ROLE owner; $extension", 'plain');
+	sql($node, 'SET ROLE owner; CREATE EXTENSION idemq', 'plain');
 	$stop->();
-	works('plain', 'CREATE EXTENSION while a worker leaves that found none');
+	is(worker_of('plain'), $pid, 'CREATE EXTENSION while a worker leaves that found none: it stays');
+	sql($node, "SELECT idemq.create_queue('q')", 'plain');
+	works('plain', 'CREATE EXTENSION while a worker leaves');
 }
 sql($node, 'DROP OWNED BY owner', 'plain');
 ok($node->poll_query_until('postgres', "SELECT count(*) = 0 $workers AND datname = 'plain'"), 'DROP OWNED');
@@ -250,6 +257,7 @@ $node->wait_for_log(qr/"idemq worker" \(PID \d+\) exited with exit code 1/, $log
 works('a', 'the launcher goes on');
 unlike(said($log), qr/FATAL/, 'no worker is started in a database that is closed');
 sql($node, 'ALTER DATABASE c ALLOW_CONNECTIONS true');
+sql($node, "SELECT idemq.enqueue('q', '1')", 'c');
 works('c', 'its next use brings one');
 sql($node, 'DROP DATABASE c');
 
