@@ -24,6 +24,14 @@ sub worker_of
 	return sql($server, "SELECT min(pid) $workers AND datname = '$db'");
 }
 
+# A database has no worker any more: one may be looking still whether there is idemq.
+sub is_left
+{
+	my ($db, $name) = @_;
+
+	return ok($node->poll_query_until('postgres', "SELECT count(*) = 0 $workers AND datname = '$db'"), $name);
+}
+
 # Waits for another worker than a former one.
 sub next_worker_of
 {
@@ -70,11 +78,11 @@ sub create_database
 # ---- What an operator sees
 
 works('postgres', 'CREATE EXTENSION');
+ok($node->poll_query_until('postgres', "SELECT state = 'idle' AND state_change < clock_timestamp() - interval '1 s' $workers"),
+	'with nothing to do it sleeps');
 is_sql($node, "SELECT backend_type, application_name, datname, state, query, wait_event_type FROM pg_stat_activity
 	WHERE backend_type LIKE 'idemq%' AND wait_event IS NOT NULL ORDER BY 1",
 	"idemq launcher|idemq launcher||idle||Extension\nidemq worker|idemq worker|postgres|idle||Extension", 'pg_stat_activity');
-ok($node->poll_query_until('postgres', "SELECT state = 'idle' AND state_change < clock_timestamp() - interval '1 s' $workers"),
-	'with nothing to do it sleeps');
 
 # ---- Start
 
@@ -96,7 +104,7 @@ unlike(said($log) =~ s/.*LOG:  background worker.*exited with exit code 1\n//gr,
 my $session = session($node, 'plain');
 $session->query_safe("BEGIN; $extension");
 $session->query_safe('ROLLBACK');
-is_sql($node, "SELECT count(*) $workers AND datname = 'plain'", 0, 'CREATE EXTENSION rolled back');
+is_left('plain', 'CREATE EXTENSION rolled back');
 $session->query_safe("BEGIN; $extension; SELECT idemq.enqueue('q', '1')");
 $session->query_safe('COMMIT');
 works('plain', 'CREATE EXTENSION in a transaction');
@@ -106,8 +114,8 @@ is($session->query_safe("SELECT count(*) $workers AND datname = 'plain'"), 0, 'D
 $session->query_safe('ROLLBACK');
 works('plain', 'DROP EXTENSION rolled back');
 $log = log_end();
-$session->query_safe("DROP EXTENSION idemq");
-is_sql($node, "SELECT count(*) $workers AND datname = 'plain'", 0, 'DROP EXTENSION');
+$session->query_safe('DROP EXTENSION idemq');
+is_left('plain', 'DROP EXTENSION');
 $session->query_safe('CREATE EXTENSION idemq');
 worker_of('plain');
 $session->query_safe("SELECT idemq.create_queue('q', lease => '1 h')");
@@ -139,7 +147,7 @@ SKIP:
 	works('plain', 'CREATE EXTENSION while a worker leaves');
 }
 sql($node, 'DROP OWNED BY owner', 'plain');
-ok($node->poll_query_until('postgres', "SELECT count(*) = 0 $workers AND datname = 'plain'"), 'DROP OWNED');
+is_left('plain', 'DROP OWNED');
 $session->quit;
 
 # ---- Who may not have a database for himself
