@@ -19,6 +19,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/objectaccess.h"
 #include "catalog/pg_class.h"
@@ -168,8 +169,10 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 			idemq_xact_note_extension(MyDatabaseId);
 			break;
 		case FOLLOW_CREATE_DATABASE:
-			idemq_xact_note_extension(
-				get_database_oid(((CreatedbStmt *) statement->utilityStmt)->dbname, false));
+			CommandCounterIncrement(); /* to see it */
+			database = get_database_oid(((CreatedbStmt *) statement->utilityStmt)->dbname, true);
+			if (OidIsValid(database))
+				idemq_xact_note_extension(database);
 			break;
 		case FOLLOW_DISCARD:
 			idemq_lease_orphan_session();

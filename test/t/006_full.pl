@@ -116,7 +116,7 @@ sql($full, "SELECT idemq.create_queue(name, lease => '1 h') FROM unnest(ARRAY['r
 $full->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idemq worker'");
 
 # Calls a procedure in a session; answers a sub that waits for its result.
-sub sleeper
+sub calls
 {
 	my ($call) = @_;
 	my $session = session($full);
@@ -134,22 +134,22 @@ sub sleeper
 
 foreach my $queue ('q', 'r')
 {
-	my @woken = map { sleeper($_) } "idemq.wait('$queue', '10 min')", "idemq.wait_any(ARRAY['s', '$queue'], '10 min')";
+	my @woken = map { calls($_) } "idemq.wait('$queue', '10 min')", "idemq.wait_any(ARRAY['s', '$queue'], '10 min')";
 
 	sql($full, "SELECT count(*) FROM idemq.enqueue_many('$queue', '{1,2}')");
 	is($_->(), 't', "queue $queue: a sleeper is woken") foreach @woken;
 	sql($full, "INSERT INTO held SELECT id, token, '$queue' FROM idemq.claim('$queue', 2)");
 
-	my $due = sleeper("idemq.wait('$queue', '10 min')");
+	my $due = calls("idemq.wait('$queue', '10 min')");
 	sql($full, "SELECT idemq.enqueue('$queue', '3', delay => '300 ms')");
 	is($due->(), 't', "queue $queue: by what comes due");
 
-	my $result = sleeper('idemq.wait_result(' . sql($full, "SELECT id FROM idemq.claim('$queue', lease => '1 h')") . ", '10 min')");
+	my $result = calls('idemq.wait_result(' . sql($full, "SELECT id FROM idemq.claim('$queue', lease => '1 h')") . ", '10 min')");
 	sql($full, "SELECT idemq.commit(id, token, '7') FROM idemq.jobs WHERE payload = '3' AND status = 'processing'");
 	is($result->(), 'completed|7', "queue $queue: by a result");
 
 	# A lease that runs out, in shared memory or on the row alone; attached or not.
-	my $lost = sleeper("idemq.wait('$queue', '10 min')");
+	my $lost = calls("idemq.wait('$queue', '10 min')");
 	sql($full, "BEGIN; SELECT idemq.enqueue('$queue', '4'); SELECT idemq.claim('$queue', 1, lease => '300 ms', attach => true); COMMIT");
 	is($lost->(), 't', "queue $queue: by a lease that runs out");
 	is_sql($full, "SELECT attempt, idemq.commit(id, token) FROM idemq.claim('$queue')", '2|committed', 'and takes its job');

@@ -24,6 +24,14 @@ sub worker_of
 	return sql($server, "SELECT min(pid) $workers AND datname = '$db'");
 }
 
+# A database has no worker any more: one may be looking still whether there is idemq.
+sub is_left
+{
+	my ($db, $name) = @_;
+
+	return ok($node->poll_query_until('postgres', "SELECT count(*) = 0 $workers AND datname = '$db'"), $name);
+}
+
 # Waits for another worker than a former one.
 sub next_worker_of
 {
@@ -38,8 +46,11 @@ sub next_worker_of
 sub works
 {
 	my ($db, $name, $server) = ($_[0], $_[1], $_[2] // $node);
-	my $id = sql($server, "SELECT id FROM idemq.enqueue('q', '1')", $db);
+	my $id;
 
+	# Before its use, which would bring one.
+	worker_of($db, $server);
+	$id = sql($server, "SELECT id FROM idemq.enqueue('q', '1')", $db);
 	sql($server, "SELECT idemq.claim_job($id, lease => '10 ms')", $db);
 	ok($server->poll_query_until($db, "SELECT status = 'pending' FROM idemq.jobs WHERE id = $id"), "$name: works");
 	is_sql($server, "SELECT count(*) $workers AND datname = '$db'", 1, "$name: one worker");
@@ -67,11 +78,11 @@ sub create_database
 # ---- What an operator sees
 
 works('postgres', 'CREATE EXTENSION');
+ok($node->poll_query_until('postgres', "SELECT state = 'idle' AND state_change < clock_timestamp() - interval '1 s' $workers"),
+	'with nothing to do it sleeps');
 is_sql($node, "SELECT backend_type, application_name, datname, state, query, wait_event_type FROM pg_stat_activity
 	WHERE backend_type LIKE 'idemq%' AND wait_event IS NOT NULL ORDER BY 1",
 	"idemq launcher|idemq launcher||idle||Extension\nidemq worker|idemq worker|postgres|idle||Extension", 'pg_stat_activity');
-ok($node->poll_query_until('postgres', "SELECT state = 'idle' AND state_change < clock_timestamp() - interval '1 s' $workers"),
-	'with nothing to do it sleeps');
 
 # ---- Start
 
@@ -93,7 +104,7 @@ unlike(said($log) =~ s/.*LOG:  background worker.*exited with exit code 1\n//gr,
 my $session = session($node, 'plain');
 $session->query_safe("BEGIN; $extension");
 $session->query_safe('ROLLBACK');
-is_sql($node, "SELECT count(*) $workers AND datname = 'plain'", 0, 'CREATE EXTENSION rolled back');
+is_left('plain', 'CREATE EXTENSION rolled back');
 $session->query_safe("BEGIN; $extension; SELECT idemq.enqueue('q', '1')");
 $session->query_safe('COMMIT');
 works('plain', 'CREATE EXTENSION in a transaction');
@@ -103,9 +114,11 @@ is($session->query_safe("SELECT count(*) $workers AND datname = 'plain'"), 0, 'D
 $session->query_safe('ROLLBACK');
 works('plain', 'DROP EXTENSION rolled back');
 $log = log_end();
-$session->query_safe("DROP EXTENSION idemq");
-is_sql($node, "SELECT count(*) $workers AND datname = 'plain'", 0, 'DROP EXTENSION');
-$session->query_safe($extension);
+$session->query_safe('DROP EXTENSION idemq');
+is_left('plain', 'DROP EXTENSION');
+$session->query_safe('CREATE EXTENSION idemq');
+worker_of('plain');
+$session->query_safe("SELECT idemq.create_queue('q', lease => '1 h')");
 works('plain', 'CREATE EXTENSION again');
 $session->query_safe("BEGIN; DROP EXTENSION idemq; $extension; COMMIT");
 works('plain', 'DROP and CREATE EXTENSION in one transaction');
@@ -122,17 +135,19 @@ sql($node, "DROP EXTENSION idemq; SET ROLE owner; $extension", 'plain');
 my $pid = worker_of('plain');
 SKIP:
 {
-	skip 'no debugger', 2 unless has_debugger($node);
+	skip 'no debugger', 3 unless has_debugger($node);
 
 	my $stop = stop_at($pid, 'idemq_worker_found_nothing');
 	sql($node, 'DROP OWNED BY owner', 'plain');
 	$stop->();
-	sql($node, "SET ROLE owner; $extension", 'plain');
+	sql($node, 'SET ROLE owner; CREATE EXTENSION idemq', 'plain');
 	$stop->();
-	works('plain', 'CREATE EXTENSION while a worker leaves that found none');
+	is(worker_of('plain'), $pid, 'CREATE EXTENSION while a worker leaves that found none: it stays');
+	sql($node, "SELECT idemq.create_queue('q')", 'plain');
+	works('plain', 'CREATE EXTENSION while a worker leaves');
 }
 sql($node, 'DROP OWNED BY owner', 'plain');
-ok($node->poll_query_until('postgres', "SELECT count(*) = 0 $workers AND datname = 'plain'"), 'DROP OWNED');
+is_left('plain', 'DROP OWNED');
 $session->quit;
 
 # ---- Who may not have a database for himself
@@ -250,6 +265,7 @@ $node->wait_for_log(qr/"idemq worker" \(PID \d+\) exited with exit code 1/, $log
 works('a', 'the launcher goes on');
 unlike(said($log), qr/FATAL/, 'no worker is started in a database that is closed');
 sql($node, 'ALTER DATABASE c ALLOW_CONNECTIONS true');
+sql($node, "SELECT idemq.enqueue('q', '1')", 'c');
 works('c', 'its next use brings one');
 sql($node, 'DROP DATABASE c');
 

@@ -49,7 +49,11 @@ sub session
 {
 	my ($node, $db, %params) = @_;
 
-	return $node->background_psql($db // 'postgres', on_error_stop => 0, %params);
+	my $session = $node->background_psql($db // 'postgres', on_error_stop => 0, %params);
+
+	# The time limit is that of a query, not of the session.
+	$session->set_query_timer_restart;
+	return $session;
 }
 
 # The result of SQL that must succeed.
