@@ -188,6 +188,7 @@ $_->query_safe('ROLLBACK') foreach @referrers;
 is_sql($node, "CALL idemq.wait('q', '0')", 't', 'until they are over');
 $_->quit foreach @referrers;
 sql($node, 'DROP TABLE refers');
+reset_queue();
 
 # Errors while it sleeps.
 my $sleeper = sleeper($node, $call);
