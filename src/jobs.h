@@ -178,6 +178,7 @@ extern void idemq_jobs_scan_end(JobsTable *table);
 
 /* jobs_hold.c */
 extern RowHold idemq_jobs_hold(const Job *job, TransactionId *holder);
+extern bool idemq_jobs_lets_claim(const Job *job);
 extern int idemq_transaction_pid(TransactionId xid);
 
 /* jobs_index.c */

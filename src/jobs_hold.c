@@ -67,6 +67,36 @@ idemq_jobs_hold(const Job *job, TransactionId *holder)
 	return hold_of(xmax, only_locks);
 }
 
+/*
+ * Returns whether a claim would be let to a fetched version: nobody holds it, or
+ * for a foreign key only, which a claim does not mind.
+ */
+bool
+idemq_jobs_lets_claim(const Job *job)
+{
+	HeapTupleHeader header = job_row_header(job);
+	MultiXactMember *members;
+	TransactionId holder;
+	RowHold hold;
+	bool lets = true;
+	int count;
+
+	hold = idemq_jobs_hold(job, &holder);
+	if (hold != ROW_HELD)
+		return hold == ROW_FREE;
+	if (!HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask))
+		return false;
+	if (!(header->t_infomask & HEAP_XMAX_IS_MULTI))
+		return HEAP_XMAX_IS_KEYSHR_LOCKED(header->t_infomask);
+	count = GetMultiXactIdMembers(HeapTupleHeaderGetRawXmax(header), &members, false, true);
+	for (int i = 0; i < count && lets; i++)
+		lets = members[i].status == MultiXactStatusForKeyShare ||
+			   hold_of(members[i].xid, true) == ROW_FREE;
+	if (count > 0)
+		pfree(members);
+	return lets;
+}
+
 /* Returns the process of a transaction in progress, 0 when it is prepared or has ended. */
 int
 idemq_transaction_pid(TransactionId xid)

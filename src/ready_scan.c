@@ -189,7 +189,7 @@ stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 		return STEP_PASS;
 	if (job.status != JOB_PENDING && job.status != JOB_FAILED)
 		return STEP_PASS;
-	if (idemq_jobs_is_free(&job))
+	if (idemq_jobs_lets_claim(&job))
 		scan->stopped = true;
 	else
 		scan->held = true;

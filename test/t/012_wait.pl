@@ -169,6 +169,27 @@ foreach my $queue (qw(q r s))
 	$sleeper->{session}->quit;
 }
 
+# A row that foreign keys refer to is held for claims by nobody: not while they are
+# checked, by one or by two, nor afterwards.
+reset_queue();
+sql($node, "CREATE TABLE refers (id bigint REFERENCES idemq.jobs); SELECT idemq.enqueue('q', '1')");
+my @referrers = map { session($node) } 1 .. 2;
+foreach my $referrer (@referrers)
+{
+	$referrer->query_safe('BEGIN; INSERT INTO refers SELECT id FROM idemq.jobs');
+	is_sql($node, "CALL idemq.wait('q', '0')", 't', 'a foreign key does not hold a job');
+}
+is_sql($node, "BEGIN; SELECT attempt FROM idemq.claim('q'); ROLLBACK", 1, 'and a claim takes it');
+$_->query_safe('ROLLBACK') foreach @referrers;
+is_sql($node, "CALL idemq.wait('q', '0')", 't', 'nor do those that are over');
+$_->query_safe('BEGIN; SELECT id FROM idemq.jobs FOR SHARE') foreach @referrers;
+is_sql($node, "CALL idemq.wait('q', '0')", 'f', 'FOR SHARE of two does');
+$_->query_safe('ROLLBACK') foreach @referrers;
+is_sql($node, "CALL idemq.wait('q', '0')", 't', 'until they are over');
+$_->quit foreach @referrers;
+sql($node, 'DROP TABLE refers');
+reset_queue();
+
 # Errors while it sleeps.
 my $sleeper = sleeper($node, $call);
 sql($node, "SELECT idemq.drop_queue('q', force => true)");
