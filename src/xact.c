@@ -72,6 +72,8 @@ typedef struct Touch
 static Touch *touches = NULL;
 static int ntouches = 0;
 static int max_touches = 0;
+/* Whether PREPARE TRANSACTION is under way, for idemq.check(). */
+static bool preparing = false;
 
 /* Makes room for one touch, so that the next note cannot fail. */
 void
@@ -401,6 +403,28 @@ check_prepare(void)
 	}
 }
 
+/*
+ * From here on to the callback that follows PREPARE the session's entries may
+ * outlive its transaction, which by then has neither an id nor locks of its own.
+ */
+static void
+before_prepare(void)
+{
+	check_prepare();
+	preparing = ntouches > 0;
+	if (preparing)
+		idemq_slots_begin_change();
+}
+
+/* Ends what before_prepare began. */
+static void
+end_preparing(void)
+{
+	if (preparing)
+		idemq_slots_end_change();
+	preparing = false;
+}
+
 static void
 after_prepare(void)
 {
@@ -425,14 +449,16 @@ xact_callback(XactEvent event, void *arg)
 			break;
 		case XACT_EVENT_ABORT:
 			undo_from(InvalidSubTransactionId);
+			end_preparing();
 			forget_all();
 			idemq_away_let_back();
 			break;
 		case XACT_EVENT_PRE_PREPARE:
-			check_prepare();
+			before_prepare();
 			break;
 		case XACT_EVENT_PREPARE:
 			after_prepare();
+			end_preparing();
 			forget_all();
 			idemq_away_let_back();
 			break;
