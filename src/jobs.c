@@ -234,8 +234,9 @@ idemq_jobs_is_free(const Job *job)
 
 	if ((header->t_infomask & HEAP_XMAX_INVALID) || !TransactionIdIsValid(xmax))
 		return true;
+	/* It stays in the row when all of them are gone. */
 	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
-		return false;
+		return idemq_jobs_hold(job, &xmax) != ROW_HELD;
 	return TransactionIdIsCurrentTransactionId(xmax) || !TransactionIdIsInProgress(xmax);
 }
 

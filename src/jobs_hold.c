@@ -1,6 +1,6 @@
 /*
  * jobs_hold.c
- *		Who holds a fetched version of a job's row: for answers, not for writes.
+ *		Who holds a fetched version of a job's row.
  *
  * Reads the version's header and the state of transactions; waits for nobody and
  * takes no lock.  What it finds may be over by the time it is said.

@@ -88,6 +88,19 @@ is_sql($node, "SELECT string_agg(DISTINCT o, ' ' ORDER BY o) FROM (SELECT idemq.
 	'committed stale', 'who beat commits, who did not is stale');
 is_sql($node, 'SELECT count(*) FROM second s, idemq.commit(s.id, s.token)', 12, 'the second attempts commit');
 
+# Rows that two sessions had locked at once, and let go of: the lease is taken back, the job seen.
+my @lockers = map { session($node) } 1, 2;
+sql($node, "SELECT idemq.enqueue('s', '\"free\"', priority => 0); SELECT idemq.claim('s', 1, lease => '100 ms'); SELECT idemq.enqueue('s', '\"free\"')");
+$_->query_safe("BEGIN; SELECT FROM idemq.jobs WHERE payload = '\"free\"' FOR SHARE") foreach @lockers;
+$_->query_safe('COMMIT') foreach @lockers;
+$_->quit foreach @lockers;
+is_sql($node, "CALL idemq.wait('s', '0')", 't', 'a row whose lockers are gone is ready');
+my $done = "WITH c AS (SELECT idemq.commit(id, token) AS o, attempt FROM idemq.claim('s') WHERE payload = '\"free\"')
+	SELECT count(*) FILTER (WHERE attempt = 2) FROM c";
+ok($node->poll_query_until('postgres', $done, 1), 'a lease whose row had lockers is taken back');
+sql($node, $done);
+is_sql($node, "SELECT string_agg(status::text, ' ') FROM idemq.jobs WHERE payload = '\"free\"'", 'completed completed', 'and both jobs are claimed');
+
 # Many workers at once: nothing twice, nothing lost.
 my $work = "$PostgreSQL::Test::Utils::tmp_check/full.sql";
 append_to_file($work, q{
