@@ -16,6 +16,7 @@
 #include "args.h"
 #include "attempt.h"
 #include "catalog.h"
+#include "claim_job.h"
 #include "claim_row.h"
 #include "clock.h"
 #include "lease_sweep.h"
@@ -34,20 +35,6 @@ PG_FUNCTION_INFO_V1(idemq_sql_commit_once);
 #define RESULT_RESULT (RESULT_CLAIM + CLAIM_COLUMN_COUNT)
 #define RESULT_RETRY_AFTER (RESULT_RESULT + 1)
 #define RESULT_COLUMNS (RESULT_RETRY_AFTER + 1)
-
-/* What is asked of one job. */
-typedef struct JobCall
-{
-	int64 id;
-	JobEvent event; /* EVENT_CLAIM or EVENT_COMMIT_ONCE */
-	int64 lease;	/* microseconds, 0 for the queue's */
-	bool attach;
-	EventArgs args;
-	/* what came of it */
-	Job job;
-	QueueInfo queue;
-	TimestampTz retry_after; /* DT_NOEND: none */
-} JobCall;
 
 /*
  * Answers from the lease table: true when somebody is on the job, with
@@ -165,9 +152,12 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 	return OUTCOME_LOCKED;
 }
 
-/* Looks at the job, and takes it if it can be taken. */
-static Outcome
-call_job(JobCall *call, JobsTable *table)
+/*
+ * Looks at the job, and takes it if it can be taken; the table is open for writing.
+ * Raises 40001 above READ COMMITTED for a job that changed after the snapshot.
+ */
+Outcome
+idemq_job_call(JobCall *call, JobsTable *table)
 {
 	for (;;)
 	{
@@ -198,9 +188,9 @@ call_job(JobCall *call, JobsTable *table)
 	}
 }
 
-/* Returns the answer of claim_job as a row. */
-static Datum
-claim_result(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
+/* Returns an outcome and what came of the call as a row of idemq.claim_result. */
+Datum
+idemq_job_answer(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 {
 	TupleDesc desc;
 	Datum values[RESULT_COLUMNS] = {0};
@@ -223,7 +213,7 @@ claim_result(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 		values[RESULT_RETRY_AFTER] = TimestampTzGetDatum(call->retry_after);
 		nulls[RESULT_RETRY_AFTER] = false;
 	}
-	if (outcome != OUTCOME_NOT_FOUND)
+	if (outcome != OUTCOME_NOT_FOUND && call->id != 0)
 	{
 		values[RESULT_ID] = Int64GetDatum(call->id);
 		nulls[RESULT_ID] = false;
@@ -231,6 +221,20 @@ claim_result(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 	values[RESULT_OUTCOME] = idemq_outcome_datum(outcome);
 	nulls[RESULT_OUTCOME] = false;
 	return HeapTupleGetDatum(heap_form_tuple(desc, values, nulls));
+}
+
+/* Begins a claim: reads lease, worker and attach, from argument n on. */
+void
+idemq_job_call_args(FunctionCallInfo fcinfo, int n, JobCall *call)
+{
+	call->event = EVENT_CLAIM;
+	call->retry_after = DT_NOEND;
+	if (!PG_ARGISNULL(n))
+		call->lease = idemq_arg_interval(fcinfo, n, "lease", 1);
+	call->args.worker = idemq_arg_worker(fcinfo, n + 1);
+	call->attach = idemq_arg_bool(fcinfo, n + 2, "attach");
+	if (call->attach)
+		idemq_lease_attach_session();
 }
 
 /*
@@ -245,16 +249,9 @@ idemq_sql_claim_job(PG_FUNCTION_ARGS)
 
 	idemq_arg_required(fcinfo, 0, "id");
 	call.id = PG_GETARG_INT64(0);
-	call.event = EVENT_CLAIM;
-	call.retry_after = DT_NOEND;
-	if (!PG_ARGISNULL(1))
-		call.lease = idemq_arg_interval(fcinfo, 1, "lease", 1);
-	call.args.worker = idemq_arg_worker(fcinfo, 2);
-	call.attach = idemq_arg_bool(fcinfo, 3, "attach");
-	if (call.attach)
-		idemq_lease_attach_session();
+	idemq_job_call_args(fcinfo, 1, &call);
 	idemq_jobs_open(&table);
-	answer = claim_result(fcinfo, &call, call_job(&call, &table));
+	answer = idemq_job_answer(fcinfo, &call, idemq_job_call(&call, &table));
 	idemq_jobs_close(&table);
 	return answer;
 }
@@ -277,7 +274,7 @@ idemq_sql_commit_once(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(1))
 		call.args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(1)));
 	idemq_jobs_open(&table);
-	outcome = call_job(&call, &table);
+	outcome = idemq_job_call(&call, &table);
 	idemq_jobs_close(&table);
 	return idemq_outcome_datum(outcome);
 }

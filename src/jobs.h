@@ -180,9 +180,14 @@ extern void idemq_jobs_scan_end(JobsTable *table);
 extern RowHold idemq_jobs_hold(const Job *job, TransactionId *holder);
 extern int idemq_transaction_pid(TransactionId xid);
 
+/* jobs_key.c */
+extern bool idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job);
+extern bool idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key);
+
 /* jobs_index.c */
 extern void idemq_jobs_index_install(void);
 extern Oid idemq_jobs_ready_index(Relation rel);
+extern Oid idemq_jobs_key_index(Relation rel);
 extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
 									bool only_summarizing);
 

@@ -147,6 +147,14 @@ is_ready_index(const IndexShape *shape)
 }
 
 static bool
+is_key_index(const IndexShape *shape)
+{
+	return shape->simple && shape->unique && shape->nkeys == 2 &&
+		   shape->keys[0] == COL_QUEUE_ID + 1 && shape->keys[1] == COL_KEY + 1 &&
+		   shape->not_null == COLUMN_BIT(COL_KEY) && shape->is_null == 0;
+}
+
+static bool
 is_valid_index(Oid oid)
 {
 	Relation index = index_open(oid, RowExclusiveLock);
@@ -156,9 +164,9 @@ is_valid_index(Oid oid)
 	return valid;
 }
 
-/* Returns the OID of a valid ready index of the locked table; raises 55000 without one. */
-Oid
-idemq_jobs_ready_index(Relation rel)
+/* Returns the OID of a valid index of that shape of the locked table, or InvalidOid. */
+static Oid
+find_index(Relation rel, bool (*has_shape)(const IndexShape *shape))
 {
 	List *indexes = RelationGetIndexList(rel);
 	Oid found = InvalidOid;
@@ -166,15 +174,38 @@ idemq_jobs_ready_index(Relation rel)
 
 	foreach(lc, indexes)
 	{
-		if (is_ready_index(index_shape(lfirst_oid(lc))) && is_valid_index(lfirst_oid(lc)))
+		if (has_shape(index_shape(lfirst_oid(lc))) && is_valid_index(lfirst_oid(lc)))
 			found = lfirst_oid(lc);
 	}
 	list_free(indexes);
+	return found;
+}
+
+/* Returns the OID of a valid ready index of the locked table; raises 55000 without one. */
+Oid
+idemq_jobs_ready_index(Relation rel)
+{
+	Oid found = find_index(rel, is_ready_index);
+
 	if (!OidIsValid(found))
 		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 						errmsg("table \"idemq.jobs\" has no valid ready index"),
 						errhint("Run CREATE INDEX ON idemq.jobs (queue_id, priority, ready_at, "
 								"id) WHERE ready_at IS NOT NULL.")));
+	return found;
+}
+
+/* Returns the OID of a valid unique index of keys of the locked table; raises 55000 without one. */
+Oid
+idemq_jobs_key_index(Relation rel)
+{
+	Oid found = find_index(rel, is_key_index);
+
+	if (!OidIsValid(found))
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						errmsg("table \"idemq.jobs\" has no valid unique index of keys"),
+						errhint("Run CREATE UNIQUE INDEX ON idemq.jobs (queue_id, key) WHERE key "
+								"IS NOT NULL.")));
 	return found;
 }
 

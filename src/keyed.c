@@ -2,11 +2,11 @@
  * keyed.c
  *		Enqueue with an idempotency key: the unique index jobs_key decides.
  *
- * INSERT ... ON CONFLICT DO NOTHING waits for a twin whose transaction is open.
- * When the key is taken, a second command with a fresh snapshot reads who has
- * it; one statement with a UNION would find nothing in that race.  Above READ
- * COMMITTED the look comes first, also under the latest snapshot, since the
- * INSERT raises 40001 for a twin that the transaction's snapshot does not see.
+ * A look at the index comes first: a duplicate costs no more than a lookup, and
+ * above READ COMMITTED the INSERT would raise 40001 for a twin that the
+ * transaction's snapshot does not see.  When nobody has the key, INSERT ... ON
+ * CONFLICT DO NOTHING decides; it waits for a twin whose transaction is open.  If
+ * the key is taken after all, another look with a fresh snapshot reads by whom.
  *
  * The key of a job that finished longer ago than the queue's window is free:
  * the old job gives it up, in the transaction of the new one.
@@ -17,6 +17,7 @@
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
 #include "catalog.h"
@@ -28,12 +29,6 @@
 
 /* Rounds of insert and look after which a trigger must be keeping the row out. */
 #define MAX_TRIES 20
-
-static SqlStatement find_key =
-	{.text = "SELECT id, status::text, result, payload = $3, coalesce(finished_at <= $4, false) "
-			 "FROM idemq.jobs WHERE queue_id = $1 AND key = $2",
-	 .nargs = 4,
-	 .types = {INT4OID, TEXTOID, JSONBOID, TIMESTAMPTZOID}};
 
 static SqlStatement free_key =
 	{.text = "UPDATE idemq.jobs SET key = NULL WHERE id = $1 AND key = $2 AND finished_at <= $3",
@@ -55,40 +50,77 @@ typedef struct KeyHolder
 	bool expired; /* finished before the window */
 } KeyHolder;
 
-/* Looks the key up under the latest snapshot. */
-static bool
-find_holder(const QueueInfo *queue, const JobChange *columns, TimestampTz window_start,
-			KeyHolder *holder)
+/* Copies a job's stored result into the current memory context. */
+static Datum
+copy_result(const Job *job, bool *no_result)
 {
-	MemoryContext caller = CurrentMemoryContext;
-	Datum values[] = {Int32GetDatum(queue->id), columns->values[COL_KEY],
-					  columns->values[COL_PAYLOAD], TimestampTzGetDatum(window_start)};
-	EnqueueAnswer *answer = &holder->answer;
-	SqlScope scope;
-	bool found;
-	bool isnull;
+	*no_result = job->row->tts_isnull[COL_RESULT];
+	return *no_result ? (Datum) 0
+					  : PointerGetDatum(PG_DETOAST_DATUM_COPY(job->row->tts_values[COL_RESULT]));
+}
 
-	idemq_sql_begin(&scope);
-	found = idemq_sql_query_latest(&find_key, values, NULL) > 0;
-	if (found)
-	{
-		answer->id = DatumGetInt64(idemq_sql_value(0, 1, &isnull));
-		answer->outcome = OUTCOME_DUPLICATE;
-		answer->status =
-			idemq_status_from_name(TextDatumGetCString(idemq_sql_value(0, 2, &isnull)));
-		answer->result = idemq_sql_value(0, 3, &answer->no_result);
-		if (!answer->no_result)
-		{
-			MemoryContext old = MemoryContextSwitchTo(caller);
+/* Returns whether a job has finished before the window began. */
+static bool
+is_expired(const Job *job, TimestampTz window_start)
+{
+	return !job->row->tts_isnull[COL_FINISHED_AT] &&
+		   DatumGetTimestampTz(job->row->tts_values[COL_FINISHED_AT]) <= window_start;
+}
 
-			answer->result = PointerGetDatum(PG_DETOAST_DATUM_COPY(answer->result));
-			MemoryContextSwitchTo(old);
-		}
-		holder->same_payload = DatumGetBool(idemq_sql_value(0, 4, &isnull));
-		holder->expired = DatumGetBool(idemq_sql_value(0, 5, &isnull));
-	}
-	idemq_sql_end(&scope);
-	return found;
+/* Raises IQ003. */
+static void
+refuse_payload(int64 id, const char *hint)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMQ_KEY_REUSED),
+					errmsg("the key is taken by job %lld with another payload", (long long) id),
+					errhint("%s", hint)));
+}
+
+/* Compares jsonb values: the order of their keys is of no matter. */
+static bool
+is_same_payload(const Job *job, Datum payload)
+{
+	Jsonb *first = DatumGetJsonbP(job->row->tts_values[COL_PAYLOAD]);
+	Jsonb *second = DatumGetJsonbP(payload);
+
+	return compareJsonbContainers(&first->root, &second->root) == 0;
+}
+
+/* Looks the key up under the table's snapshot. */
+static bool
+find_holder(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
+			TimestampTz window_start, KeyHolder *holder)
+{
+	Job job;
+
+	if (!idemq_jobs_find_key(table, queue->id, columns->values[COL_KEY], &job))
+		return false;
+	holder->answer.id = job.id;
+	holder->answer.outcome = OUTCOME_DUPLICATE;
+	holder->answer.status = job.status;
+	holder->answer.result = copy_result(&job, &holder->answer.no_result);
+	holder->expired = is_expired(&job, window_start);
+	holder->same_payload = !holder->expired && is_same_payload(&job, columns->values[COL_PAYLOAD]);
+	return true;
+}
+
+/*
+ * Looks up the job that answers for a key, under the table's snapshot; false when
+ * the key is free.  payload, unless it is NULL, must be the job's: raises IQ003.
+ */
+bool
+idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key, const Datum *payload,
+				 int64 *id)
+{
+	Job job;
+
+	if (!idemq_jobs_find_key(table, queue->id, key, &job) ||
+		is_expired(&job, idemq_now() - queue->idempotency_window))
+		return false;
+	if (payload != NULL && !is_same_payload(&job, *payload))
+		refuse_payload(job.id, "Use another key, or pass no payload.");
+	*id = job.id;
+	return true;
 }
 
 /* Takes the key from a job that finished before the window. */
@@ -149,36 +181,31 @@ answer_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
 			break;
 		case DUPLICATE_KEEP:
 			if (!holder->same_payload)
-				ereport(ERROR,
-						(errcode(ERRCODE_IDEMQ_KEY_REUSED),
-						 errmsg("the key is taken by job %lld with another payload",
-								(long long) holder->answer.id),
-						 errhint("Use another key, or on_duplicate => 'ignore' or 'replace'.")));
+				refuse_payload(holder->answer.id,
+							   "Use another key, or on_duplicate => 'ignore' or 'replace'.");
 			break;
 	}
 }
 
 /*
- * Adds the job with those columns, id and key among them, or answers with the
- * job that has the key.  Raises IQ003, IQ004; 40001 above READ COMMITTED.
+ * Adds the job with those columns, key among them, or answers with the job that
+ * has the key.  The id is given here, unless it is among the columns.  Raises
+ * IQ003, IQ004; 40001 above READ COMMITTED.
  */
 void
-idemq_enqueue_keyed(const QueueInfo *queue, const JobChange *columns, OnDuplicate policy,
-					EnqueueAnswer *answer)
+idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
+					OnDuplicate policy, EnqueueAnswer *answer)
 {
 	TimestampTz window_start = idemq_now() - queue->idempotency_window;
-	bool look_first = IsolationUsesXactSnapshot();
 	KeyHolder holder;
 
-	/* A holder may come and go between the two looks, but not again and again. */
+	/* A holder may come and go between the looks, but not again and again. */
 	for (int tries = 0;; tries++)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (tries > MAX_TRIES)
 			idemq_jobs_refused();
-		if (!look_first && idemq_jobs_insert_sql(columns))
-			break;
-		if (find_holder(queue, columns, window_start, &holder))
+		if (find_holder(table, queue, columns, window_start, &holder))
 		{
 			if (!holder.expired)
 			{
@@ -189,7 +216,11 @@ idemq_enqueue_keyed(const QueueInfo *queue, const JobChange *columns, OnDuplicat
 			}
 			take_key(&holder, columns, window_start);
 		}
-		look_first = false;
+		if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
+			job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
+		if (idemq_jobs_insert_sql(columns))
+			break;
+		idemq_jobs_refresh(table);
 	}
 	idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, JOB_PENDING,

@@ -26,7 +26,14 @@ typedef struct EnqueueAnswer
 	bool no_result;
 } EnqueueAnswer;
 
-extern void idemq_enqueue_keyed(const QueueInfo *queue, const JobChange *columns,
+/* enqueue.c */
+extern void idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now,
+						  Datum payload);
+
+/* keyed.c */
+extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,
+							 const Datum *payload, int64 *id);
+extern void idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
 								OnDuplicate policy, EnqueueAnswer *answer);
 
 #endif

@@ -1,0 +1,56 @@
+/*
+ * once.c
+ *		SQL function once: dedupe for an effect that has no job.
+ *
+ * One row of idemq.seen for each (scope, key): its unique index decides who is
+ * first, and waits for a twin whose transaction is open.  A row whose time is over
+ * is as good as none.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "args.h"
+#include "clock.h"
+#include "jobs.h"
+#include "sql.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_once);
+
+#define MAX_SCOPE 256 /* bytes */
+
+static SqlStatement see =
+	{.text = "INSERT INTO idemq.seen AS s (scope, key, expires_at) VALUES ($1, $2, $3) "
+			 "ON CONFLICT (scope, key) DO UPDATE SET expires_at = excluded.expires_at "
+			 "WHERE s.expires_at <= $4",
+	 .nargs = 4,
+	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
+
+/*
+ * once(scope, key, ttl) -> whether this is the first time, until ttl has passed;
+ * 22004, 22023, 25006; 40001 above READ COMMITTED.
+ */
+Datum
+idemq_sql_once(PG_FUNCTION_ARGS)
+{
+	TimestampTz now = idemq_now();
+	int64 ttl = idemq_arg_interval(fcinfo, 2, "ttl", 1);
+	Datum values[4];
+	SqlScope scope;
+	bool first;
+
+	(void) idemq_arg_text(fcinfo, 0, "scope", MAX_SCOPE);
+	idemq_arg_required(fcinfo, 1, "key");
+	idemq_check_key("key", VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(1)));
+	idemq_jobs_check_writable();
+	values[0] = PG_GETARG_DATUM(0);
+	values[1] = PG_GETARG_DATUM(1);
+	values[2] = TimestampTzGetDatum(now + ttl);
+	values[3] = TimestampTzGetDatum(now);
+	idemq_sql_begin(&scope);
+	first = idemq_sql_run(&see, values, NULL, SPI_OK_INSERT) > 0;
+	idemq_sql_end(&scope);
+	PG_RETURN_BOOL(first);
+}
