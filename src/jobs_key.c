@@ -1,6 +1,13 @@
 /*
  * jobs_key.c
- *		Lookups of a job by its idempotency key, through the unique index jobs_key.
+ *		Jobs by their idempotency key, through the unique index jobs_key: lookups,
+ *		and inserts that give way to whoever has the key.
+ *
+ * An insert is speculative, as INSERT ... ON CONFLICT DO NOTHING is: the row is
+ * written first, then its key's index entry, and taken back when somebody else's
+ * is there.  Of two that write one key at once, the one whose entry came first
+ * stays.  A savepoint's rollback leaves a dead row, as of any INSERT; a table with
+ * user triggers or an index that needs the executor takes the way by SQL.
  *
  * idemq_jobs_find_key sees what the table's snapshot sees: a key whose job is not
  * committed, or was freed meanwhile, is not there; the index itself decides when
@@ -14,11 +21,13 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/pg_collation.h"
+#include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
 #include "compat.h"
 #include "jobs.h"
+#include "tally.h"
 
 /* Positions in the index. */
 #define KEY_QUEUE 1
@@ -56,25 +65,87 @@ idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job)
 	return found;
 }
 
-/* Returns whether another open transaction is giving a key to a job, or taking it from one. */
-bool
-idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key)
+/*
+ * Looks for another open transaction that is giving a key to a job, or taking it
+ * from one; sets *xid, and *token when its insert may still be taken back.
+ */
+static bool
+find_twin(JobsTable *table, int32 queue_id, Datum key, TransactionId *xid, uint32 *token)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
 	Relation index = index_open(idemq_jobs_key_index(table->rel), RowExclusiveLock);
 	TupleTableSlot *row = table_slot_create(table->rel, NULL);
 	SnapshotData dirty;
 	IndexScanDesc scan;
-	bool in_doubt = false;
 
+	*xid = InvalidTransactionId;
 	InitDirtySnapshot(dirty);
 	scan = begin_scan(table, index, &dirty, queue_id, key);
 	/* The snapshot's xmin and xmax are those of others only. */
-	while (!in_doubt && index_getnext_slot(scan, ForwardScanDirection, row))
-		in_doubt = TransactionIdIsValid(dirty.xmin) || TransactionIdIsValid(dirty.xmax);
+	while (!TransactionIdIsValid(*xid) && index_getnext_slot(scan, ForwardScanDirection, row))
+	{
+		*xid = TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
+		*token = TransactionIdIsValid(dirty.xmin) ? dirty.speculativeToken : 0;
+	}
 	index_endscan(scan);
 	ExecDropSingleTupleTableSlot(row);
 	index_close(index, NoLock);
 	MemoryContextSwitchTo(old);
-	return in_doubt;
+	return TransactionIdIsValid(*xid);
+}
+
+/* Returns whether another open transaction is giving a key to a job, or taking it from one. */
+bool
+idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key)
+{
+	TransactionId xid;
+	uint32 token;
+
+	return find_twin(table, queue_id, key, &xid, &token);
+}
+
+/* Waits until no other open transaction is at work on a key, as an INSERT would. */
+static void
+wait_for_twin(JobsTable *table, int32 queue_id, Datum key)
+{
+	TransactionId xid;
+	uint32 token;
+
+	while (find_twin(table, queue_id, key, &xid, &token))
+	{
+		if (token != 0)
+			SpeculativeInsertionWait(xid, token);
+		else
+			XactLockTableWait(xid, table->rel, NULL, XLTW_None);
+	}
+}
+
+/*
+ * Inserts a row with a key; columns that are not set are NULL.  Returns false, and
+ * nothing is written, when the key is taken; a twin whose transaction was open
+ * has ended by then: the caller looks again under a fresh snapshot.
+ */
+bool
+idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns)
+{
+	TransactionId xid;
+	uint32 token;
+	bool mine;
+
+	if (!table->simple || !idemq_jobs_indexes_are_simple(table->rel))
+		return idemq_jobs_insert_sql(columns);
+	idemq_jobs_fill_row(table, columns);
+	xid = GetCurrentTransactionId();
+	token = SpeculativeInsertionLockAcquire(xid);
+	table_tuple_insert_speculative(table->rel, table->new_row, GetCurrentCommandId(true), 0, NULL,
+								   token);
+	mine = idemq_jobs_index_insert_keyed(table->rel, table->new_row);
+	table_tuple_complete_speculative(table->rel, table->new_row, token, mine);
+	SpeculativeInsertionLockRelease(xid);
+	if (mine)
+		idemq_tally_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW, JOB_PENDING);
+	else
+		wait_for_twin(table, DatumGetInt32(columns->values[COL_QUEUE_ID]),
+					  columns->values[COL_KEY]);
+	return mine;
 }

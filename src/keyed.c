@@ -4,9 +4,9 @@
  *
  * A look at the index comes first: a duplicate costs no more than a lookup, and
  * above READ COMMITTED the INSERT would raise 40001 for a twin that the
- * transaction's snapshot does not see.  When nobody has the key, INSERT ... ON
- * CONFLICT DO NOTHING decides; it waits for a twin whose transaction is open.  If
- * the key is taken after all, another look with a fresh snapshot reads by whom.
+ * transaction's snapshot does not see.  When nobody has the key, an insert decides
+ * (jobs_key.c); it waits for a twin whose transaction is open.  If the key is taken
+ * after all, another look with a fresh snapshot reads by whom.
  *
  * The key of a job that finished longer ago than the queue's window is free:
  * the old job gives it up, in the transaction of the new one.
@@ -20,10 +20,12 @@
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
+#include "attempt.h"
 #include "catalog.h"
 #include "clock.h"
 #include "errors.h"
 #include "keyed.h"
+#include "lowers.h"
 #include "sql.h"
 #include "tally.h"
 
@@ -48,6 +50,7 @@ typedef struct KeyHolder
 	EnqueueAnswer answer;
 	bool same_payload;
 	bool expired; /* finished before the window */
+	bool own;	  /* this transaction's */
 } KeyHolder;
 
 /* Copies a job's stored result into the current memory context. */
@@ -100,6 +103,7 @@ find_holder(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
 	holder->answer.status = job.status;
 	holder->answer.result = copy_result(&job, &holder->answer.no_result);
 	holder->expired = is_expired(&job, window_start);
+	holder->own = idemq_jobs_is_own(&job);
 	holder->same_payload = !holder->expired && is_same_payload(&job, columns->values[COL_PAYLOAD]);
 	return true;
 }
@@ -136,8 +140,11 @@ take_key(const KeyHolder *holder, const JobChange *columns, TimestampTz window_s
 	idemq_sql_end(&scope);
 }
 
-/* Gives a job that was not claimed yet the new payload, time and priority. */
-static void
+/*
+ * Gives a job that was not claimed yet the new payload, time and priority; false
+ * when it is claimed, or finished, by now.
+ */
+static bool
 replace(const KeyHolder *holder, const JobChange *columns)
 {
 	static const JobColumn replaced[] = {COL_PAYLOAD, COL_READY_AT,	  COL_PRIORITY,
@@ -162,11 +169,15 @@ replace(const KeyHolder *holder, const JobChange *columns)
 		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 						errmsg("could not serialize access due to concurrent update of a job"),
 						errhint("Run the transaction again.")));
+	return updated > 0;
 }
 
-/* Answers a duplicate as the producer wants it. */
-static void
-answer_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate policy)
+/*
+ * Does with a duplicate what the producer wants; false when the holder's status is
+ * not what it was.
+ */
+static bool
+handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate policy)
 {
 	switch (policy)
 	{
@@ -177,14 +188,14 @@ answer_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
 							errmsg("the key is taken by job %lld", (long long) holder->answer.id),
 							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
 		case DUPLICATE_REPLACE:
-			replace(holder, columns);
-			break;
+			return replace(holder, columns) || holder->answer.status != JOB_PENDING;
 		case DUPLICATE_KEEP:
 			if (!holder->same_payload)
 				refuse_payload(holder->answer.id,
 							   "Use another key, or on_duplicate => 'ignore' or 'replace'.");
 			break;
 	}
+	return true;
 }
 
 /*
@@ -209,7 +220,16 @@ idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 		{
 			if (!holder.expired)
 			{
-				answer_duplicate(&holder, columns, policy);
+				/* A twin that the transaction's snapshot does not see. */
+				if (tries > 0 && IsolationUsesXactSnapshot() && !holder.own)
+					idemq_attempt_changed(table);
+				if (!handle_duplicate(&holder, columns, policy))
+				{
+					/* Claimed since our look, or before and given back: what is it now? */
+					policy = DUPLICATE_IGNORE;
+					idemq_jobs_refresh(table);
+					continue;
+				}
 				idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_DUPLICATES));
 				*answer = holder.answer;
 				return;
@@ -218,7 +238,10 @@ idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 		}
 		if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
 			job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
-		if (idemq_jobs_insert_sql(columns))
+		idemq_lowers_note(queue->slot, queue->id, DatumGetInt16(columns->values[COL_PRIORITY]),
+						  (ReadyKey){DatumGetTimestampTz(columns->values[COL_READY_AT]),
+									 DatumGetInt64(columns->values[COL_ID])});
+		if (idemq_jobs_insert_keyed(table, columns))
 			break;
 		idemq_jobs_refresh(table);
 	}
