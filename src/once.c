@@ -5,6 +5,9 @@
  * One row of idemq.seen for each (scope, key): its unique index decides who is
  * first, and waits for a twin whose transaction is open.  A row whose time is over
  * is as good as none.
+ *
+ * A look comes first: the upsert would lock the row that it finds, and each who
+ * comes late would wait for the last one's transaction.
  */
 #include "postgres.h"
 
@@ -21,10 +24,15 @@ PG_FUNCTION_INFO_V1(idemq_sql_once);
 
 #define MAX_SCOPE 256 /* bytes */
 
+static SqlStatement look = {.text = "SELECT FROM idemq.seen WHERE scope = $1 AND key = $2 "
+									"AND expires_at > $3",
+							.nargs = 3,
+							.types = {TEXTOID, TEXTOID, TIMESTAMPTZOID}};
+
 static SqlStatement see =
-	{.text = "INSERT INTO idemq.seen AS s (scope, key, expires_at) VALUES ($1, $2, $3) "
+	{.text = "INSERT INTO idemq.seen AS s (scope, key, expires_at) VALUES ($1, $2, $4) "
 			 "ON CONFLICT (scope, key) DO UPDATE SET expires_at = excluded.expires_at "
-			 "WHERE s.expires_at <= $4",
+			 "WHERE s.expires_at <= $3",
 	 .nargs = 4,
 	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 
@@ -39,7 +47,7 @@ idemq_sql_once(PG_FUNCTION_ARGS)
 	int64 ttl = idemq_arg_interval(fcinfo, 2, "ttl", 1);
 	Datum values[4];
 	SqlScope scope;
-	bool first;
+	bool first = false;
 
 	(void) idemq_arg_text(fcinfo, 0, "scope", MAX_SCOPE);
 	idemq_arg_required(fcinfo, 1, "key");
@@ -47,10 +55,11 @@ idemq_sql_once(PG_FUNCTION_ARGS)
 	idemq_jobs_check_writable();
 	values[0] = PG_GETARG_DATUM(0);
 	values[1] = PG_GETARG_DATUM(1);
-	values[2] = TimestampTzGetDatum(now + ttl);
-	values[3] = TimestampTzGetDatum(now);
+	values[2] = TimestampTzGetDatum(now);
+	values[3] = TimestampTzGetDatum(now + ttl);
 	idemq_sql_begin(&scope);
-	first = idemq_sql_run(&see, values, NULL, SPI_OK_INSERT) > 0;
+	if (idemq_sql_query_latest(&look, values, NULL) == 0)
+		first = idemq_sql_run(&see, values, NULL, SPI_OK_INSERT) > 0;
 	idemq_sql_end(&scope);
 	PG_RETURN_BOOL(first);
 }
