@@ -336,10 +336,10 @@ is($asker->query("SELECT outcome FROM idemq.acquire('q', 'a', '1')"), 'locked', 
 is($asker->query("SELECT outcome FROM idemq.acquire('q', 'c', '1')"), '', 'a new job is refused, as any INSERT is');
 is($worker->query("SELECT idemq.commit(id, token) FROM idemq.job_by_key('q', 'a')"), 'committed', 'the claim is as good');
 $worker->query_safe('COMMIT');
-$filler->quit;
+$filler->query('SELECT pg_advisory_unlock_all()');
 is($asker->query("SELECT a.outcome, b.outcome FROM idemq.acquire('q', 'a', '1') a, idemq.acquire('q', 'c', '1') b"), 'completed|claimed', 'room again');
 is_sql($small, 'SELECT * FROM idemq.check()', '', 'idemq.check() finds nothing');
-$asker->quit;
+$_->quit foreach $asker, $filler;
 $worker->quit;
 $small->stop;
 done_testing();
