@@ -251,10 +251,10 @@ idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			if (write == JOB_LOCKED)
 				return;
 			if (write == JOB_CHANGED)
-			{
 				idemq_attempt_changed(table);
-				continue;
-			}
+			else
+				idemq_jobs_refresh(table); /* a batch may come to that key again */
+			continue;
 		}
 		if (insert(table, queue, columns, wait))
 			break;
