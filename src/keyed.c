@@ -2,11 +2,11 @@
  * keyed.c
  *		Enqueue with an idempotency key: the unique index jobs_key decides.
  *
- * A look at the index comes first: a duplicate costs no more than a lookup, and
- * above READ COMMITTED the INSERT would raise 40001 for a twin that the
- * transaction's snapshot does not see.  When nobody has the key, an insert decides
- * (jobs_key.c); it waits for a twin whose transaction is open.  If the key is taken
- * after all, another look with a fresh snapshot reads by whom.
+ * A look at the index comes first: a duplicate costs no more than a lookup, and is
+ * known at each isolation level.  When nobody has the key, an insert decides
+ * (jobs_key.c); unless the caller skips, it waits for a twin whose transaction is
+ * open.  If the key is taken after all, another look with a fresh snapshot reads by
+ * whom.
  *
  * The key of a job that finished longer ago than the queue's window is free:
  * the old job gives it up, in the transaction of the new one.
