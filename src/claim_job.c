@@ -16,6 +16,7 @@
 #include "args.h"
 #include "attempt.h"
 #include "catalog.h"
+#include "claim_job.h"
 #include "claim_row.h"
 #include "clock.h"
 #include "lease_sweep.h"
@@ -35,19 +36,13 @@ PG_FUNCTION_INFO_V1(idemq_sql_commit_once);
 #define RESULT_RETRY_AFTER (RESULT_RESULT + 1)
 #define RESULT_COLUMNS (RESULT_RETRY_AFTER + 1)
 
-/* What is asked of one job. */
-typedef struct JobCall
+/* Returns when a lease ends; that of a claim whose transaction is open, if it began now. */
+static TimestampTz
+lease_end(const Lease *lease)
 {
-	int64 id;
-	JobEvent event; /* EVENT_CLAIM or EVENT_COMMIT_ONCE */
-	int64 lease;	/* microseconds, 0 for the queue's */
-	bool attach;
-	EventArgs args;
-	/* what came of it */
-	Job job;
-	QueueInfo queue;
-	TimestampTz retry_after; /* DT_NOEND: none */
-} JobCall;
+	return lease->claiming ? idemq_now() + lease->length
+						   : idemq_timestamp_from_mono(lease->deadline);
+}
 
 /*
  * Answers from the lease table: true when somebody is on the job, with
@@ -71,8 +66,7 @@ is_leased(JobCall *call, JobsTable *table)
 		if (reaped)
 			return false;
 	}
-	call->retry_after = lease.claiming ? idemq_now() + lease.length
-									   : idemq_timestamp_from_mono(lease.deadline);
+	call->retry_after = lease_end(&lease);
 	return true;
 }
 
@@ -165,9 +159,12 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 	return OUTCOME_LOCKED;
 }
 
-/* Looks at the job, and takes it if it can be taken. */
-static Outcome
-call_job(JobCall *call, JobsTable *table)
+/*
+ * Looks at the job, and takes it if it can be taken; the table is open for writing.
+ * Raises 40001 above READ COMMITTED for a job that changed after the snapshot.
+ */
+Outcome
+idemq_job_call(JobCall *call, JobsTable *table)
 {
 	for (;;)
 	{
@@ -198,9 +195,29 @@ call_job(JobCall *call, JobsTable *table)
 	}
 }
 
-/* Returns the answer of claim_job as a row. */
-static Datum
-claim_result(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
+/*
+ * As idemq_job_call, of a job that somebody else is about to take: takes nothing,
+ * and answers locked unless it is finished.  retry_after stays what it was when
+ * the job has no lease.
+ */
+Outcome
+idemq_job_look(JobCall *call, JobsTable *table)
+{
+	Lease lease;
+
+	if (!idemq_jobs_fetch(table, call->id, &call->job) ||
+		!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
+		return OUTCOME_NOT_FOUND;
+	if (is_finished(call->job.status))
+		return outcome_of_status(call->job.status, call->event);
+	if (idemq_lease_get(call->id, &lease))
+		call->retry_after = lease_end(&lease);
+	return OUTCOME_LOCKED;
+}
+
+/* Returns an outcome and what came of the call as a row of idemq.claim_result. */
+Datum
+idemq_job_answer(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 {
 	TupleDesc desc;
 	Datum values[RESULT_COLUMNS] = {0};
@@ -223,7 +240,7 @@ claim_result(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 		values[RESULT_RETRY_AFTER] = TimestampTzGetDatum(call->retry_after);
 		nulls[RESULT_RETRY_AFTER] = false;
 	}
-	if (outcome != OUTCOME_NOT_FOUND)
+	if (outcome != OUTCOME_NOT_FOUND && call->id != 0)
 	{
 		values[RESULT_ID] = Int64GetDatum(call->id);
 		nulls[RESULT_ID] = false;
@@ -231,6 +248,20 @@ claim_result(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 	values[RESULT_OUTCOME] = idemq_outcome_datum(outcome);
 	nulls[RESULT_OUTCOME] = false;
 	return HeapTupleGetDatum(heap_form_tuple(desc, values, nulls));
+}
+
+/* Begins a claim: reads lease, worker and attach, from argument n on. */
+void
+idemq_job_call_args(FunctionCallInfo fcinfo, int n, JobCall *call)
+{
+	call->event = EVENT_CLAIM;
+	call->retry_after = DT_NOEND;
+	if (!PG_ARGISNULL(n))
+		call->lease = idemq_arg_interval(fcinfo, n, "lease", 1);
+	call->args.worker = idemq_arg_worker(fcinfo, n + 1);
+	call->attach = idemq_arg_bool(fcinfo, n + 2, "attach");
+	if (call->attach)
+		idemq_lease_attach_session();
 }
 
 /*
@@ -245,16 +276,9 @@ idemq_sql_claim_job(PG_FUNCTION_ARGS)
 
 	idemq_arg_required(fcinfo, 0, "id");
 	call.id = PG_GETARG_INT64(0);
-	call.event = EVENT_CLAIM;
-	call.retry_after = DT_NOEND;
-	if (!PG_ARGISNULL(1))
-		call.lease = idemq_arg_interval(fcinfo, 1, "lease", 1);
-	call.args.worker = idemq_arg_worker(fcinfo, 2);
-	call.attach = idemq_arg_bool(fcinfo, 3, "attach");
-	if (call.attach)
-		idemq_lease_attach_session();
+	idemq_job_call_args(fcinfo, 1, &call);
 	idemq_jobs_open(&table);
-	answer = claim_result(fcinfo, &call, call_job(&call, &table));
+	answer = idemq_job_answer(fcinfo, &call, idemq_job_call(&call, &table));
 	idemq_jobs_close(&table);
 	return answer;
 }
@@ -277,7 +301,7 @@ idemq_sql_commit_once(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(1))
 		call.args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(1)));
 	idemq_jobs_open(&table);
-	outcome = call_job(&call, &table);
+	outcome = idemq_job_call(&call, &table);
 	idemq_jobs_close(&table);
 	return idemq_outcome_datum(outcome);
 }

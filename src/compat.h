@@ -24,6 +24,7 @@
 #include "postmaster/autovacuum.h"
 #include "replication/walsender.h"
 #endif
+#include "storage/lock.h"
 #include "storage/proc.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
@@ -159,6 +160,20 @@ compat_database_is_invalid(Form_pg_database database)
 	return database->datconnlimit == DATCONNLIMIT_INVALID_DB;
 #else
 	return false;
+#endif
+}
+
+/*
+ * Takes a lock to the end of the transaction, if that needs no waiting and there is
+ * room in the lock table.
+ */
+static inline bool
+compat_lock_if_free(const LOCKTAG *tag, LOCKMODE mode)
+{
+#if PG_VERSION_NUM >= 180000
+	return LockAcquireExtended(tag, mode, false, true, false, NULL, false) != LOCKACQUIRE_NOT_AVAIL;
+#else
+	return LockAcquireExtended(tag, mode, false, true, false, NULL) != LOCKACQUIRE_NOT_AVAIL;
 #endif
 }
 

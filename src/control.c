@@ -1,6 +1,7 @@
 /*
  * control.c
- *		SQL functions that change what becomes of a job: cancel, retry, redrive.
+ *		SQL functions that change what becomes of a job: cancel, cancel_by_key,
+ *		retry, redrive.
  */
 #include "postgres.h"
 
@@ -17,6 +18,7 @@
 #include "transition.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_cancel);
+PG_FUNCTION_INFO_V1(idemq_sql_cancel_by_key);
 PG_FUNCTION_INFO_V1(idemq_sql_retry);
 PG_FUNCTION_INFO_V1(idemq_sql_redrive);
 
@@ -111,6 +113,26 @@ Datum
 idemq_sql_cancel(PG_FUNCTION_ARGS)
 {
 	return control_one(fcinfo, decide_cancel);
+}
+
+/* cancel_by_key(queue, key) -> as cancel; IQ005, 42501, 22004, 22023, 40001. */
+Datum
+idemq_sql_cancel_by_key(PG_FUNCTION_ARGS)
+{
+	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
+	Outcome outcome = OUTCOME_NOT_FOUND;
+	QueueInfo queue;
+	JobsTable table;
+	Job job;
+
+	idemq_arg_required(fcinfo, 1, "key");
+	idemq_check_key("key", VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(1)));
+	idemq_queue_by_name(name, PRIVILEGE_CONTROL, &queue);
+	idemq_jobs_open(&table);
+	if (idemq_jobs_find_key(&table, queue.id, PointerGetDatum(PG_GETARG_TEXT_PP(1)), &job))
+		outcome = control_job(&table, job.id, PRIVILEGE_CONTROL, decide_cancel);
+	idemq_jobs_close(&table);
+	return idemq_outcome_datum(outcome);
 }
 
 /* retry(id) -> retrying | current | locked | blocked | completed | not_found; 22004, 40001. */

@@ -92,8 +92,8 @@ duplicate_policy(FunctionCallInfo fcinfo, int n)
 }
 
 /* Sets what every new job has. */
-static void
-fill_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now, Datum payload)
+void
+idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now, Datum payload)
 {
 	columns->set = 0;
 	job_set(columns, COL_QUEUE_ID, Int32GetDatum(queue->id));
@@ -107,7 +107,7 @@ fill_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now, Datum 
 	job_set(columns, COL_PAYLOAD, payload);
 }
 
-/* Writes a new job, whose id is set, or finds its duplicate. */
+/* Writes a new job, or finds its duplicate; the id is given here, if it is not set. */
 static void
 add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicate policy,
 		EnqueueAnswer *answer)
@@ -116,9 +116,14 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 
 	if (columns->set & COLUMN_BIT(COL_KEY))
 	{
-		idemq_enqueue_keyed(queue, columns, policy, answer);
+		idemq_enqueue_keyed(table, queue, columns, policy, JOB_WAITS, answer);
+		idemq_tally_count(queue->id,
+						  COUNTER_BIT(answer->outcome == OUTCOME_ACCEPTED ? COUNTER_ENQUEUED
+																		  : COUNTER_DUPLICATES));
 		return;
 	}
+	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
+		job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
 	key.id = DatumGetInt64(columns->values[COL_ID]);
 	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
 	idemq_lowers_note(queue->slot, queue->id, DatumGetInt16(columns->values[COL_PRIORITY]), key);
@@ -202,9 +207,8 @@ idemq_sql_enqueue(PG_FUNCTION_ARGS)
 	open_queue(fcinfo, &queue);
 	idemq_jobs_open(&table);
 	now = idemq_now();
-	fill_new_job(&columns, &queue, now, PG_GETARG_DATUM(1));
+	idemq_new_job(&columns, &queue, now, PG_GETARG_DATUM(1));
 	read_options(fcinfo, &columns, now);
-	job_set(&columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
 	add_job(&table, &queue, &columns, policy, &answer);
 	idemq_jobs_close(&table);
 	fill_answer(&answer, values, nulls);
@@ -326,7 +330,7 @@ idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 
 		CHECK_FOR_INTERRUPTS();
 		MemoryContextReset(job_context);
-		fill_new_job(&columns, &queue, now, arrays.payloads.values[i]);
+		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
 		fill_element(&columns, &arrays, i);
 		add_job(&table, &queue, &columns, DUPLICATE_KEEP, &answer);
 		values[0] = Int32GetDatum(i + 1);

@@ -6,10 +6,12 @@
 
 #include "fmgr.h"
 
+#include "args.h"
 #include "queues.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_may_see);
 PG_FUNCTION_INFO_V1(idemq_sql_may_use);
+PG_FUNCTION_INFO_V1(idemq_sql_queue_id);
 
 static Datum
 allows(FunctionCallInfo fcinfo, int wanted)
@@ -33,4 +35,15 @@ Datum
 idemq_sql_may_use(PG_FUNCTION_ARGS)
 {
 	return allows(fcinfo, PRIVILEGE_ALL);
+}
+
+/* queue_id(queue) -> the queue's id; IQ005, 42501 for a role without any privilege on it. */
+Datum
+idemq_sql_queue_id(PG_FUNCTION_ARGS)
+{
+	QueueInfo queue;
+
+	idemq_queue_by_name(idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG), PRIVILEGE_ALL,
+						&queue);
+	PG_RETURN_INT32(queue.id);
 }

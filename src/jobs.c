@@ -459,9 +459,9 @@ idemq_jobs_next_id(void)
 	return nextval_internal(idemq_catalog()->jobs_seq, false);
 }
 
-/* Inserts a row; columns that are not set are NULL. */
+/* Makes table->new_row of the columns; those that are not set are NULL. */
 void
-idemq_jobs_insert(JobsTable *table, JobChange *columns)
+idemq_jobs_fill_row(JobsTable *table, JobChange *columns)
 {
 	TupleTableSlot *new_row = table->new_row;
 
@@ -470,18 +470,25 @@ idemq_jobs_insert(JobsTable *table, JobChange *columns)
 		if ((columns->set & COLUMN_BIT(i)) == 0)
 			columns->isnull[i] = true;
 	}
+	ExecClearTuple(new_row);
+	memcpy(new_row->tts_values, columns->values, sizeof(columns->values));
+	memcpy(new_row->tts_isnull, columns->isnull, sizeof(columns->isnull));
+	ExecStoreVirtualTuple(new_row);
+}
+
+/* Inserts a row; columns that are not set are NULL. */
+void
+idemq_jobs_insert(JobsTable *table, JobChange *columns)
+{
+	idemq_jobs_fill_row(table, columns);
 	if (!table->simple)
 	{
 		if (!idemq_jobs_insert_sql(columns))
 			idemq_jobs_refused();
 		return;
 	}
-	ExecClearTuple(new_row);
-	memcpy(new_row->tts_values, columns->values, sizeof(columns->values));
-	memcpy(new_row->tts_isnull, columns->isnull, sizeof(columns->isnull));
-	ExecStoreVirtualTuple(new_row);
-	table_tuple_insert(table->rel, new_row, GetCurrentCommandId(true), 0, NULL);
-	idemq_jobs_index_insert(table->rel, new_row, NULL, false);
+	table_tuple_insert(table->rel, table->new_row, GetCurrentCommandId(true), 0, NULL);
+	idemq_jobs_index_insert(table->rel, table->new_row, NULL, false);
 	idemq_tally_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW,
 					status_after(columns, JOB_PENDING));
 }

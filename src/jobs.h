@@ -165,6 +165,7 @@ extern JobWrite idemq_jobs_update(JobsTable *table, const Job *job, const JobCha
 								  JobWait wait);
 extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait);
 extern int64 idemq_jobs_next_id(void);
+extern void idemq_jobs_fill_row(JobsTable *table, JobChange *columns);
 extern void idemq_jobs_insert(JobsTable *table, JobChange *columns);
 
 /* jobs_ready.c */
@@ -179,13 +180,23 @@ extern void idemq_jobs_scan_end(JobsTable *table);
 /* jobs_hold.c */
 extern RowHold idemq_jobs_hold(const Job *job, TransactionId *holder);
 extern bool idemq_jobs_lets_claim(const Job *job);
+extern bool idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job);
 extern int idemq_transaction_pid(TransactionId xid);
+
+/* jobs_key.c */
+extern bool idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job);
+extern bool idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key);
+extern bool idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait);
 
 /* jobs_index.c */
 extern void idemq_jobs_index_install(void);
 extern Oid idemq_jobs_ready_index(Relation rel);
+extern Oid idemq_jobs_key_index(Relation rel);
 extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
 									bool only_summarizing);
+
+extern bool idemq_jobs_indexes_are_simple(Relation rel);
+extern bool idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row);
 
 /* jobs_sql.c */
 extern bool idemq_jobs_insert_sql(const JobChange *columns);

@@ -147,6 +147,14 @@ is_ready_index(const IndexShape *shape)
 }
 
 static bool
+is_key_index(const IndexShape *shape)
+{
+	return shape->simple && shape->unique && shape->nkeys == 2 &&
+		   shape->keys[0] == COL_QUEUE_ID + 1 && shape->keys[1] == COL_KEY + 1 &&
+		   shape->not_null == COLUMN_BIT(COL_KEY) && shape->is_null == 0;
+}
+
+static bool
 is_valid_index(Oid oid)
 {
 	Relation index = index_open(oid, RowExclusiveLock);
@@ -156,9 +164,9 @@ is_valid_index(Oid oid)
 	return valid;
 }
 
-/* Returns the OID of a valid ready index of the locked table; raises 55000 without one. */
-Oid
-idemq_jobs_ready_index(Relation rel)
+/* Returns the OID of a valid index of that shape of the locked table, or InvalidOid. */
+static Oid
+find_index(Relation rel, bool (*has_shape)(const IndexShape *shape))
 {
 	List *indexes = RelationGetIndexList(rel);
 	Oid found = InvalidOid;
@@ -166,15 +174,38 @@ idemq_jobs_ready_index(Relation rel)
 
 	foreach(lc, indexes)
 	{
-		if (is_ready_index(index_shape(lfirst_oid(lc))) && is_valid_index(lfirst_oid(lc)))
+		if (has_shape(index_shape(lfirst_oid(lc))) && is_valid_index(lfirst_oid(lc)))
 			found = lfirst_oid(lc);
 	}
 	list_free(indexes);
+	return found;
+}
+
+/* Returns the OID of a valid ready index of the locked table; raises 55000 without one. */
+Oid
+idemq_jobs_ready_index(Relation rel)
+{
+	Oid found = find_index(rel, is_ready_index);
+
 	if (!OidIsValid(found))
 		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 						errmsg("table \"idemq.jobs\" has no valid ready index"),
 						errhint("Run CREATE INDEX ON idemq.jobs (queue_id, priority, ready_at, "
 								"id) WHERE ready_at IS NOT NULL.")));
+	return found;
+}
+
+/* Returns the OID of a valid unique index of keys of the locked table; raises 55000 without one. */
+Oid
+idemq_jobs_key_index(Relation rel)
+{
+	Oid found = find_index(rel, is_key_index);
+
+	if (!OidIsValid(found))
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						errmsg("table \"idemq.jobs\" has no valid unique index of keys"),
+						errhint("Run CREATE UNIQUE INDEX ON idemq.jobs (queue_id, key) WHERE key "
+								"IS NOT NULL.")));
 	return found;
 }
 
@@ -192,15 +223,20 @@ null_columns(TupleTableSlot *row)
 	return nulls;
 }
 
-/* Writes one entry; the predicate holds. */
-static void
-insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const uint32 *changed)
+/*
+ * Writes one entry; the predicate holds.  Returns false when UNIQUE_CHECK_PARTIAL
+ * finds that it may be there already.
+ */
+static bool
+insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const uint32 *changed,
+			 IndexUniqueCheck check)
 {
 	static IndexInfo *unused_info = NULL;
 	Relation index = index_open(shape->oid, RowExclusiveLock);
 	Datum values[INDEX_MAX_KEYS];
 	bool isnull[INDEX_MAX_KEYS];
 	bool unchanged = changed != NULL && (*changed & shape->key_columns) == 0;
+	bool unique = true;
 
 	if (index->rd_index->indisready)
 	{
@@ -211,10 +247,12 @@ insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const u
 			values[i] = row->tts_values[shape->keys[i] - 1];
 			isnull[i] = row->tts_isnull[shape->keys[i] - 1];
 		}
-		index_insert(index, values, isnull, &row->tts_tid, rel,
-					 shape->unique ? UNIQUE_CHECK_YES : UNIQUE_CHECK_NO, unchanged, unused_info);
+		unique = index_insert(index, values, isnull, &row->tts_tid, rel,
+							  shape->unique ? check : UNIQUE_CHECK_NO, unchanged, unused_info);
 	}
 	index_close(index, NoLock);
+	/* Its answer means something for that check alone. */
+	return unique || !shape->unique || check != UNIQUE_CHECK_PARTIAL;
 }
 
 /* Writes the entries of all indexes, whatever they are, through the executor. */
@@ -240,6 +278,45 @@ insert_by_executor(Relation rel, TupleTableSlot *row, const uint32 *changed, boo
 	FreeExecutorState(estate);
 }
 
+/* Returns whether no index of the locked table needs the executor. */
+bool
+idemq_jobs_indexes_are_simple(Relation rel)
+{
+	List *indexes = RelationGetIndexList(rel);
+	bool simple = true;
+	ListCell *lc;
+
+	foreach(lc, indexes)
+		simple &= index_shape(lfirst_oid(lc))->simple;
+	list_free(indexes);
+	return simple;
+}
+
+/*
+ * Writes the entries of one kind, keys or all others, in indexes that are simple.
+ * Returns false, with the rest not written, when a key may be taken.
+ */
+static bool
+insert_entries(Relation rel, TupleTableSlot *row, const uint32 *changed, bool keys,
+			   IndexUniqueCheck check)
+{
+	List *indexes = RelationGetIndexList(rel);
+	uint32 nulls = null_columns(row);
+	bool unique = true;
+	ListCell *lc;
+
+	foreach(lc, indexes)
+	{
+		IndexShape shape = *index_shape(lfirst_oid(lc));
+
+		if (unique && is_key_index(&shape) == keys && (shape.not_null & nulls) == 0 &&
+			(shape.is_null & ~nulls) == 0)
+			unique = insert_entry(rel, &shape, row, changed, check);
+	}
+	list_free(indexes);
+	return unique;
+}
+
 /*
  * Writes the index entries of a new row version.  changed: the columns that an
  * update set, NULL for an insert.  only_summarizing: the update was HOT but for
@@ -250,24 +327,23 @@ void
 idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
 						bool only_summarizing)
 {
-	List *indexes = RelationGetIndexList(rel);
-	uint32 nulls = null_columns(row);
-	bool simple = !only_summarizing;
-	ListCell *lc;
-
-	foreach(lc, indexes)
-		simple &= index_shape(lfirst_oid(lc))->simple;
-	if (!simple)
+	if (only_summarizing || !idemq_jobs_indexes_are_simple(rel))
 		insert_by_executor(rel, row, changed, only_summarizing);
 	else
 	{
-		foreach(lc, indexes)
-		{
-			IndexShape shape = *index_shape(lfirst_oid(lc));
-
-			if ((shape.not_null & nulls) == 0 && (shape.is_null & ~nulls) == 0)
-				insert_entry(rel, &shape, row, changed);
-		}
+		(void) insert_entries(rel, row, changed, true, UNIQUE_CHECK_YES);
+		(void) insert_entries(rel, row, changed, false, UNIQUE_CHECK_YES);
 	}
-	list_free(indexes);
+}
+
+/*
+ * As idemq_jobs_index_insert, of a row that is inserted speculatively, with simple
+ * indexes.  The index of keys comes first: returns false when somebody has the
+ * key, or may have it, without waiting.
+ */
+bool
+idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row)
+{
+	return insert_entries(rel, row, NULL, true, UNIQUE_CHECK_PARTIAL) &&
+		   insert_entries(rel, row, NULL, false, UNIQUE_CHECK_YES);
 }

@@ -1,10 +1,10 @@
 /*
  * jobs_sql.c
- *		Writes to idemq.jobs the long way, by SQL: rows with a key, whose unique
- *		index decides, and every write when a DBA has added to the table (user
- *		triggers, foreign keys that point here, generated columns, check
- *		constraints, further columns).  All that any INSERT, UPDATE or DELETE of
- *		these columns fires is fired.
+ *		Writes to idemq.jobs the long way, by SQL: every write when a DBA has added
+ *		to the table (user triggers, foreign keys that point here, generated columns,
+ *		check constraints, further columns), and inserts with a key when an index of
+ *		his needs the executor.  All that any INSERT, UPDATE or DELETE of these
+ *		columns fires is fired.
  *
  * Updates and deletes are for a row that the caller has locked in this
  * transaction; then they cannot meet a concurrent change.

@@ -2,11 +2,11 @@
  * keyed.c
  *		Enqueue with an idempotency key: the unique index jobs_key decides.
  *
- * INSERT ... ON CONFLICT DO NOTHING waits for a twin whose transaction is open.
- * When the key is taken, a second command with a fresh snapshot reads who has
- * it; one statement with a UNION would find nothing in that race.  Above READ
- * COMMITTED the look comes first, also under the latest snapshot, since the
- * INSERT raises 40001 for a twin that the transaction's snapshot does not see.
+ * A look at the index comes first: a duplicate costs no more than a lookup, and is
+ * known at each isolation level.  When nobody has the key, an insert decides
+ * (jobs_key.c); unless the caller skips, it waits for a twin whose transaction is
+ * open.  If the key is taken after all, another look with a fresh snapshot reads by
+ * whom.
  *
  * The key of a job that finished longer ago than the queue's window is free:
  * the old job gives it up, in the transaction of the new one.
@@ -17,28 +17,19 @@
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
+#include "attempt.h"
 #include "catalog.h"
 #include "clock.h"
 #include "errors.h"
 #include "keyed.h"
+#include "lowers.h"
 #include "sql.h"
-#include "tally.h"
 
 /* Rounds of insert and look after which a trigger must be keeping the row out. */
 #define MAX_TRIES 20
-
-static SqlStatement find_key =
-	{.text = "SELECT id, status::text, result, payload = $3, coalesce(finished_at <= $4, false) "
-			 "FROM idemq.jobs WHERE queue_id = $1 AND key = $2",
-	 .nargs = 4,
-	 .types = {INT4OID, TEXTOID, JSONBOID, TIMESTAMPTZOID}};
-
-static SqlStatement free_key =
-	{.text = "UPDATE idemq.jobs SET key = NULL WHERE id = $1 AND key = $2 AND finished_at <= $3",
-	 .nargs = 3,
-	 .types = {INT8OID, TEXTOID, TIMESTAMPTZOID}};
 
 static SqlStatement replace_job =
 	{.text = "UPDATE idemq.jobs SET payload = $2, ready_at = $3, priority = $4, headers = $5, "
@@ -50,62 +41,104 @@ static SqlStatement replace_job =
 /* Who has the key. */
 typedef struct KeyHolder
 {
+	Job job;
 	EnqueueAnswer answer;
 	bool same_payload;
 	bool expired; /* finished before the window */
+	bool own;	  /* this transaction's */
 } KeyHolder;
 
-/* Looks the key up under the latest snapshot. */
-static bool
-find_holder(const QueueInfo *queue, const JobChange *columns, TimestampTz window_start,
-			KeyHolder *holder)
+/* Copies a job's stored result into the current memory context. */
+static Datum
+copy_result(const Job *job, bool *no_result)
 {
-	MemoryContext caller = CurrentMemoryContext;
-	Datum values[] = {Int32GetDatum(queue->id), columns->values[COL_KEY],
-					  columns->values[COL_PAYLOAD], TimestampTzGetDatum(window_start)};
-	EnqueueAnswer *answer = &holder->answer;
-	SqlScope scope;
-	bool found;
-	bool isnull;
+	*no_result = job->row->tts_isnull[COL_RESULT];
+	return *no_result ? (Datum) 0
+					  : PointerGetDatum(PG_DETOAST_DATUM_COPY(job->row->tts_values[COL_RESULT]));
+}
 
-	idemq_sql_begin(&scope);
-	found = idemq_sql_query_latest(&find_key, values, NULL) > 0;
-	if (found)
-	{
-		answer->id = DatumGetInt64(idemq_sql_value(0, 1, &isnull));
-		answer->outcome = OUTCOME_DUPLICATE;
-		answer->status =
-			idemq_status_from_name(TextDatumGetCString(idemq_sql_value(0, 2, &isnull)));
-		answer->result = idemq_sql_value(0, 3, &answer->no_result);
-		if (!answer->no_result)
-		{
-			MemoryContext old = MemoryContextSwitchTo(caller);
+/* Returns whether a job has finished before the window began. */
+static bool
+is_expired(const Job *job, TimestampTz window_start)
+{
+	return !job->row->tts_isnull[COL_FINISHED_AT] &&
+		   DatumGetTimestampTz(job->row->tts_values[COL_FINISHED_AT]) <= window_start;
+}
 
-			answer->result = PointerGetDatum(PG_DETOAST_DATUM_COPY(answer->result));
-			MemoryContextSwitchTo(old);
-		}
-		holder->same_payload = DatumGetBool(idemq_sql_value(0, 4, &isnull));
-		holder->expired = DatumGetBool(idemq_sql_value(0, 5, &isnull));
-	}
-	idemq_sql_end(&scope);
-	return found;
+/* Raises IQ003. */
+static void
+refuse_payload(int64 id, const char *hint)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMQ_KEY_REUSED),
+					errmsg("the key is taken by job %lld with another payload", (long long) id),
+					errhint("%s", hint)));
+}
+
+/* Compares jsonb values: the order of their keys is of no matter. */
+static bool
+is_same_payload(const Job *job, Datum payload)
+{
+	Jsonb *first = DatumGetJsonbP(job->row->tts_values[COL_PAYLOAD]);
+	Jsonb *second = DatumGetJsonbP(payload);
+
+	return compareJsonbContainers(&first->root, &second->root) == 0;
+}
+
+/* Looks the key up under the table's snapshot. */
+static bool
+find_holder(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
+			TimestampTz window_start, KeyHolder *holder)
+{
+	Job *job = &holder->job;
+
+	if (!idemq_jobs_find_key(table, queue->id, columns->values[COL_KEY], job))
+		return false;
+	holder->answer.id = job->id;
+	holder->answer.outcome = OUTCOME_DUPLICATE;
+	holder->answer.status = job->status;
+	holder->expired = is_expired(job, window_start);
+	holder->own = idemq_jobs_is_own(job);
+	if (holder->expired)
+		return true;
+	holder->answer.result = copy_result(job, &holder->answer.no_result);
+	holder->same_payload = is_same_payload(job, columns->values[COL_PAYLOAD]);
+	return true;
+}
+
+/*
+ * Looks up the job that answers for a key, under the table's snapshot; false when
+ * the key is free.  payload, unless it is NULL, must be the job's: raises IQ003.
+ */
+bool
+idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key, const Datum *payload,
+				 int64 *id)
+{
+	Job job;
+
+	if (!idemq_jobs_find_key(table, queue->id, key, &job) ||
+		is_expired(&job, idemq_now() - queue->idempotency_window))
+		return false;
+	if (payload != NULL && !is_same_payload(&job, *payload))
+		refuse_payload(job.id, "Use another key, or pass no payload.");
+	*id = job.id;
+	return true;
 }
 
 /* Takes the key from a job that finished before the window. */
-static void
-take_key(const KeyHolder *holder, const JobChange *columns, TimestampTz window_start)
+static JobWrite
+take_key(JobsTable *table, const Job *job, JobWait wait)
 {
-	Datum values[] = {Int64GetDatum(holder->answer.id), columns->values[COL_KEY],
-					  TimestampTzGetDatum(window_start)};
-	SqlScope scope;
+	JobChange change = {0};
 
-	idemq_sql_begin_on_jobs(&scope);
-	(void) idemq_sql_run(&free_key, values, NULL, SPI_OK_UPDATE);
-	idemq_sql_end(&scope);
+	job_set_null(&change, COL_KEY);
+	return idemq_jobs_update(table, job, &change, wait);
 }
 
-/* Gives a job that was not claimed yet the new payload, time and priority. */
-static void
+/*
+ * Gives a job that was not claimed yet the new payload, time and priority; false
+ * when it is claimed, or finished, by now.
+ */
+static bool
 replace(const KeyHolder *holder, const JobChange *columns)
 {
 	static const JobColumn replaced[] = {COL_PAYLOAD, COL_READY_AT,	  COL_PRIORITY,
@@ -130,11 +163,15 @@ replace(const KeyHolder *holder, const JobChange *columns)
 		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 						errmsg("could not serialize access due to concurrent update of a job"),
 						errhint("Run the transaction again.")));
+	return updated > 0;
 }
 
-/* Answers a duplicate as the producer wants it. */
-static void
-answer_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate policy)
+/*
+ * Does with a duplicate what the producer wants; false when the holder's status is
+ * not what it was.
+ */
+static bool
+handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate policy)
 {
 	switch (policy)
 	{
@@ -145,53 +182,84 @@ answer_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
 							errmsg("the key is taken by job %lld", (long long) holder->answer.id),
 							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
 		case DUPLICATE_REPLACE:
-			replace(holder, columns);
-			break;
+			return replace(holder, columns) || holder->answer.status != JOB_PENDING;
 		case DUPLICATE_KEEP:
 			if (!holder->same_payload)
-				ereport(ERROR,
-						(errcode(ERRCODE_IDEMQ_KEY_REUSED),
-						 errmsg("the key is taken by job %lld with another payload",
-								(long long) holder->answer.id),
-						 errhint("Use another key, or on_duplicate => 'ignore' or 'replace'.")));
+				refuse_payload(holder->answer.id,
+							   "Use another key, or on_duplicate => 'ignore' or 'replace'.");
 			break;
 	}
+	return true;
+}
+
+/* Notes and inserts the new job; false when its key is taken. */
+static bool
+insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wait)
+{
+	ReadyKey key;
+
+	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
+		job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
+	key.id = DatumGetInt64(columns->values[COL_ID]);
+	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
+	idemq_lowers_note(queue->slot, queue->id, DatumGetInt16(columns->values[COL_PRIORITY]), key);
+	return idemq_jobs_insert_keyed(table, columns, wait);
 }
 
 /*
- * Adds the job with those columns, id and key among them, or answers with the
- * job that has the key.  Raises IQ003, IQ004; 40001 above READ COMMITTED.
+ * Adds the job with those columns, key among them, or answers with the job that
+ * has the key; OUTCOME_LOCKED when a twin's transaction is open and the caller
+ * skips.  The id is given here, unless it is among the columns.  Raises IQ003,
+ * IQ004; 40001 above READ COMMITTED.
  */
 void
-idemq_enqueue_keyed(const QueueInfo *queue, const JobChange *columns, OnDuplicate policy,
-					EnqueueAnswer *answer)
+idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
+					OnDuplicate policy, JobWait wait, EnqueueAnswer *answer)
 {
 	TimestampTz window_start = idemq_now() - queue->idempotency_window;
-	bool look_first = IsolationUsesXactSnapshot();
 	KeyHolder holder;
 
-	/* A holder may come and go between the two looks, but not again and again. */
+	/* A holder may come and go between the looks, but not again and again. */
 	for (int tries = 0;; tries++)
 	{
+		bool found = find_holder(table, queue, columns, window_start, &holder);
+
 		CHECK_FOR_INTERRUPTS();
 		if (tries > MAX_TRIES)
 			idemq_jobs_refused();
-		if (!look_first && idemq_jobs_insert_sql(columns))
-			break;
-		if (find_holder(queue, columns, window_start, &holder))
+		if (found && !holder.expired)
 		{
-			if (!holder.expired)
-			{
-				answer_duplicate(&holder, columns, policy);
-				idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_DUPLICATES));
-				*answer = holder.answer;
+			/* A twin that the transaction's snapshot does not see. */
+			if (tries > 0 && IsolationUsesXactSnapshot() && !holder.own)
+				idemq_attempt_changed(table);
+			*answer = holder.answer;
+			if (handle_duplicate(&holder, columns, policy))
 				return;
-			}
-			take_key(&holder, columns, window_start);
+			/* Claimed since our look, or before and given back: what is it now? */
+			policy = DUPLICATE_IGNORE;
+			idemq_jobs_refresh(table);
+			continue;
 		}
-		look_first = false;
+		answer->outcome = OUTCOME_LOCKED;
+		if (wait != JOB_WAITS &&
+			idemq_jobs_key_in_doubt(table, queue->id, columns->values[COL_KEY]))
+			return;
+		if (found)
+		{
+			JobWrite write = take_key(table, &holder.job, wait);
+
+			if (write == JOB_LOCKED)
+				return;
+			if (write == JOB_CHANGED)
+				idemq_attempt_changed(table);
+			else
+				idemq_jobs_refresh(table); /* a batch may come to that key again */
+			continue;
+		}
+		if (insert(table, queue, columns, wait))
+			break;
+		idemq_jobs_refresh(table);
 	}
-	idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, JOB_PENDING,
 							  (Datum) 0, true};
 }

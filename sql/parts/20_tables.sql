@@ -88,9 +88,19 @@ CREATE TABLE idemq.queue_grants (
 );
 COMMENT ON TABLE idemq.queue_grants IS 'who may enqueue to, claim from and administer a queue; change it with idemq.grant_queue';
 
+CREATE TABLE idemq.seen (
+	scope      text COLLATE "C" NOT NULL,
+	key        text COLLATE "C" NOT NULL,
+	expires_at timestamptz NOT NULL,
+	PRIMARY KEY (scope, key)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
+COMMENT ON TABLE idemq.seen IS 'what idemq.once has seen: one row for each scope and key, until expires_at';
+CREATE INDEX seen_expires ON idemq.seen (expires_at);
+
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues_queue_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.jobs', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.jobs_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.attempts', '');
+SELECT pg_catalog.pg_extension_config_dump('idemq.seen', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queue_grants', '');

@@ -1,6 +1,7 @@
 -- Nothing by default; then what is safe for every role.  The functions check
 -- the queue's own grants; creating a queue is the DBA's to give away:
 --   GRANT EXECUTE ON FUNCTION idemq.create_queue TO app_owner;
+-- and so is once, since all roles that have it share its keys.
 REVOKE ALL ON ALL TABLES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
@@ -18,7 +19,8 @@ GRANT EXECUTE ON FUNCTION
 	idemq.fail, idemq.fail_many, idemq.release, idemq.checkpoint,
 	idemq.assert_current, idemq.reap,
 	idemq.may_see, idemq.may_use, idemq.job, idemq.queue_metrics, idemq.memory_usage,
-	idemq.why, idemq.leases
+	idemq.why, idemq.leases,
+	idemq.acquire, idemq.cancel_by_key, idemq.queue_id, idemq.job_by_key, idemq.fence
 	TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE idemq.wait, idemq.wait_any, idemq.wait_result TO PUBLIC;
 -- A whole table is read: the owner's, and the monitor's.

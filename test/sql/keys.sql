@@ -167,6 +167,9 @@ SELECT idemq.commit(id, token) FROM idemq.claim('w0');
 SELECT outcome FROM idemq.enqueue('w0', '2', key => 'k');
 SELECT outcome FROM idemq.enqueue('w0', '2', key => 'k');
 SELECT count(*), count(key) FROM idemq.jobs WHERE queue_id = (SELECT queue_id FROM idemq.queues WHERE name = 'w0');
+-- Freed, and given again, in one batch that names it twice.
+SELECT idemq.commit(id, token) FROM idemq.claim('w0');
+SELECT ord, outcome FROM idemq.enqueue_many('w0', ARRAY['3', '3', '4']::jsonb[], keys => ARRAY['k', 'k', 'l']) ORDER BY ord;
 
 -- A purged job's key is free; so is one of a dropped queue.
 SELECT idemq.purge('q');
