@@ -27,6 +27,11 @@ SELECT count(*) FILTER (WHERE status IN ('pending', 'failed')),
 FROM idemq.jobs
 """
 
+METRICS = """
+SELECT enqueued_total, duplicates_total, committed_total, expired_total, wait_p99, run_p99
+FROM idemq.metrics
+"""
+
 PROOF = """
 SELECT (SELECT count(*) FROM idemq.jobs),
        (SELECT count(*) FROM idemq.jobs WHERE status = 'completed'),
@@ -48,6 +53,10 @@ def find_files():
     return sorted(readable)[:MAX_FILES]
 
 
+def in_ms(interval):
+    return f"{interval.total_seconds() * 1000:.0f} ms"
+
+
 class Show:
     def __init__(self, connection, files):
         self.connection = connection
@@ -57,6 +66,8 @@ class Show:
         self.producers = []
         self.workers = {}
         self.stopped = None  # (worker, job, since)
+        self.tricked_at = {}  # job -> when its worker was killed or stopped
+        self.back_after = {}  # job -> seconds from then until it was taken back
         self.seen = {}  # event -> jobs
 
     def ask(self, question, *values):
@@ -89,16 +100,35 @@ class Show:
 
         threading.Thread(target=listen, daemon=True).start()
 
+    def listen_to_idemq(self):
+        """Has the background worker's NOTIFYs of lost attempts among the events."""
+        connection = psycopg.connect("dbname=postgres user=app", autocommit=True)
+        connection.execute("LISTEN idemq_hash")
+
+        def listen():
+            for notify in connection.notifies():
+                event = json.loads(notify.payload)
+                if event["event"] in ("worker_lost", "lease_expired"):
+                    self.events.put({"worker": "idemq", "event": event["event"],
+                                     "job": event["id"], "at": time.monotonic()})
+
+        threading.Thread(target=listen, daemon=True).start()
+
     def follow(self, event):
-        """What the director does, and tells, about one event of a worker."""
+        """What the director does, and tells, about one event of a worker, or of idemq."""
         worker, what, job = event["worker"], event["event"], event["job"]
         self.seen.setdefault(what, []).append(job)
+        if what in ("hangs", "stops"):
+            self.tricked_at[job] = time.monotonic()
         if what == "hangs":
             self.workers.pop(worker).kill()
             self.say(f"{worker} holds job {job} and is killed (kill -9)")
         elif what == "stops":
             self.stopped = (worker, job, time.monotonic())
             self.say(f"{worker} holds job {job} and is stopped (kill -STOP); its lease is 5 s")
+        elif what in ("worker_lost", "lease_expired"):
+            self.back_after[job] = event["at"] - self.tricked_at.get(job, event["at"])
+            self.say(f"NOTIFY {what}: job {job} was taken back {self.back_after[job]:.3f} s after that")
         elif what == "IQ001":
             self.say(f"{worker} commits job {job}: refused (IQ001, lease lost), effect undone")
         elif what == "IQ006":
@@ -117,6 +147,7 @@ class Show:
     def run(self):
         """Until every job is finished and every trick was played."""
         turn = max(2, len(self.files) // 16)
+        self.listen_to_idemq()
         self.start_worker("worker-1")
         self.start_worker("worker-2", "hang", str(turn))
         self.start_worker("worker-3", "stop", str(turn))
@@ -144,7 +175,7 @@ class Show:
             self.say(f"pending {pending:5}   processing {processing:2}"
                      f"   completed {completed:5}   results {results:5}")
             produced = all(producer.poll() is not None for producer in self.producers)
-            played = {"hangs", "IQ001", "IQ006"} <= self.seen.keys()
+            played = {"hangs", "worker_lost", "IQ001", "IQ006"} <= self.seen.keys()
             if produced and played and pending + processing == 0:
                 return
 
@@ -164,6 +195,9 @@ class Show:
         jobs, completed, effects, paths, twice, lost, lost_jobs = self.ask(PROOF)
         tricked = {*self.seen["hangs"], *self.seen["stops"]}
         zombies, repeated = self.seen["IQ001"], self.seen["IQ006"]
+        back_after = self.back_after[self.seen["hangs"][0]]
+        findings = self.connection.execute("SELECT * FROM idemq.check()").fetchall()
+        *totals, wait_p99, run_p99 = self.ask(METRICS)
         count, calls = len(self.files), accepted + duplicates
         rows = [
             ("files found", count, count > 0),
@@ -177,10 +211,15 @@ class Show:
             ("attempts lost (idemq.attempts)", lost, tricked <= set(lost_jobs or ())),
             ("zombie commits refused (IQ001)", len(zombies), set(self.seen["stops"]) <= set(zombies)),
             ("repeated commits refused (IQ006)", len(repeated), len(repeated) == 1),
+            ("ms from kill -9 to taken back", round(1000 * back_after), back_after < 1),
+            ("committed, by idemq.metrics", totals[2], totals == [count, count, count, lost]),
+            ("findings of idemq.check()", len(findings), findings == []),
         ]
         print()
         for name, value, right in rows:
             print(f"  {name:34}{value:7}  {'ok' if right else 'WRONG'}")
+        print(f"\n  99 % of the jobs were claimed within {in_ms(wait_p99)} of being due,"
+              f" and committed within {in_ms(run_p99)} of that (idemq.metrics).")
         return all(right for _, _, right in rows)
 
 

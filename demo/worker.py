@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import time
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -73,7 +72,8 @@ def main():
         while not ending:
             job = claim(connection)
             if job is None:
-                time.sleep(0.1)
+                # Asleep until there is a job; now and then awake, to see a SIGTERM.
+                connection.execute("CALL idemq.wait('hash', '1 s')")
                 continue
             job_id, token, payload = job
             jobs += 1

@@ -11,6 +11,11 @@
 
 #include "datatype/timestamp.h"
 
+/* PostgreSQL 18's word, in front of a declaration. */
+#ifndef pg_noreturn
+#define pg_noreturn pg_attribute_noreturn()
+#endif
+
 #define IDEMQ_SCHEMA "idemq"
 #define IDEMQ_EXTENSION "idemq"
 #define IDEMQ_LIBRARY "idemq"

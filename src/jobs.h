@@ -200,6 +200,6 @@ extern bool idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row);
 extern bool idemq_jobs_insert_sql(const JobChange *columns);
 extern void idemq_jobs_update_sql(int64 id, const JobChange *change);
 extern void idemq_jobs_delete_sql(int64 id);
-extern void idemq_jobs_refused(void) pg_attribute_noreturn();
+pg_noreturn extern void idemq_jobs_refused(void);
 
 #endif

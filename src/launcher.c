@@ -54,7 +54,7 @@ typedef struct Start
 	int64 asked_at; /* mono */
 } Start;
 
-PGDLLEXPORT void idemq_launcher_main(Datum arg) pg_attribute_noreturn();
+pg_noreturn PGDLLEXPORT void idemq_launcher_main(Datum arg);
 
 static Start *starts;
 static List *to_look_into = NIL; /* of database OIDs */

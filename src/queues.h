@@ -42,7 +42,7 @@ extern bool idemq_queue_by_id(int32 id, QueueInfo *queue);
 extern bool idemq_queue_allows(int32 id, int wanted, QueueInfo *queue);
 extern void idemq_queue_lock(int32 id, LOCKMODE mode);
 extern int32 *idemq_queue_ids(int wanted, int *count);
-extern void idemq_queue_denied(const char *name, int wanted) pg_attribute_noreturn();
+pg_noreturn extern void idemq_queue_denied(const char *name, int wanted);
 extern void idemq_queues_changed(void);
 
 #endif

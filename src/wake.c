@@ -121,12 +121,14 @@ bool
 idemq_sleepers_join(Sleepers *sleepers)
 {
 	uint64 bit = UINT64CONST(1) << (IDEMQ_MY_PROC_NUMBER % BITS);
-	uint64 before = pg_atomic_fetch_or_u64(&sleepers->bits[IDEMQ_MY_PROC_NUMBER / BITS], bit);
+	uint64 before;
 
-	if (before & bit)
-		return false;
+	/* First: who reads a count of 0 meets no bit that somebody sleeps on. */
 	pg_atomic_fetch_add_u32(&sleepers->count, 1);
-	return true;
+	before = pg_atomic_fetch_or_u64(&sleepers->bits[IDEMQ_MY_PROC_NUMBER / BITS], bit);
+	if (before & bit)
+		pg_atomic_fetch_sub_u32(&sleepers->count, 1);
+	return (before & bit) == 0;
 }
 
 /* Returns whether this session's bit is set still. */

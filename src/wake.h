@@ -10,7 +10,7 @@
 /* Those who wait for one thing: a bit for each session. */
 typedef struct Sleepers
 {
-	pg_atomic_uint32 count; /* bits set, roughly */
+	pg_atomic_uint32 count; /* never less than the bits set */
 	pg_atomic_uint32 turn;	/* the word where the next search begins */
 	pg_atomic_uint64 bits[FLEXIBLE_ARRAY_MEMBER];
 } Sleepers;

@@ -5,6 +5,8 @@
 #ifndef IDEMQ_WORKER_H
 #define IDEMQ_WORKER_H
 
-extern PGDLLEXPORT void idemq_worker_main(Datum arg) pg_attribute_noreturn();
+#include "idemq.h"
+
+pg_noreturn extern PGDLLEXPORT void idemq_worker_main(Datum arg);
 
 #endif
