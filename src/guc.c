@@ -11,6 +11,7 @@
 
 int idemq_max_queues = 1024;
 int idemq_max_leases = 65536;
+int idemq_max_buckets = 4096;
 bool idemq_worker = true;
 bool idemq_notify = true;
 int idemq_notify_delay = 10;
@@ -28,6 +29,11 @@ idemq_guc_define(void)
 							"Jobs in flight whose lease is kept in shared memory.",
 							"More jobs in flight work, with their leases on the row alone.",
 							&idemq_max_leases, 65536, 1, 10000000, PGC_POSTMASTER, 0, NULL, NULL,
+							NULL);
+	DefineCustomIntVariable("idemq.max_buckets",
+							"Buckets of idemq.admit that are in use at a time.",
+							"Calls of more buckets are allowed, and counted in idemq.memory.",
+							&idemq_max_buckets, 4096, 1, 10000000, PGC_POSTMASTER, 0, NULL, NULL,
 							NULL);
 	DefineCustomBoolVariable("idemq.worker",
 							 "Runs a background worker in each database with idemq.",

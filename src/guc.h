@@ -7,6 +7,7 @@
 
 extern int idemq_max_queues;
 extern int idemq_max_leases;
+extern int idemq_max_buckets;
 extern bool idemq_worker;
 extern bool idemq_notify;
 extern int idemq_notify_delay; /* ms */

@@ -8,6 +8,7 @@
 #include "miscadmin.h"
 #include "utils/guc.h"
 
+#include "buckets.h"
 #include "catalog.h"
 #include "clock.h"
 #include "counters.h"
@@ -35,6 +36,8 @@ static const ShmemPart parts[] = {
 	{"idemq counters", idemq_counters_shmem_size, NULL, idemq_counters_shmem_init},
 	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
 	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
+	{"idemq bucket locks", idemq_buckets_shmem_size, idemq_buckets_hash_size,
+	 idemq_buckets_shmem_init},
 	{"idemq workers", idemq_workers_shmem_size, NULL, idemq_workers_shmem_init},
 	{"idemq sleepers", idemq_wake_shmem_size, NULL, idemq_wake_shmem_init},
 	{"idemq events", idemq_events_shmem_size, NULL, idemq_events_shmem_init},

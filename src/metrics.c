@@ -20,6 +20,7 @@
 #include "utils/tuplestore.h"
 
 #include "args.h"
+#include "buckets.h"
 #include "clock.h"
 #include "gauges.h"
 #include "guc.h"
@@ -296,6 +297,8 @@ idemq_sql_memory_usage(PG_FUNCTION_ARGS)
 
 	idemq_leases_usage(&used, &refused);
 	put_usage(store, desc, "leases", used, idemq_max_leases, refused);
+	idemq_buckets_usage(&used, &refused);
+	put_usage(store, desc, "buckets", used, idemq_max_buckets, refused);
 	idemq_slots_usage(&used, &refused);
 	put_usage(store, desc, "queues", used, idemq_max_queues, refused);
 	return (Datum) 0;

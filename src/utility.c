@@ -31,6 +31,7 @@
 #include "utils/lsyscache.h"
 
 #include "away.h"
+#include "buckets.h"
 #include "cursor.h"
 #include "idemq.h"
 #include "lease_sweep.h"
@@ -163,6 +164,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 			break;
 		case FOLLOW_DROP_DATABASE:
 			idemq_lease_forget_database(database);
+			idemq_buckets_forget_database(database);
 			idemq_slots_forget_database(database);
 			break;
 		case FOLLOW_CREATE_EXTENSION:

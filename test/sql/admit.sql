@@ -1,0 +1,73 @@
+-- idemq.admit: so many calls in a period, from shared memory.
+CREATE EXTENSION idemq;
+\set VERBOSITY sqlstate
+\pset null -
+
+-- All at once up to max_calls, then exactly one each per / max_calls.
+SELECT (a).allowed, (a).remaining, (a).retry_after = '0'::interval AS at_once
+FROM (SELECT idemq.admit('api', 3, '1 h') AS a FROM generate_series(1, 3) n OFFSET 0) s;
+SELECT allowed, remaining, retry_after BETWEEN '19 min 50 s' AND '20 min' AS in_20_min FROM idemq.admit('api', 3, '1 h');
+-- A refused call costs nothing; asking does not either.
+SELECT allowed, remaining, retry_after BETWEEN '19 min 50 s' AND '20 min' AS in_20_min FROM idemq.admit('api', 3, '1 h');
+SELECT allowed, remaining FROM idemq.admit('api', 3, '1 h', cost => 0);
+SELECT allowed, remaining FROM idemq.admit('other', 3, '1 h', cost => 0);
+-- Cost.
+SELECT allowed, remaining FROM idemq.admit('batch', 10, '1 h', cost => 7);
+SELECT allowed, remaining, retry_after BETWEEN '23 min 50 s' AND '24 min' AS in_24_min FROM idemq.admit('batch', 10, '1 h', cost => 7);
+SELECT allowed, remaining FROM idemq.admit('batch', 10, '1 h', 3);
+-- retry_after is exact: a microsecond earlier is refused, then it is allowed.
+SELECT allowed FROM idemq.admit('exact', 1, '200 ms');
+DO $$
+DECLARE
+	wait interval := (SELECT retry_after FROM idemq.admit('exact', 1, '200 ms'));
+	until timestamptz := clock_timestamp() + wait;
+BEGIN
+	PERFORM pg_sleep_until(until);
+	IF NOT (SELECT allowed FROM idemq.admit('exact', 1, '200 ms')) THEN
+		RAISE 'refused after retry_after';
+	END IF;
+	IF (SELECT allowed FROM idemq.admit('exact', 1, '200 ms')) THEN
+		RAISE 'allowed twice';
+	END IF;
+END $$;
+
+-- A rollback does not undo it; a read-only transaction may ask.
+BEGIN READ ONLY;
+SELECT allowed FROM idemq.admit('rolled back', 1, '1 h');
+ROLLBACK;
+SELECT allowed FROM idemq.admit('rolled back', 1, '1 h');
+
+-- Another limit for the same bucket counts what was called.
+SELECT allowed, remaining FROM idemq.admit('api', 6, '1 h');
+
+-- The greatest numbers.
+SELECT allowed, remaining FROM idemq.admit('large', 2147483647, '100 years');
+SELECT allowed, remaining FROM idemq.admit('large', 2147483647, '1 us', 2147483647);
+SELECT allowed, remaining FROM idemq.admit('rare', 1, '100 years');
+SELECT allowed, remaining, retry_after > '99 years' AS in_a_century FROM idemq.admit('rare', 1, '100 years');
+
+-- Bad arguments.
+SELECT idemq.admit(NULL, 1, '1 s');
+SELECT idemq.admit('', 1, '1 s');
+SELECT idemq.admit(repeat('x', 1025), 1, '1 s');
+SELECT idemq.admit('b', NULL, '1 s');
+SELECT idemq.admit('b', 0, '1 s');
+SELECT idemq.admit('b', 1, NULL);
+SELECT idemq.admit('b', 1, '0');
+SELECT idemq.admit('b', 1, '-1 s');
+SELECT idemq.admit('b', 1, '101 years');
+SELECT idemq.admit('b', 1, '1 s', NULL);
+SELECT idemq.admit('b', 1, '1 s', -1);
+SELECT idemq.admit('b', 1, '1 s', 2);
+
+-- Not for everybody: roles that have it share the buckets.
+CREATE ROLE regress_idemq_admit;
+SET ROLE regress_idemq_admit;
+SELECT idemq.admit('api', 1, '1 s');
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION idemq.admit TO regress_idemq_admit;
+SET ROLE regress_idemq_admit;
+SELECT allowed FROM idemq.admit('theirs', 1, '1 s');
+RESET ROLE;
+REVOKE EXECUTE ON FUNCTION idemq.admit FROM regress_idemq_admit;
+DROP ROLE regress_idemq_admit;
