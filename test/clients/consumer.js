@@ -40,6 +40,7 @@ async function handle(message) {
   count(job.outcome);
   if (['completed', 'dead', 'cancelled'].includes(job.outcome)) return true;
   if (!['claimed', 'claimed_again'].includes(job.outcome)) return false;
+  await sleep(Math.random() * 10);  // the work
   try {
     await apply(job.id, job.token, message);  // bigint comes as a string, and goes back as one
   } catch (error) {
@@ -50,11 +51,15 @@ async function handle(message) {
   return true;
 }
 
+function sleep(milliseconds) {
+  return new Promise((resolve) => setTimeout(resolve, milliseconds));
+}
+
 async function consume(messages) {
   for (let message; (message = messages.shift()) !== undefined;) {
     if (!await handle(message)) {
       messages.push(message);
-      await new Promise((resolve) => setTimeout(resolve, Math.random() * 5));
+      await sleep(Math.random() * 5);
     }
   }
 }

@@ -27,6 +27,7 @@ def handle(conn, name, message, seen):
         return True  # somebody has done it, or nobody ever will
     if outcome not in ("claimed", "claimed_again"):
         return False  # locked, not_due: somebody is on it
+    time.sleep(random.uniform(0, 0.01))  # the work
     try:
         with conn.transaction():
             conn.execute("SELECT idemq.commit(%s, %s)", (job_id, token))

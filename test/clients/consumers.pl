@@ -79,8 +79,12 @@ sub consume
 		CREATE TABLE accounts AS SELECT account, 0 AS balance FROM generate_series(0, 4) account;});
 	foreach my $n (1 .. $consumers)
 	{
-		my $run = { in => $dealt[ $n - 1 ], out => '', err => '' };
-		$run->{h} = IPC::Run::start([ @command, "consumer-$n" ], '<', \$run->{in}, '>', \$run->{out},
+		# Files: IPC::Run feeds one process at a time.
+		my $run = { in => "$PostgreSQL::Test::Utils::tmp_check/deliveries-$n", out => '', err => '' };
+		open my $file, '>', $run->{in} or die;
+		print $file $dealt[ $n - 1 ];
+		close $file;
+		$run->{h} = IPC::Run::start([ @command, "consumer-$n" ], '<', $run->{in}, '>', \$run->{out},
 			'2>', \$run->{err}, IPC::Run::timeout(180));
 		push @runs, $run;
 	}
