@@ -18,7 +18,7 @@ my $consumers = 4;
 my $messages = 150;
 my $here = "$ENV{IDEMQ_SOURCE}/test/clients";
 my $json = JSON::PP->new->canonical;
-my $node = new_server('consumers');
+my $node = new_server('consumers', max_connections => 50);
 
 # A pgbouncer in front of the server; answers its process, its port and its socket's directory.
 sub pooler
