@@ -11,6 +11,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/lib";
 use Idemq;
+use IPC::Run;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
@@ -66,8 +67,8 @@ sub runs
 	sql($node, "CREATE DATABASE \"$db\"");
 	sql($node, 'CREATE EXTENSION idemq', $db);
 	append_to_file($path, $script);
-	$node->psql($db, undef, stdout => \$stdout, stderr => \$stderr, on_error_stop => 0, timeout => 120,
-		extra_params => [ '-F', ', ', '-v', 'VERBOSITY=sqlstate', '-f', $path ]);
+	IPC::Run::run([ 'psql', '-XAtq', '-F', ', ', '-v', 'VERBOSITY=sqlstate', '-h', $node->host, '-p', $node->port,
+			'-f', $path, $db ], '<', \undef, '>', \$stdout, '2>', \$stderr, IPC::Run::timeout(120));
 	$failed{$1} = $2 while $stderr =~ /:(\d+): (?:ERROR|FATAL):\s+(\w{5})/g;
 	is_deeply(\%failed, $errors, "$file: the statements that fail are those that should") or diag $stderr;
 	my $rows = '';
@@ -75,7 +76,9 @@ sub runs
 	{
 		if ($row =~ /^\@(\d+)$/)
 		{
-			$said{$1} = $rows =~ s/\n$//r;
+			my $line = $1;
+
+			$said{$line} = $rows =~ s/\n$//r;
 			$rows = '';
 		}
 		else { $rows .= "$row\n" }
