@@ -4,14 +4,16 @@
  *		webhook) becomes a job, or finds its job, and is claimed, in one call.
  *
  * In front stands an advisory lock on the key, in a class of idemq's own, taken
- * without waiting: while somebody is in the middle of a transaction on the same
- * key, the answer is "locked", with no row touched and nothing written.  The lock
- * is a short cut, not the guard: the unique index and the lease decide, so that a
- * full lock table or two keys with one hash cost time and nothing else.
+ * without waiting.  While somebody is in the middle of a transaction that claims
+ * the same key, the answer is "locked", unless the job is finished: nothing is
+ * written.  Who claimed nothing gives the lock back at once.  The lock is a short
+ * cut, not the guard: the unique index and the lease decide, so that a full lock
+ * table or two keys with one hash cost time and nothing else.  (PostgreSQL itself
+ * needs a lock of its own for a transaction that writes, and one for an INSERT
+ * that gives way: with not even that free, what is new is 53200, as any INSERT is.)
  *
  * An enqueue takes no such lock.  One that is not committed is seen in the index
- * by a look at what is in doubt, and answered "locked" too; only one that begins
- * after that look is waited for.
+ * by a look at what is in doubt, and answered "locked" too: nothing waits here.
  */
 #include "postgres.h"
 
@@ -27,6 +29,7 @@
 #include "clock.h"
 #include "compat.h"
 #include "keyed.h"
+#include "tally.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_acquire);
 
@@ -46,57 +49,87 @@ set_tag(LOCKTAG *tag, int32 queue_id, const text *key)
 	SET_LOCKTAG_ADVISORY(*tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash, ADVISORY_CLASS);
 }
 
-/*
- * Returns whether somebody else is in the middle of a transaction on a key; if
- * not, the lock is ours to the end of this transaction, or there is no room for it.
- */
-static bool
-is_locked(int32 queue_id, const text *key)
+/* What became of the lock of a key. */
+typedef enum KeyLock
 {
-	LOCKTAG tag;
+	LOCK_MINE,	/* to the end of this transaction */
+	LOCK_TAKEN, /* somebody else has it */
+	LOCK_FULL	/* there is no room for it */
+} KeyLock;
+
+/* Tries to take the lock of a key. */
+static KeyLock
+lock_key(const LOCKTAG *tag)
+{
 	int holders = 0;
 
-	set_tag(&tag, queue_id, key);
-	if (compat_lock_if_free(&tag, ExclusiveLock))
-		return false;
-	pfree(GetLockConflicts(&tag, ExclusiveLock, &holders));
-	return holders > 0;
+	if (compat_lock_if_free(tag, ExclusiveLock))
+		return LOCK_MINE;
+	pfree(GetLockConflicts(tag, ExclusiveLock, &holders));
+	return holders > 0 ? LOCK_TAKEN : LOCK_FULL;
 }
 
-/* Adds the job of a message that is new, or finds the twin that was faster. */
-static int64
-add_job(JobsTable *table, const QueueInfo *queue, text *key, const Datum *payload)
+/*
+ * Adds the job of a message that is new, or finds the twin that was faster, and
+ * sets *id; OUTCOME_LOCKED when the twin's transaction is open.
+ */
+static Outcome
+add_job(JobsTable *table, QueueInfo *queue, text *key, const Datum *payload, int64 *id)
 {
 	JobChange columns;
 	EnqueueAnswer answer;
 
 	if ((queue->privileges & PRIVILEGE_ENQUEUE) == 0)
 		idemq_queue_denied(queue->name, PRIVILEGE_ENQUEUE);
+	idemq_queue_lock(queue->id, AccessShareLock);
+	idemq_queue_by_name(queue->name, PRIVILEGE_CLAIM, queue);
 	idemq_new_job(&columns, queue, idemq_now(),
 				  payload != NULL ? *payload
 								  : DirectFunctionCall1(jsonb_in, CStringGetDatum("null")));
 	job_set(&columns, COL_KEY, PointerGetDatum(key));
 	idemq_enqueue_keyed(table, queue, &columns, payload != NULL ? DUPLICATE_KEEP : DUPLICATE_IGNORE,
-						&answer);
-	return answer.id;
+						JOB_SKIPS, &answer);
+	if (answer.outcome == OUTCOME_ACCEPTED)
+		idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
+	if (answer.outcome != OUTCOME_LOCKED)
+		*id = answer.id;
+	return answer.outcome;
 }
 
 /* Claims the job of a key, which is made if it is new; sets call->id. */
 static Outcome
-acquire(JobCall *call, JobsTable *table, const QueueInfo *queue, text *key, const Datum *payload)
+acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datum *payload)
 {
+	Outcome outcome;
+	KeyLock lock;
+	LOCKTAG tag;
+	bool made = false;
+
+	set_tag(&tag, queue->id, key);
+	lock = lock_key(&tag);
+	/* After the lock: the snapshot sees what its last holder did. */
+	idemq_jobs_open(table);
+	/* No lease is known yet: in how long the one that begins now will have ended. */
 	call->retry_after = idemq_now() + (call->lease > 0 ? call->lease : queue->lease);
-	if (is_locked(queue->id, key))
-		return OUTCOME_LOCKED;
-	if (!idemq_key_lookup(table, queue, PointerGetDatum(key), payload, &call->id))
+	if (idemq_key_lookup(table, queue, PointerGetDatum(key), payload, &call->id))
+		outcome = lock == LOCK_TAKEN ? idemq_job_look(call, table) : OUTCOME_DUPLICATE;
+	else if (lock == LOCK_TAKEN)
+		outcome = OUTCOME_LOCKED;
+	else
 	{
-		if (idemq_jobs_key_in_doubt(table, queue->id, PointerGetDatum(key)))
-			return OUTCOME_LOCKED;
-		call->id = add_job(table, queue, key, payload);
+		outcome = add_job(table, queue, key, payload, &call->id);
+		made = outcome == OUTCOME_ACCEPTED;
 		idemq_jobs_refresh(table);
 	}
-	call->retry_after = DT_NOEND;
-	return idemq_job_call(call, table);
+	if (outcome == OUTCOME_DUPLICATE || outcome == OUTCOME_ACCEPTED)
+	{
+		call->retry_after = DT_NOEND;
+		outcome = idemq_job_call(call, table);
+	}
+	if (lock == LOCK_MINE && !made && outcome != OUTCOME_CLAIMED &&
+		outcome != OUTCOME_CLAIMED_AGAIN)
+		LockRelease(&tag, ExclusiveLock, false);
+	return outcome;
 }
 
 /*
@@ -124,9 +157,6 @@ idemq_sql_acquire(PG_FUNCTION_ARGS)
 	idemq_job_call_args(fcinfo, 3, &call);
 	idemq_jobs_check_writable();
 	idemq_queue_by_name(name, PRIVILEGE_CLAIM, &queue);
-	idemq_queue_lock(queue.id, AccessShareLock);
-	idemq_queue_by_name(name, PRIVILEGE_CLAIM, &queue);
-	idemq_jobs_open(&table);
 	outcome = acquire(&call, &table, &queue, key, PG_ARGISNULL(2) ? NULL : &payload);
 	answer = idemq_job_answer(fcinfo, &call, outcome);
 	idemq_jobs_close(&table);

@@ -33,6 +33,21 @@ idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 }
 
 /*
+ * For OUTCOME_NOT_FOUND: returns whether this transaction itself has committed the
+ * attempt, and by that deleted the job, whose queue keeps nothing.
+ */
+bool
+idemq_attempt_is_gone(JobsTable *table, const Attempt *attempt)
+{
+	QueueInfo queue;
+	Job job;
+
+	return idemq_jobs_fetch_deleted(table, attempt->id, &job) && job.token == attempt->token &&
+		   job.status == JOB_PROCESSING &&
+		   idemq_queue_allows(job.queue_id, PRIVILEGE_CLAIM, &queue);
+}
+
+/*
  * After a write that answered JOB_CHANGED: gets ready to look again, or raises
  * 40001 above READ COMMITTED, where the attempt is still ours (the caller has
  * looked: OUTCOME_CURRENT) but in a version that the transaction may not see.

@@ -36,6 +36,14 @@ PG_FUNCTION_INFO_V1(idemq_sql_commit_once);
 #define RESULT_RETRY_AFTER (RESULT_RESULT + 1)
 #define RESULT_COLUMNS (RESULT_RETRY_AFTER + 1)
 
+/* Returns when a lease ends; that of a claim whose transaction is open, if it began now. */
+static TimestampTz
+lease_end(const Lease *lease)
+{
+	return lease->claiming ? idemq_now() + lease->length
+						   : idemq_timestamp_from_mono(lease->deadline);
+}
+
 /*
  * Answers from the lease table: true when somebody is on the job, with
  * retry_after; false when nobody is, or when his lease has just been taken back.
@@ -58,8 +66,7 @@ is_leased(JobCall *call, JobsTable *table)
 		if (reaped)
 			return false;
 	}
-	call->retry_after = lease.claiming ? idemq_now() + lease.length
-									   : idemq_timestamp_from_mono(lease.deadline);
+	call->retry_after = lease_end(&lease);
 	return true;
 }
 
@@ -186,6 +193,26 @@ idemq_job_call(JobCall *call, JobsTable *table)
 			return outcome;
 		idemq_attempt_changed(table);
 	}
+}
+
+/*
+ * As idemq_job_call, of a job that somebody else is about to take: takes nothing,
+ * and answers locked unless it is finished.  retry_after stays what it was when
+ * the job has no lease.
+ */
+Outcome
+idemq_job_look(JobCall *call, JobsTable *table)
+{
+	Lease lease;
+
+	if (!idemq_jobs_fetch(table, call->id, &call->job) ||
+		!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
+		return OUTCOME_NOT_FOUND;
+	if (is_finished(call->job.status))
+		return outcome_of_status(call->job.status, call->event);
+	if (idemq_lease_get(call->id, &lease))
+		call->retry_after = lease_end(&lease);
+	return OUTCOME_LOCKED;
 }
 
 /* Returns an outcome and what came of the call as a row of idemq.claim_result. */

@@ -116,7 +116,10 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 
 	if (columns->set & COLUMN_BIT(COL_KEY))
 	{
-		idemq_enqueue_keyed(table, queue, columns, policy, answer);
+		idemq_enqueue_keyed(table, queue, columns, policy, JOB_WAITS, answer);
+		idemq_tally_count(queue->id,
+						  COUNTER_BIT(answer->outcome == OUTCOME_ACCEPTED ? COUNTER_ENQUEUED
+																		  : COUNTER_DUPLICATES));
 		return;
 	}
 	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)

@@ -8,17 +8,19 @@
  *
  * A row with a token that is no longer the job's is refused, whoever holds the
  * job now.  The job's row is locked FOR SHARE, as by assert_current, so that no
- * newer token is issued until the transaction ends.
+ * newer token is issued until the transaction ends.  A job that this transaction
+ * has committed in a queue that keeps nothing has no row any more, and never gets
+ * another token.
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
+#include "utils/lsyscache.h"
 #include "utils/rel.h"
 
 #include "attempt.h"
-#include "errors.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_fence);
 
@@ -49,7 +51,7 @@ column(const TriggerData *data, HeapTuple row, int n, const char *name)
 	if (data->tg_trigger->tgnargs > n)
 		name = data->tg_trigger->tgargs[n];
 	attno = SPI_fnumber(desc, name);
-	if (attno <= 0 || SPI_gettypeid(desc, attno) != INT8OID)
+	if (attno <= 0 || getBaseType(SPI_gettypeid(desc, attno)) != INT8OID)
 		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_COLUMN),
 						errmsg("table \"%s\" has no bigint column \"%s\"",
 							   RelationGetRelationName(data->tg_relation), name),
@@ -83,6 +85,8 @@ idemq_sql_fence(PG_FUNCTION_ARGS)
 	{
 		Outcome outcome = idemq_attempt_find(&table, id, token, &attempt);
 
+		if (outcome == OUTCOME_NOT_FOUND && idemq_attempt_is_gone(&table, &attempt))
+			break;
 		/* The attempt's own commit, in this transaction or before, is no newer token. */
 		if (outcome != OUTCOME_ALREADY_COMMITTED)
 			idemq_attempt_raise(&attempt, outcome);

@@ -179,12 +179,13 @@ extern void idemq_jobs_scan_end(JobsTable *table);
 
 /* jobs_hold.c */
 extern RowHold idemq_jobs_hold(const Job *job, TransactionId *holder);
+extern bool idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job);
 extern int idemq_transaction_pid(TransactionId xid);
 
 /* jobs_key.c */
 extern bool idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job);
 extern bool idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key);
-extern bool idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns);
+extern bool idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait);
 
 /* jobs_index.c */
 extern void idemq_jobs_index_install(void);

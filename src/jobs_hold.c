@@ -7,12 +7,17 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/multixact.h"
+#include "access/stratnum.h"
 #include "access/subtrans.h"
 #include "access/transam.h"
 #include "access/xact.h"
 #include "storage/procarray.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
 
+#include "compat.h"
 #include "jobs.h"
 
 /* Returns what one transaction does with a row that it has locked, or changed. */
@@ -65,6 +70,39 @@ idemq_jobs_hold(const Job *job, TransactionId *holder)
 	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
 		return hold_of_multi(xmax, only_locks, holder);
 	return hold_of(xmax, only_locks);
+}
+
+/* Returns whether this transaction itself has deleted a fetched version. */
+static bool
+is_deleted_here(const Job *job)
+{
+	HeapTupleHeader header = job_row_header(job);
+
+	return !(header->t_infomask & HEAP_XMAX_INVALID) &&
+		   !HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) &&
+		   ItemPointerEquals(&header->t_ctid, &job->row->tts_tid) &&
+		   TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(header));
+}
+
+/* Fetches the version of a job that this transaction itself has deleted; false if it has not. */
+bool
+idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job)
+{
+	Relation pkey = index_open(compat_primary_key_index(table->rel), AccessShareLock);
+	IndexScanDesc scan = compat_index_beginscan(table->rel, pkey, SnapshotAny, 1);
+	bool found = false;
+	ScanKeyData key;
+
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
+	index_rescan(scan, &key, 1, NULL, 0);
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, table->row))
+	{
+		idemq_jobs_decode(table->row, job);
+		found = is_deleted_here(job);
+	}
+	index_endscan(scan);
+	index_close(pkey, NoLock);
+	return found;
 }
 
 /* Returns the process of a transaction in progress, 0 when it is prepared or has ended. */

@@ -13,6 +13,9 @@
  * committed, or was freed meanwhile, is not there; the index itself decides when
  * somebody inserts.  idemq_jobs_key_in_doubt looks at what is not committed; its
  * answer may be over by the time it is used.  Neither waits, writes or locks.
+ *
+ * Waited for is who inserts the key, not who changes a committed job that has it: a
+ * fresh look sees that job, however long its worker's transaction stays open.
  */
 #include "postgres.h"
 
@@ -66,11 +69,13 @@ idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job)
 }
 
 /*
- * Looks for another open transaction that is giving a key to a job, or taking it
- * from one; sets *xid, and *token when its insert may still be taken back.
+ * Looks for another open transaction that is giving a key to a job or, with
+ * changes, writes a job that has it; sets *xid, and *token when its insert may still
+ * be taken back.
  */
 static bool
-find_twin(JobsTable *table, int32 queue_id, Datum key, TransactionId *xid, uint32 *token)
+find_twin(JobsTable *table, int32 queue_id, Datum key, bool changes, TransactionId *xid,
+		  uint32 *token)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
 	Relation index = index_open(idemq_jobs_key_index(table->rel), RowExclusiveLock);
@@ -79,13 +84,19 @@ find_twin(JobsTable *table, int32 queue_id, Datum key, TransactionId *xid, uint3
 	IndexScanDesc scan;
 
 	*xid = InvalidTransactionId;
+	*token = 0;
 	InitDirtySnapshot(dirty);
 	scan = begin_scan(table, index, &dirty, queue_id, key);
 	/* The snapshot's xmin and xmax are those of others only. */
 	while (!TransactionIdIsValid(*xid) && index_getnext_slot(scan, ForwardScanDirection, row))
 	{
-		*xid = TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
-		*token = TransactionIdIsValid(dirty.xmin) ? dirty.speculativeToken : 0;
+		if (TransactionIdIsValid(dirty.xmin))
+		{
+			*xid = dirty.xmin;
+			*token = dirty.speculativeToken;
+		}
+		else if (changes)
+			*xid = dirty.xmax;
 	}
 	index_endscan(scan);
 	ExecDropSingleTupleTableSlot(row);
@@ -94,24 +105,24 @@ find_twin(JobsTable *table, int32 queue_id, Datum key, TransactionId *xid, uint3
 	return TransactionIdIsValid(*xid);
 }
 
-/* Returns whether another open transaction is giving a key to a job, or taking it from one. */
+/* Returns whether another open transaction is giving a key to a job, or writes one that has it. */
 bool
 idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key)
 {
 	TransactionId xid;
 	uint32 token;
 
-	return find_twin(table, queue_id, key, &xid, &token);
+	return find_twin(table, queue_id, key, true, &xid, &token);
 }
 
-/* Waits until no other open transaction is at work on a key, as an INSERT would. */
+/* Waits until no other open transaction is giving a key to a job. */
 static void
 wait_for_twin(JobsTable *table, int32 queue_id, Datum key)
 {
 	TransactionId xid;
 	uint32 token;
 
-	while (find_twin(table, queue_id, key, &xid, &token))
+	while (find_twin(table, queue_id, key, false, &xid, &token))
 	{
 		if (token != 0)
 			SpeculativeInsertionWait(xid, token);
@@ -122,11 +133,12 @@ wait_for_twin(JobsTable *table, int32 queue_id, Datum key)
 
 /*
  * Inserts a row with a key; columns that are not set are NULL.  Returns false, and
- * nothing is written, when the key is taken; a twin whose transaction was open
- * has ended by then: the caller looks again under a fresh snapshot.
+ * nothing is left of it, when the key is taken: the caller looks again under a fresh
+ * snapshot.  A twin whose transaction is open is waited for, unless the caller
+ * skips (with a table that is not simple it is waited for all the same).
  */
 bool
-idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns)
+idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
 {
 	TransactionId xid;
 	uint32 token;
@@ -144,7 +156,7 @@ idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns)
 	SpeculativeInsertionLockRelease(xid);
 	if (mine)
 		idemq_tally_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW, JOB_PENDING);
-	else
+	else if (wait == JOB_WAITS)
 		wait_for_twin(table, DatumGetInt32(columns->values[COL_QUEUE_ID]),
 					  columns->values[COL_KEY]);
 	return mine;

@@ -27,15 +27,9 @@
 #include "keyed.h"
 #include "lowers.h"
 #include "sql.h"
-#include "tally.h"
 
 /* Rounds of insert and look after which a trigger must be keeping the row out. */
 #define MAX_TRIES 20
-
-static SqlStatement free_key =
-	{.text = "UPDATE idemq.jobs SET key = NULL WHERE id = $1 AND key = $2 AND finished_at <= $3",
-	 .nargs = 3,
-	 .types = {INT8OID, TEXTOID, TIMESTAMPTZOID}};
 
 static SqlStatement replace_job =
 	{.text = "UPDATE idemq.jobs SET payload = $2, ready_at = $3, priority = $4, headers = $5, "
@@ -47,6 +41,7 @@ static SqlStatement replace_job =
 /* Who has the key. */
 typedef struct KeyHolder
 {
+	Job job;
 	EnqueueAnswer answer;
 	bool same_payload;
 	bool expired; /* finished before the window */
@@ -94,17 +89,19 @@ static bool
 find_holder(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
 			TimestampTz window_start, KeyHolder *holder)
 {
-	Job job;
+	Job *job = &holder->job;
 
-	if (!idemq_jobs_find_key(table, queue->id, columns->values[COL_KEY], &job))
+	if (!idemq_jobs_find_key(table, queue->id, columns->values[COL_KEY], job))
 		return false;
-	holder->answer.id = job.id;
+	holder->answer.id = job->id;
 	holder->answer.outcome = OUTCOME_DUPLICATE;
-	holder->answer.status = job.status;
-	holder->answer.result = copy_result(&job, &holder->answer.no_result);
-	holder->expired = is_expired(&job, window_start);
-	holder->own = idemq_jobs_is_own(&job);
-	holder->same_payload = !holder->expired && is_same_payload(&job, columns->values[COL_PAYLOAD]);
+	holder->answer.status = job->status;
+	holder->expired = is_expired(job, window_start);
+	holder->own = idemq_jobs_is_own(job);
+	if (holder->expired)
+		return true;
+	holder->answer.result = copy_result(job, &holder->answer.no_result);
+	holder->same_payload = is_same_payload(job, columns->values[COL_PAYLOAD]);
 	return true;
 }
 
@@ -128,16 +125,13 @@ idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key, const Datu
 }
 
 /* Takes the key from a job that finished before the window. */
-static void
-take_key(const KeyHolder *holder, const JobChange *columns, TimestampTz window_start)
+static JobWrite
+take_key(JobsTable *table, const Job *job, JobWait wait)
 {
-	Datum values[] = {Int64GetDatum(holder->answer.id), columns->values[COL_KEY],
-					  TimestampTzGetDatum(window_start)};
-	SqlScope scope;
+	JobChange change = {0};
 
-	idemq_sql_begin_on_jobs(&scope);
-	(void) idemq_sql_run(&free_key, values, NULL, SPI_OK_UPDATE);
-	idemq_sql_end(&scope);
+	job_set_null(&change, COL_KEY);
+	return idemq_jobs_update(table, job, &change, wait);
 }
 
 /*
@@ -198,14 +192,29 @@ handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
 	return true;
 }
 
+/* Notes and inserts the new job; false when its key is taken. */
+static bool
+insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wait)
+{
+	ReadyKey key;
+
+	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
+		job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
+	key.id = DatumGetInt64(columns->values[COL_ID]);
+	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
+	idemq_lowers_note(queue->slot, queue->id, DatumGetInt16(columns->values[COL_PRIORITY]), key);
+	return idemq_jobs_insert_keyed(table, columns, wait);
+}
+
 /*
  * Adds the job with those columns, key among them, or answers with the job that
- * has the key.  The id is given here, unless it is among the columns.  Raises
- * IQ003, IQ004; 40001 above READ COMMITTED.
+ * has the key; OUTCOME_LOCKED when a twin's transaction is open and the caller
+ * skips.  The id is given here, unless it is among the columns.  Raises IQ003,
+ * IQ004; 40001 above READ COMMITTED.
  */
 void
 idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
-					OnDuplicate policy, EnqueueAnswer *answer)
+					OnDuplicate policy, JobWait wait, EnqueueAnswer *answer)
 {
 	TimestampTz window_start = idemq_now() - queue->idempotency_window;
 	KeyHolder holder;
@@ -213,39 +222,44 @@ idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 	/* A holder may come and go between the looks, but not again and again. */
 	for (int tries = 0;; tries++)
 	{
+		bool found = find_holder(table, queue, columns, window_start, &holder);
+
 		CHECK_FOR_INTERRUPTS();
 		if (tries > MAX_TRIES)
 			idemq_jobs_refused();
-		if (find_holder(table, queue, columns, window_start, &holder))
+		if (found && !holder.expired)
 		{
-			if (!holder.expired)
-			{
-				/* A twin that the transaction's snapshot does not see. */
-				if (tries > 0 && IsolationUsesXactSnapshot() && !holder.own)
-					idemq_attempt_changed(table);
-				if (!handle_duplicate(&holder, columns, policy))
-				{
-					/* Claimed since our look, or before and given back: what is it now? */
-					policy = DUPLICATE_IGNORE;
-					idemq_jobs_refresh(table);
-					continue;
-				}
-				idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_DUPLICATES));
-				*answer = holder.answer;
+			/* A twin that the transaction's snapshot does not see. */
+			if (tries > 0 && IsolationUsesXactSnapshot() && !holder.own)
+				idemq_attempt_changed(table);
+			*answer = holder.answer;
+			if (handle_duplicate(&holder, columns, policy))
 				return;
-			}
-			take_key(&holder, columns, window_start);
+			/* Claimed since our look, or before and given back: what is it now? */
+			policy = DUPLICATE_IGNORE;
+			idemq_jobs_refresh(table);
+			continue;
 		}
-		if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
-			job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
-		idemq_lowers_note(queue->slot, queue->id, DatumGetInt16(columns->values[COL_PRIORITY]),
-						  (ReadyKey){DatumGetTimestampTz(columns->values[COL_READY_AT]),
-									 DatumGetInt64(columns->values[COL_ID])});
-		if (idemq_jobs_insert_keyed(table, columns))
+		answer->outcome = OUTCOME_LOCKED;
+		if (wait != JOB_WAITS &&
+			idemq_jobs_key_in_doubt(table, queue->id, columns->values[COL_KEY]))
+			return;
+		if (found)
+		{
+			JobWrite write = take_key(table, &holder.job, wait);
+
+			if (write == JOB_LOCKED)
+				return;
+			if (write == JOB_CHANGED)
+			{
+				idemq_attempt_changed(table);
+				continue;
+			}
+		}
+		if (insert(table, queue, columns, wait))
 			break;
 		idemq_jobs_refresh(table);
 	}
-	idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, JOB_PENDING,
 							  (Datum) 0, true};
 }

@@ -20,7 +20,7 @@ typedef enum OnDuplicate
 typedef struct EnqueueAnswer
 {
 	int64 id;
-	Outcome outcome; /* OUTCOME_ACCEPTED or OUTCOME_DUPLICATE */
+	Outcome outcome; /* OUTCOME_ACCEPTED, OUTCOME_DUPLICATE, or OUTCOME_LOCKED */
 	JobStatus status;
 	Datum result; /* jsonb, in the caller's memory context */
 	bool no_result;
@@ -34,6 +34,6 @@ extern void idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampT
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,
 							 const Datum *payload, int64 *id);
 extern void idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
-								OnDuplicate policy, EnqueueAnswer *answer);
+								OnDuplicate policy, JobWait wait, EnqueueAnswer *answer);
 
 #endif

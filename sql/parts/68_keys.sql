@@ -4,7 +4,7 @@ CREATE FUNCTION idemq.acquire(
 	RETURNS idemq.claim_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_acquire';
 COMMENT ON FUNCTION idemq.acquire(text, text, jsonb, interval, text, boolean)
-	IS 'claim the job of a message that came from elsewhere, enqueued first if its key is new; outcome as idemq.claim_job, or locked at once while somebody is in a transaction on the key';
+	IS 'claim the job of a message that came from elsewhere, enqueued first if its key is new; outcome as idemq.claim_job, or locked at once while somebody else is in a transaction on the key';
 
 CREATE FUNCTION idemq.once(scope text, key text, ttl interval DEFAULT '1 day') RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_once';
@@ -23,7 +23,7 @@ COMMENT ON FUNCTION idemq.queue_id(text) IS 'a queue''s id, as in idemq.jobs; ra
 CREATE FUNCTION idemq.job_by_key(queue text, key text) RETURNS SETOF idemq.jobs
 	ROWS 1 STABLE LANGUAGE sql
 	AS 'SELECT j.* FROM idemq.jobs j WHERE j.queue_id OPERATOR(pg_catalog.=) idemq.queue_id(job_by_key.queue)
-		AND j.key OPERATOR(pg_catalog.=) job_by_key.key';
+		AND j.key OPERATOR(pg_catalog.=) job_by_key.key COLLATE pg_catalog."C"';
 COMMENT ON FUNCTION idemq.job_by_key(text, text)
 	IS 'the job that has a key, as a row of idemq.jobs; no row when there is none that you may see';
 

@@ -14,7 +14,7 @@ INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '
 	('results', '''{1}'''), ('error', '''e'''), ('errors', '''{e}'''), ('retry_in', '''1 s'''), ('permanent', 'false'), ('state', '''1'''), ('name', '''q'''),
 	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 s'''), ('retry_factor', '2'),
 	('retry_max', '''1 h'''), ('retry_jitter', '0'), ('retention', '''1 day'''), ('idempotency_window', '''1 day'''), ('max_running', 'NULL'), ('rate_limit', 'NULL'),
-	('rate_period', '''1 s'''), ('dead_queue', 'NULL'), ('queue_id', '1');
+	('rate_period', '''1 s'''), ('dead_queue', 'NULL'), ('queue_id', '1'), ('scope', '''s'''), ('ttl', '''1 h''');
 
 -- The call of a function with one argument replaced; with a job in processing, and undone.
 CREATE FUNCTION answer(fn text, changed text, value text) RETURNS text LANGUAGE plpgsql AS $$
@@ -58,7 +58,8 @@ INSERT INTO bad (arg, value) VALUES
 	('lease', '''0'''), ('lease', '''-1 s'''), ('lease', '''1 us'''), ('lease', '''2000 years'''), ('lease', '''178000000 years'''), ('lease', '''-178000000 years'''),
 	('worker', ''''''), ('worker', 'repeat(''x'', 256)'), ('worker', 'repeat(''x'', 257)'), ('worker', 'repeat(''é'', 129)'), ('worker', '''ü "''''\ 队'''),
 	('id', '0'), ('id', '-1'), ('id', '9223372036854775807'), ('id', '-9223372036854775808'), ('token', '0'), ('token', '-1'), ('token', '9223372036854775807'), ('token', '-9223372036854775808'),
-	('retry_in', '''0'''), ('retry_in', '''-1 us'''), ('retry_in', '''2000 years'''), ('privilege', '''all'''), ('privilege', ''''''), ('status', '''processing''');
+	('retry_in', '''0'''), ('retry_in', '''-1 us'''), ('retry_in', '''2000 years'''), ('privilege', '''all'''), ('privilege', ''''''), ('status', '''processing'''),
+	('scope', ''''''), ('scope', 'repeat(''x'', 256)'), ('scope', 'repeat(''x'', 257)'), ('ttl', '''0'''), ('ttl', '''-1 s'''), ('ttl', '''2000 years'''), ('ttl', '''1 us''');
 SET client_min_messages = error;
 \a
 SELECT b.arg, left(b.value, 40) AS value, a AS answer, string_agg(proname, ', ' ORDER BY proname) AS functions

@@ -1,0 +1,345 @@
+# Idempotency keys under load and with failures: races, answers in time, the lock
+# of a key, a full lock table, lost answers, crashes in the middle of an insert.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(time);
+
+my $node = new_server('keys', restart_after_crash => 'on', autovacuum => 'off', max_connections => 70);
+my $soon = 0.5; # seconds: a hundred times what "locked" takes
+
+sub is_sound
+{
+	my ($server, $name) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	is_sql($server, 'SELECT * FROM idemq.check()', '', "$name: idemq.check() finds nothing");
+	sql($server, "CREATE EXTENSION IF NOT EXISTS amcheck");
+	return is_sql($server, "SELECT count(bt_index_check(indexrelid, true)) > 0 FROM pg_index
+		WHERE indrelid = 'idemq.jobs'::regclass", 't', "$name: each row has its index entries");
+}
+
+# ---- Races: 50 sessions, at each key at once
+
+sub race
+{
+	my ($name, $script, $transactions) = @_;
+	my $file = "$PostgreSQL::Test::Utils::tmp_check/$name.sql";
+	my $gate = session($node);
+
+	append_to_file($file, "SELECT pg_advisory_lock_shared(1), pg_advisory_unlock_shared(1);\n\\set n :n + 1\n$script");
+	$gate->query_safe('SELECT pg_advisory_lock(1)');
+	my $bench = IPC::Run::start([ 'pgbench', '-n', '-p', $node->port, '-h', $node->host, '-c', 50, '-j', 2,
+			'-t', $transactions, '-D', 'n=0', '-f', $file, 'postgres' ], '<', \undef, '>&', \my $out);
+	$node->poll_query_until('postgres', "SELECT count(*) = 50 FROM pg_locks WHERE NOT granted AND locktype = 'advisory'")
+	  or die "pgbench does not come: $out";
+	$gate->quit;
+	return ok($bench->finish && $out !~ /ERROR/, "$name: no error") || diag $out;
+}
+
+sql($node, 'CREATE TABLE answers (race text, n int, id bigint, outcome idemq.outcome);
+	CREATE TABLE effects (race text, n int)');
+
+race('enqueue', "INSERT INTO answers SELECT 'enqueue', :n, id, outcome FROM idemq.enqueue('q', '1', key => 'e' || :n);\n", 20);
+is_sql($node, "SELECT DISTINCT count(*), count(*) FILTER (WHERE outcome = 'accepted'),
+	count(*) FILTER (WHERE outcome = 'duplicate'), count(DISTINCT id) FROM answers WHERE race = 'enqueue' GROUP BY n",
+	'50|1|49|1', 'of 50 sessions one is accepted, 49 are duplicates with its id');
+is_sql($node, "SELECT enqueued_total, duplicates_total FROM idemq.metrics", '20|980', 'and counted');
+
+# Here some roll back: the answers with them.
+race('rollbacks', "BEGIN;
+INSERT INTO answers SELECT 'rollbacks', :n, id, outcome FROM idemq.enqueue('q', '1', key => 'r' || :n);
+\\set back random(1, 3)
+\\if :back = 1
+ROLLBACK;
+\\else
+COMMIT;
+\\endif\n", 20);
+is_sql($node, "SELECT DISTINCT count(*) FILTER (WHERE outcome = 'accepted'), count(DISTINCT id),
+	bool_and(EXISTS (SELECT FROM idemq.jobs j WHERE j.id = a.id AND key = 'r' || n))
+	FROM answers a WHERE race = 'rollbacks' GROUP BY n", '1|1|t', 'with rollbacks: of those that committed, the same');
+
+# 50 deliveries of each message; some consumers fail.
+race('deliveries', "BEGIN;
+SELECT outcome IN ('claimed', 'claimed_again') AS mine, coalesce(id, 0) AS id, coalesce(token, 0) AS token FROM idemq.acquire('q', 'd' || :n, to_jsonb(:n)) \\gset
+\\if :mine
+SELECT idemq.commit(:id, :token);
+INSERT INTO effects VALUES ('deliveries', :n);
+\\endif
+\\set back random(1, 3)
+\\if :back = 1
+ROLLBACK;
+\\else
+COMMIT;
+\\endif\n", 20);
+is_sql($node, "SELECT n, count(*) FROM effects GROUP BY 1 HAVING count(*) > 1", '', 'deliveries: no effect twice');
+is_sql($node, "SELECT count(*) FROM effects e FULL JOIN idemq.jobs j ON j.key = 'd' || n AND status = 'completed'
+	WHERE j.key LIKE 'd%' AND n IS NULL OR j.key IS NULL", 0, 'an effect for each completed job, and for no other');
+
+race('once', "INSERT INTO effects SELECT 'once', :n WHERE idemq.once('race', :n::text);\n", 20);
+is_sql($node, "SELECT count(*), count(DISTINCT n) FROM effects WHERE race = 'once'", '20|20', 'once is once');
+
+race('batches', "SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, ARRAY[20]),
+	keys => ARRAY(SELECT 'b' || g % 15 FROM generate_series(1, 20) g ORDER BY random()));\n", 3);
+is_sql($node, "SELECT count(*), count(DISTINCT key) FROM idemq.jobs WHERE key LIKE 'b%'", '15|15', 'batches in any order: no deadlock');
+is_sound($node, 'after the races');
+
+# ---- "locked" in time, with nothing written
+
+sub is_locked_soon
+{
+	my ($name, @calls) = @_;
+	my $asker = session($node);
+
+	foreach my $call (@calls)
+	{
+		my $outcome;
+		my $best = 1000;
+		my $written = wal_records($node, sub {
+				foreach (1 .. 3)
+				{
+					my $start = time;
+					$outcome = $asker->query_safe("SELECT (a).outcome FROM (SELECT $call AS a) s") if $call =~ /acquire|claim_job/;
+					$outcome = $asker->query_safe("SELECT $call") if $call =~ /commit_once/;
+					$best = time - $start if time - $start < $best;
+				}
+			});
+		delete $written->{$_} foreach grep { m{^(XLOG|Standby|LogicalMessage|Heap2)/} } keys %$written;
+		is($outcome, 'locked', "$name: $call");
+		cmp_ok($best, '<', $soon, "$name: at once");
+		is_deeply($written, {}, "$name: no WAL");
+	}
+	$asker->quit;
+}
+
+my $holder = session($node);
+
+$holder->query_safe("BEGIN; SELECT * FROM idemq.acquire('q', 'hot', '1')");
+is_locked_soon('an open acquire', "idemq.acquire('q', 'hot', '1')", "idemq.acquire('q', 'hot')");
+$holder->query_safe("ROLLBACK; BEGIN; SELECT * FROM idemq.enqueue('q', '1', key => 'hot')");
+is_locked_soon('an open enqueue', "idemq.acquire('q', 'hot', '1')");
+my $hot = $holder->query_safe("COMMIT; BEGIN; SELECT id FROM idemq.acquire('q', 'hot')");
+is_locked_soon('an open claim', "idemq.acquire('q', 'hot')", "idemq.claim_job($hot)", "idemq.commit_once($hot)");
+$holder->query_safe('ROLLBACK');
+$holder->query_safe("BEGIN; SELECT idemq.commit_once($hot)");
+is_locked_soon('an open commit_once', "idemq.acquire('q', 'hot')", "idemq.claim_job($hot)", "idemq.commit_once($hot)");
+$holder->query_safe('ROLLBACK');
+$holder->query_safe("SELECT * FROM idemq.claim_job($hot)");
+$holder->query_safe("BEGIN; SELECT idemq.commit(id, token) FROM idemq.job($hot)");
+is_locked_soon('an open commit', "idemq.acquire('q', 'hot')", "idemq.claim_job($hot)", "idemq.commit_once($hot)");
+$holder->query_safe('COMMIT');
+
+# ---- The lock of a key is nobody else's
+
+$holder->query_safe("BEGIN; SELECT * FROM idemq.acquire('q', 'own', '1')");
+my ($high, $low) = split /\|/, sql($node, "SELECT classid::bigint, objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 26993");
+my $numbers = "((bigint '$high' << 32) | bigint '$low')";
+my $pair = "(bigint '$high')::bit(32)::int, (bigint '$low')::bit(32)::int";
+is_sql($node, "SELECT pg_try_advisory_lock($numbers), pg_try_advisory_lock($pair)", 't|t', 'an application may take the same numbers meanwhile');
+$holder->query_safe('ROLLBACK');
+$holder->query_safe("SELECT pg_advisory_lock($numbers), pg_advisory_lock($pair)");
+is_sql($node, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = $high AND objid = $low", 2, 'an application has taken them');
+is_sql($node, "SELECT outcome FROM idemq.acquire('q', 'own', '1')", 'claimed', 'acquire does not mind');
+$holder->query_safe('SELECT pg_advisory_unlock_all()');
+
+# ---- Prepared transactions
+
+sql($node, "BEGIN; SELECT idemq.acquire('q', 'p1', '1'); SELECT idemq.enqueue('q', '1', key => 'p2'); PREPARE TRANSACTION 'p'");
+foreach my $when ('prepared', 'prepared, after a crash')
+{
+	is_sql($node, "SELECT a.outcome, b.outcome FROM idemq.acquire('q', 'p1', '1') a, idemq.acquire('q', 'p2', '1') b", 'locked|locked', $when);
+	is_state($node, "SET lock_timeout = '100ms'; SELECT idemq.enqueue('q', '1', key => 'p1')", '55P03', "$when: an enqueue waits");
+	$holder->quit;
+	$node->stop('immediate');
+	$node->start;
+	$holder = session($node);
+}
+sql($node, "ROLLBACK PREPARED 'p'");
+is_sql($node, "SELECT a.outcome, b.outcome FROM idemq.acquire('q', 'p1', '1') a, idemq.enqueue('q', '1', key => 'p2') b", 'claimed|accepted', 'rolled back: free');
+sql($node, "BEGIN; SELECT idemq.enqueue('q', '1', key => 'p3'); PREPARE TRANSACTION 'p'");
+sql($node, "COMMIT PREPARED 'p'");
+is_sql($node, "SELECT outcome FROM idemq.acquire('q', 'p3', '1')", 'claimed', 'committed: there');
+
+# ---- A sleeper is woken
+
+foreach my $how ("SELECT idemq.enqueue('wq', '1', key => 'wake')", 'ROLLBACK')
+{
+	my $sleeper = session($node);
+
+	sql($node, "DROP TABLE IF EXISTS none; SELECT idemq.drop_queue('wq', force => true) FROM idemq.queues WHERE name = 'wq';
+		SELECT idemq.create_queue('wq')");
+	if ($how eq 'ROLLBACK')
+	{
+		sql($node, "SELECT idemq.enqueue('wq', '1', key => 'wake')");
+		$holder->query_safe("BEGIN; SELECT * FROM idemq.acquire('wq', 'wake')");
+	}
+	$sleeper->query_until(qr/sent/, "\\echo sent\nCALL idemq.wait('wq', '5 min');\n");
+	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'CALL%' AND wait_event_type = 'Extension'");
+	my $start = time;
+	$holder->query_safe($how);
+	like($sleeper->query('SELECT 1'), qr/^t$/m, "$how wakes who sleeps");
+	cmp_ok(time - $start, '<', 60, 'long before its timeout');
+	$sleeper->quit;
+}
+
+# ---- Logical decoding knows what was taken back
+
+SKIP: {
+	skip 'no test_decoding', 2
+	  unless eval { sql($node, "SELECT pg_create_logical_replication_slot('s', 'test_decoding')") };
+	my $twin = session($node);
+
+	$holder->query_safe("BEGIN; SELECT idemq.enqueue('q', '1', key => 'decoded')");
+	$twin->query_until(qr/sent/, "\\echo sent\nSELECT outcome FROM idemq.enqueue('q', '1', key => 'decoded');\n");
+	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'");
+	$holder->query_safe('COMMIT');
+	like($twin->query('SELECT 1'), qr/^duplicate$/m, 'a twin writes its row, and takes it back');
+	sql($node, "SELECT idemq.enqueue_many('q', ARRAY['1', '1', '1']::jsonb[], keys => ARRAY['x', 'x', 'x'])");
+	is_sql($node, "SELECT count(*) FROM pg_logical_slot_get_changes('s', NULL, NULL) WHERE data LIKE 'table idemq.jobs: INSERT:%'", 2,
+		'a replica sees the two that stayed');
+	sql($node, "SELECT pg_drop_replication_slot('s')");
+	$twin->quit;
+}
+
+# ---- What a DBA adds to the table changes no answer
+
+my $series = "SELECT outcome FROM idemq.enqueue('dba', '1', key => 'k');
+	SELECT outcome FROM idemq.enqueue('dba', '1', key => 'k');
+	SELECT outcome FROM idemq.enqueue('dba', '2', key => 'k', on_duplicate => 'replace');
+	SELECT outcome FROM idemq.acquire('dba', 'k', '2');
+	SELECT outcome FROM idemq.acquire('dba', 'k', '2');
+	SELECT idemq.commit(id, token, '7') FROM idemq.job_by_key('dba', 'k');
+	SELECT outcome FROM idemq.enqueue('dba', '3', key => 'k');
+	SELECT outcome, payload FROM idemq.acquire('dba', 'l', '4');
+	SELECT outcome FROM idemq.enqueue_many('dba', ARRAY['4', '5', '5']::jsonb[], keys => ARRAY['l', 'm', 'm']) ORDER BY ord;
+	SELECT idemq.cancel_by_key('dba', 'm')";
+my $plain;
+
+sql($node, "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN new; END'");
+foreach my $extra ('SELECT 1', 'CREATE INDEX extra ON idemq.jobs ((payload::text))',
+	'CREATE TRIGGER extra BEFORE INSERT OR UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION nothing()',
+	'DROP INDEX idemq.extra', 'DROP TRIGGER extra ON idemq.jobs; CREATE UNIQUE INDEX extra ON idemq.jobs (queue_id, key) WHERE key IS NOT NULL')
+{
+	sql($node, "$extra; SELECT idemq.drop_queue(name, force => true) FROM idemq.queues WHERE name = 'dba';
+		SELECT idemq.create_queue('dba', idempotency_window => '0')");
+	my $answers = join ' ', split /\n/, sql($node, $series);
+	$plain //= $answers;
+	is($answers, $plain, "the same answers with: $extra");
+	is_sql($node, "SELECT enqueued_total, duplicates_total, claimed_total, processing, pending, completed, cancelled
+		FROM idemq.metrics WHERE queue = 'dba'", '4|4|2|1|1|1|1', 'the same counters');
+}
+is($plain, 'accepted duplicate duplicate claimed locked committed accepted claimed|4 duplicate accepted duplicate cancelled', 'and they are right');
+sql($node, 'DROP INDEX idemq.extra');
+is_sound($node, 'after all that');
+
+$holder->quit;
+
+# ---- With a debugger: stopped in the middle of an insert, or of a commit
+
+SKIP: {
+	skip 'no gdb that may attach', 1 unless has_debugger($node);
+
+	# An insert that is not confirmed yet: a twin waits, an acquire does not.
+	my ($one, $two) = (session($node), session($node));
+	my $stop = stop_at($one->query_safe('SELECT pg_backend_pid()'), 'heap_finish_speculative');
+	$one->query_until(qr/sent/, "\\echo sent\nSELECT outcome FROM idemq.enqueue('q', '1', key => 'spec');\n");
+	$stop->();
+	$two->query_until(qr/sent/, "\\echo sent\nSELECT outcome FROM idemq.enqueue('q', '1', key => 'spec');\n");
+	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_locks WHERE NOT granted AND locktype = 'spectoken'");
+	is_sql($node, "SELECT outcome FROM idemq.acquire('q', 'spec', '1')", 'locked', 'an unconfirmed insert: locked');
+	$stop->();
+	like($one->query('SELECT 1'), qr/^accepted$/m, 'the first is accepted');
+	like($two->query('SELECT 1'), qr/^duplicate$/m, 'the twin is its duplicate');
+	$_->quit foreach $one, $two;
+
+	# Killed there: the key is free, and nothing is left that says otherwise.
+	foreach my $place ('idemq_jobs_index_insert_keyed', 'heap_finish_speculative', 'SpeculativeInsertionLockRelease')
+	{
+		foreach my $how ('kill -9', 'immediate stop')
+		{
+			my $session = session($node);
+			my $pid = $session->query_safe('SELECT pg_backend_pid()');
+			my $at = stop_at($pid, $place);
+			$session->query_until(qr/sent/, "\\echo sent\nSELECT idemq.enqueue('q', '1', key => 'killed');\n");
+			$at->();
+			if ($how eq 'kill -9') { kill 'KILL', $pid }
+			else
+			{
+				# What stops it is there before the debugger lets it go.
+				kill 'QUIT', split /\n.*/s, slurp_file($node->data_dir . '/postmaster.pid');
+				select undef, undef, undef, 0.01
+				  until slurp_file("/proc/$pid/status") =~ /^(?:Sig|Shd)Pnd:\s+[0-9a-f]*[4-7c-f]$/m;
+			}
+			eval { $at->() };
+			eval { $session->{run}->finish };
+			if ($how ne 'kill -9')
+			{
+				select undef, undef, undef, 0.01 while -e $node->data_dir . '/postmaster.pid';
+				$node->_update_pid(0);
+				$node->start;
+			}
+			$node->poll_query_until('postgres', 'SELECT true') or die 'no restart';
+			is_sql($node, "SELECT count(*) FROM idemq.job_by_key('q', 'killed')", 0, "$how at $place: no job");
+			is_sound($node, "$how at $place");
+			is_sql($node, "SELECT a.outcome, b.outcome FROM idemq.enqueue('q', '1', key => 'killed') a, idemq.enqueue('q', '1', key => 'killed') b",
+				'accepted|duplicate', 'the key is free, once');
+			sql($node, "DELETE FROM idemq.jobs WHERE key = 'killed'");
+		}
+	}
+
+	# The answer to COMMIT is lost: the client runs the same transaction again.
+	my ($id, $token) = split /\|/, sql($node, "SELECT id, token FROM idemq.acquire('q', 'lost', '1')");
+	my $work = "BEGIN; SELECT idemq.commit($id, $token, '\"done\"'); INSERT INTO effects VALUES ('lost', 1); COMMIT;";
+	my $client = session($node);
+	my $pid = $client->query_safe('SELECT pg_backend_pid()');
+	my $committed = stop_at($pid, 'idemq_lease_drop');
+	$client->query_until(qr/sent/, "\\echo sent\n$work\n");
+	$committed->();
+	$client->{run}->kill_kill(grace => 0);
+	eval { $client->{run}->finish };
+	# The server has not got over it either: the rows alone tell.
+	is_state($node, $work, 'IQ006', 'run again while the server is still at it: IQ006');
+	$committed->();
+	$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid");
+	is_state($node, $work, 'IQ006', 'run again: IQ006');
+	is_sql($node, "SELECT count(*) FROM effects WHERE race = 'lost'", 1, 'the effect stands once');
+	is_sql($node, "SELECT outcome, result FROM idemq.acquire('q', 'lost', '1')", 'completed|"done"', 'the message again: its result');
+	is_sql($node, "SELECT outcome FROM idemq.commit_many(ARRAY[$id], ARRAY[$token])", 'already_committed', 'in bulk, too');
+	is_sound($node, 'at the end');
+}
+$node->stop;
+
+# ---- A full lock table
+
+my $small = new_server('small', max_locks_per_transaction => 10, max_connections => 10, max_prepared_transactions => 0);
+my ($filler, $worker, $asker) = (session($small), session($small), session($small));
+
+sql($small, "SELECT idemq.enqueue_many('q', ARRAY['1', '1']::jsonb[], keys => ARRAY['a', 'b']);
+	SELECT idemq.commit(id, token, '7') FROM idemq.acquire('q', 'done', '1')");
+$asker->query_safe("SELECT idemq.acquire('q', 'leased', '1')");
+$worker->query_safe("SELECT idemq.acquire('q', 'leased', '1')");
+$worker->query_safe('BEGIN; SELECT pg_current_xact_id()');
+$filler->query("SELECT count(pg_advisory_lock(g)) FROM generate_series($_ * 200000, $_ * 200000 + 100000) g") foreach 1 .. 3;
+is($asker->query("SELECT pg_try_advisory_lock(0)"), '', 'no lock is left');
+is($worker->query("SELECT outcome FROM idemq.acquire('q', 'a', '1')"), 'claimed', 'acquire does without its lock');
+is($asker->query("SELECT outcome, result FROM idemq.acquire('q', 'done')"), 'completed|7', 'a finished job');
+is($asker->query("SELECT outcome, id > 0 FROM idemq.acquire('q', 'leased')"), 'locked|t', 'a leased job');
+is($asker->query("SELECT outcome FROM idemq.acquire('q', 'a', '1')"), 'locked', 'a job whose claim is open');
+# What writes needs a lock of PostgreSQL's own.
+is($asker->query("SELECT outcome FROM idemq.acquire('q', 'c', '1')"), '', 'a new job is refused, as any INSERT is');
+is($worker->query("SELECT idemq.commit(id, token) FROM idemq.job_by_key('q', 'a')"), 'committed', 'the claim is as good');
+$worker->query_safe('COMMIT');
+$filler->quit;
+is($asker->query("SELECT a.outcome, b.outcome FROM idemq.acquire('q', 'a', '1') a, idemq.acquire('q', 'c', '1') b"), 'completed|claimed', 'room again');
+is_sql($small, 'SELECT * FROM idemq.check()', '', 'idemq.check() finds nothing');
+$asker->quit;
+$worker->quit;
+$small->stop;
+done_testing();
