@@ -134,7 +134,14 @@ foreach my $point ('charge', 'charged', 'mail', 'reserve')
 		is(worker(), 3, "$point: nobody takes an order whose worker has its row locked");
 		$stalled->signal('CONT');
 		$stalled->finish;
-		is($stalled->result(0), 0, "$point: the stalled worker goes on");
+		# Its lease is over: after its transaction it is a race with the reaper.
+		my $status = $stalled->result(0);
+		ok($status == 0 || $status == 4, "$point: the stalled worker goes on, or learns that it lost the order");
+		if ($status == 4)
+		{
+			wait_for_work();
+			is(worker(), 0, "$point: another worker took over");
+		}
 	}
 	else
 	{
