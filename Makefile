@@ -2,10 +2,12 @@
 #
 #   make, make install    build; install into the PostgreSQL of PG_CONFIG
 #   make demo             watch 4 workers, a crash and a zombie; needs nothing installed
-#   make test             lint + regression + isolation + TAP
-#   make lint | test-regress | test-isolation | test-tap
-#                         one of them; REGRESS='a b' ISOLATION=c TAP='d' choose tests,
-#                         ACCEPT=1 takes the actual output as the expected one
+#   make test             lint + regression + isolation + TAP + real clients
+#   make lint | test-regress | test-isolation | test-tap | test-clients
+#                         one of them; REGRESS='a b' ISOLATION=c TAP='d' CLIENTS='e'
+#                         choose tests, ACCEPT=1 takes the actual output as the expected one
+#   make chaos            100,000 jobs (JOBS=n) under stalls, kills and crashes: the
+#                         long form of TAP test 017_chaos, some minutes
 #   make bench            the measurements of test/bench
 #   make format           run clang-format over src
 #
@@ -61,12 +63,14 @@ clean:
 	rm -f $(EXTRA_CLEAN)
 endif
 
-.PHONY: demo test lint test-regress test-isolation test-tap bench format
+.PHONY: demo test lint test-regress test-isolation test-tap test-clients chaos bench format
 
 test:
-	@script/test lint regress isolation tap
-lint test-regress test-isolation test-tap:
+	@script/test lint regress isolation tap clients
+lint test-regress test-isolation test-tap test-clients:
 	@script/test $(@:test-%=%)
+chaos:
+	@IDEMQ_CHAOS=$(or $(JOBS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=017_chaos script/test tap
 demo:
 	@demo/run
 bench:

@@ -57,16 +57,26 @@ typedef enum KeyLock
 	LOCK_FULL	/* there is no room for it */
 } KeyLock;
 
+/* Returns whether somebody else has the lock of a key at this instant. */
+static bool
+has_holder(const LOCKTAG *tag)
+{
+	int holders = 0;
+
+	pfree(GetLockConflicts(tag, ExclusiveLock, &holders));
+	return holders > 0;
+}
+
 /* Tries to take the lock of a key. */
 static KeyLock
 lock_key(const LOCKTAG *tag)
 {
-	int holders = 0;
-
+	/* A look is shared: in a crowd around one key nobody waits for the lock table. */
+	if (has_holder(tag))
+		return LOCK_TAKEN;
 	if (compat_lock_if_free(tag, ExclusiveLock))
 		return LOCK_MINE;
-	pfree(GetLockConflicts(tag, ExclusiveLock, &holders));
-	return holders > 0 ? LOCK_TAKEN : LOCK_FULL;
+	return has_holder(tag) ? LOCK_TAKEN : LOCK_FULL;
 }
 
 /*
@@ -111,8 +121,12 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 	idemq_jobs_open(table);
 	/* No lease is known yet: in how long the one that begins now will have ended. */
 	call->retry_after = idemq_now() + (call->lease > 0 ? call->lease : queue->lease);
-	if (idemq_key_lookup(table, queue, PointerGetDatum(key), payload, &call->id))
+	if (idemq_key_lookup(table, queue, PointerGetDatum(key), payload, &call->job))
+	{
+		call->id = call->job.id;
+		call->fetched = true;
 		outcome = lock == LOCK_TAKEN ? idemq_job_look(call, table) : OUTCOME_DUPLICATE;
+	}
 	else if (lock == LOCK_TAKEN)
 		outcome = OUTCOME_LOCKED;
 	else

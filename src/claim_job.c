@@ -172,9 +172,10 @@ idemq_job_call(JobCall *call, JobsTable *table)
 		Outcome outcome;
 
 		/* The row first: a stranger learns nothing, and changes nothing. */
-		if (!idemq_jobs_fetch(table, call->id, &call->job) ||
+		if ((!call->fetched && !idemq_jobs_fetch(table, call->id, &call->job)) ||
 			!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
 			return OUTCOME_NOT_FOUND;
+		call->fetched = false;
 		/* Finished is finished, though its lease may go a moment later. */
 		if (is_finished(call->job.status))
 			return outcome_of_status(call->job.status, call->event);
@@ -205,7 +206,7 @@ idemq_job_look(JobCall *call, JobsTable *table)
 {
 	Lease lease;
 
-	if (!idemq_jobs_fetch(table, call->id, &call->job) ||
+	if ((!call->fetched && !idemq_jobs_fetch(table, call->id, &call->job)) ||
 		!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
 		return OUTCOME_NOT_FOUND;
 	if (is_finished(call->job.status))

@@ -17,6 +17,7 @@ typedef struct JobCall
 	int64 lease;	/* microseconds, 0 for the queue's */
 	bool attach;
 	EventArgs args;
+	bool fetched; /* job is fetched already, under the table's snapshot */
 	/* what came of it */
 	Job job;
 	QueueInfo queue;

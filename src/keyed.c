@@ -111,16 +111,13 @@ find_holder(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
  */
 bool
 idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key, const Datum *payload,
-				 int64 *id)
+				 Job *job)
 {
-	Job job;
-
-	if (!idemq_jobs_find_key(table, queue->id, key, &job) ||
-		is_expired(&job, idemq_now() - queue->idempotency_window))
+	if (!idemq_jobs_find_key(table, queue->id, key, job) ||
+		is_expired(job, idemq_now() - queue->idempotency_window))
 		return false;
-	if (payload != NULL && !is_same_payload(&job, *payload))
-		refuse_payload(job.id, "Use another key, or pass no payload.");
-	*id = job.id;
+	if (payload != NULL && !is_same_payload(job, *payload))
+		refuse_payload(job->id, "Use another key, or pass no payload.");
 	return true;
 }
 

@@ -32,7 +32,7 @@ extern void idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampT
 
 /* keyed.c */
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,
-							 const Datum *payload, int64 *id);
+							 const Datum *payload, Job *job);
 extern void idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
 								OnDuplicate policy, JobWait wait, EnqueueAnswer *answer);
 

@@ -18,7 +18,7 @@ piece() {
 	no_checkpoint "$checkpoint" "$what"
 	read -r sent rate latency < <(client_said "$log")
 	case $bench in
-	enqueue | many | notify) finished=$(jobs_in pending "$side") ;;
+	enqueue | many | notify | keyed) finished=$(jobs_in pending "$side") ;;
 	*) finished=$(jobs_in completed "$side") ;;
 	esac
 	# the floor comes round to rows that it has done already

@@ -53,6 +53,15 @@ fill_statement() {
 	local side=$1 chunk=$2 ready=ready_at table
 
 	table=$(table_of "$side")
+	case $side in
+	idemq-acquire | idemq-claim)
+		# numbered through over all chunks
+		echo "SELECT count(*) FROM idemq.enqueue_many('bench', array_fill(:'payload'::jsonb, ARRAY[$chunk]),
+			keys => (SELECT array_agg((b.base + i)::text ORDER BY i) FROM generate_series(1, $chunk) i,
+				(SELECT count(*) AS base FROM idemq.jobs) b));"
+		return
+		;;
+	esac
 	if [ "$table" = idemq.jobs ]; then
 		echo "SELECT count(*) FROM idemq.enqueue_many('bench', array_fill(:'payload'::jsonb, ARRAY[$chunk]));"
 		return

@@ -22,6 +22,12 @@ TITLES = {
     ("backlog", "idemq-scheduled", "idemq-small"): "claim + commit: many scheduled in front / none",
     ("backlog", "idemq-inflight", "idemq-small"): "claim + commit: many in flight / none",
     ("notify", "idemq-on", "idemq-off"): "enqueue: idemq.notify on / off",
+    ("keyed", "idemq-key", "idemq-nokey"): "enqueue: with a key / without",
+    ("duplicate", "idemq", "plain"): "enqueue of a duplicate / SELECT of a row by primary key",
+    ("acquire", "idemq-acquire", "idemq-claim"): "acquire + commit / claim + commit",
+    ("message", "idemq-acquire", "idemq-enqueue"): "acquire + commit of new keys / enqueue + claim + commit",
+    ("hot", "idemq-held", "one"): "acquire of one key: held by a worker / SELECT 1",
+    ("hot", "idemq-open", "one"): "acquire of one key: in an open transaction / SELECT 1",
     ("notify", "idemq-pgnotify", "idemq-off"): "enqueue: with pg_notify / idemq.notify off",
 }
 
@@ -40,6 +46,11 @@ TARGETS = {
     ("backlog", "idemq-scheduled", "idemq-small"): 0.95,
     ("backlog", "idemq-inflight", "idemq-small"): 0.95,
     ("notify", "idemq-on", "idemq-off"): 0.97,
+    ("keyed", "idemq-key", "idemq-nokey"): 0.8,
+    ("duplicate", "idemq", "plain"): 0.9,
+    ("acquire", "idemq-acquire", "idemq-claim"): 0.8,
+    ("hot", "idemq-held", "one"): 0.5,
+    ("hot", "idemq-open", "one"): 0.5,
 }
 MIXED_TARGET = 2.5
 
@@ -60,6 +71,9 @@ SAMPLES = {
     ("recovery", "idemq-lease"): ("lease of 500 ms ran out", 10, ("worst", 50)),
     ("recovery", "idemq-client"): ("attached, client killed with -9", 10, ("worst", 50)),
     ("recovery", "idemq-backend"): ("attached, pg_terminate_backend", 10, ("worst", 50)),
+    ("hot", "idemq-held"): ("SELECT 1 beside many that acquire a held key", None, None),
+    ("hot", "idemq-open"): ("SELECT 1 beside many that acquire a key in an open transaction", None, None),
+    ("hot", "one"): ("SELECT 1 beside as many SELECT 1", None, None),
 }
 
 RATIO_HEAD = ["ratio", "(min-max)", "target", ""]

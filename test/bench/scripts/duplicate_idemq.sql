@@ -1,0 +1,2 @@
+\set key random(1, :rows)
+SELECT id, outcome, status, result FROM idemq.enqueue('bench', :payload, key => :key) \gset

@@ -1,0 +1,1 @@
+SELECT 1 / (outcome = 'locked')::int FROM idemq.acquire('bench', :key);

@@ -1,0 +1,1 @@
+SELECT id FROM idemq.enqueue('bench', :payload, key => gen_random_uuid()::text) \gset

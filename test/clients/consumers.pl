@@ -1,0 +1,130 @@
+# Consumers with real drivers: every message is delivered two or three times, at
+# once, to several processes; each effect happens once.  Directly, and through
+# pgbouncer in transaction mode.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../t/lib";
+use Idemq;
+use IPC::Run;
+use JSON::PP;
+use List::Util qw(shuffle sum0);
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $consumers = 4;
+my $messages = 150;
+my $here = "$ENV{IDEMQ_SOURCE}/test/clients";
+my $json = JSON::PP->new->canonical;
+my $node = new_server('consumers', max_connections => 50);
+
+# A pgbouncer in front of the server; answers its process, its port and its socket's directory.
+sub pooler
+{
+	my $dir = PostgreSQL::Test::Utils::tempdir_short();
+	my $port = PostgreSQL::Test::Cluster::get_free_port();
+	my $log = '';
+
+	append_to_file("$dir/users", "\"postgres\" \"\"\n\"$ENV{USER}\" \"\"\n");
+	append_to_file("$dir/ini", <<INI);
+[databases]
+* = host=${\$node->host} port=${\$node->port} user=postgres
+[pgbouncer]
+listen_addr =
+listen_port = $port
+unix_socket_dir = $dir
+auth_type = any
+auth_file = $dir/users
+pool_mode = transaction
+default_pool_size = 3
+ignore_startup_parameters = extra_float_digits
+INI
+	my $run = IPC::Run::start([ 'pgbouncer', "$dir/ini" ], '<', \undef, '>&', \$log);
+	foreach (1 .. 600)
+	{
+		return ($run, $port, $dir) if -S "$dir/.s.PGSQL.$port";
+		$run->pump_nb;
+		select undef, undef, undef, 0.05;
+	}
+	die "pgbouncer does not start: $log";
+}
+
+# Each message two or three times, to different consumers, which get to it at about the same time.
+sub deliveries
+{
+	my @dealt = map { '' } 1 .. $consumers;
+	my $count = 0;
+
+	foreach my $i (1 .. $messages)
+	{
+		my @to = (shuffle(0 .. $consumers - 1))[ 0 .. 1 + int(rand(2)) ];
+		$dealt[$_] .= $json->encode({ key => "message-$i", account => $i % 5, amount => $i }) . "\n" foreach @to;
+		$count += @to;
+	}
+	return ($count, @dealt);
+}
+
+# Runs consumers over a fresh inbox; the command gets the name of each as its last argument.
+sub consume
+{
+	my ($what, @command) = @_;
+	my ($delivered, @dealt) = deliveries();
+	my (@runs, %seen);
+
+	sql($node, q{DROP TABLE IF EXISTS accounts;
+		SELECT idemq.drop_queue('inbox', force => true) FROM idemq.queues WHERE name = 'inbox';
+		SELECT idemq.create_queue('inbox');
+		CREATE TABLE accounts AS SELECT account, 0 AS balance FROM generate_series(0, 4) account;});
+	foreach my $n (1 .. $consumers)
+	{
+		# Files: IPC::Run feeds one process at a time.
+		my $run = { in => "$PostgreSQL::Test::Utils::tmp_check/deliveries-$n", out => '', err => '' };
+		open my $file, '>', $run->{in} or die;
+		print $file $dealt[ $n - 1 ];
+		close $file;
+		$run->{h} = IPC::Run::start([ @command, "consumer-$n" ], '<', $run->{in}, '>', \$run->{out},
+			'2>', \$run->{err}, IPC::Run::timeout(180));
+		push @runs, $run;
+	}
+	$_->{h}->finish foreach @runs;
+	is(join('', map { $_->{h}->result(0) . $_->{err} } @runs), '0' x $consumers, "$what: the consumers came through");
+	foreach my $run (@runs)
+	{
+		my $counts = $json->decode($run->{out} || '{}');
+		$seen{$_} += $counts->{$_} foreach keys %$counts;
+	}
+	diag "figure: $what: $delivered deliveries of $messages messages: " . join(', ', map { "$_ $seen{$_}" } sort keys %seen);
+	is(($seen{claimed} // 0), $messages, "$what: each message was claimed once");
+	is(($seen{completed} // 0), $delivered - $messages, "$what: every other delivery learned that it is done");
+	is_sql($node, 'SELECT sum(balance) FROM accounts', sum0(1 .. $messages), "$what: each effect happened once");
+	is_sql($node, 'SELECT status, count(*), max(attempt) FROM idemq.jobs GROUP BY 1', "completed|$messages|1",
+		"$what: every job is completed");
+	is_sql($node, 'SELECT * FROM idemq.check()', '', "$what: check");
+}
+
+$ENV{USER} //= 'postgres';
+my ($pgbouncer, $port, $dir) = pooler();
+my @python = ('/usr/bin/python3', "$here/consumer.py");
+my $dsn = 'dbname=postgres user=postgres';
+consume('psycopg', @python, "$dsn host=${\$node->host} port=${\$node->port}");
+consume('psycopg, pgbouncer', @python, "$dsn host=$dir port=$port");
+
+SKIP:
+{
+	# script/test has installed it, or said why not.
+	skip 'node-postgres is not there', 12 unless $ENV{IDEMQ_NODE_MODULES};
+	local $ENV{NODE_PATH} = $ENV{IDEMQ_NODE_MODULES};
+	my @node = ('node', "$here/consumer.js");
+	consume('node-postgres', @node, $node->host, $node->port, 'postgres');
+	consume('node-postgres, pgbouncer', @node, $dir, $port, 'postgres');
+}
+
+# The pool was shared: fewer server sessions than clients.
+my $sessions = sql($node, "SELECT count(*) FROM pg_stat_activity WHERE datname = 'postgres' AND pid <> pg_backend_pid()");
+cmp_ok($sessions, '<=', 3, 'pgbouncer shared its sessions');
+$pgbouncer->signal('TERM');
+$pgbouncer->finish;
+$node->stop;
+done_testing();

@@ -1,0 +1,112 @@
+#!/usr/bin/python3
+"""recovery.py DSN URL: one order, in three steps that can be resumed; see
+doc/recovery-points.md.
+
+Exits with 0 when it has finished an order, 3 when there was none to claim, 4 when it
+lost its lease.  For the test, DIE_AT names a point at which it is killed, STOP_AT one
+at which it stops until it is continued.
+"""
+
+import os
+import signal
+import sys
+from http.client import HTTPConnection
+import json
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+
+def point(name):
+    """A place where the worker may be interrupted."""
+    if os.environ.get("DIE_AT") == name:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ.get("STOP_AT") == name:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def request_charge(address, key, token, order):
+    """Charges a card, over there.  The same key is the same charge, however often."""
+    http = HTTPConnection(address, timeout=10)
+    http.request(
+        "POST",
+        "/charges",
+        json.dumps({"amount": order["amount"]}),
+        {"Idempotency-Key": key, "Fencing-Token": str(token)},
+    )
+    point("request sent")
+    response = http.getresponse()
+    answer = json.load(response)
+    if response.status != 200:
+        raise OSError(f"charge: {response.status} {answer['error']}")
+    return answer["charge"]
+
+
+def reserve(conn, job_id, token, order):
+    """Step 1, in this database: the recovery point and the effect share a transaction."""
+    with conn.transaction():
+        conn.execute(
+            "SELECT idemq.checkpoint(%s, %s, %s)", (job_id, token, Jsonb({"step": "reserved"}))
+        )
+        point("checkpoint written")
+        conn.execute("UPDATE stock SET reserved = reserved + 1 WHERE item = %s", (order["item"],))
+        point("reserve")
+
+
+def charge(conn, address, job_id, token, key, order):
+    """Step 2, outside: first the effect, under the key; then the recovery point."""
+    point("charge")
+    number = request_charge(address, key, token, order)
+    point("charged")
+    conn.execute(
+        "SELECT idemq.checkpoint(%s, %s, %s)",
+        (job_id, token, Jsonb({"step": "charged", "charge": number})),
+    )
+    return number
+
+
+def mail(conn, job_id, token, key, order, number):
+    """Step 3, the end: the job's commit and the next job's enqueue share a transaction."""
+    point("mail")
+    with conn.transaction():
+        conn.execute("SELECT idemq.commit(%s, %s, %s)", (job_id, token, Jsonb({"charge": number})))
+        point("committed")
+        conn.execute(
+            "SELECT idemq.enqueue('mail', %s, key => %s)",
+            (Jsonb({"to": order["mail"], "charge": number}), key),
+        )
+        point("mail enqueued")
+    point("done")
+
+
+def run(conn, address):
+    """Claims an order and does what is left of it."""
+    job = conn.execute(
+        "SELECT id, token, key, payload, checkpoint FROM idemq.claim('orders', attach => true)"
+    ).fetchone()
+    if job is None:
+        return 3
+    job_id, token, key, order, reached = job
+    reached = reached or {"step": "new"}
+    try:
+        if reached["step"] == "new":
+            point("claimed")
+            reserve(conn, job_id, token, order)
+            reached = {"step": "reserved"}
+        if reached["step"] == "reserved":
+            number = charge(conn, address, job_id, token, key, order)
+            reached = {"step": "charged", "charge": number}
+        mail(conn, job_id, token, key, order, reached["charge"])
+    except psycopg.DatabaseError as error:
+        if error.sqlstate not in ("IQ001", "IQ006"):
+            raise
+        return 4  # another attempt has the order, and goes on from the recovery point
+    except OSError as error:
+        conn.execute("SELECT idemq.fail(%s, %s, %s)", (job_id, token, str(error)))
+        return 4
+    return 0
+
+
+if __name__ == "__main__":
+    with psycopg.connect(sys.argv[1], autocommit=True) as connection:
+        sys.exit(run(connection, sys.argv[2]))
