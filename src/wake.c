@@ -220,14 +220,21 @@ note_signal(QueueSlot *slot)
 		idemq_worker_need_by(now + UNCLAIMED_AFTER);
 }
 
-/* Has those who LISTEN told, soon, that the queue has something ready. */
+/*
+ * Has those who LISTEN told, soon, that the queue has something ready.  The first
+ * since the worker told wakes it; it comes by itself for those that follow, also
+ * for one that it has not read any more (chores.c: having told, it comes again).
+ */
 static void
 announce(QueueSlot *slot)
 {
+	uint64 before;
+
 	if (slot == NULL || !idemq_notify)
 		return;
-	pg_atomic_fetch_add_u64(&slot->announced, 1);
-	idemq_worker_need_by(idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
+	before = pg_atomic_fetch_add_u64(&slot->announced, 1);
+	if (before == pg_atomic_read_u64(&slot->notified))
+		idemq_worker_need_by(idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
 }
 
 /* Has the worker look whether the queue has something ready, and tell those who LISTEN. */
