@@ -107,10 +107,11 @@ static void
 due(const QueueInfo *queue)
 {
 	TimestampTz next;
+	bool held; /* sleepers look for themselves */
 
 	/* First: what is enqueued from here on notes itself. */
 	pg_atomic_write_u64(&queue->slot->next_due, PG_UINT64_MAX);
-	if (idemq_ready_look(queue, &next) && !queue->paused)
+	if (idemq_ready_look(queue, &next, &held) && !queue->paused)
 		idemq_wake_ready(queue->slot, queue->id, 1, DT_NOEND);
 	/* A look that found something did not go on to what is not due yet. */
 	if (next == DT_NOEND)
@@ -124,10 +125,11 @@ static void
 remind(const QueueInfo *queue)
 {
 	TimestampTz next;
+	bool held;
 
 	pg_atomic_write_u64(&queue->slot->unclaimed_at, 0);
 	if (idemq_sleepers_any(idemq_sleepers_of_queue(queue->slot)) && !queue->paused &&
-		idemq_ready_look(queue, &next))
+		idemq_ready_look(queue, &next, &held))
 		idemq_wake_again(queue->slot);
 }
 

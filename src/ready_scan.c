@@ -197,14 +197,14 @@ stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 }
 
 /*
- * Returns whether a queue has a job that can be claimed; if not, *next_due is
- * when to look again: the next one comes due, or a row that somebody holds, who
- * will not tell when he lets go, may be free; DT_NOEND for never.  At most once a
+ * Returns whether a queue has a job that can be claimed; if not, *next_due is when
+ * the next one comes due by time alone, DT_NOEND for never, and *held whether
+ * somebody holds the row of one, who will not tell when he lets go.  At most once a
  * second a queue that looks empty is looked through from the start: the net
  * under changes that nobody has told of.
  */
 bool
-idemq_ready_look(const QueueInfo *queue, TimestampTz *next_due)
+idemq_ready_look(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 {
 	ReadyScan scan = {.queue = *queue, .consider = stop_at_claimable};
 	JobsTable table;
@@ -222,7 +222,8 @@ idemq_ready_look(const QueueInfo *queue, TimestampTz *next_due)
 		idemq_cursor_verified(queue->slot, queue->id, idemq_mono_now() - started);
 	}
 	MemoryContextDelete(scan.row_context);
-	*next_due = scan.held ? Min(scan.next_due, idemq_now() + LEASE_BUSY_RETRY) : scan.next_due;
+	*next_due = scan.next_due;
+	*held = scan.held;
 	return scan.stopped;
 }
 

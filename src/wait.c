@@ -151,6 +151,7 @@ look_at_queue(Target *target)
 {
 	QueueInfo queue;
 	TimestampTz next_due;
+	bool held;
 	bool alone;
 	bool ready;
 
@@ -164,7 +165,9 @@ look_at_queue(Target *target)
 		(void) idemq_reap_some(&queue);
 		target->again = Min(target->again, idemq_mono_now() + LOOK_ALONE);
 	}
-	ready = idemq_ready_look(&queue, &next_due);
+	ready = idemq_ready_look(&queue, &next_due, &held);
+	if (held)
+		target->again = Min(target->again, idemq_mono_now() + LEASE_BUSY_RETRY);
 	if (next_due < DT_NOEND)
 		target->again = Min(target->again, idemq_mono_from_timestamp(next_due));
 	return ready;
