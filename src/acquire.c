@@ -3,7 +3,8 @@
  *		SQL function acquire: a message that came from elsewhere (SQS, Kafka, a
  *		webhook) becomes a job, or finds its job, and is claimed, in one call.
  *
- * In front stands an advisory lock on the key, in a class of idemq's own, taken
+ * A finished job, or one with a lease, is answered by a look.  For the others, in
+ * front stands an advisory lock on the key, in a class of idemq's own, taken
  * without waiting.  While somebody is in the middle of a transaction that claims
  * the same key, the answer is "locked", unless the job is finished: nothing is
  * written.  Who claimed nothing gives the lock back at once.  The lock is a short
@@ -106,6 +107,15 @@ add_job(JobsTable *table, QueueInfo *queue, text *key, const Datum *payload, int
 	return answer.outcome;
 }
 
+/* Fetches the job that answers for a key; false when the key is free. */
+static bool
+find_job(JobCall *call, JobsTable *table, const QueueInfo *queue, text *key, const Datum *payload)
+{
+	call->fetched = idemq_key_lookup(table, queue, PointerGetDatum(key), payload, &call->job);
+	call->id = call->fetched ? call->job.id : 0;
+	return call->fetched;
+}
+
 /* Claims the job of a key, which is made if it is new; sets call->id. */
 static Outcome
 acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datum *payload)
@@ -115,18 +125,18 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 	LOCKTAG tag;
 	bool made = false;
 
+	/* No lease is known yet: in how long the one that begins now will have ended. */
+	call->retry_after = idemq_now() + (call->lease > 0 ? call->lease : queue->lease);
+	idemq_jobs_open(table);
+	/* What nobody can take needs no lock: the many duplicates of few messages. */
+	if (find_job(call, table, queue, key, payload) && idemq_job_is_settled(call))
+		return idemq_job_look(call, table);
 	set_tag(&tag, queue->id, key);
 	lock = lock_key(&tag);
 	/* After the lock: the snapshot sees what its last holder did. */
-	idemq_jobs_open(table);
-	/* No lease is known yet: in how long the one that begins now will have ended. */
-	call->retry_after = idemq_now() + (call->lease > 0 ? call->lease : queue->lease);
-	if (idemq_key_lookup(table, queue, PointerGetDatum(key), payload, &call->job))
-	{
-		call->id = call->job.id;
-		call->fetched = true;
+	idemq_jobs_refresh(table);
+	if (find_job(call, table, queue, key, payload))
 		outcome = lock == LOCK_TAKEN ? idemq_job_look(call, table) : OUTCOME_DUPLICATE;
-	}
 	else if (lock == LOCK_TAKEN)
 		outcome = OUTCOME_LOCKED;
 	else

@@ -197,6 +197,20 @@ idemq_job_call(JobCall *call, JobsTable *table)
 }
 
 /*
+ * Returns whether nobody can take a fetched job now: it is finished, or in
+ * somebody's hand with a lease that has not ended.
+ */
+bool
+idemq_job_is_settled(const JobCall *call)
+{
+	Lease lease;
+
+	return is_finished(call->job.status) ||
+		   (idemq_lease_busy(call->id) && idemq_lease_get(call->id, &lease) &&
+			(lease.claiming || lease.deadline > idemq_mono_now()));
+}
+
+/*
  * As idemq_job_call, of a job that somebody else is about to take: takes nothing,
  * and answers locked unless it is finished.  retry_after stays what it was when
  * the job has no lease.

@@ -26,6 +26,7 @@ typedef struct JobCall
 
 extern void idemq_job_call_args(FunctionCallInfo fcinfo, int n, JobCall *call);
 extern Outcome idemq_job_call(JobCall *call, JobsTable *table);
+extern bool idemq_job_is_settled(const JobCall *call);
 extern Outcome idemq_job_look(JobCall *call, JobsTable *table);
 extern Datum idemq_job_answer(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome);
 
