@@ -130,7 +130,8 @@ leave_at_exit(int code, Datum arg)
 }
 
 /*
- * Begins a wait that leave ends, or the session's end.  (Not with
+ * Begins a wait that leave ends, or the session's end: before its transaction is
+ * aborted, which frees the targets of a nested CALL.  (Not with
  * PG_ENSURE_ERROR_CLEANUP: what a look runs, a user's trigger say, may register a
  * callback for the exit.)
  */
@@ -140,7 +141,7 @@ begin(Wait *wait)
 	static bool registered = false;
 
 	if (!registered)
-		on_shmem_exit(leave_at_exit, (Datum) 0);
+		before_shmem_exit(leave_at_exit, (Datum) 0);
 	registered = true;
 	current_wait = wait;
 }

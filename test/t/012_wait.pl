@@ -268,4 +268,22 @@ $standby->start;
 is_state($standby, $_, '25006', "standby: $_") foreach ($call, 'CALL idemq.wait_result(1)');
 $standby->stop;
 $node->stop;
+
+# The end of a session in a nested CALL: what it waits for is not read once it is freed.
+{
+	local $ENV{MALLOC_PERTURB_} = 165;
+	my $freed = new_server('freed', 'idemq.worker' => 'on');
+	my $nested = 'DO $$ DECLARE r boolean; queues text[] := (SELECT array_agg(name) FROM idemq.queues);
+		BEGIN CALL idemq.wait_any(queues, \'10 min\', r); END $$';
+
+	sql($freed, "SELECT idemq.create_queue('q' || n) FROM generate_series(1, 200) n");
+	my $sleeper = sleeper($freed, $nested);
+	sql($freed, "SELECT pg_terminate_backend($sleeper->{pid})");
+	ok($freed->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $sleeper->{pid}"),
+		'terminated in a nested CALL');
+	unlike(PostgreSQL::Test::Utils::slurp_file($freed->logfile), qr/terminated by signal/, 'in peace');
+	is_sql($freed, 'SELECT count(*) FROM idemq.check()', 0, 'and nothing is left of it');
+	$sleeper->{session}{run}->kill_kill;
+	$freed->stop;
+}
 done_testing();
