@@ -46,7 +46,8 @@ typedef struct QueueGrant
 
 static SqlStatement load_queues = {
 	.text = "SELECT queue_id, name, lease, max_attempts, retry_base, retry_factor, retry_max, "
-			"retry_jitter, retention, idempotency_window, paused FROM idemq.queues"};
+			"retry_jitter, retention, idempotency_window, paused, coalesce(max_running, 0), "
+			"coalesce(rate_limit, 0), rate_period, coalesce(dead_queue, '') FROM idemq.queues"};
 static SqlStatement load_grants = {
 	.text = "SELECT queue_id, role_name, privilege FROM idemq.queue_grants"};
 
@@ -97,6 +98,11 @@ cache_queue(uint64 row)
 	info->retention = interval_column(row, 9);
 	info->idempotency_window = interval_column(row, 10);
 	info->paused = DatumGetBool(idemq_sql_value(row, 11, &isnull));
+	info->max_running = DatumGetInt32(idemq_sql_value(row, 12, &isnull));
+	info->rate_limit = DatumGetInt32(idemq_sql_value(row, 13, &isnull));
+	info->rate_period = interval_column(row, 14);
+	strlcpy(info->dead_queue, text_to_cstring(DatumGetTextPP(idemq_sql_value(row, 15, &isnull))),
+			sizeof(info->dead_queue));
 	cached->role = InvalidOid;
 	cached->grants = NIL;
 	((CachedName *) hash_search(names, info->name, HASH_ENTER, NULL))->id = id;

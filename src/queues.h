@@ -31,6 +31,10 @@ typedef struct QueueInfo
 	double retry_jitter;
 	int64 retention;
 	int64 idempotency_window;
+	int32 max_running; /* 0: no limit */
+	int32 rate_limit;  /* claims in rate_period; 0: no limit */
+	int64 rate_period;
+	char dead_queue[IDEMQ_MAX_QUEUE_NAME + 1]; /* "": none */
 	bool paused;
 	int privileges; /* the current role's, as QueuePrivilege bits */
 	QueueSlot *slot;
