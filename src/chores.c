@@ -10,22 +10,10 @@
  *		count		counts the jobs of each queue, when that is not known (gauges.c)
  *		tell		NOTIFY (tell.c): what became ready, and events of single jobs
  *
- * Each runs as the owner of idemq's tables until its transaction is over,
- * deferred triggers included, with SET ROLE and the like forbidden: what a user
- * puts on idemq.jobs gains nothing from the worker's superuser.
- *
- * An error is logged with the chore and the queue, and that chore of that queue
- * is left alone for a while, longer each time; all others go on.
+ * task.c runs them.
  */
 #include "postgres.h"
 
-#include "access/xact.h"
-#include "miscadmin.h"
-#include "pgstat.h"
-#include "utils/guc.h"
-#include "utils/hsearch.h"
-#include "utils/memutils.h"
-#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "catalog.h"
@@ -37,6 +25,7 @@
 #include "queues.h"
 #include "ready_scan.h"
 #include "reap.h"
+#include "task.h"
 #include "tell.h"
 #include "wake.h"
 
@@ -46,53 +35,11 @@
 #define DUE_INTERVAL INT64CONST(1000)
 /* A queue is signalled again when nobody claimed for that long. */
 #define REMIND_AFTER INT64CONST(100000)
-/* A chore that failed is left alone for a second, twice as long each time, up to 2^6. */
-#define FAILED_PAUSE USECS_PER_SEC
-#define FAILED_DOUBLINGS 6
 /* A count that did not come to its end is tried again after that. */
 #define COUNT_PAUSE (10 * USECS_PER_SEC)
-/* A queue that is being created, and whose creation nobody tells of, is looked for after that. */
-#define UNSEEN_PAUSE (10 * USECS_PER_SEC)
-/* Events of such a queue are tried again after that, with those of all others. */
+/* Events of a queue that is being created are tried again after that, with those of all others. */
 #define UNTOLD_PAUSE (USECS_PER_SEC / 10)
 
-typedef struct Chore
-{
-	const char *name;
-	void (*run)(const QueueInfo *queue);
-} Chore;
-
-/* One chore of one queue; of none, when queue_id is 0. */
-typedef struct Task
-{
-	const Chore *chore;
-	intptr_t queue_id; /* as wide as the pointer: a hash key without padding */
-} Task;
-
-typedef enum TaskResult
-{
-	TASK_DONE,
-	TASK_FAILED,
-	TASK_UNSEEN /* its queue is being created, or is gone */
-} TaskResult;
-
-/* A task that is left alone for a while. */
-typedef struct Trouble
-{
-	Task task; /* hash key */
-	int failures;
-	bool unseen;	  /* until not_before, or until queues' settings change */
-	uint64 settings;  /* as they were: idemq_slots_settings() */
-	int64 not_before; /* mono */
-} Trouble;
-
-static HTAB *troubles = NULL;
-/* Whether the last task found its queue. */
-static bool queue_seen = false;
-static MemoryContext chore_context = NULL;
-/* For the log. */
-static const char *doing = NULL;
-static char doing_queue[IDEMQ_MAX_QUEUE_NAME + 1];
 /* When the last NOTIFY was sent (mono). */
 static int64 told_at = 0;
 
@@ -133,121 +80,24 @@ remind(const QueueInfo *queue)
 		idemq_wake_again(queue->slot);
 }
 
-static const Chore recover_chore = {"recover", recover};
-static const Chore reap_chore = {"reap", idemq_reap_expired};
-static const Chore due_chore = {"due", due};
-static const Chore remind_chore = {"remind", remind};
-static const Chore count_chore = {"count", NULL};
-static const Chore tell_chore = {"tell", NULL};
-
 static void
-error_context(void *arg)
+discover(void)
 {
-	if (doing_queue[0] != '\0')
-		errcontext("idemq worker, chore \"%s\" of queue \"%s\"", doing, doing_queue);
-	else
-		errcontext("idemq worker, chore \"%s\"", doing);
-}
-
-/*
- * Runs a function in a transaction as the owner of idemq's tables; false, with
- * the error logged, when it failed.
- */
-static bool
-in_transaction(const char *name, void (*function)(void *arg), void *arg)
-{
-	ErrorContextCallback callback = {error_context_stack, error_context, NULL};
-	Oid user;
-	int sec_context;
-	volatile bool done = false;
-
-	doing = name;
-	doing_queue[0] = '\0';
-	error_context_stack = &callback;
-	pgstat_report_activity(STATE_RUNNING, doing);
-	PG_TRY();
-	{
-		StartTransactionCommand();
-		PushActiveSnapshot(GetTransactionSnapshot());
-		GetUserIdAndSecContext(&user, &sec_context);
-		SetUserIdAndSecContext(idemq_catalog()->owner, sec_context | SECURITY_LOCAL_USERID_CHANGE);
-		MemoryContextSwitchTo(chore_context);
-		function(arg);
-		PopActiveSnapshot();
-		CommitTransactionCommand();
-		SetUserIdAndSecContext(user, sec_context);
-		done = true;
-	}
-	PG_CATCH();
-	{
-		HOLD_INTERRUPTS();
-		EmitErrorReport();
-		AbortCurrentTransaction();
-		FlushErrorState();
-		RESUME_INTERRUPTS();
-	}
-	PG_END_TRY();
-	/* What a user's trigger has SET is not for the next chore. */
-	ResetAllOptions();
-	error_context_stack = callback.previous;
-	MemoryContextSwitchTo(chore_context);
-	MemoryContextReset(chore_context);
-	pgstat_report_activity(STATE_IDLE, "");
-	return done;
-}
-
-static void
-run_task(void *arg)
-{
-	const Task *task = arg;
 	QueueInfo queue;
+	int count;
+	int32 *ids = idemq_queue_ids(PRIVILEGE_ALL, &count);
 
-	queue_seen = idemq_queue_by_id((int32) task->queue_id, &queue) && queue.slot != NULL;
-	if (!queue_seen)
-		return;
-	strlcpy(doing_queue, queue.name, sizeof(doing_queue));
-	pgstat_report_activity(STATE_RUNNING, psprintf("%s of queue %s", doing, doing_queue));
-	task->chore->run(&queue);
+	for (int i = 0; i < count; i++)
+		(void) idemq_queue_by_id(ids[i], &queue); /* gives it a slot */
 }
 
-/* Returns when (mono) a task may be tried again; 0 for one without trouble. */
-static int64
-not_before(const Task *task)
-{
-	const Trouble *trouble = hash_search(troubles, task, HASH_FIND, NULL);
-
-	if (trouble == NULL || (trouble->unseen && trouble->settings != idemq_slots_settings()))
-		return 0;
-	return trouble->not_before;
-}
-
-/*
- * Has a task left alone for a while that came to nothing; forgets the trouble of
- * one that is done.  settings: as they were before it.
- */
-static void
-note_result(const Task *task, TaskResult result, uint64 settings)
-{
-	Trouble *trouble;
-	bool found;
-
-	if (result == TASK_DONE)
-	{
-		(void) hash_search(troubles, task, HASH_REMOVE, NULL);
-		return;
-	}
-	trouble = hash_search(troubles, task, HASH_ENTER, &found);
-	if (!found)
-		trouble->failures = 0;
-	trouble->not_before = idemq_mono_now() +
-						  (FAILED_PAUSE << Min(trouble->failures, FAILED_DOUBLINGS));
-	trouble->unseen = result == TASK_UNSEEN;
-	trouble->settings = settings;
-	if (trouble->unseen)
-		trouble->not_before = idemq_mono_now() + UNSEEN_PAUSE;
-	else
-		trouble->failures++;
-}
+static const Chore discover_chore = {"discover", NULL, discover};
+static const Chore recover_chore = {"recover", recover, NULL};
+static const Chore reap_chore = {"reap", idemq_reap_expired, NULL};
+static const Chore due_chore = {"due", due, NULL};
+static const Chore remind_chore = {"remind", remind, NULL};
+static const Chore count_chore = {"count", NULL, idemq_gauges_count};
+static const Chore tell_chore = {"tell", NULL, idemq_tell};
 
 /* Returns the earlier of two times; a function, since what it is given may do work. */
 static int64
@@ -270,16 +120,10 @@ later(int64 one, int64 other)
 static int64
 run_chore(const Chore *chore, int32 queue_id, int64 when)
 {
-	Task task = {chore, queue_id};
-	uint64 settings = idemq_slots_settings();
-	bool done;
-
-	when = later(when, not_before(&task));
+	when = later(when, idemq_task_not_before(chore, queue_id));
 	if (when > idemq_mono_now())
 		return when;
-	queue_seen = true;
-	done = in_transaction(chore->name, run_task, &task);
-	note_result(&task, !done ? TASK_FAILED : queue_seen ? TASK_DONE : TASK_UNSEEN, settings);
+	idemq_task_run(chore, queue_id);
 	return 0;
 }
 
@@ -343,10 +187,9 @@ static int64
 do_tell(void)
 {
 	static int64 next_try = 0;
-	const Task task = {&tell_chore, 0};
 	int64 delay = idemq_notify_delay * INT64CONST(1000);
 	int64 now = idemq_mono_now();
-	int64 when = later(later(told_at + delay, next_try), not_before(&task));
+	int64 when = later(later(told_at + delay, next_try), idemq_task_not_before(&tell_chore, 0));
 	bool done;
 
 	/* Just told: come again by ourselves, so that a busy queue need not wake us each time. */
@@ -354,18 +197,11 @@ do_tell(void)
 		return now < told_at + delay ? told_at + delay : PG_INT64_MAX;
 	if (now < when)
 		return when;
-	done = in_transaction(tell_chore.name, idemq_tell, NULL);
-	note_result(&task, done ? TASK_DONE : TASK_FAILED, 0);
+	done = idemq_task_run_for_all(&tell_chore);
 	if (done && !idemq_told())
 		next_try = now + UNTOLD_PAUSE;
 	told_at = now;
 	return now + delay;
-}
-
-static void
-count(void *arg)
-{
-	idemq_gauges_count();
 }
 
 /* Counts the jobs for idemq.metrics, if that is due; returns when (mono) to come again. */
@@ -373,26 +209,15 @@ static int64
 do_count(void)
 {
 	static int64 next_try = 0;
-	const Task task = {&count_chore, 0};
-	int64 due_at = later(later(idemq_gauges_due_at(), next_try), not_before(&task));
+	int64 due_at =
+		later(later(idemq_gauges_due_at(), next_try), idemq_task_not_before(&count_chore, 0));
 
 	if (due_at > idemq_mono_now())
 		return due_at;
-	note_result(&task, in_transaction(count_chore.name, count, NULL) ? TASK_DONE : TASK_FAILED, 0);
+	(void) idemq_task_run_for_all(&count_chore);
 	if (idemq_gauges_due())
 		next_try = idemq_mono_now() + COUNT_PAUSE;
 	return 0;
-}
-
-static void
-discover(void *arg)
-{
-	QueueInfo queue;
-	int count;
-	int32 *ids = idemq_queue_ids(PRIVILEGE_ALL, &count);
-
-	for (int i = 0; i < count; i++)
-		(void) idemq_queue_by_id(ids[i], &queue); /* gives it a slot */
 }
 
 /*
@@ -402,13 +227,8 @@ discover(void *arg)
 bool
 idemq_chores_begin(void)
 {
-	HASHCTL info = {0};
-
-	chore_context = AllocSetContextCreate(TopMemoryContext, "idemq chore", ALLOCSET_DEFAULT_SIZES);
-	info.keysize = sizeof(Task);
-	info.entrysize = sizeof(Trouble);
-	troubles = hash_create("idemq chores that failed", 16, &info, HASH_ELEM | HASH_BLOBS);
-	if (!in_transaction("discover", discover, NULL))
+	idemq_tasks_begin();
+	if (!idemq_task_run_for_all(&discover_chore))
 		return false;
 	idemq_for_each_slot(MyDatabaseId, look_anew, NULL);
 	return true;

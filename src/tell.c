@@ -106,9 +106,9 @@ send(const Telling *telling, const QueueInfo *queue)
 		Async_Notify(channel, psprintf("{\"event\":\"ready\",\"queue\":\"%s\"}", queue->name));
 }
 
-/* Sends what there is to tell, in the caller's transaction; unused: for its caller's sake. */
+/* Sends what there is to tell, in the caller's transaction. */
 void
-idemq_tell(void *unused)
+idemq_tell(void)
 {
 	ListCell *lc;
 

@@ -6,7 +6,7 @@
 #define IDEMQ_TELL_H
 
 extern bool idemq_tell_waiting(void);
-extern void idemq_tell(void *unused);
+extern void idemq_tell(void);
 extern bool idemq_told(void);
 
 #endif
