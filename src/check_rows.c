@@ -40,7 +40,9 @@
 	"WHEN 'blocked' THEN j.attempt BETWEEN 0 AND j.max_attempts - 1 "                              \
 	"ELSE j.attempt BETWEEN 0 AND j.max_attempts END)), "                                          \
 	"('jobs.token', 'with a token below zero, of 2^53 or more, or processing without one', "       \
-	"j.token NOT BETWEEN 0 AND 9007199254740991 OR j.token = 0 AND j.status = 'processing')"
+	"j.token NOT BETWEEN 0 AND 9007199254740991 OR j.token = 0 AND j.status = 'processing'), "     \
+	"('jobs.blocked', 'blocked without a group_key', j.status = 'blocked' AND "                    \
+	"j.group_key IS NULL)"
 
 static SqlStatement broken_rows =
 	{.text = "SELECT invariant, what, n, id FROM "
@@ -74,7 +76,7 @@ static SqlStatement missing_indexes = {
 		"true), "
 		"('jobs_key', 'queue_id, key', true, '(key IS NOT NULL)', true), "
 		"('jobs_finished', 'finished_at', false, '(finished_at IS NOT NULL)', false), "
-		"('jobs_group', 'queue_id, group_key, id', false, "
+		"('jobs_group', 'queue_id, group_key, ready_at, id', false, "
 		"'((group_key IS NOT NULL) AND (finished_at IS NULL))', false)) "
 		"w(name, columns, is_unique, predicate, vital) WHERE NOT EXISTS "
 		"(SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = 'idemq.jobs'::pg_catalog.regclass "

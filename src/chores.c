@@ -5,6 +5,7 @@
  *
  *		recover		gives jobs in flight their entries back, after a start
  *		reap		takes back expired leases and those of sessions that ended
+ *		promote		gives FIFO groups their heads
  *		due			wakes those who wait for what came due by time alone
  *		remind		signals again where nobody claimed after a signal
  *		count		counts the jobs of each queue, when that is not known (gauges.c)
@@ -21,16 +22,21 @@
 #include "clock.h"
 #include "compat.h"
 #include "gauges.h"
+#include "groups.h"
 #include "guc.h"
+#include "promote.h"
 #include "queues.h"
 #include "ready_scan.h"
 #include "reap.h"
+#include "rounds.h"
 #include "task.h"
 #include "tell.h"
 #include "wake.h"
 
 /* Index entries that one step of recovery looks through. */
 #define RECOVER_STEP 20000
+/* Groups that one step of promotion gives a head. */
+#define PROMOTE_STEP 256
 /* Two wake-ups by time alone of one queue are that far apart. */
 #define DUE_INTERVAL INT64CONST(1000)
 /* A queue is signalled again when nobody claimed for that long. */
@@ -47,6 +53,12 @@ static void
 recover(const QueueInfo *queue)
 {
 	idemq_recover_some(queue, RECOVER_STEP);
+}
+
+static void
+promote(const QueueInfo *queue)
+{
+	(void) idemq_promote_some(queue, PROMOTE_STEP);
 }
 
 /* Wakes those who wait for what has come due, and notes when the next does. */
@@ -94,6 +106,7 @@ discover(void)
 static const Chore discover_chore = {"discover", NULL, discover};
 static const Chore recover_chore = {"recover", recover, NULL};
 static const Chore reap_chore = {"reap", idemq_reap_expired, NULL};
+static const Chore promote_chore = {"promote", promote, NULL};
 static const Chore due_chore = {"due", due, NULL};
 static const Chore remind_chore = {"remind", remind, NULL};
 static const Chore count_chore = {"count", NULL, idemq_gauges_count};
@@ -127,6 +140,23 @@ run_chore(const Chore *chore, int32 queue_id, int64 when)
 	return 0;
 }
 
+/* Promotes heads of groups if there are groups without; returns when (mono) to come again. */
+static int64
+do_promote(const SlotView *view)
+{
+	int64 when = idemq_groups_due_at(view->slot);
+
+	if (when == PG_INT64_MAX)
+		return when;
+	when = later(when, idemq_task_not_before(&promote_chore, view->queue_id));
+	if (when > idemq_mono_now())
+		return when;
+	idemq_round_begin(view->slot);
+	idemq_task_run(&promote_chore, view->queue_id);
+	idemq_round_end(view->slot);
+	return 0;
+}
+
 /* Reads a time that may be "never". */
 static int64
 mono_or_never(uint64 value)
@@ -152,6 +182,7 @@ do_queue(const SlotView *view)
 	int64 deadline = mono_or_never(pg_atomic_read_u64(&slot->next_deadline));
 	int64 next_due = mono_of_due(pg_atomic_read_u64(&slot->next_due));
 
+	next = earlier(next, do_promote(view));
 	if (deadline < PG_INT64_MAX)
 		next = earlier(next, run_chore(&reap_chore, view->queue_id, deadline));
 	if (view->needs_recovery)
@@ -177,6 +208,7 @@ look_anew(const SlotView *view, void *arg)
 {
 	pg_atomic_write_u64(&view->slot->next_due, 0);
 	pg_atomic_write_u64(&view->slot->next_deadline, 0);
+	idemq_round_end(view->slot);
 }
 
 /*

@@ -22,10 +22,13 @@
 #include "claim_row.h"
 #include "clock.h"
 #include "lease_sweep.h"
+#include "promote.h"
 #include "ready_scan.h"
 #include "reap.h"
+#include "rounds.h"
 #include "take.h"
 #include "wake.h"
+#include "workers.h"
 #include "xact.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_claim);
@@ -123,6 +126,34 @@ scan_queue(ClaimCall *call, bool from_start)
 }
 
 /*
+ * Claims from the queue at hand what is ready; and, if that is not enough, heads of
+ * FIFO groups that nobody has promoted yet.  Without a worker heads come first, or
+ * jobs of no group could keep them waiting for ever.  Looks again after a round of
+ * promotion that was under way.
+ */
+static void
+scan_and_promote(ClaimCall *call)
+{
+	const QueueInfo *queue = &call->scan.queue;
+	bool alone = queue->slot == NULL || !idemq_worker_present();
+	uint32 round = queue->slot == NULL ? 0 : idemq_round_number(queue->slot);
+
+	if (alone && idemq_promote_wanted(queue))
+		(void) idemq_promote_some(queue, call->wanted - call->claimed);
+	scan_queue(call, false);
+	if (call->claimed == call->wanted)
+		return;
+	if (idemq_promote_wanted(queue) && idemq_promote_some(queue, call->wanted - call->claimed) > 0)
+		scan_queue(call, false);
+	else if (queue->slot != NULL && call->claimed == 0)
+	{
+		idemq_round_await(queue->slot);
+		if (idemq_round_number(queue->slot) != round)
+			scan_queue(call, false);
+	}
+}
+
+/*
  * Claims up to what is still wanted from a queue: first what has expired goes
  * back, then the scan from the cursors; a queue that looks empty is looked
  * through from the start, at most once a second.
@@ -135,7 +166,7 @@ claim_from_queue(ClaimCall *call, const char *name)
 		return;
 	(void) idemq_reap_some(&call->scan.queue);
 	idemq_wake_claimed(call->scan.queue.slot);
-	scan_queue(call, false);
+	scan_and_promote(call);
 	if (call->claimed == 0 && idemq_cursor_verify_due(call->scan.queue.slot, call->scan.queue.id))
 	{
 		int64 started = idemq_mono_now();

@@ -21,7 +21,9 @@
 #include "clock.h"
 #include "lease_sweep.h"
 #include "leases.h"
+#include "promote.h"
 #include "reap.h"
+#include "rounds.h"
 #include "take.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_claim_job);
@@ -126,6 +128,21 @@ expire(JobCall *call, JobsTable *table, bool *again)
 	return write == JOB_WRITTEN ? OUTCOME_CANCELLED : OUTCOME_LOCKED;
 }
 
+/*
+ * Makes a blocked job its group's head, if its turn has come and nobody else has done
+ * so yet; then fetches it again.  Returns false when it is gone.
+ */
+static bool
+unblock(JobCall *call, JobsTable *table)
+{
+	Datum name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
+
+	if (!idemq_promote_group(&call->queue, name) && call->queue.slot != NULL)
+		idemq_round_await(call->queue.slot);
+	idemq_jobs_refresh(table);
+	return idemq_jobs_fetch(table, call->id, &call->job);
+}
+
 /* Takes a fetched job in status pending or failed. */
 static Outcome
 take_job(JobCall *call, JobsTable *table, bool *again)
@@ -186,6 +203,8 @@ idemq_job_call(JobCall *call, JobsTable *table)
 			return OUTCOME_NOT_FOUND;
 		if (call->job.status == JOB_PROCESSING && is_leased_by_row(call, table))
 			return OUTCOME_LOCKED;
+		if (call->job.status == JOB_BLOCKED && !unblock(call, table))
+			return OUTCOME_NOT_FOUND;
 		call->retry_after = DT_NOEND;
 		if (!idemq_transition_allowed(call->event, call->job.status))
 			return outcome_of_status(call->job.status, call->event);

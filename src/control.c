@@ -40,6 +40,13 @@ decide_cancel(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome
 	return idemq_transition_allowed(EVENT_CANCEL, job->status);
 }
 
+/* Returns the event that brings a finished job back: one of a group waits for its turn. */
+static JobEvent
+redrive_event(const Job *job)
+{
+	return job->row->tts_isnull[COL_GROUP_KEY] ? EVENT_REDRIVE : EVENT_REDRIVE_GROUPED;
+}
+
 static bool
 decide_retry(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome)
 {
@@ -49,7 +56,7 @@ decide_retry(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome)
 	{
 		case JOB_DEAD:
 		case JOB_CANCELLED:
-			*event = EVENT_REDRIVE;
+			*event = redrive_event(job);
 			return true;
 		case JOB_FAILED:
 			return true;
@@ -145,7 +152,7 @@ idemq_sql_retry(PG_FUNCTION_ARGS)
 static bool
 decide_redrive(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome)
 {
-	*event = EVENT_REDRIVE;
+	*event = redrive_event(job);
 	*outcome = job->status == JOB_DEAD ? OUTCOME_RETRYING : OUTCOME_CURRENT;
 	return job->status == JOB_DEAD;
 }

@@ -21,7 +21,6 @@
 #include "clock.h"
 #include "jobs.h"
 #include "keyed.h"
-#include "lowers.h"
 #include "tally.h"
 #include "xact.h"
 
@@ -41,15 +40,6 @@ open_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
 	idemq_queue_by_name(name, PRIVILEGE_ENQUEUE, queue);
 	idemq_queue_lock(queue->id, AccessShareLock);
 	idemq_queue_by_name(name, PRIVILEGE_ENQUEUE, queue);
-}
-
-/* Raises 0A000 for a FIFO group. */
-static void
-refuse_group(void)
-{
-	ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					errmsg("FIFO groups are not in this version of idemq"),
-					errhint("Leave group_key out; use one queue a group with one worker.")));
 }
 
 /* Raises 22023 for a time at which nothing is ever due, or always was. */
@@ -107,12 +97,30 @@ idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now, Datum
 	job_set(columns, COL_PAYLOAD, payload);
 }
 
+/*
+ * Puts a new job into a FIFO group: blocked, until it is promoted (promote.c), which
+ * heeds the time that was asked for.
+ */
+static void
+set_group(JobChange *columns, Datum name)
+{
+	text *value = DatumGetTextPP(name);
+	TimestampTz ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
+
+	idemq_check_key("group_key", VARSIZE_ANY_EXHDR(value));
+	job_set(columns, COL_GROUP_KEY, PointerGetDatum(value));
+	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_catalog()->status[JOB_BLOCKED]));
+	columns->set &= ~COLUMN_BIT(COL_READY_AT);
+	if (ready_at > DatumGetTimestampTz(columns->values[COL_CREATED_AT]))
+		job_set(columns, COL_RUN_AT, TimestampTzGetDatum(ready_at));
+}
+
 /* Writes a new job, or finds its duplicate; the id is given here, if it is not set. */
 static void
 add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicate policy,
 		EnqueueAnswer *answer)
 {
-	ReadyKey key;
+	JobStatus status;
 
 	if (columns->set & COLUMN_BIT(COL_KEY))
 	{
@@ -124,12 +132,11 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 	}
 	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
 		job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
-	key.id = DatumGetInt64(columns->values[COL_ID]);
-	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
-	idemq_lowers_note(queue->slot, queue->id, DatumGetInt16(columns->values[COL_PRIORITY]), key);
+	status = idemq_new_job_note(queue, columns);
 	idemq_jobs_insert(table, columns);
 	idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
-	*answer = (EnqueueAnswer){key.id, OUTCOME_ACCEPTED, JOB_PENDING, (Datum) 0, true};
+	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, status,
+							  (Datum) 0, true};
 }
 
 /* Returns now and an interval argument by the calendar, as timestamptz + interval. */
@@ -163,7 +170,7 @@ read_options(FunctionCallInfo fcinfo, JobChange *columns, TimestampTz now)
 	idemq_arg_required(fcinfo, 5, "priority");
 	job_set(columns, COL_PRIORITY, Int16GetDatum(check_priority(PG_GETARG_INT32(5))));
 	if (!PG_ARGISNULL(6))
-		refuse_group();
+		set_group(columns, PG_GETARG_DATUM(6));
 	if (!PG_ARGISNULL(7))
 		job_set(columns, COL_MAX_ATTEMPTS,
 				Int32GetDatum(idemq_arg_int(fcinfo, 7, "max_attempts", 1, PG_INT32_MAX)));
@@ -224,6 +231,7 @@ typedef struct EnqueueArrays
 	ArrayArg keys;
 	ArrayArg run_ats;
 	ArrayArg priorities;
+	ArrayArg group_keys;
 	int *order; /* in which the elements are written */
 	int64 *ids; /* given in the order of the elements */
 } EnqueueArrays;
@@ -265,8 +273,8 @@ read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
 						 &arrays->run_ats);
 	idemq_arg_array_like(fcinfo, 4, "priorities", INT4OID, true, n, "payloads",
 						 &arrays->priorities);
-	if (!PG_ARGISNULL(5))
-		refuse_group();
+	idemq_arg_array_like(fcinfo, 5, "group_keys", TEXTOID, true, n, "payloads",
+						 &arrays->group_keys);
 	arrays->order = palloc(Max(n, 1) * sizeof(int));
 	arrays->ids = palloc(Max(n, 1) * sizeof(int64));
 	for (int i = 0; i < n; i++)
@@ -294,6 +302,8 @@ fill_element(JobChange *columns, const EnqueueArrays *arrays, int i)
 	if (arrays->priorities.values != NULL && !arrays->priorities.nulls[i])
 		job_set(columns, COL_PRIORITY,
 				Int16GetDatum(check_priority(DatumGetInt32(arrays->priorities.values[i]))));
+	if (arrays->group_keys.values != NULL && !arrays->group_keys.nulls[i])
+		set_group(columns, arrays->group_keys.values[i]);
 }
 
 /*

@@ -14,11 +14,13 @@
 #include "counters.h"
 #include "cursor.h"
 #include "events.h"
+#include "group_notes.h"
 #include "guc.h"
 #include "jobs.h"
 #include "launcher.h"
 #include "leases.h"
 #include "queues.h"
+#include "rounds.h"
 #include "shmem.h"
 #include "tally.h"
 #include "utility.h"
@@ -32,6 +34,8 @@ void _PG_init(void);
 
 /* In the order of start-up. */
 static const ShmemPart parts[] = {
+	{"idemq groups area", idemq_groups_shmem_size, idemq_groups_hash_size, idemq_groups_shmem_init},
+	{"idemq rounds", idemq_rounds_shmem_size, NULL, idemq_rounds_shmem_init},
 	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
 	{"idemq counters", idemq_counters_shmem_size, NULL, idemq_counters_shmem_init},
 	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
@@ -71,6 +75,7 @@ _PG_init(void)
 	idemq_jobs_index_install();
 	idemq_xact_install();
 	idemq_tally_install();
+	idemq_group_notes_install();
 	idemq_utility_install();
 	idemq_launcher_install();
 }

@@ -24,6 +24,7 @@ typedef enum JobColumn
 	COL_PRIORITY,
 	COL_MAX_ATTEMPTS,
 	COL_EXPIRES_AT,
+	COL_RUN_AT,
 	COL_STATUS,
 	COL_ATTEMPT,
 	COL_TOKEN,
@@ -41,7 +42,7 @@ typedef enum JobColumn
 	COL_LAST_ERROR
 } JobColumn;
 
-#define JOB_COLUMNS 21
+#define JOB_COLUMNS 22
 #define COLUMN_BIT(column) (1U << (column))
 
 /* The table, open for one call; see jobs.c. */
@@ -188,10 +189,15 @@ extern bool idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job
 extern bool idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key);
 extern bool idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait);
 
+/* jobs_group.c */
+extern bool idemq_jobs_group_first(JobsTable *table, int32 queue_id, Datum name, Job *job);
+extern bool idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *job);
+
 /* jobs_index.c */
 extern void idemq_jobs_index_install(void);
 extern Oid idemq_jobs_ready_index(Relation rel);
 extern Oid idemq_jobs_key_index(Relation rel);
+extern Oid idemq_jobs_group_index(Relation rel);
 extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
 									bool only_summarizing);
 

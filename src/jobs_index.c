@@ -155,6 +155,18 @@ is_key_index(const IndexShape *shape)
 }
 
 static bool
+is_group_index(const IndexShape *shape)
+{
+	static const AttrNumber keys[] = {COL_QUEUE_ID + 1, COL_GROUP_KEY + 1, COL_READY_AT + 1,
+									  COL_ID + 1};
+
+	return shape->simple && shape->nkeys == (int) lengthof(keys) &&
+		   memcmp(shape->keys, keys, sizeof(keys)) == 0 &&
+		   shape->not_null == COLUMN_BIT(COL_GROUP_KEY) &&
+		   shape->is_null == COLUMN_BIT(COL_FINISHED_AT);
+}
+
+static bool
 is_valid_index(Oid oid)
 {
 	Relation index = index_open(oid, RowExclusiveLock);
@@ -206,6 +218,21 @@ idemq_jobs_key_index(Relation rel)
 						errmsg("table \"idemq.jobs\" has no valid unique index of keys"),
 						errhint("Run CREATE UNIQUE INDEX ON idemq.jobs (queue_id, key) WHERE key "
 								"IS NOT NULL.")));
+	return found;
+}
+
+/* Returns the OID of a valid index of groups of the locked table; raises 55000 without one. */
+Oid
+idemq_jobs_group_index(Relation rel)
+{
+	Oid found = find_index(rel, is_group_index);
+
+	if (!OidIsValid(found))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"idemq.jobs\" has no valid index of groups"),
+				 errhint("Run CREATE INDEX ON idemq.jobs (queue_id, group_key, ready_at, id) "
+						 "WHERE group_key IS NOT NULL AND finished_at IS NULL.")));
 	return found;
 }
 

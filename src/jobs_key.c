@@ -28,6 +28,7 @@
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
+#include "catalog.h"
 #include "compat.h"
 #include "jobs.h"
 #include "tally.h"
@@ -155,7 +156,8 @@ idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
 	table_tuple_complete_speculative(table->rel, table->new_row, token, mine);
 	SpeculativeInsertionLockRelease(xid);
 	if (mine)
-		idemq_tally_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW, JOB_PENDING);
+		idemq_tally_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW,
+						idemq_status_from_oid(DatumGetObjectId(columns->values[COL_STATUS])));
 	else if (wait == JOB_WAITS)
 		wait_for_twin(table, DatumGetInt32(columns->values[COL_QUEUE_ID]),
 					  columns->values[COL_KEY]);

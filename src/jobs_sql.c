@@ -32,6 +32,7 @@ static const struct
 	[COL_PRIORITY] = {"priority", INT2OID},
 	[COL_MAX_ATTEMPTS] = {"max_attempts", INT4OID},
 	[COL_EXPIRES_AT] = {"expires_at", TIMESTAMPTZOID},
+	[COL_RUN_AT] = {"run_at", TIMESTAMPTZOID},
 	/* as text: a saved plan outlives the OID of a type */
 	[COL_STATUS] = {"status", TEXTOID},
 	[COL_ATTEMPT] = {"attempt", INT4OID},

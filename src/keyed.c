@@ -24,6 +24,7 @@
 #include "catalog.h"
 #include "clock.h"
 #include "errors.h"
+#include "group_notes.h"
 #include "keyed.h"
 #include "lowers.h"
 #include "sql.h"
@@ -32,9 +33,11 @@
 #define MAX_TRIES 20
 
 static SqlStatement replace_job =
-	{.text = "UPDATE idemq.jobs SET payload = $2, ready_at = $3, priority = $4, headers = $5, "
+	{.text = "UPDATE idemq.jobs SET payload = $2, "
+			 "ready_at = CASE status WHEN 'pending' THEN $3 END, "
+			 "run_at = CASE status WHEN 'blocked' THEN $3 END, priority = $4, headers = $5, "
 			 "expires_at = $6, max_attempts = $7 "
-			 "WHERE id = $1 AND status = 'pending' AND attempt = 0",
+			 "WHERE id = $1 AND status IN ('pending', 'blocked') AND attempt = 0",
 	 .nargs = 7,
 	 .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID}};
 
@@ -131,6 +134,12 @@ take_key(JobsTable *table, const Job *job, JobWait wait)
 	return idemq_jobs_update(table, job, &change, wait);
 }
 
+static bool
+is_unclaimed(JobStatus status)
+{
+	return status == JOB_PENDING || status == JOB_BLOCKED;
+}
+
 /*
  * Gives a job that was not claimed yet the new payload, time and priority; false
  * when it is claimed, or finished, by now.
@@ -147,16 +156,21 @@ replace(const KeyHolder *holder, const JobChange *columns)
 
 	for (int i = 0; i < (int) lengthof(replaced); i++)
 	{
-		bool is_set = (columns->set & COLUMN_BIT(replaced[i])) != 0;
+		JobColumn column = replaced[i];
+		bool is_set;
 
-		values[i + 1] = is_set ? columns->values[replaced[i]] : (Datum) 0;
+		/* The time of one in a group. */
+		if (column == COL_READY_AT && (columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
+			column = (columns->set & COLUMN_BIT(COL_RUN_AT)) ? COL_RUN_AT : COL_CREATED_AT;
+		is_set = (columns->set & COLUMN_BIT(column)) != 0;
+		values[i + 1] = is_set ? columns->values[column] : (Datum) 0;
 		nulls[i + 1] = is_set ? ' ' : 'n';
 	}
 	idemq_sql_begin_on_jobs(&scope);
 	updated = idemq_sql_run(&replace_job, values, nulls, SPI_OK_UPDATE);
 	idemq_sql_end(&scope);
 	/* Nothing replaced: it is claimed by now, or too new for the transaction's snapshot. */
-	if (updated == 0 && IsolationUsesXactSnapshot() && holder->answer.status == JOB_PENDING)
+	if (updated == 0 && IsolationUsesXactSnapshot() && is_unclaimed(holder->answer.status))
 		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 						errmsg("could not serialize access due to concurrent update of a job"),
 						errhint("Run the transaction again.")));
@@ -179,7 +193,7 @@ handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
 							errmsg("the key is taken by job %lld", (long long) holder->answer.id),
 							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
 		case DUPLICATE_REPLACE:
-			return replace(holder, columns) || holder->answer.status != JOB_PENDING;
+			return replace(holder, columns) || !is_unclaimed(holder->answer.status);
 		case DUPLICATE_KEEP:
 			if (!holder->same_payload)
 				refuse_payload(holder->answer.id,
@@ -189,17 +203,34 @@ handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
 	return true;
 }
 
-/* Notes and inserts the new job; false when its key is taken. */
-static bool
-insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wait)
+/*
+ * Notes a job that is to be inserted, with its id, for shared memory to follow; returns
+ * the status that it will have.
+ */
+JobStatus
+idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
 {
 	ReadyKey key;
 
-	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
-		job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
+	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
+	{
+		idemq_group_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY]);
+		return JOB_BLOCKED;
+	}
 	key.id = DatumGetInt64(columns->values[COL_ID]);
 	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
 	idemq_lowers_note(queue->slot, queue->id, DatumGetInt16(columns->values[COL_PRIORITY]), key);
+	return JOB_PENDING;
+}
+
+/* Notes and inserts the new job; false when its key is taken. */
+static bool
+insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wait,
+	   JobStatus *status)
+{
+	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
+		job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
+	*status = idemq_new_job_note(queue, columns);
 	return idemq_jobs_insert_keyed(table, columns, wait);
 }
 
@@ -214,6 +245,7 @@ idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 					OnDuplicate policy, JobWait wait, EnqueueAnswer *answer)
 {
 	TimestampTz window_start = idemq_now() - queue->idempotency_window;
+	JobStatus status;
 	KeyHolder holder;
 
 	/* A holder may come and go between the looks, but not again and again. */
@@ -253,10 +285,10 @@ idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 				idemq_jobs_refresh(table); /* a batch may come to that key again */
 			continue;
 		}
-		if (insert(table, queue, columns, wait))
+		if (insert(table, queue, columns, wait, &status))
 			break;
 		idemq_jobs_refresh(table);
 	}
-	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, JOB_PENDING,
+	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, status,
 							  (Datum) 0, true};
 }

@@ -31,6 +31,7 @@ extern void idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampT
 						  Datum payload);
 
 /* keyed.c */
+extern JobStatus idemq_new_job_note(const QueueInfo *queue, const JobChange *columns);
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,
 							 const Datum *payload, Job *job);
 extern void idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,

@@ -23,6 +23,7 @@
 #include "buckets.h"
 #include "clock.h"
 #include "gauges.h"
+#include "groups.h"
 #include "guc.h"
 #include "jobs.h"
 #include "leases.h"
@@ -294,11 +295,14 @@ idemq_sql_memory_usage(PG_FUNCTION_ARGS)
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
 	int64 refused;
 	int used;
+	int size;
 
 	idemq_leases_usage(&used, &refused);
 	put_usage(store, desc, "leases", used, idemq_max_leases, refused);
 	idemq_buckets_usage(&used, &refused);
 	put_usage(store, desc, "buckets", used, idemq_max_buckets, refused);
+	idemq_groups_usage(&used, &size, &refused);
+	put_usage(store, desc, "groups", used, size, refused);
 	idemq_slots_usage(&used, &refused);
 	put_usage(store, desc, "queues", used, idemq_max_queues, refused);
 	return (Datum) 0;

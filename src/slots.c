@@ -5,7 +5,7 @@
  *
  * Locks: slots_lock covers the hash of slots and their allocation; each slot's
  * lock covers its fields unless slots.h says otherwise.  slots_lock is taken
- * first; counters.c's locks after them.  A caller's slot pointer may be NULL or old: every function checks
+ * first; counters.c's and groups.c's locks after them.  A caller's slot pointer may be NULL or old: every function checks
  * whose slot it is, and looks for the queue's if need be.  A queue without a
  * slot (all are used) works: its claims scan from the start of the index.
  *
@@ -21,6 +21,7 @@
 #include "counters.h"
 #include "cursor.h"
 #include "events.h"
+#include "groups.h"
 #include "guc.h"
 #include "slots.h"
 #include "workers.h"
@@ -144,6 +145,7 @@ assign_slot(int32 queue_id)
 	LWLockRelease(&shared->slots[i].lock);
 	idemq_events_reset(i);
 	idemq_counters_reset(i, key.database, queue_id);
+	idemq_groups_reset(i, key.database, queue_id);
 	return &shared->slots[i];
 }
 
@@ -282,6 +284,7 @@ free_slot(QueueSlot *slot)
 	hash_search(slot_hash, &key, HASH_REMOVE, NULL);
 	shared->used--;
 	idemq_counters_forget(idemq_slot_index(slot));
+	idemq_groups_forget(idemq_slot_index(slot));
 }
 
 /*
@@ -305,6 +308,7 @@ idemq_slots_unset_database(Oid database)
 	}
 	LWLockRelease(&shared->slots_lock);
 	idemq_gauges_unset(database);
+	idemq_groups_unset_database(database);
 }
 
 /* Frees the slots of a dropped database. */

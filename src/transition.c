@@ -15,6 +15,7 @@
 
 #include "attempts.h"
 #include "catalog.h"
+#include "group_notes.h"
 #include "leases.h"
 #include "lowers.h"
 #include "tally.h"
@@ -83,6 +84,8 @@ static const Transition transitions[] = {
 	[EVENT_EXPIRE] =       {BLOCKED | PENDING | FAILED,              JOB_CANCELLED,  READY_CLEAR, ATTEMPT_KEEP,  true,    NULL,        COUNT(CANCELLED),               ERROR_TEXT},
 	[EVENT_RETRY] =        {PENDING | FAILED,                        JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  false,   NULL,        COUNT(RETRIED),                 0},
 	[EVENT_REDRIVE] =      {DEAD | CANCELLED,                        JOB_PENDING,    READY_SET,   ATTEMPT_RESET, false,   NULL,        COUNT(REDRIVEN),                0},
+	[EVENT_REDRIVE_GROUPED] = {DEAD | CANCELLED,                     JOB_BLOCKED,    READY_CLEAR, ATTEMPT_RESET, false,   NULL,        COUNT(REDRIVEN),                0},
+	[EVENT_PROMOTE] =      {BLOCKED,                                 JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  false,   NULL,        0,                              0},
 	[EVENT_CHECKPOINT] =   {PROCESSING,                              JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  false,   NULL,        0,                              STATE},
 	[EVENT_EXTEND] =       {PROCESSING,                              JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  false,   NULL,        0,                              DEADLINE},
 };
@@ -177,6 +180,10 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEv
 							  job->attempt);
 	if (transition->to == JOB_DEAD)
 		idemq_xact_note_event(queue->slot, queue->id, JOB_DIED, job->id, job->attempt);
+	/* The group has lost its head, or has a job again that may be it. */
+	if (!job->row->tts_isnull[COL_GROUP_KEY] &&
+		((transition->finishes && job->is_ready) || transition->to == JOB_BLOCKED))
+		idemq_group_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY]);
 	if (transition->ready == READY_SET)
 		idemq_lowers_note(queue->slot, queue->id, job->priority, key);
 	/* Taken out of the index with no entry: should this abort, it is back. */

@@ -22,6 +22,8 @@ typedef enum JobEvent
 	EVENT_EXPIRE,
 	EVENT_RETRY,
 	EVENT_REDRIVE,
+	EVENT_REDRIVE_GROUPED,
+	EVENT_PROMOTE,
 	EVENT_CHECKPOINT,
 	EVENT_EXTEND
 } JobEvent;
@@ -30,7 +32,7 @@ typedef enum JobEvent
 typedef struct EventArgs
 {
 	TimestampTz now;
-	TimestampTz ready_at; /* fail, release, reap, retry, redrive */
+	TimestampTz ready_at; /* fail, release, reap, retry, redrive, promote */
 	TimestampTz deadline; /* claim, extend */
 	int64 token;		  /* claim, commit_once: the new one */
 	text *worker;		  /* claim; NULL for none */

@@ -12,6 +12,7 @@
 #include "utils/timestamp.h"
 
 #include "catalog.h"
+#include "group_notes.h"
 #include "jobs.h"
 #include "lowers.h"
 #include "queues.h"
@@ -135,6 +136,22 @@ note_begin_of_attempt(Relation rel, HeapTuple tuple)
 		idemq_xact_note_recovery(queue.slot, queue_id);
 }
 
+/* Has the group of a changed row looked at: it may need a head now. */
+static void
+note_group(Relation rel, HeapTuple row)
+{
+	QueueInfo queue;
+	bool isnull;
+	Datum name = column(rel, row, COL_GROUP_KEY, &isnull);
+	int32 queue_id;
+
+	if (isnull)
+		return;
+	queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
+	if (idemq_queue_by_id(queue_id, &queue))
+		idemq_group_note(queue.slot, queue_id, name);
+}
+
 /* Counts a row that SQL wrote; old_row or new_row is NULL when there is none. */
 static void
 count_row(Relation rel, HeapTuple old_row, HeapTuple new_row)
@@ -168,12 +185,14 @@ idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 	TriggerData *data = trigger_data(fcinfo, true);
 	Relation rel = data->tg_relation;
 
+	note_group(rel, data->tg_trigtuple);
 	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
 	{
 		note_version(rel, data->tg_trigtuple, true);
 		note_version(rel, data->tg_newtuple, false);
 		note_end_of_attempt(rel, data->tg_trigtuple, data->tg_newtuple);
 		note_begin_of_attempt(rel, data->tg_newtuple);
+		note_group(rel, data->tg_newtuple);
 		note_finished(rel, data->tg_trigtuple, data->tg_newtuple);
 		count_row(rel, data->tg_trigtuple, data->tg_newtuple);
 	}

@@ -35,6 +35,7 @@
 #include "clock.h"
 #include "compat.h"
 #include "errors.h"
+#include "promote.h"
 #include "ready_scan.h"
 #include "reap.h"
 #include "wake.h"
@@ -46,6 +47,8 @@ PG_FUNCTION_INFO_V1(idemq_sql_wait_result);
 
 /* Without a background worker, nobody signals what comes due by time: look that often. */
 #define LOOK_ALONE USECS_PER_SEC
+/* Without a background worker, a look promotes so many heads of groups. */
+#define PROMOTE_ALONE 64
 /* A wait ends that long, or a tenth of what is left, before statement_timeout. */
 #define TIMEOUT_MARGIN INT64CONST(100000)
 
@@ -164,6 +167,8 @@ look_at_queue(Target *target)
 	if (alone)
 	{
 		(void) idemq_reap_some(&queue);
+		if (idemq_promote_wanted(&queue))
+			(void) idemq_promote_some(&queue, PROMOTE_ALONE);
 		target->again = Min(target->again, idemq_mono_now() + LOOK_ALONE);
 	}
 	ready = idemq_ready_look(&queue, &next_due, &held);

@@ -31,6 +31,7 @@
 
 #include "away.h"
 #include "clock.h"
+#include "group_notes.h"
 #include "lease_sweep.h"
 #include "lowers.h"
 #include "wake.h"
@@ -231,7 +232,7 @@ show_again(const Touch *touch, int priority, ReadyKey key)
 bool
 idemq_xact_has_notes(void)
 {
-	return ntouches > 0 || idemq_lowers_any();
+	return ntouches > 0 || idemq_lowers_any() || idemq_group_notes_any();
 }
 
 /* Removes an entry, and lets those see its job again whom it turned away. */

@@ -27,6 +27,7 @@ CREATE TABLE idemq.jobs (
 	priority     smallint NOT NULL,
 	max_attempts int NOT NULL,
 	expires_at   timestamptz,
+	run_at       timestamptz,
 	status       idemq.status NOT NULL,
 	attempt      int NOT NULL DEFAULT 0,
 	token        bigint NOT NULL DEFAULT 0,
@@ -55,13 +56,15 @@ CREATE TABLE idemq.jobs (
 COMMENT ON TABLE idemq.jobs IS 'one row a job; row-level security shows the jobs of queues that the role may claim from or administer';
 COMMENT ON COLUMN idemq.jobs.token IS 'the fencing token of the last attempt: it only grows';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
+COMMENT ON COLUMN idemq.jobs.run_at IS 'of a job in a FIFO group that was enqueued with a time: not ready before; NULL for at once';
 COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease at its claim; heartbeats move it in shared memory';
 
 CREATE INDEX jobs_ready ON idemq.jobs (queue_id, priority, ready_at, id)
 	WITH (deduplicate_items = off) WHERE ready_at IS NOT NULL;
 CREATE UNIQUE INDEX jobs_key ON idemq.jobs (queue_id, key) WHERE key IS NOT NULL;
 CREATE INDEX jobs_finished ON idemq.jobs (finished_at) WHERE finished_at IS NOT NULL;
-CREATE INDEX jobs_group ON idemq.jobs (queue_id, group_key, id)
+-- Of each group: its head, which has a ready_at, then those that are blocked.
+CREATE INDEX jobs_group ON idemq.jobs (queue_id, group_key, ready_at, id)
 	WHERE group_key IS NOT NULL AND finished_at IS NULL;
 
 CREATE TABLE idemq.attempts (

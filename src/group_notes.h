@@ -1,0 +1,18 @@
+/*
+ * group_notes.h
+ *		What this transaction does to FIFO groups.
+ */
+#ifndef IDEMQ_GROUP_NOTES_H
+#define IDEMQ_GROUP_NOTES_H
+
+#include "groups.h"
+
+extern void idemq_group_notes_install(void);
+extern void idemq_group_note(QueueSlot *slot, int32 queue_id, Datum name);
+extern void idemq_group_notes_reserve(int count);
+extern void idemq_group_note_owned(QueueSlot *slot, const GroupKey *key);
+extern void idemq_group_done(QueueSlot *slot, const GroupKey *key, GroupRelease how);
+extern void idemq_group_note_scan(QueueSlot *slot, int32 queue_id);
+extern bool idemq_group_notes_any(void);
+
+#endif
