@@ -50,6 +50,9 @@ extern bool idemq_check_catalog(CheckCall *call);
 /* check_ready.c */
 extern void idemq_check_ready(CheckCall *call);
 
+/* check_groups.c */
+extern void idemq_check_groups(CheckCall *call);
+
 /* check_leases.c */
 extern void idemq_check_leases(CheckCall *call);
 

@@ -135,8 +135,11 @@ expire(JobCall *call, JobsTable *table, bool *again)
 static bool
 unblock(JobCall *call, JobsTable *table)
 {
-	Datum name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
+	Datum name;
 
+	if (call->job.row->tts_isnull[COL_GROUP_KEY])
+		return true; /* written by hand: nobody's turn */
+	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
 	if (!idemq_promote_group(&call->queue, name) && call->queue.slot != NULL)
 		idemq_round_await(call->queue.slot);
 	idemq_jobs_refresh(table);

@@ -180,9 +180,9 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEv
 							  job->attempt);
 	if (transition->to == JOB_DEAD)
 		idemq_xact_note_event(queue->slot, queue->id, JOB_DIED, job->id, job->attempt);
-	/* The group has lost its head, or has a job again that may be it. */
+	/* The group has lost its head, or one that was next; or has a job again that may be it. */
 	if (!job->row->tts_isnull[COL_GROUP_KEY] &&
-		((transition->finishes && job->is_ready) || transition->to == JOB_BLOCKED))
+		(transition->finishes || transition->to == JOB_BLOCKED))
 		idemq_group_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY]);
 	if (transition->ready == READY_SET)
 		idemq_lowers_note(queue->slot, queue->id, job->priority, key);

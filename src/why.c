@@ -283,6 +283,39 @@ say_processing(WhyCall *call)
 		appendStringInfoString(&call->answer, " (attached: or until that session ends)");
 }
 
+/* Says what a job that is blocked waits for: the head of its group. */
+static void
+say_blocked(WhyCall *call)
+{
+	Datum name;
+	Job head;
+
+	if (call->job.row->tts_isnull[COL_GROUP_KEY])
+	{
+		appendStringInfo(&call->answer,
+						 "written by hand, and in no group: nothing ends that; idemq.cancel(%lld) "
+						 "ends the job",
+						 (long long) call->job.id);
+		return;
+	}
+	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
+	if (!idemq_jobs_group_first(&call->table, call->queue.id, name, &head))
+		return; /* not without itself */
+	if (head.status != JOB_BLOCKED)
+		appendStringInfo(&call->answer,
+						 "waits in its group behind job %lld, which is %s: see idemq.why(%lld)",
+						 (long long) head.id, idemq_status_name(head.status), (long long) head.id);
+	else if (head.id != call->job.id)
+		appendStringInfo(&call->answer, "waits in its group behind job %lld, which is next",
+						 (long long) head.id);
+	else if (say_held(call))
+		return;
+	else
+		appendStringInfoString(&call->answer,
+							   "is next in its group: the background worker, or the next claim, "
+							   "makes it pending");
+}
+
 static void
 say_why(WhyCall *call)
 {
@@ -290,7 +323,7 @@ say_why(WhyCall *call)
 	switch (call->job.status)
 	{
 		case JOB_BLOCKED:
-			appendStringInfoString(&call->answer, "waits for the jobs before it in its group");
+			say_blocked(call);
 			break;
 		case JOB_PENDING:
 		case JOB_FAILED:

@@ -60,7 +60,7 @@ SELECT args, state('SELECT * FROM idemq.enqueue_many(' || args || ')') FROM unne
 	'''q'', ''{1,2}'', ''{a,""}''', '''q'', ''{1,2}'', ARRAY[''a'', repeat(''x'', 1025)]',
 	'''q'', ''{1,2}'', run_ats => ''{now}''', '''q'', ''{1,2}'', run_ats => ''{now,infinity}''', '''q'', ''{1,2}'', run_ats => ''{-infinity,now}''',
 	'''q'', ''{1,2}'', priorities => ''{1}''', '''q'', ''{1,2}'', priorities => ''{1,10}''', '''q'', ''{1,2}'', priorities => ''{-1,1}''',
-	'''q'', ''{1,2}'', group_keys => ''{g,g}''',
+	'''q'', ''{1,2}'', group_keys => ''{g}''',
 	'''q'', array_fill(''1''::jsonb, ARRAY[1000001])']) args;
 SELECT count(*) FROM idemq.jobs;
 

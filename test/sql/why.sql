@@ -80,8 +80,8 @@ SELECT job_id, pid, attempt, state FROM idemq.workers;
 -- More ready jobs than are counted.
 SELECT count(idemq.enqueue('q', to_jsonb(g), priority => 1)) FROM generate_series(1, 1100) g;
 SELECT why(7);
--- Blocked is what groups will set.
-UPDATE idemq.jobs SET status = 'blocked', ready_at = NULL WHERE id = 7;
+-- Blocked, and next in its group.
+UPDATE idemq.jobs SET status = 'blocked', ready_at = NULL, group_key = 'g' WHERE id = 7;
 SELECT why(7);
 
 -- A stranger learns nothing; claim or admin are enough; pg_monitor sees all workers.
