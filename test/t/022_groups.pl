@@ -1,0 +1,190 @@
+# FIFO groups under load: 16 workers that commit, fail, release, roll back and are
+# killed, two producers; every group's effects happen in its order, each once, and
+# nothing is lost.  With the background worker, which promotes heads, and without,
+# when claims do.  And what the worker does by itself.
+#
+# IDEMQ_GROUP_JOBS=n jobs with the worker (100000), in 1,000 groups.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my $jobs = $ENV{IDEMQ_GROUP_JOBS} // 100000;
+my $groups = 1000;
+my $workers = 16;
+my $said; # by the last pgbench
+
+my $node = new_server('groups', 'idemq.worker' => 'on', max_connections => 60, log_min_messages => 'fatal', log_statement => 'none',
+	log_min_error_statement => 'fatal');
+
+sql($node, q{
+	SELECT idemq.drop_queue('q');
+	CREATE TABLE done (seq bigint GENERATED ALWAYS AS IDENTITY, queue text, name text, n int);
+	-- One attempt in one transaction: claim, effect, end.
+	CREATE FUNCTION work(q text, dice float8) RETURNS bool LANGUAGE plpgsql AS $$
+	DECLARE job record;
+	BEGIN
+		SELECT * INTO job FROM idemq.claim(q, attach => true);
+		IF job.id IS NULL THEN RETURN false; END IF;
+		PERFORM finish(q, job.id, job.token, job.group_key, (job.payload ->> 'n')::int, dice);
+		RETURN true;
+	END $$;
+	CREATE FUNCTION finish(q text, job bigint, job_token bigint, job_group text, job_n int, dice float8) RETURNS void LANGUAGE plpgsql AS $$
+	BEGIN
+		IF dice < 0.02 THEN
+			PERFORM idemq.fail(job, job_token, 'no luck', retry_in => '2 ms');
+		ELSIF dice < 0.03 THEN
+			PERFORM idemq.release(job, job_token);
+		ELSE
+			PERFORM idemq.commit(job, job_token);
+			INSERT INTO done (queue, name, n) VALUES (q, job_group, job_n);
+		END IF;
+		IF dice > 0.98 THEN RAISE EXCEPTION 'rolled back'; END IF;
+	EXCEPTION WHEN SQLSTATE 'P0001' THEN
+		-- To the savepoint: the attempt goes on.
+		PERFORM idemq.commit(job, job_token);
+		INSERT INTO done (queue, name, n) VALUES (q, job_group, job_n);
+	END $$;
+	CREATE FUNCTION produce(q text, jobs int, groups int, part int, parts int) RETURNS void LANGUAGE sql AS $$
+		SELECT count(*) FROM (SELECT array_agg(jsonb_build_object('n', n) ORDER BY n) AS payloads,
+			array_agg('g' || n % groups ORDER BY n) AS names FROM generate_series(1, jobs) n WHERE n % groups % parts = part
+			GROUP BY n / 5000 ORDER BY n / 5000) b, LATERAL idemq.enqueue_many(q, payloads, group_keys => names) $$;
+});
+
+# A pgbench of workers: with one transaction for an attempt, with two, and with one that is rolled back.
+sub start_workers
+{
+	my ($queue, $seconds) = @_;
+	my $dir = "$PostgreSQL::Test::Utils::tmp_check/groups";
+
+	mkdir $dir;
+	open my $fh, '>', "$dir/one.$queue.sql";
+	print $fh "SELECT work('$queue', random());\n";
+	close $fh;
+	open $fh, '>', "$dir/back.$queue.sql";
+	print $fh "BEGIN;\nSELECT work('$queue', random());\nROLLBACK;\n";
+	close $fh;
+	open $fh, '>', "$dir/two.$queue.sql";
+	print $fh qq{SELECT coalesce(max(id), 0) AS id, coalesce(max(token), 0) AS token, coalesce(max(group_key), '') AS name,
+	coalesce(max((payload ->> 'n')::int), 0) AS n FROM idemq.claim('$queue', attach => true) \\gset
+\\if :id > 0
+SELECT finish('$queue', :id, :token, :name, :n, random());
+\\endif
+};
+	close $fh;
+	$said = '';
+	return IPC::Run::start([ 'pgbench', '-n', '-h', $node->host, '-p', $node->port, '-c', $workers, '-j', 2, '-T', $seconds, '-M', 'prepared',
+			'--max-tries=1', '-f', "$dir/one.$queue.sql\@10", '-f', "$dir/two.$queue.sql\@10",
+			'-f', "$dir/back.$queue.sql\@1", 'postgres' ], '<', \undef, '>&', \$said);
+}
+
+# Works a queue until nothing is left, while backends are killed; answers the seconds.
+sub drain
+{
+	my ($queue, $limit) = @_;
+	my $start = time;
+	my $killed = 0;
+	my $left = "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = '$queue' AND finished_at IS NULL";
+
+	while (time - $start < $limit)
+	{
+		my $run = start_workers($queue, 3);
+
+		foreach (1 .. 5)
+		{
+			sleep 0.4;
+			$killed += sql($node, "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
+				WHERE query ~ 'work\\(|finish\\(|claim\\(' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) x");
+		}
+		$run->finish;
+		last if sql($node, $left) == 0;
+	}
+	note sprintf '%s: %.1f s, %d sessions killed', $queue, time - $start, $killed;
+	cmp_ok($killed, '>', 0, "$queue: sessions were killed");
+	is_sql($node, $left, 0, "$queue: nothing is left") or diag $said;
+}
+
+sub check_effects
+{
+	my ($queue, $count) = @_;
+
+	is_sql($node, "SELECT count(*), count(DISTINCT n) FROM done WHERE queue = '$queue'", "$count|$count", "$queue: every effect once");
+	is_sql($node, "SELECT count(*) FROM (SELECT n, lag(n) OVER (PARTITION BY name ORDER BY seq) AS before FROM done
+		WHERE queue = '$queue') x WHERE before > n", 0, "$queue: each group in its order");
+	is_sql($node, "SELECT string_agg(DISTINCT status::text, ' ') FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = '$queue'",
+		'completed', "$queue: all completed");
+	is_sql($node, 'SELECT * FROM idemq.check()', '', "$queue: check() is clean");
+}
+
+# ---- With the worker: produced while it is worked.
+
+sql($node, "SELECT idemq.create_queue('w', lease => '10 s', retry_base => '1 ms', max_attempts => 1000)");
+my @producers = map {
+	my $part = $_;
+	my $out = '';
+	IPC::Run::start([ 'psql', '-X', '-q', '-h', $node->host, '-p', $node->port, '-c', "SELECT produce('w', $jobs, $groups, $part, 2)", 'postgres' ],
+		'<', \undef, '>&', \$out);
+} 0 .. 1;
+drain('w', 60);
+$_->finish foreach @producers;
+drain('w', 60) if sql($node, "SELECT count(*) FROM done WHERE queue = 'w'") < $jobs;
+check_effects('w', $jobs);
+
+# ---- What it does by itself: heads are promoted, waiters woken, with nobody claiming.
+
+sql($node, "SELECT idemq.create_queue('s'); SELECT idemq.enqueue('s', to_jsonb(n), group_key => 'g') FROM generate_series(1, 3) n");
+ok($node->poll_query_until('postgres', "SELECT status = 'pending' FROM idemq.jobs WHERE payload = '1'"), 'the worker promotes the first');
+is_sql($node, "SELECT payload FROM idemq.claim('s', 5)", 1, 'one is in flight');
+my $sleeper = sleeper($node, "CALL idemq.wait('s', '1 min')");
+sql($node, "SELECT idemq.try_commit(id, token) FROM idemq.jobs WHERE payload = '1'");
+is(answer($sleeper), 't', 'the end of the head wakes who waits');
+is_sql($node, "SELECT payload FROM idemq.claim('s', 5)", 2, 'for the next one');
+# At once, again and again: a claim after the end of the head finds the next one, whoever promotes it.
+is_sql($node, q{
+	DO $$ BEGIN
+		PERFORM idemq.create_queue('fast');
+		PERFORM idemq.enqueue('fast', to_jsonb(n), group_key => 'g') FROM generate_series(1, 300) n;
+	END $$;
+	CREATE PROCEDURE run_fast(INOUT missed int) LANGUAGE plpgsql AS $$
+	DECLARE job record;
+	BEGIN
+		missed := 0;
+		FOR i IN 1 .. 300 LOOP
+			SELECT * INTO job FROM idemq.claim('fast');
+			COMMIT;
+			IF job.id IS NULL OR job.payload <> to_jsonb(i) THEN missed := missed + 1; ELSE PERFORM idemq.commit(job.id, job.token); END IF;
+			COMMIT;
+		END LOOP;
+	END $$;
+	CALL run_fast(0)}, 0, 'a claim after each commit finds the next one');
+
+# ---- A crash: marks are lost, and found again.
+
+sql($node, "SELECT idemq.create_queue('c'); SELECT idemq.enqueue('c', to_jsonb(n), group_key => repeat('g', 100 + n % 40)) FROM generate_series(1, 120) n");
+$node->stop('immediate');
+$node->start;
+ok($node->poll_query_until('postgres', "SELECT count(*) = 40 FROM idemq.jobs JOIN idemq.queues USING (queue_id)
+	WHERE name = 'c' AND status = 'pending'"), 'after a crash the worker gives every group its head, those with long names too');
+is_sql($node, "SELECT count(*), count(DISTINCT group_key), max(payload::int) FROM idemq.claim('c', 1000)", '40|40|40', 'the first of each');
+
+# ---- Without the worker.
+
+$node->adjust_conf('postgresql.conf', 'idemq.worker', 'off');
+$node->restart;
+sql($node, "SELECT idemq.create_queue('n', lease => '10 s', retry_base => '1 ms', max_attempts => 1000);
+	SELECT produce('n', 4000, 100, 0, 1)");
+drain('n', 60);
+check_effects('n', 4000);
+# A wait looks for itself.
+sql($node, "SELECT idemq.enqueue('n', '{\"n\": 5001}', group_key => 'a')");
+is_sql($node, "CALL idemq.wait('n', '1 min')", 't', 'without a worker wait promotes');
+is_sql($node, "SELECT status FROM idemq.jobs ORDER BY id DESC LIMIT 1", 'pending', 'what it says is ready');
+$node->stop;
+done_testing();
