@@ -136,11 +136,14 @@ static bool
 unblock(JobCall *call, JobsTable *table)
 {
 	Datum name;
+	Job first;
 
 	if (call->job.row->tts_isnull[COL_GROUP_KEY])
 		return true; /* written by hand: nobody's turn */
 	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
-	if (!idemq_promote_group(&call->queue, name) && call->queue.slot != NULL)
+	/* Another one's turn is not for our transaction to begin: it may be a long one. */
+	if (idemq_jobs_group_first(table, call->queue.id, name, &first) && first.id == call->id &&
+		!idemq_promote_group(&call->queue, name) && call->queue.slot != NULL)
 		idemq_round_await(call->queue.slot);
 	idemq_jobs_refresh(table);
 	return idemq_jobs_fetch(table, call->id, &call->job);

@@ -180,13 +180,13 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 	GroupKey *keys = palloc(Min(max, PROMOTE_BATCH) * sizeof(GroupKey));
 	int promoted = 0;
 	int taken = 0;
+	int batch;
 	int count;
 
-	/* Those that come back at once are left for the next call. */
+	/* Those that come back at once are left for the next call, or this would go on. */
 	do
 	{
-		int batch = Min(max - promoted, PROMOTE_BATCH);
-
+		batch = Min(max - promoted, PROMOTE_BATCH);
 		idemq_group_notes_reserve(batch);
 		count = idemq_groups_take(queue->slot, queue->id, keys, batch);
 		for (int i = 0; i < count; i++)
@@ -201,7 +201,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 			promoted += promote_owned(table, queue, &keys[i], name);
 		}
 		taken += count;
-	} while (count > 0 && promoted < max && taken < PROMOTE_BATCH);
+	} while (count == batch && promoted < max && taken < PROMOTE_BATCH);
 	pfree(keys);
 	return promoted;
 }

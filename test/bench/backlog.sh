@@ -28,6 +28,11 @@ in_front() {
 		fill_statement idemq "$INFLIGHT7"
 		echo "SELECT 1 / (count(*) = $INFLIGHT7)::int FROM idemq.claim('bench', $INFLIGHT7, lease => '1 day');"
 		;;
+	idemq-blocked)
+		echo "SELECT count(*) FROM idemq.enqueue_many('bench', array_fill(:'payload'::jsonb, ARRAY[$BLOCKED7]),
+			group_keys => array_fill('one'::text, ARRAY[$BLOCKED7]));"
+		echo "SELECT 1 / (count(*) = 1)::int FROM idemq.claim('bench', 1, lease => '1 day');"
+		;;
 	esac
 }
 
