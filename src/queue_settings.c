@@ -17,6 +17,7 @@
 #include "admin.h"
 #include "args.h"
 #include "catalog.h"
+#include "dead_queue.h"
 #include "gauges.h"
 #include "sql.h"
 #include "xact.h"
@@ -138,7 +139,15 @@ check_settings(FunctionCallInfo fcinfo)
 	refuse_setting(fcinfo, ARG_MAX_RUNNING, "max_running");
 	refuse_setting(fcinfo, ARG_RATE_LIMIT, "rate_limit");
 	check_interval(fcinfo, ARG_RATE_PERIOD, "rate_period", 1);
-	refuse_setting(fcinfo, ARG_DEAD_QUEUE, "dead_queue");
+}
+
+/* Checks dead_queue for the queue of that name; see idemq_dead_queue_check. */
+static void
+check_dead_queue(FunctionCallInfo fcinfo, const char *name)
+{
+	if (!PG_ARGISNULL(ARG_DEAD_QUEUE))
+		idemq_dead_queue_check(name, idemq_arg_text(fcinfo, ARG_DEAD_QUEUE, "dead_queue",
+													IDEMQ_MAX_NAME_ARG));
 }
 
 /* Puts name and settings into the statements' parameters. */
@@ -169,7 +178,7 @@ warn_of_short_window(FunctionCallInfo fcinfo, const char *name)
 						   "again.")));
 }
 
-/* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, 0A000. */
+/* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, 0A000, IQ005, 42501. */
 Datum
 idemq_sql_create_queue(PG_FUNCTION_ARGS)
 {
@@ -196,6 +205,7 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 			idemq_arg_required(fcinfo, i, required[i]);
 	}
 	check_settings(fcinfo);
+	check_dead_queue(fcinfo, name);
 	warn_of_short_window(fcinfo, name);
 	setting_values(fcinfo, name, values, nulls);
 	idemq_sql_begin(&scope);
@@ -212,6 +222,14 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 	PG_RETURN_INT32(id);
 }
 
+/* Returns whether dead_queue is ''. */
+static bool
+takes_dead_queue_away(FunctionCallInfo fcinfo)
+{
+	return !PG_ARGISNULL(ARG_DEAD_QUEUE) &&
+		   VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(ARG_DEAD_QUEUE)) == 0;
+}
+
 /* alter_queue(name, settings ...) -> void; IQ005, 42501, 22023, 0A000. */
 Datum
 idemq_sql_alter_queue(PG_FUNCTION_ARGS)
@@ -223,6 +241,8 @@ idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 
 	idemq_arg_admin_queue(fcinfo, &queue);
 	check_settings(fcinfo);
+	if (!takes_dead_queue_away(fcinfo))
+		check_dead_queue(fcinfo, queue.name);
 	setting_values(fcinfo, queue.name, values, nulls);
 	idemq_sql_begin(&scope);
 	(void) idemq_sql_run(&update_queue, values, nulls, SPI_OK_UPDATE);
