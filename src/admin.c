@@ -56,9 +56,12 @@ static SqlStatement set_paused = {.text = "UPDATE idemq.queues SET paused = $2 W
 								  .nargs = 2,
 								  .types = {INT4OID, BOOLOID}};
 
+/* Waits for nobody's row: whoever holds one may be about to wait for ours. */
 static SqlStatement purge_jobs =
-	{.text = "WITH gone AS (DELETE FROM idemq.jobs WHERE queue_id = $1 AND status <> 'processing' "
-			 "AND ($2 IS NULL OR status::text = $2) RETURNING id), "
+	{.text = "WITH free AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "
+			 "AND status <> 'processing' AND ($2 IS NULL OR status::text = $2) "
+			 "FOR UPDATE SKIP LOCKED), "
+			 "gone AS (DELETE FROM idemq.jobs j USING free WHERE j.id = free.id RETURNING j.id), "
 			 "history AS (DELETE FROM idemq.attempts a USING gone WHERE a.job_id = gone.id) "
 			 "SELECT count(*) FROM gone",
 	 .nargs = 2,
@@ -177,7 +180,10 @@ idemq_sql_resume(PG_FUNCTION_ARGS)
 	return change_paused(fcinfo, false);
 }
 
-/* purge(name, status) -> number of jobs deleted; IQ005, 42501, 22023 for processing. */
+/*
+ * purge(name, status) -> number of jobs deleted; IQ005, 42501, 22023 for processing,
+ * 40001.  A job at which another open transaction is stays.
+ */
 Datum
 idemq_sql_purge(PG_FUNCTION_ARGS)
 {

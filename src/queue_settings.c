@@ -165,15 +165,12 @@ setting_values(FunctionCallInfo fcinfo, const char *name, Datum *values, char *n
 
 /* Warns when a key may be forgotten while its first job still has attempts left. */
 static void
-warn_of_short_window(FunctionCallInfo fcinfo, const char *name)
+warn_of_short_window(const QueueInfo *queue)
 {
-	double lease = (double) idemq_arg_interval(fcinfo, ARG_LEASE, "lease", 1);
-	double window = (double) idemq_arg_interval(fcinfo, ARG_WINDOW, "idempotency_window", 0);
-
-	if (window < lease * PG_GETARG_INT32(ARG_MAX_ATTEMPTS))
+	if ((double) queue->idempotency_window < (double) queue->lease * queue->max_attempts)
 		ereport(WARNING,
 				(errmsg("idempotency_window of queue \"%s\" is shorter than lease x max_attempts",
-						name),
+						queue->name),
 				 errdetail("A message that is delivered again after the window runs its effect "
 						   "again.")));
 }
@@ -195,6 +192,7 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 	Oid creator = GetUserId();
 	Datum values[SETTING_ARGS];
 	char nulls[SETTING_ARGS];
+	QueueInfo queue;
 	SqlScope scope;
 	bool isnull;
 	int32 id;
@@ -206,7 +204,6 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 	}
 	check_settings(fcinfo);
 	check_dead_queue(fcinfo, name);
-	warn_of_short_window(fcinfo, name);
 	setting_values(fcinfo, name, values, nulls);
 	idemq_sql_begin(&scope);
 	if (idemq_sql_run(&insert_queue, values, nulls, SPI_OK_INSERT_RETURNING) == 0)
@@ -219,6 +216,8 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 	idemq_sql_end(&scope);
 	if (!has_privs_of_role(creator, idemq_catalog()->owner))
 		idemq_grant_admin(id, creator);
+	if (idemq_queue_by_id(id, &queue))
+		warn_of_short_window(&queue);
 	PG_RETURN_INT32(id);
 }
 
@@ -247,5 +246,8 @@ idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 	idemq_sql_begin(&scope);
 	(void) idemq_sql_run(&update_queue, values, nulls, SPI_OK_UPDATE);
 	idemq_sql_end(&scope);
+	if (!(PG_ARGISNULL(ARG_LEASE) && PG_ARGISNULL(ARG_MAX_ATTEMPTS) && PG_ARGISNULL(ARG_WINDOW)) &&
+		idemq_queue_by_id(queue.id, &queue))
+		warn_of_short_window(&queue);
 	PG_RETURN_VOID();
 }
