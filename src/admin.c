@@ -43,13 +43,25 @@ static SqlStatement delete_queue = {.text = "DELETE FROM idemq.queues WHERE queu
 static SqlStatement any_job = {.text = "SELECT FROM idemq.jobs WHERE queue_id = $1 LIMIT 1",
 							   .nargs = 1,
 							   .types = {INT4OID}};
+static SqlStatement users_of_dead_queue =
+	{.text = "SELECT string_agg(quote_ident(name), ', ' ORDER BY name) FROM idemq.queues "
+			 "WHERE dead_queue = $1 AND name <> $1",
+	 .nargs = 1,
+	 .types = {TEXTOID}};
+static SqlStatement forget_dead_queue =
+	{.text = "UPDATE idemq.queues SET dead_queue = NULL WHERE dead_queue = $1",
+	 .nargs = 1,
+	 .types = {TEXTOID}};
 static SqlStatement set_paused = {.text = "UPDATE idemq.queues SET paused = $2 WHERE queue_id = $1",
 								  .nargs = 2,
 								  .types = {INT4OID, BOOLOID}};
 
+/* Waits for nobody's row: whoever holds one may be about to wait for ours. */
 static SqlStatement purge_jobs =
-	{.text = "WITH gone AS (DELETE FROM idemq.jobs WHERE queue_id = $1 AND status <> 'processing' "
-			 "AND ($2 IS NULL OR status::text = $2) RETURNING id), "
+	{.text = "WITH free AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "
+			 "AND status <> 'processing' AND ($2 IS NULL OR status::text = $2) "
+			 "FOR UPDATE SKIP LOCKED), "
+			 "gone AS (DELETE FROM idemq.jobs j USING free WHERE j.id = free.id RETURNING j.id), "
 			 "history AS (DELETE FROM idemq.attempts a USING gone WHERE a.job_id = gone.id) "
 			 "SELECT count(*) FROM gone",
 	 .nargs = 2,
@@ -74,7 +86,31 @@ idemq_arg_admin_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
 						queue);
 }
 
-/* drop_queue(name, force) -> void; IQ005, 42501, 55006 with unfinished jobs. */
+/*
+ * Takes a queue away as dead_queue of others; without force raises 2BP01 when it is
+ * one.  The queue is locked against being made one meanwhile.
+ */
+static void
+release_dead_queue(const QueueInfo *queue, bool force)
+{
+	Datum name = CStringGetTextDatum(queue->name);
+	bool none;
+	Datum users;
+
+	(void) idemq_sql_query_latest(&users_of_dead_queue, &name, NULL);
+	users = idemq_sql_value(0, 1, &none);
+	if (none)
+		return;
+	if (!force)
+		ereport(ERROR, (errcode(ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST),
+						errmsg("queue \"%s\" is the dead_queue of others", queue->name),
+						errdetail("Of %s.", TextDatumGetCString(users)),
+						errhint("Take it away with idemq.alter_queue(..., dead_queue => ''), or "
+								"use force => true.")));
+	(void) idemq_sql_run(&forget_dead_queue, &name, NULL, SPI_OK_UPDATE);
+}
+
+/* drop_queue(name, force) -> void; IQ005, 42501, 55006 with unfinished jobs, 2BP01. */
 Datum
 idemq_sql_drop_queue(PG_FUNCTION_ARGS)
 {
@@ -98,6 +134,7 @@ idemq_sql_drop_queue(PG_FUNCTION_ARGS)
 						errmsg("queue \"%s\" has %lld unfinished jobs", queue.name,
 							   (long long) unfinished),
 						errhint("Use force => true to drop them with it.")));
+	release_dead_queue(&queue, force);
 	(void) idemq_sql_run(&delete_jobs, &id, NULL, SPI_OK_DELETE);
 	(void) idemq_sql_run(&delete_attempts, &id, NULL, SPI_OK_DELETE);
 	(void) idemq_sql_run(&delete_queue, &id, NULL, SPI_OK_DELETE);
@@ -143,7 +180,10 @@ idemq_sql_resume(PG_FUNCTION_ARGS)
 	return change_paused(fcinfo, false);
 }
 
-/* purge(name, status) -> number of jobs deleted; IQ005, 42501, 22023 for processing. */
+/*
+ * purge(name, status) -> number of jobs deleted; IQ005, 42501, 22023 for processing,
+ * 40001.  A job at which another open transaction is stays.
+ */
 Datum
 idemq_sql_purge(PG_FUNCTION_ARGS)
 {

@@ -1,7 +1,7 @@
 /*
  * admit.c
- *		SQL function admit: may this call be made now, under a limit of so many in
- *		a period?
+ *		SQL functions admit (may this call be made now, under a limit of so many in
+ *		a period?) and admission_counts, behind idemq.admissions.
  *
  * It lives in shared memory alone: nothing is read or written, so that it works in
  * any transaction, and on a standby (with its own buckets).  It takes effect at
@@ -16,6 +16,7 @@
 #include "buckets.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_admit);
+PG_FUNCTION_INFO_V1(idemq_sql_admission_counts);
 
 #define MAX_BUCKET_NAME 1024 /* bytes */
 #define NSECS_PER_USEC INT64CONST(1000)
@@ -42,6 +43,18 @@ period_argument(FunctionCallInfo fcinfo, int n)
 	return period * NSECS_PER_USEC;
 }
 
+/* Returns a row of three columns, as the function's result type says. */
+static Datum
+row_datum(FunctionCallInfo fcinfo, Datum *values)
+{
+	bool nulls[3] = {false, false, false};
+	TupleDesc desc;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
+}
+
 /*
  * admit(bucket, max_calls, per, cost) -> (allowed, remaining, retry_after); 22004,
  * 22023.
@@ -55,8 +68,6 @@ idemq_sql_admit(PG_FUNCTION_ARGS)
 	int32 cost = idemq_arg_int(fcinfo, 3, "cost", 0, PG_INT32_MAX);
 	GcraAnswer answer;
 	Datum values[3];
-	bool nulls[3] = {false, false, false};
-	TupleDesc desc;
 
 	if (cost > limit.max_calls)
 		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -66,7 +77,23 @@ idemq_sql_admit(PG_FUNCTION_ARGS)
 	values[0] = BoolGetDatum(answer.allowed);
 	values[1] = Int32GetDatum((int32) answer.remaining);
 	values[2] = interval_of(answer.retry_after);
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-	return HeapTupleGetDatum(heap_form_tuple(desc, values, nulls));
+	return row_datum(fcinfo, values);
+}
+
+/* admission_counts() -> (allowed, refused, unlimited). */
+Datum
+idemq_sql_admission_counts(PG_FUNCTION_ARGS)
+{
+	int64 allowed;
+	int64 refused;
+	int64 no_room;
+	Datum values[3];
+	int used;
+
+	idemq_buckets_calls(&allowed, &refused);
+	idemq_buckets_usage(&used, &no_room);
+	values[0] = Int64GetDatum(allowed);
+	values[1] = Int64GetDatum(refused);
+	values[2] = Int64GetDatum(no_room);
+	return row_datum(fcinfo, values);
 }

@@ -43,14 +43,26 @@ typedef struct Bucket
 	pg_atomic_uint64 tat; /* ns of the monotonic clock; no lock but the partition's, shared */
 } Bucket;
 
+/* Calls of a partition's buckets, since the start of the server; a line of its own. */
+typedef union BucketCounts
+{
+	struct
+	{
+		pg_atomic_uint64 allowed;
+		pg_atomic_uint64 refused;
+	};
+	char pad[PG_CACHE_LINE_SIZE];
+} BucketCounts;
+
 typedef struct BucketsShared
 {
 	int tranche;
 	pg_atomic_uint32 count;	  /* buckets: bounds the table exactly */
-	pg_atomic_uint64 refused; /* calls that found no room */
-	pg_atomic_uint64
-		next_sweep; /* ns: before that no bucket is full again; while all were in use */
+	pg_atomic_uint64 no_room; /* calls that found none */
+	/* ns: while the table has no room, no bucket is full again before that; 0: unknown */
+	pg_atomic_uint64 next_sweep;
 	LWLockPadded locks[BUCKET_PARTITIONS];
+	BucketCounts counts[BUCKET_PARTITIONS];
 } BucketsShared;
 
 static BucketsShared *shared = NULL;
@@ -81,10 +93,14 @@ idemq_buckets_shmem_init(void *area, bool found)
 	{
 		shared->tranche = LWLockNewTrancheId();
 		pg_atomic_init_u32(&shared->count, 0);
-		pg_atomic_init_u64(&shared->refused, 0);
+		pg_atomic_init_u64(&shared->no_room, 0);
 		pg_atomic_init_u64(&shared->next_sweep, 0);
 		for (int i = 0; i < BUCKET_PARTITIONS; i++)
+		{
 			LWLockInitialize(&shared->locks[i].lock, shared->tranche);
+			pg_atomic_init_u64(&shared->counts[i].allowed, 0);
+			pg_atomic_init_u64(&shared->counts[i].refused, 0);
+		}
 	}
 	LWLockRegisterTranche(shared->tranche, "idemq buckets");
 	info.keysize = sizeof(BucketKey);
@@ -120,6 +136,7 @@ remove_buckets(Oid database, int64 now)
 {
 	HASH_SEQ_STATUS seq;
 	Bucket *bucket;
+	bool removed = false;
 	int64 next = PG_INT64_MAX;
 
 	lock_all();
@@ -132,9 +149,13 @@ remove_buckets(Oid database, int64 now)
 		if (!gone)
 			next = Min(next, tat);
 		else if (hash_search(bucket_hash, &bucket->key, HASH_REMOVE, NULL) != NULL)
+		{
 			pg_atomic_fetch_sub_u32(&shared->count, 1);
+			removed = true;
+		}
 	}
-	pg_atomic_write_u64(&shared->next_sweep, (uint64) next);
+	/* Where there is room, a bucket may come that is full again before these. */
+	pg_atomic_write_u64(&shared->next_sweep, removed ? 0 : (uint64) next);
 	unlock_all();
 }
 
@@ -178,6 +199,12 @@ call_existing(const BucketKey *key, uint32 hash, const GcraLimit *limit, int64 c
 				 !pg_atomic_compare_exchange_u64(&bucket->tat, &tat, (uint64) answer->tat));
 	}
 	LWLockRelease(lock);
+	if (bucket != NULL && cost > 0)
+	{
+		BucketCounts *counts = &shared->counts[hash % BUCKET_PARTITIONS];
+
+		pg_atomic_fetch_add_u64(answer->allowed ? &counts->allowed : &counts->refused, 1);
+	}
 	return bucket != NULL;
 }
 
@@ -210,16 +237,28 @@ idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 co
 		remove_buckets(InvalidOid, now);
 	}
 	*answer = idemq_gcra(limit, 0, now_ns(), cost);
-	pg_atomic_fetch_add_u64(&shared->refused, 1);
+	pg_atomic_fetch_add_u64(&shared->no_room, 1);
 	return false;
 }
 
 /* Says how many buckets there are, and how many calls found no room for theirs. */
 void
-idemq_buckets_usage(int *used, int64 *refused)
+idemq_buckets_usage(int *used, int64 *no_room)
 {
 	*used = (int) Min(pg_atomic_read_u32(&shared->count), (uint32) idemq_max_buckets);
-	*refused = (int64) pg_atomic_read_u64(&shared->refused);
+	*no_room = (int64) pg_atomic_read_u64(&shared->no_room);
+}
+
+/* Says how many calls of all databases were allowed and refused by a limit. */
+void
+idemq_buckets_calls(int64 *allowed, int64 *refused)
+{
+	*allowed = *refused = 0;
+	for (int i = 0; i < BUCKET_PARTITIONS; i++)
+	{
+		*allowed += (int64) pg_atomic_read_u64(&shared->counts[i].allowed);
+		*refused += (int64) pg_atomic_read_u64(&shared->counts[i].refused);
+	}
 }
 
 /* Removes the buckets of a dropped database. */

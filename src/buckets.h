@@ -13,7 +13,8 @@ extern void idemq_buckets_shmem_init(void *area, bool found);
 
 extern bool idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 cost,
 							  GcraAnswer *answer);
-extern void idemq_buckets_usage(int *used, int64 *refused);
+extern void idemq_buckets_usage(int *used, int64 *no_room);
+extern void idemq_buckets_calls(int64 *allowed, int64 *refused);
 extern void idemq_buckets_forget_database(Oid database);
 
 #endif

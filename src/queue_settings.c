@@ -17,6 +17,7 @@
 #include "admin.h"
 #include "args.h"
 #include "catalog.h"
+#include "dead_queue.h"
 #include "gauges.h"
 #include "sql.h"
 #include "xact.h"
@@ -138,7 +139,15 @@ check_settings(FunctionCallInfo fcinfo)
 	refuse_setting(fcinfo, ARG_MAX_RUNNING, "max_running");
 	refuse_setting(fcinfo, ARG_RATE_LIMIT, "rate_limit");
 	check_interval(fcinfo, ARG_RATE_PERIOD, "rate_period", 1);
-	refuse_setting(fcinfo, ARG_DEAD_QUEUE, "dead_queue");
+}
+
+/* Checks dead_queue for the queue of that name; see idemq_dead_queue_check. */
+static void
+check_dead_queue(FunctionCallInfo fcinfo, const char *name)
+{
+	if (!PG_ARGISNULL(ARG_DEAD_QUEUE))
+		idemq_dead_queue_check(name, idemq_arg_text(fcinfo, ARG_DEAD_QUEUE, "dead_queue",
+													IDEMQ_MAX_NAME_ARG));
 }
 
 /* Puts name and settings into the statements' parameters. */
@@ -156,20 +165,17 @@ setting_values(FunctionCallInfo fcinfo, const char *name, Datum *values, char *n
 
 /* Warns when a key may be forgotten while its first job still has attempts left. */
 static void
-warn_of_short_window(FunctionCallInfo fcinfo, const char *name)
+warn_of_short_window(const QueueInfo *queue)
 {
-	double lease = (double) idemq_arg_interval(fcinfo, ARG_LEASE, "lease", 1);
-	double window = (double) idemq_arg_interval(fcinfo, ARG_WINDOW, "idempotency_window", 0);
-
-	if (window < lease * PG_GETARG_INT32(ARG_MAX_ATTEMPTS))
+	if ((double) queue->idempotency_window < (double) queue->lease * queue->max_attempts)
 		ereport(WARNING,
 				(errmsg("idempotency_window of queue \"%s\" is shorter than lease x max_attempts",
-						name),
+						queue->name),
 				 errdetail("A message that is delivered again after the window runs its effect "
 						   "again.")));
 }
 
-/* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, 0A000. */
+/* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, 0A000, IQ005, 42501. */
 Datum
 idemq_sql_create_queue(PG_FUNCTION_ARGS)
 {
@@ -186,6 +192,7 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 	Oid creator = GetUserId();
 	Datum values[SETTING_ARGS];
 	char nulls[SETTING_ARGS];
+	QueueInfo queue;
 	SqlScope scope;
 	bool isnull;
 	int32 id;
@@ -196,7 +203,7 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 			idemq_arg_required(fcinfo, i, required[i]);
 	}
 	check_settings(fcinfo);
-	warn_of_short_window(fcinfo, name);
+	check_dead_queue(fcinfo, name);
 	setting_values(fcinfo, name, values, nulls);
 	idemq_sql_begin(&scope);
 	if (idemq_sql_run(&insert_queue, values, nulls, SPI_OK_INSERT_RETURNING) == 0)
@@ -209,7 +216,17 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 	idemq_sql_end(&scope);
 	if (!has_privs_of_role(creator, idemq_catalog()->owner))
 		idemq_grant_admin(id, creator);
+	if (idemq_queue_by_id(id, &queue))
+		warn_of_short_window(&queue);
 	PG_RETURN_INT32(id);
+}
+
+/* Returns whether dead_queue is ''. */
+static bool
+takes_dead_queue_away(FunctionCallInfo fcinfo)
+{
+	return !PG_ARGISNULL(ARG_DEAD_QUEUE) &&
+		   VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(ARG_DEAD_QUEUE)) == 0;
 }
 
 /* alter_queue(name, settings ...) -> void; IQ005, 42501, 22023, 0A000. */
@@ -223,9 +240,14 @@ idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 
 	idemq_arg_admin_queue(fcinfo, &queue);
 	check_settings(fcinfo);
+	if (!takes_dead_queue_away(fcinfo))
+		check_dead_queue(fcinfo, queue.name);
 	setting_values(fcinfo, queue.name, values, nulls);
 	idemq_sql_begin(&scope);
 	(void) idemq_sql_run(&update_queue, values, nulls, SPI_OK_UPDATE);
 	idemq_sql_end(&scope);
+	if (!(PG_ARGISNULL(ARG_LEASE) && PG_ARGISNULL(ARG_MAX_ATTEMPTS) && PG_ARGISNULL(ARG_WINDOW)) &&
+		idemq_queue_by_id(queue.id, &queue))
+		warn_of_short_window(&queue);
 	PG_RETURN_VOID();
 }

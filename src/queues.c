@@ -233,6 +233,20 @@ idemq_queue_denied(const char *name, int wanted)
 							name, GetUserNameFromId(GetUserId(), false), privilege)));
 }
 
+/* Looks a queue up by name, whatever the current role's privileges; false when there is none. */
+bool
+idemq_queue_find(const char *name, QueueInfo *queue)
+{
+	CachedName *match = NULL;
+
+	load_cache();
+	if (strlen(name) <= IDEMQ_MAX_QUEUE_NAME)
+		match = hash_search(names, name, HASH_FIND, NULL);
+	if (match != NULL)
+		copy_out(hash_search(cache, &match->id, HASH_FIND, NULL), queue);
+	return match != NULL;
+}
+
 /*
  * Looks a queue up by name.  wanted: QueuePrivilege bits of which the current
  * role must hold one.  Raises IQ005 when there is none, 42501 without a privilege.
@@ -240,16 +254,10 @@ idemq_queue_denied(const char *name, int wanted)
 void
 idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue)
 {
-	CachedName *match = NULL;
-
-	load_cache();
-	if (strlen(name) <= IDEMQ_MAX_QUEUE_NAME)
-		match = hash_search(names, name, HASH_FIND, NULL);
-	if (match == NULL)
+	if (!idemq_queue_find(name, queue))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEMQ_NO_SUCH_QUEUE), errmsg("queue \"%s\" does not exist", name),
 				 errhint("Create it with SELECT idemq.create_queue('...'), or mend the name.")));
-	copy_out(hash_search(cache, &match->id, HASH_FIND, NULL), queue);
 	if ((queue->privileges & wanted) == 0)
 		idemq_queue_denied(name, wanted);
 }
@@ -282,6 +290,19 @@ void
 idemq_queue_lock(int32 id, LOCKMODE mode)
 {
 	LockDatabaseObject(idemq_catalog()->queues, (Oid) id, 0, mode);
+}
+
+/* As idemq_queue_lock, but does not wait: false when somebody is in the way. */
+bool
+idemq_queue_try_lock(int32 id, LOCKMODE mode)
+{
+	LOCKTAG tag;
+
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, idemq_catalog()->queues, (Oid) id, 0);
+	if (LockAcquire(&tag, mode, false, true) == LOCKACQUIRE_NOT_AVAIL)
+		return false;
+	AcceptInvalidationMessages();
+	return true;
 }
 
 /*

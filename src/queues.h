@@ -42,9 +42,11 @@ typedef struct QueueInfo
 
 extern void idemq_queues_install(void);
 extern void idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue);
+extern bool idemq_queue_find(const char *name, QueueInfo *queue);
 extern bool idemq_queue_by_id(int32 id, QueueInfo *queue);
 extern bool idemq_queue_allows(int32 id, int wanted, QueueInfo *queue);
 extern void idemq_queue_lock(int32 id, LOCKMODE mode);
+extern bool idemq_queue_try_lock(int32 id, LOCKMODE mode);
 extern int32 *idemq_queue_ids(int wanted, int *count);
 pg_noreturn extern void idemq_queue_denied(const char *name, int wanted);
 extern void idemq_queues_changed(void);

@@ -15,6 +15,7 @@
 
 #include "attempts.h"
 #include "catalog.h"
+#include "dead_queue.h"
 #include "group_notes.h"
 #include "leases.h"
 #include "lowers.h"
@@ -214,7 +215,8 @@ keeps_nothing(const Job *job, const QueueInfo *queue)
 /*
  * Makes an event happen to a fetched job.  The caller has checked that it is
  * allowed, and the token where the job is somebody's.  A commit of a job without
- * a key in a queue that keeps nothing deletes the row.
+ * a key in a queue that keeps nothing deletes the row.  A death adds a job to the
+ * dead queue of the job's queue.
  */
 JobWrite
 idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
@@ -222,12 +224,16 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 {
 	const Transition *transition = &transitions[event];
 	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
+	bool goes_on = transition->to == JOB_DEAD && queue->dead_queue[0] != '\0';
+	QueueInfo dead;
 	JobChange change;
 	JobWrite write;
 
 	if (!idemq_transition_allowed(event, job->status))
 		elog(ERROR, "event %d cannot happen to a job that is %s", event,
 			 idemq_status_name(job->status));
+	if (goes_on && !idemq_dead_queue_hold(queue, wait, &dead))
+		return JOB_LOCKED;
 	if (deleted)
 		write = idemq_jobs_delete(table, job, wait);
 	else
@@ -246,5 +252,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 		return write;
 	if (transition->history != NULL && job->status == JOB_PROCESSING)
 		idemq_attempts_add(job, args->now, transition->history, args->error);
+	if (goes_on)
+		idemq_dead_queue_add(job, queue, &dead, args->now, args->error);
 	return write;
 }

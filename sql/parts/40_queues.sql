@@ -23,7 +23,7 @@ COMMENT ON FUNCTION idemq.alter_queue(text, interval, int, interval, float8, int
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_drop_queue';
 COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
-	IS 'drop a queue with its jobs; refused while it has unfinished jobs, unless force';
+	IS 'drop a queue with its jobs; refused while it has unfinished jobs or is another''s dead_queue, unless force';
 
 CREATE FUNCTION idemq.pause(name text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_pause';

@@ -78,5 +78,5 @@ CREATE FUNCTION idemq.memory_usage()
 COMMENT ON FUNCTION idemq.memory_usage() IS 'what idemq.memory shows; returns a row for each shared table';
 
 CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq.memory_usage();
-COMMENT ON VIEW idemq.memory IS 'the tables in shared memory, of the whole server: leases (idemq.max_leases), queues (idemq.max_queues)';
+COMMENT ON VIEW idemq.memory IS 'the tables in shared memory, of the whole server: leases (idemq.max_leases), buckets (idemq.max_buckets), queues (idemq.max_queues)';
 COMMENT ON COLUMN idemq.memory.refused IS 'how often something found no room since the start of the server; it then works without, more slowly';

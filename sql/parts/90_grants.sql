@@ -8,7 +8,7 @@ REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
 
 GRANT USAGE ON SCHEMA idemq TO PUBLIC;
 GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.queues, idemq.metrics, idemq.memory,
-	idemq.workers TO PUBLIC;
+	idemq.workers, idemq.admissions TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
 	idemq.alter_queue, idemq.drop_queue, idemq.pause, idemq.resume, idemq.purge,
 	idemq.grant_queue, idemq.revoke_queue,
@@ -19,6 +19,7 @@ GRANT EXECUTE ON FUNCTION
 	idemq.fail, idemq.fail_many, idemq.release, idemq.checkpoint,
 	idemq.assert_current, idemq.reap,
 	idemq.may_see, idemq.may_use, idemq.job, idemq.queue_metrics, idemq.memory_usage,
+	idemq.admission_counts,
 	idemq.why, idemq.leases,
 	idemq.acquire, idemq.cancel_by_key, idemq.queue_id, idemq.job_by_key, idemq.fence
 	TO PUBLIC;

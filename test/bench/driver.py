@@ -11,6 +11,8 @@ recovery: until the job of a lost worker is in the hand of another one, which
 waits in idemq.wait.  idemq-lease: from the deadline that the lost one was told;
 idemq-client, idemq-backend: from just before the kill -9 of the client, or the
 call of pg_terminate_backend, of an attached lease.
+
+admit: one call of idemq.admit, of one bucket or of many in turn, or one SELECT 1.
 """
 
 import multiprocessing
@@ -194,9 +196,26 @@ def recovery(side, count, conninfo, payload):
     return found
 
 
+def admit(side, count, conninfo, _):
+    """The same statement again and again, as a web server's request would."""
+    buckets = {"idemq-one": ["bench"], "idemq-many": [str(n) for n in range(1, 1001)], "one": []}[side]
+    statement = "SELECT * FROM idemq.admit(%s, 2000000000, '1 s')" if buckets else "SELECT 1"
+    found = []
+    with psycopg.connect(conninfo, autocommit=True) as conn:
+        for n in range(count):
+            arguments = [buckets[n % len(buckets)]] if buckets else None
+            began = time.monotonic_ns()
+            (answer, *_) = conn.execute(statement, arguments).fetchone()
+            found.append((time.monotonic_ns() - began) / 1000)
+            if not answer:
+                raise RuntimeError("refused")
+    return found
+
+
 def main():
     bench, side, count, conninfo, payload = sys.argv[1:6]
-    for sample in {"latency": latency, "recovery": recovery}[bench](side, int(count), conninfo, payload):
+    measure = {"latency": latency, "recovery": recovery, "admit": admit}[bench]
+    for sample in measure(side, int(count), conninfo, payload):
         print(f"{sample:.1f}")
 
 

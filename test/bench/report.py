@@ -29,6 +29,8 @@ TITLES = {
     ("message", "idemq-acquire", "idemq-enqueue"): "acquire + commit of new keys / enqueue + claim + commit",
     ("hot", "idemq-held", "one"): "acquire of one key: held by a worker / SELECT 1",
     ("hot", "idemq-open", "one"): "acquire of one key: in an open transaction / SELECT 1",
+    ("admit", "idemq-one", "one"): "admit: one bucket / SELECT 1",
+    ("admit", "idemq-many", "one"): "admit: many buckets / SELECT 1",
     ("notify", "idemq-pgnotify", "idemq-off"): "enqueue: with pg_notify / idemq.notify off",
 }
 
@@ -53,6 +55,8 @@ TARGETS = {
     ("acquire", "idemq-acquire", "idemq-claim"): 0.8,
     ("hot", "idemq-held", "one"): 0.5,
     ("hot", "idemq-open", "one"): 0.5,
+    ("admit", "idemq-one", "one"): 0.7,
+    ("admit", "idemq-many", "one"): 0.7,
 }
 MIXED_TARGET = 2.5
 
@@ -75,6 +79,9 @@ SAMPLES = {
     ("recovery", "idemq-backend"): ("attached, pg_terminate_backend", 10, ("worst", 50)),
     ("hot", "idemq-held"): ("SELECT 1 beside many that acquire a held key", None, None),
     ("hot", "idemq-open"): ("SELECT 1 beside many that acquire a key in an open transaction", None, None),
+    ("admit", "idemq-one"): ("admit through psycopg, one bucket", 0.5, ("p99", 0.5)),
+    ("admit", "idemq-many"): ("admit through psycopg, many buckets", 0.5, ("p99", 0.5)),
+    ("admit", "one"): ("SELECT 1 through psycopg", None, None),
     ("hot", "one"): ("SELECT 1 beside as many SELECT 1", None, None),
 }
 

@@ -90,6 +90,13 @@ SELECT lease FROM idemq.queues WHERE name = 'named';
 -- A window shorter than all attempts together is warned of.
 SELECT idemq.create_queue('short_window', lease => '1 h', max_attempts => 25, idempotency_window => '1 day') > 0 AS made;
 SELECT idemq.create_queue('long_window', lease => '1 h', max_attempts => 24, idempotency_window => '1 day') > 0 AS made;
+-- So by alter_queue, by what the settings are then; not when it changes none of the three.
+SELECT idemq.alter_queue('long_window', max_attempts => 25);
+SELECT idemq.alter_queue('long_window', retention => '2 days');
+SELECT idemq.alter_queue('long_window', idempotency_window => '2 days');
+SELECT idemq.alter_queue('long_window', lease => '2 h');
+SELECT idemq.alter_queue('long_window', lease => '1 h');
+SELECT idemq.alter_queue('long_window', idempotency_window => '1 h');
 
 -- pause: jobs come in, none go out; those in flight go on.  resume: all of them.
 SELECT (idemq.enqueue('q', '1')).id \gset

@@ -59,6 +59,8 @@ my @wakers = (
 	[ 'a hand-made INSERT', '', "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
 		SELECT queue_id, now(), 4, 3, 'pending', now(), '1' FROM idemq.queues" ],
 	[ 'a hand-made UPDATE', "SELECT idemq.enqueue('q', '1', delay => '1 h')", 'UPDATE idemq.jobs SET ready_at = now()' ],
+	[ 'a job moved here by hand', "SELECT idemq.create_queue('elsewhere'); SELECT idemq.enqueue('elsewhere', '1')",
+		"UPDATE idemq.jobs SET queue_id = idemq.queue_id('q')" ],
 	[ 'a row lock that ends', "SELECT idemq.enqueue('q', '1'); $claim",
 		'BEGIN; SELECT idemq.release(id, token) FROM held; COMMIT; BEGIN; SELECT FROM idemq.jobs FOR UPDATE; ROLLBACK' ],
 	[ 'an enqueue after a TRUNCATE', "SELECT idemq.enqueue('q', '1', delay => '1 h')",

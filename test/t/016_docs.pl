@@ -107,7 +107,7 @@ sub quotes
 	cmp_ok($quoted, '>', 0, "$file: quotes something");
 }
 
-runs($_) foreach grep { -e "$source/$_" } qw(README.md doc/patterns.md doc/recovery-points.md);
+runs($_) foreach grep { -e "$source/$_" } qw(README.md doc/patterns.md doc/recovery-points.md doc/operations.md);
 quotes('doc/recovery-points.md', 'test/clients/recovery.py');
 
 $node->stop;

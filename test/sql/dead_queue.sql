@@ -1,0 +1,254 @@
+-- dead_queue: a dead job goes on as a job of another queue, in the transaction of its death.
+CREATE EXTENSION idemq;
+\set VERBOSITY sqlstate
+\pset null -
+SET TIME ZONE 'UTC';
+SELECT idemq.create_queue('letters', max_attempts => 7, lease => '1 h') AS letters \gset
+SELECT idemq.create_queue('q', retry_jitter => 0, lease => '1 h', max_attempts => 2, dead_queue => 'letters') AS q \gset
+SELECT name, dead_queue FROM idemq.queues ORDER BY 1;
+
+-- Payload, key, error and attempts; headers as headers too; priority, attempts and the rest are the dead queue's.
+SELECT id FROM idemq.enqueue('q', '{"order": [1.50, null, "ü"]}', key => 'order-1', priority => 0, headers => '{"traceparent": "00-01"}') \gset
+SELECT idemq.fail(id, token, 'first', '0') FROM idemq.claim('q', worker => 'w1');
+SELECT count(*) FROM idemq.jobs WHERE queue_id = :letters;
+SELECT token, idemq.fail(id, token, 'second') AS outcome FROM idemq.claim('q', worker => 'w2') \gset
+SELECT :'outcome' AS outcome;
+SELECT status, last_error, attempt, key FROM idemq.job(:id);
+\x on
+SELECT status, priority, attempt, max_attempts, expires_at, key = format('dead:q:%s:%s', :id, :token) AS its_key, group_key, headers, checkpoint,
+	payload - 'attempts' - 'id' - 'died_at' - 'enqueued_at' AS payload, (payload->>'id')::bigint = :id AS its_id,
+	(payload->>'died_at')::timestamptz = (SELECT finished_at FROM idemq.job(:id)) AS died_at,
+	(payload->>'enqueued_at')::timestamptz = (SELECT created_at FROM idemq.job(:id)) AS enqueued_at
+FROM idemq.jobs WHERE queue_id = :letters;
+\x off
+SELECT a.attempt, a.worker, a.outcome, a.error, a.claimed_at = h.claimed_at AS claimed_at, a.ended_at = h.ended_at AS ended_at
+FROM idemq.jobs, ROWS FROM (jsonb_to_recordset(payload->'attempts') AS (attempt int, worker text, outcome text, error text, claimed_at timestamptz, ended_at timestamptz))
+	WITH ORDINALITY AS a(attempt, worker, outcome, error, claimed_at, ended_at, ord) JOIN idemq.attempts h ON h.job_id = :id AND h.attempt = a.attempt WHERE jobs.queue_id = :letters ORDER BY ord;
+SELECT payload->>'error' AS error, headers, idemq.commit(id, token) FROM idemq.claim('letters');
+SELECT enqueued_total, claimed_total, dead_total FROM idemq.metrics WHERE queue = 'letters';
+
+-- What there is not is null.
+SELECT idemq.fail((j).id, (j).token, permanent => true) FROM (SELECT idemq.claim_job((idemq.enqueue('q', 'null')).id) AS j OFFSET 0) s;
+SELECT payload - 'attempts' - 'id' - 'died_at' - 'enqueued_at' AS payload, jsonb_array_length(payload->'attempts') AS attempts, headers,
+	payload->'attempts'->0->'worker' AS worker FROM idemq.claim('letters');
+
+-- A reaped lease; each way to reap.
+TRUNCATE idemq.jobs, idemq.attempts;
+SELECT count(idemq.enqueue('q', to_jsonb(n), max_attempts => 1)) FROM generate_series(1, 4) n;
+SELECT count(*) FROM idemq.claim('q', 4, lease => '1 ms');
+SELECT pg_sleep(0.005);
+SELECT outcome FROM idemq.claim_job((SELECT id FROM idemq.jobs WHERE payload = '2'));
+SELECT payload->'payload' AS payload FROM idemq.claim('letters', 10);
+SELECT idemq.reap('q');
+SELECT payload->'payload' AS payload, payload->>'error' AS error, payload->'attempts'->0->>'outcome' AS outcome FROM idemq.claim('letters', 10) ORDER BY 1;
+SELECT count(idemq.enqueue('q', to_jsonb(n), max_attempts => 1)) FROM generate_series(5, 6) n;
+SELECT count(*) FROM idemq.claim('q', 2, lease => '1 ms');
+SELECT pg_sleep(0.005);
+-- One call: what dies in the first queue is claimed from the second.
+SELECT queue, payload->'payload' AS payload FROM idemq.claim_any('{q,letters}', 10) ORDER BY 2;
+-- A lease that memory does not know.
+SELECT (idemq.enqueue('q', '7', max_attempts => 1)).outcome;
+UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 1, claimed_at = '2020-01-01', deadline = '2020-01-01' WHERE payload = '7';
+SELECT idemq.reap('q');
+SELECT status FROM idemq.jobs WHERE payload = '7';
+
+-- fail_many.
+TRUNCATE idemq.jobs, idemq.attempts;
+SELECT count(idemq.enqueue('q', to_jsonb(n))) FROM generate_series(1, 200) n;
+SELECT outcome, count(*) FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens, array_agg('e' || (payload #>> '{}')) AS errors FROM idemq.claim('q', 200)) c,
+	idemq.fail_many(ids, tokens, errors, permanent => true) GROUP BY 1;
+SELECT count(*), count(DISTINCT payload->'id') AS ids, bool_and(payload->>'error' = 'e' || (payload->>'payload')) AS errors FROM idemq.claim('letters', 1000);
+
+-- With the death it is undone, by savepoint and transaction.
+TRUNCATE idemq.jobs, idemq.attempts;
+SELECT id FROM idemq.enqueue('q', '1') \gset
+SELECT token FROM idemq.claim('q') \gset
+BEGIN;
+SAVEPOINT s;
+SELECT idemq.fail(:id, :token, 'no', permanent => true);
+SELECT count(*) FROM idemq.jobs WHERE queue_id = :letters;
+ROLLBACK TO s;
+SELECT count(*) FROM idemq.jobs WHERE queue_id = :letters;
+SELECT idemq.validate(:id, :token);
+SELECT idemq.fail(:id, :token, 'no', permanent => true);
+ROLLBACK;
+SELECT count(*) FROM idemq.claim('letters');
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT 1;
+SELECT idemq.fail(:id, :token, 'yes', permanent => true);
+SELECT count(*) FROM idemq.jobs WHERE queue_id = :letters;
+COMMIT;
+SELECT idemq.fail(:id, :token, 'again', permanent => true);
+SELECT payload->>'error' AS error, payload->'attempts'->0->>'error' AS last FROM idemq.claim('letters');
+
+-- Only deaths: neither cancel, nor expiry, nor a failed attempt that is retried.
+TRUNCATE idemq.jobs, idemq.attempts;
+SELECT idemq.cancel((idemq.enqueue('q', '1')).id);
+SELECT (idemq.enqueue('q', '2', expires_in => '1 ms')).outcome, pg_sleep(0.005);
+SELECT (idemq.enqueue('q', '3')).outcome;
+SELECT idemq.fail(id, token, retry_in => '1 h') FROM idemq.claim('q', 10);
+SELECT status, count(*) FROM idemq.jobs GROUP BY 1 ORDER BY 1;
+
+-- retry and redrive: the dead job goes again, its copy stays; a second death is a second copy.
+SELECT id FROM idemq.enqueue('q', '4') \gset
+SELECT idemq.fail(id, token, 'one', permanent => true) FROM idemq.claim('q');
+SELECT idemq.redrive('q');
+SELECT idemq.fail(id, token, 'two', permanent => true) FROM idemq.claim('q');
+SELECT idemq.retry(:id);
+SELECT idemq.redrive('q'), idemq.redrive('letters');
+SELECT idemq.fail(id, token, 'three', permanent => true) FROM idemq.claim('q');
+SELECT payload->>'error' AS error, jsonb_array_length(payload->'attempts') AS attempts FROM idemq.claim('letters', 10);
+
+-- The key makes it once a death: one that is put back by hand dies again, and is there.
+UPDATE idemq.jobs SET status = 'processing', finished_at = NULL, ready_at = now(), deadline = now() + interval '1 h' WHERE id = :id;
+SELECT idemq.fail(id, token, 'again', permanent => true) FROM idemq.job(:id);
+SELECT count(*) FROM idemq.jobs WHERE queue_id = :letters;
+
+-- The latest 100 attempts, of each error 10,000 characters; a payload above 100 MB is left out.
+TRUNCATE idemq.jobs, idemq.attempts;
+SELECT id FROM idemq.enqueue('q', '1', max_attempts => 103) \gset
+DO $$
+DECLARE
+	job record;
+BEGIN
+	FOR i IN 1 .. 103 LOOP
+		SELECT * INTO job FROM idemq.claim('q');
+		PERFORM idemq.fail(job.id, job.token, i || repeat('ü', 12000), '0');
+	END LOOP;
+END $$;
+SELECT jsonb_array_length(payload->'attempts') AS attempts, payload->'attempts'->0->'attempt' AS first, payload->'attempts'->-1->'attempt' AS last,
+	length(payload->>'error') AS error, length(payload->'attempts'->-1->>'error') AS last_error FROM idemq.claim('letters');
+SELECT length(last_error) FROM idemq.job(:id);
+TRUNCATE idemq.jobs, idemq.attempts;
+SELECT id FROM idemq.enqueue('q', to_jsonb(repeat('x', 100 * 1024 * 1024)), headers => '{"a": 1}') \gset
+SELECT idemq.fail(id, token, 'big', permanent => true) FROM (SELECT id, token FROM idemq.claim('q')) c;
+SELECT payload->'payload' AS payload, payload->'headers' AS in_payload, headers, payload->>'error' AS error FROM idemq.claim('letters');
+
+-- Who has the key already has it (test/specs/dead-queue.spec: who is about to).
+TRUNCATE idemq.jobs, idemq.attempts;
+SELECT id FROM idemq.enqueue('q', '1') \gset
+SELECT token FROM idemq.claim('q') \gset
+SELECT (idemq.enqueue('letters', '"squatter"', key => format('dead:q:%s:%s', :id, :token))).outcome;
+SELECT idemq.fail(:id, :token, permanent => true);
+SELECT payload FROM idemq.claim('letters', 10);
+
+-- By SQL, where the table is not simple; a trigger sees it.
+TRUNCATE idemq.jobs, idemq.attempts;
+ALTER TABLE idemq.jobs ADD CHECK (priority >= 0);
+SELECT (idemq.enqueue('q', '1')).outcome;
+SELECT idemq.fail(id, token, 'sql', permanent => true) FROM idemq.claim('q');
+SELECT payload->>'error' AS error FROM idemq.claim('letters');
+ALTER TABLE idemq.jobs DROP CONSTRAINT jobs_priority_check;
+SELECT * FROM idemq.check();
+
+-- A paused dead queue accepts.
+SELECT idemq.pause('letters');
+SELECT (idemq.enqueue('q', '2')).outcome;
+SELECT idemq.fail(id, token, 'paused', permanent => true) FROM idemq.claim('q');
+SELECT count(*) FROM idemq.claim('letters');
+SELECT idemq.resume('letters');
+SELECT payload->>'error' AS error FROM idemq.claim('letters');
+
+-- The setting: another queue that exists, and none whose dead jobs would come back.
+SELECT idemq.create_queue('self', dead_queue => 'self');
+SELECT idemq.create_queue('bad', dead_queue => '');
+SELECT idemq.create_queue('bad', dead_queue => 'nope');
+SELECT idemq.create_queue('bad', dead_queue => repeat('x', 49));
+SELECT idemq.alter_queue('q', dead_queue => 'q');
+SELECT idemq.alter_queue('q', dead_queue => 'nope');
+SELECT idemq.alter_queue('letters', dead_queue => 'q');
+SELECT idemq.create_queue('third', lease => '1 h') AS third \gset
+SELECT idemq.alter_queue('letters', dead_queue => 'third');
+SELECT idemq.alter_queue('third', dead_queue => 'q');
+SELECT idemq.alter_queue('third', dead_queue => 'letters');
+SELECT name, dead_queue FROM idemq.queues ORDER BY 1;
+-- Nothing changes when another setting does.
+SELECT idemq.alter_queue('q', lease => '2 h');
+SELECT dead_queue FROM idemq.queues WHERE name = 'q';
+-- A dead job of the dead queue goes on, with its own account.
+TRUNCATE idemq.jobs, idemq.attempts;
+SELECT (idemq.enqueue('q', '1')).outcome;
+SELECT idemq.fail(id, token, 'in q', permanent => true) FROM idemq.claim('q');
+SELECT idemq.fail(id, token, 'in letters', permanent => true) FROM idemq.claim('letters');
+SELECT payload->>'queue' AS queue, payload->>'error' AS error, payload#>>'{payload,queue}' AS before, payload#>>'{payload,error}' AS error_before,
+	payload#>'{payload,payload}' AS payload, idemq.fail(id, token, 'in third', permanent => true) FROM idemq.claim('third');
+SELECT status, count(*) FROM idemq.jobs GROUP BY 1;
+-- A circle made by hand ends after one round; so does a queue's own name.
+UPDATE idemq.queues SET dead_queue = 'q' WHERE name = 'third';
+SELECT idemq.redrive('third');
+\set VERBOSITY default
+SELECT idemq.fail(id, token, 'round', permanent => true) FROM (SELECT * FROM idemq.claim('third')) c;
+SELECT count(*) FROM idemq.jobs WHERE queue_id = :q;
+UPDATE idemq.queues SET dead_queue = 'third' WHERE name = 'third';
+SELECT idemq.redrive('third');
+SELECT status, idemq.cancel(id) FROM idemq.jobs WHERE queue_id = :third;
+\set VERBOSITY sqlstate
+SELECT idemq.alter_queue('third', dead_queue => '');
+SELECT idemq.alter_queue('third', dead_queue => '');
+SELECT idemq.alter_queue('letters', dead_queue => '');
+SELECT name, dead_queue FROM idemq.queues ORDER BY 1;
+
+-- drop_queue of a dead queue is refused, unless force, which takes it away there.
+TRUNCATE idemq.jobs, idemq.attempts;
+SELECT idemq.create_queue('Other', dead_queue => 'letters') > 0 AS made;
+\set VERBOSITY default
+SELECT idemq.drop_queue('letters');
+\set VERBOSITY sqlstate
+SELECT idemq.drop_queue('letters');
+BEGIN;
+SELECT idemq.drop_queue('letters', force => true);
+SELECT name, dead_queue FROM idemq.queues ORDER BY 1;
+SELECT (idemq.enqueue('q', '1')).outcome;
+SELECT idemq.fail(id, token, 'nowhere', permanent => true) FROM idemq.claim('q');
+ROLLBACK;
+SELECT name, dead_queue FROM idemq.queues ORDER BY 1;
+SELECT idemq.drop_queue('Other');
+-- Its own name, set by hand, is in nobody's way.
+UPDATE idemq.queues SET dead_queue = 'third' WHERE name = 'third';
+SELECT idemq.drop_queue('third');
+
+-- Gone all the same: the death stands, and says so.
+DELETE FROM idemq.queues WHERE name = 'letters';
+SELECT id FROM idemq.enqueue('q', '1') \gset
+\set VERBOSITY default
+SELECT idemq.fail((j).id, (j).token, 'no letters', permanent => true) FROM (SELECT idemq.claim_job(:id) AS j OFFSET 0) s;
+SELECT id FROM idemq.enqueue('q', '2', max_attempts => 1) AS two \gset
+SELECT count(*) FROM idemq.claim('q', lease => '1 ms');
+SELECT pg_sleep(0.005);
+SELECT idemq.reap('q');
+\set VERBOSITY sqlstate
+SELECT payload, status, last_error FROM idemq.jobs WHERE queue_id = :q ORDER BY id;
+SELECT dead_queue FROM idemq.queues;
+SELECT idemq.redrive('q');
+-- A circle through a name that was gone is seen when the queue comes again.
+SELECT idemq.create_queue('letters', dead_queue => 'q');
+SELECT idemq.create_queue('letters') > 0 AS made;
+SELECT idemq.fail(id, token, 'there again', permanent => true) FROM idemq.claim('q');
+SELECT payload->>'error' AS error FROM idemq.claim('letters', 10);
+SELECT * FROM idemq.check() WHERE severity = 'error';
+
+-- Who sets it may enqueue to it or administer it; who fails a job need not.
+CREATE ROLE regress_dead_admin;
+CREATE ROLE regress_dead_worker;
+SELECT idemq.grant_queue('q', 'regress_dead_admin', 'admin'), idemq.grant_queue('letters', 'regress_dead_admin', 'claim'),
+	idemq.grant_queue('q', 'regress_dead_worker', 'claim');
+SET ROLE regress_dead_admin;
+SELECT idemq.alter_queue('q', dead_queue => 'letters');
+RESET ROLE;
+SELECT idemq.grant_queue('letters', 'regress_dead_admin', 'enqueue');
+SET ROLE regress_dead_admin;
+SELECT idemq.alter_queue('q', dead_queue => 'letters');
+RESET ROLE;
+SELECT idemq.revoke_queue('letters', 'regress_dead_admin', 'enqueue'), idemq.grant_queue('letters', 'regress_dead_admin', 'admin');
+SET ROLE regress_dead_admin;
+SELECT idemq.alter_queue('q', dead_queue => 'letters');
+RESET ROLE;
+SELECT (idemq.enqueue('q', '3')).outcome;
+SET ROLE regress_dead_worker;
+SELECT idemq.enqueue('letters', '1');
+SELECT idemq.fail(id, token, 'by a worker', permanent => true) FROM idemq.claim('q', 10);
+SELECT count(*) FROM idemq.jobs WHERE queue_id <> :q;
+RESET ROLE;
+SELECT payload->>'error' AS error FROM idemq.claim('letters', 10);
+DELETE FROM idemq.queue_grants;
+DROP ROLE regress_dead_admin, regress_dead_worker;

@@ -1,0 +1,142 @@
+# idemq.admit: exact while many sessions call one bucket, not undone by anything but
+# a restart, in recovery, and what happens when the table of buckets is full.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $buckets = 16;
+my $node = new_server('admit', 'idemq.max_buckets' => $buckets, max_connections => 50, log_statement => 'none',
+	max_prepared_transactions => 2);
+# So long that no token comes back.
+my $per = '100 years';
+
+# Runs the pgbench scripts in 16 sessions, all at the same buckets; each call is a
+# transaction.
+sub hammer
+{
+	my ($name, @scripts) = @_;
+	my @files = map { my $file = $node->basedir . "/$name.$_.sql"; append_to_file($file, $scripts[$_]); ('-f', $file) } 0 .. $#scripts;
+
+	$node->command_ok([ 'pgbench', '-n', '-M', 'prepared', '-c', '16', '-j', '2', '-t', '250', '-h', $node->host,
+			'-p', $node->port, @files, 'postgres' ], "$name: 16 sessions, 250 calls each");
+	return;
+}
+
+# ---- Exactly max_calls of a race, by what committed and by what is counted
+
+sql($node, 'CREATE TABLE got (bucket text, cost int)');
+my $before = sql($node, 'SELECT allowed FROM idemq.admissions');
+hammer('one', "INSERT INTO got SELECT 'one', 1 FROM idemq.admit('one', 1000, '$per') WHERE allowed;\n");
+is_sql($node, "SELECT count(*) FROM got WHERE bucket = 'one'", '1000', 'exactly max_calls are allowed');
+is_sql($node, "SELECT allowed, remaining FROM idemq.admit('one', 1000, '$per')", 'f|0', 'and not one more');
+is_sql($node, "SELECT allowed - $before, refused, unlimited FROM idemq.admissions", '1000|3001|0', 'all of it is counted');
+hammer('three', "INSERT INTO got SELECT 'three', 3 FROM idemq.admit('three', 1000, '$per', 3) WHERE allowed;\n");
+is_sql($node, "SELECT count(*) FROM got WHERE bucket = 'three'", '333', 'cost 3: a third of them');
+is_sql($node, "SELECT allowed, remaining FROM idemq.admit('three', 1000, '$per', cost => 0)", 't|1', 'one is left');
+hammer('mixed', map { "INSERT INTO got SELECT 'mixed', $_ FROM idemq.admit('mixed', 1000, '$per', $_) WHERE allowed;\n" } (1, 2, 7));
+is_sql($node, "SELECT sum(cost) FROM got WHERE bucket = 'mixed'", '1000', 'mixed costs: all are used up');
+hammer('undone', "BEGIN;\nINSERT INTO got SELECT 'undone', 1 FROM idemq.admit('undone', 1000, '$per') WHERE allowed;\nCOMMIT;\n",
+	"BEGIN;\nSELECT allowed FROM idemq.admit('undone', 1000, '$per');\nROLLBACK;\n",
+	"BEGIN;\nSAVEPOINT s;\nSELECT allowed FROM idemq.admit('undone', 1000, '$per');\nROLLBACK TO s;\nCOMMIT;\n");
+is_sql($node, "SELECT count(*) BETWEEN 1 AND 999 FROM got WHERE bucket = 'undone'", 't', 'some were allowed to who rolled back');
+is_sql($node, "SELECT allowed FROM idemq.admit('undone', 1000, '$per')", 'f', 'none of them came back');
+is_sql($node, "SELECT allowed - $before FROM idemq.admissions", 2333 + sql($node, "SELECT count(*) FROM got WHERE bucket = 'mixed'"),
+	'max_calls were allowed of that one too');
+
+# ---- Not undone
+
+sub left { return sql($node, "SELECT remaining FROM idemq.admit('left', 10, '$per', cost => 0)") }
+
+sql($node, "BEGIN; SELECT idemq.admit('left', 10, '$per'); ROLLBACK");
+is(left(), '9', 'ROLLBACK');
+sql($node, "BEGIN; SAVEPOINT s; SELECT idemq.admit('left', 10, '$per'); ROLLBACK TO s; COMMIT");
+is(left(), '8', 'ROLLBACK TO');
+is_state($node, "DO \$\$ BEGIN PERFORM idemq.admit('left', 10, '$per'); RAISE 'no'; END \$\$", 'P0001', 'an error');
+is(left(), '7', 'a failed transaction');
+sql($node, "BEGIN; SELECT idemq.admit('left', 10, '$per'); PREPARE TRANSACTION 'p'; ROLLBACK PREPARED 'p'");
+is(left(), '6', 'ROLLBACK PREPARED');
+sql($node, "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY; SELECT idemq.admit('left', 10, '$per'); COMMIT");
+is(left(), '5', 'a serializable read-only transaction');
+my $open = session($node);
+$open->query_safe("BEGIN; SELECT idemq.admit('left', 10, '$per')");
+is(left(), '4', 'others see it before the commit');
+$open->quit;
+is(left(), '4', 'a session that ends');
+
+# ---- Databases and roles
+
+sql($node, 'CREATE DATABASE other');
+sql($node, 'CREATE EXTENSION idemq', 'other');
+is_sql($node, "SELECT allowed, remaining FROM idemq.admit('one', 1000, '$per')", 't|999', 'another database has its own bucket', 'other');
+sql($node, 'CREATE ROLE caller LOGIN; CREATE ROLE watcher LOGIN IN ROLE pg_monitor');
+is_state($node, "SET ROLE caller; SELECT idemq.admit('left', 10, '$per')", '42501', 'not for everybody');
+is_sql($node, 'SET ROLE watcher; SELECT allowed > 0 FROM idemq.admissions', 't', 'the counts are');
+sql($node, 'GRANT EXECUTE ON FUNCTION idemq.admit TO caller');
+is_sql($node, "SET ROLE caller; SELECT remaining FROM idemq.admit('left', 10, '$per')", '3', 'a role that may');
+
+# ---- The table is full
+
+my $used = 'SELECT used, size, refused FROM idemq.memory WHERE resource = \'buckets\'';
+my $inuse = 0 + sql($node, 'SELECT used FROM idemq.memory WHERE resource = \'buckets\'');
+is($inuse, 6, 'five buckets here, one there');
+sql($node, 'DROP DATABASE other');
+is_sql($node, $used, "5|$buckets|0", 'DROP DATABASE forgets its own');
+sql($node, "SELECT idemq.admit('used' || i, 1, '$per') FROM generate_series(6, $buckets - 1) i");
+is_sql($node, "SELECT allowed FROM idemq.admit('idle 1', 1, '10 ms')", 't', 'the last room');
+is_sql($node, $used, "$buckets|$buckets|0", 'full');
+# One that is idle makes room, again and again.
+foreach my $n (2 .. 4)
+{
+	sql($node, 'SELECT pg_sleep(0.02)');
+	is_sql($node, "SELECT allowed, remaining FROM idemq.admit('idle $n', 1, '10 ms')", 't|0', "an idle bucket makes room, $n");
+	is_sql($node, $used, "$buckets|$buckets|0", 'nobody was refused room');
+}
+sql($node, 'SELECT pg_sleep(0.02)');
+sql($node, "SELECT idemq.admit('used last', 1, '$per')");
+my $unlimited = sql($node, 'SELECT unlimited FROM idemq.admissions');
+is_sql($node, "SELECT string_agg((idemq.admit('new', 1, '$per')).allowed::text, ' ') FROM generate_series(1, 3)", 'true true true',
+	'all in use: a new bucket is not limited');
+is_sql($node, "SELECT used, refused FROM idemq.memory WHERE resource = 'buckets'", "$buckets|3", 'idemq.memory counts who found no room');
+is_sql($node, "SELECT unlimited - $unlimited FROM idemq.admissions", '3', 'so does idemq.admissions');
+is_sql($node, "SELECT count(*) FROM generate_series(6, $buckets - 1) i, idemq.admit('used' || i, 1, '$per') a WHERE a.allowed", '0',
+	'those in use are limited as ever');
+is(left(), '3', 'and nothing is lost');
+
+# Buckets come and go at full speed, next to one that is in use all the time.
+$node->restart;
+hammer('churn', "INSERT INTO got SELECT 'churn', 1 FROM idemq.admit('churn', 1000, '$per') WHERE allowed;\n",
+	"\\set n random(1, 200)\nSELECT allowed FROM idemq.admit(:n::text, 1, '100 us');\n");
+is_sql($node, "SELECT count(*) FROM got WHERE bucket = 'churn'", '1000', 'evictions: exactly max_calls, of the one in use');
+is_sql($node, "SELECT used <= size FROM idemq.memory WHERE resource = 'buckets'", 't', 'never more buckets than there is room for');
+
+# ---- A standby has its own; a promotion keeps them
+
+$node->backup('base');
+my $standby = PostgreSQL::Test::Cluster->new('admit_standby');
+$standby->init_from_backup($node, 'base', has_streaming => 1);
+$standby->start;
+$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+is_sql($standby, "SELECT allowed, remaining FROM idemq.admit('churn', 1000, '$per')", 't|999', 'standby: its own bucket');
+is_sql($standby, "SELECT count(*) FILTER (WHERE (a).allowed) FROM (SELECT idemq.admit('churn', 1000, '$per') AS a FROM generate_series(1, 1000) OFFSET 0) s", '999',
+	'standby: limited as on the primary');
+is_sql($standby, 'SELECT allowed, refused, unlimited FROM idemq.admissions', '1000|1|0', 'standby: counted');
+is_sql($node, "SELECT allowed FROM idemq.admit('churn', 1000, '$per')", 'f', "the primary's is not touched");
+$standby->promote;
+is_sql($standby, "SELECT allowed FROM idemq.admit('churn', 1000, '$per')", 'f', 'promoted: the same bucket');
+$standby->stop;
+
+# ---- A restart forgets
+
+$node->restart;
+is_sql($node, "SELECT allowed, remaining FROM idemq.admit('churn', 1000, '$per')", 't|999', 'a restart forgets');
+is_sql($node, 'SELECT allowed, refused, unlimited FROM idemq.admissions', '1|0|0', 'and counts anew');
+
+$node->stop;
+done_testing();

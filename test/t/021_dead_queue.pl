@@ -1,0 +1,98 @@
+# dead_queue with a background worker: jobs whose worker died for the last time reach
+# those who wait for the dead queue; PREPARE TRANSACTION, a crash, a dead queue that
+# is gone, or being dropped.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('dead_queue', 'idemq.worker' => 'on', max_prepared_transactions => 2);
+my $account = "SELECT payload->>'id', payload->>'error', payload->'attempts'->-1->>'worker' FROM idemq.claim('letters')";
+
+sub poll { my ($sql, $name) = @_; return ok($node->poll_query_until('postgres', $sql), $name) }
+
+sql($node, "SELECT idemq.create_queue('letters', lease => '1 h'), idemq.alter_queue('q', max_attempts => 1, dead_queue => 'letters')");
+worker_pid($node);
+
+# A job of queue q that is claimed for so long, by a session or by one that is there no more.
+sub claimed
+{
+	my ($lease, $session) = @_;
+	my $id = sql($node, "SELECT id FROM idemq.enqueue('q', '1')");
+	my $claim = "SELECT outcome FROM idemq.claim_job($id, lease => '$lease', worker => 'w', attach => @{[ $session ? 'true' : 'false' ]})";
+
+	is($session ? $session->query_safe($claim) : sql($node, $claim), 'claimed', "job $id is claimed");
+	return $id;
+}
+
+# ---- The worker reaps: somebody who waits for the dead queue has the job
+
+my $waiter = session($node);
+my $listener = session($node);
+$listener->query_safe('LISTEN idemq_letters');
+my $dying = session($node);
+my $id = claimed('1 h', $dying);
+my $sleeper = sleeper($node, "CALL idemq.wait('letters', '60 s')", $waiter);
+sql($node, 'SELECT pg_terminate_backend(' . $dying->query_safe('SELECT pg_backend_pid()') . ')');
+is(answer($sleeper), 't', 'a lost session: who waits for the dead queue is woken');
+is_sql($node, $account, "$id|the worker's session ended|w", 'and claims the account');
+is_sql($node, "SELECT status FROM idemq.job($id)", 'dead', 'the job itself is dead in its queue');
+$sleeper = sleeper($node, "CALL idemq.wait('letters', '60 s')", $waiter);
+$id = claimed('200 ms');
+is(answer($sleeper), 't', 'an expired lease: woken');
+is_sql($node, $account, "$id|lease expired|w", 'and claims the account');
+like($listener->query('SELECT pg_sleep(0.3)') . $listener->query('SELECT 1'), qr/"event":"ready","queue":"letters"/, 'NOTIFY says so');
+
+# ---- PREPARE TRANSACTION, and a crash
+
+$id = claimed('1 h');
+sql($node, "BEGIN; SELECT idemq.fail(id, token, 'prepared') FROM idemq.job($id); PREPARE TRANSACTION 'p'");
+is_sql($node, "SELECT count(*) FROM idemq.claim('letters')", '0', 'prepared: nobody has it');
+$node->stop('immediate');
+$node->start;
+worker_pid($node);
+is_sql($node, "SELECT count(*) FROM idemq.claim('letters')", '0', 'nor after a crash');
+$sleeper = sleeper($node, "CALL idemq.wait('letters', '60 s')");
+sql($node, "COMMIT PREPARED 'p'");
+is(answer($sleeper), 't', 'COMMIT PREPARED: woken');
+is_sql($node, $account, "$id|prepared|w", 'and claims the account');
+$id = claimed('200 ms');
+my $dead = "SELECT status = 'dead' FROM idemq.job($id)";
+$node->stop('immediate');
+$node->start;
+poll($dead, 'a job that expired while the server was down is reaped');
+is_sql($node, $account, "$id|lease expired|w", 'and its account is there, once');
+is_sql($node, "SELECT count(*) FROM idemq.claim('letters')", '0', 'no more');
+
+# ---- Somebody is dropping the dead queue: the worker waits for nobody
+
+my $dropper = session($node);
+sql($node, "SELECT idemq.create_queue('other', max_attempts => 1, lease => '200 ms')");
+$dropper->query_safe("BEGIN; SELECT idemq.drop_queue('letters', force => true)");
+$id = claimed('10 ms');
+my $other = sql($node, "SELECT id FROM idemq.enqueue('other', '1')");
+sql($node, "SELECT idemq.claim_job($other)");
+poll("SELECT status = 'dead' FROM idemq.job($other)", 'another queue is reaped meanwhile');
+is_sql($node, "SELECT status FROM idemq.job($id)", 'processing', 'this one is not');
+is_sql($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq worker' AND wait_event_type = 'Lock'", '0',
+	'the worker does not wait');
+$dropper->query_safe('ROLLBACK');
+poll("SELECT status = 'dead' FROM idemq.job($id)", 'until the drop is over');
+is_sql($node, $account, "$id|lease expired|w", 'the account is there');
+
+# ---- The dead queue is gone by hand: the death stands, and the log says so
+
+my $log = -s $node->logfile;
+sql($node, "DELETE FROM idemq.jobs WHERE queue_id = idemq.queue_id('letters'); DELETE FROM idemq.queues WHERE name = 'letters'");
+$id = claimed('10 ms');
+poll("SELECT status = 'dead' AND last_error = 'lease expired' FROM idemq.job($id)", 'dead all the same');
+like(slurp_file($node->logfile, $log), qr/WARNING:  dead job $id was not added to queue "letters", which does not exist/, 'with a warning');
+is_sql($node, "SELECT * FROM idemq.check() WHERE severity = 'error'", '', 'check');
+$_->quit foreach ($waiter, $listener, $dropper);
+$node->stop;
+done_testing();
