@@ -234,6 +234,15 @@ idemq_cron_parse(const char *text, Cron *cron, char *error)
 	bool ignored;
 
 	memset(cron, 0, sizeof(*cron));
+	/* What is quoted below is cut anywhere: never within a character. */
+	for (const char *c = text; *c != '\0'; c++)
+	{
+		if (!is_space(*c) && (*c <= ' ' || *c > '~'))
+		{
+			snprintf(error, CRON_MAX_ERROR, "byte %d is not understood", (int) (c - text) + 1);
+			return false;
+		}
+	}
 	if (*parser.at == '@')
 	{
 		snprintf(error, CRON_MAX_ERROR, "%.20s is not known", parser.at);

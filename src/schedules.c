@@ -1,7 +1,7 @@
 /*
  * schedules.c
  *		SQL functions that make, end and show schedules: schedule, unschedule,
- *		next_tick, and what the view idemq.schedules asks.
+ *		next_tick, last_tick, and what the view idemq.schedules asks.
  *
  * A schedule is a row of idemq.schedule_entries.  Its ticks up to done_until are
  * dealt with; tick.c enqueues what comes after, with the rights of the role that
@@ -28,6 +28,7 @@
 PG_FUNCTION_INFO_V1(idemq_sql_schedule);
 PG_FUNCTION_INFO_V1(idemq_sql_unschedule);
 PG_FUNCTION_INFO_V1(idemq_sql_next_tick);
+PG_FUNCTION_INFO_V1(idemq_sql_last_tick);
 PG_FUNCTION_INFO_V1(idemq_sql_next_run);
 PG_FUNCTION_INFO_V1(idemq_sql_may_enqueue);
 PG_FUNCTION_INFO_V1(idemq_sql_may_change_schedule);
@@ -347,6 +348,21 @@ idemq_sql_next_tick(PG_FUNCTION_ARGS)
 	idemq_arg_required(fcinfo, 2, "after");
 	read_calendar(fcinfo, 0, 1, &calendar);
 	if (!idemq_cron_next(&calendar.cron, calendar.zone, PG_GETARG_TIMESTAMPTZ(2), &tick))
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(tick);
+}
+
+/* last_tick(cron, time_zone, until) -> the last tick not after it, or NULL; 22004, 22023. */
+Datum
+idemq_sql_last_tick(PG_FUNCTION_ARGS)
+{
+	Calendar calendar;
+	TimestampTz tick;
+
+	idemq_arg_required(fcinfo, 2, "until");
+	read_calendar(fcinfo, 0, 1, &calendar);
+	if (!idemq_cron_last(&calendar.cron, calendar.zone, DT_NOBEGIN, PG_GETARG_TIMESTAMPTZ(2),
+						 &tick))
 		PG_RETURN_NULL();
 	PG_RETURN_TIMESTAMPTZ(tick);
 }

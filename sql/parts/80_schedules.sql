@@ -47,6 +47,12 @@ CREATE FUNCTION idemq.next_tick(
 COMMENT ON FUNCTION idemq.next_tick(text, text, timestamptz)
 	IS 'the first tick of a cron expression after a time; NULL when it never comes';
 
+CREATE FUNCTION idemq.last_tick(
+	cron text, time_zone text DEFAULT 'UTC', until timestamptz DEFAULT pg_catalog.clock_timestamp())
+	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_last_tick';
+COMMENT ON FUNCTION idemq.last_tick(text, text, timestamptz)
+	IS 'the last tick of a cron expression not after a time; NULL when there was none';
+
 CREATE FUNCTION idemq.next_run(cron text, time_zone text, done_until timestamptz)
 	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_run';
 COMMENT ON FUNCTION idemq.next_run(text, text, timestamptz)
@@ -110,8 +116,8 @@ BEGIN
 	COMMIT;
 	SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 	due := idemq.due_schedules();
-	COMMIT;
 	FOREACH schedule IN ARRAY due LOOP
+		COMMIT;
 		SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 		BEGIN
 			PERFORM idemq.run_schedule(schedule);
@@ -119,8 +125,8 @@ BEGIN
 			state := coalesce(state, SQLSTATE);
 			failures := pg_catalog.array_append(failures, idemq.schedule_failed(schedule, SQLERRM));
 		END;
-		COMMIT;
 	END LOOP;
+	COMMIT;
 	IF failures IS NOT NULL THEN
 		RAISE EXCEPTION USING ERRCODE = state, MESSAGE = failures[1],
 			DETAIL = pg_catalog.format('Ticks not enqueued: %s.', pg_catalog.cardinality(failures)),

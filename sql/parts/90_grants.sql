@@ -12,7 +12,7 @@ GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.queues, idemq.metrics, idemq.m
 -- idemq.tick and its parts are the owner's: he drives the schedules.
 GRANT SELECT ON idemq.schedules TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
-	idemq.schedule, idemq.unschedule, idemq.next_tick, idemq.next_run,
+	idemq.schedule, idemq.unschedule, idemq.next_tick, idemq.last_tick, idemq.next_run,
 	idemq.may_enqueue, idemq.may_change_schedule
 	TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
