@@ -4,6 +4,9 @@ SET timezone = 'UTC';
 \pset null -
 SELECT idemq.create_queue('q', lease => '1 h') > 0 AS made;
 
+-- Not across a minute's end.
+CREATE PROCEDURE soon() LANGUAGE plpgsql AS $$ BEGIN IF extract(second FROM clock_timestamp()) > 50 THEN PERFORM pg_sleep(60.1 - extract(second FROM clock_timestamp())); END IF; END $$;
+CALL soon();
 -- Nothing calls idemq.tick here: a clear error, with the three lines.
 SELECT idemq.schedule('a', '* * * * *', 'q', '1');
 \set VERBOSITY terse
@@ -131,8 +134,6 @@ ROLLBACK;
 CREATE FUNCTION miss(schedule text, since interval) RETURNS boolean LANGUAGE sql AS $$ UPDATE idemq.schedule_entries SET done_until = clock_timestamp() - since WHERE name = schedule RETURNING true $$;
 CREATE VIEW enqueued AS SELECT id, replace(key, to_char(idemq.last_tick('* * * * *'), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'NOW') AS key, payload, headers - 'tick' AS headers,
 	headers ->> 'tick' = split_part(key, '@', -1) AS tick, priority, max_attempts, expires_at IS NOT NULL AS expires, status FROM idemq.jobs;
--- Not across a minute's end.
-CREATE PROCEDURE soon() LANGUAGE plpgsql AS $$ BEGIN IF extract(second FROM clock_timestamp()) > 50 THEN PERFORM pg_sleep(60.1 - extract(second FROM clock_timestamp())); END IF; END $$;
 CALL soon();
 -- Three ticks were missed: the last one, under its own time, once.
 SELECT miss('a', '3 min');
