@@ -22,12 +22,12 @@
 #include "catalog.h"
 #include "sql.h"
 
-/* Becomes the owner, with those flags, pins search_path and connects to SPI. */
+/* Becomes a role, with those flags, pins search_path and connects to SPI. */
 static void
-begin_as_owner(SqlScope *scope, int flags)
+begin(SqlScope *scope, Oid role, int flags)
 {
 	GetUserIdAndSecContext(&scope->user, &scope->sec_context);
-	SetUserIdAndSecContext(idemq_catalog()->owner, scope->sec_context | flags);
+	SetUserIdAndSecContext(role, scope->sec_context | flags);
 	scope->guc_level = NewGUCNestLevel();
 	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
 							 GUC_ACTION_SAVE, true, 0, false);
@@ -38,7 +38,8 @@ begin_as_owner(SqlScope *scope, int flags)
 void
 idemq_sql_begin(SqlScope *scope)
 {
-	begin_as_owner(scope, SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
+	begin(scope, idemq_catalog()->owner,
+		  SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
 }
 
 /*
@@ -48,7 +49,14 @@ idemq_sql_begin(SqlScope *scope)
 void
 idemq_sql_begin_on_jobs(SqlScope *scope)
 {
-	begin_as_owner(scope, SECURITY_LOCAL_USERID_CHANGE);
+	begin(scope, idemq_catalog()->owner, SECURITY_LOCAL_USERID_CHANGE);
+}
+
+/* Begins SQL with the rights of another role, and no more: calls of idemq's own functions. */
+void
+idemq_sql_begin_as(SqlScope *scope, Oid role)
+{
+	begin(scope, role, SECURITY_LOCAL_USERID_CHANGE);
 }
 
 static SPIPlanPtr

@@ -9,6 +9,12 @@ REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
 GRANT USAGE ON SCHEMA idemq TO PUBLIC;
 GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.queues, idemq.metrics, idemq.memory,
 	idemq.workers, idemq.admissions TO PUBLIC;
+-- idemq.tick and its parts are the owner's: he drives the schedules.
+GRANT SELECT ON idemq.schedules TO PUBLIC;
+GRANT EXECUTE ON FUNCTION
+	idemq.schedule, idemq.unschedule, idemq.next_tick, idemq.last_tick, idemq.next_run,
+	idemq.may_enqueue, idemq.may_change_schedule
+	TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
 	idemq.alter_queue, idemq.drop_queue, idemq.pause, idemq.resume, idemq.purge,
 	idemq.grant_queue, idemq.revoke_queue,

@@ -15,7 +15,10 @@ INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '
 	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 s'''), ('retry_factor', '2'),
 	('retry_max', '''1 h'''), ('retry_jitter', '0'), ('retention', '''1 day'''), ('idempotency_window', '''1 day'''), ('max_running', 'NULL'), ('rate_limit', 'NULL'),
 	('rate_period', '''1 s'''), ('dead_queue', 'NULL'), ('queue_id', '1'), ('scope', '''s'''), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
-	('per', '''1 s'''), ('cost', '1');
+	('per', '''1 s'''), ('cost', '1'),
+	('cron', '''* * * * *'''), ('time_zone', '''UTC'''), ('after', '''2026-01-01'''), ('until', '''2026-01-01'''), ('done_until', '''2026-01-01'''), ('created_by', '''pg_monitor''');
+-- Schedules want somebody who ticks.
+CALL idemq.tick();
 
 -- The call of a function with one argument replaced; with a job in processing, and undone.
 CREATE FUNCTION answer(fn text, changed text, value text) RETURNS text LANGUAGE plpgsql AS $$

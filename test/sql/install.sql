@@ -55,7 +55,7 @@ SELECT DISTINCT grantee::regrole FROM (
 	UNION ALL SELECT acl.grantee FROM pg_proc, aclexplode(proacl) acl WHERE pronamespace = 'idemq'::regnamespace
 	UNION ALL SELECT acl.grantee FROM pg_namespace, aclexplode(nspacl) acl WHERE nspname = 'idemq') g
 WHERE grantee NOT IN (0, 'postgres'::regrole);
--- pg_dump takes every table's rows, and the positions of the sequences.
+-- pg_dump takes the rows of every table but idemq.ticker, and the positions of the sequences.
 SELECT c::regclass FROM pg_extension, unnest(extconfig) c WHERE extname = 'idemq' ORDER BY c::regclass::text;
 SELECT c.oid::regclass::text AS not_dumped FROM pg_class c WHERE relnamespace = 'idemq'::regnamespace AND relkind IN ('r', 'S')
 AND c.oid NOT IN (SELECT unnest(extconfig) FROM pg_extension) ORDER BY 1;

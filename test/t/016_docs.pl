@@ -66,6 +66,8 @@ sub runs
 
 	sql($node, "CREATE DATABASE \"$db\"");
 	sql($node, 'CREATE EXTENSION idemq', $db);
+	# In place of pg_cron: schedules want somebody who ticks.
+	sql($node, 'CALL idemq.tick()', $db);
 	append_to_file($path, $script);
 	IPC::Run::run([ 'psql', '-XAtq', '-F', ', ', '-v', 'VERBOSITY=sqlstate', '-h', $node->host, '-p', $node->port,
 			'-f', $path, $db ], '<', \undef, '>', \$stdout, '2>', \$stderr, IPC::Run::timeout(120));

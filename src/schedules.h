@@ -1,0 +1,26 @@
+/*
+ * schedules.h
+ *		Schedules: what making them, running them and their driver share.
+ */
+#ifndef IDEMQ_SCHEDULES_H
+#define IDEMQ_SCHEDULES_H
+
+#include "cron.h"
+
+/* A cron expression in its time zone. */
+typedef struct Calendar
+{
+	Cron cron;
+	pg_tz *zone;
+} Calendar;
+
+/* schedules.c */
+extern bool idemq_calendar_read(const char *cron, const char *zone, bool raise, Calendar *calendar);
+extern bool idemq_calendar_due(const Calendar *calendar, TimestampTz done_until, TimestampTz now,
+							   TimestampTz *tick);
+
+/* driver.c */
+extern void idemq_driver_require(void);
+extern void idemq_driver_note_call(TimestampTz now);
+
+#endif

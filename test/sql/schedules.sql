@@ -1,0 +1,309 @@
+-- Schedules without pg_cron: cron expressions, time zones, errors, ticks as a driver calls them.
+CREATE EXTENSION idemq;
+SET timezone = 'UTC';
+\pset null -
+SELECT idemq.create_queue('q', lease => '1 h') > 0 AS made;
+
+-- Not across a minute's end.
+CREATE PROCEDURE soon() LANGUAGE plpgsql AS $$ BEGIN IF extract(second FROM clock_timestamp()) > 50 THEN PERFORM pg_sleep(60.1 - extract(second FROM clock_timestamp())); END IF; END $$;
+CALL soon();
+-- Nothing calls idemq.tick here: a clear error, with the three lines.
+SELECT idemq.schedule('a', '* * * * *', 'q', '1');
+\set VERBOSITY terse
+-- Something does.
+CALL idemq.tick();
+SELECT idemq.schedule('a', '* * * * *', 'q', '1') = date_trunc('minute', now()) + interval '1 min' AS next_minute;
+SELECT name, queue, cron, time_zone, next_run > now() AS to_come, last_run, last_job, failed_at, last_error, payload, headers, group_key,
+	priority, max_attempts, expires_in, created_by = current_user AS mine, created_at <= now() AS made FROM idemq.schedules;
+
+-- ---- Cron expressions
+\set VERBOSITY default
+-- What is none, and why.
+CREATE FUNCTION refused(cron text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE detail text; state text;
+BEGIN
+	PERFORM idemq.next_tick(cron);
+	RETURN 'accepted';
+EXCEPTION WHEN OTHERS THEN
+	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, state = RETURNED_SQLSTATE;
+	RETURN concat_ws(' ', state, detail);
+END $$;
+SELECT left(c, 30) AS cron, refused(c) FROM unnest(ARRAY[
+	'60 * * * *', '* 24 * * *', '* * 0 * *', '* * 32 * *', '* * * 0 *', '* * * 13 *', '* * * * 8', '-1 * * * *',
+	'* * * *', '* * * * * *', '', ' ', '* * * * MON#1', '* * L * *', '5/15 * * * *', '*/0 * * * *', '*/61 * * * *', '*/90 * * * *', '*/ * * * *', '10-5 * * * *',
+	'* * * * fri-mon', '1,,2 * * * *', '1, * * * *', ', * * * *', '1- * * * *', '* * * january *', '* * * * monday', 'mon * * * *', '? * * * *', '** * * * *', '*5 * * * *',
+	'1.5 * * * *', '99999999999999999999 * * * *', '@reboot', '@every 5m', '@hourly 1', '30 seconds', E'* * * * *\n', '* * * * é', repeat('é', 90), repeat('1,', 300) || '1 * * * *', repeat('1', 1100)]) WITH ORDINALITY t(c, n) ORDER BY n;
+SELECT idemq.next_tick('60 * * * *');
+SELECT idemq.next_tick(NULL);
+SELECT idemq.next_tick('* * * * *', NULL);
+SELECT idemq.next_tick('* * * * *', 'UTC', NULL);
+SELECT z, idemq.next_tick('* * * * *', z, '2026-01-01') FROM unnest(ARRAY['UTC', 'Europe/Berlin', 'europe/berlin']) z;
+SELECT idemq.next_tick('* * * * *', 'Mars/Olympus');
+SELECT idemq.next_tick('* * * * *', '../../etc/passwd');
+SELECT idemq.next_tick('* * * * *', '');
+
+-- What is one: the ticks that follow.
+CREATE FUNCTION ticks(cron text, zone text, after timestamptz, until timestamptz, most int DEFAULT 100000) RETURNS SETOF timestamptz LANGUAGE plpgsql AS $$
+BEGIN
+	FOR i IN 1 .. most LOOP
+		after := idemq.next_tick(cron, zone, after);
+		EXIT WHEN after IS NULL OR after > until;
+		RETURN NEXT after;
+	END LOOP;
+END $$;
+CREATE FUNCTION shown(cron text, n int) RETURNS text LANGUAGE sql AS $$
+	SELECT string_agg(to_char(t, 'Dy YYYY-MM-DD HH24:MI'), ', ' ORDER BY t) FROM ticks(cron, 'UTC', '2026-01-30 22:58', 'infinity', n) t
+$$;
+SELECT c, shown(c, 4) FROM unnest(ARRAY[
+	'* * * * *', '*/20 * * * *', '7-59/20 * * * *', '5,35 * * * *', '0 3 * * *', '0 9-17/4 * * *', '0 0 31 * *', '0 0 29 feb *', '0 0 29 2 7', '0 0 */29 2 */7',
+	'0 12 * * mon-fri', '0 12 * * SUN,Sat', '0 0 13 * fri', '0 0 */2 * mon', '0 0 1 jan,JUL *', '  0   0	1  1   * ', '0 0 * * 7', '0 0 * * 0', '0 0 * * 5-7', '0-10/5,58 22,23 30-31 1 *',
+	'@hourly', '@daily', '@midnight', '@weekly', '@monthly', '@yearly', '@annually', '@Daily', ' @daily ']) WITH ORDINALITY u(c, n) ORDER BY n;
+-- Never; and beyond what a key can show.
+SELECT idemq.next_tick('* * 31 2 *'), idemq.next_tick('0 0 30 2 *'), idemq.last_tick('* * 31 4,6,9,11 *');
+SELECT t, idemq.next_tick('* * * * *', 'UTC', t), idemq.last_tick('* * * * *', 'UTC', t) FROM unnest('{infinity,-infinity,9998-12-31 23:59:30,9999-06-01,294276-12-31,0044-03-15 12:00:30,0044-03-15 12:00 BC,1969-12-31 23:59:59.5}'::timestamptz[]) t;
+SELECT idemq.next_tick('0 0 29 2 *', 'UTC', '2096-03-01');
+-- After is after, until is until, to the microsecond.
+SELECT t::text, idemq.next_tick('* * * * *', 'UTC', t), idemq.last_tick('* * * * *', 'UTC', t) FROM unnest('{2026-01-01 11:59:59.999999,2026-01-01 12:00,2026-01-01 12:00:00.000001}'::timestamptz[]) t;
+
+-- ---- Time zones
+-- The local clock jumps from 2 to 3 and, in autumn, from 3 back to 2.
+SELECT c, string_agg(to_char(t, 'DD HH24:MI'), ', ' ORDER BY t) AS skipped FROM unnest(ARRAY['30 2 * * *', '*/20 2 * * *', '0 */2 * * *', '30 * * * *', '0 3 * * *', '0 1-3 * * *']) c, ticks(c, 'Europe/Berlin', '2026-03-28 22:00', '2026-03-29 05:00') t GROUP BY 1 ORDER BY 1;
+SELECT c, string_agg(to_char(t, 'DD HH24:MI'), ', ' ORDER BY t) AS twice FROM unnest(ARRAY['30 2 * * *', '*/20 2 * * *', '0 */2 * * *', '30 * * * *', '0 3 * * *', '0 1-3 * * *']) c, ticks(c, 'Europe/Berlin', '2026-10-24 22:00', '2026-10-25 05:00') t GROUP BY 1 ORDER BY 1;
+-- The rule, minute by minute: a fixed time ticks when the local clock first reaches or passes it; every hour, whenever the clock shows it.
+CREATE TABLE jumps (zone text, begins timestamptz, ends timestamptz);
+INSERT INTO jumps VALUES ('Europe/Berlin', '2026-03-27', '2026-03-31'), ('Europe/Berlin', '2026-10-23', '2026-10-27'), ('America/New_York', '2026-03-06', '2026-03-10'),
+	('America/New_York', '2026-10-30', '2026-11-03'), ('Australia/Lord_Howe', '2026-04-02', '2026-04-07'), ('Australia/Lord_Howe', '2026-10-01', '2026-10-06'),
+	('America/St_Johns', '2006-10-27', '2006-10-31'), ('America/St_Johns', '2006-03-31', '2006-04-04'), ('America/Havana', '2026-03-06', '2026-03-10'), ('America/Havana', '2026-10-30', '2026-11-03'),
+	('America/Santiago', '2026-09-04', '2026-09-08'), ('America/Santiago', '2026-04-03', '2026-04-07'), ('Pacific/Apia', '2011-12-27', '2012-01-02'), ('Asia/Kathmandu', '2026-03-27', '2026-03-29'), ('UTC', '2026-03-27', '2026-03-29'),
+	('Africa/Casablanca', '2087-04-01', '2087-06-01'), ('Europe/Berlin', '2099-10-23', '2099-10-27');
+CREATE TABLE crons (cron text, minutes int[], hours int[]);
+INSERT INTO crons VALUES ('*/15 * * * *', '{0,15,30,45}', NULL), ('7 * * * *', '{7}', NULL), ('7 0-23 * * *', '{7}', NULL), ('30 2 * * *', '{30}', '{2}'), ('*/10 0-3 * * *', '{0,10,20,30,40,50}', '{0,1,2,3}'),
+	('0 0 * * *', '{0}', '{0}'), ('1,59 23,0 * * *', '{1,59}', '{0,23}'), ('0 */2 * * *', '{0}', '{0,2,4,6,8,10,12,14,16,18,20,22}');
+CREATE TABLE clock AS SELECT zone, begins, t, t AT TIME ZONE zone AS shows FROM jumps, generate_series(begins - interval '2 days', ends + interval '2 days', '1 min') t;
+CREATE INDEX ON clock (zone, begins, t);
+ANALYZE clock;
+CREATE FUNCTION expected(j jumps, minutes int[], hours int[]) RETURNS SETOF timestamptz STABLE LANGUAGE sql AS $$
+	SELECT t FROM clock c WHERE c.zone = j.zone AND c.begins = j.begins AND hours IS NULL AND extract(minute FROM shows)::int = ANY (minutes) AND t > j.begins AND t <= j.ends
+	UNION SELECT t FROM generate_series(j.begins::date - 1, j.ends::date + 1, '1 day') day, unnest(hours) h, unnest(minutes) m, make_interval(hours => h, mins => m) at,
+		LATERAL (SELECT t FROM clock c WHERE c.zone = j.zone AND c.begins = j.begins AND t > day - interval '15 h' + at AND shows >= (day AT TIME ZONE 'UTC') + at ORDER BY t LIMIT 1) first
+	WHERE t > j.begins AND t <= j.ends
+$$;
+CREATE TABLE compared AS SELECT *, ARRAY(SELECT t FROM ticks(cron, zone, begins, ends) t ORDER BY 1) AS forward, ARRAY(SELECT t FROM expected(jumps, minutes, hours) t ORDER BY 1) AS expected FROM jumps, crons
+	WHERE ends - begins < interval '10 days' OR cron IN ('30 2 * * *', '7 * * * *');
+SELECT count(*), sum(cardinality(expected)) > 3000 AS many FROM compared;
+SELECT zone, begins, cron, (SELECT string_agg(t::text, ', ') FROM (SELECT unnest(forward) EXCEPT SELECT unnest(expected)) x(t)) AS too_many,
+	(SELECT string_agg(t::text, ', ') FROM (SELECT unnest(expected) EXCEPT SELECT unnest(forward)) x(t)) AS missing FROM compared WHERE forward <> expected;
+-- Backward, as forward.
+SELECT zone, begins, cron FROM compared WHERE ARRAY(SELECT DISTINCT idemq.last_tick(cron, zone, u) FROM unnest(forward) f, unnest(ARRAY[f, f + interval '1 s']) u ORDER BY 1) <> forward;
+SELECT zone, begins, cron FROM compared WHERE ARRAY(SELECT idemq.last_tick(cron, zone, f - interval '1 us') FROM unnest(forward) f ORDER BY 1 OFFSET 1) <> forward[:cardinality(forward) - 1];
+
+-- ---- Arguments
+\set VERBOSITY terse
+SELECT idemq.schedule(NULL, '* * * * *', 'q', '1');
+SELECT idemq.schedule('', '* * * * *', 'q', '1');
+SELECT idemq.schedule(repeat('x', 257), '* * * * *', 'q', '1');
+SELECT idemq.schedule('b', NULL, 'q', '1');
+SELECT idemq.schedule('b', '* * 31 2 *', 'q', '1');
+SELECT idemq.schedule('b', '@reboot', 'q', '1');
+SELECT idemq.schedule('b', '* * * * *', NULL, '1');
+SELECT idemq.schedule('b', '* * * * *', 'nope', '1');
+SELECT idemq.schedule('b', '* * * * *', 'q', NULL);
+SELECT idemq.schedule('b', '* * * * *', 'q', '1', NULL);
+SELECT idemq.schedule('b', '* * * * *', 'q', '1', 'Mars/Olympus');
+SELECT idemq.schedule('b', '* * * * *', 'q', '1', priority => 10);
+SELECT idemq.schedule('b', '* * * * *', 'q', '1', priority => NULL);
+SELECT idemq.schedule('b', '* * * * *', 'q', '1', group_key => '');
+SELECT idemq.schedule('b', '* * * * *', 'q', '1', max_attempts => 0);
+SELECT idemq.schedule('b', '* * * * *', 'q', '1', headers => '[1]');
+SELECT idemq.schedule('b', '* * * * *', 'q', '1', headers => '"x"');
+SELECT idemq.schedule('b', '* * * * *', 'q', '1', expires_in => '0');
+SELECT idemq.unschedule(NULL);
+BEGIN READ ONLY;
+SELECT idemq.schedule('b', '* * * * *', 'q', '1');
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idemq.unschedule('a');
+ROLLBACK;
+SELECT count(*) FROM idemq.schedules;
+-- tick ends transactions: not in a block.
+BEGIN;
+CALL idemq.tick();
+ROLLBACK;
+
+-- ---- Ticks
+CREATE FUNCTION miss(schedule text, since interval) RETURNS boolean LANGUAGE sql AS $$ UPDATE idemq.schedule_entries SET done_until = clock_timestamp() - since WHERE name = schedule RETURNING true $$;
+CREATE VIEW enqueued AS SELECT id, replace(key, to_char(idemq.last_tick('* * * * *'), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'NOW') AS key, payload, headers - 'tick' AS headers,
+	headers ->> 'tick' = split_part(key, '@', -1) AS tick, priority, max_attempts, expires_at IS NOT NULL AS expires, status FROM idemq.jobs;
+CALL soon();
+-- Three ticks were missed: the last one, under its own time, once.
+SELECT miss('a', '3 min');
+CALL idemq.tick();
+CALL idemq.tick();
+SELECT key, payload, headers, tick, priority, max_attempts, expires, status FROM enqueued;
+SELECT next_run > now() AS to_come, last_run = idemq.last_tick('* * * * *') AS ran, last_job = (SELECT max(id) FROM idemq.jobs) AS job FROM idemq.schedules;
+-- The row forgets (a restore): the key does not.
+SELECT miss('a', '3 min');
+CALL idemq.tick();
+SELECT count(*) FROM idemq.jobs;
+SELECT last_job = (SELECT max(id) FROM idemq.jobs) AS job, failed_at FROM idemq.schedules;
+-- Made again as it is, it keeps the tick that is due, with what is new; changed, it begins anew.
+DELETE FROM idemq.jobs;
+SELECT miss('a', '3 min');
+SELECT idemq.schedule('a', '* * * * *', 'q', '{"n": 2}', priority => 1, max_attempts => 3, headers => '{"trace": 7, "tick": "x"}', expires_in => '1 h') = idemq.last_tick('* * * * *') AS due;
+CALL idemq.tick();
+SELECT key, payload, headers, tick, priority, max_attempts, expires, status FROM enqueued;
+SELECT miss('a', '3 min');
+SELECT idemq.schedule('a', '*/1 * * * *', 'q', '1') > now() AS to_come;
+SELECT miss('a', '3 min');
+SELECT idemq.schedule('a', '*/1 * * * *', 'q', '1', 'Asia/Tokyo') > now() AS to_come;
+CALL idemq.tick();
+SELECT count(*) FROM idemq.jobs;
+-- A schedule's time zone: noon in Tokyo was at 3 in UTC.
+SELECT idemq.unschedule('a');
+SELECT idemq.schedule('noon', '0 12 * * *', 'q', '1', 'Asia/Tokyo') > now() AS to_come;
+SELECT miss('noon', '1 day');
+CALL idemq.tick();
+SELECT right(key, 10) FROM idemq.jobs ORDER BY id DESC LIMIT 1;
+-- Later than its expires_in: it is left out, and says so.
+SELECT idemq.schedule('noon', '0 0 1 1 *', 'q', '1', expires_in => '1 us') > now() AS to_come;
+SELECT miss('noon', '1 year');
+CALL idemq.tick();
+SELECT next_run > now() AS to_come, last_run = idemq.last_tick('0 0 1 1 *') AS ran, failed_at <= now() AS failed, last_error FROM idemq.schedules;
+SELECT idemq.unschedule('noon'), idemq.unschedule('noon'), idemq.unschedule('nope');
+DELETE FROM idemq.jobs;
+-- The clock was set back behind done_until: it goes on with the next tick.
+SELECT idemq.schedule('back', '* * * * *', 'q', '1') > now() AS to_come;
+UPDATE idemq.schedule_entries SET done_until = now() + interval '1 day';
+CALL idemq.tick();
+SELECT next_run < now() + interval '61 s' AS next_minute FROM idemq.schedules;
+SELECT idemq.unschedule('back');
+-- Names of any kind, long ones too.
+CREATE TABLE odd (name text);
+INSERT INTO odd VALUES ('it''s "quoted"'), ('$$; DROP TABLE idemq.jobs; --'), (E'line\nfeed'), ('ümlaut %s'), (repeat('ü', 128)), ('a@2026-01-01T00:00:00Z'), (' '), ('NULL');
+SELECT count(idemq.schedule(name, '* * * * *', 'q', to_jsonb(name))) FROM odd;
+SELECT count(miss(name, '1 min')) FROM odd;
+CALL idemq.tick();
+SELECT count(*), count(*) FILTER (WHERE key = format('%s@%s', payload #>> '{}', headers ->> 'tick') AND headers ->> 'schedule' = payload #>> '{}') AS right FROM idemq.jobs;
+SELECT bool_and(idemq.unschedule(name)) FROM odd;
+SELECT count(*) FROM idemq.schedules;
+DELETE FROM idemq.jobs;
+-- A paused queue accepts; they wait.
+SELECT idemq.schedule('p', '* * * * *', 'q', '1') > now() AS to_come;
+SELECT idemq.pause('q');
+SELECT miss('p', '1 min');
+CALL idemq.tick();
+SELECT status, (SELECT count(*) FROM idemq.claim('q')) AS claimed FROM idemq.jobs;
+SELECT idemq.resume('q');
+SELECT count(*) FROM idemq.claim('q');
+-- Undone with the transaction.
+BEGIN;
+SELECT idemq.unschedule('p');
+SELECT idemq.schedule('r', '* * * * *', 'q', '1') > now() AS to_come;
+SAVEPOINT s;
+SELECT idemq.schedule('s', '* * * * *', 'q', '1') > now() AS to_come;
+ROLLBACK TO s;
+SELECT name FROM idemq.schedules;
+ROLLBACK;
+SELECT name FROM idemq.schedules;
+-- A schedule goes with its queue.
+SELECT idemq.create_queue('other') > 0 AS made;
+SELECT idemq.schedule('o', '* * * * *', 'other', '1') > now() AS to_come;
+SELECT idemq.drop_queue('other');
+SELECT name FROM idemq.schedules;
+SELECT idemq.create_queue('other') > 0 AS made;
+CALL idemq.tick();
+SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'other';
+
+-- ---- Rights
+CREATE ROLE regress_shop;
+CREATE ROLE regress_mate IN ROLE regress_shop;
+CREATE ROLE regress_other;
+CREATE ROLE regress_boss;
+CREATE ROLE regress_eye IN ROLE pg_monitor;
+SELECT idemq.grant_queue('q', 'regress_shop', 'enqueue'), idemq.grant_queue('q', 'regress_other', 'enqueue'), idemq.grant_queue('q', 'regress_boss', 'admin'), idemq.grant_queue('other', 'regress_other', 'claim');
+SELECT idemq.unschedule('p');
+SET ROLE regress_shop;
+SELECT idemq.schedule('shop', '* * * * *', 'q', '"secret"', headers => '{"h": 1}') > now() AS to_come;
+SELECT idemq.schedule('x', '* * * * *', 'other', '1');
+SELECT name, payload, headers FROM idemq.schedules;
+SELECT * FROM idemq.schedule_entries;
+CALL idemq.tick();
+SELECT idemq.run_schedule('shop');
+SET ROLE regress_other;
+-- Another producer sees that it is there, and may not change it.
+SELECT name, queue, next_run > now() AS to_come, payload, headers, created_by FROM idemq.schedules;
+SELECT idemq.schedule('shop', '* * * * *', 'q', '"mine"');
+SELECT idemq.unschedule('shop');
+RESET ROLE;
+SELECT idemq.revoke_queue('q', 'regress_other', 'enqueue');
+SET ROLE regress_other;
+-- A stranger sees nothing; one who only claims, neither.
+SELECT name FROM idemq.schedules;
+SELECT idemq.unschedule('shop');
+SELECT idemq.schedule('other', '* * * * *', 'other', '1');
+SET ROLE regress_eye;
+SELECT name, queue, next_run > now() AS to_come, payload, headers, last_error FROM idemq.schedules;
+SELECT idemq.unschedule('shop');
+SET ROLE regress_mate;
+SELECT name, payload FROM idemq.schedules;
+SELECT idemq.schedule('shop', '* * * * *', 'q', '"mate"') > now() AS to_come;
+SET ROLE regress_boss;
+SELECT name, payload, created_by FROM idemq.schedules;
+RESET ROLE;
+-- The creator's rights are the schedule's.  One that fails does not keep others from running; the call fails in the end.
+SELECT idemq.schedule('a first', '* * * * *', 'q', '1') > now() AS to_come;
+SELECT idemq.schedule('z last', '* * * * *', 'q', '1') > now() AS to_come;
+SELECT idemq.revoke_queue('q', 'regress_shop', 'enqueue');
+DELETE FROM idemq.jobs;
+CALL soon();
+SELECT count(miss(name, '1 min')) FROM idemq.schedules;
+\set VERBOSITY default
+CALL idemq.tick();
+\set VERBOSITY terse
+SELECT key FROM enqueued ORDER BY key;
+SELECT name, next_run > now() AS to_come, failed_at <= now() AS failed, last_error FROM idemq.schedules ORDER BY 1;
+SET ROLE regress_eye;
+SELECT name, failed_at <= now() AS failed, last_error FROM idemq.schedules ORDER BY 1;
+RESET ROLE;
+-- Given back, it is made up for.
+SELECT idemq.grant_queue('q', 'regress_shop', 'enqueue');
+CALL idemq.tick();
+SELECT key FROM enqueued ORDER BY key;
+SELECT name, next_run > now() AS to_come, failed_at, last_error FROM idemq.schedules ORDER BY 1;
+-- Its creator goes; an administrator takes it over.
+SELECT miss('shop', '1 min');
+DROP ROLE regress_mate;
+CALL idemq.tick();
+SET ROLE regress_boss;
+SELECT idemq.schedule('shop', '* * * * *', 'q', '"boss"') < now() AS due;
+RESET ROLE;
+CALL idemq.tick();
+SELECT created_by, failed_at, last_error, payload FROM idemq.schedules WHERE name = 'shop';
+-- A right on idemq.enqueue that is gone counts as well.
+REVOKE EXECUTE ON FUNCTION idemq.enqueue FROM PUBLIC;
+SELECT miss('shop', '1 min');
+CALL idemq.tick();
+GRANT EXECUTE ON FUNCTION idemq.enqueue TO PUBLIC;
+-- An expression or a zone that this server cannot read (a restore): this one fails, alone.
+UPDATE idemq.schedule_entries SET time_zone = 'Mars/Olympus' WHERE name = 'shop';
+SELECT name, next_run FROM idemq.schedules WHERE name = 'shop';
+CALL idemq.tick();
+SELECT idemq.unschedule('shop');
+-- At other isolation levels, and with a planted search_path.
+SET default_transaction_isolation = 'serializable';
+CREATE FUNCTION public.array_append(text[], text) RETURNS text[] LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted'; END $$;
+CREATE FUNCTION public."coalesce"(text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted'; END $$;
+SET search_path = public, pg_catalog;
+SELECT miss('a first', '1 min');
+SELECT miss('z last', '1 min');
+UPDATE idemq.schedule_entries SET time_zone = 'Mars/Olympus' WHERE name = 'a first';
+CALL idemq.tick();
+RESET search_path;
+RESET default_transaction_isolation;
+SELECT name, last_error FROM idemq.schedules ORDER BY 1;
+SELECT count(idemq.unschedule(name)) FROM (SELECT name FROM idemq.schedules OFFSET 0) s;
+-- An audit finds nothing.
+SELECT * FROM idemq.check();
+DROP VIEW enqueued;
+DROP EXTENSION idemq;
+DROP ROLE regress_shop, regress_other, regress_boss, regress_eye;

@@ -1,0 +1,233 @@
+# Schedules with pg_cron: the jobs that it runs, two schedulers at once, restarts,
+# other databases, dump and restore, and what idemq.schedule says where it is missing.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my ($libdir) = run_command([ 'pg_config', '--pkglibdir' ]);
+if (!-e "$libdir/pg_cron.so")
+{
+	note 'figure: LEFT OUT: pg_cron is not installed for this PostgreSQL';
+	plan skip_all => 'no pg_cron for this PostgreSQL';
+}
+
+# What idemq.schedule says in a database: SQLSTATE, and the lines of its hint.
+sub refusal
+{
+	my ($node, $db, $role) = @_;
+	my $stderr;
+
+	$node->psql($db, ($role ? "SET ROLE $role; " : '') . "SELECT idemq.schedule('a', '* * * * *', 'q', '1')",
+		stderr => \$stderr, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
+	my ($state) = $stderr =~ /ERROR:\s+(\w{5})/;
+	my ($hint) = $stderr =~ /HINT:\s+(.*?)\n(?:LOCATION|\z)/s;
+	return ($state, $hint // $stderr);
+}
+
+# Makes ticks of the last minutes due again, as if nothing had run meanwhile.
+sub miss
+{
+	my ($node, $name, $since, $db) = @_;
+
+	return sql($node, "UPDATE idemq.schedule_entries SET done_until = clock_timestamp() - interval '$since' WHERE name = '$name'", $db);
+}
+
+# Has pg_cron run a command once, now: what it knows of such is done at its start.
+sub restart_and_run
+{
+	my ($node, $command, $db) = (@_, 'postgres');
+
+	sql($node, "SELECT cron.schedule_in_database('now', '\@reboot', \$c\$$command\$c\$, \$d\$$db\$d\$);
+		DELETE FROM cron.job_run_details");
+	$node->restart;
+	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM cron.job_run_details
+		WHERE command = \$c\$$command\$c\$ AND status IN ('succeeded', 'failed')") or die "pg_cron has not run $command";
+	sql($node, "SELECT cron.unschedule('now')");
+	return sql($node, "SELECT status || ': ' || return_message FROM cron.job_run_details WHERE command = \$c\$$command\$c\$");
+}
+
+my $node = new_node('schedules', 'shared_preload_libraries' => 'idemq');
+$node->start;
+sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h');
+	CREATE ROLE shop; SELECT idemq.grant_queue('q', 'shop', 'enqueue'); CREATE DATABASE \"other's\"");
+sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h')", "other's");
+
+# ---- Without it
+
+my ($state, $hint) = refusal($node, 'postgres');
+is($state, '55000', 'not loaded');
+my @lines = $hint =~ /^(shared_preload_libraries = .*)\n(cron\.database_name = .*)\n(CREATE EXTENSION pg_cron);$/m;
+is_deeply(\@lines, [ "shared_preload_libraries = 'idemq, pg_cron'", "cron.database_name = 'postgres'", 'CREATE EXTENSION pg_cron' ],
+	'the three lines');
+(undef, $hint) = refusal($node, 'postgres', 'shop');
+like($hint, qr/^shared_preload_libraries = '\.\.\., pg_cron'$/m, 'a role that may not read the setting does not see it');
+is_sql($node, 'SELECT count(*) FROM idemq.schedules', 0, 'nothing is scheduled');
+
+# The very lines work; background workers, so that it connects without a password.
+$node->append_conf('postgresql.conf', "$lines[0]\n$lines[1]\ncron.use_background_workers = on\nmax_worker_processes = 20");
+$node->restart;
+($state, $hint) = refusal($node, 'postgres');
+is($state, '55000', 'loaded, not created');
+like($hint, qr/^CREATE EXTENSION pg_cron;$/m, 'what is left to do');
+sql($node, $lines[2]);
+
+# ---- Its job
+
+sql($node, "SET ROLE shop; SELECT idemq.schedule('minutely', '* * * * *', 'q', '{\"n\": 1}')");
+is_sql($node, 'SELECT jobname, schedule, command, database, username, active FROM cron.job',
+	'idemq-tick|* * * * *|CALL idemq.tick()|postgres|postgres|t', 'one job for the database, made by the first schedule');
+sql($node, "SELECT idemq.schedule('monthly', '\@monthly', 'q', '1'); SELECT idemq.schedule('minutely2', '* * * * *', 'q', '2')");
+is_sql($node, 'SELECT count(*) FROM cron.job', 1, 'and one it stays');
+my $first_tick = sql($node, "SELECT next_run FROM idemq.schedules WHERE name = 'minutely'");
+
+# A schedule that is rolled back takes it away again.
+sql($node, "SELECT cron.unschedule('idemq-tick'); BEGIN; SELECT idemq.schedule('b', '* * * * *', 'q', '1'); ROLLBACK");
+is_sql($node, 'SELECT count(*) FROM cron.job', 0, 'rolled back');
+sql($node, "SELECT idemq.schedule('minutely2', '* * * * *', 'q', '2')");
+is_sql($node, 'SELECT count(*) FROM cron.job', 1, 'made again');
+sql($node, "SELECT idemq.unschedule('minutely2')");
+
+# ---- A database where it is not
+
+($state, $hint) = refusal($node, "other's");
+is($state, '55000', 'in another database');
+my ($there, $here) = $hint =~ /^(SELECT cron\.schedule_in_database\(.*\);)\n(CALL idemq\.tick\(\));$/m;
+is($there, "SELECT cron.schedule_in_database('idemq-tick-other''s', '* * * * *', 'CALL idemq.tick()', 'other''s');", 'what to call there');
+sql($node, "CREATE ROLE guest; SELECT idemq.grant_queue('q', 'guest', 'enqueue')", "other's");
+my $stderr;
+$node->psql("other's", "SET ROLE guest; SELECT idemq.schedule('a', '* * * * *', 'q', '1')", stderr => \$stderr);
+like($stderr, qr/the database that cron.database_name names/, 'which it is, is told to who may read it');
+sql($node, $there);
+sql($node, $here, "other's");
+is_state($node, "SELECT idemq.schedule('a', '* * * * *', 'q', '\"elsewhere\"')", '00000', 'then it works', "other's");
+sql($node, "UPDATE idemq.ticker SET called_at = called_at - interval '11 min'", "other's");
+is_state($node, "SELECT idemq.schedule('b', '* * * * *', 'q', '1')", '55000', 'until nobody has called it for long', "other's");
+
+# ---- Two schedulers at once
+
+sql($node, "SELECT cron.alter_job(jobid, active => false) FROM cron.job");
+miss($node, 'minutely', '3 min');
+my ($one, $two) = (session($node), session($node));
+my $jobs = sql($node, 'SELECT count(*) FROM idemq.jobs');
+$one->query_safe("BEGIN; SELECT idemq.run_schedule('minutely')");
+is($two->query_safe("SET lock_timeout = '1s'; SELECT idemq.run_schedule('minutely')"), 'f', 'one in the midst of a tick: the other passes on');
+$two->query_safe('CALL idemq.tick()');
+$one->query_safe('COMMIT');
+is_sql($node, "SELECT count(*) - $jobs FROM idemq.jobs", 1, 'one job');
+miss($node, 'minutely', '3 min');
+$one->query_safe("BEGIN; SELECT idemq.run_schedule('minutely')");
+$one->query_safe('ROLLBACK');
+is_sql($node, "SELECT next_run < now() FROM idemq.schedules WHERE name = 'minutely'", 't', 'rolled back: still due');
+
+# The row was put back meanwhile, and the twin of the tick is open: only the key knows.
+sql($node, 'DELETE FROM idemq.jobs');
+$one->query_safe("BEGIN; SELECT idemq.enqueue('q', '{\"n\": 1}', key => 'minutely\@' || to_char(last_tick AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'))
+	FROM idemq.last_tick('* * * * *')");
+$two->query_until(qr/sent/, "\\echo sent\nCALL idemq.tick();\n");
+$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'CALL idemq.tick%'")
+  or die 'the tick does not wait for its twin';
+$one->query_safe('COMMIT');
+$two->query('SELECT 1');
+is_sql($node, "SELECT count(*), max(last_job) = max(j.id) FROM idemq.jobs j, idemq.schedules s WHERE s.name = 'minutely'", '1|t', 'it is the duplicate');
+
+# Somebody who sits on the key for ever is given up, and other schedules go on.
+sql($node, 'DELETE FROM idemq.jobs');
+sql($node, "SELECT idemq.schedule('next', '* * * * *', 'q', '3')");
+miss($node, $_, '3 min') foreach 'minutely', 'next';
+$one->query_safe("BEGIN; SELECT idemq.enqueue('q', '1', key => 'minutely\@' || to_char(t AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'))
+	FROM unnest(ARRAY[idemq.last_tick('* * * * *'), idemq.next_tick('* * * * *')]) t");
+is_state($node, "SET lock_timeout = '100ms'; CALL idemq.tick()", '55P03', 'given up');
+is_sql($node, "SELECT name, failed_at IS NOT NULL, last_error FROM idemq.schedules WHERE name IN ('minutely', 'next') ORDER BY 1",
+	"minutely|t|canceling statement due to lock timeout\nnext|f|", 'it alone');
+$one->query_safe('ROLLBACK');
+sql($node, 'CALL idemq.tick()');
+is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^(minutely|next)\@'", 2, 'made up for');
+sql($node, "SELECT idemq.unschedule('next'); DELETE FROM idemq.jobs");
+$_->quit foreach $one, $two;
+
+# ---- pg_cron runs it: late, under the tick's own time, once
+
+miss($node, 'minutely', '3 min');
+sql($node, "SELECT idemq.schedule('old', '0 3 * * *', 'q', '\"old\"', 'Asia/Tokyo')");
+miss($node, 'old', '2 days');
+like(restart_and_run($node, 'CALL idemq.tick()'), qr/^succeeded/, 'pg_cron ran the procedure');
+is_sql($node, "SELECT split_part(key, 'T', 2), key = 'old\@' || (headers->>'tick'), headers->>'schedule', payload,
+	(headers->>'tick')::timestamptz = (SELECT last_run FROM idemq.schedules WHERE name = 'old') FROM idemq.jobs WHERE key ~ '^old\@'",
+	'18:00:00Z|t|old|"old"|t', 'three in the morning in Tokyo, in UTC');
+is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^minutely\@'", 1, 'of three missed ticks one');
+miss($node, 'old', '2 days');
+$jobs = sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^old\@'");
+restart_and_run($node, 'CALL idemq.tick()');
+is_sql($node, "SELECT count(*) - $jobs FROM idemq.jobs WHERE key ~ '^old\@'", 0, 'again after a restart: not twice');
+
+# What fails, pg_cron knows.
+sql($node, "SELECT idemq.revoke_queue('q', 'shop', 'enqueue')");
+miss($node, 'minutely', '3 min');
+like(restart_and_run($node, 'CALL idemq.tick()'),
+	qr/^failed: .*schedule "minutely": role "shop", which made the schedule, may not enqueue to queue "q" any more/s, 'pg_cron records why');
+sql($node, "SELECT idemq.grant_queue('q', 'shop', 'enqueue'); SELECT idemq.unschedule('old')");
+
+# In the other database.
+miss($node, 'a', '3 min', "other's");
+like(restart_and_run($node, 'CALL idemq.tick() ', "other's"), qr/^succeeded/, 'pg_cron ran it in the other database');
+is_sql($node, 'SELECT count(*), min(payload::text) FROM idemq.jobs', '1|"elsewhere"', 'with that one\'s schedules', "other's");
+
+# ---- pg_cron as driver of idemq.reap()
+
+sql($node, "SELECT idemq.create_queue('lost', lease => '1 us', max_attempts => 5); SELECT idemq.enqueue('lost', '1');
+	SELECT id FROM idemq.claim('lost')");
+like(restart_and_run($node, 'SELECT idemq.reap()'), qr/^succeeded/, 'pg_cron ran idemq.reap()');
+is_sql($node, "SELECT status, attempt FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'lost'", 'pending|1', 'the lease is taken back');
+
+# ---- Crash in the midst of a tick
+
+sql($node, 'DELETE FROM idemq.jobs');
+miss($node, 'minutely', '3 min');
+my $session = session($node);
+$session->query_safe("BEGIN; SELECT idemq.run_schedule('minutely')");
+$node->stop('immediate');
+$session->{run}->kill_kill;
+$node->start;
+is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^minutely\@'", 0, 'not committed');
+sql($node, 'CALL idemq.tick()');
+is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^minutely\@'", 1, 'made up for after the crash');
+
+# ---- Dump and restore
+
+my $content = 'SELECT s.* FROM idemq.schedule_entries s ORDER BY name';
+my $file = "$PostgreSQL::Test::Utils::tmp_check/schedules.dump";
+sql($node, "SELECT idemq.schedule('all', '1-5/2 3 * jan mon', 'q', '{\"a\": [1]}', 'Europe/Berlin', priority => 1, group_key => 'g', max_attempts => 2,
+	headers => '{\"h\": 1}', expires_in => '1 mon 2 days')");
+command_ok([ 'pg_dump', '-h', $node->host, '-p', $node->port, '-Fc', '-N', 'cron', '--extension=idemq', '-f', $file, 'postgres' ], 'pg_dump');
+sql($node, 'CREATE DATABASE copy');
+command_ok([ 'pg_restore', '-e', '-h', $node->host, '-p', $node->port, '-d', 'copy', $file ], 'pg_restore');
+is(sql($node, $content, 'copy'), sql($node, $content), 'schedules are the same');
+is_sql($node, 'SELECT count(*) FROM idemq.ticker', 0, 'nobody ticks there: a copy does nothing by itself', 'copy');
+miss($node, 'minutely', '3 min', 'copy');
+sql($node, 'DELETE FROM idemq.jobs; CALL idemq.tick()', 'copy');
+is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^minutely\@'", 1, 'until it is told to', 'copy');
+
+# ---- By the clock: pg_cron's own minute
+
+sql($node, "DELETE FROM cron.job_run_details; SELECT cron.alter_job(jobid, active => true) FROM cron.job WHERE database = 'postgres'");
+$node->poll_query_until('postgres', "SELECT count(*) > 0 FROM cron.job_run_details WHERE status = 'succeeded' AND command = 'CALL idemq.tick()'")
+  or die 'no minute has passed';
+is_sql($node, "SELECT bool_and(extract(second FROM (headers->>'tick')::timestamptz) = 0 AND key = 'minutely\@' || (headers->>'tick')), count(*) = count(DISTINCT key), count(*) > 0
+	FROM idemq.jobs WHERE key ~ '^minutely\@'", 't|t|t', 'pg_cron ticks by itself');
+is_sql($node, "SELECT last_run >= '$first_tick' AND next_run > now() FROM idemq.schedules WHERE name = 'minutely'", 't', 'the view follows');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
+
+# ---- It goes away
+
+sql($node, 'DROP EXTENSION pg_cron');
+sql($node, "UPDATE idemq.ticker SET called_at = called_at - interval '1 h'");
+is((refusal($node, 'postgres'))[0], '55000', 'without pg_cron again');
+is_sql($node, "SELECT idemq.unschedule('minutely')", 't', 'unschedule works without it');
+$node->stop;
+done_testing();
