@@ -127,6 +127,9 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 	key.id = DatumGetInt64(columns->values[COL_ID]);
 	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
 	idemq_lowers_note(queue->slot, queue->id, DatumGetInt16(columns->values[COL_PRIORITY]), key);
+	if (columns->set & COLUMN_BIT(COL_EXPIRES_AT))
+		idemq_lowers_note_expiry(queue->id, DatumGetInt16(columns->values[COL_PRIORITY]),
+								 DatumGetTimestampTz(columns->values[COL_EXPIRES_AT]));
 	idemq_jobs_insert(table, columns);
 	idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 	*answer = (EnqueueAnswer){key.id, OUTCOME_ACCEPTED, JOB_PENDING, (Datum) 0, true};

@@ -200,6 +200,9 @@ insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wai
 	key.id = DatumGetInt64(columns->values[COL_ID]);
 	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
 	idemq_lowers_note(queue->slot, queue->id, DatumGetInt16(columns->values[COL_PRIORITY]), key);
+	if (columns->set & COLUMN_BIT(COL_EXPIRES_AT))
+		idemq_lowers_note_expiry(queue->id, DatumGetInt16(columns->values[COL_PRIORITY]),
+								 DatumGetTimestampTz(columns->values[COL_EXPIRES_AT]));
 	return idemq_jobs_insert_keyed(table, columns, wait);
 }
 
