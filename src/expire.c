@@ -34,7 +34,7 @@
 /* What a step does at most: index entries, jobs, microseconds. */
 #define STEP_ENTRIES 20000
 #define STEP_JOBS 1000
-#define STEP_TIME INT64CONST(20000)
+#define STEP_TIME INT64CONST(5000)
 /* A look takes a part of 1 / (1 + PAUSES) of the time at most. */
 #define PAUSES 99
 /* A job that has expired and is held is looked for again after that. */

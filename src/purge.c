@@ -10,10 +10,10 @@
  * deletes the version that it has looked at, or nothing: a job that comes back to
  * life meanwhile stays.
  *
- * Each round ends with a batch of the sweep: a look at all finished jobs, from the
+ * Each round ends with some of the sweep: a look at all finished jobs, from the
  * oldest on, for what the rounds have missed, and likewise at idemq.attempts for
- * jobs that were deleted by hand.  One batch in idemq.purge_interval is less than
- * 1 % of the time by default.
+ * jobs that were deleted by hand.  It takes 1 % of the time, but one batch a round at
+ * least.
  *
  * With user triggers and the like on idemq.jobs each row is deleted by SQL in a
  * subtransaction: one that is refused stays, and does not keep the others.
@@ -44,9 +44,10 @@ PG_FUNCTION_INFO_V1(idemq_sql_apply_retention);
 /* What a batch does at most: rows, of a table with triggers too; microseconds; index entries. */
 #define BATCH_ROWS 2000
 #define BATCH_ROWS_BY_SQL 50
-#define BATCH_TIME INT64CONST(20000)
+#define BATCH_TIME INT64CONST(5000)
 #define BATCH_ENTRIES 20000
-/* The sweep begins again so long after its end. */
+/* The sweep takes a part of 1 / SWEEP_SHARE of the time, and begins again so long after it began. */
+#define SWEEP_SHARE 100
 #define SWEEP_PAUSE (10 * USECS_PER_MINUTE)
 
 /* One batch. */
@@ -77,6 +78,7 @@ typedef struct Rounds
 	int64 began; /* mono: the last one */
 	TimestampTz now;
 	Look sweep;
+	int64 swept;			 /* microseconds of this round */
 	int64 next_sweep;		 /* mono */
 	TimestampTz seen;		 /* what expired before is deleted */
 	int64 orphans_looked_at; /* in idemq.attempts, up to that job */
@@ -258,8 +260,8 @@ purge_jobs(Look *look, Retention *retention, TimestampTz now, int max_rows, int6
 	return batch.rows;
 }
 
-/* Goes on with the sweep, or, if it is time, begins a new one. */
-static void
+/* Goes on with the sweep, or, if it is time, begins a new one; false when this round has had its part. */
+static bool
 sweep(void)
 {
 	int64 mono = idemq_mono_now();
@@ -277,6 +279,9 @@ sweep(void)
 	if (rounds.orphans_looked_at < PG_INT64_MAX &&
 		!idemq_attempts_forget_orphans(&rounds.orphans_looked_at, BATCH_ROWS))
 		rounds.orphans_looked_at = PG_INT64_MAX;
+	rounds.swept += idemq_mono_now() - mono;
+	return (!look_is_over(&rounds.sweep) || rounds.orphans_looked_at < PG_INT64_MAX) &&
+		   rounds.swept < idemq_purge_interval * INT64CONST(1000) / SWEEP_SHARE;
 }
 
 /* Returns when (mono) the next batch is to be done. */
@@ -296,6 +301,7 @@ begin_round(void)
 {
 	rounds.now = idemq_now();
 	rounds.began = idemq_mono_now();
+	rounds.swept = 0;
 	refusal_logged = false;
 	idemq_retentions_begin_round(rounds.now);
 	rounds.stage = STAGE_JOBS;
@@ -326,11 +332,8 @@ idemq_purge_some(void)
 	}
 	if (rounds.stage == STAGE_SEEN && !purge_seen(&rounds.seen, rounds.now, BATCH_ROWS))
 		rounds.stage = STAGE_SWEEP;
-	else if (rounds.stage == STAGE_SWEEP)
-	{
-		sweep();
+	else if (rounds.stage == STAGE_SWEEP && !sweep())
 		rounds.stage = STAGE_BEGIN;
-	}
 }
 
 /* Takes back what the last batch thought it had done, unless its transaction is done. */
