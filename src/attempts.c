@@ -7,7 +7,6 @@
 #include "catalog/pg_type.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
-#include "utils/guc.h"
 #include "utils/timestamp.h"
 
 #include "attempts.h"
@@ -92,9 +91,7 @@ idemq_attempts_forget_all(const int64 *job_ids, int count)
 	value = PointerGetDatum(
 		construct_array(ids, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
 	idemq_sql_begin(&scope);
-	/* A plan of a time when the table was small must not read all of it. */
-	(void) set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
-							 true, 0, false);
+	idemq_sql_no_seqscan();
 	(void) idemq_sql_run(&forget_many, &value, NULL, SPI_OK_DELETE);
 	idemq_sql_end(&scope);
 	pfree(DatumGetPointer(value));
@@ -125,6 +122,7 @@ idemq_attempts_forget_orphans(int64 *after, int limit)
 	bool more;
 
 	idemq_sql_begin(&scope);
+	idemq_sql_no_seqscan();
 	(void) idemq_sql_run(&forget_orphans, values, NULL, SPI_OK_SELECT);
 	more = DatumGetBool(idemq_sql_value(0, 2, &isnull));
 	if (more)

@@ -114,6 +114,7 @@ purge_seen(TimestampTz *from, TimestampTz now, int64 limit)
 	bool more;
 
 	idemq_sql_begin(&scope);
+	idemq_sql_no_seqscan();
 	(void) idemq_sql_run(&delete_seen, values, NULL, SPI_OK_SELECT);
 	last = idemq_sql_value(0, 1, &isnull);
 	if (!isnull)

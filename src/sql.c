@@ -51,6 +51,17 @@ idemq_sql_begin_on_jobs(SqlScope *scope)
 	begin_as_owner(scope, SECURITY_LOCAL_USERID_CHANGE);
 }
 
+/*
+ * Until idemq_sql_end no table is read as a whole, if that can be: for a statement of
+ * which each run is for few rows, and whose plan may be from when the table had none.
+ */
+void
+idemq_sql_no_seqscan(void)
+{
+	(void) set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+							 true, 0, false);
+}
+
 static SPIPlanPtr
 prepared(SqlStatement *statement)
 {
