@@ -5,6 +5,7 @@
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -68,4 +69,64 @@ idemq_attempts_forget(int64 job_id)
 	idemq_sql_begin(&scope);
 	(void) idemq_sql_run(&forget_attempts, &value, NULL, SPI_OK_DELETE);
 	idemq_sql_end(&scope);
+}
+
+static SqlStatement forget_many = {.text = "DELETE FROM idemq.attempts WHERE job_id = ANY ($1)",
+								   .nargs = 1,
+								   .types = {INT8ARRAYOID}};
+
+/* Deletes the history of jobs whose rows are deleted. */
+void
+idemq_attempts_forget_all(const int64 *job_ids, int count)
+{
+	Datum *ids;
+	Datum value;
+	SqlScope scope;
+
+	if (count == 0)
+		return;
+	ids = palloc(count * sizeof(Datum));
+	for (int i = 0; i < count; i++)
+		ids[i] = Int64GetDatum(job_ids[i]);
+	value = PointerGetDatum(
+		construct_array(ids, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
+	idemq_sql_begin(&scope);
+	idemq_sql_no_seqscan();
+	(void) idemq_sql_run(&forget_many, &value, NULL, SPI_OK_DELETE);
+	idemq_sql_end(&scope);
+	pfree(DatumGetPointer(value));
+	pfree(ids);
+}
+
+static SqlStatement forget_orphans =
+	{.text = "WITH looked AS MATERIALIZED (SELECT job_id, token FROM idemq.attempts "
+			 "WHERE job_id > $1 ORDER BY job_id, token LIMIT $2), "
+			 "gone AS (DELETE FROM idemq.attempts a USING looked l WHERE a.job_id = l.job_id "
+			 "AND a.token = l.token AND NOT EXISTS (SELECT FROM idemq.jobs j "
+			 "WHERE j.id = l.job_id)) "
+			 "SELECT max(job_id), count(*) = $2 FROM looked",
+	 .nargs = 2,
+	 .types = {INT8OID, INT8OID}};
+
+/*
+ * Deletes the history of jobs that are gone (deleted by hand) among the next limit
+ * rows after a job's id, and moves it; returns false at the end of the table.  A job
+ * with more rows than limit is left by its rest for the next look from the start.
+ */
+bool
+idemq_attempts_forget_orphans(int64 *after, int limit)
+{
+	Datum values[] = {Int64GetDatum(*after), Int64GetDatum(limit)};
+	SqlScope scope;
+	bool isnull;
+	bool more;
+
+	idemq_sql_begin(&scope);
+	idemq_sql_no_seqscan();
+	(void) idemq_sql_run(&forget_orphans, values, NULL, SPI_OK_SELECT);
+	more = DatumGetBool(idemq_sql_value(0, 2, &isnull));
+	if (more)
+		*after = DatumGetInt64(idemq_sql_value(0, 1, &isnull));
+	idemq_sql_end(&scope);
+	return more;
 }

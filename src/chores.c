@@ -10,6 +10,8 @@
  *		remind		signals again where nobody claimed after a signal
  *		count		counts the jobs of each queue, when that is not known (gauges.c)
  *		tell		NOTIFY (tell.c): what became ready, and events of single jobs
+ *		expire		cancels jobs that nobody claimed in time (expire.c), in steps
+ *		purge		deletes what is past its retention (purge.c), in batches
  *
  * task.c runs them.
  */
@@ -21,10 +23,12 @@
 #include "chores.h"
 #include "clock.h"
 #include "compat.h"
+#include "expire.h"
 #include "gauges.h"
 #include "groups.h"
 #include "guc.h"
 #include "promote.h"
+#include "purge.h"
 #include "queues.h"
 #include "ready_scan.h"
 #include "reap.h"
@@ -111,6 +115,8 @@ static const Chore due_chore = {"due", due, NULL};
 static const Chore remind_chore = {"remind", remind, NULL};
 static const Chore count_chore = {"count", NULL, idemq_gauges_count};
 static const Chore tell_chore = {"tell", NULL, idemq_tell};
+static const Chore expire_chore = {"expire", idemq_expire_some, NULL};
+static const Chore purge_chore = {"purge", NULL, idemq_purge_some};
 
 /* Returns the earlier of two times; a function, since what it is given may do work. */
 static int64
@@ -136,7 +142,7 @@ run_chore(const Chore *chore, int32 queue_id, int64 when)
 	when = later(when, idemq_task_not_before(chore, queue_id));
 	if (when > idemq_mono_now())
 		return when;
-	idemq_task_run(chore, queue_id);
+	(void) idemq_task_run(chore, queue_id);
 	return 0;
 }
 
@@ -172,6 +178,21 @@ mono_of_due(uint64 due_at)
 										  : idemq_mono_from_timestamp((TimestampTz) due_at);
 }
 
+/* Does a step of the look for jobs that have expired; returns when (mono) to come again. */
+static int64
+do_expire(QueueSlot *slot, int32 queue_id)
+{
+	int64 when = idemq_expire_due_at(slot, queue_id);
+
+	if (when == PG_INT64_MAX)
+		return when;
+	when = later(when, idemq_task_not_before(&expire_chore, queue_id));
+	if (when > idemq_mono_now())
+		return when;
+	idemq_expire_ended(slot, queue_id, idemq_task_run(&expire_chore, queue_id));
+	return 0;
+}
+
 /* Does what is due in a queue; returns when (mono) to look at it again. */
 static int64
 do_queue(const SlotView *view)
@@ -191,7 +212,7 @@ do_queue(const SlotView *view)
 		next = earlier(next, run_chore(&due_chore, view->queue_id, next_due));
 	if (unclaimed > 0)
 		next = earlier(next, run_chore(&remind_chore, view->queue_id, unclaimed + REMIND_AFTER));
-	return next;
+	return earlier(next, do_expire(slot, view->queue_id));
 }
 
 static void
@@ -209,6 +230,7 @@ look_anew(const SlotView *view, void *arg)
 	pg_atomic_write_u64(&view->slot->next_due, 0);
 	pg_atomic_write_u64(&view->slot->next_deadline, 0);
 	idemq_round_end(view->slot);
+	pg_atomic_write_u64(&view->slot->next_expiry, 0);
 }
 
 /*
@@ -249,6 +271,21 @@ do_count(void)
 	(void) idemq_task_run_for_all(&count_chore);
 	if (idemq_gauges_due())
 		next_try = idemq_mono_now() + COUNT_PAUSE;
+	return 0;
+}
+
+/* Does a batch of what is past its retention, if there is one; returns when (mono) to come again. */
+static int64
+do_purge(void)
+{
+	int64 when = idemq_purge_due_at();
+
+	if (when == PG_INT64_MAX)
+		return when;
+	when = later(when, idemq_task_not_before(&purge_chore, 0));
+	if (when > idemq_mono_now())
+		return when;
+	idemq_purge_ended(idemq_task_run_for_all(&purge_chore));
 	return 0;
 }
 
@@ -293,5 +330,6 @@ idemq_chores_do(void)
 	idemq_for_each_slot(MyDatabaseId, visit_queue, &next);
 	next = earlier(next, do_tell());
 	next = earlier(next, do_count());
+	next = earlier(next, do_purge());
 	return earlier(next, report_statistics());
 }

@@ -25,10 +25,11 @@ typedef enum Counter
 	COUNTER_CANCELLED,
 	COUNTER_RETRIED,
 	COUNTER_REDRIVEN,
-	COUNTER_ROW_ONLY /* claims whose lease had no room in the lease table */
+	COUNTER_ROW_ONLY, /* claims whose lease had no room in the lease table */
+	COUNTER_PURGED	  /* jobs deleted after their retention */
 } Counter;
 
-#define COUNTER_COUNT 12
+#define COUNTER_COUNT 13
 #define COUNTER_BIT(counter) (1U << (counter))
 
 /* Lengths of time of which there is a histogram. */

@@ -15,6 +15,7 @@ int idemq_max_buckets = 4096;
 bool idemq_worker = true;
 bool idemq_notify = true;
 int idemq_notify_delay = 10;
+int idemq_purge_interval = 10000;
 
 /* Defines idemq's settings; called once, from shared_preload_libraries. */
 void
@@ -46,5 +47,10 @@ idemq_guc_define(void)
 							"Time for which events are gathered into one NOTIFY.", NULL,
 							&idemq_notify_delay, 10, 0, 60000, PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL,
 							NULL);
+	DefineCustomIntVariable("idemq.purge_interval",
+							"Time between two looks for what is past its retention.",
+							"0 or -1 turns off deleting by the background worker.",
+							&idemq_purge_interval, 10000, -1, 86400000, PGC_SIGHUP, GUC_UNIT_MS,
+							NULL, NULL, NULL);
 	MarkGUCPrefixReserved("idemq");
 }

@@ -59,7 +59,7 @@ typedef struct JobsTable
 	TupleTableSlot *new_row;
 	Relation pkey; /* with its scan, from the first fetch by id on */
 	IndexScanDesc by_id;
-	Relation ready; /* with its scan, while one is open */
+	Relation ready; /* or the index of finished jobs; with its scan, while one is open */
 	IndexScanDesc by_ready;
 } JobsTable;
 
@@ -141,6 +141,13 @@ job_row_header(const Job *job)
 	return ((BufferHeapTupleTableSlot *) job->row)->base.tuple->t_data;
 }
 
+/* A position in the index of finished jobs. */
+typedef struct FinishedKey
+{
+	TimestampTz finished_at;
+	ItemPointerData tid;
+} FinishedKey;
+
 /* What others do with a fetched version. */
 typedef enum RowHold
 {
@@ -178,6 +185,12 @@ extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
 extern bool idemq_jobs_scan_attempt(JobsTable *table, Job *job);
 extern void idemq_jobs_scan_end(JobsTable *table);
 
+/* jobs_finished.c */
+extern FinishedKey idemq_jobs_finished_from(TimestampTz finished_at);
+extern void idemq_jobs_finished_begin(JobsTable *table, const FinishedKey *after,
+									  TimestampTz until);
+extern bool idemq_jobs_finished_next(JobsTable *table, FinishedKey *key);
+
 /* jobs_hold.c */
 extern RowHold idemq_jobs_hold(const Job *job, TransactionId *holder);
 extern bool idemq_jobs_lets_claim(const Job *job);
@@ -198,6 +211,7 @@ extern void idemq_jobs_index_install(void);
 extern Oid idemq_jobs_ready_index(Relation rel);
 extern Oid idemq_jobs_key_index(Relation rel);
 extern Oid idemq_jobs_group_index(Relation rel);
+extern Oid idemq_jobs_finished_index(Relation rel);
 extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
 									bool only_summarizing);
 
@@ -208,6 +222,7 @@ extern bool idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row);
 extern bool idemq_jobs_insert_sql(const JobChange *columns);
 extern void idemq_jobs_update_sql(int64 id, const JobChange *change);
 extern void idemq_jobs_delete_sql(int64 id);
+extern bool idemq_jobs_delete_finished_sql(int64 id, TimestampTz finished_at);
 pg_noreturn extern void idemq_jobs_refused(void);
 
 #endif

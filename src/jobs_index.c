@@ -167,6 +167,13 @@ is_group_index(const IndexShape *shape)
 }
 
 static bool
+is_finished_index(const IndexShape *shape)
+{
+	return shape->simple && shape->nkeys == 1 && shape->keys[0] == COL_FINISHED_AT + 1 &&
+		   shape->not_null == COLUMN_BIT(COL_FINISHED_AT) && shape->is_null == 0;
+}
+
+static bool
 is_valid_index(Oid oid)
 {
 	Relation index = index_open(oid, RowExclusiveLock);
@@ -233,6 +240,20 @@ idemq_jobs_group_index(Relation rel)
 				 errmsg("table \"idemq.jobs\" has no valid index of groups"),
 				 errhint("Run CREATE INDEX ON idemq.jobs (queue_id, group_key, ready_at, id) "
 						 "WHERE group_key IS NOT NULL AND finished_at IS NULL.")));
+	return found;
+}
+
+/* Returns the OID of a valid index of finished jobs of the locked table; raises 55000 without one. */
+Oid
+idemq_jobs_finished_index(Relation rel)
+{
+	Oid found = find_index(rel, is_finished_index);
+
+	if (!OidIsValid(found))
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						errmsg("table \"idemq.jobs\" has no valid index of finished jobs"),
+						errhint("Run CREATE INDEX ON idemq.jobs (finished_at) WHERE finished_at "
+								"IS NOT NULL.")));
 	return found;
 }
 

@@ -15,6 +15,7 @@
 #include "lib/stringinfo.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
+#include "utils/timestamp.h"
 
 #include "catalog.h"
 #include "jobs.h"
@@ -64,6 +65,13 @@ static ColumnStatement *updates = NULL;
 static SqlStatement delete_job = {.text = "DELETE FROM idemq.jobs WHERE id = $1",
 								  .nargs = 1,
 								  .types = {INT8OID}};
+
+static SqlStatement delete_finished =
+	{.text = "WITH old AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE id = $1 "
+			 "AND finished_at = $2 FOR UPDATE SKIP LOCKED) "
+			 "DELETE FROM idemq.jobs j USING old WHERE j.id = old.id",
+	 .nargs = 2,
+	 .types = {INT8OID, TIMESTAMPTZOID}};
 
 /* Raises 09000 when a trigger kept a row from being written. */
 void
@@ -209,4 +217,21 @@ idemq_jobs_delete_sql(int64 id)
 	if (idemq_sql_run(&delete_job, &value, NULL, SPI_OK_DELETE) == 0)
 		idemq_jobs_refused();
 	idemq_sql_end(&scope);
+}
+
+/*
+ * Deletes the row of a job that finished at that time, and is not locked; returns
+ * false when somebody holds it, it came back to life, or a trigger keeps it.
+ */
+bool
+idemq_jobs_delete_finished_sql(int64 id, TimestampTz finished_at)
+{
+	Datum values[] = {Int64GetDatum(id), TimestampTzGetDatum(finished_at)};
+	SqlScope scope;
+	uint64 deleted;
+
+	idemq_sql_begin_on_jobs(&scope);
+	deleted = idemq_sql_run(&delete_finished, values, NULL, SPI_OK_DELETE);
+	idemq_sql_end(&scope);
+	return deleted > 0;
 }

@@ -210,8 +210,12 @@ handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
 JobStatus
 idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
 {
+	int priority = DatumGetInt16(columns->values[COL_PRIORITY]);
 	ReadyKey key;
 
+	if (columns->set & COLUMN_BIT(COL_EXPIRES_AT))
+		idemq_lowers_note_expiry(queue->slot, queue->id, priority,
+								 DatumGetTimestampTz(columns->values[COL_EXPIRES_AT]));
 	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
 	{
 		idemq_group_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY]);
@@ -219,7 +223,7 @@ idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
 	}
 	key.id = DatumGetInt64(columns->values[COL_ID]);
 	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
-	idemq_lowers_note(queue->slot, queue->id, DatumGetInt16(columns->values[COL_PRIORITY]), key);
+	idemq_lowers_note(queue->slot, queue->id, priority, key);
 	return JOB_PENDING;
 }
 

@@ -1,7 +1,8 @@
 /*
  * lowers.c
  *		The keys of the ready index that this transaction makes claimable: by its
- *		end the ready cursors are lowered to them, and those who wait are woken.
+ *		end the ready cursors are lowered to them, those who wait are woken, and the
+ *		worker hears when a job is to be cancelled that nobody has claimed.
  *
  * They are kept per queue and priority, as their least key, for the whole
  * transaction: lowering too much or too often is only slower.
@@ -26,8 +27,9 @@ typedef struct Lower
 	int32 priority;
 	SubTransactionId last_subid; /* the latest that noted it */
 	ReadyKey key;
-	int count;		   /* keys that become claimable at commit, and were due when noted */
-	TimestampTz later; /* the earliest of the others; DT_NOEND: there is none */
+	int count;				/* keys that become claimable at commit, and were due when noted */
+	TimestampTz later;		/* the earliest of the others; DT_NOEND: there is none */
+	TimestampTz expires_at; /* the earliest; DT_NOEND: none expires */
 } Lower;
 
 /* In TopTransactionContext; NULL between transactions. */
@@ -59,7 +61,8 @@ keep(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
 			max_lowers *= 2;
 		}
 		lower = &lowers[nlowers++];
-		*lower = (Lower){slot, queue_id, priority, InvalidSubTransactionId, key, 0, DT_NOEND};
+		*lower =
+			(Lower){slot, queue_id, priority, InvalidSubTransactionId, key, 0, DT_NOEND, DT_NOEND};
 	}
 	if (ready_key_less(key, lower->key))
 		lower->key = key;
@@ -80,6 +83,15 @@ idemq_lowers_note(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
 		lower->count++;
 	else
 		lower->later = Min(lower->later, key.ready_at);
+}
+
+/* Notes when a job expires that this transaction makes ready, or blocked. */
+void
+idemq_lowers_note_expiry(QueueSlot *slot, int32 queue_id, int priority, TimestampTz expires_at)
+{
+	Lower *lower = keep(slot, queue_id, priority, READY_KEY_MAX);
+
+	lower->expires_at = Min(lower->expires_at, expires_at);
 }
 
 /* Notes a key that this transaction takes away: claimable again should it abort. */
@@ -120,6 +132,8 @@ idemq_lowers_apply(SubTransactionId from, bool committed)
 		if (lower->last_subid < from)
 			continue;
 		idemq_cursor_lower(lower->slot, lower->queue_id, lower->priority, lower->key);
+		if (committed && lower->expires_at < DT_NOEND)
+			idemq_wake_to_expire_at(lower->slot, lower->queue_id, lower->expires_at);
 		if (committed)
 			idemq_wake_ready(lower->slot, lower->queue_id, lower->count, lower->later);
 		else

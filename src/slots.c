@@ -81,6 +81,7 @@ idemq_slots_shmem_init(void *area, bool found)
 			LWLockInitialize(&shared->slots[i].lock, shared->tranche);
 			pg_atomic_init_u64(&shared->slots[i].next_deadline, 0);
 			pg_atomic_init_u64(&shared->slots[i].next_due, 0);
+			pg_atomic_init_u64(&shared->slots[i].next_expiry, 0);
 			pg_atomic_init_u64(&shared->slots[i].announced, 0);
 			pg_atomic_init_u64(&shared->slots[i].notified, 0);
 			pg_atomic_init_u64(&shared->slots[i].unclaimed_at, 0);
@@ -139,6 +140,7 @@ assign_slot(int32 queue_id)
 	pg_atomic_write_u64(&shared->slots[i].next_deadline, 0);
 	/* The worker looks, and tells those who LISTEN if there is something. */
 	pg_atomic_write_u64(&shared->slots[i].next_due, 0);
+	pg_atomic_write_u64(&shared->slots[i].next_expiry, 0);
 	pg_atomic_write_u64(&shared->slots[i].announced, 0);
 	pg_atomic_write_u64(&shared->slots[i].notified, 0);
 	pg_atomic_write_u64(&shared->slots[i].unclaimed_at, 0);
@@ -303,6 +305,7 @@ idemq_slots_unset_database(Oid database)
 			continue;
 		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
 		idemq_cursor_unset_locked(slot);
+		pg_atomic_write_u64(&slot->next_expiry, 0);
 		idemq_slot_begin_recovery(slot, 0);
 		LWLockRelease(&slot->lock);
 	}

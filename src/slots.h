@@ -61,6 +61,7 @@ typedef struct QueueSlot
 	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
 	/* for wake.c; no lock */
 	pg_atomic_uint64 next_due;	   /* TimestampTz: nothing comes due by time alone before */
+	pg_atomic_uint64 next_expiry;  /* TimestampTz: no job expires before; 0: unknown */
 	pg_atomic_uint64 announced;	   /* times that something became ready; */
 	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has told of */
 	pg_atomic_uint64 unclaimed_at; /* mono of the first signal since the last claim; 0: none */

@@ -59,6 +59,17 @@ idemq_sql_begin_as(SqlScope *scope, Oid role)
 	begin(scope, role, SECURITY_LOCAL_USERID_CHANGE);
 }
 
+/*
+ * Until idemq_sql_end no table is read as a whole, if that can be: for a statement of
+ * which each run is for few rows, and whose plan may be from when the table had none.
+ */
+void
+idemq_sql_no_seqscan(void)
+{
+	(void) set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+							 true, 0, false);
+}
+
 static SPIPlanPtr
 prepared(SqlStatement *statement)
 {

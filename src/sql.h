@@ -29,6 +29,7 @@ typedef struct SqlScope
 extern void idemq_sql_begin(SqlScope *scope);
 extern void idemq_sql_begin_on_jobs(SqlScope *scope);
 extern void idemq_sql_begin_as(SqlScope *scope, Oid role);
+extern void idemq_sql_no_seqscan(void);
 extern uint64 idemq_sql_run(SqlStatement *statement, const Datum *args, const char *nulls,
 							int expected);
 extern uint64 idemq_sql_query_at(SqlStatement *statement, const Datum *args, const char *nulls,

@@ -175,8 +175,11 @@ note_result(const Task *task, TaskResult result, uint64 settings)
 		trouble->failures++;
 }
 
-/* Runs a chore of a queue; it is left alone for a while when it comes to nothing. */
-void
+/*
+ * Runs a chore of a queue; returns false, and it is left alone for a while, when it
+ * comes to nothing.
+ */
+bool
 idemq_task_run(const Chore *chore, int32 queue_id)
 {
 	Task task = {chore, queue_id};
@@ -186,6 +189,7 @@ idemq_task_run(const Chore *chore, int32 queue_id)
 	queue_seen = true;
 	done = in_transaction(chore->name, run_task, &task);
 	note_result(&task, !done ? TASK_FAILED : queue_seen ? TASK_DONE : TASK_UNSEEN, settings);
+	return done && queue_seen;
 }
 
 static void

@@ -17,7 +17,7 @@ typedef struct Chore
 
 extern void idemq_tasks_begin(void);
 extern int64 idemq_task_not_before(const Chore *chore, int32 queue_id);
-extern void idemq_task_run(const Chore *chore, int32 queue_id);
+extern bool idemq_task_run(const Chore *chore, int32 queue_id);
 extern bool idemq_task_run_for_all(const Chore *chore);
 
 #endif

@@ -186,7 +186,12 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEv
 		(transition->finishes || transition->to == JOB_BLOCKED))
 		idemq_group_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY]);
 	if (transition->ready == READY_SET)
+	{
 		idemq_lowers_note(queue->slot, queue->id, job->priority, key);
+		/* Given back, or due earlier; redriven, it does not expire. */
+		if (job->expires_at < DT_NOEND && (event == EVENT_RELEASE || event == EVENT_RETRY))
+			idemq_lowers_note_expiry(queue->slot, queue->id, job->priority, job->expires_at);
+	}
 	/* Taken out of the index with no entry: should this abort, it is back. */
 	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_PROCESSING &&
 		event != EVENT_COMMIT_ONCE)

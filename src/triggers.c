@@ -52,6 +52,7 @@ note_version(Relation rel, HeapTuple tuple, bool taken)
 	int32 queue_id;
 	int16 priority;
 	ReadyKey key;
+	TimestampTz expires_at;
 	QueueInfo queue;
 	bool isnull;
 
@@ -64,9 +65,14 @@ note_version(Relation rel, HeapTuple tuple, bool taken)
 	if (priority < 0 || priority >= IDEMQ_PRIORITIES || !idemq_queue_by_id(queue_id, &queue))
 		return;
 	if (taken)
+	{
 		idemq_lowers_note_taken(queue.slot, queue_id, priority, key);
-	else
-		idemq_lowers_note(queue.slot, queue_id, priority, key);
+		return;
+	}
+	idemq_lowers_note(queue.slot, queue_id, priority, key);
+	expires_at = DatumGetTimestampTz(column(rel, tuple, COL_EXPIRES_AT, &isnull));
+	if (!isnull)
+		idemq_lowers_note_expiry(queue.slot, queue_id, priority, expires_at);
 }
 
 /* Ends the lease entry of an attempt that the change ended. */

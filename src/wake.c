@@ -189,23 +189,38 @@ idemq_sleepers_wake(Sleepers *sleepers, int max)
 	return woken;
 }
 
+/* Lowers one of a slot's times, and has the worker awake by then. */
+static void
+lower_time(pg_atomic_uint64 *time, TimestampTz to)
+{
+	uint64 known = pg_atomic_read_u64(time);
+
+	while ((uint64) to < known)
+	{
+		if (pg_atomic_compare_exchange_u64(time, &known, (uint64) to))
+		{
+			idemq_worker_need_by(idemq_mono_from_timestamp(to));
+			break;
+		}
+	}
+}
+
 /* Notes that something comes due by time alone, for the worker's timer. */
 void
 idemq_wake_due_at(QueueSlot *slot, TimestampTz due)
 {
-	uint64 known;
+	if (slot != NULL && due > 0)
+		lower_time(&slot->next_due, due);
+}
 
-	if (slot == NULL || due <= 0)
-		return;
-	known = pg_atomic_read_u64(&slot->next_due);
-	while ((uint64) due < known)
-	{
-		if (pg_atomic_compare_exchange_u64(&slot->next_due, &known, (uint64) due))
-		{
-			idemq_worker_need_by(idemq_mono_from_timestamp(due));
-			break;
-		}
-	}
+/* Notes that a job of the queue expires, unless it is claimed by then. */
+void
+idemq_wake_to_expire_at(QueueSlot *slot, int32 queue_id, TimestampTz expires_at)
+{
+	if (!idemq_slot_is_of(slot, queue_id))
+		slot = idemq_slot_find(MyDatabaseId, queue_id);
+	if (slot != NULL)
+		lower_time(&slot->next_expiry, Max(expires_at, 1));
 }
 
 /* Notes a signal, for the worker to look whether a claim follows. */

@@ -31,6 +31,7 @@ extern void idemq_wake_perhaps(QueueSlot *slot, int32 queue_id, int count);
 extern void idemq_wake_queue(QueueSlot *slot, int32 queue_id);
 extern void idemq_wake_database(Oid database, bool ready);
 extern void idemq_wake_due_at(QueueSlot *slot, TimestampTz due);
+extern void idemq_wake_to_expire_at(QueueSlot *slot, int32 queue_id, TimestampTz expires_at);
 extern void idemq_wake_again(QueueSlot *slot);
 extern void idemq_wake_claimed(QueueSlot *slot);
 extern void idemq_wake_for_result(int64 job_id);

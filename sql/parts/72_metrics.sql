@@ -21,6 +21,7 @@ CREATE FUNCTION idemq.queue_metrics()
 		retried_total    bigint,
 		redriven_total   bigint,
 		row_only_total   bigint,
+		purged_total     bigint,
 		wait_p50         interval,
 		wait_p95         interval,
 		wait_p99         interval,
@@ -41,7 +42,7 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.oldest_ready,
 		m.enqueued_total, m.duplicates_total, m.claimed_total, m.committed_total,
 		m.failed_total, m.dead_total, m.released_total, m.expired_total,
-		m.cancelled_total, m.retried_total, m.redriven_total, m.row_only_total,
+		m.cancelled_total, m.retried_total, m.redriven_total, m.row_only_total, m.purged_total,
 		m.wait_p50, m.wait_p95, m.wait_p99, m.run_p50, m.run_p95, m.run_p99,
 		m.in_memory, m.counted_since, m.recovering
 	FROM idemq.queue_metrics() m
@@ -61,6 +62,7 @@ COMMENT ON COLUMN idemq.metrics.cancelled_total IS 'jobs cancelled, or not claim
 COMMENT ON COLUMN idemq.metrics.retried_total IS 'jobs made ready by retry before they were due';
 COMMENT ON COLUMN idemq.metrics.redriven_total IS 'dead or cancelled jobs made ready again, by redrive or retry';
 COMMENT ON COLUMN idemq.metrics.row_only_total IS 'claims whose lease had no room in shared memory: raise idemq.max_leases';
+COMMENT ON COLUMN idemq.metrics.purged_total IS 'finished jobs deleted after their retention, by the background worker or idemq.apply_retention';
 COMMENT ON COLUMN idemq.metrics.wait_p50 IS 'from due to claimed, or committed once: half of the jobs waited no longer (within 12.5 %); so wait_p95 and wait_p99';
 COMMENT ON COLUMN idemq.metrics.run_p50 IS 'from claimed to committed: half of the attempts ran no longer (within 12.5 %); so run_p95 and run_p99';
 COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a place in shared memory (idemq.max_queues); without one it has no counters and no times';

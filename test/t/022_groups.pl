@@ -146,6 +146,9 @@ my $sleeper = sleeper($node, "CALL idemq.wait('s', '1 min')");
 sql($node, "SELECT idemq.try_commit(id, token) FROM idemq.jobs WHERE payload = '1'");
 is(answer($sleeper), 't', 'the end of the head wakes who waits');
 is_sql($node, "SELECT payload FROM idemq.claim('s', 5)", 2, 'for the next one');
+sql($node, "SELECT idemq.enqueue('s', '4', group_key => 'g', expires_in => '100 ms')");
+ok($node->poll_query_until('postgres', "SELECT status = 'cancelled' FROM idemq.jobs WHERE payload = '4'"),
+	'one that is blocked for too long is cancelled while it is');
 # At once, again and again: a claim after the end of the head finds the next one, whoever promotes it.
 is_sql($node, q{
 	DO $$ BEGIN

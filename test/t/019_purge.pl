@@ -1,0 +1,235 @@
+# Retention and expiry by the background worker: it deletes what is past its
+# retention and nothing else, misses nothing for ever, and cancels in time.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('purge', 'idemq.worker' => 'on', 'idemq.purge_interval' => '100ms', autovacuum => 'off');
+my $other = session($node);
+
+sub poll { my ($sql, $name) = @_; return ok($node->poll_query_until('postgres', $sql), $name) }
+
+sub set_to
+{
+	my ($name, $value) = @_;
+	sql($node, "ALTER SYSTEM SET $name = '$value'");
+	return sql($node, 'SELECT pg_reload_conf()');
+}
+
+# A new job of a queue, finished by SQL that has %d for its id and %t for its token.
+sub finish
+{
+	my ($queue, $how) = @_;
+	my ($id, $token) = split /\|/, sql($node, "SELECT c.id, c.token FROM idemq.enqueue('$queue', '1') e, idemq.claim_job(e.id) c");
+	$how //= 'SELECT idemq.commit(%d, %t)';
+	$how =~ s/%d/$id/g;
+	$how =~ s/%t/$token/g;
+	sql($node, $how);
+	return $id;
+}
+
+# Makes jobs as old as they have to be; a round or more goes by.
+sub age { my ($where) = @_; return sql($node, "UPDATE idemq.jobs SET finished_at = finished_at - interval '2 days' WHERE $where") }
+sub gone { my ($id, $name) = @_; return poll("SELECT NOT EXISTS (SELECT FROM idemq.jobs WHERE id = $id)", $name) }
+sub there { my ($id, $name) = @_; return is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE id = $id", 1, $name) }
+
+# Waits until the worker has come round: what is old in another queue is gone.
+sub round
+{
+	my ($name) = @_;
+	foreach (1 .. 2)
+	{
+		my $id = finish('mark');
+		gone($id, "$name: a round");
+	}
+}
+
+# ---- It purges by itself
+
+sql($node, "SELECT idemq.create_queue('mark', retention => '1 ms', idempotency_window => '0');
+	SELECT idemq.create_queue('month', retention => '30 days');
+	SELECT idemq.create_queue('second', retention => '1 s', idempotency_window => '1 s')");
+my $dead = finish('second', "SELECT idemq.fail(%d, %t, 'no', permanent => true)");
+my $cancelled = finish('second', 'SELECT idemq.cancel(%d)');
+my $completed = finish('second');
+my $keyed = sql($node, "SELECT id FROM idemq.enqueue('second', '1', key => 'k')");
+my $waits = sql($node, "SELECT id FROM idemq.enqueue('second', '1')");
+my $kept = finish('month');
+sql($node, "SELECT idemq.commit_once($keyed); SELECT idemq.once('s', 'k', '1 ms')");
+gone($_, 'deleted after its retention') foreach $dead, $cancelled, $completed, $keyed;
+there($_, 'stays') foreach $waits, $kept;
+poll('SELECT count(*) = 0 FROM idemq.attempts', 'with their history');
+poll('SELECT count(*) = 0 FROM idemq.seen', 'and what once need not remember');
+is_sql($node, "SELECT purged_total, completed, dead, cancelled FROM idemq.metrics WHERE queue = 'second'", '4|0|0|0', 'they are counted');
+is_state($node, "CALL idemq.wait_result($completed, '1 s', NULL, NULL)", 'IQ002', 'who waits for its result is told that there is no such job');
+is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'nothing is wrong');
+
+# ---- A row that somebody holds
+
+my $held = finish('q');
+$other->query_safe("BEGIN; SELECT id FROM idemq.jobs WHERE id = $held FOR KEY SHARE");
+age("id = $held");
+my $free = finish('q');
+age("id = $free");
+sql($node, "SELECT idemq.alter_queue('q', retention => '1 h', idempotency_window => '1 h')");
+gone($free, 'the others go');
+round('a row is held');
+there($held, 'a row that is held stays');
+$other->query_safe('COMMIT');
+gone($held, 'and goes when it is free');
+
+# A session that sleeps in a transaction that is older than what is purged: what it
+# finished comes behind the front.
+$other->query_safe("BEGIN; SELECT pg_current_xact_id(); SELECT idemq.enqueue('mark', '\"late\"')");
+$other->query_safe("SELECT idemq.commit(id, token) FROM idemq.claim('mark')");
+round('it is open');
+$other->query_safe('COMMIT');
+poll("SELECT count(*) = 0 FROM idemq.jobs WHERE payload = '\"late\"'", 'what is committed late goes as well');
+$other->query_safe("BEGIN; SELECT idemq.commit_once(id) FROM idemq.enqueue('mark', '\"later\"'); PREPARE TRANSACTION 'p'");
+round('it is prepared');
+is_sql($node, 'SELECT count(*) FROM pg_prepared_xacts', 1, 'a prepared transaction is in nobody\'s way');
+$other->query_safe("COMMIT PREPARED 'p'");
+poll("SELECT count(*) = 0 FROM idemq.jobs WHERE payload = '\"later\"'", 'nor is it missed');
+
+# ---- Moved by hand, and other settings
+
+my $moved = finish('month');
+sql($node, "UPDATE idemq.jobs SET finished_at = finished_at - interval '2 h' WHERE id = $moved");
+round('kept for a month');
+there($moved, 'one that is kept for a month');
+sql($node, "SELECT idemq.alter_queue('month', retention => '1 h', idempotency_window => '1 h')");
+gone($moved, 'goes when the retention gets shorter');
+there($kept, 'but not a younger one');
+sql($node, "SELECT idemq.alter_queue('month', retention => '30 days')");
+$moved = finish('month');
+sql($node, "UPDATE idemq.jobs SET queue_id = q.queue_id FROM idemq.queues q WHERE id = $moved AND q.name = 'mark'");
+$node->restart;
+$other = session($node);
+gone($moved, 'after a restart, all is looked at');
+
+# ---- Off and on
+
+set_to('idemq.purge_interval', '-1');
+my $stays = finish('mark');
+sql($node, 'SELECT pg_sleep(0.5)');
+there($stays, 'turned off');
+is_sql($node, 'SELECT idemq.apply_retention() > 0', 't', 'by hand');
+$stays = finish('mark');
+set_to('idemq.purge_interval', '100ms');
+gone($stays, 'turned on');
+
+# ---- A held snapshot
+
+$other->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM idemq.jobs');
+sql($node, "SELECT count(*) FROM idemq.enqueue_many('mark', array_fill('1'::jsonb, ARRAY[5000]));
+	SELECT count(*) FROM idemq.claim('mark', 5000) c, idemq.try_commit(c.id, c.token)");
+poll("SELECT count(*) = 0 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = 'mark'", 'beside a held snapshot');
+my $transactions = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = 'postgres'";
+my $before = sql($node, $transactions);
+sql($node, 'SELECT pg_sleep(2.5)');
+cmp_ok(sql($node, $transactions) - $before, '<', 1000, 'it does not go round and round');
+$other->query_safe('COMMIT');
+
+# ---- What a DBA has put on the table
+
+my $log = -s $node->logfile;
+sql($node, "CREATE TABLE mine (job_id bigint REFERENCES idemq.jobs DEFERRABLE INITIALLY DEFERRED);
+	CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN IF OLD.payload = ''\"no\"'' THEN RAISE ''not this one''; END IF; RETURN OLD; END';
+	CREATE TRIGGER refuse BEFORE DELETE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION refuse()");
+my @stay = (finish('q', "SELECT idemq.commit(%d, %t); UPDATE idemq.jobs SET payload = '\"no\"' WHERE id = %d"),
+	finish('q', 'SELECT idemq.commit(%d, %t); INSERT INTO mine VALUES (%d)'));
+my $goes = finish('q');
+age("id IN ($stay[0], $stay[1], $goes)");
+sql($node, "SELECT idemq.alter_queue('q', retention => '2 h', idempotency_window => '2 h')");
+gone($goes, 'what is refused does not keep the others');
+round('refusals');
+there($_, 'what is refused stays') foreach @stay;
+like(slurp_file($node->logfile, $log), qr/LOG:  job $stay[0] is past its retention and cannot be deleted: not this one/, 'and is logged');
+unlike(slurp_file($node->logfile, $log), qr/ERROR:/, 'the chore has not failed');
+sql($node, 'DROP TABLE mine; DROP FUNCTION refuse CASCADE');
+sql($node, "SELECT idemq.alter_queue('q', retention => '3 h', idempotency_window => '3 h')");
+gone($_, 'and goes when nothing keeps it') foreach @stay;
+
+# ---- A job that comes back to life
+
+SKIP:
+{
+	skip 'no debugger', 4 unless has_debugger($node);
+	set_to('idemq.purge_interval', '-1');
+	my $back = finish('q', "SELECT idemq.fail(%d, %t, 'no', permanent => true)");
+	age("id = $back");
+	# With the row looked at, and found free and past its retention.
+	my $purger = session($node);
+	my $stop = stop_at($purger->query_safe('SELECT pg_backend_pid()'), 'idemq_jobs_delete');
+	$purger->query_until(qr/sent/, "\\echo sent\nSELECT idemq.apply_retention();\n");
+	$stop->();
+	is_sql($node, "SELECT idemq.retry($back)", 'retrying', 'a dead job is made ready at the moment when it is deleted');
+	$stop->();
+	is($purger->query('SELECT'), 0, 'it is not deleted');
+	is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $back", 'pending', 'and is ready');
+	is_sql($node, "SELECT count(*) FROM idemq.attempts WHERE job_id = $back", 1, 'with its history');
+	set_to('idemq.purge_interval', '100ms');
+}
+
+# ---- Expiry
+
+sub is_cancelled { my ($id, $name) = @_; return poll("SELECT status = 'cancelled' AND last_error LIKE 'expired%' FROM idemq.jobs WHERE id = $id", $name) }
+sub expiring { my ($queue, $more) = @_; return sql($node, "SELECT id FROM idemq.enqueue('$queue', '1', expires_in => '300 ms'" . ($more // '') . ')') }
+
+sql($node, "SELECT idemq.create_queue('paused'); SELECT idemq.pause('paused')");
+sql($node, "SELECT idemq.purge('q')");
+my $never = sql($node, "SELECT id FROM idemq.enqueue('q', '1', expires_in => '1 h')");
+is_cancelled(expiring('q'), 'nobody claimed it');
+is_cancelled(expiring('q', ", delay => '1 h', priority => 9"), 'one that is not due');
+is_cancelled(expiring('q', ", key => 'k'"), 'one with a key');
+is_cancelled(expiring('paused'), 'in a paused queue');
+my $replaced = sql($node, "SELECT id FROM idemq.enqueue('q', '1', key => 'r');
+	SELECT id FROM idemq.enqueue('q', '2', key => 'r', on_duplicate => 'replace', expires_in => '300 ms')");
+is_cancelled((split /\n/, $replaced)[0], 'one that was replaced');
+my $waiter = sleeper($node, 'CALL idemq.wait_result(' . expiring('q') . ", '1 min', NULL, NULL)");
+like(answer($waiter), qr/cancelled/, 'who waits for its result is woken');
+
+# Claimed in time, and given back.
+my $released = expiring('q');
+$other->query_safe("CREATE TABLE claimed AS SELECT id, token FROM idemq.claim_job($released)");
+sql($node, 'SELECT pg_sleep(0.5)');
+is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $released", 'processing', 'a job that was claimed in time goes on');
+$other->query_safe('SELECT idemq.release(id, token) FROM claimed');
+is_cancelled($released, 'given back, it has expired');
+my $failed = expiring('q');
+$other->query_safe("SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.claim_job($failed)");
+my $rolled_back = expiring('q');
+$other->query_safe("BEGIN; SELECT id FROM idemq.claim_job($rolled_back)");
+sql($node, 'SELECT pg_sleep(0.5)');
+is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $rolled_back", 'pending', 'a claim that is open');
+$other->query_safe('ROLLBACK');
+is_cancelled($rolled_back, 'is rolled back');
+is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $failed", 'failed', 'one that waits for its retry does not expire');
+$other->query_safe("BEGIN; CREATE TEMP TABLE two ON COMMIT DROP AS SELECT 1; ROLLBACK;
+	BEGIN; SELECT idemq.enqueue('q', '\"prepared\"', expires_in => '300 ms'); PREPARE TRANSACTION 'p'");
+sql($node, 'SELECT pg_sleep(0.5)');
+$other->query_safe("COMMIT PREPARED 'p'");
+poll("SELECT status = 'cancelled' FROM idemq.jobs WHERE payload = '\"prepared\"'", 'a prepared one');
+$other->quit;
+my $restart = sql($node, "SELECT id FROM idemq.enqueue('q', '1', expires_in => '1 s')");
+$node->stop('immediate');
+$node->start;
+is_cancelled($restart, 'after a crash');
+my $by_hand = sql($node, "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload, expires_at)
+	SELECT queue_id, now(), 4, 1, 'pending', now(), '1', now() + interval '300 ms' FROM idemq.queues WHERE name = 'q' RETURNING id");
+is_cancelled($by_hand, 'one that was inserted by hand');
+sql($node, "SELECT count(idemq.enqueue('q', '\"many\"', expires_in => '300 ms')) FROM generate_series(1, 5000)");
+poll("SELECT count(*) = 5000 FROM idemq.jobs WHERE payload = '\"many\"' AND status = 'cancelled'", 'many');
+is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $never", 'pending', 'one that has time left stays');
+is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'nothing is wrong');
+$before = sql($node, $transactions);
+sql($node, 'SELECT pg_sleep(2.5)');
+cmp_ok(sql($node, $transactions) - $before, '<', 1000, 'it does not go round and round');
+
+done_testing();
