@@ -8,6 +8,8 @@
 #                         choose tests, ACCEPT=1 takes the actual output as the expected one
 #   make chaos            100,000 jobs (JOBS=n) under stalls, kills and crashes: the
 #                         long form of TAP test 017_chaos, some minutes
+#   make soak             everything at once for ten minutes (SOAK=seconds): the long form
+#                         of TAP test 023_soak
 #   make bench            the measurements of test/bench
 #   make format           run clang-format over src
 #
@@ -63,7 +65,7 @@ clean:
 	rm -f $(EXTRA_CLEAN)
 endif
 
-.PHONY: demo test lint test-regress test-isolation test-tap test-clients chaos bench format
+.PHONY: demo test lint test-regress test-isolation test-tap test-clients chaos soak bench format
 
 test:
 	@script/test lint regress isolation tap clients
@@ -71,6 +73,8 @@ lint test-regress test-isolation test-tap test-clients:
 	@script/test $(@:test-%=%)
 chaos:
 	@IDEMQ_CHAOS=$(or $(JOBS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=017_chaos script/test tap
+soak:
+	@IDEMQ_SOAK=$(or $(SOAK),600) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=023_soak script/test tap
 demo:
 	@demo/run
 bench:

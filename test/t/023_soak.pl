@@ -1,0 +1,199 @@
+# Everything at once: groups, limits, keys, schedules, expiry, deaths with a dead queue,
+# retention, rollbacks, savepoints, killed sessions, a killed worker, crashes.  At its end
+# every effect has happened once, no limit was ever exceeded, and check() is clean.
+#
+# IDEMQ_SOAK=seconds (20); `make soak` runs 600.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my $seconds = $ENV{IDEMQ_SOAK} // 20;
+my $dir = "$PostgreSQL::Test::Utils::tmp_check/soak";
+my %figures;
+
+my $node = new_server('soak', 'idemq.worker' => 'on', max_connections => 100, log_min_messages => 'fatal', log_statement => 'none',
+	log_min_error_statement => 'fatal', 'idemq.purge_interval' => '2s', autovacuum_naptime => '5s');
+
+sql($node, q{
+	SELECT idemq.create_queue('letters', retention => '1 h');
+	SELECT idemq.create_queue('plain', lease => '5 s', retry_base => '1 ms', max_attempts => 3, dead_queue => 'letters', retention => '5 s', idempotency_window => '5 s');
+	SELECT idemq.create_queue('grouped', lease => '5 s', retry_base => '1 ms', max_attempts => 100000, retention => '5 s', idempotency_window => '5 s');
+	SELECT idemq.create_queue('limited', lease => '5 s', retry_base => '1 ms', max_attempts => 100000, retention => '5 s', idempotency_window => '5 s',
+		max_running => 5, rate_limit => 300);
+	SELECT idemq.create_queue('keyed', lease => '5 s', retry_base => '1 ms', max_attempts => 100000, retention => '5 s', idempotency_window => '1 h');
+	SELECT idemq.create_queue('ticks', lease => '5 s', retention => '1 h');
+	CREATE TABLE produced (queue text, n bigint);
+	CREATE TABLE effects (seq bigint GENERATED ALWAYS AS IDENTITY, queue text, name text, n bigint, at timestamptz DEFAULT clock_timestamp());
+	CREATE TABLE excess (what text, at timestamptz DEFAULT clock_timestamp());
+	CREATE SEQUENCE numbers;
+
+	CREATE FUNCTION produce(q text, dice float8) RETURNS void LANGUAGE plpgsql AS $$
+	DECLARE n bigint := nextval('numbers');
+	BEGIN
+		INSERT INTO produced VALUES (q, n);
+		PERFORM idemq.enqueue(q, jsonb_build_object('n', n),
+			key => CASE WHEN q = 'keyed' THEN 'k' || n END,
+			group_key => CASE WHEN q = 'grouped' THEN 'g' || (dice * 1000)::int % 50 END,
+			priority => (dice * 100)::int % 10,
+			delay => CASE WHEN q = 'plain' AND dice < 0.05 THEN interval '20 ms' END);
+		-- The message comes again.
+		IF q = 'keyed' THEN PERFORM idemq.enqueue(q, jsonb_build_object('n', n), key => 'k' || n); END IF;
+		-- One whose time runs out: it may have its effect, or not.
+		IF dice < 0.02 THEN PERFORM idemq.enqueue(q, '{"n": -1}', expires_in => '5 ms', group_key => CASE WHEN q = 'grouped' THEN 'g1' END); END IF;
+		-- A savepoint's rollback leaves nothing behind.
+		IF dice > 0.95 THEN
+			BEGIN
+				PERFORM idemq.enqueue(q, '{"n": -2}', group_key => CASE WHEN q = 'grouped' THEN 'g2' END);
+				RAISE EXCEPTION 'undone';
+			EXCEPTION WHEN raise_exception THEN NULL;
+			END;
+		END IF;
+	END $$;
+
+	-- The end of an attempt, with its effect.
+	CREATE FUNCTION finish(q text, job bigint, job_token bigint, name text, n bigint, dice float8) RETURNS void LANGUAGE plpgsql AS $$
+	BEGIN
+		IF dice < 0.03 THEN PERFORM idemq.fail(job, job_token, 'no luck', retry_in => '2 ms'); RETURN; END IF;
+		IF dice < 0.04 THEN PERFORM idemq.release(job, job_token); RETURN; END IF;
+		IF dice < 0.05 AND q = 'plain' THEN PERFORM idemq.fail(job, job_token, 'hopeless', permanent => true); RETURN; END IF;
+		IF dice < 0.06 THEN PERFORM idemq.heartbeat(job, job_token); END IF;
+		IF dice > 0.97 THEN
+			BEGIN
+				PERFORM idemq.commit(job, job_token);
+				INSERT INTO effects (queue, name, n) VALUES (q, name, n);
+				RAISE EXCEPTION 'undone';
+			EXCEPTION WHEN raise_exception THEN NULL;
+			END;
+		END IF;
+		IF idemq.try_commit(job, job_token) = 'committed' THEN INSERT INTO effects (queue, name, n) VALUES (q, name, n); END IF;
+	END $$;
+	CREATE FUNCTION work(q text, dice float8) RETURNS void LANGUAGE plpgsql AS $$
+	DECLARE job record;
+	BEGIN
+		FOR job IN SELECT * FROM idemq.claim(q, 1 + (dice * 1000)::int % 3, attach => dice < 0.5) LOOP
+			PERFORM finish(q, job.id, job.token, coalesce(job.group_key, ''), coalesce((job.payload ->> 'n')::bigint, 0), random());
+		END LOOP;
+	END $$;
+	CREATE PROCEDURE watch(seconds int) LANGUAGE plpgsql AS $$
+	DECLARE ends timestamptz := clock_timestamp() + make_interval(secs => seconds);
+	BEGIN
+		WHILE clock_timestamp() < ends LOOP
+			INSERT INTO excess (what) SELECT 'running ' || count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('limited')
+				AND status = 'processing' HAVING count(*) > 5;
+			INSERT INTO excess (what) SELECT 'heads ' || group_key FROM idemq.jobs WHERE group_key IS NOT NULL AND finished_at IS NULL
+				AND status <> 'blocked' GROUP BY queue_id, group_key HAVING count(*) > 1;
+			COMMIT;
+			PERFORM pg_sleep(0.02);
+			COMMIT;
+		END LOOP;
+	END $$;
+	CALL idemq.tick();
+	SELECT idemq.schedule('minute', '* * * * *', 'ticks', '{"n": 0}');
+});
+my $started = sql($node, "SELECT date_trunc('minute', clock_timestamp())");
+
+mkdir $dir;
+
+sub script
+{
+	my ($name, $text) = @_;
+
+	open my $fh, '>', "$dir/$name.sql" or die;
+	print $fh $text;
+	close $fh;
+	return "$dir/$name.sql";
+}
+
+my @queues = qw(plain grouped limited keyed);
+my (@producing, @working);
+foreach my $queue (@queues, 'ticks')
+{
+	push @producing, '-f', script("produce.$queue", "SELECT produce('$queue', random());\n") if $queue ne 'ticks';
+	push @working, '-f', script("one.$queue", "SELECT work('$queue', random());\n") . '@4';
+	push @working, '-f', script("back.$queue", "BEGIN;\nSELECT work('$queue', random());\nROLLBACK;\n") . '@1';
+	push @working, '-f', script("two.$queue", qq{SELECT coalesce(max(id), 0) AS id, coalesce(max(token), 0) AS token,
+	coalesce(max(group_key), '') AS name, coalesce(max((payload ->> 'n')::bigint), 0) AS n FROM idemq.claim('$queue', attach => true) \\gset
+\\if :id > 0
+SELECT finish('$queue', :id, :token, :name, :n, random());
+\\endif
+}) . '@4';
+}
+push @working, '-f', script('tick', "CALL idemq.tick();\n\\sleep 200 ms\n") . '@1';
+push @working, '-f', script('wait', "CALL idemq.wait_any('{plain,grouped,limited,keyed}', '50 ms');\n") . '@1';
+
+sub pgbench
+{
+	my ($clients, $for, @scripts) = @_;
+	my $said = '';
+
+	return IPC::Run::start([ 'pgbench', '-n', '-h', $node->host, '-p', $node->port, '-c', $clients, '-j', 1, '-T', $for, '-M', 'prepared',
+			@scripts, 'postgres' ], '<', \undef, '>&', \$said);
+}
+
+# ---- The soak, in rounds; a client that was killed is back in the next one.
+
+my $end = time + $seconds;
+my $round = 0;
+while (time < $end)
+{
+	# Producers are held back where the backlog grows: this is no bench.
+	my $backlog = sql($node, 'SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL');
+	my @runs = (pgbench(10, 5, @working), $backlog < 20000 ? pgbench(2, 5, '-R', 800, @producing) : ());
+	my $watch = IPC::Run::start([ 'psql', '-X', '-q', '-h', $node->host, '-p', $node->port, '-c', 'CALL watch(4)', 'postgres' ], '<', \undef, '>&', \my $out);
+
+	foreach (1 .. 4)
+	{
+		sleep 1;
+		$figures{killed} += sql($node, "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
+			WHERE query ~ 'work\\(|finish\\(|produce\\(|claim\\(' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) x");
+	}
+	$figures{workers} += sql($node, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'idemq worker'")
+		if ++$round % 5 == 2;
+	if ($round % 10 == 3)
+	{
+		$figures{crashes}++;
+		$node->stop('immediate');
+		$node->start;
+	}
+	$_->finish foreach @runs, $watch;
+	is_sql($node, 'SELECT * FROM idemq.check()', '', "round $round: check() is clean");
+}
+
+# ---- Drained.
+
+my $left = 'SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL AND queue_id <> idemq.queue_id(\'letters\')';
+for (my $i = 0; $i < 60 && sql($node, $left) > 0; $i++)
+{
+	pgbench(8, 3, @working)->finish;
+}
+my $minutes = sql($node, "SELECT count(*) FROM generate_series('$started'::timestamptz, clock_timestamp(), '1 min') m WHERE m > '$started'");
+
+is_sql($node, $left, 0, 'nothing is left');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+is_sql($node, 'SELECT what FROM excess LIMIT 3', '', 'no limit was exceeded, no group had two heads');
+is_sql($node, 'SELECT count(*) FROM (SELECT FROM effects WHERE n > 0 GROUP BY queue, n HAVING count(*) > 1) x', 0, 'no effect twice');
+is_sql($node, 'SELECT count(*) FROM effects WHERE n = -2', 0, 'none of what was rolled back');
+is_sql($node, q{SELECT queue, count(*) FROM produced p WHERE NOT EXISTS (SELECT FROM effects e WHERE e.queue = p.queue AND e.n = p.n)
+	AND NOT (queue = 'plain' AND EXISTS (SELECT FROM idemq.jobs j WHERE queue_id = idemq.queue_id('letters') AND (j.payload #>> '{payload,n}')::bigint = p.n))
+	GROUP BY 1}, '', 'every job has had its effect, or is in the dead queue');
+is_sql($node, q{SELECT count(*) FROM effects e JOIN idemq.jobs j ON e.queue = 'plain' AND j.queue_id = idemq.queue_id('letters')
+	AND (j.payload #>> '{payload,n}')::bigint = e.n WHERE e.n > 0}, 0, 'and not both');
+is_sql($node, "SELECT count(*) <= $minutes, count(*) >= $minutes - 1, count(DISTINCT key) = count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('ticks')",
+	't|t|t', "each minute of $minutes was one job");
+ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name IN ('plain', 'grouped', 'limited')}),
+	'what is past its retention is gone');
+is_sql($node, q{SELECT count(*) FROM idemq.attempts a WHERE NOT EXISTS (SELECT FROM idemq.jobs WHERE id = a.job_id)}, 0, 'with its history');
+note sql($node, q{SELECT string_agg(queue || ' ' || n, ', ') FROM (SELECT queue, count(*) AS n FROM effects GROUP BY 1 ORDER BY 1) x});
+note sql($node, q{SELECT 'dead ' || count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('letters')});
+note sql($node, q{SELECT 'table ' || pg_size_pretty(pg_table_size('idemq.jobs')) || ', indexes ' || pg_size_pretty(pg_indexes_size('idemq.jobs'))});
+note join ', ', map { "$_ $figures{$_}" } sort keys %figures;
+$node->stop;
+done_testing();
