@@ -69,6 +69,11 @@ static SqlStatement queue_writers =
 	 .nargs = 1,
 	 .types = {OIDOID}};
 
+static SqlStatement lost_dead_queues = {
+	.text =
+		"SELECT name, dead_queue FROM idemq.queues q WHERE dead_queue IS NOT NULL "
+		"AND NOT EXISTS (SELECT FROM idemq.queues d WHERE d.name = q.dead_queue) ORDER BY name"};
+
 /* Adds a row to the answer. */
 void
 idemq_check_report(CheckCall *call, const char *severity, const char *invariant, const char *format,
@@ -310,6 +315,25 @@ check_slots(CheckCall *call)
 	pfree(slots);
 }
 
+/* Reports queues whose dead_queue is gone, by hand: their dead jobs go nowhere. */
+static void
+check_dead_queues(CheckCall *call)
+{
+	SqlScope scope;
+	uint64 rows;
+	bool isnull;
+
+	idemq_sql_begin(&scope);
+	rows = idemq_sql_query_latest(&lost_dead_queues, NULL, NULL);
+	for (uint64 i = 0; i < rows; i++)
+		idemq_check_report(call, CHECK_WARNING, "queues.dead_queue",
+						   "dead jobs of queue \"%s\" go nowhere else, for its dead_queue \"%s\" "
+						   "does not exist: set another with idemq.alter_queue",
+						   TextDatumGetCString(idemq_sql_value(i, 1, &isnull)),
+						   TextDatumGetCString(idemq_sql_value(i, 2, &isnull)));
+	idemq_sql_end(&scope);
+}
+
 /* check() -> setof (severity, invariant, detail); 25001. */
 Datum
 idemq_sql_check(PG_FUNCTION_ARGS)
@@ -328,6 +352,7 @@ idemq_sql_check(PG_FUNCTION_ARGS)
 	idemq_jobs_open_to_read(&call.table);
 	read_queues(&call);
 	check_slots(&call);
+	check_dead_queues(&call);
 	idemq_check_rows(&call);
 	idemq_check_tokens(&call);
 	/* The rest reads the ready index. */

@@ -26,6 +26,7 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
+#include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 #include "clock.h"
@@ -222,6 +223,21 @@ add_without_key(JobsTable *table, const QueueInfo *dead, JobChange *columns)
 	idemq_jobs_insert(table, columns);
 }
 
+/* Makes the columns of the job that tells a death. */
+static void
+fill_columns(JobChange *columns, const Job *job, const QueueInfo *queue, const QueueInfo *dead,
+			 TimestampTz died_at, text *error)
+{
+	bool too_long = is_too_long(job);
+	char *key =
+		psprintf("dead:%s:%lld:%lld", queue->name, (long long) job->id, (long long) job->token);
+
+	idemq_new_job(columns, dead, idemq_now(), account_of(job, queue, died_at, error, too_long));
+	job_set(columns, COL_KEY, CStringGetTextDatum(key));
+	if (!job->row->tts_isnull[COL_HEADERS])
+		job_set(columns, COL_HEADERS, job->row->tts_values[COL_HEADERS]);
+}
+
 /*
  * Adds a job that died in this transaction to the dead queue that
  * idemq_dead_queue_hold has set, if any.  job: as it was in processing; its end is
@@ -231,26 +247,26 @@ void
 idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
 					 TimestampTz died_at, text *error)
 {
+	MemoryContext context;
+	MemoryContext old;
 	JobsTable table;
 	JobChange columns;
 	EnqueueAnswer answer;
-	char *key;
-	bool too_long;
 
 	if (!can_be_added(job, queue, dead))
 		return;
-	too_long = is_too_long(job);
-	key = psprintf("dead:%s:%lld:%lld", queue->name, (long long) job->id, (long long) job->token);
-	idemq_new_job(&columns, dead, idemq_now(), account_of(job, queue, died_at, error, too_long));
-	job_set(&columns, COL_KEY, CStringGetTextDatum(key));
-	if (!job->row->tts_isnull[COL_HEADERS])
-		job_set(&columns, COL_HEADERS, job->row->tts_values[COL_HEADERS]);
+	/* A reaper may add thousands, each of them long. */
+	context = AllocSetContextCreate(CurrentMemoryContext, "idemq dead job", ALLOCSET_DEFAULT_SIZES);
+	old = MemoryContextSwitchTo(context);
+	fill_columns(&columns, job, queue, dead, died_at, error);
 	idemq_jobs_open(&table);
 	idemq_enqueue_keyed(&table, dead, &columns, DUPLICATE_IGNORE, JOB_SKIPS, &answer);
 	/* Somebody is using up the key in an open transaction. */
 	if (answer.outcome == OUTCOME_LOCKED)
 		add_without_key(&table, dead, &columns);
 	idemq_jobs_close(&table);
+	MemoryContextSwitchTo(old);
+	MemoryContextDelete(context);
 	if (answer.outcome != OUTCOME_DUPLICATE)
 		idemq_tally_count(dead->id, COUNTER_BIT(COUNTER_ENQUEUED));
 }

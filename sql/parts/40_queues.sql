@@ -36,7 +36,7 @@ COMMENT ON FUNCTION idemq.resume(text) IS 'let a paused queue hand out jobs agai
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_purge';
 COMMENT ON FUNCTION idemq.purge(text, idemq.status)
-	IS 'delete a queue''s jobs of one status, or all but those in processing; returns how many';
+	IS 'delete a queue''s jobs of one status, or all but those in processing; returns how many; a job that another open transaction holds stays';
 
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_grant_queue';

@@ -218,7 +218,7 @@ SELECT pg_sleep(0.005);
 SELECT idemq.reap('q');
 \set VERBOSITY sqlstate
 SELECT payload, status, last_error FROM idemq.jobs WHERE queue_id = :q ORDER BY id;
-SELECT dead_queue FROM idemq.queues;
+SELECT severity, detail FROM idemq.check() WHERE invariant = 'queues.dead_queue';
 SELECT idemq.redrive('q');
 -- A circle through a name that was gone is seen when the queue comes again.
 SELECT idemq.create_queue('letters', dead_queue => 'q');

@@ -128,7 +128,7 @@ foreach my $run (@runs)
 }
 note "$checks checks";
 cmp_ok($checks, '>', 5, 'it checked more than a few times');
-is_deeply(\@found, [], 'and found nothing') or diag join("\n", @found[0 .. ($#found > 20 ? 20 : $#found)]);
+is_deeply(\@found, [], 'and found nothing') or note join("\n", @found[0 .. ($#found > 20 ? 20 : $#found)]);
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'nor at rest');
 
 # A job that a broken trigger let fall below the cursor is found, and mended by a claim that finds nothing.

@@ -85,6 +85,33 @@ $dropper->query_safe('ROLLBACK');
 poll("SELECT status = 'dead' FROM idemq.job($id)", 'until the drop is over');
 is_sql($node, $account, "$id|lease expired|w", 'the account is there');
 
+# ---- Many workers that fail, hang, die and roll back: an account for each death
+
+sql($node, "SELECT idemq.purge('q'), idemq.purge('letters'), idemq.alter_queue('q', max_attempts => 2, retry_base => '1 ms')");
+my $counts = "SELECT (SELECT dead_total FROM idemq.metrics WHERE queue = 'q'), (SELECT enqueued_total FROM idemq.metrics WHERE queue = 'letters')";
+my ($deaths, $accounts) = split /\|/, sql($node, $counts);
+my @scripts = map { my $file = $node->basedir . "/deaths.$_->[0].sql"; append_to_file($file, $_->[1]); ('-f', $file) } (
+	[ 'enqueue', "SELECT count(idemq.enqueue('q', '1')) FROM generate_series(1, 4);\n" ],
+	[ 'fail', "SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.claim('q', 3);\n" ],
+	[ 'hang', "SELECT id FROM idemq.claim('q', 3, lease => '2 ms');\n" ],
+	[ 'undone', "BEGIN;\nSELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q', 2);\nROLLBACK;\n" ],
+	[ 'savepoint', "BEGIN;\nSELECT id, token FROM idemq.claim('q') \\aset\nSAVEPOINT s;\n" .
+		  "SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q', 2);\nROLLBACK TO s;\n" .
+		  "SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q');\nCOMMIT;\n" ],
+	[ 'redrive', "SELECT idemq.redrive('q', 2);\n" ],
+	[ 'letters', "SELECT idemq.commit(id, token) FROM idemq.claim('letters', 5);\n" ]);
+$node->command_ok([ 'pgbench', '-n', '-c', '8', '-j', '2', '-t', '150', '-h', $node->host, '-p', $node->port, @scripts, 'postgres' ],
+	'many workers');
+sql($node, "SELECT idemq.cancel(id) FROM idemq.jobs WHERE queue_id = idemq.queue_id('q') AND finished_at IS NULL");
+my ($died, $told) = split /\|/, sql($node, $counts);
+cmp_ok($died - $deaths, '>', 50, 'there were deaths');
+is($told - $accounts, $died - $deaths, 'as many accounts as deaths');
+is_sql($node, "SELECT count(*) FROM idemq.jobs d WHERE queue_id = idemq.queue_id('q') AND status = 'dead' AND NOT EXISTS
+	(SELECT FROM idemq.jobs l WHERE l.queue_id = idemq.queue_id('letters') AND l.key = format('dead:q:%s:%s', d.id, d.token))", '0',
+	'each dead job has its own');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
+sql($node, "SELECT idemq.purge('q'), idemq.purge('letters'), idemq.alter_queue('q', max_attempts => 1)");
+
 # ---- The dead queue is gone by hand: the death stands, and the log says so
 
 my $log = -s $node->logfile;
