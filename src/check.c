@@ -40,6 +40,7 @@
 #include "clock.h"
 #include "guc.h"
 #include "leases.h"
+#include "schedules.h"
 #include "slots.h"
 #include "sql.h"
 #include "xact.h"
@@ -310,6 +311,19 @@ check_slots(CheckCall *call)
 	pfree(slots);
 }
 
+/* Checks that somebody calls for the ticks of schedules (a restore brings none with it). */
+static void
+check_driver(CheckCall *call)
+{
+	int64 schedules = idemq_driver_abandoned();
+
+	if (schedules > 0)
+		idemq_check_report(call, CHECK_WARNING, "schedules.driver",
+						   "nothing has called idemq.tick() for 10 minutes, for which schedules "
+						   "schedules: look at pg_cron's job \"idemq-tick\"",
+						   (long long) schedules);
+}
+
 /* check() -> setof (severity, invariant, detail); 25001. */
 Datum
 idemq_sql_check(PG_FUNCTION_ARGS)
@@ -334,6 +348,7 @@ idemq_sql_check(PG_FUNCTION_ARGS)
 	if (idemq_check_catalog(&call))
 		idemq_check_ready(&call);
 	idemq_check_leases(&call);
+	check_driver(&call);
 	idemq_jobs_close(&call.table);
 	return (Datum) 0;
 }

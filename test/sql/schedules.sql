@@ -301,8 +301,11 @@ CALL idemq.tick();
 RESET search_path;
 RESET default_transaction_isolation;
 SELECT name, last_error FROM idemq.schedules ORDER BY 1;
+-- An audit finds nothing, but that nobody ticks any more.
+SELECT * FROM idemq.check();
+UPDATE idemq.ticker SET called_at = called_at - interval '11 min';
+SELECT * FROM idemq.check();
 SELECT count(idemq.unschedule(name)) FROM (SELECT name FROM idemq.schedules OFFSET 0) s;
--- An audit finds nothing.
 SELECT * FROM idemq.check();
 DROP VIEW enqueued;
 DROP EXTENSION idemq;
