@@ -320,7 +320,7 @@ check_driver(CheckCall *call)
 	if (schedules > 0)
 		idemq_check_report(call, CHECK_WARNING, "schedules.driver",
 						   "nothing has called idemq.tick() for 10 minutes, for which schedules "
-						   "schedules: look at pg_cron's job \"idemq-tick\"",
+						   "wait (%lld): look at pg_cron's job \"idemq-tick\"",
 						   (long long) schedules);
 }
 
