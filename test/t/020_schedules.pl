@@ -13,7 +13,7 @@ use Test::More;
 my ($libdir) = run_command([ 'pg_config', '--pkglibdir' ]);
 if (!-e "$libdir/pg_cron.so")
 {
-	note 'figure: LEFT OUT: pg_cron is not installed for this PostgreSQL';
+	diag 'figure: LEFT OUT: pg_cron is not installed for this PostgreSQL';
 	plan skip_all => 'no pg_cron for this PostgreSQL';
 }
 
