@@ -40,6 +40,7 @@
 #include "clock.h"
 #include "guc.h"
 #include "leases.h"
+#include "schedules.h"
 #include "slots.h"
 #include "sql.h"
 #include "xact.h"
@@ -334,6 +335,19 @@ check_dead_queues(CheckCall *call)
 	idemq_sql_end(&scope);
 }
 
+/* Checks that somebody calls for the ticks of schedules (a restore brings none with it). */
+static void
+check_driver(CheckCall *call)
+{
+	int64 schedules = idemq_driver_abandoned();
+
+	if (schedules > 0)
+		idemq_check_report(call, CHECK_WARNING, "schedules.driver",
+						   "nothing has called idemq.tick() for 10 minutes, for which schedules "
+						   "wait (%lld): look at pg_cron's job \"idemq-tick\"",
+						   (long long) schedules);
+}
+
 /* check() -> setof (severity, invariant, detail); 25001. */
 Datum
 idemq_sql_check(PG_FUNCTION_ARGS)
@@ -359,7 +373,11 @@ idemq_sql_check(PG_FUNCTION_ARGS)
 	if (idemq_check_catalog(&call))
 		idemq_check_ready(&call);
 	idemq_check_leases(&call);
+<<<<<<< HEAD
 	idemq_check_groups(&call);
+=======
+	check_driver(&call);
+>>>>>>> sched
 	idemq_jobs_close(&call.table);
 	return (Datum) 0;
 }

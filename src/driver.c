@@ -49,6 +49,12 @@ static SqlStatement note_call =
 	 .nargs = 1,
 	 .types = {TIMESTAMPTZOID}};
 
+static SqlStatement count_abandoned =
+	{.text = "SELECT count(*) FROM idemq.schedule_entries "
+			 "WHERE NOT EXISTS (SELECT FROM idemq.ticker WHERE called_at > $1)",
+	 .nargs = 1,
+	 .types = {TIMESTAMPTZOID}};
+
 /* One that somebody has put to sleep (active is false) is his to wake. */
 static SqlStatement find_job = {.text = "SELECT FROM cron.job WHERE command ~* "
 										"'^\\s*call\\s+idemq\\.tick\\s*\\(\\s*\\)[\\s;]*$' "
@@ -166,4 +172,20 @@ idemq_driver_note_call(TimestampTz now)
 	idemq_sql_begin(&scope);
 	(void) idemq_sql_run(&note_call, &value, NULL, SPI_OK_INSERT);
 	idemq_sql_end(&scope);
+}
+
+/* Returns the number of schedules, if nothing has called idemq.tick() lately; or else 0. */
+int64
+idemq_driver_abandoned(void)
+{
+	Datum lately = TimestampTzGetDatum(GetCurrentTimestamp() - CALLED_LATELY);
+	SqlScope scope;
+	int64 schedules;
+	bool isnull;
+
+	idemq_sql_begin(&scope);
+	(void) idemq_sql_query_latest(&count_abandoned, &lately, NULL);
+	schedules = DatumGetInt64(idemq_sql_value(0, 1, &isnull));
+	idemq_sql_end(&scope);
+	return schedules;
 }

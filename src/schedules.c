@@ -133,8 +133,7 @@ bool
 idemq_calendar_due(const Calendar *calendar, TimestampTz done_until, TimestampTz now,
 				   TimestampTz *tick)
 {
-	return done_until < now &&
-		   idemq_cron_last(&calendar->cron, calendar->zone, done_until, now, tick);
+	return idemq_cron_last(&calendar->cron, calendar->zone, done_until, now, tick);
 }
 
 /* Finds the next run: the tick that is due, or else the first one to come. */

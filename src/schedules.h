@@ -22,5 +22,6 @@ extern bool idemq_calendar_due(const Calendar *calendar, TimestampTz done_until,
 /* driver.c */
 extern void idemq_driver_require(void);
 extern void idemq_driver_note_call(TimestampTz now);
+extern int64 idemq_driver_abandoned(void);
 
 #endif

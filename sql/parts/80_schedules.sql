@@ -105,13 +105,13 @@ COMMENT ON FUNCTION idemq.schedule_failed(text, text)
 
 -- A transaction for each schedule, so that one that fails undoes no other; then an
 -- error, for whoever called.  A procedure that commits cannot pin search_path: it
--- uses no operator, and no name without its schema.
+-- uses no operator, and no name without its schema, of a type neither.
 CREATE PROCEDURE idemq.tick() LANGUAGE plpgsql AS $$
 DECLARE
-	due text[];
-	schedule text;
-	state text;
-	failures text[];
+	due pg_catalog.text[];
+	schedule pg_catalog.text;
+	state pg_catalog.text;
+	failures pg_catalog.text[];
 BEGIN
 	COMMIT;
 	SET TRANSACTION ISOLATION LEVEL READ COMMITTED;

@@ -289,20 +289,27 @@ UPDATE idemq.schedule_entries SET time_zone = 'Mars/Olympus' WHERE name = 'shop'
 SELECT name, next_run FROM idemq.schedules WHERE name = 'shop';
 CALL idemq.tick();
 SELECT idemq.unschedule('shop');
--- At other isolation levels, and with a planted search_path.
+-- At other isolation levels, and with a planted search_path, in a session that has not compiled it.
+\c -
+\set VERBOSITY terse
 SET default_transaction_isolation = 'serializable';
 CREATE FUNCTION public.array_append(text[], text) RETURNS text[] LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted'; END $$;
 CREATE FUNCTION public."coalesce"(text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted'; END $$;
-SET search_path = public, pg_catalog;
 SELECT miss('a first', '1 min');
 SELECT miss('z last', '1 min');
 UPDATE idemq.schedule_entries SET time_zone = 'Mars/Olympus' WHERE name = 'a first';
+CREATE DOMAIN public.text AS pg_catalog.text CHECK (VALUE = 'planted');
+SET search_path = public, pg_catalog;
 CALL idemq.tick();
 RESET search_path;
+DROP DOMAIN public.text;
 RESET default_transaction_isolation;
 SELECT name, last_error FROM idemq.schedules ORDER BY 1;
+-- An audit finds nothing, but that nobody ticks any more.
+SELECT * FROM idemq.check();
+UPDATE idemq.ticker SET called_at = called_at - interval '11 min';
+SELECT * FROM idemq.check();
 SELECT count(idemq.unschedule(name)) FROM (SELECT name FROM idemq.schedules OFFSET 0) s;
--- An audit finds nothing.
 SELECT * FROM idemq.check();
 DROP VIEW enqueued;
 DROP EXTENSION idemq;

@@ -13,7 +13,7 @@ use Test::More;
 my ($libdir) = run_command([ 'pg_config', '--pkglibdir' ]);
 if (!-e "$libdir/pg_cron.so")
 {
-	note 'figure: LEFT OUT: pg_cron is not installed for this PostgreSQL';
+	diag 'figure: LEFT OUT: pg_cron is not installed for this PostgreSQL';
 	plan skip_all => 'no pg_cron for this PostgreSQL';
 }
 
@@ -125,6 +125,21 @@ $one->query_safe("BEGIN; SELECT idemq.run_schedule('minutely')");
 $one->query_safe('ROLLBACK');
 is_sql($node, "SELECT next_run < now() FROM idemq.schedules WHERE name = 'minutely'", 't', 'rolled back: still due');
 
+# One name, two who make it: the second waits, and then may, or may not, replace it.
+foreach my $end ([ 'COMMIT', '42501' ], [ 'ROLLBACK', '00000' ])
+{
+	my $waiter = session($node);
+
+	$one->query_safe("BEGIN; SELECT idemq.schedule('twin', '* * * * *', 'q', '1')");
+	$waiter->query_until(qr/sent/, "\\set VERBOSITY sqlstate\nSET ROLE shop;\n\\echo sent\nSELECT idemq.schedule('twin', '* * * * *', 'q', '2');\n");
+	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%twin%'") or die 'no wait';
+	$one->query_safe($end->[0]);
+	$waiter->query('SELECT 1');
+	is($waiter->{stderr} =~ /ERROR:\s+(\w{5})/ ? $1 : '00000', $end->[1], "a twin after $end->[0]");
+	is_sql($node, "SELECT count(*), idemq.unschedule('twin') FROM idemq.schedules WHERE name = 'twin'", '1|t', 'one schedule');
+	$waiter->quit;
+}
+
 # The row was put back meanwhile, and the twin of the tick is open: only the key knows.
 sql($node, 'DELETE FROM idemq.jobs');
 $one->query_safe("BEGIN; SELECT idemq.enqueue('q', '{\"n\": 1}', key => 'minutely\@' || to_char(last_tick AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'))
@@ -228,6 +243,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 sql($node, 'DROP EXTENSION pg_cron');
 sql($node, "UPDATE idemq.ticker SET called_at = called_at - interval '1 h'");
 is((refusal($node, 'postgres'))[0], '55000', 'without pg_cron again');
+is_sql($node, 'SELECT severity, invariant FROM idemq.check()', 'warning|schedules.driver', 'check: nobody ticks');
 is_sql($node, "SELECT idemq.unschedule('minutely')", 't', 'unschedule works without it');
 $node->stop;
 done_testing();
