@@ -5,11 +5,13 @@
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
+#include "storage/lmgr.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "attempts.h"
+#include "catalog.h"
 #include "sql.h"
 
 static SqlStatement add_attempt = {
@@ -121,6 +123,8 @@ idemq_attempts_forget_orphans(int64 *after, int limit)
 	bool isnull;
 	bool more;
 
+	/* In the order of whoever writes both, and of who alters all tables in turn. */
+	LockRelationOid(idemq_catalog()->jobs, AccessShareLock);
 	idemq_sql_begin(&scope);
 	idemq_sql_no_seqscan();
 	(void) idemq_sql_run(&forget_orphans, values, NULL, SPI_OK_SELECT);

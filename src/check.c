@@ -373,11 +373,8 @@ idemq_sql_check(PG_FUNCTION_ARGS)
 	if (idemq_check_catalog(&call))
 		idemq_check_ready(&call);
 	idemq_check_leases(&call);
-<<<<<<< HEAD
 	idemq_check_groups(&call);
-=======
 	check_driver(&call);
->>>>>>> sched
 	idemq_jobs_close(&call.table);
 	return (Datum) 0;
 }

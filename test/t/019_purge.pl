@@ -70,6 +70,9 @@ is_sql($node, "SELECT purged_total, completed, dead, cancelled FROM idemq.metric
 is_state($node, "CALL idemq.wait_result($completed, '1 s', NULL, NULL)", 'IQ002', 'who waits for its result is told that there is no such job');
 is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'nothing is wrong');
 
+# A look for another length of time would find what the one at hand has missed.
+sql($node, "SELECT idemq.drop_queue('second', force => true)");
+
 # ---- A row that somebody holds
 
 my $held = finish('q');
