@@ -22,6 +22,7 @@
 #include "claim_row.h"
 #include "clock.h"
 #include "lease_sweep.h"
+#include "queue_limits.h"
 #include "ready_scan.h"
 #include "reap.h"
 #include "take.h"
@@ -82,6 +83,9 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 			return table->crosscheck == InvalidSnapshot ? STEP_PASS : STEP_STAY;
 		case TAKE_LOCKED:
 			return STEP_STAY;
+		case TAKE_LIMIT:
+			call->scan.stopped = true;
+			return STEP_STAY;
 		case TAKE_DONE:
 			break;
 	}
@@ -113,12 +117,13 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 static void
 scan_queue(ClaimCall *call, bool from_start)
 {
+	LimitView view;
 	JobsTable table;
 
 	idemq_ready_scan(&call->scan, &table, from_start);
 	idemq_jobs_close(&table);
 	/* A signal may be lost with its sleeper: what is left wakes the next one. */
-	if (call->scan.more)
+	if (call->scan.more && idemq_limit_lets(&call->scan.queue, &view))
 		(void) idemq_sleepers_wake(idemq_sleepers_of_queue(call->scan.queue.slot), 1);
 }
 
@@ -134,9 +139,12 @@ claim_from_queue(ClaimCall *call, const char *name)
 	if (call->scan.queue.paused)
 		return;
 	(void) idemq_reap_some(&call->scan.queue);
+	if (!idemq_recover_for_limits(&call->scan.queue))
+		return;
 	idemq_wake_claimed(call->scan.queue.slot);
 	scan_queue(call, false);
-	if (call->claimed == 0 && idemq_cursor_verify_due(call->scan.queue.slot, call->scan.queue.id))
+	if (call->claimed == 0 && !call->scan.stopped &&
+		idemq_cursor_verify_due(call->scan.queue.slot, call->scan.queue.id))
 	{
 		int64 started = idemq_mono_now();
 

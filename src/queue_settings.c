@@ -122,9 +122,9 @@ refuse_setting(FunctionCallInfo fcinfo, int n, const char *name)
 						errhint("Leave %s out.", name)));
 }
 
-/* Checks the settings that are given. */
+/* Checks the settings that are given; a limit is at least least_limit. */
 static void
-check_settings(FunctionCallInfo fcinfo)
+check_settings(FunctionCallInfo fcinfo, int least_limit)
 {
 	check_interval(fcinfo, ARG_LEASE, "lease", 1);
 	if (!PG_ARGISNULL(ARG_MAX_ATTEMPTS))
@@ -135,8 +135,10 @@ check_settings(FunctionCallInfo fcinfo)
 	check_float(fcinfo, ARG_RETRY_JITTER, "retry_jitter", 0, 1);
 	check_interval(fcinfo, ARG_RETENTION, "retention", 0);
 	check_interval(fcinfo, ARG_WINDOW, "idempotency_window", 0);
-	refuse_setting(fcinfo, ARG_MAX_RUNNING, "max_running");
-	refuse_setting(fcinfo, ARG_RATE_LIMIT, "rate_limit");
+	if (!PG_ARGISNULL(ARG_MAX_RUNNING))
+		(void) idemq_arg_int(fcinfo, ARG_MAX_RUNNING, "max_running", least_limit, PG_INT32_MAX);
+	if (!PG_ARGISNULL(ARG_RATE_LIMIT))
+		(void) idemq_arg_int(fcinfo, ARG_RATE_LIMIT, "rate_limit", least_limit, PG_INT32_MAX);
 	check_interval(fcinfo, ARG_RATE_PERIOD, "rate_period", 1);
 	refuse_setting(fcinfo, ARG_DEAD_QUEUE, "dead_queue");
 }
@@ -195,7 +197,7 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 		if (required[i] != NULL)
 			idemq_arg_required(fcinfo, i, required[i]);
 	}
-	check_settings(fcinfo);
+	check_settings(fcinfo, 1);
 	warn_of_short_window(fcinfo, name);
 	setting_values(fcinfo, name, values, nulls);
 	idemq_sql_begin(&scope);
@@ -222,7 +224,7 @@ idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 	SqlScope scope;
 
 	idemq_arg_admin_queue(fcinfo, &queue);
-	check_settings(fcinfo);
+	check_settings(fcinfo, 0);
 	setting_values(fcinfo, queue.name, values, nulls);
 	idemq_sql_begin(&scope);
 	(void) idemq_sql_run(&update_queue, values, nulls, SPI_OK_UPDATE);
