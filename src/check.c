@@ -334,6 +334,7 @@ idemq_sql_check(PG_FUNCTION_ARGS)
 	if (idemq_check_catalog(&call))
 		idemq_check_ready(&call);
 	idemq_check_leases(&call);
+	idemq_check_limits(&call);
 	idemq_jobs_close(&call.table);
 	return (Datum) 0;
 }

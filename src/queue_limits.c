@@ -114,6 +114,13 @@ idemq_limit_count_out(Lease *lease, uint32 keep)
 	return (LimitPlace){lease->slot, lease->queue_id};
 }
 
+/* Returns how many lease entries a slot counts. */
+int
+idemq_limit_running(const QueueSlot *slot)
+{
+	return (int) COUNT(pg_atomic_read_u64((pg_atomic_uint64 *) &slot->running));
+}
+
 /* Wakes one of those whom a limit turned away, if there are any. */
 static void
 wake_turned_away(QueueSlot *slot, int32 queue_id)
@@ -195,7 +202,7 @@ running_state(const QueueInfo *queue, LimitView *view)
 {
 	SlotStatus status;
 
-	view->running = (int) COUNT(pg_atomic_read_u64(&queue->slot->running));
+	view->running = idemq_limit_running(queue->slot);
 	if (queue->max_running == 0)
 		return LIMIT_OPEN;
 	if (!idemq_slot_status(queue->id, &status) || status.needs_recovery)

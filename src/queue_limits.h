@@ -41,6 +41,8 @@ extern LimitPlace idemq_limit_count_out(Lease *lease, uint32 keep);
 extern bool idemq_limit_is_counted(const Lease *lease);
 extern void idemq_limit_freed(LimitPlace place);
 
+extern int idemq_limit_running(const QueueSlot *slot);
+
 extern bool idemq_limit_take_token(const QueueInfo *queue);
 extern void idemq_limit_return_token(const QueueInfo *queue);
 extern void idemq_limit_view(const QueueInfo *queue, LimitView *view);

@@ -20,8 +20,7 @@
  * row does not pass it.  When it ends, the utility hook (utility.c) unsets the
  * cursors and asks for recovery.  Attached claims cannot be prepared.
  *
- * The callbacks run with interrupts held; they neither allocate nor raise.
- * Locks: none of its own; all state is this backend's.
+ * The callbacks run with interrupts held; they neither allocate nor raise.  No locks.
  */
 #include "postgres.h"
 
