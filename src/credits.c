@@ -79,13 +79,13 @@ idemq_credit_borrow(int32 queue_id, int count)
 		credit->free -= count;
 }
 
-/* Returns whether this transaction may claim in the place of an attempt that it ends. */
-bool
-idemq_credit_any(int32 queue_id)
+/* Returns how many attempts this transaction ends whose place nobody has taken. */
+int
+idemq_credit_free(int32 queue_id)
 {
 	const Credit *credit = find(queue_id);
 
-	return credit != NULL && credit->free > 0;
+	return credit == NULL ? 0 : credit->free;
 }
 
 /* Returns whether this transaction ends an attempt that nobody has counted. */

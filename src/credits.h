@@ -8,7 +8,7 @@
 extern void idemq_credit_reserve(int32 queue_id);
 extern void idemq_credit_end(int32 queue_id, bool frees, int count);
 extern void idemq_credit_borrow(int32 queue_id, int count);
-extern bool idemq_credit_any(int32 queue_id);
+extern int idemq_credit_free(int32 queue_id);
 extern bool idemq_credit_uncounted(int32 queue_id);
 extern void idemq_credits_forget(void);
 

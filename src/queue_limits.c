@@ -147,16 +147,30 @@ idemq_limit_recovered(const QueueInfo *queue)
 		wake_turned_away(queue->slot, queue->id);
 }
 
-/* Answers a call of so many tokens, 0 or 1, as idemq_gcra; *tat: what the slot had. */
-static GcraAnswer
-ask_rate(const QueueInfo *queue, uint64 *tat, int64 cost)
+/* Returns the rate_limit of a queue for gcra.c. */
+static GcraLimit
+rate_of(const QueueInfo *queue)
 {
-	GcraLimit limit = {queue->rate_limit,
+	return (GcraLimit){queue->rate_limit,
 					   Min(queue->rate_period, GCRA_MAX_PERIOD / NSECS_PER_USEC) * NSECS_PER_USEC};
-	int64 now = idemq_mono_now() * NSECS_PER_USEC;
+}
 
-	/* A bucket is never emptier than empty, whatever the limit was before. */
-	return idemq_gcra(&limit, Min((int64) *tat, now + limit.period), now, cost);
+/*
+ * Reads the bucket of a queue.  It is never emptier than empty: so it is after
+ * another rate was set, and then begins empty.
+ */
+static uint64
+read_tat(const QueueInfo *queue, const GcraLimit *limit)
+{
+	pg_atomic_uint64 *place = &queue->slot->rate_tat;
+	uint64 tat = pg_atomic_read_u64(place);
+	uint64 latest;
+
+	do
+	{
+		latest = (uint64) (idemq_mono_now() * NSECS_PER_USEC + limit->period);
+	} while (tat > latest && !pg_atomic_compare_exchange_u64(place, &tat, latest));
+	return Min(tat, latest);
 }
 
 /*
@@ -166,20 +180,20 @@ ask_rate(const QueueInfo *queue, uint64 *tat, int64 cost)
 bool
 idemq_limit_take_token(const QueueInfo *queue)
 {
-	QueueSlot *slot = queue->slot;
+	GcraLimit limit = rate_of(queue);
 	GcraAnswer answer;
 	uint64 tat;
 
 	if (queue->rate_limit == 0)
 		return true;
-	if (slot == NULL)
+	if (queue->slot == NULL)
 		return false;
-	tat = pg_atomic_read_u64(&slot->rate_tat);
+	tat = read_tat(queue, &limit);
 	do
 	{
-		answer = ask_rate(queue, &tat, 1);
+		answer = idemq_gcra(&limit, (int64) tat, idemq_mono_now() * NSECS_PER_USEC, 1);
 	} while (answer.allowed &&
-			 !pg_atomic_compare_exchange_u64(&slot->rate_tat, &tat, (uint64) answer.tat));
+			 !pg_atomic_compare_exchange_u64(&queue->slot->rate_tat, &tat, (uint64) answer.tat));
 	return answer.allowed;
 }
 
@@ -187,13 +201,27 @@ idemq_limit_take_token(const QueueInfo *queue)
 void
 idemq_limit_return_token(const QueueInfo *queue)
 {
-	GcraLimit limit = {queue->rate_limit,
-					   Min(queue->rate_period, GCRA_MAX_PERIOD / NSECS_PER_USEC) * NSECS_PER_USEC};
+	GcraLimit limit = rate_of(queue);
 
 	if (queue->rate_limit == 0 || queue->slot == NULL)
 		return;
 	(void) pg_atomic_fetch_sub_u64(&queue->slot->rate_tat, idemq_gcra(&limit, 0, 0, 1).tat);
 	wake_turned_away(queue->slot, queue->id);
+}
+
+/*
+ * Returns whether this transaction may claim in the place of an attempt that it
+ * ends: not while more run than may, the limit having been lowered.
+ */
+bool
+idemq_limit_may_borrow(const QueueInfo *queue)
+{
+	int free;
+
+	if (queue->max_running == 0 || queue->slot == NULL)
+		return false;
+	free = idemq_credit_free(queue->id);
+	return free > 0 && idemq_limit_running(queue->slot) - free < queue->max_running;
 }
 
 /* Looks at max_running; needs a slot. */
@@ -226,8 +254,9 @@ idemq_limit_view(const QueueInfo *queue, LimitView *view)
 	view->state = running_state(queue, view);
 	if (view->state == LIMIT_OPEN && queue->rate_limit > 0)
 	{
-		uint64 tat = pg_atomic_read_u64(&queue->slot->rate_tat);
-		GcraAnswer answer = ask_rate(queue, &tat, 1);
+		GcraLimit limit = rate_of(queue);
+		int64 tat = (int64) read_tat(queue, &limit);
+		GcraAnswer answer = idemq_gcra(&limit, tat, idemq_mono_now() * NSECS_PER_USEC, 1);
 
 		if (answer.allowed)
 			return;
@@ -279,21 +308,4 @@ idemq_limit_has_slot(const QueueInfo *queue)
 						 idemq_max_queues)));
 	warned = true;
 	return false;
-}
-
-/* Refuses to prepare a transaction that has claimed or ended attempts of a limited queue. */
-void
-idemq_limit_check_prepare(int32 queue_id)
-{
-	QueueInfo queue;
-
-	if (idemq_queue_by_id(queue_id, &queue) && queue.max_running > 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("cannot PREPARE a transaction that has claimed or ended attempts of queue "
-						"\"%s\", which has max_running",
-						queue.name),
-				 errhint("Commit it in one phase, or take the limit away with "
-						 "idemq.alter_queue('%s', max_running => 0).",
-						 queue.name)));
 }

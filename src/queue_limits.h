@@ -43,12 +43,12 @@ extern void idemq_limit_freed(LimitPlace place);
 
 extern int idemq_limit_running(const QueueSlot *slot);
 
+extern bool idemq_limit_may_borrow(const QueueInfo *queue);
 extern bool idemq_limit_take_token(const QueueInfo *queue);
 extern void idemq_limit_return_token(const QueueInfo *queue);
 extern void idemq_limit_view(const QueueInfo *queue, LimitView *view);
 extern bool idemq_limit_lets(const QueueInfo *queue, LimitView *view);
 extern bool idemq_limit_has_slot(const QueueInfo *queue);
 extern void idemq_limit_recovered(const QueueInfo *queue);
-extern void idemq_limit_check_prepare(int32 queue_id);
 
 #endif

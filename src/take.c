@@ -13,7 +13,6 @@
 #include "miscadmin.h"
 #include "utils/timestamp.h"
 
-#include "credits.h"
 #include "leases.h"
 #include "queue_limits.h"
 #include "take.h"
@@ -116,7 +115,7 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 	if (idemq_jobs_is_outdated(table, job))
 		return TAKE_CHANGED;
 	args->token = claim.token = idemq_lease_issue_token(job->token);
-	claim.borrow = queue->max_running > 0 && idemq_credit_any(queue->id);
+	claim.borrow = idemq_limit_may_borrow(queue);
 	idemq_xact_reserve();
 	take = take_entry(queue, &claim, &prior, &has_prior);
 	if (take == LEASE_BUSY || take == LEASE_LIMIT)

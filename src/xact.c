@@ -33,7 +33,7 @@
 #include "credits.h"
 #include "lease_sweep.h"
 #include "lowers.h"
-#include "queue_limits.h"
+#include "prepare.h"
 #include "wake.h"
 #include "workers.h"
 #include "xact.h"
@@ -121,6 +121,16 @@ note(TouchKind kind, QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
 	return add_touch(kind, slot, queue_id, job_id, token);
 }
 
+/* Returns whether the last touch, of this subtransaction, is just that. */
+static bool
+is_last(TouchKind kind, int32 queue_id, int64 job_id)
+{
+	const Touch *last = ntouches > 0 ? &touches[ntouches - 1] : NULL;
+
+	return last != NULL && last->kind == kind && last->queue_id == queue_id &&
+		   last->job_id == job_id && last->subid == GetCurrentSubTransactionId();
+}
+
 /*
  * Notes a claim of the job with that ready key, for which room was reserved;
  * its entry has been taken, or, with rowonly, the table was full.  prior is the
@@ -157,11 +167,12 @@ idemq_xact_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
 	idemq_credit_end(queue_id, touch->frees, 1);
 }
 
-/* Notes that a row in processing was written by hand. */
+/* Notes that rows in processing were written by hand; many are one touch. */
 void
 idemq_xact_note_recovery(QueueSlot *slot, int32 queue_id)
 {
-	(void) note(TOUCH_RECOVER, slot, queue_id, 0, 0);
+	if (!is_last(TOUCH_RECOVER, queue_id, 0))
+		(void) note(TOUCH_RECOVER, slot, queue_id, 0, 0);
 }
 
 /* Notes that this database's jobs or queues are gone: TRUNCATE, DROP EXTENSION. */
@@ -205,10 +216,7 @@ idemq_xact_note_finished(int64 job_id)
 void
 idemq_xact_note_gone(void)
 {
-	const Touch *last = ntouches > 0 ? &touches[ntouches - 1] : NULL;
-
-	if (last == NULL || last->kind != TOUCH_FINISHED || last->job_id != 0 ||
-		last->subid != GetCurrentSubTransactionId())
+	if (!is_last(TOUCH_FINISHED, 0, 0))
 		idemq_xact_note_finished(0);
 }
 
@@ -397,29 +405,18 @@ forget_all(void)
 	idemq_away_let_back();
 }
 
-/*
- * Refuses what cannot be prepared: an attached lease ends with a session, and
- * whoever commits the transaction does not know what it dropped.
- */
+/* Raises an error for what cannot be prepared. */
 static void
 check_prepare(void)
 {
 	for (int i = 0; i < ntouches; i++)
 	{
-		if (touches[i].kind == TOUCH_CLAIM && touches[i].attached)
-			ereport(ERROR,
-					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg("cannot PREPARE a transaction that has claimed jobs with attach"),
-					 errhint("Claim without attach => true.")));
-		if (touches[i].kind == TOUCH_FORGET || touches[i].kind == TOUCH_DROP_QUEUE)
-			ereport(ERROR,
-					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg(
-						 "cannot PREPARE a transaction that dropped or truncated queues or jobs"),
-					 errhint("Do that in a transaction of its own.")));
-		if ((touches[i].kind == TOUCH_CLAIM || touches[i].kind == TOUCH_END) &&
-			(i == 0 || touches[i].queue_id != touches[i - 1].queue_id))
-			idemq_limit_check_prepare(touches[i].queue_id);
+		TouchKind kind = touches[i].kind;
+		bool attempt = kind == TOUCH_CLAIM || kind == TOUCH_END;
+
+		idemq_check_prepare(attempt ? touches[i].queue_id : 0,
+							kind == TOUCH_CLAIM && touches[i].attached,
+							kind == TOUCH_FORGET || kind == TOUCH_DROP_QUEUE);
 	}
 }
 
