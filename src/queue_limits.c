@@ -49,6 +49,10 @@
 /* The worker is not asked for tokens more often than that. */
 #define TOKEN_INTERVAL INT64CONST(1000)
 
+/* Bits of turned_away. */
+#define BY_RUNNING 1
+#define BY_RATE 2
+
 #define LIFE(word) ((uint32) ((word) >> 32))
 #define COUNT(word) ((uint32) (word))
 
@@ -121,13 +125,13 @@ idemq_limit_running(const QueueSlot *slot)
 	return (int) COUNT(pg_atomic_read_u64((pg_atomic_uint64 *) &slot->running));
 }
 
-/* Wakes one of those whom a limit turned away, if there are any. */
+/* Wakes one of those whom a limit, by its bit, turned away, if there are any. */
 static void
-wake_turned_away(QueueSlot *slot, int32 queue_id)
+wake_turned_away(QueueSlot *slot, int32 queue_id, uint32 limit)
 {
 	pg_memory_barrier();
-	if (pg_atomic_read_u32(&slot->turned_away) != 0 &&
-		pg_atomic_exchange_u32(&slot->turned_away, 0) != 0)
+	if ((pg_atomic_read_u32(&slot->turned_away) & limit) != 0 &&
+		(pg_atomic_fetch_and_u32(&slot->turned_away, ~limit) & limit) != 0)
 		idemq_wake_perhaps(slot, queue_id, 1);
 }
 
@@ -136,7 +140,7 @@ void
 idemq_limit_freed(LimitPlace place)
 {
 	if (place.slot >= 0)
-		wake_turned_away(idemq_slot_at(place.slot), place.queue_id);
+		wake_turned_away(idemq_slot_at(place.slot), place.queue_id, BY_RUNNING);
 }
 
 /* Tells who waits for it that the search for lost leases has ended. */
@@ -144,7 +148,7 @@ void
 idemq_limit_recovered(const QueueInfo *queue)
 {
 	if (queue->slot != NULL)
-		wake_turned_away(queue->slot, queue->id);
+		wake_turned_away(queue->slot, queue->id, BY_RUNNING);
 }
 
 /* Returns the rate_limit of a queue for gcra.c. */
@@ -174,11 +178,12 @@ read_tat(const QueueInfo *queue, const GcraLimit *limit)
 }
 
 /*
- * Takes a token of a queue with rate_limit; false when there is none.  Neither a
- * rollback nor an error gives it back.
+ * Takes a token of a queue with rate_limit for a claim; false when there is none, or
+ * when max_running stands in its way anyhow, unless it borrows.  Neither a rollback nor
+ * an error gives it back.
  */
 bool
-idemq_limit_take_token(const QueueInfo *queue)
+idemq_limit_take_token(const QueueInfo *queue, bool borrows)
 {
 	GcraLimit limit = rate_of(queue);
 	GcraAnswer answer;
@@ -186,7 +191,8 @@ idemq_limit_take_token(const QueueInfo *queue)
 
 	if (queue->rate_limit == 0)
 		return true;
-	if (queue->slot == NULL)
+	if (queue->slot == NULL || (queue->max_running > 0 && !borrows &&
+								idemq_limit_running(queue->slot) >= queue->max_running))
 		return false;
 	tat = read_tat(queue, &limit);
 	do
@@ -206,7 +212,7 @@ idemq_limit_return_token(const QueueInfo *queue)
 	if (queue->rate_limit == 0 || queue->slot == NULL)
 		return;
 	(void) pg_atomic_fetch_sub_u64(&queue->slot->rate_tat, idemq_gcra(&limit, 0, 0, 1).tat);
-	wake_turned_away(queue->slot, queue->id);
+	wake_turned_away(queue->slot, queue->id, BY_RATE);
 }
 
 /*
@@ -272,13 +278,17 @@ idemq_limit_view(const QueueInfo *queue, LimitView *view)
 bool
 idemq_limit_lets(const QueueInfo *queue, LimitView *view)
 {
-	if (queue->max_running == 0 && queue->rate_limit == 0)
-	{
-		*view = (LimitView){LIMIT_OPEN, 0, DT_NOEND};
+	uint32 limits = (queue->max_running > 0 ? BY_RUNNING : 0) |
+					(queue->rate_limit > 0 ? BY_RATE : 0);
+
+	*view = (LimitView){LIMIT_OPEN, 0, DT_NOEND};
+	if (limits == 0)
 		return true;
-	}
-	if (queue->slot != NULL)
-		(void) pg_atomic_exchange_u32(&queue->slot->turned_away, 1);
+	idemq_limit_view(queue, view);
+	if (view->state == LIMIT_OPEN || view->state == LIMIT_NO_SLOT)
+		return view->state == LIMIT_OPEN;
+	/* On record first, then the look that counts. */
+	(void) pg_atomic_fetch_or_u32(&queue->slot->turned_away, limits);
 	idemq_limit_view(queue, view);
 	if (view->state == LIMIT_RATE)
 		idemq_wake_due_at(queue->slot, Max(view->until, idemq_now() + TOKEN_INTERVAL));

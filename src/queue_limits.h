@@ -44,7 +44,7 @@ extern void idemq_limit_freed(LimitPlace place);
 extern int idemq_limit_running(const QueueSlot *slot);
 
 extern bool idemq_limit_may_borrow(const QueueInfo *queue);
-extern bool idemq_limit_take_token(const QueueInfo *queue);
+extern bool idemq_limit_take_token(const QueueInfo *queue, bool borrows);
 extern void idemq_limit_return_token(const QueueInfo *queue);
 extern void idemq_limit_view(const QueueInfo *queue, LimitView *view);
 extern bool idemq_limit_lets(const QueueInfo *queue, LimitView *view);

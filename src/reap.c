@@ -409,7 +409,8 @@ is_time_to_recover(int32 queue_id)
 /*
  * What a claim does before it looks: takes back what has expired in the queue,
  * up to REAP_BATCH, and a step of the search for leases that memory lost, if
- * there is one.  Returns how many were taken back.  Costs nothing otherwise.
+ * there is one, or, for max_running, all of it.  Returns how many were taken back.
+ * Costs nothing otherwise.
  */
 int64
 idemq_reap_some(const QueueInfo *queue)
@@ -417,7 +418,9 @@ idemq_reap_some(const QueueInfo *queue)
 	int64 reaped = 0;
 	int found;
 
-	if (queue->slot != NULL || is_time_to_recover(queue->id))
+	if (queue->slot != NULL && queue->max_running > 0)
+		(void) idemq_recover_for_limits(queue);
+	else if (queue->slot != NULL || is_time_to_recover(queue->id))
 		reaped = recover(queue, queue->slot == NULL);
 	if (idemq_slot_deadline_passed(queue->slot, queue->id))
 		reaped += reap_batch(queue, &found);

@@ -65,11 +65,10 @@ typedef struct QueueSlot
 	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has told of */
 	pg_atomic_uint64 unclaimed_at; /* mono of the first signal since the last claim; 0: none */
 	/* for queue_limits.c; no lock */
-	pg_atomic_uint64 running;  /* number of the slot's life, and lease entries counted in it */
-	pg_atomic_uint64 rate_tat; /* ns, mono: GCRA's, of rate_limit */
-	pg_atomic_uint32
-		turned_away; /* whether a limit has turned somebody away since it was cleared */
-	bool uncounted;	 /* the queue may have entries that are not counted */
+	pg_atomic_uint64 running;	  /* number of the slot's life, and lease entries counted in it */
+	pg_atomic_uint64 rate_tat;	  /* ns, mono: GCRA's, of rate_limit */
+	pg_atomic_uint32 turned_away; /* bits of the limits that turned somebody away since */
+	bool uncounted;				  /* the queue may have entries that are not counted */
 } QueueSlot;
 
 /* A copy of what the background worker has to know of a queue. */

@@ -72,24 +72,20 @@ take_entry(const QueueInfo *queue, const LeaseClaim *claim, Lease *prior, bool *
 	LimitView view;
 	LeaseTake take;
 
-	while (!idemq_limit_take_token(queue))
-	{
-		if (!idemq_limit_lets(queue, &view))
-			return LEASE_LIMIT;
-	}
 	do
 	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idemq_limit_take_token(queue, claim->borrow))
+			continue;
 		take = idemq_lease_take(claim, prior, has_prior);
-	} while (take == LEASE_LIMIT && idemq_limit_lets(queue, &view));
-	/* What is on its row alone is not counted. */
-	if (take == LEASE_FULL && queue->max_running > 0)
-	{
-		(void) idemq_limit_lets(queue, &view);
-		take = LEASE_LIMIT;
-	}
-	if (take == LEASE_LIMIT || take == LEASE_BUSY)
+		/* What is on its row alone is not counted. */
+		if (take == LEASE_TAKEN || (take == LEASE_FULL && queue->max_running == 0))
+			return take;
 		idemq_limit_return_token(queue);
-	return take;
+		if (take == LEASE_BUSY)
+			return take;
+	} while (idemq_limit_lets(queue, &view));
+	return LEASE_LIMIT;
 }
 
 /*

@@ -220,6 +220,14 @@ $node->restart;
 is_state($node, "BEGIN; SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1; PREPARE TRANSACTION 'p'", '0A000', 'PREPARE of an end');
 is_sql($node, "SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1", 'committed', 'and it is undone');
 is_state($node, "BEGIN; SELECT id FROM idemq.claim('q'); PREPARE TRANSACTION 'p'", '0A000', 'PREPARE of a claim');
+# The limit is set after the claim, by somebody else: PREPARE reads the settings anew.
+sql($node, "SELECT idemq.alter_queue('q', max_running => 0)");
+my $preparer = session($node);
+$preparer->query("\\set VERBOSITY sqlstate\nBEGIN; SELECT id FROM idemq.claim('q')");
+sql($node, "SELECT idemq.alter_queue('q', max_running => 5)");
+$preparer->query("PREPARE TRANSACTION 'p'");
+like($preparer->{stderr}, qr/0A000/, 'PREPARE of a claim from before there was a limit');
+$preparer->quit;
 is_state($node, "BEGIN; SELECT idemq.enqueue('q', '1'); PREPARE TRANSACTION 'p'; ROLLBACK PREPARED 'p'", '00000', 'of an enqueue it is allowed');
 is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 1, 'after ROLLBACK PREPARED everything is counted');
 is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'idemq.check()');
@@ -299,8 +307,24 @@ foreach my $limit ('max_running => 1', "rate_limit => 1, rate_period => '1 h'")
 	sleep 2;
 	my $switches = switches() - $before;
 	# A tick ten times a second of any of them would be 20.
+	note "$switches switches";
 	cmp_ok($switches, '<', 20, "$limit: they sleep ($switches switches in 2 s)");
 	is($done->(), '', 'to the end of their time');
+}
+
+# With both limits, claims that max_running turns away use no token and wake nobody.
+fresh("lease => '1 h', max_running => 1, rate_limit => 2, rate_period => '1 h'", 30);
+sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
+{
+	my $sleeper = sleeper($node, "CALL idemq.wait('q', '60 s')");
+	my $before = switches();
+
+	sql($node, "SELECT count(*) FROM generate_series(1, 100) n, LATERAL idemq.claim('q', n)");
+	cmp_ok(switches() - $before, '<', 10, 'both limits: claims in vain wake nobody');
+	sql($node, 'SELECT idemq.commit(id, token) FROM held');
+	is(answer($sleeper), 't', 'a commit does');
+	is_sql($node, "INSERT INTO held SELECT id, token FROM idemq.claim('q', 5) RETURNING 1", 1, 'and there is a token');
+	$sleeper->{session}->quit;
 }
 
 # LISTEN: who was turned away is told when there is room.
@@ -378,7 +402,8 @@ is_sql($full, "SELECT count(*) FROM idemq.claim('tokens')", 0, 'so does one with
 is_sql($full, "SELECT count(*) FROM idemq.check() WHERE invariant = 'limits.slot'", 2, 'idemq.check() warns');
 # A slot comes free, and with it the count.
 sql($full, "SELECT idemq.alter_queue('late', max_running => 0); SELECT count(*) FROM idemq.claim('late');
-	SELECT idemq.enqueue('late', '2'), idemq.enqueue('late', '3'); SELECT idemq.drop_queue('q', force => true);
+	SELECT idemq.enqueue('late', '2'), idemq.enqueue('late', '3');
+	SELECT idemq.cancel(id) FROM idemq.jobs WHERE status = 'processing' AND queue_id = idemq.queue_id('lim'); SELECT idemq.drop_queue('q', force => true);
 	SELECT idemq.alter_queue('late', max_running => 2)");
 is_sql($full, "SELECT count(*) FROM idemq.claim('late', 5)", 1, 'entries from before its slot are counted');
 is_sql($full, "SELECT count(*) FROM idemq.check() WHERE severity = 'error'", 0, 'idemq.check() finds no error');
