@@ -232,6 +232,28 @@ is_state($node, "BEGIN; SELECT idemq.enqueue('q', '1'); PREPARE TRANSACTION 'p';
 is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 1, 'after ROLLBACK PREPARED everything is counted');
 is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'idemq.check()');
 
+# The end of a transaction that has ended one attempt and claimed in its place, stopped
+# before the claim is counted: the one that it ended still is.
+SKIP:
+{
+	skip 'no gdb that may attach', 4 unless has_debugger($node);
+	fresh("lease => '1 h', max_running => 1", 5);
+	my $worker = session($node);
+	my $pid = $worker->query_safe('SELECT pg_backend_pid()');
+
+	$worker->query_safe("SELECT id, token FROM idemq.claim('q') \\gset\nBEGIN; SELECT idemq.commit(:id, :token); SELECT id FROM idemq.claim('q')");
+	my $stop = stop_at($pid, 'idemq_lease_settle_loan');
+	$worker->query_until(qr/sent/, "\\echo sent\nCOMMIT;\n");
+	$stop->();
+	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'processing'", 1, 'a commit that others see, before it is counted');
+	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 5)", 0, 'makes no room');
+	$stop->();
+	$worker->query('SELECT');
+	$worker->quit;
+	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 5)", 0, 'nor after it');
+	is_sql($node, 'SELECT running, processing FROM idemq.metrics', '1|1', 'and all is counted');
+}
+
 # 4. Waking.  The worker stays where it is, so that the first signal must do.
 sub without_worker
 {
