@@ -375,6 +375,7 @@ idemq_sql_check(PG_FUNCTION_ARGS)
 	idemq_check_leases(&call);
 	idemq_check_groups(&call);
 	check_driver(&call);
+	idemq_check_limits(&call);
 	idemq_jobs_close(&call.table);
 	return (Datum) 0;
 }

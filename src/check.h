@@ -56,4 +56,7 @@ extern void idemq_check_groups(CheckCall *call);
 /* check_leases.c */
 extern void idemq_check_leases(CheckCall *call);
 
+/* check_limits.c */
+extern void idemq_check_limits(CheckCall *call);
+
 #endif

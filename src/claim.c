@@ -23,6 +23,7 @@
 #include "clock.h"
 #include "lease_sweep.h"
 #include "promote.h"
+#include "queue_limits.h"
 #include "ready_scan.h"
 #include "reap.h"
 #include "rounds.h"
@@ -85,6 +86,9 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 			return table->crosscheck == InvalidSnapshot ? STEP_PASS : STEP_STAY;
 		case TAKE_LOCKED:
 			return STEP_STAY;
+		case TAKE_LIMIT:
+			call->scan.stopped = true;
+			return STEP_STAY;
 		case TAKE_DONE:
 			break;
 	}
@@ -116,13 +120,24 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 static void
 scan_queue(ClaimCall *call, bool from_start)
 {
+	LimitView view;
 	JobsTable table;
 
 	idemq_ready_scan(&call->scan, &table, from_start);
 	idemq_jobs_close(&table);
 	/* A signal may be lost with its sleeper: what is left wakes the next one. */
-	if (call->scan.more)
+	if (call->scan.more && idemq_limit_lets(&call->scan.queue, &view))
 		(void) idemq_sleepers_wake(idemq_sleepers_of_queue(call->scan.queue.slot), 1);
+}
+
+/* Returns whether a claim may have use for heads that are to be promoted. */
+static bool
+may_promote(const QueueInfo *queue)
+{
+	LimitView view;
+
+	return idemq_promote_wanted(queue) &&
+		   (idemq_limit_may_borrow(queue) || idemq_limit_lets(queue, &view));
 }
 
 /*
@@ -138,12 +153,13 @@ scan_and_promote(ClaimCall *call)
 	bool alone = queue->slot == NULL || !idemq_worker_present();
 	uint32 round = queue->slot == NULL ? 0 : idemq_round_number(queue->slot);
 
-	if (alone && idemq_promote_wanted(queue))
+	if (alone && may_promote(queue))
 		(void) idemq_promote_some(queue, call->wanted - call->claimed);
 	scan_queue(call, false);
-	if (call->claimed == call->wanted)
+	/* It has what it wants, or the queue is at a limit. */
+	if (call->scan.stopped)
 		return;
-	if (idemq_promote_wanted(queue) && idemq_promote_some(queue, call->wanted - call->claimed) > 0)
+	if (may_promote(queue) && idemq_promote_some(queue, call->wanted - call->claimed) > 0)
 		scan_queue(call, false);
 	else if (queue->slot != NULL && call->claimed == 0)
 	{
@@ -165,9 +181,12 @@ claim_from_queue(ClaimCall *call, const char *name)
 	if (call->scan.queue.paused)
 		return;
 	(void) idemq_reap_some(&call->scan.queue);
+	if (!idemq_recover_for_limits(&call->scan.queue))
+		return;
 	idemq_wake_claimed(call->scan.queue.slot);
 	scan_and_promote(call);
-	if (call->claimed == 0 && idemq_cursor_verify_due(call->scan.queue.slot, call->scan.queue.id))
+	if (call->claimed == 0 && !call->scan.stopped &&
+		idemq_cursor_verify_due(call->scan.queue.slot, call->scan.queue.id))
 	{
 		int64 started = idemq_mono_now();
 

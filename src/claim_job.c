@@ -22,6 +22,7 @@
 #include "lease_sweep.h"
 #include "leases.h"
 #include "promote.h"
+#include "queue_limits.h"
 #include "reap.h"
 #include "rounds.h"
 #include "take.h"
@@ -154,6 +155,7 @@ static Outcome
 take_job(JobCall *call, JobsTable *table, bool *again)
 {
 	int64 lease = call->lease > 0 ? call->lease : call->queue.lease;
+	LimitView view;
 
 	call->args.now = idemq_now();
 	if (call->job.attempt == 0 && call->job.expires_at <= call->args.now)
@@ -166,12 +168,18 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 		call->retry_after = call->job.ready_at;
 		return OUTCOME_NOT_DUE;
 	}
+	if (!idemq_recover_for_limits(&call->queue))
+		return OUTCOME_NOT_DUE;
 	switch (
 		idemq_take(table, &call->job, &call->queue, call->event, &call->args, lease, call->attach))
 	{
 		case TAKE_CHANGED:
 			*again = true;
 			break;
+		case TAKE_LIMIT:
+			idemq_limit_view(&call->queue, &view);
+			call->retry_after = view.until;
+			return OUTCOME_NOT_DUE;
 		case TAKE_DONE:
 			if (call->event == EVENT_COMMIT_ONCE)
 				return OUTCOME_COMMITTED;

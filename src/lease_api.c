@@ -75,6 +75,8 @@ beat_by_row(int64 id, int64 token, int64 length)
 				(void) idemq_lost_leases_settle(&lost, &table, &attempt.queue);
 				outcome = idemq_attempt_find(&table, id, token, &attempt);
 				break;
+			case LEASE_LIMIT: /* stands in the way of claims only */
+				break;
 		}
 	}
 	idemq_jobs_close(&table);

@@ -15,6 +15,7 @@
 #include "clock.h"
 #include "compat.h"
 #include "lease_sweep.h"
+#include "queue_limits.h"
 #include "slots.h"
 
 static bool exit_registered = false;
@@ -145,6 +146,23 @@ idemq_lease_count_queue(int32 queue_id)
 
 	idemq_leases_visit(LW_SHARED, visit_count, &count);
 	return count.count;
+}
+
+static bool
+visit_uncounted(Lease *lease, void *arg)
+{
+	if (lease->key.database == MyDatabaseId && lease->queue_id == *(int32 *) arg &&
+		!lease->borrowed && !idemq_limit_is_counted(lease))
+		(void) idemq_limit_count_in(lease, NULL, lease->queue_id, 0);
+	return true;
+}
+
+/* Counts the entries of a queue that are from before it had its slot (queue_limits.c). */
+void
+idemq_lease_count_in_queue(int32 queue_id)
+{
+	if (idemq_lease_count() > 0)
+		idemq_leases_visit(LW_EXCLUSIVE, visit_uncounted, &queue_id);
 }
 
 static bool

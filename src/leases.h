@@ -7,7 +7,7 @@
 
 #include "storage/lwlock.h"
 
-#include "idemq.h"
+#include "slots.h"
 
 #define NO_SESSION (-1)
 /* A lease whose row somebody holds is looked at again after so many microseconds. */
@@ -37,7 +37,12 @@ typedef struct Lease
 	bool attached;	  /* ends with its session */
 	bool lost;		  /* it was attached, and its session has ended */
 	bool reaping;	  /* the ender is a reaper: no heartbeat may win any more */
+	bool borrowed;	  /* runs in place of an attempt that its transaction ends (queue_limits.c) */
+	bool credited;	  /* the ender may run another job in its place */
 	uint8 undone;	  /* times that a reaper took back its mark */
+	int32 slot;		  /* by index: where it is counted as running, */
+	uint32 life;	  /* in which of its lives, */
+	uint32 units;	  /* and as how many: 0, or 1; more until a claim that took it over ends */
 	bool turned_away; /* since it has an ender, a claimer passed the job because of it, */
 	int16 priority;	  /* in this priority */
 	ReadyKey passed;  /* at this key, the least */
@@ -47,8 +52,22 @@ typedef enum LeaseTake
 {
 	LEASE_TAKEN,
 	LEASE_BUSY,
-	LEASE_FULL
+	LEASE_FULL,
+	LEASE_LIMIT /* the queue's max_running is reached */
 } LeaseTake;
+
+/* A claim that wants an entry. */
+typedef struct LeaseClaim
+{
+	int64 job_id;
+	int64 token;
+	int32 queue_id;
+	QueueSlot *slot;	/* the queue's, or NULL */
+	uint32 max_running; /* 0: no limit */
+	bool borrow;		/* its transaction ends another attempt, in whose place this one runs */
+	int64 length;		/* microseconds */
+	bool attached;
+} LeaseClaim;
 
 typedef enum LeaseBeat
 {
@@ -67,12 +86,12 @@ extern int idemq_lease_count(void);
 extern bool idemq_lease_busy(int64 job_id);
 extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
 extern bool idemq_lease_get(int64 job_id, Lease *copy);
-extern LeaseTake idemq_lease_take(int64 job_id, int64 token, int32 queue_id, int64 length,
-								  bool attached, Lease *prior, bool *has_prior);
+extern LeaseTake idemq_lease_take(const LeaseClaim *claim, Lease *prior, bool *has_prior);
+extern void idemq_lease_settle_loan(int64 job_id, int64 token);
 extern int64 idemq_lease_activate(int64 job_id, int64 token);
 extern bool idemq_lease_drop(int64 job_id, int64 token, Lease *dropped);
 extern void idemq_lease_restore(int64 token, const Lease *prior);
-extern void idemq_lease_begin_end(int64 job_id, int64 token);
+extern bool idemq_lease_begin_end(int64 job_id, int64 token);
 extern bool idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost);
 extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);
 extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline,
@@ -80,6 +99,8 @@ extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, in
 extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
 extern bool idemq_lease_table_is_full(void);
 extern void idemq_leases_usage(int *used, int64 *refused);
+extern void idemq_leases_visit_all(LWLockMode mode, bool (*visit)(Lease *lease, void *arg),
+								   void (*last)(void *arg), void *arg);
 extern void idemq_leases_visit(LWLockMode mode, bool (*visit)(Lease *lease, void *arg), void *arg);
 
 #endif

@@ -27,6 +27,7 @@
 #include "guc.h"
 #include "jobs.h"
 #include "leases.h"
+#include "queue_limits.h"
 #include "queues.h"
 #include "transition.h"
 
@@ -45,6 +46,7 @@ enum
 	METRIC_IN_MEMORY = METRIC_TIMINGS + TIMING_COUNT * 3,
 	METRIC_SINCE,
 	METRIC_RECOVERING,
+	METRIC_RUNNING,
 	METRIC_COLUMNS
 };
 
@@ -216,10 +218,12 @@ fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool 
 		fill_counters(&view, values, nulls);
 	values[METRIC_IN_MEMORY] = BoolGetDatum(in_memory);
 	nulls[METRIC_IN_MEMORY] = false;
-	if (idemq_slot_status(queue->id, &status))
+	if (queue->slot != NULL && idemq_slot_status(queue->id, &status))
 	{
 		values[METRIC_RECOVERING] = BoolGetDatum(status.needs_recovery);
 		nulls[METRIC_RECOVERING] = false;
+		values[METRIC_RUNNING] = Int32GetDatum(idemq_limit_running(queue->slot));
+		nulls[METRIC_RUNNING] = false;
 	}
 }
 

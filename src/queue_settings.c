@@ -113,19 +113,9 @@ check_interval(FunctionCallInfo fcinfo, int n, const char *name, int64 least)
 		(void) idemq_arg_interval(fcinfo, n, name, least);
 }
 
-/* Raises 0A000 for a setting that this version does not honour. */
+/* Checks the settings that are given; a limit is at least least_limit. */
 static void
-refuse_setting(FunctionCallInfo fcinfo, int n, const char *name)
-{
-	if (!PG_ARGISNULL(n))
-		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-						errmsg("%s is not in this version of idemq", name),
-						errhint("Leave %s out.", name)));
-}
-
-/* Checks the settings that are given. */
-static void
-check_settings(FunctionCallInfo fcinfo)
+check_settings(FunctionCallInfo fcinfo, int least_limit)
 {
 	check_interval(fcinfo, ARG_LEASE, "lease", 1);
 	if (!PG_ARGISNULL(ARG_MAX_ATTEMPTS))
@@ -136,8 +126,10 @@ check_settings(FunctionCallInfo fcinfo)
 	check_float(fcinfo, ARG_RETRY_JITTER, "retry_jitter", 0, 1);
 	check_interval(fcinfo, ARG_RETENTION, "retention", 0);
 	check_interval(fcinfo, ARG_WINDOW, "idempotency_window", 0);
-	refuse_setting(fcinfo, ARG_MAX_RUNNING, "max_running");
-	refuse_setting(fcinfo, ARG_RATE_LIMIT, "rate_limit");
+	if (!PG_ARGISNULL(ARG_MAX_RUNNING))
+		(void) idemq_arg_int(fcinfo, ARG_MAX_RUNNING, "max_running", least_limit, PG_INT32_MAX);
+	if (!PG_ARGISNULL(ARG_RATE_LIMIT))
+		(void) idemq_arg_int(fcinfo, ARG_RATE_LIMIT, "rate_limit", least_limit, PG_INT32_MAX);
 	check_interval(fcinfo, ARG_RATE_PERIOD, "rate_period", 1);
 }
 
@@ -202,7 +194,7 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 		if (required[i] != NULL)
 			idemq_arg_required(fcinfo, i, required[i]);
 	}
-	check_settings(fcinfo);
+	check_settings(fcinfo, 1);
 	check_dead_queue(fcinfo, name);
 	setting_values(fcinfo, name, values, nulls);
 	idemq_sql_begin(&scope);
@@ -239,7 +231,7 @@ idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 	SqlScope scope;
 
 	idemq_arg_admin_queue(fcinfo, &queue);
-	check_settings(fcinfo);
+	check_settings(fcinfo, 0);
 	if (!takes_dead_queue_away(fcinfo))
 		check_dead_queue(fcinfo, queue.name);
 	setting_values(fcinfo, queue.name, values, nulls);

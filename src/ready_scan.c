@@ -2,8 +2,8 @@
  * ready_scan.c
  *		Going through what is due in a queue, from its ready cursors on.
  *
- * Claims do, and who only wants to know whether there is something: each entry of the ready index that is due is shown
- * to scan->consider, priority by priority, and the cursors move up past what it
+ * Claims do, and who only wants to know whether there is something: each entry of the
+ * ready index that is due is shown to scan->consider, priority by priority, and the cursors move up past what it
  * proved unclaimable (cursor.c says why that is safe).  Sequence and cursors are
  * read first, then the snapshot is taken.
  */
@@ -16,8 +16,10 @@
 #include "clock.h"
 #include "leases.h"
 #include "lowers.h"
+#include "queue_limits.h"
 #include "ready_scan.h"
 #include "wake.h"
+#include "workers.h"
 #include "xact.h"
 
 /* Entries that a scan looks ahead, to bound the next ones. */
@@ -197,8 +199,8 @@ stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 }
 
 /*
- * Returns whether a queue has a job that can be claimed; if not, *next_due is when
- * the next one comes due by time alone, DT_NOEND for never, and *held whether
+ * Returns whether a queue has a job that can be claimed, and its limits let it; if
+ * not, *next_due is when the next one comes due by time alone, DT_NOEND for never, and *held whether
  * somebody holds the row of one, who will not tell when he lets go.  At most once a
  * second a queue that looks empty is looked through from the start: the net
  * under changes that nobody has told of.
@@ -207,6 +209,7 @@ bool
 idemq_ready_look(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 {
 	ReadyScan scan = {.queue = *queue, .consider = stop_at_claimable};
+	LimitView view;
 	JobsTable table;
 
 	scan.row_context =
@@ -224,7 +227,12 @@ idemq_ready_look(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 	MemoryContextDelete(scan.row_context);
 	*next_due = scan.next_due;
 	*held = scan.held;
-	return scan.stopped;
+	if (!scan.stopped || idemq_limit_lets(queue, &view))
+		return scan.stopped;
+	/* The worker wakes one when a token has come; without it, each looks by himself. */
+	if (!idemq_worker_present())
+		*next_due = Min(*next_due, view.until);
+	return false;
 }
 
 /* Returns when the queue's next job comes due by time alone; DT_NOEND for never. */

@@ -21,10 +21,12 @@
 #include "utils/builtins.h"
 
 #include "clock.h"
+#include "credits.h"
 #include "guc.h"
 #include "lease_sweep.h"
 #include "leases.h"
 #include "lowers.h"
+#include "queue_limits.h"
 #include "reap.h"
 #include "transition.h"
 #include "xact.h"
@@ -309,6 +311,22 @@ recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
 	return reaped;
 }
 
+/* Notes how far a search has come; at its end every entry of the queue is counted. */
+static void
+recovered_to(const QueueInfo *queue, const RecoveryPoint *point)
+{
+	bool end = point->priority == IDEMQ_PRIORITIES;
+
+	if (end && queue->slot != NULL && idemq_slot_is_uncounted(queue->slot, queue->id))
+	{
+		idemq_lease_count_in_queue(queue->id);
+		idemq_slot_counted(queue->slot, queue->id);
+	}
+	idemq_slot_recovered_to(queue->slot, queue->id, point);
+	if (end)
+		idemq_limit_recovered(queue);
+}
+
 /*
  * Finds the jobs of a queue that are in flight without a lease entry, by a scan
  * of its part of the ready index: a step of it, or all.  Returns how many were
@@ -325,7 +343,7 @@ recover(const QueueInfo *queue, bool all)
 	do
 	{
 		reaped += recover_step(queue, &point, RECOVERY_STEP);
-		idemq_slot_recovered_to(queue->slot, queue->id, &point);
+		recovered_to(queue, &point);
 	} while (all && point.priority < IDEMQ_PRIORITIES);
 	return reaped;
 }
@@ -342,7 +360,36 @@ idemq_recover_some(const QueueInfo *queue, int budget)
 	if (!idemq_slot_recovery_point(queue->slot, queue->id, false, &point))
 		return;
 	(void) recover_step(queue, &point, budget);
-	idemq_slot_recovered_to(queue->slot, queue->id, &point);
+	recovered_to(queue, &point);
+}
+
+/*
+ * Returns whether the limits of a queue can be kept: every job in flight is counted.
+ * If it is not known, searches to the end.  What this transaction ends and nobody has
+ * counted, others still see in processing, but this session's search does not.
+ */
+bool
+idemq_recover_for_limits(const QueueInfo *queue)
+{
+	SlotStatus status;
+	RecoveryPoint point;
+	LimitView view;
+
+	if (!idemq_limit_has_slot(queue))
+		return false;
+	if (queue->max_running == 0)
+		return true;
+	while (!idemq_credit_uncounted(queue->id) &&
+		   idemq_slot_recovery_point(queue->slot, queue->id, false, &point))
+	{
+		(void) recover_step(queue, &point, RECOVERY_STEP);
+		recovered_to(queue, &point);
+	}
+	if (idemq_slot_status(queue->id, &status) && !status.needs_recovery)
+		return true;
+	/* To be woken when the search has ended. */
+	(void) idemq_limit_lets(queue, &view);
+	return false;
 }
 
 /* Returns whether this session is to look through a queue that has no slot. */
@@ -362,7 +409,8 @@ is_time_to_recover(int32 queue_id)
 /*
  * What a claim does before it looks: takes back what has expired in the queue,
  * up to REAP_BATCH, and a step of the search for leases that memory lost, if
- * there is one.  Returns how many were taken back.  Costs nothing otherwise.
+ * there is one, or, for max_running, all of it.  Returns how many were taken back.
+ * Costs nothing otherwise.
  */
 int64
 idemq_reap_some(const QueueInfo *queue)
@@ -370,7 +418,9 @@ idemq_reap_some(const QueueInfo *queue)
 	int64 reaped = 0;
 	int found;
 
-	if (queue->slot != NULL || is_time_to_recover(queue->id))
+	if (queue->slot != NULL && queue->max_running > 0)
+		(void) idemq_recover_for_limits(queue);
+	else if (queue->slot != NULL || is_time_to_recover(queue->id))
 		reaped = recover(queue, queue->slot == NULL);
 	if (idemq_slot_deadline_passed(queue->slot, queue->id))
 		reaped += reap_batch(queue, &found);

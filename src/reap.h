@@ -19,6 +19,7 @@ typedef struct LostLeases
 extern bool idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 token);
 extern int64 idemq_reap_some(const QueueInfo *queue);
 extern void idemq_reap_expired(const QueueInfo *queue);
+extern bool idemq_recover_for_limits(const QueueInfo *queue);
 extern void idemq_recover_some(const QueueInfo *queue, int budget);
 extern int64 idemq_reap_all(const QueueInfo *queue);
 extern TimestampTz idemq_row_deadline(const Job *job);

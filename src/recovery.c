@@ -90,3 +90,26 @@ idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *po
 	}
 	LWLockRelease(&slot->lock);
 }
+
+/* Returns whether a queue may have lease entries that its slot does not count. */
+bool
+idemq_slot_is_uncounted(QueueSlot *slot, int32 queue_id)
+{
+	bool uncounted;
+
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
+		return false;
+	uncounted = slot->uncounted;
+	LWLockRelease(&slot->lock);
+	return uncounted;
+}
+
+/* Notes that all entries of a queue are counted; those to come count themselves. */
+void
+idemq_slot_counted(QueueSlot *slot, int32 queue_id)
+{
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	slot->uncounted = false;
+	LWLockRelease(&slot->lock);
+}

@@ -85,6 +85,9 @@ idemq_slots_shmem_init(void *area, bool found)
 			pg_atomic_init_u64(&shared->slots[i].announced, 0);
 			pg_atomic_init_u64(&shared->slots[i].notified, 0);
 			pg_atomic_init_u64(&shared->slots[i].unclaimed_at, 0);
+			pg_atomic_init_u64(&shared->slots[i].running, 0);
+			pg_atomic_init_u64(&shared->slots[i].rate_tat, 0);
+			pg_atomic_init_u32(&shared->slots[i].turned_away, 0);
 		}
 	}
 	LWLockRegisterTranche(shared->tranche, "idemq queues");
@@ -102,6 +105,19 @@ static bool
 is_slot_of(const QueueSlot *slot, Oid database, int32 queue_id)
 {
 	return slot != NULL && slot->key.database == database && slot->key.queue_id == queue_id;
+}
+
+/* Begins another life of a slot, in which nothing is counted yet. */
+static void
+begin_life(QueueSlot *slot)
+{
+	uint64 life = (pg_atomic_read_u64(&slot->running) >> 32) + 1;
+
+	/* What was counted in the last life finds another number, and leaves it. */
+	(void) pg_atomic_exchange_u64(&slot->running, life << 32);
+	pg_atomic_write_u64(&slot->rate_tat, 0);
+	pg_atomic_write_u32(&slot->turned_away, 0);
+	slot->uncounted = true;
 }
 
 static QueueSlot *
@@ -132,6 +148,7 @@ assign_slot(int32 queue_id)
 	shared->used++;
 
 	LWLockAcquire(&shared->slots[i].lock, LW_EXCLUSIVE);
+	begin_life(&shared->slots[i]);
 	shared->slots[i].key = key;
 	/* Also bounds every view of the slot's former life. */
 	idemq_cursor_unset_locked(&shared->slots[i]);
@@ -156,6 +173,13 @@ int
 idemq_slot_index(const QueueSlot *slot)
 {
 	return (int) (slot - shared->slots);
+}
+
+/* Returns the slot of that index. */
+QueueSlot *
+idemq_slot_at(int index)
+{
+	return &shared->slots[index];
 }
 
 /*
@@ -228,8 +252,8 @@ idemq_slot_find(Oid database, int32 queue_id)
  * Returns the slot of a queue of this database: the caller's, or, when that is
  * none or has become another's, the one that somebody else got for it since.
  */
-static QueueSlot *
-current_slot(QueueSlot *slot, int32 queue_id)
+QueueSlot *
+idemq_slot_current(QueueSlot *slot, int32 queue_id)
 {
 	if (is_slot_of(slot, MyDatabaseId, queue_id))
 		return slot;
@@ -240,7 +264,7 @@ current_slot(QueueSlot *slot, int32 queue_id)
 bool
 idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode)
 {
-	*slot = current_slot(*slot, queue_id);
+	*slot = idemq_slot_current(*slot, queue_id);
 	if (*slot == NULL)
 		return false;
 	LWLockAcquire(&(*slot)->lock, mode);
@@ -346,50 +370,6 @@ bool
 idemq_slot_is_of(const QueueSlot *slot, int32 queue_id)
 {
 	return is_slot_of(slot, MyDatabaseId, queue_id);
-}
-
-/*
- * Returns whether a lease of the queue may have expired.  Without a slot nobody
- * knows, so the answer is yes.
- */
-bool
-idemq_slot_deadline_passed(QueueSlot *slot, int32 queue_id)
-{
-	slot = current_slot(slot, queue_id);
-	return slot == NULL || pg_atomic_read_u64(&slot->next_deadline) <= (uint64) idemq_mono_now();
-}
-
-/* Forgets the earliest deadline, before a look at all leases that notes it anew. */
-void
-idemq_slot_reset_deadline(QueueSlot *slot, int32 queue_id)
-{
-	slot = current_slot(slot, queue_id);
-	if (slot != NULL)
-		pg_atomic_write_u64(&slot->next_deadline, PG_UINT64_MAX);
-}
-
-/*
- * Notes that a lease ends at a deadline (mono), or, from a reaper, when to look
- * again.
- */
-void
-idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline)
-{
-	uint64 wanted = (uint64) Max(deadline, 0);
-	uint64 known;
-
-	slot = current_slot(slot, queue_id);
-	if (slot == NULL)
-		return;
-	known = pg_atomic_read_u64(&slot->next_deadline);
-	while (wanted < known)
-	{
-		if (pg_atomic_compare_exchange_u64(&slot->next_deadline, &known, wanted))
-		{
-			idemq_worker_need_by((int64) wanted);
-			break;
-		}
-	}
 }
 
 /*

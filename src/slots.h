@@ -65,6 +65,11 @@ typedef struct QueueSlot
 	pg_atomic_uint64 announced;	   /* times that something became ready; */
 	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has told of */
 	pg_atomic_uint64 unclaimed_at; /* mono of the first signal since the last claim; 0: none */
+	/* for queue_limits.c; no lock */
+	pg_atomic_uint64 running;	  /* number of the slot's life, and lease entries counted in it */
+	pg_atomic_uint64 rate_tat;	  /* ns, mono: GCRA's, of rate_limit */
+	pg_atomic_uint32 turned_away; /* bits of the limits that turned somebody away since */
+	bool uncounted;				  /* the queue may have entries that are not counted */
 } QueueSlot;
 
 /* A copy of what the background worker has to know of a queue. */
@@ -95,7 +100,8 @@ extern Size idemq_slots_shmem_size(void);
 extern Size idemq_slots_hash_size(void);
 extern void idemq_slots_shmem_init(void *area, bool found);
 
-extern int idemq_slot_index(const QueueSlot *slot);
+extern QueueSlot *idemq_slot_at(int index);
+extern QueueSlot *idemq_slot_current(QueueSlot *slot, int32 queue_id);
 extern void idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *arg),
 								void *arg);
 extern QueueSlot *idemq_slot_find(Oid database, int32 queue_id);
@@ -104,15 +110,20 @@ extern int idemq_slot_index(const QueueSlot *slot);
 extern void idemq_slots_usage(int *used, int64 *refused);
 extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);
 extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
+
+/* deadlines.c */
+extern bool idemq_slot_deadline_passed(QueueSlot *slot, int32 queue_id);
+extern void idemq_slot_reset_deadline(QueueSlot *slot, int32 queue_id);
+extern void idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline);
+
 /* recovery.c */
 extern void idemq_slot_begin_recovery(QueueSlot *slot, int64 not_before);
 extern void idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id);
 extern bool idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole,
 									  RecoveryPoint *point);
 extern void idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point);
-extern bool idemq_slot_deadline_passed(QueueSlot *slot, int32 queue_id);
-extern void idemq_slot_reset_deadline(QueueSlot *slot, int32 queue_id);
-extern void idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline);
+extern bool idemq_slot_is_uncounted(QueueSlot *slot, int32 queue_id);
+extern void idemq_slot_counted(QueueSlot *slot, int32 queue_id);
 extern void idemq_slots_unset_database(Oid database);
 extern void idemq_slots_forget_database(Oid database);
 extern void idemq_slot_forget_queue(int32 queue_id);

@@ -14,6 +14,7 @@
 #include "utils/timestamp.h"
 
 #include "leases.h"
+#include "queue_limits.h"
 #include "take.h"
 #include "tally.h"
 #include "wake.h"
@@ -62,6 +63,32 @@ undo_changed(const QueueInfo *queue, int64 id)
 }
 
 /*
+ * Takes what a job needs beside its row: a token of the queue's rate, and an entry.
+ * Returns LEASE_LIMIT when the queue's limits turn it away, who are then on record.
+ */
+static LeaseTake
+take_entry(const QueueInfo *queue, const LeaseClaim *claim, Lease *prior, bool *has_prior)
+{
+	LimitView view;
+	LeaseTake take;
+
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idemq_limit_take_token(queue, claim->borrow))
+			continue;
+		take = idemq_lease_take(claim, prior, has_prior);
+		/* What is on its row alone is not counted. */
+		if (take == LEASE_TAKEN || (take == LEASE_FULL && queue->max_running == 0))
+			return take;
+		idemq_limit_return_token(queue);
+		if (take == LEASE_BUSY)
+			return take;
+	} while (idemq_limit_lets(queue, &view));
+	return LEASE_LIMIT;
+}
+
+/*
  * Takes a fetched job in status pending or failed by EVENT_CLAIM or
  * EVENT_COMMIT_ONCE; sets args->token.  lease: microseconds.  Undone by the
  * transaction's, or savepoint's, rollback.
@@ -70,6 +97,12 @@ TakeResult
 idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
 		   EventArgs *args, int64 lease, bool attach)
 {
+	LeaseClaim claim = {.job_id = job->id,
+						.queue_id = queue->id,
+						.slot = queue->slot,
+						.max_running = queue->max_running,
+						.length = lease,
+						.attached = attach};
 	Lease prior;
 	bool has_prior;
 	LeaseTake take;
@@ -77,13 +110,14 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 
 	if (idemq_jobs_is_outdated(table, job))
 		return TAKE_CHANGED;
-	args->token = idemq_lease_issue_token(job->token);
+	args->token = claim.token = idemq_lease_issue_token(job->token);
+	claim.borrow = idemq_limit_may_borrow(queue);
 	idemq_xact_reserve();
-	take = idemq_lease_take(job->id, args->token, queue->id, lease, attach, &prior, &has_prior);
-	if (take == LEASE_BUSY)
-		return TAKE_BUSY;
-	idemq_xact_note_claim(queue->slot, queue->id, job->priority, job_ready_key(job), args->token,
-						  take == LEASE_FULL, attach, has_prior ? &prior : NULL);
+	take = take_entry(queue, &claim, &prior, &has_prior);
+	if (take == LEASE_BUSY || take == LEASE_LIMIT)
+		return take == LEASE_BUSY ? TAKE_BUSY : TAKE_LIMIT;
+	idemq_xact_note_claim(&claim, job->priority, job_ready_key(job), take == LEASE_FULL,
+						  has_prior ? &prior : NULL);
 	if (take == LEASE_FULL)
 		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS);
 	if (write == JOB_WRITTEN)
@@ -94,6 +128,7 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 			idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 		return TAKE_DONE;
 	}
+	idemq_limit_return_token(queue);
 	if (write == JOB_CHANGED)
 	{
 		undo_changed(queue, job->id);

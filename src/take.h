@@ -12,7 +12,8 @@ typedef enum TakeResult
 	TAKE_DONE,
 	TAKE_BUSY,	  /* somebody is on it */
 	TAKE_CHANGED, /* it moved on since the snapshot */
-	TAKE_LOCKED	  /* somebody else than a claimer holds its row */
+	TAKE_LOCKED,  /* somebody else than a claimer holds its row */
+	TAKE_LIMIT	  /* max_running or rate_limit of its queue: see queue_limits.h */
 } TakeResult;
 
 extern TakeResult idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue,

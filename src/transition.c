@@ -169,10 +169,7 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEv
 	bool reaped = event == EVENT_REAP || event == EVENT_REAP_DEAD;
 
 	if (ends_lease || event == EVENT_COMMIT_ONCE)
-	{
 		idemq_xact_note_end(queue->slot, queue->id, job->id, token);
-		idemq_lease_begin_end(job->id, token);
-	}
 	else if (transition->finishes)
 		idemq_xact_note_finished(job->id);
 	if (reaped)

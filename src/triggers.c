@@ -95,7 +95,6 @@ note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
 		return;
 	(void) idemq_queue_by_id(queue_id, &queue);
 	idemq_xact_note_end(queue.slot, queue_id, id, token);
-	idemq_lease_begin_end(id, token);
 }
 
 /* Notes a job that finished without having been in an attempt. */

@@ -19,6 +19,7 @@
 #include "compat.h"
 #include "jobs.h"
 #include "lease_sweep.h"
+#include "queue_limits.h"
 #include "queues.h"
 #include "reap.h"
 #include "transition.h"
@@ -155,6 +156,46 @@ say_ready(WhyCall *call)
 						 in_flight, in_flight == 1 ? " is" : "s are");
 }
 
+/* Says which limit of its queue keeps a ready job; false when none does. */
+static bool
+say_limit(WhyCall *call)
+{
+	const QueueInfo *queue = &call->queue;
+	LimitView view;
+
+	idemq_limit_view(queue, &view);
+	switch (view.state)
+	{
+		case LIMIT_OPEN:
+			return false;
+		case LIMIT_RUNNING:
+			appendStringInfo(&call->answer,
+							 "queue \"%s\" is at max_running: %d of %d jobs are in processing",
+							 queue->name, view.running, queue->max_running);
+			break;
+		case LIMIT_RATE:
+			appendStringInfo(&call->answer, "the rate_limit of queue \"%s\" is used up",
+							 queue->name);
+			say_time(call, ": the next job may be claimed at ", view.until);
+			break;
+		case LIMIT_RECOVERING:
+			appendStringInfo(&call->answer,
+							 "queue \"%s\" has max_running, and its jobs in flight are still being "
+							 "looked for; a claim, or idemq.reap('%s'), looks too",
+							 queue->name, queue->name);
+			break;
+		case LIMIT_TABLE_FULL:
+		case LIMIT_NO_SLOT:
+			appendStringInfo(&call->answer,
+							 "queue \"%s\" has limits that shared memory has no room to count: "
+							 "raise %s and restart the server",
+							 queue->name,
+							 view.state == LIMIT_NO_SLOT ? "idemq.max_queues" : "idemq.max_leases");
+			break;
+	}
+	return true;
+}
+
 /* Says who holds the row of a job that waits; false when nobody does. */
 static bool
 say_held(WhyCall *call)
@@ -211,7 +252,10 @@ say_waiting(WhyCall *call)
 						 "queue \"%s\" is paused: idemq.resume('%s') lets it hand out jobs again",
 						 call->queue.name, call->queue.name);
 	else if (job->ready_at <= call->now)
-		say_ready(call);
+	{
+		if (!say_limit(call))
+			say_ready(call);
+	}
 	else
 	{
 		say_time(call, "not due before ", job->ready_at);

@@ -8,7 +8,7 @@
  *
  * Order at the end: lease entries first, then the cursors: whoever skipped a
  * job because of an entry is answered by a lowering that comes after the entry
- * is gone.
+ * is gone.  Before all, the entries that were borrowed are counted (queue_limits.c).
  *
  * Subtransactions: their ids grow, and at a subtransaction's end every touch
  * with its id or a greater one is its own or its children's.  So nothing is
@@ -20,8 +20,7 @@
  * row does not pass it.  When it ends, the utility hook (utility.c) unsets the
  * cursors and asks for recovery.  Attached claims cannot be prepared.
  *
- * The callbacks run with interrupts held; they neither allocate nor raise.
- * Locks: none of its own; all state is this backend's.
+ * The callbacks run with interrupts held; they neither allocate nor raise.  No locks.
  */
 #include "postgres.h"
 
@@ -31,9 +30,11 @@
 
 #include "away.h"
 #include "clock.h"
+#include "credits.h"
 #include "group_notes.h"
 #include "lease_sweep.h"
 #include "lowers.h"
+#include "prepare.h"
 #include "wake.h"
 #include "workers.h"
 #include "xact.h"
@@ -60,6 +61,8 @@ typedef struct Touch
 	int32 queue_id;
 	bool attached;
 	bool has_prior;
+	bool borrowed; /* a claim: its entry takes the place of one that we end */
+	bool frees;	   /* an end: of an attempt that was counted as running */
 	QueueSlot *slot;
 	int64 job_id;
 	int64 token;
@@ -104,12 +107,29 @@ add_touch(TouchKind kind, QueueSlot *slot, int32 queue_id, int64 job_id, int64 t
 	touch->kind = kind;
 	touch->subid = GetCurrentSubTransactionId();
 	touch->queue_id = queue_id;
-	touch->attached = false;
-	touch->has_prior = false;
+	touch->attached = touch->has_prior = touch->borrowed = touch->frees = false;
 	touch->slot = slot;
 	touch->job_id = job_id;
 	touch->token = token;
 	return touch;
+}
+
+/* As add_touch, for which there may be no room yet. */
+static Touch *
+note(TouchKind kind, QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
+{
+	idemq_xact_reserve();
+	return add_touch(kind, slot, queue_id, job_id, token);
+}
+
+/* Returns whether the last touch, of this subtransaction, is just that. */
+static bool
+is_last(TouchKind kind, int32 queue_id, int64 job_id)
+{
+	const Touch *last = ntouches > 0 ? &touches[ntouches - 1] : NULL;
+
+	return last != NULL && last->kind == kind && last->queue_id == queue_id &&
+		   last->job_id == job_id && last->subid == GetCurrentSubTransactionId();
 }
 
 /*
@@ -118,15 +138,18 @@ add_touch(TouchKind kind, QueueSlot *slot, int32 queue_id, int64 job_id, int64 t
  * entry that it took over, or NULL.
  */
 void
-idemq_xact_note_claim(QueueSlot *slot, int32 queue_id, int32 priority, ReadyKey key, int64 token,
-					  bool rowonly, bool attached, const Lease *prior)
+idemq_xact_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, bool rowonly,
+					  const Lease *prior)
 {
-	Touch *touch =
-		add_touch(rowonly ? TOUCH_CLAIM_ROWONLY : TOUCH_CLAIM, slot, queue_id, key.id, token);
+	Touch *touch = add_touch(rowonly ? TOUCH_CLAIM_ROWONLY : TOUCH_CLAIM, claim->slot,
+							 claim->queue_id, claim->job_id, claim->token);
 
 	touch->priority = priority;
 	touch->ready_at = key.ready_at;
-	touch->attached = attached;
+	touch->attached = claim->attached;
+	touch->borrowed = claim->borrow;
+	if (claim->borrow)
+		idemq_credit_borrow(claim->queue_id, 1);
 	if (prior != NULL)
 	{
 		touch->has_prior = true;
@@ -134,54 +157,52 @@ idemq_xact_note_claim(QueueSlot *slot, int32 queue_id, int32 priority, ReadyKey 
 	}
 }
 
-/* Notes that this transaction ends the lease of that token. */
+/* Notes that this transaction ends the lease of that token, and marks its entry. */
 void
 idemq_xact_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
 {
-	idemq_xact_reserve();
-	add_touch(TOUCH_END, slot, queue_id, job_id, token);
+	Touch *touch = note(TOUCH_END, slot, queue_id, job_id, token);
+
+	idemq_credit_reserve(queue_id);
+	touch->frees = idemq_lease_begin_end(job_id, token);
+	idemq_credit_end(queue_id, touch->frees, 1);
 }
 
-/* Notes that a row in processing was written by hand. */
+/* Notes that rows in processing were written by hand; many are one touch. */
 void
 idemq_xact_note_recovery(QueueSlot *slot, int32 queue_id)
 {
-	idemq_xact_reserve();
-	add_touch(TOUCH_RECOVER, slot, queue_id, 0, 0);
+	if (!is_last(TOUCH_RECOVER, queue_id, 0))
+		(void) note(TOUCH_RECOVER, slot, queue_id, 0, 0);
 }
 
 /* Notes that this database's jobs or queues are gone: TRUNCATE, DROP EXTENSION. */
 void
 idemq_xact_note_forget(void)
 {
-	idemq_xact_reserve();
-	add_touch(TOUCH_FORGET, NULL, 0, 0, 0);
+	(void) note(TOUCH_FORGET, NULL, 0, 0, 0);
 }
 
 /* Notes that a queue is created. */
 void
 idemq_xact_note_create_queue(int32 queue_id)
 {
-	idemq_xact_reserve();
-	add_touch(TOUCH_CREATE_QUEUE, NULL, queue_id, 0, 0);
+	(void) note(TOUCH_CREATE_QUEUE, NULL, queue_id, 0, 0);
 }
 
 /* Notes that a queue is dropped. */
 void
 idemq_xact_note_drop_queue(int32 queue_id)
 {
-	idemq_xact_reserve();
-	add_touch(TOUCH_DROP_QUEUE, NULL, queue_id, 0, 0);
+	(void) note(TOUCH_DROP_QUEUE, NULL, queue_id, 0, 0);
 }
 
 /* Notes an event of a job. */
 void
 idemq_xact_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job_id, int32 attempt)
 {
-	Touch *touch;
+	Touch *touch = note(TOUCH_EVENT, slot, queue_id, job_id, 0);
 
-	idemq_xact_reserve();
-	touch = add_touch(TOUCH_EVENT, slot, queue_id, job_id, 0);
 	touch->news = (JobNews){kind, attempt, job_id};
 }
 
@@ -189,18 +210,14 @@ idemq_xact_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job
 void
 idemq_xact_note_finished(int64 job_id)
 {
-	idemq_xact_reserve();
-	add_touch(TOUCH_FINISHED, NULL, 0, job_id, 0);
+	(void) note(TOUCH_FINISHED, NULL, 0, job_id, 0);
 }
 
 /* Notes that a job is gone that was not finished; many are one touch. */
 void
 idemq_xact_note_gone(void)
 {
-	const Touch *last = ntouches > 0 ? &touches[ntouches - 1] : NULL;
-
-	if (last == NULL || last->kind != TOUCH_FINISHED || last->job_id != 0 ||
-		last->subid != GetCurrentSubTransactionId())
+	if (!is_last(TOUCH_FINISHED, 0, 0))
 		idemq_xact_note_finished(0);
 }
 
@@ -208,16 +225,14 @@ idemq_xact_note_gone(void)
 void
 idemq_xact_note_settings(int32 queue_id)
 {
-	idemq_xact_reserve();
-	add_touch(TOUCH_WAKE, NULL, queue_id, 0, 0);
+	(void) note(TOUCH_WAKE, NULL, queue_id, 0, 0);
 }
 
 /* Notes that a database may have the extension from now on. */
 void
 idemq_xact_note_extension(Oid database)
 {
-	idemq_xact_reserve();
-	add_touch(TOUCH_EXTENSION, NULL, 0, (int64) database, 0);
+	(void) note(TOUCH_EXTENSION, NULL, 0, (int64) database, 0);
 }
 
 /* Lets a job be seen again that others may have passed. */
@@ -298,13 +313,18 @@ apply(const Touch *touch)
 	}
 }
 
-/* Others may have passed a job because of its claim: lets them see it again. */
+/* Follows the commit of all touches. */
 static void
-lower_claim(const Touch *touch)
+apply_all(void)
 {
-	ReadyKey key = {touch->ready_at, touch->job_id};
-
-	show_again(touch, touch->priority, key);
+	/* Borrowed entries are counted before those go in whose place they are. */
+	for (int i = 0; i < ntouches; i++)
+	{
+		if (touches[i].borrowed)
+			idemq_lease_settle_loan(touches[i].job_id, touches[i].token);
+	}
+	for (int i = 0; i < ntouches; i++)
+		apply(&touches[i]);
 }
 
 /* A lease goes on; a search may have missed a job that has no entry because of us. */
@@ -331,13 +351,16 @@ undo(const Touch *touch)
 				idemq_lease_restore(touch->token, &touch->prior);
 			else
 				drop_lease(touch);
-			lower_claim(touch);
-			break;
+			if (touch->borrowed)
+				idemq_credit_borrow(touch->queue_id, -1);
+			/* fall through */
 		case TOUCH_CLAIM_ROWONLY:
-			lower_claim(touch);
+			/* Others may have passed the job because of the claim. */
+			show_again(touch, touch->priority, (ReadyKey){touch->ready_at, touch->job_id});
 			break;
 		case TOUCH_END:
 			undo_end(touch);
+			idemq_credit_end(touch->queue_id, touch->frees, -1);
 			break;
 		case TOUCH_CREATE_QUEUE:
 			idemq_slot_forget_queue(touch->queue_id);
@@ -379,28 +402,22 @@ forget_all(void)
 	touches = NULL;
 	ntouches = max_touches = 0;
 	idemq_lowers_forget();
+	idemq_credits_forget();
+	idemq_away_let_back();
 }
 
-/*
- * Refuses what cannot be prepared: an attached lease ends with a session, and
- * whoever commits the transaction does not know what it dropped.
- */
+/* Raises an error for what cannot be prepared. */
 static void
 check_prepare(void)
 {
 	for (int i = 0; i < ntouches; i++)
 	{
-		if (touches[i].kind == TOUCH_CLAIM && touches[i].attached)
-			ereport(ERROR,
-					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg("cannot PREPARE a transaction that has claimed jobs with attach"),
-					 errhint("Claim without attach => true.")));
-		if (touches[i].kind == TOUCH_FORGET || touches[i].kind == TOUCH_DROP_QUEUE)
-			ereport(ERROR,
-					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg(
-						 "cannot PREPARE a transaction that dropped or truncated queues or jobs"),
-					 errhint("Do that in a transaction of its own.")));
+		TouchKind kind = touches[i].kind;
+		bool attempt = kind == TOUCH_CLAIM || kind == TOUCH_END;
+
+		idemq_check_prepare(attempt ? touches[i].queue_id : 0,
+							kind == TOUCH_CLAIM && touches[i].attached,
+							kind == TOUCH_FORGET || kind == TOUCH_DROP_QUEUE);
 	}
 }
 
@@ -442,17 +459,14 @@ xact_callback(XactEvent event, void *arg)
 	switch (event)
 	{
 		case XACT_EVENT_COMMIT:
-			for (int i = 0; i < ntouches; i++)
-				apply(&touches[i]);
+			apply_all();
 			idemq_lowers_apply(InvalidSubTransactionId, true);
 			forget_all();
-			idemq_away_let_back();
 			break;
 		case XACT_EVENT_ABORT:
 			undo_from(InvalidSubTransactionId);
 			end_preparing();
 			forget_all();
-			idemq_away_let_back();
 			break;
 		case XACT_EVENT_PRE_PREPARE:
 			before_prepare();
@@ -461,7 +475,6 @@ xact_callback(XactEvent event, void *arg)
 			after_prepare();
 			end_preparing();
 			forget_all();
-			idemq_away_let_back();
 			break;
 		default:
 			break;

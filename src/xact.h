@@ -11,8 +11,8 @@
 
 extern void idemq_xact_install(void);
 extern void idemq_xact_reserve(void);
-extern void idemq_xact_note_claim(QueueSlot *slot, int32 queue_id, int32 priority, ReadyKey key,
-								  int64 token, bool rowonly, bool attached, const Lease *prior);
+extern void idemq_xact_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key,
+								  bool rowonly, const Lease *prior);
 extern void idemq_xact_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token);
 extern void idemq_xact_note_recovery(QueueSlot *slot, int32 queue_id);
 extern void idemq_xact_note_create_queue(int32 queue_id);

@@ -7,7 +7,7 @@ CREATE FUNCTION idemq.create_queue(
 	rate_period interval DEFAULT '1 s', dead_queue text DEFAULT NULL)
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
 COMMENT ON FUNCTION idemq.create_queue(text, interval, int, interval, float8, interval, float8, interval, interval, int, int, interval, text)
-	IS 'create a queue; returns its queue_id; the caller may enqueue, claim and administer it';
+	IS 'create a queue; returns its queue_id; the caller may enqueue, claim and administer it; max_running: so many jobs in processing at once; rate_limit: so many claims in rate_period; NULL: no limit';
 
 CREATE FUNCTION idemq.alter_queue(
 	name text, lease interval DEFAULT NULL, max_attempts int DEFAULT NULL,
@@ -18,7 +18,7 @@ CREATE FUNCTION idemq.alter_queue(
 	rate_period interval DEFAULT NULL, dead_queue text DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue(text, interval, int, interval, float8, interval, float8, interval, interval, int, int, interval, text)
-	IS 'change a queue''s settings; NULL leaves one as it is; jobs already enqueued keep their max_attempts';
+	IS 'change a queue''s settings; NULL leaves one as it is, and 0 takes max_running or rate_limit away; jobs already enqueued keep their max_attempts';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_drop_queue';

@@ -30,7 +30,8 @@ CREATE FUNCTION idemq.queue_metrics()
 		run_p99          interval,
 		in_memory        boolean,
 		counted_since    timestamptz,
-		recovering       boolean)
+		recovering       boolean,
+		running          int)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_metrics';
 COMMENT ON FUNCTION idemq.queue_metrics()
 	IS 'what idemq.metrics shows; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
@@ -44,7 +45,7 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.failed_total, m.dead_total, m.released_total, m.expired_total,
 		m.cancelled_total, m.retried_total, m.redriven_total, m.row_only_total, m.purged_total,
 		m.wait_p50, m.wait_p95, m.wait_p99, m.run_p50, m.run_p95, m.run_p99,
-		m.in_memory, m.counted_since, m.recovering
+		m.in_memory, m.counted_since, m.recovering, m.running, q.max_running
 	FROM idemq.queue_metrics() m
 	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) m.queue_id;
 COMMENT ON VIEW idemq.metrics IS 'one row a queue that you may claim from or administer (pg_monitor: every queue): jobs by status, counters and times since counted_since; all of it follows commits';
@@ -68,6 +69,7 @@ COMMENT ON COLUMN idemq.metrics.run_p50 IS 'from claimed to committed: half of t
 COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a place in shared memory (idemq.max_queues); without one it has no counters and no times';
 COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters began: at the first use after the start of the server, or after idemq.jobs was truncated';
 COMMENT ON COLUMN idemq.metrics.recovering IS 'whether jobs in flight whose leases shared memory has lost, by a restart in the main, are still being looked for; NULL without a place in shared memory';
+COMMENT ON COLUMN idemq.metrics.running IS 'what max_running counts: jobs in processing, and open claims; NULL without a place in shared memory';
 
 CREATE FUNCTION idemq.recount() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_recount';

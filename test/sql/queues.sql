@@ -59,7 +59,8 @@ INSERT INTO settings (setting, val) VALUES
 	('retention', '''-1 s'''), ('retention', '''0'''), ('retention', '''1000 years'''), ('retention', '''2000 years'''),
 	('idempotency_window', '''-1 s'''), ('idempotency_window', '''0'''), ('idempotency_window', '''2000 years'''),
 	('rate_period', '''0'''), ('rate_period', '''-1 s'''), ('rate_period', '''1 us'''),
-	('max_running', '5'), ('rate_limit', '5'), ('dead_queue', '''q''');
+	('max_running', '5'), ('max_running', '0'), ('max_running', '-1'), ('max_running', '2147483647'),
+	('rate_limit', '5'), ('rate_limit', '0'), ('rate_limit', '-1'), ('rate_limit', '2147483647'), ('dead_queue', '''q''');
 SET client_min_messages = error;
 SELECT setting, val, state(format('SELECT idemq.create_queue(%L, %s => %s)', 'n' || ord, setting, val)) AS created,
 	state(format('SELECT idemq.alter_queue(%L, %s => %s)', 'a', setting, val)) AS altered FROM settings ORDER BY ord;
