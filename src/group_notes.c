@@ -21,6 +21,7 @@
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
 
+#include "compat.h"
 #include "group_notes.h"
 
 /* Up to so many marks are searched one by one. */
