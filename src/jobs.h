@@ -156,6 +156,15 @@ typedef enum RowHold
 	ROW_CHANGED /* a newer version, or a deletion, is committed */
 } RowHold;
 
+/* Which of idemq's own indexes. */
+typedef enum JobsIndex
+{
+	INDEX_READY,
+	INDEX_KEY,
+	INDEX_GROUP,
+	INDEX_FINISHED
+} JobsIndex;
+
 /* jobs.c */
 extern void idemq_jobs_check_writable(void);
 extern void idemq_jobs_open(JobsTable *table);
@@ -208,10 +217,7 @@ extern bool idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum 
 
 /* jobs_index.c */
 extern void idemq_jobs_index_install(void);
-extern Oid idemq_jobs_ready_index(Relation rel);
-extern Oid idemq_jobs_key_index(Relation rel);
-extern Oid idemq_jobs_group_index(Relation rel);
-extern Oid idemq_jobs_finished_index(Relation rel);
+extern Oid idemq_jobs_index(Relation rel, JobsIndex which);
 extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
 									bool only_summarizing);
 

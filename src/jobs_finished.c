@@ -44,7 +44,7 @@ idemq_jobs_finished_begin(JobsTable *table, const FinishedKey *after, TimestampT
 				TimestampTzGetDatum(after->finished_at));
 	ScanKeyInit(&keys[1], FINISHED_AT, BTLessStrategyNumber, F_TIMESTAMPTZ_LT,
 				TimestampTzGetDatum(until));
-	table->ready = index_open(idemq_jobs_finished_index(table->rel), RowExclusiveLock);
+	table->ready = index_open(idemq_jobs_index(table->rel, INDEX_FINISHED), RowExclusiveLock);
 	table->by_ready =
 		compat_index_beginscan(table->rel, table->ready, table->snapshot, lengthof(keys));
 	table->by_ready->xs_want_itup = true;

@@ -31,7 +31,7 @@ static bool
 fetch(JobsTable *table, int32 queue_id, const Datum *name, bool next, Job *job)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	Relation index = index_open(idemq_jobs_group_index(table->rel), RowExclusiveLock);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
 	ScanKeyData keys[2];
 	int nkeys = 1;
 	IndexScanDesc scan;

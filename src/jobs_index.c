@@ -183,9 +183,28 @@ is_valid_index(Oid oid)
 	return valid;
 }
 
-/* Returns the OID of a valid index of that shape of the locked table, or InvalidOid. */
-static Oid
-find_index(Relation rel, bool (*has_shape)(const IndexShape *shape))
+/* idemq's own indexes beside the primary key. */
+static const struct
+{
+	bool (*has_shape)(const IndexShape *shape);
+	const char *name;
+	const char *definition;
+} own_indexes[] = {
+	[INDEX_READY] = {is_ready_index, "ready index",
+					 "INDEX ON idemq.jobs (queue_id, priority, ready_at, id) "
+					 "WHERE ready_at IS NOT NULL"},
+	[INDEX_KEY] = {is_key_index, "unique index of keys",
+				   "UNIQUE INDEX ON idemq.jobs (queue_id, key) WHERE key IS NOT NULL"},
+	[INDEX_GROUP] = {is_group_index, "index of groups",
+					 "INDEX ON idemq.jobs (queue_id, group_key, ready_at, id) "
+					 "WHERE group_key IS NOT NULL AND finished_at IS NULL"},
+	[INDEX_FINISHED] = {is_finished_index, "index of finished jobs",
+						"INDEX ON idemq.jobs (finished_at) WHERE finished_at IS NOT NULL"},
+};
+
+/* Returns the OID of a valid index of that kind of the locked table; raises 55000 without one. */
+Oid
+idemq_jobs_index(Relation rel, JobsIndex which)
 {
 	List *indexes = RelationGetIndexList(rel);
 	Oid found = InvalidOid;
@@ -193,67 +212,15 @@ find_index(Relation rel, bool (*has_shape)(const IndexShape *shape))
 
 	foreach(lc, indexes)
 	{
-		if (has_shape(index_shape(lfirst_oid(lc))) && is_valid_index(lfirst_oid(lc)))
+		if (own_indexes[which].has_shape(index_shape(lfirst_oid(lc))) &&
+			is_valid_index(lfirst_oid(lc)))
 			found = lfirst_oid(lc);
 	}
 	list_free(indexes);
-	return found;
-}
-
-/* Returns the OID of a valid ready index of the locked table; raises 55000 without one. */
-Oid
-idemq_jobs_ready_index(Relation rel)
-{
-	Oid found = find_index(rel, is_ready_index);
-
 	if (!OidIsValid(found))
 		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-						errmsg("table \"idemq.jobs\" has no valid ready index"),
-						errhint("Run CREATE INDEX ON idemq.jobs (queue_id, priority, ready_at, "
-								"id) WHERE ready_at IS NOT NULL.")));
-	return found;
-}
-
-/* Returns the OID of a valid unique index of keys of the locked table; raises 55000 without one. */
-Oid
-idemq_jobs_key_index(Relation rel)
-{
-	Oid found = find_index(rel, is_key_index);
-
-	if (!OidIsValid(found))
-		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-						errmsg("table \"idemq.jobs\" has no valid unique index of keys"),
-						errhint("Run CREATE UNIQUE INDEX ON idemq.jobs (queue_id, key) WHERE key "
-								"IS NOT NULL.")));
-	return found;
-}
-
-/* Returns the OID of a valid index of groups of the locked table; raises 55000 without one. */
-Oid
-idemq_jobs_group_index(Relation rel)
-{
-	Oid found = find_index(rel, is_group_index);
-
-	if (!OidIsValid(found))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("table \"idemq.jobs\" has no valid index of groups"),
-				 errhint("Run CREATE INDEX ON idemq.jobs (queue_id, group_key, ready_at, id) "
-						 "WHERE group_key IS NOT NULL AND finished_at IS NULL.")));
-	return found;
-}
-
-/* Returns the OID of a valid index of finished jobs of the locked table; raises 55000 without one. */
-Oid
-idemq_jobs_finished_index(Relation rel)
-{
-	Oid found = find_index(rel, is_finished_index);
-
-	if (!OidIsValid(found))
-		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-						errmsg("table \"idemq.jobs\" has no valid index of finished jobs"),
-						errhint("Run CREATE INDEX ON idemq.jobs (finished_at) WHERE finished_at "
-								"IS NOT NULL.")));
+						errmsg("table \"idemq.jobs\" has no valid %s", own_indexes[which].name),
+						errhint("Run CREATE %s.", own_indexes[which].definition)));
 	return found;
 }
 

@@ -57,7 +57,7 @@ bool
 idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	Relation index = index_open(idemq_jobs_key_index(table->rel), RowExclusiveLock);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_KEY), RowExclusiveLock);
 	IndexScanDesc scan = begin_scan(table, index, table->snapshot, queue_id, key);
 	bool found = index_getnext_slot(scan, ForwardScanDirection, table->row);
 
@@ -79,7 +79,7 @@ find_twin(JobsTable *table, int32 queue_id, Datum key, bool changes, Transaction
 		  uint32 *token)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	Relation index = index_open(idemq_jobs_key_index(table->rel), RowExclusiveLock);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_KEY), RowExclusiveLock);
 	TupleTableSlot *row = table_slot_create(table->rel, NULL);
 	SnapshotData dirty;
 	IndexScanDesc scan;

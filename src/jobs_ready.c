@@ -90,7 +90,7 @@ idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey f
 			ScanKeyInit(&keys[nkeys++], READY_AT, BTLessStrategyNumber, F_TIMESTAMPTZ_LT,
 						TimestampTzGetDatum(until.ready_at));
 	}
-	table->ready = index_open(idemq_jobs_ready_index(table->rel), RowExclusiveLock);
+	table->ready = index_open(idemq_jobs_index(table->rel, INDEX_READY), RowExclusiveLock);
 	table->by_ready = compat_index_beginscan(table->rel, table->ready, table->snapshot, nkeys);
 	table->by_ready->xs_want_itup = true;
 	index_rescan(table->by_ready, keys, nkeys, NULL, 0);
