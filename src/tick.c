@@ -89,6 +89,11 @@ static SqlStatement note_missed =
 	 .nargs = 3,
 	 .types = {TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 
+static SqlStatement wind_back =
+	{.text = "UPDATE idemq.schedule_entries SET done_until = $2 WHERE name = $1",
+	 .nargs = 2,
+	 .types = {TEXTOID, TIMESTAMPTZOID}};
+
 static SqlStatement note_failure =
 	{.text = "UPDATE idemq.schedule_entries SET failed_at = $2, last_error = $3 WHERE name = "
 			 "(SELECT name FROM idemq.schedule_entries WHERE name = $1 FOR UPDATE SKIP LOCKED)",
@@ -115,7 +120,7 @@ write_tick(Entry *entry)
 				pg_gmtime(&seconds));
 }
 
-/* due_schedules() -> names of schedules that have a tick to enqueue; notes the call. */
+/* due_schedules() -> names of schedules that run_schedule is for; notes the call. */
 Datum
 idemq_sql_due_schedules(PG_FUNCTION_ARGS)
 {
@@ -141,6 +146,7 @@ idemq_sql_due_schedules(PG_FUNCTION_ARGS)
 		if (!idemq_calendar_read(TextDatumGetCString(idemq_sql_value(i, 2, &isnull)),
 								 TextDatumGetCString(idemq_sql_value(i, 3, &isnull)), false,
 								 &calendar) ||
+			idemq_calendar_is_ahead(done_until, now) ||
 			idemq_calendar_due(&calendar, done_until, now, &tick))
 			names = accumArrayResult(names, name, false, TEXTOID, caller);
 	}
@@ -148,11 +154,15 @@ idemq_sql_due_schedules(PG_FUNCTION_ARGS)
 	return makeArrayResult(names, caller);
 }
 
-/* Locks a schedule's row and reads it; false when it is not there, held, or not due. */
+/*
+ * Locks a schedule's row and reads it; false when it is not there, held, or not due.
+ * Winds a done_until back that is ahead of the clock.
+ */
 static bool
 lock_due(Datum name, TimestampTz now, Entry *entry)
 {
 	Calendar calendar;
+	TimestampTz done_until;
 
 	if (idemq_sql_run(&lock_schedule, &name, NULL, SPI_OK_SELECT) == 0)
 		return false;
@@ -160,8 +170,15 @@ lock_due(Datum name, TimestampTz now, Entry *entry)
 		entry->values[i] = idemq_sql_value(0, i, &entry->nulls[i]);
 	(void) idemq_calendar_read(TextDatumGetCString(entry->values[ENTRY_CRON]),
 							   TextDatumGetCString(entry->values[ENTRY_ZONE]), true, &calendar);
-	return idemq_calendar_due(&calendar, DatumGetTimestampTz(entry->values[ENTRY_DONE_UNTIL]), now,
-							  &entry->tick);
+	done_until = DatumGetTimestampTz(entry->values[ENTRY_DONE_UNTIL]);
+	if (idemq_calendar_is_ahead(done_until, now))
+	{
+		Datum values[] = {name, TimestampTzGetDatum(now)};
+
+		(void) idemq_sql_run(&wind_back, values, NULL, SPI_OK_UPDATE);
+		return false;
+	}
+	return idemq_calendar_due(&calendar, done_until, now, &entry->tick);
 }
 
 /* Begins SQL as the role that has made a schedule; raises 42704, 42501 if it may not enqueue. */

@@ -176,6 +176,12 @@ SELECT idemq.schedule('back', '* * * * *', 'q', '1') > now() AS to_come;
 UPDATE idemq.schedule_entries SET done_until = now() + interval '1 day';
 CALL idemq.tick();
 SELECT next_run < now() + interval '61 s' AS next_minute FROM idemq.schedules;
+SELECT done_until <= clock_timestamp() AS goes_on FROM idemq.schedule_entries;
+-- By a few minutes, whose ticks are enqueued: it waits, and says so.
+UPDATE idemq.schedule_entries SET done_until = now() + interval '5 min';
+CALL idemq.tick();
+SELECT next_run > now() + interval '4 min' AS later FROM idemq.schedules;
+SELECT done_until > clock_timestamp() AS waits FROM idemq.schedule_entries;
 SELECT idemq.unschedule('back');
 -- Names of any kind, long ones too.
 CREATE TABLE odd (name text);
