@@ -314,6 +314,7 @@ SELECT name, last_error FROM idemq.schedules ORDER BY 1;
 -- An audit finds nothing, but that nobody ticks any more.
 SELECT * FROM idemq.check();
 UPDATE idemq.ticker SET called_at = called_at - interval '11 min';
+UPDATE idemq.schedule_entries SET created_at = created_at - interval '11 min';
 SELECT * FROM idemq.check();
 SELECT count(idemq.unschedule(name)) FROM (SELECT name FROM idemq.schedules OFFSET 0) s;
 SELECT * FROM idemq.check();
