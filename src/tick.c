@@ -35,12 +35,14 @@ PG_FUNCTION_INFO_V1(idemq_sql_due_schedules);
 PG_FUNCTION_INFO_V1(idemq_sql_run_schedule);
 PG_FUNCTION_INFO_V1(idemq_sql_schedule_failed);
 
-/* A producer who sits on a tick's key holds up the other schedules for so long. */
-#define LOCK_TIMEOUT "10s"
-#define LOCK_TIMEOUT_MS 10000
+/* A producer who sits on a tick's key holds up the schedules behind it for so long. */
+#define LOCK_TIMEOUT "1s"
+#define LOCK_TIMEOUT_MS 1000
 
+/* Behind one that has failed there is only what has failed since. */
 static SqlStatement list_schedules = {
-	.text = "SELECT name, cron, time_zone, done_until FROM idemq.schedule_entries ORDER BY name"};
+	.text = "SELECT name, cron, time_zone, done_until FROM idemq.schedule_entries "
+			"ORDER BY failed_at NULLS FIRST, name"};
 
 /* In the order of these come the columns of lock_schedule, from 1. */
 enum

@@ -171,6 +171,11 @@ CALL idemq.tick();
 SELECT next_run > now() AS to_come, last_run = idemq.last_tick('0 0 1 1 *') AS ran, failed_at <= now() AS failed, last_error FROM idemq.schedules;
 SELECT idemq.unschedule('noon'), idemq.unschedule('noon'), idemq.unschedule('nope');
 DELETE FROM idemq.jobs;
+-- One that has failed is tried last: whoever holds it up does not hold up the others.
+SELECT count(idemq.schedule(name, '* * * * *', 'q', '1')) FROM unnest(ARRAY['a held', 'b']) name;
+UPDATE idemq.schedule_entries SET done_until = done_until - interval '1 h', failed_at = CASE name WHEN 'a held' THEN now() END;
+SELECT idemq.due_schedules();
+SELECT idemq.unschedule('a held'), idemq.unschedule('b');
 -- The clock was set back behind done_until: it goes on with the next tick.
 SELECT idemq.schedule('back', '* * * * *', 'q', '1') > now() AS to_come;
 UPDATE idemq.schedule_entries SET done_until = now() + interval '1 day';
