@@ -191,7 +191,7 @@ compare_ids(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* redrive(queue, max_jobs) -> number of jobs; IQ005, 42501, 22023. */
+/* redrive(queue, max_jobs) -> number of jobs; IQ005, 42501, 22004, 22023, 40001. */
 Datum
 idemq_sql_redrive(PG_FUNCTION_ARGS)
 {

@@ -51,14 +51,20 @@ static SqlStatement note_call =
 
 static SqlStatement count_abandoned =
 	{.text = "SELECT count(*) FROM idemq.schedule_entries "
-			 "WHERE NOT EXISTS (SELECT FROM idemq.ticker WHERE called_at > $1)",
+			 "WHERE created_at < $1 AND NOT EXISTS (SELECT FROM idemq.ticker WHERE called_at > $1)",
 	 .nargs = 1,
 	 .types = {TIMESTAMPTZOID}};
 
-/* One that somebody has put to sleep (active is false) is his to wake. */
-static SqlStatement find_job = {.text = "SELECT FROM cron.job WHERE command ~* "
-										"'^\\s*call\\s+idemq\\.tick\\s*\\(\\s*\\)[\\s;]*$' "
-										"AND database = pg_catalog.current_database()"};
+/*
+ * One that somebody has put to sleep (active is false) is his to wake.  One of a role
+ * that may not call idemq.tick is no driver.
+ */
+static SqlStatement find_job = {
+	.text = "SELECT FROM cron.job j JOIN pg_catalog.pg_roles r ON r.rolname = j.username "
+			"WHERE j.command ~* '^\\s*call\\s+idemq\\.tick\\s*\\(\\s*\\)[\\s;]*$' "
+			"AND j.database = pg_catalog.current_database() "
+			"AND pg_catalog.has_function_privilege(r.oid, 'idemq.tick()', 'EXECUTE') "
+			"AND pg_catalog.has_function_privilege(r.oid, 'idemq.due_schedules()', 'EXECUTE')"};
 
 static SqlStatement make_job = {.text = "SELECT cron.schedule('" JOB_NAME
 										"'::text, '* * * * *'::text, '" JOB_COMMAND "'::text)"};
@@ -174,7 +180,7 @@ idemq_driver_note_call(TimestampTz now)
 	idemq_sql_end(&scope);
 }
 
-/* Returns the number of schedules, if nothing has called idemq.tick() lately; or else 0. */
+/* Returns the number of schedules that nothing has called idemq.tick() for lately. */
 int64
 idemq_driver_abandoned(void)
 {

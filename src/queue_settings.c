@@ -167,7 +167,7 @@ warn_of_short_window(const QueueInfo *queue)
 						   "again.")));
 }
 
-/* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, 0A000, IQ005, 42501. */
+/* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, IQ005, 42501. */
 Datum
 idemq_sql_create_queue(PG_FUNCTION_ARGS)
 {
@@ -221,7 +221,7 @@ takes_dead_queue_away(FunctionCallInfo fcinfo)
 		   VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(ARG_DEAD_QUEUE)) == 0;
 }
 
-/* alter_queue(name, settings ...) -> void; IQ005, 42501, 22023, 0A000. */
+/* alter_queue(name, settings ...) -> void; IQ005, 42501, 22004, 22023. */
 Datum
 idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 {

@@ -34,6 +34,8 @@ PG_FUNCTION_INFO_V1(idemq_sql_may_enqueue);
 PG_FUNCTION_INFO_V1(idemq_sql_may_change_schedule);
 
 #define MAX_SCHEDULE_NAME 256 /* bytes */
+/* A clock that was set back by no more is waited for. */
+#define CLOCK_STEP (10 * USECS_PER_MINUTE)
 
 /* Arguments of schedule. */
 enum
@@ -126,9 +128,17 @@ idemq_calendar_read(const char *cron, const char *zone, bool raise, Calendar *ca
 }
 
 /*
- * Finds the tick that is due: the last one until now that is not dealt with.  A
- * done_until ahead of the clock, which was set back, is as good as now.
+ * Returns whether a done_until was written by a clock that was ahead, and is to be
+ * now.  By a little, it is not: those ticks are enqueued.  Where all of them were,
+ * their keys keep them from being enqueued again.
  */
+bool
+idemq_calendar_is_ahead(TimestampTz done_until, TimestampTz now)
+{
+	return done_until > now + CLOCK_STEP;
+}
+
+/* Finds the tick that is due: the last one until now that is not dealt with. */
 bool
 idemq_calendar_due(const Calendar *calendar, TimestampTz done_until, TimestampTz now,
 				   TimestampTz *tick)
@@ -142,8 +152,10 @@ next_run(const Calendar *calendar, TimestampTz done_until, TimestampTz *tick)
 {
 	TimestampTz now = GetCurrentTimestamp();
 
+	if (idemq_calendar_is_ahead(done_until, now))
+		done_until = now;
 	return idemq_calendar_due(calendar, done_until, now, tick) ||
-		   idemq_cron_next(&calendar->cron, calendar->zone, now, tick);
+		   idemq_cron_next(&calendar->cron, calendar->zone, Max(done_until, now), tick);
 }
 
 /* Returns whether the current role may replace and end a schedule. */

@@ -16,6 +16,7 @@ typedef struct Calendar
 
 /* schedules.c */
 extern bool idemq_calendar_read(const char *cron, const char *zone, bool raise, Calendar *calendar);
+extern bool idemq_calendar_is_ahead(TimestampTz done_until, TimestampTz now);
 extern bool idemq_calendar_due(const Calendar *calendar, TimestampTz done_until, TimestampTz now,
 							   TimestampTz *tick);
 

@@ -35,12 +35,14 @@ PG_FUNCTION_INFO_V1(idemq_sql_due_schedules);
 PG_FUNCTION_INFO_V1(idemq_sql_run_schedule);
 PG_FUNCTION_INFO_V1(idemq_sql_schedule_failed);
 
-/* A producer who sits on a tick's key holds up the other schedules for so long. */
-#define LOCK_TIMEOUT "10s"
-#define LOCK_TIMEOUT_MS 10000
+/* A producer who sits on a tick's key holds up the schedules behind it for so long. */
+#define LOCK_TIMEOUT "1s"
+#define LOCK_TIMEOUT_MS 1000
 
+/* Behind one that has failed there is only what has failed since. */
 static SqlStatement list_schedules = {
-	.text = "SELECT name, cron, time_zone, done_until FROM idemq.schedule_entries ORDER BY name"};
+	.text = "SELECT name, cron, time_zone, done_until FROM idemq.schedule_entries "
+			"ORDER BY failed_at NULLS FIRST, name"};
 
 /* In the order of these come the columns of lock_schedule, from 1. */
 enum
@@ -89,6 +91,11 @@ static SqlStatement note_missed =
 	 .nargs = 3,
 	 .types = {TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 
+static SqlStatement wind_back =
+	{.text = "UPDATE idemq.schedule_entries SET done_until = $2 WHERE name = $1",
+	 .nargs = 2,
+	 .types = {TEXTOID, TIMESTAMPTZOID}};
+
 static SqlStatement note_failure =
 	{.text = "UPDATE idemq.schedule_entries SET failed_at = $2, last_error = $3 WHERE name = "
 			 "(SELECT name FROM idemq.schedule_entries WHERE name = $1 FOR UPDATE SKIP LOCKED)",
@@ -115,7 +122,7 @@ write_tick(Entry *entry)
 				pg_gmtime(&seconds));
 }
 
-/* due_schedules() -> names of schedules that have a tick to enqueue; notes the call. */
+/* due_schedules() -> names of schedules that run_schedule is for; notes the call. */
 Datum
 idemq_sql_due_schedules(PG_FUNCTION_ARGS)
 {
@@ -141,6 +148,7 @@ idemq_sql_due_schedules(PG_FUNCTION_ARGS)
 		if (!idemq_calendar_read(TextDatumGetCString(idemq_sql_value(i, 2, &isnull)),
 								 TextDatumGetCString(idemq_sql_value(i, 3, &isnull)), false,
 								 &calendar) ||
+			idemq_calendar_is_ahead(done_until, now) ||
 			idemq_calendar_due(&calendar, done_until, now, &tick))
 			names = accumArrayResult(names, name, false, TEXTOID, caller);
 	}
@@ -148,11 +156,15 @@ idemq_sql_due_schedules(PG_FUNCTION_ARGS)
 	return makeArrayResult(names, caller);
 }
 
-/* Locks a schedule's row and reads it; false when it is not there, held, or not due. */
+/*
+ * Locks a schedule's row and reads it; false when it is not there, held, or not due.
+ * Winds a done_until back that is ahead of the clock.
+ */
 static bool
 lock_due(Datum name, TimestampTz now, Entry *entry)
 {
 	Calendar calendar;
+	TimestampTz done_until;
 
 	if (idemq_sql_run(&lock_schedule, &name, NULL, SPI_OK_SELECT) == 0)
 		return false;
@@ -160,8 +172,15 @@ lock_due(Datum name, TimestampTz now, Entry *entry)
 		entry->values[i] = idemq_sql_value(0, i, &entry->nulls[i]);
 	(void) idemq_calendar_read(TextDatumGetCString(entry->values[ENTRY_CRON]),
 							   TextDatumGetCString(entry->values[ENTRY_ZONE]), true, &calendar);
-	return idemq_calendar_due(&calendar, DatumGetTimestampTz(entry->values[ENTRY_DONE_UNTIL]), now,
-							  &entry->tick);
+	done_until = DatumGetTimestampTz(entry->values[ENTRY_DONE_UNTIL]);
+	if (idemq_calendar_is_ahead(done_until, now))
+	{
+		Datum values[] = {name, TimestampTzGetDatum(now)};
+
+		(void) idemq_sql_run(&wind_back, values, NULL, SPI_OK_UPDATE);
+		return false;
+	}
+	return idemq_calendar_due(&calendar, done_until, now, &entry->tick);
 }
 
 /* Begins SQL as the role that has made a schedule; raises 42704, 42501 if it may not enqueue. */

@@ -171,11 +171,22 @@ CALL idemq.tick();
 SELECT next_run > now() AS to_come, last_run = idemq.last_tick('0 0 1 1 *') AS ran, failed_at <= now() AS failed, last_error FROM idemq.schedules;
 SELECT idemq.unschedule('noon'), idemq.unschedule('noon'), idemq.unschedule('nope');
 DELETE FROM idemq.jobs;
+-- One that has failed is tried last: whoever holds it up does not hold up the others.
+SELECT count(idemq.schedule(name, '* * * * *', 'q', '1')) FROM unnest(ARRAY['a held', 'b']) name;
+UPDATE idemq.schedule_entries SET done_until = done_until - interval '1 h', failed_at = CASE name WHEN 'a held' THEN now() END;
+SELECT idemq.due_schedules();
+SELECT idemq.unschedule('a held'), idemq.unschedule('b');
 -- The clock was set back behind done_until: it goes on with the next tick.
 SELECT idemq.schedule('back', '* * * * *', 'q', '1') > now() AS to_come;
 UPDATE idemq.schedule_entries SET done_until = now() + interval '1 day';
 CALL idemq.tick();
 SELECT next_run < now() + interval '61 s' AS next_minute FROM idemq.schedules;
+SELECT done_until <= clock_timestamp() AS goes_on FROM idemq.schedule_entries;
+-- By a few minutes, whose ticks are enqueued: it waits, and says so.
+UPDATE idemq.schedule_entries SET done_until = now() + interval '5 min';
+CALL idemq.tick();
+SELECT next_run > now() + interval '4 min' AS later FROM idemq.schedules;
+SELECT done_until > clock_timestamp() AS waits FROM idemq.schedule_entries;
 SELECT idemq.unschedule('back');
 -- Names of any kind, long ones too.
 CREATE TABLE odd (name text);
@@ -308,6 +319,7 @@ SELECT name, last_error FROM idemq.schedules ORDER BY 1;
 -- An audit finds nothing, but that nobody ticks any more.
 SELECT * FROM idemq.check();
 UPDATE idemq.ticker SET called_at = called_at - interval '11 min';
+UPDATE idemq.schedule_entries SET created_at = created_at - interval '11 min';
 SELECT * FROM idemq.check();
 SELECT count(idemq.unschedule(name)) FROM (SELECT name FROM idemq.schedules OFFSET 0) s;
 SELECT * FROM idemq.check();

@@ -91,6 +91,15 @@ sql($node, "SELECT cron.unschedule('idemq-tick'); BEGIN; SELECT idemq.schedule('
 is_sql($node, 'SELECT count(*) FROM cron.job', 0, 'rolled back');
 sql($node, "SELECT idemq.schedule('minutely2', '* * * * *', 'q', '2')");
 is_sql($node, 'SELECT count(*) FROM cron.job', 1, 'made again');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check: a schedule that is new is not abandoned');
+
+# A job of a role that may not tick is no driver.
+sql($node, "SELECT cron.unschedule('idemq-tick'); GRANT USAGE ON SCHEMA cron TO shop; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA cron TO shop;
+	SET ROLE shop; SELECT cron.schedule('shop-tick', '* * * * *', 'CALL idemq.tick()')");
+sql($node, "SELECT idemq.schedule('minutely2', '* * * * *', 'q', '2')");
+is_sql($node, 'SELECT username FROM cron.job ORDER BY jobid', "shop\npostgres", 'made beside one whose role may not tick');
+sql($node, "SET ROLE shop; SELECT cron.unschedule('shop-tick')");
+sql($node, 'REVOKE USAGE ON SCHEMA cron FROM shop; REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA cron FROM shop');
 sql($node, "SELECT idemq.unschedule('minutely2')");
 
 # ---- A database where it is not
@@ -241,7 +250,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 # ---- It goes away
 
 sql($node, 'DROP EXTENSION pg_cron');
-sql($node, "UPDATE idemq.ticker SET called_at = called_at - interval '1 h'");
+sql($node, "UPDATE idemq.ticker SET called_at = called_at - interval '1 h'; UPDATE idemq.schedule_entries SET created_at = created_at - interval '1 h'");
 is((refusal($node, 'postgres'))[0], '55000', 'without pg_cron again');
 is_sql($node, 'SELECT severity, invariant FROM idemq.check()', 'warning|schedules.driver', 'check: nobody ticks');
 is_sql($node, "SELECT idemq.unschedule('minutely')", 't', 'unschedule works without it');
