@@ -31,11 +31,20 @@ typedef struct Mark
 {
 	GroupKey key;
 	QueueSlot *slot;
+	int64 id; /* as idemq_group_mark takes it: the least */
 } Mark;
+
+/* Where the mark of a group is. */
+typedef struct MarkPlace
+{
+	GroupKey key; /* hash key */
+	int index;
+} MarkPlace;
 
 typedef struct Owned
 {
-	GroupKey key;
+	GroupTaken group; /* as it was taken */
+	GroupFloor floor; /* once we have committed */
 	QueueSlot *slot;
 	SubTransactionId subid;
 } Owned;
@@ -44,7 +53,7 @@ typedef struct Owned
 static Mark *marks = NULL;
 static int nmarks = 0;
 static int max_marks = 0;
-static HTAB *marked = NULL; /* of GroupKey, when there are more than FEW_MARKS */
+static HTAB *marked = NULL; /* of MarkPlace, when there are more than FEW_MARKS */
 static Owned *owned = NULL;
 static int nowned = 0;
 static int max_owned = 0;
@@ -69,9 +78,11 @@ make_room(void *array, int count, int *max, int wanted, Size size)
 }
 
 static void
-add_to_marked(const GroupKey *key)
+add_to_marked(int index)
 {
-	(void) hash_search(marked, key, HASH_ENTER, NULL);
+	MarkPlace *place = hash_search(marked, &marks[index].key, HASH_ENTER, NULL);
+
+	place->index = index;
 }
 
 /* Makes the table of marks, once they are many. */
@@ -81,45 +92,57 @@ begin_marked(void)
 	HASHCTL info = {0};
 
 	info.keysize = sizeof(GroupKey);
-	info.entrysize = sizeof(GroupKey);
+	info.entrysize = sizeof(MarkPlace);
 	info.hcxt = TopTransactionContext;
 	marked = hash_create("idemq marked groups", 256, &info, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 	for (int i = 0; i < nmarks; i++)
-		add_to_marked(&marks[i].key);
+		add_to_marked(i);
 }
 
-static bool
-is_marked(const GroupKey *key)
+/* Returns the mark of a group; NULL when it has none. */
+static Mark *
+find_mark(const GroupKey *key)
 {
+	const MarkPlace *place;
+
 	if (marked != NULL)
-		return hash_search(marked, key, HASH_FIND, NULL) != NULL;
+	{
+		place = hash_search(marked, key, HASH_FIND, NULL);
+		return place == NULL ? NULL : &marks[place->index];
+	}
 	for (int i = 0; i < nmarks; i++)
 	{
 		if (memcmp(&marks[i].key, key, sizeof(*key)) == 0)
-			return true;
+			return &marks[i];
 	}
-	return false;
+	return NULL;
 }
 
 /*
  * Notes that a group may need a head when this transaction has committed; name: text,
- * not NULL.
+ * not NULL; id: as idemq_group_mark takes it.
  */
 void
-idemq_group_note(QueueSlot *slot, int32 queue_id, Datum name)
+idemq_group_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id)
 {
 	text *value = DatumGetTextPP(name);
 	GroupKey key;
+	Mark *mark;
 
 	idemq_group_key(&key, queue_id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
-	if (is_marked(&key))
+	mark = find_mark(&key);
+	if (mark != NULL)
+	{
+		mark->id = Min(mark->id, id);
 		return;
+	}
 	marks = make_room(marks, nmarks, &max_marks, 1, sizeof(Mark));
 	if (marked == NULL && nmarks == FEW_MARKS)
 		begin_marked();
+	marks[nmarks] = (Mark){key, slot, id};
 	if (marked != NULL)
-		add_to_marked(&key);
-	marks[nmarks++] = (Mark){key, slot};
+		add_to_marked(nmarks);
+	nmarks++;
 }
 
 /* Makes room for groups that are to be owned, so that noting them cannot fail. */
@@ -131,25 +154,45 @@ idemq_group_notes_reserve(int count)
 
 /* Notes a group that this session has taken; room was reserved. */
 void
-idemq_group_note_owned(QueueSlot *slot, const GroupKey *key)
+idemq_group_note_owned(QueueSlot *slot, const GroupTaken *group)
 {
 	Assert(nowned < max_owned);
-	owned[nowned++] = (Owned){*key, slot, GetCurrentSubTransactionId()};
+	owned[nowned++] = (Owned){*group, group->floor, slot, GetCurrentSubTransactionId()};
+}
+
+/* Returns which of the owned groups this is; -1 for none. */
+static int
+find_owned(const GroupKey *key)
+{
+	int i = nowned - 1;
+
+	while (i >= 0 && memcmp(&owned[i].group.key, key, sizeof(*key)) != 0)
+		i--;
+	return i;
+}
+
+/* Notes the floor that an owned group has once this transaction has committed. */
+void
+idemq_group_note_floor(const GroupTaken *group, GroupFloor floor)
+{
+	int i = find_owned(&group->key);
+
+	if (i >= 0)
+		owned[i].floor = floor;
 }
 
 /* Gives a group back at once: this transaction has changed nothing in it. */
 void
-idemq_group_done(QueueSlot *slot, const GroupKey *key, GroupRelease how)
+idemq_group_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how)
 {
-	for (int i = nowned - 1; i >= 0; i--)
+	int i = find_owned(&group->key);
+
+	if (i >= 0)
 	{
-		if (memcmp(&owned[i].key, key, sizeof(*key)) != 0)
-			continue;
 		memmove(&owned[i], &owned[i + 1], (nowned - i - 1) * sizeof(Owned));
 		nowned--;
-		break;
 	}
-	idemq_group_release(slot, key, how);
+	idemq_group_release(slot, group, how);
 }
 
 /*
@@ -176,8 +219,11 @@ release_from(SubTransactionId from, GroupRelease how)
 {
 	while (nowned > 0 && owned[nowned - 1].subid >= from)
 	{
-		nowned--;
-		idemq_group_release(owned[nowned].slot, &owned[nowned].key, how);
+		Owned *last = &owned[--nowned];
+
+		if (how == GROUP_DONE)
+			last->group.floor = last->floor;
+		idemq_group_release(last->slot, &last->group, how);
 	}
 }
 
@@ -206,7 +252,7 @@ xact_callback(XactEvent event, void *arg)
 	{
 		case XACT_EVENT_COMMIT:
 			for (int i = 0; i < nmarks; i++)
-				idemq_group_mark(marks[i].slot, &marks[i].key);
+				idemq_group_mark(marks[i].slot, &marks[i].key, marks[i].id);
 			release_from(InvalidSubTransactionId, GROUP_DONE);
 			forget_all();
 			break;

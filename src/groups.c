@@ -15,6 +15,14 @@
  *		owner, or its queue is to be scanned, or somebody between his commit and his
  *		callback is about to mark it.
  *
+ * What a held snapshot keeps in the index of groups, of former heads and of jobs that
+ * were blocked, no look goes through again: a group that has had a head has a floor,
+ * from which a look begins.  Its owner moves it up when his promotion has committed: to
+ * the promotion's time for heads, since the ready_at of a head is never set to a time
+ * that has passed; and to the promoted job's id for those that are blocked.  A job that
+ * is blocked later with a lesser id, a late commit or one that was retried, lowers it by
+ * its mark; a change by hand drops it.  It is only a cache.
+ *
  * The rows are the truth.  After a start, and whenever a mark may be lost (no room,
  * a prepared transaction), the queue is to be scanned: all its groups are looked at.
  * The name of a group is kept here only up to GROUP_NAME bytes; of a longer one only
@@ -28,111 +36,13 @@
 #include "postgres.h"
 
 #include "common/hashfn.h"
-#include "lib/ilist.h"
 #include "miscadmin.h"
-#include "port/atomics.h"
-#include "storage/shmem.h"
-#include "utils/hsearch.h"
 
 #include "clock.h"
 #include "compat.h"
-#include "groups.h"
-#include "guc.h"
-#include "leases.h"
+#include "group_table.h"
 #include "wake.h"
 #include "workers.h"
-
-/* Groups that are marked or owned at a time, in all queues. */
-#define MAX_GROUPS 8192
-#define LONG_NAME (-1)
-/* In place of an owner. */
-#define NOBODY (-1)
-#define PREPARED (-2)
-
-typedef enum GroupPlace
-{
-	PLACE_NONE,	   /* owned */
-	PLACE_WAITING, /* to be looked at */
-	PLACE_DELAYED  /* likewise, from the queue's delayed_until on */
-} GroupPlace;
-
-typedef struct GroupEntry
-{
-	GroupKey key;
-	int32 owner; /* proc number, NOBODY or PREPARED */
-	bool again;	 /* marked since it has an owner */
-	GroupPlace place;
-	dlist_node node; /* in a list of its queue */
-} GroupEntry;
-
-/* What a queue, at the index of its slot, has to look at. */
-typedef struct GroupQueue
-{
-	Oid database; /* InvalidOid: nobody's */
-	int32 queue_id;
-	dlist_head waiting;
-	dlist_head delayed;
-	pg_atomic_uint32 nwaiting;
-	pg_atomic_uint64 delayed_until; /* mono; PG_UINT64_MAX: none is delayed */
-	pg_atomic_uint32 scan;			/* all groups are to be looked at */
-} GroupQueue;
-
-typedef struct GroupsShared
-{
-	LWLock lock;
-	int tranche;
-	int count; /* groups in the hash */
-	pg_atomic_uint64 refused;
-	GroupQueue queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
-} GroupsShared;
-
-static GroupsShared *shared = NULL;
-static HTAB *group_hash = NULL;
-
-/* Returns the bytes of shared memory for the lists. */
-Size
-idemq_groups_shmem_size(void)
-{
-	return offsetof(GroupsShared, queues) + mul_size(sizeof(GroupQueue), idemq_max_queues);
-}
-
-/* Returns the bytes of shared memory for the hash table. */
-Size
-idemq_groups_hash_size(void)
-{
-	return hash_estimate_size(MAX_GROUPS, sizeof(GroupEntry));
-}
-
-/* Attaches to the groups, and makes them when this is the first process. */
-void
-idemq_groups_shmem_init(void *area, bool found)
-{
-	HASHCTL info = {0};
-
-	shared = area;
-	if (!found)
-	{
-		memset(area, 0, idemq_groups_shmem_size());
-		shared->tranche = LWLockNewTrancheId();
-		LWLockInitialize(&shared->lock, shared->tranche);
-		pg_atomic_init_u64(&shared->refused, 0);
-		for (int i = 0; i < idemq_max_queues; i++)
-		{
-			GroupQueue *queue = &shared->queues[i];
-
-			dlist_init(&queue->waiting);
-			dlist_init(&queue->delayed);
-			pg_atomic_init_u32(&queue->nwaiting, 0);
-			pg_atomic_init_u64(&queue->delayed_until, PG_UINT64_MAX);
-			pg_atomic_init_u32(&queue->scan, 0);
-		}
-	}
-	LWLockRegisterTranche(shared->tranche, "idemq groups");
-	info.keysize = sizeof(GroupKey);
-	info.entrysize = sizeof(GroupEntry);
-	group_hash = ShmemInitHash("idemq groups", MAX_GROUPS, MAX_GROUPS, &info,
-							   HASH_ELEM | HASH_BLOBS | HASH_FIXED_SIZE);
-}
 
 /* Makes the key of a group of this database. */
 void
@@ -157,70 +67,6 @@ idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length)
 	}
 }
 
-/* Returns the queue of a slot if it is that one; NULL otherwise.  Lock held. */
-static GroupQueue *
-queue_of(const QueueSlot *slot, Oid database, int32 queue_id)
-{
-	GroupQueue *queue = slot == NULL ? NULL : &shared->queues[idemq_slot_index(slot)];
-
-	if (queue == NULL || queue->database != database || queue->queue_id != queue_id)
-		return NULL;
-	return queue;
-}
-
-/* Takes a group out of the list in which it is.  Lock held. */
-static void
-unlist(GroupQueue *queue, GroupEntry *group)
-{
-	if (group->place == PLACE_NONE)
-		return;
-	dlist_delete(&group->node);
-	if (group->place == PLACE_WAITING)
-		pg_atomic_fetch_sub_u32(&queue->nwaiting, 1);
-	else if (dlist_is_empty(&queue->delayed))
-		pg_atomic_write_u64(&queue->delayed_until, PG_UINT64_MAX);
-	group->place = PLACE_NONE;
-}
-
-/* Puts a group into a list.  Lock held. */
-static void
-enlist(GroupQueue *queue, GroupEntry *group, GroupPlace place)
-{
-	unlist(queue, group);
-	group->place = place;
-	dlist_push_tail(place == PLACE_WAITING ? &queue->waiting : &queue->delayed, &group->node);
-	if (place == PLACE_WAITING)
-		pg_atomic_fetch_add_u32(&queue->nwaiting, 1);
-	else if (pg_atomic_read_u64(&queue->delayed_until) == PG_UINT64_MAX)
-		pg_atomic_write_u64(&queue->delayed_until, (uint64) (idemq_mono_now() + LEASE_BUSY_RETRY));
-}
-
-static void
-remove_group(GroupEntry *group)
-{
-	if (hash_search(group_hash, &group->key, HASH_REMOVE, NULL) != NULL)
-		shared->count--;
-}
-
-/* Returns a group's entry, entered if need be; NULL when there is no room.  Lock held. */
-static GroupEntry *
-enter(const GroupKey *key)
-{
-	bool found;
-	GroupEntry *group = hash_search(group_hash, key, HASH_FIND, NULL);
-
-	if (group != NULL || shared->count >= MAX_GROUPS)
-		return group;
-	group = hash_search(group_hash, key, HASH_ENTER_NULL, &found);
-	if (group == NULL)
-		return NULL;
-	shared->count++;
-	group->owner = NOBODY;
-	group->again = false;
-	group->place = PLACE_NONE;
-	return group;
-}
-
 /* Has somebody look at a queue's groups: the worker; without one, who sleeps. */
 static void
 call_for_a_look(QueueSlot *slot)
@@ -231,69 +77,6 @@ call_for_a_look(QueueSlot *slot)
 		(void) idemq_sleepers_wake(idemq_sleepers_of_queue(slot), 1);
 }
 
-/* Returns whether a queue has groups to look at now; without a lock. */
-bool
-idemq_groups_waiting(const QueueSlot *slot)
-{
-	return idemq_groups_due_at(slot) <= idemq_mono_now();
-}
-
-/* Returns when (mono) a queue's groups are to be looked at; PG_INT64_MAX: there are none. */
-int64
-idemq_groups_due_at(const QueueSlot *slot)
-{
-	GroupQueue *queue = &shared->queues[idemq_slot_index(slot)];
-	uint64 until;
-
-	if (pg_atomic_read_u32(&queue->nwaiting) > 0 || pg_atomic_read_u32(&queue->scan) != 0)
-		return 0;
-	until = pg_atomic_read_u64(&queue->delayed_until);
-	return until > (uint64) PG_INT64_MAX ? PG_INT64_MAX : (int64) until;
-}
-
-/* Returns whether somebody will look at a group, or is about to: for idemq.check(). */
-bool
-idemq_groups_know(const QueueSlot *slot, const GroupKey *key)
-{
-	GroupQueue *queue;
-	bool known;
-
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	queue = queue_of(slot, key->database, key->queue_id);
-	known = queue == NULL || pg_atomic_read_u32(&queue->scan) != 0 ||
-			hash_search(group_hash, key, HASH_FIND, NULL) != NULL;
-	LWLockRelease(&shared->lock);
-	return known;
-}
-
-/* Returns whether all groups of a queue are to be looked at; the caller does it then. */
-bool
-idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id)
-{
-	GroupQueue *queue;
-	bool wanted = false;
-
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(slot, MyDatabaseId, queue_id);
-	if (queue != NULL)
-		wanted = pg_atomic_exchange_u32(&queue->scan, 0) != 0;
-	LWLockRelease(&shared->lock);
-	return wanted;
-}
-
-/* Has all groups of a queue looked at. */
-void
-idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id)
-{
-	GroupQueue *queue;
-
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(slot, MyDatabaseId, queue_id);
-	if (queue != NULL)
-		pg_atomic_write_u32(&queue->scan, 1);
-	LWLockRelease(&shared->lock);
-}
-
 /* Lets the groups wait no longer that were delayed.  Lock held. */
 static void
 end_delay(GroupQueue *queue)
@@ -301,198 +84,163 @@ end_delay(GroupQueue *queue)
 	if (pg_atomic_read_u64(&queue->delayed_until) > (uint64) idemq_mono_now())
 		return;
 	while (!dlist_is_empty(&queue->delayed))
-		enlist(queue, dlist_head_element(GroupEntry, node, &queue->delayed), PLACE_WAITING);
+		idemq_group_enlist(queue, dlist_head_element(GroupEntry, node, &queue->delayed),
+						   PLACE_WAITING);
+}
+
+/* Makes this session a group's owner, and reads its floor.  Lock held. */
+static void
+become_owner(GroupQueue *queue, GroupEntry *group, GroupFloor *floor)
+{
+	idemq_group_unlist(queue, group);
+	group->owner = IDEMQ_MY_PROC_NUMBER;
+	group->lowered = GROUP_KEEP_FLOOR;
+	*floor = group->floor;
+}
+
+/* Returns a floor when jobs with that id, and above, may be blocked. */
+static GroupFloor
+lower(GroupFloor floor, int64 id)
+{
+	if (id == GROUP_DROP_FLOOR)
+		return GROUP_NO_FLOOR;
+	floor.blocked = Min(floor.blocked, id);
+	return floor;
 }
 
 /*
- * Takes up to max groups of a queue to look at, and copies their keys: this session
- * owns them until idemq_group_release.  Returns how many.
+ * Takes up to max groups of a queue to look at: this session owns them until
+ * idemq_group_release.  Returns how many.  A snapshot that is taken after that sees
+ * all jobs that could become the head from the floor on.
  */
 int
-idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupKey *keys, int max)
+idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int max)
 {
 	GroupQueue *queue;
 	int count = 0;
 
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(slot, MyDatabaseId, queue_id);
+	idemq_group_table_lock(LW_EXCLUSIVE);
+	queue = idemq_group_queue(slot, MyDatabaseId, queue_id);
 	if (queue != NULL)
 		end_delay(queue);
 	while (queue != NULL && count < max && !dlist_is_empty(&queue->waiting))
 	{
 		GroupEntry *group = dlist_head_element(GroupEntry, node, &queue->waiting);
 
-		unlist(queue, group);
-		group->owner = IDEMQ_MY_PROC_NUMBER;
-		keys[count++] = group->key;
+		taken[count].key = group->key;
+		become_owner(queue, group, &taken[count++].floor);
 	}
-	LWLockRelease(&shared->lock);
+	idemq_group_table_unlock();
 	return count;
 }
 
-/* Takes one group, marked or not, as idemq_groups_take does. */
+/* Takes the group of taken->key, marked or not, as idemq_groups_take does. */
 GroupOwn
-idemq_group_own(const QueueSlot *slot, const GroupKey *key)
+idemq_group_own(const QueueSlot *slot, GroupTaken *taken)
 {
+	const GroupKey *key = &taken->key;
 	GroupOwn own = GROUP_FULL;
 	GroupQueue *queue;
 	GroupEntry *group;
 
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(slot, key->database, key->queue_id);
-	group = enter(key);
+	idemq_group_table_lock(LW_EXCLUSIVE);
+	queue = idemq_group_queue(slot, key->database, key->queue_id);
+	group = idemq_group_enter(key);
 	if (group != NULL && group->owner != NOBODY)
 		own = GROUP_BUSY;
 	else if (group != NULL)
 	{
 		own = GROUP_OWNED;
-		if (queue != NULL)
-			unlist(queue, group);
-		group->owner = IDEMQ_MY_PROC_NUMBER;
+		become_owner(queue, group, &taken->floor);
 	}
-	LWLockRelease(&shared->lock);
+	idemq_group_table_unlock();
 	return own;
 }
 
-/* Has a group looked at; after the commit by which it may need a head. */
+/*
+ * Has a group looked at; after the commit by which it may need a head.  id: of a job
+ * that is blocked since, for its floor; or GROUP_KEEP_FLOOR, GROUP_DROP_FLOOR.
+ */
 void
-idemq_group_mark(QueueSlot *slot, const GroupKey *key)
+idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id)
 {
 	GroupQueue *queue;
 	GroupEntry *group;
 
 	if (!idemq_slot_is_of(slot, key->queue_id))
 		slot = idemq_slot_find(key->database, key->queue_id);
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(slot, key->database, key->queue_id);
+	idemq_group_table_lock(LW_EXCLUSIVE);
+	queue = idemq_group_queue(slot, key->database, key->queue_id);
 	if (queue != NULL && key->length != LONG_NAME)
-		group = enter(key);
+		group = idemq_group_enter(key);
 	else
-		group = hash_search(group_hash, key, HASH_FIND, NULL);
+		group = idemq_group_find(key);
 	if (group != NULL && group->owner != NOBODY)
-		group->again = true;
-	else if (group != NULL)
-		enlist(queue, group, PLACE_WAITING);
-	else if (queue != NULL)
 	{
-		pg_atomic_write_u32(&queue->scan, 1);
-		if (key->length != LONG_NAME)
-			pg_atomic_fetch_add_u64(&shared->refused, 1);
+		group->again = true;
+		group->lowered = Min(group->lowered, id);
 	}
-	LWLockRelease(&shared->lock);
+	else if (group != NULL)
+	{
+		group->floor = lower(group->floor, id);
+		if (queue != NULL && key->length != LONG_NAME)
+			idemq_group_enlist(queue, group, PLACE_WAITING);
+	}
+	else if (queue != NULL && key->length != LONG_NAME)
+		idemq_group_refused();
+	if (queue != NULL && (key->length == LONG_NAME || group == NULL))
+		pg_atomic_write_u32(&queue->scan, 1);
+	idemq_group_table_unlock();
 	call_for_a_look(slot);
 }
 
-/* Gives a group back that this session owns. */
-void
-idemq_group_release(QueueSlot *slot, const GroupKey *key, GroupRelease how)
+/* Puts a group where it belongs that nobody owns any more; look: it needs one.  Lock held. */
+static void
+put_back(GroupQueue *queue, GroupEntry *group, bool look, bool again)
 {
+	bool is_long = group->key.length == LONG_NAME;
+
+	group->owner = NOBODY;
+	if (look && queue != NULL && !is_long)
+		idemq_group_enlist(queue, group, again ? PLACE_WAITING : PLACE_DELAYED);
+	else if (queue != NULL && group->floor.blocked != PG_INT64_MIN)
+		idemq_group_enlist(queue, group, PLACE_IDLE);
+	else
+		idemq_group_remove(group);
+	if (look && queue != NULL && is_long)
+		pg_atomic_write_u32(&queue->scan, 1);
+}
+
+/*
+ * Gives a group back that this session owns.  Its floor is taken->floor then, save for
+ * what has lowered it meanwhile.
+ */
+void
+idemq_group_release(QueueSlot *slot, const GroupTaken *taken, GroupRelease how)
+{
+	const GroupKey *key = &taken->key;
 	GroupQueue *queue;
 	GroupEntry *group;
 	bool look = false;
 
 	if (!idemq_slot_is_of(slot, key->queue_id))
 		slot = idemq_slot_find(key->database, key->queue_id);
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(slot, key->database, key->queue_id);
-	group = hash_search(group_hash, key, HASH_FIND, NULL);
+	idemq_group_table_lock(LW_EXCLUSIVE);
+	queue = idemq_group_queue(slot, key->database, key->queue_id);
+	group = idemq_group_find(key);
 	if (group != NULL && group->owner == IDEMQ_MY_PROC_NUMBER)
 	{
 		bool again = how == GROUP_AGAIN || group->again;
 
-		look = again || how == GROUP_LATER;
+		look = how != GROUP_PREPARED && (again || how == GROUP_LATER);
 		group->again = false;
-		group->owner = how == GROUP_PREPARED ? PREPARED : NOBODY;
+		group->floor = lower(taken->floor, group->lowered);
 		if (how == GROUP_PREPARED)
-			look = false;
-		else if (look && queue != NULL && key->length != LONG_NAME)
-			enlist(queue, group, again ? PLACE_WAITING : PLACE_DELAYED);
+			group->owner = PREPARED;
 		else
-			remove_group(group);
-		if (look && queue != NULL && key->length == LONG_NAME)
-			pg_atomic_write_u32(&queue->scan, 1);
+			put_back(queue, group, look, again);
 	}
-	LWLockRelease(&shared->lock);
+	idemq_group_table_unlock();
 	if (look)
 		call_for_a_look(slot);
-}
-
-/* Removes the groups of a list.  Lock held. */
-static void
-clear(GroupQueue *queue, dlist_head *list)
-{
-	while (!dlist_is_empty(list))
-	{
-		GroupEntry *group = dlist_head_element(GroupEntry, node, list);
-
-		unlist(queue, group);
-		remove_group(group);
-	}
-}
-
-/* Begins the groups of a queue that has got the slot of that index: all are to be looked at. */
-void
-idemq_groups_reset(int index, Oid database, int32 queue_id)
-{
-	GroupQueue *queue = &shared->queues[index];
-
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue->database = database;
-	queue->queue_id = queue_id;
-	pg_atomic_write_u32(&queue->scan, 1);
-	LWLockRelease(&shared->lock);
-}
-
-/* Ends the groups of a queue that has lost the slot of that index. */
-void
-idemq_groups_forget(int index)
-{
-	GroupQueue *queue = &shared->queues[index];
-
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	clear(queue, &queue->waiting);
-	clear(queue, &queue->delayed);
-	pg_atomic_write_u32(&queue->scan, 0);
-	queue->database = InvalidOid;
-	LWLockRelease(&shared->lock);
-}
-
-/* Removes what prepared transactions of a database own.  Lock held. */
-static void
-remove_prepared(Oid database)
-{
-	HASH_SEQ_STATUS seq;
-	GroupEntry *group;
-
-	hash_seq_init(&seq, group_hash);
-	while ((group = hash_seq_search(&seq)) != NULL)
-	{
-		if (group->owner == PREPARED && group->key.database == database)
-			remove_group(group);
-	}
-}
-
-/* Has every group of a database looked at: a prepared transaction has ended. */
-void
-idemq_groups_unset_database(Oid database)
-{
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	remove_prepared(database);
-	for (int i = 0; i < idemq_max_queues; i++)
-	{
-		if (shared->queues[i].database == database)
-			pg_atomic_write_u32(&shared->queues[i].scan, 1);
-	}
-	LWLockRelease(&shared->lock);
-}
-
-/* Says how many groups are marked or owned, of how many, and how many marks found no room. */
-void
-idemq_groups_usage(int *used, int *size, int64 *refused)
-{
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	*used = shared->count;
-	LWLockRelease(&shared->lock);
-	*size = MAX_GROUPS;
-	*refused = (int64) pg_atomic_read_u64(&shared->refused);
 }

@@ -18,6 +18,30 @@ typedef struct GroupKey
 	char name[GROUP_NAME];
 } GroupKey;
 
+/*
+ * Where a look at a group may begin: no job that is, or may become, its head has a
+ * ready_at below heads, and none that is blocked an id below blocked.  Or else somebody
+ * is about to mark the group, and lowers it.
+ */
+typedef struct GroupFloor
+{
+	TimestampTz heads;
+	int64 blocked;
+} GroupFloor;
+
+#define GROUP_NO_FLOOR ((GroupFloor){DT_NOBEGIN, PG_INT64_MIN})
+
+/* A group that is to be looked at. */
+typedef struct GroupTaken
+{
+	GroupKey key;
+	GroupFloor floor;
+} GroupTaken;
+
+/* In place of a job's id that lowers a floor: none does; and, there is no floor any more. */
+#define GROUP_KEEP_FLOOR PG_INT64_MAX
+#define GROUP_DROP_FLOOR PG_INT64_MIN
+
 typedef enum GroupOwn
 {
 	GROUP_OWNED, /* by this session, until idemq_group_release */
@@ -43,10 +67,10 @@ extern int64 idemq_groups_due_at(const QueueSlot *slot);
 extern bool idemq_groups_know(const QueueSlot *slot, const GroupKey *key);
 extern bool idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id);
 extern void idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id);
-extern int idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupKey *keys, int max);
-extern GroupOwn idemq_group_own(const QueueSlot *slot, const GroupKey *key);
-extern void idemq_group_mark(QueueSlot *slot, const GroupKey *key);
-extern void idemq_group_release(QueueSlot *slot, const GroupKey *key, GroupRelease how);
+extern int idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int max);
+extern GroupOwn idemq_group_own(const QueueSlot *slot, GroupTaken *taken);
+extern void idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id);
+extern void idemq_group_release(QueueSlot *slot, const GroupTaken *group, GroupRelease how);
 
 extern void idemq_groups_reset(int index, Oid database, int32 queue_id);
 extern void idemq_groups_forget(int index);

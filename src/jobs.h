@@ -213,6 +213,10 @@ extern bool idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWai
 
 /* jobs_group.c */
 extern bool idemq_jobs_group_first(JobsTable *table, int32 queue_id, Datum name, Job *job);
+extern bool idemq_jobs_group_head(JobsTable *table, int32 queue_id, Datum name, TimestampTz from,
+								  Job *job);
+extern bool idemq_jobs_group_blocked(JobsTable *table, int32 queue_id, Datum name, int64 from,
+									 Job *job);
 extern bool idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *job);
 
 /* jobs_index.c */

@@ -21,27 +21,21 @@
 /* Positions in the index. */
 #define GROUP_QUEUE 1
 #define GROUP_KEY 2
+#define GROUP_READY_AT 3
+#define GROUP_ID 4
 
 /*
- * Fetches the first row, under the table's snapshot, of the group of that name, or,
- * with next, of the first group behind it, NULL for the first of all; false when there
- * is none.  The name must not be the fetched row's own.
+ * Fetches the first row that the table's snapshot sees of those that the keys name;
+ * false when there is none.  What keys point to must not be the fetched row's own.
  */
 static bool
-fetch(JobsTable *table, int32 queue_id, const Datum *name, bool next, Job *job)
+fetch(JobsTable *table, ScanKeyData *keys, int nkeys, Job *job)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
 	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
-	ScanKeyData keys[2];
-	int nkeys = 1;
 	IndexScanDesc scan;
 	bool found;
 
-	ScanKeyInit(&keys[0], GROUP_QUEUE, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(queue_id));
-	if (name != NULL)
-		ScanKeyEntryInitialize(&keys[nkeys++], 0, GROUP_KEY,
-							   next ? BTGreaterStrategyNumber : BTEqualStrategyNumber, InvalidOid,
-							   C_COLLATION_OID, next ? F_TEXT_GT : F_TEXTEQ, *name);
 	scan = compat_index_beginscan(table->rel, index, table->snapshot, nkeys);
 	index_rescan(scan, keys, nkeys, NULL, 0);
 	found = index_getnext_slot(scan, ForwardScanDirection, table->row);
@@ -53,11 +47,48 @@ fetch(JobsTable *table, int32 queue_id, const Datum *name, bool next, Job *job)
 	return found;
 }
 
+/* Makes the keys of a group: two of them. */
+static void
+name_keys(ScanKeyData *keys, int32 queue_id, Datum name)
+{
+	ScanKeyInit(&keys[0], GROUP_QUEUE, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(queue_id));
+	ScanKeyEntryInitialize(&keys[1], 0, GROUP_KEY, BTEqualStrategyNumber, InvalidOid,
+						   C_COLLATION_OID, F_TEXTEQ, name);
+}
+
 /* Fetches a group's head, or, when it has none, the job that is to be it; false for no jobs. */
 bool
 idemq_jobs_group_first(JobsTable *table, int32 queue_id, Datum name, Job *job)
 {
-	return fetch(table, queue_id, &name, false, job);
+	ScanKeyData keys[2];
+
+	name_keys(keys, queue_id, name);
+	return fetch(table, keys, 2, job);
+}
+
+/* Fetches a group's head; false when it has none with that ready_at, or a later one. */
+bool
+idemq_jobs_group_head(JobsTable *table, int32 queue_id, Datum name, TimestampTz from, Job *job)
+{
+	ScanKeyData keys[3];
+
+	name_keys(keys, queue_id, name);
+	ScanKeyInit(&keys[2], GROUP_READY_AT, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
+				TimestampTzGetDatum(from));
+	return fetch(table, keys, 3, job);
+}
+
+/* Fetches the first job of a group that is blocked; false for none with that id, or a greater one. */
+bool
+idemq_jobs_group_blocked(JobsTable *table, int32 queue_id, Datum name, int64 from, Job *job)
+{
+	ScanKeyData keys[4];
+
+	name_keys(keys, queue_id, name);
+	ScanKeyEntryInitialize(&keys[2], SK_ISNULL | SK_SEARCHNULL, GROUP_READY_AT, InvalidStrategy,
+						   InvalidOid, InvalidOid, InvalidOid, (Datum) 0);
+	ScanKeyInit(&keys[3], GROUP_ID, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
+	return fetch(table, keys, 4, job);
 }
 
 /*
@@ -67,5 +98,11 @@ idemq_jobs_group_first(JobsTable *table, int32 queue_id, Datum name, Job *job)
 bool
 idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *job)
 {
-	return fetch(table, queue_id, name, true, job);
+	ScanKeyData keys[2];
+
+	ScanKeyInit(&keys[0], GROUP_QUEUE, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(queue_id));
+	if (name != NULL)
+		ScanKeyEntryInitialize(&keys[1], 0, GROUP_KEY, BTGreaterStrategyNumber, InvalidOid,
+							   C_COLLATION_OID, F_TEXT_GT, *name);
+	return fetch(table, keys, name == NULL ? 1 : 2, job);
 }

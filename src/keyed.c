@@ -34,12 +34,14 @@
 
 static SqlStatement replace_job =
 	{.text = "UPDATE idemq.jobs SET payload = $2, "
-			 "ready_at = CASE status WHEN 'pending' THEN $3 END, "
+			 "ready_at = CASE WHEN status = 'blocked' THEN NULL WHEN group_key IS NULL THEN $3 "
+			 "ELSE greatest($3, $8) END, "
 			 "run_at = CASE status WHEN 'blocked' THEN $3 END, priority = $4, headers = $5, "
 			 "expires_at = $6, max_attempts = $7 "
 			 "WHERE id = $1 AND status IN ('pending', 'blocked') AND attempt = 0",
-	 .nargs = 7,
-	 .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID}};
+	 .nargs = 8,
+	 .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID,
+			   TIMESTAMPTZOID}};
 
 /* Who has the key. */
 typedef struct KeyHolder
@@ -149,8 +151,8 @@ replace(const KeyHolder *holder, const JobChange *columns)
 {
 	static const JobColumn replaced[] = {COL_PAYLOAD, COL_READY_AT,	  COL_PRIORITY,
 										 COL_HEADERS, COL_EXPIRES_AT, COL_MAX_ATTEMPTS};
-	Datum values[7] = {Int64GetDatum(holder->answer.id)};
-	char nulls[] = "       ";
+	Datum values[8] = {Int64GetDatum(holder->answer.id)};
+	char nulls[] = "        ";
 	SqlScope scope;
 	uint64 updated;
 
@@ -166,6 +168,8 @@ replace(const KeyHolder *holder, const JobChange *columns)
 		values[i + 1] = is_set ? columns->values[column] : (Datum) 0;
 		nulls[i + 1] = is_set ? ' ' : 'n';
 	}
+	/* A head's ready_at only grows: groups.c counts on it. */
+	values[7] = TimestampTzGetDatum(idemq_now());
 	idemq_sql_begin_on_jobs(&scope);
 	updated = idemq_sql_run(&replace_job, values, nulls, SPI_OK_UPDATE);
 	idemq_sql_end(&scope);
@@ -218,7 +222,8 @@ idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
 								 DatumGetTimestampTz(columns->values[COL_EXPIRES_AT]));
 	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
 	{
-		idemq_group_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY]);
+		idemq_group_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY],
+						 DatumGetInt64(columns->values[COL_ID]));
 		return JOB_BLOCKED;
 	}
 	key.id = DatumGetInt64(columns->values[COL_ID]);

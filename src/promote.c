@@ -61,34 +61,44 @@ expire(JobsTable *table, const QueueInfo *queue, const Job *job)
 	return idemq_transition(table, job, queue, EVENT_EXPIRE, &args, JOB_SKIPS);
 }
 
-/* Makes a blocked job its group's head: it is due at once, or at its run_at. */
+/*
+ * Makes a blocked job its group's head: it is due at once, or at its run_at.  From here
+ * on no head has an earlier ready_at than *now, and no job that is blocked a lesser id.
+ */
 static JobWrite
-make_head(JobsTable *table, const QueueInfo *queue, const Job *job)
+make_head(JobsTable *table, const QueueInfo *queue, const Job *job, TimestampTz *now)
 {
 	EventArgs args = {0};
 
-	args.now = args.ready_at = idemq_now();
+	args.now = args.ready_at = *now = idemq_now();
 	if (!job->row->tts_isnull[COL_RUN_AT])
 		args.ready_at = Max(args.now, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
 	return idemq_transition(table, job, queue, EVENT_PROMOTE, &args, JOB_SKIPS);
 }
 
-/* Gives a group that this session owns a head. */
+/* Gives a group that this session owns a head, and moves its floor up to it. */
 static Promotion
-promote(JobsTable *table, const QueueInfo *queue, Datum name)
+promote(JobsTable *table, const QueueInfo *queue, Datum name, GroupFloor *floor)
 {
 	for (int looks = 0; looks < MAX_LOOKS;)
 	{
+		TimestampTz now;
 		bool expired;
 		JobWrite write;
 		Job job;
 
-		if (!idemq_jobs_group_first(table, queue->id, name, &job) || job.status != JOB_BLOCKED)
+		if (idemq_jobs_group_head(table, queue->id, name, floor->heads, &job) ||
+			!idemq_jobs_group_blocked(table, queue->id, name, floor->blocked, &job))
 			return HAS_HEAD;
+		if (job.status != JOB_BLOCKED)
+			return HAS_HEAD; /* written by hand, without a ready_at */
 		expired = job.attempt == 0 && job.expires_at <= idemq_now();
-		write = expired ? expire(table, queue, &job) : make_head(table, queue, &job);
+		write = expired ? expire(table, queue, &job) : make_head(table, queue, &job, &now);
 		if (write == JOB_WRITTEN && !expired)
+		{
+			*floor = (GroupFloor){now, job.id};
 			return PROMOTED;
+		}
 		if (write == JOB_LOCKED)
 			return HELD;
 		if (write == JOB_CHANGED)
@@ -102,14 +112,17 @@ promote(JobsTable *table, const QueueInfo *queue, Datum name)
 
 /* Promotes a group that this session owns, and gives it back unless it wrote. */
 static bool
-promote_owned(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name)
+promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name)
 {
 	static const GroupRelease release[] =
 		{[HAS_HEAD] = GROUP_DONE, [HELD] = GROUP_LATER, [NOT_FOR_US] = GROUP_AGAIN};
-	Promotion promotion = promote(table, queue, name);
+	GroupFloor floor = group->floor;
+	Promotion promotion = promote(table, queue, name, &floor);
 
-	if (promotion != PROMOTED)
-		idemq_group_done(queue->slot, key, release[promotion]);
+	if (promotion == PROMOTED)
+		idemq_group_note_floor(group, floor);
+	else
+		idemq_group_done(queue->slot, group, release[promotion]);
 	return promotion == PROMOTED;
 }
 
@@ -118,11 +131,11 @@ static bool
 promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 {
 	text *value = DatumGetTextPP(name);
-	GroupKey key;
+	GroupTaken group;
 
-	idemq_group_key(&key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
+	idemq_group_key(&group.key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
 	idemq_group_notes_reserve(1);
-	switch (idemq_group_own(queue->slot, &key))
+	switch (idemq_group_own(queue->slot, &group))
 	{
 		case GROUP_BUSY:
 			return false; /* he looks, or is told to look again */
@@ -132,10 +145,10 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 		case GROUP_OWNED:
 			break;
 	}
-	idemq_group_note_owned(queue->slot, &key);
+	idemq_group_note_owned(queue->slot, &group);
 	/* A snapshot that is younger than our ownership. */
 	idemq_jobs_refresh(table);
-	return promote_owned(table, queue, &key, name);
+	return promote_owned(table, queue, &group, name);
 }
 
 /*
@@ -177,7 +190,7 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 static int
 promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 {
-	GroupKey *keys = palloc(Min(max, PROMOTE_BATCH) * sizeof(GroupKey));
+	GroupTaken *groups = palloc(Min(max, PROMOTE_BATCH) * sizeof(GroupTaken));
 	int promoted = 0;
 	int taken = 0;
 	int batch;
@@ -188,21 +201,22 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 	{
 		batch = Min(max - promoted, PROMOTE_BATCH);
 		idemq_group_notes_reserve(batch);
-		count = idemq_groups_take(queue->slot, queue->id, keys, batch);
+		count = idemq_groups_take(queue->slot, queue->id, groups, batch);
 		for (int i = 0; i < count; i++)
-			idemq_group_note_owned(queue->slot, &keys[i]);
+			idemq_group_note_owned(queue->slot, &groups[i]);
 		if (count > 0)
 			idemq_jobs_refresh(table);
 		for (int i = 0; i < count; i++)
 		{
-			Datum name = PointerGetDatum(cstring_to_text_with_len(keys[i].name, keys[i].length));
+			const GroupKey *key = &groups[i].key;
+			Datum name = PointerGetDatum(cstring_to_text_with_len(key->name, key->length));
 
 			CHECK_FOR_INTERRUPTS();
-			promoted += promote_owned(table, queue, &keys[i], name);
+			promoted += promote_owned(table, queue, &groups[i], name);
 		}
 		taken += count;
 	} while (count == batch && promoted < max && taken < PROMOTE_BATCH);
-	pfree(keys);
+	pfree(groups);
 	return promoted;
 }
 

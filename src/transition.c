@@ -181,7 +181,8 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEv
 	/* The group has lost its head, or one that was next; or has a job again that may be it. */
 	if (!job->row->tts_isnull[COL_GROUP_KEY] &&
 		(transition->finishes || transition->to == JOB_BLOCKED))
-		idemq_group_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY]);
+		idemq_group_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
+						 transition->to == JOB_BLOCKED ? job->id : GROUP_KEEP_FLOOR);
 	if (transition->ready == READY_SET)
 	{
 		idemq_lowers_note(queue->slot, queue->id, job->priority, key);

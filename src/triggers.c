@@ -154,7 +154,7 @@ note_group(Relation rel, HeapTuple row)
 		return;
 	queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
 	if (idemq_queue_by_id(queue_id, &queue))
-		idemq_group_note(queue.slot, queue_id, name);
+		idemq_group_note(queue.slot, queue_id, name, GROUP_DROP_FLOOR);
 }
 
 /* Counts a row that SQL wrote; old_row or new_row is NULL when there is none. */
