@@ -15,10 +15,10 @@
 
 #include "catalog.h"
 #include "gauges.h"
+#include "queues.h"
 #include "slots.h"
 #include "sql.h"
 
-static SqlStatement all_queues = {.text = "SELECT queue_id FROM idemq.queues"};
 static SqlStatement count_jobs = {
 	.text = "SELECT queue_id, status::text, count(*) FROM idemq.jobs GROUP BY queue_id, status "
 			"ORDER BY queue_id"};
@@ -27,11 +27,13 @@ static SqlStatement count_jobs = {
 static void
 assign_slots(void)
 {
-	uint64 rows = idemq_sql_query_latest(&all_queues, NULL, NULL);
-	bool isnull;
+	QueueInfo queue;
+	int count;
+	int32 *ids = idemq_queue_ids(0, &count);
 
-	for (uint64 i = 0; i < rows; i++)
-		(void) idemq_slot_for_queue(DatumGetInt32(idemq_sql_value(i, 1, &isnull)));
+	for (int i = 0; i < count; i++)
+		(void) idemq_queue_by_id(ids[i], &queue);
+	pfree(ids);
 }
 
 /* Reads the rows of count_jobs into an array of the context, in the order of queue_id. */

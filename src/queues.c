@@ -209,14 +209,40 @@ privileges_of(CachedQueue *cached)
 	return privileges;
 }
 
-/* Copies a cached queue, with the current role's privileges and its slot. */
-static void
+/*
+ * Returns a cached queue with a slot, if there is one for it; NULL when it has been
+ * dropped since the cache was filled.
+ */
+static CachedQueue *
+with_slot(CachedQueue *cached)
+{
+	int32 id = cached->id;
+
+	if (idemq_slot_is_of(cached->info.slot, id))
+		return cached;
+	cached->info.slot = idemq_slot_for_queue(id);
+	/* Who drops a queue says so first, and then frees its slot: perhaps before we gave it one. */
+	if (settings_loaded == idemq_slots_settings())
+		return cached;
+	load_cache();
+	cached = hash_search(cache, &id, HASH_FIND, NULL);
+	if (cached == NULL)
+		idemq_slot_forget_queue(id);
+	else
+		cached->info.slot = idemq_slot_find(MyDatabaseId, id);
+	return cached;
+}
+
+/* Copies a cached queue, with the current role's privileges and its slot; false when it is gone. */
+static bool
 copy_out(CachedQueue *cached, QueueInfo *queue)
 {
+	cached = with_slot(cached);
+	if (cached == NULL)
+		return false;
 	(void) privileges_of(cached);
-	if (!idemq_slot_is_of(cached->info.slot, cached->info.id))
-		cached->info.slot = idemq_slot_for_queue(cached->info.id);
 	*queue = cached->info;
+	return true;
 }
 
 /* Raises 42501 for a queue on which the role holds none of the wanted privileges. */
@@ -242,9 +268,7 @@ idemq_queue_find(const char *name, QueueInfo *queue)
 	load_cache();
 	if (strlen(name) <= IDEMQ_MAX_QUEUE_NAME)
 		match = hash_search(names, name, HASH_FIND, NULL);
-	if (match != NULL)
-		copy_out(hash_search(cache, &match->id, HASH_FIND, NULL), queue);
-	return match != NULL;
+	return match != NULL && copy_out(hash_search(cache, &match->id, HASH_FIND, NULL), queue);
 }
 
 /*
@@ -270,9 +294,7 @@ idemq_queue_by_id(int32 id, QueueInfo *queue)
 
 	load_cache();
 	cached = hash_search(cache, &id, HASH_FIND, NULL);
-	if (cached != NULL)
-		copy_out(cached, queue);
-	return cached != NULL;
+	return cached != NULL && copy_out(cached, queue);
 }
 
 /* As idemq_queue_by_id, and whether the current role holds one of the wanted privileges. */

@@ -126,6 +126,18 @@ sql($node, "SELECT idemq.commit(id, token) FROM held WHERE payload = '1'");
 $go->();
 is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '1'", 'completed', 'a commit during a reap');
 
+# A queue that is dropped between a session's look at idemq.queues and its look for the
+# queue's slot: no slot is left behind.
+$one->quit;
+sql($node, "SELECT idemq.create_queue('gone')");
+$one = session($node);
+$pid = $one->query_safe('SELECT pg_backend_pid()');
+$go = send_to("\\set VERBOSITY sqlstate\nSELECT * FROM idemq.claim('gone')", 'idemq_worker_announce_use');
+sql($node, "SELECT idemq.drop_queue('gone')");
+$go->();
+like($one->{stderr}, qr/IQ005/, 'a queue is dropped while it is looked up: it does not exist');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'and has no slot');
+
 $one->quit;
 $node->stop;
 done_testing();
