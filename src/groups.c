@@ -330,7 +330,7 @@ idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupKey *keys, int max
 	return count;
 }
 
-/* Takes one group, marked or not, as idemq_groups_take does. */
+/* Takes one group, marked or not, as idemq_groups_take does; whoever has it looks again. */
 GroupOwn
 idemq_group_own(const QueueSlot *slot, const GroupKey *key)
 {
@@ -342,7 +342,10 @@ idemq_group_own(const QueueSlot *slot, const GroupKey *key)
 	queue = queue_of(slot, key->database, key->queue_id);
 	group = enter(key);
 	if (group != NULL && group->owner != NOBODY)
+	{
 		own = GROUP_BUSY;
+		group->again = true;
+	}
 	else if (group != NULL)
 	{
 		own = GROUP_OWNED;
@@ -360,15 +363,14 @@ idemq_group_mark(QueueSlot *slot, const GroupKey *key)
 {
 	GroupQueue *queue;
 	GroupEntry *group;
+	bool enters;
 
 	if (!idemq_slot_is_of(slot, key->queue_id))
 		slot = idemq_slot_find(key->database, key->queue_id);
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	queue = queue_of(slot, key->database, key->queue_id);
-	if (queue != NULL && key->length != LONG_NAME)
-		group = enter(key);
-	else
-		group = hash_search(group_hash, key, HASH_FIND, NULL);
+	enters = queue != NULL && key->length != LONG_NAME;
+	group = enters ? enter(key) : hash_search(group_hash, key, HASH_FIND, NULL);
 	if (group != NULL && group->owner != NOBODY)
 		group->again = true;
 	else if (group != NULL)

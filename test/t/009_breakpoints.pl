@@ -10,7 +10,7 @@ use Idemq;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_server('stopped', autovacuum => 'off');
+my $node = new_server('stopped', autovacuum => 'off', max_prepared_transactions => 2);
 
 plan skip_all => 'no gdb that may attach' unless has_debugger($node);
 
@@ -125,6 +125,20 @@ is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held WHERE payload 
 sql($node, "SELECT idemq.commit(id, token) FROM held WHERE payload = '1'");
 $go->();
 is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '1'", 'completed', 'a commit during a reap');
+
+# A group's head ends by COMMIT PREPARED, while somebody whose snapshot is older looks
+# at the group, and is met by who looks at all groups for that.
+sql($node, "SELECT idemq.create_queue('g'); SELECT idemq.enqueue('g', to_jsonb(n), group_key => 'g') FROM generate_series(1, 2) n");
+is_sql($node, "SELECT payload FROM idemq.claim('g')", 1, 'the head of a group');
+is_sql($node, "SELECT payload FROM idemq.claim('g')", '', 'all groups are looked at');
+sql($node, "SELECT idemq.enqueue('g', '3', group_key => 'g')");
+sql($node, "BEGIN; SELECT idemq.commit(id, token) FROM idemq.jobs WHERE group_key = 'g' AND payload = '1'; PREPARE TRANSACTION 'head'");
+$one->query_safe('SELECT 1');
+$go = send_to("SELECT payload FROM idemq.claim('g')", 'idemq_jobs_group_first');
+sql($node, "COMMIT PREPARED 'head'");
+is_sql($node, "SELECT payload FROM idemq.claim('g')", '', 'its end is prepared and committed; somebody else owns the group');
+is($go->() . sql($node, "SELECT payload FROM idemq.claim('g')"), "2\n1", 'who looks again');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'the group is not forgotten');
 
 $one->quit;
 $node->stop;
