@@ -204,6 +204,7 @@ extern bool idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWai
 
 /* jobs_group.c */
 extern bool idemq_jobs_group_first(JobsTable *table, int32 queue_id, Datum name, Job *job);
+extern bool idemq_jobs_group_head_in_doubt(JobsTable *table, int32 queue_id, Datum name);
 extern bool idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *job);
 
 /* jobs_index.c */

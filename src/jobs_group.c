@@ -13,7 +13,9 @@
 #include "access/stratnum.h"
 #include "access/tableam.h"
 #include "catalog/pg_collation.h"
+#include "executor/tuptable.h"
 #include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
 
 #include "compat.h"
 #include "jobs.h"
@@ -21,6 +23,7 @@
 /* Positions in the index. */
 #define GROUP_QUEUE 1
 #define GROUP_KEY 2
+#define GROUP_READY_AT 3
 
 /*
  * Fetches the first row, under the table's snapshot, of the group of that name, or,
@@ -68,4 +71,41 @@ bool
 idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *job)
 {
 	return fetch(table, queue_id, name, true, job);
+}
+
+/*
+ * Returns whether a group has a head that the table's snapshot does not show: one that
+ * another open transaction has made, a prepared one most likely, or has just committed.
+ */
+bool
+idemq_jobs_group_head_in_doubt(JobsTable *table, int32 queue_id, Datum name)
+{
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	Relation index = index_open(idemq_jobs_group_index(table->rel), RowExclusiveLock);
+	TupleTableSlot *row = table_slot_create(table->rel, NULL);
+	SnapshotData dirty;
+	ScanKeyData keys[3];
+	IndexScanDesc scan;
+	bool found = false;
+	Job job;
+
+	InitDirtySnapshot(dirty);
+	ScanKeyInit(&keys[0], GROUP_QUEUE, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(queue_id));
+	ScanKeyEntryInitialize(&keys[1], 0, GROUP_KEY, BTEqualStrategyNumber, InvalidOid,
+						   C_COLLATION_OID, F_TEXTEQ, name);
+	ScanKeyEntryInitialize(&keys[2], SK_ISNULL | SK_SEARCHNOTNULL, GROUP_READY_AT, InvalidStrategy,
+						   InvalidOid, InvalidOid, InvalidOid, (Datum) 0);
+	scan = compat_index_beginscan(table->rel, index, &dirty, lengthof(keys));
+	index_rescan(scan, keys, lengthof(keys), NULL, 0);
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, row))
+	{
+		idemq_jobs_decode(row, &job);
+		/* One that is blocked all the same was written by hand. */
+		found = TransactionIdIsValid(dirty.xmin) || job.status != JOB_BLOCKED;
+	}
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(row);
+	index_close(index, NoLock);
+	MemoryContextSwitchTo(old);
+	return found;
 }

@@ -12,7 +12,9 @@
  * At most one job of a group is pending, failed or in processing.  Every way into
  * these from blocked is here, under the ownership of the group, which is taken before
  * the snapshot and lasts until the promotion is visible: so the snapshot shows the
- * head that there is, if there is one.
+ * head that there is, if there is one.  The ownership of a prepared transaction does
+ * not outlive a restart, nor the end of another one: where there may be some, heads
+ * that are not committed are looked for, too.
  *
  * The order is that of the ids: of two enqueues that overlap in time the one that
  * called first goes first, if both are committed when one of them is promoted; one
@@ -24,6 +26,7 @@
  */
 #include "postgres.h"
 
+#include "access/twophase.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
@@ -46,7 +49,7 @@ typedef enum Promotion
 {
 	PROMOTED,  /* it has a head now, which is not committed yet */
 	HAS_HEAD,  /* or no jobs */
-	HELD,	   /* somebody holds the row of the one that is next */
+	HELD,	   /* somebody holds the row of the one that is next, or has made a head */
 	NOT_FOR_US /* it changes all the time, or our snapshot must not see it */
 } Promotion;
 
@@ -85,6 +88,8 @@ promote(JobsTable *table, const QueueInfo *queue, Datum name)
 
 		if (!idemq_jobs_group_first(table, queue->id, name, &job) || job.status != JOB_BLOCKED)
 			return HAS_HEAD;
+		if (max_prepared_xacts > 0 && idemq_jobs_group_head_in_doubt(table, queue->id, name))
+			return HELD;
 		expired = job.attempt == 0 && job.expires_at <= idemq_now();
 		write = expired ? expire(table, queue, &job) : make_head(table, queue, &job);
 		if (write == JOB_WRITTEN && !expired)
