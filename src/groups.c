@@ -74,7 +74,7 @@ typedef struct GroupQueue
 	dlist_head delayed;
 	pg_atomic_uint32 nwaiting;
 	pg_atomic_uint64 delayed_until; /* mono; PG_UINT64_MAX: none is delayed */
-	pg_atomic_uint32 scan;			/* all groups are to be looked at */
+	pg_atomic_uint64 scan_at;		/* mono: all are to be looked at; likewise */
 } GroupQueue;
 
 typedef struct GroupsShared
@@ -124,7 +124,7 @@ idemq_groups_shmem_init(void *area, bool found)
 			dlist_init(&queue->delayed);
 			pg_atomic_init_u32(&queue->nwaiting, 0);
 			pg_atomic_init_u64(&queue->delayed_until, PG_UINT64_MAX);
-			pg_atomic_init_u32(&queue->scan, 0);
+			pg_atomic_init_u64(&queue->scan_at, PG_UINT64_MAX);
 		}
 	}
 	LWLockRegisterTranche(shared->tranche, "idemq groups");
@@ -206,12 +206,11 @@ remove_group(GroupEntry *group)
 static GroupEntry *
 enter(const GroupKey *key)
 {
-	bool found;
 	GroupEntry *group = hash_search(group_hash, key, HASH_FIND, NULL);
 
 	if (group != NULL || shared->count >= MAX_GROUPS)
 		return group;
-	group = hash_search(group_hash, key, HASH_ENTER_NULL, &found);
+	group = hash_search(group_hash, key, HASH_ENTER_NULL, NULL);
 	if (group == NULL)
 		return NULL;
 	shared->count++;
@@ -245,9 +244,9 @@ idemq_groups_due_at(const QueueSlot *slot)
 	GroupQueue *queue = &shared->queues[idemq_slot_index(slot)];
 	uint64 until;
 
-	if (pg_atomic_read_u32(&queue->nwaiting) > 0 || pg_atomic_read_u32(&queue->scan) != 0)
+	if (pg_atomic_read_u32(&queue->nwaiting) > 0)
 		return 0;
-	until = pg_atomic_read_u64(&queue->delayed_until);
+	until = Min(pg_atomic_read_u64(&queue->delayed_until), pg_atomic_read_u64(&queue->scan_at));
 	return until > (uint64) PG_INT64_MAX ? PG_INT64_MAX : (int64) until;
 }
 
@@ -260,37 +259,47 @@ idemq_groups_know(const QueueSlot *slot, const GroupKey *key)
 
 	LWLockAcquire(&shared->lock, LW_SHARED);
 	queue = queue_of(slot, key->database, key->queue_id);
-	known = queue == NULL || pg_atomic_read_u32(&queue->scan) != 0 ||
+	known = queue == NULL || pg_atomic_read_u64(&queue->scan_at) != PG_UINT64_MAX ||
 			hash_search(group_hash, key, HASH_FIND, NULL) != NULL;
 	LWLockRelease(&shared->lock);
 	return known;
 }
 
-/* Returns whether all groups of a queue are to be looked at; the caller does it then. */
+/* Returns whether all groups of a queue are to be looked at now; the caller does it then. */
 bool
 idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id)
 {
 	GroupQueue *queue;
-	bool wanted = false;
+	bool wanted;
 
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	queue = queue_of(slot, MyDatabaseId, queue_id);
-	if (queue != NULL)
-		wanted = pg_atomic_exchange_u32(&queue->scan, 0) != 0;
+	wanted = queue != NULL && pg_atomic_read_u64(&queue->scan_at) <= (uint64) idemq_mono_now();
+	if (wanted)
+		pg_atomic_write_u64(&queue->scan_at, PG_UINT64_MAX);
 	LWLockRelease(&shared->lock);
 	return wanted;
 }
 
-/* Has all groups of a queue looked at. */
+/* Has a queue's groups looked at, at once or later.  Lock held. */
+static void
+want_scan(GroupQueue *queue, bool later)
+{
+	uint64 when = later ? (uint64) (idemq_mono_now() + LEASE_BUSY_RETRY) : 0;
+
+	pg_atomic_write_u64(&queue->scan_at, Min(pg_atomic_read_u64(&queue->scan_at), when));
+}
+
+/* Has all groups of a queue looked at, at once or when there may be room for their marks. */
 void
-idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id)
+idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id, bool later)
 {
 	GroupQueue *queue;
 
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	queue = queue_of(slot, MyDatabaseId, queue_id);
 	if (queue != NULL)
-		pg_atomic_write_u32(&queue->scan, 1);
+		want_scan(queue, later);
 	LWLockRelease(&shared->lock);
 }
 
@@ -363,21 +372,21 @@ idemq_group_mark(QueueSlot *slot, const GroupKey *key)
 {
 	GroupQueue *queue;
 	GroupEntry *group;
-	bool enters;
 
 	if (!idemq_slot_is_of(slot, key->queue_id))
 		slot = idemq_slot_find(key->database, key->queue_id);
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	queue = queue_of(slot, key->database, key->queue_id);
-	enters = queue != NULL && key->length != LONG_NAME;
-	group = enters ? enter(key) : hash_search(group_hash, key, HASH_FIND, NULL);
+	if (queue != NULL && key->length != LONG_NAME)
+		(void) enter(key);
+	group = hash_search(group_hash, key, HASH_FIND, NULL);
 	if (group != NULL && group->owner != NOBODY)
 		group->again = true;
 	else if (group != NULL)
 		enlist(queue, group, PLACE_WAITING);
 	else if (queue != NULL)
 	{
-		pg_atomic_write_u32(&queue->scan, 1);
+		pg_atomic_write_u64(&queue->scan_at, 0);
 		if (key->length != LONG_NAME)
 			pg_atomic_fetch_add_u64(&shared->refused, 1);
 	}
@@ -402,17 +411,15 @@ idemq_group_release(QueueSlot *slot, const GroupKey *key, GroupRelease how)
 	{
 		bool again = how == GROUP_AGAIN || group->again;
 
-		look = again || how == GROUP_LATER;
+		look = how != GROUP_PREPARED && (again || how == GROUP_LATER);
 		group->again = false;
 		group->owner = how == GROUP_PREPARED ? PREPARED : NOBODY;
-		if (how == GROUP_PREPARED)
-			look = false;
-		else if (look && queue != NULL && key->length != LONG_NAME)
+		if (look && queue != NULL && key->length != LONG_NAME)
 			enlist(queue, group, again ? PLACE_WAITING : PLACE_DELAYED);
-		else
+		else if (how != GROUP_PREPARED)
 			remove_group(group);
 		if (look && queue != NULL && key->length == LONG_NAME)
-			pg_atomic_write_u32(&queue->scan, 1);
+			want_scan(queue, !again);
 	}
 	LWLockRelease(&shared->lock);
 	if (look)
@@ -441,7 +448,7 @@ idemq_groups_reset(int index, Oid database, int32 queue_id)
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	queue->database = database;
 	queue->queue_id = queue_id;
-	pg_atomic_write_u32(&queue->scan, 1);
+	pg_atomic_write_u64(&queue->scan_at, 0);
 	LWLockRelease(&shared->lock);
 }
 
@@ -454,36 +461,29 @@ idemq_groups_forget(int index)
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	clear(queue, &queue->waiting);
 	clear(queue, &queue->delayed);
-	pg_atomic_write_u32(&queue->scan, 0);
+	pg_atomic_write_u64(&queue->scan_at, PG_UINT64_MAX);
 	queue->database = InvalidOid;
 	LWLockRelease(&shared->lock);
-}
-
-/* Removes what prepared transactions of a database own.  Lock held. */
-static void
-remove_prepared(Oid database)
-{
-	HASH_SEQ_STATUS seq;
-	GroupEntry *group;
-
-	hash_seq_init(&seq, group_hash);
-	while ((group = hash_seq_search(&seq)) != NULL)
-	{
-		if (group->owner == PREPARED && group->key.database == database)
-			remove_group(group);
-	}
 }
 
 /* Has every group of a database looked at: a prepared transaction has ended. */
 void
 idemq_groups_unset_database(Oid database)
 {
+	HASH_SEQ_STATUS seq;
+	GroupEntry *group;
+
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	remove_prepared(database);
+	hash_seq_init(&seq, group_hash);
+	while ((group = hash_seq_search(&seq)) != NULL)
+	{
+		if (group->owner == PREPARED && group->key.database == database)
+			remove_group(group);
+	}
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
 		if (shared->queues[i].database == database)
-			pg_atomic_write_u32(&shared->queues[i].scan, 1);
+			pg_atomic_write_u64(&shared->queues[i].scan_at, 0);
 	}
 	LWLockRelease(&shared->lock);
 }

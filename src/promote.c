@@ -45,6 +45,13 @@
 /* Without a slot, a session looks at all groups of a queue that often. */
 #define SCAN_INTERVAL USECS_PER_SEC
 
+/* Where this session's last scan stopped. */
+static struct
+{
+	int32 queue_id;
+	text *name; /* NULL: nowhere */
+} left_off;
+
 typedef enum Promotion
 {
 	PROMOTED,  /* it has a head now, which is not committed yet */
@@ -132,7 +139,7 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 		case GROUP_BUSY:
 			return false; /* he looks, or is told to look again */
 		case GROUP_FULL:
-			idemq_groups_want_scan(queue->slot, queue->id);
+			idemq_groups_want_scan(queue->slot, queue->id, true);
 			return false;
 		case GROUP_OWNED:
 			break;
@@ -143,9 +150,27 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 	return promote_owned(table, queue, &key, name);
 }
 
+/* Keeps the name of the group at which a scan stopped; NULL: none. */
+static void
+leave_off(int32 queue_id, Datum name)
+{
+	text *value = name == (Datum) 0 ? NULL : DatumGetTextPP(name);
+
+	if (left_off.name != NULL)
+		pfree(left_off.name);
+	left_off.name = NULL;
+	left_off.queue_id = queue_id;
+	if (value != NULL)
+		left_off.name = MemoryContextAlloc(TopMemoryContext, VARSIZE_ANY(value));
+	if (value != NULL)
+		memcpy(left_off.name, value, VARSIZE_ANY(value));
+}
+
 /*
  * Looks at all groups of a queue, and promotes up to max that have no head.  Returns
- * how many; if these were not all, the queue is to be scanned again.
+ * how many; if these were not all, the queue is to be scanned again.  Begins behind
+ * the group at which the last scan stopped, or many scans would take that many times
+ * as long; at the end it goes on with the first.
  */
 static int
 scan_groups(JobsTable *table, const QueueInfo *queue, int max)
@@ -153,18 +178,29 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 	MemoryContext context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq group", ALLOCSET_DEFAULT_SIZES);
 	MemoryContext old = MemoryContextSwitchTo(context);
+	bool resumed = left_off.name != NULL && left_off.queue_id == queue->id;
 	Datum last = (Datum) 0;
-	Datum name = (Datum) 0;
+	Datum name = resumed ? datumCopy(PointerGetDatum(left_off.name), false, -1) : (Datum) 0;
 	int promoted = 0;
 	Job job;
 
-	while (idemq_jobs_group_next(table, queue->id, name == (Datum) 0 ? NULL : &name, &job))
+	leave_off(0, (Datum) 0);
+	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (promoted >= max)
 		{
-			idemq_groups_want_scan(queue->slot, queue->id);
+			leave_off(queue->id, name);
+			idemq_groups_want_scan(queue->slot, queue->id, false);
 			break;
+		}
+		if (!idemq_jobs_group_next(table, queue->id, name == (Datum) 0 ? NULL : &name, &job))
+		{
+			if (!resumed)
+				break;
+			resumed = false;
+			name = (Datum) 0;
+			continue;
 		}
 		last = name;
 		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job.row->tts_values[COL_GROUP_KEY]));
@@ -258,7 +294,7 @@ idemq_promote_some(const QueueInfo *queue, int max)
 		promoted += scan_groups(&table, queue, max - promoted);
 	}
 	else if (scan)
-		idemq_groups_want_scan(queue->slot, queue->id);
+		idemq_groups_want_scan(queue->slot, queue->id, false);
 	idemq_group_note_scan(NULL, 0);
 	idemq_jobs_close(&table);
 	return promoted;
