@@ -54,10 +54,11 @@ static struct
 
 typedef enum Promotion
 {
-	PROMOTED,  /* it has a head now, which is not committed yet */
-	HAS_HEAD,  /* or no jobs */
-	HELD,	   /* somebody holds the row of the one that is next, or has made a head */
-	NOT_FOR_US /* it changes all the time, or our snapshot must not see it */
+	PROMOTED,			/* it has a head now, which is not committed yet */
+	PROMOTED_FOR_LATER, /* likewise, which is not due yet */
+	HAS_HEAD,			/* or no jobs */
+	HELD,				/* somebody holds the row of the one that is next, or has made a head */
+	NOT_FOR_US			/* it changes all the time, or our snapshot must not see it */
 } Promotion;
 
 /* Cancels a job whose turn came too late. */
@@ -71,15 +72,16 @@ expire(JobsTable *table, const QueueInfo *queue, const Job *job)
 	return idemq_transition(table, job, queue, EVENT_EXPIRE, &args, JOB_SKIPS);
 }
 
-/* Makes a blocked job its group's head: it is due at once, or at its run_at. */
+/* Makes a blocked job its group's head: it is due at once, or at its run_at; sets *due. */
 static JobWrite
-make_head(JobsTable *table, const QueueInfo *queue, const Job *job)
+make_head(JobsTable *table, const QueueInfo *queue, const Job *job, bool *due)
 {
 	EventArgs args = {0};
 
 	args.now = args.ready_at = idemq_now();
 	if (!job->row->tts_isnull[COL_RUN_AT])
 		args.ready_at = Max(args.now, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
+	*due = args.ready_at == args.now;
 	return idemq_transition(table, job, queue, EVENT_PROMOTE, &args, JOB_SKIPS);
 }
 
@@ -90,6 +92,7 @@ promote(JobsTable *table, const QueueInfo *queue, Datum name)
 	for (int looks = 0; looks < MAX_LOOKS;)
 	{
 		bool expired;
+		bool due = true;
 		JobWrite write;
 		Job job;
 
@@ -98,9 +101,9 @@ promote(JobsTable *table, const QueueInfo *queue, Datum name)
 		if (max_prepared_xacts > 0 && idemq_jobs_group_head_in_doubt(table, queue->id, name))
 			return HELD;
 		expired = job.attempt == 0 && job.expires_at <= idemq_now();
-		write = expired ? expire(table, queue, &job) : make_head(table, queue, &job);
+		write = expired ? expire(table, queue, &job) : make_head(table, queue, &job, &due);
 		if (write == JOB_WRITTEN && !expired)
-			return PROMOTED;
+			return due ? PROMOTED : PROMOTED_FOR_LATER;
 		if (write == JOB_LOCKED)
 			return HELD;
 		if (write == JOB_CHANGED)
@@ -112,7 +115,10 @@ promote(JobsTable *table, const QueueInfo *queue, Datum name)
 	return NOT_FOR_US;
 }
 
-/* Promotes a group that this session owns, and gives it back unless it wrote. */
+/*
+ * Promotes a group that this session owns, and gives it back unless it wrote; returns
+ * whether it has a head now that can be claimed.
+ */
 static bool
 promote_owned(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name)
 {
@@ -120,7 +126,7 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Dat
 		{[HAS_HEAD] = GROUP_DONE, [HELD] = GROUP_LATER, [NOT_FOR_US] = GROUP_AGAIN};
 	Promotion promotion = promote(table, queue, name);
 
-	if (promotion != PROMOTED)
+	if (promotion != PROMOTED && promotion != PROMOTED_FOR_LATER)
 		idemq_group_done(queue->slot, key, release[promotion]);
 	return promotion == PROMOTED;
 }
@@ -223,8 +229,12 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 	int taken = 0;
 	int batch;
 	int count;
+	int marked;
+	int size;
+	int64 refused;
 
 	/* Those that come back at once are left for the next call, or this would go on. */
+	idemq_groups_usage(&marked, &size, &refused);
 	do
 	{
 		batch = Min(max - promoted, PROMOTE_BATCH);
@@ -242,7 +252,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 			promoted += promote_owned(table, queue, &keys[i], name);
 		}
 		taken += count;
-	} while (count == batch && promoted < max && taken < PROMOTE_BATCH);
+	} while (count == batch && promoted < max && taken < marked);
 	pfree(keys);
 	return promoted;
 }
@@ -268,7 +278,7 @@ idemq_promote_wanted(const QueueInfo *queue)
 }
 
 /*
- * Promotes the heads of up to max groups of a queue, in this transaction: of those
+ * Promotes up to max heads that are due, of a queue's groups, in this transaction: of those
  * that are marked, or, where marks may be missing, of all.  Returns how many.
  */
 int
