@@ -140,6 +140,17 @@ is_sql($node, "SELECT payload FROM idemq.claim('g')", '', 'its end is prepared a
 is($go->() . sql($node, "SELECT payload FROM idemq.claim('g')"), "2\n1", 'who looks again');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'the group is not forgotten');
 
+# Who looks at all groups knows of none until he comes to it: check() gives him a second.
+my $two = session($node);
+sql($node, "SELECT idemq.enqueue('g', '4', group_key => repeat('g', 200))");
+$one->query_safe('SELECT 1');
+$go = send_to("SELECT payload FROM idemq.claim('g')", 'idemq_jobs_group_next');
+$two->query_until(qr/sent/, "\\echo sent\nSELECT invariant FROM idemq.check();\n");
+select undef, undef, undef, 0.3;
+like($go->(), qr/4/, 'a long name: all groups are looked at');
+unlike($two->query('SELECT 1'), qr/headless/, 'check() does not take those for forgotten that are to be looked at');
+$two->quit;
+
 $one->quit;
 $node->stop;
 done_testing();
