@@ -9,7 +9,8 @@
  * A group without a head is a suspect.  Once all that its snapshot showed has reached
  * shared memory (idemq_check_settled), somebody knows of it (groups.c), or has promoted
  * it since.  If nobody does, and afterwards it has no head still, and the same jobs,
- * nobody will.
+ * nobody will: unless somebody looks through all groups just now, who knows of none
+ * until he comes to it; so it is looked at for a second.
  */
 #include "postgres.h"
 
@@ -21,6 +22,10 @@
 #include "groups.h"
 #include "queues.h"
 #include "sql.h"
+
+/* Looks at a group that nobody seems to know of, and microseconds between them. */
+#define HEADLESS_LOOKS 11
+#define HEADLESS_PAUSE 100000L
 
 static SqlStatement many_heads =
 	{.text = "SELECT id FROM (SELECT id, count(*) OVER (PARTITION BY queue_id, group_key) AS heads "
@@ -141,6 +146,21 @@ is_known(const Suspect *suspect)
 	return idemq_groups_know(queue.slot, &key);
 }
 
+/* Keeps those of some suspects of which nobody knows, at the array's start; returns how many. */
+static int
+keep_forgotten(Suspect *suspects, int count)
+{
+	int kept = 0;
+
+	for (int i = 0; i < count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!is_known(&suspects[i]) && is_unchanged(&suspects[i]))
+			suspects[kept++] = suspects[i];
+	}
+	return kept;
+}
+
 /* Checks that each group has a head, or somebody who knows that it has none. */
 static void
 check_headless(CheckCall *call)
@@ -157,12 +177,14 @@ check_headless(CheckCall *call)
 						   "not checked: a transaction has been ending for too long");
 		return;
 	}
-	for (int i = 0; i < count; i++)
+	for (int looks = 0; looks < HEADLESS_LOOKS && count > 0; looks++)
 	{
-		CHECK_FOR_INTERRUPTS();
-		if (!is_known(&suspects[i]) && is_unchanged(&suspects[i]))
-			idemq_id_list_add(&jobs, suspects[i].first_id);
+		if (looks > 0)
+			pg_usleep(HEADLESS_PAUSE);
+		count = keep_forgotten(suspects, count);
 	}
+	for (int i = 0; i < count; i++)
+		idemq_id_list_add(&jobs, suspects[i].first_id);
 	idemq_check_report_jobs(call, CHECK_ERROR, "groups.headless", &jobs,
 							"first in a group without a head that nobody promotes: UPDATE "
 							"idemq.jobs SET status = status WHERE id = ...");

@@ -232,7 +232,7 @@ static void
 end_scan(void)
 {
 	if (scanned_queue != 0)
-		idemq_groups_want_scan(scanned_slot, scanned_queue);
+		idemq_groups_want_scan(scanned_slot, scanned_queue, false);
 	scanned_queue = 0;
 }
 

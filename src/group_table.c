@@ -74,7 +74,7 @@ idemq_groups_shmem_init(void *area, bool found)
 			dlist_init(&queue->delayed);
 			pg_atomic_init_u32(&queue->nwaiting, 0);
 			pg_atomic_init_u64(&queue->delayed_until, PG_UINT64_MAX);
-			pg_atomic_init_u32(&queue->scan, 0);
+			pg_atomic_init_u64(&queue->scan_at, PG_UINT64_MAX);
 		}
 	}
 	LWLockRegisterTranche(shared->tranche, "idemq groups");
@@ -218,9 +218,9 @@ idemq_groups_due_at(const QueueSlot *slot)
 	GroupQueue *queue = &shared->queues[idemq_slot_index(slot)];
 	uint64 until;
 
-	if (pg_atomic_read_u32(&queue->nwaiting) > 0 || pg_atomic_read_u32(&queue->scan) != 0)
+	if (pg_atomic_read_u32(&queue->nwaiting) > 0)
 		return 0;
-	until = pg_atomic_read_u64(&queue->delayed_until);
+	until = Min(pg_atomic_read_u64(&queue->delayed_until), pg_atomic_read_u64(&queue->scan_at));
 	return until > (uint64) PG_INT64_MAX ? PG_INT64_MAX : (int64) until;
 }
 
@@ -235,37 +235,47 @@ idemq_groups_know(const QueueSlot *slot, const GroupKey *key)
 	LWLockAcquire(&shared->lock, LW_SHARED);
 	queue = idemq_group_queue(slot, key->database, key->queue_id);
 	group = idemq_group_find(key);
-	known = queue == NULL || pg_atomic_read_u32(&queue->scan) != 0 ||
+	known = queue == NULL || pg_atomic_read_u64(&queue->scan_at) != PG_UINT64_MAX ||
 			(group != NULL && group->place != PLACE_IDLE);
 	LWLockRelease(&shared->lock);
 	return known;
 }
 
-/* Returns whether all groups of a queue are to be looked at; the caller does it then. */
+/* Returns whether all groups of a queue are to be looked at now; the caller does it then. */
 bool
 idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id)
 {
 	GroupQueue *queue;
-	bool wanted = false;
+	bool wanted;
 
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue(slot, MyDatabaseId, queue_id);
-	if (queue != NULL)
-		wanted = pg_atomic_exchange_u32(&queue->scan, 0) != 0;
+	wanted = queue != NULL && pg_atomic_read_u64(&queue->scan_at) <= (uint64) idemq_mono_now();
+	if (wanted)
+		pg_atomic_write_u64(&queue->scan_at, PG_UINT64_MAX);
 	LWLockRelease(&shared->lock);
 	return wanted;
 }
 
-/* Has all groups of a queue looked at. */
+/* Has a queue's groups looked at, at once or later.  Lock held. */
 void
-idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id)
+idemq_group_queue_scan(GroupQueue *queue, bool later)
+{
+	uint64 when = later ? (uint64) (idemq_mono_now() + LEASE_BUSY_RETRY) : 0;
+
+	pg_atomic_write_u64(&queue->scan_at, Min(pg_atomic_read_u64(&queue->scan_at), when));
+}
+
+/* Has all groups of a queue looked at, at once or when there may be room for their marks. */
+void
+idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id, bool later)
 {
 	GroupQueue *queue;
 
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue(slot, MyDatabaseId, queue_id);
 	if (queue != NULL)
-		pg_atomic_write_u32(&queue->scan, 1);
+		idemq_group_queue_scan(queue, later);
 	LWLockRelease(&shared->lock);
 }
 
@@ -291,7 +301,7 @@ idemq_groups_reset(int index, Oid database, int32 queue_id)
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	queue->database = database;
 	queue->queue_id = queue_id;
-	pg_atomic_write_u32(&queue->scan, 1);
+	pg_atomic_write_u64(&queue->scan_at, 0);
 	LWLockRelease(&shared->lock);
 }
 
@@ -329,7 +339,7 @@ idemq_groups_forget(int index)
 	clear(queue, &queue->waiting);
 	clear(queue, &queue->delayed);
 	clear_idle(queue->database, queue->queue_id);
-	pg_atomic_write_u32(&queue->scan, 0);
+	pg_atomic_write_u64(&queue->scan_at, PG_UINT64_MAX);
 	queue->database = InvalidOid;
 	LWLockRelease(&shared->lock);
 }
@@ -363,7 +373,7 @@ idemq_groups_unset_database(Oid database)
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
 		if (shared->queues[i].database == database)
-			pg_atomic_write_u32(&shared->queues[i].scan, 1);
+			pg_atomic_write_u64(&shared->queues[i].scan_at, 0);
 	}
 	LWLockRelease(&shared->lock);
 }

@@ -44,7 +44,7 @@ typedef struct GroupQueue
 	dlist_head delayed;
 	pg_atomic_uint32 nwaiting;
 	pg_atomic_uint64 delayed_until; /* mono; PG_UINT64_MAX: none is delayed */
-	pg_atomic_uint32 scan;			/* all groups are to be looked at */
+	pg_atomic_uint64 scan_at;		/* mono: all are to be looked at; likewise */
 } GroupQueue;
 
 extern void idemq_group_table_lock(LWLockMode mode);
@@ -55,6 +55,7 @@ extern GroupEntry *idemq_group_enter(const GroupKey *key);
 extern void idemq_group_remove(GroupEntry *group);
 extern void idemq_group_unlist(GroupQueue *queue, GroupEntry *group);
 extern void idemq_group_enlist(GroupQueue *queue, GroupEntry *group, GroupPlace place);
+extern void idemq_group_queue_scan(GroupQueue *queue, bool later);
 extern void idemq_group_refused(void);
 
 #endif

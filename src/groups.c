@@ -134,7 +134,10 @@ idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int 
 	return count;
 }
 
-/* Takes the group of taken->key, marked or not, as idemq_groups_take does. */
+/*
+ * Takes the group of taken->key, marked or not, as idemq_groups_take does; whoever has
+ * it looks again.
+ */
 GroupOwn
 idemq_group_own(const QueueSlot *slot, GroupTaken *taken)
 {
@@ -147,7 +150,10 @@ idemq_group_own(const QueueSlot *slot, GroupTaken *taken)
 	queue = idemq_group_queue(slot, key->database, key->queue_id);
 	group = idemq_group_enter(key);
 	if (group != NULL && group->owner != NOBODY)
+	{
 		own = GROUP_BUSY;
+		group->again = true;
+	}
 	else if (group != NULL)
 	{
 		own = GROUP_OWNED;
@@ -189,7 +195,7 @@ idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id)
 	else if (queue != NULL && key->length != LONG_NAME)
 		idemq_group_refused();
 	if (queue != NULL && (key->length == LONG_NAME || group == NULL))
-		pg_atomic_write_u32(&queue->scan, 1);
+		idemq_group_queue_scan(queue, false);
 	idemq_group_table_unlock();
 	call_for_a_look(slot);
 }
@@ -208,7 +214,7 @@ put_back(GroupQueue *queue, GroupEntry *group, bool look, bool again)
 	else
 		idemq_group_remove(group);
 	if (look && queue != NULL && is_long)
-		pg_atomic_write_u32(&queue->scan, 1);
+		idemq_group_queue_scan(queue, !again);
 }
 
 /*

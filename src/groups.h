@@ -66,7 +66,7 @@ extern bool idemq_groups_waiting(const QueueSlot *slot);
 extern int64 idemq_groups_due_at(const QueueSlot *slot);
 extern bool idemq_groups_know(const QueueSlot *slot, const GroupKey *key);
 extern bool idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id);
-extern void idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id);
+extern void idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id, bool later);
 extern int idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int max);
 extern GroupOwn idemq_group_own(const QueueSlot *slot, GroupTaken *taken);
 extern void idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id);

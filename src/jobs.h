@@ -217,6 +217,8 @@ extern bool idemq_jobs_group_head(JobsTable *table, int32 queue_id, Datum name, 
 								  Job *job);
 extern bool idemq_jobs_group_blocked(JobsTable *table, int32 queue_id, Datum name, int64 from,
 									 Job *job);
+extern bool idemq_jobs_group_head_in_doubt(JobsTable *table, int32 queue_id, Datum name,
+										   TimestampTz from);
 extern bool idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *job);
 
 /* jobs_index.c */

@@ -13,7 +13,9 @@
 #include "access/stratnum.h"
 #include "access/tableam.h"
 #include "catalog/pg_collation.h"
+#include "executor/tuptable.h"
 #include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
 
 #include "compat.h"
 #include "jobs.h"
@@ -66,15 +68,22 @@ idemq_jobs_group_first(JobsTable *table, int32 queue_id, Datum name, Job *job)
 	return fetch(table, keys, 2, job);
 }
 
+/* Makes the keys of a group's heads, with that ready_at or a later one: three of them. */
+static void
+head_keys(ScanKeyData *keys, int32 queue_id, Datum name, TimestampTz from)
+{
+	name_keys(keys, queue_id, name);
+	ScanKeyInit(&keys[2], GROUP_READY_AT, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
+				TimestampTzGetDatum(from));
+}
+
 /* Fetches a group's head; false when it has none with that ready_at, or a later one. */
 bool
 idemq_jobs_group_head(JobsTable *table, int32 queue_id, Datum name, TimestampTz from, Job *job)
 {
 	ScanKeyData keys[3];
 
-	name_keys(keys, queue_id, name);
-	ScanKeyInit(&keys[2], GROUP_READY_AT, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
-				TimestampTzGetDatum(from));
+	head_keys(keys, queue_id, name, from);
 	return fetch(table, keys, 3, job);
 }
 
@@ -105,4 +114,38 @@ idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *
 		ScanKeyEntryInitialize(&keys[1], 0, GROUP_KEY, BTGreaterStrategyNumber, InvalidOid,
 							   C_COLLATION_OID, F_TEXT_GT, *name);
 	return fetch(table, keys, name == NULL ? 1 : 2, job);
+}
+
+/*
+ * Returns whether a group has a head that the table's snapshot does not show: one that
+ * another open transaction has made, a prepared one most likely, or has just committed;
+ * with that ready_at, or a later one.
+ */
+bool
+idemq_jobs_group_head_in_doubt(JobsTable *table, int32 queue_id, Datum name, TimestampTz from)
+{
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
+	TupleTableSlot *row = table_slot_create(table->rel, NULL);
+	SnapshotData dirty;
+	ScanKeyData keys[3];
+	IndexScanDesc scan;
+	bool found = false;
+	Job job;
+
+	InitDirtySnapshot(dirty);
+	head_keys(keys, queue_id, name, from);
+	scan = compat_index_beginscan(table->rel, index, &dirty, lengthof(keys));
+	index_rescan(scan, keys, lengthof(keys), NULL, 0);
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, row))
+	{
+		idemq_jobs_decode(row, &job);
+		/* One that is blocked all the same was written by hand. */
+		found = TransactionIdIsValid(dirty.xmin) || job.status != JOB_BLOCKED;
+	}
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(row);
+	index_close(index, NoLock);
+	MemoryContextSwitchTo(old);
+	return found;
 }

@@ -12,7 +12,9 @@
  * At most one job of a group is pending, failed or in processing.  Every way into
  * these from blocked is here, under the ownership of the group, which is taken before
  * the snapshot and lasts until the promotion is visible: so the snapshot shows the
- * head that there is, if there is one.
+ * head that there is, if there is one.  The ownership of a prepared transaction does
+ * not outlive a restart, nor the end of another one: where there may be some, heads
+ * that are not committed are looked for, too.
  *
  * The order is that of the ids: of two enqueues that overlap in time the one that
  * called first goes first, if both are committed when one of them is promoted; one
@@ -24,6 +26,7 @@
  */
 #include "postgres.h"
 
+#include "access/twophase.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
@@ -42,12 +45,20 @@
 /* Without a slot, a session looks at all groups of a queue that often. */
 #define SCAN_INTERVAL USECS_PER_SEC
 
+/* Where this session's last scan stopped. */
+static struct
+{
+	int32 queue_id;
+	text *name; /* NULL: nowhere */
+} left_off;
+
 typedef enum Promotion
 {
-	PROMOTED,  /* it has a head now, which is not committed yet */
-	HAS_HEAD,  /* or no jobs */
-	HELD,	   /* somebody holds the row of the one that is next */
-	NOT_FOR_US /* it changes all the time, or our snapshot must not see it */
+	PROMOTED,			/* it has a head now, which is not committed yet */
+	PROMOTED_FOR_LATER, /* likewise, which is not due yet */
+	HAS_HEAD,			/* or no jobs */
+	HELD,				/* somebody holds the row of the one that is next, or has made a head */
+	NOT_FOR_US			/* it changes all the time, or our snapshot must not see it */
 } Promotion;
 
 /* Cancels a job whose turn came too late. */
@@ -62,17 +73,19 @@ expire(JobsTable *table, const QueueInfo *queue, const Job *job)
 }
 
 /*
- * Makes a blocked job its group's head: it is due at once, or at its run_at.  From here
- * on no head has an earlier ready_at than *now, and no job that is blocked a lesser id.
+ * Makes a blocked job its group's head: it is due at once, or at its run_at; sets *due.
+ * From here on no head has an earlier ready_at than *now, and no job that is blocked a
+ * lesser id.
  */
 static JobWrite
-make_head(JobsTable *table, const QueueInfo *queue, const Job *job, TimestampTz *now)
+make_head(JobsTable *table, const QueueInfo *queue, const Job *job, TimestampTz *now, bool *due)
 {
 	EventArgs args = {0};
 
 	args.now = args.ready_at = *now = idemq_now();
 	if (!job->row->tts_isnull[COL_RUN_AT])
 		args.ready_at = Max(args.now, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
+	*due = args.ready_at == args.now;
 	return idemq_transition(table, job, queue, EVENT_PROMOTE, &args, JOB_SKIPS);
 }
 
@@ -84,20 +97,24 @@ promote(JobsTable *table, const QueueInfo *queue, Datum name, GroupFloor *floor)
 	{
 		TimestampTz now;
 		bool expired;
+		bool due = true;
 		JobWrite write;
 		Job job;
 
-		if (idemq_jobs_group_head(table, queue->id, name, floor->heads, &job) ||
-			!idemq_jobs_group_blocked(table, queue->id, name, floor->blocked, &job))
+		if (idemq_jobs_group_head(table, queue->id, name, floor->heads, &job))
 			return HAS_HEAD;
-		if (job.status != JOB_BLOCKED)
-			return HAS_HEAD; /* written by hand, without a ready_at */
+		if (max_prepared_xacts > 0 &&
+			idemq_jobs_group_head_in_doubt(table, queue->id, name, floor->heads))
+			return HELD;
+		if (!idemq_jobs_group_blocked(table, queue->id, name, floor->blocked, &job) ||
+			job.status != JOB_BLOCKED)
+			return HAS_HEAD; /* or no jobs, or one written by hand, without a ready_at */
 		expired = job.attempt == 0 && job.expires_at <= idemq_now();
-		write = expired ? expire(table, queue, &job) : make_head(table, queue, &job, &now);
+		write = expired ? expire(table, queue, &job) : make_head(table, queue, &job, &now, &due);
 		if (write == JOB_WRITTEN && !expired)
 		{
 			*floor = (GroupFloor){now, job.id};
-			return PROMOTED;
+			return due ? PROMOTED : PROMOTED_FOR_LATER;
 		}
 		if (write == JOB_LOCKED)
 			return HELD;
@@ -110,7 +127,10 @@ promote(JobsTable *table, const QueueInfo *queue, Datum name, GroupFloor *floor)
 	return NOT_FOR_US;
 }
 
-/* Promotes a group that this session owns, and gives it back unless it wrote. */
+/*
+ * Promotes a group that this session owns, and gives it back unless it wrote; returns
+ * whether it has a head now that can be claimed.
+ */
 static bool
 promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name)
 {
@@ -119,7 +139,7 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 	GroupFloor floor = group->floor;
 	Promotion promotion = promote(table, queue, name, &floor);
 
-	if (promotion == PROMOTED)
+	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER)
 		idemq_group_note_floor(group, floor);
 	else
 		idemq_group_done(queue->slot, group, release[promotion]);
@@ -140,7 +160,7 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 		case GROUP_BUSY:
 			return false; /* he looks, or is told to look again */
 		case GROUP_FULL:
-			idemq_groups_want_scan(queue->slot, queue->id);
+			idemq_groups_want_scan(queue->slot, queue->id, true);
 			return false;
 		case GROUP_OWNED:
 			break;
@@ -151,9 +171,27 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 	return promote_owned(table, queue, &group, name);
 }
 
+/* Keeps the name of the group at which a scan stopped; NULL: none. */
+static void
+leave_off(int32 queue_id, Datum name)
+{
+	text *value = name == (Datum) 0 ? NULL : DatumGetTextPP(name);
+
+	if (left_off.name != NULL)
+		pfree(left_off.name);
+	left_off.name = NULL;
+	left_off.queue_id = queue_id;
+	if (value != NULL)
+		left_off.name = MemoryContextAlloc(TopMemoryContext, VARSIZE_ANY(value));
+	if (value != NULL)
+		memcpy(left_off.name, value, VARSIZE_ANY(value));
+}
+
 /*
  * Looks at all groups of a queue, and promotes up to max that have no head.  Returns
- * how many; if these were not all, the queue is to be scanned again.
+ * how many; if these were not all, the queue is to be scanned again.  Begins behind
+ * the group at which the last scan stopped, or many scans would take that many times
+ * as long; at the end it goes on with the first.
  */
 static int
 scan_groups(JobsTable *table, const QueueInfo *queue, int max)
@@ -161,18 +199,29 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 	MemoryContext context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq group", ALLOCSET_DEFAULT_SIZES);
 	MemoryContext old = MemoryContextSwitchTo(context);
+	bool resumed = left_off.name != NULL && left_off.queue_id == queue->id;
 	Datum last = (Datum) 0;
-	Datum name = (Datum) 0;
+	Datum name = resumed ? datumCopy(PointerGetDatum(left_off.name), false, -1) : (Datum) 0;
 	int promoted = 0;
 	Job job;
 
-	while (idemq_jobs_group_next(table, queue->id, name == (Datum) 0 ? NULL : &name, &job))
+	leave_off(0, (Datum) 0);
+	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (promoted >= max)
 		{
-			idemq_groups_want_scan(queue->slot, queue->id);
+			leave_off(queue->id, name);
+			idemq_groups_want_scan(queue->slot, queue->id, false);
 			break;
+		}
+		if (!idemq_jobs_group_next(table, queue->id, name == (Datum) 0 ? NULL : &name, &job))
+		{
+			if (!resumed)
+				break;
+			resumed = false;
+			name = (Datum) 0;
+			continue;
 		}
 		last = name;
 		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job.row->tts_values[COL_GROUP_KEY]));
@@ -195,8 +244,12 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 	int taken = 0;
 	int batch;
 	int count;
+	int marked;
+	int size;
+	int64 refused;
 
 	/* Those that come back at once are left for the next call, or this would go on. */
+	idemq_groups_usage(&marked, &size, &refused);
 	do
 	{
 		batch = Min(max - promoted, PROMOTE_BATCH);
@@ -215,7 +268,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 			promoted += promote_owned(table, queue, &groups[i], name);
 		}
 		taken += count;
-	} while (count == batch && promoted < max && taken < PROMOTE_BATCH);
+	} while (count == batch && promoted < max && taken < marked);
 	pfree(groups);
 	return promoted;
 }
@@ -241,7 +294,7 @@ idemq_promote_wanted(const QueueInfo *queue)
 }
 
 /*
- * Promotes the heads of up to max groups of a queue, in this transaction: of those
+ * Promotes up to max heads that are due, of a queue's groups, in this transaction: of those
  * that are marked, or, where marks may be missing, of all.  Returns how many.
  */
 int
@@ -267,7 +320,7 @@ idemq_promote_some(const QueueInfo *queue, int max)
 		promoted += scan_groups(&table, queue, max - promoted);
 	}
 	else if (scan)
-		idemq_groups_want_scan(queue->slot, queue->id);
+		idemq_groups_want_scan(queue->slot, queue->id, false);
 	idemq_group_note_scan(NULL, 0);
 	idemq_jobs_close(&table);
 	return promoted;

@@ -192,3 +192,15 @@ SELECT take(), end_all();
 SELECT take(), end_all();
 SELECT * FROM idemq.check();
 SELECT resource, used FROM idemq.memory WHERE resource = 'groups';
+
+-- A claim finds the one that is due behind heads that are not, and behind groups that have theirs.
+SELECT idemq.create_queue('behind') IS NOT NULL AS created;
+SELECT count(idemq.enqueue('behind', '200', group_key => 'later' || n, delay => '1 h')) FROM generate_series(1, 3) n;
+SELECT outcome FROM idemq.enqueue('behind', '201', group_key => 'due');
+SELECT payload FROM idemq.claim('behind');
+SELECT count(idemq.enqueue('behind', '202', group_key => 'g' || n)) FROM generate_series(1, 600) n;
+SELECT count(*) FROM idemq.claim('behind', 600);
+SELECT count(idemq.enqueue('behind', '203', group_key => 'g' || n)) FROM generate_series(1, 600) n;
+SELECT outcome FROM idemq.enqueue('behind', '204', group_key => 'new');
+SELECT payload FROM idemq.claim('behind');
+SELECT * FROM idemq.check();

@@ -10,7 +10,7 @@ use Idemq;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_server('stopped', autovacuum => 'off');
+my $node = new_server('stopped', autovacuum => 'off', max_prepared_transactions => 2);
 
 plan skip_all => 'no gdb that may attach' unless has_debugger($node);
 
@@ -137,6 +137,30 @@ sql($node, "SELECT idemq.drop_queue('gone')");
 $go->();
 like($one->{stderr}, qr/IQ005/, 'a queue is dropped while it is looked up: it does not exist');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'and has no slot');
+# A group's head ends by COMMIT PREPARED, while somebody whose snapshot is older looks
+# at the group, and is met by who looks at all groups for that.
+sql($node, "SELECT idemq.create_queue('g'); SELECT idemq.enqueue('g', to_jsonb(n), group_key => 'g') FROM generate_series(1, 2) n");
+is_sql($node, "SELECT payload FROM idemq.claim('g')", 1, 'the head of a group');
+is_sql($node, "SELECT payload FROM idemq.claim('g')", '', 'all groups are looked at');
+sql($node, "SELECT idemq.enqueue('g', '3', group_key => 'g')");
+sql($node, "BEGIN; SELECT idemq.commit(id, token) FROM idemq.jobs WHERE group_key = 'g' AND payload = '1'; PREPARE TRANSACTION 'head'");
+$one->query_safe('SELECT 1');
+$go = send_to("SELECT payload FROM idemq.claim('g')", 'idemq_jobs_group_first');
+sql($node, "COMMIT PREPARED 'head'");
+is_sql($node, "SELECT payload FROM idemq.claim('g')", '', 'its end is prepared and committed; somebody else owns the group');
+is($go->() . sql($node, "SELECT payload FROM idemq.claim('g')"), "2\n1", 'who looks again');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'the group is not forgotten');
+
+# Who looks at all groups knows of none until he comes to it: check() gives him a second.
+my $two = session($node);
+sql($node, "SELECT idemq.enqueue('g', '4', group_key => repeat('g', 200))");
+$one->query_safe('SELECT 1');
+$go = send_to("SELECT payload FROM idemq.claim('g')", 'idemq_jobs_group_next');
+$two->query_until(qr/sent/, "\\echo sent\nSELECT invariant FROM idemq.check();\n");
+select undef, undef, undef, 0.3;
+like($go->(), qr/4/, 'a long name: all groups are looked at');
+unlike($two->query('SELECT 1'), qr/headless/, 'check() does not take those for forgotten that are to be looked at');
+$two->quit;
 
 $one->quit;
 $node->stop;

@@ -149,6 +149,20 @@ is_sql($node, "SELECT payload FROM idemq.claim('s', 5)", 2, 'for the next one');
 sql($node, "SELECT idemq.enqueue('s', '4', group_key => 'g', expires_in => '100 ms')");
 ok($node->poll_query_until('postgres', "SELECT status = 'cancelled' FROM idemq.jobs WHERE payload = '4'"),
 	'one that is blocked for too long is cancelled while it is');
+# The next job of a group with a long name is held: the worker looks now and then, and is not busy.
+sql($node, "SELECT idemq.create_queue('held'); SELECT idemq.enqueue('held', to_jsonb('h' || n), group_key => repeat('h', 200)) FROM generate_series(1, 2) n");
+ok($node->poll_query_until('postgres', q{SELECT status = 'pending' FROM idemq.jobs WHERE payload = '"h1"'}), 'a long name: the first');
+my $holder = session($node);
+$holder->query_safe(q{BEGIN; SELECT FROM idemq.jobs WHERE payload = '"h2"' FOR UPDATE});
+sql($node, q{SELECT idemq.cancel(id) FROM idemq.jobs WHERE payload = '"h1"'});
+my $transactions = "SELECT pg_stat_clear_snapshot(); SELECT xact_commit FROM pg_stat_database WHERE datname = 'postgres'";
+my ($before) = sql($node, $transactions) =~ /(\d+)/;
+sleep 3;
+my ($after) = sql($node, $transactions) =~ /(\d+)/;
+cmp_ok($after - $before, '<', 3000, 'nobody spins while its next job is held');
+$holder->query_safe('COMMIT');
+$holder->quit;
+ok($node->poll_query_until('postgres', q{SELECT status = 'pending' FROM idemq.jobs WHERE payload = '"h2"'}), 'let go, it is next');
 # At once, again and again: a claim after the end of the head finds the next one, whoever promotes it.
 is_sql($node, q{
 	DO $$ BEGIN
