@@ -5,7 +5,6 @@
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
-#include "storage/lmgr.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
@@ -98,39 +97,4 @@ idemq_attempts_forget_all(const int64 *job_ids, int count)
 	idemq_sql_end(&scope);
 	pfree(DatumGetPointer(value));
 	pfree(ids);
-}
-
-static SqlStatement forget_orphans =
-	{.text = "WITH looked AS MATERIALIZED (SELECT job_id, token FROM idemq.attempts "
-			 "WHERE job_id > $1 ORDER BY job_id, token LIMIT $2), "
-			 "gone AS (DELETE FROM idemq.attempts a USING looked l WHERE a.job_id = l.job_id "
-			 "AND a.token = l.token AND NOT EXISTS (SELECT FROM idemq.jobs j "
-			 "WHERE j.id = l.job_id)) "
-			 "SELECT max(job_id), count(*) = $2 FROM looked",
-	 .nargs = 2,
-	 .types = {INT8OID, INT8OID}};
-
-/*
- * Deletes the history of jobs that are gone (deleted by hand) among the next limit
- * rows after a job's id, and moves it; returns false at the end of the table.  A job
- * with more rows than limit is left by its rest for the next look from the start.
- */
-bool
-idemq_attempts_forget_orphans(int64 *after, int limit)
-{
-	Datum values[] = {Int64GetDatum(*after), Int64GetDatum(limit)};
-	SqlScope scope;
-	bool isnull;
-	bool more;
-
-	/* In the order of whoever writes both, and of who alters all tables in turn. */
-	LockRelationOid(idemq_catalog()->jobs, AccessShareLock);
-	idemq_sql_begin(&scope);
-	idemq_sql_no_seqscan();
-	(void) idemq_sql_run(&forget_orphans, values, NULL, SPI_OK_SELECT);
-	more = DatumGetBool(idemq_sql_value(0, 2, &isnull));
-	if (more)
-		*after = DatumGetInt64(idemq_sql_value(0, 1, &isnull));
-	idemq_sql_end(&scope);
-	return more;
 }

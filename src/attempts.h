@@ -11,6 +11,5 @@ extern void idemq_attempts_add(const Job *job, TimestampTz ended_at, const char 
 							   text *error);
 extern void idemq_attempts_forget(int64 job_id);
 extern void idemq_attempts_forget_all(const int64 *job_ids, int count);
-extern bool idemq_attempts_forget_orphans(int64 *after, int limit);
 
 #endif

@@ -11,9 +11,11 @@
  * life meanwhile stays.
  *
  * Each round ends with some of the sweep: a look at all finished jobs, from the
- * oldest on, for what the rounds have missed, and likewise at idemq.attempts for
- * jobs that were deleted by hand.  It takes 1 % of the time, but one batch a round at
- * least.
+ * oldest on, for what the rounds have missed.  It takes 1 % of the time, but one batch
+ * a round at least.
+ *
+ * The history of a job that was deleted by hand stays: nobody can tell it from that of
+ * a job which pg_restore has not brought back yet.
  *
  * With user triggers and the like on idemq.jobs each row is deleted by SQL in a
  * subtransaction: one that is refused stays, and does not keep the others.
@@ -78,10 +80,9 @@ typedef struct Rounds
 	int64 began; /* mono: the last one */
 	TimestampTz now;
 	Look sweep;
-	int64 swept;			 /* microseconds of this round */
-	int64 next_sweep;		 /* mono */
-	TimestampTz seen;		 /* what expired before is deleted */
-	int64 orphans_looked_at; /* in idemq.attempts, up to that job */
+	int64 swept;	  /* microseconds of this round */
+	int64 next_sweep; /* mono */
+	TimestampTz seen; /* what expired before is deleted */
 } Rounds;
 
 static Rounds rounds = {.stage = STAGE_BEGIN};
@@ -271,17 +272,13 @@ sweep(void)
 	{
 		rounds.sweep.at = idemq_jobs_finished_from(DT_NOBEGIN);
 		rounds.sweep.until = idemq_retention_shortest(rounds.now);
-		rounds.orphans_looked_at = PG_INT64_MIN;
 		rounds.seen = DT_NOBEGIN;
 		rounds.next_sweep = mono + SWEEP_PAUSE;
 	}
 	if (!look_is_over(&rounds.sweep))
 		(void) purge_jobs(&rounds.sweep, NULL, rounds.now, BATCH_ROWS, mono + BATCH_TIME);
-	if (rounds.orphans_looked_at < PG_INT64_MAX &&
-		!idemq_attempts_forget_orphans(&rounds.orphans_looked_at, BATCH_ROWS))
-		rounds.orphans_looked_at = PG_INT64_MAX;
 	rounds.swept += idemq_mono_now() - mono;
-	return (!look_is_over(&rounds.sweep) || rounds.orphans_looked_at < PG_INT64_MAX) &&
+	return !look_is_over(&rounds.sweep) &&
 		   rounds.swept < idemq_purge_interval * INT64CONST(1000) / SWEEP_SHARE;
 }
 
@@ -356,7 +353,6 @@ idemq_sql_apply_retention(PG_FUNCTION_ARGS)
 	TimestampTz now = idemq_now();
 	Look look = {idemq_jobs_finished_from(DT_NOBEGIN), idemq_retention_shortest(now)};
 	TimestampTz seen = DT_NOBEGIN;
-	int64 orphans = PG_INT64_MIN;
 	int64 purged = 0;
 
 	idemq_jobs_check_writable();
@@ -365,7 +361,5 @@ idemq_sql_apply_retention(PG_FUNCTION_ARGS)
 		purged +=
 			purge_jobs(&look, NULL, now, (int) Min(BATCH_ROWS, max_jobs - purged), PG_INT64_MAX);
 	(void) purge_seen(&seen, now, max_jobs);
-	while (idemq_attempts_forget_orphans(&orphans, BATCH_ROWS))
-		;
 	PG_RETURN_INT64(purged);
 }
