@@ -13,6 +13,7 @@ ALTER TABLE bench.floor ADD PRIMARY KEY (id);
 -- A queue as most applications write it; the default fill factor, which served
 -- its two non-HOT updates best.
 CREATE TABLE bench.skip (LIKE idemq.jobs INCLUDING DEFAULTS INCLUDING IDENTITY);
+ALTER TABLE bench.skip DROP COLUMN run_at;
 ALTER TABLE bench.skip RENAME COLUMN ready_at TO run_at;
 ALTER TABLE bench.skip ADD PRIMARY KEY (id);
 CREATE INDEX skip_pending ON bench.skip (queue_id, priority, run_at, id) WHERE status = 'pending';
