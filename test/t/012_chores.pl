@@ -241,7 +241,8 @@ sub churn
 churn(2000);
 my $before = memory();
 churn(10000);
-cmp_ok(memory() - $before, '<', 1024, 'no memory is lost');
+# malloc's heap grows in steps of 1 MB: one is no leak, 200 bytes a chore would be two.
+cmp_ok(memory() - $before, '<', 1536, 'no memory is lost');
 is(pid(), $pid, 'by the same worker');
 sleeps('afterwards');
 is_sql($node, "SELECT count(*) FROM idemq.check()", 0, 'idemq.check() finds nothing');
