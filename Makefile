@@ -20,12 +20,16 @@ EXTENSION = idemq
 MODULE_big = idemq
 EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" idemq.control)
 
-OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
+# The rooms of src/, from the upper to the lower: an include may go down or stay, never up
+# (script/lint).  A folder that is not named here is not built.
+ROOMS = api worker observe hooks schedule job table txn queue shared base
+UNITS = $(sort $(wildcard src/*.c $(ROOMS:%=src/%/*.c)))
+OBJS = $(UNITS:.c=.o)
 SCRIPT_BUILT = sql/idemq--$(EXTVERSION).sql
 UPDATES = $(wildcard sql/idemq--*--*.sql)
 DATA = $(UPDATES)
 DATA_built = $(SCRIPT_BUILT)
-EXTRA_CLEAN = src/.flags src/*.d src/*.gcno src/*.gcda \
+EXTRA_CLEAN = src/.flags $(OBJS:.o=.d) $(OBJS:.o=.gcno) $(OBJS:.o=.gcda) \
 	$(filter-out $(UPDATES),$(wildcard sql/idemq--*.sql))
 
 WERROR ?= -Werror
@@ -54,14 +58,14 @@ $(SCRIPT_BUILT): $(sort $(wildcard sql/parts/*.sql)) sql/parts idemq.control
 FLAGS := $(CC) $(CFLAGS) for PostgreSQL $(VERSION)
 $(shell echo '$(FLAGS)' | cmp -s - src/.flags || echo '$(FLAGS)' > src/.flags)
 $(OBJS): src/.flags
--include $(wildcard src/*.d)
+-include $(wildcard $(OBJS:.o=.d))
 else
 all install uninstall installcheck:
 	@echo "no pg_config with PGXS found: install postgresql-server-dev-15 (as root: script/install-packages build)," >&2
 	@echo "or name one with: make PG_CONFIG=/path/to/pg_config" >&2
 	@exit 1
 clean:
-	rm -f src/*.o $(SCRIPT_BUILT) idemq.so
+	rm -f $(OBJS) $(SCRIPT_BUILT) idemq.so
 	rm -f $(EXTRA_CLEAN)
 endif
 
@@ -80,4 +84,4 @@ demo:
 bench:
 	@test/bench/run
 format:
-	clang-format -i src/*.c src/*.h
+	clang-format -i $(UNITS) $(wildcard src/*.h $(ROOMS:%=src/%/*.h))

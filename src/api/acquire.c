@@ -1,0 +1,188 @@
+/*
+ * api/acquire.c
+ *		SQL function acquire: a message that came from elsewhere (SQS, Kafka, a
+ *		webhook) becomes a job, or finds its job, and is claimed, in one call.
+ *
+ * A finished job, or one with a lease, is answered by a look.  For the others, in
+ * front stands an advisory lock on the key, in a class of idemq's own, taken
+ * without waiting.  While somebody is in the middle of a transaction that claims
+ * the same key, the answer is "locked", unless the job is finished: nothing is
+ * written.  Who claimed nothing gives the lock back at once.  The lock is a short
+ * cut, not the guard: the unique index and the lease decide, so that a full lock
+ * table or two keys with one hash cost time and nothing else.  (PostgreSQL itself
+ * needs a lock of its own for a transaction that writes, and one for an INSERT
+ * that gives way: with not even that free, what is new is 53200, as any INSERT is.)
+ *
+ * An enqueue takes no such lock.  One that is not committed is seen in the index
+ * by a look at what is in doubt, and answered "locked" too: nothing waits here.
+ */
+#include "postgres.h"
+
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "storage/lock.h"
+#include "utils/builtins.h"
+#include "utils/jsonb.h"
+#include "utils/timestamp.h"
+
+#include "api/claim_job.h"
+#include "job/new_job_keyed.h"
+#include "txn/pending_counts.h"
+#include "base/args.h"
+#include "base/clock.h"
+#include "base/compat.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_acquire);
+
+/*
+ * Fourth field of our lock tags, objsubid in pg_locks: "iq".  An application's
+ * advisory locks have 1 or 2 there.
+ */
+#define ADVISORY_CLASS 0x6971
+
+/* Names the lock of a key: 64 bits of its hash. */
+static void
+set_tag(LOCKTAG *tag, int32 queue_id, const text *key)
+{
+	uint64 hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(key),
+									  VARSIZE_ANY_EXHDR(key), (uint64) queue_id);
+
+	SET_LOCKTAG_ADVISORY(*tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash, ADVISORY_CLASS);
+}
+
+/* What became of the lock of a key. */
+typedef enum KeyLock
+{
+	LOCK_MINE,	/* to the end of this transaction */
+	LOCK_TAKEN, /* somebody else has it */
+	LOCK_FULL	/* there is no room for it */
+} KeyLock;
+
+/* Returns whether somebody else has the lock of a key at this instant. */
+static bool
+has_holder(const LOCKTAG *tag)
+{
+	int holders = 0;
+
+	pfree(GetLockConflicts(tag, ExclusiveLock, &holders));
+	return holders > 0;
+}
+
+/* Tries to take the lock of a key. */
+static KeyLock
+lock_key(const LOCKTAG *tag)
+{
+	/* A look is shared: in a crowd around one key nobody waits for the lock table. */
+	if (has_holder(tag))
+		return LOCK_TAKEN;
+	if (compat_lock_if_free(tag, ExclusiveLock))
+		return LOCK_MINE;
+	return has_holder(tag) ? LOCK_TAKEN : LOCK_FULL;
+}
+
+/*
+ * Adds the job of a message that is new, or finds the twin that was faster, and
+ * sets *id; OUTCOME_LOCKED when the twin's transaction is open.
+ */
+static Outcome
+add_job(JobsTable *table, QueueInfo *queue, text *key, const Datum *payload, int64 *id)
+{
+	JobChange columns;
+	EnqueueAnswer answer;
+
+	if ((queue->privileges & PRIVILEGE_ENQUEUE) == 0)
+		idemq_queue_denied(queue->name, PRIVILEGE_ENQUEUE);
+	idemq_queue_lock(queue->id, AccessShareLock);
+	idemq_queue_by_name(queue->name, PRIVILEGE_CLAIM, queue);
+	idemq_new_job(&columns, queue, idemq_now(),
+				  payload != NULL ? *payload
+								  : DirectFunctionCall1(jsonb_in, CStringGetDatum("null")));
+	job_set(&columns, COL_KEY, PointerGetDatum(key));
+	idemq_enqueue_keyed(table, queue, &columns, payload != NULL ? DUPLICATE_KEEP : DUPLICATE_IGNORE,
+						JOB_SKIPS, &answer);
+	if (answer.outcome == OUTCOME_ACCEPTED)
+		idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
+	if (answer.outcome != OUTCOME_LOCKED)
+		*id = answer.id;
+	return answer.outcome;
+}
+
+/* Fetches the job that answers for a key; false when the key is free. */
+static bool
+find_job(JobCall *call, JobsTable *table, const QueueInfo *queue, text *key, const Datum *payload)
+{
+	call->fetched = idemq_key_lookup(table, queue, PointerGetDatum(key), payload, &call->job);
+	call->id = call->fetched ? call->job.id : 0;
+	return call->fetched;
+}
+
+/* Claims the job of a key, which is made if it is new; sets call->id. */
+static Outcome
+acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datum *payload)
+{
+	Outcome outcome;
+	KeyLock lock;
+	LOCKTAG tag;
+	bool made = false;
+
+	/* No lease is known yet: in how long the one that begins now will have ended. */
+	call->retry_after = idemq_now() + (call->lease > 0 ? call->lease : queue->lease);
+	idemq_jobs_open(table);
+	/* What nobody can take needs no lock: the many duplicates of few messages. */
+	if (find_job(call, table, queue, key, payload) && idemq_job_is_settled(call))
+		return idemq_job_look(call, table);
+	set_tag(&tag, queue->id, key);
+	lock = lock_key(&tag);
+	/* After the lock: the snapshot sees what its last holder did. */
+	idemq_jobs_refresh(table);
+	if (find_job(call, table, queue, key, payload))
+		outcome = lock == LOCK_TAKEN ? idemq_job_look(call, table) : OUTCOME_DUPLICATE;
+	else if (lock == LOCK_TAKEN)
+		outcome = OUTCOME_LOCKED;
+	else
+	{
+		outcome = add_job(table, queue, key, payload, &call->id);
+		made = outcome == OUTCOME_ACCEPTED;
+		idemq_jobs_refresh(table);
+	}
+	if (outcome == OUTCOME_DUPLICATE || outcome == OUTCOME_ACCEPTED)
+	{
+		call->retry_after = DT_NOEND;
+		outcome = idemq_job_call(call, table);
+	}
+	if (lock == LOCK_MINE && !made && outcome != OUTCOME_CLAIMED &&
+		outcome != OUTCOME_CLAIMED_AGAIN)
+		LockRelease(&tag, ExclusiveLock, false);
+	return outcome;
+}
+
+/*
+ * acquire(queue, key, payload, lease, worker, attach) -> claim_result: claimed,
+ * claimed_again, locked, completed, dead, cancelled, blocked, not_due; IQ003,
+ * IQ005, 42501, 22004, 22023, 40001.
+ */
+Datum
+idemq_sql_acquire(PG_FUNCTION_ARGS)
+{
+	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
+	JobCall call = {0};
+	QueueInfo queue;
+	JobsTable table;
+	Outcome outcome;
+	Datum payload = (Datum) 0;
+	Datum answer;
+	text *key;
+
+	idemq_arg_required(fcinfo, 1, "key");
+	key = PG_GETARG_TEXT_PP(1);
+	idemq_check_key("key", VARSIZE_ANY_EXHDR(key));
+	if (!PG_ARGISNULL(2))
+		payload = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
+	idemq_job_call_args(fcinfo, 3, &call);
+	idemq_jobs_check_writable();
+	idemq_queue_by_name(name, PRIVILEGE_CLAIM, &queue);
+	outcome = acquire(&call, &table, &queue, key, PG_ARGISNULL(2) ? NULL : &payload);
+	answer = idemq_job_answer(fcinfo, &call, outcome);
+	idemq_jobs_close(&table);
+	return answer;
+}

@@ -1,0 +1,99 @@
+/*
+ * api/admit.c
+ *		SQL functions admit (may this call be made now, under a limit of so many in
+ *		a period?) and admission_counts, behind idemq.admissions.
+ *
+ * It lives in shared memory alone: nothing is read or written, so that it works in
+ * any transaction, and on a standby (with its own buckets).  It takes effect at
+ * once; a rollback does not undo it.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "utils/builtins.h"
+
+#include "shared/buckets.h"
+#include "base/args.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_admit);
+PG_FUNCTION_INFO_V1(idemq_sql_admission_counts);
+
+#define MAX_BUCKET_NAME 1024 /* bytes */
+#define NSECS_PER_USEC INT64CONST(1000)
+
+/* Returns a length of time as an interval, rounded up to microseconds. */
+static Datum
+interval_of(int64 ns)
+{
+	Interval *interval = palloc0(sizeof(Interval));
+
+	interval->time = (ns + NSECS_PER_USEC - 1) / NSECS_PER_USEC;
+	return IntervalPGetDatum(interval);
+}
+
+static int64
+period_argument(FunctionCallInfo fcinfo, int n)
+{
+	int64 period = idemq_arg_interval(fcinfo, n, "per", 1);
+
+	if (period > GCRA_MAX_PERIOD / NSECS_PER_USEC)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("per is longer than 100 years"),
+				 errhint("Pass an interval such as '1 s'.")));
+	return period * NSECS_PER_USEC;
+}
+
+/* Returns a row of three columns, as the function's result type says. */
+static Datum
+row_datum(FunctionCallInfo fcinfo, Datum *values)
+{
+	bool nulls[3] = {false, false, false};
+	TupleDesc desc;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
+}
+
+/*
+ * admit(bucket, max_calls, per, cost) -> (allowed, remaining, retry_after); 22004,
+ * 22023.
+ */
+Datum
+idemq_sql_admit(PG_FUNCTION_ARGS)
+{
+	char *name = idemq_arg_text(fcinfo, 0, "bucket", MAX_BUCKET_NAME);
+	GcraLimit limit = {idemq_arg_int(fcinfo, 1, "max_calls", 1, PG_INT32_MAX),
+					   period_argument(fcinfo, 2)};
+	int32 cost = idemq_arg_int(fcinfo, 3, "cost", 0, PG_INT32_MAX);
+	GcraAnswer answer;
+	Datum values[3];
+
+	if (cost > limit.max_calls)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("cost is %d, more than max_calls", cost),
+						errhint("Such a call would never be allowed; raise max_calls.")));
+	(void) idemq_bucket_call(name, strlen(name), &limit, cost, &answer);
+	values[0] = BoolGetDatum(answer.allowed);
+	values[1] = Int32GetDatum((int32) answer.remaining);
+	values[2] = interval_of(answer.retry_after);
+	return row_datum(fcinfo, values);
+}
+
+/* admission_counts() -> (allowed, refused, unlimited). */
+Datum
+idemq_sql_admission_counts(PG_FUNCTION_ARGS)
+{
+	int64 allowed;
+	int64 refused;
+	int64 no_room;
+	Datum values[3];
+	int used;
+
+	idemq_buckets_calls(&allowed, &refused);
+	idemq_buckets_usage(&used, &no_room);
+	values[0] = Int64GetDatum(allowed);
+	values[1] = Int64GetDatum(refused);
+	values[2] = Int64GetDatum(no_room);
+	return row_datum(fcinfo, values);
+}

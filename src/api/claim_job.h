@@ -1,0 +1,33 @@
+/*
+ * api/claim_job.h
+ *		Taking one job by its id.
+ */
+#ifndef IDEMQ_API_CLAIM_JOB_H
+#define IDEMQ_API_CLAIM_JOB_H
+
+#include "fmgr.h"
+
+#include "job/transition.h"
+
+/* What is asked of one job. */
+typedef struct JobCall
+{
+	int64 id;
+	JobEvent event; /* EVENT_CLAIM or EVENT_COMMIT_ONCE */
+	int64 lease;	/* microseconds, 0 for the queue's */
+	bool attach;
+	EventArgs args;
+	bool fetched; /* job is fetched already, under the table's snapshot */
+	/* what came of it */
+	Job job;
+	QueueInfo queue;
+	TimestampTz retry_after; /* DT_NOEND: none */
+} JobCall;
+
+extern void idemq_job_call_args(FunctionCallInfo fcinfo, int n, JobCall *call);
+extern Outcome idemq_job_call(JobCall *call, JobsTable *table);
+extern bool idemq_job_is_settled(const JobCall *call);
+extern Outcome idemq_job_look(JobCall *call, JobsTable *table);
+extern Datum idemq_job_answer(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome);
+
+#endif

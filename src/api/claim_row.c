@@ -1,0 +1,46 @@
+/*
+ * api/claim_row.c
+ *		A claimed job as a row for its worker.
+ *
+ * Values that live in the TOAST table are fetched here: the caller's row must
+ * not point into idemq.jobs, where the job may be gone before it is read.
+ */
+#include "postgres.h"
+
+#include "access/detoast.h"
+#include "utils/timestamp.h"
+
+#include "api/claim_row.h"
+
+/* Returns a text or jsonb column of a fetched job, free of pointers to TOAST. */
+Datum
+idemq_job_document(const Job *job, JobColumn column, bool *isnull)
+{
+	Datum value = job->row->tts_values[column];
+
+	*isnull = job->row->tts_isnull[column];
+	if (*isnull || !VARATT_IS_EXTERNAL(DatumGetPointer(value)))
+		return value;
+	return PointerGetDatum(detoast_external_attr((struct varlena *) DatumGetPointer(value)));
+}
+
+/*
+ * Fills the columns of idemq.claim: job as it was before the claim, args as the
+ * claim was made.
+ */
+void
+idemq_claim_row_fill(const Job *job, const EventArgs *args, Datum *values, bool *nulls)
+{
+	memset(nulls, 0, CLAIM_COLUMN_COUNT * sizeof(bool));
+	values[0] = Int64GetDatum(job->id);
+	values[1] = Int64GetDatum(args->token);
+	values[2] = Int32GetDatum(job->attempt + 1);
+	values[3] = Int32GetDatum(job->max_attempts);
+	values[4] = TimestampTzGetDatum(args->deadline);
+	values[5] = idemq_job_document(job, COL_PAYLOAD, &nulls[5]);
+	values[6] = idemq_job_document(job, COL_KEY, &nulls[6]);
+	values[7] = idemq_job_document(job, COL_GROUP_KEY, &nulls[7]);
+	values[8] = idemq_job_document(job, COL_CHECKPOINT, &nulls[8]);
+	values[9] = job->row->tts_values[COL_CREATED_AT];
+	values[10] = idemq_job_document(job, COL_HEADERS, &nulls[10]);
+}

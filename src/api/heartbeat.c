@@ -1,0 +1,257 @@
+/*
+ * api/heartbeat.c
+ *		SQL functions about a running attempt: heartbeat, heartbeat_many,
+ *		validate, checkpoint, assert_current; and reap.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/tuplestore.h"
+
+#include "job/attempt.h"
+#include "job/reap.h"
+#include "job/transition.h"
+#include "shared/leases.h"
+#include "base/args.h"
+#include "base/clock.h"
+#include "base/oids.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_heartbeat);
+PG_FUNCTION_INFO_V1(idemq_sql_heartbeat_many);
+PG_FUNCTION_INFO_V1(idemq_sql_validate);
+PG_FUNCTION_INFO_V1(idemq_sql_checkpoint);
+PG_FUNCTION_INFO_V1(idemq_sql_assert_current);
+PG_FUNCTION_INFO_V1(idemq_sql_reap);
+
+/* As idemq_lease_beat; a lease that may end sooner than it did is looked at sooner. */
+static LeaseBeat
+beat_entry(int32 queue_id, int64 id, int64 token, int64 length)
+{
+	LeaseBeat answer;
+
+	if (length == 0)
+		return idemq_lease_beat(id, token, 0);
+	idemq_slots_begin_change();
+	answer = idemq_lease_beat(id, token, length);
+	if (answer == LEASE_BEAT_DONE)
+		idemq_slot_note_deadline(NULL, queue_id, idemq_mono_now() + length);
+	idemq_slots_end_change();
+	return answer;
+}
+
+/*
+ * Beats for a lease that has no entry: gives it one, or, when the table is full,
+ * writes the row's deadline.  It never waits: while somebody holds the row, the
+ * job is the worker's until he commits.
+ */
+static Outcome
+beat_by_row(int64 id, int64 token, int64 length)
+{
+	LostLeases lost = {CurrentMemoryContext, NIL};
+	EventArgs args = {0};
+	JobsTable table;
+	Attempt attempt;
+	Outcome outcome;
+
+	idemq_jobs_open(&table);
+	outcome = idemq_attempt_find(&table, id, token, &attempt);
+	if (outcome == OUTCOME_CURRENT)
+	{
+		length = length > 0 ? length : attempt.queue.lease;
+		args.deadline = idemq_now() + length;
+		switch (idemq_lost_lease_renew(&lost, &attempt.job, length))
+		{
+			case LEASE_FULL:
+				(void) idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_EXTEND, &args,
+										JOB_SKIPS);
+				break;
+			case LEASE_BUSY:
+				(void) beat_entry(attempt.queue.id, id, token, length);
+				break;
+			case LEASE_TAKEN:
+				(void) idemq_lost_leases_settle(&lost, &table, &attempt.queue);
+				outcome = idemq_attempt_find(&table, id, token, &attempt);
+				break;
+			case LEASE_LIMIT: /* stands in the way of claims only */
+				break;
+		}
+	}
+	idemq_jobs_close(&table);
+	return outcome == OUTCOME_ALREADY_COMMITTED ? OUTCOME_STALE : outcome;
+}
+
+/* Starts a lease again from now; see the SQL function. */
+static Outcome
+beat(int64 id, int64 token, int64 length)
+{
+	Lease lease;
+	QueueInfo queue;
+
+	if (idemq_lease_get(id, &lease))
+	{
+		if (!idemq_queue_allows(lease.queue_id, PRIVILEGE_CLAIM, &queue))
+			return OUTCOME_NOT_FOUND;
+		switch (beat_entry(lease.queue_id, id, token, length))
+		{
+			case LEASE_BEAT_DONE:
+				return OUTCOME_CURRENT;
+			case LEASE_BEAT_STALE:
+				return OUTCOME_STALE;
+			case LEASE_BEAT_UNKNOWN:
+				break;
+		}
+	}
+	return beat_by_row(id, token, length);
+}
+
+/*
+ * heartbeat(id, token, lease) -> current | stale | not_found; 22004, 22023.
+ * Takes effect at once; a rollback does not undo it.
+ */
+Datum
+idemq_sql_heartbeat(PG_FUNCTION_ARGS)
+{
+	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
+
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
+	return idemq_outcome_datum(beat(PG_GETARG_INT64(0), PG_GETARG_INT64(1), length));
+}
+
+/* heartbeat_many(ids, tokens, lease) -> setof (id, outcome as heartbeat). */
+Datum
+idemq_sql_heartbeat_many(PG_FUNCTION_ARGS)
+{
+	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
+	ArrayArg ids;
+	ArrayArg tokens;
+	TupleDesc desc;
+	Tuplestorestate *store;
+
+	idemq_arg_array(fcinfo, 0, "ids", INT8OID, false, &ids);
+	idemq_arg_required(fcinfo, 1, "tokens");
+	idemq_arg_array_like(fcinfo, 1, "tokens", INT8OID, false, ids.count, "ids", &tokens);
+	store = idemq_srf_begin(fcinfo, &desc);
+	for (int i = 0; i < ids.count; i++)
+	{
+		Datum values[2];
+		bool nulls[2] = {false, false};
+
+		CHECK_FOR_INTERRUPTS();
+		values[0] = ids.values[i];
+		values[1] = idemq_outcome_datum(
+			beat(DatumGetInt64(ids.values[i]), DatumGetInt64(tokens.values[i]), length));
+		tuplestore_putvalues(store, desc, values, nulls);
+	}
+	return (Datum) 0;
+}
+
+/* Returns whether the lease of a current attempt has passed its deadline. */
+static bool
+is_past_deadline(const Attempt *attempt)
+{
+	Lease lease;
+
+	if (idemq_lease_get(attempt->id, &lease) && lease.token == attempt->token)
+		return lease.deadline <= idemq_mono_now();
+	return idemq_row_deadline(&attempt->job) <= idemq_now();
+}
+
+/* validate(id, token) -> current | expired | stale | not_found; 22004. */
+Datum
+idemq_sql_validate(PG_FUNCTION_ARGS)
+{
+	JobsTable table;
+	Attempt attempt;
+	Outcome outcome;
+
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
+	idemq_jobs_open_to_read(&table);
+	outcome = idemq_attempt_find(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);
+	if (outcome == OUTCOME_ALREADY_COMMITTED)
+		outcome = OUTCOME_STALE;
+	else if (outcome == OUTCOME_CURRENT && is_past_deadline(&attempt))
+		outcome = OUTCOME_EXPIRED;
+	idemq_jobs_close(&table);
+	return idemq_outcome_datum(outcome);
+}
+
+/* checkpoint(id, token, state) -> void; IQ001, IQ002, IQ006, 22004, 40001. */
+Datum
+idemq_sql_checkpoint(PG_FUNCTION_ARGS)
+{
+	JobsTable table;
+	Attempt attempt;
+	EventArgs args = {0};
+
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
+	idemq_arg_required(fcinfo, 2, "state");
+	args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
+	idemq_jobs_open(&table);
+	for (;;)
+	{
+		idemq_attempt_raise(&attempt, idemq_attempt_find(&table, PG_GETARG_INT64(0),
+														 PG_GETARG_INT64(1), &attempt));
+		if (idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_CHECKPOINT, &args,
+							 JOB_WAITS) == JOB_WRITTEN)
+			break;
+		idemq_attempt_changed(&table);
+	}
+	idemq_jobs_close(&table);
+	PG_RETURN_VOID();
+}
+
+/*
+ * assert_current(id, token) -> void; IQ001, IQ002, IQ006, 22004, 40001.  Locks the
+ * row FOR SHARE: what would end the attempt waits, or skips the job.
+ */
+Datum
+idemq_sql_assert_current(PG_FUNCTION_ARGS)
+{
+	JobsTable table;
+	Attempt attempt;
+
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
+	idemq_jobs_open(&table);
+	for (;;)
+	{
+		idemq_attempt_raise(&attempt, idemq_attempt_find(&table, PG_GETARG_INT64(0),
+														 PG_GETARG_INT64(1), &attempt));
+		if (idemq_jobs_lock(&table, &attempt.job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
+			break;
+		idemq_attempt_changed(&table);
+	}
+	idemq_jobs_close(&table);
+	PG_RETURN_VOID();
+}
+
+/* reap(queue) -> number of leases taken back; IQ005, 42501. */
+Datum
+idemq_sql_reap(PG_FUNCTION_ARGS)
+{
+	QueueInfo queue;
+	int64 reaped = 0;
+	int32 *ids;
+	int count;
+
+	if (!PG_ARGISNULL(0))
+	{
+		idemq_queue_by_name(idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG), PRIVILEGE_CLAIM,
+							&queue);
+		PG_RETURN_INT64(idemq_reap_all(&queue));
+	}
+	ids = idemq_queue_ids(PRIVILEGE_CLAIM, &count);
+	for (int i = 0; i < count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (idemq_queue_by_id(ids[i], &queue))
+			reaped += idemq_reap_all(&queue);
+	}
+	PG_RETURN_INT64(reaped);
+}

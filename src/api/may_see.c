@@ -1,0 +1,49 @@
+/*
+ * api/may_see.c
+ *		SQL functions by which row-level security asks what a role may see.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+
+#include "queue/queues.h"
+#include "base/args.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_may_see);
+PG_FUNCTION_INFO_V1(idemq_sql_may_use);
+PG_FUNCTION_INFO_V1(idemq_sql_queue_id);
+
+static Datum
+allows(FunctionCallInfo fcinfo, int wanted)
+{
+	QueueInfo queue;
+
+	if (PG_ARGISNULL(0))
+		PG_RETURN_BOOL(false);
+	PG_RETURN_BOOL(idemq_queue_allows(PG_GETARG_INT32(0), wanted, &queue));
+}
+
+/* may_see(queue_id) -> whether the current role may claim from or administer it. */
+Datum
+idemq_sql_may_see(PG_FUNCTION_ARGS)
+{
+	return allows(fcinfo, PRIVILEGE_CLAIM | PRIVILEGE_ADMIN);
+}
+
+/* may_use(queue_id) -> whether the current role holds any privilege on it. */
+Datum
+idemq_sql_may_use(PG_FUNCTION_ARGS)
+{
+	return allows(fcinfo, PRIVILEGE_ALL);
+}
+
+/* queue_id(queue) -> the queue's id; IQ005, 42501 for a role without any privilege on it. */
+Datum
+idemq_sql_queue_id(PG_FUNCTION_ARGS)
+{
+	QueueInfo queue;
+
+	idemq_queue_by_name(idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG), PRIVILEGE_ALL,
+						&queue);
+	PG_RETURN_INT32(queue.id);
+}

@@ -1,0 +1,87 @@
+/*
+ * api/once.c
+ *		SQL function once: dedupe for an effect that has no job.
+ *
+ * One row of idemq.seen for each (scope, key): its unique index decides who is
+ * first, and waits for a twin whose transaction is open.  A row whose time is over
+ * is as good as none.
+ *
+ * A look comes first, and again after a wait: an upsert would lock the row that it
+ * finds, and each who comes late would wait for the last one's transaction.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "table/jobs.h"
+#include "base/args.h"
+#include "base/clock.h"
+#include "base/spi.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_once);
+
+#define MAX_SCOPE 256 /* bytes */
+
+/* Parameters of all: scope, key, now, when the time is over. */
+#define ONCE_PARAMETERS .nargs = 4, .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}
+
+static SqlStatement look = {.text = "SELECT $4 FROM idemq.seen WHERE scope = $1 AND key = $2 "
+									"AND expires_at > $3",
+							ONCE_PARAMETERS};
+
+static SqlStatement insert = {.text = "INSERT INTO idemq.seen (scope, key, expires_at) "
+									  "SELECT $1, $2, $4 WHERE $3 IS NOT NULL "
+									  "ON CONFLICT (scope, key) DO NOTHING",
+							  ONCE_PARAMETERS};
+
+static SqlStatement renew = {.text = "UPDATE idemq.seen SET expires_at = $4 "
+									 "WHERE scope = $1 AND key = $2 AND expires_at <= $3",
+							 ONCE_PARAMETERS};
+
+/* Whoever finds nothing by a fresh look and neither inserts nor renews looks again. */
+static bool
+is_first(const Datum *values)
+{
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (idemq_sql_query_latest(&look, values, NULL) > 0)
+			return false;
+		if (idemq_sql_run(&insert, values, NULL, SPI_OK_INSERT) > 0)
+			return true;
+		if (idemq_sql_query_latest(&look, values, NULL) > 0)
+			return false;
+		if (idemq_sql_run(&renew, values, NULL, SPI_OK_UPDATE) > 0)
+			return true;
+	}
+}
+
+/*
+ * once(scope, key, ttl) -> whether this is the first time, until ttl has passed;
+ * 22004, 22023, 25006; 40001 above READ COMMITTED.
+ */
+Datum
+idemq_sql_once(PG_FUNCTION_ARGS)
+{
+	TimestampTz now = idemq_now();
+	int64 ttl = idemq_arg_interval(fcinfo, 2, "ttl", 1);
+	Datum values[4];
+	SqlScope scope;
+	bool first;
+
+	(void) idemq_arg_text(fcinfo, 0, "scope", MAX_SCOPE);
+	idemq_arg_required(fcinfo, 1, "key");
+	idemq_check_key("key", VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(1)));
+	idemq_jobs_check_writable();
+	values[0] = PG_GETARG_DATUM(0);
+	values[1] = PG_GETARG_DATUM(1);
+	values[2] = TimestampTzGetDatum(now);
+	values[3] = TimestampTzGetDatum(now + ttl);
+	idemq_sql_begin(&scope);
+	first = is_first(values);
+	idemq_sql_end(&scope);
+	PG_RETURN_BOOL(first);
+}

@@ -1,0 +1,397 @@
+/*
+ * api/wait.c
+ *		Procedures that sleep until there is something to do: wait, wait_any,
+ *		wait_result.
+ *
+ * They sleep between transactions: nothing is held that would keep VACUUM, a
+ * CREATE INDEX CONCURRENTLY or a DROP from going on.  Each look is a transaction
+ * of its own.  The order is: set the bit, look, sleep (shared/wake.c); a signal that
+ * comes after the look ends the sleep at once.
+ *
+ * A signal is meant for one sleeper.  Whoever leaves with one that he has not
+ * answered by a look, by an error or a cancel too, passes it on.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timeout.h"
+
+#include "api/claim_row.h"
+#include "job/attempt.h"
+#include "job/promote.h"
+#include "job/ready_scan.h"
+#include "job/reap.h"
+#include "shared/wake.h"
+#include "shared/worker_board.h"
+#include "base/args.h"
+#include "base/clock.h"
+#include "base/compat.h"
+#include "base/errors.h"
+#include "base/oids.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_wait);
+PG_FUNCTION_INFO_V1(idemq_sql_wait_any);
+PG_FUNCTION_INFO_V1(idemq_sql_wait_result);
+
+/* Without a background worker, nobody signals what comes due by time: look that often. */
+#define LOOK_ALONE USECS_PER_SEC
+/* Without a background worker, a look promotes so many heads of groups. */
+#define PROMOTE_ALONE 64
+/* A wait ends that long, or a tenth of what is left, before statement_timeout. */
+#define TIMEOUT_MARGIN INT64CONST(100000)
+
+/* One thing that is waited for. */
+typedef struct Target
+{
+	char *queue; /* name; NULL for a job: */
+	int64 job_id;
+	Sleepers *sleepers; /* whose bit of ours is set; NULL: not yet */
+	bool owed;			/* a signal that no look has answered */
+	int64 again;		/* mono: to be looked at again, signal or not */
+} Target;
+
+typedef struct Wait
+{
+	int64 deadline; /* mono */
+	int count;
+	Target *targets;
+	MemoryContext look_context; /* reset after each look */
+	/* wait_result: */
+	MemoryContext context; /* of the result */
+	bool found;
+	JobStatus status;
+	Datum result;
+	bool no_result;
+} Wait;
+
+/* What this session waits for, so that its end finds it too; NULL: nothing. */
+static Wait *current_wait = NULL;
+
+/* Raises 2D000 where a procedure cannot end its transaction: in a block, a function, an EXCEPTION. */
+static void
+check_top_level(FunctionCallInfo fcinfo, const char *name)
+{
+	if (fcinfo->context == NULL || !IsA(fcinfo->context, CallContext) ||
+		((CallContext *) fcinfo->context)->atomic || IsSubTransaction())
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TRANSACTION_TERMINATION),
+				 errmsg("idemq.%s cannot run inside a transaction block", name),
+				 errdetail("It sleeps between transactions, so that it holds no snapshot."),
+				 errhint("CALL it by itself, outside BEGIN; in a driver that opens transactions "
+						 "by default, switch autocommit on.")));
+}
+
+/* Moves the bit to the set that is right by now; notes whether it had been signalled. */
+static void
+join(Target *target, Sleepers *sleepers)
+{
+	if (target->sleepers == sleepers)
+	{
+		if (idemq_sleepers_join(sleepers))
+			target->owed = true;
+		return;
+	}
+	if (target->sleepers != NULL)
+		(void) idemq_sleepers_leave(target->sleepers);
+	(void) idemq_sleepers_join(sleepers);
+	target->sleepers = sleepers;
+}
+
+/* Leaves every set, and passes on the signals that were not answered. */
+static void
+leave(void)
+{
+	for (int i = 0; current_wait != NULL && i < current_wait->count; i++)
+	{
+		Target *target = &current_wait->targets[i];
+
+		if (target->sleepers == NULL)
+			continue;
+		if (idemq_sleepers_leave(target->sleepers) || target->owed)
+			(void) idemq_sleepers_wake(target->sleepers, 1);
+		target->sleepers = NULL;
+	}
+	current_wait = NULL;
+}
+
+static void
+leave_at_exit(int code, Datum arg)
+{
+	leave();
+}
+
+/*
+ * Begins a wait that leave ends, or the session's end: before its transaction is
+ * aborted, which frees the targets of a nested CALL.  (Not with
+ * PG_ENSURE_ERROR_CLEANUP: what a look runs, a user's trigger say, may register a
+ * callback for the exit.)
+ */
+static void
+begin(Wait *wait)
+{
+	static bool registered = false;
+
+	if (!registered)
+		before_shmem_exit(leave_at_exit, (Datum) 0);
+	registered = true;
+	current_wait = wait;
+}
+
+/* Returns whether a queue has work that can be claimed now, and when to look again. */
+static bool
+look_at_queue(Target *target)
+{
+	QueueInfo queue;
+	TimestampTz next_due;
+	bool held;
+	bool alone;
+	bool ready;
+
+	idemq_queue_by_name(target->queue, PRIVILEGE_CLAIM, &queue);
+	join(target, idemq_sleepers_of_queue(queue.slot));
+	if (queue.paused)
+		return false;
+	alone = queue.slot == NULL || !idemq_worker_present();
+	if (alone)
+	{
+		(void) idemq_reap_some(&queue);
+		if (idemq_promote_wanted(&queue))
+			(void) idemq_promote_some(&queue, PROMOTE_ALONE);
+		target->again = Min(target->again, idemq_mono_now() + LOOK_ALONE);
+	}
+	ready = idemq_ready_look(&queue, &next_due, &held);
+	if (held)
+		target->again = Min(target->again, idemq_mono_now() + LEASE_BUSY_RETRY);
+	if (next_due < DT_NOEND)
+		target->again = Min(target->again, idemq_mono_from_timestamp(next_due));
+	return ready;
+}
+
+/* Returns whether a job is finished, or gone; copies its status and result. */
+static bool
+look_at_job(Wait *wait, Target *target)
+{
+	JobsTable table;
+	QueueInfo queue;
+	Job job;
+
+	join(target, idemq_sleepers_of_job(MyDatabaseId, target->job_id));
+	idemq_jobs_open_to_read(&table);
+	wait->found = idemq_jobs_fetch(&table, target->job_id, &job) &&
+				  idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, &queue);
+	if (wait->found)
+	{
+		wait->status = job.status;
+		wait->result = idemq_job_document(&job, COL_RESULT, &wait->no_result);
+		if (!wait->no_result)
+		{
+			MemoryContext old = MemoryContextSwitchTo(wait->context);
+
+			wait->result = datumCopy(wait->result, false, -1);
+			MemoryContextSwitchTo(old);
+		}
+	}
+	idemq_jobs_close(&table);
+	return !wait->found || job.status == JOB_COMPLETED || job.status == JOB_DEAD ||
+		   job.status == JOB_CANCELLED;
+}
+
+/* Looks at a target in a transaction of its own; returns whether the wait is over. */
+static bool
+look(Wait *wait, Target *target)
+{
+	MemoryContext old = MemoryContextSwitchTo(wait->look_context);
+	bool over;
+
+	target->again = idemq_mono_now() + compat_longest_transaction();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	over = target->queue != NULL ? look_at_queue(target) : look_at_job(wait, target);
+	PopActiveSnapshot();
+	SPI_commit();
+	MemoryContextSwitchTo(old);
+	MemoryContextReset(wait->look_context);
+	/* Answered; if the work is there, we take it. */
+	target->owed = false;
+	return over;
+}
+
+/* Looks at what was signalled or has come due; returns whether the wait is over. */
+static bool
+look_around(Wait *wait, int64 now, int64 *again)
+{
+	*again = wait->deadline;
+	for (int i = 0; i < wait->count; i++)
+	{
+		Target *target = &wait->targets[i];
+
+		if (target->sleepers == NULL || target->again <= now ||
+			!idemq_sleepers_waits(target->sleepers))
+		{
+			if (look(wait, target))
+				return true;
+		}
+		*again = Min(*again, target->again);
+	}
+	return false;
+}
+
+/* Sleeps and looks until something is there, or the deadline has passed. */
+static bool
+sleep_and_look(Wait *wait)
+{
+	int64 now = idemq_mono_now();
+	int64 again;
+
+	while (!look_around(wait, now, &again))
+	{
+		CHECK_FOR_INTERRUPTS();
+		now = idemq_mono_now();
+		if (now >= wait->deadline)
+			return false;
+		if (again > now)
+			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+							 (again - now + 999) / 1000, compat_wait_event_wait());
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+		now = idemq_mono_now();
+	}
+	return true;
+}
+
+/* Returns when (mono) a wait ends that may last so many microseconds. */
+static int64
+wait_deadline(int64 timeout)
+{
+	int64 now = idemq_mono_now();
+
+	if (get_timeout_active(STATEMENT_TIMEOUT))
+	{
+		int64 left = get_timeout_finish_time(STATEMENT_TIMEOUT) - GetCurrentTimestamp();
+
+		timeout = Min(timeout, left - Min(TIMEOUT_MARGIN, left / 10));
+	}
+	return timeout < PG_INT64_MAX - now ? now + timeout : PG_INT64_MAX;
+}
+
+/* Waits for the targets; returns whether what was waited for came. */
+static bool
+wait_for(Wait *wait, int64 timeout)
+{
+	bool came;
+
+	wait->context = CurrentMemoryContext;
+	wait->deadline = wait_deadline(timeout);
+	SPI_connect_ext(SPI_OPT_NONATOMIC);
+	wait->look_context =
+		AllocSetContextCreate(CurrentMemoryContext, "idemq look", ALLOCSET_DEFAULT_SIZES);
+	begin(wait);
+	PG_TRY();
+	{
+		came = sleep_and_look(wait);
+	}
+	PG_FINALLY();
+	{
+		leave();
+	}
+	PG_END_TRY();
+	SPI_finish();
+	return came;
+}
+
+/* Shapes the answer of a procedure: a row of its INOUT arguments. */
+static Datum
+answer(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
+{
+	TupleDesc desc;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
+}
+
+/* Waits for one of some queues, and answers ready. */
+static Datum
+wait_for_queues(FunctionCallInfo fcinfo, Wait *wait)
+{
+	int64 timeout = idemq_arg_interval(fcinfo, 1, "timeout", 0);
+	bool isnull = false;
+	Datum ready;
+
+	idemq_jobs_check_writable();
+	ready = BoolGetDatum(wait_for(wait, timeout));
+	return answer(fcinfo, &ready, &isnull);
+}
+
+/* wait(queue text, timeout interval, INOUT ready bool); 2D000, IQ005, 42501, 22004, 22023. */
+Datum
+idemq_sql_wait(PG_FUNCTION_ARGS)
+{
+	Target target = {0};
+	Wait wait = {.count = 1, .targets = &target};
+
+	check_top_level(fcinfo, "wait");
+	target.queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
+	return wait_for_queues(fcinfo, &wait);
+}
+
+/* wait_any(queues text[], timeout interval, INOUT ready bool); as wait. */
+Datum
+idemq_sql_wait_any(PG_FUNCTION_ARGS)
+{
+	ArrayArg queues;
+	Wait wait = {0};
+
+	check_top_level(fcinfo, "wait_any");
+	idemq_arg_array(fcinfo, 0, "queues", TEXTOID, false, &queues);
+	if (queues.count == 0)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("queues is empty"),
+						errhint("Pass at least one queue's name.")));
+	wait.count = queues.count;
+	wait.targets = palloc0(queues.count * sizeof(Target));
+	for (int i = 0; i < queues.count; i++)
+		wait.targets[i].queue = TextDatumGetCString(queues.values[i]);
+	return wait_for_queues(fcinfo, &wait);
+}
+
+/*
+ * wait_result(id bigint, timeout interval, INOUT status, INOUT result); 2D000,
+ * IQ002, 22004, 22023.  After timeout, the status that the job has.
+ */
+Datum
+idemq_sql_wait_result(PG_FUNCTION_ARGS)
+{
+	int64 timeout;
+	Target target = {0};
+	Wait wait = {.count = 1, .targets = &target};
+	Datum values[2];
+	bool nulls[2];
+
+	check_top_level(fcinfo, "wait_result");
+	idemq_arg_required(fcinfo, 0, "id");
+	target.job_id = PG_GETARG_INT64(0);
+	timeout = idemq_arg_interval(fcinfo, 1, "timeout", 0);
+	PreventCommandDuringRecovery("CALL idemq.wait_result");
+	(void) wait_for(&wait, timeout);
+	if (!wait.found)
+		ereport(ERROR, (errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
+						errmsg("job %lld does not exist", (long long) target.job_id),
+						errhint("A queue with retention '0' keeps no finished job; give it one to "
+								"wait for results.")));
+	values[0] = ObjectIdGetDatum(idemq_catalog()->status[wait.status]);
+	nulls[0] = false;
+	values[1] = wait.result;
+	nulls[1] = wait.no_result;
+	return answer(fcinfo, values, nulls);
+}

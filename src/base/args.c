@@ -1,0 +1,209 @@
+/*
+ * base/args.c
+ *		Arguments of SQL functions, checked; results, shaped.
+ *
+ * Every error names the argument, has a SQLSTATE (22004 for NULL, 22023 for a
+ * value out of range) and says what is wanted.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "common/int.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/tuplestore.h"
+
+#include "base/args.h"
+
+/* Raises 22004 for a NULL argument. */
+void
+idemq_arg_required(FunctionCallInfo fcinfo, int n, const char *name)
+{
+	if (PG_ARGISNULL(n))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not be NULL", name),
+				 errhint("Pass a value for %s.", name)));
+}
+
+/* Returns a text argument of 1 to max_bytes bytes. */
+char *
+idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes)
+{
+	char *value;
+
+	idemq_arg_required(fcinfo, n, name);
+	value = text_to_cstring(PG_GETARG_TEXT_PP(n));
+	if (value[0] == '\0' || strlen(value) > (size_t) max_bytes)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("%s has %zu bytes", name, strlen(value)),
+						errhint("Pass 1 to %d bytes.", max_bytes)));
+	return value;
+}
+
+/* Returns the optional name of a worker, NULL for none. */
+text *
+idemq_arg_worker(FunctionCallInfo fcinfo, int n)
+{
+	if (PG_ARGISNULL(n))
+		return NULL;
+	return cstring_to_text(idemq_arg_text(fcinfo, n, "worker", IDEMQ_MAX_WORKER));
+}
+
+/* Raises 22023 for an idempotency key that is empty or too long for an index. */
+void
+idemq_check_key(const char *name, int bytes)
+{
+	if (bytes == 0 || bytes > IDEMQ_MAX_KEY)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s has %d bytes", name, bytes),
+				 errhint("Pass 1 to %d bytes; hash what is longer.", IDEMQ_MAX_KEY)));
+}
+
+/*
+ * Returns an interval in microseconds, as extract(epoch FROM ...) counts: a year
+ * as 365.25 days, a month as 30, a day as 24 hours; the nearest int64 when it
+ * does not fit.
+ */
+int64
+idemq_interval_usecs(const Interval *interval)
+{
+	int64 days = (int64) (interval->month % MONTHS_PER_YEAR) * DAYS_PER_MONTH + interval->day;
+	int64 usecs;
+	int64 day_usecs;
+
+	if (pg_mul_s64_overflow(interval->month / MONTHS_PER_YEAR, SECS_PER_YEAR * USECS_PER_SEC,
+							&usecs) ||
+		pg_mul_s64_overflow(days, USECS_PER_DAY, &day_usecs) ||
+		pg_add_s64_overflow(usecs, day_usecs, &usecs) ||
+		pg_add_s64_overflow(usecs, interval->time, &usecs))
+		return interval->month < 0 || interval->day < 0 ? PG_INT64_MIN : PG_INT64_MAX;
+	return usecs;
+}
+
+/*
+ * Returns an interval argument in microseconds.  Raises 22023 below least
+ * microseconds (1: positive; 0: not negative) and above 1,000 years.
+ */
+int64
+idemq_arg_interval(FunctionCallInfo fcinfo, int n, const char *name, int64 least)
+{
+	int64 usecs;
+
+	idemq_arg_required(fcinfo, n, name);
+	usecs = idemq_interval_usecs(PG_GETARG_INTERVAL_P(n));
+	if (usecs < least)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("%s must be %s", name, least > 0 ? "positive" : "zero or positive"),
+						errhint("Pass an interval such as '30 s'.")));
+	if (usecs > INT64CONST(365250) * USECS_PER_DAY)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("%s is longer than 1000 years", name),
+						errhint("Pass an interval such as '30 s'.")));
+	return usecs;
+}
+
+/* Returns a boolean argument. */
+bool
+idemq_arg_bool(FunctionCallInfo fcinfo, int n, const char *name)
+{
+	idemq_arg_required(fcinfo, n, name);
+	return PG_GETARG_BOOL(n);
+}
+
+/* Returns an integer argument from min to max. */
+int32
+idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32 max)
+{
+	int32 value;
+
+	idemq_arg_required(fcinfo, n, name);
+	value = PG_GETARG_INT32(n);
+	if (value < min || value > max)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s is %d", name, value),
+						errhint("Pass %d to %d.", min, max)));
+	return value;
+}
+
+/*
+ * Takes an array argument apart.  Raises 22004 for NULL, or for a NULL element
+ * unless they are allowed; 22023 for another shape than one dimension from 1,
+ * or too many elements.
+ */
+void
+idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,
+				bool nulls_allowed, ArrayArg *array)
+{
+	ArrayType *value;
+	int16 length;
+	bool by_value;
+	char align;
+
+	idemq_arg_required(fcinfo, n, name);
+	value = PG_GETARG_ARRAYTYPE_P(n);
+	memset(array, 0, sizeof(*array));
+	if (ARR_NDIM(value) == 0)
+		return;
+	if (ARR_NDIM(value) != 1 || ARR_LBOUND(value)[0] != 1)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("%s must be a one-dimensional array that starts at 1", name),
+						errhint("Build it with array_agg or ARRAY[...].")));
+	if (ARR_DIMS(value)[0] > IDEMQ_MAX_ARRAY)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("%s has %d elements", name, ARR_DIMS(value)[0]),
+						errhint("Pass at most %d in one call.", IDEMQ_MAX_ARRAY)));
+	if (!nulls_allowed && array_contains_nulls(value))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not contain NULL", name),
+				 errhint("Leave such elements out.")));
+	get_typlenbyvalalign(element_type, &length, &by_value, &align);
+	deconstruct_array(value, element_type, length, by_value, align, &array->values, &array->nulls,
+					  &array->count);
+}
+
+/*
+ * As idemq_arg_array, of an optional array that must be as long as another one;
+ * values stays NULL when the argument is.
+ */
+void
+idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,
+					 bool nulls_allowed, int count, const char *other, ArrayArg *array)
+{
+	memset(array, 0, sizeof(*array));
+	if (PG_ARGISNULL(n))
+		return;
+	idemq_arg_array(fcinfo, n, name, element_type, nulls_allowed, array);
+	if (array->count != count)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("%s has %d elements, %s has %d", name, array->count, other, count),
+						errhint("Pass arrays of one length.")));
+}
+
+/*
+ * Begins a set-returning function's result; returns its tuplestore, and the row
+ * type in *desc.  The caller's memory context is the function's own.
+ */
+Tuplestorestate *
+idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	MemoryContext old;
+
+	if (rsinfo == NULL || !IsA(rsinfo, ReturnSetInfo) ||
+		(rsinfo->allowedModes & SFRM_Materialize) == 0)
+		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						errmsg("set-valued function called in a place that takes no set"),
+						errhint("Call it in FROM.")));
+	old = MemoryContextSwitchTo(rsinfo->econtext->ecxt_per_query_memory);
+	if (rsinfo->expectedDesc != NULL)
+		*desc = CreateTupleDescCopy(rsinfo->expectedDesc);
+	else if (get_call_result_type(fcinfo, NULL, desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	rsinfo->returnMode = SFRM_Materialize;
+	rsinfo->setDesc = *desc;
+	rsinfo->setResult = tuplestore_begin_heap((rsinfo->allowedModes & SFRM_Materialize_Random) != 0,
+											  false, work_mem);
+	MemoryContextSwitchTo(old);
+	return rsinfo->setResult;
+}

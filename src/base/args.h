@@ -1,0 +1,38 @@
+/*
+ * base/args.h
+ *		Arguments of SQL functions, checked; results, shaped.
+ */
+#ifndef IDEMQ_BASE_ARGS_H
+#define IDEMQ_BASE_ARGS_H
+
+#include "fmgr.h"
+#include "funcapi.h"
+#include "utils/timestamp.h"
+
+#include "base/idemq.h"
+
+extern void idemq_arg_required(FunctionCallInfo fcinfo, int n, const char *name);
+extern char *idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes);
+extern text *idemq_arg_worker(FunctionCallInfo fcinfo, int n);
+extern int64 idemq_interval_usecs(const Interval *interval);
+extern int64 idemq_arg_interval(FunctionCallInfo fcinfo, int n, const char *name, int64 least);
+extern bool idemq_arg_bool(FunctionCallInfo fcinfo, int n, const char *name);
+extern int32 idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32 max);
+extern void idemq_check_key(const char *name, int bytes);
+
+/* A one-dimensional array argument, taken apart. */
+typedef struct ArrayArg
+{
+	int count;
+	Datum *values;
+	bool *nulls;
+} ArrayArg;
+
+extern void idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,
+							bool nulls_allowed, ArrayArg *array);
+extern void idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,
+								 bool nulls_allowed, int count, const char *other, ArrayArg *array);
+
+extern Tuplestorestate *idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc);
+
+#endif

@@ -1,0 +1,129 @@
+/*
+ * base/clock.c
+ *		One clock for the whole server that never goes back.
+ *
+ * Deadlines are kept in CLOCK_MONOTONIC.  What is due is decided by
+ * idemq_now(): CLOCK_MONOTONIC plus the greatest difference to the wall clock
+ * seen since the server started.  An operator who sets the wall clock back by
+ * hours therefore neither stops the queues nor revives a lease; one who sets
+ * it forward makes scheduled jobs due, and reaps nothing.
+ *
+ * Locks: none, atomics only.
+ */
+#include "postgres.h"
+
+#include <time.h>
+
+#include "access/xlog.h"
+#include "port/atomics.h"
+#include "utils/timestamp.h"
+
+#include "base/clock.h"
+
+typedef struct ClockShared
+{
+	pg_atomic_uint64 offset;		/* TimestampTz minus mono, as int64; only grows */
+	pg_atomic_uint64 primary_since; /* TimestampTz; 0: not yet asked as a primary */
+} ClockShared;
+
+static ClockShared *shared = NULL;
+
+static int64
+observed_offset(void)
+{
+	TimestampTz wall = GetCurrentTimestamp();
+
+	/*
+	 * The wall clock first: a delay between the two reads then makes the offset
+	 * too small, which the maximum forgets, never too large.
+	 */
+	return wall - idemq_mono_now();
+}
+
+/* Returns the bytes of shared memory that the clock needs. */
+Size
+idemq_clock_shmem_size(void)
+{
+	return sizeof(ClockShared);
+}
+
+/* Attaches to the shared clock, and sets it when this is the first process. */
+void
+idemq_clock_shmem_init(void *area, bool found)
+{
+	shared = area;
+	if (!found)
+	{
+		pg_atomic_init_u64(&shared->offset, (uint64) observed_offset());
+		pg_atomic_init_u64(&shared->primary_since, 0);
+	}
+}
+
+/* Returns CLOCK_MONOTONIC in microseconds. */
+int64
+idemq_mono_now(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (int64) ts.tv_sec * USECS_PER_SEC + ts.tv_nsec / 1000;
+}
+
+/* Returns the offset between the two clocks, moved up if the wall clock ran ahead. */
+static int64
+current_offset(void)
+{
+	int64 seen = observed_offset();
+	uint64 known = pg_atomic_read_u64(&shared->offset);
+
+	while (seen > (int64) known)
+	{
+		if (pg_atomic_compare_exchange_u64(&shared->offset, &known, (uint64) seen))
+			return seen;
+	}
+	return (int64) known;
+}
+
+/* Returns the time of day by which jobs become due; never less than an earlier answer. */
+TimestampTz
+idemq_now(void)
+{
+	int64 offset = current_offset();
+
+	return idemq_mono_now() + offset;
+}
+
+/* Returns a time of day as a reading of CLOCK_MONOTONIC. */
+int64
+idemq_mono_from_timestamp(TimestampTz ts)
+{
+	return ts - current_offset();
+}
+
+/* Returns a reading of CLOCK_MONOTONIC as a time of day. */
+TimestampTz
+idemq_timestamp_from_mono(int64 mono)
+{
+	return mono + current_offset();
+}
+
+/*
+ * Returns when this server was first asked as a primary since its start or its
+ * promotion; now, on a standby.
+ */
+TimestampTz
+idemq_primary_since(void)
+{
+	uint64 since = pg_atomic_read_u64(&shared->primary_since);
+
+	if (since == 0 && RecoveryInProgress())
+		return idemq_now();
+	if (since == 0)
+	{
+		uint64 now = (uint64) idemq_now();
+
+		if (pg_atomic_compare_exchange_u64(&shared->primary_since, &since, now))
+			since = now;
+	}
+	return (TimestampTz) since;
+}

@@ -1,0 +1,19 @@
+/*
+ * base/clock.h
+ *		One clock for the whole server that never goes back.
+ */
+#ifndef IDEMQ_BASE_CLOCK_H
+#define IDEMQ_BASE_CLOCK_H
+
+#include "datatype/timestamp.h"
+
+extern Size idemq_clock_shmem_size(void);
+extern void idemq_clock_shmem_init(void *area, bool found);
+
+extern int64 idemq_mono_now(void);
+extern TimestampTz idemq_now(void);
+extern int64 idemq_mono_from_timestamp(TimestampTz ts);
+extern TimestampTz idemq_timestamp_from_mono(int64 mono);
+extern TimestampTz idemq_primary_since(void);
+
+#endif

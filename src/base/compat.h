@@ -1,0 +1,307 @@
+/*
+ * base/compat.h
+ *		Every difference between PostgreSQL 14 and 18 that idemq meets; the only
+ *		file with PG_VERSION_NUM.
+ */
+#ifndef IDEMQ_BASE_COMPAT_H
+#define IDEMQ_BASE_COMPAT_H
+
+#include "access/genam.h"
+#include "access/relation.h"
+#include "access/tableam.h"
+#include "access/xlog.h"
+#include "catalog/dependency.h"
+#include "catalog/pg_database.h"
+#include "catalog/pg_extension.h"
+#if PG_VERSION_NUM >= 150000
+#include "common/pg_prng.h"
+#endif
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "parser/parse_relation.h"
+#if PG_VERSION_NUM < 150000
+#include "postmaster/autovacuum.h"
+#include "replication/walsender.h"
+#endif
+#include "storage/lock.h"
+#include "storage/proc.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+#include "utils/acl.h"
+#include "utils/rel.h"
+#include "utils/relcache.h"
+
+#if PG_VERSION_NUM < 140000
+#error "idemq needs PostgreSQL 14 or later"
+#endif
+
+/* The number of this session's PGPROC: unique among the living. */
+#if PG_VERSION_NUM >= 170000
+#define IDEMQ_MY_PROC_NUMBER ((int32) MyProcNumber)
+#else
+#define IDEMQ_MY_PROC_NUMBER ((int32) MyProc->pgprocno)
+#endif
+
+/* How many sessions there can be: proc numbers of sessions are less. */
+static inline int
+compat_max_backends(void)
+{
+#if PG_VERSION_NUM < 150000
+	/* Not computed yet when memory is asked for. */
+	if (MaxBackends == 0)
+		return MaxConnections + autovacuum_max_workers + 1 + max_worker_processes + max_wal_senders;
+#endif
+	return MaxBackends;
+}
+
+/* Returns whether a session has a transaction that has not ended, for others to see. */
+static inline bool
+compat_proc_in_transaction(const PGPROC *proc)
+{
+#if PG_VERSION_NUM >= 170000
+	return LocalTransactionIdIsValid(proc->vxid.lxid);
+#else
+	return LocalTransactionIdIsValid(proc->lxid);
+#endif
+}
+
+/* table_tuple_update tells about indexes in an enum since 16. */
+#if PG_VERSION_NUM >= 160000
+typedef TU_UpdateIndexes UpdateIndexes;
+#define UPDATE_INDEXES_NONE(u) ((u) == TU_None)
+#define UPDATE_INDEXES_SUMMARIZING(u) ((u) == TU_Summarizing)
+#else
+typedef bool UpdateIndexes;
+#define UPDATE_INDEXES_NONE(u) (!(u))
+#define UPDATE_INDEXES_SUMMARIZING(u) false
+#endif
+
+static inline IndexScanDesc
+compat_index_beginscan(Relation heap, Relation index, Snapshot snapshot, int nkeys)
+{
+#if PG_VERSION_NUM >= 180000
+	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0);
+#else
+	return index_beginscan(heap, index, snapshot, nkeys, 0);
+#endif
+}
+
+static inline Oid
+compat_primary_key_index(Relation rel)
+{
+#if PG_VERSION_NUM >= 180000
+	return RelationGetPrimaryKeyIndex(rel, false);
+#else
+	return RelationGetPrimaryKeyIndex(rel);
+#endif
+}
+
+static inline List *
+compat_insert_index_tuples(ResultRelInfo *result_rel, TupleTableSlot *row, EState *estate,
+						   bool update, bool only_summarizing)
+{
+#if PG_VERSION_NUM >= 160000
+	return ExecInsertIndexTuples(result_rel, row, estate, update, false, NULL, NIL,
+								 only_summarizing);
+#else
+	return ExecInsertIndexTuples(result_rel, row, estate, update, false, NULL, NIL);
+#endif
+}
+
+/* Permission info moved out of the range table entry in 16. */
+static inline void
+compat_init_range_table(EState *estate, Relation rel, Bitmapset *updated_cols)
+{
+	RangeTblEntry *rte = makeNode(RangeTblEntry);
+#if PG_VERSION_NUM >= 160000
+	List *perminfos = NIL;
+	RTEPermissionInfo *perminfo;
+#endif
+
+	rte->rtekind = RTE_RELATION;
+	rte->relid = RelationGetRelid(rel);
+	rte->relkind = rel->rd_rel->relkind;
+	rte->rellockmode = AccessShareLock;
+#if PG_VERSION_NUM >= 160000
+	perminfo = addRTEPermissionInfo(&perminfos, rte);
+	perminfo->updatedCols = updated_cols;
+#if PG_VERSION_NUM >= 180000
+	ExecInitRangeTable(estate, list_make1(rte), perminfos, bms_make_singleton(1));
+#else
+	ExecInitRangeTable(estate, list_make1(rte), perminfos);
+#endif
+#else
+	rte->updatedCols = updated_cols;
+	ExecInitRangeTable(estate, list_make1(rte));
+#endif
+}
+
+/* The sequence of a table's identity column; takes a Relation since 17. */
+static inline Oid
+compat_identity_sequence(Oid relid, AttrNumber attnum)
+{
+#if PG_VERSION_NUM >= 170000
+	Relation rel = relation_open(relid, NoLock);
+	Oid sequence = getIdentitySequence(rel, attnum, false);
+
+	relation_close(rel, NoLock);
+	return sequence;
+#else
+	return getIdentitySequence(relid, attnum, false);
+#endif
+}
+
+/* Whether a DROP DATABASE was interrupted; such databases are marked since 15.4 and 16. */
+static inline bool
+compat_database_is_invalid(Form_pg_database database)
+{
+#ifdef DATCONNLIMIT_INVALID_DB
+	return database->datconnlimit == DATCONNLIMIT_INVALID_DB;
+#else
+	return false;
+#endif
+}
+
+/*
+ * Takes a lock to the end of the transaction, if that needs no waiting and there is
+ * room in the lock table.
+ */
+static inline bool
+compat_lock_if_free(const LOCKTAG *tag, LOCKMODE mode)
+{
+#if PG_VERSION_NUM >= 180000
+	return LockAcquireExtended(tag, mode, false, true, false, NULL, false) != LOCKACQUIRE_NOT_AVAIL;
+#else
+	return LockAcquireExtended(tag, mode, false, true, false, NULL) != LOCKACQUIRE_NOT_AVAIL;
+#endif
+}
+
+/* Whether the current role owns a database. */
+static inline bool
+compat_owns_database(Oid database)
+{
+#if PG_VERSION_NUM >= 160000
+	return object_ownercheck(DatabaseRelationId, database, GetUserId());
+#else
+	return pg_database_ownercheck(database, GetUserId());
+#endif
+}
+
+/* Whether the current role owns an extension. */
+static inline bool
+compat_owns_extension(Oid extension)
+{
+#if PG_VERSION_NUM >= 160000
+	return object_ownercheck(ExtensionRelationId, extension, GetUserId());
+#else
+	return pg_extension_ownercheck(extension, GetUserId());
+#endif
+}
+
+/*
+ * Reports this process' statistics, if it is time.  Returns after how many ms what
+ * is left is to be reported with force; 0: nothing is left.
+ */
+static inline long
+compat_report_stat(bool force)
+{
+#if PG_VERSION_NUM >= 150000
+	return pgstat_report_stat(force);
+#else
+	pgstat_report_stat(true);
+	return 0;
+#endif
+}
+
+/* A server's default for this would end a background worker in the middle of a chore. */
+#if PG_VERSION_NUM >= 170000
+#define COMPAT_TRANSACTION_TIMEOUT_OFF {"transaction_timeout", "0"},
+#else
+#define COMPAT_TRANSACTION_TIMEOUT_OFF
+#endif
+
+/* Returns a random number in [0, 1). */
+static inline double
+compat_random(void)
+{
+#if PG_VERSION_NUM >= 150000
+	return pg_prng_double(&pg_global_prng_state);
+#else
+	return (double) random() / ((double) MAX_RANDOM_VALUE + 1);
+#endif
+}
+
+/* The timeline that this primary writes to. */
+static inline TimeLineID
+compat_timeline(void)
+{
+#if PG_VERSION_NUM >= 150000
+	return GetWALInsertionTimeLine();
+#else
+	return ThisTimeLineID;
+#endif
+}
+
+/* Wait events of an extension have names since 17. */
+#if PG_VERSION_NUM >= 170000
+#define COMPAT_WAIT_EVENT(function, name)                                                          \
+	static inline uint32 function(void)                                                            \
+	{                                                                                              \
+		static uint32 event = 0;                                                                   \
+                                                                                                   \
+		if (event == 0)                                                                            \
+			event = WaitEventExtensionNew(name);                                                   \
+		return event;                                                                              \
+	}
+#else
+#define COMPAT_WAIT_EVENT(function, name)                                                          \
+	static inline uint32 function(void)                                                            \
+	{                                                                                              \
+		return PG_WAIT_EXTENSION;                                                                  \
+	}
+#endif
+COMPAT_WAIT_EVENT(compat_wait_event_wait, "IdemqWait")
+COMPAT_WAIT_EVENT(compat_wait_event_launcher, "IdemqLauncherMain")
+COMPAT_WAIT_EVENT(compat_wait_event_worker, "IdemqWorkerMain")
+COMPAT_WAIT_EVENT(compat_wait_event_away, "IdemqWorkerAway")
+
+/* How long a sleeper may stay in one transaction, in microseconds; see transaction_timeout. */
+static inline int64
+compat_longest_transaction(void)
+{
+#if PG_VERSION_NUM >= 170000
+	if (TransactionTimeout > 0)
+		return (int64) TransactionTimeout * 900;
+#endif
+	return USECS_PER_DAY;
+}
+
+/*
+ * Defines compat_install_shmem_request(): shared memory is asked for in a hook
+ * since 15, directly in _PG_init before.
+ */
+#if PG_VERSION_NUM >= 150000
+#define COMPAT_SHMEM_REQUEST_HOOK(request)                                                         \
+	static shmem_request_hook_type prev_shmem_request_hook = NULL;                                 \
+	static void compat_shmem_request(void)                                                         \
+	{                                                                                              \
+		if (prev_shmem_request_hook)                                                               \
+			prev_shmem_request_hook();                                                             \
+		request();                                                                                 \
+	}                                                                                              \
+	static void compat_install_shmem_request(void)                                                 \
+	{                                                                                              \
+		prev_shmem_request_hook = shmem_request_hook;                                              \
+		shmem_request_hook = compat_shmem_request;                                                 \
+	}
+#else
+#define COMPAT_SHMEM_REQUEST_HOOK(request)                                                         \
+	static void compat_install_shmem_request(void)                                                 \
+	{                                                                                              \
+		request();                                                                                 \
+	}
+#define MarkGUCPrefixReserved(prefix) EmitWarningsOnPlaceholders(prefix)
+#endif
+
+#endif

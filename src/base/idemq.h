@@ -1,0 +1,92 @@
+/*
+ * base/idemq.h
+ *		Types that more than one file of idemq uses.
+ *
+ * Times: a TimestampTz is PostgreSQL's (microseconds since 2000-01-01 UTC) and
+ * comes from idemq_now(); "mono" is microseconds of CLOCK_MONOTONIC; lengths
+ * of time are int64 microseconds.
+ */
+#ifndef IDEMQ_BASE_IDEMQ_H
+#define IDEMQ_BASE_IDEMQ_H
+
+#include "datatype/timestamp.h"
+
+/* PostgreSQL 18's word, in front of a declaration. */
+#ifndef pg_noreturn
+#define pg_noreturn pg_attribute_noreturn()
+#endif
+
+#define IDEMQ_SCHEMA "idemq"
+#define IDEMQ_EXTENSION "idemq"
+#define IDEMQ_LIBRARY "idemq"
+
+#define IDEMQ_PRIORITIES 10
+#define IDEMQ_DEFAULT_PRIORITY 4
+#define IDEMQ_MAX_QUEUE_NAME 48 /* bytes */
+#define IDEMQ_MAX_NAME_ARG 1024 /* bytes of a name that may then not exist */
+#define IDEMQ_MAX_KEY 1024		/* bytes: an index row holds at most 2704 */
+#define IDEMQ_MAX_WORKER 256	/* bytes */
+#define IDEMQ_MAX_ARRAY 1000000 /* elements of an array argument */
+
+/* Order as in CREATE TYPE idemq.status. */
+typedef enum JobStatus
+{
+	JOB_BLOCKED,
+	JOB_PENDING,
+	JOB_PROCESSING,
+	JOB_FAILED,
+	JOB_COMPLETED,
+	JOB_DEAD,
+	JOB_CANCELLED
+} JobStatus;
+
+#define JOB_STATUS_COUNT 7
+
+/* Order as in CREATE TYPE idemq.outcome. */
+typedef enum Outcome
+{
+	OUTCOME_ACCEPTED,
+	OUTCOME_DUPLICATE,
+	OUTCOME_CLAIMED,
+	OUTCOME_CLAIMED_AGAIN,
+	OUTCOME_LOCKED,
+	OUTCOME_COMPLETED,
+	OUTCOME_DEAD,
+	OUTCOME_CANCELLED,
+	OUTCOME_BLOCKED,
+	OUTCOME_NOT_DUE,
+	OUTCOME_NOT_FOUND,
+	OUTCOME_COMMITTED,
+	OUTCOME_ALREADY_COMMITTED,
+	OUTCOME_STALE,
+	OUTCOME_CURRENT,
+	OUTCOME_EXPIRED,
+	OUTCOME_RETRYING,
+	OUTCOME_RELEASED
+} Outcome;
+
+#define OUTCOME_COUNT 18
+
+/* A position in the ready index of one queue and priority. */
+typedef struct ReadyKey
+{
+	TimestampTz ready_at;
+	int64 id;
+} ReadyKey;
+
+static inline bool
+ready_key_less(ReadyKey a, ReadyKey b)
+{
+	return a.ready_at < b.ready_at || (a.ready_at == b.ready_at && a.id < b.id);
+}
+
+/* Returns the least key above a key. */
+static inline ReadyKey
+ready_key_after(ReadyKey key)
+{
+	if (key.id == PG_INT64_MAX)
+		return (ReadyKey){key.ready_at + 1, PG_INT64_MIN};
+	return (ReadyKey){key.ready_at, key.id + 1};
+}
+
+#endif

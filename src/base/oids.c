@@ -1,0 +1,167 @@
+/*
+ * base/oids.c
+ *		The OIDs of idemq's own objects, looked up once and again whenever a
+ *		schema, a table or an enum may have changed (DROP EXTENSION, ALTER OWNER).
+ *
+ * Indexes are not here: they are read from the table's relcache entry at every
+ * call, since REINDEX CONCURRENTLY replaces them.
+ */
+#include "postgres.h"
+
+#include "catalog/namespace.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_enum.h"
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/syscache.h"
+
+#include "base/compat.h"
+#include "base/oids.h"
+
+static const char *const status_names[JOB_STATUS_COUNT] = {"blocked",  "pending",	"processing",
+														   "failed",   "completed", "dead",
+														   "cancelled"};
+
+static const char *const outcome_names[OUTCOME_COUNT] =
+	{"accepted",  "duplicate", "claimed",			"claimed_again", "locked",
+	 "completed", "dead",	   "cancelled",			"blocked",		 "not_due",
+	 "not_found", "committed", "already_committed", "stale",		 "current",
+	 "expired",	  "retrying",  "released"};
+
+static Catalog catalog;
+/*
+ * The catalog holds while these are equal; 0 loaded: never yet.  What changed
+ * during a load is read at the next call.
+ */
+static uint64 invalidations = 1;
+static uint64 loaded_at = 0;
+
+/* Returns the OID of a relation of schema idemq; raises when it is not there. */
+static Oid
+relation_oid(const char *name)
+{
+	Oid oid = get_relname_relid(name, catalog.schema);
+
+	if (!OidIsValid(oid))
+		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE),
+						errmsg("table \"%s.%s\" does not exist", IDEMQ_SCHEMA, name),
+						errhint("Run CREATE EXTENSION idemq in this database.")));
+	return oid;
+}
+
+/* Returns the OID of an enum of schema idemq, and those of its values in order. */
+static Oid
+load_enum(const char *type, const char *const *names, int count, Oid *values)
+{
+	Oid type_oid = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum(type),
+								   ObjectIdGetDatum(catalog.schema));
+
+	for (int i = 0; i < count; i++)
+	{
+		values[i] = GetSysCacheOid2(ENUMTYPOIDNAME, Anum_pg_enum_oid, ObjectIdGetDatum(type_oid),
+									CStringGetDatum(names[i]));
+		if (!OidIsValid(values[i]))
+			elog(ERROR, "enum %s.%s has no value \"%s\"", IDEMQ_SCHEMA, type, names[i]);
+	}
+	return type_oid;
+}
+
+static Oid
+relation_owner(Oid relation)
+{
+	HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
+	Oid owner;
+
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for relation %u", relation);
+	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
+	ReleaseSysCache(tuple);
+	return owner;
+}
+
+/*
+ * Returns the OIDs.  Raises 42P01 when the extension is not in this database.
+ * The result is valid until the next call.
+ */
+const Catalog *
+idemq_catalog(void)
+{
+	if (loaded_at != invalidations)
+	{
+		uint64 before = invalidations;
+
+		catalog.schema = get_namespace_oid(IDEMQ_SCHEMA, true);
+		catalog.jobs = relation_oid("jobs");
+		catalog.queues = relation_oid("queues");
+		catalog.queue_grants = relation_oid("queue_grants");
+		catalog.jobs_seq = compat_identity_sequence(catalog.jobs, 1);
+		catalog.owner = relation_owner(catalog.jobs);
+		catalog.status_type = load_enum("status", status_names, JOB_STATUS_COUNT, catalog.status);
+		(void) load_enum("outcome", outcome_names, OUTCOME_COUNT, catalog.outcome);
+		loaded_at = before;
+	}
+	return &catalog;
+}
+
+static void
+forget_by_syscache(Datum arg, int cacheid, uint32 hashvalue)
+{
+	invalidations++;
+}
+
+static void
+forget_by_relcache(Datum arg, Oid relid)
+{
+	if (relid == InvalidOid || relid == catalog.jobs)
+		invalidations++;
+}
+
+/* Registers the invalidation callbacks; called once, from _PG_init. */
+void
+idemq_catalog_install(void)
+{
+	CacheRegisterSyscacheCallback(NAMESPACEOID, forget_by_syscache, (Datum) 0);
+	CacheRegisterRelcacheCallback(forget_by_relcache, (Datum) 0);
+}
+
+/* Returns the status that an enum value stands for. */
+JobStatus
+idemq_status_from_oid(Oid value)
+{
+	const Catalog *c = idemq_catalog();
+
+	for (int i = 0; i < JOB_STATUS_COUNT; i++)
+	{
+		if (c->status[i] == value)
+			return (JobStatus) i;
+	}
+	elog(ERROR, "unknown value %u of %s.status", value, IDEMQ_SCHEMA);
+}
+
+/* Returns a status as text. */
+const char *
+idemq_status_name(JobStatus status)
+{
+	return status_names[status];
+}
+
+/* Returns an outcome as a value of idemq.outcome. */
+Datum
+idemq_outcome_datum(Outcome outcome)
+{
+	return ObjectIdGetDatum(idemq_catalog()->outcome[outcome]);
+}
+
+/* Returns the status of that name. */
+JobStatus
+idemq_status_from_name(const char *name)
+{
+	for (int i = 0; i < JOB_STATUS_COUNT; i++)
+	{
+		if (strcmp(status_names[i], name) == 0)
+			return (JobStatus) i;
+	}
+	elog(ERROR, "unknown status \"%s\"", name);
+}

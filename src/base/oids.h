@@ -1,0 +1,30 @@
+/*
+ * base/oids.h
+ *		The OIDs of idemq's own objects.
+ */
+#ifndef IDEMQ_BASE_OIDS_H
+#define IDEMQ_BASE_OIDS_H
+
+#include "base/idemq.h"
+
+typedef struct Catalog
+{
+	Oid schema;
+	Oid jobs;	  /* idemq.jobs */
+	Oid jobs_seq; /* its identity's sequence */
+	Oid queues;
+	Oid queue_grants;
+	Oid owner; /* of idemq.jobs: whom SQL runs as */
+	Oid status_type;
+	Oid status[JOB_STATUS_COUNT];
+	Oid outcome[OUTCOME_COUNT];
+} Catalog;
+
+extern const Catalog *idemq_catalog(void);
+extern void idemq_catalog_install(void);
+extern JobStatus idemq_status_from_oid(Oid value);
+extern JobStatus idemq_status_from_name(const char *name);
+extern const char *idemq_status_name(JobStatus status);
+extern Datum idemq_outcome_datum(Outcome outcome);
+
+#endif

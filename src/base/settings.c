@@ -1,0 +1,56 @@
+/*
+ * base/settings.c
+ *		Settings.  idemq.x is the variable idemq_x.
+ */
+#include "postgres.h"
+
+#include "utils/guc.h"
+
+#include "base/compat.h"
+#include "base/settings.h"
+
+int idemq_max_queues = 1024;
+int idemq_max_leases = 65536;
+int idemq_max_buckets = 4096;
+bool idemq_worker = true;
+bool idemq_notify = true;
+int idemq_notify_delay = 10;
+int idemq_purge_interval = 10000;
+
+/* Defines idemq's settings; called once, from shared_preload_libraries. */
+void
+idemq_guc_define(void)
+{
+	DefineCustomIntVariable("idemq.max_queues", "Queues that have a ready cursor in shared memory.",
+							"More queues work, but each claim from them starts at the head of "
+							"the ready index.",
+							&idemq_max_queues, 1024, 1, 100000, PGC_POSTMASTER, 0, NULL, NULL,
+							NULL);
+	DefineCustomIntVariable("idemq.max_leases",
+							"Jobs in flight whose lease is kept in shared memory.",
+							"More jobs in flight work, with their leases on the row alone.",
+							&idemq_max_leases, 65536, 1, 10000000, PGC_POSTMASTER, 0, NULL, NULL,
+							NULL);
+	DefineCustomIntVariable("idemq.max_buckets",
+							"Buckets of idemq.admit that are in use at a time.",
+							"Calls of more buckets are allowed, and counted in idemq.memory.",
+							&idemq_max_buckets, 4096, 1, 10000000, PGC_POSTMASTER, 0, NULL, NULL,
+							NULL);
+	DefineCustomBoolVariable("idemq.worker",
+							 "Runs a background worker in each database with idemq.",
+							 "Without it, claims take back expired leases, and nothing is "
+							 "notified.",
+							 &idemq_worker, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("idemq.notify", "Has the background worker NOTIFY on idemq_<queue>.",
+							 NULL, &idemq_notify, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("idemq.notify_delay",
+							"Time for which events are gathered into one NOTIFY.", NULL,
+							&idemq_notify_delay, 10, 0, 60000, PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL,
+							NULL);
+	DefineCustomIntVariable("idemq.purge_interval",
+							"Time between two looks for what is past its retention.",
+							"0 or -1 turns off deleting by the background worker.",
+							&idemq_purge_interval, 10000, -1, 86400000, PGC_SIGHUP, GUC_UNIT_MS,
+							NULL, NULL, NULL);
+	MarkGUCPrefixReserved("idemq");
+}

@@ -1,0 +1,18 @@
+/*
+ * base/settings.h
+ *		Settings.
+ */
+#ifndef IDEMQ_BASE_SETTINGS_H
+#define IDEMQ_BASE_SETTINGS_H
+
+extern int idemq_max_queues;
+extern int idemq_max_leases;
+extern int idemq_max_buckets;
+extern bool idemq_worker;
+extern bool idemq_notify;
+extern int idemq_notify_delay;	 /* ms */
+extern int idemq_purge_interval; /* ms; not above 0: off */
+
+extern void idemq_guc_define(void);
+
+#endif

@@ -1,0 +1,142 @@
+/*
+ * base/spi.c
+ *		SQL from C: saved plans, run as the extension's owner.
+ *
+ * Everything that table/jobs.c does not do by direct access goes through here:
+ *
+ *		idemq_sql_begin(&scope);
+ *		n = idemq_sql_run(&statement, args, nulls, SPI_OK_...);
+ *		idemq_sql_end(&scope);
+ *
+ * Between begin and end the user is the owner of idemq's tables, in a
+ * security-restricted context, and search_path is pinned, so that nothing that
+ * the caller's role or path brings in is run.  On an error, transaction abort
+ * puts all of it back.  Statements are constant text; values are parameters.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "utils/guc.h"
+#include "utils/snapmgr.h"
+
+#include "base/oids.h"
+#include "base/spi.h"
+
+/* Becomes a role, with those flags, pins search_path and connects to SPI. */
+static void
+begin(SqlScope *scope, Oid role, int flags)
+{
+	GetUserIdAndSecContext(&scope->user, &scope->sec_context);
+	SetUserIdAndSecContext(role, scope->sec_context | flags);
+	scope->guc_level = NewGUCNestLevel();
+	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+	SPI_connect();
+}
+
+/* Begins SQL as the owner, in a security-restricted context. */
+void
+idemq_sql_begin(SqlScope *scope)
+{
+	begin(scope, idemq_catalog()->owner,
+		  SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
+}
+
+/*
+ * Begins SQL that writes idemq.jobs.  Its owner may have put deferred triggers or
+ * foreign keys on it, which a security-restricted context does not allow.
+ */
+void
+idemq_sql_begin_on_jobs(SqlScope *scope)
+{
+	begin(scope, idemq_catalog()->owner, SECURITY_LOCAL_USERID_CHANGE);
+}
+
+/* Begins SQL with the rights of another role, and no more: calls of idemq's own functions. */
+void
+idemq_sql_begin_as(SqlScope *scope, Oid role)
+{
+	begin(scope, role, SECURITY_LOCAL_USERID_CHANGE);
+}
+
+/*
+ * Until idemq_sql_end no table is read as a whole, if that can be: for a statement of
+ * which each run is for few rows, and whose plan may be from when the table had none.
+ */
+void
+idemq_sql_no_seqscan(void)
+{
+	(void) set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+							 true, 0, false);
+}
+
+static SPIPlanPtr
+prepared(SqlStatement *statement)
+{
+	if (statement->plan == NULL)
+	{
+		SPIPlanPtr plan = SPI_prepare(statement->text, statement->nargs, statement->types);
+
+		if (plan == NULL || SPI_keepplan(plan) != 0)
+			elog(ERROR, "cannot prepare \"%s\": %s", statement->text,
+				 SPI_result_code_string(SPI_result));
+		statement->plan = plan;
+	}
+	return statement->plan;
+}
+
+/*
+ * Runs a statement under the transaction's snapshot; returns its number of
+ * rows.  Raises whatever it raises.
+ */
+uint64
+idemq_sql_run(SqlStatement *statement, const Datum *args, const char *nulls, int expected)
+{
+	int code = SPI_execute_plan(prepared(statement), (Datum *) args, nulls, false, 0);
+
+	if (code != expected)
+		elog(ERROR, "\"%s\" returned %s", statement->text, SPI_result_code_string(code));
+	return SPI_processed;
+}
+
+/* Runs a query under a registered snapshot; returns its number of rows. */
+uint64
+idemq_sql_query_at(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
+{
+	int code = SPI_execute_snapshot(prepared(statement), (Datum *) args, nulls, snapshot,
+									InvalidSnapshot, true, false, 0);
+
+	if (code != SPI_OK_SELECT)
+		elog(ERROR, "\"%s\" returned %s", statement->text, SPI_result_code_string(code));
+	return SPI_processed;
+}
+
+/*
+ * Runs a query under the latest snapshot, whatever the isolation level; returns
+ * its number of rows.
+ */
+uint64
+idemq_sql_query_latest(SqlStatement *statement, const Datum *args, const char *nulls)
+{
+	Snapshot latest = RegisterSnapshot(GetLatestSnapshot());
+	uint64 rows = idemq_sql_query_at(statement, args, nulls, latest);
+
+	UnregisterSnapshot(latest);
+	return rows;
+}
+
+/* Returns a column, from 1, of a row, from 0, of the last result; valid until idemq_sql_end. */
+Datum
+idemq_sql_value(uint64 row, int column, bool *isnull)
+{
+	return SPI_getbinval(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, column, isnull);
+}
+
+/* Puts back what idemq_sql_begin changed. */
+void
+idemq_sql_end(SqlScope *scope)
+{
+	SPI_finish();
+	AtEOXact_GUC(true, scope->guc_level);
+	SetUserIdAndSecContext(scope->user, scope->sec_context);
+}

@@ -1,0 +1,12 @@
+/*
+ * base/token.h
+ *		Fencing tokens: arithmetic only.
+ */
+#ifndef IDEMQ_BASE_TOKEN_H
+#define IDEMQ_BASE_TOKEN_H
+
+#include "datatype/timestamp.h"
+
+extern int64 idemq_token_next(int64 row_token, int64 last_issued, TimestampTz now, uint32 timeline);
+
+#endif

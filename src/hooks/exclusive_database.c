@@ -1,0 +1,216 @@
+/*
+ * hooks/exclusive_database.c
+ *		Commands that need a database for themselves: its worker is sent away before
+ *		they run, and kept away until their transaction ends.
+ *
+ *		DROP DATABASE, CREATE DATABASE with it as the template, ALTER DATABASE ...
+ *			RENAME, SET TABLESPACE: they fail while there is another session;
+ *		ALTER EXTENSION, DROP EXTENSION idemq: they lock one table after the other,
+ *			in another order than a chore.
+ *
+ * Only for a role that may run them: nobody else is to stop a worker.
+ *
+ * idemq_away_let_back is called after commit and abort, by txn/pending.c: it neither
+ * allocates nor raises.  All state is this backend's.
+ */
+#include "postgres.h"
+
+#include <signal.h>
+
+#include "access/htup_details.h"
+#include "access/xact.h"
+#include "catalog/pg_authid.h"
+#include "catalog/pg_database.h"
+#include "commands/dbcommands.h"
+#include "commands/defrem.h"
+#include "commands/extension.h"
+#include "miscadmin.h"
+#include "nodes/parsenodes.h"
+#include "storage/latch.h"
+#include "storage/procarray.h"
+#include "utils/acl.h"
+#include "utils/memutils.h"
+#include "utils/syscache.h"
+
+#include "hooks/exclusive_database.h"
+#include "shared/worker_board.h"
+#include "base/compat.h"
+#include "base/idemq.h"
+
+/* A worker gets so many steps of AWAY_STEP to go by itself, then SIGTERM. */
+#define AWAY_PATIENCE 50
+/* Then the command has its turn, which will say what is in its way. */
+#define AWAY_STEPS 500
+#define AWAY_STEP 10 /* ms */
+
+/* Databases from which this transaction keeps workers; in TopTransactionContext. */
+static Oid *held = NULL;
+static int nheld = 0;
+static int max_held = 0;
+
+/* Returns the value of an option, or another when it is not given. */
+static const char *
+option_value(List *options, const char *name, const char *otherwise)
+{
+	ListCell *lc;
+
+	foreach(lc, options)
+	{
+		DefElem *option = lfirst(lc);
+
+		if (strcmp(option->defname, name) == 0 && option->arg != NULL)
+			return defGetString(option);
+	}
+	return otherwise;
+}
+
+/* Returns whether a command alters or drops the extension. */
+static bool
+is_about_extension(Node *statement)
+{
+	ListCell *lc;
+
+	if (IsA(statement, AlterExtensionStmt))
+		return strcmp(((AlterExtensionStmt *) statement)->extname, IDEMQ_EXTENSION) == 0;
+	if (!IsA(statement, DropStmt) || ((DropStmt *) statement)->removeType != OBJECT_EXTENSION)
+		return false;
+	foreach(lc, ((DropStmt *) statement)->objects)
+	{
+		if (strcmp(strVal(lfirst(lc)), IDEMQ_EXTENSION) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* Returns the database that a command needs for itself; InvalidOid for none. */
+static Oid
+database_needed(Node *statement)
+{
+	const char *name = NULL;
+
+	if (IsA(statement, DropdbStmt))
+		name = ((DropdbStmt *) statement)->dbname;
+	else if (IsA(statement, CreatedbStmt))
+		name = option_value(((CreatedbStmt *) statement)->options, "template", "template1");
+	else if (IsA(statement, AlterDatabaseStmt) &&
+			 option_value(((AlterDatabaseStmt *) statement)->options, "tablespace", NULL) != NULL)
+		name = ((AlterDatabaseStmt *) statement)->dbname;
+	else if (IsA(statement, RenameStmt) &&
+			 ((RenameStmt *) statement)->renameType == OBJECT_DATABASE)
+		name = ((RenameStmt *) statement)->subname;
+	else if (is_about_extension(statement))
+		return MyDatabaseId;
+	return name == NULL ? InvalidOid : get_database_oid(name, true);
+}
+
+/* Returns whether the current role may create databases. */
+static bool
+may_create_databases(void)
+{
+	HeapTuple tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(GetUserId()));
+	bool may = false;
+
+	if (HeapTupleIsValid(tuple))
+	{
+		may = ((Form_pg_authid) GETSTRUCT(tuple))->rolcreatedb;
+		ReleaseSysCache(tuple);
+	}
+	return may;
+}
+
+static bool
+is_template(Oid database)
+{
+	HeapTuple tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
+	bool is = false;
+
+	if (HeapTupleIsValid(tuple))
+	{
+		is = ((Form_pg_database) GETSTRUCT(tuple))->datistemplate;
+		ReleaseSysCache(tuple);
+	}
+	return is;
+}
+
+/* Returns whether the current role may have a database for itself, by that command. */
+static bool
+may_have(Oid database, Node *statement)
+{
+	if (is_about_extension(statement))
+	{
+		Oid extension = get_extension_oid(IDEMQ_EXTENSION, true);
+
+		return OidIsValid(extension) && compat_owns_extension(extension);
+	}
+	if (IsA(statement, CreatedbStmt))
+		return superuser() || (may_create_databases() &&
+							   (is_template(database) || compat_owns_database(database)));
+	return compat_owns_database(database);
+}
+
+/* Waits until a database's worker is no session any more. */
+static void
+wait_for_end(Oid database, pid_t pid)
+{
+	for (int i = 0; i < AWAY_STEPS && BackendPidGetProc(pid) != NULL; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (i == AWAY_PATIENCE)
+			idemq_worker_signal(database, pid, SIGTERM);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, AWAY_STEP,
+						 compat_wait_event_away());
+		ResetLatch(MyLatch);
+	}
+}
+
+/* Sends a database's worker away until this transaction ends, and waits until it is gone. */
+static void
+send_away(Oid database)
+{
+	bool is_held;
+	pid_t pid;
+
+	for (int i = 0; i < nheld; i++)
+	{
+		if (held[i] == database)
+			return;
+	}
+	if (held == NULL)
+	{
+		held = MemoryContextAlloc(TopTransactionContext, 4 * sizeof(Oid));
+		max_held = 4;
+	}
+	else if (nheld == max_held)
+	{
+		held = repalloc(held, 2 * max_held * sizeof(Oid));
+		max_held *= 2;
+	}
+	pid = idemq_worker_hold(database, &is_held);
+	if (is_held)
+		held[nheld++] = database;
+	if (pid != 0)
+		wait_for_end(database, pid);
+}
+
+/*
+ * Sends the worker away from a database that a command, which is about to run,
+ * needs for itself.
+ */
+void
+idemq_away_make_way(Node *statement)
+{
+	Oid database = IsTransactionState() ? database_needed(statement) : InvalidOid;
+
+	if (OidIsValid(database) && may_have(database, statement))
+		send_away(database);
+}
+
+/* Lets the workers back that this transaction has sent away; for its end. */
+void
+idemq_away_let_back(void)
+{
+	while (nheld > 0)
+		idemq_worker_release(held[--nheld]);
+	held = NULL;
+	max_held = 0;
+}

@@ -1,0 +1,242 @@
+/*
+ * hooks/row_triggers.c
+ *		Triggers on idemq's own tables, by which shared memory and caches follow
+ *		rows that change by any other way than direct access: SPI, a DBA's
+ *		statement, COPY, logical replication.
+ */
+#include "postgres.h"
+
+#include "commands/trigger.h"
+#include "executor/spi.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#include "table/jobs.h"
+#include "txn/pending.h"
+#include "txn/pending_counts.h"
+#include "txn/pending_groups.h"
+#include "txn/pending_ready.h"
+#include "queue/queues.h"
+#include "base/oids.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_jobs_changed);
+PG_FUNCTION_INFO_V1(idemq_sql_jobs_truncated);
+PG_FUNCTION_INFO_V1(idemq_sql_settings_changed);
+
+/* Raises 0A000 when called by anything but the trigger that it is for. */
+static TriggerData *
+trigger_data(FunctionCallInfo fcinfo, bool on_jobs)
+{
+	TriggerData *data = (TriggerData *) fcinfo->context;
+	Oid wanted = idemq_catalog()->jobs;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_AFTER(data->tg_event) ||
+		(on_jobs &&
+		 (!TRIGGER_FIRED_FOR_ROW(data->tg_event) || RelationGetRelid(data->tg_relation) != wanted)))
+		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						errmsg("this function is for idemq's own triggers only"),
+						errhint("Do not call it, and do not use it in a trigger.")));
+	return data;
+}
+
+static Datum
+column(Relation rel, HeapTuple tuple, JobColumn which, bool *isnull)
+{
+	return SPI_getbinval(tuple, RelationGetDescr(rel), which + 1, isnull);
+}
+
+/* Notes one version of a changed row: where it stands, or with taken stood, in the ready index. */
+static void
+note_version(Relation rel, HeapTuple tuple, bool taken)
+{
+	int32 queue_id;
+	int16 priority;
+	ReadyKey key;
+	TimestampTz expires_at;
+	QueueInfo queue;
+	bool isnull;
+
+	queue_id = DatumGetInt32(column(rel, tuple, COL_QUEUE_ID, &isnull));
+	key.ready_at = DatumGetTimestampTz(column(rel, tuple, COL_READY_AT, &isnull));
+	if (isnull)
+		return;
+	key.id = DatumGetInt64(column(rel, tuple, COL_ID, &isnull));
+	priority = DatumGetInt16(column(rel, tuple, COL_PRIORITY, &isnull));
+	if (priority < 0 || priority >= IDEMQ_PRIORITIES || !idemq_queue_by_id(queue_id, &queue))
+		return;
+	if (taken)
+	{
+		idemq_lowers_note_taken(queue.slot, queue_id, priority, key);
+		return;
+	}
+	idemq_lowers_note(queue.slot, queue_id, priority, key);
+	expires_at = DatumGetTimestampTz(column(rel, tuple, COL_EXPIRES_AT, &isnull));
+	if (!isnull)
+		idemq_lowers_note_expiry(queue.slot, queue_id, priority, expires_at);
+}
+
+/* Ends the lease entry of an attempt that the change ended. */
+static void
+note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
+{
+	Oid processing = idemq_catalog()->status[JOB_PROCESSING];
+	bool isnull;
+	int32 queue_id = DatumGetInt32(column(rel, old_row, COL_QUEUE_ID, &isnull));
+	int64 id = DatumGetInt64(column(rel, old_row, COL_ID, &isnull));
+	int64 token = DatumGetInt64(column(rel, old_row, COL_TOKEN, &isnull));
+	QueueInfo queue = {0};
+
+	if (DatumGetObjectId(column(rel, old_row, COL_STATUS, &isnull)) != processing)
+		return;
+	if (new_row != NULL &&
+		DatumGetObjectId(column(rel, new_row, COL_STATUS, &isnull)) == processing &&
+		DatumGetInt64(column(rel, new_row, COL_TOKEN, &isnull)) == token &&
+		DatumGetInt32(column(rel, new_row, COL_QUEUE_ID, &isnull)) == queue_id)
+		return;
+	(void) idemq_queue_by_id(queue_id, &queue);
+	idemq_xact_note_end(queue.slot, queue_id, id, token);
+}
+
+/* Notes a job that finished without having been in an attempt. */
+static void
+note_finished(Relation rel, HeapTuple old_row, HeapTuple new_row)
+{
+	bool running = true;
+	bool isnull;
+
+	(void) column(rel, old_row, COL_FINISHED_AT, &running);
+	(void) column(rel, new_row, COL_FINISHED_AT, &isnull);
+	if (running && !isnull)
+		idemq_xact_note_finished(DatumGetInt64(column(rel, new_row, COL_ID, &isnull)));
+}
+
+/* Notes that a row is gone, for those who wait for the job's result. */
+static void
+note_gone(Relation rel, HeapTuple row)
+{
+	bool running = true;
+
+	(void) column(rel, row, COL_FINISHED_AT, &running);
+	if (running)
+		idemq_xact_note_gone();
+}
+
+/* Has a job looked for that was put in processing by hand, without a lease entry. */
+static void
+note_begin_of_attempt(Relation rel, HeapTuple tuple)
+{
+	bool isnull;
+	int32 queue_id = DatumGetInt32(column(rel, tuple, COL_QUEUE_ID, &isnull));
+	int64 id = DatumGetInt64(column(rel, tuple, COL_ID, &isnull));
+	int64 token = DatumGetInt64(column(rel, tuple, COL_TOKEN, &isnull));
+	QueueInfo queue;
+	Lease lease;
+
+	if (DatumGetObjectId(column(rel, tuple, COL_STATUS, &isnull)) !=
+		idemq_catalog()->status[JOB_PROCESSING])
+		return;
+	if (idemq_lease_get(id, &lease) && lease.token == token && lease.queue_id == queue_id)
+		return;
+	if (idemq_queue_by_id(queue_id, &queue))
+		idemq_xact_note_recovery(queue.slot, queue_id);
+}
+
+/* Has the group of a changed row looked at: it may need a head now. */
+static void
+note_group(Relation rel, HeapTuple row)
+{
+	QueueInfo queue;
+	bool isnull;
+	Datum name = column(rel, row, COL_GROUP_KEY, &isnull);
+	int32 queue_id;
+
+	if (isnull)
+		return;
+	queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
+	if (idemq_queue_by_id(queue_id, &queue))
+		idemq_group_note(queue.slot, queue_id, name, GROUP_DROP_FLOOR);
+}
+
+/* Counts a row that SQL wrote; old_row or new_row is NULL when there is none. */
+static void
+count_row(Relation rel, HeapTuple old_row, HeapTuple new_row)
+{
+	int32 queue_ids[2] = {0, 0};
+	int statuses[2] = {NO_ROW, NO_ROW};
+	HeapTuple rows[] = {old_row, new_row};
+	bool isnull;
+
+	for (int i = 0; i < (int) lengthof(rows); i++)
+	{
+		if (rows[i] == NULL)
+			continue;
+		queue_ids[i] = DatumGetInt32(column(rel, rows[i], COL_QUEUE_ID, &isnull));
+		statuses[i] =
+			idemq_status_from_oid(DatumGetObjectId(column(rel, rows[i], COL_STATUS, &isnull)));
+	}
+	if (queue_ids[0] == queue_ids[1])
+		idemq_tally_row(queue_ids[0], statuses[0], statuses[1]);
+	else
+	{
+		idemq_tally_row(queue_ids[0], statuses[0], NO_ROW);
+		idemq_tally_row(queue_ids[1], NO_ROW, statuses[1]);
+	}
+}
+
+/* jobs_changed(): row trigger of idemq.jobs. */
+Datum
+idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
+{
+	TriggerData *data = trigger_data(fcinfo, true);
+	Relation rel = data->tg_relation;
+
+	note_group(rel, data->tg_trigtuple);
+	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
+	{
+		note_version(rel, data->tg_trigtuple, true);
+		note_version(rel, data->tg_newtuple, false);
+		note_end_of_attempt(rel, data->tg_trigtuple, data->tg_newtuple);
+		note_begin_of_attempt(rel, data->tg_newtuple);
+		note_group(rel, data->tg_newtuple);
+		note_finished(rel, data->tg_trigtuple, data->tg_newtuple);
+		count_row(rel, data->tg_trigtuple, data->tg_newtuple);
+	}
+	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
+	{
+		note_version(rel, data->tg_trigtuple, false);
+		note_begin_of_attempt(rel, data->tg_trigtuple);
+		count_row(rel, NULL, data->tg_trigtuple);
+	}
+	else
+	{
+		/* Our own claims do not see it any more, and pass its key: it may come back. */
+		note_version(rel, data->tg_trigtuple, true);
+		note_end_of_attempt(rel, data->tg_trigtuple, NULL);
+		note_gone(rel, data->tg_trigtuple);
+		count_row(rel, data->tg_trigtuple, NULL);
+	}
+	return PointerGetDatum(NULL);
+}
+
+/* jobs_truncated(): statement trigger of idemq.jobs. */
+Datum
+idemq_sql_jobs_truncated(PG_FUNCTION_ARGS)
+{
+	(void) trigger_data(fcinfo, false);
+	idemq_xact_note_forget();
+	return PointerGetDatum(NULL);
+}
+
+/* settings_changed(): statement trigger of idemq.queues and idemq.queue_grants. */
+Datum
+idemq_sql_settings_changed(PG_FUNCTION_ARGS)
+{
+	TriggerData *data = trigger_data(fcinfo, false);
+
+	idemq_queues_changed();
+	idemq_xact_note_settings(0);
+	/* Truncated queues may come again with the same ids. */
+	if (TRIGGER_FIRED_BY_TRUNCATE(data->tg_event))
+		idemq_xact_note_forget();
+	return PointerGetDatum(NULL);
+}

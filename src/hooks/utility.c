@@ -1,0 +1,204 @@
+/*
+ * hooks/utility.c
+ *		Utility commands that idemq follows.
+ *
+ *		Before they run: the worker is sent away from a database that the command
+ *			needs for itself (hooks/exclusive_database.c).
+ *
+ *		After they succeeded:
+ *
+ *		COMMIT PREPARED, ROLLBACK PREPARED	rows changed, and no session knows
+ *			which: cursors are unset, jobs in flight looked for.
+ *		DROP DATABASE						its entries in shared memory go.
+ *		DROP EXTENSION, or whatever else drops idemq.jobs: likewise, at commit.
+ *		CREATE EXTENSION idemq				a worker is wanted, at commit.
+ *		CREATE DATABASE						the template may have had the extension:
+ *			likewise.
+ *		DISCARD ALL							a pooler hands the session on: its
+ *			attached leases end, as with the session.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/objectaccess.h"
+#include "catalog/pg_class.h"
+#include "commands/dbcommands.h"
+#include "miscadmin.h"
+#include "nodes/parsenodes.h"
+#include "storage/ipc.h"
+#include "tcop/utility.h"
+#include "utils/lsyscache.h"
+
+#include "hooks/exclusive_database.h"
+#include "hooks/utility.h"
+#include "txn/pending.h"
+#include "shared/buckets.h"
+#include "shared/lease_scan.h"
+#include "shared/ready_cursor.h"
+#include "shared/wake.h"
+#include "base/idemq.h"
+
+static ProcessUtility_hook_type prev_process_utility = NULL;
+static object_access_hook_type prev_object_access = NULL;
+
+/* What is to be followed once the command has succeeded. */
+typedef enum Follow
+{
+	FOLLOW_NOTHING,
+	FOLLOW_PREPARED,
+	FOLLOW_DROP_DATABASE,
+	FOLLOW_CREATE_EXTENSION,
+	FOLLOW_CREATE_DATABASE,
+	FOLLOW_DISCARD
+} Follow;
+
+static Follow
+what_to_follow(Node *statement, Oid *database)
+{
+	if (IsA(statement, TransactionStmt))
+	{
+		TransactionStmtKind kind = ((TransactionStmt *) statement)->kind;
+
+		if (kind == TRANS_STMT_COMMIT_PREPARED || kind == TRANS_STMT_ROLLBACK_PREPARED)
+			return FOLLOW_PREPARED;
+	}
+	else if (IsA(statement, DropdbStmt))
+	{
+		*database = get_database_oid(((DropdbStmt *) statement)->dbname, true);
+		if (OidIsValid(*database))
+			return FOLLOW_DROP_DATABASE;
+	}
+	else if (IsA(statement, CreateExtensionStmt) &&
+			 strcmp(((CreateExtensionStmt *) statement)->extname, IDEMQ_EXTENSION) == 0)
+		return FOLLOW_CREATE_EXTENSION;
+	else if (IsA(statement, CreatedbStmt))
+		return FOLLOW_CREATE_DATABASE;
+	else if (IsA(statement, DiscardStmt) && ((DiscardStmt *) statement)->target == DISCARD_ALL)
+		return FOLLOW_DISCARD;
+	return FOLLOW_NOTHING;
+}
+
+/* Runs the command itself. */
+static void
+run_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
+			ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
+			DestReceiver *dest, QueryCompletion *completion)
+{
+	if (prev_process_utility)
+		prev_process_utility(statement, query, read_only_tree, context, params, env, dest,
+							 completion);
+	else
+		standard_ProcessUtility(statement, query, read_only_tree, context, params, env, dest,
+								completion);
+}
+
+/* Whether this session counts among the changes under way (shared/slots.c), for COMMIT PREPARED. */
+static bool in_change = false;
+
+static void
+end_change(void)
+{
+	if (in_change)
+		idemq_slots_end_change();
+	in_change = false;
+}
+
+static void
+end_change_at_exit(int code, Datum arg)
+{
+	end_change();
+}
+
+/*
+ * Begins a change that an error, or the session's end, ends too.  (Not with
+ * PG_ENSURE_ERROR_CLEANUP: the command itself registers a callback for the exit.)
+ */
+static void
+begin_change(void)
+{
+	static bool registered = false;
+
+	if (!registered)
+		on_shmem_exit(end_change_at_exit, (Datum) 0);
+	registered = true;
+	idemq_slots_begin_change();
+	in_change = true;
+}
+
+static void
+process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
+				ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
+				DestReceiver *dest, QueryCompletion *completion)
+{
+	Oid database = InvalidOid;
+	Follow follow = what_to_follow(statement->utilityStmt, &database);
+
+	idemq_away_make_way(statement->utilityStmt);
+	if (follow == FOLLOW_PREPARED)
+	{
+		/* From the moment on that it is visible until the cursors are unset. */
+		begin_change();
+		PG_TRY();
+		{
+			run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
+		}
+		PG_CATCH();
+		{
+			end_change();
+			PG_RE_THROW();
+		}
+		PG_END_TRY();
+	}
+	else
+		run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
+
+	switch (follow)
+	{
+		case FOLLOW_NOTHING:
+			break;
+		case FOLLOW_PREPARED:
+			idemq_slots_unset_database(MyDatabaseId);
+			idemq_wake_database(MyDatabaseId, true);
+			end_change();
+			break;
+		case FOLLOW_DROP_DATABASE:
+			idemq_lease_forget_database(database);
+			idemq_buckets_forget_database(database);
+			idemq_slots_forget_database(database);
+			break;
+		case FOLLOW_CREATE_EXTENSION:
+			idemq_xact_note_extension(MyDatabaseId);
+			break;
+		case FOLLOW_CREATE_DATABASE:
+			CommandCounterIncrement(); /* to see it */
+			database = get_database_oid(((CreatedbStmt *) statement->utilityStmt)->dbname, true);
+			if (OidIsValid(database))
+				idemq_xact_note_extension(database);
+			break;
+		case FOLLOW_DISCARD:
+			idemq_lease_orphan_session();
+			break;
+	}
+}
+
+/* Follows the drop of idemq.jobs. */
+static void
+object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, void *arg)
+{
+	if (prev_object_access)
+		prev_object_access(access, class_id, object_id, sub_id, arg);
+	if (access == OAT_DROP && class_id == RelationRelationId && sub_id == 0 &&
+		object_id == get_relname_relid("jobs", get_namespace_oid(IDEMQ_SCHEMA, true)))
+		idemq_xact_note_forget();
+}
+
+/* Installs the hooks; called once, from _PG_init. */
+void
+idemq_utility_install(void)
+{
+	prev_process_utility = ProcessUtility_hook;
+	ProcessUtility_hook = process_utility;
+	prev_object_access = object_access_hook;
+	object_access_hook = object_access;
+}

@@ -1,0 +1,87 @@
+/*
+ * job/attempt.c
+ *		A worker's attempt: a job with the token that the worker holds.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+
+#include "job/attempt.h"
+#include "base/errors.h"
+#include "base/oids.h"
+
+/*
+ * Fetches a job and compares the worker's token.  Returns OUTCOME_CURRENT,
+ * OUTCOME_ALREADY_COMMITTED (by this very token), OUTCOME_STALE, or
+ * OUTCOME_NOT_FOUND, also for a job of a queue that the role may not claim from.
+ */
+Outcome
+idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
+{
+	Job *job = &attempt->job;
+
+	attempt->id = id;
+	attempt->token = token;
+	if (!idemq_jobs_fetch(table, id, job) ||
+		!idemq_queue_allows(job->queue_id, PRIVILEGE_CLAIM, &attempt->queue))
+		return OUTCOME_NOT_FOUND;
+	if (job->token != token)
+		return OUTCOME_STALE;
+	if (job->status == JOB_PROCESSING)
+		return OUTCOME_CURRENT;
+	return job->status == JOB_COMPLETED ? OUTCOME_ALREADY_COMMITTED : OUTCOME_STALE;
+}
+
+/*
+ * For OUTCOME_NOT_FOUND: returns whether this transaction itself has committed the
+ * attempt, and by that deleted the job, whose queue keeps nothing.
+ */
+bool
+idemq_attempt_is_gone(JobsTable *table, const Attempt *attempt)
+{
+	QueueInfo queue;
+	Job job;
+
+	return idemq_jobs_fetch_deleted(table, attempt->id, &job) && job.token == attempt->token &&
+		   job.status == JOB_PROCESSING &&
+		   idemq_queue_allows(job.queue_id, PRIVILEGE_CLAIM, &queue);
+}
+
+/*
+ * After a write that answered JOB_CHANGED: gets ready to look again, or raises
+ * 40001 above READ COMMITTED, where the attempt is still ours (the caller has
+ * looked: OUTCOME_CURRENT) but in a version that the transaction may not see.
+ */
+void
+idemq_attempt_changed(JobsTable *table)
+{
+	if (IsolationUsesXactSnapshot())
+		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+						errmsg("could not serialize access due to concurrent update of a job"),
+						errhint("Run the transaction again.")));
+	idemq_jobs_refresh(table);
+}
+
+/* Raises IQ001, IQ002 or IQ006 for an outcome of idemq_attempt_find; returns for others. */
+void
+idemq_attempt_raise(const Attempt *attempt, Outcome outcome)
+{
+	if (outcome == OUTCOME_NOT_FOUND)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
+				 errmsg("job %lld does not exist", (long long) attempt->id),
+				 errhint("It was purged, its queue keeps no completed jobs, or you may not claim "
+						 "from its queue.")));
+	if (outcome == OUTCOME_ALREADY_COMMITTED)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEMQ_ALREADY_COMMITTED),
+				 errmsg("job %lld is already committed with this token", (long long) attempt->id),
+				 errhint("Its effect stands: roll back and treat the job as done.")));
+	if (outcome == OUTCOME_STALE)
+		ereport(ERROR, (errcode(ERRCODE_IDEMQ_LEASE_LOST),
+						errmsg("the lease on job %lld is lost", (long long) attempt->id),
+						errdetail("Token %lld is stale: the job is %s, its last attempt is %d.",
+								  (long long) attempt->token,
+								  idemq_status_name(attempt->job.status), attempt->job.attempt),
+						errhint("Roll back and drop this job; claim another.")));
+}

@@ -1,0 +1,141 @@
+/*
+ * job/claim_one.c
+ *		Taking a ready job: the lease entry first, then the row.
+ *
+ * The entry makes idemq's claimers exclusive among themselves with no row
+ * locked: whoever finds another's does not touch the row.  With the entry ours,
+ * the row can be held only by somebody who is not a claimer (a foreign key
+ * check, a DBA, a cancel); then it is skipped, not waited for.  When the lease
+ * table is full, the row lock alone decides.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "utils/timestamp.h"
+
+#include "job/claim_one.h"
+#include "job/limits.h"
+#include "txn/pending.h"
+#include "txn/pending_counts.h"
+#include "shared/leases.h"
+#include "shared/wake.h"
+
+/*
+ * Undoes a take whose job changed between our look and our entry, which may have
+ * turned others away from its new version, wherever in the index that is.  So we
+ * look at it once more when the entry is gone, and lower to where it is ready;
+ * who makes it ready after that look lowers later still.  Usually another worker
+ * has completed it, and nothing is owed: the cursors stay, or each lost race
+ * would send every claimer through all that a held snapshot keeps.
+ */
+static void
+undo_changed(const QueueInfo *queue, int64 id)
+{
+	JobsTable latest;
+	Job job;
+
+	/* Opens what the second look needs, since that must neither wait nor end early. */
+	idemq_jobs_open_to_read(&latest);
+	(void) idemq_jobs_fetch(&latest, id, &job);
+	HOLD_INTERRUPTS();
+	idemq_slots_begin_change();
+	idemq_xact_undo_last();
+	PG_TRY();
+	{
+		idemq_jobs_refresh(&latest);
+		if (idemq_jobs_fetch(&latest, id, &job) &&
+			idemq_transition_allowed(EVENT_CLAIM, job.status))
+		{
+			idemq_cursor_lower(queue->slot, job.queue_id, job.priority, job_ready_key(&job));
+			idemq_wake_ready(queue->slot, job.queue_id, 1, DT_NOEND);
+		}
+	}
+	PG_CATCH();
+	{
+		idemq_cursor_unset(queue->slot, queue->id);
+		idemq_slots_end_change();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	idemq_slots_end_change();
+	RESUME_INTERRUPTS();
+	idemq_jobs_close(&latest);
+}
+
+/*
+ * Takes what a job needs beside its row: a token of the queue's rate, and an entry.
+ * Returns LEASE_LIMIT when the queue's limits turn it away, who are then on record.
+ */
+static LeaseTake
+take_entry(const QueueInfo *queue, const LeaseClaim *claim, Lease *prior, bool *has_prior)
+{
+	LimitView view;
+	LeaseTake take;
+
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idemq_limit_take_token(queue, claim->borrow))
+			continue;
+		take = idemq_lease_take(claim, prior, has_prior);
+		/* What is on its row alone is not counted. */
+		if (take == LEASE_TAKEN || (take == LEASE_FULL && queue->max_running == 0))
+			return take;
+		idemq_limit_return_token(queue);
+		if (take == LEASE_BUSY)
+			return take;
+	} while (idemq_limit_lets(queue, &view));
+	return LEASE_LIMIT;
+}
+
+/*
+ * Takes a fetched job in status pending or failed by EVENT_CLAIM or
+ * EVENT_COMMIT_ONCE; sets args->token.  lease: microseconds.  Undone by the
+ * transaction's, or savepoint's, rollback.
+ */
+TakeResult
+idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
+		   EventArgs *args, int64 lease, bool attach)
+{
+	LeaseClaim claim = {.job_id = job->id,
+						.queue_id = queue->id,
+						.slot = queue->slot,
+						.max_running = queue->max_running,
+						.length = lease,
+						.attached = attach};
+	Lease prior;
+	bool has_prior;
+	LeaseTake take;
+	JobWrite write = JOB_WRITTEN;
+
+	if (idemq_jobs_is_outdated(table, job))
+		return TAKE_CHANGED;
+	args->token = claim.token = idemq_lease_issue_token(job->token);
+	claim.borrow = idemq_limit_may_borrow(queue);
+	idemq_xact_reserve();
+	take = take_entry(queue, &claim, &prior, &has_prior);
+	if (take == LEASE_BUSY || take == LEASE_LIMIT)
+		return take == LEASE_BUSY ? TAKE_BUSY : TAKE_LIMIT;
+	idemq_xact_note_claim(&claim, job->priority, job_ready_key(job), take == LEASE_FULL,
+						  has_prior ? &prior : NULL);
+	if (take == LEASE_FULL)
+		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS);
+	if (write == JOB_WRITTEN)
+		write = idemq_transition(table, job, queue, event, args, JOB_SKIPS_STRANGERS);
+	if (write == JOB_WRITTEN)
+	{
+		if (take == LEASE_FULL && event == EVENT_CLAIM)
+			idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
+		return TAKE_DONE;
+	}
+	idemq_limit_return_token(queue);
+	if (write == JOB_CHANGED)
+	{
+		undo_changed(queue, job->id);
+		return TAKE_CHANGED;
+	}
+	idemq_slots_begin_change();
+	idemq_xact_undo_last();
+	idemq_slots_end_change();
+	return TAKE_LOCKED;
+}

@@ -1,0 +1,22 @@
+/*
+ * job/claim_one.h
+ *		Taking a ready job: the lease entry first, then the row.
+ */
+#ifndef IDEMQ_JOB_CLAIM_ONE_H
+#define IDEMQ_JOB_CLAIM_ONE_H
+
+#include "job/transition.h"
+
+typedef enum TakeResult
+{
+	TAKE_DONE,
+	TAKE_BUSY,	  /* somebody is on it */
+	TAKE_CHANGED, /* it moved on since the snapshot */
+	TAKE_LOCKED,  /* somebody else than a claimer holds its row */
+	TAKE_LIMIT	  /* max_running or rate_limit of its queue: see job/limits.h */
+} TakeResult;
+
+extern TakeResult idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue,
+							 JobEvent event, EventArgs *args, int64 lease, bool attach);
+
+#endif

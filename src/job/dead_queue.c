@@ -1,0 +1,272 @@
+/*
+ * job/dead_queue.c
+ *		The queue to which the dead jobs of another queue go: a death adds a job
+ *		there, in its own transaction.
+ *
+ * The dead job itself stays where it is; what is added is an account of it, as a
+ * payload: its queue, id, key, group_key, payload, headers, error and attempts.
+ * The headers go along as headers too, so that a trace goes on.  The new job's
+ * key names the death, by the token of the last attempt: it is added once.
+ *
+ * An account is bounded, or one job could keep its queue from ever being reaped:
+ * the latest MAX_ATTEMPTS attempts, of each error the first MAX_ERROR characters,
+ * and a payload with headers above MAX_DOCUMENTS bytes is left out.
+ *
+ * A death never fails for want of a dead queue: when it is gone, or leads back to
+ * the queue itself, a warning says that nothing was added.
+ *
+ * Locks: the dead queue, against being dropped, from before the dead job's row is
+ * written to the end of the transaction.  Who sets a dead_queue does so alone
+ * (CHAIN_LOCK), so that two of them do not close a circle together.
+ */
+#include "postgres.h"
+
+#include "access/detoast.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/jsonb.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "job/dead_queue.h"
+#include "job/new_job_keyed.h"
+#include "txn/pending_counts.h"
+#include "txn/pending_ready.h"
+#include "base/clock.h"
+#include "base/errors.h"
+#include "base/spi.h"
+
+#define MAX_ATTEMPTS "100"
+#define MAX_ERROR "10000"
+/* A jsonb object holds less than 256 MB. */
+#define MAX_DOCUMENTS (100 * 1024 * 1024)
+/* Dead queues of dead queues; a longer chain is taken for a circle. */
+#define MAX_CHAIN 32
+/* In place of a queue's id: whoever holds it may set a dead_queue. */
+#define CHAIN_LOCK 0
+
+/* The attempts by token, which grows: their order, also when a clock was set back. */
+static SqlStatement tell_death =
+	{.text =
+		 "SELECT jsonb_build_object('queue', $1, 'id', $2, 'key', $3, 'group_key', $4, "
+		 "'payload', $5, 'headers', $6, 'enqueued_at', $7, 'died_at', $8, "
+		 "'error', left($9, " MAX_ERROR "), 'attempts', coalesce((SELECT jsonb_agg("
+		 "jsonb_build_object('attempt', a.attempt, 'worker', a.worker, 'claimed_at', a.claimed_at, "
+		 "'ended_at', a.ended_at, 'outcome', a.outcome, 'error', left(a.error, " MAX_ERROR ")) "
+		 "ORDER BY a.token) FROM (SELECT * FROM idemq.attempts WHERE job_id = $2 "
+		 "ORDER BY token DESC LIMIT " MAX_ATTEMPTS ") a), '[]'))",
+	 .nargs = 9,
+	 .types = {TEXTOID, INT8OID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID,
+			   TIMESTAMPTZOID, TEXTOID}};
+
+/* Returns whether the chain of dead queues from a queue on leads to that name. */
+static bool
+leads_to(const char *from, const char *name)
+{
+	QueueInfo queue = {0};
+
+	strlcpy(queue.dead_queue, from, sizeof(queue.dead_queue));
+	for (int i = 0; i < MAX_CHAIN; i++)
+	{
+		if (strcmp(queue.dead_queue, name) == 0)
+			return true;
+		if (queue.dead_queue[0] == '\0' || !idemq_queue_find(queue.dead_queue, &queue))
+			return false;
+	}
+	return true;
+}
+
+/*
+ * Checks what is to become the dead_queue of a queue that need not exist yet, and
+ * keeps it from being dropped until the end of the transaction.  Raises 22023 for
+ * the queue itself and for one whose own dead jobs would come back to it, IQ005
+ * when it does not exist, 42501 when the current role may not enqueue to it.
+ */
+void
+idemq_dead_queue_check(const char *queue, const char *dead_queue)
+{
+	QueueInfo dead;
+
+	if (strcmp(queue, dead_queue) == 0)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("queue \"%s\" cannot be its own dead_queue", queue),
+						errhint("Create another queue for the dead jobs.")));
+	idemq_queue_by_name(dead_queue, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &dead);
+	idemq_queue_lock(CHAIN_LOCK, ShareUpdateExclusiveLock);
+	idemq_queue_lock(dead.id, AccessShareLock);
+	idemq_queue_by_name(dead_queue, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &dead);
+	if (leads_to(dead.name, queue))
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("dead jobs of queue \"%s\" would come back to queue \"%s\"",
+							   dead_queue, queue),
+						errhint("Let the last queue of the chain have no dead_queue.")));
+}
+
+/*
+ * To be called before a job of the queue becomes dead.  Sets *dead to its dead
+ * queue, and keeps that from being dropped; its id is 0 when there is none, or none
+ * of that name.  Returns false when somebody is dropping it, and the caller would
+ * not wait.
+ */
+bool
+idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead)
+{
+	QueueInfo latest = *queue;
+
+	while (idemq_queue_find(latest.dead_queue, dead))
+	{
+		if (wait == JOB_WAITS)
+			idemq_queue_lock(dead->id, AccessShareLock);
+		else if (!idemq_queue_try_lock(dead->id, AccessShareLock))
+			return false;
+		/* It may be gone by now, or another one. */
+		if (!idemq_queue_by_id(queue->id, &latest) ||
+			(strcmp(latest.dead_queue, dead->name) == 0 && idemq_queue_by_id(dead->id, dead)))
+			return true;
+	}
+	memset(dead, 0, sizeof(*dead));
+	strlcpy(dead->name, latest.dead_queue, sizeof(dead->name));
+	return true;
+}
+
+/* Returns whether something can be added to the dead queue; warns if not. */
+static bool
+can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead)
+{
+	bool exists = dead->id != 0;
+
+	if (dead->name[0] == '\0' || (exists && !leads_to(dead->dead_queue, queue->name)))
+		return exists;
+	ereport(WARNING,
+			(errcode(exists ? ERRCODE_INVALID_PARAMETER_VALUE : ERRCODE_IDEMQ_NO_SUCH_QUEUE),
+			 exists ? errmsg("dead job %lld was not added to queue \"%s\", whose dead jobs would "
+							 "come back to queue \"%s\"",
+							 (long long) job->id, dead->name, queue->name)
+					: errmsg("dead job %lld was not added to queue \"%s\", which does not exist",
+							 (long long) job->id, dead->name),
+			 errdetail("The job itself is in queue \"%s\", and dead.", queue->name),
+			 errhint("Set another with SELECT idemq.alter_queue('%s', dead_queue => '...').",
+					 queue->name)));
+	return false;
+}
+
+/* Returns whether payload and headers are too long to be told. */
+static bool
+is_too_long(const Job *job)
+{
+	Size size = toast_raw_datum_size(job->row->tts_values[COL_PAYLOAD]);
+
+	if (!job->row->tts_isnull[COL_HEADERS])
+		size += toast_raw_datum_size(job->row->tts_values[COL_HEADERS]);
+	if (size > MAX_DOCUMENTS)
+		ereport(WARNING, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+						  errmsg("payload and headers of dead job %lld are too long for its dead "
+								 "queue, and left out",
+								 (long long) job->id),
+						  errdetail("They have %zu bytes, more than %d.", size, MAX_DOCUMENTS),
+						  errhint("The dead job itself has them.")));
+	return size > MAX_DOCUMENTS;
+}
+
+/* Puts a column of the row into a parameter. */
+static void
+take_column(const Job *job, JobColumn column, Datum *value, char *null)
+{
+	*value = job->row->tts_values[column];
+	*null = job->row->tts_isnull[column] ? 'n' : ' ';
+}
+
+/* Returns the account of a death as jsonb, in the current memory context. */
+static Datum
+account_of(const Job *job, const QueueInfo *queue, TimestampTz died_at, text *error, bool too_long)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	Datum values[9];
+	char nulls[] = "         ";
+	SqlScope scope;
+	MemoryContext old;
+	Datum account;
+	bool isnull;
+
+	values[0] = CStringGetTextDatum(queue->name);
+	values[1] = Int64GetDatum(job->id);
+	take_column(job, COL_KEY, &values[2], &nulls[2]);
+	take_column(job, COL_GROUP_KEY, &values[3], &nulls[3]);
+	take_column(job, COL_PAYLOAD, &values[4], &nulls[4]);
+	take_column(job, COL_HEADERS, &values[5], &nulls[5]);
+	if (too_long)
+		nulls[4] = nulls[5] = 'n';
+	take_column(job, COL_CREATED_AT, &values[6], &nulls[6]);
+	values[7] = TimestampTzGetDatum(died_at);
+	values[8] = PointerGetDatum(error);
+	if (error == NULL)
+		nulls[8] = 'n';
+	idemq_sql_begin(&scope);
+	(void) idemq_sql_run(&tell_death, values, nulls, SPI_OK_SELECT);
+	old = MemoryContextSwitchTo(caller);
+	account = JsonbPGetDatum(DatumGetJsonbPCopy(idemq_sql_value(0, 1, &isnull)));
+	MemoryContextSwitchTo(old);
+	idemq_sql_end(&scope);
+	return account;
+}
+
+/* Adds a job without a key: nobody's transaction is waited for. */
+static void
+add_without_key(JobsTable *table, const QueueInfo *dead, JobChange *columns)
+{
+	ReadyKey key = {DatumGetTimestampTz(columns->values[COL_READY_AT]), idemq_jobs_next_id()};
+
+	columns->set &= ~COLUMN_BIT(COL_KEY);
+	job_set(columns, COL_ID, Int64GetDatum(key.id));
+	idemq_lowers_note(dead->slot, dead->id, IDEMQ_DEFAULT_PRIORITY, key);
+	idemq_jobs_insert(table, columns);
+}
+
+/* Makes the columns of the job that tells a death. */
+static void
+fill_columns(JobChange *columns, const Job *job, const QueueInfo *queue, const QueueInfo *dead,
+			 TimestampTz died_at, text *error)
+{
+	bool too_long = is_too_long(job);
+	char *key =
+		psprintf("dead:%s:%lld:%lld", queue->name, (long long) job->id, (long long) job->token);
+
+	idemq_new_job(columns, dead, idemq_now(), account_of(job, queue, died_at, error, too_long));
+	job_set(columns, COL_KEY, CStringGetTextDatum(key));
+	if (!job->row->tts_isnull[COL_HEADERS])
+		job_set(columns, COL_HEADERS, job->row->tts_values[COL_HEADERS]);
+}
+
+/*
+ * Adds a job that died in this transaction to the dead queue that
+ * idemq_dead_queue_hold has set, if any.  job: as it was in processing; its end is
+ * in idemq.attempts by now.  Ends the command; waits for nobody.
+ */
+void
+idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
+					 TimestampTz died_at, text *error)
+{
+	MemoryContext context;
+	MemoryContext old;
+	JobsTable table;
+	JobChange columns;
+	EnqueueAnswer answer;
+
+	if (!can_be_added(job, queue, dead))
+		return;
+	/* A reaper may add thousands, each of them long. */
+	context = AllocSetContextCreate(CurrentMemoryContext, "idemq dead job", ALLOCSET_DEFAULT_SIZES);
+	old = MemoryContextSwitchTo(context);
+	fill_columns(&columns, job, queue, dead, died_at, error);
+	idemq_jobs_open(&table);
+	idemq_enqueue_keyed(&table, dead, &columns, DUPLICATE_IGNORE, JOB_SKIPS, &answer);
+	/* Somebody is using up the key in an open transaction. */
+	if (answer.outcome == OUTCOME_LOCKED)
+		add_without_key(&table, dead, &columns);
+	idemq_jobs_close(&table);
+	MemoryContextSwitchTo(old);
+	MemoryContextDelete(context);
+	if (answer.outcome != OUTCOME_DUPLICATE)
+		idemq_tally_count(dead->id, COUNTER_BIT(COUNTER_ENQUEUED));
+}

@@ -1,0 +1,16 @@
+/*
+ * job/dead_queue.h
+ *		The queue to which the dead jobs of another queue go.
+ */
+#ifndef IDEMQ_JOB_DEAD_QUEUE_H
+#define IDEMQ_JOB_DEAD_QUEUE_H
+
+#include "table/jobs.h"
+#include "queue/queues.h"
+
+extern void idemq_dead_queue_check(const char *queue, const char *dead_queue);
+extern bool idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead);
+extern void idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
+								 TimestampTz died_at, text *error);
+
+#endif

@@ -1,0 +1,303 @@
+/*
+ * job/new_job_keyed.c
+ *		Enqueue with an idempotency key: the unique index jobs_key decides.
+ *
+ * A look at the index comes first: a duplicate costs no more than a lookup, and is
+ * known at each isolation level.  When nobody has the key, an insert decides
+ * (table/jobs_key.c); unless the caller skips, it waits for a twin whose transaction is
+ * open.  If the key is taken after all, another look with a fresh snapshot reads by
+ * whom.
+ *
+ * The key of a job that finished longer ago than the queue's window is free:
+ * the old job gives it up, in the transaction of the new one.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/jsonb.h"
+#include "utils/timestamp.h"
+
+#include "job/attempt.h"
+#include "job/new_job_keyed.h"
+#include "txn/pending_groups.h"
+#include "txn/pending_ready.h"
+#include "base/clock.h"
+#include "base/errors.h"
+#include "base/oids.h"
+#include "base/spi.h"
+
+/* Rounds of insert and look after which a trigger must be keeping the row out. */
+#define MAX_TRIES 20
+
+static SqlStatement replace_job =
+	{.text = "UPDATE idemq.jobs SET payload = $2, "
+			 "ready_at = CASE WHEN status = 'blocked' THEN NULL WHEN group_key IS NULL THEN $3 "
+			 "ELSE greatest($3, $8) END, "
+			 "run_at = CASE status WHEN 'blocked' THEN $3 END, priority = $4, headers = $5, "
+			 "expires_at = $6, max_attempts = $7 "
+			 "WHERE id = $1 AND status IN ('pending', 'blocked') AND attempt = 0",
+	 .nargs = 8,
+	 .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID,
+			   TIMESTAMPTZOID}};
+
+/* Who has the key. */
+typedef struct KeyHolder
+{
+	Job job;
+	EnqueueAnswer answer;
+	bool same_payload;
+	bool expired; /* finished before the window */
+	bool own;	  /* this transaction's */
+} KeyHolder;
+
+/* Copies a job's stored result into the current memory context. */
+static Datum
+copy_result(const Job *job, bool *no_result)
+{
+	*no_result = job->row->tts_isnull[COL_RESULT];
+	return *no_result ? (Datum) 0
+					  : PointerGetDatum(PG_DETOAST_DATUM_COPY(job->row->tts_values[COL_RESULT]));
+}
+
+/* Returns whether a job has finished before the window began. */
+static bool
+is_expired(const Job *job, TimestampTz window_start)
+{
+	return !job->row->tts_isnull[COL_FINISHED_AT] &&
+		   DatumGetTimestampTz(job->row->tts_values[COL_FINISHED_AT]) <= window_start;
+}
+
+/* Raises IQ003. */
+static void
+refuse_payload(int64 id, const char *hint)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMQ_KEY_REUSED),
+					errmsg("the key is taken by job %lld with another payload", (long long) id),
+					errhint("%s", hint)));
+}
+
+/* Compares jsonb values: the order of their keys is of no matter. */
+static bool
+is_same_payload(const Job *job, Datum payload)
+{
+	Jsonb *first = DatumGetJsonbP(job->row->tts_values[COL_PAYLOAD]);
+	Jsonb *second = DatumGetJsonbP(payload);
+
+	return compareJsonbContainers(&first->root, &second->root) == 0;
+}
+
+/* Looks the key up under the table's snapshot. */
+static bool
+find_holder(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
+			TimestampTz window_start, KeyHolder *holder)
+{
+	Job *job = &holder->job;
+
+	if (!idemq_jobs_find_key(table, queue->id, columns->values[COL_KEY], job))
+		return false;
+	holder->answer.id = job->id;
+	holder->answer.outcome = OUTCOME_DUPLICATE;
+	holder->answer.status = job->status;
+	holder->expired = is_expired(job, window_start);
+	holder->own = idemq_jobs_is_own(job);
+	if (holder->expired)
+		return true;
+	holder->answer.result = copy_result(job, &holder->answer.no_result);
+	holder->same_payload = is_same_payload(job, columns->values[COL_PAYLOAD]);
+	return true;
+}
+
+/*
+ * Looks up the job that answers for a key, under the table's snapshot; false when
+ * the key is free.  payload, unless it is NULL, must be the job's: raises IQ003.
+ */
+bool
+idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key, const Datum *payload,
+				 Job *job)
+{
+	if (!idemq_jobs_find_key(table, queue->id, key, job) ||
+		is_expired(job, idemq_now() - queue->idempotency_window))
+		return false;
+	if (payload != NULL && !is_same_payload(job, *payload))
+		refuse_payload(job->id, "Use another key, or pass no payload.");
+	return true;
+}
+
+/* Takes the key from a job that finished before the window. */
+static JobWrite
+take_key(JobsTable *table, const Job *job, JobWait wait)
+{
+	JobChange change = {0};
+
+	job_set_null(&change, COL_KEY);
+	return idemq_jobs_update(table, job, &change, wait);
+}
+
+static bool
+is_unclaimed(JobStatus status)
+{
+	return status == JOB_PENDING || status == JOB_BLOCKED;
+}
+
+/*
+ * Gives a job that was not claimed yet the new payload, time and priority; false
+ * when it is claimed, or finished, by now.
+ */
+static bool
+replace(const KeyHolder *holder, const JobChange *columns)
+{
+	static const JobColumn replaced[] = {COL_PAYLOAD, COL_READY_AT,	  COL_PRIORITY,
+										 COL_HEADERS, COL_EXPIRES_AT, COL_MAX_ATTEMPTS};
+	Datum values[8] = {Int64GetDatum(holder->answer.id)};
+	char nulls[] = "        ";
+	SqlScope scope;
+	uint64 updated;
+
+	for (int i = 0; i < (int) lengthof(replaced); i++)
+	{
+		JobColumn column = replaced[i];
+		bool is_set;
+
+		/* The time of one in a group. */
+		if (column == COL_READY_AT && (columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
+			column = (columns->set & COLUMN_BIT(COL_RUN_AT)) ? COL_RUN_AT : COL_CREATED_AT;
+		is_set = (columns->set & COLUMN_BIT(column)) != 0;
+		values[i + 1] = is_set ? columns->values[column] : (Datum) 0;
+		nulls[i + 1] = is_set ? ' ' : 'n';
+	}
+	/* A head's ready_at only grows: shared/groups.c counts on it. */
+	values[7] = TimestampTzGetDatum(idemq_now());
+	idemq_sql_begin_on_jobs(&scope);
+	updated = idemq_sql_run(&replace_job, values, nulls, SPI_OK_UPDATE);
+	idemq_sql_end(&scope);
+	/* Nothing replaced: it is claimed by now, or too new for the transaction's snapshot. */
+	if (updated == 0 && IsolationUsesXactSnapshot() && is_unclaimed(holder->answer.status))
+		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+						errmsg("could not serialize access due to concurrent update of a job"),
+						errhint("Run the transaction again.")));
+	return updated > 0;
+}
+
+/*
+ * Does with a duplicate what the producer wants; false when the holder's status is
+ * not what it was.
+ */
+static bool
+handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate policy)
+{
+	switch (policy)
+	{
+		case DUPLICATE_IGNORE:
+			break;
+		case DUPLICATE_ERROR:
+			ereport(ERROR, (errcode(ERRCODE_IDEMQ_DUPLICATE_KEY),
+							errmsg("the key is taken by job %lld", (long long) holder->answer.id),
+							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
+		case DUPLICATE_REPLACE:
+			return replace(holder, columns) || !is_unclaimed(holder->answer.status);
+		case DUPLICATE_KEEP:
+			if (!holder->same_payload)
+				refuse_payload(holder->answer.id,
+							   "Use another key, or on_duplicate => 'ignore' or 'replace'.");
+			break;
+	}
+	return true;
+}
+
+/*
+ * Notes a job that is to be inserted, with its id, for shared memory to follow; returns
+ * the status that it will have.
+ */
+JobStatus
+idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
+{
+	int priority = DatumGetInt16(columns->values[COL_PRIORITY]);
+	ReadyKey key;
+
+	if (columns->set & COLUMN_BIT(COL_EXPIRES_AT))
+		idemq_lowers_note_expiry(queue->slot, queue->id, priority,
+								 DatumGetTimestampTz(columns->values[COL_EXPIRES_AT]));
+	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
+	{
+		idemq_group_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY],
+						 DatumGetInt64(columns->values[COL_ID]));
+		return JOB_BLOCKED;
+	}
+	key.id = DatumGetInt64(columns->values[COL_ID]);
+	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
+	idemq_lowers_note(queue->slot, queue->id, priority, key);
+	return JOB_PENDING;
+}
+
+/* Notes and inserts the new job; false when its key is taken. */
+static bool
+insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wait,
+	   JobStatus *status)
+{
+	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
+		job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
+	*status = idemq_new_job_note(queue, columns);
+	return idemq_jobs_insert_keyed(table, columns, wait);
+}
+
+/*
+ * Adds the job with those columns, key among them, or answers with the job that
+ * has the key; OUTCOME_LOCKED when a twin's transaction is open and the caller
+ * skips.  The id is given here, unless it is among the columns.  Raises IQ003,
+ * IQ004; 40001 above READ COMMITTED.
+ */
+void
+idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
+					OnDuplicate policy, JobWait wait, EnqueueAnswer *answer)
+{
+	TimestampTz window_start = idemq_now() - queue->idempotency_window;
+	JobStatus status;
+	KeyHolder holder;
+
+	/* A holder may come and go between the looks, but not again and again. */
+	for (int tries = 0;; tries++)
+	{
+		bool found = find_holder(table, queue, columns, window_start, &holder);
+
+		CHECK_FOR_INTERRUPTS();
+		if (tries > MAX_TRIES)
+			idemq_jobs_refused();
+		if (found && !holder.expired)
+		{
+			/* A twin that the transaction's snapshot does not see. */
+			if (tries > 0 && IsolationUsesXactSnapshot() && !holder.own)
+				idemq_attempt_changed(table);
+			*answer = holder.answer;
+			if (handle_duplicate(&holder, columns, policy))
+				return;
+			/* Claimed since our look, or before and given back: what is it now? */
+			policy = DUPLICATE_IGNORE;
+			idemq_jobs_refresh(table);
+			continue;
+		}
+		answer->outcome = OUTCOME_LOCKED;
+		if (wait != JOB_WAITS &&
+			idemq_jobs_key_in_doubt(table, queue->id, columns->values[COL_KEY]))
+			return;
+		if (found)
+		{
+			JobWrite write = take_key(table, &holder.job, wait);
+
+			if (write == JOB_LOCKED)
+				return;
+			if (write == JOB_CHANGED)
+				idemq_attempt_changed(table);
+			else
+				idemq_jobs_refresh(table); /* a batch may come to that key again */
+			continue;
+		}
+		if (insert(table, queue, columns, wait, &status))
+			break;
+		idemq_jobs_refresh(table);
+	}
+	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, status,
+							  (Datum) 0, true};
+}

@@ -1,0 +1,40 @@
+/*
+ * job/new_job_keyed.h
+ *		Enqueue with an idempotency key.
+ */
+#ifndef IDEMQ_JOB_NEW_JOB_KEYED_H
+#define IDEMQ_JOB_NEW_JOB_KEYED_H
+
+#include "table/jobs.h"
+#include "queue/queues.h"
+
+/* What a producer wants when its key is taken. */
+typedef enum OnDuplicate
+{
+	DUPLICATE_KEEP,	   /* the first job stands; another payload is an error */
+	DUPLICATE_IGNORE,  /* the first job stands, whatever its payload */
+	DUPLICATE_REPLACE, /* not yet claimed, it takes the new payload, time, priority */
+	DUPLICATE_ERROR	   /* raise */
+} OnDuplicate;
+
+typedef struct EnqueueAnswer
+{
+	int64 id;
+	Outcome outcome; /* OUTCOME_ACCEPTED, OUTCOME_DUPLICATE, or OUTCOME_LOCKED */
+	JobStatus status;
+	Datum result; /* jsonb, in the caller's memory context */
+	bool no_result;
+} EnqueueAnswer;
+
+/* api/enqueue.c */
+extern void idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now,
+						  Datum payload);
+
+/* job/new_job_keyed.c */
+extern JobStatus idemq_new_job_note(const QueueInfo *queue, const JobChange *columns);
+extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,
+							 const Datum *payload, Job *job);
+extern void idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
+								OnDuplicate policy, JobWait wait, EnqueueAnswer *answer);
+
+#endif

@@ -1,0 +1,340 @@
+/*
+ * job/promote.c
+ *		Giving FIFO groups their heads: of each group that has none, the first job
+ *		that is blocked becomes pending.
+ *
+ * A job of a group is enqueued blocked; nobody who enqueues or finishes one looks at
+ * others of its group, so that they never wait for each other.  After their commits
+ * the group is marked (shared/groups.c), and promoted here, by the worker in a transaction
+ * of its own, or by a claim in its: such a claim promotes no more heads than it wants
+ * jobs, since they are nobody else's until its transaction ends.
+ *
+ * At most one job of a group is pending, failed or in processing.  Every way into
+ * these from blocked is here, under the ownership of the group, which is taken before
+ * the snapshot and lasts until the promotion is visible: so the snapshot shows the
+ * head that there is, if there is one.  The ownership of a prepared transaction does
+ * not outlive a restart, nor the end of another one: where there may be some, heads
+ * that are not committed are looked for, too.
+ *
+ * The order is that of the ids: of two enqueues that overlap in time the one that
+ * called first goes first, if both are committed when one of them is promoted; one
+ * that commits later waits behind the head that there is.
+ *
+ * A job whose row somebody holds is not waited for: its group is looked at again a
+ * moment later.  It is not passed over either.  A head that had expired when its turn
+ * came is cancelled, and the next one follows.
+ */
+#include "postgres.h"
+
+#include "access/twophase.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "job/promote.h"
+#include "job/transition.h"
+#include "txn/pending_groups.h"
+#include "base/clock.h"
+
+/* Groups taken in one go. */
+#define PROMOTE_BATCH 256
+/* Looks at a group whose first job changes each time. */
+#define MAX_LOOKS 10
+/* Without a slot, a session looks at all groups of a queue that often. */
+#define SCAN_INTERVAL USECS_PER_SEC
+
+/* Where this session's last scan stopped. */
+static struct
+{
+	int32 queue_id;
+	text *name; /* NULL: nowhere */
+} left_off;
+
+typedef enum Promotion
+{
+	PROMOTED,			/* it has a head now, which is not committed yet */
+	PROMOTED_FOR_LATER, /* likewise, which is not due yet */
+	HAS_HEAD,			/* or no jobs */
+	HELD,				/* somebody holds the row of the one that is next, or has made a head */
+	NOT_FOR_US			/* it changes all the time, or our snapshot must not see it */
+} Promotion;
+
+/* Cancels a job whose turn came too late. */
+static JobWrite
+expire(JobsTable *table, const QueueInfo *queue, const Job *job)
+{
+	EventArgs args = {0};
+
+	args.now = idemq_now();
+	args.error = cstring_to_text("expired before it was claimed");
+	return idemq_transition(table, job, queue, EVENT_EXPIRE, &args, JOB_SKIPS);
+}
+
+/*
+ * Makes a blocked job its group's head: it is due at once, or at its run_at; sets *due.
+ * From here on no head has an earlier ready_at than *now, and no job that is blocked a
+ * lesser id.
+ */
+static JobWrite
+make_head(JobsTable *table, const QueueInfo *queue, const Job *job, TimestampTz *now, bool *due)
+{
+	EventArgs args = {0};
+
+	args.now = args.ready_at = *now = idemq_now();
+	if (!job->row->tts_isnull[COL_RUN_AT])
+		args.ready_at = Max(args.now, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
+	*due = args.ready_at == args.now;
+	return idemq_transition(table, job, queue, EVENT_PROMOTE, &args, JOB_SKIPS);
+}
+
+/* Gives a group that this session owns a head, and moves its floor up to it. */
+static Promotion
+promote(JobsTable *table, const QueueInfo *queue, Datum name, GroupFloor *floor)
+{
+	for (int looks = 0; looks < MAX_LOOKS;)
+	{
+		TimestampTz now;
+		bool expired;
+		bool due = true;
+		JobWrite write;
+		Job job;
+
+		if (idemq_jobs_group_head(table, queue->id, name, floor->heads, &job))
+			return HAS_HEAD;
+		if (max_prepared_xacts > 0 &&
+			idemq_jobs_group_head_in_doubt(table, queue->id, name, floor->heads))
+			return HELD;
+		if (!idemq_jobs_group_blocked(table, queue->id, name, floor->blocked, &job) ||
+			job.status != JOB_BLOCKED)
+			return HAS_HEAD; /* or no jobs, or one written by hand, without a ready_at */
+		expired = job.attempt == 0 && job.expires_at <= idemq_now();
+		write = expired ? expire(table, queue, &job) : make_head(table, queue, &job, &now, &due);
+		if (write == JOB_WRITTEN && !expired)
+		{
+			*floor = (GroupFloor){now, job.id};
+			return due ? PROMOTED : PROMOTED_FOR_LATER;
+		}
+		if (write == JOB_LOCKED)
+			return HELD;
+		if (write == JOB_CHANGED)
+			looks++;
+		if (write == JOB_CHANGED && table->crosscheck != InvalidSnapshot)
+			return NOT_FOR_US;
+		idemq_jobs_refresh(table);
+	}
+	return NOT_FOR_US;
+}
+
+/*
+ * Promotes a group that this session owns, and gives it back unless it wrote; returns
+ * whether it has a head now that can be claimed.
+ */
+static bool
+promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name)
+{
+	static const GroupRelease release[] =
+		{[HAS_HEAD] = GROUP_DONE, [HELD] = GROUP_LATER, [NOT_FOR_US] = GROUP_AGAIN};
+	GroupFloor floor = group->floor;
+	Promotion promotion = promote(table, queue, name, &floor);
+
+	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER)
+		idemq_group_note_floor(group, floor);
+	else
+		idemq_group_done(queue->slot, group, release[promotion]);
+	return promotion == PROMOTED;
+}
+
+/* Promotes the group of a name, unless somebody else is on it. */
+static bool
+promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
+{
+	text *value = DatumGetTextPP(name);
+	GroupTaken group;
+
+	idemq_group_key(&group.key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
+	idemq_group_notes_reserve(1);
+	switch (idemq_group_own(queue->slot, &group))
+	{
+		case GROUP_BUSY:
+			return false; /* he looks, or is told to look again */
+		case GROUP_FULL:
+			idemq_groups_want_scan(queue->slot, queue->id, true);
+			return false;
+		case GROUP_OWNED:
+			break;
+	}
+	idemq_group_note_owned(queue->slot, &group);
+	/* A snapshot that is younger than our ownership. */
+	idemq_jobs_refresh(table);
+	return promote_owned(table, queue, &group, name);
+}
+
+/* Keeps the name of the group at which a scan stopped; NULL: none. */
+static void
+leave_off(int32 queue_id, Datum name)
+{
+	text *value = name == (Datum) 0 ? NULL : DatumGetTextPP(name);
+
+	if (left_off.name != NULL)
+		pfree(left_off.name);
+	left_off.name = NULL;
+	left_off.queue_id = queue_id;
+	if (value != NULL)
+		left_off.name = MemoryContextAlloc(TopMemoryContext, VARSIZE_ANY(value));
+	if (value != NULL)
+		memcpy(left_off.name, value, VARSIZE_ANY(value));
+}
+
+/*
+ * Looks at all groups of a queue, and promotes up to max that have no head.  Returns
+ * how many; if these were not all, the queue is to be scanned again.  Begins behind
+ * the group at which the last scan stopped, or many scans would take that many times
+ * as long; at the end it goes on with the first.
+ */
+static int
+scan_groups(JobsTable *table, const QueueInfo *queue, int max)
+{
+	MemoryContext context =
+		AllocSetContextCreate(CurrentMemoryContext, "idemq group", ALLOCSET_DEFAULT_SIZES);
+	MemoryContext old = MemoryContextSwitchTo(context);
+	bool resumed = left_off.name != NULL && left_off.queue_id == queue->id;
+	Datum last = (Datum) 0;
+	Datum name = resumed ? datumCopy(PointerGetDatum(left_off.name), false, -1) : (Datum) 0;
+	int promoted = 0;
+	Job job;
+
+	leave_off(0, (Datum) 0);
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (promoted >= max)
+		{
+			leave_off(queue->id, name);
+			idemq_groups_want_scan(queue->slot, queue->id, false);
+			break;
+		}
+		if (!idemq_jobs_group_next(table, queue->id, name == (Datum) 0 ? NULL : &name, &job))
+		{
+			if (!resumed)
+				break;
+			resumed = false;
+			name = (Datum) 0;
+			continue;
+		}
+		last = name;
+		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job.row->tts_values[COL_GROUP_KEY]));
+		if (last != (Datum) 0)
+			pfree(DatumGetPointer(last));
+		if (job.status == JOB_BLOCKED)
+			promoted += promote_named(table, queue, name);
+	}
+	MemoryContextSwitchTo(old);
+	MemoryContextDelete(context);
+	return promoted;
+}
+
+/* Promotes up to max of the groups of a queue that are marked. */
+static int
+promote_marked(JobsTable *table, const QueueInfo *queue, int max)
+{
+	GroupTaken *groups = palloc(Min(max, PROMOTE_BATCH) * sizeof(GroupTaken));
+	int promoted = 0;
+	int taken = 0;
+	int batch;
+	int count;
+	int marked;
+	int size;
+	int64 refused;
+
+	/* Those that come back at once are left for the next call, or this would go on. */
+	idemq_groups_usage(&marked, &size, &refused);
+	do
+	{
+		batch = Min(max - promoted, PROMOTE_BATCH);
+		idemq_group_notes_reserve(batch);
+		count = idemq_groups_take(queue->slot, queue->id, groups, batch);
+		for (int i = 0; i < count; i++)
+			idemq_group_note_owned(queue->slot, &groups[i]);
+		if (count > 0)
+			idemq_jobs_refresh(table);
+		for (int i = 0; i < count; i++)
+		{
+			const GroupKey *key = &groups[i].key;
+			Datum name = PointerGetDatum(cstring_to_text_with_len(key->name, key->length));
+
+			CHECK_FOR_INTERRUPTS();
+			promoted += promote_owned(table, queue, &groups[i], name);
+		}
+		taken += count;
+	} while (count == batch && promoted < max && taken < marked);
+	pfree(groups);
+	return promoted;
+}
+
+/* Returns whether this session is to look through a queue that has no slot. */
+static bool
+is_time_to_scan(int32 queue_id)
+{
+	static int64 next[64];
+	int64 now = idemq_mono_now();
+
+	if (now < next[queue_id % lengthof(next)])
+		return false;
+	next[queue_id % lengthof(next)] = now + SCAN_INTERVAL;
+	return true;
+}
+
+/* Returns whether there may be groups to promote. */
+bool
+idemq_promote_wanted(const QueueInfo *queue)
+{
+	return queue->slot == NULL || idemq_groups_waiting(queue->slot);
+}
+
+/*
+ * Promotes up to max heads that are due, of a queue's groups, in this transaction: of those
+ * that are marked, or, where marks may be missing, of all.  Returns how many.
+ */
+int
+idemq_promote_some(const QueueInfo *queue, int max)
+{
+	JobsTable table;
+	int promoted = 0;
+	bool scan;
+
+	if (queue->slot == NULL && !is_time_to_scan(queue->id))
+		return 0;
+	idemq_jobs_open(&table);
+	idemq_group_note_scan(queue->slot, queue->id);
+	scan = queue->slot == NULL || idemq_groups_take_scan(queue->slot, queue->id);
+	if (!scan)
+		idemq_group_note_scan(NULL, 0);
+	if (queue->slot != NULL)
+		promoted = promote_marked(&table, queue, max);
+	if (scan && promoted < max)
+	{
+		/* Younger than the scan's being taken. */
+		idemq_jobs_refresh(&table);
+		promoted += scan_groups(&table, queue, max - promoted);
+	}
+	else if (scan)
+		idemq_groups_want_scan(queue->slot, queue->id, false);
+	idemq_group_note_scan(NULL, 0);
+	idemq_jobs_close(&table);
+	return promoted;
+}
+
+/* Promotes the group of that name, if it has no head; false when it has, or nobody can tell. */
+bool
+idemq_promote_group(const QueueInfo *queue, Datum name)
+{
+	JobsTable table;
+	bool promoted;
+
+	idemq_jobs_open(&table);
+	promoted = promote_named(&table, queue, name);
+	idemq_jobs_close(&table);
+	return promoted;
+}

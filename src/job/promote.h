@@ -1,0 +1,14 @@
+/*
+ * job/promote.h
+ *		Giving FIFO groups their heads.
+ */
+#ifndef IDEMQ_JOB_PROMOTE_H
+#define IDEMQ_JOB_PROMOTE_H
+
+#include "queue/queues.h"
+
+extern bool idemq_promote_wanted(const QueueInfo *queue);
+extern int idemq_promote_some(const QueueInfo *queue, int max);
+extern bool idemq_promote_group(const QueueInfo *queue, Datum name);
+
+#endif

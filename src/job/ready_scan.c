@@ -1,0 +1,257 @@
+/*
+ * job/ready_scan.c
+ *		Going through what is due in a queue, from its ready cursors on.
+ *
+ * Claims do, and who only wants to know whether there is something: each entry of the
+ * ready index that is due is shown to scan->consider, priority by priority, and the cursors move up past what it
+ * proved unclaimable (shared/ready_cursor.c says why that is safe).  Sequence and cursors are
+ * read first, then the snapshot is taken.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "job/limits.h"
+#include "job/ready_scan.h"
+#include "txn/pending.h"
+#include "txn/pending_ready.h"
+#include "shared/leases.h"
+#include "shared/wake.h"
+#include "shared/worker_board.h"
+#include "base/clock.h"
+
+/* Entries that a scan looks ahead, to bound the next ones. */
+#define STRETCH_LENGTH 32
+
+/* Where a scan is in the ready index of one priority. */
+typedef struct PriorityScan
+{
+	int priority;
+	ReadyKey until; /* READY_KEY_MAX: to the end */
+	bool stayed;
+	ReadyKey reach; /* where the cursor may go: nothing below is claimable */
+} PriorityScan;
+
+/* Moves to the next entry, past the end of the stretch; READY_KEY_MAX at the end. */
+static ReadyKey
+next_entry(ReadyScan *scan, JobsTable *table, PriorityScan *place)
+{
+	ReadyKey key;
+
+	if (idemq_jobs_scan_next(table, &key))
+		return key;
+	if (!ready_key_less(place->until, READY_KEY_MAX))
+		return READY_KEY_MAX;
+	idemq_jobs_scan_end(table);
+	idemq_jobs_scan_begin(table, scan->queue.id, place->priority, place->until, READY_KEY_MAX);
+	place->until = READY_KEY_MAX;
+	return next_entry(scan, table, place);
+}
+
+/*
+ * Returns the key some entries ahead, for the next scans to stop at first.  Sets
+ * scan->more when somebody sleeps who could take the next one.
+ */
+static ReadyKey
+look_ahead(ReadyScan *scan, JobsTable *table, const PriorityScan *place)
+{
+	bool within = ready_key_less(place->until, READY_KEY_MAX);
+	ReadyKey key = READY_KEY_MIN;
+
+	if (scan->queue.slot != NULL && idemq_sleepers_any(idemq_sleepers_of_queue(scan->queue.slot)))
+		scan->more = idemq_jobs_scan_next(table, &key) ? key.ready_at <= scan->now : within;
+	if (within)
+		return READY_KEY_MIN; /* still within the stretch */
+	for (int i = 0; i < STRETCH_LENGTH && idemq_jobs_scan_next(table, &key); i++)
+		;
+	return key;
+}
+
+/*
+ * Returns whether somebody sleeps who could take a due entry of a priority behind
+ * the one where the scan has stopped.
+ */
+static bool
+more_behind(ReadyScan *scan, JobsTable *table, int stopped_at)
+{
+	bool more = false;
+
+	if (scan->queue.slot == NULL || !idemq_sleepers_any(idemq_sleepers_of_queue(scan->queue.slot)))
+		return false;
+	for (int p = stopped_at + 1; p < IDEMQ_PRIORITIES && !more; p++)
+	{
+		ReadyKey from = scan->view.from[p];
+		ReadyKey key;
+
+		if (from.ready_at > scan->now)
+			continue;
+		idemq_jobs_scan_begin(table, scan->queue.id, p, from,
+							  idemq_jobs_scan_limit(from, scan->view.stretch[p]));
+		more = idemq_jobs_scan_next(table, &key) && key.ready_at <= scan->now;
+		idemq_jobs_scan_end(table);
+	}
+	return more;
+}
+
+/* Shows one due entry to the caller. */
+static Step
+consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
+{
+	MemoryContext old;
+	Step step;
+
+	MemoryContextReset(scan->row_context);
+	old = MemoryContextSwitchTo(scan->row_context);
+	step = scan->consider(scan, table, priority, key);
+	MemoryContextSwitchTo(old);
+	return step;
+}
+
+/*
+ * Goes through one priority.  Its cursor moves to the first entry that was not
+ * passed: the one after the last, one that is held, one that is not due yet, or
+ * the end of the index.
+ */
+static void
+scan_priority(ReadyScan *scan, JobsTable *table, int priority)
+{
+	ReadyKey from = scan->view.from[priority];
+	ReadyKey stretch = READY_KEY_MIN;
+	PriorityScan place = {priority, READY_KEY_MAX, false, from};
+
+	place.until = idemq_jobs_scan_limit(from, scan->view.stretch[priority]);
+	idemq_jobs_scan_begin(table, scan->queue.id, priority, from, place.until);
+	for (;;)
+	{
+		ReadyKey key = next_entry(scan, table, &place);
+		Step step;
+
+		CHECK_FOR_INTERRUPTS();
+		if (key.ready_at > scan->now)
+		{
+			place.reach = place.stayed ? place.reach : key;
+			scan->next_due = Min(scan->next_due, key.ready_at);
+			break;
+		}
+		step = consider(scan, table, priority, key);
+		if (!place.stayed)
+			place.reach = step == STEP_STAY ? key : ready_key_after(key);
+		place.stayed |= step == STEP_STAY;
+		if (step == STEP_STOP)
+			scan->stopped = true;
+		if (scan->stopped)
+		{
+			stretch = look_ahead(scan, table, &place);
+			break;
+		}
+	}
+	idemq_jobs_scan_end(table);
+	idemq_cursor_advance(&scan->view, scan->queue.id, priority, place.reach, stretch);
+}
+
+/*
+ * Goes through the queue's due entries until consider answers STEP_STOP, or has
+ * set scan->stopped: from its cursors, or from the start of the index.  table is
+ * not open yet: it stays open, for the caller to close.
+ */
+void
+idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
+{
+	scan->stopped = scan->more = scan->held = false;
+	scan->next_due = DT_NOEND;
+	/* Sequence and cursors first, then the snapshot: see shared/ready_cursor.c. */
+	idemq_cursor_read(scan->queue.slot, scan->queue.id, &scan->view);
+	idemq_lowers_view(scan->queue.id, &scan->view);
+	idemq_jobs_open_to_read(table);
+	scan->now = idemq_now();
+	for (int p = 0; p < IDEMQ_PRIORITIES && !scan->stopped; p++)
+	{
+		ReadyKey *from = &scan->view.from[p];
+
+		if (from_start)
+			*from = READY_KEY_MIN;
+		if (from->ready_at <= scan->now)
+			scan_priority(scan, table, p);
+		else
+			scan->next_due = Min(scan->next_due, from->ready_at);
+		if (scan->stopped && !scan->more)
+			scan->more = more_behind(scan, table, p);
+	}
+}
+
+/* Stops at an entry that can be claimed, of a row that nobody holds. */
+static Step
+stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
+{
+	Job job;
+
+	if (idemq_lease_turns_away(key.id, priority, key) || !idemq_jobs_scan_row(table, &job))
+		return STEP_PASS;
+	if (job.status != JOB_PENDING && job.status != JOB_FAILED)
+		return STEP_PASS;
+	if (idemq_jobs_lets_claim(&job))
+		scan->stopped = true;
+	else
+		scan->held = true;
+	return STEP_STAY;
+}
+
+/*
+ * Returns whether a queue has a job that can be claimed, and its limits let it; if
+ * not, *next_due is when the next one comes due by time alone, DT_NOEND for never, and *held whether
+ * somebody holds the row of one, who will not tell when he lets go.  At most once a
+ * second a queue that looks empty is looked through from the start: the net
+ * under changes that nobody has told of.
+ */
+bool
+idemq_ready_look(const QueueInfo *queue, TimestampTz *next_due, bool *held)
+{
+	ReadyScan scan = {.queue = *queue, .consider = stop_at_claimable};
+	LimitView view;
+	JobsTable table;
+
+	scan.row_context =
+		AllocSetContextCreate(CurrentMemoryContext, "idemq look", ALLOCSET_SMALL_SIZES);
+	idemq_ready_scan(&scan, &table, false);
+	idemq_jobs_close(&table);
+	if (!scan.stopped && idemq_cursor_verify_due(queue->slot, queue->id))
+	{
+		int64 started = idemq_mono_now();
+
+		idemq_ready_scan(&scan, &table, true);
+		idemq_jobs_close(&table);
+		idemq_cursor_verified(queue->slot, queue->id, idemq_mono_now() - started);
+	}
+	MemoryContextDelete(scan.row_context);
+	*next_due = scan.next_due;
+	*held = scan.held;
+	if (!scan.stopped || idemq_limit_lets(queue, &view))
+		return scan.stopped;
+	/* The worker wakes one when a token has come; without it, each looks by himself. */
+	if (!idemq_worker_present())
+		*next_due = Min(*next_due, view.until);
+	return false;
+}
+
+/* Returns when the queue's next job comes due by time alone; DT_NOEND for never. */
+TimestampTz
+idemq_ready_next_due(const QueueInfo *queue)
+{
+	TimestampTz next = DT_NOEND;
+	ReadyKey from = {idemq_now() + 1, PG_INT64_MIN};
+	JobsTable table;
+	ReadyKey key;
+
+	idemq_jobs_open_to_read(&table);
+	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
+	{
+		idemq_jobs_scan_begin(&table, queue->id, p, from, READY_KEY_MAX);
+		if (idemq_jobs_scan_next(&table, &key))
+			next = Min(next, key.ready_at);
+		idemq_jobs_scan_end(&table);
+	}
+	idemq_jobs_close(&table);
+	return next;
+}

@@ -1,0 +1,49 @@
+/*
+ * job/transition.h
+ *		The state machine of a job.
+ */
+#ifndef IDEMQ_JOB_TRANSITION_H
+#define IDEMQ_JOB_TRANSITION_H
+
+#include "table/jobs.h"
+#include "queue/queues.h"
+
+typedef enum JobEvent
+{
+	EVENT_CLAIM,
+	EVENT_COMMIT,
+	EVENT_COMMIT_ONCE,
+	EVENT_FAIL,
+	EVENT_DIE,
+	EVENT_RELEASE,
+	EVENT_REAP,
+	EVENT_REAP_DEAD,
+	EVENT_CANCEL,
+	EVENT_EXPIRE,
+	EVENT_RETRY,
+	EVENT_REDRIVE,
+	EVENT_REDRIVE_GROUPED,
+	EVENT_PROMOTE,
+	EVENT_CHECKPOINT,
+	EVENT_EXTEND
+} JobEvent;
+
+/* What comes with an event; each event reads the fields that its row names. */
+typedef struct EventArgs
+{
+	TimestampTz now;
+	TimestampTz ready_at; /* fail, release, reap, retry, redrive, promote */
+	TimestampTz deadline; /* claim, extend */
+	int64 token;		  /* claim, commit_once: the new one */
+	text *worker;		  /* claim; NULL for none */
+	text *error;		  /* fail, die, reap, expire; NULL for none */
+	bool worker_lost;	  /* reap: the session of an attached claim ended */
+	Datum document;		  /* commit: the result; checkpoint: the state */
+	bool no_document;
+} EventArgs;
+
+extern bool idemq_transition_allowed(JobEvent event, JobStatus status);
+extern JobWrite idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue,
+								 JobEvent event, const EventArgs *args, JobWait wait);
+
+#endif

@@ -1,0 +1,81 @@
+/*
+ * module.c
+ *		Entry point of the library: what is installed when the server preloads it.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "utils/guc.h"
+
+#include "worker/launcher.h"
+#include "hooks/utility.h"
+#include "table/jobs.h"
+#include "txn/pending.h"
+#include "txn/pending_counts.h"
+#include "txn/pending_groups.h"
+#include "queue/queues.h"
+#include "shared/buckets.h"
+#include "shared/counters.h"
+#include "shared/leases.h"
+#include "shared/notify_ring.h"
+#include "shared/promote_round.h"
+#include "shared/ready_cursor.h"
+#include "shared/wake.h"
+#include "shared/worker_board.h"
+#include "base/clock.h"
+#include "base/oids.h"
+#include "base/settings.h"
+#include "base/shmem.h"
+
+PG_MODULE_MAGIC;
+
+void _PG_init(void);
+
+/* In the order of start-up. */
+static const ShmemPart parts[] = {
+	{"idemq groups area", idemq_groups_shmem_size, idemq_groups_hash_size, idemq_groups_shmem_init},
+	{"idemq rounds", idemq_rounds_shmem_size, NULL, idemq_rounds_shmem_init},
+	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
+	{"idemq counters", idemq_counters_shmem_size, NULL, idemq_counters_shmem_init},
+	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
+	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
+	{"idemq bucket locks", idemq_buckets_shmem_size, idemq_buckets_hash_size,
+	 idemq_buckets_shmem_init},
+	{"idemq workers", idemq_workers_shmem_size, NULL, idemq_workers_shmem_init},
+	{"idemq sleepers", idemq_wake_shmem_size, NULL, idemq_wake_shmem_init},
+	{"idemq events", idemq_events_shmem_size, NULL, idemq_events_shmem_init},
+};
+
+/* Raises 55000 with the very line to add to postgresql.conf. */
+static void
+refuse_without_preload(void)
+{
+	const char *preloaded = GetConfigOption("shared_preload_libraries", true, false);
+	bool others = preloaded != NULL && preloaded[0] != '\0';
+
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE), errmsg("idemq is not loaded"),
+			 errdetail("It needs shared memory from the start of the server."),
+			 errhint("Put this line into postgresql.conf and restart the server:\n"
+					 "shared_preload_libraries = '%s%sidemq'",
+					 others ? preloaded : "", others ? ", " : "")));
+}
+
+/* Installs idemq; raises 55000 outside shared_preload_libraries. */
+void
+_PG_init(void)
+{
+	if (!process_shared_preload_libraries_in_progress)
+		refuse_without_preload();
+	idemq_guc_define();
+	idemq_shmem_install(parts, lengthof(parts));
+	idemq_catalog_install();
+	idemq_queues_install();
+	idemq_jobs_index_install();
+	idemq_xact_install();
+	idemq_tally_install();
+	idemq_group_notes_install();
+	idemq_utility_install();
+	idemq_launcher_install();
+}

@@ -1,0 +1,62 @@
+/*
+ * observe/check.h
+ *		idemq.check(): what its parts share.
+ */
+#ifndef IDEMQ_OBSERVE_CHECK_H
+#define IDEMQ_OBSERVE_CHECK_H
+
+#include "utils/tuplestore.h"
+
+#include "table/jobs.h"
+
+/* Job ids that a report names, and suspects that are looked at twice. */
+#define CHECK_NAMED 10
+#define CHECK_SUSPECTS 1000
+
+typedef struct CheckCall
+{
+	Tuplestorestate *store;
+	TupleDesc desc;
+	JobsTable table; /* open from before the first look: nobody truncates meanwhile */
+	int32 *queue_ids;
+	int nqueues;
+	int64 patience_ends; /* mono: how long idemq_check_settled may wait, in all */
+} CheckCall;
+
+/* Ids of jobs: how many, and the first of them. */
+typedef struct IdList
+{
+	int64 count;
+	int64 ids[CHECK_NAMED];
+} IdList;
+
+#define CHECK_ERROR "error"
+#define CHECK_WARNING "warning"
+
+/* observe/check.c */
+extern void idemq_check_report(CheckCall *call, const char *severity, const char *invariant,
+							   const char *format, ...) pg_attribute_printf(4, 5);
+extern void idemq_check_report_jobs(CheckCall *call, const char *severity, const char *invariant,
+									const IdList *jobs, const char *what);
+extern void idemq_id_list_add(IdList *list, int64 id);
+extern bool idemq_check_has_queue(const CheckCall *call, int32 queue_id);
+extern bool idemq_check_settled(CheckCall *call);
+
+/* observe/check_rows.c */
+extern void idemq_check_rows(CheckCall *call);
+extern void idemq_check_tokens(CheckCall *call);
+extern bool idemq_check_catalog(CheckCall *call);
+
+/* observe/check_ready.c */
+extern void idemq_check_ready(CheckCall *call);
+
+/* observe/check_groups.c */
+extern void idemq_check_groups(CheckCall *call);
+
+/* observe/check_leases.c */
+extern void idemq_check_leases(CheckCall *call);
+
+/* observe/check_limits.c */
+extern void idemq_check_limits(CheckCall *call);
+
+#endif

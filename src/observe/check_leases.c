@@ -1,0 +1,331 @@
+/*
+ * observe/check_leases.c
+ *		The audit of the lease table against the rows, the sessions and the slots.
+ *
+ * entry -> row: the table is copied, then a snapshot is taken.  An ACTIVE entry's
+ *     claim is committed before the entry says so, so the snapshot sees it; a row
+ *     that does not show that attempt has been changed since, by a transaction that
+ *     had marked the entry before it committed.  So an entry that afterwards still is
+ *     ACTIVE and unmarked is one too many.  Only an adopted entry may be so, until
+ *     its adopter has looked again: if it stays, he failed, and that is a warning.
+ * row -> entry: a row in processing has an entry from before its claim is visible
+ *     until after its end is.  A suspect has none, and after idemq_check_settled
+ *     the queue has no recovery pending, a newer snapshot still shows the attempt
+ *     with nobody on the row, there still is no entry, and recovery is still not
+ *     asked for: whoever drops the entry of a job in processing asks for it first.
+ * session: a CLAIMING entry, and a mark, go with the transaction that put them.
+ * deadline: the queue's next deadline is not after that of an ACTIVE entry.  Who
+ *     moves either counts as changing while he does; entry, deadline and entry again
+ *     are read while nobody does.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+
+#include "observe/check.h"
+#include "shared/lease_scan.h"
+#include "shared/slots.h"
+#include "base/clock.h"
+#include "base/compat.h"
+#include "base/spi.h"
+
+/* By how much a queue may look later than its leases end: reapers take their time. */
+#define DEADLINE_SLACK USECS_PER_SEC
+/* Rows in processing that are read in one go. */
+#define ROWS_AT_ONCE 10000
+#define LOOKS 10000
+
+static SqlStatement in_processing =
+	{.text = "SELECT id, token, queue_id FROM idemq.jobs WHERE status = 'processing' AND id > $1 "
+			 "ORDER BY id LIMIT $2",
+	 .nargs = 2,
+	 .types = {INT8OID, INT8OID}};
+
+typedef struct Attempted
+{
+	int64 job_id;
+	int64 token;
+	int32 queue_id;
+} Attempted;
+
+static bool
+is_active(const Lease *lease)
+{
+	return !lease->claiming && lease->ender == NO_SESSION;
+}
+
+/* Returns whether the job's entry still is that of the copy's token, and looks it up. */
+static bool
+look_again(const Lease *copy, Lease *now)
+{
+	return idemq_lease_get(copy->key.job_id, now) && now->token == copy->token;
+}
+
+/* Returns whether the table's snapshot shows a job in processing by that attempt. */
+static bool
+shows_attempt(CheckCall *call, int64 job_id, int64 token, int32 queue_id, Job *job)
+{
+	return idemq_jobs_fetch(&call->table, job_id, job) && job->status == JOB_PROCESSING &&
+		   job->token == token && job->queue_id == queue_id;
+}
+
+/* Returns whether an adopted entry stays, although its adopter must be done. */
+static bool
+stays(CheckCall *call, const Lease *suspect)
+{
+	Lease now;
+
+	while (look_again(suspect, &now) && is_active(&now))
+	{
+		if (idemq_mono_now() > call->patience_ends)
+			return true;
+		CHECK_FOR_INTERRUPTS();
+		pg_usleep(10000);
+	}
+	return false;
+}
+
+/* Checks that ACTIVE entries have their rows. */
+static void
+check_entries(CheckCall *call, const Lease *leases, int count)
+{
+	IdList strays = {0};
+	IdList adopted = {0};
+	Lease now;
+	Job job;
+
+	idemq_jobs_refresh(&call->table);
+	for (int i = 0; i < count; i++)
+	{
+		const Lease *lease = &leases[i];
+
+		CHECK_FOR_INTERRUPTS();
+		if (!is_active(lease) ||
+			shows_attempt(call, lease->key.job_id, lease->token, lease->queue_id, &job) ||
+			!look_again(lease, &now) || !is_active(&now))
+			continue;
+		if (now.session != NO_SESSION)
+			idemq_id_list_add(&strays, lease->key.job_id);
+		else if (stays(call, lease))
+			idemq_id_list_add(&adopted, lease->key.job_id);
+	}
+	idemq_check_report_jobs(call, CHECK_ERROR, "leases.row", &strays,
+							"has a lease entry, and its row is not in processing with that token; "
+							"idemq.reap() takes the entry back after its deadline");
+	idemq_check_report_jobs(call, CHECK_WARNING, "leases.adopted", &adopted,
+							"has a lease entry that an interrupted search left; idemq.reap() takes "
+							"it back after its deadline");
+}
+
+/* Returns whether a queue is known to have, or may have, jobs in flight without an entry. */
+static bool
+is_recovering(int32 queue_id)
+{
+	SlotStatus status;
+
+	return idemq_lease_table_is_full() || !idemq_slot_status(queue_id, &status) ||
+		   status.needs_recovery;
+}
+
+static bool
+has_entry(const Attempted *attempted)
+{
+	Lease lease;
+
+	return idemq_lease_get(attempted->job_id, &lease) && lease.token == attempted->token;
+}
+
+/* Reads the next rows in processing after an id; keeps those without an entry. */
+static int
+read_attempts(int64 *last, Attempted *suspects, int room, bool *more)
+{
+	Datum args[] = {Int64GetDatum(*last), Int64GetDatum(ROWS_AT_ONCE)};
+	SqlScope scope;
+	uint64 rows;
+	int count = 0;
+
+	idemq_sql_begin(&scope);
+	rows = idemq_sql_query_latest(&in_processing, args, NULL);
+	for (uint64 i = 0; i < rows && count < room; i++)
+	{
+		bool isnull;
+		Attempted row;
+
+		row.job_id = DatumGetInt64(idemq_sql_value(i, 1, &isnull));
+		row.token = DatumGetInt64(idemq_sql_value(i, 2, &isnull));
+		row.queue_id = DatumGetInt32(idemq_sql_value(i, 3, &isnull));
+		*last = row.job_id;
+		if (!has_entry(&row))
+			suspects[count++] = row;
+	}
+	idemq_sql_end(&scope);
+	*more = rows == ROWS_AT_ONCE;
+	return count;
+}
+
+/* Returns whether a suspect is a job in flight that nobody will ever find. */
+static bool
+is_forgotten(CheckCall *call, const Attempted *suspect)
+{
+	TransactionId holder;
+	Job job;
+
+	if (is_recovering(suspect->queue_id))
+		return false;
+	idemq_jobs_refresh(&call->table);
+	return shows_attempt(call, suspect->job_id, suspect->token, suspect->queue_id, &job) &&
+		   !idemq_jobs_is_own(&job) && idemq_jobs_hold(&job, &holder) == ROW_FREE &&
+		   !has_entry(suspect) && !is_recovering(suspect->queue_id);
+}
+
+/* Checks that rows in processing have their entries. */
+static void
+check_attempts(CheckCall *call)
+{
+	Attempted *suspects = palloc(CHECK_SUSPECTS * sizeof(Attempted));
+	IdList jobs = {0};
+	int64 last = PG_INT64_MIN;
+	bool more = true;
+
+	while (more)
+	{
+		int count = read_attempts(&last, suspects, CHECK_SUSPECTS, &more);
+
+		more |= count == CHECK_SUSPECTS;
+		if (count > 0 && !idemq_check_settled(call))
+		{
+			idemq_check_report(call, CHECK_WARNING, "leases.unsettled",
+							   "%d jobs in processing cannot be judged: a session stays at the end "
+							   "of its transaction; look for one that is stopped",
+							   count);
+			break;
+		}
+		for (int i = 0; i < count; i++)
+		{
+			if (is_forgotten(call, &suspects[i]))
+				idemq_id_list_add(&jobs, suspects[i].job_id);
+		}
+	}
+	pfree(suspects);
+	idemq_check_report_jobs(call, CHECK_ERROR, "leases.entry", &jobs,
+							"in processing without a lease entry, and no search is pending; "
+							"idemq.claim_job(id) finds it");
+}
+
+/* Returns whether the session of a CLAIMING entry, or of a mark, has no transaction. */
+static bool
+is_without_transaction(const Lease *lease)
+{
+	int32 session = lease->claiming ? lease->session : lease->ender;
+
+	if (is_active(lease))
+		return false;
+	if (session == NO_SESSION || idemq_session_pid(session) == 0)
+		return true;
+	if (lease->claiming && idemq_lease_pid(lease) == 0)
+		return true;
+	return !compat_proc_in_transaction(GetPGProcByNumber(session));
+}
+
+/*
+ * Returns whether an open claim, or a mark, has outlived its transaction.  A claim's
+ * token is its own; a mark may be put again by another transaction of that session
+ * between two looks, but hardly between all of them.
+ */
+static bool
+is_outlived(CheckCall *call, const Lease *copy)
+{
+	Lease now = *copy;
+
+	for (int i = 0; i < 5; i++)
+	{
+		if (!is_without_transaction(&now) || !idemq_check_settled(call) ||
+			!look_again(copy, &now) || now.claiming != copy->claiming || now.ender != copy->ender)
+			return false;
+	}
+	return true;
+}
+
+/* Checks that open claims and ends belong to open transactions. */
+static void
+check_sessions(CheckCall *call, const Lease *leases, int count)
+{
+	IdList jobs = {0};
+
+	for (int i = 0; i < count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (is_outlived(call, &leases[i]))
+			idemq_id_list_add(&jobs, leases[i].key.job_id);
+	}
+	idemq_check_report_jobs(call, CHECK_ERROR, "leases.session", &jobs,
+							"being claimed or ended by a session that has no open transaction; "
+							"restart the server");
+}
+
+/* Returns when a lease is to be looked at: a reaper that could not end it looks less often. */
+static int64
+look_due(const Lease *lease)
+{
+	int64 due = Max(lease->deadline, idemq_mono_now()) + DEADLINE_SLACK;
+
+	return due + lease->undone * LEASE_BUSY_RETRY;
+}
+
+/* Returns whether a queue looks at its leases later than one ends; see the file's header. */
+static bool
+is_overlooked(CheckCall *call, const Lease *copy)
+{
+	SlotStatus status;
+	Lease lease;
+
+	if (!idemq_slot_status(copy->queue_id, &status) ||
+		status.next_deadline <= (uint64) look_due(copy) || !idemq_check_settled(call))
+		return false;
+	for (int i = 0; i < LOOKS; i++)
+	{
+		uint64 changes = idemq_slots_changes();
+
+		CHECK_FOR_INTERRUPTS();
+		if (!look_again(copy, &lease) || !is_active(&lease) ||
+			!idemq_slot_status(lease.queue_id, &status) ||
+			status.next_deadline <= (uint64) look_due(&lease))
+			return false;
+		if ((uint32) changes == 0 && look_again(copy, &lease) && is_active(&lease) &&
+			idemq_slots_changes() == changes)
+			return true;
+		pg_usleep(100);
+	}
+	return false;
+}
+
+/* Checks that each queue looks at its leases in time. */
+static void
+check_deadlines(CheckCall *call, const Lease *leases, int count)
+{
+	IdList jobs = {0};
+
+	for (int i = 0; i < count; i++)
+	{
+		if (is_active(&leases[i]) && is_overlooked(call, &leases[i]))
+			idemq_id_list_add(&jobs, leases[i].key.job_id);
+	}
+	idemq_check_report_jobs(call, CHECK_ERROR, "leases.deadline", &jobs,
+							"its lease ends before its queue looks for expired leases; "
+							"idemq.reap() looks now");
+}
+
+/* Checks the lease table; see the file's header. */
+void
+idemq_check_leases(CheckCall *call)
+{
+	int count;
+	Lease *leases = idemq_lease_copy_all(&count);
+
+	check_entries(call, leases, count);
+	check_sessions(call, leases, count);
+	check_deadlines(call, leases, count);
+	check_attempts(call);
+	pfree(leases);
+}

@@ -1,0 +1,138 @@
+/*
+ * observe/check_ready.c
+ *		The audit of the ready cursors: nothing below one is claimable.
+ *
+ * For each queue and priority, in this order: sequence and cursor (r), a snapshot
+ * (s), a scan of the ready index up to that cursor.  A suspect is a row whose
+ * version in the snapshot is claimable, which after s has no lease entry, nobody
+ * who holds it, and no newer version committed.  Then idemq_check_settled; then the
+ * cursor's history (h).  A suspect to whose key, or below, the cursor was lowered
+ * since r is acquitted: claims meet it again.  The others are reported.
+ *
+ * Why that is no false alarm: the cursor was above the row from r to h, hence at
+ * the moment s, at which the row's committed version was claimable.  By the
+ * invariant (shared/ready_cursor.c) then at s either
+ *   - it had an entry, which has gone since.  Whoever drops the entry of a job
+ *     whose committed version is claimable lowers to its key after that, or unsets
+ *     the cursors: an aborted claim, an ender who had turned others away, a search
+ *     that adopted in vain; or
+ *   - its writer had committed and was still to lower; or
+ *   - it was being written.  Since no newer version is committed, nobody holds the
+ *     row and it is not ours, that writer has aborted, and lowers; or
+ *   - it was being changed by a prepared transaction that has ended since: the
+ *     cursors are unset.
+ * Each of these lowers to the row's key, or below, after r, and is past it when
+ * idemq_check_settled returns: the history shows it.
+ *
+ * Why what is broken is found: a row that stays claimable below the cursor with no
+ * entry and no holder is a suspect, and only a lowering acquits it, which is its
+ * mending.  (A merged history may acquit it once: the next call has a new r.)
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+
+#include "observe/check.h"
+#include "job/transition.h"
+#include "shared/leases.h"
+#include "shared/slots.h"
+
+/* One priority's look. */
+typedef struct Suspects
+{
+	int count;
+	ReadyKey keys[CHECK_SUSPECTS];
+} Suspects;
+
+/* Returns whether a row that the scan fetched looks claimable, and left alone. */
+static bool
+is_suspect(const Job *job)
+{
+	TransactionId holder;
+
+	return idemq_transition_allowed(EVENT_CLAIM, job->status) && !idemq_jobs_is_own(job) &&
+		   idemq_jobs_hold(job, &holder) == ROW_FREE;
+}
+
+/* Collects the suspects of one priority, up to their maximum. */
+static void
+collect(CheckCall *call, int32 queue_id, int priority, ReadyKey cursor, Suspects *suspects)
+{
+	ReadyKey until = cursor;
+	ReadyKey key;
+	Job job;
+
+	if (until.ready_at < PG_INT64_MAX)
+		until = idemq_jobs_scan_limit(READY_KEY_MIN, until);
+	else
+		until = READY_KEY_MAX;
+	idemq_jobs_scan_begin(&call->table, queue_id, priority, READY_KEY_MIN, until);
+	while (suspects->count < CHECK_SUSPECTS && idemq_jobs_scan_next(&call->table, &key))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!ready_key_less(key, cursor))
+			break;
+		/* The row, then the entry: what is claimed meanwhile has one, or had. */
+		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&call->table, &job) &&
+			is_suspect(&job) && !idemq_lease_busy(key.id))
+			suspects->keys[suspects->count++] = key;
+	}
+	idemq_jobs_scan_end(&call->table);
+}
+
+/* Reports the suspects that no lowering acquits. */
+static void
+judge(CheckCall *call, const CursorView *view, int32 queue_id, int priority,
+	  const Suspects *suspects)
+{
+	IdList jobs = {0};
+	char *what;
+
+	if (suspects->count == 0)
+		return;
+	what = psprintf("below the ready cursor of queue %d, priority %d, and claimable; a claim that "
+					"finds nothing looks from the start and mends it",
+					queue_id, priority);
+	if (!idemq_check_settled(call))
+	{
+		idemq_check_report(
+			call, CHECK_WARNING, "cursor.unsettled",
+			"%d jobs of queue %d, priority %d cannot be judged: a session stays at the "
+			"end of its transaction; look for one that is stopped",
+			suspects->count, queue_id, priority);
+		return;
+	}
+	for (int i = 0; i < suspects->count; i++)
+	{
+		if (!idemq_cursor_lowered_since(view, queue_id, priority, suspects->keys[i]))
+			idemq_id_list_add(&jobs, suspects->keys[i].id);
+	}
+	idemq_check_report_jobs(call, CHECK_ERROR, "cursor.claimable", &jobs, what);
+}
+
+/* Checks the cursors of all queues that have a slot; see the file's header. */
+void
+idemq_check_ready(CheckCall *call)
+{
+	Suspects *suspects = palloc(sizeof(Suspects));
+
+	for (int q = 0; q < call->nqueues; q++)
+	{
+		int32 queue_id = call->queue_ids[q];
+
+		for (int p = 0; p < IDEMQ_PRIORITIES; p++)
+		{
+			CursorView view;
+
+			/* A view and a snapshot for each: a short history reaches far enough back. */
+			idemq_cursor_read(idemq_slot_find(MyDatabaseId, queue_id), queue_id, &view);
+			if (view.slot == NULL || !ready_key_less(READY_KEY_MIN, view.from[p]))
+				continue;
+			idemq_jobs_refresh(&call->table);
+			suspects->count = 0;
+			collect(call, queue_id, p, view.from[p], suspects);
+			judge(call, &view, queue_id, p, suspects);
+		}
+	}
+	pfree(suspects);
+}

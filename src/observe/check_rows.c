@@ -1,0 +1,233 @@
+/*
+ * observe/check_rows.c
+ *		The audit of what one snapshot shows: rows, tokens, indexes, triggers.
+ *
+ * Every version of a row that is ever visible keeps the rules below, so one query
+ * under one snapshot finds no race.  The last issued token is read after it: whatever
+ * token the snapshot shows had been issued by then.
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+
+#include "observe/check.h"
+#include "shared/leases.h"
+#include "base/clock.h"
+#include "base/compat.h"
+#include "base/spi.h"
+#include "base/token.h"
+
+/* Tokens are below this, for JSON and JavaScript. */
+#define TOKEN_END (INT64CONST(1) << 53)
+
+/* Each rule: its name, what is wrong with a row that breaks it, and whether one does. */
+#define ROW_RULES                                                                                  \
+	"('jobs.queue', 'of a queue that does not exist', q.queue_id IS NULL), "                       \
+	"('jobs.priority', 'with a priority outside of 0 to 9', j.priority NOT BETWEEN 0 AND 9), "     \
+	"('jobs.ready_at', 'pending, failed or processing without ready_at, or with one otherwise', "  \
+	"(j.status IN ('pending', 'failed', 'processing')) <> (j.ready_at IS NOT NULL)), "             \
+	"('jobs.finished_at', 'completed, dead or cancelled without finished_at, or with one "         \
+	"otherwise', (j.status IN ('completed', 'dead', 'cancelled')) <> "                             \
+	"(j.finished_at IS NOT NULL)), "                                                               \
+	"('jobs.lease', 'processing without claimed_at, or without a later deadline', "                \
+	"j.status = 'processing' AND (j.deadline > j.claimed_at) IS NOT TRUE), "                       \
+	"('jobs.attempt', 'with an attempt that its status does not allow, or above max_attempts', "   \
+	"NOT (CASE j.status WHEN 'processing' THEN j.attempt BETWEEN 1 AND j.max_attempts "            \
+	"WHEN 'failed' THEN j.attempt BETWEEN 1 AND j.max_attempts - 1 "                               \
+	"WHEN 'pending' THEN j.attempt BETWEEN 0 AND j.max_attempts - 1 "                              \
+	"WHEN 'blocked' THEN j.attempt BETWEEN 0 AND j.max_attempts - 1 "                              \
+	"ELSE j.attempt BETWEEN 0 AND j.max_attempts END)), "                                          \
+	"('jobs.token', 'with a token below zero, of 2^53 or more, or processing without one', "       \
+	"j.token NOT BETWEEN 0 AND 9007199254740991 OR j.token = 0 AND j.status = 'processing'), "     \
+	"('jobs.blocked', 'blocked without a group_key', j.status = 'blocked' AND "                    \
+	"j.group_key IS NULL)"
+
+static SqlStatement broken_rows =
+	{.text = "SELECT invariant, what, n, id FROM "
+			 "(SELECT r.invariant, r.what, j.id, count(*) OVER every AS n, "
+			 "row_number() OVER (every ORDER BY j.id) AS place "
+			 "FROM idemq.jobs j LEFT JOIN idemq.queues q USING (queue_id) CROSS JOIN LATERAL "
+			 "(VALUES " ROW_RULES ") r(invariant, what, is_broken) WHERE r.is_broken "
+			 "WINDOW every AS (PARTITION BY r.invariant, r.what)) x "
+			 "WHERE place <= $1 ORDER BY invariant, id",
+	 .nargs = 1,
+	 .types = {INT8OID}};
+
+static SqlStatement history_tokens =
+	{.text = "SELECT j.id FROM idemq.jobs j WHERE EXISTS (SELECT FROM idemq.attempts a "
+			 "WHERE a.job_id = j.id AND a.token > j.token) ORDER BY j.id LIMIT $1",
+	 .nargs = 1,
+	 .types = {INT8OID}};
+
+static SqlStatement tokens_below =
+	{.text = "SELECT id, token FROM idemq.jobs WHERE token >= $1 AND token < $2 "
+			 "ORDER BY token DESC LIMIT $3",
+	 .nargs = 3,
+	 .types = {INT8OID, INT8OID, INT8OID}};
+
+/* What claims, keys, purging and groups cannot do without. */
+static SqlStatement missing_indexes = {
+	.text =
+		"SELECT w.name, w.vital FROM (VALUES "
+		"('jobs_pkey', 'id', true, NULL, true), "
+		"('jobs_ready', 'queue_id, priority, ready_at, id', false, '(ready_at IS NOT NULL)', "
+		"true), "
+		"('jobs_key', 'queue_id, key', true, '(key IS NOT NULL)', true), "
+		"('jobs_finished', 'finished_at', false, '(finished_at IS NOT NULL)', false), "
+		"('jobs_group', 'queue_id, group_key, ready_at, id', false, "
+		"'((group_key IS NOT NULL) AND (finished_at IS NULL))', false)) "
+		"w(name, columns, is_unique, predicate, vital) WHERE NOT EXISTS "
+		"(SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = 'idemq.jobs'::pg_catalog.regclass "
+		"AND i.indisvalid AND i.indisready AND (i.indisunique OR NOT w.is_unique) "
+		"AND pg_catalog.pg_get_expr(i.indpred, i.indrelid) IS NOT DISTINCT FROM w.predicate "
+		"AND w.columns = (SELECT pg_catalog.string_agg(pg_catalog.pg_get_indexdef(i.indexrelid, "
+		"k, true), ', ' ORDER BY k) FROM pg_catalog.generate_series(1, i.indnatts) k))"};
+
+static SqlStatement missing_triggers = {
+	.text = "SELECT w.rel, w.name FROM (VALUES ('idemq.jobs', 'idemq_jobs_changed'), "
+			"('idemq.jobs', 'idemq_jobs_truncated'), ('idemq.queues', 'idemq_settings_changed'), "
+			"('idemq.queue_grants', 'idemq_settings_changed')) w(rel, name) WHERE NOT EXISTS "
+			"(SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = w.rel::pg_catalog.regclass "
+			"AND t.tgname = w.name AND t.tgenabled = 'A')"};
+
+static SqlStatement open_tables = {
+	.text = "SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid IN "
+			"('idemq.jobs'::pg_catalog.regclass, 'idemq.attempts'::pg_catalog.regclass, "
+			"'idemq.queues'::pg_catalog.regclass) AND NOT c.relrowsecurity"};
+
+static char *
+text_value(uint64 row, int column)
+{
+	bool isnull;
+
+	return TextDatumGetCString(idemq_sql_value(row, column, &isnull));
+}
+
+static int64
+int64_value(uint64 row, int column)
+{
+	bool isnull;
+
+	return DatumGetInt64(idemq_sql_value(row, column, &isnull));
+}
+
+/* Checks what a single row says. */
+void
+idemq_check_rows(CheckCall *call)
+{
+	Datum named = Int64GetDatum(CHECK_NAMED);
+	SqlScope scope;
+	uint64 rows;
+
+	idemq_sql_begin(&scope);
+	rows = idemq_sql_query_latest(&broken_rows, &named, NULL);
+	for (uint64 i = 0; i < rows;)
+	{
+		char *invariant = text_value(i, 1);
+		char *what = text_value(i, 2);
+		IdList jobs = {0};
+		int64 count = int64_value(i, 3);
+
+		while (i < rows && jobs.count < Min(count, CHECK_NAMED))
+			idemq_id_list_add(&jobs, int64_value(i++, 4));
+		jobs.count = count;
+		idemq_check_report_jobs(call, CHECK_ERROR, invariant, &jobs, what);
+	}
+	idemq_sql_end(&scope);
+}
+
+/* Checks that tokens only grow, and that none is from the future. */
+void
+idemq_check_tokens(CheckCall *call)
+{
+	IdList older = {0};
+	IdList ahead = {0};
+	Datum args[3];
+	int64 greatest;
+	SqlScope scope;
+	uint64 rows;
+
+	idemq_sql_begin(&scope);
+	args[0] = Int64GetDatum(CHECK_SUSPECTS);
+	rows = idemq_sql_query_latest(&history_tokens, args, NULL);
+	for (uint64 i = 0; i < rows; i++)
+		idemq_id_list_add(&older, int64_value(i, 1));
+	/* A standby issues none, and has not seen what was issued. */
+	if (!RecoveryInProgress())
+	{
+		int64 before =
+			Max(idemq_lease_last_token(), idemq_token_next(0, 0, idemq_now(), compat_timeline()));
+
+		args[0] = Int64GetDatum(before);
+		args[1] = Int64GetDatum(TOKEN_END);
+		args[2] = Int64GetDatum(CHECK_SUSPECTS);
+		rows = idemq_sql_query_latest(&tokens_below, args, NULL);
+		greatest =
+			Max(idemq_lease_last_token(), idemq_token_next(0, 0, idemq_now(), compat_timeline()));
+		for (uint64 i = 0; i < rows; i++)
+		{
+			if (int64_value(i, 2) > greatest)
+				idemq_id_list_add(&ahead, int64_value(i, 1));
+		}
+	}
+	idemq_sql_end(&scope);
+	idemq_check_report_jobs(call, CHECK_ERROR, "tokens.grow", &older,
+							"idemq.attempts has a greater token than the job");
+	idemq_check_report_jobs(
+		call, CHECK_WARNING, "tokens.issued", &ahead,
+		"with a token greater than the last one issued and the clock: written by "
+		"hand, or the clock was set back; its next token is greater still");
+}
+
+static void
+report_indexes(CheckCall *call, bool *usable)
+{
+	uint64 rows = idemq_sql_query_latest(&missing_indexes, NULL, NULL);
+
+	for (uint64 i = 0; i < rows; i++)
+	{
+		bool isnull;
+		char *name = text_value(i, 1);
+		bool vital = DatumGetBool(idemq_sql_value(i, 2, &isnull));
+
+		if (strcmp(name, "jobs_ready") == 0)
+			*usable = false;
+		idemq_check_report(
+			call, vital ? CHECK_ERROR : CHECK_WARNING, "indexes",
+			"index %s of idemq.jobs is missing or not valid: REINDEX it, or create it "
+			"as the install script does",
+			name);
+	}
+}
+
+/*
+ * Checks indexes, triggers and row-level security.  Returns whether there is a ready
+ * index to scan.
+ */
+bool
+idemq_check_catalog(CheckCall *call)
+{
+	bool usable = true;
+	SqlScope scope;
+	uint64 rows;
+
+	idemq_sql_begin(&scope);
+	report_indexes(call, &usable);
+	rows = idemq_sql_query_latest(&missing_triggers, NULL, NULL);
+	for (uint64 i = 0; i < rows; i++)
+		idemq_check_report(
+			call, CHECK_ERROR, "triggers",
+			"shared memory does not follow %s: ALTER TABLE %s ENABLE ALWAYS TRIGGER %s",
+			text_value(i, 1), text_value(i, 1), text_value(i, 2));
+	rows = idemq_sql_query_latest(&open_tables, NULL, NULL);
+	for (uint64 i = 0; i < rows; i++)
+		idemq_check_report(
+			call, CHECK_ERROR, "row_security",
+			"every role reads all of idemq.%s: ALTER TABLE idemq.%s ENABLE ROW LEVEL "
+			"SECURITY",
+			text_value(i, 1), text_value(i, 1));
+	idemq_sql_end(&scope);
+	return usable;
+}

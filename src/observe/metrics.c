@@ -1,0 +1,313 @@
+/*
+ * observe/metrics.c
+ *		SQL functions behind idemq.metrics and idemq.memory: queue_metrics,
+ *		recount, memory_usage.
+ *
+ * They read, also on a standby and in a read-only transaction.  Gauges that
+ * shared memory does not know are counted by SQL, and known from then on, unless
+ * that cannot be: a queue without a slot, a standby, a transaction that has
+ * changed something, a count that was just now.
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "catalog/pg_authid.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "job/limits.h"
+#include "job/transition.h"
+#include "table/jobs.h"
+#include "queue/queue_counts.h"
+#include "queue/queues.h"
+#include "shared/buckets.h"
+#include "shared/groups.h"
+#include "shared/leases.h"
+#include "base/args.h"
+#include "base/clock.h"
+#include "base/settings.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_queue_metrics);
+PG_FUNCTION_INFO_V1(idemq_sql_recount);
+PG_FUNCTION_INFO_V1(idemq_sql_memory_usage);
+
+/* The columns of queue_metrics. */
+enum
+{
+	METRIC_QUEUE_ID,
+	METRIC_GAUGES,
+	METRIC_OLDEST_READY = METRIC_GAUGES + JOB_STATUS_COUNT,
+	METRIC_COUNTERS,
+	METRIC_TIMINGS = METRIC_COUNTERS + COUNTER_COUNT,
+	METRIC_IN_MEMORY = METRIC_TIMINGS + TIMING_COUNT * 3,
+	METRIC_SINCE,
+	METRIC_RECOVERING,
+	METRIC_RUNNING,
+	METRIC_COLUMNS
+};
+
+/* A job that is ready for longer is said to be so for that long. */
+#define OLDEST_AGE (36500 * USECS_PER_DAY)
+
+/* The jobs as SQL counts them, once they are asked for. */
+typedef struct SqlGauges
+{
+	bool counted;
+	QueueCount *counts;
+	int ncounts;
+} SqlGauges;
+
+static const double quantiles[] = {0.5, 0.95, 0.99};
+
+static int
+compare_counts(const void *a, const void *b)
+{
+	int32 x = ((const QueueCount *) a)->queue_id;
+	int32 y = ((const QueueCount *) b)->queue_id;
+
+	return (x > y) - (x < y);
+}
+
+/* Returns the number of a queue's jobs by status, from SQL. */
+static const int64 *
+gauges_by_sql(SqlGauges *gauges, int32 queue_id)
+{
+	static const int64 none[JOB_STATUS_COUNT] = {0};
+	QueueCount wanted = {.queue_id = queue_id};
+	QueueCount *found;
+
+	if (!gauges->counted)
+		gauges->counts = idemq_gauges_by_sql(&gauges->ncounts);
+	gauges->counted = true;
+	found = bsearch(&wanted, gauges->counts, gauges->ncounts, sizeof(QueueCount), compare_counts);
+	return found == NULL ? none : found->jobs;
+}
+
+/* Returns whether a claim would take a job. */
+static bool
+is_claimable(const Job *job, TimestampTz now)
+{
+	return idemq_transition_allowed(EVENT_CLAIM, job->status) &&
+		   !(job->attempt == 0 && job->expires_at <= now);
+}
+
+/* Returns when the first claimable job of a priority was due, or, if that is later, limit. */
+static TimestampTz
+oldest_in_priority(JobsTable *table, int32 queue_id, int priority, ReadyKey from, TimestampTz limit)
+{
+	TimestampTz now = idemq_now();
+	ReadyKey key;
+	Job job;
+
+	idemq_jobs_scan_begin(table, queue_id, priority, from, READY_KEY_MAX);
+	while (idemq_jobs_scan_next(table, &key) && key.ready_at < limit)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(table, &job) &&
+			is_claimable(&job, now))
+			limit = key.ready_at;
+	}
+	idemq_jobs_scan_end(table);
+	return limit;
+}
+
+/*
+ * Returns since when, before now, a queue has had a job that can be claimed; now
+ * when it has none.
+ */
+static TimestampTz
+oldest_ready(const QueueInfo *queue, TimestampTz now)
+{
+	TimestampTz oldest = now;
+	CursorView view;
+	JobsTable table;
+
+	/* Cursors first, then the snapshot: below them nothing is claimable in it. */
+	idemq_cursor_read(queue->slot, queue->id, &view);
+	idemq_jobs_open_to_read(&table);
+	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
+	{
+		if (view.from[p].ready_at < oldest)
+			oldest = oldest_in_priority(&table, queue->id, p, view.from[p], oldest);
+	}
+	idemq_jobs_close(&table);
+	return oldest;
+}
+
+/* Returns microseconds as an interval of hours, minutes and seconds. */
+static Datum
+interval_datum(int64 usecs)
+{
+	Interval *interval = palloc0(sizeof(Interval));
+
+	interval->time = usecs;
+	return IntervalPGetDatum(interval);
+}
+
+/* Fills what shared memory knows but the gauges; the columns are NULL so far. */
+static void
+fill_counters(const CounterView *view, Datum *values, bool *nulls)
+{
+	for (int i = 0; i < COUNTER_COUNT; i++)
+	{
+		values[METRIC_COUNTERS + i] = Int64GetDatum((int64) view->counters[i]);
+		nulls[METRIC_COUNTERS + i] = false;
+	}
+	for (int i = 0; i < TIMING_COUNT * (int) lengthof(quantiles); i++)
+	{
+		int64 usecs = idemq_histogram_quantile(view->timings[i / lengthof(quantiles)],
+											   quantiles[i % lengthof(quantiles)]);
+
+		if (usecs < 0)
+			continue;
+		values[METRIC_TIMINGS + i] = interval_datum(usecs);
+		nulls[METRIC_TIMINGS + i] = false;
+	}
+	values[METRIC_SINCE] = TimestampTzGetDatum(view->since);
+	nulls[METRIC_SINCE] = false;
+}
+
+/* Reads a queue's counters, its gauges known if that can be; false when it has none. */
+static bool
+read_counters(const QueueInfo *queue, CounterView *view)
+{
+	int index;
+
+	if (queue->slot == NULL)
+		return false;
+	index = idemq_slot_index(queue->slot);
+	if (!idemq_counters_read(index, queue->id, view))
+		return false;
+	return view->known || !idemq_gauges_count_if_due() ||
+		   idemq_counters_read(index, queue->id, view);
+}
+
+/* Fills a row of queue_metrics. */
+static void
+fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool *nulls)
+{
+	CounterView view;
+	bool in_memory = read_counters(queue, &view);
+	const int64 *gauges;
+	TimestampTz now = idemq_now();
+	TimestampTz oldest;
+	SlotStatus status;
+
+	memset(nulls, true, METRIC_COLUMNS * sizeof(bool));
+	memset(nulls, false, METRIC_OLDEST_READY * sizeof(bool));
+	values[METRIC_QUEUE_ID] = Int32GetDatum(queue->id);
+	if (in_memory && view.known && !RecoveryInProgress())
+		gauges = view.gauges;
+	else
+		gauges = gauges_by_sql(sql_gauges, queue->id);
+	/* Of two commits, the later may be counted first. */
+	for (int i = 0; i < JOB_STATUS_COUNT; i++)
+		values[METRIC_GAUGES + i] = Int64GetDatum(Max(gauges[i], 0));
+	oldest = oldest_ready(queue, now);
+	oldest = Max(oldest, now - OLDEST_AGE);
+	if (oldest < now)
+	{
+		values[METRIC_OLDEST_READY] = interval_datum(now - oldest);
+		nulls[METRIC_OLDEST_READY] = false;
+	}
+	if (in_memory)
+		fill_counters(&view, values, nulls);
+	values[METRIC_IN_MEMORY] = BoolGetDatum(in_memory);
+	nulls[METRIC_IN_MEMORY] = false;
+	if (queue->slot != NULL && idemq_slot_status(queue->id, &status))
+	{
+		values[METRIC_RECOVERING] = BoolGetDatum(status.needs_recovery);
+		nulls[METRIC_RECOVERING] = false;
+		values[METRIC_RUNNING] = Int32GetDatum(idemq_limit_running(queue->slot));
+		nulls[METRIC_RUNNING] = false;
+	}
+}
+
+/*
+ * queue_metrics() -> setof a queue's metrics: of the queues that the role may
+ * claim from or administer, of all for members of pg_monitor.
+ */
+Datum
+idemq_sql_queue_metrics(PG_FUNCTION_ARGS)
+{
+	TupleDesc desc;
+	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	bool all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
+	SqlGauges gauges = {0};
+	int count;
+	int32 *ids = idemq_queue_ids(all ? 0 : PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &count);
+
+	for (int i = 0; i < count; i++)
+	{
+		Datum values[METRIC_COLUMNS];
+		bool nulls[METRIC_COLUMNS];
+		QueueInfo queue;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!idemq_queue_by_id(ids[i], &queue))
+			continue;
+		fill_metrics(&queue, &gauges, values, nulls);
+		tuplestore_putvalues(store, desc, values, nulls);
+	}
+	return (Datum) 0;
+}
+
+/* recount() -> number of jobs; 25001, 25006, 54000, 55006. */
+Datum
+idemq_sql_recount(PG_FUNCTION_ARGS)
+{
+	int64 jobs = 0;
+
+	switch (idemq_gauges_try_count(&jobs))
+	{
+		case COUNT_BEGUN:
+			break;
+		case COUNT_BUSY:
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_IN_USE), errmsg("another session is counting the jobs"),
+					 errhint("Its count is as good as yours; wait for it.")));
+		case COUNT_CROWDED:
+			ereport(ERROR,
+					(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+					 errmsg("too many transactions are open, or databases use idemq, to count"),
+					 errhint("Until jobs are counted, idemq.metrics counts them by SQL.")));
+	}
+	PG_RETURN_INT64(jobs);
+}
+
+/* Adds a row of memory_usage. */
+static void
+put_usage(Tuplestorestate *store, TupleDesc desc, const char *resource, int used, int size,
+		  int64 refused)
+{
+	Datum values[] = {CStringGetTextDatum(resource), Int64GetDatum(used), Int64GetDatum(size),
+					  Int64GetDatum(refused)};
+	bool nulls[] = {false, false, false, false};
+
+	tuplestore_putvalues(store, desc, values, nulls);
+}
+
+/* memory_usage() -> setof (resource, used, size, refused). */
+Datum
+idemq_sql_memory_usage(PG_FUNCTION_ARGS)
+{
+	TupleDesc desc;
+	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	int64 refused;
+	int used;
+	int size;
+
+	idemq_leases_usage(&used, &refused);
+	put_usage(store, desc, "leases", used, idemq_max_leases, refused);
+	idemq_buckets_usage(&used, &refused);
+	put_usage(store, desc, "buckets", used, idemq_max_buckets, refused);
+	idemq_groups_usage(&used, &size, &refused);
+	put_usage(store, desc, "groups", used, size, refused);
+	idemq_slots_usage(&used, &refused);
+	put_usage(store, desc, "queues", used, idemq_max_queues, refused);
+	return (Datum) 0;
+}

@@ -1,0 +1,407 @@
+/*
+ * observe/why.c
+ *		SQL function why: one sentence about what a job waits for, and what to do.
+ *
+ * It looks at the row first, then at the lease table and at who holds the row: the
+ * sentence is true of a moment that is over when it is read.  It waits for nobody,
+ * and shows neither payload nor key nor error.
+ */
+#include "postgres.h"
+
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "job/limits.h"
+#include "job/reap.h"
+#include "job/transition.h"
+#include "table/jobs.h"
+#include "queue/queues.h"
+#include "shared/lease_scan.h"
+#include "base/args.h"
+#include "base/clock.h"
+#include "base/compat.h"
+#include "base/oids.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_why);
+
+/* Jobs that are counted before this one, and index entries that are read for it. */
+#define MAX_BEFORE 1000
+#define MAX_ENTRIES 20000
+
+typedef struct WhyCall
+{
+	JobsTable table;
+	Job job;
+	QueueInfo queue;
+	TimestampTz now;
+	StringInfoData answer;
+} WhyCall;
+
+/* Says a time; by itself, since two calls in one statement would share a buffer. */
+static void
+say_time(WhyCall *call, const char *before, TimestampTz time)
+{
+	appendStringInfo(&call->answer, "%s%s", before, timestamptz_to_str(time));
+}
+
+static TimestampTz
+finished_at(const Job *job)
+{
+	return job->row->tts_isnull[COL_FINISHED_AT]
+			   ? DT_NOEND
+			   : DatumGetTimestampTz(job->row->tts_values[COL_FINISHED_AT]);
+}
+
+static void
+say_finished(WhyCall *call)
+{
+	const Job *job = &call->job;
+	long long id = job->id;
+
+	if (job->status == JOB_COMPLETED)
+	{
+		say_time(call, "completed at ", finished_at(job));
+		if (job->attempt == 0)
+			appendStringInfoString(&call->answer, " without a claim");
+		else
+			appendStringInfo(&call->answer, " by attempt %d", job->attempt);
+		appendStringInfoString(&call->answer, ": nothing is left to do");
+		return;
+	}
+	if (job->status == JOB_DEAD)
+	{
+		say_time(call, "dead since ", finished_at(job));
+		appendStringInfo(&call->answer,
+						 ", after attempt %d of %d: see idemq.attempts where job_id = %lld",
+						 job->attempt, job->max_attempts, id);
+	}
+	else if (job->attempt == 0 && job->expires_at <= finished_at(job))
+		say_time(call, "cancelled: nobody claimed it before it expired at ", job->expires_at);
+	else
+		say_time(call, "cancelled at ", finished_at(job));
+	appendStringInfo(&call->answer, "; idemq.retry(%lld) makes it ready again", id);
+}
+
+/* Adds the jobs of one priority that are ready, below a key; false when enough were read. */
+static bool
+count_priority(WhyCall *call, int priority, ReadyKey from, ReadyKey below, int *before,
+			   int *entries)
+{
+	bool enough = false;
+	ReadyKey key;
+	Job job;
+
+	idemq_jobs_scan_begin(&call->table, call->queue.id, priority, from, READY_KEY_MAX);
+	while (!enough && idemq_jobs_scan_next(&call->table, &key))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!ready_key_less(key, below) || key.ready_at > call->now)
+			break;
+		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&call->table, &job) &&
+			idemq_transition_allowed(EVENT_CLAIM, job.status))
+			(*before)++;
+		(*entries)++;
+		enough = *before >= MAX_BEFORE || *entries >= MAX_ENTRIES;
+	}
+	idemq_jobs_scan_end(&call->table);
+	return !enough;
+}
+
+/* Returns how many ready jobs a claim would take before this one; *all: no more than these. */
+static int
+count_before(WhyCall *call, bool *all)
+{
+	ReadyKey mine = job_ready_key(&call->job);
+	int priority = call->job.priority;
+	int before = 0;
+	int entries = 0;
+	CursorView view;
+
+	/* As a claim: the cursors first, then a snapshot. */
+	idemq_cursor_read(call->queue.slot, call->queue.id, &view);
+	idemq_jobs_refresh(&call->table);
+	*all = true;
+	for (int p = 0; p <= Min(priority, IDEMQ_PRIORITIES - 1) && *all; p++)
+		*all = count_priority(call, p, view.from[p], p < priority ? READY_KEY_MAX : mine, &before,
+							  &entries);
+	return before;
+}
+
+/* Says how far back in the line a ready job is, and whether anybody works. */
+static void
+say_ready(WhyCall *call)
+{
+	const char *queue = call->queue.name;
+	int in_flight = idemq_lease_count_queue(call->queue.id);
+	bool all;
+	int before;
+
+	say_time(call, "ready since ", call->job.ready_at);
+	before = count_before(call, &all);
+	if (before == 0 && all)
+		appendStringInfoString(&call->answer, " and first in line");
+	else
+		appendStringInfo(&call->answer, ", behind %d%s ready job%s", before, all ? "" : " or more",
+						 before == 1 && all ? "" : "s");
+	if (in_flight == 0)
+		appendStringInfo(&call->answer,
+						 "; no job of queue \"%s\" is in flight: start a worker that calls "
+						 "idemq.claim('%s')",
+						 queue, queue);
+	else
+		appendStringInfo(&call->answer,
+						 "; a worker has to claim it: of queue \"%s\" %d job%s in flight", queue,
+						 in_flight, in_flight == 1 ? " is" : "s are");
+}
+
+/* Says which limit of its queue keeps a ready job; false when none does. */
+static bool
+say_limit(WhyCall *call)
+{
+	const QueueInfo *queue = &call->queue;
+	LimitView view;
+
+	idemq_limit_view(queue, &view);
+	switch (view.state)
+	{
+		case LIMIT_OPEN:
+			return false;
+		case LIMIT_RUNNING:
+			appendStringInfo(&call->answer,
+							 "queue \"%s\" is at max_running: %d of %d jobs are in processing",
+							 queue->name, view.running, queue->max_running);
+			break;
+		case LIMIT_RATE:
+			appendStringInfo(&call->answer, "the rate_limit of queue \"%s\" is used up",
+							 queue->name);
+			say_time(call, ": the next job may be claimed at ", view.until);
+			break;
+		case LIMIT_RECOVERING:
+			appendStringInfo(&call->answer,
+							 "queue \"%s\" has max_running, and its jobs in flight are still being "
+							 "looked for; a claim, or idemq.reap('%s'), looks too",
+							 queue->name, queue->name);
+			break;
+		case LIMIT_TABLE_FULL:
+		case LIMIT_NO_SLOT:
+			appendStringInfo(&call->answer,
+							 "queue \"%s\" has limits that shared memory has no room to count: "
+							 "raise %s and restart the server",
+							 queue->name,
+							 view.state == LIMIT_NO_SLOT ? "idemq.max_queues" : "idemq.max_leases");
+			break;
+	}
+	return true;
+}
+
+/* Says who holds the row of a job that waits; false when nobody does. */
+static bool
+say_held(WhyCall *call)
+{
+	TransactionId holder;
+	int pid;
+
+	if (idemq_jobs_hold(&call->job, &holder) != ROW_HELD)
+		return false;
+	pid = idemq_transaction_pid(holder);
+	appendStringInfoString(&call->answer, "its row is held by ");
+	if (pid != 0)
+		appendStringInfo(&call->answer, "pid %d", pid);
+	else
+		appendStringInfoString(&call->answer, "a prepared transaction (see pg_prepared_xacts)");
+	appendStringInfoString(&call->answer, ": claims skip it until that transaction ends");
+	return true;
+}
+
+/* Says that a claim of the job is open; false when none is. */
+static bool
+say_claiming(WhyCall *call, const Lease *lease)
+{
+	if (!lease->claiming)
+		return false;
+	if (lease->session == IDEMQ_MY_PROC_NUMBER)
+		appendStringInfoString(&call->answer, "being claimed by this transaction");
+	else
+		appendStringInfo(&call->answer, "being claimed by the open transaction of pid %d",
+						 idemq_lease_pid(lease));
+	appendStringInfoString(&call->answer,
+						   ": its lease starts when that commits; if it rolls back, the job is "
+						   "ready again");
+	return true;
+}
+
+/* Says what a job in status pending or failed waits for. */
+static void
+say_waiting(WhyCall *call)
+{
+	const Job *job = &call->job;
+	Lease lease;
+
+	if (idemq_jobs_is_own(job))
+		appendStringInfoString(&call->answer,
+							   "written by this transaction: others see it when that commits");
+	else if ((idemq_lease_get(job->id, &lease) && say_claiming(call, &lease)) || say_held(call))
+		return;
+	else if (job->attempt == 0 && job->expires_at <= call->now)
+		say_time(call, "the next claim cancels it: it was not claimed before it expired at ",
+				 job->expires_at);
+	else if (call->queue.paused)
+		appendStringInfo(&call->answer,
+						 "queue \"%s\" is paused: idemq.resume('%s') lets it hand out jobs again",
+						 call->queue.name, call->queue.name);
+	else if (job->ready_at <= call->now)
+	{
+		if (!say_limit(call))
+			say_ready(call);
+	}
+	else
+	{
+		say_time(call, "not due before ", job->ready_at);
+		if (job->status == JOB_FAILED)
+			appendStringInfo(&call->answer, ", when attempt %d of %d may begin", job->attempt + 1,
+							 job->max_attempts);
+		appendStringInfo(&call->answer, "; idemq.retry(%lld) makes it ready now",
+						 (long long) job->id);
+	}
+}
+
+/* Says who is on the job. */
+static void
+say_attempt(WhyCall *call, int pid)
+{
+	const Job *job = &call->job;
+
+	appendStringInfo(&call->answer, "attempt %d of %d", job->attempt, job->max_attempts);
+	if (!job->row->tts_isnull[COL_WORKER])
+		appendStringInfo(&call->answer, " by worker \"%s\"",
+						 TextDatumGetCString(job->row->tts_values[COL_WORKER]));
+	if (pid != 0)
+		appendStringInfo(&call->answer, ", claimed by pid %d", pid);
+}
+
+/* Says how long the lease lasts, or what follows when it is over. */
+static void
+say_deadline(WhyCall *call, TimestampTz deadline)
+{
+	if (deadline > call->now)
+		say_time(call, ", lease until ", deadline);
+	else
+	{
+		say_time(call, "; no heartbeat came before its lease ended at ", deadline);
+		appendStringInfo(&call->answer,
+						 ": the next claim from queue \"%s\", or idemq.reap('%s'), takes it back",
+						 call->queue.name, call->queue.name);
+	}
+}
+
+/* Says who is on a job in processing, and until when. */
+static void
+say_processing(WhyCall *call)
+{
+	const Job *job = &call->job;
+	Lease lease;
+	int ender;
+
+	if (!idemq_lease_get(job->id, &lease) || lease.token != job->token)
+	{
+		say_attempt(call, 0);
+		appendStringInfoString(&call->answer, " (known from its row alone)");
+		say_deadline(call, idemq_row_deadline(job));
+		return;
+	}
+	if (say_claiming(call, &lease))
+		return;
+	say_attempt(call, idemq_lease_pid(&lease));
+	ender = idemq_session_pid(lease.ender);
+	if (lease.ender == IDEMQ_MY_PROC_NUMBER)
+		appendStringInfoString(&call->answer, "; this transaction is ending it");
+	else if (ender != 0 && lease.reaping)
+		appendStringInfo(&call->answer, "; its lease ended, and pid %d is taking it back", ender);
+	else if (ender != 0)
+		appendStringInfo(&call->answer, "; the open transaction of pid %d is ending it", ender);
+	else
+		say_deadline(call, idemq_timestamp_from_mono(lease.deadline));
+	if (lease.attached && ender == 0)
+		appendStringInfoString(&call->answer, " (attached: or until that session ends)");
+}
+
+/* Says what a job that is blocked waits for: the head of its group. */
+static void
+say_blocked(WhyCall *call)
+{
+	Datum name;
+	Job head;
+
+	if (call->job.row->tts_isnull[COL_GROUP_KEY])
+	{
+		appendStringInfo(&call->answer,
+						 "written by hand, and in no group: nothing ends that; idemq.cancel(%lld) "
+						 "ends the job",
+						 (long long) call->job.id);
+		return;
+	}
+	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
+	if (!idemq_jobs_group_first(&call->table, call->queue.id, name, &head))
+		return; /* not without itself */
+	if (head.status != JOB_BLOCKED)
+		appendStringInfo(&call->answer,
+						 "waits in its group behind job %lld, which is %s: see idemq.why(%lld)",
+						 (long long) head.id, idemq_status_name(head.status), (long long) head.id);
+	else if (head.id != call->job.id)
+		appendStringInfo(&call->answer, "waits in its group behind job %lld, which is next",
+						 (long long) head.id);
+	else if (say_held(call))
+		return;
+	else
+		appendStringInfoString(&call->answer,
+							   "is next in its group: the background worker, or the next claim, "
+							   "makes it pending");
+}
+
+static void
+say_why(WhyCall *call)
+{
+	appendStringInfo(&call->answer, "%s: ", idemq_status_name(call->job.status));
+	switch (call->job.status)
+	{
+		case JOB_BLOCKED:
+			say_blocked(call);
+			break;
+		case JOB_PENDING:
+		case JOB_FAILED:
+			say_waiting(call);
+			break;
+		case JOB_PROCESSING:
+			say_processing(call);
+			break;
+		default:
+			resetStringInfo(&call->answer);
+			say_finished(call);
+			break;
+	}
+}
+
+/* why(id) -> text; 22004. */
+Datum
+idemq_sql_why(PG_FUNCTION_ARGS)
+{
+	WhyCall call = {0};
+
+	idemq_arg_required(fcinfo, 0, "id");
+	initStringInfo(&call.answer);
+	idemq_jobs_open_to_read(&call.table);
+	call.now = idemq_now();
+	if (idemq_jobs_fetch(&call.table, PG_GETARG_INT64(0), &call.job) &&
+		idemq_queue_allows(call.job.queue_id, PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &call.queue))
+		say_why(&call);
+	else
+		appendStringInfo(
+			&call.answer,
+			"job %lld does not exist, or you may neither claim from nor administer its "
+			"queue",
+			(long long) PG_GETARG_INT64(0));
+	idemq_jobs_close(&call.table);
+	PG_RETURN_TEXT_P(cstring_to_text_with_len(call.answer.data, call.answer.len));
+}

@@ -1,0 +1,170 @@
+/*
+ * queue/queue_counts.c
+ *		Counts the jobs of each queue and status by SQL, to give the gauges in
+ *		shared memory their base, or to answer in their place.
+ *
+ * See shared/counters.c for why a count is exact while others change jobs.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/snapmgr.h"
+
+#include "queue/queue_counts.h"
+#include "queue/queues.h"
+#include "shared/slots.h"
+#include "base/oids.h"
+#include "base/spi.h"
+
+static SqlStatement count_jobs = {
+	.text = "SELECT queue_id, status::text, count(*) FROM idemq.jobs GROUP BY queue_id, status "
+			"ORDER BY queue_id"};
+
+/* Gives every queue of this database a slot, as far as there are any. */
+static void
+assign_slots(void)
+{
+	QueueInfo queue;
+	int count;
+	int32 *ids = idemq_queue_ids(0, &count);
+
+	for (int i = 0; i < count; i++)
+		(void) idemq_queue_by_id(ids[i], &queue);
+	pfree(ids);
+}
+
+/* Reads the rows of count_jobs into an array of the context, in the order of queue_id. */
+static QueueCount *
+read_counts(uint64 rows, MemoryContext context, int *ncounts)
+{
+	QueueCount *counts = MemoryContextAllocHuge(context, Max(rows, 1) * sizeof(QueueCount));
+	bool isnull;
+	int n = 0;
+
+	for (uint64 i = 0; i < rows; i++)
+	{
+		int32 queue_id = DatumGetInt32(idemq_sql_value(i, 1, &isnull));
+		JobStatus status =
+			idemq_status_from_name(TextDatumGetCString(idemq_sql_value(i, 2, &isnull)));
+
+		if (n == 0 || counts[n - 1].queue_id != queue_id)
+		{
+			memset(&counts[n], 0, sizeof(QueueCount));
+			counts[n].queue_id = queue_id;
+			counts[n].index = -1;
+			n++;
+		}
+		counts[n - 1].jobs[status] = DatumGetInt64(idemq_sql_value(i, 3, &isnull));
+	}
+	*ncounts = n;
+	return counts;
+}
+
+/*
+ * Counts all jobs of this database under the latest snapshot: one element a queue
+ * that has any, in the order of queue_id.  Works on a standby as well.
+ */
+QueueCount *
+idemq_gauges_by_sql(int *ncounts)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	QueueCount *counts;
+	SqlScope scope;
+
+	idemq_sql_begin(&scope);
+	counts = read_counts(idemq_sql_query_latest(&count_jobs, NULL, NULL), caller, ncounts);
+	idemq_sql_end(&scope);
+	return counts;
+}
+
+/* Counts under a snapshot that idemq_counters_begin_count gave, and ends the count. */
+static int64
+count_at(Snapshot snapshot)
+{
+	uint64 rows = idemq_sql_query_at(&count_jobs, NULL, NULL, snapshot);
+	int64 jobs = 0;
+	int ncounts;
+	QueueCount *counts = read_counts(rows, CurrentMemoryContext, &ncounts);
+
+	for (int i = 0; i < ncounts; i++)
+	{
+		QueueSlot *slot = idemq_slot_find(MyDatabaseId, counts[i].queue_id);
+
+		if (slot != NULL)
+			counts[i].index = idemq_slot_index(slot);
+		for (int s = 0; s < JOB_STATUS_COUNT; s++)
+			jobs += counts[i].jobs[s];
+	}
+	idemq_counters_end_count(counts, ncounts);
+	return jobs;
+}
+
+/*
+ * Counts all jobs of this database, and makes the gauges known; *jobs: how many
+ * there are.  Reads the whole table.  Raises 25001 in a transaction that has
+ * changed something, 25006 on a standby.
+ */
+CountStart
+idemq_gauges_try_count(int64 *jobs)
+{
+	Snapshot snapshot;
+	CountStart start;
+	SqlScope scope;
+
+	PreventCommandDuringRecovery("a count of the jobs");
+	if (TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("jobs cannot be counted in a transaction that has changed something"),
+				 errhint("Count them in a transaction of its own.")));
+	idemq_sql_begin(&scope);
+	/* So that nobody truncates them, or drops the extension, meanwhile. */
+	LockRelationOid(idemq_catalog()->jobs, AccessShareLock);
+	assign_slots();
+	start = idemq_counters_begin_count(&snapshot);
+	if (start == COUNT_BEGUN)
+	{
+		*jobs = count_at(snapshot);
+		UnregisterSnapshot(snapshot);
+	}
+	idemq_sql_end(&scope);
+	return start;
+}
+
+/*
+ * Counts all jobs of this database, unless somebody else does: for the background
+ * worker, in a transaction of its own, when idemq_gauges_due() says so.
+ */
+void
+idemq_gauges_count(void)
+{
+	int64 jobs;
+
+	(void) idemq_gauges_try_count(&jobs);
+}
+
+/*
+ * For who is about to count by SQL: makes the gauges known with it, when that is
+ * due and can be done here; returns whether it did.
+ */
+bool
+idemq_gauges_count_if_due(void)
+{
+	int64 jobs;
+
+	return !TransactionIdIsValid(GetTopTransactionIdIfAny()) && idemq_gauges_due() &&
+		   idemq_gauges_try_count(&jobs) == COUNT_BEGUN;
+}
+
+/* Makes the gauges of a queue known that this transaction has just created. */
+void
+idemq_gauges_set_empty(int32 queue_id)
+{
+	QueueSlot *slot = idemq_slot_for_queue(queue_id);
+
+	if (slot != NULL)
+		idemq_counters_set_empty(idemq_slot_index(slot), queue_id);
+}

@@ -1,0 +1,381 @@
+/*
+ * queue/queues.c
+ *		Queue settings and privileges, cached per backend.
+ *
+ * The cache is filled by one query under the latest snapshot, and emptied when
+ * idemq.queues or idemq.queue_grants changed (their triggers send a relcache
+ * invalidation, which other backends read before they next look a queue up) or
+ * when roles did.  Callers get copies: a QueueInfo stays what it was.
+ *
+ * Privileges: admin includes the others; superusers and the owner of idemq's
+ * tables hold all of them.  Grants name roles; a role that does not exist grants
+ * nothing.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/hsearch.h"
+#include "utils/inval.h"
+#include "utils/memutils.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+
+#include "queue/queues.h"
+#include "shared/worker_board.h"
+#include "base/args.h"
+#include "base/errors.h"
+#include "base/oids.h"
+#include "base/spi.h"
+
+typedef struct CachedQueue
+{
+	int32 id; /* hash key */
+	QueueInfo info;
+	Oid role;	  /* whose privileges info.privileges are */
+	List *grants; /* of QueueGrant */
+} CachedQueue;
+
+typedef struct QueueGrant
+{
+	NameData role;
+	int privilege;
+} QueueGrant;
+
+static SqlStatement load_queues = {
+	.text = "SELECT queue_id, name, lease, max_attempts, retry_base, retry_factor, retry_max, "
+			"retry_jitter, retention, idempotency_window, paused, coalesce(max_running, 0), "
+			"coalesce(rate_limit, 0), rate_period, coalesce(dead_queue, '') FROM idemq.queues"};
+static SqlStatement load_grants = {
+	.text = "SELECT queue_id, role_name, privilege FROM idemq.queue_grants"};
+
+typedef struct CachedName
+{
+	char name[IDEMQ_MAX_QUEUE_NAME + 1]; /* hash key */
+	int32 id;
+} CachedName;
+
+static MemoryContext cache_context = NULL;
+static HTAB *cache = NULL; /* of CachedQueue */
+static HTAB *names = NULL; /* of CachedName */
+/* The cache holds while these are equal. */
+static uint64 invalidations = 1;
+static uint64 loaded_at = 0;
+/* Likewise, for changes whose invalidations are still to come. */
+static uint64 settings_loaded = 0;
+/* idemq.queues, as the callback needs it without a lookup. */
+static Oid queues_relid = InvalidOid;
+
+static int64
+interval_column(uint64 row, int column)
+{
+	bool isnull;
+
+	return idemq_interval_usecs(DatumGetIntervalP(idemq_sql_value(row, column, &isnull)));
+}
+
+/* Reads one row of load_queues into the cache. */
+static void
+cache_queue(uint64 row)
+{
+	bool isnull;
+	int32 id = DatumGetInt32(idemq_sql_value(row, 1, &isnull));
+	CachedQueue *cached = hash_search(cache, &id, HASH_ENTER, NULL);
+	QueueInfo *info = &cached->info;
+
+	memset(info, 0, sizeof(*info));
+	info->id = id;
+	strlcpy(info->name, text_to_cstring(DatumGetTextPP(idemq_sql_value(row, 2, &isnull))),
+			sizeof(info->name));
+	info->lease = interval_column(row, 3);
+	info->max_attempts = DatumGetInt32(idemq_sql_value(row, 4, &isnull));
+	info->retry_base = interval_column(row, 5);
+	info->retry_factor = DatumGetFloat8(idemq_sql_value(row, 6, &isnull));
+	info->retry_max = interval_column(row, 7);
+	info->retry_jitter = DatumGetFloat8(idemq_sql_value(row, 8, &isnull));
+	info->retention = interval_column(row, 9);
+	info->idempotency_window = interval_column(row, 10);
+	info->paused = DatumGetBool(idemq_sql_value(row, 11, &isnull));
+	info->max_running = DatumGetInt32(idemq_sql_value(row, 12, &isnull));
+	info->rate_limit = DatumGetInt32(idemq_sql_value(row, 13, &isnull));
+	info->rate_period = interval_column(row, 14);
+	strlcpy(info->dead_queue, text_to_cstring(DatumGetTextPP(idemq_sql_value(row, 15, &isnull))),
+			sizeof(info->dead_queue));
+	cached->role = InvalidOid;
+	cached->grants = NIL;
+	((CachedName *) hash_search(names, info->name, HASH_ENTER, NULL))->id = id;
+}
+
+static int
+privilege_from_text(const char *text)
+{
+	if (strcmp(text, "enqueue") == 0)
+		return PRIVILEGE_ENQUEUE;
+	if (strcmp(text, "claim") == 0)
+		return PRIVILEGE_CLAIM;
+	return PRIVILEGE_ALL;
+}
+
+/* Reads one row of load_grants into the cache. */
+static void
+cache_grant(uint64 row)
+{
+	bool isnull;
+	int32 id = DatumGetInt32(idemq_sql_value(row, 1, &isnull));
+	CachedQueue *cached = hash_search(cache, &id, HASH_FIND, NULL);
+	MemoryContext old;
+	QueueGrant *grant;
+
+	if (cached == NULL)
+		return;
+	old = MemoryContextSwitchTo(cache_context);
+	grant = palloc(sizeof(QueueGrant));
+	namestrcpy(&grant->role, NameStr(*DatumGetName(idemq_sql_value(row, 2, &isnull))));
+	grant->privilege = privilege_from_text(TextDatumGetCString(idemq_sql_value(row, 3, &isnull)));
+	cached->grants = lappend(cached->grants, grant);
+	MemoryContextSwitchTo(old);
+}
+
+static void
+reset_cache(void)
+{
+	HASHCTL info = {0};
+
+	if (cache_context == NULL)
+		cache_context =
+			AllocSetContextCreate(TopMemoryContext, "idemq queues", ALLOCSET_SMALL_SIZES);
+	MemoryContextReset(cache_context);
+	info.keysize = sizeof(int32);
+	info.entrysize = sizeof(CachedQueue);
+	info.hcxt = cache_context;
+	cache = hash_create("idemq queues", 32, &info, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	info.keysize = IDEMQ_MAX_QUEUE_NAME + 1;
+	info.entrysize = sizeof(CachedName);
+	names = hash_create("idemq queue names", 32, &info, HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
+}
+
+/* Fills the cache if something changed; what changes meanwhile is read at the next call. */
+static void
+load_cache(void)
+{
+	AcceptInvalidationMessages();
+	if (loaded_at != invalidations || settings_loaded != idemq_slots_settings())
+	{
+		uint64 before = invalidations;
+		uint64 settings_before = idemq_slots_settings();
+		uint64 rows;
+		SqlScope scope;
+
+		reset_cache();
+		queues_relid = idemq_catalog()->queues;
+		idemq_sql_begin(&scope);
+		rows = idemq_sql_query_latest(&load_queues, NULL, NULL);
+		for (uint64 i = 0; i < rows; i++)
+			cache_queue(i);
+		rows = idemq_sql_query_latest(&load_grants, NULL, NULL);
+		for (uint64 i = 0; i < rows; i++)
+			cache_grant(i);
+		idemq_sql_end(&scope);
+		loaded_at = before;
+		settings_loaded = settings_before;
+		idemq_worker_announce_use();
+	}
+}
+
+/* Returns the current role's privileges on a queue. */
+static int
+privileges_of(CachedQueue *cached)
+{
+	Oid role = GetUserId();
+	ListCell *lc;
+	int privileges = 0;
+
+	if (cached->role == role)
+		return cached->info.privileges;
+	if (has_privs_of_role(role, idemq_catalog()->owner))
+		privileges = PRIVILEGE_ALL;
+	foreach(lc, cached->grants)
+	{
+		QueueGrant *grant = lfirst(lc);
+		Oid grantee = get_role_oid(NameStr(grant->role), true);
+
+		if (OidIsValid(grantee) && has_privs_of_role(role, grantee))
+			privileges |= grant->privilege;
+	}
+	cached->info.privileges = privileges;
+	cached->role = role;
+	return privileges;
+}
+
+/*
+ * Returns a cached queue with a slot, if there is one for it; NULL when it has been
+ * dropped since the cache was filled.
+ */
+static CachedQueue *
+with_slot(CachedQueue *cached)
+{
+	int32 id = cached->id;
+
+	if (idemq_slot_is_of(cached->info.slot, id))
+		return cached;
+	cached->info.slot = idemq_slot_for_queue(id);
+	/* Who drops a queue says so first, and then frees its slot: perhaps before we gave it one. */
+	if (settings_loaded == idemq_slots_settings())
+		return cached;
+	load_cache();
+	cached = hash_search(cache, &id, HASH_FIND, NULL);
+	if (cached == NULL)
+		idemq_slot_forget_queue(id);
+	else
+		cached->info.slot = idemq_slot_find(MyDatabaseId, id);
+	return cached;
+}
+
+/* Copies a cached queue, with the current role's privileges and its slot; false when it is gone. */
+static bool
+copy_out(CachedQueue *cached, QueueInfo *queue)
+{
+	cached = with_slot(cached);
+	if (cached == NULL)
+		return false;
+	(void) privileges_of(cached);
+	*queue = cached->info;
+	return true;
+}
+
+/* Raises 42501 for a queue on which the role holds none of the wanted privileges. */
+void
+idemq_queue_denied(const char *name, int wanted)
+{
+	const char *privilege = (wanted & PRIVILEGE_ENQUEUE) ? "enqueue"
+							: (wanted & PRIVILEGE_CLAIM) ? "claim"
+														 : "admin";
+
+	ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+					errmsg("permission denied for queue \"%s\"", name),
+					errhint("Let its administrator run SELECT idemq.grant_queue('%s', '%s', '%s').",
+							name, GetUserNameFromId(GetUserId(), false), privilege)));
+}
+
+/* Looks a queue up by name, whatever the current role's privileges; false when there is none. */
+bool
+idemq_queue_find(const char *name, QueueInfo *queue)
+{
+	CachedName *match = NULL;
+
+	load_cache();
+	if (strlen(name) <= IDEMQ_MAX_QUEUE_NAME)
+		match = hash_search(names, name, HASH_FIND, NULL);
+	return match != NULL && copy_out(hash_search(cache, &match->id, HASH_FIND, NULL), queue);
+}
+
+/*
+ * Looks a queue up by name.  wanted: QueuePrivilege bits of which the current
+ * role must hold one.  Raises IQ005 when there is none, 42501 without a privilege.
+ */
+void
+idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue)
+{
+	if (!idemq_queue_find(name, queue))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEMQ_NO_SUCH_QUEUE), errmsg("queue \"%s\" does not exist", name),
+				 errhint("Create it with SELECT idemq.create_queue('...'), or mend the name.")));
+	if ((queue->privileges & wanted) == 0)
+		idemq_queue_denied(name, wanted);
+}
+
+/* Looks a queue up by id; false when there is none. */
+bool
+idemq_queue_by_id(int32 id, QueueInfo *queue)
+{
+	CachedQueue *cached;
+
+	load_cache();
+	cached = hash_search(cache, &id, HASH_FIND, NULL);
+	return cached != NULL && copy_out(cached, queue);
+}
+
+/* As idemq_queue_by_id, and whether the current role holds one of the wanted privileges. */
+bool
+idemq_queue_allows(int32 id, int wanted, QueueInfo *queue)
+{
+	return idemq_queue_by_id(id, queue) && (queue->privileges & wanted) != 0;
+}
+
+/*
+ * Locks a queue to the end of the transaction: AccessShareLock keeps it from
+ * being dropped, AccessExclusiveLock drops it.
+ */
+void
+idemq_queue_lock(int32 id, LOCKMODE mode)
+{
+	LockDatabaseObject(idemq_catalog()->queues, (Oid) id, 0, mode);
+}
+
+/* As idemq_queue_lock, but does not wait: false when somebody is in the way. */
+bool
+idemq_queue_try_lock(int32 id, LOCKMODE mode)
+{
+	LOCKTAG tag;
+
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, idemq_catalog()->queues, (Oid) id, 0);
+	if (LockAcquire(&tag, mode, false, true) == LOCKACQUIRE_NOT_AVAIL)
+		return false;
+	AcceptInvalidationMessages();
+	return true;
+}
+
+/*
+ * Returns the ids of all queues on which the current role holds one of the wanted
+ * privileges; of all queues when wanted is 0.
+ */
+int32 *
+idemq_queue_ids(int wanted, int *count)
+{
+	HASH_SEQ_STATUS seq;
+	CachedQueue *cached;
+	int32 *ids;
+
+	load_cache();
+	ids = palloc(Max(hash_get_num_entries(cache), 1) * sizeof(int32));
+	*count = 0;
+	hash_seq_init(&seq, cache);
+	while ((cached = hash_seq_search(&seq)) != NULL)
+	{
+		if (wanted == 0 || (privileges_of(cached) & wanted))
+			ids[(*count)++] = cached->id;
+	}
+	return ids;
+}
+
+/* Tells every backend, at commit, to read settings and grants anew; this one, at once. */
+void
+idemq_queues_changed(void)
+{
+	CacheInvalidateRelcacheByRelid(idemq_catalog()->queues);
+	invalidations++;
+}
+
+static void
+forget_by_relcache(Datum arg, Oid relid)
+{
+	if (relid == InvalidOid || relid == queues_relid)
+		invalidations++;
+}
+
+static void
+forget_by_syscache(Datum arg, int cacheid, uint32 hashvalue)
+{
+	invalidations++;
+}
+
+/* Registers the invalidation callbacks; called once, from _PG_init. */
+void
+idemq_queues_install(void)
+{
+	CacheRegisterRelcacheCallback(forget_by_relcache, (Datum) 0);
+	CacheRegisterSyscacheCallback(AUTHMEMROLEMEM, forget_by_syscache, (Datum) 0);
+	CacheRegisterSyscacheCallback(AUTHOID, forget_by_syscache, (Datum) 0);
+}

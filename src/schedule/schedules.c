@@ -1,0 +1,417 @@
+/*
+ * schedule/schedules.c
+ *		SQL functions that make, end and show schedules: schedule, unschedule,
+ *		next_tick, last_tick, and what the view idemq.schedules asks.
+ *
+ * A schedule is a row of idemq.schedule_entries.  Its ticks up to done_until are
+ * dealt with; schedule/tick.c enqueues what comes after, with the rights of the role that
+ * has made it.  That role, and administrators of its queue, may change it; its row is
+ * locked before they are asked.
+ *
+ * Times here are the wall clock's, not idemq_now(): a calendar means that one.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/jsonb.h"
+#include "utils/timestamp.h"
+
+#include "schedule/schedules.h"
+#include "table/jobs.h"
+#include "queue/queues.h"
+#include "base/args.h"
+#include "base/spi.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_schedule);
+PG_FUNCTION_INFO_V1(idemq_sql_unschedule);
+PG_FUNCTION_INFO_V1(idemq_sql_next_tick);
+PG_FUNCTION_INFO_V1(idemq_sql_last_tick);
+PG_FUNCTION_INFO_V1(idemq_sql_next_run);
+PG_FUNCTION_INFO_V1(idemq_sql_may_enqueue);
+PG_FUNCTION_INFO_V1(idemq_sql_may_change_schedule);
+
+#define MAX_SCHEDULE_NAME 256 /* bytes */
+/* A clock that was set back by no more is waited for. */
+#define CLOCK_STEP (10 * USECS_PER_MINUTE)
+
+/* Arguments of schedule. */
+enum
+{
+	ARG_NAME,
+	ARG_CRON,
+	ARG_QUEUE,
+	ARG_PAYLOAD,
+	ARG_ZONE,
+	ARG_PRIORITY,
+	ARG_GROUP_KEY,
+	ARG_MAX_ATTEMPTS,
+	ARG_HEADERS,
+	ARG_EXPIRES_IN,
+	SCHEDULE_ARGS
+};
+
+/* Parameters of the statements that write a row: the arguments, and these. */
+enum
+{
+	VALUE_ROLE = SCHEDULE_ARGS,
+	VALUE_NOW,
+	SCHEDULE_VALUES
+};
+
+#define SCHEDULE_TYPES                                                                             \
+	{                                                                                              \
+		TEXTOID, TEXTOID, INT4OID, JSONBOID, TEXTOID, INT4OID, TEXTOID, INT4OID, JSONBOID,         \
+			INTERVALOID, NAMEOID, TIMESTAMPTZOID                                                   \
+	}
+
+static SqlStatement lock_schedule =
+	{.text = "SELECT created_by, queue_id FROM idemq.schedule_entries WHERE name = $1 FOR UPDATE",
+	 .nargs = 1,
+	 .types = {TEXTOID}};
+
+static SqlStatement insert_schedule =
+	{.text = "INSERT INTO idemq.schedule_entries (name, cron, queue_id, payload, time_zone, "
+			 "priority, group_key, max_attempts, headers, expires_in, created_by, created_at, "
+			 "done_until) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12) "
+			 "ON CONFLICT (name) DO NOTHING RETURNING done_until",
+	 .nargs = SCHEDULE_VALUES,
+	 .types = SCHEDULE_TYPES};
+
+/* Made again as it is, by a deployment perhaps, it does not lose the tick that is due now. */
+static SqlStatement replace_schedule =
+	{.text = "UPDATE idemq.schedule_entries SET cron = $2, queue_id = $3, payload = $4, "
+			 "time_zone = $5, priority = $6, group_key = $7, max_attempts = $8, headers = $9, "
+			 "expires_in = $10, created_by = $11, failed_at = NULL, last_error = NULL, "
+			 "done_until = CASE WHEN cron = $2 AND time_zone = $5 THEN done_until ELSE $12 END "
+			 "WHERE name = $1 RETURNING done_until",
+	 .nargs = SCHEDULE_VALUES,
+	 .types = SCHEDULE_TYPES};
+
+static SqlStatement delete_schedule = {.text = "DELETE FROM idemq.schedule_entries WHERE name = $1",
+									   .nargs = 1,
+									   .types = {TEXTOID}};
+
+/*
+ * Reads a cron expression and the name of a time zone.  Returns false, or raises
+ * 22023, for what is none.
+ */
+bool
+idemq_calendar_read(const char *cron, const char *zone, bool raise, Calendar *calendar)
+{
+	char error[CRON_MAX_ERROR];
+
+	if (!idemq_cron_parse(cron, &calendar->cron, error))
+	{
+		if (raise)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("cron expression \"%s\" is not valid", cron), errdetail("%s.", error),
+					 errhint("Pass minute, hour, day of month, month and day of week, such as "
+							 "'30 2 * * mon-fri', or @hourly, @daily, @weekly, @monthly, "
+							 "@yearly.")));
+		return false;
+	}
+	calendar->zone = pg_tzset(zone);
+	if (calendar->zone == NULL || !pg_tz_acceptable(calendar->zone))
+	{
+		if (raise)
+			ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+							errmsg("time zone \"%s\" is not known", zone),
+							errhint("Pass a name from pg_timezone_names, such as "
+									"'Europe/Berlin'.")));
+		return false;
+	}
+	return true;
+}
+
+/*
+ * Returns whether a done_until was written by a clock that was ahead, and is to be
+ * now.  By a little, it is not: those ticks are enqueued.  Where all of them were,
+ * their keys keep them from being enqueued again.
+ */
+bool
+idemq_calendar_is_ahead(TimestampTz done_until, TimestampTz now)
+{
+	return done_until > now + CLOCK_STEP;
+}
+
+/* Finds the tick that is due: the last one until now that is not dealt with. */
+bool
+idemq_calendar_due(const Calendar *calendar, TimestampTz done_until, TimestampTz now,
+				   TimestampTz *tick)
+{
+	return idemq_cron_last(&calendar->cron, calendar->zone, done_until, now, tick);
+}
+
+/* Finds the next run: the tick that is due, or else the first one to come. */
+static bool
+next_run(const Calendar *calendar, TimestampTz done_until, TimestampTz *tick)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (idemq_calendar_is_ahead(done_until, now))
+		done_until = now;
+	return idemq_calendar_due(calendar, done_until, now, tick) ||
+		   idemq_cron_next(&calendar->cron, calendar->zone, Max(done_until, now), tick);
+}
+
+/* Returns whether the current role may replace and end a schedule. */
+static bool
+may_change(int32 queue_id, const char *creator)
+{
+	Oid role = get_role_oid(creator, true);
+	QueueInfo queue;
+
+	return idemq_queue_allows(queue_id, PRIVILEGE_ADMIN, &queue) ||
+		   (OidIsValid(role) && has_privs_of_role(GetUserId(), role));
+}
+
+/* What lock_schedule tells of a row. */
+typedef struct Holder
+{
+	NameData creator;
+	int32 queue_id;
+} Holder;
+
+/* Locks a schedule's row; false when there is none. */
+static bool
+lock_row(Datum name, Holder *holder)
+{
+	SqlScope scope;
+	bool found;
+	bool isnull;
+
+	idemq_sql_begin(&scope);
+	found = idemq_sql_run(&lock_schedule, &name, NULL, SPI_OK_SELECT) > 0;
+	if (found)
+	{
+		namestrcpy(&holder->creator, NameStr(*DatumGetName(idemq_sql_value(0, 1, &isnull))));
+		holder->queue_id = DatumGetInt32(idemq_sql_value(0, 2, &isnull));
+	}
+	idemq_sql_end(&scope);
+	return found;
+}
+
+/* Raises 42501 for a schedule that is somebody else's. */
+pg_noreturn static void
+refuse_change(const char *name)
+{
+	ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+					errmsg("permission denied for schedule \"%s\"", name),
+					errdetail("The role that made it and administrators of its queue may change "
+							  "it."),
+					errhint("Pass another name, or ask one of them.")));
+}
+
+/* Writes a row by one of the statements; true, and its done_until, if that has done anything. */
+static bool
+write_row(SqlStatement *statement, int code, const Datum *values, const char *nulls,
+		  TimestampTz *done_until)
+{
+	SqlScope scope;
+	bool written;
+	bool isnull;
+
+	idemq_sql_begin(&scope);
+	written = idemq_sql_run(statement, values, nulls, code) > 0;
+	if (written)
+		*done_until = DatumGetTimestampTz(idemq_sql_value(0, 1, &isnull));
+	idemq_sql_end(&scope);
+	return written;
+}
+
+/* Creates or replaces a row; returns its done_until.  Raises 42501. */
+static TimestampTz
+save(const char *name, const Datum *values, const char *nulls)
+{
+	TimestampTz done_until;
+	Holder holder;
+
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (lock_row(values[ARG_NAME], &holder))
+		{
+			if (!may_change(holder.queue_id, NameStr(holder.creator)))
+				refuse_change(name);
+			if (write_row(&replace_schedule, SPI_OK_UPDATE_RETURNING, values, nulls, &done_until))
+				return done_until;
+		}
+		else if (write_row(&insert_schedule, SPI_OK_INSERT_RETURNING, values, nulls, &done_until))
+			return done_until;
+	}
+}
+
+/* Checks the arguments that a job will have. */
+static void
+check_job(FunctionCallInfo fcinfo)
+{
+	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
+	(void) idemq_arg_int(fcinfo, ARG_PRIORITY, "priority", 0, IDEMQ_PRIORITIES - 1);
+	if (!PG_ARGISNULL(ARG_GROUP_KEY))
+		(void) idemq_arg_text(fcinfo, ARG_GROUP_KEY, "group_key", IDEMQ_MAX_KEY);
+	if (!PG_ARGISNULL(ARG_MAX_ATTEMPTS))
+		(void) idemq_arg_int(fcinfo, ARG_MAX_ATTEMPTS, "max_attempts", 1, PG_INT32_MAX);
+	if (!PG_ARGISNULL(ARG_HEADERS) && !JB_ROOT_IS_OBJECT(PG_GETARG_JSONB_P(ARG_HEADERS)))
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("headers of a schedule must be a JSON object"),
+						errhint("Its name and the time of the tick are added to them.")));
+	if (!PG_ARGISNULL(ARG_EXPIRES_IN))
+		(void) idemq_arg_interval(fcinfo, ARG_EXPIRES_IN, "expires_in", 1);
+}
+
+/* Reads cron and time_zone, at argument n and zone_n; raises 22004, 22023. */
+static void
+read_calendar(FunctionCallInfo fcinfo, int n, int zone_n, Calendar *calendar)
+{
+	char *cron = idemq_arg_text(fcinfo, n, "cron", CRON_MAX_TEXT);
+	char *zone = idemq_arg_text(fcinfo, zone_n, "time_zone", TZ_STRLEN_MAX);
+
+	(void) idemq_calendar_read(cron, zone, true, calendar);
+}
+
+/* Looks up the queue to schedule for, and keeps it from being dropped until commit. */
+static void
+open_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
+{
+	char *name = idemq_arg_text(fcinfo, ARG_QUEUE, "queue", IDEMQ_MAX_NAME_ARG);
+
+	idemq_queue_by_name(name, PRIVILEGE_ENQUEUE, queue);
+	idemq_queue_lock(queue->id, AccessShareLock);
+	idemq_queue_by_name(name, PRIVILEGE_ENQUEUE, queue);
+}
+
+/*
+ * schedule(name, cron, queue, payload, time_zone, priority, group_key, max_attempts,
+ *		headers, expires_in) -> next run; IQ005, 42501, 22004, 22023, 55000, 25006.
+ */
+Datum
+idemq_sql_schedule(PG_FUNCTION_ARGS)
+{
+	char *name = idemq_arg_text(fcinfo, ARG_NAME, "name", MAX_SCHEDULE_NAME);
+	TimestampTz now = GetCurrentTimestamp();
+	Datum values[SCHEDULE_VALUES];
+	char nulls[SCHEDULE_VALUES + 1] = {0};
+	Calendar calendar;
+	QueueInfo queue;
+	NameData role;
+	TimestampTz tick;
+
+	read_calendar(fcinfo, ARG_CRON, ARG_ZONE, &calendar);
+	if (!idemq_cron_next(&calendar.cron, calendar.zone, now, &tick))
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("cron expression \"%s\" names a day that never comes",
+							   text_to_cstring(PG_GETARG_TEXT_PP(ARG_CRON))),
+						errhint("Look at the day of month and the month.")));
+	check_job(fcinfo);
+	idemq_jobs_check_writable();
+	open_queue(fcinfo, &queue);
+	idemq_driver_require();
+	namestrcpy(&role, GetUserNameFromId(GetUserId(), false));
+	for (int i = 0; i < SCHEDULE_ARGS; i++)
+	{
+		values[i] = PG_GETARG_DATUM(i);
+		nulls[i] = PG_ARGISNULL(i) ? 'n' : ' ';
+	}
+	values[ARG_QUEUE] = Int32GetDatum(queue.id);
+	values[VALUE_ROLE] = NameGetDatum(&role);
+	values[VALUE_NOW] = TimestampTzGetDatum(now);
+	nulls[VALUE_ROLE] = nulls[VALUE_NOW] = ' ';
+	(void) next_run(&calendar, save(name, values, nulls), &tick);
+	PG_RETURN_TIMESTAMPTZ(tick);
+}
+
+/* unschedule(name) -> whether there was one, for the role to see; 42501, 22004, 22023, 25006. */
+Datum
+idemq_sql_unschedule(PG_FUNCTION_ARGS)
+{
+	char *name = idemq_arg_text(fcinfo, 0, "name", MAX_SCHEDULE_NAME);
+	Datum value = PG_GETARG_DATUM(0);
+	QueueInfo queue;
+	Holder holder;
+	SqlScope scope;
+
+	idemq_jobs_check_writable();
+	if (!lock_row(value, &holder))
+		PG_RETURN_BOOL(false);
+	if (!may_change(holder.queue_id, NameStr(holder.creator)))
+	{
+		if (idemq_queue_allows(holder.queue_id, PRIVILEGE_ENQUEUE, &queue))
+			refuse_change(name);
+		PG_RETURN_BOOL(false);
+	}
+	idemq_sql_begin(&scope);
+	(void) idemq_sql_run(&delete_schedule, &value, NULL, SPI_OK_DELETE);
+	idemq_sql_end(&scope);
+	PG_RETURN_BOOL(true);
+}
+
+/* next_tick(cron, time_zone, after) -> the first tick after it, or NULL; 22004, 22023. */
+Datum
+idemq_sql_next_tick(PG_FUNCTION_ARGS)
+{
+	Calendar calendar;
+	TimestampTz tick;
+
+	idemq_arg_required(fcinfo, 2, "after");
+	read_calendar(fcinfo, 0, 1, &calendar);
+	if (!idemq_cron_next(&calendar.cron, calendar.zone, PG_GETARG_TIMESTAMPTZ(2), &tick))
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(tick);
+}
+
+/* last_tick(cron, time_zone, until) -> the last tick not after it, or NULL; 22004, 22023. */
+Datum
+idemq_sql_last_tick(PG_FUNCTION_ARGS)
+{
+	Calendar calendar;
+	TimestampTz tick;
+
+	idemq_arg_required(fcinfo, 2, "until");
+	read_calendar(fcinfo, 0, 1, &calendar);
+	if (!idemq_cron_last(&calendar.cron, calendar.zone, DT_NOBEGIN, PG_GETARG_TIMESTAMPTZ(2),
+						 &tick))
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(tick);
+}
+
+/* next_run(cron, time_zone, done_until) -> the tick that is due or to come, or NULL. */
+Datum
+idemq_sql_next_run(PG_FUNCTION_ARGS)
+{
+	Calendar calendar;
+	TimestampTz tick;
+
+	for (int i = 0; i < 3; i++)
+	{
+		if (PG_ARGISNULL(i))
+			PG_RETURN_NULL();
+	}
+	/* A time zone may have gone with an update of the server. */
+	if (!idemq_calendar_read(text_to_cstring(PG_GETARG_TEXT_PP(0)),
+							 text_to_cstring(PG_GETARG_TEXT_PP(1)), false, &calendar) ||
+		!next_run(&calendar, PG_GETARG_TIMESTAMPTZ(2), &tick))
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(tick);
+}
+
+/* may_enqueue(queue_id) -> whether the current role may enqueue to it. */
+Datum
+idemq_sql_may_enqueue(PG_FUNCTION_ARGS)
+{
+	QueueInfo queue;
+
+	PG_RETURN_BOOL(!PG_ARGISNULL(0) &&
+				   idemq_queue_allows(PG_GETARG_INT32(0), PRIVILEGE_ENQUEUE, &queue));
+}
+
+/* may_change_schedule(queue_id, created_by) -> whether the current role may replace it. */
+Datum
+idemq_sql_may_change_schedule(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_BOOL(!PG_ARGISNULL(0) && !PG_ARGISNULL(1) &&
+				   may_change(PG_GETARG_INT32(0), NameStr(*PG_GETARG_NAME(1))));
+}

@@ -1,0 +1,28 @@
+/*
+ * schedule/schedules.h
+ *		Schedules: what making them, running them and their driver share.
+ */
+#ifndef IDEMQ_SCHEDULE_SCHEDULES_H
+#define IDEMQ_SCHEDULE_SCHEDULES_H
+
+#include "schedule/cron.h"
+
+/* A cron expression in its time zone. */
+typedef struct Calendar
+{
+	Cron cron;
+	pg_tz *zone;
+} Calendar;
+
+/* schedule/schedules.c */
+extern bool idemq_calendar_read(const char *cron, const char *zone, bool raise, Calendar *calendar);
+extern bool idemq_calendar_is_ahead(TimestampTz done_until, TimestampTz now);
+extern bool idemq_calendar_due(const Calendar *calendar, TimestampTz done_until, TimestampTz now,
+							   TimestampTz *tick);
+
+/* schedule/pg_cron.c */
+extern void idemq_driver_require(void);
+extern void idemq_driver_note_call(TimestampTz now);
+extern int64 idemq_driver_abandoned(void);
+
+#endif

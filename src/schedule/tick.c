@@ -1,0 +1,317 @@
+/*
+ * schedule/tick.c
+ *		What idemq.tick() calls: which schedules are due, and enqueuing for one.
+ *
+ * A tick is enqueued once.  Whoever does it holds the schedule's row, moves its
+ * done_until up to the tick in the transaction of the enqueue, and another who
+ * comes meanwhile passes on; should the row be lost or put back (a restore, a
+ * schedule ended and made again), the key, made of the schedule's name and the
+ * tick's own time, answers duplicate.
+ *
+ * Of the ticks that were missed the last one is made up for, under its own time.
+ * A tick that fails stays due, and is tried again by the next call, until the next
+ * one takes its place.
+ *
+ * It is enqueued as the role that has made the schedule: by a plain call of
+ * idemq.enqueue, so that what that role may not do any more, its schedule cannot.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "storage/proc.h"
+#include "utils/acl.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/timestamp.h"
+
+#include "schedule/schedules.h"
+#include "queue/queues.h"
+#include "base/args.h"
+#include "base/spi.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_due_schedules);
+PG_FUNCTION_INFO_V1(idemq_sql_run_schedule);
+PG_FUNCTION_INFO_V1(idemq_sql_schedule_failed);
+
+/* A producer who sits on a tick's key holds up the schedules behind it for so long. */
+#define LOCK_TIMEOUT "1s"
+#define LOCK_TIMEOUT_MS 1000
+
+/* Behind one that has failed there is only what has failed since. */
+static SqlStatement list_schedules = {
+	.text = "SELECT name, cron, time_zone, done_until FROM idemq.schedule_entries "
+			"ORDER BY failed_at NULLS FIRST, name"};
+
+/* In the order of these come the columns of lock_schedule, from 1. */
+enum
+{
+	ENTRY_QUEUE = 1,
+	ENTRY_QUEUE_ID,
+	ENTRY_CRON,
+	ENTRY_ZONE,
+	ENTRY_DONE_UNTIL,
+	ENTRY_CREATED_BY,
+	ENTRY_PAYLOAD,
+	ENTRY_PRIORITY,
+	ENTRY_GROUP_KEY,
+	ENTRY_MAX_ATTEMPTS,
+	ENTRY_HEADERS,
+	ENTRY_EXPIRES_IN,
+	ENTRY_END
+};
+
+static SqlStatement lock_schedule =
+	{.text = "SELECT q.name, e.queue_id, e.cron, e.time_zone, e.done_until, e.created_by, "
+			 "e.payload, e.priority, e.group_key, e.max_attempts, e.headers, e.expires_in "
+			 "FROM idemq.schedule_entries e JOIN idemq.queues q ON q.queue_id = e.queue_id "
+			 "WHERE e.name = $1 FOR UPDATE OF e SKIP LOCKED",
+	 .nargs = 1,
+	 .types = {TEXTOID}};
+
+static SqlStatement enqueue =
+	{.text = "SELECT id FROM idemq.enqueue($1, $2, key => $3, priority => $4, group_key => $5, "
+			 "max_attempts => $6, headers => coalesce($7, '{}') || "
+			 "pg_catalog.jsonb_build_object('schedule', $9, 'tick', $10), expires_in => $8, "
+			 "on_duplicate => 'ignore')",
+	 .nargs = 10,
+	 .types = {TEXTOID, JSONBOID, TEXTOID, INT4OID, TEXTOID, INT4OID, JSONBOID, INTERVALOID,
+			   TEXTOID, TEXTOID}};
+
+static SqlStatement note_run =
+	{.text = "UPDATE idemq.schedule_entries SET done_until = $2, last_run = $2, last_job = $3, "
+			 "failed_at = NULL, last_error = NULL WHERE name = $1",
+	 .nargs = 3,
+	 .types = {TEXTOID, TIMESTAMPTZOID, INT8OID}};
+
+static SqlStatement note_missed =
+	{.text = "UPDATE idemq.schedule_entries SET done_until = $2, failed_at = $3, "
+			 "last_error = 'the tick came later than its expires_in' WHERE name = $1",
+	 .nargs = 3,
+	 .types = {TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
+
+static SqlStatement wind_back =
+	{.text = "UPDATE idemq.schedule_entries SET done_until = $2 WHERE name = $1",
+	 .nargs = 2,
+	 .types = {TEXTOID, TIMESTAMPTZOID}};
+
+static SqlStatement note_failure =
+	{.text = "UPDATE idemq.schedule_entries SET failed_at = $2, last_error = $3 WHERE name = "
+			 "(SELECT name FROM idemq.schedule_entries WHERE name = $1 FOR UPDATE SKIP LOCKED)",
+	 .nargs = 3,
+	 .types = {TEXTOID, TIMESTAMPTZOID, TEXTOID}};
+
+/* A schedule's row, locked; values are valid until the end of the SQL scope. */
+typedef struct Entry
+{
+	const char *name;
+	Datum values[ENTRY_END];
+	bool nulls[ENTRY_END];
+	TimestampTz tick; /* that is due */
+	char tick_text[sizeof("2026-11-21T12:37:00Z")];
+} Entry;
+
+/* Writes an instant, in UTC, as ISO 8601 has it. */
+static void
+write_tick(Entry *entry)
+{
+	pg_time_t seconds = timestamptz_to_time_t(entry->tick);
+
+	pg_strftime(entry->tick_text, sizeof(entry->tick_text), "%Y-%m-%dT%H:%M:%SZ",
+				pg_gmtime(&seconds));
+}
+
+/* due_schedules() -> names of schedules that run_schedule is for; notes the call. */
+Datum
+idemq_sql_due_schedules(PG_FUNCTION_ARGS)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	TimestampTz now = GetCurrentTimestamp();
+	ArrayBuildState *names = initArrayResult(TEXTOID, caller, false);
+	SqlScope scope;
+	uint64 rows;
+
+	idemq_driver_note_call(now);
+	idemq_sql_begin(&scope);
+	rows = idemq_sql_query_latest(&list_schedules, NULL, NULL);
+	for (uint64 i = 0; i < rows; i++)
+	{
+		bool isnull;
+		Datum name = idemq_sql_value(i, 1, &isnull);
+		TimestampTz done_until = DatumGetTimestampTz(idemq_sql_value(i, 4, &isnull));
+		Calendar calendar;
+		TimestampTz tick;
+
+		CHECK_FOR_INTERRUPTS();
+		/* One that cannot be read says so when it is run. */
+		if (!idemq_calendar_read(TextDatumGetCString(idemq_sql_value(i, 2, &isnull)),
+								 TextDatumGetCString(idemq_sql_value(i, 3, &isnull)), false,
+								 &calendar) ||
+			idemq_calendar_is_ahead(done_until, now) ||
+			idemq_calendar_due(&calendar, done_until, now, &tick))
+			names = accumArrayResult(names, name, false, TEXTOID, caller);
+	}
+	idemq_sql_end(&scope);
+	return makeArrayResult(names, caller);
+}
+
+/*
+ * Locks a schedule's row and reads it; false when it is not there, held, or not due.
+ * Winds a done_until back that is ahead of the clock.
+ */
+static bool
+lock_due(Datum name, TimestampTz now, Entry *entry)
+{
+	Calendar calendar;
+	TimestampTz done_until;
+
+	if (idemq_sql_run(&lock_schedule, &name, NULL, SPI_OK_SELECT) == 0)
+		return false;
+	for (int i = 1; i < ENTRY_END; i++)
+		entry->values[i] = idemq_sql_value(0, i, &entry->nulls[i]);
+	(void) idemq_calendar_read(TextDatumGetCString(entry->values[ENTRY_CRON]),
+							   TextDatumGetCString(entry->values[ENTRY_ZONE]), true, &calendar);
+	done_until = DatumGetTimestampTz(entry->values[ENTRY_DONE_UNTIL]);
+	if (idemq_calendar_is_ahead(done_until, now))
+	{
+		Datum values[] = {name, TimestampTzGetDatum(now)};
+
+		(void) idemq_sql_run(&wind_back, values, NULL, SPI_OK_UPDATE);
+		return false;
+	}
+	return idemq_calendar_due(&calendar, done_until, now, &entry->tick);
+}
+
+/* Begins SQL as the role that has made a schedule; raises 42704, 42501 if it may not enqueue. */
+static void
+begin_as_creator(const Entry *entry, SqlScope *scope)
+{
+	const char *creator = NameStr(*DatumGetName(entry->values[ENTRY_CREATED_BY]));
+	const char *queue_name = TextDatumGetCString(entry->values[ENTRY_QUEUE]);
+	Oid role = get_role_oid(creator, true);
+	QueueInfo queue;
+
+	if (!OidIsValid(role))
+		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_OBJECT),
+						errmsg("role \"%s\", which made the schedule, does not exist", creator),
+						errhint("Let a role that may enqueue to queue \"%s\" call idemq.schedule "
+								"again.",
+								queue_name)));
+	idemq_sql_begin_as(scope, role);
+	if (!idemq_queue_allows(DatumGetInt32(entry->values[ENTRY_QUEUE_ID]), PRIVILEGE_ENQUEUE,
+							&queue))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("role \"%s\", which made the schedule, may not enqueue to queue \"%s\" any "
+						"more",
+						creator, queue_name),
+				 errhint("Let an administrator of the queue run SELECT idemq.grant_queue('%s', "
+						 "'%s', 'enqueue'), or call idemq.schedule again.",
+						 queue_name, creator)));
+	if (LockTimeout == 0 || LockTimeout > LOCK_TIMEOUT_MS)
+		(void) set_config_option("lock_timeout", LOCK_TIMEOUT, PGC_USERSET, PGC_S_SESSION,
+								 GUC_ACTION_SAVE, true, 0, false);
+}
+
+/*
+ * Returns whether a tick is too late for its expires_in, or how much of that is
+ * left, in remaining.
+ */
+static bool
+is_too_late(const Entry *entry, TimestampTz now, Interval *remaining)
+{
+	TimestampTz ends;
+
+	if (entry->nulls[ENTRY_EXPIRES_IN])
+		return false;
+	ends = DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
+												   TimestampTzGetDatum(entry->tick),
+												   entry->values[ENTRY_EXPIRES_IN]));
+	memset(remaining, 0, sizeof(*remaining));
+	remaining->time = ends - now;
+	return ends <= now;
+}
+
+/* Enqueues the job of a tick; returns its id. */
+static int64
+enqueue_tick(const Entry *entry, Interval *remaining)
+{
+	char *key = psprintf("%s@%s", entry->name, entry->tick_text);
+	Datum tick_text = CStringGetTextDatum(entry->tick_text);
+	Datum values[] = {entry->values[ENTRY_QUEUE],		entry->values[ENTRY_PAYLOAD],
+					  CStringGetTextDatum(key),			entry->values[ENTRY_PRIORITY],
+					  entry->values[ENTRY_GROUP_KEY],	entry->values[ENTRY_MAX_ATTEMPTS],
+					  entry->values[ENTRY_HEADERS],		IntervalPGetDatum(remaining),
+					  CStringGetTextDatum(entry->name), tick_text};
+	char nulls[] = {' ',
+					' ',
+					' ',
+					' ',
+					entry->nulls[ENTRY_GROUP_KEY] ? 'n' : ' ',
+					entry->nulls[ENTRY_MAX_ATTEMPTS] ? 'n' : ' ',
+					entry->nulls[ENTRY_HEADERS] ? 'n' : ' ',
+					entry->nulls[ENTRY_EXPIRES_IN] ? 'n' : ' ',
+					' ',
+					' '};
+	SqlScope scope;
+	bool isnull;
+	int64 id;
+
+	begin_as_creator(entry, &scope);
+	if (idemq_sql_run(&enqueue, values, nulls, SPI_OK_SELECT) != 1)
+		elog(ERROR, "idemq.enqueue has not answered");
+	id = DatumGetInt64(idemq_sql_value(0, 1, &isnull));
+	idemq_sql_end(&scope);
+	return id;
+}
+
+/*
+ * run_schedule(name) -> whether a tick was enqueued; false when there is none to
+ * enqueue, or somebody else is about it.  42501, 42704, 55P03, and what enqueue raises.
+ */
+Datum
+idemq_sql_run_schedule(PG_FUNCTION_ARGS)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	Datum values[3] = {PG_GETARG_DATUM(0)};
+	Entry entry = {0};
+	Interval remaining;
+	SqlScope scope;
+	bool enqueued = false;
+
+	idemq_arg_required(fcinfo, 0, "name");
+	entry.name = TextDatumGetCString(values[0]);
+	/* A user's deferred triggers on idemq.jobs are to be. */
+	idemq_sql_begin_on_jobs(&scope);
+	if (lock_due(values[0], now, &entry))
+	{
+		write_tick(&entry);
+		values[1] = TimestampTzGetDatum(entry.tick);
+		enqueued = !is_too_late(&entry, now, &remaining);
+		values[2] = enqueued ? Int64GetDatum(enqueue_tick(&entry, &remaining))
+							 : TimestampTzGetDatum(now);
+		(void) idemq_sql_run(enqueued ? &note_run : &note_missed, values, NULL, SPI_OK_UPDATE);
+	}
+	idemq_sql_end(&scope);
+	PG_RETURN_BOOL(enqueued);
+}
+
+/* schedule_failed(name, error) -> the error with the schedule's name; notes it. */
+Datum
+idemq_sql_schedule_failed(PG_FUNCTION_ARGS)
+{
+	Datum values[3];
+	SqlScope scope;
+
+	idemq_arg_required(fcinfo, 0, "name");
+	idemq_arg_required(fcinfo, 1, "error");
+	values[0] = PG_GETARG_DATUM(0);
+	values[1] = TimestampTzGetDatum(GetCurrentTimestamp());
+	values[2] = PG_GETARG_DATUM(1);
+	idemq_sql_begin(&scope);
+	(void) idemq_sql_run(&note_failure, values, NULL, SPI_OK_UPDATE);
+	idemq_sql_end(&scope);
+	PG_RETURN_TEXT_P(cstring_to_text(psprintf("schedule \"%s\": %s", TextDatumGetCString(values[0]),
+											  TextDatumGetCString(values[2]))));
+}

@@ -1,0 +1,61 @@
+/*
+ * shared/group_table.h
+ *		The table of FIFO groups, for shared/groups.c alone.
+ */
+#ifndef IDEMQ_SHARED_GROUP_TABLE_H
+#define IDEMQ_SHARED_GROUP_TABLE_H
+
+#include "lib/ilist.h"
+#include "port/atomics.h"
+#include "storage/lwlock.h"
+
+#include "shared/groups.h"
+
+#define LONG_NAME (-1)
+/* In place of an owner. */
+#define NOBODY (-1)
+#define PREPARED (-2)
+
+typedef enum GroupPlace
+{
+	PLACE_NONE,	   /* owned */
+	PLACE_WAITING, /* to be looked at */
+	PLACE_DELAYED, /* likewise, from the queue's delayed_until on */
+	PLACE_IDLE	   /* here for its floor alone */
+} GroupPlace;
+
+typedef struct GroupEntry
+{
+	GroupKey key;
+	int32 owner; /* proc number, NOBODY or PREPARED */
+	bool again;	 /* marked since it has an owner */
+	GroupPlace place;
+	GroupFloor floor;
+	int64 lowered;	 /* since it has an owner: to this id, GROUP_KEEP_FLOOR, GROUP_DROP_FLOOR */
+	dlist_node node; /* in a list of its queue, or of those that are idle */
+} GroupEntry;
+
+/* What a queue, at the index of its slot, has to look at. */
+typedef struct GroupQueue
+{
+	Oid database; /* InvalidOid: nobody's */
+	int32 queue_id;
+	dlist_head waiting;
+	dlist_head delayed;
+	pg_atomic_uint32 nwaiting;
+	pg_atomic_uint64 delayed_until; /* mono; PG_UINT64_MAX: none is delayed */
+	pg_atomic_uint64 scan_at;		/* mono: all are to be looked at; likewise */
+} GroupQueue;
+
+extern void idemq_group_table_lock(LWLockMode mode);
+extern void idemq_group_table_unlock(void);
+extern GroupQueue *idemq_group_queue(const QueueSlot *slot, Oid database, int32 queue_id);
+extern GroupEntry *idemq_group_find(const GroupKey *key);
+extern GroupEntry *idemq_group_enter(const GroupKey *key);
+extern void idemq_group_remove(GroupEntry *group);
+extern void idemq_group_unlist(GroupQueue *queue, GroupEntry *group);
+extern void idemq_group_enlist(GroupQueue *queue, GroupEntry *group, GroupPlace place);
+extern void idemq_group_queue_scan(GroupQueue *queue, bool later);
+extern void idemq_group_refused(void);
+
+#endif

@@ -1,0 +1,212 @@
+/*
+ * shared/ready_cursor.c
+ *		The ready cursor: where a claim starts in the ready index.
+ *
+ * For each queue and priority, a key (ready_at, id) below which nothing can be
+ * claimed.  It is a cache: unset (READY_KEY_MIN) is always right, and slow.
+ *
+ * Invariant: a row below the cursor is unclaimable in its committed version,
+ * or has a lease entry, or is being written by somebody who will lower the
+ * cursor to its key after his commit or abort.
+ *
+ * A claimer moves the cursor up past what it proved, and must not pass what
+ * became claimable after its snapshot.  So it reads sequence and cursor under
+ * the lock *before* it takes its snapshot (idemq_cursor_read); whoever makes a
+ * row claimable lowers *after* that is visible (idemq_cursor_lower), which adds
+ * the key to a history of lowerings; and the move up is bounded by the least key
+ * lowered since the read (idemq_cursor_advance).
+ *
+ * The history of a priority is a short list of (seq, key), both growing: a new
+ * lowering removes every entry whose key is not less, since from then on it
+ * decides for whoever that entry would have bounded.  The first entry after a
+ * reader's seq is therefore the least key lowered since.  When the list is full,
+ * the older half is merged in pairs, (later seq, lesser key): readers of long
+ * ago are bounded more than need be, and never less.
+ *
+ * Beside each cursor stands the end of a stretch: a key some entries ahead, up
+ * to which the next claims scan first.  It only saves reading the rest of a leaf
+ * page for one job; a scan that comes to its end goes on behind it.
+ *
+ * Locks: the slot's (shared/slots.c).  A queue without a slot has no cursor.
+ *
+ * What txn/pending.c calls after commit or abort neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "shared/ready_cursor.h"
+#include "base/clock.h"
+
+/* A verification scan may take this part of the time, and comes at most once a second. */
+#define VERIFY_SHARE 100
+#define VERIFY_INTERVAL USECS_PER_SEC
+
+/* Adds a lowering to a history; see the file's header. */
+static void
+remember(History *history, uint64 seq, ReadyKey key)
+{
+	Lowering *entries = history->entries;
+
+	while (history->count > 0 && !ready_key_less(entries[history->count - 1].key, key))
+		history->count--;
+	if (history->count == HISTORY_LENGTH)
+	{
+		int merged = HISTORY_LENGTH / 4;
+
+		for (int i = 0; i < merged; i++)
+			entries[i] = (Lowering){entries[2 * i + 1].seq, entries[2 * i].key};
+		memmove(&entries[merged], &entries[2 * merged],
+				(HISTORY_LENGTH - 2 * merged) * sizeof(Lowering));
+		history->count -= merged;
+	}
+	entries[history->count++] = (Lowering){seq, key};
+}
+
+/* Lowers one cursor.  The slot's lock held. */
+static void
+lower_locked(QueueSlot *slot, int priority, ReadyKey to)
+{
+	slot->seq++;
+	remember(&slot->history[priority], slot->seq, to);
+	if (ready_key_less(to, slot->cursor[priority]))
+		slot->cursor[priority] = to;
+}
+
+/* Unsets all cursors.  The slot's lock held. */
+void
+idemq_cursor_unset_locked(QueueSlot *slot)
+{
+	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
+	{
+		lower_locked(slot, p, READY_KEY_MIN);
+		slot->stretch[p] = READY_KEY_MIN;
+	}
+}
+
+/* Reads cursors and sequence; to be called before the claim's snapshot is taken. */
+void
+idemq_cursor_read(QueueSlot *slot, int32 queue_id, CursorView *view)
+{
+	view->slot = NULL;
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
+	{
+		view->seq = 0;
+		for (int p = 0; p < IDEMQ_PRIORITIES; p++)
+			view->from[p] = view->stretch[p] = READY_KEY_MIN;
+		return;
+	}
+	view->slot = slot;
+	view->seq = slot->seq;
+	memcpy(view->from, slot->cursor, sizeof(view->from));
+	memcpy(view->stretch, slot->stretch, sizeof(view->stretch));
+	LWLockRelease(&slot->lock);
+}
+
+/*
+ * Moves a cursor up to a key below which the caller's scan, under a snapshot
+ * taken after view, found nothing claimable; not past what was lowered since.
+ * stretch: where it looked ahead to, READY_KEY_MIN when it did not.
+ */
+void
+idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, ReadyKey to,
+					 ReadyKey stretch)
+{
+	QueueSlot *slot = view->slot;
+	History *history;
+
+	if (slot == NULL || !idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	if (slot != view->slot) /* the history of another slot says nothing about our view */
+	{
+		LWLockRelease(&slot->lock);
+		return;
+	}
+	if (ready_key_less(slot->stretch[priority], stretch))
+		slot->stretch[priority] = stretch;
+	history = &slot->history[priority];
+	for (int i = 0; i < history->count; i++)
+	{
+		if (history->entries[i].seq > view->seq)
+		{
+			if (ready_key_less(history->entries[i].key, to))
+				to = history->entries[i].key;
+			break;
+		}
+	}
+	if (ready_key_less(slot->cursor[priority], to))
+		slot->cursor[priority] = to;
+	LWLockRelease(&slot->lock);
+}
+
+/* Lowers a cursor to a key that has become claimable; to be called after that is visible. */
+void
+idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to)
+{
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	lower_locked(slot, priority, to);
+	LWLockRelease(&slot->lock);
+}
+
+/*
+ * Returns whether it is time to look from the start of the index, whatever the
+ * cursor says: the net under DML that no trigger and no hook has seen.
+ */
+bool
+idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id)
+{
+	int64 now = idemq_mono_now();
+	bool due;
+
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return false;
+	due = now >= slot->next_verify;
+	if (due)
+		slot->next_verify = now + VERIFY_INTERVAL;
+	LWLockRelease(&slot->lock);
+	return due;
+}
+
+/* Puts off the next verification after one that took so many microseconds. */
+void
+idemq_cursor_verified(QueueSlot *slot, int32 queue_id, int64 took)
+{
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	slot->next_verify = idemq_mono_now() + Max(VERIFY_INTERVAL, took * VERIFY_SHARE);
+	LWLockRelease(&slot->lock);
+}
+
+/* Unsets the cursors of a queue. */
+void
+idemq_cursor_unset(QueueSlot *slot, int32 queue_id)
+{
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	idemq_cursor_unset_locked(slot);
+	LWLockRelease(&slot->lock);
+}
+
+/*
+ * Returns whether a cursor has been lowered to a key, or below it, since view was
+ * read.  So it has, perhaps, when the queue has another slot now, or a long
+ * history was merged.
+ */
+bool
+idemq_cursor_lowered_since(const CursorView *view, int32 queue_id, int priority, ReadyKey key)
+{
+	QueueSlot *slot = view->slot;
+	bool lowered = false;
+
+	if (slot == NULL || !idemq_slot_lock(&slot, queue_id, LW_SHARED))
+		return true;
+	if (slot != view->slot)
+		lowered = true;
+	for (int i = 0; i < slot->history[priority].count && !lowered; i++)
+	{
+		const Lowering *entry = &slot->history[priority].entries[i];
+
+		lowered = entry->seq > view->seq && !ready_key_less(key, entry->key);
+	}
+	LWLockRelease(&slot->lock);
+	return lowered;
+}

@@ -1,0 +1,115 @@
+/*
+ * shared/recovery_point.c
+ *		How far the search for leases that memory lost has come, in each queue's
+ *		slot.  job/reap.c does the searching.
+ *
+ * Locks: the slot's (shared/slots.c).  A queue without a slot does not know.
+ *
+ * What txn/pending.c calls after commit or abort neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "shared/slots.h"
+#include "shared/worker_board.h"
+#include "base/clock.h"
+
+/* A search that missed something begins again after so many microseconds. */
+#define RECOVERY_INTERVAL USECS_PER_SEC
+
+/* Has the queue searched from its start.  The slot's lock held. */
+void
+idemq_slot_begin_recovery(QueueSlot *slot, int64 not_before)
+{
+	slot->needs_recovery = true;
+	slot->next_recovery = not_before;
+	slot->recovery = (RecoveryPoint){slot->recovery.epoch + 1, 0, READY_KEY_MIN, false};
+	idemq_worker_need_by(not_before);
+}
+
+/* Notes that a job of the queue went in flight without a lease entry. */
+void
+idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id)
+{
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	/* A search under way goes on, and another one follows. */
+	if (slot->needs_recovery)
+		slot->recovery.incomplete = true;
+	else
+		idemq_slot_begin_recovery(slot, 0);
+	LWLockRelease(&slot->lock);
+}
+
+/*
+ * Returns whether a queue has to be searched, and where to go on: for a step,
+ * where the last one ended, and not too often; for the whole, at the start.
+ */
+bool
+idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole, RecoveryPoint *point)
+{
+	bool needed;
+
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
+		return false;
+	*point = slot->recovery;
+	needed = slot->needs_recovery && (whole || slot->next_recovery <= idemq_mono_now());
+	LWLockRelease(&slot->lock);
+	if (whole)
+	{
+		point->priority = 0;
+		point->from = READY_KEY_MIN;
+		point->incomplete = false;
+	}
+	return needed;
+}
+
+/*
+ * Notes how far a search has come; at the end it is over, or begins again if it
+ * was incomplete.  Void if recovery was asked for anew meanwhile.
+ */
+void
+idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point)
+{
+	RecoveryPoint *known;
+
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	known = &slot->recovery;
+	if (known->epoch == point->epoch)
+	{
+		bool incomplete = known->incomplete || point->incomplete;
+
+		if (point->priority > known->priority ||
+			(point->priority == known->priority && ready_key_less(known->from, point->from)))
+			*known = *point;
+		known->incomplete = incomplete;
+		if (known->priority == IDEMQ_PRIORITIES && incomplete)
+			idemq_slot_begin_recovery(slot, idemq_mono_now() + RECOVERY_INTERVAL);
+		else if (known->priority == IDEMQ_PRIORITIES)
+			slot->needs_recovery = false;
+	}
+	LWLockRelease(&slot->lock);
+}
+
+/* Returns whether a queue may have lease entries that its slot does not count. */
+bool
+idemq_slot_is_uncounted(QueueSlot *slot, int32 queue_id)
+{
+	bool uncounted;
+
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
+		return false;
+	uncounted = slot->uncounted;
+	LWLockRelease(&slot->lock);
+	return uncounted;
+}
+
+/* Notes that all entries of a queue are counted; those to come count themselves. */
+void
+idemq_slot_counted(QueueSlot *slot, int32 queue_id)
+{
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	slot->uncounted = false;
+	LWLockRelease(&slot->lock);
+}

@@ -1,0 +1,461 @@
+/*
+ * shared/slots.c
+ *		A queue's place in shared memory: its ready cursors (shared/ready_cursor.c), its next
+ *		deadline, and how far the search for leases that memory lost has come.
+ *
+ * Locks: slots_lock covers the hash of slots and their allocation; each slot's
+ * lock covers its fields unless shared/slots.h says otherwise.  slots_lock is taken
+ * first; shared/counters.c's and shared/groups.c's locks after them.  A caller's slot pointer may be NULL or old: every function checks
+ * whose slot it is, and looks for the queue's if need be.  A queue without a
+ * slot (all are used) works: its claims scan from the start of the index.
+ *
+ * What txn/pending.c calls after commit or abort neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/shmem.h"
+#include "utils/hsearch.h"
+
+#include "shared/counters.h"
+#include "shared/groups.h"
+#include "shared/notify_ring.h"
+#include "shared/ready_cursor.h"
+#include "shared/slots.h"
+#include "shared/worker_board.h"
+#include "base/clock.h"
+#include "base/settings.h"
+
+typedef struct SlotEntry
+{
+	SlotKey key;
+	int slot;
+} SlotEntry;
+
+typedef struct SlotsShared
+{
+	LWLock slots_lock;
+	int tranche;
+	int used;				  /* slots that are not free; under slots_lock */
+	pg_atomic_uint64 refused; /* lookups of queues that got none; no lock */
+	/* Changes under way in the lower half, changes begun in the upper; no lock. */
+	pg_atomic_uint64 changes;
+	pg_atomic_uint64 settings; /* changes of queues' settings; no lock */
+	QueueSlot slots[FLEXIBLE_ARRAY_MEMBER];
+} SlotsShared;
+
+static SlotsShared *shared = NULL;
+static HTAB *slot_hash = NULL;
+
+/* Returns the bytes of shared memory for all slots. */
+Size
+idemq_slots_shmem_size(void)
+{
+	return offsetof(SlotsShared, slots) + mul_size(sizeof(QueueSlot), idemq_max_queues);
+}
+
+/* Returns the bytes of shared memory for the hash table. */
+Size
+idemq_slots_hash_size(void)
+{
+	return hash_estimate_size(idemq_max_queues, sizeof(SlotEntry));
+}
+
+/* Attaches to the slots, and makes them when this is the first process. */
+void
+idemq_slots_shmem_init(void *area, bool found)
+{
+	HASHCTL info = {0};
+
+	shared = area;
+	if (!found)
+	{
+		memset(area, 0, idemq_slots_shmem_size());
+		shared->tranche = LWLockNewTrancheId();
+		LWLockInitialize(&shared->slots_lock, shared->tranche);
+		pg_atomic_init_u64(&shared->refused, 0);
+		pg_atomic_init_u64(&shared->changes, 0);
+		pg_atomic_init_u64(&shared->settings, 0);
+		for (int i = 0; i < idemq_max_queues; i++)
+		{
+			LWLockInitialize(&shared->slots[i].lock, shared->tranche);
+			pg_atomic_init_u64(&shared->slots[i].next_deadline, 0);
+			pg_atomic_init_u64(&shared->slots[i].next_due, 0);
+			pg_atomic_init_u64(&shared->slots[i].next_expiry, 0);
+			pg_atomic_init_u64(&shared->slots[i].announced, 0);
+			pg_atomic_init_u64(&shared->slots[i].notified, 0);
+			pg_atomic_init_u64(&shared->slots[i].unclaimed_at, 0);
+			pg_atomic_init_u64(&shared->slots[i].running, 0);
+			pg_atomic_init_u64(&shared->slots[i].rate_tat, 0);
+			pg_atomic_init_u32(&shared->slots[i].turned_away, 0);
+		}
+	}
+	LWLockRegisterTranche(shared->tranche, "idemq queues");
+	info.keysize = sizeof(SlotKey);
+	info.entrysize = sizeof(SlotEntry);
+	slot_hash = ShmemInitHash("idemq queues", idemq_max_queues, idemq_max_queues, &info,
+							  HASH_ELEM | HASH_BLOBS);
+}
+
+/*
+ * Returns whether a slot is the queue's.  Without its lock the answer may be old
+ * by the time it is used; only a queue that is being dropped loses its slot.
+ */
+static bool
+is_slot_of(const QueueSlot *slot, Oid database, int32 queue_id)
+{
+	return slot != NULL && slot->key.database == database && slot->key.queue_id == queue_id;
+}
+
+/* Begins another life of a slot, in which nothing is counted yet. */
+static void
+begin_life(QueueSlot *slot)
+{
+	uint64 life = (pg_atomic_read_u64(&slot->running) >> 32) + 1;
+
+	/* What was counted in the last life finds another number, and leaves it. */
+	(void) pg_atomic_exchange_u64(&slot->running, life << 32);
+	pg_atomic_write_u64(&slot->rate_tat, 0);
+	pg_atomic_write_u32(&slot->turned_away, 0);
+	slot->uncounted = true;
+}
+
+static QueueSlot *
+find_slot(Oid database, int32 queue_id)
+{
+	SlotKey key = {database, queue_id};
+	SlotEntry *entry = hash_search(slot_hash, &key, HASH_FIND, NULL);
+
+	return entry == NULL ? NULL : &shared->slots[entry->slot];
+}
+
+/* Makes a free slot the queue's; NULL when there is none.  slots_lock held. */
+static QueueSlot *
+assign_slot(int32 queue_id)
+{
+	SlotKey key = {MyDatabaseId, queue_id};
+	SlotEntry *entry;
+	int i = 0;
+
+	if (shared->used == idemq_max_queues)
+		return NULL;
+	while (shared->slots[i].key.queue_id != 0)
+		i++;
+	entry = hash_search(slot_hash, &key, HASH_ENTER_NULL, NULL);
+	if (entry == NULL)
+		return NULL;
+	entry->slot = i;
+	shared->used++;
+
+	LWLockAcquire(&shared->slots[i].lock, LW_EXCLUSIVE);
+	begin_life(&shared->slots[i]);
+	shared->slots[i].key = key;
+	/* Also bounds every view of the slot's former life. */
+	idemq_cursor_unset_locked(&shared->slots[i]);
+	idemq_slot_begin_recovery(&shared->slots[i], 0);
+	shared->slots[i].next_verify = idemq_mono_now() + USECS_PER_SEC;
+	pg_atomic_write_u64(&shared->slots[i].next_deadline, 0);
+	/* The worker looks, and tells those who LISTEN if there is something. */
+	pg_atomic_write_u64(&shared->slots[i].next_due, 0);
+	pg_atomic_write_u64(&shared->slots[i].next_expiry, 0);
+	pg_atomic_write_u64(&shared->slots[i].announced, 0);
+	pg_atomic_write_u64(&shared->slots[i].notified, 0);
+	pg_atomic_write_u64(&shared->slots[i].unclaimed_at, 0);
+	LWLockRelease(&shared->slots[i].lock);
+	idemq_events_reset(i);
+	idemq_counters_reset(i, key.database, queue_id);
+	idemq_groups_reset(i, key.database, queue_id);
+	return &shared->slots[i];
+}
+
+/* Returns which of idemq_max_queues slots this is, from 0. */
+int
+idemq_slot_index(const QueueSlot *slot)
+{
+	return (int) (slot - shared->slots);
+}
+
+/* Returns the slot of that index. */
+QueueSlot *
+idemq_slot_at(int index)
+{
+	return &shared->slots[index];
+}
+
+/*
+ * Copies what is to be known of a database's queues, max at most, from behind
+ * the slot with the index after; returns how many.
+ */
+static int
+copy_views(Oid database, int after, SlotView *views, int max)
+{
+	int count = 0;
+
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	for (int i = after + 1; i < idemq_max_queues && count < max; i++)
+	{
+		QueueSlot *slot = &shared->slots[i];
+
+		if (slot->key.queue_id == 0 || slot->key.database != database)
+			continue;
+		LWLockAcquire(&slot->lock, LW_SHARED);
+		views[count++] =
+			(SlotView){slot, slot->key.queue_id, slot->needs_recovery, slot->next_recovery};
+		LWLockRelease(&slot->lock);
+	}
+	LWLockRelease(&shared->slots_lock);
+	return count;
+}
+
+/* Calls a function, with no lock held, for each queue of a database that has a slot. */
+void
+idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *arg), void *arg)
+{
+	SlotView views[32];
+	int after = -1;
+	int count;
+
+	do
+	{
+		count = copy_views(database, after, views, lengthof(views));
+		for (int i = 0; i < count; i++)
+		{
+			after = idemq_slot_index(views[i].slot);
+			function(&views[i], arg);
+		}
+	} while (count == (int) lengthof(views));
+}
+
+/* Says how many slots are used, and how often a queue was looked up and got none. */
+void
+idemq_slots_usage(int *used, int64 *refused)
+{
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	*used = shared->used;
+	LWLockRelease(&shared->slots_lock);
+	*refused = (int64) pg_atomic_read_u64(&shared->refused);
+}
+
+/* Returns the slot of a queue, NULL when it has none. */
+QueueSlot *
+idemq_slot_find(Oid database, int32 queue_id)
+{
+	QueueSlot *slot;
+
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	slot = find_slot(database, queue_id);
+	LWLockRelease(&shared->slots_lock);
+	return slot;
+}
+
+/*
+ * Returns the slot of a queue of this database: the caller's, or, when that is
+ * none or has become another's, the one that somebody else got for it since.
+ */
+QueueSlot *
+idemq_slot_current(QueueSlot *slot, int32 queue_id)
+{
+	if (is_slot_of(slot, MyDatabaseId, queue_id))
+		return slot;
+	return idemq_slot_find(MyDatabaseId, queue_id);
+}
+
+/* Takes the lock of the queue's slot, *slot or another; false, and none, without a slot. */
+bool
+idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode)
+{
+	*slot = idemq_slot_current(*slot, queue_id);
+	if (*slot == NULL)
+		return false;
+	LWLockAcquire(&(*slot)->lock, mode);
+	if (is_slot_of(*slot, MyDatabaseId, queue_id))
+		return true;
+	LWLockRelease(&(*slot)->lock);
+	return false;
+}
+
+/* Returns the slot of a queue of this database, given one if need be; NULL when all are used. */
+QueueSlot *
+idemq_slot_for_queue(int32 queue_id)
+{
+	QueueSlot *slot;
+	bool full;
+
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	slot = find_slot(MyDatabaseId, queue_id);
+	full = shared->used == idemq_max_queues;
+	LWLockRelease(&shared->slots_lock);
+	if (slot == NULL && !full)
+	{
+		LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
+		slot = find_slot(MyDatabaseId, queue_id);
+		if (slot == NULL)
+			slot = assign_slot(queue_id);
+		LWLockRelease(&shared->slots_lock);
+	}
+	if (slot == NULL)
+		pg_atomic_fetch_add_u64(&shared->refused, 1);
+	return slot;
+}
+
+/* Frees a slot.  slots_lock held. */
+static void
+free_slot(QueueSlot *slot)
+{
+	SlotKey key = slot->key;
+
+	LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
+	slot->key = (SlotKey){InvalidOid, 0};
+	LWLockRelease(&slot->lock);
+	hash_search(slot_hash, &key, HASH_REMOVE, NULL);
+	shared->used--;
+	idemq_counters_forget(idemq_slot_index(slot));
+	idemq_groups_forget(idemq_slot_index(slot));
+}
+
+/*
+ * Unsets every cursor and gauge of a database and asks for recovery: rows changed,
+ * and nobody knows which (COMMIT PREPARED, ROLLBACK PREPARED).
+ */
+void
+idemq_slots_unset_database(Oid database)
+{
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		QueueSlot *slot = &shared->slots[i];
+
+		if (slot->key.database != database || slot->key.queue_id == 0)
+			continue;
+		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
+		idemq_cursor_unset_locked(slot);
+		pg_atomic_write_u64(&slot->next_expiry, 0);
+		idemq_slot_begin_recovery(slot, 0);
+		LWLockRelease(&slot->lock);
+	}
+	LWLockRelease(&shared->slots_lock);
+	idemq_gauges_unset(database);
+	idemq_groups_unset_database(database);
+}
+
+/* Frees the slots of a dropped database. */
+void
+idemq_slots_forget_database(Oid database)
+{
+	LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		if (shared->slots[i].key.database == database && shared->slots[i].key.queue_id != 0)
+			free_slot(&shared->slots[i]);
+	}
+	idemq_counters_forget_database(database);
+	LWLockRelease(&shared->slots_lock);
+}
+
+/* Frees the slot of a dropped queue of this database. */
+void
+idemq_slot_forget_queue(int32 queue_id)
+{
+	QueueSlot *slot;
+
+	LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
+	slot = find_slot(MyDatabaseId, queue_id);
+	if (slot != NULL)
+		free_slot(slot);
+	LWLockRelease(&shared->slots_lock);
+}
+
+/* Returns whether a slot, as remembered, still is the queue's. */
+bool
+idemq_slot_is_of(const QueueSlot *slot, int32 queue_id)
+{
+	return is_slot_of(slot, MyDatabaseId, queue_id);
+}
+
+/*
+ * Begins a change of shared memory that others may see half done, by a transaction
+ * that is, or may be, still running: an entry is gone and its cursor not yet
+ * lowered.  Nothing but idemq.check() asks.  Between begin and end nothing may
+ * raise an error.
+ */
+void
+idemq_slots_begin_change(void)
+{
+	(void) pg_atomic_fetch_add_u64(&shared->changes, (UINT64CONST(1) << 32) + 1);
+}
+
+/* Ends what idemq_slots_begin_change began. */
+void
+idemq_slots_end_change(void)
+{
+	(void) pg_atomic_fetch_sub_u64(&shared->changes, 1);
+}
+
+/*
+ * Returns a number that stays as it is while no change begins or ends; its lower
+ * half is zero while none is under way.
+ */
+uint64
+idemq_slots_changes(void)
+{
+	return pg_atomic_fetch_add_u64(&shared->changes, 0);
+}
+
+/*
+ * Notes that a transaction which changed queues' settings has committed.  A
+ * commit's callbacks, which wake others, run before it sends its invalidations.
+ */
+void
+idemq_slots_settings_changed(void)
+{
+	(void) pg_atomic_fetch_add_u64(&shared->settings, 1);
+}
+
+/* Returns a number that stays as it is while no queue's settings change. */
+uint64
+idemq_slots_settings(void)
+{
+	return pg_atomic_read_u64(&shared->settings);
+}
+
+/* Reads the slot of a queue of this database; false when it has none. */
+bool
+idemq_slot_status(int32 queue_id, SlotStatus *status)
+{
+	QueueSlot *slot = NULL;
+
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
+		return false;
+	status->needs_recovery = slot->needs_recovery;
+	status->next_deadline = pg_atomic_read_u64(&slot->next_deadline);
+	LWLockRelease(&slot->lock);
+	return true;
+}
+
+/*
+ * Counts all slots, and copies the ids of this database's queues that have one to
+ * queue_ids, which has room for idemq.max_queues.  Returns how many.
+ */
+int
+idemq_slots_audit(SlotsAudit *audit, int32 *queue_ids)
+{
+	int count = 0;
+
+	memset(audit, 0, sizeof(*audit));
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	audit->used = shared->used;
+	audit->hashed = (int) hash_get_num_entries(slot_hash);
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		SlotKey key = shared->slots[i].key;
+
+		if (key.queue_id == 0)
+			continue;
+		audit->taken++;
+		audit->misplaced += find_slot(key.database, key.queue_id) != &shared->slots[i];
+		if (key.database == MyDatabaseId)
+			queue_ids[count++] = key.queue_id;
+	}
+	LWLockRelease(&shared->slots_lock);
+	return count;
+}

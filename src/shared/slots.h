@@ -1,0 +1,138 @@
+/*
+ * shared/slots.h
+ *		A queue's place in shared memory.
+ */
+#ifndef IDEMQ_SHARED_SLOTS_H
+#define IDEMQ_SHARED_SLOTS_H
+
+#include "port/atomics.h"
+#include "storage/lwlock.h"
+
+#include "base/idemq.h"
+
+/* Below everything, and above everything. */
+#define READY_KEY_MIN ((ReadyKey){PG_INT64_MIN, PG_INT64_MIN})
+#define READY_KEY_MAX ((ReadyKey){PG_INT64_MAX, PG_INT64_MAX})
+
+/* How far a search for jobs in flight without a lease entry has come. */
+typedef struct RecoveryPoint
+{
+	uint32 epoch;
+	int priority; /* IDEMQ_PRIORITIES: at the end */
+	ReadyKey from;
+	bool incomplete; /* something could not be adopted on the way */
+} RecoveryPoint;
+
+/* Lowerings of a ready cursor that are remembered: a multiple of 4. */
+#define HISTORY_LENGTH 16
+
+typedef struct Lowering
+{
+	uint64 seq;
+	ReadyKey key;
+} Lowering;
+
+/* The lowerings of one priority; seq and key grow. */
+typedef struct History
+{
+	int count;
+	Lowering entries[HISTORY_LENGTH];
+} History;
+
+typedef struct SlotKey
+{
+	Oid database;
+	int32 queue_id;
+} SlotKey;
+
+/* Every field is under the lock, unless it says otherwise. */
+typedef struct QueueSlot
+{
+	LWLock lock;
+	SlotKey key; /* queue_id 0: free; changes under slots_lock and lock */
+	uint64 seq;	 /* lowerings so far */
+	ReadyKey cursor[IDEMQ_PRIORITIES];
+	ReadyKey stretch[IDEMQ_PRIORITIES];
+	History history[IDEMQ_PRIORITIES];
+	bool needs_recovery;			/* jobs may be in flight without an entry */
+	int64 next_recovery;			/* mono: not before */
+	RecoveryPoint recovery;			/* its epoch moves whenever needs_recovery is set */
+	int64 next_verify;				/* mono */
+	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
+	/* for shared/wake.c; no lock */
+	pg_atomic_uint64 next_due;	   /* TimestampTz: nothing comes due by time alone before */
+	pg_atomic_uint64 next_expiry;  /* TimestampTz: no job expires before; 0: unknown */
+	pg_atomic_uint64 announced;	   /* times that something became ready; */
+	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has told of */
+	pg_atomic_uint64 unclaimed_at; /* mono of the first signal since the last claim; 0: none */
+	/* for job/limits.c; no lock */
+	pg_atomic_uint64 running;	  /* number of the slot's life, and lease entries counted in it */
+	pg_atomic_uint64 rate_tat;	  /* ns, mono: GCRA's, of rate_limit */
+	pg_atomic_uint32 turned_away; /* bits of the limits that turned somebody away since */
+	bool uncounted;				  /* the queue may have entries that are not counted */
+} QueueSlot;
+
+/* A copy of what the background worker has to know of a queue. */
+typedef struct SlotView
+{
+	QueueSlot *slot;
+	int32 queue_id;
+	bool needs_recovery;
+	int64 next_recovery; /* mono */
+} SlotView;
+/* What idemq.check() wants to know of one queue's slot. */
+typedef struct SlotStatus
+{
+	bool needs_recovery;
+	uint64 next_deadline; /* mono; PG_UINT64_MAX: none */
+} SlotStatus;
+
+/* Counts over all slots that must agree. */
+typedef struct SlotsAudit
+{
+	int used;	   /* as the allocator counts */
+	int taken;	   /* in the array */
+	int hashed;	   /* in the hash */
+	int misplaced; /* taken, and not what the hash says */
+} SlotsAudit;
+
+extern Size idemq_slots_shmem_size(void);
+extern Size idemq_slots_hash_size(void);
+extern void idemq_slots_shmem_init(void *area, bool found);
+
+extern QueueSlot *idemq_slot_at(int index);
+extern QueueSlot *idemq_slot_current(QueueSlot *slot, int32 queue_id);
+extern void idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *arg),
+								void *arg);
+extern QueueSlot *idemq_slot_find(Oid database, int32 queue_id);
+extern QueueSlot *idemq_slot_for_queue(int32 queue_id);
+extern int idemq_slot_index(const QueueSlot *slot);
+extern void idemq_slots_usage(int *used, int64 *refused);
+extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);
+extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
+
+/* shared/next_deadline.c */
+extern bool idemq_slot_deadline_passed(QueueSlot *slot, int32 queue_id);
+extern void idemq_slot_reset_deadline(QueueSlot *slot, int32 queue_id);
+extern void idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline);
+
+/* shared/recovery_point.c */
+extern void idemq_slot_begin_recovery(QueueSlot *slot, int64 not_before);
+extern void idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id);
+extern bool idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole,
+									  RecoveryPoint *point);
+extern void idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point);
+extern bool idemq_slot_is_uncounted(QueueSlot *slot, int32 queue_id);
+extern void idemq_slot_counted(QueueSlot *slot, int32 queue_id);
+extern void idemq_slots_unset_database(Oid database);
+extern void idemq_slots_forget_database(Oid database);
+extern void idemq_slot_forget_queue(int32 queue_id);
+extern void idemq_slots_begin_change(void);
+extern void idemq_slots_end_change(void);
+extern uint64 idemq_slots_changes(void);
+extern void idemq_slots_settings_changed(void);
+extern uint64 idemq_slots_settings(void);
+extern bool idemq_slot_status(int32 queue_id, SlotStatus *status);
+extern int idemq_slots_audit(SlotsAudit *audit, int32 *queue_ids);
+
+#endif

@@ -1,0 +1,100 @@
+/*
+ * table/attempt_history.c
+ *		The history of attempts that did not commit: idemq.attempts.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "table/attempt_history.h"
+#include "base/oids.h"
+#include "base/spi.h"
+
+static SqlStatement add_attempt = {
+	.text =
+		"INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, worker, claimed_at, ended_at, "
+		"outcome, error) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) "
+		"ON CONFLICT (job_id, token) DO UPDATE SET ended_at = excluded.ended_at, "
+		"outcome = excluded.outcome, error = excluded.error",
+	.nargs = 9,
+	.types = {INT8OID, INT8OID, INT4OID, INT4OID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TEXTOID,
+			  TEXTOID}};
+
+/*
+ * Records the end of a job's current attempt.  job: as it was in processing.
+ * error: NULL for none.  An attempt that a DBA put back into processing ends
+ * again; its last end stands.
+ */
+void
+idemq_attempts_add(const Job *job, TimestampTz ended_at, const char *outcome, text *error)
+{
+	TupleTableSlot *row = job->row;
+	Datum values[9];
+	char nulls[] = "         ";
+	SqlScope scope;
+
+	values[0] = Int64GetDatum(job->id);
+	values[1] = Int64GetDatum(job->token);
+	values[2] = Int32GetDatum(job->queue_id);
+	values[3] = Int32GetDatum(job->attempt);
+	values[4] = row->tts_values[COL_WORKER];
+	values[5] = row->tts_values[COL_CLAIMED_AT];
+	values[6] = TimestampTzGetDatum(ended_at);
+	values[7] = CStringGetTextDatum(outcome);
+	values[8] = PointerGetDatum(error);
+	if (row->tts_isnull[COL_WORKER])
+		nulls[4] = 'n';
+	if (row->tts_isnull[COL_CLAIMED_AT])
+		nulls[5] = 'n';
+	if (error == NULL)
+		nulls[8] = 'n';
+	idemq_sql_begin(&scope);
+	(void) idemq_sql_run(&add_attempt, values, nulls, SPI_OK_INSERT);
+	idemq_sql_end(&scope);
+}
+
+static SqlStatement forget_attempts = {.text = "DELETE FROM idemq.attempts WHERE job_id = $1",
+									   .nargs = 1,
+									   .types = {INT8OID}};
+
+/* Deletes the history of a job whose row is deleted. */
+void
+idemq_attempts_forget(int64 job_id)
+{
+	Datum value = Int64GetDatum(job_id);
+	SqlScope scope;
+
+	idemq_sql_begin(&scope);
+	(void) idemq_sql_run(&forget_attempts, &value, NULL, SPI_OK_DELETE);
+	idemq_sql_end(&scope);
+}
+
+static SqlStatement forget_many = {.text = "DELETE FROM idemq.attempts WHERE job_id = ANY ($1)",
+								   .nargs = 1,
+								   .types = {INT8ARRAYOID}};
+
+/* Deletes the history of jobs whose rows are deleted. */
+void
+idemq_attempts_forget_all(const int64 *job_ids, int count)
+{
+	Datum *ids;
+	Datum value;
+	SqlScope scope;
+
+	if (count == 0)
+		return;
+	ids = palloc(count * sizeof(Datum));
+	for (int i = 0; i < count; i++)
+		ids[i] = Int64GetDatum(job_ids[i]);
+	value = PointerGetDatum(
+		construct_array(ids, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
+	idemq_sql_begin(&scope);
+	idemq_sql_no_seqscan();
+	(void) idemq_sql_run(&forget_many, &value, NULL, SPI_OK_DELETE);
+	idemq_sql_end(&scope);
+	pfree(DatumGetPointer(value));
+	pfree(ids);
+}

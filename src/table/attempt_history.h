@@ -1,0 +1,15 @@
+/*
+ * table/attempt_history.h
+ *		The history of attempts that did not commit.
+ */
+#ifndef IDEMQ_TABLE_ATTEMPT_HISTORY_H
+#define IDEMQ_TABLE_ATTEMPT_HISTORY_H
+
+#include "table/jobs.h"
+
+extern void idemq_attempts_add(const Job *job, TimestampTz ended_at, const char *outcome,
+							   text *error);
+extern void idemq_attempts_forget(int64 job_id);
+extern void idemq_attempts_forget_all(const int64 *job_ids, int count);
+
+#endif

@@ -1,0 +1,151 @@
+/*
+ * table/jobs_group.c
+ *		Jobs of a FIFO group, through the index jobs_group.
+ *
+ * The index is (queue_id, group_key, ready_at, id) of unfinished jobs: a group's head
+ * has a ready_at and stands first; those that are blocked have none and follow, in
+ * the order of their ids.  So the first row that a snapshot sees tells whether the
+ * group has a head, and else who is next, however many are blocked.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/stratnum.h"
+#include "access/tableam.h"
+#include "catalog/pg_collation.h"
+#include "executor/tuptable.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
+
+#include "table/jobs.h"
+#include "base/compat.h"
+
+/* Positions in the index. */
+#define GROUP_QUEUE 1
+#define GROUP_KEY 2
+#define GROUP_READY_AT 3
+#define GROUP_ID 4
+
+/*
+ * Fetches the first row that the table's snapshot sees of those that the keys name;
+ * false when there is none.  What keys point to must not be the fetched row's own.
+ */
+static bool
+fetch(JobsTable *table, ScanKeyData *keys, int nkeys, Job *job)
+{
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
+	IndexScanDesc scan;
+	bool found;
+
+	scan = compat_index_beginscan(table->rel, index, table->snapshot, nkeys);
+	index_rescan(scan, keys, nkeys, NULL, 0);
+	found = index_getnext_slot(scan, ForwardScanDirection, table->row);
+	index_endscan(scan);
+	index_close(index, NoLock);
+	MemoryContextSwitchTo(old);
+	if (found)
+		idemq_jobs_decode(table->row, job);
+	return found;
+}
+
+/* Makes the keys of a group: two of them. */
+static void
+name_keys(ScanKeyData *keys, int32 queue_id, Datum name)
+{
+	ScanKeyInit(&keys[0], GROUP_QUEUE, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(queue_id));
+	ScanKeyEntryInitialize(&keys[1], 0, GROUP_KEY, BTEqualStrategyNumber, InvalidOid,
+						   C_COLLATION_OID, F_TEXTEQ, name);
+}
+
+/* Fetches a group's head, or, when it has none, the job that is to be it; false for no jobs. */
+bool
+idemq_jobs_group_first(JobsTable *table, int32 queue_id, Datum name, Job *job)
+{
+	ScanKeyData keys[2];
+
+	name_keys(keys, queue_id, name);
+	return fetch(table, keys, 2, job);
+}
+
+/* Makes the keys of a group's heads, with that ready_at or a later one: three of them. */
+static void
+head_keys(ScanKeyData *keys, int32 queue_id, Datum name, TimestampTz from)
+{
+	name_keys(keys, queue_id, name);
+	ScanKeyInit(&keys[2], GROUP_READY_AT, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
+				TimestampTzGetDatum(from));
+}
+
+/* Fetches a group's head; false when it has none with that ready_at, or a later one. */
+bool
+idemq_jobs_group_head(JobsTable *table, int32 queue_id, Datum name, TimestampTz from, Job *job)
+{
+	ScanKeyData keys[3];
+
+	head_keys(keys, queue_id, name, from);
+	return fetch(table, keys, 3, job);
+}
+
+/* Fetches the first job of a group that is blocked; false for none with that id, or a greater one. */
+bool
+idemq_jobs_group_blocked(JobsTable *table, int32 queue_id, Datum name, int64 from, Job *job)
+{
+	ScanKeyData keys[4];
+
+	name_keys(keys, queue_id, name);
+	ScanKeyEntryInitialize(&keys[2], SK_ISNULL | SK_SEARCHNULL, GROUP_READY_AT, InvalidStrategy,
+						   InvalidOid, InvalidOid, InvalidOid, (Datum) 0);
+	ScanKeyInit(&keys[3], GROUP_ID, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
+	return fetch(table, keys, 4, job);
+}
+
+/*
+ * As idemq_jobs_group_first, of the first group of a queue behind that name, in the
+ * order of their names' bytes; NULL: the first of all.
+ */
+bool
+idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *job)
+{
+	ScanKeyData keys[2];
+
+	ScanKeyInit(&keys[0], GROUP_QUEUE, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(queue_id));
+	if (name != NULL)
+		ScanKeyEntryInitialize(&keys[1], 0, GROUP_KEY, BTGreaterStrategyNumber, InvalidOid,
+							   C_COLLATION_OID, F_TEXT_GT, *name);
+	return fetch(table, keys, name == NULL ? 1 : 2, job);
+}
+
+/*
+ * Returns whether a group has a head that the table's snapshot does not show: one that
+ * another open transaction has made, a prepared one most likely, or has just committed;
+ * with that ready_at, or a later one.
+ */
+bool
+idemq_jobs_group_head_in_doubt(JobsTable *table, int32 queue_id, Datum name, TimestampTz from)
+{
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
+	TupleTableSlot *row = table_slot_create(table->rel, NULL);
+	SnapshotData dirty;
+	ScanKeyData keys[3];
+	IndexScanDesc scan;
+	bool found = false;
+	Job job;
+
+	InitDirtySnapshot(dirty);
+	head_keys(keys, queue_id, name, from);
+	scan = compat_index_beginscan(table->rel, index, &dirty, lengthof(keys));
+	index_rescan(scan, keys, lengthof(keys), NULL, 0);
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, row))
+	{
+		idemq_jobs_decode(row, &job);
+		/* One that is blocked all the same was written by hand. */
+		found = TransactionIdIsValid(dirty.xmin) || job.status != JOB_BLOCKED;
+	}
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(row);
+	index_close(index, NoLock);
+	MemoryContextSwitchTo(old);
+	return found;
+}

@@ -1,0 +1,364 @@
+/*
+ * table/jobs_index.c
+ *		Index entries of idemq.jobs for rows written by direct access.
+ *
+ * idemq's own indexes are b-trees on plain columns whose predicates say only
+ * which columns are (not) NULL.  Such an index, ours or a user's, needs no
+ * executor: its predicate is two bit masks here.  When the table has any other
+ * index, all of them are maintained by ExecInsertIndexTuples.
+ *
+ * The list of indexes and their state come from the relcache at every call, so
+ * that CREATE INDEX and REINDEX CONCURRENTLY see their entries written.  What
+ * is remembered is only the shape of an index by its OID: a definition cannot
+ * change, and any invalidation of the index forgets it.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/sysattr.h"
+#include "access/table.h"
+#include "catalog/pg_am.h"
+#include "executor/executor.h"
+#include "nodes/execnodes.h"
+#include "nodes/makefuncs.h"
+#include "nodes/primnodes.h"
+#include "utils/inval.h"
+#include "utils/relcache.h"
+
+#include "table/jobs.h"
+#include "base/compat.h"
+
+#define MAX_SHAPES 32
+#define MAX_KEYS 8
+
+typedef struct IndexShape
+{
+	Oid oid;
+	bool simple; /* the rest holds */
+	bool unique;
+	int nkeys;
+	AttrNumber keys[MAX_KEYS];
+	uint32 key_columns; /* COLUMN_BITs */
+	uint32 not_null;	/* the predicate: these are not NULL, */
+	uint32 is_null;		/* and these are */
+} IndexShape;
+
+static IndexShape shapes[MAX_SHAPES];
+static int nshapes = 0;
+
+/* Adds a predicate's clause to the masks; false when it is not a plain NULL test. */
+static bool
+add_clause(IndexShape *shape, Node *clause)
+{
+	NullTest *test = (NullTest *) clause;
+	Var *var;
+
+	if (!IsA(clause, NullTest) || test->argisrow || !IsA(test->arg, Var))
+		return false;
+	var = (Var *) test->arg;
+	if (var->varattno < 1 || var->varattno > JOB_COLUMNS)
+		return false;
+	if (test->nulltesttype == IS_NOT_NULL)
+		shape->not_null |= COLUMN_BIT(var->varattno - 1);
+	else
+		shape->is_null |= COLUMN_BIT(var->varattno - 1);
+	return true;
+}
+
+/* Returns whether an index can do without the executor, and fills its shape if so. */
+static bool
+read_shape(Relation index, IndexShape *shape)
+{
+	Form_pg_index form = index->rd_index;
+	ListCell *lc;
+
+	if (index->rd_rel->relam != BTREE_AM_OID || form->indnatts > MAX_KEYS || form->indisexclusion ||
+		!form->indimmediate)
+		return false;
+	shape->unique = form->indisunique;
+	shape->nkeys = form->indnatts;
+	for (int i = 0; i < form->indnatts; i++)
+	{
+		AttrNumber attno = form->indkey.values[i];
+
+		if (attno < 1 || attno > JOB_COLUMNS)
+			return false;
+		shape->keys[i] = attno;
+		shape->key_columns |= COLUMN_BIT(attno - 1);
+	}
+	foreach(lc, RelationGetIndexPredicate(index))
+	{
+		if (!add_clause(shape, lfirst(lc)))
+			return false;
+	}
+	return true;
+}
+
+/* Returns the shape of an index of the locked table. */
+static const IndexShape *
+index_shape(Oid oid)
+{
+	IndexShape shape = {0};
+	Relation index;
+
+	for (int i = 0; i < nshapes; i++)
+	{
+		if (shapes[i].oid == oid)
+			return &shapes[i];
+	}
+	index = index_open(oid, RowExclusiveLock);
+	shape.oid = oid;
+	shape.simple = read_shape(index, &shape);
+	index_close(index, NoLock);
+	if (nshapes == MAX_SHAPES)
+		nshapes = 0;
+	shapes[nshapes] = shape;
+	return &shapes[nshapes++];
+}
+
+static void
+forget_shapes(Datum arg, Oid relid)
+{
+	if (relid == InvalidOid)
+		nshapes = 0;
+	for (int i = 0; i < nshapes; i++)
+	{
+		if (shapes[i].oid == relid)
+			shapes[i--] = shapes[--nshapes];
+	}
+}
+
+/* Registers the invalidation callback; called once, from _PG_init. */
+void
+idemq_jobs_index_install(void)
+{
+	CacheRegisterRelcacheCallback(forget_shapes, (Datum) 0);
+}
+
+static bool
+is_ready_index(const IndexShape *shape)
+{
+	static const AttrNumber keys[] = {COL_QUEUE_ID + 1, COL_PRIORITY + 1, COL_READY_AT + 1,
+									  COL_ID + 1};
+
+	return shape->simple && shape->nkeys == (int) lengthof(keys) &&
+		   memcmp(shape->keys, keys, sizeof(keys)) == 0 &&
+		   shape->not_null == COLUMN_BIT(COL_READY_AT) && shape->is_null == 0;
+}
+
+static bool
+is_key_index(const IndexShape *shape)
+{
+	return shape->simple && shape->unique && shape->nkeys == 2 &&
+		   shape->keys[0] == COL_QUEUE_ID + 1 && shape->keys[1] == COL_KEY + 1 &&
+		   shape->not_null == COLUMN_BIT(COL_KEY) && shape->is_null == 0;
+}
+
+static bool
+is_group_index(const IndexShape *shape)
+{
+	static const AttrNumber keys[] = {COL_QUEUE_ID + 1, COL_GROUP_KEY + 1, COL_READY_AT + 1,
+									  COL_ID + 1};
+
+	return shape->simple && shape->nkeys == (int) lengthof(keys) &&
+		   memcmp(shape->keys, keys, sizeof(keys)) == 0 &&
+		   shape->not_null == COLUMN_BIT(COL_GROUP_KEY) &&
+		   shape->is_null == COLUMN_BIT(COL_FINISHED_AT);
+}
+
+static bool
+is_finished_index(const IndexShape *shape)
+{
+	return shape->simple && shape->nkeys == 1 && shape->keys[0] == COL_FINISHED_AT + 1 &&
+		   shape->not_null == COLUMN_BIT(COL_FINISHED_AT) && shape->is_null == 0;
+}
+
+static bool
+is_valid_index(Oid oid)
+{
+	Relation index = index_open(oid, RowExclusiveLock);
+	bool valid = index->rd_index->indisvalid;
+
+	index_close(index, NoLock);
+	return valid;
+}
+
+/* idemq's own indexes beside the primary key. */
+static const struct
+{
+	bool (*has_shape)(const IndexShape *shape);
+	const char *name;
+	const char *definition;
+} own_indexes[] = {
+	[INDEX_READY] = {is_ready_index, "ready index",
+					 "INDEX ON idemq.jobs (queue_id, priority, ready_at, id) "
+					 "WHERE ready_at IS NOT NULL"},
+	[INDEX_KEY] = {is_key_index, "unique index of keys",
+				   "UNIQUE INDEX ON idemq.jobs (queue_id, key) WHERE key IS NOT NULL"},
+	[INDEX_GROUP] = {is_group_index, "index of groups",
+					 "INDEX ON idemq.jobs (queue_id, group_key, ready_at, id) "
+					 "WHERE group_key IS NOT NULL AND finished_at IS NULL"},
+	[INDEX_FINISHED] = {is_finished_index, "index of finished jobs",
+						"INDEX ON idemq.jobs (finished_at) WHERE finished_at IS NOT NULL"},
+};
+
+/* Returns the OID of a valid index of that kind of the locked table; raises 55000 without one. */
+Oid
+idemq_jobs_index(Relation rel, JobsIndex which)
+{
+	List *indexes = RelationGetIndexList(rel);
+	Oid found = InvalidOid;
+	ListCell *lc;
+
+	foreach(lc, indexes)
+	{
+		if (own_indexes[which].has_shape(index_shape(lfirst_oid(lc))) &&
+			is_valid_index(lfirst_oid(lc)))
+			found = lfirst_oid(lc);
+	}
+	list_free(indexes);
+	if (!OidIsValid(found))
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						errmsg("table \"idemq.jobs\" has no valid %s", own_indexes[which].name),
+						errhint("Run CREATE %s.", own_indexes[which].definition)));
+	return found;
+}
+
+/* Returns the COLUMN_BITs of a row's NULL columns. */
+static uint32
+null_columns(TupleTableSlot *row)
+{
+	uint32 nulls = 0;
+
+	for (int i = 0; i < JOB_COLUMNS; i++)
+	{
+		if (row->tts_isnull[i])
+			nulls |= COLUMN_BIT(i);
+	}
+	return nulls;
+}
+
+/*
+ * Writes one entry; the predicate holds.  Returns false when UNIQUE_CHECK_PARTIAL
+ * finds that it may be there already.
+ */
+static bool
+insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const uint32 *changed,
+			 IndexUniqueCheck check)
+{
+	static IndexInfo *unused_info = NULL;
+	Relation index = index_open(shape->oid, RowExclusiveLock);
+	Datum values[INDEX_MAX_KEYS];
+	bool isnull[INDEX_MAX_KEYS];
+	bool unchanged = changed != NULL && (*changed & shape->key_columns) == 0;
+	bool unique = true;
+
+	if (index->rd_index->indisready)
+	{
+		if (unused_info == NULL) /* b-trees do not read it */
+			unused_info = MemoryContextAllocZero(TopMemoryContext, sizeof(IndexInfo));
+		for (int i = 0; i < shape->nkeys; i++)
+		{
+			values[i] = row->tts_values[shape->keys[i] - 1];
+			isnull[i] = row->tts_isnull[shape->keys[i] - 1];
+		}
+		unique = index_insert(index, values, isnull, &row->tts_tid, rel,
+							  shape->unique ? check : UNIQUE_CHECK_NO, unchanged, unused_info);
+	}
+	index_close(index, NoLock);
+	/* Its answer means something for that check alone. */
+	return unique || !shape->unique || check != UNIQUE_CHECK_PARTIAL;
+}
+
+/* Writes the entries of all indexes, whatever they are, through the executor. */
+static void
+insert_by_executor(Relation rel, TupleTableSlot *row, const uint32 *changed, bool only_summarizing)
+{
+	EState *estate = CreateExecutorState();
+	ResultRelInfo *result_rel = makeNode(ResultRelInfo);
+	Bitmapset *set = NULL;
+
+	for (int i = 0; changed != NULL && i < JOB_COLUMNS; i++)
+	{
+		if (*changed & COLUMN_BIT(i))
+			set = bms_add_member(set, i + 1 - FirstLowInvalidHeapAttributeNumber);
+	}
+	compat_init_range_table(estate, rel, set);
+	InitResultRelInfo(result_rel, rel, 1, NULL, 0);
+	ExecOpenIndices(result_rel, false);
+	list_free(
+		compat_insert_index_tuples(result_rel, row, estate, changed != NULL, only_summarizing));
+	ExecCloseIndices(result_rel);
+	ExecResetTupleTable(estate->es_tupleTable, false);
+	FreeExecutorState(estate);
+}
+
+/* Returns whether no index of the locked table needs the executor. */
+bool
+idemq_jobs_indexes_are_simple(Relation rel)
+{
+	List *indexes = RelationGetIndexList(rel);
+	bool simple = true;
+	ListCell *lc;
+
+	foreach(lc, indexes)
+		simple &= index_shape(lfirst_oid(lc))->simple;
+	list_free(indexes);
+	return simple;
+}
+
+/*
+ * Writes the entries of one kind, keys or all others, in indexes that are simple.
+ * Returns false, with the rest not written, when a key may be taken.
+ */
+static bool
+insert_entries(Relation rel, TupleTableSlot *row, const uint32 *changed, bool keys,
+			   IndexUniqueCheck check)
+{
+	List *indexes = RelationGetIndexList(rel);
+	uint32 nulls = null_columns(row);
+	bool unique = true;
+	ListCell *lc;
+
+	foreach(lc, indexes)
+	{
+		IndexShape shape = *index_shape(lfirst_oid(lc));
+
+		if (unique && is_key_index(&shape) == keys && (shape.not_null & nulls) == 0 &&
+			(shape.is_null & ~nulls) == 0)
+			unique = insert_entry(rel, &shape, row, changed, check);
+	}
+	list_free(indexes);
+	return unique;
+}
+
+/*
+ * Writes the index entries of a new row version.  changed: the columns that an
+ * update set, NULL for an insert.  only_summarizing: the update was HOT but for
+ * indexes that summarize blocks (PostgreSQL 16 and later).  Raises 23505 and
+ * waits as any INSERT does.
+ */
+void
+idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
+						bool only_summarizing)
+{
+	if (only_summarizing || !idemq_jobs_indexes_are_simple(rel))
+		insert_by_executor(rel, row, changed, only_summarizing);
+	else
+	{
+		(void) insert_entries(rel, row, changed, true, UNIQUE_CHECK_YES);
+		(void) insert_entries(rel, row, changed, false, UNIQUE_CHECK_YES);
+	}
+}
+
+/*
+ * As idemq_jobs_index_insert, of a row that is inserted speculatively, with simple
+ * indexes.  The index of keys comes first: returns false when somebody has the
+ * key, or may have it, without waiting.
+ */
+bool
+idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row)
+{
+	return insert_entries(rel, row, NULL, true, UNIQUE_CHECK_PARTIAL) &&
+		   insert_entries(rel, row, NULL, false, UNIQUE_CHECK_YES);
+}

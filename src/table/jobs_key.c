@@ -1,0 +1,165 @@
+/*
+ * table/jobs_key.c
+ *		Jobs by their idempotency key, through the unique index jobs_key: lookups,
+ *		and inserts that give way to whoever has the key.
+ *
+ * An insert is speculative, as INSERT ... ON CONFLICT DO NOTHING is: the row is
+ * written first, then its key's index entry, and taken back when somebody else's
+ * is there.  Of two that write one key at once, the one whose entry came first
+ * stays.  A savepoint's rollback leaves a dead row, as of any INSERT; a table with
+ * user triggers or an index that needs the executor takes the way by SQL.
+ *
+ * idemq_jobs_find_key sees what the table's snapshot sees: a key whose job is not
+ * committed, or was freed meanwhile, is not there; the index itself decides when
+ * somebody inserts.  idemq_jobs_key_in_doubt looks at what is not committed; its
+ * answer may be over by the time it is used.  Neither waits, writes or locks.
+ *
+ * Waited for is who inserts the key, not who changes a committed job that has it: a
+ * fresh look sees that job, however long its worker's transaction stays open.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/stratnum.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/pg_collation.h"
+#include "storage/lmgr.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
+
+#include "table/jobs.h"
+#include "txn/pending_counts.h"
+#include "base/compat.h"
+#include "base/oids.h"
+
+/* Positions in the index. */
+#define KEY_QUEUE 1
+#define KEY_KEY 2
+
+/* Begins a scan for one key. */
+static IndexScanDesc
+begin_scan(JobsTable *table, Relation index, Snapshot snapshot, int32 queue_id, Datum key)
+{
+	ScanKeyData keys[2];
+	IndexScanDesc scan;
+
+	ScanKeyInit(&keys[0], KEY_QUEUE, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(queue_id));
+	ScanKeyEntryInitialize(&keys[1], 0, KEY_KEY, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID,
+						   F_TEXTEQ, key);
+	scan = compat_index_beginscan(table->rel, index, snapshot, 2);
+	index_rescan(scan, keys, 2, NULL, 0);
+	return scan;
+}
+
+/* Fetches the job that has a key of a queue, as the table's snapshot sees it; false for none. */
+bool
+idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job)
+{
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_KEY), RowExclusiveLock);
+	IndexScanDesc scan = begin_scan(table, index, table->snapshot, queue_id, key);
+	bool found = index_getnext_slot(scan, ForwardScanDirection, table->row);
+
+	index_endscan(scan);
+	index_close(index, NoLock);
+	MemoryContextSwitchTo(old);
+	if (found)
+		idemq_jobs_decode(table->row, job);
+	return found;
+}
+
+/*
+ * Looks for another open transaction that is giving a key to a job or, with
+ * changes, writes a job that has it; sets *xid, and *token when its insert may still
+ * be taken back.
+ */
+static bool
+find_twin(JobsTable *table, int32 queue_id, Datum key, bool changes, TransactionId *xid,
+		  uint32 *token)
+{
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_KEY), RowExclusiveLock);
+	TupleTableSlot *row = table_slot_create(table->rel, NULL);
+	SnapshotData dirty;
+	IndexScanDesc scan;
+
+	*xid = InvalidTransactionId;
+	*token = 0;
+	InitDirtySnapshot(dirty);
+	scan = begin_scan(table, index, &dirty, queue_id, key);
+	/* The snapshot's xmin and xmax are those of others only. */
+	while (!TransactionIdIsValid(*xid) && index_getnext_slot(scan, ForwardScanDirection, row))
+	{
+		if (TransactionIdIsValid(dirty.xmin))
+		{
+			*xid = dirty.xmin;
+			*token = dirty.speculativeToken;
+		}
+		else if (changes)
+			*xid = dirty.xmax;
+	}
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(row);
+	index_close(index, NoLock);
+	MemoryContextSwitchTo(old);
+	return TransactionIdIsValid(*xid);
+}
+
+/* Returns whether another open transaction is giving a key to a job, or writes one that has it. */
+bool
+idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key)
+{
+	TransactionId xid;
+	uint32 token;
+
+	return find_twin(table, queue_id, key, true, &xid, &token);
+}
+
+/* Waits until no other open transaction is giving a key to a job. */
+static void
+wait_for_twin(JobsTable *table, int32 queue_id, Datum key)
+{
+	TransactionId xid;
+	uint32 token;
+
+	while (find_twin(table, queue_id, key, false, &xid, &token))
+	{
+		if (token != 0)
+			SpeculativeInsertionWait(xid, token);
+		else
+			XactLockTableWait(xid, table->rel, NULL, XLTW_None);
+	}
+}
+
+/*
+ * Inserts a row with a key; columns that are not set are NULL.  Returns false, and
+ * nothing is left of it, when the key is taken: the caller looks again under a fresh
+ * snapshot.  A twin whose transaction is open is waited for, unless the caller
+ * skips (with a table that is not simple it is waited for all the same).
+ */
+bool
+idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
+{
+	TransactionId xid;
+	uint32 token;
+	bool mine;
+
+	if (!table->simple || !idemq_jobs_indexes_are_simple(table->rel))
+		return idemq_jobs_insert_sql(columns);
+	idemq_jobs_fill_row(table, columns);
+	xid = GetCurrentTransactionId();
+	token = SpeculativeInsertionLockAcquire(xid);
+	table_tuple_insert_speculative(table->rel, table->new_row, GetCurrentCommandId(true), 0, NULL,
+								   token);
+	mine = idemq_jobs_index_insert_keyed(table->rel, table->new_row);
+	table_tuple_complete_speculative(table->rel, table->new_row, token, mine);
+	SpeculativeInsertionLockRelease(xid);
+	if (mine)
+		idemq_tally_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW,
+						idemq_status_from_oid(DatumGetObjectId(columns->values[COL_STATUS])));
+	else if (wait == JOB_WAITS)
+		wait_for_twin(table, DatumGetInt32(columns->values[COL_QUEUE_ID]),
+					  columns->values[COL_KEY]);
+	return mine;
+}

@@ -1,0 +1,106 @@
+/*
+ * txn/borrowed.c
+ *		The attempts that this transaction ends, in whose place it may claim others in
+ *		a queue that is at max_running (job/limits.c).
+ *
+ * txn/pending.c keeps it right: what a savepoint's rollback undoes is undone here as well,
+ * the last first, so that what was lent goes back before what it was lent from.
+ *
+ * All state is this backend's.  What txn/pending.c calls after an abort neither allocates
+ * nor raises.
+ */
+#include "postgres.h"
+
+#include "utils/memutils.h"
+
+#include "txn/borrowed.h"
+
+typedef struct Credit
+{
+	int32 queue_id;
+	int free;	   /* ended attempts whose place nobody has taken */
+	int uncounted; /* ended attempts that were in nobody's count */
+} Credit;
+
+/* In TopTransactionContext; NULL between transactions. */
+static Credit *credits = NULL;
+static int ncredits = 0;
+static int max_credits = 0;
+
+static Credit *
+find(int32 queue_id)
+{
+	for (int i = 0; i < ncredits; i++)
+	{
+		if (credits[i].queue_id == queue_id)
+			return &credits[i];
+	}
+	return NULL;
+}
+
+/* Makes room for a queue, so that what follows cannot fail. */
+void
+idemq_credit_reserve(int32 queue_id)
+{
+	if (find(queue_id) != NULL)
+		return;
+	if (credits == NULL)
+	{
+		credits = MemoryContextAlloc(TopTransactionContext, 4 * sizeof(Credit));
+		max_credits = 4;
+	}
+	else if (ncredits == max_credits)
+	{
+		credits = repalloc_huge(credits, 2 * (Size) max_credits * sizeof(Credit));
+		max_credits *= 2;
+	}
+	credits[ncredits++] = (Credit){queue_id, 0, 0};
+}
+
+/* Notes count ends more (1), or fewer (-1); frees: of an attempt that was counted. */
+void
+idemq_credit_end(int32 queue_id, bool frees, int count)
+{
+	Credit *credit = find(queue_id);
+
+	if (credit != NULL && frees)
+		credit->free += count;
+	else if (credit != NULL)
+		credit->uncounted += count;
+}
+
+/* Notes that count places more (1), or fewer (-1), are taken. */
+void
+idemq_credit_borrow(int32 queue_id, int count)
+{
+	Credit *credit = find(queue_id);
+
+	if (credit != NULL)
+		credit->free -= count;
+}
+
+/* Returns how many attempts this transaction ends whose place nobody has taken. */
+int
+idemq_credit_free(int32 queue_id)
+{
+	const Credit *credit = find(queue_id);
+
+	return credit == NULL ? 0 : credit->free;
+}
+
+/* Returns whether this transaction ends an attempt that nobody has counted. */
+bool
+idemq_credit_uncounted(int32 queue_id)
+{
+	const Credit *credit = find(queue_id);
+
+	return credit != NULL && credit->uncounted > 0;
+}
+
+/* Forgets all, at the end of the transaction. */
+void
+idemq_credits_forget(void)
+{
+	credits = NULL;
+	ncredits = max_credits = 0;
+}

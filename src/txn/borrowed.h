@@ -1,0 +1,15 @@
+/*
+ * txn/borrowed.h
+ *		The attempts that this transaction ends, in whose place it may claim.
+ */
+#ifndef IDEMQ_TXN_BORROWED_H
+#define IDEMQ_TXN_BORROWED_H
+
+extern void idemq_credit_reserve(int32 queue_id);
+extern void idemq_credit_end(int32 queue_id, bool frees, int count);
+extern void idemq_credit_borrow(int32 queue_id, int count);
+extern int idemq_credit_free(int32 queue_id);
+extern bool idemq_credit_uncounted(int32 queue_id);
+extern void idemq_credits_forget(void);
+
+#endif

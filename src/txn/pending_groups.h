@@ -1,0 +1,19 @@
+/*
+ * txn/pending_groups.h
+ *		What this transaction does to FIFO groups.
+ */
+#ifndef IDEMQ_TXN_PENDING_GROUPS_H
+#define IDEMQ_TXN_PENDING_GROUPS_H
+
+#include "shared/groups.h"
+
+extern void idemq_group_notes_install(void);
+extern void idemq_group_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id);
+extern void idemq_group_notes_reserve(int count);
+extern void idemq_group_note_owned(QueueSlot *slot, const GroupTaken *group);
+extern void idemq_group_note_floor(const GroupTaken *group, GroupFloor floor);
+extern void idemq_group_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how);
+extern void idemq_group_note_scan(QueueSlot *slot, int32 queue_id);
+extern bool idemq_group_notes_any(void);
+
+#endif

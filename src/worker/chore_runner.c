@@ -1,0 +1,222 @@
+/*
+ * worker/chore_runner.c
+ *		Runs a background worker's chores: each in a transaction of its own.
+ *
+ * Each runs as the owner of idemq's tables until its transaction is over,
+ * deferred triggers included, with SET ROLE and the like forbidden: what a user
+ * puts on idemq.jobs gains nothing from the worker's superuser.
+ *
+ * An error is logged with the chore and the queue, and that chore of that queue
+ * is left alone for a while, longer each time; all others go on.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "utils/guc.h"
+#include "utils/hsearch.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+#include "worker/chore_runner.h"
+#include "shared/slots.h"
+#include "base/clock.h"
+#include "base/oids.h"
+
+/* A chore that failed is left alone for a second, twice as long each time, up to 2^6. */
+#define FAILED_PAUSE USECS_PER_SEC
+#define FAILED_DOUBLINGS 6
+/* A queue that is being created, and whose creation nobody tells of, is looked for after that. */
+#define UNSEEN_PAUSE (10 * USECS_PER_SEC)
+
+/* One chore of one queue; of none, when queue_id is 0. */
+typedef struct Task
+{
+	const Chore *chore;
+	intptr_t queue_id; /* as wide as the pointer: a hash key without padding */
+} Task;
+
+typedef enum TaskResult
+{
+	TASK_DONE,
+	TASK_FAILED,
+	TASK_UNSEEN /* its queue is being created, or is gone */
+} TaskResult;
+
+/* A task that is left alone for a while. */
+typedef struct Trouble
+{
+	Task task; /* hash key */
+	int failures;
+	bool unseen;	  /* until not_before, or until queues' settings change */
+	uint64 settings;  /* as they were: idemq_slots_settings() */
+	int64 not_before; /* mono */
+} Trouble;
+
+static HTAB *troubles = NULL;
+/* Whether the last task found its queue. */
+static bool queue_seen = false;
+static MemoryContext chore_context = NULL;
+/* For the log. */
+static const char *doing = NULL;
+static char doing_queue[IDEMQ_MAX_QUEUE_NAME + 1];
+
+static void
+error_context(void *arg)
+{
+	if (doing_queue[0] != '\0')
+		errcontext("idemq worker, chore \"%s\" of queue \"%s\"", doing, doing_queue);
+	else
+		errcontext("idemq worker, chore \"%s\"", doing);
+}
+
+/*
+ * Runs a function in a transaction as the owner of idemq's tables; false, with
+ * the error logged, when it failed.
+ */
+static bool
+in_transaction(const char *name, void (*function)(void *arg), void *arg)
+{
+	ErrorContextCallback callback = {error_context_stack, error_context, NULL};
+	Oid user;
+	int sec_context;
+	volatile bool done = false;
+
+	doing = name;
+	doing_queue[0] = '\0';
+	error_context_stack = &callback;
+	pgstat_report_activity(STATE_RUNNING, doing);
+	PG_TRY();
+	{
+		StartTransactionCommand();
+		PushActiveSnapshot(GetTransactionSnapshot());
+		GetUserIdAndSecContext(&user, &sec_context);
+		SetUserIdAndSecContext(idemq_catalog()->owner, sec_context | SECURITY_LOCAL_USERID_CHANGE);
+		MemoryContextSwitchTo(chore_context);
+		function(arg);
+		PopActiveSnapshot();
+		CommitTransactionCommand();
+		SetUserIdAndSecContext(user, sec_context);
+		done = true;
+	}
+	PG_CATCH();
+	{
+		HOLD_INTERRUPTS();
+		EmitErrorReport();
+		AbortCurrentTransaction();
+		FlushErrorState();
+		RESUME_INTERRUPTS();
+	}
+	PG_END_TRY();
+	/* What a user's trigger has SET is not for the next chore. */
+	ResetAllOptions();
+	error_context_stack = callback.previous;
+	MemoryContextSwitchTo(chore_context);
+	MemoryContextReset(chore_context);
+	pgstat_report_activity(STATE_IDLE, "");
+	return done;
+}
+
+static void
+run_task(void *arg)
+{
+	const Task *task = arg;
+	QueueInfo queue;
+
+	queue_seen = idemq_queue_by_id((int32) task->queue_id, &queue) && queue.slot != NULL;
+	if (!queue_seen)
+		return;
+	strlcpy(doing_queue, queue.name, sizeof(doing_queue));
+	pgstat_report_activity(STATE_RUNNING, psprintf("%s of queue %s", doing, doing_queue));
+	task->chore->run(&queue);
+}
+
+/*
+ * Returns when (mono) a chore of a queue, of none with queue_id 0, may be tried
+ * again; 0 for one without trouble.
+ */
+int64
+idemq_task_not_before(const Chore *chore, int32 queue_id)
+{
+	Task task = {chore, queue_id};
+	const Trouble *trouble = hash_search(troubles, &task, HASH_FIND, NULL);
+
+	if (trouble == NULL || (trouble->unseen && trouble->settings != idemq_slots_settings()))
+		return 0;
+	return trouble->not_before;
+}
+
+/*
+ * Has a task left alone for a while that came to nothing; forgets the trouble of
+ * one that is done.  settings: as they were before it.
+ */
+static void
+note_result(const Task *task, TaskResult result, uint64 settings)
+{
+	Trouble *trouble;
+	bool found;
+
+	if (result == TASK_DONE)
+	{
+		(void) hash_search(troubles, task, HASH_REMOVE, NULL);
+		return;
+	}
+	trouble = hash_search(troubles, task, HASH_ENTER, &found);
+	if (!found)
+		trouble->failures = 0;
+	trouble->not_before = idemq_mono_now() +
+						  (FAILED_PAUSE << Min(trouble->failures, FAILED_DOUBLINGS));
+	trouble->unseen = result == TASK_UNSEEN;
+	trouble->settings = settings;
+	if (trouble->unseen)
+		trouble->not_before = idemq_mono_now() + UNSEEN_PAUSE;
+	else
+		trouble->failures++;
+}
+
+/*
+ * Runs a chore of a queue; returns false, and it is left alone for a while, when it
+ * comes to nothing.
+ */
+bool
+idemq_task_run(const Chore *chore, int32 queue_id)
+{
+	Task task = {chore, queue_id};
+	uint64 settings = idemq_slots_settings();
+	bool done;
+
+	queue_seen = true;
+	done = in_transaction(chore->name, run_task, &task);
+	note_result(&task, !done ? TASK_FAILED : queue_seen ? TASK_DONE : TASK_UNSEEN, settings);
+	return done && queue_seen;
+}
+
+static void
+run_for_all(void *arg)
+{
+	((const Chore *) arg)->run_for_all();
+}
+
+/* Runs a chore that is for all queues at once; false when it failed, as above. */
+bool
+idemq_task_run_for_all(const Chore *chore)
+{
+	Task task = {chore, 0};
+	bool done = in_transaction(chore->name, run_for_all, (void *) chore);
+
+	note_result(&task, done ? TASK_DONE : TASK_FAILED, 0);
+	return done;
+}
+
+/* Prepares this process. */
+void
+idemq_tasks_begin(void)
+{
+	HASHCTL info = {0};
+
+	chore_context = AllocSetContextCreate(TopMemoryContext, "idemq chore", ALLOCSET_DEFAULT_SIZES);
+	info.keysize = sizeof(Task);
+	info.entrysize = sizeof(Trouble);
+	troubles = hash_create("idemq chores that failed", 16, &info, HASH_ELEM | HASH_BLOBS);
+}

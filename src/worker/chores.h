@@ -1,0 +1,13 @@
+/*
+ * worker/chores.h
+ *		What a background worker does.
+ */
+#ifndef IDEMQ_WORKER_CHORES_H
+#define IDEMQ_WORKER_CHORES_H
+
+#include "base/idemq.h"
+
+extern bool idemq_chores_begin(void);
+extern int64 idemq_chores_do(void);
+
+#endif

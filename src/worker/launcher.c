@@ -1,0 +1,293 @@
+/*
+ * worker/launcher.c
+ *		The process that keeps a worker in each database with idemq.
+ *
+ * It belongs to no database.  When it starts, or idemq.worker is set on, it has each
+ * database looked into, a few at a time: by a worker, which stays if it finds the extension.  From
+ * then on it is told: by CREATE EXTENSION and by the first use of idemq in a
+ * session (shared/worker_board.c).  A worker that ended is started again after half a
+ * second, later if it keeps ending.
+ *
+ * The postmaster starts it when recovery is over: a standby has none until its
+ * promotion, and so no worker.  Binary upgrade has none.  Template databases are
+ * not looked into; one whose idemq is used gets its worker like any other.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/pg_database.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "tcop/tcopprot.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+#include "worker/launcher.h"
+#include "worker/worker.h"
+#include "shared/worker_board.h"
+#include "base/clock.h"
+#include "base/compat.h"
+#include "base/idemq.h"
+#include "base/settings.h"
+
+/* Databases looked into at a time. */
+#define MAX_STARTING 2
+/* A worker that has not attached by then has failed, or never came. */
+#define START_PATIENCE (10 * USECS_PER_SEC)
+/* After that, a worker that could not be started is tried again. */
+#define START_RETRY USECS_PER_SEC
+/* A complaint is repeated that often. */
+#define COMPLAIN_INTERVAL USECS_PER_HOUR
+
+/* A worker asked for that has not attached yet; at the index of its place. */
+typedef struct Start
+{
+	BackgroundWorkerHandle *handle;
+	int64 asked_at; /* mono */
+} Start;
+
+pg_noreturn PGDLLEXPORT void idemq_launcher_main(Datum arg);
+
+static Start *starts;
+static List *to_look_into = NIL; /* of database OIDs */
+static int64 next_complaint = 0; /* mono */
+
+/* Returns whether a worker could connect to a database. */
+static bool
+is_open(Form_pg_database database)
+{
+	return database->datallowconn && !compat_database_is_invalid(database);
+}
+
+/*
+ * Lists the databases in which a worker could find the extension, but for templates;
+ * or only the one asked for, which may be one.  By a scan: caches are told of a
+ * DROP DATABASE only after its commit has woken us.
+ */
+static List *
+list_databases(Oid only)
+{
+	List *databases = NIL;
+	MemoryContext context = CurrentMemoryContext;
+	Relation rel;
+	SysScanDesc scan;
+	HeapTuple tuple;
+
+	StartTransactionCommand();
+	rel = table_open(DatabaseRelationId, AccessShareLock);
+	scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
+	while ((tuple = systable_getnext(scan)) != NULL)
+	{
+		Form_pg_database database = (Form_pg_database) GETSTRUCT(tuple);
+		MemoryContext old;
+
+		if (!is_open(database) ||
+			(OidIsValid(only) ? database->oid != only : database->datistemplate))
+			continue;
+		old = MemoryContextSwitchTo(context);
+		databases = lappend_oid(databases, database->oid);
+		MemoryContextSwitchTo(old);
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(context);
+	return databases;
+}
+
+/* Says, not too often, that no more background workers can be started. */
+static void
+complain_about_slots(void)
+{
+	int64 now = idemq_mono_now();
+
+	if (now < next_complaint)
+		return;
+	next_complaint = now + COMPLAIN_INTERVAL;
+	ereport(WARNING, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+					  errmsg("idemq cannot start a background worker: all %d are in use",
+							 max_worker_processes),
+					  errdetail("Until it can, claims take back expired leases themselves, and "
+								"there are no NOTIFYs in some database."),
+					  errhint("Increase max_worker_processes (one for idemq's launcher and one for "
+							  "each database with idemq) and restart the server.")));
+}
+
+/* Asks the postmaster for the worker of a place. */
+static void
+start_worker(const WorkerPlace *place)
+{
+	BackgroundWorker worker = {0};
+	Start *start = &starts[place->index];
+	MemoryContext old;
+	uint64 serial;
+	bool registered;
+
+	if (list_databases(place->database) == NIL)
+	{
+		idemq_worker_forget(place);
+		return;
+	}
+	if (!idemq_worker_start_noted(place, &serial))
+		return;
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	worker.bgw_notify_pid = MyProcPid;
+	strlcpy(worker.bgw_library_name, IDEMQ_LIBRARY, sizeof(worker.bgw_library_name));
+	strlcpy(worker.bgw_function_name, "idemq_worker_main", sizeof(worker.bgw_function_name));
+	strlcpy(worker.bgw_name, "idemq worker", sizeof(worker.bgw_name));
+	strlcpy(worker.bgw_type, "idemq worker", sizeof(worker.bgw_type));
+	worker.bgw_main_arg = Int32GetDatum(place->index);
+	memcpy(worker.bgw_extra, &serial, sizeof(serial));
+	start->asked_at = idemq_mono_now();
+	if (start->handle != NULL)
+		pfree(start->handle);
+	start->handle = NULL;
+	old = MemoryContextSwitchTo(TopMemoryContext); /* the handle is for later rounds */
+	registered = RegisterDynamicBackgroundWorker(&worker, &start->handle);
+	MemoryContextSwitchTo(old);
+	if (!registered)
+	{
+		complain_about_slots();
+		idemq_worker_start_failed(place->index, START_RETRY);
+	}
+}
+
+/* Notes the workers that were asked for and ended before they attached; returns how many wait. */
+static int
+check_starts(void)
+{
+	WorkerPlace *places = palloc(max_worker_processes * sizeof(WorkerPlace));
+	int count = idemq_workers_list(true, places, max_worker_processes);
+	int waiting = 0;
+
+	for (int i = 0; i < count; i++)
+	{
+		Start *start = &starts[places[i].index];
+		pid_t pid;
+		bool ended = start->handle != NULL &&
+					 GetBackgroundWorkerPid(start->handle, &pid) == BGWH_STOPPED;
+
+		if (ended || idemq_mono_now() > start->asked_at + START_PATIENCE)
+			idemq_worker_start_failed(places[i].index, START_RETRY);
+		else
+			waiting++;
+	}
+	pfree(places);
+	return waiting;
+}
+
+/*
+ * Starts the workers that are wanted and due, and looks into the next database.
+ * Returns when (mono) there is something to do again.
+ */
+static int64
+start_workers(void)
+{
+	WorkerPlace *places = palloc(max_worker_processes * sizeof(WorkerPlace));
+	int starting = check_starts();
+	int64 next = starting > 0 ? idemq_mono_now() + START_RETRY : PG_INT64_MAX;
+	int count;
+
+	while (to_look_into != NIL && starting < MAX_STARTING)
+	{
+		if (!idemq_worker_want(linitial_oid(to_look_into)))
+			break; /* no place: one is free when a worker found nothing */
+		to_look_into = list_delete_first(to_look_into);
+		starting++;
+	}
+	count = idemq_workers_list(false, places, max_worker_processes);
+	for (int i = 0; i < count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (places[i].not_before <= idemq_mono_now())
+		{
+			start_worker(&places[i]);
+			next = Min(next, idemq_mono_now() + START_RETRY);
+		}
+		else
+			next = Min(next, places[i].not_before);
+	}
+	if (to_look_into != NIL)
+		next = Min(next, idemq_mono_now() + START_RETRY);
+	pfree(places);
+	return next;
+}
+
+/* Has all databases looked into. */
+static void
+look_around(void)
+{
+	MemoryContextSwitchTo(TopMemoryContext);
+	list_free(to_look_into);
+	to_look_into = list_databases(InvalidOid);
+}
+
+/* Main function of the launcher. */
+void
+idemq_launcher_main(Datum arg)
+{
+	MemoryContext context;
+	bool was_on = false;
+
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	pqsignal(SIGINT, SIG_IGN);
+	BackgroundWorkerUnblockSignals();
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+	pgstat_report_appname("idemq launcher");
+	idemq_workers_attach_launcher();
+	starts = MemoryContextAllocZero(TopMemoryContext, max_worker_processes * sizeof(Start));
+	context = AllocSetContextCreate(TopMemoryContext, "idemq launcher", ALLOCSET_DEFAULT_SIZES);
+	pgstat_report_activity(STATE_IDLE, "");
+
+	for (;;)
+	{
+		int64 next = PG_INT64_MAX;
+		int64 left;
+
+		if (idemq_worker && !was_on)
+			look_around();
+		was_on = idemq_worker;
+		MemoryContextSwitchTo(context);
+		if (idemq_worker)
+			next = start_workers();
+		MemoryContextReset(context);
+		left = next == PG_INT64_MAX ? -1 : Max(next - idemq_mono_now() + 999, 0) / 1000;
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | (left >= 0 ? WL_TIMEOUT : 0),
+						 left, compat_wait_event_launcher());
+		ResetLatch(MyLatch);
+		idemq_worker_idle_interrupts();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+		}
+	}
+}
+
+/* Registers the launcher; called once, from _PG_init. */
+void
+idemq_launcher_install(void)
+{
+	BackgroundWorker worker = {0};
+
+	if (IsBinaryUpgrade)
+		return;
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker.bgw_restart_time = 1;
+	strlcpy(worker.bgw_library_name, IDEMQ_LIBRARY, sizeof(worker.bgw_library_name));
+	strlcpy(worker.bgw_function_name, "idemq_launcher_main", sizeof(worker.bgw_function_name));
+	strlcpy(worker.bgw_name, "idemq launcher", sizeof(worker.bgw_name));
+	strlcpy(worker.bgw_type, "idemq launcher", sizeof(worker.bgw_type));
+	RegisterBackgroundWorker(&worker);
+}

@@ -1,0 +1,12 @@
+/*
+ * worker/notify.h
+ *		NOTIFY: what became ready, and events of single jobs.
+ */
+#ifndef IDEMQ_WORKER_NOTIFY_H
+#define IDEMQ_WORKER_NOTIFY_H
+
+extern bool idemq_tell_waiting(void);
+extern void idemq_tell(void);
+extern bool idemq_told(void);
+
+#endif

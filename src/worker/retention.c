@@ -1,0 +1,365 @@
+/*
+ * worker/retention.c
+ *		Deleting what is past its retention: finished jobs and their attempts, and
+ *		what idemq.once has seen.
+ *
+ * The background worker does so in rounds, idemq.purge_interval apart.  A round is
+ * made of batches, each in a transaction of its own, without anything else waiting
+ * for it: between two batches all other chores have their turn.  Which jobs a round
+ * looks at: worker/retention_fronts.c.  A batch never waits for a row that somebody holds, but
+ * deletes the version that it has looked at, or nothing: a job that comes back to
+ * life meanwhile stays.
+ *
+ * Each round ends with some of the sweep: a look at all finished jobs, from the
+ * oldest on, for what the rounds have missed.  It takes 1 % of the time, but one batch
+ * a round at least.
+ *
+ * The history of a job that was deleted by hand stays: nobody can tell it from that of
+ * a job which pg_restore has not brought back yet.
+ *
+ * With user triggers and the like on idemq.jobs each row is deleted by SQL in a
+ * subtransaction: one that is refused stays, and does not keep the others.
+ *
+ * State is local to the process; what a batch changes in it is taken back when its
+ * transaction fails.  Locks: as table/jobs.c.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/memutils.h"
+#include "utils/resowner.h"
+#include "utils/timestamp.h"
+
+#include "worker/retention.h"
+#include "worker/retention_fronts.h"
+#include "table/attempt_history.h"
+#include "txn/pending_counts.h"
+#include "base/args.h"
+#include "base/clock.h"
+#include "base/settings.h"
+#include "base/spi.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_apply_retention);
+
+/* What a batch does at most: rows, of a table with triggers too; microseconds; index entries. */
+#define BATCH_ROWS 2000
+#define BATCH_ROWS_BY_SQL 50
+#define BATCH_TIME INT64CONST(5000)
+#define BATCH_ENTRIES 20000
+/* The sweep takes a part of 1 / SWEEP_SHARE of the time, and begins again so long after it began. */
+#define SWEEP_SHARE 100
+#define SWEEP_PAUSE (10 * USECS_PER_MINUTE)
+
+/* One batch. */
+typedef struct Batch
+{
+	JobsTable table;
+	TimestampTz now;
+	int64 until; /* mono */
+	int max_rows;
+	int rows;
+	int64 *ids;			  /* of the rows */
+	QueueInfo queue;	  /* of the last row */
+	Retention *retention; /* whose look it is; NULL for the sweep */
+} Batch;
+
+/* Where the rounds are. */
+typedef enum Stage
+{
+	STAGE_BEGIN,
+	STAGE_JOBS,
+	STAGE_SEEN,
+	STAGE_SWEEP
+} Stage;
+
+typedef struct Rounds
+{
+	Stage stage;
+	int64 began; /* mono: the last one */
+	TimestampTz now;
+	Look sweep;
+	int64 swept;	  /* microseconds of this round */
+	int64 next_sweep; /* mono */
+	TimestampTz seen; /* what expired before is deleted */
+} Rounds;
+
+static Rounds rounds = {.stage = STAGE_BEGIN};
+/* As they were before a batch, and what it works on. */
+static Rounds rounds_before;
+static Retention retention_before;
+static Retention *retention_now = NULL;
+/* One refusal is logged in a round. */
+static bool refusal_logged = false;
+
+static SqlStatement delete_seen =
+	{.text = "WITH old AS MATERIALIZED (SELECT ctid FROM idemq.seen "
+			 "WHERE expires_at >= $1 AND expires_at <= $2 ORDER BY expires_at LIMIT $3 "
+			 "FOR UPDATE SKIP LOCKED), "
+			 "gone AS (DELETE FROM idemq.seen s USING old WHERE s.ctid = old.ctid "
+			 "RETURNING s.expires_at) "
+			 "SELECT max(expires_at), count(*) FROM gone",
+	 .nargs = 3,
+	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID}};
+static SqlStatement constraints_at_once = {.text = "SET CONSTRAINTS ALL IMMEDIATE"};
+
+/* Deletes what idemq.once has seen, up to a number of rows; returns whether there is more. */
+static bool
+purge_seen(TimestampTz *from, TimestampTz now, int64 limit)
+{
+	Datum values[] = {TimestampTzGetDatum(*from), TimestampTzGetDatum(now), Int64GetDatum(limit)};
+	SqlScope scope;
+	Datum last;
+	bool isnull;
+	bool more;
+
+	idemq_sql_begin(&scope);
+	idemq_sql_no_seqscan();
+	(void) idemq_sql_run(&delete_seen, values, NULL, SPI_OK_SELECT);
+	last = idemq_sql_value(0, 1, &isnull);
+	if (!isnull)
+		*from = DatumGetTimestampTz(last);
+	more = DatumGetInt64(idemq_sql_value(0, 2, &isnull)) == limit;
+	idemq_sql_end(&scope);
+	return more;
+}
+
+/* Has deferred constraints of a user's checked row by row, where a refusal is of that row alone. */
+static void
+check_constraints_at_once(void)
+{
+	SqlScope scope;
+
+	idemq_sql_begin_on_jobs(&scope);
+	(void) idemq_sql_run(&constraints_at_once, NULL, NULL, SPI_OK_UTILITY);
+	idemq_sql_end(&scope);
+}
+
+/* Logs why a job stays, once in a round, unless it is that we are to stop: then raises. */
+static void
+note_refusal(const Job *job, ErrorData *error)
+{
+	if (error->sqlerrcode == ERRCODE_QUERY_CANCELED)
+		ReThrowError(error);
+	if (!refusal_logged)
+		ereport(LOG, (errmsg("job %lld is past its retention and cannot be deleted: %s",
+							 (long long) job->id, error->message),
+					  errhint("What keeps it is not idemq's: see triggers and foreign keys on "
+							  "idemq.jobs. Others that stay for the same reason are not logged.")));
+	refusal_logged = true;
+	FreeErrorData(error);
+}
+
+/* Deletes a row by SQL, in a subtransaction; false when it stays. */
+static bool
+delete_by_sql(const Job *job, TimestampTz finished_at)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	ErrorData *volatile error = NULL;
+	volatile bool deleted = false;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		deleted = idemq_jobs_delete_finished_sql(job->id, finished_at);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		deleted = false;
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	if (error != NULL)
+		note_refusal(job, error);
+	return deleted;
+}
+
+/* Deletes a fetched row that is past its retention, if nobody holds it. */
+static void
+delete_row(Batch *batch, const Job *job, TimestampTz finished_at)
+{
+	bool deleted = false;
+
+	if (!idemq_jobs_is_free(job))
+	{
+		if (batch->retention != NULL)
+			idemq_retention_note_held(batch->retention, finished_at);
+	}
+	else if (!batch->table.simple)
+		deleted = delete_by_sql(job, finished_at);
+	else
+		deleted = idemq_jobs_delete(&batch->table, job, JOB_SKIPS_STRANGERS) == JOB_WRITTEN;
+	if (!deleted)
+		return;
+	idemq_tally_count(job->queue_id, COUNTER_BIT(COUNTER_PURGED));
+	batch->ids[batch->rows++] = job->id;
+}
+
+/* Deletes the row of an index entry, if it is past its retention. */
+static void
+consider(Batch *batch)
+{
+	TimestampTz finished_at;
+	Job job;
+
+	if (!idemq_jobs_scan_row(&batch->table, &job) || job.row->tts_isnull[COL_FINISHED_AT])
+		return;
+	if (job.status != JOB_COMPLETED && job.status != JOB_DEAD && job.status != JOB_CANCELLED)
+		return;
+	if (job.queue_id != batch->queue.id && !idemq_queue_by_id(job.queue_id, &batch->queue))
+		return;
+	finished_at = DatumGetTimestampTz(job.row->tts_values[COL_FINISHED_AT]);
+	if (finished_at <= batch->now - idemq_retention_of(&job, &batch->queue))
+		delete_row(batch, &job, finished_at);
+}
+
+/*
+ * Goes on with a look: deletes what is past its retention, max_rows at most, and
+ * their attempts.  until: mono, when to stop; PG_INT64_MAX for never.  Returns how
+ * many jobs were deleted.
+ */
+static int
+purge_jobs(Look *look, Retention *retention, TimestampTz now, int max_rows, int64 until)
+{
+	Batch batch = {.now = now, .until = until, .max_rows = max_rows, .retention = retention};
+	int entries = 0;
+	bool more = true;
+
+	idemq_jobs_open(&batch.table);
+	if (until < PG_INT64_MAX && !batch.table.simple)
+	{
+		batch.max_rows = BATCH_ROWS_BY_SQL;
+		check_constraints_at_once();
+	}
+	batch.ids = palloc(batch.max_rows * sizeof(int64));
+	idemq_jobs_finished_begin(&batch.table, &look->at, look->until);
+	while (batch.rows < batch.max_rows)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (until < PG_INT64_MAX &&
+			(entries++ == BATCH_ENTRIES || (entries % 64 == 0 && idemq_mono_now() > until)))
+			break;
+		more = idemq_jobs_finished_next(&batch.table, &look->at);
+		if (!more)
+			break;
+		consider(&batch);
+	}
+	idemq_jobs_scan_end(&batch.table);
+	idemq_attempts_forget_all(batch.ids, batch.rows);
+	idemq_jobs_close(&batch.table);
+	pfree(batch.ids);
+	if (!more)
+		look->at = idemq_jobs_finished_from(look->until);
+	return batch.rows;
+}
+
+/* Goes on with the sweep, or, if it is time, begins a new one; false when this round has had its part. */
+static bool
+sweep(void)
+{
+	int64 mono = idemq_mono_now();
+
+	if (look_is_over(&rounds.sweep) && mono >= rounds.next_sweep)
+	{
+		rounds.sweep.at = idemq_jobs_finished_from(DT_NOBEGIN);
+		rounds.sweep.until = idemq_retention_shortest(rounds.now);
+		rounds.seen = DT_NOBEGIN;
+		rounds.next_sweep = mono + SWEEP_PAUSE;
+	}
+	if (!look_is_over(&rounds.sweep))
+		(void) purge_jobs(&rounds.sweep, NULL, rounds.now, BATCH_ROWS, mono + BATCH_TIME);
+	rounds.swept += idemq_mono_now() - mono;
+	return !look_is_over(&rounds.sweep) &&
+		   rounds.swept < idemq_purge_interval * INT64CONST(1000) / SWEEP_SHARE;
+}
+
+/* Returns when (mono) the next batch is to be done. */
+int64
+idemq_purge_due_at(void)
+{
+	if (idemq_purge_interval <= 0)
+		return PG_INT64_MAX;
+	if (rounds.stage != STAGE_BEGIN || rounds.began == 0)
+		return 0;
+	return rounds.began + idemq_purge_interval * INT64CONST(1000);
+}
+
+/* Begins a round. */
+static void
+begin_round(void)
+{
+	rounds.now = idemq_now();
+	rounds.began = idemq_mono_now();
+	rounds.swept = 0;
+	refusal_logged = false;
+	idemq_retentions_begin_round(rounds.now);
+	rounds.stage = STAGE_JOBS;
+}
+
+/* Does one batch, in its transaction; idemq_purge_ended must be told how that ended. */
+void
+idemq_purge_some(void)
+{
+	Look *look;
+
+	rounds_before = rounds;
+	retention_now = NULL;
+	if (rounds.stage == STAGE_BEGIN)
+		begin_round();
+	if (rounds.stage == STAGE_JOBS)
+	{
+		look = idemq_retentions_look(&retention_now);
+		if (look == NULL)
+			rounds.stage = STAGE_SEEN;
+		else
+		{
+			retention_before = *retention_now;
+			(void) purge_jobs(look, retention_now, rounds.now, BATCH_ROWS,
+							  idemq_mono_now() + BATCH_TIME);
+			return;
+		}
+	}
+	if (rounds.stage == STAGE_SEEN && !purge_seen(&rounds.seen, rounds.now, BATCH_ROWS))
+		rounds.stage = STAGE_SWEEP;
+	else if (rounds.stage == STAGE_SWEEP && !sweep())
+		rounds.stage = STAGE_BEGIN;
+}
+
+/* Takes back what the last batch thought it had done, unless its transaction is done. */
+void
+idemq_purge_ended(bool done)
+{
+	if (done)
+		return;
+	if (retention_now != NULL)
+		*retention_now = retention_before;
+	rounds = rounds_before;
+}
+
+/* apply_retention(max_jobs) -> how many jobs were deleted; 22023, 25006. */
+Datum
+idemq_sql_apply_retention(PG_FUNCTION_ARGS)
+{
+	int max_jobs = idemq_arg_int(fcinfo, 0, "max_jobs", 1, PG_INT32_MAX);
+	TimestampTz now = idemq_now();
+	Look look = {idemq_jobs_finished_from(DT_NOBEGIN), idemq_retention_shortest(now)};
+	TimestampTz seen = DT_NOBEGIN;
+	int64 purged = 0;
+
+	idemq_jobs_check_writable();
+	refusal_logged = false;
+	while (purged < max_jobs && !look_is_over(&look))
+		purged +=
+			purge_jobs(&look, NULL, now, (int) Min(BATCH_ROWS, max_jobs - purged), PG_INT64_MAX);
+	(void) purge_seen(&seen, now, max_jobs);
+	PG_RETURN_INT64(purged);
+}

@@ -1,0 +1,168 @@
+/*
+ * worker/worker.c
+ *		The background worker of one database: it makes things prompt.
+ *
+ * It does what is due (worker/chores.c), says until when it sleeps, and sleeps on its
+ * latch.  Sessions wake it for what is due earlier (shared/worker_board.c).  Nothing is its
+ * alone: without it claims take back expired leases and find what came due.
+ *
+ * It ends when the extension is gone, when a session needs the database for
+ * itself, and when idemq.worker is off; the launcher starts it again.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "commands/extension.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/sinval.h"
+#include "tcop/tcopprot.h"
+#include "utils/guc.h"
+#include "utils/inval.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+#include "worker/chores.h"
+#include "worker/worker.h"
+#include "shared/wake.h"
+#include "shared/worker_board.h"
+#include "base/clock.h"
+#include "base/compat.h"
+#include "base/settings.h"
+
+/* The longest sleep: a day. */
+#define LONGEST_SLEEP USECS_PER_DAY
+
+/* Sets what a server's or database's defaults must not change for us. */
+static void
+settle_settings(void)
+{
+	static const char *const settings[][2] = {
+		{"default_transaction_read_only", "off"},
+		{"default_transaction_isolation", "read committed"},
+		{"default_transaction_deferrable", "off"},
+		{"statement_timeout", "0"},
+		COMPAT_TRANSACTION_TIMEOUT_OFF{"idle_in_transaction_session_timeout", "0"},
+		/* What a user's trigger waits for holds up that chore, not all others for ever. */
+		{"lock_timeout", "10s"},
+		{"session_replication_role", "origin"},
+		{"row_security", "on"},
+		/* What it writes can be lost in a crash: the rows then say so, and it is done again. */
+		{"synchronous_commit", "off"},
+		{"search_path", "pg_catalog, pg_temp"},
+	};
+
+	for (int i = 0; i < (int) lengthof(settings); i++)
+		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
+}
+
+/* Returns whether the extension is in this database. */
+static bool
+has_extension(void)
+{
+	bool has;
+
+	/* Who asks us to look does so before the invalidations of his commit are sent. */
+	InvalidateSystemCaches();
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	has = OidIsValid(get_extension_oid(IDEMQ_EXTENSION, true));
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	return has;
+}
+
+/* Returns whether to go on; ends the place when there is nothing to do here. */
+static bool
+may_stay(void)
+{
+	if (!idemq_worker || !idemq_worker_is_wanted())
+		return false;
+	while (idemq_worker_take_recheck())
+	{
+		if (!has_extension() && idemq_worker_found_nothing())
+			return false;
+	}
+	return true;
+}
+
+/*
+ * Takes what came for this process between two pieces of work; for the launcher
+ * too.  Asked to end, it does so without a FATAL in the log at every shutdown.
+ */
+void
+idemq_worker_idle_interrupts(void)
+{
+	if (ProcDiePending)
+		proc_exit(1);
+	QueryCancelPending = false; /* there is nothing to cancel */
+	CHECK_FOR_INTERRUPTS();
+	/* Else whoever writes catalogs finds us far behind with their invalidations. */
+	if (catchupInterruptPending)
+		ProcessCatchupInterrupt();
+}
+
+/* Sleeps until a time (mono), or until somebody has something earlier. */
+static void
+sleep_until(int64 until)
+{
+	int64 left = Min(until - idemq_mono_now(), LONGEST_SLEEP);
+
+	if (left > 0)
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 (left + 999) / 1000, compat_wait_event_worker());
+	ResetLatch(MyLatch);
+	idemq_worker_idle_interrupts();
+	if (ConfigReloadPending)
+	{
+		ConfigReloadPending = false;
+		ProcessConfigFile(PGC_SIGHUP);
+	}
+}
+
+/* Who sleeps does without this worker now: has them look, and look again by themselves. */
+static void
+tell_sleepers(int code, Datum arg)
+{
+	idemq_wake_database(MyDatabaseId, false);
+}
+
+/* Main function of a worker; arg: the index of its place. */
+void
+idemq_worker_main(Datum arg)
+{
+	uint64 serial;
+	Oid database;
+
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+	memcpy(&serial, MyBgworkerEntry->bgw_extra, sizeof(serial));
+	/* Before we attach: it runs when our place is empty. */
+	on_shmem_exit(tell_sleepers, (Datum) 0);
+	/* First, so that who needs the database finds us. */
+	if (!idemq_worker_attach(DatumGetInt32(arg), serial, &database) || !idemq_worker_is_wanted())
+		proc_exit(0);
+	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
+	settle_settings();
+	pgstat_report_appname("idemq worker");
+	if (may_stay() && idemq_chores_begin())
+	{
+		for (;;)
+		{
+			int64 until;
+
+			idemq_worker_awake();
+			if (!may_stay())
+				break;
+			until = idemq_chores_do();
+			idemq_worker_asleep(until);
+			sleep_until(until);
+		}
+	}
+	proc_exit(0);
+}
