@@ -26,8 +26,11 @@
 #include "utils/timestamp.h"
 
 #include "api/claim_job.h"
+#include "api/enqueue.h"
 #include "job/new_job_keyed.h"
+#include "table/jobs.h"
 #include "txn/pending_counts.h"
+#include "queue/queues.h"
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/compat.h"

@@ -12,6 +12,9 @@
 
 #include "job/attempt.h"
 #include "job/transition.h"
+#include "table/jobs.h"
+#include "table/jobs_key.h"
+#include "queue/queues.h"
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/oids.h"

@@ -23,14 +23,18 @@
 #include "job/promote.h"
 #include "job/ready_scan.h"
 #include "job/reap.h"
-#include "txn/pending.h"
+#include "job/transition.h"
+#include "table/jobs.h"
+#include "table/jobs_ready.h"
+#include "queue/queues.h"
 #include "shared/lease_scan.h"
+#include "shared/leases.h"
 #include "shared/promote_round.h"
+#include "shared/ready_cursor.h"
 #include "shared/wake.h"
 #include "shared/worker_board.h"
 #include "base/args.h"
 #include "base/clock.h"
-#include "base/oids.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_claim);
 PG_FUNCTION_INFO_V1(idemq_sql_claim_any);

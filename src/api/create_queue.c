@@ -18,6 +18,7 @@
 #include "job/dead_queue.h"
 #include "txn/pending.h"
 #include "queue/queue_counts.h"
+#include "queue/queues.h"
 #include "base/args.h"
 #include "base/oids.h"
 #include "base/spi.h"

@@ -21,6 +21,7 @@
 #include "utils/rel.h"
 
 #include "job/attempt.h"
+#include "table/jobs.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_fence);
 

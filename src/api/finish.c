@@ -18,6 +18,7 @@
 
 #include "job/attempt.h"
 #include "job/transition.h"
+#include "table/jobs.h"
 #include "base/args.h"
 #include "base/backoff.h"
 #include "base/clock.h"

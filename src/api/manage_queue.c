@@ -16,6 +16,7 @@
 #include "api/manage_queue.h"
 #include "table/jobs.h"
 #include "txn/pending.h"
+#include "queue/queues.h"
 #include "base/args.h"
 #include "base/oids.h"
 #include "base/spi.h"

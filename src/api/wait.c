@@ -29,10 +29,11 @@
 #include "utils/timeout.h"
 
 #include "api/claim_row.h"
-#include "job/attempt.h"
 #include "job/promote.h"
 #include "job/ready_scan.h"
 #include "job/reap.h"
+#include "table/jobs.h"
+#include "queue/queues.h"
 #include "shared/wake.h"
 #include "shared/worker_board.h"
 #include "base/args.h"

@@ -16,6 +16,7 @@
 #include "utils/tuplestore.h"
 
 #include "base/args.h"
+#include "base/idemq.h"
 
 /* Raises 22004 for a NULL argument. */
 void

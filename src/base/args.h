@@ -9,8 +9,6 @@
 #include "funcapi.h"
 #include "utils/timestamp.h"
 
-#include "base/idemq.h"
-
 extern void idemq_arg_required(FunctionCallInfo fcinfo, int n, const char *name);
 extern char *idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes);
 extern text *idemq_arg_worker(FunctionCallInfo fcinfo, int n);

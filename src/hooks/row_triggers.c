@@ -17,6 +17,7 @@
 #include "txn/pending_groups.h"
 #include "txn/pending_ready.h"
 #include "queue/queues.h"
+#include "shared/leases.h"
 #include "base/oids.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_jobs_changed);

@@ -35,7 +35,7 @@
 #include "txn/pending.h"
 #include "shared/buckets.h"
 #include "shared/lease_scan.h"
-#include "shared/ready_cursor.h"
+#include "shared/slots.h"
 #include "shared/wake.h"
 #include "base/idemq.h"
 

@@ -7,6 +7,9 @@
 #include "access/xact.h"
 
 #include "job/attempt.h"
+#include "table/jobs.h"
+#include "table/jobs_hold.h"
+#include "queue/queues.h"
 #include "base/errors.h"
 #include "base/oids.h"
 

@@ -15,9 +15,14 @@
 
 #include "job/claim_one.h"
 #include "job/limits.h"
+#include "job/transition.h"
+#include "table/jobs.h"
 #include "txn/pending.h"
 #include "txn/pending_counts.h"
+#include "shared/lease_table.h"
 #include "shared/leases.h"
+#include "shared/ready_cursor.h"
+#include "shared/slots.h"
 #include "shared/wake.h"
 
 /*

@@ -29,10 +29,13 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "api/enqueue.h"
 #include "job/dead_queue.h"
 #include "job/new_job_keyed.h"
+#include "table/jobs.h"
 #include "txn/pending_counts.h"
 #include "txn/pending_ready.h"
+#include "queue/queues.h"
 #include "base/clock.h"
 #include "base/errors.h"
 #include "base/spi.h"

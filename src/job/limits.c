@@ -38,6 +38,8 @@
 
 #include "job/limits.h"
 #include "txn/borrowed.h"
+#include "shared/lease_table.h"
+#include "shared/slots.h"
 #include "shared/wake.h"
 #include "base/clock.h"
 #include "base/gcra.h"

@@ -6,7 +6,7 @@
 #define IDEMQ_JOB_LIMITS_H
 
 #include "queue/queues.h"
-#include "shared/leases.h"
+#include "shared/lease_table.h"
 
 /* Where an entry was counted that is running no more, for idemq_limit_freed. */
 typedef struct LimitPlace

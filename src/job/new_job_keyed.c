@@ -22,11 +22,13 @@
 
 #include "job/attempt.h"
 #include "job/new_job_keyed.h"
+#include "table/jobs.h"
+#include "table/jobs_key.h"
+#include "table/jobs_sql.h"
 #include "txn/pending_groups.h"
 #include "txn/pending_ready.h"
 #include "base/clock.h"
 #include "base/errors.h"
-#include "base/oids.h"
 #include "base/spi.h"
 
 /* Rounds of insert and look after which a trigger must be keeping the row out. */

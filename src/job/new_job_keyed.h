@@ -26,10 +26,6 @@ typedef struct EnqueueAnswer
 	bool no_result;
 } EnqueueAnswer;
 
-/* api/enqueue.c */
-extern void idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now,
-						  Datum payload);
-
 /* job/new_job_keyed.c */
 extern JobStatus idemq_new_job_note(const QueueInfo *queue, const JobChange *columns);
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,

@@ -35,7 +35,11 @@
 
 #include "job/promote.h"
 #include "job/transition.h"
+#include "table/jobs.h"
+#include "table/jobs_group.h"
 #include "txn/pending_groups.h"
+#include "shared/group_table.h"
+#include "shared/groups.h"
 #include "base/clock.h"
 
 /* Groups taken in one go. */

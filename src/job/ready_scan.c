@@ -15,9 +15,12 @@
 
 #include "job/limits.h"
 #include "job/ready_scan.h"
-#include "txn/pending.h"
+#include "table/jobs.h"
+#include "table/jobs_hold.h"
+#include "table/jobs_ready.h"
 #include "txn/pending_ready.h"
 #include "shared/leases.h"
+#include "shared/ready_cursor.h"
 #include "shared/wake.h"
 #include "shared/worker_board.h"
 #include "base/clock.h"

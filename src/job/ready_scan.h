@@ -7,6 +7,7 @@
 
 #include "table/jobs.h"
 #include "queue/queues.h"
+#include "shared/ready_cursor.h"
 
 /* What is to become of an entry of the ready index that is due. */
 typedef enum Step

@@ -23,13 +23,19 @@
 #include "job/limits.h"
 #include "job/reap.h"
 #include "job/transition.h"
+#include "table/jobs.h"
+#include "table/jobs_ready.h"
 #include "txn/borrowed.h"
 #include "txn/pending.h"
 #include "txn/pending_ready.h"
 #include "shared/lease_scan.h"
+#include "shared/lease_table.h"
 #include "shared/leases.h"
+#include "shared/next_deadline.h"
+#include "shared/ready_cursor.h"
+#include "shared/recovery_point.h"
+#include "shared/slots.h"
 #include "base/clock.h"
-#include "base/settings.h"
 
 /* Two looks for a queue's expired leases are at least this far apart, in microseconds, */
 #define REAP_INTERVAL INT64CONST(500)

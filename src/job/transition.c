@@ -16,11 +16,11 @@
 #include "job/dead_queue.h"
 #include "job/transition.h"
 #include "table/attempt_history.h"
+#include "table/jobs.h"
 #include "txn/pending.h"
 #include "txn/pending_counts.h"
 #include "txn/pending_groups.h"
 #include "txn/pending_ready.h"
-#include "shared/leases.h"
 #include "base/oids.h"
 
 /* What becomes of ready_at. */

@@ -33,7 +33,6 @@ typedef struct IdList
 #define CHECK_ERROR "error"
 #define CHECK_WARNING "warning"
 
-/* observe/check.c */
 extern void idemq_check_report(CheckCall *call, const char *severity, const char *invariant,
 							   const char *format, ...) pg_attribute_printf(4, 5);
 extern void idemq_check_report_jobs(CheckCall *call, const char *severity, const char *invariant,
@@ -41,22 +40,5 @@ extern void idemq_check_report_jobs(CheckCall *call, const char *severity, const
 extern void idemq_id_list_add(IdList *list, int64 id);
 extern bool idemq_check_has_queue(const CheckCall *call, int32 queue_id);
 extern bool idemq_check_settled(CheckCall *call);
-
-/* observe/check_rows.c */
-extern void idemq_check_rows(CheckCall *call);
-extern void idemq_check_tokens(CheckCall *call);
-extern bool idemq_check_catalog(CheckCall *call);
-
-/* observe/check_ready.c */
-extern void idemq_check_ready(CheckCall *call);
-
-/* observe/check_groups.c */
-extern void idemq_check_groups(CheckCall *call);
-
-/* observe/check_leases.c */
-extern void idemq_check_leases(CheckCall *call);
-
-/* observe/check_limits.c */
-extern void idemq_check_limits(CheckCall *call);
 
 #endif

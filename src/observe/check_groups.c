@@ -19,7 +19,9 @@
 #include "utils/builtins.h"
 
 #include "observe/check.h"
+#include "observe/check_groups.h"
 #include "queue/queues.h"
+#include "shared/group_table.h"
 #include "shared/groups.h"
 #include "base/spi.h"
 

@@ -24,7 +24,12 @@
 #include "miscadmin.h"
 
 #include "observe/check.h"
+#include "observe/check_leases.h"
+#include "table/jobs.h"
+#include "table/jobs_hold.h"
 #include "shared/lease_scan.h"
+#include "shared/lease_table.h"
+#include "shared/leases.h"
 #include "shared/slots.h"
 #include "base/clock.h"
 #include "base/compat.h"

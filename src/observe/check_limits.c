@@ -11,7 +11,11 @@
 #include "miscadmin.h"
 
 #include "observe/check.h"
+#include "observe/check_limits.h"
 #include "job/limits.h"
+#include "queue/queues.h"
+#include "shared/lease_table.h"
+#include "shared/slots.h"
 #include "base/settings.h"
 
 typedef struct Counts

@@ -33,8 +33,13 @@
 #include "miscadmin.h"
 
 #include "observe/check.h"
+#include "observe/check_ready.h"
 #include "job/transition.h"
+#include "table/jobs.h"
+#include "table/jobs_hold.h"
+#include "table/jobs_ready.h"
 #include "shared/leases.h"
+#include "shared/ready_cursor.h"
 #include "shared/slots.h"
 
 /* One priority's look. */

@@ -13,7 +13,8 @@
 #include "utils/builtins.h"
 
 #include "observe/check.h"
-#include "shared/leases.h"
+#include "observe/check_rows.h"
+#include "shared/lease_table.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/spi.h"

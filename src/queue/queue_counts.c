@@ -15,6 +15,7 @@
 
 #include "queue/queue_counts.h"
 #include "queue/queues.h"
+#include "shared/counters.h"
 #include "shared/slots.h"
 #include "base/oids.h"
 #include "base/spi.h"

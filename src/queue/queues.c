@@ -24,6 +24,7 @@
 #include "utils/timestamp.h"
 
 #include "queue/queues.h"
+#include "shared/slots.h"
 #include "shared/worker_board.h"
 #include "base/args.h"
 #include "base/errors.h"

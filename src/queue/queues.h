@@ -7,7 +7,7 @@
 
 #include "storage/lockdefs.h"
 
-#include "shared/ready_cursor.h"
+#include "shared/slots.h"
 
 typedef enum QueuePrivilege
 {

@@ -23,14 +23,8 @@ typedef struct Cron
 	bool any_weekday;
 } Cron;
 
-/* schedule/cron.c */
 extern bool idemq_cron_parse(const char *text, Cron *cron, char *error);
 extern bool idemq_cron_has_day(const Cron *cron, int month, int day, int weekday);
 extern bool idemq_cron_every_hour(const Cron *cron);
-
-/* schedule/cron_times.c */
-extern bool idemq_cron_next(const Cron *cron, pg_tz *zone, TimestampTz after, TimestampTz *tick);
-extern bool idemq_cron_last(const Cron *cron, pg_tz *zone, TimestampTz after, TimestampTz until,
-							TimestampTz *tick);
 
 #endif

@@ -29,7 +29,7 @@
 #include "utils/timestamp.h"
 #include "utils/varlena.h"
 
-#include "schedule/schedules.h"
+#include "schedule/pg_cron.h"
 #include "base/idemq.h"
 #include "base/spi.h"
 

@@ -19,6 +19,9 @@
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
+#include "schedule/cron.h"
+#include "schedule/cron_times.h"
+#include "schedule/pg_cron.h"
 #include "schedule/schedules.h"
 #include "table/jobs.h"
 #include "queue/queues.h"

@@ -14,15 +14,9 @@ typedef struct Calendar
 	pg_tz *zone;
 } Calendar;
 
-/* schedule/schedules.c */
 extern bool idemq_calendar_read(const char *cron, const char *zone, bool raise, Calendar *calendar);
 extern bool idemq_calendar_is_ahead(TimestampTz done_until, TimestampTz now);
 extern bool idemq_calendar_due(const Calendar *calendar, TimestampTz done_until, TimestampTz now,
 							   TimestampTz *tick);
-
-/* schedule/pg_cron.c */
-extern void idemq_driver_require(void);
-extern void idemq_driver_note_call(TimestampTz now);
-extern int64 idemq_driver_abandoned(void);
 
 #endif

@@ -26,6 +26,7 @@
 #include "utils/guc.h"
 #include "utils/timestamp.h"
 
+#include "schedule/pg_cron.h"
 #include "schedule/schedules.h"
 #include "queue/queues.h"
 #include "base/args.h"

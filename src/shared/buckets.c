@@ -25,6 +25,7 @@
 
 #include "shared/buckets.h"
 #include "base/clock.h"
+#include "base/gcra.h"
 #include "base/settings.h"
 
 #define BUCKET_PARTITIONS 16

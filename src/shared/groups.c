@@ -39,6 +39,8 @@
 #include "miscadmin.h"
 
 #include "shared/group_table.h"
+#include "shared/groups.h"
+#include "shared/slots.h"
 #include "shared/wake.h"
 #include "shared/worker_board.h"
 #include "base/clock.h"

@@ -14,7 +14,8 @@
 
 #include "job/limits.h"
 #include "shared/lease_scan.h"
-#include "shared/slots.h"
+#include "shared/lease_table.h"
+#include "shared/next_deadline.h"
 #include "base/clock.h"
 #include "base/compat.h"
 
@@ -123,16 +124,16 @@ idemq_lease_pid(const Lease *lease)
 	return idemq_session_pid(lease->session) == lease->pid ? lease->pid : 0;
 }
 
-typedef struct QueueCount
+typedef struct LeasesOfQueue
 {
 	int32 queue_id;
 	int count;
-} QueueCount;
+} LeasesOfQueue;
 
 static bool
 visit_count(Lease *lease, void *arg)
 {
-	QueueCount *count = arg;
+	LeasesOfQueue *count = arg;
 
 	count->count += lease->key.database == MyDatabaseId && lease->queue_id == count->queue_id;
 	return true;
@@ -142,7 +143,7 @@ visit_count(Lease *lease, void *arg)
 int
 idemq_lease_count_queue(int32 queue_id)
 {
-	QueueCount count = {queue_id, 0};
+	LeasesOfQueue count = {queue_id, 0};
 
 	idemq_leases_visit(LW_SHARED, visit_count, &count);
 	return count.count;

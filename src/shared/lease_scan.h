@@ -5,7 +5,7 @@
 #ifndef IDEMQ_SHARED_LEASE_SCAN_H
 #define IDEMQ_SHARED_LEASE_SCAN_H
 
-#include "shared/leases.h"
+#include "shared/lease_table.h"
 
 /* Jobs as a reaper collects them. */
 typedef struct ExpiredLease

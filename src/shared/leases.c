@@ -24,7 +24,7 @@
 
 #include "job/limits.h"
 #include "shared/lease_table.h"
-#include "shared/ready_cursor.h"
+#include "shared/leases.h"
 #include "base/clock.h"
 #include "base/compat.h"
 

@@ -8,6 +8,7 @@
  */
 #include "postgres.h"
 
+#include "shared/next_deadline.h"
 #include "shared/slots.h"
 #include "shared/worker_board.h"
 #include "base/clock.h"

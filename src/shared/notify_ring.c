@@ -17,6 +17,7 @@
 #include "storage/spin.h"
 
 #include "shared/notify_ring.h"
+#include "shared/slots.h"
 #include "shared/worker_board.h"
 #include "base/clock.h"
 #include "base/settings.h"

@@ -18,6 +18,7 @@
 #include "storage/condition_variable.h"
 
 #include "shared/promote_round.h"
+#include "shared/slots.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/settings.h"

@@ -34,6 +34,7 @@
 #include "postgres.h"
 
 #include "shared/ready_cursor.h"
+#include "shared/slots.h"
 #include "base/clock.h"
 
 /* A verification scan may take this part of the time, and comes at most once a second. */

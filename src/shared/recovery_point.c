@@ -9,6 +9,7 @@
  */
 #include "postgres.h"
 
+#include "shared/recovery_point.h"
 #include "shared/slots.h"
 #include "shared/worker_board.h"
 #include "base/clock.h"

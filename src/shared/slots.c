@@ -18,11 +18,11 @@
 #include "utils/hsearch.h"
 
 #include "shared/counters.h"
-#include "shared/groups.h"
+#include "shared/group_table.h"
 #include "shared/notify_ring.h"
 #include "shared/ready_cursor.h"
+#include "shared/recovery_point.h"
 #include "shared/slots.h"
-#include "shared/worker_board.h"
 #include "base/clock.h"
 #include "base/settings.h"
 

@@ -111,19 +111,6 @@ extern void idemq_slots_usage(int *used, int64 *refused);
 extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);
 extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
 
-/* shared/next_deadline.c */
-extern bool idemq_slot_deadline_passed(QueueSlot *slot, int32 queue_id);
-extern void idemq_slot_reset_deadline(QueueSlot *slot, int32 queue_id);
-extern void idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline);
-
-/* shared/recovery_point.c */
-extern void idemq_slot_begin_recovery(QueueSlot *slot, int64 not_before);
-extern void idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id);
-extern bool idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole,
-									  RecoveryPoint *point);
-extern void idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point);
-extern bool idemq_slot_is_uncounted(QueueSlot *slot, int32 queue_id);
-extern void idemq_slot_counted(QueueSlot *slot, int32 queue_id);
 extern void idemq_slots_unset_database(Oid database);
 extern void idemq_slots_forget_database(Oid database);
 extern void idemq_slot_forget_queue(int32 queue_id);

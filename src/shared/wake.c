@@ -31,6 +31,7 @@
 #include "storage/latch.h"
 #include "storage/proc.h"
 
+#include "shared/slots.h"
 #include "shared/wake.h"
 #include "shared/worker_board.h"
 #include "base/clock.h"

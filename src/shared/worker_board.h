@@ -5,8 +5,6 @@
 #ifndef IDEMQ_SHARED_WORKER_BOARD_H
 #define IDEMQ_SHARED_WORKER_BOARD_H
 
-#include "base/idemq.h"
-
 /* What the launcher has to know of one database. */
 typedef struct WorkerPlace
 {

@@ -10,7 +10,6 @@
 #include "utils/timestamp.h"
 
 #include "table/attempt_history.h"
-#include "base/oids.h"
 #include "base/spi.h"
 
 static SqlStatement add_attempt = {

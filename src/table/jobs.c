@@ -44,6 +44,9 @@
 #include "utils/snapmgr.h"
 
 #include "table/jobs.h"
+#include "table/jobs_hold.h"
+#include "table/jobs_index.h"
+#include "table/jobs_sql.h"
 #include "txn/pending_counts.h"
 #include "base/compat.h"
 #include "base/oids.h"

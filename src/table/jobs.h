@@ -141,31 +141,6 @@ job_row_header(const Job *job)
 	return ((BufferHeapTupleTableSlot *) job->row)->base.tuple->t_data;
 }
 
-/* A position in the index of finished jobs. */
-typedef struct FinishedKey
-{
-	TimestampTz finished_at;
-	ItemPointerData tid;
-} FinishedKey;
-
-/* What others do with a fetched version. */
-typedef enum RowHold
-{
-	ROW_FREE,	/* nobody else locks or changes it */
-	ROW_HELD,	/* an open transaction does */
-	ROW_CHANGED /* a newer version, or a deletion, is committed */
-} RowHold;
-
-/* Which of idemq's own indexes. */
-typedef enum JobsIndex
-{
-	INDEX_READY,
-	INDEX_KEY,
-	INDEX_GROUP,
-	INDEX_FINISHED
-} JobsIndex;
-
-/* table/jobs.c */
 extern void idemq_jobs_check_writable(void);
 extern void idemq_jobs_open(JobsTable *table);
 extern void idemq_jobs_open_to_read(JobsTable *table);
@@ -184,57 +159,5 @@ extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait
 extern int64 idemq_jobs_next_id(void);
 extern void idemq_jobs_fill_row(JobsTable *table, JobChange *columns);
 extern void idemq_jobs_insert(JobsTable *table, JobChange *columns);
-
-/* table/jobs_ready.c */
-extern ReadyKey idemq_jobs_scan_limit(ReadyKey from, ReadyKey stretch);
-extern void idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from,
-								  ReadyKey until);
-extern bool idemq_jobs_scan_next(JobsTable *table, ReadyKey *key);
-extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
-extern bool idemq_jobs_scan_attempt(JobsTable *table, Job *job);
-extern void idemq_jobs_scan_end(JobsTable *table);
-
-/* table/jobs_finished.c */
-extern FinishedKey idemq_jobs_finished_from(TimestampTz finished_at);
-extern void idemq_jobs_finished_begin(JobsTable *table, const FinishedKey *after,
-									  TimestampTz until);
-extern bool idemq_jobs_finished_next(JobsTable *table, FinishedKey *key);
-
-/* table/jobs_hold.c */
-extern RowHold idemq_jobs_hold(const Job *job, TransactionId *holder);
-extern bool idemq_jobs_lets_claim(const Job *job);
-extern bool idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job);
-extern int idemq_transaction_pid(TransactionId xid);
-
-/* table/jobs_key.c */
-extern bool idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job);
-extern bool idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key);
-extern bool idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait);
-
-/* table/jobs_group.c */
-extern bool idemq_jobs_group_first(JobsTable *table, int32 queue_id, Datum name, Job *job);
-extern bool idemq_jobs_group_head(JobsTable *table, int32 queue_id, Datum name, TimestampTz from,
-								  Job *job);
-extern bool idemq_jobs_group_blocked(JobsTable *table, int32 queue_id, Datum name, int64 from,
-									 Job *job);
-extern bool idemq_jobs_group_head_in_doubt(JobsTable *table, int32 queue_id, Datum name,
-										   TimestampTz from);
-extern bool idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *job);
-
-/* table/jobs_index.c */
-extern void idemq_jobs_index_install(void);
-extern Oid idemq_jobs_index(Relation rel, JobsIndex which);
-extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
-									bool only_summarizing);
-
-extern bool idemq_jobs_indexes_are_simple(Relation rel);
-extern bool idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row);
-
-/* table/jobs_sql.c */
-extern bool idemq_jobs_insert_sql(const JobChange *columns);
-extern void idemq_jobs_update_sql(int64 id, const JobChange *change);
-extern void idemq_jobs_delete_sql(int64 id);
-extern bool idemq_jobs_delete_finished_sql(int64 id, TimestampTz finished_at);
-pg_noreturn extern void idemq_jobs_refused(void);
 
 #endif

@@ -18,6 +18,8 @@
 #include "utils/timestamp.h"
 
 #include "table/jobs.h"
+#include "table/jobs_finished.h"
+#include "table/jobs_index.h"
 #include "base/compat.h"
 
 /* Position in the index. */

@@ -18,6 +18,8 @@
 #include "utils/snapmgr.h"
 
 #include "table/jobs.h"
+#include "table/jobs_group.h"
+#include "table/jobs_index.h"
 #include "base/compat.h"
 
 /* Positions in the index. */

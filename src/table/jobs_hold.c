@@ -18,6 +18,7 @@
 #include "utils/snapmgr.h"
 
 #include "table/jobs.h"
+#include "table/jobs_hold.h"
 #include "base/compat.h"
 
 /* Returns what one transaction does with a row that it has locked, or changed. */

@@ -26,6 +26,7 @@
 #include "utils/relcache.h"
 
 #include "table/jobs.h"
+#include "table/jobs_index.h"
 #include "base/compat.h"
 
 #define MAX_SHAPES 32

@@ -29,6 +29,9 @@
 #include "utils/snapmgr.h"
 
 #include "table/jobs.h"
+#include "table/jobs_index.h"
+#include "table/jobs_key.h"
+#include "table/jobs_sql.h"
 #include "txn/pending_counts.h"
 #include "base/compat.h"
 #include "base/oids.h"

@@ -16,7 +16,9 @@
 #include "utils/timestamp.h"
 
 #include "table/jobs.h"
-#include "shared/ready_cursor.h"
+#include "table/jobs_index.h"
+#include "table/jobs_ready.h"
+#include "shared/slots.h"
 #include "base/compat.h"
 #include "base/oids.h"
 

@@ -18,6 +18,7 @@
 #include "utils/timestamp.h"
 
 #include "table/jobs.h"
+#include "table/jobs_sql.h"
 #include "base/oids.h"
 #include "base/spi.h"
 

@@ -35,9 +35,14 @@
 #include "txn/pending_ready.h"
 #include "txn/prepare_check.h"
 #include "shared/lease_scan.h"
+#include "shared/leases.h"
+#include "shared/next_deadline.h"
+#include "shared/notify_ring.h"
+#include "shared/ready_cursor.h"
+#include "shared/recovery_point.h"
+#include "shared/slots.h"
 #include "shared/wake.h"
 #include "shared/worker_board.h"
-#include "base/clock.h"
 
 typedef enum TouchKind
 {

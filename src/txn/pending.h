@@ -7,7 +7,6 @@
 
 #include "shared/leases.h"
 #include "shared/notify_ring.h"
-#include "shared/ready_cursor.h"
 
 extern void idemq_xact_install(void);
 extern void idemq_xact_reserve(void);

@@ -29,7 +29,9 @@
 #include "utils/memutils.h"
 
 #include "txn/pending_counts.h"
+#include "shared/counters.h"
 #include "shared/slots.h"
+#include "base/histogram.h"
 
 #define MIN_TALLIES 4
 /* A longer stack is not kept. */

@@ -22,7 +22,8 @@
 #include "utils/memutils.h"
 
 #include "txn/pending_groups.h"
-#include "base/compat.h"
+#include "shared/group_table.h"
+#include "shared/groups.h"
 
 /* Up to so many marks are searched one by one. */
 #define FEW_MARKS 8

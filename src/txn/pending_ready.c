@@ -17,6 +17,7 @@
 #include "utils/timestamp.h"
 
 #include "txn/pending_ready.h"
+#include "shared/ready_cursor.h"
 #include "shared/wake.h"
 #include "base/clock.h"
 

@@ -20,6 +20,7 @@
 #include "utils/snapmgr.h"
 
 #include "worker/chore_runner.h"
+#include "queue/queues.h"
 #include "shared/slots.h"
 #include "base/clock.h"
 #include "base/oids.h"

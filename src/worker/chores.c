@@ -29,12 +29,13 @@
 #include "job/reap.h"
 #include "queue/queue_counts.h"
 #include "queue/queues.h"
-#include "shared/groups.h"
+#include "shared/counters.h"
+#include "shared/group_table.h"
 #include "shared/promote_round.h"
+#include "shared/slots.h"
 #include "shared/wake.h"
 #include "base/clock.h"
 #include "base/compat.h"
-#include "base/oids.h"
 #include "base/settings.h"
 
 /* Index entries that one step of recovery looks through. */

@@ -5,8 +5,6 @@
 #ifndef IDEMQ_WORKER_CHORES_H
 #define IDEMQ_WORKER_CHORES_H
 
-#include "base/idemq.h"
-
 extern bool idemq_chores_begin(void);
 extern int64 idemq_chores_do(void);
 

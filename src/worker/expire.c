@@ -30,6 +30,8 @@
 
 #include "worker/expire.h"
 #include "job/transition.h"
+#include "table/jobs.h"
+#include "table/jobs_ready.h"
 #include "shared/wake.h"
 #include "base/clock.h"
 #include "base/spi.h"

@@ -22,6 +22,7 @@
 #include "worker/notify.h"
 #include "queue/queues.h"
 #include "shared/notify_ring.h"
+#include "shared/slots.h"
 #include "base/settings.h"
 
 /* What a queue has to tell, as it was read before the NOTIFY. */

@@ -5,8 +5,6 @@
 #ifndef IDEMQ_WORKER_RETENTION_H
 #define IDEMQ_WORKER_RETENTION_H
 
-#include "base/idemq.h"
-
 extern int64 idemq_purge_due_at(void);
 extern void idemq_purge_some(void);
 extern void idemq_purge_ended(bool done);

@@ -33,6 +33,8 @@
 #include "utils/timestamp.h"
 
 #include "worker/retention_fronts.h"
+#include "table/jobs_finished.h"
+#include "queue/queues.h"
 
 /* What a queue keeps jobs for: without a key, and with one. */
 typedef struct QueueKeeps

@@ -6,6 +6,7 @@
 #define IDEMQ_WORKER_RETENTION_FRONTS_H
 
 #include "table/jobs.h"
+#include "table/jobs_finished.h"
 #include "queue/queues.h"
 
 /* A part of the index of finished jobs: what is behind at, and finished before until. */
