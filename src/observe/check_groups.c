@@ -18,8 +18,8 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 
-#include "observe/check.h"
 #include "observe/check_groups.h"
+#include "observe/check_report.h"
 #include "queue/queues.h"
 #include "shared/group_table.h"
 #include "shared/groups.h"

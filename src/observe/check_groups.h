@@ -5,7 +5,7 @@
 #ifndef IDEMQ_OBSERVE_CHECK_GROUPS_H
 #define IDEMQ_OBSERVE_CHECK_GROUPS_H
 
-#include "observe/check.h"
+#include "observe/check_report.h"
 
 extern void idemq_check_groups(CheckCall *call);
 

@@ -23,8 +23,8 @@
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 
-#include "observe/check.h"
 #include "observe/check_leases.h"
+#include "observe/check_report.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
 #include "shared/lease_scan.h"

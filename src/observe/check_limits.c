@@ -10,8 +10,8 @@
 
 #include "miscadmin.h"
 
-#include "observe/check.h"
 #include "observe/check_limits.h"
+#include "observe/check_report.h"
 #include "job/limits.h"
 #include "queue/queues.h"
 #include "shared/lease_table.h"

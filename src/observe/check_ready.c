@@ -32,8 +32,8 @@
 
 #include "miscadmin.h"
 
-#include "observe/check.h"
 #include "observe/check_ready.h"
+#include "observe/check_report.h"
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"

@@ -5,7 +5,7 @@
 #ifndef IDEMQ_OBSERVE_CHECK_READY_H
 #define IDEMQ_OBSERVE_CHECK_READY_H
 
-#include "observe/check.h"
+#include "observe/check_report.h"
 
 extern void idemq_check_ready(CheckCall *call);
 

@@ -12,7 +12,7 @@
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
 
-#include "observe/check.h"
+#include "observe/check_report.h"
 #include "observe/check_rows.h"
 #include "shared/lease_table.h"
 #include "base/clock.h"

@@ -5,7 +5,7 @@
 #ifndef IDEMQ_OBSERVE_CHECK_ROWS_H
 #define IDEMQ_OBSERVE_CHECK_ROWS_H
 
-#include "observe/check.h"
+#include "observe/check_report.h"
 
 extern void idemq_check_rows(CheckCall *call);
 extern void idemq_check_tokens(CheckCall *call);

@@ -19,10 +19,10 @@
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
+#include "schedule/calendar.h"
 #include "schedule/cron.h"
 #include "schedule/cron_times.h"
 #include "schedule/pg_cron.h"
-#include "schedule/schedules.h"
 #include "table/jobs.h"
 #include "queue/queues.h"
 #include "base/args.h"
@@ -37,8 +37,6 @@ PG_FUNCTION_INFO_V1(idemq_sql_may_enqueue);
 PG_FUNCTION_INFO_V1(idemq_sql_may_change_schedule);
 
 #define MAX_SCHEDULE_NAME 256 /* bytes */
-/* A clock that was set back by no more is waited for. */
-#define CLOCK_STEP (10 * USECS_PER_MINUTE)
 
 /* Arguments of schedule. */
 enum
@@ -96,70 +94,6 @@ static SqlStatement replace_schedule =
 static SqlStatement delete_schedule = {.text = "DELETE FROM idemq.schedule_entries WHERE name = $1",
 									   .nargs = 1,
 									   .types = {TEXTOID}};
-
-/*
- * Reads a cron expression and the name of a time zone.  Returns false, or raises
- * 22023, for what is none.
- */
-bool
-idemq_calendar_read(const char *cron, const char *zone, bool raise, Calendar *calendar)
-{
-	char error[CRON_MAX_ERROR];
-
-	if (!idemq_cron_parse(cron, &calendar->cron, error))
-	{
-		if (raise)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("cron expression \"%s\" is not valid", cron), errdetail("%s.", error),
-					 errhint("Pass minute, hour, day of month, month and day of week, such as "
-							 "'30 2 * * mon-fri', or @hourly, @daily, @weekly, @monthly, "
-							 "@yearly.")));
-		return false;
-	}
-	calendar->zone = pg_tzset(zone);
-	if (calendar->zone == NULL || !pg_tz_acceptable(calendar->zone))
-	{
-		if (raise)
-			ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-							errmsg("time zone \"%s\" is not known", zone),
-							errhint("Pass a name from pg_timezone_names, such as "
-									"'Europe/Berlin'.")));
-		return false;
-	}
-	return true;
-}
-
-/*
- * Returns whether a done_until was written by a clock that was ahead, and is to be
- * now.  By a little, it is not: those ticks are enqueued.  Where all of them were,
- * their keys keep them from being enqueued again.
- */
-bool
-idemq_calendar_is_ahead(TimestampTz done_until, TimestampTz now)
-{
-	return done_until > now + CLOCK_STEP;
-}
-
-/* Finds the tick that is due: the last one until now that is not dealt with. */
-bool
-idemq_calendar_due(const Calendar *calendar, TimestampTz done_until, TimestampTz now,
-				   TimestampTz *tick)
-{
-	return idemq_cron_last(&calendar->cron, calendar->zone, done_until, now, tick);
-}
-
-/* Finds the next run: the tick that is due, or else the first one to come. */
-static bool
-next_run(const Calendar *calendar, TimestampTz done_until, TimestampTz *tick)
-{
-	TimestampTz now = GetCurrentTimestamp();
-
-	if (idemq_calendar_is_ahead(done_until, now))
-		done_until = now;
-	return idemq_calendar_due(calendar, done_until, now, tick) ||
-		   idemq_cron_next(&calendar->cron, calendar->zone, Max(done_until, now), tick);
-}
 
 /* Returns whether the current role may replace and end a schedule. */
 static bool
@@ -323,7 +257,7 @@ idemq_sql_schedule(PG_FUNCTION_ARGS)
 	values[VALUE_ROLE] = NameGetDatum(&role);
 	values[VALUE_NOW] = TimestampTzGetDatum(now);
 	nulls[VALUE_ROLE] = nulls[VALUE_NOW] = ' ';
-	(void) next_run(&calendar, save(name, values, nulls), &tick);
+	(void) idemq_calendar_next_run(&calendar, save(name, values, nulls), &tick);
 	PG_RETURN_TIMESTAMPTZ(tick);
 }
 
@@ -396,7 +330,7 @@ idemq_sql_next_run(PG_FUNCTION_ARGS)
 	/* A time zone may have gone with an update of the server. */
 	if (!idemq_calendar_read(text_to_cstring(PG_GETARG_TEXT_PP(0)),
 							 text_to_cstring(PG_GETARG_TEXT_PP(1)), false, &calendar) ||
-		!next_run(&calendar, PG_GETARG_TIMESTAMPTZ(2), &tick))
+		!idemq_calendar_next_run(&calendar, PG_GETARG_TIMESTAMPTZ(2), &tick))
 		PG_RETURN_NULL();
 	PG_RETURN_TIMESTAMPTZ(tick);
 }

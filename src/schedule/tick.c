@@ -26,8 +26,8 @@
 #include "utils/guc.h"
 #include "utils/timestamp.h"
 
+#include "schedule/calendar.h"
 #include "schedule/pg_cron.h"
-#include "schedule/schedules.h"
 #include "queue/queues.h"
 #include "base/args.h"
 #include "base/spi.h"

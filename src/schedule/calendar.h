@@ -1,9 +1,9 @@
 /*
- * schedule/schedules.h
- *		Schedules: what making them, running them and their driver share.
+ * schedule/calendar.h
+ *		A cron expression in its time zone.
  */
-#ifndef IDEMQ_SCHEDULE_SCHEDULES_H
-#define IDEMQ_SCHEDULE_SCHEDULES_H
+#ifndef IDEMQ_SCHEDULE_CALENDAR_H
+#define IDEMQ_SCHEDULE_CALENDAR_H
 
 #include "schedule/cron.h"
 
@@ -18,5 +18,7 @@ extern bool idemq_calendar_read(const char *cron, const char *zone, bool raise, 
 extern bool idemq_calendar_is_ahead(TimestampTz done_until, TimestampTz now);
 extern bool idemq_calendar_due(const Calendar *calendar, TimestampTz done_until, TimestampTz now,
 							   TimestampTz *tick);
+extern bool idemq_calendar_next_run(const Calendar *calendar, TimestampTz done_until,
+									TimestampTz *tick);
 
 #endif

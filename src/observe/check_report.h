@@ -1,10 +1,11 @@
 /*
- * observe/check.h
- *		idemq.check(): what its parts share.
+ * observe/check_report.h
+ *		What the parts of idemq.check() share.
  */
-#ifndef IDEMQ_OBSERVE_CHECK_H
-#define IDEMQ_OBSERVE_CHECK_H
+#ifndef IDEMQ_OBSERVE_CHECK_REPORT_H
+#define IDEMQ_OBSERVE_CHECK_REPORT_H
 
+#include "fmgr.h"
 #include "utils/tuplestore.h"
 
 #include "table/jobs.h"
@@ -33,11 +34,13 @@ typedef struct IdList
 #define CHECK_ERROR "error"
 #define CHECK_WARNING "warning"
 
+extern void idemq_check_begin(FunctionCallInfo fcinfo, CheckCall *call);
 extern void idemq_check_report(CheckCall *call, const char *severity, const char *invariant,
 							   const char *format, ...) pg_attribute_printf(4, 5);
 extern void idemq_check_report_jobs(CheckCall *call, const char *severity, const char *invariant,
 									const IdList *jobs, const char *what);
 extern void idemq_id_list_add(IdList *list, int64 id);
+extern void idemq_check_read_queues(CheckCall *call);
 extern bool idemq_check_has_queue(const CheckCall *call, int32 queue_id);
 extern bool idemq_check_settled(CheckCall *call);
 
