@@ -69,7 +69,11 @@ clean:
 	rm -f $(EXTRA_CLEAN)
 endif
 
-.PHONY: demo test lint test-regress test-isolation test-tap test-clients chaos soak bench format
+# For script/check-rooms.
+print-compiler:
+	@echo '$(CC) $(CPPFLAGS)'
+
+.PHONY: print-compiler demo test lint test-regress test-isolation test-tap test-clients chaos soak bench format
 
 test:
 	@script/test lint regress isolation tap clients
