@@ -66,7 +66,7 @@ compat_proc_in_transaction(const PGPROC *proc)
 #endif
 }
 
-/* table_tuple_update tells about indexes in an enum since 16. */
+/* table_tuple_update answers about indexes with an enum since 16. */
 #if PG_VERSION_NUM >= 160000
 typedef TU_UpdateIndexes UpdateIndexes;
 #define UPDATE_INDEXES_NONE(u) ((u) == TU_None)

@@ -8,7 +8,7 @@
 #include "c.h"
 
 #define HISTOGRAM_BUCKETS 160
-/* Longer times are not told apart: 2^41 us. */
+/* Longer times share a bucket: 2^41 us. */
 #define HISTOGRAM_LIMIT (INT64CONST(1) << (HISTOGRAM_BUCKETS / 4 + 1))
 
 extern int idemq_histogram_bucket(int64 usecs);

@@ -28,7 +28,7 @@
 #define IDEMQ_MAX_WORKER 256	/* bytes */
 #define IDEMQ_MAX_ARRAY 1000000 /* elements of an array argument */
 
-/* A lease whose row somebody holds is looked at again after so many microseconds. */
+/* A lease whose row is held by a transaction is visited again after so many microseconds. */
 #define LEASE_BUSY_RETRY INT64CONST(100000)
 
 /* Order as in CREATE TYPE idemq.status. */

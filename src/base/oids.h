@@ -14,7 +14,7 @@ typedef struct Catalog
 	Oid jobs_seq; /* its identity's sequence */
 	Oid queues;
 	Oid queue_grants;
-	Oid owner; /* of idemq.jobs: whom SQL runs as */
+	Oid owner; /* of idemq.jobs: the role that SQL runs as */
 	Oid status_type;
 	Oid status[JOB_STATUS_COUNT];
 	Oid outcome[OUTCOME_COUNT];

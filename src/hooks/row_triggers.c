@@ -111,7 +111,7 @@ note_finished(Relation rel, HeapTuple old_row, HeapTuple new_row)
 		idemq_xact_note_finished(DatumGetInt64(column(rel, new_row, COL_ID, &isnull)));
 }
 
-/* Notes that a row is gone, for those who wait for the job's result. */
+/* Notes that a row is gone, for sessions that wait for the job's result. */
 static void
 note_gone(Relation rel, HeapTuple row)
 {
@@ -122,7 +122,7 @@ note_gone(Relation rel, HeapTuple row)
 		idemq_xact_note_gone();
 }
 
-/* Has a job looked for that was put in processing by hand, without a lease entry. */
+/* Asks for a search if a job was put in processing by hand, without a lease entry. */
 static void
 note_begin_of_attempt(Relation rel, HeapTuple tuple)
 {
@@ -142,7 +142,7 @@ note_begin_of_attempt(Relation rel, HeapTuple tuple)
 		idemq_xact_note_recovery(queue.slot, queue_id);
 }
 
-/* Has the group of a changed row looked at: it may need a head now. */
+/* Marks the group of a changed row: it may need a head now. */
 static void
 note_group(Relation rel, HeapTuple row)
 {

@@ -8,12 +8,12 @@
  *		After they succeeded:
  *
  *		COMMIT PREPARED, ROLLBACK PREPARED	rows changed, and no session knows
- *			which: cursors are unset, jobs in flight looked for.
+ *			which: cursors are unset, jobs in flight searched for.
  *		DROP DATABASE						its entries in shared memory go.
- *		DROP EXTENSION, or whatever else drops idemq.jobs: likewise, at commit.
+ *		DROP EXTENSION, or anything else that drops idemq.jobs: the same, at commit.
  *		CREATE EXTENSION idemq				a worker is wanted, at commit.
  *		CREATE DATABASE						the template may have had the extension:
- *			likewise.
+ *			a worker is wanted, at commit.
  *		DISCARD ALL							a pooler hands the session on: its
  *			attached leases end, as with the session.
  */

@@ -69,9 +69,10 @@ queues_are_being_written(void)
 }
 
 /*
- * Checks that no slot is lost to a queue that does not exist.  Who creates or drops
- * a queue holds a lock on the table from before the slot is given until after it is
- * freed: with none seen, and the queues read after that, a slot too many is one.
+ * Checks that no slot is lost to a queue that does not exist.  A session that
+ * creates or drops a queue holds a lock on the table from before the slot is given
+ * until after it is freed: with none seen, and the queues read after that, a slot
+ * without a queue is lost.
  */
 static void
 check_lost_slots(CheckCall *call, const int32 *slots, int nslots)
@@ -127,7 +128,7 @@ check_slots(CheckCall *call)
 	pfree(slots);
 }
 
-/* Reports queues whose dead_queue is gone, by hand: their dead jobs go nowhere. */
+/* Reports queues whose dead_queue was deleted by hand: their dead jobs go nowhere. */
 static void
 check_dead_queues(CheckCall *call)
 {
@@ -146,7 +147,7 @@ check_dead_queues(CheckCall *call)
 	idemq_sql_end(&scope);
 }
 
-/* Checks that somebody calls for the ticks of schedules (a restore brings none with it). */
+/* Checks that idemq.tick() is being called, if there are schedules; a restore brings no driver. */
 static void
 check_driver(CheckCall *call)
 {

@@ -2,15 +2,16 @@
  * observe/check_groups.c
  *		The audit of FIFO groups: at most one head each, and none that is forgotten.
  *
- * Heads: the previous head's end was visible to who promoted the next one, so a
+ * Heads: the session that promoted a head had seen the previous head's end, so a
  * snapshot that sees a promotion sees that end: one query under one snapshot finds
  * no race.
  *
  * A group without a head is a suspect.  Once all that its snapshot showed has reached
- * shared memory (idemq_check_settled), somebody knows of it (shared/groups.c), or has promoted
- * it since.  If nobody does, and afterwards it has no head still, and the same jobs,
- * nobody will: unless somebody looks through all groups just now, who knows of none
- * until he comes to it; so it is looked at for a second.
+ * shared memory (idemq_check_settled), the group is known there (shared/groups.c), or
+ * has been promoted since.  If it is not known, and afterwards still has no head and
+ * the same jobs, no session will promote it.  The exception is a session that scans
+ * all groups at that moment and knows of none before it reaches it; so a suspect is
+ * checked for a second.
  */
 #include "postgres.h"
 
@@ -25,8 +26,8 @@
 #include "shared/groups.h"
 #include "base/spi.h"
 
-/* Looks at a group that nobody seems to know of, and microseconds between them. */
-#define HEADLESS_LOOKS 11
+/* Times that a group which seems forgotten is checked, and microseconds between them. */
+#define HEADLESS_CHECKS 11
 #define HEADLESS_PAUSE 100000L
 
 static SqlStatement many_heads =
@@ -134,7 +135,7 @@ is_unchanged(const Suspect *suspect)
 		   now.jobs == suspect->jobs;
 }
 
-/* Returns whether somebody will give a group its head. */
+/* Returns whether a group is known in shared memory, and so will get its head. */
 static bool
 is_known(const Suspect *suspect)
 {
@@ -148,7 +149,7 @@ is_known(const Suspect *suspect)
 	return idemq_groups_know(queue.slot, &key);
 }
 
-/* Keeps those of some suspects of which nobody knows, at the array's start; returns how many. */
+/* Moves the suspects that are forgotten to the array's start; returns how many. */
 static int
 keep_forgotten(Suspect *suspects, int count)
 {
@@ -163,7 +164,7 @@ keep_forgotten(Suspect *suspects, int count)
 	return kept;
 }
 
-/* Checks that each group has a head, or somebody who knows that it has none. */
+/* Checks that each group has a head, or is known to have none. */
 static void
 check_headless(CheckCall *call)
 {
@@ -179,9 +180,9 @@ check_headless(CheckCall *call)
 						   "not checked: a transaction has been ending for too long");
 		return;
 	}
-	for (int looks = 0; looks < HEADLESS_LOOKS && count > 0; looks++)
+	for (int round = 0; round < HEADLESS_CHECKS && count > 0; round++)
 	{
-		if (looks > 0)
+		if (round > 0)
 			pg_usleep(HEADLESS_PAUSE);
 		count = keep_forgotten(suspects, count);
 	}

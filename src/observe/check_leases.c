@@ -7,16 +7,17 @@
  *     that does not show that attempt has been changed since, by a transaction that
  *     had marked the entry before it committed.  So an entry that afterwards still is
  *     ACTIVE and unmarked is one too many.  Only an adopted entry may be so, until
- *     its adopter has looked again: if it stays, he failed, and that is a warning.
+ *     its adopter has read the row again: if it stays, that failed, which is a warning.
  * row -> entry: a row in processing has an entry from before its claim is visible
  *     until after its end is.  A suspect has none, and after idemq_check_settled
  *     the queue has no recovery pending, a newer snapshot still shows the attempt
- *     with nobody on the row, there still is no entry, and recovery is still not
- *     asked for: whoever drops the entry of a job in processing asks for it first.
+ *     on a row that no transaction holds, there still is no entry, and recovery is
+ *     still not asked for: a session that drops the entry of a job in processing asks
+ *     for it first.
  * session: a CLAIMING entry, and a mark, go with the transaction that put them.
- * deadline: the queue's next deadline is not after that of an ACTIVE entry.  Who
- *     moves either counts as changing while he does; entry, deadline and entry again
- *     are read while nobody does.
+ * deadline: the queue's next deadline is not after that of an ACTIVE entry.  A
+ *     session that moves either counts as changing meanwhile; entry, deadline and
+ *     entry again are read while no session does.
  */
 #include "postgres.h"
 
@@ -35,11 +36,11 @@
 #include "base/compat.h"
 #include "base/spi.h"
 
-/* By how much a queue may look later than its leases end: reapers take their time. */
+/* By how much a queue may visit its leases late: reapers take their time. */
 #define DEADLINE_SLACK USECS_PER_SEC
 /* Rows in processing that are read in one go. */
 #define ROWS_AT_ONCE 10000
-#define LOOKS 10000
+#define MAX_READS 10000
 
 static SqlStatement in_processing =
 	{.text = "SELECT id, token, queue_id FROM idemq.jobs WHERE status = 'processing' AND id > $1 "
@@ -60,9 +61,9 @@ is_active(const Lease *lease)
 	return !lease->claiming && lease->ender == NO_SESSION;
 }
 
-/* Returns whether the job's entry still is that of the copy's token, and looks it up. */
+/* Reads the job's entry again; returns whether it still has the copy's token. */
 static bool
-look_again(const Lease *copy, Lease *now)
+read_again(const Lease *copy, Lease *now)
 {
 	return idemq_lease_get(copy->key.job_id, now) && now->token == copy->token;
 }
@@ -81,7 +82,7 @@ stays(CheckCall *call, const Lease *suspect)
 {
 	Lease now;
 
-	while (look_again(suspect, &now) && is_active(&now))
+	while (read_again(suspect, &now) && is_active(&now))
 	{
 		if (idemq_mono_now() > call->patience_ends)
 			return true;
@@ -108,7 +109,7 @@ check_entries(CheckCall *call, const Lease *leases, int count)
 		CHECK_FOR_INTERRUPTS();
 		if (!is_active(lease) ||
 			shows_attempt(call, lease->key.job_id, lease->token, lease->queue_id, &job) ||
-			!look_again(lease, &now) || !is_active(&now))
+			!read_again(lease, &now) || !is_active(&now))
 			continue;
 		if (now.session != NO_SESSION)
 			idemq_id_list_add(&strays, lease->key.job_id);
@@ -169,7 +170,7 @@ read_attempts(int64 *last, Attempted *suspects, int room, bool *more)
 	return count;
 }
 
-/* Returns whether a suspect is a job in flight that nobody will ever find. */
+/* Returns whether a suspect is a job in flight that no search will ever find. */
 static bool
 is_forgotten(CheckCall *call, const Attempted *suspect)
 {
@@ -236,7 +237,7 @@ is_without_transaction(const Lease *lease)
 /*
  * Returns whether an open claim, or a mark, has outlived its transaction.  A claim's
  * token is its own; a mark may be put again by another transaction of that session
- * between two looks, but hardly between all of them.
+ * between two checks, but hardly between all of them.
  */
 static bool
 is_outlived(CheckCall *call, const Lease *copy)
@@ -246,7 +247,7 @@ is_outlived(CheckCall *call, const Lease *copy)
 	for (int i = 0; i < 5; i++)
 	{
 		if (!is_without_transaction(&now) || !idemq_check_settled(call) ||
-			!look_again(copy, &now) || now.claiming != copy->claiming || now.ender != copy->ender)
+			!read_again(copy, &now) || now.claiming != copy->claiming || now.ender != copy->ender)
 			return false;
 	}
 	return true;
@@ -269,16 +270,16 @@ check_sessions(CheckCall *call, const Lease *leases, int count)
 							"restart the server");
 }
 
-/* Returns when a lease is to be looked at: a reaper that could not end it looks less often. */
+/* Returns when a lease is visited at the latest: one that could not be reaped, less often. */
 static int64
-look_due(const Lease *lease)
+visit_due(const Lease *lease)
 {
 	int64 due = Max(lease->deadline, idemq_mono_now()) + DEADLINE_SLACK;
 
 	return due + lease->undone * LEASE_BUSY_RETRY;
 }
 
-/* Returns whether a queue looks at its leases later than one ends; see the file's header. */
+/* Returns whether a queue visits its leases later than one ends; see the file's header. */
 static bool
 is_overlooked(CheckCall *call, const Lease *copy)
 {
@@ -286,18 +287,18 @@ is_overlooked(CheckCall *call, const Lease *copy)
 	Lease lease;
 
 	if (!idemq_slot_status(copy->queue_id, &status) ||
-		status.next_deadline <= (uint64) look_due(copy) || !idemq_check_settled(call))
+		status.next_deadline <= (uint64) visit_due(copy) || !idemq_check_settled(call))
 		return false;
-	for (int i = 0; i < LOOKS; i++)
+	for (int i = 0; i < MAX_READS; i++)
 	{
 		uint64 changes = idemq_slots_changes();
 
 		CHECK_FOR_INTERRUPTS();
-		if (!look_again(copy, &lease) || !is_active(&lease) ||
+		if (!read_again(copy, &lease) || !is_active(&lease) ||
 			!idemq_slot_status(lease.queue_id, &status) ||
-			status.next_deadline <= (uint64) look_due(&lease))
+			status.next_deadline <= (uint64) visit_due(&lease))
 			return false;
-		if ((uint32) changes == 0 && look_again(copy, &lease) && is_active(&lease) &&
+		if ((uint32) changes == 0 && read_again(copy, &lease) && is_active(&lease) &&
 			idemq_slots_changes() == changes)
 			return true;
 		pg_usleep(100);
@@ -305,7 +306,7 @@ is_overlooked(CheckCall *call, const Lease *copy)
 	return false;
 }
 
-/* Checks that each queue looks at its leases in time. */
+/* Checks that each queue visits its leases in time. */
 static void
 check_deadlines(CheckCall *call, const Lease *leases, int count)
 {

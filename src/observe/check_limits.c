@@ -4,7 +4,7 @@
  *
  * A queue's count is the sum over its lease entries.  Both change together, under
  * the entry's partition lock: so with all of those held, that is true at any moment,
- * and no second look is needed.
+ * and no second check is needed.
  */
 #include "postgres.h"
 

@@ -4,29 +4,29 @@
  *
  * For each queue and priority, in this order: sequence and cursor (r), a snapshot
  * (s), a scan of the ready index up to that cursor.  A suspect is a row whose
- * version in the snapshot is claimable, which after s has no lease entry, nobody
- * who holds it, and no newer version committed.  Then idemq_check_settled; then the
+ * version in the snapshot is claimable, which after s has no lease entry, no
+ * transaction that holds it, and no newer version committed.  Then idemq_check_settled; then the
  * cursor's history (h).  A suspect to whose key, or below, the cursor was lowered
  * since r is acquitted: claims meet it again.  The others are reported.
  *
  * Why that is no false alarm: the cursor was above the row from r to h, hence at
  * the moment s, at which the row's committed version was claimable.  By the
  * invariant (shared/ready_cursor.c) then at s either
- *   - it had an entry, which has gone since.  Whoever drops the entry of a job
- *     whose committed version is claimable lowers to its key after that, or unsets
- *     the cursors: an aborted claim, an ender who had turned others away, a search
- *     that adopted in vain; or
+ *   - it had an entry, which has gone since.  A session that drops the entry of a
+ *     job whose committed version is claimable lowers to its key after that, or
+ *     unsets the cursors: an aborted claim, the end of an attempt whose entry others
+ *     had passed by, a search that adopted in vain; or
  *   - its writer had committed and was still to lower; or
- *   - it was being written.  Since no newer version is committed, nobody holds the
- *     row and it is not ours, that writer has aborted, and lowers; or
+ *   - it was being written.  Since no newer version is committed, no transaction
+ *     holds the row and it is not ours, that writer has aborted, and lowers; or
  *   - it was being changed by a prepared transaction that has ended since: the
  *     cursors are unset.
  * Each of these lowers to the row's key, or below, after r, and is past it when
  * idemq_check_settled returns: the history shows it.
  *
  * Why what is broken is found: a row that stays claimable below the cursor with no
- * entry and no holder is a suspect, and only a lowering acquits it, which is its
- * mending.  (A merged history may acquit it once: the next call has a new r.)
+ * entry and no holder is a suspect, and only a lowering acquits it, which repairs
+ * it.  (A merged history may acquit it once: the next call has a new r.)
  */
 #include "postgres.h"
 
@@ -42,14 +42,14 @@
 #include "shared/ready_cursor.h"
 #include "shared/slots.h"
 
-/* One priority's look. */
+/* What the scan of one priority found. */
 typedef struct Suspects
 {
 	int count;
 	ReadyKey keys[CHECK_SUSPECTS];
 } Suspects;
 
-/* Returns whether a row that the scan fetched looks claimable, and left alone. */
+/* Returns whether a row that the scan fetched seems claimable, and left alone. */
 static bool
 is_suspect(const Job *job)
 {
@@ -77,7 +77,7 @@ collect(CheckCall *call, int32 queue_id, int priority, ReadyKey cursor, Suspects
 		CHECK_FOR_INTERRUPTS();
 		if (!ready_key_less(key, cursor))
 			break;
-		/* The row, then the entry: what is claimed meanwhile has one, or had. */
+		/* The row, then the entry: a job that is claimed in between has one, or had. */
 		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&call->table, &job) &&
 			is_suspect(&job) && !idemq_lease_busy(key.id))
 			suspects->keys[suspects->count++] = key;

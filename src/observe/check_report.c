@@ -3,9 +3,9 @@
  *		What the parts of idemq.check() share: findings, the queues, and waiting until
  *		what others have made visible has reached shared memory.
  *
- * A finding is a fact, never a race.  What changes in more than one step looks
+ * A finding is a fact, never a race.  What changes in more than one step seems
  * broken in between, so each part takes suspects first, and reports those that a
- * second look proves; the proofs stand in the parts.  They have one thing in
+ * second check proves; the proofs stand in the parts.  They have one thing in
  * common, idemq_check_settled: a session that had made something visible before it
  * was called, and owed shared memory the rest, has paid when it returns true.  There
  * are two kinds of debtors:

@@ -10,7 +10,7 @@
 
 #include "table/jobs.h"
 
-/* Job ids that a report names, and suspects that are looked at twice. */
+/* Job ids that a report names, and suspects that are checked twice. */
 #define CHECK_NAMED 10
 #define CHECK_SUSPECTS 1000
 
@@ -18,7 +18,7 @@ typedef struct CheckCall
 {
 	Tuplestorestate *store;
 	TupleDesc desc;
-	JobsTable table; /* open from before the first look: nobody truncates meanwhile */
+	JobsTable table; /* open from the start: the table is not truncated meanwhile */
 	int32 *queue_ids;
 	int nqueues;
 	int64 patience_ends; /* mono: how long idemq_check_settled may wait, in all */

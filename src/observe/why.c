@@ -2,9 +2,9 @@
  * observe/why.c
  *		SQL function why: one sentence about what a job waits for, and what to do.
  *
- * It looks at the row first, then at the lease table and at who holds the row: the
- * sentence is true of a moment that is over when it is read.  It waits for nobody,
- * and shows neither payload nor key nor error.
+ * It reads the row first, then the lease table and who holds the row: the sentence
+ * is true of a moment that is over when it is read.  It waits for no lock, and shows
+ * neither payload nor key nor error.
  */
 #include "postgres.h"
 
@@ -201,7 +201,7 @@ say_limit(WhyCall *call)
 	return true;
 }
 
-/* Says who holds the row of a job that waits; false when nobody does. */
+/* Says which transaction holds the row of a job that waits; false when none does. */
 static bool
 say_held(WhyCall *call)
 {

@@ -8,7 +8,7 @@
  * ranges, with steps; months and days of the week have names as well.  When both
  * days are restricted, that is, neither field begins with *, one of them is enough.
  *
- * Stricter than Vixie where he obeys what nobody can have meant: a step must fit
+ * Stricter than Vixie's where that accepts what cannot be meant: a step must fit
  * into its field, so that "every 90 minutes" is an error and not once an hour.
  */
 #include "postgres.h"

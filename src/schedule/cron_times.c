@@ -13,8 +13,9 @@
  *			shows.  What it skips is not there, what it shows twice is there twice,
  *			so that the distance between ticks stays what it is.
  *
- * A day is looked at as a whole.  Its ticks may lie before those of the day before,
- * where the clock falls back over midnight: so a neighbour is always looked at, too.
+ * A day is searched as a whole.  Its ticks may lie before those of the day before,
+ * where the clock falls back over midnight: so the next day in the direction of the
+ * search is always searched, too.
  */
 #include "postgres.h"
 
@@ -43,7 +44,7 @@ typedef struct Segment
 	long offset;
 } Segment;
 
-/* What is looked for: the first or the last instant in (after, until]. */
+/* What is searched for: the first or the last instant in (after, until]. */
 typedef struct Search
 {
 	const Cron *cron;
@@ -152,7 +153,7 @@ local_day(pg_time_t instant, pg_tz *zone)
 	return date2j(tm->tm_year + 1900, tm->tm_mon + 1, tm->tm_mday);
 }
 
-/* Looks through days, from one to another, in either direction; one more once it has found. */
+/* Searches days, from one to another, in either direction; one more once it has found. */
 static bool
 search_days(Search *search, int from, int to)
 {
@@ -199,7 +200,8 @@ to_timestamp(pg_time_t seconds)
 }
 
 /*
- * Finds the first tick after an instant; false when there is none in 41 years, and where years do not have four digits.
+ * Finds the first tick after an instant; false when there is none in 41 years, and
+ * where years do not have four digits.
  */
 bool
 idemq_cron_next(const Cron *cron, pg_tz *zone, TimestampTz after, TimestampTz *tick)

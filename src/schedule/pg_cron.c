@@ -1,6 +1,6 @@
 /*
  * schedule/pg_cron.c
- *		Who calls idemq.tick(): pg_cron, or whoever does.
+ *		What calls idemq.tick(): pg_cron, or another driver.
  *
  * There is one call a minute in each database, whatever the number of its
  * schedules, and idemq finds out what is due.  (One pg_cron job for each schedule
@@ -10,11 +10,11 @@
  * down; it knows no next run; and its jobs are in one database of the server, from
  * where a schedule in another cannot be made, and are not in that one's dump.)
  *
- * A schedule that nobody ticks is a lie, so there is none without a driver: pg_cron
+ * A schedule that nothing ticks is a lie, so there is none without a driver: pg_cron
  * in this database, whose job is made here when there is none; or a call of
  * idemq.tick() in the last minutes, by a pg_cron of another database or anything
  * else.  idemq.ticker, one row, has the time of the last call; it is not dumped,
- * since it tells of this server.
+ * since it says something of this server alone.
  */
 #include "postgres.h"
 
@@ -36,7 +36,7 @@
 #define PG_CRON "pg_cron"
 #define JOB_NAME "idemq-tick"
 #define JOB_COMMAND "CALL idemq.tick()"
-/* A driver calls every minute; so long it may have been away. */
+/* A driver calls every minute; it may have been away for so long. */
 #define CALLED_LATELY (10 * USECS_PER_MINUTE)
 
 static SqlStatement called_after = {.text = "SELECT FROM idemq.ticker WHERE called_at > $1",
@@ -56,7 +56,7 @@ static SqlStatement count_abandoned =
 	 .types = {TIMESTAMPTZOID}};
 
 /*
- * One that somebody has put to sleep (active is false) is his to wake.  One of a role
+ * A job that was switched off (active is false) stays off.  One of a role
  * that may not call idemq.tick is no driver.
  */
 static SqlStatement find_job = {
@@ -127,7 +127,7 @@ refuse_elsewhere(const char *cron_database, const char *database)
 							JOB_COMMAND)));
 }
 
-/* Raises 55000 where nobody calls idemq.tick(). */
+/* Raises 55000: nothing calls idemq.tick(). */
 pg_noreturn static void
 refuse(void)
 {
@@ -146,8 +146,8 @@ refuse(void)
 }
 
 /*
- * Sees to it that somebody calls idemq.tick() in this database: makes pg_cron's job,
- * if there is none.  Raises 55000, with what to do, where nobody does.
+ * Ensures that idemq.tick() is called in this database: makes pg_cron's job, if there
+ * is none.  Raises 55000, with what to do, where nothing calls it.
  */
 void
 idemq_driver_require(void)

@@ -1,6 +1,6 @@
 /*
  * schedule/pg_cron.h
- *		Who calls idemq.tick(): pg_cron, or whoever does.
+ *		What calls idemq.tick(): pg_cron, or another driver.
  */
 #ifndef IDEMQ_SCHEDULE_PG_CRON_H
 #define IDEMQ_SCHEDULE_PG_CRON_H

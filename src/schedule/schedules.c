@@ -106,7 +106,7 @@ may_change(int32 queue_id, const char *creator)
 		   (OidIsValid(role) && has_privs_of_role(GetUserId(), role));
 }
 
-/* What lock_schedule tells of a row. */
+/* What lock_schedule returns of a row. */
 typedef struct Holder
 {
 	NameData creator;
@@ -132,7 +132,7 @@ lock_row(Datum name, Holder *holder)
 	return found;
 }
 
-/* Raises 42501 for a schedule that is somebody else's. */
+/* Raises 42501 for the schedule of another role. */
 pg_noreturn static void
 refuse_change(const char *name)
 {

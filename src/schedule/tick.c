@@ -2,9 +2,9 @@
  * schedule/tick.c
  *		What idemq.tick() calls: which schedules are due, and enqueuing for one.
  *
- * A tick is enqueued once.  Whoever does it holds the schedule's row, moves its
- * done_until up to the tick in the transaction of the enqueue, and another who
- * comes meanwhile passes on; should the row be lost or put back (a restore, a
+ * A tick is enqueued once.  The session that does it holds the schedule's row and
+ * moves its done_until up to the tick in the transaction of the enqueue; another
+ * that comes meanwhile skips the row.  Should the row be lost or put back (a restore, a
  * schedule ended and made again), the key, made of the schedule's name and the
  * tick's own time, answers duplicate.
  *
@@ -36,7 +36,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_due_schedules);
 PG_FUNCTION_INFO_V1(idemq_sql_run_schedule);
 PG_FUNCTION_INFO_V1(idemq_sql_schedule_failed);
 
-/* A producer who sits on a tick's key holds up the schedules behind it for so long. */
+/* A producer that holds a tick's key holds up the schedules behind it for so long. */
 #define LOCK_TIMEOUT "1s"
 #define LOCK_TIMEOUT_MS 1000
 
@@ -269,7 +269,7 @@ enqueue_tick(const Entry *entry, Interval *remaining)
 
 /*
  * run_schedule(name) -> whether a tick was enqueued; false when there is none to
- * enqueue, or somebody else is about it.  42501, 42704, 55P03, and what enqueue raises.
+ * enqueue, or another session is about it.  42501, 42704, 55P03, and what enqueue raises.
  */
 Datum
 idemq_sql_run_schedule(PG_FUNCTION_ARGS)
