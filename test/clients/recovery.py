@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """recovery.py DSN URL: one order, in three steps that can be resumed; see
-doc/recovery-points.md.
+doc/usage/recovery-points.md.
 
 Exits with 0 when it has finished an order, 3 when there was none to claim, 4 when it
 lost its lease.  For the test, DIE_AT names a point at which it is killed, STOP_AT one
