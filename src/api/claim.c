@@ -25,7 +25,6 @@
 #include "job/reap.h"
 #include "job/transition.h"
 #include "table/jobs.h"
-#include "table/jobs_ready.h"
 #include "queue/queues.h"
 #include "shared/lease_scan.h"
 #include "shared/leases.h"

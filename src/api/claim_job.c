@@ -15,7 +15,6 @@
 
 #include "api/claim_job.h"
 #include "api/claim_row.h"
-#include "job/attempt.h"
 #include "job/claim_one.h"
 #include "job/limits.h"
 #include "job/promote.h"
@@ -229,7 +228,7 @@ idemq_job_call(JobCall *call, JobsTable *table)
 		outcome = take_job(call, table, &again);
 		if (!again)
 			return outcome;
-		idemq_attempt_changed(table);
+		idemq_jobs_refresh_or_raise(table);
 	}
 }
 

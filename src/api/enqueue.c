@@ -19,6 +19,7 @@
 #include "api/enqueue.h"
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 #include "txn/pending_counts.h"
 #include "queue/queues.h"
 #include "base/args.h"

@@ -17,6 +17,8 @@
 #include "job/limits.h"
 #include "job/transition.h"
 #include "table/jobs.h"
+#include "table/jobs_hold.h"
+#include "table/jobs_write.h"
 #include "txn/pending.h"
 #include "txn/pending_counts.h"
 #include "shared/lease_table.h"

@@ -33,6 +33,7 @@
 #include "job/dead_queue.h"
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 #include "txn/pending_counts.h"
 #include "txn/pending_ready.h"
 #include "queue/queues.h"

@@ -20,11 +20,12 @@
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
-#include "job/attempt.h"
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
+#include "table/jobs_hold.h"
 #include "table/jobs_key.h"
 #include "table/jobs_sql.h"
+#include "table/jobs_write.h"
 #include "txn/pending_groups.h"
 #include "txn/pending_ready.h"
 #include "base/clock.h"
@@ -271,7 +272,7 @@ idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 		{
 			/* A twin that the transaction's snapshot does not see. */
 			if (tries > 0 && IsolationUsesXactSnapshot() && !holder.own)
-				idemq_attempt_changed(table);
+				idemq_jobs_refresh_or_raise(table);
 			*answer = holder.answer;
 			if (handle_duplicate(&holder, columns, policy))
 				return;
@@ -291,7 +292,7 @@ idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			if (write == JOB_LOCKED)
 				return;
 			if (write == JOB_CHANGED)
-				idemq_attempt_changed(table);
+				idemq_jobs_refresh_or_raise(table);
 			else
 				idemq_jobs_refresh(table); /* a batch may come to that key again */
 			continue;

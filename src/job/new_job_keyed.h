@@ -6,6 +6,7 @@
 #define IDEMQ_JOB_NEW_JOB_KEYED_H
 
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 #include "queue/queues.h"
 
 /* What a producer wants when its key is taken. */

@@ -24,6 +24,7 @@
 #include "job/reap.h"
 #include "job/transition.h"
 #include "table/jobs.h"
+#include "table/jobs_hold.h"
 #include "table/jobs_ready.h"
 #include "txn/borrowed.h"
 #include "txn/pending.h"

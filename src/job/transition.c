@@ -17,6 +17,7 @@
 #include "job/transition.h"
 #include "table/attempt_history.h"
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 #include "txn/pending.h"
 #include "txn/pending_counts.h"
 #include "txn/pending_groups.h"

@@ -6,6 +6,7 @@
 #define IDEMQ_JOB_TRANSITION_H
 
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 #include "queue/queues.h"
 
 typedef enum JobEvent

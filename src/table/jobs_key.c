@@ -32,6 +32,7 @@
 #include "table/jobs_index.h"
 #include "table/jobs_key.h"
 #include "table/jobs_sql.h"
+#include "table/jobs_write.h"
 #include "txn/pending_counts.h"
 #include "base/compat.h"
 #include "base/oids.h"

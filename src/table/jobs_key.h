@@ -7,6 +7,7 @@
 #define IDEMQ_TABLE_JOBS_KEY_H
 
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 
 extern bool idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job);
 extern bool idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key);
