@@ -247,6 +247,7 @@ static bool
 insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const uint32 *changed,
 			 IndexUniqueCheck check)
 {
+	/* A b-tree does not read it; an access method that did would find no node there. */
 	static IndexInfo *unused_info = NULL;
 	Relation index = index_open(shape->oid, RowExclusiveLock);
 	Datum values[INDEX_MAX_KEYS];
@@ -256,7 +257,8 @@ insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const u
 
 	if (index->rd_index->indisready)
 	{
-		if (unused_info == NULL) /* b-trees do not read it */
+		Assert(index->rd_rel->relam == BTREE_AM_OID);
+		if (unused_info == NULL)
 			unused_info = MemoryContextAllocZero(TopMemoryContext, sizeof(IndexInfo));
 		for (int i = 0; i < shape->nkeys; i++)
 		{
