@@ -26,7 +26,7 @@
 #include "utils/timestamp.h"
 
 #include "api/claim_job.h"
-#include "api/enqueue.h"
+#include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
 #include "txn/pending_counts.h"

@@ -29,13 +29,12 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "api/enqueue.h"
 #include "job/dead_queue.h"
+#include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
 #include "table/jobs_write.h"
 #include "txn/pending_counts.h"
-#include "txn/pending_ready.h"
 #include "queue/queues.h"
 #include "base/clock.h"
 #include "base/errors.h"
@@ -215,16 +214,12 @@ account_of(const Job *job, const QueueInfo *queue, TimestampTz died_at, text *er
 	return account;
 }
 
-/* Adds a job without a key: nobody's transaction is waited for. */
+/* Adds the job without its key, and under a new id: no transaction is waited for. */
 static void
 add_without_key(JobsTable *table, const QueueInfo *dead, JobChange *columns)
 {
-	ReadyKey key = {DatumGetTimestampTz(columns->values[COL_READY_AT]), idemq_jobs_next_id()};
-
-	columns->set &= ~COLUMN_BIT(COL_KEY);
-	job_set(columns, COL_ID, Int64GetDatum(key.id));
-	idemq_lowers_note(dead->slot, dead->id, IDEMQ_DEFAULT_PRIORITY, key);
-	idemq_jobs_insert(table, columns);
+	columns->set &= ~(COLUMN_BIT(COL_KEY) | COLUMN_BIT(COL_ID));
+	(void) idemq_new_job_insert(table, dead, columns);
 }
 
 /* Makes the columns of the job that tells a death. */

@@ -20,14 +20,13 @@
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
+#include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
 #include "table/jobs_key.h"
 #include "table/jobs_sql.h"
 #include "table/jobs_write.h"
-#include "txn/pending_groups.h"
-#include "txn/pending_ready.h"
 #include "base/clock.h"
 #include "base/errors.h"
 #include "base/spi.h"
@@ -208,31 +207,6 @@ handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
 			break;
 	}
 	return true;
-}
-
-/*
- * Notes a job that is to be inserted, with its id, for shared memory to follow; returns
- * the status that it will have.
- */
-JobStatus
-idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
-{
-	int priority = DatumGetInt16(columns->values[COL_PRIORITY]);
-	ReadyKey key;
-
-	if (columns->set & COLUMN_BIT(COL_EXPIRES_AT))
-		idemq_lowers_note_expiry(queue->slot, queue->id, priority,
-								 DatumGetTimestampTz(columns->values[COL_EXPIRES_AT]));
-	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
-	{
-		idemq_group_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY],
-						 DatumGetInt64(columns->values[COL_ID]));
-		return JOB_BLOCKED;
-	}
-	key.id = DatumGetInt64(columns->values[COL_ID]);
-	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
-	idemq_lowers_note(queue->slot, queue->id, priority, key);
-	return JOB_PENDING;
 }
 
 /* Notes and inserts the new job; false when its key is taken. */

@@ -27,8 +27,6 @@ typedef struct EnqueueAnswer
 	bool no_result;
 } EnqueueAnswer;
 
-/* job/new_job_keyed.c */
-extern JobStatus idemq_new_job_note(const QueueInfo *queue, const JobChange *columns);
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,
 							 const Datum *payload, Job *job);
 extern void idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
