@@ -22,7 +22,7 @@
 #include "job/limits.h"
 #include "job/promote.h"
 #include "job/ready_scan.h"
-#include "job/reap.h"
+#include "job/recover.h"
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "queue/queues.h"
@@ -183,8 +183,7 @@ claim_from_queue(ClaimCall *call, const char *name)
 	idemq_queue_by_name(name, PRIVILEGE_CLAIM, &call->scan.queue);
 	if (call->scan.queue.paused)
 		return;
-	(void) idemq_reap_some(&call->scan.queue);
-	if (!idemq_recover_for_limits(&call->scan.queue))
+	if (!idemq_before_claim(&call->scan.queue))
 		return;
 	idemq_wake_claimed(call->scan.queue.slot);
 	scan_and_promote(call);

@@ -12,7 +12,7 @@
 #include "utils/tuplestore.h"
 
 #include "job/attempt.h"
-#include "job/reap.h"
+#include "job/recover.h"
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_write.h"

@@ -17,6 +17,7 @@
 #include "job/limits.h"
 #include "job/promote.h"
 #include "job/reap.h"
+#include "job/recover.h"
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_group.h"
@@ -74,12 +75,6 @@ is_leased_by_row(JobCall *call, JobsTable *table)
 		return true;
 	idemq_jobs_refresh(table);
 	return !idemq_jobs_fetch(table, call->id, &call->job) || call->job.status == JOB_PROCESSING;
-}
-
-static bool
-is_finished(JobStatus status)
-{
-	return status == JOB_COMPLETED || status == JOB_DEAD || status == JOB_CANCELLED;
 }
 
 /* Returns the outcome for a status in which the job cannot be taken. */
@@ -194,7 +189,7 @@ idemq_job_call(JobCall *call, JobsTable *table)
 			return OUTCOME_NOT_FOUND;
 		call->fetched = false;
 		/* Finished is finished, though its lease may go a moment later. */
-		if (is_finished(call->job.status))
+		if (job_status_is_finished(call->job.status))
 			return outcome_of_status(call->job.status, call->event);
 		if (is_leased(call, table))
 			return OUTCOME_LOCKED;
@@ -224,7 +219,7 @@ idemq_job_is_settled(const JobCall *call)
 {
 	Lease lease;
 
-	return is_finished(call->job.status) ||
+	return job_status_is_finished(call->job.status) ||
 		   (idemq_lease_busy(call->id) && idemq_lease_get(call->id, &lease) &&
 			(lease.claiming || lease.deadline > idemq_mono_now()));
 }
@@ -242,7 +237,7 @@ idemq_job_look(JobCall *call, JobsTable *table)
 	if ((!call->fetched && !idemq_jobs_fetch(table, call->id, &call->job)) ||
 		!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
 		return OUTCOME_NOT_FOUND;
-	if (is_finished(call->job.status))
+	if (job_status_is_finished(call->job.status))
 		return outcome_of_status(call->job.status, call->event);
 	if (idemq_lease_get(call->id, &lease))
 		call->retry_after = lease_end(&lease);

@@ -41,6 +41,7 @@
 #include "shared/group_table.h"
 #include "shared/groups.h"
 #include "base/clock.h"
+#include "base/pace.h"
 
 /* Groups taken in one go. */
 #define PROMOTE_BATCH 256
@@ -277,19 +278,6 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 	return promoted;
 }
 
-/* Returns whether this session is to look through a queue that has no slot. */
-static bool
-is_time_to_scan(int32 queue_id)
-{
-	static int64 next[64];
-	int64 now = idemq_mono_now();
-
-	if (now < next[queue_id % lengthof(next)])
-		return false;
-	next[queue_id % lengthof(next)] = now + SCAN_INTERVAL;
-	return true;
-}
-
 /* Returns whether there may be groups to promote. */
 bool
 idemq_promote_wanted(const QueueInfo *queue)
@@ -304,11 +292,12 @@ idemq_promote_wanted(const QueueInfo *queue)
 int
 idemq_promote_some(const QueueInfo *queue, int max)
 {
+	static Pace pace;
 	JobsTable table;
 	int promoted = 0;
 	bool scan;
 
-	if (queue->slot == NULL && !is_time_to_scan(queue->id))
+	if (queue->slot == NULL && !idemq_pace_is_due(&pace, queue->id, SCAN_INTERVAL))
 		return 0;
 	idemq_jobs_open(&table);
 	idemq_group_note_scan(queue->slot, queue->id);

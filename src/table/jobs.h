@@ -113,6 +113,13 @@ job_ready_key(const Job *job)
 	return key;
 }
 
+/* Returns whether a job is in processing by the attempt of that token. */
+static inline bool
+job_is_attempt(const Job *job, int64 token)
+{
+	return job->status == JOB_PROCESSING && job->token == token;
+}
+
 /* The header of a fetched version: who made it, who locks or changes it. */
 static inline HeapTupleHeader
 job_row_header(const Job *job)
