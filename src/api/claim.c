@@ -54,20 +54,6 @@ typedef struct ClaimCall
 	int32 claimed;
 } ClaimCall;
 
-/* Cancels a job that was not claimed in time. */
-static Step
-expire(ClaimCall *call, JobsTable *table, const Job *job)
-{
-	EventArgs args = {0};
-
-	args.now = call->scan.now;
-	args.error = cstring_to_text("expired before it was claimed");
-	return idemq_transition(table, job, &call->scan.queue, EVENT_EXPIRE, &args, JOB_SKIPS) ==
-				   JOB_WRITTEN
-			   ? STEP_PASS
-			   : STEP_STAY;
-}
-
 /* Claims a fetched job that is ready, and adds it to the answer. */
 static Step
 claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
@@ -114,8 +100,12 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 		return STEP_PASS;
 	if (!idemq_transition_allowed(EVENT_CLAIM, job.status))
 		return STEP_PASS;
-	if (job.attempt == 0 && job.expires_at <= call->scan.now)
-		return expire(call, table, &job);
+	if (job_has_expired(&job, scan->now))
+	{
+		JobWrite write = idemq_job_expire(table, &job, &scan->queue, scan->now);
+
+		return write == JOB_WRITTEN ? STEP_PASS : STEP_STAY;
+	}
 	return claim_ready(call, table, &job);
 }
 

@@ -9,7 +9,6 @@
  */
 #include "postgres.h"
 
-#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "job/claim_by_id.h"
@@ -96,20 +95,6 @@ outcome_of_status(JobStatus status, JobEvent event)
 	}
 }
 
-/* Cancels a job that was not claimed in time. */
-static Outcome
-expire(JobCall *call, JobsTable *table, bool *again)
-{
-	EventArgs args = {0};
-	JobWrite write;
-
-	args.now = idemq_now();
-	args.error = cstring_to_text("expired before it was claimed");
-	write = idemq_transition(table, &call->job, &call->queue, EVENT_EXPIRE, &args, JOB_SKIPS);
-	*again = write == JOB_CHANGED;
-	return write == JOB_WRITTEN ? OUTCOME_CANCELLED : OUTCOME_LOCKED;
-}
-
 /*
  * Makes a blocked job its group's head, if its turn has come and nobody else has done
  * so yet; then fetches it again.  Returns false when it is gone.
@@ -139,8 +124,13 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 	LimitView view;
 
 	call->args.now = idemq_now();
-	if (call->job.attempt == 0 && call->job.expires_at <= call->args.now)
-		return expire(call, table, again);
+	if (job_has_expired(&call->job, call->args.now))
+	{
+		JobWrite write = idemq_job_expire(table, &call->job, &call->queue, call->args.now);
+
+		*again = write == JOB_CHANGED;
+		return write == JOB_WRITTEN ? OUTCOME_CANCELLED : OUTCOME_LOCKED;
+	}
 	call->args.deadline = call->args.now + lease;
 	if (call->queue.paused)
 		return OUTCOME_NOT_DUE;

@@ -66,17 +66,6 @@ typedef enum Promotion
 	NOT_FOR_US			/* it changes all the time, or our snapshot must not see it */
 } Promotion;
 
-/* Cancels a job whose turn came too late. */
-static JobWrite
-expire(JobsTable *table, const QueueInfo *queue, const Job *job)
-{
-	EventArgs args = {0};
-
-	args.now = idemq_now();
-	args.error = cstring_to_text("expired before it was claimed");
-	return idemq_transition(table, job, queue, EVENT_EXPIRE, &args, JOB_SKIPS);
-}
-
 /*
  * Makes a blocked job its group's head: it is due at once, or at its run_at; sets *due.
  * From here on no head has an earlier ready_at than *now, and no job that is blocked a
@@ -114,8 +103,10 @@ promote(JobsTable *table, const QueueInfo *queue, Datum name, GroupFloor *floor)
 		if (!idemq_jobs_group_blocked(table, queue->id, name, floor->blocked, &job) ||
 			job.status != JOB_BLOCKED)
 			return HAS_HEAD; /* or no jobs, or one written by hand, without a ready_at */
-		expired = job.attempt == 0 && job.expires_at <= idemq_now();
-		write = expired ? expire(table, queue, &job) : make_head(table, queue, &job, &now, &due);
+		now = idemq_now();
+		expired = job_has_expired(&job, now);
+		write = expired ? idemq_job_expire(table, &job, queue, now)
+						: make_head(table, queue, &job, &now, &due);
 		if (write == JOB_WRITTEN && !expired)
 		{
 			*floor = (GroupFloor){now, job.id};

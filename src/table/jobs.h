@@ -120,6 +120,13 @@ job_is_attempt(const Job *job, int64 token)
 	return job->status == JOB_PROCESSING && job->token == token;
 }
 
+/* Returns whether nobody claimed a job in time, by its expires_at. */
+static inline bool
+job_has_expired(const Job *job, TimestampTz now)
+{
+	return job->attempt == 0 && job->expires_at <= now;
+}
+
 /* The header of a fetched version: who made it, who locks or changes it. */
 static inline HeapTupleHeader
 job_row_header(const Job *job)
