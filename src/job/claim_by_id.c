@@ -34,8 +34,8 @@ lease_end(const Lease *lease)
 }
 
 /*
- * Answers from the lease table: true when somebody is on the job, with
- * retry_after; false when nobody is, or when his lease has just been taken back.
+ * Answers from the lease table: true when a session is on the job, with retry_after;
+ * false when none is, or when its lease has just been taken back.
  */
 static bool
 is_leased(JobCall *call, JobsTable *table)
@@ -96,8 +96,8 @@ outcome_of_status(JobStatus status, JobEvent event)
 }
 
 /*
- * Makes a blocked job its group's head, if its turn has come and nobody else has done
- * so yet; then fetches it again.  Returns false when it is gone.
+ * Makes a blocked job its group's head, if its turn has come and no other session has
+ * done so yet; then fetches it again.  Returns false when it is gone.
  */
 static bool
 unblock(JobCall *call, JobsTable *table)
@@ -106,9 +106,9 @@ unblock(JobCall *call, JobsTable *table)
 	Job first;
 
 	if (call->job.row->tts_isnull[COL_GROUP_KEY])
-		return true; /* written by hand: nobody's turn */
+		return true; /* written by hand: it has no turn */
 	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
-	/* Another one's turn is not for our transaction to begin: it may be a long one. */
+	/* Another job's turn is not for our transaction to begin: it may be a long one. */
 	if (idemq_jobs_group_first(table, call->queue.id, name, &first) && first.id == call->id &&
 		!idemq_promote_group(&call->queue, name) && call->queue.slot != NULL)
 		idemq_round_await(call->queue.slot);
@@ -162,7 +162,7 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 }
 
 /*
- * Looks at the job, and takes it if it can be taken; the table is open for writing.
+ * Takes the job if it can be taken, and answers; the table is open for writing.
  * Raises 40001 above READ COMMITTED for a job that changed after the snapshot.
  */
 Outcome
@@ -173,7 +173,7 @@ idemq_job_call(JobCall *call, JobsTable *table)
 		bool again = false;
 		Outcome outcome;
 
-		/* The row first: a stranger learns nothing, and changes nothing. */
+		/* The row first: a role without the privilege learns and changes nothing. */
 		if ((!call->fetched && !idemq_jobs_fetch(table, call->id, &call->job)) ||
 			!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
 			return OUTCOME_NOT_FOUND;
@@ -183,7 +183,7 @@ idemq_job_call(JobCall *call, JobsTable *table)
 			return outcome_of_status(call->job.status, call->event);
 		if (is_leased(call, table))
 			return OUTCOME_LOCKED;
-		/* Reaped just now, or changed while we asked: look at what is there. */
+		/* Reaped just now, or changed while we asked. */
 		if (!idemq_jobs_fetch(table, call->id, &call->job))
 			return OUTCOME_NOT_FOUND;
 		if (call->job.status == JOB_PROCESSING && is_leased_by_row(call, table))
@@ -201,8 +201,8 @@ idemq_job_call(JobCall *call, JobsTable *table)
 }
 
 /*
- * Returns whether nobody can take a fetched job now: it is finished, or in
- * somebody's hand with a lease that has not ended.
+ * Returns whether no session can take a fetched job now: it is finished, or has a
+ * lease that has not ended.
  */
 bool
 idemq_job_is_settled(const JobCall *call)
@@ -215,7 +215,7 @@ idemq_job_is_settled(const JobCall *call)
 }
 
 /*
- * As idemq_job_call, of a job that somebody else is about to take: takes nothing,
+ * As idemq_job_call, of a job that another session is about to take: takes nothing,
  * and answers locked unless it is finished.  retry_after stays what it was when
  * the job has no lease.
  */

@@ -46,7 +46,7 @@
 #include "base/settings.h"
 
 #define NSECS_PER_USEC INT64CONST(1000)
-/* While a queue waits for room in the lease table, it is looked at that often. */
+/* While a queue waits for room in the lease table, it is visited that often. */
 #define FULL_INTERVAL USECS_PER_SEC
 /* The worker is not asked for tokens more often than that. */
 #define TOKEN_INTERVAL INT64CONST(1000)
@@ -232,7 +232,7 @@ idemq_limit_may_borrow(const QueueInfo *queue)
 	return free > 0 && idemq_limit_running(queue->slot) - free < queue->max_running;
 }
 
-/* Looks at max_running; needs a slot. */
+/* Returns how a queue stands to max_running; it has a slot. */
 static QueueLimit
 running_state(const QueueInfo *queue, LimitView *view)
 {
@@ -248,7 +248,7 @@ running_state(const QueueInfo *queue, LimitView *view)
 	return idemq_lease_table_is_full() ? LIMIT_TABLE_FULL : LIMIT_OPEN;
 }
 
-/* Looks how a queue stands to its limits. */
+/* Reads how a queue stands to its limits. */
 void
 idemq_limit_view(const QueueInfo *queue, LimitView *view)
 {
@@ -274,8 +274,8 @@ idemq_limit_view(const QueueInfo *queue, LimitView *view)
 }
 
 /*
- * Returns whether the queue's limits would let one more be claimed; who has work and
- * is told no is on record, to be woken when they do.  *view: as idemq_limit_view.
+ * Returns whether the queue's limits would let one more be claimed.  If not, that is on
+ * record, so that a sleeper is woken when they do.  *view: as idemq_limit_view.
  */
 bool
 idemq_limit_lets(const QueueInfo *queue, LimitView *view)
@@ -289,7 +289,7 @@ idemq_limit_lets(const QueueInfo *queue, LimitView *view)
 	idemq_limit_view(queue, view);
 	if (view->state == LIMIT_OPEN || view->state == LIMIT_NO_SLOT)
 		return view->state == LIMIT_OPEN;
-	/* On record first, then the look that counts. */
+	/* On record first, then the view that counts. */
 	(void) pg_atomic_fetch_or_u32(&queue->slot->turned_away, limits);
 	idemq_limit_view(queue, view);
 	if (view->state == LIMIT_RATE)

@@ -2,11 +2,10 @@
  * job/new_job_keyed.c
  *		Enqueue with an idempotency key: the unique index jobs_key decides.
  *
- * A look at the index comes first: a duplicate costs no more than a lookup, and is
- * known at each isolation level.  When nobody has the key, an insert decides
- * (table/jobs_key.c); unless the caller skips, it waits for a twin whose transaction is
- * open.  If the key is taken after all, another look with a fresh snapshot reads by
- * whom.
+ * A lookup comes first: a duplicate costs no more, and is known at each isolation
+ * level.  When no job has the key, an insert decides (table/jobs_key.c); unless the
+ * caller skips, it waits for a twin whose transaction is open.  If the key is taken
+ * after all, another lookup with a fresh snapshot finds the job that has it.
  *
  * The key of a job that finished longer ago than the queue's window is free:
  * the old job gives it up, in the transaction of the new one.
@@ -31,7 +30,7 @@
 #include "base/errors.h"
 #include "base/spi.h"
 
-/* Rounds of insert and look after which a trigger must be keeping the row out. */
+/* Rounds of insert and lookup after which a trigger must be keeping the row out. */
 #define MAX_TRIES 20
 
 static SqlStatement replace_job =
@@ -45,7 +44,7 @@ static SqlStatement replace_job =
 	 .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID,
 			   TIMESTAMPTZOID}};
 
-/* Who has the key. */
+/* The job that has the key. */
 typedef struct KeyHolder
 {
 	Job job;
@@ -146,7 +145,7 @@ is_unclaimed(JobStatus status)
 
 /*
  * Gives a job that was not claimed yet the new payload, time and priority; false
- * when it is claimed, or finished, by now.
+ * when it is claimed, or finished, by now, or too new for the transaction's snapshot.
  */
 static bool
 replace(const KeyHolder *holder, const JobChange *columns)
@@ -175,11 +174,6 @@ replace(const KeyHolder *holder, const JobChange *columns)
 	idemq_sql_begin_on_jobs(&scope);
 	updated = idemq_sql_run(&replace_job, values, nulls, SPI_OK_UPDATE);
 	idemq_sql_end(&scope);
-	/* Nothing replaced: it is claimed by now, or too new for the transaction's snapshot. */
-	if (updated == 0 && IsolationUsesXactSnapshot() && is_unclaimed(holder->answer.status))
-		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-						errmsg("could not serialize access due to concurrent update of a job"),
-						errhint("Run the transaction again.")));
 	return updated > 0;
 }
 
@@ -234,7 +228,7 @@ idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 	JobStatus status;
 	KeyHolder holder;
 
-	/* A holder may come and go between the looks, but not again and again. */
+	/* A holder may come and go between the lookups, but not again and again. */
 	for (int tries = 0;; tries++)
 	{
 		bool found = find_holder(table, queue, columns, window_start, &holder);
@@ -250,9 +244,9 @@ idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			*answer = holder.answer;
 			if (handle_duplicate(&holder, columns, policy))
 				return;
-			/* Claimed since our look, or before and given back: what is it now? */
+			/* Claimed since the lookup, or before and given back: what is it now? */
 			policy = DUPLICATE_IGNORE;
-			idemq_jobs_refresh(table);
+			idemq_jobs_refresh_or_raise(table);
 			continue;
 		}
 		answer->outcome = OUTCOME_LOCKED;

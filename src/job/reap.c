@@ -3,7 +3,7 @@
  *		Taking back leases that ended.
  *
  * An expired lease is marked in the lease table first, and from then on a heartbeat
- * is refused.  Then its row is written, unless somebody holds it: an open commit
+ * is refused.  Then its row is written, unless it is held: an open commit
  * or idemq.assert_current keeps the job.  A lost lease counts as an attempt.
  */
 #include "postgres.h"
@@ -28,7 +28,7 @@
 /* and so many times as far as the last one took. */
 #define REAP_SHARE 10
 
-/* Writes the row of a lease that ended; false when somebody holds it or it moved on. */
+/* Writes the row of a lease that ended; false when it is held or moved on. */
 bool
 idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, bool worker_lost)
 {
@@ -61,7 +61,7 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 		return false; /* the entry of a job that is gone goes too */
 	if (job.queue_id != queue->id)
 	{
-		/* Moved by hand: the entry goes, and its new queue looks for it. */
+		/* Moved by hand: the entry goes, and its new queue searches for it. */
 		idemq_xact_note_recovery(NULL, job.queue_id);
 		return false;
 	}

@@ -90,8 +90,8 @@ adopt(LostLeases *lost, const Job *job, int64 deadline, int64 length)
 
 /*
  * Notes a job in processing whose lease has no entry, and adopts it.  Returns
- * false when that cannot be done now: somebody holds its row, and may be ending
- * it, or this transaction itself has written it.
+ * false when that cannot be done now: another transaction holds its row, and may be
+ * ending it, or this transaction itself has written it.
  */
 bool
 idemq_lost_lease_note(LostLeases *lost, const Job *job)
@@ -120,7 +120,7 @@ idemq_lost_lease_renew(LostLeases *lost, const Job *job, int64 length)
 	return adopt(lost, job, idemq_mono_now() + length, length);
 }
 
-/* Looks at one of them again; returns whether it was reaped. */
+/* Fetches one of them again, and decides; returns whether it was reaped. */
 static bool
 settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 {
@@ -134,7 +134,7 @@ settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 	if (!there && lease->adopted)
 	{
 		idemq_slots_begin_change();
-		/* If it is just held, by somebody who may leave it as it is: another search. */
+		/* If it is just held, the holder may leave it as it is: another search. */
 		idemq_slot_need_recovery(queue->slot, queue->id);
 		(void) idemq_lease_drop(lease->job_id, lease->token, &dropped);
 		/* It may have turned others away, from wherever the job is now. */
@@ -268,7 +268,7 @@ idemq_recover_some(const QueueInfo *queue, int budget)
 
 /*
  * Returns whether the limits of a queue can be kept: every job in flight is counted.
- * If it is not known, searches to the end.  What this transaction ends and nobody has
+ * If it is not known, searches to the end.  What this transaction ends and was not
  * counted, others still see in processing, but this session's search does not.
  */
 bool

@@ -255,7 +255,7 @@ keeps_nothing(const Job *job, const QueueInfo *queue)
 
 /*
  * Makes an event happen to a fetched job.  The caller has checked that it is
- * allowed, and the token where the job is somebody's.  A commit of a job without
+ * allowed, and the token where the job is in processing.  A commit of a job without
  * a key in a queue that keeps nothing deletes the row.  A death adds a job to the
  * dead queue of the job's queue.
  */
@@ -296,7 +296,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	return write;
 }
 
-/* Cancels a fetched job that was not claimed in time; waits for nobody. */
+/* Cancels a fetched job that was not claimed in time; never waits. */
 JobWrite
 idemq_job_expire(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz now)
 {

@@ -127,7 +127,7 @@ job_has_expired(const Job *job, TimestampTz now)
 	return job->attempt == 0 && job->expires_at <= now;
 }
 
-/* The header of a fetched version: who made it, who locks or changes it. */
+/* The header of a fetched version: which transactions made, lock or change it. */
 static inline HeapTupleHeader
 job_row_header(const Job *job)
 {

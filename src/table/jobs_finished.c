@@ -3,8 +3,8 @@
  *		Scans of the index of finished jobs, all queues in the order of finished_at.
  *
  * A scan hands out index entries, and rows on demand (idemq_jobs_scan_row); it ends
- * with idemq_jobs_scan_end.  Entries of one time are in the order of their place in
- * the table, so that a scan can go on behind the last one of the scan before: also
+ * with idemq_jobs_scan_end.  Entries of one time are in the order of their rows'
+ * addresses, so that a scan can go on behind the last one of the scan before, even
  * among a million jobs that one commit_many finished.
  *
  * Isolation, concurrent updates and user's triggers: as for scans of the ready

@@ -1,9 +1,9 @@
 /*
  * table/jobs_hold.c
- *		Who holds a fetched version of a job's row.
+ *		Which transactions hold a fetched version of a job's row.
  *
- * Reads the version's header and the state of transactions; waits for nobody and
- * takes no lock.  What it finds may be over by the time it is said.
+ * Reads the version's header and the state of transactions; never waits, and takes
+ * no lock.  What it finds may be over by the time it returns.
  */
 #include "postgres.h"
 
@@ -70,8 +70,8 @@ idemq_jobs_hold(const Job *job, TransactionId *holder)
 }
 
 /*
- * Returns whether a claim would be let to a fetched version: nobody holds it, or
- * for a foreign key only, which a claim does not mind.
+ * Returns whether a claim could write a fetched version: no transaction holds it, or
+ * for a foreign key only, which does not hinder a claim.
  */
 bool
 idemq_jobs_lets_claim(const Job *job)
@@ -100,8 +100,8 @@ idemq_jobs_lets_claim(const Job *job)
 }
 
 /*
- * Returns whether nobody else locks or changes a fetched version, so that a
- * write will not wait.  Somebody may come between; then it waits, briefly.
+ * Returns whether no other transaction locks or changes a fetched version, so that a
+ * write will not wait.  One may come between; then the write waits, briefly.
  */
 bool
 idemq_jobs_is_free(const Job *job)

@@ -1,16 +1,16 @@
 /*
  * table/jobs_hold.h
- *		Who holds a fetched version of a job's row.
+ *		Which transactions hold a fetched version of a job's row.
  */
 #ifndef IDEMQ_TABLE_JOBS_HOLD_H
 #define IDEMQ_TABLE_JOBS_HOLD_H
 
 #include "table/jobs.h"
 
-/* What others do with a fetched version. */
+/* What other transactions do with a fetched version. */
 typedef enum RowHold
 {
-	ROW_FREE,	/* nobody else locks or changes it */
+	ROW_FREE,	/* none locks or changes it */
 	ROW_HELD,	/* an open transaction does */
 	ROW_CHANGED /* a newer version, or a deletion, is committed */
 } RowHold;

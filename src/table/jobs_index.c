@@ -337,8 +337,8 @@ insert_entries(Relation rel, TupleTableSlot *row, const uint32 *changed, bool ke
 
 /*
  * Writes the index entries of a new row version.  changed: the columns that an
- * update set, NULL for an insert.  only_summarizing: the update was HOT but for
- * indexes that summarize blocks (PostgreSQL 16 and later).  Raises 23505 and
+ * update set, NULL for an insert.  only_summarizing: the update was HOT except
+ * for indexes that summarize blocks (PostgreSQL 16 and later).  Raises 23505 and
  * waits as any INSERT does.
  */
 void
@@ -356,8 +356,8 @@ idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed
 
 /*
  * As idemq_jobs_index_insert, of a row that is inserted speculatively, with simple
- * indexes.  The index of keys comes first: returns false when somebody has the
- * key, or may have it, without waiting.
+ * indexes.  The index of keys comes first: returns false, without waiting, when
+ * another row has the key, or may have it.
  */
 bool
 idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row)

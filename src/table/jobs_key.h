@@ -1,7 +1,7 @@
 /*
  * table/jobs_key.h
  *		Jobs by their idempotency key, through the unique index jobs_key: lookups,
- *		and inserts that give way to whoever has the key.
+ *		and inserts that give way to the job that has the key.
  */
 #ifndef IDEMQ_TABLE_JOBS_KEY_H
 #define IDEMQ_TABLE_JOBS_KEY_H
