@@ -220,6 +220,31 @@ idemq_limit_return_token(const QueueInfo *queue)
 /*
  * Returns whether this transaction may claim in the place of an attempt that it
  * ends: not while more run than may, the limit having been lowered.
+ *
+ * Why no more jobs than max_running are ever worked on.  Call O the open claims of a
+ * queue and P its jobs in processing, in any snapshot.  Each has an entry from before it
+ * is an open claim until after the commit that ends it is visible; each entry is
+ * counted, except the borrowed ones.  Until the commit of a transaction T a borrowed
+ * claim is an open claim of T, and what it replaces is in P: O and P together are more
+ * than the count by what T has borrowed, but T has finished with these.  At T's commit,
+ * in one instant, the ended leave P and the borrowed enter it, one for one.  After it
+ * the borrowed are counted first, then the ended entries go: in between the count is
+ * too high, never too low.  Should T abort, the borrowed entries go uncounted.
+ *
+ * What could break that:
+ *   a savepoint takes back an end	notes are a stack: the claim came later, and is
+ *									undone first
+ *   T claims a job that it ended	the entry carries units, for the attempt that ends
+ *									and for the new one unless that was borrowed; the
+ *									commit leaves one, the abort the first
+ *   SQL and a trigger end one		credited in the entry: one credit an end
+ *   attempt twice
+ *   a queue is given a slot		a take checks for the slot under its partition
+ *									lock: it counts itself, or the search's end, under
+ *									all partition locks, finds it
+ *   T ends an attempt without an	T's own search for lost leases does not see it,
+ *   entry							others do: no search by T is believed
+ *   the lease table is full		no claim without an entry where max_running is set
  */
 bool
 idemq_limit_may_borrow(const QueueInfo *queue)

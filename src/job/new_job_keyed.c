@@ -9,6 +9,15 @@
  *
  * The key of a job that finished longer ago than the queue's window is free:
  * the old job gives it up, in the transaction of the new one.
+ *
+ * An enqueue waits for a transaction that inserts the same key, within lock_timeout and
+ * statement_timeout, and never for the worker of a committed job that has it, whose
+ * transaction may be long.  A caller that skips (acquire, the dead queue) waits for
+ * none: it first reads what is in doubt, and a lost insert answers OUTCOME_LOCKED.
+ *
+ * READ COMMITTED always gets the right answer.  Above it, what was committed before the
+ * call is known, though the transaction's snapshot may not see it; a twin that commits
+ * during the call is 40001.
  */
 #include "postgres.h"
 
