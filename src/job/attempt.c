@@ -4,8 +4,6 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
-
 #include "job/attempt.h"
 #include "table/jobs.h"
 #include "queue/queues.h"
