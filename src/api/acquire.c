@@ -25,8 +25,9 @@
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
-#include "api/claim_job.h"
-#include "api/enqueue.h"
+#include "api/job_answer.h"
+#include "job/claim_by_id.h"
+#include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
 #include "txn/pending_counts.h"

@@ -10,7 +10,6 @@
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 
-#include "job/attempt.h"
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_key.h"
@@ -101,7 +100,7 @@ control_job(JobsTable *table, int64 id, int privileges, Decide decide)
 			return outcome;
 		if (idemq_transition(table, &job, &queue, event, &args, JOB_WAITS) == JOB_WRITTEN)
 			return outcome;
-		idemq_attempt_changed(table);
+		idemq_jobs_refresh_or_raise(table);
 	}
 }
 

@@ -22,10 +22,9 @@
 #include "job/limits.h"
 #include "job/promote.h"
 #include "job/ready_scan.h"
-#include "job/reap.h"
+#include "job/recover.h"
 #include "job/transition.h"
 #include "table/jobs.h"
-#include "table/jobs_ready.h"
 #include "queue/queues.h"
 #include "shared/lease_scan.h"
 #include "shared/leases.h"
@@ -54,20 +53,6 @@ typedef struct ClaimCall
 	bool with_queue; /* the last column is the queue's name */
 	int32 claimed;
 } ClaimCall;
-
-/* Cancels a job that was not claimed in time. */
-static Step
-expire(ClaimCall *call, JobsTable *table, const Job *job)
-{
-	EventArgs args = {0};
-
-	args.now = call->scan.now;
-	args.error = cstring_to_text("expired before it was claimed");
-	return idemq_transition(table, job, &call->scan.queue, EVENT_EXPIRE, &args, JOB_SKIPS) ==
-				   JOB_WRITTEN
-			   ? STEP_PASS
-			   : STEP_STAY;
-}
 
 /* Claims a fetched job that is ready, and adds it to the answer. */
 static Step
@@ -115,8 +100,12 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 		return STEP_PASS;
 	if (!idemq_transition_allowed(EVENT_CLAIM, job.status))
 		return STEP_PASS;
-	if (job.attempt == 0 && job.expires_at <= call->scan.now)
-		return expire(call, table, &job);
+	if (job_has_expired(&job, scan->now))
+	{
+		JobWrite write = idemq_job_expire(table, &job, &scan->queue, scan->now);
+
+		return write == JOB_WRITTEN ? STEP_PASS : STEP_STAY;
+	}
 	return claim_ready(call, table, &job);
 }
 
@@ -184,8 +173,7 @@ claim_from_queue(ClaimCall *call, const char *name)
 	idemq_queue_by_name(name, PRIVILEGE_CLAIM, &call->scan.queue);
 	if (call->scan.queue.paused)
 		return;
-	(void) idemq_reap_some(&call->scan.queue);
-	if (!idemq_recover_for_limits(&call->scan.queue))
+	if (!idemq_before_claim(&call->scan.queue))
 		return;
 	idemq_wake_claimed(call->scan.queue.slot);
 	scan_and_promote(call);

@@ -16,9 +16,10 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
-#include "api/enqueue.h"
+#include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 #include "txn/pending_counts.h"
 #include "queue/queues.h"
 #include "base/args.h"
@@ -82,22 +83,6 @@ duplicate_policy(FunctionCallInfo fcinfo, int n)
 	return DUPLICATE_ERROR;
 }
 
-/* Sets what every new job has. */
-void
-idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now, Datum payload)
-{
-	columns->set = 0;
-	job_set(columns, COL_QUEUE_ID, Int32GetDatum(queue->id));
-	job_set(columns, COL_CREATED_AT, TimestampTzGetDatum(now));
-	job_set(columns, COL_PRIORITY, Int16GetDatum(IDEMQ_DEFAULT_PRIORITY));
-	job_set(columns, COL_MAX_ATTEMPTS, Int32GetDatum(queue->max_attempts));
-	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_catalog()->status[JOB_PENDING]));
-	job_set(columns, COL_ATTEMPT, Int32GetDatum(0));
-	job_set(columns, COL_TOKEN, Int64GetDatum(0));
-	job_set(columns, COL_READY_AT, TimestampTzGetDatum(now));
-	job_set(columns, COL_PAYLOAD, payload);
-}
-
 /*
  * Puts a new job into a FIFO group: blocked, until it is promoted (job/promote.c), which
  * heeds the time that was asked for.
@@ -131,10 +116,7 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 																		  : COUNTER_DUPLICATES));
 		return;
 	}
-	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
-		job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
-	status = idemq_new_job_note(queue, columns);
-	idemq_jobs_insert(table, columns);
+	status = idemq_new_job_insert(table, queue, columns);
 	idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, status,
 							  (Datum) 0, true};

@@ -22,6 +22,7 @@
 
 #include "job/attempt.h"
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_fence);
 
@@ -93,7 +94,7 @@ idemq_sql_fence(PG_FUNCTION_ARGS)
 			idemq_attempt_raise(&attempt, outcome);
 		if (idemq_jobs_lock(&table, &attempt.job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
 			break;
-		idemq_attempt_changed(&table);
+		idemq_jobs_refresh_or_raise(&table);
 	}
 	idemq_jobs_close(&table);
 	return PointerGetDatum(row);

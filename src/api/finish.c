@@ -102,7 +102,7 @@ finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt 
 		if (idemq_transition(table, &attempt->job, &attempt->queue, event, &finish->args,
 							 JOB_WAITS) == JOB_WRITTEN)
 			return outcome;
-		idemq_attempt_changed(table);
+		idemq_jobs_refresh_or_raise(table);
 	}
 }
 

@@ -12,9 +12,10 @@
 #include "utils/tuplestore.h"
 
 #include "job/attempt.h"
-#include "job/reap.h"
+#include "job/recover.h"
 #include "job/transition.h"
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 #include "queue/queues.h"
 #include "shared/leases.h"
 #include "shared/next_deadline.h"
@@ -204,7 +205,7 @@ idemq_sql_checkpoint(PG_FUNCTION_ARGS)
 		if (idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_CHECKPOINT, &args,
 							 JOB_WAITS) == JOB_WRITTEN)
 			break;
-		idemq_attempt_changed(&table);
+		idemq_jobs_refresh_or_raise(&table);
 	}
 	idemq_jobs_close(&table);
 	PG_RETURN_VOID();
@@ -229,7 +230,7 @@ idemq_sql_assert_current(PG_FUNCTION_ARGS)
 														 PG_GETARG_INT64(1), &attempt));
 		if (idemq_jobs_lock(&table, &attempt.job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
 			break;
-		idemq_attempt_changed(&table);
+		idemq_jobs_refresh_or_raise(&table);
 	}
 	idemq_jobs_close(&table);
 	PG_RETURN_VOID();

@@ -31,7 +31,7 @@
 #include "api/claim_row.h"
 #include "job/promote.h"
 #include "job/ready_scan.h"
-#include "job/reap.h"
+#include "job/recover.h"
 #include "table/jobs.h"
 #include "queue/queues.h"
 #include "shared/wake.h"
@@ -205,8 +205,7 @@ look_at_job(Wait *wait, Target *target)
 		}
 	}
 	idemq_jobs_close(&table);
-	return !wait->found || job.status == JOB_COMPLETED || job.status == JOB_DEAD ||
-		   job.status == JOB_CANCELLED;
+	return !wait->found || job_status_is_finished(job.status);
 }
 
 /* Looks at a target in a transaction of its own; returns whether the wait is over. */

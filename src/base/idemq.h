@@ -45,6 +45,12 @@ typedef enum JobStatus
 
 #define JOB_STATUS_COUNT 7
 
+static inline bool
+job_status_is_finished(JobStatus status)
+{
+	return status == JOB_COMPLETED || status == JOB_DEAD || status == JOB_CANCELLED;
+}
+
 /* Order as in CREATE TYPE idemq.outcome. */
 typedef enum Outcome
 {

@@ -2,7 +2,7 @@
  * base/spi.c
  *		SQL from C: saved plans, run as the extension's owner.
  *
- * Everything that table/jobs.c does not do by direct access goes through here:
+ * Everything that the table room does not do by direct access goes through here:
  *
  *		idemq_sql_begin(&scope);
  *		n = idemq_sql_run(&statement, args, nulls, SPI_OK_...);

@@ -4,11 +4,8 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
-
 #include "job/attempt.h"
 #include "table/jobs.h"
-#include "table/jobs_hold.h"
 #include "queue/queues.h"
 #include "base/errors.h"
 #include "base/oids.h"
@@ -48,21 +45,6 @@ idemq_attempt_is_gone(JobsTable *table, const Attempt *attempt)
 	return idemq_jobs_fetch_deleted(table, attempt->id, &job) && job.token == attempt->token &&
 		   job.status == JOB_PROCESSING &&
 		   idemq_queue_allows(job.queue_id, PRIVILEGE_CLAIM, &queue);
-}
-
-/*
- * After a write that answered JOB_CHANGED: gets ready to look again, or raises
- * 40001 above READ COMMITTED, where the attempt is still ours (the caller has
- * looked: OUTCOME_CURRENT) but in a version that the transaction may not see.
- */
-void
-idemq_attempt_changed(JobsTable *table)
-{
-	if (IsolationUsesXactSnapshot())
-		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-						errmsg("could not serialize access due to concurrent update of a job"),
-						errhint("Run the transaction again.")));
-	idemq_jobs_refresh(table);
 }
 
 /* Raises IQ001, IQ002 or IQ006 for an outcome of idemq_attempt_find; returns for others. */

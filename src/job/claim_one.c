@@ -3,10 +3,14 @@
  *		Taking a ready job: the lease entry first, then the row.
  *
  * The entry makes idemq's claimers exclusive among themselves with no row
- * locked: whoever finds another's does not touch the row.  With the entry ours,
- * the row can be held only by somebody who is not a claimer (a foreign key
- * check, a DBA, a cancel); then it is skipped, not waited for.  When the lease
+ * locked: a claimer that finds another's entry does not touch the row.  With the
+ * entry ours, the row can be held only by a transaction that is no claim (a foreign
+ * key check, a DBA, a cancel); then it is skipped, not waited for.  When the lease
  * table is full, the row lock alone decides.
+ *
+ * The order is: issue a token, reserve room for a note, put a CLAIMING entry, note it.
+ * Between the entry and the note nothing can fail.  Then the row is written, and if it
+ * was not ours (changed, or held), the note is undone at once.
  */
 #include "postgres.h"
 
@@ -17,6 +21,8 @@
 #include "job/limits.h"
 #include "job/transition.h"
 #include "table/jobs.h"
+#include "table/jobs_hold.h"
+#include "table/jobs_write.h"
 #include "txn/pending.h"
 #include "txn/pending_counts.h"
 #include "shared/lease_table.h"
@@ -26,11 +32,11 @@
 #include "shared/wake.h"
 
 /*
- * Undoes a take whose job changed between our look and our entry, which may have
- * turned others away from its new version, wherever in the index that is.  So we
- * look at it once more when the entry is gone, and lower to where it is ready;
- * who makes it ready after that look lowers later still.  Usually another worker
- * has completed it, and nothing is owed: the cursors stay, or each lost race
+ * Undoes a take whose job changed between our fetch and our entry.  The entry may have
+ * turned claimers away from the job's new version, wherever in the index that is.  So
+ * we fetch it once more when the entry is gone, and lower to where it is ready; a
+ * transaction that makes it ready after that lowers later still.  Usually another
+ * worker has completed it, and nothing is owed: the cursors stay, or each lost race
  * would send every claimer through all that a held snapshot keeps.
  */
 static void
@@ -39,7 +45,7 @@ undo_changed(const QueueInfo *queue, int64 id)
 	JobsTable latest;
 	Job job;
 
-	/* Opens what the second look needs, since that must neither wait nor end early. */
+	/* Opens what the second fetch needs, since that must neither wait nor end early. */
 	idemq_jobs_open_to_read(&latest);
 	(void) idemq_jobs_fetch(&latest, id, &job);
 	HOLD_INTERRUPTS();
@@ -69,7 +75,8 @@ undo_changed(const QueueInfo *queue, int64 id)
 
 /*
  * Takes what a job needs beside its row: a token of the queue's rate, and an entry.
- * Returns LEASE_LIMIT when the queue's limits turn it away, who are then on record.
+ * Returns LEASE_LIMIT when the queue's limits turn the claim away; that is then on
+ * record, so that a sleeper is woken when they let one in.
  */
 static LeaseTake
 take_entry(const QueueInfo *queue, const LeaseClaim *claim, Lease *prior, bool *has_prior)

@@ -10,9 +10,9 @@
 typedef enum TakeResult
 {
 	TAKE_DONE,
-	TAKE_BUSY,	  /* somebody is on it */
+	TAKE_BUSY,	  /* another session is on it */
 	TAKE_CHANGED, /* it moved on since the snapshot */
-	TAKE_LOCKED,  /* somebody else than a claimer holds its row */
+	TAKE_LOCKED,  /* a transaction that is no claim holds its row */
 	TAKE_LIMIT	  /* max_running or rate_limit of its queue: see job/limits.h */
 } TakeResult;
 

@@ -16,8 +16,8 @@
  * the queue itself, a warning says that nothing was added.
  *
  * Locks: the dead queue, against being dropped, from before the dead job's row is
- * written to the end of the transaction.  Who sets a dead_queue does so alone
- * (CHAIN_LOCK), so that two of them do not close a circle together.
+ * written to the end of the transaction.  Only one transaction at a time sets a
+ * dead_queue (CHAIN_LOCK), so that two of them do not close a circle together.
  */
 #include "postgres.h"
 
@@ -29,12 +29,12 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "api/enqueue.h"
 #include "job/dead_queue.h"
+#include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 #include "txn/pending_counts.h"
-#include "txn/pending_ready.h"
 #include "queue/queues.h"
 #include "base/clock.h"
 #include "base/errors.h"
@@ -46,11 +46,11 @@
 #define MAX_DOCUMENTS (100 * 1024 * 1024)
 /* Dead queues of dead queues; a longer chain is taken for a circle. */
 #define MAX_CHAIN 32
-/* In place of a queue's id: whoever holds it may set a dead_queue. */
+/* In place of a queue's id: the holder of that lock may set a dead_queue. */
 #define CHAIN_LOCK 0
 
 /* The attempts by token, which grows: their order, also when a clock was set back. */
-static SqlStatement tell_death =
+static SqlStatement describe_death =
 	{.text =
 		 "SELECT jsonb_build_object('queue', $1, 'id', $2, 'key', $3, 'group_key', $4, "
 		 "'payload', $5, 'headers', $6, 'enqueued_at', $7, 'died_at', $8, "
@@ -109,7 +109,7 @@ idemq_dead_queue_check(const char *queue, const char *dead_queue)
 /*
  * To be called before a job of the queue becomes dead.  Sets *dead to its dead
  * queue, and keeps that from being dropped; its id is 0 when there is none, or none
- * of that name.  Returns false when somebody is dropping it, and the caller would
+ * of that name.  Returns false when it is being dropped, and the caller would
  * not wait.
  */
 bool
@@ -154,7 +154,7 @@ can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead)
 	return false;
 }
 
-/* Returns whether payload and headers are too long to be told. */
+/* Returns whether payload and headers are too long for the account. */
 static bool
 is_too_long(const Job *job)
 {
@@ -206,7 +206,7 @@ account_of(const Job *job, const QueueInfo *queue, TimestampTz died_at, text *er
 	if (error == NULL)
 		nulls[8] = 'n';
 	idemq_sql_begin(&scope);
-	(void) idemq_sql_run(&tell_death, values, nulls, SPI_OK_SELECT);
+	(void) idemq_sql_run(&describe_death, values, nulls, SPI_OK_SELECT);
 	old = MemoryContextSwitchTo(caller);
 	account = JsonbPGetDatum(DatumGetJsonbPCopy(idemq_sql_value(0, 1, &isnull)));
 	MemoryContextSwitchTo(old);
@@ -214,19 +214,15 @@ account_of(const Job *job, const QueueInfo *queue, TimestampTz died_at, text *er
 	return account;
 }
 
-/* Adds a job without a key: nobody's transaction is waited for. */
+/* Adds the job without its key, and under a new id: no transaction is waited for. */
 static void
 add_without_key(JobsTable *table, const QueueInfo *dead, JobChange *columns)
 {
-	ReadyKey key = {DatumGetTimestampTz(columns->values[COL_READY_AT]), idemq_jobs_next_id()};
-
-	columns->set &= ~COLUMN_BIT(COL_KEY);
-	job_set(columns, COL_ID, Int64GetDatum(key.id));
-	idemq_lowers_note(dead->slot, dead->id, IDEMQ_DEFAULT_PRIORITY, key);
-	idemq_jobs_insert(table, columns);
+	columns->set &= ~(COLUMN_BIT(COL_KEY) | COLUMN_BIT(COL_ID));
+	(void) idemq_new_job_insert(table, dead, columns);
 }
 
-/* Makes the columns of the job that tells a death. */
+/* Makes the columns of the job that is the account of a death. */
 static void
 fill_columns(JobChange *columns, const Job *job, const QueueInfo *queue, const QueueInfo *dead,
 			 TimestampTz died_at, text *error)
@@ -244,7 +240,7 @@ fill_columns(JobChange *columns, const Job *job, const QueueInfo *queue, const Q
 /*
  * Adds a job that died in this transaction to the dead queue that
  * idemq_dead_queue_hold has set, if any.  job: as it was in processing; its end is
- * in idemq.attempts by now.  Ends the command; waits for nobody.
+ * in idemq.attempts by now.  Ends the command; never waits.
  */
 void
 idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
@@ -264,7 +260,7 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	fill_columns(&columns, job, queue, dead, died_at, error);
 	idemq_jobs_open(&table);
 	idemq_enqueue_keyed(&table, dead, &columns, DUPLICATE_IGNORE, JOB_SKIPS, &answer);
-	/* Somebody is using up the key in an open transaction. */
+	/* An open transaction is giving that key to a job. */
 	if (answer.outcome == OUTCOME_LOCKED)
 		add_without_key(&table, dead, &columns);
 	idemq_jobs_close(&table);

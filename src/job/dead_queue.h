@@ -6,6 +6,7 @@
 #define IDEMQ_JOB_DEAD_QUEUE_H
 
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 #include "queue/queues.h"
 
 extern void idemq_dead_queue_check(const char *queue, const char *dead_queue);

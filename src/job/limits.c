@@ -46,7 +46,7 @@
 #include "base/settings.h"
 
 #define NSECS_PER_USEC INT64CONST(1000)
-/* While a queue waits for room in the lease table, it is looked at that often. */
+/* While a queue waits for room in the lease table, it is visited that often. */
 #define FULL_INTERVAL USECS_PER_SEC
 /* The worker is not asked for tokens more often than that. */
 #define TOKEN_INTERVAL INT64CONST(1000)
@@ -220,6 +220,31 @@ idemq_limit_return_token(const QueueInfo *queue)
 /*
  * Returns whether this transaction may claim in the place of an attempt that it
  * ends: not while more run than may, the limit having been lowered.
+ *
+ * Why no more jobs than max_running are ever worked on.  Call O the open claims of a
+ * queue and P its jobs in processing, in any snapshot.  Each has an entry from before it
+ * is an open claim until after the commit that ends it is visible; each entry is
+ * counted, except the borrowed ones.  Until the commit of a transaction T a borrowed
+ * claim is an open claim of T, and what it replaces is in P: O and P together are more
+ * than the count by what T has borrowed, but T has finished with these.  At T's commit,
+ * in one instant, the ended leave P and the borrowed enter it, one for one.  After it
+ * the borrowed are counted first, then the ended entries go: in between the count is
+ * too high, never too low.  Should T abort, the borrowed entries go uncounted.
+ *
+ * What could break that:
+ *   a savepoint takes back an end	notes are a stack: the claim came later, and is
+ *									undone first
+ *   T claims a job that it ended	the entry carries units, for the attempt that ends
+ *									and for the new one unless that was borrowed; the
+ *									commit leaves one, the abort the first
+ *   SQL and a trigger end one		credited in the entry: one credit an end
+ *   attempt twice
+ *   a queue is given a slot		a take checks for the slot under its partition
+ *									lock: it counts itself, or the search's end, under
+ *									all partition locks, finds it
+ *   T ends an attempt without an	T's own search for lost leases does not see it,
+ *   entry							others do: no search by T is believed
+ *   the lease table is full		no claim without an entry where max_running is set
  */
 bool
 idemq_limit_may_borrow(const QueueInfo *queue)
@@ -232,7 +257,7 @@ idemq_limit_may_borrow(const QueueInfo *queue)
 	return free > 0 && idemq_limit_running(queue->slot) - free < queue->max_running;
 }
 
-/* Looks at max_running; needs a slot. */
+/* Returns how a queue stands to max_running; it has a slot. */
 static QueueLimit
 running_state(const QueueInfo *queue, LimitView *view)
 {
@@ -248,7 +273,7 @@ running_state(const QueueInfo *queue, LimitView *view)
 	return idemq_lease_table_is_full() ? LIMIT_TABLE_FULL : LIMIT_OPEN;
 }
 
-/* Looks how a queue stands to its limits. */
+/* Reads how a queue stands to its limits. */
 void
 idemq_limit_view(const QueueInfo *queue, LimitView *view)
 {
@@ -274,8 +299,8 @@ idemq_limit_view(const QueueInfo *queue, LimitView *view)
 }
 
 /*
- * Returns whether the queue's limits would let one more be claimed; who has work and
- * is told no is on record, to be woken when they do.  *view: as idemq_limit_view.
+ * Returns whether the queue's limits would let one more be claimed.  If not, that is on
+ * record, so that a sleeper is woken when they do.  *view: as idemq_limit_view.
  */
 bool
 idemq_limit_lets(const QueueInfo *queue, LimitView *view)
@@ -289,7 +314,7 @@ idemq_limit_lets(const QueueInfo *queue, LimitView *view)
 	idemq_limit_view(queue, view);
 	if (view->state == LIMIT_OPEN || view->state == LIMIT_NO_SLOT)
 		return view->state == LIMIT_OPEN;
-	/* On record first, then the look that counts. */
+	/* On record first, then the view that counts. */
 	(void) pg_atomic_fetch_or_u32(&queue->slot->turned_away, limits);
 	idemq_limit_view(queue, view);
 	if (view->state == LIMIT_RATE)

@@ -2,14 +2,22 @@
  * job/new_job_keyed.c
  *		Enqueue with an idempotency key: the unique index jobs_key decides.
  *
- * A look at the index comes first: a duplicate costs no more than a lookup, and is
- * known at each isolation level.  When nobody has the key, an insert decides
- * (table/jobs_key.c); unless the caller skips, it waits for a twin whose transaction is
- * open.  If the key is taken after all, another look with a fresh snapshot reads by
- * whom.
+ * A lookup comes first: a duplicate costs no more, and is known at each isolation
+ * level.  When no job has the key, an insert decides (table/jobs_key.c); unless the
+ * caller skips, it waits for a twin whose transaction is open.  If the key is taken
+ * after all, another lookup with a fresh snapshot finds the job that has it.
  *
  * The key of a job that finished longer ago than the queue's window is free:
  * the old job gives it up, in the transaction of the new one.
+ *
+ * An enqueue waits for a transaction that inserts the same key, within lock_timeout and
+ * statement_timeout, and never for the worker of a committed job that has it, whose
+ * transaction may be long.  A caller that skips (acquire, the dead queue) waits for
+ * none: it first reads what is in doubt, and a lost insert answers OUTCOME_LOCKED.
+ *
+ * READ COMMITTED always gets the right answer.  Above it, what was committed before the
+ * call is known, though the transaction's snapshot may not see it; a twin that commits
+ * during the call is 40001.
  */
 #include "postgres.h"
 
@@ -20,18 +28,18 @@
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
-#include "job/attempt.h"
+#include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
+#include "table/jobs_hold.h"
 #include "table/jobs_key.h"
 #include "table/jobs_sql.h"
-#include "txn/pending_groups.h"
-#include "txn/pending_ready.h"
+#include "table/jobs_write.h"
 #include "base/clock.h"
 #include "base/errors.h"
 #include "base/spi.h"
 
-/* Rounds of insert and look after which a trigger must be keeping the row out. */
+/* Rounds of insert and lookup after which a trigger must be keeping the row out. */
 #define MAX_TRIES 20
 
 static SqlStatement replace_job =
@@ -45,7 +53,7 @@ static SqlStatement replace_job =
 	 .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID,
 			   TIMESTAMPTZOID}};
 
-/* Who has the key. */
+/* The job that has the key. */
 typedef struct KeyHolder
 {
 	Job job;
@@ -146,7 +154,7 @@ is_unclaimed(JobStatus status)
 
 /*
  * Gives a job that was not claimed yet the new payload, time and priority; false
- * when it is claimed, or finished, by now.
+ * when it is claimed, or finished, by now, or too new for the transaction's snapshot.
  */
 static bool
 replace(const KeyHolder *holder, const JobChange *columns)
@@ -175,11 +183,6 @@ replace(const KeyHolder *holder, const JobChange *columns)
 	idemq_sql_begin_on_jobs(&scope);
 	updated = idemq_sql_run(&replace_job, values, nulls, SPI_OK_UPDATE);
 	idemq_sql_end(&scope);
-	/* Nothing replaced: it is claimed by now, or too new for the transaction's snapshot. */
-	if (updated == 0 && IsolationUsesXactSnapshot() && is_unclaimed(holder->answer.status))
-		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-						errmsg("could not serialize access due to concurrent update of a job"),
-						errhint("Run the transaction again.")));
 	return updated > 0;
 }
 
@@ -209,31 +212,6 @@ handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
 	return true;
 }
 
-/*
- * Notes a job that is to be inserted, with its id, for shared memory to follow; returns
- * the status that it will have.
- */
-JobStatus
-idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
-{
-	int priority = DatumGetInt16(columns->values[COL_PRIORITY]);
-	ReadyKey key;
-
-	if (columns->set & COLUMN_BIT(COL_EXPIRES_AT))
-		idemq_lowers_note_expiry(queue->slot, queue->id, priority,
-								 DatumGetTimestampTz(columns->values[COL_EXPIRES_AT]));
-	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
-	{
-		idemq_group_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY],
-						 DatumGetInt64(columns->values[COL_ID]));
-		return JOB_BLOCKED;
-	}
-	key.id = DatumGetInt64(columns->values[COL_ID]);
-	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
-	idemq_lowers_note(queue->slot, queue->id, priority, key);
-	return JOB_PENDING;
-}
-
 /* Notes and inserts the new job; false when its key is taken. */
 static bool
 insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wait,
@@ -259,7 +237,7 @@ idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 	JobStatus status;
 	KeyHolder holder;
 
-	/* A holder may come and go between the looks, but not again and again. */
+	/* A holder may come and go between the lookups, but not again and again. */
 	for (int tries = 0;; tries++)
 	{
 		bool found = find_holder(table, queue, columns, window_start, &holder);
@@ -271,13 +249,13 @@ idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 		{
 			/* A twin that the transaction's snapshot does not see. */
 			if (tries > 0 && IsolationUsesXactSnapshot() && !holder.own)
-				idemq_attempt_changed(table);
+				idemq_jobs_refresh_or_raise(table);
 			*answer = holder.answer;
 			if (handle_duplicate(&holder, columns, policy))
 				return;
-			/* Claimed since our look, or before and given back: what is it now? */
+			/* Claimed since the lookup, or before and given back: what is it now? */
 			policy = DUPLICATE_IGNORE;
-			idemq_jobs_refresh(table);
+			idemq_jobs_refresh_or_raise(table);
 			continue;
 		}
 		answer->outcome = OUTCOME_LOCKED;
@@ -291,7 +269,7 @@ idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			if (write == JOB_LOCKED)
 				return;
 			if (write == JOB_CHANGED)
-				idemq_attempt_changed(table);
+				idemq_jobs_refresh_or_raise(table);
 			else
 				idemq_jobs_refresh(table); /* a batch may come to that key again */
 			continue;

@@ -6,6 +6,7 @@
 #define IDEMQ_JOB_NEW_JOB_KEYED_H
 
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 #include "queue/queues.h"
 
 /* What a producer wants when its key is taken. */
@@ -26,8 +27,6 @@ typedef struct EnqueueAnswer
 	bool no_result;
 } EnqueueAnswer;
 
-/* job/new_job_keyed.c */
-extern JobStatus idemq_new_job_note(const QueueInfo *queue, const JobChange *columns);
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,
 							 const Datum *payload, Job *job);
 extern void idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,

@@ -3,26 +3,32 @@
  *		Giving FIFO groups their heads: of each group that has none, the first job
  *		that is blocked becomes pending.
  *
- * A job of a group is enqueued blocked; nobody who enqueues or finishes one looks at
- * others of its group, so that they never wait for each other.  After their commits
- * the group is marked (shared/groups.c), and promoted here, by the worker in a transaction
- * of its own, or by a claim in its: such a claim promotes no more heads than it wants
- * jobs, since they are nobody else's until its transaction ends.
+ * A job of a group is enqueued blocked, without a ready_at, so that no claim meets it.
+ * A transaction that enqueues or finishes one does not touch the others of its group, so
+ * such transactions never wait for each other.  After its commit the group is marked
+ * (shared/groups.c), and promoted here: by the worker in a transaction of its own, or by
+ * a claim in the claim's.  Such a claim promotes no more heads than it wants jobs, since
+ * other sessions see those groups as busy until its transaction ends.
  *
  * At most one job of a group is pending, failed or in processing.  Every way into
  * these from blocked is here, under the ownership of the group, which is taken before
  * the snapshot and lasts until the promotion is visible: so the snapshot shows the
  * head that there is, if there is one.  The ownership of a prepared transaction does
- * not outlive a restart, nor the end of another one: where there may be some, heads
- * that are not committed are looked for, too.
+ * not outlive a restart, nor the end of another one: where there may be prepared
+ * transactions, a promotion also searches for a head that is not committed, and leaves
+ * such a group alone.
+ *
+ * No group is forgotten: of a group whose committed jobs have no head there is a mark, an
+ * owner, a scan of its queue that is to come, or a session between its commit and its
+ * callback.  idemq.check() proves both (groups.head, groups.headless).
  *
  * The order is that of the ids: of two enqueues that overlap in time the one that
  * called first goes first, if both are committed when one of them is promoted; one
  * that commits later waits behind the head that there is.
  *
- * A job whose row somebody holds is not waited for: its group is looked at again a
- * moment later.  It is not passed over either.  A head that had expired when its turn
- * came is cancelled, and the next one follows.
+ * A job whose row another transaction holds is not waited for: its group is visited
+ * again a moment later.  It is not passed over either.  A job that had expired when its
+ * turn came is cancelled, and the next one follows.
  */
 #include "postgres.h"
 
@@ -41,12 +47,13 @@
 #include "shared/group_table.h"
 #include "shared/groups.h"
 #include "base/clock.h"
+#include "base/pace.h"
 
 /* Groups taken in one go. */
 #define PROMOTE_BATCH 256
-/* Looks at a group whose first job changes each time. */
+/* Visits of a group whose first job changes each time. */
 #define MAX_LOOKS 10
-/* Without a slot, a session looks at all groups of a queue that often. */
+/* Without a slot, a session scans all groups of a queue that often. */
 #define SCAN_INTERVAL USECS_PER_SEC
 
 /* Where this session's last scan stopped. */
@@ -59,22 +66,11 @@ static struct
 typedef enum Promotion
 {
 	PROMOTED,			/* it has a head now, which is not committed yet */
-	PROMOTED_FOR_LATER, /* likewise, which is not due yet */
+	PROMOTED_FOR_LATER, /* the same, but the head is not due yet */
 	HAS_HEAD,			/* or no jobs */
-	HELD,				/* somebody holds the row of the one that is next, or has made a head */
+	HELD,				/* the row of the next job is held, or a head is made but not committed */
 	NOT_FOR_US			/* it changes all the time, or our snapshot must not see it */
 } Promotion;
-
-/* Cancels a job whose turn came too late. */
-static JobWrite
-expire(JobsTable *table, const QueueInfo *queue, const Job *job)
-{
-	EventArgs args = {0};
-
-	args.now = idemq_now();
-	args.error = cstring_to_text("expired before it was claimed");
-	return idemq_transition(table, job, queue, EVENT_EXPIRE, &args, JOB_SKIPS);
-}
 
 /*
  * Makes a blocked job its group's head: it is due at once, or at its run_at; sets *due.
@@ -113,8 +109,10 @@ promote(JobsTable *table, const QueueInfo *queue, Datum name, GroupFloor *floor)
 		if (!idemq_jobs_group_blocked(table, queue->id, name, floor->blocked, &job) ||
 			job.status != JOB_BLOCKED)
 			return HAS_HEAD; /* or no jobs, or one written by hand, without a ready_at */
-		expired = job.attempt == 0 && job.expires_at <= idemq_now();
-		write = expired ? expire(table, queue, &job) : make_head(table, queue, &job, &now, &due);
+		now = idemq_now();
+		expired = job_has_expired(&job, now);
+		write = expired ? idemq_job_expire(table, &job, queue, now)
+						: make_head(table, queue, &job, &now, &due);
 		if (write == JOB_WRITTEN && !expired)
 		{
 			*floor = (GroupFloor){now, job.id};
@@ -150,7 +148,7 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 	return promotion == PROMOTED;
 }
 
-/* Promotes the group of a name, unless somebody else is on it. */
+/* Promotes the group of a name, unless another session is on it. */
 static bool
 promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 {
@@ -162,7 +160,7 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 	switch (idemq_group_own(queue->slot, &group))
 	{
 		case GROUP_BUSY:
-			return false; /* he looks, or is told to look again */
+			return false; /* its owner visits it, or will again */
 		case GROUP_FULL:
 			idemq_groups_want_scan(queue->slot, queue->id, true);
 			return false;
@@ -192,7 +190,7 @@ leave_off(int32 queue_id, Datum name)
 }
 
 /*
- * Looks at all groups of a queue, and promotes up to max that have no head.  Returns
+ * Scans all groups of a queue, and promotes up to max that have no head.  Returns
  * how many; if these were not all, the queue is to be scanned again.  Begins behind
  * the group at which the last scan stopped, or many scans would take that many times
  * as long; at the end it goes on with the first.
@@ -277,19 +275,6 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 	return promoted;
 }
 
-/* Returns whether this session is to look through a queue that has no slot. */
-static bool
-is_time_to_scan(int32 queue_id)
-{
-	static int64 next[64];
-	int64 now = idemq_mono_now();
-
-	if (now < next[queue_id % lengthof(next)])
-		return false;
-	next[queue_id % lengthof(next)] = now + SCAN_INTERVAL;
-	return true;
-}
-
 /* Returns whether there may be groups to promote. */
 bool
 idemq_promote_wanted(const QueueInfo *queue)
@@ -304,11 +289,12 @@ idemq_promote_wanted(const QueueInfo *queue)
 int
 idemq_promote_some(const QueueInfo *queue, int max)
 {
+	static Pace pace;
 	JobsTable table;
 	int promoted = 0;
 	bool scan;
 
-	if (queue->slot == NULL && !is_time_to_scan(queue->id))
+	if (queue->slot == NULL && !idemq_pace_is_due(&pace, queue->id, SCAN_INTERVAL))
 		return 0;
 	idemq_jobs_open(&table);
 	idemq_group_note_scan(queue->slot, queue->id);
@@ -330,7 +316,7 @@ idemq_promote_some(const QueueInfo *queue, int max)
 	return promoted;
 }
 
-/* Promotes the group of that name, if it has no head; false when it has, or nobody can tell. */
+/* Promotes the group of that name, if it has no head; false when it has, or that is not known. */
 bool
 idemq_promote_group(const QueueInfo *queue, Datum name)
 {

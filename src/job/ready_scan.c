@@ -2,10 +2,10 @@
  * job/ready_scan.c
  *		Going through what is due in a queue, from its ready cursors on.
  *
- * Claims do, and who only wants to know whether there is something: each entry of the
- * ready index that is due is shown to scan->consider, priority by priority, and the cursors move up past what it
- * proved unclaimable (shared/ready_cursor.c says why that is safe).  Sequence and cursors are
- * read first, then the snapshot is taken.
+ * For claims, and for sessions that only want to know whether there is something.  Each
+ * entry of the ready index that is due is shown to scan->consider, priority by priority,
+ * and the cursors move up past what it proved unclaimable (shared/ready_cursor.c says
+ * why that is safe).  Sequence and cursors are read first, then the snapshot is taken.
  */
 #include "postgres.h"
 
@@ -25,7 +25,7 @@
 #include "shared/worker_board.h"
 #include "base/clock.h"
 
-/* Entries that a scan looks ahead, to bound the next ones. */
+/* Entries that a scan reads ahead, to bound the next ones. */
 #define STRETCH_LENGTH 32
 
 /* Where a scan is in the ready index of one priority. */
@@ -55,7 +55,7 @@ next_entry(ReadyScan *scan, JobsTable *table, PriorityScan *place)
 
 /*
  * Returns the key some entries ahead, for the next scans to stop at first.  Sets
- * scan->more when somebody sleeps who could take the next one.
+ * scan->more when a session sleeps that could take the next one.
  */
 static ReadyKey
 look_ahead(ReadyScan *scan, JobsTable *table, const PriorityScan *place)
@@ -73,7 +73,7 @@ look_ahead(ReadyScan *scan, JobsTable *table, const PriorityScan *place)
 }
 
 /*
- * Returns whether somebody sleeps who could take a due entry of a priority behind
+ * Returns whether a session sleeps that could take a due entry of a priority behind
  * the one where the scan has stopped.
  */
 static bool
@@ -184,7 +184,7 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 	}
 }
 
-/* Stops at an entry that can be claimed, of a row that nobody holds. */
+/* Stops at an entry that can be claimed, of a row that is not held. */
 static Step
 stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 {
@@ -202,11 +202,11 @@ stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 }
 
 /*
- * Returns whether a queue has a job that can be claimed, and its limits let it; if
- * not, *next_due is when the next one comes due by time alone, DT_NOEND for never, and *held whether
- * somebody holds the row of one, who will not tell when he lets go.  At most once a
- * second a queue that looks empty is looked through from the start: the net
- * under changes that nobody has told of.
+ * Returns whether a queue has a job that can be claimed, and its limits let it.  If
+ * not, *next_due is when the next one comes due by time alone, DT_NOEND for never, and
+ * *held whether a transaction holds the row of one, whose end wakes no sleeper.  At most
+ * once a second a queue that looks empty is scanned from the start: the net under
+ * changes that lowered no cursor.
  */
 bool
 idemq_ready_look(const QueueInfo *queue, TimestampTz *next_due, bool *held)
@@ -232,7 +232,7 @@ idemq_ready_look(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 	*held = scan.held;
 	if (!scan.stopped || idemq_limit_lets(queue, &view))
 		return scan.stopped;
-	/* The worker wakes one when a token has come; without it, each looks by himself. */
+	/* The worker wakes a sleeper when a token has come; without it, each wakes by itself. */
 	if (!idemq_worker_present())
 		*next_due = Min(*next_due, view.until);
 	return false;

@@ -13,7 +13,7 @@
 typedef enum Step
 {
 	STEP_PASS, /* not claimable, or ours now: the cursor may pass it */
-	STEP_STAY, /* claimable still, or held by somebody: the cursor stays before it */
+	STEP_STAY, /* claimable still, or its row is held: the cursor stays before it */
 	STEP_STOP  /* as STEP_PASS, and enough of it */
 } Step;
 
@@ -27,7 +27,7 @@ typedef struct ReadyScan
 	CursorView view;
 	TimestampTz now;
 	bool stopped;
-	bool held;			  /* met a row that somebody held */
+	bool held;			  /* met a row that was held */
 	bool more;			  /* stopped where something due may follow */
 	TimestampTz next_due; /* the earliest entry met that is not due yet; DT_NOEND: none */
 } ReadyScan;

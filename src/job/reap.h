@@ -1,30 +1,20 @@
 /*
  * job/reap.h
- *		Taking back leases that ended, and finding those that memory lost.
+ *		Taking back leases that ended.
  */
 #ifndef IDEMQ_JOB_REAP_H
 #define IDEMQ_JOB_REAP_H
 
 #include "table/jobs.h"
 #include "queue/queues.h"
-#include "shared/leases.h"
 
-/* Jobs in flight that a scan met without a lease entry. */
-typedef struct LostLeases
-{
-	MemoryContext context; /* of the list: lives until it is settled */
-	List *found;		   /* of LostLease */
-} LostLeases;
+/* Leases taken back in one go. */
+#define REAP_BATCH 4096
 
+extern bool idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue,
+						   bool worker_lost);
 extern bool idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 token);
-extern int64 idemq_reap_some(const QueueInfo *queue);
+extern int64 idemq_reap_batch(const QueueInfo *queue, int *found);
 extern void idemq_reap_expired(const QueueInfo *queue);
-extern bool idemq_recover_for_limits(const QueueInfo *queue);
-extern void idemq_recover_some(const QueueInfo *queue, int budget);
-extern int64 idemq_reap_all(const QueueInfo *queue);
-extern TimestampTz idemq_row_deadline(const Job *job);
-extern bool idemq_lost_lease_note(LostLeases *lost, const Job *job);
-extern LeaseTake idemq_lost_lease_renew(LostLeases *lost, const Job *job, int64 length);
-extern int64 idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *queue);
 
 #endif

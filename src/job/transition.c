@@ -4,19 +4,22 @@
  *
  * Guards: the status here, on the very version that is then written; the token
  * by the caller, who fetched that version.  A write that answers JOB_CHANGED
- * did nothing; the caller looks again.
+ * did nothing; the caller fetches the job again.
  *
- * What a transition owes to shared memory it notes in txn/pending.c: a lease that
- * ends, a ready key that becomes claimable.
+ * What a transition owes to shared memory it notes in the txn room, to be done after
+ * commit or abort: a lease that ends, a ready key that becomes claimable, a group that
+ * may need a head.
  */
 #include "postgres.h"
 
+#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "job/dead_queue.h"
 #include "job/transition.h"
 #include "table/attempt_history.h"
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 #include "txn/pending.h"
 #include "txn/pending_counts.h"
 #include "txn/pending_groups.h"
@@ -39,16 +42,35 @@ typedef enum AttemptMove
 	ATTEMPT_RESET
 } AttemptMove;
 
+/* The length of time that is measured with an event. */
+typedef enum Timed
+{
+	UNTIMED,
+	TIMED_WAIT, /* from ready_at to now */
+	TIMED_RUN	/* from claimed_at to now */
+} Timed;
+
+/* What a NOTIFY will tell, as bits. */
+#define TELL_LEASE 1 /* the lease expired, or the worker's session ended */
+#define TELL_DEATH 2
+
+/* What else is true of an event, as bits. */
+#define ONE_STEP 1	 /* claims and ends in one: with the call's own token and lease */
+#define MAY_EXPIRE 2 /* expires_at counts again, or for another ready_at */
+#define LEAVES_JOB 4 /* as it was: no history where the queue keeps nothing */
+
 typedef struct Transition
 {
-	uint32 from; /* statuses, as bits */
-	JobStatus to;
+	uint32 from;  /* statuses, as bits */
+	JobStatus to; /* a finished one: finished_at is set */
 	ReadyMove ready;
 	AttemptMove attempt;
-	bool finishes;		 /* finished_at is set */
 	const char *history; /* outcome in idemq.attempts when it ends an attempt */
 	uint32 counters;	 /* that it adds to, as COUNTER_BITs */
-	uint32 columns;		 /* that it takes from its EventArgs */
+	Timed timed;
+	uint32 told;
+	uint32 flags;
+	uint32 columns; /* that it takes from its EventArgs */
 } Transition;
 
 #define BIT(status) (1U << (status))
@@ -58,6 +80,7 @@ typedef struct Transition
 #define FAILED BIT(JOB_FAILED)
 #define DEAD BIT(JOB_DEAD)
 #define CANCELLED BIT(JOB_CANCELLED)
+#define UNFINISHED (BLOCKED | PENDING | FAILED | PROCESSING)
 
 #define CLAIM_COLUMNS                                                                              \
 	(COLUMN_BIT(COL_TOKEN) | COLUMN_BIT(COL_CLAIMED_AT) | COLUMN_BIT(COL_DEADLINE) |               \
@@ -72,23 +95,23 @@ typedef struct Transition
 
 /* clang-format off */
 static const Transition transitions[] = {
-	/*                     from                                     to              ready        attempt        finishes history      counters                        columns */
-	[EVENT_CLAIM] =        {PENDING | FAILED,                        JOB_PROCESSING, READY_KEEP,  ATTEMPT_NEXT,  false,   NULL,        COUNT(CLAIMED),                 CLAIM_COLUMNS},
-	[EVENT_COMMIT] =       {PROCESSING,                              JOB_COMPLETED,  READY_CLEAR, ATTEMPT_KEEP,  true,    NULL,        COUNT(COMMITTED),               RESULT},
-	[EVENT_COMMIT_ONCE] =  {PENDING | FAILED,                        JOB_COMPLETED,  READY_CLEAR, ATTEMPT_KEEP,  true,    NULL,        COUNT(COMMITTED),               RESULT | TOKEN},
-	[EVENT_FAIL] =         {PROCESSING,                              JOB_FAILED,     READY_SET,   ATTEMPT_KEEP,  false,   "failed",    COUNT(FAILED),                  ERROR_TEXT},
-	[EVENT_DIE] =          {PROCESSING,                              JOB_DEAD,       READY_CLEAR, ATTEMPT_KEEP,  true,    "failed",    COUNT(FAILED) | COUNT(DEAD),    ERROR_TEXT},
-	[EVENT_RELEASE] =      {PROCESSING,                              JOB_PENDING,    READY_SET,   ATTEMPT_BACK,  false,   "released",  COUNT(RELEASED),                0},
-	[EVENT_REAP] =         {PROCESSING,                              JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  false,   "expired",   COUNT(EXPIRED),                 ERROR_TEXT},
-	[EVENT_REAP_DEAD] =    {PROCESSING,                              JOB_DEAD,       READY_CLEAR, ATTEMPT_KEEP,  true,    "expired",   COUNT(EXPIRED) | COUNT(DEAD),   ERROR_TEXT},
-	[EVENT_CANCEL] =       {BLOCKED | PENDING | FAILED | PROCESSING, JOB_CANCELLED,  READY_CLEAR, ATTEMPT_KEEP,  true,    "cancelled", COUNT(CANCELLED),               0},
-	[EVENT_EXPIRE] =       {BLOCKED | PENDING | FAILED,              JOB_CANCELLED,  READY_CLEAR, ATTEMPT_KEEP,  true,    NULL,        COUNT(CANCELLED),               ERROR_TEXT},
-	[EVENT_RETRY] =        {PENDING | FAILED,                        JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  false,   NULL,        COUNT(RETRIED),                 0},
-	[EVENT_REDRIVE] =      {DEAD | CANCELLED,                        JOB_PENDING,    READY_SET,   ATTEMPT_RESET, false,   NULL,        COUNT(REDRIVEN),                0},
-	[EVENT_REDRIVE_GROUPED] = {DEAD | CANCELLED,                     JOB_BLOCKED,    READY_CLEAR, ATTEMPT_RESET, false,   NULL,        COUNT(REDRIVEN),                0},
-	[EVENT_PROMOTE] =      {BLOCKED,                                 JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  false,   NULL,        0,                              0},
-	[EVENT_CHECKPOINT] =   {PROCESSING,                              JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  false,   NULL,        0,                              STATE},
-	[EVENT_EXTEND] =       {PROCESSING,                              JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  false,   NULL,        0,                              DEADLINE},
+	/*                         from                        to              ready        attempt        history      counters                      timed       told                     flags                    columns */
+	[EVENT_CLAIM] =           {PENDING | FAILED,           JOB_PROCESSING, READY_KEEP,  ATTEMPT_NEXT,  NULL,        COUNT(CLAIMED),               TIMED_WAIT, 0,                       0,                       CLAIM_COLUMNS},
+	[EVENT_COMMIT] =          {PROCESSING,                 JOB_COMPLETED,  READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMED_RUN,  0,                       0,                       RESULT},
+	[EVENT_COMMIT_ONCE] =     {PENDING | FAILED,           JOB_COMPLETED,  READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMED_WAIT, 0,                       ONE_STEP,                RESULT | TOKEN},
+	[EVENT_FAIL] =            {PROCESSING,                 JOB_FAILED,     READY_SET,   ATTEMPT_KEEP,  "failed",    COUNT(FAILED),                UNTIMED,    0,                       0,                       ERROR_TEXT},
+	[EVENT_DIE] =             {PROCESSING,                 JOB_DEAD,       READY_CLEAR, ATTEMPT_KEEP,  "failed",    COUNT(FAILED) | COUNT(DEAD),  UNTIMED,    TELL_DEATH,              0,                       ERROR_TEXT},
+	[EVENT_RELEASE] =         {PROCESSING,                 JOB_PENDING,    READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,    0,                       MAY_EXPIRE | LEAVES_JOB, 0},
+	[EVENT_REAP] =            {PROCESSING,                 JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,    TELL_LEASE,              0,                       ERROR_TEXT},
+	[EVENT_REAP_DEAD] =       {PROCESSING,                 JOB_DEAD,       READY_CLEAR, ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED) | COUNT(DEAD), UNTIMED,    TELL_LEASE | TELL_DEATH, 0,                       ERROR_TEXT},
+	[EVENT_CANCEL] =          {UNFINISHED,                 JOB_CANCELLED,  READY_CLEAR, ATTEMPT_KEEP,  "cancelled", COUNT(CANCELLED),             UNTIMED,    0,                       0,                       0},
+	[EVENT_EXPIRE] =          {BLOCKED | PENDING | FAILED, JOB_CANCELLED,  READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(CANCELLED),             UNTIMED,    0,                       0,                       ERROR_TEXT},
+	[EVENT_RETRY] =           {PENDING | FAILED,           JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        COUNT(RETRIED),               UNTIMED,    0,                       MAY_EXPIRE,              0},
+	[EVENT_REDRIVE] =         {DEAD | CANCELLED,           JOB_PENDING,    READY_SET,   ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                       0},
+	[EVENT_REDRIVE_GROUPED] = {DEAD | CANCELLED,           JOB_BLOCKED,    READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                       0},
+	[EVENT_PROMOTE] =         {BLOCKED,                    JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                       0},
+	[EVENT_CHECKPOINT] =      {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                       STATE},
+	[EVENT_EXTEND] =          {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                       DEADLINE},
 };
 /* clang-format on */
 
@@ -147,7 +170,7 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 	else if (transition->attempt != ATTEMPT_KEEP)
 		job_set(change, COL_ATTEMPT,
 				Int32GetDatum(job->attempt + attempt_step[transition->attempt]));
-	if (transition->finishes)
+	if (job_status_is_finished(transition->to))
 		job_set(change, COL_FINISHED_AT, TimestampTzGetDatum(args->now));
 	else if (transition->from & (DEAD | CANCELLED))
 	{
@@ -158,54 +181,69 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 	set_argument_columns(change, transition->columns, args);
 }
 
-/* Notes what shared memory has to follow. */
+/* Notes the end of a lease, and what a NOTIFY will tell of it. */
 static void
-note(const Transition *transition, const Job *job, const QueueInfo *queue, JobEvent event,
-	 const EventArgs *args)
+note_end(const Transition *transition, const Job *job, const QueueInfo *queue,
+		 const EventArgs *args)
 {
 	bool ends_lease = job->status == JOB_PROCESSING && transition->to != JOB_PROCESSING;
-	int64 token = event == EVENT_COMMIT_ONCE ? args->token : job->token;
-	ReadyKey key = {args->ready_at, job->id};
-	bool reaped = event == EVENT_REAP || event == EVENT_REAP_DEAD;
 
-	if (ends_lease || event == EVENT_COMMIT_ONCE)
-		idemq_xact_note_end(queue->slot, queue->id, job->id, token);
-	else if (transition->finishes)
+	if (transition->flags & ONE_STEP)
+		idemq_xact_note_end(queue->slot, queue->id, job->id, args->token);
+	else if (ends_lease)
+		idemq_xact_note_end(queue->slot, queue->id, job->id, job->token);
+	else if (job_status_is_finished(transition->to))
 		idemq_xact_note_finished(job->id);
-	if (reaped)
+	if (transition->told & TELL_LEASE)
 		idemq_xact_note_event(queue->slot, queue->id,
 							  args->worker_lost ? JOB_WORKER_LOST : JOB_LEASE_EXPIRED, job->id,
 							  job->attempt);
-	if (transition->to == JOB_DEAD)
+	if (transition->told & TELL_DEATH)
 		idemq_xact_note_event(queue->slot, queue->id, JOB_DIED, job->id, job->attempt);
-	/* The group has lost its head, or one that was next; or has a job again that may be it. */
-	if (!job->row->tts_isnull[COL_GROUP_KEY] &&
-		(transition->finishes || transition->to == JOB_BLOCKED))
-		idemq_group_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
-						 transition->to == JOB_BLOCKED ? job->id : GROUP_KEEP_FLOOR);
+}
+
+/* Notes where the job is ready now, or was and may be again. */
+static void
+note_ready(const Transition *transition, const Job *job, const QueueInfo *queue,
+		   const EventArgs *args)
+{
+	ReadyKey key = {args->ready_at, job->id};
+
 	if (transition->ready == READY_SET)
 	{
 		idemq_lowers_note(queue->slot, queue->id, job->priority, key);
-		/* Given back, or due earlier; redriven, it does not expire. */
-		if (job->expires_at < DT_NOEND && (event == EVENT_RELEASE || event == EVENT_RETRY))
+		if (job->expires_at < DT_NOEND && (transition->flags & MAY_EXPIRE))
 			idemq_lowers_note_expiry(queue->slot, queue->id, job->priority, job->expires_at);
 	}
 	/* Taken out of the index with no entry: should this abort, it is back. */
 	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_PROCESSING &&
-		event != EVENT_COMMIT_ONCE)
+		(transition->flags & ONE_STEP) == 0)
 		idemq_lowers_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
+}
+
+/* Notes what shared memory must do when the transaction ends. */
+static void
+note(const Transition *transition, const Job *job, const QueueInfo *queue, const EventArgs *args)
+{
+	bool blocks = transition->to == JOB_BLOCKED;
+
+	note_end(transition, job, queue, args);
+	/* The group has lost its head, or one that was next; or has a job again that may be it. */
+	if (!job->row->tts_isnull[COL_GROUP_KEY] && (job_status_is_finished(transition->to) || blocks))
+		idemq_group_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
+						 blocks ? job->id : GROUP_KEEP_FLOOR);
+	note_ready(transition, job, queue, args);
 }
 
 /* Counts the event, and how long it took to come to it. */
 static void
-count(const Transition *transition, const Job *job, const QueueInfo *queue, JobEvent event,
-	  const EventArgs *args)
+count(const Transition *transition, const Job *job, const QueueInfo *queue, TimestampTz now)
 {
 	idemq_tally_count(queue->id, transition->counters);
-	if (event == EVENT_CLAIM || event == EVENT_COMMIT_ONCE)
-		idemq_tally_timing(queue->id, TIMING_WAIT, job->ready_at, args->now);
-	else if (event == EVENT_COMMIT)
-		idemq_tally_timing(queue->id, TIMING_RUN, job->claimed_at, args->now);
+	if (transition->timed == TIMED_WAIT)
+		idemq_tally_timing(queue->id, TIMING_WAIT, job->ready_at, now);
+	else if (transition->timed == TIMED_RUN)
+		idemq_tally_timing(queue->id, TIMING_RUN, job->claimed_at, now);
 }
 
 /* Returns whether nothing is left of a job once it is completed. */
@@ -217,7 +255,7 @@ keeps_nothing(const Job *job, const QueueInfo *queue)
 
 /*
  * Makes an event happen to a fetched job.  The caller has checked that it is
- * allowed, and the token where the job is somebody's.  A commit of a job without
+ * allowed, and the token where the job is in processing.  A commit of a job without
  * a key in a queue that keeps nothing deletes the row.  A death adds a job to the
  * dead queue of the job's queue.
  */
@@ -246,16 +284,24 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	}
 	if (write != JOB_WRITTEN)
 		return write;
-	note(transition, job, queue, event, args);
-	count(transition, job, queue, event, args);
+	note(transition, job, queue, args);
+	count(transition, job, queue, args->now);
 	if (deleted && (job->attempt > 1 || !job->row->tts_isnull[COL_LAST_ERROR]))
 		idemq_attempts_forget(job->id);
-	/* A queue that keeps nothing keeps no history of a job that was only given back. */
-	if (event == EVENT_RELEASE && keeps_nothing(job, queue))
-		return write;
-	if (transition->history != NULL && job->status == JOB_PROCESSING)
+	if (transition->history != NULL && job->status == JOB_PROCESSING &&
+		!((transition->flags & LEAVES_JOB) && keeps_nothing(job, queue)))
 		idemq_attempts_add(job, args->now, transition->history, args->error);
 	if (goes_on)
 		idemq_dead_queue_add(job, queue, &dead, args->now, args->error);
 	return write;
+}
+
+/* Cancels a fetched job that was not claimed in time; never waits. */
+JobWrite
+idemq_job_expire(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz now)
+{
+	EventArgs args = {.now = now};
+
+	args.error = cstring_to_text("expired before it was claimed");
+	return idemq_transition(table, job, queue, EVENT_EXPIRE, &args, JOB_SKIPS);
 }

@@ -6,6 +6,7 @@
 #define IDEMQ_JOB_TRANSITION_H
 
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 #include "queue/queues.h"
 
 typedef enum JobEvent
@@ -45,5 +46,7 @@ typedef struct EventArgs
 extern bool idemq_transition_allowed(JobEvent event, JobStatus status);
 extern JobWrite idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue,
 								 JobEvent event, const EventArgs *args, JobWait wait);
+extern JobWrite idemq_job_expire(JobsTable *table, const Job *job, const QueueInfo *queue,
+								 TimestampTz now);
 
 #endif

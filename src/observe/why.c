@@ -14,7 +14,7 @@
 #include "utils/timestamp.h"
 
 #include "job/limits.h"
-#include "job/reap.h"
+#include "job/recover.h"
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_group.h"

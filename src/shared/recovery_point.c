@@ -1,7 +1,7 @@
 /*
  * shared/recovery_point.c
  *		How far the search for leases that memory lost has come, in each queue's
- *		slot.  job/reap.c does the searching.
+ *		slot.  job/recover.c does the searching.
  *
  * Locks: the slot's (shared/slots.c).  A queue without a slot does not know.
  *

@@ -1,7 +1,7 @@
 /*
  * shared/recovery_point.h
  *		How far the search for leases that memory lost has come, in each queue's
- *		slot.  job/reap.c does the searching.
+ *		slot.  job/recover.c does the searching.
  */
 #ifndef IDEMQ_SHARED_RECOVERY_POINT_H
 #define IDEMQ_SHARED_RECOVERY_POINT_H

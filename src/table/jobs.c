@@ -1,53 +1,33 @@
 /*
  * table/jobs.c
- *		The jobs table: fetch, lock, update, delete and insert rows by direct
- *		access.  With table/jobs_ready.c (scans), table/jobs_index.c (index entries) and
- *		table/jobs_sql.c (the long way) it alone reads and writes idemq.jobs.
+ *		The jobs table: opening it, and fetching rows.
+ *
+ * The files table/jobs*.c alone read and write idemq.jobs by direct access;
+ * table/jobs_write.c has the writes.  README.md of this room lists what the executor
+ * would have done, and what is done here instead.
  *
  * A JobsTable is open for one call.  Its snapshot is the latest at that time,
  * whatever the isolation level, so a call sees what is committed and what its
- * own transaction did before it; one snapshot serves the whole call, so that a
- * batch never meets its own new versions.  Closing it ends the command, so
+ * own transaction did before it.  One snapshot serves the whole call, so that a
+ * batch never meets its own new versions.  Closing the table ends the command, so
  * that claim and commit in one statement see each other.
  *
- * Writes go to the version that was fetched, and only while it is the latest:
- *   concurrent update	the write waits for the other transaction (unless the
- *						caller skips), then answers JOB_CHANGED if that one
- *						committed; the caller looks again.
- *   savepoint rollback	undoes the row version as for any other UPDATE.
- *   isolation level	above READ COMMITTED a row that the transaction's own
- *						snapshot does not see is JOB_CHANGED, as referential
- *						integrity checks do it: a transaction never sees two
- *						versions of a row.
- *   user's triggers,	generated columns, check constraints, columns, foreign
- *						keys that point here: the row is locked, then written by
- *						SQL (table/jobs_sql.c).
- *   user's indexes		table/jobs_index.c maintains all that the table has.
- *
  * Locks: RowExclusiveLock on the table, kept to the end of the transaction as
- * for any DML.  table_tuple_update is always called with wait = true: with
- * false it reports mere lockers as being modified, one's own included.
+ * for any DML.
  */
 #include "postgres.h"
 
-#include "access/heapam.h"
 #include "access/htup_details.h"
-#include "access/multixact.h"
 #include "access/stratnum.h"
 #include "access/table.h"
-#include "access/transam.h"
 #include "access/xact.h"
-#include "commands/sequence.h"
+#include "access/xlog.h"
 #include "executor/executor.h"
-#include "storage/procarray.h"
+#include "miscadmin.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
 #include "table/jobs.h"
-#include "table/jobs_hold.h"
-#include "table/jobs_index.h"
-#include "table/jobs_sql.h"
-#include "txn/pending_counts.h"
 #include "base/compat.h"
 #include "base/oids.h"
 
@@ -161,6 +141,21 @@ idemq_jobs_refresh(JobsTable *table)
 	take_snapshot(table);
 }
 
+/*
+ * After a write that answered JOB_CHANGED: refreshes, so that the caller can fetch
+ * the job again.  Above READ COMMITTED raises 40001 instead: the latest version is
+ * one that the transaction may not see.
+ */
+void
+idemq_jobs_refresh_or_raise(JobsTable *table)
+{
+	if (IsolationUsesXactSnapshot())
+		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+						errmsg("could not serialize access due to concurrent update of a job"),
+						errhint("Run the transaction again.")));
+	idemq_jobs_refresh(table);
+}
+
 /* Closes the table, keeping its lock, and ends the command. */
 void
 idemq_jobs_close(JobsTable *table)
@@ -225,273 +220,62 @@ idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 	return true;
 }
 
-/*
- * Returns whether nobody else locks or changes a fetched version, so that a
- * write will not wait.  Somebody may come between; then it waits, briefly.
- */
-bool
-idemq_jobs_is_free(const Job *job)
-{
-	HeapTupleHeader header = job_row_header(job);
-	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
-
-	if ((header->t_infomask & HEAP_XMAX_INVALID) || !TransactionIdIsValid(xmax))
-		return true;
-	/* It stays in the row when all of them are gone. */
-	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
-		return idemq_jobs_hold(job, &xmax) != ROW_HELD;
-	return TransactionIdIsCurrentTransactionId(xmax) || !TransactionIdIsInProgress(xmax);
-}
-
-/*
- * Returns whether a write to a fetched version would answer JOB_CHANGED: a newer
- * version is committed, or the transaction's own snapshot does not see this one.
- */
-bool
-idemq_jobs_is_outdated(JobsTable *table, const Job *job)
-{
-	HeapTupleHeader header = job_row_header(job);
-	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
-
-	if (table->crosscheck != InvalidSnapshot &&
-		!table_tuple_satisfies_snapshot(table->rel, job->row, table->crosscheck))
-		return true;
-	if ((header->t_infomask & (HEAP_XMAX_INVALID | HEAP_XMAX_IS_MULTI)) ||
-		HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) || !TransactionIdIsNormal(xmax))
-		return false;
-	return !TransactionIdIsCurrentTransactionId(xmax) && !TransactionIdIsInProgress(xmax) &&
-		   TransactionIdDidCommit(xmax);
-}
-
-/* Returns whether this transaction itself has written a fetched version. */
-bool
-idemq_jobs_is_own(const Job *job)
-{
-	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(job_row_header(job)));
-}
-
-/* Returns whether this transaction is among the lockers of a row. */
+/* Returns whether this transaction itself has deleted a fetched version. */
 static bool
-is_member(MultiXactId multi, bool only_lockers)
+is_deleted_here(const Job *job)
 {
-	MultiXactMember *members;
-	int count = GetMultiXactIdMembers(multi, &members, false, only_lockers);
-	bool found = false;
+	HeapTupleHeader header = job_row_header(job);
 
-	for (int i = 0; i < count; i++)
-		found |= TransactionIdIsCurrentTransactionId(members[i].xid);
+	return !(header->t_infomask & HEAP_XMAX_INVALID) &&
+		   !HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) &&
+		   ItemPointerEquals(&header->t_ctid, &job->row->tts_tid) &&
+		   TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(header));
+}
+
+/* Fetches the version of a job that this transaction itself has deleted; false if it has not. */
+bool
+idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job)
+{
+	Relation pkey = index_open(compat_primary_key_index(table->rel), AccessShareLock);
+	IndexScanDesc scan = compat_index_beginscan(table->rel, pkey, SnapshotAny, 1);
+	bool found = false;
+	ScanKeyData key;
+
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
+	index_rescan(scan, &key, 1, NULL, 0);
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, table->row))
+	{
+		idemq_jobs_decode(table->row, job);
+		found = is_deleted_here(job);
+	}
+	index_endscan(scan);
+	index_close(pkey, NoLock);
 	return found;
 }
 
-/* Returns whether this transaction itself holds a lock on a fetched version. */
-bool
-idemq_jobs_is_mine(const Job *job)
-{
-	HeapTupleHeader header = job_row_header(job);
-
-	if ((header->t_infomask & HEAP_XMAX_INVALID) || !HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask))
-		return false;
-	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
-		return is_member(HeapTupleHeaderGetRawXmax(header), true);
-	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmax(header));
-}
-
-/* Translates a table access method's answer; raises 27000 where a trigger of ours got in. */
-static JobWrite
-write_result(TM_Result result)
-{
-	switch (result)
-	{
-		case TM_Ok:
-			return JOB_WRITTEN;
-		case TM_Updated:
-		case TM_Deleted:
-			return JOB_CHANGED;
-		case TM_WouldBlock:
-			return JOB_LOCKED;
-		case TM_SelfModified:
-			ereport(ERROR, (errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
-							errmsg("job was already changed by the command that called idemq"),
-							errhint("Do not call idemq from a trigger on idemq.jobs.")));
-		default:
-			elog(ERROR, "unexpected answer %u of the jobs table", result);
-	}
-}
-
-/* Locks a fetched version to the end of the transaction; see the file's header. */
-JobWrite
-idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait)
-{
-	ItemPointerData tid = job->row->tts_tid;
-	TM_FailureData failure;
-	TM_Result result;
-
-	if (table->lock_row == NULL)
-	{
-		MemoryContext old = MemoryContextSwitchTo(table->context);
-
-		table->lock_row = table_slot_create(table->rel, NULL);
-		MemoryContextSwitchTo(old);
-	}
-	result = table_tuple_lock(table->rel, &tid, table->snapshot, table->lock_row,
-							  GetCurrentCommandId(true), mode,
-							  wait == JOB_WAITS ? LockWaitBlock : LockWaitSkip, 0, &failure);
-	if (result == TM_Ok && table->crosscheck != InvalidSnapshot &&
-		!table_tuple_satisfies_snapshot(table->rel, table->lock_row, table->crosscheck))
-		result = TM_Updated;
-	return write_result(result);
-}
-
-/* Raises 55000 when a publication wants what the table's replica identity does not give. */
-static void
-check_replica_identity(JobsTable *table, CmdType command)
-{
-	if (table->checked != command)
-		CheckCmdReplicaIdentity(table->rel, command);
-	table->checked = command;
-}
-
-/* Makes the new version of a row: the old one's columns, and what changes. */
-static void
-fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
-{
-	int natts = RelationGetDescr(table->rel)->natts;
-	TupleTableSlot *new_row = table->new_row;
-
-	ExecClearTuple(new_row);
-	memcpy(new_row->tts_values, job->row->tts_values, natts * sizeof(Datum));
-	memcpy(new_row->tts_isnull, job->row->tts_isnull, natts * sizeof(bool));
-	for (int i = 0; i < JOB_COLUMNS; i++)
-	{
-		if (change->set & COLUMN_BIT(i))
-		{
-			new_row->tts_values[i] = change->values[i];
-			new_row->tts_isnull[i] = change->isnull[i];
-		}
-	}
-	ExecStoreVirtualTuple(new_row);
-}
-
-/* Returns the status that a change gives, or, when it gives none, the one there was. */
-static JobStatus
-status_after(const JobChange *change, JobStatus before)
-{
-	if ((change->set & COLUMN_BIT(COL_STATUS)) == 0)
-		return before;
-	return idemq_status_from_oid(DatumGetObjectId(change->values[COL_STATUS]));
-}
-
-/* Returns whether a write has to lock its row first. */
-static bool
-needs_lock(const JobsTable *table, const Job *job, JobWait wait)
-{
-	return !table->simple || wait == JOB_SKIPS ||
-		   (wait == JOB_SKIPS_STRANGERS && !idemq_jobs_is_free(job));
-}
-
 /*
- * Writes a new version of a fetched row.  An update of no indexed column is a
- * HOT update, without any lock record unless the row had to be locked first.
+ * Fetches the version of a scan's current entry (table/jobs_ready.c, table/jobs_finished.c)
+ * that the snapshot sees; false when it sees none.
  */
-JobWrite
-idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, JobWait wait)
+bool
+idemq_jobs_scan_row(JobsTable *table, Job *job)
 {
-	ItemPointerData tid = job->row->tts_tid;
-	TM_FailureData failure;
-	LockTupleMode mode;
-	UpdateIndexes indexes;
-	TM_Result result;
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	bool found = index_fetch_heap(table->scan, table->row);
 
-	check_replica_identity(table, CMD_UPDATE);
-	if (needs_lock(table, job, wait))
-	{
-		JobWrite locked = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, wait);
-
-		if (locked != JOB_WRITTEN)
-			return locked;
-	}
-	if (!table->simple)
-	{
-		idemq_jobs_update_sql(job->id, change);
-		return JOB_WRITTEN;
-	}
-	fill_new_row(table, job, change);
-	result = table_tuple_update(table->rel, &tid, table->new_row, GetCurrentCommandId(true),
-								table->snapshot, table->crosscheck, true, &failure, &mode,
-								&indexes);
-	if (result == TM_Ok && !UPDATE_INDEXES_NONE(indexes))
-		idemq_jobs_index_insert(table->rel, table->new_row, &change->set,
-								UPDATE_INDEXES_SUMMARIZING(indexes));
-	if (result == TM_Ok)
-		idemq_tally_row(job->queue_id, job->status, status_after(change, job->status));
-	return write_result(result);
+	MemoryContextSwitchTo(old);
+	if (!found)
+		return false;
+	idemq_jobs_decode(table->row, job);
+	return true;
 }
 
-/* Deletes a fetched row. */
-JobWrite
-idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait)
-{
-	ItemPointerData tid = job->row->tts_tid;
-	TM_FailureData failure;
-	TM_Result result;
-
-	check_replica_identity(table, CMD_DELETE);
-	if (needs_lock(table, job, wait))
-	{
-		JobWrite locked = idemq_jobs_lock(table, job, LockTupleExclusive, wait);
-
-		if (locked != JOB_WRITTEN)
-			return locked;
-	}
-	if (!table->simple)
-	{
-		idemq_jobs_delete_sql(job->id);
-		return JOB_WRITTEN;
-	}
-	result = table_tuple_delete(table->rel, &tid, GetCurrentCommandId(true), table->snapshot,
-								table->crosscheck, true, &failure, false);
-	if (result == TM_Ok)
-		idemq_tally_row(job->queue_id, job->status, NO_ROW);
-	return write_result(result);
-}
-
-/* Returns a new job id. */
-int64
-idemq_jobs_next_id(void)
-{
-	return nextval_internal(idemq_catalog()->jobs_seq, false);
-}
-
-/* Makes table->new_row of the columns; those that are not set are NULL. */
+/* Ends a scan of one of these indexes; the row last fetched stays. */
 void
-idemq_jobs_fill_row(JobsTable *table, JobChange *columns)
+idemq_jobs_scan_end(JobsTable *table)
 {
-	TupleTableSlot *new_row = table->new_row;
-
-	for (int i = 0; i < JOB_COLUMNS; i++)
-	{
-		if ((columns->set & COLUMN_BIT(i)) == 0)
-			columns->isnull[i] = true;
-	}
-	ExecClearTuple(new_row);
-	memcpy(new_row->tts_values, columns->values, sizeof(columns->values));
-	memcpy(new_row->tts_isnull, columns->isnull, sizeof(columns->isnull));
-	ExecStoreVirtualTuple(new_row);
-}
-
-/* Inserts a row; columns that are not set are NULL. */
-void
-idemq_jobs_insert(JobsTable *table, JobChange *columns)
-{
-	idemq_jobs_fill_row(table, columns);
-	if (!table->simple)
-	{
-		if (!idemq_jobs_insert_sql(columns))
-			idemq_jobs_refused();
-		return;
-	}
-	table_tuple_insert(table->rel, table->new_row, GetCurrentCommandId(true), 0, NULL);
-	idemq_jobs_index_insert(table->rel, table->new_row, NULL, false);
-	idemq_tally_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW,
-					status_after(columns, JOB_PENDING));
+	index_endscan(table->scan);
+	index_close(table->index, NoLock);
+	table->scan = NULL;
+	table->index = NULL;
 }

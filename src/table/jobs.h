@@ -59,8 +59,8 @@ typedef struct JobsTable
 	TupleTableSlot *new_row;
 	Relation pkey; /* with its scan, from the first fetch by id on */
 	IndexScanDesc by_id;
-	Relation ready; /* or the index of finished jobs; with its scan, while one is open */
-	IndexScanDesc by_ready;
+	Relation index; /* of ready or of finished jobs; with its scan, while one is open */
+	IndexScanDesc scan;
 } JobsTable;
 
 /* A row version as fetched; text and jsonb stay in row, valid until the next fetch. */
@@ -89,26 +89,6 @@ typedef struct JobChange
 	bool isnull[JOB_COLUMNS];
 } JobChange;
 
-/* What a write does when somebody holds the row. */
-typedef enum JobWait
-{
-	JOB_WAITS, /* waits for him */
-	JOB_SKIPS, /* never waits: locks the row first */
-	/*
-	 * As JOB_SKIPS, for a caller whose lease entry keeps claimers off: a row that
-	 * looks free is written without a lock; a stranger who comes between is
-	 * waited for.
-	 */
-	JOB_SKIPS_STRANGERS
-} JobWait;
-
-typedef enum JobWrite
-{
-	JOB_WRITTEN,
-	JOB_CHANGED, /* no longer the version that was fetched, or not for this snapshot */
-	JOB_LOCKED	 /* somebody holds the row, and the caller would not wait */
-} JobWrite;
-
 static inline void
 job_set(JobChange *change, JobColumn column, Datum value)
 {
@@ -133,7 +113,21 @@ job_ready_key(const Job *job)
 	return key;
 }
 
-/* The header of a fetched version: who made it, who locks or changes it. */
+/* Returns whether a job is in processing by the attempt of that token. */
+static inline bool
+job_is_attempt(const Job *job, int64 token)
+{
+	return job->status == JOB_PROCESSING && job->token == token;
+}
+
+/* Returns whether nobody claimed a job in time, by its expires_at. */
+static inline bool
+job_has_expired(const Job *job, TimestampTz now)
+{
+	return job->attempt == 0 && job->expires_at <= now;
+}
+
+/* The header of a fetched version: which transactions made, lock or change it. */
 static inline HeapTupleHeader
 job_row_header(const Job *job)
 {
@@ -145,19 +139,12 @@ extern void idemq_jobs_check_writable(void);
 extern void idemq_jobs_open(JobsTable *table);
 extern void idemq_jobs_open_to_read(JobsTable *table);
 extern void idemq_jobs_refresh(JobsTable *table);
+extern void idemq_jobs_refresh_or_raise(JobsTable *table);
 extern void idemq_jobs_close(JobsTable *table);
 extern bool idemq_jobs_fetch(JobsTable *table, int64 id, Job *job);
+extern bool idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job);
 extern void idemq_jobs_decode(TupleTableSlot *row, Job *job);
-extern JobWrite idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait);
-extern bool idemq_jobs_is_free(const Job *job);
-extern bool idemq_jobs_is_outdated(JobsTable *table, const Job *job);
-extern bool idemq_jobs_is_own(const Job *job);
-extern bool idemq_jobs_is_mine(const Job *job);
-extern JobWrite idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change,
-								  JobWait wait);
-extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait);
-extern int64 idemq_jobs_next_id(void);
-extern void idemq_jobs_fill_row(JobsTable *table, JobChange *columns);
-extern void idemq_jobs_insert(JobsTable *table, JobChange *columns);
+extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
+extern void idemq_jobs_scan_end(JobsTable *table);
 
 #endif

@@ -3,8 +3,8 @@
  *		Scans of the index of finished jobs, all queues in the order of finished_at.
  *
  * A scan hands out index entries, and rows on demand (idemq_jobs_scan_row); it ends
- * with idemq_jobs_scan_end.  Entries of one time are in the order of their place in
- * the table, so that a scan can go on behind the last one of the scan before: also
+ * with idemq_jobs_scan_end.  Entries of one time are in the order of their rows'
+ * addresses, so that a scan can go on behind the last one of the scan before, even
  * among a million jobs that one commit_many finished.
  *
  * Isolation, concurrent updates and user's triggers: as for scans of the ready
@@ -46,11 +46,10 @@ idemq_jobs_finished_begin(JobsTable *table, const FinishedKey *after, TimestampT
 				TimestampTzGetDatum(after->finished_at));
 	ScanKeyInit(&keys[1], FINISHED_AT, BTLessStrategyNumber, F_TIMESTAMPTZ_LT,
 				TimestampTzGetDatum(until));
-	table->ready = index_open(idemq_jobs_index(table->rel, INDEX_FINISHED), RowExclusiveLock);
-	table->by_ready =
-		compat_index_beginscan(table->rel, table->ready, table->snapshot, lengthof(keys));
-	table->by_ready->xs_want_itup = true;
-	index_rescan(table->by_ready, keys, lengthof(keys), NULL, 0);
+	table->index = index_open(idemq_jobs_index(table->rel, INDEX_FINISHED), RowExclusiveLock);
+	table->scan = compat_index_beginscan(table->rel, table->index, table->snapshot, lengthof(keys));
+	table->scan->xs_want_itup = true;
+	index_rescan(table->scan, keys, lengthof(keys), NULL, 0);
 	MemoryContextSwitchTo(old);
 }
 
@@ -58,7 +57,7 @@ idemq_jobs_finished_begin(JobsTable *table, const FinishedKey *after, TimestampT
 bool
 idemq_jobs_finished_next(JobsTable *table, FinishedKey *key)
 {
-	IndexScanDesc scan = table->by_ready;
+	IndexScanDesc scan = table->scan;
 	MemoryContext old = MemoryContextSwitchTo(table->context);
 	TimestampTz finished_at;
 	ItemPointer tid;

@@ -4,8 +4,8 @@
  *
  * The index is (queue_id, group_key, ready_at, id) of unfinished jobs: a group's head
  * has a ready_at and stands first; those that are blocked have none and follow, in
- * the order of their ids.  So the first row that a snapshot sees tells whether the
- * group has a head, and else who is next, however many are blocked.
+ * the order of their ids.  So the first row that a snapshot sees says whether the
+ * group has a head, or else which job is next, however many are blocked.
  */
 #include "postgres.h"
 

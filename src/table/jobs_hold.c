@@ -1,25 +1,21 @@
 /*
  * table/jobs_hold.c
- *		Who holds a fetched version of a job's row.
+ *		Which transactions hold a fetched version of a job's row.
  *
- * Reads the version's header and the state of transactions; waits for nobody and
- * takes no lock.  What it finds may be over by the time it is said.
+ * Reads the version's header and the state of transactions; never waits, and takes
+ * no lock.  What it finds may be over by the time it returns.
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "access/multixact.h"
-#include "access/stratnum.h"
 #include "access/subtrans.h"
+#include "access/tableam.h"
 #include "access/transam.h"
 #include "access/xact.h"
 #include "storage/procarray.h"
-#include "utils/fmgroids.h"
-#include "utils/snapmgr.h"
 
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
-#include "base/compat.h"
 
 /* Returns what one transaction does with a row that it has locked, or changed. */
 static RowHold
@@ -74,8 +70,8 @@ idemq_jobs_hold(const Job *job, TransactionId *holder)
 }
 
 /*
- * Returns whether a claim would be let to a fetched version: nobody holds it, or
- * for a foreign key only, which a claim does not mind.
+ * Returns whether a claim could write a fetched version: no transaction holds it, or
+ * for a foreign key only, which does not hinder a claim.
  */
 bool
 idemq_jobs_lets_claim(const Job *job)
@@ -103,37 +99,75 @@ idemq_jobs_lets_claim(const Job *job)
 	return lets;
 }
 
-/* Returns whether this transaction itself has deleted a fetched version. */
+/*
+ * Returns whether no other transaction locks or changes a fetched version, so that a
+ * write will not wait.  One may come between; then the write waits, briefly.
+ */
+bool
+idemq_jobs_is_free(const Job *job)
+{
+	HeapTupleHeader header = job_row_header(job);
+	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
+
+	if ((header->t_infomask & HEAP_XMAX_INVALID) || !TransactionIdIsValid(xmax))
+		return true;
+	/* It stays in the row when all of them are gone. */
+	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
+		return idemq_jobs_hold(job, &xmax) != ROW_HELD;
+	return TransactionIdIsCurrentTransactionId(xmax) || !TransactionIdIsInProgress(xmax);
+}
+
+/*
+ * Returns whether a write to a fetched version would answer JOB_CHANGED: a newer
+ * version is committed, or the transaction's own snapshot does not see this one.
+ */
+bool
+idemq_jobs_is_outdated(JobsTable *table, const Job *job)
+{
+	HeapTupleHeader header = job_row_header(job);
+	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
+
+	if (table->crosscheck != InvalidSnapshot &&
+		!table_tuple_satisfies_snapshot(table->rel, job->row, table->crosscheck))
+		return true;
+	if ((header->t_infomask & (HEAP_XMAX_INVALID | HEAP_XMAX_IS_MULTI)) ||
+		HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) || !TransactionIdIsNormal(xmax))
+		return false;
+	return !TransactionIdIsCurrentTransactionId(xmax) && !TransactionIdIsInProgress(xmax) &&
+		   TransactionIdDidCommit(xmax);
+}
+
+/* Returns whether this transaction itself has written a fetched version. */
+bool
+idemq_jobs_is_own(const Job *job)
+{
+	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(job_row_header(job)));
+}
+
+/* Returns whether this transaction is among the lockers of a row. */
 static bool
-is_deleted_here(const Job *job)
+is_member(MultiXactId multi, bool only_lockers)
+{
+	MultiXactMember *members;
+	int count = GetMultiXactIdMembers(multi, &members, false, only_lockers);
+	bool found = false;
+
+	for (int i = 0; i < count; i++)
+		found |= TransactionIdIsCurrentTransactionId(members[i].xid);
+	return found;
+}
+
+/* Returns whether this transaction itself holds a lock on a fetched version. */
+bool
+idemq_jobs_is_mine(const Job *job)
 {
 	HeapTupleHeader header = job_row_header(job);
 
-	return !(header->t_infomask & HEAP_XMAX_INVALID) &&
-		   !HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) &&
-		   ItemPointerEquals(&header->t_ctid, &job->row->tts_tid) &&
-		   TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(header));
-}
-
-/* Fetches the version of a job that this transaction itself has deleted; false if it has not. */
-bool
-idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job)
-{
-	Relation pkey = index_open(compat_primary_key_index(table->rel), AccessShareLock);
-	IndexScanDesc scan = compat_index_beginscan(table->rel, pkey, SnapshotAny, 1);
-	bool found = false;
-	ScanKeyData key;
-
-	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
-	index_rescan(scan, &key, 1, NULL, 0);
-	while (!found && index_getnext_slot(scan, ForwardScanDirection, table->row))
-	{
-		idemq_jobs_decode(table->row, job);
-		found = is_deleted_here(job);
-	}
-	index_endscan(scan);
-	index_close(pkey, NoLock);
-	return found;
+	if ((header->t_infomask & HEAP_XMAX_INVALID) || !HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask))
+		return false;
+	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
+		return is_member(HeapTupleHeaderGetRawXmax(header), true);
+	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmax(header));
 }
 
 /* Returns the process of a transaction in progress, 0 when it is prepared or has ended. */

@@ -247,6 +247,7 @@ static bool
 insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const uint32 *changed,
 			 IndexUniqueCheck check)
 {
+	/* A b-tree does not read it; an access method that did would find no node there. */
 	static IndexInfo *unused_info = NULL;
 	Relation index = index_open(shape->oid, RowExclusiveLock);
 	Datum values[INDEX_MAX_KEYS];
@@ -256,7 +257,8 @@ insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const u
 
 	if (index->rd_index->indisready)
 	{
-		if (unused_info == NULL) /* b-trees do not read it */
+		Assert(index->rd_rel->relam == BTREE_AM_OID);
+		if (unused_info == NULL)
 			unused_info = MemoryContextAllocZero(TopMemoryContext, sizeof(IndexInfo));
 		for (int i = 0; i < shape->nkeys; i++)
 		{
@@ -335,8 +337,8 @@ insert_entries(Relation rel, TupleTableSlot *row, const uint32 *changed, bool ke
 
 /*
  * Writes the index entries of a new row version.  changed: the columns that an
- * update set, NULL for an insert.  only_summarizing: the update was HOT but for
- * indexes that summarize blocks (PostgreSQL 16 and later).  Raises 23505 and
+ * update set, NULL for an insert.  only_summarizing: the update was HOT except
+ * for indexes that summarize blocks (PostgreSQL 16 and later).  Raises 23505 and
  * waits as any INSERT does.
  */
 void
@@ -354,8 +356,8 @@ idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed
 
 /*
  * As idemq_jobs_index_insert, of a row that is inserted speculatively, with simple
- * indexes.  The index of keys comes first: returns false when somebody has the
- * key, or may have it, without waiting.
+ * indexes.  The index of keys comes first: returns false, without waiting, when
+ * another row has the key, or may have it.
  */
 bool
 idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row)

@@ -1,21 +1,22 @@
 /*
  * table/jobs_key.c
  *		Jobs by their idempotency key, through the unique index jobs_key: lookups,
- *		and inserts that give way to whoever has the key.
+ *		and inserts that give way to the job that has the key.
  *
  * An insert is speculative, as INSERT ... ON CONFLICT DO NOTHING is: the row is
- * written first, then its key's index entry, and taken back when somebody else's
+ * written first, then its key's index entry, and taken back when another row's
  * is there.  Of two that write one key at once, the one whose entry came first
  * stays.  A savepoint's rollback leaves a dead row, as of any INSERT; a table with
  * user triggers or an index that needs the executor takes the way by SQL.
  *
  * idemq_jobs_find_key sees what the table's snapshot sees: a key whose job is not
  * committed, or was freed meanwhile, is not there; the index itself decides when
- * somebody inserts.  idemq_jobs_key_in_doubt looks at what is not committed; its
+ * a job is inserted.  idemq_jobs_key_in_doubt reads what is not committed; its
  * answer may be over by the time it is used.  Neither waits, writes or locks.
  *
- * Waited for is who inserts the key, not who changes a committed job that has it: a
- * fresh look sees that job, however long its worker's transaction stays open.
+ * An insert waits for a transaction that inserts the key, not for one that changes a
+ * committed job that has it: a fresh snapshot sees that job, however long its worker's
+ * transaction stays open.
  */
 #include "postgres.h"
 
@@ -32,6 +33,7 @@
 #include "table/jobs_index.h"
 #include "table/jobs_key.h"
 #include "table/jobs_sql.h"
+#include "table/jobs_write.h"
 #include "txn/pending_counts.h"
 #include "base/compat.h"
 #include "base/oids.h"
@@ -73,7 +75,7 @@ idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job)
 }
 
 /*
- * Looks for another open transaction that is giving a key to a job or, with
+ * Searches for another open transaction that is giving a key to a job or, with
  * changes, writes a job that has it; sets *xid, and *token when its insert may still
  * be taken back.
  */
@@ -137,7 +139,7 @@ wait_for_twin(JobsTable *table, int32 queue_id, Datum key)
 
 /*
  * Inserts a row with a key; columns that are not set are NULL.  Returns false, and
- * nothing is left of it, when the key is taken: the caller looks again under a fresh
+ * nothing is left of it, when the key is taken: the caller looks it up again under a fresh
  * snapshot.  A twin whose transaction is open is waited for, unless the caller
  * skips (with a table that is not simple it is waited for all the same).
  */

@@ -1,12 +1,13 @@
 /*
  * table/jobs_key.h
  *		Jobs by their idempotency key, through the unique index jobs_key: lookups,
- *		and inserts that give way to whoever has the key.
+ *		and inserts that give way to the job that has the key.
  */
 #ifndef IDEMQ_TABLE_JOBS_KEY_H
 #define IDEMQ_TABLE_JOBS_KEY_H
 
 #include "table/jobs.h"
+#include "table/jobs_write.h"
 
 extern bool idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job);
 extern bool idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key);

@@ -92,10 +92,10 @@ idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey f
 			ScanKeyInit(&keys[nkeys++], READY_AT, BTLessStrategyNumber, F_TIMESTAMPTZ_LT,
 						TimestampTzGetDatum(until.ready_at));
 	}
-	table->ready = index_open(idemq_jobs_index(table->rel, INDEX_READY), RowExclusiveLock);
-	table->by_ready = compat_index_beginscan(table->rel, table->ready, table->snapshot, nkeys);
-	table->by_ready->xs_want_itup = true;
-	index_rescan(table->by_ready, keys, nkeys, NULL, 0);
+	table->index = index_open(idemq_jobs_index(table->rel, INDEX_READY), RowExclusiveLock);
+	table->scan = compat_index_beginscan(table->rel, table->index, table->snapshot, nkeys);
+	table->scan->xs_want_itup = true;
+	index_rescan(table->scan, keys, nkeys, NULL, 0);
 	MemoryContextSwitchTo(old);
 }
 
@@ -103,7 +103,7 @@ idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey f
 bool
 idemq_jobs_scan_next(JobsTable *table, ReadyKey *key)
 {
-	IndexScanDesc scan = table->by_ready;
+	IndexScanDesc scan = table->scan;
 	MemoryContext old = MemoryContextSwitchTo(table->context);
 	bool found = index_getnext_tid(scan, ForwardScanDirection) != NULL;
 	bool isnull;
@@ -117,20 +117,6 @@ idemq_jobs_scan_next(JobsTable *table, ReadyKey *key)
 	return true;
 }
 
-/* Fetches the version of that entry which the snapshot sees; false when it sees none. */
-bool
-idemq_jobs_scan_row(JobsTable *table, Job *job)
-{
-	MemoryContext old = MemoryContextSwitchTo(table->context);
-	bool found = index_fetch_heap(table->by_ready, table->row);
-
-	MemoryContextSwitchTo(old);
-	if (!found)
-		return false;
-	idemq_jobs_decode(table->row, job);
-	return true;
-}
-
 /*
  * As idemq_jobs_scan_row, of a job in processing only; of others no more than the
  * status is read.
@@ -139,7 +125,7 @@ bool
 idemq_jobs_scan_attempt(JobsTable *table, Job *job)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	bool found = index_fetch_heap(table->by_ready, table->row);
+	bool found = index_fetch_heap(table->scan, table->row);
 	bool isnull;
 
 	MemoryContextSwitchTo(old);
@@ -148,14 +134,4 @@ idemq_jobs_scan_attempt(JobsTable *table, Job *job)
 		return false;
 	idemq_jobs_decode(table->row, job);
 	return true;
-}
-
-/* Ends the scan; the row last fetched stays. */
-void
-idemq_jobs_scan_end(JobsTable *table)
-{
-	index_endscan(table->by_ready);
-	index_close(table->ready, NoLock);
-	table->by_ready = NULL;
-	table->ready = NULL;
 }

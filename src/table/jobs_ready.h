@@ -12,8 +12,6 @@ extern ReadyKey idemq_jobs_scan_limit(ReadyKey from, ReadyKey stretch);
 extern void idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from,
 								  ReadyKey until);
 extern bool idemq_jobs_scan_next(JobsTable *table, ReadyKey *key);
-extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
 extern bool idemq_jobs_scan_attempt(JobsTable *table, Job *job);
-extern void idemq_jobs_scan_end(JobsTable *table);
 
 #endif

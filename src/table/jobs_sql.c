@@ -2,8 +2,8 @@
  * table/jobs_sql.c
  *		Writes to idemq.jobs the long way, by SQL: every write when a DBA has added
  *		to the table (user triggers, foreign keys that point here, generated columns,
- *		check constraints, further columns), and inserts with a key when an index of
- *		his needs the executor.  All that any INSERT, UPDATE or DELETE of these
+ *		check constraints, further columns), and inserts with a key when a user's
+ *		index needs the executor.  All that any INSERT, UPDATE or DELETE of these
  *		columns fires is fired.
  *
  * Updates and deletes are for a row that the caller has locked in this
@@ -222,7 +222,7 @@ idemq_jobs_delete_sql(int64 id)
 
 /*
  * Deletes the row of a job that finished at that time, and is not locked; returns
- * false when somebody holds it, it came back to life, or a trigger keeps it.
+ * false when it is held, came back to life, or a trigger keeps it.
  */
 bool
 idemq_jobs_delete_finished_sql(int64 id, TimestampTz finished_at)

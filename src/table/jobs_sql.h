@@ -2,8 +2,8 @@
  * table/jobs_sql.h
  *		Writes to idemq.jobs the long way, by SQL: every write when a DBA has added
  *		to the table (user triggers, foreign keys that point here, generated columns,
- *		check constraints, further columns), and inserts with a key when an index of
- *		his needs the executor.  All that any INSERT, UPDATE or DELETE of these
+ *		check constraints, further columns), and inserts with a key when a user's
+ *		index needs the executor.  All that any INSERT, UPDATE or DELETE of these
  *		columns fires is fired.
  */
 #ifndef IDEMQ_TABLE_JOBS_SQL_H

@@ -8,7 +8,7 @@
  * takes the top off; a release merges it into the parent's, so that a loop of
  * exception blocks leaves no more than the block around it.
  *
- * Each row that is written is noted once, where it is written: by table/jobs.c for
+ * Each row that is written is noted once, where it is written: by table/jobs_write.c for
  * direct access, by the row trigger (hooks/row_triggers.c) for SQL, which table/jobs_sql.c and
  * job/new_job_keyed.c use as well.  Events are noted by whoever makes them happen; a
  * statement of a DBA is none.

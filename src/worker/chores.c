@@ -27,6 +27,7 @@
 #include "job/promote.h"
 #include "job/ready_scan.h"
 #include "job/reap.h"
+#include "job/recover.h"
 #include "queue/queue_counts.h"
 #include "queue/queues.h"
 #include "shared/counters.h"

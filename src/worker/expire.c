@@ -24,7 +24,6 @@
 
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
-#include "utils/builtins.h"
 #include "utils/hsearch.h"
 #include "utils/timestamp.h"
 
@@ -107,21 +106,20 @@ idemq_expire_due_at(QueueSlot *slot, int32 queue_id)
 static bool
 expire(ExpireLook *look, JobsTable *table, const QueueInfo *queue, const Job *job)
 {
-	EventArgs args = {.now = idemq_now()};
+	TimestampTz now = idemq_now();
 	JobWrite write;
 
 	if (job->attempt > 0 || job->expires_at == DT_NOEND ||
 		!idemq_transition_allowed(EVENT_EXPIRE, job->status))
 		return false;
-	if (job->expires_at > args.now)
+	if (!job_has_expired(job, now))
 	{
 		look->next = Min(look->next, job->expires_at);
 		return false;
 	}
-	args.error = cstring_to_text("expired before it was claimed");
-	write = idemq_transition(table, job, queue, EVENT_EXPIRE, &args, JOB_SKIPS);
+	write = idemq_job_expire(table, job, queue, now);
 	if (write == JOB_LOCKED)
-		look->next = Min(look->next, args.now + HELD_PAUSE);
+		look->next = Min(look->next, now + HELD_PAUSE);
 	return write == JOB_WRITTEN;
 }
 

@@ -37,8 +37,9 @@
 #include "table/attempt_history.h"
 #include "table/jobs.h"
 #include "table/jobs_finished.h"
-#include "table/jobs_ready.h"
+#include "table/jobs_hold.h"
 #include "table/jobs_sql.h"
+#include "table/jobs_write.h"
 #include "txn/pending_counts.h"
 #include "queue/queues.h"
 #include "base/args.h"
@@ -218,7 +219,7 @@ consider(Batch *batch)
 
 	if (!idemq_jobs_scan_row(&batch->table, &job) || job.row->tts_isnull[COL_FINISHED_AT])
 		return;
-	if (job.status != JOB_COMPLETED && job.status != JOB_DEAD && job.status != JOB_CANCELLED)
+	if (!job_status_is_finished(job.status))
 		return;
 	if (job.queue_id != batch->queue.id && !idemq_queue_by_id(job.queue_id, &batch->queue))
 		return;

@@ -1,11 +1,9 @@
 /*
- * api/claim_job.h
+ * job/claim_by_id.h
  *		Taking one job by its id.
  */
-#ifndef IDEMQ_API_CLAIM_JOB_H
-#define IDEMQ_API_CLAIM_JOB_H
-
-#include "fmgr.h"
+#ifndef IDEMQ_JOB_CLAIM_BY_ID_H
+#define IDEMQ_JOB_CLAIM_BY_ID_H
 
 #include "job/transition.h"
 
@@ -24,10 +22,8 @@ typedef struct JobCall
 	TimestampTz retry_after; /* DT_NOEND: none */
 } JobCall;
 
-extern void idemq_job_call_args(FunctionCallInfo fcinfo, int n, JobCall *call);
 extern Outcome idemq_job_call(JobCall *call, JobsTable *table);
 extern bool idemq_job_is_settled(const JobCall *call);
 extern Outcome idemq_job_look(JobCall *call, JobsTable *table);
-extern Datum idemq_job_answer(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome);
 
 #endif

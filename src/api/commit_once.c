@@ -1,0 +1,38 @@
+/*
+ * api/commit_once.c
+ *		SQL function commit_once: claims and commits one job by its id, in one
+ *		transaction with the job's effect.  job/claim_by_id.c does the work.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+
+#include "job/claim_by_id.h"
+#include "table/jobs.h"
+#include "base/args.h"
+#include "base/oids.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_commit_once);
+
+/*
+ * commit_once(id, result) -> committed | already_committed | locked | dead |
+ * cancelled | blocked | not_due | not_found; 22004, 40001.
+ */
+Datum
+idemq_sql_commit_once(PG_FUNCTION_ARGS)
+{
+	JobCall call = {0};
+	JobsTable table;
+	Outcome outcome;
+
+	idemq_arg_required(fcinfo, 0, "id");
+	call.id = PG_GETARG_INT64(0);
+	call.event = EVENT_COMMIT_ONCE;
+	call.args.no_document = PG_ARGISNULL(1);
+	if (!PG_ARGISNULL(1))
+		call.args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(1)));
+	idemq_jobs_open(&table);
+	outcome = idemq_job_call(&call, &table);
+	idemq_jobs_close(&table);
+	return idemq_outcome_datum(outcome);
+}

@@ -1,0 +1,235 @@
+/*
+ * job/claim_by_id.c
+ *		Taking one job by its id: the engine of claim_job, commit_once and acquire.
+ *
+ * While another session is on the job, the lease table answers, and no row is touched.
+ * What a claim by the ready index would do first for a whole queue happens here for
+ * the one job: an ended lease is taken back, a lease that memory lost is adopted, and
+ * a blocked job whose turn has come is promoted.
+ */
+#include "postgres.h"
+
+#include "utils/timestamp.h"
+
+#include "job/claim_by_id.h"
+#include "job/claim_one.h"
+#include "job/limits.h"
+#include "job/promote.h"
+#include "job/reap.h"
+#include "job/recover.h"
+#include "job/transition.h"
+#include "table/jobs.h"
+#include "table/jobs_group.h"
+#include "queue/queues.h"
+#include "shared/leases.h"
+#include "shared/promote_round.h"
+#include "base/clock.h"
+
+/* Returns when a lease ends; that of a claim whose transaction is open, if it began now. */
+static TimestampTz
+lease_end(const Lease *lease)
+{
+	return lease->claiming ? idemq_now() + lease->length
+						   : idemq_timestamp_from_mono(lease->deadline);
+}
+
+/*
+ * Answers from the lease table: true when a session is on the job, with retry_after;
+ * false when none is, or when its lease has just been taken back.
+ */
+static bool
+is_leased(JobCall *call, JobsTable *table)
+{
+	Lease lease;
+
+	if (!idemq_lease_busy(call->id) || !idemq_lease_get(call->id, &lease))
+		return false;
+	if (!lease.claiming && lease.deadline <= idemq_mono_now())
+	{
+		bool reaped;
+
+		/* A snapshot that sees the lease's claim, and then its end. */
+		idemq_jobs_refresh(table);
+		reaped = idemq_reap_job(table, &call->queue, call->id, lease.token);
+		idemq_jobs_refresh(table);
+		if (reaped)
+			return false;
+	}
+	call->retry_after = lease_end(&lease);
+	return true;
+}
+
+/* Answers for a job in processing without an entry: adopts its lease, then as above. */
+static bool
+is_leased_by_row(JobCall *call, JobsTable *table)
+{
+	LostLeases lost = {CurrentMemoryContext, NIL};
+
+	call->retry_after = idemq_row_deadline(&call->job);
+	if (idemq_lost_lease_note(&lost, &call->job))
+		(void) idemq_lost_leases_settle(&lost, table, &call->queue);
+	if (call->retry_after > idemq_now())
+		return true;
+	if (is_leased(call, table))
+		return true;
+	idemq_jobs_refresh(table);
+	return !idemq_jobs_fetch(table, call->id, &call->job) || call->job.status == JOB_PROCESSING;
+}
+
+/* Returns the outcome for a status in which the job cannot be taken. */
+static Outcome
+outcome_of_status(JobStatus status, JobEvent event)
+{
+	switch (status)
+	{
+		case JOB_COMPLETED:
+			return event == EVENT_COMMIT_ONCE ? OUTCOME_ALREADY_COMMITTED : OUTCOME_COMPLETED;
+		case JOB_DEAD:
+			return OUTCOME_DEAD;
+		case JOB_CANCELLED:
+			return OUTCOME_CANCELLED;
+		case JOB_BLOCKED:
+			return OUTCOME_BLOCKED;
+		default:
+			return OUTCOME_LOCKED;
+	}
+}
+
+/*
+ * Makes a blocked job its group's head, if its turn has come and no other session has
+ * done so yet; then fetches it again.  Returns false when it is gone.
+ */
+static bool
+unblock(JobCall *call, JobsTable *table)
+{
+	Datum name;
+	Job first;
+
+	if (call->job.row->tts_isnull[COL_GROUP_KEY])
+		return true; /* written by hand: it has no turn */
+	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
+	/* Another job's turn is not for our transaction to begin: it may be a long one. */
+	if (idemq_jobs_group_first(table, call->queue.id, name, &first) && first.id == call->id &&
+		!idemq_promote_group(&call->queue, name) && call->queue.slot != NULL)
+		idemq_round_await(call->queue.slot);
+	idemq_jobs_refresh(table);
+	return idemq_jobs_fetch(table, call->id, &call->job);
+}
+
+/* Takes a fetched job in status pending or failed. */
+static Outcome
+take_job(JobCall *call, JobsTable *table, bool *again)
+{
+	int64 lease = call->lease > 0 ? call->lease : call->queue.lease;
+	LimitView view;
+
+	call->args.now = idemq_now();
+	if (job_has_expired(&call->job, call->args.now))
+	{
+		JobWrite write = idemq_job_expire(table, &call->job, &call->queue, call->args.now);
+
+		*again = write == JOB_CHANGED;
+		return write == JOB_WRITTEN ? OUTCOME_CANCELLED : OUTCOME_LOCKED;
+	}
+	call->args.deadline = call->args.now + lease;
+	if (call->queue.paused)
+		return OUTCOME_NOT_DUE;
+	if (call->job.ready_at > call->args.now)
+	{
+		call->retry_after = call->job.ready_at;
+		return OUTCOME_NOT_DUE;
+	}
+	if (!idemq_recover_for_limits(&call->queue))
+		return OUTCOME_NOT_DUE;
+	switch (
+		idemq_take(table, &call->job, &call->queue, call->event, &call->args, lease, call->attach))
+	{
+		case TAKE_CHANGED:
+			*again = true;
+			break;
+		case TAKE_LIMIT:
+			idemq_limit_view(&call->queue, &view);
+			call->retry_after = view.until;
+			return OUTCOME_NOT_DUE;
+		case TAKE_DONE:
+			if (call->event == EVENT_COMMIT_ONCE)
+				return OUTCOME_COMMITTED;
+			return call->job.attempt > 0 ? OUTCOME_CLAIMED_AGAIN : OUTCOME_CLAIMED;
+		default:
+			break;
+	}
+	return OUTCOME_LOCKED;
+}
+
+/*
+ * Takes the job if it can be taken, and answers; the table is open for writing.
+ * Raises 40001 above READ COMMITTED for a job that changed after the snapshot.
+ */
+Outcome
+idemq_job_call(JobCall *call, JobsTable *table)
+{
+	for (;;)
+	{
+		bool again = false;
+		Outcome outcome;
+
+		/* The row first: a role without the privilege learns and changes nothing. */
+		if ((!call->fetched && !idemq_jobs_fetch(table, call->id, &call->job)) ||
+			!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
+			return OUTCOME_NOT_FOUND;
+		call->fetched = false;
+		/* Finished is finished, though its lease may go a moment later. */
+		if (job_status_is_finished(call->job.status))
+			return outcome_of_status(call->job.status, call->event);
+		if (is_leased(call, table))
+			return OUTCOME_LOCKED;
+		/* Reaped just now, or changed while we asked. */
+		if (!idemq_jobs_fetch(table, call->id, &call->job))
+			return OUTCOME_NOT_FOUND;
+		if (call->job.status == JOB_PROCESSING && is_leased_by_row(call, table))
+			return OUTCOME_LOCKED;
+		if (call->job.status == JOB_BLOCKED && !unblock(call, table))
+			return OUTCOME_NOT_FOUND;
+		call->retry_after = DT_NOEND;
+		if (!idemq_transition_allowed(call->event, call->job.status))
+			return outcome_of_status(call->job.status, call->event);
+		outcome = take_job(call, table, &again);
+		if (!again)
+			return outcome;
+		idemq_jobs_refresh_or_raise(table);
+	}
+}
+
+/*
+ * Returns whether no session can take a fetched job now: it is finished, or has a
+ * lease that has not ended.
+ */
+bool
+idemq_job_is_settled(const JobCall *call)
+{
+	Lease lease;
+
+	return job_status_is_finished(call->job.status) ||
+		   (idemq_lease_busy(call->id) && idemq_lease_get(call->id, &lease) &&
+			(lease.claiming || lease.deadline > idemq_mono_now()));
+}
+
+/*
+ * As idemq_job_call, of a job that another session is about to take: takes nothing,
+ * and answers locked unless it is finished.  retry_after stays what it was when
+ * the job has no lease.
+ */
+Outcome
+idemq_job_look(JobCall *call, JobsTable *table)
+{
+	Lease lease;
+
+	if ((!call->fetched && !idemq_jobs_fetch(table, call->id, &call->job)) ||
+		!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
+		return OUTCOME_NOT_FOUND;
+	if (job_status_is_finished(call->job.status))
+		return outcome_of_status(call->job.status, call->event);
+	if (idemq_lease_get(call->id, &lease))
+		call->retry_after = lease_end(&lease);
+	return OUTCOME_LOCKED;
+}

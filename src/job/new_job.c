@@ -1,0 +1,74 @@
+/*
+ * job/new_job.c
+ *		A new job: the columns that each one has, and adding it without a key.
+ *
+ * Before its row is written, the job is noted for shared memory: after the commit the
+ * ready cursor lowers to it, or its group is marked as one that may need a head.
+ */
+#include "postgres.h"
+
+#include "utils/timestamp.h"
+
+#include "job/new_job.h"
+#include "table/jobs_write.h"
+#include "txn/pending_groups.h"
+#include "txn/pending_ready.h"
+#include "base/oids.h"
+
+/* Sets the columns that every new job has. */
+void
+idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now, Datum payload)
+{
+	columns->set = 0;
+	job_set(columns, COL_QUEUE_ID, Int32GetDatum(queue->id));
+	job_set(columns, COL_CREATED_AT, TimestampTzGetDatum(now));
+	job_set(columns, COL_PRIORITY, Int16GetDatum(IDEMQ_DEFAULT_PRIORITY));
+	job_set(columns, COL_MAX_ATTEMPTS, Int32GetDatum(queue->max_attempts));
+	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_catalog()->status[JOB_PENDING]));
+	job_set(columns, COL_ATTEMPT, Int32GetDatum(0));
+	job_set(columns, COL_TOKEN, Int64GetDatum(0));
+	job_set(columns, COL_READY_AT, TimestampTzGetDatum(now));
+	job_set(columns, COL_PAYLOAD, payload);
+}
+
+/*
+ * Notes what shared memory must do after the commit of a job that is about to be
+ * inserted: its ready key, its group, when it expires.  The columns have its id.
+ * Returns the status that it will have.
+ */
+JobStatus
+idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
+{
+	int priority = DatumGetInt16(columns->values[COL_PRIORITY]);
+	ReadyKey key;
+
+	if (columns->set & COLUMN_BIT(COL_EXPIRES_AT))
+		idemq_lowers_note_expiry(queue->slot, queue->id, priority,
+								 DatumGetTimestampTz(columns->values[COL_EXPIRES_AT]));
+	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
+	{
+		idemq_group_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY],
+						 DatumGetInt64(columns->values[COL_ID]));
+		return JOB_BLOCKED;
+	}
+	key.id = DatumGetInt64(columns->values[COL_ID]);
+	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
+	idemq_lowers_note(queue->slot, queue->id, priority, key);
+	return JOB_PENDING;
+}
+
+/*
+ * Gives the job with those columns, which have no key, an id unless it has one, notes
+ * and inserts it.  Returns its status.
+ */
+JobStatus
+idemq_new_job_insert(JobsTable *table, const QueueInfo *queue, JobChange *columns)
+{
+	JobStatus status;
+
+	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
+		job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
+	status = idemq_new_job_note(queue, columns);
+	idemq_jobs_insert(table, columns);
+	return status;
+}

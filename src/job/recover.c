@@ -1,0 +1,346 @@
+/*
+ * job/recover.c
+ *		Finding leases that memory lost: jobs in processing without a lease entry.
+ *
+ * Such a job is there after the server restarted, the lease table was full, or a
+ * prepared transaction claimed it.  Its row has the deadline; but the lease lasts at
+ * least its length from the start of this server, so that a restart takes no lease
+ * from a worker that heartbeats.
+ *
+ * A scan that meets such a job adopts it: it puts an entry, and then fetches the row
+ * again under a newer snapshot.  If the job is still there, the transaction that ends
+ * it will remove the entry.  If it moved on, the entry goes, and the queue's cursors
+ * are unset, for the claimers that the entry turned away.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "utils/timestamp.h"
+
+#include "job/limits.h"
+#include "job/reap.h"
+#include "job/recover.h"
+#include "table/jobs.h"
+#include "table/jobs_hold.h"
+#include "table/jobs_ready.h"
+#include "txn/borrowed.h"
+#include "shared/lease_scan.h"
+#include "shared/lease_table.h"
+#include "shared/leases.h"
+#include "shared/next_deadline.h"
+#include "shared/ready_cursor.h"
+#include "shared/recovery_point.h"
+#include "shared/slots.h"
+#include "base/clock.h"
+#include "base/pace.h"
+
+/* Index entries that a claim scans for leases that memory lost. */
+#define RECOVERY_STEP 1000
+/* Without a slot, a session scans the whole queue that often. */
+#define RECOVERY_INTERVAL USECS_PER_SEC
+
+typedef struct LostLease
+{
+	int64 job_id;
+	int64 token;
+	bool adopted; /* we put its entry */
+} LostLease;
+
+/* Returns the deadline of a job in processing that has no lease entry. */
+TimestampTz
+idemq_row_deadline(const Job *job)
+{
+	return Max(job->deadline, idemq_primary_since() + (job->deadline - job->claimed_at));
+}
+
+static void
+add_lost(LostLeases *lost, const Job *job, bool adopted)
+{
+	MemoryContext old = MemoryContextSwitchTo(lost->context);
+	LostLease *lease = palloc(sizeof(LostLease));
+
+	*lease = (LostLease){job->id, job->token, adopted};
+	lost->found = lappend(lost->found, lease);
+	MemoryContextSwitchTo(old);
+}
+
+/* Returns whether a job's lease may get an entry now. */
+static bool
+may_adopt(const Job *job)
+{
+	/* Our own version is not committed: a rollback would leave the entry behind. */
+	return idemq_jobs_is_free(job) && !idemq_jobs_is_own(job);
+}
+
+/* Puts the entry of a lost lease, to be settled; deadline: mono. */
+static LeaseTake
+adopt(LostLeases *lost, const Job *job, int64 deadline, int64 length)
+{
+	LeaseTake take;
+
+	idemq_slots_begin_change();
+	take = idemq_lease_adopt(job->id, job->token, job->queue_id, deadline, length);
+	/* At once: should an error keep it from being settled, it is reaped at worst. */
+	idemq_slot_note_deadline(NULL, job->queue_id, deadline);
+	idemq_slots_end_change();
+	if (take == LEASE_TAKEN)
+		add_lost(lost, job, true);
+	return take;
+}
+
+/*
+ * Notes a job in processing whose lease has no entry, and adopts it.  Returns
+ * false when that cannot be done now: another transaction holds its row, and may be
+ * ending it, or this transaction itself has written it.
+ */
+bool
+idemq_lost_lease_note(LostLeases *lost, const Job *job)
+{
+	TimestampTz deadline = idemq_row_deadline(job);
+
+	if (!may_adopt(job))
+		return false;
+	if (adopt(lost, job, idemq_mono_from_timestamp(deadline), job->deadline - job->claimed_at) ==
+			LEASE_FULL &&
+		deadline <= idemq_now())
+		add_lost(lost, job, false);
+	return true;
+}
+
+/*
+ * As idemq_lost_lease_note, for the worker's own heartbeat: the lease starts again
+ * from now.  Returns LEASE_FULL when its row has to say so, LEASE_BUSY when there
+ * is an entry, or the row is held and nothing can be done.
+ */
+LeaseTake
+idemq_lost_lease_renew(LostLeases *lost, const Job *job, int64 length)
+{
+	if (!may_adopt(job))
+		return LEASE_BUSY;
+	return adopt(lost, job, idemq_mono_now() + length, length);
+}
+
+/* Fetches one of them again, and decides; returns whether it was reaped. */
+static bool
+settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
+{
+	Lease dropped;
+	Job job;
+	bool there = idemq_jobs_fetch(table, lease->job_id, &job) &&
+				 job_is_attempt(&job, lease->token) && idemq_jobs_is_free(&job);
+
+	if (there && !lease->adopted)
+		return idemq_reap_row(table, &job, queue, false);
+	if (!there && lease->adopted)
+	{
+		idemq_slots_begin_change();
+		/* If it is just held, the holder may leave it as it is: another search. */
+		idemq_slot_need_recovery(queue->slot, queue->id);
+		(void) idemq_lease_drop(lease->job_id, lease->token, &dropped);
+		/* It may have turned others away, from wherever the job is now. */
+		idemq_cursor_unset(queue->slot, queue->id);
+		idemq_slots_end_change();
+	}
+	return false;
+}
+
+/*
+ * Ends what idemq_lost_lease_note began, once no scan of the table is open:
+ * refreshes it, and keeps, drops or reaps each.  Returns how many were reaped.
+ */
+int64
+idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *queue)
+{
+	int64 reaped = 0;
+	ListCell *lc;
+
+	if (lost->found == NIL)
+		return 0;
+	idemq_jobs_refresh(table);
+	foreach(lc, lost->found)
+		reaped += settle(lfirst(lc), table, queue);
+	list_free_deep(lost->found);
+	lost->found = NIL;
+	return reaped;
+}
+
+/*
+ * Adopts what the ready index has in processing, from point to the end of its
+ * priority, or as far as *budget entries reach; moves point and takes off budget.
+ */
+static void
+recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point, int *budget,
+				 LostLeases *lost)
+{
+	ReadyKey key;
+	Job job;
+
+	idemq_jobs_scan_begin(table, queue->id, point->priority, point->from, READY_KEY_MAX);
+	while (*budget > 0 && idemq_jobs_scan_next(table, &key))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_attempt(table, &job) &&
+			!idemq_lost_lease_note(lost, &job))
+			point->incomplete = true;
+		point->from = ready_key_after(key);
+		(*budget)--;
+	}
+	idemq_jobs_scan_end(table);
+	if (*budget > 0)
+	{
+		point->priority++;
+		point->from = READY_KEY_MIN;
+	}
+}
+
+/*
+ * Does one step of a search from point, as many index entries as budget, and
+ * moves it; returns how many were reaped.
+ */
+static int64
+recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
+{
+	LostLeases lost = {CurrentMemoryContext, NIL};
+	JobsTable table;
+	int64 reaped;
+
+	idemq_jobs_open(&table);
+	while (budget > 0 && point->priority < IDEMQ_PRIORITIES)
+		recover_priority(&table, queue, point, &budget, &lost);
+	reaped = idemq_lost_leases_settle(&lost, &table, queue);
+	idemq_jobs_close(&table);
+	if (idemq_lease_table_is_full())
+		point->incomplete = true;
+	return reaped;
+}
+
+/* Notes how far a search has come; at its end every entry of the queue is counted. */
+static void
+recovered_to(const QueueInfo *queue, const RecoveryPoint *point)
+{
+	bool end = point->priority == IDEMQ_PRIORITIES;
+
+	if (end && queue->slot != NULL && idemq_slot_is_uncounted(queue->slot, queue->id))
+	{
+		idemq_lease_count_in_queue(queue->id);
+		idemq_slot_counted(queue->slot, queue->id);
+	}
+	idemq_slot_recovered_to(queue->slot, queue->id, point);
+	if (end)
+		idemq_limit_recovered(queue);
+}
+
+/*
+ * Finds the jobs of a queue that are in flight without a lease entry, by a scan
+ * of its part of the ready index: a step of it, or all.  Returns how many were
+ * reaped on the way.  A queue without a slot does not know how far it came.
+ */
+static int64
+recover(const QueueInfo *queue, bool all)
+{
+	RecoveryPoint point = {0, 0, READY_KEY_MIN, false};
+	int64 reaped = 0;
+
+	if (queue->slot != NULL && !idemq_slot_recovery_point(queue->slot, queue->id, all, &point))
+		return 0;
+	do
+	{
+		reaped += recover_step(queue, &point, RECOVERY_STEP);
+		recovered_to(queue, &point);
+	} while (all && point.priority < IDEMQ_PRIORITIES);
+	return reaped;
+}
+
+/*
+ * Does a step of the search for leases that memory lost, if there is one under
+ * way: as many index entries as budget.
+ */
+void
+idemq_recover_some(const QueueInfo *queue, int budget)
+{
+	RecoveryPoint point;
+
+	if (!idemq_slot_recovery_point(queue->slot, queue->id, false, &point))
+		return;
+	(void) recover_step(queue, &point, budget);
+	recovered_to(queue, &point);
+}
+
+/*
+ * Returns whether the limits of a queue can be kept: every job in flight is counted.
+ * If it is not known, searches to the end.  What this transaction ends and was not
+ * counted, others still see in processing, but this session's search does not.
+ */
+bool
+idemq_recover_for_limits(const QueueInfo *queue)
+{
+	SlotStatus status;
+	RecoveryPoint point;
+	LimitView view;
+
+	if (!idemq_limit_has_slot(queue))
+		return false;
+	if (queue->max_running == 0)
+		return true;
+	while (!idemq_credit_uncounted(queue->id) &&
+		   idemq_slot_recovery_point(queue->slot, queue->id, false, &point))
+	{
+		(void) recover_step(queue, &point, RECOVERY_STEP);
+		recovered_to(queue, &point);
+	}
+	if (idemq_slot_status(queue->id, &status) && !status.needs_recovery)
+		return true;
+	/* To be woken when the search has ended. */
+	(void) idemq_limit_lets(queue, &view);
+	return false;
+}
+
+/*
+ * Takes back what has expired in a queue, up to REAP_BATCH, and does a step of the
+ * search for leases that memory lost, if there is one under way; for max_running all
+ * of it.  Returns false when max_running cannot be kept, since not every job in flight
+ * is counted.  Costs nothing when there is nothing to do.
+ */
+bool
+idemq_reap_some(const QueueInfo *queue)
+{
+	static Pace pace;
+	bool counted = true;
+	int found;
+
+	if (queue->slot != NULL && queue->max_running > 0)
+		counted = idemq_recover_for_limits(queue);
+	else if (queue->slot != NULL || idemq_pace_is_due(&pace, queue->id, RECOVERY_INTERVAL))
+		(void) recover(queue, queue->slot == NULL);
+	if (idemq_slot_deadline_passed(queue->slot, queue->id))
+		(void) idemq_reap_batch(queue, &found);
+	return counted;
+}
+
+/*
+ * To be called before a claim scans a queue: as idemq_reap_some.  Returns whether the
+ * queue's limits can be kept, and so whether it may hand out jobs at all.
+ */
+bool
+idemq_before_claim(const QueueInfo *queue)
+{
+	bool counted = idemq_reap_some(queue);
+
+	return counted && idemq_limit_has_slot(queue);
+}
+
+/* Takes back every expired lease of a queue, those that memory lost included. */
+int64
+idemq_reap_all(const QueueInfo *queue)
+{
+	int64 reaped = recover(queue, true);
+	int64 last;
+	int found;
+
+	do
+	{
+		last = idemq_reap_batch(queue, &found);
+		reaped += last;
+	} while (found == REAP_BATCH && last > 0);
+	return reaped;
+}

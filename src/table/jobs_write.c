@@ -1,0 +1,238 @@
+/*
+ * table/jobs_write.c
+ *		Writes to the jobs table: lock, update, delete and insert a row.
+ *
+ * A write goes to the version that was fetched, and only while it is the latest:
+ *   concurrent update	the write waits for the other transaction (unless the
+ *						caller skips), then answers JOB_CHANGED if that one
+ *						committed; the caller fetches the job again.
+ *   savepoint rollback	undoes the row version as for any other UPDATE.
+ *   isolation level	above READ COMMITTED a row that the transaction's own
+ *						snapshot does not see is JOB_CHANGED, as referential
+ *						integrity checks do it: a transaction never sees two
+ *						versions of a row.
+ *   user's triggers,	generated columns, check constraints, columns, foreign
+ *						keys that point here: the row is locked, then written by
+ *						SQL (table/jobs_sql.c).
+ *   user's indexes		table/jobs_index.c maintains all that the table has.
+ *
+ * Each row that is written here is noted in the queue's gauges; the row trigger
+ * notes those that SQL writes.
+ *
+ * table_tuple_update is always called with wait = true: with false it reports
+ * mere lockers as modifiers, including this transaction's own lock.
+ */
+#include "postgres.h"
+
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "commands/sequence.h"
+#include "executor/executor.h"
+
+#include "table/jobs_hold.h"
+#include "table/jobs_index.h"
+#include "table/jobs_sql.h"
+#include "table/jobs_write.h"
+#include "txn/pending_counts.h"
+#include "base/compat.h"
+#include "base/oids.h"
+
+/* Translates a table access method's answer; raises 27000 where a trigger of ours got in. */
+static JobWrite
+write_result(TM_Result result)
+{
+	switch (result)
+	{
+		case TM_Ok:
+			return JOB_WRITTEN;
+		case TM_Updated:
+		case TM_Deleted:
+			return JOB_CHANGED;
+		case TM_WouldBlock:
+			return JOB_LOCKED;
+		case TM_SelfModified:
+			ereport(ERROR, (errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
+							errmsg("job was already changed by the command that called idemq"),
+							errhint("Do not call idemq from a trigger on idemq.jobs.")));
+		default:
+			elog(ERROR, "unexpected answer %u of the jobs table", result);
+	}
+}
+
+/* Locks a fetched version to the end of the transaction; see the file's header. */
+JobWrite
+idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait)
+{
+	ItemPointerData tid = job->row->tts_tid;
+	TM_FailureData failure;
+	TM_Result result;
+
+	if (table->lock_row == NULL)
+	{
+		MemoryContext old = MemoryContextSwitchTo(table->context);
+
+		table->lock_row = table_slot_create(table->rel, NULL);
+		MemoryContextSwitchTo(old);
+	}
+	result = table_tuple_lock(table->rel, &tid, table->snapshot, table->lock_row,
+							  GetCurrentCommandId(true), mode,
+							  wait == JOB_WAITS ? LockWaitBlock : LockWaitSkip, 0, &failure);
+	if (result == TM_Ok && table->crosscheck != InvalidSnapshot &&
+		!table_tuple_satisfies_snapshot(table->rel, table->lock_row, table->crosscheck))
+		result = TM_Updated;
+	return write_result(result);
+}
+
+/* Raises 55000 when a publication wants what the table's replica identity does not give. */
+static void
+check_replica_identity(JobsTable *table, CmdType command)
+{
+	if (table->checked != command)
+		CheckCmdReplicaIdentity(table->rel, command);
+	table->checked = command;
+}
+
+/* Makes the new version of a row: the old one's columns, and what changes. */
+static void
+fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
+{
+	int natts = RelationGetDescr(table->rel)->natts;
+	TupleTableSlot *new_row = table->new_row;
+
+	ExecClearTuple(new_row);
+	memcpy(new_row->tts_values, job->row->tts_values, natts * sizeof(Datum));
+	memcpy(new_row->tts_isnull, job->row->tts_isnull, natts * sizeof(bool));
+	for (int i = 0; i < JOB_COLUMNS; i++)
+	{
+		if (change->set & COLUMN_BIT(i))
+		{
+			new_row->tts_values[i] = change->values[i];
+			new_row->tts_isnull[i] = change->isnull[i];
+		}
+	}
+	ExecStoreVirtualTuple(new_row);
+}
+
+/* Returns the status that a change gives, or, when it gives none, the one there was. */
+static JobStatus
+status_after(const JobChange *change, JobStatus before)
+{
+	if ((change->set & COLUMN_BIT(COL_STATUS)) == 0)
+		return before;
+	return idemq_status_from_oid(DatumGetObjectId(change->values[COL_STATUS]));
+}
+
+/* Returns whether a write has to lock its row first. */
+static bool
+needs_lock(const JobsTable *table, const Job *job, JobWait wait)
+{
+	return !table->simple || wait == JOB_SKIPS ||
+		   (wait == JOB_SKIPS_STRANGERS && !idemq_jobs_is_free(job));
+}
+
+/*
+ * Writes a new version of a fetched row.  An update of no indexed column is a
+ * HOT update, without any lock record unless the row had to be locked first.
+ */
+JobWrite
+idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, JobWait wait)
+{
+	ItemPointerData tid = job->row->tts_tid;
+	TM_FailureData failure;
+	LockTupleMode mode;
+	UpdateIndexes indexes;
+	TM_Result result;
+
+	check_replica_identity(table, CMD_UPDATE);
+	if (needs_lock(table, job, wait))
+	{
+		JobWrite locked = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, wait);
+
+		if (locked != JOB_WRITTEN)
+			return locked;
+	}
+	if (!table->simple)
+	{
+		idemq_jobs_update_sql(job->id, change);
+		return JOB_WRITTEN;
+	}
+	fill_new_row(table, job, change);
+	result = table_tuple_update(table->rel, &tid, table->new_row, GetCurrentCommandId(true),
+								table->snapshot, table->crosscheck, true, &failure, &mode,
+								&indexes);
+	if (result == TM_Ok && !UPDATE_INDEXES_NONE(indexes))
+		idemq_jobs_index_insert(table->rel, table->new_row, &change->set,
+								UPDATE_INDEXES_SUMMARIZING(indexes));
+	if (result == TM_Ok)
+		idemq_tally_row(job->queue_id, job->status, status_after(change, job->status));
+	return write_result(result);
+}
+
+/* Deletes a fetched row. */
+JobWrite
+idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait)
+{
+	ItemPointerData tid = job->row->tts_tid;
+	TM_FailureData failure;
+	TM_Result result;
+
+	check_replica_identity(table, CMD_DELETE);
+	if (needs_lock(table, job, wait))
+	{
+		JobWrite locked = idemq_jobs_lock(table, job, LockTupleExclusive, wait);
+
+		if (locked != JOB_WRITTEN)
+			return locked;
+	}
+	if (!table->simple)
+	{
+		idemq_jobs_delete_sql(job->id);
+		return JOB_WRITTEN;
+	}
+	result = table_tuple_delete(table->rel, &tid, GetCurrentCommandId(true), table->snapshot,
+								table->crosscheck, true, &failure, false);
+	if (result == TM_Ok)
+		idemq_tally_row(job->queue_id, job->status, NO_ROW);
+	return write_result(result);
+}
+
+/* Returns a new job id. */
+int64
+idemq_jobs_next_id(void)
+{
+	return nextval_internal(idemq_catalog()->jobs_seq, false);
+}
+
+/* Makes table->new_row of the columns; those that are not set are NULL. */
+void
+idemq_jobs_fill_row(JobsTable *table, JobChange *columns)
+{
+	TupleTableSlot *new_row = table->new_row;
+
+	for (int i = 0; i < JOB_COLUMNS; i++)
+	{
+		if ((columns->set & COLUMN_BIT(i)) == 0)
+			columns->isnull[i] = true;
+	}
+	ExecClearTuple(new_row);
+	memcpy(new_row->tts_values, columns->values, sizeof(columns->values));
+	memcpy(new_row->tts_isnull, columns->isnull, sizeof(columns->isnull));
+	ExecStoreVirtualTuple(new_row);
+}
+
+/* Inserts a row; columns that are not set are NULL. */
+void
+idemq_jobs_insert(JobsTable *table, JobChange *columns)
+{
+	idemq_jobs_fill_row(table, columns);
+	if (!table->simple)
+	{
+		if (!idemq_jobs_insert_sql(columns))
+			idemq_jobs_refused();
+		return;
+	}
+	table_tuple_insert(table->rel, table->new_row, GetCurrentCommandId(true), 0, NULL);
+	idemq_jobs_index_insert(table->rel, table->new_row, NULL, false);
+	idemq_tally_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW,
+					status_after(columns, JOB_PENDING));
+}
