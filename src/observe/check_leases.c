@@ -57,7 +57,7 @@ typedef struct Attempted
 static bool
 is_active(const Lease *lease)
 {
-	return !lease->claiming && lease->ender == NO_SESSION;
+	return !lease->claiming && lease->ending.ender == NO_SESSION;
 }
 
 /* Returns whether the job's entry still is that of the copy's token, and looks it up. */
@@ -222,7 +222,7 @@ check_attempts(CheckCall *call)
 static bool
 is_without_transaction(const Lease *lease)
 {
-	int32 session = lease->claiming ? lease->session : lease->ender;
+	int32 session = lease->claiming ? lease->session : lease->ending.ender;
 
 	if (is_active(lease))
 		return false;
@@ -246,7 +246,8 @@ is_outlived(CheckCall *call, const Lease *copy)
 	for (int i = 0; i < 5; i++)
 	{
 		if (!is_without_transaction(&now) || !idemq_check_settled(call) ||
-			!look_again(copy, &now) || now.claiming != copy->claiming || now.ender != copy->ender)
+			!look_again(copy, &now) || now.claiming != copy->claiming ||
+			now.ending.ender != copy->ending.ender)
 			return false;
 	}
 	return true;
@@ -275,7 +276,7 @@ look_due(const Lease *lease)
 {
 	int64 due = Max(lease->deadline, idemq_mono_now()) + DEADLINE_SLACK;
 
-	return due + lease->undone * LEASE_BUSY_RETRY;
+	return due + lease->ending.undone * LEASE_BUSY_RETRY;
 }
 
 /* Returns whether a queue looks at its leases later than one ends; see the file's header. */

@@ -15,6 +15,7 @@
 
 #include "queue/queue_counts.h"
 #include "queue/queues.h"
+#include "queue/slot_life.h"
 #include "shared/counters.h"
 #include "shared/slots.h"
 #include "base/oids.h"
@@ -137,7 +138,7 @@ idemq_gauges_try_count(int64 *jobs)
 
 /*
  * Counts all jobs of this database, unless somebody else does: for the background
- * worker, in a transaction of its own, when idemq_gauges_due() says so.
+ * worker, in a transaction of its own, when idemq_counters_count_due() says so.
  */
 void
 idemq_gauges_count(void)
@@ -156,7 +157,7 @@ idemq_gauges_count_if_due(void)
 {
 	int64 jobs;
 
-	return !TransactionIdIsValid(GetTopTransactionIdIfAny()) && idemq_gauges_due() &&
+	return !TransactionIdIsValid(GetTopTransactionIdIfAny()) && idemq_counters_count_due() &&
 		   idemq_gauges_try_count(&jobs) == COUNT_BEGUN;
 }
 

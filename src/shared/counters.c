@@ -455,7 +455,7 @@ idemq_counters_cancel_count(void)
 
 /* Notes that rows of a database changed, and nobody knows which: COMMIT PREPARED. */
 void
-idemq_gauges_unset(Oid database)
+idemq_counters_unset_gauges(Oid database)
 {
 	lock_all();
 	for (int i = 0; i < idemq_max_queues; i++)
@@ -469,7 +469,7 @@ idemq_gauges_unset(Oid database)
 
 /* Returns when (mono) this database is to be counted; PG_INT64_MAX: all its gauges are known. */
 int64
-idemq_gauges_due_at(void)
+idemq_counters_count_due_at(void)
 {
 	LWLock *lock = own_lock();
 	const CountBase *base;
@@ -492,7 +492,7 @@ idemq_gauges_due_at(void)
 
 /* Returns whether gauges of this database are unknown, and it is time to count. */
 bool
-idemq_gauges_due(void)
+idemq_counters_count_due(void)
 {
-	return idemq_gauges_due_at() <= idemq_mono_now();
+	return idemq_counters_count_due_at() <= idemq_mono_now();
 }

@@ -17,7 +17,6 @@
 #include "utils/hsearch.h"
 
 #include "shared/group_table.h"
-#include "shared/groups.h"
 #include "shared/slots.h"
 #include "base/clock.h"
 #include "base/settings.h"

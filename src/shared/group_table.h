@@ -35,6 +35,10 @@ typedef struct GroupFloor
 
 #define GROUP_NO_FLOOR ((GroupFloor){DT_NOBEGIN, PG_INT64_MIN})
 
+/* In place of a job's id that lowers a floor: none does; and, there is no floor any more. */
+#define GROUP_KEEP_FLOOR PG_INT64_MAX
+#define GROUP_DROP_FLOOR PG_INT64_MIN
+
 #define LONG_NAME (-1)
 /* In place of an owner. */
 #define NOBODY (-1)

@@ -14,10 +14,6 @@ typedef struct GroupTaken
 	GroupFloor floor;
 } GroupTaken;
 
-/* In place of a job's id that lowers a floor: none does; and, there is no floor any more. */
-#define GROUP_KEEP_FLOOR PG_INT64_MAX
-#define GROUP_DROP_FLOOR PG_INT64_MIN
-
 typedef enum GroupOwn
 {
 	GROUP_OWNED, /* by this session, until idemq_group_release */

@@ -12,10 +12,10 @@
 #include "storage/ipc.h"
 #include "utils/memutils.h"
 
-#include "job/limits.h"
 #include "shared/lease_scan.h"
 #include "shared/lease_table.h"
 #include "shared/next_deadline.h"
+#include "shared/running.h"
 #include "base/clock.h"
 #include "base/compat.h"
 
@@ -41,7 +41,7 @@ visit_expired(Lease *lease, void *arg)
 	if (lease->key.database != MyDatabaseId || lease->queue_id != search->queue_id ||
 		lease->claiming)
 		return true;
-	if (lease->ender != NO_SESSION)
+	if (lease->ending.ender != NO_SESSION)
 		deadline = Max(deadline, search->now + LEASE_BUSY_RETRY);
 	if (deadline > search->now || search->count == search->max)
 		search->next_deadline = Min(search->next_deadline, deadline);
@@ -153,12 +153,12 @@ static bool
 visit_uncounted(Lease *lease, void *arg)
 {
 	if (lease->key.database == MyDatabaseId && lease->queue_id == *(int32 *) arg &&
-		!lease->borrowed && !idemq_limit_is_counted(lease))
-		(void) idemq_limit_count_in(lease, NULL, lease->queue_id, 0);
+		!lease->borrowed && !idemq_running_is_counted(&lease->running))
+		(void) idemq_running_count_in(&lease->running, NULL, lease->queue_id, 0);
 	return true;
 }
 
-/* Counts the entries of a queue that are from before it had its slot (job/limits.c). */
+/* Counts the entries of a queue that are from before it had its slot (shared/running.c). */
 void
 idemq_lease_count_in_queue(int32 queue_id)
 {

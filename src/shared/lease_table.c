@@ -3,7 +3,7 @@
  *		The hash of lease entries in shared memory: finding, entering, removing them,
  *		and looking at all.  What becomes of an entry is shared/leases.c's.
  *
- * Invariant: each entry is counted as running in its queue's slot (job/limits.c) for as
+ * Invariant: each entry is counted as running in its queue's slot (shared/running.c) for as
  * long as it is there, but while it is borrowed; counter and entry change together,
  * under the partition's lock, so that whoever holds all of them sees them agree.
  *
@@ -18,8 +18,8 @@
 #include "storage/shmem.h"
 #include "utils/hsearch.h"
 
-#include "job/limits.h"
 #include "shared/lease_table.h"
+#include "shared/running.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/settings.h"
@@ -129,7 +129,7 @@ idemq_lease_enter(const LeaseKey *key, uint32 hash)
 		pg_atomic_fetch_add_u64(&shared->refused, 1);
 	}
 	else
-		lease->units = 0;
+		lease->running.units = 0;
 	return lease;
 }
 
@@ -137,7 +137,7 @@ idemq_lease_enter(const LeaseKey *key, uint32 hash)
 void
 idemq_lease_remove(Lease *lease, uint32 hash)
 {
-	(void) idemq_limit_count_out(lease, 0);
+	(void) idemq_running_count_out(&lease->running, lease->queue_id, 0);
 	if (hash_search_with_hash_value(lease_hash, &lease->key, hash, HASH_REMOVE, NULL) != NULL)
 		pg_atomic_fetch_sub_u32(&shared->count, 1);
 }

@@ -22,9 +22,9 @@
 #include "miscadmin.h"
 #include "storage/lwlock.h"
 
-#include "job/limits.h"
 #include "shared/lease_table.h"
 #include "shared/leases.h"
+#include "shared/running.h"
 #include "base/clock.h"
 #include "base/compat.h"
 
@@ -58,7 +58,7 @@ idemq_lease_busy(int64 job_id)
 	LWLock *lock;
 	uint32 hash;
 	Lease *lease = idemq_lease_lock_entry(&key, LW_SHARED, &lock, &hash);
-	bool busy = lease != NULL && lease->ender != IDEMQ_MY_PROC_NUMBER;
+	bool busy = lease != NULL && lease->ending.ender != IDEMQ_MY_PROC_NUMBER;
 
 	LWLockRelease(lock);
 	return busy;
@@ -78,21 +78,16 @@ idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
 	LWLock *lock;
 	uint32 hash;
 	Lease *lease = idemq_lease_lock_entry(&lease_id, LW_SHARED, &lock, &hash);
-	bool busy = lease != NULL && lease->ender != IDEMQ_MY_PROC_NUMBER;
-	bool ending = busy && lease->ender != NO_SESSION;
+	bool busy = lease != NULL && lease->ending.ender != IDEMQ_MY_PROC_NUMBER;
+	bool ending = busy && lease->ending.ender != NO_SESSION;
 
 	LWLockRelease(lock);
 	if (!ending)
 		return busy;
 	lease = idemq_lease_lock_entry(&lease_id, LW_EXCLUSIVE, &lock, &hash);
 	busy = lease != NULL;
-	if (busy && (!lease->turned_away || ready_key_less(key, lease->passed)))
-	{
-		lease->passed = key;
-		lease->priority = priority;
-	}
-	if (busy)
-		lease->turned_away = true;
+	if (busy && (!lease->passed_by.any || key.ready_at < lease->passed_by.least))
+		lease->passed_by = (PassedBy){key.ready_at, (int16) priority, true};
 	LWLockRelease(lock);
 	return busy;
 }
@@ -122,12 +117,12 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->queue_id = claim->queue_id;
 	lease->session = IDEMQ_MY_PROC_NUMBER;
 	lease->pid = MyProcPid;
-	lease->ender = NO_SESSION;
 	lease->claiming = true;
 	lease->attached = claim->attached;
+	lease->lost = false;
 	lease->borrowed = claim->borrow;
-	lease->reaping = lease->turned_away = lease->lost = lease->credited = false;
-	lease->undone = 0;
+	lease->ending = (Ending){.ender = NO_SESSION};
+	lease->passed_by.any = false;
 }
 
 /*
@@ -147,7 +142,7 @@ idemq_lease_take(const LeaseClaim *claim, Lease *prior, bool *has_prior)
 	*has_prior = lease != NULL;
 	if (lease == NULL)
 		lease = idemq_lease_enter(&key, hash);
-	else if (lease->ender != IDEMQ_MY_PROC_NUMBER)
+	else if (lease->ending.ender != IDEMQ_MY_PROC_NUMBER)
 		take = LEASE_BUSY;
 	else
 		*prior = *lease;
@@ -155,7 +150,8 @@ idemq_lease_take(const LeaseClaim *claim, Lease *prior, bool *has_prior)
 	if (lease == NULL)
 		take = LEASE_FULL;
 	else if (take == LEASE_TAKEN && !claim->borrow &&
-			 !idemq_limit_count_in(lease, claim->slot, claim->queue_id, claim->max_running))
+			 !idemq_running_count_in(&lease->running, claim->slot, claim->queue_id,
+									 claim->max_running))
 	{
 		take = LEASE_LIMIT;
 		if (!*has_prior)
@@ -180,8 +176,8 @@ idemq_lease_settle_loan(int64 job_id, int64 token)
 	if (lease != NULL && lease->borrowed)
 	{
 		lease->borrowed = false;
-		if (!idemq_limit_is_counted(lease))
-			(void) idemq_limit_count_in(lease, NULL, lease->queue_id, 0);
+		if (!idemq_running_is_counted(&lease->running))
+			(void) idemq_running_count_in(&lease->running, NULL, lease->queue_id, 0);
 	}
 	LWLockRelease(lock);
 }
@@ -196,17 +192,17 @@ idemq_lease_activate(int64 job_id, int64 token)
 	LWLock *lock;
 	Lease *lease = lock_entry_of(job_id, token, &lock);
 	int64 deadline = PG_INT64_MAX;
-	LimitPlace freed = NO_PLACE;
+	RunningFreed freed = NOTHING_FREED;
 
 	if (lease != NULL && lease->claiming)
 	{
 		lease->claiming = false;
 		lease->deadline = deadline = idemq_mono_now() + lease->length;
 		/* What it took over has ended. */
-		freed = idemq_limit_count_out(lease, 1);
+		freed = idemq_running_count_out(&lease->running, lease->queue_id, 1);
 	}
 	LWLockRelease(lock);
-	idemq_limit_freed(freed);
+	idemq_running_freed(freed);
 	return deadline;
 }
 
@@ -219,16 +215,16 @@ idemq_lease_drop(int64 job_id, int64 token, Lease *dropped)
 	uint32 hash;
 	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
 	bool found = lease != NULL && lease->token == token;
-	LimitPlace freed = NO_PLACE;
+	RunningFreed freed = NOTHING_FREED;
 
 	if (found)
 	{
 		*dropped = *lease;
-		freed = idemq_limit_count_out(lease, 0);
+		freed = idemq_running_count_out(&lease->running, lease->queue_id, 0);
 		idemq_lease_remove(lease, hash);
 	}
 	LWLockRelease(lock);
-	idemq_limit_freed(freed);
+	idemq_running_freed(freed);
 	return found;
 }
 
@@ -238,21 +234,19 @@ idemq_lease_restore(int64 token, const Lease *prior)
 {
 	LWLock *lock;
 	Lease *lease = lock_entry_of(prior->key.job_id, token, &lock);
-	LimitPlace freed = NO_PLACE;
+	RunningFreed freed = NOTHING_FREED;
 
 	if (lease != NULL)
 	{
-		Lease counted = *lease;
+		RunningMark counted = lease->running;
 
 		*lease = *prior;
 		/* It may have been counted since, in a new slot. */
-		lease->slot = counted.slot;
-		lease->life = counted.life;
-		lease->units = counted.units;
-		freed = idemq_limit_count_out(lease, 1);
+		lease->running = counted;
+		freed = idemq_running_count_out(&lease->running, lease->queue_id, 1);
 	}
 	LWLockRelease(lock);
-	idemq_limit_freed(freed);
+	idemq_running_freed(freed);
 }
 
 /*
@@ -267,13 +261,14 @@ idemq_lease_begin_end(int64 job_id, int64 token)
 	Lease *lease = lock_entry_of(job_id, token, &lock);
 	bool frees = false;
 
-	if (lease != NULL && lease->ender != IDEMQ_MY_PROC_NUMBER)
+	if (lease != NULL && lease->ending.ender != IDEMQ_MY_PROC_NUMBER)
 	{
-		lease->ender = IDEMQ_MY_PROC_NUMBER;
-		lease->reaping = lease->credited = false;
+		lease->ending.ender = IDEMQ_MY_PROC_NUMBER;
+		lease->ending.reaping = lease->ending.credited = false;
 	}
-	if (lease != NULL && !lease->credited)
-		lease->credited = frees = lease->borrowed || idemq_limit_is_counted(lease);
+	if (lease != NULL && !lease->ending.credited)
+		lease->ending.credited = frees = lease->borrowed ||
+										 idemq_running_is_counted(&lease->running);
 	LWLockRelease(lock);
 	return frees;
 }
@@ -288,13 +283,13 @@ idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost)
 {
 	LWLock *lock;
 	Lease *lease = lock_entry_of(job_id, token, &lock);
-	bool won = lease != NULL && !lease->claiming && lease->ender == NO_SESSION &&
+	bool won = lease != NULL && !lease->claiming && lease->ending.ender == NO_SESSION &&
 			   lease->deadline <= idemq_mono_now();
 
 	if (won)
 	{
-		lease->ender = IDEMQ_MY_PROC_NUMBER;
-		lease->reaping = true;
+		lease->ending.ender = IDEMQ_MY_PROC_NUMBER;
+		lease->ending.reaping = true;
 		*lost = lease->lost;
 	}
 	LWLockRelease(lock);
@@ -313,15 +308,15 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 	Lease *lease = lock_entry_of(job_id, token, &lock);
 	int64 again = 0;
 
-	if (lease != NULL && lease->ender == IDEMQ_MY_PROC_NUMBER)
+	if (lease != NULL && lease->ending.ender == IDEMQ_MY_PROC_NUMBER)
 	{
 		again = lease->deadline;
-		if (lease->reaping && lease->undone > 0)
-			again = Max(again, idemq_mono_now() + lease->undone * LEASE_BUSY_RETRY);
-		if (lease->reaping && lease->undone < LEASE_MAX_UNDONE)
-			lease->undone++;
-		lease->ender = NO_SESSION;
-		lease->reaping = lease->turned_away = lease->credited = false;
+		if (lease->ending.reaping && lease->ending.undone > 0)
+			again = Max(again, idemq_mono_now() + lease->ending.undone * LEASE_BUSY_RETRY);
+		if (lease->ending.reaping && lease->ending.undone < LEASE_MAX_UNDONE)
+			lease->ending.undone++;
+		lease->ending = (Ending){.ender = NO_SESSION, .undone = lease->ending.undone};
+		lease->passed_by.any = false;
 	}
 	LWLockRelease(lock);
 	return again;
@@ -353,12 +348,10 @@ idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int
 		lease->queue_id = queue_id;
 		lease->session = NO_SESSION;
 		lease->pid = 0;
-		lease->ender = NO_SESSION;
-		lease->claiming = lease->attached = lease->lost = false;
-		lease->reaping = lease->turned_away = false;
-		lease->borrowed = lease->credited = false;
-		lease->undone = 0;
-		(void) idemq_limit_count_in(lease, NULL, queue_id, 0);
+		lease->claiming = lease->attached = lease->lost = lease->borrowed = false;
+		lease->ending = (Ending){.ender = NO_SESSION};
+		lease->passed_by.any = false;
+		(void) idemq_running_count_in(&lease->running, NULL, queue_id, 0);
 	}
 	LWLockRelease(lock);
 	return take;
@@ -379,7 +372,8 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 
 	if (lease == NULL)
 		beat = LEASE_BEAT_UNKNOWN;
-	else if (lease->token != token || lease->reaping || lease->ender == IDEMQ_MY_PROC_NUMBER)
+	else if (lease->token != token || lease->ending.reaping ||
+			 lease->ending.ender == IDEMQ_MY_PROC_NUMBER)
 		beat = LEASE_BEAT_STALE;
 	else
 	{

@@ -45,6 +45,10 @@ typedef struct SlotKey
 	int32 queue_id;
 } SlotKey;
 
+/* The two halves of QueueSlot.running. */
+#define RUNNING_LIFE(word) ((uint32) ((word) >> 32)) /* number of the slot's life */
+#define RUNNING_COUNT(word) ((uint32) (word))		 /* lease entries counted in it */
+
 /* Every field is under the lock, unless it says otherwise. */
 typedef struct QueueSlot
 {
@@ -65,11 +69,11 @@ typedef struct QueueSlot
 	pg_atomic_uint64 announced;	   /* times that something became ready; */
 	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has told of */
 	pg_atomic_uint64 unclaimed_at; /* mono of the first signal since the last claim; 0: none */
-	/* for job/limits.c; no lock */
-	pg_atomic_uint64 running;	  /* number of the slot's life, and lease entries counted in it */
-	pg_atomic_uint64 rate_tat;	  /* ns, mono: GCRA's, of rate_limit */
-	pg_atomic_uint32 turned_away; /* bits of the limits that turned somebody away since */
-	bool uncounted;				  /* the queue may have entries that are not counted */
+	/* for shared/running.c and job/limits.c; no lock */
+	pg_atomic_uint64 running;	 /* RUNNING_LIFE and RUNNING_COUNT */
+	pg_atomic_uint64 rate_tat;	 /* ns, mono: GCRA's, of rate_limit */
+	pg_atomic_uint32 refused_by; /* bits of the limits that have refused somebody since */
+	bool uncounted;				 /* under lock: the queue may have entries that are not counted */
 } QueueSlot;
 
 /* A copy of what the background worker has to know of a queue. */
@@ -80,6 +84,7 @@ typedef struct SlotView
 	bool needs_recovery;
 	int64 next_recovery; /* mono */
 } SlotView;
+
 /* What idemq.check() wants to know of one queue's slot. */
 typedef struct SlotStatus
 {
@@ -100,20 +105,26 @@ extern Size idemq_slots_shmem_size(void);
 extern Size idemq_slots_hash_size(void);
 extern void idemq_slots_shmem_init(void *area, bool found);
 
+/* for queue/slot_life.c, which takes the lock for the others */
+extern void idemq_slots_lock(LWLockMode mode);
+extern void idemq_slots_unlock(void);
+extern QueueSlot *idemq_slot_find_locked(Oid database, int32 queue_id);
+extern bool idemq_slots_are_full(void);
+extern void idemq_slots_count_refused(void);
+extern QueueSlot *idemq_slot_occupy(Oid database, int32 queue_id);
+extern void idemq_slot_vacate(QueueSlot *slot);
+
+/* for everybody */
 extern QueueSlot *idemq_slot_at(int index);
 extern QueueSlot *idemq_slot_current(QueueSlot *slot, int32 queue_id);
 extern void idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *arg),
 								void *arg);
 extern QueueSlot *idemq_slot_find(Oid database, int32 queue_id);
-extern QueueSlot *idemq_slot_for_queue(int32 queue_id);
 extern int idemq_slot_index(const QueueSlot *slot);
 extern void idemq_slots_usage(int *used, int64 *refused);
 extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);
 extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
 
-extern void idemq_slots_unset_database(Oid database);
-extern void idemq_slots_forget_database(Oid database);
-extern void idemq_slot_forget_queue(int32 queue_id);
 extern void idemq_slots_begin_change(void);
 extern void idemq_slots_end_change(void);
 extern uint64 idemq_slots_changes(void);
