@@ -8,7 +8,7 @@
  *
  * Invariant: a queue that has a slot has all of its parts.  slots_lock is held
  * exclusively from before the slot gets its key until the last part is reset, so
- * nobody finds the slot in between.
+ * no session finds the slot in between.
  *
  * Locks: shared/README.md, from level 2 on.  Nothing here allocates or raises: it is
  * called after commit and abort, too.
@@ -110,7 +110,7 @@ idemq_slots_forget_database(Oid database)
 
 /*
  * Unsets every cursor, gauge and floor of a database and asks for recovery: rows
- * changed, and nobody knows which (COMMIT PREPARED, ROLLBACK PREPARED).
+ * changed, and it is not known which (COMMIT PREPARED, ROLLBACK PREPARED).
  */
 void
 idemq_slots_unset_database(Oid database)

@@ -1,10 +1,18 @@
 /*
  * shared/lease_scan.c
- *		Looks at the whole lease table: what has expired, and what a session or a
+ *		Scans of the whole lease table: what has expired, and what a session or a
  *		database leaves behind at its end.
  *
- * Locks: shared/leases.c's, all partitions at once; under them only shared/slots.c's
- * slots_lock is taken.
+ * A search for expired leases is for one queue, when the least deadline that is known
+ * of it (shared/next_deadline.c) has passed; job/reap.c spends a tenth of the time on
+ * it at most.
+ *
+ * The end of a session, on_shmem_exit or DISCARD ALL, sets the deadline of its attached
+ * leases to now.  Its transaction is gone by then, and its open claims with it.  An
+ * attached job without an entry (full table) stays until its row's deadline.
+ *
+ * Locks: see README.md, level 1, all partitions in order: shared to read, exclusively
+ * to change entries.
  */
 #include "postgres.h"
 
@@ -21,7 +29,7 @@
 
 static bool exit_registered = false;
 
-/* A look for expired leases. */
+/* A search for expired leases. */
 typedef struct ExpiredSearch
 {
 	int32 queue_id;
@@ -54,7 +62,7 @@ visit_expired(Lease *lease, void *arg)
 /*
  * Collects up to max expired leases of a queue, and sets *next_deadline to the
  * earliest deadline (mono) of its others, PG_INT64_MAX for none.  A lease that
- * somebody is ending is one to look at again later.  Returns how many were found.
+ * another session is ending is one of the others.  Returns how many were found.
  */
 int
 idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max, int64 *next_deadline)
@@ -89,7 +97,7 @@ visit_copy(Lease *lease, void *arg)
 
 /*
  * Returns a palloc'ed copy of all entries of this database, as they were at one
- * moment, in no order; *count: how many.
+ * moment, in no order; *count: their number.
  */
 Lease *
 idemq_lease_copy_all(int *count)
@@ -158,7 +166,7 @@ visit_uncounted(Lease *lease, void *arg)
 	return true;
 }
 
-/* Counts the entries of a queue that are from before it had its slot (shared/running.c). */
+/* Counts the entries of a queue that are from before it had its slot: see shared/running.c. */
 void
 idemq_lease_count_in_queue(int32 queue_id)
 {
@@ -194,7 +202,7 @@ orphan_at_exit(int code, Datum arg)
 	idemq_lease_orphan_session();
 }
 
-/* Sees to it that this session's end, clean or not, ends its attached leases. */
+/* Makes this session's end, clean or not, end its attached leases. */
 void
 idemq_lease_attach_session(void)
 {

@@ -1,14 +1,14 @@
 /*
  * shared/lease_table.c
  *		The hash of lease entries in shared memory: finding, entering, removing them,
- *		and looking at all.  What becomes of an entry is shared/leases.c's.
+ *		and visiting all.  What becomes of an entry is shared/leases.c's.
  *
- * Invariant: each entry is counted as running in its queue's slot (shared/running.c) for as
- * long as it is there, but while it is borrowed; counter and entry change together,
- * under the partition's lock, so that whoever holds all of them sees them agree.
+ * Invariant: each entry is counted as running in its queue's slot (shared/running.c) for
+ * as long as it is there, unless it is borrowed.  Count and entry change together,
+ * under the partition's lock, so a session that holds all of the locks sees them agree.
  *
- * Locks: the hash is partitioned; each partition's lock covers its entries.
- * Under them only shared/slots.c's slots_lock is taken.
+ * Locks: see README.md, level 1.  The hash is partitioned; each partition's lock covers
+ * its entries.  Under it only slots_lock (level 2) is taken.
  */
 #include "postgres.h"
 
@@ -156,7 +156,7 @@ idemq_lease_table_is_full(void)
 	return pg_atomic_read_u32(&shared->count) >= (uint32) idemq_max_leases;
 }
 
-/* Says how many leases are in the table, and how often there was no room for one. */
+/* Returns how many leases are in the table, and how often there was no room for one. */
 void
 idemq_leases_usage(int *used, int64 *refused)
 {

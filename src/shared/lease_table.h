@@ -1,6 +1,6 @@
 /*
  * shared/lease_table.h
- *		The hash of lease entries, for shared/leases.c.
+ *		The hash of lease entries in shared memory.
  */
 #ifndef IDEMQ_SHARED_LEASE_TABLE_H
 #define IDEMQ_SHARED_LEASE_TABLE_H
@@ -18,7 +18,7 @@ typedef struct LeaseKey
 	int64 job_id;
 } LeaseKey;
 
-/* Whose open transaction ends a lease; of no meaning without an ender but for undone. */
+/* The end of a lease by a transaction that is open; only undone outlives its ender. */
 typedef struct Ending
 {
 	int32 ender;   /* proc number, or NO_SESSION */

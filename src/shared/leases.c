@@ -1,21 +1,57 @@
 /*
  * shared/leases.c
- *		The lease table in shared memory: who is on which job, and until when.
+ *		The lease table in shared memory: which session works on which job, and until when.
  *
- * An entry makes its job busy for every other claimer, with no row locked.  It
- * is CLAIMING while the claim's transaction is open, then ACTIVE with a
- * deadline that heartbeats move.  The rows are the truth: an entry may be
- * missing (after a restart, with a full table), and a claim is still guarded by
- * the row.
+ * An entry makes its job busy for every other claimer, with no row locked.  The rows
+ * are the truth: an entry may be missing (after a restart, with a full table), and a
+ * claim is still guarded by the row.  The life of an entry:
+ *
+ *		none -> CLAIMING	idemq_lease_take, by a claim
+ *		CLAIMING -> ACTIVE	commit of the claim: the lease starts, with a deadline
+ *		CLAIMING -> none	abort of the claim; or the prior entry is restored
+ *		ACTIVE -> ACTIVE	heartbeat: another deadline
+ *		ACTIVE -> ending	begin_end (finish, cancel), begin_reap (deadline passed):
+ *							the entry has an ender
+ *		ending -> ACTIVE	abort of the ender
+ *		ending -> CLAIMING	the ender claims the job again
+ *		ending -> none		commit of the ender
+ *		none -> ACTIVE		adoption of a job in processing that has no entry, with
+ *							the deadline of its row
+ *
+ * The order of steps matters:
+ *
+ *	 - Entry before row (claim): other claimers pass the job without touching the row.
+ *	 - The note of what is to be undone has its room before the entry is put
+ *	   (txn/pending.c): a callback must be able to undo it, and cannot allocate.
+ *	 - A lease starts after its claim's commit: a long transaction is not born expired,
+ *	   and a token is not valid before it is visible.
+ *	 - begin_reap before the row is written: from there on a heartbeat answers stale, so
+ *	   a heartbeat and a reap cannot both win.  If the row is held, the mark is taken back
+ *	   and next_deadline is set to soon: an open commit or assert_current keeps its job.
+ *	 - At the end entries go first, then cursors are lowered: a claimer that passed the
+ *	   job because of the entry gets a lowering that comes after the entry is gone.
+ *	 - Between the ender's commit and the drop of its entry, another session may make the
+ *	   job ready again, and lower.  A claimer that passes the job then is answered by
+ *	   passed_by: when the entry goes, the cursor is lowered to the least key at which the
+ *	   job was passed.
+ *	 - Expired entries are collected, then the snapshot is taken, then they are reaped: so
+ *	   the snapshot sees every claim whose entry was found.  A row with an older token than
+ *	   its entry's is not there yet, and is checked again.
+ *	 - After an adoption the row is checked under a newer snapshot.  If the job is still in
+ *	   processing, its end will drop the entry; if not, the adopter drops the entry and
+ *	   unsets the queue's cursors, for it does not know where the entry turned claimers
+ *	   away.  A row that this transaction wrote is not adopted: its rollback would leave
+ *	   the entry behind.
  *
  * Invariants:
- *   - every change names the token that it is about; another token's entry is
- *     left alone, so that a late callback of an older claim changes nothing;
- *   - a CLAIMING entry, and an ender, belong to a transaction that is open in
- *     the session named; txn/pending.c ends both with it, abort and exit included.
+ *	 - every change names the token that it is about; another token's entry is left
+ *	   alone, so that a late callback of an older claim changes nothing;
+ *	 - a CLAIMING entry, and an ender, belong to a transaction that is open in the
+ *	   session named; txn/pending.c ends both with it, abort and exit included.  An ender
+ *	   is a session and not a flag: its own transaction may claim again what it ended.
  *
- * Locks: shared/lease_table.c's.  The functions that txn/pending.c calls after commit or abort
- * neither allocate nor raise.
+ * Locks: see README.md, level 1.  The functions that txn/pending.c calls after commit or
+ * abort neither allocate nor raise.
  */
 #include "postgres.h"
 
@@ -48,8 +84,8 @@ lock_entry_of(int64 job_id, int64 token, LWLock **lock)
 }
 
 /*
- * Returns whether somebody is on a job: an entry, unless this transaction is
- * ending it.
+ * Returns whether a job is busy: it has an entry, which this transaction is not
+ * ending.
  */
 bool
 idemq_lease_busy(int64 job_id)
@@ -65,11 +101,10 @@ idemq_lease_busy(int64 job_id)
 }
 
 /*
- * As idemq_lease_busy, for a claimer who will let the ready cursor pass the job,
- * at that key.  Somebody may make the job ready again as soon as the lease's
- * ender has committed, before the entry is gone: so an entry that has an ender
- * remembers the least key at which it turned a claimer away, for the cursor to
- * be lowered to when it goes.
+ * As idemq_lease_busy, for a claimer that will let the ready cursor pass the job, at
+ * that key.  The job may become ready again as soon as the lease's ender has
+ * committed, before the entry is gone: so an entry that has an ender remembers the
+ * least key at which it was passed, for the cursor to be lowered to when it goes.
  */
 bool
 idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
@@ -107,7 +142,7 @@ idemq_lease_get(int64 job_id, Lease *copy)
 	return lease != NULL;
 }
 
-/* Makes an entry a claim's, whose transaction is open. */
+/* Makes an entry that of a claim whose transaction is open. */
 static void
 set_claiming(Lease *lease, const LeaseClaim *claim)
 {
@@ -164,8 +199,8 @@ idemq_lease_take(const LeaseClaim *claim, Lease *prior, bool *has_prior)
 }
 
 /*
- * Counts an entry that was borrowed: its claim has committed, and no attempt whose
- * place it took has gone from the count yet.
+ * Counts an entry that was borrowed: its claim has committed, and no attempt that it
+ * replaces has gone from the count yet.
  */
 void
 idemq_lease_settle_loan(int64 job_id, int64 token)
@@ -198,7 +233,7 @@ idemq_lease_activate(int64 job_id, int64 token)
 	{
 		lease->claiming = false;
 		lease->deadline = deadline = idemq_mono_now() + lease->length;
-		/* What it took over has ended. */
+		/* The attempt that it took over has ended. */
 		freed = idemq_running_count_out(&lease->running, lease->queue_id, 1);
 	}
 	LWLockRelease(lock);
@@ -251,8 +286,8 @@ idemq_lease_restore(int64 token, const Lease *prior)
 
 /*
  * Marks that this transaction ends the lease, so that its own claims may follow.
- * Returns whether one may run in its place: it is counted as running, and nobody
- * has been told so yet.
+ * Returns whether one claim may run in its place: it is counted as running, and this
+ * is the first call that says so.
  */
 bool
 idemq_lease_begin_end(int64 job_id, int64 token)
@@ -275,7 +310,7 @@ idemq_lease_begin_end(int64 job_id, int64 token)
 
 /*
  * Marks an expired lease for reaping by this transaction; from here a heartbeat
- * is refused.  Returns false when it is not expired any more, or somebody else
+ * is refused.  Returns false when it is not expired any more, or another session
  * is ending it.  *lost: whether its end is that of its session.
  */
 bool
@@ -298,8 +333,8 @@ idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost)
 
 /*
  * Takes back this session's begin_end or begin_reap.  Returns when (mono) the
- * lease is to be looked at again, 0 when there is none.  What kept us from ending
- * it may keep everybody: then it is looked at less and less often.
+ * lease is to be checked again, 0 when there is none.  What kept this session from
+ * ending it may keep every session from it: so it is checked less and less often.
  */
 int64
 idemq_lease_cancel_end(int64 job_id, int64 token)
@@ -324,8 +359,8 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 
 /*
  * Puts an ACTIVE entry for a job that is in flight without one.  LEASE_BUSY:
- * there is one already.  The caller looks at the row again afterwards, and
- * drops the entry if the job has moved on meanwhile.
+ * there is one already.  The caller checks the row again afterwards, and drops the
+ * entry if the job has moved on meanwhile.
  */
 LeaseTake
 idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int64 length)

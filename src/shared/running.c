@@ -2,29 +2,50 @@
  * shared/running.c
  *		How many jobs of a queue run: its lease entries, counted in its slot.
  *
- * Every queue is counted, so that a limit that is set later finds the count right.
- * An entry is there from before the claim is visible until after the commit that
- * ends the attempt.  So a queue never has more open claims and jobs in processing
- * than are counted.  A claim counts itself in, by one compare-and-swap, if that
- * leaves the count within max_running.
+ * Every queue is counted, so that a limit that is set later finds the count right.  A
+ * claim in a queue with max_running counts itself in, by one compare-and-swap, if that
+ * leaves the count within the limit; all else counts without asking.
  *
- * A transaction that ends attempts may claim as many in their place (txn/borrowed.c).
- * The entry of such a claim is borrowed: it is not counted until its commit, which
- * counts it before it removes the entries that it replaces; in the other order
- * another claim could slip in between.  Its abort removes it, and the others stay.
+ * Never more than max_running.  Call O the open claims of a queue and P its jobs in
+ * processing, in any snapshot.  Each has an entry from before it is an open claim until
+ * after the commit that ends it is visible, and each entry is counted, unless borrowed.
+ * A transaction T may borrow, claim in place of an attempt, as often as it ends attempts
+ * that are counted (txn/borrowed.c).  Until T's commit a borrowed claim is in O, and what
+ * it replaces in P: O and P together exceed the count by what T has borrowed, and no
+ * more jobs than max_running are worked on, since T has finished with the others.  At
+ * T's commit, in one instant, the ended leave P and the borrowed enter it, one for one.
+ * After it the borrowed are counted first, then the ended entries go: in between the
+ * count is too high, never too low.  If T aborts, the borrowed entries go uncounted, and
+ * the others stay.
  *
- * A slot serves one queue after the other.  Its lives are numbered, in the same word
- * as the count, and an entry knows in which life it was counted: what belongs to a
- * former life is not subtracted.  The entries that a queue had before it had a slot
- * are counted when the search for lost leases ends (shared/recovery_point.c); until
- * then a queue with max_running hands out nothing.
+ * What could spoil that:
+ *	 - a savepoint takes back an end that has been replaced: pending actions are a stack,
+ *	   the claim came later and is undone first;
+ *	 - T ends an entry and takes it over by its next claim of that job: the entry carries
+ *	   units, one of the attempt that ends, and one of the new one unless it was borrowed.
+ *	   The commit leaves one, the abort the first;
+ *	 - SQL and a trigger end one attempt twice: Lease.ending.credited allows one credit;
+ *	 - the limit was lowered: nothing is borrowed while the count, less what T ends, is at
+ *	   the limit;
+ *	 - a slot goes to another queue: its lives are numbered, in the word that has the
+ *	   count, and an entry knows in which it was counted.  What belongs to a former life
+ *	   is not subtracted;
+ *	 - entries are from before the queue had a slot: they are counted at the end of the
+ *	   search for lost leases, under all partition locks.  A claim finds the slot under
+ *	   its partition lock, so it counts itself or is found;
+ *	 - jobs are in processing without an entry (restart, COMMIT PREPARED, rows made by
+ *	   hand): a queue with max_running hands out nothing while needs_recovery is set, and
+ *	   a claim searches to the end.  An attempt without an entry that T has ended is not
+ *	   seen by T's own search, so no search by T is believed (idemq_credit_uncounted);
+ *	 - the lease table is full: no claim without an entry in a queue with max_running.
+ * idemq.check() adds up the entries with all partitions locked, and compares.
  *
- * No wake-up is lost: a claimer that a limit refuses sets the limit's bit in
- * refused_by, and then checks the limit once more.  A session that lowers the count,
- * or gives a claim back to the rate, does that first and then clears the bit; if it
- * was set, it wakes one sleeper and has the worker check the queue.  Both are full
- * barriers, so one of the two sees the other.  One signal for several jobs is enough:
- * a sleeper that claims wakes the next while the limits allow (api/claim.c).
+ * No wake-up is lost.  A claimer that a limit refuses sets the limit's bit in refused_by,
+ * and checks the limit once more, before it leaves or sleeps.  A session that lowers the
+ * count, or gives a claim back to the rate, does that first, then clears the bit, and if
+ * it was set wakes one sleeper and has the worker check the queue, for NOTIFY.  All are
+ * full barriers, so one of the two sees the other.  One signal for several jobs is
+ * enough: a claimer wakes the next sleeper while the limits allow (api/claim.c).
  *
  * Locks: see README.md.  A count changes with its entry, under the entry's partition
  * lock (level 1); the words in the slot are atomic.  idemq_running_freed is called
@@ -105,7 +126,7 @@ idemq_running_count(const QueueSlot *slot)
 	return (int) RUNNING_COUNT(pg_atomic_read_u64((pg_atomic_uint64 *) &slot->running));
 }
 
-/* Wakes one of those whom a limit, by its bit, has refused, if there are any. */
+/* Wakes one sleeper if a limit, by its bit, has refused a claim since the last wake-up. */
 void
 idemq_running_wake_refused(QueueSlot *slot, int32 queue_id, uint32 limit)
 {
@@ -115,7 +136,7 @@ idemq_running_wake_refused(QueueSlot *slot, int32 queue_id, uint32 limit)
 		idemq_wake_perhaps(slot, queue_id, 1);
 }
 
-/* Notifies those who wait for it that an entry is counted no more. */
+/* Wakes a sleeper that waits for room: an entry is counted no more. */
 void
 idemq_running_freed(RunningFreed freed)
 {

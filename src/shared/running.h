@@ -24,7 +24,7 @@ typedef struct RunningFreed
 
 #define NOTHING_FREED ((RunningFreed){-1, 0})
 
-/* Bits of QueueSlot.refused_by: the limits that have refused somebody. */
+/* Bits of QueueSlot.refused_by: the limits that have refused a claim. */
 #define REFUSED_BY_RUNNING 1
 #define REFUSED_BY_RATE 2
 

@@ -9,7 +9,7 @@
  *
  * A caller's slot pointer may be NULL or old: every function checks whose slot it is,
  * and looks for the queue's if need be.  A queue without a slot (all are used) works:
- * its claims scan from the start of the index, and an event of it is notified to nobody.
+ * its claims scan from the start of the index, and its events are not notified.
  *
  * Locks: see README.md.  slots_lock (level 2) covers the hash of slots and their
  * allocation; each slot's lock (level 3) covers its fields, unless shared/slots.h says
@@ -37,7 +37,7 @@ typedef struct SlotsShared
 	LWLock slots_lock;
 	int tranche;
 	int used;				  /* slots that are not free; under slots_lock */
-	pg_atomic_uint64 refused; /* lookups of queues that got none; no lock */
+	pg_atomic_uint64 refused; /* lookups of queues that got no slot; no lock */
 	/* Changes under way in the lower half, changes begun in the upper; no lock. */
 	pg_atomic_uint64 changes;
 	pg_atomic_uint64 settings; /* changes of queues' settings; no lock */
@@ -66,9 +66,9 @@ typedef void (*SetWord)(volatile pg_atomic_uint64 *word, uint64 value);
 /*
  * Sets every field of a slot that is about to get a queue, but for its key and what
  * shared/ready_cursor.c and shared/recovery_point.c reset.  A time of 0 says that
- * nobody knows: the worker checks the queue, and notifies those who LISTEN if there
- * is something.  set: writes an atomic.  The slot's lock held, unless nobody else can
- * see the slot yet.
+ * it is not known: the worker checks the queue, and notifies those who LISTEN if
+ * something is ready.  set: writes an atomic.  The slot's lock held, unless no other
+ * session can see the slot yet.
  */
 static void
 slot_reset(QueueSlot *slot, SetWord set)
@@ -197,7 +197,7 @@ idemq_slot_occupy(Oid database, int32 queue_id)
 	return &shared->slots[i];
 }
 
-/* Makes a slot nobody's.  slots_lock held exclusively. */
+/* Makes a slot free.  slots_lock held exclusively. */
 void
 idemq_slot_vacate(QueueSlot *slot)
 {
@@ -225,8 +225,8 @@ idemq_slot_at(int index)
 }
 
 /*
- * Copies what is to be known of a database's queues, max at most, from behind
- * the slot with the index after; returns how many.
+ * Copies views of a database's queues, max at most, that come behind the slot with
+ * the index after; returns how many.
  */
 static int
 copy_views(Oid database, int after, SlotView *views, int max)
@@ -268,7 +268,7 @@ idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *a
 	} while (count == (int) lengthof(views));
 }
 
-/* Says how many slots are used, and how often a queue was looked up and got none. */
+/* Returns how many slots are used, and how often a queue was looked up and got none. */
 void
 idemq_slots_usage(int *used, int64 *refused)
 {
@@ -291,8 +291,8 @@ idemq_slot_find(Oid database, int32 queue_id)
 }
 
 /*
- * Returns the slot of a queue of this database: the caller's, or, when that is
- * none or has become another's, the one that somebody else got for it since.
+ * Returns the slot of a queue of this database: the caller's, or, when that is NULL
+ * or has become another queue's, the one that the queue has got since.
  */
 QueueSlot *
 idemq_slot_current(QueueSlot *slot, int32 queue_id)
@@ -326,8 +326,8 @@ idemq_slot_is_of(const QueueSlot *slot, int32 queue_id)
 /*
  * Begins a change of shared memory that others may see half done, by a transaction
  * that is, or may be, still running: an entry is gone and its cursor not yet
- * lowered.  Nothing but idemq.check() asks.  Between begin and end nothing may
- * raise an error.
+ * lowered.  Only idemq.check() asks for it.  Between begin and end nothing may raise
+ * an error.
  */
 void
 idemq_slots_begin_change(void)

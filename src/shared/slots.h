@@ -10,7 +10,7 @@
 
 #include "base/idemq.h"
 
-/* Below everything, and above everything. */
+/* Below every key, and above every key. */
 #define READY_KEY_MIN ((ReadyKey){PG_INT64_MIN, PG_INT64_MIN})
 #define READY_KEY_MAX ((ReadyKey){PG_INT64_MAX, PG_INT64_MAX})
 
@@ -67,16 +67,16 @@ typedef struct QueueSlot
 	pg_atomic_uint64 next_due;	   /* TimestampTz: nothing comes due by time alone before */
 	pg_atomic_uint64 next_expiry;  /* TimestampTz: no job expires before; 0: unknown */
 	pg_atomic_uint64 announced;	   /* times that something became ready; */
-	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has told of */
+	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has covered */
 	pg_atomic_uint64 unclaimed_at; /* mono of the first signal since the last claim; 0: none */
 	/* for shared/running.c and job/limits.c; no lock */
 	pg_atomic_uint64 running;	 /* RUNNING_LIFE and RUNNING_COUNT */
 	pg_atomic_uint64 rate_tat;	 /* ns, mono: GCRA's, of rate_limit */
-	pg_atomic_uint32 refused_by; /* bits of the limits that have refused somebody since */
+	pg_atomic_uint32 refused_by; /* bits of the limits that have refused a claim since */
 	bool uncounted;				 /* under lock: the queue may have entries that are not counted */
 } QueueSlot;
 
-/* A copy of what the background worker has to know of a queue. */
+/* What the background worker has to know of a queue, copied. */
 typedef struct SlotView
 {
 	QueueSlot *slot;
@@ -85,7 +85,7 @@ typedef struct SlotView
 	int64 next_recovery; /* mono */
 } SlotView;
 
-/* What idemq.check() wants to know of one queue's slot. */
+/* What idemq.check() has to know of one queue's slot, copied. */
 typedef struct SlotStatus
 {
 	bool needs_recovery;
