@@ -60,7 +60,7 @@
 #define COUNT_SHARE 100
 #define COUNT_INTERVAL USECS_PER_SEC
 
-/* The snapshot of a database's last count. */
+/* The snapshot of a database's last count.  Its locks, and QueueCounters': see above. */
 typedef struct CountBase
 {
 	Oid database;	  /* InvalidOid: free */

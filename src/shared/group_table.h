@@ -52,6 +52,7 @@ typedef enum GroupList
 	LIST_IDLE	  /* here for its floor alone */
 } GroupList;
 
+/* Every field is under the table's lock. */
 typedef struct GroupEntry
 {
 	GroupKey key;
@@ -63,7 +64,10 @@ typedef struct GroupEntry
 	dlist_node node; /* in a list of its queue, or in that of the idle groups */
 } GroupEntry;
 
-/* The groups of one queue, at the index of its slot, that are to be checked. */
+/*
+ * The groups of one queue, at the index of its slot, that are to be checked.  Every
+ * field is written under the table's lock; the atomics are read without it.
+ */
 typedef struct GroupQueue
 {
 	Oid database; /* InvalidOid: no queue's */

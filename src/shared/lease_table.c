@@ -29,10 +29,10 @@
 
 typedef struct LeasesShared
 {
-	int tranche;
-	pg_atomic_uint64 last_token; /* the greatest issued since the start */
-	pg_atomic_uint32 count;		 /* entries: bounds the table exactly */
-	pg_atomic_uint64 refused;	 /* entries that found the table full */
+	int tranche;				 /* set once */
+	pg_atomic_uint64 last_token; /* the greatest issued since the start; no lock */
+	pg_atomic_uint32 count;		 /* entries: bounds the table exactly; no lock */
+	pg_atomic_uint64 refused;	 /* entries that found the table full; no lock */
 	LWLockPadded locks[LEASE_PARTITIONS];
 } LeasesShared;
 

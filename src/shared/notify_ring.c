@@ -27,6 +27,7 @@
 #include "base/clock.h"
 #include "base/settings.h"
 
+/* Every other field is under mutex. */
 typedef struct Ring
 {
 	slock_t mutex;

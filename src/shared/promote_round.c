@@ -27,7 +27,7 @@
 /* For so many microseconds a claim waits for the worker's round, at most. */
 #define ROUND_PATIENCE INT64CONST(50000)
 
-/* The rounds of a queue, at the index of its slot. */
+/* The rounds of a queue, at the index of its slot; no lock. */
 typedef struct PromoteRound
 {
 	pg_atomic_uint32 number; /* grows with each begin and end; odd: one is under way */

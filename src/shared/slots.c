@@ -35,7 +35,7 @@ typedef struct SlotEntry
 typedef struct SlotsShared
 {
 	LWLock slots_lock;
-	int tranche;
+	int tranche;			  /* set once */
 	int used;				  /* slots that are not free; under slots_lock */
 	pg_atomic_uint64 refused; /* lookups of queues that got no slot; no lock */
 	/* Changes under way in the lower half, changes begun in the upper; no lock. */
