@@ -57,14 +57,14 @@ rate_of(const QueueInfo *queue)
 static uint64
 read_tat(const QueueInfo *queue, const GcraLimit *limit)
 {
-	pg_atomic_uint64 *place = &queue->slot->rate_tat;
-	uint64 tat = pg_atomic_read_u64(place);
+	pg_atomic_uint64 *rate_tat = &queue->slot->rate_tat;
+	uint64 tat = pg_atomic_read_u64(rate_tat);
 	uint64 latest;
 
 	do
 	{
 		latest = (uint64) (idemq_mono_now() * NSECS_PER_USEC + limit->period);
-	} while (tat > latest && !pg_atomic_compare_exchange_u64(place, &tat, latest));
+	} while (tat > latest && !pg_atomic_compare_exchange_u64(rate_tat, &tat, latest));
 	return Min(tat, latest);
 }
 

@@ -40,7 +40,8 @@
  *
  * A lowering that may mean nothing (after an abort, by a drop of a lease entry) signals a
  * sleeper, and has the worker check the queue before it notifies those who LISTEN.  A
- * commit that makes jobs ready is announced for NOTIFY without a check.
+ * commit that makes jobs ready is announced for NOTIFY without a check; one that only takes
+ * a job away (cancel, commit_once, expire) announces nothing.
  *
  * Locks: none, atomics only.  What txn/pending.c calls after commit and abort neither
  * allocates nor raises.
