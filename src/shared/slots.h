@@ -53,16 +53,16 @@ typedef struct SlotKey
 typedef struct QueueSlot
 {
 	LWLock lock;
-	SlotKey key; /* queue_id 0: free; changes under slots_lock and lock */
-	uint64 seq;	 /* lowerings so far */
-	ReadyKey cursor[IDEMQ_PRIORITIES];
-	ReadyKey stretch[IDEMQ_PRIORITIES];
-	History history[IDEMQ_PRIORITIES];
-	bool needs_recovery;			/* jobs may be in flight without an entry */
-	int64 next_recovery;			/* mono: not before */
-	RecoveryPoint recovery;			/* its epoch moves whenever needs_recovery is set */
-	int64 next_verify;				/* mono */
-	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
+	SlotKey key;						/* queue_id 0: free; changes under slots_lock and lock */
+	uint64 seq;							/* lowerings so far */
+	ReadyKey cursor[IDEMQ_PRIORITIES];	/* below it nothing can be claimed */
+	ReadyKey stretch[IDEMQ_PRIORITIES]; /* up to it the next claims scan first */
+	History history[IDEMQ_PRIORITIES];	/* of lowerings */
+	bool needs_recovery;				/* jobs may be in flight without an entry */
+	int64 next_recovery;				/* mono: not before */
+	RecoveryPoint recovery;				/* its epoch moves whenever needs_recovery is set */
+	int64 next_verify;					/* mono: of the cursors, not before */
+	pg_atomic_uint64 next_deadline;		/* mono: no lease ends before; no lock */
 	/* for shared/wake.c; no lock */
 	pg_atomic_uint64 next_due;	   /* TimestampTz: nothing comes due by time alone before */
 	pg_atomic_uint64 next_expiry;  /* TimestampTz: no job expires before; 0: unknown */
