@@ -33,6 +33,7 @@
 #include "hooks/exclusive_database.h"
 #include "hooks/utility.h"
 #include "txn/pending.h"
+#include "queue/slot_life.h"
 #include "shared/buckets.h"
 #include "shared/lease_scan.h"
 #include "shared/slots.h"

@@ -87,13 +87,13 @@ take_entry(const QueueInfo *queue, const LeaseClaim *claim, Lease *prior, bool *
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idemq_limit_take_token(queue, claim->borrow))
+		if (!idemq_limit_pass_rate(queue, claim->borrow))
 			continue;
 		take = idemq_lease_take(claim, prior, has_prior);
 		/* What is on its row alone is not counted. */
 		if (take == LEASE_TAKEN || (take == LEASE_FULL && queue->max_running == 0))
 			return take;
-		idemq_limit_return_token(queue);
+		idemq_limit_undo_rate(queue);
 		if (take == LEASE_BUSY)
 			return take;
 	} while (idemq_limit_lets(queue, &view));
@@ -140,7 +140,7 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 			idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 		return TAKE_DONE;
 	}
-	idemq_limit_return_token(queue);
+	idemq_limit_undo_rate(queue);
 	if (write == JOB_CHANGED)
 	{
 		undo_changed(queue, job->id);

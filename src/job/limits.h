@@ -6,16 +6,6 @@
 #define IDEMQ_JOB_LIMITS_H
 
 #include "queue/queues.h"
-#include "shared/lease_table.h"
-
-/* Where an entry was counted that is running no more, for idemq_limit_freed. */
-typedef struct LimitPlace
-{
-	int32 slot; /* by index; -1: nowhere */
-	int32 queue_id;
-} LimitPlace;
-
-#define NO_PLACE ((LimitPlace){-1, 0})
 
 typedef enum QueueLimit
 {
@@ -32,20 +22,12 @@ typedef struct LimitView
 {
 	QueueLimit state;
 	int running;
-	TimestampTz until; /* LIMIT_RATE: the time of the next token; DT_NOEND otherwise */
+	TimestampTz until; /* LIMIT_RATE: when the rate allows the next claim; DT_NOEND otherwise */
 } LimitView;
 
-/* for shared/leases.c, with the entry's partition locked, but for the last */
-extern bool idemq_limit_count_in(Lease *lease, QueueSlot *slot, int32 queue_id, uint32 max);
-extern LimitPlace idemq_limit_count_out(Lease *lease, uint32 keep);
-extern bool idemq_limit_is_counted(const Lease *lease);
-extern void idemq_limit_freed(LimitPlace place);
-
-extern int idemq_limit_running(const QueueSlot *slot);
-
 extern bool idemq_limit_may_borrow(const QueueInfo *queue);
-extern bool idemq_limit_take_token(const QueueInfo *queue, bool borrows);
-extern void idemq_limit_return_token(const QueueInfo *queue);
+extern bool idemq_limit_pass_rate(const QueueInfo *queue, bool borrows);
+extern void idemq_limit_undo_rate(const QueueInfo *queue);
 extern void idemq_limit_view(const QueueInfo *queue, LimitView *view);
 extern bool idemq_limit_lets(const QueueInfo *queue, LimitView *view);
 extern bool idemq_limit_has_slot(const QueueInfo *queue);

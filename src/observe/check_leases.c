@@ -58,7 +58,7 @@ typedef struct Attempted
 static bool
 is_active(const Lease *lease)
 {
-	return !lease->claiming && lease->ender == NO_SESSION;
+	return !lease->claiming && lease->ending.ender == NO_SESSION;
 }
 
 /* Reads the job's entry again; returns whether it still has the copy's token. */
@@ -223,7 +223,7 @@ check_attempts(CheckCall *call)
 static bool
 is_without_transaction(const Lease *lease)
 {
-	int32 session = lease->claiming ? lease->session : lease->ender;
+	int32 session = lease->claiming ? lease->session : lease->ending.ender;
 
 	if (is_active(lease))
 		return false;
@@ -247,7 +247,8 @@ is_outlived(CheckCall *call, const Lease *copy)
 	for (int i = 0; i < 5; i++)
 	{
 		if (!is_without_transaction(&now) || !idemq_check_settled(call) ||
-			!read_again(copy, &now) || now.claiming != copy->claiming || now.ender != copy->ender)
+			!read_again(copy, &now) || now.claiming != copy->claiming ||
+			now.ending.ender != copy->ending.ender)
 			return false;
 	}
 	return true;
@@ -276,7 +277,7 @@ visit_due(const Lease *lease)
 {
 	int64 due = Max(lease->deadline, idemq_mono_now()) + DEADLINE_SLACK;
 
-	return due + lease->undone * LEASE_BUSY_RETRY;
+	return due + lease->ending.undone * LEASE_BUSY_RETRY;
 }
 
 /* Returns whether a queue visits its leases later than one ends; see the file's header. */

@@ -12,9 +12,9 @@
 
 #include "observe/check_limits.h"
 #include "observe/check_report.h"
-#include "job/limits.h"
 #include "queue/queues.h"
 #include "shared/lease_table.h"
+#include "shared/running.h"
 #include "shared/slots.h"
 #include "base/settings.h"
 
@@ -28,8 +28,8 @@ visit_entry(Lease *lease, void *arg)
 {
 	Counts *counts = arg;
 
-	if (idemq_limit_is_counted(lease))
-		counts->entries[lease->slot] += lease->units;
+	if (idemq_running_is_counted(&lease->running))
+		counts->entries[lease->running.slot] += lease->running.units;
 	return true;
 }
 
@@ -40,7 +40,7 @@ compare(void *arg)
 	Counts *counts = arg;
 
 	for (int i = 0; i < idemq_max_queues; i++)
-		counts->entries[i] = idemq_limit_running(idemq_slot_at(i)) - counts->entries[i];
+		counts->entries[i] = idemq_running_count(idemq_slot_at(i)) - counts->entries[i];
 }
 
 /* Warns of a queue with limits that cannot be counted. */

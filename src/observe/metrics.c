@@ -19,7 +19,6 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
-#include "job/limits.h"
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_ready.h"
@@ -31,6 +30,7 @@
 #include "shared/lease_table.h"
 #include "shared/leases.h"
 #include "shared/ready_cursor.h"
+#include "shared/running.h"
 #include "shared/slots.h"
 #include "base/args.h"
 #include "base/clock.h"
@@ -228,7 +228,7 @@ fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool 
 	{
 		values[METRIC_RECOVERING] = BoolGetDatum(status.needs_recovery);
 		nulls[METRIC_RECOVERING] = false;
-		values[METRIC_RUNNING] = Int32GetDatum(idemq_limit_running(queue->slot));
+		values[METRIC_RUNNING] = Int32GetDatum(idemq_running_count(queue->slot));
 		nulls[METRIC_RUNNING] = false;
 	}
 }

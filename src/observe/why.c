@@ -319,10 +319,10 @@ say_processing(WhyCall *call)
 	if (say_claiming(call, &lease))
 		return;
 	say_attempt(call, idemq_lease_pid(&lease));
-	ender = idemq_session_pid(lease.ender);
-	if (lease.ender == IDEMQ_MY_PROC_NUMBER)
+	ender = idemq_session_pid(lease.ending.ender);
+	if (lease.ending.ender == IDEMQ_MY_PROC_NUMBER)
 		appendStringInfoString(&call->answer, "; this transaction is ending it");
-	else if (ender != 0 && lease.reaping)
+	else if (ender != 0 && lease.ending.reaping)
 		appendStringInfo(&call->answer, "; its lease ended, and pid %d is taking it back", ender);
 	else if (ender != 0)
 		appendStringInfo(&call->answer, "; the open transaction of pid %d is ending it", ender);

@@ -46,9 +46,9 @@ state_of(const Lease *lease)
 {
 	if (lease->claiming)
 		return "claiming";
-	if (lease->ender == NO_SESSION)
+	if (lease->ending.ender == NO_SESSION)
 		return "active";
-	return lease->reaping ? "reaping" : "ending";
+	return lease->ending.reaping ? "reaping" : "ending";
 }
 
 static Datum

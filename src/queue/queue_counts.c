@@ -3,7 +3,13 @@
  *		Counts the jobs of each queue and status by SQL, to give the gauges in
  *		shared memory their base, or to answer in their place.
  *
- * See shared/counters.c for why a count is exact while others change jobs.
+ * See shared/counters.c for why a count is exact while others change jobs.  A session
+ * that finds gauges unknown (idemq.metrics, the worker, idemq.recount) counts, for 1 % of
+ * the time at most; where a count cannot be, idemq.metrics counts by SQL for itself.
+ *
+ * A queue that create_queue makes is known to be empty, because the id of a queue is never
+ * given twice.  A DBA who truncates idemq.queues with RESTART IDENTITY and keeps the jobs,
+ * or who writes jobs with triggers disabled, has to run idemq.recount().
  */
 #include "postgres.h"
 
@@ -15,6 +21,7 @@
 
 #include "queue/queue_counts.h"
 #include "queue/queues.h"
+#include "queue/slot_life.h"
 #include "shared/counters.h"
 #include "shared/slots.h"
 #include "base/oids.h"
@@ -122,7 +129,7 @@ idemq_gauges_try_count(int64 *jobs)
 				 errmsg("jobs cannot be counted in a transaction that has changed something"),
 				 errhint("Count them in a transaction of its own.")));
 	idemq_sql_begin(&scope);
-	/* So that nobody truncates them, or drops the extension, meanwhile. */
+	/* So that the table is not truncated, nor the extension dropped, meanwhile. */
 	LockRelationOid(idemq_catalog()->jobs, AccessShareLock);
 	assign_slots();
 	start = idemq_counters_begin_count(&snapshot);
@@ -136,8 +143,8 @@ idemq_gauges_try_count(int64 *jobs)
 }
 
 /*
- * Counts all jobs of this database, unless somebody else does: for the background
- * worker, in a transaction of its own, when idemq_gauges_due() says so.
+ * Counts all jobs of this database, unless another session does: for the background
+ * worker, in a transaction of its own, when idemq_counters_count_due() says so.
  */
 void
 idemq_gauges_count(void)
@@ -148,15 +155,15 @@ idemq_gauges_count(void)
 }
 
 /*
- * For who is about to count by SQL: makes the gauges known with it, when that is
- * due and can be done here; returns whether it did.
+ * For a caller that is about to count by SQL: makes the gauges known by it, when that
+ * is due and can be done here; returns whether it did.
  */
 bool
 idemq_gauges_count_if_due(void)
 {
 	int64 jobs;
 
-	return !TransactionIdIsValid(GetTopTransactionIdIfAny()) && idemq_gauges_due() &&
+	return !TransactionIdIsValid(GetTopTransactionIdIfAny()) && idemq_counters_count_due() &&
 		   idemq_gauges_try_count(&jobs) == COUNT_BEGUN;
 }
 

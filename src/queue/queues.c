@@ -24,6 +24,7 @@
 #include "utils/timestamp.h"
 
 #include "queue/queues.h"
+#include "queue/slot_life.h"
 #include "shared/slots.h"
 #include "shared/worker_board.h"
 #include "base/args.h"

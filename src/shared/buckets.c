@@ -5,14 +5,15 @@
  *
  * A bucket is found by 128 bits of its name's hash.  Calls read and replace its
  * number by compare-and-swap, with the partition locked shared: they do not wait
- * for each other.  A bucket that is full again is as good as none; when there is
- * no room for another one, all of those are removed at once.  While none is, a
- * new bucket finds no room, and is not limited: that is counted.
+ * for each other.  A bucket that is full again answers as a new one would; when
+ * there is no room for another, all full ones are removed at once.  While none is
+ * full, a new bucket finds no room, and its calls are not limited: they are counted.
  *
  * Nothing here is undone by a rollback, or known after a restart.
  *
- * Locks: each partition's lock covers its entries; all of them, in order, to
- * remove many.
+ * Locks: see README.md, level 4.  Each partition's lock covers its entries; an entry's
+ * number is atomic, and changes with the lock shared.  All partitions are locked, in
+ * order, to remove many entries.
  */
 #include "postgres.h"
 
@@ -242,7 +243,7 @@ idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 co
 	return false;
 }
 
-/* Says how many buckets there are, and how many calls found no room for theirs. */
+/* Returns how many buckets there are, and how many calls found no room for theirs. */
 void
 idemq_buckets_usage(int *used, int64 *no_room)
 {
@@ -250,7 +251,7 @@ idemq_buckets_usage(int *used, int64 *no_room)
 	*no_room = (int64) pg_atomic_read_u64(&shared->no_room);
 }
 
-/* Says how many calls of all databases were allowed and refused by a limit. */
+/* Returns how many calls of all databases were allowed and refused by a limit. */
 void
 idemq_buckets_calls(int64 *allowed, int64 *refused)
 {

@@ -16,22 +16,22 @@
  * between its commit and its callback.  Nothing has to stand still for that:
  *
  *	 - A transaction adds its changes after it has become visible, under a lock.
- *	   S is taken under all locks, exclusively: so whoever has added before is
- *	   seen by S, and the gauges start from zero there.
- *	 - Whoever adds later asks S, which was published under those locks, whether
- *	   it saw him.  If so, his rows are in the count, and his changes are not
- *	   added, however late he comes; if not, they are, during the count and after.
+ *	   S is taken under all locks, exclusively: it sees every transaction that
+ *	   has added before, and the gauges start from zero there.
+ *	 - A transaction that adds later asks S, which was published under those locks,
+ *	   whether S saw it.  If so, its rows are in the count, and its changes are not
+ *	   added, however late; if not, they are, during the count and after it.
  *	 - S stays published for its database until the next count replaces it.  The
- *	   new one sees everybody whom the old one saw.
+ *	   new one sees all that the old one saw.
  *
- * Transactions are told apart by 64-bit ids, which never come again.  Whoever
- * changes rows without a tally (COMMIT PREPARED) has the gauges unset, which
- * also voids a count that is under way.
+ * Transactions are known by their 64-bit ids, which never come again.  A change of
+ * rows without a tally (COMMIT PREPARED) has the gauges unset, which also voids a
+ * count that is under way.
  *
- * Locks: everything but the atomics is changed under all the locks, exclusively,
- * and read under any one.  A session that adds takes the one of its number,
- * shared, so that sessions do not meet on a lock's cache line.  shared/slots.c's locks
- * are taken before them; under them, ProcArrayLock and XidGenLock.
+ * Locks: see README.md, level 4.  All but the atomics is changed under all the locks,
+ * exclusively, and read under any one.  A session that adds takes the one of its
+ * number, shared, so that sessions do not meet on a lock's cache line.  Under the
+ * locks, PostgreSQL's ProcArrayLock and XidGenLock are taken.
  *
  * What is called after commit or abort neither allocates nor raises.
  */
@@ -60,7 +60,7 @@
 #define COUNT_SHARE 100
 #define COUNT_INTERVAL USECS_PER_SEC
 
-/* The snapshot of a database's last count. */
+/* The snapshot of a database's last count.  Its locks, and QueueCounters': see above. */
 typedef struct CountBase
 {
 	Oid database;	  /* InvalidOid: free */
@@ -74,7 +74,7 @@ typedef struct CountBase
 
 typedef struct QueueCounters
 {
-	Oid database; /* InvalidOid: nobody's */
+	Oid database; /* InvalidOid: no queue's */
 	int32 queue_id;
 	bool known;	   /* the gauges are */
 	bool counting; /* a count under way will make them known */
@@ -199,7 +199,7 @@ find_base(Oid database)
 
 /*
  * Frees what a database has, once its queues have lost their slots: it is
- * dropped, or its jobs are truncated, and nobody can be counting them.
+ * dropped, or its jobs are truncated, and no session can be counting them.
  */
 void
 idemq_counters_forget_database(Oid database)
@@ -302,7 +302,7 @@ idemq_counters_read(int index, int32 queue_id, CounterView *view)
 
 /*
  * Makes the gauges of a queue known that this transaction has just created:
- * nobody can have a job in it.
+ * no other session can have a job in it.
  */
 void
 idemq_counters_set_empty(int index, int32 queue_id)
@@ -453,9 +453,9 @@ idemq_counters_cancel_count(void)
 	unlock_all();
 }
 
-/* Notes that rows of a database changed, and nobody knows which: COMMIT PREPARED. */
+/* Makes the gauges of a database unknown: rows changed that no tally has (COMMIT PREPARED). */
 void
-idemq_gauges_unset(Oid database)
+idemq_counters_unset_gauges(Oid database)
 {
 	lock_all();
 	for (int i = 0; i < idemq_max_queues; i++)
@@ -469,7 +469,7 @@ idemq_gauges_unset(Oid database)
 
 /* Returns when (mono) this database is to be counted; PG_INT64_MAX: all its gauges are known. */
 int64
-idemq_gauges_due_at(void)
+idemq_counters_count_due_at(void)
 {
 	LWLock *lock = own_lock();
 	const CountBase *base;
@@ -492,7 +492,7 @@ idemq_gauges_due_at(void)
 
 /* Returns whether gauges of this database are unknown, and it is time to count. */
 bool
-idemq_gauges_due(void)
+idemq_counters_count_due(void)
 {
-	return idemq_gauges_due_at() <= idemq_mono_now();
+	return idemq_counters_count_due_at() <= idemq_mono_now();
 }

@@ -95,8 +95,8 @@ extern void idemq_counters_set_empty(int index, int32 queue_id);
 extern CountStart idemq_counters_begin_count(Snapshot *snapshot);
 extern void idemq_counters_end_count(const QueueCount *counts, int ncounts);
 extern void idemq_counters_cancel_count(void);
-extern void idemq_gauges_unset(Oid database);
-extern bool idemq_gauges_due(void);
-extern int64 idemq_gauges_due_at(void);
+extern void idemq_counters_unset_gauges(Oid database);
+extern bool idemq_counters_count_due(void);
+extern int64 idemq_counters_count_due_at(void);
 
 #endif

@@ -1,14 +1,14 @@
 /*
  * shared/group_table.c
- *		The table of FIFO groups in shared memory (shared/groups.c): a hash of groups that
- *		are marked or owned, or known to have a floor, and for each queue the lists of
- *		those that are to be looked at.
+ *		The table of FIFO groups in shared memory: a hash of the groups that are marked
+ *		or owned, or known to have a floor, and for each queue the lists of those that
+ *		are to be checked.  What the words mean stands in shared/groups.c.
  *
- * A group that is here for its floor alone is idle; the one that has been so for the
+ * A group that is here for its floor alone is idle; the one that has been idle for the
  * longest time makes room for another.
  *
- * Locks: one lock covers the hash and the lists; the atomics of a queue are written
- * under it and read without.  It is taken after shared/slots.c's locks.
+ * Locks: see README.md, level 4.  One lock covers the hash and the lists; the atomics of
+ * a queue are written under it and read without.
  */
 #include "postgres.h"
 
@@ -17,7 +17,6 @@
 #include "utils/hsearch.h"
 
 #include "shared/group_table.h"
-#include "shared/groups.h"
 #include "shared/slots.h"
 #include "base/clock.h"
 #include "base/settings.h"
@@ -29,10 +28,10 @@ typedef struct GroupsShared
 {
 	LWLock lock;
 	int tranche;
-	int count; /* groups in the hash, */
-	int nidle; /* and of these, idle */
-	dlist_head idle;
-	pg_atomic_uint64 refused;
+	int count;								  /* groups in the hash */
+	int nidle;								  /* of these, idle */
+	dlist_head idle;						  /* the one that is idle for the longest time first */
+	pg_atomic_uint64 refused;				  /* marks that found no room; no lock */
 	GroupQueue queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
 } GroupsShared;
 
@@ -110,36 +109,36 @@ idemq_group_queue(const QueueSlot *slot, Oid database, int32 queue_id)
 	return queue;
 }
 
-/* Takes a group out of the list in which it is; queue: unless it is idle.  Lock held. */
+/* Takes a group out of its list.  queue: the group's, not needed if it is idle.  Lock held. */
 void
 idemq_group_unlist(GroupQueue *queue, GroupEntry *group)
 {
-	if (group->place == PLACE_NONE)
+	if (group->list == LIST_NONE)
 		return;
 	dlist_delete(&group->node);
-	if (group->place == PLACE_IDLE)
+	if (group->list == LIST_IDLE)
 		shared->nidle--;
-	else if (group->place == PLACE_WAITING)
+	else if (group->list == LIST_WAITING)
 		pg_atomic_fetch_sub_u32(&queue->nwaiting, 1);
 	else if (dlist_is_empty(&queue->delayed))
 		pg_atomic_write_u64(&queue->delayed_until, PG_UINT64_MAX);
-	group->place = PLACE_NONE;
+	group->list = LIST_NONE;
 }
 
 /* Puts a group into a list.  Lock held. */
 void
-idemq_group_enlist(GroupQueue *queue, GroupEntry *group, GroupPlace place)
+idemq_group_enlist(GroupQueue *queue, GroupEntry *group, GroupList list)
 {
 	idemq_group_unlist(queue, group);
-	group->place = place;
-	if (place == PLACE_IDLE)
+	group->list = list;
+	if (list == LIST_IDLE)
 	{
 		dlist_push_tail(&shared->idle, &group->node);
 		shared->nidle++;
 		return;
 	}
-	dlist_push_tail(place == PLACE_WAITING ? &queue->waiting : &queue->delayed, &group->node);
-	if (place == PLACE_WAITING)
+	dlist_push_tail(list == LIST_WAITING ? &queue->waiting : &queue->delayed, &group->node);
+	if (list == LIST_WAITING)
 		pg_atomic_fetch_add_u32(&queue->nwaiting, 1);
 	else if (pg_atomic_read_u64(&queue->delayed_until) == PG_UINT64_MAX)
 		pg_atomic_write_u64(&queue->delayed_until, (uint64) (idemq_mono_now() + LEASE_BUSY_RETRY));
@@ -192,7 +191,7 @@ idemq_group_enter(const GroupKey *key)
 	shared->count++;
 	group->owner = NOBODY;
 	group->again = false;
-	group->place = PLACE_NONE;
+	group->list = LIST_NONE;
 	group->floor = GROUP_NO_FLOOR;
 	group->lowered = GROUP_KEEP_FLOOR;
 	return group;
@@ -205,14 +204,14 @@ idemq_group_refused(void)
 	pg_atomic_fetch_add_u64(&shared->refused, 1);
 }
 
-/* Returns whether a queue has groups to look at now; without a lock. */
+/* Returns whether a queue has groups to check now; without a lock. */
 bool
 idemq_groups_waiting(const QueueSlot *slot)
 {
 	return idemq_groups_due_at(slot) <= idemq_mono_now();
 }
 
-/* Returns when (mono) a queue's groups are to be looked at; PG_INT64_MAX: there are none. */
+/* Returns when (mono) a queue's groups are to be checked; PG_INT64_MAX: there are none. */
 int64
 idemq_groups_due_at(const QueueSlot *slot)
 {
@@ -225,7 +224,7 @@ idemq_groups_due_at(const QueueSlot *slot)
 	return until > (uint64) PG_INT64_MAX ? PG_INT64_MAX : (int64) until;
 }
 
-/* Returns whether somebody will look at a group, or is about to: for idemq.check(). */
+/* Returns whether a group is being checked, or will be: for idemq.check(). */
 bool
 idemq_groups_know(const QueueSlot *slot, const GroupKey *key)
 {
@@ -237,12 +236,12 @@ idemq_groups_know(const QueueSlot *slot, const GroupKey *key)
 	queue = idemq_group_queue(slot, key->database, key->queue_id);
 	group = idemq_group_find(key);
 	known = queue == NULL || pg_atomic_read_u64(&queue->scan_at) != PG_UINT64_MAX ||
-			(group != NULL && group->place != PLACE_IDLE);
+			(group != NULL && group->list != LIST_IDLE);
 	LWLockRelease(&shared->lock);
 	return known;
 }
 
-/* Returns whether all groups of a queue are to be looked at now; the caller does it then. */
+/* Returns whether all groups of a queue are to be checked now; then the caller must do it. */
 bool
 idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id)
 {
@@ -258,7 +257,7 @@ idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id)
 	return wanted;
 }
 
-/* Has a queue's groups looked at, at once or later.  Lock held. */
+/* Asks for a scan of all groups of a queue, at once or later.  Lock held. */
 void
 idemq_group_queue_scan(GroupQueue *queue, bool later)
 {
@@ -267,7 +266,7 @@ idemq_group_queue_scan(GroupQueue *queue, bool later)
 	pg_atomic_write_u64(&queue->scan_at, Min(pg_atomic_read_u64(&queue->scan_at), when));
 }
 
-/* Has all groups of a queue looked at, at once or when there may be room for their marks. */
+/* Asks for a scan of all groups of a queue, at once or when their marks may find room. */
 void
 idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id, bool later)
 {
@@ -293,7 +292,7 @@ clear(GroupQueue *queue, dlist_head *list)
 	}
 }
 
-/* Begins the groups of a queue that has got the slot of that index: all are to be looked at. */
+/* Begins the groups of a queue that has got the slot of that index: all are to be checked. */
 void
 idemq_groups_reset(int index, Oid database, int32 queue_id)
 {
@@ -365,7 +364,7 @@ end_prepared(Oid database)
 	}
 }
 
-/* Has every group of a database looked at: a prepared transaction has ended. */
+/* Asks for a check of every group of a database: a prepared transaction has ended. */
 void
 idemq_groups_unset_database(Oid database)
 {
@@ -379,7 +378,7 @@ idemq_groups_unset_database(Oid database)
 	LWLockRelease(&shared->lock);
 }
 
-/* Says how many groups are marked or owned, of how many, and how many marks found no room. */
+/* Returns how many groups are marked or owned, of how many, and the marks without room. */
 void
 idemq_groups_usage(int *used, int *size, int64 *refused)
 {

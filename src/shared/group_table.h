@@ -23,9 +23,9 @@ typedef struct GroupKey
 } GroupKey;
 
 /*
- * Where a look at a group may begin: no job that is, or may become, its head has a
- * ready_at below heads, and none that is blocked an id below blocked.  Or else somebody
- * is about to mark the group, and lowers it.
+ * Where a check of a group may begin: no job that is, or may become, its head has a
+ * ready_at below heads, and no blocked job has an id below blocked; or else a session
+ * is about to mark the group, which lowers the floor.
  */
 typedef struct GroupFloor
 {
@@ -35,40 +35,48 @@ typedef struct GroupFloor
 
 #define GROUP_NO_FLOOR ((GroupFloor){DT_NOBEGIN, PG_INT64_MIN})
 
+/* In place of a job's id that lowers a floor: none does; and, there is no floor any more. */
+#define GROUP_KEEP_FLOOR PG_INT64_MAX
+#define GROUP_DROP_FLOOR PG_INT64_MIN
+
 #define LONG_NAME (-1)
 /* In place of an owner. */
 #define NOBODY (-1)
 #define PREPARED (-2)
 
-typedef enum GroupPlace
+typedef enum GroupList
 {
-	PLACE_NONE,	   /* owned */
-	PLACE_WAITING, /* to be looked at */
-	PLACE_DELAYED, /* likewise, from the queue's delayed_until on */
-	PLACE_IDLE	   /* here for its floor alone */
-} GroupPlace;
+	LIST_NONE,	  /* owned */
+	LIST_WAITING, /* to be checked */
+	LIST_DELAYED, /* to be checked from the queue's delayed_until on */
+	LIST_IDLE	  /* here for its floor alone */
+} GroupList;
 
+/* Every field is under the table's lock. */
 typedef struct GroupEntry
 {
 	GroupKey key;
 	int32 owner; /* proc number, NOBODY or PREPARED */
 	bool again;	 /* marked since it has an owner */
-	GroupPlace place;
+	GroupList list;
 	GroupFloor floor;
-	int64 lowered;	 /* since it has an owner: to this id, GROUP_KEEP_FLOOR, GROUP_DROP_FLOOR */
-	dlist_node node; /* in a list of its queue, or of those that are idle */
+	int64 lowered;	 /* since it has an owner: to an id, GROUP_KEEP_FLOOR or GROUP_DROP_FLOOR */
+	dlist_node node; /* in a list of its queue, or in that of the idle groups */
 } GroupEntry;
 
-/* What a queue, at the index of its slot, has to look at. */
+/*
+ * The groups of one queue, at the index of its slot, that are to be checked.  Every
+ * field is written under the table's lock; the atomics are read without it.
+ */
 typedef struct GroupQueue
 {
-	Oid database; /* InvalidOid: nobody's */
+	Oid database; /* InvalidOid: no queue's */
 	int32 queue_id;
 	dlist_head waiting;
 	dlist_head delayed;
 	pg_atomic_uint32 nwaiting;
 	pg_atomic_uint64 delayed_until; /* mono; PG_UINT64_MAX: none is delayed */
-	pg_atomic_uint64 scan_at;		/* mono: all are to be looked at; likewise */
+	pg_atomic_uint64 scan_at;		/* mono: all are to be checked; PG_UINT64_MAX: never */
 } GroupQueue;
 
 extern void idemq_group_table_lock(LWLockMode mode);
@@ -78,7 +86,7 @@ extern GroupEntry *idemq_group_find(const GroupKey *key);
 extern GroupEntry *idemq_group_enter(const GroupKey *key);
 extern void idemq_group_remove(GroupEntry *group);
 extern void idemq_group_unlist(GroupQueue *queue, GroupEntry *group);
-extern void idemq_group_enlist(GroupQueue *queue, GroupEntry *group, GroupPlace place);
+extern void idemq_group_enlist(GroupQueue *queue, GroupEntry *group, GroupList list);
 extern void idemq_group_queue_scan(GroupQueue *queue, bool later);
 extern void idemq_group_refused(void);
 extern Size idemq_groups_shmem_size(void);

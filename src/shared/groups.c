@@ -1,37 +1,46 @@
 /*
  * shared/groups.c
- *		Which FIFO groups may need a head, in shared memory; and who gives it one.
+ *		Which FIFO groups may need a head, in shared memory; and which session gives it one.
  *
- * A group needs a head when its head has finished, or when its first job is
- * enqueued.  Whoever does so marks the group after his commit; who promotes heads
- * (job/promote.c: the worker, or a claim) takes a marked group, looks at its rows
+ * A group needs a head when its head has finished, or when its first job is enqueued.
+ * The session that does so marks the group after its commit.  The session that promotes
+ * heads (job/promote.c: the worker, or a claim) takes a marked group, checks its rows
  * under a newer snapshot, and promotes its first job if it has no head.
  *
- * At most one session owns a group, from before its look until after the end of the
- * transaction in which it promoted: else two, with snapshots that differ, could make
- * two heads.  A mark that comes meanwhile is kept for the time after.  So
+ * At most one head: one session at a time owns a group, from before its check until
+ * after the end of the transaction in which it promoted.  Its snapshot is newer than
+ * the last owner's promotion became visible, so it sees that head, or that head's end.
+ * Two owners with different snapshots could make two heads.
+ *
+ * No group is forgotten: a mark that comes while a session owns the group is kept for
+ * the time after.  So
  *
  *		of a group without a head, whose jobs are committed, there is a mark, or an
- *		owner, or its queue is to be scanned, or somebody between his commit and his
+ *		owner, or its queue is to be scanned, or a session between its commit and its
  *		callback is about to mark it.
  *
- * What a held snapshot keeps in the index of groups, of former heads and of jobs that
- * were blocked, no look goes through again: a group that has had a head has a floor,
- * from which a look begins.  Its owner moves it up when his promotion has committed: to
- * the promotion's time for heads, since the ready_at of a head is never set to a time
- * that has passed; and to the promoted job's id for those that are blocked.  A job that
- * is blocked later with a lesser id, a late commit or one that was retried, lowers it by
- * its mark; a change by hand drops it.  It is only a cache.
+ * A held snapshot keeps an index entry of each former head and of each job that was
+ * blocked.  No check goes through these twice: a group that has had a head has a floor,
+ * from which a check begins.  Its owner moves it up when its promotion has committed:
+ * to the promotion's time for heads, since the ready_at of a head is never set to a time
+ * that has passed, and to the promoted job's id for blocked jobs.  A job that is blocked
+ * later with a lesser id, by a late commit or a retry, lowers it by its mark; a change
+ * by hand drops it.  It is only a cache.
  *
  * The rows are the truth.  After a start, and whenever a mark may be lost (no room,
- * a prepared transaction), the queue is to be scanned: all its groups are looked at.
+ * a prepared transaction), the queue is to be scanned: all its groups are checked.
  * The name of a group is kept here only up to GROUP_NAME bytes; of a longer one only
  * an owner is kept, and its mark is that its queue is to be scanned.  A queue without
  * a slot has no marks: its claims scan now and then.
  *
- * Locks: one lock covers the hash and the lists; the atomics of a queue are written
- * under it and read without.  It is taken after shared/slots.c's locks.  Functions that are
- * called after commit or abort neither allocate nor raise.
+ * PREPARE TRANSACTION leaves what it owns without an owner that could be asked: these
+ * groups are left alone until a COMMIT or ROLLBACK PREPARED, or a restart, and then all
+ * are checked.  That may be the end of another prepared transaction; so, where
+ * max_prepared_transactions is not 0, job/promote.c leaves a group alone in which it
+ * finds a head that is not committed.
+ *
+ * Locks: shared/group_table.c's.  Functions that are called after commit or abort
+ * neither allocate nor raise.
  */
 #include "postgres.h"
 
@@ -69,9 +78,9 @@ idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length)
 	}
 }
 
-/* Has somebody look at a queue's groups: the worker; without one, who sleeps. */
+/* Has a queue's groups checked: by the worker or, without one, by a sleeper. */
 static void
-call_for_a_look(QueueSlot *slot)
+call_for_check(QueueSlot *slot)
 {
 	if (idemq_worker_present())
 		idemq_worker_need_by(0);
@@ -79,7 +88,7 @@ call_for_a_look(QueueSlot *slot)
 		(void) idemq_sleepers_wake(idemq_sleepers_of_queue(slot), 1);
 }
 
-/* Lets the groups wait no longer that were delayed.  Lock held. */
+/* Ends the delay of a queue's groups, if its time has come.  Lock held. */
 static void
 end_delay(GroupQueue *queue)
 {
@@ -87,7 +96,7 @@ end_delay(GroupQueue *queue)
 		return;
 	while (!dlist_is_empty(&queue->delayed))
 		idemq_group_enlist(queue, dlist_head_element(GroupEntry, node, &queue->delayed),
-						   PLACE_WAITING);
+						   LIST_WAITING);
 }
 
 /* Makes this session a group's owner, and reads its floor.  Lock held. */
@@ -111,9 +120,9 @@ lower(GroupFloor floor, int64 id)
 }
 
 /*
- * Takes up to max groups of a queue to look at: this session owns them until
- * idemq_group_release.  Returns how many.  A snapshot that is taken after that sees
- * all jobs that could become the head from the floor on.
+ * Takes up to max groups of a queue to check: this session owns them until
+ * idemq_group_release.  Returns how many.  A snapshot that is taken after that sees,
+ * from the floor on, all jobs that could become the head.
  */
 int
 idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int max)
@@ -137,8 +146,8 @@ idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int 
 }
 
 /*
- * Takes the group of taken->key, marked or not, as idemq_groups_take does; whoever has
- * it looks again.
+ * Takes the group of taken->key, marked or not, as idemq_groups_take does; another
+ * session that owns it checks it again.
  */
 GroupOwn
 idemq_group_own(const QueueSlot *slot, GroupTaken *taken)
@@ -166,8 +175,8 @@ idemq_group_own(const QueueSlot *slot, GroupTaken *taken)
 }
 
 /*
- * Has a group looked at; after the commit by which it may need a head.  id: of a job
- * that is blocked since, for its floor; or GROUP_KEEP_FLOOR, GROUP_DROP_FLOOR.
+ * Marks a group; to be called after the commit by which it may need a head.  id: of a
+ * job that is blocked since, for its floor; or GROUP_KEEP_FLOOR, GROUP_DROP_FLOOR.
  */
 void
 idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id)
@@ -192,36 +201,36 @@ idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id)
 	{
 		group->floor = lower(group->floor, id);
 		if (queue != NULL && key->length != LONG_NAME)
-			idemq_group_enlist(queue, group, PLACE_WAITING);
+			idemq_group_enlist(queue, group, LIST_WAITING);
 	}
 	else if (queue != NULL && key->length != LONG_NAME)
 		idemq_group_refused();
 	if (queue != NULL && (key->length == LONG_NAME || group == NULL))
 		idemq_group_queue_scan(queue, false);
 	idemq_group_table_unlock();
-	call_for_a_look(slot);
+	call_for_check(slot);
 }
 
-/* Puts a group where it belongs that nobody owns any more; look: it needs one.  Lock held. */
+/* Enlists a group that has no owner any more.  wanted: it is to be checked.  Lock held. */
 static void
-put_back(GroupQueue *queue, GroupEntry *group, bool look, bool again)
+put_back(GroupQueue *queue, GroupEntry *group, bool wanted, bool again)
 {
 	bool is_long = group->key.length == LONG_NAME;
 
 	group->owner = NOBODY;
-	if (look && queue != NULL && !is_long)
-		idemq_group_enlist(queue, group, again ? PLACE_WAITING : PLACE_DELAYED);
+	if (wanted && queue != NULL && !is_long)
+		idemq_group_enlist(queue, group, again ? LIST_WAITING : LIST_DELAYED);
 	else if (queue != NULL && group->floor.blocked != PG_INT64_MIN)
-		idemq_group_enlist(queue, group, PLACE_IDLE);
+		idemq_group_enlist(queue, group, LIST_IDLE);
 	else
 		idemq_group_remove(group);
-	if (look && queue != NULL && is_long)
+	if (wanted && queue != NULL && is_long)
 		idemq_group_queue_scan(queue, !again);
 }
 
 /*
- * Gives a group back that this session owns.  Its floor is taken->floor then, save for
- * what has lowered it meanwhile.
+ * Gives back a group that this session owns.  Its floor becomes taken->floor, or what
+ * has lowered it meanwhile.
  */
 void
 idemq_group_release(QueueSlot *slot, const GroupTaken *taken, GroupRelease how)
@@ -229,7 +238,7 @@ idemq_group_release(QueueSlot *slot, const GroupTaken *taken, GroupRelease how)
 	const GroupKey *key = &taken->key;
 	GroupQueue *queue;
 	GroupEntry *group;
-	bool look = false;
+	bool wanted = false;
 
 	if (!idemq_slot_is_of(slot, key->queue_id))
 		slot = idemq_slot_find(key->database, key->queue_id);
@@ -240,15 +249,15 @@ idemq_group_release(QueueSlot *slot, const GroupTaken *taken, GroupRelease how)
 	{
 		bool again = how == GROUP_AGAIN || group->again;
 
-		look = how != GROUP_PREPARED && (again || how == GROUP_LATER);
+		wanted = how != GROUP_PREPARED && (again || how == GROUP_LATER);
 		group->again = false;
 		group->floor = lower(taken->floor, group->lowered);
 		if (how == GROUP_PREPARED)
 			group->owner = PREPARED;
 		else
-			put_back(queue, group, look, again);
+			put_back(queue, group, wanted, again);
 	}
 	idemq_group_table_unlock();
-	if (look)
-		call_for_a_look(slot);
+	if (wanted)
+		call_for_check(slot);
 }

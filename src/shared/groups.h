@@ -7,30 +7,26 @@
 
 #include "shared/group_table.h"
 
-/* A group that is to be looked at. */
+/* A group that this session has taken, to check it. */
 typedef struct GroupTaken
 {
 	GroupKey key;
 	GroupFloor floor;
 } GroupTaken;
 
-/* In place of a job's id that lowers a floor: none does; and, there is no floor any more. */
-#define GROUP_KEEP_FLOOR PG_INT64_MAX
-#define GROUP_DROP_FLOOR PG_INT64_MIN
-
 typedef enum GroupOwn
 {
 	GROUP_OWNED, /* by this session, until idemq_group_release */
-	GROUP_BUSY,	 /* somebody else has it */
+	GROUP_BUSY,	 /* another session has it */
 	GROUP_FULL	 /* no room */
 } GroupOwn;
 
 typedef enum GroupRelease
 {
 	GROUP_DONE,	   /* it has a head, or no job: nothing to do until it is marked again */
-	GROUP_AGAIN,   /* to be looked at again, at once */
-	GROUP_LATER,   /* likewise, when whoever holds its next job may have let go */
-	GROUP_PREPARED /* by a prepared transaction: nobody can say until that has ended */
+	GROUP_AGAIN,   /* to be checked again, at once */
+	GROUP_LATER,   /* the same, when the holder of its next job may have let it go */
+	GROUP_PREPARED /* its transaction is prepared: its state is unknown until that ends */
 } GroupRelease;
 
 extern void idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length);

@@ -1,10 +1,18 @@
 /*
  * shared/lease_scan.c
- *		Looks at the whole lease table: what has expired, and what a session or a
+ *		Scans of the whole lease table: what has expired, and what a session or a
  *		database leaves behind at its end.
  *
- * Locks: shared/leases.c's, all partitions at once; under them only shared/slots.c's
- * slots_lock is taken.
+ * A search for expired leases is for one queue, when the least deadline that is known
+ * of it (shared/next_deadline.c) has passed; job/reap.c spends a tenth of the time on
+ * it at most.
+ *
+ * The end of a session, on_shmem_exit or DISCARD ALL, sets the deadline of its attached
+ * leases to now.  Its transaction is gone by then, and its open claims with it.  An
+ * attached job without an entry (full table) stays until its row's deadline.
+ *
+ * Locks: see README.md, level 1, all partitions in order: shared to read, exclusively
+ * to change entries.
  */
 #include "postgres.h"
 
@@ -12,16 +20,16 @@
 #include "storage/ipc.h"
 #include "utils/memutils.h"
 
-#include "job/limits.h"
 #include "shared/lease_scan.h"
 #include "shared/lease_table.h"
 #include "shared/next_deadline.h"
+#include "shared/running.h"
 #include "base/clock.h"
 #include "base/compat.h"
 
 static bool exit_registered = false;
 
-/* A look for expired leases. */
+/* A search for expired leases. */
 typedef struct ExpiredSearch
 {
 	int32 queue_id;
@@ -41,7 +49,7 @@ visit_expired(Lease *lease, void *arg)
 	if (lease->key.database != MyDatabaseId || lease->queue_id != search->queue_id ||
 		lease->claiming)
 		return true;
-	if (lease->ender != NO_SESSION)
+	if (lease->ending.ender != NO_SESSION)
 		deadline = Max(deadline, search->now + LEASE_BUSY_RETRY);
 	if (deadline > search->now || search->count == search->max)
 		search->next_deadline = Min(search->next_deadline, deadline);
@@ -54,7 +62,7 @@ visit_expired(Lease *lease, void *arg)
 /*
  * Collects up to max expired leases of a queue, and sets *next_deadline to the
  * earliest deadline (mono) of its others, PG_INT64_MAX for none.  A lease that
- * somebody is ending is one to look at again later.  Returns how many were found.
+ * another session is ending is one of the others.  Returns how many were found.
  */
 int
 idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max, int64 *next_deadline)
@@ -89,7 +97,7 @@ visit_copy(Lease *lease, void *arg)
 
 /*
  * Returns a palloc'ed copy of all entries of this database, as they were at one
- * moment, in no order; *count: how many.
+ * moment, in no order; *count: their number.
  */
 Lease *
 idemq_lease_copy_all(int *count)
@@ -153,12 +161,12 @@ static bool
 visit_uncounted(Lease *lease, void *arg)
 {
 	if (lease->key.database == MyDatabaseId && lease->queue_id == *(int32 *) arg &&
-		!lease->borrowed && !idemq_limit_is_counted(lease))
-		(void) idemq_limit_count_in(lease, NULL, lease->queue_id, 0);
+		!lease->borrowed && !idemq_running_is_counted(&lease->running))
+		(void) idemq_running_count_in(&lease->running, NULL, lease->queue_id, 0);
 	return true;
 }
 
-/* Counts the entries of a queue that are from before it had its slot (job/limits.c). */
+/* Counts the entries of a queue that are from before it had its slot: see shared/running.c. */
 void
 idemq_lease_count_in_queue(int32 queue_id)
 {
@@ -194,7 +202,7 @@ orphan_at_exit(int code, Datum arg)
 	idemq_lease_orphan_session();
 }
 
-/* Sees to it that this session's end, clean or not, ends its attached leases. */
+/* Makes this session's end, clean or not, end its attached leases. */
 void
 idemq_lease_attach_session(void)
 {

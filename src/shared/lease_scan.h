@@ -1,6 +1,6 @@
 /*
  * shared/lease_scan.h
- *		Looks at the whole lease table.
+ *		Scans of the whole lease table.
  */
 #ifndef IDEMQ_SHARED_LEASE_SCAN_H
 #define IDEMQ_SHARED_LEASE_SCAN_H

@@ -1,14 +1,14 @@
 /*
  * shared/lease_table.c
  *		The hash of lease entries in shared memory: finding, entering, removing them,
- *		and looking at all.  What becomes of an entry is shared/leases.c's.
+ *		and visiting all.  What becomes of an entry is shared/leases.c's.
  *
- * Invariant: each entry is counted as running in its queue's slot (job/limits.c) for as
- * long as it is there, but while it is borrowed; counter and entry change together,
- * under the partition's lock, so that whoever holds all of them sees them agree.
+ * Invariant: each entry is counted as running in its queue's slot (shared/running.c) for
+ * as long as it is there, unless it is borrowed.  Count and entry change together,
+ * under the partition's lock, so a session that holds all of the locks sees them agree.
  *
- * Locks: the hash is partitioned; each partition's lock covers its entries.
- * Under them only shared/slots.c's slots_lock is taken.
+ * Locks: see README.md, level 1.  The hash is partitioned; each partition's lock covers
+ * its entries.  Under it only slots_lock (level 2) is taken.
  */
 #include "postgres.h"
 
@@ -18,8 +18,8 @@
 #include "storage/shmem.h"
 #include "utils/hsearch.h"
 
-#include "job/limits.h"
 #include "shared/lease_table.h"
+#include "shared/running.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/settings.h"
@@ -29,10 +29,10 @@
 
 typedef struct LeasesShared
 {
-	int tranche;
-	pg_atomic_uint64 last_token; /* the greatest issued since the start */
-	pg_atomic_uint32 count;		 /* entries: bounds the table exactly */
-	pg_atomic_uint64 refused;	 /* entries that found the table full */
+	int tranche;				 /* set once */
+	pg_atomic_uint64 last_token; /* the greatest issued since the start; no lock */
+	pg_atomic_uint32 count;		 /* entries: bounds the table exactly; no lock */
+	pg_atomic_uint64 refused;	 /* entries that found the table full; no lock */
 	LWLockPadded locks[LEASE_PARTITIONS];
 } LeasesShared;
 
@@ -129,7 +129,7 @@ idemq_lease_enter(const LeaseKey *key, uint32 hash)
 		pg_atomic_fetch_add_u64(&shared->refused, 1);
 	}
 	else
-		lease->units = 0;
+		lease->running.units = 0;
 	return lease;
 }
 
@@ -137,7 +137,7 @@ idemq_lease_enter(const LeaseKey *key, uint32 hash)
 void
 idemq_lease_remove(Lease *lease, uint32 hash)
 {
-	(void) idemq_limit_count_out(lease, 0);
+	(void) idemq_running_count_out(&lease->running, lease->queue_id, 0);
 	if (hash_search_with_hash_value(lease_hash, &lease->key, hash, HASH_REMOVE, NULL) != NULL)
 		pg_atomic_fetch_sub_u32(&shared->count, 1);
 }
@@ -156,7 +156,7 @@ idemq_lease_table_is_full(void)
 	return pg_atomic_read_u32(&shared->count) >= (uint32) idemq_max_leases;
 }
 
-/* Says how many leases are in the table, and how often there was no room for one. */
+/* Returns how many leases are in the table, and how often there was no room for one. */
 void
 idemq_leases_usage(int *used, int64 *refused)
 {

@@ -1,13 +1,13 @@
 /*
  * shared/lease_table.h
- *		The hash of lease entries, for shared/leases.c.
+ *		The hash of lease entries in shared memory.
  */
 #ifndef IDEMQ_SHARED_LEASE_TABLE_H
 #define IDEMQ_SHARED_LEASE_TABLE_H
 
 #include "storage/lwlock.h"
 
-#include "base/idemq.h"
+#include "shared/running.h"
 
 #define NO_SESSION (-1)
 
@@ -18,30 +18,40 @@ typedef struct LeaseKey
 	int64 job_id;
 } LeaseKey;
 
-/* One job in flight.  Every field is under its partition's lock. */
+/* The end of a lease by a transaction that is open; only undone outlives its ender. */
+typedef struct Ending
+{
+	int32 ender;   /* proc number, or NO_SESSION */
+	bool reaping;  /* the ender is a reaper: no heartbeat may win any more */
+	bool credited; /* the ender may run another job in its place (txn/borrowed.c) */
+	uint8 undone;  /* times that a reaper took back its mark; LEASE_MAX_UNDONE at most */
+} Ending;
+
+/* The claimers that passed a job because of its entry, since the entry has an ender. */
+typedef struct PassedBy
+{
+	TimestampTz least; /* the least ready_at at which one found the job; if any */
+	int16 priority;	   /* the job's then; if any */
+	bool any;		   /* there was one */
+} PassedBy;
+
+/* One job in flight.  Every field is under its partition's lock; key never changes. */
 typedef struct Lease
 {
 	LeaseKey key;
-	int64 token;
-	int64 deadline; /* mono; of no meaning while claiming */
-	int64 length;	/* microseconds */
-	int32 queue_id;
-	int32 session;	  /* who claimed: proc number, NO_SESSION after a restart */
-	int32 pid;		  /* of that session: a proc number goes to another one after it */
-	int32 ender;	  /* whose open transaction ends this lease, or NO_SESSION */
-	bool claiming;	  /* the claim's transaction is still open */
-	bool attached;	  /* ends with its session */
-	bool lost;		  /* it was attached, and its session has ended */
-	bool reaping;	  /* the ender is a reaper: no heartbeat may win any more */
-	bool borrowed;	  /* runs in place of an attempt that its transaction ends (job/limits.c) */
-	bool credited;	  /* the ender may run another job in its place */
-	uint8 undone;	  /* times that a reaper took back its mark */
-	int32 slot;		  /* by index: where it is counted as running, */
-	uint32 life;	  /* in which of its lives, */
-	uint32 units;	  /* and as how many: 0, or 1; more until a claim that took it over ends */
-	bool turned_away; /* since it has an ender, a claimer passed the job because of it, */
-	int16 priority;	  /* in this priority */
-	ReadyKey passed;  /* at this key, the least */
+	int64 token;		 /* of the claim; changes when a transaction claims what it ends */
+	int64 deadline;		 /* mono; PG_INT64_MAX while claiming */
+	int64 length;		 /* microseconds */
+	int32 queue_id;		 /* the job's queue */
+	int32 session;		 /* that claimed: proc number, NO_SESSION after a restart */
+	int32 pid;			 /* of that session: a proc number goes to another one after it */
+	Ending ending;		 /* its end, while that is not committed */
+	RunningMark running; /* where it is counted */
+	bool claiming;		 /* the claim's transaction is still open */
+	bool attached;		 /* ends with its session */
+	bool lost;			 /* it was attached, and its session has ended */
+	bool borrowed;		 /* runs, uncounted, in place of an attempt that its transaction ends */
+	PassedBy passed_by;	 /* whom its end has to show the job again */
 } Lease;
 
 extern Lease *idemq_lease_lock_entry(const LeaseKey *key, LWLockMode mode, LWLock **lock,

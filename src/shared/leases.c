@@ -1,30 +1,66 @@
 /*
  * shared/leases.c
- *		The lease table in shared memory: who is on which job, and until when.
+ *		The lease table in shared memory: which session works on which job, and until when.
  *
- * An entry makes its job busy for every other claimer, with no row locked.  It
- * is CLAIMING while the claim's transaction is open, then ACTIVE with a
- * deadline that heartbeats move.  The rows are the truth: an entry may be
- * missing (after a restart, with a full table), and a claim is still guarded by
- * the row.
+ * An entry makes its job busy for every other claimer, with no row locked.  The rows
+ * are the truth: an entry may be missing (after a restart, with a full table), and a
+ * claim is still guarded by the row.  The life of an entry:
+ *
+ *		none -> CLAIMING	idemq_lease_take, by a claim
+ *		CLAIMING -> ACTIVE	commit of the claim: the lease starts, with a deadline
+ *		CLAIMING -> none	abort of the claim; or the prior entry is restored
+ *		ACTIVE -> ACTIVE	heartbeat: another deadline
+ *		ACTIVE -> ending	begin_end (finish, cancel), begin_reap (deadline passed):
+ *							the entry has an ender
+ *		ending -> ACTIVE	abort of the ender
+ *		ending -> CLAIMING	the ender claims the job again
+ *		ending -> none		commit of the ender
+ *		none -> ACTIVE		adoption of a job in processing that has no entry, with
+ *							the deadline of its row
+ *
+ * The order of steps matters:
+ *
+ *	 - Entry before row (claim): other claimers pass the job without touching the row.
+ *	 - The note of what is to be undone has its room before the entry is put
+ *	   (txn/pending.c): a callback must be able to undo it, and cannot allocate.
+ *	 - A lease starts after its claim's commit: a long transaction is not born expired,
+ *	   and a token is not valid before it is visible.
+ *	 - begin_reap before the row is written: from there on a heartbeat answers stale, so
+ *	   a heartbeat and a reap cannot both win.  If the row is held, the mark is taken back
+ *	   and next_deadline is set to soon: an open commit or assert_current keeps its job.
+ *	 - At the end entries go first, then cursors are lowered: a claimer that passed the
+ *	   job because of the entry gets a lowering that comes after the entry is gone.
+ *	 - Between the ender's commit and the drop of its entry, another session may make the
+ *	   job ready again, and lower.  A claimer that passes the job then is answered by
+ *	   passed_by: when the entry goes, the cursor is lowered to the least key at which the
+ *	   job was passed.
+ *	 - Expired entries are collected, then the snapshot is taken, then they are reaped: so
+ *	   the snapshot sees every claim whose entry was found.  A row with an older token than
+ *	   its entry's is not there yet, and is checked again.
+ *	 - After an adoption the row is checked under a newer snapshot.  If the job is still in
+ *	   processing, its end will drop the entry; if not, the adopter drops the entry and
+ *	   unsets the queue's cursors, for it does not know where the entry turned claimers
+ *	   away.  A row that this transaction wrote is not adopted: its rollback would leave
+ *	   the entry behind.
  *
  * Invariants:
- *   - every change names the token that it is about; another token's entry is
- *     left alone, so that a late callback of an older claim changes nothing;
- *   - a CLAIMING entry, and an ender, belong to a transaction that is open in
- *     the session named; txn/pending.c ends both with it, abort and exit included.
+ *	 - every change names the token that it is about; another token's entry is left
+ *	   alone, so that a late callback of an older claim changes nothing;
+ *	 - a CLAIMING entry, and an ender, belong to a transaction that is open in the
+ *	   session named; txn/pending.c ends both with it, abort and exit included.  An ender
+ *	   is a session and not a flag: its own transaction may claim again what it ended.
  *
- * Locks: shared/lease_table.c's.  The functions that txn/pending.c calls after commit or abort
- * neither allocate nor raise.
+ * Locks: see README.md, level 1.  The functions that txn/pending.c calls after commit or
+ * abort neither allocate nor raise.
  */
 #include "postgres.h"
 
 #include "miscadmin.h"
 #include "storage/lwlock.h"
 
-#include "job/limits.h"
 #include "shared/lease_table.h"
 #include "shared/leases.h"
+#include "shared/running.h"
 #include "base/clock.h"
 #include "base/compat.h"
 
@@ -48,8 +84,8 @@ lock_entry_of(int64 job_id, int64 token, LWLock **lock)
 }
 
 /*
- * Returns whether somebody is on a job: an entry, unless this transaction is
- * ending it.
+ * Returns whether a job is busy: it has an entry, which this transaction is not
+ * ending.
  */
 bool
 idemq_lease_busy(int64 job_id)
@@ -58,18 +94,17 @@ idemq_lease_busy(int64 job_id)
 	LWLock *lock;
 	uint32 hash;
 	Lease *lease = idemq_lease_lock_entry(&key, LW_SHARED, &lock, &hash);
-	bool busy = lease != NULL && lease->ender != IDEMQ_MY_PROC_NUMBER;
+	bool busy = lease != NULL && lease->ending.ender != IDEMQ_MY_PROC_NUMBER;
 
 	LWLockRelease(lock);
 	return busy;
 }
 
 /*
- * As idemq_lease_busy, for a claimer who will let the ready cursor pass the job,
- * at that key.  Somebody may make the job ready again as soon as the lease's
- * ender has committed, before the entry is gone: so an entry that has an ender
- * remembers the least key at which it turned a claimer away, for the cursor to
- * be lowered to when it goes.
+ * As idemq_lease_busy, for a claimer that will let the ready cursor pass the job, at
+ * that key.  The job may become ready again as soon as the lease's ender has
+ * committed, before the entry is gone: so an entry that has an ender remembers the
+ * least key at which it was passed, for the cursor to be lowered to when it goes.
  */
 bool
 idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
@@ -78,21 +113,16 @@ idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
 	LWLock *lock;
 	uint32 hash;
 	Lease *lease = idemq_lease_lock_entry(&lease_id, LW_SHARED, &lock, &hash);
-	bool busy = lease != NULL && lease->ender != IDEMQ_MY_PROC_NUMBER;
-	bool ending = busy && lease->ender != NO_SESSION;
+	bool busy = lease != NULL && lease->ending.ender != IDEMQ_MY_PROC_NUMBER;
+	bool ending = busy && lease->ending.ender != NO_SESSION;
 
 	LWLockRelease(lock);
 	if (!ending)
 		return busy;
 	lease = idemq_lease_lock_entry(&lease_id, LW_EXCLUSIVE, &lock, &hash);
 	busy = lease != NULL;
-	if (busy && (!lease->turned_away || ready_key_less(key, lease->passed)))
-	{
-		lease->passed = key;
-		lease->priority = priority;
-	}
-	if (busy)
-		lease->turned_away = true;
+	if (busy && (!lease->passed_by.any || key.ready_at < lease->passed_by.least))
+		lease->passed_by = (PassedBy){key.ready_at, (int16) priority, true};
 	LWLockRelease(lock);
 	return busy;
 }
@@ -112,7 +142,7 @@ idemq_lease_get(int64 job_id, Lease *copy)
 	return lease != NULL;
 }
 
-/* Makes an entry a claim's, whose transaction is open. */
+/* Makes an entry that of a claim whose transaction is open. */
 static void
 set_claiming(Lease *lease, const LeaseClaim *claim)
 {
@@ -122,12 +152,12 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->queue_id = claim->queue_id;
 	lease->session = IDEMQ_MY_PROC_NUMBER;
 	lease->pid = MyProcPid;
-	lease->ender = NO_SESSION;
 	lease->claiming = true;
 	lease->attached = claim->attached;
+	lease->lost = false;
 	lease->borrowed = claim->borrow;
-	lease->reaping = lease->turned_away = lease->lost = lease->credited = false;
-	lease->undone = 0;
+	lease->ending = (Ending){.ender = NO_SESSION};
+	lease->passed_by.any = false;
 }
 
 /*
@@ -147,7 +177,7 @@ idemq_lease_take(const LeaseClaim *claim, Lease *prior, bool *has_prior)
 	*has_prior = lease != NULL;
 	if (lease == NULL)
 		lease = idemq_lease_enter(&key, hash);
-	else if (lease->ender != IDEMQ_MY_PROC_NUMBER)
+	else if (lease->ending.ender != IDEMQ_MY_PROC_NUMBER)
 		take = LEASE_BUSY;
 	else
 		*prior = *lease;
@@ -155,7 +185,8 @@ idemq_lease_take(const LeaseClaim *claim, Lease *prior, bool *has_prior)
 	if (lease == NULL)
 		take = LEASE_FULL;
 	else if (take == LEASE_TAKEN && !claim->borrow &&
-			 !idemq_limit_count_in(lease, claim->slot, claim->queue_id, claim->max_running))
+			 !idemq_running_count_in(&lease->running, claim->slot, claim->queue_id,
+									 claim->max_running))
 	{
 		take = LEASE_LIMIT;
 		if (!*has_prior)
@@ -168,8 +199,8 @@ idemq_lease_take(const LeaseClaim *claim, Lease *prior, bool *has_prior)
 }
 
 /*
- * Counts an entry that was borrowed: its claim has committed, and no attempt whose
- * place it took has gone from the count yet.
+ * Counts an entry that was borrowed: its claim has committed, and no attempt that it
+ * replaces has gone from the count yet.
  */
 void
 idemq_lease_settle_loan(int64 job_id, int64 token)
@@ -180,8 +211,8 @@ idemq_lease_settle_loan(int64 job_id, int64 token)
 	if (lease != NULL && lease->borrowed)
 	{
 		lease->borrowed = false;
-		if (!idemq_limit_is_counted(lease))
-			(void) idemq_limit_count_in(lease, NULL, lease->queue_id, 0);
+		if (!idemq_running_is_counted(&lease->running))
+			(void) idemq_running_count_in(&lease->running, NULL, lease->queue_id, 0);
 	}
 	LWLockRelease(lock);
 }
@@ -196,17 +227,17 @@ idemq_lease_activate(int64 job_id, int64 token)
 	LWLock *lock;
 	Lease *lease = lock_entry_of(job_id, token, &lock);
 	int64 deadline = PG_INT64_MAX;
-	LimitPlace freed = NO_PLACE;
+	RunningFreed freed = NOTHING_FREED;
 
 	if (lease != NULL && lease->claiming)
 	{
 		lease->claiming = false;
 		lease->deadline = deadline = idemq_mono_now() + lease->length;
-		/* What it took over has ended. */
-		freed = idemq_limit_count_out(lease, 1);
+		/* The attempt that it took over has ended. */
+		freed = idemq_running_count_out(&lease->running, lease->queue_id, 1);
 	}
 	LWLockRelease(lock);
-	idemq_limit_freed(freed);
+	idemq_running_freed(freed);
 	return deadline;
 }
 
@@ -219,16 +250,16 @@ idemq_lease_drop(int64 job_id, int64 token, Lease *dropped)
 	uint32 hash;
 	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
 	bool found = lease != NULL && lease->token == token;
-	LimitPlace freed = NO_PLACE;
+	RunningFreed freed = NOTHING_FREED;
 
 	if (found)
 	{
 		*dropped = *lease;
-		freed = idemq_limit_count_out(lease, 0);
+		freed = idemq_running_count_out(&lease->running, lease->queue_id, 0);
 		idemq_lease_remove(lease, hash);
 	}
 	LWLockRelease(lock);
-	idemq_limit_freed(freed);
+	idemq_running_freed(freed);
 	return found;
 }
 
@@ -238,27 +269,25 @@ idemq_lease_restore(int64 token, const Lease *prior)
 {
 	LWLock *lock;
 	Lease *lease = lock_entry_of(prior->key.job_id, token, &lock);
-	LimitPlace freed = NO_PLACE;
+	RunningFreed freed = NOTHING_FREED;
 
 	if (lease != NULL)
 	{
-		Lease counted = *lease;
+		RunningMark counted = lease->running;
 
 		*lease = *prior;
 		/* It may have been counted since, in a new slot. */
-		lease->slot = counted.slot;
-		lease->life = counted.life;
-		lease->units = counted.units;
-		freed = idemq_limit_count_out(lease, 1);
+		lease->running = counted;
+		freed = idemq_running_count_out(&lease->running, lease->queue_id, 1);
 	}
 	LWLockRelease(lock);
-	idemq_limit_freed(freed);
+	idemq_running_freed(freed);
 }
 
 /*
  * Marks that this transaction ends the lease, so that its own claims may follow.
- * Returns whether one may run in its place: it is counted as running, and nobody
- * has been told so yet.
+ * Returns whether one claim may run in its place: it is counted as running, and this
+ * is the first call that says so.
  */
 bool
 idemq_lease_begin_end(int64 job_id, int64 token)
@@ -267,20 +296,21 @@ idemq_lease_begin_end(int64 job_id, int64 token)
 	Lease *lease = lock_entry_of(job_id, token, &lock);
 	bool frees = false;
 
-	if (lease != NULL && lease->ender != IDEMQ_MY_PROC_NUMBER)
+	if (lease != NULL && lease->ending.ender != IDEMQ_MY_PROC_NUMBER)
 	{
-		lease->ender = IDEMQ_MY_PROC_NUMBER;
-		lease->reaping = lease->credited = false;
+		lease->ending.ender = IDEMQ_MY_PROC_NUMBER;
+		lease->ending.reaping = lease->ending.credited = false;
 	}
-	if (lease != NULL && !lease->credited)
-		lease->credited = frees = lease->borrowed || idemq_limit_is_counted(lease);
+	if (lease != NULL && !lease->ending.credited)
+		lease->ending.credited = frees = lease->borrowed ||
+										 idemq_running_is_counted(&lease->running);
 	LWLockRelease(lock);
 	return frees;
 }
 
 /*
  * Marks an expired lease for reaping by this transaction; from here a heartbeat
- * is refused.  Returns false when it is not expired any more, or somebody else
+ * is refused.  Returns false when it is not expired any more, or another session
  * is ending it.  *lost: whether its end is that of its session.
  */
 bool
@@ -288,13 +318,13 @@ idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost)
 {
 	LWLock *lock;
 	Lease *lease = lock_entry_of(job_id, token, &lock);
-	bool won = lease != NULL && !lease->claiming && lease->ender == NO_SESSION &&
+	bool won = lease != NULL && !lease->claiming && lease->ending.ender == NO_SESSION &&
 			   lease->deadline <= idemq_mono_now();
 
 	if (won)
 	{
-		lease->ender = IDEMQ_MY_PROC_NUMBER;
-		lease->reaping = true;
+		lease->ending.ender = IDEMQ_MY_PROC_NUMBER;
+		lease->ending.reaping = true;
 		*lost = lease->lost;
 	}
 	LWLockRelease(lock);
@@ -303,8 +333,8 @@ idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost)
 
 /*
  * Takes back this session's begin_end or begin_reap.  Returns when (mono) the
- * lease is to be looked at again, 0 when there is none.  What kept us from ending
- * it may keep everybody: then it is looked at less and less often.
+ * lease is to be checked again, 0 when there is none.  What kept this session from
+ * ending it may keep every session from it: so it is checked less and less often.
  */
 int64
 idemq_lease_cancel_end(int64 job_id, int64 token)
@@ -313,15 +343,15 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 	Lease *lease = lock_entry_of(job_id, token, &lock);
 	int64 again = 0;
 
-	if (lease != NULL && lease->ender == IDEMQ_MY_PROC_NUMBER)
+	if (lease != NULL && lease->ending.ender == IDEMQ_MY_PROC_NUMBER)
 	{
 		again = lease->deadline;
-		if (lease->reaping && lease->undone > 0)
-			again = Max(again, idemq_mono_now() + lease->undone * LEASE_BUSY_RETRY);
-		if (lease->reaping && lease->undone < LEASE_MAX_UNDONE)
-			lease->undone++;
-		lease->ender = NO_SESSION;
-		lease->reaping = lease->turned_away = lease->credited = false;
+		if (lease->ending.reaping && lease->ending.undone > 0)
+			again = Max(again, idemq_mono_now() + lease->ending.undone * LEASE_BUSY_RETRY);
+		if (lease->ending.reaping && lease->ending.undone < LEASE_MAX_UNDONE)
+			lease->ending.undone++;
+		lease->ending = (Ending){.ender = NO_SESSION, .undone = lease->ending.undone};
+		lease->passed_by.any = false;
 	}
 	LWLockRelease(lock);
 	return again;
@@ -329,8 +359,8 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 
 /*
  * Puts an ACTIVE entry for a job that is in flight without one.  LEASE_BUSY:
- * there is one already.  The caller looks at the row again afterwards, and
- * drops the entry if the job has moved on meanwhile.
+ * there is one already.  The caller checks the row again afterwards, and drops the
+ * entry if the job has moved on meanwhile.
  */
 LeaseTake
 idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int64 length)
@@ -353,12 +383,10 @@ idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int
 		lease->queue_id = queue_id;
 		lease->session = NO_SESSION;
 		lease->pid = 0;
-		lease->ender = NO_SESSION;
-		lease->claiming = lease->attached = lease->lost = false;
-		lease->reaping = lease->turned_away = false;
-		lease->borrowed = lease->credited = false;
-		lease->undone = 0;
-		(void) idemq_limit_count_in(lease, NULL, queue_id, 0);
+		lease->claiming = lease->attached = lease->lost = lease->borrowed = false;
+		lease->ending = (Ending){.ender = NO_SESSION};
+		lease->passed_by.any = false;
+		(void) idemq_running_count_in(&lease->running, NULL, queue_id, 0);
 	}
 	LWLockRelease(lock);
 	return take;
@@ -379,7 +407,8 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 
 	if (lease == NULL)
 		beat = LEASE_BEAT_UNKNOWN;
-	else if (lease->token != token || lease->reaping || lease->ender == IDEMQ_MY_PROC_NUMBER)
+	else if (lease->token != token || lease->ending.reaping ||
+			 lease->ending.ender == IDEMQ_MY_PROC_NUMBER)
 		beat = LEASE_BEAT_STALE;
 	else
 	{

@@ -10,7 +10,7 @@
 #include "shared/lease_table.h"
 #include "shared/slots.h"
 
-/* A lease that cannot be reaped is looked at no less often than after so many of these. */
+/* A lease that cannot be reaped is checked again after so many LEASE_BUSY_RETRY at most. */
 #define LEASE_MAX_UNDONE 100
 
 typedef enum LeaseTake
@@ -29,7 +29,7 @@ typedef struct LeaseClaim
 	int32 queue_id;
 	QueueSlot *slot;	/* the queue's, or NULL */
 	uint32 max_running; /* 0: no limit */
-	bool borrow;		/* its transaction ends another attempt, in whose place this one runs */
+	bool borrow;		/* its transaction ends another attempt, and this one replaces it */
 	int64 length;		/* microseconds */
 	bool attached;
 } LeaseClaim;

@@ -1,7 +1,10 @@
 /*
  * shared/next_deadline.c
  *		When the next lease of a queue ends: one number in its slot, which says no
- *		later than that.  A look at all leases of the queue notes it anew (job/reap.c).
+ *		later than that.  A scan of all leases of the queue notes it anew (job/reap.c).
+ *
+ * 0 says that it is not known.  It is reset before a scan, which then notes what it
+ * finds, so a deadline that is noted meanwhile is not lost.
  *
  * Locks: none, it is an atomic.  Functions that are called after commit or abort
  * neither allocate nor raise.
@@ -14,8 +17,8 @@
 #include "base/clock.h"
 
 /*
- * Returns whether a lease of the queue may have expired.  Without a slot nobody
- * knows, so the answer is yes.
+ * Returns whether a lease of the queue may have expired: true, too, without a slot,
+ * when that is not known.
  */
 bool
 idemq_slot_deadline_passed(QueueSlot *slot, int32 queue_id)
@@ -24,7 +27,7 @@ idemq_slot_deadline_passed(QueueSlot *slot, int32 queue_id)
 	return slot == NULL || pg_atomic_read_u64(&slot->next_deadline) <= (uint64) idemq_mono_now();
 }
 
-/* Forgets the earliest deadline, before a look at all leases that notes it anew. */
+/* Forgets the earliest deadline, before a scan of all leases that notes it anew. */
 void
 idemq_slot_reset_deadline(QueueSlot *slot, int32 queue_id)
 {
@@ -34,7 +37,7 @@ idemq_slot_reset_deadline(QueueSlot *slot, int32 queue_id)
 }
 
 /*
- * Notes that a lease ends at a deadline (mono), or, from a reaper, when to look
+ * Notes that a lease ends at a deadline (mono); or, from a reaper, when to check it
  * again.
  */
 void

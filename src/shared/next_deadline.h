@@ -1,7 +1,7 @@
 /*
  * shared/next_deadline.h
  *		When the next lease of a queue ends: one number in its slot, which says no
- *		later than that.  A look at all leases of the queue notes it anew (job/reap.c).
+ *		later than that.  A scan of all leases of the queue notes it anew (job/reap.c).
  */
 #ifndef IDEMQ_SHARED_NEXT_DEADLINE_H
 #define IDEMQ_SHARED_NEXT_DEADLINE_H

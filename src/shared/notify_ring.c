@@ -3,13 +3,18 @@
  *		Events of single jobs (lease expired, worker lost, dead) on their way to
  *		NOTIFY: a bounded ring for each queue that has a slot.
  *
- * The background worker copies a ring, sends, and only after the commit of its
- * NOTIFY lets go of what it copied: a worker that is killed in between tells
- * twice rather than never.  What finds a full ring is counted, and told as one
+ * Only the background worker sends NOTIFY, so no producer takes the lock of the whole
+ * server that PostgreSQL's PreCommit_Notify takes.  The worker copies a ring, sends, and
+ * only after the commit of its NOTIFY lets go of what it copied.  That something became
+ * ready is not in the ring but a number in the slot: announced grows with each lowering
+ * to something due, notified is how much of it a NOTIFY has covered; after its commit the
+ * worker writes the announced that it had read to notified, so what came in between makes
+ * the two differ again.  A worker that is killed between commit and that notifies twice
+ * rather than never.  An event that finds a full ring is counted, and notified as one
  * "overflow" event.
  *
- * Locks: each ring's spinlock covers its fields.  idemq_event_add is called after
- * commit: it neither allocates nor raises.
+ * Locks: see README.md, level 4.  Each ring's spinlock covers its fields.
+ * idemq_event_add is called after commit: it neither allocates nor raises.
  */
 #include "postgres.h"
 
@@ -22,11 +27,12 @@
 #include "base/clock.h"
 #include "base/settings.h"
 
+/* Every other field is under mutex. */
 typedef struct Ring
 {
 	slock_t mutex;
 	uint64 head; /* added so far */
-	uint64 tail; /* told so far */
+	uint64 tail; /* notified so far */
 	uint64 lost; /* found no room since then */
 	JobNews news[NEWS_KEPT];
 } Ring;
@@ -90,7 +96,7 @@ idemq_event_add(QueueSlot *slot, int32 queue_id, const JobNews *news)
 	idemq_worker_need_by(idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
 }
 
-/* Returns whether a queue has events to tell. */
+/* Returns whether a queue has events to notify. */
 bool
 idemq_events_waiting(const QueueSlot *slot)
 {
@@ -103,7 +109,7 @@ idemq_events_waiting(const QueueSlot *slot)
 	return waiting;
 }
 
-/* Copies what is to be told. */
+/* Copies the events that are to be notified. */
 void
 idemq_events_copy(const QueueSlot *slot, NewsBatch *batch)
 {
@@ -118,7 +124,7 @@ idemq_events_copy(const QueueSlot *slot, NewsBatch *batch)
 	SpinLockRelease(&ring->mutex);
 }
 
-/* Lets go of what idemq_events_copy copied, once it is told. */
+/* Lets go of what idemq_events_copy copied, once its NOTIFY has committed. */
 void
 idemq_events_told(const QueueSlot *slot, const NewsBatch *batch)
 {

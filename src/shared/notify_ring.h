@@ -21,15 +21,15 @@ typedef struct JobNews
 	int64 job_id;
 } JobNews;
 
-/* Events of a queue that are kept until they are told. */
+/* Events of a queue that are kept until they are notified. */
 #define NEWS_KEPT 128
 
-/* A copy of what is to be told. */
+/* A copy of the events that are to be notified. */
 typedef struct NewsBatch
 {
 	int count;
 	uint64 until; /* for idemq_events_told */
-	uint64 lost;  /* that found no room before these */
+	uint64 lost;  /* events that found no room before these */
 	JobNews news[NEWS_KEPT];
 } NewsBatch;
 

@@ -4,8 +4,9 @@
  *
  * While the worker has taken marks of groups (shared/groups.c), and the heads that it
  * promotes are not visible yet, a claim that finds nothing would say that there is
- * nothing: it waits for the end of the round and looks again.  So who has committed a
- * head, or enqueued the first job of a group, finds the next one by his next claim.
+ * nothing.  It waits for the end of the round and scans again.  So a session that has
+ * committed a head, or enqueued the first job of a group, finds the next job by its
+ * next claim.
  *
  * A round is one short transaction that waits for no row; a worker that dies in it
  * costs such claims ROUND_PATIENCE each, until the next worker ends the round.
@@ -26,20 +27,20 @@
 /* For so many microseconds a claim waits for the worker's round, at most. */
 #define ROUND_PATIENCE INT64CONST(50000)
 
-/* Of a queue, at the index of its slot. */
-typedef struct Rounds
+/* The rounds of a queue, at the index of its slot; no lock. */
+typedef struct PromoteRound
 {
 	pg_atomic_uint32 number; /* grows with each begin and end; odd: one is under way */
 	ConditionVariable over;
-} Rounds;
+} PromoteRound;
 
-static Rounds *rounds = NULL;
+static PromoteRound *rounds = NULL;
 
 /* Returns the bytes of shared memory. */
 Size
 idemq_rounds_shmem_size(void)
 {
-	return mul_size(sizeof(Rounds), idemq_max_queues);
+	return mul_size(sizeof(PromoteRound), idemq_max_queues);
 }
 
 /* Attaches to the rounds, and makes them when this is the first process. */
@@ -65,17 +66,17 @@ idemq_round_begin(const QueueSlot *slot)
 void
 idemq_round_end(const QueueSlot *slot)
 {
-	Rounds *place = &rounds[idemq_slot_index(slot)];
+	PromoteRound *round = &rounds[idemq_slot_index(slot)];
 
-	if ((pg_atomic_read_u32(&place->number) & 1) == 0)
+	if ((pg_atomic_read_u32(&round->number) & 1) == 0)
 		return;
-	(void) pg_atomic_fetch_add_u32(&place->number, 1);
-	ConditionVariableBroadcast(&place->over);
+	(void) pg_atomic_fetch_add_u32(&round->number, 1);
+	ConditionVariableBroadcast(&round->over);
 }
 
 /*
- * Returns a number that moves with each round's begin and end: who has read it,
- * looked and found nothing, and then reads another one, looks again.
+ * Returns a number that moves with each round's begin and end: a claim that has read
+ * it, scanned and found nothing, and then reads another number, scans again.
  */
 uint32
 idemq_round_number(const QueueSlot *slot)
@@ -87,18 +88,18 @@ idemq_round_number(const QueueSlot *slot)
 void
 idemq_round_await(const QueueSlot *slot)
 {
-	Rounds *place = &rounds[idemq_slot_index(slot)];
+	PromoteRound *round = &rounds[idemq_slot_index(slot)];
 	int64 until = idemq_mono_now() + ROUND_PATIENCE;
 
 	if ((idemq_round_number(slot) & 1) == 0)
 		return;
-	ConditionVariablePrepareToSleep(&place->over);
+	ConditionVariablePrepareToSleep(&round->over);
 	while (idemq_round_number(slot) & 1)
 	{
 		int64 left = until - idemq_mono_now();
 
 		if (left <= 0 ||
-			ConditionVariableTimedSleep(&place->over, left / 1000 + 1, compat_wait_event_wait()))
+			ConditionVariableTimedSleep(&round->over, left / 1000 + 1, compat_wait_event_wait()))
 			break;
 	}
 	ConditionVariableCancelSleep();

@@ -2,34 +2,70 @@
  * shared/ready_cursor.c
  *		The ready cursor: where a claim starts in the ready index.
  *
- * For each queue and priority, a key (ready_at, id) below which nothing can be
- * claimed.  It is a cache: unset (READY_KEY_MIN) is always right, and slow.
+ * For each queue and priority, a key (ready_at, id) below which nothing can be claimed.
+ * It is a cache: unset (READY_KEY_MIN) is always right, and slow.
  *
- * Invariant: a row below the cursor is unclaimable in its committed version,
- * or has a lease entry, or is being written by somebody who will lower the
- * cursor to its key after his commit or abort.
+ * Invariant: a row below the cursor
+ *	 - is not claimable in its committed version, or
+ *	 - has a lease entry, or
+ *	 - is being written by a transaction that will lower the cursor to the row's key after
+ *	   its commit and after its abort.
  *
- * A claimer moves the cursor up past what it proved, and must not pass what
- * became claimable after its snapshot.  So it reads sequence and cursor under
- * the lock *before* it takes its snapshot (idemq_cursor_read); whoever makes a
- * row claimable lowers *after* that is visible (idemq_cursor_lower), which adds
- * the key to a history of lowerings; and the move up is bounded by the least key
- * lowered since the read (idemq_cursor_advance).
+ * The race is between a claimer that moves the cursor up and a transaction that makes a
+ * row claimable behind it.  The claimer reads sequence and cursor at time r, under the
+ * slot's lock (idemq_cursor_read), takes its snapshot at s > r, scans from the cursor, and
+ * advances at a > s (idemq_cursor_advance).  A writer lowers after its row is visible
+ * (idemq_cursor_lower), which adds the key to a history of lowerings; the advance is
+ * bounded by the least key lowered since r.  Lowerings before r are in the cursor that was
+ * read.  So the claimer may pass an entry of the index if that holds still at a, or is
+ * answered by a lowering after r:
  *
- * The history of a priority is a short list of (seq, key), both growing: a new
- * lowering removes every entry whose key is not less, since from then on it
- * decides for whoever that entry would have bounded.  The first entry after a
- * reader's seq is therefore the least key lowered since.  When the list is full,
- * the older half is merged in pairs, (later seq, lesser key): readers of long
- * ago are bounded more than need be, and never less.
+ *	 - It has a lease entry without an ender: the job is being claimed, or in processing.
+ *	   An abort of the claim drops the entry, then lowers.  An end begins after the check
+ *	   of the entry: what becomes claimable by it is written after s, and lowered to.
+ *	 - It has a lease entry with an ender: as before; or the end has committed, and the job
+ *	   is ready again by a lowering perhaps before r.  So the entry remembers the key, and
+ *	   its drop lowers to it (passed_by in shared/leases.c).
+ *	 - The snapshot does not see it: its inserter commits after s, then lowers.
+ *	 - It is visible, in a status that cannot be claimed: it gets a new version to become
+ *	   claimable, whose writer commits after s, then lowers to the new key.
+ *	 - The claimer has claimed it: its own abort lowers.
+ *	 - It changed since the snapshot (READ COMMITTED): the writer committed after s, and
+ *	   lowers to the old key and the new one.
+ *	 - It is in processing without a lease entry: not claimable, until the search for lost
+ *	   leases adopts it.  An entry put in error goes with an unset of the cursors.
  *
- * Beside each cursor stands the end of a stretch: a key some entries ahead, up
- * to which the next claims scan first.  It only saves reading the rest of a leaf
- * page for one job; a scan that comes to its end goes on behind it.
+ * A claimer stays before a row that another session holds and that has no entry: a DBA's
+ * row lock, a foreign key check, a prepared transaction, a claim with a full table.  Such a
+ * holder may owe no lowering.  Above READ COMMITTED it also stays before what its own
+ * snapshot does not see.
  *
- * Locks: the slot's (shared/slots.c).  A queue without a slot has no cursor.
+ * Lowered to are the keys of enqueue, replace, fail, release, reap, retry, redrive; of
+ * expire, cancel and commit_once, if they abort; of an aborted claim; and of statements
+ * that are not idemq's, by a row trigger (hooks/row_triggers.c).  A transaction keeps the
+ * least key for each queue and priority (txn/pending_ready.c): too low is only slow.
  *
- * What txn/pending.c calls after commit or abort neither allocates nor raises.
+ * To read before the snapshot, and to lower after visibility, are the two halves of the
+ * proof: change neither.
+ *
+ * The history of a priority is a short list of (seq, key), both growing.  A new lowering
+ * removes every entry whose key is not less: for a reader that such an entry would have
+ * bounded, the new one is as low, and later.  The first entry after a reader's seq is
+ * therefore the least key lowered since.  When the list is full, the older half is merged
+ * in pairs, (later seq, lesser key): a reader of long ago is bounded more than need be, and
+ * never less.
+ *
+ * Beside each cursor stands the end of a stretch: a key some entries ahead, up to which the
+ * next claims scan first, since a b-tree scan reads as much of a leaf page as its keys
+ * allow.  It says nothing about what is claimable; a scan that comes to its end goes on
+ * behind it.
+ *
+ * The net: a claim that finds nothing scans the index once more from the start, at most
+ * once a second and 1 % of the time.  It is for rows changed where no trigger saw it (a
+ * DBA's DISABLE TRIGGER), not the repair of a known hole.
+ *
+ * Locks: see README.md, level 3.  A queue without a slot has no cursor.  What txn/pending.c
+ * calls after commit or abort neither allocates nor raises.
  */
 #include "postgres.h"
 
@@ -37,7 +73,7 @@
 #include "shared/slots.h"
 #include "base/clock.h"
 
-/* A verification scan may take this part of the time, and comes at most once a second. */
+/* A verification takes 1/VERIFY_SHARE of the time at most, and comes at most once a second. */
 #define VERIFY_SHARE 100
 #define VERIFY_INTERVAL USECS_PER_SEC
 
@@ -105,7 +141,7 @@ idemq_cursor_read(QueueSlot *slot, int32 queue_id, CursorView *view)
 /*
  * Moves a cursor up to a key below which the caller's scan, under a snapshot
  * taken after view, found nothing claimable; not past what was lowered since.
- * stretch: where it looked ahead to, READY_KEY_MIN when it did not.
+ * stretch: the end of the stretch that it found, READY_KEY_MIN for none.
  */
 void
 idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, ReadyKey to,
@@ -149,7 +185,7 @@ idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to)
 }
 
 /*
- * Returns whether it is time to look from the start of the index, whatever the
+ * Returns whether it is time to scan from the start of the index, whatever the
  * cursor says: the net under DML that no trigger and no hook has seen.
  */
 bool
@@ -188,9 +224,9 @@ idemq_cursor_unset(QueueSlot *slot, int32 queue_id)
 }
 
 /*
- * Returns whether a cursor has been lowered to a key, or below it, since view was
- * read.  So it has, perhaps, when the queue has another slot now, or a long
- * history was merged.
+ * Returns whether a cursor may have been lowered to a key, or below it, since view
+ * was read.  The answer is true, too, when the queue has another slot now, and
+ * perhaps when a long history was merged.
  */
 bool
 idemq_cursor_lowered_since(const CursorView *view, int32 queue_id, int priority, ReadyKey key)

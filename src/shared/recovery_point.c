@@ -3,7 +3,15 @@
  *		How far the search for leases that memory lost has come, in each queue's
  *		slot.  job/recover.c does the searching.
  *
- * Locks: the slot's (shared/slots.c).  A queue without a slot does not know.
+ * needs_recovery is set where a job may be in flight without a lease entry: a new slot
+ * (so after each start), a claim with a full lease table, COMMIT PREPARED, a row that was
+ * written by hand.  The search goes over the ready index in steps, by claims and by the
+ * worker; each step notes where it ended.  A search that is asked for while one is under
+ * way moves the epoch, which voids what the older one notes; or it makes the older one
+ * incomplete, so that another follows.
+ *
+ * Locks: see README.md, level 3.  A queue without a slot has no recovery point: its claims
+ * search the whole queue, once a second in a session at most.
  *
  * What txn/pending.c calls after commit or abort neither allocates nor raises.
  */
@@ -17,7 +25,7 @@
 /* A search that missed something begins again after so many microseconds. */
 #define RECOVERY_INTERVAL USECS_PER_SEC
 
-/* Has the queue searched from its start.  The slot's lock held. */
+/* Asks for a search of the queue from its start.  The slot's lock held. */
 void
 idemq_slot_begin_recovery(QueueSlot *slot, int64 not_before)
 {
@@ -42,8 +50,8 @@ idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id)
 }
 
 /*
- * Returns whether a queue has to be searched, and where to go on: for a step,
- * where the last one ended, and not too often; for the whole, at the start.
+ * Returns whether a queue has to be searched, and from where: for a step, from where
+ * the last one ended, and not too often; for the whole queue, from the start.
  */
 bool
 idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole, RecoveryPoint *point)
@@ -65,8 +73,8 @@ idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole, RecoveryP
 }
 
 /*
- * Notes how far a search has come; at the end it is over, or begins again if it
- * was incomplete.  Void if recovery was asked for anew meanwhile.
+ * Notes how far a search has come.  At the end it is over, or begins again if it was
+ * incomplete.  Does nothing if another search was asked for meanwhile.
  */
 void
 idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point)

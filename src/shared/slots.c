@@ -1,15 +1,20 @@
 /*
  * shared/slots.c
- *		A queue's place in shared memory: its ready cursors (shared/ready_cursor.c), its next
- *		deadline, and how far the search for leases that memory lost has come.
+ *		The queues' slots in shared memory: the array of them, the hash that finds a
+ *		queue's, and their locks.
  *
- * Locks: slots_lock covers the hash of slots and their allocation; each slot's
- * lock covers its fields unless shared/slots.h says otherwise.  slots_lock is taken
- * first; shared/counters.c's and shared/groups.c's locks after them.  A caller's slot pointer may be NULL or old: every function checks
- * whose slot it is, and looks for the queue's if need be.  A queue without a
- * slot (all are used) works: its claims scan from the start of the index.
+ * What stands in a slot is its users' (shared/slots.h).  queue/slot_life.c gives a
+ * queue its slot and takes it back; slot_reset here is the one place that sets the
+ * fields of a slot for its next life.
  *
- * What txn/pending.c calls after commit or abort neither allocates nor raises.
+ * A caller's slot pointer may be NULL or old: every function checks whose slot it is,
+ * and looks for the queue's if need be.  A queue without a slot (all are used) works:
+ * its claims scan from the start of the index, and its events are not notified.
+ *
+ * Locks: see README.md.  slots_lock (level 2) covers the hash of slots and their
+ * allocation; each slot's lock (level 3) covers its fields, unless shared/slots.h says
+ * otherwise.  What txn/pending.c calls after commit or abort neither allocates nor
+ * raises.
  */
 #include "postgres.h"
 
@@ -17,11 +22,6 @@
 #include "storage/shmem.h"
 #include "utils/hsearch.h"
 
-#include "shared/counters.h"
-#include "shared/group_table.h"
-#include "shared/notify_ring.h"
-#include "shared/ready_cursor.h"
-#include "shared/recovery_point.h"
 #include "shared/slots.h"
 #include "base/clock.h"
 #include "base/settings.h"
@@ -35,9 +35,9 @@ typedef struct SlotEntry
 typedef struct SlotsShared
 {
 	LWLock slots_lock;
-	int tranche;
+	int tranche;			  /* set once */
 	int used;				  /* slots that are not free; under slots_lock */
-	pg_atomic_uint64 refused; /* lookups of queues that got none; no lock */
+	pg_atomic_uint64 refused; /* lookups of queues that got no slot; no lock */
 	/* Changes under way in the lower half, changes begun in the upper; no lock. */
 	pg_atomic_uint64 changes;
 	pg_atomic_uint64 settings; /* changes of queues' settings; no lock */
@@ -61,6 +61,34 @@ idemq_slots_hash_size(void)
 	return hash_estimate_size(idemq_max_queues, sizeof(SlotEntry));
 }
 
+typedef void (*SetWord)(volatile pg_atomic_uint64 *word, uint64 value);
+
+/*
+ * Sets every field of a slot that is about to get a queue, but for its key and what
+ * shared/ready_cursor.c and shared/recovery_point.c reset.  A time of 0 says that
+ * it is not known: the worker checks the queue, and notifies those who LISTEN if
+ * something is ready.  set: writes an atomic.  The slot's lock held, unless no other
+ * session can see the slot yet.
+ */
+static void
+slot_reset(QueueSlot *slot, SetWord set)
+{
+	uint64 life = RUNNING_LIFE(pg_atomic_read_u64(&slot->running)) + 1;
+
+	/* What was counted in the last life finds another number, and leaves it. */
+	(void) pg_atomic_exchange_u64(&slot->running, life << 32);
+	pg_atomic_write_u32(&slot->refused_by, 0);
+	slot->uncounted = true;
+	slot->next_verify = idemq_mono_now() + USECS_PER_SEC;
+	set(&slot->rate_tat, 0);
+	set(&slot->next_deadline, 0);
+	set(&slot->next_due, 0);
+	set(&slot->next_expiry, 0);
+	set(&slot->announced, 0);
+	set(&slot->notified, 0);
+	set(&slot->unclaimed_at, 0);
+}
+
 /* Attaches to the slots, and makes them when this is the first process. */
 void
 idemq_slots_shmem_init(void *area, bool found)
@@ -78,16 +106,12 @@ idemq_slots_shmem_init(void *area, bool found)
 		pg_atomic_init_u64(&shared->settings, 0);
 		for (int i = 0; i < idemq_max_queues; i++)
 		{
-			LWLockInitialize(&shared->slots[i].lock, shared->tranche);
-			pg_atomic_init_u64(&shared->slots[i].next_deadline, 0);
-			pg_atomic_init_u64(&shared->slots[i].next_due, 0);
-			pg_atomic_init_u64(&shared->slots[i].next_expiry, 0);
-			pg_atomic_init_u64(&shared->slots[i].announced, 0);
-			pg_atomic_init_u64(&shared->slots[i].notified, 0);
-			pg_atomic_init_u64(&shared->slots[i].unclaimed_at, 0);
-			pg_atomic_init_u64(&shared->slots[i].running, 0);
-			pg_atomic_init_u64(&shared->slots[i].rate_tat, 0);
-			pg_atomic_init_u32(&shared->slots[i].turned_away, 0);
+			QueueSlot *slot = &shared->slots[i];
+
+			LWLockInitialize(&slot->lock, shared->tranche);
+			pg_atomic_init_u64(&slot->running, 0);
+			pg_atomic_init_u32(&slot->refused_by, 0);
+			slot_reset(slot, pg_atomic_init_u64);
 		}
 	}
 	LWLockRegisterTranche(shared->tranche, "idemq queues");
@@ -107,21 +131,23 @@ is_slot_of(const QueueSlot *slot, Oid database, int32 queue_id)
 	return slot != NULL && slot->key.database == database && slot->key.queue_id == queue_id;
 }
 
-/* Begins another life of a slot, in which nothing is counted yet. */
-static void
-begin_life(QueueSlot *slot)
+/* Takes slots_lock: no slot gets a queue, or with LW_EXCLUSIVE is looked up, meanwhile. */
+void
+idemq_slots_lock(LWLockMode mode)
 {
-	uint64 life = (pg_atomic_read_u64(&slot->running) >> 32) + 1;
-
-	/* What was counted in the last life finds another number, and leaves it. */
-	(void) pg_atomic_exchange_u64(&slot->running, life << 32);
-	pg_atomic_write_u64(&slot->rate_tat, 0);
-	pg_atomic_write_u32(&slot->turned_away, 0);
-	slot->uncounted = true;
+	LWLockAcquire(&shared->slots_lock, mode);
 }
 
-static QueueSlot *
-find_slot(Oid database, int32 queue_id)
+/* Releases slots_lock. */
+void
+idemq_slots_unlock(void)
+{
+	LWLockRelease(&shared->slots_lock);
+}
+
+/* As idemq_slot_find.  slots_lock held. */
+QueueSlot *
+idemq_slot_find_locked(Oid database, int32 queue_id)
 {
 	SlotKey key = {database, queue_id};
 	SlotEntry *entry = hash_search(slot_hash, &key, HASH_FIND, NULL);
@@ -129,15 +155,33 @@ find_slot(Oid database, int32 queue_id)
 	return entry == NULL ? NULL : &shared->slots[entry->slot];
 }
 
-/* Makes a free slot the queue's; NULL when there is none.  slots_lock held. */
-static QueueSlot *
-assign_slot(int32 queue_id)
+/* Returns whether no slot is free.  slots_lock held. */
+bool
+idemq_slots_are_full(void)
 {
-	SlotKey key = {MyDatabaseId, queue_id};
+	return shared->used == idemq_max_queues;
+}
+
+/* Counts a queue that was looked up and got no slot. */
+void
+idemq_slots_count_refused(void)
+{
+	pg_atomic_fetch_add_u64(&shared->refused, 1);
+}
+
+/*
+ * Makes a free slot the queue's, and resets it; its cursors and its search for lost
+ * leases are the caller's to reset.  Returns it with its lock held, NULL when all are
+ * used.  slots_lock held exclusively.
+ */
+QueueSlot *
+idemq_slot_occupy(Oid database, int32 queue_id)
+{
+	SlotKey key = {database, queue_id};
 	SlotEntry *entry;
 	int i = 0;
 
-	if (shared->used == idemq_max_queues)
+	if (idemq_slots_are_full())
 		return NULL;
 	while (shared->slots[i].key.queue_id != 0)
 		i++;
@@ -146,26 +190,24 @@ assign_slot(int32 queue_id)
 		return NULL;
 	entry->slot = i;
 	shared->used++;
-
 	LWLockAcquire(&shared->slots[i].lock, LW_EXCLUSIVE);
-	begin_life(&shared->slots[i]);
+	/* Its new life before its new key: see idemq_running_count_in. */
+	slot_reset(&shared->slots[i], pg_atomic_write_u64);
 	shared->slots[i].key = key;
-	/* Also bounds every view of the slot's former life. */
-	idemq_cursor_unset_locked(&shared->slots[i]);
-	idemq_slot_begin_recovery(&shared->slots[i], 0);
-	shared->slots[i].next_verify = idemq_mono_now() + USECS_PER_SEC;
-	pg_atomic_write_u64(&shared->slots[i].next_deadline, 0);
-	/* The worker looks, and tells those who LISTEN if there is something. */
-	pg_atomic_write_u64(&shared->slots[i].next_due, 0);
-	pg_atomic_write_u64(&shared->slots[i].next_expiry, 0);
-	pg_atomic_write_u64(&shared->slots[i].announced, 0);
-	pg_atomic_write_u64(&shared->slots[i].notified, 0);
-	pg_atomic_write_u64(&shared->slots[i].unclaimed_at, 0);
-	LWLockRelease(&shared->slots[i].lock);
-	idemq_events_reset(i);
-	idemq_counters_reset(i, key.database, queue_id);
-	idemq_groups_reset(i, key.database, queue_id);
 	return &shared->slots[i];
+}
+
+/* Makes a slot free.  slots_lock held exclusively. */
+void
+idemq_slot_vacate(QueueSlot *slot)
+{
+	SlotKey key = slot->key;
+
+	LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
+	slot->key = (SlotKey){InvalidOid, 0};
+	LWLockRelease(&slot->lock);
+	hash_search(slot_hash, &key, HASH_REMOVE, NULL);
+	shared->used--;
 }
 
 /* Returns which of idemq_max_queues slots this is, from 0. */
@@ -183,8 +225,8 @@ idemq_slot_at(int index)
 }
 
 /*
- * Copies what is to be known of a database's queues, max at most, from behind
- * the slot with the index after; returns how many.
+ * Copies views of a database's queues, max at most, that come behind the slot with
+ * the index after; returns how many.
  */
 static int
 copy_views(Oid database, int after, SlotView *views, int max)
@@ -226,7 +268,7 @@ idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *a
 	} while (count == (int) lengthof(views));
 }
 
-/* Says how many slots are used, and how often a queue was looked up and got none. */
+/* Returns how many slots are used, and how often a queue was looked up and got none. */
 void
 idemq_slots_usage(int *used, int64 *refused)
 {
@@ -243,14 +285,14 @@ idemq_slot_find(Oid database, int32 queue_id)
 	QueueSlot *slot;
 
 	LWLockAcquire(&shared->slots_lock, LW_SHARED);
-	slot = find_slot(database, queue_id);
+	slot = idemq_slot_find_locked(database, queue_id);
 	LWLockRelease(&shared->slots_lock);
 	return slot;
 }
 
 /*
- * Returns the slot of a queue of this database: the caller's, or, when that is
- * none or has become another's, the one that somebody else got for it since.
+ * Returns the slot of a queue of this database: the caller's, or, when that is NULL
+ * or has become another queue's, the one that the queue has got since.
  */
 QueueSlot *
 idemq_slot_current(QueueSlot *slot, int32 queue_id)
@@ -274,97 +316,6 @@ idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode)
 	return false;
 }
 
-/* Returns the slot of a queue of this database, given one if need be; NULL when all are used. */
-QueueSlot *
-idemq_slot_for_queue(int32 queue_id)
-{
-	QueueSlot *slot;
-	bool full;
-
-	LWLockAcquire(&shared->slots_lock, LW_SHARED);
-	slot = find_slot(MyDatabaseId, queue_id);
-	full = shared->used == idemq_max_queues;
-	LWLockRelease(&shared->slots_lock);
-	if (slot == NULL && !full)
-	{
-		LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
-		slot = find_slot(MyDatabaseId, queue_id);
-		if (slot == NULL)
-			slot = assign_slot(queue_id);
-		LWLockRelease(&shared->slots_lock);
-	}
-	if (slot == NULL)
-		pg_atomic_fetch_add_u64(&shared->refused, 1);
-	return slot;
-}
-
-/* Frees a slot.  slots_lock held. */
-static void
-free_slot(QueueSlot *slot)
-{
-	SlotKey key = slot->key;
-
-	LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
-	slot->key = (SlotKey){InvalidOid, 0};
-	LWLockRelease(&slot->lock);
-	hash_search(slot_hash, &key, HASH_REMOVE, NULL);
-	shared->used--;
-	idemq_counters_forget(idemq_slot_index(slot));
-	idemq_groups_forget(idemq_slot_index(slot));
-}
-
-/*
- * Unsets every cursor and gauge of a database and asks for recovery: rows changed,
- * and nobody knows which (COMMIT PREPARED, ROLLBACK PREPARED).
- */
-void
-idemq_slots_unset_database(Oid database)
-{
-	LWLockAcquire(&shared->slots_lock, LW_SHARED);
-	for (int i = 0; i < idemq_max_queues; i++)
-	{
-		QueueSlot *slot = &shared->slots[i];
-
-		if (slot->key.database != database || slot->key.queue_id == 0)
-			continue;
-		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
-		idemq_cursor_unset_locked(slot);
-		pg_atomic_write_u64(&slot->next_expiry, 0);
-		idemq_slot_begin_recovery(slot, 0);
-		LWLockRelease(&slot->lock);
-	}
-	LWLockRelease(&shared->slots_lock);
-	idemq_gauges_unset(database);
-	idemq_groups_unset_database(database);
-}
-
-/* Frees the slots of a dropped database. */
-void
-idemq_slots_forget_database(Oid database)
-{
-	LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
-	for (int i = 0; i < idemq_max_queues; i++)
-	{
-		if (shared->slots[i].key.database == database && shared->slots[i].key.queue_id != 0)
-			free_slot(&shared->slots[i]);
-	}
-	idemq_counters_forget_database(database);
-	LWLockRelease(&shared->slots_lock);
-}
-
-/* Frees the slot of a dropped queue of this database. */
-void
-idemq_slot_forget_queue(int32 queue_id)
-{
-	QueueSlot *slot;
-
-	LWLockAcquire(&shared->slots_lock, LW_EXCLUSIVE);
-	slot = find_slot(MyDatabaseId, queue_id);
-	if (slot != NULL)
-		free_slot(slot);
-	LWLockRelease(&shared->slots_lock);
-}
-
 /* Returns whether a slot, as remembered, still is the queue's. */
 bool
 idemq_slot_is_of(const QueueSlot *slot, int32 queue_id)
@@ -375,8 +326,8 @@ idemq_slot_is_of(const QueueSlot *slot, int32 queue_id)
 /*
  * Begins a change of shared memory that others may see half done, by a transaction
  * that is, or may be, still running: an entry is gone and its cursor not yet
- * lowered.  Nothing but idemq.check() asks.  Between begin and end nothing may
- * raise an error.
+ * lowered.  Only idemq.check() asks for it.  Between begin and end nothing may raise
+ * an error.
  */
 void
 idemq_slots_begin_change(void)
@@ -452,7 +403,7 @@ idemq_slots_audit(SlotsAudit *audit, int32 *queue_ids)
 		if (key.queue_id == 0)
 			continue;
 		audit->taken++;
-		audit->misplaced += find_slot(key.database, key.queue_id) != &shared->slots[i];
+		audit->misplaced += idemq_slot_find_locked(key.database, key.queue_id) != &shared->slots[i];
 		if (key.database == MyDatabaseId)
 			queue_ids[count++] = key.queue_id;
 	}

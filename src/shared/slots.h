@@ -10,7 +10,7 @@
 
 #include "base/idemq.h"
 
-/* Below everything, and above everything. */
+/* Below every key, and above every key. */
 #define READY_KEY_MIN ((ReadyKey){PG_INT64_MIN, PG_INT64_MIN})
 #define READY_KEY_MAX ((ReadyKey){PG_INT64_MAX, PG_INT64_MAX})
 
@@ -45,34 +45,38 @@ typedef struct SlotKey
 	int32 queue_id;
 } SlotKey;
 
+/* The two halves of QueueSlot.running. */
+#define RUNNING_LIFE(word) ((uint32) ((word) >> 32)) /* number of the slot's life */
+#define RUNNING_COUNT(word) ((uint32) (word))		 /* lease entries counted in it */
+
 /* Every field is under the lock, unless it says otherwise. */
 typedef struct QueueSlot
 {
 	LWLock lock;
-	SlotKey key; /* queue_id 0: free; changes under slots_lock and lock */
-	uint64 seq;	 /* lowerings so far */
-	ReadyKey cursor[IDEMQ_PRIORITIES];
-	ReadyKey stretch[IDEMQ_PRIORITIES];
-	History history[IDEMQ_PRIORITIES];
-	bool needs_recovery;			/* jobs may be in flight without an entry */
-	int64 next_recovery;			/* mono: not before */
-	RecoveryPoint recovery;			/* its epoch moves whenever needs_recovery is set */
-	int64 next_verify;				/* mono */
-	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
+	SlotKey key;						/* queue_id 0: free; changes under slots_lock and lock */
+	uint64 seq;							/* lowerings so far */
+	ReadyKey cursor[IDEMQ_PRIORITIES];	/* below it nothing can be claimed */
+	ReadyKey stretch[IDEMQ_PRIORITIES]; /* up to it the next claims scan first */
+	History history[IDEMQ_PRIORITIES];	/* of lowerings */
+	bool needs_recovery;				/* jobs may be in flight without an entry */
+	int64 next_recovery;				/* mono: not before */
+	RecoveryPoint recovery;				/* its epoch moves whenever needs_recovery is set */
+	int64 next_verify;					/* mono: of the cursors, not before */
+	pg_atomic_uint64 next_deadline;		/* mono: no lease ends before; no lock */
 	/* for shared/wake.c; no lock */
 	pg_atomic_uint64 next_due;	   /* TimestampTz: nothing comes due by time alone before */
 	pg_atomic_uint64 next_expiry;  /* TimestampTz: no job expires before; 0: unknown */
 	pg_atomic_uint64 announced;	   /* times that something became ready; */
-	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has told of */
+	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has covered */
 	pg_atomic_uint64 unclaimed_at; /* mono of the first signal since the last claim; 0: none */
-	/* for job/limits.c; no lock */
-	pg_atomic_uint64 running;	  /* number of the slot's life, and lease entries counted in it */
-	pg_atomic_uint64 rate_tat;	  /* ns, mono: GCRA's, of rate_limit */
-	pg_atomic_uint32 turned_away; /* bits of the limits that turned somebody away since */
-	bool uncounted;				  /* the queue may have entries that are not counted */
+	/* for shared/running.c and job/limits.c; no lock */
+	pg_atomic_uint64 running;	 /* RUNNING_LIFE and RUNNING_COUNT */
+	pg_atomic_uint64 rate_tat;	 /* ns, mono: GCRA's, of rate_limit */
+	pg_atomic_uint32 refused_by; /* bits of the limits that have refused a claim since */
+	bool uncounted;				 /* under lock: the queue may have entries that are not counted */
 } QueueSlot;
 
-/* A copy of what the background worker has to know of a queue. */
+/* What the background worker has to know of a queue, copied. */
 typedef struct SlotView
 {
 	QueueSlot *slot;
@@ -80,7 +84,8 @@ typedef struct SlotView
 	bool needs_recovery;
 	int64 next_recovery; /* mono */
 } SlotView;
-/* What idemq.check() wants to know of one queue's slot. */
+
+/* What idemq.check() has to know of one queue's slot, copied. */
 typedef struct SlotStatus
 {
 	bool needs_recovery;
@@ -100,20 +105,26 @@ extern Size idemq_slots_shmem_size(void);
 extern Size idemq_slots_hash_size(void);
 extern void idemq_slots_shmem_init(void *area, bool found);
 
+/* for queue/slot_life.c, which takes the lock for the others */
+extern void idemq_slots_lock(LWLockMode mode);
+extern void idemq_slots_unlock(void);
+extern QueueSlot *idemq_slot_find_locked(Oid database, int32 queue_id);
+extern bool idemq_slots_are_full(void);
+extern void idemq_slots_count_refused(void);
+extern QueueSlot *idemq_slot_occupy(Oid database, int32 queue_id);
+extern void idemq_slot_vacate(QueueSlot *slot);
+
+/* for everybody */
 extern QueueSlot *idemq_slot_at(int index);
 extern QueueSlot *idemq_slot_current(QueueSlot *slot, int32 queue_id);
 extern void idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *arg),
 								void *arg);
 extern QueueSlot *idemq_slot_find(Oid database, int32 queue_id);
-extern QueueSlot *idemq_slot_for_queue(int32 queue_id);
 extern int idemq_slot_index(const QueueSlot *slot);
 extern void idemq_slots_usage(int *used, int64 *refused);
 extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);
 extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
 
-extern void idemq_slots_unset_database(Oid database);
-extern void idemq_slots_forget_database(Oid database);
-extern void idemq_slot_forget_queue(int32 queue_id);
 extern void idemq_slots_begin_change(void);
 extern void idemq_slots_end_change(void);
 extern uint64 idemq_slots_changes(void);

@@ -1,24 +1,47 @@
 /*
  * shared/wake.c
- *		Who sleeps until there is work (CALL idemq.wait, wait_any, wait_result),
- *		and who wakes them.
+ *		The sessions that sleep until there is work (CALL idemq.wait, wait_any,
+ *		wait_result), and what wakes them.
  *
- * Each queue has a set of sleepers, a bit for each session, and so has each of
- * RESULT_SETS hash values of a job's id.  A sleeper sets its bit, looks whether
- * there is work, and sleeps on its latch; whoever makes work does so, then clears
- * a bit, and sets that session's latch.  Clearing is atomic: a bit is one signal
- * to one sleeper, and there are never more signals than sleepers.  One session
- * may be in the sets of many queues, which a condition variable does not allow.
+ * Each queue has a set of sleepers, a bit for each session, and a count that is never
+ * less than the bits set; so has each of RESULT_SETS hash values of a job's id.  Queues
+ * without a slot share a set.  A condition variable would not do: one session may be in
+ * the sets of many queues, and one signal must reach one sleeper.
  *
- * No signal is lost between the look and the sleep: the bit is set before the
- * look, the work is visible before the bits are read, with a full barrier on
- * both sides.  A signal can be lost with the session that got it.  So a sleeper
- * that leaves without having looked passes it on (api/wait.c), a claim that leaves
- * ready work behind wakes the next (api/claim.c), and the background worker signals
- * again when a queue has had no claim for UNCLAIMED_AFTER since a signal.
+ *		sleeper							waker
+ *		1 counts itself, sets its bit	1 makes the job visible: its commit
+ *		  (full barrier)				2 full barrier, reads the count; 0: none sleeps
+ *		2 takes a snapshot, checks		3 clears a bit, atomically; the one that
+ *		3 bit still set: sleeps			  cleared it, and no other,
+ *		4 resets its latch, checks		4 sets that session's latch
+ *		  its bit again
  *
- * Beside that, here is what the worker is told: that something became ready (a
- * number that grows, for NOTIFY) and when something comes due by time alone.
+ * No signal is lost between check and sleep: if the waker's 2 sees the count, it signals
+ * a sleeper.  If not, the sleeper's 1 comes after it, so the sleeper's snapshot is newer
+ * than the waker's commit, and finds the job.  The bit is cleared before the latch is
+ * set: a sleeper that resets the latch first sees the bit cleared, and one that checks
+ * the bit first finds the latch set.
+ *
+ * A bit is one signal to one sleeper: n jobs clear n bits.  All sleepers are woken only
+ * where what they know is old: resume, DROP, TRUNCATE, COMMIT PREPARED, a result, and the
+ * worker's end, since without a worker they check once a second.
+ *
+ * A signal can be lost with the session that got it.  There are three nets:
+ *	 - A sleeper that leaves without having checked, by an error, a cancel, a timeout or
+ *	   another queue's signal, passes the signal on (api/wait.c).
+ *	 - Fewer sleepers were signalled than there are jobs: a claim that leaves something
+ *	   due behind wakes the next, of lower priorities too (api/claim.c).
+ *	 - A sleeper returned, and its client never claims: the worker signals again when a
+ *	   queue has had no claim for UNCLAIMED_AFTER since a signal (unclaimed_at).
+ *
+ * What comes due by time alone has no commit that signals.  Its enqueue lowers next_due,
+ * and the worker signals then.  A sleeper also knows from its check when to check again:
+ * at the next due time, or soon where a row was held, whose holder signals nobody.
+ *
+ * A lowering that may mean nothing (after an abort, by a drop of a lease entry) signals a
+ * sleeper, and has the worker check the queue before it notifies those who LISTEN.  A
+ * commit that makes jobs ready is announced for NOTIFY without a check; one that only takes
+ * a job away (cancel, commit_once, expire) announces nothing.
  *
  * Locks: none, atomics only.  What txn/pending.c calls after commit and abort neither
  * allocates nor raises.
@@ -38,9 +61,9 @@
 #include "base/compat.h"
 #include "base/settings.h"
 
-/* Sets of those who wait for a job's result: a power of two. */
+/* Sets of the sessions that wait for a job's result: a power of two. */
 #define RESULT_SETS 256
-/* A queue with sleepers that nobody claims from after a signal is signalled again. */
+/* A queue with sleepers and no claim for so long since a signal is signalled again. */
 #define UNCLAIMED_AFTER INT64CONST(100000)
 #define BITS 64
 
@@ -92,14 +115,14 @@ idemq_wake_shmem_init(void *area, bool found)
 	}
 }
 
-/* Returns those who wait for a queue; queues without a slot (NULL) share one set. */
+/* Returns the sleepers of a queue; queues without a slot (NULL) share one set. */
 Sleepers *
 idemq_sleepers_of_queue(const QueueSlot *slot)
 {
 	return set_at(slot == NULL ? idemq_max_queues : idemq_slot_index(slot));
 }
 
-/* Returns those who wait for the result of a job, or of one with the same hash value. */
+/* Returns the sleepers for the result of a job, or of one with the same hash value. */
 Sleepers *
 idemq_sleepers_of_job(Oid database, int64 job_id)
 {
@@ -109,7 +132,7 @@ idemq_sleepers_of_job(Oid database, int64 job_id)
 	return set_at(idemq_max_queues + 1 + (hash & (RESULT_SETS - 1)));
 }
 
-/* Returns whether anybody sleeps; to be asked after the work is visible. */
+/* Returns whether a session sleeps; to be called after the work is visible. */
 bool
 idemq_sleepers_any(Sleepers *sleepers)
 {
@@ -117,14 +140,14 @@ idemq_sleepers_any(Sleepers *sleepers)
 	return pg_atomic_read_u32(&sleepers->count) > 0;
 }
 
-/* Sets this session's bit.  Returns false when it was set still: nobody has signalled. */
+/* Sets this session's bit.  Returns false when it was still set: there was no signal. */
 bool
 idemq_sleepers_join(Sleepers *sleepers)
 {
 	uint64 bit = UINT64CONST(1) << (IDEMQ_MY_PROC_NUMBER % BITS);
 	uint64 before;
 
-	/* First: who reads a count of 0 meets no bit that somebody sleeps on. */
+	/* First: a waker that reads a count of 0 misses no bit on which a session sleeps. */
 	pg_atomic_fetch_add_u32(&sleepers->count, 1);
 	before = pg_atomic_fetch_or_u64(&sleepers->bits[IDEMQ_MY_PROC_NUMBER / BITS], bit);
 	if (before & bit)
@@ -132,7 +155,7 @@ idemq_sleepers_join(Sleepers *sleepers)
 	return (before & bit) == 0;
 }
 
-/* Returns whether this session's bit is set still. */
+/* Returns whether this session's bit is still set. */
 bool
 idemq_sleepers_waits(Sleepers *sleepers)
 {
@@ -141,7 +164,7 @@ idemq_sleepers_waits(Sleepers *sleepers)
 	return (pg_atomic_read_u64(&sleepers->bits[IDEMQ_MY_PROC_NUMBER / BITS]) & bit) != 0;
 }
 
-/* Clears this session's bit.  Returns whether somebody had: a signal that was not answered. */
+/* Clears this session's bit.  Returns whether a waker had: a signal that was not answered. */
 bool
 idemq_sleepers_leave(Sleepers *sleepers)
 {
@@ -166,7 +189,7 @@ wake_word(Sleepers *sleepers, int word, int max)
 		uint64 bit = UINT64CONST(1) << n;
 
 		if ((pg_atomic_fetch_and_u64(&sleepers->bits[word], ~bit) & bit) == 0)
-			continue; /* somebody else's signal, or it left */
+			continue; /* another waker's signal, or it left */
 		pg_atomic_fetch_sub_u32(&sleepers->count, 1);
 		SetLatch(&GetPGProcByNumber(word * BITS + n)->procLatch);
 		woken++;
@@ -206,7 +229,7 @@ lower_time(pg_atomic_uint64 *time, TimestampTz to)
 	}
 }
 
-/* Notes that something comes due by time alone, for the worker's timer. */
+/* Notes when something comes due by time alone, for the worker's timer. */
 void
 idemq_wake_due_at(QueueSlot *slot, TimestampTz due)
 {
@@ -224,7 +247,7 @@ idemq_wake_to_expire_at(QueueSlot *slot, int32 queue_id, TimestampTz expires_at)
 		lower_time(&slot->next_expiry, Max(expires_at, 1));
 }
 
-/* Notes a signal, for the worker to look whether a claim follows. */
+/* Notes a signal, for the worker to check whether a claim follows. */
 static void
 note_signal(QueueSlot *slot)
 {
@@ -237,9 +260,9 @@ note_signal(QueueSlot *slot)
 }
 
 /*
- * Has those who LISTEN told, soon, that the queue has something ready.  The first
- * since the worker told wakes it; it comes by itself for those that follow, also
- * for one that it has not read any more (worker/chores.c: having told, it comes again).
+ * Has those who LISTEN notified, soon, that the queue has something ready.  The first
+ * call since the worker's last NOTIFY wakes it; for the calls that follow it comes by
+ * itself, even for one that it did not read any more: having notified, it comes again.
  */
 static void
 announce(QueueSlot *slot)
@@ -253,9 +276,9 @@ announce(QueueSlot *slot)
 		idemq_worker_need_by(idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
 }
 
-/* Has the worker look whether the queue has something ready, and tell those who LISTEN. */
+/* Has the worker check whether the queue has something ready, and notify those who LISTEN. */
 static void
-look_soon(QueueSlot *slot)
+check_soon(QueueSlot *slot)
 {
 	if (idemq_notify)
 		idemq_wake_due_at(slot, idemq_now() + idemq_notify_delay * INT64CONST(1000));
@@ -280,15 +303,15 @@ idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)
 }
 
 /*
- * As idemq_wake_ready, when nobody knows whether there is something: those who
- * LISTEN are told if the worker finds it.
+ * As idemq_wake_ready, when it is not known whether something is ready: those who
+ * LISTEN are notified if the worker finds it.
  */
 void
 idemq_wake_perhaps(QueueSlot *slot, int32 queue_id, int count)
 {
 	if (!idemq_slot_is_of(slot, queue_id))
 		slot = idemq_slot_find(MyDatabaseId, queue_id);
-	look_soon(slot);
+	check_soon(slot);
 	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), count) > 0)
 		note_signal(slot);
 }
@@ -301,7 +324,7 @@ idemq_wake_again(QueueSlot *slot)
 		note_signal(slot);
 }
 
-/* Wakes all who wait for results: what they wait for may be gone. */
+/* Wakes all sleepers for results: what they wait for may be gone. */
 void
 idemq_wake_for_results(void)
 {
@@ -309,7 +332,7 @@ idemq_wake_for_results(void)
 		(void) idemq_sleepers_wake(set_at(idemq_max_queues + 1 + i), PG_INT32_MAX);
 }
 
-/* Wakes all who wait for a dropped queue, or for a result of its jobs. */
+/* Wakes all sleepers of a dropped queue, or for a result of its jobs. */
 void
 idemq_wake_queue(QueueSlot *slot, int32 queue_id)
 {
@@ -323,13 +346,13 @@ static void
 wake_slot(const SlotView *view, void *arg)
 {
 	if (*(bool *) arg)
-		look_soon(view->slot);
+		check_soon(view->slot);
 	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(view->slot), PG_INT32_MAX);
 }
 
 /*
- * Wakes all who wait for any queue or result of a database: what they know of it
- * is old.  With ready, those who LISTEN are told as well if there is something.
+ * Wakes all sleepers for any queue or result of a database: what they know of it is
+ * old.  With ready, those who LISTEN are notified as well if something is ready.
  */
 void
 idemq_wake_database(Oid database, bool ready)
@@ -339,7 +362,7 @@ idemq_wake_database(Oid database, bool ready)
 	idemq_wake_for_results();
 }
 
-/* Notes a claim, which answers the signals so far. */
+/* Notes a claim: it answers the signals so far. */
 void
 idemq_wake_claimed(QueueSlot *slot)
 {
@@ -347,7 +370,7 @@ idemq_wake_claimed(QueueSlot *slot)
 		pg_atomic_write_u64(&slot->unclaimed_at, 0);
 }
 
-/* Wakes those who wait for the result of a job of this database, which has one now. */
+/* Wakes the sleepers for the result of a job of this database, which has one now. */
 void
 idemq_wake_for_result(int64 job_id)
 {

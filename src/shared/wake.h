@@ -1,18 +1,18 @@
 /*
  * shared/wake.h
- *		Who sleeps until there is work, and who wakes them.
+ *		The sessions that sleep until there is work, and what wakes them.
  */
 #ifndef IDEMQ_SHARED_WAKE_H
 #define IDEMQ_SHARED_WAKE_H
 
 #include "shared/slots.h"
 
-/* Those who wait for one thing: a bit for each session. */
+/* The sleepers for one thing: a bit for each session. */
 typedef struct Sleepers
 {
-	pg_atomic_uint32 count; /* never less than the bits set */
-	pg_atomic_uint32 turn;	/* the word where the next search begins */
-	pg_atomic_uint64 bits[FLEXIBLE_ARRAY_MEMBER];
+	pg_atomic_uint32 count; /* never less than the bits set; no lock */
+	pg_atomic_uint32 turn;	/* the word where the next search begins; no lock */
+	pg_atomic_uint64 bits[FLEXIBLE_ARRAY_MEMBER]; /* no lock */
 } Sleepers;
 
 extern Size idemq_wake_shmem_size(void);

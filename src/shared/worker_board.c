@@ -5,22 +5,22 @@
  *
  * A place on the board belongs to one database.  Its life:
  *
- *		free -> WANTED -> STARTING (the launcher asked the postmaster)
- *			 -> RUNNING (the worker attached) -> WANTED again when it ends,
- *			 or free, when it found no extension.
- *		free -> HELD -> free: somebody needs a database that has no worker.
+ *		free -> WANTED: CREATE EXTENSION at its commit, the first use in a session, the
+ *			launcher's visit to every database
+ *		WANTED -> STARTING, with a new serial: the launcher asked the postmaster
+ *		STARTING -> RUNNING: the worker attached, showing the serial
+ *		STARTING -> WANTED: it ended, or did not come in time
+ *		RUNNING -> free: the worker found no extension
+ *		RUNNING -> WANTED, later after each short life: the worker ended
+ *		free -> HELD -> free: a session needs a database that has no worker
  *
- * A session that needs a database for itself (hooks/exclusive_database.c) sends the worker away: the
- * place counts such sessions, and no worker starts while there is one.
+ * A session that needs a database for itself (hooks/exclusive_database.c) sends the
+ * worker away: the place counts such sessions, and no worker starts while there is one.
+ * How a worker sleeps and loses no wake-up stands in shared/worker_board.h.
  *
- * A worker asleep says until when.  Whoever has something for it earlier sets
- * its latch (idemq_worker_need_by); an awake worker is told always, since it may
- * have looked already.  So nobody's wake-up is lost, and a busy queue does not
- * wake the worker for every job.
- *
- * Locks: board_lock covers every field without another rule at its declaration.
- * Under it no other lock is taken.  idemq_worker_need_by takes none: it is called
- * after commit and abort, and under other locks.
+ * Locks: see README.md, level 4.  board_lock covers every field without another rule at
+ * its declaration.  idemq_worker_need_by takes no lock: it is called after commit and
+ * abort, and under other locks.
  */
 #include "postgres.h"
 
@@ -37,7 +37,7 @@
 #include "base/clock.h"
 #include "base/compat.h"
 
-/* A worker that lived that long did not fail at its start. */
+/* A worker that lived so long did not fail at its start. */
 #define LONG_LIFE (10 * USECS_PER_SEC)
 /* A worker that ended is started again after that, doubled for each short life in a row, */
 #define RESTART_DELAY (USECS_PER_SEC / 2)
@@ -56,16 +56,16 @@ typedef enum PlaceState
 typedef struct Place
 {
 	PlaceState state;
-	Oid database;	  /* read without the lock by idemq_worker_need_by, which may err */
+	Oid database;	  /* read without the lock by idemq_worker_need_by, which then may err */
 	uint64 serial;	  /* grows with each start */
 	int away;		  /* sessions that need the database for themselves */
 	pid_t pid;		  /* of a RUNNING worker; 0: none */
-	int32 proc;		  /* its proc number, or -1; read without the lock, likewise */
+	int32 proc;		  /* its proc number, or -1; read without the lock as database is */
 	int failures;	  /* short lives in a row */
 	int64 not_before; /* mono */
 	int64 started_at; /* mono, of STARTING and RUNNING */
-	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake */
-	pg_atomic_flag recheck;		   /* clear: the worker has to see whether the extension is there */
+	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; no lock */
+	pg_atomic_flag recheck;		   /* clear: to check for the extension; no lock */
 } Place;
 
 typedef struct Board
@@ -181,7 +181,7 @@ idemq_worker_announce_use(void)
 		(void) idemq_worker_want(MyDatabaseId);
 }
 
-/* Returns whether a worker runs in this database, as far as can be told without a lock. */
+/* Returns whether a worker runs in this database, as far as is known without a lock. */
 bool
 idemq_worker_present(void)
 {
@@ -191,8 +191,8 @@ idemq_worker_present(void)
 }
 
 /*
- * Sees to it that this database's worker is awake at a time (mono) at the
- * latest.  Without a worker it does nothing.
+ * Has this database's worker awake at a time (mono) at the latest.  Does nothing
+ * without a worker.
  */
 void
 idemq_worker_need_by(int64 mono)
@@ -200,14 +200,14 @@ idemq_worker_need_by(int64 mono)
 	Place *place;
 
 	if (my_place != NULL)
-		return; /* it looks again before it sleeps */
+		return; /* it checks again before it sleeps */
 	place = find_place(MyDatabaseId);
 	pg_memory_barrier();
 	if (place != NULL && (uint64) Max(mono, 0) < pg_atomic_read_u64(&place->asleep_until))
 		wake_proc(place->proc);
 }
 
-/* Has a database's worker see whether the extension is still there. */
+/* Has a database's worker check whether the extension is still there. */
 void
 idemq_worker_recheck(Oid database)
 {
@@ -220,8 +220,8 @@ idemq_worker_recheck(Oid database)
 }
 
 /*
- * Follows the commit of what may have brought the extension to a database: has it
- * looked into, also by a worker that has looked before and is about to leave.
+ * Has a database checked for the extension, after a commit that may have brought it,
+ * even by a worker that has checked before and is about to leave.
  */
 void
 idemq_worker_look_into(Oid database)
@@ -232,7 +232,7 @@ idemq_worker_look_into(Oid database)
 
 /*
  * Keeps workers away from a database until idemq_worker_release, once for each
- * call.  Returns the process of the one that is there, and has been told; 0: none.
+ * call.  Returns the process of the worker that is there, whose latch is set; 0: none.
  * *held: whether there is something to release; not when the board is full.
  */
 pid_t
@@ -292,7 +292,7 @@ detach_launcher(int code, Datum arg)
 	LWLockRelease(&board->board_lock);
 }
 
-/* Makes this process the launcher, whom the others wake. */
+/* Makes this process the launcher, which the others wake. */
 void
 idemq_workers_attach_launcher(void)
 {
@@ -444,7 +444,7 @@ idemq_worker_attach(int index, uint64 serial, Oid *database)
 
 /*
  * Notes that this worker's database has no extension, and frees the place; false
- * when somebody has asked to look again meanwhile.
+ * when a session has asked for another check meanwhile.
  */
 bool
 idemq_worker_found_nothing(void)
@@ -475,14 +475,14 @@ idemq_worker_is_wanted(void)
 	return wanted;
 }
 
-/* Returns whether somebody asked to see whether the extension is still there; once. */
+/* Returns whether a session asked to check for the extension; once for each time. */
 bool
 idemq_worker_take_recheck(void)
 {
 	return pg_atomic_test_set_flag(&my_place->recheck);
 }
 
-/* Says that this worker is awake, before it looks for work: from here on it is told of all. */
+/* Says that this worker is awake, before it checks for work: from here on all wakes it. */
 void
 idemq_worker_awake(void)
 {

@@ -34,6 +34,7 @@
 #include "txn/pending_groups.h"
 #include "txn/pending_ready.h"
 #include "txn/prepare_check.h"
+#include "queue/slot_life.h"
 #include "shared/lease_scan.h"
 #include "shared/leases.h"
 #include "shared/next_deadline.h"
@@ -255,14 +256,15 @@ idemq_xact_has_notes(void)
 	return ntouches > 0 || idemq_lowers_any() || idemq_group_notes_any();
 }
 
-/* Removes an entry, and lets those see its job again whom it turned away. */
+/* Removes an entry, and lets the claimers that passed its job see it again. */
 static void
 drop_lease(const Touch *touch)
 {
 	Lease dropped;
 
-	if (idemq_lease_drop(touch->job_id, touch->token, &dropped) && dropped.turned_away)
-		show_again(touch, dropped.priority, dropped.passed);
+	if (idemq_lease_drop(touch->job_id, touch->token, &dropped) && dropped.passed_by.any)
+		show_again(touch, dropped.passed_by.priority,
+				   (ReadyKey){dropped.passed_by.least, touch->job_id});
 }
 
 /* Follows the commit of one touch. */

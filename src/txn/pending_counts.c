@@ -17,7 +17,7 @@
  * grows when something is noted; the callbacks neither allocate nor raise.
  *
  * PREPARE TRANSACTION: the tallies are lost; when the transaction ends, the
- * gauges are unset (idemq_gauges_unset).
+ * gauges are unset (idemq_counters_unset_gauges).
  *
  * Locks: none of its own; all state is this backend's.
  */

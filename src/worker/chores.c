@@ -265,13 +265,13 @@ static int64
 do_count(void)
 {
 	static int64 next_try = 0;
-	int64 due_at =
-		later(later(idemq_gauges_due_at(), next_try), idemq_task_not_before(&count_chore, 0));
+	int64 due_at = later(later(idemq_counters_count_due_at(), next_try),
+						 idemq_task_not_before(&count_chore, 0));
 
 	if (due_at > idemq_mono_now())
 		return due_at;
 	(void) idemq_task_run_for_all(&count_chore);
-	if (idemq_gauges_due())
+	if (idemq_counters_count_due())
 		next_try = idemq_mono_now() + COUNT_PAUSE;
 	return 0;
 }

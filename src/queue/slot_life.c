@@ -1,0 +1,134 @@
+/*
+ * queue/slot_life.c
+ *		How a queue gets its slot in shared memory, and loses it.
+ *
+ * A slot has parts in several files: the cursors and the recovery point in the slot
+ * itself; the ring of events, the counters and the groups at its index.  Its next queue
+ * must inherit nothing, so all of them are reset or forgotten here, and nowhere else.
+ *
+ * Invariant: a queue that has a slot has all of its parts.  slots_lock is held
+ * exclusively from before the slot gets its key until the last part is reset, so
+ * no session finds the slot in between.
+ *
+ * Locks: shared/README.md, from level 2 on.  Nothing here allocates or raises: it is
+ * called after commit and abort, too.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+
+#include "queue/slot_life.h"
+#include "shared/counters.h"
+#include "shared/group_table.h"
+#include "shared/notify_ring.h"
+#include "shared/ready_cursor.h"
+#include "shared/recovery_point.h"
+#include "shared/slots.h"
+#include "base/settings.h"
+
+/* Gives a queue a free slot; NULL when there is none.  slots_lock held exclusively. */
+static QueueSlot *
+begin_life(int32 queue_id)
+{
+	QueueSlot *slot = idemq_slot_occupy(MyDatabaseId, queue_id);
+	int index;
+
+	if (slot == NULL)
+		return NULL;
+	/* Also bounds every view of the slot's former life. */
+	idemq_cursor_unset_locked(slot);
+	idemq_slot_begin_recovery(slot, 0);
+	LWLockRelease(&slot->lock);
+	index = idemq_slot_index(slot);
+	idemq_events_reset(index);
+	idemq_counters_reset(index, MyDatabaseId, queue_id);
+	idemq_groups_reset(index, MyDatabaseId, queue_id);
+	return slot;
+}
+
+/* Takes a queue's slot away.  slots_lock held exclusively. */
+static void
+end_life(QueueSlot *slot)
+{
+	idemq_slot_vacate(slot);
+	idemq_counters_forget(idemq_slot_index(slot));
+	idemq_groups_forget(idemq_slot_index(slot));
+}
+
+/* Returns the slot of a queue of this database, given one if need be; NULL when all are used. */
+QueueSlot *
+idemq_slot_for_queue(int32 queue_id)
+{
+	QueueSlot *slot;
+	bool full;
+
+	idemq_slots_lock(LW_SHARED);
+	slot = idemq_slot_find_locked(MyDatabaseId, queue_id);
+	full = idemq_slots_are_full();
+	idemq_slots_unlock();
+	if (slot == NULL && !full)
+	{
+		idemq_slots_lock(LW_EXCLUSIVE);
+		slot = idemq_slot_find_locked(MyDatabaseId, queue_id);
+		if (slot == NULL)
+			slot = begin_life(queue_id);
+		idemq_slots_unlock();
+	}
+	if (slot == NULL)
+		idemq_slots_count_refused();
+	return slot;
+}
+
+/* Takes the slot of a dropped queue of this database away. */
+void
+idemq_slot_forget_queue(int32 queue_id)
+{
+	QueueSlot *slot;
+
+	idemq_slots_lock(LW_EXCLUSIVE);
+	slot = idemq_slot_find_locked(MyDatabaseId, queue_id);
+	if (slot != NULL)
+		end_life(slot);
+	idemq_slots_unlock();
+}
+
+/* Takes the slots of a dropped database away. */
+void
+idemq_slots_forget_database(Oid database)
+{
+	idemq_slots_lock(LW_EXCLUSIVE);
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		QueueSlot *slot = idemq_slot_at(i);
+
+		if (slot->key.database == database && slot->key.queue_id != 0)
+			end_life(slot);
+	}
+	idemq_counters_forget_database(database);
+	idemq_slots_unlock();
+}
+
+/*
+ * Unsets every cursor, gauge and floor of a database and asks for recovery: rows
+ * changed, and it is not known which (COMMIT PREPARED, ROLLBACK PREPARED).
+ */
+void
+idemq_slots_unset_database(Oid database)
+{
+	idemq_slots_lock(LW_SHARED);
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		QueueSlot *slot = idemq_slot_at(i);
+
+		if (slot->key.database != database || slot->key.queue_id == 0)
+			continue;
+		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
+		idemq_cursor_unset_locked(slot);
+		pg_atomic_write_u64(&slot->next_expiry, 0);
+		idemq_slot_begin_recovery(slot, 0);
+		LWLockRelease(&slot->lock);
+	}
+	idemq_slots_unlock();
+	idemq_counters_unset_gauges(database);
+	idemq_groups_unset_database(database);
+}
