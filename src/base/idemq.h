@@ -43,7 +43,7 @@ typedef enum JobStatus
 	JOB_CANCELLED
 } JobStatus;
 
-#define JOB_STATUS_COUNT 7
+#define JOB_STATUS_COUNT (JOB_CANCELLED + 1)
 
 /* Order as in CREATE TYPE idemq.outcome. */
 typedef enum Outcome
@@ -68,7 +68,7 @@ typedef enum Outcome
 	OUTCOME_RELEASED
 } Outcome;
 
-#define OUTCOME_COUNT 18
+#define OUTCOME_COUNT (OUTCOME_RELEASED + 1)
 
 /* A position in the ready index of one queue and priority. */
 typedef struct ReadyKey
