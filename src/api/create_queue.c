@@ -14,7 +14,7 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 
-#include "api/manage_queue.h"
+#include "api/grant_queue.h"
 #include "job/dead_queue.h"
 #include "txn/pending.h"
 #include "queue/queue_counts.h"
@@ -231,7 +231,7 @@ idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 	QueueInfo queue;
 	SqlScope scope;
 
-	idemq_arg_admin_queue(fcinfo, &queue);
+	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
 	check_settings(fcinfo, 0);
 	if (!takes_dead_queue_away(fcinfo))
 		check_dead_queue(fcinfo, queue.name);

@@ -7,9 +7,7 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "catalog/pg_type.h"
-#include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -30,18 +28,6 @@ PG_FUNCTION_INFO_V1(idemq_sql_enqueue_many);
 
 /* id, outcome, status, result */
 #define ANSWER_COLUMNS 4
-
-/* Looks a queue up to enqueue to it, and keeps it from being dropped until commit. */
-static void
-open_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
-{
-	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
-
-	idemq_jobs_check_writable();
-	idemq_queue_by_name(name, PRIVILEGE_ENQUEUE, queue);
-	idemq_queue_lock(queue->id, AccessShareLock);
-	idemq_queue_by_name(name, PRIVILEGE_ENQUEUE, queue);
-}
 
 /* Raises 22023 for a time at which nothing is ever due, or always was. */
 static TimestampTz
@@ -208,11 +194,11 @@ idemq_sql_enqueue(PG_FUNCTION_ARGS)
 	OnDuplicate policy = duplicate_policy(fcinfo, 10);
 	Datum values[ANSWER_COLUMNS];
 	bool nulls[ANSWER_COLUMNS];
-	TupleDesc desc;
 	TimestampTz now;
 
 	idemq_arg_required(fcinfo, 1, "payload");
-	open_queue(fcinfo, &queue);
+	idemq_jobs_check_writable();
+	idemq_queue_open(fcinfo, 0, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	idemq_jobs_open(&table);
 	now = idemq_now();
 	idemq_new_job(&columns, &queue, now, PG_GETARG_DATUM(1));
@@ -220,9 +206,7 @@ idemq_sql_enqueue(PG_FUNCTION_ARGS)
 	add_job(&table, &queue, &columns, policy, &answer);
 	idemq_jobs_close(&table);
 	fill_answer(&answer, values, nulls);
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-	return HeapTupleGetDatum(heap_form_tuple(desc, values, nulls));
+	return idemq_row_datum(fcinfo, values, nulls);
 }
 
 /* The arrays of enqueue_many; values of an absent one is NULL. */
@@ -323,7 +307,8 @@ idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 	MemoryContext old;
 	TimestampTz now;
 
-	open_queue(fcinfo, &queue);
+	idemq_jobs_check_writable();
+	idemq_queue_open(fcinfo, 0, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	idemq_jobs_open(&table);
 	read_arrays(fcinfo, &arrays);
 	store = idemq_srf_begin(fcinfo, &desc);

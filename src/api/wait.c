@@ -16,7 +16,6 @@
 #include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
-#include "funcapi.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/ipc.h"
@@ -311,17 +310,6 @@ wait_for(Wait *wait, int64 timeout)
 	return came;
 }
 
-/* Shapes the answer of a procedure: a row of its INOUT arguments. */
-static Datum
-answer(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
-{
-	TupleDesc desc;
-
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
-}
-
 /* Waits for one of some queues, and answers ready. */
 static Datum
 wait_for_queues(FunctionCallInfo fcinfo, Wait *wait)
@@ -332,7 +320,7 @@ wait_for_queues(FunctionCallInfo fcinfo, Wait *wait)
 
 	idemq_jobs_check_writable();
 	ready = BoolGetDatum(wait_for(wait, timeout));
-	return answer(fcinfo, &ready, &isnull);
+	return idemq_row_datum(fcinfo, &ready, &isnull);
 }
 
 /* wait(queue text, timeout interval, INOUT ready bool); 2D000, IQ005, 42501, 22004, 22023. */
@@ -394,5 +382,5 @@ idemq_sql_wait_result(PG_FUNCTION_ARGS)
 	nulls[0] = false;
 	values[1] = wait.result;
 	nulls[1] = wait.no_result;
-	return answer(fcinfo, values, nulls);
+	return idemq_row_datum(fcinfo, values, nulls);
 }

@@ -7,6 +7,7 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "catalog/pg_type.h"
 #include "common/int.h"
 #include "miscadmin.h"
@@ -181,6 +182,36 @@ idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *name, Oid eleme
 						errhint("Pass arrays of one length.")));
 }
 
+/* Reads the attempts that the first two arguments name: ids, and a token for each. */
+void
+idemq_arg_attempts(FunctionCallInfo fcinfo, ArrayArg *ids, ArrayArg *tokens)
+{
+	idemq_arg_array(fcinfo, 0, "ids", INT8OID, false, ids);
+	idemq_arg_required(fcinfo, 1, "tokens");
+	idemq_arg_array_like(fcinfo, 1, "tokens", INT8OID, false, ids->count, "ids", tokens);
+}
+
+/* Returns microseconds as an interval of hours, minutes and seconds. */
+Datum
+idemq_interval_datum(int64 usecs)
+{
+	Interval *interval = palloc0(sizeof(Interval));
+
+	interval->time = usecs;
+	return IntervalPGetDatum(interval);
+}
+
+/* Returns a row of the function's result type. */
+Datum
+idemq_row_datum(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
+{
+	TupleDesc desc;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
+}
+
 /*
  * Begins a set-returning function's result; returns its tuplestore, and the row
  * type in *desc.  The caller's memory context is the function's own.
@@ -207,4 +238,24 @@ idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc)
 											  false, work_mem);
 	MemoryContextSwitchTo(old);
 	return rsinfo->setResult;
+}
+
+/* Compares two int32, or structs that begin with one, for qsort and bsearch. */
+int
+idemq_compare_int32(const void *a, const void *b)
+{
+	int32 x = *(const int32 *) a;
+	int32 y = *(const int32 *) b;
+
+	return (x > y) - (x < y);
+}
+
+/* As idemq_compare_int32, of int64. */
+int
+idemq_compare_int64(const void *a, const void *b)
+{
+	int64 x = *(const int64 *) a;
+	int64 y = *(const int64 *) b;
+
+	return (x > y) - (x < y);
 }

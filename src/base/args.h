@@ -31,6 +31,13 @@ extern void idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oi
 extern void idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,
 								 bool nulls_allowed, int count, const char *other, ArrayArg *array);
 
+extern void idemq_arg_attempts(FunctionCallInfo fcinfo, ArrayArg *ids, ArrayArg *tokens);
+
+extern Datum idemq_interval_datum(int64 usecs);
+extern Datum idemq_row_datum(FunctionCallInfo fcinfo, Datum *values, bool *nulls);
 extern Tuplestorestate *idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc);
+
+extern int idemq_compare_int32(const void *a, const void *b);
+extern int idemq_compare_int64(const void *a, const void *b);
 
 #endif

@@ -287,6 +287,13 @@ idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue)
 		idemq_queue_denied(name, wanted);
 }
 
+/* As idemq_queue_by_name, of the queue that argument n names; raises 22004, 22023 too. */
+void
+idemq_queue_arg(FunctionCallInfo fcinfo, int n, const char *name, int wanted, QueueInfo *queue)
+{
+	idemq_queue_by_name(idemq_arg_text(fcinfo, n, name, IDEMQ_MAX_NAME_ARG), wanted, queue);
+}
+
 /* Looks a queue up by id; false when there is none. */
 bool
 idemq_queue_by_id(int32 id, QueueInfo *queue)
@@ -313,6 +320,26 @@ void
 idemq_queue_lock(int32 id, LOCKMODE mode)
 {
 	LockDatabaseObject(idemq_catalog()->queues, (Oid) id, 0, mode);
+}
+
+/*
+ * Locks a queue that was looked up, and looks it up again: it may have been dropped, and
+ * created anew, while this waited for the lock.
+ */
+void
+idemq_queue_hold(QueueInfo *queue, int wanted, LOCKMODE mode)
+{
+	idemq_queue_lock(queue->id, mode);
+	idemq_queue_by_name(queue->name, wanted, queue);
+}
+
+/* As idemq_queue_arg, and locks the queue to the end of the transaction. */
+void
+idemq_queue_open(FunctionCallInfo fcinfo, int n, const char *name, int wanted, LOCKMODE mode,
+				 QueueInfo *queue)
+{
+	idemq_queue_arg(fcinfo, n, name, wanted, queue);
+	idemq_queue_hold(queue, wanted, mode);
 }
 
 /* As idemq_queue_lock, but does not wait: false when somebody is in the way. */

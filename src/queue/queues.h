@@ -5,6 +5,7 @@
 #ifndef IDEMQ_QUEUE_QUEUES_H
 #define IDEMQ_QUEUE_QUEUES_H
 
+#include "fmgr.h"
 #include "storage/lockdefs.h"
 
 #include "shared/slots.h"
@@ -42,6 +43,11 @@ typedef struct QueueInfo
 
 extern void idemq_queues_install(void);
 extern void idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue);
+extern void idemq_queue_arg(FunctionCallInfo fcinfo, int n, const char *name, int wanted,
+							QueueInfo *queue);
+extern void idemq_queue_open(FunctionCallInfo fcinfo, int n, const char *name, int wanted,
+							 LOCKMODE mode, QueueInfo *queue);
+extern void idemq_queue_hold(QueueInfo *queue, int wanted, LOCKMODE mode);
 extern bool idemq_queue_find(const char *name, QueueInfo *queue);
 extern bool idemq_queue_by_id(int32 id, QueueInfo *queue);
 extern bool idemq_queue_allows(int32 id, int wanted, QueueInfo *queue);

@@ -35,11 +35,12 @@
 #include "worker/retention_fronts.h"
 #include "table/jobs_finished.h"
 #include "queue/queues.h"
+#include "base/args.h"
 
 /* What a queue keeps jobs for: without a key, and with one. */
 typedef struct QueueKeeps
 {
-	int32 queue_id;
+	int32 queue_id; /* first, for idemq_compare_int32 */
 	int64 keeps[2];
 } QueueKeeps;
 
@@ -69,15 +70,6 @@ idemq_retention_of(const Job *job, const QueueInfo *queue)
 	return keep_of(queue, for_key);
 }
 
-static int
-compare_keeps(const void *a, const void *b)
-{
-	int32 x = ((const QueueKeeps *) a)->queue_id;
-	int32 y = ((const QueueKeeps *) b)->queue_id;
-
-	return (x > y) - (x < y);
-}
-
 /* Reads what all queues keep jobs for, in the order of queue_id, in TopMemoryContext. */
 static QueueKeeps *
 read_keeps(int *count)
@@ -94,7 +86,7 @@ read_keeps(int *count)
 			keeps[(*count)++] =
 				(QueueKeeps){ids[i], {keep_of(&queue, false), keep_of(&queue, true)}};
 	}
-	qsort(keeps, *count, sizeof(QueueKeeps), compare_keeps);
+	qsort(keeps, *count, sizeof(QueueKeeps), idemq_compare_int32);
 	return keeps;
 }
 
@@ -127,7 +119,8 @@ follow_settings(void)
 	{
 		const QueueKeeps *queue = &keeps[i / 2];
 		const QueueKeeps *before =
-			nknown == 0 ? NULL : bsearch(queue, known, nknown, sizeof(QueueKeeps), compare_keeps);
+			nknown == 0 ? NULL
+						: bsearch(queue, known, nknown, sizeof(QueueKeeps), idemq_compare_int32);
 		int64 keep = queue->keeps[i % 2];
 		Retention *old = find_retention(retentions, nretentions, keep);
 		Retention *retention = find_retention(made, nmade, keep);
