@@ -8,6 +8,7 @@
 #include "fmgr.h"
 
 #include "job/transition.h"
+#include "queue/queues.h"
 
 /* Privileges that allow to cancel and to retry: producers have them, and administrators. */
 #define PRIVILEGE_CHANGE (PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN)

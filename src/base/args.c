@@ -128,6 +128,20 @@ idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32
 	return value;
 }
 
+/* Returns a number from min to max; NaN is none. */
+double
+idemq_arg_float(FunctionCallInfo fcinfo, int n, const char *name, double min, double max)
+{
+	double value;
+
+	idemq_arg_required(fcinfo, n, name);
+	value = PG_GETARG_FLOAT8(n);
+	if (!(value >= min && value <= max))
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s is %g", name, value),
+						errhint("Pass %g to %g.", min, max)));
+	return value;
+}
+
 /*
  * Takes an array argument apart.  Raises 22004 for NULL, or for a NULL element
  * unless they are allowed; 22023 for another shape than one dimension from 1,

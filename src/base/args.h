@@ -16,6 +16,8 @@ extern int64 idemq_interval_usecs(const Interval *interval);
 extern int64 idemq_arg_interval(FunctionCallInfo fcinfo, int n, const char *name, int64 least);
 extern bool idemq_arg_bool(FunctionCallInfo fcinfo, int n, const char *name);
 extern int32 idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32 max);
+extern double idemq_arg_float(FunctionCallInfo fcinfo, int n, const char *name, double min,
+							  double max);
 extern void idemq_check_key(const char *name, int bytes);
 
 /* A one-dimensional array argument, taken apart. */

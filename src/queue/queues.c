@@ -1,6 +1,7 @@
 /*
  * queue/queues.c
- *		Queue settings and privileges, cached per backend.
+ *		Queues looked up: their settings (queue/queue_settings.c) and the role's
+ *		privileges, cached per backend.
  *
  * The cache is filled by one query under the latest snapshot, and emptied when
  * idemq.queues or idemq.queue_grants changed (their triggers send a relcache
@@ -23,6 +24,7 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
+#include "queue/queue_settings.h"
 #include "queue/queues.h"
 #include "shared/slots.h"
 #include "shared/worker_board.h"
@@ -45,10 +47,6 @@ typedef struct QueueGrant
 	int privilege;
 } QueueGrant;
 
-static SqlStatement load_queues = {
-	.text = "SELECT queue_id, name, lease, max_attempts, retry_base, retry_factor, retry_max, "
-			"retry_jitter, retention, idempotency_window, paused, coalesce(max_running, 0), "
-			"coalesce(rate_limit, 0), rate_period, coalesce(dead_queue, '') FROM idemq.queues"};
 static SqlStatement load_grants = {
 	.text = "SELECT queue_id, role_name, privilege FROM idemq.queue_grants"};
 
@@ -69,44 +67,19 @@ static uint64 settings_loaded = 0;
 /* idemq.queues, as the callback needs it without a lookup. */
 static Oid queues_relid = InvalidOid;
 
-static int64
-interval_column(uint64 row, int column)
-{
-	bool isnull;
-
-	return idemq_interval_usecs(DatumGetIntervalP(idemq_sql_value(row, column, &isnull)));
-}
-
-/* Reads one row of load_queues into the cache. */
+/* Reads one row of idemq_settings_load into the cache. */
 static void
 cache_queue(uint64 row)
 {
-	bool isnull;
-	int32 id = DatumGetInt32(idemq_sql_value(row, 1, &isnull));
-	CachedQueue *cached = hash_search(cache, &id, HASH_ENTER, NULL);
-	QueueInfo *info = &cached->info;
+	QueueInfo info;
+	CachedQueue *cached;
 
-	memset(info, 0, sizeof(*info));
-	info->id = id;
-	strlcpy(info->name, text_to_cstring(DatumGetTextPP(idemq_sql_value(row, 2, &isnull))),
-			sizeof(info->name));
-	info->lease = interval_column(row, 3);
-	info->max_attempts = DatumGetInt32(idemq_sql_value(row, 4, &isnull));
-	info->retry_base = interval_column(row, 5);
-	info->retry_factor = DatumGetFloat8(idemq_sql_value(row, 6, &isnull));
-	info->retry_max = interval_column(row, 7);
-	info->retry_jitter = DatumGetFloat8(idemq_sql_value(row, 8, &isnull));
-	info->retention = interval_column(row, 9);
-	info->idempotency_window = interval_column(row, 10);
-	info->paused = DatumGetBool(idemq_sql_value(row, 11, &isnull));
-	info->max_running = DatumGetInt32(idemq_sql_value(row, 12, &isnull));
-	info->rate_limit = DatumGetInt32(idemq_sql_value(row, 13, &isnull));
-	info->rate_period = interval_column(row, 14);
-	strlcpy(info->dead_queue, text_to_cstring(DatumGetTextPP(idemq_sql_value(row, 15, &isnull))),
-			sizeof(info->dead_queue));
+	idemq_settings_read(row, &info);
+	cached = hash_search(cache, &info.id, HASH_ENTER, NULL);
+	cached->info = info;
 	cached->role = InvalidOid;
 	cached->grants = NIL;
-	((CachedName *) hash_search(names, info->name, HASH_ENTER, NULL))->id = id;
+	((CachedName *) hash_search(names, info.name, HASH_ENTER, NULL))->id = info.id;
 }
 
 static int
@@ -172,7 +145,7 @@ load_cache(void)
 		reset_cache();
 		queues_relid = idemq_catalog()->queues;
 		idemq_sql_begin(&scope);
-		rows = idemq_sql_query_latest(&load_queues, NULL, NULL);
+		rows = idemq_settings_load();
 		for (uint64 i = 0; i < rows; i++)
 			cache_queue(i);
 		rows = idemq_sql_query_latest(&load_grants, NULL, NULL);

@@ -5,7 +5,7 @@
 #ifndef IDEMQ_WORKER_CHORE_RUNNER_H
 #define IDEMQ_WORKER_CHORE_RUNNER_H
 
-#include "queue/queues.h"
+#include "queue/queue_settings.h"
 
 /* One of the two is set. */
 typedef struct Chore

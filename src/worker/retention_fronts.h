@@ -7,7 +7,7 @@
 
 #include "table/jobs.h"
 #include "table/jobs_finished.h"
-#include "queue/queues.h"
+#include "queue/queue_settings.h"
 
 /* A part of the index of finished jobs: what is behind at, and finished before until. */
 typedef struct Look
