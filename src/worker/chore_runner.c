@@ -125,6 +125,11 @@ run_task(void *arg)
 	const Task *task = arg;
 	QueueInfo queue;
 
+	if (task->chore->run_for_all != NULL)
+	{
+		task->chore->run_for_all();
+		return;
+	}
 	queue_seen = idemq_queue_by_id((int32) task->queue_id, &queue) && queue.slot != NULL;
 	if (!queue_seen)
 		return;
@@ -133,12 +138,9 @@ run_task(void *arg)
 	task->chore->run(&queue);
 }
 
-/*
- * Returns when (mono) a chore of a queue, of none with queue_id 0, may be tried
- * again; 0 for one without trouble.
- */
-int64
-idemq_task_not_before(const Chore *chore, int32 queue_id)
+/* Returns when (mono) a chore of a queue may be tried again; 0 for one without trouble. */
+static int64
+not_before(const Chore *chore, int32 queue_id)
 {
 	Task task = {chore, queue_id};
 	const Trouble *trouble = hash_search(troubles, &task, HASH_FIND, NULL);
@@ -177,8 +179,8 @@ note_result(const Task *task, TaskResult result, uint64 settings)
 }
 
 /*
- * Runs a chore of a queue; returns false, and it is left alone for a while, when it
- * comes to nothing.
+ * Runs a chore of a queue, or, with queue_id 0, of all; returns false, and it is left
+ * alone for a while, when it comes to nothing.
  */
 bool
 idemq_task_run(const Chore *chore, int32 queue_id)
@@ -193,21 +195,31 @@ idemq_task_run(const Chore *chore, int32 queue_id)
 	return done && queue_seen;
 }
 
-static void
-run_for_all(void *arg)
+/*
+ * Runs a chore if its time has come and it has not just failed; view: of its queue,
+ * NULL for all.  Returns when (mono) to come again.
+ */
+int64
+idemq_task_run_if_due(const Chore *chore, const SlotView *view)
 {
-	((const Chore *) arg)->run_for_all();
-}
+	int32 queue_id = view == NULL ? 0 : view->queue_id;
+	int64 when = chore->due_at(view);
+	int64 allowed;
+	bool done;
 
-/* Runs a chore that is for all queues at once; false when it failed, as above. */
-bool
-idemq_task_run_for_all(const Chore *chore)
-{
-	Task task = {chore, 0};
-	bool done = in_transaction(chore->name, run_for_all, (void *) chore);
-
-	note_result(&task, done ? TASK_DONE : TASK_FAILED, 0);
-	return done;
+	if (when == PG_INT64_MAX)
+		return when;
+	allowed = not_before(chore, queue_id);
+	when = Max(when, allowed);
+	if (when > idemq_mono_now())
+		return when;
+	if (chore->begin != NULL)
+		chore->begin(view);
+	done = idemq_task_run(chore, queue_id);
+	if (chore->ended != NULL)
+		chore->ended(view, done);
+	/* A view is of before the run: only a new one says what is left to do. */
+	return view == NULL ? chore->due_at(NULL) : 0;
 }
 
 /* Prepares this process. */

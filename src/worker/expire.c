@@ -89,10 +89,10 @@ find_look(int32 queue_id, bool make)
 
 /* Returns when (mono) a step of a queue is to be done; PG_INT64_MAX for never. */
 int64
-idemq_expire_due_at(QueueSlot *slot, int32 queue_id)
+idemq_expire_due_at(const SlotView *view)
 {
-	const ExpireLook *look = find_look(queue_id, false);
-	uint64 next = pg_atomic_read_u64(&slot->next_expiry);
+	const ExpireLook *look = find_look(view->queue_id, false);
+	uint64 next = pg_atomic_read_u64(&view->slot->next_expiry);
 	int64 due;
 
 	if (look != NULL && look->under_way)
@@ -229,9 +229,9 @@ idemq_expire_some(const QueueInfo *queue)
 
 /* Follows the end of a step's transaction: after a failure the look begins anew. */
 void
-idemq_expire_ended(QueueSlot *slot, int32 queue_id, bool done)
+idemq_expire_ended(const SlotView *view, bool done)
 {
-	ExpireLook *look = find_look(queue_id, false);
+	ExpireLook *look = find_look(view->queue_id, false);
 
 	if (look == NULL || !look->under_way)
 		return;
@@ -239,8 +239,8 @@ idemq_expire_ended(QueueSlot *slot, int32 queue_id, bool done)
 		return;
 	look->under_way = false;
 	if (!done)
-		idemq_wake_to_expire_at(slot, queue_id, 1);
+		idemq_wake_to_expire_at(view->slot, view->queue_id, 1);
 	else if (look->next < DT_NOEND)
-		idemq_wake_to_expire_at(slot, queue_id, look->next);
+		idemq_wake_to_expire_at(view->slot, view->queue_id, look->next);
 	look->not_before = idemq_mono_now() + PAUSES * look->took;
 }
