@@ -48,9 +48,10 @@ idemq_sql_admit(PG_FUNCTION_ARGS)
 	bool nulls[3] = {false, false, false};
 
 	if (cost > limit.max_calls)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("cost is %d, more than max_calls", cost),
-						errhint("Such a call would never be allowed; raise max_calls.")));
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("cost must be at most max_calls (%d), not %d", (int) limit.max_calls, cost),
+				 errhint("Such a call would never be allowed; raise max_calls.")));
 	(void) idemq_bucket_call(name, strlen(name), &limit, cost, &answer);
 	values[0] = BoolGetDatum(answer.allowed);
 	values[1] = Int32GetDatum((int32) answer.remaining);

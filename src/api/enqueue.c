@@ -70,9 +70,10 @@ static int
 check_priority(int priority)
 {
 	if (priority < 0 || priority >= IDEMQ_PRIORITIES)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("priority is %d", priority),
-				 errhint("Pass 0 (first) to %d.", IDEMQ_PRIORITIES - 1)));
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("priority must be between 0 and %d, not %d", IDEMQ_PRIORITIES - 1,
+							   priority),
+						errhint("0 is claimed first, %d last.", IDEMQ_PRIORITIES - 1)));
 	return priority;
 }
 
@@ -90,8 +91,9 @@ duplicate_policy(FunctionCallInfo fcinfo)
 		return DUPLICATE_REPLACE;
 	if (strcmp(value, "error") != 0)
 		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("on_duplicate is \"%s\"", value),
-				 errhint("Pass keep, ignore, replace or error.")));
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("on_duplicate must be keep, ignore, replace or error, not \"%s\"", value),
+				 errhint("Leave it out for keep: the answer is the job that has the key.")));
 	return DUPLICATE_ERROR;
 }
 

@@ -56,9 +56,9 @@ grant_values(FunctionCallInfo fcinfo, Datum *values, NameData *role)
 	privilege = idemq_arg_text(fcinfo, 2, "privilege", NAMEDATALEN);
 	if (strcmp(privilege, "enqueue") != 0 && strcmp(privilege, "claim") != 0 &&
 		strcmp(privilege, "admin") != 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("privilege is \"%s\"", privilege),
-				 errhint("Pass enqueue, claim or admin.")));
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("privilege must be enqueue, claim or admin, not \"%s\"", privilege),
+						errhint("admin includes the other two.")));
 	namestrcpy(role, GetUserNameFromId(PG_GETARG_OID(1), false));
 	values[0] = Int32GetDatum(queue.id);
 	values[1] = NameGetDatum(role);

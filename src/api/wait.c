@@ -345,8 +345,9 @@ idemq_sql_wait_any(PG_FUNCTION_ARGS)
 	check_top_level(fcinfo, "wait_any");
 	idemq_arg_array(fcinfo, 0, "queues", TEXTOID, false, &queues);
 	if (queues.count == 0)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("queues is empty"),
-						errhint("Pass at least one queue's name.")));
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("queues must not be empty"),
+				 errhint("Pass at least one queue's name.")));
 	wait.count = queues.count;
 	wait.targets = palloc0(queues.count * sizeof(Target));
 	for (int i = 0; i < queues.count; i++)
