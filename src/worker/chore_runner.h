@@ -24,8 +24,8 @@ typedef struct Chore
 	void (*ended)(const SlotView *view, bool done);
 } Chore;
 
-extern void idemq_tasks_begin(void);
-extern int64 idemq_task_run_if_due(const Chore *chore, const SlotView *view);
-extern bool idemq_task_run(const Chore *chore, int32 queue_id);
+extern void idemq_chores_prepare(void);
+extern int64 idemq_chore_run_if_due(const Chore *chore, const SlotView *view);
+extern bool idemq_chore_run(const Chore *chore, int32 queue_id);
 
 #endif

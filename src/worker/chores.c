@@ -6,9 +6,9 @@
  *		reap		takes back expired leases and those of sessions that ended
  *		recover		gives jobs in flight their entries back, after a start
  *		due			wakes the sleepers of what came due by time alone
- *		remind		signals again where nobody claimed after a signal
- *		expire		cancels jobs that nobody claimed in time (worker/expire.c), in steps
- *		tell		NOTIFY (worker/notify.c): what became ready, and events of single jobs
+ *		remind		signals again where no claim followed a signal
+ *		expire		cancels jobs that were not claimed in time (worker/expire.c), in steps
+ *		notify		NOTIFY (worker/notify.c): what became ready, and events of single jobs
  *		count		counts the jobs of each queue, when that is not known (queue/queue_counts.c)
  *		purge		deletes what is past its retention (worker/retention.c), in batches
  *
@@ -38,22 +38,22 @@
 #include "base/compat.h"
 #include "base/settings.h"
 
-/* Index entries that one step of recovery looks through. */
+/* Index entries that one step of recovery scans. */
 #define RECOVER_STEP 20000
 /* Groups that one step of promotion gives a head. */
 #define PROMOTE_STEP 256
 /* Two wake-ups by time alone of one queue are that far apart. */
 #define DUE_INTERVAL INT64CONST(1000)
-/* A queue is signalled again when nobody claimed for that long. */
+/* Sleepers are signalled again when there was no claim for that long. */
 #define REMIND_AFTER INT64CONST(100000)
-/* A count that did not come to its end is tried again after that. */
+/* A count that was not completed is tried again after that. */
 #define COUNT_PAUSE (10 * USECS_PER_SEC)
-/* Events of a queue that is being created are tried again after that, with those of all others. */
-#define UNTOLD_PAUSE (USECS_PER_SEC / 10)
+/* News of a queue that is being created are tried again after that, with those of all others. */
+#define UNSENT_PAUSE (USECS_PER_SEC / 10)
 
 /* When the last NOTIFY was sent, and when the next one and a count may be tried (mono). */
-static int64 told_at = 0;
-static int64 next_tell = 0;
+static int64 notified_at = 0;
+static int64 next_notify = 0;
 static int64 next_count = 0;
 
 static void
@@ -68,18 +68,18 @@ promote(const QueueInfo *queue)
 	(void) idemq_promote_some(queue, PROMOTE_STEP);
 }
 
-/* Wakes those who wait for what has come due, and notes when the next does. */
+/* Wakes a sleeper if something has come due, and notes when the next does. */
 static void
 due(const QueueInfo *queue)
 {
 	TimestampTz next;
-	bool held; /* sleepers look for themselves */
+	bool held; /* not used: sleepers check for themselves */
 
-	/* First: what is enqueued from here on notes itself. */
+	/* Before the scan: what is enqueued from here on notes itself. */
 	pg_atomic_write_u64(&queue->slot->next_due, PG_UINT64_MAX);
 	if (idemq_ready_look(queue, &next, &held) && !queue->paused)
 		idemq_wake_ready(queue->slot, queue->id, 1, DT_NOEND);
-	/* A look that found something did not go on to what is not due yet. */
+	/* A scan that found something did not go on to what is not due yet. */
 	if (next == DT_NOEND)
 		next = idemq_ready_next_due(queue);
 	if (next < DT_NOEND)
@@ -170,26 +170,26 @@ remind_due_at(const SlotView *view)
  * wake it each time.
  */
 static int64
-tell_due_at(const SlotView *view)
+notify_due_at(const SlotView *view)
 {
-	int64 next = told_at + idemq_notify_delay * INT64CONST(1000);
+	int64 next = notified_at + idemq_notify_delay * INT64CONST(1000);
 
-	if (!idemq_tell_waiting())
+	if (!idemq_notify_waiting())
 		return idemq_mono_now() < next ? next : PG_INT64_MAX;
-	return Max(next, next_tell);
+	return Max(next, next_notify);
 }
 
 static void
-tell_begins(const SlotView *view)
+notify_begins(const SlotView *view)
 {
-	told_at = idemq_mono_now();
+	notified_at = idemq_mono_now();
 }
 
 static void
-tell_ended(const SlotView *view, bool done)
+notify_ended(const SlotView *view, bool done)
 {
-	if (done && !idemq_told())
-		next_tell = told_at + UNTOLD_PAUSE;
+	if (done && !idemq_notify_sent())
+		next_notify = notified_at + UNSENT_PAUSE;
 }
 
 static int64
@@ -210,13 +210,13 @@ count_ended(const SlotView *view, bool done)
 static int64
 purge_due_at(const SlotView *view)
 {
-	return idemq_purge_due_at();
+	return idemq_retention_due_at();
 }
 
 static void
 purge_ended(const SlotView *view, bool done)
 {
-	idemq_purge_ended(done);
+	idemq_retention_ended(done);
 }
 
 /* In the order of a round: those of each queue first, then those for all queues at once. */
@@ -227,9 +227,10 @@ static const Chore chores[] = {
 	{"due", due_due_at, .run = due},
 	{"remind", remind_due_at, .run = remind},
 	{"expire", idemq_expire_due_at, .run = idemq_expire_some, .ended = idemq_expire_ended},
-	{"tell", tell_due_at, .run_for_all = idemq_tell, .begin = tell_begins, .ended = tell_ended},
+	{"notify", notify_due_at, .run_for_all = idemq_notify_send, .begin = notify_begins,
+	 .ended = notify_ended},
 	{"count", count_due_at, .run_for_all = idemq_gauges_count, .ended = count_ended},
-	{"purge", purge_due_at, .run_for_all = idemq_purge_some, .ended = purge_ended},
+	{"purge", purge_due_at, .run_for_all = idemq_retention_run, .ended = purge_ended},
 };
 
 /* Runs once, when the worker starts. */
@@ -248,7 +249,7 @@ do_chores(const SlotView *view, int64 *next)
 
 		if ((chores[i].run_for_all != NULL) != (view == NULL))
 			continue;
-		when = idemq_task_run_if_due(&chores[i], view);
+		when = idemq_chore_run_if_due(&chores[i], view);
 		*next = Min(*next, when);
 	}
 }
@@ -259,9 +260,9 @@ visit_queue(const SlotView *view, void *next)
 	do_chores(view, next);
 }
 
-/* Has a queue looked at, whatever a worker before us knew of it. */
+/* Makes all chores of a queue due, whatever a former worker knew of it. */
 static void
-look_anew(const SlotView *view, void *arg)
+make_due(const SlotView *view, void *arg)
 {
 	pg_atomic_write_u64(&view->slot->next_due, 0);
 	pg_atomic_write_u64(&view->slot->next_deadline, 0);
@@ -270,16 +271,16 @@ look_anew(const SlotView *view, void *arg)
 }
 
 /*
- * Prepares this process, and has every queue looked at: each without a slot gets
+ * Prepares this process, and makes every queue due: each without a slot gets
  * one, which asks for recovery.  Returns false when that failed.
  */
 bool
 idemq_chores_begin(void)
 {
-	idemq_tasks_begin();
-	if (!idemq_task_run(&discover_chore, 0))
+	idemq_chores_prepare();
+	if (!idemq_chore_run(&discover_chore, 0))
 		return false;
-	idemq_for_each_slot(MyDatabaseId, look_anew, NULL);
+	idemq_for_each_slot(MyDatabaseId, make_due, NULL);
 	return true;
 }
 

@@ -1,6 +1,6 @@
 /*
  * worker/expire.h
- *		Cancelling jobs that nobody claimed in time.
+ *		Cancelling jobs that were not claimed in time.
  */
 #ifndef IDEMQ_WORKER_EXPIRE_H
 #define IDEMQ_WORKER_EXPIRE_H
