@@ -3,7 +3,7 @@
  *		SQL functions that add jobs: enqueue, enqueue_many.
  *
  * A job without a key is written by direct access.  A job with one goes through
- * job/new_job_keyed.c: the unique index decides who is first.
+ * job/new_job_keyed.c: the unique index decides which of two is first.
  */
 #include "postgres.h"
 
@@ -56,7 +56,7 @@ enum
 /* id, outcome, status, result */
 #define ANSWER_COLUMNS 4
 
-/* Raises 22023 for a time at which nothing is ever due, or always was. */
+/* Raises 22023 for infinity: such a job would never be due, or always have been. */
 static TimestampTz
 check_run_at(TimestampTz run_at)
 {

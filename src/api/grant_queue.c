@@ -1,6 +1,6 @@
 /*
  * api/grant_queue.c
- *		SQL functions about who may use a queue: grant_queue, revoke_queue.
+ *		SQL functions that let roles use a queue: grant_queue, revoke_queue.
  *
  * They write idemq.queue_grants through SQL; its trigger has every backend read the
  * grants anew.

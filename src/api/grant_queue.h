@@ -1,6 +1,6 @@
 /*
  * api/grant_queue.h
- *		Who may use a queue.
+ *		Letting roles use a queue.
  */
 #ifndef IDEMQ_API_GRANT_QUEUE_H
 #define IDEMQ_API_GRANT_QUEUE_H

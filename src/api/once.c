@@ -2,8 +2,8 @@
  * api/once.c
  *		SQL function once: dedupe for an effect that has no job.
  *
- * One row of idemq.seen for each (scope, key): its unique index decides who is
- * first, and waits for a twin whose transaction is open.  A row whose time is over
+ * One row of idemq.seen for each (scope, key): its unique index decides which
+ * call is first, and waits for a twin whose transaction is open.  A row whose time is over
  * counts as none.
  *
  * A query comes first, and again after a wait: an upsert would lock the row that it

@@ -5,7 +5,7 @@
  *
  * The cache is filled by one query under the latest snapshot, and emptied when
  * idemq.queues or idemq.queue_grants changed (their triggers send a relcache
- * invalidation, which other backends read before they next look a queue up) or
+ * invalidation, which other backends read at their next lookup) or
  * when roles did.  Callers get copies: a QueueInfo stays what it was.
  *
  * Privileges: admin includes the others; superusers and the owner of idemq's
@@ -62,7 +62,7 @@ static HTAB *names = NULL; /* of CachedName */
 /* The cache holds while these are equal. */
 static uint64 invalidations = 1;
 static uint64 loaded_at = 0;
-/* Likewise, for changes whose invalidations are still to come. */
+/* The same for changes whose invalidations are still to come. */
 static uint64 settings_loaded = 0;
 /* idemq.queues, as the callback needs it without a lookup. */
 static Oid queues_relid = InvalidOid;
@@ -195,7 +195,7 @@ with_slot(CachedQueue *cached)
 	if (idemq_slot_is_of(cached->info.slot, id))
 		return cached;
 	cached->info.slot = idemq_slot_for_queue(id);
-	/* Who drops a queue says so first, and then frees its slot: perhaps before we gave it one. */
+	/* DROP counts up the settings, then frees the slot: perhaps before we assigned one. */
 	if (settings_loaded == idemq_slots_settings())
 		return cached;
 	load_cache();
@@ -255,7 +255,7 @@ idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue)
 	if (!idemq_queue_find(name, queue))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEMQ_NO_SUCH_QUEUE), errmsg("queue \"%s\" does not exist", name),
-				 errhint("Create it with SELECT idemq.create_queue('...'), or mend the name.")));
+				 errhint("Create it with SELECT idemq.create_queue('...'), or correct the name.")));
 	if ((queue->privileges & wanted) == 0)
 		idemq_queue_denied(name, wanted);
 }
@@ -286,8 +286,8 @@ idemq_queue_allows(int32 id, int wanted, QueueInfo *queue)
 }
 
 /*
- * Locks a queue to the end of the transaction: AccessShareLock keeps it from
- * being dropped, AccessExclusiveLock drops it.
+ * Locks a queue to the end of the transaction: AccessShareLock keeps it from being
+ * dropped, AccessExclusiveLock is for dropping it.
  */
 void
 idemq_queue_lock(int32 id, LOCKMODE mode)
@@ -315,7 +315,7 @@ idemq_queue_open(FunctionCallInfo fcinfo, int n, const char *name, int wanted, L
 	idemq_queue_hold(queue, wanted, mode);
 }
 
-/* As idemq_queue_lock, but does not wait: false when somebody is in the way. */
+/* As idemq_queue_lock, but does not wait: false when another transaction is in the way. */
 bool
 idemq_queue_try_lock(int32 id, LOCKMODE mode)
 {
@@ -351,7 +351,7 @@ idemq_queue_ids(int wanted, int *count)
 	return ids;
 }
 
-/* Tells every backend, at commit, to read settings and grants anew; this one, at once. */
+/* Has every backend read settings and grants anew: others after our commit, this one at once. */
 void
 idemq_queues_changed(void)
 {
