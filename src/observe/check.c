@@ -232,11 +232,20 @@ read_queues(CheckCall *call)
 	idemq_sql_end(&scope);
 }
 
+static int
+compare_queue_ids(const void *a, const void *b)
+{
+	int32 x = *(const int32 *) a;
+	int32 y = *(const int32 *) b;
+
+	return (x > y) - (x < y);
+}
+
 /* Returns whether a queue was there when the queues were read. */
 bool
 idemq_check_has_queue(const CheckCall *call, int32 queue_id)
 {
-	return bsearch(&queue_id, call->queue_ids, call->nqueues, sizeof(int32), idemq_compare_int32) !=
+	return bsearch(&queue_id, call->queue_ids, call->nqueues, sizeof(int32), compare_queue_ids) !=
 		   NULL;
 }
 
@@ -295,10 +304,10 @@ check_slots(CheckCall *call)
 						   "says: restart the server",
 						   audit.taken, audit.used, audit.hashed, audit.misplaced);
 	check_lost_slots(call, slots, nslots);
-	qsort(slots, nslots, sizeof(int32), idemq_compare_int32);
+	qsort(slots, nslots, sizeof(int32), compare_queue_ids);
 	for (int i = 0; i < call->nqueues; i++)
-		without +=
-			bsearch(&call->queue_ids[i], slots, nslots, sizeof(int32), idemq_compare_int32) == NULL;
+		without += bsearch(&call->queue_ids[i], slots, nslots, sizeof(int32), compare_queue_ids) ==
+				   NULL;
 	if (audit.taken >= idemq_max_queues && without > 0)
 		idemq_check_report(
 			call, CHECK_WARNING, "slots.full",
