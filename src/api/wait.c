@@ -83,7 +83,7 @@ typedef struct Wait
 /* What this session waits for, so that its end finds it too; NULL: nothing. */
 static Wait *current_wait = NULL;
 
-/* Raises 2D000 where a procedure cannot end its transaction: in a block, a function, an EXCEPTION. */
+/* Raises 2D000 in a block, a function or an EXCEPTION: no procedure may end a transaction there. */
 static void
 check_top_level(FunctionCallInfo fcinfo, const char *name)
 {

@@ -130,7 +130,7 @@ purge_seen(TimestampTz *from, TimestampTz now, int64 limit)
 	return more;
 }
 
-/* Has a user's deferred constraints checked row by row, so that a refusal concerns one row alone. */
+/* Has deferred constraints checked row by row, so that a refusal concerns one row alone. */
 static void
 check_constraints_at_once(void)
 {
