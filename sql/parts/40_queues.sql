@@ -1,23 +1,38 @@
+-- Both take the settings in the order of src/queue/queue_settings.c.
 CREATE FUNCTION idemq.create_queue(
-	name text, lease interval DEFAULT '30 s', max_attempts int DEFAULT 20,
-	retry_base interval DEFAULT '1 s', retry_factor float8 DEFAULT 2,
-	retry_max interval DEFAULT '1 h', retry_jitter float8 DEFAULT 0.2,
-	retention interval DEFAULT '1 day', idempotency_window interval DEFAULT '1 day',
-	max_running int DEFAULT NULL, rate_limit int DEFAULT NULL,
-	rate_period interval DEFAULT '1 s', dead_queue text DEFAULT NULL)
+	name text,
+	lease interval DEFAULT '30 s',
+	max_attempts int DEFAULT 20,
+	retry_base interval DEFAULT '1 s',
+	retry_factor float8 DEFAULT 2,
+	retry_max interval DEFAULT '1 h',
+	retry_jitter float8 DEFAULT 0.2,
+	retention interval DEFAULT '1 day',
+	idempotency_window interval DEFAULT '1 day',
+	max_running int DEFAULT NULL,
+	rate_limit int DEFAULT NULL,
+	rate_period interval DEFAULT '1 s',
+	dead_queue text DEFAULT NULL)
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
-COMMENT ON FUNCTION idemq.create_queue(text, interval, int, interval, float8, interval, float8, interval, interval, int, int, interval, text)
+COMMENT ON FUNCTION idemq.create_queue
 	IS 'create a queue; returns its queue_id; the caller may enqueue, claim and administer it; max_running: so many jobs in processing at once; rate_limit: so many claims in rate_period; NULL: no limit';
 
 CREATE FUNCTION idemq.alter_queue(
-	name text, lease interval DEFAULT NULL, max_attempts int DEFAULT NULL,
-	retry_base interval DEFAULT NULL, retry_factor float8 DEFAULT NULL,
-	retry_max interval DEFAULT NULL, retry_jitter float8 DEFAULT NULL,
-	retention interval DEFAULT NULL, idempotency_window interval DEFAULT NULL,
-	max_running int DEFAULT NULL, rate_limit int DEFAULT NULL,
-	rate_period interval DEFAULT NULL, dead_queue text DEFAULT NULL)
+	name text,
+	lease interval DEFAULT NULL,
+	max_attempts int DEFAULT NULL,
+	retry_base interval DEFAULT NULL,
+	retry_factor float8 DEFAULT NULL,
+	retry_max interval DEFAULT NULL,
+	retry_jitter float8 DEFAULT NULL,
+	retention interval DEFAULT NULL,
+	idempotency_window interval DEFAULT NULL,
+	max_running int DEFAULT NULL,
+	rate_limit int DEFAULT NULL,
+	rate_period interval DEFAULT NULL,
+	dead_queue text DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
-COMMENT ON FUNCTION idemq.alter_queue(text, interval, int, interval, float8, interval, float8, interval, interval, int, int, interval, text)
+COMMENT ON FUNCTION idemq.alter_queue
 	IS 'change a queue''s settings; NULL leaves one as it is, and 0 takes max_running or rate_limit away; jobs already enqueued keep their max_attempts';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)

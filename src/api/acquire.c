@@ -3,18 +3,18 @@
  *		SQL function acquire: a message that came from elsewhere (SQS, Kafka, a
  *		webhook) becomes a job, or finds its job, and is claimed, in one call.
  *
- * A finished job, or one with a lease, is answered by a look.  For the others, in
- * front stands an advisory lock on the key, in a class of idemq's own, taken
- * without waiting.  While somebody is in the middle of a transaction that claims
- * the same key, the answer is "locked", unless the job is finished: nothing is
- * written.  Who claimed nothing gives the lock back at once.  The lock is a short
- * cut, not the guard: the unique index and the lease decide, so that a full lock
- * table or two keys with one hash cost time and nothing else.  (PostgreSQL itself
- * needs a lock of its own for a transaction that writes, and one for an INSERT
- * that gives way: with not even that free, what is new is 53200, as any INSERT is.)
+ * For a finished job, or one with a lease, reading is enough.  Before all others an
+ * advisory lock on the key is taken, in a class of idemq's own and without waiting.
+ * While another transaction that claims the same key is open, the answer is "locked",
+ * with nothing written, unless the job is finished.  A call that claimed nothing releases
+ * the lock at once.  The lock is a short cut, not the guard: the unique index and the
+ * lease decide, so that a full lock table, or two keys with one hash, cost time and
+ * nothing else.  (PostgreSQL itself needs a lock for a transaction that writes, and one
+ * for an INSERT that gives way: when not even these are free, a new key is 53200, as any
+ * INSERT is.)
  *
- * An enqueue takes no such lock.  One that is not committed is seen in the index
- * by a look at what is in doubt, and answered "locked" too: nothing waits here.
+ * An enqueue takes no such lock.  One that is not committed is found in the index by a
+ * dirty snapshot, and answered "locked" too: nothing waits here.
  */
 #include "postgres.h"
 
@@ -58,11 +58,11 @@ set_tag(LOCKTAG *tag, int32 queue_id, const text *key)
 typedef enum KeyLock
 {
 	LOCK_MINE,	/* to the end of this transaction */
-	LOCK_TAKEN, /* somebody else has it */
+	LOCK_TAKEN, /* another session has it */
 	LOCK_FULL	/* there is no room for it */
 } KeyLock;
 
-/* Returns whether somebody else has the lock of a key at this instant. */
+/* Returns whether another session has the lock of a key at this instant. */
 static bool
 has_holder(const LOCKTAG *tag)
 {
@@ -76,7 +76,7 @@ has_holder(const LOCKTAG *tag)
 static KeyLock
 lock_key(const LOCKTAG *tag)
 {
-	/* A look is shared: in a crowd around one key nobody waits for the lock table. */
+	/* Reading takes the lock table's lock shared: sessions that want one key do not queue up. */
 	if (has_holder(tag))
 		return LOCK_TAKEN;
 	if (compat_lock_if_free(tag, ExclusiveLock))
@@ -96,8 +96,7 @@ add_job(JobsTable *table, QueueInfo *queue, text *key, const Datum *payload, int
 
 	if ((queue->privileges & PRIVILEGE_ENQUEUE) == 0)
 		idemq_queue_denied(queue->name, PRIVILEGE_ENQUEUE);
-	idemq_queue_lock(queue->id, AccessShareLock);
-	idemq_queue_by_name(queue->name, PRIVILEGE_CLAIM, queue);
+	idemq_queue_hold(queue, PRIVILEGE_CLAIM, AccessShareLock);
 	idemq_new_job(&columns, queue, idemq_now(),
 				  payload != NULL ? *payload
 								  : DirectFunctionCall1(jsonb_in, CStringGetDatum("null")));
@@ -129,10 +128,10 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 	LOCKTAG tag;
 	bool made = false;
 
-	/* No lease is known yet: in how long the one that begins now will have ended. */
+	/* No lease is known yet: one that begins now will have ended by then. */
 	call->retry_after = idemq_now() + (call->lease > 0 ? call->lease : queue->lease);
 	idemq_jobs_open(table);
-	/* What nobody can take needs no lock: the many duplicates of few messages. */
+	/* A job that cannot be taken needs no lock: the many duplicates of few messages. */
 	if (find_job(call, table, queue, key, payload) && idemq_job_is_settled(call))
 		return idemq_job_look(call, table);
 	set_tag(&tag, queue->id, key);

@@ -9,7 +9,6 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "utils/builtins.h"
 
 #include "shared/buckets.h"
@@ -21,16 +20,6 @@ PG_FUNCTION_INFO_V1(idemq_sql_admission_counts);
 #define MAX_BUCKET_NAME 1024 /* bytes */
 #define NSECS_PER_USEC INT64CONST(1000)
 
-/* Returns a length of time as an interval, rounded up to microseconds. */
-static Datum
-interval_of(int64 ns)
-{
-	Interval *interval = palloc0(sizeof(Interval));
-
-	interval->time = (ns + NSECS_PER_USEC - 1) / NSECS_PER_USEC;
-	return IntervalPGetDatum(interval);
-}
-
 static int64
 period_argument(FunctionCallInfo fcinfo, int n)
 {
@@ -41,18 +30,6 @@ period_argument(FunctionCallInfo fcinfo, int n)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("per is longer than 100 years"),
 				 errhint("Pass an interval such as '1 s'.")));
 	return period * NSECS_PER_USEC;
-}
-
-/* Returns a row of three columns, as the function's result type says. */
-static Datum
-row_datum(FunctionCallInfo fcinfo, Datum *values)
-{
-	bool nulls[3] = {false, false, false};
-	TupleDesc desc;
-
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
 }
 
 /*
@@ -68,16 +45,19 @@ idemq_sql_admit(PG_FUNCTION_ARGS)
 	int32 cost = idemq_arg_int(fcinfo, 3, "cost", 0, PG_INT32_MAX);
 	GcraAnswer answer;
 	Datum values[3];
+	bool nulls[3] = {false, false, false};
 
 	if (cost > limit.max_calls)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("cost is %d, more than max_calls", cost),
-						errhint("Such a call would never be allowed; raise max_calls.")));
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("cost must be at most max_calls (%d), not %d", (int) limit.max_calls, cost),
+				 errhint("Such a call would never be allowed; raise max_calls.")));
 	(void) idemq_bucket_call(name, strlen(name), &limit, cost, &answer);
 	values[0] = BoolGetDatum(answer.allowed);
 	values[1] = Int32GetDatum((int32) answer.remaining);
-	values[2] = interval_of(answer.retry_after);
-	return row_datum(fcinfo, values);
+	/* Rounded up: a caller that waits that long is not refused again. */
+	values[2] = idemq_interval_datum((answer.retry_after + NSECS_PER_USEC - 1) / NSECS_PER_USEC);
+	return idemq_row_datum(fcinfo, values, nulls);
 }
 
 /* admission_counts() -> (allowed, refused, unlimited). */
@@ -88,6 +68,7 @@ idemq_sql_admission_counts(PG_FUNCTION_ARGS)
 	int64 refused;
 	int64 no_room;
 	Datum values[3];
+	bool nulls[3] = {false, false, false};
 	int used;
 
 	idemq_buckets_calls(&allowed, &refused);
@@ -95,5 +76,5 @@ idemq_sql_admission_counts(PG_FUNCTION_ARGS)
 	values[0] = Int64GetDatum(allowed);
 	values[1] = Int64GetDatum(refused);
 	values[2] = Int64GetDatum(no_room);
-	return row_datum(fcinfo, values);
+	return idemq_row_datum(fcinfo, values, nulls);
 }

@@ -1,11 +1,11 @@
 /*
  * api/claim.c
- *		SQL functions that begin an attempt: claim, claim_any, claim_job.
+ *		SQL functions that begin attempts: claim, claim_any.  (claim_job: api/claim_job.c)
  *
  * A claim starts at the ready cursor of each priority, skips what the lease
  * table says is busy, takes what is ready, and moves the cursor up past what it
- * proved unclaimable.  Where it meets a row that somebody holds without an
- * entry, it skips it, and the cursor stays before it.
+ * proved unclaimable.  A row that is held without an entry is skipped, and the cursor
+ * stays before it.
  */
 #include "postgres.h"
 
@@ -89,7 +89,7 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 	return call->claimed < call->wanted ? STEP_PASS : STEP_STOP;
 }
 
-/* Looks at one entry of the ready index that is due. */
+/* Decides about one entry of the ready index that is due. */
 static Step
 consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 {
@@ -135,9 +135,9 @@ may_promote(const QueueInfo *queue)
 
 /*
  * Claims from the queue at hand what is ready; and, if that is not enough, heads of
- * FIFO groups that nobody has promoted yet.  Without a worker heads come first, or
- * jobs of no group could keep them waiting for ever.  Looks again after a round of
- * promotion that was under way.
+ * FIFO groups that are not promoted yet.  Without a worker heads come first, or jobs of
+ * no group could keep them waiting for ever.  Scans again after a round of promotion that
+ * was under way.
  */
 static void
 scan_and_promote(ClaimCall *call)
@@ -164,8 +164,8 @@ scan_and_promote(ClaimCall *call)
 
 /*
  * Claims up to what is still wanted from a queue: first what has expired goes
- * back, then the scan from the cursors; a queue that looks empty is looked
- * through from the start, at most once a second.
+ * back, then the scan from the cursors; a queue that seems empty is scanned from the
+ * start, at most once a second.
  */
 static void
 claim_from_queue(ClaimCall *call, const char *name)

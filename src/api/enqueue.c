@@ -3,13 +3,11 @@
  *		SQL functions that add jobs: enqueue, enqueue_many.
  *
  * A job without a key is written by direct access.  A job with one goes through
- * job/new_job_keyed.c: the unique index decides who is first.
+ * job/new_job_keyed.c: the unique index decides which of two is first.
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "catalog/pg_type.h"
-#include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -29,22 +27,37 @@
 PG_FUNCTION_INFO_V1(idemq_sql_enqueue);
 PG_FUNCTION_INFO_V1(idemq_sql_enqueue_many);
 
+/* Arguments of enqueue. */
+enum
+{
+	ARG_QUEUE,
+	ARG_PAYLOAD,
+	ARG_KEY,
+	ARG_DELAY,
+	ARG_RUN_AT,
+	ARG_PRIORITY,
+	ARG_GROUP_KEY,
+	ARG_MAX_ATTEMPTS,
+	ARG_HEADERS,
+	ARG_EXPIRES_IN,
+	ARG_ON_DUPLICATE
+};
+
+/* Arguments of enqueue_many. */
+enum
+{
+	MANY_QUEUE,
+	MANY_PAYLOADS,
+	MANY_KEYS,
+	MANY_RUN_ATS,
+	MANY_PRIORITIES,
+	MANY_GROUP_KEYS
+};
+
 /* id, outcome, status, result */
 #define ANSWER_COLUMNS 4
 
-/* Looks a queue up to enqueue to it, and keeps it from being dropped until commit. */
-static void
-open_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
-{
-	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
-
-	idemq_jobs_check_writable();
-	idemq_queue_by_name(name, PRIVILEGE_ENQUEUE, queue);
-	idemq_queue_lock(queue->id, AccessShareLock);
-	idemq_queue_by_name(name, PRIVILEGE_ENQUEUE, queue);
-}
-
-/* Raises 22023 for a time at which nothing is ever due, or always was. */
+/* Raises 22023 for infinity: such a job would never be due, or always have been. */
 static TimestampTz
 check_run_at(TimestampTz run_at)
 {
@@ -58,17 +71,18 @@ static int
 check_priority(int priority)
 {
 	if (priority < 0 || priority >= IDEMQ_PRIORITIES)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("priority is %d", priority),
-				 errhint("Pass 0 (first) to %d.", IDEMQ_PRIORITIES - 1)));
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("priority must be between 0 and %d, not %d", IDEMQ_PRIORITIES - 1,
+							   priority),
+						errhint("0 is claimed first, %d last.", IDEMQ_PRIORITIES - 1)));
 	return priority;
 }
 
 /* Reads on_duplicate. */
 static OnDuplicate
-duplicate_policy(FunctionCallInfo fcinfo, int n)
+duplicate_policy(FunctionCallInfo fcinfo)
 {
-	char *value = idemq_arg_text(fcinfo, n, "on_duplicate", 16);
+	char *value = idemq_arg_text(fcinfo, ARG_ON_DUPLICATE, "on_duplicate", 16);
 
 	if (strcmp(value, "keep") == 0)
 		return DUPLICATE_KEEP;
@@ -78,8 +92,9 @@ duplicate_policy(FunctionCallInfo fcinfo, int n)
 		return DUPLICATE_REPLACE;
 	if (strcmp(value, "error") != 0)
 		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("on_duplicate is \"%s\"", value),
-				 errhint("Pass keep, ignore, replace or error.")));
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("on_duplicate must be keep, ignore, replace or error, not \"%s\"", value),
+				 errhint("Leave it out for keep: the answer is the job that has the key.")));
 	return DUPLICATE_ERROR;
 }
 
@@ -135,32 +150,34 @@ later(FunctionCallInfo fcinfo, int n, const char *name, int64 least, TimestampTz
 static void
 read_options(FunctionCallInfo fcinfo, JobChange *columns, TimestampTz now)
 {
-	if (!PG_ARGISNULL(2))
+	if (!PG_ARGISNULL(ARG_KEY))
 	{
-		text *key = PG_GETARG_TEXT_PP(2);
+		text *key = PG_GETARG_TEXT_PP(ARG_KEY);
 
 		idemq_check_key("key", VARSIZE_ANY_EXHDR(key));
 		job_set(columns, COL_KEY, PointerGetDatum(key));
 	}
-	if (!PG_ARGISNULL(3) && !PG_ARGISNULL(4))
+	if (!PG_ARGISNULL(ARG_DELAY) && !PG_ARGISNULL(ARG_RUN_AT))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("delay and run_at cannot be used together"), errhint("Pass one of them.")));
-	if (!PG_ARGISNULL(3))
-		job_set(columns, COL_READY_AT, later(fcinfo, 3, "delay", 0, now));
-	if (!PG_ARGISNULL(4))
-		job_set(columns, COL_READY_AT, TimestampTzGetDatum(check_run_at(PG_GETARG_TIMESTAMPTZ(4))));
-	idemq_arg_required(fcinfo, 5, "priority");
-	job_set(columns, COL_PRIORITY, Int16GetDatum(check_priority(PG_GETARG_INT32(5))));
-	if (!PG_ARGISNULL(6))
-		set_group(columns, PG_GETARG_DATUM(6));
-	if (!PG_ARGISNULL(7))
+	if (!PG_ARGISNULL(ARG_DELAY))
+		job_set(columns, COL_READY_AT, later(fcinfo, ARG_DELAY, "delay", 0, now));
+	if (!PG_ARGISNULL(ARG_RUN_AT))
+		job_set(columns, COL_READY_AT,
+				TimestampTzGetDatum(check_run_at(PG_GETARG_TIMESTAMPTZ(ARG_RUN_AT))));
+	idemq_arg_required(fcinfo, ARG_PRIORITY, "priority");
+	job_set(columns, COL_PRIORITY, Int16GetDatum(check_priority(PG_GETARG_INT32(ARG_PRIORITY))));
+	if (!PG_ARGISNULL(ARG_GROUP_KEY))
+		set_group(columns, PG_GETARG_DATUM(ARG_GROUP_KEY));
+	if (!PG_ARGISNULL(ARG_MAX_ATTEMPTS))
 		job_set(columns, COL_MAX_ATTEMPTS,
-				Int32GetDatum(idemq_arg_int(fcinfo, 7, "max_attempts", 1, PG_INT32_MAX)));
-	if (!PG_ARGISNULL(8))
-		job_set(columns, COL_HEADERS, PG_GETARG_DATUM(8));
-	if (!PG_ARGISNULL(9))
-		job_set(columns, COL_EXPIRES_AT, later(fcinfo, 9, "expires_in", 1, now));
+				Int32GetDatum(
+					idemq_arg_int(fcinfo, ARG_MAX_ATTEMPTS, "max_attempts", 1, PG_INT32_MAX)));
+	if (!PG_ARGISNULL(ARG_HEADERS))
+		job_set(columns, COL_HEADERS, PG_GETARG_DATUM(ARG_HEADERS));
+	if (!PG_ARGISNULL(ARG_EXPIRES_IN))
+		job_set(columns, COL_EXPIRES_AT, later(fcinfo, ARG_EXPIRES_IN, "expires_in", 1, now));
 }
 
 /* Shapes an answer: ANSWER_COLUMNS values. */
@@ -187,24 +204,22 @@ idemq_sql_enqueue(PG_FUNCTION_ARGS)
 	JobsTable table;
 	JobChange columns;
 	EnqueueAnswer answer;
-	OnDuplicate policy = duplicate_policy(fcinfo, 10);
+	OnDuplicate policy = duplicate_policy(fcinfo);
 	Datum values[ANSWER_COLUMNS];
 	bool nulls[ANSWER_COLUMNS];
-	TupleDesc desc;
 	TimestampTz now;
 
-	idemq_arg_required(fcinfo, 1, "payload");
-	open_queue(fcinfo, &queue);
+	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
+	idemq_jobs_check_writable();
+	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	idemq_jobs_open(&table);
 	now = idemq_now();
-	idemq_new_job(&columns, &queue, now, PG_GETARG_DATUM(1));
+	idemq_new_job(&columns, &queue, now, PG_GETARG_DATUM(ARG_PAYLOAD));
 	read_options(fcinfo, &columns, now);
 	add_job(&table, &queue, &columns, policy, &answer);
 	idemq_jobs_close(&table);
 	fill_answer(&answer, values, nulls);
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-	return HeapTupleGetDatum(heap_form_tuple(desc, values, nulls));
+	return idemq_row_datum(fcinfo, values, nulls);
 }
 
 /* The arrays of enqueue_many; values of an absent one is NULL. */
@@ -249,14 +264,14 @@ read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
 {
 	int n;
 
-	idemq_arg_array(fcinfo, 1, "payloads", JSONBOID, false, &arrays->payloads);
+	idemq_arg_array(fcinfo, MANY_PAYLOADS, "payloads", JSONBOID, false, &arrays->payloads);
 	n = arrays->payloads.count;
-	idemq_arg_array_like(fcinfo, 2, "keys", TEXTOID, true, n, "payloads", &arrays->keys);
-	idemq_arg_array_like(fcinfo, 3, "run_ats", TIMESTAMPTZOID, true, n, "payloads",
+	idemq_arg_array_like(fcinfo, MANY_KEYS, "keys", TEXTOID, true, n, "payloads", &arrays->keys);
+	idemq_arg_array_like(fcinfo, MANY_RUN_ATS, "run_ats", TIMESTAMPTZOID, true, n, "payloads",
 						 &arrays->run_ats);
-	idemq_arg_array_like(fcinfo, 4, "priorities", INT4OID, true, n, "payloads",
+	idemq_arg_array_like(fcinfo, MANY_PRIORITIES, "priorities", INT4OID, true, n, "payloads",
 						 &arrays->priorities);
-	idemq_arg_array_like(fcinfo, 5, "group_keys", TEXTOID, true, n, "payloads",
+	idemq_arg_array_like(fcinfo, MANY_GROUP_KEYS, "group_keys", TEXTOID, true, n, "payloads",
 						 &arrays->group_keys);
 	arrays->order = palloc(Max(n, 1) * sizeof(int));
 	arrays->ids = palloc(Max(n, 1) * sizeof(int64));
@@ -305,7 +320,8 @@ idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 	MemoryContext old;
 	TimestampTz now;
 
-	open_queue(fcinfo, &queue);
+	idemq_jobs_check_writable();
+	idemq_queue_open(fcinfo, MANY_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	idemq_jobs_open(&table);
 	read_arrays(fcinfo, &arrays);
 	store = idemq_srf_begin(fcinfo, &desc);

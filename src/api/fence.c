@@ -6,7 +6,7 @@
  *		CREATE TRIGGER fence BEFORE INSERT OR UPDATE ON charges
  *			FOR EACH ROW EXECUTE FUNCTION idemq.fence('job_id', 'token');
  *
- * A row with a token that is no longer the job's is refused, whoever holds the
+ * A row with a token that is no longer the job's is refused, whichever worker has the
  * job now.  The job's row is locked FOR SHARE, as by assert_current, so that no
  * newer token is issued until the transaction ends.  A job that this transaction
  * has committed in a queue that keeps nothing has no row any more, and never gets

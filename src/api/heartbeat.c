@@ -1,14 +1,15 @@
 /*
  * api/heartbeat.c
- *		SQL functions about a running attempt: heartbeat, heartbeat_many,
- *		validate, checkpoint, assert_current; and reap.
+ *		SQL functions about the lease of an attempt: heartbeat, heartbeat_many, validate.
+ *
+ * A heartbeat changes the lease entry and no row; only for a lease without an entry does
+ * it go to the row.  So it takes effect at once, and a rollback does not undo it.
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/memutils.h"
 #include "utils/tuplestore.h"
 
 #include "job/attempt.h"
@@ -27,11 +28,8 @@
 PG_FUNCTION_INFO_V1(idemq_sql_heartbeat);
 PG_FUNCTION_INFO_V1(idemq_sql_heartbeat_many);
 PG_FUNCTION_INFO_V1(idemq_sql_validate);
-PG_FUNCTION_INFO_V1(idemq_sql_checkpoint);
-PG_FUNCTION_INFO_V1(idemq_sql_assert_current);
-PG_FUNCTION_INFO_V1(idemq_sql_reap);
 
-/* As idemq_lease_beat; a lease that may end sooner than it did is looked at sooner. */
+/* As idemq_lease_beat; notes the new deadline, which may be earlier than the old one. */
 static LeaseBeat
 beat_entry(int32 queue_id, int64 id, int64 token, int64 length)
 {
@@ -49,8 +47,8 @@ beat_entry(int32 queue_id, int64 id, int64 token, int64 length)
 
 /*
  * Beats for a lease that has no entry: gives it one, or, when the table is full,
- * writes the row's deadline.  It never waits: while somebody holds the row, the
- * job is the worker's until he commits.
+ * writes the row's deadline.  It never waits: while another transaction holds the row,
+ * the job stays the worker's until that one commits.
  */
 static Outcome
 beat_by_row(int64 id, int64 token, int64 length)
@@ -136,9 +134,7 @@ idemq_sql_heartbeat_many(PG_FUNCTION_ARGS)
 	TupleDesc desc;
 	Tuplestorestate *store;
 
-	idemq_arg_array(fcinfo, 0, "ids", INT8OID, false, &ids);
-	idemq_arg_required(fcinfo, 1, "tokens");
-	idemq_arg_array_like(fcinfo, 1, "tokens", INT8OID, false, ids.count, "ids", &tokens);
+	idemq_arg_attempts(fcinfo, &ids, &tokens);
 	store = idemq_srf_begin(fcinfo, &desc);
 	for (int i = 0; i < ids.count; i++)
 	{
@@ -183,80 +179,4 @@ idemq_sql_validate(PG_FUNCTION_ARGS)
 		outcome = OUTCOME_EXPIRED;
 	idemq_jobs_close(&table);
 	return idemq_outcome_datum(outcome);
-}
-
-/* checkpoint(id, token, state) -> void; IQ001, IQ002, IQ006, 22004, 40001. */
-Datum
-idemq_sql_checkpoint(PG_FUNCTION_ARGS)
-{
-	JobsTable table;
-	Attempt attempt;
-	EventArgs args = {0};
-
-	idemq_arg_required(fcinfo, 0, "id");
-	idemq_arg_required(fcinfo, 1, "token");
-	idemq_arg_required(fcinfo, 2, "state");
-	args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
-	idemq_jobs_open(&table);
-	for (;;)
-	{
-		idemq_attempt_raise(&attempt, idemq_attempt_find(&table, PG_GETARG_INT64(0),
-														 PG_GETARG_INT64(1), &attempt));
-		if (idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_CHECKPOINT, &args,
-							 JOB_WAITS) == JOB_WRITTEN)
-			break;
-		idemq_jobs_refresh_or_raise(&table);
-	}
-	idemq_jobs_close(&table);
-	PG_RETURN_VOID();
-}
-
-/*
- * assert_current(id, token) -> void; IQ001, IQ002, IQ006, 22004, 40001.  Locks the
- * row FOR SHARE: what would end the attempt waits, or skips the job.
- */
-Datum
-idemq_sql_assert_current(PG_FUNCTION_ARGS)
-{
-	JobsTable table;
-	Attempt attempt;
-
-	idemq_arg_required(fcinfo, 0, "id");
-	idemq_arg_required(fcinfo, 1, "token");
-	idemq_jobs_open(&table);
-	for (;;)
-	{
-		idemq_attempt_raise(&attempt, idemq_attempt_find(&table, PG_GETARG_INT64(0),
-														 PG_GETARG_INT64(1), &attempt));
-		if (idemq_jobs_lock(&table, &attempt.job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
-			break;
-		idemq_jobs_refresh_or_raise(&table);
-	}
-	idemq_jobs_close(&table);
-	PG_RETURN_VOID();
-}
-
-/* reap(queue) -> number of leases taken back; IQ005, 42501. */
-Datum
-idemq_sql_reap(PG_FUNCTION_ARGS)
-{
-	QueueInfo queue;
-	int64 reaped = 0;
-	int32 *ids;
-	int count;
-
-	if (!PG_ARGISNULL(0))
-	{
-		idemq_queue_by_name(idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG), PRIVILEGE_CLAIM,
-							&queue);
-		PG_RETURN_INT64(idemq_reap_all(&queue));
-	}
-	ids = idemq_queue_ids(PRIVILEGE_CLAIM, &count);
-	for (int i = 0; i < count; i++)
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (idemq_queue_by_id(ids[i], &queue))
-			reaped += idemq_reap_all(&queue);
-	}
-	PG_RETURN_INT64(reaped);
 }

@@ -7,7 +7,6 @@
 #include "fmgr.h"
 
 #include "queue/queues.h"
-#include "base/args.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_may_see);
 PG_FUNCTION_INFO_V1(idemq_sql_may_use);
@@ -43,7 +42,6 @@ idemq_sql_queue_id(PG_FUNCTION_ARGS)
 {
 	QueueInfo queue;
 
-	idemq_queue_by_name(idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG), PRIVILEGE_ALL,
-						&queue);
+	idemq_queue_arg(fcinfo, 0, "queue", PRIVILEGE_ALL, &queue);
 	PG_RETURN_INT32(queue.id);
 }

@@ -2,12 +2,12 @@
  * api/once.c
  *		SQL function once: dedupe for an effect that has no job.
  *
- * One row of idemq.seen for each (scope, key): its unique index decides who is
- * first, and waits for a twin whose transaction is open.  A row whose time is over
- * is as good as none.
+ * One row of idemq.seen for each (scope, key): its unique index decides which
+ * call is first, and waits for a twin whose transaction is open.  A row whose time is over
+ * counts as none.
  *
- * A look comes first, and again after a wait: an upsert would lock the row that it
- * finds, and each who comes late would wait for the last one's transaction.
+ * A query comes first, and again after a wait: an upsert would lock the row that it
+ * finds, and each late caller would wait for the transaction of the one before it.
  */
 #include "postgres.h"
 
@@ -25,34 +25,37 @@ PG_FUNCTION_INFO_V1(idemq_sql_once);
 
 #define MAX_SCOPE 256 /* bytes */
 
-/* Parameters of all: scope, key, now, when the time is over. */
-#define ONCE_PARAMETERS .nargs = 4, .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}
+/* Parameters of all three: scope, key, now, when the time is over. */
+static SqlStatement find =
+	{.text = "SELECT $4 FROM idemq.seen WHERE scope = $1 AND key = $2 AND expires_at > $3",
+	 .nargs = 4,
+	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
+static SqlStatement insert =
+	{.text = "INSERT INTO idemq.seen (scope, key, expires_at) SELECT $1, $2, $4 "
+			 "WHERE $3 IS NOT NULL ON CONFLICT (scope, key) DO NOTHING",
+	 .nargs = 4,
+	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
+static SqlStatement renew =
+	{.text = "UPDATE idemq.seen SET expires_at = $4 WHERE scope = $1 AND key = $2 "
+			 "AND expires_at <= $3",
+	 .nargs = 4,
+	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 
-static SqlStatement look = {.text = "SELECT $4 FROM idemq.seen WHERE scope = $1 AND key = $2 "
-									"AND expires_at > $3",
-							ONCE_PARAMETERS};
-
-static SqlStatement insert = {.text = "INSERT INTO idemq.seen (scope, key, expires_at) "
-									  "SELECT $1, $2, $4 WHERE $3 IS NOT NULL "
-									  "ON CONFLICT (scope, key) DO NOTHING",
-							  ONCE_PARAMETERS};
-
-static SqlStatement renew = {.text = "UPDATE idemq.seen SET expires_at = $4 "
-									 "WHERE scope = $1 AND key = $2 AND expires_at <= $3",
-							 ONCE_PARAMETERS};
-
-/* Whoever finds nothing by a fresh look and neither inserts nor renews looks again. */
+/*
+ * Returns whether the key is new.  A twin that committed after the first query is found by
+ * the second; one whose row has expired or gone meanwhile takes another turn.
+ */
 static bool
 is_first(const Datum *values)
 {
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (idemq_sql_query_latest(&look, values, NULL) > 0)
+		if (idemq_sql_query_latest(&find, values, NULL) > 0)
 			return false;
 		if (idemq_sql_run(&insert, values, NULL, SPI_OK_INSERT) > 0)
 			return true;
-		if (idemq_sql_query_latest(&look, values, NULL) > 0)
+		if (idemq_sql_query_latest(&find, values, NULL) > 0)
 			return false;
 		if (idemq_sql_run(&renew, values, NULL, SPI_OK_UPDATE) > 0)
 			return true;

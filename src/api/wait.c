@@ -4,19 +4,22 @@
  *		wait_result.
  *
  * They sleep between transactions: nothing is held that would keep VACUUM, a
- * CREATE INDEX CONCURRENTLY or a DROP from going on.  Each look is a transaction
- * of its own.  The order is: set the bit, look, sleep (shared/wake.c); a signal that
- * comes after the look ends the sleep at once.
+ * CREATE INDEX CONCURRENTLY or a DROP from going on.  Each check, whether there is
+ * something to do, is a transaction of its own.  The order is: set the bit, check, sleep
+ * (shared/wake.c); a signal that comes after the check ends the sleep at once.
  *
- * A signal is meant for one sleeper.  Whoever leaves with one that he has not
- * answered by a look, by an error or a cancel too, passes it on.
+ * A signal is meant for one sleeper.  A sleeper that leaves, even by error or cancel,
+ * without having checked since its signal passes the signal on.
+ *
+ * What comes due by time alone has no commit that signals it: each check finds out when
+ * to check again.  Without a background worker, a sleeper checks once a second, reaps and
+ * promotes.
  */
 #include "postgres.h"
 
 #include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
-#include "funcapi.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/ipc.h"
@@ -46,9 +49,9 @@ PG_FUNCTION_INFO_V1(idemq_sql_wait);
 PG_FUNCTION_INFO_V1(idemq_sql_wait_any);
 PG_FUNCTION_INFO_V1(idemq_sql_wait_result);
 
-/* Without a background worker, nobody signals what comes due by time: look that often. */
-#define LOOK_ALONE USECS_PER_SEC
-/* Without a background worker, a look promotes so many heads of groups. */
+/* Without a background worker, nothing signals what comes due by time: check that often. */
+#define CHECK_ALONE USECS_PER_SEC
+/* Without a background worker, a check promotes so many heads of groups. */
 #define PROMOTE_ALONE 64
 /* A wait ends that long, or a tenth of what is left, before statement_timeout. */
 #define TIMEOUT_MARGIN INT64CONST(100000)
@@ -59,8 +62,8 @@ typedef struct Target
 	char *queue; /* name; NULL for a job: */
 	int64 job_id;
 	Sleepers *sleepers; /* whose bit of ours is set; NULL: not yet */
-	bool owed;			/* a signal that no look has answered */
-	int64 again;		/* mono: to be looked at again, signal or not */
+	bool owed;			/* a signal that no check has followed */
+	int64 again;		/* mono: to be checked again, signal or not */
 } Target;
 
 typedef struct Wait
@@ -68,7 +71,7 @@ typedef struct Wait
 	int64 deadline; /* mono */
 	int count;
 	Target *targets;
-	MemoryContext look_context; /* reset after each look */
+	MemoryContext check_context; /* reset after each check */
 	/* wait_result: */
 	MemoryContext context; /* of the result */
 	bool found;
@@ -80,7 +83,7 @@ typedef struct Wait
 /* What this session waits for, so that its end finds it too; NULL: nothing. */
 static Wait *current_wait = NULL;
 
-/* Raises 2D000 where a procedure cannot end its transaction: in a block, a function, an EXCEPTION. */
+/* Raises 2D000 in a block, a function or an EXCEPTION: no procedure may end a transaction there. */
 static void
 check_top_level(FunctionCallInfo fcinfo, const char *name)
 {
@@ -94,7 +97,7 @@ check_top_level(FunctionCallInfo fcinfo, const char *name)
 						 "by default, switch autocommit on.")));
 }
 
-/* Moves the bit to the set that is right by now; notes whether it had been signalled. */
+/* Moves the bit to the set that is right now; notes whether the target was signalled. */
 static void
 join(Target *target, Sleepers *sleepers)
 {
@@ -110,7 +113,7 @@ join(Target *target, Sleepers *sleepers)
 	target->sleepers = sleepers;
 }
 
-/* Leaves every set, and passes on the signals that were not answered. */
+/* Leaves every set, and passes on the signals that no check has followed. */
 static void
 leave(void)
 {
@@ -136,7 +139,7 @@ leave_at_exit(int code, Datum arg)
 /*
  * Begins a wait that leave ends, or the session's end: before its transaction is
  * aborted, which frees the targets of a nested CALL.  (Not with
- * PG_ENSURE_ERROR_CLEANUP: what a look runs, a user's trigger say, may register a
+ * PG_ENSURE_ERROR_CLEANUP: what a check runs, such as a user's trigger, may register a
  * callback for the exit.)
  */
 static void
@@ -150,9 +153,9 @@ begin(Wait *wait)
 	current_wait = wait;
 }
 
-/* Returns whether a queue has work that can be claimed now, and when to look again. */
+/* Returns whether a queue has work that can be claimed now; sets when to check again. */
 static bool
-look_at_queue(Target *target)
+check_queue(Target *target)
 {
 	QueueInfo queue;
 	TimestampTz next_due;
@@ -170,7 +173,7 @@ look_at_queue(Target *target)
 		(void) idemq_reap_some(&queue);
 		if (idemq_promote_wanted(&queue))
 			(void) idemq_promote_some(&queue, PROMOTE_ALONE);
-		target->again = Min(target->again, idemq_mono_now() + LOOK_ALONE);
+		target->again = Min(target->again, idemq_mono_now() + CHECK_ALONE);
 	}
 	ready = idemq_ready_look(&queue, &next_due, &held);
 	if (held)
@@ -182,7 +185,7 @@ look_at_queue(Target *target)
 
 /* Returns whether a job is finished, or gone; copies its status and result. */
 static bool
-look_at_job(Wait *wait, Target *target)
+check_job(Wait *wait, Target *target)
 {
 	JobsTable table;
 	QueueInfo queue;
@@ -208,28 +211,28 @@ look_at_job(Wait *wait, Target *target)
 	return !wait->found || job_status_is_finished(job.status);
 }
 
-/* Looks at a target in a transaction of its own; returns whether the wait is over. */
+/* Checks a target in a transaction of its own; returns whether the wait is over. */
 static bool
-look(Wait *wait, Target *target)
+check(Wait *wait, Target *target)
 {
-	MemoryContext old = MemoryContextSwitchTo(wait->look_context);
+	MemoryContext old = MemoryContextSwitchTo(wait->check_context);
 	bool over;
 
 	target->again = idemq_mono_now() + compat_longest_transaction();
 	PushActiveSnapshot(GetTransactionSnapshot());
-	over = target->queue != NULL ? look_at_queue(target) : look_at_job(wait, target);
+	over = target->queue != NULL ? check_queue(target) : check_job(wait, target);
 	PopActiveSnapshot();
 	SPI_commit();
 	MemoryContextSwitchTo(old);
-	MemoryContextReset(wait->look_context);
-	/* Answered; if the work is there, we take it. */
+	MemoryContextReset(wait->check_context);
+	/* The signal is used up: if there is work, our caller claims it. */
 	target->owed = false;
 	return over;
 }
 
-/* Looks at what was signalled or has come due; returns whether the wait is over. */
+/* Checks what was signalled or has come due; returns whether the wait is over. */
 static bool
-look_around(Wait *wait, int64 now, int64 *again)
+check_all(Wait *wait, int64 now, int64 *again)
 {
 	*again = wait->deadline;
 	for (int i = 0; i < wait->count; i++)
@@ -239,7 +242,7 @@ look_around(Wait *wait, int64 now, int64 *again)
 		if (target->sleepers == NULL || target->again <= now ||
 			!idemq_sleepers_waits(target->sleepers))
 		{
-			if (look(wait, target))
+			if (check(wait, target))
 				return true;
 		}
 		*again = Min(*again, target->again);
@@ -247,14 +250,14 @@ look_around(Wait *wait, int64 now, int64 *again)
 	return false;
 }
 
-/* Sleeps and looks until something is there, or the deadline has passed. */
+/* Sleeps and checks until something is there, or the deadline has passed. */
 static bool
-sleep_and_look(Wait *wait)
+sleep_and_check(Wait *wait)
 {
 	int64 now = idemq_mono_now();
 	int64 again;
 
-	while (!look_around(wait, now, &again))
+	while (!check_all(wait, now, &again))
 	{
 		CHECK_FOR_INTERRUPTS();
 		now = idemq_mono_now();
@@ -294,12 +297,12 @@ wait_for(Wait *wait, int64 timeout)
 	wait->context = CurrentMemoryContext;
 	wait->deadline = wait_deadline(timeout);
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
-	wait->look_context =
-		AllocSetContextCreate(CurrentMemoryContext, "idemq look", ALLOCSET_DEFAULT_SIZES);
+	wait->check_context =
+		AllocSetContextCreate(CurrentMemoryContext, "idemq wait", ALLOCSET_DEFAULT_SIZES);
 	begin(wait);
 	PG_TRY();
 	{
-		came = sleep_and_look(wait);
+		came = sleep_and_check(wait);
 	}
 	PG_FINALLY();
 	{
@@ -308,17 +311,6 @@ wait_for(Wait *wait, int64 timeout)
 	PG_END_TRY();
 	SPI_finish();
 	return came;
-}
-
-/* Shapes the answer of a procedure: a row of its INOUT arguments. */
-static Datum
-answer(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
-{
-	TupleDesc desc;
-
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
 }
 
 /* Waits for one of some queues, and answers ready. */
@@ -331,7 +323,7 @@ wait_for_queues(FunctionCallInfo fcinfo, Wait *wait)
 
 	idemq_jobs_check_writable();
 	ready = BoolGetDatum(wait_for(wait, timeout));
-	return answer(fcinfo, &ready, &isnull);
+	return idemq_row_datum(fcinfo, &ready, &isnull);
 }
 
 /* wait(queue text, timeout interval, INOUT ready bool); 2D000, IQ005, 42501, 22004, 22023. */
@@ -356,8 +348,9 @@ idemq_sql_wait_any(PG_FUNCTION_ARGS)
 	check_top_level(fcinfo, "wait_any");
 	idemq_arg_array(fcinfo, 0, "queues", TEXTOID, false, &queues);
 	if (queues.count == 0)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("queues is empty"),
-						errhint("Pass at least one queue's name.")));
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("queues must not be empty"),
+				 errhint("Pass at least one queue's name.")));
 	wait.count = queues.count;
 	wait.targets = palloc0(queues.count * sizeof(Target));
 	for (int i = 0; i < queues.count; i++)
@@ -393,5 +386,5 @@ idemq_sql_wait_result(PG_FUNCTION_ARGS)
 	nulls[0] = false;
 	values[1] = wait.result;
 	nulls[1] = wait.no_result;
-	return answer(fcinfo, values, nulls);
+	return idemq_row_datum(fcinfo, values, nulls);
 }

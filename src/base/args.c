@@ -7,6 +7,7 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "catalog/pg_type.h"
 #include "common/int.h"
 #include "miscadmin.h"
@@ -37,9 +38,11 @@ idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes)
 	idemq_arg_required(fcinfo, n, name);
 	value = text_to_cstring(PG_GETARG_TEXT_PP(n));
 	if (value[0] == '\0' || strlen(value) > (size_t) max_bytes)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("%s has %zu bytes", name, strlen(value)),
-						errhint("Pass 1 to %d bytes.", max_bytes)));
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must have 1 to %d bytes, not %zu", name, max_bytes, strlen(value)),
+				 value[0] == '\0' ? errhint("Pass a value that is not empty.")
+								  : errhint("Pass a shorter value.")));
 	return value;
 }
 
@@ -57,9 +60,10 @@ void
 idemq_check_key(const char *name, int bytes)
 {
 	if (bytes == 0 || bytes > IDEMQ_MAX_KEY)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s has %d bytes", name, bytes),
-				 errhint("Pass 1 to %d bytes; hash what is longer.", IDEMQ_MAX_KEY)));
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("%s must have 1 to %d bytes, not %d", name, IDEMQ_MAX_KEY, bytes),
+						bytes == 0 ? errhint("Pass a value that is not empty.")
+								   : errhint("Pass a hash of what is longer.")));
 }
 
 /*
@@ -122,8 +126,26 @@ idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32
 	idemq_arg_required(fcinfo, n, name);
 	value = PG_GETARG_INT32(n);
 	if (value < min || value > max)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s is %d", name, value),
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						max == PG_INT32_MAX
+							? errmsg("%s must be at least %d, not %d", name, min, value)
+							: errmsg("%s must be between %d and %d, not %d", name, min, max, value),
 						errhint("Pass %d to %d.", min, max)));
+	return value;
+}
+
+/* Returns a number from min to max; NaN is none. */
+double
+idemq_arg_float(FunctionCallInfo fcinfo, int n, const char *name, double min, double max)
+{
+	double value;
+
+	idemq_arg_required(fcinfo, n, name);
+	value = PG_GETARG_FLOAT8(n);
+	if (!(value >= min && value <= max))
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("%s must be between %g and %g, not %g", name, min, max, value),
+						errhint("Pass %g to %g.", min, max)));
 	return value;
 }
 
@@ -152,8 +174,9 @@ idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_ty
 						errhint("Build it with array_agg or ARRAY[...].")));
 	if (ARR_DIMS(value)[0] > IDEMQ_MAX_ARRAY)
 		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("%s has %d elements", name, ARR_DIMS(value)[0]),
-						errhint("Pass at most %d in one call.", IDEMQ_MAX_ARRAY)));
+						errmsg("%s must have at most %d elements, not %d", name, IDEMQ_MAX_ARRAY,
+							   ARR_DIMS(value)[0]),
+						errhint("Make several calls.")));
 	if (!nulls_allowed && array_contains_nulls(value))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not contain NULL", name),
@@ -177,8 +200,39 @@ idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *name, Oid eleme
 	idemq_arg_array(fcinfo, n, name, element_type, nulls_allowed, array);
 	if (array->count != count)
 		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("%s has %d elements, %s has %d", name, array->count, other, count),
+						errmsg("%s must have as many elements as %s (%d), not %d", name, other,
+							   count, array->count),
 						errhint("Pass arrays of one length.")));
+}
+
+/* Reads the attempts that the first two arguments name: ids, and a token for each. */
+void
+idemq_arg_attempts(FunctionCallInfo fcinfo, ArrayArg *ids, ArrayArg *tokens)
+{
+	idemq_arg_array(fcinfo, 0, "ids", INT8OID, false, ids);
+	idemq_arg_required(fcinfo, 1, "tokens");
+	idemq_arg_array_like(fcinfo, 1, "tokens", INT8OID, false, ids->count, "ids", tokens);
+}
+
+/* Returns microseconds as an interval of hours, minutes and seconds. */
+Datum
+idemq_interval_datum(int64 usecs)
+{
+	Interval *interval = palloc0(sizeof(Interval));
+
+	interval->time = usecs;
+	return IntervalPGetDatum(interval);
+}
+
+/* Returns a row of the function's result type. */
+Datum
+idemq_row_datum(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
+{
+	TupleDesc desc;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
 }
 
 /*
@@ -207,4 +261,24 @@ idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc)
 											  false, work_mem);
 	MemoryContextSwitchTo(old);
 	return rsinfo->setResult;
+}
+
+/* Compares two int32, or structs that begin with one, for qsort and bsearch. */
+int
+idemq_compare_int32(const void *a, const void *b)
+{
+	int32 x = *(const int32 *) a;
+	int32 y = *(const int32 *) b;
+
+	return (x > y) - (x < y);
+}
+
+/* As idemq_compare_int32, of int64. */
+int
+idemq_compare_int64(const void *a, const void *b)
+{
+	int64 x = *(const int64 *) a;
+	int64 y = *(const int64 *) b;
+
+	return (x > y) - (x < y);
 }

@@ -43,7 +43,7 @@ typedef enum JobStatus
 	JOB_CANCELLED
 } JobStatus;
 
-#define JOB_STATUS_COUNT 7
+#define JOB_STATUS_COUNT (JOB_CANCELLED + 1)
 
 static inline bool
 job_status_is_finished(JobStatus status)
@@ -74,7 +74,7 @@ typedef enum Outcome
 	OUTCOME_RELEASED
 } Outcome;
 
-#define OUTCOME_COUNT 18
+#define OUTCOME_COUNT (OUTCOME_RELEASED + 1)
 
 /* A position in the ready index of one queue and priority. */
 typedef struct ReadyKey

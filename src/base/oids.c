@@ -20,15 +20,30 @@
 #include "base/compat.h"
 #include "base/oids.h"
 
-static const char *const status_names[JOB_STATUS_COUNT] = {"blocked",  "pending",	"processing",
-														   "failed",   "completed", "dead",
-														   "cancelled"};
-
-static const char *const outcome_names[OUTCOME_COUNT] =
-	{"accepted",  "duplicate", "claimed",			"claimed_again", "locked",
-	 "completed", "dead",	   "cancelled",			"blocked",		 "not_due",
-	 "not_found", "committed", "already_committed", "stale",		 "current",
-	 "expired",	  "retrying",  "released"};
+static const char *const status_names[] =
+	{[JOB_BLOCKED] = "blocked",	   [JOB_PENDING] = "pending",	  [JOB_PROCESSING] = "processing",
+	 [JOB_FAILED] = "failed",	   [JOB_COMPLETED] = "completed", [JOB_DEAD] = "dead",
+	 [JOB_CANCELLED] = "cancelled"};
+static const char *const outcome_names[] = {[OUTCOME_ACCEPTED] = "accepted",
+											[OUTCOME_DUPLICATE] = "duplicate",
+											[OUTCOME_CLAIMED] = "claimed",
+											[OUTCOME_CLAIMED_AGAIN] = "claimed_again",
+											[OUTCOME_LOCKED] = "locked",
+											[OUTCOME_COMPLETED] = "completed",
+											[OUTCOME_DEAD] = "dead",
+											[OUTCOME_CANCELLED] = "cancelled",
+											[OUTCOME_BLOCKED] = "blocked",
+											[OUTCOME_NOT_DUE] = "not_due",
+											[OUTCOME_NOT_FOUND] = "not_found",
+											[OUTCOME_COMMITTED] = "committed",
+											[OUTCOME_ALREADY_COMMITTED] = "already_committed",
+											[OUTCOME_STALE] = "stale",
+											[OUTCOME_CURRENT] = "current",
+											[OUTCOME_EXPIRED] = "expired",
+											[OUTCOME_RETRYING] = "retrying",
+											[OUTCOME_RELEASED] = "released"};
+StaticAssertDecl(lengthof(status_names) == JOB_STATUS_COUNT, "a status has no name");
+StaticAssertDecl(lengthof(outcome_names) == OUTCOME_COUNT, "an outcome has no name");
 
 static Catalog catalog;
 /*

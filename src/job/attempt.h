@@ -6,7 +6,7 @@
 #define IDEMQ_JOB_ATTEMPT_H
 
 #include "table/jobs.h"
-#include "queue/queues.h"
+#include "queue/queue_settings.h"
 
 typedef struct Attempt
 {

@@ -7,7 +7,7 @@
 
 #include "table/jobs.h"
 #include "table/jobs_write.h"
-#include "queue/queues.h"
+#include "queue/queue_settings.h"
 
 extern void idemq_dead_queue_check(const char *queue, const char *dead_queue);
 extern bool idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead);

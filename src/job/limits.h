@@ -5,7 +5,7 @@
 #ifndef IDEMQ_JOB_LIMITS_H
 #define IDEMQ_JOB_LIMITS_H
 
-#include "queue/queues.h"
+#include "queue/queue_settings.h"
 
 typedef enum QueueLimit
 {

@@ -6,7 +6,7 @@
 #define IDEMQ_JOB_NEW_JOB_H
 
 #include "table/jobs.h"
-#include "queue/queues.h"
+#include "queue/queue_settings.h"
 
 extern void idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now,
 						  Datum payload);

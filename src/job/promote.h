@@ -5,7 +5,7 @@
 #ifndef IDEMQ_JOB_PROMOTE_H
 #define IDEMQ_JOB_PROMOTE_H
 
-#include "queue/queues.h"
+#include "queue/queue_settings.h"
 
 extern bool idemq_promote_wanted(const QueueInfo *queue);
 extern int idemq_promote_some(const QueueInfo *queue, int max);

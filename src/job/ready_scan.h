@@ -6,7 +6,7 @@
 #define IDEMQ_JOB_READY_SCAN_H
 
 #include "table/jobs.h"
-#include "queue/queues.h"
+#include "queue/queue_settings.h"
 #include "shared/ready_cursor.h"
 
 /* What is to become of an entry of the ready index that is due. */

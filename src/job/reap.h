@@ -6,7 +6,7 @@
 #define IDEMQ_JOB_REAP_H
 
 #include "table/jobs.h"
-#include "queue/queues.h"
+#include "queue/queue_settings.h"
 
 /* Leases taken back in one go. */
 #define REAP_BATCH 4096

@@ -6,7 +6,7 @@
 #define IDEMQ_JOB_RECOVER_H
 
 #include "table/jobs.h"
-#include "queue/queues.h"
+#include "queue/queue_settings.h"
 #include "shared/leases.h"
 
 /* Jobs in flight that a scan met without a lease entry. */

@@ -7,7 +7,7 @@
 
 #include "table/jobs.h"
 #include "table/jobs_write.h"
-#include "queue/queues.h"
+#include "queue/queue_settings.h"
 
 typedef enum JobEvent
 {

@@ -69,15 +69,6 @@ typedef struct SqlGauges
 
 static const double quantiles[] = {0.5, 0.95, 0.99};
 
-static int
-compare_counts(const void *a, const void *b)
-{
-	int32 x = ((const QueueCount *) a)->queue_id;
-	int32 y = ((const QueueCount *) b)->queue_id;
-
-	return (x > y) - (x < y);
-}
-
 /* Returns the number of a queue's jobs by status, from SQL. */
 static const int64 *
 gauges_by_sql(SqlGauges *gauges, int32 queue_id)
@@ -89,7 +80,8 @@ gauges_by_sql(SqlGauges *gauges, int32 queue_id)
 	if (!gauges->counted)
 		gauges->counts = idemq_gauges_by_sql(&gauges->ncounts);
 	gauges->counted = true;
-	found = bsearch(&wanted, gauges->counts, gauges->ncounts, sizeof(QueueCount), compare_counts);
+	found =
+		bsearch(&wanted, gauges->counts, gauges->ncounts, sizeof(QueueCount), idemq_compare_int32);
 	return found == NULL ? none : found->jobs;
 }
 
@@ -144,16 +136,6 @@ oldest_ready(const QueueInfo *queue, TimestampTz now)
 	return oldest;
 }
 
-/* Returns microseconds as an interval of hours, minutes and seconds. */
-static Datum
-interval_datum(int64 usecs)
-{
-	Interval *interval = palloc0(sizeof(Interval));
-
-	interval->time = usecs;
-	return IntervalPGetDatum(interval);
-}
-
 /* Fills what shared memory knows but the gauges; the columns are NULL so far. */
 static void
 fill_counters(const CounterView *view, Datum *values, bool *nulls)
@@ -170,7 +152,7 @@ fill_counters(const CounterView *view, Datum *values, bool *nulls)
 
 		if (usecs < 0)
 			continue;
-		values[METRIC_TIMINGS + i] = interval_datum(usecs);
+		values[METRIC_TIMINGS + i] = idemq_interval_datum(usecs);
 		nulls[METRIC_TIMINGS + i] = false;
 	}
 	values[METRIC_SINCE] = TimestampTzGetDatum(view->since);
@@ -217,7 +199,7 @@ fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool 
 	oldest = Max(oldest, now - OLDEST_AGE);
 	if (oldest < now)
 	{
-		values[METRIC_OLDEST_READY] = interval_datum(now - oldest);
+		values[METRIC_OLDEST_READY] = idemq_interval_datum(now - oldest);
 		nulls[METRIC_OLDEST_READY] = false;
 	}
 	if (in_memory)

@@ -51,15 +51,6 @@ state_of(const Lease *lease)
 	return lease->ending.reaping ? "reaping" : "ending";
 }
 
-static Datum
-interval_datum(int64 usecs)
-{
-	Interval *interval = palloc0(sizeof(Interval));
-
-	interval->time = usecs;
-	return IntervalPGetDatum(interval);
-}
-
 static void
 put(Datum *values, bool *nulls, LeaseColumn column, Datum value)
 {
@@ -99,7 +90,8 @@ fill(JobsTable *table, const Lease *lease, const QueueInfo *queue, Datum *values
 	{
 		put(values, nulls, LEASE_DEADLINE,
 			TimestampTzGetDatum(idemq_timestamp_from_mono(lease->deadline)));
-		put(values, nulls, LEASE_EXPIRES_IN, interval_datum(lease->deadline - idemq_mono_now()));
+		put(values, nulls, LEASE_EXPIRES_IN,
+			idemq_interval_datum(lease->deadline - idemq_mono_now()));
 	}
 	fill_from_row(table, lease, values, nulls);
 }

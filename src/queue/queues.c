@@ -1,10 +1,11 @@
 /*
  * queue/queues.c
- *		Queue settings and privileges, cached per backend.
+ *		Queues looked up: their settings (queue/queue_settings.c) and the role's
+ *		privileges, cached per backend.
  *
  * The cache is filled by one query under the latest snapshot, and emptied when
  * idemq.queues or idemq.queue_grants changed (their triggers send a relcache
- * invalidation, which other backends read before they next look a queue up) or
+ * invalidation, which other backends read at their next lookup) or
  * when roles did.  Callers get copies: a QueueInfo stays what it was.
  *
  * Privileges: admin includes the others; superusers and the owner of idemq's
@@ -23,6 +24,7 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
+#include "queue/queue_settings.h"
 #include "queue/queues.h"
 #include "queue/slot_life.h"
 #include "shared/slots.h"
@@ -46,10 +48,6 @@ typedef struct QueueGrant
 	int privilege;
 } QueueGrant;
 
-static SqlStatement load_queues = {
-	.text = "SELECT queue_id, name, lease, max_attempts, retry_base, retry_factor, retry_max, "
-			"retry_jitter, retention, idempotency_window, paused, coalesce(max_running, 0), "
-			"coalesce(rate_limit, 0), rate_period, coalesce(dead_queue, '') FROM idemq.queues"};
 static SqlStatement load_grants = {
 	.text = "SELECT queue_id, role_name, privilege FROM idemq.queue_grants"};
 
@@ -65,49 +63,24 @@ static HTAB *names = NULL; /* of CachedName */
 /* The cache holds while these are equal. */
 static uint64 invalidations = 1;
 static uint64 loaded_at = 0;
-/* Likewise, for changes whose invalidations are still to come. */
+/* The same for changes whose invalidations are still to come. */
 static uint64 settings_loaded = 0;
 /* idemq.queues, as the callback needs it without a lookup. */
 static Oid queues_relid = InvalidOid;
 
-static int64
-interval_column(uint64 row, int column)
-{
-	bool isnull;
-
-	return idemq_interval_usecs(DatumGetIntervalP(idemq_sql_value(row, column, &isnull)));
-}
-
-/* Reads one row of load_queues into the cache. */
+/* Reads one row of idemq_settings_load into the cache. */
 static void
 cache_queue(uint64 row)
 {
-	bool isnull;
-	int32 id = DatumGetInt32(idemq_sql_value(row, 1, &isnull));
-	CachedQueue *cached = hash_search(cache, &id, HASH_ENTER, NULL);
-	QueueInfo *info = &cached->info;
+	QueueInfo info;
+	CachedQueue *cached;
 
-	memset(info, 0, sizeof(*info));
-	info->id = id;
-	strlcpy(info->name, text_to_cstring(DatumGetTextPP(idemq_sql_value(row, 2, &isnull))),
-			sizeof(info->name));
-	info->lease = interval_column(row, 3);
-	info->max_attempts = DatumGetInt32(idemq_sql_value(row, 4, &isnull));
-	info->retry_base = interval_column(row, 5);
-	info->retry_factor = DatumGetFloat8(idemq_sql_value(row, 6, &isnull));
-	info->retry_max = interval_column(row, 7);
-	info->retry_jitter = DatumGetFloat8(idemq_sql_value(row, 8, &isnull));
-	info->retention = interval_column(row, 9);
-	info->idempotency_window = interval_column(row, 10);
-	info->paused = DatumGetBool(idemq_sql_value(row, 11, &isnull));
-	info->max_running = DatumGetInt32(idemq_sql_value(row, 12, &isnull));
-	info->rate_limit = DatumGetInt32(idemq_sql_value(row, 13, &isnull));
-	info->rate_period = interval_column(row, 14);
-	strlcpy(info->dead_queue, text_to_cstring(DatumGetTextPP(idemq_sql_value(row, 15, &isnull))),
-			sizeof(info->dead_queue));
+	idemq_settings_read(row, &info);
+	cached = hash_search(cache, &info.id, HASH_ENTER, NULL);
+	cached->info = info;
 	cached->role = InvalidOid;
 	cached->grants = NIL;
-	((CachedName *) hash_search(names, info->name, HASH_ENTER, NULL))->id = id;
+	((CachedName *) hash_search(names, info.name, HASH_ENTER, NULL))->id = info.id;
 }
 
 static int
@@ -173,7 +146,7 @@ load_cache(void)
 		reset_cache();
 		queues_relid = idemq_catalog()->queues;
 		idemq_sql_begin(&scope);
-		rows = idemq_sql_query_latest(&load_queues, NULL, NULL);
+		rows = idemq_settings_load();
 		for (uint64 i = 0; i < rows; i++)
 			cache_queue(i);
 		rows = idemq_sql_query_latest(&load_grants, NULL, NULL);
@@ -223,7 +196,7 @@ with_slot(CachedQueue *cached)
 	if (idemq_slot_is_of(cached->info.slot, id))
 		return cached;
 	cached->info.slot = idemq_slot_for_queue(id);
-	/* Who drops a queue says so first, and then frees its slot: perhaps before we gave it one. */
+	/* DROP counts up the settings, then frees the slot: perhaps before we assigned one. */
 	if (settings_loaded == idemq_slots_settings())
 		return cached;
 	load_cache();
@@ -283,9 +256,16 @@ idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue)
 	if (!idemq_queue_find(name, queue))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEMQ_NO_SUCH_QUEUE), errmsg("queue \"%s\" does not exist", name),
-				 errhint("Create it with SELECT idemq.create_queue('...'), or mend the name.")));
+				 errhint("Create it with SELECT idemq.create_queue('...'), or correct the name.")));
 	if ((queue->privileges & wanted) == 0)
 		idemq_queue_denied(name, wanted);
+}
+
+/* As idemq_queue_by_name, of the queue that argument n names; raises 22004, 22023 too. */
+void
+idemq_queue_arg(FunctionCallInfo fcinfo, int n, const char *name, int wanted, QueueInfo *queue)
+{
+	idemq_queue_by_name(idemq_arg_text(fcinfo, n, name, IDEMQ_MAX_NAME_ARG), wanted, queue);
 }
 
 /* Looks a queue up by id; false when there is none. */
@@ -307,8 +287,8 @@ idemq_queue_allows(int32 id, int wanted, QueueInfo *queue)
 }
 
 /*
- * Locks a queue to the end of the transaction: AccessShareLock keeps it from
- * being dropped, AccessExclusiveLock drops it.
+ * Locks a queue to the end of the transaction: AccessShareLock keeps it from being
+ * dropped, AccessExclusiveLock is for dropping it.
  */
 void
 idemq_queue_lock(int32 id, LOCKMODE mode)
@@ -316,7 +296,27 @@ idemq_queue_lock(int32 id, LOCKMODE mode)
 	LockDatabaseObject(idemq_catalog()->queues, (Oid) id, 0, mode);
 }
 
-/* As idemq_queue_lock, but does not wait: false when somebody is in the way. */
+/*
+ * Locks a queue that was looked up, and looks it up again: it may have been dropped, and
+ * created anew, while this waited for the lock.
+ */
+void
+idemq_queue_hold(QueueInfo *queue, int wanted, LOCKMODE mode)
+{
+	idemq_queue_lock(queue->id, mode);
+	idemq_queue_by_name(queue->name, wanted, queue);
+}
+
+/* As idemq_queue_arg, and locks the queue to the end of the transaction. */
+void
+idemq_queue_open(FunctionCallInfo fcinfo, int n, const char *name, int wanted, LOCKMODE mode,
+				 QueueInfo *queue)
+{
+	idemq_queue_arg(fcinfo, n, name, wanted, queue);
+	idemq_queue_hold(queue, wanted, mode);
+}
+
+/* As idemq_queue_lock, but does not wait: false when another transaction is in the way. */
 bool
 idemq_queue_try_lock(int32 id, LOCKMODE mode)
 {
@@ -352,7 +352,7 @@ idemq_queue_ids(int wanted, int *count)
 	return ids;
 }
 
-/* Tells every backend, at commit, to read settings and grants anew; this one, at once. */
+/* Has every backend read settings and grants anew: others after our commit, this one at once. */
 void
 idemq_queues_changed(void)
 {

@@ -210,17 +210,6 @@ read_calendar(FunctionCallInfo fcinfo, int n, int zone_n, Calendar *calendar)
 	(void) idemq_calendar_read(cron, zone, true, calendar);
 }
 
-/* Looks up the queue to schedule for, and keeps it from being dropped until commit. */
-static void
-open_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
-{
-	char *name = idemq_arg_text(fcinfo, ARG_QUEUE, "queue", IDEMQ_MAX_NAME_ARG);
-
-	idemq_queue_by_name(name, PRIVILEGE_ENQUEUE, queue);
-	idemq_queue_lock(queue->id, AccessShareLock);
-	idemq_queue_by_name(name, PRIVILEGE_ENQUEUE, queue);
-}
-
 /*
  * schedule(name, cron, queue, payload, time_zone, priority, group_key, max_attempts,
  *		headers, expires_in) -> next run; IQ005, 42501, 22004, 22023, 55000, 25006.
@@ -245,7 +234,7 @@ idemq_sql_schedule(PG_FUNCTION_ARGS)
 						errhint("Look at the day of month and the month.")));
 	check_job(fcinfo);
 	idemq_jobs_check_writable();
-	open_queue(fcinfo, &queue);
+	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	idemq_driver_require();
 	namestrcpy(&role, GetUserNameFromId(GetUserId(), false));
 	for (int i = 0; i < SCHEDULE_ARGS; i++)

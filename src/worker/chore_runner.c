@@ -3,11 +3,12 @@
  *		Runs a background worker's chores: each in a transaction of its own.
  *
  * Each runs as the owner of idemq's tables until its transaction is over,
- * deferred triggers included, with SET ROLE and the like forbidden: what a user
- * puts on idemq.jobs gains nothing from the worker's superuser.
+ * deferred triggers included, with SET ROLE and the like forbidden: a user's trigger on
+ * idemq.jobs gains nothing from the worker's superuser.  What such a trigger has SET is
+ * reset after the chore.
  *
- * An error is logged with the chore and the queue, and that chore of that queue
- * is left alone for a while, longer each time; all others go on.
+ * An error is logged with the chore and the queue, and that chore of that queue is put
+ * off for a second, twice as long each time, up to 64 s; all others go on.
  */
 #include "postgres.h"
 
@@ -25,10 +26,10 @@
 #include "base/clock.h"
 #include "base/oids.h"
 
-/* A chore that failed is left alone for a second, twice as long each time, up to 2^6. */
+/* A chore that failed is put off for a second, twice as long each time, up to 2^6. */
 #define FAILED_PAUSE USECS_PER_SEC
 #define FAILED_DOUBLINGS 6
-/* A queue that is being created, and whose creation nobody tells of, is looked for after that. */
+/* A queue that is still being created is tried again after that, if nothing says so earlier. */
 #define UNSEEN_PAUSE (10 * USECS_PER_SEC)
 
 /* One chore of one queue; of none, when queue_id is 0. */
@@ -45,7 +46,7 @@ typedef enum TaskResult
 	TASK_UNSEEN /* its queue is being created, or is gone */
 } TaskResult;
 
-/* A task that is left alone for a while. */
+/* A task that is put off for a while. */
 typedef struct Trouble
 {
 	Task task; /* hash key */
@@ -125,6 +126,11 @@ run_task(void *arg)
 	const Task *task = arg;
 	QueueInfo queue;
 
+	if (task->chore->run_for_all != NULL)
+	{
+		task->chore->run_for_all();
+		return;
+	}
 	queue_seen = idemq_queue_by_id((int32) task->queue_id, &queue) && queue.slot != NULL;
 	if (!queue_seen)
 		return;
@@ -133,12 +139,9 @@ run_task(void *arg)
 	task->chore->run(&queue);
 }
 
-/*
- * Returns when (mono) a chore of a queue, of none with queue_id 0, may be tried
- * again; 0 for one without trouble.
- */
-int64
-idemq_task_not_before(const Chore *chore, int32 queue_id)
+/* Returns when (mono) a chore of a queue may be tried again; 0 for one without trouble. */
+static int64
+not_before(const Chore *chore, int32 queue_id)
 {
 	Task task = {chore, queue_id};
 	const Trouble *trouble = hash_search(troubles, &task, HASH_FIND, NULL);
@@ -149,8 +152,8 @@ idemq_task_not_before(const Chore *chore, int32 queue_id)
 }
 
 /*
- * Has a task left alone for a while that came to nothing; forgets the trouble of
- * one that is done.  settings: as they were before it.
+ * Puts off a task that came to nothing for a while; forgets the trouble of one that is
+ * done.  settings: as they were before it.
  */
 static void
 note_result(const Task *task, TaskResult result, uint64 settings)
@@ -177,11 +180,11 @@ note_result(const Task *task, TaskResult result, uint64 settings)
 }
 
 /*
- * Runs a chore of a queue; returns false, and it is left alone for a while, when it
- * comes to nothing.
+ * Runs a chore of a queue, or, with queue_id 0, of all; returns false, and it is put
+ * off for a while, when it comes to nothing.
  */
 bool
-idemq_task_run(const Chore *chore, int32 queue_id)
+idemq_chore_run(const Chore *chore, int32 queue_id)
 {
 	Task task = {chore, queue_id};
 	uint64 settings = idemq_slots_settings();
@@ -193,26 +196,36 @@ idemq_task_run(const Chore *chore, int32 queue_id)
 	return done && queue_seen;
 }
 
-static void
-run_for_all(void *arg)
+/*
+ * Runs a chore if its time has come and it has not just failed; view: of its queue,
+ * NULL for all.  Returns when (mono) to come again.
+ */
+int64
+idemq_chore_run_if_due(const Chore *chore, const SlotView *view)
 {
-	((const Chore *) arg)->run_for_all();
-}
+	int32 queue_id = view == NULL ? 0 : view->queue_id;
+	int64 when = chore->due_at(view);
+	int64 allowed;
+	bool done;
 
-/* Runs a chore that is for all queues at once; false when it failed, as above. */
-bool
-idemq_task_run_for_all(const Chore *chore)
-{
-	Task task = {chore, 0};
-	bool done = in_transaction(chore->name, run_for_all, (void *) chore);
-
-	note_result(&task, done ? TASK_DONE : TASK_FAILED, 0);
-	return done;
+	if (when == PG_INT64_MAX)
+		return when;
+	allowed = not_before(chore, queue_id);
+	when = Max(when, allowed);
+	if (when > idemq_mono_now())
+		return when;
+	if (chore->begin != NULL)
+		chore->begin(view);
+	done = idemq_chore_run(chore, queue_id);
+	if (chore->ended != NULL)
+		chore->ended(view, done);
+	/* A view is of before the run: only a new one says what is left to do. */
+	return view == NULL ? chore->due_at(NULL) : 0;
 }
 
 /* Prepares this process. */
 void
-idemq_tasks_begin(void)
+idemq_chores_prepare(void)
 {
 	HASHCTL info = {0};
 

@@ -5,19 +5,27 @@
 #ifndef IDEMQ_WORKER_CHORE_RUNNER_H
 #define IDEMQ_WORKER_CHORE_RUNNER_H
 
-#include "queue/queues.h"
+#include "queue/queue_settings.h"
 
-/* One of the two is set. */
+/*
+ * A chore is for one queue, of which it gets a view, or for all queues at once: then
+ * view is NULL.
+ */
 typedef struct Chore
 {
 	const char *name;
+	/* Returns when (mono) it is to run: PG_INT64_MAX for never, the past for now. */
+	int64 (*due_at)(const SlotView *view);
+	/* Runs it, in a transaction of its own; one of the two is set. */
 	void (*run)(const QueueInfo *queue);
 	void (*run_for_all)(void);
+	/* Called before that transaction, and after it; may be NULL. */
+	void (*begin)(const SlotView *view);
+	void (*ended)(const SlotView *view, bool done);
 } Chore;
 
-extern void idemq_tasks_begin(void);
-extern int64 idemq_task_not_before(const Chore *chore, int32 queue_id);
-extern bool idemq_task_run(const Chore *chore, int32 queue_id);
-extern bool idemq_task_run_for_all(const Chore *chore);
+extern void idemq_chores_prepare(void);
+extern int64 idemq_chore_run_if_due(const Chore *chore, const SlotView *view);
+extern bool idemq_chore_run(const Chore *chore, int32 queue_id);
 
 #endif

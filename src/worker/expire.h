@@ -1,14 +1,14 @@
 /*
  * worker/expire.h
- *		Cancelling jobs that nobody claimed in time.
+ *		Cancelling jobs that were not claimed in time.
  */
 #ifndef IDEMQ_WORKER_EXPIRE_H
 #define IDEMQ_WORKER_EXPIRE_H
 
-#include "queue/queues.h"
+#include "queue/queue_settings.h"
 
-extern int64 idemq_expire_due_at(QueueSlot *slot, int32 queue_id);
+extern int64 idemq_expire_due_at(const SlotView *view);
 extern void idemq_expire_some(const QueueInfo *queue);
-extern void idemq_expire_ended(QueueSlot *slot, int32 queue_id, bool done);
+extern void idemq_expire_ended(const SlotView *view, bool done);
 
 #endif

@@ -3,14 +3,14 @@
  *		The process that keeps a worker in each database with idemq.
  *
  * It belongs to no database.  When it starts, or idemq.worker is set on, it has each
- * database looked into, a few at a time: by a worker, which stays if it finds the extension.  From
- * then on it is told: by CREATE EXTENSION and by the first use of idemq in a
- * session (shared/worker_board.c).  A worker that ended is started again after half a
- * second, later if it keeps ending.
+ * database visited, a few at a time: by a worker, which stays if it finds the extension.
+ * From then on sessions say where a worker is wanted (shared/worker_board.c): at the commit
+ * of CREATE EXTENSION and CREATE DATABASE, and at the first use of idemq in a session.  A
+ * worker that ended is started again after half a second, later if it keeps ending.
  *
  * The postmaster starts it when recovery is over: a standby has none until its
- * promotion, and so no worker.  Binary upgrade has none.  Template databases are
- * not looked into; one whose idemq is used gets its worker like any other.
+ * promotion, and so no worker.  Binary upgrade has none.  Template databases are not
+ * visited; one whose idemq is used gets its worker like any other.
  */
 #include "postgres.h"
 
@@ -37,7 +37,7 @@
 #include "base/idemq.h"
 #include "base/settings.h"
 
-/* Databases looked into at a time. */
+/* Databases visited at a time. */
 #define MAX_STARTING 2
 /* A worker that has not attached by then has failed, or never came. */
 #define START_PATIENCE (10 * USECS_PER_SEC)
@@ -46,7 +46,7 @@
 /* A complaint is repeated that often. */
 #define COMPLAIN_INTERVAL USECS_PER_HOUR
 
-/* A worker asked for that has not attached yet; at the index of its place. */
+/* A worker asked for that has not attached yet; at the index of its place on the board. */
 typedef struct Start
 {
 	BackgroundWorkerHandle *handle;
@@ -56,7 +56,7 @@ typedef struct Start
 pg_noreturn PGDLLEXPORT void idemq_launcher_main(Datum arg);
 
 static Start *starts;
-static List *to_look_into = NIL; /* of database OIDs */
+static List *to_visit = NIL;	 /* of database OIDs */
 static int64 next_complaint = 0; /* mono */
 
 /* Returns whether a worker could connect to a database. */
@@ -67,9 +67,9 @@ is_open(Form_pg_database database)
 }
 
 /*
- * Lists the databases in which a worker could find the extension, but for templates;
- * or only the one asked for, which may be one.  By a scan: caches are told of a
- * DROP DATABASE only after its commit has woken us.
+ * Lists the databases in which a worker could find the extension, without templates;
+ * or only the given one, which may be a template.  By a scan: the invalidations of a DROP
+ * DATABASE are sent only after its commit has woken us.
  */
 static List *
 list_databases(Oid only)
@@ -120,7 +120,7 @@ complain_about_slots(void)
 							  "each database with idemq) and restart the server.")));
 }
 
-/* Asks the postmaster for the worker of a place. */
+/* Asks the postmaster for the worker of a place on the board. */
 static void
 start_worker(const WorkerPlace *place)
 {
@@ -186,7 +186,7 @@ check_starts(void)
 }
 
 /*
- * Starts the workers that are wanted and due, and looks into the next database.
+ * Starts the workers that are wanted and due, and has the next database visited.
  * Returns when (mono) there is something to do again.
  */
 static int64
@@ -197,11 +197,11 @@ start_workers(void)
 	int64 next = starting > 0 ? idemq_mono_now() + START_RETRY : PG_INT64_MAX;
 	int count;
 
-	while (to_look_into != NIL && starting < MAX_STARTING)
+	while (to_visit != NIL && starting < MAX_STARTING)
 	{
-		if (!idemq_worker_want(linitial_oid(to_look_into)))
-			break; /* no place: one is free when a worker found nothing */
-		to_look_into = list_delete_first(to_look_into);
+		if (!idemq_worker_want(linitial_oid(to_visit)))
+			break; /* the board is full: an entry is free again when a worker found nothing */
+		to_visit = list_delete_first(to_visit);
 		starting++;
 	}
 	count = idemq_workers_list(false, places, max_worker_processes);
@@ -216,19 +216,19 @@ start_workers(void)
 		else
 			next = Min(next, places[i].not_before);
 	}
-	if (to_look_into != NIL)
+	if (to_visit != NIL)
 		next = Min(next, idemq_mono_now() + START_RETRY);
 	pfree(places);
 	return next;
 }
 
-/* Has all databases looked into. */
+/* Has all databases visited. */
 static void
-look_around(void)
+visit_all(void)
 {
 	MemoryContextSwitchTo(TopMemoryContext);
-	list_free(to_look_into);
-	to_look_into = list_databases(InvalidOid);
+	list_free(to_visit);
+	to_visit = list_databases(InvalidOid);
 }
 
 /* Main function of the launcher. */
@@ -255,7 +255,7 @@ idemq_launcher_main(Datum arg)
 		int64 left;
 
 		if (idemq_worker && !was_on)
-			look_around();
+			visit_all();
 		was_on = idemq_worker;
 		MemoryContextSwitchTo(context);
 		if (idemq_worker)

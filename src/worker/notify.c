@@ -1,12 +1,16 @@
 /*
  * worker/notify.c
  *		NOTIFY: what became ready, and events of single jobs.  Only the background
- *		worker sends it, so that no producer takes the lock that NOTIFY takes at
- *		commit.
+ *		worker sends it, so that no producer takes the cluster-wide lock that NOTIFY
+ *		takes at commit.
  *
- * Two steps, with a commit between them: idemq_tell reads how far each queue's
- * announcements and events have come, and sends; idemq_told, after the commit,
- * notes that they are told.  A worker that dies in between tells twice.
+ * A queue's slot counts its announcements (announced) and how many of them have been
+ * sent (notified); events of jobs are in its ring.  There are two steps, with a commit
+ * between them.  idemq_notify_send reads announced, copies the rings and sends;
+ * idemq_notify_sent, after the commit, writes what was read to notified and removes what
+ * was copied.  What comes in between makes the two differ again.  A worker that dies
+ * between the commit and the second step has its successor send twice, never not at all.
+ * A full ring counts what it loses, which is sent as "overflow".
  *
  * Payloads are JSON made of words, numbers and a queue's name, which has no
  * character that JSON would escape.  Any role can LISTEN: there is never a
@@ -25,8 +29,8 @@
 #include "shared/slots.h"
 #include "base/settings.h"
 
-/* What a queue has to tell, as it was read before the NOTIFY. */
-typedef struct Telling
+/* What there is to send for a queue, as it was read before the NOTIFY. */
+typedef struct QueueNews
 {
 	QueueSlot *slot;
 	int32 queue_id;
@@ -34,10 +38,10 @@ typedef struct Telling
 	bool known; /* the queue was found: else it is being created still */
 	uint64 announced;
 	NewsBatch batch;
-} Telling;
+} QueueNews;
 
-static MemoryContext tell_context = NULL;
-static List *tellings = NIL; /* of Telling, between idemq_tell and idemq_told */
+static MemoryContext news_context = NULL;
+static List *unsent = NIL; /* of QueueNews, between idemq_notify_send and idemq_notify_sent */
 
 static bool
 has_news(QueueSlot *slot)
@@ -47,111 +51,111 @@ has_news(QueueSlot *slot)
 }
 
 static void
-look_for_news(const SlotView *view, void *arg)
+check_for_news(const SlotView *view, void *arg)
 {
 	*(bool *) arg |= has_news(view->slot);
 }
 
-/* Returns whether there is anything to tell in this database. */
+/* Returns whether there is anything to send in this database. */
 bool
-idemq_tell_waiting(void)
+idemq_notify_waiting(void)
 {
 	bool waiting = false;
 
-	idemq_for_each_slot(MyDatabaseId, look_for_news, &waiting);
+	idemq_for_each_slot(MyDatabaseId, check_for_news, &waiting);
 	return waiting;
 }
 
-/* Reads what a queue has to tell. */
+/* Reads what there is to send for a queue. */
 static void
 collect(const SlotView *view, void *arg)
 {
-	Telling *telling;
+	QueueNews *news;
 	MemoryContext old;
 
 	if (!has_news(view->slot))
 		return;
-	old = MemoryContextSwitchTo(tell_context);
-	telling = palloc(sizeof(Telling));
-	telling->slot = view->slot;
-	telling->queue_id = view->queue_id;
-	telling->announced = pg_atomic_read_u64(&view->slot->announced);
-	telling->ready = telling->announced != pg_atomic_read_u64(&view->slot->notified);
-	idemq_events_copy(view->slot, &telling->batch);
-	tellings = lappend(tellings, telling);
+	old = MemoryContextSwitchTo(news_context);
+	news = palloc(sizeof(QueueNews));
+	news->slot = view->slot;
+	news->queue_id = view->queue_id;
+	news->announced = pg_atomic_read_u64(&view->slot->announced);
+	news->ready = news->announced != pg_atomic_read_u64(&view->slot->notified);
+	idemq_events_copy(view->slot, &news->batch);
+	unsent = lappend(unsent, news);
 	MemoryContextSwitchTo(old);
 }
 
-/* Sends what one queue has to tell. */
+/* Sends the news of one queue. */
 static void
-send(const Telling *telling, const QueueInfo *queue)
+send(const QueueNews *news, const QueueInfo *queue)
 {
 	static const char *const names[] = {[JOB_LEASE_EXPIRED] = "lease_expired",
 										[JOB_WORKER_LOST] = "worker_lost",
 										[JOB_DIED] = "dead"};
 	char *channel = psprintf("idemq_%s", queue->name);
 
-	for (int i = 0; i < telling->batch.count; i++)
+	for (int i = 0; i < news->batch.count; i++)
 	{
-		const JobNews *news = &telling->batch.news[i];
+		const JobNews *event = &news->batch.news[i];
 
 		Async_Notify(channel,
 					 psprintf("{\"event\":\"%s\",\"queue\":\"%s\",\"id\":%lld,\"attempt\":%d}",
-							  names[news->kind], queue->name, (long long) news->job_id,
-							  news->attempt));
+							  names[event->kind], queue->name, (long long) event->job_id,
+							  event->attempt));
 	}
-	if (telling->batch.lost > 0)
+	if (news->batch.lost > 0)
 		Async_Notify(channel, psprintf("{\"event\":\"overflow\",\"queue\":\"%s\",\"lost\":%llu}",
-									   queue->name, (unsigned long long) telling->batch.lost));
-	if (telling->ready && !queue->paused)
+									   queue->name, (unsigned long long) news->batch.lost));
+	if (news->ready && !queue->paused)
 		Async_Notify(channel, psprintf("{\"event\":\"ready\",\"queue\":\"%s\"}", queue->name));
 }
 
-/* Sends what there is to tell, in the caller's transaction. */
+/* Sends what there is to send, in the caller's transaction. */
 void
-idemq_tell(void)
+idemq_notify_send(void)
 {
 	ListCell *lc;
 
-	if (tell_context == NULL)
-		tell_context =
-			AllocSetContextCreate(TopMemoryContext, "idemq tell", ALLOCSET_DEFAULT_SIZES);
-	tellings = NIL;
-	MemoryContextReset(tell_context);
+	if (news_context == NULL)
+		news_context =
+			AllocSetContextCreate(TopMemoryContext, "idemq news", ALLOCSET_DEFAULT_SIZES);
+	unsent = NIL;
+	MemoryContextReset(news_context);
 	idemq_for_each_slot(MyDatabaseId, collect, NULL);
-	foreach(lc, tellings)
+	foreach(lc, unsent)
 	{
-		Telling *telling = lfirst(lc);
+		QueueNews *news = lfirst(lc);
 		QueueInfo queue;
 
 		CHECK_FOR_INTERRUPTS();
-		telling->known = idemq_queue_by_id(telling->queue_id, &queue);
-		if (idemq_notify && telling->known)
-			send(telling, &queue);
+		news->known = idemq_queue_by_id(news->queue_id, &queue);
+		if (idemq_notify && news->known)
+			send(news, &queue);
 	}
 }
 
 /*
- * Notes that what idemq_tell sent is told: its transaction has committed.  Returns
- * whether that was all: a queue that is being created has to wait.
+ * Notes that what idemq_notify_send sent is known to listeners: its transaction has
+ * committed.  Returns whether that was all: a queue that is being created has to wait.
  */
 bool
-idemq_told(void)
+idemq_notify_sent(void)
 {
 	ListCell *lc;
 	bool all = true;
 
-	foreach(lc, tellings)
+	foreach(lc, unsent)
 	{
-		const Telling *telling = lfirst(lc);
+		const QueueNews *news = lfirst(lc);
 
-		all &= telling->known;
-		if (!telling->known || !idemq_slot_is_of(telling->slot, telling->queue_id))
+		all &= news->known;
+		if (!news->known || !idemq_slot_is_of(news->slot, news->queue_id))
 			continue;
-		pg_atomic_write_u64(&telling->slot->notified, telling->announced);
-		idemq_events_told(telling->slot, &telling->batch);
+		pg_atomic_write_u64(&news->slot->notified, news->announced);
+		idemq_events_told(news->slot, &news->batch);
 	}
-	tellings = NIL;
-	MemoryContextReset(tell_context);
+	unsent = NIL;
+	MemoryContextReset(news_context);
 	return all;
 }

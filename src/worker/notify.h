@@ -5,8 +5,8 @@
 #ifndef IDEMQ_WORKER_NOTIFY_H
 #define IDEMQ_WORKER_NOTIFY_H
 
-extern bool idemq_tell_waiting(void);
-extern void idemq_tell(void);
-extern bool idemq_told(void);
+extern bool idemq_notify_waiting(void);
+extern void idemq_notify_send(void);
+extern bool idemq_notify_sent(void);
 
 #endif

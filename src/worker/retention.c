@@ -3,25 +3,25 @@
  *		Deleting what is past its retention: finished jobs and their attempts, and
  *		what idemq.once has seen.
  *
- * The background worker does so in rounds, idemq.purge_interval apart.  A round is
- * made of batches, each in a transaction of its own, without anything else waiting
- * for it: between two batches all other chores have their turn.  Which jobs a round
- * looks at: worker/retention_fronts.c.  A batch never waits for a row that somebody holds, but
- * deletes the version that it has looked at, or nothing: a job that comes back to
- * life meanwhile stays.
+ * The background worker does so in rounds, idemq.purge_interval apart.  A round
+ * consists of batches of 5 ms, each in a transaction of its own; between two batches all
+ * other chores have their turn.  Which jobs a round visits: worker/retention_fronts.c.
+ * A batch never waits for a row that another transaction holds, and deletes the version
+ * that it has fetched, or nothing: a job that is redriven meanwhile stays.
  *
- * Each round ends with some of the sweep: a look at all finished jobs, from the
- * oldest on, for what the rounds have missed.  It takes 1 % of the time, but one batch
- * a round at least.
+ * Each round ends with a part of the sweep: a scan of all finished jobs, from the oldest
+ * on, for what the rounds have missed.  It takes 1 % of the time, and at least one batch
+ * a round.
  *
- * The history of a job that was deleted by hand stays: nobody can tell it from that of
- * a job which pg_restore has not brought back yet.
+ * The history of a job that was deleted by hand stays: it cannot be distinguished from
+ * that of a job which pg_restore has not restored yet.
  *
- * With user triggers and the like on idemq.jobs each row is deleted by SQL in a
- * subtransaction: one that is refused stays, and does not keep the others.
+ * With user triggers and the like on idemq.jobs each row is deleted by SQL, in a
+ * subtransaction and with deferred constraints checked at once: a row whose deletion is
+ * refused stays, and the others go.
  *
- * State is local to the process; what a batch changes in it is taken back when its
- * transaction fails.  Locks: as table/jobs.c.
+ * State is local to the process.  What a batch changed in it is undone when its
+ * transaction fails, even at the commit.  Locks: as table/jobs.c.
  */
 #include "postgres.h"
 
@@ -54,7 +54,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_apply_retention);
 #define BATCH_ROWS_BY_SQL 50
 #define BATCH_TIME INT64CONST(5000)
 #define BATCH_ENTRIES 20000
-/* The sweep takes a part of 1 / SWEEP_SHARE of the time, and begins again so long after it began. */
+/* The sweep takes a part of 1 / SWEEP_SHARE of the time; two begin at least so far apart. */
 #define SWEEP_SHARE 100
 #define SWEEP_PAUSE (10 * USECS_PER_MINUTE)
 
@@ -68,10 +68,10 @@ typedef struct Batch
 	int rows;
 	int64 *ids;			  /* of the rows */
 	QueueInfo queue;	  /* of the last row */
-	Retention *retention; /* whose look it is; NULL for the sweep */
+	Retention *retention; /* whose scan it is; NULL for the sweep */
 } Batch;
 
-/* Where the rounds are. */
+/* What the rounds have come to. */
 typedef enum Stage
 {
 	STAGE_BEGIN,
@@ -85,14 +85,14 @@ typedef struct Rounds
 	Stage stage;
 	int64 began; /* mono: the last one */
 	TimestampTz now;
-	Look sweep;
+	FinishedScan sweep;
 	int64 swept;	  /* microseconds of this round */
 	int64 next_sweep; /* mono */
 	TimestampTz seen; /* what expired before is deleted */
 } Rounds;
 
 static Rounds rounds = {.stage = STAGE_BEGIN};
-/* As they were before a batch, and what it works on. */
+/* As they were before a batch, and the retention that it works on. */
 static Rounds rounds_before;
 static Retention retention_before;
 static Retention *retention_now = NULL;
@@ -131,7 +131,7 @@ purge_seen(TimestampTz *from, TimestampTz now, int64 limit)
 	return more;
 }
 
-/* Has deferred constraints of a user's checked row by row, where a refusal is of that row alone. */
+/* Has deferred constraints checked row by row, so that a refusal concerns one row alone. */
 static void
 check_constraints_at_once(void)
 {
@@ -142,7 +142,7 @@ check_constraints_at_once(void)
 	idemq_sql_end(&scope);
 }
 
-/* Logs why a job stays, once in a round, unless it is that we are to stop: then raises. */
+/* Logs why a job stays, once in a round; raises a query cancel again. */
 static void
 note_refusal(const Job *job, ErrorData *error)
 {
@@ -189,7 +189,7 @@ delete_by_sql(const Job *job, TimestampTz finished_at)
 	return deleted;
 }
 
-/* Deletes a fetched row that is past its retention, if nobody holds it. */
+/* Deletes a fetched row that is past its retention, unless a transaction holds it. */
 static void
 delete_row(Batch *batch, const Job *job, TimestampTz finished_at)
 {
@@ -229,12 +229,12 @@ consider(Batch *batch)
 }
 
 /*
- * Goes on with a look: deletes what is past its retention, max_rows at most, and
+ * Goes on with a scan: deletes what is past its retention, max_rows at most, and
  * their attempts.  until: mono, when to stop; PG_INT64_MAX for never.  Returns how
  * many jobs were deleted.
  */
 static int
-purge_jobs(Look *look, Retention *retention, TimestampTz now, int max_rows, int64 until)
+purge_jobs(FinishedScan *scan, Retention *retention, TimestampTz now, int max_rows, int64 until)
 {
 	Batch batch = {.now = now, .until = until, .max_rows = max_rows, .retention = retention};
 	int entries = 0;
@@ -247,14 +247,14 @@ purge_jobs(Look *look, Retention *retention, TimestampTz now, int max_rows, int6
 		check_constraints_at_once();
 	}
 	batch.ids = palloc(batch.max_rows * sizeof(int64));
-	idemq_jobs_finished_begin(&batch.table, &look->at, look->until);
+	idemq_jobs_finished_begin(&batch.table, &scan->at, scan->until);
 	while (batch.rows < batch.max_rows)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (until < PG_INT64_MAX &&
 			(entries++ == BATCH_ENTRIES || (entries % 64 == 0 && idemq_mono_now() > until)))
 			break;
-		more = idemq_jobs_finished_next(&batch.table, &look->at);
+		more = idemq_jobs_finished_next(&batch.table, &scan->at);
 		if (!more)
 			break;
 		consider(&batch);
@@ -264,33 +264,33 @@ purge_jobs(Look *look, Retention *retention, TimestampTz now, int max_rows, int6
 	idemq_jobs_close(&batch.table);
 	pfree(batch.ids);
 	if (!more)
-		look->at = idemq_jobs_finished_from(look->until);
+		scan->at = idemq_jobs_finished_from(scan->until);
 	return batch.rows;
 }
 
-/* Goes on with the sweep, or, if it is time, begins a new one; false when this round has had its part. */
+/* Goes on with the sweep, or begins a new one in time; false when this round has had its part. */
 static bool
 sweep(void)
 {
 	int64 mono = idemq_mono_now();
 
-	if (look_is_over(&rounds.sweep) && mono >= rounds.next_sweep)
+	if (finished_scan_is_over(&rounds.sweep) && mono >= rounds.next_sweep)
 	{
 		rounds.sweep.at = idemq_jobs_finished_from(DT_NOBEGIN);
 		rounds.sweep.until = idemq_retention_shortest(rounds.now);
 		rounds.seen = DT_NOBEGIN;
 		rounds.next_sweep = mono + SWEEP_PAUSE;
 	}
-	if (!look_is_over(&rounds.sweep))
+	if (!finished_scan_is_over(&rounds.sweep))
 		(void) purge_jobs(&rounds.sweep, NULL, rounds.now, BATCH_ROWS, mono + BATCH_TIME);
 	rounds.swept += idemq_mono_now() - mono;
-	return !look_is_over(&rounds.sweep) &&
+	return !finished_scan_is_over(&rounds.sweep) &&
 		   rounds.swept < idemq_purge_interval * INT64CONST(1000) / SWEEP_SHARE;
 }
 
 /* Returns when (mono) the next batch is to be done. */
 int64
-idemq_purge_due_at(void)
+idemq_retention_due_at(void)
 {
 	if (idemq_purge_interval <= 0)
 		return PG_INT64_MAX;
@@ -311,11 +311,11 @@ begin_round(void)
 	rounds.stage = STAGE_JOBS;
 }
 
-/* Does one batch, in its transaction; idemq_purge_ended must be told how that ended. */
+/* Does one batch, in its transaction; to be followed by idemq_retention_ended. */
 void
-idemq_purge_some(void)
+idemq_retention_run(void)
 {
-	Look *look;
+	FinishedScan *scan;
 
 	rounds_before = rounds;
 	retention_now = NULL;
@@ -323,13 +323,13 @@ idemq_purge_some(void)
 		begin_round();
 	if (rounds.stage == STAGE_JOBS)
 	{
-		look = idemq_retentions_look(&retention_now);
-		if (look == NULL)
+		scan = idemq_retentions_next_scan(&retention_now);
+		if (scan == NULL)
 			rounds.stage = STAGE_SEEN;
 		else
 		{
 			retention_before = *retention_now;
-			(void) purge_jobs(look, retention_now, rounds.now, BATCH_ROWS,
+			(void) purge_jobs(scan, retention_now, rounds.now, BATCH_ROWS,
 							  idemq_mono_now() + BATCH_TIME);
 			return;
 		}
@@ -340,9 +340,9 @@ idemq_purge_some(void)
 		rounds.stage = STAGE_BEGIN;
 }
 
-/* Takes back what the last batch thought it had done, unless its transaction is done. */
+/* Undoes what the last batch noted, unless its transaction has committed. */
 void
-idemq_purge_ended(bool done)
+idemq_retention_ended(bool done)
 {
 	if (done)
 		return;
@@ -357,15 +357,15 @@ idemq_sql_apply_retention(PG_FUNCTION_ARGS)
 {
 	int max_jobs = idemq_arg_int(fcinfo, 0, "max_jobs", 1, PG_INT32_MAX);
 	TimestampTz now = idemq_now();
-	Look look = {idemq_jobs_finished_from(DT_NOBEGIN), idemq_retention_shortest(now)};
+	FinishedScan scan = {idemq_jobs_finished_from(DT_NOBEGIN), idemq_retention_shortest(now)};
 	TimestampTz seen = DT_NOBEGIN;
 	int64 purged = 0;
 
 	idemq_jobs_check_writable();
 	refusal_logged = false;
-	while (purged < max_jobs && !look_is_over(&look))
+	while (purged < max_jobs && !finished_scan_is_over(&scan))
 		purged +=
-			purge_jobs(&look, NULL, now, (int) Min(BATCH_ROWS, max_jobs - purged), PG_INT64_MAX);
+			purge_jobs(&scan, NULL, now, (int) Min(BATCH_ROWS, max_jobs - purged), PG_INT64_MAX);
 	(void) purge_seen(&seen, now, max_jobs);
 	PG_RETURN_INT64(purged);
 }

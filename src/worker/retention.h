@@ -5,8 +5,8 @@
 #ifndef IDEMQ_WORKER_RETENTION_H
 #define IDEMQ_WORKER_RETENTION_H
 
-extern int64 idemq_purge_due_at(void);
-extern void idemq_purge_some(void);
-extern void idemq_purge_ended(bool done);
+extern int64 idemq_retention_due_at(void);
+extern void idemq_retention_run(void);
+extern void idemq_retention_ended(bool done);
 
 #endif

@@ -1,25 +1,29 @@
 /*
  * worker/retention_fronts.c
- *		Which finished jobs are to be looked at, whether their retention is over.
+ *		Which finished jobs are to be checked, whether their retention is over.
  *
  * The index of finished jobs has those of all queues, in the order in which they
- * finished.  Queues keep their jobs for different times.  So there is one front for
- * each length of time that any queue keeps jobs for: what finished before
- * now - length is looked at once for that length, from where the front was to where
- * it is now.  A job that is kept for 30 days is met once on its way by the front of
- * one minute, and then by that of 30 days; what the first front has deleted is not
- * met again.  The cost of a job is as many looks as there are lengths up to its own.
+ * finished.  Queues keep their jobs for different times: a scan from its start every
+ * 10 s would read 30 days of one queue's jobs to find the last minute of another's, and
+ * all dead entries before them.  So there is one front for each length of time that any
+ * queue keeps jobs for: what finished before now - length is visited once for that
+ * length, from where the front was to where it is now.  A job that is kept for 30 days is
+ * met once by the front of one minute, and then by that of 30 days; what the first front
+ * has deleted is not met again.  A job costs as many visits as there are lengths up to
+ * its own.
  *
- * A front goes over each place once.  What it misses:
+ * A front passes each position once.  It misses
  *
- *		a row that somebody holds
- *		a row whose finished_at was written by a transaction that is open still
+ *		a row that another transaction holds
+ *		a row whose finished_at was written by a transaction that is still open:
+ *		finished_at is the time of the call
  *
  * Both are there, or gone, when the transactions of that time have ended: then
- * there is a second look at that part of the index.  A front cannot have missed the
- * second kind when every transaction that runs now began after all that it looks at
- * had finished.  When transactions began is known by their numbers, which are
- * marked each round.  The rest (rows moved or written by hand, a transaction that
+ * there is a second scan of that part of the index.  New transactions do not put it off:
+ * what is missed is gathered while an older part waits for its end.  A front cannot have
+ * missed the second kind when every running transaction began after all that it visits
+ * had finished.  When transactions began is known by their numbers, which are marked each
+ * round.  The rest (rows moved or written by hand, a transaction that
  * had no number yet) is for the sweep (worker/retention.c).
  *
  * All is local to this process, and begins anew with it: at the oldest row.
@@ -35,11 +39,12 @@
 #include "worker/retention_fronts.h"
 #include "table/jobs_finished.h"
 #include "queue/queues.h"
+#include "base/args.h"
 
 /* What a queue keeps jobs for: without a key, and with one. */
 typedef struct QueueKeeps
 {
-	int32 queue_id;
+	int32 queue_id; /* first, for idemq_compare_int32 */
 	int64 keeps[2];
 } QueueKeeps;
 
@@ -69,15 +74,6 @@ idemq_retention_of(const Job *job, const QueueInfo *queue)
 	return keep_of(queue, for_key);
 }
 
-static int
-compare_keeps(const void *a, const void *b)
-{
-	int32 x = ((const QueueKeeps *) a)->queue_id;
-	int32 y = ((const QueueKeeps *) b)->queue_id;
-
-	return (x > y) - (x < y);
-}
-
 /* Reads what all queues keep jobs for, in the order of queue_id, in TopMemoryContext. */
 static QueueKeeps *
 read_keeps(int *count)
@@ -94,7 +90,7 @@ read_keeps(int *count)
 			keeps[(*count)++] =
 				(QueueKeeps){ids[i], {keep_of(&queue, false), keep_of(&queue, true)}};
 	}
-	qsort(keeps, *count, sizeof(QueueKeeps), compare_keeps);
+	qsort(keeps, *count, sizeof(QueueKeeps), idemq_compare_int32);
 	return keeps;
 }
 
@@ -127,7 +123,8 @@ follow_settings(void)
 	{
 		const QueueKeeps *queue = &keeps[i / 2];
 		const QueueKeeps *before =
-			nknown == 0 ? NULL : bsearch(queue, known, nknown, sizeof(QueueKeeps), compare_keeps);
+			nknown == 0 ? NULL
+						: bsearch(queue, known, nknown, sizeof(QueueKeeps), idemq_compare_int32);
 		int64 keep = queue->keeps[i % 2];
 		Retention *old = find_retention(retentions, nretentions, keep);
 		Retention *retention = find_retention(made, nmade, keep);
@@ -194,7 +191,7 @@ gather(Retention *retention, TimestampTz from, TimestampTz until, uint64 xid)
 	missed->xid = Max(missed->xid, xid);
 }
 
-/* Notes a row that somebody holds: it is looked at again when all who run now have ended. */
+/* Notes a row that is held: it is visited again when all transactions that run now have ended. */
 void
 idemq_retention_note_held(Retention *retention, TimestampTz finished_at)
 {
@@ -202,19 +199,19 @@ idemq_retention_note_held(Retention *retention, TimestampTz finished_at)
 		   U64FromFullTransactionId(ReadNextFullTransactionId()));
 }
 
-/* Sets what one length has to look at in this round.  oldest: no transaction before it runs. */
+/* Sets what one length has to visit in this round.  oldest: no transaction before it runs. */
 static void
 begin_round(Retention *retention, TimestampTz now, uint64 next_xid, uint64 oldest)
 {
-	Look *front = &retention->front;
+	FinishedScan *front = &retention->front;
 	uint64 since;
 
 	mark(retention, now, next_xid);
 	front->until = now - retention->keep;
 	since = xid_at(retention, front->until, next_xid);
-	if (!look_is_over(front) && oldest < since)
+	if (!finished_scan_is_over(front) && oldest < since)
 		gather(retention, front->at.finished_at, front->until, since);
-	if (!look_is_over(&retention->again))
+	if (!finished_scan_is_over(&retention->again))
 		return;
 	if (retention->waiting.from < retention->waiting.until && oldest >= retention->waiting.xid)
 	{
@@ -236,7 +233,7 @@ begin_round(Retention *retention, TimestampTz now, uint64 next_xid, uint64 oldes
 void
 idemq_retentions_begin_round(TimestampTz now)
 {
-	/* In this order: who gets a number between the two is younger. */
+	/* In this order: a transaction that gets a number between the two is younger. */
 	uint64 next_xid = U64FromFullTransactionId(ReadNextFullTransactionId());
 	int32 age = (int32) ((TransactionId) next_xid - GetOldestActiveTransactionId());
 	uint64 oldest = next_xid - (uint64) Max(age, 0);
@@ -246,22 +243,22 @@ idemq_retentions_begin_round(TimestampTz now)
 		begin_round(&retentions[i], now, next_xid, oldest);
 }
 
-/* Returns a look that is not over, and its retention; NULL when the round is. */
-Look *
-idemq_retentions_look(Retention **retention)
+/* Returns a scan that is not over, and its retention; NULL when the round is. */
+FinishedScan *
+idemq_retentions_next_scan(Retention **retention)
 {
 	for (int i = 0; i < nretentions; i++)
 	{
 		*retention = &retentions[i];
-		if (!look_is_over(&retentions[i].front))
+		if (!finished_scan_is_over(&retentions[i].front))
 			return &retentions[i].front;
-		if (!look_is_over(&retentions[i].again))
+		if (!finished_scan_is_over(&retentions[i].again))
 			return &retentions[i].again;
 	}
 	return NULL;
 }
 
-/* Returns before when what has finished may be past its retention in some queue. */
+/* Returns the time before which a finished job may be past its retention in some queue. */
 TimestampTz
 idemq_retention_shortest(TimestampTz now)
 {

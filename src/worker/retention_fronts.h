@@ -1,28 +1,28 @@
 /*
  * worker/retention_fronts.h
- *		Which finished jobs are to be looked at, whether their retention is over.
+ *		Which finished jobs are to be checked, whether their retention is over.
  */
 #ifndef IDEMQ_WORKER_RETENTION_FRONTS_H
 #define IDEMQ_WORKER_RETENTION_FRONTS_H
 
 #include "table/jobs.h"
 #include "table/jobs_finished.h"
-#include "queue/queues.h"
+#include "queue/queue_settings.h"
 
 /* A part of the index of finished jobs: what is behind at, and finished before until. */
-typedef struct Look
+typedef struct FinishedScan
 {
 	FinishedKey at;
 	TimestampTz until;
-} Look;
+} FinishedScan;
 
 static inline bool
-look_is_over(const Look *look)
+finished_scan_is_over(const FinishedScan *scan)
 {
-	return look->at.finished_at >= look->until;
+	return scan->at.finished_at >= scan->until;
 }
 
-/* Jobs that a look may have missed, until every transaction before xid has ended. */
+/* Jobs that a scan may have missed, until every transaction before xid has ended. */
 typedef struct Missed
 {
 	TimestampTz from; /* from >= until: none */
@@ -43,10 +43,10 @@ typedef struct XidMark
 typedef struct Retention
 {
 	int64 keep;
-	Look front;		 /* goes on where it ended, round after round */
-	Look again;		 /* a second look at what was missed */
-	Missed waiting;	 /* for the end of transactions, to be looked at again */
-	Missed gathered; /* missed since then */
+	FinishedScan front; /* goes on where it ended, round after round */
+	FinishedScan again; /* a second scan of what was missed */
+	Missed waiting;		/* for the end of transactions, to be scanned again */
+	Missed gathered;	/* missed since then */
 	int nmarks;
 	XidMark marks[XID_MARKS]; /* in the order of time */
 } Retention;
@@ -54,7 +54,7 @@ typedef struct Retention
 extern int64 idemq_retention_of(const Job *job, const QueueInfo *queue);
 extern TimestampTz idemq_retention_shortest(TimestampTz now);
 extern void idemq_retentions_begin_round(TimestampTz now);
-extern Look *idemq_retentions_look(Retention **retention);
+extern FinishedScan *idemq_retentions_next_scan(Retention **retention);
 extern void idemq_retention_note_held(Retention *retention, TimestampTz finished_at);
 
 #endif

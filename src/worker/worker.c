@@ -3,8 +3,9 @@
  *		The background worker of one database: it makes things prompt.
  *
  * It does what is due (worker/chores.c), says until when it sleeps, and sleeps on its
- * latch.  Sessions wake it for what is due earlier (shared/worker_board.c).  Nothing is its
- * alone: without it claims take back expired leases and find what came due.
+ * latch.  Sessions wake it for what is due earlier (shared/worker_board.h says why no
+ * wake-up is lost).  Nothing depends on it: without it, claims take back expired leases
+ * and find what came due.
  *
  * It ends when the extension is gone, when a session needs the database for
  * itself, and when idemq.worker is off; the launcher starts it again.
@@ -47,11 +48,11 @@ settle_settings(void)
 		{"default_transaction_deferrable", "off"},
 		{"statement_timeout", "0"},
 		COMPAT_TRANSACTION_TIMEOUT_OFF{"idle_in_transaction_session_timeout", "0"},
-		/* What a user's trigger waits for holds up that chore, not all others for ever. */
+		/* A lock that a user's trigger waits for holds up that chore, not the others for ever. */
 		{"lock_timeout", "10s"},
 		{"session_replication_role", "origin"},
 		{"row_security", "on"},
-		/* What it writes can be lost in a crash: the rows then say so, and it is done again. */
+		/* What is lost in a crash is found in the rows and done again. */
 		{"synchronous_commit", "off"},
 		{"search_path", "pg_catalog, pg_temp"},
 	};
@@ -66,7 +67,7 @@ has_extension(void)
 {
 	bool has;
 
-	/* Who asks us to look does so before the invalidations of his commit are sent. */
+	/* A commit asks for this check before its invalidations are sent. */
 	InvalidateSystemCaches();
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
@@ -76,7 +77,7 @@ has_extension(void)
 	return has;
 }
 
-/* Returns whether to go on; ends the place when there is nothing to do here. */
+/* Returns whether to go on; frees the place on the board when there is nothing to do here. */
 static bool
 may_stay(void)
 {
@@ -101,12 +102,12 @@ idemq_worker_idle_interrupts(void)
 		proc_exit(1);
 	QueryCancelPending = false; /* there is nothing to cancel */
 	CHECK_FOR_INTERRUPTS();
-	/* Else whoever writes catalogs finds us far behind with their invalidations. */
+	/* An idle process must not fall far behind with catalog invalidations. */
 	if (catchupInterruptPending)
 		ProcessCatchupInterrupt();
 }
 
-/* Sleeps until a time (mono), or until somebody has something earlier. */
+/* Sleeps until a time (mono), or until a session has something earlier. */
 static void
 sleep_until(int64 until)
 {
@@ -124,14 +125,14 @@ sleep_until(int64 until)
 	}
 }
 
-/* Who sleeps does without this worker now: has them look, and look again by themselves. */
+/* Sleepers are without this worker now: wakes them, and they check by themselves from then on. */
 static void
-tell_sleepers(int code, Datum arg)
+wake_sleepers(int code, Datum arg)
 {
 	idemq_wake_database(MyDatabaseId, false);
 }
 
-/* Main function of a worker; arg: the index of its place. */
+/* Main function of a worker; arg: the index of its place on the board. */
 void
 idemq_worker_main(Datum arg)
 {
@@ -142,9 +143,9 @@ idemq_worker_main(Datum arg)
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
 	memcpy(&serial, MyBgworkerEntry->bgw_extra, sizeof(serial));
-	/* Before we attach: it runs when our place is empty. */
-	on_shmem_exit(tell_sleepers, (Datum) 0);
-	/* First, so that who needs the database finds us. */
+	/* Before we attach: callbacks run in reverse order, so the entry is free when this one runs. */
+	on_shmem_exit(wake_sleepers, (Datum) 0);
+	/* First of all, so that a session that needs the database for itself finds us. */
 	if (!idemq_worker_attach(DatumGetInt32(arg), serial, &database) || !idemq_worker_is_wanted())
 		proc_exit(0);
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);

@@ -1,0 +1,68 @@
+/*
+ * api/checkpoint.c
+ *		SQL functions that a worker calls in the middle of an attempt, and that raise
+ *		when the attempt is no longer its own: checkpoint, assert_current.
+ */
+#include "postgres.h"
+
+#include "utils/builtins.h"
+
+#include "job/attempt.h"
+#include "job/transition.h"
+#include "table/jobs.h"
+#include "table/jobs_write.h"
+#include "base/args.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_checkpoint);
+PG_FUNCTION_INFO_V1(idemq_sql_assert_current);
+
+/* checkpoint(id, token, state) -> void; IQ001, IQ002, IQ006, 22004, 40001. */
+Datum
+idemq_sql_checkpoint(PG_FUNCTION_ARGS)
+{
+	JobsTable table;
+	Attempt attempt;
+	EventArgs args = {0};
+
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
+	idemq_arg_required(fcinfo, 2, "state");
+	args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
+	idemq_jobs_open(&table);
+	for (;;)
+	{
+		idemq_attempt_raise(&attempt, idemq_attempt_find(&table, PG_GETARG_INT64(0),
+														 PG_GETARG_INT64(1), &attempt));
+		if (idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_CHECKPOINT, &args,
+							 JOB_WAITS) == JOB_WRITTEN)
+			break;
+		idemq_jobs_refresh_or_raise(&table);
+	}
+	idemq_jobs_close(&table);
+	PG_RETURN_VOID();
+}
+
+/*
+ * assert_current(id, token) -> void; IQ001, IQ002, IQ006, 22004, 40001.  Locks the
+ * row FOR SHARE: what would end the attempt waits, or skips the job.
+ */
+Datum
+idemq_sql_assert_current(PG_FUNCTION_ARGS)
+{
+	JobsTable table;
+	Attempt attempt;
+
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
+	idemq_jobs_open(&table);
+	for (;;)
+	{
+		idemq_attempt_raise(&attempt, idemq_attempt_find(&table, PG_GETARG_INT64(0),
+														 PG_GETARG_INT64(1), &attempt));
+		if (idemq_jobs_lock(&table, &attempt.job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
+			break;
+		idemq_jobs_refresh_or_raise(&table);
+	}
+	idemq_jobs_close(&table);
+	PG_RETURN_VOID();
+}

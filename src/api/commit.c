@@ -1,0 +1,52 @@
+/*
+ * api/commit.c
+ *		SQL functions that end attempts with success: commit, try_commit, commit_many.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+
+#include "api/finish.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_commit);
+PG_FUNCTION_INFO_V1(idemq_sql_try_commit);
+PG_FUNCTION_INFO_V1(idemq_sql_commit_many);
+
+/* Reads result. */
+static Finish
+commit_args(FunctionCallInfo fcinfo)
+{
+	Finish finish = {.kind = FINISH_COMMIT};
+
+	finish.args.no_document = PG_ARGISNULL(2);
+	if (!PG_ARGISNULL(2))
+		finish.args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
+	return finish;
+}
+
+/* commit(id, token, result) -> committed; IQ001, IQ002, IQ006, 40001. */
+Datum
+idemq_sql_commit(PG_FUNCTION_ARGS)
+{
+	Finish finish = commit_args(fcinfo);
+
+	return idemq_finish_one(fcinfo, &finish, true);
+}
+
+/* try_commit(id, token, result) -> committed | already_committed | stale | not_found; 40001. */
+Datum
+idemq_sql_try_commit(PG_FUNCTION_ARGS)
+{
+	Finish finish = commit_args(fcinfo);
+
+	return idemq_finish_one(fcinfo, &finish, false);
+}
+
+/* commit_many(ids, tokens, results) -> setof (id, outcome as try_commit). */
+Datum
+idemq_sql_commit_many(PG_FUNCTION_ARGS)
+{
+	Finish finish = {.kind = FINISH_COMMIT};
+
+	return idemq_finish_many(fcinfo, &finish, "results", JSONBOID);
+}

@@ -1,0 +1,105 @@
+/*
+ * api/drop_queue.c
+ *		SQL function drop_queue.
+ *
+ * Rows go by SQL, under a lock that waits for every transaction that enqueues to the
+ * queue.  The slot in shared memory goes after the commit.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+
+#include "table/jobs.h"
+#include "txn/pending.h"
+#include "queue/queues.h"
+#include "base/args.h"
+#include "base/spi.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_drop_queue);
+
+static SqlStatement count_unfinished =
+	{.text = "SELECT count(*) FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL",
+	 .nargs = 1,
+	 .types = {INT4OID}};
+static SqlStatement delete_jobs = {.text = "DELETE FROM idemq.jobs WHERE queue_id = $1",
+								   .nargs = 1,
+								   .types = {INT4OID}};
+static SqlStatement delete_attempts = {.text = "DELETE FROM idemq.attempts WHERE queue_id = $1",
+									   .nargs = 1,
+									   .types = {INT4OID}};
+static SqlStatement delete_queue = {.text = "DELETE FROM idemq.queues WHERE queue_id = $1",
+									.nargs = 1,
+									.types = {INT4OID}};
+static SqlStatement any_job = {.text = "SELECT FROM idemq.jobs WHERE queue_id = $1 LIMIT 1",
+							   .nargs = 1,
+							   .types = {INT4OID}};
+static SqlStatement users_of_dead_queue =
+	{.text = "SELECT string_agg(quote_ident(name), ', ' ORDER BY name) FROM idemq.queues "
+			 "WHERE dead_queue = $1 AND name <> $1",
+	 .nargs = 1,
+	 .types = {TEXTOID}};
+static SqlStatement forget_dead_queue =
+	{.text = "UPDATE idemq.queues SET dead_queue = NULL WHERE dead_queue = $1",
+	 .nargs = 1,
+	 .types = {TEXTOID}};
+
+/*
+ * Takes a queue away as dead_queue of others; without force raises 2BP01 when it is
+ * one.  The queue is locked against being made one meanwhile.
+ */
+static void
+release_dead_queue(const QueueInfo *queue, bool force)
+{
+	Datum name = CStringGetTextDatum(queue->name);
+	bool none;
+	Datum users;
+
+	(void) idemq_sql_query_latest(&users_of_dead_queue, &name, NULL);
+	users = idemq_sql_value(0, 1, &none);
+	if (none)
+		return;
+	if (!force)
+		ereport(ERROR, (errcode(ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST),
+						errmsg("queue \"%s\" is the dead_queue of others", queue->name),
+						errdetail("Of %s.", TextDatumGetCString(users)),
+						errhint("Take it away with idemq.alter_queue(..., dead_queue => ''), or "
+								"use force => true.")));
+	(void) idemq_sql_run(&forget_dead_queue, &name, NULL, SPI_OK_UPDATE);
+}
+
+/* drop_queue(name, force) -> void; IQ005, 42501, 55006 with unfinished jobs, 2BP01. */
+Datum
+idemq_sql_drop_queue(PG_FUNCTION_ARGS)
+{
+	bool force = idemq_arg_bool(fcinfo, 1, "force");
+	QueueInfo queue;
+	SqlScope scope;
+	Datum id;
+	int64 unfinished;
+	bool isnull;
+
+	idemq_jobs_check_writable();
+	idemq_queue_open(fcinfo, 0, "name", PRIVILEGE_ADMIN, AccessExclusiveLock, &queue);
+	id = Int32GetDatum(queue.id);
+	idemq_sql_begin_on_jobs(&scope);
+	(void) idemq_sql_query_latest(&count_unfinished, &id, NULL);
+	unfinished = DatumGetInt64(idemq_sql_value(0, 1, &isnull));
+	if (unfinished > 0 && !force)
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_IN_USE),
+						errmsg("queue \"%s\" has %lld unfinished jobs", queue.name,
+							   (long long) unfinished),
+						errhint("Use force => true to drop them with it.")));
+	release_dead_queue(&queue, force);
+	(void) idemq_sql_run(&delete_jobs, &id, NULL, SPI_OK_DELETE);
+	(void) idemq_sql_run(&delete_attempts, &id, NULL, SPI_OK_DELETE);
+	(void) idemq_sql_run(&delete_queue, &id, NULL, SPI_OK_DELETE);
+	if (idemq_sql_query_latest(&any_job, &id, NULL) > 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("queue \"%s\" has jobs that this transaction cannot see", queue.name),
+				 errhint("Run idemq.drop_queue at READ COMMITTED.")));
+	idemq_sql_end(&scope);
+	idemq_xact_note_drop_queue(queue.id);
+	PG_RETURN_VOID();
+}

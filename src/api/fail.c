@@ -1,0 +1,46 @@
+/*
+ * api/fail.c
+ *		SQL functions that end attempts with an error: fail, fail_many.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+
+#include "api/finish.h"
+#include "base/args.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_fail);
+PG_FUNCTION_INFO_V1(idemq_sql_fail_many);
+
+/* Reads retry_in and permanent. */
+static Finish
+fail_args(FunctionCallInfo fcinfo)
+{
+	Finish finish = {.kind = FINISH_FAIL};
+
+	finish.has_delay = !PG_ARGISNULL(3);
+	if (finish.has_delay)
+		finish.delay = idemq_arg_interval(fcinfo, 3, "retry_in", 0);
+	finish.permanent = idemq_arg_bool(fcinfo, 4, "permanent");
+	return finish;
+}
+
+/* fail(id, token, error, retry_in, permanent) -> retrying | dead | stale | not_found; 40001. */
+Datum
+idemq_sql_fail(PG_FUNCTION_ARGS)
+{
+	Finish finish = fail_args(fcinfo);
+
+	if (!PG_ARGISNULL(2))
+		finish.args.error = PG_GETARG_TEXT_P(2);
+	return idemq_finish_one(fcinfo, &finish, false);
+}
+
+/* fail_many(ids, tokens, errors, retry_in, permanent) -> setof (id, outcome as fail). */
+Datum
+idemq_sql_fail_many(PG_FUNCTION_ARGS)
+{
+	Finish finish = fail_args(fcinfo);
+
+	return idemq_finish_many(fcinfo, &finish, "errors", TEXTOID);
+}

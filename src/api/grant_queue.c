@@ -1,0 +1,96 @@
+/*
+ * api/grant_queue.c
+ *		SQL functions that let roles use a queue: grant_queue, revoke_queue.
+ *
+ * They write idemq.queue_grants through SQL; its trigger has every backend read the
+ * grants anew.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+
+#include "api/grant_queue.h"
+#include "queue/queues.h"
+#include "base/args.h"
+#include "base/spi.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_grant_queue);
+PG_FUNCTION_INFO_V1(idemq_sql_revoke_queue);
+
+static SqlStatement add_grant =
+	{.text = "INSERT INTO idemq.queue_grants (queue_id, role_name, privilege) VALUES ($1, $2, $3) "
+			 "ON CONFLICT DO NOTHING",
+	 .nargs = 3,
+	 .types = {INT4OID, NAMEOID, TEXTOID}};
+static SqlStatement remove_grant =
+	{.text =
+		 "DELETE FROM idemq.queue_grants WHERE queue_id = $1 AND role_name = $2 AND privilege = $3",
+	 .nargs = 3,
+	 .types = {INT4OID, NAMEOID, TEXTOID}};
+
+/* Makes a role an administrator of a queue. */
+void
+idemq_grant_admin(int32 queue_id, Oid role)
+{
+	NameData name;
+	Datum values[] = {Int32GetDatum(queue_id), NameGetDatum(&name), CStringGetTextDatum("admin")};
+	SqlScope scope;
+
+	namestrcpy(&name, GetUserNameFromId(role, false));
+	idemq_sql_begin(&scope);
+	(void) idemq_sql_run(&add_grant, values, NULL, SPI_OK_INSERT);
+	idemq_sql_end(&scope);
+}
+
+/* Reads the arguments of grant_queue and revoke_queue as parameters of their statements. */
+static void
+grant_values(FunctionCallInfo fcinfo, Datum *values, NameData *role)
+{
+	QueueInfo queue;
+	char *privilege;
+
+	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
+	idemq_arg_required(fcinfo, 1, "role");
+	privilege = idemq_arg_text(fcinfo, 2, "privilege", NAMEDATALEN);
+	if (strcmp(privilege, "enqueue") != 0 && strcmp(privilege, "claim") != 0 &&
+		strcmp(privilege, "admin") != 0)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("privilege must be enqueue, claim or admin, not \"%s\"", privilege),
+						errhint("admin includes the other two.")));
+	namestrcpy(role, GetUserNameFromId(PG_GETARG_OID(1), false));
+	values[0] = Int32GetDatum(queue.id);
+	values[1] = NameGetDatum(role);
+	values[2] = CStringGetTextDatum(privilege);
+}
+
+/* grant_queue(name, role, privilege) -> void; IQ005, 42501, 42704, 22023. */
+Datum
+idemq_sql_grant_queue(PG_FUNCTION_ARGS)
+{
+	Datum values[3];
+	NameData role;
+	SqlScope scope;
+
+	grant_values(fcinfo, values, &role);
+	idemq_sql_begin(&scope);
+	(void) idemq_sql_run(&add_grant, values, NULL, SPI_OK_INSERT);
+	idemq_sql_end(&scope);
+	PG_RETURN_VOID();
+}
+
+/* revoke_queue(name, role, privilege) -> void; IQ005, 42501, 42704, 22023. */
+Datum
+idemq_sql_revoke_queue(PG_FUNCTION_ARGS)
+{
+	Datum values[3];
+	NameData role;
+	SqlScope scope;
+
+	grant_values(fcinfo, values, &role);
+	idemq_sql_begin(&scope);
+	(void) idemq_sql_run(&remove_grant, values, NULL, SPI_OK_DELETE);
+	idemq_sql_end(&scope);
+	PG_RETURN_VOID();
+}

@@ -1,0 +1,50 @@
+/*
+ * api/pause.c
+ *		SQL functions that stop and start the claims of a queue: pause, resume.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+
+#include "txn/pending.h"
+#include "queue/queues.h"
+#include "base/spi.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_pause);
+PG_FUNCTION_INFO_V1(idemq_sql_resume);
+
+static SqlStatement set_paused = {.text = "UPDATE idemq.queues SET paused = $2 WHERE queue_id = $1",
+								  .nargs = 2,
+								  .types = {INT4OID, BOOLOID}};
+
+static Datum
+change_paused(FunctionCallInfo fcinfo, bool paused)
+{
+	QueueInfo queue;
+	SqlScope scope;
+	Datum values[2];
+
+	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
+	values[0] = Int32GetDatum(queue.id);
+	values[1] = BoolGetDatum(paused);
+	idemq_sql_begin(&scope);
+	(void) idemq_sql_run(&set_paused, values, NULL, SPI_OK_UPDATE);
+	if (!paused)
+		idemq_xact_note_settings(queue.id);
+	idemq_sql_end(&scope);
+	PG_RETURN_VOID();
+}
+
+/* pause(name) -> void; IQ005, 42501. */
+Datum
+idemq_sql_pause(PG_FUNCTION_ARGS)
+{
+	return change_paused(fcinfo, true);
+}
+
+/* resume(name) -> void; IQ005, 42501. */
+Datum
+idemq_sql_resume(PG_FUNCTION_ARGS)
+{
+	return change_paused(fcinfo, false);
+}

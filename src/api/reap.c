@@ -1,0 +1,37 @@
+/*
+ * api/reap.c
+ *		SQL function reap: takes back the leases that have ended, of one queue or of
+ *		all that the role may claim from.  (How: job/reap.c.)
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+
+#include "job/recover.h"
+#include "queue/queues.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_reap);
+
+/* reap(queue) -> number of leases taken back; IQ005, 42501. */
+Datum
+idemq_sql_reap(PG_FUNCTION_ARGS)
+{
+	QueueInfo queue;
+	int64 reaped = 0;
+	int32 *ids;
+	int count;
+
+	if (!PG_ARGISNULL(0))
+	{
+		idemq_queue_arg(fcinfo, 0, "queue", PRIVILEGE_CLAIM, &queue);
+		PG_RETURN_INT64(idemq_reap_all(&queue));
+	}
+	ids = idemq_queue_ids(PRIVILEGE_CLAIM, &count);
+	for (int i = 0; i < count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (idemq_queue_by_id(ids[i], &queue))
+			reaped += idemq_reap_all(&queue);
+	}
+	PG_RETURN_INT64(reaped);
+}

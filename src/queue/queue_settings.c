@@ -1,0 +1,279 @@
+/*
+ * queue/queue_settings.c
+ *		The settings of a queue, in one table.
+ *
+ * A setting is a column of idemq.queues, an argument of create_queue and alter_queue,
+ * and a field of QueueInfo.  What checks, writes and reads settings is made from the
+ * table; to add one, add a row (and the field), the column and the two arguments.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "lib/stringinfo.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+
+#include "queue/queue_settings.h"
+#include "base/args.h"
+#include "base/spi.h"
+
+/* How a setting is kept: its type in SQL, and in QueueInfo. */
+typedef enum SettingKind
+{
+	SETTING_INTERVAL, /* interval; int64 */
+	SETTING_FLOAT,	  /* float8; double */
+	SETTING_INT,	  /* int; int32 */
+	SETTING_LIMIT,	  /* int; int32: NULL is "no limit", and 0 to alter_queue */
+	SETTING_QUEUE	  /* text; QueueName: NULL is "none", and '' to alter_queue */
+} SettingKind;
+
+typedef struct QueueSetting
+{
+	const char *name;
+	SettingKind kind;
+	size_t offset; /* in QueueInfo */
+	double least;
+	double most;
+} QueueSetting;
+
+/* The offset of a field; a pointer of another type than the field's does not compile. */
+#define FIELD(type, field)                                                                         \
+	(offsetof(QueueInfo, field) + 0 * sizeof((type *) NULL == &((QueueInfo *) NULL)->field))
+
+/*
+ * All settings: name, kind, field, least and most.  They are in the order of the
+ * arguments of create_queue and alter_queue, which come after the queue's name.  The
+ * least of an interval is in microseconds; its most is that of every interval argument.
+ */
+static const QueueSetting settings[] = {
+	{"lease", SETTING_INTERVAL, FIELD(int64, lease), 1, 0},
+	{"max_attempts", SETTING_INT, FIELD(int32, max_attempts), 1, PG_INT32_MAX},
+	{"retry_base", SETTING_INTERVAL, FIELD(int64, retry_base), 1, 0},
+	{"retry_factor", SETTING_FLOAT, FIELD(double, retry_factor), 1, 1000},
+	{"retry_max", SETTING_INTERVAL, FIELD(int64, retry_max), 1, 0},
+	{"retry_jitter", SETTING_FLOAT, FIELD(double, retry_jitter), 0, 1},
+	{"retention", SETTING_INTERVAL, FIELD(int64, retention), 0, 0},
+	{"idempotency_window", SETTING_INTERVAL, FIELD(int64, idempotency_window), 0, 0},
+	{"max_running", SETTING_LIMIT, FIELD(int32, max_running), 1, PG_INT32_MAX},
+	{"rate_limit", SETTING_LIMIT, FIELD(int32, rate_limit), 1, PG_INT32_MAX},
+	{"rate_period", SETTING_INTERVAL, FIELD(int64, rate_period), 1, 0},
+	{"dead_queue", SETTING_QUEUE, FIELD(QueueName, dead_queue), 0, 0},
+};
+
+/* With the name, which is argument 0 of the functions and parameter 1 of the statements. */
+#define SETTING_ARGS (lengthof(settings) + 1)
+
+StaticAssertDecl(SETTING_ARGS <= SQL_MAX_ARGS, "more settings than parameters of a statement");
+
+static const Oid sql_types[] = {[SETTING_INTERVAL] = INTERVALOID,
+								[SETTING_FLOAT] = FLOAT8OID,
+								[SETTING_INT] = INT4OID,
+								[SETTING_LIMIT] = INT4OID,
+								[SETTING_QUEUE] = TEXTOID};
+
+/* What alter_queue takes for "none", in SQL; NULL for a setting that a queue always has. */
+static const char *const none_values[] = {[SETTING_LIMIT] = "0", [SETTING_QUEUE] = "''"};
+
+/* Columns of load_queues before the settings. */
+enum
+{
+	LOAD_ID = 1,
+	LOAD_NAME,
+	LOAD_PAUSED,
+	LOAD_SETTINGS
+};
+
+/* Made by build_statements. */
+static SqlStatement insert_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
+static SqlStatement update_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
+static SqlStatement load_queues = {0};
+
+/* Makes the text of the statements, at their first use. */
+static void
+build_statements(void)
+{
+	StringInfoData names;
+	StringInfoData parameters;
+	StringInfoData changes;
+
+	if (load_queues.text != NULL)
+		return;
+	initStringInfo(&names);
+	initStringInfo(&parameters);
+	initStringInfo(&changes);
+	for (int i = 0; i < (int) lengthof(settings); i++)
+	{
+		const char *name = settings[i].name;
+		const char *none = settings[i].kind < lengthof(none_values) ? none_values[settings[i].kind]
+																	: NULL;
+		int parameter = i + 2;
+
+		appendStringInfo(&names, ", %s", name);
+		appendStringInfo(&parameters, ", $%d", parameter);
+		appendStringInfo(&changes,
+						 none != NULL ? "%s%s = nullif(coalesce($%d, %s), %s)"
+									  : "%s%s = coalesce($%d, %s)",
+						 i > 0 ? ", " : "", name, parameter, name, none);
+		insert_queue.types[i + 1] = update_queue.types[i + 1] = sql_types[settings[i].kind];
+	}
+	insert_queue.text =
+		MemoryContextStrdup(TopMemoryContext,
+							psprintf("INSERT INTO idemq.queues (name%s) VALUES ($1%s) "
+									 "ON CONFLICT (name) DO NOTHING RETURNING queue_id",
+									 names.data, parameters.data));
+	update_queue.text =
+		MemoryContextStrdup(TopMemoryContext,
+							psprintf("UPDATE idemq.queues SET %s WHERE name = $1", changes.data));
+	load_queues.text =
+		MemoryContextStrdup(TopMemoryContext,
+							psprintf("SELECT queue_id, name, paused%s FROM idemq.queues",
+									 names.data));
+}
+
+/*
+ * Checks the settings that are given, and, of a new queue, that none is missing; raises
+ * 22004, 22023.  A queue's name is the caller's to check: see job/dead_queue.c.
+ */
+void
+idemq_settings_check(FunctionCallInfo fcinfo, bool is_new)
+{
+	for (int i = 0; i < (int) lengthof(settings); i++)
+	{
+		const QueueSetting *setting = &settings[i];
+		int n = i + 1;
+
+		if (PG_ARGISNULL(n) &&
+			!(is_new && setting->kind != SETTING_LIMIT && setting->kind != SETTING_QUEUE))
+			continue;
+		switch (setting->kind)
+		{
+			case SETTING_INTERVAL:
+				(void) idemq_arg_interval(fcinfo, n, setting->name, (int64) setting->least);
+				break;
+			case SETTING_FLOAT:
+				(void) idemq_arg_float(fcinfo, n, setting->name, setting->least, setting->most);
+				break;
+			case SETTING_INT:
+				(void) idemq_arg_int(fcinfo, n, setting->name, (int32) setting->least,
+									 (int32) setting->most);
+				break;
+			case SETTING_LIMIT:
+				(void) idemq_arg_int(fcinfo, n, setting->name, is_new ? (int32) setting->least : 0,
+									 (int32) setting->most);
+				break;
+			case SETTING_QUEUE:
+				break;
+		}
+	}
+}
+
+/* Returns which argument of create_queue and alter_queue a setting is. */
+int
+idemq_setting_arg(const char *name)
+{
+	for (int i = 0; i < (int) lengthof(settings); i++)
+	{
+		if (strcmp(settings[i].name, name) == 0)
+			return i + 1;
+	}
+	elog(ERROR, "unknown setting \"%s\"", name);
+}
+
+/* Runs a statement with name and settings as its parameters; returns its number of rows. */
+static uint64
+run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *name, int expected)
+{
+	Datum values[SETTING_ARGS];
+	char nulls[SETTING_ARGS];
+
+	values[0] = CStringGetTextDatum(name);
+	nulls[0] = ' ';
+	for (int i = 1; i < (int) SETTING_ARGS; i++)
+	{
+		values[i] = PG_GETARG_DATUM(i);
+		nulls[i] = PG_ARGISNULL(i) ? 'n' : ' ';
+	}
+	return idemq_sql_run(statement, values, nulls, expected);
+}
+
+/* Adds a queue with the settings of create_queue; false when there is one of that name. */
+bool
+idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
+{
+	SqlScope scope;
+	bool inserted;
+	bool isnull;
+
+	build_statements();
+	idemq_sql_begin(&scope);
+	inserted = run_with_settings(&insert_queue, fcinfo, name, SPI_OK_INSERT_RETURNING) > 0;
+	if (inserted)
+		*id = DatumGetInt32(idemq_sql_value(0, 1, &isnull));
+	idemq_sql_end(&scope);
+	return inserted;
+}
+
+/* Changes the settings of a queue to the arguments of alter_queue that are not NULL. */
+void
+idemq_settings_update(FunctionCallInfo fcinfo, const char *name)
+{
+	SqlScope scope;
+
+	build_statements();
+	idemq_sql_begin(&scope);
+	(void) run_with_settings(&update_queue, fcinfo, name, SPI_OK_UPDATE);
+	idemq_sql_end(&scope);
+}
+
+/*
+ * Reads all queues under the latest snapshot, within the caller's idemq_sql_begin;
+ * returns how many rows there are for idemq_settings_read.
+ */
+uint64
+idemq_settings_load(void)
+{
+	build_statements();
+	return idemq_sql_query_latest(&load_queues, NULL, NULL);
+}
+
+static void
+read_text(Datum value, char *target)
+{
+	strlcpy(target, text_to_cstring(DatumGetTextPP(value)), sizeof(QueueName));
+}
+
+/* Fills what a row of idemq.queues says of a queue; everything else becomes 0. */
+void
+idemq_settings_read(uint64 row, QueueInfo *queue)
+{
+	bool isnull;
+
+	memset(queue, 0, sizeof(*queue));
+	queue->id = DatumGetInt32(idemq_sql_value(row, LOAD_ID, &isnull));
+	read_text(idemq_sql_value(row, LOAD_NAME, &isnull), queue->name);
+	queue->paused = DatumGetBool(idemq_sql_value(row, LOAD_PAUSED, &isnull));
+	for (int i = 0; i < (int) lengthof(settings); i++)
+	{
+		char *field = (char *) queue + settings[i].offset;
+		Datum value = idemq_sql_value(row, LOAD_SETTINGS + i, &isnull);
+
+		if (isnull)
+			continue;
+		switch (settings[i].kind)
+		{
+			case SETTING_INTERVAL:
+				*(int64 *) field = idemq_interval_usecs(DatumGetIntervalP(value));
+				break;
+			case SETTING_FLOAT:
+				*(double *) field = DatumGetFloat8(value);
+				break;
+			case SETTING_INT:
+			case SETTING_LIMIT:
+				*(int32 *) field = DatumGetInt32(value);
+				break;
+			case SETTING_QUEUE:
+				read_text(value, field);
+				break;
+		}
+	}
+}

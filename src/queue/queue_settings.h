@@ -1,0 +1,43 @@
+/*
+ * queue/queue_settings.h
+ *		The settings of a queue.
+ */
+#ifndef IDEMQ_QUEUE_QUEUE_SETTINGS_H
+#define IDEMQ_QUEUE_QUEUE_SETTINGS_H
+
+#include "fmgr.h"
+
+#include "shared/slots.h"
+
+typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
+
+/* A queue and its settings; intervals in microseconds. */
+typedef struct QueueInfo
+{
+	int32 id;
+	QueueName name;
+	int64 lease;
+	int32 max_attempts;
+	int64 retry_base;
+	double retry_factor;
+	int64 retry_max;
+	double retry_jitter;
+	int64 retention;
+	int64 idempotency_window;
+	int32 max_running; /* 0: no limit */
+	int32 rate_limit;  /* claims in rate_period; 0: no limit */
+	int64 rate_period;
+	QueueName dead_queue; /* "": none */
+	bool paused;
+	int privileges; /* the current role's, as QueuePrivilege bits */
+	QueueSlot *slot;
+} QueueInfo;
+
+extern void idemq_settings_check(FunctionCallInfo fcinfo, bool is_new);
+extern int idemq_setting_arg(const char *name);
+extern bool idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id);
+extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name);
+extern uint64 idemq_settings_load(void);
+extern void idemq_settings_read(uint64 row, QueueInfo *queue);
+
+#endif
