@@ -117,6 +117,35 @@ CREATE TABLE idemq.seen (
 COMMENT ON TABLE idemq.seen IS 'what idemq.once has seen: one row for each scope and key, until expires_at';
 CREATE INDEX seen_expires ON idemq.seen (expires_at);
 
+-- A role by name: names survive pg_dump and pg_restore.
+CREATE TABLE idemq.schedule_entries (
+	name         text COLLATE "C" PRIMARY KEY,
+	queue_id     int NOT NULL REFERENCES idemq.queues ON DELETE CASCADE,
+	cron         text NOT NULL,
+	time_zone    text NOT NULL,
+	payload      jsonb NOT NULL,
+	priority     int NOT NULL,
+	group_key    text,
+	max_attempts int,
+	headers      jsonb,
+	expires_in   interval,
+	created_by   name NOT NULL,
+	created_at   timestamptz NOT NULL,
+	done_until   timestamptz NOT NULL,
+	last_run     timestamptz,
+	last_job     bigint,
+	failed_at    timestamptz,
+	last_error   text
+);
+COMMENT ON TABLE idemq.schedule_entries IS 'one row a schedule; change it with idemq.schedule, look at it with the view idemq.schedules';
+COMMENT ON COLUMN idemq.schedule_entries.done_until IS 'ticks up to this time are enqueued, or will never be';
+
+CREATE TABLE idemq.ticker (
+	one       boolean PRIMARY KEY DEFAULT true CHECK (one),
+	called_at timestamptz NOT NULL
+);
+COMMENT ON TABLE idemq.ticker IS 'when idemq.tick was last called; at most one row, and not dumped, since it tells of this server';
+
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues_queue_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.jobs', '');
@@ -124,3 +153,48 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.jobs_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.attempts', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.seen', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queue_grants', '');
+SELECT pg_catalog.pg_extension_config_dump('idemq.schedule_entries', '');
+
+-- Shared memory follows rows that change by any way but table/jobs.c: SPI, a DBA's
+-- UPDATE, COPY, logical replication (hence ENABLE ALWAYS).
+CREATE FUNCTION idemq.jobs_changed() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_changed';
+COMMENT ON FUNCTION idemq.jobs_changed() IS 'row trigger of idemq.jobs: tells the ready cursor and the lease table at the end of the transaction';
+
+CREATE TRIGGER idemq_jobs_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.jobs
+	FOR EACH ROW EXECUTE FUNCTION idemq.jobs_changed();
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
+
+CREATE FUNCTION idemq.jobs_truncated() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_truncated';
+COMMENT ON FUNCTION idemq.jobs_truncated() IS 'truncate trigger of idemq.jobs: forgets leases and ready cursors at the end of the transaction';
+
+CREATE TRIGGER idemq_jobs_truncated AFTER TRUNCATE ON idemq.jobs
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.jobs_truncated();
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
+
+CREATE FUNCTION idemq.settings_changed() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_settings_changed';
+COMMENT ON FUNCTION idemq.settings_changed() IS 'statement trigger: tells every backend to read queue settings and grants anew';
+
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.queues
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
+ALTER TABLE idemq.queues ENABLE ALWAYS TRIGGER idemq_settings_changed;
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.queue_grants
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
+ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_changed;
+
+CREATE FUNCTION idemq.may_see(queue_id int) RETURNS boolean
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_see';
+COMMENT ON FUNCTION idemq.may_see(int) IS 'whether the current role may claim from or administer a queue; row-level security asks it';
+
+CREATE FUNCTION idemq.may_use(queue_id int) RETURNS boolean
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_use';
+COMMENT ON FUNCTION idemq.may_use(int) IS 'whether the current role holds any privilege on a queue; row-level security asks it';
+
+ALTER TABLE idemq.jobs ENABLE ROW LEVEL SECURITY;
+CREATE POLICY idemq_own_queues ON idemq.jobs FOR SELECT USING (idemq.may_see(queue_id));
+ALTER TABLE idemq.attempts ENABLE ROW LEVEL SECURITY;
+CREATE POLICY idemq_own_queues ON idemq.attempts FOR SELECT USING (idemq.may_see(queue_id));
+ALTER TABLE idemq.queues ENABLE ROW LEVEL SECURITY;
+CREATE POLICY idemq_own_queues ON idemq.queues FOR SELECT USING (idemq.may_use(queue_id));

@@ -1,33 +1,3 @@
--- A role by name: names survive pg_dump and pg_restore.
-CREATE TABLE idemq.schedule_entries (
-	name         text COLLATE "C" PRIMARY KEY,
-	queue_id     int NOT NULL REFERENCES idemq.queues ON DELETE CASCADE,
-	cron         text NOT NULL,
-	time_zone    text NOT NULL,
-	payload      jsonb NOT NULL,
-	priority     int NOT NULL,
-	group_key    text,
-	max_attempts int,
-	headers      jsonb,
-	expires_in   interval,
-	created_by   name NOT NULL,
-	created_at   timestamptz NOT NULL,
-	done_until   timestamptz NOT NULL,
-	last_run     timestamptz,
-	last_job     bigint,
-	failed_at    timestamptz,
-	last_error   text
-);
-COMMENT ON TABLE idemq.schedule_entries IS 'one row a schedule; change it with idemq.schedule, look at it with the view idemq.schedules';
-COMMENT ON COLUMN idemq.schedule_entries.done_until IS 'ticks up to this time are enqueued, or will never be';
-SELECT pg_catalog.pg_extension_config_dump('idemq.schedule_entries', '');
-
-CREATE TABLE idemq.ticker (
-	one       boolean PRIMARY KEY DEFAULT true CHECK (one),
-	called_at timestamptz NOT NULL
-);
-COMMENT ON TABLE idemq.ticker IS 'when idemq.tick was last called; at most one row, and not dumped, since it tells of this server';
-
 CREATE FUNCTION idemq.schedule(
 	name text, cron text, queue text, payload jsonb, time_zone text DEFAULT 'UTC',
 	priority int DEFAULT 4, group_key text DEFAULT NULL, max_attempts int DEFAULT NULL,

@@ -1,3 +1,32 @@
+CREATE FUNCTION idemq.job(id bigint) RETURNS SETOF idemq.jobs
+	ROWS 1 STABLE LANGUAGE sql
+	AS 'SELECT j.* FROM idemq.jobs j WHERE j.id OPERATOR(pg_catalog.=) job.id';
+COMMENT ON FUNCTION idemq.job(bigint) IS 'one job as a row of idemq.jobs; no row when there is none that you may see';
+
+CREATE FUNCTION idemq.why(id bigint) RETURNS text
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_why';
+COMMENT ON FUNCTION idemq.why(bigint)
+	IS 'one sentence: what a job waits for, and the next step; for roles that may claim from or administer its queue';
+
+CREATE FUNCTION idemq.leases()
+	RETURNS TABLE (queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz,
+		deadline timestamptz, expires_in interval, attached boolean, state text)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_leases';
+COMMENT ON FUNCTION idemq.leases()
+	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
+
+CREATE VIEW idemq.workers AS SELECT * FROM idemq.leases();
+COMMENT ON VIEW idemq.workers IS 'who holds what: one row a job in flight, of queues that the role may claim from or administer; pg_monitor sees all';
+COMMENT ON COLUMN idemq.workers.pid IS 'process of the session that claimed; NULL when it has ended, or after a restart';
+COMMENT ON COLUMN idemq.workers.deadline IS 'end of the lease as heartbeats moved it; NULL while the claim''s transaction is open';
+COMMENT ON COLUMN idemq.workers.state IS 'claiming (its transaction is open), active, ending (a transaction that finishes or cancels it is open), reaping';
+
+CREATE FUNCTION idemq.check()
+	RETURNS TABLE (severity text, invariant text, detail text)
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_check';
+COMMENT ON FUNCTION idemq.check()
+	IS 'audit rows, indexes, triggers and shared memory while others work; returns a row for each broken invariant (error) or degraded state (warning), none when all is well';
+
 CREATE FUNCTION idemq.queue_metrics()
 	RETURNS TABLE (
 		queue_id         int,
@@ -84,3 +113,13 @@ COMMENT ON FUNCTION idemq.memory_usage() IS 'what idemq.memory shows; returns a 
 CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq.memory_usage();
 COMMENT ON VIEW idemq.memory IS 'the tables in shared memory, of the whole server: leases (idemq.max_leases), buckets (idemq.max_buckets), queues (idemq.max_queues)';
 COMMENT ON COLUMN idemq.memory.refused IS 'how often something found no room since the start of the server; it then works without, more slowly';
+
+CREATE FUNCTION idemq.admission_counts(OUT allowed bigint, OUT refused bigint, OUT unlimited bigint)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_admission_counts';
+COMMENT ON FUNCTION idemq.admission_counts() IS 'what idemq.admissions shows; returns one row';
+
+CREATE VIEW idemq.admissions AS SELECT allowed, refused, unlimited FROM idemq.admission_counts();
+COMMENT ON VIEW idemq.admissions IS 'calls of idemq.admit on the whole server since its start, one row; those of cost 0 ask only, and are not counted';
+COMMENT ON COLUMN idemq.admissions.allowed IS 'calls that their limit allowed';
+COMMENT ON COLUMN idemq.admissions.refused IS 'calls that their limit refused';
+COMMENT ON COLUMN idemq.admissions.unlimited IS 'calls that were allowed since their bucket found no room: raise idemq.max_buckets';

@@ -16,10 +16,6 @@ CREATE FUNCTION idemq.cancel_by_key(queue text, key text) RETURNS idemq.outcome
 COMMENT ON FUNCTION idemq.cancel_by_key(text, text)
 	IS 'idemq.cancel of the job that has the key; returns cancelled, or why not: completed, dead, not_found';
 
-CREATE FUNCTION idemq.queue_id(queue text) RETURNS int
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_id';
-COMMENT ON FUNCTION idemq.queue_id(text) IS 'a queue''s id, as in idemq.jobs; raises IQ005 when there is no such queue';
-
 CREATE FUNCTION idemq.job_by_key(queue text, key text) RETURNS SETOF idemq.jobs
 	ROWS 1 STABLE LANGUAGE sql
 	AS 'SELECT j.* FROM idemq.jobs j WHERE j.queue_id OPERATOR(pg_catalog.=) idemq.queue_id(job_by_key.queue)

@@ -16,3 +16,9 @@ CREATE PROCEDURE idemq.wait_result(
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait_result';
 COMMENT ON PROCEDURE idemq.wait_result(bigint, interval, idemq.status, jsonb)
 	IS 'sleep until a job is completed, dead or cancelled; returns its status and stored result, after timeout the status that it has; CALL it outside a transaction block; raises IQ002 (no such job)';
+
+CREATE FUNCTION idemq.admit(bucket text, max_calls int, per interval, cost int DEFAULT 1)
+	RETURNS idemq.admission
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_admit';
+COMMENT ON FUNCTION idemq.admit(text, int, interval, int)
+	IS 'ask for a call under a limit of max_calls per period; takes effect at once, a rollback does not undo it; retry_after is exactly when to ask again; cost 0 only asks';

@@ -38,6 +38,11 @@ CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL) RETURNS
 COMMENT ON FUNCTION idemq.purge(text, idemq.status)
 	IS 'delete a queue''s jobs of one status, or all but those in processing; returns how many; a job that another open transaction holds stays';
 
+CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigint
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_apply_retention';
+COMMENT ON FUNCTION idemq.apply_retention(int)
+	IS 'delete finished jobs of all queues past their retention, with their attempts, and what idemq.once need not remember: what the background worker does by itself; returns how many jobs';
+
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_grant_queue';
 COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)
@@ -46,3 +51,7 @@ COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)
 CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_revoke_queue';
 COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave';
+
+CREATE FUNCTION idemq.queue_id(queue text) RETURNS int
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_id';
+COMMENT ON FUNCTION idemq.queue_id(text) IS 'a queue''s id, as in idemq.jobs; raises IQ005 when there is no such queue';
