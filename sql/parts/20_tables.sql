@@ -17,6 +17,22 @@ CREATE TABLE idemq.queues (
 	created_at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
 COMMENT ON TABLE idemq.queues IS 'one row a queue: its settings; change them with idemq.alter_queue';
+COMMENT ON COLUMN idemq.queues.queue_id IS 'number of the queue, as in idemq.jobs';
+COMMENT ON COLUMN idemq.queues.name IS 'its name';
+COMMENT ON COLUMN idemq.queues.lease IS 'for how long a claim holds a job';
+COMMENT ON COLUMN idemq.queues.max_attempts IS 'attempts until a job is dead, for jobs enqueued from now on';
+COMMENT ON COLUMN idemq.queues.retry_base IS 'wait after the first failed attempt';
+COMMENT ON COLUMN idemq.queues.retry_factor IS 'each further wait is so many times the one before';
+COMMENT ON COLUMN idemq.queues.retry_max IS 'no wait is longer';
+COMMENT ON COLUMN idemq.queues.retry_jitter IS 'part of the wait, from 0 to 1, that is added or taken away at random';
+COMMENT ON COLUMN idemq.queues.retention IS 'a finished job stays for so long at least';
+COMMENT ON COLUMN idemq.queues.idempotency_window IS 'a key stays taken for so long after its job was finished';
+COMMENT ON COLUMN idemq.queues.max_running IS 'so many jobs in processing at once; NULL: no limit';
+COMMENT ON COLUMN idemq.queues.rate_limit IS 'so many claims in rate_period; NULL: no limit';
+COMMENT ON COLUMN idemq.queues.rate_period IS 'period of rate_limit';
+COMMENT ON COLUMN idemq.queues.dead_queue IS 'a job that dies is also added to this queue; NULL: to none';
+COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
+COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
 
 -- Fixed width first, what a claim changes side by side.  A claim changes no
 -- indexed column, so that it is a HOT update; the fill factor leaves its room.
@@ -61,6 +77,24 @@ CREATE TABLE idemq.jobs (
 	toast.vacuum_truncate = off
 );
 COMMENT ON TABLE idemq.jobs IS 'one row a job; row-level security shows the jobs of queues that the role may claim from or administer';
+COMMENT ON COLUMN idemq.jobs.id IS 'number of the job';
+COMMENT ON COLUMN idemq.jobs.queue_id IS 'its queue: idemq.queues';
+COMMENT ON COLUMN idemq.jobs.created_at IS 'when it was enqueued';
+COMMENT ON COLUMN idemq.jobs.priority IS '0 is claimed first, 9 last';
+COMMENT ON COLUMN idemq.jobs.max_attempts IS 'attempts until it is dead';
+COMMENT ON COLUMN idemq.jobs.expires_at IS 'cancelled then, unless it was claimed before; NULL: never';
+COMMENT ON COLUMN idemq.jobs.status IS 'where it stands';
+COMMENT ON COLUMN idemq.jobs.attempt IS 'how many attempts have begun; released ones do not count';
+COMMENT ON COLUMN idemq.jobs.claimed_at IS 'when its last attempt began';
+COMMENT ON COLUMN idemq.jobs.finished_at IS 'when it was completed, dead or cancelled';
+COMMENT ON COLUMN idemq.jobs.worker IS 'name that the last claim gave';
+COMMENT ON COLUMN idemq.jobs.key IS 'its idempotency key, unique in the queue';
+COMMENT ON COLUMN idemq.jobs.group_key IS 'its FIFO group';
+COMMENT ON COLUMN idemq.jobs.headers IS 'the producers, untouched';
+COMMENT ON COLUMN idemq.jobs.payload IS 'what to do';
+COMMENT ON COLUMN idemq.jobs.checkpoint IS 'how far an attempt came: idemq.checkpoint';
+COMMENT ON COLUMN idemq.jobs.result IS 'what its commit stored';
+COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error of idemq.fail, or lease expired';
 COMMENT ON COLUMN idemq.jobs.token IS 'the fencing token of the last attempt: it only grows';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
 COMMENT ON COLUMN idemq.jobs.run_at IS 'of a job in a FIFO group that was enqueued with a time: not ready before; NULL for at once';
@@ -92,6 +126,14 @@ CREATE TABLE idemq.attempts (
 	vacuum_truncate = off
 );
 COMMENT ON TABLE idemq.attempts IS 'one row per attempt that did not commit';
+COMMENT ON COLUMN idemq.attempts.job_id IS 'the job';
+COMMENT ON COLUMN idemq.attempts.token IS 'token of the attempt';
+COMMENT ON COLUMN idemq.attempts.queue_id IS 'queue of the job at that time';
+COMMENT ON COLUMN idemq.attempts.attempt IS 'number of the attempt, from 1';
+COMMENT ON COLUMN idemq.attempts.worker IS 'name that its claim gave';
+COMMENT ON COLUMN idemq.attempts.claimed_at IS 'when it began';
+COMMENT ON COLUMN idemq.attempts.ended_at IS 'when it ended';
+COMMENT ON COLUMN idemq.attempts.error IS 'the error of idemq.fail; for a lease that ended, why';
 COMMENT ON COLUMN idemq.attempts.outcome IS 'failed, expired (its lease ended), released or cancelled';
 
 -- Roles by name, not by OID: names survive pg_dump and pg_restore.
@@ -154,6 +196,8 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.attempts', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.seen', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queue_grants', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.schedule_entries', '');
+
+-- Topic: Inside
 
 -- Shared memory follows rows that change by any way but table/jobs.c: SPI, a DBA's
 -- UPDATE, COPY, logical replication (hence ENABLE ALWAYS).
