@@ -15,6 +15,7 @@
 #   make soak             everything at once for ten minutes (SOAK=seconds): the long form
 #                         of TAP test 023_soak
 #   make bench            the measurements of test/bench
+#   make doc              what is made in doc/: the reference, from the catalog, and the pictures
 #   make format           run clang-format over src
 #
 # demo, test, lint and bench install missing Debian packages when run as root,
@@ -115,7 +116,7 @@ clean:
 	rm -f $(EXTRA_CLEAN)
 endif
 
-.PHONY: install-documents uninstall-documents preloaded demo test lint test-regress test-isolation test-tap test-clients chaos soak bench format
+.PHONY: install-documents uninstall-documents preloaded demo test lint test-regress test-isolation test-tap test-clients chaos soak bench doc format
 
 test:
 	@$(TREE)/script/test lint regress isolation tap clients
@@ -129,5 +130,8 @@ demo:
 	@$(TREE)/demo/run
 bench:
 	@$(TREE)/test/bench/run
+doc:
+	@$(TREE)/script/make-reference
+	@$(TREE)/script/make-pictures
 format:
 	cd $(TREE) && clang-format -i $(UNITS) $(call in_tree,src/*.h $(ROOMS:%=src/%/*.h))

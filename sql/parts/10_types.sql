@@ -1,6 +1,6 @@
 CREATE TYPE idemq.status AS ENUM (
 	'blocked', 'pending', 'processing', 'failed', 'completed', 'dead', 'cancelled');
-COMMENT ON TYPE idemq.status IS 'where a job stands; only transitions of src/job/transition.c change it';
+COMMENT ON TYPE idemq.status IS 'where a job stands';
 
 CREATE TYPE idemq.outcome AS ENUM (
 	'accepted', 'duplicate',

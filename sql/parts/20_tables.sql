@@ -90,7 +90,7 @@ COMMENT ON COLUMN idemq.jobs.finished_at IS 'when it was completed, dead or canc
 COMMENT ON COLUMN idemq.jobs.worker IS 'name that the last claim gave';
 COMMENT ON COLUMN idemq.jobs.key IS 'its idempotency key, unique in the queue';
 COMMENT ON COLUMN idemq.jobs.group_key IS 'its FIFO group';
-COMMENT ON COLUMN idemq.jobs.headers IS 'the producers, untouched';
+COMMENT ON COLUMN idemq.jobs.headers IS 'the producer''s, untouched';
 COMMENT ON COLUMN idemq.jobs.payload IS 'what to do';
 COMMENT ON COLUMN idemq.jobs.checkpoint IS 'how far an attempt came: idemq.checkpoint';
 COMMENT ON COLUMN idemq.jobs.result IS 'what its commit stored';

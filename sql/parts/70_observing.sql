@@ -10,6 +10,8 @@ CREATE FUNCTION idemq.why(id bigint) RETURNS text
 COMMENT ON FUNCTION idemq.why(bigint)
 	IS 'one sentence: what a job waits for, and the next step; needs claim or admin, and says so otherwise';
 
+-- Topic: Inside
+
 CREATE FUNCTION idemq.leases()
 	RETURNS TABLE (queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz,
 		deadline timestamptz, expires_in interval, attached boolean, state text)
@@ -30,11 +32,15 @@ COMMENT ON COLUMN idemq.workers.pid IS 'process of the session that claimed; NUL
 COMMENT ON COLUMN idemq.workers.deadline IS 'end of the lease as heartbeats moved it; NULL while the claim''s transaction is open';
 COMMENT ON COLUMN idemq.workers.state IS 'claiming (its transaction is open), active, ending (a transaction that finishes or cancels it is open), reaping';
 
+-- Topic: Observing
+
 CREATE FUNCTION idemq.check()
 	RETURNS TABLE (severity text, invariant text, detail text)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_check';
 COMMENT ON FUNCTION idemq.check()
 	IS 'audit rows, indexes, triggers and shared memory while others work, in a transaction of its own (25001 otherwise); returns a row for each broken invariant (error) or degraded state (warning), none when all is well; reads all rows';
+
+-- Topic: Inside
 
 CREATE FUNCTION idemq.queue_metrics()
 	RETURNS TABLE (
@@ -96,7 +102,7 @@ COMMENT ON COLUMN idemq.metrics.failed IS 'jobs whose last attempt failed, and t
 COMMENT ON COLUMN idemq.metrics.completed IS 'finished jobs that are still there';
 COMMENT ON COLUMN idemq.metrics.dead IS 'jobs whose attempts are used up, still there';
 COMMENT ON COLUMN idemq.metrics.cancelled IS 'cancelled and expired jobs that are still there';
-COMMENT ON COLUMN idemq.metrics.max_running IS 'the queues limit for running; NULL: none';
+COMMENT ON COLUMN idemq.metrics.max_running IS 'the queue''s limit for running; NULL: none';
 COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'of 95 jobs in 100';
 COMMENT ON COLUMN idemq.metrics.wait_p99 IS 'of 99 jobs in 100';
 COMMENT ON COLUMN idemq.metrics.run_p95 IS 'of 95 attempts in 100';
@@ -123,10 +129,14 @@ COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters began: at th
 COMMENT ON COLUMN idemq.metrics.recovering IS 'whether jobs in flight whose leases shared memory has lost, by a restart in the main, are still being looked for; NULL without a place in shared memory';
 COMMENT ON COLUMN idemq.metrics.running IS 'what max_running counts: jobs in processing, and open claims; NULL without a place in shared memory';
 
+-- Topic: Observing
+
 CREATE FUNCTION idemq.recount() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_recount';
 COMMENT ON FUNCTION idemq.recount()
 	IS 'count the jobs of idemq.metrics anew, after changes that no trigger saw, by one scan of the whole table, in a transaction of its own; returns how many there are';
+
+-- Topic: Inside
 
 CREATE FUNCTION idemq.memory_usage()
 	RETURNS TABLE (resource text, used bigint, size bigint, refused bigint)

@@ -66,7 +66,7 @@ COMMENT ON COLUMN idemq.schedules.payload IS 'of its jobs';
 COMMENT ON COLUMN idemq.schedules.headers IS 'of its jobs, beside schedule and tick';
 COMMENT ON COLUMN idemq.schedules.group_key IS 'of its jobs';
 COMMENT ON COLUMN idemq.schedules.priority IS 'of its jobs';
-COMMENT ON COLUMN idemq.schedules.max_attempts IS 'of its jobs; NULL: the queues';
+COMMENT ON COLUMN idemq.schedules.max_attempts IS 'of its jobs; NULL: the queue''s';
 COMMENT ON COLUMN idemq.schedules.expires_in IS 'a job that was not claimed for so long after its tick is cancelled; a tick that is later is left out';
 COMMENT ON COLUMN idemq.schedules.created_by IS 'role as which ticks are enqueued';
 COMMENT ON COLUMN idemq.schedules.created_at IS 'when it was made, or made again';

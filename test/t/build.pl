@@ -56,15 +56,6 @@ my @documents = map { m{/extension/idemq/(.*)} ? $1 : () } @installed;
 is_deeply(\@documents, [ sort(qw(README.md CHANGELOG.md LICENSE), grep { m{^doc/.*\.(md|svg)$} } files($source)) ],
 	'the documents, in their folders');
 
-# Documents refer to each other as they do in the tree.
-foreach my $file (grep { /\.md$/ } @documents)
-{
-	my ($dir) = "$source/$file" =~ m{^(.*)/};
-	my @links = grep { !m{^\w+:} } slurp_file("$source/$file") =~ m{\]\(([^)#\s]+)[^)]*\)}g;
-
-	is_deeply([ grep { !-e "$dir/$_" } @links ], [], "$file: its links lead somewhere");
-}
-
 ok(make('uninstall', "DESTDIR=$root"), 'uninstalls') or diag $output;
 is_deeply([ files($root) ], [], 'what it had installed');
 
