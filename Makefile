@@ -40,7 +40,7 @@ UPDATES := $(call in_tree,sql/idemq--*--*.sql)
 DATA = $(UPDATES)
 DATA_built = $(SCRIPT_BUILT)
 # With their folders, so that links between them hold; the DOCS of PGXS has none.
-DOCUMENTS := $(call in_tree,README.md CHANGELOG.md LICENSE doc/*.md doc/*/*.md doc/*/*.svg)
+DOCUMENTS := $(call in_tree,README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE doc/*.md doc/*/*.md doc/*/*.svg)
 EXTRA_CLEAN = src/.flags $(if $(filter-out .,$(TREE)),expected) $(OBJS:.o=.d) $(OBJS:.o=.gcno) $(OBJS:.o=.gcda) \
 	$(filter-out $(UPDATES),$(wildcard sql/idemq--*.sql))
 

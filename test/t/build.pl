@@ -53,7 +53,7 @@ is(scalar(@others), 1, 'the control file and the script');
 is(slurp_file("$root/$script"), join('', map { slurp_file($_) } sort glob("$source/sql/parts/*.sql")), 'which has all parts');
 is(slurp_file("$source/sql/" . $script =~ s{.*/}{}r), slurp_file("$root/$script"), 'as the one that was built in the tree');
 my @documents = map { m{/extension/idemq/(.*)} ? $1 : () } @installed;
-is_deeply(\@documents, [ sort(qw(README.md CHANGELOG.md LICENSE), grep { m{^doc/.*\.(md|svg)$} } files($source)) ],
+is_deeply(\@documents, [ sort(qw(README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE), grep { m{^doc/.*\.(md|svg)$} } files($source)) ],
 	'the documents, in their folders');
 
 ok(make('uninstall', "DESTDIR=$root"), 'uninstalls') or diag $output;
