@@ -143,7 +143,7 @@ CREATE TABLE idemq.queue_grants (
 	privilege text NOT NULL CHECK (privilege IN ('enqueue', 'claim', 'admin')),
 	PRIMARY KEY (queue_id, role_name, privilege)
 );
-COMMENT ON TABLE idemq.queue_grants IS 'who may enqueue to, claim from and administer a queue; change it with idemq.grant_queue';
+COMMENT ON TABLE idemq.queue_grants IS 'which roles may enqueue to, claim from and administer a queue; change it with idemq.grant_queue';
 
 CREATE TABLE idemq.seen (
 	scope      text COLLATE "C" NOT NULL,
@@ -179,7 +179,7 @@ CREATE TABLE idemq.schedule_entries (
 	failed_at    timestamptz,
 	last_error   text
 );
-COMMENT ON TABLE idemq.schedule_entries IS 'one row a schedule; change it with idemq.schedule, look at it with the view idemq.schedules';
+COMMENT ON TABLE idemq.schedule_entries IS 'one row a schedule; change it with idemq.schedule, read it by the view idemq.schedules';
 COMMENT ON COLUMN idemq.schedule_entries.done_until IS 'ticks up to this time are enqueued, or will never be';
 
 CREATE TABLE idemq.ticker (

@@ -33,7 +33,7 @@ COMMENT ON FUNCTION idemq.pause(text) IS 'let a queue accept jobs but hand out n
 
 CREATE FUNCTION idemq.resume(name text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_resume';
-COMMENT ON FUNCTION idemq.resume(text) IS 'let a paused queue hand out jobs again, and wake who waits for them; needs admin';
+COMMENT ON FUNCTION idemq.resume(text) IS 'let a paused queue hand out jobs again, and wake the sessions that wait for them; needs admin';
 
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_purge';

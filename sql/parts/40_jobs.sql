@@ -73,7 +73,7 @@ COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval)
 CREATE FUNCTION idemq.validate(id bigint, token bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_validate';
 COMMENT ON FUNCTION idemq.validate(bigint, bigint)
-	IS 'ask whether a token is good, and change nothing; returns current, expired (deadline passed, nobody else has the job), stale or not_found';
+	IS 'ask whether a token is good, and change nothing; returns current, expired (deadline passed, no other attempt has the job), stale or not_found';
 
 CREATE FUNCTION idemq.commit(id bigint, token bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome

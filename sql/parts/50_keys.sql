@@ -6,7 +6,7 @@ CREATE FUNCTION idemq.acquire(
 	RETURNS idemq.claim_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_acquire';
 COMMENT ON FUNCTION idemq.acquire(text, text, jsonb, interval, text, boolean)
-	IS 'claim the job of a message that came from elsewhere, enqueued first if its key is new; outcome as idemq.claim_job, or locked at once while somebody else is in a transaction on the key; needs claim, and enqueue for a key that is new';
+	IS 'claim the job of a message that came from elsewhere, enqueued first if its key is new; outcome as idemq.claim_job, or locked at once while another transaction has the key; needs claim, and enqueue for a key that is new';
 
 CREATE FUNCTION idemq.once(scope text, key text, ttl interval DEFAULT '1 day') RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_once';

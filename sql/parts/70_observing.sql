@@ -20,7 +20,7 @@ COMMENT ON FUNCTION idemq.leases()
 	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
 
 CREATE VIEW idemq.workers AS SELECT * FROM idemq.leases();
-COMMENT ON VIEW idemq.workers IS 'who holds what: one row a job in flight, of queues that the role may claim from or administer; pg_monitor sees all';
+COMMENT ON VIEW idemq.workers IS 'which session holds what: one row a job in flight, of queues that the role may claim from or administer; pg_monitor sees all';
 COMMENT ON COLUMN idemq.workers.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.workers.job_id IS 'the job';
 COMMENT ON COLUMN idemq.workers.worker IS 'name that its claim gave';

@@ -41,7 +41,7 @@ CREATE FUNCTION idemq.may_change_schedule(queue_id int, created_by name) RETURNS
 COMMENT ON FUNCTION idemq.may_change_schedule(int, name)
 	IS 'whether the current role may replace and end a schedule that this role has made for this queue; the view idemq.schedules asks it';
 
--- What a job holds is for those who may change the schedule.
+-- What a job holds is for the roles that may change the schedule.
 CREATE VIEW idemq.schedules WITH (security_barrier) AS
 	SELECT e.name, q.name AS queue, e.cron, e.time_zone,
 		idemq.next_run(e.cron, e.time_zone, e.done_until) AS next_run,
@@ -78,12 +78,12 @@ COMMENT ON COLUMN idemq.schedules.failed_at IS 'when a tick was last tried that 
 CREATE FUNCTION idemq.due_schedules() RETURNS text[]
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_due_schedules';
 COMMENT ON FUNCTION idemq.due_schedules()
-	IS 'part of idemq.tick: the names of schedules that have a tick to enqueue; notes that somebody asked';
+	IS 'part of idemq.tick: the names of schedules that have a tick to enqueue; notes that it was asked';
 
 CREATE FUNCTION idemq.run_schedule(name text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_run_schedule';
 COMMENT ON FUNCTION idemq.run_schedule(text)
-	IS 'part of idemq.tick: enqueue the last tick of a schedule that is due; returns false when there is none, or somebody else is about it';
+	IS 'part of idemq.tick: enqueue the last tick of a schedule that is due; returns false when there is none, or another session is at it';
 
 CREATE FUNCTION idemq.schedule_failed(name text, error text) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_schedule_failed';
@@ -93,7 +93,7 @@ COMMENT ON FUNCTION idemq.schedule_failed(text, text)
 -- Topic: Schedules
 
 -- A transaction for each schedule, so that one that fails undoes no other; then an
--- error, for whoever called.  A procedure that commits cannot pin search_path: it
+-- error, for the caller.  A procedure that commits cannot pin search_path: it
 -- uses no operator, and no name without its schema, of a type neither.
 CREATE PROCEDURE idemq.tick() LANGUAGE plpgsql AS $$
 DECLARE

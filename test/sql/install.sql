@@ -1,4 +1,4 @@
--- What CREATE EXTENSION makes: exactly what design.md sections 3 and 4 name.
+-- What CREATE EXTENSION makes: exactly this.
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
