@@ -199,7 +199,7 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.schedule_entries', '');
 
 -- Topic: Inside
 
--- Shared memory follows rows that change by any way but table/jobs.c: SPI, a DBA's
+-- Shared memory follows rows that change by any way but table/jobs_write.c: SPI, a DBA's
 -- UPDATE, COPY, logical replication (hence ENABLE ALWAYS).
 CREATE FUNCTION idemq.jobs_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_changed';
