@@ -81,6 +81,7 @@ endif
 $(SCRIPT_BUILT): $(sort $(wildcard $(TREE)/sql/parts/*.sql)) $(TREE)/sql/parts $(TREE)/idemq.control
 	cat $(filter %.sql,$^) > $@
 
+.PHONY: install-documents uninstall-documents preloaded
 documents_to = $(DESTDIR)$(docdir)/$(docmoduledir)/idemq
 install: install-documents
 install-documents:
@@ -116,7 +117,7 @@ clean:
 	rm -f $(EXTRA_CLEAN)
 endif
 
-.PHONY: install-documents uninstall-documents preloaded demo test lint test-regress test-isolation test-tap test-clients chaos soak bench doc format
+.PHONY: demo test lint test-regress test-isolation test-tap test-clients chaos soak bench format
 
 test:
 	@$(TREE)/script/test lint regress isolation tap clients
@@ -130,6 +131,7 @@ demo:
 	@$(TREE)/demo/run
 bench:
 	@$(TREE)/test/bench/run
+.PHONY: doc
 doc:
 	@$(TREE)/script/make-reference
 	@$(TREE)/script/make-pictures
