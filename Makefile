@@ -1,6 +1,10 @@
 # idemq: built by PGXS.
 #
-#   make, make install    build; install into the PostgreSQL of PG_CONFIG
+#   make, make install    build; install into the PostgreSQL of PG_CONFIG, documents too
+#   make installcheck     regression and isolation tests on the installed, running server that
+#                         PGHOST, PGPORT ... name, which preloads idemq; as a superuser.  REGRESS='a b'
+#                         ISOLATION=c choose tests; TAP_TESTS=1: the TAP tests too, which start
+#                         servers of their own (PROVE_TESTS='test/t/a.pl' chooses)
 #   make demo             watch 4 workers, a crash and a zombie; needs nothing installed
 #   make test             lint + regression + isolation + TAP + real clients
 #   make lint | test-regress | test-isolation | test-tap | test-clients
@@ -11,37 +15,53 @@
 #   make soak             everything at once for ten minutes (SOAK=seconds): the long form
 #                         of TAP test 023_soak
 #   make bench            the measurements of test/bench
+#   make doc              what is made in doc/: the reference, from the catalog, and the pictures
 #   make format           run clang-format over src
 #
 # demo, test, lint and bench install missing Debian packages when run as root,
 # and work on a private copy of PostgreSQL: no server of this machine is touched.
+#
+# make -f this/Makefile in an empty directory builds there and leaves the tree as it is.
 
 EXTENSION = idemq
 MODULE_big = idemq
-EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" idemq.control)
+# The source tree, seen from where make runs.
+TREE := $(patsubst %/,%,$(dir $(lastword $(MAKEFILE_LIST))))
+in_tree = $(patsubst $(TREE)/%,%,$(wildcard $(addprefix $(TREE)/,$(1))))
+EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" $(TREE)/idemq.control)
 
 # The rooms of src/, from the upper to the lower: an include may go down or stay, never up
 # (script/lint).  A folder that is not named here is not built.
 ROOMS = api worker observe hooks schedule job table txn queue shared base
-UNITS = $(sort $(wildcard src/*.c $(ROOMS:%=src/%/*.c)))
+UNITS := $(sort $(call in_tree,src/*.c $(ROOMS:%=src/%/*.c)))
 OBJS = $(UNITS:.c=.o)
 SCRIPT_BUILT = sql/idemq--$(EXTVERSION).sql
-UPDATES = $(wildcard sql/idemq--*--*.sql)
+UPDATES := $(call in_tree,sql/idemq--*--*.sql)
 DATA = $(UPDATES)
 DATA_built = $(SCRIPT_BUILT)
-EXTRA_CLEAN = src/.flags $(OBJS:.o=.d) $(OBJS:.o=.gcno) $(OBJS:.o=.gcda) \
+# With their folders, so that links between them hold; the DOCS of PGXS has none.
+DOCUMENTS := $(call in_tree,README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE doc/*.md doc/*/*.md doc/*/*.svg)
+EXTRA_CLEAN = src/.flags $(if $(filter-out .,$(TREE)),expected) $(OBJS:.o=.d) $(OBJS:.o=.gcno) $(OBJS:.o=.gcda) \
 	$(filter-out $(UPDATES),$(wildcard sql/idemq--*.sql))
+
+# Each test runs in a database of its own, out of reach of the background worker.
+REGRESS ?= $(basename $(notdir $(call in_tree,test/sql/*.sql)))
+REGRESS_OPTS = --inputdir=$(TREE)/test --launcher='$(TREE)/script/own-database $(bindir)'
+ISOLATION ?= $(basename $(notdir $(call in_tree,test/specs/*.spec)))
+ISOLATION_OPTS = $(REGRESS_OPTS) --outputdir=.
+PROVE_TESTS ?= test/t/*.pl
+REGRESS_PREP = preloaded
 
 WERROR ?= -Werror
 PG_CFLAGS = -Wall -Wextra -Wshadow -Wmissing-prototypes -Wno-unused-parameter $(WERROR) -MMD -MP
 # PostgreSQL's own PG_FINALLY trips gcc's -Wclobbered; PGXS hands clang gcc's flags.
 PG_CFLAGS += $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option,-Wno-clobbered)
 # -isystem: our warnings are for our files, not for PostgreSQL's headers.
-PG_CPPFLAGS = -I$(srcdir)/src -isystem $(includedir_server) -isystem $(pkgincludedir)/internal
+PG_CPPFLAGS = -I$(TREE)/src -isystem $(includedir_server) -isystem $(pkgincludedir)/internal
 override with_llvm = no
 
 ifndef PG_CONFIG
-PG_CONFIG := $(shell script/pg-config)
+PG_CONFIG := $(shell $(TREE)/script/pg-config)
 endif
 PGXS := $(if $(PG_CONFIG),$(shell $(PG_CONFIG) --pgxs 2>/dev/null))
 
@@ -50,8 +70,36 @@ PGXS := $(if $(PG_CONFIG),$(shell $(PG_CONFIG) --pgxs 2>/dev/null))
 ifneq ($(wildcard $(PGXS)),)
 include $(PGXS)
 
-$(SCRIPT_BUILT): $(sort $(wildcard sql/parts/*.sql)) sql/parts idemq.control
-	cat $(filter sql/parts/%.sql,$^) > $@
+# PGXS looks for everything in both places, and would link with objects of the tree.
+override VPATH :=
+vpath %.c $(TREE)
+vpath %.control $(TREE)
+ifneq ($(TREE),.)
+$(shell mkdir -p sql $(sort $(dir $(UNITS))))
+endif
+
+$(SCRIPT_BUILT): $(sort $(wildcard $(TREE)/sql/parts/*.sql)) $(TREE)/sql/parts $(TREE)/idemq.control
+	cat $(filter %.sql,$^) > $@
+
+.PHONY: install-documents uninstall-documents preloaded
+documents_to = $(DESTDIR)$(docdir)/$(docmoduledir)/idemq
+install: install-documents
+install-documents:
+	$(MKDIR_P) $(patsubst %,'$(documents_to)/%',$(sort $(dir $(DOCUMENTS))))
+	$(foreach dir,$(sort $(dir $(DOCUMENTS))),$(INSTALL_DATA) \
+		$(foreach file,$(DOCUMENTS),$(if $(filter $(dir),$(dir $(file))),$(TREE)/$(file))) \
+		'$(documents_to)/$(dir)' &&) true
+uninstall: uninstall-documents
+uninstall-documents:
+	rm -rf '$(documents_to)'
+
+# The expected output stands beside test/: in the directory of pg_regress's own output.
+preloaded:
+	@[ "$$('$(bindir)/psql' -XAtqc "SELECT current_setting('idemq.max_leases', true)" postgres)" ] || { \
+		echo "the server does not preload idemq: shared_preload_libraries = 'idemq' in postgresql.conf, then restart it" >&2; \
+		exit 1; }
+	@[ -e expected ] || ln -s '$(abspath $(TREE))/expected' expected
+installcheck: export IDEMQ_SOURCE = $(abspath $(TREE))
 
 # Objects made by another compiler, for another PostgreSQL or with other flags
 # are never linked together.
@@ -76,16 +124,20 @@ print-compiler:
 .PHONY: print-compiler demo test lint test-regress test-isolation test-tap test-clients chaos soak bench format
 
 test:
-	@script/test lint regress isolation tap clients
+	@$(TREE)/script/test lint regress isolation tap clients
 lint test-regress test-isolation test-tap test-clients:
-	@script/test $(@:test-%=%)
+	@$(TREE)/script/test $(@:test-%=%)
 chaos:
-	@IDEMQ_CHAOS=$(or $(JOBS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=017_chaos script/test tap
+	@IDEMQ_CHAOS=$(or $(JOBS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=017_chaos $(TREE)/script/test tap
 soak:
-	@IDEMQ_SOAK=$(or $(SOAK),600) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=023_soak script/test tap
+	@IDEMQ_SOAK=$(or $(SOAK),600) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=023_soak $(TREE)/script/test tap
 demo:
-	@demo/run
+	@$(TREE)/demo/run
 bench:
-	@test/bench/run
+	@$(TREE)/test/bench/run
+.PHONY: doc
+doc:
+	@$(TREE)/script/make-reference
+	@$(TREE)/script/make-pictures
 format:
-	clang-format -i $(UNITS) $(wildcard src/*.h $(ROOMS:%=src/%/*.h))
+	cd $(TREE) && clang-format -i $(UNITS) $(call in_tree,src/*.h $(ROOMS:%=src/%/*.h))

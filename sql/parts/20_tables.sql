@@ -17,6 +17,22 @@ CREATE TABLE idemq.queues (
 	created_at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
 COMMENT ON TABLE idemq.queues IS 'one row a queue: its settings; change them with idemq.alter_queue';
+COMMENT ON COLUMN idemq.queues.queue_id IS 'number of the queue, as in idemq.jobs';
+COMMENT ON COLUMN idemq.queues.name IS 'its name';
+COMMENT ON COLUMN idemq.queues.lease IS 'for how long a claim holds a job';
+COMMENT ON COLUMN idemq.queues.max_attempts IS 'attempts until a job is dead, for jobs enqueued from now on';
+COMMENT ON COLUMN idemq.queues.retry_base IS 'wait after the first failed attempt';
+COMMENT ON COLUMN idemq.queues.retry_factor IS 'each further wait is so many times the one before';
+COMMENT ON COLUMN idemq.queues.retry_max IS 'no wait is longer';
+COMMENT ON COLUMN idemq.queues.retry_jitter IS 'part of the wait, from 0 to 1, that is added or taken away at random';
+COMMENT ON COLUMN idemq.queues.retention IS 'a finished job stays for so long at least';
+COMMENT ON COLUMN idemq.queues.idempotency_window IS 'a key stays taken for so long after its job was finished';
+COMMENT ON COLUMN idemq.queues.max_running IS 'so many jobs in processing at once; NULL: no limit';
+COMMENT ON COLUMN idemq.queues.rate_limit IS 'so many claims in rate_period; NULL: no limit';
+COMMENT ON COLUMN idemq.queues.rate_period IS 'period of rate_limit';
+COMMENT ON COLUMN idemq.queues.dead_queue IS 'a job that dies is also added to this queue; NULL: to none';
+COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
+COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
 
 -- Fixed width first, what a claim changes side by side.  A claim changes no
 -- indexed column, so that it is a HOT update; the fill factor leaves its room.
@@ -61,6 +77,24 @@ CREATE TABLE idemq.jobs (
 	toast.vacuum_truncate = off
 );
 COMMENT ON TABLE idemq.jobs IS 'one row a job; row-level security shows the jobs of queues that the role may claim from or administer';
+COMMENT ON COLUMN idemq.jobs.id IS 'number of the job';
+COMMENT ON COLUMN idemq.jobs.queue_id IS 'its queue: idemq.queues';
+COMMENT ON COLUMN idemq.jobs.created_at IS 'when it was enqueued';
+COMMENT ON COLUMN idemq.jobs.priority IS '0 is claimed first, 9 last';
+COMMENT ON COLUMN idemq.jobs.max_attempts IS 'attempts until it is dead';
+COMMENT ON COLUMN idemq.jobs.expires_at IS 'cancelled then, unless it was claimed before; NULL: never';
+COMMENT ON COLUMN idemq.jobs.status IS 'where it stands';
+COMMENT ON COLUMN idemq.jobs.attempt IS 'how many attempts have begun; released ones do not count';
+COMMENT ON COLUMN idemq.jobs.claimed_at IS 'when its last attempt began';
+COMMENT ON COLUMN idemq.jobs.finished_at IS 'when it was completed, dead or cancelled';
+COMMENT ON COLUMN idemq.jobs.worker IS 'name that the last claim gave';
+COMMENT ON COLUMN idemq.jobs.key IS 'its idempotency key, unique in the queue';
+COMMENT ON COLUMN idemq.jobs.group_key IS 'its FIFO group';
+COMMENT ON COLUMN idemq.jobs.headers IS 'the producer''s, untouched';
+COMMENT ON COLUMN idemq.jobs.payload IS 'what to do';
+COMMENT ON COLUMN idemq.jobs.checkpoint IS 'how far an attempt came: idemq.checkpoint';
+COMMENT ON COLUMN idemq.jobs.result IS 'what its commit stored';
+COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error of idemq.fail, or lease expired';
 COMMENT ON COLUMN idemq.jobs.token IS 'the fencing token of the last attempt: it only grows';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
 COMMENT ON COLUMN idemq.jobs.run_at IS 'of a job in a FIFO group that was enqueued with a time: not ready before; NULL for at once';
@@ -92,6 +126,14 @@ CREATE TABLE idemq.attempts (
 	vacuum_truncate = off
 );
 COMMENT ON TABLE idemq.attempts IS 'one row per attempt that did not commit';
+COMMENT ON COLUMN idemq.attempts.job_id IS 'the job';
+COMMENT ON COLUMN idemq.attempts.token IS 'token of the attempt';
+COMMENT ON COLUMN idemq.attempts.queue_id IS 'queue of the job at that time';
+COMMENT ON COLUMN idemq.attempts.attempt IS 'number of the attempt, from 1';
+COMMENT ON COLUMN idemq.attempts.worker IS 'name that its claim gave';
+COMMENT ON COLUMN idemq.attempts.claimed_at IS 'when it began';
+COMMENT ON COLUMN idemq.attempts.ended_at IS 'when it ended';
+COMMENT ON COLUMN idemq.attempts.error IS 'the error of idemq.fail; for a lease that ended, why';
 COMMENT ON COLUMN idemq.attempts.outcome IS 'failed, expired (its lease ended), released or cancelled';
 
 -- Roles by name, not by OID: names survive pg_dump and pg_restore.
@@ -101,7 +143,7 @@ CREATE TABLE idemq.queue_grants (
 	privilege text NOT NULL CHECK (privilege IN ('enqueue', 'claim', 'admin')),
 	PRIMARY KEY (queue_id, role_name, privilege)
 );
-COMMENT ON TABLE idemq.queue_grants IS 'who may enqueue to, claim from and administer a queue; change it with idemq.grant_queue';
+COMMENT ON TABLE idemq.queue_grants IS 'which roles may enqueue to, claim from and administer a queue; change it with idemq.grant_queue';
 
 CREATE TABLE idemq.seen (
 	scope      text COLLATE "C" NOT NULL,
@@ -117,6 +159,35 @@ CREATE TABLE idemq.seen (
 COMMENT ON TABLE idemq.seen IS 'what idemq.once has seen: one row for each scope and key, until expires_at';
 CREATE INDEX seen_expires ON idemq.seen (expires_at);
 
+-- A role by name: names survive pg_dump and pg_restore.
+CREATE TABLE idemq.schedule_entries (
+	name         text COLLATE "C" PRIMARY KEY,
+	queue_id     int NOT NULL REFERENCES idemq.queues ON DELETE CASCADE,
+	cron         text NOT NULL,
+	time_zone    text NOT NULL,
+	payload      jsonb NOT NULL,
+	priority     int NOT NULL,
+	group_key    text,
+	max_attempts int,
+	headers      jsonb,
+	expires_in   interval,
+	created_by   name NOT NULL,
+	created_at   timestamptz NOT NULL,
+	done_until   timestamptz NOT NULL,
+	last_run     timestamptz,
+	last_job     bigint,
+	failed_at    timestamptz,
+	last_error   text
+);
+COMMENT ON TABLE idemq.schedule_entries IS 'one row a schedule; change it with idemq.schedule, read it by the view idemq.schedules';
+COMMENT ON COLUMN idemq.schedule_entries.done_until IS 'ticks up to this time are enqueued, or will never be';
+
+CREATE TABLE idemq.ticker (
+	one       boolean PRIMARY KEY DEFAULT true CHECK (one),
+	called_at timestamptz NOT NULL
+);
+COMMENT ON TABLE idemq.ticker IS 'when idemq.tick was last called; at most one row, and not dumped, since it tells of this server';
+
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues_queue_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.jobs', '');
@@ -124,3 +195,50 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.jobs_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.attempts', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.seen', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queue_grants', '');
+SELECT pg_catalog.pg_extension_config_dump('idemq.schedule_entries', '');
+
+-- Topic: Inside
+
+-- Shared memory follows rows that change by any way but table/jobs_write.c: SPI, a DBA's
+-- UPDATE, COPY, logical replication (hence ENABLE ALWAYS).
+CREATE FUNCTION idemq.jobs_changed() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_changed';
+COMMENT ON FUNCTION idemq.jobs_changed() IS 'row trigger of idemq.jobs: tells the ready cursor and the lease table at the end of the transaction';
+
+CREATE TRIGGER idemq_jobs_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.jobs
+	FOR EACH ROW EXECUTE FUNCTION idemq.jobs_changed();
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
+
+CREATE FUNCTION idemq.jobs_truncated() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_truncated';
+COMMENT ON FUNCTION idemq.jobs_truncated() IS 'truncate trigger of idemq.jobs: forgets leases and ready cursors at the end of the transaction';
+
+CREATE TRIGGER idemq_jobs_truncated AFTER TRUNCATE ON idemq.jobs
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.jobs_truncated();
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
+
+CREATE FUNCTION idemq.settings_changed() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_settings_changed';
+COMMENT ON FUNCTION idemq.settings_changed() IS 'statement trigger: tells every backend to read queue settings and grants anew';
+
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.queues
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
+ALTER TABLE idemq.queues ENABLE ALWAYS TRIGGER idemq_settings_changed;
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.queue_grants
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
+ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_changed;
+
+CREATE FUNCTION idemq.may_see(queue_id int) RETURNS boolean
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_see';
+COMMENT ON FUNCTION idemq.may_see(int) IS 'whether the current role may claim from or administer a queue; row-level security asks it';
+
+CREATE FUNCTION idemq.may_use(queue_id int) RETURNS boolean
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_use';
+COMMENT ON FUNCTION idemq.may_use(int) IS 'whether the current role holds any privilege on a queue; row-level security asks it';
+
+ALTER TABLE idemq.jobs ENABLE ROW LEVEL SECURITY;
+CREATE POLICY idemq_own_queues ON idemq.jobs FOR SELECT USING (idemq.may_see(queue_id));
+ALTER TABLE idemq.attempts ENABLE ROW LEVEL SECURITY;
+CREATE POLICY idemq_own_queues ON idemq.attempts FOR SELECT USING (idemq.may_see(queue_id));
+ALTER TABLE idemq.queues ENABLE ROW LEVEL SECURITY;
+CREATE POLICY idemq_own_queues ON idemq.queues FOR SELECT USING (idemq.may_use(queue_id));

@@ -1,32 +1,4 @@
--- A role by name: names survive pg_dump and pg_restore.
-CREATE TABLE idemq.schedule_entries (
-	name         text COLLATE "C" PRIMARY KEY,
-	queue_id     int NOT NULL REFERENCES idemq.queues ON DELETE CASCADE,
-	cron         text NOT NULL,
-	time_zone    text NOT NULL,
-	payload      jsonb NOT NULL,
-	priority     int NOT NULL,
-	group_key    text,
-	max_attempts int,
-	headers      jsonb,
-	expires_in   interval,
-	created_by   name NOT NULL,
-	created_at   timestamptz NOT NULL,
-	done_until   timestamptz NOT NULL,
-	last_run     timestamptz,
-	last_job     bigint,
-	failed_at    timestamptz,
-	last_error   text
-);
-COMMENT ON TABLE idemq.schedule_entries IS 'one row a schedule; change it with idemq.schedule, look at it with the view idemq.schedules';
-COMMENT ON COLUMN idemq.schedule_entries.done_until IS 'ticks up to this time are enqueued, or will never be';
-SELECT pg_catalog.pg_extension_config_dump('idemq.schedule_entries', '');
-
-CREATE TABLE idemq.ticker (
-	one       boolean PRIMARY KEY DEFAULT true CHECK (one),
-	called_at timestamptz NOT NULL
-);
-COMMENT ON TABLE idemq.ticker IS 'when idemq.tick was last called; at most one row, and not dumped, since it tells of this server';
+-- Topic: Schedules
 
 CREATE FUNCTION idemq.schedule(
 	name text, cron text, queue text, payload jsonb, time_zone text DEFAULT 'UTC',
@@ -34,12 +6,12 @@ CREATE FUNCTION idemq.schedule(
 	headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL)
 	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_schedule';
 COMMENT ON FUNCTION idemq.schedule(text, text, text, jsonb, text, int, text, int, jsonb, interval)
-	IS 'enqueue a job at each tick of a cron expression, once; creates or replaces the schedule of that name; returns its next run';
+	IS 'enqueue a job at each tick of a cron expression, once; creates or replaces the schedule of that name (up to 256 bytes, unique in the database); returns its next run; raises 55000 while nothing calls idemq.tick(); needs enqueue';
 
 CREATE FUNCTION idemq.unschedule(name text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_unschedule';
 COMMENT ON FUNCTION idemq.unschedule(text)
-	IS 'end a schedule; jobs that it has enqueued stay; returns false when there is none that you may see';
+	IS 'end a schedule; jobs that it has enqueued stay; returns false when there is none that you may see; for its creator and those with admin';
 
 CREATE FUNCTION idemq.next_tick(
 	cron text, time_zone text DEFAULT 'UTC', after timestamptz DEFAULT pg_catalog.clock_timestamp())
@@ -52,6 +24,8 @@ CREATE FUNCTION idemq.last_tick(
 	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_last_tick';
 COMMENT ON FUNCTION idemq.last_tick(text, text, timestamptz)
 	IS 'the last tick of a cron expression not after a time; NULL when there was none';
+
+-- Topic: Inside
 
 CREATE FUNCTION idemq.next_run(cron text, time_zone text, done_until timestamptz)
 	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_run';
@@ -67,7 +41,7 @@ CREATE FUNCTION idemq.may_change_schedule(queue_id int, created_by name) RETURNS
 COMMENT ON FUNCTION idemq.may_change_schedule(int, name)
 	IS 'whether the current role may replace and end a schedule that this role has made for this queue; the view idemq.schedules asks it';
 
--- What a job holds is for those who may change the schedule.
+-- What a job holds is for the roles that may change the schedule.
 CREATE VIEW idemq.schedules WITH (security_barrier) AS
 	SELECT e.name, q.name AS queue, e.cron, e.time_zone,
 		idemq.next_run(e.cron, e.time_zone, e.done_until) AS next_run,
@@ -83,6 +57,19 @@ CREATE VIEW idemq.schedules WITH (security_barrier) AS
 		SELECT idemq.may_change_schedule(e.queue_id, e.created_by) AS may_change) m
 	WHERE idemq.may_enqueue(e.queue_id) OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
 COMMENT ON VIEW idemq.schedules IS 'one row a schedule of a queue that you may enqueue to or administer (pg_monitor: every queue); payload, headers, group_key and last_error for its creator and administrators alone';
+COMMENT ON COLUMN idemq.schedules.name IS 'its name, unique in the database';
+COMMENT ON COLUMN idemq.schedules.queue IS 'queue of its jobs';
+COMMENT ON COLUMN idemq.schedules.cron IS 'when it ticks';
+COMMENT ON COLUMN idemq.schedules.time_zone IS 'zone of the cron expression';
+COMMENT ON COLUMN idemq.schedules.last_error IS 'why a tick could not be enqueued';
+COMMENT ON COLUMN idemq.schedules.payload IS 'of its jobs';
+COMMENT ON COLUMN idemq.schedules.headers IS 'of its jobs, beside schedule and tick';
+COMMENT ON COLUMN idemq.schedules.group_key IS 'of its jobs';
+COMMENT ON COLUMN idemq.schedules.priority IS 'of its jobs';
+COMMENT ON COLUMN idemq.schedules.max_attempts IS 'of its jobs; NULL: the queue''s';
+COMMENT ON COLUMN idemq.schedules.expires_in IS 'a job that was not claimed for so long after its tick is cancelled; a tick that is later is left out';
+COMMENT ON COLUMN idemq.schedules.created_by IS 'role as which ticks are enqueued';
+COMMENT ON COLUMN idemq.schedules.created_at IS 'when it was made, or made again';
 COMMENT ON COLUMN idemq.schedules.next_run IS 'the tick that is due, when it is over, or else the next one; NULL when the server does not know its time zone';
 COMMENT ON COLUMN idemq.schedules.last_run IS 'the last tick that was enqueued: its own time, not when that was';
 COMMENT ON COLUMN idemq.schedules.last_job IS 'the job of last_run';
@@ -91,20 +78,22 @@ COMMENT ON COLUMN idemq.schedules.failed_at IS 'when a tick was last tried that 
 CREATE FUNCTION idemq.due_schedules() RETURNS text[]
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_due_schedules';
 COMMENT ON FUNCTION idemq.due_schedules()
-	IS 'part of idemq.tick: the names of schedules that have a tick to enqueue; notes that somebody asked';
+	IS 'part of idemq.tick: the names of schedules that have a tick to enqueue; notes that it was asked';
 
 CREATE FUNCTION idemq.run_schedule(name text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_run_schedule';
 COMMENT ON FUNCTION idemq.run_schedule(text)
-	IS 'part of idemq.tick: enqueue the last tick of a schedule that is due; returns false when there is none, or somebody else is about it';
+	IS 'part of idemq.tick: enqueue the last tick of a schedule that is due; returns false when there is none, or another session is at it';
 
 CREATE FUNCTION idemq.schedule_failed(name text, error text) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_schedule_failed';
 COMMENT ON FUNCTION idemq.schedule_failed(text, text)
 	IS 'part of idemq.tick: note why a tick could not be enqueued; returns that with the name in front';
 
+-- Topic: Schedules
+
 -- A transaction for each schedule, so that one that fails undoes no other; then an
--- error, for whoever called.  A procedure that commits cannot pin search_path: it
+-- error, for the caller.  A procedure that commits cannot pin search_path: it
 -- uses no operator, and no name without its schema, of a type neither.
 CREATE PROCEDURE idemq.tick() LANGUAGE plpgsql AS $$
 DECLARE

@@ -10,7 +10,7 @@ REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
 GRANT USAGE ON SCHEMA idemq TO PUBLIC;
 GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.queues, idemq.metrics, idemq.memory,
 	idemq.workers, idemq.admissions TO PUBLIC;
--- idemq.tick and its parts are the owner's: he drives the schedules.
+-- idemq.tick and its parts are the owner's: it drives the schedules.
 GRANT SELECT ON idemq.schedules TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
 	idemq.schedule, idemq.unschedule, idemq.next_tick, idemq.last_tick, idemq.next_run,

@@ -48,7 +48,7 @@ idemq_guc_define(void)
 							&idemq_notify_delay, 10, 0, 60000, PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL,
 							NULL);
 	DefineCustomIntVariable("idemq.purge_interval",
-							"Time between two looks for what is past its retention.",
+							"Time between two searches for what is past its retention.",
 							"0 or -1 turns off deleting by the background worker.",
 							&idemq_purge_interval, 10000, -1, 86400000, PGC_SIGHUP, GUC_UNIT_MS,
 							NULL, NULL, NULL);

@@ -1,4 +1,4 @@
--- What CREATE EXTENSION makes: exactly what design.md sections 3 and 4 name.
+-- What CREATE EXTENSION makes: exactly this.
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
@@ -63,7 +63,7 @@ AND c.oid NOT IN (SELECT unnest(extconfig) FROM pg_extension) ORDER BY 1;
 SELECT (SELECT count(*) FROM idemq.queues) AS queues, (SELECT count(*) FROM idemq.jobs) AS jobs, (SELECT count(*) FROM idemq.attempts) AS attempts,
 	(SELECT count(*) FROM idemq.queue_grants) AS grants;
 -- Settings: of the server only.
-SELECT name, setting, unit, context, vartype FROM pg_settings WHERE name LIKE 'idemq.%' ORDER BY 1;
+SELECT name, boot_val, unit, context, vartype FROM pg_settings WHERE name LIKE 'idemq.%' ORDER BY 1;
 SET idemq.max_queues = 1;
 SET idemq.no_such_setting = 1;
 

@@ -1,4 +1,9 @@
+<<<<<<< HEAD:sql/parts/40_queues.sql
 -- Both take the settings in the order of src/queue/queue_settings.c.
+=======
+-- Topic: Queues
+
+>>>>>>> ref:sql/parts/30_queues.sql
 CREATE FUNCTION idemq.create_queue(
 	name text,
 	lease interval DEFAULT '30 s',
@@ -14,8 +19,13 @@ CREATE FUNCTION idemq.create_queue(
 	rate_period interval DEFAULT '1 s',
 	dead_queue text DEFAULT NULL)
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
+<<<<<<< HEAD:sql/parts/40_queues.sql
 COMMENT ON FUNCTION idemq.create_queue
 	IS 'create a queue; returns its queue_id; the caller may enqueue, claim and administer it; max_running: so many jobs in processing at once; rate_limit: so many claims in rate_period; NULL: no limit';
+=======
+COMMENT ON FUNCTION idemq.create_queue(text, interval, int, interval, float8, interval, float8, interval, interval, int, int, interval, text)
+	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes; max_running: so many jobs in processing at once; rate_limit: so many claims in rate_period; NULL: no limit; raises 42710 when there is one of that name';
+>>>>>>> ref:sql/parts/30_queues.sql
 
 CREATE FUNCTION idemq.alter_queue(
 	name text,
@@ -32,32 +42,46 @@ CREATE FUNCTION idemq.alter_queue(
 	rate_period interval DEFAULT NULL,
 	dead_queue text DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
+<<<<<<< HEAD:sql/parts/40_queues.sql
 COMMENT ON FUNCTION idemq.alter_queue
 	IS 'change a queue''s settings; NULL leaves one as it is, and 0 takes max_running or rate_limit away; jobs already enqueued keep their max_attempts';
+=======
+COMMENT ON FUNCTION idemq.alter_queue(text, interval, int, interval, float8, interval, float8, interval, interval, int, int, interval, text)
+	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running or rate_limit away, and '''' dead_queue; jobs already enqueued keep their max_attempts; needs admin';
+>>>>>>> ref:sql/parts/30_queues.sql
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_drop_queue';
 COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
-	IS 'drop a queue with its jobs; refused while it has unfinished jobs or is another''s dead_queue, unless force';
+	IS 'drop a queue with its jobs; raises 55006 while it has unfinished jobs, and 2BP01 when it is another''s dead_queue, unless force; needs admin';
 
 CREATE FUNCTION idemq.pause(name text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_pause';
-COMMENT ON FUNCTION idemq.pause(text) IS 'let a queue accept jobs but hand out none, until idemq.resume';
+COMMENT ON FUNCTION idemq.pause(text) IS 'let a queue accept jobs but hand out none, until idemq.resume; needs admin';
 
 CREATE FUNCTION idemq.resume(name text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_resume';
-COMMENT ON FUNCTION idemq.resume(text) IS 'let a paused queue hand out jobs again';
+COMMENT ON FUNCTION idemq.resume(text) IS 'let a paused queue hand out jobs again, and wake the sessions that wait for them; needs admin';
 
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_purge';
 COMMENT ON FUNCTION idemq.purge(text, idemq.status)
-	IS 'delete a queue''s jobs of one status, or all but those in processing; returns how many; a job that another open transaction holds stays';
+	IS 'delete a queue''s jobs of one status, or all but those in processing, whatever their age, and with them their keys; returns how many; a job that another open transaction holds stays; needs admin';
+
+CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigint
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_apply_retention';
+COMMENT ON FUNCTION idemq.apply_retention(int)
+	IS 'delete finished jobs of all queues past their retention, with their attempts, and what idemq.once need not remember: what the background worker does by itself; returns how many jobs';
 
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_grant_queue';
 COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)
-	IS 'let a role enqueue to, claim from or administer (enqueue | claim | admin) a queue';
+	IS 'let a role enqueue to, claim from or administer (enqueue | claim | admin) a queue; needs admin';
 
 CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_revoke_queue';
-COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave';
+COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave; needs admin';
+
+CREATE FUNCTION idemq.queue_id(queue text) RETURNS int
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_id';
+COMMENT ON FUNCTION idemq.queue_id(text) IS 'a queue''s id, as in idemq.jobs; raises IQ005 when there is no such queue';

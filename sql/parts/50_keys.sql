@@ -1,24 +1,22 @@
+-- Topic: Keys
+
 CREATE FUNCTION idemq.acquire(
 	queue text, key text, payload jsonb DEFAULT NULL, lease interval DEFAULT NULL,
 	worker text DEFAULT NULL, attach boolean DEFAULT false)
 	RETURNS idemq.claim_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_acquire';
 COMMENT ON FUNCTION idemq.acquire(text, text, jsonb, interval, text, boolean)
-	IS 'claim the job of a message that came from elsewhere, enqueued first if its key is new; outcome as idemq.claim_job, or locked at once while somebody else is in a transaction on the key';
+	IS 'claim the job of a message that came from elsewhere, enqueued first if its key is new; outcome as idemq.claim_job, or locked at once while another transaction has the key; needs claim, and enqueue for a key that is new';
 
 CREATE FUNCTION idemq.once(scope text, key text, ttl interval DEFAULT '1 day') RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_once';
 COMMENT ON FUNCTION idemq.once(text, text, interval)
-	IS 'true the first time in ttl for this scope and key, then false; undone with the transaction; waits for a twin whose transaction is open';
+	IS 'true the first time in ttl for this scope and key, then false: for an effect with no job; undone with the transaction; waits for a twin whose transaction is open; all roles that may execute it share its keys';
 
 CREATE FUNCTION idemq.cancel_by_key(queue text, key text) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel_by_key';
 COMMENT ON FUNCTION idemq.cancel_by_key(text, text)
-	IS 'idemq.cancel of the job that has the key; returns cancelled, or why not: completed, dead, not_found';
-
-CREATE FUNCTION idemq.queue_id(queue text) RETURNS int
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_id';
-COMMENT ON FUNCTION idemq.queue_id(text) IS 'a queue''s id, as in idemq.jobs; raises IQ005 when there is no such queue';
+	IS 'idemq.cancel of the job that has the key; returns cancelled, or why not: completed, dead, not_found; needs enqueue';
 
 CREATE FUNCTION idemq.job_by_key(queue text, key text) RETURNS SETOF idemq.jobs
 	ROWS 1 STABLE LANGUAGE sql

@@ -1,0 +1,80 @@
+-- What script/make-reference puts into doc/reference, each part below a line "made: NAME".
+-- :topics has a line "TOPIC|FUNCTION" for each function, in the order of sql/parts.
+SET client_min_messages = warning;
+SET search_path = pg_catalog, pg_temp;
+SET intervalstyle = postgres_verbose;
+
+-- What may stand in a cell of a table.
+CREATE FUNCTION pg_temp.cell(t text) RETURNS text LANGUAGE sql AS
+	$$SELECT replace(replace(replace(t, '|', '\|'), '<', '&lt;'), '[A-Za-z_][A-Za-z0-9_.-]*', '`[A-Za-z_][A-Za-z0-9_.-]*`')$$;
+-- Types as people write them, defaults without their casts.
+CREATE FUNCTION pg_temp.short(t text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	change text[];
+BEGIN
+	FOREACH change SLICE 1 IN ARRAY ARRAY[
+		['timestamp with time zone', 'timestamptz'], ['double precision', 'float8'], ['boolean', 'bool'],
+		['\minteger\M', 'int'], ['\mIN ', ''], ['::[a-z0-9._]+(\[\])?', ''], ['\midemq\.', ''],
+		['(pg_catalog\.)?clock_timestamp\(\)', 'now'], [$q$'@ (\d+) secs?'$q$, $q$'\1 s'$q$],
+		[$q$'@ $q$, $q$'$q$], [' DEFAULT ', ' = '], ['^SETOF ', 'setof '], ['^TABLE\(', 'setof (']]
+	LOOP
+		t := regexp_replace(t, change[1], change[2], 'g');
+	END LOOP;
+	RETURN t;
+END $$;
+
+\qecho <!-- made: functions -->
+WITH topics AS (
+	SELECT split_part(line, '|', 1) AS topic, split_part(line, '|', 2) AS name, ord
+	FROM regexp_split_to_table(:'topics', E'\n') WITH ORDINALITY AS t (line, ord)
+), functions AS (
+	SELECT t.topic, min(t.ord) OVER (PARTITION BY t.topic) AS topic_ord, t.ord, p.prokind, p.proname,
+		pg_temp.short(pg_get_function_arguments(p.oid)) AS arguments,
+		pg_temp.short(pg_get_function_result(p.oid)) AS result,
+		coalesce(obj_description(p.oid, 'pg_proc'), '') AS comment,
+		CASE WHEN p.proacl::text ~ '[{,]=X' THEN 'everybody' WHEN p.proacl::text ~ 'pg_monitor=X' THEN '`pg_monitor`' ELSE 'owner' END AS who
+	FROM pg_proc p JOIN topics t ON t.name = p.proname
+	WHERE p.pronamespace = 'idemq'::regnamespace
+), lines AS (
+	SELECT *, row_number() OVER (PARTITION BY topic ORDER BY ord) = 1 AS is_first FROM functions
+)
+SELECT CASE WHEN is_first THEN format(E'\n## %s\n\n%s| function | what it does | may call it |\n|---|---|---|\n', topic,
+		CASE topic WHEN 'Inside' THEN E'For views, triggers and `idemq.tick`. Their names and arguments may change.\n\n' ELSE '' END)
+		ELSE '' END
+	|| format('| `%s%s(%s)%s` | %s | %s |', CASE prokind WHEN 'p' THEN 'CALL ' ELSE '' END, proname, arguments,
+		CASE WHEN result IS NULL OR result = 'void' THEN '' ELSE ' → ' || result END, pg_temp.cell(comment), who)
+FROM lines ORDER BY topic = 'Inside', topic_ord, ord;
+\qecho
+\qecho <!-- made: types -->
+SELECT E'| type | what it is | of |\n|---|---|---|';
+SELECT format('| `%s` | %s | %s |', t.typname, pg_temp.cell(obj_description(t.oid, 'pg_type')), coalesce(
+	(SELECT string_agg('`' || enumlabel || '`', ', ' ORDER BY enumsortorder) FROM pg_enum WHERE enumtypid = t.oid),
+	(SELECT string_agg(format('`%s %s`', attname, pg_temp.short(format_type(atttypid, atttypmod))), ', ' ORDER BY attnum)
+	 FROM pg_attribute WHERE attrelid = t.typrelid AND attnum > 0)))
+FROM pg_type t LEFT JOIN pg_class c ON c.oid = t.typrelid
+WHERE t.typnamespace = 'idemq'::regnamespace AND t.typcategory <> 'A' AND coalesce(c.relkind, 'c') = 'c'
+ORDER BY t.typtype DESC, t.oid;
+\qecho <!-- made: views -->
+SELECT CASE WHEN a.attnum = 1 THEN format(E'\n## %s\n\n%s\n\n| column | type | |\n|---|---|---|\n', 'idemq.' || c.relname,
+		upper(left(obj_description(c.oid, 'pg_class'), 1)) || substr(obj_description(c.oid, 'pg_class'), 2) || '.')
+		ELSE '' END
+	|| format('| `%s` | `%s` | %s |', a.attname, pg_temp.short(format_type(a.atttypid, a.atttypmod)),
+		pg_temp.cell(coalesce(col_description(c.oid, a.attnum), '')))
+FROM unnest('{jobs,queues,attempts,metrics,workers,memory,schedules,admissions}'::text[]) WITH ORDINALITY AS r (name, ord)
+JOIN pg_class c ON c.relname = r.name AND c.relnamespace = 'idemq'::regnamespace
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY r.ord, a.attnum;
+\qecho
+\qecho <!-- made: tables -->
+SELECT E'| table | what it is |\n|---|---|';
+SELECT format('| `idemq.%s` | %s |', c.relname, pg_temp.cell(obj_description(c.oid, 'pg_class')))
+FROM pg_class c WHERE c.relnamespace = 'idemq'::regnamespace AND c.relkind = 'r' AND c.relacl::text !~ '[{,]=r'
+ORDER BY c.relname;
+\qecho <!-- made: settings -->
+SELECT E'| setting | default | takes effect | what it does |\n|---|---|---|---|';
+SELECT format('| `%s` | %s | %s | %s |', name,
+	CASE WHEN unit = 'ms' THEN regexp_replace(boot_val || ' ms', '000 ms$', ' s') ELSE boot_val END,
+	CASE context WHEN 'postmaster' THEN 'restart' WHEN 'sighup' THEN 'reload' ELSE context END,
+	pg_temp.cell(concat_ws(' ', short_desc, extra_desc)))
+FROM pg_settings WHERE name LIKE 'idemq.%' ORDER BY context, name;
+\qecho <!-- made: none -->

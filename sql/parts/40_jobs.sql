@@ -1,0 +1,137 @@
+-- Topic: Producers
+
+CREATE FUNCTION idemq.enqueue(
+	queue text, payload jsonb, key text DEFAULT NULL, delay interval DEFAULT NULL,
+	run_at timestamptz DEFAULT NULL, priority int DEFAULT 4, group_key text DEFAULT NULL,
+	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
+	on_duplicate text DEFAULT 'keep')
+	RETURNS idemq.enqueue_result
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue';
+COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text)
+	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result; priority 0 is first, 9 last; key and group_key up to 1,024 bytes; delay may be 0; waits for an open transaction with the same key; on_duplicate: keep (IQ003 for another payload), ignore, replace, error (IQ004); needs enqueue';
+
+CREATE FUNCTION idemq.enqueue_many(
+	queue text, payloads jsonb[], keys text[] DEFAULT NULL, run_ats timestamptz[] DEFAULT NULL,
+	priorities int[] DEFAULT NULL, group_keys text[] DEFAULT NULL)
+	RETURNS TABLE (ord int, id bigint, outcome idemq.outcome, status idemq.status, result jsonb)
+	ROWS 1000 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue_many';
+COMMENT ON FUNCTION idemq.enqueue_many(text, jsonb[], text[], timestamptz[], int[], text[])
+	IS 'add many jobs as idemq.enqueue does with keep, all or none; returns a row an element, ord counting from 1 (with keys the rows come in the order of the keys); needs enqueue';
+
+CREATE FUNCTION idemq.cancel(id bigint) RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel';
+COMMENT ON FUNCTION idemq.cancel(bigint)
+	IS 'cancel a job that is not finished; an attempt in flight becomes stale; returns cancelled, or why not: completed, dead, not_found; needs enqueue';
+
+CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retry';
+COMMENT ON FUNCTION idemq.retry(bigint)
+	IS 'make a job ready now: failed, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn); returns retrying, or why not: current (ready already), locked (in processing), blocked, completed, not_found; needs enqueue';
+
+CREATE FUNCTION idemq.redrive(queue text, max_jobs int DEFAULT NULL) RETURNS bigint
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_redrive';
+COMMENT ON FUNCTION idemq.redrive(text, int)
+	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; returns how many; needs admin';
+
+-- Topic: Workers
+
+CREATE FUNCTION idemq.claim(
+	queue text, max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
+	worker text DEFAULT NULL, attach boolean DEFAULT false)
+	RETURNS SETOF idemq.claimed_job
+	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim';
+COMMENT ON FUNCTION idemq.claim(text, int, interval, text, boolean)
+	IS 'begin an attempt of up to max_jobs ready jobs; returns a row a job, with the token that all later calls must show; no row means none is ready; lease: instead of the queue''s; attach: the lease also ends with the session; needs claim';
+
+CREATE FUNCTION idemq.claim_any(
+	queues text[], max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
+	worker text DEFAULT NULL, attach boolean DEFAULT false)
+	RETURNS SETOF idemq.claimed_queue_job
+	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim_any';
+COMMENT ON FUNCTION idemq.claim_any(text[], int, interval, text, boolean)
+	IS 'idemq.claim from several queues, in the order given; returns the queue''s name with each job';
+
+CREATE FUNCTION idemq.claim_job(
+	id bigint, lease interval DEFAULT NULL, worker text DEFAULT NULL, attach boolean DEFAULT false)
+	RETURNS idemq.claim_result
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim_job';
+COMMENT ON FUNCTION idemq.claim_job(bigint, interval, text, boolean)
+	IS 'begin an attempt of one job; outcome claimed, claimed_again (attempt > 1), locked (until retry_after), completed (with result), dead, cancelled, blocked, not_due (until retry_after, or the queue is paused or at a limit), not_found; needs claim';
+
+CREATE FUNCTION idemq.heartbeat(id bigint, token bigint, lease interval DEFAULT NULL)
+	RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat';
+COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
+	IS 'start the lease again from now, at once and not undone by rollback (with a full lease table: in this transaction); lease: also the length of the next ones; returns current, stale or not_found';
+
+CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
+	RETURNS TABLE (id bigint, outcome idemq.outcome)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat_many';
+COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval)
+	IS 'idemq.heartbeat for many jobs; returns a row a job';
+
+CREATE FUNCTION idemq.validate(id bigint, token bigint) RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_validate';
+COMMENT ON FUNCTION idemq.validate(bigint, bigint)
+	IS 'ask whether a token is good, and change nothing; returns current, expired (deadline passed, no other attempt has the job), stale or not_found';
+
+CREATE FUNCTION idemq.commit(id bigint, token bigint, result jsonb DEFAULT NULL)
+	RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit';
+COMMENT ON FUNCTION idemq.commit(bigint, bigint, jsonb)
+	IS 'complete a job in this transaction, with its result; returns committed, or raises IQ001 (stale), IQ002 (no such job), IQ006 (already committed): call it before the effect';
+
+CREATE FUNCTION idemq.try_commit(id bigint, token bigint, result jsonb DEFAULT NULL)
+	RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_try_commit';
+COMMENT ON FUNCTION idemq.try_commit(bigint, bigint, jsonb)
+	IS 'complete a job in this transaction; returns committed, already_committed, stale or not_found, and does not raise for these: apply the effect only when committed';
+
+CREATE FUNCTION idemq.commit_many(ids bigint[], tokens bigint[], results jsonb[] DEFAULT NULL)
+	RETURNS TABLE (id bigint, outcome idemq.outcome)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many';
+COMMENT ON FUNCTION idemq.commit_many(bigint[], bigint[], jsonb[])
+	IS 'complete many jobs; returns a row per (id, token), as idemq.try_commit: apply effects only for those committed';
+
+CREATE FUNCTION idemq.commit_once(id bigint, result jsonb DEFAULT NULL)
+	RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_once';
+COMMENT ON FUNCTION idemq.commit_once(bigint, jsonb)
+	IS 'complete a ready job with no claim; returns committed once, then already_committed; or locked, dead, cancelled, blocked, not_due (or paused, or at a limit), not_found; needs claim';
+
+CREATE FUNCTION idemq.fail(
+	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
+	permanent boolean DEFAULT false)
+	RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail';
+COMMENT ON FUNCTION idemq.fail(bigint, bigint, text, interval, boolean)
+	IS 'end an attempt that failed; the retry comes after the queue''s backoff, or after retry_in, which may be 0; returns retrying, dead (attempts used up, or permanent), stale or not_found';
+
+CREATE FUNCTION idemq.fail_many(
+	ids bigint[], tokens bigint[], errors text[] DEFAULT NULL, retry_in interval DEFAULT NULL,
+	permanent boolean DEFAULT false)
+	RETURNS TABLE (id bigint, outcome idemq.outcome)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail_many';
+COMMENT ON FUNCTION idemq.fail_many(bigint[], bigint[], text[], interval, boolean)
+	IS 'idemq.fail for many jobs; returns a row per (id, token)';
+
+CREATE FUNCTION idemq.release(id bigint, token bigint, delay interval DEFAULT NULL)
+	RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release';
+COMMENT ON FUNCTION idemq.release(bigint, bigint, interval)
+	IS 'give a job back, ready now or after delay, the attempt not counted; returns released, stale or not_found';
+
+CREATE FUNCTION idemq.checkpoint(id bigint, token bigint, state jsonb) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_checkpoint';
+COMMENT ON FUNCTION idemq.checkpoint(bigint, bigint, jsonb)
+	IS 'store how far an attempt came, for the next one to read; does not move the deadline; raises IQ001 (stale), IQ002 (no such job), IQ006 (already committed)';
+
+CREATE FUNCTION idemq.assert_current(id bigint, token bigint) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_assert_current';
+COMMENT ON FUNCTION idemq.assert_current(bigint, bigint)
+	IS 'raise IQ001 unless the token is current, IQ002 and IQ006 as idemq.commit does; keeps the job from being reaped until this transaction ends';
+
+CREATE FUNCTION idemq.reap(queue text DEFAULT NULL) RETURNS bigint
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_reap';
+COMMENT ON FUNCTION idemq.reap(text)
+	IS 'take back expired leases of a queue, or of every queue that you may claim from, as the background worker does by itself; returns how many; needs claim';

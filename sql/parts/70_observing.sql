@@ -1,0 +1,161 @@
+-- Topic: Observing
+
+CREATE FUNCTION idemq.job(id bigint) RETURNS SETOF idemq.jobs
+	ROWS 1 STABLE LANGUAGE sql
+	AS 'SELECT j.* FROM idemq.jobs j WHERE j.id OPERATOR(pg_catalog.=) job.id';
+COMMENT ON FUNCTION idemq.job(bigint) IS 'one job as a row of idemq.jobs; no row when there is none that you may see';
+
+CREATE FUNCTION idemq.why(id bigint) RETURNS text
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_why';
+COMMENT ON FUNCTION idemq.why(bigint)
+	IS 'one sentence: what a job waits for, and the next step; needs claim or admin, and says so otherwise';
+
+-- Topic: Inside
+
+CREATE FUNCTION idemq.leases()
+	RETURNS TABLE (queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz,
+		deadline timestamptz, expires_in interval, attached boolean, state text)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_leases';
+COMMENT ON FUNCTION idemq.leases()
+	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
+
+CREATE VIEW idemq.workers AS SELECT * FROM idemq.leases();
+COMMENT ON VIEW idemq.workers IS 'which session holds what: one row a job in flight, of queues that the role may claim from or administer; pg_monitor sees all';
+COMMENT ON COLUMN idemq.workers.queue IS 'name of the queue';
+COMMENT ON COLUMN idemq.workers.job_id IS 'the job';
+COMMENT ON COLUMN idemq.workers.worker IS 'name that its claim gave';
+COMMENT ON COLUMN idemq.workers.attempt IS 'number of the attempt, from 1';
+COMMENT ON COLUMN idemq.workers.claimed_at IS 'when it began';
+COMMENT ON COLUMN idemq.workers.expires_in IS 'until the deadline; negative when it has passed';
+COMMENT ON COLUMN idemq.workers.attached IS 'whether the lease also ends with the session';
+COMMENT ON COLUMN idemq.workers.pid IS 'process of the session that claimed; NULL when it has ended, or after a restart';
+COMMENT ON COLUMN idemq.workers.deadline IS 'end of the lease as heartbeats moved it; NULL while the claim''s transaction is open';
+COMMENT ON COLUMN idemq.workers.state IS 'claiming (its transaction is open), active, ending (a transaction that finishes or cancels it is open), reaping';
+
+-- Topic: Observing
+
+CREATE FUNCTION idemq.check()
+	RETURNS TABLE (severity text, invariant text, detail text)
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_check';
+COMMENT ON FUNCTION idemq.check()
+	IS 'audit rows, indexes, triggers and shared memory while others work, in a transaction of its own (25001 otherwise); returns a row for each broken invariant (error) or degraded state (warning), none when all is well; reads all rows';
+
+-- Topic: Inside
+
+CREATE FUNCTION idemq.queue_metrics()
+	RETURNS TABLE (
+		queue_id         int,
+		blocked          bigint,
+		pending          bigint,
+		processing       bigint,
+		failed           bigint,
+		completed        bigint,
+		dead             bigint,
+		cancelled        bigint,
+		oldest_ready     interval,
+		enqueued_total   bigint,
+		duplicates_total bigint,
+		claimed_total    bigint,
+		committed_total  bigint,
+		failed_total     bigint,
+		dead_total       bigint,
+		released_total   bigint,
+		expired_total    bigint,
+		cancelled_total  bigint,
+		retried_total    bigint,
+		redriven_total   bigint,
+		row_only_total   bigint,
+		purged_total     bigint,
+		wait_p50         interval,
+		wait_p95         interval,
+		wait_p99         interval,
+		run_p50          interval,
+		run_p95          interval,
+		run_p99          interval,
+		in_memory        boolean,
+		counted_since    timestamptz,
+		recovering       boolean,
+		running          int)
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_metrics';
+COMMENT ON FUNCTION idemq.queue_metrics()
+	IS 'what idemq.metrics shows; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
+
+-- The function decides which queues; the view reads the names as its owner.
+CREATE VIEW idemq.metrics WITH (security_barrier) AS
+	SELECT q.name AS queue, m.queue_id, q.paused,
+		m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled,
+		m.oldest_ready,
+		m.enqueued_total, m.duplicates_total, m.claimed_total, m.committed_total,
+		m.failed_total, m.dead_total, m.released_total, m.expired_total,
+		m.cancelled_total, m.retried_total, m.redriven_total, m.row_only_total, m.purged_total,
+		m.wait_p50, m.wait_p95, m.wait_p99, m.run_p50, m.run_p95, m.run_p99,
+		m.in_memory, m.counted_since, m.recovering, m.running, q.max_running
+	FROM idemq.queue_metrics() m
+	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) m.queue_id;
+COMMENT ON VIEW idemq.metrics IS 'one row a queue that you may claim from or administer (pg_monitor: every queue): jobs by status, counters and times since counted_since; all of it follows commits';
+COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
+COMMENT ON COLUMN idemq.metrics.queue_id IS 'its number';
+COMMENT ON COLUMN idemq.metrics.paused IS 'whether it hands out no jobs';
+COMMENT ON COLUMN idemq.metrics.blocked IS 'jobs that wait for their turn in a FIFO group';
+COMMENT ON COLUMN idemq.metrics.processing IS 'jobs in flight';
+COMMENT ON COLUMN idemq.metrics.failed IS 'jobs whose last attempt failed, and that will be claimed again';
+COMMENT ON COLUMN idemq.metrics.completed IS 'finished jobs that are still there';
+COMMENT ON COLUMN idemq.metrics.dead IS 'jobs whose attempts are used up, still there';
+COMMENT ON COLUMN idemq.metrics.cancelled IS 'cancelled and expired jobs that are still there';
+COMMENT ON COLUMN idemq.metrics.max_running IS 'the queue''s limit for running; NULL: none';
+COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'of 95 jobs in 100';
+COMMENT ON COLUMN idemq.metrics.wait_p99 IS 'of 99 jobs in 100';
+COMMENT ON COLUMN idemq.metrics.run_p95 IS 'of 95 attempts in 100';
+COMMENT ON COLUMN idemq.metrics.run_p99 IS 'of 99 attempts in 100';
+COMMENT ON COLUMN idemq.metrics.pending IS 'jobs that are ready, or will be at their time';
+COMMENT ON COLUMN idemq.metrics.oldest_ready IS 'for how long the job has been due that could be claimed for the longest time; NULL when none can be; in a paused queue, as if it were not';
+COMMENT ON COLUMN idemq.metrics.enqueued_total IS 'jobs enqueued';
+COMMENT ON COLUMN idemq.metrics.duplicates_total IS 'enqueues whose key was taken';
+COMMENT ON COLUMN idemq.metrics.claimed_total IS 'attempts begun';
+COMMENT ON COLUMN idemq.metrics.committed_total IS 'jobs committed, with commit_once as well';
+COMMENT ON COLUMN idemq.metrics.failed_total IS 'attempts that failed, the last of a dead job included';
+COMMENT ON COLUMN idemq.metrics.dead_total IS 'jobs that died';
+COMMENT ON COLUMN idemq.metrics.released_total IS 'attempts released';
+COMMENT ON COLUMN idemq.metrics.expired_total IS 'leases reaped';
+COMMENT ON COLUMN idemq.metrics.cancelled_total IS 'jobs cancelled, or not claimed by their expires_at';
+COMMENT ON COLUMN idemq.metrics.retried_total IS 'jobs made ready by retry before they were due';
+COMMENT ON COLUMN idemq.metrics.redriven_total IS 'dead or cancelled jobs made ready again, by redrive or retry';
+COMMENT ON COLUMN idemq.metrics.row_only_total IS 'claims whose lease had no room in shared memory: raise idemq.max_leases';
+COMMENT ON COLUMN idemq.metrics.purged_total IS 'finished jobs deleted after their retention, by the background worker or idemq.apply_retention';
+COMMENT ON COLUMN idemq.metrics.wait_p50 IS 'from due to claimed, or committed once: half of the jobs waited no longer (within 12.5 %)';
+COMMENT ON COLUMN idemq.metrics.run_p50 IS 'from claimed to committed: half of the attempts ran no longer (within 12.5 %)';
+COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a place in shared memory (idemq.max_queues); without one it has no counters and no times';
+COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters began: at the first use after the start of the server, or after idemq.jobs was truncated';
+COMMENT ON COLUMN idemq.metrics.recovering IS 'whether jobs in flight whose leases shared memory has lost, by a restart in the main, are still being looked for; NULL without a place in shared memory';
+COMMENT ON COLUMN idemq.metrics.running IS 'what max_running counts: jobs in processing, and open claims; NULL without a place in shared memory';
+
+-- Topic: Observing
+
+CREATE FUNCTION idemq.recount() RETURNS bigint
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_recount';
+COMMENT ON FUNCTION idemq.recount()
+	IS 'count the jobs of idemq.metrics anew, after changes that no trigger saw, by one scan of the whole table, in a transaction of its own; returns how many there are';
+
+-- Topic: Inside
+
+CREATE FUNCTION idemq.memory_usage()
+	RETURNS TABLE (resource text, used bigint, size bigint, refused bigint)
+	ROWS 4 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_memory_usage';
+COMMENT ON FUNCTION idemq.memory_usage() IS 'what idemq.memory shows; returns a row for each of the four shared tables';
+
+CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq.memory_usage();
+COMMENT ON VIEW idemq.memory IS 'the tables in shared memory, of the whole server: leases (idemq.max_leases), buckets (idemq.max_buckets), queues (idemq.max_queues), groups (FIFO groups that may need a head)';
+COMMENT ON COLUMN idemq.memory.resource IS 'which table';
+COMMENT ON COLUMN idemq.memory.used IS 'entries in use now';
+COMMENT ON COLUMN idemq.memory.size IS 'entries that it has room for';
+COMMENT ON COLUMN idemq.memory.refused IS 'how often something found no room since the start of the server; it then works without, more slowly';
+
+CREATE FUNCTION idemq.admission_counts(OUT allowed bigint, OUT refused bigint, OUT unlimited bigint)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_admission_counts';
+COMMENT ON FUNCTION idemq.admission_counts() IS 'what idemq.admissions shows; returns one row';
+
+CREATE VIEW idemq.admissions AS SELECT allowed, refused, unlimited FROM idemq.admission_counts();
+COMMENT ON VIEW idemq.admissions IS 'calls of idemq.admit on the whole server since its start, one row; those of cost 0 ask only, and are not counted';
+COMMENT ON COLUMN idemq.admissions.allowed IS 'calls that their limit allowed';
+COMMENT ON COLUMN idemq.admissions.refused IS 'calls that their limit refused';
+COMMENT ON COLUMN idemq.admissions.unlimited IS 'calls that were allowed since their bucket found no room: raise idemq.max_buckets';

@@ -1,0 +1,87 @@
+# The Makefile as PGXS users know it: built outside of the tree, installed below DESTDIR with
+# the documents, make installcheck on a running server, uninstall, clean.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use File::Find;
+use Idemq;
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $source = $ENV{IDEMQ_SOURCE};
+my $tmp = $PostgreSQL::Test::Utils::tmp_check;
+my ($build, $root) = ("$tmp/build", "$tmp/root");
+my $output;
+
+# The caller's choice of tests is not ours.
+delete @ENV{qw(REGRESS ISOLATION TAP CLIENTS)};
+mkdir $build;
+
+# make in the directory outside of the tree; answers whether it succeeded.
+sub make
+{
+	return IPC::Run::run([ 'make', '-s', '-j2', '-C', $build, '-f', "$source/Makefile", 'PG_CONFIG=pg_config',
+			'COPT=-O0', 'WERROR=', @_ ], '<', \undef, '>&', \$output, IPC::Run::timeout(300));
+}
+
+# The files below a directory, with or without what changes when they are written.
+sub files
+{
+	my ($dir, $with_time) = @_;
+	my @files;
+
+	find(sub { push @files, substr($File::Find::name, length($dir) + 1) . ($with_time ? ' ' . (stat)[9] : '') if -f },
+		$dir) if -d $dir;
+	return sort @files;
+}
+
+my @before = files($source, 1);
+ok(make('all'), 'builds in a directory of its own') or diag $output;
+is_deeply([ files($source, 1) ], \@before, 'which leaves the tree as it is');
+my @units = map { s{^\Q$source\E/(.*)\.c$}{$1.o}r } glob("$source/src/*.c $source/src/*/*.c");
+is_deeply([ grep { /\.o$/ } files($build) ], [ sort @units ], 'with all objects');
+
+ok(make('install', "DESTDIR=$root"), 'installs') or diag $output;
+my @installed = files($root);
+is(scalar(grep { m{/lib/idemq\.so$} } @installed), 1, 'the library');
+my ($script, @others) = grep { m{/extension/idemq(\.control|--[0-9.]+\.sql)$} } @installed;
+is(scalar(@others), 1, 'the control file and the script');
+is(slurp_file("$root/$script"), join('', map { slurp_file($_) } sort glob("$source/sql/parts/*.sql")), 'which has all parts');
+is(slurp_file("$source/sql/" . $script =~ s{.*/}{}r), slurp_file("$root/$script"), 'as the one that was built in the tree');
+my @documents = map { m{/extension/idemq/(.*)} ? $1 : () } @installed;
+is_deeply(\@documents, [ sort(qw(README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE), grep { m{^doc/.*\.(md|svg)$} } files($source)) ],
+	'the documents, in their folders');
+
+ok(make('uninstall', "DESTDIR=$root"), 'uninstalls') or diag $output;
+is_deeply([ files($root) ], [], 'what it had installed');
+
+# On a server with the settings of one who has just installed it.
+my $node = new_node('build', 'idemq.worker' => 'on', max_prepared_transactions => 0);
+$node->start;
+{
+	local ($ENV{PGHOST}, $ENV{PGPORT}) = ($node->host, $node->port);
+	ok(make('installcheck', 'REGRESS=attempts keys', 'ISOLATION=group-order zombie'),
+		'installcheck, with a background worker about') or diag $output;
+	is(scalar(() = $output =~ /^(?:test|ok) .*\b(?:attempts|keys|group-order|zombie)\b/mg), 4, 'of four tests') or diag $output;
+	ok(!make('installcheck', 'REGRESS=no_such_test'), 'a test that fails is a failure');
+}
+is_sql($node, "SELECT datname FROM pg_database WHERE datname LIKE 'idemq%'", '', 'no database of a test is left');
+$node->stop;
+
+$node->adjust_conf('postgresql.conf', 'shared_preload_libraries', "''");
+$node->start;
+{
+	local ($ENV{PGHOST}, $ENV{PGPORT}) = ($node->host, $node->port);
+	ok(!make('installcheck', 'REGRESS=keys'), 'without preload there is nothing to check');
+	like($output, qr/the server does not preload idemq/, 'and make says why');
+}
+$node->stop;
+
+ok(make('clean'), 'cleans') or diag $output;
+is_deeply([ files($build) ], [], 'all of it');
+
+done_testing();
