@@ -14,6 +14,7 @@
 #include "utils/memutils.h"
 
 #include "txn/borrowed.h"
+#include "txn/growing.h"
 
 typedef struct Credit
 {
@@ -44,16 +45,7 @@ idemq_credit_reserve(int32 queue_id)
 {
 	if (find(queue_id) != NULL)
 		return;
-	if (credits == NULL)
-	{
-		credits = MemoryContextAlloc(TopTransactionContext, 4 * sizeof(Credit));
-		max_credits = 4;
-	}
-	else if (ncredits == max_credits)
-	{
-		credits = repalloc_huge(credits, 2 * (Size) max_credits * sizeof(Credit));
-		max_credits *= 2;
-	}
+	credits = idemq_grow(credits, &max_credits, (int64) ncredits + 1, sizeof(Credit));
 	credits[ncredits++] = (Credit){queue_id, 0, 0};
 }
 

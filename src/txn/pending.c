@@ -28,9 +28,10 @@
 #include "miscadmin.h"
 #include "utils/memutils.h"
 
-#include "hooks/exclusive_database.h"
 #include "txn/borrowed.h"
+#include "txn/growing.h"
 #include "txn/pending.h"
+#include "txn/pending_away.h"
 #include "txn/pending_groups.h"
 #include "txn/pending_ready.h"
 #include "txn/prepare_check.h"
@@ -88,18 +89,7 @@ static bool preparing = false;
 void
 idemq_xact_reserve(void)
 {
-	if (ntouches < max_touches)
-		return;
-	if (touches == NULL)
-	{
-		touches = MemoryContextAlloc(TopTransactionContext, 8 * sizeof(Touch));
-		max_touches = 8;
-	}
-	else
-	{
-		touches = repalloc_huge(touches, 2 * (Size) max_touches * sizeof(Touch));
-		max_touches *= 2;
-	}
+	touches = idemq_grow(touches, &max_touches, (int64) ntouches + 1, sizeof(Touch));
 }
 
 /* Returns a new touch at the end of the list; room was reserved. */

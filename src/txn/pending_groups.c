@@ -21,6 +21,7 @@
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
 
+#include "txn/growing.h"
 #include "txn/pending_groups.h"
 #include "shared/group_table.h"
 #include "shared/groups.h"
@@ -61,22 +62,6 @@ static int max_owned = 0;
 /* The queue whose groups are being looked through; 0: none. */
 static int32 scanned_queue = 0;
 static QueueSlot *scanned_slot = NULL;
-
-/* Returns room for one more element of an array in TopTransactionContext. */
-static void *
-make_room(void *array, int count, int *max, int wanted, Size size)
-{
-	int more = Max(*max, 4);
-
-	if (count + wanted <= *max)
-		return array;
-	while (more < count + wanted)
-		more *= 2;
-	*max = more;
-	if (array == NULL)
-		return MemoryContextAllocHuge(TopTransactionContext, more * size);
-	return repalloc_huge(array, more * size);
-}
 
 static void
 add_to_marked(int index)
@@ -137,7 +122,7 @@ idemq_group_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id)
 		mark->id = Min(mark->id, id);
 		return;
 	}
-	marks = make_room(marks, nmarks, &max_marks, 1, sizeof(Mark));
+	marks = idemq_grow(marks, &max_marks, (int64) nmarks + 1, sizeof(Mark));
 	if (marked == NULL && nmarks == FEW_MARKS)
 		begin_marked();
 	marks[nmarks] = (Mark){key, slot, id};
@@ -150,7 +135,7 @@ idemq_group_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id)
 void
 idemq_group_notes_reserve(int count)
 {
-	owned = make_room(owned, nowned, &max_owned, count, sizeof(Owned));
+	owned = idemq_grow(owned, &max_owned, (int64) nowned + count, sizeof(Owned));
 }
 
 /* Notes a group that this session has taken; room was reserved. */

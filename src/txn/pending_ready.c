@@ -16,6 +16,7 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "txn/growing.h"
 #include "txn/pending_ready.h"
 #include "shared/ready_cursor.h"
 #include "shared/wake.h"
@@ -51,16 +52,7 @@ keep(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
 	}
 	if (lower == NULL)
 	{
-		if (lowers == NULL)
-		{
-			lowers = MemoryContextAlloc(TopTransactionContext, 4 * sizeof(Lower));
-			max_lowers = 4;
-		}
-		else if (nlowers == max_lowers)
-		{
-			lowers = repalloc_huge(lowers, 2 * (Size) max_lowers * sizeof(Lower));
-			max_lowers *= 2;
-		}
+		lowers = idemq_grow(lowers, &max_lowers, (int64) nlowers + 1, sizeof(Lower));
 		lower = &lowers[nlowers++];
 		*lower =
 			(Lower){slot, queue_id, priority, InvalidSubTransactionId, key, 0, DT_NOEND, DT_NOEND};
