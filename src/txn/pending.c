@@ -31,9 +31,6 @@
 #include "txn/borrowed.h"
 #include "txn/growing.h"
 #include "txn/pending.h"
-#include "txn/pending_away.h"
-#include "txn/pending_groups.h"
-#include "txn/pending_ready.h"
 #include "txn/prepare_check.h"
 #include "shared/lease_scan.h"
 #include "shared/leases.h"
@@ -238,11 +235,11 @@ show_again(const Touch *touch, int priority, ReadyKey key)
 	idemq_wake_perhaps(touch->slot, touch->queue_id, 1);
 }
 
-/* Returns whether this transaction has noted anything: its end changes shared memory. */
+/* Returns whether there is any touch. */
 bool
-idemq_xact_has_notes(void)
+idemq_xact_any(void)
 {
-	return ntouches > 0 || idemq_lowers_any() || idemq_group_notes_any();
+	return ntouches > 0;
 }
 
 /* Removes an entry, and lets those see its job again whom it turned away. */
@@ -309,8 +306,8 @@ apply(const Touch *touch)
 }
 
 /* Follows the commit of all touches. */
-static void
-apply_all(void)
+void
+idemq_xact_apply(void)
 {
 	/* Borrowed entries are counted before those go in whose place they are. */
 	for (int i = 0; i < ntouches; i++)
@@ -383,22 +380,11 @@ idemq_xact_undo_last(void)
 }
 
 /* Undoes every touch with this subtransaction id or a greater one, the last first. */
-static void
-undo_from(SubTransactionId from)
+void
+idemq_xact_undo(SubTransactionId from)
 {
 	while (ntouches > 0 && touches[ntouches - 1].subid >= from)
 		undo(&touches[--ntouches]);
-	idemq_lowers_apply(from, false);
-}
-
-static void
-forget_all(void)
-{
-	touches = NULL;
-	ntouches = max_touches = 0;
-	idemq_lowers_forget();
-	idemq_credits_forget();
-	idemq_away_let_back();
 }
 
 /* Raises an error for what cannot be prepared. */
@@ -420,8 +406,8 @@ check_prepare(void)
  * From here on to the callback that follows PREPARE the session's entries may
  * outlive its transaction, which by then has neither an id nor locks of its own.
  */
-static void
-before_prepare(void)
+void
+idemq_xact_before_prepare(void)
 {
 	check_prepare();
 	preparing = ntouches > 0;
@@ -429,17 +415,9 @@ before_prepare(void)
 		idemq_slots_begin_change();
 }
 
-/* Ends what before_prepare began. */
-static void
-end_preparing(void)
-{
-	if (preparing)
-		idemq_slots_end_change();
-	preparing = false;
-}
-
-static void
-after_prepare(void)
+/* After PREPARE: no session is on these jobs any more, so their entries go. */
+void
+idemq_xact_prepare(void)
 {
 	for (int i = 0; i < ntouches; i++)
 	{
@@ -448,46 +426,13 @@ after_prepare(void)
 	}
 }
 
-static void
-xact_callback(XactEvent event, void *arg)
-{
-	switch (event)
-	{
-		case XACT_EVENT_COMMIT:
-			apply_all();
-			idemq_lowers_apply(InvalidSubTransactionId, true);
-			forget_all();
-			break;
-		case XACT_EVENT_ABORT:
-			undo_from(InvalidSubTransactionId);
-			end_preparing();
-			forget_all();
-			break;
-		case XACT_EVENT_PRE_PREPARE:
-			before_prepare();
-			break;
-		case XACT_EVENT_PREPARE:
-			after_prepare();
-			end_preparing();
-			forget_all();
-			break;
-		default:
-			break;
-	}
-}
-
-static void
-subxact_callback(SubXactEvent event, SubTransactionId mySubid, SubTransactionId parentSubid,
-				 void *arg)
-{
-	if (event == SUBXACT_EVENT_ABORT_SUB)
-		undo_from(mySubid);
-}
-
-/* Registers the callbacks; called once, from _PG_init. */
+/* Forgets all, at the end of the transaction, and ends what PREPARE began. */
 void
-idemq_xact_install(void)
+idemq_xact_forget(void)
 {
-	RegisterXactCallback(xact_callback, NULL);
-	RegisterSubXactCallback(subxact_callback, NULL);
+	if (preparing)
+		idemq_slots_end_change();
+	preparing = false;
+	touches = NULL;
+	ntouches = max_touches = 0;
 }

@@ -222,54 +222,36 @@ end_scan(void)
 	scanned_queue = 0;
 }
 
-static void
-forget_all(void)
+/* Follows the commit: marks groups, then gives back those that are owned. */
+void
+idemq_group_notes_apply(void)
+{
+	for (int i = 0; i < nmarks; i++)
+		idemq_group_mark(marks[i].slot, &marks[i].key, marks[i].id);
+	release_from(InvalidSubTransactionId, GROUP_DONE);
+}
+
+/* Follows the abort of a subtransaction and of later ones. */
+void
+idemq_group_notes_undo(SubTransactionId from)
+{
+	end_scan();
+	release_from(from, GROUP_AGAIN);
+}
+
+/* Follows PREPARE. */
+void
+idemq_group_notes_prepare(void)
+{
+	release_from(InvalidSubTransactionId, GROUP_PREPARED);
+}
+
+/* Forgets all, at the end of the transaction. */
+void
+idemq_group_notes_forget(void)
 {
 	marks = NULL;
 	owned = NULL;
 	marked = NULL;
 	nmarks = max_marks = nowned = max_owned = 0;
-}
-
-static void
-xact_callback(XactEvent event, void *arg)
-{
-	switch (event)
-	{
-		case XACT_EVENT_COMMIT:
-			for (int i = 0; i < nmarks; i++)
-				idemq_group_mark(marks[i].slot, &marks[i].key, marks[i].id);
-			release_from(InvalidSubTransactionId, GROUP_DONE);
-			forget_all();
-			break;
-		case XACT_EVENT_ABORT:
-			end_scan();
-			release_from(InvalidSubTransactionId, GROUP_AGAIN);
-			forget_all();
-			break;
-		case XACT_EVENT_PREPARE:
-			release_from(InvalidSubTransactionId, GROUP_PREPARED);
-			forget_all();
-			break;
-		default:
-			break;
-	}
-}
-
-static void
-subxact_callback(SubXactEvent event, SubTransactionId mySubid, SubTransactionId parentSubid,
-				 void *arg)
-{
-	if (event != SUBXACT_EVENT_ABORT_SUB)
-		return;
-	end_scan();
-	release_from(mySubid, GROUP_AGAIN);
-}
-
-/* Registers the callbacks; called once, from _PG_init. */
-void
-idemq_group_notes_install(void)
-{
-	RegisterXactCallback(xact_callback, NULL);
-	RegisterSubXactCallback(subxact_callback, NULL);
 }
