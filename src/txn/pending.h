@@ -9,6 +9,7 @@
 #include "shared/notify_ring.h"
 
 extern void idemq_xact_reserve(void);
+extern void idemq_xact_reserve_claim(void);
 extern void idemq_xact_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key,
 								  bool rowonly, const Lease *prior);
 extern void idemq_xact_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token);
