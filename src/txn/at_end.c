@@ -7,7 +7,7 @@
  *
  *		COMMIT			groups: mark, give back owned ones
  *						counts: add
- *						actions: count borrowed entries, then follow all, the first first
+ *						actions: count borrowed entries, then follow all in order
  *						ready keys: lower cursors, wake
  *						forget all, let kept-away workers back
  *		ABORT			groups: give back owned ones, to be promoted again
@@ -64,7 +64,7 @@ forget(void)
 	idemq_away_let_back();
 }
 
-/* Undoes what this subtransaction and those after it have noted; the first: everything. */
+/* Undoes what was noted in a subtransaction or a later one; InvalidSubTransactionId: all. */
 static void
 undo_from(SubTransactionId from)
 {

@@ -16,8 +16,8 @@
  * needs nothing; a rollback undoes that tail, the last first, so that an entry which
  * was ended, claimed again and ended again goes back the way it came.
  *
- * What txn/at_end.c calls neither allocates nor raises, but for
- * idemq_xact_before_prepare.  No locks; all state is this backend's.
+ * What txn/at_end.c calls neither allocates nor raises; idemq_xact_before_prepare
+ * alone raises.  No locks; all state is this backend's.
  */
 #include "postgres.h"
 

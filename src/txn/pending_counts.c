@@ -10,11 +10,11 @@
  *
  * Each row that is written is noted once, where it is written: by table/jobs.c for
  * direct access, by the row trigger (hooks/row_triggers.c) for SQL, which table/jobs_sql.c and
- * job/new_job_keyed.c use as well.  Events are noted by whoever makes them happen; a
- * statement of a DBA is none.
+ * job/new_job_keyed.c use as well.  Events are noted by the function that makes them
+ * happen; a DBA's statement is none.
  *
  * The stack is kept for the next transaction; unused tallies are clean.  It
- * grows when something is noted; the callbacks neither allocate nor raise.
+ * grows when something is noted; what txn/at_end.c calls neither allocates nor raises.
  *
  * PREPARE TRANSACTION: the tallies are lost; when the transaction ends, the
  * gauges are unset (idemq_gauges_unset).
@@ -194,7 +194,7 @@ merge(CounterDelta *to, const CounterDelta *from)
 
 /*
  * Gives a subtransaction's tallies to its parent: those of queues that the
- * parent has not touched stay where they are, above the parent's others.
+ * parent has not counted in stay where they are, above the parent's others.
  */
 void
 idemq_tally_release(SubTransactionId subid, SubTransactionId parent)

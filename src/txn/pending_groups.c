@@ -3,16 +3,19 @@
  *		What this transaction does to FIFO groups: the groups that its commit marks,
  *		since they may need a head then, and those that it owns until its end.
  *
- * Marks are kept for the whole transaction, a savepoint's rollback or not: one too
- * many costs a look.  An owned group is given back at the end of the transaction,
- * when its new head is visible; at an abort, also of the savepoint in which it was
- * taken, it is to be looked at again.
+ * Marks are kept for the whole transaction, also when a savepoint is rolled back: one
+ * mark too many costs a scan of its group.  An owned group is given back at the end of
+ * the transaction, when its new head is visible; after an abort, also of the savepoint
+ * in which it was taken, it is to be promoted again.
  *
- * PREPARE TRANSACTION: the marks are lost; when it ends, all groups are looked at
- * (idemq_groups_unset_database).  What it owns nobody may look at until then.
+ * PREPARE TRANSACTION: the marks are lost; when it ends, all groups are scanned
+ * (idemq_groups_unset_database).  Until then nobody may promote what it owned.
  *
- * The callbacks run after the transaction's end is visible; they neither allocate nor
- * raise.  All state is this backend's.
+ * A transaction may change very many groups, so a note is small, and keeps as much of
+ * its group's name as there is.
+ *
+ * What txn/at_end.c calls runs after the transaction's end is visible; it neither
+ * allocates nor raises.  All state is this backend's.
  */
 #include "postgres.h"
 
@@ -28,11 +31,11 @@
 
 #define MIN_BUCKETS 8
 
-/* Keys of groups one behind the other, in units of 8 bytes, each with its name's own length. */
+/* Keys of groups, one behind the other, each cut off at the end of its name. */
 typedef struct KeyStore
 {
 	uint64 *units;
-	int max;
+	int max; /* units */
 } KeyStore;
 
 typedef struct Mark
@@ -70,7 +73,7 @@ static Owned *owned = NULL;
 static int nowned = 0;
 static int max_owned = 0;
 static KeyStore owned_keys = {NULL, 0};
-/* The queue whose groups are being looked through; 0: none. */
+/* The queue whose groups this session is scanning; 0: none. */
 static int32 scanned_queue = 0;
 static QueueSlot *scanned_slot = NULL;
 
@@ -275,8 +278,8 @@ idemq_group_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how)
 }
 
 /*
- * Notes that this session looks through all groups of a queue from now on, 0: not any
- * more.  Should an error end it, somebody has to do it again.
+ * Notes that this session scans all groups of a queue from now on, 0: not any more.
+ * Should an error end the scan, it has to be done again.
  */
 void
 idemq_group_note_scan(QueueSlot *slot, int32 queue_id)
