@@ -11,9 +11,7 @@
 #include "worker/launcher.h"
 #include "hooks/utility.h"
 #include "table/jobs_index.h"
-#include "txn/pending.h"
-#include "txn/pending_counts.h"
-#include "txn/pending_groups.h"
+#include "txn/at_end.h"
 #include "queue/queues.h"
 #include "shared/buckets.h"
 #include "shared/counters.h"
@@ -74,9 +72,7 @@ _PG_init(void)
 	idemq_catalog_install();
 	idemq_queues_install();
 	idemq_jobs_index_install();
-	idemq_xact_install();
-	idemq_tally_install();
-	idemq_group_notes_install();
+	idemq_at_end_install();
 	idemq_utility_install();
 	idemq_launcher_install();
 }

@@ -1,9 +1,6 @@
-<<<<<<< HEAD:sql/parts/40_queues.sql
--- Both take the settings in the order of src/queue/queue_settings.c.
-=======
 -- Topic: Queues
 
->>>>>>> ref:sql/parts/30_queues.sql
+-- Both take the settings in the order of src/queue/queue_settings.c.
 CREATE FUNCTION idemq.create_queue(
 	name text,
 	lease interval DEFAULT '30 s',
@@ -19,13 +16,8 @@ CREATE FUNCTION idemq.create_queue(
 	rate_period interval DEFAULT '1 s',
 	dead_queue text DEFAULT NULL)
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
-<<<<<<< HEAD:sql/parts/40_queues.sql
 COMMENT ON FUNCTION idemq.create_queue
-	IS 'create a queue; returns its queue_id; the caller may enqueue, claim and administer it; max_running: so many jobs in processing at once; rate_limit: so many claims in rate_period; NULL: no limit';
-=======
-COMMENT ON FUNCTION idemq.create_queue(text, interval, int, interval, float8, interval, float8, interval, interval, int, int, interval, text)
 	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes; max_running: so many jobs in processing at once; rate_limit: so many claims in rate_period; NULL: no limit; raises 42710 when there is one of that name';
->>>>>>> ref:sql/parts/30_queues.sql
 
 CREATE FUNCTION idemq.alter_queue(
 	name text,
@@ -42,13 +34,8 @@ CREATE FUNCTION idemq.alter_queue(
 	rate_period interval DEFAULT NULL,
 	dead_queue text DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
-<<<<<<< HEAD:sql/parts/40_queues.sql
 COMMENT ON FUNCTION idemq.alter_queue
-	IS 'change a queue''s settings; NULL leaves one as it is, and 0 takes max_running or rate_limit away; jobs already enqueued keep their max_attempts';
-=======
-COMMENT ON FUNCTION idemq.alter_queue(text, interval, int, interval, float8, interval, float8, interval, interval, int, int, interval, text)
 	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running or rate_limit away, and '''' dead_queue; jobs already enqueued keep their max_attempts; needs admin';
->>>>>>> ref:sql/parts/30_queues.sql
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_drop_queue';

@@ -8,10 +8,8 @@
  *		ALTER EXTENSION, DROP EXTENSION idemq: they lock one table after the other,
  *			in another order than a chore.
  *
- * Only for a role that may run them: nobody else is to stop a worker.
- *
- * idemq_away_let_back is called after commit and abort, by txn/pending.c: it neither
- * allocates nor raises.  All state is this backend's.
+ * Only for a role that may run them: nobody else is to stop a worker.  Which databases
+ * are held, until when, is in txn/pending_away.c.
  */
 #include "postgres.h"
 
@@ -29,10 +27,10 @@
 #include "storage/latch.h"
 #include "storage/procarray.h"
 #include "utils/acl.h"
-#include "utils/memutils.h"
 #include "utils/syscache.h"
 
 #include "hooks/exclusive_database.h"
+#include "txn/pending_away.h"
 #include "shared/worker_board.h"
 #include "base/compat.h"
 #include "base/idemq.h"
@@ -42,11 +40,6 @@
 /* Then the command has its turn, which will say what is in its way. */
 #define AWAY_STEPS 500
 #define AWAY_STEP 10 /* ms */
-
-/* Databases from which this transaction keeps workers; in TopTransactionContext. */
-static Oid *held = NULL;
-static int nheld = 0;
-static int max_held = 0;
 
 /* Returns the value of an option, or another when it is not given. */
 static const char *
@@ -167,27 +160,8 @@ wait_for_end(Oid database, pid_t pid)
 static void
 send_away(Oid database)
 {
-	bool is_held;
-	pid_t pid;
+	pid_t pid = idemq_away_keep(database);
 
-	for (int i = 0; i < nheld; i++)
-	{
-		if (held[i] == database)
-			return;
-	}
-	if (held == NULL)
-	{
-		held = MemoryContextAlloc(TopTransactionContext, 4 * sizeof(Oid));
-		max_held = 4;
-	}
-	else if (nheld == max_held)
-	{
-		held = repalloc(held, 2 * max_held * sizeof(Oid));
-		max_held *= 2;
-	}
-	pid = idemq_worker_hold(database, &is_held);
-	if (is_held)
-		held[nheld++] = database;
 	if (pid != 0)
 		wait_for_end(database, pid);
 }
@@ -203,14 +177,4 @@ idemq_away_make_way(Node *statement)
 
 	if (OidIsValid(database) && may_have(database, statement))
 		send_away(database);
-}
-
-/* Lets the workers back that this transaction has sent away; for its end. */
-void
-idemq_away_let_back(void)
-{
-	while (nheld > 0)
-		idemq_worker_release(held[--nheld]);
-	held = NULL;
-	max_held = 0;
 }

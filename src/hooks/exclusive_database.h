@@ -8,6 +8,5 @@
 #include "nodes/nodes.h"
 
 extern void idemq_away_make_way(Node *statement);
-extern void idemq_away_let_back(void);
 
 #endif

@@ -124,7 +124,7 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 		return TAKE_CHANGED;
 	args->token = claim.token = idemq_lease_issue_token(job->token);
 	claim.borrow = idemq_limit_may_borrow(queue);
-	idemq_xact_reserve();
+	idemq_xact_reserve_claim();
 	take = take_entry(queue, &claim, &prior, &has_prior);
 	if (take == LEASE_BUSY || take == LEASE_LIMIT)
 		return take == LEASE_BUSY ? TAKE_BUSY : TAKE_LIMIT;

@@ -23,7 +23,7 @@
 #include "observe/check_rows.h"
 #include "schedule/pg_cron.h"
 #include "table/jobs.h"
-#include "txn/pending.h"
+#include "txn/at_end.h"
 #include "shared/lease_table.h"
 #include "shared/slots.h"
 #include "base/oids.h"

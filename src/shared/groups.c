@@ -55,6 +55,9 @@
 #include "base/clock.h"
 #include "base/compat.h"
 
+/* Bytes that a key has in place of a long name. */
+#define LONG_NAME_HASH 16
+
 /* Makes the key of a group of this database. */
 void
 idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length)
@@ -69,13 +72,22 @@ idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length)
 	}
 	else
 	{
-		uint64 hash[2];
+		uint64 hash[LONG_NAME_HASH / sizeof(uint64)];
 
 		hash[0] = hash_bytes_extended((const unsigned char *) name, length, 0);
 		hash[1] = hash_bytes_extended((const unsigned char *) name, length, 1);
 		key->length = LONG_NAME;
 		memcpy(key->name, hash, sizeof(hash));
 	}
+}
+
+/* Returns the bytes of a key up to the end of its name; what follows them is zero. */
+Size
+idemq_group_key_size(const GroupKey *key)
+{
+	Size name = key->length == LONG_NAME ? LONG_NAME_HASH : (Size) key->length;
+
+	return offsetof(GroupKey, name) + name;
 }
 
 /* Has a queue's groups checked: by the worker or, without one, by a sleeper. */

@@ -163,7 +163,7 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 /*
  * Puts a CLAIMING entry for this transaction.  LEASE_BUSY: another's entry is
  * there.  An entry that this transaction is ending is taken over, and copied
- * to *prior for idemq_lease_restore.  The caller has a touch ready for it.
+ * to *prior for idemq_lease_restore.  The caller has room for its note.
  */
 LeaseTake
 idemq_lease_take(const LeaseClaim *claim, Lease *prior, bool *has_prior)

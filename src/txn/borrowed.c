@@ -3,23 +3,35 @@
  *		The attempts that this transaction ends, in whose place it may claim others in
  *		a queue that is at max_running (job/limits.c).
  *
- * txn/pending.c keeps it right: what a savepoint's rollback undoes is undone here as well,
- * the last first, so that what was lent goes back before what it was lent from.
+ * A transaction T may borrow as often as it ends attempts that are counted as running.
+ * Why no more than max_running jobs are worked on: let O be the open claims of the
+ * queue, and P its jobs in processing, in any snapshot.  Each has a lease entry from
+ * before it is an open claim until after the commit that ends it is visible, and each
+ * entry is counted, except borrowed ones.  Until T commits, a borrowed claim is in O,
+ * and the attempt that it replaces is in P: O and P together exceed the count by what T
+ * has borrowed, but T has finished with as many.  At T's commit, in one instant, the
+ * ended leave P and the borrowed enter it, one for one.  Then the borrowed are counted
+ * first, and the ended entries go after that: in between the count is too high, never
+ * too low.  Should T abort, borrowed entries go uncounted, and the ended ones stay.
  *
- * All state is this backend's.  What txn/pending.c calls after an abort neither allocates
- * nor raises.
+ * txn/pending_action.c takes back what a savepoint's rollback undoes, the last first: a
+ * claim that borrowed came later than the end whose place it took, and goes earlier.
+ *
+ * All state is this backend's.  What is called after an abort neither allocates nor
+ * raises.
  */
 #include "postgres.h"
 
 #include "utils/memutils.h"
 
 #include "txn/borrowed.h"
+#include "txn/growing.h"
 
 typedef struct Credit
 {
 	int32 queue_id;
-	int free;	   /* ended attempts whose place nobody has taken */
-	int uncounted; /* ended attempts that were in nobody's count */
+	int free;	   /* ended attempts whose place is not taken */
+	int uncounted; /* ended attempts that were not counted */
 } Credit;
 
 /* In TopTransactionContext; NULL between transactions. */
@@ -44,16 +56,7 @@ idemq_credit_reserve(int32 queue_id)
 {
 	if (find(queue_id) != NULL)
 		return;
-	if (credits == NULL)
-	{
-		credits = MemoryContextAlloc(TopTransactionContext, 4 * sizeof(Credit));
-		max_credits = 4;
-	}
-	else if (ncredits == max_credits)
-	{
-		credits = repalloc_huge(credits, 2 * (Size) max_credits * sizeof(Credit));
-		max_credits *= 2;
-	}
+	credits = idemq_grow(credits, &max_credits, (int64) ncredits + 1, sizeof(Credit));
 	credits[ncredits++] = (Credit){queue_id, 0, 0};
 }
 
@@ -79,7 +82,7 @@ idemq_credit_borrow(int32 queue_id, int count)
 		credit->free -= count;
 }
 
-/* Returns how many attempts this transaction ends whose place nobody has taken. */
+/* Returns how many attempts this transaction ends whose place is not taken. */
 int
 idemq_credit_free(int32 queue_id)
 {
@@ -88,7 +91,10 @@ idemq_credit_free(int32 queue_id)
 	return credit == NULL ? 0 : credit->free;
 }
 
-/* Returns whether this transaction ends an attempt that nobody has counted. */
+/*
+ * Returns whether this transaction ends an attempt that was not counted.  It had no
+ * entry: this transaction's own search does not see it, others' do.
+ */
 bool
 idemq_credit_uncounted(int32 queue_id)
 {

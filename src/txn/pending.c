@@ -1,26 +1,23 @@
 /*
  * txn/pending.c
- *		What this transaction touched: applied to shared memory after its commit,
- *		undone after its abort, savepoints included.
+ *		Pending actions: what this transaction has noted for shared memory, in order.
+ *		They are followed after its commit and undone after its abort, savepoints
+ *		included; txn/pending_action.c says what that means for each kind.
  *
- * A touch is noted before the thing that it undoes is done, into memory that
- * was reserved before (idemq_xact_reserve), so that no error can come between.
+ * An action is noted before the change that it undoes is made, into memory that was
+ * reserved before (idemq_xact_reserve), so that no error can come between.
  *
- * Order at the end: lease entries first, then the cursors: whoever skipped a
- * job because of an entry is answered by a lowering that comes after the entry
- * is gone.  Before all, the entries that were borrowed are counted (job/limits.c).
+ * At the commit borrowed entries are counted first, before those go whose place they
+ * take (job/limits.c); then the actions are followed in the order in which they were
+ * noted.  What comes before and after them is in txn/at_end.c.
  *
- * Subtransactions: their ids grow, and at a subtransaction's end every touch
- * with its id or a greater one is its own or its children's.  So nothing is
- * done at a savepoint's release, and a rollback to it undoes the tail of the
- * list.
+ * Subtransactions: their ids grow, so at the end of one the actions with its id or a
+ * greater one are its own or its children's, and are the tail of the list.  A release
+ * needs nothing; a rollback undoes that tail, the last first, so that an entry which
+ * was ended, claimed again and ended again goes back the way it came.
  *
- * PREPARE TRANSACTION: from then on no session owns the transaction.  Entries
- * are removed; its row locks alone keep others off, and whoever finds such a
- * row does not pass it.  When it ends, the utility hook (hooks/utility.c) unsets the
- * cursors and asks for recovery.  Attached claims cannot be prepared.
- *
- * The callbacks run with interrupts held; they neither allocate nor raise.  No locks.
+ * What txn/at_end.c calls neither allocates nor raises; idemq_xact_before_prepare
+ * alone raises.  No locks; all state is this backend's.
  */
 #include "postgres.h"
 
@@ -28,138 +25,100 @@
 #include "miscadmin.h"
 #include "utils/memutils.h"
 
-#include "hooks/exclusive_database.h"
 #include "txn/borrowed.h"
+#include "txn/growing.h"
 #include "txn/pending.h"
-#include "txn/pending_groups.h"
-#include "txn/pending_ready.h"
+#include "txn/pending_action.h"
 #include "txn/prepare_check.h"
-#include "queue/slot_life.h"
-#include "shared/lease_scan.h"
 #include "shared/leases.h"
-#include "shared/next_deadline.h"
 #include "shared/notify_ring.h"
-#include "shared/ready_cursor.h"
-#include "shared/recovery_point.h"
 #include "shared/slots.h"
-#include "shared/wake.h"
-#include "shared/worker_board.h"
-
-typedef enum TouchKind
-{
-	TOUCH_CLAIM,		 /* commit: the lease starts; abort: the entry goes, the cursor lowers */
-	TOUCH_CLAIM_ROWONLY, /* commit: a job is in flight without an entry; abort: as above */
-	TOUCH_END,			 /* commit: the entry goes; abort: the lease goes on */
-	TOUCH_RECOVER,		 /* commit: a job may be in flight without an entry */
-	TOUCH_CREATE_QUEUE,	 /* abort: the queue's slot is free */
-	TOUCH_DROP_QUEUE,	 /* commit: the queue's slot is free */
-	TOUCH_FORGET,	/* commit: nothing of this database is known any more; abort: cursors unset */
-	TOUCH_EVENT,	/* commit: there is something to NOTIFY */
-	TOUCH_FINISHED, /* commit: a job that was in no attempt has its result; 0: some are gone */
-	TOUCH_WAKE,		/* commit: who waits for the queue, 0 for any, looks again */
-	TOUCH_EXTENSION /* commit: a database, job_id, is to be looked into by a worker */
-} TouchKind;
-
-typedef struct Touch
-{
-	TouchKind kind;
-	SubTransactionId subid;
-	int32 queue_id;
-	bool attached;
-	bool has_prior;
-	bool borrowed; /* a claim: its entry takes the place of one that we end */
-	bool frees;	   /* an end: of an attempt that was counted as running */
-	QueueSlot *slot;
-	int64 job_id;
-	int64 token;
-	int32 priority; /* of a claim, with its ready key: */
-	TimestampTz ready_at;
-	Lease prior;  /* what the claim took over */
-	JobNews news; /* of an event */
-} Touch;
 
 /* In TopTransactionContext; NULL between transactions. */
-static Touch *touches = NULL;
-static int ntouches = 0;
-static int max_touches = 0;
+static PendingAction *actions = NULL;
+static int nactions = 0;
+static int max_actions = 0;
+/* Room for what the next claim takes over, in TopTransactionContext too. */
+static Lease *spare_prior = NULL;
 /* Whether PREPARE TRANSACTION is under way, for idemq.check(). */
 static bool preparing = false;
 
-/* Makes room for one touch, so that the next note cannot fail. */
+/* Makes room for one action, so that the next note cannot fail. */
 void
 idemq_xact_reserve(void)
 {
-	if (ntouches < max_touches)
-		return;
-	if (touches == NULL)
-	{
-		touches = MemoryContextAlloc(TopTransactionContext, 8 * sizeof(Touch));
-		max_touches = 8;
-	}
-	else
-	{
-		touches = repalloc_huge(touches, 2 * (Size) max_touches * sizeof(Touch));
-		max_touches *= 2;
-	}
+	actions = idemq_grow(actions, &max_actions, (int64) nactions + 1, sizeof(PendingAction));
 }
 
-/* Returns a new touch at the end of the list; room was reserved. */
-static Touch *
-add_touch(TouchKind kind, QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
-{
-	Touch *touch = &touches[ntouches++];
-
-	Assert(ntouches <= max_touches);
-	touch->kind = kind;
-	touch->subid = GetCurrentSubTransactionId();
-	touch->queue_id = queue_id;
-	touch->attached = touch->has_prior = touch->borrowed = touch->frees = false;
-	touch->slot = slot;
-	touch->job_id = job_id;
-	touch->token = token;
-	return touch;
-}
-
-/* As add_touch, for which there may be no room yet. */
-static Touch *
-note(TouchKind kind, QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
+/* Makes room for a claim, and for the entry that it may take over. */
+void
+idemq_xact_reserve_claim(void)
 {
 	idemq_xact_reserve();
-	return add_touch(kind, slot, queue_id, job_id, token);
+	if (spare_prior == NULL)
+		spare_prior = MemoryContextAlloc(TopTransactionContext, sizeof(Lease));
 }
 
-/* Returns whether the last touch, of this subtransaction, is just that. */
-static bool
-is_last(TouchKind kind, int32 queue_id, int64 job_id)
+/* Returns a new action at the end of the list; room was reserved. */
+static PendingAction *
+add_action(ActionKind kind, QueueSlot *slot, int32 queue_id)
 {
-	const Touch *last = ntouches > 0 ? &touches[ntouches - 1] : NULL;
+	PendingAction *action;
+
+	Assert(nactions < max_actions);
+	action = &actions[nactions++];
+	action->kind = kind;
+	action->subid = GetCurrentSubTransactionId();
+	action->slot = slot;
+	action->queue_id = queue_id;
+	return action;
+}
+
+/* As add_action, for which there may be no room yet. */
+static PendingAction *
+note(ActionKind kind, QueueSlot *slot, int32 queue_id)
+{
+	idemq_xact_reserve();
+	return add_action(kind, slot, queue_id);
+}
+
+/* Returns whether the last action is of this kind, queue and subtransaction. */
+static bool
+is_last(ActionKind kind, int32 queue_id)
+{
+	const PendingAction *last = nactions > 0 ? &actions[nactions - 1] : NULL;
 
 	return last != NULL && last->kind == kind && last->queue_id == queue_id &&
-		   last->job_id == job_id && last->subid == GetCurrentSubTransactionId();
+		   last->subid == GetCurrentSubTransactionId();
 }
 
 /*
- * Notes a claim of the job with that ready key, for which room was reserved;
- * its entry has been taken, or, with rowonly, the table was full.  prior is the
- * entry that it took over, or NULL.
+ * Notes a claim of the job with that ready key, for which room was reserved
+ * (idemq_xact_reserve_claim); its entry has been taken, or, with rowonly, the table
+ * was full.  prior is the entry that it took over, or NULL.  Cannot fail.
  */
 void
 idemq_xact_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, bool rowonly,
 					  const Lease *prior)
 {
-	Touch *touch = add_touch(rowonly ? TOUCH_CLAIM_ROWONLY : TOUCH_CLAIM, claim->slot,
-							 claim->queue_id, claim->job_id, claim->token);
+	PendingAction *action =
+		add_action(rowonly ? ACTION_CLAIM_ROWONLY : ACTION_CLAIM, claim->slot, claim->queue_id);
+	PendingClaim *pending = &action->u.claim;
 
-	touch->priority = priority;
-	touch->ready_at = key.ready_at;
-	touch->attached = claim->attached;
-	touch->borrowed = claim->borrow;
+	pending->lease = (LeaseName){claim->job_id, claim->token};
+	pending->ready_at = key.ready_at;
+	pending->priority = priority;
+	pending->attached = claim->attached;
+	pending->borrowed = claim->borrow;
+	pending->prior = NULL;
 	if (claim->borrow)
 		idemq_credit_borrow(claim->queue_id, 1);
 	if (prior != NULL)
 	{
-		touch->has_prior = true;
-		touch->prior = *prior;
+		Assert(spare_prior != NULL);
+		*spare_prior = *prior;
+		pending->prior = spare_prior;
+		spare_prior = NULL;
 	}
 }
 
@@ -167,339 +126,158 @@ idemq_xact_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, boo
 void
 idemq_xact_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
 {
-	Touch *touch = note(TOUCH_END, slot, queue_id, job_id, token);
+	PendingAction *action = note(ACTION_END, slot, queue_id);
+	PendingEnd *end = &action->u.end;
 
+	end->lease = (LeaseName){job_id, token};
+	end->frees = false;
 	idemq_credit_reserve(queue_id);
-	touch->frees = idemq_lease_begin_end(job_id, token);
-	idemq_credit_end(queue_id, touch->frees, 1);
+	end->frees = idemq_lease_begin_end(job_id, token);
+	idemq_credit_end(queue_id, end->frees, 1);
 }
 
-/* Notes that rows in processing were written by hand; many are one touch. */
+/* Notes that rows in processing were written by hand; many are one action. */
 void
 idemq_xact_note_recovery(QueueSlot *slot, int32 queue_id)
 {
-	if (!is_last(TOUCH_RECOVER, queue_id, 0))
-		(void) note(TOUCH_RECOVER, slot, queue_id, 0, 0);
+	if (!is_last(ACTION_RECOVER, queue_id))
+		(void) note(ACTION_RECOVER, slot, queue_id);
 }
 
 /* Notes that this database's jobs or queues are gone: TRUNCATE, DROP EXTENSION. */
 void
 idemq_xact_note_forget(void)
 {
-	(void) note(TOUCH_FORGET, NULL, 0, 0, 0);
+	(void) note(ACTION_FORGET, NULL, 0);
 }
 
 /* Notes that a queue is created. */
 void
 idemq_xact_note_create_queue(int32 queue_id)
 {
-	(void) note(TOUCH_CREATE_QUEUE, NULL, queue_id, 0, 0);
+	(void) note(ACTION_CREATE_QUEUE, NULL, queue_id);
 }
 
 /* Notes that a queue is dropped. */
 void
 idemq_xact_note_drop_queue(int32 queue_id)
 {
-	(void) note(TOUCH_DROP_QUEUE, NULL, queue_id, 0, 0);
+	(void) note(ACTION_DROP_QUEUE, NULL, queue_id);
 }
 
 /* Notes an event of a job. */
 void
 idemq_xact_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job_id, int32 attempt)
 {
-	Touch *touch = note(TOUCH_EVENT, slot, queue_id, job_id, 0);
-
-	touch->news = (JobNews){kind, attempt, job_id};
+	note(ACTION_EVENT, slot, queue_id)->u.news = (JobNews){kind, attempt, job_id};
 }
 
 /* Notes that a job is finished that had no lease. */
 void
 idemq_xact_note_finished(int64 job_id)
 {
-	(void) note(TOUCH_FINISHED, NULL, 0, job_id, 0);
+	note(ACTION_FINISHED, NULL, 0)->u.job_id = job_id;
 }
 
-/* Notes that a job is gone that was not finished; many are one touch. */
+/* Notes that a job is gone that was not finished; many are one action. */
 void
 idemq_xact_note_gone(void)
 {
-	if (!is_last(TOUCH_FINISHED, 0, 0))
-		idemq_xact_note_finished(0);
+	if (!is_last(ACTION_GONE, 0))
+		(void) note(ACTION_GONE, NULL, 0);
 }
 
-/* Notes that a queue's settings change, 0 for any; who waits for it looks again. */
+/* Notes that a queue's settings change, 0 for any: sessions that wait for it scan again. */
 void
 idemq_xact_note_settings(int32 queue_id)
 {
-	(void) note(TOUCH_WAKE, NULL, queue_id, 0, 0);
+	(void) note(ACTION_SETTINGS, NULL, queue_id);
 }
 
 /* Notes that a database may have the extension from now on. */
 void
 idemq_xact_note_extension(Oid database)
 {
-	(void) note(TOUCH_EXTENSION, NULL, 0, (int64) database, 0);
+	note(ACTION_EXTENSION, NULL, 0)->u.database = database;
 }
 
-/* Lets a job be seen again that others may have passed. */
-static void
-show_again(const Touch *touch, int priority, ReadyKey key)
-{
-	idemq_cursor_lower(touch->slot, touch->queue_id, priority, key);
-	idemq_wake_perhaps(touch->slot, touch->queue_id, 1);
-}
-
-/* Returns whether this transaction has noted anything: its end changes shared memory. */
+/* Returns whether there is any action. */
 bool
-idemq_xact_has_notes(void)
+idemq_xact_any(void)
 {
-	return ntouches > 0 || idemq_lowers_any() || idemq_group_notes_any();
+	return nactions > 0;
 }
 
-/* Removes an entry, and lets the claimers that passed its job see it again. */
-static void
-drop_lease(const Touch *touch)
+/* Follows the commit of all actions. */
+void
+idemq_xact_apply(void)
 {
-	Lease dropped;
-
-	if (idemq_lease_drop(touch->job_id, touch->token, &dropped) && dropped.passed_by.any)
-		show_again(touch, dropped.passed_by.priority,
-				   (ReadyKey){dropped.passed_by.least, touch->job_id});
+	for (int i = 0; i < nactions; i++)
+		idemq_action_settle_loan(&actions[i]);
+	for (int i = 0; i < nactions; i++)
+		idemq_action_apply(&actions[i]);
 }
 
-/* Follows the commit of one touch. */
-static void
-apply(const Touch *touch)
-{
-	switch (touch->kind)
-	{
-		case TOUCH_CLAIM:
-			idemq_slot_note_deadline(touch->slot, touch->queue_id,
-									 idemq_lease_activate(touch->job_id, touch->token));
-			break;
-		case TOUCH_CLAIM_ROWONLY:
-		case TOUCH_RECOVER:
-			idemq_slot_need_recovery(touch->slot, touch->queue_id);
-			break;
-		case TOUCH_END:
-			drop_lease(touch);
-			idemq_wake_for_result(touch->job_id);
-			break;
-		case TOUCH_FINISHED:
-			if (touch->job_id == 0)
-				idemq_wake_for_results();
-			else
-				idemq_wake_for_result(touch->job_id);
-			break;
-		case TOUCH_DROP_QUEUE:
-			idemq_wake_queue(touch->slot, touch->queue_id);
-			idemq_slot_forget_queue(touch->queue_id);
-			break;
-		case TOUCH_CREATE_QUEUE:
-			break;
-		case TOUCH_FORGET:
-			idemq_wake_database(MyDatabaseId, false);
-			idemq_lease_forget_database(MyDatabaseId);
-			idemq_slots_forget_database(MyDatabaseId);
-			idemq_worker_recheck(MyDatabaseId);
-			break;
-		case TOUCH_EVENT:
-			idemq_event_add(touch->slot, touch->queue_id, &touch->news);
-			break;
-		case TOUCH_WAKE:
-			idemq_slots_settings_changed();
-			idemq_worker_need_by(0); /* it may have found a queue that was not there yet */
-			if (touch->queue_id == 0)
-				idemq_wake_database(MyDatabaseId, false);
-			else
-				idemq_wake_perhaps(NULL, touch->queue_id, PG_INT32_MAX);
-			break;
-		case TOUCH_EXTENSION:
-			idemq_worker_look_into((Oid) touch->job_id);
-			break;
-	}
-}
-
-/* Follows the commit of all touches. */
-static void
-apply_all(void)
-{
-	/* Borrowed entries are counted before those go in whose place they are. */
-	for (int i = 0; i < ntouches; i++)
-	{
-		if (touches[i].borrowed)
-			idemq_lease_settle_loan(touches[i].job_id, touches[i].token);
-	}
-	for (int i = 0; i < ntouches; i++)
-		apply(&touches[i]);
-}
-
-/* A lease goes on; a search may have missed a job that has no entry because of us. */
-static void
-undo_end(const Touch *touch)
-{
-	int64 again = idemq_lease_cancel_end(touch->job_id, touch->token);
-
-	if (again > 0)
-		idemq_slot_note_deadline(touch->slot, touch->queue_id, again);
-	else
-		idemq_slot_need_recovery(touch->slot, touch->queue_id);
-}
-
-/* Follows the abort of one touch. */
-static void
-undo(const Touch *touch)
-{
-	idemq_slots_begin_change();
-	switch (touch->kind)
-	{
-		case TOUCH_CLAIM:
-			if (touch->has_prior)
-				idemq_lease_restore(touch->token, &touch->prior);
-			else
-				drop_lease(touch);
-			if (touch->borrowed)
-				idemq_credit_borrow(touch->queue_id, -1);
-			/* fall through */
-		case TOUCH_CLAIM_ROWONLY:
-			/* Others may have passed the job because of the claim. */
-			show_again(touch, touch->priority, (ReadyKey){touch->ready_at, touch->job_id});
-			break;
-		case TOUCH_END:
-			undo_end(touch);
-			idemq_credit_end(touch->queue_id, touch->frees, -1);
-			break;
-		case TOUCH_CREATE_QUEUE:
-			idemq_slot_forget_queue(touch->queue_id);
-			break;
-		case TOUCH_FORGET:
-			/* Our own claims did not see what was there, and passed it. */
-			idemq_slots_unset_database(MyDatabaseId);
-			break;
-		case TOUCH_RECOVER:
-		case TOUCH_DROP_QUEUE:
-		case TOUCH_EVENT:
-		case TOUCH_FINISHED:
-		case TOUCH_WAKE:
-		case TOUCH_EXTENSION:
-			break;
-	}
-	idemq_slots_end_change();
-}
-
-/* Undoes the last touch at once: its row turned out not to be ours. */
+/* Undoes the last action at once: its row turned out not to be ours. */
 void
 idemq_xact_undo_last(void)
 {
-	undo(&touches[--ntouches]);
+	idemq_action_undo(&actions[--nactions]);
 }
 
-/* Undoes every touch with this subtransaction id or a greater one, the last first. */
-static void
-undo_from(SubTransactionId from)
+/* Undoes each action with this subtransaction id or a greater one, the last first. */
+void
+idemq_xact_undo(SubTransactionId from)
 {
-	while (ntouches > 0 && touches[ntouches - 1].subid >= from)
-		undo(&touches[--ntouches]);
-	idemq_lowers_apply(from, false);
-}
-
-static void
-forget_all(void)
-{
-	touches = NULL;
-	ntouches = max_touches = 0;
-	idemq_lowers_forget();
-	idemq_credits_forget();
-	idemq_away_let_back();
+	while (nactions > 0 && actions[nactions - 1].subid >= from)
+		idemq_xact_undo_last();
 }
 
 /* Raises an error for what cannot be prepared. */
 static void
 check_prepare(void)
 {
-	for (int i = 0; i < ntouches; i++)
+	for (int i = 0; i < nactions; i++)
 	{
-		TouchKind kind = touches[i].kind;
-		bool attempt = kind == TOUCH_CLAIM || kind == TOUCH_END;
+		ActionKind kind = actions[i].kind;
+		bool attempt = kind == ACTION_CLAIM || kind == ACTION_END;
 
-		idemq_check_prepare(attempt ? touches[i].queue_id : 0,
-							kind == TOUCH_CLAIM && touches[i].attached,
-							kind == TOUCH_FORGET || kind == TOUCH_DROP_QUEUE);
+		idemq_check_prepare(attempt ? actions[i].queue_id : 0,
+							kind == ACTION_CLAIM && actions[i].u.claim.attached,
+							kind == ACTION_FORGET || kind == ACTION_DROP_QUEUE);
 	}
 }
 
 /*
- * From here on to the callback that follows PREPARE the session's entries may
- * outlive its transaction, which by then has neither an id nor locks of its own.
+ * Before PREPARE: raises an error for what cannot be prepared.  From here on to
+ * idemq_xact_forget the session's entries may outlive its transaction, which by then
+ * has neither an id nor locks of its own.
  */
-static void
-before_prepare(void)
+void
+idemq_xact_before_prepare(void)
 {
 	check_prepare();
-	preparing = ntouches > 0;
+	preparing = nactions > 0;
 	if (preparing)
 		idemq_slots_begin_change();
 }
 
-/* Ends what before_prepare began. */
-static void
-end_preparing(void)
+/* Follows PREPARE. */
+void
+idemq_xact_prepare(void)
+{
+	for (int i = 0; i < nactions; i++)
+		idemq_action_prepare(&actions[i]);
+}
+
+/* Forgets all, at the end of the transaction, and ends what PREPARE began. */
+void
+idemq_xact_forget(void)
 {
 	if (preparing)
 		idemq_slots_end_change();
 	preparing = false;
-}
-
-static void
-after_prepare(void)
-{
-	for (int i = 0; i < ntouches; i++)
-	{
-		if (touches[i].kind == TOUCH_CLAIM || touches[i].kind == TOUCH_END)
-			drop_lease(&touches[i]);
-	}
-}
-
-static void
-xact_callback(XactEvent event, void *arg)
-{
-	switch (event)
-	{
-		case XACT_EVENT_COMMIT:
-			apply_all();
-			idemq_lowers_apply(InvalidSubTransactionId, true);
-			forget_all();
-			break;
-		case XACT_EVENT_ABORT:
-			undo_from(InvalidSubTransactionId);
-			end_preparing();
-			forget_all();
-			break;
-		case XACT_EVENT_PRE_PREPARE:
-			before_prepare();
-			break;
-		case XACT_EVENT_PREPARE:
-			after_prepare();
-			end_preparing();
-			forget_all();
-			break;
-		default:
-			break;
-	}
-}
-
-static void
-subxact_callback(SubXactEvent event, SubTransactionId mySubid, SubTransactionId parentSubid,
-				 void *arg)
-{
-	if (event == SUBXACT_EVENT_ABORT_SUB)
-		undo_from(mySubid);
-}
-
-/* Registers the callbacks; called once, from _PG_init. */
-void
-idemq_xact_install(void)
-{
-	RegisterXactCallback(xact_callback, NULL);
-	RegisterSubXactCallback(subxact_callback, NULL);
+	actions = NULL;
+	nactions = max_actions = 0;
+	spare_prior = NULL;
 }

@@ -1,6 +1,6 @@
 /*
  * txn/pending.h
- *		What this transaction touched, for shared memory to follow its end.
+ *		What shared memory does once this transaction has ended.
  */
 #ifndef IDEMQ_TXN_PENDING_H
 #define IDEMQ_TXN_PENDING_H
@@ -8,8 +8,8 @@
 #include "shared/leases.h"
 #include "shared/notify_ring.h"
 
-extern void idemq_xact_install(void);
 extern void idemq_xact_reserve(void);
+extern void idemq_xact_reserve_claim(void);
 extern void idemq_xact_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key,
 								  bool rowonly, const Lease *prior);
 extern void idemq_xact_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token);
@@ -24,6 +24,11 @@ extern void idemq_xact_note_gone(void);
 extern void idemq_xact_note_settings(int32 queue_id);
 extern void idemq_xact_note_extension(Oid database);
 extern void idemq_xact_undo_last(void);
-extern bool idemq_xact_has_notes(void);
+extern bool idemq_xact_any(void);
+extern void idemq_xact_apply(void);
+extern void idemq_xact_undo(SubTransactionId from);
+extern void idemq_xact_before_prepare(void);
+extern void idemq_xact_prepare(void);
+extern void idemq_xact_forget(void);
 
 #endif

@@ -10,11 +10,11 @@
  *
  * Each row that is written is noted once, where it is written: by table/jobs_write.c for
  * direct access, by the row trigger (hooks/row_triggers.c) for SQL, which table/jobs_sql.c and
- * job/new_job_keyed.c use as well.  Events are noted by whoever makes them happen; a
- * statement of a DBA is none.
+ * job/new_job_keyed.c use as well.  Events are noted by the function that makes them
+ * happen; a DBA's statement is none.
  *
  * The stack is kept for the next transaction; unused tallies are clean.  It
- * grows when something is noted; the callbacks neither allocate nor raise.
+ * grows when something is noted; what txn/at_end.c calls neither allocates nor raises.
  *
  * PREPARE TRANSACTION: the tallies are lost; when the transaction ends, the
  * gauges are unset (idemq_counters_unset_gauges).
@@ -194,10 +194,10 @@ merge(CounterDelta *to, const CounterDelta *from)
 
 /*
  * Gives a subtransaction's tallies to its parent: those of queues that the
- * parent has not touched stay where they are, above the parent's others.
+ * parent has not counted in stay where they are, above the parent's others.
  */
-static void
-release(SubTransactionId subid, SubTransactionId parent)
+void
+idemq_tally_release(SubTransactionId subid, SubTransactionId parent)
 {
 	int bottom = ntallies;
 	int kept;
@@ -227,9 +227,9 @@ release(SubTransactionId subid, SubTransactionId parent)
 		pop();
 }
 
-/* Adds all tallies to their queues. */
-static void
-apply(void)
+/* Adds all tallies to their queues: their transaction has committed. */
+void
+idemq_tally_apply(void)
 {
 	uint64 xid = U64FromFullTransactionId(GetTopFullTransactionIdIfAny());
 
@@ -244,8 +244,18 @@ apply(void)
 	}
 }
 
-static void
-forget_all(void)
+/* Drops the tallies of a subtransaction and of later ones: it has been rolled back. */
+void
+idemq_tally_undo(SubTransactionId from)
+{
+	idemq_counters_cancel_count();
+	while (ntallies > 0 && tallies[ntallies - 1].subid >= from)
+		pop();
+}
+
+/* Forgets all, at the end of the transaction. */
+void
+idemq_tally_forget(void)
 {
 	while (ntallies > 0)
 		pop();
@@ -254,45 +264,4 @@ forget_all(void)
 	MemoryContextReset(tally_context);
 	tallies = NULL;
 	max_tallies = 0;
-}
-
-static void
-xact_callback(XactEvent event, void *arg)
-{
-	switch (event)
-	{
-		case XACT_EVENT_COMMIT:
-			apply();
-			forget_all();
-			break;
-		case XACT_EVENT_ABORT:
-		case XACT_EVENT_PREPARE:
-			idemq_counters_cancel_count();
-			forget_all();
-			break;
-		default:
-			break;
-	}
-}
-
-static void
-subxact_callback(SubXactEvent event, SubTransactionId mySubid, SubTransactionId parentSubid,
-				 void *arg)
-{
-	if (event == SUBXACT_EVENT_COMMIT_SUB)
-		release(mySubid, parentSubid);
-	else if (event == SUBXACT_EVENT_ABORT_SUB)
-	{
-		idemq_counters_cancel_count();
-		while (ntallies > 0 && tallies[ntallies - 1].subid >= mySubid)
-			pop();
-	}
-}
-
-/* Registers the callbacks; called once, from _PG_init. */
-void
-idemq_tally_install(void)
-{
-	RegisterXactCallback(xact_callback, NULL);
-	RegisterSubXactCallback(subxact_callback, NULL);
 }

@@ -3,120 +3,174 @@
  *		What this transaction does to FIFO groups: the groups that its commit marks,
  *		since they may need a head then, and those that it owns until its end.
  *
- * Marks are kept for the whole transaction, a savepoint's rollback or not: one too
- * many costs a look.  An owned group is given back at the end of the transaction,
- * when its new head is visible; at an abort, also of the savepoint in which it was
- * taken, it is to be looked at again.
+ * Marks are kept for the whole transaction, also when a savepoint is rolled back: one
+ * mark too many costs a scan of its group.  An owned group is given back at the end of
+ * the transaction, when its new head is visible; after an abort, also of the savepoint
+ * in which it was taken, it is to be promoted again.
  *
- * PREPARE TRANSACTION: the marks are lost; when it ends, all groups are looked at
- * (idemq_groups_unset_database).  What it owns nobody may look at until then.
+ * PREPARE TRANSACTION: the marks are lost; when it ends, all groups are scanned
+ * (idemq_groups_unset_database).  Until then nobody may promote what it owned.
  *
- * The callbacks run after the transaction's end is visible; they neither allocate nor
- * raise.  All state is this backend's.
+ * A transaction may change very many groups, so a note is small, and keeps as much of
+ * its group's name as there is.
+ *
+ * What txn/at_end.c calls runs after the transaction's end is visible; it neither
+ * allocates nor raises.  All state is this backend's.
  */
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "common/hashfn.h"
 #include "fmgr.h"
-#include "utils/hsearch.h"
 #include "utils/memutils.h"
 
+#include "txn/growing.h"
 #include "txn/pending_groups.h"
 #include "shared/group_table.h"
 #include "shared/groups.h"
 
-/* Up to so many marks are searched one by one. */
-#define FEW_MARKS 8
+#define MIN_BUCKETS 8
+
+/* Keys of groups, one behind the other, each cut off at the end of its name. */
+typedef struct KeyStore
+{
+	uint64 *units;
+	int max; /* units */
+} KeyStore;
 
 typedef struct Mark
 {
-	GroupKey key;
 	QueueSlot *slot;
-	int64 id; /* as idemq_group_mark takes it: the least */
+	int64 id;	 /* as idemq_group_mark takes it: the least */
+	uint32 hash; /* of the key */
+	int next;	 /* mark of the same bucket; -1: none */
+	int key;	 /* where it is in mark_keys */
 } Mark;
-
-/* Where the mark of a group is. */
-typedef struct MarkPlace
-{
-	GroupKey key; /* hash key */
-	int index;
-} MarkPlace;
 
 typedef struct Owned
 {
-	GroupTaken group; /* as it was taken */
+	GroupFloor taken; /* as it was taken */
 	GroupFloor floor; /* once we have committed */
 	QueueSlot *slot;
 	SubTransactionId subid;
+	int key; /* where it is in owned_keys */
 } Owned;
 
-/* In TopTransactionContext; NULL between transactions. */
+#define MAX_NOTE_SIZE 48 /* bytes, beside the key */
+
+StaticAssertDecl(sizeof(Mark) <= MAX_NOTE_SIZE, "the mark of a group is too large");
+StaticAssertDecl(sizeof(Owned) <= MAX_NOTE_SIZE, "the note of an owned group is too large");
+
+/* All in TopTransactionContext; NULL between transactions. */
 static Mark *marks = NULL;
 static int nmarks = 0;
 static int max_marks = 0;
-static HTAB *marked = NULL; /* of MarkPlace, when there are more than FEW_MARKS */
+static KeyStore mark_keys = {NULL, 0};
+/* The hash table of marks: the first mark of each bucket, -1 for none. */
+static int *buckets = NULL;
+static int nbuckets = 0; /* a power of 2, or 0 */
 static Owned *owned = NULL;
 static int nowned = 0;
 static int max_owned = 0;
-/* The queue whose groups are being looked through; 0: none. */
+static KeyStore owned_keys = {NULL, 0};
+/* The queue whose groups this session is scanning; 0: none. */
 static int32 scanned_queue = 0;
 static QueueSlot *scanned_slot = NULL;
 
-/* Returns room for one more element of an array in TopTransactionContext. */
-static void *
-make_room(void *array, int count, int *max, int wanted, Size size)
+/* Returns how many units a key takes. */
+static int
+units_of(const GroupKey *key)
 {
-	int more = Max(*max, 4);
+	return (int) ((idemq_group_key_size(key) + sizeof(uint64) - 1) / sizeof(uint64));
+}
 
-	if (count + wanted <= *max)
-		return array;
-	while (more < count + wanted)
-		more *= 2;
-	*max = more;
-	if (array == NULL)
-		return MemoryContextAllocHuge(TopTransactionContext, more * size);
-	return repalloc_huge(array, more * size);
+/* Returns a kept key: only the used bytes of its name are there. */
+static const GroupKey *
+kept_key(const KeyStore *store, int at)
+{
+	return (const GroupKey *) &store->units[at];
+}
+
+static bool
+is_kept_key(const KeyStore *store, int at, const GroupKey *key)
+{
+	const GroupKey *kept = kept_key(store, at);
+	Size size = idemq_group_key_size(key);
+
+	return idemq_group_key_size(kept) == size && memcmp(kept, key, size) == 0;
+}
+
+/* Returns where in a store a key ends. */
+static int
+end_of_key(const KeyStore *store, int at)
+{
+	return at + units_of(kept_key(store, at));
+}
+
+/* Makes a whole key of one that is kept. */
+static GroupKey
+whole_key(const KeyStore *store, int at)
+{
+	const GroupKey *kept = kept_key(store, at);
+	GroupKey key = {0};
+
+	memcpy(&key, kept, idemq_group_key_size(kept));
+	return key;
+}
+
+/* Makes room for so many units behind the first ones. */
+static void
+reserve_units(KeyStore *store, int used, int64 more)
+{
+	store->units = idemq_grow(store->units, &store->max, used + more, sizeof(uint64));
+}
+
+/* Keeps a key; room was reserved. */
+static void
+keep_key(KeyStore *store, int at, const GroupKey *key)
+{
+	Assert(at + units_of(key) <= store->max);
+	memcpy(&store->units[at], key, idemq_group_key_size(key));
 }
 
 static void
-add_to_marked(int index)
+add_to_bucket(int index)
 {
-	MarkPlace *place = hash_search(marked, &marks[index].key, HASH_ENTER, NULL);
+	int *bucket = &buckets[marks[index].hash & (nbuckets - 1)];
 
-	place->index = index;
+	marks[index].next = *bucket;
+	*bucket = index;
 }
 
-/* Makes the table of marks, once they are many. */
+/* Makes room for one more mark in the hash table, which has no fewer buckets than marks. */
 static void
-begin_marked(void)
+grow_buckets(void)
 {
-	HASHCTL info = {0};
+	int more = Max(2 * nbuckets, MIN_BUCKETS);
+	int *larger;
 
-	info.keysize = sizeof(GroupKey);
-	info.entrysize = sizeof(MarkPlace);
-	info.hcxt = TopTransactionContext;
-	marked = hash_create("idemq marked groups", 256, &info, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	if (nmarks < nbuckets)
+		return;
+	larger = MemoryContextAllocHuge(TopTransactionContext, more * sizeof(int));
+	if (buckets != NULL)
+		pfree(buckets);
+	buckets = larger;
+	nbuckets = more;
+	for (int i = 0; i < nbuckets; i++)
+		buckets[i] = -1;
 	for (int i = 0; i < nmarks; i++)
-		add_to_marked(i);
+		add_to_bucket(i);
 }
 
 /* Returns the mark of a group; NULL when it has none. */
 static Mark *
-find_mark(const GroupKey *key)
+find_mark(const GroupKey *key, uint32 hash)
 {
-	const MarkPlace *place;
+	int i = nbuckets == 0 ? -1 : buckets[hash & (nbuckets - 1)];
 
-	if (marked != NULL)
-	{
-		place = hash_search(marked, key, HASH_FIND, NULL);
-		return place == NULL ? NULL : &marks[place->index];
-	}
-	for (int i = 0; i < nmarks; i++)
-	{
-		if (memcmp(&marks[i].key, key, sizeof(*key)) == 0)
-			return &marks[i];
-	}
-	return NULL;
+	while (i >= 0 && (marks[i].hash != hash || !is_kept_key(&mark_keys, marks[i].key, key)))
+		i = marks[i].next;
+	return i < 0 ? NULL : &marks[i];
 }
 
 /*
@@ -128,37 +182,52 @@ idemq_group_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id)
 {
 	text *value = DatumGetTextPP(name);
 	GroupKey key;
+	uint32 hash;
 	Mark *mark;
+	int at = nmarks == 0 ? 0 : end_of_key(&mark_keys, marks[nmarks - 1].key);
 
 	idemq_group_key(&key, queue_id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
-	mark = find_mark(&key);
+	hash = hash_bytes((const unsigned char *) &key, (int) idemq_group_key_size(&key));
+	mark = find_mark(&key, hash);
 	if (mark != NULL)
 	{
 		mark->id = Min(mark->id, id);
 		return;
 	}
-	marks = make_room(marks, nmarks, &max_marks, 1, sizeof(Mark));
-	if (marked == NULL && nmarks == FEW_MARKS)
-		begin_marked();
-	marks[nmarks] = (Mark){key, slot, id};
-	if (marked != NULL)
-		add_to_marked(nmarks);
-	nmarks++;
+	marks = idemq_grow(marks, &max_marks, (int64) nmarks + 1, sizeof(Mark));
+	reserve_units(&mark_keys, at, units_of(&key));
+	grow_buckets();
+	keep_key(&mark_keys, at, &key);
+	marks[nmarks] = (Mark){slot, id, hash, -1, at};
+	add_to_bucket(nmarks++);
+}
+
+/* Returns where in owned_keys there is no key. */
+static int
+end_of_owned_keys(void)
+{
+	return nowned == 0 ? 0 : end_of_key(&owned_keys, owned[nowned - 1].key);
 }
 
 /* Makes room for groups that are to be owned, so that noting them cannot fail. */
 void
 idemq_group_notes_reserve(int count)
 {
-	owned = make_room(owned, nowned, &max_owned, count, sizeof(Owned));
+	int64 units = (int64) count * (sizeof(GroupKey) / sizeof(uint64));
+
+	owned = idemq_grow(owned, &max_owned, (int64) nowned + count, sizeof(Owned));
+	reserve_units(&owned_keys, end_of_owned_keys(), units);
 }
 
 /* Notes a group that this session has taken; room was reserved. */
 void
 idemq_group_note_owned(QueueSlot *slot, const GroupTaken *group)
 {
+	int at = end_of_owned_keys();
+
 	Assert(nowned < max_owned);
-	owned[nowned++] = (Owned){*group, group->floor, slot, GetCurrentSubTransactionId()};
+	keep_key(&owned_keys, at, &group->key);
+	owned[nowned++] = (Owned){group->floor, group->floor, slot, GetCurrentSubTransactionId(), at};
 }
 
 /* Returns which of the owned groups this is; -1 for none. */
@@ -167,7 +236,7 @@ find_owned(const GroupKey *key)
 {
 	int i = nowned - 1;
 
-	while (i >= 0 && memcmp(&owned[i].group.key, key, sizeof(*key)) != 0)
+	while (i >= 0 && !is_kept_key(&owned_keys, owned[i].key, key))
 		i--;
 	return i;
 }
@@ -182,6 +251,21 @@ idemq_group_note_floor(const GroupTaken *group, GroupFloor floor)
 		owned[i].floor = floor;
 }
 
+/* Forgets an owned group, wherever in the list. */
+static void
+remove_owned(int i)
+{
+	int at = owned[i].key;
+	int size = units_of(kept_key(&owned_keys, at));
+	int behind = end_of_owned_keys() - at - size;
+
+	memmove(&owned_keys.units[at], &owned_keys.units[at + size], behind * sizeof(uint64));
+	memmove(&owned[i], &owned[i + 1], (nowned - i - 1) * sizeof(Owned));
+	nowned--;
+	for (; i < nowned; i++)
+		owned[i].key -= size;
+}
+
 /* Gives a group back at once: this transaction has changed nothing in it. */
 void
 idemq_group_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how)
@@ -189,16 +273,13 @@ idemq_group_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how)
 	int i = find_owned(&group->key);
 
 	if (i >= 0)
-	{
-		memmove(&owned[i], &owned[i + 1], (nowned - i - 1) * sizeof(Owned));
-		nowned--;
-	}
+		remove_owned(i);
 	idemq_group_release(slot, group, how);
 }
 
 /*
- * Notes that this session looks through all groups of a queue from now on, 0: not any
- * more.  Should an error end it, somebody has to do it again.
+ * Notes that this session scans all groups of a queue from now on, 0: not any more.
+ * Should an error end the scan, it has to be done again.
  */
 void
 idemq_group_note_scan(QueueSlot *slot, int32 queue_id)
@@ -220,11 +301,11 @@ release_from(SubTransactionId from, GroupRelease how)
 {
 	while (nowned > 0 && owned[nowned - 1].subid >= from)
 	{
-		Owned *last = &owned[--nowned];
+		const Owned *last = &owned[--nowned];
+		GroupTaken group = {whole_key(&owned_keys, last->key),
+							how == GROUP_DONE ? last->floor : last->taken};
 
-		if (how == GROUP_DONE)
-			last->group.floor = last->floor;
-		idemq_group_release(last->slot, &last->group, how);
+		idemq_group_release(last->slot, &group, how);
 	}
 }
 
@@ -237,54 +318,41 @@ end_scan(void)
 	scanned_queue = 0;
 }
 
-static void
-forget_all(void)
+/* Follows the commit: marks groups, then gives back those that are owned. */
+void
+idemq_group_notes_apply(void)
+{
+	for (int i = 0; i < nmarks; i++)
+	{
+		GroupKey key = whole_key(&mark_keys, marks[i].key);
+
+		idemq_group_mark(marks[i].slot, &key, marks[i].id);
+	}
+	release_from(InvalidSubTransactionId, GROUP_DONE);
+}
+
+/* Follows the abort of a subtransaction and of later ones. */
+void
+idemq_group_notes_undo(SubTransactionId from)
+{
+	end_scan();
+	release_from(from, GROUP_AGAIN);
+}
+
+/* Follows PREPARE. */
+void
+idemq_group_notes_prepare(void)
+{
+	release_from(InvalidSubTransactionId, GROUP_PREPARED);
+}
+
+/* Forgets all, at the end of the transaction. */
+void
+idemq_group_notes_forget(void)
 {
 	marks = NULL;
 	owned = NULL;
-	marked = NULL;
-	nmarks = max_marks = nowned = max_owned = 0;
-}
-
-static void
-xact_callback(XactEvent event, void *arg)
-{
-	switch (event)
-	{
-		case XACT_EVENT_COMMIT:
-			for (int i = 0; i < nmarks; i++)
-				idemq_group_mark(marks[i].slot, &marks[i].key, marks[i].id);
-			release_from(InvalidSubTransactionId, GROUP_DONE);
-			forget_all();
-			break;
-		case XACT_EVENT_ABORT:
-			end_scan();
-			release_from(InvalidSubTransactionId, GROUP_AGAIN);
-			forget_all();
-			break;
-		case XACT_EVENT_PREPARE:
-			release_from(InvalidSubTransactionId, GROUP_PREPARED);
-			forget_all();
-			break;
-		default:
-			break;
-	}
-}
-
-static void
-subxact_callback(SubXactEvent event, SubTransactionId mySubid, SubTransactionId parentSubid,
-				 void *arg)
-{
-	if (event != SUBXACT_EVENT_ABORT_SUB)
-		return;
-	end_scan();
-	release_from(mySubid, GROUP_AGAIN);
-}
-
-/* Registers the callbacks; called once, from _PG_init. */
-void
-idemq_group_notes_install(void)
-{
-	RegisterXactCallback(xact_callback, NULL);
-	RegisterSubXactCallback(subxact_callback, NULL);
+	buckets = NULL;
+	nmarks = max_marks = nbuckets = nowned = max_owned = 0;
+	mark_keys = owned_keys = (KeyStore){NULL, 0};
 }

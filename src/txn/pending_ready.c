@@ -1,13 +1,13 @@
 /*
  * txn/pending_ready.c
- *		The keys of the ready index that this transaction makes claimable: by its
- *		end the ready cursors are lowered to them, those who wait are woken, and the
- *		worker hears when a job is to be cancelled that nobody has claimed.
+ *		The keys of the ready index that this transaction makes claimable.  At its end
+ *		the ready cursors are lowered to them, sessions that wait are woken, and the
+ *		worker is told when a job expires that is not claimed by then.
  *
  * They are kept per queue and priority, as their least key, for the whole
  * transaction: lowering too much or too often is only slower.
  *
- * idemq_lowers_apply is called after commit and abort, by txn/pending.c: it neither
+ * idemq_lowers_apply is called after commit and abort, by txn/at_end.c: it neither
  * allocates nor raises.  All state is this backend's.
  */
 #include "postgres.h"
@@ -16,6 +16,7 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "txn/growing.h"
 #include "txn/pending_ready.h"
 #include "shared/ready_cursor.h"
 #include "shared/wake.h"
@@ -51,16 +52,7 @@ keep(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
 	}
 	if (lower == NULL)
 	{
-		if (lowers == NULL)
-		{
-			lowers = MemoryContextAlloc(TopTransactionContext, 4 * sizeof(Lower));
-			max_lowers = 4;
-		}
-		else if (nlowers == max_lowers)
-		{
-			lowers = repalloc_huge(lowers, 2 * (Size) max_lowers * sizeof(Lower));
-			max_lowers *= 2;
-		}
+		lowers = idemq_grow(lowers, &max_lowers, (int64) nlowers + 1, sizeof(Lower));
 		lower = &lowers[nlowers++];
 		*lower =
 			(Lower){slot, queue_id, priority, InvalidSubTransactionId, key, 0, DT_NOEND, DT_NOEND};
@@ -103,8 +95,8 @@ idemq_lowers_note_taken(QueueSlot *slot, int32 queue_id, int priority, ReadyKey 
 }
 
 /*
- * Lowers a view to what this transaction itself has made ready: nobody else may
- * see that before its commit, but its own claims do.
+ * Lowers a view to what this transaction itself has made ready: its own claims see
+ * that before its commit, and no others do.
  */
 void
 idemq_lowers_view(int32 queue_id, CursorView *view)
@@ -119,9 +111,9 @@ idemq_lowers_view(int32 queue_id, CursorView *view)
 }
 
 /*
- * Lowers what was noted in a subtransaction or a later one, and wakes those who
- * wait for it; for its end, either way.  After an abort nobody knows whether what
- * was there before is ready.
+ * Lowers cursors to what was noted in a subtransaction or a later one, and wakes
+ * sessions that wait for it; at its end, either way.  After an abort nobody knows
+ * whether what was there before is ready.
  */
 void
 idemq_lowers_apply(SubTransactionId from, bool committed)

@@ -2,9 +2,9 @@
  * txn/prepare_check.c
  *		What PREPARE TRANSACTION refuses: what no session can answer for any more.
  *
- * An attached lease ends with a session; whoever commits the transaction does not
- * know what it dropped; and from PREPARE on it has no lease entries, so that nobody
- * would count its jobs for max_running.
+ * An attached lease ends with its session.  The session that commits the transaction
+ * does not know what it dropped.  And from PREPARE on it has no lease entries, so that
+ * its jobs would not count for max_running.
  */
 #include "postgres.h"
 

@@ -1,0 +1,125 @@
+/*
+ * txn/at_end.c
+ *		What happens when a transaction or a subtransaction ends, and in which order.
+ *
+ * The only file that registers callbacks for it.  PostgreSQL runs several callbacks last
+ * registered first, so that their order would hang on the order of lines in _PG_init.
+ *
+ *		COMMIT			groups: mark, give back owned ones
+ *						counts: add
+ *						actions: count borrowed entries, then follow all in order
+ *						ready keys: lower cursors, wake
+ *						forget all, let kept-away workers back
+ *		ABORT			groups: give back owned ones, to be promoted again
+ *						counts: drop
+ *						actions: undo, the last first
+ *						ready keys: lower cursors, wake
+ *						forget all, let kept-away workers back
+ *		PRE_PREPARE		actions: raise an error for what cannot be prepared
+ *		PREPARE			groups: leave owned ones to the prepared transaction
+ *						counts: drop
+ *						actions: drop lease entries
+ *						forget all, let kept-away workers back
+ *		sub COMMIT		counts: give to the parent
+ *		sub ABORT		as ABORT, of this subtransaction and its children; forget nothing
+ *
+ * Groups and counts come before actions and ready keys, because these wake sessions: a
+ * claimer that wakes finds the group marked, and a session that waited for a result
+ * finds it counted.  Ready keys come after actions, because a claimer that passed a job
+ * for its lease entry is answered by a lowering that comes after the entry is gone.
+ * Workers that were kept away come back last, when nothing is pending any more.
+ *
+ * A parallel worker notes nothing: no function that writes is parallel safe.
+ *
+ * The callbacks run with interrupts held, and all but PRE_PREPARE after the end is
+ * visible to others: they take LWLocks, and neither allocate nor raise.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+
+#include "txn/at_end.h"
+#include "txn/borrowed.h"
+#include "txn/pending.h"
+#include "txn/pending_away.h"
+#include "txn/pending_counts.h"
+#include "txn/pending_groups.h"
+#include "txn/pending_ready.h"
+
+/* Returns whether this transaction has noted anything whose end changes shared memory. */
+bool
+idemq_xact_has_notes(void)
+{
+	return idemq_xact_any() || idemq_lowers_any() || idemq_group_notes_any();
+}
+
+static void
+forget(void)
+{
+	idemq_group_notes_forget();
+	idemq_tally_forget();
+	idemq_xact_forget();
+	idemq_lowers_forget();
+	idemq_credits_forget();
+	idemq_away_let_back();
+}
+
+/* Undoes what was noted in a subtransaction or a later one; InvalidSubTransactionId: all. */
+static void
+undo_from(SubTransactionId from)
+{
+	idemq_group_notes_undo(from);
+	idemq_tally_undo(from);
+	idemq_xact_undo(from);
+	idemq_lowers_apply(from, false);
+}
+
+static void
+at_end(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_COMMIT:
+			idemq_group_notes_apply();
+			idemq_tally_apply();
+			idemq_xact_apply();
+			idemq_lowers_apply(InvalidSubTransactionId, true);
+			forget();
+			break;
+		case XACT_EVENT_ABORT:
+			undo_from(InvalidSubTransactionId);
+			forget();
+			break;
+		case XACT_EVENT_PRE_PREPARE:
+			idemq_xact_before_prepare();
+			break;
+		case XACT_EVENT_PREPARE:
+			idemq_group_notes_prepare();
+			idemq_tally_undo(InvalidSubTransactionId);
+			idemq_xact_prepare();
+			forget();
+			break;
+		case XACT_EVENT_PRE_COMMIT:
+		case XACT_EVENT_PARALLEL_PRE_COMMIT:
+		case XACT_EVENT_PARALLEL_COMMIT:
+		case XACT_EVENT_PARALLEL_ABORT:
+			break;
+	}
+}
+
+static void
+at_sub_end(SubXactEvent event, SubTransactionId subid, SubTransactionId parent, void *arg)
+{
+	if (event == SUBXACT_EVENT_COMMIT_SUB)
+		idemq_tally_release(subid, parent);
+	else if (event == SUBXACT_EVENT_ABORT_SUB)
+		undo_from(subid);
+}
+
+/* Registers the callbacks; called once, from _PG_init. */
+void
+idemq_at_end_install(void)
+{
+	RegisterXactCallback(at_end, NULL);
+	RegisterSubXactCallback(at_sub_end, NULL);
+}

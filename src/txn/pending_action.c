@@ -1,0 +1,215 @@
+/*
+ * txn/pending_action.c
+ *		What shared memory does for one change, once its transaction has ended: by kind,
+ *		after commit, abort and PREPARE.
+ *
+ * PREPARE TRANSACTION: from then on no session owns the transaction.  Entries are
+ * removed; its row locks alone keep others off, and a claimer that meets such a row
+ * does not pass it.  When it ends, the utility hook (hooks/utility.c) unsets the
+ * cursors and asks for recovery.
+ *
+ * A transaction may change a million jobs, so an action is small.
+ *
+ * All of it is called at the end of a (sub)transaction, and neither allocates nor
+ * raises.  No locks of its own.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+
+#include "txn/borrowed.h"
+#include "txn/pending_action.h"
+#include "queue/slot_life.h"
+#include "shared/lease_scan.h"
+#include "shared/leases.h"
+#include "shared/next_deadline.h"
+#include "shared/notify_ring.h"
+#include "shared/ready_cursor.h"
+#include "shared/recovery_point.h"
+#include "shared/slots.h"
+#include "shared/wake.h"
+#include "shared/worker_board.h"
+
+#define MAX_ACTION_SIZE 64 /* bytes; with what idemq_grow leaves empty, at most 72 */
+
+StaticAssertDecl(sizeof(PendingAction) <= MAX_ACTION_SIZE, "a pending action is too large");
+
+/* Makes a job visible again that other claimers may have passed. */
+static void
+show_again(const PendingAction *action, int priority, ReadyKey key)
+{
+	idemq_cursor_lower(action->slot, action->queue_id, priority, key);
+	idemq_wake_perhaps(action->slot, action->queue_id, 1);
+}
+
+/* Removes an entry, and makes its job visible again to claimers that it turned away. */
+static void
+drop_lease(const PendingAction *action, LeaseName lease)
+{
+	Lease dropped;
+
+	if (idemq_lease_drop(lease.job_id, lease.token, &dropped) && dropped.passed_by.any)
+		show_again(action, dropped.passed_by.priority,
+				   (ReadyKey){dropped.passed_by.least, lease.job_id});
+}
+
+/* A queue's settings have changed, or, with 0, any. */
+static void
+follow_settings(int32 queue_id)
+{
+	idemq_slots_settings_changed();
+	idemq_worker_need_by(0); /* it may have found a queue that was not there yet */
+	if (queue_id == 0)
+		idemq_wake_database(MyDatabaseId, false);
+	else
+		idemq_wake_perhaps(NULL, queue_id, PG_INT32_MAX);
+}
+
+/* Nothing of this database is known any more. */
+static void
+forget_database(void)
+{
+	idemq_wake_database(MyDatabaseId, false);
+	idemq_lease_forget_database(MyDatabaseId);
+	idemq_slots_forget_database(MyDatabaseId);
+	idemq_worker_recheck(MyDatabaseId);
+}
+
+/* Follows the commit of one action. */
+void
+idemq_action_apply(const PendingAction *action)
+{
+	LeaseName lease;
+
+	switch (action->kind)
+	{
+		case ACTION_CLAIM:
+			lease = action->u.claim.lease;
+			idemq_slot_note_deadline(action->slot, action->queue_id,
+									 idemq_lease_activate(lease.job_id, lease.token));
+			break;
+		case ACTION_CLAIM_ROWONLY:
+		case ACTION_RECOVER:
+			idemq_slot_need_recovery(action->slot, action->queue_id);
+			break;
+		case ACTION_END:
+			drop_lease(action, action->u.end.lease);
+			idemq_wake_for_result(action->u.end.lease.job_id);
+			break;
+		case ACTION_FINISHED:
+			idemq_wake_for_result(action->u.job_id);
+			break;
+		case ACTION_GONE:
+			idemq_wake_for_results();
+			break;
+		case ACTION_DROP_QUEUE:
+			idemq_wake_queue(action->slot, action->queue_id);
+			idemq_slot_forget_queue(action->queue_id);
+			break;
+		case ACTION_CREATE_QUEUE:
+			break;
+		case ACTION_FORGET:
+			forget_database();
+			break;
+		case ACTION_EVENT:
+			idemq_event_add(action->slot, action->queue_id, &action->u.news);
+			break;
+		case ACTION_SETTINGS:
+			follow_settings(action->queue_id);
+			break;
+		case ACTION_EXTENSION:
+			idemq_worker_look_into(action->u.database);
+			break;
+	}
+}
+
+/* Counts the entry of a claim that borrowed its place. */
+void
+idemq_action_settle_loan(const PendingAction *action)
+{
+	const PendingClaim *claim = &action->u.claim;
+
+	if (action->kind == ACTION_CLAIM && claim->borrowed)
+		idemq_lease_settle_loan(claim->lease.job_id, claim->lease.token);
+}
+
+/* Takes a claim's entry back. */
+static void
+undo_claim(const PendingAction *action)
+{
+	const PendingClaim *claim = &action->u.claim;
+
+	if (claim->prior == NULL)
+		drop_lease(action, claim->lease);
+	else
+	{
+		idemq_lease_restore(claim->lease.token, claim->prior);
+		/* Or savepoints that are rolled back in a loop would leave one each. */
+		pfree(claim->prior);
+	}
+	if (claim->borrowed)
+		idemq_credit_borrow(action->queue_id, -1);
+}
+
+/* Lets a lease go on; a search may have missed its job, whose entry we had marked. */
+static void
+undo_end(const PendingAction *action)
+{
+	const PendingEnd *end = &action->u.end;
+	int64 again = idemq_lease_cancel_end(end->lease.job_id, end->lease.token);
+
+	if (again > 0)
+		idemq_slot_note_deadline(action->slot, action->queue_id, again);
+	else
+		idemq_slot_need_recovery(action->slot, action->queue_id);
+	idemq_credit_end(action->queue_id, end->frees, -1);
+}
+
+/* Follows the abort of one action. */
+void
+idemq_action_undo(const PendingAction *action)
+{
+	const PendingClaim *claim = &action->u.claim;
+
+	idemq_slots_begin_change();
+	switch (action->kind)
+	{
+		case ACTION_CLAIM:
+			undo_claim(action);
+			/* fall through */
+		case ACTION_CLAIM_ROWONLY:
+			/* Others may have passed the job because of the claim. */
+			show_again(action, claim->priority, (ReadyKey){claim->ready_at, claim->lease.job_id});
+			break;
+		case ACTION_END:
+			undo_end(action);
+			break;
+		case ACTION_CREATE_QUEUE:
+			idemq_slot_forget_queue(action->queue_id);
+			break;
+		case ACTION_FORGET:
+			/* Our own claims did not see what was there, and passed it. */
+			idemq_slots_unset_database(MyDatabaseId);
+			break;
+		case ACTION_RECOVER:
+		case ACTION_DROP_QUEUE:
+		case ACTION_EVENT:
+		case ACTION_FINISHED:
+		case ACTION_GONE:
+		case ACTION_SETTINGS:
+		case ACTION_EXTENSION:
+			break;
+	}
+	idemq_slots_end_change();
+}
+
+/* Follows PREPARE: no session is on the job any more, so its entry goes. */
+void
+idemq_action_prepare(const PendingAction *action)
+{
+	if (action->kind == ACTION_CLAIM)
+		drop_lease(action, action->u.claim.lease);
+	else if (action->kind == ACTION_END)
+		drop_lease(action, action->u.end.lease);
+}
