@@ -11,9 +11,9 @@
 #                         one of them; REGRESS='a b' ISOLATION=c TAP='d' CLIENTS='e'
 #                         choose tests, ACCEPT=1 takes the actual output as the expected one
 #   make chaos            100,000 jobs (JOBS=n) under stalls, kills and crashes: the
-#                         long form of TAP test 017_chaos, some minutes
+#                         long form of TAP test chaos, some minutes
 #   make soak             everything at once for ten minutes (SOAK=seconds): the long form
-#                         of TAP test 023_soak
+#                         of TAP test soak
 #   make bench            the measurements of test/bench
 #   make doc              what is made in doc/: the reference, from the catalog, and the pictures
 #   make format           run clang-format over src
@@ -128,9 +128,9 @@ test:
 lint test-regress test-isolation test-tap test-clients:
 	@$(TREE)/script/test $(@:test-%=%)
 chaos:
-	@IDEMQ_CHAOS=$(or $(JOBS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=017_chaos $(TREE)/script/test tap
+	@IDEMQ_CHAOS=$(or $(JOBS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=chaos $(TREE)/script/test tap
 soak:
-	@IDEMQ_SOAK=$(or $(SOAK),600) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=023_soak $(TREE)/script/test tap
+	@IDEMQ_SOAK=$(or $(SOAK),600) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=soak $(TREE)/script/test tap
 demo:
 	@$(TREE)/demo/run
 bench:

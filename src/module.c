@@ -43,7 +43,7 @@ static const ShmemPart parts[] = {
 	 idemq_buckets_shmem_init},
 	{"idemq workers", idemq_workers_shmem_size, NULL, idemq_workers_shmem_init},
 	{"idemq sleepers", idemq_wake_shmem_size, NULL, idemq_wake_shmem_init},
-	{"idemq events", idemq_events_shmem_size, NULL, idemq_events_shmem_init},
+	{"idemq events", idemq_notify_ring_shmem_size, NULL, idemq_notify_ring_shmem_init},
 };
 
 /* Raises 55000 with the very line to add to postgresql.conf. */
@@ -67,9 +67,9 @@ _PG_init(void)
 {
 	if (!process_shared_preload_libraries_in_progress)
 		refuse_without_preload();
-	idemq_guc_define();
+	idemq_settings_define();
 	idemq_shmem_install(parts, lengthof(parts));
-	idemq_catalog_install();
+	idemq_oids_install();
 	idemq_queues_install();
 	idemq_jobs_index_install();
 	idemq_at_end_install();

@@ -101,10 +101,10 @@ add_job(JobsTable *table, QueueInfo *queue, text *key, const Datum *payload, int
 				  payload != NULL ? *payload
 								  : DirectFunctionCall1(jsonb_in, CStringGetDatum("null")));
 	job_set(&columns, COL_KEY, PointerGetDatum(key));
-	idemq_enqueue_keyed(table, queue, &columns, payload != NULL ? DUPLICATE_KEEP : DUPLICATE_IGNORE,
+	idemq_new_job_keyed(table, queue, &columns, payload != NULL ? DUPLICATE_KEEP : DUPLICATE_IGNORE,
 						JOB_SKIPS, &answer);
 	if (answer.outcome == OUTCOME_ACCEPTED)
-		idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
+		idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 	if (answer.outcome != OUTCOME_LOCKED)
 		*id = answer.id;
 	return answer.outcome;
@@ -133,13 +133,13 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 	idemq_jobs_open(table);
 	/* A job that cannot be taken needs no lock: the many duplicates of few messages. */
 	if (find_job(call, table, queue, key, payload) && idemq_job_is_settled(call))
-		return idemq_job_look(call, table);
+		return idemq_claim_by_id_check(call, table);
 	set_tag(&tag, queue->id, key);
 	lock = lock_key(&tag);
 	/* After the lock: the snapshot sees what its last holder did. */
 	idemq_jobs_refresh(table);
 	if (find_job(call, table, queue, key, payload))
-		outcome = lock == LOCK_TAKEN ? idemq_job_look(call, table) : OUTCOME_DUPLICATE;
+		outcome = lock == LOCK_TAKEN ? idemq_claim_by_id_check(call, table) : OUTCOME_DUPLICATE;
 	else if (lock == LOCK_TAKEN)
 		outcome = OUTCOME_LOCKED;
 	else
@@ -151,7 +151,7 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 	if (outcome == OUTCOME_DUPLICATE || outcome == OUTCOME_ACCEPTED)
 	{
 		call->retry_after = DT_NOEND;
-		outcome = idemq_job_call(call, table);
+		outcome = idemq_claim_by_id(call, table);
 	}
 	if (lock == LOCK_MINE && !made && outcome != OUTCOME_CLAIMED &&
 		outcome != OUTCOME_CLAIMED_AGAIN)
@@ -181,7 +181,7 @@ idemq_sql_acquire(PG_FUNCTION_ARGS)
 	idemq_check_key("key", VARSIZE_ANY_EXHDR(key));
 	if (!PG_ARGISNULL(2))
 		payload = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
-	idemq_job_call_args(fcinfo, 3, &call);
+	idemq_claim_by_id_args(fcinfo, 3, &call);
 	idemq_jobs_check_writable();
 	idemq_queue_by_name(name, PRIVILEGE_CLAIM, &queue);
 	outcome = acquire(&call, &table, &queue, key, PG_ARGISNULL(2) ? NULL : &payload);

@@ -66,7 +66,7 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 	args.now = idemq_now();
 	args.deadline = args.now + lease;
 	args.worker = call->worker;
-	switch (idemq_take(table, job, &call->scan.queue, EVENT_CLAIM, &args, lease, call->attach))
+	switch (idemq_claim_one(table, job, &call->scan.queue, EVENT_CLAIM, &args, lease, call->attach))
 	{
 		case TAKE_BUSY:
 			return STEP_PASS;

@@ -24,9 +24,9 @@ idemq_sql_claim_job(PG_FUNCTION_ARGS)
 
 	idemq_arg_required(fcinfo, 0, "id");
 	call.id = PG_GETARG_INT64(0);
-	idemq_job_call_args(fcinfo, 1, &call);
+	idemq_claim_by_id_args(fcinfo, 1, &call);
 	idemq_jobs_open(&table);
-	answer = idemq_job_answer(fcinfo, &call, idemq_job_call(&call, &table));
+	answer = idemq_job_answer(fcinfo, &call, idemq_claim_by_id(&call, &table));
 	idemq_jobs_close(&table);
 	return answer;
 }

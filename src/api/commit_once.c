@@ -32,7 +32,7 @@ idemq_sql_commit_once(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(1))
 		call.args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(1)));
 	idemq_jobs_open(&table);
-	outcome = idemq_job_call(&call, &table);
+	outcome = idemq_claim_by_id(&call, &table);
 	idemq_jobs_close(&table);
 	return idemq_outcome_datum(outcome);
 }

@@ -86,9 +86,9 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_DUPLICATE_OBJECT), errmsg("queue \"%s\" already exists", name),
 				 errhint("Change it with idemq.alter_queue.")));
-	idemq_xact_note_create_queue(id);
-	idemq_gauges_set_empty(id);
-	if (!has_privs_of_role(creator, idemq_catalog()->owner))
+	idemq_pending_note_create_queue(id);
+	idemq_queue_counts_set_empty(id);
+	if (!has_privs_of_role(creator, idemq_oids()->owner))
 		idemq_grant_admin(id, creator);
 	if (idemq_queue_by_id(id, &queue))
 		warn_of_short_window(&queue);

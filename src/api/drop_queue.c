@@ -55,8 +55,8 @@ release_dead_queue(const QueueInfo *queue, bool force)
 	bool none;
 	Datum users;
 
-	(void) idemq_sql_query_latest(&users_of_dead_queue, &name, NULL);
-	users = idemq_sql_value(0, 1, &none);
+	(void) idemq_spi_query_latest(&users_of_dead_queue, &name, NULL);
+	users = idemq_spi_value(0, 1, &none);
 	if (none)
 		return;
 	if (!force)
@@ -65,7 +65,7 @@ release_dead_queue(const QueueInfo *queue, bool force)
 						errdetail("Of %s.", TextDatumGetCString(users)),
 						errhint("Take it away with idemq.alter_queue(..., dead_queue => ''), or "
 								"use force => true.")));
-	(void) idemq_sql_run(&forget_dead_queue, &name, NULL, SPI_OK_UPDATE);
+	(void) idemq_spi_run(&forget_dead_queue, &name, NULL, SPI_OK_UPDATE);
 }
 
 /* drop_queue(name, force) -> void; IQ005, 42501, 55006 with unfinished jobs, 2BP01. */
@@ -82,24 +82,24 @@ idemq_sql_drop_queue(PG_FUNCTION_ARGS)
 	idemq_jobs_check_writable();
 	idemq_queue_open(fcinfo, 0, "name", PRIVILEGE_ADMIN, AccessExclusiveLock, &queue);
 	id = Int32GetDatum(queue.id);
-	idemq_sql_begin_on_jobs(&scope);
-	(void) idemq_sql_query_latest(&count_unfinished, &id, NULL);
-	unfinished = DatumGetInt64(idemq_sql_value(0, 1, &isnull));
+	idemq_spi_begin_on_jobs(&scope);
+	(void) idemq_spi_query_latest(&count_unfinished, &id, NULL);
+	unfinished = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
 	if (unfinished > 0 && !force)
 		ereport(ERROR, (errcode(ERRCODE_OBJECT_IN_USE),
 						errmsg("queue \"%s\" has %lld unfinished jobs", queue.name,
 							   (long long) unfinished),
 						errhint("Use force => true to drop them with it.")));
 	release_dead_queue(&queue, force);
-	(void) idemq_sql_run(&delete_jobs, &id, NULL, SPI_OK_DELETE);
-	(void) idemq_sql_run(&delete_attempts, &id, NULL, SPI_OK_DELETE);
-	(void) idemq_sql_run(&delete_queue, &id, NULL, SPI_OK_DELETE);
-	if (idemq_sql_query_latest(&any_job, &id, NULL) > 0)
+	(void) idemq_spi_run(&delete_jobs, &id, NULL, SPI_OK_DELETE);
+	(void) idemq_spi_run(&delete_attempts, &id, NULL, SPI_OK_DELETE);
+	(void) idemq_spi_run(&delete_queue, &id, NULL, SPI_OK_DELETE);
+	if (idemq_spi_query_latest(&any_job, &id, NULL) > 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				 errmsg("queue \"%s\" has jobs that this transaction cannot see", queue.name),
 				 errhint("Run idemq.drop_queue at READ COMMITTED.")));
-	idemq_sql_end(&scope);
-	idemq_xact_note_drop_queue(queue.id);
+	idemq_spi_end(&scope);
+	idemq_pending_note_drop_queue(queue.id);
 	PG_RETURN_VOID();
 }

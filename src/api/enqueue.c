@@ -110,7 +110,7 @@ set_group(JobChange *columns, Datum name)
 
 	idemq_check_key("group_key", VARSIZE_ANY_EXHDR(value));
 	job_set(columns, COL_GROUP_KEY, PointerGetDatum(value));
-	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_catalog()->status[JOB_BLOCKED]));
+	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_BLOCKED]));
 	columns->set &= ~COLUMN_BIT(COL_READY_AT);
 	if (ready_at > DatumGetTimestampTz(columns->values[COL_CREATED_AT]))
 		job_set(columns, COL_RUN_AT, TimestampTzGetDatum(ready_at));
@@ -125,14 +125,14 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 
 	if (columns->set & COLUMN_BIT(COL_KEY))
 	{
-		idemq_enqueue_keyed(table, queue, columns, policy, JOB_WAITS, answer);
-		idemq_tally_count(queue->id,
-						  COUNTER_BIT(answer->outcome == OUTCOME_ACCEPTED ? COUNTER_ENQUEUED
-																		  : COUNTER_DUPLICATES));
+		idemq_new_job_keyed(table, queue, columns, policy, JOB_WAITS, answer);
+		idemq_pending_counts_event(queue->id, COUNTER_BIT(answer->outcome == OUTCOME_ACCEPTED
+															  ? COUNTER_ENQUEUED
+															  : COUNTER_DUPLICATES));
 		return;
 	}
 	status = idemq_new_job_insert(table, queue, columns);
-	idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
+	idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, status,
 							  (Datum) 0, true};
 }
@@ -187,7 +187,7 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 	memset(nulls, 0, ANSWER_COLUMNS * sizeof(bool));
 	values[0] = Int64GetDatum(answer->id);
 	values[1] = idemq_outcome_datum(answer->outcome);
-	values[2] = ObjectIdGetDatum(idemq_catalog()->status[answer->status]);
+	values[2] = ObjectIdGetDatum(idemq_oids()->status[answer->status]);
 	values[3] = answer->result;
 	nulls[3] = answer->no_result;
 }

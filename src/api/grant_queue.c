@@ -39,9 +39,9 @@ idemq_grant_admin(int32 queue_id, Oid role)
 	SqlScope scope;
 
 	namestrcpy(&name, GetUserNameFromId(role, false));
-	idemq_sql_begin(&scope);
-	(void) idemq_sql_run(&add_grant, values, NULL, SPI_OK_INSERT);
-	idemq_sql_end(&scope);
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&add_grant, values, NULL, SPI_OK_INSERT);
+	idemq_spi_end(&scope);
 }
 
 /* Reads the arguments of grant_queue and revoke_queue as parameters of their statements. */
@@ -74,9 +74,9 @@ idemq_sql_grant_queue(PG_FUNCTION_ARGS)
 	SqlScope scope;
 
 	grant_values(fcinfo, values, &role);
-	idemq_sql_begin(&scope);
-	(void) idemq_sql_run(&add_grant, values, NULL, SPI_OK_INSERT);
-	idemq_sql_end(&scope);
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&add_grant, values, NULL, SPI_OK_INSERT);
+	idemq_spi_end(&scope);
 	PG_RETURN_VOID();
 }
 
@@ -89,8 +89,8 @@ idemq_sql_revoke_queue(PG_FUNCTION_ARGS)
 	SqlScope scope;
 
 	grant_values(fcinfo, values, &role);
-	idemq_sql_begin(&scope);
-	(void) idemq_sql_run(&remove_grant, values, NULL, SPI_OK_DELETE);
-	idemq_sql_end(&scope);
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&remove_grant, values, NULL, SPI_OK_DELETE);
+	idemq_spi_end(&scope);
 	PG_RETURN_VOID();
 }

@@ -61,7 +61,7 @@ idemq_job_answer(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 
 /* Begins a claim: reads lease, worker and attach, from argument n on. */
 void
-idemq_job_call_args(FunctionCallInfo fcinfo, int n, JobCall *call)
+idemq_claim_by_id_args(FunctionCallInfo fcinfo, int n, JobCall *call)
 {
 	call->event = EVENT_CLAIM;
 	call->retry_after = DT_NOEND;

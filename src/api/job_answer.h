@@ -9,7 +9,7 @@
 
 #include "job/claim_by_id.h"
 
-extern void idemq_job_call_args(FunctionCallInfo fcinfo, int n, JobCall *call);
+extern void idemq_claim_by_id_args(FunctionCallInfo fcinfo, int n, JobCall *call);
 extern Datum idemq_job_answer(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome);
 
 #endif

@@ -51,13 +51,13 @@ is_first(const Datum *values)
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (idemq_sql_query_latest(&find, values, NULL) > 0)
+		if (idemq_spi_query_latest(&find, values, NULL) > 0)
 			return false;
-		if (idemq_sql_run(&insert, values, NULL, SPI_OK_INSERT) > 0)
+		if (idemq_spi_run(&insert, values, NULL, SPI_OK_INSERT) > 0)
 			return true;
-		if (idemq_sql_query_latest(&find, values, NULL) > 0)
+		if (idemq_spi_query_latest(&find, values, NULL) > 0)
 			return false;
-		if (idemq_sql_run(&renew, values, NULL, SPI_OK_UPDATE) > 0)
+		if (idemq_spi_run(&renew, values, NULL, SPI_OK_UPDATE) > 0)
 			return true;
 	}
 }
@@ -83,8 +83,8 @@ idemq_sql_once(PG_FUNCTION_ARGS)
 	values[1] = PG_GETARG_DATUM(1);
 	values[2] = TimestampTzGetDatum(now);
 	values[3] = TimestampTzGetDatum(now + ttl);
-	idemq_sql_begin(&scope);
+	idemq_spi_begin(&scope);
 	first = is_first(values);
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 	PG_RETURN_BOOL(first);
 }

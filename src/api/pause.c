@@ -27,11 +27,11 @@ change_paused(FunctionCallInfo fcinfo, bool paused)
 	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
 	values[0] = Int32GetDatum(queue.id);
 	values[1] = BoolGetDatum(paused);
-	idemq_sql_begin(&scope);
-	(void) idemq_sql_run(&set_paused, values, NULL, SPI_OK_UPDATE);
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&set_paused, values, NULL, SPI_OK_UPDATE);
 	if (!paused)
-		idemq_xact_note_settings(queue.id);
-	idemq_sql_end(&scope);
+		idemq_pending_note_settings(queue.id);
+	idemq_spi_end(&scope);
 	PG_RETURN_VOID();
 }
 

@@ -53,9 +53,9 @@ idemq_sql_purge(PG_FUNCTION_ARGS)
 							errhint("Cancel them first, with idemq.cancel.")));
 		values[1] = CStringGetTextDatum(idemq_status_name(status));
 	}
-	idemq_sql_begin_on_jobs(&scope);
-	(void) idemq_sql_run(&purge_jobs, values, nulls, SPI_OK_SELECT);
-	purged = DatumGetInt64(idemq_sql_value(0, 1, &isnull));
-	idemq_sql_end(&scope);
+	idemq_spi_begin_on_jobs(&scope);
+	(void) idemq_spi_run(&purge_jobs, values, nulls, SPI_OK_SELECT);
+	purged = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	idemq_spi_end(&scope);
 	PG_RETURN_INT64(purged);
 }

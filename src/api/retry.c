@@ -86,12 +86,12 @@ find_dead(int32 queue_id, int64 max, uint64 *count)
 	int64 *ids;
 	bool isnull;
 
-	idemq_sql_begin(&scope);
-	*count = idemq_sql_query_latest(&dead_jobs, values, NULL);
+	idemq_spi_begin(&scope);
+	*count = idemq_spi_query_latest(&dead_jobs, values, NULL);
 	ids = MemoryContextAllocHuge(caller, Max(*count, 1) * sizeof(int64));
 	for (uint64 i = 0; i < *count; i++)
-		ids[i] = DatumGetInt64(idemq_sql_value(i, 1, &isnull));
-	idemq_sql_end(&scope);
+		ids[i] = DatumGetInt64(idemq_spi_value(i, 1, &isnull));
+	idemq_spi_end(&scope);
 	return ids;
 }
 

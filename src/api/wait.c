@@ -175,7 +175,7 @@ check_queue(Target *target)
 			(void) idemq_promote_some(&queue, PROMOTE_ALONE);
 		target->again = Min(target->again, idemq_mono_now() + CHECK_ALONE);
 	}
-	ready = idemq_ready_look(&queue, &next_due, &held);
+	ready = idemq_ready_check(&queue, &next_due, &held);
 	if (held)
 		target->again = Min(target->again, idemq_mono_now() + LEASE_BUSY_RETRY);
 	if (next_due < DT_NOEND)
@@ -382,7 +382,7 @@ idemq_sql_wait_result(PG_FUNCTION_ARGS)
 						errmsg("job %lld does not exist", (long long) target.job_id),
 						errhint("A queue with retention '0' keeps no finished job; give it one to "
 								"wait for results.")));
-	values[0] = ObjectIdGetDatum(idemq_catalog()->status[wait.status]);
+	values[0] = ObjectIdGetDatum(idemq_oids()->status[wait.status]);
 	nulls[0] = false;
 	values[1] = wait.result;
 	nulls[1] = wait.no_result;

@@ -45,7 +45,7 @@ static const char *const outcome_names[] = {[OUTCOME_ACCEPTED] = "accepted",
 StaticAssertDecl(lengthof(status_names) == JOB_STATUS_COUNT, "a status has no name");
 StaticAssertDecl(lengthof(outcome_names) == OUTCOME_COUNT, "an outcome has no name");
 
-static Catalog catalog;
+static ObjectOids catalog;
 /*
  * The catalog holds while these are equal; 0 loaded: never yet.  What changed
  * during a load is read at the next call.
@@ -100,8 +100,8 @@ relation_owner(Oid relation)
  * Returns the OIDs.  Raises 42P01 when the extension is not in this database.
  * The result is valid until the next call.
  */
-const Catalog *
-idemq_catalog(void)
+const ObjectOids *
+idemq_oids(void)
 {
 	if (loaded_at != invalidations)
 	{
@@ -135,7 +135,7 @@ forget_by_relcache(Datum arg, Oid relid)
 
 /* Registers the invalidation callbacks; called once, from _PG_init. */
 void
-idemq_catalog_install(void)
+idemq_oids_install(void)
 {
 	CacheRegisterSyscacheCallback(NAMESPACEOID, forget_by_syscache, (Datum) 0);
 	CacheRegisterRelcacheCallback(forget_by_relcache, (Datum) 0);
@@ -145,7 +145,7 @@ idemq_catalog_install(void)
 JobStatus
 idemq_status_from_oid(Oid value)
 {
-	const Catalog *c = idemq_catalog();
+	const ObjectOids *c = idemq_oids();
 
 	for (int i = 0; i < JOB_STATUS_COUNT; i++)
 	{
@@ -166,7 +166,7 @@ idemq_status_name(JobStatus status)
 Datum
 idemq_outcome_datum(Outcome outcome)
 {
-	return ObjectIdGetDatum(idemq_catalog()->outcome[outcome]);
+	return ObjectIdGetDatum(idemq_oids()->outcome[outcome]);
 }
 
 /* Returns the status of that name. */

@@ -7,7 +7,7 @@
 
 #include "base/idemq.h"
 
-typedef struct Catalog
+typedef struct ObjectOids
 {
 	Oid schema;
 	Oid jobs;	  /* idemq.jobs */
@@ -18,10 +18,10 @@ typedef struct Catalog
 	Oid status_type;
 	Oid status[JOB_STATUS_COUNT];
 	Oid outcome[OUTCOME_COUNT];
-} Catalog;
+} ObjectOids;
 
-extern const Catalog *idemq_catalog(void);
-extern void idemq_catalog_install(void);
+extern const ObjectOids *idemq_oids(void);
+extern void idemq_oids_install(void);
 extern JobStatus idemq_status_from_oid(Oid value);
 extern JobStatus idemq_status_from_name(const char *name);
 extern const char *idemq_status_name(JobStatus status);

@@ -19,7 +19,7 @@ int idemq_purge_interval = 10000;
 
 /* Defines idemq's settings; called once, from shared_preload_libraries. */
 void
-idemq_guc_define(void)
+idemq_settings_define(void)
 {
 	DefineCustomIntVariable("idemq.max_queues", "Queues that have a ready cursor in shared memory.",
 							"More queues work, but each claim from them starts at the head of "

@@ -13,6 +13,6 @@ extern bool idemq_notify;
 extern int idemq_notify_delay;	 /* ms */
 extern int idemq_purge_interval; /* ms; not above 0: off */
 
-extern void idemq_guc_define(void);
+extern void idemq_settings_define(void);
 
 #endif

@@ -4,9 +4,9 @@
  *
  * Everything that the table room does not do by direct access goes through here:
  *
- *		idemq_sql_begin(&scope);
- *		n = idemq_sql_run(&statement, args, nulls, SPI_OK_...);
- *		idemq_sql_end(&scope);
+ *		idemq_spi_begin(&scope);
+ *		n = idemq_spi_run(&statement, args, nulls, SPI_OK_...);
+ *		idemq_spi_end(&scope);
  *
  * Between begin and end the user is the owner of idemq's tables, in a
  * security-restricted context, and search_path is pinned, so that nothing that
@@ -36,10 +36,9 @@ begin(SqlScope *scope, Oid role, int flags)
 
 /* Begins SQL as the owner, in a security-restricted context. */
 void
-idemq_sql_begin(SqlScope *scope)
+idemq_spi_begin(SqlScope *scope)
 {
-	begin(scope, idemq_catalog()->owner,
-		  SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
+	begin(scope, idemq_oids()->owner, SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
 }
 
 /*
@@ -47,24 +46,24 @@ idemq_sql_begin(SqlScope *scope)
  * foreign keys on it, which a security-restricted context does not allow.
  */
 void
-idemq_sql_begin_on_jobs(SqlScope *scope)
+idemq_spi_begin_on_jobs(SqlScope *scope)
 {
-	begin(scope, idemq_catalog()->owner, SECURITY_LOCAL_USERID_CHANGE);
+	begin(scope, idemq_oids()->owner, SECURITY_LOCAL_USERID_CHANGE);
 }
 
 /* Begins SQL with the rights of another role, and no more: calls of idemq's own functions. */
 void
-idemq_sql_begin_as(SqlScope *scope, Oid role)
+idemq_spi_begin_as(SqlScope *scope, Oid role)
 {
 	begin(scope, role, SECURITY_LOCAL_USERID_CHANGE);
 }
 
 /*
- * Until idemq_sql_end no table is read as a whole, if that can be: for a statement of
+ * Until idemq_spi_end no table is read as a whole, if that can be: for a statement of
  * which each run is for few rows, and whose plan may be from when the table had none.
  */
 void
-idemq_sql_no_seqscan(void)
+idemq_spi_no_seqscan(void)
 {
 	(void) set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
 							 true, 0, false);
@@ -90,7 +89,7 @@ prepared(SqlStatement *statement)
  * rows.  Raises whatever it raises.
  */
 uint64
-idemq_sql_run(SqlStatement *statement, const Datum *args, const char *nulls, int expected)
+idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls, int expected)
 {
 	int code = SPI_execute_plan(prepared(statement), (Datum *) args, nulls, false, 0);
 
@@ -101,7 +100,7 @@ idemq_sql_run(SqlStatement *statement, const Datum *args, const char *nulls, int
 
 /* Runs a query under a registered snapshot; returns its number of rows. */
 uint64
-idemq_sql_query_at(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
+idemq_spi_query_at(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
 {
 	int code = SPI_execute_snapshot(prepared(statement), (Datum *) args, nulls, snapshot,
 									InvalidSnapshot, true, false, 0);
@@ -116,25 +115,25 @@ idemq_sql_query_at(SqlStatement *statement, const Datum *args, const char *nulls
  * its number of rows.
  */
 uint64
-idemq_sql_query_latest(SqlStatement *statement, const Datum *args, const char *nulls)
+idemq_spi_query_latest(SqlStatement *statement, const Datum *args, const char *nulls)
 {
 	Snapshot latest = RegisterSnapshot(GetLatestSnapshot());
-	uint64 rows = idemq_sql_query_at(statement, args, nulls, latest);
+	uint64 rows = idemq_spi_query_at(statement, args, nulls, latest);
 
 	UnregisterSnapshot(latest);
 	return rows;
 }
 
-/* Returns a column, from 1, of a row, from 0, of the last result; valid until idemq_sql_end. */
+/* Returns a column, from 1, of a row, from 0, of the last result; valid until idemq_spi_end. */
 Datum
-idemq_sql_value(uint64 row, int column, bool *isnull)
+idemq_spi_value(uint64 row, int column, bool *isnull)
 {
 	return SPI_getbinval(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, column, isnull);
 }
 
-/* Puts back what idemq_sql_begin changed. */
+/* Puts back what idemq_spi_begin changed. */
 void
-idemq_sql_end(SqlScope *scope)
+idemq_spi_end(SqlScope *scope)
 {
 	SPI_finish();
 	AtEOXact_GUC(true, scope->guc_level);

@@ -18,7 +18,7 @@ typedef struct SqlStatement
 	SPIPlanPtr plan;
 } SqlStatement;
 
-/* What idemq_sql_begin changed and idemq_sql_end puts back. */
+/* What idemq_spi_begin changed and idemq_spi_end puts back. */
 typedef struct SqlScope
 {
 	Oid user;
@@ -26,16 +26,16 @@ typedef struct SqlScope
 	int guc_level;
 } SqlScope;
 
-extern void idemq_sql_begin(SqlScope *scope);
-extern void idemq_sql_begin_on_jobs(SqlScope *scope);
-extern void idemq_sql_begin_as(SqlScope *scope, Oid role);
-extern void idemq_sql_no_seqscan(void);
-extern uint64 idemq_sql_run(SqlStatement *statement, const Datum *args, const char *nulls,
+extern void idemq_spi_begin(SqlScope *scope);
+extern void idemq_spi_begin_on_jobs(SqlScope *scope);
+extern void idemq_spi_begin_as(SqlScope *scope, Oid role);
+extern void idemq_spi_no_seqscan(void);
+extern uint64 idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls,
 							int expected);
-extern uint64 idemq_sql_query_at(SqlStatement *statement, const Datum *args, const char *nulls,
+extern uint64 idemq_spi_query_at(SqlStatement *statement, const Datum *args, const char *nulls,
 								 Snapshot snapshot);
-extern uint64 idemq_sql_query_latest(SqlStatement *statement, const Datum *args, const char *nulls);
-extern Datum idemq_sql_value(uint64 row, int column, bool *isnull);
-extern void idemq_sql_end(SqlScope *scope);
+extern uint64 idemq_spi_query_latest(SqlStatement *statement, const Datum *args, const char *nulls);
+extern Datum idemq_spi_value(uint64 row, int column, bool *isnull);
+extern void idemq_spi_end(SqlScope *scope);
 
 #endif

@@ -160,7 +160,7 @@ wait_for_end(Oid database, pid_t pid)
 static void
 send_away(Oid database)
 {
-	pid_t pid = idemq_away_keep(database);
+	pid_t pid = idemq_pending_away_keep(database);
 
 	if (pid != 0)
 		wait_for_end(database, pid);
@@ -171,7 +171,7 @@ send_away(Oid database)
  * needs for itself.
  */
 void
-idemq_away_make_way(Node *statement)
+idemq_exclusive_make_way(Node *statement)
 {
 	Oid database = IsTransactionState() ? database_needed(statement) : InvalidOid;
 

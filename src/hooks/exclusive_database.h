@@ -7,6 +7,6 @@
 
 #include "nodes/nodes.h"
 
-extern void idemq_away_make_way(Node *statement);
+extern void idemq_exclusive_make_way(Node *statement);
 
 #endif

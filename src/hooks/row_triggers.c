@@ -29,7 +29,7 @@ static TriggerData *
 trigger_data(FunctionCallInfo fcinfo, bool on_jobs)
 {
 	TriggerData *data = (TriggerData *) fcinfo->context;
-	Oid wanted = idemq_catalog()->jobs;
+	Oid wanted = idemq_oids()->jobs;
 
 	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_AFTER(data->tg_event) ||
 		(on_jobs &&
@@ -67,20 +67,20 @@ note_version(Relation rel, HeapTuple tuple, bool taken)
 		return;
 	if (taken)
 	{
-		idemq_lowers_note_taken(queue.slot, queue_id, priority, key);
+		idemq_pending_ready_note_taken(queue.slot, queue_id, priority, key);
 		return;
 	}
-	idemq_lowers_note(queue.slot, queue_id, priority, key);
+	idemq_pending_ready_note(queue.slot, queue_id, priority, key);
 	expires_at = DatumGetTimestampTz(column(rel, tuple, COL_EXPIRES_AT, &isnull));
 	if (!isnull)
-		idemq_lowers_note_expiry(queue.slot, queue_id, priority, expires_at);
+		idemq_pending_ready_note_expiry(queue.slot, queue_id, priority, expires_at);
 }
 
 /* Ends the lease entry of an attempt that the change ended. */
 static void
 note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
 {
-	Oid processing = idemq_catalog()->status[JOB_PROCESSING];
+	Oid processing = idemq_oids()->status[JOB_PROCESSING];
 	bool isnull;
 	int32 queue_id = DatumGetInt32(column(rel, old_row, COL_QUEUE_ID, &isnull));
 	int64 id = DatumGetInt64(column(rel, old_row, COL_ID, &isnull));
@@ -95,7 +95,7 @@ note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
 		DatumGetInt32(column(rel, new_row, COL_QUEUE_ID, &isnull)) == queue_id)
 		return;
 	(void) idemq_queue_by_id(queue_id, &queue);
-	idemq_xact_note_end(queue.slot, queue_id, id, token);
+	idemq_pending_note_end(queue.slot, queue_id, id, token);
 }
 
 /* Notes a job that finished without having been in an attempt. */
@@ -108,7 +108,7 @@ note_finished(Relation rel, HeapTuple old_row, HeapTuple new_row)
 	(void) column(rel, old_row, COL_FINISHED_AT, &running);
 	(void) column(rel, new_row, COL_FINISHED_AT, &isnull);
 	if (running && !isnull)
-		idemq_xact_note_finished(DatumGetInt64(column(rel, new_row, COL_ID, &isnull)));
+		idemq_pending_note_finished(DatumGetInt64(column(rel, new_row, COL_ID, &isnull)));
 }
 
 /* Notes that a row is gone, for sessions that wait for the job's result. */
@@ -119,7 +119,7 @@ note_gone(Relation rel, HeapTuple row)
 
 	(void) column(rel, row, COL_FINISHED_AT, &running);
 	if (running)
-		idemq_xact_note_gone();
+		idemq_pending_note_gone();
 }
 
 /* Asks for a search if a job was put in processing by hand, without a lease entry. */
@@ -134,12 +134,12 @@ note_begin_of_attempt(Relation rel, HeapTuple tuple)
 	Lease lease;
 
 	if (DatumGetObjectId(column(rel, tuple, COL_STATUS, &isnull)) !=
-		idemq_catalog()->status[JOB_PROCESSING])
+		idemq_oids()->status[JOB_PROCESSING])
 		return;
 	if (idemq_lease_get(id, &lease) && lease.token == token && lease.queue_id == queue_id)
 		return;
 	if (idemq_queue_by_id(queue_id, &queue))
-		idemq_xact_note_recovery(queue.slot, queue_id);
+		idemq_pending_note_recovery(queue.slot, queue_id);
 }
 
 /* Marks the group of a changed row: it may need a head now. */
@@ -155,7 +155,7 @@ note_group(Relation rel, HeapTuple row)
 		return;
 	queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
 	if (idemq_queue_by_id(queue_id, &queue))
-		idemq_group_note(queue.slot, queue_id, name, GROUP_DROP_FLOOR);
+		idemq_pending_groups_note(queue.slot, queue_id, name, GROUP_DROP_FLOOR);
 }
 
 /* Counts a row that SQL wrote; old_row or new_row is NULL when there is none. */
@@ -176,11 +176,11 @@ count_row(Relation rel, HeapTuple old_row, HeapTuple new_row)
 			idemq_status_from_oid(DatumGetObjectId(column(rel, rows[i], COL_STATUS, &isnull)));
 	}
 	if (queue_ids[0] == queue_ids[1])
-		idemq_tally_row(queue_ids[0], statuses[0], statuses[1]);
+		idemq_pending_counts_row(queue_ids[0], statuses[0], statuses[1]);
 	else
 	{
-		idemq_tally_row(queue_ids[0], statuses[0], NO_ROW);
-		idemq_tally_row(queue_ids[1], NO_ROW, statuses[1]);
+		idemq_pending_counts_row(queue_ids[0], statuses[0], NO_ROW);
+		idemq_pending_counts_row(queue_ids[1], NO_ROW, statuses[1]);
 	}
 }
 
@@ -224,7 +224,7 @@ Datum
 idemq_sql_jobs_truncated(PG_FUNCTION_ARGS)
 {
 	(void) trigger_data(fcinfo, false);
-	idemq_xact_note_forget();
+	idemq_pending_note_forget();
 	return PointerGetDatum(NULL);
 }
 
@@ -235,9 +235,9 @@ idemq_sql_settings_changed(PG_FUNCTION_ARGS)
 	TriggerData *data = trigger_data(fcinfo, false);
 
 	idemq_queues_changed();
-	idemq_xact_note_settings(0);
+	idemq_pending_note_settings(0);
 	/* Truncated queues may come again with the same ids. */
 	if (TRIGGER_FIRED_BY_TRUNCATE(data->tg_event))
-		idemq_xact_note_forget();
+		idemq_pending_note_forget();
 	return PointerGetDatum(NULL);
 }

@@ -135,7 +135,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 	Oid database = InvalidOid;
 	Follow follow = what_to_follow(statement->utilityStmt, &database);
 
-	idemq_away_make_way(statement->utilityStmt);
+	idemq_exclusive_make_way(statement->utilityStmt);
 	if (follow == FOLLOW_PREPARED)
 	{
 		/* From the moment on that it is visible until the cursors are unset. */
@@ -169,13 +169,13 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 			idemq_slots_forget_database(database);
 			break;
 		case FOLLOW_CREATE_EXTENSION:
-			idemq_xact_note_extension(MyDatabaseId);
+			idemq_pending_note_extension(MyDatabaseId);
 			break;
 		case FOLLOW_CREATE_DATABASE:
 			CommandCounterIncrement(); /* to see it */
 			database = get_database_oid(((CreatedbStmt *) statement->utilityStmt)->dbname, true);
 			if (OidIsValid(database))
-				idemq_xact_note_extension(database);
+				idemq_pending_note_extension(database);
 			break;
 		case FOLLOW_DISCARD:
 			idemq_lease_orphan_session();
@@ -191,7 +191,7 @@ object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, 
 		prev_object_access(access, class_id, object_id, sub_id, arg);
 	if (access == OAT_DROP && class_id == RelationRelationId && sub_id == 0 &&
 		object_id == get_relname_relid("jobs", get_namespace_oid(IDEMQ_SCHEMA, true)))
-		idemq_xact_note_forget();
+		idemq_pending_note_forget();
 }
 
 /* Installs the hooks; called once, from _PG_init. */

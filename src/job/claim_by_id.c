@@ -141,8 +141,8 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 	}
 	if (!idemq_recover_for_limits(&call->queue))
 		return OUTCOME_NOT_DUE;
-	switch (
-		idemq_take(table, &call->job, &call->queue, call->event, &call->args, lease, call->attach))
+	switch (idemq_claim_one(table, &call->job, &call->queue, call->event, &call->args, lease,
+							call->attach))
 	{
 		case TAKE_CHANGED:
 			*again = true;
@@ -166,7 +166,7 @@ take_job(JobCall *call, JobsTable *table, bool *again)
  * Raises 40001 above READ COMMITTED for a job that changed after the snapshot.
  */
 Outcome
-idemq_job_call(JobCall *call, JobsTable *table)
+idemq_claim_by_id(JobCall *call, JobsTable *table)
 {
 	for (;;)
 	{
@@ -215,12 +215,12 @@ idemq_job_is_settled(const JobCall *call)
 }
 
 /*
- * As idemq_job_call, of a job that another session is about to take: takes nothing,
+ * As idemq_claim_by_id, of a job that another session is about to take: takes nothing,
  * and answers locked unless it is finished.  retry_after stays what it was when
  * the job has no lease.
  */
 Outcome
-idemq_job_look(JobCall *call, JobsTable *table)
+idemq_claim_by_id_check(JobCall *call, JobsTable *table)
 {
 	Lease lease;
 

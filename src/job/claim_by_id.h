@@ -22,8 +22,8 @@ typedef struct JobCall
 	TimestampTz retry_after; /* DT_NOEND: none */
 } JobCall;
 
-extern Outcome idemq_job_call(JobCall *call, JobsTable *table);
+extern Outcome idemq_claim_by_id(JobCall *call, JobsTable *table);
 extern bool idemq_job_is_settled(const JobCall *call);
-extern Outcome idemq_job_look(JobCall *call, JobsTable *table);
+extern Outcome idemq_claim_by_id_check(JobCall *call, JobsTable *table);
 
 #endif

@@ -50,7 +50,7 @@ undo_changed(const QueueInfo *queue, int64 id)
 	(void) idemq_jobs_fetch(&latest, id, &job);
 	HOLD_INTERRUPTS();
 	idemq_slots_begin_change();
-	idemq_xact_undo_last();
+	idemq_pending_undo_last();
 	PG_TRY();
 	{
 		idemq_jobs_refresh(&latest);
@@ -106,8 +106,8 @@ take_entry(const QueueInfo *queue, const LeaseClaim *claim, Lease *prior, bool *
  * transaction's, or savepoint's, rollback.
  */
 TakeResult
-idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
-		   EventArgs *args, int64 lease, bool attach)
+idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
+				EventArgs *args, int64 lease, bool attach)
 {
 	LeaseClaim claim = {.job_id = job->id,
 						.queue_id = queue->id,
@@ -124,12 +124,12 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 		return TAKE_CHANGED;
 	args->token = claim.token = idemq_lease_issue_token(job->token);
 	claim.borrow = idemq_limit_may_borrow(queue);
-	idemq_xact_reserve_claim();
+	idemq_pending_reserve_claim();
 	take = take_entry(queue, &claim, &prior, &has_prior);
 	if (take == LEASE_BUSY || take == LEASE_LIMIT)
 		return take == LEASE_BUSY ? TAKE_BUSY : TAKE_LIMIT;
-	idemq_xact_note_claim(&claim, job->priority, job_ready_key(job), take == LEASE_FULL,
-						  has_prior ? &prior : NULL);
+	idemq_pending_note_claim(&claim, job->priority, job_ready_key(job), take == LEASE_FULL,
+							 has_prior ? &prior : NULL);
 	if (take == LEASE_FULL)
 		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS);
 	if (write == JOB_WRITTEN)
@@ -137,7 +137,7 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 	if (write == JOB_WRITTEN)
 	{
 		if (take == LEASE_FULL && event == EVENT_CLAIM)
-			idemq_tally_count(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
+			idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 		return TAKE_DONE;
 	}
 	idemq_limit_undo_rate(queue);
@@ -147,7 +147,7 @@ idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent ev
 		return TAKE_CHANGED;
 	}
 	idemq_slots_begin_change();
-	idemq_xact_undo_last();
+	idemq_pending_undo_last();
 	idemq_slots_end_change();
 	return TAKE_LOCKED;
 }

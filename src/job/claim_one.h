@@ -16,7 +16,7 @@ typedef enum TakeResult
 	TAKE_LIMIT	  /* max_running or rate_limit of its queue: see job/limits.h */
 } TakeResult;
 
-extern TakeResult idemq_take(JobsTable *table, const Job *job, const QueueInfo *queue,
-							 JobEvent event, EventArgs *args, int64 lease, bool attach);
+extern TakeResult idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue,
+								  JobEvent event, EventArgs *args, int64 lease, bool attach);
 
 #endif

@@ -205,12 +205,12 @@ account_of(const Job *job, const QueueInfo *queue, TimestampTz died_at, text *er
 	values[8] = PointerGetDatum(error);
 	if (error == NULL)
 		nulls[8] = 'n';
-	idemq_sql_begin(&scope);
-	(void) idemq_sql_run(&describe_death, values, nulls, SPI_OK_SELECT);
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&describe_death, values, nulls, SPI_OK_SELECT);
 	old = MemoryContextSwitchTo(caller);
-	account = JsonbPGetDatum(DatumGetJsonbPCopy(idemq_sql_value(0, 1, &isnull)));
+	account = JsonbPGetDatum(DatumGetJsonbPCopy(idemq_spi_value(0, 1, &isnull)));
 	MemoryContextSwitchTo(old);
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 	return account;
 }
 
@@ -259,7 +259,7 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	old = MemoryContextSwitchTo(context);
 	fill_columns(&columns, job, queue, dead, died_at, error);
 	idemq_jobs_open(&table);
-	idemq_enqueue_keyed(&table, dead, &columns, DUPLICATE_IGNORE, JOB_SKIPS, &answer);
+	idemq_new_job_keyed(&table, dead, &columns, DUPLICATE_IGNORE, JOB_SKIPS, &answer);
 	/* An open transaction is giving that key to a job. */
 	if (answer.outcome == OUTCOME_LOCKED)
 		add_without_key(&table, dead, &columns);
@@ -267,5 +267,5 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	MemoryContextSwitchTo(old);
 	MemoryContextDelete(context);
 	if (answer.outcome != OUTCOME_DUPLICATE)
-		idemq_tally_count(dead->id, COUNTER_BIT(COUNTER_ENQUEUED));
+		idemq_pending_counts_event(dead->id, COUNTER_BIT(COUNTER_ENQUEUED));
 }

@@ -117,7 +117,7 @@ idemq_limit_may_borrow(const QueueInfo *queue)
 
 	if (queue->max_running == 0 || queue->slot == NULL)
 		return false;
-	free = idemq_credit_free(queue->id);
+	free = idemq_borrowed_free(queue->id);
 	return free > 0 && idemq_running_count(queue->slot) - free < queue->max_running;
 }
 

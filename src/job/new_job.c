@@ -24,7 +24,7 @@ idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now, Datum
 	job_set(columns, COL_CREATED_AT, TimestampTzGetDatum(now));
 	job_set(columns, COL_PRIORITY, Int16GetDatum(IDEMQ_DEFAULT_PRIORITY));
 	job_set(columns, COL_MAX_ATTEMPTS, Int32GetDatum(queue->max_attempts));
-	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_catalog()->status[JOB_PENDING]));
+	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_PENDING]));
 	job_set(columns, COL_ATTEMPT, Int32GetDatum(0));
 	job_set(columns, COL_TOKEN, Int64GetDatum(0));
 	job_set(columns, COL_READY_AT, TimestampTzGetDatum(now));
@@ -43,17 +43,17 @@ idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
 	ReadyKey key;
 
 	if (columns->set & COLUMN_BIT(COL_EXPIRES_AT))
-		idemq_lowers_note_expiry(queue->slot, queue->id, priority,
-								 DatumGetTimestampTz(columns->values[COL_EXPIRES_AT]));
+		idemq_pending_ready_note_expiry(queue->slot, queue->id, priority,
+										DatumGetTimestampTz(columns->values[COL_EXPIRES_AT]));
 	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
 	{
-		idemq_group_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY],
-						 DatumGetInt64(columns->values[COL_ID]));
+		idemq_pending_groups_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY],
+								  DatumGetInt64(columns->values[COL_ID]));
 		return JOB_BLOCKED;
 	}
 	key.id = DatumGetInt64(columns->values[COL_ID]);
 	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
-	idemq_lowers_note(queue->slot, queue->id, priority, key);
+	idemq_pending_ready_note(queue->slot, queue->id, priority, key);
 	return JOB_PENDING;
 }
 

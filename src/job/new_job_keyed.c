@@ -180,9 +180,9 @@ replace(const KeyHolder *holder, const JobChange *columns)
 	}
 	/* A head's ready_at only grows: shared/groups.c counts on it. */
 	values[7] = TimestampTzGetDatum(idemq_now());
-	idemq_sql_begin_on_jobs(&scope);
-	updated = idemq_sql_run(&replace_job, values, nulls, SPI_OK_UPDATE);
-	idemq_sql_end(&scope);
+	idemq_spi_begin_on_jobs(&scope);
+	updated = idemq_spi_run(&replace_job, values, nulls, SPI_OK_UPDATE);
+	idemq_spi_end(&scope);
 	return updated > 0;
 }
 
@@ -230,7 +230,7 @@ insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wai
  * IQ004; 40001 above READ COMMITTED.
  */
 void
-idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
+idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
 					OnDuplicate policy, JobWait wait, EnqueueAnswer *answer)
 {
 	TimestampTz window_start = idemq_now() - queue->idempotency_window;

@@ -29,7 +29,7 @@ typedef struct EnqueueAnswer
 
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,
 							 const Datum *payload, Job *job);
-extern void idemq_enqueue_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
+extern void idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
 								OnDuplicate policy, JobWait wait, EnqueueAnswer *answer);
 
 #endif

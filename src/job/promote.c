@@ -142,9 +142,9 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 	Promotion promotion = promote(table, queue, name, &floor);
 
 	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER)
-		idemq_group_note_floor(group, floor);
+		idemq_pending_groups_note_floor(group, floor);
 	else
-		idemq_group_done(queue->slot, group, release[promotion]);
+		idemq_pending_groups_done(queue->slot, group, release[promotion]);
 	return promotion == PROMOTED;
 }
 
@@ -156,7 +156,7 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 	GroupTaken group;
 
 	idemq_group_key(&group.key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
-	idemq_group_notes_reserve(1);
+	idemq_pending_groups_reserve(1);
 	switch (idemq_group_own(queue->slot, &group))
 	{
 		case GROUP_BUSY:
@@ -167,7 +167,7 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 		case GROUP_OWNED:
 			break;
 	}
-	idemq_group_note_owned(queue->slot, &group);
+	idemq_pending_groups_note_owned(queue->slot, &group);
 	/* A snapshot that is younger than our ownership. */
 	idemq_jobs_refresh(table);
 	return promote_owned(table, queue, &group, name);
@@ -255,10 +255,10 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 	do
 	{
 		batch = Min(max - promoted, PROMOTE_BATCH);
-		idemq_group_notes_reserve(batch);
+		idemq_pending_groups_reserve(batch);
 		count = idemq_groups_take(queue->slot, queue->id, groups, batch);
 		for (int i = 0; i < count; i++)
-			idemq_group_note_owned(queue->slot, &groups[i]);
+			idemq_pending_groups_note_owned(queue->slot, &groups[i]);
 		if (count > 0)
 			idemq_jobs_refresh(table);
 		for (int i = 0; i < count; i++)
@@ -297,10 +297,10 @@ idemq_promote_some(const QueueInfo *queue, int max)
 	if (queue->slot == NULL && !idemq_pace_is_due(&pace, queue->id, SCAN_INTERVAL))
 		return 0;
 	idemq_jobs_open(&table);
-	idemq_group_note_scan(queue->slot, queue->id);
+	idemq_pending_groups_note_scan(queue->slot, queue->id);
 	scan = queue->slot == NULL || idemq_groups_take_scan(queue->slot, queue->id);
 	if (!scan)
-		idemq_group_note_scan(NULL, 0);
+		idemq_pending_groups_note_scan(NULL, 0);
 	if (queue->slot != NULL)
 		promoted = promote_marked(&table, queue, max);
 	if (scan && promoted < max)
@@ -311,7 +311,7 @@ idemq_promote_some(const QueueInfo *queue, int max)
 	}
 	else if (scan)
 		idemq_groups_want_scan(queue->slot, queue->id, false);
-	idemq_group_note_scan(NULL, 0);
+	idemq_pending_groups_note_scan(NULL, 0);
 	idemq_jobs_close(&table);
 	return promoted;
 }

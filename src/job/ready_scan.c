@@ -166,7 +166,7 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 	scan->next_due = DT_NOEND;
 	/* Sequence and cursors first, then the snapshot: see shared/ready_cursor.c. */
 	idemq_cursor_read(scan->queue.slot, scan->queue.id, &scan->view);
-	idemq_lowers_view(scan->queue.id, &scan->view);
+	idemq_pending_ready_view(scan->queue.id, &scan->view);
 	idemq_jobs_open_to_read(table);
 	scan->now = idemq_now();
 	for (int p = 0; p < IDEMQ_PRIORITIES && !scan->stopped; p++)
@@ -209,7 +209,7 @@ stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
  * changes that lowered no cursor.
  */
 bool
-idemq_ready_look(const QueueInfo *queue, TimestampTz *next_due, bool *held)
+idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 {
 	ReadyScan scan = {.queue = *queue, .consider = stop_at_claimable};
 	LimitView view;

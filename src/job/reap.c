@@ -53,27 +53,27 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 	bool lost = false;
 	Job job;
 
-	idemq_xact_reserve();
+	idemq_pending_reserve();
 	if (!idemq_lease_begin_reap(job_id, token, &lost))
 		return false;
-	idemq_xact_note_end(queue->slot, queue->id, job_id, token);
+	idemq_pending_note_end(queue->slot, queue->id, job_id, token);
 	if (!idemq_jobs_fetch(table, job_id, &job))
 		return false; /* the entry of a job that is gone goes too */
 	if (job.queue_id != queue->id)
 	{
 		/* Moved by hand: the entry goes, and its new queue searches for it. */
-		idemq_xact_note_recovery(NULL, job.queue_id);
+		idemq_pending_note_recovery(NULL, job.queue_id);
 		return false;
 	}
 	if (!job_is_attempt(&job, token))
 	{
 		if (job.is_ready)
-			idemq_lowers_note(queue->slot, queue->id, job.priority, job_ready_key(&job));
+			idemq_pending_ready_note(queue->slot, queue->id, job.priority, job_ready_key(&job));
 		return false;
 	}
 	if (!idemq_jobs_is_mine(&job) && idemq_reap_row(table, &job, queue, lost))
 		return true;
-	idemq_xact_undo_last();
+	idemq_pending_undo_last();
 	idemq_slot_note_deadline(queue->slot, queue->id, idemq_mono_now() + LEASE_BUSY_RETRY);
 	return false;
 }

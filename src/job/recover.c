@@ -282,7 +282,7 @@ idemq_recover_for_limits(const QueueInfo *queue)
 		return false;
 	if (queue->max_running == 0)
 		return true;
-	while (!idemq_credit_uncounted(queue->id) &&
+	while (!idemq_borrowed_uncounted(queue->id) &&
 		   idemq_slot_recovery_point(queue->slot, queue->id, false, &point))
 	{
 		(void) recover_step(queue, &point, RECOVERY_STEP);

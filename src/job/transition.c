@@ -160,7 +160,7 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 
 	change->set = 0;
 	if (transition->to != job->status)
-		job_set(change, COL_STATUS, ObjectIdGetDatum(idemq_catalog()->status[transition->to]));
+		job_set(change, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[transition->to]));
 	if (transition->ready == READY_SET)
 		job_set(change, COL_READY_AT, TimestampTzGetDatum(args->ready_at));
 	else if (transition->ready == READY_CLEAR)
@@ -189,17 +189,17 @@ note_end(const Transition *transition, const Job *job, const QueueInfo *queue,
 	bool ends_lease = job->status == JOB_PROCESSING && transition->to != JOB_PROCESSING;
 
 	if (transition->flags & ONE_STEP)
-		idemq_xact_note_end(queue->slot, queue->id, job->id, args->token);
+		idemq_pending_note_end(queue->slot, queue->id, job->id, args->token);
 	else if (ends_lease)
-		idemq_xact_note_end(queue->slot, queue->id, job->id, job->token);
+		idemq_pending_note_end(queue->slot, queue->id, job->id, job->token);
 	else if (job_status_is_finished(transition->to))
-		idemq_xact_note_finished(job->id);
+		idemq_pending_note_finished(job->id);
 	if (transition->told & TELL_LEASE)
-		idemq_xact_note_event(queue->slot, queue->id,
-							  args->worker_lost ? JOB_WORKER_LOST : JOB_LEASE_EXPIRED, job->id,
-							  job->attempt);
+		idemq_pending_note_event(queue->slot, queue->id,
+								 args->worker_lost ? JOB_WORKER_LOST : JOB_LEASE_EXPIRED, job->id,
+								 job->attempt);
 	if (transition->told & TELL_DEATH)
-		idemq_xact_note_event(queue->slot, queue->id, JOB_DIED, job->id, job->attempt);
+		idemq_pending_note_event(queue->slot, queue->id, JOB_DIED, job->id, job->attempt);
 }
 
 /* Notes where the job is ready now, or was and may be again. */
@@ -211,14 +211,14 @@ note_ready(const Transition *transition, const Job *job, const QueueInfo *queue,
 
 	if (transition->ready == READY_SET)
 	{
-		idemq_lowers_note(queue->slot, queue->id, job->priority, key);
+		idemq_pending_ready_note(queue->slot, queue->id, job->priority, key);
 		if (job->expires_at < DT_NOEND && (transition->flags & MAY_EXPIRE))
-			idemq_lowers_note_expiry(queue->slot, queue->id, job->priority, job->expires_at);
+			idemq_pending_ready_note_expiry(queue->slot, queue->id, job->priority, job->expires_at);
 	}
 	/* Taken out of the index with no entry: should this abort, it is back. */
 	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_PROCESSING &&
 		(transition->flags & ONE_STEP) == 0)
-		idemq_lowers_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
+		idemq_pending_ready_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
 }
 
 /* Notes what shared memory must do when the transaction ends. */
@@ -230,8 +230,8 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, const
 	note_end(transition, job, queue, args);
 	/* The group has lost its head, or one that was next; or has a job again that may be it. */
 	if (!job->row->tts_isnull[COL_GROUP_KEY] && (job_status_is_finished(transition->to) || blocks))
-		idemq_group_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
-						 blocks ? job->id : GROUP_KEEP_FLOOR);
+		idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
+								  blocks ? job->id : GROUP_KEEP_FLOOR);
 	note_ready(transition, job, queue, args);
 }
 
@@ -239,11 +239,11 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, const
 static void
 count(const Transition *transition, const Job *job, const QueueInfo *queue, TimestampTz now)
 {
-	idemq_tally_count(queue->id, transition->counters);
+	idemq_pending_counts_event(queue->id, transition->counters);
 	if (transition->timed == TIMED_WAIT)
-		idemq_tally_timing(queue->id, TIMING_WAIT, job->ready_at, now);
+		idemq_pending_counts_timing(queue->id, TIMING_WAIT, job->ready_at, now);
 	else if (transition->timed == TIMED_RUN)
-		idemq_tally_timing(queue->id, TIMING_RUN, job->claimed_at, now);
+		idemq_pending_counts_timing(queue->id, TIMING_RUN, job->claimed_at, now);
 }
 
 /* Returns whether nothing is left of a job once it is completed. */
@@ -287,10 +287,10 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	note(transition, job, queue, args);
 	count(transition, job, queue, args->now);
 	if (deleted && (job->attempt > 1 || !job->row->tts_isnull[COL_LAST_ERROR]))
-		idemq_attempts_forget(job->id);
+		idemq_attempt_history_forget(job->id);
 	if (transition->history != NULL && job->status == JOB_PROCESSING &&
 		!((transition->flags & LEAVES_JOB) && keeps_nothing(job, queue)))
-		idemq_attempts_add(job, args->now, transition->history, args->error);
+		idemq_attempt_history_add(job, args->now, transition->history, args->error);
 	if (goes_on)
 		idemq_dead_queue_add(job, queue, &dead, args->now, args->error);
 	return write;

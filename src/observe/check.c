@@ -58,13 +58,13 @@ compare_queue_ids(const void *a, const void *b)
 static bool
 queues_are_being_written(void)
 {
-	Datum queues = ObjectIdGetDatum(idemq_catalog()->queues);
+	Datum queues = ObjectIdGetDatum(idemq_oids()->queues);
 	SqlScope scope;
 	bool written;
 
-	idemq_sql_begin(&scope);
-	written = idemq_sql_query_latest(&queue_writers, &queues, NULL) > 0;
-	idemq_sql_end(&scope);
+	idemq_spi_begin(&scope);
+	written = idemq_spi_query_latest(&queue_writers, &queues, NULL) > 0;
+	idemq_spi_end(&scope);
 	return written;
 }
 
@@ -136,15 +136,15 @@ check_dead_queues(CheckCall *call)
 	uint64 rows;
 	bool isnull;
 
-	idemq_sql_begin(&scope);
-	rows = idemq_sql_query_latest(&lost_dead_queues, NULL, NULL);
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&lost_dead_queues, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
 		idemq_check_report(call, CHECK_WARNING, "queues.dead_queue",
 						   "dead jobs of queue \"%s\" go nowhere else, for its dead_queue \"%s\" "
 						   "does not exist: set another with idemq.alter_queue",
-						   TextDatumGetCString(idemq_sql_value(i, 1, &isnull)),
-						   TextDatumGetCString(idemq_sql_value(i, 2, &isnull)));
-	idemq_sql_end(&scope);
+						   TextDatumGetCString(idemq_spi_value(i, 1, &isnull)),
+						   TextDatumGetCString(idemq_spi_value(i, 2, &isnull)));
+	idemq_spi_end(&scope);
 }
 
 /* Checks that idemq.tick() is being called, if there are schedules; a restore brings no driver. */
@@ -166,7 +166,7 @@ idemq_sql_check(PG_FUNCTION_ARGS)
 {
 	CheckCall call = {0};
 
-	if (idemq_xact_has_notes())
+	if (idemq_at_end_is_pending())
 		ereport(ERROR,
 				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
 				 errmsg(

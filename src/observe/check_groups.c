@@ -72,11 +72,11 @@ check_heads(CheckCall *call)
 	uint64 rows;
 	bool isnull;
 
-	idemq_sql_begin(&scope);
-	rows = idemq_sql_query_latest(&many_heads, &limit, NULL);
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&many_heads, &limit, NULL);
 	for (uint64 i = 0; i < rows; i++)
-		idemq_id_list_add(&jobs, DatumGetInt64(idemq_sql_value(i, 1, &isnull)));
-	idemq_sql_end(&scope);
+		idemq_id_list_add(&jobs, DatumGetInt64(idemq_spi_value(i, 1, &isnull)));
+	idemq_spi_end(&scope);
 	idemq_check_report_jobs(call, CHECK_ERROR, "groups.head", &jobs,
 							"not blocked, as another job of its group: cancel all but the first");
 }
@@ -87,11 +87,11 @@ read_suspect(uint64 row, Suspect *suspect)
 {
 	bool isnull;
 
-	suspect->queue_id = DatumGetInt32(idemq_sql_value(row, 1, &isnull));
-	suspect->name = DatumGetTextPCopy(idemq_sql_value(row, 2, &isnull));
-	suspect->first_id = DatumGetInt64(idemq_sql_value(row, 3, &isnull));
-	suspect->jobs = DatumGetInt64(idemq_sql_value(row, 4, &isnull));
-	suspect->last_id = DatumGetInt64(idemq_sql_value(row, 5, &isnull));
+	suspect->queue_id = DatumGetInt32(idemq_spi_value(row, 1, &isnull));
+	suspect->name = DatumGetTextPCopy(idemq_spi_value(row, 2, &isnull));
+	suspect->first_id = DatumGetInt64(idemq_spi_value(row, 3, &isnull));
+	suspect->jobs = DatumGetInt64(idemq_spi_value(row, 4, &isnull));
+	suspect->last_id = DatumGetInt64(idemq_spi_value(row, 5, &isnull));
 }
 
 /* Reads the suspects to an array that is palloc'ed; returns how many. */
@@ -103,8 +103,8 @@ find_suspects(Suspect **suspects)
 	SqlScope scope;
 	int rows;
 
-	idemq_sql_begin(&scope);
-	rows = (int) idemq_sql_query_latest(&headless, &limit, NULL);
+	idemq_spi_begin(&scope);
+	rows = (int) idemq_spi_query_latest(&headless, &limit, NULL);
 	*suspects = MemoryContextAlloc(caller, Max(rows, 1) * sizeof(Suspect));
 	for (int i = 0; i < rows; i++)
 	{
@@ -113,7 +113,7 @@ find_suspects(Suspect **suspects)
 		read_suspect(i, &(*suspects)[i]);
 		MemoryContextSwitchTo(old);
 	}
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 	return rows;
 }
 
@@ -126,11 +126,11 @@ is_unchanged(const Suspect *suspect)
 	Suspect now = {0};
 	uint64 rows;
 
-	idemq_sql_begin(&scope);
-	rows = idemq_sql_query_latest(&headless_group, values, NULL);
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&headless_group, values, NULL);
 	if (rows > 0)
 		read_suspect(0, &now);
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 	return rows > 0 && now.first_id == suspect->first_id && now.last_id == suspect->last_id &&
 		   now.jobs == suspect->jobs;
 }

@@ -151,21 +151,21 @@ read_attempts(int64 *last, Attempted *suspects, int room, bool *more)
 	uint64 rows;
 	int count = 0;
 
-	idemq_sql_begin(&scope);
-	rows = idemq_sql_query_latest(&in_processing, args, NULL);
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&in_processing, args, NULL);
 	for (uint64 i = 0; i < rows && count < room; i++)
 	{
 		bool isnull;
 		Attempted row;
 
-		row.job_id = DatumGetInt64(idemq_sql_value(i, 1, &isnull));
-		row.token = DatumGetInt64(idemq_sql_value(i, 2, &isnull));
-		row.queue_id = DatumGetInt32(idemq_sql_value(i, 3, &isnull));
+		row.job_id = DatumGetInt64(idemq_spi_value(i, 1, &isnull));
+		row.token = DatumGetInt64(idemq_spi_value(i, 2, &isnull));
+		row.queue_id = DatumGetInt32(idemq_spi_value(i, 3, &isnull));
 		*last = row.job_id;
 		if (!has_entry(&row))
 			suspects[count++] = row;
 	}
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 	*more = rows == ROWS_AT_ONCE;
 	return count;
 }

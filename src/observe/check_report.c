@@ -146,29 +146,29 @@ static int
 read_debtors(Debtor **debtors, int count, bool first)
 {
 	MemoryContext caller = CurrentMemoryContext;
-	Datum relations[] = {ObjectIdGetDatum(idemq_catalog()->jobs),
-						 ObjectIdGetDatum(idemq_catalog()->queues)};
+	Datum relations[] = {ObjectIdGetDatum(idemq_oids()->jobs),
+						 ObjectIdGetDatum(idemq_oids()->queues)};
 	int left = 0;
 	SqlScope scope;
 	uint64 rows;
 	Debtor *found;
 
-	idemq_sql_begin(&scope);
-	rows = idemq_sql_query_latest(&ending_locks, relations, NULL);
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&ending_locks, relations, NULL);
 	found = MemoryContextAlloc(caller, Max(rows, 1) * sizeof(Debtor));
 	for (uint64 i = 0; i < rows; i++)
 	{
 		bool no_xid;
 		bool isnull;
-		TransactionId xid = DatumGetTransactionId(idemq_sql_value(i, 1, &no_xid));
-		Debtor debtor = {no_xid, no_xid ? DatumGetUInt32(idemq_sql_value(i, 2, &isnull)) : xid};
+		TransactionId xid = DatumGetTransactionId(idemq_spi_value(i, 1, &no_xid));
+		Debtor debtor = {no_xid, no_xid ? DatumGetUInt32(idemq_spi_value(i, 2, &isnull)) : xid};
 
 		if (first ? no_xid || !(TransactionIdIsCurrentTransactionId(xid) ||
 								TransactionIdIsInProgress(xid))
 				  : is_among(*debtors, count, debtor))
 			found[left++] = debtor;
 	}
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 	*debtors = found;
 	return left;
 }
@@ -207,12 +207,12 @@ idemq_check_read_queues(CheckCall *call)
 	SqlScope scope;
 	bool isnull;
 
-	idemq_sql_begin(&scope);
-	call->nqueues = (int) idemq_sql_query_latest(&all_queues, NULL, NULL);
+	idemq_spi_begin(&scope);
+	call->nqueues = (int) idemq_spi_query_latest(&all_queues, NULL, NULL);
 	call->queue_ids = MemoryContextAlloc(caller, Max(call->nqueues, 1) * sizeof(int32));
 	for (int i = 0; i < call->nqueues; i++)
-		call->queue_ids[i] = DatumGetInt32(idemq_sql_value(i, 1, &isnull));
-	idemq_sql_end(&scope);
+		call->queue_ids[i] = DatumGetInt32(idemq_spi_value(i, 1, &isnull));
+	idemq_spi_end(&scope);
 }
 
 static int

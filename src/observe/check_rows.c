@@ -103,7 +103,7 @@ text_value(uint64 row, int column)
 {
 	bool isnull;
 
-	return TextDatumGetCString(idemq_sql_value(row, column, &isnull));
+	return TextDatumGetCString(idemq_spi_value(row, column, &isnull));
 }
 
 static int64
@@ -111,7 +111,7 @@ int64_value(uint64 row, int column)
 {
 	bool isnull;
 
-	return DatumGetInt64(idemq_sql_value(row, column, &isnull));
+	return DatumGetInt64(idemq_spi_value(row, column, &isnull));
 }
 
 /* Checks what a single row says. */
@@ -122,8 +122,8 @@ idemq_check_rows(CheckCall *call)
 	SqlScope scope;
 	uint64 rows;
 
-	idemq_sql_begin(&scope);
-	rows = idemq_sql_query_latest(&broken_rows, &named, NULL);
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&broken_rows, &named, NULL);
 	for (uint64 i = 0; i < rows;)
 	{
 		char *invariant = text_value(i, 1);
@@ -136,7 +136,7 @@ idemq_check_rows(CheckCall *call)
 		jobs.count = count;
 		idemq_check_report_jobs(call, CHECK_ERROR, invariant, &jobs, what);
 	}
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 }
 
 /* Checks that tokens only grow, and that none is from the future. */
@@ -150,9 +150,9 @@ idemq_check_tokens(CheckCall *call)
 	SqlScope scope;
 	uint64 rows;
 
-	idemq_sql_begin(&scope);
+	idemq_spi_begin(&scope);
 	args[0] = Int64GetDatum(CHECK_SUSPECTS);
-	rows = idemq_sql_query_latest(&history_tokens, args, NULL);
+	rows = idemq_spi_query_latest(&history_tokens, args, NULL);
 	for (uint64 i = 0; i < rows; i++)
 		idemq_id_list_add(&older, int64_value(i, 1));
 	/* A standby issues none, and has not seen what was issued. */
@@ -164,7 +164,7 @@ idemq_check_tokens(CheckCall *call)
 		args[0] = Int64GetDatum(before);
 		args[1] = Int64GetDatum(TOKEN_END);
 		args[2] = Int64GetDatum(CHECK_SUSPECTS);
-		rows = idemq_sql_query_latest(&tokens_below, args, NULL);
+		rows = idemq_spi_query_latest(&tokens_below, args, NULL);
 		greatest =
 			Max(idemq_lease_last_token(), idemq_token_next(0, 0, idemq_now(), compat_timeline()));
 		for (uint64 i = 0; i < rows; i++)
@@ -173,7 +173,7 @@ idemq_check_tokens(CheckCall *call)
 				idemq_id_list_add(&ahead, int64_value(i, 1));
 		}
 	}
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 	idemq_check_report_jobs(call, CHECK_ERROR, "tokens.grow", &older,
 							"idemq.attempts has a greater token than the job");
 	idemq_check_report_jobs(
@@ -185,13 +185,13 @@ idemq_check_tokens(CheckCall *call)
 static void
 report_indexes(CheckCall *call, bool *usable)
 {
-	uint64 rows = idemq_sql_query_latest(&missing_indexes, NULL, NULL);
+	uint64 rows = idemq_spi_query_latest(&missing_indexes, NULL, NULL);
 
 	for (uint64 i = 0; i < rows; i++)
 	{
 		bool isnull;
 		char *name = text_value(i, 1);
-		bool vital = DatumGetBool(idemq_sql_value(i, 2, &isnull));
+		bool vital = DatumGetBool(idemq_spi_value(i, 2, &isnull));
 
 		if (strcmp(name, "jobs_ready") == 0)
 			*usable = false;
@@ -214,21 +214,21 @@ idemq_check_catalog(CheckCall *call)
 	SqlScope scope;
 	uint64 rows;
 
-	idemq_sql_begin(&scope);
+	idemq_spi_begin(&scope);
 	report_indexes(call, &usable);
-	rows = idemq_sql_query_latest(&missing_triggers, NULL, NULL);
+	rows = idemq_spi_query_latest(&missing_triggers, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
 		idemq_check_report(
 			call, CHECK_ERROR, "triggers",
 			"shared memory does not follow %s: ALTER TABLE %s ENABLE ALWAYS TRIGGER %s",
 			text_value(i, 1), text_value(i, 1), text_value(i, 2));
-	rows = idemq_sql_query_latest(&open_tables, NULL, NULL);
+	rows = idemq_spi_query_latest(&open_tables, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
 		idemq_check_report(
 			call, CHECK_ERROR, "row_security",
 			"every role reads all of idemq.%s: ALTER TABLE idemq.%s ENABLE ROW LEVEL "
 			"SECURITY",
 			text_value(i, 1), text_value(i, 1));
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 	return usable;
 }

@@ -78,7 +78,7 @@ gauges_by_sql(SqlGauges *gauges, int32 queue_id)
 	QueueCount *found;
 
 	if (!gauges->counted)
-		gauges->counts = idemq_gauges_by_sql(&gauges->ncounts);
+		gauges->counts = idemq_queue_counts_by_sql(&gauges->ncounts);
 	gauges->counted = true;
 	found =
 		bsearch(&wanted, gauges->counts, gauges->ncounts, sizeof(QueueCount), idemq_compare_int32);
@@ -170,7 +170,7 @@ read_counters(const QueueInfo *queue, CounterView *view)
 	index = idemq_slot_index(queue->slot);
 	if (!idemq_counters_read(index, queue->id, view))
 		return false;
-	return view->known || !idemq_gauges_count_if_due() ||
+	return view->known || !idemq_queue_counts_run_if_due() ||
 		   idemq_counters_read(index, queue->id, view);
 }
 
@@ -250,7 +250,7 @@ idemq_sql_recount(PG_FUNCTION_ARGS)
 {
 	int64 jobs = 0;
 
-	switch (idemq_gauges_try_count(&jobs))
+	switch (idemq_queue_counts_try(&jobs))
 	{
 		case COUNT_BEGUN:
 			break;

@@ -54,9 +54,9 @@ read_counts(uint64 rows, MemoryContext context, int *ncounts)
 
 	for (uint64 i = 0; i < rows; i++)
 	{
-		int32 queue_id = DatumGetInt32(idemq_sql_value(i, 1, &isnull));
+		int32 queue_id = DatumGetInt32(idemq_spi_value(i, 1, &isnull));
 		JobStatus status =
-			idemq_status_from_name(TextDatumGetCString(idemq_sql_value(i, 2, &isnull)));
+			idemq_status_from_name(TextDatumGetCString(idemq_spi_value(i, 2, &isnull)));
 
 		if (n == 0 || counts[n - 1].queue_id != queue_id)
 		{
@@ -65,7 +65,7 @@ read_counts(uint64 rows, MemoryContext context, int *ncounts)
 			counts[n].index = -1;
 			n++;
 		}
-		counts[n - 1].jobs[status] = DatumGetInt64(idemq_sql_value(i, 3, &isnull));
+		counts[n - 1].jobs[status] = DatumGetInt64(idemq_spi_value(i, 3, &isnull));
 	}
 	*ncounts = n;
 	return counts;
@@ -76,15 +76,15 @@ read_counts(uint64 rows, MemoryContext context, int *ncounts)
  * that has any, in the order of queue_id.  Works on a standby as well.
  */
 QueueCount *
-idemq_gauges_by_sql(int *ncounts)
+idemq_queue_counts_by_sql(int *ncounts)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	QueueCount *counts;
 	SqlScope scope;
 
-	idemq_sql_begin(&scope);
-	counts = read_counts(idemq_sql_query_latest(&count_jobs, NULL, NULL), caller, ncounts);
-	idemq_sql_end(&scope);
+	idemq_spi_begin(&scope);
+	counts = read_counts(idemq_spi_query_latest(&count_jobs, NULL, NULL), caller, ncounts);
+	idemq_spi_end(&scope);
 	return counts;
 }
 
@@ -92,7 +92,7 @@ idemq_gauges_by_sql(int *ncounts)
 static int64
 count_at(Snapshot snapshot)
 {
-	uint64 rows = idemq_sql_query_at(&count_jobs, NULL, NULL, snapshot);
+	uint64 rows = idemq_spi_query_at(&count_jobs, NULL, NULL, snapshot);
 	int64 jobs = 0;
 	int ncounts;
 	QueueCount *counts = read_counts(rows, CurrentMemoryContext, &ncounts);
@@ -116,7 +116,7 @@ count_at(Snapshot snapshot)
  * changed something, 25006 on a standby.
  */
 CountStart
-idemq_gauges_try_count(int64 *jobs)
+idemq_queue_counts_try(int64 *jobs)
 {
 	Snapshot snapshot;
 	CountStart start;
@@ -128,9 +128,9 @@ idemq_gauges_try_count(int64 *jobs)
 				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
 				 errmsg("jobs cannot be counted in a transaction that has changed something"),
 				 errhint("Count them in a transaction of its own.")));
-	idemq_sql_begin(&scope);
+	idemq_spi_begin(&scope);
 	/* So that the table is not truncated, nor the extension dropped, meanwhile. */
-	LockRelationOid(idemq_catalog()->jobs, AccessShareLock);
+	LockRelationOid(idemq_oids()->jobs, AccessShareLock);
 	assign_slots();
 	start = idemq_counters_begin_count(&snapshot);
 	if (start == COUNT_BEGUN)
@@ -138,7 +138,7 @@ idemq_gauges_try_count(int64 *jobs)
 		*jobs = count_at(snapshot);
 		UnregisterSnapshot(snapshot);
 	}
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 	return start;
 }
 
@@ -147,11 +147,11 @@ idemq_gauges_try_count(int64 *jobs)
  * worker, in a transaction of its own, when idemq_counters_count_due() says so.
  */
 void
-idemq_gauges_count(void)
+idemq_queue_counts_run(void)
 {
 	int64 jobs;
 
-	(void) idemq_gauges_try_count(&jobs);
+	(void) idemq_queue_counts_try(&jobs);
 }
 
 /*
@@ -159,17 +159,17 @@ idemq_gauges_count(void)
  * is due and can be done here; returns whether it did.
  */
 bool
-idemq_gauges_count_if_due(void)
+idemq_queue_counts_run_if_due(void)
 {
 	int64 jobs;
 
 	return !TransactionIdIsValid(GetTopTransactionIdIfAny()) && idemq_counters_count_due() &&
-		   idemq_gauges_try_count(&jobs) == COUNT_BEGUN;
+		   idemq_queue_counts_try(&jobs) == COUNT_BEGUN;
 }
 
 /* Makes the gauges of a queue known that this transaction has just created. */
 void
-idemq_gauges_set_empty(int32 queue_id)
+idemq_queue_counts_set_empty(int32 queue_id)
 {
 	QueueSlot *slot = idemq_slot_for_queue(queue_id);
 

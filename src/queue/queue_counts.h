@@ -7,10 +7,10 @@
 
 #include "shared/counters.h"
 
-extern void idemq_gauges_count(void);
-extern bool idemq_gauges_count_if_due(void);
-extern CountStart idemq_gauges_try_count(int64 *jobs);
-extern QueueCount *idemq_gauges_by_sql(int *ncounts);
-extern void idemq_gauges_set_empty(int32 queue_id);
+extern void idemq_queue_counts_run(void);
+extern bool idemq_queue_counts_run_if_due(void);
+extern CountStart idemq_queue_counts_try(int64 *jobs);
+extern QueueCount *idemq_queue_counts_by_sql(int *ncounts);
+extern void idemq_queue_counts_set_empty(int32 queue_id);
 
 #endif

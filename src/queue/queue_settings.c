@@ -193,7 +193,7 @@ run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *
 		values[i] = PG_GETARG_DATUM(i);
 		nulls[i] = PG_ARGISNULL(i) ? 'n' : ' ';
 	}
-	return idemq_sql_run(statement, values, nulls, expected);
+	return idemq_spi_run(statement, values, nulls, expected);
 }
 
 /* Adds a queue with the settings of create_queue; false when there is one of that name. */
@@ -205,11 +205,11 @@ idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 	bool isnull;
 
 	build_statements();
-	idemq_sql_begin(&scope);
+	idemq_spi_begin(&scope);
 	inserted = run_with_settings(&insert_queue, fcinfo, name, SPI_OK_INSERT_RETURNING) > 0;
 	if (inserted)
-		*id = DatumGetInt32(idemq_sql_value(0, 1, &isnull));
-	idemq_sql_end(&scope);
+		*id = DatumGetInt32(idemq_spi_value(0, 1, &isnull));
+	idemq_spi_end(&scope);
 	return inserted;
 }
 
@@ -220,20 +220,20 @@ idemq_settings_update(FunctionCallInfo fcinfo, const char *name)
 	SqlScope scope;
 
 	build_statements();
-	idemq_sql_begin(&scope);
+	idemq_spi_begin(&scope);
 	(void) run_with_settings(&update_queue, fcinfo, name, SPI_OK_UPDATE);
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 }
 
 /*
- * Reads all queues under the latest snapshot, within the caller's idemq_sql_begin;
+ * Reads all queues under the latest snapshot, within the caller's idemq_spi_begin;
  * returns how many rows there are for idemq_settings_read.
  */
 uint64
 idemq_settings_load(void)
 {
 	build_statements();
-	return idemq_sql_query_latest(&load_queues, NULL, NULL);
+	return idemq_spi_query_latest(&load_queues, NULL, NULL);
 }
 
 static void
@@ -249,13 +249,13 @@ idemq_settings_read(uint64 row, QueueInfo *queue)
 	bool isnull;
 
 	memset(queue, 0, sizeof(*queue));
-	queue->id = DatumGetInt32(idemq_sql_value(row, LOAD_ID, &isnull));
-	read_text(idemq_sql_value(row, LOAD_NAME, &isnull), queue->name);
-	queue->paused = DatumGetBool(idemq_sql_value(row, LOAD_PAUSED, &isnull));
+	queue->id = DatumGetInt32(idemq_spi_value(row, LOAD_ID, &isnull));
+	read_text(idemq_spi_value(row, LOAD_NAME, &isnull), queue->name);
+	queue->paused = DatumGetBool(idemq_spi_value(row, LOAD_PAUSED, &isnull));
 	for (int i = 0; i < (int) lengthof(settings); i++)
 	{
 		char *field = (char *) queue + settings[i].offset;
-		Datum value = idemq_sql_value(row, LOAD_SETTINGS + i, &isnull);
+		Datum value = idemq_spi_value(row, LOAD_SETTINGS + i, &isnull);
 
 		if (isnull)
 			continue;

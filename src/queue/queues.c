@@ -98,7 +98,7 @@ static void
 cache_grant(uint64 row)
 {
 	bool isnull;
-	int32 id = DatumGetInt32(idemq_sql_value(row, 1, &isnull));
+	int32 id = DatumGetInt32(idemq_spi_value(row, 1, &isnull));
 	CachedQueue *cached = hash_search(cache, &id, HASH_FIND, NULL);
 	MemoryContext old;
 	QueueGrant *grant;
@@ -107,8 +107,8 @@ cache_grant(uint64 row)
 		return;
 	old = MemoryContextSwitchTo(cache_context);
 	grant = palloc(sizeof(QueueGrant));
-	namestrcpy(&grant->role, NameStr(*DatumGetName(idemq_sql_value(row, 2, &isnull))));
-	grant->privilege = privilege_from_text(TextDatumGetCString(idemq_sql_value(row, 3, &isnull)));
+	namestrcpy(&grant->role, NameStr(*DatumGetName(idemq_spi_value(row, 2, &isnull))));
+	grant->privilege = privilege_from_text(TextDatumGetCString(idemq_spi_value(row, 3, &isnull)));
 	cached->grants = lappend(cached->grants, grant);
 	MemoryContextSwitchTo(old);
 }
@@ -144,15 +144,15 @@ load_cache(void)
 		SqlScope scope;
 
 		reset_cache();
-		queues_relid = idemq_catalog()->queues;
-		idemq_sql_begin(&scope);
+		queues_relid = idemq_oids()->queues;
+		idemq_spi_begin(&scope);
 		rows = idemq_settings_load();
 		for (uint64 i = 0; i < rows; i++)
 			cache_queue(i);
-		rows = idemq_sql_query_latest(&load_grants, NULL, NULL);
+		rows = idemq_spi_query_latest(&load_grants, NULL, NULL);
 		for (uint64 i = 0; i < rows; i++)
 			cache_grant(i);
-		idemq_sql_end(&scope);
+		idemq_spi_end(&scope);
 		loaded_at = before;
 		settings_loaded = settings_before;
 		idemq_worker_announce_use();
@@ -169,7 +169,7 @@ privileges_of(CachedQueue *cached)
 
 	if (cached->role == role)
 		return cached->info.privileges;
-	if (has_privs_of_role(role, idemq_catalog()->owner))
+	if (has_privs_of_role(role, idemq_oids()->owner))
 		privileges = PRIVILEGE_ALL;
 	foreach(lc, cached->grants)
 	{
@@ -293,7 +293,7 @@ idemq_queue_allows(int32 id, int wanted, QueueInfo *queue)
 void
 idemq_queue_lock(int32 id, LOCKMODE mode)
 {
-	LockDatabaseObject(idemq_catalog()->queues, (Oid) id, 0, mode);
+	LockDatabaseObject(idemq_oids()->queues, (Oid) id, 0, mode);
 }
 
 /*
@@ -322,7 +322,7 @@ idemq_queue_try_lock(int32 id, LOCKMODE mode)
 {
 	LOCKTAG tag;
 
-	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, idemq_catalog()->queues, (Oid) id, 0);
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, idemq_oids()->queues, (Oid) id, 0);
 	if (LockAcquire(&tag, mode, false, true) == LOCKACQUIRE_NOT_AVAIL)
 		return false;
 	AcceptInvalidationMessages();
@@ -356,7 +356,7 @@ idemq_queue_ids(int wanted, int *count)
 void
 idemq_queues_changed(void)
 {
-	CacheInvalidateRelcacheByRelid(idemq_catalog()->queues);
+	CacheInvalidateRelcacheByRelid(idemq_oids()->queues);
 	invalidations++;
 }
 

@@ -40,7 +40,7 @@ begin_life(int32 queue_id)
 	idemq_slot_begin_recovery(slot, 0);
 	LWLockRelease(&slot->lock);
 	index = idemq_slot_index(slot);
-	idemq_events_reset(index);
+	idemq_notify_ring_reset(index);
 	idemq_counters_reset(index, MyDatabaseId, queue_id);
 	idemq_groups_reset(index, MyDatabaseId, queue_id);
 	return slot;

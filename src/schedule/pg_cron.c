@@ -158,12 +158,12 @@ idemq_driver_require(void)
 	bool driven = true;
 	SqlScope scope;
 
-	idemq_sql_begin(&scope);
+	idemq_spi_begin(&scope);
 	if (!here)
-		driven = idemq_sql_query_latest(&called_after, &lately, NULL) > 0;
-	else if (idemq_sql_query_latest(&find_job, NULL, NULL) == 0)
-		(void) idemq_sql_run(&make_job, NULL, NULL, SPI_OK_SELECT);
-	idemq_sql_end(&scope);
+		driven = idemq_spi_query_latest(&called_after, &lately, NULL) > 0;
+	else if (idemq_spi_query_latest(&find_job, NULL, NULL) == 0)
+		(void) idemq_spi_run(&make_job, NULL, NULL, SPI_OK_SELECT);
+	idemq_spi_end(&scope);
 	if (!driven)
 		refuse();
 }
@@ -175,9 +175,9 @@ idemq_driver_note_call(TimestampTz now)
 	Datum value = TimestampTzGetDatum(now);
 	SqlScope scope;
 
-	idemq_sql_begin(&scope);
-	(void) idemq_sql_run(&note_call, &value, NULL, SPI_OK_INSERT);
-	idemq_sql_end(&scope);
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&note_call, &value, NULL, SPI_OK_INSERT);
+	idemq_spi_end(&scope);
 }
 
 /* Returns the number of schedules that nothing has called idemq.tick() for lately. */
@@ -189,9 +189,9 @@ idemq_driver_abandoned(void)
 	int64 schedules;
 	bool isnull;
 
-	idemq_sql_begin(&scope);
-	(void) idemq_sql_query_latest(&count_abandoned, &lately, NULL);
-	schedules = DatumGetInt64(idemq_sql_value(0, 1, &isnull));
-	idemq_sql_end(&scope);
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_query_latest(&count_abandoned, &lately, NULL);
+	schedules = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	idemq_spi_end(&scope);
 	return schedules;
 }

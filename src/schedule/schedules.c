@@ -121,14 +121,14 @@ lock_row(Datum name, Holder *holder)
 	bool found;
 	bool isnull;
 
-	idemq_sql_begin(&scope);
-	found = idemq_sql_run(&lock_schedule, &name, NULL, SPI_OK_SELECT) > 0;
+	idemq_spi_begin(&scope);
+	found = idemq_spi_run(&lock_schedule, &name, NULL, SPI_OK_SELECT) > 0;
 	if (found)
 	{
-		namestrcpy(&holder->creator, NameStr(*DatumGetName(idemq_sql_value(0, 1, &isnull))));
-		holder->queue_id = DatumGetInt32(idemq_sql_value(0, 2, &isnull));
+		namestrcpy(&holder->creator, NameStr(*DatumGetName(idemq_spi_value(0, 1, &isnull))));
+		holder->queue_id = DatumGetInt32(idemq_spi_value(0, 2, &isnull));
 	}
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 	return found;
 }
 
@@ -152,11 +152,11 @@ write_row(SqlStatement *statement, int code, const Datum *values, const char *nu
 	bool written;
 	bool isnull;
 
-	idemq_sql_begin(&scope);
-	written = idemq_sql_run(statement, values, nulls, code) > 0;
+	idemq_spi_begin(&scope);
+	written = idemq_spi_run(statement, values, nulls, code) > 0;
 	if (written)
-		*done_until = DatumGetTimestampTz(idemq_sql_value(0, 1, &isnull));
-	idemq_sql_end(&scope);
+		*done_until = DatumGetTimestampTz(idemq_spi_value(0, 1, &isnull));
+	idemq_spi_end(&scope);
 	return written;
 }
 
@@ -269,9 +269,9 @@ idemq_sql_unschedule(PG_FUNCTION_ARGS)
 			refuse_change(name);
 		PG_RETURN_BOOL(false);
 	}
-	idemq_sql_begin(&scope);
-	(void) idemq_sql_run(&delete_schedule, &value, NULL, SPI_OK_DELETE);
-	idemq_sql_end(&scope);
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&delete_schedule, &value, NULL, SPI_OK_DELETE);
+	idemq_spi_end(&scope);
 	PG_RETURN_BOOL(true);
 }
 

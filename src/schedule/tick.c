@@ -134,26 +134,26 @@ idemq_sql_due_schedules(PG_FUNCTION_ARGS)
 	uint64 rows;
 
 	idemq_driver_note_call(now);
-	idemq_sql_begin(&scope);
-	rows = idemq_sql_query_latest(&list_schedules, NULL, NULL);
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&list_schedules, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
 	{
 		bool isnull;
-		Datum name = idemq_sql_value(i, 1, &isnull);
-		TimestampTz done_until = DatumGetTimestampTz(idemq_sql_value(i, 4, &isnull));
+		Datum name = idemq_spi_value(i, 1, &isnull);
+		TimestampTz done_until = DatumGetTimestampTz(idemq_spi_value(i, 4, &isnull));
 		Calendar calendar;
 		TimestampTz tick;
 
 		CHECK_FOR_INTERRUPTS();
 		/* One that cannot be read says so when it is run. */
-		if (!idemq_calendar_read(TextDatumGetCString(idemq_sql_value(i, 2, &isnull)),
-								 TextDatumGetCString(idemq_sql_value(i, 3, &isnull)), false,
+		if (!idemq_calendar_read(TextDatumGetCString(idemq_spi_value(i, 2, &isnull)),
+								 TextDatumGetCString(idemq_spi_value(i, 3, &isnull)), false,
 								 &calendar) ||
 			idemq_calendar_is_ahead(done_until, now) ||
 			idemq_calendar_due(&calendar, done_until, now, &tick))
 			names = accumArrayResult(names, name, false, TEXTOID, caller);
 	}
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 	return makeArrayResult(names, caller);
 }
 
@@ -167,10 +167,10 @@ lock_due(Datum name, TimestampTz now, Entry *entry)
 	Calendar calendar;
 	TimestampTz done_until;
 
-	if (idemq_sql_run(&lock_schedule, &name, NULL, SPI_OK_SELECT) == 0)
+	if (idemq_spi_run(&lock_schedule, &name, NULL, SPI_OK_SELECT) == 0)
 		return false;
 	for (int i = 1; i < ENTRY_END; i++)
-		entry->values[i] = idemq_sql_value(0, i, &entry->nulls[i]);
+		entry->values[i] = idemq_spi_value(0, i, &entry->nulls[i]);
 	(void) idemq_calendar_read(TextDatumGetCString(entry->values[ENTRY_CRON]),
 							   TextDatumGetCString(entry->values[ENTRY_ZONE]), true, &calendar);
 	done_until = DatumGetTimestampTz(entry->values[ENTRY_DONE_UNTIL]);
@@ -178,7 +178,7 @@ lock_due(Datum name, TimestampTz now, Entry *entry)
 	{
 		Datum values[] = {name, TimestampTzGetDatum(now)};
 
-		(void) idemq_sql_run(&wind_back, values, NULL, SPI_OK_UPDATE);
+		(void) idemq_spi_run(&wind_back, values, NULL, SPI_OK_UPDATE);
 		return false;
 	}
 	return idemq_calendar_due(&calendar, done_until, now, &entry->tick);
@@ -199,7 +199,7 @@ begin_as_creator(const Entry *entry, SqlScope *scope)
 						errhint("Let a role that may enqueue to queue \"%s\" call idemq.schedule "
 								"again.",
 								queue_name)));
-	idemq_sql_begin_as(scope, role);
+	idemq_spi_begin_as(scope, role);
 	if (!idemq_queue_allows(DatumGetInt32(entry->values[ENTRY_QUEUE_ID]), PRIVILEGE_ENQUEUE,
 							&queue))
 		ereport(ERROR,
@@ -260,10 +260,10 @@ enqueue_tick(const Entry *entry, Interval *remaining)
 	int64 id;
 
 	begin_as_creator(entry, &scope);
-	if (idemq_sql_run(&enqueue, values, nulls, SPI_OK_SELECT) != 1)
+	if (idemq_spi_run(&enqueue, values, nulls, SPI_OK_SELECT) != 1)
 		elog(ERROR, "idemq.enqueue has not answered");
-	id = DatumGetInt64(idemq_sql_value(0, 1, &isnull));
-	idemq_sql_end(&scope);
+	id = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	idemq_spi_end(&scope);
 	return id;
 }
 
@@ -284,7 +284,7 @@ idemq_sql_run_schedule(PG_FUNCTION_ARGS)
 	idemq_arg_required(fcinfo, 0, "name");
 	entry.name = TextDatumGetCString(values[0]);
 	/* A user's deferred triggers on idemq.jobs are to be. */
-	idemq_sql_begin_on_jobs(&scope);
+	idemq_spi_begin_on_jobs(&scope);
 	if (lock_due(values[0], now, &entry))
 	{
 		write_tick(&entry);
@@ -292,9 +292,9 @@ idemq_sql_run_schedule(PG_FUNCTION_ARGS)
 		enqueued = !is_too_late(&entry, now, &remaining);
 		values[2] = enqueued ? Int64GetDatum(enqueue_tick(&entry, &remaining))
 							 : TimestampTzGetDatum(now);
-		(void) idemq_sql_run(enqueued ? &note_run : &note_missed, values, NULL, SPI_OK_UPDATE);
+		(void) idemq_spi_run(enqueued ? &note_run : &note_missed, values, NULL, SPI_OK_UPDATE);
 	}
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 	PG_RETURN_BOOL(enqueued);
 }
 
@@ -310,9 +310,9 @@ idemq_sql_schedule_failed(PG_FUNCTION_ARGS)
 	values[0] = PG_GETARG_DATUM(0);
 	values[1] = TimestampTzGetDatum(GetCurrentTimestamp());
 	values[2] = PG_GETARG_DATUM(1);
-	idemq_sql_begin(&scope);
-	(void) idemq_sql_run(&note_failure, values, NULL, SPI_OK_UPDATE);
-	idemq_sql_end(&scope);
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&note_failure, values, NULL, SPI_OK_UPDATE);
+	idemq_spi_end(&scope);
 	PG_RETURN_TEXT_P(cstring_to_text(psprintf("schedule \"%s\": %s", TextDatumGetCString(values[0]),
 											  TextDatumGetCString(values[2]))));
 }

@@ -14,7 +14,7 @@
  * "overflow" event.
  *
  * Locks: see README.md, level 4.  Each ring's spinlock covers its fields.
- * idemq_event_add is called after commit: it neither allocates nor raises.
+ * idemq_notify_ring_add is called after commit: it neither allocates nor raises.
  */
 #include "postgres.h"
 
@@ -41,14 +41,14 @@ static Ring *rings = NULL;
 
 /* Returns the bytes of shared memory for all rings. */
 Size
-idemq_events_shmem_size(void)
+idemq_notify_ring_shmem_size(void)
 {
 	return mul_size(sizeof(Ring), idemq_max_queues);
 }
 
 /* Attaches to the rings, and makes them when this is the first process. */
 void
-idemq_events_shmem_init(void *area, bool found)
+idemq_notify_ring_shmem_init(void *area, bool found)
 {
 	rings = area;
 	for (int i = 0; i < idemq_max_queues && !found; i++)
@@ -66,7 +66,7 @@ ring_of(const QueueSlot *slot)
 
 /* Empties the ring of a slot that becomes another queue's. */
 void
-idemq_events_reset(int slot_index)
+idemq_notify_ring_reset(int slot_index)
 {
 	Ring *ring = &rings[slot_index];
 
@@ -78,7 +78,7 @@ idemq_events_reset(int slot_index)
 
 /* Adds an event that has happened; a queue without a slot has none. */
 void
-idemq_event_add(QueueSlot *slot, int32 queue_id, const JobNews *news)
+idemq_notify_ring_add(QueueSlot *slot, int32 queue_id, const JobNews *news)
 {
 	Ring *ring;
 
@@ -98,7 +98,7 @@ idemq_event_add(QueueSlot *slot, int32 queue_id, const JobNews *news)
 
 /* Returns whether a queue has events to notify. */
 bool
-idemq_events_waiting(const QueueSlot *slot)
+idemq_notify_ring_waiting(const QueueSlot *slot)
 {
 	Ring *ring = ring_of(slot);
 	bool waiting;
@@ -111,7 +111,7 @@ idemq_events_waiting(const QueueSlot *slot)
 
 /* Copies the events that are to be notified. */
 void
-idemq_events_copy(const QueueSlot *slot, NewsBatch *batch)
+idemq_notify_ring_copy(const QueueSlot *slot, NewsBatch *batch)
 {
 	Ring *ring = ring_of(slot);
 
@@ -124,9 +124,9 @@ idemq_events_copy(const QueueSlot *slot, NewsBatch *batch)
 	SpinLockRelease(&ring->mutex);
 }
 
-/* Lets go of what idemq_events_copy copied, once its NOTIFY has committed. */
+/* Lets go of what idemq_notify_ring_copy copied, once its NOTIFY has committed. */
 void
-idemq_events_told(const QueueSlot *slot, const NewsBatch *batch)
+idemq_notify_ring_sent(const QueueSlot *slot, const NewsBatch *batch)
 {
 	Ring *ring = ring_of(slot);
 

@@ -28,18 +28,18 @@ typedef struct JobNews
 typedef struct NewsBatch
 {
 	int count;
-	uint64 until; /* for idemq_events_told */
+	uint64 until; /* for idemq_notify_ring_sent */
 	uint64 lost;  /* events that found no room before these */
 	JobNews news[NEWS_KEPT];
 } NewsBatch;
 
-extern Size idemq_events_shmem_size(void);
-extern void idemq_events_shmem_init(void *area, bool found);
+extern Size idemq_notify_ring_shmem_size(void);
+extern void idemq_notify_ring_shmem_init(void *area, bool found);
 
-extern void idemq_events_reset(int slot_index);
-extern void idemq_event_add(QueueSlot *slot, int32 queue_id, const JobNews *news);
-extern bool idemq_events_waiting(const QueueSlot *slot);
-extern void idemq_events_copy(const QueueSlot *slot, NewsBatch *batch);
-extern void idemq_events_told(const QueueSlot *slot, const NewsBatch *batch);
+extern void idemq_notify_ring_reset(int slot_index);
+extern void idemq_notify_ring_add(QueueSlot *slot, int32 queue_id, const JobNews *news);
+extern bool idemq_notify_ring_waiting(const QueueSlot *slot);
+extern void idemq_notify_ring_copy(const QueueSlot *slot, NewsBatch *batch);
+extern void idemq_notify_ring_sent(const QueueSlot *slot, const NewsBatch *batch);
 
 #endif

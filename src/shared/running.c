@@ -36,7 +36,7 @@
  *	 - jobs are in processing without an entry (restart, COMMIT PREPARED, rows made by
  *	   hand): a queue with max_running hands out nothing while needs_recovery is set, and
  *	   a claim searches to the end.  An attempt without an entry that T has ended is not
- *	   seen by T's own search, so no search by T is believed (idemq_credit_uncounted);
+ *	   seen by T's own search, so no search by T is believed (idemq_borrowed_uncounted);
  *	 - the lease table is full: no claim without an entry in a queue with max_running.
  * idemq.check() adds up the entries with all partitions locked, and compares.
  *

@@ -224,7 +224,7 @@ idemq_worker_recheck(Oid database)
  * even by a worker that has checked before and is about to leave.
  */
 void
-idemq_worker_look_into(Oid database)
+idemq_worker_visit(Oid database)
 {
 	idemq_worker_recheck(database);
 	(void) idemq_worker_want(database);

@@ -38,7 +38,7 @@ extern void idemq_worker_announce_use(void);
 extern bool idemq_worker_present(void);
 extern void idemq_worker_need_by(int64 mono);
 extern void idemq_worker_recheck(Oid database);
-extern void idemq_worker_look_into(Oid database);
+extern void idemq_worker_visit(Oid database);
 
 /* for hooks/exclusive_database.c */
 extern pid_t idemq_worker_hold(Oid database, bool *held);

@@ -28,7 +28,7 @@ static SqlStatement add_attempt = {
  * again; its last end stands.
  */
 void
-idemq_attempts_add(const Job *job, TimestampTz ended_at, const char *outcome, text *error)
+idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outcome, text *error)
 {
 	TupleTableSlot *row = job->row;
 	Datum values[9];
@@ -50,9 +50,9 @@ idemq_attempts_add(const Job *job, TimestampTz ended_at, const char *outcome, te
 		nulls[5] = 'n';
 	if (error == NULL)
 		nulls[8] = 'n';
-	idemq_sql_begin(&scope);
-	(void) idemq_sql_run(&add_attempt, values, nulls, SPI_OK_INSERT);
-	idemq_sql_end(&scope);
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&add_attempt, values, nulls, SPI_OK_INSERT);
+	idemq_spi_end(&scope);
 }
 
 static SqlStatement forget_attempts = {.text = "DELETE FROM idemq.attempts WHERE job_id = $1",
@@ -61,14 +61,14 @@ static SqlStatement forget_attempts = {.text = "DELETE FROM idemq.attempts WHERE
 
 /* Deletes the history of a job whose row is deleted. */
 void
-idemq_attempts_forget(int64 job_id)
+idemq_attempt_history_forget(int64 job_id)
 {
 	Datum value = Int64GetDatum(job_id);
 	SqlScope scope;
 
-	idemq_sql_begin(&scope);
-	(void) idemq_sql_run(&forget_attempts, &value, NULL, SPI_OK_DELETE);
-	idemq_sql_end(&scope);
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&forget_attempts, &value, NULL, SPI_OK_DELETE);
+	idemq_spi_end(&scope);
 }
 
 static SqlStatement forget_many = {.text = "DELETE FROM idemq.attempts WHERE job_id = ANY ($1)",
@@ -77,7 +77,7 @@ static SqlStatement forget_many = {.text = "DELETE FROM idemq.attempts WHERE job
 
 /* Deletes the history of jobs whose rows are deleted. */
 void
-idemq_attempts_forget_all(const int64 *job_ids, int count)
+idemq_attempt_history_forget_all(const int64 *job_ids, int count)
 {
 	Datum *ids;
 	Datum value;
@@ -90,10 +90,10 @@ idemq_attempts_forget_all(const int64 *job_ids, int count)
 		ids[i] = Int64GetDatum(job_ids[i]);
 	value = PointerGetDatum(
 		construct_array(ids, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
-	idemq_sql_begin(&scope);
-	idemq_sql_no_seqscan();
-	(void) idemq_sql_run(&forget_many, &value, NULL, SPI_OK_DELETE);
-	idemq_sql_end(&scope);
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	(void) idemq_spi_run(&forget_many, &value, NULL, SPI_OK_DELETE);
+	idemq_spi_end(&scope);
 	pfree(DatumGetPointer(value));
 	pfree(ids);
 }

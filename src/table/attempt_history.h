@@ -7,9 +7,9 @@
 
 #include "table/jobs.h"
 
-extern void idemq_attempts_add(const Job *job, TimestampTz ended_at, const char *outcome,
-							   text *error);
-extern void idemq_attempts_forget(int64 job_id);
-extern void idemq_attempts_forget_all(const int64 *job_ids, int count);
+extern void idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outcome,
+									  text *error);
+extern void idemq_attempt_history_forget(int64 job_id);
+extern void idemq_attempt_history_forget_all(const int64 *job_ids, int count);
 
 #endif

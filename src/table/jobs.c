@@ -77,7 +77,7 @@ idemq_jobs_open_to_read(JobsTable *table)
 
 	memset(table, 0, sizeof(*table));
 	table->context = CurrentMemoryContext;
-	table->rel = table_open(idemq_catalog()->jobs, mode);
+	table->rel = table_open(idemq_oids()->jobs, mode);
 	table->simple = is_simple(table->rel);
 	table->row = table_slot_create(table->rel, NULL);
 	table->new_row = MakeSingleTupleTableSlot(RelationGetDescr(table->rel), &TTSOpsVirtual);

@@ -161,8 +161,9 @@ idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
 	table_tuple_complete_speculative(table->rel, table->new_row, token, mine);
 	SpeculativeInsertionLockRelease(xid);
 	if (mine)
-		idemq_tally_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW,
-						idemq_status_from_oid(DatumGetObjectId(columns->values[COL_STATUS])));
+		idemq_pending_counts_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW,
+								 idemq_status_from_oid(
+									 DatumGetObjectId(columns->values[COL_STATUS])));
 	else if (wait == JOB_WAITS)
 		wait_for_twin(table, DatumGetInt32(columns->values[COL_QUEUE_ID]),
 					  columns->values[COL_KEY]);

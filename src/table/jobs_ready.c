@@ -130,7 +130,7 @@ idemq_jobs_scan_attempt(JobsTable *table, Job *job)
 
 	MemoryContextSwitchTo(old);
 	if (!found || DatumGetObjectId(slot_getattr(table->row, COL_STATUS + 1, &isnull)) !=
-					  idemq_catalog()->status[JOB_PROCESSING])
+					  idemq_oids()->status[JOB_PROCESSING])
 		return false;
 	idemq_jobs_decode(table->row, job);
 	return true;

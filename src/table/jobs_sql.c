@@ -184,10 +184,10 @@ idemq_jobs_insert_sql(const JobChange *columns)
 	uint64 inserted;
 
 	fill_parameters(columns, 0, values, nulls);
-	idemq_sql_begin_on_jobs(&scope);
+	idemq_spi_begin_on_jobs(&scope);
 	inserted =
-		idemq_sql_run(statement_for(&inserts, columns->set, true), values, nulls, SPI_OK_INSERT);
-	idemq_sql_end(&scope);
+		idemq_spi_run(statement_for(&inserts, columns->set, true), values, nulls, SPI_OK_INSERT);
+	idemq_spi_end(&scope);
 	return inserted > 0;
 }
 
@@ -200,11 +200,11 @@ idemq_jobs_update_sql(int64 id, const JobChange *change)
 	SqlScope scope;
 
 	fill_parameters(change, 1, values, nulls);
-	idemq_sql_begin_on_jobs(&scope);
-	if (idemq_sql_run(statement_for(&updates, change->set, false), values, nulls, SPI_OK_UPDATE) ==
+	idemq_spi_begin_on_jobs(&scope);
+	if (idemq_spi_run(statement_for(&updates, change->set, false), values, nulls, SPI_OK_UPDATE) ==
 		0)
 		idemq_jobs_refused();
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 }
 
 /* Deletes the locked row of that id; raises 09000 when a trigger refuses. */
@@ -214,10 +214,10 @@ idemq_jobs_delete_sql(int64 id)
 	Datum value = Int64GetDatum(id);
 	SqlScope scope;
 
-	idemq_sql_begin_on_jobs(&scope);
-	if (idemq_sql_run(&delete_job, &value, NULL, SPI_OK_DELETE) == 0)
+	idemq_spi_begin_on_jobs(&scope);
+	if (idemq_spi_run(&delete_job, &value, NULL, SPI_OK_DELETE) == 0)
 		idemq_jobs_refused();
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 }
 
 /*
@@ -231,8 +231,8 @@ idemq_jobs_delete_finished_sql(int64 id, TimestampTz finished_at)
 	SqlScope scope;
 	uint64 deleted;
 
-	idemq_sql_begin_on_jobs(&scope);
-	deleted = idemq_sql_run(&delete_finished, values, NULL, SPI_OK_DELETE);
-	idemq_sql_end(&scope);
+	idemq_spi_begin_on_jobs(&scope);
+	deleted = idemq_spi_run(&delete_finished, values, NULL, SPI_OK_DELETE);
+	idemq_spi_end(&scope);
 	return deleted > 0;
 }

@@ -164,7 +164,7 @@ idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, Job
 		idemq_jobs_index_insert(table->rel, table->new_row, &change->set,
 								UPDATE_INDEXES_SUMMARIZING(indexes));
 	if (result == TM_Ok)
-		idemq_tally_row(job->queue_id, job->status, status_after(change, job->status));
+		idemq_pending_counts_row(job->queue_id, job->status, status_after(change, job->status));
 	return write_result(result);
 }
 
@@ -192,7 +192,7 @@ idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait)
 	result = table_tuple_delete(table->rel, &tid, GetCurrentCommandId(true), table->snapshot,
 								table->crosscheck, true, &failure, false);
 	if (result == TM_Ok)
-		idemq_tally_row(job->queue_id, job->status, NO_ROW);
+		idemq_pending_counts_row(job->queue_id, job->status, NO_ROW);
 	return write_result(result);
 }
 
@@ -200,7 +200,7 @@ idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait)
 int64
 idemq_jobs_next_id(void)
 {
-	return nextval_internal(idemq_catalog()->jobs_seq, false);
+	return nextval_internal(idemq_oids()->jobs_seq, false);
 }
 
 /* Makes table->new_row of the columns; those that are not set are NULL. */
@@ -233,6 +233,6 @@ idemq_jobs_insert(JobsTable *table, JobChange *columns)
 	}
 	table_tuple_insert(table->rel, table->new_row, GetCurrentCommandId(true), 0, NULL);
 	idemq_jobs_index_insert(table->rel, table->new_row, NULL, false);
-	idemq_tally_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW,
-					status_after(columns, JOB_PENDING));
+	idemq_pending_counts_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW,
+							 status_after(columns, JOB_PENDING));
 }

@@ -48,30 +48,30 @@
 
 /* Returns whether this transaction has noted anything whose end changes shared memory. */
 bool
-idemq_xact_has_notes(void)
+idemq_at_end_is_pending(void)
 {
-	return idemq_xact_any() || idemq_lowers_any() || idemq_group_notes_any();
+	return idemq_pending_any() || idemq_pending_ready_any() || idemq_pending_groups_any();
 }
 
 static void
 forget(void)
 {
-	idemq_group_notes_forget();
-	idemq_tally_forget();
-	idemq_xact_forget();
-	idemq_lowers_forget();
-	idemq_credits_forget();
-	idemq_away_let_back();
+	idemq_pending_groups_forget();
+	idemq_pending_counts_forget();
+	idemq_pending_forget();
+	idemq_pending_ready_forget();
+	idemq_borrowed_forget();
+	idemq_pending_away_let_back();
 }
 
 /* Undoes what was noted in a subtransaction or a later one; InvalidSubTransactionId: all. */
 static void
 undo_from(SubTransactionId from)
 {
-	idemq_group_notes_undo(from);
-	idemq_tally_undo(from);
-	idemq_xact_undo(from);
-	idemq_lowers_apply(from, false);
+	idemq_pending_groups_undo(from);
+	idemq_pending_counts_undo(from);
+	idemq_pending_undo(from);
+	idemq_pending_ready_apply(from, false);
 }
 
 static void
@@ -80,10 +80,10 @@ at_end(XactEvent event, void *arg)
 	switch (event)
 	{
 		case XACT_EVENT_COMMIT:
-			idemq_group_notes_apply();
-			idemq_tally_apply();
-			idemq_xact_apply();
-			idemq_lowers_apply(InvalidSubTransactionId, true);
+			idemq_pending_groups_apply();
+			idemq_pending_counts_apply();
+			idemq_pending_apply();
+			idemq_pending_ready_apply(InvalidSubTransactionId, true);
 			forget();
 			break;
 		case XACT_EVENT_ABORT:
@@ -91,12 +91,12 @@ at_end(XactEvent event, void *arg)
 			forget();
 			break;
 		case XACT_EVENT_PRE_PREPARE:
-			idemq_xact_before_prepare();
+			idemq_pending_before_prepare();
 			break;
 		case XACT_EVENT_PREPARE:
-			idemq_group_notes_prepare();
-			idemq_tally_undo(InvalidSubTransactionId);
-			idemq_xact_prepare();
+			idemq_pending_groups_prepare();
+			idemq_pending_counts_undo(InvalidSubTransactionId);
+			idemq_pending_prepare();
 			forget();
 			break;
 		case XACT_EVENT_PRE_COMMIT:
@@ -111,7 +111,7 @@ static void
 at_sub_end(SubXactEvent event, SubTransactionId subid, SubTransactionId parent, void *arg)
 {
 	if (event == SUBXACT_EVENT_COMMIT_SUB)
-		idemq_tally_release(subid, parent);
+		idemq_pending_counts_release(subid, parent);
 	else if (event == SUBXACT_EVENT_ABORT_SUB)
 		undo_from(subid);
 }

@@ -5,7 +5,7 @@
 #ifndef IDEMQ_TXN_AT_END_H
 #define IDEMQ_TXN_AT_END_H
 
-extern bool idemq_xact_has_notes(void);
+extern bool idemq_at_end_is_pending(void);
 extern void idemq_at_end_install(void);
 
 #endif

@@ -52,7 +52,7 @@ find(int32 queue_id)
 
 /* Makes room for a queue, so that what follows cannot fail. */
 void
-idemq_credit_reserve(int32 queue_id)
+idemq_borrowed_reserve(int32 queue_id)
 {
 	if (find(queue_id) != NULL)
 		return;
@@ -62,7 +62,7 @@ idemq_credit_reserve(int32 queue_id)
 
 /* Notes count ends more (1), or fewer (-1); frees: of an attempt that was counted. */
 void
-idemq_credit_end(int32 queue_id, bool frees, int count)
+idemq_borrowed_note_end(int32 queue_id, bool frees, int count)
 {
 	Credit *credit = find(queue_id);
 
@@ -74,7 +74,7 @@ idemq_credit_end(int32 queue_id, bool frees, int count)
 
 /* Notes that count places more (1), or fewer (-1), are taken. */
 void
-idemq_credit_borrow(int32 queue_id, int count)
+idemq_borrowed_note_claim(int32 queue_id, int count)
 {
 	Credit *credit = find(queue_id);
 
@@ -84,7 +84,7 @@ idemq_credit_borrow(int32 queue_id, int count)
 
 /* Returns how many attempts this transaction ends whose place is not taken. */
 int
-idemq_credit_free(int32 queue_id)
+idemq_borrowed_free(int32 queue_id)
 {
 	const Credit *credit = find(queue_id);
 
@@ -96,7 +96,7 @@ idemq_credit_free(int32 queue_id)
  * entry: this transaction's own search does not see it, others' do.
  */
 bool
-idemq_credit_uncounted(int32 queue_id)
+idemq_borrowed_uncounted(int32 queue_id)
 {
 	const Credit *credit = find(queue_id);
 
@@ -105,7 +105,7 @@ idemq_credit_uncounted(int32 queue_id)
 
 /* Forgets all, at the end of the transaction. */
 void
-idemq_credits_forget(void)
+idemq_borrowed_forget(void)
 {
 	credits = NULL;
 	ncredits = max_credits = 0;

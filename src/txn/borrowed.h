@@ -5,11 +5,11 @@
 #ifndef IDEMQ_TXN_BORROWED_H
 #define IDEMQ_TXN_BORROWED_H
 
-extern void idemq_credit_reserve(int32 queue_id);
-extern void idemq_credit_end(int32 queue_id, bool frees, int count);
-extern void idemq_credit_borrow(int32 queue_id, int count);
-extern int idemq_credit_free(int32 queue_id);
-extern bool idemq_credit_uncounted(int32 queue_id);
-extern void idemq_credits_forget(void);
+extern void idemq_borrowed_reserve(int32 queue_id);
+extern void idemq_borrowed_note_end(int32 queue_id, bool frees, int count);
+extern void idemq_borrowed_note_claim(int32 queue_id, int count);
+extern int idemq_borrowed_free(int32 queue_id);
+extern bool idemq_borrowed_uncounted(int32 queue_id);
+extern void idemq_borrowed_forget(void);
 
 #endif

@@ -5,7 +5,7 @@
  *		included; txn/pending_action.c says what that means for each kind.
  *
  * An action is noted before the change that it undoes is made, into memory that was
- * reserved before (idemq_xact_reserve), so that no error can come between.
+ * reserved before (idemq_pending_reserve), so that no error can come between.
  *
  * At the commit borrowed entries are counted first, before those go whose place they
  * take (job/limits.c); then the actions are followed in the order in which they were
@@ -16,7 +16,7 @@
  * needs nothing; a rollback undoes that tail, the last first, so that an entry which
  * was ended, claimed again and ended again goes back the way it came.
  *
- * What txn/at_end.c calls neither allocates nor raises; idemq_xact_before_prepare
+ * What txn/at_end.c calls neither allocates nor raises; idemq_pending_before_prepare
  * alone raises.  No locks; all state is this backend's.
  */
 #include "postgres.h"
@@ -45,16 +45,16 @@ static bool preparing = false;
 
 /* Makes room for one action, so that the next note cannot fail. */
 void
-idemq_xact_reserve(void)
+idemq_pending_reserve(void)
 {
 	actions = idemq_grow(actions, &max_actions, (int64) nactions + 1, sizeof(PendingAction));
 }
 
 /* Makes room for a claim, and for the entry that it may take over. */
 void
-idemq_xact_reserve_claim(void)
+idemq_pending_reserve_claim(void)
 {
-	idemq_xact_reserve();
+	idemq_pending_reserve();
 	if (spare_prior == NULL)
 		spare_prior = MemoryContextAlloc(TopTransactionContext, sizeof(Lease));
 }
@@ -78,7 +78,7 @@ add_action(ActionKind kind, QueueSlot *slot, int32 queue_id)
 static PendingAction *
 note(ActionKind kind, QueueSlot *slot, int32 queue_id)
 {
-	idemq_xact_reserve();
+	idemq_pending_reserve();
 	return add_action(kind, slot, queue_id);
 }
 
@@ -94,12 +94,12 @@ is_last(ActionKind kind, int32 queue_id)
 
 /*
  * Notes a claim of the job with that ready key, for which room was reserved
- * (idemq_xact_reserve_claim); its entry has been taken, or, with rowonly, the table
+ * (idemq_pending_reserve_claim); its entry has been taken, or, with rowonly, the table
  * was full.  prior is the entry that it took over, or NULL.  Cannot fail.
  */
 void
-idemq_xact_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, bool rowonly,
-					  const Lease *prior)
+idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, bool rowonly,
+						 const Lease *prior)
 {
 	PendingAction *action =
 		add_action(rowonly ? ACTION_CLAIM_ROWONLY : ACTION_CLAIM, claim->slot, claim->queue_id);
@@ -112,7 +112,7 @@ idemq_xact_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, boo
 	pending->borrowed = claim->borrow;
 	pending->prior = NULL;
 	if (claim->borrow)
-		idemq_credit_borrow(claim->queue_id, 1);
+		idemq_borrowed_note_claim(claim->queue_id, 1);
 	if (prior != NULL)
 	{
 		Assert(spare_prior != NULL);
@@ -124,21 +124,21 @@ idemq_xact_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, boo
 
 /* Notes that this transaction ends the lease of that token, and marks its entry. */
 void
-idemq_xact_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
+idemq_pending_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
 {
 	PendingAction *action = note(ACTION_END, slot, queue_id);
 	PendingEnd *end = &action->u.end;
 
 	end->lease = (LeaseName){job_id, token};
 	end->frees = false;
-	idemq_credit_reserve(queue_id);
+	idemq_borrowed_reserve(queue_id);
 	end->frees = idemq_lease_begin_end(job_id, token);
-	idemq_credit_end(queue_id, end->frees, 1);
+	idemq_borrowed_note_end(queue_id, end->frees, 1);
 }
 
 /* Notes that rows in processing were written by hand; many are one action. */
 void
-idemq_xact_note_recovery(QueueSlot *slot, int32 queue_id)
+idemq_pending_note_recovery(QueueSlot *slot, int32 queue_id)
 {
 	if (!is_last(ACTION_RECOVER, queue_id))
 		(void) note(ACTION_RECOVER, slot, queue_id);
@@ -146,42 +146,43 @@ idemq_xact_note_recovery(QueueSlot *slot, int32 queue_id)
 
 /* Notes that this database's jobs or queues are gone: TRUNCATE, DROP EXTENSION. */
 void
-idemq_xact_note_forget(void)
+idemq_pending_note_forget(void)
 {
 	(void) note(ACTION_FORGET, NULL, 0);
 }
 
 /* Notes that a queue is created. */
 void
-idemq_xact_note_create_queue(int32 queue_id)
+idemq_pending_note_create_queue(int32 queue_id)
 {
 	(void) note(ACTION_CREATE_QUEUE, NULL, queue_id);
 }
 
 /* Notes that a queue is dropped. */
 void
-idemq_xact_note_drop_queue(int32 queue_id)
+idemq_pending_note_drop_queue(int32 queue_id)
 {
 	(void) note(ACTION_DROP_QUEUE, NULL, queue_id);
 }
 
 /* Notes an event of a job. */
 void
-idemq_xact_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job_id, int32 attempt)
+idemq_pending_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job_id,
+						 int32 attempt)
 {
 	note(ACTION_EVENT, slot, queue_id)->u.news = (JobNews){kind, attempt, job_id};
 }
 
 /* Notes that a job is finished that had no lease. */
 void
-idemq_xact_note_finished(int64 job_id)
+idemq_pending_note_finished(int64 job_id)
 {
 	note(ACTION_FINISHED, NULL, 0)->u.job_id = job_id;
 }
 
 /* Notes that a job is gone that was not finished; many are one action. */
 void
-idemq_xact_note_gone(void)
+idemq_pending_note_gone(void)
 {
 	if (!is_last(ACTION_GONE, 0))
 		(void) note(ACTION_GONE, NULL, 0);
@@ -189,28 +190,28 @@ idemq_xact_note_gone(void)
 
 /* Notes that a queue's settings change, 0 for any: sessions that wait for it scan again. */
 void
-idemq_xact_note_settings(int32 queue_id)
+idemq_pending_note_settings(int32 queue_id)
 {
 	(void) note(ACTION_SETTINGS, NULL, queue_id);
 }
 
 /* Notes that a database may have the extension from now on. */
 void
-idemq_xact_note_extension(Oid database)
+idemq_pending_note_extension(Oid database)
 {
 	note(ACTION_EXTENSION, NULL, 0)->u.database = database;
 }
 
 /* Returns whether there is any action. */
 bool
-idemq_xact_any(void)
+idemq_pending_any(void)
 {
 	return nactions > 0;
 }
 
 /* Follows the commit of all actions. */
 void
-idemq_xact_apply(void)
+idemq_pending_apply(void)
 {
 	for (int i = 0; i < nactions; i++)
 		idemq_action_settle_loan(&actions[i]);
@@ -220,17 +221,17 @@ idemq_xact_apply(void)
 
 /* Undoes the last action at once: its row turned out not to be ours. */
 void
-idemq_xact_undo_last(void)
+idemq_pending_undo_last(void)
 {
 	idemq_action_undo(&actions[--nactions]);
 }
 
 /* Undoes each action with this subtransaction id or a greater one, the last first. */
 void
-idemq_xact_undo(SubTransactionId from)
+idemq_pending_undo(SubTransactionId from)
 {
 	while (nactions > 0 && actions[nactions - 1].subid >= from)
-		idemq_xact_undo_last();
+		idemq_pending_undo_last();
 }
 
 /* Raises an error for what cannot be prepared. */
@@ -242,7 +243,7 @@ check_prepare(void)
 		ActionKind kind = actions[i].kind;
 		bool attempt = kind == ACTION_CLAIM || kind == ACTION_END;
 
-		idemq_check_prepare(attempt ? actions[i].queue_id : 0,
+		idemq_prepare_check(attempt ? actions[i].queue_id : 0,
 							kind == ACTION_CLAIM && actions[i].u.claim.attached,
 							kind == ACTION_FORGET || kind == ACTION_DROP_QUEUE);
 	}
@@ -250,11 +251,11 @@ check_prepare(void)
 
 /*
  * Before PREPARE: raises an error for what cannot be prepared.  From here on to
- * idemq_xact_forget the session's entries may outlive its transaction, which by then
+ * idemq_pending_forget the session's entries may outlive its transaction, which by then
  * has neither an id nor locks of its own.
  */
 void
-idemq_xact_before_prepare(void)
+idemq_pending_before_prepare(void)
 {
 	check_prepare();
 	preparing = nactions > 0;
@@ -264,7 +265,7 @@ idemq_xact_before_prepare(void)
 
 /* Follows PREPARE. */
 void
-idemq_xact_prepare(void)
+idemq_pending_prepare(void)
 {
 	for (int i = 0; i < nactions; i++)
 		idemq_action_prepare(&actions[i]);
@@ -272,7 +273,7 @@ idemq_xact_prepare(void)
 
 /* Forgets all, at the end of the transaction, and ends what PREPARE began. */
 void
-idemq_xact_forget(void)
+idemq_pending_forget(void)
 {
 	if (preparing)
 		idemq_slots_end_change();

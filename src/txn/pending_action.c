@@ -113,13 +113,13 @@ idemq_action_apply(const PendingAction *action)
 			forget_database();
 			break;
 		case ACTION_EVENT:
-			idemq_event_add(action->slot, action->queue_id, &action->u.news);
+			idemq_notify_ring_add(action->slot, action->queue_id, &action->u.news);
 			break;
 		case ACTION_SETTINGS:
 			follow_settings(action->queue_id);
 			break;
 		case ACTION_EXTENSION:
-			idemq_worker_look_into(action->u.database);
+			idemq_worker_visit(action->u.database);
 			break;
 	}
 }
@@ -149,7 +149,7 @@ undo_claim(const PendingAction *action)
 		pfree(claim->prior);
 	}
 	if (claim->borrowed)
-		idemq_credit_borrow(action->queue_id, -1);
+		idemq_borrowed_note_claim(action->queue_id, -1);
 }
 
 /* Lets a lease go on; a search may have missed its job, whose entry we had marked. */
@@ -163,7 +163,7 @@ undo_end(const PendingAction *action)
 		idemq_slot_note_deadline(action->slot, action->queue_id, again);
 	else
 		idemq_slot_need_recovery(action->slot, action->queue_id);
-	idemq_credit_end(action->queue_id, end->frees, -1);
+	idemq_borrowed_note_end(action->queue_id, end->frees, -1);
 }
 
 /* Follows the abort of one action. */

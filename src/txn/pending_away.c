@@ -24,7 +24,7 @@ static int max_kept = 0;
  * returned before.
  */
 pid_t
-idemq_away_keep(Oid database)
+idemq_pending_away_keep(Oid database)
 {
 	bool is_held;
 	pid_t pid;
@@ -43,7 +43,7 @@ idemq_away_keep(Oid database)
 
 /* Lets the workers back; for the end of the transaction.  Neither allocates nor raises. */
 void
-idemq_away_let_back(void)
+idemq_pending_away_let_back(void)
 {
 	while (nkept > 0)
 		idemq_worker_release(kept[--nkept]);

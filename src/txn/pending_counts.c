@@ -129,7 +129,7 @@ delta_of(int32 queue_id)
 
 /* Notes a row that was written: its status before and after, NO_ROW for none. */
 void
-idemq_tally_row(int32 queue_id, int from, int to)
+idemq_pending_counts_row(int32 queue_id, int from, int to)
 {
 	CounterDelta *delta;
 
@@ -144,7 +144,7 @@ idemq_tally_row(int32 queue_id, int from, int to)
 
 /* Notes an event for each of those counters, as COUNTER_BITs. */
 void
-idemq_tally_count(int32 queue_id, uint32 counters)
+idemq_pending_counts_event(int32 queue_id, uint32 counters)
 {
 	CounterDelta *delta;
 
@@ -165,7 +165,7 @@ add_to_bucket(TimingDelta *timing, int bucket, uint32 count)
 
 /* Notes how long something took; longer than the histogram reaches is as long as that. */
 void
-idemq_tally_timing(int32 queue_id, Timing which, TimestampTz from, TimestampTz to)
+idemq_pending_counts_timing(int32 queue_id, Timing which, TimestampTz from, TimestampTz to)
 {
 	int64 usecs = to - Max(from, to - HISTOGRAM_LIMIT);
 
@@ -197,7 +197,7 @@ merge(CounterDelta *to, const CounterDelta *from)
  * parent has not counted in stay where they are, above the parent's others.
  */
 void
-idemq_tally_release(SubTransactionId subid, SubTransactionId parent)
+idemq_pending_counts_release(SubTransactionId subid, SubTransactionId parent)
 {
 	int bottom = ntallies;
 	int kept;
@@ -229,7 +229,7 @@ idemq_tally_release(SubTransactionId subid, SubTransactionId parent)
 
 /* Adds all tallies to their queues: their transaction has committed. */
 void
-idemq_tally_apply(void)
+idemq_pending_counts_apply(void)
 {
 	uint64 xid = U64FromFullTransactionId(GetTopFullTransactionIdIfAny());
 
@@ -246,7 +246,7 @@ idemq_tally_apply(void)
 
 /* Drops the tallies of a subtransaction and of later ones: it has been rolled back. */
 void
-idemq_tally_undo(SubTransactionId from)
+idemq_pending_counts_undo(SubTransactionId from)
 {
 	idemq_counters_cancel_count();
 	while (ntallies > 0 && tallies[ntallies - 1].subid >= from)
@@ -255,7 +255,7 @@ idemq_tally_undo(SubTransactionId from)
 
 /* Forgets all, at the end of the transaction. */
 void
-idemq_tally_forget(void)
+idemq_pending_counts_forget(void)
 {
 	while (ntallies > 0)
 		pop();

@@ -10,12 +10,13 @@
 /* In place of a status: the row is new, or gone. */
 #define NO_ROW (-1)
 
-extern void idemq_tally_row(int32 queue_id, int from, int to);
-extern void idemq_tally_count(int32 queue_id, uint32 counters);
-extern void idemq_tally_timing(int32 queue_id, Timing which, TimestampTz from, TimestampTz to);
-extern void idemq_tally_apply(void);
-extern void idemq_tally_release(SubTransactionId subid, SubTransactionId parent);
-extern void idemq_tally_undo(SubTransactionId from);
-extern void idemq_tally_forget(void);
+extern void idemq_pending_counts_row(int32 queue_id, int from, int to);
+extern void idemq_pending_counts_event(int32 queue_id, uint32 counters);
+extern void idemq_pending_counts_timing(int32 queue_id, Timing which, TimestampTz from,
+										TimestampTz to);
+extern void idemq_pending_counts_apply(void);
+extern void idemq_pending_counts_release(SubTransactionId subid, SubTransactionId parent);
+extern void idemq_pending_counts_undo(SubTransactionId from);
+extern void idemq_pending_counts_forget(void);
 
 #endif

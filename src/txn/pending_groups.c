@@ -178,7 +178,7 @@ find_mark(const GroupKey *key, uint32 hash)
  * not NULL; id: as idemq_group_mark takes it.
  */
 void
-idemq_group_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id)
+idemq_pending_groups_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id)
 {
 	text *value = DatumGetTextPP(name);
 	GroupKey key;
@@ -211,7 +211,7 @@ end_of_owned_keys(void)
 
 /* Makes room for groups that are to be owned, so that noting them cannot fail. */
 void
-idemq_group_notes_reserve(int count)
+idemq_pending_groups_reserve(int count)
 {
 	int64 units = (int64) count * (sizeof(GroupKey) / sizeof(uint64));
 
@@ -221,7 +221,7 @@ idemq_group_notes_reserve(int count)
 
 /* Notes a group that this session has taken; room was reserved. */
 void
-idemq_group_note_owned(QueueSlot *slot, const GroupTaken *group)
+idemq_pending_groups_note_owned(QueueSlot *slot, const GroupTaken *group)
 {
 	int at = end_of_owned_keys();
 
@@ -243,7 +243,7 @@ find_owned(const GroupKey *key)
 
 /* Notes the floor that an owned group has once this transaction has committed. */
 void
-idemq_group_note_floor(const GroupTaken *group, GroupFloor floor)
+idemq_pending_groups_note_floor(const GroupTaken *group, GroupFloor floor)
 {
 	int i = find_owned(&group->key);
 
@@ -268,7 +268,7 @@ remove_owned(int i)
 
 /* Gives a group back at once: this transaction has changed nothing in it. */
 void
-idemq_group_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how)
+idemq_pending_groups_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how)
 {
 	int i = find_owned(&group->key);
 
@@ -282,7 +282,7 @@ idemq_group_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how)
  * Should an error end the scan, it has to be done again.
  */
 void
-idemq_group_note_scan(QueueSlot *slot, int32 queue_id)
+idemq_pending_groups_note_scan(QueueSlot *slot, int32 queue_id)
 {
 	scanned_slot = slot;
 	scanned_queue = queue_id;
@@ -290,7 +290,7 @@ idemq_group_note_scan(QueueSlot *slot, int32 queue_id)
 
 /* Returns whether this transaction's end changes what groups need. */
 bool
-idemq_group_notes_any(void)
+idemq_pending_groups_any(void)
 {
 	return nmarks > 0 || nowned > 0;
 }
@@ -320,7 +320,7 @@ end_scan(void)
 
 /* Follows the commit: marks groups, then gives back those that are owned. */
 void
-idemq_group_notes_apply(void)
+idemq_pending_groups_apply(void)
 {
 	for (int i = 0; i < nmarks; i++)
 	{
@@ -333,7 +333,7 @@ idemq_group_notes_apply(void)
 
 /* Follows the abort of a subtransaction and of later ones. */
 void
-idemq_group_notes_undo(SubTransactionId from)
+idemq_pending_groups_undo(SubTransactionId from)
 {
 	end_scan();
 	release_from(from, GROUP_AGAIN);
@@ -341,14 +341,14 @@ idemq_group_notes_undo(SubTransactionId from)
 
 /* Follows PREPARE. */
 void
-idemq_group_notes_prepare(void)
+idemq_pending_groups_prepare(void)
 {
 	release_from(InvalidSubTransactionId, GROUP_PREPARED);
 }
 
 /* Forgets all, at the end of the transaction. */
 void
-idemq_group_notes_forget(void)
+idemq_pending_groups_forget(void)
 {
 	marks = NULL;
 	owned = NULL;

@@ -7,16 +7,16 @@
 
 #include "shared/groups.h"
 
-extern void idemq_group_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id);
-extern void idemq_group_notes_reserve(int count);
-extern void idemq_group_note_owned(QueueSlot *slot, const GroupTaken *group);
-extern void idemq_group_note_floor(const GroupTaken *group, GroupFloor floor);
-extern void idemq_group_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how);
-extern void idemq_group_note_scan(QueueSlot *slot, int32 queue_id);
-extern bool idemq_group_notes_any(void);
-extern void idemq_group_notes_apply(void);
-extern void idemq_group_notes_undo(SubTransactionId from);
-extern void idemq_group_notes_prepare(void);
-extern void idemq_group_notes_forget(void);
+extern void idemq_pending_groups_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id);
+extern void idemq_pending_groups_reserve(int count);
+extern void idemq_pending_groups_note_owned(QueueSlot *slot, const GroupTaken *group);
+extern void idemq_pending_groups_note_floor(const GroupTaken *group, GroupFloor floor);
+extern void idemq_pending_groups_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how);
+extern void idemq_pending_groups_note_scan(QueueSlot *slot, int32 queue_id);
+extern bool idemq_pending_groups_any(void);
+extern void idemq_pending_groups_apply(void);
+extern void idemq_pending_groups_undo(SubTransactionId from);
+extern void idemq_pending_groups_prepare(void);
+extern void idemq_pending_groups_forget(void);
 
 #endif

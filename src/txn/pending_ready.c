@@ -7,7 +7,7 @@
  * They are kept per queue and priority, as their least key, for the whole
  * transaction: lowering too much or too often is only slower.
  *
- * idemq_lowers_apply is called after commit and abort, by txn/at_end.c: it neither
+ * idemq_pending_ready_apply is called after commit and abort, by txn/at_end.c: it neither
  * allocates nor raises.  All state is this backend's.
  */
 #include "postgres.h"
@@ -68,7 +68,7 @@ keep(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
  * its end either way.  To be called before the row is written.
  */
 void
-idemq_lowers_note(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
+idemq_pending_ready_note(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
 {
 	Lower *lower = keep(slot, queue_id, priority, key);
 
@@ -80,7 +80,8 @@ idemq_lowers_note(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
 
 /* Notes when a job expires that this transaction makes ready, or blocked. */
 void
-idemq_lowers_note_expiry(QueueSlot *slot, int32 queue_id, int priority, TimestampTz expires_at)
+idemq_pending_ready_note_expiry(QueueSlot *slot, int32 queue_id, int priority,
+								TimestampTz expires_at)
 {
 	Lower *lower = keep(slot, queue_id, priority, READY_KEY_MAX);
 
@@ -89,7 +90,7 @@ idemq_lowers_note_expiry(QueueSlot *slot, int32 queue_id, int priority, Timestam
 
 /* Notes a key that this transaction takes away: claimable again should it abort. */
 void
-idemq_lowers_note_taken(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
+idemq_pending_ready_note_taken(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
 {
 	(void) keep(slot, queue_id, priority, key);
 }
@@ -99,7 +100,7 @@ idemq_lowers_note_taken(QueueSlot *slot, int32 queue_id, int priority, ReadyKey 
  * that before its commit, and no others do.
  */
 void
-idemq_lowers_view(int32 queue_id, CursorView *view)
+idemq_pending_ready_view(int32 queue_id, CursorView *view)
 {
 	for (int i = 0; i < nlowers; i++)
 	{
@@ -116,7 +117,7 @@ idemq_lowers_view(int32 queue_id, CursorView *view)
  * whether what was there before is ready.
  */
 void
-idemq_lowers_apply(SubTransactionId from, bool committed)
+idemq_pending_ready_apply(SubTransactionId from, bool committed)
 {
 	for (int i = 0; i < nlowers; i++)
 	{
@@ -136,14 +137,14 @@ idemq_lowers_apply(SubTransactionId from, bool committed)
 
 /* Returns whether anything is noted. */
 bool
-idemq_lowers_any(void)
+idemq_pending_ready_any(void)
 {
 	return nlowers > 0;
 }
 
 /* Forgets all, at the end of the transaction. */
 void
-idemq_lowers_forget(void)
+idemq_pending_ready_forget(void)
 {
 	lowers = NULL;
 	nlowers = max_lowers = 0;

@@ -7,13 +7,14 @@
 
 #include "shared/ready_cursor.h"
 
-extern void idemq_lowers_note(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key);
-extern void idemq_lowers_note_taken(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key);
-extern void idemq_lowers_note_expiry(QueueSlot *slot, int32 queue_id, int priority,
-									 TimestampTz expires_at);
-extern void idemq_lowers_view(int32 queue_id, CursorView *view);
-extern void idemq_lowers_apply(SubTransactionId from, bool committed);
-extern bool idemq_lowers_any(void);
-extern void idemq_lowers_forget(void);
+extern void idemq_pending_ready_note(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key);
+extern void idemq_pending_ready_note_taken(QueueSlot *slot, int32 queue_id, int priority,
+										   ReadyKey key);
+extern void idemq_pending_ready_note_expiry(QueueSlot *slot, int32 queue_id, int priority,
+											TimestampTz expires_at);
+extern void idemq_pending_ready_view(int32 queue_id, CursorView *view);
+extern void idemq_pending_ready_apply(SubTransactionId from, bool committed);
+extern bool idemq_pending_ready_any(void);
+extern void idemq_pending_ready_forget(void);
 
 #endif

@@ -24,7 +24,7 @@ refuse(const char *what, const char *hint)
  * or truncated queues or jobs.
  */
 void
-idemq_check_prepare(int32 queue_id, bool attached, bool drops)
+idemq_prepare_check(int32 queue_id, bool attached, bool drops)
 {
 	QueueInfo queue;
 

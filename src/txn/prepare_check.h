@@ -5,6 +5,6 @@
 #ifndef IDEMQ_TXN_PREPARE_CHECK_H
 #define IDEMQ_TXN_PREPARE_CHECK_H
 
-extern void idemq_check_prepare(int32 queue_id, bool attached, bool drops);
+extern void idemq_prepare_check(int32 queue_id, bool attached, bool drops);
 
 #endif

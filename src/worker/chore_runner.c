@@ -94,7 +94,7 @@ in_transaction(const char *name, void (*function)(void *arg), void *arg)
 		StartTransactionCommand();
 		PushActiveSnapshot(GetTransactionSnapshot());
 		GetUserIdAndSecContext(&user, &sec_context);
-		SetUserIdAndSecContext(idemq_catalog()->owner, sec_context | SECURITY_LOCAL_USERID_CHANGE);
+		SetUserIdAndSecContext(idemq_oids()->owner, sec_context | SECURITY_LOCAL_USERID_CHANGE);
 		MemoryContextSwitchTo(chore_context);
 		function(arg);
 		PopActiveSnapshot();

@@ -78,7 +78,7 @@ due(const QueueInfo *queue)
 
 	/* Before the scan: what is enqueued from here on notes itself. */
 	pg_atomic_write_u64(&queue->slot->next_due, PG_UINT64_MAX);
-	if (idemq_ready_look(queue, &next, &held) && !queue->paused)
+	if (idemq_ready_check(queue, &next, &held) && !queue->paused)
 		idemq_wake_ready(queue->slot, queue->id, 1, DT_NOEND);
 	/* A scan that found something did not go on to what is not due yet. */
 	if (next == DT_NOEND)
@@ -96,7 +96,7 @@ remind(const QueueInfo *queue)
 
 	pg_atomic_write_u64(&queue->slot->unclaimed_at, 0);
 	if (idemq_sleepers_any(idemq_sleepers_of_queue(queue->slot)) && !queue->paused &&
-		idemq_ready_look(queue, &next, &held))
+		idemq_ready_check(queue, &next, &held))
 		idemq_wake_again(queue->slot);
 }
 
@@ -230,7 +230,7 @@ static const Chore chores[] = {
 	{"expire", idemq_expire_due_at, .run = idemq_expire_some, .ended = idemq_expire_ended},
 	{"notify", notify_due_at, .run_for_all = idemq_notify_send, .begin = notify_begins,
 	 .ended = notify_ended},
-	{"count", count_due_at, .run_for_all = idemq_gauges_count, .ended = count_ended},
+	{"count", count_due_at, .run_for_all = idemq_queue_counts_run, .ended = count_ended},
 	{"purge", purge_due_at, .run_for_all = idemq_retention_run, .ended = purge_ended},
 };
 

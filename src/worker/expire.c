@@ -171,18 +171,18 @@ expire_blocked(ExpireScan *scan, JobsTable *table, const QueueInfo *queue)
 	uint64 rows;
 	bool isnull;
 
-	idemq_sql_begin(&scope);
-	rows = idemq_sql_query_latest(&blocked_jobs, values, NULL);
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&blocked_jobs, values, NULL);
 	for (uint64 i = 0; i < rows; i++)
 	{
-		TimestampTz expires_at = DatumGetTimestampTz(idemq_sql_value(i, 2, &isnull));
+		TimestampTz expires_at = DatumGetTimestampTz(idemq_spi_value(i, 2, &isnull));
 
 		if (expires_at <= now)
-			ids[count++] = DatumGetInt64(idemq_sql_value(i, 1, &isnull));
+			ids[count++] = DatumGetInt64(idemq_spi_value(i, 1, &isnull));
 		else
 			scan->next = Min(scan->next, expires_at);
 	}
-	idemq_sql_end(&scope);
+	idemq_spi_end(&scope);
 	if (count == STEP_JOBS)
 		scan->next = Min(scan->next, now);
 	for (int i = 0; i < count; i++)

@@ -47,7 +47,7 @@ static bool
 has_news(QueueSlot *slot)
 {
 	return pg_atomic_read_u64(&slot->announced) != pg_atomic_read_u64(&slot->notified) ||
-		   idemq_events_waiting(slot);
+		   idemq_notify_ring_waiting(slot);
 }
 
 static void
@@ -81,7 +81,7 @@ collect(const SlotView *view, void *arg)
 	news->queue_id = view->queue_id;
 	news->announced = pg_atomic_read_u64(&view->slot->announced);
 	news->ready = news->announced != pg_atomic_read_u64(&view->slot->notified);
-	idemq_events_copy(view->slot, &news->batch);
+	idemq_notify_ring_copy(view->slot, &news->batch);
 	unsent = lappend(unsent, news);
 	MemoryContextSwitchTo(old);
 }
@@ -153,7 +153,7 @@ idemq_notify_sent(void)
 		if (!news->known || !idemq_slot_is_of(news->slot, news->queue_id))
 			continue;
 		pg_atomic_write_u64(&news->slot->notified, news->announced);
-		idemq_events_told(news->slot, &news->batch);
+		idemq_notify_ring_sent(news->slot, &news->batch);
 	}
 	unsent = NIL;
 	MemoryContextReset(news_context);

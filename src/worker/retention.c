@@ -120,14 +120,14 @@ purge_seen(TimestampTz *from, TimestampTz now, int64 limit)
 	bool isnull;
 	bool more;
 
-	idemq_sql_begin(&scope);
-	idemq_sql_no_seqscan();
-	(void) idemq_sql_run(&delete_seen, values, NULL, SPI_OK_SELECT);
-	last = idemq_sql_value(0, 1, &isnull);
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	(void) idemq_spi_run(&delete_seen, values, NULL, SPI_OK_SELECT);
+	last = idemq_spi_value(0, 1, &isnull);
 	if (!isnull)
 		*from = DatumGetTimestampTz(last);
-	more = DatumGetInt64(idemq_sql_value(0, 2, &isnull)) == limit;
-	idemq_sql_end(&scope);
+	more = DatumGetInt64(idemq_spi_value(0, 2, &isnull)) == limit;
+	idemq_spi_end(&scope);
 	return more;
 }
 
@@ -137,9 +137,9 @@ check_constraints_at_once(void)
 {
 	SqlScope scope;
 
-	idemq_sql_begin_on_jobs(&scope);
-	(void) idemq_sql_run(&constraints_at_once, NULL, NULL, SPI_OK_UTILITY);
-	idemq_sql_end(&scope);
+	idemq_spi_begin_on_jobs(&scope);
+	(void) idemq_spi_run(&constraints_at_once, NULL, NULL, SPI_OK_UTILITY);
+	idemq_spi_end(&scope);
 }
 
 /* Logs why a job stays, once in a round; raises a query cancel again. */
@@ -206,7 +206,7 @@ delete_row(Batch *batch, const Job *job, TimestampTz finished_at)
 		deleted = idemq_jobs_delete(&batch->table, job, JOB_SKIPS_STRANGERS) == JOB_WRITTEN;
 	if (!deleted)
 		return;
-	idemq_tally_count(job->queue_id, COUNTER_BIT(COUNTER_PURGED));
+	idemq_pending_counts_event(job->queue_id, COUNTER_BIT(COUNTER_PURGED));
 	batch->ids[batch->rows++] = job->id;
 }
 
@@ -260,7 +260,7 @@ purge_jobs(FinishedScan *scan, Retention *retention, TimestampTz now, int max_ro
 		consider(&batch);
 	}
 	idemq_jobs_scan_end(&batch.table);
-	idemq_attempts_forget_all(batch.ids, batch.rows);
+	idemq_attempt_history_forget_all(batch.ids, batch.rows);
 	idemq_jobs_close(&batch.table);
 	pfree(batch.ids);
 	if (!more)

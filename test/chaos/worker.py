@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""worker.py DSN NAME LOG: a worker that is stalled, killed and cut off; see test/t/017_chaos.pl.
+"""worker.py DSN NAME LOG: a worker that is stalled, killed and cut off; see test/t/chaos.pl.
 
 Each effect, two increments, shares a transaction with the job's commit.  One answer to
 COMMIT in a hundred is thrown away with its connection: the worker then runs the same

@@ -168,7 +168,7 @@ SKIP:
 	$lock->query_safe('BEGIN; LOCK TABLE idemq.jobs IN ACCESS EXCLUSIVE MODE');
 	is_state($node, "SET lock_timeout = '100 ms'; $count", '55P03', 'a count waits for a lock, and gives up');
 	$lock->query_safe('ROLLBACK');
-	$end_count = $begin->($counter, $counter_pid, 'idemq_sql_query_at', $count);
+	$end_count = $begin->($counter, $counter_pid, 'idemq_spi_query_at', $count);
 	sql($node, "SELECT pg_terminate_backend($counter_pid)");
 	eval { $end_count->() };
 	$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $counter_pid") or die;
