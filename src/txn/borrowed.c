@@ -3,16 +3,9 @@
  *		The attempts that this transaction ends, in whose place it may claim others in
  *		a queue that is at max_running (job/limits.c).
  *
- * A transaction T may borrow as often as it ends attempts that are counted as running.
- * Why no more than max_running jobs are worked on: let O be the open claims of the
- * queue, and P its jobs in processing, in any snapshot.  Each has a lease entry from
- * before it is an open claim until after the commit that ends it is visible, and each
- * entry is counted, except borrowed ones.  Until T commits, a borrowed claim is in O,
- * and the attempt that it replaces is in P: O and P together exceed the count by what T
- * has borrowed, but T has finished with as many.  At T's commit, in one instant, the
- * ended leave P and the borrowed enter it, one for one.  Then the borrowed are counted
- * first, and the ended entries go after that: in between the count is too high, never
- * too low.  Should T abort, borrowed entries go uncounted, and the ended ones stay.
+ * A transaction may borrow as often as it ends attempts that are counted as running.
+ * Why no more than max_running jobs are worked on all the same stands at the top of
+ * shared/running.c.
  *
  * txn/pending_action.c takes back what a savepoint's rollback undoes, the last first: a
  * claim that borrowed came later than the end whose place it took, and goes earlier.
