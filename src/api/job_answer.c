@@ -5,8 +5,6 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
-#include "funcapi.h"
 #include "utils/timestamp.h"
 
 #include "api/claim_row.h"
@@ -28,12 +26,9 @@
 Datum
 idemq_job_answer(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 {
-	TupleDesc desc;
 	Datum values[RESULT_COLUMNS] = {0};
 	bool nulls[RESULT_COLUMNS];
 
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
 	memset(nulls, true, sizeof(nulls));
 	if (outcome == OUTCOME_CLAIMED || outcome == OUTCOME_CLAIMED_AGAIN)
 		idemq_claim_row_fill(&call->job, &call->args, values + RESULT_CLAIM, nulls + RESULT_CLAIM);
@@ -56,7 +51,7 @@ idemq_job_answer(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 	}
 	values[RESULT_OUTCOME] = idemq_outcome_datum(outcome);
 	nulls[RESULT_OUTCOME] = false;
-	return HeapTupleGetDatum(heap_form_tuple(desc, values, nulls));
+	return idemq_row_datum(fcinfo, values, nulls);
 }
 
 /* Begins a claim: reads lease, worker and attach, from argument n on. */

@@ -26,6 +26,7 @@
 #include "txn/at_end.h"
 #include "shared/lease_table.h"
 #include "shared/slots.h"
+#include "base/args.h"
 #include "base/oids.h"
 #include "base/settings.h"
 #include "base/spi.h"
@@ -44,15 +45,6 @@ static SqlStatement lost_dead_queues = {
 	.text =
 		"SELECT name, dead_queue FROM idemq.queues q WHERE dead_queue IS NOT NULL "
 		"AND NOT EXISTS (SELECT FROM idemq.queues d WHERE d.name = q.dead_queue) ORDER BY name"};
-
-static int
-compare_queue_ids(const void *a, const void *b)
-{
-	int32 x = *(const int32 *) a;
-	int32 y = *(const int32 *) b;
-
-	return (x > y) - (x < y);
-}
 
 /* Returns whether a queue may be being created or dropped now. */
 static bool
@@ -110,10 +102,10 @@ check_slots(CheckCall *call)
 						   "says: restart the server",
 						   audit.taken, audit.used, audit.hashed, audit.misplaced);
 	check_lost_slots(call, slots, nslots);
-	qsort(slots, nslots, sizeof(int32), compare_queue_ids);
+	qsort(slots, nslots, sizeof(int32), idemq_compare_int32);
 	for (int i = 0; i < call->nqueues; i++)
-		without += bsearch(&call->queue_ids[i], slots, nslots, sizeof(int32), compare_queue_ids) ==
-				   NULL;
+		without +=
+			bsearch(&call->queue_ids[i], slots, nslots, sizeof(int32), idemq_compare_int32) == NULL;
 	if (audit.taken >= idemq_max_queues && without > 0)
 		idemq_check_report(
 			call, CHECK_WARNING, "slots.full",

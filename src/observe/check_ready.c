@@ -96,7 +96,7 @@ judge(CheckCall *call, const CursorView *view, int32 queue_id, int priority,
 	if (suspects->count == 0)
 		return;
 	what = psprintf("below the ready cursor of queue %d, priority %d, and claimable; a claim that "
-					"finds nothing looks from the start and mends it",
+					"finds nothing scans from the start and repairs it",
 					queue_id, priority);
 	if (!idemq_check_settled(call))
 	{

@@ -215,19 +215,10 @@ idemq_check_read_queues(CheckCall *call)
 	idemq_spi_end(&scope);
 }
 
-static int
-compare_queue_ids(const void *a, const void *b)
-{
-	int32 x = *(const int32 *) a;
-	int32 y = *(const int32 *) b;
-
-	return (x > y) - (x < y);
-}
-
 /* Returns whether a queue was there when the queues were read. */
 bool
 idemq_check_has_queue(const CheckCall *call, int32 queue_id)
 {
-	return bsearch(&queue_id, call->queue_ids, call->nqueues, sizeof(int32), compare_queue_ids) !=
+	return bsearch(&queue_id, call->queue_ids, call->nqueues, sizeof(int32), idemq_compare_int32) !=
 		   NULL;
 }

@@ -51,7 +51,7 @@ typedef struct Lease
 	bool attached;		 /* ends with its session */
 	bool lost;			 /* it was attached, and its session has ended */
 	bool borrowed;		 /* runs, uncounted, in place of an attempt that its transaction ends */
-	PassedBy passed_by;	 /* whom its end has to show the job again */
+	PassedBy passed_by;	 /* where claimers passed the job because of it */
 } Lease;
 
 extern Lease *idemq_lease_lock_entry(const LeaseKey *key, LWLockMode mode, LWLock **lock,
