@@ -1,7 +1,8 @@
 /*
  * api/reap.c
  *		SQL function reap: takes back the leases that have ended, of one queue or of
- *		all that the role may claim from.  (How: job/reap.c.)
+ *		all that the role may claim from.  (How: idemq_reap_all in
+ *		job/recover.c, with job/reap.c.)
  */
 #include "postgres.h"
 

@@ -11,6 +11,9 @@
  * again under a newer snapshot.  If the job is still there, the transaction that ends
  * it will remove the entry.  If it moved on, the entry goes, and the queue's cursors
  * are unset, for the claimers that the entry turned away.
+ *
+ * Taking back ended leases (job/reap.c) and this search go together wherever a session
+ * does both: before a claim (idemq_before_claim), in idemq.reap() (idemq_reap_all).
  */
 #include "postgres.h"
 
