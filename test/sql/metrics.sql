@@ -345,3 +345,8 @@ END $$;
 CALL run(600);
 SELECT * FROM drift;
 SELECT enqueued_total > 100 AND claimed_total > 100 AND committed_total > 10 AND failed_total > 10 AND expired_total > 10 AND cancelled_total > 10 AS much FROM idemq.metrics WHERE queue = 'q';
+
+-- A job that is committed in one step has waited, and has not run.
+SELECT idemq.create_queue('once') AS once \gset
+SELECT idemq.commit_once((idemq.enqueue('once', '1')).id);
+SELECT committed_total, wait_p50 >= '0' AS waited, run_p50 AS ran FROM idemq.metrics WHERE queue = 'once';

@@ -64,7 +64,7 @@ is_heard('', 'claims and settings are not news');
 sql($node, "BEGIN; SELECT idemq.enqueue('q', '1'); ROLLBACK; BEGIN; SELECT idemq.enqueue('q', '1');
 	PREPARE TRANSACTION 'p'; ROLLBACK PREPARED 'p'");
 is_heard('', 'nor is what was rolled back');
-sql($node, "SELECT idemq.enqueue('q', '1', delay => '400 ms')");
+sql($node, "SELECT idemq.enqueue('q', '1', delay => '2 s')");
 is_heard('', 'a delayed job, before its time');
 is(heard(qr/ready/), $ready, 'and then');
 sql($node, "BEGIN; SELECT id FROM idemq.claim('q'); ROLLBACK");
