@@ -79,7 +79,7 @@ undo_changed(const QueueInfo *queue, int64 id)
  * record, so that a sleeper is woken when they let one in.
  */
 static LeaseTake
-take_entry(const QueueInfo *queue, const LeaseClaim *claim, Lease *prior, bool *has_prior)
+take_entry(const QueueInfo *queue, const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 {
 	LimitView view;
 	LeaseTake take;
@@ -115,7 +115,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 						.max_running = queue->max_running,
 						.length = lease,
 						.attached = attach};
-	Lease prior;
+	PriorLease prior;
 	bool has_prior;
 	LeaseTake take;
 	JobWrite write = JOB_WRITTEN;

@@ -160,13 +160,49 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->passed_by.any = false;
 }
 
+/* Copies what a claim is about to overwrite. */
+static PriorLease
+copy_prior(const Lease *lease)
+{
+	return (PriorLease){.token = lease->token,
+						.deadline = lease->deadline,
+						.length = lease->length,
+						.passed_by = lease->passed_by,
+						.queue_id = lease->queue_id,
+						.session = lease->session,
+						.pid = lease->pid,
+						.ending = lease->ending,
+						.claiming = lease->claiming,
+						.attached = lease->attached,
+						.lost = lease->lost,
+						.borrowed = lease->borrowed};
+}
+
+/* Writes back what copy_prior copied; where the entry is counted goes on. */
+static void
+put_prior(Lease *lease, const PriorLease *prior)
+{
+	lease->token = prior->token;
+	lease->deadline = prior->deadline;
+	lease->length = prior->length;
+	lease->passed_by = prior->passed_by;
+	lease->queue_id = prior->queue_id;
+	lease->session = prior->session;
+	lease->pid = prior->pid;
+	lease->ending = prior->ending;
+	lease->claiming = prior->claiming;
+	lease->attached = prior->attached;
+	lease->lost = prior->lost;
+	lease->borrowed = prior->borrowed;
+}
+
 /*
  * Puts a CLAIMING entry for this transaction.  LEASE_BUSY: another's entry is
  * there.  An entry that this transaction is ending is taken over, and copied
  * to *prior for idemq_lease_restore.  The caller has room for its note.
  */
 LeaseTake
-idemq_lease_take(const LeaseClaim *claim, Lease *prior, bool *has_prior)
+idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 {
 	LeaseKey key = lease_key(claim->job_id);
 	LWLock *lock;
@@ -180,7 +216,7 @@ idemq_lease_take(const LeaseClaim *claim, Lease *prior, bool *has_prior)
 	else if (lease->ending.ender != IDEMQ_MY_PROC_NUMBER)
 		take = LEASE_BUSY;
 	else
-		*prior = *lease;
+		*prior = copy_prior(lease);
 
 	if (lease == NULL)
 		take = LEASE_FULL;
@@ -265,19 +301,15 @@ idemq_lease_drop(int64 job_id, int64 token, Lease *dropped)
 
 /* Puts back what idemq_lease_take(token) had taken over. */
 void
-idemq_lease_restore(int64 token, const Lease *prior)
+idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior)
 {
 	LWLock *lock;
-	Lease *lease = lock_entry_of(prior->key.job_id, token, &lock);
+	Lease *lease = lock_entry_of(job_id, token, &lock);
 	RunningFreed freed = NOTHING_FREED;
 
 	if (lease != NULL)
 	{
-		RunningMark counted = lease->running;
-
-		*lease = *prior;
-		/* It may have been counted since, in a new slot. */
-		lease->running = counted;
+		put_prior(lease, prior);
 		freed = idemq_running_count_out(&lease->running, lease->queue_id, 1);
 	}
 	LWLockRelease(lock);

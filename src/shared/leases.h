@@ -34,6 +34,26 @@ typedef struct LeaseClaim
 	bool attached;
 } LeaseClaim;
 
+/*
+ * An entry that a claim took over from the end of an attempt by its own transaction,
+ * but for its key, and for where it is counted, which goes on.
+ */
+typedef struct PriorLease
+{
+	int64 token;
+	int64 deadline; /* mono */
+	int64 length;	/* microseconds */
+	PassedBy passed_by;
+	int32 queue_id;
+	int32 session;
+	int32 pid;
+	Ending ending;
+	bool claiming;
+	bool attached;
+	bool lost;
+	bool borrowed;
+} PriorLease;
+
 typedef enum LeaseBeat
 {
 	LEASE_BEAT_DONE,
@@ -44,11 +64,11 @@ typedef enum LeaseBeat
 extern bool idemq_lease_busy(int64 job_id);
 extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
 extern bool idemq_lease_get(int64 job_id, Lease *copy);
-extern LeaseTake idemq_lease_take(const LeaseClaim *claim, Lease *prior, bool *has_prior);
+extern LeaseTake idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior);
 extern void idemq_lease_settle_loan(int64 job_id, int64 token);
 extern int64 idemq_lease_activate(int64 job_id, int64 token);
 extern bool idemq_lease_drop(int64 job_id, int64 token, Lease *dropped);
-extern void idemq_lease_restore(int64 token, const Lease *prior);
+extern void idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior);
 extern bool idemq_lease_begin_end(int64 job_id, int64 token);
 extern bool idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost);
 extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);

@@ -31,8 +31,9 @@
  *
  * A parallel worker notes nothing: no function that writes is parallel safe.
  *
- * The callbacks run with interrupts held, and all but PRE_PREPARE after the end is
- * visible to others: they take LWLocks, and neither allocate nor raise.
+ * COMMIT and the aborts come when the end is visible to others, with interrupts held;
+ * PREPARE when it is on disk; sub COMMIT and PRE_PREPARE in the midst of the transaction.
+ * All but PRE_PREPARE take LWLocks at most, and neither allocate nor raise.
  */
 #include "postgres.h"
 

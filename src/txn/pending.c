@@ -23,7 +23,6 @@
 
 #include "access/xact.h"
 #include "miscadmin.h"
-#include "utils/memutils.h"
 
 #include "txn/borrowed.h"
 #include "txn/growing.h"
@@ -34,12 +33,18 @@
 #include "shared/notify_ring.h"
 #include "shared/slots.h"
 
+#define MAX_PRIOR_SIZE 80 /* bytes */
+
+StaticAssertDecl(sizeof(PriorLease) <= MAX_PRIOR_SIZE, "what a claim takes over is too large");
+
 /* In TopTransactionContext; NULL between transactions. */
 static PendingAction *actions = NULL;
 static int nactions = 0;
 static int max_actions = 0;
-/* Room for what the next claim takes over, in TopTransactionContext too. */
-static Lease *spare_prior = NULL;
+/* What claims took over: one for each action with has_prior, in the order of actions. */
+static PriorLease *priors = NULL;
+static int npriors = 0;
+static int max_priors = 0;
 /* Whether PREPARE TRANSACTION is under way, for idemq.check(). */
 static bool preparing = false;
 
@@ -55,8 +60,7 @@ void
 idemq_pending_reserve_claim(void)
 {
 	idemq_pending_reserve();
-	if (spare_prior == NULL)
-		spare_prior = MemoryContextAlloc(TopTransactionContext, sizeof(Lease));
+	priors = idemq_grow(priors, &max_priors, (int64) npriors + 1, sizeof(PriorLease));
 }
 
 /* Returns a new action at the end of the list; room was reserved. */
@@ -99,7 +103,7 @@ is_last(ActionKind kind, int32 queue_id)
  */
 void
 idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, bool rowonly,
-						 const Lease *prior)
+						 const PriorLease *prior)
 {
 	PendingAction *action =
 		add_action(rowonly ? ACTION_CLAIM_ROWONLY : ACTION_CLAIM, claim->slot, claim->queue_id);
@@ -110,15 +114,13 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 	pending->priority = priority;
 	pending->attached = claim->attached;
 	pending->borrowed = claim->borrow;
-	pending->prior = NULL;
+	pending->has_prior = prior != NULL;
 	if (claim->borrow)
 		idemq_borrowed_note_claim(claim->queue_id, 1);
 	if (prior != NULL)
 	{
-		Assert(spare_prior != NULL);
-		*spare_prior = *prior;
-		pending->prior = spare_prior;
-		spare_prior = NULL;
+		Assert(npriors < max_priors);
+		priors[npriors++] = *prior;
 	}
 }
 
@@ -223,7 +225,12 @@ idemq_pending_apply(void)
 void
 idemq_pending_undo_last(void)
 {
-	idemq_action_undo(&actions[--nactions]);
+	const PendingAction *last = &actions[--nactions];
+	const PriorLease *prior = NULL;
+
+	if (last->kind == ACTION_CLAIM && last->u.claim.has_prior)
+		prior = &priors[--npriors];
+	idemq_action_undo(last, prior);
 }
 
 /* Undoes each action with this subtransaction id or a greater one, the last first. */
@@ -280,5 +287,6 @@ idemq_pending_forget(void)
 	preparing = false;
 	actions = NULL;
 	nactions = max_actions = 0;
-	spare_prior = NULL;
+	priors = NULL;
+	npriors = max_priors = 0;
 }

@@ -134,20 +134,16 @@ idemq_action_settle_loan(const PendingAction *action)
 		idemq_lease_settle_loan(claim->lease.job_id, claim->lease.token);
 }
 
-/* Takes a claim's entry back. */
+/* Takes a claim's entry back; prior: what it took over, if it did. */
 static void
-undo_claim(const PendingAction *action)
+undo_claim(const PendingAction *action, const PriorLease *prior)
 {
 	const PendingClaim *claim = &action->u.claim;
 
-	if (claim->prior == NULL)
-		drop_lease(action, claim->lease);
+	if (claim->has_prior)
+		idemq_lease_restore(claim->lease.job_id, claim->lease.token, prior);
 	else
-	{
-		idemq_lease_restore(claim->lease.token, claim->prior);
-		/* Or savepoints that are rolled back in a loop would leave one each. */
-		pfree(claim->prior);
-	}
+		drop_lease(action, claim->lease);
 	if (claim->borrowed)
 		idemq_borrowed_note_claim(action->queue_id, -1);
 }
@@ -166,9 +162,9 @@ undo_end(const PendingAction *action)
 	idemq_borrowed_note_end(action->queue_id, end->frees, -1);
 }
 
-/* Follows the abort of one action. */
+/* Follows the abort of one action; prior: of a claim that took an entry over. */
 void
-idemq_action_undo(const PendingAction *action)
+idemq_action_undo(const PendingAction *action, const PriorLease *prior)
 {
 	const PendingClaim *claim = &action->u.claim;
 
@@ -176,7 +172,7 @@ idemq_action_undo(const PendingAction *action)
 	switch (action->kind)
 	{
 		case ACTION_CLAIM:
-			undo_claim(action);
+			undo_claim(action, prior);
 			/* fall through */
 		case ACTION_CLAIM_ROWONLY:
 			/* Others may have passed the job because of the claim. */

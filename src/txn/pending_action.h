@@ -5,7 +5,7 @@
 #ifndef IDEMQ_TXN_PENDING_ACTION_H
 #define IDEMQ_TXN_PENDING_ACTION_H
 
-#include "shared/lease_table.h"
+#include "shared/leases.h"
 #include "shared/notify_ring.h"
 
 typedef enum ActionKind
@@ -35,8 +35,8 @@ typedef struct PendingClaim
 {
 	LeaseName lease;
 	TimestampTz ready_at; /* with the priority, its place in the ready index */
-	Lease *prior;		  /* the entry that it took over; NULL for none */
 	int32 priority;
+	bool has_prior; /* it took an entry over: see txn/pending.c */
 	bool attached;
 	bool borrowed; /* its entry takes the place of one that this transaction ends */
 } PendingClaim;
@@ -65,7 +65,7 @@ typedef struct PendingAction
 
 extern void idemq_action_settle_loan(const PendingAction *action);
 extern void idemq_action_apply(const PendingAction *action);
-extern void idemq_action_undo(const PendingAction *action);
+extern void idemq_action_undo(const PendingAction *action, const PriorLease *prior);
 extern void idemq_action_prepare(const PendingAction *action);
 
 #endif

@@ -26,6 +26,19 @@ SELECT count(*) FILTER (WHERE outcome = 'committed') FROM idemq.commit_many(
 	(SELECT array_agg(id ORDER BY id) FROM held), (SELECT array_agg(token ORDER BY id) FROM held));
 SELECT count(*) FILTER (WHERE status = 'completed') AS completed, count(*) FROM idemq.jobs;
 
+-- 20,000 attempts given back and claimed again at once: an end, a claim and what that took
+-- over, each at most 80 bytes, and PostgreSQL's own memory of rows written twice.
+TRUNCATE held;
+SELECT count(*) FROM idemq.enqueue_many('q', (SELECT array_agg('1'::jsonb) FROM generate_series(1, 20000)));
+INSERT INTO held SELECT id, token FROM generate_series(1, 20) g, LATERAL idemq.claim('q', 1000 + 0 * g);
+BEGIN;
+SELECT count(idemq.release(id, token)) FROM held;
+SELECT count(*) FROM generate_series(1, 20) g, LATERAL idemq.claim('q', 1000 + 0 * g);
+SELECT bytes_each(20000) <= 3 * 80 + 40 AS take_overs_are_small;
+ROLLBACK;
+SELECT count(*) FILTER (WHERE outcome = 'committed') FROM idemq.commit_many(
+	(SELECT array_agg(id ORDER BY id) FROM held), (SELECT array_agg(token ORDER BY id) FROM held));
+
 -- 50,000 groups: 80 bytes and the name.
 BEGIN;
 SELECT count(*) FROM idemq.enqueue_many('q', (SELECT array_agg('1'::jsonb) FROM generate_series(1, 50000)),
