@@ -220,39 +220,6 @@ idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 	return true;
 }
 
-/* Returns whether this transaction itself has deleted a fetched version. */
-static bool
-is_deleted_here(const Job *job)
-{
-	HeapTupleHeader header = job_row_header(job);
-
-	return !(header->t_infomask & HEAP_XMAX_INVALID) &&
-		   !HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) &&
-		   ItemPointerEquals(&header->t_ctid, &job->row->tts_tid) &&
-		   TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(header));
-}
-
-/* Fetches the version of a job that this transaction itself has deleted; false if it has not. */
-bool
-idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job)
-{
-	Relation pkey = index_open(compat_primary_key_index(table->rel), AccessShareLock);
-	IndexScanDesc scan = compat_index_beginscan(table->rel, pkey, SnapshotAny, 1);
-	bool found = false;
-	ScanKeyData key;
-
-	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
-	index_rescan(scan, &key, 1, NULL, 0);
-	while (!found && index_getnext_slot(scan, ForwardScanDirection, table->row))
-	{
-		idemq_jobs_decode(table->row, job);
-		found = is_deleted_here(job);
-	}
-	index_endscan(scan);
-	index_close(pkey, NoLock);
-	return found;
-}
-
 /*
  * Fetches the version of a scan's current entry (table/jobs_ready.c, table/jobs_finished.c)
  * that the snapshot sees; false when it sees none.
