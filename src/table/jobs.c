@@ -18,6 +18,7 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "access/relation.h"
 #include "access/stratnum.h"
 #include "access/table.h"
 #include "access/xact.h"
@@ -67,6 +68,24 @@ drop_snapshot(JobsTable *table)
 }
 
 /*
+ * Opens the relation; raises 42P01 when it was dropped, by DROP EXTENSION, while this
+ * session waited for its lock.  It does not look for another of that name: what the
+ * caller knows of its queue is of the one that is gone.
+ */
+static Relation
+open_relation(LOCKMODE mode)
+{
+	Relation rel = try_relation_open(idemq_oids()->jobs, mode);
+
+	if (rel == NULL)
+		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE),
+						errmsg("table \"%s.jobs\" was dropped by another session", IDEMQ_SCHEMA),
+						errhint("Run the statement again if the extension was created anew; "
+								"otherwise run CREATE EXTENSION idemq in this database.")));
+	return rel;
+}
+
+/*
  * Opens the table for one call that only reads: also in a read-only transaction
  * and on a standby.
  */
@@ -77,7 +96,7 @@ idemq_jobs_open_to_read(JobsTable *table)
 
 	memset(table, 0, sizeof(*table));
 	table->context = CurrentMemoryContext;
-	table->rel = table_open(idemq_oids()->jobs, mode);
+	table->rel = open_relation(mode);
 	table->simple = is_simple(table->rel);
 	table->row = table_slot_create(table->rel, NULL);
 	table->new_row = MakeSingleTupleTableSlot(RelationGetDescr(table->rel), &TTSOpsVirtual);
