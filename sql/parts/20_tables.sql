@@ -98,7 +98,7 @@ COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the erro
 COMMENT ON COLUMN idemq.jobs.token IS 'the fencing token of the last attempt: it only grows';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
 COMMENT ON COLUMN idemq.jobs.run_at IS 'of a job in a FIFO group that was enqueued with a time: not ready before; NULL for at once';
-COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease at its claim; heartbeats move it in shared memory';
+COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease at its claim, of an attached one no more than idemq.attach_grace after that; heartbeats move it in shared memory';
 
 CREATE INDEX jobs_ready ON idemq.jobs (queue_id, priority, ready_at, id)
 	WITH (deduplicate_items = off) WHERE ready_at IS NOT NULL;

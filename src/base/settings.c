@@ -14,6 +14,7 @@ int idemq_max_leases = 65536;
 int idemq_max_buckets = 4096;
 bool idemq_worker = true;
 bool idemq_notify = true;
+int idemq_attach_grace = 30000;
 int idemq_notify_delay = 10;
 int idemq_purge_interval = 10000;
 
@@ -36,6 +37,12 @@ idemq_settings_define(void)
 							"Calls of more buckets are allowed, and counted in idemq.memory.",
 							&idemq_max_buckets, 4096, 1, 10000000, PGC_POSTMASTER, 0, NULL, NULL,
 							NULL);
+	DefineCustomIntVariable(
+		"idemq.attach_grace",
+		"How long an attached lease outlives the server that it was claimed on.",
+		"After a restart or a promotion, so that its worker can connect again; "
+		"at most the length of the lease.",
+		&idemq_attach_grace, 30000, 1, 86400000, PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
 	DefineCustomBoolVariable("idemq.worker",
 							 "Runs a background worker in each database with idemq.",
 							 "Without it, claims take back expired leases, and nothing is "

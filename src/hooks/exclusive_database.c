@@ -141,6 +141,22 @@ may_have(Oid database, Node *statement)
 	return compat_owns_database(database);
 }
 
+/*
+ * Says which worker does not end.  Nothing can be done about a process that is stopped,
+ * but to name it: the command's own error does not.
+ */
+static void
+warn_of_worker(pid_t pid)
+{
+	ereport(WARNING, (errcode(ERRCODE_OBJECT_IN_USE),
+					  errmsg("idemq's background worker of the database, process %d, does not end",
+							 (int) pid),
+					  errhint("It was sent SIGTERM. If it is stopped, as by a debugger or by "
+							  "SIGSTOP, let it continue (kill -CONT %d); then run the command "
+							  "again.",
+							  (int) pid)));
+}
+
 /* Waits until a database's worker is no session any more. */
 static void
 wait_for_end(Oid database, pid_t pid)
@@ -154,6 +170,8 @@ wait_for_end(Oid database, pid_t pid)
 						 compat_wait_event_away());
 		ResetLatch(MyLatch);
 	}
+	if (BackendPidGetProc(pid) != NULL)
+		warn_of_worker(pid);
 }
 
 /* Sends a database's worker away until this transaction ends, and waits until it is gone. */

@@ -6,6 +6,7 @@
 
 #include "job/attempt.h"
 #include "table/jobs.h"
+#include "table/jobs_hold.h"
 #include "queue/queues.h"
 #include "base/errors.h"
 #include "base/oids.h"

@@ -66,7 +66,7 @@ is_leased_by_row(JobCall *call, JobsTable *table)
 	LostLeases lost = {CurrentMemoryContext, NIL};
 
 	call->retry_after = idemq_row_deadline(&call->job);
-	if (idemq_lost_lease_note(&lost, &call->job))
+	if (idemq_lost_lease_note(&lost, &call->job, &call->queue))
 		(void) idemq_lost_leases_settle(&lost, table, &call->queue);
 	if (call->retry_after > idemq_now())
 		return true;

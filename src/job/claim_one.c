@@ -30,6 +30,7 @@
 #include "shared/ready_cursor.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
+#include "base/settings.h"
 
 /*
  * Undoes a take whose job changed between our fetch and our entry.  The entry may have
@@ -101,9 +102,23 @@ take_entry(const QueueInfo *queue, const LeaseClaim *claim, PriorLease *prior, b
 }
 
 /*
+ * Returns the deadline that a claim's row has.  An attached lease that has an entry ends
+ * with its session, which the entry knows; its row is read only when the entry is lost,
+ * after a restart, and the session with it.  Then it is held for as long as a worker
+ * takes to connect again, and not for its whole length.
+ */
+static TimestampTz
+row_deadline(const EventArgs *args, bool attached)
+{
+	if (!attached)
+		return args->deadline;
+	return Min(args->deadline, args->now + idemq_attach_grace * INT64CONST(1000));
+}
+
+/*
  * Takes a fetched job in status pending or failed by EVENT_CLAIM or
- * EVENT_COMMIT_ONCE; sets args->token.  lease: microseconds.  Undone by the
- * transaction's, or savepoint's, rollback.
+ * EVENT_COMMIT_ONCE; sets args->token.  lease: microseconds, until args->deadline.  Undone
+ * by the transaction's, or savepoint's, rollback.
  */
 TakeResult
 idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
@@ -119,6 +134,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	bool has_prior;
 	LeaseTake take;
 	JobWrite write = JOB_WRITTEN;
+	EventArgs written;
 
 	if (idemq_jobs_is_outdated(table, job))
 		return TAKE_CHANGED;
@@ -132,8 +148,10 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 							 has_prior ? &prior : NULL);
 	if (take == LEASE_FULL)
 		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS);
+	written = *args;
+	written.deadline = row_deadline(args, attach && take == LEASE_TAKEN);
 	if (write == JOB_WRITTEN)
-		write = idemq_transition(table, job, queue, event, args, JOB_SKIPS_STRANGERS);
+		write = idemq_transition(table, job, queue, event, &written, JOB_SKIPS_STRANGERS);
 	if (write == JOB_WRITTEN)
 	{
 		if (take == LEASE_FULL && event == EVENT_CLAIM)

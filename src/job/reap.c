@@ -5,6 +5,12 @@
  * An expired lease is marked in the lease table first, and from then on a heartbeat
  * is refused.  Then its row is written, unless it is held: an open commit
  * or idemq.assert_current keeps the job.  A lost lease counts as an attempt.
+ *
+ * After the first loss a job is ready at once: its worker was killed.  A job that loses
+ * its next worker too may be the cause: from the second loss in a row on it waits as a
+ * failed one does.  That the attempt before was lost stands in last_error, which a claim
+ * keeps, and a failure overwrites.  (Who passes one of these two texts to idemq.fail gets
+ * the wait after the first loss.)
  */
 #include "postgres.h"
 
@@ -21,12 +27,35 @@
 #include "shared/leases.h"
 #include "shared/next_deadline.h"
 #include "shared/slots.h"
+#include "base/backoff.h"
 #include "base/clock.h"
+#include "base/compat.h"
 
 /* Two scans for a queue's expired leases are at least this far apart, in microseconds, */
 #define REAP_INTERVAL INT64CONST(500)
 /* and so many times as far as the last one took. */
 #define REAP_SHARE 10
+
+static const char *const lost_texts[] = {"lease expired", "the worker's session ended"};
+
+/* Returns whether the attempt before a job's current one was lost as well. */
+static bool
+is_lost_again(const Job *job)
+{
+	struct varlena *error =
+		(struct varlena *) DatumGetPointer(job->row->tts_values[COL_LAST_ERROR]);
+
+	if (job->attempt < 2 || job->row->tts_isnull[COL_LAST_ERROR] || VARATT_IS_EXTERNAL(error) ||
+		VARATT_IS_COMPRESSED(error))
+		return false;
+	for (int i = 0; i < (int) lengthof(lost_texts); i++)
+	{
+		if (VARSIZE_ANY_EXHDR(error) == strlen(lost_texts[i]) &&
+			memcmp(VARDATA_ANY(error), lost_texts[i], strlen(lost_texts[i])) == 0)
+			return true;
+	}
+	return false;
+}
 
 /* Writes the row of a lease that ended; false when it is held or moved on. */
 bool
@@ -37,7 +66,10 @@ idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, bool wo
 
 	args.now = args.ready_at = idemq_now();
 	args.worker_lost = worker_lost;
-	args.error = cstring_to_text(worker_lost ? "the worker's session ended" : "lease expired");
+	if (is_lost_again(job))
+		args.ready_at += idemq_backoff(queue->retry_base, queue->retry_factor, queue->retry_max,
+									   queue->retry_jitter, job->attempt, compat_random());
+	args.error = cstring_to_text(lost_texts[worker_lost]);
 	return idemq_transition(table, job, queue, event, &args, JOB_SKIPS) == JOB_WRITTEN;
 }
 

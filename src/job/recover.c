@@ -5,7 +5,8 @@
  * Such a job is there after the server restarted, the lease table was full, or a
  * prepared transaction claimed it.  Its row has the deadline; but the lease lasts at
  * least its length from the start of this server, so that a restart takes no lease
- * from a worker that heartbeats.
+ * from a worker that heartbeats.  Of an attached lease the row has idemq.attach_grace
+ * (claim_one.c).
  *
  * A scan that meets such a job adopts it: it puts an entry, and then fetches the row
  * again under a newer snapshot.  If the job is still there, the transaction that ends
@@ -36,6 +37,7 @@
 #include "shared/slots.h"
 #include "base/clock.h"
 #include "base/pace.h"
+#include "base/settings.h"
 
 /* Index entries that a claim scans for leases that memory lost. */
 #define RECOVERY_STEP 1000
@@ -54,6 +56,19 @@ TimestampTz
 idemq_row_deadline(const Job *job)
 {
 	return Max(job->deadline, idemq_primary_since() + (job->deadline - job->claimed_at));
+}
+
+/*
+ * Returns how long a heartbeat without a length makes the lease of such a job.  The row
+ * of an attached lease has the grace in place of its length: then it is the queue's.
+ */
+static int64
+lost_length(const Job *job, const QueueInfo *queue)
+{
+	int64 length = job->deadline - job->claimed_at;
+	bool is_grace = length == idemq_attach_grace * INT64CONST(1000);
+
+	return is_grace ? Max(length, queue->lease) : length;
 }
 
 static void
@@ -97,13 +112,13 @@ adopt(LostLeases *lost, const Job *job, int64 deadline, int64 length)
  * ending it, or this transaction itself has written it.
  */
 bool
-idemq_lost_lease_note(LostLeases *lost, const Job *job)
+idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 {
 	TimestampTz deadline = idemq_row_deadline(job);
 
 	if (!may_adopt(job))
 		return false;
-	if (adopt(lost, job, idemq_mono_from_timestamp(deadline), job->deadline - job->claimed_at) ==
+	if (adopt(lost, job, idemq_mono_from_timestamp(deadline), lost_length(job, queue)) ==
 			LEASE_FULL &&
 		deadline <= idemq_now())
 		add_lost(lost, job, false);
@@ -183,7 +198,7 @@ recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point,
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_attempt(table, &job) &&
-			!idemq_lost_lease_note(lost, &job))
+			!idemq_lost_lease_note(lost, &job, queue))
 			point->incomplete = true;
 		point->from = ready_key_after(key);
 		(*budget)--;

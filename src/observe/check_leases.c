@@ -185,12 +185,14 @@ is_forgotten(CheckCall *call, const Attempted *suspect)
 		   !has_entry(suspect) && !is_recovering(suspect->queue_id);
 }
 
-/* Checks that rows in processing have their entries. */
+/* Checks that rows in processing have their entries, of that token. */
 static void
 check_attempts(CheckCall *call)
 {
 	Attempted *suspects = palloc(CHECK_SUSPECTS * sizeof(Attempted));
 	IdList jobs = {0};
+	IdList others = {0};
+	Lease lease;
 	int64 last = PG_INT64_MIN;
 	bool more = true;
 
@@ -210,13 +212,18 @@ check_attempts(CheckCall *call)
 		for (int i = 0; i < count; i++)
 		{
 			if (is_forgotten(call, &suspects[i]))
-				idemq_id_list_add(&jobs, suspects[i].job_id);
+				idemq_id_list_add(idemq_lease_get(suspects[i].job_id, &lease) ? &others : &jobs,
+								  suspects[i].job_id);
 		}
 	}
 	pfree(suspects);
 	idemq_check_report_jobs(call, CHECK_ERROR, "leases.entry", &jobs,
 							"in processing without a lease entry, and no search is pending; "
 							"idemq.claim_job(id) finds it");
+	idemq_check_report_jobs(call, CHECK_ERROR, "leases.token", &others,
+							"in processing with a token that is not its lease entry's: the entry "
+							"keeps it from being taken back until idemq.reap() ends that, after "
+							"its deadline");
 }
 
 /* Returns whether the session of a CLAIMING entry, or of a mark, has no transaction. */

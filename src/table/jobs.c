@@ -18,6 +18,7 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "access/relation.h"
 #include "access/stratnum.h"
 #include "access/table.h"
 #include "access/xact.h"
@@ -67,6 +68,24 @@ drop_snapshot(JobsTable *table)
 }
 
 /*
+ * Opens the relation; raises 42P01 when it was dropped, by DROP EXTENSION, while this
+ * session waited for its lock.  It does not look for another of that name: what the
+ * caller knows of its queue is of the one that is gone.
+ */
+static Relation
+open_relation(LOCKMODE mode)
+{
+	Relation rel = try_relation_open(idemq_oids()->jobs, mode);
+
+	if (rel == NULL)
+		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE),
+						errmsg("table \"%s.jobs\" was dropped by another session", IDEMQ_SCHEMA),
+						errhint("Run the statement again if the extension was created anew; "
+								"otherwise run CREATE EXTENSION idemq in this database.")));
+	return rel;
+}
+
+/*
  * Opens the table for one call that only reads: also in a read-only transaction
  * and on a standby.
  */
@@ -77,7 +96,7 @@ idemq_jobs_open_to_read(JobsTable *table)
 
 	memset(table, 0, sizeof(*table));
 	table->context = CurrentMemoryContext;
-	table->rel = table_open(idemq_oids()->jobs, mode);
+	table->rel = open_relation(mode);
 	table->simple = is_simple(table->rel);
 	table->row = table_slot_create(table->rel, NULL);
 	table->new_row = MakeSingleTupleTableSlot(RelationGetDescr(table->rel), &TTSOpsVirtual);
@@ -218,39 +237,6 @@ idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 		return false;
 	idemq_jobs_decode(table->row, job);
 	return true;
-}
-
-/* Returns whether this transaction itself has deleted a fetched version. */
-static bool
-is_deleted_here(const Job *job)
-{
-	HeapTupleHeader header = job_row_header(job);
-
-	return !(header->t_infomask & HEAP_XMAX_INVALID) &&
-		   !HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) &&
-		   ItemPointerEquals(&header->t_ctid, &job->row->tts_tid) &&
-		   TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(header));
-}
-
-/* Fetches the version of a job that this transaction itself has deleted; false if it has not. */
-bool
-idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job)
-{
-	Relation pkey = index_open(compat_primary_key_index(table->rel), AccessShareLock);
-	IndexScanDesc scan = compat_index_beginscan(table->rel, pkey, SnapshotAny, 1);
-	bool found = false;
-	ScanKeyData key;
-
-	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
-	index_rescan(scan, &key, 1, NULL, 0);
-	while (!found && index_getnext_slot(scan, ForwardScanDirection, table->row))
-	{
-		idemq_jobs_decode(table->row, job);
-		found = is_deleted_here(job);
-	}
-	index_endscan(scan);
-	index_close(pkey, NoLock);
-	return found;
 }
 
 /*

@@ -127,14 +127,6 @@ job_has_expired(const Job *job, TimestampTz now)
 	return job->attempt == 0 && job->expires_at <= now;
 }
 
-/* The header of a fetched version: which transactions made, lock or change it. */
-static inline HeapTupleHeader
-job_row_header(const Job *job)
-{
-	Assert(TTS_IS_BUFFERTUPLE(job->row));
-	return ((BufferHeapTupleTableSlot *) job->row)->base.tuple->t_data;
-}
-
 extern void idemq_jobs_check_writable(void);
 extern void idemq_jobs_open(JobsTable *table);
 extern void idemq_jobs_open_to_read(JobsTable *table);
@@ -142,7 +134,6 @@ extern void idemq_jobs_refresh(JobsTable *table);
 extern void idemq_jobs_refresh_or_raise(JobsTable *table);
 extern void idemq_jobs_close(JobsTable *table);
 extern bool idemq_jobs_fetch(JobsTable *table, int64 id, Job *job);
-extern bool idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job);
 extern void idemq_jobs_decode(TupleTableSlot *row, Job *job);
 extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
 extern void idemq_jobs_scan_end(JobsTable *table);

@@ -1,21 +1,56 @@
 /*
  * table/jobs_hold.c
- *		Which transactions hold a fetched version of a job's row.
+ *		Which transactions hold a fetched version of a job's row, this one among them.
  *
- * Reads the version's header and the state of transactions; never waits, and takes
- * no lock.  What it finds may be over by the time it returns.
+ * Every other session may write the header of a row that it locks or changes: so the
+ * header is copied under the buffer's content lock, and every answer is of the copy.  What
+ * is read without that lock may be the xmax of one moment with the flags of another: a
+ * transaction's number taken for a multixact's is an error at best, and a wrong answer
+ * where there is such a multixact.  What the transactions do is looked up after the
+ * unlock: that may read from disk.
+ *
+ * Locks: the content lock, shared, for the copy alone.  Nothing waits for a transaction.
+ * What is found may be over by the time it is returned.
  */
 #include "postgres.h"
 
+#include "access/genam.h"
+#include "access/htup_details.h"
 #include "access/multixact.h"
+#include "access/stratnum.h"
 #include "access/subtrans.h"
 #include "access/tableam.h"
 #include "access/transam.h"
 #include "access/xact.h"
+#include "storage/bufmgr.h"
 #include "storage/procarray.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
 
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
+#include "base/compat.h"
+
+/* Copies the header of a fetched version: who made, locks or changes it at one moment. */
+static void
+copy_header(const Job *job, HeapTupleHeaderData *copy)
+{
+	BufferHeapTupleTableSlot *slot = (BufferHeapTupleTableSlot *) job->row;
+
+	Assert(TTS_IS_BUFFERTUPLE(job->row) && BufferIsValid(slot->buffer));
+	LockBuffer(slot->buffer, BUFFER_LOCK_SHARE);
+	memcpy(copy, slot->base.tuple->t_data, SizeofHeapTupleHeader);
+	LockBuffer(slot->buffer, BUFFER_LOCK_UNLOCK);
+}
+
+/* Returns whether no transaction is named that locks or changes the version. */
+static bool
+names_nobody(const HeapTupleHeaderData *header)
+{
+	return (header->t_infomask & HEAP_XMAX_INVALID) ||
+		   !TransactionIdIsValid(HeapTupleHeaderGetRawXmax(header)) ||
+		   HEAP_LOCKED_UPGRADED(header->t_infomask);
+}
 
 /* Returns what one transaction does with a row that it has locked, or changed. */
 static RowHold
@@ -49,6 +84,20 @@ hold_of_multi(MultiXactId multi, bool only_locks, TransactionId *holder)
 	return result;
 }
 
+/* Returns what others do with a version; with ROW_HELD *holder is one of them. */
+static RowHold
+hold_by_header(const HeapTupleHeaderData *header, TransactionId *holder)
+{
+	bool only_locks = HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask);
+
+	*holder = HeapTupleHeaderGetRawXmax(header);
+	if (names_nobody(header))
+		return ROW_FREE;
+	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
+		return hold_of_multi(HeapTupleHeaderGetRawXmax(header), only_locks, holder);
+	return hold_of(HeapTupleHeaderGetRawXmax(header), only_locks);
+}
+
 /*
  * Returns what others do with a fetched version; with ROW_HELD *holder is one of
  * their transactions, a subtransaction perhaps.
@@ -56,17 +105,10 @@ hold_of_multi(MultiXactId multi, bool only_locks, TransactionId *holder)
 RowHold
 idemq_jobs_hold(const Job *job, TransactionId *holder)
 {
-	HeapTupleHeader header = job_row_header(job);
-	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
-	bool only_locks = HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask);
+	HeapTupleHeaderData header;
 
-	*holder = xmax;
-	if ((header->t_infomask & HEAP_XMAX_INVALID) || !TransactionIdIsValid(xmax) ||
-		HEAP_LOCKED_UPGRADED(header->t_infomask))
-		return ROW_FREE;
-	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
-		return hold_of_multi(xmax, only_locks, holder);
-	return hold_of(xmax, only_locks);
+	copy_header(job, &header);
+	return hold_by_header(&header, holder);
 }
 
 /*
@@ -76,21 +118,22 @@ idemq_jobs_hold(const Job *job, TransactionId *holder)
 bool
 idemq_jobs_lets_claim(const Job *job)
 {
-	HeapTupleHeader header = job_row_header(job);
+	HeapTupleHeaderData header;
 	MultiXactMember *members;
 	TransactionId holder;
 	RowHold hold;
 	bool lets = true;
 	int count;
 
-	hold = idemq_jobs_hold(job, &holder);
+	copy_header(job, &header);
+	hold = hold_by_header(&header, &holder);
 	if (hold != ROW_HELD)
 		return hold == ROW_FREE;
-	if (!HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask))
+	if (!HEAP_XMAX_IS_LOCKED_ONLY(header.t_infomask))
 		return false;
-	if (!(header->t_infomask & HEAP_XMAX_IS_MULTI))
-		return HEAP_XMAX_IS_KEYSHR_LOCKED(header->t_infomask);
-	count = GetMultiXactIdMembers(HeapTupleHeaderGetRawXmax(header), &members, false, true);
+	if (!(header.t_infomask & HEAP_XMAX_IS_MULTI))
+		return HEAP_XMAX_IS_KEYSHR_LOCKED(header.t_infomask);
+	count = GetMultiXactIdMembers(HeapTupleHeaderGetRawXmax(&header), &members, false, true);
 	for (int i = 0; i < count && lets; i++)
 		lets = members[i].status == MultiXactStatusForKeyShare ||
 			   hold_of(members[i].xid, true) == ROW_FREE;
@@ -106,15 +149,11 @@ idemq_jobs_lets_claim(const Job *job)
 bool
 idemq_jobs_is_free(const Job *job)
 {
-	HeapTupleHeader header = job_row_header(job);
-	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
+	HeapTupleHeaderData header;
+	TransactionId holder;
 
-	if ((header->t_infomask & HEAP_XMAX_INVALID) || !TransactionIdIsValid(xmax))
-		return true;
-	/* It stays in the row when all of them are gone. */
-	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
-		return idemq_jobs_hold(job, &xmax) != ROW_HELD;
-	return TransactionIdIsCurrentTransactionId(xmax) || !TransactionIdIsInProgress(xmax);
+	copy_header(job, &header);
+	return hold_by_header(&header, &holder) != ROW_HELD;
 }
 
 /*
@@ -124,36 +163,73 @@ idemq_jobs_is_free(const Job *job)
 bool
 idemq_jobs_is_outdated(JobsTable *table, const Job *job)
 {
-	HeapTupleHeader header = job_row_header(job);
-	TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
+	HeapTupleHeaderData header;
 
 	if (table->crosscheck != InvalidSnapshot &&
 		!table_tuple_satisfies_snapshot(table->rel, job->row, table->crosscheck))
 		return true;
-	if ((header->t_infomask & (HEAP_XMAX_INVALID | HEAP_XMAX_IS_MULTI)) ||
-		HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) || !TransactionIdIsNormal(xmax))
+	copy_header(job, &header);
+	if (names_nobody(&header) || HEAP_XMAX_IS_LOCKED_ONLY(header.t_infomask) ||
+		(header.t_infomask & HEAP_XMAX_IS_MULTI))
 		return false;
-	return !TransactionIdIsCurrentTransactionId(xmax) && !TransactionIdIsInProgress(xmax) &&
-		   TransactionIdDidCommit(xmax);
+	return hold_of(HeapTupleHeaderGetRawXmax(&header), false) == ROW_CHANGED;
 }
 
 /* Returns whether this transaction itself has written a fetched version. */
 bool
 idemq_jobs_is_own(const Job *job)
 {
-	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(job_row_header(job)));
+	HeapTupleHeaderData header;
+
+	copy_header(job, &header);
+	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(&header));
+}
+
+/* Returns whether this transaction itself has deleted a fetched version. */
+static bool
+is_deleted_here(const Job *job)
+{
+	HeapTupleHeaderData header;
+
+	copy_header(job, &header);
+	return !names_nobody(&header) && !HEAP_XMAX_IS_LOCKED_ONLY(header.t_infomask) &&
+		   ItemPointerEquals(&header.t_ctid, &job->row->tts_tid) &&
+		   TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(&header));
+}
+
+/* Fetches the version of a job that this transaction itself has deleted; false if it has not. */
+bool
+idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job)
+{
+	Relation pkey = index_open(compat_primary_key_index(table->rel), AccessShareLock);
+	IndexScanDesc scan = compat_index_beginscan(table->rel, pkey, SnapshotAny, 1);
+	bool found = false;
+	ScanKeyData key;
+
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
+	index_rescan(scan, &key, 1, NULL, 0);
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, table->row))
+	{
+		idemq_jobs_decode(table->row, job);
+		found = is_deleted_here(job);
+	}
+	index_endscan(scan);
+	index_close(pkey, NoLock);
+	return found;
 }
 
 /* Returns whether this transaction is among the lockers of a row. */
 static bool
-is_member(MultiXactId multi, bool only_lockers)
+is_member(MultiXactId multi)
 {
 	MultiXactMember *members;
-	int count = GetMultiXactIdMembers(multi, &members, false, only_lockers);
+	int count = GetMultiXactIdMembers(multi, &members, false, true);
 	bool found = false;
 
 	for (int i = 0; i < count; i++)
 		found |= TransactionIdIsCurrentTransactionId(members[i].xid);
+	if (count > 0)
+		pfree(members);
 	return found;
 }
 
@@ -161,13 +237,14 @@ is_member(MultiXactId multi, bool only_lockers)
 bool
 idemq_jobs_is_mine(const Job *job)
 {
-	HeapTupleHeader header = job_row_header(job);
+	HeapTupleHeaderData header;
 
-	if ((header->t_infomask & HEAP_XMAX_INVALID) || !HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask))
+	copy_header(job, &header);
+	if (names_nobody(&header) || !HEAP_XMAX_IS_LOCKED_ONLY(header.t_infomask))
 		return false;
-	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
-		return is_member(HeapTupleHeaderGetRawXmax(header), true);
-	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmax(header));
+	if (header.t_infomask & HEAP_XMAX_IS_MULTI)
+		return is_member(HeapTupleHeaderGetRawXmax(&header));
+	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmax(&header));
 }
 
 /* Returns the process of a transaction in progress, 0 when it is prepared or has ended. */

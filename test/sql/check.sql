@@ -73,6 +73,15 @@ SELECT id FROM idemq.claim('q');
 SELECT * FROM idemq.check();
 SELECT outcome FROM idemq.claim_job(21);
 SELECT * FROM idemq.check();
+-- A row whose token is not its lease's: both sides say so.
+ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
+UPDATE idemq.jobs SET token = 8 WHERE id = 21;
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
+SELECT invariant, detail FROM idemq.check();
+ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
+UPDATE idemq.jobs SET token = 7 WHERE id = 21;
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
+SELECT * FROM idemq.check();
 -- By hand with the trigger on: nothing to report.
 UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 h' WHERE id = 22;
 SELECT * FROM idemq.check();

@@ -150,6 +150,7 @@ SELECT queue_id = :q AS of_q, status, attempt, count(*) FROM idemq.jobs GROUP BY
 SELECT idemq.reap('nope');
 SELECT idemq.reap('');
 -- A claim does by itself what a reaper would.
+SELECT count(idemq.alter_queue(q, retry_base => '1 us', retry_max => '1 us')) FROM unnest(ARRAY['q', 'p']) q;
 SELECT count(*) FROM idemq.claim_any('{q,p}', 10, lease => '1 ms');
 SELECT pg_sleep(0.02);
 SELECT count(*), min(attempt), max(attempt) FROM idemq.claim_any('{q,p}', 10, lease => '1 ms');
@@ -165,6 +166,39 @@ SELECT pg_sleep(0.02);
 SELECT idemq.reap('q');
 SELECT status FROM idemq.job(:id);
 SELECT idemq.resume('q');
+
+-- The first loss in a row: ready at once.  From the second on: the queue's retry policy.
+SELECT idemq.create_queue('lossy', lease => '1 ms', retry_base => '1 h', retry_jitter => 0) > 0;
+SELECT (idemq.enqueue('lossy', '1')).id \gset
+\set lose 'SELECT j.status, j.attempt, ready_at - ended_at AS wait, last_error FROM idemq.jobs j JOIN idemq.attempts a ON a.job_id = j.id AND a.token = j.token WHERE j.id = :id'
+SELECT attempt FROM idemq.claim('lossy');
+SELECT pg_sleep(0.02), idemq.reap('lossy');
+:lose;
+SELECT attempt FROM idemq.claim('lossy');
+SELECT pg_sleep(0.02), idemq.reap('lossy');
+:lose;
+SELECT count(*) FROM idemq.claim('lossy');
+SELECT regexp_replace(idemq.why(:id), '[0-9]{4}-.*', '...');
+-- By hand it is ready; the session's end is a loss as well.
+SELECT idemq.retry(:id);
+SELECT attempt FROM idemq.claim('lossy', lease => '1 h', attach => true);
+DISCARD ALL;
+SELECT idemq.reap('lossy') >= 0;
+:lose;
+-- A failure in between: the row of losses begins anew.
+SELECT idemq.retry(:id);
+SELECT idemq.fail(id, token, 'no paper', retry_in => '0') FROM idemq.claim('lossy', lease => '1 h');
+SELECT attempt FROM idemq.claim('lossy');
+SELECT pg_sleep(0.02), idemq.reap('lossy');
+:lose;
+-- And so it does with a redrive, whose last_error is of another life.
+SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('lossy', lease => '1 h');
+UPDATE idemq.jobs SET last_error = 'lease expired' WHERE id = :id;
+SELECT idemq.retry(:id);
+SELECT attempt FROM idemq.claim('lossy');
+SELECT pg_sleep(0.02), idemq.reap('lossy');
+:lose;
+SELECT idemq.drop_queue('lossy', force => true);
 
 -- DISCARD ALL hands the session on: attached leases end, others do not.
 DELETE FROM idemq.jobs;

@@ -88,5 +88,52 @@ quit($session, $session->query_safe('SELECT pg_backend_pid()'));
 is_sql($node, "SELECT id - $id, attempt FROM idemq.claim('q', 10) ORDER BY id", "2|2\n3|2",
 	'a new claim is not attached because an old one was');
 
+# The server goes down with the workers: what was attached is held for the grace, the
+# rest for its length.  A full table's claim is not attached, and has all of it.
+sql($node, $setup);
+$session = session($node);
+my $claim = "SELECT deadline - clock_timestamp() > '59 min' FROM idemq.claim('q', attach => true, lease =>";
+is($session->query_safe("$claim '1 h')"), 't', 'claim answers the deadline that the lease has');
+is($session->query_safe("SELECT count(*) FROM idemq.claim('q', attach => true, lease => '20 s')"), 1, 'a short one');
+is($session->query_safe("SELECT count(*) FROM idemq.claim('q')"), 1, 'and one that is not attached');
+is_sql($node, "SELECT id - (SELECT min(id) FROM idemq.jobs), deadline - claimed_at FROM idemq.jobs
+	WHERE status = 'processing' ORDER BY 1", "0|00:00:30\n1|00:00:20\n2|01:00:00", 'the rows have the grace at most');
+is_sql($node, "SELECT count(*) FILTER (WHERE deadline > clock_timestamp() + '59 min') FROM idemq.workers", 2,
+	'idemq.workers has the deadlines of the leases');
+like(sql($node, 'SELECT idemq.why(min(id)) FROM idemq.jobs'), qr/lease until .*attached/, 'why too');
+is_sql($node, "SELECT idemq.validate(id, token) FROM idemq.jobs WHERE id = (SELECT min(id) FROM idemq.jobs)", 'current',
+	'and validate');
+$node->stop('immediate');
+$session->{run}->finish;
+$node->start;
+is_sql($node, "SELECT count(*) FROM idemq.claim('q', 10)", 1, 'after a crash all three are held');
+is_sql($node, "SELECT deadline <= clock_timestamp() + '30 s' FROM idemq.workers ORDER BY job_id LIMIT 3",
+	"t\nt\nf", 'for the grace, the one that was not attached for its length');
+my $mine = sql($node, "SELECT id || ',' || token FROM idemq.jobs WHERE status = 'processing' ORDER BY id LIMIT 1");
+is_sql($node, "SELECT idemq.heartbeat($mine)", 'current', 'its worker connects again within the grace');
+is_sql($node, "SELECT bool_or(deadline > clock_timestamp() + '59 min') FROM idemq.workers WHERE job_id = split_part('$mine', ',', 1)::bigint",
+	't', 'and its heartbeat lasts as long as a lease of the queue');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check finds nothing');
+
+$node->append_conf('postgresql.conf', "idemq.attach_grace = '1 ms'");
+$node->restart;
+$session = session($node);
+sql($node, $setup);
+$session->query_safe("SELECT * FROM idemq.claim('q', attach => true)");
+$node->stop('immediate');
+$session->{run}->finish;
+$node->start;
+sql($node, "SELECT idemq.reap('q'); SELECT pg_sleep(0.1)"); # the grace begins with the first look
+is_sql($node, "SELECT payload, attempt FROM idemq.claim('q', 10) ORDER BY attempt DESC LIMIT 1", '1|2',
+	'after the grace the next claim has it');
+like(sql($node, 'SELECT error FROM idemq.attempts'), qr/^lease expired$/, 'its lease expired');
+
+$node->append_conf('postgresql.conf', "idemq.max_leases = 1");
+$node->restart;
+sql($node, $setup);
+sql($node, "SELECT * FROM idemq.claim('q', 3, attach => true)");
+is_sql($node, "SELECT max(deadline - claimed_at) FROM idemq.jobs WHERE status = 'processing'", '01:00:00',
+	'a claim by its row alone writes its whole length');
+
 $node->stop;
 done_testing();

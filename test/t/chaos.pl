@@ -68,7 +68,7 @@ my %trouble = (
 	});
 my @usual = qw(stalls kills terminations kills terminations);
 
-sql($node, "SELECT idemq.create_queue('chaos', lease => '$lease s', max_attempts => 1000000);
+sql($node, "SELECT idemq.create_queue('chaos', lease => '$lease s', max_attempts => 1000000, retry_base => '1 ms', retry_max => '10 ms');
 	CREATE TABLE sums (part int PRIMARY KEY, n bigint NOT NULL DEFAULT 0, total bigint NOT NULL DEFAULT 0,
 		squares numeric NOT NULL DEFAULT 0) WITH (fillfactor = 20);
 	INSERT INTO sums SELECT generate_series(0, 63);
