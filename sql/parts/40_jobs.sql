@@ -65,10 +65,10 @@ COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
 	IS 'start the lease again from now, at once and not undone by rollback (with a full lease table: in this transaction); lease: also the length of the next ones; returns current, stale or not_found';
 
 CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
-	RETURNS TABLE (id bigint, outcome idemq.outcome)
+	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat_many';
 COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval)
-	IS 'idemq.heartbeat for many jobs; returns a row a job';
+	IS 'idemq.heartbeat for many jobs; returns a row an element, with its id and token';
 
 CREATE FUNCTION idemq.validate(id bigint, token bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_validate';
@@ -88,10 +88,10 @@ COMMENT ON FUNCTION idemq.try_commit(bigint, bigint, jsonb)
 	IS 'complete a job in this transaction; returns committed, already_committed, stale or not_found, and does not raise for these: apply the effect only when committed';
 
 CREATE FUNCTION idemq.commit_many(ids bigint[], tokens bigint[], results jsonb[] DEFAULT NULL)
-	RETURNS TABLE (id bigint, outcome idemq.outcome)
+	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many';
 COMMENT ON FUNCTION idemq.commit_many(bigint[], bigint[], jsonb[])
-	IS 'complete many jobs; returns a row per (id, token), as idemq.try_commit: apply effects only for those committed';
+	IS 'complete many jobs; returns a row per (id, token), as idemq.try_commit: apply effects only for those committed, joined by id and token';
 
 CREATE FUNCTION idemq.commit_once(id bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
@@ -110,7 +110,7 @@ COMMENT ON FUNCTION idemq.fail(bigint, bigint, text, interval, boolean)
 CREATE FUNCTION idemq.fail_many(
 	ids bigint[], tokens bigint[], errors text[] DEFAULT NULL, retry_in interval DEFAULT NULL,
 	permanent boolean DEFAULT false)
-	RETURNS TABLE (id bigint, outcome idemq.outcome)
+	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail_many';
 COMMENT ON FUNCTION idemq.fail_many(bigint[], bigint[], text[], interval, boolean)
 	IS 'idemq.fail for many jobs; returns a row per (id, token)';

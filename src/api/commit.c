@@ -42,7 +42,7 @@ idemq_sql_try_commit(PG_FUNCTION_ARGS)
 	return idemq_finish_one(fcinfo, &finish, false);
 }
 
-/* commit_many(ids, tokens, results) -> setof (id, outcome as try_commit). */
+/* commit_many(ids, tokens, results) -> setof (id, token, outcome as try_commit). */
 Datum
 idemq_sql_commit_many(PG_FUNCTION_ARGS)
 {

@@ -36,7 +36,7 @@ idemq_sql_fail(PG_FUNCTION_ARGS)
 	return idemq_finish_one(fcinfo, &finish, false);
 }
 
-/* fail_many(ids, tokens, errors, retry_in, permanent) -> setof (id, outcome as fail). */
+/* fail_many(ids, tokens, errors, retry_in, permanent) -> setof (id, token, outcome as fail). */
 Datum
 idemq_sql_fail_many(PG_FUNCTION_ARGS)
 {

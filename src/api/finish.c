@@ -138,7 +138,8 @@ sort_items(const ArrayArg *ids, const ArrayArg *tokens, int *count)
 
 /*
  * Ends the attempts of arguments ids and tokens; argument 2, of that name and element
- * type, has the result or error of each, or is NULL.  Returns a set of (id, outcome).
+ * type, has the result or error of each, or is NULL.  Returns a set of (id, token, outcome), a row
+ * for each pair: two tokens of one job have a row each.
  */
 Datum
 idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish, const char *name, Oid type)
@@ -167,8 +168,8 @@ idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish, const char *name, Oid
 	{
 		bool none = documents.values == NULL || documents.nulls[items[i].ord];
 		Datum document = none ? (Datum) 0 : documents.values[items[i].ord];
-		Datum values[2];
-		bool nulls[2] = {false, false};
+		Datum values[3];
+		bool nulls[3] = {false};
 		Outcome outcome;
 
 		CHECK_FOR_INTERRUPTS();
@@ -178,7 +179,8 @@ idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish, const char *name, Oid
 		finish->args.error = none ? NULL : (text *) DatumGetPointer(document);
 		outcome = finish_attempt(&table, items[i].id, items[i].token, finish, &attempt);
 		values[0] = Int64GetDatum(items[i].id);
-		values[1] = idemq_outcome_datum(outcome);
+		values[1] = Int64GetDatum(items[i].token);
+		values[2] = idemq_outcome_datum(outcome);
 		tuplestore_putvalues(store, desc, values, nulls);
 	}
 	MemoryContextSwitchTo(old);

@@ -39,8 +39,20 @@ SELECT id - :a AS job, outcome FROM idemq.commit_many(ARRAY[:c, :a, :c, :a, :a],
 	ARRAY['"c1"', '"a1"', '"c2"', '"a2"', '"a3"']::jsonb[]);
 SELECT id - :a AS job, status, result FROM idemq.jobs WHERE id IN (:a, :b, :c) ORDER BY id;
 -- Two tokens of one job: each has its own answer.
-SELECT outcome FROM idemq.commit_many(ARRAY[:b, :b], ARRAY[:tb, :tb - 1], ARRAY['"right"', '"wrong"']::jsonb[]) ORDER BY 1;
+SELECT id = :b AS job, token - :tb AS token, outcome FROM idemq.heartbeat_many(ARRAY[:b, :b], ARRAY[:tb, :tb - 1]);
+BEGIN;
+SELECT id = :b AS job, token - :tb AS token, outcome FROM idemq.fail_many(ARRAY[:b, :b], ARRAY[:tb, :tb - 1]);
+ROLLBACK;
+SELECT id = :b AS job, token - :tb AS token, outcome FROM idemq.commit_many(ARRAY[:b, :b, :b], ARRAY[:tb, :tb - 1, :tb], ARRAY['"right"', '"wrong"', '"late"']::jsonb[]);
 SELECT result FROM idemq.job(:b);
+-- The effect is that of the attempt which committed.
+SELECT id AS b FROM idemq.enqueue('q', '"effect"') \gset
+SELECT token AS stale FROM idemq.claim('q') \gset
+SELECT idemq.release(:b, :stale);
+SELECT token AS tb FROM idemq.claim('q') \gset
+CREATE TABLE batch AS SELECT :b AS id, t.token, t.effect FROM (VALUES (:stale, 'stale'), (:tb, 'current')) t (token, effect);
+SELECT effect FROM batch JOIN idemq.commit_many((SELECT array_agg(id) FROM batch), (SELECT array_agg(token) FROM batch)) c
+	USING (id, token) WHERE c.outcome = 'committed';
 -- Of many copies, unsorted, the first result stays; fail_many likewise.
 TRUNCATE held;
 SELECT count(idemq.enqueue('q', to_jsonb(g))) FROM generate_series(1, 20) g;
