@@ -121,6 +121,12 @@ CREATE FUNCTION idemq.release(id bigint, token bigint, delay interval DEFAULT NU
 COMMENT ON FUNCTION idemq.release(bigint, bigint, interval)
 	IS 'give a job back, ready now or after delay, the attempt not counted; returns released, stale or not_found';
 
+CREATE FUNCTION idemq.release_many(ids bigint[], tokens bigint[], delay interval DEFAULT NULL)
+	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release_many';
+COMMENT ON FUNCTION idemq.release_many(bigint[], bigint[], interval)
+	IS 'idemq.release for many jobs, as a worker does with what it has not begun; returns a row per (id, token)';
+
 CREATE FUNCTION idemq.checkpoint(id bigint, token bigint, state jsonb) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_checkpoint';
 COMMENT ON FUNCTION idemq.checkpoint(bigint, bigint, jsonb)

@@ -4,8 +4,6 @@
  */
 #include "postgres.h"
 
-#include "catalog/pg_type.h"
-
 #include "api/finish.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_commit);
@@ -48,5 +46,5 @@ idemq_sql_commit_many(PG_FUNCTION_ARGS)
 {
 	Finish finish = {.kind = FINISH_COMMIT};
 
-	return idemq_finish_many(fcinfo, &finish, "results", JSONBOID);
+	return idemq_finish_many(fcinfo, &finish);
 }

@@ -4,8 +4,6 @@
  */
 #include "postgres.h"
 
-#include "catalog/pg_type.h"
-
 #include "api/finish.h"
 #include "base/args.h"
 
@@ -42,5 +40,5 @@ idemq_sql_fail_many(PG_FUNCTION_ARGS)
 {
 	Finish finish = fail_args(fcinfo);
 
-	return idemq_finish_many(fcinfo, &finish, "errors", TEXTOID);
+	return idemq_finish_many(fcinfo, &finish);
 }

@@ -27,6 +27,6 @@ typedef struct Finish
 } Finish;
 
 extern Datum idemq_finish_one(FunctionCallInfo fcinfo, Finish *finish, bool raise);
-extern Datum idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish, const char *name, Oid type);
+extern Datum idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish);
 
 #endif

@@ -1,4 +1,4 @@
--- commit_many, fail_many, heartbeat_many: mixed outcomes, odd arrays, big ones.
+-- commit_many, fail_many, release_many, heartbeat_many: mixed outcomes, odd arrays, big ones.
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
@@ -91,6 +91,23 @@ INSERT INTO held SELECT payload::int, id, token FROM idemq.claim('q', 3);
 SELECT n, f.outcome FROM idemq.fail_many((SELECT array_agg(id) FROM held), (SELECT array_agg(token) FROM held),
 	permanent => true) f JOIN held USING (id) ORDER BY n;
 
+-- release_many: what was claimed and not begun; the attempts do not count, the delay is for all.
+SELECT count(idemq.enqueue('q', to_jsonb(g))) FROM generate_series(1, 4) g;
+TRUNCATE held;
+INSERT INTO held SELECT payload::int, id, token FROM idemq.claim('q', 4);
+SELECT idemq.commit(id, token) FROM held WHERE n = 1;
+SELECT n, r.token - held.token AS token, r.outcome FROM idemq.release_many(
+	(SELECT array_agg(id ORDER BY n) || array_agg(id) FILTER (WHERE n = 3) FROM held),
+	(SELECT array_agg(token ORDER BY n) || array_agg(token - 1) FILTER (WHERE n = 3) FROM held), '5 min') r
+	JOIN held USING (id) ORDER BY n, 2;
+SELECT n, status, j.attempt, ready_at - ended_at AS delay, outcome, error
+FROM held JOIN idemq.jobs j USING (id) LEFT JOIN idemq.attempts a ON a.token = held.token ORDER BY n;
+SELECT idemq.retry(id) FROM held WHERE n > 1;
+TRUNCATE held;
+INSERT INTO held SELECT payload::int, id, token FROM idemq.claim('q', 3);
+SELECT n, outcome FROM idemq.release_many((SELECT array_agg(id) FROM held), (SELECT array_agg(token) FROM held)) JOIN held USING (id) ORDER BY n;
+SELECT payload, attempt FROM idemq.claim('q', 10) ORDER BY payload;
+
 -- heartbeat_many moves the deadline of each.
 SELECT count(idemq.enqueue('q', to_jsonb(g))) FROM generate_series(1, 3) g;
 TRUNCATE held;
@@ -105,6 +122,7 @@ SELECT * FROM idemq.commit_many('{}', '{}');
 SELECT * FROM idemq.commit_many('{}', '{}', '{}');
 SELECT * FROM idemq.fail_many('{}', '{}');
 SELECT * FROM idemq.heartbeat_many('{}', '{}');
+SELECT * FROM idemq.release_many('{}', '{}');
 CREATE FUNCTION state(sql text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	hint text;
@@ -124,7 +142,7 @@ INSERT INTO bad (args) VALUES
 	('ARRAY[[1], [2]], ARRAY[1, 2]'), ('ARRAY[[1, 2], [3, 4]], ARRAY[[1, 2], [3, 4]]'),
 	('array_fill(1::bigint, ARRAY[1000001]), array_fill(1::bigint, ARRAY[1000001])');
 SELECT fn, args, state('SELECT * FROM idemq.' || fn || '(' || args || ')')
-FROM bad, unnest(ARRAY['commit_many', 'fail_many', 'heartbeat_many']) fn ORDER BY fn, ord;
+FROM bad, unnest(ARRAY['commit_many', 'fail_many', 'release_many', 'heartbeat_many']) fn ORDER BY fn, ord;
 SELECT state($$SELECT * FROM idemq.commit_many(ARRAY[1, 2], ARRAY[1, 2], ARRAY['1']::jsonb[])$$);
 SELECT state($$SELECT * FROM idemq.commit_many(ARRAY[1], ARRAY[1], ARRAY['1', '2']::jsonb[])$$);
 SELECT state($$SELECT * FROM idemq.commit_many(ARRAY[1], ARRAY[1], '{}')$$);
@@ -134,6 +152,7 @@ SELECT state($$SELECT * FROM idemq.fail_many(ARRAY[1, 2], ARRAY[1, 2], ARRAY['on
 SELECT state($$SELECT * FROM idemq.fail_many(ARRAY[1], ARRAY[1], permanent => NULL)$$);
 SELECT state($$SELECT * FROM idemq.fail_many(ARRAY[1], ARRAY[1], retry_in => '-1 s')$$);
 SELECT state($$SELECT * FROM idemq.heartbeat_many(ARRAY[1], ARRAY[1], lease => '0')$$);
+SELECT state($$SELECT * FROM idemq.release_many(ARRAY[1], ARRAY[1], delay => '-1 s')$$);
 -- Nothing of a refused batch is done.
 SELECT state(format('SELECT * FROM idemq.commit_many(ARRAY[%s, NULL], ARRAY[%s, 1])', id, token)) FROM held WHERE n = 1;
 SELECT n, status FROM held JOIN idemq.jobs USING (id) ORDER BY n;
