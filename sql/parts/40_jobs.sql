@@ -101,18 +101,18 @@ COMMENT ON FUNCTION idemq.commit_once(bigint, jsonb)
 
 CREATE FUNCTION idemq.fail(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
-	permanent boolean DEFAULT false)
+	permanent boolean DEFAULT false, details jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail';
-COMMENT ON FUNCTION idemq.fail(bigint, bigint, text, interval, boolean)
-	IS 'end an attempt that failed; the retry comes after the queue''s backoff, or after retry_in, which may be 0; returns retrying, dead (attempts used up, or permanent), stale or not_found';
+COMMENT ON FUNCTION idemq.fail(bigint, bigint, text, interval, boolean, jsonb)
+	IS 'end an attempt that failed; the retry comes after the queue''s backoff, or after retry_in, which may be 0; error and details go into idemq.attempts; returns retrying, dead (attempts used up, or permanent), stale or not_found';
 
 CREATE FUNCTION idemq.fail_many(
 	ids bigint[], tokens bigint[], errors text[] DEFAULT NULL, retry_in interval DEFAULT NULL,
-	permanent boolean DEFAULT false)
+	permanent boolean DEFAULT false, details jsonb[] DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail_many';
-COMMENT ON FUNCTION idemq.fail_many(bigint[], bigint[], text[], interval, boolean)
+COMMENT ON FUNCTION idemq.fail_many(bigint[], bigint[], text[], interval, boolean, jsonb[])
 	IS 'idemq.fail for many jobs; returns a row per (id, token)';
 
 CREATE FUNCTION idemq.release(id bigint, token bigint, delay interval DEFAULT NULL)

@@ -23,7 +23,7 @@ fail_args(FunctionCallInfo fcinfo)
 	return finish;
 }
 
-/* fail(id, token, error, retry_in, permanent) -> retrying | dead | stale | not_found; 40001. */
+/* fail(id, token, error, retry_in, permanent, details) -> retrying | dead | stale | not_found; 40001. */
 Datum
 idemq_sql_fail(PG_FUNCTION_ARGS)
 {
@@ -31,10 +31,12 @@ idemq_sql_fail(PG_FUNCTION_ARGS)
 
 	if (!PG_ARGISNULL(2))
 		finish.args.error = PG_GETARG_TEXT_P(2);
+	if (!PG_ARGISNULL(5))
+		finish.args.details = PG_GETARG_JSONB_P(5);
 	return idemq_finish_one(fcinfo, &finish, false);
 }
 
-/* fail_many(ids, tokens, errors, retry_in, permanent) -> setof (id, token, outcome as fail). */
+/* fail_many(ids, tokens, errors, retry_in, permanent, details) -> setof (id, token, outcome as fail). */
 Datum
 idemq_sql_fail_many(PG_FUNCTION_ARGS)
 {

@@ -30,6 +30,7 @@ typedef struct Batch
 	ArrayArg tokens;
 	ArrayArg results;
 	ArrayArg errors;
+	ArrayArg details;
 } Batch;
 
 /* One element of a batch. */
@@ -146,7 +147,7 @@ sort_items(const ArrayArg *ids, const ArrayArg *tokens, int *count)
 	return items;
 }
 
-/* Reads ids, tokens, and the result or error of each. */
+/* Reads ids, tokens, and the result, or error and details, of each. */
 static void
 read_batch(FunctionCallInfo fcinfo, FinishKind kind, Batch *batch)
 {
@@ -157,8 +158,11 @@ read_batch(FunctionCallInfo fcinfo, FinishKind kind, Batch *batch)
 	n = batch->ids.count;
 	if (kind == FINISH_COMMIT)
 		idemq_arg_array_like(fcinfo, 2, "results", JSONBOID, true, n, "ids", &batch->results);
-	else if (kind == FINISH_FAIL)
+	if (kind == FINISH_FAIL)
+	{
 		idemq_arg_array_like(fcinfo, 2, "errors", TEXTOID, true, n, "ids", &batch->errors);
+		idemq_arg_array_like(fcinfo, 5, "details", JSONBOID, true, n, "ids", &batch->details);
+	}
 }
 
 /* Returns the n-th element of an optional array, or NULL. */
@@ -170,7 +174,7 @@ element(const ArrayArg *array, int n)
 
 /*
  * Ends the attempts of arguments ids and tokens, in one way; commit's results and
- * fail's errors are argument 2.  Returns a set of (id, token, outcome), a row for each
+ * fail's errors are argument 2, fail's details argument 5.  Returns a set of (id, token, outcome), a row for each
  * pair: two tokens of one job have a row each.
  */
 Datum
@@ -204,6 +208,7 @@ idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish)
 		finish->args.document = PointerGetDatum(element(&batch.results, items[i].ord));
 		finish->args.no_document = finish->args.document == (Datum) 0;
 		finish->args.error = element(&batch.errors, items[i].ord);
+		finish->args.details = element(&batch.details, items[i].ord);
 		outcome = finish_attempt(&table, items[i].id, items[i].token, finish, &attempt);
 		values[0] = Int64GetDatum(items[i].id);
 		values[1] = Int64GetDatum(items[i].token);
