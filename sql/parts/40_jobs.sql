@@ -20,6 +20,18 @@ CREATE FUNCTION idemq.enqueue_many(
 COMMENT ON FUNCTION idemq.enqueue_many(text, jsonb[], text[], timestamptz[], int[], text[], interval[], int[], jsonb[], interval[], text, boolean)
 	IS 'add many jobs as idemq.enqueue does, all or none (with nowait, all but those that are locked); an element of an array that is NULL says nothing; returns a row an element, ord counting from 1 (with keys the rows come in the order of the keys); needs enqueue';
 
+-- The C function is that of idemq.enqueue: INOUT arguments follow its own, and are not read.
+CREATE PROCEDURE idemq.enqueue_job(
+	queue text, payload jsonb, key text DEFAULT NULL, delay interval DEFAULT NULL,
+	run_at timestamptz DEFAULT NULL, priority int DEFAULT 4, group_key text DEFAULT NULL,
+	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
+	on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false,
+	INOUT id bigint DEFAULT NULL, INOUT outcome idemq.outcome DEFAULT NULL,
+	INOUT status idemq.status DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue';
+COMMENT ON PROCEDURE idemq.enqueue_job(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text, boolean, bigint, idemq.outcome, idemq.status, jsonb)
+	IS 'idemq.enqueue as a CALL, for drivers and libraries that take a SELECT for a read: cached, sent to a standby, or never committed; returns id, outcome, status and result; needs enqueue';
+
 CREATE FUNCTION idemq.cancel(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel';
 COMMENT ON FUNCTION idemq.cancel(bigint)
@@ -89,6 +101,12 @@ CREATE FUNCTION idemq.try_commit(id bigint, token bigint, result jsonb DEFAULT N
 COMMENT ON FUNCTION idemq.try_commit(bigint, bigint, jsonb)
 	IS 'complete a job in this transaction; returns committed, already_committed, stale or not_found, and does not raise for these: apply the effect only when committed';
 
+CREATE PROCEDURE idemq.commit_job(
+	id bigint, token bigint, result jsonb DEFAULT NULL, INOUT outcome idemq.outcome DEFAULT NULL)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_job';
+COMMENT ON PROCEDURE idemq.commit_job(bigint, bigint, jsonb, idemq.outcome)
+	IS 'idemq.commit as a CALL; in the caller''s transaction, which it does not end; returns committed, or raises IQ001, IQ002, IQ006';
+
 CREATE FUNCTION idemq.commit_many(ids bigint[], tokens bigint[], results jsonb[] DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many';
@@ -108,6 +126,14 @@ CREATE FUNCTION idemq.fail(
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail';
 COMMENT ON FUNCTION idemq.fail(bigint, bigint, text, interval, boolean, jsonb)
 	IS 'end an attempt that failed; the retry comes after the queue''s backoff, or after retry_in, which may be 0; error and details go into idemq.attempts; returns retrying, dead (attempts used up, or permanent), stale or not_found';
+
+CREATE PROCEDURE idemq.fail_job(
+	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
+	permanent boolean DEFAULT false, details jsonb DEFAULT NULL,
+	INOUT outcome idemq.outcome DEFAULT NULL)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail_job';
+COMMENT ON PROCEDURE idemq.fail_job(bigint, bigint, text, interval, boolean, jsonb, idemq.outcome)
+	IS 'idemq.fail as a CALL; returns retrying, dead, stale or not_found';
 
 CREATE FUNCTION idemq.fail_many(
 	ids bigint[], tokens bigint[], errors text[] DEFAULT NULL, retry_in interval DEFAULT NULL,

@@ -30,6 +30,7 @@ GRANT EXECUTE ON FUNCTION
 	idemq.why, idemq.leases,
 	idemq.acquire, idemq.cancel_by_key, idemq.queue_id, idemq.job_by_key, idemq.fence
 	TO PUBLIC;
+GRANT EXECUTE ON PROCEDURE idemq.enqueue_job, idemq.commit_job, idemq.fail_job TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE idemq.wait, idemq.wait_any, idemq.wait_result TO PUBLIC;
 -- A whole table is read: the owner's, and the monitor's.
 GRANT EXECUTE ON FUNCTION idemq.recount TO pg_monitor;

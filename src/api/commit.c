@@ -1,12 +1,15 @@
 /*
  * api/commit.c
- *		SQL functions that end attempts with success: commit, try_commit, commit_many.
+ *		SQL functions that end attempts with success: commit, commit_job, try_commit,
+ *		commit_many.
  */
 #include "postgres.h"
 
 #include "api/finish.h"
+#include "base/args.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_commit);
+PG_FUNCTION_INFO_V1(idemq_sql_commit_job);
 PG_FUNCTION_INFO_V1(idemq_sql_try_commit);
 PG_FUNCTION_INFO_V1(idemq_sql_commit_many);
 
@@ -29,6 +32,13 @@ idemq_sql_commit(PG_FUNCTION_ARGS)
 	Finish finish = commit_args(fcinfo);
 
 	return idemq_finish_one(fcinfo, &finish, true);
+}
+
+/* CALL commit_job(id, token, result, INOUT outcome): as commit. */
+Datum
+idemq_sql_commit_job(PG_FUNCTION_ARGS)
+{
+	return idemq_value_row_datum(fcinfo, idemq_sql_commit(fcinfo));
 }
 
 /* try_commit(id, token, result) -> committed | already_committed | stale | not_found; 40001. */

@@ -1,6 +1,6 @@
 /*
  * api/enqueue.c
- *		SQL functions that add jobs: enqueue, enqueue_many.
+ *		SQL functions that add jobs: enqueue, which is also enqueue_job, and enqueue_many.
  *
  * Both read the same options, of a job each; options[] says of each how enqueue_many
  * calls its array, and what it sets.
@@ -261,7 +261,8 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 /*
  * enqueue(queue, payload, key, delay, run_at, priority, group_key, max_attempts,
  *		headers, expires_in, on_duplicate, nowait) -> (id, outcome, status, result);
- * IQ003, IQ004, IQ005, 42501, 22004, 22023, 40001.
+ * IQ003, IQ004, IQ005, 42501, 22004, 22023, 40001.  CALL enqueue_job has four INOUT
+ * arguments more, which that row fills.
  */
 Datum
 idemq_sql_enqueue(PG_FUNCTION_ARGS)

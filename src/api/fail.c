@@ -1,6 +1,6 @@
 /*
  * api/fail.c
- *		SQL functions that end attempts with an error: fail, fail_many.
+ *		SQL functions that end attempts with an error: fail, fail_job, fail_many.
  */
 #include "postgres.h"
 
@@ -8,6 +8,7 @@
 #include "base/args.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_fail);
+PG_FUNCTION_INFO_V1(idemq_sql_fail_job);
 PG_FUNCTION_INFO_V1(idemq_sql_fail_many);
 
 /* Reads retry_in and permanent. */
@@ -34,6 +35,13 @@ idemq_sql_fail(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(5))
 		finish.args.details = PG_GETARG_JSONB_P(5);
 	return idemq_finish_one(fcinfo, &finish, false);
+}
+
+/* CALL fail_job(id, token, error, retry_in, permanent, details, INOUT outcome): as fail. */
+Datum
+idemq_sql_fail_job(PG_FUNCTION_ARGS)
+{
+	return idemq_value_row_datum(fcinfo, idemq_sql_fail(fcinfo));
 }
 
 /* fail_many(ids, tokens, errors, retry_in, permanent, details) -> setof (id, token, outcome as fail). */

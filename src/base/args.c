@@ -245,6 +245,15 @@ idemq_row_datum(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
 	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
 }
 
+/* Returns the row of a procedure that has one INOUT argument. */
+Datum
+idemq_value_row_datum(FunctionCallInfo fcinfo, Datum value)
+{
+	bool isnull = false;
+
+	return idemq_row_datum(fcinfo, &value, &isnull);
+}
+
 /*
  * Begins a set-returning function's result; returns its tuplestore, and the row
  * type in *desc.  The caller's memory context is the function's own.
