@@ -111,3 +111,4 @@ SELECT outcome FROM idemq.enqueue('q', '1', key => 'o', nowait => true);
 SELECT outcome FROM idemq.enqueue('q', '1', nowait => true);
 SELECT state('SELECT idemq.enqueue(''q'', ''1'', nowait => NULL)');
 SELECT * FROM idemq.check();
+SELECT idemq.drop_queue('q', force => true);
