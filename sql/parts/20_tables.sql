@@ -118,6 +118,7 @@ CREATE TABLE idemq.attempts (
 	ended_at   timestamptz NOT NULL,
 	outcome    text NOT NULL,
 	error      text,
+	details    jsonb,
 	PRIMARY KEY (job_id, token)
 ) WITH (
 	autovacuum_vacuum_scale_factor = 0.02,
@@ -134,6 +135,7 @@ COMMENT ON COLUMN idemq.attempts.worker IS 'name that its claim gave';
 COMMENT ON COLUMN idemq.attempts.claimed_at IS 'when it began';
 COMMENT ON COLUMN idemq.attempts.ended_at IS 'when it ended';
 COMMENT ON COLUMN idemq.attempts.error IS 'the error of idemq.fail; for a lease that ended, why';
+COMMENT ON COLUMN idemq.attempts.details IS 'the details of idemq.fail, for programs to read';
 COMMENT ON COLUMN idemq.attempts.outcome IS 'failed, expired (its lease ended), released or cancelled';
 
 -- Roles by name, not by OID: names survive pg_dump and pg_restore.

@@ -4,19 +4,33 @@ CREATE FUNCTION idemq.enqueue(
 	queue text, payload jsonb, key text DEFAULT NULL, delay interval DEFAULT NULL,
 	run_at timestamptz DEFAULT NULL, priority int DEFAULT 4, group_key text DEFAULT NULL,
 	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
-	on_duplicate text DEFAULT 'keep')
+	on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false)
 	RETURNS idemq.enqueue_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue';
-COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text)
-	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result; priority 0 is first, 9 last; key and group_key up to 1,024 bytes; delay may be 0; waits for an open transaction with the same key; on_duplicate: keep (IQ003 for another payload), ignore, replace, error (IQ004); needs enqueue';
+COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text, boolean)
+	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result; priority 0 is first, 9 last; key and group_key up to 1,024 bytes; delay may be 0; waits for an open transaction with the same key, or with nowait answers locked and no id; on_duplicate: keep (IQ003 for another payload), ignore, replace, error (IQ004); needs enqueue';
 
 CREATE FUNCTION idemq.enqueue_many(
 	queue text, payloads jsonb[], keys text[] DEFAULT NULL, run_ats timestamptz[] DEFAULT NULL,
-	priorities int[] DEFAULT NULL, group_keys text[] DEFAULT NULL)
+	priorities int[] DEFAULT NULL, group_keys text[] DEFAULT NULL, delays interval[] DEFAULT NULL,
+	max_attempts int[] DEFAULT NULL, headers jsonb[] DEFAULT NULL, expires_ins interval[] DEFAULT NULL,
+	on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false)
 	RETURNS TABLE (ord int, id bigint, outcome idemq.outcome, status idemq.status, result jsonb)
 	ROWS 1000 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue_many';
-COMMENT ON FUNCTION idemq.enqueue_many(text, jsonb[], text[], timestamptz[], int[], text[])
-	IS 'add many jobs as idemq.enqueue does with keep, all or none; returns a row an element, ord counting from 1 (with keys the rows come in the order of the keys); needs enqueue';
+COMMENT ON FUNCTION idemq.enqueue_many(text, jsonb[], text[], timestamptz[], int[], text[], interval[], int[], jsonb[], interval[], text, boolean)
+	IS 'add many jobs as idemq.enqueue does, all or none (with nowait, all but those that are locked); an element of an array that is NULL says nothing; returns a row an element, ord counting from 1 (with keys the rows come in the order of the keys); needs enqueue';
+
+-- The C function is that of idemq.enqueue: INOUT arguments follow its own, and are not read.
+CREATE PROCEDURE idemq.enqueue_job(
+	queue text, payload jsonb, key text DEFAULT NULL, delay interval DEFAULT NULL,
+	run_at timestamptz DEFAULT NULL, priority int DEFAULT 4, group_key text DEFAULT NULL,
+	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
+	on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false,
+	INOUT id bigint DEFAULT NULL, INOUT outcome idemq.outcome DEFAULT NULL,
+	INOUT status idemq.status DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue';
+COMMENT ON PROCEDURE idemq.enqueue_job(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text, boolean, bigint, idemq.outcome, idemq.status, jsonb)
+	IS 'idemq.enqueue as a CALL, for drivers and libraries that take a SELECT for a read: cached, sent to a standby, or never committed; returns id, outcome, status and result; needs enqueue';
 
 CREATE FUNCTION idemq.cancel(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel';
@@ -65,10 +79,10 @@ COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
 	IS 'start the lease again from now, at once and not undone by rollback (with a full lease table: in this transaction); lease: also the length of the next ones; returns current, stale or not_found';
 
 CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
-	RETURNS TABLE (id bigint, outcome idemq.outcome)
+	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat_many';
 COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval)
-	IS 'idemq.heartbeat for many jobs; returns a row a job';
+	IS 'idemq.heartbeat for many jobs; returns a row an element, with its id and token';
 
 CREATE FUNCTION idemq.validate(id bigint, token bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_validate';
@@ -87,11 +101,17 @@ CREATE FUNCTION idemq.try_commit(id bigint, token bigint, result jsonb DEFAULT N
 COMMENT ON FUNCTION idemq.try_commit(bigint, bigint, jsonb)
 	IS 'complete a job in this transaction; returns committed, already_committed, stale or not_found, and does not raise for these: apply the effect only when committed';
 
+CREATE PROCEDURE idemq.commit_job(
+	id bigint, token bigint, result jsonb DEFAULT NULL, INOUT outcome idemq.outcome DEFAULT NULL)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_job';
+COMMENT ON PROCEDURE idemq.commit_job(bigint, bigint, jsonb, idemq.outcome)
+	IS 'idemq.commit as a CALL; in the caller''s transaction, which it does not end; returns committed, or raises IQ001, IQ002, IQ006';
+
 CREATE FUNCTION idemq.commit_many(ids bigint[], tokens bigint[], results jsonb[] DEFAULT NULL)
-	RETURNS TABLE (id bigint, outcome idemq.outcome)
+	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many';
 COMMENT ON FUNCTION idemq.commit_many(bigint[], bigint[], jsonb[])
-	IS 'complete many jobs; returns a row per (id, token), as idemq.try_commit: apply effects only for those committed';
+	IS 'complete many jobs; returns a row per (id, token), as idemq.try_commit: apply effects only for those committed, joined by id and token';
 
 CREATE FUNCTION idemq.commit_once(id bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
@@ -101,18 +121,26 @@ COMMENT ON FUNCTION idemq.commit_once(bigint, jsonb)
 
 CREATE FUNCTION idemq.fail(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
-	permanent boolean DEFAULT false)
+	permanent boolean DEFAULT false, details jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail';
-COMMENT ON FUNCTION idemq.fail(bigint, bigint, text, interval, boolean)
-	IS 'end an attempt that failed; the retry comes after the queue''s backoff, or after retry_in, which may be 0; returns retrying, dead (attempts used up, or permanent), stale or not_found';
+COMMENT ON FUNCTION idemq.fail(bigint, bigint, text, interval, boolean, jsonb)
+	IS 'end an attempt that failed; the retry comes after the queue''s backoff, or after retry_in, which may be 0; error and details go into idemq.attempts; returns retrying, dead (attempts used up, or permanent), stale or not_found';
+
+CREATE PROCEDURE idemq.fail_job(
+	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
+	permanent boolean DEFAULT false, details jsonb DEFAULT NULL,
+	INOUT outcome idemq.outcome DEFAULT NULL)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail_job';
+COMMENT ON PROCEDURE idemq.fail_job(bigint, bigint, text, interval, boolean, jsonb, idemq.outcome)
+	IS 'idemq.fail as a CALL; returns retrying, dead, stale or not_found';
 
 CREATE FUNCTION idemq.fail_many(
 	ids bigint[], tokens bigint[], errors text[] DEFAULT NULL, retry_in interval DEFAULT NULL,
-	permanent boolean DEFAULT false)
-	RETURNS TABLE (id bigint, outcome idemq.outcome)
+	permanent boolean DEFAULT false, details jsonb[] DEFAULT NULL)
+	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail_many';
-COMMENT ON FUNCTION idemq.fail_many(bigint[], bigint[], text[], interval, boolean)
+COMMENT ON FUNCTION idemq.fail_many(bigint[], bigint[], text[], interval, boolean, jsonb[])
 	IS 'idemq.fail for many jobs; returns a row per (id, token)';
 
 CREATE FUNCTION idemq.release(id bigint, token bigint, delay interval DEFAULT NULL)
@@ -120,6 +148,12 @@ CREATE FUNCTION idemq.release(id bigint, token bigint, delay interval DEFAULT NU
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release';
 COMMENT ON FUNCTION idemq.release(bigint, bigint, interval)
 	IS 'give a job back, ready now or after delay, the attempt not counted; returns released, stale or not_found';
+
+CREATE FUNCTION idemq.release_many(ids bigint[], tokens bigint[], delay interval DEFAULT NULL)
+	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release_many';
+COMMENT ON FUNCTION idemq.release_many(bigint[], bigint[], interval)
+	IS 'idemq.release for many jobs, as a worker does with what it has not begun; returns a row per (id, token)';
 
 CREATE FUNCTION idemq.checkpoint(id bigint, token bigint, state jsonb) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_checkpoint';

@@ -23,13 +23,14 @@ GRANT EXECUTE ON FUNCTION
 	idemq.claim, idemq.claim_any, idemq.claim_job,
 	idemq.heartbeat, idemq.heartbeat_many, idemq.validate,
 	idemq.commit, idemq.try_commit, idemq.commit_many, idemq.commit_once,
-	idemq.fail, idemq.fail_many, idemq.release, idemq.checkpoint,
-	idemq.assert_current, idemq.reap,
+	idemq.fail, idemq.fail_many, idemq.release, idemq.release_many,
+	idemq.checkpoint, idemq.assert_current, idemq.reap,
 	idemq.may_see, idemq.may_use, idemq.job, idemq.queue_metrics, idemq.memory_usage,
 	idemq.admission_counts,
 	idemq.why, idemq.leases,
 	idemq.acquire, idemq.cancel_by_key, idemq.queue_id, idemq.job_by_key, idemq.fence
 	TO PUBLIC;
+GRANT EXECUTE ON PROCEDURE idemq.enqueue_job, idemq.commit_job, idemq.fail_job TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE idemq.wait, idemq.wait_any, idemq.wait_result TO PUBLIC;
 -- A whole table is read: the owner's, and the monitor's.
 GRANT EXECUTE ON FUNCTION idemq.recount TO pg_monitor;

@@ -1,14 +1,15 @@
 /*
  * api/commit.c
- *		SQL functions that end attempts with success: commit, try_commit, commit_many.
+ *		SQL functions that end attempts with success: commit, commit_job, try_commit,
+ *		commit_many.
  */
 #include "postgres.h"
 
-#include "catalog/pg_type.h"
-
 #include "api/finish.h"
+#include "base/args.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_commit);
+PG_FUNCTION_INFO_V1(idemq_sql_commit_job);
 PG_FUNCTION_INFO_V1(idemq_sql_try_commit);
 PG_FUNCTION_INFO_V1(idemq_sql_commit_many);
 
@@ -33,6 +34,13 @@ idemq_sql_commit(PG_FUNCTION_ARGS)
 	return idemq_finish_one(fcinfo, &finish, true);
 }
 
+/* CALL commit_job(id, token, result, INOUT outcome): as commit. */
+Datum
+idemq_sql_commit_job(PG_FUNCTION_ARGS)
+{
+	return idemq_value_row_datum(fcinfo, idemq_sql_commit(fcinfo));
+}
+
 /* try_commit(id, token, result) -> committed | already_committed | stale | not_found; 40001. */
 Datum
 idemq_sql_try_commit(PG_FUNCTION_ARGS)
@@ -42,11 +50,11 @@ idemq_sql_try_commit(PG_FUNCTION_ARGS)
 	return idemq_finish_one(fcinfo, &finish, false);
 }
 
-/* commit_many(ids, tokens, results) -> setof (id, outcome as try_commit). */
+/* commit_many(ids, tokens, results) -> setof (id, token, outcome as try_commit). */
 Datum
 idemq_sql_commit_many(PG_FUNCTION_ARGS)
 {
 	Finish finish = {.kind = FINISH_COMMIT};
 
-	return idemq_finish_many(fcinfo, &finish, "results", JSONBOID);
+	return idemq_finish_many(fcinfo, &finish);
 }

@@ -1,6 +1,9 @@
 /*
  * api/enqueue.c
- *		SQL functions that add jobs: enqueue, enqueue_many.
+ *		SQL functions that add jobs: enqueue, which is also enqueue_job, and enqueue_many.
+ *
+ * Both read the same options, of a job each; options[] says of each how enqueue_many
+ * calls its array, and what it sets.
  *
  * A job without a key is written by direct access.  A job with one goes through
  * job/new_job_keyed.c: the unique index decides which of two is first.
@@ -27,20 +30,14 @@
 PG_FUNCTION_INFO_V1(idemq_sql_enqueue);
 PG_FUNCTION_INFO_V1(idemq_sql_enqueue_many);
 
-/* Arguments of enqueue. */
+/* Arguments of enqueue; those in between are its options. */
 enum
 {
 	ARG_QUEUE,
 	ARG_PAYLOAD,
-	ARG_KEY,
-	ARG_DELAY,
-	ARG_RUN_AT,
-	ARG_PRIORITY,
-	ARG_GROUP_KEY,
-	ARG_MAX_ATTEMPTS,
-	ARG_HEADERS,
-	ARG_EXPIRES_IN,
-	ARG_ON_DUPLICATE
+	ARG_OPTIONS,
+	ARG_ON_DUPLICATE = 10,
+	ARG_NOWAIT
 };
 
 /* Arguments of enqueue_many. */
@@ -51,56 +48,81 @@ enum
 	MANY_KEYS,
 	MANY_RUN_ATS,
 	MANY_PRIORITIES,
-	MANY_GROUP_KEYS
+	MANY_GROUP_KEYS,
+	MANY_DELAYS,
+	MANY_MAX_ATTEMPTS,
+	MANY_HEADERS,
+	MANY_EXPIRES_INS,
+	MANY_ON_DUPLICATE,
+	MANY_NOWAIT
+};
+
+/* Options of a job, in the order of enqueue's arguments. */
+enum
+{
+	OPTION_KEY,
+	OPTION_DELAY,
+	OPTION_RUN_AT,
+	OPTION_PRIORITY,
+	OPTION_GROUP_KEY,
+	OPTION_MAX_ATTEMPTS,
+	OPTION_HEADERS,
+	OPTION_EXPIRES_IN,
+	OPTIONS
 };
 
 /* id, outcome, status, result */
 #define ANSWER_COLUMNS 4
 
-/* Raises 22023 for infinity: such a job would never be due, or always have been. */
-static TimestampTz
-check_run_at(TimestampTz run_at)
+static void
+set_key(JobChange *columns, Datum value)
 {
-	if (TIMESTAMP_NOT_FINITE(run_at))
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("run_at must be finite"),
-						errhint("Pass a time, or NULL for now.")));
-	return run_at;
+	text *key = DatumGetTextPP(value);
+
+	idemq_check_key("key", VARSIZE_ANY_EXHDR(key));
+	job_set(columns, COL_KEY, PointerGetDatum(key));
 }
 
-static int
-check_priority(int priority)
+/* Returns the job's time of birth and an interval by the calendar, as timestamptz + interval. */
+static Datum
+later(const JobChange *columns, const char *name, Datum interval, int64 least)
 {
+	(void) idemq_check_interval(name, DatumGetIntervalP(interval), least);
+	return DirectFunctionCall2(timestamptz_pl_interval, columns->values[COL_CREATED_AT], interval);
+}
+
+static void
+set_delay(JobChange *columns, Datum value)
+{
+	job_set(columns, COL_READY_AT, later(columns, "delay", value, 0));
+}
+
+/* Infinity is refused: such a job would never be due, or always have been. */
+static void
+set_run_at(JobChange *columns, Datum value)
+{
+	if (TIMESTAMP_NOT_FINITE(DatumGetTimestampTz(value)))
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("run_at must be finite"),
+						errhint("Pass a time, or NULL for now.")));
+	job_set(columns, COL_READY_AT, value);
+}
+
+static void
+set_priority(JobChange *columns, Datum value)
+{
+	int priority = DatumGetInt32(value);
+
 	if (priority < 0 || priority >= IDEMQ_PRIORITIES)
 		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 						errmsg("priority must be between 0 and %d, not %d", IDEMQ_PRIORITIES - 1,
 							   priority),
 						errhint("0 is claimed first, %d last.", IDEMQ_PRIORITIES - 1)));
-	return priority;
-}
-
-/* Reads on_duplicate. */
-static OnDuplicate
-duplicate_policy(FunctionCallInfo fcinfo)
-{
-	char *value = idemq_arg_text(fcinfo, ARG_ON_DUPLICATE, "on_duplicate", 16);
-
-	if (strcmp(value, "keep") == 0)
-		return DUPLICATE_KEEP;
-	if (strcmp(value, "ignore") == 0)
-		return DUPLICATE_IGNORE;
-	if (strcmp(value, "replace") == 0)
-		return DUPLICATE_REPLACE;
-	if (strcmp(value, "error") != 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("on_duplicate must be keep, ignore, replace or error, not \"%s\"", value),
-				 errhint("Leave it out for keep: the answer is the job that has the key.")));
-	return DUPLICATE_ERROR;
+	job_set(columns, COL_PRIORITY, Int16GetDatum(priority));
 }
 
 /*
  * Puts a new job into a FIFO group: blocked, until it is promoted (job/promote.c), which
- * heeds the time that was asked for.
+ * heeds the time that was asked for, and is set by now.
  */
 static void
 set_group(JobChange *columns, Datum name)
@@ -116,19 +138,100 @@ set_group(JobChange *columns, Datum name)
 		job_set(columns, COL_RUN_AT, TimestampTzGetDatum(ready_at));
 }
 
+static void
+set_max_attempts(JobChange *columns, Datum value)
+{
+	job_set(columns, COL_MAX_ATTEMPTS,
+			Int32GetDatum(idemq_check_int("max_attempts", DatumGetInt32(value), 1, PG_INT32_MAX)));
+}
+
+static void
+set_headers(JobChange *columns, Datum value)
+{
+	job_set(columns, COL_HEADERS, value);
+}
+
+static void
+set_expires_in(JobChange *columns, Datum value)
+{
+	job_set(columns, COL_EXPIRES_AT, later(columns, "expires_in", value, 1));
+}
+
+typedef struct JobOption
+{
+	void (*set)(JobChange *columns, Datum value);
+	int many; /* argument of enqueue_many, its name and element type */
+	const char *plural;
+	Oid type;
+} JobOption;
+
+static const JobOption options[OPTIONS] = {
+	[OPTION_KEY] = {set_key, MANY_KEYS, "keys", TEXTOID},
+	[OPTION_DELAY] = {set_delay, MANY_DELAYS, "delays", INTERVALOID},
+	[OPTION_RUN_AT] = {set_run_at, MANY_RUN_ATS, "run_ats", TIMESTAMPTZOID},
+	[OPTION_PRIORITY] = {set_priority, MANY_PRIORITIES, "priorities", INT4OID},
+	[OPTION_GROUP_KEY] = {set_group, MANY_GROUP_KEYS, "group_keys", TEXTOID},
+	[OPTION_MAX_ATTEMPTS] = {set_max_attempts, MANY_MAX_ATTEMPTS, "max_attempts", INT4OID},
+	[OPTION_HEADERS] = {set_headers, MANY_HEADERS, "headers", JSONBOID},
+	[OPTION_EXPIRES_IN] = {set_expires_in, MANY_EXPIRES_INS, "expires_ins", INTERVALOID},
+};
+
+/* Sets what the options say of a new job; NULL ones say nothing. */
+static void
+set_options(JobChange *columns, const NullableDatum *values)
+{
+	if (!values[OPTION_DELAY].isnull && !values[OPTION_RUN_AT].isnull)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("delay and run_at cannot be used together"), errhint("Pass one of them.")));
+	for (int i = 0; i < OPTIONS; i++)
+	{
+		if (!values[i].isnull)
+			options[i].set(columns, values[i].value);
+	}
+}
+
+/* Reads on_duplicate. */
+static OnDuplicate
+duplicate_policy(FunctionCallInfo fcinfo, int n)
+{
+	char *value = idemq_arg_text(fcinfo, n, "on_duplicate", 16);
+
+	if (strcmp(value, "keep") == 0)
+		return DUPLICATE_KEEP;
+	if (strcmp(value, "ignore") == 0)
+		return DUPLICATE_IGNORE;
+	if (strcmp(value, "replace") == 0)
+		return DUPLICATE_REPLACE;
+	if (strcmp(value, "error") != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("on_duplicate must be keep, ignore, replace or error, not \"%s\"", value),
+				 errhint("Leave it out for keep: the answer is the job that has the key.")));
+	return DUPLICATE_ERROR;
+}
+
+/* Reads nowait. */
+static JobWait
+wait_policy(FunctionCallInfo fcinfo, int n)
+{
+	return idemq_arg_bool(fcinfo, n, "nowait") ? JOB_SKIPS : JOB_WAITS;
+}
+
 /* Writes a new job, or finds its duplicate; the id is given here, if it is not set. */
 static void
 add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicate policy,
-		EnqueueAnswer *answer)
+		JobWait wait, EnqueueAnswer *answer)
 {
 	JobStatus status;
 
 	if (columns->set & COLUMN_BIT(COL_KEY))
 	{
-		idemq_new_job_keyed(table, queue, columns, policy, JOB_WAITS, answer);
-		idemq_pending_counts_event(queue->id, COUNTER_BIT(answer->outcome == OUTCOME_ACCEPTED
-															  ? COUNTER_ENQUEUED
-															  : COUNTER_DUPLICATES));
+		idemq_new_job_keyed(table, queue, columns, policy, wait, answer);
+		if (answer->outcome != OUTCOME_LOCKED)
+			idemq_pending_counts_event(queue->id, COUNTER_BIT(answer->outcome == OUTCOME_ACCEPTED
+																  ? COUNTER_ENQUEUED
+																  : COUNTER_DUPLICATES));
 		return;
 	}
 	status = idemq_new_job_insert(table, queue, columns);
@@ -137,56 +240,19 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 							  (Datum) 0, true};
 }
 
-/* Returns now and an interval argument by the calendar, as timestamptz + interval. */
-static Datum
-later(FunctionCallInfo fcinfo, int n, const char *name, int64 least, TimestampTz now)
-{
-	(void) idemq_arg_interval(fcinfo, n, name, least);
-	return DirectFunctionCall2(timestamptz_pl_interval, TimestampTzGetDatum(now),
-							   PG_GETARG_DATUM(n));
-}
-
-/* Reads the optional arguments of enqueue into the columns of the new job. */
-static void
-read_options(FunctionCallInfo fcinfo, JobChange *columns, TimestampTz now)
-{
-	if (!PG_ARGISNULL(ARG_KEY))
-	{
-		text *key = PG_GETARG_TEXT_PP(ARG_KEY);
-
-		idemq_check_key("key", VARSIZE_ANY_EXHDR(key));
-		job_set(columns, COL_KEY, PointerGetDatum(key));
-	}
-	if (!PG_ARGISNULL(ARG_DELAY) && !PG_ARGISNULL(ARG_RUN_AT))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("delay and run_at cannot be used together"), errhint("Pass one of them.")));
-	if (!PG_ARGISNULL(ARG_DELAY))
-		job_set(columns, COL_READY_AT, later(fcinfo, ARG_DELAY, "delay", 0, now));
-	if (!PG_ARGISNULL(ARG_RUN_AT))
-		job_set(columns, COL_READY_AT,
-				TimestampTzGetDatum(check_run_at(PG_GETARG_TIMESTAMPTZ(ARG_RUN_AT))));
-	idemq_arg_required(fcinfo, ARG_PRIORITY, "priority");
-	job_set(columns, COL_PRIORITY, Int16GetDatum(check_priority(PG_GETARG_INT32(ARG_PRIORITY))));
-	if (!PG_ARGISNULL(ARG_GROUP_KEY))
-		set_group(columns, PG_GETARG_DATUM(ARG_GROUP_KEY));
-	if (!PG_ARGISNULL(ARG_MAX_ATTEMPTS))
-		job_set(columns, COL_MAX_ATTEMPTS,
-				Int32GetDatum(
-					idemq_arg_int(fcinfo, ARG_MAX_ATTEMPTS, "max_attempts", 1, PG_INT32_MAX)));
-	if (!PG_ARGISNULL(ARG_HEADERS))
-		job_set(columns, COL_HEADERS, PG_GETARG_DATUM(ARG_HEADERS));
-	if (!PG_ARGISNULL(ARG_EXPIRES_IN))
-		job_set(columns, COL_EXPIRES_AT, later(fcinfo, ARG_EXPIRES_IN, "expires_in", 1, now));
-}
-
-/* Shapes an answer: ANSWER_COLUMNS values. */
+/* Shapes an answer: ANSWER_COLUMNS values.  Of a twin that is not committed nothing is known. */
 static void
 fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 {
-	memset(nulls, 0, ANSWER_COLUMNS * sizeof(bool));
-	values[0] = Int64GetDatum(answer->id);
+	bool unknown = answer->outcome == OUTCOME_LOCKED;
+
+	memset(values, 0, ANSWER_COLUMNS * sizeof(Datum));
+	memset(nulls, unknown, ANSWER_COLUMNS * sizeof(bool));
 	values[1] = idemq_outcome_datum(answer->outcome);
+	nulls[1] = false;
+	if (unknown)
+		return;
+	values[0] = Int64GetDatum(answer->id);
 	values[2] = ObjectIdGetDatum(idemq_oids()->status[answer->status]);
 	values[3] = answer->result;
 	nulls[3] = answer->no_result;
@@ -194,8 +260,9 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 
 /*
  * enqueue(queue, payload, key, delay, run_at, priority, group_key, max_attempts,
- *		headers, expires_in, on_duplicate) -> (id, outcome, status, result);
- * IQ003, IQ004, IQ005, 42501, 22004, 22023, 40001.
+ *		headers, expires_in, on_duplicate, nowait) -> (id, outcome, status, result);
+ * IQ003, IQ004, IQ005, 42501, 22004, 22023, 40001.  CALL enqueue_job has four INOUT
+ * arguments more, which that row fills.
  */
 Datum
 idemq_sql_enqueue(PG_FUNCTION_ARGS)
@@ -204,19 +271,19 @@ idemq_sql_enqueue(PG_FUNCTION_ARGS)
 	JobsTable table;
 	JobChange columns;
 	EnqueueAnswer answer;
-	OnDuplicate policy = duplicate_policy(fcinfo);
+	OnDuplicate policy = duplicate_policy(fcinfo, ARG_ON_DUPLICATE);
+	JobWait wait = wait_policy(fcinfo, ARG_NOWAIT);
 	Datum values[ANSWER_COLUMNS];
 	bool nulls[ANSWER_COLUMNS];
-	TimestampTz now;
 
 	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
 	idemq_jobs_check_writable();
 	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	idemq_jobs_open(&table);
-	now = idemq_now();
-	idemq_new_job(&columns, &queue, now, PG_GETARG_DATUM(ARG_PAYLOAD));
-	read_options(fcinfo, &columns, now);
-	add_job(&table, &queue, &columns, policy, &answer);
+	idemq_new_job(&columns, &queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
+	idemq_arg_required(fcinfo, ARG_OPTIONS + OPTION_PRIORITY, "priority");
+	set_options(&columns, fcinfo->args + ARG_OPTIONS);
+	add_job(&table, &queue, &columns, policy, wait, &answer);
 	idemq_jobs_close(&table);
 	fill_answer(&answer, values, nulls);
 	return idemq_row_datum(fcinfo, values, nulls);
@@ -226,10 +293,7 @@ idemq_sql_enqueue(PG_FUNCTION_ARGS)
 typedef struct EnqueueArrays
 {
 	ArrayArg payloads;
-	ArrayArg keys;
-	ArrayArg run_ats;
-	ArrayArg priorities;
-	ArrayArg group_keys;
+	ArrayArg options[OPTIONS];
 	int *order; /* in which the elements are written */
 	int64 *ids; /* given in the order of the elements */
 } EnqueueArrays;
@@ -266,13 +330,9 @@ read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
 
 	idemq_arg_array(fcinfo, MANY_PAYLOADS, "payloads", JSONBOID, false, &arrays->payloads);
 	n = arrays->payloads.count;
-	idemq_arg_array_like(fcinfo, MANY_KEYS, "keys", TEXTOID, true, n, "payloads", &arrays->keys);
-	idemq_arg_array_like(fcinfo, MANY_RUN_ATS, "run_ats", TIMESTAMPTZOID, true, n, "payloads",
-						 &arrays->run_ats);
-	idemq_arg_array_like(fcinfo, MANY_PRIORITIES, "priorities", INT4OID, true, n, "payloads",
-						 &arrays->priorities);
-	idemq_arg_array_like(fcinfo, MANY_GROUP_KEYS, "group_keys", TEXTOID, true, n, "payloads",
-						 &arrays->group_keys);
+	for (int i = 0; i < OPTIONS; i++)
+		idemq_arg_array_like(fcinfo, options[i].many, options[i].plural, options[i].type, true, n,
+							 "payloads", &arrays->options[i]);
 	arrays->order = palloc(Max(n, 1) * sizeof(int));
 	arrays->ids = palloc(Max(n, 1) * sizeof(int64));
 	for (int i = 0; i < n; i++)
@@ -280,32 +340,30 @@ read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
 		arrays->order[i] = i;
 		arrays->ids[i] = idemq_jobs_next_id();
 	}
-	if (arrays->keys.values != NULL)
-		qsort_arg(arrays->order, n, sizeof(int), compare_by_key, &arrays->keys);
+	if (arrays->options[OPTION_KEY].values != NULL)
+		qsort_arg(arrays->order, n, sizeof(int), compare_by_key, &arrays->options[OPTION_KEY]);
 }
 
-/* Sets what the arrays say of element i. */
+/* Sets what the arrays say of element n. */
 static void
-fill_element(JobChange *columns, const EnqueueArrays *arrays, int i)
+fill_element(JobChange *columns, const EnqueueArrays *arrays, int n)
 {
-	job_set(columns, COL_ID, Int64GetDatum(arrays->ids[i]));
-	if (arrays->keys.values != NULL && !arrays->keys.nulls[i])
+	NullableDatum values[OPTIONS];
+
+	job_set(columns, COL_ID, Int64GetDatum(arrays->ids[n]));
+	for (int i = 0; i < OPTIONS; i++)
 	{
-		idemq_check_key("key", VARSIZE_ANY_EXHDR(DatumGetPointer(arrays->keys.values[i])));
-		job_set(columns, COL_KEY, arrays->keys.values[i]);
+		const ArrayArg *array = &arrays->options[i];
+
+		values[i].isnull = array->values == NULL || array->nulls[n];
+		values[i].value = values[i].isnull ? (Datum) 0 : array->values[n];
 	}
-	if (arrays->run_ats.values != NULL && !arrays->run_ats.nulls[i])
-		job_set(columns, COL_READY_AT,
-				TimestampTzGetDatum(check_run_at(DatumGetTimestampTz(arrays->run_ats.values[i]))));
-	if (arrays->priorities.values != NULL && !arrays->priorities.nulls[i])
-		job_set(columns, COL_PRIORITY,
-				Int16GetDatum(check_priority(DatumGetInt32(arrays->priorities.values[i]))));
-	if (arrays->group_keys.values != NULL && !arrays->group_keys.nulls[i])
-		set_group(columns, arrays->group_keys.values[i]);
+	set_options(columns, values);
 }
 
 /*
- * enqueue_many(queue, payloads, keys, run_ats, priorities, group_keys)
+ * enqueue_many(queue, payloads, keys, run_ats, priorities, group_keys, delays,
+ *		max_attempts, headers, expires_ins, on_duplicate, nowait)
  *		-> setof (ord, id, outcome, status, result); as enqueue.
  */
 Datum
@@ -314,6 +372,8 @@ idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 	EnqueueArrays arrays;
 	QueueInfo queue;
 	JobsTable table;
+	OnDuplicate policy = duplicate_policy(fcinfo, MANY_ON_DUPLICATE);
+	JobWait wait = wait_policy(fcinfo, MANY_NOWAIT);
 	TupleDesc desc;
 	Tuplestorestate *store;
 	MemoryContext job_context;
@@ -341,7 +401,7 @@ idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 		MemoryContextReset(job_context);
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
 		fill_element(&columns, &arrays, i);
-		add_job(&table, &queue, &columns, DUPLICATE_KEEP, &answer);
+		add_job(&table, &queue, &columns, policy, wait, &answer);
 		values[0] = Int32GetDatum(i + 1);
 		fill_answer(&answer, values + 1, nulls + 1);
 		tuplestore_putvalues(store, desc, values, nulls);

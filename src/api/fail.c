@@ -1,15 +1,14 @@
 /*
  * api/fail.c
- *		SQL functions that end attempts with an error: fail, fail_many.
+ *		SQL functions that end attempts with an error: fail, fail_job, fail_many.
  */
 #include "postgres.h"
-
-#include "catalog/pg_type.h"
 
 #include "api/finish.h"
 #include "base/args.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_fail);
+PG_FUNCTION_INFO_V1(idemq_sql_fail_job);
 PG_FUNCTION_INFO_V1(idemq_sql_fail_many);
 
 /* Reads retry_in and permanent. */
@@ -25,7 +24,7 @@ fail_args(FunctionCallInfo fcinfo)
 	return finish;
 }
 
-/* fail(id, token, error, retry_in, permanent) -> retrying | dead | stale | not_found; 40001. */
+/* fail(id, token, error, retry_in, permanent, details) -> retrying | dead | stale | not_found; 40001. */
 Datum
 idemq_sql_fail(PG_FUNCTION_ARGS)
 {
@@ -33,14 +32,23 @@ idemq_sql_fail(PG_FUNCTION_ARGS)
 
 	if (!PG_ARGISNULL(2))
 		finish.args.error = PG_GETARG_TEXT_P(2);
+	if (!PG_ARGISNULL(5))
+		finish.args.details = PG_GETARG_JSONB_P(5);
 	return idemq_finish_one(fcinfo, &finish, false);
 }
 
-/* fail_many(ids, tokens, errors, retry_in, permanent) -> setof (id, outcome as fail). */
+/* CALL fail_job(id, token, error, retry_in, permanent, details, INOUT outcome): as fail. */
+Datum
+idemq_sql_fail_job(PG_FUNCTION_ARGS)
+{
+	return idemq_value_row_datum(fcinfo, idemq_sql_fail(fcinfo));
+}
+
+/* fail_many(ids, tokens, errors, retry_in, permanent, details) -> setof (id, token, outcome as fail). */
 Datum
 idemq_sql_fail_many(PG_FUNCTION_ARGS)
 {
 	Finish finish = fail_args(fcinfo);
 
-	return idemq_finish_many(fcinfo, &finish, "errors", TEXTOID);
+	return idemq_finish_many(fcinfo, &finish);
 }

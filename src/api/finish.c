@@ -7,6 +7,7 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_type.h"
 #include "lib/qunique.h"
 #include "miscadmin.h"
 #include "utils/memutils.h"
@@ -21,6 +22,16 @@
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/oids.h"
+
+/* The arrays of a batch; values of an absent one is NULL. */
+typedef struct Batch
+{
+	ArrayArg ids;
+	ArrayArg tokens;
+	ArrayArg results;
+	ArrayArg errors;
+	ArrayArg details;
+} Batch;
 
 /* One element of a batch. */
 typedef struct BatchItem
@@ -136,16 +147,40 @@ sort_items(const ArrayArg *ids, const ArrayArg *tokens, int *count)
 	return items;
 }
 
+/* Reads ids, tokens, and the result, or error and details, of each. */
+static void
+read_batch(FunctionCallInfo fcinfo, FinishKind kind, Batch *batch)
+{
+	int n;
+
+	memset(batch, 0, sizeof(*batch));
+	idemq_arg_attempts(fcinfo, &batch->ids, &batch->tokens);
+	n = batch->ids.count;
+	if (kind == FINISH_COMMIT)
+		idemq_arg_array_like(fcinfo, 2, "results", JSONBOID, true, n, "ids", &batch->results);
+	if (kind == FINISH_FAIL)
+	{
+		idemq_arg_array_like(fcinfo, 2, "errors", TEXTOID, true, n, "ids", &batch->errors);
+		idemq_arg_array_like(fcinfo, 5, "details", JSONBOID, true, n, "ids", &batch->details);
+	}
+}
+
+/* Returns the n-th element of an optional array, or NULL. */
+static void *
+element(const ArrayArg *array, int n)
+{
+	return array->values == NULL || array->nulls[n] ? NULL : DatumGetPointer(array->values[n]);
+}
+
 /*
- * Ends the attempts of arguments ids and tokens; argument 2, of that name and element
- * type, has the result or error of each, or is NULL.  Returns a set of (id, outcome).
+ * Ends the attempts of arguments ids and tokens, in one way; commit's results and
+ * fail's errors are argument 2, fail's details argument 5.  Returns a set of (id, token, outcome), a row for each
+ * pair: two tokens of one job have a row each.
  */
 Datum
-idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish, const char *name, Oid type)
+idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish)
 {
-	ArrayArg ids;
-	ArrayArg tokens;
-	ArrayArg documents;
+	Batch batch;
 	TupleDesc desc;
 	Tuplestorestate *store;
 	BatchItem *items;
@@ -155,30 +190,29 @@ idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish, const char *name, Oid
 	Attempt attempt;
 	int n;
 
-	idemq_arg_attempts(fcinfo, &ids, &tokens);
-	idemq_arg_array_like(fcinfo, 2, name, type, true, ids.count, "ids", &documents);
+	read_batch(fcinfo, finish->kind, &batch);
 	store = idemq_srf_begin(fcinfo, &desc);
-	items = sort_items(&ids, &tokens, &n);
+	items = sort_items(&batch.ids, &batch.tokens, &n);
 	item_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq batch", ALLOCSET_DEFAULT_SIZES);
 	idemq_jobs_open(&table);
 	old = MemoryContextSwitchTo(item_context);
 	for (int i = 0; i < n; i++)
 	{
-		bool none = documents.values == NULL || documents.nulls[items[i].ord];
-		Datum document = none ? (Datum) 0 : documents.values[items[i].ord];
-		Datum values[2];
-		bool nulls[2] = {false, false};
+		Datum values[3];
+		bool nulls[3] = {false};
 		Outcome outcome;
 
 		CHECK_FOR_INTERRUPTS();
 		MemoryContextReset(item_context);
-		finish->args.document = document;
-		finish->args.no_document = none;
-		finish->args.error = none ? NULL : (text *) DatumGetPointer(document);
+		finish->args.document = PointerGetDatum(element(&batch.results, items[i].ord));
+		finish->args.no_document = finish->args.document == (Datum) 0;
+		finish->args.error = element(&batch.errors, items[i].ord);
+		finish->args.details = element(&batch.details, items[i].ord);
 		outcome = finish_attempt(&table, items[i].id, items[i].token, finish, &attempt);
 		values[0] = Int64GetDatum(items[i].id);
-		values[1] = idemq_outcome_datum(outcome);
+		values[1] = Int64GetDatum(items[i].token);
+		values[2] = idemq_outcome_datum(outcome);
 		tuplestore_putvalues(store, desc, values, nulls);
 	}
 	MemoryContextSwitchTo(old);

@@ -23,10 +23,10 @@ typedef struct Finish
 	bool permanent; /* fail: no further attempt */
 	bool has_delay;
 	int64 delay;	/* fail, release: microseconds until the job is ready again */
-	EventArgs args; /* result or error */
+	EventArgs args; /* result; error, details */
 } Finish;
 
 extern Datum idemq_finish_one(FunctionCallInfo fcinfo, Finish *finish, bool raise);
-extern Datum idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish, const char *name, Oid type);
+extern Datum idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish);
 
 #endif

@@ -124,7 +124,7 @@ idemq_sql_heartbeat(PG_FUNCTION_ARGS)
 	return idemq_outcome_datum(beat(PG_GETARG_INT64(0), PG_GETARG_INT64(1), length));
 }
 
-/* heartbeat_many(ids, tokens, lease) -> setof (id, outcome as heartbeat). */
+/* heartbeat_many(ids, tokens, lease) -> setof (id, token, outcome as heartbeat). */
 Datum
 idemq_sql_heartbeat_many(PG_FUNCTION_ARGS)
 {
@@ -138,12 +138,13 @@ idemq_sql_heartbeat_many(PG_FUNCTION_ARGS)
 	store = idemq_srf_begin(fcinfo, &desc);
 	for (int i = 0; i < ids.count; i++)
 	{
-		Datum values[2];
-		bool nulls[2] = {false, false};
+		Datum values[3];
+		bool nulls[3] = {false};
 
 		CHECK_FOR_INTERRUPTS();
 		values[0] = ids.values[i];
-		values[1] = idemq_outcome_datum(
+		values[1] = tokens.values[i];
+		values[2] = idemq_outcome_datum(
 			beat(DatumGetInt64(ids.values[i]), DatumGetInt64(tokens.values[i]), length));
 		tuplestore_putvalues(store, desc, values, nulls);
 	}

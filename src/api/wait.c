@@ -318,12 +318,11 @@ static Datum
 wait_for_queues(FunctionCallInfo fcinfo, Wait *wait)
 {
 	int64 timeout = idemq_arg_interval(fcinfo, 1, "timeout", 0);
-	bool isnull = false;
 	Datum ready;
 
 	idemq_jobs_check_writable();
 	ready = BoolGetDatum(wait_for(wait, timeout));
-	return idemq_row_datum(fcinfo, &ready, &isnull);
+	return idemq_value_row_datum(fcinfo, ready);
 }
 
 /* wait(queue text, timeout interval, INOUT ready bool); 2D000, IQ005, 42501, 22004, 22023. */

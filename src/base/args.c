@@ -88,16 +88,14 @@ idemq_interval_usecs(const Interval *interval)
 }
 
 /*
- * Returns an interval argument in microseconds.  Raises 22023 below least
- * microseconds (1: positive; 0: not negative) and above 1,000 years.
+ * Returns an interval in microseconds.  Raises 22023 below least microseconds (1:
+ * positive; 0: not negative) and above 1,000 years.
  */
 int64
-idemq_arg_interval(FunctionCallInfo fcinfo, int n, const char *name, int64 least)
+idemq_check_interval(const char *name, const Interval *interval, int64 least)
 {
-	int64 usecs;
+	int64 usecs = idemq_interval_usecs(interval);
 
-	idemq_arg_required(fcinfo, n, name);
-	usecs = idemq_interval_usecs(PG_GETARG_INTERVAL_P(n));
 	if (usecs < least)
 		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 						errmsg("%s must be %s", name, least > 0 ? "positive" : "zero or positive"),
@@ -109,6 +107,14 @@ idemq_arg_interval(FunctionCallInfo fcinfo, int n, const char *name, int64 least
 	return usecs;
 }
 
+/* Returns an interval argument in microseconds, checked. */
+int64
+idemq_arg_interval(FunctionCallInfo fcinfo, int n, const char *name, int64 least)
+{
+	idemq_arg_required(fcinfo, n, name);
+	return idemq_check_interval(name, PG_GETARG_INTERVAL_P(n), least);
+}
+
 /* Returns a boolean argument. */
 bool
 idemq_arg_bool(FunctionCallInfo fcinfo, int n, const char *name)
@@ -117,14 +123,10 @@ idemq_arg_bool(FunctionCallInfo fcinfo, int n, const char *name)
 	return PG_GETARG_BOOL(n);
 }
 
-/* Returns an integer argument from min to max. */
+/* Returns an integer that is from min to max; raises 22023 for others. */
 int32
-idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32 max)
+idemq_check_int(const char *name, int32 value, int32 min, int32 max)
 {
-	int32 value;
-
-	idemq_arg_required(fcinfo, n, name);
-	value = PG_GETARG_INT32(n);
 	if (value < min || value > max)
 		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 						max == PG_INT32_MAX
@@ -132,6 +134,14 @@ idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32
 							: errmsg("%s must be between %d and %d, not %d", name, min, max, value),
 						errhint("Pass %d to %d.", min, max)));
 	return value;
+}
+
+/* Returns an integer argument from min to max. */
+int32
+idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32 max)
+{
+	idemq_arg_required(fcinfo, n, name);
+	return idemq_check_int(name, PG_GETARG_INT32(n), min, max);
 }
 
 /* Returns a number from min to max; NaN is none. */
@@ -233,6 +243,15 @@ idemq_row_datum(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
+}
+
+/* Returns the row of a procedure that has one INOUT argument. */
+Datum
+idemq_value_row_datum(FunctionCallInfo fcinfo, Datum value)
+{
+	bool isnull = false;
+
+	return idemq_row_datum(fcinfo, &value, &isnull);
 }
 
 /*

@@ -56,7 +56,8 @@ static SqlStatement describe_death =
 		 "'payload', $5, 'headers', $6, 'enqueued_at', $7, 'died_at', $8, "
 		 "'error', left($9, " MAX_ERROR "), 'attempts', coalesce((SELECT jsonb_agg("
 		 "jsonb_build_object('attempt', a.attempt, 'worker', a.worker, 'claimed_at', a.claimed_at, "
-		 "'ended_at', a.ended_at, 'outcome', a.outcome, 'error', left(a.error, " MAX_ERROR ")) "
+		 "'ended_at', a.ended_at, 'outcome', a.outcome, 'error', left(a.error, " MAX_ERROR "), "
+		 "'details', CASE WHEN length(a.details::text) <= " MAX_ERROR " THEN a.details END) "
 		 "ORDER BY a.token) FROM (SELECT * FROM idemq.attempts WHERE job_id = $2 "
 		 "ORDER BY token DESC LIMIT " MAX_ATTEMPTS ") a), '[]'))",
 	 .nargs = 9,

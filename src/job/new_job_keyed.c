@@ -12,8 +12,9 @@
  *
  * An enqueue waits for a transaction that inserts the same key, within lock_timeout and
  * statement_timeout, and never for the worker of a committed job that has it, whose
- * transaction may be long.  A caller that skips (acquire, the dead queue) waits for
- * none: it first reads what is in doubt, and a lost insert answers OUTCOME_LOCKED.
+ * transaction may be long.  A caller that skips (acquire, the dead queue, nowait) waits
+ * for none: it first reads what is in doubt, and a lost insert answers OUTCOME_LOCKED;
+ * a job that is to be replaced is locked first.
  *
  * READ COMMITTED always gets the right answer.  Above it, what was committed before the
  * call is known, though the transaction's snapshot may not see it; a twin that commits
@@ -212,6 +213,35 @@ handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
 	return true;
 }
 
+/*
+ * Answers with the job that has the key; OUTCOME_LOCKED when it is to be replaced,
+ * another transaction holds its row, and the caller skips.  False when the holder is
+ * not what it was: the caller looks it up again.
+ */
+static bool
+settle_duplicate(JobsTable *table, const KeyHolder *holder, const JobChange *columns,
+				 OnDuplicate *policy, JobWait wait, EnqueueAnswer *answer)
+{
+	if (*policy == DUPLICATE_REPLACE && wait != JOB_WAITS && is_unclaimed(holder->answer.status))
+	{
+		JobWrite held = idemq_jobs_lock(table, &holder->job, LockTupleNoKeyExclusive, wait);
+
+		answer->outcome = OUTCOME_LOCKED;
+		if (held != JOB_WRITTEN)
+			return held == JOB_LOCKED;
+	}
+	*answer = holder->answer;
+	if (handle_duplicate(holder, columns, *policy))
+	{
+		if (*policy == DUPLICATE_REPLACE)
+			idemq_jobs_refresh(table); /* a batch may come to that key again */
+		return true;
+	}
+	/* Claimed since the lookup, or before and given back: what is it now? */
+	*policy = DUPLICATE_IGNORE;
+	return false;
+}
+
 /* Notes and inserts the new job; false when its key is taken. */
 static bool
 insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wait,
@@ -225,8 +255,8 @@ insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wai
 
 /*
  * Adds the job with those columns, key among them, or answers with the job that
- * has the key; OUTCOME_LOCKED when a twin's transaction is open and the caller
- * skips.  The id is given here, unless it is among the columns.  Raises IQ003,
+ * has the key; OUTCOME_LOCKED, and nothing else in the answer, when a twin's
+ * transaction is open and the caller skips.  The id is given here, unless it is among the columns.  Raises IQ003,
  * IQ004; 40001 above READ COMMITTED.
  */
 void
@@ -250,11 +280,8 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			/* A twin that the transaction's snapshot does not see. */
 			if (tries > 0 && IsolationUsesXactSnapshot() && !holder.own)
 				idemq_jobs_refresh_or_raise(table);
-			*answer = holder.answer;
-			if (handle_duplicate(&holder, columns, policy))
+			if (settle_duplicate(table, &holder, columns, &policy, wait, answer))
 				return;
-			/* Claimed since the lookup, or before and given back: what is it now? */
-			policy = DUPLICATE_IGNORE;
 			idemq_jobs_refresh_or_raise(table);
 			continue;
 		}

@@ -290,7 +290,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 		idemq_attempt_history_forget(job->id);
 	if (transition->history != NULL && job->status == JOB_PROCESSING &&
 		!((transition->flags & LEAVES_JOB) && keeps_nothing(job, queue)))
-		idemq_attempt_history_add(job, args->now, transition->history, args->error);
+		idemq_attempt_history_add(job, args->now, transition->history, args->error, args->details);
 	if (goes_on)
 		idemq_dead_queue_add(job, queue, &dead, args->now, args->error);
 	return write;

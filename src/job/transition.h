@@ -5,6 +5,8 @@
 #ifndef IDEMQ_JOB_TRANSITION_H
 #define IDEMQ_JOB_TRANSITION_H
 
+#include "utils/jsonb.h"
+
 #include "table/jobs.h"
 #include "table/jobs_write.h"
 #include "queue/queue_settings.h"
@@ -38,6 +40,7 @@ typedef struct EventArgs
 	int64 token;		  /* claim, commit_once: the new one */
 	text *worker;		  /* claim; NULL for none */
 	text *error;		  /* fail, die, reap, expire; NULL for none */
+	Jsonb *details;		  /* fail, die; NULL for none */
 	bool worker_lost;	  /* reap: the session of an attached claim ended */
 	Datum document;		  /* commit: the result; checkpoint: the state */
 	bool no_document;

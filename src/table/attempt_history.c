@@ -15,24 +15,25 @@
 static SqlStatement add_attempt = {
 	.text =
 		"INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, worker, claimed_at, ended_at, "
-		"outcome, error) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) "
+		"outcome, error, details) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) "
 		"ON CONFLICT (job_id, token) DO UPDATE SET ended_at = excluded.ended_at, "
-		"outcome = excluded.outcome, error = excluded.error",
-	.nargs = 9,
+		"outcome = excluded.outcome, error = excluded.error, details = excluded.details",
+	.nargs = 10,
 	.types = {INT8OID, INT8OID, INT4OID, INT4OID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TEXTOID,
-			  TEXTOID}};
+			  TEXTOID, JSONBOID}};
 
 /*
  * Records the end of a job's current attempt.  job: as it was in processing.
- * error: NULL for none.  An attempt that a DBA put back into processing ends
+ * error, details: NULL for none.  An attempt that a DBA put back into processing ends
  * again; its last end stands.
  */
 void
-idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outcome, text *error)
+idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outcome, text *error,
+						  Jsonb *details)
 {
 	TupleTableSlot *row = job->row;
-	Datum values[9];
-	char nulls[] = "         ";
+	Datum values[10];
+	char nulls[] = "          ";
 	SqlScope scope;
 
 	values[0] = Int64GetDatum(job->id);
@@ -44,12 +45,15 @@ idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outc
 	values[6] = TimestampTzGetDatum(ended_at);
 	values[7] = CStringGetTextDatum(outcome);
 	values[8] = PointerGetDatum(error);
+	values[9] = PointerGetDatum(details);
 	if (row->tts_isnull[COL_WORKER])
 		nulls[4] = 'n';
 	if (row->tts_isnull[COL_CLAIMED_AT])
 		nulls[5] = 'n';
 	if (error == NULL)
 		nulls[8] = 'n';
+	if (details == NULL)
+		nulls[9] = 'n';
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&add_attempt, values, nulls, SPI_OK_INSERT);
 	idemq_spi_end(&scope);

@@ -5,10 +5,12 @@
 #ifndef IDEMQ_TABLE_ATTEMPT_HISTORY_H
 #define IDEMQ_TABLE_ATTEMPT_HISTORY_H
 
+#include "utils/jsonb.h"
+
 #include "table/jobs.h"
 
 extern void idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outcome,
-									  text *error);
+									  text *error, Jsonb *details);
 extern void idemq_attempt_history_forget(int64 job_id);
 extern void idemq_attempt_history_forget_all(const int64 *job_ids, int count);
 

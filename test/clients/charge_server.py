@@ -4,7 +4,8 @@
 POST /charges requires the header Idempotency-Key.  The same key again gets the first
 answer; with another body, 422.  It honours Fencing-Token: one that is smaller than
 the greatest seen for the key is 409.  GET /charges answers with all that was charged,
-GET /requests with how many requests came.  Prints its port.
+GET /requests with how many requests came.  After GET /break the next request gets a
+proxy's answer: 502, in HTML, and nothing is charged.  Prints its port.
 """
 
 import json
@@ -15,6 +16,7 @@ lock = threading.Lock()
 charges = {}  # by key: body, answer
 tokens = {}  # by key: the greatest fencing token
 requests = 0
+broken = False
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -30,20 +32,27 @@ class Handler(BaseHTTPRequestHandler):
             pass  # the client is gone; what it asked for is done
 
     def do_GET(self):
+        global broken
         with lock:
-            if self.path == "/requests":
+            if self.path == "/break":
+                broken = True
+                self.reply(200, broken)
+            elif self.path == "/requests":
                 self.reply(200, requests)
             else:
                 self.reply(200, [answer for _, answer in charges.values()])
 
     def do_POST(self):
-        global requests
+        global requests, broken
         key = self.headers["Idempotency-Key"]
         token = int(self.headers["Fencing-Token"] or 0)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with lock:
             requests += 1
-            if not key:
+            if broken:
+                broken = False
+                self.send_error(502)
+            elif not key:
                 self.reply(400, {"error": "Idempotency-Key is required"})
             elif token < tokens.get(key, 0):
                 self.reply(409, {"error": "stale fencing token"})

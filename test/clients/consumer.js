@@ -9,6 +9,7 @@ const { Pool } = require('pg');
 
 const [host, port, database, name] = process.argv.slice(2);
 const pool = new Pool({ host, port: Number(port), database, user: 'postgres', max: 2 });
+pool.on('error', () => {});  // an idle connection broke: the pool has dropped it
 const seen = {};
 
 function count(outcome) {
@@ -18,6 +19,7 @@ function count(outcome) {
 // The effect and the commit of the job share a transaction.
 async function apply(id, token, message) {
   const client = await pool.connect();
+  let broken;
   try {
     await client.query('BEGIN');
     await client.query('SELECT idemq.commit($1, $2)', [id, token]);
@@ -25,10 +27,11 @@ async function apply(id, token, message) {
       [message.amount, message.account]);
     await client.query('COMMIT');
   } catch (error) {
-    await client.query('ROLLBACK');
+    // A connection that cannot roll back, or leads to a standby (25006), is of no use any more.
+    broken = await client.query('ROLLBACK').then(() => error.code === '25006', () => true);
     throw error;
   } finally {
-    client.release();
+    client.release(broken);
   }
 }
 

@@ -94,6 +94,25 @@ my $id = order('smooth');
 is(worker(), 0, 'an order that nobody interrupts');
 is_done_once($id, 'smooth', 'not interrupted');
 
+# A proxy in between answers, in HTML: a failed attempt like any other.
+$id = order('behind a proxy');
+service('break');
+is(worker(), 4, 'a charge that is answered in HTML');
+is_sql($node, "SELECT status, last_error LIKE 'charge: 502 %<%' FROM idemq.job($id)", 'failed|t', 'fails the attempt');
+wait_for_work();
+is(worker(), 0, 'the retry');
+is_done_once($id, 'behind a proxy', 'after a 502');
+
+# Without keys of their own, two orders are two charges.
+foreach my $n (1, 2)
+{
+	$id = sql($node, q[SELECT id FROM idemq.enqueue('orders', '{"item": "book", "amount": 12, "mail": "anna@example.com"}')]);
+	is(worker(DIE_AT => 'charged'), 'signal 9', "order $n without a key, killed after the charge");
+	wait_for_work();
+	is(worker(), 0, 'resumed');
+	is_done_once($id, "order-$id", "order $n without a key");
+}
+
 foreach my $point (@points)
 {
 	$id = order("killed at $point");

@@ -10,7 +10,7 @@ at which it stops until it is continued.
 import os
 import signal
 import sys
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 import json
 
 import psycopg
@@ -36,10 +36,10 @@ def request_charge(address, key, token, order):
     )
     point("request sent")
     response = http.getresponse()
-    answer = json.load(response)
-    if response.status != 200:
-        raise OSError(f"charge: {response.status} {answer['error']}")
-    return answer["charge"]
+    body = response.read()
+    if response.status != 200:  # of a proxy in between it is HTML
+        raise OSError(f"charge: {response.status} {body[:200]!r}")
+    return json.loads(body)["charge"]
 
 
 def reserve(conn, job_id, token, order):
@@ -87,6 +87,7 @@ def run(conn, address):
     if job is None:
         return 3
     job_id, token, key, order, reached = job
+    key = key or f"order-{job_id}"  # the same for every attempt; an id never comes again
     reached = reached or {"step": "new"}
     try:
         if reached["step"] == "new":
@@ -101,8 +102,9 @@ def run(conn, address):
         if error.sqlstate not in ("IQ001", "IQ006"):
             raise
         return 4  # another attempt has the order, and goes on from the recovery point
-    except OSError as error:
-        conn.execute("SELECT idemq.fail(%s, %s, %s)", (job_id, token, str(error)))
+    except (OSError, ValueError, HTTPException) as error:
+        text = str(error).replace("\0", "")  # which PostgreSQL's text cannot hold
+        conn.execute("SELECT idemq.fail(%s, %s, %s)", (job_id, token, text))
         return 4
     return 0
 

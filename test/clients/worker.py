@@ -1,9 +1,13 @@
 """worker.py DSN: sends confirmations, each one once."""
 
+import signal
 import sys
 import time
 
 import psycopg
+
+ending = []
+signal.signal(signal.SIGTERM, lambda *_: ending.append(True))  # finish the job, then end
 
 
 def claim(conn):
@@ -27,23 +31,24 @@ def run(conn, job_id, token, payload):
             raise  # the answer to COMMIT may be lost: main() runs the job again
         if getattr(error, "sqlstate", None) in ("IQ001", "IQ006"):
             return  # lease lost, or committed already; the effect is rolled back
-        conn.execute("SELECT idemq.fail(%s, %s, %s)", (job_id, token, str(error)))
+        text = str(error).replace("\0", "")  # which PostgreSQL's text cannot hold
+        conn.execute("SELECT idemq.fail(%s, %s, %s)", (job_id, token, text))
 
 
 def main(dsn):
     job = None
-    while True:
+    while not ending:
         try:
-            with psycopg.connect(dsn, autocommit=True) as conn:
-                while True:
+            with psycopg.connect(dsn, autocommit=True, target_session_attrs="read-write") as conn:
+                while job or not ending:
                     job = job or claim(conn)
                     if job is None:
-                        conn.execute("CALL idemq.wait('mail')")  # asleep until there is a job
+                        conn.execute("CALL idemq.wait('mail', '5 s')")  # asleep until there is a job
                         continue
                     run(conn, *job)
                     job = None
-        except psycopg.OperationalError:
-            time.sleep(0.2)  # the connection is gone; job, if there is one, is not settled
+        except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction):
+            time.sleep(0.2)  # the server is gone, or a standby now; job, if there is one, is not settled
 
 
 main(sys.argv[1])

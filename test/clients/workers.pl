@@ -77,9 +77,38 @@ $blocker->query_safe('COMMIT');
 @workers = start('worker.py');
 until_true(q[SELECT completed = 43 FROM idemq.metrics WHERE queue = 'mail'], 'another worker does the job of one that was killed');
 $_->kill_kill foreach @workers;
+
+# Told to end in the middle of an effect, a worker ends after it; one that sleeps, soon.
+@workers = map { start('worker.py') } 1 .. 2;
+until_true(q[SELECT count(*) = 2 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%'], 'two workers sleep');
+$blocker->query_safe('BEGIN; LOCK confirmations');
+sql($node, "$order FROM generate_series(44, 44) n");
+until_true($inside, 'one is in its effect');
+$_->signal('TERM') foreach @workers;
+$blocker->query_safe('COMMIT');
+$_->finish foreach @workers;
+is(join(' ', map { $_->full_result(0) } @workers), '0 0', 'both end by themselves');
+is_sql($node, q[SELECT status, attempt FROM idemq.job_by_key('mail', 'order-44')], 'completed|1', 'the job is done');
+
+# A server that only reads, as after a failover behind one address: the worker connects until it is on one that writes.
+@workers = start('worker.py');
+my $asleep = q[SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%'];
+until_true($asleep, 'a worker sleeps');
+my $writer = session($node);
+$writer->query_safe('SET default_transaction_read_only = off');
+$node->append_conf('postgresql.conf', 'default_transaction_read_only = on');
+$node->reload;
+until_true(q[SELECT current_setting('transaction_read_only') = 'on'], 'the server only reads');
+$writer->query_safe("$order FROM generate_series(45, 45) n");
+until_true(q[SELECT count(*) = 0 FROM pg_stat_activity WHERE query ~ 'idemq.(wait|claim)\(' AND pid <> pg_backend_pid()], 'the worker has left it');
+$node->append_conf('postgresql.conf', 'default_transaction_read_only = off');
+$node->reload;
+until_true(q[SELECT completed = 45 FROM idemq.metrics WHERE queue = 'mail'], 'it goes on where it can write');
+$_->kill_kill foreach @workers;
+$writer->quit;
 $blocker->quit;
 
-is_sql($node, 'SELECT count(*), count(DISTINCT order_id), max(order_id) FROM confirmations', '43|43|43',
+is_sql($node, 'SELECT count(*), count(DISTINCT order_id), max(order_id) FROM confirmations', '45|45|45',
 	'every order is confirmed once');
 
 # letters.py: one job, three letters.
@@ -105,10 +134,18 @@ until_true(q[SELECT ready_at <= clock_timestamp() FROM idemq.job_by_key('letters
 is(letters(), 0, 'the third attempt ends it');
 is_sql($node, q[SELECT status, attempt FROM idemq.job_by_key('letters', 'news-1')], 'completed|3', 'completed');
 isnt(letters(), 0, 'there is no other job');
+
 my @sent = map { [ split / / ] } split /\n/, slurp_file("$tmp/letters");
 is_deeply([ map { "$_->[0] $_->[2]" } @sent ], [ 'news-1/0 anna', 'news-1/1 ben', 'news-1/1 ben', 'news-1/2 carl' ],
 	'only the letter without a recovery point is sent again, under the same key');
 cmp_ok($sent[2][1], '>', $sent[1][1], 'with a greater fencing token');
+
+# Two jobs without a key: the receiver can tell their letters from each other.
+sql($node, q[SELECT idemq.enqueue('letters', '{"to": ["dora"]}') FROM generate_series(1, 2)]);
+is(letters(), 0, "job $_ without a key") foreach 1 .. 2;
+my @keys = map { /^(\S+) \S+ dora$/ ? $1 : () } split /\n/, slurp_file("$tmp/letters");
+is(join(' ', @keys), sql($node, q[SELECT string_agg(format('job-%s/0', id), ' ' ORDER BY id) FROM idemq.jobs
+	WHERE queue_id = idemq.queue_id('letters') AND key IS NULL]), 'each sends its id');
 
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 $node->stop;

@@ -91,3 +91,29 @@ SELECT idemq.purge('p');
 SELECT queue_id = :p AS of_p, count(*) FROM idemq.attempts GROUP BY 1 ORDER BY 1;
 SELECT idemq.drop_queue('q', force => true);
 SELECT count(*) FROM idemq.attempts;
+
+-- Details of a failure: a document of any size, of each attempt its own; a stale one leaves none.
+DELETE FROM idemq.attempts;
+DELETE FROM idemq.jobs;
+SELECT idemq.create_queue('d', retry_jitter => 0, lease => '1 h') IS NULL AS none;
+SELECT (idemq.enqueue('d', '7')).id \gset
+SELECT idemq.fail(id, token, 'bad gateway', '0', details => '{"status": 502}') FROM idemq.claim('d');
+SELECT idemq.fail(id, token, retry_in => '0', details => 'null') FROM idemq.claim('d');
+SELECT token FROM idemq.claim('d') \gset
+SELECT idemq.fail(:id, :token - 1, details => '"stale"');
+SELECT idemq.fail(:id, :token, permanent => true, details => to_jsonb((SELECT array_agg(g) FROM generate_series(1, 100000) g)));
+SELECT attempt, outcome, error, left(details::text, 20) AS details, jsonb_typeof(details) AS type FROM idemq.attempts ORDER BY token;
+SELECT count(*) FROM idemq.enqueue_many('d', '{1,2,3}');
+SELECT f.outcome FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens FROM idemq.claim('d', 3)) c,
+	idemq.fail_many(ids, tokens, '{a,b,NULL}', '0', details => ARRAY['{"n": 1}', NULL, '{"n": 3}']::jsonb[]) f;
+SELECT payload, error, details FROM idemq.attempts JOIN idemq.jobs ON id = job_id WHERE payload <> '7' ORDER BY payload;
+-- Of another attempt, released or reaped, there are none; they are not the job's result.
+SELECT count(idemq.release(id, token)) FROM idemq.claim('d', 1);
+SELECT a.outcome, details, result FROM idemq.attempts a JOIN idemq.jobs ON id = job_id WHERE a.outcome = 'released';
+SELECT idemq.fail_many('{1}', '{1}', details => '{1,2}');
+-- An attempt that a DBA put back into processing ends again.
+SELECT id, token FROM idemq.claim('d') \gset
+SELECT idemq.fail(:id, :token, 'first', details => '1');
+UPDATE idemq.jobs SET status = 'processing', deadline = now() + interval '1 h' WHERE id = :id;
+SELECT idemq.fail(:id, :token, 'last', details => '2');
+SELECT error, details FROM idemq.attempts WHERE token = :token;

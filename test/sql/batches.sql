@@ -1,4 +1,4 @@
--- commit_many, fail_many, heartbeat_many: mixed outcomes, odd arrays, big ones.
+-- commit_many, fail_many, release_many, heartbeat_many: mixed outcomes, odd arrays, big ones.
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
@@ -39,8 +39,20 @@ SELECT id - :a AS job, outcome FROM idemq.commit_many(ARRAY[:c, :a, :c, :a, :a],
 	ARRAY['"c1"', '"a1"', '"c2"', '"a2"', '"a3"']::jsonb[]);
 SELECT id - :a AS job, status, result FROM idemq.jobs WHERE id IN (:a, :b, :c) ORDER BY id;
 -- Two tokens of one job: each has its own answer.
-SELECT outcome FROM idemq.commit_many(ARRAY[:b, :b], ARRAY[:tb, :tb - 1], ARRAY['"right"', '"wrong"']::jsonb[]) ORDER BY 1;
+SELECT id = :b AS job, token - :tb AS token, outcome FROM idemq.heartbeat_many(ARRAY[:b, :b], ARRAY[:tb, :tb - 1]);
+BEGIN;
+SELECT id = :b AS job, token - :tb AS token, outcome FROM idemq.fail_many(ARRAY[:b, :b], ARRAY[:tb, :tb - 1]);
+ROLLBACK;
+SELECT id = :b AS job, token - :tb AS token, outcome FROM idemq.commit_many(ARRAY[:b, :b, :b], ARRAY[:tb, :tb - 1, :tb], ARRAY['"right"', '"wrong"', '"late"']::jsonb[]);
 SELECT result FROM idemq.job(:b);
+-- The effect is that of the attempt which committed.
+SELECT id AS b FROM idemq.enqueue('q', '"effect"') \gset
+SELECT token AS stale FROM idemq.claim('q') \gset
+SELECT idemq.release(:b, :stale);
+SELECT token AS tb FROM idemq.claim('q') \gset
+CREATE TABLE batch AS SELECT :b AS id, t.token, t.effect FROM (VALUES (:stale, 'stale'), (:tb, 'current')) t (token, effect);
+SELECT effect FROM batch JOIN idemq.commit_many((SELECT array_agg(id) FROM batch), (SELECT array_agg(token) FROM batch)) c
+	USING (id, token) WHERE c.outcome = 'committed';
 -- Of many copies, unsorted, the first result stays; fail_many likewise.
 TRUNCATE held;
 SELECT count(idemq.enqueue('q', to_jsonb(g))) FROM generate_series(1, 20) g;
@@ -79,6 +91,23 @@ INSERT INTO held SELECT payload::int, id, token FROM idemq.claim('q', 3);
 SELECT n, f.outcome FROM idemq.fail_many((SELECT array_agg(id) FROM held), (SELECT array_agg(token) FROM held),
 	permanent => true) f JOIN held USING (id) ORDER BY n;
 
+-- release_many: what was claimed and not begun; the attempts do not count, the delay is for all.
+SELECT count(idemq.enqueue('q', to_jsonb(g))) FROM generate_series(1, 4) g;
+TRUNCATE held;
+INSERT INTO held SELECT payload::int, id, token FROM idemq.claim('q', 4);
+SELECT idemq.commit(id, token) FROM held WHERE n = 1;
+SELECT n, r.token - held.token AS token, r.outcome FROM idemq.release_many(
+	(SELECT array_agg(id ORDER BY n) || array_agg(id) FILTER (WHERE n = 3) FROM held),
+	(SELECT array_agg(token ORDER BY n) || array_agg(token - 1) FILTER (WHERE n = 3) FROM held), '5 min') r
+	JOIN held USING (id) ORDER BY n, 2;
+SELECT n, status, j.attempt, ready_at - ended_at AS delay, outcome, error
+FROM held JOIN idemq.jobs j USING (id) LEFT JOIN idemq.attempts a ON a.token = held.token ORDER BY n;
+SELECT idemq.retry(id) FROM held WHERE n > 1;
+TRUNCATE held;
+INSERT INTO held SELECT payload::int, id, token FROM idemq.claim('q', 3);
+SELECT n, outcome FROM idemq.release_many((SELECT array_agg(id) FROM held), (SELECT array_agg(token) FROM held)) JOIN held USING (id) ORDER BY n;
+SELECT payload, attempt FROM idemq.claim('q', 10) ORDER BY payload;
+
 -- heartbeat_many moves the deadline of each.
 SELECT count(idemq.enqueue('q', to_jsonb(g))) FROM generate_series(1, 3) g;
 TRUNCATE held;
@@ -93,6 +122,7 @@ SELECT * FROM idemq.commit_many('{}', '{}');
 SELECT * FROM idemq.commit_many('{}', '{}', '{}');
 SELECT * FROM idemq.fail_many('{}', '{}');
 SELECT * FROM idemq.heartbeat_many('{}', '{}');
+SELECT * FROM idemq.release_many('{}', '{}');
 CREATE FUNCTION state(sql text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	hint text;
@@ -112,7 +142,7 @@ INSERT INTO bad (args) VALUES
 	('ARRAY[[1], [2]], ARRAY[1, 2]'), ('ARRAY[[1, 2], [3, 4]], ARRAY[[1, 2], [3, 4]]'),
 	('array_fill(1::bigint, ARRAY[1000001]), array_fill(1::bigint, ARRAY[1000001])');
 SELECT fn, args, state('SELECT * FROM idemq.' || fn || '(' || args || ')')
-FROM bad, unnest(ARRAY['commit_many', 'fail_many', 'heartbeat_many']) fn ORDER BY fn, ord;
+FROM bad, unnest(ARRAY['commit_many', 'fail_many', 'release_many', 'heartbeat_many']) fn ORDER BY fn, ord;
 SELECT state($$SELECT * FROM idemq.commit_many(ARRAY[1, 2], ARRAY[1, 2], ARRAY['1']::jsonb[])$$);
 SELECT state($$SELECT * FROM idemq.commit_many(ARRAY[1], ARRAY[1], ARRAY['1', '2']::jsonb[])$$);
 SELECT state($$SELECT * FROM idemq.commit_many(ARRAY[1], ARRAY[1], '{}')$$);
@@ -122,6 +152,7 @@ SELECT state($$SELECT * FROM idemq.fail_many(ARRAY[1, 2], ARRAY[1, 2], ARRAY['on
 SELECT state($$SELECT * FROM idemq.fail_many(ARRAY[1], ARRAY[1], permanent => NULL)$$);
 SELECT state($$SELECT * FROM idemq.fail_many(ARRAY[1], ARRAY[1], retry_in => '-1 s')$$);
 SELECT state($$SELECT * FROM idemq.heartbeat_many(ARRAY[1], ARRAY[1], lease => '0')$$);
+SELECT state($$SELECT * FROM idemq.release_many(ARRAY[1], ARRAY[1], delay => '-1 s')$$);
 -- Nothing of a refused batch is done.
 SELECT state(format('SELECT * FROM idemq.commit_many(ARRAY[%s, NULL], ARRAY[%s, 1])', id, token)) FROM held WHERE n = 1;
 SELECT n, status FROM held JOIN idemq.jobs USING (id) ORDER BY n;

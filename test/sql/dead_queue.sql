@@ -59,6 +59,13 @@ SELECT outcome, count(*) FROM (SELECT array_agg(id) AS ids, array_agg(token) AS 
 	idemq.fail_many(ids, tokens, errors, permanent => true) GROUP BY 1;
 SELECT count(*), count(DISTINCT payload->'id') AS ids, bool_and(payload->>'error' = 'e' || (payload->>'payload')) AS errors FROM idemq.claim('letters', 1000);
 
+-- Details of failures go along, but no long ones.
+TRUNCATE idemq.jobs, idemq.attempts;
+SELECT outcome FROM idemq.enqueue('q', '1');
+SELECT idemq.fail(id, token, 'first', '0', details => to_jsonb(repeat('x', 20000))) FROM idemq.claim('q');
+SELECT idemq.fail(id, token, 'last', details => '{"status": 502}') FROM idemq.claim('q');
+SELECT a->>'error' AS error, a->'details' AS details FROM idemq.claim('letters'), jsonb_array_elements(payload->'attempts') a;
+
 -- With the death it is undone, by savepoint and transaction.
 TRUNCATE idemq.jobs, idemq.attempts;
 SELECT id FROM idemq.enqueue('q', '1') \gset

@@ -78,3 +78,37 @@ SELECT payload, key FROM idemq.claim('q', 10);
 -- Large payloads beside small ones.
 SELECT ord, outcome FROM idemq.enqueue_many('q', ARRAY['1', to_jsonb(repeat('x', 1000000)), to_jsonb((SELECT string_agg(md5(i::text), '') FROM generate_series(1, 10000) i)), '4'], ARRAY['p', 'o', NULL, 'n']) ORDER BY ord;
 SELECT key, length(payload::text) FROM idemq.claim('q', 10);
+DELETE FROM idemq.jobs;
+
+-- All options of enqueue.
+SELECT count(*) FROM idemq.enqueue_many('q', ARRAY['1', '2', '3', '4']::jsonb[], delays => ARRAY['1 h', NULL, '0', '1 mon']::interval[],
+	max_attempts => ARRAY[1, 2, NULL, 3], headers => ARRAY['{"trace": 1}', NULL, 'null', '{"trace": 4}']::jsonb[],
+	expires_ins => ARRAY[NULL, '1 day', '2 h', NULL]::interval[], group_keys => ARRAY[NULL, NULL, NULL, 'g'],
+	run_ats => ARRAY[NULL, '2100-01-01', NULL, NULL]::timestamptz[]);
+SELECT payload, status, CASE WHEN ready_at < '2099-01-01' THEN ready_at - created_at END AS delay, ready_at > '2099-01-01' AS late, run_at = created_at + interval '1 mon' AS run_at,
+	max_attempts, headers, expires_at - created_at AS expires_in FROM idemq.jobs ORDER BY payload;
+SELECT args, state('SELECT * FROM idemq.enqueue_many(''q'', ''{1,2}'', ' || args || ')') FROM unnest(ARRAY[
+	'delays => ''{1 s}''', 'delays => ''{1 s,-1 s}''', 'delays => ''{NULL,1001 years}''',
+	'delays => ''{NULL,1 s}'', run_ats => ''{NULL,now}''', 'max_attempts => ''{0,1}''', 'max_attempts => ''{1}''',
+	'headers => ''{1}''', 'expires_ins => ''{0,1 s}''', 'expires_ins => ''{1 s}''',
+	'on_duplicate => NULL', 'on_duplicate => ''merge''', 'nowait => NULL']) args;
+SELECT outcome FROM idemq.enqueue_many('q', '{7,8}', delays => '{NULL,1 s}', run_ats => '{now,NULL}', max_attempts => '{NULL,NULL}', headers => NULL, expires_ins => NULL);
+DELETE FROM idemq.jobs;
+-- on_duplicate is for all of them, also for a key that is there twice.
+SELECT outcome FROM idemq.enqueue_many('q', '{1,1}', '{k,l}');
+SELECT ord, outcome, status FROM idemq.enqueue_many('q', '{2,2}', '{k,m}', on_duplicate => 'ignore') ORDER BY ord;
+SELECT idemq.commit_once(id) FROM idemq.jobs WHERE key = 'l';
+SELECT ord, outcome, status FROM idemq.enqueue_many('q', '{3,4,5,6,7,8}', '{k,k,l,n,n,k}', on_duplicate => 'replace', priorities => '{1,2,3,4,5,6}',
+	headers => ARRAY['{}', NULL, NULL, NULL, '{"n": 2}', '{"k": 3}']::jsonb[], delays => '{NULL,NULL,NULL,NULL,1 h,NULL}') ORDER BY ord;
+SELECT key, payload, status, priority, headers, ready_at - created_at > '59 min' AS delayed FROM idemq.jobs ORDER BY key;
+SELECT ord, outcome, status FROM idemq.enqueue_many('q', '{9,9}', '{n,n}', on_duplicate => 'replace', nowait => true) ORDER BY ord;
+SELECT payload FROM idemq.jobs WHERE key = 'n';
+SELECT state('SELECT * FROM idemq.enqueue_many(''q'', ''{1,1}'', ''{new,k}'', on_duplicate => ''error'')');
+SELECT count(*) FROM idemq.jobs WHERE key = 'new';
+-- nowait, with nobody in the way.
+SELECT ord, outcome, status FROM idemq.enqueue_many('q', '{1,2}', '{o,NULL}', nowait => true) ORDER BY ord;
+SELECT outcome FROM idemq.enqueue('q', '1', key => 'o', nowait => true);
+SELECT outcome FROM idemq.enqueue('q', '1', nowait => true);
+SELECT state('SELECT idemq.enqueue(''q'', ''1'', nowait => NULL)');
+SELECT * FROM idemq.check();
+SELECT idemq.drop_queue('q', force => true);

@@ -8,7 +8,7 @@ SELECT idemq.create_queue('q', retry_jitter => 0, lease => '1 h');
 -- Arguments that each function takes as they are; names that mean an error are changed below.
 CREATE TABLE good (arg text PRIMARY KEY, value text);
 INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '''1'''), ('payloads', '''{1}'''), ('key', '''k'''), ('keys', '''{k}'''),
-	('delay', '''1 s'''), ('run_at', '''2001-01-01'''), ('run_ats', '''{2001-01-01}'''), ('priority', '3'), ('priorities', '''{3}'''), ('group_key', 'NULL'),
+	('delay', '''1 s'''), ('delays', 'NULL'), ('expires_ins', '''{1 h}'''), ('nowait', 'false'), ('details', '''{}'''), ('run_at', '''2001-01-01'''), ('run_ats', '''{2001-01-01}'''), ('priority', '3'), ('priorities', '''{3}'''), ('group_key', 'NULL'),
 	('group_keys', 'NULL'), ('max_attempts', '2'), ('headers', '''{}'''), ('expires_in', '''1 h'''), ('on_duplicate', '''keep'''), ('max_jobs', '2'),
 	('lease', '''1 h'''), ('worker', '''w'''), ('attach', 'false'), ('id', '$1'), ('ids', 'ARRAY[$1]'), ('token', '$2'), ('tokens', 'ARRAY[$2]'), ('result', '''1'''),
 	('results', '''{1}'''), ('error', '''e'''), ('errors', '''{e}'''), ('retry_in', '''1 s'''), ('permanent', 'false'), ('state', '''1'''), ('name', '''q'''),
@@ -23,7 +23,7 @@ CALL idemq.tick();
 -- The call of a function with one argument replaced; with a job in processing, and undone.
 CREATE FUNCTION answer(fn text, changed text, value text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-	args text := (SELECT string_agg(format('%s => %s', name, CASE WHEN name = changed THEN answer.value
+	args text := (SELECT string_agg(format('%s => %s', name, CASE WHEN fn LIKE '%\_many' AND name IN ('max_attempts', 'headers', 'details') AND name IS DISTINCT FROM changed THEN 'NULL' WHEN name = changed THEN answer.value
 			WHEN fn = 'enqueue' AND name IN ('delay', 'run_at') AND coalesce(changed, '') IN ('delay', 'run_at') THEN 'NULL' WHEN fn = 'enqueue' AND name = 'delay' THEN 'NULL' WHEN fn = 'create_queue' AND name = 'name' THEN '''another''' ELSE good.value END), ', ' ORDER BY ord)
 		FROM pg_proc, unnest(proargnames[1:pronargs]) WITH ORDINALITY a(name, ord) LEFT JOIN good ON arg = name
 		WHERE proname = fn AND pronamespace = 'idemq'::regnamespace);
@@ -67,7 +67,8 @@ INSERT INTO bad (arg, value) VALUES
 SET client_min_messages = error;
 \a
 SELECT b.arg, left(b.value, 40) AS value, a AS answer, string_agg(proname, ', ' ORDER BY proname) AS functions
-FROM bad b JOIN pg_proc ON prokind = 'f' AND b.arg = ANY (proargnames[1:pronargs]) AND pronamespace = 'idemq'::regnamespace, LATERAL answer(proname, b.arg, b.value) a
+FROM bad b JOIN pg_proc ON prokind = 'f' AND b.arg = ANY (proargnames[1:pronargs]) AND pronamespace = 'idemq'::regnamespace
+	AND NOT (proname LIKE '%\_many' AND b.arg = 'max_attempts'), LATERAL answer(proname, b.arg, b.value) a
 GROUP BY b.ord, 1, 2, 3 ORDER BY b.ord, 3;
 \a
 RESET client_min_messages;

@@ -53,6 +53,7 @@ INSERT INTO calls (call, sql) VALUES
 	('fail permanent', 'SELECT idemq.fail($1, $2, ''oops'', permanent => true)'),
 	('fail_many', 'SELECT outcome FROM idemq.fail_many(ARRAY[$1], ARRAY[$2])'),
 	('release', 'SELECT idemq.release($1, $2)'),
+	('release_many', 'SELECT outcome FROM idemq.release_many(ARRAY[$1], ARRAY[$2])'),
 	('heartbeat', 'SELECT idemq.heartbeat($1, $2)'),
 	('heartbeat_many', 'SELECT outcome FROM idemq.heartbeat_many(ARRAY[$1], ARRAY[$2])'),
 	('validate', 'SELECT idemq.validate($1, $2)'),

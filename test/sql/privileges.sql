@@ -42,6 +42,7 @@ INSERT INTO calls (call, sql) VALUES
 	('fail', 'SELECT idemq.fail($2, $3)'),
 	('fail_many', 'SELECT outcome FROM idemq.fail_many(ARRAY[$2], ARRAY[$3])'),
 	('release', 'SELECT idemq.release($2, $3)'),
+	('release_many', 'SELECT outcome FROM idemq.release_many(ARRAY[$2], ARRAY[$3])'),
 	('cancel', 'SELECT idemq.cancel($1)'),
 	('retry', 'SELECT idemq.retry($4)'),
 	('redrive', 'SELECT idemq.redrive(''q'')'),

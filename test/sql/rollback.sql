@@ -34,6 +34,7 @@ INSERT INTO calls (state, call, sql) VALUES
 	('processing', 'fail for good', 'SELECT idemq.fail($1, $2, ''oops'', permanent => true)'),
 	('processing', 'fail_many', 'SELECT outcome FROM idemq.fail_many(ARRAY[$1], ARRAY[$2], ARRAY[''oops''], ''0'')'),
 	('processing', 'release', 'SELECT idemq.release($1, $2)'),
+	('processing', 'release_many', 'SELECT outcome FROM idemq.release_many(ARRAY[$1], ARRAY[$2])'),
 	('processing', 'checkpoint', 'SELECT ''done'' || idemq.checkpoint($1, $2, ''1'')'),
 	('processing', 'assert_current', 'SELECT ''done'' || idemq.assert_current($1, $2)'),
 	('processing', 'cancel', 'SELECT idemq.cancel($1)'),

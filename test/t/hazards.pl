@@ -50,7 +50,7 @@ my @writers = (
 	"idemq.claim('q')", "idemq.claim_any(ARRAY['q'])", 'idemq.claim_job(1)',
 	'idemq.commit(1, 1)', 'idemq.try_commit(1, 1)', 'idemq.commit_many(ARRAY[1], ARRAY[1])',
 	'idemq.commit_once(1)', 'idemq.fail(1, 1)', 'idemq.fail_many(ARRAY[1], ARRAY[1])',
-	'idemq.release(1, 1)', "idemq.checkpoint(1, 1, '1')", 'idemq.assert_current(1, 1)',
+	'idemq.release(1, 1)', 'idemq.release_many(ARRAY[1], ARRAY[1])', "idemq.checkpoint(1, 1, '1')", 'idemq.assert_current(1, 1)',
 	'idemq.cancel(1)', 'idemq.retry(1)', "idemq.redrive('q')",
 	"idemq.create_queue('new')", "idemq.alter_queue('q', lease => '2 h')",
 	"idemq.drop_queue('q', true)", "idemq.pause('q')", "idemq.purge('q')",
