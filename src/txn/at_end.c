@@ -5,12 +5,13 @@
  * The only file that registers callbacks for it.  PostgreSQL runs several callbacks last
  * registered first, so that their order would hang on the order of lines in _PG_init.
  *
- *		COMMIT			groups: mark, give back owned ones
+ *		PRE_COMMIT		groups: enter windows
+ *		COMMIT			groups: mark, leave windows, give back owned ones
  *						counts: add
  *						actions: count borrowed entries, then follow all in order
  *						ready keys: lower cursors, wake
  *						forget all, let kept-away workers back
- *		ABORT			groups: give back owned ones, to be promoted again
+ *		ABORT			groups: give back owned ones, to be promoted again, leave windows
  *						counts: drop
  *						actions: undo, the last first
  *						ready keys: lower cursors, wake
@@ -31,8 +32,8 @@
  *
  * A parallel worker notes nothing: no function that writes is parallel safe.
  *
- * The callbacks run with interrupts held, and all but PRE_PREPARE after the end is
- * visible to others: they take LWLocks, and neither allocate nor raise.
+ * The callbacks, but for PRE_COMMIT and PRE_PREPARE, run with interrupts held, after the
+ * end is visible to others: they take LWLocks, and neither allocate nor raise.
  */
 #include "postgres.h"
 
@@ -100,6 +101,8 @@ at_end(XactEvent event, void *arg)
 			forget();
 			break;
 		case XACT_EVENT_PRE_COMMIT:
+			idemq_pending_groups_before_commit();
+			break;
 		case XACT_EVENT_PARALLEL_PRE_COMMIT:
 		case XACT_EVENT_PARALLEL_COMMIT:
 		case XACT_EVENT_PARALLEL_ABORT:
