@@ -21,7 +21,8 @@
  *
  * No group is forgotten: of a group whose committed jobs have no head there is a mark, an
  * owner, a scan of its queue that is to come, or a session between its commit and its
- * callback.  idemq.check() proves both (groups.head, groups.headless).
+ * callback.  idemq.check() proves both (groups.head, groups.headless), and that no job is
+ * below its group's floor (groups.floor).
  *
  * The order is that of the ids: of two enqueues that overlap in time the one that
  * called first goes first, if both are committed when one of them is promoted; one
