@@ -117,13 +117,20 @@ $one->query_safe('COMMIT');
 $stop->();
 is($two->query('SELECT 1'), "early\n1", 'an enqueue that is committed and marked between ownership and snapshot: it is not passed');
 
-# A writer that is in the window while another one leaves it, and the next enters.
+# A writer that is in the window while others leave it: of its generation, and of another.
 prepare_late();
 $two->query_safe('BEGIN; ' . enqueue('other', 'b'));
+$stop = stop_at($promoter, 'idemq_group_mark');
+$two->query_until(qr/sent/, "\\echo sent\nCOMMIT;\n");
+$stop->();
 $go = send_to('COMMIT', 'idemq_group_mark');
-$two->query_safe('COMMIT');
+sql($node, enqueue('other', 'c'));
+is(sql($node, $claim) =~ s/ other//gr, 'early', 'others come and go in its generation: it is not passed');
+sql($node, "SELECT idemq.release(id, token) FROM idemq.jobs WHERE status = 'processing' AND payload = '\"early\"'");
+$stop->();
+$two->query_safe('SELECT 1');
 sql($node, enqueue('other', 'c')) foreach 1 .. 3;
-is(sql($node, $claim) =~ s/ other//gr, 'early', 'others come and go: it is not passed');
+is(sql($node, $claim) =~ s/ other//gr, 'early', 'and in the other one');
 $go->();
 
 # Prepared: visible before the floors of the database are dropped.

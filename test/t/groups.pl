@@ -187,6 +187,33 @@ is_sql($node, q{
 	END $$;
 	CALL run_fast(0)}, 0, 'a claim after each commit finds the next one');
 
+# ---- Marks that lower floors, a thousand at a time, beside enqueues that have their groups checked.
+
+sql($node, "SELECT idemq.create_queue('m', retention => '0'); SELECT idemq.enqueue('m', to_jsonb(n), group_key => 'm' || n % 1000) FROM generate_series(1, 20000) n;
+	CREATE TABLE twice (name text)");
+my $dir = "$PostgreSQL::Test::Utils::tmp_check/groups";
+my %scripts = (
+	enqueue => "\\set n random(0, 999)\nSELECT idemq.enqueue('m', '1', group_key => 'm' || :n);\n",
+	work => "SELECT idemq.commit(id, token) FROM idemq.claim('m', 20);\n",
+	watch => "INSERT INTO twice SELECT group_key FROM idemq.jobs WHERE queue_id = idemq.queue_id('m') AND finished_at IS NULL AND status <> 'blocked'"
+	  . " GROUP BY group_key HAVING count(*) > 1;\n",
+	move => "UPDATE idemq.jobs SET ready_at = ready_at - interval '1 h' WHERE queue_id = idemq.queue_id('m') AND ready_at IS NOT NULL AND status = 'pending';\n\\sleep 50 ms\n");
+append_to_file("$dir/$_.m.sql", $scripts{$_}) foreach keys %scripts;
+my @runs = map {
+	my ($clients, @files) = @$_;
+	my $out = '';
+	[ IPC::Run::start([ 'pgbench', '-n', '-h', $node->host, '-p', $node->port, '-c', $clients, '-T', 6, '-M', 'prepared', '--max-tries=100',
+			(map { ('-f', "$dir/$_") } @files), 'postgres' ], '<', \undef, '>&', \$out), \$out ]
+} [ 6, "enqueue.m.sql\@5", "work.m.sql\@3" ], [ 1, 'move.m.sql' ], [ 1, 'watch.m.sql' ];
+foreach (@runs)
+{
+	$_->[0]->finish;
+	like(${ $_->[1] }, qr/number of transactions actually processed: [1-9]/, 'they did something');
+}
+is_sql($node, 'SELECT count(*) FROM twice', 0, 'no second head');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'no job below a floor');
+sql($node, "SELECT idemq.drop_queue('m', force => true)");
+
 # ---- A crash: marks are lost, and found again.
 
 sql($node, "SELECT idemq.create_queue('c'); SELECT idemq.enqueue('c', to_jsonb(n), group_key => repeat('g', 100 + n % 40)) FROM generate_series(1, 120) n");
