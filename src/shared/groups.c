@@ -30,12 +30,10 @@
  * A floor is never above what a check's snapshot shows.  Call W a writer, which blocks a
  * job or changes one by hand, and P an owner that checks:
  *
- *		W	enters the window (shared/group_window.c)	P	owns the group
- *			is visible										takes its snapshot
- *			sets its marks, group by group					reads the window, then floor and
- *			leaves the window									what has lowered it
- *															checks; promotes; is visible
- *															stores its floor, owns no more
+ *		W: enters the window (shared/group_window.c); is visible; sets its marks, group by
+ *			group; leaves the window.
+ *		P: owns the group; takes its snapshot; reads the window, then the floor and what has
+ *			lowered it; checks; promotes; is visible; stores its floor and owns no more.
  *
  * If the snapshot shows W, W was in the window before.  When P reads it, W is still
  * there, and the window's least id is not above W's; or has left, so that its mark was
@@ -44,6 +42,7 @@
  * floor itself; or while an earlier owner had the group, who stored no floor above it;
  * or before that one owned the group, whose snapshot then showed W: it knew W's job when
  * it chose its head, and the head's id is not above that of W's job while it is blocked.
+ * A mark that finds no entry finds no floor: an entry that is new, or comes back, has none.
  *
  * If the snapshot does not show W, the check is right for the rows that it shows: these
  * are as they were before W.  The floor that P stores may be too high for W's job then.
