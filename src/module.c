@@ -16,6 +16,7 @@
 #include "shared/buckets.h"
 #include "shared/counters.h"
 #include "shared/group_table.h"
+#include "shared/group_window.h"
 #include "shared/lease_table.h"
 #include "shared/notify_ring.h"
 #include "shared/promote_round.h"
@@ -34,6 +35,7 @@ void _PG_init(void);
 /* In the order of start-up. */
 static const ShmemPart parts[] = {
 	{"idemq groups area", idemq_groups_shmem_size, idemq_groups_hash_size, idemq_groups_shmem_init},
+	{"idemq group windows", idemq_group_windows_shmem_size, NULL, idemq_group_windows_shmem_init},
 	{"idemq rounds", idemq_rounds_shmem_size, NULL, idemq_rounds_shmem_init},
 	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
 	{"idemq counters", idemq_counters_shmem_size, NULL, idemq_counters_shmem_init},

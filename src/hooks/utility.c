@@ -3,7 +3,8 @@
  *		Utility commands that idemq follows.
  *
  *		Before they run: the worker is sent away from a database that the command
- *			needs for itself (hooks/exclusive_database.c).
+ *			needs for itself (hooks/exclusive_database.c).  COMMIT PREPARED and ROLLBACK
+ *			PREPARED enter the window of the database (txn/pending_window.c).
  *
  *		After they succeeded:
  *
@@ -33,8 +34,10 @@
 #include "hooks/exclusive_database.h"
 #include "hooks/utility.h"
 #include "txn/pending.h"
+#include "txn/pending_window.h"
 #include "queue/slot_life.h"
 #include "shared/buckets.h"
+#include "shared/group_table.h"
 #include "shared/lease_scan.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
@@ -138,6 +141,8 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 	idemq_exclusive_make_way(statement->utilityStmt);
 	if (follow == FOLLOW_PREPARED)
 	{
+		/* Until its own transaction ends, which follows the command, either way. */
+		idemq_pending_window_enter(NULL, MyDatabaseId, GROUP_DROP_FLOOR);
 		/* From the moment on that it is visible until the cursors are unset. */
 		begin_change();
 		PG_TRY();

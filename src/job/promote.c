@@ -13,14 +13,16 @@
  * At most one job of a group is pending, failed or in processing.  Every way into
  * these from blocked is here, under the ownership of the group, which is taken before
  * the snapshot and lasts until the promotion is visible: so the snapshot shows the
- * head that there is, if there is one.  The ownership of a prepared transaction does
+ * head that there is, if there is one.  The floor, below which it is not looked for, is
+ * read after each snapshot (the proof stands in shared/groups.c).  The ownership of a prepared transaction does
  * not outlive a restart, nor the end of another one: where there may be prepared
  * transactions, a promotion also searches for a head that is not committed, and leaves
  * such a group alone.
  *
  * No group is forgotten: of a group whose committed jobs have no head there is a mark, an
  * owner, a scan of its queue that is to come, or a session between its commit and its
- * callback.  idemq.check() proves both (groups.head, groups.headless).
+ * callback.  idemq.check() proves both (groups.head, groups.headless), and that no job is
+ * below its group's floor (groups.floor).
  *
  * The order is that of the ids: of two enqueues that overlap in time the one that
  * called first goes first, if both are committed when one of them is promoted; one
@@ -89,24 +91,27 @@ make_head(JobsTable *table, const QueueInfo *queue, const Job *job, TimestampTz 
 	return idemq_transition(table, job, queue, EVENT_PROMOTE, &args, JOB_SKIPS);
 }
 
-/* Gives a group that this session owns a head, and moves its floor up to it. */
+/* Gives a group that this session owns a head, and sets *floor to what it is then. */
 static Promotion
-promote(JobsTable *table, const QueueInfo *queue, Datum name, GroupFloor *floor)
+promote(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
+		GroupFloor *floor)
 {
 	for (int looks = 0; looks < MAX_LOOKS;)
 	{
+		/* Read after the snapshot, which each round renews. */
+		GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
 		TimestampTz now;
 		bool expired;
 		bool due = true;
 		JobWrite write;
 		Job job;
 
-		if (idemq_jobs_group_head(table, queue->id, name, floor->heads, &job))
+		if (idemq_jobs_group_head(table, queue->id, name, from.heads, &job))
 			return HAS_HEAD;
 		if (max_prepared_xacts > 0 &&
-			idemq_jobs_group_head_in_doubt(table, queue->id, name, floor->heads))
+			idemq_jobs_group_head_in_doubt(table, queue->id, name, from.heads))
 			return HELD;
-		if (!idemq_jobs_group_blocked(table, queue->id, name, floor->blocked, &job) ||
+		if (!idemq_jobs_group_blocked(table, queue->id, name, from.blocked, &job) ||
 			job.status != JOB_BLOCKED)
 			return HAS_HEAD; /* or no jobs, or one written by hand, without a ready_at */
 		now = idemq_now();
@@ -138,8 +143,8 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 {
 	static const GroupRelease release[] =
 		{[HAS_HEAD] = GROUP_DONE, [HELD] = GROUP_LATER, [NOT_FOR_US] = GROUP_AGAIN};
-	GroupFloor floor = group->floor;
-	Promotion promotion = promote(table, queue, name, &floor);
+	GroupFloor floor;
+	Promotion promotion = promote(table, queue, &group->key, name, &floor);
 
 	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER)
 		idemq_pending_groups_note_floor(group, floor);

@@ -15,6 +15,7 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 
+#include "observe/check_floors.h"
 #include "observe/check_groups.h"
 #include "observe/check_leases.h"
 #include "observe/check_limits.h"
@@ -177,6 +178,7 @@ idemq_sql_check(PG_FUNCTION_ARGS)
 		idemq_check_ready(&call);
 	idemq_check_leases(&call);
 	idemq_check_groups(&call);
+	idemq_check_floors(&call);
 	check_driver(&call);
 	idemq_check_limits(&call);
 	idemq_jobs_close(&call.table);

@@ -279,6 +279,25 @@ idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id, bool later)
 	LWLockRelease(&shared->lock);
 }
 
+/* Copies up to max groups of a database, for idemq.check(); returns how many. */
+int
+idemq_groups_copy(Oid database, GroupEntry *copies, int max)
+{
+	HASH_SEQ_STATUS seq;
+	GroupEntry *group;
+	int count = 0;
+
+	LWLockAcquire(&shared->lock, LW_SHARED);
+	hash_seq_init(&seq, group_hash);
+	while ((group = hash_seq_search(&seq)) != NULL)
+	{
+		if (count < max && group->key.database == database)
+			copies[count++] = *group;
+	}
+	LWLockRelease(&shared->lock);
+	return count;
+}
+
 /* Removes the groups of a list.  Lock held. */
 static void
 clear(GroupQueue *queue, dlist_head *list)

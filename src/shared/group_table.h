@@ -100,6 +100,7 @@ extern void idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id, bool l
 extern void idemq_groups_reset(int index, Oid database, int32 queue_id);
 extern void idemq_groups_forget(int index);
 extern void idemq_groups_unset_database(Oid database);
+extern int idemq_groups_copy(Oid database, GroupEntry *copies, int max);
 extern void idemq_groups_usage(int *used, int *size, int64 *refused);
 
 #endif

@@ -27,6 +27,38 @@
  * later with a lesser id, by a late commit or a retry, lowers it by its mark; a change
  * by hand drops it.  It is only a cache.
  *
+ * A floor is never above what a check's snapshot shows.  Call W a writer, which blocks a
+ * job or changes one by hand, and P an owner that checks:
+ *
+ *		W: enters the window (shared/group_window.c); is visible; sets its marks, group by
+ *			group; leaves the window.
+ *		P: owns the group; takes its snapshot; reads the window, then the floor and what has
+ *			lowered it; checks; promotes; is visible; stores its floor and owns no more.
+ *
+ * If the snapshot shows W, W was in the window before.  When P reads it, W is still
+ * there, and the window's least id is not above W's; or has left, so that its mark was
+ * set before P reads the floor.  That mark came either since P owns the group, and then
+ * it has lowered what P reads; or while the group had no owner, and then it lowered the
+ * floor itself; or while an earlier owner had the group, who stored no floor above it;
+ * or before that one owned the group, whose snapshot then showed W: it knew W's job when
+ * it chose its head, and the head's id is not above that of W's job while it is blocked.
+ * A mark that finds no entry finds no floor: an entry that is new, or comes back, has none.
+ *
+ * If the snapshot does not show W, the check is right for the rows that it shows: these
+ * are as they were before W.  The floor that P stores may be too high for W's job then.
+ * So it need not heed the window, since who checks next with a snapshot that shows W
+ * finds W there, or W's mark: it came after P's snapshot, when P owned the group or later.
+ *
+ * So a check sees the head that its snapshot shows, and no second one is made; and it
+ * sees the first of the blocked jobs that are committed, and none of these is passed.
+ * What the own transaction has written is visible to its checks at once, and its marks
+ * are not set before its end: it heeds these as if it were in the window.
+ *
+ * COMMIT PREPARED makes visible what no session knows.  It enters its database's window
+ * before, and drops all floors of the database after, as a writer by hand does.  Who has
+ * no slot when it enters a window enters its database's: the queue may get a slot, and
+ * its groups floors, before it is visible.
+ *
  * The rows are the truth.  After a start, and whenever a mark may be lost (no room,
  * a prepared transaction), the queue is to be scanned: all its groups are checked.
  * The name of a group is kept here only up to GROUP_NAME bytes; of a longer one only
@@ -48,6 +80,7 @@
 #include "miscadmin.h"
 
 #include "shared/group_table.h"
+#include "shared/group_window.h"
 #include "shared/groups.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
@@ -111,7 +144,7 @@ end_delay(GroupQueue *queue)
 						   LIST_WAITING);
 }
 
-/* Makes this session a group's owner, and reads its floor.  Lock held. */
+/* Makes this session a group's owner, and keeps its floor.  Lock held. */
 static void
 become_owner(GroupQueue *queue, GroupEntry *group, GroupFloor *floor)
 {
@@ -133,8 +166,8 @@ lower(GroupFloor floor, int64 id)
 
 /*
  * Takes up to max groups of a queue to check: this session owns them until
- * idemq_group_release.  Returns how many.  A snapshot that is taken after that sees,
- * from the floor on, all jobs that could become the head.
+ * idemq_group_release.  Returns how many.  The snapshot by which they are checked is to
+ * be taken after that.
  */
 int
 idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int max)
@@ -184,6 +217,32 @@ idemq_group_own(const QueueSlot *slot, GroupTaken *taken)
 	}
 	idemq_group_table_unlock();
 	return own;
+}
+
+/*
+ * Returns where a check of a group may begin, by a snapshot that this session has taken
+ * since it owns the group; each newer snapshot needs a newer floor.  own: to which id
+ * this transaction will lower the floor itself, as idemq_group_mark takes it.
+ */
+GroupFloor
+idemq_group_floor(QueueSlot *slot, const GroupKey *key, int64 own)
+{
+	GroupFloor floor = GROUP_NO_FLOOR;
+	GroupEntry *group;
+	int64 least;
+
+	if (!idemq_slot_is_of(slot, key->queue_id))
+		slot = idemq_slot_find(key->database, key->queue_id);
+	if (slot == NULL)
+		return floor;
+	/* In this order: who has left the window has set its marks. */
+	least = idemq_group_window_least(slot, key->database);
+	idemq_group_table_lock(LW_SHARED);
+	group = idemq_group_find(key);
+	if (group != NULL && group->owner == IDEMQ_MY_PROC_NUMBER)
+		floor = lower(group->floor, Min(Min(group->lowered, least), own));
+	idemq_group_table_unlock();
+	return floor;
 }
 
 /*

@@ -5,12 +5,13 @@
  * The only file that registers callbacks for it.  PostgreSQL runs several callbacks last
  * registered first, so that their order would hang on the order of lines in _PG_init.
  *
- *		COMMIT			groups: mark, give back owned ones
+ *		PRE_COMMIT		groups: enter windows
+ *		COMMIT			groups: mark, leave windows, give back owned ones
  *						counts: add
  *						actions: count borrowed entries, then follow all in order
  *						ready keys: lower cursors, wake
  *						forget all, let kept-away workers back
- *		ABORT			groups: give back owned ones, to be promoted again
+ *		ABORT			groups: give back owned ones, to be promoted again, leave windows
  *						counts: drop
  *						actions: undo, the last first
  *						ready keys: lower cursors, wake
@@ -32,8 +33,9 @@
  * A parallel worker notes nothing: no function that writes is parallel safe.
  *
  * COMMIT and the aborts come when the end is visible to others, with interrupts held;
- * PREPARE when it is on disk; sub COMMIT and PRE_PREPARE in the midst of the transaction.
- * All but PRE_PREPARE take LWLocks at most, and neither allocate nor raise.
+ * PREPARE when it is on disk; sub COMMIT, PRE_COMMIT and PRE_PREPARE in the midst of the
+ * transaction.
+ * All but PRE_COMMIT and PRE_PREPARE take LWLocks at most, and neither allocate nor raise.
  */
 #include "postgres.h"
 
@@ -101,6 +103,8 @@ at_end(XactEvent event, void *arg)
 			forget();
 			break;
 		case XACT_EVENT_PRE_COMMIT:
+			idemq_pending_groups_before_commit();
+			break;
 		case XACT_EVENT_PARALLEL_PRE_COMMIT:
 		case XACT_EVENT_PARALLEL_COMMIT:
 		case XACT_EVENT_PARALLEL_ABORT:

@@ -8,6 +8,9 @@
  * the transaction, when its new head is visible; after an abort, also of the savepoint
  * in which it was taken, it is to be promoted again.
  *
+ * From before the commit is visible until all marks are set, the transaction is in the
+ * windows of the queues in which it lowers floors (txn/pending_window.c).
+ *
  * PREPARE TRANSACTION: the marks are lost; when it ends, all groups are scanned
  * (idemq_groups_unset_database).  Until then nobody may promote what it owned.
  *
@@ -26,8 +29,10 @@
 
 #include "txn/growing.h"
 #include "txn/pending_groups.h"
+#include "txn/pending_window.h"
 #include "shared/group_table.h"
 #include "shared/groups.h"
+#include "shared/slots.h"
 
 #define MIN_BUCKETS 8
 
@@ -76,6 +81,9 @@ static KeyStore owned_keys = {NULL, 0};
 /* The queue whose groups this session is scanning; 0: none. */
 static int32 scanned_queue = 0;
 static QueueSlot *scanned_slot = NULL;
+
+/* Whether a new mark is to enter the window of its queue at once: the commit has begun. */
+static bool committing = false;
 
 /* Returns how many units a key takes. */
 static int
@@ -173,6 +181,19 @@ find_mark(const GroupKey *key, uint32 hash)
 	return i < 0 ? NULL : &marks[i];
 }
 
+/* Enters the window of a mark's queue if the mark lowers a floor. */
+static void
+enter_window(Mark *mark)
+{
+	const GroupKey *key = kept_key(&mark_keys, mark->key);
+
+	if (mark->id == GROUP_KEEP_FLOOR)
+		return;
+	if (!idemq_slot_is_of(mark->slot, key->queue_id))
+		mark->slot = idemq_slot_find(key->database, key->queue_id);
+	idemq_pending_window_enter(mark->slot, key->database, mark->id);
+}
+
 /*
  * Notes that a group may need a head when this transaction has committed; name: text,
  * not NULL; id: as idemq_group_mark takes it.
@@ -190,16 +211,43 @@ idemq_pending_groups_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id)
 	hash = hash_bytes((const unsigned char *) &key, (int) idemq_group_key_size(&key));
 	mark = find_mark(&key, hash);
 	if (mark != NULL)
-	{
 		mark->id = Min(mark->id, id);
-		return;
+	else
+	{
+		marks = idemq_grow(marks, &max_marks, (int64) nmarks + 1, sizeof(Mark));
+		reserve_units(&mark_keys, at, units_of(&key));
+		grow_buckets();
+		keep_key(&mark_keys, at, &key);
+		mark = &marks[nmarks];
+		*mark = (Mark){slot, id, hash, -1, at};
+		add_to_bucket(nmarks++);
 	}
-	marks = idemq_grow(marks, &max_marks, (int64) nmarks + 1, sizeof(Mark));
-	reserve_units(&mark_keys, at, units_of(&key));
-	grow_buckets();
-	keep_key(&mark_keys, at, &key);
-	marks[nmarks] = (Mark){slot, id, hash, -1, at};
-	add_to_bucket(nmarks++);
+	if (committing)
+		enter_window(mark);
+}
+
+/*
+ * Returns where a check of an owned group may begin, by a snapshot that was taken since
+ * it is owned; each newer snapshot needs a newer floor.
+ */
+GroupFloor
+idemq_pending_groups_floor(QueueSlot *slot, const GroupKey *key)
+{
+	Mark *mark = NULL;
+
+	if (nmarks > 0)
+		mark = find_mark(key,
+						 hash_bytes((const unsigned char *) key, (int) idemq_group_key_size(key)));
+	return idemq_group_floor(slot, key, mark == NULL ? GROUP_KEEP_FLOOR : mark->id);
+}
+
+/* Follows the begin of the commit: what is noted from here on, by others' callbacks, too. */
+void
+idemq_pending_groups_before_commit(void)
+{
+	for (int i = 0; i < nmarks; i++)
+		enter_window(&marks[i]);
+	committing = true;
 }
 
 /* Returns where in owned_keys there is no key. */
@@ -318,7 +366,7 @@ end_scan(void)
 	scanned_queue = 0;
 }
 
-/* Follows the commit: marks groups, then gives back those that are owned. */
+/* Follows the commit: marks groups, leaves windows, then gives back the owned groups. */
 void
 idemq_pending_groups_apply(void)
 {
@@ -328,6 +376,7 @@ idemq_pending_groups_apply(void)
 
 		idemq_group_mark(marks[i].slot, &key, marks[i].id);
 	}
+	idemq_pending_window_leave();
 	release_from(InvalidSubTransactionId, GROUP_DONE);
 }
 
@@ -350,6 +399,8 @@ idemq_pending_groups_prepare(void)
 void
 idemq_pending_groups_forget(void)
 {
+	idemq_pending_window_leave();
+	committing = false;
 	marks = NULL;
 	owned = NULL;
 	buckets = NULL;

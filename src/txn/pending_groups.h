@@ -13,7 +13,9 @@ extern void idemq_pending_groups_note_owned(QueueSlot *slot, const GroupTaken *g
 extern void idemq_pending_groups_note_floor(const GroupTaken *group, GroupFloor floor);
 extern void idemq_pending_groups_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how);
 extern void idemq_pending_groups_note_scan(QueueSlot *slot, int32 queue_id);
+extern GroupFloor idemq_pending_groups_floor(QueueSlot *slot, const GroupKey *key);
 extern bool idemq_pending_groups_any(void);
+extern void idemq_pending_groups_before_commit(void);
 extern void idemq_pending_groups_apply(void);
 extern void idemq_pending_groups_undo(SubTransactionId from);
 extern void idemq_pending_groups_prepare(void);

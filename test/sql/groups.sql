@@ -191,6 +191,18 @@ UPDATE idemq.jobs SET status = status WHERE payload = '106';
 SELECT take(), end_all();
 SELECT take(), end_all();
 SELECT * FROM idemq.check();
+SELECT add(110, 111, 'floor');
+SELECT take();
+SET session_replication_role = replica;
+ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
+UPDATE idemq.jobs SET ready_at = ready_at - interval '1 h' WHERE payload = '110';
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
+RESET session_replication_role;
+SELECT severity, invariant, regexp_replace(detail, '\d+', 'N', 'g') FROM idemq.check();
+UPDATE idemq.jobs SET status = status WHERE payload = '110';
+SELECT * FROM idemq.check();
+SELECT take(), end_all();
+SELECT take(), end_all();
 SELECT resource, used FROM idemq.memory WHERE resource = 'groups';
 
 -- A claim finds the one that is due behind heads that are not, and behind groups that have theirs.

@@ -1,5 +1,5 @@
 # FIFO groups under load: 16 workers that commit, fail, release, roll back and are
-# killed, two producers; every group's effects happen in its order, each once, and
+# killed, two producers, somebody who moves ready_at of heads back by hand; every group's effects happen in its order, each once, and
 # nothing is lost.  With the background worker, which promotes heads, and without,
 # when claims do.  And what the worker does by itself.
 #
@@ -79,10 +79,15 @@ SELECT finish('$queue', :id, :token, :name, :n, random());
 \\endif
 };
 	close $fh;
+	# By hand, as after a clock jump: many groups are marked one by one after this is visible.
+	open $fh, '>', "$dir/move.$queue.sql";
+	print $fh "UPDATE idemq.jobs SET ready_at = ready_at - interval '1 h' WHERE id IN (SELECT id FROM idemq.jobs"
+	  . " WHERE queue_id = idemq.queue_id('$queue') AND finished_at IS NULL AND ready_at IS NOT NULL LIMIT 200 FOR UPDATE SKIP LOCKED);\n";
+	close $fh;
 	$said = '';
 	return IPC::Run::start([ 'pgbench', '-n', '-h', $node->host, '-p', $node->port, '-c', $workers, '-j', 2, '-T', $seconds, '-M', 'prepared',
 			'--max-tries=1', '-f', "$dir/one.$queue.sql\@10", '-f', "$dir/two.$queue.sql\@10",
-			'-f', "$dir/back.$queue.sql\@1", 'postgres' ], '<', \undef, '>&', \$said);
+			'-f', "$dir/back.$queue.sql\@1", '-f', "$dir/move.$queue.sql\@1", 'postgres' ], '<', \undef, '>&', \$said);
 }
 
 # Works a queue until nothing is left, while backends are killed; answers the seconds.
@@ -181,6 +186,33 @@ is_sql($node, q{
 		END LOOP;
 	END $$;
 	CALL run_fast(0)}, 0, 'a claim after each commit finds the next one');
+
+# ---- Marks that lower floors, a thousand at a time, beside enqueues that have their groups checked.
+
+sql($node, "SELECT idemq.create_queue('m', retention => '0'); SELECT idemq.enqueue('m', to_jsonb(n), group_key => 'm' || n % 1000) FROM generate_series(1, 20000) n;
+	CREATE TABLE twice (name text)");
+my $dir = "$PostgreSQL::Test::Utils::tmp_check/groups";
+my %scripts = (
+	enqueue => "\\set n random(0, 999)\nSELECT idemq.enqueue('m', '1', group_key => 'm' || :n);\n",
+	work => "SELECT idemq.commit(id, token) FROM idemq.claim('m', 20);\n",
+	watch => "INSERT INTO twice SELECT group_key FROM idemq.jobs WHERE queue_id = idemq.queue_id('m') AND finished_at IS NULL AND status <> 'blocked'"
+	  . " GROUP BY group_key HAVING count(*) > 1;\n",
+	move => "UPDATE idemq.jobs SET ready_at = ready_at - interval '1 h' WHERE queue_id = idemq.queue_id('m') AND ready_at IS NOT NULL AND status = 'pending';\n\\sleep 50 ms\n");
+append_to_file("$dir/$_.m.sql", $scripts{$_}) foreach keys %scripts;
+my @runs = map {
+	my ($clients, @files) = @$_;
+	my $out = '';
+	[ IPC::Run::start([ 'pgbench', '-n', '-h', $node->host, '-p', $node->port, '-c', $clients, '-T', 6, '-M', 'prepared', '--max-tries=100',
+			(map { ('-f', "$dir/$_") } @files), 'postgres' ], '<', \undef, '>&', \$out), \$out ]
+} [ 6, "enqueue.m.sql\@5", "work.m.sql\@3" ], [ 1, 'move.m.sql' ], [ 1, 'watch.m.sql' ];
+foreach (@runs)
+{
+	$_->[0]->finish;
+	like(${ $_->[1] }, qr/number of transactions actually processed: [1-9]/, 'they did something');
+}
+is_sql($node, 'SELECT count(*) FROM twice', 0, 'no second head');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'no job below a floor');
+sql($node, "SELECT idemq.drop_queue('m', force => true)");
 
 # ---- A crash: marks are lost, and found again.
 

@@ -124,11 +124,11 @@ sub has_debugger
 	return defined $stdout && $stdout =~ /= 42/;
 }
 
-# Makes a backend stop where it next enters a function.  Answers a sub: called
-# first, it waits until the backend is there; called again, lets it go on.
+# Makes a backend stop where it next enters a function, then the next one.  Answers a
+# sub: called first, it waits until the backend is there; called again, lets it go on.
 sub stop_at
 {
-	my ($pid, $function) = @_;
+	my ($pid, @functions) = @_;
 	my $file = "$PostgreSQL::Test::Utils::tmp_check/stop.$pid." . int(rand(2**31));
 	my $until = sub {
 		foreach (1 .. 1800)
@@ -136,23 +136,24 @@ sub stop_at
 			return if -e "$file.$_[0]";
 			select undef, undef, undef, 0.1;
 		}
-		die "gdb did not get to $function ($_[0])";
+		die "gdb did not get to @functions ($_[0])";
 	};
-	my ($out, $stopped) = ('', 0);
+	my ($out, $calls) = ('', 0);
+	my @stops = map {
+		(   '-ex', "break $functions[$_]", '-ex', "shell touch $file.set", '-ex', 'continue',
+			'-ex', "shell touch $file.hit$_; while [ ! -e $file.go$_ ]; do sleep 0.01; done", '-ex', 'delete')
+	} 0 .. $#functions;
 	my $gdb = IPC::Run::start([ 'gdb', '-nx', '-batch', '-p', $pid,
-			'-ex', 'handle SIGUSR1 SIGUSR2 SIGALRM nostop noprint pass', '-ex', "break $function",
-			'-ex', "shell touch $file.set", '-ex', 'continue',
-			'-ex', "shell touch $file.hit; while [ ! -e $file.go ]; do sleep 0.01; done",
-			'-ex', 'delete', '-ex', 'detach' ], '<', \undef, '>&', \$out);
+			'-ex', 'handle SIGUSR1 SIGUSR2 SIGALRM nostop noprint pass', @stops, '-ex', 'detach' ],
+		'<', \undef, '>&', \$out);
 
 	$until->('set');
 	return sub {
-		if (!$stopped++) { $until->('hit') }
-		else
-		{
-			append_to_file("$file.go", '');
-			$gdb->finish;
-		}
+		my $n = int($calls++ / 2);
+
+		return $until->("hit$n") if $calls % 2;
+		append_to_file("$file.go$n", '');
+		$gdb->finish if $n == $#functions;
 	};
 }
 

@@ -1,0 +1,160 @@
+/*
+ * observe/check_floors.c
+ *		The audit of the floors of FIFO groups (shared/groups.c): no job is below one.
+ *
+ * A job that a later snapshot shows below its group's floor is a suspect: its writer may
+ * be about to lower the floor.  Once all that the snapshot showed has reached shared
+ * memory (idemq_check_settled), the writer's mark has done so.  From then on the floor
+ * rises above the job by a promotion alone, whose owner had seen this version of the row,
+ * as its group's head, or as the one to promote unless an earlier one was: in neither case
+ * does the floor rise above that version.  So if the floor, read again, is still above
+ * it, and a later snapshot shows the same version, then that floor is wrong.
+ *
+ * Groups that have an owner are left out: what has lowered their floors is not in them
+ * yet.  So are those with long names, of which memory knows a hash.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "observe/check_floors.h"
+#include "observe/check_report.h"
+#include "shared/group_table.h"
+#include "base/spi.h"
+
+/* The first job of a group below its floor, and the version of its row. */
+static SqlStatement below_floor =
+	{.text = "(SELECT id, xmin::text::int8 FROM idemq.jobs WHERE queue_id = $1 AND group_key = $2 "
+			 "AND finished_at IS NULL AND ready_at < $3 AND status <> 'blocked' "
+			 "ORDER BY ready_at LIMIT 1) UNION ALL "
+			 "(SELECT id, xmin::text::int8 FROM idemq.jobs WHERE queue_id = $1 AND group_key = $2 "
+			 "AND finished_at IS NULL AND ready_at IS NULL AND id < $4 AND status = 'blocked' "
+			 "ORDER BY id LIMIT 1) LIMIT 1",
+	 .nargs = 4,
+	 .types = {INT4OID, TEXTOID, TIMESTAMPTZOID, INT8OID}};
+
+/* A group, and a job that is below its floor. */
+typedef struct Suspect
+{
+	GroupEntry group;
+	int64 id;
+	int64 version;
+} Suspect;
+
+/* Finds a job below the floor of a group; false when there is none. */
+static bool
+find_below(Suspect *suspect)
+{
+	const GroupEntry *group = &suspect->group;
+	Datum values[] = {
+		Int32GetDatum(group->key.queue_id),
+		PointerGetDatum(cstring_to_text_with_len(group->key.name, group->key.length)),
+		TimestampTzGetDatum(group->floor.heads),
+		Int64GetDatum(group->floor.blocked),
+	};
+	SqlScope scope;
+	uint64 rows;
+	bool isnull;
+
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	rows = idemq_spi_query_latest(&below_floor, values, NULL);
+	if (rows > 0)
+	{
+		suspect->id = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+		suspect->version = DatumGetInt64(idemq_spi_value(0, 2, &isnull));
+	}
+	idemq_spi_end(&scope);
+	pfree(DatumGetPointer(values[1]));
+	return rows > 0;
+}
+
+/* Reads the floors of this database's groups to an array that is palloc'ed; returns how many. */
+static int
+read_floors(GroupEntry **groups)
+{
+	int marked;
+	int size;
+	int64 refused;
+	int count;
+	int kept = 0;
+
+	idemq_groups_usage(&marked, &size, &refused);
+	*groups = palloc(size * sizeof(GroupEntry));
+	count = idemq_groups_copy(MyDatabaseId, *groups, size);
+	for (int i = 0; i < count; i++)
+	{
+		const GroupEntry *group = &(*groups)[i];
+
+		if (group->owner == NOBODY && group->key.length != LONG_NAME &&
+			group->floor.blocked != GROUP_NO_FLOOR.blocked)
+			(*groups)[kept++] = *group;
+	}
+	return kept;
+}
+
+/* Finds groups with a job below their floor, up to max; returns how many. */
+static int
+find_suspects(Suspect *suspects, int max)
+{
+	GroupEntry *groups;
+	int count = read_floors(&groups);
+	int found = 0;
+
+	for (int i = 0; i < count && found < max; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		suspects[found].group = groups[i];
+		found += find_below(&suspects[found]);
+	}
+	pfree(groups);
+	return found;
+}
+
+/* Returns whether the same version of that job still is below its group's floor. */
+static bool
+is_still_below(const Suspect *suspect, const GroupEntry *groups, int count)
+{
+	for (int i = 0; i < count; i++)
+	{
+		Suspect now = {.group = groups[i]};
+
+		if (memcmp(&groups[i].key, &suspect->group.key, sizeof(GroupKey)) == 0)
+			return find_below(&now) && now.id == suspect->id && now.version == suspect->version;
+	}
+	return false;
+}
+
+/* Checks that no job is below the floor of its group. */
+void
+idemq_check_floors(CheckCall *call)
+{
+	Suspect *suspects = palloc(CHECK_SUSPECTS * sizeof(Suspect));
+	int count = find_suspects(suspects, CHECK_SUSPECTS);
+	IdList jobs = {0};
+
+	if (count > 0 && !idemq_check_settled(call))
+		idemq_check_report(call, CHECK_WARNING, "groups.floor",
+						   "not checked: a transaction has been ending for too long");
+	else if (count > 0)
+	{
+		GroupEntry *groups;
+		int now = read_floors(&groups);
+
+		for (int i = 0; i < count; i++)
+		{
+			CHECK_FOR_INTERRUPTS();
+			if (is_still_below(&suspects[i], groups, now))
+				idemq_id_list_add(&jobs, suspects[i].id);
+		}
+		pfree(groups);
+	}
+	idemq_check_report_jobs(
+		call, CHECK_ERROR, "groups.floor", &jobs,
+		"below its group's floor, where no promotion finds it: UPDATE idemq.jobs "
+		"SET status = status WHERE id = ...");
+	pfree(suspects);
+}

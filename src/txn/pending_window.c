@@ -1,0 +1,67 @@
+/*
+ * txn/pending_window.c
+ *		The windows (shared/group_window.c) that this transaction is in: from before it
+ *		is visible until all its marks are set, or until it has aborted.
+ *
+ * They are entered by PRE_COMMIT, and before COMMIT PREPARED.  However the transaction
+ * ends, txn/at_end.c has it leave them all; so does the end of a session, which aborts.
+ * PREPARE enters none: what it wrote is not visible.
+ *
+ * All state is this backend's.  Entering may raise an error, leaving does not.
+ */
+#include "postgres.h"
+
+#include "txn/growing.h"
+#include "txn/pending_window.h"
+#include "shared/group_window.h"
+
+/* This transaction in a window: once, or more often. */
+typedef struct Stay
+{
+	int number;
+	int generation;
+	int64 least; /* the least id that it has told this generation */
+} Stay;
+
+/* In TopTransactionContext; NULL between transactions. */
+static Stay *stays = NULL;
+static int nstays = 0;
+static int max_stays = 0;
+
+/*
+ * Enters the window of a queue, of the database when slot is NULL; id: as
+ * idemq_group_mark takes it, but not GROUP_KEEP_FLOOR.
+ */
+void
+idemq_pending_window_enter(const QueueSlot *slot, Oid database, int64 id)
+{
+	int number = idemq_group_window_of(slot, database);
+	Stay *last = nstays == 0 ? NULL : &stays[nstays - 1];
+
+	/* Most transactions lower the floors of one queue; for others a stay more does no harm. */
+	if (last == NULL || last->number != number)
+	{
+		stays = idemq_grow(stays, &max_stays, (int64) nstays + 1, sizeof(Stay));
+		stays[nstays] = (Stay){number, idemq_group_window_enter(number, id), id};
+		nstays++;
+	}
+	else if (id < last->least)
+	{
+		idemq_group_window_lower(number, last->generation, id);
+		last->least = id;
+	}
+}
+
+/* Leaves all windows. */
+void
+idemq_pending_window_leave(void)
+{
+	while (nstays > 0)
+	{
+		const Stay *last = &stays[--nstays];
+
+		idemq_group_window_leave(last->number, last->generation);
+	}
+	stays = NULL;
+	max_stays = 0;
+}
