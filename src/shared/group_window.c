@@ -3,14 +3,14 @@
  *		Transactions that are about to lower the floors of FIFO groups, in shared memory.
  *
  * A transaction lowers floors by its marks, which it sets group by group after it has
- * become visible.  In between a floor is too high for whoever sees the transaction.  So
- * it enters its queue's window before it is visible, with the least id to which it may
+ * become visible.  In between a floor is too high for a session that sees the transaction.
+ * So it enters its queue's window before it is visible, with the least id to which it may
  * lower a floor, and leaves when all its marks are set; a floor counts no more than
  * the window allows (the proof stands in shared/groups.c).
  *
  * The window is a queue's, not a group's: a group that has no entry when the
  * transaction enters may have one, and a floor, when it becomes visible.  It is that of
- * a slot's index, whosever the slot is; what a former queue's writers left there is
+ * a slot's index, whichever queue has the slot; what a former queue's writers left there is
  * only too low, for a moment.  For queues without a slot, which may get one in the
  * meantime, and for COMMIT PREPARED, which may concern any queue, the database has a
  * window; databases may share one.

@@ -34,8 +34,8 @@
  *
  * COMMIT and the aborts come when the end is visible to others, with interrupts held;
  * PREPARE when it is on disk; sub COMMIT, PRE_COMMIT and PRE_PREPARE in the midst of the
- * transaction.
- * All but PRE_COMMIT and PRE_PREPARE take LWLocks at most, and neither allocate nor raise.
+ * transaction.  All but PRE_COMMIT and PRE_PREPARE take LWLocks at most, and neither
+ * allocate nor raise.
  */
 #include "postgres.h"
 
