@@ -5,8 +5,9 @@
  *
  * A schedule is a row of idemq.schedule_entries.  Its ticks up to done_until are
  * dealt with; schedule/tick.c enqueues what comes after, with the rights of the role that
- * has made it.  That role, and administrators of its queue, may change it; its row is
- * locked before they are asked.
+ * has made it.  That role, and administrators of its queue, may change it.  Others do not
+ * get as far as its row lock, which keeps the tick away: rights are asked of the row as it
+ * is read, and again of the row that is locked, which another role may have taken over.
  *
  * Times here are the wall clock's, not idemq_now(): a calendar means that one.
  */
@@ -68,6 +69,11 @@ enum
 			INTERVALOID, NAMEOID, TIMESTAMPTZOID                                                   \
 	}
 
+static SqlStatement read_schedule =
+	{.text = "SELECT created_by, queue_id FROM idemq.schedule_entries WHERE name = $1",
+	 .nargs = 1,
+	 .types = {TEXTOID}};
+
 static SqlStatement lock_schedule =
 	{.text = "SELECT created_by, queue_id FROM idemq.schedule_entries WHERE name = $1 FOR UPDATE",
 	 .nargs = 1,
@@ -106,30 +112,49 @@ may_change(int32 queue_id, const char *creator)
 		   (OidIsValid(role) && has_privs_of_role(GetUserId(), role));
 }
 
-/* What lock_schedule returns of a row. */
-typedef struct Holder
+/* What the current role has to do with the schedule of a name. */
+typedef enum Standing
 {
-	NameData creator;
-	int32 queue_id;
-} Holder;
+	STANDING_NONE,		/* there is no such schedule */
+	STANDING_STRANGER,	/* it may not even see it */
+	STANDING_BYSTANDER, /* it may see it, and not change it */
+	STANDING_CHANGER
+} Standing;
 
-/* Locks a schedule's row; false when there is none. */
-static bool
-lock_row(Datum name, Holder *holder)
+/* Reads a row, and locks it if the statement does; returns the current role's standing. */
+static Standing
+find(SqlStatement *statement, Datum name)
 {
+	Standing standing = STANDING_NONE;
+	NameData creator;
+	int32 queue_id = 0;
+	QueueInfo queue;
 	SqlScope scope;
-	bool found;
 	bool isnull;
 
 	idemq_spi_begin(&scope);
-	found = idemq_spi_run(&lock_schedule, &name, NULL, SPI_OK_SELECT) > 0;
-	if (found)
+	if (idemq_spi_run(statement, &name, NULL, SPI_OK_SELECT) > 0)
 	{
-		namestrcpy(&holder->creator, NameStr(*DatumGetName(idemq_spi_value(0, 1, &isnull))));
-		holder->queue_id = DatumGetInt32(idemq_spi_value(0, 2, &isnull));
+		namestrcpy(&creator, NameStr(*DatumGetName(idemq_spi_value(0, 1, &isnull))));
+		queue_id = DatumGetInt32(idemq_spi_value(0, 2, &isnull));
+		standing = STANDING_STRANGER;
 	}
 	idemq_spi_end(&scope);
-	return found;
+	if (standing == STANDING_NONE)
+		return STANDING_NONE;
+	if (may_change(queue_id, NameStr(creator)))
+		return STANDING_CHANGER;
+	return idemq_queue_allows(queue_id, PRIVILEGE_ENQUEUE, &queue) ? STANDING_BYSTANDER
+																	: STANDING_STRANGER;
+}
+
+/* Locks the row of a schedule that the current role may change; returns its standing. */
+static Standing
+lock_own(Datum name)
+{
+	Standing standing = find(&read_schedule, name);
+
+	return standing == STANDING_CHANGER ? find(&lock_schedule, name) : standing;
 }
 
 /* Raises 42501 for the schedule of another role. */
@@ -165,18 +190,19 @@ static TimestampTz
 save(const char *name, const Datum *values, const char *nulls)
 {
 	TimestampTz done_until;
-	Holder holder;
 
 	for (;;)
 	{
+		Standing standing = lock_own(values[ARG_NAME]);
+
 		CHECK_FOR_INTERRUPTS();
-		if (lock_row(values[ARG_NAME], &holder))
+		if (standing == STANDING_CHANGER)
 		{
-			if (!may_change(holder.queue_id, NameStr(holder.creator)))
-				refuse_change(name);
 			if (write_row(&replace_schedule, SPI_OK_UPDATE_RETURNING, values, nulls, &done_until))
 				return done_until;
 		}
+		else if (standing != STANDING_NONE)
+			refuse_change(name);
 		else if (write_row(&insert_schedule, SPI_OK_INSERT_RETURNING, values, nulls, &done_until))
 			return done_until;
 	}
@@ -256,19 +282,15 @@ idemq_sql_unschedule(PG_FUNCTION_ARGS)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "name", MAX_SCHEDULE_NAME);
 	Datum value = PG_GETARG_DATUM(0);
-	QueueInfo queue;
-	Holder holder;
+	Standing standing;
 	SqlScope scope;
 
 	idemq_jobs_check_writable();
-	if (!lock_row(value, &holder))
+	standing = lock_own(value);
+	if (standing == STANDING_BYSTANDER)
+		refuse_change(name);
+	if (standing != STANDING_CHANGER)
 		PG_RETURN_BOOL(false);
-	if (!may_change(holder.queue_id, NameStr(holder.creator)))
-	{
-		if (idemq_queue_allows(holder.queue_id, PRIVILEGE_ENQUEUE, &queue))
-			refuse_change(name);
-		PG_RETURN_BOOL(false);
-	}
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&delete_schedule, &value, NULL, SPI_OK_DELETE);
 	idemq_spi_end(&scope);
