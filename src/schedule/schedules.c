@@ -145,7 +145,7 @@ find(SqlStatement *statement, Datum name)
 	if (may_change(queue_id, NameStr(creator)))
 		return STANDING_CHANGER;
 	return idemq_queue_allows(queue_id, PRIVILEGE_ENQUEUE, &queue) ? STANDING_BYSTANDER
-																	: STANDING_STRANGER;
+																   : STANDING_STRANGER;
 }
 
 /* Locks the row of a schedule that the current role may change; returns its standing. */
