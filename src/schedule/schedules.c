@@ -26,6 +26,7 @@
 #include "schedule/pg_cron.h"
 #include "table/jobs.h"
 #include "queue/queues.h"
+#include "queue/roles.h"
 #include "base/args.h"
 #include "base/spi.h"
 
@@ -70,14 +71,16 @@ enum
 	}
 
 static SqlStatement read_schedule =
-	{.text = "SELECT created_by, queue_id FROM idemq.schedule_entries WHERE name = $1",
+	{.text =
+		 "SELECT created_by, created_by_oid, queue_id FROM idemq.schedule_entries WHERE name = $1",
 	 .nargs = 1,
 	 .types = {TEXTOID}};
 
-static SqlStatement lock_schedule =
-	{.text = "SELECT created_by, queue_id FROM idemq.schedule_entries WHERE name = $1 FOR UPDATE",
-	 .nargs = 1,
-	 .types = {TEXTOID}};
+static SqlStatement lock_schedule = {
+	.text =
+		"SELECT created_by, created_by_oid, queue_id FROM idemq.schedule_entries WHERE name = $1 FOR UPDATE",
+	.nargs = 1,
+	.types = {TEXTOID}};
 
 static SqlStatement insert_schedule =
 	{.text = "INSERT INTO idemq.schedule_entries (name, cron, queue_id, payload, time_zone, "
@@ -101,17 +104,6 @@ static SqlStatement delete_schedule = {.text = "DELETE FROM idemq.schedule_entri
 									   .nargs = 1,
 									   .types = {TEXTOID}};
 
-/* Returns whether the current role may replace and end a schedule. */
-static bool
-may_change(int32 queue_id, const char *creator)
-{
-	Oid role = get_role_oid(creator, true);
-	QueueInfo queue;
-
-	return idemq_queue_allows(queue_id, PRIVILEGE_ADMIN, &queue) ||
-		   (OidIsValid(role) && has_privs_of_role(GetUserId(), role));
-}
-
 /* What the current role has to do with the schedule of a name. */
 typedef enum Standing
 {
@@ -127,6 +119,7 @@ find(SqlStatement *statement, Datum name)
 {
 	Standing standing = STANDING_NONE;
 	NameData creator;
+	Oid creator_oid = InvalidOid;
 	int32 queue_id = 0;
 	QueueInfo queue;
 	SqlScope scope;
@@ -136,13 +129,16 @@ find(SqlStatement *statement, Datum name)
 	if (idemq_spi_run(statement, &name, NULL, SPI_OK_SELECT) > 0)
 	{
 		namestrcpy(&creator, NameStr(*DatumGetName(idemq_spi_value(0, 1, &isnull))));
-		queue_id = DatumGetInt32(idemq_spi_value(0, 2, &isnull));
+		creator_oid = DatumGetObjectId(idemq_spi_value(0, 2, &isnull));
+		if (isnull)
+			creator_oid = InvalidOid;
+		queue_id = DatumGetInt32(idemq_spi_value(0, 3, &isnull));
 		standing = STANDING_STRANGER;
 	}
 	idemq_spi_end(&scope);
 	if (standing == STANDING_NONE)
 		return STANDING_NONE;
-	if (may_change(queue_id, NameStr(creator)))
+	if (idemq_may_change_schedule(queue_id, NameStr(creator), creator_oid))
 		return STANDING_CHANGER;
 	return idemq_queue_allows(queue_id, PRIVILEGE_ENQUEUE, &queue) ? STANDING_BYSTANDER
 																   : STANDING_STRANGER;
@@ -356,10 +352,11 @@ idemq_sql_may_enqueue(PG_FUNCTION_ARGS)
 				   idemq_queue_allows(PG_GETARG_INT32(0), PRIVILEGE_ENQUEUE, &queue));
 }
 
-/* may_change_schedule(queue_id, created_by) -> whether the current role may replace it. */
+/* may_change_schedule(queue_id, created_by, its oid) -> whether the current role may replace it. */
 Datum
 idemq_sql_may_change_schedule(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_BOOL(!PG_ARGISNULL(0) && !PG_ARGISNULL(1) &&
-				   may_change(PG_GETARG_INT32(0), NameStr(*PG_GETARG_NAME(1))));
+				   idemq_may_change_schedule(PG_GETARG_INT32(0), NameStr(*PG_GETARG_NAME(1)),
+											 PG_ARGISNULL(2) ? InvalidOid : PG_GETARG_OID(2)));
 }

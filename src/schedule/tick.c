@@ -29,6 +29,7 @@
 #include "schedule/calendar.h"
 #include "schedule/pg_cron.h"
 #include "queue/queues.h"
+#include "queue/roles.h"
 #include "base/args.h"
 #include "base/spi.h"
 
@@ -54,6 +55,7 @@ enum
 	ENTRY_ZONE,
 	ENTRY_DONE_UNTIL,
 	ENTRY_CREATED_BY,
+	ENTRY_CREATED_BY_OID,
 	ENTRY_PAYLOAD,
 	ENTRY_PRIORITY,
 	ENTRY_GROUP_KEY,
@@ -65,6 +67,7 @@ enum
 
 static SqlStatement lock_schedule =
 	{.text = "SELECT q.name, e.queue_id, e.cron, e.time_zone, e.done_until, e.created_by, "
+			 "e.created_by_oid, "
 			 "e.payload, e.priority, e.group_key, e.max_attempts, e.headers, e.expires_in "
 			 "FROM idemq.schedule_entries e JOIN idemq.queues q ON q.queue_id = e.queue_id "
 			 "WHERE e.name = $1 FOR UPDATE OF e SKIP LOCKED",
@@ -190,15 +193,18 @@ begin_as_creator(const Entry *entry, SqlScope *scope)
 {
 	const char *creator = NameStr(*DatumGetName(entry->values[ENTRY_CREATED_BY]));
 	const char *queue_name = TextDatumGetCString(entry->values[ENTRY_QUEUE]);
-	Oid role = get_role_oid(creator, true);
+	Oid role = idemq_role_of(creator, entry->nulls[ENTRY_CREATED_BY_OID]
+										  ? InvalidOid
+										  : DatumGetObjectId(entry->values[ENTRY_CREATED_BY_OID]));
 	QueueInfo queue;
 
 	if (!OidIsValid(role))
-		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_OBJECT),
-						errmsg("role \"%s\", which made the schedule, does not exist", creator),
-						errhint("Let a role that may enqueue to queue \"%s\" call idemq.schedule "
-								"again.",
-								queue_name)));
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("role \"%s\", which made the schedule, does not exist any more", creator),
+				 errhint("Let a role that may enqueue to queue \"%s\" call idemq.schedule "
+						 "again.",
+						 queue_name)));
 	idemq_spi_begin_as(scope, role);
 	if (!idemq_queue_allows(DatumGetInt32(entry->values[ENTRY_QUEUE_ID]), PRIVILEGE_ENQUEUE,
 							&queue))
@@ -207,9 +213,8 @@ begin_as_creator(const Entry *entry, SqlScope *scope)
 				 errmsg("role \"%s\", which made the schedule, may not enqueue to queue \"%s\" any "
 						"more",
 						creator, queue_name),
-				 errhint("Let an administrator of the queue run SELECT idemq.grant_queue('%s', "
-						 "'%s', 'enqueue'), or call idemq.schedule again.",
-						 queue_name, creator)));
+				 errhint("Let an administrator of the queue run %s, or call idemq.schedule again.",
+						 idemq_grant_text(queue_name, creator, "enqueue"))));
 	if (LockTimeout == 0 || LockTimeout > LOCK_TIMEOUT_MS)
 		(void) set_config_option("lock_timeout", LOCK_TIMEOUT, PGC_USERSET, PGC_S_SESSION,
 								 GUC_ACTION_SAVE, true, 0, false);

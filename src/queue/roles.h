@@ -1,0 +1,15 @@
+/*
+ * queue/roles.h
+ *		Roles as rows name them, and what each needs of the schema.
+ */
+#ifndef IDEMQ_QUEUE_ROLES_H
+#define IDEMQ_QUEUE_ROLES_H
+
+extern Oid idemq_role_of(const char *name, Oid oid);
+extern const char *idemq_grant_text(const char *queue, const char *role, const char *privilege);
+extern bool idemq_may_change_schedule(int32 queue_id, const char *creator, Oid creator_oid);
+extern void idemq_role_lock(Oid role);
+extern void idemq_usage_grant(Oid role);
+extern void idemq_usage_settle(Oid role);
+
+#endif
