@@ -96,7 +96,7 @@ lock_grantees(Datum queue_id)
 	}
 	idemq_spi_end(&scope);
 	foreach(lc, roles)
-		idemq_role_lock(lfirst_oid(lc));
+		idemq_role_lock(lfirst_oid(lc), ROLE_LOCK_GRANTS);
 	return roles;
 }
 

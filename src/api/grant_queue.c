@@ -43,7 +43,7 @@ idemq_grant_admin(int32 queue_id, Oid role)
 	SqlScope scope;
 
 	namestrcpy(&name, GetUserNameFromId(role, false));
-	idemq_role_lock(role);
+	idemq_role_lock(role, ROLE_LOCK_GRANTS);
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&add_grant, values, NULL, SPI_OK_INSERT);
 	idemq_spi_end(&scope);
@@ -80,7 +80,7 @@ idemq_sql_grant_queue(PG_FUNCTION_ARGS)
 	SqlScope scope;
 
 	grant_values(fcinfo, values, &role);
-	idemq_role_lock(PG_GETARG_OID(1));
+	idemq_role_lock(PG_GETARG_OID(1), ROLE_LOCK_GRANTS);
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&add_grant, values, NULL, SPI_OK_INSERT);
 	idemq_spi_end(&scope);
@@ -97,7 +97,7 @@ idemq_sql_revoke_queue(PG_FUNCTION_ARGS)
 	SqlScope scope;
 
 	grant_values(fcinfo, values, &role);
-	idemq_role_lock(PG_GETARG_OID(1));
+	idemq_role_lock(PG_GETARG_OID(1), ROLE_LOCK_GRANTS);
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&remove_grant, values, NULL, SPI_OK_DELETE);
 	idemq_spi_end(&scope);

@@ -292,6 +292,17 @@ idemq_queue_allows(int32 id, int wanted, QueueInfo *queue)
 	return idemq_queue_by_id(id, queue) && (queue->privileges & wanted) != 0;
 }
 
+/* Returns whether the current role may replace and end a schedule. */
+bool
+idemq_may_change_schedule(int32 queue_id, const char *creator, Oid creator_oid)
+{
+	Oid role = idemq_role_of(creator, creator_oid);
+	QueueInfo queue;
+
+	return idemq_queue_allows(queue_id, PRIVILEGE_ADMIN, &queue) ||
+		   (OidIsValid(role) && has_privs_of_role(GetUserId(), role));
+}
+
 /*
  * Locks a queue to the end of the transaction: AccessShareLock keeps it from being
  * dropped, AccessExclusiveLock is for dropping it.

@@ -29,13 +29,9 @@
 #include "utils/builtins.h"
 #include "utils/syscache.h"
 
-#include "queue/queues.h"
 #include "queue/roles.h"
 #include "base/idemq.h"
 #include "base/spi.h"
-
-/* Distinguishes our lock on a role from PostgreSQL's: "iq". */
-#define ROLE_LOCK_CLASS 0x6971
 
 static SqlStatement needs_usage =
 	{.text = "SELECT FROM idemq.queue_grants WHERE role_name = $2 UNION ALL "
@@ -63,22 +59,11 @@ idemq_grant_text(const char *queue, const char *role, const char *privilege)
 					quote_literal_cstr(quote_identifier(role)), privilege);
 }
 
-/* Returns whether the current role may replace and end a schedule. */
-bool
-idemq_may_change_schedule(int32 queue_id, const char *creator, Oid creator_oid)
-{
-	Oid role = idemq_role_of(creator, creator_oid);
-	QueueInfo queue;
-
-	return idemq_queue_allows(queue_id, PRIVILEGE_ADMIN, &queue) ||
-		   (OidIsValid(role) && has_privs_of_role(GetUserId(), role));
-}
-
-/* Locks what a role holds in this database, to the end of the transaction. */
+/* Locks what a role holds, or has made, in this database, to the end of the transaction. */
 void
-idemq_role_lock(Oid role)
+idemq_role_lock(Oid role, RoleLock what)
 {
-	LockDatabaseObject(AuthIdRelationId, role, ROLE_LOCK_CLASS, ShareUpdateExclusiveLock);
+	LockDatabaseObject(AuthIdRelationId, role, (uint16) what, ShareUpdateExclusiveLock);
 }
 
 /* Reads the schema's owner; returns whether the role itself, not PUBLIC or a group, has USAGE. */

@@ -7,8 +7,14 @@
 
 extern Oid idemq_role_of(const char *name, Oid oid);
 extern const char *idemq_grant_text(const char *queue, const char *role, const char *privilege);
-extern bool idemq_may_change_schedule(int32 queue_id, const char *creator, Oid creator_oid);
-extern void idemq_role_lock(Oid role);
+/* What of a role is locked. */
+typedef enum RoleLock
+{
+	ROLE_LOCK_GRANTS = 0x6971, /* "iq": not PostgreSQL's own */
+	ROLE_LOCK_SCHEDULES
+} RoleLock;
+
+extern void idemq_role_lock(Oid role, RoleLock what);
 extern void idemq_usage_grant(Oid role);
 extern void idemq_usage_settle(Oid role);
 

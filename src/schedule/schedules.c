@@ -28,6 +28,8 @@
 #include "queue/queues.h"
 #include "queue/roles.h"
 #include "base/args.h"
+#include "base/oids.h"
+#include "base/settings.h"
 #include "base/spi.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_schedule);
@@ -95,10 +97,17 @@ static SqlStatement replace_schedule =
 	{.text = "UPDATE idemq.schedule_entries SET cron = $2, queue_id = $3, payload = $4, "
 			 "time_zone = $5, priority = $6, group_key = $7, max_attempts = $8, headers = $9, "
 			 "expires_in = $10, created_by = $11, failed_at = NULL, last_error = NULL, "
+			 "created_at = CASE WHEN queue_id = $3 THEN created_at ELSE $12 END, "
 			 "done_until = CASE WHEN cron = $2 AND time_zone = $5 THEN done_until ELSE $12 END "
 			 "WHERE name = $1 RETURNING done_until",
 	 .nargs = SCHEDULE_VALUES,
 	 .types = SCHEDULE_TYPES};
+
+static SqlStatement count_schedules =
+	{.text = "SELECT count(*) FROM idemq.schedule_entries "
+			 "WHERE created_by = $1 AND coalesce(created_by_oid = $2, true)",
+	 .nargs = 2,
+	 .types = {NAMEOID, OIDOID}};
 
 static SqlStatement delete_schedule = {.text = "DELETE FROM idemq.schedule_entries WHERE name = $1",
 									   .nargs = 1,
@@ -204,6 +213,27 @@ save(const char *name, const Datum *values, const char *nulls)
 	}
 }
 
+/* Raises 53400 when the current role has made more schedules than it may.  Its lock held. */
+static void
+check_number(NameData *role)
+{
+	Datum values[] = {NameGetDatum(role), ObjectIdGetDatum(GetUserId())};
+	SqlScope scope;
+	int64 count;
+	bool isnull;
+
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_query_latest(&count_schedules, values, NULL);
+	count = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	idemq_spi_end(&scope);
+	if (count > idemq_max_schedules_per_role)
+		ereport(ERROR, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+						errmsg("role \"%s\" may have no more than %d schedules", NameStr(*role),
+							   idemq_max_schedules_per_role),
+						errhint("End one with idemq.unschedule, or raise "
+								"idemq.max_schedules_per_role.")));
+}
+
 /* Checks the arguments that a job will have. */
 static void
 check_job(FunctionCallInfo fcinfo)
@@ -234,7 +264,8 @@ read_calendar(FunctionCallInfo fcinfo, int n, int zone_n, Calendar *calendar)
 
 /*
  * schedule(name, cron, queue, payload, time_zone, priority, group_key, max_attempts,
- *		headers, expires_in) -> next run; IQ005, 42501, 22004, 22023, 55000, 25006.
+ *		headers, expires_in) -> next run; IQ005, 42501, 22004, 22023, 53400, 55000,
+ *		25006.
  */
 Datum
 idemq_sql_schedule(PG_FUNCTION_ARGS)
@@ -247,6 +278,8 @@ idemq_sql_schedule(PG_FUNCTION_ARGS)
 	QueueInfo queue;
 	NameData role;
 	TimestampTz tick;
+	TimestampTz done_until;
+	bool limited;
 
 	read_calendar(fcinfo, ARG_CRON, ARG_ZONE, &calendar);
 	if (!idemq_cron_next(&calendar.cron, calendar.zone, now, &tick))
@@ -268,7 +301,14 @@ idemq_sql_schedule(PG_FUNCTION_ARGS)
 	values[VALUE_ROLE] = NameGetDatum(&role);
 	values[VALUE_NOW] = TimestampTzGetDatum(now);
 	nulls[VALUE_ROLE] = nulls[VALUE_NOW] = ' ';
-	(void) idemq_calendar_next_run(&calendar, save(name, values, nulls), &tick);
+	limited = idemq_max_schedules_per_role >= 0 &&
+			  !has_privs_of_role(GetUserId(), idemq_oids()->owner);
+	if (limited)
+		idemq_role_lock(GetUserId(), ROLE_LOCK_SCHEDULES);
+	done_until = save(name, values, nulls);
+	if (limited)
+		check_number(&role);
+	(void) idemq_calendar_next_run(&calendar, done_until, &tick);
 	PG_RETURN_TIMESTAMPTZ(tick);
 }
 
