@@ -55,8 +55,7 @@ idemq_settings_define(void)
 							NULL, NULL, NULL);
 	DefineCustomIntVariable("idemq.max_schedules_per_role",
 							"Schedules that a role may have made in a database.",
-							"-1 for no limit.  It does not hold for the owner of idemq and "
-							"superusers.",
+							"-1: no limit. The owner of idemq and superusers have none.",
 							&idemq_max_schedules_per_role, 100, -1, PG_INT32_MAX, PGC_SIGHUP, 0,
 							NULL, NULL, NULL);
 	MarkGUCPrefixReserved("idemq");

@@ -222,16 +222,19 @@ idemq_check_catalog(CheckCall *call)
 	report_indexes(call, &usable);
 	rows = idemq_spi_query_latest(&missing_triggers, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
-		idemq_check_report(
-			call, CHECK_ERROR, "triggers",
-			"shared memory, or the OIDs of roles, do not follow %s: ALTER TABLE %s ENABLE ALWAYS TRIGGER %s",
-			text_value(i, 1), text_value(i, 1), text_value(i, 2));
+		idemq_check_report(call, CHECK_ERROR, "triggers",
+						   "%s not follow %s: ALTER TABLE %s ENABLE ALWAYS TRIGGER %s",
+						   strcmp(text_value(i, 2), "idemq_role_named") == 0
+							   ? "the OIDs of roles do"
+							   : "shared memory does",
+						   text_value(i, 1), text_value(i, 1), text_value(i, 2));
 	rows = idemq_spi_query_latest(&open_tables, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
-		idemq_check_report(call, CHECK_ERROR, "row_security",
-						   "roles read all of idemq.%s: ALTER TABLE idemq.%s ENABLE ROW LEVEL "
-						   "SECURITY",
-						   text_value(i, 1), text_value(i, 1));
+		idemq_check_report(
+			call, CHECK_ERROR, "row_security",
+			"every role that may read idemq.%s sees all of it: ALTER TABLE idemq.%s ENABLE ROW LEVEL "
+			"SECURITY",
+			text_value(i, 1), text_value(i, 1));
 	idemq_spi_end(&scope);
 	return usable;
 }
