@@ -25,6 +25,7 @@
 #include "shared/worker_board.h"
 #include "base/clock.h"
 #include "base/oids.h"
+#include "base/secret.h"
 #include "base/settings.h"
 #include "base/shmem.h"
 
@@ -37,6 +38,7 @@ static const ShmemPart parts[] = {
 	{"idemq groups area", idemq_groups_shmem_size, idemq_groups_hash_size, idemq_groups_shmem_init},
 	{"idemq group windows", idemq_group_windows_shmem_size, NULL, idemq_group_windows_shmem_init},
 	{"idemq rounds", idemq_rounds_shmem_size, NULL, idemq_rounds_shmem_init},
+	{"idemq secret", idemq_secret_shmem_size, NULL, idemq_secret_shmem_init},
 	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
 	{"idemq counters", idemq_counters_shmem_size, NULL, idemq_counters_shmem_init},
 	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},

@@ -138,14 +138,17 @@ COMMENT ON COLUMN idemq.attempts.error IS 'the error of idemq.fail; for a lease 
 COMMENT ON COLUMN idemq.attempts.details IS 'the details of idemq.fail, for programs to read';
 COMMENT ON COLUMN idemq.attempts.outcome IS 'failed, expired (its lease ended), released or cancelled';
 
--- Roles by name, not by OID: names survive pg_dump and pg_restore.
+-- A role by name, which survives pg_dump and pg_restore, and by its OID at the time, by
+-- which it is told from the next role of that name; NULL: the name alone decides.
 CREATE TABLE idemq.queue_grants (
 	queue_id  int NOT NULL REFERENCES idemq.queues ON DELETE CASCADE,
 	role_name name NOT NULL,
 	privilege text NOT NULL CHECK (privilege IN ('enqueue', 'claim', 'admin')),
+	role_oid  oid,
 	PRIMARY KEY (queue_id, role_name, privilege)
 );
 COMMENT ON TABLE idemq.queue_grants IS 'which roles may enqueue to, claim from and administer a queue; change it with idemq.grant_queue';
+COMMENT ON COLUMN idemq.queue_grants.role_oid IS 'the role that had the name when the row was written; NULL when there was none: then the name alone decides';
 
 CREATE TABLE idemq.seen (
 	scope      text COLLATE "C" NOT NULL,
@@ -161,7 +164,7 @@ CREATE TABLE idemq.seen (
 COMMENT ON TABLE idemq.seen IS 'what idemq.once has seen: one row for each scope and key, until expires_at';
 CREATE INDEX seen_expires ON idemq.seen (expires_at);
 
--- A role by name: names survive pg_dump and pg_restore.
+-- Its role as in idemq.queue_grants.
 CREATE TABLE idemq.schedule_entries (
 	name         text COLLATE "C" PRIMARY KEY,
 	queue_id     int NOT NULL REFERENCES idemq.queues ON DELETE CASCADE,
@@ -179,7 +182,8 @@ CREATE TABLE idemq.schedule_entries (
 	last_run     timestamptz,
 	last_job     bigint,
 	failed_at    timestamptz,
-	last_error   text
+	last_error   text,
+	created_by_oid oid
 );
 COMMENT ON TABLE idemq.schedule_entries IS 'one row a schedule; change it with idemq.schedule, read it by the view idemq.schedules';
 COMMENT ON COLUMN idemq.schedule_entries.done_until IS 'ticks up to this time are enqueued, or will never be';
@@ -230,6 +234,18 @@ CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCA
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
 ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_changed;
 
+-- A restore writes the OIDs of its own server (hence ENABLE ALWAYS, for a subscriber).
+CREATE FUNCTION idemq.role_named() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_role_named';
+COMMENT ON FUNCTION idemq.role_named() IS 'row trigger: writes a role''s OID beside its name, when the name is written';
+
+CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq.queue_grants
+	FOR EACH ROW EXECUTE FUNCTION idemq.role_named('role_name', 'role_oid');
+ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_role_named;
+CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF created_by ON idemq.schedule_entries
+	FOR EACH ROW EXECUTE FUNCTION idemq.role_named('created_by', 'created_by_oid');
+ALTER TABLE idemq.schedule_entries ENABLE ALWAYS TRIGGER idemq_role_named;
+
 CREATE FUNCTION idemq.may_see(queue_id int) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_see';
 COMMENT ON FUNCTION idemq.may_see(int) IS 'whether the current role may claim from or administer a queue; row-level security asks it';
@@ -244,3 +260,8 @@ ALTER TABLE idemq.attempts ENABLE ROW LEVEL SECURITY;
 CREATE POLICY idemq_own_queues ON idemq.attempts FOR SELECT USING (idemq.may_see(queue_id));
 ALTER TABLE idemq.queues ENABLE ROW LEVEL SECURITY;
 CREATE POLICY idemq_own_queues ON idemq.queues FOR SELECT USING (idemq.may_use(queue_id));
+-- No policy: pg_read_all_data reads nothing of these, pg_write_all_data writes nothing.
+ALTER TABLE idemq.queue_grants ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq.seen ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq.schedule_entries ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq.ticker ENABLE ROW LEVEL SECURITY;

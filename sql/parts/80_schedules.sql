@@ -36,9 +36,9 @@ CREATE FUNCTION idemq.may_enqueue(queue_id int) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_enqueue';
 COMMENT ON FUNCTION idemq.may_enqueue(int) IS 'whether the current role may enqueue to a queue; the view idemq.schedules asks it';
 
-CREATE FUNCTION idemq.may_change_schedule(queue_id int, created_by name) RETURNS boolean
+CREATE FUNCTION idemq.may_change_schedule(queue_id int, created_by name, created_by_oid oid) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_change_schedule';
-COMMENT ON FUNCTION idemq.may_change_schedule(int, name)
+COMMENT ON FUNCTION idemq.may_change_schedule(int, name, oid)
 	IS 'whether the current role may replace and end a schedule that this role has made for this queue; the view idemq.schedules asks it';
 
 -- What a job holds is for the roles that may change the schedule.
@@ -54,7 +54,7 @@ CREATE VIEW idemq.schedules WITH (security_barrier) AS
 	FROM idemq.schedule_entries e
 	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) e.queue_id
 	CROSS JOIN LATERAL (
-		SELECT idemq.may_change_schedule(e.queue_id, e.created_by) AS may_change) m
+		SELECT idemq.may_change_schedule(e.queue_id, e.created_by, e.created_by_oid) AS may_change) m
 	WHERE idemq.may_enqueue(e.queue_id) OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
 COMMENT ON VIEW idemq.schedules IS 'one row a schedule of a queue that you may enqueue to or administer (pg_monitor: every queue); payload, headers, group_key and last_error for its creator and administrators alone';
 COMMENT ON COLUMN idemq.schedules.name IS 'its name, unique in the database';

@@ -1,5 +1,7 @@
--- Nothing by default; then what is safe for every role.  The functions check
--- the queue's own grants; creating a queue is the DBA's to give away:
+-- Nothing by default; then what is safe for every role that may use the schema.  Not
+-- PUBLIC: idemq.grant_queue gives that with the first privilege on a queue, and the
+-- functions check these.  Creating a queue is the DBA's to give away:
+--   GRANT USAGE ON SCHEMA idemq TO app_owner;
 --   GRANT EXECUTE ON FUNCTION idemq.create_queue TO app_owner;
 -- and so are once and admit, since all roles that have them share keys and buckets,
 -- and apply_retention, which is for all queues.
@@ -7,9 +9,12 @@ REVOKE ALL ON ALL TABLES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
 
-GRANT USAGE ON SCHEMA idemq TO PUBLIC;
-GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.queues, idemq.metrics, idemq.memory,
-	idemq.workers, idemq.admissions TO PUBLIC;
+GRANT USAGE ON SCHEMA idemq TO pg_monitor;
+GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.queues, idemq.metrics,
+	idemq.workers TO PUBLIC;
+-- Of the whole server.
+GRANT SELECT ON idemq.memory, idemq.admissions TO pg_monitor;
+GRANT EXECUTE ON FUNCTION idemq.memory_usage, idemq.admission_counts TO pg_monitor;
 -- idemq.tick and its parts are the owner's: it drives the schedules.
 GRANT SELECT ON idemq.schedules TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
@@ -25,8 +30,7 @@ GRANT EXECUTE ON FUNCTION
 	idemq.commit, idemq.try_commit, idemq.commit_many, idemq.commit_once,
 	idemq.fail, idemq.fail_many, idemq.release, idemq.release_many,
 	idemq.checkpoint, idemq.assert_current, idemq.reap,
-	idemq.may_see, idemq.may_use, idemq.job, idemq.queue_metrics, idemq.memory_usage,
-	idemq.admission_counts,
+	idemq.may_see, idemq.may_use, idemq.job, idemq.queue_metrics,
 	idemq.why, idemq.leases,
 	idemq.acquire, idemq.cancel_by_key, idemq.queue_id, idemq.job_by_key, idemq.fence
 	TO PUBLIC;

@@ -18,7 +18,6 @@
  */
 #include "postgres.h"
 
-#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "storage/lock.h"
 #include "utils/builtins.h"
@@ -35,6 +34,7 @@
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/compat.h"
+#include "base/secret.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_acquire);
 
@@ -44,12 +44,13 @@ PG_FUNCTION_INFO_V1(idemq_sql_acquire);
  */
 #define ADVISORY_CLASS 0x6971
 
-/* Names the lock of a key: 64 bits of its hash. */
+/*
+ * Names the lock of a key: 64 bits of a hash that nobody can compute who reads pg_locks.
+ */
 static void
 set_tag(LOCKTAG *tag, int32 queue_id, const text *key)
 {
-	uint64 hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(key),
-									  VARSIZE_ANY_EXHDR(key), (uint64) queue_id);
+	uint64 hash = idemq_secret_hash((uint64) queue_id, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
 
 	SET_LOCKTAG_ADVISORY(*tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash, ADVISORY_CLASS);
 }

@@ -13,6 +13,7 @@
 #include "table/jobs.h"
 #include "txn/pending.h"
 #include "queue/queues.h"
+#include "queue/roles.h"
 #include "base/args.h"
 #include "base/spi.h"
 
@@ -31,6 +32,11 @@ static SqlStatement delete_attempts = {.text = "DELETE FROM idemq.attempts WHERE
 static SqlStatement delete_queue = {.text = "DELETE FROM idemq.queues WHERE queue_id = $1",
 									.nargs = 1,
 									.types = {INT4OID}};
+static SqlStatement grantees_of_queue =
+	{.text = "SELECT DISTINCT r.oid FROM idemq.queue_grants g JOIN pg_catalog.pg_roles r "
+			 "ON r.rolname = g.role_name WHERE g.queue_id = $1 ORDER BY r.oid",
+	 .nargs = 1,
+	 .types = {INT4OID}};
 static SqlStatement any_job = {.text = "SELECT FROM idemq.jobs WHERE queue_id = $1 LIMIT 1",
 							   .nargs = 1,
 							   .types = {INT4OID}};
@@ -68,6 +74,32 @@ release_dead_queue(const QueueInfo *queue, bool force)
 	(void) idemq_spi_run(&forget_dead_queue, &name, NULL, SPI_OK_UPDATE);
 }
 
+/* Returns the roles that hold privileges on a queue, and locks what they hold. */
+static List *
+lock_grantees(Datum queue_id)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	List *roles = NIL;
+	ListCell *lc;
+	SqlScope scope;
+	uint64 rows;
+
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&grantees_of_queue, &queue_id, NULL);
+	for (uint64 i = 0; i < rows; i++)
+	{
+		bool isnull;
+		MemoryContext old = MemoryContextSwitchTo(caller);
+
+		roles = lappend_oid(roles, DatumGetObjectId(idemq_spi_value(i, 1, &isnull)));
+		MemoryContextSwitchTo(old);
+	}
+	idemq_spi_end(&scope);
+	foreach(lc, roles)
+		idemq_role_lock(lfirst_oid(lc), ROLE_LOCK_GRANTS);
+	return roles;
+}
+
 /* drop_queue(name, force) -> void; IQ005, 42501, 55006 with unfinished jobs, 2BP01. */
 Datum
 idemq_sql_drop_queue(PG_FUNCTION_ARGS)
@@ -77,11 +109,14 @@ idemq_sql_drop_queue(PG_FUNCTION_ARGS)
 	SqlScope scope;
 	Datum id;
 	int64 unfinished;
+	List *grantees;
+	ListCell *lc;
 	bool isnull;
 
 	idemq_jobs_check_writable();
 	idemq_queue_open(fcinfo, 0, "name", PRIVILEGE_ADMIN, AccessExclusiveLock, &queue);
 	id = Int32GetDatum(queue.id);
+	grantees = lock_grantees(id);
 	idemq_spi_begin_on_jobs(&scope);
 	(void) idemq_spi_query_latest(&count_unfinished, &id, NULL);
 	unfinished = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
@@ -100,6 +135,8 @@ idemq_sql_drop_queue(PG_FUNCTION_ARGS)
 				 errmsg("queue \"%s\" has jobs that this transaction cannot see", queue.name),
 				 errhint("Run idemq.drop_queue at READ COMMITTED.")));
 	idemq_spi_end(&scope);
+	foreach(lc, grantees)
+		idemq_usage_settle(lfirst_oid(lc));
 	idemq_pending_note_drop_queue(queue.id);
 	PG_RETURN_VOID();
 }

@@ -3,7 +3,8 @@
  *		SQL functions that let roles use a queue: grant_queue, revoke_queue.
  *
  * They write idemq.queue_grants through SQL; its trigger has every backend read the
- * grants anew.
+ * grants anew.  With its first privilege on a queue a role gets USAGE of the schema, which
+ * goes with the last.
  */
 #include "postgres.h"
 
@@ -13,6 +14,7 @@
 
 #include "api/grant_queue.h"
 #include "queue/queues.h"
+#include "queue/roles.h"
 #include "base/args.h"
 #include "base/spi.h"
 
@@ -20,8 +22,10 @@ PG_FUNCTION_INFO_V1(idemq_sql_grant_queue);
 PG_FUNCTION_INFO_V1(idemq_sql_revoke_queue);
 
 static SqlStatement add_grant =
-	{.text = "INSERT INTO idemq.queue_grants (queue_id, role_name, privilege) VALUES ($1, $2, $3) "
-			 "ON CONFLICT DO NOTHING",
+	{.text =
+		 "INSERT INTO idemq.queue_grants (queue_id, role_name, privilege) VALUES ($1, $2, $3) "
+		 "ON CONFLICT (queue_id, role_name, privilege) DO UPDATE SET role_oid = excluded.role_oid "
+		 "WHERE queue_grants.role_oid IS DISTINCT FROM excluded.role_oid",
 	 .nargs = 3,
 	 .types = {INT4OID, NAMEOID, TEXTOID}};
 static SqlStatement remove_grant =
@@ -39,9 +43,11 @@ idemq_grant_admin(int32 queue_id, Oid role)
 	SqlScope scope;
 
 	namestrcpy(&name, GetUserNameFromId(role, false));
+	idemq_role_lock(role, ROLE_LOCK_GRANTS);
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&add_grant, values, NULL, SPI_OK_INSERT);
 	idemq_spi_end(&scope);
+	idemq_usage_grant(role);
 }
 
 /* Reads the arguments of grant_queue and revoke_queue as parameters of their statements. */
@@ -74,9 +80,11 @@ idemq_sql_grant_queue(PG_FUNCTION_ARGS)
 	SqlScope scope;
 
 	grant_values(fcinfo, values, &role);
+	idemq_role_lock(PG_GETARG_OID(1), ROLE_LOCK_GRANTS);
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&add_grant, values, NULL, SPI_OK_INSERT);
 	idemq_spi_end(&scope);
+	idemq_usage_grant(PG_GETARG_OID(1));
 	PG_RETURN_VOID();
 }
 
@@ -89,8 +97,10 @@ idemq_sql_revoke_queue(PG_FUNCTION_ARGS)
 	SqlScope scope;
 
 	grant_values(fcinfo, values, &role);
+	idemq_role_lock(PG_GETARG_OID(1), ROLE_LOCK_GRANTS);
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&remove_grant, values, NULL, SPI_OK_DELETE);
 	idemq_spi_end(&scope);
+	idemq_usage_settle(PG_GETARG_OID(1));
 	PG_RETURN_VOID();
 }

@@ -17,6 +17,7 @@ bool idemq_notify = true;
 int idemq_attach_grace = 30000;
 int idemq_notify_delay = 10;
 int idemq_purge_interval = 10000;
+int idemq_max_schedules_per_role = 100;
 
 /* Defines idemq's settings; called once, from shared_preload_libraries. */
 void
@@ -58,6 +59,11 @@ idemq_settings_define(void)
 							"Time between two searches for what is past its retention.",
 							"0 or -1 turns off deleting by the background worker.",
 							&idemq_purge_interval, 10000, -1, 86400000, PGC_SIGHUP, GUC_UNIT_MS,
+							NULL, NULL, NULL);
+	DefineCustomIntVariable("idemq.max_schedules_per_role",
+							"Schedules that a role may have made in a database.",
+							"-1: no limit. The owner of idemq and superusers have none.",
+							&idemq_max_schedules_per_role, 100, -1, PG_INT32_MAX, PGC_SIGHUP, 0,
 							NULL, NULL, NULL);
 	MarkGUCPrefixReserved("idemq");
 }

@@ -10,9 +10,10 @@ extern int idemq_max_leases;
 extern int idemq_max_buckets;
 extern bool idemq_worker;
 extern bool idemq_notify;
-extern int idemq_attach_grace;	 /* ms */
-extern int idemq_notify_delay;	 /* ms */
-extern int idemq_purge_interval; /* ms; not above 0: off */
+extern int idemq_attach_grace;			 /* ms */
+extern int idemq_notify_delay;			 /* ms */
+extern int idemq_purge_interval;		 /* ms; not above 0: off */
+extern int idemq_max_schedules_per_role; /* -1: no limit */
 
 extern void idemq_settings_define(void);
 

@@ -9,7 +9,8 @@
  *		After they succeeded:
  *
  *		COMMIT PREPARED, ROLLBACK PREPARED	rows changed, and no session knows
- *			which: cursors are unset, jobs in flight searched for.
+ *			which: cursors are unset, jobs in flight searched for.  Not for a
+ *			transaction that changed none (hooks/prepared.c).
  *		DROP DATABASE						its entries in shared memory go.
  *		DROP EXTENSION, or anything else that drops idemq.jobs: the same, at commit.
  *		CREATE EXTENSION idemq				a worker is wanted, at commit.
@@ -32,6 +33,7 @@
 #include "utils/lsyscache.h"
 
 #include "hooks/exclusive_database.h"
+#include "hooks/prepared.h"
 #include "hooks/utility.h"
 #include "txn/pending.h"
 #include "txn/pending_window.h"
@@ -62,9 +64,11 @@ what_to_follow(Node *statement, Oid *database)
 {
 	if (IsA(statement, TransactionStmt))
 	{
-		TransactionStmtKind kind = ((TransactionStmt *) statement)->kind;
+		TransactionStmt *end = (TransactionStmt *) statement;
 
-		if (kind == TRANS_STMT_COMMIT_PREPARED || kind == TRANS_STMT_ROLLBACK_PREPARED)
+		if ((end->kind == TRANS_STMT_COMMIT_PREPARED ||
+			 end->kind == TRANS_STMT_ROLLBACK_PREPARED) &&
+			idemq_prepared_has_written(end->gid))
 			return FOLLOW_PREPARED;
 	}
 	else if (IsA(statement, DropdbStmt))

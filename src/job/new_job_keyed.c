@@ -31,6 +31,7 @@
 
 #include "job/new_job.h"
 #include "job/new_job_keyed.h"
+#include "job/tick_key.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
 #include "table/jobs_key.h"
@@ -203,6 +204,7 @@ handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
 							errmsg("the key is taken by job %lld", (long long) holder->answer.id),
 							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
 		case DUPLICATE_REPLACE:
+			idemq_tick_key_check(holder->job.queue_id, columns->values[COL_KEY]);
 			return replace(holder, columns) || !is_unclaimed(holder->answer.status);
 		case DUPLICATE_KEEP:
 			if (!holder->same_payload)
@@ -247,6 +249,7 @@ static bool
 insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wait,
 	   JobStatus *status)
 {
+	idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
 	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
 		job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
 	*status = idemq_new_job_note(queue, columns);
@@ -256,8 +259,9 @@ insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wai
 /*
  * Adds the job with those columns, key among them, or answers with the job that
  * has the key; OUTCOME_LOCKED, and nothing else in the answer, when a twin's
- * transaction is open and the caller skips.  The id is given here, unless it is among the columns.  Raises IQ003,
- * IQ004; 40001 above READ COMMITTED.
+ * transaction is open and the caller skips.  The id is given here, unless it is among
+ * the columns.  Raises IQ003, IQ004; 42501 for the key of another role's tick; 40001
+ * above READ COMMITTED.
  */
 void
 idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,

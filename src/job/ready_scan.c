@@ -167,7 +167,10 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 	/* Sequence and cursors first, then the snapshot: see shared/ready_cursor.c. */
 	idemq_cursor_read(scan->queue.slot, scan->queue.id, &scan->view);
 	idemq_pending_ready_view(scan->queue.id, &scan->view);
-	idemq_jobs_open_to_read(table);
+	if (scan->reads)
+		idemq_jobs_open_to_read(table);
+	else
+		idemq_jobs_open(table);
 	scan->now = idemq_now();
 	for (int p = 0; p < IDEMQ_PRIORITIES && !scan->stopped; p++)
 	{
@@ -211,7 +214,7 @@ stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 bool
 idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 {
-	ReadyScan scan = {.queue = *queue, .consider = stop_at_claimable};
+	ReadyScan scan = {.queue = *queue, .consider = stop_at_claimable, .reads = true};
 	LimitView view;
 	JobsTable table;
 

@@ -22,6 +22,7 @@ typedef struct ReadyScan
 {
 	QueueInfo queue;
 	Step (*consider)(struct ReadyScan *scan, JobsTable *table, int priority, ReadyKey key);
+	bool reads;				   /* consider writes nothing */
 	MemoryContext row_context; /* current in consider, reset for each entry */
 	/* set on the way */
 	CursorView view;

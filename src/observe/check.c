@@ -2,7 +2,7 @@
  * observe/check.c
  *		SQL function check: the audit of every invariant, while others work; the order
  *		of its parts, and what is small enough to need no part: slots, dead queues,
- *		the driver of schedules.
+ *		grants and schedules of nobody, the driver of schedules.
  *
  * Why no finding is a race stands at the top of observe/check_report.c and of each part.
  *
@@ -46,6 +46,19 @@ static SqlStatement lost_dead_queues = {
 	.text =
 		"SELECT name, dead_queue FROM idemq.queues q WHERE dead_queue IS NOT NULL "
 		"AND NOT EXISTS (SELECT FROM idemq.queues d WHERE d.name = q.dead_queue) ORDER BY name"};
+
+/* A row names a role that does not exist, or one that has come after it. */
+#define IS_OF_NOBODY(name, oid)                                                                    \
+	"NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = " name " AND (" oid           \
+	" IS NULL OR r.oid = " oid ")) "
+
+static SqlStatement grants_of_nobody = {
+	.text = "SELECT role_name, count(*) FROM idemq.queue_grants "
+			"WHERE " IS_OF_NOBODY("role_name", "role_oid") "GROUP BY 1 ORDER BY 1"};
+
+static SqlStatement schedules_of_nobody = {
+	.text = "SELECT created_by, count(*) FROM idemq.schedule_entries "
+			"WHERE " IS_OF_NOBODY("created_by", "created_by_oid") "GROUP BY 1 ORDER BY 1"};
 
 /* Returns whether a queue may be being created or dropped now. */
 static bool
@@ -140,6 +153,40 @@ check_dead_queues(CheckCall *call)
 	idemq_spi_end(&scope);
 }
 
+/*
+ * Reports what is left of roles that were dropped, which the next role of that name does
+ * not inherit.  Rows and roles are read by one statement.
+ */
+static void
+check_roles(CheckCall *call)
+{
+	SqlScope scope;
+	uint64 rows;
+	bool isnull;
+
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&grants_of_nobody, NULL, NULL);
+	for (uint64 i = 0; i < rows; i++)
+	{
+		const char *role = NameStr(*DatumGetName(idemq_spi_value(i, 1, &isnull)));
+
+		idemq_check_report(call, CHECK_WARNING, "grants.role",
+						   "grants (%lld) of role \"%s\", which was dropped or renamed, are void: "
+						   "idemq.grant_queue anew, or DELETE FROM idemq.queue_grants WHERE "
+						   "role_name = %s",
+						   (long long) DatumGetInt64(idemq_spi_value(i, 2, &isnull)), role,
+						   quote_literal_cstr(role));
+	}
+	rows = idemq_spi_query_latest(&schedules_of_nobody, NULL, NULL);
+	for (uint64 i = 0; i < rows; i++)
+		idemq_check_report(call, CHECK_WARNING, "schedules.role",
+						   "schedules (%lld) of role \"%s\", which was dropped or renamed, do not "
+						   "tick: have them made again with idemq.schedule, or end them",
+						   (long long) DatumGetInt64(idemq_spi_value(i, 2, &isnull)),
+						   NameStr(*DatumGetName(idemq_spi_value(i, 1, &isnull))));
+	idemq_spi_end(&scope);
+}
+
 /* Checks that idemq.tick() is being called, if there are schedules; a restore brings no driver. */
 static void
 check_driver(CheckCall *call)
@@ -171,6 +218,7 @@ idemq_sql_check(PG_FUNCTION_ARGS)
 	idemq_check_read_queues(&call);
 	check_slots(&call);
 	check_dead_queues(&call);
+	check_roles(&call);
 	idemq_check_rows(&call);
 	idemq_check_tokens(&call);
 	/* The rest reads the ready index. */

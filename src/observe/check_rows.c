@@ -89,14 +89,18 @@ static SqlStatement missing_indexes = {
 static SqlStatement missing_triggers = {
 	.text = "SELECT w.rel, w.name FROM (VALUES ('idemq.jobs', 'idemq_jobs_changed'), "
 			"('idemq.jobs', 'idemq_jobs_truncated'), ('idemq.queues', 'idemq_settings_changed'), "
-			"('idemq.queue_grants', 'idemq_settings_changed')) w(rel, name) WHERE NOT EXISTS "
+			"('idemq.queue_grants', 'idemq_settings_changed'), "
+			"('idemq.queue_grants', 'idemq_role_named'), "
+			"('idemq.schedule_entries', 'idemq_role_named')) w(rel, name) WHERE NOT EXISTS "
 			"(SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = w.rel::pg_catalog.regclass "
 			"AND t.tgname = w.name AND t.tgenabled = 'A')"};
 
 static SqlStatement open_tables = {
 	.text = "SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid IN "
 			"('idemq.jobs'::pg_catalog.regclass, 'idemq.attempts'::pg_catalog.regclass, "
-			"'idemq.queues'::pg_catalog.regclass) AND NOT c.relrowsecurity"};
+			"'idemq.queues'::pg_catalog.regclass, 'idemq.queue_grants'::pg_catalog.regclass, "
+			"'idemq.seen'::pg_catalog.regclass, 'idemq.schedule_entries'::pg_catalog.regclass, "
+			"'idemq.ticker'::pg_catalog.regclass) AND NOT c.relrowsecurity"};
 
 static char *
 text_value(uint64 row, int column)
@@ -218,15 +222,17 @@ idemq_check_catalog(CheckCall *call)
 	report_indexes(call, &usable);
 	rows = idemq_spi_query_latest(&missing_triggers, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
-		idemq_check_report(
-			call, CHECK_ERROR, "triggers",
-			"shared memory does not follow %s: ALTER TABLE %s ENABLE ALWAYS TRIGGER %s",
-			text_value(i, 1), text_value(i, 1), text_value(i, 2));
+		idemq_check_report(call, CHECK_ERROR, "triggers",
+						   "%s not follow %s: ALTER TABLE %s ENABLE ALWAYS TRIGGER %s",
+						   strcmp(text_value(i, 2), "idemq_role_named") == 0
+							   ? "the OIDs of roles do"
+							   : "shared memory does",
+						   text_value(i, 1), text_value(i, 1), text_value(i, 2));
 	rows = idemq_spi_query_latest(&open_tables, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
 		idemq_check_report(
 			call, CHECK_ERROR, "row_security",
-			"every role reads all of idemq.%s: ALTER TABLE idemq.%s ENABLE ROW LEVEL "
+			"every role that may read idemq.%s sees all of it: ALTER TABLE idemq.%s ENABLE ROW LEVEL "
 			"SECURITY",
 			text_value(i, 1), text_value(i, 1));
 	idemq_spi_end(&scope);

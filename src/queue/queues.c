@@ -9,8 +9,8 @@
  * when roles did.  Callers get copies: a QueueInfo stays what it was.
  *
  * Privileges: admin includes the others; superusers and the owner of idemq's
- * tables hold all of them.  Grants name roles; a role that does not exist grants
- * nothing.
+ * tables hold all of them.  Grants name roles (queue/roles.c); a role that does not exist
+ * any more grants nothing.
  */
 #include "postgres.h"
 
@@ -26,6 +26,7 @@
 
 #include "queue/queue_settings.h"
 #include "queue/queues.h"
+#include "queue/roles.h"
 #include "queue/slot_life.h"
 #include "shared/slots.h"
 #include "shared/worker_board.h"
@@ -45,11 +46,12 @@ typedef struct CachedQueue
 typedef struct QueueGrant
 {
 	NameData role;
+	Oid role_oid; /* InvalidOid: the name alone decides */
 	int privilege;
 } QueueGrant;
 
 static SqlStatement load_grants = {
-	.text = "SELECT queue_id, role_name, privilege FROM idemq.queue_grants"};
+	.text = "SELECT queue_id, role_name, privilege, role_oid FROM idemq.queue_grants"};
 
 typedef struct CachedName
 {
@@ -109,6 +111,9 @@ cache_grant(uint64 row)
 	grant = palloc(sizeof(QueueGrant));
 	namestrcpy(&grant->role, NameStr(*DatumGetName(idemq_spi_value(row, 2, &isnull))));
 	grant->privilege = privilege_from_text(TextDatumGetCString(idemq_spi_value(row, 3, &isnull)));
+	grant->role_oid = DatumGetObjectId(idemq_spi_value(row, 4, &isnull));
+	if (isnull)
+		grant->role_oid = InvalidOid;
 	cached->grants = lappend(cached->grants, grant);
 	MemoryContextSwitchTo(old);
 }
@@ -174,7 +179,7 @@ privileges_of(CachedQueue *cached)
 	foreach(lc, cached->grants)
 	{
 		QueueGrant *grant = lfirst(lc);
-		Oid grantee = get_role_oid(NameStr(grant->role), true);
+		Oid grantee = idemq_role_of(NameStr(grant->role), grant->role_oid);
 
 		if (OidIsValid(grantee) && has_privs_of_role(role, grantee))
 			privileges |= grant->privilege;
@@ -228,10 +233,11 @@ idemq_queue_denied(const char *name, int wanted)
 							: (wanted & PRIVILEGE_CLAIM) ? "claim"
 														 : "admin";
 
-	ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-					errmsg("permission denied for queue \"%s\"", name),
-					errhint("Let its administrator run SELECT idemq.grant_queue('%s', '%s', '%s').",
-							name, GetUserNameFromId(GetUserId(), false), privilege)));
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("permission denied for queue \"%s\"", name),
+			 errhint("Let its administrator run %s.",
+					 idemq_grant_text(name, GetUserNameFromId(GetUserId(), false), privilege))));
 }
 
 /* Looks a queue up by name, whatever the current role's privileges; false when there is none. */
@@ -284,6 +290,17 @@ bool
 idemq_queue_allows(int32 id, int wanted, QueueInfo *queue)
 {
 	return idemq_queue_by_id(id, queue) && (queue->privileges & wanted) != 0;
+}
+
+/* Returns whether the current role may replace and end a schedule. */
+bool
+idemq_may_change_schedule(int32 queue_id, const char *creator, Oid creator_oid)
+{
+	Oid role = idemq_role_of(creator, creator_oid);
+	QueueInfo queue;
+
+	return idemq_queue_allows(queue_id, PRIVILEGE_ADMIN, &queue) ||
+		   (OidIsValid(role) && has_privs_of_role(GetUserId(), role));
 }
 
 /*

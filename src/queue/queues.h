@@ -29,6 +29,7 @@ extern void idemq_queue_hold(QueueInfo *queue, int wanted, LOCKMODE mode);
 extern bool idemq_queue_find(const char *name, QueueInfo *queue);
 extern bool idemq_queue_by_id(int32 id, QueueInfo *queue);
 extern bool idemq_queue_allows(int32 id, int wanted, QueueInfo *queue);
+extern bool idemq_may_change_schedule(int32 queue_id, const char *creator, Oid creator_oid);
 extern void idemq_queue_lock(int32 id, LOCKMODE mode);
 extern bool idemq_queue_try_lock(int32 id, LOCKMODE mode);
 extern int32 *idemq_queue_ids(int wanted, int *count);

@@ -63,6 +63,7 @@ static SqlStatement find_job = {
 	.text = "SELECT FROM cron.job j JOIN pg_catalog.pg_roles r ON r.rolname = j.username "
 			"WHERE j.command ~* '^\\s*call\\s+idemq\\.tick\\s*\\(\\s*\\)[\\s;]*$' "
 			"AND j.database = pg_catalog.current_database() "
+			"AND pg_catalog.has_schema_privilege(r.oid, 'idemq', 'USAGE') "
 			"AND pg_catalog.has_function_privilege(r.oid, 'idemq.tick()', 'EXECUTE') "
 			"AND pg_catalog.has_function_privilege(r.oid, 'idemq.due_schedules()', 'EXECUTE')"};
 

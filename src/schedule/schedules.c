@@ -5,8 +5,9 @@
  *
  * A schedule is a row of idemq.schedule_entries.  Its ticks up to done_until are
  * dealt with; schedule/tick.c enqueues what comes after, with the rights of the role that
- * has made it.  That role, and administrators of its queue, may change it; its row is
- * locked before they are asked.
+ * has made it.  That role, and administrators of its queue, may change it.  Others do not
+ * get as far as its row lock, which keeps the tick away: rights are asked of the row as it
+ * is read, and again of the row that is locked, which another role may have taken over.
  *
  * Times here are the wall clock's, not idemq_now(): a calendar means that one.
  */
@@ -25,7 +26,10 @@
 #include "schedule/pg_cron.h"
 #include "table/jobs.h"
 #include "queue/queues.h"
+#include "queue/roles.h"
 #include "base/args.h"
+#include "base/oids.h"
+#include "base/settings.h"
 #include "base/spi.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_schedule);
@@ -68,10 +72,17 @@ enum
 			INTERVALOID, NAMEOID, TIMESTAMPTZOID                                                   \
 	}
 
-static SqlStatement lock_schedule =
-	{.text = "SELECT created_by, queue_id FROM idemq.schedule_entries WHERE name = $1 FOR UPDATE",
+static SqlStatement read_schedule =
+	{.text =
+		 "SELECT created_by, created_by_oid, queue_id FROM idemq.schedule_entries WHERE name = $1",
 	 .nargs = 1,
 	 .types = {TEXTOID}};
+
+static SqlStatement lock_schedule = {
+	.text =
+		"SELECT created_by, created_by_oid, queue_id FROM idemq.schedule_entries WHERE name = $1 FOR UPDATE",
+	.nargs = 1,
+	.types = {TEXTOID}};
 
 static SqlStatement insert_schedule =
 	{.text = "INSERT INTO idemq.schedule_entries (name, cron, queue_id, payload, time_zone, "
@@ -86,50 +97,69 @@ static SqlStatement replace_schedule =
 	{.text = "UPDATE idemq.schedule_entries SET cron = $2, queue_id = $3, payload = $4, "
 			 "time_zone = $5, priority = $6, group_key = $7, max_attempts = $8, headers = $9, "
 			 "expires_in = $10, created_by = $11, failed_at = NULL, last_error = NULL, "
+			 "created_at = CASE WHEN queue_id = $3 THEN created_at ELSE $12 END, "
 			 "done_until = CASE WHEN cron = $2 AND time_zone = $5 THEN done_until ELSE $12 END "
 			 "WHERE name = $1 RETURNING done_until",
 	 .nargs = SCHEDULE_VALUES,
 	 .types = SCHEDULE_TYPES};
 
+static SqlStatement count_schedules =
+	{.text = "SELECT count(*) FROM idemq.schedule_entries "
+			 "WHERE created_by = $1 AND coalesce(created_by_oid = $2, true)",
+	 .nargs = 2,
+	 .types = {NAMEOID, OIDOID}};
+
 static SqlStatement delete_schedule = {.text = "DELETE FROM idemq.schedule_entries WHERE name = $1",
 									   .nargs = 1,
 									   .types = {TEXTOID}};
 
-/* Returns whether the current role may replace and end a schedule. */
-static bool
-may_change(int32 queue_id, const char *creator)
+/* What the current role has to do with the schedule of a name. */
+typedef enum Standing
 {
-	Oid role = get_role_oid(creator, true);
-	QueueInfo queue;
+	STANDING_NONE,		/* there is no such schedule */
+	STANDING_STRANGER,	/* it may not even see it */
+	STANDING_BYSTANDER, /* it may see it, and not change it */
+	STANDING_CHANGER
+} Standing;
 
-	return idemq_queue_allows(queue_id, PRIVILEGE_ADMIN, &queue) ||
-		   (OidIsValid(role) && has_privs_of_role(GetUserId(), role));
-}
-
-/* What lock_schedule returns of a row. */
-typedef struct Holder
+/* Reads a row, and locks it if the statement does; returns the current role's standing. */
+static Standing
+find(SqlStatement *statement, Datum name)
 {
+	Standing standing = STANDING_NONE;
 	NameData creator;
-	int32 queue_id;
-} Holder;
-
-/* Locks a schedule's row; false when there is none. */
-static bool
-lock_row(Datum name, Holder *holder)
-{
+	Oid creator_oid = InvalidOid;
+	int32 queue_id = 0;
+	QueueInfo queue;
 	SqlScope scope;
-	bool found;
 	bool isnull;
 
 	idemq_spi_begin(&scope);
-	found = idemq_spi_run(&lock_schedule, &name, NULL, SPI_OK_SELECT) > 0;
-	if (found)
+	if (idemq_spi_run(statement, &name, NULL, SPI_OK_SELECT) > 0)
 	{
-		namestrcpy(&holder->creator, NameStr(*DatumGetName(idemq_spi_value(0, 1, &isnull))));
-		holder->queue_id = DatumGetInt32(idemq_spi_value(0, 2, &isnull));
+		namestrcpy(&creator, NameStr(*DatumGetName(idemq_spi_value(0, 1, &isnull))));
+		creator_oid = DatumGetObjectId(idemq_spi_value(0, 2, &isnull));
+		if (isnull)
+			creator_oid = InvalidOid;
+		queue_id = DatumGetInt32(idemq_spi_value(0, 3, &isnull));
+		standing = STANDING_STRANGER;
 	}
 	idemq_spi_end(&scope);
-	return found;
+	if (standing == STANDING_NONE)
+		return STANDING_NONE;
+	if (idemq_may_change_schedule(queue_id, NameStr(creator), creator_oid))
+		return STANDING_CHANGER;
+	return idemq_queue_allows(queue_id, PRIVILEGE_ENQUEUE, &queue) ? STANDING_BYSTANDER
+																   : STANDING_STRANGER;
+}
+
+/* Locks the row of a schedule that the current role may change; returns its standing. */
+static Standing
+lock_own(Datum name)
+{
+	Standing standing = find(&read_schedule, name);
+
+	return standing == STANDING_CHANGER ? find(&lock_schedule, name) : standing;
 }
 
 /* Raises 42501 for the schedule of another role. */
@@ -165,21 +195,43 @@ static TimestampTz
 save(const char *name, const Datum *values, const char *nulls)
 {
 	TimestampTz done_until;
-	Holder holder;
 
 	for (;;)
 	{
+		Standing standing = lock_own(values[ARG_NAME]);
+
 		CHECK_FOR_INTERRUPTS();
-		if (lock_row(values[ARG_NAME], &holder))
+		if (standing == STANDING_CHANGER)
 		{
-			if (!may_change(holder.queue_id, NameStr(holder.creator)))
-				refuse_change(name);
 			if (write_row(&replace_schedule, SPI_OK_UPDATE_RETURNING, values, nulls, &done_until))
 				return done_until;
 		}
+		else if (standing != STANDING_NONE)
+			refuse_change(name);
 		else if (write_row(&insert_schedule, SPI_OK_INSERT_RETURNING, values, nulls, &done_until))
 			return done_until;
 	}
+}
+
+/* Raises 53400 when the current role has made more schedules than it may.  Its lock held. */
+static void
+check_number(NameData *role)
+{
+	Datum values[] = {NameGetDatum(role), ObjectIdGetDatum(GetUserId())};
+	SqlScope scope;
+	int64 count;
+	bool isnull;
+
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_query_latest(&count_schedules, values, NULL);
+	count = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	idemq_spi_end(&scope);
+	if (count > idemq_max_schedules_per_role)
+		ereport(ERROR, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+						errmsg("role \"%s\" may have no more than %d schedules", NameStr(*role),
+							   idemq_max_schedules_per_role),
+						errhint("End one with idemq.unschedule, or raise "
+								"idemq.max_schedules_per_role.")));
 }
 
 /* Checks the arguments that a job will have. */
@@ -212,7 +264,8 @@ read_calendar(FunctionCallInfo fcinfo, int n, int zone_n, Calendar *calendar)
 
 /*
  * schedule(name, cron, queue, payload, time_zone, priority, group_key, max_attempts,
- *		headers, expires_in) -> next run; IQ005, 42501, 22004, 22023, 55000, 25006.
+ *		headers, expires_in) -> next run; IQ005, 42501, 22004, 22023, 53400, 55000,
+ *		25006.
  */
 Datum
 idemq_sql_schedule(PG_FUNCTION_ARGS)
@@ -225,6 +278,8 @@ idemq_sql_schedule(PG_FUNCTION_ARGS)
 	QueueInfo queue;
 	NameData role;
 	TimestampTz tick;
+	TimestampTz done_until;
+	bool limited;
 
 	read_calendar(fcinfo, ARG_CRON, ARG_ZONE, &calendar);
 	if (!idemq_cron_next(&calendar.cron, calendar.zone, now, &tick))
@@ -246,7 +301,14 @@ idemq_sql_schedule(PG_FUNCTION_ARGS)
 	values[VALUE_ROLE] = NameGetDatum(&role);
 	values[VALUE_NOW] = TimestampTzGetDatum(now);
 	nulls[VALUE_ROLE] = nulls[VALUE_NOW] = ' ';
-	(void) idemq_calendar_next_run(&calendar, save(name, values, nulls), &tick);
+	limited = idemq_max_schedules_per_role >= 0 &&
+			  !has_privs_of_role(GetUserId(), idemq_oids()->owner);
+	if (limited)
+		idemq_role_lock(GetUserId(), ROLE_LOCK_SCHEDULES);
+	done_until = save(name, values, nulls);
+	if (limited)
+		check_number(&role);
+	(void) idemq_calendar_next_run(&calendar, done_until, &tick);
 	PG_RETURN_TIMESTAMPTZ(tick);
 }
 
@@ -256,19 +318,15 @@ idemq_sql_unschedule(PG_FUNCTION_ARGS)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "name", MAX_SCHEDULE_NAME);
 	Datum value = PG_GETARG_DATUM(0);
-	QueueInfo queue;
-	Holder holder;
+	Standing standing;
 	SqlScope scope;
 
 	idemq_jobs_check_writable();
-	if (!lock_row(value, &holder))
+	standing = lock_own(value);
+	if (standing == STANDING_BYSTANDER)
+		refuse_change(name);
+	if (standing != STANDING_CHANGER)
 		PG_RETURN_BOOL(false);
-	if (!may_change(holder.queue_id, NameStr(holder.creator)))
-	{
-		if (idemq_queue_allows(holder.queue_id, PRIVILEGE_ENQUEUE, &queue))
-			refuse_change(name);
-		PG_RETURN_BOOL(false);
-	}
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&delete_schedule, &value, NULL, SPI_OK_DELETE);
 	idemq_spi_end(&scope);
@@ -334,10 +392,11 @@ idemq_sql_may_enqueue(PG_FUNCTION_ARGS)
 				   idemq_queue_allows(PG_GETARG_INT32(0), PRIVILEGE_ENQUEUE, &queue));
 }
 
-/* may_change_schedule(queue_id, created_by) -> whether the current role may replace it. */
+/* may_change_schedule(queue_id, created_by, its oid) -> whether the current role may replace it. */
 Datum
 idemq_sql_may_change_schedule(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_BOOL(!PG_ARGISNULL(0) && !PG_ARGISNULL(1) &&
-				   may_change(PG_GETARG_INT32(0), NameStr(*PG_GETARG_NAME(1))));
+				   idemq_may_change_schedule(PG_GETARG_INT32(0), NameStr(*PG_GETARG_NAME(1)),
+											 PG_ARGISNULL(2) ? InvalidOid : PG_GETARG_OID(2)));
 }

@@ -6,7 +6,8 @@
  * moves its done_until up to the tick in the transaction of the enqueue; another
  * that comes meanwhile skips the row.  Should the row be lost or put back (a restore, a
  * schedule ended and made again), the key, made of the schedule's name and the
- * tick's own time, answers duplicate.
+ * tick's own time, answers duplicate.  That key is kept from others (job/tick_key.c).  A job
+ * that had it before the schedule was made is no tick, and an error.
  *
  * Of the ticks that were missed the last one is made up for, under its own time.
  * A tick that fails stays due, and is tried again by the next call, until the next
@@ -28,17 +29,24 @@
 
 #include "schedule/calendar.h"
 #include "schedule/pg_cron.h"
+#include "table/jobs.h"
+#include "table/jobs_key.h"
 #include "queue/queues.h"
+#include "queue/roles.h"
 #include "base/args.h"
+#include "base/errors.h"
 #include "base/spi.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_due_schedules);
 PG_FUNCTION_INFO_V1(idemq_sql_run_schedule);
 PG_FUNCTION_INFO_V1(idemq_sql_schedule_failed);
 
-/* A producer that holds a tick's key holds up the schedules behind it for so long. */
-#define LOCK_TIMEOUT "1s"
-#define LOCK_TIMEOUT_MS 1000
+/*
+ * A tick does not wait: whoever drops its queue, or has its key in an open transaction, is
+ * looked for first.  This is for what comes between.
+ */
+#define LOCK_TIMEOUT "100ms"
+#define LOCK_TIMEOUT_MS 100
 
 /* Behind one that has failed there is only what has failed since. */
 static SqlStatement list_schedules = {
@@ -54,31 +62,40 @@ enum
 	ENTRY_ZONE,
 	ENTRY_DONE_UNTIL,
 	ENTRY_CREATED_BY,
+	ENTRY_CREATED_BY_OID,
 	ENTRY_PAYLOAD,
 	ENTRY_PRIORITY,
 	ENTRY_GROUP_KEY,
 	ENTRY_MAX_ATTEMPTS,
 	ENTRY_HEADERS,
 	ENTRY_EXPIRES_IN,
+	ENTRY_CREATED_AT,
 	ENTRY_END
 };
 
 static SqlStatement lock_schedule =
 	{.text = "SELECT q.name, e.queue_id, e.cron, e.time_zone, e.done_until, e.created_by, "
-			 "e.payload, e.priority, e.group_key, e.max_attempts, e.headers, e.expires_in "
+			 "e.created_by_oid, "
+			 "e.payload, e.priority, e.group_key, e.max_attempts, e.headers, e.expires_in, "
+			 "e.created_at "
 			 "FROM idemq.schedule_entries e JOIN idemq.queues q ON q.queue_id = e.queue_id "
 			 "WHERE e.name = $1 FOR UPDATE OF e SKIP LOCKED",
 	 .nargs = 1,
 	 .types = {TEXTOID}};
 
-static SqlStatement enqueue =
-	{.text = "SELECT id FROM idemq.enqueue($1, $2, key => $3, priority => $4, group_key => $5, "
-			 "max_attempts => $6, headers => coalesce($7, '{}') || "
-			 "pg_catalog.jsonb_build_object('schedule', $9, 'tick', $10), expires_in => $8, "
-			 "on_duplicate => 'ignore')",
-	 .nargs = 10,
-	 .types = {TEXTOID, JSONBOID, TEXTOID, INT4OID, TEXTOID, INT4OID, JSONBOID, INTERVALOID,
-			   TEXTOID, TEXTOID}};
+static SqlStatement enqueue = {
+	.text =
+		"SELECT id, outcome::pg_catalog.text FROM idemq.enqueue($1, $2, key => $3, priority => $4, group_key => $5, "
+		"max_attempts => $6, headers => coalesce($7, '{}') || "
+		"pg_catalog.jsonb_build_object('schedule', $9, 'tick', $10), expires_in => $8, "
+		"on_duplicate => 'ignore')",
+	.nargs = 10,
+	.types = {TEXTOID, JSONBOID, TEXTOID, INT4OID, TEXTOID, INT4OID, JSONBOID, INTERVALOID, TEXTOID,
+			  TEXTOID}};
+
+static SqlStatement is_older = {.text = "SELECT FROM idemq.jobs WHERE id = $1 AND created_at < $2",
+								.nargs = 2,
+								.types = {INT8OID, TIMESTAMPTZOID}};
 
 static SqlStatement note_run =
 	{.text = "UPDATE idemq.schedule_entries SET done_until = $2, last_run = $2, last_job = $3, "
@@ -190,15 +207,18 @@ begin_as_creator(const Entry *entry, SqlScope *scope)
 {
 	const char *creator = NameStr(*DatumGetName(entry->values[ENTRY_CREATED_BY]));
 	const char *queue_name = TextDatumGetCString(entry->values[ENTRY_QUEUE]);
-	Oid role = get_role_oid(creator, true);
+	Oid role = idemq_role_of(creator, entry->nulls[ENTRY_CREATED_BY_OID]
+										  ? InvalidOid
+										  : DatumGetObjectId(entry->values[ENTRY_CREATED_BY_OID]));
 	QueueInfo queue;
 
 	if (!OidIsValid(role))
-		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_OBJECT),
-						errmsg("role \"%s\", which made the schedule, does not exist", creator),
-						errhint("Let a role that may enqueue to queue \"%s\" call idemq.schedule "
-								"again.",
-								queue_name)));
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("role \"%s\", which made the schedule, does not exist any more", creator),
+				 errhint("Let a role that may enqueue to queue \"%s\" call idemq.schedule "
+						 "again.",
+						 queue_name)));
 	idemq_spi_begin_as(scope, role);
 	if (!idemq_queue_allows(DatumGetInt32(entry->values[ENTRY_QUEUE_ID]), PRIVILEGE_ENQUEUE,
 							&queue))
@@ -207,9 +227,8 @@ begin_as_creator(const Entry *entry, SqlScope *scope)
 				 errmsg("role \"%s\", which made the schedule, may not enqueue to queue \"%s\" any "
 						"more",
 						creator, queue_name),
-				 errhint("Let an administrator of the queue run SELECT idemq.grant_queue('%s', "
-						 "'%s', 'enqueue'), or call idemq.schedule again.",
-						 queue_name, creator)));
+				 errhint("Let an administrator of the queue run %s, or call idemq.schedule again.",
+						 idemq_grant_text(queue_name, creator, "enqueue"))));
 	if (LockTimeout == 0 || LockTimeout > LOCK_TIMEOUT_MS)
 		(void) set_config_option("lock_timeout", LOCK_TIMEOUT, PGC_USERSET, PGC_S_SESSION,
 								 GUC_ACTION_SAVE, true, 0, false);
@@ -234,17 +253,62 @@ is_too_late(const Entry *entry, TimestampTz now, Interval *remaining)
 	return ends <= now;
 }
 
+/*
+ * Raises 55P03 when the enqueue of a tick would wait: for whoever drops the queue, or has
+ * the key in an open transaction.
+ */
+static void
+refuse_to_wait(const Entry *entry, Datum key)
+{
+	int32 queue_id = DatumGetInt32(entry->values[ENTRY_QUEUE_ID]);
+	JobsTable table;
+	bool held;
+
+	if (!idemq_queue_try_lock(queue_id, AccessShareLock))
+		ereport(ERROR, (errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+						errmsg("an open transaction drops queue \"%s\"",
+							   TextDatumGetCString(entry->values[ENTRY_QUEUE])),
+						errhint("The tick is tried again with the next call of idemq.tick().")));
+	idemq_jobs_open_to_read(&table);
+	held = idemq_jobs_key_in_doubt(&table, queue_id, key);
+	idemq_jobs_close(&table);
+	if (held)
+		ereport(ERROR, (errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+						errmsg("an open transaction has the key of the tick"),
+						errhint("The tick is tried again with the next call of idemq.tick().")));
+}
+
+/* Raises IQ004 when the job that has the key of a tick is older than the schedule. */
+static void
+check_twin(const Entry *entry, int64 id)
+{
+	Datum values[] = {Int64GetDatum(id), entry->values[ENTRY_CREATED_AT]};
+
+	if (idemq_spi_query_latest(&is_older, values, NULL) > 0)
+		ereport(ERROR, (errcode(ERRCODE_IDEMQ_DUPLICATE_KEY),
+						errmsg("the key of the tick is taken by job %lld, which is older than the "
+							   "schedule",
+							   (long long) id),
+						errhint("Let an administrator of the queue purge the job, or make the "
+								"schedule under another name.")));
+}
+
 /* Enqueues the job of a tick; returns its id. */
 static int64
 enqueue_tick(const Entry *entry, Interval *remaining)
 {
-	char *key = psprintf("%s@%s", entry->name, entry->tick_text);
+	Datum key = CStringGetTextDatum(psprintf("%s@%s", entry->name, entry->tick_text));
 	Datum tick_text = CStringGetTextDatum(entry->tick_text);
-	Datum values[] = {entry->values[ENTRY_QUEUE],		entry->values[ENTRY_PAYLOAD],
-					  CStringGetTextDatum(key),			entry->values[ENTRY_PRIORITY],
-					  entry->values[ENTRY_GROUP_KEY],	entry->values[ENTRY_MAX_ATTEMPTS],
-					  entry->values[ENTRY_HEADERS],		IntervalPGetDatum(remaining),
-					  CStringGetTextDatum(entry->name), tick_text};
+	Datum values[] = {entry->values[ENTRY_QUEUE],
+					  entry->values[ENTRY_PAYLOAD],
+					  key,
+					  entry->values[ENTRY_PRIORITY],
+					  entry->values[ENTRY_GROUP_KEY],
+					  entry->values[ENTRY_MAX_ATTEMPTS],
+					  entry->values[ENTRY_HEADERS],
+					  IntervalPGetDatum(remaining),
+					  CStringGetTextDatum(entry->name),
+					  tick_text};
 	char nulls[] = {' ',
 					' ',
 					' ',
@@ -257,13 +321,18 @@ enqueue_tick(const Entry *entry, Interval *remaining)
 					' '};
 	SqlScope scope;
 	bool isnull;
+	bool duplicate;
 	int64 id;
 
+	refuse_to_wait(entry, key);
 	begin_as_creator(entry, &scope);
 	if (idemq_spi_run(&enqueue, values, nulls, SPI_OK_SELECT) != 1)
 		elog(ERROR, "idemq.enqueue has not answered");
 	id = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	duplicate = strcmp(TextDatumGetCString(idemq_spi_value(0, 2, &isnull)), "duplicate") == 0;
 	idemq_spi_end(&scope);
+	if (duplicate)
+		check_twin(entry, id);
 	return id;
 }
 

@@ -12,8 +12,10 @@
  * batch never meets its own new versions.  Closing the table ends the command, so
  * that claim and commit in one statement see each other.
  *
- * Locks: RowExclusiveLock on the table, kept to the end of the transaction as
- * for any DML.
+ * Locks: a call that only reads takes AccessShareLock on the table, one that may write
+ * RowExclusiveLock, kept to the end of the transaction as for any query.  One that might
+ * have written and has not gives its lock back: hooks/prepared.c, and observe/check.c, take
+ * whoever holds it for a writer.
  */
 #include "postgres.h"
 
@@ -85,6 +87,19 @@ open_relation(LOCKMODE mode)
 	return rel;
 }
 
+static void
+open_table(JobsTable *table, LOCKMODE mode)
+{
+	memset(table, 0, sizeof(*table));
+	table->context = CurrentMemoryContext;
+	table->mode = mode;
+	table->rel = open_relation(mode);
+	table->simple = is_simple(table->rel);
+	table->row = table_slot_create(table->rel, NULL);
+	table->new_row = MakeSingleTupleTableSlot(RelationGetDescr(table->rel), &TTSOpsVirtual);
+	take_snapshot(table);
+}
+
 /*
  * Opens the table for one call that only reads: also in a read-only transaction
  * and on a standby.
@@ -92,15 +107,7 @@ open_relation(LOCKMODE mode)
 void
 idemq_jobs_open_to_read(JobsTable *table)
 {
-	LOCKMODE mode = RecoveryInProgress() ? AccessShareLock : RowExclusiveLock;
-
-	memset(table, 0, sizeof(*table));
-	table->context = CurrentMemoryContext;
-	table->rel = open_relation(mode);
-	table->simple = is_simple(table->rel);
-	table->row = table_slot_create(table->rel, NULL);
-	table->new_row = MakeSingleTupleTableSlot(RelationGetDescr(table->rel), &TTSOpsVirtual);
-	take_snapshot(table);
+	open_table(table, AccessShareLock);
 }
 
 /* Raises 25006 where nothing can be written, 25000 in a parallel operation. */
@@ -120,7 +127,7 @@ void
 idemq_jobs_open(JobsTable *table)
 {
 	idemq_jobs_check_writable();
-	idemq_jobs_open_to_read(table);
+	open_table(table, RowExclusiveLock);
 }
 
 static void
@@ -175,7 +182,7 @@ idemq_jobs_refresh_or_raise(JobsTable *table)
 	idemq_jobs_refresh(table);
 }
 
-/* Closes the table, keeping its lock, and ends the command. */
+/* Closes the table, keeping its lock unless that was for a write there was none of; ends the command. */
 void
 idemq_jobs_close(JobsTable *table)
 {
@@ -185,7 +192,8 @@ idemq_jobs_close(JobsTable *table)
 		ExecDropSingleTupleTableSlot(table->lock_row);
 	ExecDropSingleTupleTableSlot(table->new_row);
 	drop_snapshot(table);
-	table_close(table->rel, NoLock);
+	table_close(table->rel,
+				table->mode == RowExclusiveLock && !table->written ? RowExclusiveLock : NoLock);
 	CommandCounterIncrement();
 }
 

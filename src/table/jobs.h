@@ -50,6 +50,8 @@ typedef struct JobsTable
 {
 	Relation rel;
 	MemoryContext context; /* of what lives as long as the table is open */
+	LOCKMODE mode;		   /* of its lock */
+	bool written;		   /* a write was tried: the lock stays */
 	bool simple;		   /* nothing on the table asks for the executor */
 	CmdType checked;	   /* the replica identity was, for this command */
 	Snapshot snapshot;	   /* registered; taken for this call */

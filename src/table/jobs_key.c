@@ -150,6 +150,7 @@ idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
 	uint32 token;
 	bool mine;
 
+	table->written = true;
 	if (!table->simple || !idemq_jobs_indexes_are_simple(table->rel))
 		return idemq_jobs_insert_sql(columns);
 	idemq_jobs_fill_row(table, columns);

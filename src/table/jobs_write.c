@@ -19,6 +19,8 @@
  * Each row that is written here is noted in the queue's gauges; the row trigger
  * notes those that SQL writes.
  *
+ * Each of them has the table keep its lock, whatever becomes of the write.
+ *
  * table_tuple_update is always called with wait = true: with false it reports
  * mere lockers as modifiers, including this transaction's own lock.
  */
@@ -67,6 +69,7 @@ idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wa
 	TM_FailureData failure;
 	TM_Result result;
 
+	table->written = true;
 	if (table->lock_row == NULL)
 	{
 		MemoryContext old = MemoryContextSwitchTo(table->context);
@@ -143,6 +146,7 @@ idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, Job
 	UpdateIndexes indexes;
 	TM_Result result;
 
+	table->written = true;
 	check_replica_identity(table, CMD_UPDATE);
 	if (needs_lock(table, job, wait))
 	{
@@ -176,6 +180,7 @@ idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait)
 	TM_FailureData failure;
 	TM_Result result;
 
+	table->written = true;
 	check_replica_identity(table, CMD_DELETE);
 	if (needs_lock(table, job, wait))
 	{
@@ -224,6 +229,7 @@ idemq_jobs_fill_row(JobsTable *table, JobChange *columns)
 void
 idemq_jobs_insert(JobsTable *table, JobChange *columns)
 {
+	table->written = true;
 	idemq_jobs_fill_row(table, columns);
 	if (!table->simple)
 	{

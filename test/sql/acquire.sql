@@ -163,6 +163,7 @@ SELECT count(*) FROM idemq.job_by_key('q', '');
 -- Privileges: claim is enough for what is there; enqueue for what is new.
 CREATE ROLE idemq_consumer;
 CREATE ROLE idemq_stranger;
+GRANT USAGE ON SCHEMA idemq TO idemq_stranger;
 SELECT idemq.grant_queue('q', 'idemq_consumer', 'claim');
 SELECT outcome FROM idemq.enqueue('q', '1', key => 'p');
 SET ROLE idemq_consumer;
@@ -197,5 +198,6 @@ SELECT outcome FROM idemq.enqueue('c', '1', key => 'k');
 SELECT count(*) FROM idemq.enqueue_many('c', ARRAY['1', '1', '1']::jsonb[], keys => ARRAY['k', 'l', 'l']);
 SELECT processing, pending, enqueued_total, duplicates_total, claimed_total FROM idemq.metrics WHERE queue = 'c';
 SELECT * FROM idemq.check();
+DROP OWNED BY idemq_consumer, idemq_stranger;
 DROP OWNED BY idemq_consumer, idemq_stranger;
 DROP ROLE idemq_consumer, idemq_stranger;

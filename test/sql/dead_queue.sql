@@ -257,5 +257,5 @@ SELECT idemq.fail(id, token, 'by a worker', permanent => true) FROM idemq.claim(
 SELECT count(*) FROM idemq.jobs WHERE queue_id <> :q;
 RESET ROLE;
 SELECT payload->>'error' AS error FROM idemq.claim('letters', 10);
-DELETE FROM idemq.queue_grants;
+DROP EXTENSION idemq;
 DROP ROLE regress_dead_admin, regress_dead_worker;

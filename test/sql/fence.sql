@@ -156,4 +156,5 @@ INSERT INTO charges VALUES (1, :id, :token);
 COMMIT;
 SELECT * FROM idemq.check();
 DROP OWNED BY idemq_writer;
+DROP OWNED BY idemq_writer;
 DROP ROLE idemq_writer;

@@ -278,6 +278,7 @@ SELECT (idemq.enqueue('p', '1')).outcome;
 CREATE ROLE idemq_claimer;
 CREATE ROLE idemq_producer;
 CREATE ROLE idemq_stranger;
+GRANT USAGE ON SCHEMA idemq TO idemq_stranger;
 CREATE ROLE idemq_watcher IN ROLE pg_monitor;
 SELECT idemq.grant_queue('p', 'idemq_claimer', 'claim');
 SELECT idemq.grant_queue('p', 'idemq_producer', 'enqueue');
@@ -301,6 +302,7 @@ RESET ROLE;
 \set VERBOSITY sqlstate
 DROP FUNCTION leak;
 SELECT idemq.revoke_queue('p', 'idemq_claimer', 'claim'), idemq.revoke_queue('p', 'idemq_producer', 'enqueue');
+DROP OWNED BY idemq_claimer, idemq_producer, idemq_stranger, idemq_watcher;
 DROP ROLE idemq_claimer, idemq_producer, idemq_stranger, idemq_watcher;
 
 -- Random calls, in transactions with savepoints, many of them undone.

@@ -6,6 +6,7 @@ CREATE ROLE idemq_producer LOGIN;
 CREATE ROLE idemq_worker LOGIN;
 CREATE ROLE idemq_boss LOGIN;
 CREATE ROLE idemq_stranger LOGIN;
+CREATE ROLE idemq_outsider;
 CREATE ROLE idemq_group;
 CREATE ROLE idemq_member LOGIN IN ROLE idemq_group;
 SELECT idemq.create_queue('q', retry_jitter => 0, lease => '1 h') AS q \gset
@@ -17,6 +18,9 @@ SELECT idemq.grant_queue('q', 'idemq_group', 'claim');
 -- Granted twice is granted once.
 SELECT idemq.grant_queue('q', 'idemq_worker', 'claim');
 SELECT role_name, privilege FROM idemq.queue_grants ORDER BY 1;
+-- The stranger may use the schema, for a queue of its own; the outsider holds nothing.
+SELECT idemq.create_queue('strange') AS strange \gset
+SELECT idemq.grant_queue('strange', 'idemq_stranger', 'enqueue');
 
 -- Every function on queue q, as each role; a job in processing, one pending, one dead, for each call anew.
 CREATE TABLE calls (ord int GENERATED ALWAYS AS IDENTITY, call text, sql text);
@@ -111,6 +115,8 @@ GRANT ALL ON SCHEMA public TO PUBLIC;
 SELECT call, as_role('idemq_producer', sql) AS enqueue, as_role('idemq_worker', sql) AS claim, as_role('idemq_boss', sql) AS admin,
 	as_role('idemq_member', sql) AS member, as_role('idemq_stranger', sql) AS stranger, as_role('postgres', sql) AS superuser
 FROM calls ORDER BY ord;
+-- Who holds nothing gets nowhere.
+SELECT call, as_role('idemq_outsider', sql) AS outsider FROM calls WHERE as_role('idemq_outsider', sql) IS DISTINCT FROM '42501';
 
 -- To a stranger every job is as one that does not exist; the same outcome and the same error.
 SELECT call, as_role('idemq_stranger', sql) AS stranger, as_role('idemq_worker', replace(replace(replace(sql, '$2', '($2 + 1000)'), '$1', '($1 + 1000)'), '$4', '($4 + 1000)')) AS no_such_job
@@ -203,11 +209,18 @@ SELECT idemq.grant_queue('q', '-', 'claim');
 SELECT idemq.grant_queue('q', 4294967295::regrole, 'claim');
 SELECT idemq.revoke_queue('q', 'idemq_worker', 'everything');
 
--- By name: a role that is dropped and made again, as by pg_restore, has its grants; one renamed has those of its new name.
+-- A role that holds grants is not dropped in passing; one of its name that comes after it has none of them; one renamed has none.
+DROP ROLE idemq_worker;
+DROP OWNED BY idemq_worker;
 DROP ROLE idemq_worker;
 SELECT role_name, privilege FROM idemq.queue_grants ORDER BY 1;
 SELECT count(*) FROM idemq.claim('q');
 CREATE ROLE idemq_worker;
+GRANT USAGE ON SCHEMA idemq TO idemq_worker;
+SET ROLE idemq_worker;
+SELECT count(*) FROM idemq.claim('q');
+RESET ROLE;
+SELECT idemq.grant_queue('q', 'idemq_worker', 'claim');
 SET ROLE idemq_worker;
 SELECT count(*) FROM idemq.claim('q');
 RESET ROLE;
@@ -220,7 +233,7 @@ SET ROLE idemq_worker;
 SELECT count(*) FROM idemq.claim('q');
 RESET ROLE;
 
--- create_queue is the DBA's to give away; its creator administers the queue.
+-- create_queue is the DBA's to give away, with USAGE of the schema, which this role has; its creator administers the queue.
 GRANT EXECUTE ON FUNCTION idemq.create_queue TO idemq_stranger;
 SET ROLE idemq_stranger;
 SELECT idemq.create_queue('mine') > 0 AS made;
@@ -275,4 +288,5 @@ RESET search_path;
 DROP SCHEMA evil CASCADE;
 DROP FUNCTION enqueue_for_all;
 REVOKE ALL ON FUNCTION idemq.create_queue FROM idemq_stranger;
-DROP ROLE idemq_producer, idemq_worker, idemq_boss, idemq_stranger, idemq_group, idemq_member;
+DROP EXTENSION idemq;
+DROP ROLE idemq_producer, idemq_worker, idemq_boss, idemq_stranger, idemq_outsider, idemq_group, idemq_member;

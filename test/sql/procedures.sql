@@ -62,10 +62,12 @@ SELECT key, status FROM idemq.jobs ORDER BY key;
 
 -- By a role that may not.
 CREATE ROLE procedures_stranger;
+GRANT USAGE ON SCHEMA idemq TO procedures_stranger;
 SET ROLE procedures_stranger;
 CALL idemq.enqueue_job('q', '1');
 CALL idemq.commit_job(:id, :token);
 CALL idemq.fail_job(:id, :token);
 RESET ROLE;
+DROP OWNED BY procedures_stranger;
 DROP ROLE procedures_stranger;
 SELECT * FROM idemq.check();

@@ -300,6 +300,76 @@ UPDATE idemq.schedule_entries SET time_zone = 'Mars/Olympus' WHERE name = 'shop'
 SELECT name, next_run FROM idemq.schedules WHERE name = 'shop';
 CALL idemq.tick();
 SELECT idemq.unschedule('shop');
+-- ---- The key of a tick is the schedule's
+SELECT idemq.grant_queue('q', 'regress_other', 'enqueue');
+SET ROLE regress_shop;
+SELECT idemq.schedule('keys', '0 0 1 1 *', 'q', '"tick"') > now() AS to_come;
+SET ROLE regress_other;
+\set VERBOSITY default
+SELECT idemq.enqueue('q', '"instead"', key => 'keys@2030-01-01T00:00:00Z');
+\set VERBOSITY terse
+SELECT idemq.enqueue('q', '"instead"', key => 'keys@2030-01-01T00:00:00Z', on_duplicate => 'replace');
+SELECT outcome FROM idemq.enqueue_many('q', '{1,2}', '{x,keys@2030-01-01T00:00:00Z}');
+-- What has not its shape, or not its name, is anybody's.
+SELECT key, (idemq.enqueue('q', '1', key => key)).outcome FROM unnest(ARRAY['keys', 'keys@', 'keys@2030-01-01T00:00:00', '@2030-01-01T00:00:00Z', 'other@2030-01-01T00:00:00Z', 'keys@2030-01-01 00:00:00Z', 'keys@x030-01-01T00:00:00Z', ' keys@2030-01-01T00:00:00Z', 'Z']) key;
+-- The job of a tick is found, and not replaced, by others.
+SET ROLE regress_shop;
+SELECT (idemq.enqueue('q', '"by hand"', key => 'keys@2030-01-01T00:00:00Z')).outcome;
+SET ROLE regress_other;
+SELECT (idemq.enqueue('q', '"by hand"', key => 'keys@2030-01-01T00:00:00Z')).outcome;
+SELECT idemq.enqueue('q', '"instead"', key => 'keys@2030-01-01T00:00:00Z', on_duplicate => 'replace');
+SET ROLE regress_boss;
+SELECT (idemq.enqueue('q', '"boss"', key => 'keys@2031-01-01T00:00:00Z')).outcome;
+RESET ROLE;
+SELECT idemq.grant_queue('q', 'regress_other', 'claim');
+SET ROLE regress_other;
+SELECT idemq.acquire('q', 'keys@2032-01-01T00:00:00Z', '1');
+-- In a queue where there is no such schedule, as in all that there was before.
+RESET ROLE;
+SELECT (idemq.enqueue('other', '1', key => 'keys@2030-01-01T00:00:00Z')).outcome;
+-- Taken before there was the schedule, it is an error, not a duplicate.
+SET ROLE regress_other;
+SELECT (idemq.enqueue('q', '"before"', key => 'late@' || to_char(idemq.last_tick('0 0 1 1 *') AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), headers => '{"schedule": "late"}')).outcome;
+SET ROLE regress_shop;
+SELECT idemq.schedule('late', '0 0 1 1 *', 'q', '"tick"') > now() AS to_come;
+RESET ROLE;
+SELECT miss('late', '1 year');
+\set VERBOSITY sqlstate
+SELECT idemq.run_schedule('late');
+CALL idemq.tick();
+\set VERBOSITY terse
+SELECT name, regexp_replace(last_error, '\d+', 'N') AS last_error FROM idemq.schedules WHERE last_error IS NOT NULL;
+DELETE FROM idemq.jobs WHERE key ~ '^late@';
+SELECT idemq.run_schedule('late');
+SELECT payload FROM idemq.jobs WHERE key ~ '^late@';
+-- In another queue it is as new there.
+SELECT created_at AS made FROM idemq.schedule_entries WHERE name = 'late' \gset
+SELECT idemq.grant_queue('other', 'regress_shop', 'enqueue');
+SET ROLE regress_shop;
+SELECT idemq.schedule('late', '0 0 1 1 *', 'q', '"again"') > now() AS to_come;
+RESET ROLE;
+SELECT created_at = :'made' AS same FROM idemq.schedule_entries WHERE name = 'late';
+SET ROLE regress_shop;
+SELECT idemq.schedule('late', '0 0 1 1 *', 'other', '"again"') > now() AS to_come;
+RESET ROLE;
+SELECT created_at > :'made' AS later FROM idemq.schedule_entries WHERE name = 'late';
+SELECT idemq.unschedule('late'), idemq.unschedule('keys');
+-- So many for each role; superusers have no limit.
+SET ROLE regress_other;
+SELECT count(idemq.schedule('n' || n, '0 0 1 1 *', 'q', '1')) FROM generate_series(1, 100) n;
+\set VERBOSITY default
+SELECT idemq.schedule('n101', '0 0 1 1 *', 'q', '1');
+\set VERBOSITY terse
+SELECT idemq.schedule('n100', '0 0 1 1 *', 'q', '2') > now() AS to_come;
+SELECT idemq.unschedule('n1');
+SELECT idemq.schedule('n101', '0 0 1 1 *', 'q', '1') > now() AS to_come;
+SET ROLE regress_shop;
+SELECT idemq.schedule('n102', '0 0 1 1 *', 'q', '1') > now() AS to_come;
+RESET ROLE;
+SELECT count(idemq.schedule('s' || n, '0 0 1 1 *', 'q', '1')) FROM generate_series(1, 101) n;
+SELECT count(idemq.unschedule(name)) FROM (SELECT name FROM idemq.schedules WHERE name ~ '^[ns]\d' OFFSET 0) s;
+DELETE FROM idemq.jobs;
+
 -- At other isolation levels, and with a planted search_path, in a session that has not compiled it.
 \c -
 \set VERBOSITY terse

@@ -86,6 +86,7 @@ SELECT why(7);
 
 -- A stranger learns nothing; claim or admin are enough; pg_monitor sees all workers.
 CREATE ROLE idemq_stranger;
+GRANT USAGE ON SCHEMA idemq TO idemq_stranger;
 CREATE ROLE idemq_worker;
 CREATE ROLE idemq_watch IN ROLE pg_monitor;
 SELECT idemq.grant_queue('q', 'idemq_stranger', 'enqueue');
@@ -110,5 +111,6 @@ SELECT why(1);
 SELECT count(*) FROM idemq.workers;
 SELECT count(*) FROM idemq.check();
 COMMIT;
+DROP OWNED BY idemq_stranger, idemq_worker, idemq_watch;
 DROP OWNED BY idemq_stranger, idemq_worker, idemq_watch;
 DROP ROLE idemq_stranger, idemq_worker, idemq_watch;

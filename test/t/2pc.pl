@@ -154,5 +154,58 @@ is_state($node, "BEGIN; SELECT * FROM idemq.claim('q', attach => true); PREPARE 
 is_sql($node, 'SELECT count(*) FROM pg_prepared_xacts', 0, 'and is not');
 is_sql($node, $drain, '2', 'its job is claimable at once');
 
+# What has changed none of our rows, resets nothing when it ends: not the search for jobs
+# in flight, of which the metrics tell, nor the cursors and counts that go with it.
+$node->append_conf('postgresql.conf', 'idemq.worker = off');
+$node->restart;
+sql($node, "CREATE ROLE stranger; GRANT USAGE ON SCHEMA idemq TO stranger;
+	CREATE ROLE tenant; SELECT idemq.create_queue('empty'); SELECT idemq.grant_queue('empty', 'tenant', 'admin')");
+reset_queues();
+sql($node, "SELECT idemq.create_queue('empty'); SELECT idemq.grant_queue('empty', 'tenant', 'admin')");
+# A full search of q, and it knows all of its jobs in flight.
+sql($node, "SELECT idemq.claim('q', 10)") for (1 .. 2);
+my $recovering = "SELECT recovering FROM idemq.metrics WHERE queue = 'q'";
+is_sql($node, $recovering, 'f', 'all jobs in flight are known');
+
+sub ends_with
+{
+	my ($role, $work, $expected, $name, $crash) = @_;
+
+	foreach my $end ('COMMIT', 'ROLLBACK')
+	{
+		sql($node, "SET ROLE $role; BEGIN; $work; PREPARE TRANSACTION 'p'");
+		if ($crash)
+		{
+			$node->stop('immediate');
+			$node->start;
+			sql($node, "SELECT idemq.claim('q', 10)") for (1 .. 2);
+		}
+		is_sql($node, $recovering, 'f', "$name, prepared: q is known");
+		sql($node, "SET ROLE $role; $end PREPARED 'p'");
+		is_sql($node, $recovering, $expected, "$name, $end PREPARED");
+		sql($node, "SELECT idemq.claim('q', 10)") for (1 .. 2);
+	}
+}
+
+ends_with('stranger', $_, 'f', "a stranger's $_")
+	foreach ('SELECT 1', 'SELECT count(*) FROM idemq.jobs', 'SELECT idemq.validate(1, 1)', 'SELECT idemq.cancel(2)',
+		'SELECT idemq.retry(2)', 'SELECT idemq.try_commit(2, 1)', 'SELECT * FROM idemq.commit_many(ARRAY[1, 2], ARRAY[1, 1])',
+		'SELECT idemq.fail(2, 1)', 'SELECT idemq.release(2, 1)', 'SELECT idemq.heartbeat(2, 1)', 'SELECT idemq.commit_once(2)',
+		'SELECT idemq.claim_job(2)', 'SELECT idemq.reap()', 'SELECT idemq.job(2)', 'SELECT count(*) FROM idemq.metrics');
+ends_with('tenant', $_, 'f', "a tenant's $_")
+	foreach ("SELECT idemq.claim('empty')", "SELECT idemq.reap('empty')", "SELECT idemq.redrive('empty')",
+		"SELECT idemq.acquire('empty', 'k') WHERE false", 'SELECT idemq.why(2)');
+ends_with('postgres', $_, 't', $_)
+	foreach ("SELECT idemq.enqueue('empty', '1')", "SELECT idemq.enqueue('empty', '1'); SELECT idemq.validate(1, 1)",
+		"SELECT idemq.pause('empty')", "SELECT idemq.grant_queue('empty', 'tenant', 'claim')",
+		"UPDATE idemq.jobs SET payload = '5' WHERE id = 2", "SELECT id FROM idemq.jobs FOR UPDATE; DELETE FROM idemq.jobs WHERE false");
+# Locks outlive a crash.
+ends_with('tenant', 'SELECT pg_current_xact_id(), idemq.cancel(2)', 'f', "a tenant's cancel, after a crash", 1);
+ends_with('tenant', "SELECT idemq.enqueue('empty', '1')", 't', "a tenant's enqueue, after a crash", 1);
+# A database without idemq.
+$node->safe_psql('template1', "BEGIN; CREATE TABLE t (); PREPARE TRANSACTION 'p'");
+is($node->psql('template1', "ROLLBACK PREPARED 'p'"), 0, 'without idemq in the database');
+is($node->psql('template1', "ROLLBACK PREPARED 'p'"), 3, 'no such transaction is the error that it was');
+
 $node->stop;
 done_testing();

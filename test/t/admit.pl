@@ -78,7 +78,7 @@ is_sql($node, "SELECT allowed, remaining FROM idemq.admit('one', 1000, '$per')",
 sql($node, 'CREATE ROLE caller LOGIN; CREATE ROLE watcher LOGIN IN ROLE pg_monitor');
 is_state($node, "SET ROLE caller; SELECT idemq.admit('left', 10, '$per')", '42501', 'not for everybody');
 is_sql($node, 'SET ROLE watcher; SELECT allowed > 0 FROM idemq.admissions', 't', 'the counts are');
-sql($node, 'GRANT EXECUTE ON FUNCTION idemq.admit TO caller');
+sql($node, 'GRANT USAGE ON SCHEMA idemq TO caller; GRANT EXECUTE ON FUNCTION idemq.admit TO caller');
 is_sql($node, "SET ROLE caller; SELECT remaining FROM idemq.admit('left', 10, '$per')", '3', 'a role that may');
 
 # ---- The table is full

@@ -29,7 +29,7 @@ sql($node, q{
 	CREATE TABLE held AS SELECT id, token FROM idemq.claim('q');
 	CREATE TABLE app (job bigint REFERENCES idemq.jobs);
 	INSERT INTO app SELECT min(id) FROM idemq.jobs;
-	GRANT EXECUTE ON FUNCTION idemq.create_queue TO producer;
+	GRANT USAGE ON SCHEMA idemq TO producer; GRANT EXECUTE ON FUNCTION idemq.create_queue TO producer;
 });
 my $content = q{
 	SELECT j FROM idemq.jobs j ORDER BY id;

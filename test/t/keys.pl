@@ -148,6 +148,19 @@ $holder->query_safe("SELECT pg_advisory_lock($numbers), pg_advisory_lock($pair)"
 is_sql($node, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = $high AND objid = $low", 2, 'an application has taken them');
 is_sql($node, "SELECT outcome FROM idemq.acquire('q', 'own', '1')", 'claimed', 'acquire does not mind');
 $holder->query_safe('SELECT pg_advisory_unlock_all()');
+# Nobody can tell from pg_locks whether a key that he guesses is being acquired: the hash is of this start of this server.
+my $of_key = "SELECT classid, objid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 26993";
+$holder->query_safe("BEGIN; SELECT * FROM idemq.acquire('q', 'guessed', '1')");
+my $hash = sql($node, $of_key);
+$holder->query_safe('ROLLBACK');
+$holder->query_safe("BEGIN; SELECT * FROM idemq.acquire('q', 'guessed', '1')");
+is_sql($node, $of_key, $hash, 'the lock of one key is one lock');
+$holder->quit;
+$node->restart;
+$holder = session($node);
+$holder->query_safe("BEGIN; SELECT * FROM idemq.acquire('q', 'guessed', '1')");
+isnt(sql($node, $of_key), $hash, 'another one after a restart');
+$holder->query_safe('ROLLBACK');
 
 # ---- Prepared transactions
 

@@ -68,7 +68,7 @@ my $id = new_job();
 is_sql($node, "CALL idemq.wait_result($id, '0')", 'pending|', 'timeout 0');
 is_sql($node, "SET statement_timeout = '300 ms'; CALL idemq.wait_result($id, '100 s')", 'pending|', 'before statement_timeout');
 is_sql($node, "$claim; CALL idemq.wait_result($id, '10 ms')", 'processing|', 'the status after timeout');
-sql($node, 'SELECT idemq.release(id, token) FROM held; TRUNCATE held; CREATE ROLE stranger; CREATE ROLE friend');
+sql($node, 'SELECT idemq.release(id, token) FROM held; TRUNCATE held; CREATE ROLE stranger; CREATE ROLE friend; GRANT USAGE ON SCHEMA idemq TO stranger');
 sql($node, "SELECT idemq.grant_queue('q', 'friend', 'enqueue')");
 is_sql($node, "SET ROLE friend; CALL idemq.wait_result($id, '10 ms')", 'pending|', 'a producer may wait');
 is_state($node, $_, 'IQ002', $_)

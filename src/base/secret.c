@@ -1,0 +1,99 @@
+/*
+ * base/secret.c
+ *		Hashes that cannot be computed outside of this server: SipHash-2-4, keyed with
+ *		128 bits that are drawn at its start.
+ *
+ * For what others get to see, as the tags of locks in pg_locks: a hash without a secret
+ * confirms whoever guesses what was hashed, and one that is not made for it (PostgreSQL's
+ * hash functions) gives its seed away to whoever knows some of the inputs.
+ *
+ * Locks: none; the key is written before any session is there.
+ */
+#include "postgres.h"
+
+#include "base/secret.h"
+
+typedef struct SecretShared
+{
+	uint64 key[2];
+} SecretShared;
+
+static SecretShared *shared = NULL;
+
+/* Returns the bytes of shared memory. */
+Size
+idemq_secret_shmem_size(void)
+{
+	return sizeof(SecretShared);
+}
+
+/* Attaches to the key, and draws it when this is the first process. */
+void
+idemq_secret_shmem_init(void *area, bool found)
+{
+	shared = area;
+	if (!found && !pg_strong_random(shared->key, sizeof(shared->key)))
+		ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not generate a random key"),
+						errhint("The operating system has no random numbers for PostgreSQL; its "
+								"log may say why.")));
+}
+
+static inline uint64
+rotate(uint64 x, int bits)
+{
+	return (x << bits) | (x >> (64 - bits));
+}
+
+static inline void
+sip_rounds(uint64 *v, int count)
+{
+	for (int i = 0; i < count; i++)
+	{
+		v[0] += v[1];
+		v[1] = rotate(v[1], 13) ^ v[0];
+		v[0] = rotate(v[0], 32);
+		v[2] += v[3];
+		v[3] = rotate(v[3], 16) ^ v[2];
+		v[0] += v[3];
+		v[3] = rotate(v[3], 21) ^ v[0];
+		v[2] += v[1];
+		v[1] = rotate(v[1], 17) ^ v[2];
+		v[2] = rotate(v[2], 32);
+	}
+}
+
+static inline void
+sip_word(uint64 *v, uint64 word)
+{
+	v[3] ^= word;
+	sip_rounds(v, 2);
+	v[0] ^= word;
+}
+
+/* Returns the keyed hash of a number and some bytes. */
+uint64
+idemq_secret_hash(uint64 number, const void *data, size_t length)
+{
+	const unsigned char *bytes = data;
+	size_t whole = length / sizeof(uint64) * sizeof(uint64);
+	uint64 last = (uint64) (length + sizeof(number)) << 56;
+	uint64 v[4] = {shared->key[0] ^ UINT64CONST(0x736f6d6570736575),
+				   shared->key[1] ^ UINT64CONST(0x646f72616e646f6d),
+				   shared->key[0] ^ UINT64CONST(0x6c7967656e657261),
+				   shared->key[1] ^ UINT64CONST(0x7465646279746573)};
+
+	sip_word(v, number);
+	for (size_t i = 0; i < whole; i += sizeof(uint64))
+	{
+		uint64 word;
+
+		memcpy(&word, bytes + i, sizeof(word));
+		sip_word(v, word);
+	}
+	for (size_t i = whole; i < length; i++)
+		last |= (uint64) bytes[i] << (8 * (i - whole));
+	sip_word(v, last);
+	v[2] ^= 0xff;
+	sip_rounds(v, 4);
+	return v[0] ^ v[1] ^ v[2] ^ v[3];
+}

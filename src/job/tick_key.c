@@ -1,0 +1,83 @@
+/*
+ * job/tick_key.c
+ *		Keys of ticks: a job with one stands in for the tick (schedule/tick.c), so that only
+ *		roles that may change the schedule give it to a job.
+ *
+ * The key of a tick is the schedule's name, @ and a time, nightly@2026-11-21T01:30:00Z.
+ * Other keys pay for a look at their shape.  One of that shape is free while the queue
+ * has no schedule of that name; whoever has given it to a job before there was one is
+ * found by the tick itself, which takes a job for its own only if it is younger than the
+ * schedule.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+
+#include "job/tick_key.h"
+#include "queue/queues.h"
+#include "base/spi.h"
+
+static const char shape[] = "@dddd-dd-ddTdd:dd:ddZ";
+
+#define SHAPE_LENGTH ((int) sizeof(shape) - 1)
+
+static SqlStatement find_schedule =
+	{.text = "SELECT created_by, created_by_oid FROM idemq.schedule_entries "
+			 "WHERE name = $1 AND queue_id = $2",
+	 .nargs = 2,
+	 .types = {TEXTOID, INT4OID}};
+
+/* Returns the length of the name in a key of a tick's shape, 0 for other keys. */
+static int
+name_length(const char *key, int length)
+{
+	const char *end = key + length - SHAPE_LENGTH;
+
+	if (length <= SHAPE_LENGTH || key[length - 1] != 'Z')
+		return 0;
+	for (int i = 0; i < SHAPE_LENGTH; i++)
+	{
+		bool fits = shape[i] == 'd' ? end[i] >= '0' && end[i] <= '9' : end[i] == shape[i];
+
+		if (!fits)
+			return 0;
+	}
+	return length - SHAPE_LENGTH;
+}
+
+/* Raises 42501 for the key of a tick of somebody else's schedule in this queue. */
+void
+idemq_tick_key_check(int32 queue_id, Datum key)
+{
+	text *value = DatumGetTextPP(key);
+	int length = name_length(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value));
+	NameData creator;
+	Oid creator_oid = InvalidOid;
+	Datum values[2];
+	SqlScope scope;
+	bool isnull;
+	bool found;
+
+	if (length == 0)
+		return;
+	values[0] = PointerGetDatum(cstring_to_text_with_len(VARDATA_ANY(value), length));
+	values[1] = Int32GetDatum(queue_id);
+	idemq_spi_begin(&scope);
+	found = idemq_spi_query_latest(&find_schedule, values, NULL) > 0;
+	if (found)
+	{
+		namestrcpy(&creator, NameStr(*DatumGetName(idemq_spi_value(0, 1, &isnull))));
+		creator_oid = DatumGetObjectId(idemq_spi_value(0, 2, &isnull));
+		if (isnull)
+			creator_oid = InvalidOid;
+	}
+	idemq_spi_end(&scope);
+	if (found && !idemq_may_change_schedule(queue_id, NameStr(creator), creator_oid))
+		ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+						errmsg("the key is that of a tick of schedule \"%s\"",
+							   text_to_cstring(DatumGetTextPP(values[0]))),
+						errdetail("Its job would stand in for the tick."),
+						errhint("Use another key; or let the role that made the schedule, or an "
+								"administrator of its queue, enqueue the job.")));
+}
