@@ -75,7 +75,7 @@ sql($node, "SELECT idemq.create_queue('bad' || i, lease => '1 h') FROM generate_
 	CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION refuse()");
 my $bad = expire('bad1');
 $node->wait_for_log(qr/ERROR:  not this one/, $log);
-like(slurp_file($node->logfile, $log), qr/\[$pid\]  CONTEXT:.*\n(?:\t.*\n)*\tidemq worker, chore "reap" of queue "bad1"/,
+like(slurp_file($node->logfile, $log), qr/\[$pid\] \w{5}  CONTEXT:.*\n(?:\t.*\n)*\tidemq worker, chore "reap" of queue "bad1"/,
 	'an error is logged with chore and queue');
 is_reaped(expire($_), "queue $_ goes on") foreach qw(q new);
 expire("bad$_") foreach 2 .. 70;
