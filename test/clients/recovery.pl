@@ -124,12 +124,12 @@ foreach my $point ('charge', 'charged', 'mail', 'reserve')
 {
 	$id = order("stalled at $point");
 	my $stalled = start_worker(STOP_AT => $point);
-	$node->poll_query_until('postgres', "SELECT status = 'processing' FROM idemq.job($id)") or die;
+	wait_until($node, "SELECT status = 'processing' FROM idemq.job($id)");
 	# In the middle of a transaction it holds the row: then nobody takes its order.
 	if ($point eq 'reserve')
 	{
-		$node->poll_query_until('postgres', "SELECT count(*) > 0 FROM pg_stat_activity
-			WHERE state = 'idle in transaction' AND query LIKE 'UPDATE stock%'") or die;
+		wait_until($node, "SELECT count(*) > 0 FROM pg_stat_activity
+			WHERE state = 'idle in transaction' AND query LIKE 'UPDATE stock%'");
 		sql($node, 'SELECT pg_sleep(0.7)');
 		is(worker(), 3, "$point: nobody takes an order whose worker has its row locked");
 		$stalled->signal('CONT');

@@ -62,9 +62,8 @@ my %trouble = (
 			WHERE application_name LIKE 'chaos-%' ORDER BY random() LIMIT 1) x});
 	},
 	crashes => sub {
-		$node->stop('immediate');
-		$node->start;
-		$node->poll_query_until('postgres', 'SELECT true') or die 'no restart';
+		crash($node);
+		wait_until($node, 'SELECT true');
 	});
 my @usual = qw(stalls kills terminations kills terminations);
 

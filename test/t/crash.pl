@@ -37,16 +37,6 @@ sub is_in_order
 	return cmp_ok($early, '<=', $late, $name);
 }
 
-sub crash
-{
-	my ($server) = @_;
-
-	$server->stop('immediate');
-	my $before = time;
-	$server->start;
-	return $before;
-}
-
 # ---- Leases in flight
 
 my ($a, $b, $c) = split /\n/, sql($node, "SELECT id FROM idemq.enqueue_many('q', ARRAY['1', '2', '3']::jsonb[])");
@@ -55,10 +45,8 @@ my $tokens = sql($node, "SELECT string_agg(token::text, ' ' ORDER BY id) FROM id
 my ($token_a, $token_b, $token_c) = split / /, $tokens;
 sql($node, "BEGIN; SELECT idemq.commit($c, $token_c, '\"kept\"'); CREATE TABLE effects AS SELECT $c AS job; COMMIT");
 
-$node->stop('immediate');
-sleep $lease + 0.1; # the rows' deadlines have passed
-my $before = time;
-$node->start;
+# The rows' deadlines have passed when it starts.
+my $before = crash($node, sub { sleep $lease + 0.1 });
 is_sql($node, "SELECT count(*) FROM idemq.claim('q', 10)", 0, 'after a crash, leases begin anew');
 is_sql($node, "SELECT outcome, retry_after > clock_timestamp() FROM idemq.claim_job($a)", 'locked|t',
 	'claim_job knows it too');
@@ -83,7 +71,7 @@ my $token_d = $session->query_safe("BEGIN; SELECT token FROM idemq.claim_job($d)
 is_sql($node, "SELECT outcome FROM idemq.claim_job($d)", 'locked', 'an open claim');
 kill 'KILL', $pid;
 $session->{run}->finish;
-$node->poll_query_until('postgres', 'SELECT true') or die 'no restart';
+wait_until($node, 'SELECT true');
 is_sql($node, "SELECT id, attempt, token > $token_d FROM idemq.claim('q', 10, lease => '1 h')", "$d|1|t",
 	'kill -9 undoes an open claim at once, and its token is not given again');
 is_sql($node, "SELECT idemq.validate($e, $token_e), outcome FROM idemq.claim_job($e)", 'current|locked',
@@ -130,7 +118,7 @@ $node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
 $standby->append_conf('postgresql.conf', "primary_conninfo = ''");
 $standby->reload;
 sql($standby, 'SELECT 1');
-$node->poll_query_until('postgres', 'SELECT count(*) = 0 FROM pg_stat_replication') or die 'still streaming';
+wait_until($node, 'SELECT count(*) = 0 FROM pg_stat_replication');
 my $token_h = sql($node, "SELECT token FROM idemq.claim_job($h)");
 is_sql($standby, "SELECT idemq.validate($g, $token_g), idemq.validate($h, $token_h)", 'current|stale',
 	'a standby can be asked');

@@ -185,8 +185,7 @@ is_sql($node, q{
 # ---- A crash: marks are lost, and found again.
 
 sql($node, "SELECT idemq.create_queue('c'); SELECT idemq.enqueue('c', to_jsonb(n), group_key => repeat('g', 100 + n % 40)) FROM generate_series(1, 120) n");
-$node->stop('immediate');
-$node->start;
+crash($node);
 ok($node->poll_query_until('postgres', "SELECT count(*) = 40 FROM idemq.jobs JOIN idemq.queues USING (queue_id)
 	WHERE name = 'c' AND status = 'pending'"), 'after a crash the worker gives every group its head, those with long names too');
 is_sql($node, "SELECT count(*), count(DISTINCT group_key), max(payload::int) FROM idemq.claim('c', 1000)", '40|40|40', 'the first of each');

@@ -173,7 +173,7 @@ foreach my $worker ('on', 'off')
 	kill 'KILL', sql($node, "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbench' AND state = 'active' LIMIT 1")
 	  || sql($node, "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbench' LIMIT 1");
 	$end->();
-	$node->poll_query_until('postgres', 'SELECT true') or die 'no server';
+	wait_until($node, 'SELECT true');
 	my $left = sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'processing'");
 	cmp_ok($left, '<=', 5, "worker $worker: after a crash no more than 5 are in processing");
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 5 - $left, "worker $worker: the others are claimed, no more");
@@ -201,7 +201,7 @@ sql($node, "SELECT count(idemq.enqueue('q', '0', priority => n % 10)) FROM gener
 foreach my $worker ('off', 'on')
 {
 	$node->append_conf('postgresql.conf', "idemq.worker = $worker");
-	$node->restart('immediate');
+	crash($node);
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 0, "worker $worker: nothing is claimed after a restart");
 	is_sql($node, 'SELECT running, recovering FROM idemq.metrics', '5|f', 'all are counted');
 	is_sql($node, "SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1", 'committed', 'a commit');

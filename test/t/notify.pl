@@ -133,13 +133,13 @@ like($many, qr/^\{"event":"overflow","queue":"q","lost":72\}$/m, 'and how many a
 # Off and on, by reload.
 $node->append_conf('postgresql.conf', 'idemq.notify = off');
 $node->reload;
-$node->poll_query_until('postgres', 'SHOW idemq.notify', 'off');
+wait_until($node, 'SHOW idemq.notify', 'off');
 sql($node, "SELECT idemq.enqueue('q', '1'); SELECT idemq.redrive('q', 3);
 	SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q'); BEGIN; SELECT id FROM idemq.claim('q'); ROLLBACK");
 is_heard('', 'idemq.notify = off');
 $node->append_conf('postgresql.conf', 'idemq.notify = on');
 $node->reload;
-$node->poll_query_until('postgres', 'SHOW idemq.notify', 'on');
+wait_until($node, 'SHOW idemq.notify', 'on');
 is_heard('', 'on again: what was not told stays so');
 sql($node, "SELECT idemq.enqueue('q', '1')");
 is_heard($ready, 'the next is told');
@@ -156,7 +156,7 @@ SKIP:
 	is(heard(qr/ready/), $ready, 'told');
 	kill 'TERM', $pid;
 	$stop->();
-	$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid");
+	wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid");
 	is(heard(qr/ready/), $ready, 'a worker that is killed before it knows of it: the next one repeats');
 	heard_all();
 }

@@ -221,8 +221,7 @@ $other->query_safe("COMMIT PREPARED 'p'");
 poll("SELECT status = 'cancelled' FROM idemq.jobs WHERE payload = '\"prepared\"'", 'a prepared one');
 $other->quit;
 my $restart = sql($node, "SELECT id FROM idemq.enqueue('q', '1', expires_in => '1 s')");
-$node->stop('immediate');
-$node->start;
+crash($node);
 is_cancelled($restart, 'after a crash');
 my $by_hand = sql($node, "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload, expires_at)
 	SELECT queue_id, now(), 4, 1, 'pending', now(), '1', now() + interval '300 ms' FROM idemq.queues WHERE name = 'q' RETURNING id");

@@ -160,8 +160,7 @@ while (time < $end)
 	if ($round % 10 == 3)
 	{
 		$figures{crashes}++;
-		$node->stop('immediate');
-		$node->start;
+		crash($node);
 	}
 	$_->finish foreach @runs, $watch;
 	is_sql($node, 'SELECT * FROM idemq.check()', '', "round $round: check() is clean");

@@ -142,8 +142,7 @@ while (time < $begun + $seconds || $round < 4)
 	if ($crash)
 	{
 		# As if the power had gone; or only one process, and the server starts again by itself.
-		$node->stop('immediate');
-		$node->start;
+		crash($node);
 	}
 	else
 	{

@@ -211,7 +211,7 @@ is(answer($sleeper), '57014', 'cancel');
 is_sql($node, "SET statement_timeout = '300 ms'; $call", 'f', 'it ends before statement_timeout');
 sleeper($node, $call, $sleeper->{session});
 sql($node, "SELECT pg_terminate_backend($sleeper->{pid})");
-$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $sleeper->{pid}");
+wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $sleeper->{pid}");
 ok(1, 'terminate');
 eval { $sleeper->{session}->quit };
 
@@ -225,7 +225,7 @@ sql($node, "CREATE FUNCTION temporary() RETURNS trigger LANGUAGE plpgsql AS
 	ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER temporary");
 $node->append_conf('postgresql.conf', "idemq.worker = 'off'");
 $node->reload;
-$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq worker'");
+wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq worker'");
 sql($node, "SELECT idemq.enqueue('q', '1'); $claim");
 $sleeper = sleeper($node, $call);
 sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held");
@@ -243,7 +243,7 @@ worker_pid($node);
 $sleeper = sleeper($node, $call);
 $node->append_conf('postgresql.conf', "idemq.worker = 'off'");
 $node->reload;
-$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq worker'");
+wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq worker'");
 sql($node, "SELECT idemq.enqueue('q', '1', delay => '300 ms')");
 is(answer($sleeper), 't', 'the worker is switched off while somebody sleeps');
 

@@ -59,7 +59,7 @@ without_reminders(sub {
 	foreach my $left (reverse 0 .. $count - 1)
 	{
 		sql($node, "SELECT idemq.enqueue('q', '1')");
-		$node->poll_query_until('postgres', 'SELECT count(*) FROM got', $count - $left);
+		wait_until($node, 'SELECT count(*) FROM got', $count - $left);
 		push @seen, sql($node, $sleepers) - $left;
 	}
 	is("@seen", join(' ', (0) x $count), 'each job wakes one of them');

@@ -20,7 +20,7 @@ sub worker_of
 {
 	my ($db, $server) = ($_[0], $_[1] // $node);
 
-	$server->poll_query_until('postgres', "SELECT count(*) = 1 $workers AND datname = '$db'") or die "worker of $db";
+	wait_until($server, "SELECT count(*) = 1 $workers AND datname = '$db'");
 	return sql($server, "SELECT min(pid) $workers AND datname = '$db'");
 }
 
@@ -37,8 +37,7 @@ sub next_worker_of
 {
 	my ($db, $former, $server) = ($_[0], $_[1], $_[2] // $node);
 
-	$server->poll_query_until('postgres', "SELECT count(*) = 1 AND min(pid) <> $former $workers AND datname = '$db'")
-	  or die "next worker of $db";
+	wait_until($server, "SELECT count(*) = 1 AND min(pid) <> $former $workers AND datname = '$db'");
 	return sql($server, "SELECT min(pid) $workers AND datname = '$db'");
 }
 
@@ -328,9 +327,7 @@ works($_, 'idemq.worker = on') foreach qw(postgres a late);
 
 # ---- Crash, single-user mode, binary upgrade
 
-$node->stop('immediate');
-$log = log_end();
-$node->start;
+crash($node, sub { $log = log_end() });
 works($_, 'after a crash') foreach qw(postgres a);
 unlike(calm(said($log)), qr/ERROR|FATAL|WARNING:  idemq/, 'in peace');
 $pid = worker_of('a');
@@ -339,7 +336,7 @@ $node->reload;
 $log = log_end();
 kill 'KILL', $pid;
 $node->wait_for_log(qr/all server processes terminated; reinitializing/, $log);
-$node->poll_query_until('postgres', 'SELECT true') or die;
+wait_until($node, 'SELECT true');
 works($_, 'kill -9 of a worker') foreach qw(postgres a);
 
 $node->stop;
@@ -396,7 +393,7 @@ $id = sql($full, "SELECT id FROM idemq.enqueue('q', '1')", 'b');
 sql($full, "SELECT idemq.claim_job($id, lease => '10 ms')", 'b');
 ok($full->poll_query_until('b', "SELECT count(*) = 1 FROM idemq.claim('q') WHERE attempt = 2"), 'without a worker a claim takes back');
 sql($full, 'DROP EXTENSION idemq');
-$full->poll_query_until('postgres', "SELECT count(*) = 1 $workers AND datname IN ('a', 'b')") or die;
+wait_until($full, "SELECT count(*) = 1 $workers AND datname IN ('a', 'b')");
 my ($db) = sql($full, "SELECT datname $workers");
 works($db, 'a worker that goes leaves its place to another', $full);
 is(scalar(() = slurp_file($full->logfile) =~ /WARNING: /g), 1, 'one warning, though it was tried again');

@@ -9,9 +9,10 @@ use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf session sql sqlstate is_sql is_state wal_records
-  has_debugger stop_at asleep sleeper answer worker_pid);
+  has_debugger stop_at asleep sleeper answer worker_pid wait_until crash);
 
 # Settings of script/server.conf: what a server needs to preload idemq.
 sub server_conf
@@ -170,8 +171,7 @@ sub sleeper
 	$session //= session($node);
 	my $pid = $session->query_safe('SELECT pg_backend_pid()');
 	$session->query_until(qr/sent/, "\\set VERBOSITY sqlstate\n\\echo sent\n$call;\n");
-	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $pid AND " . asleep())
-	  or die "not asleep: $call";
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $pid AND " . asleep());
 	return { session => $session, pid => $pid };
 }
 
@@ -186,6 +186,30 @@ sub answer
 	return $error =~ /(?:ERROR|FATAL):\s+([0-9A-Z]{5})/ ? $1 : $output . $error;
 }
 
+# Waits until a query answers what it should ('t'); a test that goes on without it tells nothing.
+sub wait_until
+{
+	my ($node, $sql, $expected, $db) = @_;
+
+	$node->poll_query_until($db // 'postgres', $sql, $expected // 't') or die "never '" . ($expected // 't') . "': $sql";
+	return;
+}
+
+# A crash of the whole server, and its start; $between->() while it is down.  Answers when it
+# was started.  ($node->restart('immediate') is none: that argument is ignored.)
+sub crash
+{
+	my ($node, $between) = @_;
+
+	$node->stop('immediate');
+	$between->() if $between;
+	my $log = -s $node->logfile;
+	my $started = Time::HiRes::time;
+	$node->start;
+	slurp_file($node->logfile, $log) =~ /was not properly shut down/ or die 'the server has not crashed';
+	return $started;
+}
+
 # The pid of a database's background worker, once it runs.
 sub worker_pid
 {
@@ -193,7 +217,7 @@ sub worker_pid
 	my $pid = "SELECT pid FROM pg_stat_activity WHERE datname = '$db' AND application_name = 'idemq worker'
 		AND wait_event IN ('Extension', 'IdemqWorkerMain')";
 
-	$node->poll_query_until($db, "SELECT count(*) = 1 FROM ($pid) AS p") or die 'no worker';
+	wait_until($node, "SELECT count(*) = 1 FROM ($pid) AS p", 't', $db);
 	return sql($node, $pid, $db);
 }
 
