@@ -188,7 +188,7 @@ delete $ENV{PGOPTIONS};
 
 SKIP:
 {
-	skip 'no debugger', 2 unless has_debugger($node);
+	skip 'no gdb that may attach', 2 unless has_debugger($node);
 
 	my $listener = session($node);
 	my $resumer = session($node);

@@ -1,5 +1,7 @@
 # What a crash, a restart, a promotion and a clock that steps leave of leases
 # and tokens.
+#
+# expects in log: was terminated by signal 9
 
 use strict;
 use warnings FATAL => 'all';
@@ -141,8 +143,8 @@ $standby->stop;
 
 SKIP:
 {
-	my $faketime = '/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1';
-	skip 'no faketime', 1 unless -e $faketime;
+	my ($faketime) = glob('/usr/lib/*/faketime/libfaketime.so.1');
+	skip 'no faketime', 1 unless defined $faketime;
 
 	my $file = "$PostgreSQL::Test::Utils::tmp_check/faketime";
 	my $set = sub {

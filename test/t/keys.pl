@@ -1,5 +1,7 @@
 # Idempotency keys under load and with failures: races, answers in time, the lock
 # of a key, a full lock table, lost answers, crashes in the middle of an insert.
+#
+# expects in log: was terminated by signal 9
 
 use strict;
 use warnings FATAL => 'all';

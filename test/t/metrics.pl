@@ -100,7 +100,7 @@ is_exact('and then committed');
 
 SKIP:
 {
-	skip 'no debugger', 1 unless has_debugger($node);
+	skip 'no gdb that may attach', 1 unless has_debugger($node);
 
 	my $worker = session($node);
 	my $pid = $worker->query_safe('SELECT pg_backend_pid()');

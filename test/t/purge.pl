@@ -163,7 +163,7 @@ gone($_, 'and goes when nothing keeps it') foreach @stay;
 
 SKIP:
 {
-	skip 'no debugger', 4 unless has_debugger($node);
+	skip 'no gdb that may attach', 4 unless has_debugger($node);
 	set_to('idemq.purge_interval', '-1');
 	my $back = finish('q', "SELECT idemq.fail(%d, %t, 'no', permanent => true)");
 	age("id = $back");

@@ -23,20 +23,6 @@ sub poll
 	return ok($node->poll_query_until('postgres', $query, $expected), $name);
 }
 
-# Clients of pgbench, each of which runs a script so many times; answers a sub that
-# waits for their end.
-sub clients
-{
-	my ($count, $transactions, $script) = @_;
-	my $file = $node->basedir . '/script.' . int(rand(2**31));
-	my ($out, $err) = ('', '');
-
-	append_to_file($file, $script);
-	my $run = IPC::Run::start([ 'pgbench', '-n', '-c', $count, '-j', 2, '-t', $transactions, '-f', $file,
-			'-h', $node->host, '-p', $node->port, 'postgres' ], '>', \$out, '2>', \$err, IPC::Run::timeout(180));
-	return sub { $run->finish; return $err =~ s/^pgbench .*\n//r; };
-}
-
 # The worker stays where it is, so that nobody gives a second signal: what wakes a
 # sleeper here is the first one.
 sub without_reminders
@@ -52,7 +38,7 @@ sub without_reminders
 sql($node, 'CREATE TABLE got (id bigint)');
 without_reminders(sub {
 	my $count = 90;
-	my $end = clients($count, 1, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n");
+	my $end = clients($node, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n", '-c', $count, '-t', 1);
 	my @seen;
 
 	poll($sleepers, $count, "$count sleepers");
@@ -71,7 +57,7 @@ without_reminders(sub {
 foreach my $priorities (1, 10)
 {
 	without_reminders(sub {
-		my $end = clients(20, 1, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n");
+		my $end = clients($node, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n", '-c', 20, '-t', 1);
 
 		poll($sleepers, 20, '20 sleepers');
 		# Due by time alone: nobody knows how many they are, and who looks finds it.
@@ -190,7 +176,7 @@ sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
 # rolled back or never made.  No sleeper is left with work that is ready.
 sql($node, "SELECT idemq.drop_queue('q', force => true); SELECT idemq.create_queue('q', lease => '300 ms',
 	max_attempts => 1000000, retry_base => '10 ms'); TRUNCATE got");
-my $workers = clients(12, 40, <<'EOS');
+my $workers = clients($node, <<'EOS', '-c', 12, '-t', 40);
 \set ms random(0, 60)
 \set do random(1, 10)
 \set n random(1, 3)
@@ -207,7 +193,7 @@ SELECT idemq.fail(id, token) FROM idemq.claim('q', :n);
 SELECT idemq.commit(id, token) FROM idemq.claim('q', :n);
 \endif
 EOS
-my $producers = clients(3, 100, <<'EOS');
+my $producers = clients($node, <<'EOS', '-c', 3, '-t', 100);
 \set ms random(0, 100)
 \set p random(0, 9)
 \set do random(1, 4)
@@ -222,11 +208,11 @@ EOS
 is($producers->(), '', 'random: producers');
 is($workers->(), '', 'random: workers');
 # Who sleeps now sleeps for long: what is left must wake them.
-my $last = clients(8, 10000, "CALL idemq.wait('q', '1000 s');\nSELECT idemq.commit(id, token) FROM idemq.claim('q');\n");
+my $last = clients($node, "CALL idemq.wait('q', '1000 s');\nSELECT idemq.commit(id, token) FROM idemq.claim('q');\n", '-c', 8, '-t', 10000, 'killed');
 poll("SELECT count(*) FROM idemq.jobs WHERE status <> 'completed'", 0, 'random: what is left is claimed by who sleeps');
 poll($sleepers, 8, 'random: and then all sleep');
 sql($node, 'SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE ' . asleep());
-$last->();
+is($last->(), '', 'random: they say nothing but that they were ended');
 poll('SELECT count(*) FROM idemq.check()', 0, 'random: the audit');
 
 $node->stop;

@@ -1,5 +1,7 @@
 # The life of launcher and workers: where there is one, when it comes, goes and
 # comes back, and whom it is not in the way of.
+#
+# expects in log: was terminated by signal 9
 
 use strict;
 use warnings FATAL => 'all';
@@ -143,7 +145,7 @@ sql($node, "DROP EXTENSION idemq; SET ROLE owner; $extension", 'plain');
 my $pid = worker_of('plain');
 SKIP:
 {
-	skip 'no debugger', 3 unless has_debugger($node);
+	skip 'no gdb that may attach', 3 unless has_debugger($node);
 
 	my $stop = stop_at($pid, 'idemq_worker_found_nothing');
 	sql($node, 'DROP OWNED BY owner', 'plain');
@@ -187,7 +189,7 @@ is_state($node, 'BEGIN; DROP DATABASE c', '25001', 'DROP DATABASE in a transacti
 works('c', 'and its worker');
 SKIP:
 {
-	skip 'no tablespaces in place', 2 if $node->pg_version < 15;
+	skip 'this version has no tablespaces in place', 2 if $node->pg_version < 15;
 	sql($node, "SET allow_in_place_tablespaces = on; CREATE TABLESPACE other LOCATION ''");
 	sql($node, 'ALTER DATABASE c SET TABLESPACE other');
 	works('c', 'SET TABLESPACE');

@@ -12,7 +12,8 @@ use Test::More;
 use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf session sql sqlstate is_sql is_state wal_records
-  has_debugger stop_at asleep sleeper answer worker_pid wait_until crash);
+  has_debugger stop_at asleep sleeper answer worker_pid wait_until crash
+  clients unexpected);
 
 # Settings of script/server.conf: what a server needs to preload idemq.
 sub server_conf
@@ -208,6 +209,57 @@ sub crash
 	$node->start;
 	slurp_file($node->logfile, $log) =~ /was not properly shut down/ or die 'the server has not crashed';
 	return $started;
+}
+
+my $scripts = 0;
+
+# Clients of pgbench, which run a script, or one of several [text, weight] at random.
+# Answers a sub that waits for their end, and answers what they complained of: '' when all
+# came through.  With 'killed' among the options, sessions that are ended from outside are
+# no complaint, nor is a server that is not there.
+sub clients
+{
+	my ($node, $script, @options) = @_;
+	my $killed = grep { $_ eq 'killed' } @options;
+	my @files;
+
+	foreach (ref $script ? @$script : [ $script, 1 ])
+	{
+		my $file = "$PostgreSQL::Test::Utils::tmp_check/script." . ++$scripts . '.sql';
+
+		append_to_file($file, $_->[0]);
+		push @files, '-f', "$file\@$_->[1]";
+	}
+	# A file: a pipe that nobody reads would stop pgbench, with what it has locked.
+	my $said = "$PostgreSQL::Test::Utils::tmp_check/script.$scripts.err";
+
+	local $ENV{PGAPPNAME} = 'pgbench';
+	my $run = IPC::Run::start([ 'pgbench', '-n', '-j', 2, (grep { $_ ne 'killed' } @options), @files,
+			'-h', $node->host, '-p', $node->port, 'postgres' ], '<', \undef, '>', '/dev/null', '2>', $said, IPC::Run::timeout(300));
+	return sub {
+		$run->finish;
+		my $status = $run->result(0);
+		my @lines = grep { !/^pgbench \(/ } split /^/, slurp_file($said);
+
+		@lines = grep { /ERROR: |PANIC: |FATAL: |WARNING: / && !/terminating connection|the database system is/ } @lines if $killed;
+		return join('', @lines) || ($status == 0 || $killed && $status <= 2 ? '' : "status $status");
+	};
+}
+
+# The errors in a server's log that are not of one of these SQLSTATEs, each message once;
+# 'workers' among them: those of idemq's own processes alone.
+sub unexpected
+{
+	my ($node, @expected) = @_;
+	my $states = join '|', @expected;
+	my $who = (grep { $_ eq 'workers' } @expected) ? '' : '.*';
+	my %found;
+
+	foreach (split /\n/, slurp_file($node->logfile))
+	{
+		$found{"$1 $2"}++ if /^\S+ \S+ \S+ \[\d+\] (\w{5}) $who (?:ERROR|FATAL|PANIC):  (.*)/ && $1 !~ /^(?:$states)$/;
+	}
+	return join "\n", sort keys %found;
 }
 
 # The pid of a database's background worker, once it runs.
