@@ -133,14 +133,14 @@ while (time < $begun + $seconds || $round < 4)
 {
 	my $crash = $round % 4 == 2;
 	my $length = 0.3 + rand(1.5);
-	my $started = time;
 	my @runs = map { start_script($node, script($_, 4000, waits => 1)) } 0 .. $clients - 1;
+	my $started = time;
 
 	$round++;
 	while (time < $started + $length)
 	{
 		sleep 0.05;
-		disturb() if chance(0.1);
+		disturb() if chance(0.3);
 	}
 	if ($crash)
 	{
