@@ -7,6 +7,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../t/lib";
+use HTTP::Tiny;
 use Idemq;
 use IPC::Run;
 use JSON::PP;
@@ -28,10 +29,10 @@ chomp $address;
 sub service
 {
 	my ($path) = @_;
-	my ($stdout) = run_command([ '/usr/bin/python3', '-c',
-			'import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())',
-			"http://$address/$path" ]);
-	return JSON::PP->new->allow_nonref->decode($stdout);
+	my $answer = HTTP::Tiny->new->get("http://$address/$path");
+
+	die "$path: $answer->{status} $answer->{content}" unless $answer->{success};
+	return JSON::PP->new->allow_nonref->decode($answer->{content});
 }
 
 sub start_worker

@@ -163,10 +163,10 @@ SELECT count(*) FROM idemq.job(:id);
 
 -- expires_in is for jobs that nobody has claimed: one that has failed is claimed though its time is over.
 SELECT idemq.create_queue('late', lease => '1 h', retry_jitter => 0) > 0 AS made;
-SELECT id FROM idemq.enqueue('late', '1', expires_in => '100 ms') \gset
+SELECT id FROM idemq.enqueue('late', '1', expires_in => '1 h') \gset
 SELECT outcome FROM idemq.claim_job(:id);
 SELECT idemq.fail(id, token, 'once', '0') FROM idemq.jobs WHERE id = :id;
-SELECT pg_sleep(extract(epoch FROM expires_at - clock_timestamp())) FROM idemq.jobs WHERE id = :id AND expires_at > clock_timestamp();
+UPDATE idemq.jobs SET expires_at = clock_timestamp() WHERE id = :id;
 SELECT status, expires_at < clock_timestamp() AS over FROM idemq.jobs WHERE id = :id;
 SELECT outcome, attempt FROM idemq.claim_job(:id);
 SELECT idemq.fail(id, token, 'twice', '0') FROM idemq.jobs WHERE id = :id;

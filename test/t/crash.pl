@@ -71,8 +71,10 @@ my $e = sql($node, "SELECT id FROM idemq.enqueue('q', '5', priority => 1)");
 my $token_e = sql($node, "SELECT token FROM idemq.claim_job($e, lease => '1 h')");
 my $token_d = $session->query_safe("BEGIN; SELECT token FROM idemq.claim_job($d)");
 is_sql($node, "SELECT outcome FROM idemq.claim_job($d)", 'locked', 'an open claim');
+my $log = -s $node->logfile;
 kill 'KILL', $pid;
 $session->{run}->finish;
+$node->wait_for_log(qr/\(PID $pid\) was terminated by signal 9[\s\S]*reinitializing/, $log);
 wait_until($node, 'SELECT true');
 is_sql($node, "SELECT id, attempt, token > $token_d FROM idemq.claim('q', 10, lease => '1 h')", "$d|1|t",
 	'kill -9 undoes an open claim at once, and its token is not given again');

@@ -267,6 +267,7 @@ SKIP: {
 			my $session = session($node);
 			my $pid = $session->query_safe('SELECT pg_backend_pid()');
 			my $at = stop_at($pid, $place);
+			my $log = -s $node->logfile;
 			$session->query_until(qr/sent/, "\\echo sent\nSELECT idemq.enqueue('q', '1', key => 'killed');\n");
 			$at->();
 			if ($how eq 'kill -9') { kill 'KILL', $pid }
@@ -279,7 +280,8 @@ SKIP: {
 			}
 			eval { $at->() };
 			eval { $session->{run}->finish };
-			if ($how ne 'kill -9')
+			if ($how eq 'kill -9') { $node->wait_for_log(qr/\(PID $pid\) was terminated by signal 9/, $log) }
+			else
 			{
 				select undef, undef, undef, 0.01 while -e $node->data_dir . '/postmaster.pid';
 				$node->_update_pid(0);

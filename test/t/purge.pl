@@ -134,24 +134,7 @@ sql($node, "SELECT count(*) FROM idemq.enqueue_many('mark', array_fill('1'::json
 	SELECT count(*) FROM idemq.claim('mark', 5000) c, idemq.try_commit(c.id, c.token)");
 poll("SELECT count(*) = 0 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = 'mark'", 'beside a held snapshot');
 my $transactions = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = 'postgres'";
-my 
-# A scan of two steps, stopped between them: a retry moves a job to where it has been, and says so.
-SKIP:
-{
-	skip 'no gdb that may attach', 1 unless has_debugger($node);
-	sql($node, "SELECT idemq.create_queue('far'); SELECT count(*) FROM generate_series(1, 30000) n, idemq.enqueue('far', '1', delay => '30 min') e");
-	my $moved = sql($node, "SELECT id FROM idemq.enqueue('far', '1', delay => '1 h', expires_in => '8 s')");
-	my $stop = stop_at(worker_pid($node), 'idemq_expire_ended');
-
-	my $first = expiring('far');
-	$stop->();
-	is_sql($node, "SELECT idemq.retry($moved)", 'retrying', 'a retry in the middle of a scan');
-	$stop->();
-	is_cancelled($first, 'the scan goes on');
-	is_cancelled($moved, 'and what was moved behind it expires');
-}
-
-$before = sql($node, $transactions);
+my $before = sql($node, $transactions);
 sql($node, 'SELECT pg_sleep(2.5)');
 cmp_ok(sql($node, $transactions) - $before, '<', 1000, 'it does not go round and round');
 $other->query_safe('COMMIT');

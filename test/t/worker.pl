@@ -222,7 +222,8 @@ sub keep_busy
 $session->quit;
 keep_busy('c');
 sql($node, 'CREATE DATABASE d TEMPLATE c');
-ok(1, 'CREATE DATABASE ... TEMPLATE while the worker is busy');
+is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE payload = '1' AND status = 'processing'", 'processing|1',
+	'CREATE DATABASE ... TEMPLATE while the worker is busy: its chore was undone', 'd');
 sql($node, 'DROP DATABASE d');
 $log = log_end();
 sql($node, 'DROP DATABASE c');
