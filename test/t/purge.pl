@@ -232,18 +232,19 @@ is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $never", 'pending', 'one
 is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'nothing is wrong');
 
 # A scan of two steps, stopped between them: a retry moves a job to where it has been, and says so.
+# (In a paused queue: nobody looks for work, and meets it.)
 SKIP:
 {
 	skip 'no gdb that may attach', 1 unless has_debugger($node);
-	sql($node, "SELECT idemq.create_queue('far'); SELECT count(*) FROM generate_series(1, 30000) n, idemq.enqueue('far', '1', delay => '30 min') e");
+	sql($node, "SELECT idemq.create_queue('far'); SELECT idemq.pause('far'); SELECT count(*) FROM generate_series(1, 30000) n, idemq.enqueue('far', '1', delay => '30 min') e");
 	my $moved = sql($node, "SELECT id FROM idemq.enqueue('far', '1', delay => '1 h', expires_in => '8 s')");
 	my $stop = stop_at(worker_pid($node), 'idemq_expire_ended');
 
 	my $first = expiring('far');
 	$stop->();
-	is_sql($node, "SELECT idemq.retry($moved)", 'retrying', 'a retry in the middle of a scan');
+	is_sql($node, "SELECT status FROM idemq.jobs WHERE id IN ($first, $moved) ORDER BY id", "pending\ncancelled", 'a scan, in the middle');
+	is_sql($node, "SELECT idemq.retry($moved)", 'retrying', 'a retry');
 	$stop->();
-	is_cancelled($first, 'the scan goes on');
 	is_cancelled($moved, 'and what was moved behind it expires');
 }
 
