@@ -17,14 +17,6 @@ use Time::HiRes qw(sleep time);
 
 my $node = new_server('limits', 'idemq.worker' => 'on', max_connections => 60, restart_after_crash => 'on', jit => 'off', log_statement => 'none');
 
-sub poll
-{
-	my ($query, $expected, $name) = @_;
-
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	return ok($node->poll_query_until('postgres', $query, $expected), $name);
-}
-
 # A fresh queue with those settings and that many jobs.
 sub fresh
 {
@@ -287,15 +279,15 @@ sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q
 without_worker(sub {
 	my $done = clients($node, $wait_and_claim, '-c', 20, '-t', 1);
 
-	poll($sleepers, 20, '20 sleepers in a queue at its limit');
+	is_soon($node, $sleepers, 20, '20 sleepers in a queue at its limit');
 	sql($node, 'SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1');
-	poll('SELECT count(*) FROM held', 6, 'a slot that comes free: one claims');
+	is_soon($node, 'SELECT count(*) FROM held', 6, 'a slot that comes free: one claims');
 	is_sql($node, $sleepers, 19, 'and one was woken');
 	sql($node, 'SELECT idemq.commit_many(array_agg(id), array_agg(token)) FROM (SELECT h.* FROM held h JOIN idemq.jobs j USING (id) WHERE status = \'processing\') h');
-	poll('SELECT count(*) FROM held', 11, 'five slots: five claim');
+	is_soon($node, 'SELECT count(*) FROM held', 11, 'five slots: five claim');
 	is_sql($node, $sleepers, 14, 'and five were woken');
 	sql($node, "SELECT idemq.alter_queue('q', max_running => 0)");
-	poll('SELECT count(*) FROM held', 25, 'no limit: all');
+	is_soon($node, 'SELECT count(*) FROM held', 25, 'no limit: all');
 	is($done->(), '', 'all end well');
 });
 
@@ -315,7 +307,7 @@ foreach my $limit ('max_running => 1', "rate_limit => 1, rate_period => '1 h'")
 	fresh("lease => '1 h', $limit", 30);
 	sql($node, "SELECT id FROM idemq.claim('q', 5)");
 	my $done = clients($node, "CALL idemq.wait('q', '5 s');\n", '-c', 10, '-t', 1);
-	poll($sleepers, 10, "$limit: 10 sleepers");
+	is_soon($node, $sleepers, 10, "$limit: 10 sleepers");
 	sleep 1;
 	my $before = switches();
 	sleep 2;

@@ -15,14 +15,6 @@ use Test::More;
 my $node = new_server('wake', 'idemq.worker' => 'on', max_connections => 120, jit => 'off');
 my $sleepers = 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep();
 
-sub poll
-{
-	my ($query, $expected, $name) = @_;
-
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	return ok($node->poll_query_until('postgres', $query, $expected), $name);
-}
-
 # The worker stays where it is, so that nobody gives a second signal: what wakes a
 # sleeper here is the first one.
 sub without_reminders
@@ -41,7 +33,7 @@ without_reminders(sub {
 	my $end = clients($node, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n", '-c', $count, '-t', 1);
 	my @seen;
 
-	poll($sleepers, $count, "$count sleepers");
+	is_soon($node, $sleepers, $count, "$count sleepers");
 	foreach my $left (reverse 0 .. $count - 1)
 	{
 		sql($node, "SELECT idemq.enqueue('q', '1')");
@@ -59,11 +51,11 @@ foreach my $priorities (1, 10)
 	without_reminders(sub {
 		my $end = clients($node, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n", '-c', 20, '-t', 1);
 
-		poll($sleepers, 20, '20 sleepers');
+		is_soon($node, $sleepers, 20, '20 sleepers');
 		# Due by time alone: nobody knows how many they are, and who looks finds it.
 		sql($node, "TRUNCATE got; BEGIN; SELECT idemq.enqueue('q', '1', delay => '1 s', priority => n % $priorities)
 			FROM generate_series(1, 40) n; COMMIT; SELECT pg_sleep(1.1); INSERT INTO got SELECT id FROM idemq.claim('q')");
-		poll('SELECT count(*) FROM got', 21, "one claim, and all are woken one after the other ($priorities priorities)");
+		is_soon($node, 'SELECT count(*) FROM got', 21, "one claim, and all are woken one after the other ($priorities priorities)");
 		is($end->(), '', 'all of them');
 	});
 	sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
@@ -115,7 +107,7 @@ SKIP:
 		is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held", 'stale', 'a heartbeat during the reap');
 		is_sql($node, 'SELECT idemq.commit(id, token) FROM held', 'committed', 'a commit during the reap') if $commits;
 		$stop->();
-		poll($of_held, $commits ? 'completed' : 'pending', $commits ? 'the commit stands' : 'reaped');
+		is_soon($node, $of_held, $commits ? 'completed' : 'pending', $commits ? 'the commit stands' : 'reaped');
 		is_sql($node, 'SELECT idemq.try_commit(id, token) FROM held', $commits ? 'already_committed' : 'stale',
 			'the token afterwards');
 		sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
@@ -133,7 +125,7 @@ SKIP:
 			SELECT status FROM idemq.jobs WHERE id = (SELECT id FROM held)", "current\n\nprocessing",
 			'an open commit keeps a lease that has expired');
 		$committer->query_safe($end);
-		poll('SELECT status FROM idemq.jobs WHERE id = (SELECT id FROM held)', $end eq 'COMMIT' ? 'completed' : 'pending',
+		is_soon($node, 'SELECT status FROM idemq.jobs WHERE id = (SELECT id FROM held)', $end eq 'COMMIT' ? 'completed' : 'pending',
 			"$end of an open commit, then the reap");
 		sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
 		$committer->quit;
@@ -209,11 +201,11 @@ is($producers->(), '', 'random: producers');
 is($workers->(), '', 'random: workers');
 # Who sleeps now sleeps for long: what is left must wake them.
 my $last = clients($node, "CALL idemq.wait('q', '1000 s');\nSELECT idemq.commit(id, token) FROM idemq.claim('q');\n", '-c', 8, '-t', 10000, 'killed');
-poll("SELECT count(*) FROM idemq.jobs WHERE status <> 'completed'", 0, 'random: what is left is claimed by who sleeps');
-poll($sleepers, 8, 'random: and then all sleep');
+is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE status <> 'completed'", 0, 'random: what is left is claimed by who sleeps');
+is_soon($node, $sleepers, 8, 'random: and then all sleep');
 sql($node, 'SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE ' . asleep());
 is($last->(), '', 'random: they say nothing but that they were ended');
-poll('SELECT count(*) FROM idemq.check()', 0, 'random: the audit');
+is_soon($node, 'SELECT count(*) FROM idemq.check()', 0, 'random: the audit');
 
 $node->stop;
 done_testing();

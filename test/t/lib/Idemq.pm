@@ -13,7 +13,7 @@ use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf session sql sqlstate is_sql is_state wal_records
   has_debugger stop_at asleep sleeper answer worker_pid wait_until crash
-  clients unexpected);
+  clients unexpected is_soon);
 
 # Settings of script/server.conf: what a server needs to preload idemq.
 sub server_conf
@@ -92,6 +92,15 @@ sub is_state
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	return is(sqlstate($node, $sql, $db), $expected, $name);
+}
+
+# is_soon(node, sql, [expected,] name): as is_sql ('t'), of what becomes so.
+sub is_soon
+{
+	my ($node, $sql, $name, $expected) = @_ == 3 ? (@_, 't') : @_[ 0, 1, 3, 2 ];
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return ok($node->poll_query_until('postgres', $sql, $expected), $name);
 }
 
 # The WAL records that $code causes, counted by type, such as 'Heap/HOT_UPDATE'.
