@@ -1,5 +1,8 @@
 # CALL idemq.wait, wait_any and wait_result: who sleeps holds nothing, and is woken
 # by whatever makes work, with a background worker and without.
+#
+# Who sleeps when the extension is dropped:
+# expects in log: could not open relation with OID
 
 use strict;
 use warnings FATAL => 'all';
