@@ -222,7 +222,7 @@ sub keep_busy
 $session->quit;
 keep_busy('c');
 sql($node, 'CREATE DATABASE d TEMPLATE c');
-is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE payload = '1' AND status = 'processing'", 'processing|1',
+is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'processing'", 1,
 	'CREATE DATABASE ... TEMPLATE while the worker is busy: its chore was undone', 'd');
 sql($node, 'DROP DATABASE d');
 $log = log_end();
