@@ -63,7 +63,7 @@ sub calm
 {
 	my ($log) = @_;
 
-	return $log =~ s/.*(?:LOG:  background worker.*exited with exit code 1|FATAL:  terminating background worker "idemq \w+" due to administrator command|FATAL:  the database system is (?:starting up|shutting down))\n//gr
+	return $log =~ s/.*(?:LOG:  background worker.*exited with exit code 1|FATAL:  terminating autovacuum process due to administrator command|FATAL:  terminating background worker "idemq \w+" due to administrator command|FATAL:  the database system is (?:starting up|shutting down))\n//gr
 	  =~ s/.*CONTEXT:  idemq worker, chore.*\n//gr;
 }
 
@@ -102,7 +102,8 @@ sql($node, 'ALTER DATABASE closed ALLOW_CONNECTIONS false');
 my $log = log_end();
 $node->restart;
 worker_of($_) foreach qw(postgres a);
-$node->wait_for_log(qr/background worker "idemq worker" \(PID \d+\) exited with exit code 0/, $log);
+# Of this start: the workers of before exit with 0 as well.
+$node->wait_for_log(qr/(?:starting background worker process "idemq worker"[\s\S]*){3}background worker "idemq worker" \(PID \d+\) exited with exit code 0/, $log);
 works($_, "found at start: $_") foreach qw(postgres a);
 is(scalar(() = said($log, qr/starting background worker process "idemq worker"/) =~ /\n/g), 3, 'each open database is looked into, once');
 is_sql($node, "SELECT count(*) $workers", 2, 'none in a database without idemq, none in one that is closed');
