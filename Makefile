@@ -9,7 +9,8 @@
 #   make test             lint + regression + isolation + TAP + real clients
 #   make lint | test-regress | test-isolation | test-tap | test-clients
 #                         one of them; REGRESS='a b' ISOLATION=c TAP='d' CLIENTS='e'
-#                         choose tests, ACCEPT=1 takes the actual output as the expected one
+#                         choose tests, ACCEPT=1 takes the actual output as the expected one;
+#                         LANES=1: one at a time; CI=true: what is not installed fails (script/test)
 #   make chaos            100,000 jobs (JOBS=n) under stalls, kills and crashes: the
 #                         long form of TAP test chaos, some minutes
 #   make soak             everything at once for ten minutes (SOAK=seconds): the long form

@@ -15,7 +15,7 @@ unset PGHOST PGHOSTADDR PGPORT PGUSER PGDATABASE PGDATA PGOPTIONS PGSERVICE PGAP
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 work=
-child=
+declare -A children=() # process groups
 pg_config=
 bindir=
 
@@ -56,32 +56,41 @@ make_work() {
 cleanup() {
 	trap '' HUP INT TERM
 	set +e
-	end_child
+	end_children
 	[ -n "$work" ] || return 0
 	stop_servers "$work"
 	cd /
 	if [ -n "${KEEP:-}" ]; then echo "kept: $work" >&2; else rm -rf "$work"; fi
 }
 
-# run COMMAND...: in a process group of its own, so that all of it ends with
-# it, and with an interrupted script.
-run() {
-	local status=0
+# start COMMAND...: in the background, in a process group of its own, so that all of it
+# ends with an interrupted script; $! is its pid.
+start() {
 	set -m
 	"$@" </dev/null &
-	child=$!
 	set +m
-	wait "$child" || status=$?
-	end_child
+	children[$!]=$1
+}
+
+# run COMMAND...: likewise, and waits for it.
+run() {
+	local status=0 pid
+	start "$@"
+	pid=$!
+	wait "$pid" || status=$?
+	end_group "$pid"
 	return "$status"
 }
 
 # A stopped process sees its TERM only when it is continued.
-end_child() {
-	if [ -n "$child" ]; then
-		kill -TERM -- "-$child" 2>/dev/null && kill -CONT -- "-$child" 2>/dev/null
-		child=
-	fi || true
+end_group() {
+	kill -TERM -- "-$1" 2>/dev/null && kill -CONT -- "-$1" 2>/dev/null || true
+	unset "children[$1]"
+}
+
+end_children() {
+	local pid
+	for pid in "${!children[@]}"; do end_group "$pid"; done
 }
 
 # stop_servers DIR [SIGNAL]: every PostgreSQL server whose data is below DIR;

@@ -94,7 +94,7 @@ COMMENT ON COLUMN idemq.jobs.headers IS 'the producer''s, untouched';
 COMMENT ON COLUMN idemq.jobs.payload IS 'what to do';
 COMMENT ON COLUMN idemq.jobs.checkpoint IS 'how far an attempt came: idemq.checkpoint';
 COMMENT ON COLUMN idemq.jobs.result IS 'what its commit stored';
-COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error of idemq.fail, or lease expired';
+COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error of idemq.fail, or lease expired; was dead, of a job brought back that had none';
 COMMENT ON COLUMN idemq.jobs.token IS 'the fencing token of the last attempt: it only grows';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
 COMMENT ON COLUMN idemq.jobs.run_at IS 'of a job in a FIFO group that was enqueued with a time: not ready before; NULL for at once';

@@ -177,6 +177,10 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 		/* Back to life, also when it had expired. */
 		job_set_null(change, COL_FINISHED_AT);
 		job_set_null(change, COL_EXPIRES_AT);
+		/* With its count gone, only this says that there is a history (keeps_nothing). */
+		if (job->attempt > 0 && job->row->tts_isnull[COL_LAST_ERROR])
+			job_set(change, COL_LAST_ERROR,
+					CStringGetTextDatum(psprintf("was %s", idemq_status_name(job->status))));
 	}
 	set_argument_columns(change, transition->columns, args);
 }

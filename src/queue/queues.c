@@ -315,13 +315,20 @@ idemq_queue_lock(int32 id, LOCKMODE mode)
 
 /*
  * Locks a queue that was looked up, and looks it up again: it may have been dropped, and
- * created anew, while this waited for the lock.
+ * created anew, while this waited for the lock.  The new one is another, and is locked in
+ * its turn.
  */
 void
 idemq_queue_hold(QueueInfo *queue, int wanted, LOCKMODE mode)
 {
-	idemq_queue_lock(queue->id, mode);
-	idemq_queue_by_name(queue->name, wanted, queue);
+	int32 locked;
+
+	do
+	{
+		locked = queue->id;
+		idemq_queue_lock(locked, mode);
+		idemq_queue_by_name(queue->name, wanted, queue);
+	} while (queue->id != locked);
 }
 
 /* As idemq_queue_arg, and locks the queue to the end of the transaction. */

@@ -63,11 +63,12 @@ class Worker:
             try:
                 self.attempt(job_id, token, amount)
                 return
-            except psycopg.OperationalError:
-                # The connection is gone, and perhaps only the answer with it.
-                self.note("again")
-                self.connect()
             except psycopg.DatabaseError as error:
+                if self.conn.closed:
+                    # The connection is gone, and perhaps only the answer with it.
+                    self.note("again")
+                    self.connect()
+                    continue
                 if error.sqlstate not in ("IQ001", "IQ006"):
                     raise
                 self.note(error.sqlstate)
@@ -89,6 +90,8 @@ class Worker:
                     return None
                 time.sleep(0.05)
             except psycopg.OperationalError:
+                if not self.conn.closed:
+                    raise
                 self.connect()
 
     def run(self):

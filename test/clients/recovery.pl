@@ -7,6 +7,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../t/lib";
+use HTTP::Tiny;
 use Idemq;
 use IPC::Run;
 use JSON::PP;
@@ -28,10 +29,10 @@ chomp $address;
 sub service
 {
 	my ($path) = @_;
-	my ($stdout) = run_command([ '/usr/bin/python3', '-c',
-			'import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())',
-			"http://$address/$path" ]);
-	return JSON::PP->new->allow_nonref->decode($stdout);
+	my $answer = HTTP::Tiny->new->get("http://$address/$path");
+
+	die "$path: $answer->{status} $answer->{content}" unless $answer->{success};
+	return JSON::PP->new->allow_nonref->decode($answer->{content});
 }
 
 sub start_worker
@@ -143,12 +144,12 @@ foreach my $point ('charge', 'charged', 'mail', 'reserve')
 {
 	$id = order("stalled at $point");
 	my $stalled = start_worker(STOP_AT => $point);
-	$node->poll_query_until('postgres', "SELECT status = 'processing' FROM idemq.job($id)") or die;
+	wait_until($node, "SELECT status = 'processing' FROM idemq.job($id)");
 	# In the middle of a transaction it holds the row: then nobody takes its order.
 	if ($point eq 'reserve')
 	{
-		$node->poll_query_until('postgres', "SELECT count(*) > 0 FROM pg_stat_activity
-			WHERE state = 'idle in transaction' AND query LIKE 'UPDATE stock%'") or die;
+		wait_until($node, "SELECT count(*) > 0 FROM pg_stat_activity
+			WHERE state = 'idle in transaction' AND query LIKE 'UPDATE stock%'");
 		sql($node, 'SELECT pg_sleep(0.7)');
 		is(worker(), 3, "$point: nobody takes an order whose worker has its row locked");
 		$stalled->signal('CONT');

@@ -117,3 +117,38 @@ SELECT idemq.fail(:id, :token, 'first', details => '1');
 UPDATE idemq.jobs SET status = 'processing', deadline = now() + interval '1 h' WHERE id = :id;
 SELECT idemq.fail(:id, :token, 'last', details => '2');
 SELECT error, details FROM idemq.attempts WHERE token = :token;
+
+-- In a queue that keeps nothing: however the job came back to life, its commit leaves no history.
+SELECT idemq.create_queue('gone', retention => '0', lease => '1 h') > 0 AS made;
+CREATE FUNCTION dies_and_is_back(how text, reason text, OUT of_history bigint, OUT outcome text, OUT is_left bigint) LANGUAGE plpgsql AS $$
+DECLARE job bigint;
+BEGIN
+	SELECT id INTO job FROM idemq.enqueue('gone', '1');
+	IF how = 'cancelled' THEN
+		PERFORM id FROM idemq.claim('gone');
+		PERFORM idemq.cancel(job);
+	ELSE
+		PERFORM idemq.fail(id, token, reason, permanent => true) FROM idemq.claim('gone');
+	END IF;
+	of_history := count(*) FROM idemq.attempts WHERE job_id = job;
+	IF how = 'redriven' THEN PERFORM idemq.redrive('gone'); ELSE PERFORM idemq.retry(job); END IF;
+	SELECT c.outcome INTO outcome FROM idemq.claim_job(job) c;
+	PERFORM idemq.commit(id, token) FROM idemq.jobs WHERE id = job;
+	is_left := count(*) FROM idemq.attempts WHERE job_id = job;
+END $$;
+SELECT how, reason, d.* FROM (VALUES ('redriven', 'no'), ('redriven', NULL), ('retried', 'no'), ('retried', NULL), ('cancelled', NULL)) v(how, reason),
+	dies_and_is_back(how, reason) d;
+SELECT count(*) FROM idemq.jobs;
+
+-- An attempt that a DBA puts back into processing ends again: its last end stands.
+SELECT idemq.create_queue('back', retry_jitter => 0, lease => '1 h') > 0 AS made;
+SELECT (idemq.enqueue('back', '1')).id \gset
+SELECT token FROM idemq.claim('back') \gset
+SELECT idemq.fail(:id, :token, 'the first end', '0');
+SELECT ended_at AS first_end FROM idemq.attempts WHERE job_id = :id \gset
+UPDATE idemq.jobs SET status = 'processing', attempt = 1 WHERE id = :id;
+SELECT idemq.fail(:id, :token, 'the last end', permanent => true);
+SELECT outcome, error, attempt, ended_at > :'first_end' AS later FROM idemq.attempts WHERE job_id = :id;
+UPDATE idemq.jobs SET status = 'processing', finished_at = NULL, ready_at = now() WHERE id = :id;
+SELECT idemq.release(:id, :token);
+SELECT outcome, error FROM idemq.attempts WHERE job_id = :id;

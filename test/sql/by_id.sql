@@ -160,3 +160,14 @@ SELECT idemq.alter_queue('a', retention => '0');
 SELECT id FROM idemq.enqueue('a', '6') \gset
 SELECT idemq.commit_once(:id), idemq.commit_once(:id);
 SELECT count(*) FROM idemq.job(:id);
+
+-- expires_in is for jobs that nobody has claimed: one that has failed is claimed though its time is over.
+SELECT idemq.create_queue('late', lease => '1 h', retry_jitter => 0) > 0 AS made;
+SELECT id FROM idemq.enqueue('late', '1', expires_in => '1 h') \gset
+SELECT outcome FROM idemq.claim_job(:id);
+SELECT idemq.fail(id, token, 'once', '0') FROM idemq.jobs WHERE id = :id;
+UPDATE idemq.jobs SET expires_at = clock_timestamp() WHERE id = :id;
+SELECT status, expires_at < clock_timestamp() AS over FROM idemq.jobs WHERE id = :id;
+SELECT outcome, attempt FROM idemq.claim_job(:id);
+SELECT idemq.fail(id, token, 'twice', '0') FROM idemq.jobs WHERE id = :id;
+SELECT id = :id AS same, attempt FROM idemq.claim('late');

@@ -233,6 +233,23 @@ SET ROLE idemq_worker;
 SELECT count(*) FROM idemq.claim('q');
 RESET ROLE;
 
+-- reap without a queue takes back leases of one's own queues, and no others.
+SELECT idemq.create_queue('theirs') > 0 AS made;
+SELECT id AS theirs FROM idemq.enqueue('theirs', '1') \gset
+SELECT id AS ours FROM idemq.enqueue('q', '1') \gset
+SELECT outcome FROM unnest(ARRAY[:theirs, :ours]) id, idemq.claim_job(id, lease => '1 ms');
+SELECT pg_sleep(0.01);
+SET ROLE idemq_producer;
+SELECT idemq.reap();
+RESET ROLE;
+SELECT count(*) FROM idemq.jobs WHERE status = 'processing' AND id IN (:theirs, :ours);
+SET ROLE idemq_worker;
+SELECT idemq.reap(), idemq.reap();
+RESET ROLE;
+SELECT id = :theirs AS theirs, status FROM idemq.jobs WHERE id IN (:theirs, :ours) ORDER BY 1;
+SELECT idemq.reap();
+SELECT idemq.cancel(:ours), idemq.drop_queue('theirs', force => true);
+
 -- create_queue is the DBA's to give away, with USAGE of the schema, which this role has; its creator administers the queue.
 GRANT EXECUTE ON FUNCTION idemq.create_queue TO idemq_stranger;
 SET ROLE idemq_stranger;

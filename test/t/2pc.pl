@@ -103,8 +103,8 @@ foreach my $end ('COMMIT', 'ROLLBACK')
 	is_sql($node, 'SELECT idemq.heartbeat(id, token) FROM held', 'current', 'a heartbeat waits for nobody');
 	my $session = session($node);
 	$session->query_until(qr/asked/, "\\echo asked\nSELECT idemq.try_commit(id, token) FROM held;\n");
-	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity
-		WHERE wait_event_type = 'Lock' AND query ~ 'try_commit'") or die 'does not wait';
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity
+		WHERE wait_event_type = 'Lock' AND query ~ 'try_commit'");
 	sql($node, "$end PREPARED 'p'");
 	like($session->query('SELECT 1'), $end eq 'COMMIT' ? qr/^already_committed$/m : qr/^committed$/m,
 		"a second commit waits for the first one's $end PREPARED");
@@ -127,8 +127,7 @@ foreach my $end ('COMMIT', 'ROLLBACK')
 {
 	reset_queues();
 	prepare("SELECT idemq.fail(id, token, retry_in => '0') FROM held; SELECT idemq.enqueue('q', '4')");
-	$node->stop('immediate');
-	$node->start;
+	crash($node);
 	is_sql($node, $drain, '2', 'others go on after a crash');
 	sql($node, "$end PREPARED 'p'");
 	is_sql($node, $drain, $end eq 'COMMIT' ? "1\n4" : '', "$end PREPARED after a crash: claimable at once");

@@ -15,8 +15,7 @@ sub wait_for_end
 {
 	my ($pid) = @_;
 
-	$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid")
-	  or die "backend $pid is still there";
+	wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid");
 }
 
 # Claims two jobs, one of them attached, in a session that then ends.

@@ -23,8 +23,7 @@ my $stops = $jobs > 20000 ? 5 : 1;    # of the server
 my $patience = 120 + $jobs / 20;
 my $start = time;
 
-my $node = new_server('chaos', 'idemq.worker' => 'on', max_connections => 50, log_statement => 'none',
-	log_min_messages => 'fatal');
+my $node = new_server('chaos', 'idemq.worker' => 'on', max_connections => 50, log_statement => 'none');
 my $log = "$PostgreSQL::Test::Utils::tmp_check/chaos.log";
 my (@runs, %done);
 my $number = 0;
@@ -50,21 +49,24 @@ my %trouble = (
 		$run->{h}->signal('STOP');
 		sleep $lease * 1.6;
 		$run->{h}->signal('CONT');
+		return 1;
 	},
 	kills => sub {
 		my $slot = int(rand($workers));
 		$runs[$slot]{h}->signal('KILL');
 		$runs[$slot]{h}->finish;
+		my $killed = ($runs[$slot]{h}->full_result(0) & 127) == 9;
 		start_worker($slot);
+		return $killed;
 	},
 	terminations => sub {
-		sql($node, q{SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity
+		return sql($node, q{SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
 			WHERE application_name LIKE 'chaos-%' ORDER BY random() LIMIT 1) x});
 	},
 	crashes => sub {
-		$node->stop('immediate');
-		$node->start;
-		$node->poll_query_until('postgres', 'SELECT true') or die 'no restart';
+		crash($node);
+		wait_until($node, 'SELECT true');
+		return 1;
 	});
 my @usual = qw(stalls kills terminations kills terminations);
 
@@ -81,8 +83,7 @@ for (my $n = 0; ($finished = sql($node, "SELECT count(*) FROM idemq.jobs WHERE s
 	# The server stops at even parts of the way.
 	my $what = ($done{crashes} // 0) < $stops && $finished > $jobs * (1 + ($done{crashes} // 0)) / ($stops + 1)
 	  ? 'crashes' : $usual[ $n % @usual ];
-	$trouble{$what}->();
-	$done{$what}++;
+	$done{$what} += $trouble{$what}->();
 	sleep 0.1 + rand(0.2);
 }
 $_->{h}->finish foreach @runs;
@@ -99,6 +100,7 @@ cmp_ok($met{IQ001}, '>', 0, 'zombies tried to commit, and were refused');
 cmp_ok($met{IQ006}, '>', 0, 'commits whose answer was lost were repeated, and refused');
 cmp_ok($done{$_} // 0, '>', 0, "there were $_") foreach sort keys %trouble;
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
+is(unexpected($node, qw(IQ001 IQ006 08006 57P01 57P02 57P03)), '', 'no error but refusals, and of those that were ended');
 my $again = sql($node, 'SELECT sum(attempt) FROM idemq.jobs') - $jobs;
 diag sprintf('figure: %d jobs in %d s: sum %s of %s; %d further attempts; refused: %d zombie commits (IQ001), '
 	  . '%d repeated commits (IQ006)', $jobs, time - $start, $total, $jobs * ($jobs + 1) / 2, $again, $met{IQ001}, $met{IQ006});

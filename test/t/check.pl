@@ -153,7 +153,7 @@ is_sql($node, "SELECT count(*) FROM idemq.workers WHERE pid = $pid", 0, 'and gon
 is_sql($node, "SELECT invariant FROM idemq.check() WHERE invariant <> 'cursor.claimable'", '', 'nothing is left of it');
 
 # After a restart memory is empty, and that is no violation.
-$node->restart('immediate');
+crash($node);
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'nothing after a crash');
 $session->quit;
 

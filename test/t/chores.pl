@@ -14,8 +14,6 @@ use Test::More;
 my $node = new_server('chores', 'idemq.worker' => 'on');
 my $worker = "FROM pg_stat_activity WHERE backend_type = 'idemq worker' AND datname = 'postgres'";
 
-sub poll { my ($sql, $name) = @_; return ok($node->poll_query_until('postgres', $sql), $name) }
-
 # Claims a new job of a queue and lets the lease end; answers its id.
 sub expire
 {
@@ -26,17 +24,17 @@ sub expire
 	return $id;
 }
 
-sub is_reaped { my ($id, $name) = @_; return poll("SELECT status = 'pending' FROM idemq.jobs WHERE id = $id", $name) }
+sub is_reaped { my ($id, $name) = @_; return is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE id = $id", $name) }
 
 # A busy worker's state changes all the time.
-sub sleeps { return poll("SELECT state = 'idle' AND state_change < clock_timestamp() - interval '2 s' $worker", "$_[0]: it sleeps") }
+sub sleeps { return is_soon($node, "SELECT state = 'idle' AND state_change < clock_timestamp() - interval '2 s' $worker", "$_[0]: it sleeps") }
 
 sub pid { return sql($node, "SELECT pid $worker") }
 
 # The log's part from a place on; '' of what does not match.
 sub said { my ($from, $what) = @_; return join '', grep { /$what/ } split /^/, slurp_file($node->logfile, $from) }
 
-poll("SELECT count(*) = 1 $worker", 'a worker');
+is_soon($node, "SELECT count(*) = 1 $worker", 'a worker');
 my $pid = pid();
 
 # ---- Nothing to do
@@ -75,7 +73,7 @@ sql($node, "SELECT idemq.create_queue('bad' || i, lease => '1 h') FROM generate_
 	CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION refuse()");
 my $bad = expire('bad1');
 $node->wait_for_log(qr/ERROR:  not this one/, $log);
-like(slurp_file($node->logfile, $log), qr/\[$pid\]  CONTEXT:.*\n(?:\t.*\n)*\tidemq worker, chore "reap" of queue "bad1"/,
+like(slurp_file($node->logfile, $log), qr/\[$pid\] \w{5}  CONTEXT:.*\n(?:\t.*\n)*\tidemq worker, chore "reap" of queue "bad1"/,
 	'an error is logged with chore and queue');
 is_reaped(expire($_), "queue $_ goes on") foreach qw(q new);
 expire("bad$_") foreach 2 .. 70;
@@ -85,7 +83,7 @@ $node->wait_for_log(qr/(?:chore "reap" of queue "bad1"\n[\s\S]*){4}/, $log);
 cmp_ok(scalar(() = slurp_file($node->logfile, $log) =~ /chore "reap" of queue "bad1"\n/g), '<', 8, 'it is tried less and less often');
 sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
 is_reaped($bad, 'and done when the trigger is gone');
-poll("SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", 'in all 70 queues');
+is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", 'in all 70 queues');
 is(pid(), $pid, 'by the same worker');
 sql($node, "SELECT idemq.drop_queue(name, force => true) FROM idemq.queues WHERE name LIKE 'bad%'");
 
@@ -101,7 +99,7 @@ sql($node, "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS \$\$
 	END \$\$;
 	CREATE TRIGGER wait BEFORE UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION wait()");
 my $waiting = expire('new');
-poll("SELECT wait_event_type = 'Lock' AND query = 'reap of queue new' $worker", 'a trigger waits for a lock');
+is_soon($node, "SELECT wait_event_type = 'Lock' AND query = 'reap of queue new' $worker", 'a trigger waits for a lock');
 is_reaped(expire('q'), 'it does not keep the others for ever');
 $other->query_safe('COMMIT');
 is_reaped($waiting, 'and comes to its end when the lock is free');
@@ -172,7 +170,7 @@ foreach my $where ('ALTER DATABASE postgres SET', 'ALTER ROLE postgres SET', 'AL
 	sql($node, "$where $_") foreach @hostile;
 	$pid = pid();
 	sql($node, "SELECT pg_reload_conf(); SELECT pg_terminate_backend($pid)");
-	poll("SELECT count(*) = 1 AND min(pid) <> $pid $worker", "$where ...: a worker");
+	is_soon($node, "SELECT count(*) = 1 AND min(pid) <> $pid $worker", "$where ...: a worker");
 	my $id = sql($node, "SET session_replication_role = origin; SELECT id FROM idemq.enqueue('q', '1')");
 	sql($node, "SELECT idemq.claim_job($id, lease => '10 ms')");
 	is_reaped($id, "$where ...: works");
@@ -188,7 +186,7 @@ delete $ENV{PGOPTIONS};
 
 SKIP:
 {
-	skip 'no debugger', 2 unless has_debugger($node);
+	skip 'no gdb that may attach', 2 unless has_debugger($node);
 
 	my $listener = session($node);
 	my $resumer = session($node);
@@ -198,7 +196,7 @@ SKIP:
 	$listener->query_safe('LISTEN idemq_p');
 	$resumer->query_safe('SELECT 1 FROM idemq.queues');
 	$waiter->query_until(qr/begun/, "SET statement_timeout = 0;\n\\echo begun\nCALL idemq.wait('p', '10 min');\n");
-	poll("SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%' AND wait_event_type = 'Extension'",
+	is_soon($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%' AND wait_event_type = 'Extension'",
 		'somebody waits for it');
 	my $stop = stop_at($resumer->query_safe('SELECT pg_backend_pid()'), 'AtEOXact_Inval');
 	$resumer->query_until(qr/begun/, "\\echo begun\nSELECT idemq.resume('p');\n");
@@ -236,7 +234,7 @@ sub churn
 				COMMIT;
 			END LOOP;
 		END \$\$");
-	poll("SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", "$jobs leases taken back");
+	is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", "$jobs leases taken back");
 }
 churn(2000);
 my $before = memory();
@@ -254,8 +252,8 @@ expire('q');
 sleeps('before the statistics');
 my $updates = sql($node, $stats);
 sql($node, "SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, ARRAY[50])); SELECT count(*) FROM idemq.claim('q', 50, lease => '10 ms')");
-poll("SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", 'taken back');
-poll("SELECT n_tup_upd >= $updates + 100 FROM pg_stat_user_tables WHERE relid = 'idemq.jobs'::regclass", 'autovacuum is told');
+is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", 'taken back');
+is_soon($node, "SELECT n_tup_upd >= $updates + 100 FROM pg_stat_user_tables WHERE relid = 'idemq.jobs'::regclass", 'autovacuum is told');
 
 $other->quit;
 $node->stop;

@@ -14,8 +14,6 @@ use Test::More;
 my $node = new_server('dead_queue', 'idemq.worker' => 'on', max_prepared_transactions => 2);
 my $account = "SELECT payload->>'id', payload->>'error', payload->'attempts'->-1->>'worker' FROM idemq.claim('letters')";
 
-sub poll { my ($sql, $name) = @_; return ok($node->poll_query_until('postgres', $sql), $name) }
-
 sql($node, "SELECT idemq.create_queue('letters', lease => '1 h'), idemq.alter_queue('q', max_attempts => 1, dead_queue => 'letters')");
 worker_pid($node);
 
@@ -53,8 +51,7 @@ like($listener->query('SELECT pg_sleep(0.3)') . $listener->query('SELECT 1'), qr
 $id = claimed('1 h');
 sql($node, "BEGIN; SELECT idemq.fail(id, token, 'prepared') FROM idemq.job($id); PREPARE TRANSACTION 'p'");
 is_sql($node, "SELECT count(*) FROM idemq.claim('letters')", '0', 'prepared: nobody has it');
-$node->stop('immediate');
-$node->start;
+crash($node);
 worker_pid($node);
 is_sql($node, "SELECT count(*) FROM idemq.claim('letters')", '0', 'nor after a crash');
 $sleeper = sleeper($node, "CALL idemq.wait('letters', '60 s')");
@@ -63,9 +60,8 @@ is(answer($sleeper), 't', 'COMMIT PREPARED: woken');
 is_sql($node, $account, "$id|prepared|w", 'and claims the account');
 $id = claimed('200 ms');
 my $dead = "SELECT status = 'dead' FROM idemq.job($id)";
-$node->stop('immediate');
-$node->start;
-poll($dead, 'a job that expired while the server was down is reaped');
+crash($node);
+is_soon($node, $dead, 'a job that expired while the server was down is reaped');
 is_sql($node, $account, "$id|lease expired|w", 'and its account is there, once');
 is_sql($node, "SELECT count(*) FROM idemq.claim('letters')", '0', 'no more');
 
@@ -77,12 +73,12 @@ $dropper->query_safe("BEGIN; SELECT idemq.drop_queue('letters', force => true)")
 $id = claimed('10 ms');
 my $other = sql($node, "SELECT id FROM idemq.enqueue('other', '1')");
 sql($node, "SELECT idemq.claim_job($other)");
-poll("SELECT status = 'dead' FROM idemq.job($other)", 'another queue is reaped meanwhile');
+is_soon($node, "SELECT status = 'dead' FROM idemq.job($other)", 'another queue is reaped meanwhile');
 is_sql($node, "SELECT status FROM idemq.job($id)", 'processing', 'this one is not');
 is_sql($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq worker' AND wait_event_type = 'Lock'", '0',
 	'the worker does not wait');
 $dropper->query_safe('ROLLBACK');
-poll("SELECT status = 'dead' FROM idemq.job($id)", 'until the drop is over');
+is_soon($node, "SELECT status = 'dead' FROM idemq.job($id)", 'until the drop is over');
 is_sql($node, $account, "$id|lease expired|w", 'the account is there');
 
 # ---- Many workers that fail, hang, die and roll back: an account for each death
@@ -117,7 +113,7 @@ sql($node, "SELECT idemq.purge('q'), idemq.purge('letters'), idemq.alter_queue('
 my $log = -s $node->logfile;
 sql($node, "DELETE FROM idemq.jobs WHERE queue_id = idemq.queue_id('letters'); DELETE FROM idemq.queues WHERE name = 'letters'");
 $id = claimed('10 ms');
-poll("SELECT status = 'dead' AND last_error = 'lease expired' FROM idemq.job($id)", 'dead all the same');
+is_soon($node, "SELECT status = 'dead' AND last_error = 'lease expired' FROM idemq.job($id)", 'dead all the same');
 like(slurp_file($node->logfile, $log), qr/WARNING:  dead job $id was not added to queue "letters", which does not exist/, 'with a warning');
 is_sql($node, "SELECT * FROM idemq.check() WHERE severity = 'error'", '', 'check');
 $_->quit foreach ($waiter, $listener, $dropper);

@@ -30,6 +30,11 @@ sql($node, q{
 	CREATE TABLE app (job bigint REFERENCES idemq.jobs);
 	INSERT INTO app SELECT min(id) FROM idemq.jobs;
 	GRANT USAGE ON SCHEMA idemq TO producer; GRANT EXECUTE ON FUNCTION idemq.create_queue TO producer;
+	SELECT idemq.once('letters', 'sent');
+	SELECT idemq.create_queue('grouped'), idemq.create_queue('limited', max_running => 2);
+	SELECT idemq.enqueue('grouped', to_jsonb(n), group_key => 'g') FROM generate_series(1, 3) n;
+	SELECT idemq.enqueue('limited', to_jsonb(n)) FROM generate_series(1, 5) n;
+	CREATE TABLE running AS SELECT id, token FROM idemq.claim('grouped', 5) UNION ALL SELECT id, token FROM idemq.claim('limited', 5);
 });
 my $content = q{
 	SELECT j FROM idemq.jobs j ORDER BY id;
@@ -37,6 +42,7 @@ my $content = q{
 	SELECT q FROM idemq.queues q ORDER BY 1;
 	SELECT g FROM idemq.queue_grants g ORDER BY 1;
 	SELECT a FROM idemq.attempts a ORDER BY 1;
+	SELECT s FROM idemq.seen s ORDER BY 1;
 	SELECT * FROM app; SELECT * FROM held};
 my $before = sql($node, $content);
 
@@ -71,8 +77,31 @@ foreach my $format ('custom', 'plain')
 	is_state($node, "SET ROLE producer; SELECT * FROM idemq.claim('q')", '42501', "$format: is no more than that", $db);
 	is_sql($node, 'SET ROLE "Odd Worker"; SELECT count(*) FROM idemq.claim(\'q\', 10)', 2, "$format: a worker's grant", $db);
 	is_state($node, "SET ROLE producer; SELECT idemq.create_queue('mine')", '00000', "$format: rights on functions", $db);
+	is_sql($node, "SELECT idemq.once('letters', 'sent'), idemq.once('letters', 'new')", 'f|t', "$format: once remembers", $db);
+	is_sql($node, "SELECT count(*) FROM idemq.claim_any('{grouped,limited}', 10)", 0, "$format: a group's head is in flight, a limit is reached", $db);
+	is_sql($node, "SELECT idemq.commit(id, token) FROM running JOIN idemq.jobs USING (id, token) WHERE payload = '1'", "committed\ncommitted",
+		"$format: they end", $db);
+	is_sql($node, "SELECT queue, payload FROM idemq.claim_any('{grouped,limited}', 10) ORDER BY 1", "grouped|2\nlimited|3",
+		"$format: the next of the group, and one more of the limit", $db);
+	is_sql($node, 'SELECT * FROM idemq.check()', '', "$format: check()", $db);
 	is(sql($node, $content), $before, "$format: the original is as it was");
 }
+
+# Into an extension that is there: triggers are weaker then, and check() says what mends them.
+sql($node, 'CREATE DATABASE data');
+sql($node, 'CREATE EXTENSION idemq', 'data');
+command_ok([ 'pg_restore', '-e', '--data-only', '--disable-triggers', '-n', 'idemq', '-h', $node->host, '-p', $node->port, '-d', 'data', "$file.custom" ],
+	'restore of data alone');
+my $by_hand = "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+	SELECT queue_id, now(), 0, 3, 'pending', '2001-01-01', '\"by hand\"' FROM idemq.queues WHERE name = 'q'";
+my $broken = "SELECT substring(detail FROM 'ALTER TABLE [^;,]*') FROM idemq.check() WHERE severity = 'error' AND invariant = 'triggers'";
+my @mends = split /\n/, sql($node, $broken, 'data');
+cmp_ok(scalar(@mends), '>', 0, 'check() finds triggers that do not fire always');
+note join "\n", @mends;
+sql($node, join(';', @mends), 'data');
+is_sql($node, "SELECT * FROM idemq.check() WHERE severity = 'error'", '', 'its commands mend them', 'data');
+sql($node, "SELECT count(*) FROM idemq.claim('q', 10); SET session_replication_role = replica; $by_hand", 'data');
+is_sql($node, "SELECT payload FROM idemq.claim('q')", '"by hand"', 'in earnest', 'data');
 
 # ---- Databases come and go
 

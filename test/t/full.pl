@@ -126,7 +126,7 @@ $node->stop;
 my $full = new_server('worker', 'idemq.worker' => 'on', 'idemq.max_leases' => 1, 'idemq.max_queues' => 1);
 sql($full, "SELECT idemq.create_queue(name, lease => '1 h') FROM unnest(ARRAY['r', 's']) name;
 	CREATE TABLE held (id bigint, token bigint, queue text)");
-$full->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idemq worker'");
+wait_until($full, "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idemq worker'");
 
 # Calls a procedure in a session; answers a sub that waits for its result.
 sub calls
@@ -136,7 +136,7 @@ sub calls
 	my $pid = $session->query_safe('SELECT pg_backend_pid()');
 
 	$session->query_until(qr/asleep/, "\\echo asleep\nCALL $call;\n");
-	$full->poll_query_until('postgres', "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = $pid");
+	wait_until($full, "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = $pid");
 	return sub {
 		my $answer = $session->query_safe("\\echo awake") =~ s/\nawake$//r;
 
@@ -192,8 +192,7 @@ $listener->quit;
 
 # After a crash leases begin anew, on the rows; then their jobs come back.
 sql($full, "SELECT idemq.heartbeat(id, token, '1 s') FROM held; UPDATE idemq.jobs SET claimed_at = now(), deadline = now() + '1 s' WHERE status = 'processing'");
-$full->stop('immediate');
-$full->start;
+crash($full);
 is_sql($full, 'SELECT count(*) FROM held, idemq.try_commit(id, token) o WHERE id % 2 = 0 AND o = \'committed\'', 2, 'after a crash, leases go on');
 sql($full, 'CREATE TABLE again (id bigint, attempt int)');
 ok($full->poll_query_until('postgres', "WITH c AS (INSERT INTO again SELECT c.id, attempt FROM idemq.claim_any(ARRAY['q', 'r', 's'], 10, lease => '1 h') c)

@@ -1,5 +1,7 @@
 # Idempotency keys under load and with failures: races, answers in time, the lock
 # of a key, a full lock table, lost answers, crashes in the middle of an insert.
+#
+# expects in log: was terminated by signal 9
 
 use strict;
 use warnings FATAL => 'all';
@@ -38,8 +40,7 @@ sub race
 	$gate->query_safe('SELECT pg_advisory_lock(1)');
 	my $bench = IPC::Run::start([ 'pgbench', '-n', '-p', $node->port, '-h', $node->host, '-c', 50, '-j', 2,
 			'-t', $transactions, '-D', 'n=0', '-f', $file, 'postgres' ], '<', \undef, '>&', \my $out);
-	$node->poll_query_until('postgres', "SELECT count(*) = 50 FROM pg_locks WHERE NOT granted AND locktype = 'advisory'")
-	  or die "pgbench does not come: $out";
+	wait_until($node, "SELECT count(*) = 50 FROM pg_locks WHERE NOT granted AND locktype = 'advisory'");
 	$gate->quit;
 	return ok($bench->finish && $out !~ /ERROR/, "$name: no error") || diag $out;
 }
@@ -170,8 +171,7 @@ foreach my $when ('prepared', 'prepared, after a crash')
 	is_sql($node, "SELECT a.outcome, b.outcome FROM idemq.acquire('q', 'p1', '1') a, idemq.acquire('q', 'p2', '1') b", 'locked|locked', $when);
 	is_state($node, "SET lock_timeout = '100ms'; SELECT idemq.enqueue('q', '1', key => 'p1')", '55P03', "$when: an enqueue waits");
 	$holder->quit;
-	$node->stop('immediate');
-	$node->start;
+	crash($node);
 	$holder = session($node);
 }
 sql($node, "ROLLBACK PREPARED 'p'");
@@ -194,7 +194,7 @@ foreach my $how ("SELECT idemq.enqueue('wq', '1', key => 'wake')", 'ROLLBACK')
 		$holder->query_safe("BEGIN; SELECT * FROM idemq.acquire('wq', 'wake')");
 	}
 	$sleeper->query_until(qr/sent/, "\\echo sent\nCALL idemq.wait('wq', '5 min');\n");
-	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'CALL%' AND wait_event_type = 'Extension'");
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'CALL%' AND wait_event_type = 'Extension'");
 	my $start = time;
 	$holder->query_safe($how);
 	like($sleeper->query('SELECT 1'), qr/^t$/m, "$how wakes who sleeps");
@@ -211,7 +211,7 @@ SKIP: {
 
 	$holder->query_safe("BEGIN; SELECT idemq.enqueue('q', '1', key => 'decoded')");
 	$twin->query_until(qr/sent/, "\\echo sent\nSELECT outcome FROM idemq.enqueue('q', '1', key => 'decoded');\n");
-	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'");
+	wait_until($node, "SELECT count(*) = 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'");
 	$holder->query_safe('COMMIT');
 	like($twin->query('SELECT 1'), qr/^duplicate$/m, 'a twin writes its row, and takes it back');
 	sql($node, "SELECT idemq.enqueue_many('q', ARRAY['1', '1', '1']::jsonb[], keys => ARRAY['x', 'x', 'x'])");
@@ -265,7 +265,7 @@ SKIP: {
 	$one->query_until(qr/sent/, "\\echo sent\nSELECT outcome FROM idemq.enqueue('q', '1', key => 'spec');\n");
 	$stop->();
 	$two->query_until(qr/sent/, "\\echo sent\nSELECT outcome FROM idemq.enqueue('q', '1', key => 'spec');\n");
-	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_locks WHERE NOT granted AND locktype = 'spectoken'");
+	wait_until($node, "SELECT count(*) = 1 FROM pg_locks WHERE NOT granted AND locktype = 'spectoken'");
 	is_sql($node, "SELECT outcome FROM idemq.acquire('q', 'spec', '1')", 'locked', 'an unconfirmed insert: locked');
 	$stop->();
 	like($one->query('SELECT 1'), qr/^accepted$/m, 'the first is accepted');
@@ -280,6 +280,7 @@ SKIP: {
 			my $session = session($node);
 			my $pid = $session->query_safe('SELECT pg_backend_pid()');
 			my $at = stop_at($pid, $place);
+			my $log = -s $node->logfile;
 			$session->query_until(qr/sent/, "\\echo sent\nSELECT idemq.enqueue('q', '1', key => 'killed');\n");
 			$at->();
 			if ($how eq 'kill -9') { kill 'KILL', $pid }
@@ -292,13 +293,14 @@ SKIP: {
 			}
 			eval { $at->() };
 			eval { $session->{run}->finish };
-			if ($how ne 'kill -9')
+			if ($how eq 'kill -9') { $node->wait_for_log(qr/\(PID $pid\) was terminated by signal 9/, $log) }
+			else
 			{
 				select undef, undef, undef, 0.01 while -e $node->data_dir . '/postmaster.pid';
 				$node->_update_pid(0);
 				$node->start;
 			}
-			$node->poll_query_until('postgres', 'SELECT true') or die 'no restart';
+			wait_until($node, 'SELECT true');
 			is_sql($node, "SELECT count(*) FROM idemq.job_by_key('q', 'killed')", 0, "$how at $place: no job");
 			is_sound($node, "$how at $place");
 			is_sql($node, "SELECT a.outcome, b.outcome FROM idemq.enqueue('q', '1', key => 'killed') a, idemq.enqueue('q', '1', key => 'killed') b",
@@ -320,7 +322,7 @@ SKIP: {
 	# The server has not got over it either: the rows alone tell.
 	is_state($node, $work, 'IQ006', 'run again while the server is still at it: IQ006');
 	$committed->();
-	$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid");
+	wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid");
 	is_state($node, $work, 'IQ006', 'run again: IQ006');
 	is_sql($node, "SELECT count(*) FROM effects WHERE race = 'lost'", 1, 'the effect stands once');
 	is_sql($node, "SELECT outcome, result FROM idemq.acquire('q', 'lost', '1')", 'completed|"done"', 'the message again: its result');

@@ -1,6 +1,8 @@
 # max_running and rate_limit between sessions: exact under everything that ends an
 # attempt, an open claim, a session or the server; and who waits is woken when a slot
 # or a token comes free, by nobody's polling.
+#
+# expects in log: was terminated by signal 9
 
 use strict;
 use warnings FATAL => 'all';
@@ -14,29 +16,6 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 
 my $node = new_server('limits', 'idemq.worker' => 'on', max_connections => 60, restart_after_crash => 'on', jit => 'off', log_statement => 'none');
-
-# Clients of pgbench for some seconds, or so many transactions; answers a sub that waits
-# for their end, and says what they complained of.
-sub clients
-{
-	my ($script, @options) = @_;
-	my $file = $node->basedir . '/limits.' . int(rand(2**31));
-	my ($out, $err) = ('', '');
-
-	append_to_file($file, $script);
-	local $ENV{PGAPPNAME} = 'pgbench';
-	my $run = IPC::Run::start([ 'pgbench', '-n', '-j', 2, @options, '-f', $file, '-h', $node->host, '-p', $node->port, 'postgres' ],
-		'<', \undef, '>', \$out, '2>', \$err, IPC::Run::timeout(180));
-	return sub { $run->finish; return $err =~ s/^pgbench .*\n//r; };
-}
-
-sub poll
-{
-	my ($query, $expected, $name) = @_;
-
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	return ok($node->poll_query_until('postgres', $query, $expected), $name);
-}
 
 # A fresh queue with those settings and that many jobs.
 sub fresh
@@ -143,24 +122,27 @@ sub check_exact
 }
 
 fresh($settings, $jobs);
-my $end = clients($work, '-c', 16, '-T', 4);
+my $end = clients($node, $work, '-c', 16, '-T', 4);
 sql($node, 'CALL watch(3.5)');
-$end->();
+is($end->(), '', 'the clients came through');
 check_exact('stress');
 is_sql($node, 'SELECT claimed_total > 1000 FROM idemq.metrics', 't', 'and no stall');
 
 # Sessions that are terminated, at any place.
-$end = clients($work, '-c', 16, '-T', 4);
+$end = clients($node, $work, '-c', 16, '-T', 4, 'killed');
+my $killed = 0;
 my $watch = session($node);
 $watch->query_until(qr/sent/, "\\echo sent\nCALL watch(3.5);\n");
 foreach (1 .. 10)
 {
 	sleep 0.2;
-	sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgbench' ORDER BY random() LIMIT 1");
+	$killed += sql($node, "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
+		WHERE application_name = 'pgbench' ORDER BY random() LIMIT 1) x");
 }
 $watch->query('SELECT');
 $watch->quit;
-$end->();
+is($end->(), '', 'the clients say nothing but that they were ended');
+cmp_ok($killed, '>', 5, "$killed of them were");
 check_exact('sessions that end');
 
 # The server crashes, with a worker and without; what is in processing is counted before
@@ -168,19 +150,20 @@ check_exact('sessions that end');
 foreach my $worker ('on', 'off')
 {
 	sql($node, "ALTER SYSTEM SET \"idemq.worker\" = $worker; SELECT pg_reload_conf()");
-	$end = clients($work, '-c', 16, '-T', 10);
+	$end = clients($node, $work, '-c', 16, '-T', 10, 'killed');
 	sleep 1;
-	kill 'KILL', sql($node, "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbench' AND state = 'active' LIMIT 1")
-	  || sql($node, "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbench' LIMIT 1");
-	$end->();
-	$node->poll_query_until('postgres', 'SELECT true') or die 'no server';
+	my $log = -s $node->logfile;
+	kill 'KILL', sql($node, "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbench' ORDER BY state <> 'active' LIMIT 1");
+	is($end->(), '', "worker $worker: the clients say nothing but that they were ended");
+	$node->wait_for_log(qr/all server processes terminated; reinitializing/, $log);
+	wait_until($node, 'SELECT true');
 	my $left = sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'processing'");
 	cmp_ok($left, '<=', 5, "worker $worker: after a crash no more than 5 are in processing");
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 5 - $left, "worker $worker: the others are claimed, no more");
 	sql($node, "UPDATE idemq.jobs SET status = 'pending', ready_at = now() WHERE status = 'processing'");
-	$end = clients($work, '-c', 16, '-T', 3);
+	$end = clients($node, $work, '-c', 16, '-T', 3);
 	sql($node, 'CALL watch(2.5)');
-	$end->();
+	is($end->(), '', "worker $worker: and so they come through");
 	check_exact("after a crash, worker $worker");
 }
 sql($node, 'ALTER SYSTEM RESET "idemq.worker"; SELECT pg_reload_conf()');
@@ -188,9 +171,10 @@ sql($node, 'ALTER SYSTEM RESET "idemq.worker"; SELECT pg_reload_conf()');
 # To the end.
 sql($node, "DELETE FROM idemq.jobs WHERE id > (SELECT min(id) + 3000 FROM idemq.jobs WHERE status NOT IN ('completed', 'processing'))
 	AND status NOT IN ('completed', 'processing')");
-$end = clients($work, '-c', 16, '-T', 4);
-$end->() while sql($node, "SELECT count(*) FROM idemq.jobs WHERE status <> 'completed'") > 0
-  && ($end = clients($work, '-c', 16, '-T', 2));
+for (my $n = 0; $n < 30 && sql($node, "SELECT count(*) FROM idemq.jobs WHERE status <> 'completed'") > 0; $n++)
+{
+	is(clients($node, $work, '-c', 16, '-T', 2)->(), '', 'to the end');
+}
 is_sql($node, "SELECT string_agg(DISTINCT status::text, ' ') FROM idemq.jobs", 'completed', 'all jobs are done');
 is_sql($node, 'SELECT running FROM idemq.metrics', 0, 'and nothing runs');
 
@@ -201,7 +185,7 @@ sql($node, "SELECT count(idemq.enqueue('q', '0', priority => n % 10)) FROM gener
 foreach my $worker ('off', 'on')
 {
 	$node->append_conf('postgresql.conf', "idemq.worker = $worker");
-	$node->restart('immediate');
+	crash($node);
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 0, "worker $worker: nothing is claimed after a restart");
 	is_sql($node, 'SELECT running, recovering FROM idemq.metrics', '5|f', 'all are counted');
 	is_sql($node, "SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1", 'committed', 'a commit');
@@ -293,17 +277,17 @@ foreach my $name (sort keys %frees)
 fresh("lease => '1 h', max_running => 5", 30);
 sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
 without_worker(sub {
-	my $done = clients($wait_and_claim, '-c', 20, '-t', 1);
+	my $done = clients($node, $wait_and_claim, '-c', 20, '-t', 1);
 
-	poll($sleepers, 20, '20 sleepers in a queue at its limit');
+	is_soon($node, $sleepers, 20, '20 sleepers in a queue at its limit');
 	sql($node, 'SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1');
-	poll('SELECT count(*) FROM held', 6, 'a slot that comes free: one claims');
+	is_soon($node, 'SELECT count(*) FROM held', 6, 'a slot that comes free: one claims');
 	is_sql($node, $sleepers, 19, 'and one was woken');
 	sql($node, 'SELECT idemq.commit_many(array_agg(id), array_agg(token)) FROM (SELECT h.* FROM held h JOIN idemq.jobs j USING (id) WHERE status = \'processing\') h');
-	poll('SELECT count(*) FROM held', 11, 'five slots: five claim');
+	is_soon($node, 'SELECT count(*) FROM held', 11, 'five slots: five claim');
 	is_sql($node, $sleepers, 14, 'and five were woken');
 	sql($node, "SELECT idemq.alter_queue('q', max_running => 0)");
-	poll('SELECT count(*) FROM held', 25, 'no limit: all');
+	is_soon($node, 'SELECT count(*) FROM held', 25, 'no limit: all');
 	is($done->(), '', 'all end well');
 });
 
@@ -322,8 +306,8 @@ foreach my $limit ('max_running => 1', "rate_limit => 1, rate_period => '1 h'")
 {
 	fresh("lease => '1 h', $limit", 30);
 	sql($node, "SELECT id FROM idemq.claim('q', 5)");
-	my $done = clients("CALL idemq.wait('q', '5 s');\n", '-c', 10, '-t', 1);
-	poll($sleepers, 10, "$limit: 10 sleepers");
+	my $done = clients($node, "CALL idemq.wait('q', '5 s');\n", '-c', 10, '-t', 1);
+	is_soon($node, $sleepers, 10, "$limit: 10 sleepers");
 	sleep 1;
 	my $before = switches();
 	sleep 2;
@@ -377,7 +361,7 @@ foreach my $worker ('on', 'off')
 	sql($node, 'TRUNCATE held; CREATE TABLE IF NOT EXISTS at (id bigint, at timestamptz)');
 	sql($node, "TRUNCATE at; INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
 	my $started = time;
-	my $done = clients("CALL idemq.wait('q', '20 s');\nINSERT INTO held SELECT id, token FROM idemq.claim('q');\n", '-c', 4, '-t', 1);
+	my $done = clients($node, "CALL idemq.wait('q', '20 s');\nINSERT INTO held SELECT id, token FROM idemq.claim('q');\n", '-c', 4, '-t', 1);
 	is($done->(), '', "worker $worker: sleepers wait for tokens");
 	my $took = time - $started;
 	cmp_ok($took, '>', 0.8, "worker $worker: not before they come ($took s)");
@@ -389,8 +373,8 @@ $node->restart;
 
 # Eight sessions for 3 seconds: at any time no more than may be, and in all not much fewer.
 fresh("lease => '1 h', rate_limit => 20, rate_period => '1 s'", 2000);
-$end = clients("SELECT id FROM idemq.claim('q', 3);\n\\sleep 2 ms\n", '-c', 8, '-T', 3);
-$end->();
+$end = clients($node, "SELECT id FROM idemq.claim('q', 3);\n\\sleep 2 ms\n", '-c', 8, '-T', 3);
+is($end->(), '', 'a rate: the clients came through');
 # A claim's time is taken a moment before its token.
 is_sql($node, "WITH c AS (SELECT claimed_at AS at, row_number() OVER (ORDER BY claimed_at) AS n FROM idemq.jobs WHERE claimed_at IS NOT NULL)
 	SELECT max(b.n - a.n + 1 - 20 - 20 * extract(epoch FROM b.at - a.at)) < 2 FROM c a JOIN c b ON b.n >= a.n", 't', 'never more claims than the rate allows');

@@ -100,7 +100,7 @@ is_exact('and then committed');
 
 SKIP:
 {
-	skip 'no debugger', 1 unless has_debugger($node);
+	skip 'no gdb that may attach', 1 unless has_debugger($node);
 
 	my $worker = session($node);
 	my $pid = $worker->query_safe('SELECT pg_backend_pid()');
@@ -171,7 +171,7 @@ SKIP:
 	$end_count = $begin->($counter, $counter_pid, 'idemq_spi_query_at', $count);
 	sql($node, "SELECT pg_terminate_backend($counter_pid)");
 	eval { $end_count->() };
-	$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $counter_pid") or die;
+	wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $counter_pid");
 	is_known($node, 'f', 'a count that was cut off leaves the gauges unknown');
 	sql($node, $count);
 	is_exact('the next one makes them known');

@@ -29,8 +29,22 @@ sub heard
 	return join "\n", map { $heard[ 2 * $_ + 1 ] } 0 .. $#heard / 2;
 }
 
-# What came to the channel until now: the worker has told all that there was before.
+# What has come until now.  The worker tells all queues' news at once, and queue gate's are
+# asked for last; twice, for what it does itself is told in the round after that.
 sub heard_all
+{
+	my @heard;
+
+	foreach (1 .. 2)
+	{
+		sql($node, "SELECT idemq.enqueue('gate', '1')");
+		push @heard, split /\n/, heard(qr/"gate"/);
+	}
+	return join "\n", grep { !/"gate"/ } @heard;
+}
+
+# Likewise where it tells nothing.
+sub heard_without_worker
 {
 	my $last = 'end of ' . int(rand(2**31));
 
@@ -47,8 +61,8 @@ sub is_heard
 }
 
 worker_pid($node);
-sql($node, "SELECT idemq.create_queue('Or.der-1')");
-$listener->query_safe('LISTEN idemq_q; LISTEN "idemq_Or.der-1"');
+sql($node, "SELECT idemq.create_queue('Or.der-1'), idemq.create_queue('gate')");
+$listener->query_safe('LISTEN idemq_gate; LISTEN idemq_q; LISTEN "idemq_Or.der-1"');
 is_heard('', 'nothing to tell');
 
 # ready: whatever makes something claimable, and nothing else.
@@ -64,7 +78,7 @@ is_heard('', 'claims and settings are not news');
 sql($node, "BEGIN; SELECT idemq.enqueue('q', '1'); ROLLBACK; BEGIN; SELECT idemq.enqueue('q', '1');
 	PREPARE TRANSACTION 'p'; ROLLBACK PREPARED 'p'");
 is_heard('', 'nor is what was rolled back');
-sql($node, "SELECT idemq.enqueue('q', '1', delay => '2 s')");
+sql($node, "SELECT idemq.enqueue('q', '1', delay => '4 s')");
 is_heard('', 'a delayed job, before its time');
 is(heard(qr/ready/), $ready, 'and then');
 sql($node, "BEGIN; SELECT id FROM idemq.claim('q'); ROLLBACK");
@@ -98,7 +112,7 @@ is_heard('', 'an empty one says nothing then either');
 sql($node, "SELECT idemq.drop_queue('q', force => true); SELECT idemq.create_queue('q', lease => '1 h', max_attempts => 2);
 	CREATE TABLE held (id bigint, token bigint); SELECT idemq.enqueue('q', '1')");
 is_heard($ready, 'one job');
-my $id = sql($node, 'SELECT max(id) FROM idemq.jobs');
+my $id = sql($node, "SELECT max(id) FROM idemq.jobs WHERE queue_id = idemq.queue_id('q')");
 my $claim = "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q')";
 sub event { return qq({"event":"$_[0]","queue":"q","id":$id,"attempt":$_[1]}) }
 
@@ -116,7 +130,7 @@ is_heard(event('dead', 1), 'a permanent failure');
 sql($node, "SELECT idemq.retry($id); $claim; BEGIN; SELECT idemq.fail(id, token, permanent => true) FROM held; ROLLBACK");
 is_heard($ready, 'a failure that is rolled back is none');
 sql($node, "SELECT idemq.commit(id, token) FROM held; SELECT idemq.enqueue('q', '1', key => 'k');
-	SELECT idemq.cancel(max(id)) FROM idemq.jobs");
+	SELECT idemq.cancel(max(id)) FROM idemq.jobs WHERE queue_id = idemq.queue_id('q')");
 is_heard($ready, 'commit and cancel are not told');
 
 # More events than are kept.
@@ -133,13 +147,13 @@ like($many, qr/^\{"event":"overflow","queue":"q","lost":72\}$/m, 'and how many a
 # Off and on, by reload.
 $node->append_conf('postgresql.conf', 'idemq.notify = off');
 $node->reload;
-$node->poll_query_until('postgres', 'SHOW idemq.notify', 'off');
+wait_until($node, 'SHOW idemq.notify', 'off');
 sql($node, "SELECT idemq.enqueue('q', '1'); SELECT idemq.redrive('q', 3);
 	SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q'); BEGIN; SELECT id FROM idemq.claim('q'); ROLLBACK");
-is_heard('', 'idemq.notify = off');
+is(heard_without_worker(), '', 'idemq.notify = off');
 $node->append_conf('postgresql.conf', 'idemq.notify = on');
 $node->reload;
-$node->poll_query_until('postgres', 'SHOW idemq.notify', 'on');
+wait_until($node, 'SHOW idemq.notify', 'on');
 is_heard('', 'on again: what was not told stays so');
 sql($node, "SELECT idemq.enqueue('q', '1')");
 is_heard($ready, 'the next is told');
@@ -156,8 +170,8 @@ SKIP:
 	is(heard(qr/ready/), $ready, 'told');
 	kill 'TERM', $pid;
 	$stop->();
-	$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid");
-	is(heard(qr/ready/), $ready, 'a worker that is killed before it knows of it: the next one repeats');
+	wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid");
+	like(heard(qr/"ready","queue":"q"/), qr/^\Q$ready\E$/m, 'a worker that is killed before it knows of it: the next one repeats');
 	heard_all();
 }
 
@@ -168,11 +182,27 @@ heard_all();
 $node->append_conf('postgresql.conf', 'idemq.worker = off');
 $node->restart;
 $listener->reconnect_and_clear;
-$listener->query_safe('LISTEN idemq_q; LISTEN "idemq_Or.der-1"; LISTEN idemq_empty; LISTEN idemq_paused');
+$listener->query_safe('LISTEN idemq_gate; LISTEN idemq_q; LISTEN "idemq_Or.der-1"; LISTEN idemq_empty; LISTEN idemq_paused');
 $node->append_conf('postgresql.conf', 'idemq.worker = on');
 $node->reload;
 worker_pid($node);
 is(join("\n", sort split /\n/, heard_all()), qq({"event":"ready","queue":"Or.der-1"}\n$ready), 'after a restart');
+
+# idemq.notify_delay is between two NOTIFYs; who sleeps in wait is not made to wait for it.
+sql($node, "SELECT count(*) FROM idemq.claim_any('{q,gate,Or.der-1,empty,paused}', 100000)");
+$node->append_conf('postgresql.conf', "idemq.notify_delay = '60 s'");
+$node->restart;
+$listener->reconnect_and_clear;
+$listener->query_safe('LISTEN idemq_q');
+worker_pid($node);
+sql($node, "SELECT idemq.enqueue('q', '1')");
+is(heard(qr/ready/), $ready, 'a NOTIFY');
+sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
+my $sleeper = sleeper($node, "CALL idemq.wait('q', '5 min')");
+sql($node, "SELECT idemq.enqueue('q', '1')");
+is(answer($sleeper), 't', 'before the next is due, a sleeper is woken');
+is(heard_without_worker(), '', 'which is not told yet');
+$sleeper->{session}->quit;
 
 $listener->quit;
 $node->stop;

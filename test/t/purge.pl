@@ -13,8 +13,6 @@ use Test::More;
 my $node = new_server('purge', 'idemq.worker' => 'on', 'idemq.purge_interval' => '100ms', autovacuum => 'off');
 my $other = session($node);
 
-sub poll { my ($sql, $name) = @_; return ok($node->poll_query_until('postgres', $sql), $name) }
-
 sub set_to
 {
 	my ($name, $value) = @_;
@@ -36,7 +34,7 @@ sub finish
 
 # Makes jobs as old as they have to be; a round or more goes by.
 sub age { my ($where) = @_; return sql($node, "UPDATE idemq.jobs SET finished_at = finished_at - interval '2 days' WHERE $where") }
-sub gone { my ($id, $name) = @_; return poll("SELECT NOT EXISTS (SELECT FROM idemq.jobs WHERE id = $id)", $name) }
+sub gone { my ($id, $name) = @_; return is_soon($node, "SELECT NOT EXISTS (SELECT FROM idemq.jobs WHERE id = $id)", $name) }
 sub there { my ($id, $name) = @_; return is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE id = $id", 1, $name) }
 
 # Waits until the worker has come round: what is old in another queue is gone.
@@ -64,8 +62,8 @@ my $kept = finish('month');
 sql($node, "SELECT idemq.commit_once($keyed); SELECT idemq.once('s', 'k', '1 ms')");
 gone($_, 'deleted after its retention') foreach $dead, $cancelled, $completed, $keyed;
 there($_, 'stays') foreach $waits, $kept;
-poll('SELECT count(*) = 0 FROM idemq.attempts', 'with their history');
-poll('SELECT count(*) = 0 FROM idemq.seen', 'and what once need not remember');
+is_soon($node, 'SELECT count(*) = 0 FROM idemq.attempts', 'with their history');
+is_soon($node, 'SELECT count(*) = 0 FROM idemq.seen', 'and what once need not remember');
 is_sql($node, "SELECT purged_total, completed, dead, cancelled FROM idemq.metrics WHERE queue = 'second'", '4|0|0|0', 'they are counted');
 is_state($node, "CALL idemq.wait_result($completed, '1 s', NULL, NULL)", 'IQ002', 'who waits for its result is told that there is no such job');
 is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'nothing is wrong');
@@ -93,12 +91,12 @@ $other->query_safe("BEGIN; SELECT pg_current_xact_id(); SELECT idemq.enqueue('ma
 $other->query_safe("SELECT idemq.commit(id, token) FROM idemq.claim('mark')");
 round('it is open');
 $other->query_safe('COMMIT');
-poll("SELECT count(*) = 0 FROM idemq.jobs WHERE payload = '\"late\"'", 'what is committed late goes as well');
+is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE payload = '\"late\"'", 'what is committed late goes as well');
 $other->query_safe("BEGIN; SELECT idemq.commit_once(id) FROM idemq.enqueue('mark', '\"later\"'); PREPARE TRANSACTION 'p'");
 round('it is prepared');
 is_sql($node, 'SELECT count(*) FROM pg_prepared_xacts', 1, 'a prepared transaction is in nobody\'s way');
 $other->query_safe("COMMIT PREPARED 'p'");
-poll("SELECT count(*) = 0 FROM idemq.jobs WHERE payload = '\"later\"'", 'nor is it missed');
+is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE payload = '\"later\"'", 'nor is it missed');
 
 # ---- Moved by hand, and other settings
 
@@ -132,7 +130,7 @@ gone($stays, 'turned on');
 $other->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM idemq.jobs');
 sql($node, "SELECT count(*) FROM idemq.enqueue_many('mark', array_fill('1'::jsonb, ARRAY[5000]));
 	SELECT count(*) FROM idemq.claim('mark', 5000) c, idemq.try_commit(c.id, c.token)");
-poll("SELECT count(*) = 0 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = 'mark'", 'beside a held snapshot');
+is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = 'mark'", 'beside a held snapshot');
 my $transactions = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = 'postgres'";
 my $before = sql($node, $transactions);
 sql($node, 'SELECT pg_sleep(2.5)');
@@ -163,7 +161,7 @@ gone($_, 'and goes when nothing keeps it') foreach @stay;
 
 SKIP:
 {
-	skip 'no debugger', 4 unless has_debugger($node);
+	skip 'no gdb that may attach', 4 unless has_debugger($node);
 	set_to('idemq.purge_interval', '-1');
 	my $back = finish('q', "SELECT idemq.fail(%d, %t, 'no', permanent => true)");
 	age("id = $back");
@@ -182,7 +180,7 @@ SKIP:
 
 # ---- Expiry
 
-sub is_cancelled { my ($id, $name) = @_; return poll("SELECT status = 'cancelled' AND last_error LIKE 'expired%' FROM idemq.jobs WHERE id = $id", $name) }
+sub is_cancelled { my ($id, $name) = @_; return is_soon($node, "SELECT status = 'cancelled' AND last_error LIKE 'expired%' FROM idemq.jobs WHERE id = $id", $name) }
 sub expiring { my ($queue, $more) = @_; return sql($node, "SELECT id FROM idemq.enqueue('$queue', '1', expires_in => '300 ms'" . ($more // '') . ')') }
 
 sql($node, "SELECT idemq.create_queue('paused'); SELECT idemq.pause('paused')");
@@ -218,19 +216,36 @@ $other->query_safe("BEGIN; CREATE TEMP TABLE two ON COMMIT DROP AS SELECT 1; ROL
 	BEGIN; SELECT idemq.enqueue('q', '\"prepared\"', expires_in => '300 ms'); PREPARE TRANSACTION 'p'");
 sql($node, 'SELECT pg_sleep(0.5)');
 $other->query_safe("COMMIT PREPARED 'p'");
-poll("SELECT status = 'cancelled' FROM idemq.jobs WHERE payload = '\"prepared\"'", 'a prepared one');
+is_soon($node, "SELECT status = 'cancelled' FROM idemq.jobs WHERE payload = '\"prepared\"'", 'a prepared one');
 $other->quit;
 my $restart = sql($node, "SELECT id FROM idemq.enqueue('q', '1', expires_in => '1 s')");
-$node->stop('immediate');
-$node->start;
+crash($node);
 is_cancelled($restart, 'after a crash');
 my $by_hand = sql($node, "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload, expires_at)
 	SELECT queue_id, now(), 4, 1, 'pending', now(), '1', now() + interval '300 ms' FROM idemq.queues WHERE name = 'q' RETURNING id");
 is_cancelled($by_hand, 'one that was inserted by hand');
 sql($node, "SELECT count(idemq.enqueue('q', '\"many\"', expires_in => '300 ms')) FROM generate_series(1, 5000)");
-poll("SELECT count(*) = 5000 FROM idemq.jobs WHERE payload = '\"many\"' AND status = 'cancelled'", 'many');
+is_soon($node, "SELECT count(*) = 5000 FROM idemq.jobs WHERE payload = '\"many\"' AND status = 'cancelled'", 'many');
 is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $never", 'pending', 'one that has time left stays');
 is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'nothing is wrong');
+
+# A scan of two steps, stopped between them: a retry moves a job to where it has been, and says so.
+# (In a paused queue: nobody looks for work, and meets it.)
+SKIP:
+{
+	skip 'no gdb that may attach', 1 unless has_debugger($node);
+	sql($node, "SELECT idemq.create_queue('far'); SELECT idemq.pause('far'); SELECT count(*) FROM generate_series(1, 30000) n, idemq.enqueue('far', '1', delay => '30 min') e");
+	my $moved = sql($node, "SELECT id FROM idemq.enqueue('far', '1', delay => '1 h', expires_in => '8 s')");
+	my $stop = stop_at(worker_pid($node), 'idemq_expire_ended');
+
+	my $first = expiring('far');
+	$stop->();
+	is_sql($node, "SELECT status FROM idemq.jobs WHERE id IN ($first, $moved) ORDER BY id", "pending\ncancelled", 'a scan, in the middle');
+	is_sql($node, "SELECT idemq.retry($moved)", 'retrying', 'a retry');
+	$stop->();
+	is_cancelled($moved, 'and what was moved behind it expires');
+}
+
 $before = sql($node, $transactions);
 sql($node, 'SELECT pg_sleep(2.5)');
 cmp_ok(sql($node, $transactions) - $before, '<', 1000, 'it does not go round and round');

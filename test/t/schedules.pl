@@ -46,8 +46,8 @@ sub restart_and_run
 	sql($node, "SELECT cron.schedule_in_database('now', '\@reboot', \$c\$$command\$c\$, \$d\$$db\$d\$);
 		DELETE FROM cron.job_run_details");
 	$node->restart;
-	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM cron.job_run_details
-		WHERE command = \$c\$$command\$c\$ AND status IN ('succeeded', 'failed')") or die "pg_cron has not run $command";
+	wait_until($node, "SELECT count(*) = 1 FROM cron.job_run_details
+		WHERE command = \$c\$$command\$c\$ AND status IN ('succeeded', 'failed')");
 	sql($node, "SELECT cron.unschedule('now')");
 	return sql($node, "SELECT status || ': ' || return_message FROM cron.job_run_details WHERE command = \$c\$$command\$c\$");
 }
@@ -141,7 +141,7 @@ foreach my $end ([ 'COMMIT', '42501' ], [ 'ROLLBACK', '00000' ])
 
 	$one->query_safe("BEGIN; SELECT idemq.schedule('twin', '* * * * *', 'q', '1')");
 	$waiter->query_until(qr/sent/, "\\set VERBOSITY sqlstate\nSET ROLE shop;\n\\echo sent\nSELECT idemq.schedule('twin', '* * * * *', 'q', '2');\n");
-	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%twin%'") or die 'no wait';
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%twin%'");
 	$one->query_safe($end->[0]);
 	$waiter->query('SELECT 1');
 	is($waiter->{stderr} =~ /ERROR:\s+(\w{5})/ ? $1 : '00000', $end->[1], "a twin after $end->[0]");
@@ -213,9 +213,7 @@ sql($node, 'DELETE FROM idemq.jobs');
 miss($node, 'minutely', '3 min');
 my $session = session($node);
 $session->query_safe("BEGIN; SELECT idemq.run_schedule('minutely')");
-$node->stop('immediate');
-$session->{run}->kill_kill;
-$node->start;
+crash($node, sub { $session->{run}->kill_kill });
 is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^minutely\@'", 0, 'not committed');
 sql($node, 'CALL idemq.tick()');
 is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^minutely\@'", 1, 'made up for after the crash');
@@ -238,8 +236,7 @@ is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^minutely\@'", 1, 'u
 # ---- By the clock: pg_cron's own minute
 
 sql($node, "DELETE FROM cron.job_run_details; SELECT cron.alter_job(jobid, active => true) FROM cron.job WHERE database = 'postgres'");
-$node->poll_query_until('postgres', "SELECT count(*) > 0 FROM cron.job_run_details WHERE status = 'succeeded' AND command = 'CALL idemq.tick()'")
-  or die 'no minute has passed';
+wait_until($node, "SELECT count(*) > 0 FROM cron.job_run_details WHERE status = 'succeeded' AND command = 'CALL idemq.tick()'");
 is_sql($node, "SELECT bool_and(extract(second FROM (headers->>'tick')::timestamptz) = 0 AND key = 'minutely\@' || (headers->>'tick')), count(*) = count(DISTINCT key), count(*) > 0
 	FROM idemq.jobs WHERE key ~ '^minutely\@'", 't|t|t', 'pg_cron ticks by itself');
 is_sql($node, "SELECT last_run >= '$first_tick' AND next_run > now() FROM idemq.schedules WHERE name = 'minutely'", 't', 'the view follows');

@@ -16,10 +16,9 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 
 my $seconds = $ENV{IDEMQ_SOAK} // 20;
-my $dir = "$PostgreSQL::Test::Utils::tmp_check/soak";
 my %figures;
 
-my $node = new_server('soak', 'idemq.worker' => 'on', max_connections => 100, log_min_messages => 'fatal', log_statement => 'none',
+my $node = new_server('soak', 'idemq.worker' => 'on', max_connections => 100, log_statement => 'none',
 	log_min_error_statement => 'fatal', 'idemq.purge_interval' => '2s', autovacuum_naptime => '5s');
 
 sql($node, q{
@@ -33,6 +32,8 @@ sql($node, q{
 	CREATE TABLE produced (queue text, n bigint);
 	CREATE TABLE effects (seq bigint GENERATED ALWAYS AS IDENTITY, queue text, name text, n bigint, at timestamptz DEFAULT clock_timestamp());
 	CREATE TABLE excess (what text, at timestamptz DEFAULT clock_timestamp());
+	-- What the watcher saw; life: of the server, whose counters begin anew in the next one.
+	CREATE TABLE looks (at timestamptz, life timestamptz, claims bigint);
 	CREATE SEQUENCE numbers;
 
 	CREATE FUNCTION produce(q text, dice float8) RETURNS void LANGUAGE plpgsql AS $$
@@ -90,6 +91,7 @@ sql($node, q{
 				AND status = 'processing' HAVING count(*) > 5;
 			INSERT INTO excess (what) SELECT 'heads ' || group_key FROM idemq.jobs WHERE group_key IS NOT NULL AND finished_at IS NULL
 				AND status <> 'blocked' GROUP BY queue_id, group_key HAVING count(*) > 1;
+			INSERT INTO looks SELECT clock_timestamp(), pg_postmaster_start_time(), claimed_total FROM idemq.metrics WHERE queue = 'limited';
 			COMMIT;
 			PERFORM pg_sleep(0.02);
 			COMMIT;
@@ -100,54 +102,38 @@ sql($node, q{
 });
 my $started = sql($node, "SELECT date_trunc('minute', clock_timestamp())");
 
-mkdir $dir;
-
-sub script
-{
-	my ($name, $text) = @_;
-
-	open my $fh, '>', "$dir/$name.sql" or die;
-	print $fh $text;
-	close $fh;
-	return "$dir/$name.sql";
-}
-
 my @queues = qw(plain grouped limited keyed);
 my (@producing, @working);
 foreach my $queue (@queues, 'ticks')
 {
-	push @producing, '-f', script("produce.$queue", "SELECT produce('$queue', random());\n") if $queue ne 'ticks';
-	push @working, '-f', script("one.$queue", "SELECT work('$queue', random());\n") . '@4';
-	push @working, '-f', script("back.$queue", "BEGIN;\nSELECT work('$queue', random());\nROLLBACK;\n") . '@1';
-	push @working, '-f', script("two.$queue", qq{SELECT coalesce(max(id), 0) AS id, coalesce(max(token), 0) AS token,
+	push @producing, [ "SELECT produce('$queue', random());\n", 1 ] if $queue ne 'ticks';
+	push @working, [ "SELECT work('$queue', random());\n", 4 ];
+	push @working, [ "BEGIN;\nSELECT work('$queue', random());\nROLLBACK;\n", 1 ];
+	push @working, [ qq{SELECT coalesce(max(id), 0) AS id, coalesce(max(token), 0) AS token,
 	coalesce(max(group_key), '') AS name, coalesce(max((payload ->> 'n')::bigint), 0) AS n FROM idemq.claim('$queue', attach => true) \\gset
 \\if :id > 0
 SELECT finish('$queue', :id, :token, :name, :n, random());
 \\endif
-}) . '@4';
+}, 4 ];
 }
-push @working, '-f', script('tick', "CALL idemq.tick();\n\\sleep 200 ms\n") . '@1';
-push @working, '-f', script('wait', "CALL idemq.wait_any('{plain,grouped,limited,keyed}', '50 ms');\n") . '@1';
+push @working, [ "CALL idemq.tick();\n\\sleep 200 ms\n", 1 ];
+push @working, [ "CALL idemq.wait_any('{plain,grouped,limited,keyed}', '50 ms');\n", 1 ];
 
-sub pgbench
-{
-	my ($clients, $for, @scripts) = @_;
-	my $said = '';
-
-	return IPC::Run::start([ 'pgbench', '-n', '-h', $node->host, '-p', $node->port, '-c', $clients, '-j', 1, '-T', $for, '-M', 'prepared',
-			@scripts, 'postgres' ], '<', \undef, '>&', \$said);
-}
+my @usual = ('-M', 'prepared', 'killed');
 
 # ---- The soak, in rounds; a client that was killed is back in the next one.
 
 my $end = time + $seconds;
 my $round = 0;
-while (time < $end)
+while (time < $end || $round < 3)
 {
 	# Producers are held back where the backlog grows: this is no bench.
 	my $backlog = sql($node, 'SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL');
-	my @runs = (pgbench(10, 5, @working), $backlog < 20000 ? pgbench(2, 5, '-R', 800, @producing) : ());
+	my @runs = (clients($node, \@working, '-c', 10, '-T', 5, @usual),
+		$backlog < 20000 ? clients($node, \@producing, '-c', 2, '-T', 5, '-R', 800, @usual) : ());
 	my $watch = IPC::Run::start([ 'psql', '-X', '-q', '-h', $node->host, '-p', $node->port, '-c', 'CALL watch(4)', 'postgres' ], '<', \undef, '>&', \my $out);
+	my $crashed = 0;
+	my $looks = sql($node, 'SELECT count(*) FROM looks');
 
 	foreach (1 .. 4)
 	{
@@ -155,15 +141,24 @@ while (time < $end)
 		$figures{killed} += sql($node, "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
 			WHERE query ~ 'work\\(|finish\\(|produce\\(|claim\\(' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) x");
 	}
-	$figures{workers} += sql($node, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'idemq worker'")
-		if ++$round % 5 == 2;
+	if (++$round % 5 == 2)
+	{
+		my $worker = worker_pid($node);
+
+		sql($node, "SELECT pg_terminate_backend($worker)");
+		wait_until($node, "SELECT count(*) FILTER (WHERE pid = $worker) = 0 AND count(*) = 1 FROM pg_stat_activity WHERE application_name = 'idemq worker'");
+		$figures{workers}++;
+	}
 	if ($round % 10 == 3)
 	{
 		$figures{crashes}++;
-		$node->stop('immediate');
-		$node->start;
+		$crashed = 1;
+		crash($node);
 	}
-	$_->finish foreach @runs, $watch;
+	is($_->(), '', "round $round: the clients say nothing but that they were ended") foreach @runs;
+	$watch->finish;
+	is($watch->result(0) . $out, '0', "round $round: the watcher came through") unless $crashed;
+	cmp_ok(sql($node, 'SELECT count(*) FROM looks') - $looks, '>', $crashed ? 0 : 10, "round $round: and looked");
 	is_sql($node, 'SELECT * FROM idemq.check()', '', "round $round: check() is clean");
 }
 
@@ -172,13 +167,16 @@ while (time < $end)
 my $left = 'SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL AND queue_id <> idemq.queue_id(\'letters\')';
 for (my $i = 0; $i < 60 && sql($node, $left) > 0; $i++)
 {
-	pgbench(8, 3, @working)->finish;
+	is(clients($node, \@working, '-c', 8, '-T', 3, '-M', 'prepared')->(), '', 'draining');
 }
-my $minutes = sql($node, "SELECT count(*) FROM generate_series('$started'::timestamptz, clock_timestamp(), '1 min') m WHERE m > '$started'");
-
 is_sql($node, $left, 0, 'nothing is left');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 is_sql($node, 'SELECT what FROM excess LIMIT 3', '', 'no limit was exceeded, no group had two heads');
+# 300 at once and 300 a second; a claim is counted a moment after its token is taken.
+is_sql($node, q{SELECT count(*) > 10, max(f - low) <= 330 FROM (SELECT f, min(f) OVER (PARTITION BY life ORDER BY at) AS low
+	FROM (SELECT at, life, claims - 300 * extract(epoch FROM at) AS f FROM looks) l) m}, 't|t', 'nor the rate, at any two looks');
+cmp_ok($figures{$_} // 0, '>', 0, "there were: $_") foreach qw(killed workers crashes);
+is(unexpected($node, qw(57P01 57P02 57P03)), '', 'no error but of those that were ended');
 is_sql($node, 'SELECT count(*) FROM (SELECT FROM effects WHERE n > 0 GROUP BY queue, n HAVING count(*) > 1) x', 0, 'no effect twice');
 is_sql($node, 'SELECT count(*) FROM effects WHERE n = -2', 0, 'none of what was rolled back');
 is_sql($node, q{SELECT queue, count(*) FROM produced p WHERE NOT EXISTS (SELECT FROM effects e WHERE e.queue = p.queue AND e.n = p.n)
@@ -186,8 +184,11 @@ is_sql($node, q{SELECT queue, count(*) FROM produced p WHERE NOT EXISTS (SELECT 
 	GROUP BY 1}, '', 'every job has had its effect, or is in the dead queue');
 is_sql($node, q{SELECT count(*) FROM effects e JOIN idemq.jobs j ON e.queue = 'plain' AND j.queue_id = idemq.queue_id('letters')
 	AND (j.payload #>> '{payload,n}')::bigint = e.n WHERE e.n > 0}, 0, 'and not both');
-is_sql($node, "SELECT count(*) <= $minutes, count(*) >= $minutes - 1, count(DISTINCT key) = count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('ticks')",
-	't|t|t', "each minute of $minutes was one job");
+# Of this moment: the next minute may begin between two statements.
+is_sql($node, "SELECT jobs <= minutes, jobs >= minutes - 1, keys = jobs FROM
+	(SELECT count(*) AS jobs, count(DISTINCT key) AS keys FROM idemq.jobs WHERE queue_id = idemq.queue_id('ticks') AND created_at <= statement_timestamp()) j,
+	(SELECT count(*) - 1 AS minutes FROM generate_series('$started'::timestamptz, statement_timestamp(), '1 min')) m",
+	't|t|t', 'each minute was one job');
 ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name IN ('plain', 'grouped', 'limited')}),
 	'what is past its retention is gone');
 is_sql($node, q{SELECT count(*) FROM idemq.attempts a WHERE NOT EXISTS (SELECT FROM idemq.jobs WHERE id = a.job_id)}, 0, 'with its history');

@@ -70,6 +70,7 @@ my @wakers = (
 sub check_wakers
 {
 	my ($with) = @_;
+	my $sleeping = session($node);
 
 	foreach my $waker (@wakers)
 	{
@@ -77,11 +78,11 @@ sub check_wakers
 
 		reset_queue();
 		sql($node, $before) if $before ne '';
-		my $sleeper = sleeper($node, $call);
+		my $sleeper = sleeper($node, $call, $sleeping);
 		sql($node, $then) if $then ne '';
 		is(answer($sleeper), 't', "$with: $name");
-		$sleeper->{session}->quit;
 	}
+	$sleeping->quit;
 
 	# A session's end gives back what it had attached.
 	reset_queue();
@@ -211,8 +212,7 @@ is(answer($sleeper), '57014', 'cancel');
 is_sql($node, "SET statement_timeout = '300 ms'; $call", 'f', 'it ends before statement_timeout');
 sleeper($node, $call, $sleeper->{session});
 sql($node, "SELECT pg_terminate_backend($sleeper->{pid})");
-$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $sleeper->{pid}");
-ok(1, 'terminate');
+ok($node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $sleeper->{pid}"), 'terminate');
 eval { $sleeper->{session}->quit };
 
 # A trigger of a DBA that runs at the end of a look, and registers what is to be
@@ -225,7 +225,7 @@ sql($node, "CREATE FUNCTION temporary() RETURNS trigger LANGUAGE plpgsql AS
 	ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER temporary");
 $node->append_conf('postgresql.conf', "idemq.worker = 'off'");
 $node->reload;
-$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq worker'");
+wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq worker'");
 sql($node, "SELECT idemq.enqueue('q', '1'); $claim");
 $sleeper = sleeper($node, $call);
 sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held");
@@ -243,7 +243,7 @@ worker_pid($node);
 $sleeper = sleeper($node, $call);
 $node->append_conf('postgresql.conf', "idemq.worker = 'off'");
 $node->reload;
-$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq worker'");
+wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq worker'");
 sql($node, "SELECT idemq.enqueue('q', '1', delay => '300 ms')");
 is(answer($sleeper), 't', 'the worker is switched off while somebody sleeps');
 

@@ -47,7 +47,7 @@ foreach my $with ('on', 'off')
 {
 	$node->append_conf('postgresql.conf', "idemq.worker = '$with'");
 	$node->reload;
-	$node->poll_query_until('postgres', "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idemq worker'",
+	wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idemq worker'",
 		$with eq 'on' ? 1 : 0);
 	foreach (@ends)
 	{

@@ -15,28 +15,6 @@ use Test::More;
 my $node = new_server('wake', 'idemq.worker' => 'on', max_connections => 120, jit => 'off');
 my $sleepers = 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep();
 
-sub poll
-{
-	my ($query, $expected, $name) = @_;
-
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	return ok($node->poll_query_until('postgres', $query, $expected), $name);
-}
-
-# Clients of pgbench, each of which runs a script so many times; answers a sub that
-# waits for their end.
-sub clients
-{
-	my ($count, $transactions, $script) = @_;
-	my $file = $node->basedir . '/script.' . int(rand(2**31));
-	my ($out, $err) = ('', '');
-
-	append_to_file($file, $script);
-	my $run = IPC::Run::start([ 'pgbench', '-n', '-c', $count, '-j', 2, '-t', $transactions, '-f', $file,
-			'-h', $node->host, '-p', $node->port, 'postgres' ], '>', \$out, '2>', \$err, IPC::Run::timeout(180));
-	return sub { $run->finish; return $err =~ s/^pgbench .*\n//r; };
-}
-
 # The worker stays where it is, so that nobody gives a second signal: what wakes a
 # sleeper here is the first one.
 sub without_reminders
@@ -52,14 +30,14 @@ sub without_reminders
 sql($node, 'CREATE TABLE got (id bigint)');
 without_reminders(sub {
 	my $count = 90;
-	my $end = clients($count, 1, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n");
+	my $end = clients($node, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n", '-c', $count, '-t', 1);
 	my @seen;
 
-	poll($sleepers, $count, "$count sleepers");
+	is_soon($node, $sleepers, $count, "$count sleepers");
 	foreach my $left (reverse 0 .. $count - 1)
 	{
 		sql($node, "SELECT idemq.enqueue('q', '1')");
-		$node->poll_query_until('postgres', 'SELECT count(*) FROM got', $count - $left);
+		wait_until($node, 'SELECT count(*) FROM got', $count - $left);
 		push @seen, sql($node, $sleepers) - $left;
 	}
 	is("@seen", join(' ', (0) x $count), 'each job wakes one of them');
@@ -71,13 +49,13 @@ without_reminders(sub {
 foreach my $priorities (1, 10)
 {
 	without_reminders(sub {
-		my $end = clients(20, 1, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n");
+		my $end = clients($node, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n", '-c', 20, '-t', 1);
 
-		poll($sleepers, 20, '20 sleepers');
+		is_soon($node, $sleepers, 20, '20 sleepers');
 		# Due by time alone: nobody knows how many they are, and who looks finds it.
 		sql($node, "TRUNCATE got; BEGIN; SELECT idemq.enqueue('q', '1', delay => '1 s', priority => n % $priorities)
 			FROM generate_series(1, 40) n; COMMIT; SELECT pg_sleep(1.1); INSERT INTO got SELECT id FROM idemq.claim('q')");
-		poll('SELECT count(*) FROM got', 21, "one claim, and all are woken one after the other ($priorities priorities)");
+		is_soon($node, 'SELECT count(*) FROM got', 21, "one claim, and all are woken one after the other ($priorities priorities)");
 		is($end->(), '', 'all of them');
 	});
 	sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
@@ -129,7 +107,7 @@ SKIP:
 		is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held", 'stale', 'a heartbeat during the reap');
 		is_sql($node, 'SELECT idemq.commit(id, token) FROM held', 'committed', 'a commit during the reap') if $commits;
 		$stop->();
-		poll($of_held, $commits ? 'completed' : 'pending', $commits ? 'the commit stands' : 'reaped');
+		is_soon($node, $of_held, $commits ? 'completed' : 'pending', $commits ? 'the commit stands' : 'reaped');
 		is_sql($node, 'SELECT idemq.try_commit(id, token) FROM held', $commits ? 'already_committed' : 'stale',
 			'the token afterwards');
 		sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
@@ -147,7 +125,7 @@ SKIP:
 			SELECT status FROM idemq.jobs WHERE id = (SELECT id FROM held)", "current\n\nprocessing",
 			'an open commit keeps a lease that has expired');
 		$committer->query_safe($end);
-		poll('SELECT status FROM idemq.jobs WHERE id = (SELECT id FROM held)', $end eq 'COMMIT' ? 'completed' : 'pending',
+		is_soon($node, 'SELECT status FROM idemq.jobs WHERE id = (SELECT id FROM held)', $end eq 'COMMIT' ? 'completed' : 'pending',
 			"$end of an open commit, then the reap");
 		sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
 		$committer->quit;
@@ -190,7 +168,7 @@ sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
 # rolled back or never made.  No sleeper is left with work that is ready.
 sql($node, "SELECT idemq.drop_queue('q', force => true); SELECT idemq.create_queue('q', lease => '300 ms',
 	max_attempts => 1000000, retry_base => '10 ms'); TRUNCATE got");
-my $workers = clients(12, 40, <<'EOS');
+my $workers = clients($node, <<'EOS', '-c', 12, '-t', 40);
 \set ms random(0, 60)
 \set do random(1, 10)
 \set n random(1, 3)
@@ -207,7 +185,7 @@ SELECT idemq.fail(id, token) FROM idemq.claim('q', :n);
 SELECT idemq.commit(id, token) FROM idemq.claim('q', :n);
 \endif
 EOS
-my $producers = clients(3, 100, <<'EOS');
+my $producers = clients($node, <<'EOS', '-c', 3, '-t', 100);
 \set ms random(0, 100)
 \set p random(0, 9)
 \set do random(1, 4)
@@ -222,12 +200,12 @@ EOS
 is($producers->(), '', 'random: producers');
 is($workers->(), '', 'random: workers');
 # Who sleeps now sleeps for long: what is left must wake them.
-my $last = clients(8, 10000, "CALL idemq.wait('q', '1000 s');\nSELECT idemq.commit(id, token) FROM idemq.claim('q');\n");
-poll("SELECT count(*) FROM idemq.jobs WHERE status <> 'completed'", 0, 'random: what is left is claimed by who sleeps');
-poll($sleepers, 8, 'random: and then all sleep');
+my $last = clients($node, "CALL idemq.wait('q', '1000 s');\nSELECT idemq.commit(id, token) FROM idemq.claim('q');\n", '-c', 8, '-t', 10000, 'killed');
+is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE status <> 'completed'", 0, 'random: what is left is claimed by who sleeps');
+is_soon($node, $sleepers, 8, 'random: and then all sleep');
 sql($node, 'SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE ' . asleep());
-$last->();
-poll('SELECT count(*) FROM idemq.check()', 0, 'random: the audit');
+is($last->(), '', 'random: they say nothing but that they were ended');
+is_soon($node, 'SELECT count(*) FROM idemq.check()', 0, 'random: the audit');
 
 $node->stop;
 done_testing();

@@ -1,5 +1,7 @@
 # The life of launcher and workers: where there is one, when it comes, goes and
 # comes back, and whom it is not in the way of.
+#
+# expects in log: was terminated by signal 9
 
 use strict;
 use warnings FATAL => 'all';
@@ -20,7 +22,7 @@ sub worker_of
 {
 	my ($db, $server) = ($_[0], $_[1] // $node);
 
-	$server->poll_query_until('postgres', "SELECT count(*) = 1 $workers AND datname = '$db'") or die "worker of $db";
+	wait_until($server, "SELECT count(*) = 1 $workers AND datname = '$db'");
 	return sql($server, "SELECT min(pid) $workers AND datname = '$db'");
 }
 
@@ -37,8 +39,7 @@ sub next_worker_of
 {
 	my ($db, $former, $server) = ($_[0], $_[1], $_[2] // $node);
 
-	$server->poll_query_until('postgres', "SELECT count(*) = 1 AND min(pid) <> $former $workers AND datname = '$db'")
-	  or die "next worker of $db";
+	wait_until($server, "SELECT count(*) = 1 AND min(pid) <> $former $workers AND datname = '$db'");
 	return sql($server, "SELECT min(pid) $workers AND datname = '$db'");
 }
 
@@ -62,7 +63,7 @@ sub calm
 {
 	my ($log) = @_;
 
-	return $log =~ s/.*(?:LOG:  background worker.*exited with exit code 1|FATAL:  terminating background worker "idemq \w+" due to administrator command|FATAL:  the database system is (?:starting up|shutting down))\n//gr
+	return $log =~ s/.*(?:LOG:  background worker.*exited with exit code 1|FATAL:  terminating autovacuum process due to administrator command|FATAL:  terminating background worker "idemq \w+" due to administrator command|FATAL:  the database system is (?:starting up|shutting down))\n//gr
 	  =~ s/.*CONTEXT:  idemq worker, chore.*\n//gr;
 }
 
@@ -101,7 +102,8 @@ sql($node, 'ALTER DATABASE closed ALLOW_CONNECTIONS false');
 my $log = log_end();
 $node->restart;
 worker_of($_) foreach qw(postgres a);
-$node->wait_for_log(qr/background worker "idemq worker" \(PID \d+\) exited with exit code 0/, $log);
+# Of this start: the workers of before exit with 0 as well.
+$node->wait_for_log(qr/(?:starting background worker process "idemq worker"[\s\S]*){3}background worker "idemq worker" \(PID \d+\) exited with exit code 0/, $log);
 works($_, "found at start: $_") foreach qw(postgres a);
 is(scalar(() = said($log, qr/starting background worker process "idemq worker"/) =~ /\n/g), 3, 'each open database is looked into, once');
 is_sql($node, "SELECT count(*) $workers", 2, 'none in a database without idemq, none in one that is closed');
@@ -144,7 +146,7 @@ sql($node, "DROP EXTENSION idemq; SET ROLE owner; $extension", 'plain');
 my $pid = worker_of('plain');
 SKIP:
 {
-	skip 'no debugger', 3 unless has_debugger($node);
+	skip 'no gdb that may attach', 3 unless has_debugger($node);
 
 	my $stop = stop_at($pid, 'idemq_worker_found_nothing');
 	sql($node, 'DROP OWNED BY owner', 'plain');
@@ -188,7 +190,7 @@ is_state($node, 'BEGIN; DROP DATABASE c', '25001', 'DROP DATABASE in a transacti
 works('c', 'and its worker');
 SKIP:
 {
-	skip 'no tablespaces in place', 2 if $node->pg_version < 15;
+	skip 'this version has no tablespaces in place', 2 if $node->pg_version < 15;
 	sql($node, "SET allow_in_place_tablespaces = on; CREATE TABLESPACE other LOCATION ''");
 	sql($node, 'ALTER DATABASE c SET TABLESPACE other');
 	works('c', 'SET TABLESPACE');
@@ -234,7 +236,8 @@ sub keep_busy
 $session->quit;
 keep_busy('c');
 sql($node, 'CREATE DATABASE d TEMPLATE c');
-ok(1, 'CREATE DATABASE ... TEMPLATE while the worker is busy');
+is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'processing'", 1,
+	'CREATE DATABASE ... TEMPLATE while the worker is busy: its chore was undone', 'd');
 sql($node, 'DROP DATABASE d');
 $log = log_end();
 sql($node, 'DROP DATABASE c');
@@ -341,9 +344,7 @@ works($_, 'idemq.worker = on') foreach qw(postgres a late);
 
 # ---- Crash, single-user mode, binary upgrade
 
-$node->stop('immediate');
-$log = log_end();
-$node->start;
+crash($node, sub { $log = log_end() });
 works($_, 'after a crash') foreach qw(postgres a);
 unlike(calm(said($log)), qr/ERROR|FATAL|WARNING:  idemq/, 'in peace');
 $pid = worker_of('a');
@@ -352,7 +353,7 @@ $node->reload;
 $log = log_end();
 kill 'KILL', $pid;
 $node->wait_for_log(qr/all server processes terminated; reinitializing/, $log);
-$node->poll_query_until('postgres', 'SELECT true') or die;
+wait_until($node, 'SELECT true');
 works($_, 'kill -9 of a worker') foreach qw(postgres a);
 
 $node->stop;
@@ -409,7 +410,7 @@ $id = sql($full, "SELECT id FROM idemq.enqueue('q', '1')", 'b');
 sql($full, "SELECT idemq.claim_job($id, lease => '10 ms')", 'b');
 ok($full->poll_query_until('b', "SELECT count(*) = 1 FROM idemq.claim('q') WHERE attempt = 2"), 'without a worker a claim takes back');
 sql($full, 'DROP EXTENSION idemq');
-$full->poll_query_until('postgres', "SELECT count(*) = 1 $workers AND datname IN ('a', 'b')") or die;
+wait_until($full, "SELECT count(*) = 1 $workers AND datname IN ('a', 'b')");
 my ($db) = sql($full, "SELECT datname $workers");
 works($db, 'a worker that goes leaves its place to another', $full);
 is(scalar(() = slurp_file($full->logfile) =~ /WARNING: /g), 1, 'one warning, though it was tried again');

@@ -71,8 +71,8 @@ sql($node, "SELECT idemq.drop_queue(name, force => true) FROM idemq.queues;
 	CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''refused''; END';
 	CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (NEW.status = 'pending') EXECUTE FUNCTION refuse()");
 # A transaction is reported up to a second after it: those of a hundred new queues are not to be counted.
-$node->poll_query_until('postgres', "SELECT state = 'idle' AND state_change < clock_timestamp() - interval '1.5 s'
-	FROM pg_stat_activity WHERE backend_type = 'idemq worker'") or die 'the worker does not rest';
+wait_until($node, "SELECT state = 'idle' AND state_change < clock_timestamp() - interval '1.5 s'
+	FROM pg_stat_activity WHERE backend_type = 'idemq worker'");
 sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held");
 is_idle('more failing chores than a few');
 my $errors = () = slurp_file($node->logfile) =~ /ERROR:  refused/g;

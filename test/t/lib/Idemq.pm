@@ -9,9 +9,11 @@ use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf session sql sqlstate is_sql is_state wal_records
-  has_debugger stop_at asleep sleeper answer worker_pid);
+  has_debugger stop_at asleep sleeper answer worker_pid wait_until crash
+  clients unexpected is_soon);
 
 # Settings of script/server.conf: what a server needs to preload idemq.
 sub server_conf
@@ -90,6 +92,15 @@ sub is_state
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	return is(sqlstate($node, $sql, $db), $expected, $name);
+}
+
+# is_soon(node, sql, [expected,] name): as is_sql ('t'), of what becomes so.
+sub is_soon
+{
+	my ($node, $sql, $name, $expected) = @_ == 3 ? (@_, 't') : @_[ 0, 1, 3, 2 ];
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return ok($node->poll_query_until('postgres', $sql, $expected), $name);
 }
 
 # The WAL records that $code causes, counted by type, such as 'Heap/HOT_UPDATE'.
@@ -171,8 +182,7 @@ sub sleeper
 	$session //= session($node);
 	my $pid = $session->query_safe('SELECT pg_backend_pid()');
 	$session->query_until(qr/sent/, "\\set VERBOSITY sqlstate\n\\echo sent\n$call;\n");
-	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $pid AND " . asleep())
-	  or die "not asleep: $call";
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $pid AND " . asleep());
 	return { session => $session, pid => $pid };
 }
 
@@ -187,6 +197,81 @@ sub answer
 	return $error =~ /(?:ERROR|FATAL):\s+([0-9A-Z]{5})/ ? $1 : $output . $error;
 }
 
+# Waits until a query answers what it should ('t'); a test that goes on without it tells nothing.
+sub wait_until
+{
+	my ($node, $sql, $expected, $db) = @_;
+
+	$node->poll_query_until($db // 'postgres', $sql, $expected // 't') or die "never '" . ($expected // 't') . "': $sql";
+	return;
+}
+
+# A crash of the whole server, and its start; $between->() while it is down.  Answers when it
+# was started.  ($node->restart('immediate') is none: that argument is ignored.)
+sub crash
+{
+	my ($node, $between) = @_;
+
+	$node->stop('immediate');
+	$between->() if $between;
+	my $log = -s $node->logfile;
+	my $started = Time::HiRes::time;
+	$node->start;
+	slurp_file($node->logfile, $log) =~ /was not properly shut down/ or die 'the server has not crashed';
+	return $started;
+}
+
+my $scripts = 0;
+
+# Clients of pgbench, which run a script, or one of several [text, weight] at random.
+# Answers a sub that waits for their end, and answers what they complained of: '' when all
+# came through.  With 'killed' among the options, sessions that are ended from outside are
+# no complaint, nor is a server that is not there.
+sub clients
+{
+	my ($node, $script, @options) = @_;
+	my $killed = grep { $_ eq 'killed' } @options;
+	my @files;
+
+	foreach (ref $script ? @$script : [ $script, 1 ])
+	{
+		my $file = "$PostgreSQL::Test::Utils::tmp_check/script." . ++$scripts . '.sql';
+
+		append_to_file($file, $_->[0]);
+		push @files, '-f', "$file\@$_->[1]";
+	}
+	# A file: a pipe that nobody reads would stop pgbench, with what it has locked.
+	my $said = "$PostgreSQL::Test::Utils::tmp_check/script.$scripts.err";
+
+	local $ENV{PGAPPNAME} = 'pgbench';
+	my $run = IPC::Run::start([ 'pgbench', '-n', '-j', 2, (grep { $_ ne 'killed' } @options), @files,
+			'-h', $node->host, '-p', $node->port, 'postgres' ], '<', \undef, '>', '/dev/null', '2>', $said, IPC::Run::timeout(300));
+	return sub {
+		$run->finish;
+		my $status = $run->result(0);
+		my @lines = grep { !/^pgbench \(/ } split /^/, slurp_file($said);
+
+		@lines = grep { /ERROR: |PANIC: |FATAL: |WARNING: / && !/terminating connection|the database system is/ } @lines if $killed;
+		return join('', @lines) || ($status == 0 || $killed && $status <= 2 ? '' : "status $status");
+	};
+}
+
+# The errors in a server's log that are not of one of these SQLSTATEs, each message once;
+# 'workers' among them: those of idemq's own processes alone.
+sub unexpected
+{
+	my ($node, @expected) = @_;
+	my $states = join '|', @expected;
+	my $who = (grep { $_ eq 'workers' } @expected) ? '' : '.*';
+	my %found;
+
+	foreach (split /\n/, slurp_file($node->logfile))
+	{
+		$found{"$1 $2"}++ if /^\S+ \S+ \S+ \[\d+\] (\w{5}) $who (?:ERROR|FATAL|PANIC):  (.*)/ && $1 !~ /^(?:$states)$/;
+	}
+	return join "\n", sort keys %found;
+}
+
 # The pid of a database's background worker, once it runs.
 sub worker_pid
 {
@@ -194,7 +279,7 @@ sub worker_pid
 	my $pid = "SELECT pid FROM pg_stat_activity WHERE datname = '$db' AND application_name = 'idemq worker'
 		AND wait_event IN ('Extension', 'IdemqWorkerMain')";
 
-	$node->poll_query_until($db, "SELECT count(*) = 1 FROM ($pid) AS p") or die 'no worker';
+	wait_until($node, "SELECT count(*) = 1 FROM ($pid) AS p", 't', $db);
 	return sql($node, $pid, $db);
 }
 

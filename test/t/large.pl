@@ -1,0 +1,40 @@
+# Large values: 100 MB of payload, errors of a gigabyte, and what of them a dead
+# queue keeps.
+#
+# expects in log: XX000 .*(invalid memory alloc request size|string buffer|cannot enlarge)
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use Test::More;
+
+my $node = new_server('large', log_statement => 'none', log_min_error_statement => 'panic');
+my $large = "jsonb_build_object('data', repeat(md5('x'), 3276800))";
+
+my ($id) = sql($node, "SELECT id FROM idemq.enqueue('q', $large)");
+is_sql($node, qq{SELECT md5(payload::text) = md5('{"data": "' || repeat(md5('x'), 3276800) || '"}'), idemq.commit(id, token, '"done"') FROM idemq.claim('q')},
+	't|committed', 'a payload of 100 MB comes as it was enqueued');
+is_sql($node, "SELECT status, result, length(payload ->> 'data') FROM idemq.job($id)", 'completed|"done"|104857600', 'and stays so');
+is_state($node, "SELECT idemq.enqueue('q', jsonb_build_object('a', $large, 'b', $large, 'c', $large))", '54000', 'one of 300 MB is none of PostgreSQL');
+is_sql($node, 'SELECT count(*) FROM idemq.jobs', 1, 'and makes no job');
+
+# An error of a gigabyte: which SQLSTATE it has is PostgreSQL's affair.
+$id = sql($node, "SELECT id FROM idemq.enqueue('q', '1')");
+sql($node, "CREATE TABLE held AS SELECT id, token FROM idemq.claim('q')");
+like(sqlstate($node, "SELECT idemq.fail(id, token, repeat('x', 1073741800)) FROM held"), qr/^(54000|XX000)$/, 'an error that is too large');
+is_sql($node, "SELECT status, last_error IS NULL, idemq.validate(id, (SELECT token FROM held)) FROM idemq.job($id)", 'processing|t|current',
+	'leaves the job with its worker');
+is_sql($node, "SELECT idemq.fail(id, token, 'small', permanent => true) FROM held", 'dead', 'which fails it otherwise');
+
+# What would make the letter too large is left out of it.
+sql($node, "SELECT idemq.create_queue('letters'); SELECT idemq.alter_queue('q', dead_queue => 'letters')");
+sql($node, q{SELECT idemq.enqueue('q', to_jsonb(repeat('x', 100 * 1024 * 1024)), headers => '{"a": 1}')});
+is_sql($node, "SELECT idemq.fail(id, token, 'big', permanent => true) FROM (SELECT id, token FROM idemq.claim('q')) c", 'dead', 'a large job dies');
+is_sql($node, "SELECT payload->'payload' IS NULL OR payload->'payload' = 'null', headers, payload->>'error' FROM idemq.claim('letters')",
+	't|{"a": 1}|big', 'its letter has no payload');
+
+$node->stop;
+done_testing();
