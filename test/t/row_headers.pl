@@ -68,8 +68,8 @@ sub why_while
 	await('stopped');
 	# Where the reader holds the page, the locker waits for it.
 	$locker->query_until(qr/sent/, "\\echo sent\n$lock;\n");
-	$node->poll_query_until('postgres', "SELECT state = 'idle in transaction' OR wait_event_type = 'LWLock'
-		FROM pg_stat_activity WHERE pid = $pid{$locker}") or die 'the locker is lost';
+	wait_until($node, "SELECT state = 'idle in transaction' OR wait_event_type = 'LWLock'
+		FROM pg_stat_activity WHERE pid = $pid{$locker}");
 	append_to_file("$file.go", '');
 	my $answer = $reader->query('SELECT 1') . $reader->{stderr};
 
