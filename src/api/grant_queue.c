@@ -13,6 +13,7 @@
 #include "utils/builtins.h"
 
 #include "api/grant_queue.h"
+#include "table/jobs.h"
 #include "queue/queues.h"
 #include "queue/roles.h"
 #include "base/args.h"
@@ -79,6 +80,7 @@ idemq_sql_grant_queue(PG_FUNCTION_ARGS)
 	NameData role;
 	SqlScope scope;
 
+	idemq_jobs_check_writable();
 	grant_values(fcinfo, values, &role);
 	idemq_role_lock(PG_GETARG_OID(1), ROLE_LOCK_GRANTS);
 	idemq_spi_begin(&scope);
@@ -96,6 +98,7 @@ idemq_sql_revoke_queue(PG_FUNCTION_ARGS)
 	NameData role;
 	SqlScope scope;
 
+	idemq_jobs_check_writable();
 	grant_values(fcinfo, values, &role);
 	idemq_role_lock(PG_GETARG_OID(1), ROLE_LOCK_GRANTS);
 	idemq_spi_begin(&scope);

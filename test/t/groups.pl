@@ -16,7 +16,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-my $jobs = $ENV{IDEMQ_GROUP_JOBS} // 100000;
+my $jobs = $ENV{IDEMQ_GROUP_JOBS} // 30000;
 my $groups = 1000;
 my $workers = 16;
 
@@ -73,7 +73,7 @@ SELECT finish('$queue', :id, :token, :name, :n, random());
 			[ "BEGIN;\nSELECT work('$queue', random());\nROLLBACK;\n", 1 ],
 			# By hand, as after a clock jump: many groups are marked one by one after this is visible.
 			[ "UPDATE idemq.jobs SET ready_at = ready_at - interval '1 h' WHERE id IN (SELECT id FROM idemq.jobs"
-				. " WHERE queue_id = idemq.queue_id('$queue') AND finished_at IS NULL AND ready_at IS NOT NULL LIMIT 200 FOR UPDATE SKIP LOCKED);\n", 1 ] ],
+				. " WHERE queue_id = idemq.queue_id('$queue') AND finished_at IS NULL AND ready_at IS NOT NULL LIMIT 50 FOR UPDATE SKIP LOCKED);\n", 1 ] ],
 		'-c', $workers, '-T', $seconds, '-M', 'prepared', 'killed');
 }
 
@@ -124,13 +124,13 @@ my @producers = map {
 	{ out => \$out, run => IPC::Run::start([ 'psql', '-X', '-q', '-h', $node->host, '-p', $node->port,
 				'-c', "SELECT produce('w', $jobs, $groups, $part, 2)", '-o', '/dev/null', 'postgres' ], '<', \undef, '>&', \$out) }
 } 0 .. 1;
-drain('w', 60);
+drain('w', 300);
 foreach my $producer (@producers)
 {
 	$producer->{run}->finish;
 	is($producer->{run}->result(0) . ${ $producer->{out} }, '0', 'a producer came through');
 }
-drain('w', 60) if sql($node, "SELECT count(*) FROM done WHERE queue = 'w'") < $jobs;
+drain('w', 300) if sql($node, "SELECT count(*) FROM done WHERE queue = 'w'") < $jobs;
 check_effects('w', $jobs);
 
 # ---- What it does by itself: heads are promoted, waiters woken, with nobody claiming.
@@ -183,6 +183,7 @@ is_sql($node, q{
 sql($node, "SELECT idemq.create_queue('m', retention => '0'); SELECT idemq.enqueue('m', to_jsonb(n), group_key => 'm' || n % 1000) FROM generate_series(1, 20000) n;
 	CREATE TABLE twice (name text)");
 my $dir = "$PostgreSQL::Test::Utils::tmp_check/groups";
+mkdir $dir;
 my %scripts = (
 	enqueue => "\\set n random(0, 999)\nSELECT idemq.enqueue('m', '1', group_key => 'm' || :n);\n",
 	work => "SELECT idemq.commit(id, token) FROM idemq.claim('m', 20);\n",
@@ -219,7 +220,7 @@ $node->adjust_conf('postgresql.conf', 'idemq.worker', 'off');
 $node->restart;
 sql($node, "SELECT idemq.create_queue('n', lease => '10 s', retry_base => '1 ms', max_attempts => 1000);
 	SELECT produce('n', 4000, 100, 0, 1)");
-drain('n', 60);
+drain('n', 300);
 check_effects('n', 4000);
 # A held snapshot: a look at a group does not read again what that keeps in the index.
 my $reader = session($node);
