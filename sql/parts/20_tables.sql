@@ -188,6 +188,11 @@ CREATE TABLE idemq.ticker (
 );
 COMMENT ON TABLE idemq.ticker IS 'when idemq.tick was last called; at most one row, and not dumped, since it tells of this server';
 
+-- Not dumped: a restored copy has to find out that it is one.  Owned by idemq.jobs: TRUNCATE
+-- ... RESTART IDENTITY then makes ids look unknown, and ALTER TABLE ... OWNER takes it along.
+CREATE SEQUENCE idemq.ids_since MINVALUE -9223372036854775808 START 0 OWNED BY idemq.jobs.created_at;
+COMMENT ON SEQUENCE idemq.ids_since IS 'since when the sequence of job ids is known to have lost nothing: as idemq.primary_since() was; called once that was looked after';
+
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues_queue_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.jobs', '');
@@ -198,6 +203,13 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.queue_grants', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.schedule_entries', '');
 
 -- Topic: Inside
+
+CREATE FUNCTION idemq.primary_since() RETURNS bigint
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_primary_since';
+COMMENT ON FUNCTION idemq.primary_since() IS 'when this server was first asked as a primary since its start or its promotion, in microseconds since 2000-01-01';
+
+-- A server that has run since before there was a sequence has lost none of its ids.
+SELECT pg_catalog.setval('idemq.ids_since', idemq.primary_since(), false);
 
 -- Shared memory follows rows that change by any way but table/jobs_write.c: SPI, a DBA's
 -- UPDATE, COPY, logical replication (hence ENABLE ALWAYS).

@@ -15,10 +15,9 @@
  */
 #include "postgres.h"
 
+#include "base/clock.h"
 #include "base/token.h"
 
-/* 2026-01-01 as a TimestampTz: 9,497 days after 2000-01-01. */
-#define TOKEN_EPOCH (INT64CONST(9497) * USECS_PER_DAY)
 #define TOKEN_TIMELINE_SHIFT 41
 
 /*
@@ -28,7 +27,7 @@
 int64
 idemq_token_next(int64 row_token, int64 last_issued, TimestampTz now, uint32 timeline)
 {
-	int64 clock = (now - TOKEN_EPOCH) + ((int64) timeline << TOKEN_TIMELINE_SHIFT);
+	int64 clock = (now - IDEMQ_EPOCH) + ((int64) timeline << TOKEN_TIMELINE_SHIFT);
 	int64 next = Max(row_token, last_issued) + 1;
 
 	return Max(next, clock);
