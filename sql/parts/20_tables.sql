@@ -188,11 +188,24 @@ CREATE TABLE idemq.ticker (
 );
 COMMENT ON TABLE idemq.ticker IS 'when idemq.tick was last called; at most one row, and not dumped, since it tells of this server';
 
+-- Rows are added by the first claim of a timeline; none here, since a dump brings its own.
+CREATE TABLE idemq.clusters (
+	system_identifier bigint,
+	timeline          bigint,
+	base              bigint,
+	PRIMARY KEY (system_identifier, timeline, base)
+);
+COMMENT ON TABLE idemq.clusters IS 'where this database''s tokens were issued: they go on growing after pg_upgrade and after a restore into another cluster';
+COMMENT ON COLUMN idemq.clusters.system_identifier IS 'the cluster, as in pg_control_system(); 0: idemq.new_generation()';
+COMMENT ON COLUMN idemq.clusters.timeline IS 'its timeline';
+COMMENT ON COLUMN idemq.clusters.base IS 'where its tokens began: they were this, and 2^41 for each timeline, ahead of the clock';
+
 -- Not dumped: a restored copy has to find out that it is one.  Owned by idemq.jobs: TRUNCATE
 -- ... RESTART IDENTITY then makes ids look unknown, and ALTER TABLE ... OWNER takes it along.
 CREATE SEQUENCE idemq.ids_since MINVALUE -9223372036854775808 START 0 OWNED BY idemq.jobs.created_at;
 COMMENT ON SEQUENCE idemq.ids_since IS 'since when the sequence of job ids is known to have lost nothing: as idemq.primary_since() was; called once that was looked after';
 
+SELECT pg_catalog.pg_extension_config_dump('idemq.clusters', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues_queue_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.jobs', '');
