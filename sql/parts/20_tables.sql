@@ -194,6 +194,24 @@ CREATE TABLE idemq.ticker (
 );
 COMMENT ON TABLE idemq.ticker IS 'when idemq.tick was last called; at most one row, and not dumped, since it tells of this server';
 
+-- Rows are added by the first claim of a timeline; none here, since a dump brings its own.
+CREATE TABLE idemq.clusters (
+	system_identifier bigint,
+	timeline          bigint,
+	base              bigint,
+	PRIMARY KEY (system_identifier, timeline, base)
+);
+COMMENT ON TABLE idemq.clusters IS 'where this database''s tokens were issued: they go on growing after pg_upgrade and after a restore into another cluster';
+COMMENT ON COLUMN idemq.clusters.system_identifier IS 'the cluster, as in pg_control_system(); 0: idemq.new_generation()';
+COMMENT ON COLUMN idemq.clusters.timeline IS 'its timeline';
+COMMENT ON COLUMN idemq.clusters.base IS 'where its tokens began: they were this, and 2^41 for each timeline, ahead of the clock';
+
+-- Not dumped: a restored copy has to find out that it is one.  Owned by idemq.jobs: TRUNCATE
+-- ... RESTART IDENTITY then makes ids look unknown, and ALTER TABLE ... OWNER takes it along.
+CREATE SEQUENCE idemq.ids_since MINVALUE -9223372036854775808 START 0 OWNED BY idemq.jobs.created_at;
+COMMENT ON SEQUENCE idemq.ids_since IS 'since when the sequence of job ids is known to have lost nothing: as idemq.primary_since() was; called once that was looked after';
+
+SELECT pg_catalog.pg_extension_config_dump('idemq.clusters', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues_queue_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.jobs', '');
@@ -204,6 +222,13 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.queue_grants', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.schedule_entries', '');
 
 -- Topic: Inside
+
+CREATE FUNCTION idemq.primary_since() RETURNS bigint
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_primary_since';
+COMMENT ON FUNCTION idemq.primary_since() IS 'when this server was first asked as a primary since its start or its promotion, in microseconds since 2000-01-01';
+
+-- A server that has run since before there was a sequence has lost none of its ids.
+SELECT pg_catalog.setval('idemq.ids_since', idemq.primary_since(), false);
 
 -- Shared memory follows rows that change by any way but table/jobs_write.c: SPI, a DBA's
 -- UPDATE, COPY, logical replication (hence ENABLE ALWAYS).
@@ -265,3 +290,4 @@ ALTER TABLE idemq.queue_grants ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq.seen ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq.schedule_entries ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq.ticker ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq.clusters ENABLE ROW LEVEL SECURITY;

@@ -20,6 +20,7 @@
 #include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
+#include "table/jobs_id.h"
 #include "table/jobs_write.h"
 #include "txn/pending_counts.h"
 #include "queue/queues.h"

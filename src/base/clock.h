@@ -7,6 +7,9 @@
 
 #include "datatype/timestamp.h"
 
+/* 2026-01-01 as a TimestampTz, 9,497 days after 2000-01-01: tokens and ids count from it. */
+#define IDEMQ_EPOCH (INT64CONST(9497) * USECS_PER_DAY)
+
 extern Size idemq_clock_shmem_size(void);
 extern void idemq_clock_shmem_init(void *area, bool found);
 

@@ -9,27 +9,35 @@
  *     row's): the clock covers it;
  *   - a promotion may bring a clock that is behind: the timeline covers it,
  *     2^41 microseconds (25 days) of clock error for each promotion;
+ *   - a dump, pg_upgrade or a restore begins timelines anew: the base covers it,
+ *     which job/generation.c makes of the timelines of the clusters before;
  *   - a clock set back: the row's own token covers it.
- * Tokens stay below 2^53 for some 280 years, so that JSON and JavaScript
- * carry them unharmed.
+ * Tokens stay below 2^53 for some 280 years, less 25 days for each promotion and
+ * copy, so that JSON and JavaScript carry them unharmed.
  */
 #include "postgres.h"
 
+#include "base/clock.h"
 #include "base/token.h"
 
-/* 2026-01-01 as a TimestampTz: 9,497 days after 2000-01-01. */
-#define TOKEN_EPOCH (INT64CONST(9497) * USECS_PER_DAY)
 #define TOKEN_TIMELINE_SHIFT 41
 
+/* Returns what a cluster's base and timeline add to the clock. */
+int64
+idemq_token_lead(int64 base, uint32 timeline)
+{
+	return base + ((int64) timeline << TOKEN_TIMELINE_SHIFT);
+}
+
 /*
- * Returns the next token of a job: the greatest of the row's token + 1, the
- * last one issued on this server + 1, and the clock with the timeline.
+ * Returns the next token of a job: the greatest of the row's token + 1, the last one
+ * issued on this server + 1, and the clock with the timeline, these two from base on.
+ * last_issued is of all databases, each with a base of its own: so it is without.
  */
 int64
-idemq_token_next(int64 row_token, int64 last_issued, TimestampTz now, uint32 timeline)
+idemq_token_next(int64 row_token, int64 last_issued, TimestampTz now, uint32 timeline, int64 base)
 {
-	int64 clock = (now - TOKEN_EPOCH) + ((int64) timeline << TOKEN_TIMELINE_SHIFT);
-	int64 next = Max(row_token, last_issued) + 1;
+	int64 clock = (now - IDEMQ_EPOCH) + idemq_token_lead(0, timeline);
 
-	return Max(next, clock);
+	return Max(row_token + 1, base + Max(last_issued + 1, clock));
 }

@@ -18,6 +18,7 @@
 #include "utils/timestamp.h"
 
 #include "job/claim_one.h"
+#include "job/generation.h"
 #include "job/limits.h"
 #include "job/transition.h"
 #include "table/jobs.h"
@@ -138,7 +139,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 
 	if (idemq_jobs_is_outdated(table, job))
 		return TAKE_CHANGED;
-	args->token = claim.token = idemq_lease_issue_token(job->token);
+	args->token = claim.token = idemq_lease_issue_token(job->token, idemq_generation_base());
 	claim.borrow = idemq_limit_may_borrow(queue);
 	idemq_pending_reserve_claim();
 	take = take_entry(queue, &claim, &prior, &has_prior);
@@ -156,6 +157,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	{
 		if (take == LEASE_FULL && event == EVENT_CLAIM)
 			idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
+		idemq_generation_note();
 		return TAKE_DONE;
 	}
 	idemq_limit_undo_rate(queue);

@@ -10,6 +10,7 @@
 #include "utils/timestamp.h"
 
 #include "job/new_job.h"
+#include "table/jobs_id.h"
 #include "table/jobs_write.h"
 #include "txn/pending_groups.h"
 #include "txn/pending_ready.h"

@@ -34,6 +34,7 @@
 #include "job/tick_key.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
+#include "table/jobs_id.h"
 #include "table/jobs_key.h"
 #include "table/jobs_sql.h"
 #include "table/jobs_write.h"

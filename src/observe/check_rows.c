@@ -14,6 +14,7 @@
 
 #include "observe/check_report.h"
 #include "observe/check_rows.h"
+#include "job/generation.h"
 #include "shared/lease_table.h"
 #include "base/clock.h"
 #include "base/compat.h"
@@ -143,6 +144,14 @@ idemq_check_rows(CheckCall *call)
 	idemq_spi_end(&scope);
 }
 
+/* Returns a token that none issued so far in this database is greater than. */
+static int64
+greatest_token(void)
+{
+	return idemq_token_next(0, idemq_lease_last_token(), idemq_now(), compat_timeline(),
+							idemq_generation_base());
+}
+
 /* Checks that tokens only grow, and that none is from the future. */
 void
 idemq_check_tokens(CheckCall *call)
@@ -162,15 +171,13 @@ idemq_check_tokens(CheckCall *call)
 	/* A standby issues none, and has not seen what was issued. */
 	if (!RecoveryInProgress())
 	{
-		int64 before =
-			Max(idemq_lease_last_token(), idemq_token_next(0, 0, idemq_now(), compat_timeline()));
+		int64 before = greatest_token();
 
 		args[0] = Int64GetDatum(before);
 		args[1] = Int64GetDatum(TOKEN_END);
 		args[2] = Int64GetDatum(CHECK_SUSPECTS);
 		rows = idemq_spi_query_latest(&tokens_below, args, NULL);
-		greatest =
-			Max(idemq_lease_last_token(), idemq_token_next(0, 0, idemq_now(), compat_timeline()));
+		greatest = greatest_token();
 		for (uint64 i = 0; i < rows; i++)
 		{
 			if (int64_value(i, 2) > greatest)

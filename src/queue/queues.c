@@ -164,6 +164,16 @@ load_cache(void)
 	}
 }
 
+/*
+ * Returns a number that is another after settings were read anew: for what else of the
+ * database a session reads only then.
+ */
+uint64
+idemq_queues_loads(void)
+{
+	return loaded_at;
+}
+
 /* Returns the current role's privileges on a queue. */
 static int
 privileges_of(CachedQueue *cached)

@@ -35,5 +35,6 @@ extern bool idemq_queue_try_lock(int32 id, LOCKMODE mode);
 extern int32 *idemq_queue_ids(int wanted, int *count);
 pg_noreturn extern void idemq_queue_denied(const char *name, int wanted);
 extern void idemq_queues_changed(void);
+extern uint64 idemq_queues_loads(void);
 
 #endif

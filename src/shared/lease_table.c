@@ -77,9 +77,12 @@ idemq_leases_shmem_init(void *area, bool found)
 							   HASH_ELEM | HASH_BLOBS | HASH_PARTITION | HASH_FIXED_SIZE);
 }
 
-/* Returns a new token for a job whose row carries row_token; see base/token.c. */
+/*
+ * Returns a new token for a job whose row carries row_token, in a database whose tokens
+ * begin at base; see base/token.c.
+ */
 int64
-idemq_lease_issue_token(int64 row_token)
+idemq_lease_issue_token(int64 row_token, int64 base)
 {
 	TimestampTz now = idemq_now();
 	uint32 timeline = compat_timeline();
@@ -88,12 +91,12 @@ idemq_lease_issue_token(int64 row_token)
 
 	do
 	{
-		next = idemq_token_next(row_token, (int64) last, now, timeline);
-	} while (!pg_atomic_compare_exchange_u64(&shared->last_token, &last, (uint64) next));
+		next = idemq_token_next(row_token, (int64) last, now, timeline, base);
+	} while (!pg_atomic_compare_exchange_u64(&shared->last_token, &last, (uint64) (next - base)));
 	return next;
 }
 
-/* Returns the greatest token issued since the start; 0 for none. */
+/* Returns the greatest token issued since the start, less its database's base; 0 for none. */
 int64
 idemq_lease_last_token(void)
 {

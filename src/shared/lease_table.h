@@ -61,7 +61,7 @@ extern void idemq_lease_remove(Lease *lease, uint32 hash);
 extern Size idemq_leases_shmem_size(void);
 extern Size idemq_leases_hash_size(void);
 extern void idemq_leases_shmem_init(void *area, bool found);
-extern int64 idemq_lease_issue_token(int64 row_token);
+extern int64 idemq_lease_issue_token(int64 row_token, int64 base);
 extern int64 idemq_lease_last_token(void);
 extern int idemq_lease_count(void);
 extern bool idemq_lease_table_is_full(void);

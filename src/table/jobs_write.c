@@ -28,7 +28,6 @@
 
 #include "access/tableam.h"
 #include "access/xact.h"
-#include "commands/sequence.h"
 #include "executor/executor.h"
 
 #include "table/jobs_hold.h"
@@ -199,13 +198,6 @@ idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait)
 	if (result == TM_Ok)
 		idemq_pending_counts_row(job->queue_id, job->status, NO_ROW);
 	return write_result(result);
-}
-
-/* Returns a new job id. */
-int64
-idemq_jobs_next_id(void)
-{
-	return nextval_internal(idemq_oids()->jobs_seq, false);
 }
 
 /* Makes table->new_row of the columns; those that are not set are NULL. */

@@ -31,7 +31,6 @@ extern JobWrite idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode 
 extern JobWrite idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change,
 								  JobWait wait);
 extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait);
-extern int64 idemq_jobs_next_id(void);
 extern void idemq_jobs_fill_row(JobsTable *table, JobChange *columns);
 extern void idemq_jobs_insert(JobsTable *table, JobChange *columns);
 

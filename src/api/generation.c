@@ -1,0 +1,29 @@
+/*
+ * api/generation.c
+ *		SQL functions new_generation, and primary_since for the install script.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "miscadmin.h"
+
+#include "job/generation.h"
+#include "base/clock.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_new_generation);
+PG_FUNCTION_INFO_V1(idemq_sql_primary_since);
+
+/* new_generation() -> bigint */
+Datum
+idemq_sql_new_generation(PG_FUNCTION_ARGS)
+{
+	PreventCommandDuringRecovery("idemq.new_generation()");
+	PG_RETURN_INT64(idemq_generation_new());
+}
+
+/* primary_since() -> bigint, microseconds since 2000-01-01 */
+Datum
+idemq_sql_primary_since(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_INT64(idemq_primary_since());
+}

@@ -1,0 +1,173 @@
+/*
+ * job/generation.c
+ *		What a restored database adds to its tokens, so that they go on growing.
+ *
+ * The timeline in a token grows with each promotion (base/token.c), and is 1 again after
+ * pg_upgrade, and after dump and restore into another cluster.  idemq.clusters, which is
+ * dumped, has a row for each (cluster, timeline, base) that gave tokens in this database.
+ * Its lead is base + timeline * 2^41.  The base of this cluster is the greatest of
+ *	   - the leads of all rows that are not its past: of another cluster, or of a greater
+ *		 timeline than this (a backup restored without the history of its timelines);
+ *	   - the bases of its own rows.
+ * So its own lead is greater than that of every other row, and never falls; its own row
+ * changes nothing of it: it is the same however often it is computed, and nothing has to
+ * be on disk before a token is issued.  Rows are added, never changed.
+ *
+ * The row is written by the first claim that finds it missing, in its transaction, if no
+ * other is about to (a lock that is tried, not awaited): a claim waits for nobody.
+ * Were it rolled back, a later claim writes it.
+ *
+ * Locks: ExclusiveLock on idemq.clusters as an object, which nothing else takes, until
+ * the end of the transaction that adds a row.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "storage/lock.h"
+#include "utils/lsyscache.h"
+
+#include "job/generation.h"
+#include "queue/queues.h"
+#include "base/compat.h"
+#include "base/oids.h"
+#include "base/spi.h"
+#include "base/token.h"
+
+/* Beyond it there is no room below 2^53 for a clock and some promotions. */
+#define MAX_LEAD (INT64CONST(1) << 52)
+
+/* $1: this cluster, $2: its timeline, $3: what a timeline adds */
+static SqlStatement load_base =
+	{.text = "SELECT b.base, EXISTS (SELECT FROM idemq.clusters c "
+			 "WHERE c.system_identifier = $1 AND c.timeline = $2 AND c.base = b.base) "
+			 "FROM (SELECT COALESCE(max(CASE WHEN system_identifier = $1 AND timeline <= $2 "
+			 "THEN base ELSE base + timeline * $3 END), 0) AS base FROM idemq.clusters) b",
+	 .nargs = 3,
+	 .types = {INT8OID, INT8OID, INT8OID}};
+static SqlStatement add_row =
+	{.text = "INSERT INTO idemq.clusters (system_identifier, timeline, base) VALUES ($1, $2, $3)",
+	 .nargs = 3,
+	 .types = {INT8OID, INT8OID, INT8OID}};
+
+/* What this session has read; 0 loaded_timeline: nothing. */
+static int64 base = 0;
+static bool is_noted = false;
+static uint64 loaded_settings = 0;
+static TimeLineID loaded_timeline = 0;
+/* The transaction in which this session added the row; it may still roll back. */
+static TransactionId added_in = InvalidTransactionId;
+
+static bool
+is_added_here(void)
+{
+	return TransactionIdIsValid(added_in) && added_in == GetTopTransactionIdIfAny();
+}
+
+/* Reads base, and whether this timeline's row is there.  SPI is connected. */
+static void
+load(TimeLineID timeline)
+{
+	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), Int64GetDatum(timeline),
+					Int64GetDatum(idemq_token_lead(0, 1))};
+	bool isnull;
+
+	if (idemq_spi_query_latest(&load_base, args, NULL) != 1)
+		elog(ERROR, "idemq.clusters has no base");
+	base = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	is_noted = DatumGetBool(idemq_spi_value(0, 2, &isnull)) && !is_added_here();
+}
+
+/*
+ * Returns where the tokens of this database begin.  One query for each timeline of the
+ * server and each change of settings that this session meets; not on a standby.
+ */
+int64
+idemq_generation_base(void)
+{
+	TimeLineID timeline = compat_timeline();
+	uint64 settings = idemq_queues_loads();
+
+	if (timeline != loaded_timeline || settings != loaded_settings)
+	{
+		SqlScope scope;
+
+		idemq_spi_begin(&scope);
+		load(timeline);
+		idemq_spi_end(&scope);
+		loaded_timeline = timeline;
+		loaded_settings = settings;
+	}
+	return base;
+}
+
+static void
+add(int64 cluster, TimeLineID timeline, int64 its_base)
+{
+	Datum args[] = {Int64GetDatum(cluster), Int64GetDatum(timeline), Int64GetDatum(its_base)};
+
+	(void) idemq_spi_run(&add_row, args, NULL, SPI_OK_INSERT);
+}
+
+/* Returns the lock of those who add a row. */
+static LOCKTAG
+adders_lock(void)
+{
+	LOCKTAG tag;
+
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, RelationRelationId,
+					   get_relname_relid("clusters", idemq_oids()->schema), 0);
+	return tag;
+}
+
+/* Writes this timeline's row, unless it is there or another transaction may be about to. */
+void
+idemq_generation_note(void)
+{
+	LOCKTAG tag;
+	SqlScope scope;
+
+	if (is_noted || is_added_here())
+		return;
+	tag = adders_lock();
+	if (LockAcquire(&tag, ExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
+		return;
+	idemq_spi_begin(&scope);
+	load(loaded_timeline);
+	if (!is_noted)
+	{
+		add((int64) GetSystemIdentifier(), loaded_timeline, base);
+		added_in = GetTopTransactionId();
+	}
+	idemq_spi_end(&scope);
+}
+
+/*
+ * Raises all tokens to come by what a promotion raises them: after a restore without the
+ * history of its timelines.  Returns the new base.  Raises 54000 when there is no room.
+ */
+int64
+idemq_generation_new(void)
+{
+	TimeLineID timeline = compat_timeline();
+	LOCKTAG tag = adders_lock();
+	SqlScope scope;
+
+	(void) LockAcquire(&tag, ExclusiveLock, false, false);
+	idemq_spi_begin(&scope);
+	load(timeline);
+	if (idemq_token_lead(base, timeline + 1) >= MAX_LEAD)
+		ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+						errmsg("tokens have no room below 2^53 for another generation"),
+						errhint("Move the jobs to a new extension; its tokens begin anew.")));
+	/* A cluster that never was, whose lead is our new base. */
+	add(0, 1, base);
+	load(timeline);
+	idemq_spi_end(&scope);
+	idemq_queues_changed();
+	return base;
+}

@@ -1,0 +1,138 @@
+/*
+ * table/jobs_id.c
+ *		New job ids, none of which was given before.
+ *
+ * A crash with asynchronous commit, and the promotion of an asynchronous standby, lose
+ * the last writes of the sequence: the ids that it gave would be given again.  No gap is
+ * wide enough for what may be lost.  So the first session that takes an id in a run of
+ * the server as a primary raises the sequence to the time of day, in microseconds since
+ * 2026.  It passes all ids ever given: each run began at or below its own time of day,
+ * and gives fewer than 10^6 ids a second.  Nothing has to be on disk for that, so that a
+ * second crash changes nothing; and a dump, a backup or a base backup that is older than
+ * the ids is covered as well.  The limit is a clock set back behind the last run's start.
+ *
+ * idemq.ids_since says that it was done: its value is idemq_primary_since() of the run,
+ * is_called that an id was taken.  It is a sequence, so that it neither rolls back nor
+ * waits for a transaction, and is not dumped:
+ *	   (this run, true)		done: the fast path, once a session.
+ *	   (this run, false)	CREATE EXTENSION in this run, no id taken: nothing can be lost,
+ *							and ids begin at 1, unless a restore has moved the sequence
+ *							or rows came from elsewhere.
+ *	   anything else		an earlier run, another server: raise it.
+ *
+ * Locks: an ExclusiveLock on idemq.ids_since as an object, which nothing else takes,
+ * while both sequences are compared and set.  jobs_id_seq is raised first: who reads the
+ * mark, in memory or in WAL, has that too.
+ */
+#include "postgres.h"
+
+#include "access/parallel.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_type.h"
+#include "commands/sequence.h"
+#include "storage/lmgr.h"
+#include "utils/lsyscache.h"
+
+#include "table/jobs_id.h"
+#include "base/clock.h"
+#include "base/oids.h"
+#include "base/spi.h"
+
+typedef enum IdsState
+{
+	IDS_SURE,	 /* this run has looked after them */
+	IDS_FRESH,	 /* none was ever given */
+	IDS_UNKNOWN, /* some may have been given that the sequence does not know */
+} IdsState;
+
+static SqlStatement read_mark = {.text = "SELECT last_value, is_called FROM idemq.ids_since"};
+static SqlStatement is_unused = {.text = "SELECT pg_catalog.pg_sequence_last_value($1) IS NULL "
+										 "AND NOT EXISTS (SELECT FROM idemq.jobs)",
+								 .nargs = 1,
+								 .types = {REGCLASSOID}};
+static SqlStatement set_sequence = {.text = "SELECT pg_catalog.setval($1, $2)",
+									.nargs = 2,
+									.types = {REGCLASSOID, INT8OID}};
+static SqlStatement set_mark = {.text = "SELECT pg_catalog.setval('idemq.ids_since', $1)",
+								.nargs = 1,
+								.types = {INT8OID}};
+
+/* The sequence that this session knows to be sure; a run outlives all its sessions. */
+static Oid sure_sequence = InvalidOid;
+
+/* Returns what is known of the ids in this run.  SPI is connected. */
+static IdsState
+ids_state(void)
+{
+	Datum sequence = ObjectIdGetDatum(idemq_oids()->jobs_seq);
+	bool isnull;
+	bool called;
+
+	if (idemq_spi_query_latest(&read_mark, NULL, NULL) != 1)
+		elog(ERROR, "idemq.ids_since has no row");
+	called = DatumGetBool(idemq_spi_value(0, 2, &isnull));
+	if (DatumGetInt64(idemq_spi_value(0, 1, &isnull)) != idemq_primary_since())
+		return IDS_UNKNOWN;
+	if (called)
+		return IDS_SURE;
+	(void) idemq_spi_query_latest(&is_unused, &sequence, NULL);
+	return DatumGetBool(idemq_spi_value(0, 1, &isnull)) ? IDS_FRESH : IDS_UNKNOWN;
+}
+
+/* Raises the sequence to the time of day, never lowers it.  SPI is connected. */
+static void
+raise_sequence(void)
+{
+	Oid sequence = idemq_oids()->jobs_seq;
+	int64 now = idemq_now() - IDEMQ_EPOCH;
+	Datum args[] = {ObjectIdGetDatum(sequence), Int64GetDatum(now)};
+
+	/* Whoever takes one by hand in between gets one below now as well. */
+	if (nextval_internal(sequence, false) < now)
+		(void) idemq_spi_run(&set_sequence, args, NULL, SPI_OK_SELECT);
+}
+
+/* Makes sure that the sequence is above all ids that were ever given. */
+static void
+make_sure(void)
+{
+	SqlScope scope;
+	Oid mark;
+
+	idemq_spi_begin(&scope);
+	if (ids_state() != IDS_SURE)
+	{
+		IdsState state;
+		Datum since = Int64GetDatum(idemq_primary_since());
+
+		mark = get_relname_relid("ids_since", idemq_oids()->schema);
+		LockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
+		state = ids_state();
+		if (state == IDS_UNKNOWN)
+			raise_sequence();
+		if (state != IDS_SURE)
+			(void) idemq_spi_run(&set_mark, &since, NULL, SPI_OK_SELECT);
+		UnlockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
+	}
+	idemq_spi_end(&scope);
+}
+
+/*
+ * Returns a new job id, greater than all that were given before.  Raises 25006 in a
+ * read-only transaction and on a standby.
+ */
+int64
+idemq_jobs_next_id(void)
+{
+	Oid sequence = idemq_oids()->jobs_seq;
+
+	/* What may not take an id, nextval refuses. */
+	if (sequence != sure_sequence && !XactReadOnly && !RecoveryInProgress() && !IsInParallelMode())
+	{
+		make_sure();
+		sure_sequence = sequence;
+	}
+	return nextval_internal(sequence, false);
+}

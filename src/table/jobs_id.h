@@ -1,0 +1,10 @@
+/*
+ * table/jobs_id.h
+ *		New job ids, none of which was given before.
+ */
+#ifndef IDEMQ_TABLE_JOBS_ID_H
+#define IDEMQ_TABLE_JOBS_ID_H
+
+extern int64 idemq_jobs_next_id(void);
+
+#endif
