@@ -73,7 +73,8 @@ ORDER BY c.relname;
 \qecho <!-- made: settings -->
 SELECT E'| setting | default | takes effect | what it does |\n|---|---|---|---|';
 SELECT format('| `%s` | %s | %s | %s |', name,
-	CASE WHEN unit = 'ms' THEN regexp_replace(boot_val || ' ms', '000 ms$', ' s') ELSE boot_val END,
+	CASE unit WHEN 'ms' THEN regexp_replace(boot_val || ' ms', '000 ms$', ' s') WHEN 'kB' THEN boot_val::int / 1024 || ' MB'
+		WHEN 'min' THEN boot_val::int / 1440 || ' days' ELSE boot_val END,
 	CASE context WHEN 'postmaster' THEN 'restart' WHEN 'sighup' THEN 'reload' ELSE context END,
 	pg_temp.cell(concat_ws(' ', short_desc, extra_desc)))
 FROM pg_settings WHERE name LIKE 'idemq.%' ORDER BY context, name;

@@ -17,6 +17,7 @@ bool idemq_notify = true;
 int idemq_attach_grace = 30000;
 int idemq_notify_delay = 10;
 int idemq_purge_interval = 10000;
+int idemq_max_document = 16384;
 
 /* Defines idemq's settings; called once, from shared_preload_libraries. */
 void
@@ -59,5 +60,10 @@ idemq_settings_define(void)
 							"0 or -1 turns off deleting by the background worker.",
 							&idemq_purge_interval, 10000, -1, 86400000, PGC_SIGHUP, GUC_UNIT_MS,
 							NULL, NULL, NULL);
+	DefineCustomIntVariable(
+		"idemq.max_document",
+		"How long a payload, headers, checkpoint, result, details or error may be, as text.",
+		"A longer one raises 54000; those that are stored stay as they are.", &idemq_max_document,
+		16384, 64, IDEMQ_MAX_DOCUMENT_KB, PGC_SIGHUP, GUC_UNIT_KB, NULL, NULL, NULL);
 	MarkGUCPrefixReserved("idemq");
 }

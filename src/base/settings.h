@@ -5,6 +5,9 @@
 #ifndef IDEMQ_BASE_SETTINGS_H
 #define IDEMQ_BASE_SETTINGS_H
 
+/* The most that idemq.max_document can be; base/documents.c says why. */
+#define IDEMQ_MAX_DOCUMENT_KB 65536
+
 extern int idemq_max_queues;
 extern int idemq_max_leases;
 extern int idemq_max_buckets;
@@ -12,6 +15,7 @@ extern bool idemq_worker;
 extern bool idemq_notify;
 extern int idemq_attach_grace;	 /* ms */
 extern int idemq_notify_delay;	 /* ms */
+extern int idemq_max_document;	 /* kB */
 extern int idemq_purge_interval; /* ms; not above 0: off */
 
 extern void idemq_settings_define(void);

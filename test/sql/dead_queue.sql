@@ -111,7 +111,7 @@ UPDATE idemq.jobs SET status = 'processing', finished_at = NULL, ready_at = now(
 SELECT idemq.fail(id, token, 'again', permanent => true) FROM idemq.job(:id);
 SELECT count(*) FROM idemq.jobs WHERE queue_id = :letters;
 
--- The latest 100 attempts, of each error 10,000 characters; a payload above 100 MB is left out.
+-- The latest 100 attempts, of each error 10,000 characters; a payload that is above 64 MB as text is left out.
 TRUNCATE idemq.jobs, idemq.attempts;
 SELECT id FROM idemq.enqueue('q', '1', max_attempts => 103) \gset
 DO $$
@@ -127,7 +127,8 @@ SELECT jsonb_array_length(payload->'attempts') AS attempts, payload->'attempts'-
 	length(payload->>'error') AS error, length(payload->'attempts'->-1->>'error') AS last_error FROM idemq.claim('letters');
 SELECT length(last_error) FROM idemq.job(:id);
 TRUNCATE idemq.jobs, idemq.attempts;
-SELECT id FROM idemq.enqueue('q', to_jsonb(repeat('x', 100 * 1024 * 1024)), headers => '{"a": 1}') \gset
+SELECT id FROM idemq.enqueue('q', '1', headers => '{"a": 1}') \gset
+UPDATE idemq.jobs SET payload = to_jsonb(repeat(chr(1), 11 * 1024 * 1024)) WHERE id = :id;
 SELECT idemq.fail(id, token, 'big', permanent => true) FROM (SELECT id, token FROM idemq.claim('q')) c;
 SELECT payload->'payload' AS payload, payload->'headers' AS in_payload, headers, payload->>'error' AS error FROM idemq.claim('letters');
 
