@@ -13,6 +13,7 @@ CREATE TABLE idemq.queues (
 	rate_limit         int,
 	rate_period        interval NOT NULL,
 	dead_queue         text COLLATE "C",
+	dead_retention     interval NOT NULL,
 	paused             boolean NOT NULL DEFAULT false,
 	created_at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
@@ -25,12 +26,13 @@ COMMENT ON COLUMN idemq.queues.retry_base IS 'wait after the first failed attemp
 COMMENT ON COLUMN idemq.queues.retry_factor IS 'each further wait is so many times the one before';
 COMMENT ON COLUMN idemq.queues.retry_max IS 'no wait is longer';
 COMMENT ON COLUMN idemq.queues.retry_jitter IS 'part of the wait, from 0 to 1, that is added or taken away at random';
-COMMENT ON COLUMN idemq.queues.retention IS 'a finished job stays for so long at least';
+COMMENT ON COLUMN idemq.queues.retention IS 'a completed or cancelled job stays for so long at least';
 COMMENT ON COLUMN idemq.queues.idempotency_window IS 'a key stays taken for so long after its job was finished';
 COMMENT ON COLUMN idemq.queues.max_running IS 'so many jobs in processing at once; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.rate_limit IS 'so many claims in rate_period; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.rate_period IS 'period of rate_limit';
 COMMENT ON COLUMN idemq.queues.dead_queue IS 'a job that dies is also added to this queue; NULL: to none';
+COMMENT ON COLUMN idemq.queues.dead_retention IS 'a dead job, with its attempts, stays for so long at least';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
 

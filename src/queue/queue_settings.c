@@ -58,6 +58,7 @@ static const QueueSetting settings[] = {
 	{"rate_limit", SETTING_LIMIT, FIELD(int32, rate_limit), 1, PG_INT32_MAX},
 	{"rate_period", SETTING_INTERVAL, FIELD(int64, rate_period), 1, 0},
 	{"dead_queue", SETTING_QUEUE, FIELD(QueueName, dead_queue), 0, 0},
+	{"dead_retention", SETTING_INTERVAL, FIELD(int64, dead_retention), 0, 0},
 };
 
 /* With the name, which is argument 0 of the functions and parameter 1 of the statements. */

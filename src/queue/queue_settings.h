@@ -28,6 +28,7 @@ typedef struct QueueInfo
 	int32 rate_limit;  /* claims in rate_period; 0: no limit */
 	int64 rate_period;
 	QueueName dead_queue; /* "": none */
+	int64 dead_retention;
 	bool paused;
 	int privileges; /* the current role's, as QueuePrivilege bits */
 	QueueSlot *slot;

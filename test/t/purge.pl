@@ -54,7 +54,7 @@ sub round
 
 sql($node, "SELECT idemq.create_queue('mark', retention => '1 ms', idempotency_window => '0');
 	SELECT idemq.create_queue('month', retention => '30 days');
-	SELECT idemq.create_queue('second', retention => '1 s', idempotency_window => '1 s')");
+	SELECT idemq.create_queue('second', retention => '1 s', dead_retention => '1 s', idempotency_window => '1 s')");
 my $dead = finish('second', "SELECT idemq.fail(%d, %t, 'no', permanent => true)");
 my $cancelled = finish('second', 'SELECT idemq.cancel(%d)');
 my $completed = finish('second');
