@@ -8,7 +8,7 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
 
 GRANT USAGE ON SCHEMA idemq TO PUBLIC;
-GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.queues, idemq.metrics, idemq.memory,
+GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.audit, idemq.queues, idemq.metrics, idemq.memory,
 	idemq.workers, idemq.admissions TO PUBLIC;
 -- idemq.tick and its parts are the owner's: it drives the schedules.
 GRANT SELECT ON idemq.schedules TO PUBLIC;
@@ -25,7 +25,7 @@ GRANT EXECUTE ON FUNCTION
 	idemq.commit, idemq.try_commit, idemq.commit_many, idemq.commit_once,
 	idemq.fail, idemq.fail_many, idemq.release, idemq.release_many,
 	idemq.checkpoint, idemq.assert_current, idemq.reap,
-	idemq.may_see, idemq.may_use, idemq.job, idemq.queue_metrics, idemq.memory_usage,
+	idemq.may_see, idemq.may_use, idemq.may_administer, idemq.job, idemq.queue_metrics, idemq.memory_usage,
 	idemq.admission_counts,
 	idemq.why, idemq.leases,
 	idemq.acquire, idemq.cancel_by_key, idemq.queue_id, idemq.job_by_key, idemq.fence

@@ -13,10 +13,11 @@ extern int idemq_max_leases;
 extern int idemq_max_buckets;
 extern bool idemq_worker;
 extern bool idemq_notify;
-extern int idemq_attach_grace;	 /* ms */
-extern int idemq_notify_delay;	 /* ms */
-extern int idemq_max_document;	 /* kB */
-extern int idemq_purge_interval; /* ms; not above 0: off */
+extern int idemq_attach_grace;	  /* ms */
+extern int idemq_notify_delay;	  /* ms */
+extern int idemq_max_document;	  /* kB */
+extern int idemq_audit_retention; /* minutes; below 0: for ever */
+extern int idemq_purge_interval;  /* ms; not above 0: off */
 
 extern void idemq_settings_define(void);
 

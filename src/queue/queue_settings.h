@@ -38,6 +38,8 @@ extern void idemq_settings_check(FunctionCallInfo fcinfo, bool is_new);
 extern int idemq_setting_arg(const char *name);
 extern bool idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id);
 extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name);
+extern Datum idemq_settings_document(int32 queue_id);
+extern Datum idemq_settings_difference(Datum from, Datum to);
 extern uint64 idemq_settings_load(void);
 extern void idemq_settings_read(uint64 row, QueueInfo *queue);
 

@@ -66,6 +66,8 @@ gone($_, 'deleted after its retention') foreach $dead, $cancelled, $completed, $
 there($_, 'stays') foreach $waits, $kept;
 poll('SELECT count(*) = 0 FROM idemq.attempts', 'with their history');
 poll('SELECT count(*) = 0 FROM idemq.seen', 'and what once need not remember');
+sql($node, q{UPDATE idemq.audit SET at = at - interval '91 days' WHERE queue = 'month'});
+poll(q{SELECT count(*) FILTER (WHERE queue = 'month') = 0 AND count(*) > 0 FROM idemq.audit}, 'and what was decided long ago');
 is_sql($node, "SELECT purged_total, completed, dead, cancelled FROM idemq.metrics WHERE queue = 'second'", '4|0|0|0', 'they are counted');
 is_state($node, "CALL idemq.wait_result($completed, '1 s', NULL, NULL)", 'IQ002', 'who waits for its result is told that there is no such job');
 is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'nothing is wrong');
