@@ -158,7 +158,7 @@ there($_, 'what is refused stays') foreach @stay;
 like(slurp_file($node->logfile, $log), qr/LOG:  job $stay[0] is past its retention and cannot be deleted: not this one/, 'and is logged');
 unlike(slurp_file($node->logfile, $log), qr/ERROR:/, 'the chore has not failed');
 sql($node, 'DROP TABLE mine; DROP FUNCTION refuse CASCADE');
-sql($node, "SELECT idemq.alter_queue('q', retention => '3 h', idempotency_window => '3 h')");
+sql($node, "SELECT idemq.alter_queue('q', retention => '3 h', dead_retention => '3 h', idempotency_window => '3 h')");
 gone($_, 'and goes when nothing keeps it') foreach @stay;
 
 # ---- A job that comes back to life
