@@ -60,7 +60,7 @@ SELECT CASE WHEN a.attnum = 1 THEN format(E'\n## %s\n\n%s\n\n| column | type | |
 		ELSE '' END
 	|| format('| `%s` | `%s` | %s |', a.attname, pg_temp.short(format_type(a.atttypid, a.atttypmod)),
 		pg_temp.cell(coalesce(col_description(c.oid, a.attnum), '')))
-FROM unnest('{jobs,queues,attempts,metrics,workers,memory,schedules,admissions}'::text[]) WITH ORDINALITY AS r (name, ord)
+FROM unnest('{jobs,queues,attempts,audit,metrics,workers,memory,schedules,admissions}'::text[]) WITH ORDINALITY AS r (name, ord)
 JOIN pg_class c ON c.relname = r.name AND c.relnamespace = 'idemq'::regnamespace
 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY r.ord, a.attnum;
@@ -73,7 +73,8 @@ ORDER BY c.relname;
 \qecho <!-- made: settings -->
 SELECT E'| setting | default | takes effect | what it does |\n|---|---|---|---|';
 SELECT format('| `%s` | %s | %s | %s |', name,
-	CASE WHEN unit = 'ms' THEN regexp_replace(boot_val || ' ms', '000 ms$', ' s') ELSE boot_val END,
+	CASE unit WHEN 'ms' THEN regexp_replace(boot_val || ' ms', '000 ms$', ' s') WHEN 'kB' THEN boot_val::int / 1024 || ' MB'
+		WHEN 'min' THEN boot_val::int / 1440 || ' days' ELSE boot_val END,
 	CASE context WHEN 'postmaster' THEN 'restart' WHEN 'sighup' THEN 'reload' ELSE context END,
 	pg_temp.cell(concat_ws(' ', short_desc, extra_desc)))
 FROM pg_settings WHERE name LIKE 'idemq.%' ORDER BY context, name;

@@ -14,7 +14,8 @@ CREATE FUNCTION idemq.create_queue(
 	max_running int DEFAULT NULL,
 	rate_limit int DEFAULT NULL,
 	rate_period interval DEFAULT '1 s',
-	dead_queue text DEFAULT NULL)
+	dead_queue text DEFAULT NULL,
+	dead_retention interval DEFAULT '30 days')
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
 	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes; max_running: so many jobs in processing at once; rate_limit: so many claims in rate_period; NULL: no limit; raises 42710 when there is one of that name';
@@ -32,7 +33,8 @@ CREATE FUNCTION idemq.alter_queue(
 	max_running int DEFAULT NULL,
 	rate_limit int DEFAULT NULL,
 	rate_period interval DEFAULT NULL,
-	dead_queue text DEFAULT NULL)
+	dead_queue text DEFAULT NULL,
+	dead_retention interval DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
 	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running or rate_limit away, and '''' dead_queue; jobs already enqueued keep their max_attempts; needs admin';
@@ -58,7 +60,7 @@ COMMENT ON FUNCTION idemq.purge(text, idemq.status)
 CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_apply_retention';
 COMMENT ON FUNCTION idemq.apply_retention(int)
-	IS 'delete finished jobs of all queues past their retention, with their attempts, and what idemq.once need not remember: what the background worker does by itself; returns how many jobs';
+	IS 'delete finished jobs of all queues past their retention, with their attempts, what idemq.once need not remember, and old rows of idemq.audit: what the background worker does by itself; returns how many jobs';
 
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_grant_queue';

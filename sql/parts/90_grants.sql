@@ -10,7 +10,7 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
 
 GRANT USAGE ON SCHEMA idemq TO pg_monitor;
-GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.queues, idemq.metrics,
+GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.audit, idemq.queues, idemq.metrics,
 	idemq.workers TO PUBLIC;
 -- Of the whole server.
 GRANT SELECT ON idemq.memory, idemq.admissions TO pg_monitor;
@@ -30,7 +30,7 @@ GRANT EXECUTE ON FUNCTION
 	idemq.commit, idemq.try_commit, idemq.commit_many, idemq.commit_once,
 	idemq.fail, idemq.fail_many, idemq.release, idemq.release_many,
 	idemq.checkpoint, idemq.assert_current, idemq.reap,
-	idemq.may_see, idemq.may_use, idemq.job, idemq.queue_metrics,
+	idemq.may_see, idemq.may_use, idemq.may_administer, idemq.job, idemq.queue_metrics,
 	idemq.why, idemq.leases,
 	idemq.acquire, idemq.cancel_by_key, idemq.queue_id, idemq.job_by_key, idemq.fence
 	TO PUBLIC;

@@ -34,6 +34,7 @@
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/compat.h"
+#include "base/documents.h"
 #include "base/secret.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_acquire);
@@ -163,7 +164,7 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 /*
  * acquire(queue, key, payload, lease, worker, attach) -> claim_result: claimed,
  * claimed_again, locked, completed, dead, cancelled, blocked, not_due; IQ003,
- * IQ005, 42501, 22004, 22023, 40001.
+ * IQ005, 42501, 22004, 22023, 40001, 54000.
  */
 Datum
 idemq_sql_acquire(PG_FUNCTION_ARGS)
@@ -182,6 +183,7 @@ idemq_sql_acquire(PG_FUNCTION_ARGS)
 	idemq_check_key("key", VARSIZE_ANY_EXHDR(key));
 	if (!PG_ARGISNULL(2))
 		payload = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
+	idemq_check_document("payload", payload, 0);
 	idemq_claim_by_id_args(fcinfo, 3, &call);
 	idemq_jobs_check_writable();
 	idemq_queue_by_name(name, PRIVILEGE_CLAIM, &queue);

@@ -31,7 +31,7 @@ decide_cancel(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome
 Datum
 idemq_sql_cancel(PG_FUNCTION_ARGS)
 {
-	return idemq_change_one(fcinfo, decide_cancel);
+	return idemq_change_one(fcinfo, decide_cancel, "cancel");
 }
 
 /* cancel_by_key(queue, key) -> as cancel; IQ005, 42501, 22004, 22023, 40001. */
@@ -49,7 +49,7 @@ idemq_sql_cancel_by_key(PG_FUNCTION_ARGS)
 	idemq_queue_by_name(name, PRIVILEGE_CHANGE, &queue);
 	idemq_jobs_open(&table);
 	if (idemq_jobs_find_key(&table, queue.id, PointerGetDatum(PG_GETARG_TEXT_PP(1)), &job))
-		outcome = idemq_change_job(&table, job.id, PRIVILEGE_CHANGE, decide_cancel);
+		outcome = idemq_change_job(&table, job.id, PRIVILEGE_CHANGE, decide_cancel, "cancel");
 	idemq_jobs_close(&table);
 	return idemq_outcome_datum(outcome);
 }

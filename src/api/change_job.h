@@ -16,7 +16,8 @@
 /* Decides what is to happen to a fetched job; false when nothing, with the outcome. */
 typedef bool (*Decide)(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome);
 
-extern Outcome idemq_change_job(JobsTable *table, int64 id, int privileges, Decide decide);
-extern Datum idemq_change_one(FunctionCallInfo fcinfo, Decide decide);
+extern Outcome idemq_change_job(JobsTable *table, int64 id, int privileges, Decide decide,
+								const char *action);
+extern Datum idemq_change_one(FunctionCallInfo fcinfo, Decide decide, const char *action);
 
 #endif

@@ -12,11 +12,12 @@
 #include "table/jobs.h"
 #include "table/jobs_write.h"
 #include "base/args.h"
+#include "base/documents.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_checkpoint);
 PG_FUNCTION_INFO_V1(idemq_sql_assert_current);
 
-/* checkpoint(id, token, state) -> void; IQ001, IQ002, IQ006, 22004, 40001. */
+/* checkpoint(id, token, state) -> void; IQ001, IQ002, IQ006, 22004, 40001, 54000. */
 Datum
 idemq_sql_checkpoint(PG_FUNCTION_ARGS)
 {
@@ -28,6 +29,7 @@ idemq_sql_checkpoint(PG_FUNCTION_ARGS)
 	idemq_arg_required(fcinfo, 1, "token");
 	idemq_arg_required(fcinfo, 2, "state");
 	args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
+	idemq_check_document("state", args.document, 0);
 	idemq_jobs_open(&table);
 	for (;;)
 	{

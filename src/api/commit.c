@@ -25,7 +25,7 @@ commit_args(FunctionCallInfo fcinfo)
 	return finish;
 }
 
-/* commit(id, token, result) -> committed; IQ001, IQ002, IQ006, 40001. */
+/* commit(id, token, result) -> committed; IQ001, IQ002, IQ006, 40001, 54000. */
 Datum
 idemq_sql_commit(PG_FUNCTION_ARGS)
 {
@@ -41,7 +41,7 @@ idemq_sql_commit_job(PG_FUNCTION_ARGS)
 	return idemq_value_row_datum(fcinfo, idemq_sql_commit(fcinfo));
 }
 
-/* try_commit(id, token, result) -> committed | already_committed | stale | not_found; 40001. */
+/* try_commit(id, token, result) -> committed | already_committed | stale | not_found; 40001, 54000. */
 Datum
 idemq_sql_try_commit(PG_FUNCTION_ARGS)
 {

@@ -10,13 +10,14 @@
 #include "job/claim_by_id.h"
 #include "table/jobs.h"
 #include "base/args.h"
+#include "base/documents.h"
 #include "base/oids.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_commit_once);
 
 /*
  * commit_once(id, result) -> committed | already_committed | locked | dead |
- * cancelled | blocked | not_due | not_found; 22004, 40001.
+ * cancelled | blocked | not_due | not_found; 22004, 40001, 54000.
  */
 Datum
 idemq_sql_commit_once(PG_FUNCTION_ARGS)
@@ -31,6 +32,7 @@ idemq_sql_commit_once(PG_FUNCTION_ARGS)
 	call.args.no_document = PG_ARGISNULL(1);
 	if (!PG_ARGISNULL(1))
 		call.args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(1)));
+	idemq_check_document("result", call.args.document, 0);
 	idemq_jobs_open(&table);
 	outcome = idemq_claim_by_id(&call, &table);
 	idemq_jobs_close(&table);

@@ -15,6 +15,7 @@
 
 #include "api/grant_queue.h"
 #include "job/dead_queue.h"
+#include "table/audit_log.h"
 #include "txn/pending.h"
 #include "queue/queue_counts.h"
 #include "queue/queue_settings.h"
@@ -91,7 +92,12 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 	if (!has_privs_of_role(creator, idemq_oids()->owner))
 		idemq_grant_admin(id, creator);
 	if (idemq_queue_by_id(id, &queue))
+	{
+		idemq_audit(&(AuditEntry){.action = "create_queue",
+								  .queue = &queue,
+								  .details = idemq_settings_document(id)});
 		warn_of_short_window(&queue);
+	}
 	PG_RETURN_INT32(id);
 }
 
@@ -107,11 +113,19 @@ Datum
 idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 {
 	QueueInfo queue;
+	AuditEntry entry = {.action = "alter_queue", .queue = &queue};
+	Datum before;
 
 	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
 	idemq_settings_check(fcinfo, false);
 	check_dead_queue(fcinfo, queue.name, false);
+	before = idemq_settings_document(queue.id);
+	if (before == (Datum) 0)
+		PG_RETURN_VOID(); /* dropped meanwhile */
 	idemq_settings_update(fcinfo, queue.name);
+	entry.details = idemq_settings_difference(before, idemq_settings_document(queue.id));
+	if (entry.details != (Datum) 0)
+		idemq_audit(&entry);
 	if ((is_given(fcinfo, "lease") || is_given(fcinfo, "max_attempts") ||
 		 is_given(fcinfo, "idempotency_window")) &&
 		idemq_queue_by_id(queue.id, &queue))

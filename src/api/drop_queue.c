@@ -10,6 +10,7 @@
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
 
+#include "table/audit_log.h"
 #include "table/jobs.h"
 #include "txn/pending.h"
 #include "queue/queues.h"
@@ -106,6 +107,7 @@ idemq_sql_drop_queue(PG_FUNCTION_ARGS)
 {
 	bool force = idemq_arg_bool(fcinfo, 1, "force");
 	QueueInfo queue;
+	AuditEntry entry = {.action = "drop_queue", .queue = &queue};
 	SqlScope scope;
 	Datum id;
 	int64 unfinished;
@@ -126,7 +128,7 @@ idemq_sql_drop_queue(PG_FUNCTION_ARGS)
 							   (long long) unfinished),
 						errhint("Use force => true to drop them with it.")));
 	release_dead_queue(&queue, force);
-	(void) idemq_spi_run(&delete_jobs, &id, NULL, SPI_OK_DELETE);
+	entry.jobs = (int64) idemq_spi_run(&delete_jobs, &id, NULL, SPI_OK_DELETE);
 	(void) idemq_spi_run(&delete_attempts, &id, NULL, SPI_OK_DELETE);
 	(void) idemq_spi_run(&delete_queue, &id, NULL, SPI_OK_DELETE);
 	if (idemq_spi_query_latest(&any_job, &id, NULL) > 0)
@@ -137,6 +139,7 @@ idemq_sql_drop_queue(PG_FUNCTION_ARGS)
 	idemq_spi_end(&scope);
 	foreach(lc, grantees)
 		idemq_usage_settle(lfirst_oid(lc));
+	idemq_audit(&entry);
 	idemq_pending_note_drop_queue(queue.id);
 	PG_RETURN_VOID();
 }

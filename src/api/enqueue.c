@@ -26,6 +26,7 @@
 #include "queue/queues.h"
 #include "base/args.h"
 #include "base/clock.h"
+#include "base/documents.h"
 #include "base/oids.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_enqueue);
@@ -149,6 +150,7 @@ set_max_attempts(JobChange *columns, Datum value)
 static void
 set_headers(JobChange *columns, Datum value)
 {
+	idemq_check_document("headers", value, 0);
 	job_set(columns, COL_HEADERS, value);
 }
 
@@ -262,7 +264,7 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 /*
  * enqueue(queue, payload, key, delay, run_at, priority, group_key, max_attempts,
  *		headers, expires_in, on_duplicate, nowait) -> (id, outcome, status, result);
- * IQ003, IQ004, IQ005, 42501, 22004, 22023, 40001.  CALL enqueue_job has four INOUT
+ * IQ003, IQ004, IQ005, 42501, 22004, 22023, 40001, 54000.  CALL enqueue_job has four INOUT
  * arguments more, which that row fills.
  */
 Datum
@@ -281,6 +283,7 @@ idemq_sql_enqueue(PG_FUNCTION_ARGS)
 	idemq_jobs_check_writable();
 	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	idemq_jobs_open(&table);
+	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
 	idemq_new_job(&columns, &queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
 	idemq_arg_required(fcinfo, ARG_OPTIONS + OPTION_PRIORITY, "priority");
 	set_options(&columns, fcinfo->args + ARG_OPTIONS);
@@ -400,6 +403,7 @@ idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 
 		CHECK_FOR_INTERRUPTS();
 		MemoryContextReset(job_context);
+		idemq_check_document("payload", arrays.payloads.values[i], 0);
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
 		fill_element(&columns, &arrays, i);
 		add_job(&table, &queue, &columns, policy, wait, &answer);

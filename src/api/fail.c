@@ -24,7 +24,7 @@ fail_args(FunctionCallInfo fcinfo)
 	return finish;
 }
 
-/* fail(id, token, error, retry_in, permanent, details) -> retrying | dead | stale | not_found; 40001. */
+/* fail(id, token, error, retry_in, permanent, details) -> retrying | dead | stale | not_found; 40001, 54000. */
 Datum
 idemq_sql_fail(PG_FUNCTION_ARGS)
 {

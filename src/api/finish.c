@@ -21,6 +21,7 @@
 #include "base/backoff.h"
 #include "base/clock.h"
 #include "base/compat.h"
+#include "base/documents.h"
 #include "base/oids.h"
 
 /* The arrays of a batch; values of an absent one is NULL. */
@@ -93,6 +94,16 @@ finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt 
 	}
 }
 
+/* Checks how long what an attempt ends with is; raises 54000. */
+static void
+check_documents(const Finish *finish)
+{
+	if (!finish->args.no_document)
+		idemq_check_document("result", finish->args.document, 0);
+	idemq_check_text("error", PointerGetDatum(finish->args.error));
+	idemq_check_document("details", PointerGetDatum(finish->args.details), 0);
+}
+
 /* Ends the attempt of arguments id and token; with raise, a stale one is an error. */
 Datum
 idemq_finish_one(FunctionCallInfo fcinfo, Finish *finish, bool raise)
@@ -103,6 +114,7 @@ idemq_finish_one(FunctionCallInfo fcinfo, Finish *finish, bool raise)
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
+	check_documents(finish);
 	idemq_jobs_open(&table);
 	outcome = finish_attempt(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), finish, &attempt);
 	if (raise)
@@ -209,6 +221,7 @@ idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish)
 		finish->args.no_document = finish->args.document == (Datum) 0;
 		finish->args.error = element(&batch.errors, items[i].ord);
 		finish->args.details = element(&batch.details, items[i].ord);
+		check_documents(finish);
 		outcome = finish_attempt(&table, items[i].id, items[i].token, finish, &attempt);
 		values[0] = Int64GetDatum(items[i].id);
 		values[1] = Int64GetDatum(items[i].token);

@@ -13,6 +13,7 @@
 #include "utils/builtins.h"
 
 #include "api/grant_queue.h"
+#include "table/audit_log.h"
 #include "table/jobs.h"
 #include "queue/queues.h"
 #include "queue/roles.h"
@@ -53,12 +54,11 @@ idemq_grant_admin(int32 queue_id, Oid role)
 
 /* Reads the arguments of grant_queue and revoke_queue as parameters of their statements. */
 static void
-grant_values(FunctionCallInfo fcinfo, Datum *values, NameData *role)
+grant_values(FunctionCallInfo fcinfo, Datum *values, NameData *role, QueueInfo *queue)
 {
-	QueueInfo queue;
 	char *privilege;
 
-	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
+	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, queue);
 	idemq_arg_required(fcinfo, 1, "role");
 	privilege = idemq_arg_text(fcinfo, 2, "privilege", NAMEDATALEN);
 	if (strcmp(privilege, "enqueue") != 0 && strcmp(privilege, "claim") != 0 &&
@@ -67,43 +67,49 @@ grant_values(FunctionCallInfo fcinfo, Datum *values, NameData *role)
 						errmsg("privilege must be enqueue, claim or admin, not \"%s\"", privilege),
 						errhint("admin includes the other two.")));
 	namestrcpy(role, GetUserNameFromId(PG_GETARG_OID(1), false));
-	values[0] = Int32GetDatum(queue.id);
+	values[0] = Int32GetDatum(queue->id);
 	values[1] = NameGetDatum(role);
 	values[2] = CStringGetTextDatum(privilege);
+}
+
+/* Runs a statement with the arguments; what has changed anything is written down. */
+static Datum
+change_grant(FunctionCallInfo fcinfo, SqlStatement *statement, int code, const char *action)
+{
+	Datum values[3];
+	NameData role;
+	QueueInfo queue;
+	SqlScope scope;
+	bool changed;
+
+	idemq_jobs_check_writable();
+	grant_values(fcinfo, values, &role, &queue);
+	idemq_role_lock(PG_GETARG_OID(1), ROLE_LOCK_GRANTS);
+	idemq_spi_begin(&scope);
+	changed = idemq_spi_run(statement, values, NULL, code) > 0;
+	idemq_spi_end(&scope);
+	if (statement == &add_grant)
+		idemq_usage_grant(PG_GETARG_OID(1));
+	else
+		idemq_usage_settle(PG_GETARG_OID(1));
+	if (changed)
+		idemq_audit(&(AuditEntry){.action = action,
+								  .queue = &queue,
+								  .members = {"role", NameStr(role), "privilege",
+											  TextDatumGetCString(values[2])}});
+	PG_RETURN_VOID();
 }
 
 /* grant_queue(name, role, privilege) -> void; IQ005, 42501, 42704, 22023. */
 Datum
 idemq_sql_grant_queue(PG_FUNCTION_ARGS)
 {
-	Datum values[3];
-	NameData role;
-	SqlScope scope;
-
-	idemq_jobs_check_writable();
-	grant_values(fcinfo, values, &role);
-	idemq_role_lock(PG_GETARG_OID(1), ROLE_LOCK_GRANTS);
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&add_grant, values, NULL, SPI_OK_INSERT);
-	idemq_spi_end(&scope);
-	idemq_usage_grant(PG_GETARG_OID(1));
-	PG_RETURN_VOID();
+	return change_grant(fcinfo, &add_grant, SPI_OK_INSERT, "grant_queue");
 }
 
 /* revoke_queue(name, role, privilege) -> void; IQ005, 42501, 42704, 22023. */
 Datum
 idemq_sql_revoke_queue(PG_FUNCTION_ARGS)
 {
-	Datum values[3];
-	NameData role;
-	SqlScope scope;
-
-	idemq_jobs_check_writable();
-	grant_values(fcinfo, values, &role);
-	idemq_role_lock(PG_GETARG_OID(1), ROLE_LOCK_GRANTS);
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&remove_grant, values, NULL, SPI_OK_DELETE);
-	idemq_spi_end(&scope);
-	idemq_usage_settle(PG_GETARG_OID(1));
-	PG_RETURN_VOID();
+	return change_grant(fcinfo, &remove_grant, SPI_OK_DELETE, "revoke_queue");
 }

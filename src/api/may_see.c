@@ -10,6 +10,7 @@
 
 PG_FUNCTION_INFO_V1(idemq_sql_may_see);
 PG_FUNCTION_INFO_V1(idemq_sql_may_use);
+PG_FUNCTION_INFO_V1(idemq_sql_may_administer);
 PG_FUNCTION_INFO_V1(idemq_sql_queue_id);
 
 static Datum
@@ -34,6 +35,13 @@ Datum
 idemq_sql_may_use(PG_FUNCTION_ARGS)
 {
 	return allows(fcinfo, PRIVILEGE_ALL);
+}
+
+/* may_administer(queue_id) -> whether the current role may administer it. */
+Datum
+idemq_sql_may_administer(PG_FUNCTION_ARGS)
+{
+	return allows(fcinfo, PRIVILEGE_ADMIN);
 }
 
 /* queue_id(queue) -> the queue's id; IQ005, 42501 for a role without any privilege on it. */

@@ -6,6 +6,7 @@
 
 #include "catalog/pg_type.h"
 
+#include "table/audit_log.h"
 #include "txn/pending.h"
 #include "queue/queues.h"
 #include "base/spi.h"
@@ -32,6 +33,7 @@ change_paused(FunctionCallInfo fcinfo, bool paused)
 	if (!paused)
 		idemq_pending_note_settings(queue.id);
 	idemq_spi_end(&scope);
+	idemq_audit(&(AuditEntry){.action = paused ? "pause" : "resume", .queue = &queue});
 	PG_RETURN_VOID();
 }
 

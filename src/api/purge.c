@@ -8,6 +8,7 @@
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
 
+#include "table/audit_log.h"
 #include "queue/queues.h"
 #include "base/oids.h"
 #include "base/spi.h"
@@ -36,6 +37,7 @@ idemq_sql_purge(PG_FUNCTION_ARGS)
 	Datum values[2] = {0};
 	QueueInfo queue;
 	SqlScope scope;
+	AuditEntry entry = {.action = "purge", .queue = &queue};
 	int64 purged;
 	bool isnull;
 
@@ -51,11 +53,16 @@ idemq_sql_purge(PG_FUNCTION_ARGS)
 			ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 							errmsg("jobs in processing cannot be purged"),
 							errhint("Cancel them first, with idemq.cancel.")));
+		entry.members[0] = "status";
+		entry.members[1] = idemq_status_name(status);
 		values[1] = CStringGetTextDatum(idemq_status_name(status));
 	}
 	idemq_spi_begin_on_jobs(&scope);
 	(void) idemq_spi_run(&purge_jobs, values, nulls, SPI_OK_SELECT);
 	purged = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
 	idemq_spi_end(&scope);
+	entry.jobs = purged;
+	if (purged > 0)
+		idemq_audit(&entry);
 	PG_RETURN_INT64(purged);
 }

@@ -9,6 +9,7 @@
 #include "utils/memutils.h"
 
 #include "api/change_job.h"
+#include "table/audit_log.h"
 #include "table/jobs.h"
 #include "queue/queues.h"
 #include "base/args.h"
@@ -59,7 +60,7 @@ decide_retry(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome)
 Datum
 idemq_sql_retry(PG_FUNCTION_ARGS)
 {
-	return idemq_change_one(fcinfo, decide_retry);
+	return idemq_change_one(fcinfo, decide_retry, "retry");
 }
 
 static bool
@@ -116,9 +117,11 @@ idemq_sql_redrive(PG_FUNCTION_ARGS)
 	for (uint64 i = 0; i < count; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		redriven += idemq_change_job(&table, ids[i], PRIVILEGE_ADMIN, decide_redrive) ==
+		redriven += idemq_change_job(&table, ids[i], PRIVILEGE_ADMIN, decide_redrive, NULL) ==
 					OUTCOME_RETRYING;
 	}
 	idemq_jobs_close(&table);
+	if (redriven > 0)
+		idemq_audit(&(AuditEntry){.action = "redrive", .queue = &queue, .jobs = redriven});
 	PG_RETURN_INT64(redriven);
 }

@@ -16,8 +16,10 @@ bool idemq_worker = true;
 bool idemq_notify = true;
 int idemq_attach_grace = 30000;
 int idemq_notify_delay = 10;
+int idemq_audit_retention = 129600;
 int idemq_purge_interval = 10000;
 int idemq_max_schedules_per_role = 100;
+int idemq_max_document = 16384;
 
 /* Defines idemq's settings; called once, from shared_preload_libraries. */
 void
@@ -55,6 +57,9 @@ idemq_settings_define(void)
 							"Time for which events are gathered into one NOTIFY.", NULL,
 							&idemq_notify_delay, 10, 0, 60000, PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL,
 							NULL);
+	DefineCustomIntVariable("idemq.audit_retention", "How long rows of idemq.audit are kept.",
+							"-1 keeps them for ever.", &idemq_audit_retention, 129600, -1,
+							PG_INT32_MAX, PGC_SIGHUP, GUC_UNIT_MIN, NULL, NULL, NULL);
 	DefineCustomIntVariable("idemq.purge_interval",
 							"Time between two searches for what is past its retention.",
 							"0 or -1 turns off deleting by the background worker.",
@@ -65,5 +70,10 @@ idemq_settings_define(void)
 							"-1: no limit. The owner of idemq and superusers have none.",
 							&idemq_max_schedules_per_role, 100, -1, PG_INT32_MAX, PGC_SIGHUP, 0,
 							NULL, NULL, NULL);
+	DefineCustomIntVariable(
+		"idemq.max_document",
+		"How long a payload, headers, checkpoint, result, details or error may be, as text.",
+		"A longer one raises 54000; those that are stored stay as they are.", &idemq_max_document,
+		16384, 64, IDEMQ_MAX_DOCUMENT_KB, PGC_SIGHUP, GUC_UNIT_KB, NULL, NULL, NULL);
 	MarkGUCPrefixReserved("idemq");
 }

@@ -10,7 +10,7 @@
  *
  * An account is bounded, or one job could keep its queue from ever being reaped:
  * the latest MAX_ATTEMPTS attempts, of each error the first MAX_ERROR characters,
- * and a payload with headers above MAX_DOCUMENTS bytes is left out.
+ * and a payload with headers above MAX_DOCUMENTS bytes of text is left out.
  *
  * A death never fails for want of a dead queue: when it is gone, or leads back to
  * the queue itself, a warning says that nothing was added.
@@ -21,7 +21,6 @@
  */
 #include "postgres.h"
 
-#include "access/detoast.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -37,13 +36,14 @@
 #include "txn/pending_counts.h"
 #include "queue/queues.h"
 #include "base/clock.h"
+#include "base/documents.h"
 #include "base/errors.h"
 #include "base/spi.h"
 
 #define MAX_ATTEMPTS "100"
 #define MAX_ERROR "10000"
-/* A jsonb object holds less than 256 MB. */
-#define MAX_DOCUMENTS (100 * 1024 * 1024)
+/* base/documents.c counts on it. */
+#define MAX_DOCUMENTS DOCUMENT_MOST
 /* Dead queues of dead queues; a longer chain is taken for a circle. */
 #define MAX_CHAIN 32
 /* In place of a queue's id: the holder of that lock may set a dead_queue. */
@@ -159,18 +159,19 @@ can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead)
 static bool
 is_too_long(const Job *job)
 {
-	Size size = toast_raw_datum_size(job->row->tts_values[COL_PAYLOAD]);
+	Datum documents[] = {job->row->tts_values[COL_PAYLOAD],
+						 job->row->tts_isnull[COL_HEADERS] ? (Datum) 0
+														   : job->row->tts_values[COL_HEADERS]};
+	bool too_long = !idemq_documents_fit(documents, lengthof(documents), MAX_DOCUMENTS);
 
-	if (!job->row->tts_isnull[COL_HEADERS])
-		size += toast_raw_datum_size(job->row->tts_values[COL_HEADERS]);
-	if (size > MAX_DOCUMENTS)
+	if (too_long)
 		ereport(WARNING, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 						  errmsg("payload and headers of dead job %lld are too long for its dead "
 								 "queue, and left out",
 								 (long long) job->id),
-						  errdetail("They have %zu bytes, more than %d.", size, MAX_DOCUMENTS),
+						  errdetail("They have more than %zu bytes as text.", MAX_DOCUMENTS),
 						  errhint("The dead job itself has them.")));
-	return size > MAX_DOCUMENTS;
+	return too_long;
 }
 
 /* Puts a column of the row into a parameter. */

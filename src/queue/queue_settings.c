@@ -11,6 +11,7 @@
 #include "catalog/pg_type.h"
 #include "lib/stringinfo.h"
 #include "utils/builtins.h"
+#include "utils/jsonb.h"
 #include "utils/memutils.h"
 
 #include "queue/queue_settings.h"
@@ -58,6 +59,7 @@ static const QueueSetting settings[] = {
 	{"rate_limit", SETTING_LIMIT, FIELD(int32, rate_limit), 1, PG_INT32_MAX},
 	{"rate_period", SETTING_INTERVAL, FIELD(int64, rate_period), 1, 0},
 	{"dead_queue", SETTING_QUEUE, FIELD(QueueName, dead_queue), 0, 0},
+	{"dead_retention", SETTING_INTERVAL, FIELD(int64, dead_retention), 0, 0},
 };
 
 /* With the name, which is argument 0 of the functions and parameter 1 of the statements. */
@@ -223,6 +225,58 @@ idemq_settings_update(FunctionCallInfo fcinfo, const char *name)
 	idemq_spi_begin(&scope);
 	(void) run_with_settings(&update_queue, fcinfo, name, SPI_OK_UPDATE);
 	idemq_spi_end(&scope);
+}
+
+static SqlStatement describe_queue =
+	{.text = "SELECT to_jsonb(q) - '{queue_id,name,paused,created_at}'::text[] "
+			 "FROM idemq.queues q WHERE queue_id = $1 FOR NO KEY UPDATE",
+	 .nargs = 1,
+	 .types = {INT4OID}};
+static SqlStatement compare_settings =
+	{.text = "SELECT jsonb_object_agg(key, jsonb_build_object('from', o.value, 'to', n.value)) "
+			 "FROM jsonb_each($1) o JOIN jsonb_each($2) n USING (key) WHERE o.value <> n.value",
+	 .nargs = 2,
+	 .types = {JSONBOID, JSONBOID}};
+
+/* Runs a query for one jsonb, and copies it; 0 when it is NULL, or there is no row. */
+static Datum
+query_document(SqlStatement *statement, const Datum *values)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	Datum document = (Datum) 0;
+	bool isnull = true;
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	if (idemq_spi_run(statement, values, NULL, SPI_OK_SELECT) > 0)
+		document = idemq_spi_value(0, 1, &isnull);
+	if (!isnull)
+	{
+		MemoryContext old = MemoryContextSwitchTo(caller);
+
+		document = JsonbPGetDatum(DatumGetJsonbPCopy(document));
+		MemoryContextSwitchTo(old);
+	}
+	idemq_spi_end(&scope);
+	return isnull ? (Datum) 0 : document;
+}
+
+/* Returns the settings of a queue as jsonb; they stay as they are until this transaction ends. */
+Datum
+idemq_settings_document(int32 queue_id)
+{
+	Datum id = Int32GetDatum(queue_id);
+
+	return query_document(&describe_queue, &id);
+}
+
+/* Returns what differs between two of these, or 0: {"lease": {"from": ..., "to": ...}, ...}. */
+Datum
+idemq_settings_difference(Datum from, Datum to)
+{
+	Datum values[] = {from, to};
+
+	return query_document(&compare_settings, values);
 }
 
 /*

@@ -28,6 +28,7 @@ typedef struct QueueInfo
 	int32 rate_limit;  /* claims in rate_period; 0: no limit */
 	int64 rate_period;
 	QueueName dead_queue; /* "": none */
+	int64 dead_retention;
 	bool paused;
 	int privileges; /* the current role's, as QueuePrivilege bits */
 	QueueSlot *slot;
@@ -37,6 +38,8 @@ extern void idemq_settings_check(FunctionCallInfo fcinfo, bool is_new);
 extern int idemq_setting_arg(const char *name);
 extern bool idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id);
 extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name);
+extern Datum idemq_settings_document(int32 queue_id);
+extern Datum idemq_settings_difference(Datum from, Datum to);
 extern uint64 idemq_settings_load(void);
 extern void idemq_settings_read(uint64 row, QueueInfo *queue);
 

@@ -28,6 +28,7 @@
 #include "queue/queues.h"
 #include "queue/roles.h"
 #include "base/args.h"
+#include "base/documents.h"
 #include "base/oids.h"
 #include "base/settings.h"
 #include "base/spi.h"
@@ -41,6 +42,8 @@ PG_FUNCTION_INFO_V1(idemq_sql_may_enqueue);
 PG_FUNCTION_INFO_V1(idemq_sql_may_change_schedule);
 
 #define MAX_SCHEDULE_NAME 256 /* bytes */
+/* What a tick adds to the headers is shorter: the name at 6 bytes each, a time, their keys. */
+#define TICK_HEADERS 2048
 
 /* Arguments of schedule. */
 enum
@@ -239,6 +242,9 @@ static void
 check_job(FunctionCallInfo fcinfo)
 {
 	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
+	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
+	if (!PG_ARGISNULL(ARG_HEADERS))
+		idemq_check_document("headers", PG_GETARG_DATUM(ARG_HEADERS), TICK_HEADERS);
 	(void) idemq_arg_int(fcinfo, ARG_PRIORITY, "priority", 0, IDEMQ_PRIORITIES - 1);
 	if (!PG_ARGISNULL(ARG_GROUP_KEY))
 		(void) idemq_arg_text(fcinfo, ARG_GROUP_KEY, "group_key", IDEMQ_MAX_KEY);
@@ -264,8 +270,8 @@ read_calendar(FunctionCallInfo fcinfo, int n, int zone_n, Calendar *calendar)
 
 /*
  * schedule(name, cron, queue, payload, time_zone, priority, group_key, max_attempts,
- *		headers, expires_in) -> next run; IQ005, 42501, 22004, 22023, 53400, 55000,
- *		25006.
+ *		headers, expires_in) -> next run; IQ005, 42501, 22004, 22023, 53400, 54000,
+ *		55000, 25006.
  */
 Datum
 idemq_sql_schedule(PG_FUNCTION_ARGS)

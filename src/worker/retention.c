@@ -1,7 +1,7 @@
 /*
  * worker/retention.c
- *		Deleting what is past its retention: finished jobs and their attempts, and
- *		what idemq.once has seen.
+ *		Deleting what is past its retention: finished jobs and their attempts, what
+ *		idemq.once has seen, and the audit.
  *
  * The background worker does so in rounds, idemq.purge_interval apart.  A round
  * consists of batches of 5 ms, each in a transaction of its own; between two batches all
@@ -77,6 +77,7 @@ typedef enum Stage
 	STAGE_BEGIN,
 	STAGE_JOBS,
 	STAGE_SEEN,
+	STAGE_AUDIT,
 	STAGE_SWEEP
 } Stage;
 
@@ -86,9 +87,10 @@ typedef struct Rounds
 	int64 began; /* mono: the last one */
 	TimestampTz now;
 	FinishedScan sweep;
-	int64 swept;	  /* microseconds of this round */
-	int64 next_sweep; /* mono */
-	TimestampTz seen; /* what expired before is deleted */
+	int64 swept;	   /* microseconds of this round */
+	int64 next_sweep;  /* mono */
+	TimestampTz seen;  /* what expired before is deleted */
+	TimestampTz audit; /* what is older as well */
 } Rounds;
 
 static Rounds rounds = {.stage = STAGE_BEGIN};
@@ -108,13 +110,23 @@ static SqlStatement delete_seen =
 			 "SELECT max(expires_at), count(*) FROM gone",
 	 .nargs = 3,
 	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID}};
+static SqlStatement delete_audit =
+	{.text = "WITH old AS MATERIALIZED (SELECT id FROM idemq.audit WHERE at >= $1 AND at <= $2 "
+			 "ORDER BY at LIMIT $3 FOR UPDATE SKIP LOCKED), "
+			 "gone AS (DELETE FROM idemq.audit a USING old WHERE a.id = old.id RETURNING a.at) "
+			 "SELECT max(at), count(*) FROM gone",
+	 .nargs = 3,
+	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID}};
 static SqlStatement constraints_at_once = {.text = "SET CONSTRAINTS ALL IMMEDIATE"};
 
-/* Deletes what idemq.once has seen, up to a number of rows; returns whether there is more. */
+/*
+ * Deletes by a statement what is from *from to until, up to a number of rows, and moves
+ * *from to the last; returns whether there is more.
+ */
 static bool
-purge_seen(TimestampTz *from, TimestampTz now, int64 limit)
+purge_by_time(SqlStatement *statement, TimestampTz *from, TimestampTz until, int64 limit)
 {
-	Datum values[] = {TimestampTzGetDatum(*from), TimestampTzGetDatum(now), Int64GetDatum(limit)};
+	Datum values[] = {TimestampTzGetDatum(*from), TimestampTzGetDatum(until), Int64GetDatum(limit)};
 	SqlScope scope;
 	Datum last;
 	bool isnull;
@@ -122,13 +134,29 @@ purge_seen(TimestampTz *from, TimestampTz now, int64 limit)
 
 	idemq_spi_begin(&scope);
 	idemq_spi_no_seqscan();
-	(void) idemq_spi_run(&delete_seen, values, NULL, SPI_OK_SELECT);
+	(void) idemq_spi_run(statement, values, NULL, SPI_OK_SELECT);
 	last = idemq_spi_value(0, 1, &isnull);
 	if (!isnull)
 		*from = DatumGetTimestampTz(last);
 	more = DatumGetInt64(idemq_spi_value(0, 2, &isnull)) == limit;
 	idemq_spi_end(&scope);
 	return more;
+}
+
+/* Deletes what idemq.once need not remember; returns whether there is more. */
+static bool
+purge_seen(TimestampTz *from, TimestampTz now, int64 limit)
+{
+	return purge_by_time(&delete_seen, from, now, limit);
+}
+
+/* Deletes old rows of idemq.audit; returns whether there is more. */
+static bool
+purge_audit(TimestampTz *from, TimestampTz now, int64 limit)
+{
+	return idemq_audit_retention >= 0 &&
+		   purge_by_time(&delete_audit, from, now - idemq_audit_retention * USECS_PER_MINUTE,
+						 limit);
 }
 
 /* Has deferred constraints checked row by row, so that a refusal concerns one row alone. */
@@ -278,7 +306,7 @@ sweep(void)
 	{
 		rounds.sweep.at = idemq_jobs_finished_from(DT_NOBEGIN);
 		rounds.sweep.until = idemq_retention_shortest(rounds.now);
-		rounds.seen = DT_NOBEGIN;
+		rounds.seen = rounds.audit = DT_NOBEGIN;
 		rounds.next_sweep = mono + SWEEP_PAUSE;
 	}
 	if (!finished_scan_is_over(&rounds.sweep))
@@ -335,6 +363,8 @@ idemq_retention_run(void)
 		}
 	}
 	if (rounds.stage == STAGE_SEEN && !purge_seen(&rounds.seen, rounds.now, BATCH_ROWS))
+		rounds.stage = STAGE_AUDIT;
+	else if (rounds.stage == STAGE_AUDIT && !purge_audit(&rounds.audit, rounds.now, BATCH_ROWS))
 		rounds.stage = STAGE_SWEEP;
 	else if (rounds.stage == STAGE_SWEEP && !sweep())
 		rounds.stage = STAGE_BEGIN;
@@ -359,6 +389,7 @@ idemq_sql_apply_retention(PG_FUNCTION_ARGS)
 	TimestampTz now = idemq_now();
 	FinishedScan scan = {idemq_jobs_finished_from(DT_NOBEGIN), idemq_retention_shortest(now)};
 	TimestampTz seen = DT_NOBEGIN;
+	TimestampTz audit = DT_NOBEGIN;
 	int64 purged = 0;
 
 	idemq_jobs_check_writable();
@@ -367,5 +398,6 @@ idemq_sql_apply_retention(PG_FUNCTION_ARGS)
 		purged +=
 			purge_jobs(&scan, NULL, now, (int) Min(BATCH_ROWS, max_jobs - purged), PG_INT64_MAX);
 	(void) purge_seen(&seen, now, max_jobs);
+	(void) purge_audit(&audit, now, max_jobs);
 	PG_RETURN_INT64(purged);
 }

@@ -41,11 +41,16 @@
 #include "queue/queues.h"
 #include "base/args.h"
 
-/* What a queue keeps jobs for: without a key, and with one. */
+/* Kinds of finished jobs, which a queue keeps for different times, as bits. */
+#define KIND_KEYED 1
+#define KIND_DEAD 2
+#define KINDS 4
+
+/* What a queue keeps jobs of each kind for. */
 typedef struct QueueKeeps
 {
 	int32 queue_id; /* first, for idemq_compare_int32 */
-	int64 keeps[2];
+	int64 keeps[KINDS];
 } QueueKeeps;
 
 static Retention *retentions = NULL;
@@ -55,23 +60,24 @@ static QueueKeeps *known = NULL;
 static int nknown = 0;
 
 static int64
-keep_of(const QueueInfo *queue, bool for_key)
+keep_of(const QueueInfo *queue, int kind)
 {
-	return for_key ? Max(queue->retention, queue->idempotency_window) : queue->retention;
+	int64 keep = (kind & KIND_DEAD) ? queue->dead_retention : queue->retention;
+
+	return (kind & KIND_KEYED) ? Max(keep, queue->idempotency_window) : keep;
 }
 
 /*
- * Returns for how long a finished job is kept: for its queue's retention; with a
- * key, for the window in which the key answers, if that is longer.  So is a dead job
- * of a queue that keeps nothing: it would be gone before anybody can redrive it.
+ * Returns for how long a finished job is kept: for its queue's retention, a dead one for
+ * dead_retention; with a key, for the window in which the key answers, if that is longer.
  */
 int64
 idemq_retention_of(const Job *job, const QueueInfo *queue)
 {
-	bool for_key = !job->row->tts_isnull[COL_KEY] ||
-				   (job->status == JOB_DEAD && queue->retention == 0);
+	int kind = (job->row->tts_isnull[COL_KEY] ? 0 : KIND_KEYED) |
+			   (job->status == JOB_DEAD ? KIND_DEAD : 0);
 
-	return keep_of(queue, for_key);
+	return keep_of(queue, kind);
 }
 
 /* Reads what all queues keep jobs for, in the order of queue_id, in TopMemoryContext. */
@@ -86,9 +92,12 @@ read_keeps(int *count)
 	*count = 0;
 	for (int i = 0; i < nids; i++)
 	{
-		if (idemq_queue_by_id(ids[i], &queue))
-			keeps[(*count)++] =
-				(QueueKeeps){ids[i], {keep_of(&queue, false), keep_of(&queue, true)}};
+		if (!idemq_queue_by_id(ids[i], &queue))
+			continue;
+		keeps[*count].queue_id = ids[i];
+		for (int kind = 0; kind < KINDS; kind++)
+			keeps[*count].keeps[kind] = keep_of(&queue, kind);
+		(*count)++;
 	}
 	qsort(keeps, *count, sizeof(QueueKeeps), idemq_compare_int32);
 	return keeps;
@@ -116,16 +125,16 @@ follow_settings(void)
 	int count;
 	QueueKeeps *keeps = read_keeps(&count);
 	Retention *made =
-		MemoryContextAllocZero(TopMemoryContext, Max(2 * count, 1) * sizeof(Retention));
+		MemoryContextAllocZero(TopMemoryContext, Max(KINDS * count, 1) * sizeof(Retention));
 	int nmade = 0;
 
-	for (int i = 0; i < 2 * count; i++)
+	for (int i = 0; i < KINDS * count; i++)
 	{
-		const QueueKeeps *queue = &keeps[i / 2];
+		const QueueKeeps *queue = &keeps[i / KINDS];
 		const QueueKeeps *before =
 			nknown == 0 ? NULL
 						: bsearch(queue, known, nknown, sizeof(QueueKeeps), idemq_compare_int32);
-		int64 keep = queue->keeps[i % 2];
+		int64 keep = queue->keeps[i % KINDS];
 		Retention *old = find_retention(retentions, nretentions, keep);
 		Retention *retention = find_retention(made, nmade, keep);
 
@@ -137,7 +146,7 @@ follow_settings(void)
 			if (old != NULL)
 				*retention = *old;
 		}
-		if (before != NULL && before->keeps[i % 2] != keep)
+		if (before != NULL && before->keeps[i % KINDS] != keep)
 			retention->front.at = idemq_jobs_finished_from(DT_NOBEGIN);
 	}
 	if (known != NULL)
@@ -267,7 +276,10 @@ idemq_retention_shortest(TimestampTz now)
 	int64 shortest = PG_INT64_MAX;
 
 	for (int i = 0; i < count; i++)
-		shortest = Min(shortest, keeps[i].keeps[0]);
+	{
+		for (int kind = 0; kind < KINDS; kind++)
+			shortest = Min(shortest, keeps[i].keeps[kind]);
+	}
 	pfree(keeps);
 	return shortest == PG_INT64_MAX ? DT_NOBEGIN : now - shortest;
 }

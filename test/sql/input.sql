@@ -14,7 +14,7 @@ INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '
 	('results', '''{1}'''), ('error', '''e'''), ('errors', '''{e}'''), ('retry_in', '''1 s'''), ('permanent', 'false'), ('state', '''1'''), ('name', '''q'''),
 	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 s'''), ('retry_factor', '2'),
 	('retry_max', '''1 h'''), ('retry_jitter', '0'), ('retention', '''1 day'''), ('idempotency_window', '''1 day'''), ('max_running', 'NULL'), ('rate_limit', 'NULL'),
-	('rate_period', '''1 s'''), ('dead_queue', 'NULL'), ('queue_id', '1'), ('scope', '''s'''), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
+	('rate_period', '''1 s'''), ('dead_queue', 'NULL'), ('dead_retention', '''30 days'''), ('queue_id', '1'), ('scope', '''s'''), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
 	('per', '''1 s'''), ('cost', '1'),
 	('cron', '''* * * * *'''), ('time_zone', '''UTC'''), ('after', '''2026-01-01'''), ('until', '''2026-01-01'''), ('done_until', '''2026-01-01'''), ('created_by', '''pg_monitor'''), ('created_by_oid', '3373');
 -- Schedules want somebody who ticks.
@@ -103,7 +103,12 @@ SELECT count(idemq.checkpoint(j.id, token, j.payload)::text), count(idemq.commit
 SELECT count(*) FILTER (WHERE result = payload AND checkpoint = payload) AS the_same FROM idemq.jobs;
 DELETE FROM idemq.jobs;
 
--- 3 MB that do not compress, in every column.  (What is larger: test/t/large.pl.)
+-- 15 MB of jsonb by enqueue and claim; 3 MB that do not compress, in every column.
+CREATE FUNCTION large() RETURNS jsonb LANGUAGE sql AS $$ SELECT jsonb_build_object('data', repeat(md5('x'), 491520)) $$;
+SELECT (idemq.enqueue('q', large())).id \gset
+SELECT md5(payload::text) = md5('{"data": "' || repeat(md5('x'), 491520) || '"}') AS the_same, token FROM idemq.claim('q') \gset
+SELECT :'the_same' AS the_same, idemq.commit(:id, :token, '"done"');
+SELECT status, result, length(payload ->> 'data') FROM idemq.job(:id);
 CREATE TABLE medium AS SELECT jsonb_build_object('data', string_agg(md5(i::text), '')) AS payload FROM generate_series(1, 100000) i;
 SELECT (idemq.enqueue('q', payload, headers => payload)).id FROM medium \gset
 SELECT c.payload = m.payload AS payload, c.headers = m.payload AS headers, c.token FROM idemq.claim('q') c, medium m \gset
@@ -121,5 +126,13 @@ SELECT idemq.purge('q');
 -- What is too large for a field fails, and leaves the job as it was.
 SELECT (idemq.enqueue('q', '1')).id \gset
 SELECT token FROM idemq.claim('q') \gset
-SELECT idemq.fail(:id, :token, repeat('x', 10000000));
+CREATE FUNCTION fail_at_length(n int) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	RETURN idemq.fail((SELECT id FROM idemq.jobs), (SELECT token FROM idemq.jobs), repeat('x', n));
+EXCEPTION WHEN program_limit_exceeded THEN
+	RETURN 'too large';
+END $$;
+SELECT fail_at_length(16 * 1024 * 1024 + 1);
+SELECT status, last_error, idemq.validate(:id, :token) FROM idemq.job(:id);
+SELECT fail_at_length(16 * 1024 * 1024);
 SELECT status, length(last_error) FROM idemq.job(:id);

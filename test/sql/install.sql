@@ -42,7 +42,7 @@ SELECT tgrelid::regclass::text, tgname, tgenabled FROM pg_trigger JOIN pg_class 
 WHERE relnamespace = 'idemq'::regnamespace AND NOT tgisinternal ORDER BY 1, 2;
 SELECT tablename, policyname, cmd, roles, qual, with_check FROM pg_policies WHERE schemaname = 'idemq' ORDER BY 1;
 
--- PUBLIC: the schema, three tables to read under row-level security, functions that check for themselves.
+-- PUBLIC: the schema, four tables to read under row-level security, functions that check for themselves.
 SELECT nspname, acl.privilege_type FROM pg_namespace, aclexplode(nspacl) acl WHERE nspname = 'idemq' AND grantee = 0;
 SELECT relname, string_agg(acl.privilege_type, ' ') FROM pg_class, aclexplode(relacl) acl
 WHERE relnamespace = 'idemq'::regnamespace AND grantee = 0 GROUP BY 1 ORDER BY 1;

@@ -55,6 +55,7 @@ INSERT INTO calls (call, sql) VALUES
 	('job', 'SELECT count(*) FROM idemq.job($1)'),
 	('idemq.jobs', 'SELECT count(*) FROM idemq.jobs'),
 	('idemq.attempts', 'SELECT count(*) FROM idemq.attempts'),
+	('idemq.audit', 'SELECT count(*) FROM idemq.audit'),
 	('idemq.queues', 'SELECT string_agg(name, '' '') FROM idemq.queues'),
 	('idemq.queue_grants', 'SELECT count(*) FROM idemq.queue_grants'),
 	('purge', 'SELECT idemq.purge(''q'')'),
@@ -77,6 +78,7 @@ INSERT INTO calls (call, sql) VALUES
 	('UPDATE queues', 'UPDATE idemq.queues SET paused = true RETURNING 1'),
 	('INSERT queue_grants', 'INSERT INTO idemq.queue_grants VALUES (1, ''idemq_stranger'', ''admin'') RETURNING 1'),
 	('DELETE attempts', 'DELETE FROM idemq.attempts RETURNING 1'),
+	('DELETE audit', 'DELETE FROM idemq.audit RETURNING 1'),
 	('nextval', 'SELECT nextval(''idemq.jobs_id_seq'') > 0'),
 	('trigger function', 'SELECT idemq.jobs_changed()');
 

@@ -4,6 +4,7 @@ CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
 SELECT idemq.create_queue('day') > 0 AS created;
+SELECT idemq.create_queue('dead', retention => '1 min', dead_retention => '2 days', idempotency_window => '10 days') > 0 AS created;
 SELECT idemq.create_queue('week', retention => '7 days', idempotency_window => '1 hour') > 0 AS created;
 SELECT idemq.create_queue('none', retention => '0') > 0 AS created;
 SELECT idemq.create_queue('window', retention => '1 hour', idempotency_window => '3 days') > 0 AS created;
@@ -30,11 +31,12 @@ BEGIN
 END $$;
 CREATE VIEW left_over AS SELECT payload FROM idemq.jobs ORDER BY id;
 
-SELECT count(finished(q, s, a, k)) FROM unnest(ARRAY['day', 'week', 'window']) q, unnest(ARRAY['pending', 'completed', 'dead', 'cancelled']) s,
-	unnest(ARRAY['23 h', '25 h', '8 days']::interval[]) a, unnest(ARRAY[NULL, q || s || hours(a)]) k;
+SELECT count(finished(q, s, a, k)) FROM unnest(ARRAY['day', 'dead', 'week', 'window']) q, unnest(ARRAY['pending', 'completed', 'dead', 'cancelled']) s,
+	unnest(ARRAY['23 h', '25 h', '8 days', '40 days']::interval[]) a, unnest(ARRAY[NULL, q || s || hours(a)]) k;
 SELECT count(*) FROM idemq.attempts;
 SELECT idemq.apply_retention();
 -- Of the day's: 23 h; of the week's: 23 h and 25 h; with the window: 23 h and 25 h if there is a key.
+-- What is dead: up to 30 days, or 2 days in the queue dead, where with a key all up to 10 days.
 SELECT * FROM left_over;
 -- With a job goes its history.
 SELECT count(*), count(j.id) AS of_jobs FROM idemq.attempts a LEFT JOIN idemq.jobs j ON j.id = a.job_id;
@@ -51,8 +53,8 @@ SELECT finished('window', 'completed', '2 days', 'k') > 0 AS there;
 UPDATE idemq.jobs SET key = NULL WHERE key = 'k';
 SELECT idemq.apply_retention();
 
--- Retention 0: at once, but with a key after the window; what died stays for the window, too.
-SELECT idemq.purge('day'), idemq.purge('week') FROM left_over LIMIT 1;
+-- Retention 0: at once, but with a key after the window; what died stays for dead_retention.
+SELECT idemq.purge('day'), idemq.purge('week'), idemq.drop_queue('dead', force => true) FROM left_over LIMIT 1;
 SELECT count(finished('none', s, a, k)) FROM unnest(ARRAY['completed', 'dead', 'cancelled']) s,
 	unnest(ARRAY['0', '1 h', '25 h']::interval[]) a, unnest(ARRAY[NULL, s || hours(a)]) k;
 SELECT idemq.apply_retention();
@@ -113,7 +115,7 @@ SELECT idemq.purge('day');
 SELECT finished('day', 'completed', '2 days') AS kept \gset
 SELECT finished('day', 'completed', '3 days') AS refused \gset
 SELECT finished('day', 'completed', '4 days') AS swallowed \gset
-SELECT count(finished('day', 'dead', make_interval(days => i))) FROM generate_series(2, 10) i;
+SELECT count(finished('day', 'dead', make_interval(days => 30 + i))) FROM generate_series(2, 10) i;
 CREATE TABLE invoices (job_id bigint REFERENCES idemq.jobs);
 INSERT INTO invoices VALUES (:kept);
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$

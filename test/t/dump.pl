@@ -43,6 +43,7 @@ my $content = q{
 	SELECT g FROM idemq.queue_grants g ORDER BY 1;
 	SELECT a FROM idemq.attempts a ORDER BY 1;
 	SELECT s FROM idemq.seen s ORDER BY 1;
+	SELECT a FROM idemq.audit a ORDER BY id;
 	SELECT * FROM app; SELECT * FROM held};
 my $before = sql($node, $content);
 
@@ -69,6 +70,8 @@ foreach my $format ('custom', 'plain')
 		"$format: new ids are greater", $db);
 	is_sql($node, "SELECT idemq.create_queue('new') > (SELECT max(queue_id) FROM idemq.queues)", 't',
 		"$format: new queue ids too", $db);
+	is_sql($node, "SELECT count(*) FROM idemq.audit WHERE id > (SELECT id FROM idemq.audit WHERE action = 'grant_queue' ORDER BY id DESC LIMIT 1)
+		AND action = 'create_queue' AND queue = 'new'", 1, "$format: and the audit goes on", $db);
 	is_sql($node, "SELECT outcome, status FROM idemq.enqueue('q', '1', key => 'k')", 'duplicate|processing',
 		"$format: keys are remembered", $db);
 	is_sql($node, "SELECT idemq.commit(id, token) FROM held", 'committed', "$format: the worker's token commits", $db);

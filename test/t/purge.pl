@@ -52,7 +52,7 @@ sub round
 
 sql($node, "SELECT idemq.create_queue('mark', retention => '1 ms', idempotency_window => '0');
 	SELECT idemq.create_queue('month', retention => '30 days');
-	SELECT idemq.create_queue('second', retention => '1 s', idempotency_window => '1 s')");
+	SELECT idemq.create_queue('second', retention => '1 s', dead_retention => '1 s', idempotency_window => '1 s')");
 my $dead = finish('second', "SELECT idemq.fail(%d, %t, 'no', permanent => true)");
 my $cancelled = finish('second', 'SELECT idemq.cancel(%d)');
 my $completed = finish('second');
@@ -64,6 +64,8 @@ gone($_, 'deleted after its retention') foreach $dead, $cancelled, $completed, $
 there($_, 'stays') foreach $waits, $kept;
 is_soon($node, 'SELECT count(*) = 0 FROM idemq.attempts', 'with their history');
 is_soon($node, 'SELECT count(*) = 0 FROM idemq.seen', 'and what once need not remember');
+sql($node, q{UPDATE idemq.audit SET at = at - interval '91 days' WHERE queue = 'month'});
+is_soon($node, q{SELECT count(*) FILTER (WHERE queue = 'month') = 0 AND count(*) > 0 FROM idemq.audit}, 'and what was decided long ago');
 is_sql($node, "SELECT purged_total, completed, dead, cancelled FROM idemq.metrics WHERE queue = 'second'", '4|0|0|0', 'they are counted');
 is_state($node, "CALL idemq.wait_result($completed, '1 s', NULL, NULL)", 'IQ002', 'who waits for its result is told that there is no such job');
 is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'nothing is wrong');
@@ -154,7 +156,7 @@ there($_, 'what is refused stays') foreach @stay;
 like(slurp_file($node->logfile, $log), qr/LOG:  job $stay[0] is past its retention and cannot be deleted: not this one/, 'and is logged');
 unlike(slurp_file($node->logfile, $log), qr/ERROR:/, 'the chore has not failed');
 sql($node, 'DROP TABLE mine; DROP FUNCTION refuse CASCADE');
-sql($node, "SELECT idemq.alter_queue('q', retention => '3 h', idempotency_window => '3 h')");
+sql($node, "SELECT idemq.alter_queue('q', retention => '3 h', dead_retention => '3 h', idempotency_window => '3 h')");
 gone($_, 'and goes when nothing keeps it') foreach @stay;
 
 # ---- A job that comes back to life

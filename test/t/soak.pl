@@ -23,7 +23,7 @@ my $node = new_server('soak', 'idemq.worker' => 'on', max_connections => 100, lo
 
 sql($node, q{
 	SELECT idemq.create_queue('letters', retention => '1 h');
-	SELECT idemq.create_queue('plain', lease => '5 s', retry_base => '1 ms', max_attempts => 3, dead_queue => 'letters', retention => '5 s', idempotency_window => '5 s');
+	SELECT idemq.create_queue('plain', lease => '5 s', retry_base => '1 ms', max_attempts => 3, dead_queue => 'letters', retention => '5 s', dead_retention => '5 s', idempotency_window => '5 s');
 	SELECT idemq.create_queue('grouped', lease => '5 s', retry_base => '1 ms', max_attempts => 100000, retention => '5 s', idempotency_window => '5 s');
 	SELECT idemq.create_queue('limited', lease => '5 s', retry_base => '1 ms', max_attempts => 100000, retention => '5 s', idempotency_window => '5 s',
 		max_running => 5, rate_limit => 300);

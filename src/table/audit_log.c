@@ -1,0 +1,87 @@
+/*
+ * table/audit_log.c
+ *		What was decided about queues and jobs, by whom and when: idemq.audit.
+ *
+ * The functions that decide write it themselves, in their own transaction: what was rolled
+ * back was never done, and is not there.  What producers and workers do all day (enqueue,
+ * claim, commit, fail) is not written, and costs nothing.
+ *
+ * Roles by name: names survive a dump, and the role.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "table/audit_log.h"
+#include "base/clock.h"
+#include "base/spi.h"
+
+#define COLUMNS 10
+
+static SqlStatement add_entry =
+	{.text = "INSERT INTO idemq.audit (at, session_role, role, action, queue_id, queue, job_id, "
+			 "jobs, details) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, "
+			 "coalesce($9, jsonb_object($10)))",
+	 .nargs = COLUMNS,
+	 .types = {TIMESTAMPTZOID, NAMEOID, NAMEOID, TEXTOID, INT4OID, TEXTOID, INT8OID, INT8OID,
+			   JSONBOID, TEXTARRAYOID}};
+
+/* Returns the members of an entry's details as an array; 0 when there is none. */
+static Datum
+members_of(const AuditEntry *entry)
+{
+	Datum elements[lengthof(entry->members)];
+	int count = 0;
+
+	while (count < (int) lengthof(entry->members) && entry->members[count] != NULL)
+	{
+		elements[count] = CStringGetTextDatum(entry->members[count]);
+		count++;
+	}
+	if (count == 0)
+		return (Datum) 0;
+	return PointerGetDatum(construct_array(elements, count, TEXTOID, -1, false, TYPALIGN_INT));
+}
+
+/* Reads a role's name; one that is dropped has its number. */
+static Datum
+role_name(Oid role, NameData *name)
+{
+	char *known = GetUserNameFromId(role, true);
+
+	namestrcpy(name, known != NULL ? known : psprintf("%u", role));
+	return NameGetDatum(name);
+}
+
+/* Writes an action of the current role.  Raises what an INSERT does: 25006, 40001. */
+void
+idemq_audit(const AuditEntry *entry)
+{
+	Datum values[COLUMNS];
+	char nulls[] = "          ";
+	NameData session_role;
+	NameData role;
+	SqlScope scope;
+
+	values[0] = TimestampTzGetDatum(idemq_now());
+	values[1] = role_name(GetSessionUserId(), &session_role);
+	values[2] = role_name(GetUserId(), &role);
+	values[3] = CStringGetTextDatum(entry->action);
+	values[4] = Int32GetDatum(entry->queue->id);
+	values[5] = CStringGetTextDatum(entry->queue->name);
+	values[6] = Int64GetDatum(entry->job_id);
+	values[7] = Int64GetDatum(entry->jobs);
+	values[8] = entry->details;
+	values[9] = members_of(entry);
+	nulls[6] = entry->job_id == 0 ? 'n' : ' ';
+	nulls[7] = entry->jobs == 0 ? 'n' : ' ';
+	nulls[8] = values[8] == (Datum) 0 ? 'n' : ' ';
+	nulls[9] = values[9] == (Datum) 0 ? 'n' : ' ';
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&add_entry, values, nulls, SPI_OK_INSERT);
+	idemq_spi_end(&scope);
+}
