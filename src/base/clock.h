@@ -1,16 +1,21 @@
 /*
  * base/clock.h
- *		One clock for the whole server that never goes back.
+ *		One clock for the whole server that does not go back by itself.
  */
 #ifndef IDEMQ_BASE_CLOCK_H
 #define IDEMQ_BASE_CLOCK_H
 
 #include "datatype/timestamp.h"
 
+/* In place of an epoch: equal to none. */
+#define CLOCK_EPOCH_NONE UINT64CONST(1)
+
 extern Size idemq_clock_shmem_size(void);
 extern void idemq_clock_shmem_init(void *area, bool found);
 
 extern int64 idemq_mono_now(void);
+extern uint64 idemq_clock_epoch(void);
+extern void idemq_clock_correct(void);
 extern TimestampTz idemq_now(void);
 extern int64 idemq_mono_from_timestamp(TimestampTz ts);
 extern TimestampTz idemq_timestamp_from_mono(int64 mono);
