@@ -237,8 +237,12 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 	}
 	status = idemq_new_job_insert(table, queue, columns);
 	idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
-	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, status,
-							  (Datum) 0, true, false};
+	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]),
+							  OUTCOME_ACCEPTED,
+							  status,
+							  (Datum) 0,
+							  true,
+							  false};
 }
 
 /* Returns whether an answer tells of what another transaction has committed. */

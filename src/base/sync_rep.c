@@ -14,6 +14,8 @@
 
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "access/xloginsert.h"
+#include "catalog/pg_control.h"
 #include "miscadmin.h"
 #include "replication/syncrep.h"
 #include "storage/lwlock.h"
@@ -38,6 +40,21 @@ is_replicated(XLogRecPtr lsn)
 }
 
 /*
+ * Writes a record that does nothing, for standbys to answer.  One that has connected, or
+ * was made synchronous, since it answered last says nothing while nothing is written.
+ */
+static void
+prompt_standbys(void)
+{
+	char nothing = 0;
+
+	XLogBeginInsert();
+	XLogSetRecordFlags(XLOG_MARK_UNIMPORTANT);
+	XLogRegisterData(&nothing, sizeof(nothing));
+	XLogFlush(XLogInsert(RM_XLOG_ID, XLOG_NOOP));
+}
+
+/*
  * Waits until the synchronous standbys, if there are any and synchronous_commit asks for
  * them, have what the caller's last snapshot shows.  Raises 40003 when the wait is
  * cancelled.
@@ -52,6 +69,7 @@ idemq_sync_rep_await(void)
 	lsn = compat_flush_position();
 	if (is_replicated(lsn))
 		return;
+	prompt_standbys();
 	/* As at a commit: the wait heeds a cancel itself, and only warns. */
 	HOLD_INTERRUPTS();
 	SyncRepWaitForLSN(lsn, false);

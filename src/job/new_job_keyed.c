@@ -309,6 +309,10 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			break;
 		idemq_jobs_refresh(table);
 	}
-	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, status,
-							  (Datum) 0, true, false};
+	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]),
+							  OUTCOME_ACCEPTED,
+							  status,
+							  (Datum) 0,
+							  true,
+							  false};
 }

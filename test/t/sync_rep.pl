@@ -12,6 +12,8 @@ my $node = new_server('primary', max_connections => 40);
 $node->backup('base');
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($node, 'base', has_streaming => 1);
+# It answers new WAL, and otherwise nothing.
+$standby->append_conf('postgresql.conf', "wal_receiver_status_interval = '1h'");
 $standby->start;
 
 # The mean time of a duplicate's answer, in ms.
