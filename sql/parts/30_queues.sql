@@ -62,6 +62,11 @@ CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigin
 COMMENT ON FUNCTION idemq.apply_retention(int)
 	IS 'delete finished jobs of all queues past their retention, with their attempts, what idemq.once need not remember, and old rows of idemq.audit: what the background worker does by itself; returns how many jobs';
 
+CREATE FUNCTION idemq.clock_corrected() RETURNS bigint
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_clock_corrected';
+COMMENT ON FUNCTION idemq.clock_corrected()
+	IS 'after a jump of the server''s clock ahead was corrected: set the time by which jobs become due back to the clock at once, for the whole server, and correct the jobs of this database that were written meanwhile, so that they wait no longer than they would have; returns how many; call it again until it answers 0, since a job that another open transaction holds stays';
+
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_grant_queue';
 COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)

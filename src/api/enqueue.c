@@ -28,6 +28,7 @@
 #include "base/clock.h"
 #include "base/documents.h"
 #include "base/oids.h"
+#include "base/sync_rep.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_enqueue);
 PG_FUNCTION_INFO_V1(idemq_sql_enqueue_many);
@@ -239,8 +240,19 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 	}
 	status = idemq_new_job_insert(table, queue, columns);
 	idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
-	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, status,
-							  (Datum) 0, true};
+	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]),
+							  OUTCOME_ACCEPTED,
+							  status,
+							  (Datum) 0,
+							  true,
+							  false};
+}
+
+/* Returns whether an answer tells of what another transaction has committed. */
+static bool
+is_of_others(const EnqueueAnswer *answer)
+{
+	return answer->outcome == OUTCOME_DUPLICATE && answer->foreign;
 }
 
 /* Shapes an answer: ANSWER_COLUMNS values.  Of a twin that is not committed nothing is known. */
@@ -289,6 +301,8 @@ idemq_sql_enqueue(PG_FUNCTION_ARGS)
 	set_options(&columns, fcinfo->args + ARG_OPTIONS);
 	add_job(&table, &queue, &columns, policy, wait, &answer);
 	idemq_jobs_close(&table);
+	if (is_of_others(&answer))
+		idemq_sync_rep_await();
 	fill_answer(&answer, values, nulls);
 	return idemq_row_datum(fcinfo, values, nulls);
 }
@@ -383,6 +397,7 @@ idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 	MemoryContext job_context;
 	MemoryContext old;
 	TimestampTz now;
+	bool of_others = false;
 
 	idemq_jobs_check_writable();
 	idemq_queue_open(fcinfo, MANY_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
@@ -407,11 +422,14 @@ idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
 		fill_element(&columns, &arrays, i);
 		add_job(&table, &queue, &columns, policy, wait, &answer);
+		of_others |= is_of_others(&answer);
 		values[0] = Int32GetDatum(i + 1);
 		fill_answer(&answer, values + 1, nulls + 1);
 		tuplestore_putvalues(store, desc, values, nulls);
 	}
 	MemoryContextSwitchTo(old);
 	idemq_jobs_close(&table);
+	if (of_others)
+		idemq_sync_rep_await();
 	return (Datum) 0;
 }

@@ -17,12 +17,14 @@
 #include "job/attempt.h"
 #include "job/transition.h"
 #include "table/jobs.h"
+#include "table/jobs_hold.h"
 #include "base/args.h"
 #include "base/backoff.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/documents.h"
 #include "base/oids.h"
+#include "base/sync_rep.h"
 
 /* The arrays of a batch; values of an absent one is NULL. */
 typedef struct Batch
@@ -104,6 +106,13 @@ check_documents(const Finish *finish)
 	idemq_check_document("details", PointerGetDatum(finish->args.details), 0);
 }
 
+/* Returns whether an outcome tells of what another transaction has committed. */
+static bool
+is_of_others(const Attempt *attempt, Outcome outcome)
+{
+	return outcome == OUTCOME_ALREADY_COMMITTED && !idemq_jobs_is_own(&attempt->job);
+}
+
 /* Ends the attempt of arguments id and token; with raise, a stale one is an error. */
 Datum
 idemq_finish_one(FunctionCallInfo fcinfo, Finish *finish, bool raise)
@@ -117,6 +126,8 @@ idemq_finish_one(FunctionCallInfo fcinfo, Finish *finish, bool raise)
 	check_documents(finish);
 	idemq_jobs_open(&table);
 	outcome = finish_attempt(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), finish, &attempt);
+	if (is_of_others(&attempt, outcome))
+		idemq_sync_rep_await();
 	if (raise)
 		idemq_attempt_raise(&attempt, outcome);
 	idemq_jobs_close(&table);
@@ -200,6 +211,7 @@ idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish)
 	MemoryContext old;
 	JobsTable table;
 	Attempt attempt;
+	bool of_others = false;
 	int n;
 
 	read_batch(fcinfo, finish->kind, &batch);
@@ -223,6 +235,7 @@ idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish)
 		finish->args.details = element(&batch.details, items[i].ord);
 		check_documents(finish);
 		outcome = finish_attempt(&table, items[i].id, items[i].token, finish, &attempt);
+		of_others |= is_of_others(&attempt, outcome);
 		values[0] = Int64GetDatum(items[i].id);
 		values[1] = Int64GetDatum(items[i].token);
 		values[2] = idemq_outcome_datum(outcome);
@@ -230,5 +243,7 @@ idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish)
 	}
 	MemoryContextSwitchTo(old);
 	idemq_jobs_close(&table);
+	if (of_others)
+		idemq_sync_rep_await();
 	return (Datum) 0;
 }

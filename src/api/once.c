@@ -20,6 +20,7 @@
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/spi.h"
+#include "base/sync_rep.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_once);
 
@@ -86,5 +87,7 @@ idemq_sql_once(PG_FUNCTION_ARGS)
 	idemq_spi_begin(&scope);
 	first = is_first(values);
 	idemq_spi_end(&scope);
+	if (!first)
+		idemq_sync_rep_await();
 	PG_RETURN_BOOL(first);
 }

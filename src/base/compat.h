@@ -22,8 +22,10 @@
 #include "parser/parse_relation.h"
 #if PG_VERSION_NUM < 150000
 #include "postmaster/autovacuum.h"
-#include "replication/walsender.h"
 #endif
+#include "replication/syncrep.h"
+#include "replication/walsender.h"
+#include "replication/walsender_private.h"
 #include "storage/lock.h"
 #include "storage/proc.h"
 #include "utils/timestamp.h"
@@ -240,6 +242,33 @@ compat_timeline(void)
 	return GetWALInsertionTimeLine();
 #else
 	return ThisTimeLineID;
+#endif
+}
+
+/* How far the WAL of this primary is flushed. */
+static inline XLogRecPtr
+compat_flush_position(void)
+{
+#if PG_VERSION_NUM >= 150000
+	return GetFlushRecPtr(NULL);
+#else
+	return GetFlushRecPtr();
+#endif
+}
+
+/* Whether synchronous_standby_names names any; a flag of its own before the minors of 2025. */
+static inline bool
+compat_sync_standbys_defined(void)
+{
+#ifdef SYNC_STANDBY_DEFINED
+	bits8 status = ((volatile WalSndCtlData *) WalSndCtl)->sync_standbys_status;
+
+	/* The checkpointer has not looked yet. */
+	if ((status & SYNC_STANDBY_INIT) == 0)
+		return SyncRepStandbyNames != NULL && SyncRepStandbyNames[0] != '\0';
+	return (status & SYNC_STANDBY_DEFINED) != 0;
+#else
+	return ((volatile WalSndCtlData *) WalSndCtl)->sync_standbys_defined;
 #endif
 }
 

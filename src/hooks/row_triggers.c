@@ -46,6 +46,23 @@ column(Relation rel, HeapTuple tuple, JobColumn which, bool *isnull)
 	return SPI_getbinval(tuple, RelationGetDescr(rel), which + 1, isnull);
 }
 
+/* Notes when a job expires, of a row that was written; blocked ones, too. */
+static void
+note_expiry(Relation rel, HeapTuple row)
+{
+	bool isnull;
+	bool running = true;
+	int32 queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
+	int16 priority = DatumGetInt16(column(rel, row, COL_PRIORITY, &isnull));
+	TimestampTz expires_at = DatumGetTimestampTz(column(rel, row, COL_EXPIRES_AT, &isnull));
+	QueueInfo queue;
+
+	(void) column(rel, row, COL_FINISHED_AT, &running);
+	if (!isnull && running && priority >= 0 && priority < IDEMQ_PRIORITIES &&
+		idemq_queue_by_id(queue_id, &queue))
+		idemq_pending_ready_note_expiry(queue.slot, queue_id, priority, expires_at);
+}
+
 /* Notes one version of a changed row: where it stands, or with taken stood, in the ready index. */
 static void
 note_version(Relation rel, HeapTuple tuple, bool taken)
@@ -53,7 +70,6 @@ note_version(Relation rel, HeapTuple tuple, bool taken)
 	int32 queue_id;
 	int16 priority;
 	ReadyKey key;
-	TimestampTz expires_at;
 	QueueInfo queue;
 	bool isnull;
 
@@ -66,14 +82,9 @@ note_version(Relation rel, HeapTuple tuple, bool taken)
 	if (priority < 0 || priority >= IDEMQ_PRIORITIES || !idemq_queue_by_id(queue_id, &queue))
 		return;
 	if (taken)
-	{
 		idemq_pending_ready_note_taken(queue.slot, queue_id, priority, key);
-		return;
-	}
-	idemq_pending_ready_note(queue.slot, queue_id, priority, key);
-	expires_at = DatumGetTimestampTz(column(rel, tuple, COL_EXPIRES_AT, &isnull));
-	if (!isnull)
-		idemq_pending_ready_note_expiry(queue.slot, queue_id, priority, expires_at);
+	else
+		idemq_pending_ready_note(queue.slot, queue_id, priority, key);
 }
 
 /* Ends the lease entry of an attempt that the change ended. */
@@ -196,6 +207,7 @@ idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 	{
 		note_version(rel, data->tg_trigtuple, true);
 		note_version(rel, data->tg_newtuple, false);
+		note_expiry(rel, data->tg_newtuple);
 		note_end_of_attempt(rel, data->tg_trigtuple, data->tg_newtuple);
 		note_begin_of_attempt(rel, data->tg_newtuple);
 		note_group(rel, data->tg_newtuple);
@@ -205,6 +217,7 @@ idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
 	{
 		note_version(rel, data->tg_trigtuple, false);
+		note_expiry(rel, data->tg_trigtuple);
 		note_begin_of_attempt(rel, data->tg_trigtuple);
 		count_row(rel, NULL, data->tg_trigtuple);
 	}

@@ -20,10 +20,12 @@
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_group.h"
+#include "table/jobs_hold.h"
 #include "queue/queues.h"
 #include "shared/leases.h"
 #include "shared/promote_round.h"
 #include "base/clock.h"
+#include "base/sync_rep.h"
 
 /* Returns when a lease ends; that of a claim whose transaction is open, if it began now. */
 static TimestampTz
@@ -93,6 +95,15 @@ outcome_of_status(JobStatus status, JobEvent event)
 		default:
 			return OUTCOME_LOCKED;
 	}
+}
+
+/* Returns the outcome for a finished job; waits until synchronous standbys have it. */
+static Outcome
+finished_outcome(const JobCall *call)
+{
+	if (!idemq_jobs_is_own(&call->job))
+		idemq_sync_rep_await();
+	return outcome_of_status(call->job.status, call->event);
 }
 
 /*
@@ -180,7 +191,7 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 		call->fetched = false;
 		/* Finished is finished, though its lease may go a moment later. */
 		if (job_status_is_finished(call->job.status))
-			return outcome_of_status(call->job.status, call->event);
+			return finished_outcome(call);
 		if (is_leased(call, table))
 			return OUTCOME_LOCKED;
 		/* Reaped just now, or changed while we asked. */
@@ -191,6 +202,8 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 		if (call->job.status == JOB_BLOCKED && !unblock(call, table))
 			return OUTCOME_NOT_FOUND;
 		call->retry_after = DT_NOEND;
+		if (job_status_is_finished(call->job.status))
+			return finished_outcome(call);
 		if (!idemq_transition_allowed(call->event, call->job.status))
 			return outcome_of_status(call->job.status, call->event);
 		outcome = take_job(call, table, &again);
@@ -228,7 +241,7 @@ idemq_claim_by_id_check(JobCall *call, JobsTable *table)
 		!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
 		return OUTCOME_NOT_FOUND;
 	if (job_status_is_finished(call->job.status))
-		return outcome_of_status(call->job.status, call->event);
+		return finished_outcome(call);
 	if (idemq_lease_get(call->id, &lease))
 		call->retry_after = lease_end(&lease);
 	return OUTCOME_LOCKED;

@@ -41,6 +41,7 @@
 #include "base/clock.h"
 #include "base/errors.h"
 #include "base/spi.h"
+#include "base/sync_rep.h"
 
 /* Rounds of insert and lookup after which a trigger must be keeping the row out. */
 #define MAX_TRIES 20
@@ -116,6 +117,7 @@ find_holder(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
 	holder->answer.status = job->status;
 	holder->expired = is_expired(job, window_start);
 	holder->own = idemq_jobs_is_own(job);
+	holder->answer.foreign = !holder->own;
 	if (holder->expired)
 		return true;
 	holder->answer.result = copy_result(job, &holder->answer.no_result);
@@ -201,6 +203,8 @@ handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
 		case DUPLICATE_IGNORE:
 			break;
 		case DUPLICATE_ERROR:
+			if (!holder->own)
+				idemq_sync_rep_await();
 			ereport(ERROR, (errcode(ERRCODE_IDEMQ_DUPLICATE_KEY),
 							errmsg("the key is taken by job %lld", (long long) holder->answer.id),
 							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
@@ -310,6 +314,10 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			break;
 		idemq_jobs_refresh(table);
 	}
-	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]), OUTCOME_ACCEPTED, status,
-							  (Datum) 0, true};
+	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]),
+							  OUTCOME_ACCEPTED,
+							  status,
+							  (Datum) 0,
+							  true,
+							  false};
 }

@@ -25,6 +25,7 @@ typedef struct EnqueueAnswer
 	JobStatus status;
 	Datum result; /* jsonb, in the caller's memory context */
 	bool no_result;
+	bool foreign; /* a duplicate that another transaction has written */
 } EnqueueAnswer;
 
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,

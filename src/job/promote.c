@@ -99,6 +99,7 @@ promote(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum nam
 	for (int looks = 0; looks < MAX_LOOKS;)
 	{
 		/* Read after the snapshot, which each round renews. */
+		uint64 epoch = idemq_clock_epoch();
 		GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
 		TimestampTz now;
 		bool expired;
@@ -120,7 +121,7 @@ promote(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum nam
 						: make_head(table, queue, &job, &now, &due);
 		if (write == JOB_WRITTEN && !expired)
 		{
-			*floor = (GroupFloor){now, job.id};
+			*floor = (GroupFloor){now, job.id, epoch};
 			return due ? PROMOTED : PROMOTED_FOR_LATER;
 		}
 		if (write == JOB_LOCKED)

@@ -363,6 +363,15 @@ idemq_groups_forget(int index)
 	LWLockRelease(&shared->lock);
 }
 
+/* Returns a floor without what the clock's correction has made wrong. */
+GroupFloor
+idemq_group_floor_now(GroupFloor floor)
+{
+	if (floor.epoch != idemq_clock_epoch())
+		floor.heads = GROUP_NO_FLOOR.heads;
+	return floor;
+}
+
 /* Removes what prepared transactions of a database own, and drops all floors.  Lock held. */
 static void
 end_prepared(Oid database)

@@ -25,15 +25,17 @@ typedef struct GroupKey
 /*
  * Where a check of a group may begin: no job that is, or may become, its head has a
  * ready_at below heads, and no blocked job has an id below blocked; or else a session
- * is about to mark the group, which lowers the floor.
+ * is about to mark the group, which lowers the floor.  heads is a time of the clock's
+ * epoch: after a correction of the clock it counts no more (idemq_group_floor_now).
  */
 typedef struct GroupFloor
 {
 	TimestampTz heads;
 	int64 blocked;
+	uint64 epoch;
 } GroupFloor;
 
-#define GROUP_NO_FLOOR ((GroupFloor){DT_NOBEGIN, PG_INT64_MIN})
+#define GROUP_NO_FLOOR ((GroupFloor){DT_NOBEGIN, PG_INT64_MIN, 0})
 
 /* In place of a job's id that lowers a floor: none does; and, there is no floor any more. */
 #define GROUP_KEEP_FLOOR PG_INT64_MAX
@@ -92,6 +94,7 @@ extern void idemq_group_refused(void);
 extern Size idemq_groups_shmem_size(void);
 extern Size idemq_groups_hash_size(void);
 extern void idemq_groups_shmem_init(void *area, bool found);
+extern GroupFloor idemq_group_floor_now(GroupFloor floor);
 extern bool idemq_groups_waiting(const QueueSlot *slot);
 extern int64 idemq_groups_due_at(const QueueSlot *slot);
 extern bool idemq_groups_know(const QueueSlot *slot, const GroupKey *key);

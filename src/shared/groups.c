@@ -25,7 +25,10 @@
  * to the promotion's time for heads, since the ready_at of a head is never set to a time
  * that has passed, and to the promoted job's id for blocked jobs.  A job that is blocked
  * later with a lesser id, by a late commit or a retry, lowers it by its mark; a change
- * by hand drops it.  It is only a cache.
+ * by hand drops it.  It is only a cache.  After a correction of the clock heads may become
+ * ready at times that had passed before, so a floor is of an epoch of the clock, which
+ * its promoter reads before the promotion's time.  A check reads the epoch after its
+ * snapshot: if that is the floor's, all heads that it shows have times of that epoch.
  *
  * A floor is never above what a check's snapshot shows.  Call W a writer, which blocks a
  * job or changes one by hand, and P an owner that checks:
@@ -240,7 +243,7 @@ idemq_group_floor(QueueSlot *slot, const GroupKey *key, int64 own)
 	idemq_group_table_lock(LW_SHARED);
 	group = idemq_group_find(key);
 	if (group != NULL && group->owner == IDEMQ_MY_PROC_NUMBER)
-		floor = lower(group->floor, Min(Min(group->lowered, least), own));
+		floor = lower(idemq_group_floor_now(group->floor), Min(Min(group->lowered, least), own));
 	idemq_group_table_unlock();
 	return floor;
 }

@@ -195,6 +195,10 @@ is_cancelled(expiring('paused'), 'in a paused queue');
 my $replaced = sql($node, "SELECT id FROM idemq.enqueue('q', '1', key => 'r');
 	SELECT id FROM idemq.enqueue('q', '2', key => 'r', on_duplicate => 'replace', expires_in => '300 ms')");
 is_cancelled((split /\n/, $replaced)[0], 'one that was replaced');
+sql($node, "SELECT idemq.enqueue('q', '1', group_key => 'x', delay => '1 h')");
+my $blocked = sql($node, "SELECT id FROM idemq.enqueue('q', '1', key => 'b', group_key => 'x');
+	SELECT id FROM idemq.enqueue('q', '2', key => 'b', on_duplicate => 'replace', expires_in => '300 ms')");
+is_cancelled((split /\n/, $blocked)[0], 'one that was replaced behind its group\'s head');
 my $waiter = sleeper($node, 'CALL idemq.wait_result(' . expiring('q') . ", '1 min', NULL, NULL)");
 like(answer($waiter), qr/cancelled/, 'who waits for its result is woken');
 

@@ -1,0 +1,87 @@
+/*
+ * api/clock_corrected.c
+ *		SQL function clock_corrected: after a jump of the wall clock ahead was corrected,
+ *		jobs that were written meanwhile are due as if it had not jumped.
+ *
+ * Such jobs are found by times that are always of the past when they are written:
+ * created_at, claimed_at, finished_at, and ended_at of the last attempt.  ready_at alone
+ * tells nothing: a backoff, a delay and a run_at look the same.  But where the last
+ * attempt failed, and the job is pending, it was retried; and the head of a group whose
+ * run_at has passed was promoted: both became ready at once, at the time of that.
+ *
+ * What was to be waited for, from one of these times on, is waited for from now on.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "utils/timestamp.h"
+
+#include "table/jobs.h"
+#include "base/clock.h"
+#include "base/spi.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_clock_corrected);
+
+/*
+ * $1: now.  Lengths of time are taken as seconds, since a day of an interval depends on
+ * the time zone.  Never waits for a row: the transaction that holds it may be about to
+ * wait for ours.
+ */
+static SqlStatement correct_jobs = {
+	.text =
+		"WITH ahead AS MATERIALIZED (SELECT j.id, j.status::text AS status, j.token, j.attempt, "
+		"j.created_at, j.claimed_at, j.deadline, j.finished_at, j.ready_at, j.group_key, "
+		"make_interval(secs => greatest(extract(epoch FROM j.created_at - $1), 0)) AS made, "
+		"make_interval(secs => greatest(extract(epoch FROM j.claimed_at - $1), 0)) AS claimed, "
+		"make_interval(secs => greatest(extract(epoch FROM a.ended_at - $1), 0)) AS ended, "
+		"a.outcome, j.run_at, j.expires_at "
+		"FROM idemq.jobs j LEFT JOIN idemq.attempts a ON a.job_id = j.id AND a.token = j.token "
+		"WHERE greatest(j.created_at, j.claimed_at, j.finished_at, j.ready_at) > $1 "
+		"FOR UPDATE OF j SKIP LOCKED), "
+		"corrected AS (SELECT id, least(created_at, $1) AS created_at, "
+		"CASE WHEN claimed_at > $1 THEN $1 ELSE claimed_at END AS claimed_at, deadline - claimed AS deadline, "
+		"CASE WHEN finished_at > $1 THEN $1 ELSE finished_at END AS finished_at, run_at - made AS run_at, "
+		"expires_at - made AS expires_at, "
+		"CASE WHEN ready_at IS NULL OR ready_at <= $1 THEN ready_at "
+		"WHEN status = 'processing' THEN $1 "
+		/* Retried, or brought back from the dead. */
+		"WHEN token > 0 AND status = 'pending' AND (outcome IN ('failed', 'cancelled') "
+		"OR outcome = 'expired' AND attempt = 0) THEN $1 "
+		"WHEN token > 0 THEN ready_at - greatest(claimed, ended) "
+		"WHEN group_key IS NOT NULL THEN least(ready_at, greatest(run_at - made, $1)) "
+		"ELSE ready_at - made END AS ready_at FROM ahead), "
+		"changed AS (UPDATE idemq.jobs j SET created_at = c.created_at, "
+		"claimed_at = c.claimed_at, deadline = c.deadline, finished_at = c.finished_at, "
+		"run_at = c.run_at, expires_at = c.expires_at, ready_at = c.ready_at FROM corrected c "
+		"WHERE j.id = c.id AND (j.created_at, j.claimed_at, j.finished_at, j.ready_at) "
+		"IS DISTINCT FROM (c.created_at, c.claimed_at, c.finished_at, c.ready_at) RETURNING 1), "
+		"history AS (UPDATE idemq.attempts a SET claimed_at = CASE WHEN a.claimed_at > $1 THEN $1 ELSE a.claimed_at END, "
+		"ended_at = least(a.ended_at, $1) WHERE greatest(a.claimed_at, a.ended_at) > $1 "
+		"AND NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = a.job_id AND j.ready_at > $1 "
+		"AND NOT EXISTS (SELECT FROM corrected c WHERE c.id = j.id))) "
+		"SELECT count(*) FROM changed",
+	.nargs = 1,
+	.types = {TIMESTAMPTZOID}};
+
+/*
+ * clock_corrected() -> number of jobs changed; 25006, 40001.  A job that another open
+ * transaction holds or has not committed stays.  The clock is set back at once, for all
+ * databases, whatever becomes of the transaction.
+ */
+Datum
+idemq_sql_clock_corrected(PG_FUNCTION_ARGS)
+{
+	SqlScope scope;
+	Datum now;
+	int64 changed;
+	bool isnull;
+
+	idemq_jobs_check_writable();
+	idemq_clock_correct();
+	now = TimestampTzGetDatum(idemq_now());
+	idemq_spi_begin_on_jobs(&scope);
+	(void) idemq_spi_run(&correct_jobs, &now, NULL, SPI_OK_SELECT);
+	changed = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	idemq_spi_end(&scope);
+	PG_RETURN_INT64(changed);
+}

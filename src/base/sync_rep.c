@@ -1,0 +1,85 @@
+/*
+ * base/sync_rep.c
+ *		Waiting until synchronous standbys have what is to be answered.
+ *
+ * A transaction becomes visible when its wait for a synchronous standby is cut off: by a
+ * cancel, or the end of its session.  A repetition of its call finds its rows, writes
+ * nothing, and so waits for nobody at its own commit; its answer would be of what is
+ * lost if a standby is promoted now.  So the call itself waits, before it answers.
+ *
+ * What a snapshot shows was flushed here before, unless it was committed with
+ * synchronous_commit = off, which promises nothing.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "access/xloginsert.h"
+#include "catalog/pg_control.h"
+#include "miscadmin.h"
+#include "replication/syncrep.h"
+#include "storage/lwlock.h"
+
+#include "base/compat.h"
+#include "base/sync_rep.h"
+
+/* Returns whether nobody has to be waited for, or the standbys have that much. */
+static bool
+is_replicated(XLogRecPtr lsn)
+{
+	int mode = synchronous_commit == SYNCHRONOUS_COMMIT_REMOTE_WRITE ? SYNC_REP_WAIT_WRITE
+																	 : SYNC_REP_WAIT_FLUSH;
+	bool replicated;
+
+	if (!SyncRepRequested() || !compat_sync_standbys_defined())
+		return true;
+	LWLockAcquire(SyncRepLock, LW_SHARED);
+	replicated = lsn <= WalSndCtl->lsn[mode];
+	LWLockRelease(SyncRepLock);
+	return replicated;
+}
+
+/*
+ * Writes a record that does nothing, for standbys to answer.  One that has connected, or
+ * was made synchronous, since it answered last says nothing while nothing is written.
+ */
+static void
+prompt_standbys(void)
+{
+	char nothing = 0;
+
+	XLogBeginInsert();
+	XLogSetRecordFlags(XLOG_MARK_UNIMPORTANT);
+	XLogRegisterData(&nothing, sizeof(nothing));
+	XLogFlush(XLogInsert(RM_XLOG_ID, XLOG_NOOP));
+}
+
+/*
+ * Waits until the synchronous standbys, if there are any and synchronous_commit asks for
+ * them, have what the caller's last snapshot shows.  Raises 40003 when the wait is
+ * cancelled.
+ */
+void
+idemq_sync_rep_await(void)
+{
+	XLogRecPtr lsn;
+
+	if (!SyncRepRequested() || !compat_sync_standbys_defined() || RecoveryInProgress())
+		return;
+	lsn = compat_flush_position();
+	if (is_replicated(lsn))
+		return;
+	prompt_standbys();
+	/* As at a commit: the wait heeds a cancel itself, and only warns. */
+	HOLD_INTERRUPTS();
+	SyncRepWaitForLSN(lsn, false);
+	RESUME_INTERRUPTS();
+	CHECK_FOR_INTERRUPTS();
+	if (!is_replicated(lsn))
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_STATEMENT_COMPLETION_UNKNOWN),
+				 errmsg("what this call would answer is not on a synchronous standby yet"),
+				 errdetail("The wait for synchronous replication was canceled; this transaction "
+						   "has not committed."),
+				 errhint("Repeat the call.")));
+}

@@ -1,0 +1,144 @@
+# A jump of the wall clock ahead that is corrected: idemq.clock_corrected().
+use strict;
+use warnings FATAL => 'all';
+use lib "$ENV{IDEMQ_SOURCE}/test/t/lib";
+use Idemq;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $faketime = '/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1';
+plan skip_all => 'LEFT OUT: no faketime' unless -e $faketime;
+
+my $file = "$PostgreSQL::Test::Utils::tmp_check/clock_faketime";
+
+sub set_clock
+{
+	open my $fh, '>', $file or die;
+	print $fh "$_[0]\n";
+	close $fh;
+	return;
+}
+
+# The id of a new job.
+sub enqueue
+{
+	my ($node, $options, $db) = @_;
+
+	return sql($node, "SELECT id FROM idemq.enqueue('q', '1'$options)", $db);
+}
+
+sub claim
+{
+	my ($node, $id, $options) = @_;
+
+	return sql($node, "SELECT token FROM idemq.claim_job($id" . ($options // '') . ')');
+}
+
+my $node = new_node('clock');
+set_clock('+0');
+{
+	local $ENV{LD_PRELOAD} = $faketime;
+	local $ENV{FAKETIME_TIMESTAMP_FILE} = $file;
+	local $ENV{FAKETIME_NO_CACHE} = 1;
+	local $ENV{FAKETIME_DONT_FAKE_MONOTONIC} = 1;
+	$node->start;
+}
+sql($node, "CREATE EXTENSION idemq;
+	SELECT idemq.create_queue('q', lease => '1 h', retry_base => '10 min', retry_jitter => 0, max_attempts => 2)");
+sql($node, 'CREATE DATABASE other');
+sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h')", 'other');
+
+# ---- Before the jump
+my %job;
+$job{$_} = enqueue($node, '') foreach qw(failing releasing lost retried dead redriven finishing beating);
+$job{delayed_before} = enqueue($node, ", delay => '2 days'");
+$job{retried_before} = enqueue($node, ", delay => '5 min'");
+$job{group1} = enqueue($node, ", group_key => 'g'");
+$job{group2} = enqueue($node, ", group_key => 'g'");
+$job{group3} = enqueue($node, ", group_key => 'g', delay => '2 days'");
+my %token = map { $_ => claim($node, $job{$_}) } qw(failing releasing retried dead redriven finishing);
+$token{lost} = claim($node, $job{lost}, ", lease => '1 ms'");
+sql($node, "SELECT pg_sleep(0.05)");
+sql($node, "SELECT idemq.fail($job{retried}, $token{retried})");
+sql($node, "SELECT idemq.fail($job{redriven}, $token{redriven}, permanent => true)");
+
+# ---- A day ahead
+set_clock('+1d');
+is_sql($node, "SELECT now() > created_at + interval '20 h' FROM idemq.jobs WHERE id = $job{failing}", 't', 'the clock is a day ahead');
+$job{enqueued} = enqueue($node, '');
+$job{expiring} = enqueue($node, ", delay => '1 h', expires_in => '10 min'");
+$job{delayed} = enqueue($node, ", delay => '1 h'");
+$job{blocked} = enqueue($node, ", group_key => 'h'");
+$job{blocked2} = enqueue($node, ", group_key => 'h', delay => '1 h', expires_in => '10 min'");
+sql($node, "SELECT idemq.fail($job{failing}, $token{failing})");
+sql($node, "SELECT idemq.release($job{releasing}, $token{releasing}, delay => '20 min')");
+is_sql($node, "SELECT idemq.reap('q')", 1, 'a lease is reaped');
+sql($node, "SELECT idemq.retry($job{retried}), idemq.retry($job{redriven})");
+sql($node, "SELECT idemq.commit($job{finishing}, $token{finishing})");
+$token{beating} = claim($node, $job{beating});
+my $first = claim($node, $job{group1});
+sql($node, "SELECT idemq.commit($job{group1}, $first)");
+is(claim($node, $job{group2}) =~ /^\d+$/, 1, 'the next head is promoted');
+sql($node, "SELECT idemq.release($job{group2}, token) FROM idemq.jobs WHERE id = $job{group2}");
+claim($node, $job{blocked});
+my $holder = session($node);
+$job{held} = enqueue($node, '');
+$holder->query_safe("BEGIN; SELECT FROM idemq.jobs WHERE id = $job{held} FOR UPDATE");
+$job{open} = $holder->query_safe("SELECT id FROM idemq.enqueue('q', '1')");
+# In another database: a head that was promoted during the jump, and is in processing.
+my ($head, $next) = (enqueue($node, ", group_key => 'g'", 'other'), enqueue($node, ", group_key => 'g'", 'other'));
+my $head_token = sql($node, "SELECT token FROM idemq.claim_job($head)", 'other');
+
+# ---- The clock is right again
+set_clock('+0');
+my $ahead = "greatest(created_at, claimed_at, finished_at, ready_at) > now() + interval '20 h'";
+is_sql($node, "SELECT outcome FROM idemq.claim_job($job{enqueued})", 'claimed', 'due by the clock that stayed ahead');
+sql($node, "SELECT idemq.release($job{enqueued}, token) FROM idemq.jobs WHERE id = $job{enqueued}");
+my $count = sql($node, "SELECT count(*) FROM idemq.jobs WHERE $ahead AND id NOT IN ($job{delayed_before}, $job{held})");
+cmp_ok($count, '>', 10, 'times of the jump');
+sql($node, 'CREATE ROLE nobody_else');
+is_state($node, 'SET ROLE nobody_else; SELECT idemq.clock_corrected()', '42501', 'it is the owner\'s');
+
+is(sql($node, 'SELECT idemq.clock_corrected()'), $count, 'jobs of the jump are corrected');
+is_sql($node, 'SELECT idemq.clock_corrected()', 0, 'once');
+is_sql($node, "SELECT string_agg(id::text, ',' ORDER BY id) FROM idemq.jobs WHERE $ahead", "$job{delayed_before},$job{held}",
+	'nothing is of another day, but what is to be');
+is_sql($node, "SELECT count(*) FROM idemq.attempts WHERE greatest(claimed_at, ended_at) > now()", 0, 'nor are the attempts');
+
+sub waits
+{
+	my ($name) = @_;
+
+	return sql($node, "SELECT CASE WHEN ready_at <= now() THEN 0 ELSE round(extract(epoch FROM ready_at - now()) / 60) END
+		FROM idemq.jobs WHERE id = $job{$name}");
+}
+is(waits($_->[0]), $_->[1], "$_->[0]: due in $_->[1] min")
+  foreach [ enqueued => 0 ], [ failing => 10 ], [ releasing => 20 ], [ lost => 0 ], [ retried => 0 ], [ redriven => 0 ],
+  [ delayed => 60 ], [ delayed_before => 2880 ], [ group2 => 0 ];
+is_sql($node, "SELECT round(extract(epoch FROM deadline - now()) / 60) FROM idemq.jobs WHERE id = $job{beating}", 60,
+	'a lease of the jump ends in time');
+is_sql($node, "SELECT idemq.commit($job{beating}, $token{beating})", 'committed', 'its worker commits');
+is_sql($node, "SELECT round(extract(epoch FROM expires_at - now()) / 60), round(extract(epoch FROM run_at - now()) / 60)
+	FROM idemq.jobs WHERE id = $job{blocked2}", '10|60', 'a blocked job expires, and is due, in time');
+my $late = enqueue($node, '');
+is_sql($node, "SELECT created_at <= clock_timestamp() FROM idemq.jobs WHERE id = $late", 't',
+	'the clock of the queues is right without a restart');
+is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100) WHERE id IN ($job{retried}, $job{enqueued}, $job{lost}, $late)", 4,
+	'jobs are due');
+
+# What was held, or not committed, is for the next call.
+$holder->query_safe('COMMIT');
+$holder->quit;
+is_sql($node, 'SELECT idemq.clock_corrected()', 2, 'what was held or not committed is corrected by the next call');
+is(waits($_), 0, "$_: due") foreach qw(open held);
+
+# The floor of the other database's group is of the day to come; its head's time is not.
+sql($node, "SELECT idemq.fail($head, $head_token, retry_in => '0')", 'other');
+enqueue($node, ", group_key => 'g'", 'other'); # marks the group
+is_sql($node, "SELECT id FROM idemq.claim('q', 10)", $head, 'no other head is made beside one below the floor of the jump', 'other');
+is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $next", 'blocked', 'the next job waits', 'other');
+cmp_ok(sql($node, 'SELECT idemq.clock_corrected()', 'other'), '>', 0, 'each database is corrected by itself');
+is_sql($node, 'SELECT * FROM idemq.check()', '', "idemq.check() in $_", $_) foreach qw(postgres other);
+
+$node->stop;
+done_testing();
