@@ -4,8 +4,8 @@
  *		128 bits that are drawn at its start.
  *
  * For what others get to see, as the tags of locks in pg_locks: a hash without a secret
- * confirms whoever guesses what was hashed, and one that is not made for it (PostgreSQL's
- * hash functions) gives its seed away to whoever knows some of the inputs.
+ * confirms a right guess of what was hashed, and one that is not made for it (PostgreSQL's
+ * hash functions) gives its seed away to a role that knows some of the inputs.
  *
  * Locks: none; the key is written before any session is there.
  */

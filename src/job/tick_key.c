@@ -4,9 +4,9 @@
  *		roles that may change the schedule give it to a job.
  *
  * The key of a tick is the schedule's name, @ and a time, nightly@2026-11-21T01:30:00Z.
- * Other keys pay for a look at their shape.  One of that shape is free while the queue
- * has no schedule of that name; whoever has given it to a job before there was one is
- * found by the tick itself, which takes a job for its own only if it is younger than the
+ * Other keys pay for a check of their shape.  One of that shape is free while the queue
+ * has no schedule of that name; a job that was given it before there was one is found
+ * by the tick itself, which takes a job for its own only if it is younger than the
  * schedule.
  */
 #include "postgres.h"

@@ -42,8 +42,8 @@ PG_FUNCTION_INFO_V1(idemq_sql_run_schedule);
 PG_FUNCTION_INFO_V1(idemq_sql_schedule_failed);
 
 /*
- * A tick does not wait: whoever drops its queue, or has its key in an open transaction, is
- * looked for first.  This is for what comes between.
+ * A tick does not wait: a session that drops its queue, or has its key in an open
+ * transaction, is searched for first.  This is for what comes between.
  */
 #define LOCK_TIMEOUT "100ms"
 #define LOCK_TIMEOUT_MS 100
@@ -254,8 +254,8 @@ is_too_late(const Entry *entry, TimestampTz now, Interval *remaining)
 }
 
 /*
- * Raises 55P03 when the enqueue of a tick would wait: for whoever drops the queue, or has
- * the key in an open transaction.
+ * Raises 55P03 when the enqueue of a tick would wait: for a session that drops the queue,
+ * or has the key in an open transaction.
  */
 static void
 refuse_to_wait(const Entry *entry, Datum key)

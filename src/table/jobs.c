@@ -15,7 +15,7 @@
  * Locks: a call that only reads takes AccessShareLock on the table, one that may write
  * RowExclusiveLock, kept to the end of the transaction as for any query.  One that might
  * have written and has not gives its lock back: hooks/prepared.c, and observe/check.c, take
- * whoever holds it for a writer.
+ * a session that holds it for a writer.
  */
 #include "postgres.h"
 
