@@ -136,7 +136,7 @@ sub hit
 {
 	my ($pid) = @_;
 
-	return scalar(glob("$PostgreSQL::Test::Utils::tmp_check/stop.$pid.*.hit"));
+	return scalar(glob("$PostgreSQL::Test::Utils::tmp_check/stop.$pid.*.hit0"));
 }
 
 sub wait_for_hit
