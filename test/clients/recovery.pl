@@ -85,7 +85,7 @@ sub is_done_once
 		WHERE queue_id = idemq.queue_id('mail')", "$orders|1", "$what: mailed once");
 }
 
-sql($node, q{SELECT idemq.create_queue('orders', lease => '1 h', retry_jitter => 0);
+sql($node, q{SELECT idemq.create_queue('orders', lease => '1 h', retry_base => '10 ms', retry_max => '50 ms', retry_jitter => 0);
 	SELECT idemq.create_queue('mail');
 	CREATE TABLE stock (item text PRIMARY KEY, reserved int NOT NULL);
 	INSERT INTO stock VALUES ('book', 0);});
