@@ -96,7 +96,8 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 	ClaimCall *call = (ClaimCall *) scan;
 	Job job;
 
-	if (idemq_lease_turns_away(key.id, priority, key) || !idemq_jobs_scan_row(table, &job))
+	if (idemq_lease_turns_away(key.id, priority, key) ||
+		!idemq_ready_row(scan, table, priority, key, &job))
 		return STEP_PASS;
 	if (!idemq_transition_allowed(EVENT_CLAIM, job.status))
 		return STEP_PASS;
@@ -116,6 +117,7 @@ scan_queue(ClaimCall *call, bool from_start)
 	LimitView view;
 	JobsTable table;
 
+	call->scan.wanted = call->wanted - call->claimed;
 	idemq_ready_scan(&call->scan, &table, from_start);
 	idemq_jobs_close(&table);
 	/* A signal may be lost with its sleeper: what is left wakes the next one. */

@@ -9,6 +9,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "miscadmin.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
@@ -25,51 +26,102 @@
 #include "shared/worker_board.h"
 #include "base/clock.h"
 
-/* Entries that a scan reads ahead, to bound the next ones. */
-#define STRETCH_LENGTH 32
-
-/* Where a scan is in the ready index of one priority. */
+/* Where a scan is in one priority: first in the ring's copy, if that serves it, then in the index. */
 typedef struct PriorityScan
 {
 	int priority;
-	ReadyKey until; /* READY_KEY_MAX: to the end */
+	bool in_ring;
+	int next;		/* in the ring's copy */
+	ReadyKey until; /* READY_KEY_MAX: to the end of the index */
 	bool stayed;
 	ReadyKey reach; /* where the cursor may go: nothing below is claimable */
 } PriorityScan;
 
-/* Moves to the next entry, past the end of the stretch; READY_KEY_MAX at the end. */
+/* Begins to scan the index. */
+static void
+enter_index(ReadyScan *scan, JobsTable *table, PriorityScan *place, ReadyKey from)
+{
+	const RingView *ring = &scan->view.ring;
+	ReadyKey bound = ring->priority == place->priority ? ring->bound : READY_KEY_MIN;
+
+	place->in_ring = false;
+	place->until = idemq_jobs_scan_limit(from, bound);
+	idemq_jobs_scan_begin(table, scan->queue.id, place->priority, from, place->until);
+}
+
+/* Moves to the next entry, past the end of the ring or the bound; READY_KEY_MAX at the end. */
 static ReadyKey
 next_entry(ReadyScan *scan, JobsTable *table, PriorityScan *place)
 {
+	const RingView *ring = &scan->view.ring;
 	ReadyKey key;
 
+	scan->entry = NULL;
+	if (place->in_ring && place->next < ring->count)
+	{
+		scan->entry = &ring->entries[place->next++];
+		return scan->entry->key;
+	}
+	if (place->in_ring)
+		enter_index(scan, table, place, ready_key_after(ring->entries[ring->count - 1].key));
 	if (idemq_jobs_scan_next(table, &key))
 		return key;
 	if (!ready_key_less(place->until, READY_KEY_MAX))
 		return READY_KEY_MAX;
 	idemq_jobs_scan_end(table);
-	idemq_jobs_scan_begin(table, scan->queue.id, place->priority, place->until, READY_KEY_MAX);
-	place->until = READY_KEY_MAX;
+	enter_index(scan, table, place, place->until);
 	return next_entry(scan, table, place);
 }
 
-/*
- * Returns the key some entries ahead, for the next scans to stop at first.  Sets
- * scan->more when a session sleeps that could take the next one.
- */
-static ReadyKey
-look_ahead(ReadyScan *scan, JobsTable *table, const PriorityScan *place)
+/* Copies due entries from the index, from the scan's position on; returns whether there is one. */
+static bool
+read_on(ReadyScan *scan, JobsTable *table, int most, ReadyRing *fill)
 {
-	bool within = ready_key_less(place->until, READY_KEY_MAX);
-	ReadyKey key = READY_KEY_MIN;
+	ReadyKey key;
+	int before = fill->count;
 
-	if (scan->queue.slot != NULL && idemq_sleepers_any(idemq_sleepers_of_queue(scan->queue.slot)))
-		scan->more = idemq_jobs_scan_next(table, &key) ? key.ready_at <= scan->now : within;
-	if (within)
-		return READY_KEY_MIN; /* still within the stretch */
-	for (int i = 0; i < STRETCH_LENGTH && idemq_jobs_scan_next(table, &key); i++)
-		;
-	return key;
+	while (fill->count < most && idemq_jobs_scan_next(table, &key) && key.ready_at <= scan->now)
+		fill->entries[fill->count++] = (ReadyEntry){key, idemq_jobs_scan_tid(table)};
+	return fill->count > before;
+}
+
+/* Returns whether a session sleeps that could take the queue's next job. */
+static bool
+somebody_sleeps(const ReadyScan *scan)
+{
+	return scan->queue.slot != NULL &&
+		   idemq_sleepers_any(idemq_sleepers_of_queue(scan->queue.slot));
+}
+
+/*
+ * Where the scan has stopped, at an entry of that key: copies entries for the ring, if it
+ * is this session's turn; sets scan->more when a session sleeps that could take the next one.
+ */
+static void
+look_ahead(ReadyScan *scan, JobsTable *table, PriorityScan *place, ReadyKey key, ReadyRing *fill)
+{
+	const RingView *ring = &scan->view.ring;
+	int left = ring->count - place->next + ring->left;
+	bool small = scan->wanted <= RING_MAX_WANTED && scan->view.slot != NULL;
+	bool sleeps = somebody_sleeps(scan);
+
+	if (place->in_ring)
+	{
+		scan->more = sleeps && left > 0;
+		if (left >= RING_LOW || !idemq_cursor_may_fill(&scan->view))
+			return;
+		enter_index(scan, table, place, ring->end);
+		fill->from = ring->end;
+		scan->more |= read_on(scan, table, RING_LENGTH, fill) && sleeps;
+	}
+	else if (ready_key_less(place->until, READY_KEY_MAX))
+		scan->more = sleeps;
+	else if (small || sleeps)
+	{
+		fill->from = key;
+		fill->entries[fill->count++] = (ReadyEntry){key, idemq_jobs_scan_tid(table)};
+		scan->more = read_on(scan, table, small ? RING_LENGTH : 2, fill) && sleeps;
+	}
 }
 
 /*
@@ -81,17 +133,16 @@ more_behind(ReadyScan *scan, JobsTable *table, int stopped_at)
 {
 	bool more = false;
 
-	if (scan->queue.slot == NULL || !idemq_sleepers_any(idemq_sleepers_of_queue(scan->queue.slot)))
+	if (!somebody_sleeps(scan))
 		return false;
 	for (int p = stopped_at + 1; p < IDEMQ_PRIORITIES && !more; p++)
 	{
-		ReadyKey from = scan->view.from[p];
+		PriorityScan place = {.priority = p};
 		ReadyKey key;
 
-		if (from.ready_at > scan->now)
+		if (scan->view.from[p].ready_at > scan->now)
 			continue;
-		idemq_jobs_scan_begin(table, scan->queue.id, p, from,
-							  idemq_jobs_scan_limit(from, scan->view.stretch[p]));
+		enter_index(scan, table, &place, scan->view.from[p]);
 		more = idemq_jobs_scan_next(table, &key) && key.ready_at <= scan->now;
 		idemq_jobs_scan_end(table);
 	}
@@ -120,12 +171,17 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 static void
 scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 {
+	const RingView *ring = &scan->view.ring;
 	ReadyKey from = scan->view.from[priority];
-	ReadyKey stretch = READY_KEY_MIN;
-	PriorityScan place = {priority, READY_KEY_MAX, false, from};
+	ReadyRing fill;
+	PriorityScan place = {.priority = priority, .until = READY_KEY_MAX, .reach = from};
 
-	place.until = idemq_jobs_scan_limit(from, scan->view.stretch[priority]);
-	idemq_jobs_scan_begin(table, scan->queue.id, priority, from, place.until);
+	fill.priority = priority;
+	fill.file = table->rel->rd_rel->relfilenode;
+	fill.count = 0;
+	place.in_ring = ring->count > 0 && ring->priority == priority;
+	if (!place.in_ring)
+		enter_index(scan, table, &place, from);
 	for (;;)
 	{
 		ReadyKey key = next_entry(scan, table, &place);
@@ -146,12 +202,27 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 			scan->stopped = true;
 		if (scan->stopped)
 		{
-			stretch = look_ahead(scan, table, &place);
+			look_ahead(scan, table, &place, key, &fill);
 			break;
 		}
 	}
-	idemq_jobs_scan_end(table);
-	idemq_cursor_advance(&scan->view, scan->queue.id, priority, place.reach, stretch);
+	if (!place.in_ring)
+		idemq_jobs_scan_end(table);
+	idemq_cursor_advance(&scan->view, scan->queue.id, priority, place.reach, &fill);
+}
+
+/* Reads where to begin, before the snapshot is taken: see shared/ready_cursor.c. */
+static void
+read_view(ReadyScan *scan, bool from_start)
+{
+	bool no_ring = from_start || IsolationUsesXactSnapshot();
+
+	idemq_cursor_read(scan->queue.slot, scan->queue.id, scan->wanted, &scan->view);
+	idemq_pending_ready_view(scan->queue.id, &scan->view);
+	if (no_ring)
+		scan->view.ring.count = 0;
+	for (int p = 0; p < IDEMQ_PRIORITIES && from_start; p++)
+		scan->view.from[p] = READY_KEY_MIN;
 }
 
 /*
@@ -164,27 +235,37 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 {
 	scan->stopped = scan->more = scan->held = false;
 	scan->next_due = DT_NOEND;
-	/* Sequence and cursors first, then the snapshot: see shared/ready_cursor.c. */
-	idemq_cursor_read(scan->queue.slot, scan->queue.id, &scan->view);
-	idemq_pending_ready_view(scan->queue.id, &scan->view);
+	read_view(scan, from_start);
 	if (scan->reads)
 		idemq_jobs_open_to_read(table);
 	else
 		idemq_jobs_open(table);
+	if (scan->view.ring.file != table->rel->rd_rel->relfilenode)
+		scan->view.ring.count = 0;
 	scan->now = idemq_now();
 	for (int p = 0; p < IDEMQ_PRIORITIES && !scan->stopped; p++)
 	{
-		ReadyKey *from = &scan->view.from[p];
-
-		if (from_start)
-			*from = READY_KEY_MIN;
-		if (from->ready_at <= scan->now)
+		if (scan->view.from[p].ready_at <= scan->now)
 			scan_priority(scan, table, p);
 		else
-			scan->next_due = Min(scan->next_due, from->ready_at);
+			scan->next_due = Min(scan->next_due, scan->view.from[p].ready_at);
 		if (scan->stopped && !scan->more)
 			scan->more = more_behind(scan, table, p);
 	}
+}
+
+/*
+ * Fetches the row of the entry at hand, as the snapshot sees it; false when it sees none.
+ * To be called by consider.
+ */
+bool
+idemq_ready_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *job)
+{
+	if (scan->entry == NULL)
+		return idemq_jobs_scan_row(table, job);
+	return idemq_jobs_fetch_at(table, scan->entry->tid, job) && job->id == key.id &&
+		   job->ready_at == key.ready_at && job->priority == priority &&
+		   job->queue_id == scan->queue.id;
 }
 
 /* Stops at an entry that can be claimed, of a row that is not held. */
@@ -193,7 +274,8 @@ stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 {
 	Job job;
 
-	if (idemq_lease_turns_away(key.id, priority, key) || !idemq_jobs_scan_row(table, &job))
+	if (idemq_lease_turns_away(key.id, priority, key) ||
+		!idemq_ready_row(scan, table, priority, key, &job))
 		return STEP_PASS;
 	if (job.status != JOB_PENDING && job.status != JOB_FAILED)
 		return STEP_PASS;
@@ -214,7 +296,7 @@ stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 bool
 idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 {
-	ReadyScan scan = {.queue = *queue, .consider = stop_at_claimable, .reads = true};
+	ReadyScan scan = {.queue = *queue, .consider = stop_at_claimable, .reads = true, .wanted = 1};
 	LimitView view;
 	JobsTable table;
 

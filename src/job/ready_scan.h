@@ -23,9 +23,11 @@ typedef struct ReadyScan
 	QueueInfo queue;
 	Step (*consider)(struct ReadyScan *scan, JobsTable *table, int priority, ReadyKey key);
 	bool reads;				   /* consider writes nothing */
+	int wanted;				   /* jobs that consider may take */
 	MemoryContext row_context; /* current in consider, reset for each entry */
 	/* set on the way */
 	CursorView view;
+	const ReadyEntry *entry; /* of the ring, in consider; NULL: the table's scan stands on it */
 	TimestampTz now;
 	bool stopped;
 	bool held;			  /* met a row that was held */
@@ -34,6 +36,8 @@ typedef struct ReadyScan
 } ReadyScan;
 
 extern void idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start);
+extern bool idemq_ready_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key,
+							Job *job);
 extern bool idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held);
 extern TimestampTz idemq_ready_next_due(const QueueInfo *queue);
 

@@ -1,9 +1,11 @@
 /*
  * observe/check_ready.c
- *		The audit of the ready cursors: nothing below one is claimable.
+ *		The audit of the ready cursors and rings: nothing below a cursor is claimable,
+ *		and nothing in a ring's range that the ring does not have.
  *
- * For each queue and priority, in this order: sequence and cursor (r), a snapshot
- * (s), a scan of the ready index up to that cursor.  A suspect is a row whose
+ * For each queue and priority, in this order: sequence, cursor and ring (r), a snapshot
+ * (s), a scan of the ready index up to that cursor, or the end of the ring.  A suspect
+ * is a row there, below the cursor or missing in the ring, whose
  * version in the snapshot is claimable, which after s has no lease entry, no
  * transaction that holds it, and no newer version committed.  Then idemq_check_settled; then the
  * cursor's history (h).  A suspect to whose key, or below, the cursor was lowered
@@ -22,7 +24,8 @@
  *   - it was being changed by a prepared transaction that has ended since: the
  *     cursors are unset.
  * Each of these lowers to the row's key, or below, after r, and is past it when
- * idemq_check_settled returns: the history shows it.
+ * idemq_check_settled returns: the history shows it.  For a row that a ring misses the
+ * same holds from its invariant (shared/ready_ring.c).
  *
  * Why what is broken is found: a row that stays claimable below the cursor with no
  * entry and no holder is a suspect, and only a lowering acquits it, which repairs
@@ -40,11 +43,14 @@
 #include "table/jobs_ready.h"
 #include "shared/leases.h"
 #include "shared/ready_cursor.h"
+#include "shared/ready_ring.h"
 #include "shared/slots.h"
 
-/* What the scan of one priority found. */
+/* What shared memory said of one priority, and what the scan of it found. */
 typedef struct Suspects
 {
+	CursorView view;
+	ReadyRing ring;
 	int count;
 	ReadyKey keys[CHECK_SUSPECTS];
 } Suspects;
@@ -59,24 +65,39 @@ is_suspect(const Job *job)
 		   idemq_jobs_hold(job, &holder) == ROW_FREE;
 }
 
+/* Returns whether claims do not meet the entry that the scan has come to. */
+static bool
+is_passed(CheckCall *call, const Suspects *suspects, int priority, ReadyKey key)
+{
+	ReadyEntry entry = {key, idemq_jobs_scan_tid(&call->table)};
+
+	return ready_key_less(key, suspects->view.from[priority]) ||
+		   (suspects->ring.file == call->table.rel->rd_rel->relfilenode &&
+			idemq_ring_hides(&suspects->ring, suspects->view.from, priority, &entry));
+}
+
 /* Collects the suspects of one priority, up to their maximum. */
 static void
-collect(CheckCall *call, int32 queue_id, int priority, ReadyKey cursor, Suspects *suspects)
+collect(CheckCall *call, int32 queue_id, int priority, Suspects *suspects)
 {
-	ReadyKey until = cursor;
+	ReadyKey end = suspects->view.from[priority];
+	ReadyKey ring_end = idemq_ring_end(&suspects->ring);
+	ReadyKey until = READY_KEY_MAX;
 	ReadyKey key;
 	Job job;
 
-	if (until.ready_at < PG_INT64_MAX)
-		until = idemq_jobs_scan_limit(READY_KEY_MIN, until);
-	else
-		until = READY_KEY_MAX;
+	if (suspects->ring.priority == priority && ready_key_less(end, ring_end))
+		end = ring_end;
+	if (end.ready_at < PG_INT64_MAX)
+		until = idemq_jobs_scan_limit(READY_KEY_MIN, end);
 	idemq_jobs_scan_begin(&call->table, queue_id, priority, READY_KEY_MIN, until);
 	while (suspects->count < CHECK_SUSPECTS && idemq_jobs_scan_next(&call->table, &key))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!ready_key_less(key, cursor))
+		if (!ready_key_less(key, end))
 			break;
+		if (!is_passed(call, suspects, priority, key))
+			continue;
 		/* The row, then the entry: a job that is claimed in between has one, or had. */
 		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&call->table, &job) &&
 			is_suspect(&job) && !idemq_lease_busy(key.id))
@@ -87,17 +108,17 @@ collect(CheckCall *call, int32 queue_id, int priority, ReadyKey cursor, Suspects
 
 /* Reports the suspects that no lowering acquits. */
 static void
-judge(CheckCall *call, const CursorView *view, int32 queue_id, int priority,
-	  const Suspects *suspects)
+judge(CheckCall *call, int32 queue_id, int priority, const Suspects *suspects)
 {
 	IdList jobs = {0};
 	char *what;
 
 	if (suspects->count == 0)
 		return;
-	what = psprintf("below the ready cursor of queue %d, priority %d, and claimable; a claim that "
-					"finds nothing scans from the start and repairs it",
-					queue_id, priority);
+	what = psprintf(
+		"claimable, and passed by the ready cursor of queue %d, priority %d, or not in its "
+		"ring; a claim that finds nothing scans from the start and repairs it",
+		queue_id, priority);
 	if (!idemq_check_settled(call))
 	{
 		idemq_check_report(
@@ -109,7 +130,7 @@ judge(CheckCall *call, const CursorView *view, int32 queue_id, int priority,
 	}
 	for (int i = 0; i < suspects->count; i++)
 	{
-		if (!idemq_cursor_lowered_since(view, queue_id, priority, suspects->keys[i]))
+		if (!idemq_cursor_lowered_since(&suspects->view, queue_id, priority, suspects->keys[i]))
 			idemq_id_list_add(&jobs, suspects->keys[i].id);
 	}
 	idemq_check_report_jobs(call, CHECK_ERROR, "cursor.claimable", &jobs, what);
@@ -127,16 +148,17 @@ idemq_check_ready(CheckCall *call)
 
 		for (int p = 0; p < IDEMQ_PRIORITIES; p++)
 		{
-			CursorView view;
+			const CursorView *view = &suspects->view;
 
 			/* A view and a snapshot for each: a short history reaches far enough back. */
-			idemq_cursor_read(idemq_slot_find(MyDatabaseId, queue_id), queue_id, &view);
-			if (view.slot == NULL || !ready_key_less(READY_KEY_MIN, view.from[p]))
+			idemq_cursor_read_ring(idemq_slot_find(MyDatabaseId, queue_id), queue_id,
+								   &suspects->view, &suspects->ring);
+			if (view->slot == NULL || !ready_key_less(READY_KEY_MIN, view->from[p]))
 				continue;
 			idemq_jobs_refresh(&call->table);
 			suspects->count = 0;
-			collect(call, queue_id, p, view.from[p], suspects);
-			judge(call, &view, queue_id, p, suspects);
+			collect(call, queue_id, p, suspects);
+			judge(call, queue_id, p, suspects);
 		}
 	}
 	pfree(suspects);

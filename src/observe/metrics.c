@@ -125,7 +125,7 @@ oldest_ready(const QueueInfo *queue, TimestampTz now)
 	JobsTable table;
 
 	/* Cursors first, then the snapshot: below them nothing is claimable in it. */
-	idemq_cursor_read(queue->slot, queue->id, &view);
+	idemq_cursor_read(queue->slot, queue->id, 0, &view);
 	idemq_jobs_open_to_read(&table);
 	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
 	{

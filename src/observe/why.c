@@ -125,7 +125,7 @@ count_before(WhyCall *call, bool *all)
 	CursorView view;
 
 	/* As a claim: the cursors first, then a snapshot. */
-	idemq_cursor_read(call->queue.slot, call->queue.id, &view);
+	idemq_cursor_read(call->queue.slot, call->queue.id, 0, &view);
 	idemq_jobs_refresh(&call->table);
 	*all = true;
 	for (int p = 0; p <= Min(priority, IDEMQ_PRIORITIES - 1) && *all; p++)

@@ -55,10 +55,8 @@
  * in pairs, (later seq, lesser key): a reader of long ago is bounded more than need be, and
  * never less.
  *
- * Beside each cursor stands the end of a stretch: a key some entries ahead, up to which the
- * next claims scan first, since a b-tree scan reads as much of a leaf page as its keys
- * allow.  It says nothing about what is claimable; a scan that comes to its end goes on
- * behind it.
+ * A claim of a few jobs goes through the queue's ring, a copy of the next entries of the
+ * index, in place of the index itself (ready_ring.c): each lowering cuts it.
  *
  * The net: a claim that finds nothing scans the index once more from the start, at most
  * once a second and 1 % of the time.  It is for rows changed where no trigger saw it (a
@@ -70,12 +68,16 @@
 #include "postgres.h"
 
 #include "shared/ready_cursor.h"
+#include "shared/ready_ring.h"
 #include "shared/slots.h"
 #include "base/clock.h"
 
 /* A verification takes 1/VERIFY_SHARE of the time at most, and comes at most once a second. */
 #define VERIFY_SHARE 100
 #define VERIFY_INTERVAL USECS_PER_SEC
+
+/* The session that reads on for the ring is given so many microseconds. */
+#define FILL_TIME 10000
 
 /* Adds a lowering to a history; see the file's header. */
 static void
@@ -104,6 +106,7 @@ lower_locked(QueueSlot *slot, int priority, ReadyKey to)
 {
 	slot->seq++;
 	remember(&slot->history[priority], slot->seq, to);
+	idemq_ring_cut(&slot->ring, priority, to);
 	if (ready_key_less(to, slot->cursor[priority]))
 		slot->cursor[priority] = to;
 }
@@ -113,42 +116,91 @@ void
 idemq_cursor_unset_locked(QueueSlot *slot)
 {
 	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
-	{
 		lower_locked(slot, p, READY_KEY_MIN);
-		slot->stretch[p] = READY_KEY_MIN;
-	}
 }
 
-/* Reads cursors and sequence; to be called before the claim's snapshot is taken. */
-void
-idemq_cursor_read(QueueSlot *slot, int32 queue_id, CursorView *view)
+/* Reads cursors and sequence; returns false, with none, for a queue without a slot. */
+static bool
+read_and_lock(QueueSlot *slot, int32 queue_id, CursorView *view)
 {
-	view->slot = NULL;
+	memset(view, 0, offsetof(CursorView, ring.entries));
+	view->ring.bound = READY_KEY_MIN;
 	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
 	{
-		view->seq = 0;
 		for (int p = 0; p < IDEMQ_PRIORITIES; p++)
-			view->from[p] = view->stretch[p] = READY_KEY_MIN;
-		return;
+			view->from[p] = READY_KEY_MIN;
+		return false;
 	}
 	view->slot = slot;
 	view->seq = slot->seq;
 	memcpy(view->from, slot->cursor, sizeof(view->from));
-	memcpy(view->stretch, slot->stretch, sizeof(view->stretch));
-	LWLockRelease(&slot->lock);
+	return true;
+}
+
+/*
+ * Reads cursors and sequence, and entries of the ring for so many jobs; to be called before
+ * the claim's snapshot is taken.
+ */
+void
+idemq_cursor_read(QueueSlot *slot, int32 queue_id, int wanted, CursorView *view)
+{
+	if (!read_and_lock(slot, queue_id, view))
+		return;
+	if (wanted > 0)
+		idemq_ring_copy(&view->slot->ring, view->from, wanted, &view->ring);
+	LWLockRelease(&view->slot->lock);
+}
+
+/* As idemq_cursor_read, with the whole ring. */
+void
+idemq_cursor_read_ring(QueueSlot *slot, int32 queue_id, CursorView *view, ReadyRing *ring)
+{
+	ring->count = 0;
+	if (!read_and_lock(slot, queue_id, view))
+		return;
+	*ring = view->slot->ring;
+	LWLockRelease(&view->slot->lock);
+}
+
+/*
+ * Returns whether this session is to read on where the ring ends: one at a time, and
+ * another when that one has not installed its entries in time.
+ */
+bool
+idemq_cursor_may_fill(const CursorView *view)
+{
+	uint64 now = (uint64) idemq_mono_now();
+	uint64 next = pg_atomic_read_u64(&view->slot->next_fill);
+
+	return next <= now &&
+		   pg_atomic_compare_exchange_u64(&view->slot->next_fill, &next, now + FILL_TIME);
+}
+
+/* Returns the least key lowered since a view was read.  The slot's lock held. */
+static ReadyKey
+lowered_since(const QueueSlot *slot, const CursorView *view, int priority)
+{
+	const History *history = &slot->history[priority];
+
+	for (int i = 0; i < history->count; i++)
+	{
+		if (history->entries[i].seq > view->seq)
+			return history->entries[i].key;
+	}
+	return READY_KEY_MAX;
 }
 
 /*
  * Moves a cursor up to a key below which the caller's scan, under a snapshot
  * taken after view, found nothing claimable; not past what was lowered since.
- * stretch: the end of the stretch that it found, READY_KEY_MIN for none.
+ * fill: entries for the ring, read by that scan; may be empty.
  */
 void
 idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, ReadyKey to,
-					 ReadyKey stretch)
+					 ReadyRing *fill)
 {
 	QueueSlot *slot = view->slot;
-	History *history;
+	ReadyKey lowered;
 
 	if (slot == NULL || !idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
 		return;
@@ -157,20 +209,17 @@ idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, Ready
 		LWLockRelease(&slot->lock);
 		return;
 	}
-	if (ready_key_less(slot->stretch[priority], stretch))
-		slot->stretch[priority] = stretch;
-	history = &slot->history[priority];
-	for (int i = 0; i < history->count; i++)
-	{
-		if (history->entries[i].seq > view->seq)
-		{
-			if (ready_key_less(history->entries[i].key, to))
-				to = history->entries[i].key;
-			break;
-		}
-	}
+	lowered = lowered_since(slot, view, priority);
+	if (ready_key_less(lowered, to))
+		to = lowered;
 	if (ready_key_less(slot->cursor[priority], to))
 		slot->cursor[priority] = to;
+	if (fill->count > 0)
+	{
+		idemq_ring_cut(fill, priority, lowered);
+		idemq_ring_install(&slot->ring, slot->cursor, fill);
+		pg_atomic_write_u64(&slot->next_fill, 0);
+	}
 	LWLockRelease(&slot->lock);
 }
 

@@ -12,13 +12,16 @@ typedef struct CursorView
 {
 	uint64 seq; /* number of lowerings until then */
 	ReadyKey from[IDEMQ_PRIORITIES];
-	ReadyKey stretch[IDEMQ_PRIORITIES]; /* a scan may stop there first; see shared/ready_cursor.c */
-	QueueSlot *slot;					/* NULL: there was none, from is the start of the index */
+	QueueSlot *slot; /* NULL: there was none, from is the start of the index */
+	RingView ring;	 /* entries of the index, to be gone through in its place */
 } CursorView;
 
-extern void idemq_cursor_read(QueueSlot *slot, int32 queue_id, CursorView *view);
+extern void idemq_cursor_read(QueueSlot *slot, int32 queue_id, int wanted, CursorView *view);
+extern void idemq_cursor_read_ring(QueueSlot *slot, int32 queue_id, CursorView *view,
+								   ReadyRing *ring);
+extern bool idemq_cursor_may_fill(const CursorView *view);
 extern void idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, ReadyKey to,
-								 ReadyKey stretch);
+								 ReadyRing *fill);
 extern void idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to);
 extern bool idemq_cursor_lowered_since(const CursorView *view, int32 queue_id, int priority,
 									   ReadyKey key);

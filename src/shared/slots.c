@@ -79,8 +79,10 @@ slot_reset(QueueSlot *slot, SetWord set)
 	(void) pg_atomic_exchange_u64(&slot->running, life << 32);
 	pg_atomic_write_u32(&slot->refused_by, 0);
 	slot->uncounted = true;
+	slot->ring.count = 0;
 	slot->next_verify = idemq_mono_now() + USECS_PER_SEC;
 	set(&slot->rate_tat, 0);
+	set(&slot->next_fill, 0);
 	set(&slot->next_deadline, 0);
 	set(&slot->next_due, 0);
 	set(&slot->next_expiry, 0);

@@ -8,6 +8,7 @@
 #include "port/atomics.h"
 #include "storage/lwlock.h"
 
+#include "shared/ready_ring.h"
 #include "base/idemq.h"
 
 /* Below every key, and above every key. */
@@ -53,16 +54,15 @@ typedef struct SlotKey
 typedef struct QueueSlot
 {
 	LWLock lock;
-	SlotKey key;						/* queue_id 0: free; changes under slots_lock and lock */
-	uint64 seq;							/* lowerings so far */
-	ReadyKey cursor[IDEMQ_PRIORITIES];	/* below it nothing can be claimed */
-	ReadyKey stretch[IDEMQ_PRIORITIES]; /* up to it the next claims scan first */
-	History history[IDEMQ_PRIORITIES];	/* of lowerings */
-	bool needs_recovery;				/* jobs may be in flight without an entry */
-	int64 next_recovery;				/* mono: not before */
-	RecoveryPoint recovery;				/* its epoch moves whenever needs_recovery is set */
-	int64 next_verify;					/* mono: of the cursors, not before */
-	pg_atomic_uint64 next_deadline;		/* mono: no lease ends before; no lock */
+	SlotKey key;					   /* queue_id 0: free; changes under slots_lock and lock */
+	uint64 seq;						   /* lowerings so far */
+	ReadyKey cursor[IDEMQ_PRIORITIES]; /* below it nothing can be claimed */
+	History history[IDEMQ_PRIORITIES]; /* of lowerings */
+	bool needs_recovery;			   /* jobs may be in flight without an entry */
+	int64 next_recovery;			   /* mono: not before */
+	RecoveryPoint recovery;			   /* its epoch moves whenever needs_recovery is set */
+	int64 next_verify;				   /* mono: of the cursors, not before */
+	pg_atomic_uint64 next_deadline;	   /* mono: no lease ends before; no lock */
 	/* for shared/wake.c; no lock */
 	pg_atomic_uint64 next_due;	   /* TimestampTz: nothing comes due by time alone before */
 	pg_atomic_uint64 next_expiry;  /* TimestampTz: no job expires before; 0: unknown */
@@ -74,6 +74,8 @@ typedef struct QueueSlot
 	pg_atomic_uint64 rate_tat;	 /* ns, mono: GCRA's, of rate_limit */
 	pg_atomic_uint32 refused_by; /* bits of the limits that have refused a claim since */
 	bool uncounted;				 /* under lock: the queue may have entries that are not counted */
+	pg_atomic_uint64 next_fill;	 /* mono: no session reads on for the ring before; no lock */
+	ReadyRing ring;				 /* the next entries of the ready index */
 } QueueSlot;
 
 /* What the background worker has to know of a queue, copied. */

@@ -23,6 +23,7 @@
 #include "access/relation.h"
 #include "access/stratnum.h"
 #include "access/table.h"
+#include "access/tableam.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "executor/executor.h"
@@ -187,6 +188,8 @@ void
 idemq_jobs_close(JobsTable *table)
 {
 	end_scan_by_id(table);
+	if (table->by_tid != NULL)
+		table_index_fetch_end(table->by_tid);
 	ExecDropSingleTupleTableSlot(table->row);
 	if (table->lock_row != NULL)
 		ExecDropSingleTupleTableSlot(table->lock_row);
@@ -240,6 +243,29 @@ idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 	old = MemoryContextSwitchTo(table->context);
 	index_rescan(table->by_id, &key, 1, NULL, 0);
 	found = index_getnext_slot(table->by_id, ForwardScanDirection, table->row);
+	MemoryContextSwitchTo(old);
+	if (!found)
+		return false;
+	idemq_jobs_decode(table->row, job);
+	return true;
+}
+
+/*
+ * Fetches the version that the snapshot sees of a chain of versions, by the place that an
+ * index entry names; false when it sees none there.  Which job that is, the caller checks.
+ */
+bool
+idemq_jobs_fetch_at(JobsTable *table, ItemPointerData tid, Job *job)
+{
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	bool call_again = false;
+	bool all_dead = false;
+	bool found;
+
+	if (table->by_tid == NULL)
+		table->by_tid = table_index_fetch_begin(table->rel);
+	found = table_index_fetch_tuple(table->by_tid, &tid, table->snapshot, table->row, &call_again,
+									&all_dead);
 	MemoryContextSwitchTo(old);
 	if (!found)
 		return false;

@@ -7,6 +7,7 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
+#include "access/relscan.h"
 #include "executor/tuptable.h"
 #include "nodes/lockoptions.h"
 #include "nodes/nodes.h"
@@ -61,6 +62,7 @@ typedef struct JobsTable
 	TupleTableSlot *new_row;
 	Relation pkey; /* with its scan, from the first fetch by id on */
 	IndexScanDesc by_id;
+	IndexFetchTableData *by_tid; /* for rows whose place is known */
 	Relation index; /* of ready or of finished jobs; with its scan, while one is open */
 	IndexScanDesc scan;
 } JobsTable;
@@ -136,6 +138,7 @@ extern void idemq_jobs_refresh(JobsTable *table);
 extern void idemq_jobs_refresh_or_raise(JobsTable *table);
 extern void idemq_jobs_close(JobsTable *table);
 extern bool idemq_jobs_fetch(JobsTable *table, int64 id, Job *job);
+extern bool idemq_jobs_fetch_at(JobsTable *table, ItemPointerData tid, Job *job);
 extern void idemq_jobs_decode(TupleTableSlot *row, Job *job);
 extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
 extern void idemq_jobs_scan_end(JobsTable *table);

@@ -46,18 +46,18 @@ row_at_least(ScanKey key, ScanKey parts, ReadyKey from)
 }
 
 /*
- * Returns the end of a scan from from that reaches stretch at least: a b-tree
+ * Returns the end of a scan from from that reaches bound at least: a b-tree
  * scan stops at the first entry that fails a key only if the key is on the first
  * column without equality, and for a row comparison only at its first member.
  */
 ReadyKey
-idemq_jobs_scan_limit(ReadyKey from, ReadyKey stretch)
+idemq_jobs_scan_limit(ReadyKey from, ReadyKey bound)
 {
-	if (!ready_key_less(from, stretch))
+	if (!ready_key_less(from, bound))
 		return READY_KEY_MAX;
-	if (from.ready_at == stretch.ready_at)
-		return stretch;
-	return (ReadyKey){stretch.ready_at + 1, PG_INT64_MIN};
+	if (from.ready_at == bound.ready_at)
+		return bound;
+	return (ReadyKey){bound.ready_at + 1, PG_INT64_MIN};
 }
 
 /*
@@ -115,6 +115,13 @@ idemq_jobs_scan_next(JobsTable *table, ReadyKey *key)
 		DatumGetTimestampTz(index_getattr(scan->xs_itup, READY_AT, scan->xs_itupdesc, &isnull));
 	key->id = DatumGetInt64(index_getattr(scan->xs_itup, READY_ID, scan->xs_itupdesc, &isnull));
 	return true;
+}
+
+/* Returns the place that the scan's current entry names. */
+ItemPointerData
+idemq_jobs_scan_tid(const JobsTable *table)
+{
+	return table->scan->xs_heaptid;
 }
 
 /*

@@ -8,7 +8,8 @@
 
 #include "table/jobs.h"
 
-extern ReadyKey idemq_jobs_scan_limit(ReadyKey from, ReadyKey stretch);
+extern ReadyKey idemq_jobs_scan_limit(ReadyKey from, ReadyKey bound);
+extern ItemPointerData idemq_jobs_scan_tid(const JobsTable *table);
 extern void idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from,
 								  ReadyKey until);
 extern bool idemq_jobs_scan_next(JobsTable *table, ReadyKey *key);

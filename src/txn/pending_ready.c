@@ -19,6 +19,7 @@
 #include "txn/growing.h"
 #include "txn/pending_ready.h"
 #include "shared/ready_cursor.h"
+#include "shared/ready_ring.h"
 #include "shared/wake.h"
 #include "base/clock.h"
 
@@ -96,7 +97,7 @@ idemq_pending_ready_note_taken(QueueSlot *slot, int32 queue_id, int priority, Re
 }
 
 /*
- * Lowers a view to what this transaction itself has made ready: its own claims see
+ * Lowers a view, and cuts its copy of the ring, to what this transaction itself has made ready: its own claims see
  * that before its commit, and no others do.
  */
 void
@@ -106,7 +107,10 @@ idemq_pending_ready_view(int32 queue_id, CursorView *view)
 	{
 		ReadyKey *from = &view->from[lowers[i].priority];
 
-		if (lowers[i].queue_id == queue_id && ready_key_less(lowers[i].key, *from))
+		if (lowers[i].queue_id != queue_id)
+			continue;
+		idemq_ring_view_cut(&view->ring, lowers[i].priority, lowers[i].key);
+		if (ready_key_less(lowers[i].key, *from))
 			*from = lowers[i].key;
 	}
 }
