@@ -113,6 +113,27 @@ CREATE FUNCTION idemq.commit_many(ids bigint[], tokens bigint[], results jsonb[]
 COMMENT ON FUNCTION idemq.commit_many(bigint[], bigint[], jsonb[])
 	IS 'complete many jobs; returns a row per (id, token), as idemq.try_commit: apply effects only for those committed, joined by id and token';
 
+CREATE FUNCTION idemq.commit_and_claim(
+	id bigint, token bigint, result jsonb DEFAULT NULL,
+	queue text DEFAULT NULL, max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
+	worker text DEFAULT NULL, attach boolean DEFAULT false)
+	RETURNS SETOF idemq.claimed_job
+	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_and_claim';
+COMMENT ON FUNCTION idemq.commit_and_claim(bigint, bigint, jsonb, text, int, interval, text, boolean)
+	IS 'idemq.commit of one job and idemq.claim of the next from queue (that of the job), in one transaction; returns the claimed jobs, or raises IQ001, IQ002, IQ006 and claims none; a queue that is paused, at a limit, or not to be claimed from gives no row, and the commit stands; not the next job of the same group, which is ready after the commit';
+
+CREATE FUNCTION idemq.commit_many_and_claim(
+	ids bigint[], tokens bigint[], results jsonb[] DEFAULT NULL,
+	queue text DEFAULT NULL, max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
+	worker text DEFAULT NULL, attach boolean DEFAULT false)
+	RETURNS TABLE (
+		outcome idemq.outcome, id bigint, token bigint, attempt int, max_attempts int,
+		deadline timestamptz, payload jsonb, key text, group_key text, checkpoint jsonb,
+		enqueued_at timestamptz, headers jsonb)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many_and_claim';
+COMMENT ON FUNCTION idemq.commit_many_and_claim(bigint[], bigint[], jsonb[], text, int, interval, text, boolean)
+	IS 'idemq.commit_many and idemq.claim in one transaction; returns a row per (id, token) with its outcome, then one with outcome claimed for each claimed job; queue: that of the first job that is committed here, none if there is none';
+
 CREATE FUNCTION idemq.commit_once(id bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_once';

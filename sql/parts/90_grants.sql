@@ -28,6 +28,7 @@ GRANT EXECUTE ON FUNCTION
 	idemq.claim, idemq.claim_any, idemq.claim_job,
 	idemq.heartbeat, idemq.heartbeat_many, idemq.validate,
 	idemq.commit, idemq.try_commit, idemq.commit_many, idemq.commit_once,
+	idemq.commit_and_claim, idemq.commit_many_and_claim,
 	idemq.fail, idemq.fail_many, idemq.release, idemq.release_many,
 	idemq.checkpoint, idemq.assert_current, idemq.reap,
 	idemq.may_see, idemq.may_use, idemq.may_administer, idemq.job, idemq.queue_metrics,

@@ -5,6 +5,7 @@
  */
 #include "postgres.h"
 
+#include "api/commit.h"
 #include "api/finish.h"
 #include "base/args.h"
 
@@ -13,9 +14,9 @@ PG_FUNCTION_INFO_V1(idemq_sql_commit_job);
 PG_FUNCTION_INFO_V1(idemq_sql_try_commit);
 PG_FUNCTION_INFO_V1(idemq_sql_commit_many);
 
-/* Reads result. */
-static Finish
-commit_args(FunctionCallInfo fcinfo)
+/* Reads result, which is argument 2. */
+Finish
+idemq_commit_args(FunctionCallInfo fcinfo)
 {
 	Finish finish = {.kind = FINISH_COMMIT};
 
@@ -29,7 +30,7 @@ commit_args(FunctionCallInfo fcinfo)
 Datum
 idemq_sql_commit(PG_FUNCTION_ARGS)
 {
-	Finish finish = commit_args(fcinfo);
+	Finish finish = idemq_commit_args(fcinfo);
 
 	return idemq_finish_one(fcinfo, &finish, true);
 }
@@ -45,7 +46,7 @@ idemq_sql_commit_job(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_try_commit(PG_FUNCTION_ARGS)
 {
-	Finish finish = commit_args(fcinfo);
+	Finish finish = idemq_commit_args(fcinfo);
 
 	return idemq_finish_one(fcinfo, &finish, false);
 }

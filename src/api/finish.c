@@ -113,25 +113,36 @@ is_of_others(const Attempt *attempt, Outcome outcome)
 	return outcome == OUTCOME_ALREADY_COMMITTED && !idemq_jobs_is_own(&attempt->job);
 }
 
-/* Ends the attempt of arguments id and token; with raise, a stale one is an error. */
-Datum
-idemq_finish_one(FunctionCallInfo fcinfo, Finish *finish, bool raise)
+/*
+ * Ends the attempt of arguments id and token; with raise, a stale one is an error.  Of
+ * *attempt the job is void afterwards.
+ */
+Outcome
+idemq_finish_attempt(FunctionCallInfo fcinfo, Finish *finish, bool raise, Attempt *attempt)
 {
 	JobsTable table;
-	Attempt attempt;
 	Outcome outcome;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
 	check_documents(finish);
 	idemq_jobs_open(&table);
-	outcome = finish_attempt(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), finish, &attempt);
-	if (is_of_others(&attempt, outcome))
+	outcome = finish_attempt(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), finish, attempt);
+	if (is_of_others(attempt, outcome))
 		idemq_sync_rep_await();
 	if (raise)
-		idemq_attempt_raise(&attempt, outcome);
+		idemq_attempt_raise(attempt, outcome);
 	idemq_jobs_close(&table);
-	return idemq_outcome_datum(outcome);
+	return outcome;
+}
+
+/* As idemq_finish_attempt; returns the outcome as a value of SQL. */
+Datum
+idemq_finish_one(FunctionCallInfo fcinfo, Finish *finish, bool raise)
+{
+	Attempt attempt;
+
+	return idemq_outcome_datum(idemq_finish_attempt(fcinfo, finish, raise, &attempt));
 }
 
 static int
@@ -197,15 +208,14 @@ element(const ArrayArg *array, int n)
 
 /*
  * Ends the attempts of arguments ids and tokens, in one way; commit's results and
- * fail's errors are argument 2, fail's details argument 5.  Returns a set of (id, token, outcome), a row for each
- * pair: two tokens of one job have a row each.
+ * fail's errors are argument 2, fail's details argument 5.  answer is called for each
+ * pair of id and token: two tokens of one job are answered both.  Of attempt's, the job
+ * is void when it is answered.
  */
-Datum
-idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish)
+void
+idemq_finish_batch(FunctionCallInfo fcinfo, Finish *finish, FinishAnswer answer, void *arg)
 {
 	Batch batch;
-	TupleDesc desc;
-	Tuplestorestate *store;
 	BatchItem *items;
 	MemoryContext item_context;
 	MemoryContext old;
@@ -215,7 +225,6 @@ idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish)
 	int n;
 
 	read_batch(fcinfo, finish->kind, &batch);
-	store = idemq_srf_begin(fcinfo, &desc);
 	items = sort_items(&batch.ids, &batch.tokens, &n);
 	item_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq batch", ALLOCSET_DEFAULT_SIZES);
@@ -223,8 +232,6 @@ idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish)
 	old = MemoryContextSwitchTo(item_context);
 	for (int i = 0; i < n; i++)
 	{
-		Datum values[3];
-		bool nulls[3] = {false};
 		Outcome outcome;
 
 		CHECK_FOR_INTERRUPTS();
@@ -236,14 +243,41 @@ idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish)
 		check_documents(finish);
 		outcome = finish_attempt(&table, items[i].id, items[i].token, finish, &attempt);
 		of_others |= is_of_others(&attempt, outcome);
-		values[0] = Int64GetDatum(items[i].id);
-		values[1] = Int64GetDatum(items[i].token);
-		values[2] = idemq_outcome_datum(outcome);
-		tuplestore_putvalues(store, desc, values, nulls);
+		answer(&attempt, items[i].ord, outcome, arg);
 	}
 	MemoryContextSwitchTo(old);
 	idemq_jobs_close(&table);
 	if (of_others)
 		idemq_sync_rep_await();
+}
+
+/* The set that idemq_finish_many returns. */
+typedef struct FinishSet
+{
+	Tuplestorestate *store;
+	TupleDesc desc;
+} FinishSet;
+
+static void
+add_to_set(const Attempt *attempt, int32 ord, Outcome outcome, void *arg)
+{
+	FinishSet *set = arg;
+	Datum values[3];
+	bool nulls[3] = {false};
+
+	values[0] = Int64GetDatum(attempt->id);
+	values[1] = Int64GetDatum(attempt->token);
+	values[2] = idemq_outcome_datum(outcome);
+	tuplestore_putvalues(set->store, set->desc, values, nulls);
+}
+
+/* As idemq_finish_batch; returns a set of (id, token, outcome). */
+Datum
+idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish)
+{
+	FinishSet set;
+
+	set.store = idemq_srf_begin(fcinfo, &set.desc);
+	idemq_finish_batch(fcinfo, finish, add_to_set, &set);
 	return (Datum) 0;
 }

@@ -7,6 +7,7 @@
 
 #include "fmgr.h"
 
+#include "job/attempt.h"
 #include "job/transition.h"
 
 typedef enum FinishKind
@@ -26,6 +27,13 @@ typedef struct Finish
 	EventArgs args; /* result; error, details */
 } Finish;
 
+/* Takes one answer of a batch; ord: the element's position in the arguments, from 0. */
+typedef void (*FinishAnswer)(const Attempt *attempt, int32 ord, Outcome outcome, void *arg);
+
+extern Outcome idemq_finish_attempt(FunctionCallInfo fcinfo, Finish *finish, bool raise,
+									Attempt *attempt);
+extern void idemq_finish_batch(FunctionCallInfo fcinfo, Finish *finish, FinishAnswer answer,
+							   void *arg);
 extern Datum idemq_finish_one(FunctionCallInfo fcinfo, Finish *finish, bool raise);
 extern Datum idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish);
 

@@ -1,0 +1,197 @@
+/*
+ * api/claim_call.c
+ *		Claiming from queues: what claim, claim_any and commit_and_claim share.
+ *
+ * A claim starts at the ready cursor of each priority, skips what the lease
+ * table says is busy, takes what is ready, and moves the cursor up past what it
+ * proved unclaimable.  A row that is held without an entry is skipped, and the cursor
+ * stays before it.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+
+#include "api/claim_call.h"
+#include "api/claim_row.h"
+#include "job/claim_one.h"
+#include "job/limits.h"
+#include "job/promote.h"
+#include "job/ready_scan.h"
+#include "job/recover.h"
+#include "job/transition.h"
+#include "table/jobs.h"
+#include "shared/lease_scan.h"
+#include "shared/leases.h"
+#include "shared/promote_round.h"
+#include "shared/ready_cursor.h"
+#include "shared/wake.h"
+#include "shared/worker_board.h"
+#include "base/args.h"
+#include "base/clock.h"
+#include "base/oids.h"
+
+/* Claims a fetched job that is ready, and adds it to the answer. */
+static Step
+claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
+{
+	EventArgs args = {0};
+	int64 lease = call->lease > 0 ? call->lease : call->scan.queue.lease;
+	Datum values[CLAIM_COLUMN_COUNT + 2];
+	bool nulls[CLAIM_COLUMN_COUNT + 2];
+	int first = call->with_outcome ? 1 : 0;
+
+	args.now = idemq_now();
+	args.deadline = args.now + lease;
+	args.worker = call->worker;
+	switch (idemq_claim_one(table, job, &call->scan.queue, EVENT_CLAIM, &args, lease, call->attach))
+	{
+		case TAKE_BUSY:
+			return STEP_PASS;
+		case TAKE_CHANGED:
+			/* Above READ COMMITTED it may just be too new for our snapshot. */
+			return table->crosscheck == InvalidSnapshot ? STEP_PASS : STEP_STAY;
+		case TAKE_LOCKED:
+			return STEP_STAY;
+		case TAKE_LIMIT:
+			call->scan.stopped = true;
+			return STEP_STAY;
+		case TAKE_DONE:
+			break;
+	}
+	values[0] = idemq_outcome_datum(OUTCOME_CLAIMED);
+	nulls[0] = false;
+	idemq_claim_row_fill(job, &args, &values[first], &nulls[first]);
+	values[first + CLAIM_COLUMN_COUNT] = CStringGetTextDatum(call->scan.queue.name);
+	nulls[first + CLAIM_COLUMN_COUNT] = false;
+	tuplestore_putvalues(call->store, call->desc, values, nulls);
+	call->claimed++;
+	return call->claimed < call->wanted ? STEP_PASS : STEP_STOP;
+}
+
+/* Decides about one entry of the ready index that is due. */
+static Step
+consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
+{
+	ClaimCall *call = (ClaimCall *) scan;
+	Job job;
+
+	if (idemq_lease_turns_away(key.id, priority, key) ||
+		!idemq_ready_row(scan, table, priority, key, &job))
+		return STEP_PASS;
+	if (!idemq_transition_allowed(EVENT_CLAIM, job.status))
+		return STEP_PASS;
+	if (job_has_expired(&job, scan->now))
+	{
+		JobWrite write = idemq_job_expire(table, &job, &scan->queue, scan->now);
+
+		return write == JOB_WRITTEN ? STEP_PASS : STEP_STAY;
+	}
+	return claim_ready(call, table, &job);
+}
+
+/* Claims from the queue at hand, from its cursors or from the start of the index. */
+static void
+scan_queue(ClaimCall *call, bool from_start)
+{
+	LimitView view;
+	JobsTable table;
+
+	call->scan.wanted = call->wanted - call->claimed;
+	idemq_ready_scan(&call->scan, &table, from_start);
+	idemq_jobs_close(&table);
+	/* A signal may be lost with its sleeper: what is left wakes the next one. */
+	if (call->scan.more && idemq_limit_lets(&call->scan.queue, &view))
+		(void) idemq_sleepers_wake(idemq_sleepers_of_queue(call->scan.queue.slot), 1);
+}
+
+/* Returns whether a claim may have use for heads that are to be promoted. */
+static bool
+may_promote(const QueueInfo *queue)
+{
+	LimitView view;
+
+	return idemq_promote_wanted(queue) &&
+		   (idemq_limit_may_borrow(queue) || idemq_limit_lets(queue, &view));
+}
+
+/*
+ * Claims from the queue at hand what is ready; and, if that is not enough, heads of
+ * FIFO groups that are not promoted yet.  Without a worker heads come first, or jobs of
+ * no group could keep them waiting for ever.  Scans again after a round of promotion that
+ * was under way.
+ */
+static void
+scan_and_promote(ClaimCall *call)
+{
+	const QueueInfo *queue = &call->scan.queue;
+	bool alone = queue->slot == NULL || !idemq_worker_present();
+	uint32 round = queue->slot == NULL ? 0 : idemq_round_number(queue->slot);
+
+	if (alone && may_promote(queue))
+		(void) idemq_promote_some(queue, call->wanted - call->claimed);
+	scan_queue(call, false);
+	/* It has what it wants, or the queue is at a limit. */
+	if (call->scan.stopped)
+		return;
+	if (may_promote(queue) && idemq_promote_some(queue, call->wanted - call->claimed) > 0)
+		scan_queue(call, false);
+	else if (queue->slot != NULL && call->claimed == 0)
+	{
+		idemq_round_await(queue->slot);
+		if (idemq_round_number(queue->slot) != round)
+			scan_queue(call, false);
+	}
+}
+
+/*
+ * Claims up to what is still wanted from call->scan.queue: first what has expired goes
+ * back, then the scan from the cursors; a queue that seems empty is scanned from the
+ * start, at most once a second.
+ */
+void
+idemq_claim_from_queue(ClaimCall *call)
+{
+	const QueueInfo *queue = &call->scan.queue;
+
+	if (queue->paused)
+		return;
+	if (!idemq_before_claim(queue))
+		return;
+	idemq_wake_claimed(queue->slot);
+	scan_and_promote(call);
+	if (call->claimed == 0 && !call->scan.stopped &&
+		idemq_cursor_verify_due(queue->slot, queue->id))
+	{
+		int64 started = idemq_mono_now();
+
+		scan_queue(call, true);
+		idemq_cursor_verified(queue->slot, queue->id, idemq_mono_now() - started);
+	}
+}
+
+/*
+ * Reads the arguments max_jobs, lease, worker and attach, of which the first is number n;
+ * raises 22004, 22023, 25006.
+ */
+void
+idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call)
+{
+	idemq_jobs_check_writable();
+	memset(call, 0, sizeof(*call));
+	call->wanted = idemq_arg_int(fcinfo, n, "max_jobs", 1, IDEMQ_MAX_ARRAY);
+	if (!PG_ARGISNULL(n + 1))
+		call->lease = idemq_arg_interval(fcinfo, n + 1, "lease", 1);
+	call->worker = idemq_arg_worker(fcinfo, n + 2);
+	call->attach = idemq_arg_bool(fcinfo, n + 3, "attach");
+	if (call->attach)
+		idemq_lease_attach_session();
+	call->scan.consider = consider;
+	call->scan.row_context =
+		AllocSetContextCreate(CurrentMemoryContext, "idemq claim", ALLOCSET_DEFAULT_SIZES);
+}
