@@ -10,11 +10,9 @@ ending = []
 signal.signal(signal.SIGTERM, lambda *_: ending.append(True))  # finish the job, then end
 
 
-def claim(conn):
-    """Begins an attempt, in a transaction of its own."""
-    return conn.execute(
-        "SELECT id, token, payload FROM idemq.claim('mail', worker => 'python', attach => true)"
-    ).fetchone()
+CLAIM = "SELECT id, token, payload FROM idemq.claim('mail', worker => 'python', attach => true)"
+COMMIT_AND_CLAIM = """SELECT id, token, payload
+    FROM idemq.commit_and_claim(%s, %s, worker => 'python', attach => true)"""
 
 
 def effect(conn, payload):
@@ -22,10 +20,13 @@ def effect(conn, payload):
 
 
 def run(conn, job_id, token, payload):
+    """Ends an attempt; returns the next job, which is claimed with the commit."""
     try:
         with conn.transaction():
-            conn.execute("SELECT idemq.commit(%s, %s)", (job_id, token))
+            sql = "SELECT idemq.commit(%s, %s)" if ending else COMMIT_AND_CLAIM
+            row = conn.execute(sql, (job_id, token)).fetchone()
             effect(conn, payload)
+        return None if sql != COMMIT_AND_CLAIM else row
     except Exception as error:
         if conn.closed:
             raise  # the answer to COMMIT may be lost: main() runs the job again
@@ -41,12 +42,11 @@ def main(dsn):
         try:
             with psycopg.connect(dsn, autocommit=True, target_session_attrs="read-write") as conn:
                 while job or not ending:
-                    job = job or claim(conn)
+                    job = job or conn.execute(CLAIM).fetchone()
                     if job is None:
                         conn.execute("CALL idemq.wait('mail', '5 s')")  # asleep until there is a job
                         continue
-                    run(conn, *job)
-                    job = None
+                    job = run(conn, *job)
         except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction):
             time.sleep(0.2)  # the server is gone, or a standby now; job, if there is one, is not settled
 
