@@ -31,6 +31,7 @@
 #include "utils/snapmgr.h"
 
 #include "table/jobs.h"
+#include "queue/following.h"
 #include "base/compat.h"
 #include "base/oids.h"
 
@@ -110,24 +111,31 @@ idemq_jobs_open_to_read(JobsTable *table)
 	open_table(table, AccessShareLock);
 }
 
-/* Raises 25006 where nothing can be written, 25000 in a parallel operation. */
+/*
+ * Raises 25006 where nothing can be written, 25000 in a parallel operation, 55000 in a
+ * database that follows another.
+ */
 void
 idemq_jobs_check_writable(void)
 {
 	PreventCommandIfReadOnly("an idemq function that writes");
 	PreventCommandIfParallelMode("an idemq function that writes");
 	PreventCommandDuringRecovery("an idemq function that writes");
+	idemq_following_refuse();
 }
 
 /*
  * Opens the table for one call that writes.  Raises 25006 in a read-only
- * transaction or on a standby, 42P01 without the extension.
+ * transaction or on a standby, 42P01 without the extension, 55000 in a database that
+ * follows another.
  */
 void
 idemq_jobs_open(JobsTable *table)
 {
 	idemq_jobs_check_writable();
 	open_table(table, RowExclusiveLock);
+	/* It may have begun to while this waited for the lock. */
+	idemq_following_refuse();
 }
 
 static void
