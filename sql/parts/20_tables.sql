@@ -234,8 +234,8 @@ COMMENT ON COLUMN idemq.clusters.system_identifier IS 'the cluster, as in pg_con
 COMMENT ON COLUMN idemq.clusters.timeline IS 'its timeline';
 COMMENT ON COLUMN idemq.clusters.base IS 'where its tokens began: they were this, and 2^41 for each timeline, ahead of the clock';
 
--- Not dumped: a copy of a follower is none.  Of cluster and database, so that the rows of
--- the publisher, which come with a publication of all tables, say nothing here.
+-- Not dumped: a copy of a follower is none.  Of cluster and database, since a base backup
+-- becomes another cluster, and a template another database.
 CREATE TABLE idemq.followers (
 	system_identifier bigint,
 	database          oid,
@@ -321,6 +321,14 @@ ALTER TABLE idemq.followers ENABLE ALWAYS TRIGGER idemq_followers_changed;
 CREATE TRIGGER idemq_followers_truncated AFTER TRUNCATE ON idemq.followers
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq.followers_changed();
 ALTER TABLE idemq.followers ENABLE ALWAYS TRIGGER idemq_followers_truncated;
+
+CREATE FUNCTION idemq.followers_local() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_followers_local';
+COMMENT ON FUNCTION idemq.followers_local() IS 'row trigger of idemq.followers, in apply workers alone: the rows of other servers are not written';
+
+CREATE TRIGGER idemq_followers_local BEFORE INSERT OR UPDATE OR DELETE ON idemq.followers
+	FOR EACH ROW EXECUTE FUNCTION idemq.followers_local();
+ALTER TABLE idemq.followers ENABLE REPLICA TRIGGER idemq_followers_local;
 
 -- A restore writes the OIDs of its own server (hence ENABLE ALWAYS, for a subscriber).
 CREATE FUNCTION idemq.role_named() RETURNS trigger

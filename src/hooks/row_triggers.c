@@ -25,6 +25,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_jobs_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_jobs_truncated);
 PG_FUNCTION_INFO_V1(idemq_sql_settings_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_followers_changed);
+PG_FUNCTION_INFO_V1(idemq_sql_followers_local);
 
 /* Raises 0A000 when called by anything but the trigger that it is for. */
 static TriggerData *
@@ -280,5 +281,23 @@ idemq_sql_followers_changed(PG_FUNCTION_ARGS)
 
 	idemq_pending_note_switch();
 	idemq_following_changed(RelationGetRelid(data->tg_relation));
+	return PointerGetDatum(NULL);
+}
+
+/*
+ * followers_local(): trigger of idemq.followers before each row that an apply worker
+ * writes, which is not written: a row of ours that comes back from a database which has
+ * followed us would collide with the one that is here.
+ */
+Datum
+idemq_sql_followers_local(PG_FUNCTION_ARGS)
+{
+	TriggerData *data = (TriggerData *) fcinfo->context;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_BEFORE(data->tg_event) ||
+		!TRIGGER_FIRED_FOR_ROW(data->tg_event))
+		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						errmsg("this function is for idemq's own triggers only"),
+						errhint("Do not call it, and do not use it in a trigger.")));
 	return PointerGetDatum(NULL);
 }

@@ -141,6 +141,15 @@ begin_change(void)
 	in_change = true;
 }
 
+/* Follows a subscription that was created or changed.  (pg_upgrade fills the tables later.) */
+static void
+follow_subscription(void)
+{
+	if (!IsBinaryUpgrade &&
+		OidIsValid(get_relname_relid("jobs", get_namespace_oid(IDEMQ_SCHEMA, true))))
+		idemq_follow_note_subscription();
+}
+
 static void
 process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 				ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
@@ -194,10 +203,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 				idemq_pending_note_extension(database);
 			break;
 		case FOLLOW_SUBSCRIPTION:
-			/* pg_upgrade fills the tables later. */
-			if (!IsBinaryUpgrade &&
-				OidIsValid(get_relname_relid("jobs", get_namespace_oid(IDEMQ_SCHEMA, true))))
-				idemq_follow_note_subscription();
+			follow_subscription();
 			break;
 		case FOLLOW_DISCARD:
 			idemq_lease_orphan_session();

@@ -13,10 +13,11 @@
  * idemq.jobs.  The first lasts: job/follow.c writes the row with the subscription, so
  * that one that is disabled, by disable_on_error too, does not end it.
  *
- * A row is of (cluster, database).  The publisher's rows, which a publication of all
- * tables brings along, say nothing here, and ours nothing in a dump that is restored
- * elsewhere, which has none, or in a copy by CREATE DATABASE ... TEMPLATE.  They say the
- * same on a physical standby of this server, and after its promotion.
+ * A row is of (cluster, database).  Those of the publisher, which a publication of all
+ * tables sends along, are not written (followers_local, hooks/row_triggers.c); a TRUNCATE
+ * of it is, and then the worker writes ours again.  Ours say nothing in a copy by CREATE
+ * DATABASE ... TEMPLATE, nor in what pg_createsubscriber makes, and a dump has none.  They
+ * say the same on a physical standby of this server, and after its promotion.
  *
  * What a session has read holds while nothing has changed: the number of switches in
  * shared memory, which the transaction that switched counts up when it ended and before it

@@ -19,7 +19,7 @@ my $own = 'system_identifier = (SELECT system_identifier FROM pg_control_system(
 
 sub caught_up
 {
-	$pub->wait_for_catchup('sub');
+	$pub->wait_for_catchup('everything');
 	return;
 }
 
@@ -42,6 +42,26 @@ sub same_rows
 	is(unexpected($sub, qw(55000 55006 0A000 42501)), '', "$name: the subscriber's log has no error");
 	is_sql($sub, 'SELECT subenabled FROM pg_subscription', 't', "$name: the subscription is enabled");
 	return;
+}
+
+# Runs lines of the manual's nth block of text: all, or the one of a number; answers what the last one did.
+sub manual
+{
+	my ($n, $only) = @_;
+	my @blocks = slurp_file("$ENV{IDEMQ_SOURCE}/doc/operations/logical-replication.md") =~ /^```text\n(.*?)^```/gms;
+	my @lines = $blocks[$n] =~ /^(.*)$/gm;
+	my $answer;
+
+	foreach (defined $only ? $lines[$only] : @lines)
+	{
+		/^(publisher|subscriber)=# (.*);$/ or die "not a statement: $_";
+		my ($node, $sql) = ($1 eq 'publisher' ? $pub : $sub, $2);
+
+		$sql =~ s/host=publisher dbname=app/$pub->connstr . ' dbname=postgres'/e;
+		$sql .= " WITH (two_phase = $two_phase)" if $sql =~ /^CREATE SUBSCRIPTION/ && $two_phase eq 'on';
+		$answer = sql($node, $sql);
+	}
+	return $answer;
 }
 
 # ---- The switch, without a subscription
@@ -113,7 +133,7 @@ my %calls = (
 	fence => "INSERT INTO fenced VALUES (1, 1)",
 	follow => 'the switch', take_over => 'the switch',
 	(map { $_ => 'a trigger, which writes its own row at most' }
-		qw(jobs_changed jobs_truncated settings_changed followers_changed role_named)),
+		qw(jobs_changed jobs_truncated settings_changed followers_changed followers_local role_named)),
 	(map { $_ => 'it reads' }
 		qw(validate why leases check queue_metrics memory_usage admission_counts wait_result primary_since next_run)),
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
@@ -153,6 +173,7 @@ $sub->restart;
 is_sql($sub, $follows, 1, 'a restart does not end it');
 sql($sub, 'DROP TABLE fenced; DROP EXTENSION idemq; CREATE EXTENSION idemq');
 is_sql($sub, $follows, 0, 'DROP EXTENSION does');
+sql($sub, 'DROP EXTENSION idemq');
 
 # ---- The publisher: everything at once, and a switch of its own
 
@@ -164,17 +185,21 @@ sql($pub, "SELECT idemq.follow(); SELECT idemq.take_over();
 	SELECT idemq.create_queue('mortal', max_attempts => 1, dead_queue => 'dead');
 	SELECT idemq.grant_queue('effects', 'worker', 'claim');
 	SELECT idemq.once('s', 'k');
-	CALL idemq.tick(); SELECT idemq.schedule('s', '* * * * *', 'q', '1');
-	CREATE PUBLICATION pub FOR ALL TABLES");
-sql($sub, "CREATE SUBSCRIPTION sub CONNECTION '" . $pub->connstr . " dbname=postgres' PUBLICATION pub" . ($two_phase eq 'on' ? ' WITH (two_phase = on)' : ''));
+	CALL idemq.tick(); SELECT idemq.schedule('s', '* * * * *', 'q', '1')");
+# As after a switch-over and back: the publisher knows the subscriber, as one that has taken over.
+sql($pub, 'INSERT INTO idemq.followers VALUES (' . sql($sub, "SELECT system_identifier || ', ' || oid FROM pg_control_system(), pg_database WHERE datname = 'postgres'") . ', now(), now())');
+manual(0);
 is_sql($sub, "SELECT count(*) FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 1, 'an enabled subscription switches it on');
 wait_until($sub, "SELECT NOT EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate NOT IN ('r', 's'))");
-is_sql($sub, 'SELECT count(*), count(taken_over_at) FROM idemq.followers', '2|1', 'the publisher\'s switch came along');
-is_sql($sub, $follows, 1, 'and says nothing here');
+is_sql($sub, 'SELECT count(*), count(taken_over_at) FROM idemq.followers', '1|0', 'the publisher\'s rows do not come along');
+sql($pub, 'UPDATE idemq.followers SET since = now()');
 is_state($sub, 'SELECT idemq.take_over()', '55000', 'no taking over while the subscription is enabled');
+sql($pub, 'DELETE FROM idemq.followers');
+caught_up();
+is_sql($sub, "SELECT count(*) FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 1, 'nor do their ends');
 sql($pub, 'TRUNCATE idemq.followers');
 caught_up();
-is_sql($sub, $follows, 1, 'nor when it goes');
+is_sql($sub, $follows, 1, 'it follows even after a TRUNCATE of the publisher');
 is_soon($sub, "SELECT count(*) = 1 FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 'the worker writes our own again');
 
 # Two jobs that heartbeats keep, and nothing else: their rows say 1 s.
@@ -229,10 +254,10 @@ if ($two_phase eq 'on')
 		PREPARE TRANSACTION 'two'");
 	caught_up();
 	wait_until($sub, 'SELECT count(*) = 1 FROM pg_prepared_xacts');
-	sql($sub, 'ALTER SUBSCRIPTION sub DISABLE');
+	sql($sub, 'ALTER SUBSCRIPTION everything DISABLE');
 	is_state($sub, 'SELECT idemq.take_over()', '55006', 'no taking over while a prepared transaction has written jobs');
 	is_sql($sub, $follows, 1, 'a subscription that is disabled does not end it');
-	sql($sub, 'ALTER SUBSCRIPTION sub ENABLE');
+	sql($sub, 'ALTER SUBSCRIPTION everything ENABLE');
 	sql($pub, "COMMIT PREPARED 'two'");
 	sql($pub, "BEGIN; SELECT idemq.enqueue('later', '1'); PREPARE TRANSACTION 'three'; ROLLBACK PREPARED 'three'");
 	same_rows('after COMMIT PREPARED');
@@ -255,12 +280,12 @@ sql($pub, "SELECT count(*) FROM idemq.enqueue_many('effects', array_fill('1'::js
 is(clients($pub, $effect, '-c', 4, '-t', 12)->(), '', 'workers on the publisher');
 caught_up();
 cmp_ok(sql($sub, 'SELECT count(*) FROM effects'), '==', 144, 'half of the effects came');
-sql($sub, 'ALTER SUBSCRIPTION sub DISABLE');
+manual(1, 0);
 # These are lost: ids and tokens that never came.
 my $lost_id = sql($pub, "SELECT max(id) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{1000}'))");
 my $lost_token = sql($pub, "SELECT max(token) FROM idemq.claim('later', 100)");
 my $lost_queue = sql($pub, "SELECT idemq.create_queue('lost')");
-is_sql($sub, 'SELECT idemq.take_over()', 't', 'the subscriber takes over');
+is(manual(1, 1), 't', 'the subscriber takes over');
 is_sql($sub, 'SELECT idemq.take_over()', 'f', 'once');
 is_sql($sub, $follows, 0, 'and follows no more');
 is_sql($sub, "SELECT idemq.heartbeat($kept[0], $kept[1])", 'current', 'a worker goes on here with its token, though its row\'s deadline is long past');
@@ -297,7 +322,7 @@ is_sql($sub, 'SELECT idemq.resume(\'q\')', '', 'the queue goes on');
 is(clients($sub, "SELECT idemq.try_commit(id, token) FROM idemq.claim('q', 20);\n", '-c', 2, '-t', 200)->(), '', 'with its groups');
 wait_until($sub, "SELECT count(*) = 0 FROM idemq.check()");
 is_sql($sub, "SELECT sum(pending + blocked + processing + failed + completed + dead + cancelled) = (SELECT count(*) FROM idemq.jobs) FROM idemq.metrics", 't', 'the gauges are right');
-sql($sub, 'ALTER SUBSCRIPTION sub SET (slot_name = NONE); DROP SUBSCRIPTION sub');
+sql($sub, 'ALTER SUBSCRIPTION everything SET (slot_name = NONE); DROP SUBSCRIPTION everything');
 is_sql($sub, $follows, 0, 'without its subscription');
 is(unexpected($sub, qw(55000 55006 57014 42501 0A000)), '', 'no other error in its log');
 
