@@ -111,6 +111,14 @@ idemq_jobs_open_to_read(JobsTable *table)
 	open_table(table, AccessShareLock);
 }
 
+static void
+prevent_writes(void)
+{
+	PreventCommandIfReadOnly("an idemq function that writes");
+	PreventCommandIfParallelMode("an idemq function that writes");
+	PreventCommandDuringRecovery("an idemq function that writes");
+}
+
 /*
  * Raises 25006 where nothing can be written, 25000 in a parallel operation, 55000 in a
  * database that follows another.
@@ -118,9 +126,7 @@ idemq_jobs_open_to_read(JobsTable *table)
 void
 idemq_jobs_check_writable(void)
 {
-	PreventCommandIfReadOnly("an idemq function that writes");
-	PreventCommandIfParallelMode("an idemq function that writes");
-	PreventCommandDuringRecovery("an idemq function that writes");
+	prevent_writes();
 	idemq_following_refuse();
 }
 
@@ -132,9 +138,9 @@ idemq_jobs_check_writable(void)
 void
 idemq_jobs_open(JobsTable *table)
 {
-	idemq_jobs_check_writable();
+	prevent_writes();
 	open_table(table, RowExclusiveLock);
-	/* It may have begun to while this waited for the lock. */
+	/* It may have begun to follow while this waited for the lock. */
 	idemq_following_refuse();
 }
 

@@ -291,6 +291,8 @@ my $lost_queue = sql($pub, "SELECT idemq.create_queue('lost')");
 is(manual(1, 1), 't', 'the subscriber takes over');
 is_sql($sub, 'SELECT idemq.take_over()', 'f', 'once');
 is_sql($sub, $follows, 0, 'and follows no more');
+is_soon($sub, "SELECT count(*) = 1 FROM idemq.workers, idemq.followers WHERE job_id = $kept[0] AND deadline > taken_over_at + interval '59 s' AND $own",
+	'a lease lasts its length from the switch, not from the start of the server');
 is_sql($sub, "SELECT idemq.heartbeat($kept[0], $kept[1])", 'current', 'a worker goes on here with its token, though its row\'s deadline is long past');
 is_sql($sub, "SELECT idemq.commit($kept[0], $kept[1])", 'committed', 'and commits');
 cmp_ok(sql($sub, "SELECT id FROM idemq.enqueue('later', '1')"), '>', $lost_id, 'ids go on above those that were lost');
