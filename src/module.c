@@ -12,6 +12,7 @@
 #include "hooks/utility.h"
 #include "table/jobs_index.h"
 #include "txn/at_end.h"
+#include "queue/following.h"
 #include "queue/queues.h"
 #include "shared/buckets.h"
 #include "shared/counters.h"
@@ -75,6 +76,7 @@ _PG_init(void)
 	idemq_shmem_install(parts, lengthof(parts));
 	idemq_oids_install();
 	idemq_queues_install();
+	idemq_following_install();
 	idemq_jobs_index_install();
 	idemq_at_end_install();
 	idemq_utility_install();

@@ -234,6 +234,21 @@ COMMENT ON COLUMN idemq.clusters.system_identifier IS 'the cluster, as in pg_con
 COMMENT ON COLUMN idemq.clusters.timeline IS 'its timeline';
 COMMENT ON COLUMN idemq.clusters.base IS 'where its tokens began: they were this, and 2^41 for each timeline, ahead of the clock';
 
+-- Not dumped: a copy of a follower is none.  Of cluster and database, since a base backup
+-- becomes another cluster, and a template another database.
+CREATE TABLE idemq.followers (
+	system_identifier bigint,
+	database          oid,
+	since             timestamptz NOT NULL,
+	taken_over_at     timestamptz,
+	PRIMARY KEY (system_identifier, database)
+);
+COMMENT ON TABLE idemq.followers IS 'which databases follow another by logical replication; change it with idemq.follow and idemq.take_over; not dumped';
+COMMENT ON COLUMN idemq.followers.system_identifier IS 'the cluster, as in pg_control_system()';
+COMMENT ON COLUMN idemq.followers.database IS 'the database, as in pg_database';
+COMMENT ON COLUMN idemq.followers.since IS 'when it began to follow';
+COMMENT ON COLUMN idemq.followers.taken_over_at IS 'when it took over; NULL while it follows';
+
 -- Not dumped: a restored copy has to find out that it is one.  Owned by idemq.jobs: TRUNCATE
 -- ... RESTART IDENTITY then makes ids look unknown, and ALTER TABLE ... OWNER takes it along.
 CREATE SEQUENCE idemq.ids_since MINVALUE -9223372036854775808 START 0 OWNED BY idemq.jobs.created_at;
@@ -280,14 +295,40 @@ ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
 
 CREATE FUNCTION idemq.settings_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_settings_changed';
-COMMENT ON FUNCTION idemq.settings_changed() IS 'statement trigger: tells every backend to read queue settings and grants anew';
+COMMENT ON FUNCTION idemq.settings_changed() IS 'row and truncate trigger: tells every backend to read queue settings and grants anew';
 
-CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.queues
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
+-- For each row: logical replication fires no other triggers.
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.queues
+	FOR EACH ROW EXECUTE FUNCTION idemq.settings_changed();
 ALTER TABLE idemq.queues ENABLE ALWAYS TRIGGER idemq_settings_changed;
-CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.queue_grants
+CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq.queues
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
+ALTER TABLE idemq.queues ENABLE ALWAYS TRIGGER idemq_settings_truncated;
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.queue_grants
+	FOR EACH ROW EXECUTE FUNCTION idemq.settings_changed();
 ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_changed;
+CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq.queue_grants
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
+ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_truncated;
+
+CREATE FUNCTION idemq.followers_changed() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_followers_changed';
+COMMENT ON FUNCTION idemq.followers_changed() IS 'row and truncate trigger of idemq.followers: tells every backend to look whether its database follows another';
+
+CREATE TRIGGER idemq_followers_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.followers
+	FOR EACH ROW EXECUTE FUNCTION idemq.followers_changed();
+ALTER TABLE idemq.followers ENABLE ALWAYS TRIGGER idemq_followers_changed;
+CREATE TRIGGER idemq_followers_truncated AFTER TRUNCATE ON idemq.followers
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.followers_changed();
+ALTER TABLE idemq.followers ENABLE ALWAYS TRIGGER idemq_followers_truncated;
+
+CREATE FUNCTION idemq.followers_local() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_followers_local';
+COMMENT ON FUNCTION idemq.followers_local() IS 'row trigger of idemq.followers, in apply workers alone: the rows of other servers are not written';
+
+CREATE TRIGGER idemq_followers_local BEFORE INSERT OR UPDATE OR DELETE ON idemq.followers
+	FOR EACH ROW EXECUTE FUNCTION idemq.followers_local();
+ALTER TABLE idemq.followers ENABLE REPLICA TRIGGER idemq_followers_local;
 
 -- A restore writes the OIDs of its own server (hence ENABLE ALWAYS, for a subscriber).
 CREATE FUNCTION idemq.role_named() RETURNS trigger
@@ -325,6 +366,7 @@ ALTER TABLE idemq.seen ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq.schedule_entries ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq.ticker ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq.clusters ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq.followers ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq.audit ENABLE ROW LEVEL SECURITY;
 CREATE POLICY idemq_own_queues ON idemq.audit FOR SELECT
 	USING (pg_catalog.pg_has_role('pg_monitor', 'USAGE') OR idemq.may_administer(queue_id));

@@ -195,3 +195,13 @@ CREATE FUNCTION idemq.new_generation() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_new_generation';
 COMMENT ON FUNCTION idemq.new_generation()
 	IS 'raise all tokens to come by 2^41, as a promotion does: after storage was rolled back, or a backup restored without the history of its timelines; once for each promotion that was lost; returns where tokens begin now; raises 54000 when there is no room below 2^53; the owner''s';
+
+CREATE FUNCTION idemq.follow() RETURNS boolean
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_follow';
+COMMENT ON FUNCTION idemq.follow()
+	IS 'have this database follow another, whose queues and jobs come by logical replication: until idemq.take_over() every function that writes raises 55000, and the background worker does nothing; an enabled subscription that writes idemq.jobs does so by itself; returns false when it follows already; waits for open transactions that have written jobs; the owner''s';
+
+CREATE FUNCTION idemq.take_over() RETURNS boolean
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_take_over';
+COMMENT ON FUNCTION idemq.take_over()
+	IS 'let a database that follows go on in the publisher''s place: ids and tokens go on above those that came, running leases begin anew, roles of replicated grants get USAGE; returns false when it does not follow; reads all jobs once; raises 55000 while a subscription that writes idemq''s tables is enabled, 55006 for its worker or a prepared transaction that does not end; the owner''s';

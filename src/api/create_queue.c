@@ -16,6 +16,7 @@
 #include "api/grant_queue.h"
 #include "job/dead_queue.h"
 #include "table/audit_log.h"
+#include "table/jobs.h"
 #include "txn/pending.h"
 #include "queue/queue_counts.h"
 #include "queue/queue_settings.h"
@@ -82,6 +83,7 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 	int32 id;
 
 	idemq_settings_check(fcinfo, true);
+	idemq_jobs_check_writable();
 	check_dead_queue(fcinfo, name, true);
 	if (!idemq_settings_insert(fcinfo, name, &id))
 		ereport(ERROR,
@@ -118,6 +120,7 @@ idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 
 	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
 	idemq_settings_check(fcinfo, false);
+	idemq_jobs_check_writable();
 	check_dead_queue(fcinfo, queue.name, false);
 	before = idemq_settings_document(queue.id);
 	if (before == (Datum) 0)

@@ -5,9 +5,9 @@
 #include "postgres.h"
 
 #include "fmgr.h"
-#include "miscadmin.h"
 
 #include "job/generation.h"
+#include "table/jobs.h"
 #include "base/clock.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_new_generation);
@@ -17,8 +17,8 @@ PG_FUNCTION_INFO_V1(idemq_sql_primary_since);
 Datum
 idemq_sql_new_generation(PG_FUNCTION_ARGS)
 {
-	PreventCommandDuringRecovery("idemq.new_generation()");
-	PG_RETURN_INT64(idemq_generation_new());
+	idemq_jobs_check_writable();
+	PG_RETURN_INT64(idemq_generation_new(0));
 }
 
 /* primary_since() -> bigint, microseconds since 2000-01-01 */

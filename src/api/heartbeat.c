@@ -17,6 +17,7 @@
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_write.h"
+#include "queue/following.h"
 #include "queue/queues.h"
 #include "shared/leases.h"
 #include "shared/next_deadline.h"
@@ -121,6 +122,7 @@ idemq_sql_heartbeat(PG_FUNCTION_ARGS)
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
+	idemq_following_refuse();
 	return idemq_outcome_datum(beat(PG_GETARG_INT64(0), PG_GETARG_INT64(1), length));
 }
 
@@ -135,6 +137,7 @@ idemq_sql_heartbeat_many(PG_FUNCTION_ARGS)
 	Tuplestorestate *store;
 
 	idemq_arg_attempts(fcinfo, &ids, &tokens);
+	idemq_following_refuse();
 	store = idemq_srf_begin(fcinfo, &desc);
 	for (int i = 0; i < ids.count; i++)
 	{

@@ -7,6 +7,7 @@
 #include "catalog/pg_type.h"
 
 #include "table/audit_log.h"
+#include "table/jobs.h"
 #include "txn/pending.h"
 #include "queue/queues.h"
 #include "base/spi.h"
@@ -26,6 +27,7 @@ change_paused(FunctionCallInfo fcinfo, bool paused)
 	Datum values[2];
 
 	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
+	idemq_jobs_check_writable();
 	values[0] = Int32GetDatum(queue.id);
 	values[1] = BoolGetDatum(paused);
 	idemq_spi_begin(&scope);

@@ -9,6 +9,7 @@
 #include "utils/builtins.h"
 
 #include "table/audit_log.h"
+#include "table/jobs.h"
 #include "queue/queues.h"
 #include "base/oids.h"
 #include "base/spi.h"
@@ -57,6 +58,7 @@ idemq_sql_purge(PG_FUNCTION_ARGS)
 		entry.members[1] = idemq_status_name(status);
 		values[1] = CStringGetTextDatum(idemq_status_name(status));
 	}
+	idemq_jobs_check_writable();
 	idemq_spi_begin_on_jobs(&scope);
 	(void) idemq_spi_run(&purge_jobs, values, nulls, SPI_OK_SELECT);
 	purged = DatumGetInt64(idemq_spi_value(0, 1, &isnull));

@@ -9,6 +9,7 @@
 #include "miscadmin.h"
 
 #include "job/recover.h"
+#include "table/jobs.h"
 #include "queue/queues.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_reap);
@@ -22,6 +23,7 @@ idemq_sql_reap(PG_FUNCTION_ARGS)
 	int32 *ids;
 	int count;
 
+	idemq_jobs_check_writable();
 	if (!PG_ARGISNULL(0))
 	{
 		idemq_queue_arg(fcinfo, 0, "queue", PRIVILEGE_CLAIM, &queue);

@@ -36,6 +36,7 @@
 #include "job/ready_scan.h"
 #include "job/recover.h"
 #include "table/jobs.h"
+#include "queue/following.h"
 #include "queue/queues.h"
 #include "shared/wake.h"
 #include "shared/worker_board.h"
@@ -163,6 +164,7 @@ check_queue(Target *target)
 	bool alone;
 	bool ready;
 
+	idemq_following_refuse(); /* it may have begun to while this slept */
 	idemq_queue_by_name(target->queue, PRIVILEGE_CLAIM, &queue);
 	join(target, idemq_sleepers_of_queue(queue.slot));
 	if (queue.paused)
@@ -192,6 +194,9 @@ check_job(Wait *wait, Target *target)
 	Job job;
 
 	join(target, idemq_sleepers_of_job(MyDatabaseId, target->job_id));
+	/* Its apply worker's COMMIT PREPARED wakes nobody. */
+	if (idemq_follows())
+		target->again = Min(target->again, idemq_mono_now() + CHECK_ALONE);
 	idemq_jobs_open_to_read(&table);
 	wait->found = idemq_jobs_fetch(&table, target->job_id, &job) &&
 				  idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, &queue);

@@ -16,6 +16,7 @@
 #include "txn/pending_counts.h"
 #include "txn/pending_groups.h"
 #include "txn/pending_ready.h"
+#include "queue/following.h"
 #include "queue/queues.h"
 #include "shared/leases.h"
 #include "base/oids.h"
@@ -23,6 +24,8 @@
 PG_FUNCTION_INFO_V1(idemq_sql_jobs_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_jobs_truncated);
 PG_FUNCTION_INFO_V1(idemq_sql_settings_changed);
+PG_FUNCTION_INFO_V1(idemq_sql_followers_changed);
+PG_FUNCTION_INFO_V1(idemq_sql_followers_local);
 
 /* Raises 0A000 when called by anything but the trigger that it is for. */
 static TriggerData *
@@ -195,13 +198,29 @@ count_row(Relation rel, HeapTuple old_row, HeapTuple new_row)
 	}
 }
 
-/* jobs_changed(): row trigger of idemq.jobs. */
+/* Notes what sessions wait for that sleep until a job has its result. */
+static void
+note_result(const TriggerData *data)
+{
+	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
+		note_finished(data->tg_relation, data->tg_trigtuple, data->tg_newtuple);
+	else if (TRIGGER_FIRED_BY_DELETE(data->tg_event))
+		note_gone(data->tg_relation, data->tg_trigtuple);
+}
+
+/*
+ * jobs_changed(): row trigger of idemq.jobs.  In a database that follows another, which
+ * is to say mostly in its apply worker, nobody reads the rest: see job/follow.c.
+ */
 Datum
 idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = trigger_data(fcinfo, true);
 	Relation rel = data->tg_relation;
 
+	note_result(data);
+	if (idemq_follows())
+		return PointerGetDatum(NULL);
 	note_group(rel, data->tg_trigtuple);
 	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
 	{
@@ -211,7 +230,6 @@ idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 		note_end_of_attempt(rel, data->tg_trigtuple, data->tg_newtuple);
 		note_begin_of_attempt(rel, data->tg_newtuple);
 		note_group(rel, data->tg_newtuple);
-		note_finished(rel, data->tg_trigtuple, data->tg_newtuple);
 		count_row(rel, data->tg_trigtuple, data->tg_newtuple);
 	}
 	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
@@ -226,7 +244,6 @@ idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 		/* Our own claims do not see it any more, and pass its key: it may come back. */
 		note_version(rel, data->tg_trigtuple, true);
 		note_end_of_attempt(rel, data->tg_trigtuple, NULL);
-		note_gone(rel, data->tg_trigtuple);
 		count_row(rel, data->tg_trigtuple, NULL);
 	}
 	return PointerGetDatum(NULL);
@@ -237,11 +254,12 @@ Datum
 idemq_sql_jobs_truncated(PG_FUNCTION_ARGS)
 {
 	(void) trigger_data(fcinfo, false);
-	idemq_pending_note_forget();
+	if (!idemq_follows())
+		idemq_pending_note_forget();
 	return PointerGetDatum(NULL);
 }
 
-/* settings_changed(): statement trigger of idemq.queues and idemq.queue_grants. */
+/* settings_changed(): row and truncate trigger of idemq.queues and idemq.queue_grants. */
 Datum
 idemq_sql_settings_changed(PG_FUNCTION_ARGS)
 {
@@ -250,7 +268,36 @@ idemq_sql_settings_changed(PG_FUNCTION_ARGS)
 	idemq_queues_changed();
 	idemq_pending_note_settings(0);
 	/* Truncated queues may come again with the same ids. */
-	if (TRIGGER_FIRED_BY_TRUNCATE(data->tg_event))
+	if (TRIGGER_FIRED_BY_TRUNCATE(data->tg_event) && !idemq_follows())
 		idemq_pending_note_forget();
+	return PointerGetDatum(NULL);
+}
+
+/* followers_changed(): row and truncate trigger of idemq.followers. */
+Datum
+idemq_sql_followers_changed(PG_FUNCTION_ARGS)
+{
+	TriggerData *data = trigger_data(fcinfo, false);
+
+	idemq_pending_note_switch();
+	idemq_following_changed(RelationGetRelid(data->tg_relation));
+	return PointerGetDatum(NULL);
+}
+
+/*
+ * followers_local(): trigger of idemq.followers before each row that an apply worker
+ * writes, which is not written: a row of ours that comes back from a database which has
+ * followed us would collide with the one that is here.
+ */
+Datum
+idemq_sql_followers_local(PG_FUNCTION_ARGS)
+{
+	TriggerData *data = (TriggerData *) fcinfo->context;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_BEFORE(data->tg_event) ||
+		!TRIGGER_FIRED_FOR_ROW(data->tg_event))
+		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						errmsg("this function is for idemq's own triggers only"),
+						errhint("Do not call it, and do not use it in a trigger.")));
 	return PointerGetDatum(NULL);
 }

@@ -10,12 +10,15 @@
  *
  *		COMMIT PREPARED, ROLLBACK PREPARED	rows changed, and no session knows
  *			which: cursors are unset, jobs in flight searched for.  Not for a
- *			transaction that changed none (hooks/prepared.c).
+ *			transaction that changed none (hooks/prepared.c).  The apply worker of a
+ *			subscription with two_phase ends them past this hook: see job/follow.c.
  *		DROP DATABASE						its entries in shared memory go.
  *		DROP EXTENSION, or anything else that drops idemq.jobs: the same, at commit.
  *		CREATE EXTENSION idemq				a worker is wanted, at commit.
  *		CREATE DATABASE						the template may have had the extension:
  *			a worker is wanted, at commit.
+ *		CREATE SUBSCRIPTION, ALTER SUBSCRIPTION	this database follows another from then
+ *			on, if it is enabled and writes idemq.jobs.
  *		DISCARD ALL							a pooler hands the session on: its
  *			attached leases end, as with the session.
  */
@@ -35,6 +38,7 @@
 #include "hooks/exclusive_database.h"
 #include "hooks/prepared.h"
 #include "hooks/utility.h"
+#include "job/follow.h"
 #include "txn/pending.h"
 #include "txn/pending_window.h"
 #include "queue/slot_life.h"
@@ -56,6 +60,7 @@ typedef enum Follow
 	FOLLOW_DROP_DATABASE,
 	FOLLOW_CREATE_EXTENSION,
 	FOLLOW_CREATE_DATABASE,
+	FOLLOW_SUBSCRIPTION,
 	FOLLOW_DISCARD
 } Follow;
 
@@ -82,6 +87,8 @@ what_to_follow(Node *statement, Oid *database)
 		return FOLLOW_CREATE_EXTENSION;
 	else if (IsA(statement, CreatedbStmt))
 		return FOLLOW_CREATE_DATABASE;
+	else if (IsA(statement, CreateSubscriptionStmt) || IsA(statement, AlterSubscriptionStmt))
+		return FOLLOW_SUBSCRIPTION;
 	else if (IsA(statement, DiscardStmt) && ((DiscardStmt *) statement)->target == DISCARD_ALL)
 		return FOLLOW_DISCARD;
 	return FOLLOW_NOTHING;
@@ -132,6 +139,15 @@ begin_change(void)
 	registered = true;
 	idemq_slots_begin_change();
 	in_change = true;
+}
+
+/* Follows a subscription that was created or changed.  (pg_upgrade fills the tables later.) */
+static void
+follow_subscription(void)
+{
+	if (!IsBinaryUpgrade &&
+		OidIsValid(get_relname_relid("jobs", get_namespace_oid(IDEMQ_SCHEMA, true))))
+		idemq_follow_note_subscription();
 }
 
 static void
@@ -185,6 +201,9 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 			database = get_database_oid(((CreatedbStmt *) statement->utilityStmt)->dbname, true);
 			if (OidIsValid(database))
 				idemq_pending_note_extension(database);
+			break;
+		case FOLLOW_SUBSCRIPTION:
+			follow_subscription();
 			break;
 		case FOLLOW_DISCARD:
 			idemq_lease_orphan_session();

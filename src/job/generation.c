@@ -33,6 +33,7 @@
 
 #include "job/generation.h"
 #include "queue/queues.h"
+#include "base/clock.h"
 #include "base/compat.h"
 #include "base/oids.h"
 #include "base/spi.h"
@@ -146,12 +147,28 @@ idemq_generation_note(void)
 	idemq_spi_end(&scope);
 }
 
+/* Adds a generation.  SPI is connected, what was loaded is current, adders_lock held. */
+static void
+add_generation(TimeLineID timeline)
+{
+	if (idemq_token_lead(base, timeline + 1) >= MAX_LEAD)
+		ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+						errmsg("tokens have no room below 2^53 for another generation"),
+						errhint("Move the jobs to a new extension; its tokens begin anew.")));
+	/* A cluster that never was, whose lead is our new base. */
+	add(0, 1, base);
+	load(timeline);
+}
+
 /*
- * Raises all tokens to come by what a promotion raises them: after a restore without the
- * history of its timelines.  Returns the new base.  Raises 54000 when there is no room.
+ * Raises all tokens to come by what a promotion raises them, so often that they are that
+ * far above a token that was seen; once at least.  For 0: after a restore without the
+ * history of its timelines; for the greatest token of a replica, before it takes over:
+ * the publisher has given others since.  Returns the new base.  Raises 54000 when there
+ * is no room.
  */
 int64
-idemq_generation_new(void)
+idemq_generation_new(int64 seen)
 {
 	TimeLineID timeline = compat_timeline();
 	LOCKTAG tag = adders_lock();
@@ -160,13 +177,9 @@ idemq_generation_new(void)
 	(void) LockAcquire(&tag, ExclusiveLock, false, false);
 	idemq_spi_begin(&scope);
 	load(timeline);
-	if (idemq_token_lead(base, timeline + 1) >= MAX_LEAD)
-		ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-						errmsg("tokens have no room below 2^53 for another generation"),
-						errhint("Move the jobs to a new extension; its tokens begin anew.")));
-	/* A cluster that never was, whose lead is our new base. */
-	add(0, 1, base);
-	load(timeline);
+	do
+		add_generation(timeline);
+	while (idemq_token_next(0, 0, idemq_now(), timeline, base) - seen < idemq_token_lead(0, 1));
 	idemq_spi_end(&scope);
 	idemq_queues_changed();
 	return base;

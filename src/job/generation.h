@@ -7,6 +7,6 @@
 
 extern int64 idemq_generation_base(void);
 extern void idemq_generation_note(void);
-extern int64 idemq_generation_new(void);
+extern int64 idemq_generation_new(int64 seen);
 
 #endif

@@ -4,8 +4,8 @@
  *
  * Such a job is there after the server restarted, the lease table was full, or a
  * prepared transaction claimed it.  Its row has the deadline; but the lease lasts at
- * least its length from the start of this server, so that a restart takes no lease
- * from a worker that heartbeats.  Of an attached lease the row has idemq.attach_grace
+ * least its length from the start of this server, or from when it took over from the
+ * publisher that it followed, so that neither takes a lease from a worker that heartbeats.  Of an attached lease the row has idemq.attach_grace
  * (claim_one.c).
  *
  * A scan that meets such a job adopts it: it puts an entry, and then fetches the row
@@ -28,6 +28,7 @@
 #include "table/jobs_hold.h"
 #include "table/jobs_ready.h"
 #include "txn/borrowed.h"
+#include "queue/following.h"
 #include "shared/lease_scan.h"
 #include "shared/lease_table.h"
 #include "shared/leases.h"
@@ -55,7 +56,9 @@ typedef struct LostLease
 TimestampTz
 idemq_row_deadline(const Job *job)
 {
-	return Max(job->deadline, idemq_primary_since() + (job->deadline - job->claimed_at));
+	TimestampTz since = Max(idemq_primary_since(), idemq_taken_over_at());
+
+	return Max(job->deadline, since + (job->deadline - job->claimed_at));
 }
 
 /*

@@ -14,6 +14,7 @@
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/timestamp.h"
 
 #include "observe/check_floors.h"
 #include "observe/check_groups.h"
@@ -25,6 +26,7 @@
 #include "schedule/pg_cron.h"
 #include "table/jobs.h"
 #include "txn/at_end.h"
+#include "queue/following.h"
 #include "shared/lease_table.h"
 #include "shared/slots.h"
 #include "base/args.h"
@@ -187,6 +189,26 @@ check_roles(CheckCall *call)
 	idemq_spi_end(&scope);
 }
 
+/*
+ * Says that this database follows another; returns whether it does.  Then what memory
+ * knows is of no use, and out of date (job/follow.c), and tokens are by another clock.
+ */
+static bool
+check_follows(CheckCall *call)
+{
+	const Following *following = idemq_following();
+
+	if (!idemq_follows())
+		return false;
+	idemq_check_report(
+		call, CHECK_WARNING, "follows",
+		"this database follows another%s%s: its workers belong there; for it to take "
+		"the publisher's place, idemq.take_over()",
+		following->switched_on ? " since " : "",
+		following->switched_on ? timestamptz_to_str(following->since) : "");
+	return true;
+}
+
 /* Checks that idemq.tick() is being called, if there are schedules; a restore brings no driver. */
 static void
 check_driver(CheckCall *call)
@@ -220,15 +242,20 @@ idemq_sql_check(PG_FUNCTION_ARGS)
 	check_dead_queues(&call);
 	check_roles(&call);
 	idemq_check_rows(&call);
-	idemq_check_tokens(&call);
-	/* The rest reads the ready index. */
-	if (idemq_check_catalog(&call))
-		idemq_check_ready(&call);
-	idemq_check_leases(&call);
-	idemq_check_groups(&call);
-	idemq_check_floors(&call);
-	check_driver(&call);
-	idemq_check_limits(&call);
+	if (check_follows(&call))
+		(void) idemq_check_catalog(&call);
+	else
+	{
+		idemq_check_tokens(&call);
+		/* The rest reads the ready index. */
+		if (idemq_check_catalog(&call))
+			idemq_check_ready(&call);
+		idemq_check_leases(&call);
+		idemq_check_groups(&call);
+		idemq_check_floors(&call);
+		check_driver(&call);
+		idemq_check_limits(&call);
+	}
 	idemq_jobs_close(&call.table);
 	return (Datum) 0;
 }

@@ -22,6 +22,7 @@
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_ready.h"
+#include "queue/following.h"
 #include "queue/queue_counts.h"
 #include "queue/queues.h"
 #include "shared/buckets.h"
@@ -170,7 +171,7 @@ read_counters(const QueueInfo *queue, CounterView *view)
 	index = idemq_slot_index(queue->slot);
 	if (!idemq_counters_read(index, queue->id, view))
 		return false;
-	return view->known || !idemq_queue_counts_run_if_due() ||
+	return view->known || idemq_follows() || !idemq_queue_counts_run_if_due() ||
 		   idemq_counters_read(index, queue->id, view);
 }
 
@@ -188,14 +189,15 @@ fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool 
 	memset(nulls, true, METRIC_COLUMNS * sizeof(bool));
 	memset(nulls, false, METRIC_OLDEST_READY * sizeof(bool));
 	values[METRIC_QUEUE_ID] = Int32GetDatum(queue->id);
-	if (in_memory && view.known && !RecoveryInProgress())
+	if (in_memory && view.known && !RecoveryInProgress() && !idemq_follows())
 		gauges = view.gauges;
 	else
 		gauges = gauges_by_sql(sql_gauges, queue->id);
 	/* Of two commits, the later may be counted first. */
 	for (int i = 0; i < JOB_STATUS_COUNT; i++)
 		values[METRIC_GAUGES + i] = Int64GetDatum(Max(gauges[i], 0));
-	oldest = oldest_ready(queue, now);
+	/* Nothing can be claimed from a database that follows another; its cursors say nothing. */
+	oldest = idemq_follows() ? now : oldest_ready(queue, now);
 	oldest = Max(oldest, now - OLDEST_AGE);
 	if (oldest < now)
 	{
@@ -206,7 +208,7 @@ fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool 
 		fill_counters(&view, values, nulls);
 	values[METRIC_IN_MEMORY] = BoolGetDatum(in_memory);
 	nulls[METRIC_IN_MEMORY] = false;
-	if (queue->slot != NULL && idemq_slot_status(queue->id, &status))
+	if (queue->slot != NULL && !idemq_follows() && idemq_slot_status(queue->id, &status))
 	{
 		values[METRIC_RECOVERING] = BoolGetDatum(status.needs_recovery);
 		nulls[METRIC_RECOVERING] = false;

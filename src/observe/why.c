@@ -20,6 +20,7 @@
 #include "table/jobs_group.h"
 #include "table/jobs_hold.h"
 #include "table/jobs_ready.h"
+#include "queue/following.h"
 #include "queue/queues.h"
 #include "shared/lease_scan.h"
 #include "shared/leases.h"
@@ -365,10 +366,35 @@ say_blocked(WhyCall *call)
 							   "makes it pending");
 }
 
+/* Says of an unfinished job that others work on it; false when this database follows none. */
+static bool
+say_follows(WhyCall *call)
+{
+	const Following *following = idemq_following();
+
+	if (!idemq_follows())
+		return false;
+	appendStringInfoString(&call->answer, "this database follows another");
+	if (following->switched_on)
+		say_time(call, " since ", following->since);
+	appendStringInfoString(&call->answer,
+						   ", as far as replication has come: ask idemq.why on the publisher; here "
+						   "nothing claims it before idemq.take_over()");
+	return true;
+}
+
+static bool
+is_finished(JobStatus status)
+{
+	return status == JOB_COMPLETED || status == JOB_DEAD || status == JOB_CANCELLED;
+}
+
 static void
 say_why(WhyCall *call)
 {
 	appendStringInfo(&call->answer, "%s: ", idemq_status_name(call->job.status));
+	if (!is_finished(call->job.status) && say_follows(call))
+		return;
 	switch (call->job.status)
 	{
 		case JOB_BLOCKED:

@@ -150,6 +150,7 @@ idemq_sql_due_schedules(PG_FUNCTION_ARGS)
 	SqlScope scope;
 	uint64 rows;
 
+	idemq_jobs_check_writable();
 	idemq_driver_note_call(now);
 	idemq_spi_begin(&scope);
 	rows = idemq_spi_query_latest(&list_schedules, NULL, NULL);
@@ -351,6 +352,7 @@ idemq_sql_run_schedule(PG_FUNCTION_ARGS)
 	bool enqueued = false;
 
 	idemq_arg_required(fcinfo, 0, "name");
+	idemq_jobs_check_writable();
 	entry.name = TextDatumGetCString(values[0]);
 	/* A user's deferred triggers on idemq.jobs are to be. */
 	idemq_spi_begin_on_jobs(&scope);
@@ -376,6 +378,7 @@ idemq_sql_schedule_failed(PG_FUNCTION_ARGS)
 
 	idemq_arg_required(fcinfo, 0, "name");
 	idemq_arg_required(fcinfo, 1, "error");
+	idemq_jobs_check_writable();
 	values[0] = PG_GETARG_DATUM(0);
 	values[1] = TimestampTzGetDatum(GetCurrentTimestamp());
 	values[2] = PG_GETARG_DATUM(1);

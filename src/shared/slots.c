@@ -41,6 +41,7 @@ typedef struct SlotsShared
 	/* Changes under way in the lower half, changes begun in the upper; no lock. */
 	pg_atomic_uint64 changes;
 	pg_atomic_uint64 settings; /* changes of queues' settings; no lock */
+	pg_atomic_uint64 switches; /* of queue/following.c; no lock */
 	QueueSlot slots[FLEXIBLE_ARRAY_MEMBER];
 } SlotsShared;
 
@@ -106,6 +107,7 @@ idemq_slots_shmem_init(void *area, bool found)
 		pg_atomic_init_u64(&shared->refused, 0);
 		pg_atomic_init_u64(&shared->changes, 0);
 		pg_atomic_init_u64(&shared->settings, 0);
+		pg_atomic_init_u64(&shared->switches, 0);
 		for (int i = 0; i < idemq_max_queues; i++)
 		{
 			QueueSlot *slot = &shared->slots[i];
@@ -369,6 +371,20 @@ uint64
 idemq_slots_settings(void)
 {
 	return pg_atomic_read_u64(&shared->settings);
+}
+
+/* Notes that a transaction has ended that switched whether a database follows another. */
+void
+idemq_slots_switched(void)
+{
+	(void) pg_atomic_fetch_add_u64(&shared->switches, 1);
+}
+
+/* Returns a number that stays as it is while none does. */
+uint64
+idemq_slots_switches(void)
+{
+	return pg_atomic_read_u64(&shared->switches);
 }
 
 /* Reads the slot of a queue of this database; false when it has none. */

@@ -32,6 +32,7 @@
 #include "utils/snapmgr.h"
 
 #include "table/jobs.h"
+#include "queue/following.h"
 #include "base/compat.h"
 #include "base/oids.h"
 
@@ -111,9 +112,8 @@ idemq_jobs_open_to_read(JobsTable *table)
 	open_table(table, AccessShareLock);
 }
 
-/* Raises 25006 where nothing can be written, 25000 in a parallel operation. */
-void
-idemq_jobs_check_writable(void)
+static void
+prevent_writes(void)
 {
 	PreventCommandIfReadOnly("an idemq function that writes");
 	PreventCommandIfParallelMode("an idemq function that writes");
@@ -121,14 +121,28 @@ idemq_jobs_check_writable(void)
 }
 
 /*
+ * Raises 25006 where nothing can be written, 25000 in a parallel operation, 55000 in a
+ * database that follows another.
+ */
+void
+idemq_jobs_check_writable(void)
+{
+	prevent_writes();
+	idemq_following_refuse();
+}
+
+/*
  * Opens the table for one call that writes.  Raises 25006 in a read-only
- * transaction or on a standby, 42P01 without the extension.
+ * transaction or on a standby, 42P01 without the extension, 55000 in a database that
+ * follows another.
  */
 void
 idemq_jobs_open(JobsTable *table)
 {
-	idemq_jobs_check_writable();
+	prevent_writes();
 	open_table(table, RowExclusiveLock);
+	/* It may have begun to follow while this waited for the lock. */
+	idemq_following_refuse();
 }
 
 static void

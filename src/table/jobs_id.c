@@ -40,6 +40,9 @@
 #include "base/oids.h"
 #include "base/spi.h"
 
+/* More ids than a server gives in the time that its replica lags: 10^6 a second at most. */
+#define TAKE_OVER_GAP INT64CONST(1000000000)
+
 typedef enum IdsState
 {
 	IDS_SURE,	 /* this run has looked after them */
@@ -92,6 +95,29 @@ raise_sequence(void)
 	/* Whoever takes one by hand in between gets one below now as well. */
 	if (nextval_internal(sequence, false) < now)
 		(void) idemq_spi_run(&set_sequence, args, NULL, SPI_OK_SELECT);
+}
+
+/*
+ * Raises the sequence to the time of day and beyond, for a database that takes the place
+ * of another: greatest is the greatest id that came from there, perhaps from a clock that
+ * is ahead of ours; then those that did not come are in the gap.
+ */
+void
+idemq_jobs_ids_take_over(int64 greatest)
+{
+	Oid sequence = idemq_oids()->jobs_seq;
+	Oid mark = get_relname_relid("ids_since", idemq_oids()->schema);
+	int64 now = idemq_now() - IDEMQ_EPOCH;
+	int64 least = greatest < now ? now : greatest + TAKE_OVER_GAP;
+	Datum args[] = {ObjectIdGetDatum(sequence), Int64GetDatum(least)};
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	LockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
+	if (nextval_internal(sequence, false) < least)
+		(void) idemq_spi_run(&set_sequence, args, NULL, SPI_OK_SELECT);
+	UnlockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
+	idemq_spi_end(&scope);
 }
 
 /* Makes sure that the sequence is above all ids that were ever given. */

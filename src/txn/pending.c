@@ -190,11 +190,20 @@ idemq_pending_note_gone(void)
 		(void) note(ACTION_GONE, NULL, 0);
 }
 
-/* Notes that a queue's settings change, 0 for any: sessions that wait for it scan again. */
+/* Notes that a queue's settings change, 0 for any: sessions that wait for it scan again; many are one. */
 void
 idemq_pending_note_settings(int32 queue_id)
 {
-	(void) note(ACTION_SETTINGS, NULL, queue_id);
+	if (!is_last(ACTION_SETTINGS, queue_id))
+		(void) note(ACTION_SETTINGS, NULL, queue_id);
+}
+
+/* Notes that idemq.followers was written; before this session reads it again. */
+void
+idemq_pending_note_switch(void)
+{
+	if (!is_last(ACTION_SWITCH, 0))
+		(void) note(ACTION_SWITCH, NULL, 0);
 }
 
 /* Notes that a database may have the extension from now on. */

@@ -118,6 +118,9 @@ idemq_action_apply(const PendingAction *action)
 		case ACTION_SETTINGS:
 			follow_settings(action->queue_id);
 			break;
+		case ACTION_SWITCH:
+			idemq_slots_switched();
+			break;
 		case ACTION_EXTENSION:
 			idemq_worker_visit(action->u.database);
 			break;
@@ -187,6 +190,10 @@ idemq_action_undo(const PendingAction *action, const PriorLease *prior)
 		case ACTION_FORGET:
 			/* Our own claims did not see what was there, and passed it. */
 			idemq_slots_unset_database(MyDatabaseId);
+			break;
+		case ACTION_SWITCH:
+			/* This session has read what it wrote. */
+			idemq_slots_switched();
 			break;
 		case ACTION_RECOVER:
 		case ACTION_DROP_QUEUE:

@@ -21,6 +21,7 @@ typedef enum ActionKind
 	ACTION_FINISHED,  /* commit: a job that was in no attempt has its result */
 	ACTION_GONE,	  /* commit: some jobs are gone that were not finished */
 	ACTION_SETTINGS,  /* commit: sessions that wait for the queue, 0 for any, scan again */
+	ACTION_SWITCH,	  /* at the end: sessions look whether their database follows another */
 	ACTION_EXTENSION, /* commit: a worker visits the database */
 } ActionKind;
 

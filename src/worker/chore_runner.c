@@ -17,10 +17,12 @@
 #include "pgstat.h"
 #include "utils/guc.h"
 #include "utils/hsearch.h"
+#include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
 #include "worker/chore_runner.h"
+#include "queue/following.h"
 #include "queue/queues.h"
 #include "shared/slots.h"
 #include "base/clock.h"
@@ -126,6 +128,10 @@ run_task(void *arg)
 	const Task *task = arg;
 	QueueInfo queue;
 
+	/* A chore that comes due is not for a database that has begun to follow another. */
+	AcceptInvalidationMessages();
+	if (task->chore->due_at != NULL && idemq_follows())
+		return;
 	if (task->chore->run_for_all != NULL)
 	{
 		task->chore->run_for_all();

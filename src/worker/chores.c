@@ -24,10 +24,12 @@
 #include "worker/expire.h"
 #include "worker/notify.h"
 #include "worker/retention.h"
+#include "job/follow.h"
 #include "job/promote.h"
 #include "job/ready_scan.h"
 #include "job/reap.h"
 #include "job/recover.h"
+#include "queue/following.h"
 #include "queue/queue_counts.h"
 #include "queue/queues.h"
 #include "shared/counters.h"
@@ -52,10 +54,15 @@
 /* News of a queue that is being created are tried again after that, with those of all others. */
 #define UNSENT_PAUSE (USECS_PER_SEC / 10)
 
+/* What could not be read when a round began is read again after that. */
+#define LOOK_PAUSE USECS_PER_SEC
+
 /* When the last NOTIFY was sent, and when the next one and a count may be tried (mono). */
 static int64 notified_at = 0;
 static int64 next_notify = 0;
 static int64 next_count = 0;
+/* When (mono) to look again whether this database follows another; PG_INT64_MAX: it is known. */
+static int64 next_look = 0;
 
 static void
 recover(const QueueInfo *queue)
@@ -234,8 +241,11 @@ static const Chore chores[] = {
 	{"purge", purge_due_at, .run_for_all = idemq_retention_run, .ended = purge_ended},
 };
 
-/* Runs once, when the worker starts. */
+/* Runs once, when the worker starts, and when the database ceases to follow another. */
 static const Chore discover_chore = {"discover", NULL, .run_for_all = discover};
+
+/* Reads whether the database follows another, and has that last; runs when it may have changed. */
+static const Chore look_up_chore = {"follow", NULL, .run_for_all = idemq_follow_note_subscription};
 
 /*
  * Does what is due of a queue, or, where view is NULL, for all queues at once; lowers
@@ -272,17 +282,31 @@ make_due(const SlotView *view, void *arg)
 }
 
 /*
- * Prepares this process, and makes every queue due: each without a slot gets
- * one, which asks for recovery.  Returns false when that failed.
+ * Makes every queue due: each without a slot gets one, which asks for recovery.  Returns
+ * false when that failed.
  */
-bool
-idemq_chores_begin(void)
+static bool
+begin(void)
 {
-	idemq_chores_prepare();
 	if (!idemq_chore_run(&discover_chore, 0))
 		return false;
 	idemq_for_each_slot(MyDatabaseId, make_due, NULL);
 	return true;
+}
+
+/* Returns whether this database follows another; true as well when that cannot be read. */
+static bool
+follows(void)
+{
+	bool does;
+
+	/* What changes between the two calls is read in the next round. */
+	if (!idemq_following_is_known(&does) &&
+		(!idemq_chore_run(&look_up_chore, 0) || !idemq_following_is_known(&does)))
+		next_look = idemq_mono_now() + LOOK_PAUSE;
+	else
+		next_look = PG_INT64_MAX;
+	return next_look < PG_INT64_MAX || does;
 }
 
 /*
@@ -303,15 +327,29 @@ report_statistics(void)
 	return forced_at == 0 ? PG_INT64_MAX : forced_at;
 }
 
-/* Does what is due, of every queue once; returns when (mono) to come again. */
+/*
+ * Does what is due, of every queue once; nothing in a database that follows another.
+ * Returns when (mono) to come again.
+ */
 int64
 idemq_chores_do(void)
 {
+	static bool begun = false;
 	int64 next = PG_INT64_MAX;
 	int64 report;
 
-	idemq_for_each_slot(MyDatabaseId, visit_queue, &next);
-	do_chores(NULL, &next);
+	if (follows())
+	{
+		begun = false;
+		next = next_look;
+	}
+	else if (begun || (begun = begin()))
+	{
+		idemq_for_each_slot(MyDatabaseId, visit_queue, &next);
+		do_chores(NULL, &next);
+	}
+	else
+		next = idemq_mono_now() + LOOK_PAUSE;
 	report = report_statistics();
 	return Min(next, report);
 }

@@ -5,7 +5,6 @@
 #ifndef IDEMQ_WORKER_CHORES_H
 #define IDEMQ_WORKER_CHORES_H
 
-extern bool idemq_chores_begin(void);
 extern int64 idemq_chores_do(void);
 
 #endif

@@ -27,6 +27,7 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
+#include "worker/chore_runner.h"
 #include "worker/chores.h"
 #include "worker/worker.h"
 #include "shared/wake.h"
@@ -151,8 +152,9 @@ idemq_worker_main(Datum arg)
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
 	settle_settings();
 	pgstat_report_appname("idemq worker");
-	if (may_stay() && idemq_chores_begin())
+	if (may_stay())
 	{
+		idemq_chores_prepare();
 		for (;;)
 		{
 			int64 until;

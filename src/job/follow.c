@@ -1,0 +1,332 @@
+/*
+ * job/follow.c
+ *		Beginning to follow another database by logical replication, and taking over
+ *		from it.  (What that means in between: queue/following.c)
+ *
+ * Both lock idemq.jobs against writers to the end of their transaction.  A call that
+ * writes looks after it has its own lock, so each writes before the switch, or is refused
+ * (before it, after taking over); and what a row's trigger leaves out while the database
+ * follows, it leaves out of transactions that end before the switch.
+ *
+ * While a database follows, nothing reads what shared memory knows of its rows: nothing is
+ * claimed, promoted, reaped or heartbeaten, and metrics are counted by SQL.  So the
+ * triggers note none of it (hooks/row_triggers.c), and it does not matter that PostgreSQL's
+ * apply worker ends prepared transactions past our hooks (hooks/utility.c).  Both switches
+ * forget all that is known of the database, as TRUNCATE does; afterwards it is read from
+ * the rows.  That covers every transaction which ended before.  Of those that are still
+ * prepared, COMMIT PREPARED by hand resets the caches itself; but until then they hold
+ * their locks, which would keep the switch waiting for ever: so take_over() names them.
+ *
+ * take_over() waits for the apply worker's end, and looks again when it has the lock: a
+ * worker that has read its subscription before that was disabled would otherwise, blocked
+ * by our lock, write one more transaction of the publisher after we took over.
+ *
+ * What came is all on this side that says which numbers the publisher has given.  Ids and
+ * tokens that did not come are passed by the time of day, and by a generation: see
+ * table/jobs_id.c, job/generation.c.  Others than those of the rows are known to nobody.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "storage/latch.h"
+#include "storage/lmgr.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/inval.h"
+#include "utils/snapmgr.h"
+
+#include "job/follow.h"
+#include "job/generation.h"
+#include "table/jobs_id.h"
+#include "txn/pending.h"
+#include "queue/following.h"
+#include "queue/queues.h"
+#include "queue/roles.h"
+#include "base/compat.h"
+#include "base/oids.h"
+#include "base/spi.h"
+
+/* How long the apply worker of a subscription that was disabled may take to end. */
+#define WORKER_STEPS 1000
+#define WORKER_STEP 10 /* ms */
+
+/* The greatest numbers that came from the publisher. */
+typedef struct Given
+{
+	int64 job_id;
+	int64 token;
+	int32 queue_id;
+	int64 audit_id;
+} Given;
+
+/* Subscriptions that write a table of idemq, and whether they are enabled; a worker's pid. */
+static SqlStatement find_subscription =
+	{.text = "SELECT s.subname, s.subenabled, a.pid FROM pg_catalog.pg_subscription s "
+			 "LEFT JOIN pg_catalog.pg_stat_subscription a ON a.subid = s.oid AND a.pid IS NOT NULL "
+			 "WHERE s.subdbid = $1 AND (s.subenabled OR a.pid IS NOT NULL) "
+			 "AND EXISTS (SELECT FROM pg_catalog.pg_subscription_rel r JOIN pg_catalog.pg_class c "
+			 "ON c.oid = r.srrelid WHERE r.srsubid = s.oid "
+			 "AND c.relnamespace = 'idemq'::pg_catalog.regnamespace) "
+			 "ORDER BY s.subenabled DESC, s.subname LIMIT 1",
+	 .nargs = 1,
+	 .types = {OIDOID}};
+/* A prepared transaction's locks have its own transaction's among them. */
+static SqlStatement find_prepared =
+	{.text = "SELECT p.gid FROM pg_catalog.pg_prepared_xacts p JOIN pg_catalog.pg_locks x "
+			 "ON x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.granted "
+			 "AND x.mode = 'ExclusiveLock' JOIN pg_catalog.pg_locks l "
+			 "ON l.virtualtransaction = x.virtualtransaction AND l.pid IS NULL "
+			 "WHERE p.database = pg_catalog.current_database() AND l.locktype = 'relation' "
+			 "AND l.relation = $1 AND l.mode = 'RowExclusiveLock' ORDER BY 1 LIMIT 1",
+	 .nargs = 1,
+	 .types = {OIDOID}};
+/* What the publisher has given, as far as it has come; reads all jobs. */
+static SqlStatement greatest_given = {
+	.text = "SELECT greatest(j.id, a.id, u.job, "
+			"(SELECT max(last_job) FROM idemq.schedule_entries), 0), "
+			"greatest(j.token, a.token, 0), "
+			"greatest((SELECT max(queue_id) FROM idemq.queues), j.queue, a.queue, u.queue, 0), "
+			"greatest(u.id, 0) "
+			"FROM (SELECT max(id) AS id, max(token) AS token, max(queue_id) AS queue "
+			"FROM idemq.jobs) j, "
+			"(SELECT max(job_id) AS id, max(token) AS token, max(queue_id) AS queue "
+			"FROM idemq.attempts) a, "
+			"(SELECT max(id) AS id, max(job_id) AS job, max(queue_id) AS queue "
+			"FROM idemq.audit) u"};
+/* $1: a queue's id, $2: a row's of idemq.audit */
+static SqlStatement raise_sequences =
+	{.text = "SELECT pg_catalog.setval('idemq.queues_queue_id_seq', greatest($1, last_value)), "
+			 "(SELECT pg_catalog.setval('idemq.audit_id_seq', greatest($2, last_value)) "
+			 "FROM idemq.audit_id_seq) FROM idemq.queues_queue_id_seq",
+	 .nargs = 2,
+	 .types = {INT4OID, INT8OID}};
+static SqlStatement list_roles = {
+	.text = "SELECT DISTINCT role_name, role_oid FROM idemq.queue_grants ORDER BY 1"};
+
+/* Raises what cannot be done in this transaction. */
+static void
+check_transaction(const char *function)
+{
+	PreventCommandIfReadOnly(function);
+	PreventCommandIfParallelMode(function);
+	PreventCommandDuringRecovery(function);
+}
+
+/* Locks out everybody who writes jobs, to the end of the transaction; waits for those who do. */
+static void
+lock_out_writers(void)
+{
+	LockRelationOid(idemq_oids()->jobs, ShareRowExclusiveLock);
+}
+
+/* What both switches owe to shared memory: it knows nothing of this database any more. */
+static void
+forget_database(void)
+{
+	idemq_pending_note_forget();
+	idemq_queues_changed();
+}
+
+/*
+ * Has this database follow; returns false when its row says so already.  Waits for open
+ * transactions that have written jobs.  Raises 25006.
+ */
+bool
+idemq_follow_begin(void)
+{
+	check_transaction("idemq.follow()");
+	lock_out_writers();
+	if (!idemq_following_set(true))
+		return false;
+	forget_database();
+	return true;
+}
+
+/* After CREATE or ALTER SUBSCRIPTION: a database follows from then on, if it writes idemq.jobs. */
+void
+idemq_follow_note_subscription(void)
+{
+	const Following *following;
+
+	CommandCounterIncrement();
+	AcceptInvalidationMessages();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	following = idemq_following();
+	if (following->subscribed && !following->switched_on)
+		(void) idemq_follow_begin();
+	PopActiveSnapshot();
+}
+
+/*
+ * Looks for a subscription that writes our tables, or whose worker still may; raises
+ * 55000 for one that is enabled.  Returns the pid of a worker, 0 when there is none.
+ */
+static int
+apply_worker(void)
+{
+	Datum database = ObjectIdGetDatum(MyDatabaseId);
+	SqlScope scope;
+	int pid = 0;
+	bool isnull;
+
+	idemq_spi_begin(&scope);
+	if (idemq_spi_query_latest(&find_subscription, &database, NULL) > 0)
+	{
+		const char *name = NameStr(*DatumGetName(idemq_spi_value(0, 1, &isnull)));
+
+		if (DatumGetBool(idemq_spi_value(0, 2, &isnull)))
+			ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+							errmsg("subscription \"%s\" still writes idemq's tables", name),
+							errhint("When it has all that is to come, run ALTER SUBSCRIPTION %s "
+									"DISABLE, or drop it; then repeat idemq.take_over().",
+									quote_identifier(name))));
+		pid = DatumGetInt32(idemq_spi_value(0, 3, &isnull));
+	}
+	idemq_spi_end(&scope);
+	return pid;
+}
+
+static void
+raise_busy(int pid)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_IN_USE),
+					errmsg("the apply worker of the subscription, process %d, has not ended", pid),
+					errhint("It ends after the transaction that it is applying: repeat "
+							"idemq.take_over(). If it waits for a lock, see pg_blocking_pids(%d).",
+							pid)));
+}
+
+/* Waits until no apply worker is left; raises 55000, 55006. */
+static void
+wait_for_apply_worker(void)
+{
+	int pid = apply_worker();
+
+	for (int i = 0; i < WORKER_STEPS && pid != 0; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, WORKER_STEP,
+						 compat_wait_event_away());
+		ResetLatch(MyLatch);
+		pid = apply_worker();
+	}
+	if (pid != 0)
+		raise_busy(pid);
+}
+
+/* Raises 55006 for a prepared transaction that has written jobs: its locks are for ever. */
+static void
+check_prepared(void)
+{
+	Datum jobs = ObjectIdGetDatum(idemq_oids()->jobs);
+	SqlScope scope;
+	bool isnull;
+
+	idemq_spi_begin(&scope);
+	if (idemq_spi_query_latest(&find_prepared, &jobs, NULL) > 0)
+	{
+		const char *gid = TextDatumGetCString(idemq_spi_value(0, 1, &isnull));
+
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_IN_USE),
+				 errmsg("prepared transaction \"%s\" has written jobs", gid),
+				 errhint("Find out what became of it on the publisher, and run COMMIT PREPARED or "
+						 "ROLLBACK PREPARED %s; then repeat idemq.take_over().",
+						 quote_literal_cstr(gid))));
+	}
+	idemq_spi_end(&scope);
+}
+
+/* Reads them.  Without a lock: what could change them now is only SQL by hand. */
+static void
+read_given(Given *given)
+{
+	SqlScope scope;
+	bool isnull;
+
+	idemq_spi_begin(&scope);
+	if (idemq_spi_query_latest(&greatest_given, NULL, NULL) != 1)
+		elog(ERROR, "what the publisher has given is not one row");
+	given->job_id = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	given->token = DatumGetInt64(idemq_spi_value(0, 2, &isnull));
+	given->queue_id = DatumGetInt32(idemq_spi_value(0, 3, &isnull));
+	given->audit_id = DatumGetInt64(idemq_spi_value(0, 4, &isnull));
+	idemq_spi_end(&scope);
+}
+
+/* Raises all that this database will give: every sequence of the extension, and tokens. */
+static void
+pass(const Given *given)
+{
+	Datum args[] = {Int32GetDatum(given->queue_id), Int64GetDatum(given->audit_id)};
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&raise_sequences, args, NULL, SPI_OK_SELECT);
+	idemq_spi_end(&scope);
+	idemq_jobs_ids_take_over(given->job_id);
+	(void) idemq_generation_new(given->token);
+}
+
+/* Gives the roles of the grants that came what grant_queue would: USAGE of the schema. */
+static void
+grant_usage(void)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	List *roles = NIL;
+	ListCell *lc;
+	SqlScope scope;
+	uint64 rows;
+
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&list_roles, NULL, NULL);
+	for (uint64 i = 0; i < rows; i++)
+	{
+		bool isnull;
+		Datum name = idemq_spi_value(i, 1, &isnull);
+		Oid oid = DatumGetObjectId(idemq_spi_value(i, 2, &isnull));
+		Oid role = idemq_role_of(NameStr(*DatumGetName(name)), isnull ? InvalidOid : oid);
+		MemoryContext old = MemoryContextSwitchTo(caller);
+
+		if (OidIsValid(role))
+			roles = list_append_unique_oid(roles, role);
+		MemoryContextSwitchTo(old);
+	}
+	idemq_spi_end(&scope);
+	foreach(lc, roles)
+	{
+		idemq_role_lock(lfirst_oid(lc), ROLE_LOCK_GRANTS);
+		idemq_usage_grant(lfirst_oid(lc));
+	}
+}
+
+/*
+ * Has this database follow no more; returns false when it does not.  Waits for the apply
+ * worker to end, and for open transactions that have written jobs.  Raises 55000 while a
+ * subscription is enabled, 55006 for what does not end, 25006.
+ */
+bool
+idemq_follow_end(void)
+{
+	Given given;
+	int pid;
+
+	check_transaction("idemq.take_over()");
+	if (!idemq_follows())
+		return false;
+	wait_for_apply_worker();
+	check_prepared();
+	read_given(&given);
+	lock_out_writers();
+	pid = apply_worker();
+	if (pid != 0)
+		raise_busy(pid);
+	if (!idemq_following_set(false))
+		return false;
+	pass(&given);
+	grant_usage();
+	forget_database();
+	return true;
+}

@@ -1,0 +1,211 @@
+/*
+ * queue/following.c
+ *		Whether this database follows another: its rows of idemq come by logical
+ *		replication, and nothing but the apply worker may write them.
+ *
+ * What two write, one of them loses: a lease that is taken back here, while the
+ * publisher's heartbeats keep it alive, has a row in idemq.attempts with the very key of
+ * the row that comes from there, and the apply worker fails on it for ever.  So while a
+ * database follows, every function that writes is refused (idemq_following_refuse, by
+ * idemq_jobs_check_writable), and the background worker does nothing (worker/chores.c).
+ *
+ * It follows while its row of idemq.followers says so, or an enabled subscription writes
+ * idemq.jobs.  The first lasts: job/follow.c writes the row with the subscription, so
+ * that one that is disabled, by disable_on_error too, does not end it.
+ *
+ * A row is of (cluster, database).  Those of the publisher, which a publication of all
+ * tables sends along, are not written (followers_local, hooks/row_triggers.c); a TRUNCATE
+ * of it is, and then the worker writes ours again.  Ours say nothing in a copy by CREATE
+ * DATABASE ... TEMPLATE, nor in what pg_createsubscriber makes, and a dump has none.  They
+ * say the same on a physical standby of this server, and after its promotion.
+ *
+ * What a session has read holds while nothing has changed: the number of switches in
+ * shared memory, which the transaction that switched counts up when it ended and before it
+ * gives up its locks; and the invalidations of subscriptions, and, on a standby, of the
+ * table.  So a session that looks after it has locked idemq.jobs for writing, as
+ * idemq_jobs_open does, sees every switch that was made under job/follow.c's lock.
+ *
+ * No locks of its own.
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/inval.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+
+#include "queue/following.h"
+#include "shared/slots.h"
+#include "base/clock.h"
+#include "base/oids.h"
+#include "base/spi.h"
+
+/* $1: this cluster, $2: this database, $3: idemq.jobs */
+static SqlStatement read_row =
+	{.text = "SELECT f.since, f.taken_over_at, EXISTS (SELECT FROM pg_catalog.pg_subscription s "
+			 "JOIN pg_catalog.pg_subscription_rel r ON r.srsubid = s.oid "
+			 "WHERE s.subdbid = $2 AND s.subenabled AND r.srrelid = $3), "
+			 "'idemq.followers'::pg_catalog.regclass::pg_catalog.oid "
+			 "FROM (SELECT) AS one LEFT JOIN idemq.followers f "
+			 "ON f.system_identifier = $1 AND f.database = $2",
+	 .nargs = 3,
+	 .types = {INT8OID, OIDOID, OIDOID}};
+/* $3: now */
+static SqlStatement switch_on =
+	{.text = "INSERT INTO idemq.followers AS f (system_identifier, database, since) "
+			 "VALUES ($1, $2, $3) ON CONFLICT (system_identifier, database) DO UPDATE "
+			 "SET since = $3, taken_over_at = NULL WHERE f.taken_over_at IS NOT NULL",
+	 .nargs = 3,
+	 .types = {INT8OID, OIDOID, TIMESTAMPTZOID}};
+static SqlStatement switch_off =
+	{.text = "UPDATE idemq.followers SET taken_over_at = $3 "
+			 "WHERE system_identifier = $1 AND database = $2 AND taken_over_at IS NULL",
+	 .nargs = 3,
+	 .types = {INT8OID, OIDOID, TIMESTAMPTZOID}};
+
+static Following known = {0};
+/* It holds while these are equal; what changes while it is read is read at the next call. */
+static uint64 invalidations = 1;
+static uint64 loaded_at = 0;
+/* The same for what shared memory counts. */
+static uint64 switches_loaded = 0;
+/* idemq.followers, as the callback needs it without a lookup. */
+static Oid followers_relid = InvalidOid;
+
+static inline bool
+is_known(void)
+{
+	return loaded_at == invalidations && switches_loaded == idemq_slots_switches();
+}
+
+static inline bool
+follows(void)
+{
+	return known.switched_on || known.subscribed;
+}
+
+/*
+ * Returns whether what was read still holds, as far as this process has received what
+ * changed; and what that was.  Outside of a transaction, too.
+ */
+bool
+idemq_following_is_known(bool *does)
+{
+	*does = follows();
+	return is_known();
+}
+
+static void
+load(void)
+{
+	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), ObjectIdGetDatum(MyDatabaseId),
+					ObjectIdGetDatum(idemq_oids()->jobs)};
+	uint64 before = invalidations;
+	uint64 switches = idemq_slots_switches();
+	bool no_since;
+	bool isnull;
+	Datum value;
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	if (idemq_spi_query_latest(&read_row, args, NULL) != 1)
+		elog(ERROR, "idemq.followers has two rows of this database");
+	value = idemq_spi_value(0, 1, &no_since);
+	known.since = no_since ? 0 : DatumGetTimestampTz(value);
+	value = idemq_spi_value(0, 2, &isnull);
+	known.taken_over = isnull ? DT_NOBEGIN : DatumGetTimestampTz(value);
+	known.switched_on = !no_since && isnull;
+	known.subscribed = DatumGetBool(idemq_spi_value(0, 3, &isnull));
+	followers_relid = DatumGetObjectId(idemq_spi_value(0, 4, &isnull));
+	idemq_spi_end(&scope);
+	loaded_at = before;
+	switches_loaded = switches;
+}
+
+/* Returns what is known, read anew if it has changed; raises 42P01 without the extension. */
+const Following *
+idemq_following(void)
+{
+	if (unlikely(!is_known()))
+		load();
+	return &known;
+}
+
+/* Returns whether this database follows another. */
+bool
+idemq_follows(void)
+{
+	(void) idemq_following();
+	return follows();
+}
+
+/* Raises 55000 in a database that follows another. */
+void
+idemq_following_refuse(void)
+{
+	if (unlikely(idemq_follows()))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this database follows another: its queues and jobs come by logical "
+						"replication"),
+				 errhint("Connect to the publisher's database. For this one to go on in its place, "
+						 "disable or drop the subscription, then SELECT idemq.take_over().")));
+}
+
+/* Returns when this database last ceased to follow, DT_NOBEGIN if it never did. */
+TimestampTz
+idemq_taken_over_at(void)
+{
+	return idemq_following()->taken_over;
+}
+
+/*
+ * Has every backend read it anew: this one at once, those of a standby when they receive
+ * it.  All others by shared memory: txn/pending.c notes that.  relation: idemq.followers
+ */
+void
+idemq_following_changed(Oid relation)
+{
+	CacheInvalidateRelcacheByRelid(relation);
+	invalidations++;
+}
+
+/* Writes the row; returns whether that changed anything.  job/follow.c's lock held. */
+bool
+idemq_following_set(bool on)
+{
+	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), ObjectIdGetDatum(MyDatabaseId),
+					TimestampTzGetDatum(idemq_now())};
+	SqlScope scope;
+	bool changed;
+
+	idemq_spi_begin(&scope);
+	changed = idemq_spi_run(on ? &switch_on : &switch_off, args, NULL,
+							on ? SPI_OK_INSERT : SPI_OK_UPDATE) > 0;
+	idemq_spi_end(&scope);
+	return changed;
+}
+
+static void
+forget_by_relcache(Datum arg, Oid relid)
+{
+	if (relid == InvalidOid || relid == followers_relid)
+		invalidations++;
+}
+
+static void
+forget_by_syscache(Datum arg, int cacheid, uint32 hashvalue)
+{
+	invalidations++;
+}
+
+/* Registers the invalidation callbacks; called once, from _PG_init. */
+void
+idemq_following_install(void)
+{
+	CacheRegisterRelcacheCallback(forget_by_relcache, (Datum) 0);
+	CacheRegisterSyscacheCallback(SUBSCRIPTIONOID, forget_by_syscache, (Datum) 0);
+	CacheRegisterSyscacheCallback(SUBSCRIPTIONRELMAP, forget_by_syscache, (Datum) 0);
+}

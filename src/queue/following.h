@@ -1,0 +1,28 @@
+/*
+ * queue/following.h
+ *		Whether this database follows another by logical replication.
+ */
+#ifndef IDEMQ_QUEUE_FOLLOWING_H
+#define IDEMQ_QUEUE_FOLLOWING_H
+
+#include "datatype/timestamp.h"
+
+/* What is known of it; see queue/following.c. */
+typedef struct Following
+{
+	bool switched_on;		/* the row of this database says so */
+	bool subscribed;		/* an enabled subscription writes idemq.jobs */
+	TimestampTz since;		/* of switched_on */
+	TimestampTz taken_over; /* when it last ended; DT_NOBEGIN: never */
+} Following;
+
+extern const Following *idemq_following(void);
+extern bool idemq_follows(void);
+extern bool idemq_following_is_known(bool *does);
+extern void idemq_following_refuse(void);
+extern TimestampTz idemq_taken_over_at(void);
+extern void idemq_following_changed(Oid relation);
+extern bool idemq_following_set(bool on);
+extern void idemq_following_install(void);
+
+#endif

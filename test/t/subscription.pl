@@ -1,0 +1,336 @@
+# A database that follows another by logical replication: nothing is written there but by
+# the apply worker, whatever the publisher does; then it takes over.
+use strict;
+use warnings FATAL => 'all';
+use lib "$ENV{IDEMQ_SOURCE}/test/t/lib";
+use Idemq;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my %settings = ('idemq.worker' => 'on', max_prepared_transactions => 10, max_worker_processes => 20,
+	max_logical_replication_workers => 8, max_connections => 60);
+my $pub = new_server('publisher', %settings);
+my $sub = new_node('subscriber', %settings);
+$sub->start;
+my $two_phase = $sub->pg_version >= 15 ? 'on' : 'off';
+my $follows = "SELECT count(*) FROM idemq.check() WHERE invariant = 'follows'";
+my $own = 'system_identifier = (SELECT system_identifier FROM pg_control_system())';
+
+sub caught_up
+{
+	$pub->wait_for_catchup('everything');
+	return;
+}
+
+# What both sides must have: all rows of a table.
+sub rows
+{
+	my ($node, $table) = @_;
+	my $except = $table eq 'queue_grants' ? " - 'role_oid'" : $table eq 'schedule_entries' ? " - 'created_by_oid'" : '';
+
+	return sql($node, "SELECT count(*), md5(string_agg(t, '|' ORDER BY t)) FROM (SELECT (to_jsonb(x)$except)::text AS t FROM idemq.$table x) y");
+}
+
+sub same_rows
+{
+	my ($name) = @_;
+
+	caught_up();
+	is(rows($sub, $_), rows($pub, $_), "$name: idemq.$_") foreach qw(jobs attempts queues queue_grants schedule_entries audit seen);
+	# 55006: as two_phase begins, the apply worker starts anew.  The others are of the start of
+	# this test, 57P01 where DROP DATABASE has sent the worker away.
+	is(unexpected($sub, qw(55000 55006 0A000 42501 57P01)), '', "$name: the subscriber's log has no error");
+	is_sql($sub, 'SELECT subenabled FROM pg_subscription', 't', "$name: the subscription is enabled");
+	return;
+}
+
+# Runs lines of the manual's nth block of text: all, or the one of a number; answers what the last one did.
+sub manual
+{
+	my ($n, $only) = @_;
+	my @blocks = slurp_file("$ENV{IDEMQ_SOURCE}/doc/operations/logical-replication.md") =~ /^```text\n(.*?)^```/gms;
+	my @lines = $blocks[$n] =~ /^(.*)$/gm;
+	my $answer;
+
+	foreach (defined $only ? $lines[$only] : @lines)
+	{
+		/^(publisher|subscriber)=# (.*);$/ or die "not a statement: $_";
+		my ($node, $sql) = ($1 eq 'publisher' ? $pub : $sub, $2);
+
+		$sql =~ s/host=publisher dbname=app/$pub->connstr . ' dbname=postgres'/e;
+		$sql .= " WITH (two_phase = $two_phase)" if $sql =~ /^CREATE SUBSCRIPTION/ && $two_phase eq 'on';
+		$answer = sql($node, $sql);
+	}
+	return $answer;
+}
+
+# ---- The switch, without a subscription
+
+sql($_, 'CREATE TABLE effects (key text, token bigint); CREATE ROLE worker') foreach $pub, $sub;
+sql($sub, 'CREATE EXTENSION idemq');
+is_sql($sub, $follows, 0, 'a database follows nobody');
+is_sql($sub, 'SELECT idemq.take_over()', 'f', 'which has nothing to take over');
+my $early = session($sub);
+$early->query_safe("SELECT idemq.create_queue('early')");
+$early->query_safe("BEGIN; SELECT idemq.follow()");
+like(scalar $early->query('\set VERBOSITY sqlstate' . "\nSELECT idemq.enqueue('early', '1')") . $early->{stderr}, qr/55000/, 'the transaction that switches follows');
+$early->{stderr} = '';
+$early->query_safe('ROLLBACK');
+like($early->query_safe("SELECT idemq.enqueue('early', '1')"), qr/accepted/, 'one that rolls back does not');
+is_sql($sub, 'SELECT idemq.follow()', 't', 'follow()');
+is_sql($sub, 'SELECT idemq.follow()', 'f', 'the second time it does nothing');
+is_sql($sub, $follows, 1, 'check() says so');
+like(sql($sub, 'SELECT idemq.why(min(id)) FROM idemq.jobs'), qr/^pending: this database follows another since /, 'why says so');
+is_state($sub, 'SET ROLE worker; SELECT idemq.follow()', '42501', 'the owner\'s');
+is_state($sub, 'SET ROLE worker; SELECT idemq.take_over()', '42501', 'both');
+is_state($sub, "BEGIN; SELECT idemq.take_over(); PREPARE TRANSACTION 'x'", '0A000', 'cannot be prepared');
+is_sql($sub, 'SELECT idemq.take_over()', 't', 'take_over()');
+is_sql($sub, 'SELECT * FROM idemq.check()', '', 'and all is well');
+like($early->query_safe("SELECT id FROM idemq.claim('early')"), qr/^\d+$/, 'a session goes on at once');
+
+# An open transaction that has written keeps both waiting, and is not refused in the end.
+$early->query_safe("BEGIN; SELECT idemq.enqueue('early', '2')");
+my $switcher = session($sub);
+$switcher->query_until(qr/sent/, "\\echo sent\nSELECT idemq.follow();\n");
+wait_until($sub, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%follow()%'");
+my $late = session($sub);
+$late->query_until(qr/sent/, "\\set VERBOSITY sqlstate\n\\echo sent\nSELECT idemq.enqueue('early', '3');\n");
+wait_until($sub, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%enqueue%'");
+$early->query_safe('COMMIT');
+like($switcher->query_safe('SELECT 1'), qr/1/, 'follow() waits for an open writer');
+$late->query('SELECT 1');
+like($late->{stderr}, qr/55000/, 'a call that looked before, and then waited for the lock, is refused');
+$_->quit foreach $early, $switcher, $late;
+
+# ---- Every function that writes
+
+# name => a call that must be refused, or why it need not be.
+my %calls = (
+	(map { $_ => "SELECT * FROM idemq.$_('early')" } qw(claim pause resume purge redrive drop_queue alter_queue reap)),
+	(map { $_ => "SELECT * FROM idemq.$_(1, 1)" } qw(heartbeat commit try_commit fail release assert_current)),
+	(map { $_ => "SELECT * FROM idemq.$_('{1}', '{1}')" } qw(heartbeat_many commit_many fail_many release_many)),
+	(map { $_ => "SELECT * FROM idemq.$_(1)" } qw(cancel retry claim_job commit_once)),
+	(map { $_ => "SELECT idemq.$_('early', 'worker', 'claim')" } qw(grant_queue revoke_queue)),
+	(map { $_ => "SELECT idemq.$_()" } qw(apply_retention clock_corrected new_generation due_schedules)),
+	create_queue => "SELECT idemq.create_queue('another')",
+	enqueue => "SELECT idemq.enqueue('early', '1')",
+	enqueue_many => "SELECT * FROM idemq.enqueue_many('early', '{1}')",
+	enqueue_job => "CALL idemq.enqueue_job('early', '1')",
+	commit_job => 'CALL idemq.commit_job(1, 1)',
+	fail_job => 'CALL idemq.fail_job(1, 1)',
+	claim_any => "SELECT * FROM idemq.claim_any('{early}')",
+	checkpoint => "SELECT idemq.checkpoint(1, 1, '1')",
+	acquire => "SELECT idemq.acquire('early', 'k')",
+	once => "SELECT idemq.once('s', 'k')",
+	cancel_by_key => "SELECT idemq.cancel_by_key('early', 'k')",
+	wait => "CALL idemq.wait('early', '0')",
+	wait_any => "CALL idemq.wait_any('{early}', '0')",
+	schedule => "SELECT idemq.schedule('s', '* * * * *', 'early', '1')",
+	unschedule => "SELECT idemq.unschedule('s')",
+	run_schedule => "SELECT idemq.run_schedule('s')",
+	schedule_failed => "SELECT idemq.schedule_failed('s', 'x')",
+	tick => 'CALL idemq.tick()',
+	fence => "INSERT INTO fenced VALUES (1, 1)",
+	follow => 'the switch', take_over => 'the switch',
+	(map { $_ => 'a trigger, which writes its own row at most' }
+		qw(jobs_changed jobs_truncated settings_changed followers_changed followers_local role_named)),
+	(map { $_ => 'it reads' }
+		qw(validate why leases check queue_metrics memory_usage admission_counts wait_result primary_since next_run)),
+	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
+sql($sub, 'CREATE TABLE fenced (job_id bigint, token bigint);
+	CREATE TRIGGER t BEFORE INSERT ON fenced FOR EACH ROW EXECUTE FUNCTION idemq.fence()');
+is_sql($sub, "SELECT string_agg(DISTINCT proname, ' ' ORDER BY proname) FROM pg_proc
+	WHERE pronamespace = 'idemq'::regnamespace AND provolatile = 'v'", join(' ', sort keys %calls), 'no function is forgotten');
+sub refusal
+{
+	my ($call) = @_;
+	my ($out, $error);
+
+	$sub->psql('postgres', $call, stdout => \$out, stderr => \$error, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
+	return $error;
+}
+my $before = rows($sub, 'jobs') . rows($sub, 'queues');
+foreach (sort keys %calls)
+{
+	like(refusal($calls{$_}), qr/55000: this database follows another/, "refused: $_") if $calls{$_} =~ /^(?:SELECT|CALL|INSERT) /;
+}
+is(rows($sub, 'jobs') . rows($sub, 'queues'), $before, 'and nothing has changed');
+is_state($sub, $_, '00000', "not refused: $_") foreach "CALL idemq.wait_result(" . sql($sub, 'SELECT min(id) FROM idemq.jobs') . ", '0')",
+  'SELECT * FROM idemq.metrics', 'SELECT * FROM idemq.workers', "SELECT idemq.admit('b', 1, '1 s')", 'SELECT idemq.validate(1, 1)';
+
+# Copies of a follower follow nobody.
+my $dump = "$PostgreSQL::Test::Utils::tmp_check/follower.dump";
+run_command([ 'pg_dump', '-h', $sub->host, '-p', $sub->port, '-Fc', '-f', $dump, 'postgres' ]);
+sql($sub, 'CREATE DATABASE copy');
+command_ok([ 'pg_restore', '-e', '-h', $sub->host, '-p', $sub->port, '-d', 'copy', $dump ], 'a dump of a follower');
+is_sql($sub, $follows, 0, 'is none', 'copy');
+sql($sub, 'SELECT idemq.follow()', 'copy');
+sql($sub, 'CREATE DATABASE twin TEMPLATE copy');
+is_sql($sub, $follows, 0, 'a copy of a follower is none', 'twin');
+is_sql($sub, $follows, 1, 'which it was made of', 'copy');
+sql($sub, "DROP DATABASE $_") foreach qw(copy twin);
+$sub->restart;
+is_sql($sub, $follows, 1, 'a restart does not end it');
+sql($sub, 'DROP TABLE fenced; DROP EXTENSION idemq; CREATE EXTENSION idemq');
+is_sql($sub, $follows, 0, 'DROP EXTENSION does');
+sql($sub, 'DROP EXTENSION idemq');
+
+# ---- The publisher: everything at once, and a switch of its own
+
+sql($pub, "SELECT idemq.follow(); SELECT idemq.take_over();
+	SELECT idemq.alter_queue('q', lease => '1 s', max_attempts => 50, retry_base => '1 ms', retry_max => '5 ms');
+	SELECT idemq.create_queue('effects', lease => '1 s');
+	SELECT idemq.create_queue('limited', max_running => 2, lease => '1 s');
+	SELECT idemq.create_queue('dead');
+	SELECT idemq.create_queue('mortal', max_attempts => 1, dead_queue => 'dead');
+	SELECT idemq.grant_queue('effects', 'worker', 'claim');
+	SELECT idemq.once('s', 'k');
+	CALL idemq.tick(); SELECT idemq.schedule('s', '* * * * *', 'q', '1')");
+# As after a switch-over and back: the publisher knows the subscriber, as one that has taken over.
+sql($pub, 'INSERT INTO idemq.followers VALUES (' . sql($sub, "SELECT system_identifier || ', ' || oid FROM pg_control_system(), pg_database WHERE datname = 'postgres'") . ', now(), now())');
+manual(0);
+is_sql($sub, "SELECT count(*) FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 1, 'an enabled subscription switches it on');
+wait_until($sub, "SELECT NOT EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate NOT IN ('r', 's'))");
+is_sql($sub, 'SELECT count(*), count(taken_over_at) FROM idemq.followers', '1|0', 'the publisher\'s rows do not come along');
+sql($pub, 'UPDATE idemq.followers SET since = now()');
+is_state($sub, 'SELECT idemq.take_over()', '55000', 'no taking over while the subscription is enabled');
+sql($pub, 'DELETE FROM idemq.followers');
+caught_up();
+is_sql($sub, "SELECT count(*) FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 1, 'nor do their ends');
+sql($pub, 'TRUNCATE idemq.followers');
+caught_up();
+is_sql($sub, $follows, 1, 'it follows even after a TRUNCATE of the publisher');
+is_soon($sub, "SELECT count(*) = 1 FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 'the worker writes our own again');
+
+# Two jobs that heartbeats keep, and nothing else: their rows say that their leases are over.
+my ($kept, $zombie) = (session($pub), session($pub));
+$kept->query_safe("SELECT idemq.claim_job((SELECT id FROM idemq.enqueue('effects', '1', key => 'kept')), lease => '1 min')");
+$zombie->query_safe("SELECT idemq.claim_job((SELECT id FROM idemq.enqueue('effects', '1', key => 'zombie')))");
+my @kept = split /\|/, sql($pub, "SELECT id, token FROM idemq.jobs WHERE key = 'kept'");
+my @zombie = split /\|/, sql($pub, "SELECT id, token FROM idemq.jobs WHERE key = 'zombie'");
+is_sql($pub, "SELECT idemq.heartbeat($kept[0], $kept[1], '1 h'), idemq.heartbeat($zombie[0], $zombie[1], '1 h')", 'current|current', 'two workers heartbeat');
+
+my $reader = session($sub);
+$reader->query_safe("SELECT idemq.queue_id('q')");
+# As the worker would have done: reaped, promoted, copied to the dead queue, ticked.
+my @load = map { clients($pub, $_, '-c', 2, '-T', 8) }
+  "SELECT idemq.enqueue('q', '1', group_key => 'g' || (random() * 5)::int, delay => random() * interval '50 ms')\n;\n"
+  . "SELECT count(*) FROM idemq.claim('q', 5, lease => '20 ms');\n",
+  "SELECT count(*) FROM idemq.enqueue('limited', '1');\nSELECT idemq.try_commit(id, token) FROM idemq.claim('limited');\n",
+  "SELECT count(*) FROM idemq.enqueue('mortal', '1');\nSELECT idemq.fail(id, token, 'no') FROM idemq.claim('mortal');\n",
+  "BEGIN;\nWITH j AS MATERIALIZED (SELECT * FROM idemq.claim('q', 2)) SELECT idemq.try_commit(id, token) FROM j;\nEND;\n";
+sql($pub, "SELECT idemq.create_queue('later'); SELECT idemq.pause('dead')");
+caught_up();
+like($reader->query_safe("SELECT idemq.queue_id('later')"), qr/^\d+$/, 'a session of the subscriber knows a queue that is new on the publisher');
+is($_->(), '', 'the publisher\'s clients had no error') foreach @load;
+sql($pub, "UPDATE idemq.schedule_entries SET done_until = done_until - interval '5 min'; CALL idemq.tick();
+	DELETE FROM idemq.jobs WHERE id IN (SELECT id FROM idemq.jobs WHERE queue_id = idemq.queue_id('limited') LIMIT 3)");
+# What is left over is in processing, and will be reaped: then both sides stand still.
+wait_until($pub, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing' AND queue_id = idemq.queue_id('q')");
+sql($pub, "SELECT idemq.pause('q')");
+wait_until($pub, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'blocked' AND NOT EXISTS (SELECT FROM idemq.jobs h
+	WHERE h.group_key = jobs.group_key AND h.status IN ('pending', 'failed', 'processing'))");
+foreach (qw(expired dead))
+{
+	cmp_ok(sql($pub, "SELECT count(*) FROM idemq.attempts WHERE outcome = '$_'"), '>', 10, 'leases were reaped on the publisher') if $_ eq 'expired';
+	cmp_ok(sql($pub, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('dead')"), '>', 10, 'jobs died there') if $_ eq 'dead';
+}
+sql($pub, "UPDATE idemq.jobs SET claimed_at = claimed_at - interval '5 min', deadline = deadline - interval '5 min' WHERE id = $kept[0]");
+caught_up();
+wait_until($sub, "SELECT bool_and(deadline < clock_timestamp()) FROM idemq.jobs WHERE id IN ($kept[0], $zombie[0])");
+# Something that has the subscriber's worker look after all its queues.
+sql($pub, "SELECT idemq.alter_queue('later', lease => '2 s')");
+same_rows('with load');
+is_sql($sub, 'SELECT queue, pending + blocked + processing + failed + completed + dead + cancelled AS n FROM idemq.metrics ORDER BY 1',
+	sql($pub, 'SELECT q.name, count(j.id) FROM idemq.queues q LEFT JOIN idemq.jobs j USING (queue_id) GROUP BY 1 ORDER BY 1'), 'the subscriber\'s metrics count them');
+
+# ---- Prepared transactions, which the apply worker ends past our hooks
+
+sql($sub, 'SELECT idemq.recount()');
+if ($two_phase eq 'on')
+{
+	my $waiter = sleeper($sub, "CALL idemq.wait_result($kept[0], '1 min')");
+
+	sql($pub, "BEGIN; SELECT count(*) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{20}'), group_keys => array_fill('g'::text, '{20}'));
+		SELECT count(*) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{20}'));
+		PREPARE TRANSACTION 'two'");
+	caught_up();
+	wait_until($sub, 'SELECT count(*) = 1 FROM pg_prepared_xacts');
+	sql($sub, 'ALTER SUBSCRIPTION everything DISABLE');
+	is_state($sub, 'SELECT idemq.take_over()', '55006', 'no taking over while a prepared transaction has written jobs');
+	is_sql($sub, $follows, 1, 'a subscription that is disabled does not end it');
+	sql($sub, 'ALTER SUBSCRIPTION everything ENABLE');
+	sql($pub, "COMMIT PREPARED 'two'");
+	sql($pub, "BEGIN; SELECT idemq.enqueue('later', '1'); PREPARE TRANSACTION 'three'; ROLLBACK PREPARED 'three'");
+	same_rows('after COMMIT PREPARED');
+	sql($sub, "SELECT pg_cancel_backend($waiter->{pid})");
+	is(answer($waiter), '57014', 'a session waits for a result');
+	$waiter->{session}->quit;
+}
+else
+{
+	sql($pub, "SELECT count(*) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{20}'), group_keys => array_fill('g'::text, '{20}'));
+		SELECT count(*) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{20}'))");
+}
+
+# ---- Switching over, while workers run
+
+my $effect = "BEGIN;\nWITH j AS MATERIALIZED (SELECT * FROM idemq.claim('effects', 3)),\n"
+  . "d AS (SELECT j.key, j.token, idemq.try_commit(j.id, j.token) AS outcome FROM j)\n"
+  . "INSERT INTO effects SELECT key, token FROM d WHERE outcome = 'committed';\nEND;\n";
+sql($pub, "SELECT count(*) FROM idemq.enqueue_many('effects', array_fill('1'::jsonb, '{300}'), keys => (SELECT array_agg('e' || i) FROM generate_series(1, 300) i))");
+is(clients($pub, $effect, '-c', 4, '-t', 12)->(), '', 'workers on the publisher');
+caught_up();
+cmp_ok(sql($sub, 'SELECT count(*) FROM effects'), '==', 144, 'half of the effects came');
+manual(1, 0);
+# These are lost: ids and tokens that never came.
+my $lost_id = sql($pub, "SELECT max(id) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{1000}'))");
+my $lost_token = sql($pub, "SELECT max(token) FROM idemq.claim('later', 100)");
+my $lost_queue = sql($pub, "SELECT idemq.create_queue('lost')");
+is(manual(1, 1), 't', 'the subscriber takes over');
+is_sql($sub, 'SELECT idemq.take_over()', 'f', 'once');
+is_sql($sub, $follows, 0, 'and follows no more');
+is_soon($sub, "SELECT count(*) = 1 FROM idemq.workers, idemq.followers WHERE job_id = $kept[0] AND deadline > taken_over_at + interval '59 s' AND $own",
+	'a lease lasts its length from the switch, not from the start of the server');
+is_sql($sub, "SELECT idemq.heartbeat($kept[0], $kept[1])", 'current', 'a worker goes on here with its token, though its row\'s deadline is long past');
+is_sql($sub, "SELECT idemq.commit($kept[0], $kept[1])", 'committed', 'and commits');
+cmp_ok(sql($sub, "SELECT id FROM idemq.enqueue('later', '1')"), '>', $lost_id, 'ids go on above those that were lost');
+cmp_ok(sql($sub, "SELECT token FROM idemq.claim('later', lease => '1 h')"), '>', $lost_token, 'tokens as well');
+cmp_ok(sql($sub, "SELECT idemq.create_queue('other')"), '>', sql($sub, "SELECT queue_id FROM idemq.queues WHERE name = 'later'"), 'a new queue has a new id');
+is_sql($sub, 'SELECT queue FROM idemq.audit ORDER BY id DESC LIMIT 1', 'other', 'and its row of idemq.audit as well');
+is_sql($sub, "SELECT string_agg(relname, ' ' ORDER BY relname) FROM pg_class WHERE relnamespace = 'idemq'::regnamespace AND relkind = 'S'",
+	'audit_id_seq ids_since jobs_id_seq queues_queue_id_seq', 'there is no sequence more');
+is_sql($sub, "SELECT count(*) FROM idemq.claim('q')", 0, 'a pause that came holds');
+is_sql($sub, "SELECT count(*) FROM idemq.claim('later', 100, lease => '1 h') WHERE group_key IS NULL", 20, 'what the apply worker committed past our hooks is found: 20, less 1, and the new one');
+is_soon($sub, "SELECT count(*) = 1 FROM idemq.jobs WHERE group_key = 'g' AND status IN ('pending', 'processing')", 'and its group has its head');
+
+# The zombie: its lease ends here, another worker has the job, and its effect comes too late.
+is_soon($sub, "SELECT count(*) = 1 FROM idemq.attempts WHERE job_id = $zombie[0] AND outcome = 'expired'", 'the lease of a worker that stayed behind ends');
+sql($sub, 'CREATE TABLE receiver (key text PRIMARY KEY, token bigint)');
+sub receive
+{
+	return sql($sub, "INSERT INTO receiver AS r VALUES ('zombie', $_[0]) ON CONFLICT (key) DO UPDATE SET token = excluded.token
+		WHERE excluded.token > r.token RETURNING 'taken'");
+}
+my $heir = sql($sub, "SET ROLE worker; SELECT token FROM idemq.claim_job($zombie[0])");
+cmp_ok($heir, '>', $zombie[1], 'a role of a replicated grant claims the job, with a greater token');
+is(receive($heir), 'taken', 'its effect');
+like($zombie->query_safe("SELECT idemq.commit($zombie[0], $zombie[1])"), qr/committed/, 'nobody tells the zombie on the old publisher');
+is(receive($zombie[1]), '', 'but the receiver refuses its token');
+is_sql($sub, "SELECT idemq.commit($zombie[0], $heir)", 'committed', 'the job is done once');
+
+is(clients($sub, $effect, '-c', 4, '-t', 20)->(), '', 'workers on the subscriber');
+is_sql($sub, 'SELECT count(*), count(DISTINCT key) FROM effects', '300|300', 'each effect once');
+is_sql($sub, 'CALL idemq.tick(); SELECT count(*) FROM (SELECT key FROM idemq.jobs WHERE key LIKE \'%s%\' AND headers ? \'tick\' GROUP BY key HAVING count(*) > 1) d', 0, 'no tick twice');
+is_sql($sub, 'SELECT idemq.resume(\'q\')', '', 'the queue goes on');
+is(clients($sub, "SELECT idemq.try_commit(id, token) FROM idemq.claim('q', 20);\n", '-c', 2, '-t', 200)->(), '', 'with its groups');
+wait_until($sub, "SELECT count(*) = 0 FROM idemq.check()");
+is_sql($sub, "SELECT sum(pending + blocked + processing + failed + completed + dead + cancelled) = (SELECT count(*) FROM idemq.jobs) FROM idemq.metrics", 't', 'the gauges are right');
+sql($sub, 'ALTER SUBSCRIPTION everything SET (slot_name = NONE); DROP SUBSCRIPTION everything');
+is_sql($sub, $follows, 0, 'without its subscription');
+is(unexpected($sub, qw(55000 55006 57014 57P01 42501 0A000)), '', 'no other error in its log');
+
+$_->quit foreach $kept, $zombie, $reader;
+$_->stop foreach $pub, $sub;
+done_testing();
