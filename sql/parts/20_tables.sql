@@ -36,8 +36,10 @@ COMMENT ON COLUMN idemq.queues.dead_retention IS 'a dead job, with its attempts,
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
 
--- Fixed width first, what a claim changes side by side.  A claim changes no
--- indexed column, so that it is a HOT update; the fill factor leaves its room.
+-- Fixed width first, what a claim changes side by side, the payload last: a new version
+-- then begins and ends as the old one does, and WAL has no more than what lies between.
+-- A claim changes no indexed column, so that it is a HOT update; the fill factor leaves
+-- its room.
 -- Autovacuum goes at full speed, since the jobs finished in a minute are as many dead
 -- rows; it gives no space back, which would lock claims out while it does.
 CREATE TABLE idemq.jobs (
@@ -59,10 +61,10 @@ CREATE TABLE idemq.jobs (
 	key          text COLLATE "C",
 	group_key    text COLLATE "C",
 	headers      jsonb,
-	payload      jsonb NOT NULL,
 	checkpoint   jsonb,
 	result       jsonb,
 	last_error   text,
+	payload      jsonb NOT NULL,
 	PRIMARY KEY (id)
 ) WITH (
 	fillfactor = 45,

@@ -36,10 +36,10 @@ typedef enum JobColumn
 	COL_KEY,
 	COL_GROUP_KEY,
 	COL_HEADERS,
-	COL_PAYLOAD,
 	COL_CHECKPOINT,
 	COL_RESULT,
-	COL_LAST_ERROR
+	COL_LAST_ERROR,
+	COL_PAYLOAD /* last: see sql/parts/20_tables.sql */
 } JobColumn;
 
 #define JOB_COLUMNS 22
