@@ -21,16 +21,20 @@
 
 #include "access/htup_details.h"
 #include "access/relation.h"
+#include "access/relscan.h"
 #include "access/stratnum.h"
 #include "access/table.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "pgstat.h"
+#include "storage/bufmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
 #include "table/jobs.h"
+#include "table/jobs_version.h"
 #include "base/compat.h"
 #include "base/oids.h"
 
@@ -223,7 +227,27 @@ idemq_jobs_decode(TupleTableSlot *row, Job *job)
 	job->deadline = timestamp_or(row, COL_DEADLINE, 0);
 	job->claimed_at = timestamp_or(row, COL_CLAIMED_AT, job->deadline);
 	job->expires_at = timestamp_or(row, COL_EXPIRES_AT, DT_NOEND);
+	ItemPointerSetInvalid(&job->root);
 	job->row = row;
+}
+
+/* Fetches the visible version of the row of a scan's current entry; false when there is none. */
+static bool
+fetch_entry(JobsTable *table, IndexScanDesc scan, Job *job)
+{
+	ItemPointerData root = scan->xs_heaptid;
+	bool all_dead = false;
+	bool found = idemq_version_fetch(table->rel, table->snapshot, &root, table->row, &all_dead);
+
+	if (found)
+	{
+		idemq_jobs_decode(table->row, job);
+		job->root = root;
+	}
+	pgstat_count_heap_fetch(scan->indexRelation);
+	/* The index marks the entry when the scan leaves it. */
+	scan->kill_prior_tuple = !found && all_dead && !scan->xactStartedInRecovery;
+	return found;
 }
 
 /* Fetches the visible version of a job; false when there is none. */
@@ -232,19 +256,39 @@ idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 {
 	MemoryContext old;
 	ScanKeyData key;
-	bool found;
+	bool found = false;
 
 	if (table->by_id == NULL)
 		begin_scan_by_id(table);
 	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
 	old = MemoryContextSwitchTo(table->context);
 	index_rescan(table->by_id, &key, 1, NULL, 0);
-	found = index_getnext_slot(table->by_id, ForwardScanDirection, table->row);
+	while (!found && index_getnext_tid(table->by_id, ForwardScanDirection) != NULL)
+		found = fetch_entry(table, table->by_id, job);
 	MemoryContextSwitchTo(old);
-	if (!found)
+	return found;
+}
+
+/* Returns where a fetched row is, for later; invalid when it was not fetched by an index entry. */
+RowPlace
+idemq_jobs_place(const JobsTable *table, const Job *job)
+{
+	return (RowPlace){job->root, compat_file_number(table->rel)};
+}
+
+/* As idemq_jobs_fetch, by where the row was; false: ask the primary key. */
+bool
+idemq_jobs_fetch_at(JobsTable *table, const RowPlace *place, int64 id, Job *job)
+{
+	bool all_dead;
+
+	if (!ItemPointerIsValid(&place->root) || place->file != compat_file_number(table->rel) ||
+		ItemPointerGetBlockNumber(&place->root) >= RelationGetNumberOfBlocks(table->rel) ||
+		!idemq_version_fetch(table->rel, table->snapshot, &place->root, table->row, &all_dead))
 		return false;
 	idemq_jobs_decode(table->row, job);
-	return true;
+	job->root = place->root;
+	return job->id == id;
 }
 
 /*
@@ -255,13 +299,10 @@ bool
 idemq_jobs_scan_row(JobsTable *table, Job *job)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	bool found = index_fetch_heap(table->scan, table->row);
+	bool found = fetch_entry(table, table->scan, job);
 
 	MemoryContextSwitchTo(old);
-	if (!found)
-		return false;
-	idemq_jobs_decode(table->row, job);
-	return true;
+	return found;
 }
 
 /* Ends a scan of one of these indexes; the row last fetched stays. */

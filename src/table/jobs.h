@@ -80,6 +80,7 @@ typedef struct Job
 	TimestampTz claimed_at; /* with deadline: of a job in processing */
 	TimestampTz deadline;
 	TimestampTz expires_at; /* DT_NOEND for NULL */
+	ItemPointerData root;	/* what its index entries name; invalid: not known */
 	TupleTableSlot *row;
 } Job;
 
@@ -136,6 +137,8 @@ extern void idemq_jobs_refresh(JobsTable *table);
 extern void idemq_jobs_refresh_or_raise(JobsTable *table);
 extern void idemq_jobs_close(JobsTable *table);
 extern bool idemq_jobs_fetch(JobsTable *table, int64 id, Job *job);
+extern RowPlace idemq_jobs_place(const JobsTable *table, const Job *job);
+extern bool idemq_jobs_fetch_at(JobsTable *table, const RowPlace *place, int64 id, Job *job);
 extern void idemq_jobs_decode(TupleTableSlot *row, Job *job);
 extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
 extern void idemq_jobs_scan_end(JobsTable *table);
