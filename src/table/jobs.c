@@ -134,14 +134,23 @@ idemq_jobs_open(JobsTable *table)
 	open_table(table, RowExclusiveLock);
 }
 
-static void
-begin_scan_by_id(JobsTable *table)
+/* Returns the OID of the index of ids. */
+Oid
+idemq_jobs_primary_key(Relation rel)
 {
-	Oid pkey = compat_primary_key_index(table->rel);
-	MemoryContext old;
+	Oid pkey = compat_primary_key_index(rel);
 
 	if (!OidIsValid(pkey))
 		elog(ERROR, "idemq.jobs has no primary key");
+	return pkey;
+}
+
+static void
+begin_scan_by_id(JobsTable *table)
+{
+	Oid pkey = idemq_jobs_primary_key(table->rel);
+	MemoryContext old;
+
 	old = MemoryContextSwitchTo(table->context);
 	table->pkey = index_open(pkey, AccessShareLock);
 	table->by_id = compat_index_beginscan(table->rel, table->pkey, table->snapshot, 1);
@@ -292,7 +301,7 @@ idemq_jobs_fetch_at(JobsTable *table, const RowPlace *place, int64 id, Job *job)
 }
 
 /*
- * Fetches the version of a scan's current entry (table/jobs_ready.c, table/jobs_finished.c)
+ * Fetches the version of a scan's current entry (table/jobs_ready.c, table/jobs_by_id.c)
  * that the snapshot sees; false when it sees none.
  */
 bool

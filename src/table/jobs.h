@@ -32,6 +32,7 @@ typedef enum JobColumn
 	COL_CLAIMED_AT,
 	COL_DEADLINE,
 	COL_FINISHED_AT,
+	COL_DEAD_AT,
 	COL_WORKER,
 	COL_KEY,
 	COL_GROUP_KEY,
@@ -42,7 +43,7 @@ typedef enum JobColumn
 	COL_PAYLOAD /* last: see sql/parts/20_tables.sql */
 } JobColumn;
 
-#define JOB_COLUMNS 22
+#define JOB_COLUMNS 23
 #define COLUMN_BIT(column) (1U << (column))
 
 /* The table, open for one call; see table/jobs.c. */
@@ -61,7 +62,7 @@ typedef struct JobsTable
 	TupleTableSlot *new_row;
 	Relation pkey; /* with its scan, from the first fetch by id on */
 	IndexScanDesc by_id;
-	Relation index; /* of ready or of finished jobs; with its scan, while one is open */
+	Relation index; /* of ready jobs, or of all by id; with its scan, while one is open */
 	IndexScanDesc scan;
 } JobsTable;
 
@@ -136,6 +137,7 @@ extern void idemq_jobs_open_to_read(JobsTable *table);
 extern void idemq_jobs_refresh(JobsTable *table);
 extern void idemq_jobs_refresh_or_raise(JobsTable *table);
 extern void idemq_jobs_close(JobsTable *table);
+extern Oid idemq_jobs_primary_key(Relation rel);
 extern bool idemq_jobs_fetch(JobsTable *table, int64 id, Job *job);
 extern RowPlace idemq_jobs_place(const JobsTable *table, const Job *job);
 extern bool idemq_jobs_fetch_at(JobsTable *table, const RowPlace *place, int64 id, Job *job);

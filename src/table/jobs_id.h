@@ -6,5 +6,6 @@
 #define IDEMQ_TABLE_JOBS_ID_H
 
 extern int64 idemq_jobs_next_id(void);
+extern int64 idemq_jobs_last_id(void);
 
 #endif

@@ -43,6 +43,7 @@ static const struct
 	[COL_CLAIMED_AT] = {"claimed_at", TIMESTAMPTZOID},
 	[COL_DEADLINE] = {"deadline", TIMESTAMPTZOID},
 	[COL_FINISHED_AT] = {"finished_at", TIMESTAMPTZOID},
+	[COL_DEAD_AT] = {"dead_at", TIMESTAMPTZOID},
 	[COL_WORKER] = {"worker", TEXTOID},
 	[COL_KEY] = {"key", TEXTOID},
 	[COL_GROUP_KEY] = {"group_key", TEXTOID},
