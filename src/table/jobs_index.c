@@ -246,6 +246,14 @@ insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const u
 	bool unchanged = changed != NULL && (*changed & shape->key_columns) == 0;
 	bool unique = true;
 
+	/*
+	 * The old version has an entry with this key in the same index: nobody could take that.
+	 * (An index that is being built may not have it.)
+	 */
+	if (unchanged && (*changed & (shape->not_null | shape->is_null)) == 0 &&
+		index->rd_index->indisvalid)
+		check = UNIQUE_CHECK_NO;
+
 	if (index->rd_index->indisready)
 	{
 		Assert(index->rd_rel->relam == BTREE_AM_OID);

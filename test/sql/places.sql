@@ -120,6 +120,14 @@ BEGIN
 END $$;
 SELECT count(*) AS released FROM idemq.jobs WHERE status = 'pending' AND token > 0;
 SELECT pg_relation_size('idemq.jobs') <= 2 * :size AS is_no_larger;
+
+-- Unique indexes of a user hold: a key that an update leaves as it was is checked where the
+-- predicate begins to hold.
+CREATE UNIQUE INDEX one_done ON idemq.jobs (priority) WHERE finished_at IS NOT NULL;
+SELECT idemq.commit(id, token) FROM idemq.claim('q');
+SELECT idemq.commit(id, token) FROM idemq.claim('q');
+SELECT status, count(*) FROM idemq.jobs GROUP BY 1 ORDER BY 1;
+DROP INDEX idemq.one_done;
 SELECT * FROM idemq.check();
 DROP VIEW done;
 DROP FUNCTION finish;
