@@ -36,8 +36,10 @@ COMMENT ON COLUMN idemq.queues.dead_retention IS 'a dead job, with its attempts,
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
 
--- Fixed width first, what a claim changes side by side.  A claim changes no
--- indexed column, so that it is a HOT update; the fill factor leaves its room.
+-- Fixed width first, what a claim changes side by side, the payload last: a new version
+-- then begins and ends as the old one does, and WAL has no more than what lies between.
+-- A claim changes no indexed column, so that it is a HOT update; the fill factor leaves
+-- its room.
 -- Autovacuum goes at full speed, since the jobs finished in a minute are as many dead
 -- rows; it gives no space back, which would lock claims out while it does.
 CREATE TABLE idemq.jobs (
@@ -55,14 +57,15 @@ CREATE TABLE idemq.jobs (
 	claimed_at   timestamptz,
 	deadline     timestamptz,
 	finished_at  timestamptz,
+	dead_at      timestamptz,
 	worker       text,
 	key          text COLLATE "C",
 	group_key    text COLLATE "C",
 	headers      jsonb,
-	payload      jsonb NOT NULL,
 	checkpoint   jsonb,
 	result       jsonb,
 	last_error   text,
+	payload      jsonb NOT NULL,
 	PRIMARY KEY (id)
 ) WITH (
 	fillfactor = 45,
@@ -89,6 +92,7 @@ COMMENT ON COLUMN idemq.jobs.status IS 'where it stands';
 COMMENT ON COLUMN idemq.jobs.attempt IS 'how many attempts have begun; released ones do not count';
 COMMENT ON COLUMN idemq.jobs.claimed_at IS 'when its last attempt began';
 COMMENT ON COLUMN idemq.jobs.finished_at IS 'when it was completed, dead or cancelled';
+COMMENT ON COLUMN idemq.jobs.dead_at IS 'when it died; NULL when it is not dead: idemq.redrive goes by it';
 COMMENT ON COLUMN idemq.jobs.worker IS 'name that the last claim gave';
 COMMENT ON COLUMN idemq.jobs.key IS 'its idempotency key, unique in the queue';
 COMMENT ON COLUMN idemq.jobs.group_key IS 'its FIFO group';
@@ -105,7 +109,8 @@ COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease at its claim, of
 CREATE INDEX jobs_ready ON idemq.jobs (queue_id, priority, ready_at, id)
 	WITH (deduplicate_items = off) WHERE ready_at IS NOT NULL;
 CREATE UNIQUE INDEX jobs_key ON idemq.jobs (queue_id, key) WHERE key IS NOT NULL;
-CREATE INDEX jobs_finished ON idemq.jobs (finished_at) WHERE finished_at IS NOT NULL;
+-- None on finished_at: a commit would add to it.  Retention goes by id.
+CREATE INDEX jobs_dead ON idemq.jobs (queue_id, dead_at, id) WHERE dead_at IS NOT NULL;
 -- Of each group: its head, which has a ready_at, then those that are blocked.
 CREATE INDEX jobs_group ON idemq.jobs (queue_id, group_key, ready_at, id)
 	WHERE group_key IS NOT NULL AND finished_at IS NULL;

@@ -60,7 +60,7 @@ COMMENT ON FUNCTION idemq.purge(text, idemq.status)
 CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_apply_retention';
 COMMENT ON FUNCTION idemq.apply_retention(int)
-	IS 'delete finished jobs of all queues past their retention, with their attempts, what idemq.once need not remember, and old rows of idemq.audit: what the background worker does by itself; returns how many jobs';
+	IS 'delete finished jobs of all queues past their retention, with their attempts, what idemq.once need not remember, and old rows of idemq.audit: what the background worker does by itself; visits all jobs once; returns how many went, max_jobs at most, by id';
 
 CREATE FUNCTION idemq.clock_corrected() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_clock_corrected';

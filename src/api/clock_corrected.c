@@ -30,7 +30,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_clock_corrected);
 static SqlStatement correct_jobs = {
 	.text =
 		"WITH ahead AS MATERIALIZED (SELECT j.id, j.status::text AS status, j.token, j.attempt, "
-		"j.created_at, j.claimed_at, j.deadline, j.finished_at, j.ready_at, j.group_key, "
+		"j.created_at, j.claimed_at, j.deadline, j.finished_at, j.dead_at, j.ready_at, j.group_key, "
 		"make_interval(secs => greatest(extract(epoch FROM j.created_at - $1), 0)) AS made, "
 		"make_interval(secs => greatest(extract(epoch FROM j.claimed_at - $1), 0)) AS claimed, "
 		"make_interval(secs => greatest(extract(epoch FROM a.ended_at - $1), 0)) AS ended, "
@@ -40,7 +40,8 @@ static SqlStatement correct_jobs = {
 		"FOR UPDATE OF j SKIP LOCKED), "
 		"corrected AS (SELECT id, least(created_at, $1) AS created_at, "
 		"CASE WHEN claimed_at > $1 THEN $1 ELSE claimed_at END AS claimed_at, deadline - claimed AS deadline, "
-		"CASE WHEN finished_at > $1 THEN $1 ELSE finished_at END AS finished_at, run_at - made AS run_at, "
+		"CASE WHEN finished_at > $1 THEN $1 ELSE finished_at END AS finished_at, "
+		"CASE WHEN dead_at > $1 THEN $1 ELSE dead_at END AS dead_at, run_at - made AS run_at, "
 		"expires_at - made AS expires_at, "
 		"CASE WHEN ready_at IS NULL OR ready_at <= $1 THEN ready_at "
 		"WHEN status = 'processing' THEN $1 "
@@ -51,7 +52,7 @@ static SqlStatement correct_jobs = {
 		"WHEN group_key IS NOT NULL THEN least(ready_at, greatest(run_at - made, $1)) "
 		"ELSE ready_at - made END AS ready_at FROM ahead), "
 		"changed AS (UPDATE idemq.jobs j SET created_at = c.created_at, "
-		"claimed_at = c.claimed_at, deadline = c.deadline, finished_at = c.finished_at, "
+		"claimed_at = c.claimed_at, deadline = c.deadline, finished_at = c.finished_at, dead_at = c.dead_at, "
 		"run_at = c.run_at, expires_at = c.expires_at, ready_at = c.ready_at FROM corrected c "
 		"WHERE j.id = c.id AND (j.created_at, j.claimed_at, j.finished_at, j.ready_at) "
 		"IS DISTINCT FROM (c.created_at, c.claimed_at, c.finished_at, c.ready_at) RETURNING 1), "

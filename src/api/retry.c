@@ -72,8 +72,8 @@ decide_redrive(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcom
 }
 
 static SqlStatement dead_jobs =
-	{.text = "SELECT id FROM idemq.jobs WHERE queue_id = $1 AND status = 'dead' "
-			 "AND finished_at IS NOT NULL ORDER BY finished_at, id LIMIT $2",
+	{.text = "SELECT id FROM idemq.jobs WHERE queue_id = $1 AND dead_at IS NOT NULL "
+			 "AND status = 'dead' ORDER BY dead_at, id LIMIT $2",
 	 .nargs = 2,
 	 .types = {INT4OID, INT8OID}};
 

@@ -89,6 +89,17 @@ compat_index_beginscan(Relation heap, Relation index, Snapshot snapshot, int nke
 #endif
 }
 
+/* The number of a table's file: another one since it was rewritten. */
+static inline Oid
+compat_file_number(Relation rel)
+{
+#if PG_VERSION_NUM >= 160000
+	return rel->rd_locator.relNumber;
+#else
+	return rel->rd_node.relNode;
+#endif
+}
+
 static inline Oid
 compat_primary_key_index(Relation rel)
 {

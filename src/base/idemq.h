@@ -10,6 +10,7 @@
 #define IDEMQ_BASE_IDEMQ_H
 
 #include "datatype/timestamp.h"
+#include "storage/itemptr.h"
 
 /* PostgreSQL 18's word, in front of a declaration. */
 #ifndef pg_noreturn
@@ -97,5 +98,12 @@ ready_key_after(ReadyKey key)
 		return (ReadyKey){key.ready_at + 1, PG_INT64_MIN};
 	return (ReadyKey){key.ready_at, key.id + 1};
 }
+
+/* Where the index entries of a row point (table/jobs_version.c); a hint, once it is remembered. */
+typedef struct RowPlace
+{
+	ItemPointerData root; /* invalid: not known */
+	Oid file;			  /* the table's file then */
+} RowPlace;
 
 #endif

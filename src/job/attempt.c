@@ -8,8 +8,18 @@
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
 #include "queue/queues.h"
+#include "shared/leases.h"
 #include "base/errors.h"
 #include "base/oids.h"
+
+/* Fetches a job that is in flight, most likely: by where its claim found it, or by its id. */
+static bool
+fetch_in_flight(JobsTable *table, int64 id, Job *job)
+{
+	RowPlace place = idemq_lease_place(id);
+
+	return idemq_jobs_fetch_at(table, &place, id, job) || idemq_jobs_fetch(table, id, job);
+}
 
 /*
  * Fetches a job and compares the worker's token.  Returns OUTCOME_CURRENT,
@@ -23,7 +33,7 @@ idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 
 	attempt->id = id;
 	attempt->token = token;
-	if (!idemq_jobs_fetch(table, id, job) ||
+	if (!fetch_in_flight(table, id, job) ||
 		!idemq_queue_allows(job->queue_id, PRIVILEGE_CLAIM, &attempt->queue))
 		return OUTCOME_NOT_FOUND;
 	if (job->token != token)

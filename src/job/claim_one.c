@@ -130,7 +130,8 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 						.slot = queue->slot,
 						.max_running = queue->max_running,
 						.length = lease,
-						.attached = attach};
+						.attached = attach,
+						.place = idemq_jobs_place(table, job)};
 	PriorLease prior;
 	bool has_prior;
 	LeaseTake take;

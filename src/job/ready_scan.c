@@ -25,6 +25,7 @@
 #include "shared/wake.h"
 #include "shared/worker_board.h"
 #include "base/clock.h"
+#include "base/compat.h"
 
 /* Where a scan is in one priority: first in the ring's copy, if that serves it, then in the index. */
 typedef struct PriorityScan
@@ -177,7 +178,7 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 	PriorityScan place = {.priority = priority, .until = READY_KEY_MAX, .reach = from};
 
 	fill.priority = priority;
-	fill.file = table->rel->rd_rel->relfilenode;
+	fill.file = compat_file_number(table->rel);
 	fill.count = 0;
 	place.in_ring = ring->count > 0 && ring->priority == priority;
 	if (!place.in_ring)
@@ -240,7 +241,7 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 		idemq_jobs_open_to_read(table);
 	else
 		idemq_jobs_open(table);
-	if (scan->view.ring.file != table->rel->rd_rel->relfilenode)
+	if (scan->view.ring.file != compat_file_number(table->rel))
 		scan->view.ring.count = 0;
 	scan->now = idemq_now();
 	for (int p = 0; p < IDEMQ_PRIORITIES && !scan->stopped; p++)
@@ -261,11 +262,13 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 bool
 idemq_ready_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *job)
 {
+	RowPlace place;
+
 	if (scan->entry == NULL)
 		return idemq_jobs_scan_row(table, job);
-	return idemq_jobs_fetch_at(table, scan->entry->tid, job) && job->id == key.id &&
-		   job->ready_at == key.ready_at && job->priority == priority &&
-		   job->queue_id == scan->queue.id;
+	place = (RowPlace){scan->entry->tid, scan->view.ring.file};
+	return idemq_jobs_fetch_at(table, &place, key.id, job) && job->ready_at == key.ready_at &&
+		   job->priority == priority && job->queue_id == scan->queue.id;
 }
 
 /* Stops at an entry that can be claimed, of a row that is not held. */

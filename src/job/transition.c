@@ -62,7 +62,7 @@ typedef enum Timed
 typedef struct Transition
 {
 	uint32 from;  /* statuses, as bits */
-	JobStatus to; /* a finished one: finished_at is set */
+	JobStatus to; /* a finished one: finished_at is set, and dead_at */
 	ReadyMove ready;
 	AttemptMove attempt;
 	const char *history; /* outcome in idemq.attempts when it ends an attempt */
@@ -176,12 +176,15 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 	{
 		/* Back to life, also when it had expired. */
 		job_set_null(change, COL_FINISHED_AT);
+		job_set_null(change, COL_DEAD_AT);
 		job_set_null(change, COL_EXPIRES_AT);
 		/* With its count gone, only this says that there is a history (keeps_nothing). */
 		if (job->attempt > 0 && job->row->tts_isnull[COL_LAST_ERROR])
 			job_set(change, COL_LAST_ERROR,
 					CStringGetTextDatum(psprintf("was %s", idemq_status_name(job->status))));
 	}
+	if (transition->to == JOB_DEAD)
+		job_set(change, COL_DEAD_AT, TimestampTzGetDatum(args->now));
 	set_argument_columns(change, transition->columns, args);
 }
 

@@ -45,6 +45,7 @@
 #include "shared/ready_cursor.h"
 #include "shared/ready_ring.h"
 #include "shared/slots.h"
+#include "base/compat.h"
 
 /* What shared memory said of one priority, and what the scan of it found. */
 typedef struct Suspects
@@ -72,7 +73,7 @@ is_passed(CheckCall *call, const Suspects *suspects, int priority, ReadyKey key)
 	ReadyEntry entry = {key, idemq_jobs_scan_tid(&call->table)};
 
 	return ready_key_less(key, suspects->view.from[priority]) ||
-		   (suspects->ring.file == call->table.rel->rd_rel->relfilenode &&
+		   (suspects->ring.file == compat_file_number(call->table.rel) &&
 			idemq_ring_hides(&suspects->ring, suspects->view.from, priority, &entry));
 }
 

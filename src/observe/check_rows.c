@@ -33,6 +33,8 @@
 	"('jobs.finished_at', 'completed, dead or cancelled without finished_at, or with one "         \
 	"otherwise', (j.status IN ('completed', 'dead', 'cancelled')) <> "                             \
 	"(j.finished_at IS NOT NULL)), "                                                               \
+	"('jobs.dead_at', 'dead without dead_at, or with one otherwise', "                             \
+	"(j.status = 'dead') <> (j.dead_at IS NOT NULL)), "                                            \
 	"('jobs.lease', 'processing without claimed_at, or without a later deadline', "                \
 	"j.status = 'processing' AND (j.deadline > j.claimed_at) IS NOT TRUE), "                       \
 	"('jobs.attempt', 'with an attempt that its status does not allow, or above max_attempts', "   \
@@ -69,7 +71,7 @@ static SqlStatement tokens_below =
 	 .nargs = 3,
 	 .types = {INT8OID, INT8OID, INT8OID}};
 
-/* What claims, keys, purging and groups cannot do without. */
+/* What claims, keys, redrive and groups cannot do without. */
 static SqlStatement missing_indexes = {
 	.text =
 		"SELECT w.name, w.vital FROM (VALUES "
@@ -77,7 +79,7 @@ static SqlStatement missing_indexes = {
 		"('jobs_ready', 'queue_id, priority, ready_at, id', false, '(ready_at IS NOT NULL)', "
 		"true), "
 		"('jobs_key', 'queue_id, key', true, '(key IS NOT NULL)', true), "
-		"('jobs_finished', 'finished_at', false, '(finished_at IS NOT NULL)', false), "
+		"('jobs_dead', 'queue_id, dead_at, id', false, '(dead_at IS NOT NULL)', false), "
 		"('jobs_group', 'queue_id, group_key, ready_at, id', false, "
 		"'((group_key IS NOT NULL) AND (finished_at IS NULL))', false)) "
 		"w(name, columns, is_unique, predicate, vital) WHERE NOT EXISTS "

@@ -52,6 +52,7 @@ typedef struct Lease
 	bool lost;			 /* it was attached, and its session has ended */
 	bool borrowed;		 /* runs, uncounted, in place of an attempt that its transaction ends */
 	PassedBy passed_by;	 /* where claimers passed the job because of it */
+	RowPlace place;		 /* the row's at the claim; a hint */
 } Lease;
 
 extern Lease *idemq_lease_lock_entry(const LeaseKey *key, LWLockMode mode, LWLock **lock,

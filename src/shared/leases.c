@@ -142,6 +142,22 @@ idemq_lease_get(int64 job_id, Lease *copy)
 	return lease != NULL;
 }
 
+/* Returns where the row of a job in flight was at its claim; an invalid place when nobody knows. */
+RowPlace
+idemq_lease_place(int64 job_id)
+{
+	LeaseKey key = lease_key(job_id);
+	RowPlace place = {0};
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = idemq_lease_lock_entry(&key, LW_SHARED, &lock, &hash);
+
+	if (lease != NULL)
+		place = lease->place;
+	LWLockRelease(lock);
+	return place;
+}
+
 /* Makes an entry that of a claim whose transaction is open. */
 static void
 set_claiming(Lease *lease, const LeaseClaim *claim)
@@ -156,6 +172,7 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->attached = claim->attached;
 	lease->lost = false;
 	lease->borrowed = claim->borrow;
+	lease->place = claim->place;
 	lease->ending = (Ending){.ender = NO_SESSION};
 	lease->passed_by.any = false;
 }
@@ -175,7 +192,8 @@ copy_prior(const Lease *lease)
 						.claiming = lease->claiming,
 						.attached = lease->attached,
 						.lost = lease->lost,
-						.borrowed = lease->borrowed};
+						.borrowed = lease->borrowed,
+						.place = lease->place};
 }
 
 /* Writes back what copy_prior copied; where the entry is counted goes on. */
@@ -194,6 +212,7 @@ put_prior(Lease *lease, const PriorLease *prior)
 	lease->attached = prior->attached;
 	lease->lost = prior->lost;
 	lease->borrowed = prior->borrowed;
+	lease->place = prior->place;
 }
 
 /*
@@ -418,6 +437,7 @@ idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int
 		lease->claiming = lease->attached = lease->lost = lease->borrowed = false;
 		lease->ending = (Ending){.ender = NO_SESSION};
 		lease->passed_by.any = false;
+		lease->place = (RowPlace){0};
 		(void) idemq_running_count_in(&lease->running, NULL, queue_id, 0);
 	}
 	LWLockRelease(lock);

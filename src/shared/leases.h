@@ -32,6 +32,7 @@ typedef struct LeaseClaim
 	bool borrow;		/* its transaction ends another attempt, and this one replaces it */
 	int64 length;		/* microseconds */
 	bool attached;
+	RowPlace place; /* of the job's row */
 } LeaseClaim;
 
 /*
@@ -52,6 +53,7 @@ typedef struct PriorLease
 	bool attached;
 	bool lost;
 	bool borrowed;
+	RowPlace place;
 } PriorLease;
 
 typedef enum LeaseBeat
@@ -64,6 +66,7 @@ typedef enum LeaseBeat
 extern bool idemq_lease_busy(int64 job_id);
 extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
 extern bool idemq_lease_get(int64 job_id, Lease *copy);
+extern RowPlace idemq_lease_place(int64 job_id);
 extern LeaseTake idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior);
 extern void idemq_lease_settle_loan(int64 job_id, int64 token);
 extern int64 idemq_lease_activate(int64 job_id, int64 token);

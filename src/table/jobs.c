@@ -21,17 +21,20 @@
 
 #include "access/htup_details.h"
 #include "access/relation.h"
+#include "access/relscan.h"
 #include "access/stratnum.h"
 #include "access/table.h"
-#include "access/tableam.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "pgstat.h"
+#include "storage/bufmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
 #include "table/jobs.h"
+#include "table/jobs_version.h"
 #include "queue/following.h"
 #include "base/compat.h"
 #include "base/oids.h"
@@ -145,14 +148,23 @@ idemq_jobs_open(JobsTable *table)
 	idemq_following_refuse();
 }
 
-static void
-begin_scan_by_id(JobsTable *table)
+/* Returns the OID of the index of ids. */
+Oid
+idemq_jobs_primary_key(Relation rel)
 {
-	Oid pkey = compat_primary_key_index(table->rel);
-	MemoryContext old;
+	Oid pkey = compat_primary_key_index(rel);
 
 	if (!OidIsValid(pkey))
 		elog(ERROR, "idemq.jobs has no primary key");
+	return pkey;
+}
+
+static void
+begin_scan_by_id(JobsTable *table)
+{
+	Oid pkey = idemq_jobs_primary_key(table->rel);
+	MemoryContext old;
+
 	old = MemoryContextSwitchTo(table->context);
 	table->pkey = index_open(pkey, AccessShareLock);
 	table->by_id = compat_index_beginscan(table->rel, table->pkey, table->snapshot, 1);
@@ -202,8 +214,6 @@ void
 idemq_jobs_close(JobsTable *table)
 {
 	end_scan_by_id(table);
-	if (table->by_tid != NULL)
-		table_index_fetch_end(table->by_tid);
 	ExecDropSingleTupleTableSlot(table->row);
 	if (table->lock_row != NULL)
 		ExecDropSingleTupleTableSlot(table->lock_row);
@@ -240,7 +250,27 @@ idemq_jobs_decode(TupleTableSlot *row, Job *job)
 	job->deadline = timestamp_or(row, COL_DEADLINE, 0);
 	job->claimed_at = timestamp_or(row, COL_CLAIMED_AT, job->deadline);
 	job->expires_at = timestamp_or(row, COL_EXPIRES_AT, DT_NOEND);
+	ItemPointerSetInvalid(&job->root);
 	job->row = row;
+}
+
+/* Fetches the visible version of the row of a scan's current entry; false when there is none. */
+static bool
+fetch_entry(JobsTable *table, IndexScanDesc scan, Job *job)
+{
+	ItemPointerData root = scan->xs_heaptid;
+	bool all_dead = false;
+	bool found = idemq_version_fetch(table->rel, table->snapshot, &root, table->row, &all_dead);
+
+	if (found)
+	{
+		idemq_jobs_decode(table->row, job);
+		job->root = root;
+	}
+	pgstat_count_heap_fetch(scan->indexRelation);
+	/* The index marks the entry when the scan leaves it. */
+	scan->kill_prior_tuple = !found && all_dead && !scan->xactStartedInRecovery;
+	return found;
 }
 
 /* Fetches the visible version of a job; false when there is none. */
@@ -249,59 +279,62 @@ idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 {
 	MemoryContext old;
 	ScanKeyData key;
-	bool found;
+	bool found = false;
 
 	if (table->by_id == NULL)
 		begin_scan_by_id(table);
 	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
 	old = MemoryContextSwitchTo(table->context);
 	index_rescan(table->by_id, &key, 1, NULL, 0);
-	found = index_getnext_slot(table->by_id, ForwardScanDirection, table->row);
+	while (!found && index_getnext_tid(table->by_id, ForwardScanDirection) != NULL)
+		found = fetch_entry(table, table->by_id, job);
 	MemoryContextSwitchTo(old);
-	if (!found)
-		return false;
-	idemq_jobs_decode(table->row, job);
-	return true;
+	return found;
 }
 
-/*
- * Fetches the version that the snapshot sees of a chain of versions, by the place that an
- * index entry names; false when it sees none there.  Which job that is, the caller checks.
- */
-bool
-idemq_jobs_fetch_at(JobsTable *table, ItemPointerData tid, Job *job)
+/* Returns where a fetched row is, for later; invalid when it was not fetched by an index entry. */
+RowPlace
+idemq_jobs_place(const JobsTable *table, const Job *job)
 {
-	MemoryContext old = MemoryContextSwitchTo(table->context);
-	bool call_again = false;
-	bool all_dead = false;
-	bool found;
+	return (RowPlace){job->root, compat_file_number(table->rel)};
+}
 
-	if (table->by_tid == NULL)
-		table->by_tid = table_index_fetch_begin(table->rel);
-	found = table_index_fetch_tuple(table->by_tid, &tid, table->snapshot, table->row, &call_again,
-									&all_dead);
-	MemoryContextSwitchTo(old);
-	if (!found)
+/* Returns whether the table has a block; its lock keeps it from losing one. */
+static bool
+has_block(JobsTable *table, BlockNumber block)
+{
+	if (block >= table->blocks)
+		table->blocks = RelationGetNumberOfBlocks(table->rel);
+	return block < table->blocks;
+}
+
+/* As idemq_jobs_fetch, by where the row was; false: ask the primary key. */
+bool
+idemq_jobs_fetch_at(JobsTable *table, const RowPlace *place, int64 id, Job *job)
+{
+	bool all_dead;
+
+	if (!ItemPointerIsValid(&place->root) || place->file != compat_file_number(table->rel) ||
+		!has_block(table, ItemPointerGetBlockNumber(&place->root)) ||
+		!idemq_version_fetch(table->rel, table->snapshot, &place->root, table->row, &all_dead))
 		return false;
 	idemq_jobs_decode(table->row, job);
-	return true;
+	job->root = place->root;
+	return job->id == id;
 }
 
 /*
- * Fetches the version of a scan's current entry (table/jobs_ready.c, table/jobs_finished.c)
+ * Fetches the version of a scan's current entry (table/jobs_ready.c, table/jobs_by_id.c)
  * that the snapshot sees; false when it sees none.
  */
 bool
 idemq_jobs_scan_row(JobsTable *table, Job *job)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	bool found = index_fetch_heap(table->scan, table->row);
+	bool found = fetch_entry(table, table->scan, job);
 
 	MemoryContextSwitchTo(old);
-	if (!found)
-		return false;
-	idemq_jobs_decode(table->row, job);
-	return true;
+	return found;
 }
 
 /* Ends a scan of one of these indexes; the row last fetched stays. */

@@ -33,17 +33,18 @@ typedef enum JobColumn
 	COL_CLAIMED_AT,
 	COL_DEADLINE,
 	COL_FINISHED_AT,
+	COL_DEAD_AT,
 	COL_WORKER,
 	COL_KEY,
 	COL_GROUP_KEY,
 	COL_HEADERS,
-	COL_PAYLOAD,
 	COL_CHECKPOINT,
 	COL_RESULT,
-	COL_LAST_ERROR
+	COL_LAST_ERROR,
+	COL_PAYLOAD /* last: see sql/parts/20_tables.sql */
 } JobColumn;
 
-#define JOB_COLUMNS 22
+#define JOB_COLUMNS 23
 #define COLUMN_BIT(column) (1U << (column))
 
 /* The table, open for one call; see table/jobs.c. */
@@ -60,10 +61,10 @@ typedef struct JobsTable
 	TupleTableSlot *row;   /* the version last fetched */
 	TupleTableSlot *lock_row;
 	TupleTableSlot *new_row;
-	Relation pkey; /* with its scan, from the first fetch by id on */
+	BlockNumber blocks; /* it has at least so many */
+	Relation pkey;		/* with its scan, from the first fetch by id on */
 	IndexScanDesc by_id;
-	IndexFetchTableData *by_tid; /* for rows whose place is known */
-	Relation index; /* of ready or of finished jobs; with its scan, while one is open */
+	Relation index; /* of ready jobs, or of all by id; with its scan, while one is open */
 	IndexScanDesc scan;
 } JobsTable;
 
@@ -82,6 +83,7 @@ typedef struct Job
 	TimestampTz claimed_at; /* with deadline: of a job in processing */
 	TimestampTz deadline;
 	TimestampTz expires_at; /* DT_NOEND for NULL */
+	ItemPointerData root;	/* what its index entries name; invalid: not known */
 	TupleTableSlot *row;
 } Job;
 
@@ -137,8 +139,10 @@ extern void idemq_jobs_open_to_read(JobsTable *table);
 extern void idemq_jobs_refresh(JobsTable *table);
 extern void idemq_jobs_refresh_or_raise(JobsTable *table);
 extern void idemq_jobs_close(JobsTable *table);
+extern Oid idemq_jobs_primary_key(Relation rel);
 extern bool idemq_jobs_fetch(JobsTable *table, int64 id, Job *job);
-extern bool idemq_jobs_fetch_at(JobsTable *table, ItemPointerData tid, Job *job);
+extern RowPlace idemq_jobs_place(const JobsTable *table, const Job *job);
+extern bool idemq_jobs_fetch_at(JobsTable *table, const RowPlace *place, int64 id, Job *job);
 extern void idemq_jobs_decode(TupleTableSlot *row, Job *job);
 extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
 extern void idemq_jobs_scan_end(JobsTable *table);

@@ -51,6 +51,9 @@ typedef enum IdsState
 } IdsState;
 
 static SqlStatement read_mark = {.text = "SELECT last_value, is_called FROM idemq.ids_since"};
+static SqlStatement read_last = {.text = "SELECT pg_catalog.pg_sequence_last_value($1)",
+								 .nargs = 1,
+								 .types = {REGCLASSOID}};
 static SqlStatement is_unused = {.text = "SELECT pg_catalog.pg_sequence_last_value($1) IS NULL "
 										 "AND NOT EXISTS (SELECT FROM idemq.jobs)",
 								 .nargs = 1,
@@ -161,4 +164,20 @@ idemq_jobs_next_id(void)
 		sure_sequence = sequence;
 	}
 	return nextval_internal(sequence, false);
+}
+
+/* Returns the last id that the sequence gave, 0 for none. */
+int64
+idemq_jobs_last_id(void)
+{
+	Datum sequence = ObjectIdGetDatum(idemq_oids()->jobs_seq);
+	SqlScope scope;
+	int64 last;
+	bool isnull;
+
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_query_latest(&read_last, &sequence, NULL);
+	last = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	idemq_spi_end(&scope);
+	return isnull ? 0 : last;
 }

@@ -7,5 +7,6 @@
 
 extern int64 idemq_jobs_next_id(void);
 extern void idemq_jobs_ids_take_over(int64 greatest);
+extern int64 idemq_jobs_last_id(void);
 
 #endif

@@ -168,13 +168,6 @@ is_group_index(const IndexShape *shape)
 }
 
 static bool
-is_finished_index(const IndexShape *shape)
-{
-	return shape->simple && shape->nkeys == 1 && shape->keys[0] == COL_FINISHED_AT + 1 &&
-		   shape->not_null == COLUMN_BIT(COL_FINISHED_AT) && shape->is_null == 0;
-}
-
-static bool
 is_valid_index(Oid oid)
 {
 	Relation index = index_open(oid, RowExclusiveLock);
@@ -199,8 +192,6 @@ static const struct
 	[INDEX_GROUP] = {is_group_index, "index of groups",
 					 "INDEX ON idemq.jobs (queue_id, group_key, ready_at, id) "
 					 "WHERE group_key IS NOT NULL AND finished_at IS NULL"},
-	[INDEX_FINISHED] = {is_finished_index, "index of finished jobs",
-						"INDEX ON idemq.jobs (finished_at) WHERE finished_at IS NOT NULL"},
 };
 
 /* Returns the OID of a valid index of that kind of the locked table; raises 55000 without one. */
@@ -254,6 +245,14 @@ insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const u
 	bool isnull[INDEX_MAX_KEYS];
 	bool unchanged = changed != NULL && (*changed & shape->key_columns) == 0;
 	bool unique = true;
+
+	/*
+	 * The old version has an entry with this key in the same index: nobody could take that.
+	 * (An index that is being built may not have it.)
+	 */
+	if (unchanged && (*changed & (shape->not_null | shape->is_null)) == 0 &&
+		index->rd_index->indisvalid)
+		check = UNIQUE_CHECK_NO;
 
 	if (index->rd_index->indisready)
 	{

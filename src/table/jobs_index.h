@@ -13,8 +13,7 @@ typedef enum JobsIndex
 {
 	INDEX_READY,
 	INDEX_KEY,
-	INDEX_GROUP,
-	INDEX_FINISHED
+	INDEX_GROUP
 } JobsIndex;
 
 extern void idemq_jobs_index_install(void);

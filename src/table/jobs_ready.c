@@ -20,7 +20,6 @@
 #include "table/jobs_ready.h"
 #include "shared/slots.h"
 #include "base/compat.h"
-#include "base/oids.h"
 
 /* Positions in the ready index. */
 #define READY_QUEUE 1
@@ -124,21 +123,9 @@ idemq_jobs_scan_tid(const JobsTable *table)
 	return table->scan->xs_heaptid;
 }
 
-/*
- * As idemq_jobs_scan_row, of a job in processing only; of others no more than the
- * status is read.
- */
+/* As idemq_jobs_scan_row, of a job in processing only. */
 bool
 idemq_jobs_scan_attempt(JobsTable *table, Job *job)
 {
-	MemoryContext old = MemoryContextSwitchTo(table->context);
-	bool found = index_fetch_heap(table->scan, table->row);
-	bool isnull;
-
-	MemoryContextSwitchTo(old);
-	if (!found || DatumGetObjectId(slot_getattr(table->row, COL_STATUS + 1, &isnull)) !=
-					  idemq_oids()->status[JOB_PROCESSING])
-		return false;
-	idemq_jobs_decode(table->row, job);
-	return true;
+	return idemq_jobs_scan_row(table, job) && job->status == JOB_PROCESSING;
 }

@@ -43,14 +43,15 @@ static const struct
 	[COL_CLAIMED_AT] = {"claimed_at", TIMESTAMPTZOID},
 	[COL_DEADLINE] = {"deadline", TIMESTAMPTZOID},
 	[COL_FINISHED_AT] = {"finished_at", TIMESTAMPTZOID},
+	[COL_DEAD_AT] = {"dead_at", TIMESTAMPTZOID},
 	[COL_WORKER] = {"worker", TEXTOID},
 	[COL_KEY] = {"key", TEXTOID},
 	[COL_GROUP_KEY] = {"group_key", TEXTOID},
 	[COL_HEADERS] = {"headers", JSONBOID},
-	[COL_PAYLOAD] = {"payload", JSONBOID},
 	[COL_CHECKPOINT] = {"checkpoint", JSONBOID},
 	[COL_RESULT] = {"result", JSONBOID},
 	[COL_LAST_ERROR] = {"last_error", TEXTOID},
+	[COL_PAYLOAD] = {"payload", JSONBOID},
 };
 
 /* A statement for one set of columns; there are as many as kinds of transition. */

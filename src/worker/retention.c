@@ -5,12 +5,12 @@
  *
  * The background worker does so in rounds, idemq.purge_interval apart.  A round
  * consists of batches of 5 ms, each in a transaction of its own; between two batches all
- * other chores have their turn.  Which jobs a round visits: worker/retention_fronts.c.
+ * other chores have their turn.  Which jobs a round visits: worker/retention_ranges.c.
  * A batch never waits for a row that another transaction holds, and deletes the version
  * that it has fetched, or nothing: a job that is redriven meanwhile stays.
  *
- * Each round ends with a part of the sweep: a scan of all finished jobs, from the oldest
- * on, for what the rounds have missed.  It takes 1 % of the time, and at least one batch
+ * Each round ends with a part of the sweep: a scan of all jobs, from the least id on,
+ * for what the rounds have missed.  It takes 1 % of the time, and at least one batch
  * a round.
  *
  * The history of a job that was deleted by hand stays: it cannot be distinguished from
@@ -33,11 +33,12 @@
 #include "utils/timestamp.h"
 
 #include "worker/retention.h"
-#include "worker/retention_fronts.h"
+#include "worker/retention_ranges.h"
 #include "table/attempt_history.h"
 #include "table/jobs.h"
-#include "table/jobs_finished.h"
+#include "table/jobs_by_id.h"
 #include "table/jobs_hold.h"
+#include "table/jobs_id.h"
 #include "table/jobs_sql.h"
 #include "table/jobs_write.h"
 #include "txn/pending_counts.h"
@@ -57,6 +58,8 @@ PG_FUNCTION_INFO_V1(idemq_sql_apply_retention);
 /* The sweep takes a part of 1 / SWEEP_SHARE of the time; two begin at least so far apart. */
 #define SWEEP_SHARE 100
 #define SWEEP_PAUSE (10 * USECS_PER_MINUTE)
+/* A row whose deletion was refused is tried again after so long. */
+#define REFUSED_PAUSE (10 * USECS_PER_MINUTE)
 
 /* One batch. */
 typedef struct Batch
@@ -66,9 +69,10 @@ typedef struct Batch
 	int64 until; /* mono */
 	int max_rows;
 	int rows;
-	int64 *ids;			  /* of the rows */
-	QueueInfo queue;	  /* of the last row */
-	Retention *retention; /* whose scan it is; NULL for the sweep */
+	int entries;
+	int64 *ids;		 /* of the rows */
+	QueueInfo queue; /* of the last row */
+	bool notes;		 /* what stays is noted, for its next visit */
 } Batch;
 
 /* What the rounds have come to. */
@@ -86,7 +90,7 @@ typedef struct Rounds
 	Stage stage;
 	int64 began; /* mono: the last one */
 	TimestampTz now;
-	FinishedScan sweep;
+	IdScan sweep;
 	int64 swept;	   /* microseconds of this round */
 	int64 next_sweep;  /* mono */
 	TimestampTz seen;  /* what expired before is deleted */
@@ -94,10 +98,10 @@ typedef struct Rounds
 } Rounds;
 
 static Rounds rounds = {.stage = STAGE_BEGIN};
-/* As they were before a batch, and the retention that it works on. */
+/* As they were before a batch, and the range that it visits. */
 static Rounds rounds_before;
-static Retention retention_before;
-static Retention *retention_now = NULL;
+static IdScan visit;
+static bool visiting = false;
 /* One refusal is logged in a round. */
 static bool refusal_logged = false;
 
@@ -217,56 +221,78 @@ delete_by_sql(const Job *job, TimestampTz finished_at)
 	return deleted;
 }
 
-/* Deletes a fetched row that is past its retention, unless a transaction holds it. */
-static void
+/*
+ * Deletes a fetched row that is past its retention, unless a transaction holds it.  Returns
+ * when to visit it again, DT_NOEND for never.
+ */
+static TimestampTz
 delete_row(Batch *batch, const Job *job, TimestampTz finished_at)
 {
-	bool deleted = false;
+	bool deleted;
 
 	if (!idemq_jobs_is_free(job))
-	{
-		if (batch->retention != NULL)
-			idemq_retention_note_held(batch->retention, finished_at);
-	}
-	else if (!batch->table.simple)
+		return batch->now;
+	if (!batch->table.simple)
 		deleted = delete_by_sql(job, finished_at);
 	else
 		deleted = idemq_jobs_delete(&batch->table, job, JOB_SKIPS_STRANGERS) == JOB_WRITTEN;
 	if (!deleted)
-		return;
+		return batch->now + (batch->table.simple ? 0 : REFUSED_PAUSE);
 	idemq_pending_counts_event(job->queue_id, COUNTER_BIT(COUNTER_PURGED));
 	batch->ids[batch->rows++] = job->id;
+	return DT_NOEND;
 }
 
-/* Deletes the row of an index entry, if it is past its retention. */
-static void
+/*
+ * Deletes the row of an index entry, if it is past its retention.  Returns when to visit
+ * it again, DT_NOEND for never.
+ */
+static TimestampTz
 consider(Batch *batch)
 {
 	TimestampTz finished_at;
+	int64 keep;
 	Job job;
 
-	if (!idemq_jobs_scan_row(&batch->table, &job) || job.row->tts_isnull[COL_FINISHED_AT])
-		return;
-	if (!job_status_is_finished(job.status))
-		return;
+	if (!idemq_jobs_scan_row(&batch->table, &job))
+	{
+		if (!batch->notes || !idemq_jobs_ids_in_doubt(&batch->table, &job))
+			return DT_NOEND;
+		return idemq_retention_visit_unfinished(&job, NULL, batch->now);
+	}
 	if (job.queue_id != batch->queue.id && !idemq_queue_by_id(job.queue_id, &batch->queue))
-		return;
+		return idemq_retention_visit_unfinished(&job, NULL, batch->now);
+	if (!job_status_is_finished(job.status) || job.row->tts_isnull[COL_FINISHED_AT])
+		return idemq_retention_visit_unfinished(&job, &batch->queue, batch->now);
 	finished_at = DatumGetTimestampTz(job.row->tts_values[COL_FINISHED_AT]);
-	if (finished_at <= batch->now - idemq_retention_of(&job, &batch->queue))
-		delete_row(batch, &job, finished_at);
+	keep = idemq_retention_of(&job, &batch->queue);
+	if (finished_at > batch->now - keep)
+		return idemq_retention_visit_finished(finished_at, keep, batch->now);
+	return delete_row(batch, &job, finished_at);
+}
+
+/* Returns whether a batch has done what it may. */
+static bool
+is_over(Batch *batch)
+{
+	return batch->rows == batch->max_rows ||
+		   (batch->until < PG_INT64_MAX &&
+			(batch->entries++ == BATCH_ENTRIES ||
+			 (batch->entries % 64 == 0 && idemq_mono_now() > batch->until)));
 }
 
 /*
  * Goes on with a scan: deletes what is past its retention, max_rows at most, and
- * their attempts.  until: mono, when to stop; PG_INT64_MAX for never.  Returns how
- * many jobs were deleted.
+ * their attempts.  notes: what stays is noted for its range.  until: mono, when to stop;
+ * PG_INT64_MAX for never.  Returns how many jobs were deleted.
  */
 static int
-purge_jobs(FinishedScan *scan, Retention *retention, TimestampTz now, int max_rows, int64 until)
+purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, int64 until)
 {
-	Batch batch = {.now = now, .until = until, .max_rows = max_rows, .retention = retention};
-	int entries = 0;
-	bool more = true;
+	Batch batch = {.now = now, .until = until, .max_rows = max_rows, .notes = notes};
+	int64 last = scan->at;
+	int64 id;
+	bool stopped = false;
 
 	idemq_jobs_open(&batch.table);
 	if (until < PG_INT64_MAX && !batch.table.simple)
@@ -275,24 +301,30 @@ purge_jobs(FinishedScan *scan, Retention *retention, TimestampTz now, int max_ro
 		check_constraints_at_once();
 	}
 	batch.ids = palloc(batch.max_rows * sizeof(int64));
-	idemq_jobs_finished_begin(&batch.table, &scan->at, scan->until);
-	while (batch.rows < batch.max_rows)
+	idemq_jobs_ids_begin(&batch.table, scan->at, scan->until);
+	while (!stopped && idemq_jobs_ids_next(&batch.table, &id))
 	{
+		TimestampTz next_visit;
+
 		CHECK_FOR_INTERRUPTS();
-		if (until < PG_INT64_MAX &&
-			(entries++ == BATCH_ENTRIES || (entries % 64 == 0 && idemq_mono_now() > until)))
-			break;
-		more = idemq_jobs_finished_next(&batch.table, &scan->at);
-		if (!more)
-			break;
-		consider(&batch);
+		/* All entries of an id belong together. */
+		if (id != last && is_over(&batch))
+		{
+			scan->at = id;
+			stopped = true;
+			continue;
+		}
+		last = id;
+		next_visit = consider(&batch);
+		if (notes && next_visit < DT_NOEND)
+			idemq_ranges_stays(id, next_visit);
 	}
 	idemq_jobs_scan_end(&batch.table);
 	idemq_attempt_history_forget_all(batch.ids, batch.rows);
 	idemq_jobs_close(&batch.table);
 	pfree(batch.ids);
-	if (!more)
-		scan->at = idemq_jobs_finished_from(scan->until);
+	if (!stopped)
+		scan->at = scan->until;
 	return batch.rows;
 }
 
@@ -302,17 +334,16 @@ sweep(void)
 {
 	int64 mono = idemq_mono_now();
 
-	if (finished_scan_is_over(&rounds.sweep) && mono >= rounds.next_sweep)
+	if (id_scan_is_over(&rounds.sweep) && mono >= rounds.next_sweep)
 	{
-		rounds.sweep.at = idemq_jobs_finished_from(DT_NOBEGIN);
-		rounds.sweep.until = idemq_retention_shortest(rounds.now);
+		rounds.sweep = ALL_IDS;
 		rounds.seen = rounds.audit = DT_NOBEGIN;
 		rounds.next_sweep = mono + SWEEP_PAUSE;
 	}
-	if (!finished_scan_is_over(&rounds.sweep))
-		(void) purge_jobs(&rounds.sweep, NULL, rounds.now, BATCH_ROWS, mono + BATCH_TIME);
+	if (!id_scan_is_over(&rounds.sweep))
+		(void) purge_jobs(&rounds.sweep, false, rounds.now, BATCH_ROWS, mono + BATCH_TIME);
 	rounds.swept += idemq_mono_now() - mono;
-	return !finished_scan_is_over(&rounds.sweep) &&
+	return !id_scan_is_over(&rounds.sweep) &&
 		   rounds.swept < idemq_purge_interval * INT64CONST(1000) / SWEEP_SHARE;
 }
 
@@ -335,7 +366,7 @@ begin_round(void)
 	rounds.began = idemq_mono_now();
 	rounds.swept = 0;
 	refusal_logged = false;
-	idemq_retentions_begin_round(rounds.now);
+	idemq_ranges_begin_round(rounds.now, idemq_jobs_last_id());
 	rounds.stage = STAGE_JOBS;
 }
 
@@ -343,24 +374,19 @@ begin_round(void)
 void
 idemq_retention_run(void)
 {
-	FinishedScan *scan;
-
 	rounds_before = rounds;
-	retention_now = NULL;
+	visiting = false;
 	if (rounds.stage == STAGE_BEGIN)
 		begin_round();
 	if (rounds.stage == STAGE_JOBS)
 	{
-		scan = idemq_retentions_next_scan(&retention_now);
-		if (scan == NULL)
-			rounds.stage = STAGE_SEEN;
-		else
+		visiting = idemq_ranges_begin_visit(&visit);
+		if (visiting)
 		{
-			retention_before = *retention_now;
-			(void) purge_jobs(scan, retention_now, rounds.now, BATCH_ROWS,
-							  idemq_mono_now() + BATCH_TIME);
+			(void) purge_jobs(&visit, true, rounds.now, BATCH_ROWS, idemq_mono_now() + BATCH_TIME);
 			return;
 		}
+		rounds.stage = STAGE_SEEN;
 	}
 	if (rounds.stage == STAGE_SEEN && !purge_seen(&rounds.seen, rounds.now, BATCH_ROWS))
 		rounds.stage = STAGE_AUDIT;
@@ -374,11 +400,11 @@ idemq_retention_run(void)
 void
 idemq_retention_ended(bool done)
 {
-	if (done)
-		return;
-	if (retention_now != NULL)
-		*retention_now = retention_before;
-	rounds = rounds_before;
+	if (!done)
+		rounds = rounds_before;
+	else if (visiting)
+		idemq_ranges_end_visit(&visit);
+	visiting = false;
 }
 
 /* apply_retention(max_jobs) -> how many jobs were deleted; 22023, 25006. */
@@ -387,16 +413,16 @@ idemq_sql_apply_retention(PG_FUNCTION_ARGS)
 {
 	int max_jobs = idemq_arg_int(fcinfo, 0, "max_jobs", 1, PG_INT32_MAX);
 	TimestampTz now = idemq_now();
-	FinishedScan scan = {idemq_jobs_finished_from(DT_NOBEGIN), idemq_retention_shortest(now)};
+	IdScan scan = ALL_IDS;
 	TimestampTz seen = DT_NOBEGIN;
 	TimestampTz audit = DT_NOBEGIN;
 	int64 purged = 0;
 
 	idemq_jobs_check_writable();
 	refusal_logged = false;
-	while (purged < max_jobs && !finished_scan_is_over(&scan))
+	while (purged < max_jobs && !id_scan_is_over(&scan))
 		purged +=
-			purge_jobs(&scan, NULL, now, (int) Min(BATCH_ROWS, max_jobs - purged), PG_INT64_MAX);
+			purge_jobs(&scan, false, now, (int) Min(BATCH_ROWS, max_jobs - purged), PG_INT64_MAX);
 	(void) purge_seen(&seen, now, max_jobs);
 	(void) purge_audit(&audit, now, max_jobs);
 	PG_RETURN_INT64(purged);

@@ -51,7 +51,7 @@ CALL broken('DELETE FROM idemq.jobs WHERE id = 2');
 CALL broken('DROP INDEX idemq.jobs_ready');
 CALL broken('DROP INDEX idemq.jobs_key');
 CALL broken('DROP INDEX idemq.jobs_group');
-CALL broken('UPDATE pg_index SET indisvalid = false WHERE indexrelid = ''idemq.jobs_finished''::regclass');
+CALL broken('UPDATE pg_index SET indisvalid = false WHERE indexrelid = ''idemq.jobs_dead''::regclass');
 CALL broken('DROP INDEX idemq.jobs_ready; CREATE INDEX mine ON idemq.jobs (queue_id, priority, ready_at, id) WHERE ready_at IS NOT NULL');
 CALL broken('ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_truncated');
 CALL broken('ALTER TABLE idemq.queues ENABLE TRIGGER idemq_settings_changed');

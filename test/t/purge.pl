@@ -100,6 +100,19 @@ is_sql($node, 'SELECT count(*) FROM pg_prepared_xacts', 1, 'a prepared transacti
 $other->query_safe("COMMIT PREPARED 'p'");
 is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE payload = '\"later\"'", 'nor is it missed');
 
+# Jobs that finish long after their neighbours, and in another order, each in its time: long
+# before the next sweep.
+sql($node, "SELECT idemq.create_queue('slow', retention => '300 ms', dead_retention => '300 ms', idempotency_window => '0')");
+sql($node, "SELECT idemq.enqueue('slow', to_jsonb(n)) FROM generate_series(1, 3000) n");
+round('thousands wait');
+$other->query_safe("SELECT idemq.commit_once(id) FROM idemq.jobs WHERE payload IN ('3000', '1500')");
+is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE payload IN ('3000', '1500')", 'two finish among them');
+round('they wait on');
+$other->query_safe("SELECT idemq.cancel(id) FROM idemq.jobs WHERE payload::text ~ '^[0-9]*7\$'");
+$other->query_safe("SELECT idemq.fail(c.id, c.token, 'no', permanent => true) FROM idemq.jobs j, idemq.claim_job(j.id) c WHERE j.payload = '2'");
+is_soon($node, "SELECT count(*) = 2697 AND count(finished_at) = 0 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = 'slow'", 'hundreds finish in all parts');
+sql($node, "SELECT idemq.drop_queue('slow', force => true)");
+
 # ---- Moved by hand, and other settings
 
 my $moved = finish('month');

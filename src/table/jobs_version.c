@@ -1,0 +1,79 @@
+/*
+ * table/jobs_version.c
+ *		The visible version of a row, from the place that its index entries name.
+ *
+ * All index entries of a row name one line pointer, the root of a chain of versions on
+ * one page; a HOT update adds a version to the chain, and no entry.  The root stays for as
+ * long as a version of the chain may be seen: pruning redirects it to the first that is
+ * left.  The other versions are pruned and their places used again at any time: so the root
+ * is what may be remembered, and the place of a version is not.
+ *
+ * A root that was remembered is a hint, and needs no proof: what is found is a version that
+ * the snapshot sees, and of the id asked for; there is one such version at most, and
+ * the primary key would have led to it.  A hint misses when the row has moved by
+ * an update that was not HOT, was deleted, or the table was rewritten (VACUUM FULL, CLUSTER,
+ * TRUNCATE: another file); its place may hold another row by then (idemq_jobs_fetch_at).
+ * The block must be there, since a vacuum may have cut the file; the lock on the table
+ * keeps the next one from doing so.
+ *
+ * Pruning: PostgreSQL's index scans prune a page whenever they come to it and it is
+ * filled above the fill factor.  Here pages are meant to be: a fill factor of 45 leaves
+ * room for what a job's life adds.  So a page is pruned when less room is left than for
+ * three more versions of the row that is fetched: what is about to be written, and what two
+ * others may write meanwhile.  That is before the row goes into the slot, whose pin would
+ * refuse the cleanup lock.  A page that cannot be pruned (a held snapshot, another's pin)
+ * is tried again at each fetch, as by any scan.
+ *
+ * Isolation, concurrent updates: heap_hot_search_buffer does what an index scan does,
+ * predicate locks on the row included.  Users' triggers, indexes: not concerned.
+ */
+#include "postgres.h"
+
+#include "access/heapam.h"
+#include "storage/bufmgr.h"
+
+#include "table/jobs_version.h"
+
+/* A page is pruned when it has less room than for so many versions more. */
+#define ROOM_FOR_VERSIONS 3
+
+/* Returns whether a page is so full that the next updates of a row of that length would leave it. */
+static bool
+is_short_of_room(Page page, uint32 length)
+{
+	return PageIsFull(page) || PageGetHeapFreeSpace(page) < ROOM_FOR_VERSIONS * MAXALIGN(length);
+}
+
+/*
+ * Fetches into row the version that a snapshot sees of the row whose index entries name
+ * root; false when it sees none.  *all_dead: then, whether no snapshot sees one.
+ */
+bool
+idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root,
+					TupleTableSlot *row, bool *all_dead)
+{
+	HeapTuple tuple = &((BufferHeapTupleTableSlot *) row)->base.tupdata;
+	ItemPointerData tid = *root;
+	Buffer buffer;
+	bool found;
+
+	ExecClearTuple(row);
+	buffer = ReadBuffer(rel, ItemPointerGetBlockNumber(root));
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	found = heap_hot_search_buffer(&tid, rel, buffer, snapshot, tuple, all_dead, true);
+	if (found && is_short_of_room(BufferGetPage(buffer), tuple->t_len))
+	{
+		LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
+		heap_page_prune_opt(rel, buffer);
+		LockBuffer(buffer, BUFFER_LOCK_SHARE);
+		/* What the snapshot sees is left, but it may have moved on the page. */
+		tid = *root;
+		found = heap_hot_search_buffer(&tid, rel, buffer, snapshot, tuple, all_dead, true);
+	}
+	LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
+	if (found)
+		ExecStorePinnedBufferHeapTuple(tuple, row, buffer);
+	else
+		ReleaseBuffer(buffer);
+	return found;
+}

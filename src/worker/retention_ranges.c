@@ -1,0 +1,325 @@
+/*
+ * worker/retention_ranges.c
+ *		Which ids are to be visited, and when, for jobs past their retention.
+ *
+ * No index says when jobs finished: each commit would pay for it.  Ids are given in the
+ * order of time, more or less, so the jobs of one stretch of time are a range of ids.  A
+ * range has a time for its next visit, the least of those of the jobs that are in it:
+ *
+ *		new ids				their round's end, and the shortest retention of any queue: no
+ *							job is past its retention earlier
+ *		a finished job		when its retention is over
+ *		an unfinished one	its retention from now on, since it may finish at once; or,
+ *							if that is later, a sixteenth of its age: so one that has waited
+ *							for an hour, or is put off for a month, is visited now and then
+ *		one that a transaction holds, or deletion of which is refused: the next
+ *							round, or some minutes later
+ *		a row in doubt		of a transaction that is open: as an unfinished one
+ *
+ * A visit reads the range's rows, deletes those that are past their retention, and makes
+ * new ranges of those that stay, RANGE_ROWS in each.  So a job that finishes long after its
+ * neighbours keeps a range of its own, and is deleted in time; what is between ranges
+ * is not there any more.  Visits are put off by a sixteenth of the retention, so that a
+ * range whose jobs finish one by one has some 16 visits in a retention and not one for each
+ * job.  Neither that nor the sixteenth of an age is more than MAX_LATE.
+ *
+ * What is missed: a row with an id below the last round's that is not there yet when its
+ * range is visited (an id taken and not written for longer than a retention, a restore, a
+ * DBA's INSERT), and one that a DBA's UPDATE has made older.  That is for the sweep
+ * (worker/retention.c).  A change of a queue's retention, and ids that begin anew, have
+ * all visited again.  What a finisher's open transaction hides is visited as unfinished:
+ * late by no more than that transaction is long.
+ *
+ * Memory is bounded: at MAX_RANGES, neighbours are joined two by two.  They are visited
+ * more often than they would be alone, and split when they are.
+ *
+ * All is local to this process, and begins anew with it: at the least id.
+ * Locks: none.
+ */
+#include "postgres.h"
+
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "worker/retention_ranges.h"
+#include "queue/queues.h"
+#include "base/args.h"
+
+/* Rows that stay in one range; ranges; what a visit may be late at most. */
+#define RANGE_ROWS 1024
+#define MAX_RANGES 65536
+#define MAX_LATE (10 * USECS_PER_MINUTE)
+#define LATE_SHARE 16
+
+/* Kinds of finished jobs, which a queue keeps for different times, as bits. */
+#define KIND_KEYED 1
+#define KIND_DEAD 2
+#define KINDS 4
+
+/* What a queue keeps jobs of each kind for. */
+typedef struct QueueKeeps
+{
+	int32 queue_id; /* first, for idemq_compare_int32 */
+	int64 keeps[KINDS];
+} QueueKeeps;
+
+typedef struct IdRange
+{
+	int64 from;
+	int64 until;
+	TimestampTz due;
+} IdRange;
+
+typedef struct RangeList
+{
+	IdRange *ranges; /* in the order of ids */
+	int count;
+	int room;
+} RangeList;
+
+static RangeList all;
+/* What the visit at hand has left so far; the last one is open, with so many rows. */
+static RangeList left;
+static int left_rows;
+/* The range that is visited, or where the round goes on. */
+static int next_range;
+static TimestampTz round_began;
+/* Ids below this are in a range, or were visited. */
+static int64 known_ids = PG_INT64_MIN;
+/* In the order of queue_id; the queues as the last round knew them. */
+static QueueKeeps *known = NULL;
+static int nknown = 0;
+
+static int64
+keep_of(const QueueInfo *queue, int kind)
+{
+	int64 keep = (kind & KIND_DEAD) ? queue->dead_retention : queue->retention;
+
+	return (kind & KIND_KEYED) ? Max(keep, queue->idempotency_window) : keep;
+}
+
+/*
+ * Returns for how long a finished job is kept: for its queue's retention, a dead one for
+ * dead_retention; with a key, for the window in which the key answers, if that is longer.
+ */
+int64
+idemq_retention_of(const Job *job, const QueueInfo *queue)
+{
+	int kind = (job->row->tts_isnull[COL_KEY] ? 0 : KIND_KEYED) |
+			   (job->status == JOB_DEAD ? KIND_DEAD : 0);
+
+	return keep_of(queue, kind);
+}
+
+/* Returns when to visit a job that is not finished, of a queue that may be unknown. */
+TimestampTz
+idemq_retention_visit_unfinished(const Job *job, const QueueInfo *queue, TimestampTz now)
+{
+	int64 age = now - DatumGetTimestampTz(job->row->tts_values[COL_CREATED_AT]);
+	int64 late = Min(Max(age, 0) / LATE_SHARE, MAX_LATE);
+	int kind = job->row->tts_isnull[COL_KEY] ? 0 : KIND_KEYED;
+
+	if (queue == NULL)
+		return now + late;
+	return now + Max(late, Min(keep_of(queue, kind), keep_of(queue, kind | KIND_DEAD)));
+}
+
+/* Returns when to visit a job that is kept for so long since it finished, and is to be. */
+TimestampTz
+idemq_retention_visit_finished(TimestampTz finished_at, int64 keep, TimestampTz now)
+{
+	return Max(finished_at + keep, now + Min(keep / LATE_SHARE, MAX_LATE));
+}
+
+/* Reads what all queues keep jobs for, in the order of queue_id, in TopMemoryContext. */
+static QueueKeeps *
+read_keeps(int *count)
+{
+	int nids;
+	int32 *ids = idemq_queue_ids(0, &nids);
+	QueueKeeps *keeps = MemoryContextAlloc(TopMemoryContext, Max(nids, 1) * sizeof(QueueKeeps));
+	QueueInfo queue;
+
+	*count = 0;
+	for (int i = 0; i < nids; i++)
+	{
+		if (!idemq_queue_by_id(ids[i], &queue))
+			continue;
+		keeps[*count].queue_id = ids[i];
+		for (int kind = 0; kind < KINDS; kind++)
+			keeps[*count].keeps[kind] = keep_of(&queue, kind);
+		(*count)++;
+	}
+	qsort(keeps, *count, sizeof(QueueKeeps), idemq_compare_int32);
+	return keeps;
+}
+
+/*
+ * Follows the queues' settings.  Returns whether one that was known keeps a kind of jobs
+ * for another time than before; *shortest: the shortest of all.
+ */
+static bool
+follow_settings(int64 *shortest)
+{
+	int count;
+	QueueKeeps *keeps = read_keeps(&count);
+	bool changed = false;
+
+	*shortest = PG_INT64_MAX;
+	for (int i = 0; i < count; i++)
+	{
+		const QueueKeeps *before = nknown == 0 ? NULL
+											   : bsearch(&keeps[i], known, nknown,
+														 sizeof(QueueKeeps), idemq_compare_int32);
+
+		for (int kind = 0; kind < KINDS; kind++)
+		{
+			*shortest = Min(*shortest, keeps[i].keeps[kind]);
+			changed |= before != NULL && keeps[i].keeps[kind] != before->keeps[kind];
+		}
+	}
+	if (known != NULL)
+		pfree(known);
+	known = keeps;
+	nknown = count;
+	return changed;
+}
+
+/* Makes room for so many ranges in a list. */
+static void
+reserve(RangeList *list, int room)
+{
+	int size = Max(room, 64);
+
+	if (list->ranges == NULL)
+		list->ranges = MemoryContextAlloc(TopMemoryContext, size * sizeof(IdRange));
+	else if (list->room < room)
+	{
+		size = Max(size, 2 * list->room);
+		list->ranges = repalloc(list->ranges, size * sizeof(IdRange));
+	}
+	else
+		return;
+	list->room = size;
+}
+
+/* Adds a range behind the last one of a list. */
+static IdRange *
+add_range(RangeList *list, int64 from, TimestampTz due)
+{
+	reserve(list, list->count + 1);
+	list->ranges[list->count] = (IdRange){from, from, due};
+	return &list->ranges[list->count++];
+}
+
+/* Joins neighbours two by two. */
+static void
+join_neighbours(RangeList *list)
+{
+	int count = 0;
+
+	for (int i = 0; i < list->count; i += 2)
+	{
+		IdRange range = list->ranges[i];
+
+		if (i + 1 < list->count)
+		{
+			range.until = list->ranges[i + 1].until;
+			range.due = Min(range.due, list->ranges[i + 1].due);
+		}
+		list->ranges[count++] = range;
+	}
+	list->count = count;
+}
+
+/* Forgets all ranges: all ids are new again. */
+static void
+begin_anew(void)
+{
+	all.count = 0;
+	known_ids = PG_INT64_MIN;
+}
+
+/* Adds the ids up to the last one that was given, to the last range if that stays small. */
+static void
+add_new_ids(int64 last_id, TimestampTz due)
+{
+	IdRange *last = all.count > 0 ? &all.ranges[all.count - 1] : NULL;
+
+	if (last_id < known_ids)
+		return;
+	if (last == NULL || last->until != known_ids || last_id - last->from >= RANGE_ROWS)
+		last = add_range(&all, known_ids, due);
+	last->until = known_ids = last_id + 1;
+	last->due = Min(last->due, due);
+}
+
+/*
+ * Begins a round: reads the queues' settings, and sets what is to be visited.  last_id: the
+ * last id that was given before now, 0 for none.
+ */
+void
+idemq_ranges_begin_round(TimestampTz now, int64 last_id)
+{
+	TimestampTz before = round_began;
+	int64 shortest;
+	bool changed = follow_settings(&shortest);
+
+	if (changed || last_id + 1 < known_ids)
+		begin_anew();
+	/* Those that were there before our first round may be of any age. */
+	if (known_ids == PG_INT64_MIN)
+		add_new_ids(last_id, DT_NOBEGIN);
+	else if (shortest < PG_INT64_MAX)
+		add_new_ids(last_id, before + shortest);
+	if (all.count > MAX_RANGES)
+		join_neighbours(&all);
+	round_began = now;
+	next_range = 0;
+}
+
+/* Sets *scan to a range that is due; false when the round is over. */
+bool
+idemq_ranges_begin_visit(IdScan *scan)
+{
+	left.count = left_rows = 0;
+	while (next_range < all.count && all.ranges[next_range].due > round_began)
+		next_range++;
+	if (next_range >= all.count)
+		return false;
+	*scan = (IdScan){all.ranges[next_range].from, all.ranges[next_range].until};
+	return true;
+}
+
+/* Notes that a job of the visit stays, and when to visit it again; ids ascend. */
+void
+idemq_ranges_stays(int64 id, TimestampTz next_visit)
+{
+	IdRange *range = left_rows == 0 ? add_range(&left, id, next_visit)
+									: &left.ranges[left.count - 1];
+
+	range->until = id + 1;
+	range->due = Min(range->due, next_visit);
+	left_rows = (left_rows + 1) % RANGE_ROWS;
+}
+
+/*
+ * After the commit of a visit, which came to scan->at: puts what stays in its place.  If
+ * the visit did not come to the range's end, the next one goes on there.
+ */
+void
+idemq_ranges_end_visit(const IdScan *scan)
+{
+	int replaced = id_scan_is_over(scan) ? 1 : 0;
+	int count = all.count + left.count - replaced;
+
+	reserve(&all, count);
+	all.ranges[next_range].from = scan->at;
+	memmove(&all.ranges[next_range + left.count], &all.ranges[next_range + replaced],
+			(all.count - next_range - replaced) * sizeof(IdRange));
+	if (left.count > 0)
+		memcpy(&all.ranges[next_range], left.ranges, left.count * sizeof(IdRange));
+	all.count = count;
+	next_range += left.count;
+	left.count = left_rows = 0;
+}
