@@ -280,14 +280,24 @@ ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
 
 CREATE FUNCTION idemq.settings_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_settings_changed';
-COMMENT ON FUNCTION idemq.settings_changed() IS 'statement trigger: tells every backend to read queue settings and grants anew';
+COMMENT ON FUNCTION idemq.settings_changed() IS 'trigger: has every session read the settings and grants of a changed queue anew';
 
-CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.queues
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.queues
+	FOR EACH ROW EXECUTE FUNCTION idemq.settings_changed();
 ALTER TABLE idemq.queues ENABLE ALWAYS TRIGGER idemq_settings_changed;
-CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.queue_grants
+CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq.queues
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
+ALTER TABLE idemq.queues ENABLE ALWAYS TRIGGER idemq_settings_truncated;
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.queue_grants
+	FOR EACH ROW EXECUTE FUNCTION idemq.settings_changed();
 ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_changed;
+CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq.queue_grants
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
+ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_truncated;
+-- Where tokens begin is read with the settings (job/generation.c).
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.clusters
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
+ALTER TABLE idemq.clusters ENABLE ALWAYS TRIGGER idemq_settings_changed;
 
 -- A restore writes the OIDs of its own server (hence ENABLE ALWAYS, for a subscriber).
 CREATE FUNCTION idemq.role_named() RETURNS trigger

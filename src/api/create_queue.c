@@ -2,8 +2,8 @@
  * api/create_queue.c
  *		SQL functions that set what a queue is like: create_queue, alter_queue.
  *
- * Which settings there are: queue/queue_settings.c.  The triggers of idemq.queues have
- * every backend read them anew.  create_queue is the DBA's to grant; alter_queue requires
+ * Which settings there are: queue/queue_settings.c.  The trigger of idemq.queues has
+ * every session read the queue anew.  create_queue is the DBA's to grant; alter_queue requires
  * the queue's admin privilege.  In alter_queue NULL leaves a setting as it is; 0 takes a
  * limit away, and '' the dead queue.
  */

@@ -32,7 +32,7 @@
 #include "utils/lsyscache.h"
 
 #include "job/generation.h"
-#include "queue/queues.h"
+#include "queue/queue_cache.h"
 #include "base/compat.h"
 #include "base/oids.h"
 #include "base/spi.h"
@@ -90,7 +90,7 @@ int64
 idemq_generation_base(void)
 {
 	TimeLineID timeline = compat_timeline();
-	uint64 settings = idemq_queues_loads();
+	uint64 settings = idemq_queue_cache_version();
 
 	if (timeline != loaded_timeline || settings != loaded_settings)
 	{
@@ -168,6 +168,5 @@ idemq_generation_new(void)
 	add(0, 1, base);
 	load(timeline);
 	idemq_spi_end(&scope);
-	idemq_queues_changed();
 	return base;
 }

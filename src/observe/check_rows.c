@@ -90,7 +90,10 @@ static SqlStatement missing_indexes = {
 static SqlStatement missing_triggers = {
 	.text = "SELECT w.rel, w.name FROM (VALUES ('idemq.jobs', 'idemq_jobs_changed'), "
 			"('idemq.jobs', 'idemq_jobs_truncated'), ('idemq.queues', 'idemq_settings_changed'), "
+			"('idemq.queues', 'idemq_settings_truncated'), "
 			"('idemq.queue_grants', 'idemq_settings_changed'), "
+			"('idemq.queue_grants', 'idemq_settings_truncated'), "
+			"('idemq.clusters', 'idemq_settings_changed'), "
 			"('idemq.queue_grants', 'idemq_role_named'), "
 			"('idemq.schedule_entries', 'idemq_role_named')) w(rel, name) WHERE NOT EXISTS "
 			"(SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = w.rel::pg_catalog.regclass "

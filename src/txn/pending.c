@@ -190,11 +190,19 @@ idemq_pending_note_gone(void)
 		(void) note(ACTION_GONE, NULL, 0);
 }
 
-/* Notes that a queue's settings change, 0 for any: sessions that wait for it scan again. */
+/* Notes that the settings of a queue change, with 0 of all, or its grants. */
 void
 idemq_pending_note_settings(int32 queue_id)
 {
-	(void) note(ACTION_SETTINGS, NULL, queue_id);
+	if (!is_last(ACTION_SETTINGS, queue_id))
+		(void) note(ACTION_SETTINGS, NULL, queue_id);
+}
+
+/* Notes that a queue which was paused hands out jobs again. */
+void
+idemq_pending_note_resume(int32 queue_id)
+{
+	(void) note(ACTION_RESUME, NULL, queue_id);
 }
 
 /* Notes that a database may have the extension from now on. */

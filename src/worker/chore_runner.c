@@ -22,6 +22,7 @@
 
 #include "worker/chore_runner.h"
 #include "queue/queues.h"
+#include "shared/settings_version.h"
 #include "shared/slots.h"
 #include "base/clock.h"
 #include "base/oids.h"
@@ -51,8 +52,8 @@ typedef struct Trouble
 {
 	Task task; /* hash key */
 	int failures;
-	bool unseen;	  /* until not_before, or until queues' settings change */
-	uint64 settings;  /* as they were: idemq_slots_settings() */
+	bool unseen;	  /* until not_before, or until the queue's settings change */
+	uint64 settings;  /* as they were: idemq_version_of_queue() */
 	int64 not_before; /* mono */
 } Trouble;
 
@@ -146,7 +147,8 @@ not_before(const Chore *chore, int32 queue_id)
 	Task task = {chore, queue_id};
 	const Trouble *trouble = hash_search(troubles, &task, HASH_FIND, NULL);
 
-	if (trouble == NULL || (trouble->unseen && trouble->settings != idemq_slots_settings()))
+	if (trouble == NULL ||
+		(trouble->unseen && trouble->settings != idemq_version_of_queue(queue_id)))
 		return 0;
 	return trouble->not_before;
 }
@@ -187,7 +189,7 @@ bool
 idemq_chore_run(const Chore *chore, int32 queue_id)
 {
 	Task task = {chore, queue_id};
-	uint64 settings = idemq_slots_settings();
+	uint64 settings = idemq_version_of_queue(queue_id);
 	bool done;
 
 	queue_seen = true;
