@@ -56,7 +56,7 @@
 typedef struct CachedName
 {
 	char name[IDEMQ_MAX_QUEUE_NAME + 1]; /* hash key */
-	int32 id;
+	CachedQueue *queue;					 /* which had that name when it was read */
 } CachedName;
 
 static SqlStatement load_grants =
@@ -167,7 +167,7 @@ fill_settings(CachedQueue *cached, const QueueInfo *info)
 	cached->info = *info;
 	cached->info.slot = slot;
 	cached->exists = true;
-	((CachedName *) hash_search(names, info->name, HASH_ENTER, NULL))->id = info->id;
+	((CachedName *) hash_search(names, info->name, HASH_ENTER, NULL))->queue = cached;
 }
 
 /* Adds a row of load_grants, of which a queue has at most max. */
@@ -323,6 +323,12 @@ look_up_name(const char *name)
 	return id;
 }
 
+static bool
+has_name(const CachedQueue *cached, const char *name)
+{
+	return cached->exists && strcmp(cached->info.name, name) == 0;
+}
+
 /* As idemq_queue_cache_by_id, by name. */
 CachedQueue *
 idemq_queue_cache_by_name(const char *name)
@@ -335,11 +341,13 @@ idemq_queue_cache_by_name(const char *name)
 	if (strlen(name) > IDEMQ_MAX_QUEUE_NAME)
 		return NULL;
 	known = hash_search(names, name, HASH_FIND, NULL);
-	id = known == NULL ? look_up_name(name) : known->id;
+	if (known != NULL && has_name(known->queue, name) && idemq_queue_cache_is_fresh(known->queue))
+		return known->queue;
+	id = known == NULL ? look_up_name(name) : known->queue->id;
 	while (id != 0)
 	{
 		cached = find(id);
-		if (cached != NULL && strcmp(cached->info.name, name) == 0)
+		if (cached != NULL && has_name(cached, name))
 			return cached;
 		/* Renamed, or dropped, also since it was looked up. */
 		CHECK_FOR_INTERRUPTS();
