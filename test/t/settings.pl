@@ -106,12 +106,13 @@ like($reader->query_safe($why), qr/paused/, 'standby: a change is seen once it i
 sql($node, "SELECT idemq.resume('q')");
 $node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
 unlike($reader->query_safe($why), qr/paused/, 'and the next');
+sql($node, "SELECT idemq.pause('q')");
+$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
 $standby->promote;
 wait_until($standby, 'SELECT NOT pg_is_in_recovery()');
-sql($standby, "SELECT idemq.pause('q')");
-like($reader->query_safe($why), qr/paused/, 'promoted: changes of its own');
+like($reader->query_safe($why), qr/paused/, 'promoted: what was replayed and not looked at');
 sql($standby, "SELECT idemq.resume('q')");
-unlike($reader->query_safe($why), qr/paused/, 'in a session from before');
+unlike($reader->query_safe($why), qr/paused/, 'and changes of its own, in a session from before');
 $reader->quit;
 $standby->stop;
 
