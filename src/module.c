@@ -13,7 +13,7 @@
 #include "table/jobs_index.h"
 #include "txn/at_end.h"
 #include "queue/following.h"
-#include "queue/queues.h"
+#include "queue/queue_cache.h"
 #include "shared/buckets.h"
 #include "shared/counters.h"
 #include "shared/group_table.h"
@@ -21,6 +21,7 @@
 #include "shared/lease_table.h"
 #include "shared/notify_ring.h"
 #include "shared/promote_round.h"
+#include "shared/settings_version.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
 #include "shared/worker_board.h"
@@ -42,6 +43,7 @@ static const ShmemPart parts[] = {
 	{"idemq secret", idemq_secret_shmem_size, NULL, idemq_secret_shmem_init},
 	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
 	{"idemq counters", idemq_counters_shmem_size, NULL, idemq_counters_shmem_init},
+	{"idemq settings", idemq_versions_shmem_size, NULL, idemq_versions_shmem_init},
 	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
 	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
 	{"idemq bucket locks", idemq_buckets_shmem_size, idemq_buckets_hash_size,
@@ -75,7 +77,7 @@ _PG_init(void)
 	idemq_settings_define();
 	idemq_shmem_install(parts, lengthof(parts));
 	idemq_oids_install();
-	idemq_queues_install();
+	idemq_queue_cache_install();
 	idemq_following_install();
 	idemq_jobs_index_install();
 	idemq_at_end_install();

@@ -300,7 +300,7 @@ ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
 
 CREATE FUNCTION idemq.settings_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_settings_changed';
-COMMENT ON FUNCTION idemq.settings_changed() IS 'row and truncate trigger: tells every backend to read queue settings and grants anew';
+COMMENT ON FUNCTION idemq.settings_changed() IS 'trigger: has every session read the settings and grants of a changed queue anew';
 
 -- For each row: logical replication fires no other triggers.
 CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.queues
@@ -334,6 +334,10 @@ COMMENT ON FUNCTION idemq.followers_local() IS 'row trigger of idemq.followers, 
 CREATE TRIGGER idemq_followers_local BEFORE INSERT OR UPDATE OR DELETE ON idemq.followers
 	FOR EACH ROW EXECUTE FUNCTION idemq.followers_local();
 ALTER TABLE idemq.followers ENABLE REPLICA TRIGGER idemq_followers_local;
+-- Where tokens begin is read with the settings (job/generation.c).
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.clusters
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
+ALTER TABLE idemq.clusters ENABLE ALWAYS TRIGGER idemq_settings_changed;
 
 -- A restore writes the OIDs of its own server (hence ENABLE ALWAYS, for a subscriber).
 CREATE FUNCTION idemq.role_named() RETURNS trigger

@@ -2,8 +2,8 @@
  * api/create_queue.c
  *		SQL functions that set what a queue is like: create_queue, alter_queue.
  *
- * Which settings there are: queue/queue_settings.c.  The triggers of idemq.queues have
- * every backend read them anew.  create_queue is the DBA's to grant; alter_queue requires
+ * Which settings there are: queue/queue_settings.c.  The trigger of idemq.queues has
+ * every session read the queue anew.  create_queue is the DBA's to grant; alter_queue requires
  * the queue's admin privilege.  In alter_queue NULL leaves a setting as it is; 0 takes a
  * limit away, and '' the dead queue.
  */
@@ -47,18 +47,18 @@ new_queue_name(FunctionCallInfo fcinfo)
 	return name;
 }
 
-/* Checks dead_queue, if given, for the queue of that name; see idemq_dead_queue_check. */
+/* Checks dead_queue, if given, for a queue, of id 0 when it is new; see idemq_dead_queue_check. */
 static void
-check_dead_queue(FunctionCallInfo fcinfo, const char *name, bool is_new)
+check_dead_queue(FunctionCallInfo fcinfo, const char *name, int32 id)
 {
 	int n = idemq_setting_arg("dead_queue");
 
 	if (PG_ARGISNULL(n))
 		return;
 	/* alter_queue takes it away. */
-	if (!is_new && VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(n)) == 0)
+	if (id != 0 && VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(n)) == 0)
 		return;
-	idemq_dead_queue_check(name, idemq_arg_text(fcinfo, n, "dead_queue", IDEMQ_MAX_NAME_ARG));
+	idemq_dead_queue_check(name, id, idemq_arg_text(fcinfo, n, "dead_queue", IDEMQ_MAX_NAME_ARG));
 }
 
 /* Warns when a key may be forgotten while its first job still has attempts left. */
@@ -84,7 +84,7 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 
 	idemq_settings_check(fcinfo, true);
 	idemq_jobs_check_writable();
-	check_dead_queue(fcinfo, name, true);
+	check_dead_queue(fcinfo, name, 0);
 	if (!idemq_settings_insert(fcinfo, name, &id))
 		ereport(ERROR,
 				(errcode(ERRCODE_DUPLICATE_OBJECT), errmsg("queue \"%s\" already exists", name),
@@ -121,7 +121,7 @@ idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
 	idemq_settings_check(fcinfo, false);
 	idemq_jobs_check_writable();
-	check_dead_queue(fcinfo, queue.name, false);
+	check_dead_queue(fcinfo, queue.name, queue.id);
 	before = idemq_settings_document(queue.id);
 	if (before == (Datum) 0)
 		PG_RETURN_VOID(); /* dropped meanwhile */

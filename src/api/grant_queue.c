@@ -2,8 +2,8 @@
  * api/grant_queue.c
  *		SQL functions that let roles use a queue: grant_queue, revoke_queue.
  *
- * They write idemq.queue_grants through SQL; its trigger has every backend read the
- * grants anew.  With its first privilege on a queue a role gets USAGE of the schema, which
+ * They write idemq.queue_grants through SQL; its trigger has every session read that
+ * queue anew.  With its first privilege on a queue a role gets USAGE of the schema, which
  * goes with the last.
  */
 #include "postgres.h"

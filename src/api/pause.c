@@ -33,7 +33,7 @@ change_paused(FunctionCallInfo fcinfo, bool paused)
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&set_paused, values, NULL, SPI_OK_UPDATE);
 	if (!paused)
-		idemq_pending_note_settings(queue.id);
+		idemq_pending_note_resume(queue.id);
 	idemq_spi_end(&scope);
 	idemq_audit(&(AuditEntry){.action = paused ? "pause" : "resume", .queue = &queue});
 	PG_RETURN_VOID();

@@ -154,6 +154,27 @@ begin(Wait *wait)
 	current_wait = wait;
 }
 
+/*
+ * Looks a target's queue up, with the bit set before: who resumes it, or changes it
+ * otherwise, once it was read here, finds the bit.
+ */
+static void
+look_up(Target *target, QueueInfo *queue)
+{
+	Sleepers *sleepers = target->sleepers;
+
+	if (sleepers != NULL)
+		join(target, sleepers);
+	for (;;)
+	{
+		idemq_queue_by_name(target->queue, PRIVILEGE_CLAIM, queue);
+		sleepers = idemq_sleepers_of_queue(queue->slot);
+		if (target->sleepers == sleepers)
+			break;
+		join(target, sleepers);
+	}
+}
+
 /* Returns whether a queue has work that can be claimed now; sets when to check again. */
 static bool
 check_queue(Target *target)
@@ -165,8 +186,7 @@ check_queue(Target *target)
 	bool ready;
 
 	idemq_following_refuse(); /* it may have begun to while this slept */
-	idemq_queue_by_name(target->queue, PRIVILEGE_CLAIM, &queue);
-	join(target, idemq_sleepers_of_queue(queue.slot));
+	look_up(target, &queue);
 	if (queue.paused)
 		return false;
 	alone = queue.slot == NULL || !idemq_worker_present();

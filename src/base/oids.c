@@ -110,6 +110,7 @@ idemq_oids(void)
 		catalog.schema = get_namespace_oid(IDEMQ_SCHEMA, true);
 		catalog.jobs = relation_oid("jobs");
 		catalog.queues = relation_oid("queues");
+		catalog.queues_seq = compat_identity_sequence(catalog.queues, 1);
 		catalog.queue_grants = relation_oid("queue_grants");
 		catalog.jobs_seq = compat_identity_sequence(catalog.jobs, 1);
 		catalog.owner = relation_owner(catalog.jobs);

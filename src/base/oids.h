@@ -13,6 +13,7 @@ typedef struct ObjectOids
 	Oid jobs;	  /* idemq.jobs */
 	Oid jobs_seq; /* its identity's sequence */
 	Oid queues;
+	Oid queues_seq;
 	Oid queue_grants;
 	Oid owner; /* of idemq.jobs: the role that SQL runs as */
 	Oid status_type;

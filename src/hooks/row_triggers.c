@@ -17,6 +17,7 @@
 #include "txn/pending_groups.h"
 #include "txn/pending_ready.h"
 #include "queue/following.h"
+#include "queue/queue_cache.h"
 #include "queue/queues.h"
 #include "shared/leases.h"
 #include "base/oids.h"
@@ -259,14 +260,44 @@ idemq_sql_jobs_truncated(PG_FUNCTION_ARGS)
 	return PointerGetDatum(NULL);
 }
 
-/* settings_changed(): row and truncate trigger of idemq.queues and idemq.queue_grants. */
+/* Notes that a queue changes, of which a row was written; 0: all. */
+static void
+note_settings(int32 queue_id)
+{
+	/* First: a rollback that finds the note forgets what was read since. */
+	idemq_pending_note_settings(queue_id);
+	idemq_queue_cache_changed(queue_id);
+}
+
+static int32
+queue_of(TriggerData *data, HeapTuple row)
+{
+	TupleDesc desc = RelationGetDescr(data->tg_relation);
+	bool isnull;
+
+	return DatumGetInt32(SPI_getbinval(row, desc, SPI_fnumber(desc, "queue_id"), &isnull));
+}
+
+/*
+ * settings_changed(): row trigger of idemq.queues and idemq.queue_grants, which names the
+ * queue; statement trigger of their TRUNCATE, and of idemq.clusters: any queue.
+ */
 Datum
 idemq_sql_settings_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = trigger_data(fcinfo, false);
 
-	idemq_queues_changed();
-	idemq_pending_note_settings(0);
+	if (TRIGGER_FIRED_FOR_ROW(data->tg_event))
+	{
+		int32 queue_id = queue_of(data, data->tg_trigtuple);
+
+		note_settings(queue_id);
+		if (TRIGGER_FIRED_BY_UPDATE(data->tg_event) &&
+			queue_of(data, data->tg_newtuple) != queue_id)
+			note_settings(queue_of(data, data->tg_newtuple));
+		return PointerGetDatum(NULL);
+	}
+	note_settings(0);
 	/* Truncated queues may come again with the same ids. */
 	if (TRIGGER_FIRED_BY_TRUNCATE(data->tg_event) && !idemq_follows())
 		idemq_pending_note_forget();

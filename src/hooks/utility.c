@@ -45,6 +45,7 @@
 #include "shared/buckets.h"
 #include "shared/group_table.h"
 #include "shared/lease_scan.h"
+#include "shared/settings_version.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
 #include "base/idemq.h"
@@ -184,6 +185,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 		case FOLLOW_NOTHING:
 			break;
 		case FOLLOW_PREPARED:
+			idemq_version_move(0);
 			idemq_slots_unset_database(MyDatabaseId);
 			idemq_wake_database(MyDatabaseId, true);
 			end_change();

@@ -16,13 +16,26 @@
  * the queue itself, a warning says that nothing was added.
  *
  * Locks: the dead queue, against being dropped, from before the dead job's row is
- * written to the end of the transaction.  Only one transaction at a time sets a
- * dead_queue (CHAIN_LOCK), so that two of them do not close a circle together.
+ * written to the end of the transaction.
+ *
+ * No circle of dead queues: who sets the dead_queue of a queue holds, to the end of its
+ * transaction, a lock on that setting exclusively, and shared on that of each queue of the
+ * chain which begins at the new one.  They are taken in the order of ids, so that two who
+ * would close a circle together wait for each other and do not deadlock, and the chain is
+ * followed again until it is the one that is locked.  Were a circle closed all the same,
+ * take the last who locked its own setting among those whose settings make it up.  It
+ * followed the chain under its locks, to an end; so some queue on it had another setting
+ * then than in the circle.  Who changed that locked it exclusively: before, then it had
+ * committed, and the chain was followed past it; or after, then it was not the last who
+ * did.  Taking a dead_queue away closes nothing, and locks nothing.  A name that is
+ * nobody's yet ends a chain: its queue, when it is created, has its own chain followed,
+ * back to its name.
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
@@ -35,9 +48,11 @@
 #include "table/jobs_write.h"
 #include "txn/pending_counts.h"
 #include "queue/queues.h"
+#include "base/args.h"
 #include "base/clock.h"
 #include "base/documents.h"
 #include "base/errors.h"
+#include "base/oids.h"
 #include "base/spi.h"
 
 #define MAX_ATTEMPTS "100"
@@ -46,8 +61,15 @@
 #define MAX_DOCUMENTS DOCUMENT_MOST
 /* Dead queues of dead queues; a longer chain is taken for a circle. */
 #define MAX_CHAIN 32
-/* In place of a queue's id: the holder of that lock may set a dead_queue. */
-#define CHAIN_LOCK 0
+/* What of a queue is locked: its dead_queue, not the queue itself (idemq_queue_lock). */
+#define SETTING_LOCK 1
+
+/* The queues whose dead_queue a circle would go through. */
+typedef struct Chain
+{
+	int count;
+	int32 ids[MAX_CHAIN + 1];
+} Chain;
 
 /* The attempts by token, which grows: their order, also when a clock was set back. */
 static SqlStatement describe_death =
@@ -64,9 +86,12 @@ static SqlStatement describe_death =
 	 .types = {TEXTOID, INT8OID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID,
 			   TIMESTAMPTZOID, TEXTOID}};
 
-/* Returns whether the chain of dead queues from a queue on leads to that name. */
+/*
+ * Returns whether the chain of dead queues from a queue on leads to that name.  chain:
+ * gets the queues up to there; may be NULL.
+ */
 static bool
-leads_to(const char *from, const char *name)
+leads_to(const char *from, const char *name, Chain *chain)
 {
 	QueueInfo queue = {0};
 
@@ -77,18 +102,51 @@ leads_to(const char *from, const char *name)
 			return true;
 		if (queue.dead_queue[0] == '\0' || !idemq_queue_find(queue.dead_queue, &queue))
 			return false;
+		if (chain != NULL)
+			chain->ids[chain->count++] = queue.id;
 	}
 	return true;
 }
 
 /*
- * Checks what is to become the dead_queue of a queue that need not exist yet, and
- * keeps it from being dropped until the end of the transaction.  Raises 22023 for
+ * Returns whether the chain from a queue on leads to another, whose dead_queue is to be
+ * set; its id is 0 when it is being created.  Locks what the answer rests on: see the
+ * file's header.
+ */
+static bool
+leads_to_for_good(const char *from, const char *name, int32 id)
+{
+	Chain locked = {0};
+
+	for (;;)
+	{
+		Chain chain = {0};
+		bool leads = leads_to(from, name, &chain);
+
+		if (id != 0)
+			chain.ids[chain.count++] = id;
+		qsort(chain.ids, chain.count, sizeof(int32), idemq_compare_int32);
+		if (chain.count == locked.count &&
+			memcmp(chain.ids, locked.ids, chain.count * sizeof(int32)) == 0)
+			return leads;
+		for (int i = 0; i < locked.count; i++)
+			UnlockDatabaseObject(idemq_oids()->queues, (Oid) locked.ids[i], SETTING_LOCK,
+								 locked.ids[i] == id ? ExclusiveLock : ShareLock);
+		for (int i = 0; i < chain.count; i++)
+			LockDatabaseObject(idemq_oids()->queues, (Oid) chain.ids[i], SETTING_LOCK,
+							   chain.ids[i] == id ? ExclusiveLock : ShareLock);
+		locked = chain;
+	}
+}
+
+/*
+ * Checks what is to become the dead_queue of a queue, whose id is 0 when it does not exist
+ * yet, and keeps it from being dropped until the end of the transaction.  Raises 22023 for
  * the queue itself and for one whose own dead jobs would come back to it, IQ005
  * when it does not exist, 42501 when the current role may not enqueue to it.
  */
 void
-idemq_dead_queue_check(const char *queue, const char *dead_queue)
+idemq_dead_queue_check(const char *queue, int32 queue_id, const char *dead_queue)
 {
 	QueueInfo dead;
 
@@ -97,10 +155,9 @@ idemq_dead_queue_check(const char *queue, const char *dead_queue)
 						errmsg("queue \"%s\" cannot be its own dead_queue", queue),
 						errhint("Create another queue for the dead jobs.")));
 	idemq_queue_by_name(dead_queue, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &dead);
-	idemq_queue_lock(CHAIN_LOCK, ShareUpdateExclusiveLock);
 	idemq_queue_lock(dead.id, AccessShareLock);
 	idemq_queue_by_name(dead_queue, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &dead);
-	if (leads_to(dead.name, queue))
+	if (leads_to_for_good(dead.name, queue, queue_id))
 		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 						errmsg("dead jobs of queue \"%s\" would come back to queue \"%s\"",
 							   dead_queue, queue),
@@ -140,7 +197,7 @@ can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead)
 {
 	bool exists = dead->id != 0;
 
-	if (dead->name[0] == '\0' || (exists && !leads_to(dead->dead_queue, queue->name)))
+	if (dead->name[0] == '\0' || (exists && !leads_to(dead->dead_queue, queue->name, NULL)))
 		return exists;
 	ereport(WARNING,
 			(errcode(exists ? ERRCODE_INVALID_PARAMETER_VALUE : ERRCODE_IDEMQ_NO_SUCH_QUEUE),

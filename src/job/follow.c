@@ -42,7 +42,7 @@
 #include "table/jobs_id.h"
 #include "txn/pending.h"
 #include "queue/following.h"
-#include "queue/queues.h"
+#include "queue/queue_cache.h"
 #include "queue/roles.h"
 #include "base/compat.h"
 #include "base/oids.h"
@@ -126,7 +126,7 @@ static void
 forget_database(void)
 {
 	idemq_pending_note_forget();
-	idemq_queues_changed();
+	idemq_queue_cache_changed(0);
 }
 
 /*

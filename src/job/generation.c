@@ -32,7 +32,7 @@
 #include "utils/lsyscache.h"
 
 #include "job/generation.h"
-#include "queue/queues.h"
+#include "queue/queue_cache.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/oids.h"
@@ -91,7 +91,7 @@ int64
 idemq_generation_base(void)
 {
 	TimeLineID timeline = compat_timeline();
-	uint64 settings = idemq_queues_loads();
+	uint64 settings = idemq_queue_cache_version();
 
 	if (timeline != loaded_timeline || settings != loaded_settings)
 	{
@@ -181,6 +181,5 @@ idemq_generation_new(int64 seen)
 		add_generation(timeline);
 	while (idemq_token_next(0, 0, idemq_now(), timeline, base) - seen < idemq_token_lead(0, 1));
 	idemq_spi_end(&scope);
-	idemq_queues_changed();
 	return base;
 }

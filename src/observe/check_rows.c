@@ -97,6 +97,7 @@ static SqlStatement missing_triggers = {
 			"('idemq.queue_grants', 'idemq_settings_truncated'), "
 			"('idemq.followers', 'idemq_followers_changed'), "
 			"('idemq.followers', 'idemq_followers_truncated'), "
+			"('idemq.clusters', 'idemq_settings_changed'), "
 			"('idemq.queue_grants', 'idemq_role_named'), "
 			"('idemq.schedule_entries', 'idemq_role_named')) w(rel, name) WHERE NOT EXISTS "
 			"(SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = w.rel::pg_catalog.regclass "

@@ -76,7 +76,7 @@ static const Oid sql_types[] = {[SETTING_INTERVAL] = INTERVALOID,
 /* What alter_queue takes for "none", in SQL; NULL for a setting that a queue always has. */
 static const char *const none_values[] = {[SETTING_LIMIT] = "0", [SETTING_QUEUE] = "''"};
 
-/* Columns of load_queues before the settings. */
+/* Columns of load_queues and load_queue before the settings. */
 enum
 {
 	LOAD_ID = 1,
@@ -89,6 +89,7 @@ enum
 static SqlStatement insert_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
 static SqlStatement update_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
 static SqlStatement load_queues = {0};
+static SqlStatement load_queue = {.nargs = 1, .types = {INT4OID}};
 
 /* Makes the text of the statements, at their first use. */
 static void
@@ -98,7 +99,7 @@ build_statements(void)
 	StringInfoData parameters;
 	StringInfoData changes;
 
-	if (load_queues.text != NULL)
+	if (load_queue.text != NULL)
 		return;
 	initStringInfo(&names);
 	initStringInfo(&parameters);
@@ -130,6 +131,8 @@ build_statements(void)
 		MemoryContextStrdup(TopMemoryContext,
 							psprintf("SELECT queue_id, name, paused%s FROM idemq.queues",
 									 names.data));
+	load_queue.text =
+		MemoryContextStrdup(TopMemoryContext, psprintf("%s WHERE queue_id = $1", load_queues.text));
 }
 
 /*
@@ -280,14 +283,16 @@ idemq_settings_difference(Datum from, Datum to)
 }
 
 /*
- * Reads all queues under the latest snapshot, within the caller's idemq_spi_begin;
- * returns how many rows there are for idemq_settings_read.
+ * Reads a queue, or, with 0, all, under a registered snapshot, within the caller's
+ * idemq_spi_begin; returns how many rows there are for idemq_settings_read.
  */
 uint64
-idemq_settings_load(void)
+idemq_settings_load(int32 queue_id, Snapshot snapshot)
 {
+	Datum id = Int32GetDatum(queue_id);
+
 	build_statements();
-	return idemq_spi_query_latest(&load_queues, NULL, NULL);
+	return idemq_spi_query_at(queue_id == 0 ? &load_queues : &load_queue, &id, NULL, snapshot);
 }
 
 static void

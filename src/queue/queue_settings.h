@@ -6,6 +6,7 @@
 #define IDEMQ_QUEUE_QUEUE_SETTINGS_H
 
 #include "fmgr.h"
+#include "utils/snapshot.h"
 
 #include "shared/slots.h"
 
@@ -40,7 +41,7 @@ extern bool idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int
 extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name);
 extern Datum idemq_settings_document(int32 queue_id);
 extern Datum idemq_settings_difference(Datum from, Datum to);
-extern uint64 idemq_settings_load(void);
+extern uint64 idemq_settings_load(int32 queue_id, Snapshot snapshot);
 extern void idemq_settings_read(uint64 row, QueueInfo *queue);
 
 #endif

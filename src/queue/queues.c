@@ -1,12 +1,10 @@
 /*
  * queue/queues.c
- *		Queues looked up: their settings (queue/queue_settings.c) and the role's
- *		privileges, cached per backend.
+ *		Queues looked up: their settings (queue/queue_settings.c), the role's privileges,
+ *		their slot; and their lock.
  *
- * The cache is filled by one query under the latest snapshot, and emptied when
- * idemq.queues or idemq.queue_grants changed (their triggers send a relcache
- * invalidation, which other backends read at their next lookup) or
- * when roles did.  Callers get copies: a QueueInfo stays what it was.
+ * What was read is kept, and read again when it has changed (queue/queue_cache.c).
+ * Callers get copies: a QueueInfo stays what it was.
  *
  * Privileges: admin includes the others; superusers and the owner of idemq's
  * tables hold all of them.  Grants name roles (queue/roles.c); a role that does not exist
@@ -17,161 +15,23 @@
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/acl.h"
-#include "utils/builtins.h"
-#include "utils/hsearch.h"
 #include "utils/inval.h"
-#include "utils/memutils.h"
-#include "utils/syscache.h"
-#include "utils/timestamp.h"
 
-#include "queue/queue_settings.h"
+#include "queue/queue_cache.h"
 #include "queue/queues.h"
 #include "queue/roles.h"
 #include "queue/slot_life.h"
 #include "shared/slots.h"
-#include "shared/worker_board.h"
 #include "base/args.h"
 #include "base/errors.h"
 #include "base/oids.h"
-#include "base/spi.h"
-
-typedef struct CachedQueue
-{
-	int32 id; /* hash key */
-	QueueInfo info;
-	Oid role;	  /* whose privileges info.privileges are */
-	List *grants; /* of QueueGrant */
-} CachedQueue;
-
-typedef struct QueueGrant
-{
-	NameData role;
-	Oid role_oid; /* InvalidOid: the name alone decides */
-	int privilege;
-} QueueGrant;
-
-static SqlStatement load_grants = {
-	.text = "SELECT queue_id, role_name, privilege, role_oid FROM idemq.queue_grants"};
-
-typedef struct CachedName
-{
-	char name[IDEMQ_MAX_QUEUE_NAME + 1]; /* hash key */
-	int32 id;
-} CachedName;
-
-static MemoryContext cache_context = NULL;
-static HTAB *cache = NULL; /* of CachedQueue */
-static HTAB *names = NULL; /* of CachedName */
-/* The cache holds while these are equal. */
-static uint64 invalidations = 1;
-static uint64 loaded_at = 0;
-/* The same for changes whose invalidations are still to come. */
-static uint64 settings_loaded = 0;
-/* idemq.queues, as the callback needs it without a lookup. */
-static Oid queues_relid = InvalidOid;
-
-/* Reads one row of idemq_settings_load into the cache. */
-static void
-cache_queue(uint64 row)
-{
-	QueueInfo info;
-	CachedQueue *cached;
-
-	idemq_settings_read(row, &info);
-	cached = hash_search(cache, &info.id, HASH_ENTER, NULL);
-	cached->info = info;
-	cached->role = InvalidOid;
-	cached->grants = NIL;
-	((CachedName *) hash_search(names, info.name, HASH_ENTER, NULL))->id = info.id;
-}
 
 static int
-privilege_from_text(const char *text)
+privilege_bits(char privilege)
 {
-	if (strcmp(text, "enqueue") == 0)
-		return PRIVILEGE_ENQUEUE;
-	if (strcmp(text, "claim") == 0)
-		return PRIVILEGE_CLAIM;
-	return PRIVILEGE_ALL;
-}
-
-/* Reads one row of load_grants into the cache. */
-static void
-cache_grant(uint64 row)
-{
-	bool isnull;
-	int32 id = DatumGetInt32(idemq_spi_value(row, 1, &isnull));
-	CachedQueue *cached = hash_search(cache, &id, HASH_FIND, NULL);
-	MemoryContext old;
-	QueueGrant *grant;
-
-	if (cached == NULL)
-		return;
-	old = MemoryContextSwitchTo(cache_context);
-	grant = palloc(sizeof(QueueGrant));
-	namestrcpy(&grant->role, NameStr(*DatumGetName(idemq_spi_value(row, 2, &isnull))));
-	grant->privilege = privilege_from_text(TextDatumGetCString(idemq_spi_value(row, 3, &isnull)));
-	grant->role_oid = DatumGetObjectId(idemq_spi_value(row, 4, &isnull));
-	if (isnull)
-		grant->role_oid = InvalidOid;
-	cached->grants = lappend(cached->grants, grant);
-	MemoryContextSwitchTo(old);
-}
-
-static void
-reset_cache(void)
-{
-	HASHCTL info = {0};
-
-	if (cache_context == NULL)
-		cache_context =
-			AllocSetContextCreate(TopMemoryContext, "idemq queues", ALLOCSET_SMALL_SIZES);
-	MemoryContextReset(cache_context);
-	info.keysize = sizeof(int32);
-	info.entrysize = sizeof(CachedQueue);
-	info.hcxt = cache_context;
-	cache = hash_create("idemq queues", 32, &info, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-	info.keysize = IDEMQ_MAX_QUEUE_NAME + 1;
-	info.entrysize = sizeof(CachedName);
-	names = hash_create("idemq queue names", 32, &info, HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
-}
-
-/* Fills the cache if something changed; what changes meanwhile is read at the next call. */
-static void
-load_cache(void)
-{
-	AcceptInvalidationMessages();
-	if (loaded_at != invalidations || settings_loaded != idemq_slots_settings())
-	{
-		uint64 before = invalidations;
-		uint64 settings_before = idemq_slots_settings();
-		uint64 rows;
-		SqlScope scope;
-
-		reset_cache();
-		queues_relid = idemq_oids()->queues;
-		idemq_spi_begin(&scope);
-		rows = idemq_settings_load();
-		for (uint64 i = 0; i < rows; i++)
-			cache_queue(i);
-		rows = idemq_spi_query_latest(&load_grants, NULL, NULL);
-		for (uint64 i = 0; i < rows; i++)
-			cache_grant(i);
-		idemq_spi_end(&scope);
-		loaded_at = before;
-		settings_loaded = settings_before;
-		idemq_worker_announce_use();
-	}
-}
-
-/*
- * Returns a number that is another after settings were read anew: for what else of the
- * database a session reads only then.
- */
-uint64
-idemq_queues_loads(void)
-{
-	return loaded_at;
+	return privilege == 'e'	  ? PRIVILEGE_ENQUEUE
+		   : privilege == 'c' ? PRIVILEGE_CLAIM
+							  : PRIVILEGE_ALL; /* admin */
 }
 
 /* Returns the current role's privileges on a queue. */
@@ -179,20 +39,22 @@ static int
 privileges_of(CachedQueue *cached)
 {
 	Oid role = GetUserId();
-	ListCell *lc;
 	int privileges = 0;
 
-	if (cached->role == role)
+	if (cached->role == role && cached->roles_at == idemq_queue_cache_roles())
 		return cached->info.privileges;
+	/* Before they are looked at: what changes meanwhile is looked at again. */
+	cached->roles_at = idemq_queue_cache_roles();
+	cached->role = InvalidOid;
 	if (has_privs_of_role(role, idemq_oids()->owner))
 		privileges = PRIVILEGE_ALL;
-	foreach(lc, cached->grants)
+	for (int i = 0; i < cached->ngrants; i++)
 	{
-		QueueGrant *grant = lfirst(lc);
+		const QueueGrant *grant = &cached->grants[i];
 		Oid grantee = idemq_role_of(NameStr(grant->role), grant->role_oid);
 
 		if (OidIsValid(grantee) && has_privs_of_role(role, grantee))
-			privileges |= grant->privilege;
+			privileges |= privilege_bits(grant->privilege);
 	}
 	cached->info.privileges = privileges;
 	cached->role = role;
@@ -201,7 +63,7 @@ privileges_of(CachedQueue *cached)
 
 /*
  * Returns a cached queue with a slot, if there is one for it; NULL when it has been
- * dropped since the cache was filled.
+ * dropped since it was read.
  */
 static CachedQueue *
 with_slot(CachedQueue *cached)
@@ -211,11 +73,10 @@ with_slot(CachedQueue *cached)
 	if (idemq_slot_is_of(cached->info.slot, id))
 		return cached;
 	cached->info.slot = idemq_slot_for_queue(id);
-	/* DROP counts up the settings, then frees the slot: perhaps before we assigned one. */
-	if (settings_loaded == idemq_slots_settings())
+	/* DROP moves the queue's number, then frees the slot: perhaps before we assigned one. */
+	if (idemq_queue_cache_is_fresh(cached))
 		return cached;
-	load_cache();
-	cached = hash_search(cache, &id, HASH_FIND, NULL);
+	cached = idemq_queue_cache_by_id(id);
 	if (cached == NULL)
 		idemq_slot_forget_queue(id);
 	else
@@ -254,12 +115,9 @@ idemq_queue_denied(const char *name, int wanted)
 bool
 idemq_queue_find(const char *name, QueueInfo *queue)
 {
-	CachedName *match = NULL;
+	CachedQueue *cached = idemq_queue_cache_by_name(name);
 
-	load_cache();
-	if (strlen(name) <= IDEMQ_MAX_QUEUE_NAME)
-		match = hash_search(names, name, HASH_FIND, NULL);
-	return match != NULL && copy_out(hash_search(cache, &match->id, HASH_FIND, NULL), queue);
+	return cached != NULL && copy_out(cached, queue);
 }
 
 /*
@@ -288,10 +146,8 @@ idemq_queue_arg(FunctionCallInfo fcinfo, int n, const char *name, int wanted, Qu
 bool
 idemq_queue_by_id(int32 id, QueueInfo *queue)
 {
-	CachedQueue *cached;
+	CachedQueue *cached = idemq_queue_cache_by_id(id);
 
-	load_cache();
-	cached = hash_search(cache, &id, HASH_FIND, NULL);
 	return cached != NULL && copy_out(cached, queue);
 }
 
@@ -370,48 +226,20 @@ idemq_queue_try_lock(int32 id, LOCKMODE mode)
 int32 *
 idemq_queue_ids(int wanted, int *count)
 {
-	HASH_SEQ_STATUS seq;
-	CachedQueue *cached;
-	int32 *ids;
+	int listed;
+	const int32 *all = idemq_queue_cache_ids(&listed);
+	int32 *ids = palloc(Max(listed, 1) * sizeof(int32));
+	int kept = 0;
 
-	load_cache();
-	ids = palloc(Max(hash_get_num_entries(cache), 1) * sizeof(int32));
-	*count = 0;
-	hash_seq_init(&seq, cache);
-	while ((cached = hash_seq_search(&seq)) != NULL)
+	/* Copied first: the list is good until the next lookup. */
+	memcpy(ids, all, listed * sizeof(int32));
+	for (int i = 0; i < listed; i++)
 	{
-		if (wanted == 0 || (privileges_of(cached) & wanted))
-			ids[(*count)++] = cached->id;
+		CachedQueue *cached = wanted == 0 ? NULL : idemq_queue_cache_by_id(ids[i]);
+
+		if (wanted == 0 || (cached != NULL && (privileges_of(cached) & wanted)))
+			ids[kept++] = ids[i];
 	}
+	*count = kept;
 	return ids;
-}
-
-/* Has every backend read settings and grants anew: others after our commit, this one at once. */
-void
-idemq_queues_changed(void)
-{
-	CacheInvalidateRelcacheByRelid(idemq_oids()->queues);
-	invalidations++;
-}
-
-static void
-forget_by_relcache(Datum arg, Oid relid)
-{
-	if (relid == InvalidOid || relid == queues_relid)
-		invalidations++;
-}
-
-static void
-forget_by_syscache(Datum arg, int cacheid, uint32 hashvalue)
-{
-	invalidations++;
-}
-
-/* Registers the invalidation callbacks; called once, from _PG_init. */
-void
-idemq_queues_install(void)
-{
-	CacheRegisterRelcacheCallback(forget_by_relcache, (Datum) 0);
-	CacheRegisterSyscacheCallback(AUTHMEMROLEMEM, forget_by_syscache, (Datum) 0);
-	CacheRegisterSyscacheCallback(AUTHOID, forget_by_syscache, (Datum) 0);
 }

@@ -19,7 +19,6 @@ typedef enum QueuePrivilege
 
 #define PRIVILEGE_ALL (PRIVILEGE_ENQUEUE | PRIVILEGE_CLAIM | PRIVILEGE_ADMIN)
 
-extern void idemq_queues_install(void);
 extern void idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue);
 extern void idemq_queue_arg(FunctionCallInfo fcinfo, int n, const char *name, int wanted,
 							QueueInfo *queue);
@@ -34,7 +33,5 @@ extern void idemq_queue_lock(int32 id, LOCKMODE mode);
 extern bool idemq_queue_try_lock(int32 id, LOCKMODE mode);
 extern int32 *idemq_queue_ids(int wanted, int *count);
 pg_noreturn extern void idemq_queue_denied(const char *name, int wanted);
-extern void idemq_queues_changed(void);
-extern uint64 idemq_queues_loads(void);
 
 #endif

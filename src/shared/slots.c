@@ -37,10 +37,10 @@ typedef struct SlotsShared
 	LWLock slots_lock;
 	int tranche;			  /* set once */
 	int used;				  /* slots that are not free; under slots_lock */
+	int first_free;			  /* no slot before it is free; under slots_lock */
 	pg_atomic_uint64 refused; /* lookups of queues that got no slot; no lock */
 	/* Changes under way in the lower half, changes begun in the upper; no lock. */
 	pg_atomic_uint64 changes;
-	pg_atomic_uint64 settings; /* changes of queues' settings; no lock */
 	pg_atomic_uint64 switches; /* of queue/following.c; no lock */
 	QueueSlot slots[FLEXIBLE_ARRAY_MEMBER];
 } SlotsShared;
@@ -106,7 +106,6 @@ idemq_slots_shmem_init(void *area, bool found)
 		LWLockInitialize(&shared->slots_lock, shared->tranche);
 		pg_atomic_init_u64(&shared->refused, 0);
 		pg_atomic_init_u64(&shared->changes, 0);
-		pg_atomic_init_u64(&shared->settings, 0);
 		pg_atomic_init_u64(&shared->switches, 0);
 		for (int i = 0; i < idemq_max_queues; i++)
 		{
@@ -183,7 +182,7 @@ idemq_slot_occupy(Oid database, int32 queue_id)
 {
 	SlotKey key = {database, queue_id};
 	SlotEntry *entry;
-	int i = 0;
+	int i = shared->first_free;
 
 	if (idemq_slots_are_full())
 		return NULL;
@@ -194,6 +193,7 @@ idemq_slot_occupy(Oid database, int32 queue_id)
 		return NULL;
 	entry->slot = i;
 	shared->used++;
+	shared->first_free = i + 1;
 	LWLockAcquire(&shared->slots[i].lock, LW_EXCLUSIVE);
 	/* Its new life before its new key: see idemq_running_count_in. */
 	slot_reset(&shared->slots[i], pg_atomic_write_u64);
@@ -212,6 +212,7 @@ idemq_slot_vacate(QueueSlot *slot)
 	LWLockRelease(&slot->lock);
 	hash_search(slot_hash, &key, HASH_REMOVE, NULL);
 	shared->used--;
+	shared->first_free = Min(shared->first_free, idemq_slot_index(slot));
 }
 
 /* Returns which of idemq_max_queues slots this is, from 0. */
@@ -354,23 +355,6 @@ uint64
 idemq_slots_changes(void)
 {
 	return pg_atomic_fetch_add_u64(&shared->changes, 0);
-}
-
-/*
- * Notes that a transaction which changed queues' settings has committed.  A
- * commit's callbacks, which wake others, run before it sends its invalidations.
- */
-void
-idemq_slots_settings_changed(void)
-{
-	(void) pg_atomic_fetch_add_u64(&shared->settings, 1);
-}
-
-/* Returns a number that stays as it is while no queue's settings change. */
-uint64
-idemq_slots_settings(void)
-{
-	return pg_atomic_read_u64(&shared->settings);
 }
 
 /* Notes that a transaction has ended that switched whether a database follows another. */

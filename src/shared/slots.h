@@ -130,8 +130,6 @@ extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
 extern void idemq_slots_begin_change(void);
 extern void idemq_slots_end_change(void);
 extern uint64 idemq_slots_changes(void);
-extern void idemq_slots_settings_changed(void);
-extern uint64 idemq_slots_settings(void);
 extern void idemq_slots_switched(void);
 extern uint64 idemq_slots_switches(void);
 extern bool idemq_slot_status(int32 queue_id, SlotStatus *status);

@@ -190,7 +190,7 @@ idemq_pending_note_gone(void)
 		(void) note(ACTION_GONE, NULL, 0);
 }
 
-/* Notes that a queue's settings change, 0 for any: sessions that wait for it scan again; many are one. */
+/* Notes that the settings of a queue change, with 0 of all, or its grants. */
 void
 idemq_pending_note_settings(int32 queue_id)
 {
@@ -204,6 +204,13 @@ idemq_pending_note_switch(void)
 {
 	if (!is_last(ACTION_SWITCH, 0))
 		(void) note(ACTION_SWITCH, NULL, 0);
+}
+
+/* Notes that a queue which was paused hands out jobs again. */
+void
+idemq_pending_note_resume(int32 queue_id)
+{
+	(void) note(ACTION_RESUME, NULL, queue_id);
 }
 
 /* Notes that a database may have the extension from now on. */

@@ -20,6 +20,7 @@
 
 #include "txn/borrowed.h"
 #include "txn/pending_action.h"
+#include "queue/queue_cache.h"
 #include "queue/slot_life.h"
 #include "shared/lease_scan.h"
 #include "shared/leases.h"
@@ -27,6 +28,7 @@
 #include "shared/notify_ring.h"
 #include "shared/ready_cursor.h"
 #include "shared/recovery_point.h"
+#include "shared/settings_version.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
 #include "shared/worker_board.h"
@@ -54,22 +56,23 @@ drop_lease(const PendingAction *action, LeaseName lease)
 				   (ReadyKey){dropped.passed_by.least, lease.job_id});
 }
 
-/* A queue's settings have changed, or, with 0, any. */
+/* A queue's settings have changed, or, with 0, those of all. */
 static void
 follow_settings(int32 queue_id)
 {
-	idemq_slots_settings_changed();
+	idemq_version_move(queue_id);
 	idemq_worker_need_by(0); /* it may have found a queue that was not there yet */
 	if (queue_id == 0)
 		idemq_wake_database(MyDatabaseId, false);
 	else
-		idemq_wake_perhaps(NULL, queue_id, PG_INT32_MAX);
+		idemq_wake_queue(NULL, queue_id);
 }
 
 /* Nothing of this database is known any more. */
 static void
 forget_database(void)
 {
+	idemq_version_move(0);
 	idemq_wake_database(MyDatabaseId, false);
 	idemq_lease_forget_database(MyDatabaseId);
 	idemq_slots_forget_database(MyDatabaseId);
@@ -120,6 +123,9 @@ idemq_action_apply(const PendingAction *action)
 			break;
 		case ACTION_SWITCH:
 			idemq_slots_switched();
+			break;
+		case ACTION_RESUME:
+			idemq_wake_perhaps(NULL, action->queue_id, PG_INT32_MAX);
 			break;
 		case ACTION_EXTENSION:
 			idemq_worker_visit(action->u.database);
@@ -195,19 +201,22 @@ idemq_action_undo(const PendingAction *action, const PriorLease *prior)
 			/* This session has read what it wrote. */
 			idemq_slots_switched();
 			break;
+		case ACTION_SETTINGS:
+			idemq_queue_cache_forget(action->queue_id);
+			break;
 		case ACTION_RECOVER:
 		case ACTION_DROP_QUEUE:
 		case ACTION_EVENT:
 		case ACTION_FINISHED:
 		case ACTION_GONE:
-		case ACTION_SETTINGS:
+		case ACTION_RESUME:
 		case ACTION_EXTENSION:
 			break;
 	}
 	idemq_slots_end_change();
 }
 
-/* Follows PREPARE: no session is on the job any more, so its entry goes. */
+/* Follows PREPARE: no session is on the job any more, so its entry goes; nor sees its changes. */
 void
 idemq_action_prepare(const PendingAction *action)
 {
@@ -215,4 +224,6 @@ idemq_action_prepare(const PendingAction *action)
 		drop_lease(action, action->u.claim.lease);
 	else if (action->kind == ACTION_END)
 		drop_lease(action, action->u.end.lease);
+	else if (action->kind == ACTION_SETTINGS)
+		idemq_queue_cache_forget(action->queue_id);
 }

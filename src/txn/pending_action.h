@@ -20,8 +20,9 @@ typedef enum ActionKind
 	ACTION_EVENT,	  /* commit: there is something to NOTIFY */
 	ACTION_FINISHED,  /* commit: a job that was in no attempt has its result */
 	ACTION_GONE,	  /* commit: some jobs are gone that were not finished */
-	ACTION_SETTINGS,  /* commit: sessions that wait for the queue, 0 for any, scan again */
+	ACTION_SETTINGS,  /* commit: a queue, 0 for all, is read again by all; abort: by this session */
 	ACTION_SWITCH,	  /* at the end: sessions look whether their database follows another */
+	ACTION_RESUME,	  /* commit: a queue hands out jobs again */
 	ACTION_EXTENSION, /* commit: a worker visits the database */
 } ActionKind;
 

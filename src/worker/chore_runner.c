@@ -24,6 +24,7 @@
 #include "worker/chore_runner.h"
 #include "queue/following.h"
 #include "queue/queues.h"
+#include "shared/settings_version.h"
 #include "shared/slots.h"
 #include "base/clock.h"
 #include "base/oids.h"
@@ -53,8 +54,8 @@ typedef struct Trouble
 {
 	Task task; /* hash key */
 	int failures;
-	bool unseen;	  /* until not_before, or until queues' settings change */
-	uint64 settings;  /* as they were: idemq_slots_settings() */
+	bool unseen;	  /* until not_before, or until the queue's settings change */
+	uint64 settings;  /* as they were: idemq_version_of_queue() */
 	int64 not_before; /* mono */
 } Trouble;
 
@@ -152,7 +153,8 @@ not_before(const Chore *chore, int32 queue_id)
 	Task task = {chore, queue_id};
 	const Trouble *trouble = hash_search(troubles, &task, HASH_FIND, NULL);
 
-	if (trouble == NULL || (trouble->unseen && trouble->settings != idemq_slots_settings()))
+	if (trouble == NULL ||
+		(trouble->unseen && trouble->settings != idemq_version_of_queue(queue_id)))
 		return 0;
 	return trouble->not_before;
 }
@@ -193,7 +195,7 @@ bool
 idemq_chore_run(const Chore *chore, int32 queue_id)
 {
 	Task task = {chore, queue_id};
-	uint64 settings = idemq_slots_settings();
+	uint64 settings = idemq_version_of_queue(queue_id);
 	bool done;
 
 	queue_seen = true;

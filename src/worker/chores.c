@@ -53,6 +53,8 @@
 #define COUNT_PAUSE (10 * USECS_PER_SEC)
 /* News of a queue that is being created are tried again after that, with those of all others. */
 #define UNSENT_PAUSE (USECS_PER_SEC / 10)
+/* Statistics are reported that long after what they count: PostgreSQL would have 10 s. */
+#define REPORT_DELAY USECS_PER_SEC
 
 /* What could not be read when a round began is read again after that. */
 #define LOOK_PAUSE USECS_PER_SEC
@@ -323,7 +325,7 @@ report_statistics(void)
 	if (left == 0)
 		forced_at = 0;
 	else if (forced_at == 0)
-		forced_at = now + left * INT64CONST(1000);
+		forced_at = now + Min(left * INT64CONST(1000), REPORT_DELAY);
 	return forced_at == 0 ? PG_INT64_MAX : forced_at;
 }
 

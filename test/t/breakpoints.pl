@@ -128,6 +128,13 @@ is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '1'", 'completed', 
 
 # A queue that is dropped between a session's look at idemq.queues and its look for the
 # queue's slot: no slot is left behind.
+# A wait that has read that its queue is paused, and is not among the sleepers yet: the resume wakes nobody.
+prepare(0);
+sql($node, "SELECT idemq.pause('q')");
+$go = send_to("CALL idemq.wait('q', '20 s')", 'idemq_sleepers_join');
+sql($node, "SELECT idemq.resume('q')");
+like($go->(), qr/^t$/m, 'resumed between the look at the queue and the sleep: it is looked at again');
+
 $one->quit;
 sql($node, "SELECT idemq.create_queue('gone')");
 $one = session($node);

@@ -14,7 +14,10 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_server('life', 'idemq.worker' => 'on', log_min_messages => 'debug1', log_statement => 'none', max_worker_processes => 20);
+# PostgreSQL before 18 panics ("could not fsync file "(null)"") where a queue of requests for fsync is full, debug1 says
+# so, and saying so lets a session close the file, for a DROP DATABASE elsewhere: the queue has a place for each buffer.
+my $node = new_server('life', 'idemq.worker' => 'on', log_min_messages => 'debug1', log_statement => 'none', max_worker_processes => 20,
+	shared_buffers => '64MB');
 my $workers = "FROM pg_stat_activity WHERE backend_type = 'idemq worker'";
 
 # Waits until a database has one worker, and no other; answers its pid.
@@ -58,13 +61,14 @@ sub works
 }
 
 # What the server has said since a place in its log; of what concerns an operator, or matching.
-# Without what PostgreSQL says of a worker that had to be ended in the midst of a chore.
+# Without what PostgreSQL says of a worker that had to be ended in the midst of a chore, and without the warning of one
+# that takes more than 5 s to leave, on a busy machine: the command itself fails if it stays.
 sub calm
 {
 	my ($log) = @_;
 
 	return $log =~ s/.*(?:LOG:  background worker.*exited with exit code 1|FATAL:  terminating autovacuum process due to administrator command|FATAL:  terminating background worker "idemq \w+" due to administrator command|FATAL:  the database system is (?:starting up|shutting down))\n//gr
-	  =~ s/.*CONTEXT:  idemq worker, chore.*\n//gr;
+	  =~ s/.*(?:CONTEXT:  idemq worker, chore|WARNING:  idemq's background worker of the database, process \d+, does not end).*\n//gr;
 }
 
 sub said

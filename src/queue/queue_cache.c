@@ -1,0 +1,489 @@
+/*
+ * queue/queue_cache.c
+ *		What this session has read of the queues, settings and grants, each when it is
+ *		looked up first, and again when it has changed.
+ *
+ * A queue is read by two queries under one snapshot, newer than any change that the
+ * session knows of: the latest one, whatever the isolation level.  What was read holds
+ * while the queue's number in shared memory stays (shared/settings_version.c has the
+ * proof); the number is read before the snapshot is taken.  That there is no such queue
+ * is kept in the same way.
+ *
+ * The triggers of idemq.queues and idemq.queue_grants (hooks/row_triggers.c) see to the
+ * rest, row by row:
+ *	 - Others: the number moves after the commit (txn/pending_action.c).  What is rolled
+ *	   back moves nothing.  COMMIT PREPARED moves the number of all queues (hooks/utility.c).
+ *	 - This session, whose own changes its lookups see at once: the queue is forgotten when
+ *	   it changes, and once more when the change is rolled back, a savepoint's too, or
+ *	   prepared.  A commit moves the number for it as well.
+ *	 - A standby, where no number moves: the trigger sends a relcache invalidation of the
+ *	   sequence of queue ids, which nothing else changes, and which costs nobody anything.
+ *	   A primary ignores it.  A standby forgets all queues, and so does its first call
+ *	   after a promotion.
+ *
+ * A name leads to an id, and the id to what was read, which has to have that name: names
+ * are unique, so whether the queue has been dropped, created anew, or renamed is seen by
+ * the number of the id alone.  That a name is nobody's is not kept.
+ *
+ * A relcache invalidation of idemq.queues (DROP EXTENSION, ALTER TABLE, VACUUM), or of
+ * all relations, has all queues forgotten, one of roles all privileges.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/hsearch.h"
+#include "utils/inval.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+
+#include "queue/queue_cache.h"
+#include "queue/queue_settings.h"
+#include "shared/settings_version.h"
+#include "shared/worker_board.h"
+#include "base/oids.h"
+#include "base/spi.h"
+
+/* So many queues are read one by one; more of them at once. */
+#define MAX_SINGLY 32
+/* So many queues that one command changes are remembered. */
+#define MAX_CHANGING 8
+
+typedef struct CachedName
+{
+	char name[IDEMQ_MAX_QUEUE_NAME + 1]; /* hash key */
+	CachedQueue *queue;					 /* which had that name when it was read */
+} CachedName;
+
+static SqlStatement load_grants =
+	{.text = "SELECT queue_id, role_name, privilege, role_oid FROM idemq.queue_grants "
+			 "WHERE queue_id = $1",
+	 .nargs = 1,
+	 .types = {INT4OID}};
+static SqlStatement load_all_grants = {
+	.text = "SELECT queue_id, role_name, privilege, role_oid FROM idemq.queue_grants "
+			"ORDER BY queue_id"};
+static SqlStatement find_name = {.text = "SELECT queue_id FROM idemq.queues WHERE name = $1",
+								 .nargs = 1,
+								 .types = {TEXTOID}};
+static SqlStatement list_ids = {.text = "SELECT queue_id FROM idemq.queues"};
+
+static MemoryContext cache_context = NULL;
+static HTAB *cache = NULL; /* of CachedQueue */
+static HTAB *names = NULL; /* of CachedName */
+/* The ids of all queues, while idemq_version_of_list() is listed_at; 0: not known. */
+static int32 *listed = NULL;
+static int nlisted = 0;
+static uint64 listed_at = 0;
+/* The cache holds while these are equal, and while this is a standby as it was. */
+static uint64 invalidations = 1;
+static uint64 reset_at = 0;
+static bool on_standby = false;
+static uint64 standby_invalidations = 0;
+static uint64 standby_reset_at = 0;
+/* What this session has changed, up to the end of that command: only then it sees the rows. */
+static int32 changing[MAX_CHANGING];
+static int nchanging = 0;
+static CommandId changing_in = InvalidCommandId;
+/* Moves when roles change. */
+static uint64 roles = 1;
+/* idemq.queues and the sequence of its ids, as the callback needs them without a lookup. */
+static Oid queues_relid = InvalidOid;
+static Oid sequence_relid = InvalidOid;
+
+static void
+reset_cache(void)
+{
+	HASHCTL info = {0};
+
+	if (cache_context == NULL)
+		cache_context =
+			AllocSetContextCreate(TopMemoryContext, "idemq queues", ALLOCSET_SMALL_SIZES);
+	cache = names = NULL;
+	MemoryContextReset(cache_context);
+	listed = NULL;
+	listed_at = 0;
+	info.keysize = sizeof(int32);
+	info.entrysize = sizeof(CachedQueue);
+	info.hcxt = cache_context;
+	cache = hash_create("idemq queues", 32, &info, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	info.keysize = IDEMQ_MAX_QUEUE_NAME + 1;
+	info.entrysize = sizeof(CachedName);
+	names = hash_create("idemq queue names", 32, &info, HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
+}
+
+/* Forgets everything, if need be; what changes from here on is seen by the next call. */
+static void
+follow_invalidations(void)
+{
+	bool standby = RecoveryInProgress();
+	uint64 before;
+	uint64 standby_before;
+
+	AcceptInvalidationMessages();
+	if (reset_at == invalidations && on_standby == standby &&
+		(!standby || standby_reset_at == standby_invalidations))
+		return;
+	before = invalidations;
+	standby_before = standby_invalidations;
+	reset_at = 0; /* should an error leave it half done */
+	reset_cache();
+	queues_relid = idemq_oids()->queues;
+	sequence_relid = idemq_oids()->queues_seq;
+	on_standby = standby;
+	standby_reset_at = standby_before;
+	reset_at = before;
+}
+
+/* Returns the entry of a queue, with nothing in it that would pass for fresh. */
+static CachedQueue *
+empty_entry(int32 id)
+{
+	bool found;
+	CachedQueue *cached = hash_search(cache, &id, HASH_ENTER, &found);
+
+	if (found && cached->grants != NULL)
+		pfree(cached->grants);
+	cached->exists = false;
+	cached->version = 0;
+	cached->role = InvalidOid;
+	cached->ngrants = 0;
+	cached->grants = NULL;
+	if (!found)
+		memset(&cached->info, 0, sizeof(cached->info));
+	return cached;
+}
+
+/* Takes a queue's settings over; its slot stays until it is found to be another's. */
+static void
+fill_settings(CachedQueue *cached, const QueueInfo *info)
+{
+	QueueSlot *slot = cached->info.slot;
+
+	cached->info = *info;
+	cached->info.slot = slot;
+	cached->exists = true;
+	((CachedName *) hash_search(names, info->name, HASH_ENTER, NULL))->queue = cached;
+}
+
+/* Adds a row of load_grants, of which a queue has at most max. */
+static void
+add_grant(CachedQueue *cached, uint64 row, uint64 max)
+{
+	bool isnull;
+	QueueGrant *grant;
+
+	if (cached->grants == NULL)
+		cached->grants = MemoryContextAlloc(cache_context, max * sizeof(QueueGrant));
+	grant = &cached->grants[cached->ngrants];
+	namestrcpy(&grant->role, NameStr(*DatumGetName(idemq_spi_value(row, 2, &isnull))));
+	grant->privilege = *VARDATA_ANY(DatumGetTextPP(idemq_spi_value(row, 3, &isnull)));
+	grant->role_oid = DatumGetObjectId(idemq_spi_value(row, 4, &isnull));
+	if (isnull)
+		grant->role_oid = InvalidOid;
+	cached->ngrants++;
+}
+
+/* Reads a queue, which may not be there. */
+static CachedQueue *
+load(int32 id)
+{
+	/* Before the snapshot. */
+	uint64 version = idemq_version_of_queue(id);
+	Datum key = Int32GetDatum(id);
+	CachedQueue *cached;
+	QueueInfo info;
+	SqlScope scope;
+	Snapshot snapshot;
+
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	cached = empty_entry(id);
+	if (idemq_settings_load(id, snapshot) > 0)
+	{
+		uint64 rows;
+
+		idemq_settings_read(0, &info);
+		fill_settings(cached, &info);
+		rows = idemq_spi_query_at(&load_grants, &key, NULL, snapshot);
+		for (uint64 i = 0; i < rows; i++)
+			add_grant(cached, i, rows);
+	}
+	UnregisterSnapshot(snapshot);
+	idemq_spi_end(&scope);
+	cached->version = version;
+	idemq_worker_announce_use();
+	return cached;
+}
+
+/* Returns where the rows of load_all_grants, which are in the order of queue_id, go on with another. */
+static uint64
+rows_of_queue(uint64 from, uint64 rows, int32 *id)
+{
+	bool isnull;
+	uint64 next = from;
+
+	*id = DatumGetInt32(idemq_spi_value(from, 1, &isnull));
+	while (next < rows && DatumGetInt32(idemq_spi_value(next, 1, &isnull)) == *id)
+		next++;
+	return next;
+}
+
+/* Reads all queues; for a caller that looks at each. */
+static void
+load_all(void)
+{
+	/* Before the snapshot. */
+	SettingsVersions *versions = idemq_versions_copy();
+	HASH_SEQ_STATUS seq;
+	CachedQueue *cached;
+	QueueInfo info;
+	SqlScope scope;
+	Snapshot snapshot;
+	uint64 rows;
+
+	idemq_spi_begin(&scope);
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	hash_seq_init(&seq, cache);
+	while ((cached = hash_seq_search(&seq)) != NULL)
+		(void) empty_entry(cached->id);
+	rows = idemq_settings_load(0, snapshot);
+	for (uint64 i = 0; i < rows; i++)
+	{
+		idemq_settings_read(i, &info);
+		fill_settings(empty_entry(info.id), &info);
+	}
+	rows = idemq_spi_query_at(&load_all_grants, NULL, NULL, snapshot);
+	for (uint64 i = 0; i < rows;)
+	{
+		int32 id;
+		uint64 next = rows_of_queue(i, rows, &id);
+
+		cached = hash_search(cache, &id, HASH_FIND, NULL);
+		for (uint64 from = i; i < next; i++)
+		{
+			if (cached != NULL)
+				add_grant(cached, i, next - from);
+		}
+	}
+	UnregisterSnapshot(snapshot);
+	idemq_spi_end(&scope);
+	hash_seq_init(&seq, cache);
+	while ((cached = hash_seq_search(&seq)) != NULL)
+		cached->version = idemq_versions_copied(versions, cached->id);
+	pfree(versions);
+}
+
+/* Returns whether what was read of a queue still holds. */
+bool
+idemq_queue_cache_is_fresh(const CachedQueue *cached)
+{
+	return cached->version == idemq_version_of_queue(cached->id);
+}
+
+/* As idemq_queue_cache_by_id, after follow_invalidations. */
+static CachedQueue *
+find(int32 id)
+{
+	CachedQueue *cached = hash_search(cache, &id, HASH_FIND, NULL);
+
+	if (cached == NULL || !idemq_queue_cache_is_fresh(cached))
+		cached = load(id);
+	return cached->exists ? cached : NULL;
+}
+
+/* Returns a queue, NULL when there is none of that id.  Valid until the next lookup. */
+CachedQueue *
+idemq_queue_cache_by_id(int32 id)
+{
+	follow_invalidations();
+	return find(id);
+}
+
+/* Looks in the table for the id of a queue; 0: there is none of that name. */
+static int32
+look_up_name(const char *name)
+{
+	Datum key = CStringGetTextDatum(name);
+	SqlScope scope;
+	bool isnull;
+	int32 id = 0;
+
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	if (idemq_spi_query_latest(&find_name, &key, NULL) > 0)
+		id = DatumGetInt32(idemq_spi_value(0, 1, &isnull));
+	idemq_spi_end(&scope);
+	pfree(DatumGetPointer(key));
+	return id;
+}
+
+static bool
+has_name(const CachedQueue *cached, const char *name)
+{
+	return cached->exists && strcmp(cached->info.name, name) == 0;
+}
+
+/* As idemq_queue_cache_by_id, by name. */
+CachedQueue *
+idemq_queue_cache_by_name(const char *name)
+{
+	CachedName *known;
+	CachedQueue *cached;
+	int32 id;
+
+	follow_invalidations();
+	if (strlen(name) > IDEMQ_MAX_QUEUE_NAME)
+		return NULL;
+	known = hash_search(names, name, HASH_FIND, NULL);
+	if (known != NULL && has_name(known->queue, name) && idemq_queue_cache_is_fresh(known->queue))
+		return known->queue;
+	id = known == NULL ? look_up_name(name) : known->queue->id;
+	while (id != 0)
+	{
+		cached = find(id);
+		if (cached != NULL && has_name(cached, name))
+			return cached;
+		/* Renamed, or dropped, also since it was looked up. */
+		CHECK_FOR_INTERRUPTS();
+		id = look_up_name(name);
+	}
+	return NULL;
+}
+
+/* Reads the ids of all queues; listed_at is the caller's to set. */
+static void
+list(void)
+{
+	SqlScope scope;
+	uint64 rows;
+	bool isnull;
+
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&list_ids, NULL, NULL);
+	if (listed != NULL)
+		pfree(listed);
+	listed = NULL;
+	listed = MemoryContextAlloc(cache_context, Max(rows, 1) * sizeof(int32));
+	for (uint64 i = 0; i < rows; i++)
+		listed[i] = DatumGetInt32(idemq_spi_value(i, 1, &isnull));
+	nlisted = (int) rows;
+	idemq_spi_end(&scope);
+}
+
+/* Returns the ids of all queues, and reads those that changed; valid until the next lookup. */
+const int32 *
+idemq_queue_cache_ids(int *count)
+{
+	uint64 version = idemq_version_of_list();
+	int stale = 0;
+
+	follow_invalidations();
+	if (listed_at != version)
+	{
+		listed_at = 0;
+		list();
+		for (int i = 0; i < nlisted && stale <= MAX_SINGLY; i++)
+		{
+			CachedQueue *cached = hash_search(cache, &listed[i], HASH_FIND, NULL);
+
+			stale += cached == NULL || !idemq_queue_cache_is_fresh(cached);
+		}
+		if (stale > MAX_SINGLY)
+			load_all();
+		listed_at = version;
+	}
+	*count = nlisted;
+	return listed;
+}
+
+/* Returns a number that moves when roles have changed, for what is derived from grants. */
+uint64
+idemq_queue_cache_roles(void)
+{
+	return roles;
+}
+
+/*
+ * Returns a number that moves when all queues are to be read again: for what else of the
+ * database a session reads only then.
+ */
+uint64
+idemq_queue_cache_version(void)
+{
+	return reset_at + idemq_version_of_all();
+}
+
+/*
+ * Follows a change by this transaction of a queue, or, with 0, of all, before it ends:
+ * forgets it, and has a standby forget all once the change is replayed there.  That the
+ * others are told, and that a rollback is followed, is the caller's to note
+ * (txn/pending.c).
+ */
+void
+idemq_queue_cache_changed(int32 id)
+{
+	CacheInvalidateRelcacheByRelid(idemq_oids()->queues_seq);
+	idemq_queue_cache_forget(id);
+	/* A trigger that fires after ours may look it up, and see the rows of before. */
+	if (nchanging < MAX_CHANGING)
+		changing[nchanging++] = id;
+	else
+		changing[0] = 0;
+	changing_in = GetCurrentCommandId(false);
+}
+
+/* Has this session read a queue again, or, with 0, all.  Neither allocates nor raises. */
+void
+idemq_queue_cache_forget(int32 id)
+{
+	CachedQueue *cached;
+
+	listed_at = 0;
+	if (id == 0)
+		invalidations++;
+	else if (cache != NULL && (cached = hash_search(cache, &id, HASH_FIND, NULL)) != NULL)
+		cached->version = 0;
+}
+
+/* Forgets what this session has changed; called at the end of the command at least. */
+static void
+forget_changing(void)
+{
+	for (int i = 0; i < nchanging; i++)
+		idemq_queue_cache_forget(changing[i]);
+	if (GetCurrentCommandId(false) != changing_in)
+		nchanging = 0;
+}
+
+static void
+forget_by_relcache(Datum arg, Oid relid)
+{
+	if (relid == InvalidOid || relid == queues_relid)
+		invalidations++;
+	else if (relid == sequence_relid)
+	{
+		standby_invalidations++;
+		forget_changing();
+	}
+}
+
+static void
+forget_by_syscache(Datum arg, int cacheid, uint32 hashvalue)
+{
+	roles++;
+}
+
+/* Registers the invalidation callbacks; called once, from _PG_init. */
+void
+idemq_queue_cache_install(void)
+{
+	CacheRegisterRelcacheCallback(forget_by_relcache, (Datum) 0);
+	CacheRegisterSyscacheCallback(AUTHMEMROLEMEM, forget_by_syscache, (Datum) 0);
+	CacheRegisterSyscacheCallback(AUTHOID, forget_by_syscache, (Datum) 0);
+}
