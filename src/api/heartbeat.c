@@ -65,7 +65,7 @@ beat_by_row(int64 id, int64 token, int64 length)
 	{
 		length = length > 0 ? length : attempt.queue.lease;
 		args.deadline = idemq_now() + length;
-		switch (idemq_lost_lease_renew(&lost, &attempt.job, length))
+		switch (idemq_lost_lease_renew(&lost, &attempt.job, &attempt.queue, length))
 		{
 			case LEASE_FULL:
 				(void) idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_EXTEND, &args,

@@ -7,7 +7,7 @@
 
 #include "storage/lwlock.h"
 
-#include "shared/lease_table.h"
+#include "shared/lease.h"
 #include "shared/slots.h"
 
 /* A lease that cannot be reaped is checked again after so many LEASE_BUSY_RETRY at most. */
@@ -52,7 +52,15 @@ typedef struct PriorLease
 	bool attached;
 	bool lost;
 	bool borrowed;
+	uint32 owner_life;
 } PriorLease;
+
+/* The queue of an entry that is adopted. */
+typedef struct AdoptingQueue
+{
+	int32 id;
+	bool limited; /* it has max_running */
+} AdoptingQueue;
 
 typedef enum LeaseBeat
 {
@@ -72,8 +80,8 @@ extern void idemq_lease_restore(int64 job_id, int64 token, const PriorLease *pri
 extern bool idemq_lease_begin_end(int64 job_id, int64 token);
 extern bool idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost);
 extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);
-extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline,
-								   int64 length);
+extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue,
+								   int64 deadline, int64 length);
 extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
 
 #endif

@@ -21,7 +21,7 @@
 #include "txn/borrowed.h"
 #include "txn/pending_action.h"
 #include "queue/slot_life.h"
-#include "shared/lease_scan.h"
+#include "shared/lease_table.h"
 #include "shared/leases.h"
 #include "shared/next_deadline.h"
 #include "shared/notify_ring.h"
