@@ -25,6 +25,7 @@
 #include "job/recover.h"
 #include "job/transition.h"
 #include "table/jobs.h"
+#include "queue/queue_settings.h"
 #include "queue/queues.h"
 #include "shared/lease_scan.h"
 #include "shared/leases.h"
@@ -171,6 +172,7 @@ static void
 claim_from_queue(ClaimCall *call, const char *name)
 {
 	idemq_queue_by_name(name, PRIVILEGE_CLAIM, &call->scan.queue);
+	idemq_settings_check_lease(&call->scan.queue, call->lease);
 	if (call->scan.queue.paused)
 		return;
 	if (!idemq_before_claim(&call->scan.queue))
@@ -232,8 +234,11 @@ idemq_sql_claim_any(PG_FUNCTION_ARGS)
 	idemq_arg_array(fcinfo, 0, "queues", TEXTOID, false, &queues);
 	begin_call(&call, fcinfo);
 	for (int i = 0; i < queues.count; i++)
+	{
 		idemq_queue_by_name(TextDatumGetCString(queues.values[i]), PRIVILEGE_CLAIM,
 							&call.scan.queue);
+		idemq_settings_check_lease(&call.scan.queue, call.lease);
+	}
 	for (int i = 0; i < queues.count && call.claimed < call.wanted; i++)
 		claim_from_queue(&call, TextDatumGetCString(queues.values[i]));
 	return (Datum) 0;
