@@ -18,6 +18,8 @@
 #include "shared/counters.h"
 #include "shared/group_table.h"
 #include "shared/group_window.h"
+#include "shared/lease_owners.h"
+#include "shared/lease_shares.h"
 #include "shared/lease_table.h"
 #include "shared/notify_ring.h"
 #include "shared/promote_round.h"
@@ -46,6 +48,8 @@ static const ShmemPart parts[] = {
 	{"idemq settings", idemq_versions_shmem_size, NULL, idemq_versions_shmem_init},
 	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
 	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
+	{"idemq lease owners", idemq_lease_owners_shmem_size, NULL, idemq_lease_owners_shmem_init},
+	{"idemq lease shares", idemq_lease_shares_shmem_size, NULL, idemq_lease_shares_shmem_init},
 	{"idemq bucket locks", idemq_buckets_shmem_size, idemq_buckets_hash_size,
 	 idemq_buckets_shmem_init},
 	{"idemq workers", idemq_workers_shmem_size, NULL, idemq_workers_shmem_init},

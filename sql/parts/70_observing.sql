@@ -144,7 +144,7 @@ CREATE FUNCTION idemq.memory_usage()
 COMMENT ON FUNCTION idemq.memory_usage() IS 'what idemq.memory shows; returns a row for each of the four shared tables';
 
 CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq.memory_usage();
-COMMENT ON VIEW idemq.memory IS 'the tables in shared memory, of the whole server: leases (idemq.max_leases), buckets (idemq.max_buckets), queues (idemq.max_queues), groups (FIFO groups that may need a head)';
+COMMENT ON VIEW idemq.memory IS 'the tables in shared memory, of the whole server: leases (idemq.max_leases), those of them that are this database''s (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues), groups (FIFO groups that may need a head)';
 COMMENT ON COLUMN idemq.memory.resource IS 'which table';
 COMMENT ON COLUMN idemq.memory.used IS 'entries in use now';
 COMMENT ON COLUMN idemq.memory.size IS 'entries that it has room for';

@@ -30,6 +30,7 @@
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
 #include "txn/pending_counts.h"
+#include "queue/queue_settings.h"
 #include "queue/queues.h"
 #include "base/args.h"
 #include "base/clock.h"
@@ -187,6 +188,7 @@ idemq_sql_acquire(PG_FUNCTION_ARGS)
 	idemq_claim_by_id_args(fcinfo, 3, &call);
 	idemq_jobs_check_writable();
 	idemq_queue_by_name(name, PRIVILEGE_CLAIM, &queue);
+	idemq_settings_check_lease(&queue, call.lease);
 	outcome = acquire(&call, &table, &queue, key, PG_ARGISNULL(2) ? NULL : &payload);
 	answer = idemq_job_answer(fcinfo, &call, outcome);
 	idemq_jobs_close(&table);

@@ -8,6 +8,7 @@
 #include "utils/builtins.h"
 
 #include "api/claim_call.h"
+#include "queue/queue_settings.h"
 #include "queue/queues.h"
 #include "base/args.h"
 
@@ -27,6 +28,7 @@ idemq_sql_claim(PG_FUNCTION_ARGS)
 	idemq_claim_args(fcinfo, 1, &call);
 	call.store = idemq_srf_begin(fcinfo, &call.desc);
 	idemq_queue_by_name(queue, PRIVILEGE_CLAIM, &call.scan.queue);
+	idemq_settings_check_lease(&call.scan.queue, call.lease);
 	idemq_claim_from_queue(&call);
 	return (Datum) 0;
 }
@@ -44,7 +46,10 @@ idemq_sql_claim_any(PG_FUNCTION_ARGS)
 	call.store = idemq_srf_begin(fcinfo, &call.desc);
 	queue = &call.scan.queue;
 	for (int i = 0; i < queues.count; i++)
+	{
 		idemq_queue_by_name(TextDatumGetCString(queues.values[i]), PRIVILEGE_CLAIM, queue);
+		idemq_settings_check_lease(queue, call.lease);
+	}
 	for (int i = 0; i < queues.count && call.claimed < call.wanted; i++)
 	{
 		idemq_queue_by_name(TextDatumGetCString(queues.values[i]), PRIVILEGE_CLAIM, queue);

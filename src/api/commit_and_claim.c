@@ -49,24 +49,30 @@ queue_arg(FunctionCallInfo fcinfo)
 								   : idemq_arg_text(fcinfo, ARG_QUEUE, "queue", IDEMQ_MAX_NAME_ARG);
 }
 
-/*
- * Claims from a queue by name, or from the one that the call has already.  Where that
- * cannot be, there is a warning and no job.
- */
+/* Says that nothing can be claimed; an error would undo the commit. */
+static void
+warn(const char *queue, const char *why)
+{
+	ereport(WARNING,
+			(errcode(ERRCODE_WARNING), errmsg("nothing was claimed from queue \"%s\"", queue),
+			 errdetail("%s", why), errhint("Correct the argument; the commit stands.")));
+}
+
+/* Claims from a queue by name, or from the one that the call has already. */
 static void
 claim_next(ClaimCall *call, const char *name)
 {
 	QueueInfo *queue = &call->scan.queue;
 	bool found = name == NULL ? idemq_queue_by_id(queue->id, queue) : idemq_queue_find(name, queue);
 
-	if (found && (queue->privileges & PRIVILEGE_CLAIM) != 0)
-		idemq_claim_from_queue(call);
+	if (name == NULL)
+		name = queue->name;
+	if (!found || (queue->privileges & PRIVILEGE_CLAIM) == 0)
+		warn(name, "It does not exist, or this role may not claim from it.");
+	else if (call->lease > queue->max_lease)
+		warn(name, "The lease is longer than max_lease of the queue.");
 	else
-		ereport(WARNING,
-				(errcode(ERRCODE_WARNING),
-				 errmsg("nothing was claimed from queue \"%s\"", name == NULL ? queue->name : name),
-				 errdetail("It does not exist, or this role may not claim from it."),
-				 errhint("Correct the argument queue; the commit stands.")));
+		idemq_claim_from_queue(call);
 }
 
 /*

@@ -95,6 +95,7 @@ idemq_sql_create_queue(PG_FUNCTION_ARGS)
 		idemq_grant_admin(id, creator);
 	if (idemq_queue_by_id(id, &queue))
 	{
+		idemq_settings_check_lease(&queue, queue.lease);
 		idemq_audit(&(AuditEntry){.action = "create_queue",
 								  .queue = &queue,
 								  .details = idemq_settings_document(id)});
@@ -126,6 +127,9 @@ idemq_sql_alter_queue(PG_FUNCTION_ARGS)
 	if (before == (Datum) 0)
 		PG_RETURN_VOID(); /* dropped meanwhile */
 	idemq_settings_update(fcinfo, queue.name);
+	if ((is_given(fcinfo, "lease") || is_given(fcinfo, "max_lease")) &&
+		idemq_queue_by_id(queue.id, &queue))
+		idemq_settings_check_lease(&queue, queue.lease);
 	entry.details = idemq_settings_difference(before, idemq_settings_document(queue.id));
 	if (entry.details != (Datum) 0)
 		idemq_audit(&entry);

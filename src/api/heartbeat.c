@@ -18,6 +18,7 @@
 #include "table/jobs.h"
 #include "table/jobs_write.h"
 #include "queue/following.h"
+#include "queue/queue_settings.h"
 #include "queue/queues.h"
 #include "shared/leases.h"
 #include "shared/next_deadline.h"
@@ -64,9 +65,10 @@ beat_by_row(int64 id, int64 token, int64 length)
 	outcome = idemq_attempt_find(&table, id, token, &attempt);
 	if (outcome == OUTCOME_CURRENT)
 	{
+		idemq_settings_check_lease(&attempt.queue, length);
 		length = length > 0 ? length : attempt.queue.lease;
 		args.deadline = idemq_now() + length;
-		switch (idemq_lost_lease_renew(&lost, &attempt.job, length))
+		switch (idemq_lost_lease_renew(&lost, &attempt.job, &attempt.queue, length))
 		{
 			case LEASE_FULL:
 				(void) idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_EXTEND, &args,
@@ -98,6 +100,7 @@ beat(int64 id, int64 token, int64 length)
 	{
 		if (!idemq_queue_allows(lease.queue_id, PRIVILEGE_CLAIM, &queue))
 			return OUTCOME_NOT_FOUND;
+		idemq_settings_check_lease(&queue, length);
 		switch (beat_entry(lease.queue_id, id, token, length))
 		{
 			case LEASE_BEAT_DONE:

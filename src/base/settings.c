@@ -11,6 +11,8 @@
 
 int idemq_max_queues = 1024;
 int idemq_max_leases = 65536;
+int idemq_max_leases_per_database = -1;
+int idemq_reserved_leases = -1;
 int idemq_max_buckets = 4096;
 bool idemq_worker = true;
 bool idemq_notify = true;
@@ -21,9 +23,9 @@ int idemq_purge_interval = 10000;
 int idemq_max_schedules_per_role = 100;
 int idemq_max_document = 16384;
 
-/* Defines idemq's settings; called once, from shared_preload_libraries. */
-void
-idemq_settings_define(void)
+/* Defines how large what is in shared memory is, and who may have how much of it. */
+static void
+define_sizes(void)
 {
 	DefineCustomIntVariable("idemq.max_queues", "Queues that have a ready cursor in shared memory.",
 							"More queues work, but each claim from them starts at the head of "
@@ -35,11 +37,29 @@ idemq_settings_define(void)
 							"More jobs in flight work, with their leases on the row alone.",
 							&idemq_max_leases, 65536, 1, 10000000, PGC_POSTMASTER, 0, NULL, NULL,
 							NULL);
+	DefineCustomIntVariable(
+		"idemq.max_leases_per_database",
+		"Of idemq.max_leases, how many the jobs of one database may use.",
+		"-1: three quarters. More jobs in flight work, with their leases on the "
+		"row alone.",
+		&idemq_max_leases_per_database, -1, -1, 10000000, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("idemq.reserved_leases",
+							"Of idemq.max_leases, how many only queues with max_running may use.",
+							"-1: one eighth. The same part of each database's is reserved.",
+							&idemq_reserved_leases, -1, -1, 10000000, PGC_SIGHUP, 0, NULL, NULL,
+							NULL);
 	DefineCustomIntVariable("idemq.max_buckets",
 							"Buckets of idemq.admit that are in use at a time.",
 							"Calls of more buckets are allowed, and counted in idemq.memory.",
 							&idemq_max_buckets, 4096, 1, 10000000, PGC_POSTMASTER, 0, NULL, NULL,
 							NULL);
+}
+
+/* Defines idemq's settings; called once, from shared_preload_libraries. */
+void
+idemq_settings_define(void)
+{
+	define_sizes();
 	DefineCustomIntVariable(
 		"idemq.attach_grace",
 		"How long an attached lease outlives the server that it was claimed on.",

@@ -10,6 +10,8 @@
 
 extern int idemq_max_queues;
 extern int idemq_max_leases;
+extern int idemq_max_leases_per_database; /* -1: three quarters of them */
+extern int idemq_reserved_leases;		  /* -1: one eighth of them */
 extern int idemq_max_buckets;
 extern bool idemq_worker;
 extern bool idemq_notify;

@@ -27,7 +27,7 @@ request_memory(void)
 
 	for (int i = 0; i < shmem_nparts; i++)
 	{
-		total = add_size(total, MAXALIGN(shmem_parts[i].size()));
+		total = add_size(total, CACHELINEALIGN(shmem_parts[i].size()));
 		if (shmem_parts[i].hash_size != NULL)
 			total = add_size(total, shmem_parts[i].hash_size());
 	}

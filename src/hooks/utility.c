@@ -45,6 +45,8 @@
 #include "shared/buckets.h"
 #include "shared/group_table.h"
 #include "shared/lease_scan.h"
+#include "shared/lease_shares.h"
+#include "shared/lease_table.h"
 #include "shared/settings_version.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
@@ -192,6 +194,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 			break;
 		case FOLLOW_DROP_DATABASE:
 			idemq_lease_forget_database(database);
+			idemq_lease_share_forget(database);
 			idemq_buckets_forget_database(database);
 			idemq_slots_forget_database(database);
 			break;

@@ -16,7 +16,7 @@
 static bool
 fetch_in_flight(JobsTable *table, int64 id, Job *job)
 {
-	RowPlace place = idemq_lease_place(id);
+	RowPlace place = idemq_lease_row_place(id);
 
 	return idemq_jobs_fetch_at(table, &place, id, job) || idemq_jobs_fetch(table, id, job);
 }

@@ -21,6 +21,7 @@
 #include "table/jobs.h"
 #include "table/jobs_group.h"
 #include "table/jobs_hold.h"
+#include "queue/queue_settings.h"
 #include "queue/queues.h"
 #include "shared/leases.h"
 #include "shared/promote_round.h"
@@ -174,7 +175,8 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 
 /*
  * Takes the job if it can be taken, and answers; the table is open for writing.
- * Raises 40001 above READ COMMITTED for a job that changed after the snapshot.
+ * Raises 40001 above READ COMMITTED for a job that changed after the snapshot, 22023 for
+ * a lease that is longer than its queue allows.
  */
 Outcome
 idemq_claim_by_id(JobCall *call, JobsTable *table)
@@ -188,6 +190,7 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 		if ((!call->fetched && !idemq_jobs_fetch(table, call->id, &call->job)) ||
 			!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
 			return OUTCOME_NOT_FOUND;
+		idemq_settings_check_lease(&call->queue, call->lease);
 		call->fetched = false;
 		/* Finished is finished, though its lease may go a moment later. */
 		if (job_status_is_finished(call->job.status))

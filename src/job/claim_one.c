@@ -131,7 +131,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 						.max_running = queue->max_running,
 						.length = lease,
 						.attached = attach,
-						.place = idemq_jobs_place(table, job)};
+						.row_place = idemq_jobs_place(table, job)};
 	PriorLease prior;
 	bool has_prior;
 	LeaseTake take;

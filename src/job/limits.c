@@ -20,7 +20,7 @@
 
 #include "job/limits.h"
 #include "txn/borrowed.h"
-#include "shared/lease_table.h"
+#include "shared/lease_shares.h"
 #include "shared/running.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
@@ -134,7 +134,7 @@ running_state(const QueueInfo *queue, LimitView *view)
 		return LIMIT_RECOVERING;
 	if (view->running >= queue->max_running)
 		return LIMIT_RUNNING;
-	return idemq_lease_table_is_full() ? LIMIT_TABLE_FULL : LIMIT_OPEN;
+	return idemq_lease_share_is_full(true) ? LIMIT_TABLE_FULL : LIMIT_OPEN;
 }
 
 /* Checks how a queue stands to its limits. */

@@ -30,7 +30,7 @@
 #include "txn/borrowed.h"
 #include "queue/following.h"
 #include "shared/lease_scan.h"
-#include "shared/lease_table.h"
+#include "shared/lease_shares.h"
 #include "shared/leases.h"
 #include "shared/next_deadline.h"
 #include "shared/ready_cursor.h"
@@ -95,12 +95,13 @@ may_adopt(const Job *job)
 
 /* Puts the entry of a lost lease, to be settled; deadline: mono. */
 static LeaseTake
-adopt(LostLeases *lost, const Job *job, int64 deadline, int64 length)
+adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, int64 length)
 {
+	AdoptingQueue adopting = {job->queue_id, queue->max_running > 0};
 	LeaseTake take;
 
 	idemq_slots_begin_change();
-	take = idemq_lease_adopt(job->id, job->token, job->queue_id, deadline, length);
+	take = idemq_lease_adopt(job->id, job->token, &adopting, deadline, length);
 	/* At once: should an error keep it from being settled, it is reaped at worst. */
 	idemq_slot_note_deadline(NULL, job->queue_id, deadline);
 	idemq_slots_end_change();
@@ -121,7 +122,7 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 
 	if (!may_adopt(job))
 		return false;
-	if (adopt(lost, job, idemq_mono_from_timestamp(deadline), lost_length(job, queue)) ==
+	if (adopt(lost, job, queue, idemq_mono_from_timestamp(deadline), lost_length(job, queue)) ==
 			LEASE_FULL &&
 		deadline <= idemq_now())
 		add_lost(lost, job, false);
@@ -134,11 +135,11 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
  * is an entry, or the row is held and nothing can be done.
  */
 LeaseTake
-idemq_lost_lease_renew(LostLeases *lost, const Job *job, int64 length)
+idemq_lost_lease_renew(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 length)
 {
 	if (!may_adopt(job))
 		return LEASE_BUSY;
-	return adopt(lost, job, idemq_mono_now() + length, length);
+	return adopt(lost, job, queue, idemq_mono_now() + length, length);
 }
 
 /* Fetches one of them again, and decides; returns whether it was reaped. */
@@ -230,7 +231,7 @@ recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
 		recover_priority(&table, queue, point, &budget, &lost);
 	reaped = idemq_lost_leases_settle(&lost, &table, queue);
 	idemq_jobs_close(&table);
-	if (idemq_lease_table_is_full())
+	if (idemq_lease_share_is_full(queue->max_running > 0))
 		point->incomplete = true;
 	return reaped;
 }

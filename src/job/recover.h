@@ -18,7 +18,8 @@ typedef struct LostLeases
 
 extern TimestampTz idemq_row_deadline(const Job *job);
 extern bool idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue);
-extern LeaseTake idemq_lost_lease_renew(LostLeases *lost, const Job *job, int64 length);
+extern LeaseTake idemq_lost_lease_renew(LostLeases *lost, const Job *job, const QueueInfo *queue,
+										int64 length);
 extern int64 idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *queue);
 extern void idemq_recover_some(const QueueInfo *queue, int budget);
 extern bool idemq_recover_for_limits(const QueueInfo *queue);

@@ -27,7 +27,7 @@
 #include "table/jobs.h"
 #include "txn/at_end.h"
 #include "queue/following.h"
-#include "shared/lease_table.h"
+#include "shared/lease_shares.h"
 #include "shared/slots.h"
 #include "base/args.h"
 #include "base/oids.h"
@@ -103,6 +103,22 @@ check_lost_slots(CheckCall *call, const int32 *slots, int nslots)
 	}
 }
 
+/* Reports that the lease table has no room for queues without max_running. */
+static void
+report_full_leases(CheckCall *call)
+{
+	LeaseUsage table;
+	LeaseUsage mine;
+
+	idemq_lease_shares_usage(&table, &mine);
+	idemq_check_report(call, CHECK_WARNING, "leases.full",
+					   "the lease table has no room beside its %d entries, %d of them of this "
+					   "database, but for queues with max_running; further claims are known from "
+					   "their rows alone: raise idemq.max_leases, which is %d, and restart, or "
+					   "idemq.max_leases_per_database",
+					   table.used, mine.used, table.room);
+}
+
 /* Checks that the slots' hash and array agree, and whether slots and entries are used up. */
 static void
 check_slots(CheckCall *call)
@@ -128,11 +144,8 @@ check_slots(CheckCall *call)
 			"all %d slots are taken, %d queues of this database have none, and their "
 			"claims scan from the start: raise idemq.max_queues and restart",
 			idemq_max_queues, without);
-	if (idemq_lease_table_is_full())
-		idemq_check_report(call, CHECK_WARNING, "leases.full",
-						   "the lease table has no room beside its %d entries, and further claims "
-						   "are known from their rows alone: raise idemq.max_leases and restart",
-						   idemq_max_leases);
+	if (idemq_lease_share_is_full(false))
+		report_full_leases(call);
 	pfree(slots);
 }
 

@@ -29,7 +29,7 @@
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
 #include "shared/lease_scan.h"
-#include "shared/lease_table.h"
+#include "shared/lease_shares.h"
 #include "shared/leases.h"
 #include "shared/slots.h"
 #include "base/clock.h"
@@ -130,7 +130,7 @@ is_recovering(int32 queue_id)
 {
 	SlotStatus status;
 
-	return idemq_lease_table_is_full() || !idemq_slot_status(queue_id, &status) ||
+	return idemq_lease_share_is_full(false) || !idemq_slot_status(queue_id, &status) ||
 		   status.needs_recovery;
 }
 

@@ -4,7 +4,8 @@
  *
  * A queue's count is the sum over its lease entries.  Both change together, under
  * the entry's partition lock: so with all of those held, that is true at any moment,
- * and no second check is needed.
+ * and no second check is needed.  They are held only if the two differ by a walk that
+ * locks one partition at a time, and then while this database's entries are walked over.
  */
 #include "postgres.h"
 
@@ -13,34 +14,52 @@
 #include "observe/check_limits.h"
 #include "observe/check_report.h"
 #include "queue/queues.h"
+#include "shared/lease_shares.h"
 #include "shared/lease_table.h"
 #include "shared/running.h"
 #include "shared/slots.h"
 #include "base/settings.h"
 
-typedef struct Counts
-{
-	int64 *entries; /* by the slot's index; then, instead, what the slot counts too many */
-} Counts;
-
+/* Adds what an entry is counted as to its slot's sum, by index. */
 static bool
 visit_entry(Lease *lease, void *arg)
 {
-	Counts *counts = arg;
+	int64 *sums = arg;
 
 	if (idemq_running_is_counted(&lease->running))
-		counts->entries[lease->running.slot] += lease->running.units;
+		sums[lease->running.slot] += lease->running.units;
 	return true;
 }
 
-/* Compares while all entries are locked. */
-static void
-compare(void *arg)
+/* Returns how many running jobs a queue counts more than the sums over the entries say. */
+static int64
+excess_of(int32 queue_id, const int64 *sums)
 {
-	Counts *counts = arg;
+	const QueueSlot *slot = idemq_slot_find(MyDatabaseId, queue_id);
 
-	for (int i = 0; i < idemq_max_queues; i++)
-		counts->entries[i] = idemq_running_count(idemq_slot_at(i)) - counts->entries[i];
+	return slot == NULL ? 0 : idemq_running_count(slot) - sums[idemq_slot_index(slot)];
+}
+
+/*
+ * Fills what each queue of the database counts too many, by its place in call->queue_ids;
+ * sums is room for a sum of each slot.  Returns whether all agree.
+ */
+static bool
+compare(CheckCall *call, int64 *sums, int64 *excess, bool locked)
+{
+	bool agree = true;
+
+	memset(sums, 0, idemq_max_queues * sizeof(int64));
+	if (locked)
+		idemq_leases_visit_locked(0, visit_entry, sums);
+	else
+		idemq_leases_visit(LW_SHARED, 0, visit_entry, sums);
+	for (int i = 0; i < call->nqueues; i++)
+	{
+		excess[i] = excess_of(call->queue_ids[i], sums);
+		agree = agree && excess[i] == 0;
+	}
+	return agree;
 }
 
 /* Warns of a queue with limits that cannot be counted. */
@@ -52,10 +71,11 @@ check_queue(CheckCall *call, const QueueInfo *queue)
 						   "queue \"%s\" has limits, no slot to count in, and hands out nothing: "
 						   "raise idemq.max_queues and restart",
 						   queue->name);
-	else if (queue->max_running > 0 && idemq_lease_table_is_full())
+	else if (queue->max_running > 0 && idemq_lease_share_is_full(true))
 		idemq_check_report(call, CHECK_WARNING, "limits.full",
 						   "queue \"%s\" has max_running, and hands out nothing while the lease "
-						   "table is full: raise idemq.max_leases and restart",
+						   "table, or the share of this database, is full: raise "
+						   "idemq.max_leases and restart, or idemq.max_leases_per_database",
 						   queue->name);
 }
 
@@ -63,23 +83,28 @@ check_queue(CheckCall *call, const QueueInfo *queue)
 void
 idemq_check_limits(CheckCall *call)
 {
-	Counts counts = {palloc0(idemq_max_queues * sizeof(int64))};
+	int64 *sums = palloc(idemq_max_queues * sizeof(int64));
+	int64 *excess = palloc((call->nqueues + 1) * sizeof(int64));
 
-	idemq_leases_visit_all(LW_SHARED, visit_entry, compare, &counts);
+	if (!compare(call, sums, excess, false))
+	{
+		idemq_leases_lock_all(LW_SHARED);
+		(void) compare(call, sums, excess, true);
+		idemq_leases_unlock_all();
+	}
 	for (int i = 0; i < call->nqueues; i++)
 	{
 		QueueInfo queue;
-		int64 excess;
 
 		if (!idemq_queue_by_id(call->queue_ids[i], &queue))
 			continue;
 		check_queue(call, &queue);
-		excess = queue.slot == NULL ? 0 : counts.entries[idemq_slot_index(queue.slot)];
-		if (excess != 0)
+		if (excess[i] != 0)
 			idemq_check_report(call, CHECK_ERROR, "limits.running",
 							   "queue \"%s\" counts %lld running jobs more than it has lease "
 							   "entries: restart the server",
-							   queue.name, (long long) excess);
+							   queue.name, (long long) excess[i]);
 	}
-	pfree(counts.entries);
+	pfree(excess);
+	pfree(sums);
 }

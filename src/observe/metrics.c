@@ -28,7 +28,7 @@
 #include "shared/buckets.h"
 #include "shared/counters.h"
 #include "shared/group_table.h"
-#include "shared/lease_table.h"
+#include "shared/lease_shares.h"
 #include "shared/leases.h"
 #include "shared/ready_cursor.h"
 #include "shared/running.h"
@@ -287,12 +287,15 @@ idemq_sql_memory_usage(PG_FUNCTION_ARGS)
 {
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	LeaseUsage table;
+	LeaseUsage mine;
 	int64 refused;
 	int used;
 	int size;
 
-	idemq_leases_usage(&used, &refused);
-	put_usage(store, desc, "leases", used, idemq_max_leases, refused);
+	idemq_lease_shares_usage(&table, &mine);
+	put_usage(store, desc, "leases", table.used, table.room, table.refused);
+	put_usage(store, desc, "leases of this database", mine.used, mine.room, mine.refused);
 	idemq_buckets_usage(&used, &refused);
 	put_usage(store, desc, "buckets", used, idemq_max_buckets, refused);
 	idemq_groups_usage(&used, &size, &refused);

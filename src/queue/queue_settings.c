@@ -60,6 +60,7 @@ static const QueueSetting settings[] = {
 	{"rate_period", SETTING_INTERVAL, FIELD(int64, rate_period), 1, 0},
 	{"dead_queue", SETTING_QUEUE, FIELD(QueueName, dead_queue), 0, 0},
 	{"dead_retention", SETTING_INTERVAL, FIELD(int64, dead_retention), 0, 0},
+	{"max_lease", SETTING_INTERVAL, FIELD(int64, max_lease), 1, 0},
 };
 
 /* With the name, which is argument 0 of the functions and parameter 1 of the statements. */
@@ -170,6 +171,24 @@ idemq_settings_check(FunctionCallInfo fcinfo, bool is_new)
 				break;
 		}
 	}
+}
+
+/* Raises 22023 for a lease, in microseconds, that is longer than the queue allows. */
+void
+idemq_settings_check_lease(const QueueInfo *queue, int64 lease)
+{
+	char *most;
+
+	if (lease <= queue->max_lease)
+		return;
+	most =
+		DatumGetCString(DirectFunctionCall1(interval_out, idemq_interval_datum(queue->max_lease)));
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("lease is longer than max_lease of queue \"%s\", which is %s", queue->name,
+					most),
+			 errhint("Take a shorter one and call idemq.heartbeat while the job runs, or have an "
+					 "administrator of the queue raise max_lease with idemq.alter_queue.")));
 }
 
 /* Returns which argument of create_queue and alter_queue a setting is. */

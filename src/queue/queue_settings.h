@@ -30,12 +30,14 @@ typedef struct QueueInfo
 	int64 rate_period;
 	QueueName dead_queue; /* "": none */
 	int64 dead_retention;
+	int64 max_lease; /* no claim or heartbeat may ask for a longer one */
 	bool paused;
 	int privileges; /* the current role's, as QueuePrivilege bits */
 	QueueSlot *slot;
 } QueueInfo;
 
 extern void idemq_settings_check(FunctionCallInfo fcinfo, bool is_new);
+extern void idemq_settings_check_lease(const QueueInfo *queue, int64 lease);
 extern int idemq_setting_arg(const char *name);
 extern bool idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id);
 extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name);

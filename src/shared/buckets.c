@@ -63,7 +63,7 @@ typedef struct BucketsShared
 	pg_atomic_uint64 no_room; /* calls that found none */
 	/* ns: while the table has no room, no bucket is full again before that; 0: unknown */
 	pg_atomic_uint64 next_sweep;
-	LWLockPadded locks[BUCKET_PARTITIONS];
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLockPadded locks[BUCKET_PARTITIONS];
 	BucketCounts counts[BUCKET_PARTITIONS];
 } BucketsShared;
 

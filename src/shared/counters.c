@@ -72,15 +72,16 @@ typedef struct CountBase
 	TransactionId open[MAX_OPEN];
 } CountBase;
 
+/* On cache lines of its own; what every transaction reads not on those that it changes. */
 typedef struct QueueCounters
 {
-	Oid database; /* InvalidOid: no queue's */
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) Oid database; /* InvalidOid: no queue's */
 	int32 queue_id;
 	bool known;	   /* the gauges are */
 	bool counting; /* a count under way will make them known */
 	int base;	   /* whose snapshot they rest on; -1: on none */
 	TimestampTz since;
-	pg_atomic_uint64 gauges[JOB_STATUS_COUNT]; /* int64 */
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) pg_atomic_uint64 gauges[JOB_STATUS_COUNT]; /* int64 */
 	pg_atomic_uint64 counters[COUNTER_COUNT];
 	pg_atomic_uint64 timings[TIMING_COUNT][HISTOGRAM_BUCKETS];
 } QueueCounters;
@@ -88,7 +89,7 @@ typedef struct QueueCounters
 typedef struct CountersShared
 {
 	int tranche;
-	LWLockPadded locks[COUNTER_LOCKS];
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLockPadded locks[COUNTER_LOCKS];
 	CountBase bases[MAX_BASES];
 	QueueCounters queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
 } CountersShared;

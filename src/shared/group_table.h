@@ -68,11 +68,12 @@ typedef struct GroupEntry
 
 /*
  * The groups of one queue, at the index of its slot, that are to be checked.  Every
- * field is written under the table's lock; the atomics are read without it.
+ * field is written under the table's lock; the atomics are read without it, by every
+ * claim of the queue, and stand on cache lines of its own.
  */
 typedef struct GroupQueue
 {
-	Oid database; /* InvalidOid: no queue's */
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) Oid database; /* InvalidOid: no queue's */
 	int32 queue_id;
 	dlist_head waiting;
 	dlist_head delayed;

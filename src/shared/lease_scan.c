@@ -1,38 +1,53 @@
 /*
  * shared/lease_scan.c
- *		Scans of the whole lease table: what has expired, and what a session or a
- *		database leaves behind at its end.
+ *		Scans of lease entries: what of a queue has expired or is not counted, and what a
+ *		session or a database leaves behind at its end.
  *
- * A search for expired leases is for one queue, when the least deadline that is known
- * of it (shared/next_deadline.c) has passed; job/reap.c spends a tenth of the time on
- * it at most.
+ * Each looks at its own queue's, session's or database's entries alone (lease_table.c),
+ * one partition locked at a time.  That is enough, for an entry stays in its partition:
+ *
+ *	 - Expired leases.  The queue's next deadline is unset, then the partitions are read,
+ *	   then the least deadline that was found is noted (shared/next_deadline.c), which
+ *	   only lowers it.  A lease whose deadline is set in a partition that was read already
+ *	   is noted by whoever set it, after that, and so after the number was unset.
+ *	 - What is not counted (shared/running.c).  The queue has its slot.  An entry that is
+ *	   put into a partition before that is read is found; one that is put later finds the
+ *	   slot, under the partition's lock, and counts itself.
+ *	 - A session's end.  Its transaction is gone, and its open claims with it; it puts no
+ *	   other entry.  What another transaction has taken over is that one's: see
+ *	   lease_owners.c.
+ *	 - A database's end, or a TRUNCATE's: no other session is at its jobs.
+ *	 - Copies, for views and idemq.check(): each entry as it was at some moment.
+ *
+ * job/reap.c spends a tenth of the time on searches for expired leases at most.
  *
  * The end of a session, on_shmem_exit or DISCARD ALL, sets the deadline of its attached
- * leases to now.  Its transaction is gone by then, and its open claims with it.  An
- * attached job without an entry (full table) stays until its row's deadline.
+ * leases to now.  An attached job without an entry (full table) stays until its row's
+ * deadline.
  *
- * Locks: see README.md, level 1, all partitions in order: shared to read, exclusively
- * to change entries.
+ * Locks: see README.md, level 1: a partition, shared to read, exclusively to change
+ * entries.
  */
 #include "postgres.h"
 
 #include "miscadmin.h"
 #include "storage/ipc.h"
+#include "storage/proc.h"
 #include "utils/memutils.h"
 
+#include "shared/lease_owners.h"
 #include "shared/lease_scan.h"
+#include "shared/lease_shares.h"
 #include "shared/lease_table.h"
 #include "shared/next_deadline.h"
 #include "shared/running.h"
 #include "base/clock.h"
-#include "base/compat.h"
 
 static bool exit_registered = false;
 
 /* A search for expired leases. */
 typedef struct ExpiredSearch
 {
-	int32 queue_id;
 	int64 now; /* mono */
 	ExpiredLease *found;
 	int count;
@@ -40,23 +55,24 @@ typedef struct ExpiredSearch
 	int64 next_deadline;
 } ExpiredSearch;
 
+/* Comes to the leases of the queue in a partition by when they are due. */
 static bool
 visit_expired(Lease *lease, void *arg)
 {
 	ExpiredSearch *search = arg;
-	int64 deadline = lease->deadline;
+	int64 due = lease->due;
 
-	if (lease->key.database != MyDatabaseId || lease->queue_id != search->queue_id ||
-		lease->claiming)
-		return true;
-	if (lease->ending.ender != NO_SESSION)
-		deadline = Max(deadline, search->now + LEASE_BUSY_RETRY);
-	if (deadline > search->now || search->count == search->max)
-		search->next_deadline = Min(search->next_deadline, deadline);
-	else
+	if (due <= search->now && lease->ending.ender != NO_SESSION)
+		due = search->now + LEASE_BUSY_RETRY;
+	else if (due <= search->now && search->count < search->max)
+	{
 		search->found[search->count++] =
 			(ExpiredLease){lease->key.job_id, lease->token, lease->queue_id};
-	return true;
+		return true;
+	}
+	search->next_deadline = Min(search->next_deadline, due);
+	/* What comes behind is due later. */
+	return lease->due <= search->now && search->count < search->max;
 }
 
 /*
@@ -67,9 +83,9 @@ visit_expired(Lease *lease, void *arg)
 int
 idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max, int64 *next_deadline)
 {
-	ExpiredSearch search = {queue_id, idemq_mono_now(), found, 0, max, PG_INT64_MAX};
+	ExpiredSearch search = {idemq_mono_now(), found, 0, max, PG_INT64_MAX};
 
-	idemq_leases_visit(LW_SHARED, visit_expired, &search);
+	idemq_leases_visit(LW_SHARED, queue_id, visit_expired, &search);
 	*next_deadline = search.next_deadline;
 	return search.count;
 }
@@ -87,8 +103,6 @@ visit_copy(Lease *lease, void *arg)
 {
 	LeaseCopy *copy = arg;
 
-	if (lease->key.database != MyDatabaseId)
-		return true;
 	if (copy->count < copy->room)
 		copy->copies[copy->count] = *lease;
 	copy->count++;
@@ -96,19 +110,24 @@ visit_copy(Lease *lease, void *arg)
 }
 
 /*
- * Returns a palloc'ed copy of all entries of this database, as they were at one
+ * Returns a palloc'ed copy of all entries of this database, each as it was at some
  * moment, in no order; *count: their number.
  */
 Lease *
 idemq_lease_copy_all(int *count)
 {
-	LeaseCopy copy = {NULL, idemq_lease_count() + 64, 0};
+	LeaseCopy copy = {NULL, 0, 0};
+	LeaseUsage table;
+	LeaseUsage mine;
+
+	idemq_lease_shares_usage(&table, &mine);
+	copy.room = mine.used + 64;
 
 	for (;;)
 	{
 		copy.copies = MemoryContextAllocHuge(CurrentMemoryContext, copy.room * sizeof(Lease));
 		copy.count = 0;
-		idemq_leases_visit(LW_SHARED, visit_copy, &copy);
+		idemq_leases_visit(LW_SHARED, 0, visit_copy, &copy);
 		if (copy.count <= copy.room)
 			break;
 		pfree(copy.copies);
@@ -132,18 +151,10 @@ idemq_lease_pid(const Lease *lease)
 	return idemq_session_pid(lease->session) == lease->pid ? lease->pid : 0;
 }
 
-typedef struct LeasesOfQueue
-{
-	int32 queue_id;
-	int count;
-} LeasesOfQueue;
-
 static bool
 visit_count(Lease *lease, void *arg)
 {
-	LeasesOfQueue *count = arg;
-
-	count->count += lease->key.database == MyDatabaseId && lease->queue_id == count->queue_id;
+	(*(int *) arg)++;
 	return true;
 }
 
@@ -151,49 +162,57 @@ visit_count(Lease *lease, void *arg)
 int
 idemq_lease_count_queue(int32 queue_id)
 {
-	LeasesOfQueue count = {queue_id, 0};
+	int count = 0;
 
-	idemq_leases_visit(LW_SHARED, visit_count, &count);
-	return count.count;
+	idemq_leases_visit(LW_SHARED, queue_id, visit_count, &count);
+	return count;
 }
 
 static bool
 visit_uncounted(Lease *lease, void *arg)
 {
-	if (lease->key.database == MyDatabaseId && lease->queue_id == *(int32 *) arg &&
-		!lease->borrowed && !idemq_running_is_counted(&lease->running))
+	if (!lease->borrowed && !idemq_running_is_counted(&lease->running))
 		(void) idemq_running_count_in(&lease->running, NULL, lease->queue_id, 0);
 	return true;
 }
 
-/* Counts the entries of a queue that are from before it had its slot: see shared/running.c. */
+/* Counts the entries of a queue that are from before it had its slot. */
 void
 idemq_lease_count_in_queue(int32 queue_id)
 {
-	if (idemq_lease_count() > 0)
-		idemq_leases_visit(LW_EXCLUSIVE, visit_uncounted, &queue_id);
+	idemq_leases_visit(LW_EXCLUSIVE, queue_id, visit_uncounted, NULL);
 }
 
-static bool
-visit_orphan(Lease *lease, void *arg)
+/* Lets the attached leases of this session in a partition expire now (mono). */
+static void
+orphan_partition(int partition, int64 now)
 {
-	if (lease->key.database == MyDatabaseId && lease->session == IDEMQ_MY_PROC_NUMBER &&
-		lease->attached && !lease->claiming)
+	Lease *lease;
+	Lease *next;
+
+	idemq_leases_lock(partition, LW_EXCLUSIVE);
+	for (lease = idemq_lease_owner_first(partition); lease != NULL; lease = next)
 	{
-		lease->attached = false;
-		lease->lost = true;
-		lease->deadline = idemq_mono_now();
-		idemq_slot_note_deadline(NULL, lease->queue_id, lease->deadline);
+		next = idemq_lease_owner_next(lease);
+		if (lease->claiming)
+			continue;
+		idemq_lease_unplace(lease);
+		idemq_lease_orphan(lease, now);
+		idemq_lease_place(lease);
+		idemq_slot_note_deadline(NULL, lease->queue_id, now);
 	}
-	return true;
+	idemq_lease_owner_end_life(partition);
+	idemq_leases_unlock(partition);
 }
 
 /* Lets the attached leases of this session expire now. */
 void
 idemq_lease_orphan_session(void)
 {
-	if (exit_registered)
-		idemq_leases_visit(LW_EXCLUSIVE, visit_orphan, NULL);
+	int64 now = idemq_mono_now();
+
+	for (int i = 0; i < LEASE_PARTITIONS && exit_registered; i++)
+		orphan_partition(i, now);
 }
 
 static void
@@ -209,17 +228,4 @@ idemq_lease_attach_session(void)
 	if (!exit_registered)
 		on_shmem_exit(orphan_at_exit, (Datum) 0);
 	exit_registered = true;
-}
-
-static bool
-visit_forgotten(Lease *lease, void *arg)
-{
-	return lease->key.database != *(Oid *) arg;
-}
-
-/* Removes what a dropped database, or a truncated table, left. */
-void
-idemq_lease_forget_database(Oid database)
-{
-	idemq_leases_visit(LW_EXCLUSIVE, visit_forgotten, &database);
 }

@@ -5,7 +5,7 @@
 #ifndef IDEMQ_SHARED_LEASE_SCAN_H
 #define IDEMQ_SHARED_LEASE_SCAN_H
 
-#include "shared/lease_table.h"
+#include "shared/lease.h"
 
 /* Jobs as a reaper collects them. */
 typedef struct ExpiredLease
@@ -24,6 +24,5 @@ extern int idemq_session_pid(int32 session);
 extern int idemq_lease_pid(const Lease *lease);
 extern void idemq_lease_attach_session(void);
 extern void idemq_lease_orphan_session(void);
-extern void idemq_lease_forget_database(Oid database);
 
 #endif

@@ -1,7 +1,13 @@
 /*
  * shared/lease_table.c
- *		The hash of lease entries in shared memory: finding, entering, removing them,
- *		and visiting all.  What becomes of an entry is shared/leases.c's.
+ *		The hash of lease entries in shared memory: finding, entering, placing, removing
+ *		and visiting them.  What becomes of an entry is shared/leases.c's.
+ *
+ * Whoever looks for more than one entry finds them by another way than the hash: those of
+ * a queue, those that are due, and those of a database by the order of each partition
+ * (lease_order.c), those of a session by its lists (lease_owners.c).  Nobody walks over
+ * another's, nor holds more than one partition while it walks, but idemq.check() when it
+ * compares a count.  An entry is in these places while it is placed.
  *
  * Invariant: each entry is counted as running in its queue's slot (shared/running.c) for
  * as long as it is there, unless it is borrowed.  Count and entry change together,
@@ -18,6 +24,9 @@
 #include "storage/shmem.h"
 #include "utils/hsearch.h"
 
+#include "shared/lease_order.h"
+#include "shared/lease_owners.h"
+#include "shared/lease_shares.h"
 #include "shared/lease_table.h"
 #include "shared/running.h"
 #include "base/clock.h"
@@ -25,15 +34,18 @@
 #include "base/settings.h"
 #include "base/token.h"
 
-#define LEASE_PARTITIONS 32
+/* On cache lines of its own. */
+typedef struct LeasePartition
+{
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLock lock;
+	Lease *order; /* the root of its entries' order; under the lock */
+} LeasePartition;
 
 typedef struct LeasesShared
 {
 	int tranche;				 /* set once */
 	pg_atomic_uint64 last_token; /* the greatest issued since the start; no lock */
-	pg_atomic_uint32 count;		 /* entries: bounds the table exactly; no lock */
-	pg_atomic_uint64 refused;	 /* entries that found the table full; no lock */
-	LWLockPadded locks[LEASE_PARTITIONS];
+	LeasePartition partitions[LEASE_PARTITIONS];
 } LeasesShared;
 
 static LeasesShared *shared = NULL;
@@ -64,10 +76,11 @@ idemq_leases_shmem_init(void *area, bool found)
 	{
 		shared->tranche = LWLockNewTrancheId();
 		pg_atomic_init_u64(&shared->last_token, 0);
-		pg_atomic_init_u32(&shared->count, 0);
-		pg_atomic_init_u64(&shared->refused, 0);
 		for (int i = 0; i < LEASE_PARTITIONS; i++)
-			LWLockInitialize(&shared->locks[i].lock, shared->tranche);
+		{
+			LWLockInitialize(&shared->partitions[i].lock, shared->tranche);
+			shared->partitions[i].order = NULL;
+		}
 	}
 	LWLockRegisterTranche(shared->tranche, "idemq leases");
 	info.keysize = sizeof(LeaseKey);
@@ -103,6 +116,36 @@ idemq_lease_last_token(void)
 	return (int64) pg_atomic_read_u64(&shared->last_token);
 }
 
+/* Locks a partition. */
+void
+idemq_leases_lock(int partition, LWLockMode mode)
+{
+	LWLockAcquire(&shared->partitions[partition].lock, mode);
+}
+
+/* Unlocks a partition. */
+void
+idemq_leases_unlock(int partition)
+{
+	LWLockRelease(&shared->partitions[partition].lock);
+}
+
+/* Locks the whole table; for what must see all entries, or some with a count, at one moment. */
+void
+idemq_leases_lock_all(LWLockMode mode)
+{
+	for (int i = 0; i < LEASE_PARTITIONS; i++)
+		idemq_leases_lock(i, mode);
+}
+
+/* Unlocks the whole table. */
+void
+idemq_leases_unlock_all(void)
+{
+	for (int i = LEASE_PARTITIONS - 1; i >= 0; i--)
+		idemq_leases_unlock(i);
+}
+
 /*
  * Finds a job's entry with its partition locked in mode; the caller releases
  * *lock also when there is none.
@@ -111,91 +154,113 @@ Lease *
 idemq_lease_lock_entry(const LeaseKey *key, LWLockMode mode, LWLock **lock, uint32 *hash)
 {
 	*hash = get_hash_value(lease_hash, key);
-	*lock = &shared->locks[*hash % LEASE_PARTITIONS].lock;
+	*lock = &shared->partitions[LEASE_PARTITION(*hash)].lock;
 	LWLockAcquire(*lock, mode);
 	return hash_search_with_hash_value(lease_hash, key, *hash, HASH_FIND, NULL);
 }
 
-/* Enters a key that is not in the table; NULL when it is full.  Partition locked. */
+/*
+ * Enters a key that is not in the table, for a queue with max_running or another; NULL
+ * when there is no room for it.  The caller fills the entry, and places it or removes it
+ * before it releases the lock.
+ */
 Lease *
-idemq_lease_enter(const LeaseKey *key, uint32 hash)
+idemq_lease_enter(const LeaseKey *key, uint32 hash, bool limited)
 {
+	int share = idemq_lease_share_take(limited);
 	Lease *lease;
 
-	if (pg_atomic_fetch_add_u32(&shared->count, 1) >= (uint32) idemq_max_leases)
-		lease = NULL;
-	else
-		lease = hash_search_with_hash_value(lease_hash, key, hash, HASH_ENTER_NULL, NULL);
+	if (share < 0)
+		return NULL;
+	lease = hash_search_with_hash_value(lease_hash, key, hash, HASH_ENTER_NULL, NULL);
 	if (lease == NULL)
 	{
-		pg_atomic_fetch_sub_u32(&shared->count, 1);
-		pg_atomic_fetch_add_u64(&shared->refused, 1);
+		idemq_lease_share_give_back(share);
+		return NULL;
 	}
-	else
-		lease->running.units = 0;
+	lease->hash = hash;
+	lease->share = (int16) share;
+	lease->placed = false;
+	lease->running.units = 0;
 	return lease;
 }
 
-/* Removes an entry, which is running no more.  Partition locked. */
+/* Puts an entry where its queue, its deadline and its session look for it. */
 void
-idemq_lease_remove(Lease *lease, uint32 hash)
+idemq_lease_place(Lease *lease)
 {
+	int partition = LEASE_PARTITION(lease->hash);
+
+	Assert(!lease->placed);
+	idemq_lease_order_add(&shared->partitions[partition].order, lease);
+	if (lease->attached)
+		idemq_lease_owner_add(lease);
+	lease->placed = true;
+}
+
+/* Takes it away from there: before any of these changes. */
+void
+idemq_lease_unplace(Lease *lease)
+{
+	if (!lease->placed)
+		return;
+	idemq_lease_order_remove(&shared->partitions[LEASE_PARTITION(lease->hash)].order, lease);
+	if (lease->attached)
+		idemq_lease_owner_remove(lease);
+	lease->placed = false;
+}
+
+/* Removes an entry, which is running no more. */
+void
+idemq_lease_remove(Lease *lease)
+{
+	int share = lease->share;
+
+	idemq_lease_unplace(lease);
 	(void) idemq_running_count_out(&lease->running, lease->queue_id, 0);
-	if (hash_search_with_hash_value(lease_hash, &lease->key, hash, HASH_REMOVE, NULL) != NULL)
-		pg_atomic_fetch_sub_u32(&shared->count, 1);
-}
-
-/* Returns the number of entries, of all databases. */
-int
-idemq_lease_count(void)
-{
-	return (int) pg_atomic_read_u32(&shared->count);
-}
-
-/* Returns whether the table has no room: some lease may be on its row alone. */
-bool
-idemq_lease_table_is_full(void)
-{
-	return pg_atomic_read_u32(&shared->count) >= (uint32) idemq_max_leases;
-}
-
-/* Returns how many leases are in the table, and how often there was no room for one. */
-void
-idemq_leases_usage(int *used, int64 *refused)
-{
-	*used = (int) Min(pg_atomic_read_u32(&shared->count), (uint32) idemq_max_leases);
-	*refused = (int64) pg_atomic_read_u64(&shared->refused);
+	if (hash_search_with_hash_value(lease_hash, &lease->key, lease->hash, HASH_REMOVE, NULL) !=
+		NULL)
+		idemq_lease_share_give_back(share);
 }
 
 /*
- * Visits every entry, of all databases, with the whole table locked in mode;
- * with LW_EXCLUSIVE the entries for which visit returns false are removed.  At the
- * end, still locked, last is called, unless it is NULL.
+ * Visits the entries of a queue of this database, or with 0 of all of them, one partition
+ * locked at a time.  Which partition an entry is in never changes, so each that is there
+ * all the while is visited once; one that comes or goes meanwhile, or not.  Within a
+ * partition they come by queue and when due; visit returns false to have no more of it.
  */
 void
-idemq_leases_visit_all(LWLockMode mode, bool (*visit)(Lease *lease, void *arg),
-					   void (*last)(void *arg), void *arg)
+idemq_leases_visit(LWLockMode mode, int32 queue_id, LeaseVisit visit, void *arg)
 {
-	HASH_SEQ_STATUS seq;
-	Lease *lease;
-
 	for (int i = 0; i < LEASE_PARTITIONS; i++)
-		LWLockAcquire(&shared->locks[i].lock, mode);
-	hash_seq_init(&seq, lease_hash);
-	while ((lease = hash_seq_search(&seq)) != NULL)
 	{
-		if (!visit(lease, arg))
-			idemq_lease_remove(lease, get_hash_value(lease_hash, &lease->key));
+		idemq_leases_lock(i, mode);
+		(void) idemq_lease_order_walk(shared->partitions[i].order, MyDatabaseId, queue_id, visit,
+									  arg);
+		idemq_leases_unlock(i);
 	}
-	if (last != NULL)
-		last(arg);
-	for (int i = LEASE_PARTITIONS - 1; i >= 0; i--)
-		LWLockRelease(&shared->locks[i].lock);
 }
 
-/* As idemq_leases_visit_all, with nothing to do at the end. */
+/* As idemq_leases_visit, within idemq_leases_lock_all. */
 void
-idemq_leases_visit(LWLockMode mode, bool (*visit)(Lease *lease, void *arg), void *arg)
+idemq_leases_visit_locked(int32 queue_id, LeaseVisit visit, void *arg)
 {
-	idemq_leases_visit_all(mode, visit, NULL, arg);
+	for (int i = 0; i < LEASE_PARTITIONS; i++)
+		(void) idemq_lease_order_walk(shared->partitions[i].order, MyDatabaseId, queue_id, visit,
+									  arg);
+}
+
+/* Removes what a dropped database, or a truncated table, left; nobody adds to it meanwhile. */
+void
+idemq_lease_forget_database(Oid database)
+{
+	for (int i = 0; i < LEASE_PARTITIONS; i++)
+	{
+		Lease *lease;
+
+		idemq_leases_lock(i, LW_EXCLUSIVE);
+		while ((lease = idemq_lease_order_first(shared->partitions[i].order, database)) != NULL)
+			idemq_lease_remove(lease);
+		idemq_leases_unlock(i);
+	}
 }

@@ -58,6 +58,7 @@
 #include "miscadmin.h"
 #include "storage/lwlock.h"
 
+#include "shared/lease_owners.h"
 #include "shared/lease_table.h"
 #include "shared/leases.h"
 #include "shared/running.h"
@@ -144,7 +145,7 @@ idemq_lease_get(int64 job_id, Lease *copy)
 
 /* Returns where the row of a job in flight was at its claim; an invalid place when nobody knows. */
 RowPlace
-idemq_lease_place(int64 job_id)
+idemq_lease_row_place(int64 job_id)
 {
 	LeaseKey key = lease_key(job_id);
 	RowPlace place = {0};
@@ -153,15 +154,25 @@ idemq_lease_place(int64 job_id)
 	Lease *lease = idemq_lease_lock_entry(&key, LW_SHARED, &lock, &hash);
 
 	if (lease != NULL)
-		place = lease->place;
+		place = lease->row_place;
 	LWLockRelease(lock);
 	return place;
+}
+
+/* Sets when a lease ends, and when a reaper looks at it. */
+static void
+set_deadline(Lease *lease, int64 deadline)
+{
+	idemq_lease_unplace(lease);
+	lease->deadline = lease->due = deadline;
+	idemq_lease_place(lease);
 }
 
 /* Makes an entry that of a claim whose transaction is open. */
 static void
 set_claiming(Lease *lease, const LeaseClaim *claim)
 {
+	idemq_lease_unplace(lease);
 	lease->token = claim->token;
 	lease->deadline = PG_INT64_MAX;
 	lease->length = claim->length;
@@ -170,11 +181,14 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->pid = MyProcPid;
 	lease->claiming = true;
 	lease->attached = claim->attached;
+	lease->owner_life = idemq_lease_owner_life(lease);
 	lease->lost = false;
 	lease->borrowed = claim->borrow;
-	lease->place = claim->place;
+	lease->row_place = claim->row_place;
 	lease->ending = (Ending){.ender = NO_SESSION};
 	lease->passed_by.any = false;
+	lease->due = PG_INT64_MAX;
+	idemq_lease_place(lease);
 }
 
 /* Copies what a claim is about to overwrite. */
@@ -193,13 +207,18 @@ copy_prior(const Lease *lease)
 						.attached = lease->attached,
 						.lost = lease->lost,
 						.borrowed = lease->borrowed,
-						.place = lease->place};
+						.row_place = lease->row_place,
+						.owner_life = lease->owner_life};
 }
 
-/* Writes back what copy_prior copied; where the entry is counted goes on. */
+/*
+ * Writes back what copy_prior copied; where the entry is counted goes on.  The session
+ * that it was attached to may have ended meanwhile, and found it in none of its lists.
+ */
 static void
 put_prior(Lease *lease, const PriorLease *prior)
 {
+	idemq_lease_unplace(lease);
 	lease->token = prior->token;
 	lease->deadline = prior->deadline;
 	lease->length = prior->length;
@@ -212,7 +231,12 @@ put_prior(Lease *lease, const PriorLease *prior)
 	lease->attached = prior->attached;
 	lease->lost = prior->lost;
 	lease->borrowed = prior->borrowed;
-	lease->place = prior->place;
+	lease->row_place = prior->row_place;
+	lease->owner_life = prior->owner_life;
+	if (lease->attached && lease->owner_life != idemq_lease_owner_life(lease))
+		idemq_lease_orphan(lease, idemq_mono_now());
+	lease->due = lease->deadline;
+	idemq_lease_place(lease);
 }
 
 /*
@@ -231,7 +255,7 @@ idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 
 	*has_prior = lease != NULL;
 	if (lease == NULL)
-		lease = idemq_lease_enter(&key, hash);
+		lease = idemq_lease_enter(&key, hash, claim->max_running > 0);
 	else if (lease->ending.ender != IDEMQ_MY_PROC_NUMBER)
 		take = LEASE_BUSY;
 	else
@@ -245,7 +269,7 @@ idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 	{
 		take = LEASE_LIMIT;
 		if (!*has_prior)
-			idemq_lease_remove(lease, hash);
+			idemq_lease_remove(lease);
 	}
 	if (take == LEASE_TAKEN)
 		set_claiming(lease, claim);
@@ -287,7 +311,8 @@ idemq_lease_activate(int64 job_id, int64 token)
 	if (lease != NULL && lease->claiming)
 	{
 		lease->claiming = false;
-		lease->deadline = deadline = idemq_mono_now() + lease->length;
+		deadline = idemq_mono_now() + lease->length;
+		set_deadline(lease, deadline);
 		/* The attempt that it took over has ended. */
 		freed = idemq_running_count_out(&lease->running, lease->queue_id, 1);
 	}
@@ -311,7 +336,7 @@ idemq_lease_drop(int64 job_id, int64 token, Lease *dropped)
 	{
 		*dropped = *lease;
 		freed = idemq_running_count_out(&lease->running, lease->queue_id, 0);
-		idemq_lease_remove(lease, hash);
+		idemq_lease_remove(lease);
 	}
 	LWLockRelease(lock);
 	idemq_running_freed(freed);
@@ -398,7 +423,15 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 	{
 		again = lease->deadline;
 		if (lease->ending.reaping && lease->ending.undone > 0)
-			again = Max(again, idemq_mono_now() + lease->ending.undone * LEASE_BUSY_RETRY);
+		{
+			int64 now = idemq_mono_now();
+
+			again = Max(again, now + lease->ending.undone * LEASE_BUSY_RETRY);
+			/* Others of the queue come first meanwhile. */
+			idemq_lease_unplace(lease);
+			lease->due = Max(lease->deadline, now + LEASE_BUSY_RETRY);
+			idemq_lease_place(lease);
+		}
 		if (lease->ending.reaping && lease->ending.undone < LEASE_MAX_UNDONE)
 			lease->ending.undone++;
 		lease->ending = (Ending){.ender = NO_SESSION, .undone = lease->ending.undone};
@@ -414,7 +447,8 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
  * entry if the job has moved on meanwhile.
  */
 LeaseTake
-idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int64 length)
+idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, int64 deadline,
+				  int64 length)
 {
 	LeaseKey key = lease_key(job_id);
 	LWLock *lock;
@@ -424,21 +458,22 @@ idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline, int
 
 	if (lease != NULL)
 		take = LEASE_BUSY;
-	else if ((lease = idemq_lease_enter(&key, hash)) == NULL)
+	else if ((lease = idemq_lease_enter(&key, hash, queue->limited)) == NULL)
 		take = LEASE_FULL;
 	else
 	{
 		lease->token = token;
-		lease->deadline = deadline;
+		lease->deadline = lease->due = deadline;
 		lease->length = length;
-		lease->queue_id = queue_id;
+		lease->queue_id = queue->id;
 		lease->session = NO_SESSION;
 		lease->pid = 0;
 		lease->claiming = lease->attached = lease->lost = lease->borrowed = false;
 		lease->ending = (Ending){.ender = NO_SESSION};
 		lease->passed_by.any = false;
-		lease->place = (RowPlace){0};
-		(void) idemq_running_count_in(&lease->running, NULL, queue_id, 0);
+		lease->row_place = (RowPlace){0};
+		(void) idemq_running_count_in(&lease->running, NULL, queue->id, 0);
+		idemq_lease_place(lease);
 	}
 	LWLockRelease(lock);
 	return take;
@@ -468,7 +503,7 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 			lease->length = length;
 		lease->lost = false;
 		if (!lease->claiming)
-			lease->deadline = idemq_mono_now() + lease->length;
+			set_deadline(lease, idemq_mono_now() + lease->length);
 	}
 	LWLockRelease(lock);
 	return beat;

@@ -7,7 +7,7 @@
 
 #include "storage/lwlock.h"
 
-#include "shared/lease_table.h"
+#include "shared/lease.h"
 #include "shared/slots.h"
 
 /* A lease that cannot be reaped is checked again after so many LEASE_BUSY_RETRY at most. */
@@ -32,7 +32,7 @@ typedef struct LeaseClaim
 	bool borrow;		/* its transaction ends another attempt, and this one replaces it */
 	int64 length;		/* microseconds */
 	bool attached;
-	RowPlace place; /* of the job's row */
+	RowPlace row_place; /* of the job's row */
 } LeaseClaim;
 
 /*
@@ -53,8 +53,16 @@ typedef struct PriorLease
 	bool attached;
 	bool lost;
 	bool borrowed;
-	RowPlace place;
+	RowPlace row_place;
+	uint32 owner_life;
 } PriorLease;
+
+/* The queue of an entry that is adopted. */
+typedef struct AdoptingQueue
+{
+	int32 id;
+	bool limited; /* it has max_running */
+} AdoptingQueue;
 
 typedef enum LeaseBeat
 {
@@ -66,7 +74,7 @@ typedef enum LeaseBeat
 extern bool idemq_lease_busy(int64 job_id);
 extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
 extern bool idemq_lease_get(int64 job_id, Lease *copy);
-extern RowPlace idemq_lease_place(int64 job_id);
+extern RowPlace idemq_lease_row_place(int64 job_id);
 extern LeaseTake idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior);
 extern void idemq_lease_settle_loan(int64 job_id, int64 token);
 extern int64 idemq_lease_activate(int64 job_id, int64 token);
@@ -75,8 +83,8 @@ extern void idemq_lease_restore(int64 job_id, int64 token, const PriorLease *pri
 extern bool idemq_lease_begin_end(int64 job_id, int64 token);
 extern bool idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost);
 extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);
-extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, int32 queue_id, int64 deadline,
-								   int64 length);
+extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue,
+								   int64 deadline, int64 length);
 extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
 
 #endif

@@ -31,8 +31,8 @@
  *	   count, and an entry knows in which it was counted.  What belongs to a former life
  *	   is not subtracted;
  *	 - entries are from before the queue had a slot: they are counted at the end of the
- *	   search for lost leases, under all partition locks.  A claim finds the slot under
- *	   its partition lock, so it counts itself or is found;
+ *	   search for lost leases, one partition locked at a time.  A claim finds the slot
+ *	   under its partition lock, so it counts itself, or is there already and is found;
  *	 - jobs are in processing without an entry (restart, COMMIT PREPARED, rows made by
  *	   hand): a queue with max_running hands out nothing while needs_recovery is set, and
  *	   a claim searches to the end.  An attempt without an entry that T has ended is not

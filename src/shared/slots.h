@@ -50,10 +50,10 @@ typedef struct SlotKey
 #define RUNNING_LIFE(word) ((uint32) ((word) >> 32)) /* number of the slot's life */
 #define RUNNING_COUNT(word) ((uint32) (word))		 /* lease entries counted in it */
 
-/* Every field is under the lock, unless it says otherwise. */
+/* On cache lines of its own.  Every field is under the lock, unless it says otherwise. */
 typedef struct QueueSlot
 {
-	LWLock lock;
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLock lock;
 	SlotKey key;					   /* queue_id 0: free; changes under slots_lock and lock */
 	uint64 seq;						   /* lowerings so far */
 	ReadyKey cursor[IDEMQ_PRIORITIES]; /* below it nothing can be claimed */
@@ -70,12 +70,14 @@ typedef struct QueueSlot
 	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has covered */
 	pg_atomic_uint64 unclaimed_at; /* mono of the first signal since the last claim; 0: none */
 	/* for shared/running.c and job/limits.c; no lock */
-	pg_atomic_uint64 running;	 /* RUNNING_LIFE and RUNNING_COUNT */
-	pg_atomic_uint64 rate_tat;	 /* ns, mono: GCRA's, of rate_limit */
-	pg_atomic_uint32 refused_by; /* bits of the limits that have refused a claim since */
-	bool uncounted;				 /* under lock: the queue may have entries that are not counted */
-	pg_atomic_uint64 next_fill;	 /* mono: no session reads on for the ring before; no lock */
-	ReadyRing ring;				 /* the next entries of the ready index */
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
+		pg_atomic_uint64 running; /* RUNNING_LIFE and RUNNING_COUNT */
+	pg_atomic_uint64 rate_tat;	  /* ns, mono: GCRA's, of rate_limit */
+	pg_atomic_uint32 refused_by;  /* bits of the limits that have refused a claim since */
+	bool uncounted;				  /* under lock: the queue may have entries that are not counted */
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
+		pg_atomic_uint64 next_fill; /* mono: no session reads on for the ring before; no lock */
+	ReadyRing ring;					/* the next entries of the ready index */
 } QueueSlot;
 
 /* What the background worker has to know of a queue, copied. */

@@ -78,7 +78,9 @@ word_count(void)
 static Size
 set_size(void)
 {
-	return offsetof(Sleepers, bits) + mul_size(sizeof(pg_atomic_uint64), word_count());
+	/* A set has cache lines of its own: every commit in a queue reads its count. */
+	return CACHELINEALIGN(offsetof(Sleepers, bits) +
+						  mul_size(sizeof(pg_atomic_uint64), word_count()));
 }
 
 /* One set for each slot, one for all queues without, and those for results. */

@@ -22,7 +22,7 @@
 #include "txn/pending_action.h"
 #include "queue/queue_cache.h"
 #include "queue/slot_life.h"
-#include "shared/lease_scan.h"
+#include "shared/lease_table.h"
 #include "shared/leases.h"
 #include "shared/next_deadline.h"
 #include "shared/notify_ring.h"

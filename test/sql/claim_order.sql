@@ -104,7 +104,7 @@ SELECT * FROM idemq.claim('q', -1);
 -- The lease asked for, and the queue's.
 SELECT count(idemq.enqueue('q', to_jsonb(g))) FROM generate_series(1, 3) g;
 SELECT round(extract(epoch FROM deadline - now())) FROM idemq.claim('q', lease => '10 min');
-SELECT idemq.alter_queue('q', lease => '20 min');
+SELECT idemq.alter_queue('q', lease => '20 min', max_lease => '30000 days');
 SELECT round(extract(epoch FROM deadline - now())) FROM idemq.claim('q');
 SELECT deadline > now() + interval '29999 days' AS long FROM idemq.claim('q', lease => '30000 days');
 SELECT deadline - claimed_at FROM idemq.jobs WHERE status = 'processing' ORDER BY token DESC LIMIT 3;

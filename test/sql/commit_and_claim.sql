@@ -2,7 +2,7 @@
 SET client_min_messages = warning;
 CREATE EXTENSION idemq;
 SELECT idemq.create_queue('q'), idemq.create_queue('other'), idemq.create_queue('one', max_running => 1);
-SELECT count(*) FROM idemq.enqueue_many('q', (SELECT array_agg(to_jsonb('job ' || n)) FROM generate_series(1, 12) n));
+SELECT count(*) FROM idemq.enqueue_many('q', (SELECT array_agg(to_jsonb('job ' || n)) FROM generate_series(1, 13) n));
 CREATE TABLE held (id bigint, token bigint, payload jsonb);
 CREATE FUNCTION hold() RETURNS text LANGUAGE sql AS
 	$$ WITH c AS (INSERT INTO held SELECT id, token, payload FROM idemq.claim('q') RETURNING payload) SELECT string_agg(payload #>> '{}', ', ') FROM c $$;
@@ -48,6 +48,11 @@ SELECT idemq.grant_queue('q', 'regress_worker', 'claim');
 SET ROLE regress_worker;
 SELECT count(*) FROM held, LATERAL idemq.commit_and_claim(id, token, NULL, 'other');
 RESET ROLE;
+SELECT status FROM idemq.jobs JOIN held USING (id);
+
+TRUNCATE held;
+SELECT hold();
+SELECT count(*) FROM held, LATERAL idemq.commit_and_claim(id, token, NULL, 'other', 1, '2 days');
 SELECT status FROM idemq.jobs JOIN held USING (id);
 
 -- Another queue, several jobs, the lease and the worker.

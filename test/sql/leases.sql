@@ -208,3 +208,29 @@ SELECT payload FROM idemq.claim('q', attach => false);
 DISCARD ALL;
 SELECT idemq.reap('q');
 SELECT payload, status FROM idemq.jobs ORDER BY id;
+
+-- No call asks for a lease longer than the queue's max_lease, wherever there is one to ask for.
+SELECT idemq.create_queue('m', lease => '1 min', max_lease => '1 h') > 0 AS created;
+SELECT idemq.create_queue('free', max_lease => '2 h') > 0 AS created;
+SELECT id AS m FROM idemq.enqueue('m', '1', key => 'k') \gset
+SELECT * FROM idemq.claim('m', lease => '1 h 1 us');
+SELECT * FROM idemq.claim('m', lease => '1000 years', attach => true);
+SELECT * FROM idemq.claim_any('{free,m}', lease => '90 min');
+SELECT * FROM idemq.claim_job(:m, lease => '90 min');
+SELECT * FROM idemq.acquire('m', 'k', '1', lease => '90 min');
+SELECT * FROM idemq.acquire('m', 'new', '1', lease => '90 min');
+SELECT status, attempt, (SELECT count(*) FROM idemq.jobs WHERE key = 'new') AS others FROM idemq.jobs WHERE id = :m;
+SELECT token AS m_token FROM idemq.claim_job(:m, lease => '1 h') \gset
+SELECT idemq.heartbeat(:m, :m_token, '1 h 1 us');
+SELECT * FROM idemq.heartbeat_many(ARRAY[:m], ARRAY[:m_token], '90 min');
+SELECT idemq.heartbeat(:m, :m_token, '1 h'), idemq.heartbeat(:m, :m_token);
+-- A queue's own lease is not longer either; what runs keeps what it has.
+SELECT idemq.alter_queue('m', max_lease => '59 s');
+SELECT idemq.alter_queue('m', lease => '2 h');
+SELECT idemq.alter_queue('m', lease => '10 s', max_lease => '10 s');
+SELECT deadline > now() + interval '50 min' AS keeps FROM idemq.workers WHERE job_id = :m;
+SELECT idemq.heartbeat(:m, :m_token, '11 s');
+SELECT idemq.heartbeat(:m, :m_token, '10 s');
+SELECT deadline < now() + interval '11 s' AS short FROM idemq.workers WHERE job_id = :m;
+SELECT idemq.create_queue('n', lease => '2 days');
+SELECT idemq.create_queue('n', lease => '2 days', max_lease => '2 days') > 0 AS created;

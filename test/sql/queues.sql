@@ -50,7 +50,7 @@ SELECT lease FROM idemq.queues WHERE name = 'q';
 -- Every setting out of range; the same for alter_queue.
 CREATE TABLE settings (ord int GENERATED ALWAYS AS IDENTITY, setting text, val text);
 INSERT INTO settings (setting, val) VALUES
-	('lease', '''0'''), ('lease', '''-1 s'''), ('lease', '''1 us'''), ('lease', '''1000 years'''), ('lease', '''1015 years'''), ('lease', '''-1 mon 1 day'''), ('lease', '''100000000 years'''),
+	('lease', '''0'''), ('lease', '''-1 s'''), ('lease', '''1 us'''), ('lease', '''1 day'''), ('lease', '''1000 years'''), ('max_lease', '''0'''), ('max_lease', '''1 us'''), ('max_lease', '''1000 years'''), ('max_lease', '''2000 years'''), ('lease', '''1015 years'''), ('lease', '''-1 mon 1 day'''), ('lease', '''100000000 years'''),
 	('max_attempts', '0'), ('max_attempts', '-1'), ('max_attempts', '1'), ('max_attempts', '2147483647'),
 	('retry_base', '''0'''), ('retry_base', '''-1 s'''), ('retry_base', '''1 us'''), ('retry_base', '''2000 years'''),
 	('retry_factor', '0.999'), ('retry_factor', '1'), ('retry_factor', '1000'), ('retry_factor', '1000.1'), ('retry_factor', '''NaN'''), ('retry_factor', '''Infinity'''), ('retry_factor', '''-Infinity'''), ('retry_factor', '-2'),

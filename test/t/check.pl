@@ -158,7 +158,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'nothing after a crash');
 $session->quit;
 
 # Tables that are full are said to be.
-$node->append_conf('postgresql.conf', "idemq.max_leases = 10\nidemq.max_queues = 1");
+$node->append_conf('postgresql.conf', "idemq.max_leases = 10\nidemq.max_leases_per_database = 10\nidemq.reserved_leases = 0\nidemq.max_queues = 1");
 $node->restart;
 sql($node, "SELECT idemq.enqueue('q', '1') FROM generate_series(1, 20)");
 sql($node, "SELECT count(*) FROM idemq.claim('q', 20)");

@@ -173,7 +173,7 @@ is_sql($full, 'SELECT string_agg(DISTINCT outcome::text, \' \') FROM
 
 is_sql($full, 'SELECT queue, processing, completed, row_only_total, in_memory, recovering FROM idemq.metrics ORDER BY queue',
 	"q|2|2|4|t|t\nr|2|2||f|\ns|0|0||f|", 'idemq.metrics');
-is_sql($full, "SELECT string_agg(resource, ' ' ORDER BY resource) FROM idemq.memory WHERE used = size AND refused > 0", 'leases queues', 'idemq.memory');
+is_sql($full, "SELECT string_agg(resource, ' ' ORDER BY resource) FROM idemq.memory WHERE used = size AND refused > 0", 'leases leases of this database queues', 'idemq.memory');
 is_sql($full, 'SELECT DISTINCT severity FROM idemq.check()', 'warning', 'idemq.check() warns, and no more');
 
 # NOTIFY: of the queue with a slot; the others have none.

@@ -384,7 +384,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 $node->stop;
 
 # 6. Full tables: what cannot be counted is not handed out.
-my $full = new_server('limits_full', 'idemq.max_leases' => 4, 'idemq.max_queues' => 2);
+my $full = new_server('limits_full', 'idemq.max_leases' => 4, 'idemq.max_leases_per_database' => 4, 'idemq.max_queues' => 2);
 sql($full, "SELECT idemq.create_queue('lim', lease => '1 h', max_running => 3);
 	SELECT count(idemq.enqueue(name, to_jsonb(n))) FROM idemq.queues, generate_series(1, 9) n;
 	CREATE TABLE held AS SELECT id, token FROM idemq.claim('q', 3)");
