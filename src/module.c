@@ -19,6 +19,7 @@
 #include "shared/group_window.h"
 #include "shared/lease_table.h"
 #include "shared/notify_ring.h"
+#include "shared/once_counts.h"
 #include "shared/promote_round.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
@@ -41,6 +42,7 @@ static const ShmemPart parts[] = {
 	{"idemq secret", idemq_secret_shmem_size, NULL, idemq_secret_shmem_init},
 	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
 	{"idemq counters", idemq_counters_shmem_size, NULL, idemq_counters_shmem_init},
+	{"idemq once counts", idemq_once_counts_shmem_size, NULL, idemq_once_counts_shmem_init},
 	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
 	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
 	{"idemq bucket locks", idemq_buckets_shmem_size, idemq_buckets_hash_size,

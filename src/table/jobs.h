@@ -32,17 +32,21 @@ typedef enum JobColumn
 	COL_CLAIMED_AT,
 	COL_DEADLINE,
 	COL_FINISHED_AT,
+	COL_KEY_EXPIRES_AT,
+	COL_RERUN_AT,
 	COL_WORKER,
 	COL_KEY,
 	COL_GROUP_KEY,
 	COL_HEADERS,
+	COL_RERUN_PAYLOAD,
+	COL_RERUN_HEADERS,
 	COL_PAYLOAD,
 	COL_CHECKPOINT,
 	COL_RESULT,
 	COL_LAST_ERROR
 } JobColumn;
 
-#define JOB_COLUMNS 22
+#define JOB_COLUMNS 26
 #define COLUMN_BIT(column) (1U << (column))
 
 /* The table, open for one call; see table/jobs.c. */

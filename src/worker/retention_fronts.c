@@ -24,7 +24,7 @@
  * missed the second kind when every running transaction began after all that it visits
  * had finished.  When transactions began is known by their numbers, which are marked each
  * round.  The rest (rows moved or written by hand, a transaction that
- * had no number yet) is for the sweep (worker/retention.c).
+ * had no number yet, a job whose own key_expires_at is later than any length) is for the sweep (worker/retention.c).
  *
  * All is local to this process, and begins anew with it: at the oldest row.
  * Locks: none.
@@ -69,15 +69,21 @@ keep_of(const QueueInfo *queue, int kind)
 
 /*
  * Returns for how long a finished job is kept: for its queue's retention, a dead one for
- * dead_retention; with a key, for the window in which the key answers, if that is longer.
+ * dead_retention; with a key, for the time in which the key answers, if that is longer:
+ * until its own key_expires_at, or for the queue's window.
  */
 int64
 idemq_retention_of(const Job *job, const QueueInfo *queue)
 {
-	int kind = (job->row->tts_isnull[COL_KEY] ? 0 : KIND_KEYED) |
-			   (job->status == JOB_DEAD ? KIND_DEAD : 0);
+	const TupleTableSlot *row = job->row;
+	int kind = job->status == JOB_DEAD ? KIND_DEAD : 0;
 
-	return keep_of(queue, kind);
+	if (row->tts_isnull[COL_KEY])
+		return keep_of(queue, kind);
+	if (row->tts_isnull[COL_KEY_EXPIRES_AT])
+		return keep_of(queue, kind | KIND_KEYED);
+	return Max(keep_of(queue, kind), DatumGetTimestampTz(row->tts_values[COL_KEY_EXPIRES_AT]) -
+										 DatumGetTimestampTz(row->tts_values[COL_FINISHED_AT]));
 }
 
 /* Reads what all queues keep jobs for, in the order of queue_id, in TopMemoryContext. */
