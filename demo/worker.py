@@ -89,9 +89,8 @@ def main():
                     raise
                 tell(error.sqlstate, job_id)
             except OSError as error:
-                connection.execute(
-                    "SELECT idemq.fail(%s, %s, %s)", (job_id, token, str(error))
-                )
+                text = str(error).replace("\0", "")  # which PostgreSQL's text cannot hold
+                connection.execute("SELECT idemq.fail(%s, %s, %s)", (job_id, token, text))
 
 
 main()

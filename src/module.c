@@ -22,6 +22,7 @@
 #include "shared/lease_shares.h"
 #include "shared/lease_table.h"
 #include "shared/notify_ring.h"
+#include "shared/once_counts.h"
 #include "shared/promote_round.h"
 #include "shared/settings_version.h"
 #include "shared/slots.h"
@@ -46,6 +47,7 @@ static const ShmemPart parts[] = {
 	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
 	{"idemq counters", idemq_counters_shmem_size, NULL, idemq_counters_shmem_init},
 	{"idemq settings", idemq_versions_shmem_size, NULL, idemq_versions_shmem_init},
+	{"idemq once counts", idemq_once_counts_shmem_size, NULL, idemq_once_counts_shmem_init},
 	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
 	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
 	{"idemq lease owners", idemq_lease_owners_shmem_size, NULL, idemq_lease_owners_shmem_init},

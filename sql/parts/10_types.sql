@@ -3,7 +3,7 @@ CREATE TYPE idemq.status AS ENUM (
 COMMENT ON TYPE idemq.status IS 'where a job stands';
 
 CREATE TYPE idemq.outcome AS ENUM (
-	'accepted', 'duplicate',
+	'accepted', 'duplicate', 'rerun',
 	'claimed', 'claimed_again', 'locked', 'completed', 'dead', 'cancelled',
 	'blocked', 'not_due', 'not_found',
 	'committed', 'already_committed', 'stale',

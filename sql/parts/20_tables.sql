@@ -60,10 +60,14 @@ CREATE TABLE idemq.jobs (
 	deadline     timestamptz,
 	finished_at  timestamptz,
 	dead_at      timestamptz,
+	key_expires_at timestamptz,
+	rerun_at     timestamptz,
 	worker       text,
 	key          text COLLATE "C",
 	group_key    text COLLATE "C",
 	headers      jsonb,
+	rerun_payload jsonb,
+	rerun_headers jsonb,
 	checkpoint   jsonb,
 	result       jsonb,
 	last_error   text,
@@ -95,13 +99,17 @@ COMMENT ON COLUMN idemq.jobs.attempt IS 'how many attempts have begun; released 
 COMMENT ON COLUMN idemq.jobs.claimed_at IS 'when its last attempt began';
 COMMENT ON COLUMN idemq.jobs.finished_at IS 'when it was completed, dead or cancelled';
 COMMENT ON COLUMN idemq.jobs.dead_at IS 'when it died; NULL when it is not dead: idemq.redrive goes by it';
+COMMENT ON COLUMN idemq.jobs.key_expires_at IS 'of a request with a key_ttl: the key is free then, if the job is finished, in place of the queue''s idempotency_window; NULL: that counts';
+COMMENT ON COLUMN idemq.jobs.rerun_at IS 'in processing, and asked to run once more (on_duplicate => rerun): not before this time; NULL: not asked';
+COMMENT ON COLUMN idemq.jobs.rerun_payload IS 'the payload of that request, the newest; jobs.payload when the attempt has ended';
+COMMENT ON COLUMN idemq.jobs.rerun_headers IS 'its headers';
 COMMENT ON COLUMN idemq.jobs.worker IS 'name that the last claim gave';
 COMMENT ON COLUMN idemq.jobs.key IS 'its idempotency key, unique in the queue';
 COMMENT ON COLUMN idemq.jobs.group_key IS 'its FIFO group';
 COMMENT ON COLUMN idemq.jobs.headers IS 'the producer''s, untouched';
 COMMENT ON COLUMN idemq.jobs.payload IS 'what to do';
 COMMENT ON COLUMN idemq.jobs.checkpoint IS 'how far an attempt came: idemq.checkpoint';
-COMMENT ON COLUMN idemq.jobs.result IS 'what its commit stored';
+COMMENT ON COLUMN idemq.jobs.result IS 'what its last commit stored, until the next one of a job that runs again';
 COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error of idemq.fail, or lease expired; was dead, of a job brought back that had none';
 COMMENT ON COLUMN idemq.jobs.token IS 'the fencing token of the last attempt: it only grows';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
@@ -135,7 +143,7 @@ CREATE TABLE idemq.attempts (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.attempts IS 'one row per attempt that did not commit';
+COMMENT ON TABLE idemq.attempts IS 'one row per attempt that did not commit, or whose job was asked to run again after it';
 COMMENT ON COLUMN idemq.attempts.job_id IS 'the job';
 COMMENT ON COLUMN idemq.attempts.token IS 'token of the attempt';
 COMMENT ON COLUMN idemq.attempts.queue_id IS 'queue of the job at that time';
@@ -144,8 +152,8 @@ COMMENT ON COLUMN idemq.attempts.worker IS 'name that its claim gave';
 COMMENT ON COLUMN idemq.attempts.claimed_at IS 'when it began';
 COMMENT ON COLUMN idemq.attempts.ended_at IS 'when it ended';
 COMMENT ON COLUMN idemq.attempts.error IS 'the error of idemq.fail; for a lease that ended, why';
-COMMENT ON COLUMN idemq.attempts.details IS 'the details of idemq.fail, for programs to read';
-COMMENT ON COLUMN idemq.attempts.outcome IS 'failed, expired (its lease ended), released or cancelled';
+COMMENT ON COLUMN idemq.attempts.details IS 'the details of idemq.fail, for programs to read; the result of an attempt that committed';
+COMMENT ON COLUMN idemq.attempts.outcome IS 'failed, expired (its lease ended), released or cancelled; committed, of a job that ran again';
 
 -- A role by name, which survives pg_dump and pg_restore, and by its OID at the time, by
 -- which it is told from the next role of that name; NULL: the name alone decides.

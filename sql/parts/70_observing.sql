@@ -66,6 +66,10 @@ CREATE FUNCTION idemq.queue_metrics()
 		redriven_total   bigint,
 		row_only_total   bigint,
 		purged_total     bigint,
+		stale_commits_total    bigint,
+		stale_calls_total      bigint,
+		repeated_commits_total bigint,
+		reruns_total     bigint,
 		wait_p50         interval,
 		wait_p95         interval,
 		wait_p99         interval,
@@ -88,11 +92,12 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.enqueued_total, m.duplicates_total, m.claimed_total, m.committed_total,
 		m.failed_total, m.dead_total, m.released_total, m.expired_total,
 		m.cancelled_total, m.retried_total, m.redriven_total, m.row_only_total, m.purged_total,
+		m.stale_commits_total, m.stale_calls_total, m.repeated_commits_total, m.reruns_total,
 		m.wait_p50, m.wait_p95, m.wait_p99, m.run_p50, m.run_p95, m.run_p99,
 		m.in_memory, m.counted_since, m.recovering, m.running, q.max_running
 	FROM idemq.queue_metrics() m
 	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) m.queue_id;
-COMMENT ON VIEW idemq.metrics IS 'one row a queue that you may claim from or administer (pg_monitor: every queue): jobs by status, counters and times since counted_since; all of it follows commits';
+COMMENT ON VIEW idemq.metrics IS 'one row a queue that you may claim from or administer (pg_monitor: every queue): jobs by status, counters and times since counted_since, which a restart or crash sets anew; all follows commits but four counters of refusals (duplicates, stale_commits, stale_calls, repeated_commits), which count each answer when it is given, also if its caller rolls back';
 COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.metrics.queue_id IS 'its number';
 COMMENT ON COLUMN idemq.metrics.paused IS 'whether it hands out no jobs';
@@ -110,7 +115,7 @@ COMMENT ON COLUMN idemq.metrics.run_p99 IS 'of 99 attempts in 100';
 COMMENT ON COLUMN idemq.metrics.pending IS 'jobs that are ready, or will be at their time';
 COMMENT ON COLUMN idemq.metrics.oldest_ready IS 'for how long the job has been due that could be claimed for the longest time; NULL when none can be; in a paused queue, as if it were not';
 COMMENT ON COLUMN idemq.metrics.enqueued_total IS 'jobs enqueued';
-COMMENT ON COLUMN idemq.metrics.duplicates_total IS 'enqueues whose key was taken';
+COMMENT ON COLUMN idemq.metrics.duplicates_total IS 'requests whose key was taken: enqueues that made no job (refused with IQ003 or IQ004 as well), and acquires of a job that is finished; counted when answered, a rollback does not undo it';
 COMMENT ON COLUMN idemq.metrics.claimed_total IS 'attempts begun';
 COMMENT ON COLUMN idemq.metrics.committed_total IS 'jobs committed, with commit_once as well';
 COMMENT ON COLUMN idemq.metrics.failed_total IS 'attempts that failed, the last of a dead job included';
@@ -122,6 +127,10 @@ COMMENT ON COLUMN idemq.metrics.retried_total IS 'jobs made ready by retry befor
 COMMENT ON COLUMN idemq.metrics.redriven_total IS 'dead or cancelled jobs made ready again, by redrive or retry';
 COMMENT ON COLUMN idemq.metrics.row_only_total IS 'claims whose lease had no room in shared memory: raise idemq.max_leases';
 COMMENT ON COLUMN idemq.metrics.purged_total IS 'finished jobs deleted after their retention, by the background worker or idemq.apply_retention';
+COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'commits that were refused because the token was not the job''s any more (IQ001, or outcome stale): of workers that lived on after their lease; counted when answered, a rollback does not undo it';
+COMMENT ON COLUMN idemq.metrics.stale_calls_total IS 'other calls that were refused for such a token, or after the attempt''s own end: fail, release, heartbeat, checkpoint, assert_current, fence; counted as stale_commits_total';
+COMMENT ON COLUMN idemq.metrics.repeated_commits_total IS 'commits of what was committed already (IQ006, or outcome already_committed), commit_once as well; counted as stale_commits_total';
+COMMENT ON COLUMN idemq.metrics.reruns_total IS 'finished jobs that were made ready for a later request: on_duplicate => rerun';
 COMMENT ON COLUMN idemq.metrics.wait_p50 IS 'from due to claimed, or committed once: half of the jobs waited no longer (within 12.5 %)';
 COMMENT ON COLUMN idemq.metrics.run_p50 IS 'from claimed to committed: half of the attempts ran no longer (within 12.5 %)';
 COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a place in shared memory (idemq.max_queues); without one it has no counters and no times';
@@ -159,3 +168,12 @@ COMMENT ON VIEW idemq.admissions IS 'calls of idemq.admit on the whole server si
 COMMENT ON COLUMN idemq.admissions.allowed IS 'calls that their limit allowed';
 COMMENT ON COLUMN idemq.admissions.refused IS 'calls that their limit refused';
 COMMENT ON COLUMN idemq.admissions.unlimited IS 'calls that were allowed since their bucket found no room: raise idemq.max_buckets';
+
+CREATE FUNCTION idemq.once_counts(OUT first bigint, OUT repeated bigint)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_once_counts';
+COMMENT ON FUNCTION idemq.once_counts() IS 'what idemq.once_calls shows; returns one row';
+
+CREATE VIEW idemq.once_calls AS SELECT first, repeated FROM idemq.once_counts();
+COMMENT ON VIEW idemq.once_calls IS 'calls of idemq.once on the whole server since its start, one row; counted when answered, a rollback does not undo it';
+COMMENT ON COLUMN idemq.once_calls.first IS 'calls that were the first, answered true; one that is rolled back and repeated counts twice';
+COMMENT ON COLUMN idemq.once_calls.repeated IS 'calls whose key was taken, answered false';

@@ -30,6 +30,7 @@
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
 #include "txn/pending_counts.h"
+#include "queue/queue_counts.h"
 #include "queue/queue_settings.h"
 #include "queue/queues.h"
 #include "base/args.h"
@@ -162,6 +163,13 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 	return outcome;
 }
 
+/* Returns whether an outcome tells of a message that was dealt with before. */
+static bool
+is_duplicate(Outcome outcome)
+{
+	return outcome == OUTCOME_COMPLETED || outcome == OUTCOME_DEAD || outcome == OUTCOME_CANCELLED;
+}
+
 /*
  * acquire(queue, key, payload, lease, worker, attach) -> claim_result: claimed,
  * claimed_again, locked, completed, dead, cancelled, blocked, not_due; IQ003,
@@ -190,6 +198,8 @@ idemq_sql_acquire(PG_FUNCTION_ARGS)
 	idemq_queue_by_name(name, PRIVILEGE_CLAIM, &queue);
 	idemq_settings_check_lease(&queue, call.lease);
 	outcome = acquire(&call, &table, &queue, key, PG_ARGISNULL(2) ? NULL : &payload);
+	if (is_duplicate(outcome))
+		idemq_queue_count_refusal(&queue, COUNTER_DUPLICATES);
 	answer = idemq_job_answer(fcinfo, &call, outcome);
 	idemq_jobs_close(&table);
 	return answer;

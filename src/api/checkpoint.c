@@ -17,6 +17,16 @@
 PG_FUNCTION_INFO_V1(idemq_sql_checkpoint);
 PG_FUNCTION_INFO_V1(idemq_sql_assert_current);
 
+/* Finds the attempt of arguments id and token; raises IQ001, IQ002, IQ006. */
+static void
+find_or_raise(JobsTable *table, FunctionCallInfo fcinfo, Attempt *attempt)
+{
+	Outcome outcome = idemq_attempt_find(table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), attempt);
+
+	idemq_attempt_count(attempt, outcome, false);
+	idemq_attempt_raise(attempt, outcome);
+}
+
 /* checkpoint(id, token, state) -> void; IQ001, IQ002, IQ006, 22004, 40001, 54000. */
 Datum
 idemq_sql_checkpoint(PG_FUNCTION_ARGS)
@@ -33,8 +43,7 @@ idemq_sql_checkpoint(PG_FUNCTION_ARGS)
 	idemq_jobs_open(&table);
 	for (;;)
 	{
-		idemq_attempt_raise(&attempt, idemq_attempt_find(&table, PG_GETARG_INT64(0),
-														 PG_GETARG_INT64(1), &attempt));
+		find_or_raise(&table, fcinfo, &attempt);
 		if (idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_CHECKPOINT, &args,
 							 JOB_WAITS) == JOB_WRITTEN)
 			break;
@@ -59,8 +68,7 @@ idemq_sql_assert_current(PG_FUNCTION_ARGS)
 	idemq_jobs_open(&table);
 	for (;;)
 	{
-		idemq_attempt_raise(&attempt, idemq_attempt_find(&table, PG_GETARG_INT64(0),
-														 PG_GETARG_INT64(1), &attempt));
+		find_or_raise(&table, fcinfo, &attempt);
 		if (idemq_jobs_lock(&table, &attempt.job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
 			break;
 		idemq_jobs_refresh_or_raise(&table);

@@ -19,10 +19,12 @@
 
 #include "job/new_job.h"
 #include "job/new_job_keyed.h"
+#include "job/rerun.h"
 #include "table/jobs.h"
 #include "table/jobs_id.h"
 #include "table/jobs_write.h"
 #include "txn/pending_counts.h"
+#include "queue/queue_counts.h"
 #include "queue/queues.h"
 #include "base/args.h"
 #include "base/clock.h"
@@ -39,7 +41,7 @@ enum
 	ARG_QUEUE,
 	ARG_PAYLOAD,
 	ARG_OPTIONS,
-	ARG_ON_DUPLICATE = 10,
+	ARG_ON_DUPLICATE = 11,
 	ARG_NOWAIT
 };
 
@@ -56,6 +58,7 @@ enum
 	MANY_MAX_ATTEMPTS,
 	MANY_HEADERS,
 	MANY_EXPIRES_INS,
+	MANY_KEY_TTLS,
 	MANY_ON_DUPLICATE,
 	MANY_NOWAIT
 };
@@ -71,6 +74,7 @@ enum
 	OPTION_MAX_ATTEMPTS,
 	OPTION_HEADERS,
 	OPTION_EXPIRES_IN,
+	OPTION_KEY_TTL,
 	OPTIONS
 };
 
@@ -161,6 +165,15 @@ set_expires_in(JobChange *columns, Datum value)
 	job_set(columns, COL_EXPIRES_AT, later(columns, "expires_in", value, 1));
 }
 
+static void
+set_key_ttl(JobChange *columns, Datum value)
+{
+	if ((columns->set & COLUMN_BIT(COL_KEY)) == 0)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("key_ttl needs a key"),
+						errhint("Pass a key, or leave key_ttl out.")));
+	job_set(columns, COL_KEY_EXPIRES_AT, later(columns, "key_ttl", value, 1));
+}
+
 typedef struct JobOption
 {
 	void (*set)(JobChange *columns, Datum value);
@@ -178,6 +191,7 @@ static const JobOption options[OPTIONS] = {
 	[OPTION_MAX_ATTEMPTS] = {set_max_attempts, MANY_MAX_ATTEMPTS, "max_attempts", INT4OID},
 	[OPTION_HEADERS] = {set_headers, MANY_HEADERS, "headers", JSONBOID},
 	[OPTION_EXPIRES_IN] = {set_expires_in, MANY_EXPIRES_INS, "expires_ins", INTERVALOID},
+	[OPTION_KEY_TTL] = {set_key_ttl, MANY_KEY_TTLS, "key_ttls", INTERVALOID},
 };
 
 /* Sets what the options say of a new job; NULL ones say nothing. */
@@ -207,10 +221,13 @@ duplicate_policy(FunctionCallInfo fcinfo, int n)
 		return DUPLICATE_IGNORE;
 	if (strcmp(value, "replace") == 0)
 		return DUPLICATE_REPLACE;
+	if (strcmp(value, "rerun") == 0)
+		return DUPLICATE_RERUN;
 	if (strcmp(value, "error") != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("on_duplicate must be keep, ignore, replace or error, not \"%s\"", value),
+				 errmsg("on_duplicate must be keep, ignore, replace, rerun or error, not \"%s\"",
+						value),
 				 errhint("Leave it out for keep: the answer is the job that has the key.")));
 	return DUPLICATE_ERROR;
 }
@@ -231,21 +248,22 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 
 	if (columns->set & COLUMN_BIT(COL_KEY))
 	{
-		idemq_new_job_keyed(table, queue, columns, policy, wait, answer);
-		if (answer->outcome != OUTCOME_LOCKED)
-			idemq_pending_counts_event(queue->id, COUNTER_BIT(answer->outcome == OUTCOME_ACCEPTED
-																  ? COUNTER_ENQUEUED
-																  : COUNTER_DUPLICATES));
+		if (policy == DUPLICATE_RERUN)
+			idemq_new_job_or_rerun(table, queue, columns, wait, answer);
+		else
+			idemq_new_job_keyed(table, queue, columns, policy, wait, answer);
+		if (answer->outcome == OUTCOME_ACCEPTED)
+			idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
+		else if (answer->outcome != OUTCOME_LOCKED)
+			idemq_queue_count_refusal(queue, COUNTER_DUPLICATES);
 		return;
 	}
 	status = idemq_new_job_insert(table, queue, columns);
 	idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
-	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]),
-							  OUTCOME_ACCEPTED,
-							  status,
-							  (Datum) 0,
-							  true,
-							  false};
+	*answer = (EnqueueAnswer){.id = DatumGetInt64(columns->values[COL_ID]),
+							  .outcome = OUTCOME_ACCEPTED,
+							  .status = status,
+							  .no_result = true};
 }
 
 /* Returns whether an answer tells of what another transaction has committed. */
@@ -275,7 +293,7 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 
 /*
  * enqueue(queue, payload, key, delay, run_at, priority, group_key, max_attempts,
- *		headers, expires_in, on_duplicate, nowait) -> (id, outcome, status, result);
+ *		headers, expires_in, key_ttl, on_duplicate, nowait) -> (id, outcome, status, result);
  * IQ003, IQ004, IQ005, 42501, 22004, 22023, 40001, 54000.  CALL enqueue_job has four INOUT
  * arguments more, which that row fills.
  */
@@ -381,7 +399,7 @@ fill_element(JobChange *columns, const EnqueueArrays *arrays, int n)
 
 /*
  * enqueue_many(queue, payloads, keys, run_ats, priorities, group_keys, delays,
- *		max_attempts, headers, expires_ins, on_duplicate, nowait)
+ *		max_attempts, headers, expires_ins, key_ttls, on_duplicate, nowait)
  *		-> setof (ord, id, outcome, status, result); as enqueue.
  */
 Datum

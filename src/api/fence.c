@@ -90,8 +90,13 @@ idemq_sql_fence(PG_FUNCTION_ARGS)
 		if (outcome == OUTCOME_NOT_FOUND && idemq_attempt_is_gone(&table, &attempt))
 			break;
 		/* The attempt's own commit, in this transaction or before, is no newer token. */
+		if (outcome == OUTCOME_ALREADY_COMMITTED && attempt.job.token != token)
+			outcome = OUTCOME_STALE;
 		if (outcome != OUTCOME_ALREADY_COMMITTED)
+		{
+			idemq_attempt_count(&attempt, outcome, false);
 			idemq_attempt_raise(&attempt, outcome);
+		}
 		if (idemq_jobs_lock(&table, &attempt.job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
 			break;
 		idemq_jobs_refresh_or_raise(&table);

@@ -83,11 +83,14 @@ finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt 
 		Outcome outcome = idemq_attempt_find(table, id, token, attempt);
 		JobEvent event;
 
-		/* Only a commit distinguishes a repeated call from a stale one. */
-		if (outcome == OUTCOME_ALREADY_COMMITTED && finish->kind != FINISH_COMMIT)
-			return OUTCOME_STALE;
 		if (outcome != OUTCOME_CURRENT)
-			return outcome;
+		{
+			idemq_attempt_count(attempt, outcome, finish->kind == FINISH_COMMIT);
+			/* Only a commit distinguishes a repeated call from a stale one. */
+			return outcome == OUTCOME_ALREADY_COMMITTED && finish->kind != FINISH_COMMIT
+					   ? OUTCOME_STALE
+					   : outcome;
+		}
 		event = choose_event(finish, attempt, &outcome);
 		if (idemq_transition(table, &attempt->job, &attempt->queue, event, &finish->args,
 							 JOB_WAITS) == JOB_WRITTEN)

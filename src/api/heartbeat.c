@@ -18,6 +18,7 @@
 #include "table/jobs.h"
 #include "table/jobs_write.h"
 #include "queue/following.h"
+#include "queue/queue_counts.h"
 #include "queue/queue_settings.h"
 #include "queue/queues.h"
 #include "shared/leases.h"
@@ -86,6 +87,7 @@ beat_by_row(int64 id, int64 token, int64 length)
 		}
 	}
 	idemq_jobs_close(&table);
+	idemq_attempt_count(&attempt, outcome, false);
 	return outcome == OUTCOME_ALREADY_COMMITTED ? OUTCOME_STALE : outcome;
 }
 
@@ -106,6 +108,7 @@ beat(int64 id, int64 token, int64 length)
 			case LEASE_BEAT_DONE:
 				return OUTCOME_CURRENT;
 			case LEASE_BEAT_STALE:
+				idemq_queue_count_refusal(&queue, COUNTER_STALE_CALLS);
 				return OUTCOME_STALE;
 			case LEASE_BEAT_UNKNOWN:
 				break;

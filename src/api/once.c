@@ -1,6 +1,6 @@
 /*
  * api/once.c
- *		SQL function once: dedupe for an effect that has no job.
+ *		SQL functions once, and once_counts behind a view: dedupe for an effect that has no job.
  *
  * One row of idemq.seen for each (scope, key): its unique index decides which
  * call is first, and waits for a twin whose transaction is open.  A row whose time is over
@@ -17,12 +17,14 @@
 #include "utils/timestamp.h"
 
 #include "table/jobs.h"
+#include "shared/once_counts.h"
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/spi.h"
 #include "base/sync_rep.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_once);
+PG_FUNCTION_INFO_V1(idemq_sql_once_counts);
 
 #define MAX_SCOPE 256 /* bytes */
 
@@ -87,7 +89,23 @@ idemq_sql_once(PG_FUNCTION_ARGS)
 	idemq_spi_begin(&scope);
 	first = is_first(values);
 	idemq_spi_end(&scope);
+	idemq_once_counts_add(first);
 	if (!first)
 		idemq_sync_rep_await();
 	PG_RETURN_BOOL(first);
+}
+
+/* once_counts() -> (first, repeated). */
+Datum
+idemq_sql_once_counts(PG_FUNCTION_ARGS)
+{
+	int64 first;
+	int64 repeated;
+	Datum values[2];
+	bool nulls[2] = {false, false};
+
+	idemq_once_counts_read(&first, &repeated);
+	values[0] = Int64GetDatum(first);
+	values[1] = Int64GetDatum(repeated);
+	return idemq_row_datum(fcinfo, values, nulls);
 }

@@ -26,6 +26,7 @@ static const char *const status_names[] =
 	 [JOB_CANCELLED] = "cancelled"};
 static const char *const outcome_names[] = {[OUTCOME_ACCEPTED] = "accepted",
 											[OUTCOME_DUPLICATE] = "duplicate",
+											[OUTCOME_RERUN] = "rerun",
 											[OUTCOME_CLAIMED] = "claimed",
 											[OUTCOME_CLAIMED_AGAIN] = "claimed_again",
 											[OUTCOME_LOCKED] = "locked",

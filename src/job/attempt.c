@@ -5,8 +5,10 @@
 #include "postgres.h"
 
 #include "job/attempt.h"
+#include "table/attempt_history.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
+#include "queue/queue_counts.h"
 #include "queue/queues.h"
 #include "shared/leases.h"
 #include "base/errors.h"
@@ -36,11 +38,14 @@ idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 	if (!fetch_in_flight(table, id, job) ||
 		!idemq_queue_allows(job->queue_id, PRIVILEGE_CLAIM, &attempt->queue))
 		return OUTCOME_NOT_FOUND;
-	if (job->token != token)
-		return OUTCOME_STALE;
-	if (job->status == JOB_PROCESSING)
+	if (job->token == token && job->status == JOB_PROCESSING)
 		return OUTCOME_CURRENT;
-	return job->status == JOB_COMPLETED ? OUTCOME_ALREADY_COMMITTED : OUTCOME_STALE;
+	if (job->token == token && job->status == JOB_COMPLETED)
+		return OUTCOME_ALREADY_COMMITTED;
+	/* Only a job with a key can have run again after that. */
+	if (!job->row->tts_isnull[COL_KEY] && idemq_attempt_history_has_commit(id, token))
+		return OUTCOME_ALREADY_COMMITTED;
+	return OUTCOME_STALE;
 }
 
 /*
@@ -56,6 +61,18 @@ idemq_attempt_is_gone(JobsTable *table, const Attempt *attempt)
 	return idemq_jobs_fetch_deleted(table, attempt->id, &job) && job.token == attempt->token &&
 		   job.status == JOB_PROCESSING &&
 		   idemq_queue_allows(job.queue_id, PRIVILEGE_CLAIM, &queue);
+}
+
+/* Counts an outcome of idemq_attempt_find that refuses a worker's call, at once. */
+void
+idemq_attempt_count(const Attempt *attempt, Outcome outcome, bool commit)
+{
+	if (outcome == OUTCOME_STALE)
+		idemq_queue_count_refusal(&attempt->queue,
+								  commit ? COUNTER_STALE_COMMITS : COUNTER_STALE_CALLS);
+	else if (outcome == OUTCOME_ALREADY_COMMITTED)
+		idemq_queue_count_refusal(&attempt->queue,
+								  commit ? COUNTER_REPEATED_COMMITS : COUNTER_STALE_CALLS);
 }
 
 /* Raises IQ001, IQ002 or IQ006 for an outcome of idemq_attempt_find; returns for others. */

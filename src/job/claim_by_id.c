@@ -21,6 +21,7 @@
 #include "table/jobs.h"
 #include "table/jobs_group.h"
 #include "table/jobs_hold.h"
+#include "queue/queue_counts.h"
 #include "queue/queue_settings.h"
 #include "queue/queues.h"
 #include "shared/leases.h"
@@ -102,6 +103,8 @@ outcome_of_status(JobStatus status, JobEvent event)
 static Outcome
 finished_outcome(const JobCall *call)
 {
+	if (call->event == EVENT_COMMIT_ONCE && call->job.status == JOB_COMPLETED)
+		idemq_queue_count_refusal(&call->queue, COUNTER_REPEATED_COMMITS);
 	if (!idemq_jobs_is_own(&call->job))
 		idemq_sync_rep_await();
 	return outcome_of_status(call->job.status, call->event);

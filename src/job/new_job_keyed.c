@@ -7,12 +7,13 @@
  * caller skips, it waits for a twin whose transaction is open.  If the key is taken
  * after all, another lookup with a fresh snapshot finds the job that has it.
  *
- * The key of a job that finished longer ago than the queue's window is free:
- * the old job gives it up, in the transaction of the new one.
+ * The key of a job that finished longer ago than the queue's window, or whose request
+ * gave the key a time to live that is over, is free: the old job gives it up, in the
+ * transaction of the new one.  An unfinished job keeps its key, however long it takes.
  *
  * An enqueue waits for a transaction that inserts the same key, within lock_timeout and
  * statement_timeout, and never for the worker of a committed job that has it, whose
- * transaction may be long.  A caller that skips (acquire, the dead queue, nowait) waits
+ * transaction may be long; unless it is to write that job (replace, rerun).  A caller that skips (acquire, the dead queue, nowait) waits
  * for none: it first reads what is in doubt, and a lost insert answers OUTCOME_LOCKED;
  * a job that is to be replaced is locked first.
  *
@@ -38,6 +39,7 @@
 #include "table/jobs_key.h"
 #include "table/jobs_sql.h"
 #include "table/jobs_write.h"
+#include "queue/queue_counts.h"
 #include "base/clock.h"
 #include "base/errors.h"
 #include "base/spi.h"
@@ -51,11 +53,18 @@ static SqlStatement replace_job =
 			 "ready_at = CASE WHEN status = 'blocked' THEN NULL WHEN group_key IS NULL THEN $3 "
 			 "ELSE greatest($3, $8) END, "
 			 "run_at = CASE status WHEN 'blocked' THEN $3 END, priority = $4, headers = $5, "
-			 "expires_at = $6, max_attempts = $7 "
+			 "expires_at = $6, max_attempts = $7, key_expires_at = coalesce($9, key_expires_at) "
 			 "WHERE id = $1 AND status IN ('pending', 'blocked') AND attempt = 0",
-	 .nargs = 8,
+	 .nargs = 9,
 	 .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID,
-			   TIMESTAMPTZOID}};
+			   TIMESTAMPTZOID, TIMESTAMPTZOID}};
+/* As above, of a job that was claimed before: its place and its attempts stay. */
+static SqlStatement replace_claimed =
+	{.text = "UPDATE idemq.jobs SET payload = $2, headers = $3, checkpoint = NULL, "
+			 "key_expires_at = coalesce($4, key_expires_at) "
+			 "WHERE id = $1 AND status IN ('pending', 'failed', 'blocked')",
+	 .nargs = 4,
+	 .types = {INT8OID, JSONBOID, JSONBOID, TIMESTAMPTZOID}};
 
 /* The job that has the key. */
 typedef struct KeyHolder
@@ -63,7 +72,7 @@ typedef struct KeyHolder
 	Job job;
 	EnqueueAnswer answer;
 	bool same_payload;
-	bool expired; /* finished before the window */
+	bool expired; /* finished, and its key is free */
 	bool own;	  /* this transaction's */
 } KeyHolder;
 
@@ -76,18 +85,24 @@ copy_result(const Job *job, bool *no_result)
 					  : PointerGetDatum(PG_DETOAST_DATUM_COPY(job->row->tts_values[COL_RESULT]));
 }
 
-/* Returns whether a job has finished before the window began. */
+/* Returns whether a job has finished, and the time of its key is over. */
 static bool
-is_expired(const Job *job, TimestampTz window_start)
+is_expired(const Job *job, const QueueInfo *queue, TimestampTz now)
 {
-	return !job->row->tts_isnull[COL_FINISHED_AT] &&
-		   DatumGetTimestampTz(job->row->tts_values[COL_FINISHED_AT]) <= window_start;
+	const TupleTableSlot *row = job->row;
+
+	if (row->tts_isnull[COL_FINISHED_AT])
+		return false;
+	if (!row->tts_isnull[COL_KEY_EXPIRES_AT])
+		return DatumGetTimestampTz(row->tts_values[COL_KEY_EXPIRES_AT]) <= now;
+	return DatumGetTimestampTz(row->tts_values[COL_FINISHED_AT]) <= now - queue->idempotency_window;
 }
 
 /* Raises IQ003. */
 static void
-refuse_payload(int64 id, const char *hint)
+refuse_payload(const QueueInfo *queue, int64 id, const char *hint)
 {
+	idemq_queue_count_refusal(queue, COUNTER_DUPLICATES);
 	ereport(ERROR, (errcode(ERRCODE_IDEMQ_KEY_REUSED),
 					errmsg("the key is taken by job %lld with another payload", (long long) id),
 					errhint("%s", hint)));
@@ -105,8 +120,8 @@ is_same_payload(const Job *job, Datum payload)
 
 /* Looks the key up under the table's snapshot. */
 static bool
-find_holder(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
-			TimestampTz window_start, KeyHolder *holder)
+find_holder(JobsTable *table, const QueueInfo *queue, const JobChange *columns, TimestampTz now,
+			KeyHolder *holder)
 {
 	Job *job = &holder->job;
 
@@ -115,7 +130,7 @@ find_holder(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
 	holder->answer.id = job->id;
 	holder->answer.outcome = OUTCOME_DUPLICATE;
 	holder->answer.status = job->status;
-	holder->expired = is_expired(job, window_start);
+	holder->expired = is_expired(job, queue, now);
 	holder->own = idemq_jobs_is_own(job);
 	holder->answer.foreign = !holder->own;
 	if (holder->expired)
@@ -133,21 +148,21 @@ bool
 idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key, const Datum *payload,
 				 Job *job)
 {
-	if (!idemq_jobs_find_key(table, queue->id, key, job) ||
-		is_expired(job, idemq_now() - queue->idempotency_window))
+	if (!idemq_jobs_find_key(table, queue->id, key, job) || is_expired(job, queue, idemq_now()))
 		return false;
 	if (payload != NULL && !is_same_payload(job, *payload))
-		refuse_payload(job->id, "Use another key, or pass no payload.");
+		refuse_payload(queue, job->id, "Use another key, or pass no payload.");
 	return true;
 }
 
-/* Takes the key from a job that finished before the window. */
+/* Takes the key from a job that finished, and whose key is free. */
 static JobWrite
 take_key(JobsTable *table, const Job *job, JobWait wait)
 {
 	JobChange change = {0};
 
 	job_set_null(&change, COL_KEY);
+	job_set_null(&change, COL_KEY_EXPIRES_AT);
 	return idemq_jobs_update(table, job, &change, wait);
 }
 
@@ -155,6 +170,24 @@ static bool
 is_unclaimed(JobStatus status)
 {
 	return status == JOB_PENDING || status == JOB_BLOCKED;
+}
+
+/* Returns whether a duplicate of that policy changes a job of that status by SQL. */
+static bool
+is_replaced(OnDuplicate policy, JobStatus status)
+{
+	return (policy == DUPLICATE_REPLACE && is_unclaimed(status)) ||
+		   (policy == DUPLICATE_RERUN && (is_unclaimed(status) || status == JOB_FAILED));
+}
+
+/* Takes a column's value as a parameter. */
+static void
+fill_value(const JobChange *columns, JobColumn column, Datum *value, char *isnull)
+{
+	bool is_set = (columns->set & COLUMN_BIT(column)) != 0;
+
+	*value = is_set ? columns->values[column] : (Datum) 0;
+	*isnull = is_set ? ' ' : 'n';
 }
 
 /*
@@ -166,27 +199,46 @@ replace(const KeyHolder *holder, const JobChange *columns)
 {
 	static const JobColumn replaced[] = {COL_PAYLOAD, COL_READY_AT,	  COL_PRIORITY,
 										 COL_HEADERS, COL_EXPIRES_AT, COL_MAX_ATTEMPTS};
-	Datum values[8] = {Int64GetDatum(holder->answer.id)};
-	char nulls[] = "        ";
+	Datum values[9] = {Int64GetDatum(holder->answer.id)};
+	char nulls[] = "         ";
 	SqlScope scope;
 	uint64 updated;
 
 	for (int i = 0; i < (int) lengthof(replaced); i++)
 	{
 		JobColumn column = replaced[i];
-		bool is_set;
 
 		/* The time of one in a group. */
 		if (column == COL_READY_AT && (columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
 			column = (columns->set & COLUMN_BIT(COL_RUN_AT)) ? COL_RUN_AT : COL_CREATED_AT;
-		is_set = (columns->set & COLUMN_BIT(column)) != 0;
-		values[i + 1] = is_set ? columns->values[column] : (Datum) 0;
-		nulls[i + 1] = is_set ? ' ' : 'n';
+		fill_value(columns, column, &values[i + 1], &nulls[i + 1]);
 	}
 	/* A head's ready_at only grows: shared/groups.c counts on it. */
 	values[7] = TimestampTzGetDatum(idemq_now());
+	fill_value(columns, COL_KEY_EXPIRES_AT, &values[8], &nulls[8]);
 	idemq_spi_begin_on_jobs(&scope);
 	updated = idemq_spi_run(&replace_job, values, nulls, SPI_OK_UPDATE);
+	idemq_spi_end(&scope);
+	return updated > 0;
+}
+
+/*
+ * Gives a job that was claimed, and waits for its next attempt, the new payload; false as
+ * replace.
+ */
+static bool
+replace_payload(const KeyHolder *holder, const JobChange *columns)
+{
+	Datum values[4] = {Int64GetDatum(holder->answer.id)};
+	char nulls[] = "    ";
+	SqlScope scope;
+	uint64 updated;
+
+	fill_value(columns, COL_PAYLOAD, &values[1], &nulls[1]);
+	fill_value(columns, COL_HEADERS, &values[2], &nulls[2]);
+	fill_value(columns, COL_KEY_EXPIRES_AT, &values[3], &nulls[3]);
+	idemq_spi_begin_on_jobs(&scope);
+	updated = idemq_spi_run(&replace_claimed, values, nulls, SPI_OK_UPDATE);
 	idemq_spi_end(&scope);
 	return updated > 0;
 }
@@ -196,7 +248,8 @@ replace(const KeyHolder *holder, const JobChange *columns)
  * not what it was.
  */
 static bool
-handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate policy)
+handle_duplicate(const QueueInfo *queue, const KeyHolder *holder, const JobChange *columns,
+				 OnDuplicate policy)
 {
 	switch (policy)
 	{
@@ -205,15 +258,19 @@ handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
 		case DUPLICATE_ERROR:
 			if (!holder->own)
 				idemq_sync_rep_await();
+			idemq_queue_count_refusal(queue, COUNTER_DUPLICATES);
 			ereport(ERROR, (errcode(ERRCODE_IDEMQ_DUPLICATE_KEY),
 							errmsg("the key is taken by job %lld", (long long) holder->answer.id),
 							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
 		case DUPLICATE_REPLACE:
-			idemq_tick_key_check(holder->job.queue_id, columns->values[COL_KEY]);
+			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
 			return replace(holder, columns) || !is_unclaimed(holder->answer.status);
+		case DUPLICATE_RERUN:
+			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
+			return replace(holder, columns) || replace_payload(holder, columns);
 		case DUPLICATE_KEEP:
 			if (!holder->same_payload)
-				refuse_payload(holder->answer.id,
+				refuse_payload(queue, holder->answer.id,
 							   "Use another key, or on_duplicate => 'ignore' or 'replace'.");
 			break;
 	}
@@ -221,15 +278,24 @@ handle_duplicate(const KeyHolder *holder, const JobChange *columns, OnDuplicate 
 }
 
 /*
- * Answers with the job that has the key; OUTCOME_LOCKED when it is to be replaced,
+ * Answers with the job that has the key; OUTCOME_LOCKED when it is to be changed,
  * another transaction holds its row, and the caller skips.  False when the holder is
  * not what it was: the caller looks it up again.
  */
 static bool
-settle_duplicate(JobsTable *table, const KeyHolder *holder, const JobChange *columns,
-				 OnDuplicate *policy, JobWait wait, EnqueueAnswer *answer)
+settle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
+				 const JobChange *columns, OnDuplicate *policy, JobWait wait, EnqueueAnswer *answer)
 {
-	if (*policy == DUPLICATE_REPLACE && wait != JOB_WAITS && is_unclaimed(holder->answer.status))
+	bool replaced = is_replaced(*policy, holder->answer.status);
+
+	if (*policy == DUPLICATE_RERUN && !replaced)
+	{
+		*answer = holder->answer;
+		answer->outcome = OUTCOME_RERUN;
+		answer->holder = holder->job;
+		return true;
+	}
+	if (replaced && wait != JOB_WAITS)
 	{
 		JobWrite held = idemq_jobs_lock(table, &holder->job, LockTupleNoKeyExclusive, wait);
 
@@ -238,14 +304,15 @@ settle_duplicate(JobsTable *table, const KeyHolder *holder, const JobChange *col
 			return held == JOB_LOCKED;
 	}
 	*answer = holder->answer;
-	if (handle_duplicate(holder, columns, *policy))
+	if (handle_duplicate(queue, holder, columns, *policy))
 	{
-		if (*policy == DUPLICATE_REPLACE)
+		if (*policy == DUPLICATE_REPLACE || *policy == DUPLICATE_RERUN)
 			idemq_jobs_refresh(table); /* a batch may come to that key again */
 		return true;
 	}
 	/* Claimed since the lookup, or before and given back: what is it now? */
-	*policy = DUPLICATE_IGNORE;
+	if (*policy == DUPLICATE_REPLACE)
+		*policy = DUPLICATE_IGNORE;
 	return false;
 }
 
@@ -263,7 +330,8 @@ insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wai
 
 /*
  * Adds the job with those columns, key among them, or answers with the job that
- * has the key; OUTCOME_LOCKED, and nothing else in the answer, when a twin's
+ * has the key; OUTCOME_RERUN for one that the caller is to make run again, by the fetched
+ * version in holder; OUTCOME_LOCKED, and nothing else in the answer, when a twin's
  * transaction is open and the caller skips.  The id is given here, unless it is among
  * the columns.  Raises IQ003, IQ004; 42501 for the key of another role's tick; 40001
  * above READ COMMITTED.
@@ -272,14 +340,14 @@ void
 idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
 					OnDuplicate policy, JobWait wait, EnqueueAnswer *answer)
 {
-	TimestampTz window_start = idemq_now() - queue->idempotency_window;
+	TimestampTz now = idemq_now();
 	JobStatus status;
 	KeyHolder holder;
 
 	/* A holder may come and go between the lookups, but not again and again. */
 	for (int tries = 0;; tries++)
 	{
-		bool found = find_holder(table, queue, columns, window_start, &holder);
+		bool found = find_holder(table, queue, columns, now, &holder);
 
 		CHECK_FOR_INTERRUPTS();
 		if (tries > MAX_TRIES)
@@ -289,9 +357,12 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			/* A twin that the transaction's snapshot does not see. */
 			if (tries > 0 && IsolationUsesXactSnapshot() && !holder.own)
 				idemq_jobs_refresh_or_raise(table);
-			if (settle_duplicate(table, &holder, columns, &policy, wait, answer))
+			if (settle_duplicate(table, queue, &holder, columns, &policy, wait, answer))
 				return;
 			idemq_jobs_refresh_or_raise(table);
+			/* Each time another has changed the job: that is no end of its own. */
+			if (policy == DUPLICATE_RERUN)
+				tries = 0;
 			continue;
 		}
 		answer->outcome = OUTCOME_LOCKED;
@@ -314,10 +385,8 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			break;
 		idemq_jobs_refresh(table);
 	}
-	*answer = (EnqueueAnswer){DatumGetInt64(columns->values[COL_ID]),
-							  OUTCOME_ACCEPTED,
-							  status,
-							  (Datum) 0,
-							  true,
-							  false};
+	*answer = (EnqueueAnswer){.id = DatumGetInt64(columns->values[COL_ID]),
+							  .outcome = OUTCOME_ACCEPTED,
+							  .status = status,
+							  .no_result = true};
 }

@@ -15,17 +15,19 @@ typedef enum OnDuplicate
 	DUPLICATE_KEEP,	   /* the first job stands; another payload is an error */
 	DUPLICATE_IGNORE,  /* the first job stands, whatever its payload */
 	DUPLICATE_REPLACE, /* not yet claimed, it takes the new payload, time, priority */
-	DUPLICATE_ERROR	   /* raise */
+	DUPLICATE_RERUN, /* as replace; claimed or finished, it runs once more, with the new payload */
+	DUPLICATE_ERROR	 /* raise */
 } OnDuplicate;
 
 typedef struct EnqueueAnswer
 {
 	int64 id;
-	Outcome outcome; /* OUTCOME_ACCEPTED, OUTCOME_DUPLICATE, or OUTCOME_LOCKED */
+	Outcome outcome; /* OUTCOME_ACCEPTED, OUTCOME_DUPLICATE, OUTCOME_RERUN, or OUTCOME_LOCKED */
 	JobStatus status;
 	Datum result; /* jsonb, in the caller's memory context */
 	bool no_result;
 	bool foreign; /* a duplicate that another transaction has written */
+	Job holder;	  /* of OUTCOME_RERUN: as fetched, by job/rerun.c */
 } EnqueueAnswer;
 
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,

@@ -6,6 +6,14 @@
  * by the caller, who fetched that version.  A write that answers JOB_CHANGED
  * did nothing; the caller fetches the job again.
  *
+ * A job in processing can be asked to run once more (rerun_at and the newest payload, by
+ * job/rerun.c).  Whatever ends the attempt decides as if the request had come right after
+ * it, so that nobody can tell in which order the two came: a job that goes on takes the
+ * payload, one that is finished becomes ready again by a second event in the same
+ * transaction.  Only cancel drops it: it was asked before.  Neither is lost: request and
+ * end write the row, the later of the two waits for the earlier, finds another version
+ * than it fetched, and starts again from that (40001 above READ COMMITTED).
+ *
  * What a transition owes to shared memory it notes in the txn room, to be done after
  * commit or abort: a lease that ends, a ready key that becomes claimable, a group that
  * may need a head.
@@ -58,6 +66,10 @@ typedef enum Timed
 #define ONE_STEP 1	 /* claims and ends in one: with the call's own token and lease */
 #define MAY_EXPIRE 2 /* expires_at counts again, or for another ready_at */
 #define LEAVES_JOB 4 /* as it was: no history where the queue keeps nothing */
+/* What becomes of the request to run once more, with an attempt: */
+#define TAKES_REQUEST 8	  /* the job goes on with its payload */
+#define SERVES_REQUEST 16 /* the job runs again */
+#define DROPS_REQUEST 32
 
 typedef struct Transition
 {
@@ -79,7 +91,9 @@ typedef struct Transition
 #define PROCESSING BIT(JOB_PROCESSING)
 #define FAILED BIT(JOB_FAILED)
 #define DEAD BIT(JOB_DEAD)
+#define COMPLETED BIT(JOB_COMPLETED)
 #define CANCELLED BIT(JOB_CANCELLED)
+#define FINISHED (COMPLETED | DEAD | CANCELLED)
 #define UNFINISHED (BLOCKED | PENDING | FAILED | PROCESSING)
 
 #define CLAIM_COLUMNS                                                                              \
@@ -90,28 +104,34 @@ typedef struct Transition
 #define ERROR_TEXT COLUMN_BIT(COL_LAST_ERROR)
 #define STATE COLUMN_BIT(COL_CHECKPOINT)
 #define DEADLINE COLUMN_BIT(COL_DEADLINE)
+#define RUN_AT COLUMN_BIT(COL_RUN_AT)
+#define ASKED COLUMN_BIT(COL_RERUN_PAYLOAD)
+#define REQUEST COLUMN_BIT(COL_PAYLOAD)
 
 #define COUNT(counter) COUNTER_BIT(COUNTER_##counter)
 
 /* clang-format off */
 static const Transition transitions[] = {
-	/*                         from                        to              ready        attempt        history      counters                      timed       told                     flags                    columns */
-	[EVENT_CLAIM] =           {PENDING | FAILED,           JOB_PROCESSING, READY_KEEP,  ATTEMPT_NEXT,  NULL,        COUNT(CLAIMED),               TIMED_WAIT, 0,                       0,                       CLAIM_COLUMNS},
-	[EVENT_COMMIT] =          {PROCESSING,                 JOB_COMPLETED,  READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMED_RUN,  0,                       0,                       RESULT},
-	[EVENT_COMMIT_ONCE] =     {PENDING | FAILED,           JOB_COMPLETED,  READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMED_WAIT, 0,                       ONE_STEP,                RESULT | TOKEN},
-	[EVENT_FAIL] =            {PROCESSING,                 JOB_FAILED,     READY_SET,   ATTEMPT_KEEP,  "failed",    COUNT(FAILED),                UNTIMED,    0,                       0,                       ERROR_TEXT},
-	[EVENT_DIE] =             {PROCESSING,                 JOB_DEAD,       READY_CLEAR, ATTEMPT_KEEP,  "failed",    COUNT(FAILED) | COUNT(DEAD),  UNTIMED,    TELL_DEATH,              0,                       ERROR_TEXT},
-	[EVENT_RELEASE] =         {PROCESSING,                 JOB_PENDING,    READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,    0,                       MAY_EXPIRE | LEAVES_JOB, 0},
-	[EVENT_REAP] =            {PROCESSING,                 JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,    TELL_LEASE,              0,                       ERROR_TEXT},
-	[EVENT_REAP_DEAD] =       {PROCESSING,                 JOB_DEAD,       READY_CLEAR, ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED) | COUNT(DEAD), UNTIMED,    TELL_LEASE | TELL_DEATH, 0,                       ERROR_TEXT},
-	[EVENT_CANCEL] =          {UNFINISHED,                 JOB_CANCELLED,  READY_CLEAR, ATTEMPT_KEEP,  "cancelled", COUNT(CANCELLED),             UNTIMED,    0,                       0,                       0},
-	[EVENT_EXPIRE] =          {BLOCKED | PENDING | FAILED, JOB_CANCELLED,  READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(CANCELLED),             UNTIMED,    0,                       0,                       ERROR_TEXT},
-	[EVENT_RETRY] =           {PENDING | FAILED,           JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        COUNT(RETRIED),               UNTIMED,    0,                       MAY_EXPIRE,              0},
-	[EVENT_REDRIVE] =         {DEAD | CANCELLED,           JOB_PENDING,    READY_SET,   ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                       0},
-	[EVENT_REDRIVE_GROUPED] = {DEAD | CANCELLED,           JOB_BLOCKED,    READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                       0},
-	[EVENT_PROMOTE] =         {BLOCKED,                    JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                       0},
-	[EVENT_CHECKPOINT] =      {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                       STATE},
-	[EVENT_EXTEND] =          {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                       DEADLINE},
+	/*                          from                        to              ready        attempt        history      counters                      timed       told                     flags                                    columns */
+	[EVENT_CLAIM] =           {PENDING | FAILED,           JOB_PROCESSING, READY_KEEP,  ATTEMPT_NEXT,  NULL,        COUNT(CLAIMED),               TIMED_WAIT, 0,                       0,                                       CLAIM_COLUMNS},
+	[EVENT_COMMIT] =          {PROCESSING,                 JOB_COMPLETED,  READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMED_RUN,  0,                       SERVES_REQUEST,                          RESULT},
+	[EVENT_COMMIT_ONCE] =     {PENDING | FAILED,           JOB_COMPLETED,  READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMED_WAIT, 0,                       ONE_STEP,                                RESULT | TOKEN},
+	[EVENT_FAIL] =            {PROCESSING,                 JOB_FAILED,     READY_SET,   ATTEMPT_KEEP,  "failed",    COUNT(FAILED),                UNTIMED,    0,                       TAKES_REQUEST,                           ERROR_TEXT},
+	[EVENT_DIE] =             {PROCESSING,                 JOB_DEAD,       READY_CLEAR, ATTEMPT_KEEP,  "failed",    COUNT(FAILED) | COUNT(DEAD),  UNTIMED,    TELL_DEATH,              SERVES_REQUEST,                          ERROR_TEXT},
+	[EVENT_RELEASE] =         {PROCESSING,                 JOB_PENDING,    READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,    0,                       MAY_EXPIRE | LEAVES_JOB | TAKES_REQUEST, 0},
+	[EVENT_REAP] =            {PROCESSING,                 JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,    TELL_LEASE,              TAKES_REQUEST,                           ERROR_TEXT},
+	[EVENT_REAP_DEAD] =       {PROCESSING,                 JOB_DEAD,       READY_CLEAR, ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED) | COUNT(DEAD), UNTIMED,    TELL_LEASE | TELL_DEATH, SERVES_REQUEST,                          ERROR_TEXT},
+	[EVENT_CANCEL] =          {UNFINISHED,                 JOB_CANCELLED,  READY_CLEAR, ATTEMPT_KEEP,  "cancelled", COUNT(CANCELLED),             UNTIMED,    0,                       DROPS_REQUEST,                           0},
+	[EVENT_EXPIRE] =          {BLOCKED | PENDING | FAILED, JOB_CANCELLED,  READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(CANCELLED),             UNTIMED,    0,                       0,                                       ERROR_TEXT},
+	[EVENT_RETRY] =           {PENDING | FAILED,           JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        COUNT(RETRIED),               UNTIMED,    0,                       MAY_EXPIRE,                              0},
+	[EVENT_REDRIVE] =         {DEAD | CANCELLED,           JOB_PENDING,    READY_SET,   ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                                       0},
+	[EVENT_REDRIVE_GROUPED] = {DEAD | CANCELLED,           JOB_BLOCKED,    READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                                       0},
+	[EVENT_PROMOTE] =         {BLOCKED,                    JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
+	[EVENT_CHECKPOINT] =      {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       STATE},
+	[EVENT_ASK_RERUN] =       {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       ASKED},
+	[EVENT_RERUN] =           {FINISHED,                   JOB_PENDING,    READY_SET,   ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,    0,                       0,                                       REQUEST},
+	[EVENT_RERUN_GROUPED] =   {FINISHED,                   JOB_BLOCKED,    READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,    0,                       0,                                       REQUEST | RUN_AT},
+	[EVENT_EXTEND] =          {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       DEADLINE},
 };
 /* clang-format on */
 
@@ -120,6 +140,52 @@ bool
 idemq_transition_allowed(JobEvent event, JobStatus status)
 {
 	return (transitions[event].from & BIT(status)) != 0;
+}
+
+static void
+set_or_null(JobChange *change, JobColumn column, Datum value, bool isnull)
+{
+	job_set(change, column, value);
+	change->isnull[column] = isnull;
+}
+
+static void
+clear_request(JobChange *change)
+{
+	job_set_null(change, COL_RERUN_AT);
+	job_set_null(change, COL_RERUN_PAYLOAD);
+	job_set_null(change, COL_RERUN_HEADERS);
+}
+
+/* Sets what the job does from now on: what a worker had done of the payload before is void. */
+static void
+set_payload(JobChange *change, Datum payload, Datum headers)
+{
+	job_set(change, COL_PAYLOAD, payload);
+	set_or_null(change, COL_HEADERS, headers, headers == (Datum) 0);
+	job_set_null(change, COL_CHECKPOINT);
+	clear_request(change);
+}
+
+/* Sets the columns of a request for a job that is there. */
+static void
+set_request_columns(JobChange *change, uint32 columns, const EventArgs *args)
+{
+	const JobRequest *request = &args->request;
+
+	if (columns & ASKED)
+	{
+		job_set(change, COL_RERUN_AT, TimestampTzGetDatum(args->ready_at));
+		job_set(change, COL_RERUN_PAYLOAD, request->payload);
+		set_or_null(change, COL_RERUN_HEADERS, request->headers, request->headers == (Datum) 0);
+	}
+	else
+		set_payload(change, request->payload, request->headers);
+	if (columns & RUN_AT)
+		set_or_null(change, COL_RUN_AT, TimestampTzGetDatum(args->ready_at),
+					args->ready_at <= args->now);
+	if (request->has_key_expiry)
+		job_set(change, COL_KEY_EXPIRES_AT, TimestampTzGetDatum(request->key_expires_at));
 }
 
 /* Sets the columns that an event takes from its arguments. */
@@ -149,6 +215,16 @@ set_argument_columns(JobChange *change, uint32 columns, const EventArgs *args)
 		job_set(change, column, args->document);
 		change->isnull[column] = args->no_document;
 	}
+	if (columns & (ASKED | REQUEST))
+		set_request_columns(change, columns, args);
+}
+
+/* Returns whether a job that an event happens to was asked to run once more. */
+static bool
+is_asked(const Transition *transition, const Job *job, uint32 flags)
+{
+	return (transition->flags & flags) != 0 && job->status == JOB_PROCESSING &&
+		   !job->row->tts_isnull[COL_RERUN_AT];
 }
 
 /* Makes the change that a transition is. */
@@ -179,13 +255,21 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 		job_set_null(change, COL_DEAD_AT);
 		job_set_null(change, COL_EXPIRES_AT);
 		/* With its count gone, only this says that there is a history (keeps_nothing). */
-		if (job->attempt > 0 && job->row->tts_isnull[COL_LAST_ERROR])
+		if ((transition->columns & REQUEST) == 0 && job->attempt > 0 &&
+			job->row->tts_isnull[COL_LAST_ERROR])
 			job_set(change, COL_LAST_ERROR,
 					CStringGetTextDatum(psprintf("was %s", idemq_status_name(job->status))));
 	}
 	if (transition->to == JOB_DEAD)
 		job_set(change, COL_DEAD_AT, TimestampTzGetDatum(args->now));
 	set_argument_columns(change, transition->columns, args);
+	if (is_asked(transition, job, TAKES_REQUEST))
+		set_payload(change, job->row->tts_values[COL_RERUN_PAYLOAD],
+					job->row->tts_isnull[COL_RERUN_HEADERS]
+						? (Datum) 0
+						: job->row->tts_values[COL_RERUN_HEADERS]);
+	else if (is_asked(transition, job, DROPS_REQUEST))
+		clear_request(change);
 }
 
 /* Notes the end of a lease, and what a NOTIFY will tell of it. */
@@ -260,19 +344,62 @@ keeps_nothing(const Job *job, const QueueInfo *queue)
 	return queue->retention == 0 && job->row->tts_isnull[COL_KEY];
 }
 
+/* Returns the event by which a finished job runs again: one of a group waits for its turn. */
+JobEvent
+idemq_rerun_event(const Job *job)
+{
+	return job->row->tts_isnull[COL_GROUP_KEY] ? EVENT_RERUN : EVENT_RERUN_GROUPED;
+}
+
+/* Has a job run again that this transaction has finished, as was asked meanwhile. */
+static void
+serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz now)
+{
+	EventArgs args = {.now = now};
+	Job job;
+
+	idemq_jobs_refresh(table);
+	if (!idemq_jobs_fetch(table, id, &job))
+		elog(ERROR, "job %lld is gone that was to run again", (long long) id);
+	args.ready_at = Max(now, DatumGetTimestampTz(job.row->tts_values[COL_RERUN_AT]));
+	args.request.payload = job.row->tts_values[COL_RERUN_PAYLOAD];
+	if (!job.row->tts_isnull[COL_RERUN_HEADERS])
+		args.request.headers = job.row->tts_values[COL_RERUN_HEADERS];
+	if (idemq_transition(table, &job, queue, idemq_rerun_event(&job), &args, JOB_WAITS) !=
+		JOB_WRITTEN)
+		elog(ERROR, "job %lld could not be made ready again", (long long) id);
+}
+
+/* Writes what idemq.attempts, or nothing any more, is to say of the job. */
+static void
+write_history(const Transition *transition, const Job *job, const QueueInfo *queue,
+			  const EventArgs *args, bool deleted)
+{
+	if (deleted && (job->attempt > 1 || !job->row->tts_isnull[COL_LAST_ERROR]))
+		idemq_attempt_history_forget(job->id);
+	if (transition->history != NULL && job->status == JOB_PROCESSING &&
+		!((transition->flags & LEAVES_JOB) && keeps_nothing(job, queue)))
+		idemq_attempt_history_add(job, args->now, transition->history, args->error, args->details);
+	/* The row's next commit will not be this one: who repeats this one is to be known. */
+	if ((transition->columns & REQUEST) && job->status == JOB_COMPLETED)
+		idemq_attempt_history_add_commit(job);
+}
+
 /*
  * Makes an event happen to a fetched job.  The caller has checked that it is
  * allowed, and the token where the job is in processing.  A commit of a job without
  * a key in a queue that keeps nothing deletes the row.  A death adds a job to the
- * dead queue of the job's queue.
+ * dead queue of the job's queue.  A job that was asked to run once more does so; then what
+ * was fetched is void, but for the fields of *job.
  */
 JobWrite
 idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
-				 const EventArgs *args, JobWait wait)
+				 const EventArgs *given, JobWait wait)
 {
 	const Transition *transition = &transitions[event];
 	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
 	bool goes_on = transition->to == JOB_DEAD && queue->dead_queue[0] != '\0';
+	EventArgs args = *given;
 	QueueInfo dead;
 	JobChange change;
 	JobWrite write;
@@ -282,24 +409,24 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 			 idemq_status_name(job->status));
 	if (goes_on && !idemq_dead_queue_hold(queue, wait, &dead))
 		return JOB_LOCKED;
+	if (is_asked(transition, job, TAKES_REQUEST))
+		args.ready_at = Max(args.ready_at, DatumGetTimestampTz(job->row->tts_values[COL_RERUN_AT]));
 	if (deleted)
 		write = idemq_jobs_delete(table, job, wait);
 	else
 	{
-		fill_change(&change, transition, job, args);
+		fill_change(&change, transition, job, &args);
 		write = idemq_jobs_update(table, job, &change, wait);
 	}
 	if (write != JOB_WRITTEN)
 		return write;
-	note(transition, job, queue, args);
-	count(transition, job, queue, args->now);
-	if (deleted && (job->attempt > 1 || !job->row->tts_isnull[COL_LAST_ERROR]))
-		idemq_attempt_history_forget(job->id);
-	if (transition->history != NULL && job->status == JOB_PROCESSING &&
-		!((transition->flags & LEAVES_JOB) && keeps_nothing(job, queue)))
-		idemq_attempt_history_add(job, args->now, transition->history, args->error, args->details);
+	note(transition, job, queue, &args);
+	count(transition, job, queue, args.now);
+	write_history(transition, job, queue, &args, deleted);
 	if (goes_on)
-		idemq_dead_queue_add(job, queue, &dead, args->now, args->error);
+		idemq_dead_queue_add(job, queue, &dead, args.now, args.error);
+	if (is_asked(transition, job, SERVES_REQUEST))
+		serve_request(table, job->id, queue, args.now);
 	return write;
 }
 

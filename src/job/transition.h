@@ -28,14 +28,26 @@ typedef enum JobEvent
 	EVENT_REDRIVE_GROUPED,
 	EVENT_PROMOTE,
 	EVENT_CHECKPOINT,
+	EVENT_ASK_RERUN,
+	EVENT_RERUN,
+	EVENT_RERUN_GROUPED,
 	EVENT_EXTEND
 } JobEvent;
+
+/* A request for a job that is there already. */
+typedef struct JobRequest
+{
+	Datum payload;
+	Datum headers; /* 0 for none */
+	bool has_key_expiry;
+	TimestampTz key_expires_at;
+} JobRequest;
 
 /* What comes with an event; each event reads the fields that its row names. */
 typedef struct EventArgs
 {
 	TimestampTz now;
-	TimestampTz ready_at; /* fail, release, reap, retry, redrive, promote */
+	TimestampTz ready_at; /* fail, release, reap, retry, redrive, promote, rerun */
 	TimestampTz deadline; /* claim, extend */
 	int64 token;		  /* claim, commit_once: the new one */
 	text *worker;		  /* claim; NULL for none */
@@ -44,11 +56,13 @@ typedef struct EventArgs
 	bool worker_lost;	  /* reap: the session of an attached claim ended */
 	Datum document;		  /* commit: the result; checkpoint: the state */
 	bool no_document;
+	JobRequest request; /* ask rerun, rerun */
 } EventArgs;
 
 extern bool idemq_transition_allowed(JobEvent event, JobStatus status);
 extern JobWrite idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue,
 								 JobEvent event, const EventArgs *args, JobWait wait);
+extern JobEvent idemq_rerun_event(const Job *job);
 extern JobWrite idemq_job_expire(JobsTable *table, const Job *job, const QueueInfo *queue,
 								 TimestampTz now);
 

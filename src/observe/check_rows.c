@@ -45,6 +45,8 @@
 	"ELSE j.attempt BETWEEN 0 AND j.max_attempts END)), "                                          \
 	"('jobs.token', 'with a token below zero, of 2^53 or more, or processing without one', "       \
 	"j.token NOT BETWEEN 0 AND 9007199254740991 OR j.token = 0 AND j.status = 'processing'), "     \
+	"('jobs.rerun', 'to run once more without being in processing, or without a payload for it', " \
+	"j.rerun_at IS NOT NULL AND (j.status <> 'processing' OR j.rerun_payload IS NULL)), "          \
 	"('jobs.blocked', 'blocked without a group_key', j.status = 'blocked' AND "                    \
 	"j.group_key IS NULL)"
 

@@ -406,6 +406,9 @@ say_why(WhyCall *call)
 			break;
 		case JOB_PROCESSING:
 			say_processing(call);
+			if (!call->job.row->tts_isnull[COL_RERUN_AT])
+				appendStringInfoString(&call->answer,
+									   "; then it runs once more, as a later request asked");
 			break;
 		default:
 			resetStringInfo(&call->answer);

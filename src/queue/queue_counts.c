@@ -176,3 +176,21 @@ idemq_queue_counts_set_empty(int32 queue_id)
 	if (slot != NULL)
 		idemq_counters_set_empty(idemq_slot_index(slot), queue_id);
 }
+
+/*
+ * Counts a refusal, or an answer from the past, when it is given: the error or the caller
+ * rolls back, and the count stays.  It is no event of a transaction, so it needs no
+ * transaction id.  Nothing for a queue without a slot.
+ */
+void
+idemq_queue_count_refusal(const QueueInfo *queue, Counter counter)
+{
+	CounterDelta delta = {0};
+
+	if (queue->slot == NULL)
+		return;
+	for (int t = 0; t < TIMING_COUNT; t++)
+		delta.timings[t].last = -1;
+	delta.counters[counter] = 1;
+	idemq_counters_add(idemq_slot_index(queue->slot), queue->id, 0, &delta);
+}

@@ -15,7 +15,7 @@
 typedef enum Counter
 {
 	COUNTER_ENQUEUED,
-	COUNTER_DUPLICATES,
+	COUNTER_DUPLICATES, /* a refusal too */
 	COUNTER_CLAIMED,
 	COUNTER_COMMITTED,
 	COUNTER_FAILED, /* attempts, also the last of a job that is dead then */
@@ -26,10 +26,15 @@ typedef enum Counter
 	COUNTER_RETRIED,
 	COUNTER_REDRIVEN,
 	COUNTER_ROW_ONLY, /* claims whose lease had no room in the lease table */
-	COUNTER_PURGED	  /* jobs deleted after their retention */
+	COUNTER_PURGED,	  /* jobs deleted after their retention */
+	/* Refusals: counted when they are answered, by idemq_queue_count_refusal. */
+	COUNTER_STALE_COMMITS,	  /* commits with a token that is not the job's any more */
+	COUNTER_STALE_CALLS,	  /* other calls of workers with such a token */
+	COUNTER_REPEATED_COMMITS, /* commits of what was committed */
+	COUNTER_RERUNS			  /* finished jobs made ready for a later request */
 } Counter;
 
-#define COUNTER_COUNT 13
+#define COUNTER_COUNT 17
 #define COUNTER_BIT(counter) (1U << (counter))
 
 /* Lengths of time of which there is a histogram. */

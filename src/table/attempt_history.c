@@ -1,6 +1,7 @@
 /*
  * table/attempt_history.c
- *		The history of attempts that did not commit: idemq.attempts.
+ *		The history of attempts that did not commit, or whose job ran again:
+ *		idemq.attempts.
  */
 #include "postgres.h"
 
@@ -57,6 +58,39 @@ idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outc
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&add_attempt, values, nulls, SPI_OK_INSERT);
 	idemq_spi_end(&scope);
+}
+
+/* Records the commit of a completed job that is to run again; its result goes along. */
+void
+idemq_attempt_history_add_commit(const Job *job)
+{
+	TupleTableSlot *row = job->row;
+
+	idemq_attempt_history_add(job, DatumGetTimestampTz(row->tts_values[COL_FINISHED_AT]),
+							  "committed", NULL,
+							  row->tts_isnull[COL_RESULT]
+								  ? NULL
+								  : DatumGetJsonbP(row->tts_values[COL_RESULT]));
+}
+
+static SqlStatement find_commit =
+	{.text = "SELECT 1 FROM idemq.attempts WHERE job_id = $1 AND token = $2 "
+			 "AND outcome = 'committed'",
+	 .nargs = 2,
+	 .types = {INT8OID, INT8OID}};
+
+/* Returns whether a job that ran again after it was committed with that token. */
+bool
+idemq_attempt_history_has_commit(int64 job_id, int64 token)
+{
+	Datum values[] = {Int64GetDatum(job_id), Int64GetDatum(token)};
+	SqlScope scope;
+	bool found;
+
+	idemq_spi_begin(&scope);
+	found = idemq_spi_query_latest(&find_commit, values, NULL) > 0;
+	idemq_spi_end(&scope);
+	return found;
 }
 
 static SqlStatement forget_attempts = {.text = "DELETE FROM idemq.attempts WHERE job_id = $1",

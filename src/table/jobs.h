@@ -34,17 +34,21 @@ typedef enum JobColumn
 	COL_DEADLINE,
 	COL_FINISHED_AT,
 	COL_DEAD_AT,
+	COL_KEY_EXPIRES_AT,
+	COL_RERUN_AT,
 	COL_WORKER,
 	COL_KEY,
 	COL_GROUP_KEY,
 	COL_HEADERS,
+	COL_RERUN_PAYLOAD,
+	COL_RERUN_HEADERS,
 	COL_CHECKPOINT,
 	COL_RESULT,
 	COL_LAST_ERROR,
 	COL_PAYLOAD /* last: see sql/parts/20_tables.sql */
 } JobColumn;
 
-#define JOB_COLUMNS 23
+#define JOB_COLUMNS 27
 #define COLUMN_BIT(column) (1U << (column))
 
 /* The table, open for one call; see table/jobs.c. */

@@ -100,15 +100,21 @@ keep_of(const QueueInfo *queue, int kind)
 
 /*
  * Returns for how long a finished job is kept: for its queue's retention, a dead one for
- * dead_retention; with a key, for the window in which the key answers, if that is longer.
+ * dead_retention; with a key, for the time in which the key answers, if that is longer:
+ * until its own key_expires_at, or for the queue's window.
  */
 int64
 idemq_retention_of(const Job *job, const QueueInfo *queue)
 {
-	int kind = (job->row->tts_isnull[COL_KEY] ? 0 : KIND_KEYED) |
-			   (job->status == JOB_DEAD ? KIND_DEAD : 0);
+	const TupleTableSlot *row = job->row;
+	int kind = job->status == JOB_DEAD ? KIND_DEAD : 0;
 
-	return keep_of(queue, kind);
+	if (row->tts_isnull[COL_KEY])
+		return keep_of(queue, kind);
+	if (row->tts_isnull[COL_KEY_EXPIRES_AT])
+		return keep_of(queue, kind | KIND_KEYED);
+	return Max(keep_of(queue, kind), DatumGetTimestampTz(row->tts_values[COL_KEY_EXPIRES_AT]) -
+										 DatumGetTimestampTz(row->tts_values[COL_FINISHED_AT]));
 }
 
 /* Returns when to visit a job that is not finished, of a queue that may be unknown. */
@@ -117,7 +123,8 @@ idemq_retention_visit_unfinished(const Job *job, const QueueInfo *queue, Timesta
 {
 	int64 age = now - DatumGetTimestampTz(job->row->tts_values[COL_CREATED_AT]);
 	int64 late = Min(Max(age, 0) / LATE_SHARE, MAX_LATE);
-	int kind = job->row->tts_isnull[COL_KEY] ? 0 : KIND_KEYED;
+	bool in_window = !job->row->tts_isnull[COL_KEY] && job->row->tts_isnull[COL_KEY_EXPIRES_AT];
+	int kind = in_window ? KIND_KEYED : 0;
 
 	if (queue == NULL)
 		return now + late;

@@ -140,6 +140,19 @@ is_deeply([ map { "$_->[0] $_->[2]" } @sent ], [ 'news-1/0 anna', 'news-1/1 ben'
 	'only the letter without a recovery point is sent again, under the same key');
 cmp_ok($sent[2][1], '>', $sent[1][1], 'with a greater fencing token');
 
+# Told to end in mid-job: it gives the job back, without the loss of an attempt.  An answer
+# that cannot be read fails it.
+sql($node, q[SELECT idemq.enqueue('letters', '{"to": ["emil", "fritz", "gerd"]}', key => 'news-2')]);
+isnt(letters(AT => 'end emil'), 0, 'told to end at the first letter');
+is_sql($node, q[SELECT checkpoint->>'done', status, attempt FROM idemq.job_by_key('letters', 'news-2')], '1|pending|0',
+	'the job is ready at once, with its recovery point, and no attempt is lost');
+is(letters(AT => 'garble gerd'), 0, 'a proxy answers for the service');
+is_sql($node, q[SELECT checkpoint->>'done', status, attempt, last_error LIKE 'Expecting value%' FROM idemq.job_by_key('letters', 'news-2')],
+	'2|failed|1|t', 'fails the job');
+until_true(q[SELECT ready_at <= clock_timestamp() FROM idemq.job_by_key('letters', 'news-2')], 'its retry is due');
+is(letters(), 0, 'the next attempt ends it');
+is(join(' ', map { /^news-2\S+ \S+ (\S+)$/ ? $1 : () } split /\n/, slurp_file("$tmp/letters")), 'emil fritz gerd', 'each letter was sent once');
+
 # Two jobs without a key: the receiver can tell their letters from each other.
 sql($node, q[SELECT idemq.enqueue('letters', '{"to": ["dora"]}') FROM generate_series(1, 2)]);
 is(letters(), 0, "job $_ without a key") foreach 1 .. 2;

@@ -9,7 +9,7 @@ SELECT idemq.create_queue('q', retry_jitter => 0, lease => '1 h');
 CREATE TABLE good (arg text PRIMARY KEY, value text);
 INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '''1'''), ('payloads', '''{1}'''), ('key', '''k'''), ('keys', '''{k}'''),
 	('delay', '''1 s'''), ('delays', 'NULL'), ('expires_ins', '''{1 h}'''), ('nowait', 'false'), ('details', '''{}'''), ('run_at', '''2001-01-01'''), ('run_ats', '''{2001-01-01}'''), ('priority', '3'), ('priorities', '''{3}'''), ('group_key', 'NULL'),
-	('group_keys', 'NULL'), ('max_attempts', '2'), ('headers', '''{}'''), ('expires_in', '''1 h'''), ('on_duplicate', '''keep'''), ('max_jobs', '2'),
+	('group_keys', 'NULL'), ('max_attempts', '2'), ('headers', '''{}'''), ('expires_in', '''1 h'''), ('key_ttl', 'NULL'), ('key_ttls', 'NULL'), ('on_duplicate', '''keep'''), ('max_jobs', '2'),
 	('lease', '''1 h'''), ('worker', '''w'''), ('attach', 'false'), ('id', '$1'), ('ids', 'ARRAY[$1]'), ('token', '$2'), ('tokens', 'ARRAY[$2]'), ('result', '''1'''),
 	('results', '''{1}'''), ('error', '''e'''), ('errors', '''{e}'''), ('retry_in', '''1 s'''), ('permanent', 'false'), ('state', '''1'''), ('name', '''q'''),
 	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 s'''), ('retry_factor', '2'),
@@ -57,7 +57,7 @@ INSERT INTO bad (arg, value) VALUES
 	('delay', '''-1 us'''), ('delay', '''1015 years'''), ('run_at', '''infinity'''), ('run_at', '''-infinity'''), ('run_at', '''294276-12-31 23:59:59+00'''), ('run_at', '''4714-11-24 00:00:00+00 BC'''),
 	('priority', '-1'), ('priority', '0'), ('priority', '9'), ('priority', '10'), ('priority', '2147483647'), ('priority', '-2147483648'), ('priority', '65540'),
 	('group_key', '''g'''), ('max_attempts', '0'), ('max_attempts', '-1'), ('max_attempts', '2147483647'),
-	('expires_in', '''0'''), ('expires_in', '''-1 s'''), ('expires_in', '''2000 years'''), ('on_duplicate', '''other'''), ('on_duplicate', ''''''), ('on_duplicate', 'repeat(''x'', 1000)'),
+	('expires_in', '''0'''), ('expires_in', '''-1 s'''), ('expires_in', '''2000 years'''), ('key_ttl', '''0'''), ('key_ttl', '''2000 years'''), ('on_duplicate', '''other'''), ('on_duplicate', ''''''), ('on_duplicate', 'repeat(''x'', 1000)'),
 	('max_jobs', '0'), ('max_jobs', '-1'), ('max_jobs', '1000000'), ('max_jobs', '1000001'), ('max_jobs', '2147483647'),
 	('lease', '''0'''), ('lease', '''-1 s'''), ('lease', '''1 us'''), ('lease', '''2000 years'''), ('lease', '''178000000 years'''), ('lease', '''-178000000 years'''),
 	('worker', ''''''), ('worker', 'repeat(''x'', 256)'), ('worker', 'repeat(''x'', 257)'), ('worker', 'repeat(''é'', 129)'), ('worker', '''ü "''''\ 队'''),
