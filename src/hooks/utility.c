@@ -153,35 +153,10 @@ follow_subscription(void)
 		idemq_follow_note_subscription();
 }
 
+/* What shared memory has to know of a command that has run. */
 static void
-process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
-				ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
-				DestReceiver *dest, QueryCompletion *completion)
+follow_command(Follow follow, const PlannedStmt *statement, Oid database)
 {
-	Oid database = InvalidOid;
-	Follow follow = what_to_follow(statement->utilityStmt, &database);
-
-	idemq_exclusive_make_way(statement->utilityStmt);
-	if (follow == FOLLOW_PREPARED)
-	{
-		/* Until its own transaction ends, which follows the command, either way. */
-		idemq_pending_window_enter(NULL, MyDatabaseId, GROUP_DROP_FLOOR);
-		/* From the moment on that it is visible until the cursors are unset. */
-		begin_change();
-		PG_TRY();
-		{
-			run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
-		}
-		PG_CATCH();
-		{
-			end_change();
-			PG_RE_THROW();
-		}
-		PG_END_TRY();
-	}
-	else
-		run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
-
 	switch (follow)
 	{
 		case FOLLOW_NOTHING:
@@ -214,6 +189,37 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 			idemq_lease_orphan_session();
 			break;
 	}
+}
+
+static void
+process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
+				ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
+				DestReceiver *dest, QueryCompletion *completion)
+{
+	Oid database = InvalidOid;
+	Follow follow = what_to_follow(statement->utilityStmt, &database);
+
+	idemq_exclusive_make_way(statement->utilityStmt);
+	if (follow == FOLLOW_PREPARED)
+	{
+		/* Until its own transaction ends, which follows the command, either way. */
+		idemq_pending_window_enter(NULL, MyDatabaseId, GROUP_DROP_FLOOR);
+		/* From the moment on that it is visible until the cursors are unset. */
+		begin_change();
+		PG_TRY();
+		{
+			run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
+		}
+		PG_CATCH();
+		{
+			end_change();
+			PG_RE_THROW();
+		}
+		PG_END_TRY();
+	}
+	else
+		run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
+	follow_command(follow, statement, database);
 }
 
 /* Follows the drop of idemq.jobs. */

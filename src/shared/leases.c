@@ -91,14 +91,9 @@ lock_entry_of(int64 job_id, int64 token, LWLock **lock)
 bool
 idemq_lease_busy(int64 job_id)
 {
-	LeaseKey key = lease_key(job_id);
-	LWLock *lock;
-	uint32 hash;
-	Lease *lease = idemq_lease_lock_entry(&key, LW_SHARED, &lock, &hash);
-	bool busy = lease != NULL && lease->ending.ender != IDEMQ_MY_PROC_NUMBER;
+	Lease lease;
 
-	LWLockRelease(lock);
-	return busy;
+	return idemq_lease_get(job_id, &lease) && lease.ending.ender != IDEMQ_MY_PROC_NUMBER;
 }
 
 /*
@@ -147,16 +142,9 @@ idemq_lease_get(int64 job_id, Lease *copy)
 RowPlace
 idemq_lease_row_place(int64 job_id)
 {
-	LeaseKey key = lease_key(job_id);
-	RowPlace place = {0};
-	LWLock *lock;
-	uint32 hash;
-	Lease *lease = idemq_lease_lock_entry(&key, LW_SHARED, &lock, &hash);
+	Lease lease;
 
-	if (lease != NULL)
-		place = lease->row_place;
-	LWLockRelease(lock);
-	return place;
+	return idemq_lease_get(job_id, &lease) ? lease.row_place : (RowPlace){0};
 }
 
 /* Sets when a lease ends, and when a reaper looks at it. */

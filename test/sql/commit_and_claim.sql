@@ -2,7 +2,7 @@
 SET client_min_messages = warning;
 CREATE EXTENSION idemq;
 SELECT idemq.create_queue('q'), idemq.create_queue('other'), idemq.create_queue('one', max_running => 1);
-SELECT count(*) FROM idemq.enqueue_many('q', (SELECT array_agg(to_jsonb('job ' || n)) FROM generate_series(1, 13) n));
+SELECT count(*) FROM idemq.enqueue_many('q', (SELECT array_agg(to_jsonb('job ' || n)) FROM generate_series(1, 14) n));
 CREATE TABLE held (id bigint, token bigint, payload jsonb);
 CREATE FUNCTION hold() RETURNS text LANGUAGE sql AS
 	$$ WITH c AS (INSERT INTO held SELECT id, token, payload FROM idemq.claim('q') RETURNING payload) SELECT string_agg(payload #>> '{}', ', ') FROM c $$;
@@ -88,8 +88,8 @@ SELECT payload FROM idemq.claim('other', 5);
 TRUNCATE held;
 INSERT INTO held SELECT id, token, payload FROM idemq.claim('q', 2);
 SELECT c.outcome, c.id IS NOT NULL AS id, c.token IS NOT NULL AS token, c.payload, c.attempt, j.result
-	FROM idemq.commit_many_and_claim((SELECT array_agg(id ORDER BY id) || 0 || array_agg(id) FILTER (WHERE payload = '"job 7"') FROM held),
-		(SELECT array_agg(token ORDER BY id) || 1 || array_agg(token - 1) FILTER (WHERE payload = '"job 7"') FROM held),
+	FROM idemq.commit_many_and_claim((SELECT array_agg(id ORDER BY id) || 0 || array_agg(id) FILTER (WHERE payload = '"job 8"') FROM held),
+		(SELECT array_agg(token ORDER BY id) || 1 || array_agg(token - 1) FILTER (WHERE payload = '"job 8"') FROM held),
 		ARRAY['1', '2', '3', '4']::jsonb[], max_jobs => 2) c LEFT JOIN idemq.jobs j USING (id) ORDER BY c.outcome, j.id;
 -- None is committed, and no queue named: none is claimed.
 SELECT outcome FROM idemq.commit_many_and_claim((SELECT array_agg(id) FROM held), (SELECT array_agg(token) FROM held));
