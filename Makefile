@@ -15,6 +15,8 @@
 #                         long form of TAP test chaos, some minutes
 #   make soak             everything at once for ten minutes (SOAK=seconds): the long form
 #                         of TAP test soak
+#   make fuzz             100,000 calls (FUZZ_CALLS=n) of every SQL function with arguments of
+#                         every kind: the long form of TAP test fuzz; FUZZ_SEED=n repeats one
 #   make bench            the measurements of test/bench
 #   make doc              what is made in doc/: the reference, from the catalog, and the pictures
 #   make format           run clang-format over src
@@ -122,7 +124,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo test lint test-regress test-isolation test-tap test-clients chaos soak bench format
+.PHONY: print-compiler demo test lint test-regress test-isolation test-tap test-clients chaos soak fuzz bench format
 
 test:
 	@$(TREE)/script/test lint regress isolation tap clients
@@ -132,6 +134,8 @@ chaos:
 	@IDEMQ_CHAOS=$(or $(JOBS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=chaos $(TREE)/script/test tap
 soak:
 	@IDEMQ_SOAK=$(or $(SOAK),600) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=soak $(TREE)/script/test tap
+fuzz:
+	@FUZZ_CALLS=$(or $(FUZZ_CALLS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=fuzz $(TREE)/script/test tap
 demo:
 	@$(TREE)/demo/run
 bench:

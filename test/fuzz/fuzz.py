@@ -10,7 +10,8 @@ in an answer, error or notice to a role that may not see it is a leak.  While on
 strangers call, the rows of tenant b do not change.  An SQLSTATE that the manual does not
 name is a finding, and so is a lost connection that nobody has ended.
 
-Prints a line "found: ..." for each finding, one "figure: ..." at the end.
+Prints a line "found: ..." for each finding, one "figure: ..." at the end; with
+FUZZ_FUNCTIONS=1 how often each function was called, and succeeded.
 """
 
 import collections
@@ -93,17 +94,26 @@ class Values:
         self.rng = rng
         self.catalog = catalog
         self.jobs = [(1, 1)]  # ids and tokens that are there
+        self.begin()
+
+    def begin(self):
+        """A call of its own: jobs whose ids and tokens belong together, and how odd the rest is."""
+        self.chosen = [self.rng.choice(self.jobs) for _ in range(3)]
+        self.oddity = self.rng.choice([0.0, 0.03, 0.3])
+
+    def is_odd(self):
+        return self.rng.random() < self.oddity
 
     def text(self, name):
         rng = self.rng
         kinds = {
-            "queue": NAMES, "name": NAMES, "dead_queue": ["dead", "b2", "", "a2"], "key": [f"key{i}" for i in range(12)],
+            "queue": NAMES, "name": [*NAMES, "new1", "new2"], "dead_queue": ["dead", "b2", "", "a2"], "key": [f"key{i}" for i in range(12)],
             "group_key": ["g1", "g2", "g3"], "privilege": ["enqueue", "claim", "admin", "owner"],
             "on_duplicate": ["keep", "ignore", "replace", "error", "rerun", "keeper"],
             "cron": ["* * * * *", "*/5 0-3 1,15 * mon", "0 0 31 2 *", "@daily", "@reboot", "60 * * * *", "* * * *"],
             "timezone": ["UTC", "Europe/Berlin", "Mars/Base", "+25"], "schedule": ["s1", "s2"], "bucket": ["x", "y"],
         }  # fmt: skip
-        if rng.random() < 0.8:
+        if not self.is_odd():
             for part, values in kinds.items():
                 if part == name or name.rstrip("s") == part:
                     return rng.choice(values)
@@ -113,14 +123,14 @@ class Values:
             "A1", "a1 ", "pg_catalog", "public", "postgres",
         ])  # fmt: skip
 
-    def integer(self, name, bits):
+    def integer(self, name, bits, place):
         rng = self.rng
         top = 2 ** (bits - 1)
         usual = {"id": 0, "token": 1, "job": 0}.get(name.rstrip("s").removesuffix("_id"))
-        if usual is not None and rng.random() < 0.8:
-            return str(rng.choice(self.jobs)[usual])
-        if rng.random() < 0.5:
-            return str(rng.choice([0, 1, 2, 3, 5, 10]))
+        if usual is not None and not self.is_odd():
+            return str(self.chosen[place % len(self.chosen)][usual])
+        if not self.is_odd():
+            return str(rng.choice([0, 1, 1, 2, 3, 5, 10]))
         return str(rng.choice([-1, 9, 10, 100, 1000000, 1000001, top - 1, -top, top // 2, rng.randrange(-top, top)]))
 
     def interval(self):
@@ -128,10 +138,12 @@ class Values:
         odd = ["0", "-1 s", "1 mon", "-1 mon 31 days", "100 years", "178000000 years", "-178000000 years", "2147483647 days", "25:00:00.000001"]
         if self.catalog.version >= 170000:
             odd += ["infinity", "-infinity"]
-        return self.rng.choice(usual if self.rng.random() < 0.6 else odd)
+        return self.rng.choice(odd if self.is_odd() else usual)
 
     def timestamp(self):
-        return self.rng.choice(["now", "now", "yesterday", "tomorrow", "infinity", "-infinity", "4713-01-01 00:00:00+00 BC",
+        if not self.is_odd():
+            return self.rng.choice(["now", "yesterday", "tomorrow"])
+        return self.rng.choice(["yesterday", "tomorrow", "infinity", "-infinity", "4713-01-01 00:00:00+00 BC",
             "294276-12-31 23:59:59+00", "epoch", "2026-01-01", "2000-02-29 12:00:00+14"])  # fmt: skip
 
     def jsonb(self):
@@ -142,12 +154,12 @@ class Values:
         size = self.rng.choice([100000, 1100000, 5000000])
         return f"to_jsonb(repeat({quote(self.rng.choice(['x', chr(1), '0']))}, {size}))"
 
-    def one(self, kind, name):
+    def one(self, kind, name, place=0):
         """The text of a value of a type that is no array."""
         if kind in self.catalog.enums:
             return self.rng.choice(self.catalog.enums[kind])
         if kind in ("bigint", "integer", "smallint"):
-            return self.integer(name, {"bigint": 64, "integer": 32, "smallint": 16}[kind])
+            return self.integer(name, {"bigint": 64, "integer": 32, "smallint": 16}[kind], place)
         if kind == "regrole":
             return self.rng.choice(["fuzz_friend", "fuzz_friend", "999999", "0", "fuzz_friend "])
         if kind == "oid":
@@ -155,7 +167,9 @@ class Values:
         if kind == "boolean":
             return self.rng.choice(["t", "f"])
         if kind in ("double precision", "real", "numeric"):
-            return self.rng.choice(["0", "1", "2", "-1", "0.2", "1e300", "-1e-300", "NaN", "Infinity", "-Infinity"][: 8 if kind == "numeric" else 10])
+            if not self.is_odd():
+                return self.rng.choice(["0.2", "1"])
+            return self.rng.choice(["0", "2", "-1", "1e300", "-1e-300", "NaN", "Infinity", "-Infinity"][: 6 if kind == "numeric" else 8])
         if kind == "interval":
             return self.interval()
         if kind.startswith("timestamp"):
@@ -167,16 +181,16 @@ class Values:
     def literal(self, kind, name):
         """An SQL expression of a type."""
         rng = self.rng
-        if rng.random() < 0.06:
+        if rng.random() < self.oddity / 4:
             return f"NULL::{kind}"
         if kind == "jsonb" and rng.random() < 0.01:
             return self.huge()
         if not kind.endswith("[]"):
             return f"{quote(self.one(kind, name))}::{kind}"
         kind = kind[:-2]
-        elements = [None if rng.random() < 0.07 else self.one(kind, name) for _ in range(rng.choice([0, 1, 2, 2, 3, 3, 3, 5]))]
-        shape = rng.random()
-        if shape < 0.05:
+        elements = [None if rng.random() < self.oddity / 4 else self.one(kind, name, place) for place in range(rng.choice([0, 1, 2, 2, 3, 3, 3, 5]))]
+        shape = rng.random() if self.oddity else 0.5
+        if shape < 0.02:
             return f"array_fill({quote(self.one(kind, name))}::{kind}, '{{{rng.choice([1000, 2000])}}}')"
         text = array([elements, elements] if shape < 0.10 and elements else elements)
         if shape > 0.95 and elements:
@@ -235,11 +249,12 @@ class Fuzzer:
         self.root = psycopg.connect(f"{dsn} user=postgres", autocommit=True)
         self.catalog = Catalog(self.root)
         self.values = Values(self.rng, self.catalog)
-        self.sessions = {role: Session(dsn, role) for role in roles}
+        self.sessions = {role: Session(dsn, role) for role in ROLES if role in roles}
         for session in self.sessions.values():
             session.connect()
         self.states = collections.Counter()
         self.called = collections.Counter()
+        self.worked = collections.Counter()
         self.found = []
         self.done = 0
 
@@ -249,11 +264,13 @@ class Fuzzer:
         _, procedure, _, needed, names, types, modes = function
         inputs = [i for i in range(len(names)) if not modes or modes[i] in "ib"]
         parts = []
+        self.values.begin()
+        optional = self.rng.choice([0.05, 0.2, 0.5])
         for n, i in enumerate(inputs):
             mode = modes[i] if modes else "i"
             if mode == "b" and procedure:
                 parts.append(f"{names[i]} => NULL")
-            elif n < needed or self.rng.random() < 0.4:
+            elif n < needed or self.rng.random() < optional:
                 parts.append(f"{names[i]} => {self.values.literal(types[n], names[i])}")
         return ", ".join(parts)
 
@@ -265,7 +282,7 @@ class Fuzzer:
             if rng.random() < SELDOM.get(function[0], 1):
                 break
         name, procedure, trigger = function[:3]
-        self.called[name] += 1
+        self.calling = name
         called = f'idemq."{name}"({self.arguments(function)})'
         if procedure:
             return f"CALL {called}"
@@ -310,8 +327,13 @@ class Fuzzer:
         return state
 
     def statement(self):
+        if self.rng.random() < 0.05:
+            return self.send(self.table())
         self.done += 1
-        return self.send(self.table() if self.rng.random() < 0.05 else self.call())
+        state = self.send(self.call())
+        self.called[self.calling] += 1
+        self.worked[self.calling] += state == "00000"
+        return state
 
     def transaction(self):
         rng = self.rng
@@ -343,7 +365,7 @@ class Fuzzer:
         try:
             if self.number == 0 and "postgres" in self.roles:
                 self.root.execute("SELECT refill()")
-            jobs = self.root.execute("SELECT id, coalesce(token, 0) FROM idemq.jobs ORDER BY status <> 'processing', id DESC LIMIT 150").fetchall()
+            jobs = self.root.execute("SELECT id, coalesce(token, 0) FROM idemq.jobs ORDER BY status <> 'processing', random() LIMIT 100").fetchall()
             self.values.jobs = jobs or [(1, 1)]
             if self.rng.random() < 0.2 and "postgres" in self.roles:
                 self.root.execute(f"SELECT pg_{self.rng.choice(['cancel', 'cancel', 'terminate'])}_backend(pid) FROM pg_stat_activity"
@@ -363,7 +385,7 @@ class Fuzzer:
                 self.statement()
             else:
                 self.transaction()
-        return self.found, self.states, self.called
+        return self.found, self.states, self.called, self.worked
 
 
 SETUP = """
@@ -442,15 +464,16 @@ def main(dsn, calls, seed):
     start = time.time()
     set_up(root)
     states = documented()
-    found, counts, called = [], collections.Counter(), collections.Counter()
+    found, counts, called, worked = [], collections.Counter(), collections.Counter(), collections.Counter()
 
     def phase(number, calls, roles):
         with multiprocessing.Pool(PROCESSES) as pool:
             arguments = [(dsn, n, calls // PROCESSES, f"{seed} {number}", roles, states) for n in range(PROCESSES)]
-            for found_there, counts_there, called_there in pool.imap_unordered(process, arguments):
+            for found_there, counts_there, called_there, worked_there in pool.imap_unordered(process, arguments):
                 found.extend(found_there)
                 counts.update(counts_there)
                 called.update(called_there)
+                worked.update(worked_there)
 
     # The heads of groups come after the commit.
     while root.execute("""SELECT count(*) FROM idemq.jobs b WHERE status = 'blocked' AND NOT EXISTS (SELECT FROM idemq.jobs h
@@ -462,15 +485,21 @@ def main(dsn, calls, seed):
         found.append("strangers have changed the rows of tenant b")
     if before[1] < 20:
         found.append("tenant b has hardly a row")
-    phase(2, calls - calls // 4, list(ROLES))
+    phase(2, calls - calls // 4, [*ROLES, "postgres", "postgres", "fuzz_admin", "fuzz_claim", "fuzz_b"])
 
     for (gid,) in root.execute("SELECT gid FROM pg_prepared_xacts").fetchall():
         root.execute(f"ROLLBACK PREPARED '{gid}'")
     for severity, invariant, detail in root.execute("SELECT * FROM idemq.check()").fetchall():
         found.append(f"check(): {severity} {invariant} {detail}")
-    functions = {function[0] for function in Catalog(root).functions}
-    if calls >= 3000 and functions - set(called):
-        found.append(f"never called: {', '.join(sorted(functions - set(called)))}")
+    functions = {function[0]: function[2] for function in Catalog(root).functions}
+    if calls >= 3000 and functions.keys() - called:
+        found.append(f"never called: {', '.join(sorted(functions.keys() - called))}")
+    # Trigger functions, which nobody may call so, always fail.
+    never = sorted(name for name, trigger in functions.items() if not trigger and not worked[name])
+    if calls >= 20000 and never:
+        found.append(f"never succeeded: {', '.join(never)}")
+    if os.environ.get("FUZZ_FUNCTIONS"):
+        print("figure: succeeded/called:", ", ".join(f"{name} {worked[name]}/{called[name]}" for name in sorted(called)))
     for line in found:
         print("found:", line.replace("\n", " "))
     ok = counts.pop("00000", 0)
