@@ -200,7 +200,11 @@ idemq_action_undo(const PendingAction *action, const PriorLease *prior)
 	idemq_slots_end_change();
 }
 
-/* Follows PREPARE: no session is on the job any more, so its entry goes. */
+/*
+ * Follows PREPARE: no session is on the job any more, so its entry goes.  The slot of a
+ * new queue goes too, since nothing follows ROLLBACK PREPARED; after COMMIT PREPARED the
+ * first who looks the queue up gives it another.
+ */
 void
 idemq_action_prepare(const PendingAction *action)
 {
@@ -208,4 +212,6 @@ idemq_action_prepare(const PendingAction *action)
 		drop_lease(action, action->u.claim.lease);
 	else if (action->kind == ACTION_END)
 		drop_lease(action, action->u.end.lease);
+	else if (action->kind == ACTION_CREATE_QUEUE)
+		idemq_slot_forget_queue(action->queue_id);
 }
