@@ -24,6 +24,7 @@
 #include "shared/wake.h"
 #include "shared/worker_board.h"
 #include "base/clock.h"
+#include "base/jitter.h"
 
 /* Entries that a scan reads ahead, to bound the next ones. */
 #define STRETCH_LENGTH 32
@@ -166,6 +167,7 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 	scan->next_due = DT_NOEND;
 	/* Sequence and cursors first, then the snapshot: see shared/ready_cursor.c. */
 	idemq_cursor_read(scan->queue.slot, scan->queue.id, &scan->view);
+	idemq_jitter();
 	idemq_pending_ready_view(scan->queue.id, &scan->view);
 	if (scan->reads)
 		idemq_jobs_open_to_read(table);
