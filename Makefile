@@ -11,10 +11,16 @@
 #                         one of them; REGRESS='a b' ISOLATION=c TAP='d' CLIENTS='e'
 #                         choose tests, ACCEPT=1 takes the actual output as the expected one;
 #                         LANES=1: one at a time; CI=true: what is not installed fails (script/test)
-#   make chaos            100,000 jobs (JOBS=n) under stalls, kills and crashes: the
-#                         long form of TAP test chaos, some minutes
+#   make chaos            TAP tests chaos (100,000 jobs, JOBS=n), soak (SOAK=seconds, 300) and
+#                         those of stress, in a build that sleeps at random between what is
+#                         visible and what shared memory knows of it (src/base/jitter.h)
 #   make soak             everything at once for ten minutes (SOAK=seconds): the long form
 #                         of TAP test soak
+#   make fuzz             100,000 calls (FUZZ_CALLS=n) of every SQL function with arguments of
+#                         every kind: the long form of TAP test fuzz; FUZZ_SEED=n repeats one
+#   make coverage         which lines of src no test runs; below 95 % it fails (COVERAGE=n)
+#   make sanitize         regression, isolation and TAP tests with undefined behaviour and
+#                         assertions checked, the first two under valgrind (TOOLS=ubsan)
 #   make bench            the measurements of test/bench
 #   make doc              what is made in doc/: the reference, from the catalog, and the pictures
 #   make format           run clang-format over src
@@ -122,16 +128,23 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo test lint test-regress test-isolation test-tap test-clients chaos soak bench format
+.PHONY: print-compiler demo test lint test-regress test-isolation test-tap test-clients chaos soak fuzz coverage sanitize bench format
 
 test:
 	@$(TREE)/script/test lint regress isolation tap clients
 lint test-regress test-isolation test-tap test-clients:
 	@$(TREE)/script/test $(@:test-%=%)
 chaos:
-	@IDEMQ_CHAOS=$(or $(JOBS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=chaos $(TREE)/script/test tap
+	@COPT='$(COPT) -DIDEMQ_JITTER' IDEMQ_CHAOS=$(or $(JOBS),100000) IDEMQ_SOAK=$(or $(SOAK),300) STRESS_SECS=$(or $(SOAK),300) \
+		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP='chaos soak stress stress_rounds' $(TREE)/script/test tap
+coverage:
+	@$(TREE)/script/coverage $(SUITES)
+sanitize:
+	@$(TREE)/script/sanitize $(TOOLS)
 soak:
 	@IDEMQ_SOAK=$(or $(SOAK),600) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=soak $(TREE)/script/test tap
+fuzz:
+	@FUZZ_CALLS=$(or $(FUZZ_CALLS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=fuzz $(TREE)/script/test tap
 demo:
 	@$(TREE)/demo/run
 bench:

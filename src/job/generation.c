@@ -106,6 +106,17 @@ idemq_generation_base(void)
 	return base;
 }
 
+/*
+ * Returns the same, read anew: for who has not looked up a queue before, so that another
+ * session's idemq_generation_new may not have come to its notice.
+ */
+int64
+idemq_generation_latest_base(void)
+{
+	loaded_timeline = 0;
+	return idemq_generation_base();
+}
+
 static void
 add(int64 cluster, TimeLineID timeline, int64 its_base)
 {

@@ -49,6 +49,7 @@
 #include "shared/group_table.h"
 #include "shared/groups.h"
 #include "base/clock.h"
+#include "base/jitter.h"
 #include "base/pace.h"
 
 /* Groups taken in one go. */
@@ -174,6 +175,7 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 			break;
 	}
 	idemq_pending_groups_note_owned(queue->slot, &group);
+	idemq_jitter();
 	/* A snapshot that is younger than our ownership. */
 	idemq_jobs_refresh(table);
 	return promote_owned(table, queue, &group, name);

@@ -26,6 +26,7 @@
 #include "shared/worker_board.h"
 #include "base/clock.h"
 #include "base/compat.h"
+#include "base/jitter.h"
 
 /* Where a scan is in one priority: first in the ring's copy, if that serves it, then in the index. */
 typedef struct PriorityScan
@@ -237,6 +238,7 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 	scan->stopped = scan->more = scan->held = false;
 	scan->next_due = DT_NOEND;
 	read_view(scan, from_start);
+	idemq_jitter();
 	if (scan->reads)
 		idemq_jobs_open_to_read(table);
 	else

@@ -30,6 +30,7 @@
 #include "base/backoff.h"
 #include "base/clock.h"
 #include "base/compat.h"
+#include "base/jitter.h"
 
 /* Two scans for a queue's expired leases are at least this far apart, in microseconds, */
 #define REAP_INTERVAL INT64CONST(500)
@@ -136,6 +137,7 @@ idemq_reap_batch(const QueueInfo *queue, int *found)
 	next = Max(next, now + Max(REAP_INTERVAL, REAP_SHARE * (now - started)));
 	idemq_slot_note_deadline(queue->slot, queue->id, next);
 	idemq_slots_end_change();
+	idemq_jitter();
 	/* A snapshot that sees every claim whose lease we found. */
 	if (*found > 0)
 		idemq_jobs_refresh(&table);

@@ -158,7 +158,7 @@ static int64
 greatest_token(void)
 {
 	return idemq_token_next(0, idemq_lease_last_token(), idemq_now(), compat_timeline(),
-							idemq_generation_base());
+							idemq_generation_latest_base());
 }
 
 /* Checks that tokens only grow, and that none is from the future. */

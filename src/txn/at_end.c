@@ -48,6 +48,7 @@
 #include "txn/pending_counts.h"
 #include "txn/pending_groups.h"
 #include "txn/pending_ready.h"
+#include "base/jitter.h"
 
 /* Returns whether this transaction has noted anything whose end changes shared memory. */
 bool
@@ -71,9 +72,11 @@ forget(void)
 static void
 undo_from(SubTransactionId from)
 {
+	idemq_jitter();
 	idemq_pending_groups_undo(from);
 	idemq_pending_counts_undo(from);
 	idemq_pending_undo(from);
+	idemq_jitter();
 	idemq_pending_ready_apply(from, false);
 }
 
@@ -83,9 +86,12 @@ at_end(XactEvent event, void *arg)
 	switch (event)
 	{
 		case XACT_EVENT_COMMIT:
+			idemq_jitter();
 			idemq_pending_groups_apply();
 			idemq_pending_counts_apply();
+			idemq_jitter();
 			idemq_pending_apply();
+			idemq_jitter();
 			idemq_pending_ready_apply(InvalidSubTransactionId, true);
 			forget();
 			break;

@@ -216,7 +216,12 @@ idemq_action_undo(const PendingAction *action, const PriorLease *prior)
 	idemq_slots_end_change();
 }
 
-/* Follows PREPARE: no session is on the job any more, so its entry goes; nor sees its changes. */
+/*
+ * Follows PREPARE: no session is on the job any more, so its entry goes; nor
+ * sees its changes of settings.  The slot of a
+ * new queue goes too, since nothing follows ROLLBACK PREPARED; after COMMIT PREPARED the
+ * first who looks the queue up gives it another.
+ */
 void
 idemq_action_prepare(const PendingAction *action)
 {
@@ -226,4 +231,6 @@ idemq_action_prepare(const PendingAction *action)
 		drop_lease(action, action->u.end.lease);
 	else if (action->kind == ACTION_SETTINGS)
 		idemq_queue_cache_forget(action->queue_id);
+	else if (action->kind == ACTION_CREATE_QUEUE)
+		idemq_slot_forget_queue(action->queue_id);
 }

@@ -160,3 +160,17 @@ COMMIT PREPARED 'idemq pending';
 SELECT idemq.validate(:job, :token), idemq.validate(:job, :last), (SELECT count(*) FROM idemq.claim('n')) AS others, (SELECT count(*) FROM idemq.check()) AS wrong;
 SELECT idemq.commit(:job, :last);
 SELECT count(*) FROM idemq.check();
+
+-- A queue that a prepared transaction creates: rolled back, it keeps no slot; committed, it works.
+BEGIN;
+SELECT idemq.create_queue('gone') > 0 AS created, (idemq.enqueue('gone', '1')).outcome;
+PREPARE TRANSACTION 'idemq pending';
+ROLLBACK PREPARED 'idemq pending';
+SELECT * FROM idemq.check();
+BEGIN;
+SELECT idemq.create_queue('made', max_running => 1) > 0 AS created, (idemq.enqueue('made', '1')).outcome;
+PREPARE TRANSACTION 'idemq pending';
+COMMIT PREPARED 'idemq pending';
+SELECT pending FROM idemq.metrics WHERE queue = 'made';
+SELECT count(*) FROM idemq.claim('made');
+SELECT * FROM idemq.check();

@@ -95,11 +95,19 @@ is($one->query_safe('BEGIN; SELECT idemq.new_generation(); ROLLBACK'), 4 * $step
 cmp_ok($one->query_safe($claim) - $raised, '<', $step / 100, 'raises nothing');
 $one->quit;
 
+# A session that has looked up no queue since knows of it all the same.
+$one = session($copy);
+is($one->query_safe("SELECT FROM idemq.queue_id('q'); SELECT * FROM idemq.check()"), '', 'check() finds nothing');
+sql($copy, 'SELECT idemq.new_generation()');
+token($copy);
+is($one->query_safe('SELECT * FROM idemq.check()'), '', 'nor after a generation that another session has begun');
+$one->quit;
+
 # A third cluster: the leads add up.
 my $third = new_node('generations_third');
 $third->start;
 dump_to($copy, $third);
-cmp_ok(token($third), '>', $raised, 'a copy of the copy goes on');
+cmp_ok(token($third), '>', $raised + $step, 'a copy of the copy goes on');
 is_sql($third, 'SELECT * FROM idemq.check()', '', 'and check() finds nothing');
 sql($third, "INSERT INTO idemq.clusters VALUES (0, 1, 2::bigint ^ 52)");
 is_state($third, 'SELECT idemq.new_generation()', '54000', 'there is an end to them');

@@ -141,6 +141,16 @@ is_sql($node, $claim, 'early', 'COMMIT PREPARED is visible, floors are not dropp
 $go->();
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 
+# What a commit tells others by waking them is there when they look: the group is marked, the
+# end counted, while the lease entry still stands.
+prepare('first', 'second');
+my $completed = "SELECT committed_total FROM idemq.metrics WHERE queue = 'g'";
+my $before = sql($node, $completed);
+$go = send_to($finish, 'idemq_wake_for_result');
+is(sql($node, $completed) - $before, 1, 'a commit that has woken nobody yet is counted');
+is_sql($node, $claim, 'second', 'and its group marked');
+$go->();
+
 # What a window costs.  A held snapshot keeps an entry of each job that was blocked, so a
 # check that begins further back reads more of the index.
 prepare();
@@ -208,6 +218,23 @@ $go->();
 is_sql($node, $claim, 'early', 'the window of the database: it is not passed');
 $go->();
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+
+# Where marks may be missing, all groups are looked at.  A session that is ended while it does leaves that to the next.
+prepare('first', 'second');
+sql($node, $finish);
+crash($node);
+$_->reconnect_and_clear foreach $one, $two;
+$pid = $one->query_safe('SELECT pg_backend_pid()');
+$promoter = $two->query_safe('SELECT pg_backend_pid()');
+my $looked = stop_at($pid, 'idemq_jobs_refresh');
+$one->query_until(qr/sent/, "\\echo sent\n$claim;\n");
+$looked->();
+sql($node, "SELECT pg_cancel_backend($pid)");
+$looked->();
+$one->query('SELECT 1');
+like($one->{stderr}, qr/canceling statement/, 'a look at all groups is cancelled');
+$one->{stderr} = '';
+is_sql($node, $claim, 'second', 'the next one looks at all of them');
 
 $_->quit foreach $one, $two;
 $node->stop;

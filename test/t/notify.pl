@@ -144,6 +144,19 @@ my $many = heard_all();
 is(scalar(() = $many =~ /"dead"/g), 128, 'events that are kept');
 like($many, qr/^\{"event":"overflow","queue":"q","lost":72\}$/m, 'and how many are not');
 
+# What was not told yet of a queue goes with it, and not to the next that has its slot.
+sql($node, "SELECT idemq.create_queue('first'); SELECT idemq.enqueue('first', '1')");
+heard_all();
+$told_by = worker_pid($node);
+kill 'STOP', $told_by;
+sql($node, "SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('first'); SELECT idemq.drop_queue('first', force => true);
+	SELECT idemq.create_queue('second'); SELECT idemq.enqueue('second', '1')");
+$listener->query_safe('LISTEN idemq_second');
+kill 'CONT', $told_by;
+is_heard('{"event":"ready","queue":"second"}', 'a queue that is dropped with its news, and one in its slot');
+sql($node, "SELECT idemq.drop_queue('second', force => true)");
+$listener->query_safe('UNLISTEN idemq_second');
+
 # Off and on, by reload.
 $node->append_conf('postgresql.conf', 'idemq.notify = off');
 $node->reload;

@@ -1,8 +1,11 @@
 # Everything at once: groups, limits, keys, schedules, expiry, deaths with a dead queue,
 # retention, rollbacks, savepoints, killed sessions, a killed worker, crashes.  At its end
-# every effect has happened once, no limit was ever exceeded, and check() is clean.
+# every effect has happened once, no limit was ever exceeded, and check() is clean; the
+# tokens of each job have grown from claim to claim, and of two jobs of a group the one
+# that was visible when the other's enqueue began had its effect first.
 #
-# IDEMQ_SOAK=seconds (20); `make soak` runs 600.
+# IDEMQ_SOAK=seconds (20); `make soak` runs 600; `make chaos` in a build that sleeps at
+# random between "visible" and "noted" (base/jitter.h).
 
 use strict;
 use warnings FATAL => 'all';
@@ -21,6 +24,8 @@ my %figures;
 my $node = new_server('soak', 'idemq.worker' => 'on', max_connections => 100, log_statement => 'none',
 	log_min_error_statement => 'fatal', 'idemq.purge_interval' => '2s', autovacuum_naptime => '5s');
 
+# Before the schedule: the minute may end between the two.
+my $started = sql($node, "SELECT date_trunc('minute', clock_timestamp())");
 sql($node, q{
 	SELECT idemq.create_queue('letters', retention => '1 h');
 	SELECT idemq.create_queue('plain', lease => '5 s', retry_base => '1 ms', max_attempts => 3, dead_queue => 'letters', retention => '5 s', dead_retention => '5 s', idempotency_window => '5 s');
@@ -29,7 +34,8 @@ sql($node, q{
 		max_running => 5, rate_limit => 300);
 	SELECT idemq.create_queue('keyed', lease => '5 s', retry_base => '1 ms', max_attempts => 100000, retention => '5 s', idempotency_window => '1 h');
 	SELECT idemq.create_queue('ticks', lease => '5 s', retention => '1 h');
-	CREATE TABLE produced (queue text, n bigint);
+	CREATE TABLE produced (queue text, n bigint, name text, xid xid8 DEFAULT pg_current_xact_id(), saw pg_snapshot);
+	CREATE TABLE claims (seq bigint GENERATED ALWAYS AS IDENTITY, job bigint, token bigint);
 	CREATE TABLE effects (seq bigint GENERATED ALWAYS AS IDENTITY, queue text, name text, n bigint, at timestamptz DEFAULT clock_timestamp());
 	CREATE TABLE excess (what text, at timestamptz DEFAULT clock_timestamp());
 	-- What the watcher saw; life: of the server, whose counters begin anew in the next one.
@@ -38,8 +44,9 @@ sql($node, q{
 
 	CREATE FUNCTION produce(q text, dice float8) RETURNS void LANGUAGE plpgsql AS $$
 	DECLARE n bigint := nextval('numbers');
+		saw pg_snapshot := pg_current_snapshot();
 	BEGIN
-		INSERT INTO produced VALUES (q, n);
+		INSERT INTO produced VALUES (q, n, CASE WHEN q = 'grouped' THEN 'g' || (dice * 1000)::int % 50 END, DEFAULT, saw);
 		PERFORM idemq.enqueue(q, jsonb_build_object('n', n),
 			key => CASE WHEN q = 'keyed' THEN 'k' || n END,
 			group_key => CASE WHEN q = 'grouped' THEN 'g' || (dice * 1000)::int % 50 END,
@@ -80,6 +87,7 @@ sql($node, q{
 	DECLARE job record;
 	BEGIN
 		FOR job IN SELECT * FROM idemq.claim(q, 1 + (dice * 1000)::int % 3, attach => dice < 0.5) LOOP
+			INSERT INTO claims (job, token) VALUES (job.id, job.token);
 			PERFORM finish(q, job.id, job.token, coalesce(job.group_key, ''), coalesce((job.payload ->> 'n')::bigint, 0), random());
 		END LOOP;
 	END $$;
@@ -100,7 +108,6 @@ sql($node, q{
 	CALL idemq.tick();
 	SELECT idemq.schedule('minute', '* * * * *', 'ticks', '{"n": 0}');
 });
-my $started = sql($node, "SELECT date_trunc('minute', clock_timestamp())");
 
 my @queues = qw(plain grouped limited keyed);
 my (@producing, @working);
@@ -109,8 +116,9 @@ foreach my $queue (@queues, 'ticks')
 	push @producing, [ "SELECT produce('$queue', random());\n", 1 ] if $queue ne 'ticks';
 	push @working, [ "SELECT work('$queue', random());\n", 4 ];
 	push @working, [ "BEGIN;\nSELECT work('$queue', random());\nROLLBACK;\n", 1 ];
-	push @working, [ qq{SELECT coalesce(max(id), 0) AS id, coalesce(max(token), 0) AS token,
-	coalesce(max(group_key), '') AS name, coalesce(max((payload ->> 'n')::bigint), 0) AS n FROM idemq.claim('$queue', attach => true) \\gset
+	push @working, [ qq{WITH c AS (SELECT * FROM idemq.claim('$queue', attach => true)), l AS (INSERT INTO claims (job, token) SELECT id, token FROM c)
+	SELECT coalesce(max(id), 0) AS id, coalesce(max(token), 0) AS token,
+	coalesce(max(group_key), '') AS name, coalesce(max((payload ->> 'n')::bigint), 0) AS n FROM c \\gset
 \\if :id > 0
 SELECT finish('$queue', :id, :token, :name, :n, random());
 \\endif
@@ -138,7 +146,8 @@ while (time < $end || $round < 3)
 	foreach (1 .. 4)
 	{
 		sleep 1;
-		$figures{killed} += sql($node, "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
+		my $how = $_ % 2 ? 'terminate' : 'cancel';
+		$figures{$how} += sql($node, "SELECT count(pg_${how}_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
 			WHERE query ~ 'work\\(|finish\\(|produce\\(|claim\\(' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) x");
 	}
 	if (++$round % 5 == 2)
@@ -175,9 +184,20 @@ is_sql($node, 'SELECT what FROM excess LIMIT 3', '', 'no limit was exceeded, no 
 # 300 at once and 300 a second; a claim is counted a moment after its token is taken.
 is_sql($node, q{SELECT count(*) > 10, max(f - low) <= 330 FROM (SELECT f, min(f) OVER (PARTITION BY life ORDER BY at) AS low
 	FROM (SELECT at, life, claims - 300 * extract(epoch FROM at) AS f FROM looks) l) m}, 't|t', 'nor the rate, at any two looks');
-cmp_ok($figures{$_} // 0, '>', 0, "there were: $_") foreach qw(killed workers crashes);
-is(unexpected($node, qw(57P01 57P02 57P03)), '', 'no error but of those that were ended');
+cmp_ok($figures{$_} // 0, '>', 0, "there were: $_") foreach qw(terminate cancel workers crashes);
+is(unexpected($node, qw(57014 57P01 57P02 57P03)), '', 'no error but of those that were ended');
 is_sql($node, 'SELECT count(*) FROM (SELECT FROM effects WHERE n > 0 GROUP BY queue, n HAVING count(*) > 1) x', 0, 'no effect twice');
+is_sql($node, q{SELECT count(*) FROM (SELECT token <= lag(token) OVER (PARTITION BY job ORDER BY seq) AS back FROM claims) c WHERE back}, 0,
+	'the tokens of each job only grow');
+cmp_ok(sql($node, 'SELECT count(*) - count(DISTINCT job) FROM claims'), '>', 0, 'some were claimed again');
+# Each with the forty that followed it in its group.
+my $pairs = q{SELECT %s FROM (SELECT n, p.name, xid, saw, seq, row_number() OVER (PARTITION BY p.name ORDER BY n) AS place
+		FROM produced p JOIN effects e USING (queue, n) WHERE queue = 'grouped') a
+	JOIN (SELECT n, p.name, saw, seq, row_number() OVER (PARTITION BY p.name ORDER BY n) AS place
+		FROM produced p JOIN effects e USING (queue, n) WHERE queue = 'grouped') b
+	ON a.name = b.name AND b.place BETWEEN a.place + 1 AND a.place + 40 AND pg_visible_in_snapshot(a.xid, b.saw)};
+is_sql($node, sprintf($pairs, 'count(*)') . ' WHERE a.seq > b.seq', 0, 'groups are in order');
+cmp_ok(sql($node, sprintf($pairs, 'count(*)')), '>', 100, 'there was an order to keep');
 is_sql($node, 'SELECT count(*) FROM effects WHERE n = -2', 0, 'none of what was rolled back');
 is_sql($node, q{SELECT queue, count(*) FROM produced p WHERE NOT EXISTS (SELECT FROM effects e WHERE e.queue = p.queue AND e.n = p.n)
 	AND NOT (queue = 'plain' AND EXISTS (SELECT FROM idemq.jobs j WHERE queue_id = idemq.queue_id('letters') AND (j.payload #>> '{payload,n}')::bigint = p.n))

@@ -46,6 +46,22 @@ foreach (1 .. 500)
 like($told, qr/ready/, 'it is looked at when it is committed');
 $holder->query_safe('UNLISTEN *');
 
+# A job in processing that memory knows nothing of, and whose row cannot be read for sure: the
+# search for such jobs begins again after a second, not at once.
+my $worker = worker_pid($node);
+sql($node, "SELECT idemq.create_queue('lost', lease => '1 h'); SELECT idemq.enqueue('lost', '1')");
+sql($node, "BEGIN; SELECT id FROM idemq.claim('lost'); PREPARE TRANSACTION 'idle'");
+kill 'STOP', $worker;
+sql($node, "COMMIT PREPARED 'idle'");
+$holder->query_safe("BEGIN; SELECT id FROM idemq.jobs WHERE status = 'processing' FOR UPDATE");
+kill 'CONT', $worker;
+wait_until($node, "SELECT recovering FROM idemq.metrics WHERE queue = 'lost'");
+is_idle('a search for lost leases that a held row keeps from its end');
+is_sql($node, "SELECT recovering FROM idemq.metrics WHERE queue = 'lost'", 't', 'it is not at its end');
+$holder->query_safe('ROLLBACK');
+is_soon($node, "SELECT NOT recovering FROM idemq.metrics WHERE queue = 'lost'", 'when the row is free it is');
+sql($node, "SELECT idemq.drop_queue('lost', force => true)");
+
 sql($node, "SELECT idemq.create_queue('gone'); DELETE FROM idemq.queues WHERE name = 'gone'");
 is_idle('a queue deleted by hand');
 

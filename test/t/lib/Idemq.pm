@@ -263,7 +263,7 @@ sub clients
 		my $status = $run->result(0);
 		my @lines = grep { !/^pgbench \(/ } split /^/, slurp_file($said);
 
-		@lines = grep { /ERROR: |PANIC: |FATAL: |WARNING: / && !/terminating connection|the database system is/ } @lines if $killed;
+		@lines = grep { /ERROR: |PANIC: |FATAL: |WARNING: / && !/terminating connection|canceling statement due to user request|the database system is/ } @lines if $killed;
 		return join('', @lines) || ($status == 0 || $killed && $status <= 2 ? '' : "status $status");
 	};
 }
