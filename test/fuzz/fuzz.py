@@ -40,7 +40,7 @@ ROLES = {
 }
 STRANGERS = [role for role, seen in ROLES.items() if "canary_b" not in seen]
 # What uses up something, or takes long: seldom.
-SELDOM = {"new_generation": 0.05, "recount": 0.2, "check": 0.2, "drop_queue": 0.1, "purge": 0.2}
+SELDOM = {"follow": 0.02, "new_generation": 0.05, "recount": 0.2, "check": 0.2, "drop_queue": 0.1, "purge": 0.2}
 # What PostgreSQL itself may say of such arguments and sessions: the rest is in the manual.
 POSTGRES = {
     "22001", "22003", "22007", "22008", "22P02", "2202E", "22021",  # a value that is none of its type
