@@ -290,8 +290,11 @@ idemq_queue_cache_is_fresh(const CachedQueue *cached)
 static CachedQueue *
 find(int32 id)
 {
-	CachedQueue *cached = hash_search(cache, &id, HASH_FIND, NULL);
+	CachedQueue *cached;
 
+	if (id == 0) /* everywhere here that is all queues, and no queue's id */
+		return NULL;
+	cached = hash_search(cache, &id, HASH_FIND, NULL);
 	if (cached == NULL || !idemq_queue_cache_is_fresh(cached))
 		cached = load(id);
 	return cached->exists ? cached : NULL;

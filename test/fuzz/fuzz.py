@@ -495,8 +495,9 @@ def main(dsn, calls, seed):
     for severity, invariant, detail in root.execute("SELECT * FROM idemq.check()").fetchall():
         found.append(f"check(): {severity} {invariant} {detail}")
     functions = {function[0]: function[2] for function in Catalog(root).functions}
-    if calls >= 3000 and functions.keys() - called:
-        found.append(f"never called: {', '.join(sorted(functions.keys() - called))}")
+    missed = functions.keys() - called.keys() - (SELDOM.keys() if calls < 100000 else set())
+    if calls >= 3000 and missed:
+        found.append(f"never called: {', '.join(sorted(missed))}")
     # Trigger functions, which nobody may call so, always fail.
     never = sorted(name for name, trigger in functions.items() if not trigger and not worked[name])
     if calls >= 100000 and never:

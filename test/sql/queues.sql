@@ -200,3 +200,7 @@ SELECT count(*) = :n - 10 AS committed FROM (SELECT idemq.commit(j.id, token) FR
 SELECT idemq.fail(id, token, retry_in => '0'), idemq.try_commit(id, token) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'many%' AND status = 'processing';
 SELECT count(*), min(attempt), max(attempt) FROM idemq.claim_any((SELECT array_agg(name) FROM idemq.queues WHERE name LIKE 'many%'), 10000);
 SELECT count(idemq.drop_queue(name, true)::text) = :n AS dropped FROM (SELECT name FROM idemq.queues WHERE name LIKE 'many%' OFFSET 0) s;
+
+-- No queue has the id 0, which means all elsewhere.
+SELECT idemq.create_queue('zero') > 0 AS id;
+SELECT idemq.may_see(0), idemq.may_use(0), idemq.may_administer(0), (SELECT count(*) FROM idemq.check()) AS found;

@@ -27,7 +27,7 @@ ok(IPC::Run::run([ '/usr/bin/python3', "$ENV{IDEMQ_SOURCE}/test/fuzz/fuzz.py", "
 is($error, '', 'and complained of nothing');
 is(join("\n", $out =~ /^found: .*$/mg), '', 'nothing was found');
 like($out, qr/^figure: (\d+) calls/m, 'it said what it did');
-cmp_ok($1, '>=', $calls, 'there were so many calls') if $out =~ /^figure: (\d+) calls/m;
+cmp_ok($1, '>=', 0.99 * $calls, 'there were so many calls') if $out =~ /^figure: (\d+) calls/m;
 diag $_ foreach $out =~ /^figure: .*$/mg;
 is_sql($node, 'SELECT 1', 1, 'the server is there');
 $node->stop;
