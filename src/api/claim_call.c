@@ -31,7 +31,7 @@
 #include "shared/promote_round.h"
 #include "shared/ready_cursor.h"
 #include "shared/wake.h"
-#include "shared/worker_board.h"
+#include "shared/worker_call.h"
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/oids.h"

@@ -39,7 +39,7 @@
 #include "queue/following.h"
 #include "queue/queues.h"
 #include "shared/wake.h"
-#include "shared/worker_board.h"
+#include "shared/worker_call.h"
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/compat.h"

@@ -87,7 +87,7 @@
 #include "shared/groups.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
-#include "shared/worker_board.h"
+#include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/compat.h"
 

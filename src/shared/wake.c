@@ -56,7 +56,7 @@
 
 #include "shared/slots.h"
 #include "shared/wake.h"
-#include "shared/worker_board.h"
+#include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/settings.h"
@@ -217,7 +217,7 @@ idemq_sleepers_wake(Sleepers *sleepers, int max)
 
 /* Lowers one of a slot's times, and has the worker awake by then. */
 static void
-lower_time(pg_atomic_uint64 *time, TimestampTz to)
+lower_time(const QueueSlot *slot, pg_atomic_uint64 *time, TimestampTz to)
 {
 	uint64 known = pg_atomic_read_u64(time);
 
@@ -225,7 +225,7 @@ lower_time(pg_atomic_uint64 *time, TimestampTz to)
 	{
 		if (pg_atomic_compare_exchange_u64(time, &known, (uint64) to))
 		{
-			idemq_worker_need_by(idemq_mono_from_timestamp(to));
+			idemq_worker_need_slot(slot, idemq_mono_from_timestamp(to));
 			break;
 		}
 	}
@@ -236,7 +236,7 @@ void
 idemq_wake_due_at(QueueSlot *slot, TimestampTz due)
 {
 	if (slot != NULL && due > 0)
-		lower_time(&slot->next_due, due);
+		lower_time(slot, &slot->next_due, due);
 }
 
 /* Notes that a job of the queue expires, unless it is claimed by then. */
@@ -246,7 +246,7 @@ idemq_wake_to_expire_at(QueueSlot *slot, int32 queue_id, TimestampTz expires_at)
 	if (!idemq_slot_is_of(slot, queue_id))
 		slot = idemq_slot_find(MyDatabaseId, queue_id);
 	if (slot != NULL)
-		lower_time(&slot->next_expiry, Max(expires_at, 1));
+		lower_time(slot, &slot->next_expiry, Max(expires_at, 1));
 }
 
 /* Notes a signal, for the worker to check whether a claim follows. */
@@ -258,7 +258,7 @@ note_signal(QueueSlot *slot)
 
 	if (slot != NULL && pg_atomic_read_u64(&slot->unclaimed_at) == 0 &&
 		pg_atomic_compare_exchange_u64(&slot->unclaimed_at, &none, (uint64) now))
-		idemq_worker_need_by(now + UNCLAIMED_AFTER);
+		idemq_worker_need_slot(slot, now + UNCLAIMED_AFTER);
 }
 
 /*
@@ -275,7 +275,7 @@ announce(QueueSlot *slot)
 		return;
 	before = pg_atomic_fetch_add_u64(&slot->announced, 1);
 	if (before == pg_atomic_read_u64(&slot->notified))
-		idemq_worker_need_by(idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
+		idemq_worker_need_slot(slot, idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
 }
 
 /* Has the worker check whether the queue has something ready, and notify those who LISTEN. */

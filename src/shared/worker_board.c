@@ -16,11 +16,10 @@
  *
  * A session that needs a database for itself (hooks/exclusive_database.c) sends the
  * worker away: the place counts such sessions, and no worker starts while there is one.
- * How a worker sleeps and loses no wake-up stands in shared/worker_board.h.
+ * How a worker sleeps and loses no wake-up stands in shared/worker_call.h.
  *
  * Locks: see README.md, level 4.  board_lock covers every field without another rule at
- * its declaration.  idemq_worker_need_by takes no lock: it is called after commit and
- * abort, and under other locks.
+ * its declaration (shared/worker_place.h).
  */
 #include "postgres.h"
 
@@ -34,6 +33,7 @@
 #include "storage/lwlock.h"
 
 #include "shared/worker_board.h"
+#include "shared/worker_place.h"
 #include "base/clock.h"
 #include "base/compat.h"
 
@@ -43,30 +43,6 @@
 #define RESTART_DELAY (USECS_PER_SEC / 2)
 /* up to so many times. */
 #define MAX_DOUBLINGS 6
-
-typedef enum PlaceState
-{
-	PLACE_FREE,
-	PLACE_HELD, /* only to keep workers from starting */
-	PLACE_WANTED,
-	PLACE_STARTING,
-	PLACE_RUNNING
-} PlaceState;
-
-typedef struct Place
-{
-	PlaceState state;
-	Oid database;	  /* read without the lock by idemq_worker_need_by, which then may err */
-	uint64 serial;	  /* grows with each start */
-	int away;		  /* sessions that need the database for themselves */
-	pid_t pid;		  /* of a RUNNING worker; 0: none */
-	int32 proc;		  /* its proc number, or -1; read without the lock as database is */
-	int failures;	  /* short lives in a row */
-	int64 not_before; /* mono */
-	int64 started_at; /* mono, of STARTING and RUNNING */
-	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; no lock */
-	pg_atomic_flag recheck;		   /* clear: to check for the extension; no lock */
-} Place;
 
 typedef struct Board
 {
@@ -81,17 +57,31 @@ static Board *board = NULL;
 static Place *my_place = NULL;
 
 /* One place for every worker that may exist. */
-static int
-place_count(void)
+int
+idemq_place_count(void)
 {
 	return Max(max_worker_processes, 1);
+}
+
+/* Returns the place of that index. */
+Place *
+idemq_place_at(int index)
+{
+	return &board->places[index];
+}
+
+/* Returns the place that this process works for; NULL when it is no worker. */
+Place *
+idemq_place_mine(void)
+{
+	return my_place;
 }
 
 /* Returns the bytes of shared memory for the board. */
 Size
 idemq_workers_shmem_size(void)
 {
-	return offsetof(Board, places) + mul_size(sizeof(Place), place_count());
+	return offsetof(Board, places) + mul_size(sizeof(Place), idemq_place_count());
 }
 
 /* Attaches to the board, and makes it when this is the first process. */
@@ -105,21 +95,27 @@ idemq_workers_shmem_init(void *area, bool found)
 		board->tranche = LWLockNewTrancheId();
 		LWLockInitialize(&board->board_lock, board->tranche);
 		board->launcher = -1;
-		for (int i = 0; i < place_count(); i++)
+		for (int i = 0; i < idemq_place_count(); i++)
 		{
 			board->places[i].proc = -1;
 			pg_atomic_init_u64(&board->places[i].asleep_until, PG_UINT64_MAX);
 			pg_atomic_init_flag(&board->places[i].recheck);
+			pg_atomic_init_u64(&board->places[i].beat, 0);
+			pg_atomic_init_u64(&board->places[i].called_at, 0);
+			pg_atomic_init_u32(&board->places[i].stuck, 0);
+			pg_atomic_init_u32(&board->places[i].watcher, 0);
+			pg_atomic_init_u64(&board->places[i].watch_until, PG_UINT64_MAX);
+			pg_atomic_init_u64(&board->places[i].said_at, 0);
 		}
 	}
 	LWLockRegisterTranche(board->tranche, "idemq workers");
 }
 
 /* Finds a database's place; NULL when it has none. */
-static Place *
-find_place(Oid database)
+Place *
+idemq_place_of(Oid database)
 {
-	for (int i = 0; i < place_count(); i++)
+	for (int i = 0; i < idemq_place_count(); i++)
 	{
 		if (board->places[i].state != PLACE_FREE && board->places[i].database == database)
 			return &board->places[i];
@@ -131,9 +127,9 @@ find_place(Oid database)
 static Place *
 find_or_take_place(Oid database, PlaceState state)
 {
-	Place *place = find_place(database);
+	Place *place = idemq_place_of(database);
 
-	for (int i = 0; i < place_count() && place == NULL; i++)
+	for (int i = 0; i < idemq_place_count() && place == NULL; i++)
 	{
 		if (board->places[i].state != PLACE_FREE)
 			continue;
@@ -181,37 +177,11 @@ idemq_worker_announce_use(void)
 		(void) idemq_worker_want(MyDatabaseId);
 }
 
-/* Returns whether a worker runs in this database, as far as is known without a lock. */
-bool
-idemq_worker_present(void)
-{
-	Place *place = find_place(MyDatabaseId);
-
-	return place != NULL && place->state == PLACE_RUNNING;
-}
-
-/*
- * Has this database's worker awake at a time (mono) at the latest.  Does nothing
- * without a worker.
- */
-void
-idemq_worker_need_by(int64 mono)
-{
-	Place *place;
-
-	if (my_place != NULL)
-		return; /* it checks again before it sleeps */
-	place = find_place(MyDatabaseId);
-	pg_memory_barrier();
-	if (place != NULL && (uint64) Max(mono, 0) < pg_atomic_read_u64(&place->asleep_until))
-		wake_proc(place->proc);
-}
-
 /* Has a database's worker check whether the extension is still there. */
 void
 idemq_worker_recheck(Oid database)
 {
-	Place *place = find_place(database);
+	Place *place = idemq_place_of(database);
 
 	if (place == NULL)
 		return;
@@ -262,7 +232,7 @@ idemq_worker_release(Oid database)
 	Place *place;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	place = find_place(database);
+	place = idemq_place_of(database);
 	if (place != NULL && place->away > 0)
 		place->away--;
 	if (place != NULL && place->away == 0 && place->state == PLACE_HELD)
@@ -278,7 +248,7 @@ idemq_worker_signal(Oid database, pid_t pid, int signal_number)
 	Place *place;
 
 	LWLockAcquire(&board->board_lock, LW_SHARED);
-	place = find_place(database);
+	place = idemq_place_of(database);
 	if (place != NULL && place->pid == pid)
 		(void) kill(pid, signal_number);
 	LWLockRelease(&board->board_lock);
@@ -313,7 +283,7 @@ idemq_workers_list(bool starting, WorkerPlace *places, int max)
 	int count = 0;
 
 	LWLockAcquire(&board->board_lock, LW_SHARED);
-	for (int i = 0; i < place_count() && count < max; i++)
+	for (int i = 0; i < idemq_place_count() && count < max; i++)
 	{
 		Place *place = &board->places[i];
 
@@ -480,19 +450,4 @@ bool
 idemq_worker_take_recheck(void)
 {
 	return pg_atomic_test_set_flag(&my_place->recheck);
-}
-
-/* Says that this worker is awake, before it checks for work: from here on all wakes it. */
-void
-idemq_worker_awake(void)
-{
-	pg_atomic_write_u64(&my_place->asleep_until, PG_UINT64_MAX);
-	pg_memory_barrier();
-}
-
-/* Says until when (mono) this worker will sleep; then it waits on its latch. */
-void
-idemq_worker_asleep(int64 until)
-{
-	pg_atomic_write_u64(&my_place->asleep_until, (uint64) Max(until, 0));
 }

@@ -205,6 +205,22 @@ idemq_chore_run(const Chore *chore, int32 queue_id)
 }
 
 /*
+ * Returns when (mono) a chore is to run, and may: later, if it has just failed.  view: of its
+ * queue, NULL for all.
+ */
+int64
+idemq_chore_due_at(const Chore *chore, const SlotView *view)
+{
+	int64 when = chore->due_at(view);
+	int64 allowed;
+
+	if (when == PG_INT64_MAX)
+		return when;
+	allowed = not_before(chore, view == NULL ? 0 : view->queue_id);
+	return Max(when, allowed);
+}
+
+/*
  * Runs a chore if its time has come and it has not just failed; view: of its queue,
  * NULL for all.  Returns when (mono) to come again.
  */
@@ -212,14 +228,9 @@ int64
 idemq_chore_run_if_due(const Chore *chore, const SlotView *view)
 {
 	int32 queue_id = view == NULL ? 0 : view->queue_id;
-	int64 when = chore->due_at(view);
-	int64 allowed;
+	int64 when = idemq_chore_due_at(chore, view);
 	bool done;
 
-	if (when == PG_INT64_MAX)
-		return when;
-	allowed = not_before(chore, queue_id);
-	when = Max(when, allowed);
 	if (when > idemq_mono_now())
 		return when;
 	if (chore->begin != NULL)

@@ -32,6 +32,7 @@
 #include "worker/worker.h"
 #include "shared/wake.h"
 #include "shared/worker_board.h"
+#include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/settings.h"
