@@ -141,7 +141,7 @@ scan_and_promote(ClaimCall *call)
 		return;
 	if (may_promote(queue) && idemq_promote_some(queue, call->wanted - call->claimed) > 0)
 		scan_queue(call, false);
-	else if (queue->slot != NULL && call->claimed == 0)
+	else if (!alone && call->claimed == 0)
 	{
 		idemq_round_await(queue->slot);
 		if (idemq_round_number(queue->slot) != round)

@@ -15,6 +15,7 @@
 
 #include "shared/due_slots.h"
 #include "shared/slots.h"
+#include "shared/worker_beat.h"
 #include "shared/worker_call.h"
 #include "shared/worker_place.h"
 
@@ -48,14 +49,17 @@ idemq_worker_place_index(void)
 	return own_place(&index) == NULL ? -1 : index;
 }
 
-/* Returns whether a worker runs in this database, as far as is known without a lock. */
+/*
+ * Returns whether a worker runs in this database, and is not known to be stuck, as far as is
+ * known without a lock.
+ */
 bool
 idemq_worker_present(void)
 {
 	int index;
 	Place *place = own_place(&index);
 
-	return place != NULL && place->state == PLACE_RUNNING;
+	return place != NULL && place->state == PLACE_RUNNING && pg_atomic_read_u32(&place->stuck) == 0;
 }
 
 static void
@@ -63,8 +67,10 @@ call(Place *place, int64 mono)
 {
 	/* What our caller has written comes before. */
 	pg_memory_barrier();
-	if ((uint64) Max(mono, 0) < pg_atomic_read_u64(&place->asleep_until) && place->proc >= 0)
-		SetLatch(&GetPGProcByNumber(place->proc)->procLatch);
+	if ((uint64) Max(mono, 0) >= pg_atomic_read_u64(&place->asleep_until) || place->proc < 0)
+		return;
+	idemq_watch_called(place);
+	SetLatch(&GetPGProcByNumber(place->proc)->procLatch);
 }
 
 /*
@@ -117,8 +123,16 @@ idemq_worker_need_all(void)
 void
 idemq_worker_awake(void)
 {
+	idemq_watch_moves(idemq_place_mine());
 	pg_atomic_write_u64(&idemq_place_mine()->asleep_until, PG_UINT64_MAX);
 	pg_memory_barrier();
+}
+
+/* Says that this worker begins another piece of work. */
+void
+idemq_worker_beats(void)
+{
+	idemq_watch_moves(idemq_place_mine());
 }
 
 /* Says until when (mono) this worker will sleep; then it waits on its latch. */
