@@ -11,7 +11,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $node = new_server('slices', 'idemq.worker' => 'on', 'idemq.purge_interval' => '-1', 'idemq.max_queues' => 2000, autovacuum => 'off',
-	checkpoint_timeout => '1h');
+	checkpoint_timeout => '1h', max_connections => 30);
 my $pid = worker_pid($node);
 my $jobs = 40;
 # 300 KB each: a slice holds four of them at most.
