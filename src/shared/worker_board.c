@@ -54,29 +54,6 @@ typedef struct Board
 } Board;
 
 static Board *board = NULL;
-/* The place that this process works for, when it is a worker. */
-static Place *my_place = NULL;
-
-/* One place for every worker that may exist. */
-int
-idemq_place_count(void)
-{
-	return Max(max_worker_processes, 1);
-}
-
-/* Returns the place of that index. */
-Place *
-idemq_place_at(int index)
-{
-	return &board->places[index];
-}
-
-/* Returns the place that this process works for; NULL when it is no worker. */
-Place *
-idemq_place_mine(void)
-{
-	return my_place;
-}
 
 /* Returns the bytes of shared memory for the board. */
 Size
@@ -90,6 +67,7 @@ void
 idemq_workers_shmem_init(void *area, bool found)
 {
 	board = area;
+	idemq_places_attach(board->places);
 	if (!found)
 	{
 		memset(area, 0, idemq_workers_shmem_size());
@@ -110,18 +88,6 @@ idemq_workers_shmem_init(void *area, bool found)
 		}
 	}
 	LWLockRegisterTranche(board->tranche, "idemq workers");
-}
-
-/* Finds a database's place; NULL when it has none. */
-Place *
-idemq_place_of(Oid database)
-{
-	for (int i = 0; i < idemq_place_count(); i++)
-	{
-		if (board->places[i].state != PLACE_FREE && board->places[i].database == database)
-			return &board->places[i];
-	}
-	return NULL;
 }
 
 /* Finds a database's place, or gives it one in a state; NULL when all are taken.  Lock held. */
@@ -363,6 +329,7 @@ idemq_worker_forget(const WorkerPlace *copy)
 static void
 detach_worker(int code, Datum arg)
 {
+	Place *my_place = idemq_place_mine();
 	int64 now = idemq_mono_now();
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
@@ -409,7 +376,7 @@ idemq_worker_attach(int index, uint64 serial, Oid *database)
 	LWLockRelease(&board->board_lock);
 	if (wanted)
 	{
-		my_place = place;
+		idemq_place_become(place);
 		on_shmem_exit(detach_worker, (Datum) 0);
 	}
 	return wanted;
@@ -422,6 +389,7 @@ idemq_worker_attach(int index, uint64 serial, Oid *database)
 bool
 idemq_worker_found_nothing(void)
 {
+	Place *my_place = idemq_place_mine();
 	bool nothing;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
@@ -440,6 +408,7 @@ idemq_worker_found_nothing(void)
 bool
 idemq_worker_is_wanted(void)
 {
+	Place *my_place = idemq_place_mine();
 	bool wanted;
 
 	LWLockAcquire(&board->board_lock, LW_SHARED);
@@ -452,5 +421,7 @@ idemq_worker_is_wanted(void)
 bool
 idemq_worker_take_recheck(void)
 {
+	Place *my_place = idemq_place_mine();
+
 	return pg_atomic_test_set_flag(&my_place->recheck);
 }

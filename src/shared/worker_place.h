@@ -40,6 +40,8 @@ typedef struct Place
 	pg_atomic_uint64 said_at;	   /* mono: when the log was told last that it is stuck */
 } Place;
 
+extern void idemq_places_attach(Place *memory);
+extern void idemq_place_become(Place *place);
 extern int idemq_place_count(void);
 extern Place *idemq_place_at(int index);
 extern Place *idemq_place_of(Oid database);
