@@ -77,6 +77,8 @@
 static int64 notified_at = 0;
 static int64 next_notify = 0;
 static int64 next_count = 0;
+/* When (mono) marks of slots were taken last. */
+static int64 looked_at = 0;
 /* When (mono) to look again whether this database follows another; PG_INT64_MAX: it is known. */
 static int64 next_look = 0;
 
@@ -279,7 +281,7 @@ do_for_all(int64 *next)
 
 /* Gives a queue its next turn, when the first of its chores is due; notes what there is to notify. */
 static void
-plan(const SlotView *view)
+plan(const SlotView *view, int64 since)
 {
 	int64 due = PG_INT64_MAX;
 
@@ -290,13 +292,13 @@ plan(const SlotView *view)
 
 		due = Min(due, when);
 	}
-	idemq_turns_put(idemq_slot_index(view->slot), due);
+	idemq_turns_put(idemq_slot_index(view->slot), due, since);
 }
 
 static void
 plan_each(const SlotView *view, void *arg)
 {
-	plan(view);
+	plan(view, looked_at);
 }
 
 /* Visits a slot whose times have changed. */
@@ -306,9 +308,9 @@ plan_marked(int slot, void *arg)
 	SlotView view;
 
 	if (idemq_slot_view(slot, MyDatabaseId, &view))
-		plan(&view);
+		plan(&view, looked_at);
 	else
-		idemq_turns_put(slot, PG_INT64_MAX);
+		idemq_turns_put(slot, PG_INT64_MAX, 0);
 }
 
 /*
@@ -320,12 +322,15 @@ plan_changed(void)
 {
 	static int64 offset = 0;
 	int64 offset_now = idemq_timestamp_from_mono(0);
+	int64 now = idemq_mono_now();
 	bool all = idemq_due_slots_take(idemq_worker_place_index(), plan_marked, NULL);
 
-	if (!all && Abs(offset_now - offset) < CLOCK_MOVED)
-		return;
-	offset = offset_now;
-	idemq_for_each_slot(MyDatabaseId, plan_each, NULL);
+	if (all || Abs(offset_now - offset) >= CLOCK_MOVED)
+	{
+		offset = offset_now;
+		idemq_for_each_slot(MyDatabaseId, plan_each, NULL);
+	}
+	looked_at = now;
 }
 
 /*
@@ -351,7 +356,7 @@ take_turn(int slot, int first)
 		}
 	}
 	if (idemq_slot_view(slot, MyDatabaseId, &view))
-		plan(&view);
+		plan(&view, idemq_mono_now());
 }
 
 /*

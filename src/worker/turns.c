@@ -3,9 +3,8 @@
  *		In which order the background worker comes to its database's queues: a heap of
  *		their slots by when they are due.
  *
- * A queue that is due stands where its time has put it, and one that was due already
- * when it came stands behind all that came before: no tenant's work goes before what was
- * due earlier.  A queue that has had its turn and has more to do goes to the back, so each
+ * A queue that is due stands where its time has put it, though not before the worker's
+ * last look, when it was not due yet: no tenant's work goes before what was due earlier.  A queue that has had its turn and has more to do goes to the back, so each
  * of n queues that are due has its next turn after n - 1 turns of others, and a turn is
  * bounded (worker/chores.c).
  *
@@ -59,11 +58,11 @@ idemq_turns_begin(void)
 }
 
 /*
- * Gives a slot a turn at a time (mono); PG_INT64_MAX: none.  One that has waited for its
- * turn since it came due keeps its place.
+ * Gives a slot a turn at a time (mono); PG_INT64_MAX: none.  since: it was not due before,
+ * whatever its times say.  One that has waited for its turn since it came due keeps its place.
  */
 void
-idemq_turns_put(int slot, int64 due)
+idemq_turns_put(int slot, int64 due, int64 since)
 {
 	Turn *turn = &turns[slot];
 	int64 now = idemq_mono_now();
@@ -73,7 +72,7 @@ idemq_turns_put(int slot, int64 due)
 	if (turn->waits)
 		pairingheap_remove(heap, &turn->node);
 	turn->waits = due < PG_INT64_MAX;
-	turn->due = Max(due, now);
+	turn->due = Max(due, since);
 	if (turn->waits)
 		pairingheap_add(heap, &turn->node);
 }
