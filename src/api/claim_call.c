@@ -31,7 +31,7 @@
 #include "shared/promote_round.h"
 #include "shared/ready_cursor.h"
 #include "shared/wake.h"
-#include "shared/worker_board.h"
+#include "shared/worker_call.h"
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/oids.h"
@@ -141,7 +141,7 @@ scan_and_promote(ClaimCall *call)
 		return;
 	if (may_promote(queue) && idemq_promote_some(queue, call->wanted - call->claimed) > 0)
 		scan_queue(call, false);
-	else if (queue->slot != NULL && call->claimed == 0)
+	else if (!alone && call->claimed == 0)
 	{
 		idemq_round_await(queue->slot);
 		if (idemq_round_number(queue->slot) != round)

@@ -17,6 +17,7 @@
 #include "utils/timestamp.h"
 
 #include "table/jobs.h"
+#include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/spi.h"
 
@@ -79,6 +80,7 @@ idemq_sql_clock_corrected(PG_FUNCTION_ARGS)
 
 	idemq_jobs_check_writable();
 	idemq_clock_correct();
+	idemq_worker_need_all();
 	now = TimestampTzGetDatum(idemq_now());
 	idemq_spi_begin_on_jobs(&scope);
 	(void) idemq_spi_run(&correct_jobs, &now, NULL, SPI_OK_SELECT);

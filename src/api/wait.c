@@ -13,7 +13,8 @@
  *
  * What comes due by time alone has no commit that signals it: each check finds out when
  * to check again.  Without a background worker, a sleeper checks once a second, reaps and
- * promotes.
+ * promotes (api/stand_in.c).  One sleeper of the database watches the worker; while that is
+ * stuck, it wakes one of each queue that has something due (shared/worker_watch.c).
  */
 #include "postgres.h"
 
@@ -32,14 +33,14 @@
 #include "utils/timeout.h"
 
 #include "api/claim_row.h"
-#include "job/promote.h"
+#include "api/stand_in.h"
 #include "job/ready_scan.h"
-#include "job/recover.h"
 #include "table/jobs.h"
 #include "queue/following.h"
 #include "queue/queues.h"
 #include "shared/wake.h"
-#include "shared/worker_board.h"
+#include "shared/worker_call.h"
+#include "shared/worker_watch.h"
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/compat.h"
@@ -52,8 +53,6 @@ PG_FUNCTION_INFO_V1(idemq_sql_wait_result);
 
 /* Without a background worker, nothing signals what comes due by time: check that often. */
 #define CHECK_ALONE USECS_PER_SEC
-/* Without a background worker, a check promotes so many heads of groups. */
-#define PROMOTE_ALONE 64
 /* A wait ends that long, or a tenth of what is left, before statement_timeout. */
 #define TIMEOUT_MARGIN INT64CONST(100000)
 
@@ -128,6 +127,7 @@ leave(void)
 			(void) idemq_sleepers_wake(target->sleepers, 1);
 		target->sleepers = NULL;
 	}
+	idemq_watch_leave();
 	current_wait = NULL;
 }
 
@@ -191,12 +191,10 @@ check_queue(Target *target)
 		return false;
 	alone = queue.slot == NULL || !idemq_worker_present();
 	if (alone)
-	{
-		(void) idemq_reap_some(&queue);
-		if (idemq_promote_wanted(&queue))
-			(void) idemq_promote_some(&queue, PROMOTE_ALONE);
+		idemq_stand_in(&queue);
+	/* While a worker is stuck, one sleeper watches for all. */
+	if (queue.slot == NULL || (alone && !idemq_worker_is_stuck()))
 		target->again = Min(target->again, idemq_mono_now() + CHECK_ALONE);
-	}
 	ready = idemq_ready_check(&queue, &next_due, &held);
 	if (held)
 		target->again = Min(target->again, idemq_mono_now() + LEASE_BUSY_RETRY);
@@ -284,10 +282,15 @@ sleep_and_check(Wait *wait)
 
 	while (!check_all(wait, now, &again))
 	{
+		int64 watch;
+
 		CHECK_FOR_INTERRUPTS();
 		now = idemq_mono_now();
 		if (now >= wait->deadline)
 			return false;
+		watch = idemq_watch_look();
+		again = Min(again, watch);
+		now = idemq_mono_now();
 		if (again > now)
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 (again - now + 999) / 1000, compat_wait_event_wait());

@@ -31,6 +31,9 @@
 
 /* A lease whose row is held by a transaction is visited again after so many microseconds. */
 #define LEASE_BUSY_RETRY INT64CONST(100000)
+/* Nobody who does a chore waits for a lock for longer, in milliseconds: lock_timeout. */
+#define IDEMQ_LOCK_PATIENCE 200
+#define IDEMQ_LOCK_PATIENCE_TEXT "200"
 
 /* Order as in CREATE TYPE idemq.status. */
 typedef enum JobStatus

@@ -23,7 +23,7 @@
 #include "shared/leases.h"
 #include "shared/ready_cursor.h"
 #include "shared/wake.h"
-#include "shared/worker_board.h"
+#include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/jitter.h"

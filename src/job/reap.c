@@ -31,11 +31,14 @@
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/jitter.h"
+#include "base/slice.h"
 
 /* Two scans for a queue's expired leases are at least this far apart, in microseconds, */
 #define REAP_INTERVAL INT64CONST(500)
 /* and so many times as far as the last one took. */
 #define REAP_SHARE 10
+/* A call goes on after so many batches of which each row was held. */
+#define MAX_IN_VAIN 16
 
 static const char *const lost_texts[] = {"lease expired", "the worker's session ended"};
 
@@ -112,12 +115,15 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 }
 
 /*
- * Takes back up to REAP_BATCH expired leases of a queue; sets *found to how many there
- * were.  Returns how many it took back.  Should it fail on the way, the queue is
- * scanned again soon.
+ * Takes back up to REAP_BATCH expired leases of a queue, one at least and no more than fit
+ * into the slice; sets *more to whether the batch was full or cut short.  Returns how many
+ * it took back.  Should it fail on the way, the queue is scanned again soon.
+ *
+ * What is left is due again at once, behind what is due by then elsewhere: a lease that was
+ * collected and not reached has not been changed.
  */
 int64
-idemq_reap_batch(const QueueInfo *queue, int *found)
+idemq_reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 {
 	ExpiredLease *leases = palloc(REAP_BATCH * sizeof(ExpiredLease));
 	JobsTable table;
@@ -125,37 +131,63 @@ idemq_reap_batch(const QueueInfo *queue, int *found)
 	int64 now;
 	int64 next;
 	int64 reaped = 0;
+	int found;
+	int visited = 0;
 
 	idemq_jobs_open(&table);
 	idemq_slots_begin_change();
 	idemq_slot_reset_deadline(queue->slot, queue->id);
 	started = idemq_mono_now();
-	*found = idemq_lease_collect_expired(queue->id, leases, REAP_BATCH, &next);
+	found = idemq_lease_collect_expired(queue->id, leases, REAP_BATCH, &next);
 	now = idemq_mono_now();
-	if (*found > 0)
+	if (found > 0)
 		next = Min(next, now + LEASE_BUSY_RETRY);
 	next = Max(next, now + Max(REAP_INTERVAL, REAP_SHARE * (now - started)));
 	idemq_slot_note_deadline(queue->slot, queue->id, next);
 	idemq_slots_end_change();
 	idemq_jitter();
 	/* A snapshot that sees every claim whose lease we found. */
-	if (*found > 0)
+	if (found > 0)
 		idemq_jobs_refresh(&table);
-	for (int i = 0; i < *found; i++)
+	while (visited < found && (visited == 0 || !idemq_slice_is_over(slice)))
 	{
 		CHECK_FOR_INTERRUPTS();
-		reaped += idemq_reap_job(&table, queue, leases[i].job_id, leases[i].token);
+		reaped += idemq_reap_job(&table, queue, leases[visited].job_id, leases[visited].token);
+		visited++;
 	}
+	if (visited < found)
+		idemq_slot_note_deadline(queue->slot, queue->id, idemq_mono_now());
 	idemq_jobs_close(&table);
 	pfree(leases);
+	*more = visited < found || found == REAP_BATCH;
 	return reaped;
 }
 
-/* Takes back expired leases of a queue, up to REAP_BATCH; what is left is due at once. */
+/* Takes back expired leases of a queue for as long as the slice; returns how many. */
+int64
+idemq_reap_in(const QueueInfo *queue, const Slice *slice)
+{
+	int64 reaped = 0;
+	int in_vain = 0;
+	bool more;
+
+	do
+	{
+		int64 last = idemq_reap_batch(queue, slice, &more);
+
+		reaped += last;
+		in_vain = last > 0 ? 0 : in_vain + 1;
+	} while (more && in_vain < MAX_IN_VAIN && !idemq_slice_is_over(slice));
+	return reaped;
+}
+
+/* Takes back expired leases of a queue, as many as one of the worker's slices holds. */
 void
 idemq_reap_expired(const QueueInfo *queue)
 {
-	int found;
+	Slice slice;
+	bool more;
 
-	(void) idemq_reap_batch(queue, &found);
+	idemq_slice_begin(&slice, SLICE_OF_CHORE);
+	(void) idemq_reap_batch(queue, &slice, &more);
 }

@@ -39,6 +39,7 @@
 #include "base/clock.h"
 #include "base/pace.h"
 #include "base/settings.h"
+#include "base/slice.h"
 
 /* Index entries that a claim scans for leases that memory lost. */
 #define RECOVERY_STEP 1000
@@ -318,7 +319,7 @@ idemq_recover_for_limits(const QueueInfo *queue)
 }
 
 /*
- * Takes back what has expired in a queue, up to REAP_BATCH, and does a step of the
+ * Takes back what has expired in a queue, a slice of it, and does a step of the
  * search for leases that memory lost, if there is one under way; for max_running all
  * of it.  Returns false when max_running cannot be kept, since not every job in flight
  * is counted.  Costs nothing when there is nothing to do.
@@ -328,14 +329,17 @@ idemq_reap_some(const QueueInfo *queue)
 {
 	static Pace pace;
 	bool counted = true;
-	int found;
+	Slice slice;
 
 	if (queue->slot != NULL && queue->max_running > 0)
 		counted = idemq_recover_for_limits(queue);
 	else if (queue->slot != NULL || idemq_pace_is_due(&pace, queue->id, RECOVERY_INTERVAL))
 		(void) recover(queue, queue->slot == NULL);
 	if (idemq_slot_deadline_passed(queue->slot, queue->id))
-		(void) idemq_reap_batch(queue, &found);
+	{
+		idemq_slice_begin(&slice, SLICE_OF_CALL);
+		(void) idemq_reap_in(queue, &slice);
+	}
 	return counted;
 }
 
@@ -356,13 +360,8 @@ int64
 idemq_reap_all(const QueueInfo *queue)
 {
 	int64 reaped = recover(queue, true);
-	int64 last;
-	int found;
+	Slice slice;
 
-	do
-	{
-		last = idemq_reap_batch(queue, &found);
-		reaped += last;
-	} while (found == REAP_BATCH && last > 0);
-	return reaped;
+	idemq_slice_begin(&slice, PG_INT64_MAX);
+	return reaped + idemq_reap_in(queue, &slice);
 }

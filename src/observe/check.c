@@ -29,7 +29,9 @@
 #include "queue/following.h"
 #include "shared/lease_shares.h"
 #include "shared/slots.h"
+#include "shared/worker_watch.h"
 #include "base/args.h"
+#include "base/clock.h"
 #include "base/oids.h"
 #include "base/settings.h"
 #include "base/spi.h"
@@ -117,6 +119,20 @@ report_full_leases(CheckCall *call)
 					   "their rows alone: raise idemq.max_leases, which is %d, and restart, or "
 					   "idemq.max_leases_per_database",
 					   table.used, mine.used, table.room);
+}
+
+/* Reports a background worker that does not move. */
+static void
+check_worker(CheckCall *call)
+{
+	int64 since;
+	pid_t pid = idemq_worker_stuck_since(&since);
+
+	if (pid != 0)
+		idemq_check_report(call, CHECK_WARNING, "worker.stuck",
+						   "the background worker, process %d, has not moved for %lld ms; see what "
+						   "it waits for in pg_stat_activity and pg_locks",
+						   (int) pid, (long long) ((idemq_mono_now() - since) / 1000));
 }
 
 /* Checks that the slots' hash and array agree, and whether slots and entries are used up. */
@@ -252,6 +268,7 @@ idemq_sql_check(PG_FUNCTION_ARGS)
 	idemq_jobs_open_to_read(&call.table);
 	idemq_check_read_queues(&call);
 	check_slots(&call);
+	check_worker(&call);
 	check_dead_queues(&call);
 	check_roles(&call);
 	idemq_check_rows(&call);

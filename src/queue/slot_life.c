@@ -25,6 +25,7 @@
 #include "shared/ready_cursor.h"
 #include "shared/recovery_point.h"
 #include "shared/slots.h"
+#include "shared/worker_call.h"
 #include "base/settings.h"
 
 /* Gives a queue a free slot; NULL when there is none.  slots_lock held exclusively. */
@@ -132,4 +133,5 @@ idemq_slots_unset_database(Oid database)
 	idemq_slots_unlock();
 	idemq_counters_unset_gauges(database);
 	idemq_groups_unset_database(database);
+	idemq_worker_need_all();
 }

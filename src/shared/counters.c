@@ -45,7 +45,7 @@
 #include "utils/snapmgr.h"
 
 #include "shared/counters.h"
-#include "shared/worker_board.h"
+#include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/settings.h"

@@ -18,6 +18,7 @@
 
 #include "shared/group_table.h"
 #include "shared/slots.h"
+#include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/settings.h"
 
@@ -142,6 +143,7 @@ idemq_group_enlist(GroupQueue *queue, GroupEntry *group, GroupList list)
 		pg_atomic_fetch_add_u32(&queue->nwaiting, 1);
 	else if (pg_atomic_read_u64(&queue->delayed_until) == PG_UINT64_MAX)
 		pg_atomic_write_u64(&queue->delayed_until, (uint64) (idemq_mono_now() + LEASE_BUSY_RETRY));
+	idemq_worker_mark_slot((int) (queue - shared->queues));
 }
 
 /* Returns a group's entry; NULL when there is none.  Lock held. */
@@ -264,6 +266,7 @@ idemq_group_queue_scan(GroupQueue *queue, bool later)
 	uint64 when = later ? (uint64) (idemq_mono_now() + LEASE_BUSY_RETRY) : 0;
 
 	pg_atomic_write_u64(&queue->scan_at, Min(pg_atomic_read_u64(&queue->scan_at), when));
+	idemq_worker_mark_slot((int) (queue - shared->queues));
 }
 
 /* Asks for a scan of all groups of a queue, at once or when their marks may find room. */
@@ -277,6 +280,7 @@ idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id, bool later)
 	if (queue != NULL)
 		idemq_group_queue_scan(queue, later);
 	LWLockRelease(&shared->lock);
+	idemq_worker_need_by(later ? idemq_mono_now() + LEASE_BUSY_RETRY : 0);
 }
 
 /* Copies up to max groups of a database, for idemq.check(); returns how many. */
@@ -322,6 +326,8 @@ idemq_groups_reset(int index, Oid database, int32 queue_id)
 	queue->queue_id = queue_id;
 	pg_atomic_write_u64(&queue->scan_at, 0);
 	LWLockRelease(&shared->lock);
+	idemq_worker_mark_slot(index);
+	idemq_worker_need_by(0);
 }
 
 /* Returns whether a group is of a database, and of a queue unless that is 0. */

@@ -87,7 +87,7 @@
 #include "shared/groups.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
-#include "shared/worker_board.h"
+#include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/compat.h"
 
@@ -130,9 +130,8 @@ idemq_group_key_size(const GroupKey *key)
 static void
 call_for_check(QueueSlot *slot)
 {
-	if (idemq_worker_present())
-		idemq_worker_need_by(0);
-	else
+	idemq_worker_need_by(0);
+	if (!idemq_worker_present())
 		(void) idemq_sleepers_wake(idemq_sleepers_of_queue(slot), 1);
 }
 

@@ -13,7 +13,7 @@
 
 #include "shared/next_deadline.h"
 #include "shared/slots.h"
-#include "shared/worker_board.h"
+#include "shared/worker_call.h"
 #include "base/clock.h"
 
 /*
@@ -54,7 +54,7 @@ idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline)
 	{
 		if (pg_atomic_compare_exchange_u64(&slot->next_deadline, &known, wanted))
 		{
-			idemq_worker_need_by((int64) wanted);
+			idemq_worker_need_slot(slot, (int64) wanted);
 			break;
 		}
 	}

@@ -23,7 +23,7 @@
 
 #include "shared/notify_ring.h"
 #include "shared/slots.h"
-#include "shared/worker_board.h"
+#include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/settings.h"
 
@@ -93,7 +93,7 @@ idemq_notify_ring_add(QueueSlot *slot, int32 queue_id, const JobNews *news)
 	else
 		ring->lost++;
 	SpinLockRelease(&ring->mutex);
-	idemq_worker_need_by(idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
+	idemq_worker_need_slot(slot, idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
 }
 
 /* Returns whether a queue has events to notify. */

@@ -19,7 +19,7 @@
 
 #include "shared/recovery_point.h"
 #include "shared/slots.h"
-#include "shared/worker_board.h"
+#include "shared/worker_call.h"
 #include "base/clock.h"
 
 /* A search that missed something begins again after so many microseconds. */
@@ -32,7 +32,7 @@ idemq_slot_begin_recovery(QueueSlot *slot, int64 not_before)
 	slot->needs_recovery = true;
 	slot->next_recovery = not_before;
 	slot->recovery = (RecoveryPoint){slot->recovery.epoch + 1, 0, READY_KEY_MIN, false};
-	idemq_worker_need_by(not_before);
+	idemq_worker_need_slot(slot, not_before);
 }
 
 /* Notes that a job of the queue went in flight without a lease entry. */

@@ -273,6 +273,20 @@ idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *a
 	} while (count == (int) lengthof(views));
 }
 
+/* Copies the view of the slot of that index; false when it is no queue's of the database. */
+bool
+idemq_slot_view(int index, Oid database, SlotView *view)
+{
+	QueueSlot *slot = &shared->slots[index];
+	bool used;
+
+	LWLockAcquire(&slot->lock, LW_SHARED);
+	used = slot->key.queue_id != 0 && slot->key.database == database;
+	*view = (SlotView){slot, slot->key.queue_id, slot->needs_recovery, slot->next_recovery};
+	LWLockRelease(&slot->lock);
+	return used;
+}
+
 /* Returns how many slots are used, and how often a queue was looked up and got none. */
 void
 idemq_slots_usage(int *used, int64 *refused)

@@ -123,6 +123,7 @@ extern QueueSlot *idemq_slot_at(int index);
 extern QueueSlot *idemq_slot_current(QueueSlot *slot, int32 queue_id);
 extern void idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *arg),
 								void *arg);
+extern bool idemq_slot_view(int index, Oid database, SlotView *view);
 extern QueueSlot *idemq_slot_find(Oid database, int32 queue_id);
 extern int idemq_slot_index(const QueueSlot *slot);
 extern void idemq_slots_usage(int *used, int64 *refused);

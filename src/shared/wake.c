@@ -56,7 +56,8 @@
 
 #include "shared/slots.h"
 #include "shared/wake.h"
-#include "shared/worker_board.h"
+#include "shared/worker_call.h"
+#include "shared/worker_place.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/settings.h"
@@ -83,11 +84,11 @@ set_size(void)
 						  mul_size(sizeof(pg_atomic_uint64), word_count()));
 }
 
-/* One set for each slot, one for all queues without, and those for results. */
+/* One set for each slot, one for all queues without, those for results, and for places. */
 static int
 set_count(void)
 {
-	return idemq_max_queues + 1 + RESULT_SETS;
+	return idemq_max_queues + 1 + RESULT_SETS + idemq_place_count();
 }
 
 /* Returns the bytes of shared memory for all sets. */
@@ -132,6 +133,13 @@ idemq_sleepers_of_job(Oid database, int64 job_id)
 	uint32 hash = hash_bytes((const unsigned char *) key, sizeof(key));
 
 	return set_at(idemq_max_queues + 1 + (hash & (RESULT_SETS - 1)));
+}
+
+/* Returns all sleepers of the database of a place on the board of workers. */
+Sleepers *
+idemq_sleepers_of_place(int place)
+{
+	return set_at(idemq_max_queues + 1 + RESULT_SETS + place);
 }
 
 /* Returns whether a session sleeps; to be called after the work is visible. */
@@ -217,7 +225,7 @@ idemq_sleepers_wake(Sleepers *sleepers, int max)
 
 /* Lowers one of a slot's times, and has the worker awake by then. */
 static void
-lower_time(pg_atomic_uint64 *time, TimestampTz to)
+lower_time(const QueueSlot *slot, pg_atomic_uint64 *time, TimestampTz to)
 {
 	uint64 known = pg_atomic_read_u64(time);
 
@@ -225,7 +233,7 @@ lower_time(pg_atomic_uint64 *time, TimestampTz to)
 	{
 		if (pg_atomic_compare_exchange_u64(time, &known, (uint64) to))
 		{
-			idemq_worker_need_by(idemq_mono_from_timestamp(to));
+			idemq_worker_need_slot(slot, idemq_mono_from_timestamp(to));
 			break;
 		}
 	}
@@ -236,7 +244,7 @@ void
 idemq_wake_due_at(QueueSlot *slot, TimestampTz due)
 {
 	if (slot != NULL && due > 0)
-		lower_time(&slot->next_due, due);
+		lower_time(slot, &slot->next_due, due);
 }
 
 /* Notes that a job of the queue expires, unless it is claimed by then. */
@@ -246,7 +254,7 @@ idemq_wake_to_expire_at(QueueSlot *slot, int32 queue_id, TimestampTz expires_at)
 	if (!idemq_slot_is_of(slot, queue_id))
 		slot = idemq_slot_find(MyDatabaseId, queue_id);
 	if (slot != NULL)
-		lower_time(&slot->next_expiry, Max(expires_at, 1));
+		lower_time(slot, &slot->next_expiry, Max(expires_at, 1));
 }
 
 /* Notes a signal, for the worker to check whether a claim follows. */
@@ -258,7 +266,7 @@ note_signal(QueueSlot *slot)
 
 	if (slot != NULL && pg_atomic_read_u64(&slot->unclaimed_at) == 0 &&
 		pg_atomic_compare_exchange_u64(&slot->unclaimed_at, &none, (uint64) now))
-		idemq_worker_need_by(now + UNCLAIMED_AFTER);
+		idemq_worker_need_slot(slot, now + UNCLAIMED_AFTER);
 }
 
 /*
@@ -275,7 +283,7 @@ announce(QueueSlot *slot)
 		return;
 	before = pg_atomic_fetch_add_u64(&slot->announced, 1);
 	if (before == pg_atomic_read_u64(&slot->notified))
-		idemq_worker_need_by(idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
+		idemq_worker_need_slot(slot, idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
 }
 
 /* Has the worker check whether the queue has something ready, and notify those who LISTEN. */

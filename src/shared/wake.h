@@ -19,6 +19,7 @@ extern Size idemq_wake_shmem_size(void);
 extern void idemq_wake_shmem_init(void *area, bool found);
 
 extern Sleepers *idemq_sleepers_of_queue(const QueueSlot *slot);
+extern Sleepers *idemq_sleepers_of_place(int place);
 extern Sleepers *idemq_sleepers_of_job(Oid database, int64 job_id);
 extern bool idemq_sleepers_any(Sleepers *sleepers);
 extern bool idemq_sleepers_join(Sleepers *sleepers);

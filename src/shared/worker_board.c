@@ -16,11 +16,10 @@
  *
  * A session that needs a database for itself (hooks/exclusive_database.c) sends the
  * worker away: the place counts such sessions, and no worker starts while there is one.
- * How a worker sleeps and loses no wake-up stands in shared/worker_board.h.
+ * How a worker sleeps and loses no wake-up stands in shared/worker_call.h.
  *
  * Locks: see README.md, level 4.  board_lock covers every field without another rule at
- * its declaration.  idemq_worker_need_by takes no lock: it is called after commit and
- * abort, and under other locks.
+ * its declaration (shared/worker_place.h).
  */
 #include "postgres.h"
 
@@ -33,7 +32,9 @@
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 
+#include "shared/worker_beat.h"
 #include "shared/worker_board.h"
+#include "shared/worker_place.h"
 #include "base/clock.h"
 #include "base/compat.h"
 
@@ -44,30 +45,6 @@
 /* up to so many times. */
 #define MAX_DOUBLINGS 6
 
-typedef enum PlaceState
-{
-	PLACE_FREE,
-	PLACE_HELD, /* only to keep workers from starting */
-	PLACE_WANTED,
-	PLACE_STARTING,
-	PLACE_RUNNING
-} PlaceState;
-
-typedef struct Place
-{
-	PlaceState state;
-	Oid database;	  /* read without the lock by idemq_worker_need_by, which then may err */
-	uint64 serial;	  /* grows with each start */
-	int away;		  /* sessions that need the database for themselves */
-	pid_t pid;		  /* of a RUNNING worker; 0: none */
-	int32 proc;		  /* its proc number, or -1; read without the lock as database is */
-	int failures;	  /* short lives in a row */
-	int64 not_before; /* mono */
-	int64 started_at; /* mono, of STARTING and RUNNING */
-	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; no lock */
-	pg_atomic_flag recheck;		   /* clear: to check for the extension; no lock */
-} Place;
-
 typedef struct Board
 {
 	LWLock board_lock;
@@ -77,21 +54,12 @@ typedef struct Board
 } Board;
 
 static Board *board = NULL;
-/* The place that this process works for, when it is a worker. */
-static Place *my_place = NULL;
-
-/* One place for every worker that may exist. */
-static int
-place_count(void)
-{
-	return Max(max_worker_processes, 1);
-}
 
 /* Returns the bytes of shared memory for the board. */
 Size
 idemq_workers_shmem_size(void)
 {
-	return offsetof(Board, places) + mul_size(sizeof(Place), place_count());
+	return offsetof(Board, places) + mul_size(sizeof(Place), idemq_place_count());
 }
 
 /* Attaches to the board, and makes it when this is the first process. */
@@ -99,41 +67,36 @@ void
 idemq_workers_shmem_init(void *area, bool found)
 {
 	board = area;
+	idemq_places_attach(board->places);
 	if (!found)
 	{
 		memset(area, 0, idemq_workers_shmem_size());
 		board->tranche = LWLockNewTrancheId();
 		LWLockInitialize(&board->board_lock, board->tranche);
 		board->launcher = -1;
-		for (int i = 0; i < place_count(); i++)
+		for (int i = 0; i < idemq_place_count(); i++)
 		{
 			board->places[i].proc = -1;
 			pg_atomic_init_u64(&board->places[i].asleep_until, PG_UINT64_MAX);
 			pg_atomic_init_flag(&board->places[i].recheck);
+			pg_atomic_init_u64(&board->places[i].beat, 0);
+			pg_atomic_init_u64(&board->places[i].called_at, 0);
+			pg_atomic_init_u32(&board->places[i].stuck, 0);
+			pg_atomic_init_u32(&board->places[i].watcher, 0);
+			pg_atomic_init_u64(&board->places[i].watch_until, PG_UINT64_MAX);
+			pg_atomic_init_u64(&board->places[i].said_at, 0);
 		}
 	}
 	LWLockRegisterTranche(board->tranche, "idemq workers");
-}
-
-/* Finds a database's place; NULL when it has none. */
-static Place *
-find_place(Oid database)
-{
-	for (int i = 0; i < place_count(); i++)
-	{
-		if (board->places[i].state != PLACE_FREE && board->places[i].database == database)
-			return &board->places[i];
-	}
-	return NULL;
 }
 
 /* Finds a database's place, or gives it one in a state; NULL when all are taken.  Lock held. */
 static Place *
 find_or_take_place(Oid database, PlaceState state)
 {
-	Place *place = find_place(database);
+	Place *place = idemq_place_of(database);
 
-	for (int i = 0; i < place_count() && place == NULL; i++)
+	for (int i = 0; i < idemq_place_count() && place == NULL; i++)
 	{
 		if (board->places[i].state != PLACE_FREE)
 			continue;
@@ -181,37 +144,11 @@ idemq_worker_announce_use(void)
 		(void) idemq_worker_want(MyDatabaseId);
 }
 
-/* Returns whether a worker runs in this database, as far as is known without a lock. */
-bool
-idemq_worker_present(void)
-{
-	Place *place = find_place(MyDatabaseId);
-
-	return place != NULL && place->state == PLACE_RUNNING;
-}
-
-/*
- * Has this database's worker awake at a time (mono) at the latest.  Does nothing
- * without a worker.
- */
-void
-idemq_worker_need_by(int64 mono)
-{
-	Place *place;
-
-	if (my_place != NULL)
-		return; /* it checks again before it sleeps */
-	place = find_place(MyDatabaseId);
-	pg_memory_barrier();
-	if (place != NULL && (uint64) Max(mono, 0) < pg_atomic_read_u64(&place->asleep_until))
-		wake_proc(place->proc);
-}
-
 /* Has a database's worker check whether the extension is still there. */
 void
 idemq_worker_recheck(Oid database)
 {
-	Place *place = find_place(database);
+	Place *place = idemq_place_of(database);
 
 	if (place == NULL)
 		return;
@@ -262,7 +199,7 @@ idemq_worker_release(Oid database)
 	Place *place;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	place = find_place(database);
+	place = idemq_place_of(database);
 	if (place != NULL && place->away > 0)
 		place->away--;
 	if (place != NULL && place->away == 0 && place->state == PLACE_HELD)
@@ -278,7 +215,7 @@ idemq_worker_signal(Oid database, pid_t pid, int signal_number)
 	Place *place;
 
 	LWLockAcquire(&board->board_lock, LW_SHARED);
-	place = find_place(database);
+	place = idemq_place_of(database);
 	if (place != NULL && place->pid == pid)
 		(void) kill(pid, signal_number);
 	LWLockRelease(&board->board_lock);
@@ -313,7 +250,7 @@ idemq_workers_list(bool starting, WorkerPlace *places, int max)
 	int count = 0;
 
 	LWLockAcquire(&board->board_lock, LW_SHARED);
-	for (int i = 0; i < place_count() && count < max; i++)
+	for (int i = 0; i < idemq_place_count() && count < max; i++)
 	{
 		Place *place = &board->places[i];
 
@@ -392,6 +329,7 @@ idemq_worker_forget(const WorkerPlace *copy)
 static void
 detach_worker(int code, Datum arg)
 {
+	Place *my_place = idemq_place_mine();
 	int64 now = idemq_mono_now();
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
@@ -401,6 +339,7 @@ detach_worker(int code, Datum arg)
 		my_place->proc = -1;
 		pg_atomic_write_u64(&my_place->asleep_until, PG_UINT64_MAX);
 		my_place->state = PLACE_WANTED;
+		idemq_watch_begins(my_place);
 		if (now - my_place->started_at > LONG_LIFE || my_place->away > 0)
 			my_place->failures = 0;
 		my_place->not_before =
@@ -431,12 +370,13 @@ idemq_worker_attach(int index, uint64 serial, Oid *database)
 		place->pid = MyProcPid;
 		place->proc = IDEMQ_MY_PROC_NUMBER;
 		*database = place->database;
+		idemq_watch_begins(place);
 		pg_atomic_clear_flag(&place->recheck);
 	}
 	LWLockRelease(&board->board_lock);
 	if (wanted)
 	{
-		my_place = place;
+		idemq_place_become(place);
 		on_shmem_exit(detach_worker, (Datum) 0);
 	}
 	return wanted;
@@ -449,6 +389,7 @@ idemq_worker_attach(int index, uint64 serial, Oid *database)
 bool
 idemq_worker_found_nothing(void)
 {
+	Place *my_place = idemq_place_mine();
 	bool nothing;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
@@ -467,6 +408,7 @@ idemq_worker_found_nothing(void)
 bool
 idemq_worker_is_wanted(void)
 {
+	Place *my_place = idemq_place_mine();
 	bool wanted;
 
 	LWLockAcquire(&board->board_lock, LW_SHARED);
@@ -479,20 +421,7 @@ idemq_worker_is_wanted(void)
 bool
 idemq_worker_take_recheck(void)
 {
+	Place *my_place = idemq_place_mine();
+
 	return pg_atomic_test_set_flag(&my_place->recheck);
-}
-
-/* Says that this worker is awake, before it checks for work: from here on all wakes it. */
-void
-idemq_worker_awake(void)
-{
-	pg_atomic_write_u64(&my_place->asleep_until, PG_UINT64_MAX);
-	pg_memory_barrier();
-}
-
-/* Says until when (mono) this worker will sleep; then it waits on its latch. */
-void
-idemq_worker_asleep(int64 until)
-{
-	pg_atomic_write_u64(&my_place->asleep_until, (uint64) Max(until, 0));
 }

@@ -32,6 +32,7 @@
 #include "shared/slots.h"
 #include "shared/wake.h"
 #include "shared/worker_board.h"
+#include "shared/worker_call.h"
 
 #define MAX_ACTION_SIZE 64 /* bytes; with what idemq_grow leaves empty, at most 72 */
 
@@ -60,12 +61,18 @@ drop_lease(const PendingAction *action, LeaseName lease)
 static void
 follow_settings(int32 queue_id)
 {
+	QueueSlot *slot = queue_id == 0 ? NULL : idemq_slot_find(MyDatabaseId, queue_id);
+
 	idemq_version_move(queue_id);
-	idemq_worker_need_by(0); /* it may have found a queue that was not there yet */
+	/* The worker may have found a queue that was not there yet. */
+	if (queue_id == 0)
+		idemq_worker_need_all();
+	else if (slot != NULL)
+		idemq_worker_need_slot(slot, 0);
 	if (queue_id == 0)
 		idemq_wake_database(MyDatabaseId, false);
 	else
-		idemq_wake_queue(NULL, queue_id);
+		idemq_wake_queue(slot, queue_id);
 }
 
 /* Nothing of this database is known any more. */

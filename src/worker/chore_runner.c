@@ -8,13 +8,16 @@
  * reset after the chore.
  *
  * An error is logged with the chore and the queue, and that chore of that queue is put
- * off for a second, twice as long each time, up to 64 s; all others go on.
+ * off for a second, twice as long each time, up to 64 s, or 8 s where it was a lock; all
+ * others go on.  A chore waits for a lock for 200 ms at most, all chores together for a tenth
+ * of the time.
  */
 #include "postgres.h"
 
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "storage/proc.h"
 #include "utils/guc.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
@@ -26,12 +29,17 @@
 #include "queue/queues.h"
 #include "shared/settings_version.h"
 #include "shared/slots.h"
+#include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/oids.h"
 
 /* A chore that failed is put off for a second, twice as long each time, up to 2^6. */
 #define FAILED_PAUSE USECS_PER_SEC
 #define FAILED_DOUBLINGS 6
+/* One that was refused a lock, up to 2^3: it is a matter of time. */
+#define REFUSED_DOUBLINGS 3
+/* What chores have waited for locks is forgotten in so many times as long. */
+#define PATIENCE_SHARE 10
 /* A queue that is still being created is tried again after that, if nothing says so earlier. */
 #define UNSEEN_PAUSE (10 * USECS_PER_SEC)
 
@@ -60,6 +68,10 @@ typedef struct Trouble
 } Trouble;
 
 static HTAB *troubles = NULL;
+/* Whether the last task was refused a lock; what such tasks have waited lately, as of when. */
+static bool lock_refused = false;
+static int64 waited = 0;
+static int64 waited_at = 0;
 /* Whether the last task found its queue. */
 static bool queue_seen = false;
 static MemoryContext chore_context = NULL;
@@ -77,6 +89,34 @@ error_context(void *arg)
 }
 
 /*
+ * Sets for how long the next chore may wait for a lock: for what is left of the patience
+ * of all.  Thus many queues that wait for the same lock keep the others waiting no longer
+ * than one of them, and a tenth of the time from then on.
+ */
+static void
+be_patient(void)
+{
+	int64 now = idemq_mono_now();
+	char value[16];
+	int left;
+
+	waited = Max(waited - (now - waited_at) / PATIENCE_SHARE, 0);
+	waited_at = now;
+	left = Max(IDEMQ_LOCK_PATIENCE - (int) (waited / 1000), 1);
+	if (left == LockTimeout)
+		return;
+	snprintf(value, sizeof(value), "%d", left);
+	SetConfigOption("lock_timeout", value, PGC_SUSET, PGC_S_OVERRIDE);
+}
+
+/* Notes that a chore was refused a lock, for which it has waited. */
+static void
+note_wait(int64 time)
+{
+	waited = Min(waited + time, IDEMQ_LOCK_PATIENCE * INT64CONST(1000));
+}
+
+/*
  * Runs a function in a transaction as the owner of idemq's tables; false, with
  * the error logged, when it failed.
  */
@@ -86,8 +126,12 @@ in_transaction(const char *name, void (*function)(void *arg), void *arg)
 	ErrorContextCallback callback = {error_context_stack, error_context, NULL};
 	Oid user;
 	int sec_context;
+	int64 started = idemq_mono_now();
 	volatile bool done = false;
 
+	lock_refused = false;
+	idemq_worker_beats();
+	be_patient();
 	doing = name;
 	doing_queue[0] = '\0';
 	error_context_stack = &callback;
@@ -108,12 +152,15 @@ in_transaction(const char *name, void (*function)(void *arg), void *arg)
 	PG_CATCH();
 	{
 		HOLD_INTERRUPTS();
+		lock_refused = geterrcode() == ERRCODE_LOCK_NOT_AVAILABLE;
 		EmitErrorReport();
 		AbortCurrentTransaction();
 		FlushErrorState();
 		RESUME_INTERRUPTS();
 	}
 	PG_END_TRY();
+	if (lock_refused)
+		note_wait(idemq_mono_now() - started);
 	/* What a user's trigger has SET is not for the next chore. */
 	ResetAllOptions();
 	error_context_stack = callback.previous;
@@ -178,7 +225,8 @@ note_result(const Task *task, TaskResult result, uint64 settings)
 	if (!found)
 		trouble->failures = 0;
 	trouble->not_before = idemq_mono_now() +
-						  (FAILED_PAUSE << Min(trouble->failures, FAILED_DOUBLINGS));
+						  (FAILED_PAUSE << Min(trouble->failures, lock_refused ? REFUSED_DOUBLINGS
+																			   : FAILED_DOUBLINGS));
 	trouble->unseen = result == TASK_UNSEEN;
 	trouble->settings = settings;
 	if (trouble->unseen)
@@ -205,6 +253,22 @@ idemq_chore_run(const Chore *chore, int32 queue_id)
 }
 
 /*
+ * Returns when (mono) a chore is to run, and may: later, if it has just failed.  view: of its
+ * queue, NULL for all.
+ */
+int64
+idemq_chore_due_at(const Chore *chore, const SlotView *view)
+{
+	int64 when = chore->due_at(view);
+	int64 allowed;
+
+	if (when == PG_INT64_MAX)
+		return when;
+	allowed = not_before(chore, view == NULL ? 0 : view->queue_id);
+	return Max(when, allowed);
+}
+
+/*
  * Runs a chore if its time has come and it has not just failed; view: of its queue,
  * NULL for all.  Returns when (mono) to come again.
  */
@@ -212,14 +276,9 @@ int64
 idemq_chore_run_if_due(const Chore *chore, const SlotView *view)
 {
 	int32 queue_id = view == NULL ? 0 : view->queue_id;
-	int64 when = chore->due_at(view);
-	int64 allowed;
+	int64 when = idemq_chore_due_at(chore, view);
 	bool done;
 
-	if (when == PG_INT64_MAX)
-		return when;
-	allowed = not_before(chore, queue_id);
-	when = Max(when, allowed);
 	if (when > idemq_mono_now())
 		return when;
 	if (chore->begin != NULL)

@@ -25,6 +25,7 @@ typedef struct Chore
 } Chore;
 
 extern void idemq_chores_prepare(void);
+extern int64 idemq_chore_due_at(const Chore *chore, const SlotView *view);
 extern int64 idemq_chore_run_if_due(const Chore *chore, const SlotView *view);
 extern bool idemq_chore_run(const Chore *chore, int32 queue_id);
 

@@ -12,8 +12,14 @@
  *		count		counts the jobs of each queue, when that is not known (queue/queue_counts.c)
  *		purge		deletes what is past its retention (worker/retention.c), in batches
  *
- * A chore of one queue is a transaction of its own (worker/chore_runner.c).  In a round
- * each chore of each queue has one turn, so that none keeps the others waiting.
+ * A chore of one queue is a transaction of its own (worker/chore_runner.c), of a slice
+ * at most (base/slice.h), though never less than one job.  Queues have turns, in the order in
+ * which they came due (worker/turns.c): a queue with much to do keeps another waiting for two
+ * slices, and for one job of its own, however large its leases, their payloads or their number.
+ *
+ * What is due of a queue is looked at when its slot is marked (shared/due_slots.c) and
+ * after its turn; in between the heap of turns knows the time.  So neither a wake-up nor a
+ * turn costs more where there are more queues, of this database or of others.
  */
 #include "postgres.h"
 
@@ -24,6 +30,7 @@
 #include "worker/expire.h"
 #include "worker/notify.h"
 #include "worker/retention.h"
+#include "worker/turns.h"
 #include "job/follow.h"
 #include "job/promote.h"
 #include "job/ready_scan.h"
@@ -33,13 +40,16 @@
 #include "queue/queue_counts.h"
 #include "queue/queues.h"
 #include "shared/counters.h"
+#include "shared/due_slots.h"
 #include "shared/group_table.h"
 #include "shared/promote_round.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
+#include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/settings.h"
+#include "base/slice.h"
 
 /* Index entries that one step of recovery scans. */
 #define RECOVER_STEP 20000
@@ -56,6 +66,10 @@
 /* Statistics are reported that long after what they count: PostgreSQL would have 10 s. */
 #define REPORT_DELAY USECS_PER_SEC
 
+/* Turns are taken for that long before what is due for all queues, and the worker's own affairs. */
+#define ROUND_TIME INT64CONST(50000)
+/* The clock has moved when its offset has by so much; less is its usual drift. */
+#define CLOCK_MOVED INT64CONST(10000)
 /* What could not be read when a round began is read again after that. */
 #define LOOK_PAUSE USECS_PER_SEC
 
@@ -63,6 +77,8 @@
 static int64 notified_at = 0;
 static int64 next_notify = 0;
 static int64 next_count = 0;
+/* When (mono) marks of slots were taken last. */
+static int64 looked_at = 0;
 /* When (mono) to look again whether this database follows another; PG_INT64_MAX: it is known. */
 static int64 next_look = 0;
 
@@ -229,7 +245,8 @@ purge_ended(const SlotView *view, bool done)
 	idemq_retention_ended(done);
 }
 
-/* In the order of a round: those of each queue first, then those for all queues at once. */
+/* The first are of each queue, in the order of a turn; the others for all queues at once. */
+#define QUEUE_CHORES 6
 static const Chore chores[] = {
 	{"promote", promote_due_at, .run = promote, .begin = promote_begins, .ended = promote_ended},
 	{"reap", reap_due_at, .run = idemq_reap_expired},
@@ -237,6 +254,7 @@ static const Chore chores[] = {
 	{"due", due_due_at, .run = due},
 	{"remind", remind_due_at, .run = remind},
 	{"expire", idemq_expire_due_at, .run = idemq_expire_some, .ended = idemq_expire_ended},
+	/* QUEUE_CHORES */
 	{"notify", notify_due_at, .run_for_all = idemq_notify_send, .begin = notify_begins,
 	 .ended = notify_ended},
 	{"count", count_due_at, .run_for_all = idemq_queue_counts_run, .ended = count_ended},
@@ -249,28 +267,122 @@ static const Chore discover_chore = {"discover", NULL, .run_for_all = discover};
 /* Reads whether the database follows another, and has that last; runs when it may have changed. */
 static const Chore look_up_chore = {"follow", NULL, .run_for_all = idemq_follow_note_subscription};
 
-/*
- * Does what is due of a queue, or, where view is NULL, for all queues at once; lowers
- * *next to when (mono) to come again.
- */
+/* Does what is due for all queues at once; lowers *next to when (mono) to come again. */
 static void
-do_chores(const SlotView *view, int64 *next)
+do_for_all(int64 *next)
 {
-	for (int i = 0; i < (int) lengthof(chores); i++)
+	for (int i = QUEUE_CHORES; i < (int) lengthof(chores); i++)
 	{
-		int64 when;
+		int64 when = idemq_chore_run_if_due(&chores[i], NULL);
 
-		if ((chores[i].run_for_all != NULL) != (view == NULL))
-			continue;
-		when = idemq_chore_run_if_due(&chores[i], view);
 		*next = Min(*next, when);
 	}
 }
 
+/* Gives a queue its next turn, when the first of its chores is due; notes what there is to notify. */
 static void
-visit_queue(const SlotView *view, void *next)
+plan(const SlotView *view, int64 since)
 {
-	do_chores(view, next);
+	int64 due = PG_INT64_MAX;
+
+	idemq_notify_look(view->slot);
+	for (int i = 0; i < QUEUE_CHORES; i++)
+	{
+		int64 when = idemq_chore_due_at(&chores[i], view);
+
+		due = Min(due, when);
+	}
+	idemq_turns_put(idemq_slot_index(view->slot), due, since);
+}
+
+static void
+plan_each(const SlotView *view, void *arg)
+{
+	plan(view, looked_at);
+}
+
+/* Visits a slot whose times have changed. */
+static void
+plan_marked(int slot, void *arg)
+{
+	SlotView view;
+
+	if (idemq_slot_view(slot, MyDatabaseId, &view))
+		plan(&view, looked_at);
+	else
+		idemq_turns_put(slot, PG_INT64_MAX, 0);
+}
+
+/*
+ * Visits the slots whose times have changed, or all.  Times of day stand in the heap as
+ * they were at the visit: once the clock has been moved all are visited.
+ */
+static void
+plan_changed(void)
+{
+	static int64 offset = 0;
+	int64 offset_now = idemq_timestamp_from_mono(0);
+	int64 now = idemq_mono_now();
+	bool all = idemq_due_slots_take(idemq_worker_place_index(), plan_marked, NULL);
+
+	if (all || Abs(offset_now - offset) >= CLOCK_MOVED)
+	{
+		offset = offset_now;
+		idemq_for_each_slot(MyDatabaseId, plan_each, NULL);
+	}
+	looked_at = now;
+}
+
+/*
+ * The turn of a queue: each of its chores that is due runs once, unless what came before
+ * has taken a slice; then the queue goes on with that chore when its turn comes again.
+ */
+static void
+take_turn(int slot, int first)
+{
+	SlotView view;
+	Slice slice;
+
+	idemq_slice_begin(&slice, SLICE_OF_CHORE);
+	for (int i = 0; i < QUEUE_CHORES; i++)
+	{
+		if (!idemq_slot_view(slot, MyDatabaseId, &view))
+			return;
+		(void) idemq_chore_run_if_due(&chores[(first + i) % QUEUE_CHORES], &view);
+		if (idemq_slice_is_over(&slice))
+		{
+			idemq_turns_cut(slot, (first + i + 1) % QUEUE_CHORES);
+			break;
+		}
+	}
+	if (idemq_slot_view(slot, MyDatabaseId, &view))
+		plan(&view, idemq_mono_now());
+}
+
+/*
+ * Has the queues that are due take turns, and then does what is due for all at once; for
+ * ROUND_TIME and a turn at most.  Returns when (mono) to come again.
+ */
+static int64
+do_turns(void)
+{
+	int64 until = idemq_mono_now() + ROUND_TIME;
+	int64 next = PG_INT64_MAX;
+	int slot;
+	int stage;
+
+	plan_changed();
+	while (idemq_turns_take(idemq_mono_now(), &slot, &stage))
+	{
+		/* What it makes due of its own queue, or of others, is planned before the sleep. */
+		next = 0;
+		take_turn(slot, stage);
+		plan_changed();
+		if (idemq_mono_now() >= until)
+			break;
+	}
+	do_for_all(&next);
+	return Min(next, idemq_turns_next());
 }
 
 /* Makes all chores of a queue due, whatever a former worker knew of it. */
@@ -293,6 +405,8 @@ begin(void)
 	if (!idemq_chore_run(&discover_chore, 0))
 		return false;
 	idemq_for_each_slot(MyDatabaseId, make_due, NULL);
+	idemq_turns_begin();
+	idemq_for_each_slot(MyDatabaseId, plan_each, NULL);
 	return true;
 }
 
@@ -330,8 +444,8 @@ report_statistics(void)
 }
 
 /*
- * Does what is due, of every queue once; nothing in a database that follows another.
- * Returns when (mono) to come again.
+ * Does what is due, for a while; nothing in a database that follows another.  Returns when
+ * (mono) to come again.
  */
 int64
 idemq_chores_do(void)
@@ -346,10 +460,7 @@ idemq_chores_do(void)
 		next = next_look;
 	}
 	else if (begun || (begun = begin()))
-	{
-		idemq_for_each_slot(MyDatabaseId, visit_queue, &next);
-		do_chores(NULL, &next);
-	}
+		next = do_turns();
 	else
 		next = idemq_mono_now() + LOOK_PAUSE;
 	report = report_statistics();

@@ -35,12 +35,14 @@
 #include "table/jobs_ready.h"
 #include "shared/wake.h"
 #include "base/clock.h"
+#include "base/slice.h"
 #include "base/spi.h"
 
-/* What a step does at most: index entries, jobs, microseconds. */
+/* What a step does at most, within a slice: index entries, jobs. */
 #define STEP_ENTRIES 20000
 #define STEP_JOBS 1000
-#define STEP_TIME INT64CONST(5000)
+/* Entries of which nothing is cancelled: whether the slice is over is asked that often. */
+#define LOOK_EVERY 64
 /* Scans take a part of 1 / (1 + PAUSES) of the time at most. */
 #define PAUSES 99
 /* When a job that has expired is held, the next scan begins after that. */
@@ -125,25 +127,29 @@ expire(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const Job *jo
 	return write == JOB_WRITTEN;
 }
 
-/* Goes on in one priority until a time (mono), or the end; counts down *entries and *jobs. */
+/* Goes on in one priority until its end, or the slice's; counts down *entries and *jobs. */
 static void
-scan_on(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, int64 until, int *entries,
-		int *jobs)
+scan_on(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const Slice *slice,
+		int *entries, int *jobs)
 {
 	bool more = true;
+	bool over = false;
 	ReadyKey key;
 	Job job;
 
 	idemq_jobs_scan_begin(table, queue->id, scan->priority, scan->from, READY_KEY_MAX);
-	while (*entries > 0 && *jobs > 0 && (*entries % 64 != 0 || idemq_mono_now() < until))
+	while (*entries > 0 && *jobs > 0 && !over)
 	{
+		bool cancelled;
+
 		CHECK_FOR_INTERRUPTS();
 		more = idemq_jobs_scan_next(table, &key);
 		if (!more)
 			break;
-		if (idemq_jobs_scan_row(table, &job))
-			*jobs -= expire(scan, table, queue, &job);
+		cancelled = idemq_jobs_scan_row(table, &job) && expire(scan, table, queue, &job);
+		*jobs -= cancelled;
 		(*entries)--;
+		over = (cancelled || *entries % LOOK_EVERY == 0) && idemq_slice_is_over(slice);
 		scan->from = ready_key_after(key);
 	}
 	idemq_jobs_scan_end(table);
@@ -157,11 +163,11 @@ scan_on(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, int64 until,
 }
 
 /*
- * Ends the scan: cancels the queue's blocked jobs that have expired, STEP_JOBS at most,
- * and finds the earliest time among the others.
+ * Ends the scan: cancels the queue's blocked jobs that have expired, STEP_JOBS and a slice
+ * at most, and finds the earliest time among the others.
  */
 static void
-expire_blocked(ExpireScan *scan, JobsTable *table, const QueueInfo *queue)
+expire_blocked(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const Slice *slice)
 {
 	Datum values[] = {Int32GetDatum(queue->id), Int64GetDatum(STEP_JOBS)};
 	int64 *ids = palloc(STEP_JOBS * sizeof(int64));
@@ -192,6 +198,11 @@ expire_blocked(ExpireScan *scan, JobsTable *table, const QueueInfo *queue)
 		CHECK_FOR_INTERRUPTS();
 		if (idemq_jobs_fetch(table, ids[i], &job))
 			(void) expire(scan, table, queue, &job);
+		if (i + 1 < count && idemq_slice_is_over(slice))
+		{
+			scan->next = Min(scan->next, now);
+			break;
+		}
 	}
 	pfree(ids);
 }
@@ -208,7 +219,9 @@ idemq_expire_some(const QueueInfo *queue)
 	int entries = STEP_ENTRIES;
 	int jobs = STEP_JOBS;
 	JobsTable table;
+	Slice slice;
 
+	idemq_slice_begin(&slice, SLICE_OF_CHORE);
 	if (!scan->under_way)
 	{
 		*scan = (ExpireScan){.queue_id = queue->id,
@@ -220,9 +233,9 @@ idemq_expire_some(const QueueInfo *queue)
 	}
 	idemq_jobs_open(&table);
 	while (entries > 0 && jobs > 0 && scan->priority < IDEMQ_PRIORITIES)
-		scan_on(scan, &table, queue, started + STEP_TIME, &entries, &jobs);
+		scan_on(scan, &table, queue, &slice, &entries, &jobs);
 	if (scan->priority == IDEMQ_PRIORITIES)
-		expire_blocked(scan, &table, queue);
+		expire_blocked(scan, &table, queue, &slice);
 	idemq_jobs_close(&table);
 	scan->took += idemq_mono_now() - started;
 }

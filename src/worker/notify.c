@@ -10,7 +10,9 @@
  * idemq_notify_sent, after the commit, writes what was read to notified and removes what
  * was copied.  What comes in between makes the two differ again.  A worker that dies
  * between the commit and the second step has its successor send twice, never not at all.
- * A full ring counts what it loses, which is sent as "overflow".
+ * A full ring counts what it loses, which is sent as "overflow".  Only slots are read of
+ * which the worker has seen that there is something (idemq_notify_look, when it visits a
+ * slot that is marked), so a NOTIFY costs nothing for the queues without.
  *
  * Payloads are JSON made of words, numbers and a queue's name, which has no
  * character that JSON would escape.  Any role can LISTEN: there is never a
@@ -20,6 +22,7 @@
 
 #include "commands/async.h"
 #include "miscadmin.h"
+#include "nodes/bitmapset.h"
 #include "nodes/pg_list.h"
 #include "utils/memutils.h"
 
@@ -42,6 +45,8 @@ typedef struct QueueNews
 
 static MemoryContext news_context = NULL;
 static List *unsent = NIL; /* of QueueNews, between idemq_notify_send and idemq_notify_sent */
+/* Slots, by index, of which there was something to send when they were looked at. */
+static Bitmapset *with_news = NULL;
 
 static bool
 has_news(QueueSlot *slot)
@@ -50,33 +55,33 @@ has_news(QueueSlot *slot)
 		   idemq_notify_ring_waiting(slot);
 }
 
-static void
-check_for_news(const SlotView *view, void *arg)
+/* Notes a slot of which there is something to send. */
+void
+idemq_notify_look(QueueSlot *slot)
 {
-	*(bool *) arg |= has_news(view->slot);
+	MemoryContext old;
+
+	if (!has_news(slot))
+		return;
+	old = MemoryContextSwitchTo(TopMemoryContext);
+	with_news = bms_add_member(with_news, idemq_slot_index(slot));
+	MemoryContextSwitchTo(old);
 }
 
-/* Returns whether there is anything to send in this database. */
+/* Returns whether there is anything to send in this database, as far as slots were looked at. */
 bool
 idemq_notify_waiting(void)
 {
-	bool waiting = false;
-
-	idemq_for_each_slot(MyDatabaseId, check_for_news, &waiting);
-	return waiting;
+	return !bms_is_empty(with_news);
 }
 
 /* Reads what there is to send for a queue. */
 static void
-collect(const SlotView *view, void *arg)
+collect(const SlotView *view)
 {
-	QueueNews *news;
-	MemoryContext old;
+	MemoryContext old = MemoryContextSwitchTo(news_context);
+	QueueNews *news = palloc(sizeof(QueueNews));
 
-	if (!has_news(view->slot))
-		return;
-	old = MemoryContextSwitchTo(news_context);
-	news = palloc(sizeof(QueueNews));
 	news->slot = view->slot;
 	news->queue_id = view->queue_id;
 	news->announced = pg_atomic_read_u64(&view->slot->announced);
@@ -115,6 +120,7 @@ send(const QueueNews *news, const QueueInfo *queue)
 void
 idemq_notify_send(void)
 {
+	int index = -1;
 	ListCell *lc;
 
 	if (news_context == NULL)
@@ -122,7 +128,14 @@ idemq_notify_send(void)
 			AllocSetContextCreate(TopMemoryContext, "idemq news", ALLOCSET_DEFAULT_SIZES);
 	unsent = NIL;
 	MemoryContextReset(news_context);
-	idemq_for_each_slot(MyDatabaseId, collect, NULL);
+	while ((index = bms_next_member(with_news, index)) >= 0)
+	{
+		SlotView view;
+
+		/* Else its queue is gone, or has another slot. */
+		if (idemq_slot_view(index, MyDatabaseId, &view))
+			collect(&view);
+	}
 	foreach(lc, unsent)
 	{
 		QueueNews *news = lfirst(lc);
@@ -132,6 +145,26 @@ idemq_notify_send(void)
 		news->known = idemq_queue_by_id(news->queue_id, &queue);
 		if (idemq_notify && news->known)
 			send(news, &queue);
+	}
+}
+
+/*
+ * Keeps the slots of which there is more to send.  Who announces something calls the worker
+ * if it finds all notified that was announced before; else it has announced before notified
+ * was written, and that is seen here.
+ */
+static void
+forget_sent(void)
+{
+	int index = -1;
+
+	pg_memory_barrier();
+	while ((index = bms_next_member(with_news, index)) >= 0)
+	{
+		SlotView view;
+
+		if (!idemq_slot_view(index, MyDatabaseId, &view) || !has_news(view.slot))
+			with_news = bms_del_member(with_news, index);
 	}
 }
 
@@ -157,5 +190,6 @@ idemq_notify_sent(void)
 	}
 	unsent = NIL;
 	MemoryContextReset(news_context);
+	forget_sent();
 	return all;
 }

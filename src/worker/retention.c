@@ -46,15 +46,17 @@
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/settings.h"
+#include "base/slice.h"
 #include "base/spi.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_apply_retention);
 
-/* What a batch does at most: rows, of a table with triggers too; microseconds; index entries. */
+/* What a batch does at most, within a slice: rows, of a table with triggers too; index entries. */
 #define BATCH_ROWS 2000
 #define BATCH_ROWS_BY_SQL 50
-#define BATCH_TIME INT64CONST(5000)
 #define BATCH_ENTRIES 20000
+/* Entries of which nothing is deleted: whether the slice is over is asked that often. */
+#define LOOK_EVERY 64
 /* The sweep takes a part of 1 / SWEEP_SHARE of the time; two begin at least so far apart. */
 #define SWEEP_SHARE 100
 #define SWEEP_PAUSE (10 * USECS_PER_MINUTE)
@@ -66,10 +68,12 @@ typedef struct Batch
 {
 	JobsTable table;
 	TimestampTz now;
-	int64 until; /* mono */
+	bool bounded; /* by the slice and BATCH_ENTRIES */
+	Slice slice;
 	int max_rows;
 	int rows;
 	int entries;
+	int rows_before; /* the last entry */
 	int64 *ids;		 /* of the rows */
 	QueueInfo queue; /* of the last row */
 	bool notes;		 /* what stays is noted, for its next visit */
@@ -275,27 +279,32 @@ consider(Batch *batch)
 static bool
 is_over(Batch *batch)
 {
-	return batch->rows == batch->max_rows ||
-		   (batch->until < PG_INT64_MAX &&
-			(batch->entries++ == BATCH_ENTRIES ||
-			 (batch->entries % 64 == 0 && idemq_mono_now() > batch->until)));
+	bool deleted = batch->rows > batch->rows_before;
+
+	batch->rows_before = batch->rows;
+	if (batch->rows == batch->max_rows)
+		return true;
+	return batch->bounded &&
+		   (batch->entries++ == BATCH_ENTRIES ||
+			((deleted || batch->entries % LOOK_EVERY == 0) && idemq_slice_is_over(&batch->slice)));
 }
 
 /*
  * Goes on with a scan: deletes what is past its retention, max_rows at most, and
- * their attempts.  notes: what stays is noted for its range.  until: mono, when to stop;
- * PG_INT64_MAX for never.  Returns how many jobs were deleted.
+ * their attempts.  notes: what stays is noted for its range.  bounded: it is a batch of the
+ * worker's.  Returns how many jobs were deleted.
  */
 static int
-purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, int64 until)
+purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded)
 {
-	Batch batch = {.now = now, .until = until, .max_rows = max_rows, .notes = notes};
+	Batch batch = {.now = now, .bounded = bounded, .max_rows = max_rows, .notes = notes};
 	int64 last = scan->at;
 	int64 id;
 	bool stopped = false;
 
+	idemq_slice_begin(&batch.slice, SLICE_OF_CHORE);
 	idemq_jobs_open(&batch.table);
-	if (until < PG_INT64_MAX && !batch.table.simple)
+	if (bounded && !batch.table.simple)
 	{
 		batch.max_rows = BATCH_ROWS_BY_SQL;
 		check_constraints_at_once();
@@ -341,7 +350,7 @@ sweep(void)
 		rounds.next_sweep = mono + SWEEP_PAUSE;
 	}
 	if (!id_scan_is_over(&rounds.sweep))
-		(void) purge_jobs(&rounds.sweep, false, rounds.now, BATCH_ROWS, mono + BATCH_TIME);
+		(void) purge_jobs(&rounds.sweep, false, rounds.now, BATCH_ROWS, true);
 	rounds.swept += idemq_mono_now() - mono;
 	return !id_scan_is_over(&rounds.sweep) &&
 		   rounds.swept < idemq_purge_interval * INT64CONST(1000) / SWEEP_SHARE;
@@ -383,7 +392,7 @@ idemq_retention_run(void)
 		visiting = idemq_ranges_begin_visit(&visit);
 		if (visiting)
 		{
-			(void) purge_jobs(&visit, true, rounds.now, BATCH_ROWS, idemq_mono_now() + BATCH_TIME);
+			(void) purge_jobs(&visit, true, rounds.now, BATCH_ROWS, true);
 			return;
 		}
 		rounds.stage = STAGE_SEEN;
@@ -421,8 +430,7 @@ idemq_sql_apply_retention(PG_FUNCTION_ARGS)
 	idemq_jobs_check_writable();
 	refusal_logged = false;
 	while (purged < max_jobs && !id_scan_is_over(&scan))
-		purged +=
-			purge_jobs(&scan, false, now, (int) Min(BATCH_ROWS, max_jobs - purged), PG_INT64_MAX);
+		purged += purge_jobs(&scan, false, now, (int) Min(BATCH_ROWS, max_jobs - purged), false);
 	(void) purge_seen(&seen, now, max_jobs);
 	(void) purge_audit(&audit, now, max_jobs);
 	PG_RETURN_INT64(purged);

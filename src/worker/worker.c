@@ -32,6 +32,7 @@
 #include "worker/worker.h"
 #include "shared/wake.h"
 #include "shared/worker_board.h"
+#include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/settings.h"
@@ -49,8 +50,8 @@ settle_settings(void)
 		{"default_transaction_deferrable", "off"},
 		{"statement_timeout", "0"},
 		COMPAT_TRANSACTION_TIMEOUT_OFF{"idle_in_transaction_session_timeout", "0"},
-		/* A lock that a user's trigger waits for holds up that chore, not the others for ever. */
-		{"lock_timeout", "10s"},
+		/* A lock that a chore waits for holds up that chore, not the others. */
+		{"lock_timeout", IDEMQ_LOCK_PATIENCE_TEXT},
 		{"session_replication_role", "origin"},
 		{"row_security", "on"},
 		/* What is lost in a crash is found in the rows and done again. */

@@ -1,0 +1,65 @@
+/*
+ * api/stand_in.c
+ *		What a session that sleeps in idemq.wait does for its queue in place of the
+ *		background worker, where there is none or it is stuck: takes back leases, promotes
+ *		heads of groups.
+ *
+ * It waits for no lock for longer than a chore of the worker does: what holds the worker
+ * may hold this session as well, and its client waits for jobs.  So all of it runs in a
+ * subtransaction, and where a lock is not to be had, it is undone, and tried again at the
+ * next check.  Other errors are the caller's, as they are for a claim.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "storage/proc.h"
+#include "utils/guc.h"
+#include "utils/resowner.h"
+
+#include "api/stand_in.h"
+#include "job/promote.h"
+#include "job/recover.h"
+#include "base/idemq.h"
+
+/* It promotes so many heads of groups. */
+#define PROMOTE_ALONE 64
+
+static void
+do_chores(const QueueInfo *queue)
+{
+	(void) idemq_reap_some(queue);
+	if (idemq_promote_wanted(queue))
+		(void) idemq_promote_some(queue, PROMOTE_ALONE);
+}
+
+/* Does what is due of a queue; nothing, if a lock is not to be had in time. */
+void
+idemq_stand_in(const QueueInfo *queue)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	int guc_level;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	guc_level = NewGUCNestLevel();
+	if (LockTimeout == 0 || LockTimeout > IDEMQ_LOCK_PATIENCE)
+		(void) set_config_option("lock_timeout", IDEMQ_LOCK_PATIENCE_TEXT, PGC_USERSET,
+								 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	PG_TRY();
+	{
+		do_chores(queue);
+		AtEOXact_GUC(true, guc_level);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		if (geterrcode() != ERRCODE_LOCK_NOT_AVAILABLE)
+			PG_RE_THROW();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+}

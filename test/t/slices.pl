@@ -1,0 +1,126 @@
+# One tenant's work does not hold up the others': the worker's slices and turns, the bound on
+# what a claim takes back, chores that wait for a lock, and a worker that is stopped.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('slices', 'idemq.worker' => 'on', 'idemq.purge_interval' => '-1', 'idemq.max_queues' => 2000, autovacuum => 'off',
+	checkpoint_timeout => '1h', max_connections => 30);
+my $pid = worker_pid($node);
+my $jobs = 40;
+# 300 KB each: a slice holds four of them at most.
+my $payload = q{(SELECT to_jsonb(string_agg(md5(i::text), '')) FROM generate_series(1, 10000) i)};
+
+sub stop_worker { return kill STOP => $pid }
+sub go_on { return kill CONT => $pid }
+sub said { my ($from, $what) = @_; return scalar grep { /$what/ } split /^/, slurp_file($node->logfile, $from) }
+
+# A queue whose jobs are dying: large ones, in the hands of workers that are gone.
+sub dying
+{
+	my ($name) = @_;
+
+	sql($node, "SELECT idemq.create_queue('${name}_dead', lease => '1 h'); SELECT idemq.create_queue('$name', max_attempts => 1, dead_queue => '${name}_dead', lease => '1 h')");
+	sql($node, "SELECT idemq.enqueue('$name', p) FROM $payload AS x(p), generate_series(1, $jobs)");
+	sql($node, "SELECT count(*) FROM idemq.claim('$name', $jobs, lease => '1 ms')");
+	return;
+}
+
+# The attempts of a queue that have ended, with the transaction in which they did.
+sub ended { my ($name) = @_; return "(SELECT a.*, a.xmin::text AS xact FROM idemq.attempts a JOIN idemq.queues USING (queue_id) WHERE name = '$name') AS e" }
+
+# ---- Turns
+
+# Both have come due, the large ones first, before the worker looks.
+stop_worker();
+dying('big');
+sql($node, "SELECT idemq.enqueue('q', '1'); SELECT id FROM idemq.claim('q', lease => '1 ms')");
+sql($node, 'SELECT pg_sleep(0.1)');
+go_on();
+wait_until($node, 'SELECT count(*) FROM ' . ended('big'), $jobs);
+is_sql($node, 'SELECT max(n) <= 4 FROM (SELECT count(*) AS n FROM ' . ended('big') . ' GROUP BY xact) AS x', 't', 'a transaction is a slice');
+is_sql($node, 'SELECT count(*) <= 8 FROM ' . ended('big') . ' WHERE ended_at < (SELECT min(ended_at) FROM ' . ended('q') . ')', 't',
+	'who came due second has the second turn');
+is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'big_dead'", $jobs, 'every death is in the dead queue');
+
+# ---- A claim
+
+stop_worker();
+dying('own');
+sql($node, "SELECT count(*) FROM idemq.claim('own')");
+is_sql($node, 'SELECT count(*) BETWEEN 1 AND 4 FROM ' . ended('own'), 't', 'a claim takes a slice back');
+is_sql($node, "SELECT idemq.reap('own') >= $jobs - 4", 't', 'reap takes back all');
+go_on();
+
+# ---- A lock
+
+my $log = -s $node->logfile;
+my $held = session($node);
+sql($node, "SELECT idemq.create_queue('late', lease => '1 h'); SELECT idemq.create_queue('locked' || i, lease => '1 h', retry_base => '1 ms', retry_max => '1 ms') FROM generate_series(1, 60) i;
+	SELECT idemq.enqueue('locked' || i, '1') FROM generate_series(1, 60) i");
+$held->query_safe('BEGIN; LOCK TABLE idemq.attempts IN SHARE MODE');
+sql($node, "SELECT count(*) FROM generate_series(1, 60) i, LATERAL idemq.claim('locked' || i, lease => '1 ms')");
+# A job that comes due, and a head: neither needs the table that is locked.
+my $sleeper = sleeper($node, "CALL idemq.wait('late', '2 min'); SELECT id FROM idemq.claim('late')");
+sql($node, "SELECT idemq.enqueue('late', '2', delay => '50 ms')");
+like(answer($sleeper), qr/^t\n\d+$/, 'one that comes due meanwhile wakes its sleeper');
+sql($node, "SELECT idemq.enqueue('q', '3', group_key => 'g')");
+is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE group_key = 'g'", 'a group gets its head');
+wait_until($node, 'SELECT 1', 1) while said($log, qr/chore "reap" of queue "locked\d+"/) < 60;
+is(said($log, qr/canceling statement due to lock timeout/) >= 60, 1, 'each queue has been refused the lock');
+is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'processing'", 60, 'and the lock is held still');
+$held->query_safe('COMMIT');
+is_soon($node, "SELECT count(*) = 60 FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'pending'", 'once it is free, all are taken back');
+$held->quit;
+
+# ---- A worker that is stopped
+
+sub switches { return slurp_file("/proc/$_[0]/status") =~ /^voluntary_ctxt_switches:\s+(\d+)/m ? $1 : die }
+
+# The job of queue held is in a hand; a sleeper waits for it.
+sub hold
+{
+	sql($node, "DELETE FROM hand; INSERT INTO hand SELECT id, token FROM idemq.claim('held')");
+	return sleeper($node, "CALL idemq.wait('held', '5 min')", @_);
+}
+
+# The hand lets it go: the lease ends at once.
+sub let_go { return sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM hand") }
+
+sql($node, "SELECT idemq.create_queue('idle', lease => '1 h'); SELECT idemq.create_queue('held', lease => '1 h', retry_base => '1 ms', retry_max => '1 ms');
+	CREATE TABLE hand (id bigint, token bigint); SELECT idemq.enqueue('held', '1')");
+my @idle = map { sleeper($node, "CALL idemq.wait('idle', '5 min')") } 1 .. 8;
+$sleeper = hold();
+stop_worker();
+$log = -s $node->logfile;
+my %before = map { $_->{pid} => switches($_->{pid}) } @idle;
+let_go();
+is(answer($sleeper), 't', 'its lease is taken back by the sleeper of its queue');
+wait_until($node, 'SELECT 1', 1) until said($log, qr/idemq's background worker of the database, process $pid, has not moved/);
+cmp_ok((grep { switches($_->{pid}) - $before{ $_->{pid} } > 4 } @idle), '<=', 1, 'one sleeper watches, the others sleep');
+is_sql($node, "SELECT count(*) FROM idemq.check() WHERE invariant = 'worker.stuck'", 1, 'check() says so');
+is(said($log, qr/has not moved/), 1, 'the log does, once');
+
+# The watcher goes, with most others: somebody else watches.
+sql($node, "SELECT pg_terminate_backend($_->{pid})") foreach @idle[ 0 .. 6 ];
+$sleeper = hold($sleeper->{session});
+let_go();
+is(answer($sleeper), 't', 'there is a watcher after the end of others');
+
+# A head, while it is stopped: by a sleeper, called by who enqueues.
+$sleeper = hold($sleeper->{session});
+sql($node, "SELECT idemq.enqueue('held', '2', group_key => 'g')");
+is(answer($sleeper), 't', 'a group gets its head');
+go_on();
+is_soon($node, "SELECT count(*) = 0 FROM idemq.check() WHERE invariant = 'worker.stuck'", 'it moves again');
+sql($node, "SELECT idemq.enqueue('q', '4', delay => '1 ms'); SELECT pg_terminate_backend($idle[7]{pid})");
+is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'check() finds nothing');
+is(unexpected($node, qw(55P03 57P01)), '', 'no other errors');
+
+done_testing();
