@@ -10,6 +10,7 @@
 #include "utils/timestamp.h"
 
 #include "job/new_job.h"
+#include "table/jobs_batch.h"
 #include "table/jobs_id.h"
 #include "table/jobs_write.h"
 #include "txn/pending_groups.h"
@@ -59,17 +60,26 @@ idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
 }
 
 /*
- * Gives the job with those columns, which have no key, an id unless it has one, notes
- * and inserts it.  Returns its status.
+ * Gives the job with those columns, which have no key, an id, notes and inserts it.
+ * Returns its status.
  */
 JobStatus
 idemq_new_job_insert(JobsTable *table, const QueueInfo *queue, JobChange *columns)
 {
 	JobStatus status;
 
-	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
-		job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
+	job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
 	status = idemq_new_job_note(queue, columns);
 	idemq_jobs_insert(table, columns);
+	return status;
+}
+
+/* As idemq_new_job_insert, of a job in a batch: it has an id. */
+JobStatus
+idemq_new_job_add(JobsBatch *batch, const QueueInfo *queue, JobChange *columns)
+{
+	JobStatus status = idemq_new_job_note(queue, columns);
+
+	idemq_jobs_batch_add(batch, columns);
 	return status;
 }
