@@ -316,16 +316,17 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 	return false;
 }
 
-/* Notes and inserts the new job; false when its key is taken. */
+/* Notes and inserts the new job; false when its key is taken.  heir_of: it had the key, NULL for none. */
 static bool
 insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wait,
-	   JobStatus *status)
+	   const Job *heir_of, JobStatus *status)
 {
 	idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
 	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
 		job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
 	*status = idemq_new_job_note(queue, columns);
-	return idemq_jobs_insert_keyed(table, columns, wait);
+	return heir_of != NULL ? idemq_jobs_insert_heir(table, columns, heir_of)
+						   : idemq_jobs_insert_keyed(table, columns, wait);
 }
 
 /*
@@ -343,6 +344,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 	TimestampTz now = idemq_now();
 	JobStatus status;
 	KeyHolder holder;
+	bool added;
 
 	/* A holder may come and go between the lookups, but not again and again. */
 	for (int tries = 0;; tries++)
@@ -366,9 +368,6 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			continue;
 		}
 		answer->outcome = OUTCOME_LOCKED;
-		if (wait != JOB_WAITS &&
-			idemq_jobs_key_in_doubt(table, queue->id, columns->values[COL_KEY]))
-			return;
 		if (found)
 		{
 			JobWrite write = take_key(table, &holder.job, wait);
@@ -376,14 +375,19 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			if (write == JOB_LOCKED)
 				return;
 			if (write == JOB_CHANGED)
+			{
 				idemq_jobs_refresh_or_raise(table);
-			else
-				idemq_jobs_refresh(table); /* a batch may come to that key again */
-			continue;
+				continue;
+			}
 		}
-		if (insert(table, queue, columns, wait, &status))
+		else if (wait != JOB_WAITS &&
+				 idemq_jobs_key_in_doubt(table, queue->id, columns->values[COL_KEY]))
+			return;
+		added = insert(table, queue, columns, wait, found ? &holder.job : NULL, &status);
+		if (found || !added)
+			idemq_jobs_refresh(table); /* a batch may come to that key again */
+		if (added)
 			break;
-		idemq_jobs_refresh(table);
 	}
 	*answer = (EnqueueAnswer){.id = DatumGetInt64(columns->values[COL_ID]),
 							  .outcome = OUTCOME_ACCEPTED,

@@ -247,6 +247,9 @@ insert_entry(Relation rel, Relation index, const IndexShape *shape, TupleTableSl
 
 	if (!index->rd_index->indisready)
 		return true;
+	/* An index that is being built may not have the entry that makes the check needless. */
+	if (check == UNIQUE_CHECK_NO && !index->rd_index->indisvalid)
+		check = UNIQUE_CHECK_YES;
 
 	/*
 	 * The old version has an entry with this key in the same index: nobody could take that.
@@ -400,4 +403,18 @@ idemq_jobs_index_insert_rows(Relation rel, TupleTableSlot **rows, int count)
 	}
 	list_free(indexes);
 	pfree(nulls);
+}
+
+/*
+ * As idemq_jobs_index_insert, of an inserted row whose key this transaction has just taken
+ * from another row, whose entry names heir_of (see table/jobs_key.c): the key's entry needs
+ * no check where it comes behind that one.
+ */
+void
+idemq_jobs_index_insert_heir(Relation rel, TupleTableSlot *row, const ItemPointerData *heir_of)
+{
+	bool behind = ItemPointerCompare(&row->tts_tid, unconstify(ItemPointerData *, heir_of)) > 0;
+
+	(void) insert_entries(rel, row, NULL, true, behind ? UNIQUE_CHECK_NO : UNIQUE_CHECK_YES);
+	(void) insert_entries(rel, row, NULL, false, UNIQUE_CHECK_YES);
 }

@@ -23,5 +23,7 @@ extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uin
 extern void idemq_jobs_index_insert_rows(Relation rel, TupleTableSlot **rows, int count);
 extern bool idemq_jobs_indexes_are_simple(Relation rel);
 extern bool idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row);
+extern void idemq_jobs_index_insert_heir(Relation rel, TupleTableSlot *row,
+										 const ItemPointerData *heir_of);
 
 #endif
