@@ -180,6 +180,8 @@ CREATE TABLE idemq.seen (
 	scope      text COLLATE "C" NOT NULL,
 	key        text COLLATE "C" NOT NULL,
 	expires_at timestamptz NOT NULL,
+	visit_at   timestamptz NOT NULL GENERATED ALWAYS AS
+		(pg_catalog.date_bin('1 minute', expires_at, '2000-01-01 00:00:00+00')) STORED,
 	PRIMARY KEY (scope, key)
 ) WITH (
 	autovacuum_vacuum_scale_factor = 0.02,
@@ -188,7 +190,10 @@ CREATE TABLE idemq.seen (
 	vacuum_truncate = off
 );
 COMMENT ON TABLE idemq.seen IS 'what idemq.once has seen: one row for each scope and key, until expires_at';
-CREATE INDEX seen_expires ON idemq.seen (expires_at);
+COMMENT ON COLUMN idemq.seen.visit_at IS 'the minute of expires_at: when retention looks at the row';
+-- By the minute, so that a key that is used again within it is a HOT update: each entry of a
+-- hot key would stay for as long as a snapshot is held, and be read at each use.
+CREATE INDEX seen_visit ON idemq.seen (visit_at);
 
 -- Roles and queues by name too: they may be gone by the time this is read.
 CREATE TABLE idemq.audit (
