@@ -34,12 +34,12 @@ idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now, Datum
 }
 
 /*
- * Notes what shared memory must do after the commit of a job that is about to be
- * inserted: its ready key, its group, when it expires.  The columns have its id.
- * Returns the status that it will have.
+ * Notes what shared memory must do after the commit of a job that is about to be written
+ * under that id: its ready key, its group, when it expires.  Returns the status that a new
+ * one will have.
  */
 JobStatus
-idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
+idemq_new_job_note_as(const QueueInfo *queue, const JobChange *columns, int64 id)
 {
 	int priority = DatumGetInt16(columns->values[COL_PRIORITY]);
 	ReadyKey key;
@@ -49,14 +49,20 @@ idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
 										DatumGetTimestampTz(columns->values[COL_EXPIRES_AT]));
 	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
 	{
-		idemq_pending_groups_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY],
-								  DatumGetInt64(columns->values[COL_ID]));
+		idemq_pending_groups_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY], id);
 		return JOB_BLOCKED;
 	}
-	key.id = DatumGetInt64(columns->values[COL_ID]);
+	key.id = id;
 	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
 	idemq_pending_ready_note(queue->slot, queue->id, priority, key);
 	return JOB_PENDING;
+}
+
+/* As idemq_new_job_note_as, of a new job; the columns have its id. */
+JobStatus
+idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
+{
+	return idemq_new_job_note_as(queue, columns, DatumGetInt64(columns->values[COL_ID]));
 }
 
 /*

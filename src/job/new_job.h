@@ -11,6 +11,7 @@
 
 extern void idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now,
 						  Datum payload);
+extern JobStatus idemq_new_job_note_as(const QueueInfo *queue, const JobChange *columns, int64 id);
 extern JobStatus idemq_new_job_note(const QueueInfo *queue, const JobChange *columns);
 extern JobStatus idemq_new_job_insert(JobsTable *table, const QueueInfo *queue, JobChange *columns);
 extern JobStatus idemq_new_job_add(JobsBatch *batch, const QueueInfo *queue, JobChange *columns);

@@ -39,6 +39,7 @@
 #include "table/jobs_key.h"
 #include "table/jobs_sql.h"
 #include "table/jobs_write.h"
+#include "txn/pending_ready.h"
 #include "queue/queue_counts.h"
 #include "base/clock.h"
 #include "base/errors.h"
@@ -190,23 +191,57 @@ fill_value(const JobChange *columns, JobColumn column, Datum *value, char *isnul
 	*isnull = is_set ? ' ' : 'n';
 }
 
+/* What replace gives a job, in the order of its parameters. */
+static const JobColumn replaced_columns[] = {COL_PAYLOAD, COL_READY_AT,	  COL_PRIORITY,
+											 COL_HEADERS, COL_EXPIRES_AT, COL_MAX_ATTEMPTS};
+
+/*
+ * As replace, of the version that was found, without a group: its entries in unique
+ * indexes need no check, which would read those of all versions before.  False, and nothing
+ * is done, when it is another case.
+ */
+static bool
+replace_found(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
+			  const JobChange *columns)
+{
+	const Job *job = &holder->job;
+	JobChange change = {0};
+
+	if (!table->simple || job->status != JOB_PENDING || job->attempt != 0 ||
+		!job->row->tts_isnull[COL_GROUP_KEY] || (columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
+		return false;
+	for (int i = 0; i < (int) lengthof(replaced_columns); i++)
+	{
+		if (columns->set & COLUMN_BIT(replaced_columns[i]))
+			job_set(&change, replaced_columns[i], columns->values[replaced_columns[i]]);
+		else
+			job_set_null(&change, replaced_columns[i]);
+	}
+	job_set_null(&change, COL_RUN_AT);
+	if (columns->set & COLUMN_BIT(COL_KEY_EXPIRES_AT))
+		job_set(&change, COL_KEY_EXPIRES_AT, columns->values[COL_KEY_EXPIRES_AT]);
+	idemq_pending_ready_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
+	(void) idemq_new_job_note_as(queue, columns, job->id);
+	return idemq_jobs_update(table, job, &change, JOB_WAITS) == JOB_WRITTEN;
+}
+
 /*
  * Gives a job that was not claimed yet the new payload, time and priority; false
  * when it is claimed, or finished, by now, or too new for the transaction's snapshot.
  */
 static bool
-replace(const KeyHolder *holder, const JobChange *columns)
+replace(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder, const JobChange *columns)
 {
-	static const JobColumn replaced[] = {COL_PAYLOAD, COL_READY_AT,	  COL_PRIORITY,
-										 COL_HEADERS, COL_EXPIRES_AT, COL_MAX_ATTEMPTS};
 	Datum values[9] = {Int64GetDatum(holder->answer.id)};
 	char nulls[] = "         ";
 	SqlScope scope;
 	uint64 updated;
 
-	for (int i = 0; i < (int) lengthof(replaced); i++)
+	if (replace_found(table, queue, holder, columns))
+		return true;
+	for (int i = 0; i < (int) lengthof(replaced_columns); i++)
 	{
-		JobColumn column = replaced[i];
+		JobColumn column = replaced_columns[i];
 
 		/* The time of one in a group. */
 		if (column == COL_READY_AT && (columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
@@ -248,8 +283,8 @@ replace_payload(const KeyHolder *holder, const JobChange *columns)
  * not what it was.
  */
 static bool
-handle_duplicate(const QueueInfo *queue, const KeyHolder *holder, const JobChange *columns,
-				 OnDuplicate policy)
+handle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
+				 const JobChange *columns, OnDuplicate policy)
 {
 	switch (policy)
 	{
@@ -264,10 +299,10 @@ handle_duplicate(const QueueInfo *queue, const KeyHolder *holder, const JobChang
 							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
 		case DUPLICATE_REPLACE:
 			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-			return replace(holder, columns) || !is_unclaimed(holder->answer.status);
+			return replace(table, queue, holder, columns) || !is_unclaimed(holder->answer.status);
 		case DUPLICATE_RERUN:
 			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-			return replace(holder, columns) || replace_payload(holder, columns);
+			return replace(table, queue, holder, columns) || replace_payload(holder, columns);
 		case DUPLICATE_KEEP:
 			if (!holder->same_payload)
 				refuse_payload(queue, holder->answer.id,
@@ -304,7 +339,7 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 			return held == JOB_LOCKED;
 	}
 	*answer = holder->answer;
-	if (handle_duplicate(queue, holder, columns, *policy))
+	if (handle_duplicate(table, queue, holder, columns, *policy))
 	{
 		if (*policy == DUPLICATE_REPLACE || *policy == DUPLICATE_RERUN)
 			idemq_jobs_refresh(table); /* a batch may come to that key again */
