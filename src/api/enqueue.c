@@ -5,8 +5,9 @@
  * Both read the same options, of a job each; options[] says of each how enqueue_many
  * calls its array, and what it sets.
  *
- * A job without a key is written by direct access.  A job with one goes through
- * job/new_job_keyed.c: the unique index decides which of two is first.
+ * A job without a key is written by direct access, those of enqueue_many many at once.
+ * A job with one goes through job/new_job_keyed.c: the unique index decides which of two
+ * is first.
  */
 #include "postgres.h"
 
@@ -21,6 +22,7 @@
 #include "job/new_job_keyed.h"
 #include "job/rerun.h"
 #include "table/jobs.h"
+#include "table/jobs_batch.h"
 #include "table/jobs_id.h"
 #include "table/jobs_write.h"
 #include "txn/pending_counts.h"
@@ -239,10 +241,13 @@ wait_policy(FunctionCallInfo fcinfo, int n)
 	return idemq_arg_bool(fcinfo, n, "nowait") ? JOB_SKIPS : JOB_WAITS;
 }
 
-/* Writes a new job, or finds its duplicate; the id is given here, if it is not set. */
+/*
+ * Writes a new job, or finds its duplicate.  batch: of enqueue_many, where the job has an
+ * id; without one it is given here.
+ */
 static void
-add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicate policy,
-		JobWait wait, EnqueueAnswer *answer)
+add_job(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, JobChange *columns,
+		OnDuplicate policy, JobWait wait, EnqueueAnswer *answer)
 {
 	JobStatus status;
 
@@ -258,7 +263,8 @@ add_job(JobsTable *table, const QueueInfo *queue, JobChange *columns, OnDuplicat
 			idemq_queue_count_refusal(queue, COUNTER_DUPLICATES);
 		return;
 	}
-	status = idemq_new_job_insert(table, queue, columns);
+	status = batch != NULL ? idemq_new_job_add(batch, queue, columns)
+						   : idemq_new_job_insert(table, queue, columns);
 	idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 	*answer = (EnqueueAnswer){.id = DatumGetInt64(columns->values[COL_ID]),
 							  .outcome = OUTCOME_ACCEPTED,
@@ -317,7 +323,7 @@ idemq_sql_enqueue(PG_FUNCTION_ARGS)
 	idemq_new_job(&columns, &queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
 	idemq_arg_required(fcinfo, ARG_OPTIONS + OPTION_PRIORITY, "priority");
 	set_options(&columns, fcinfo->args + ARG_OPTIONS);
-	add_job(&table, &queue, &columns, policy, wait, &answer);
+	add_job(&table, NULL, &queue, &columns, policy, wait, &answer);
 	idemq_jobs_close(&table);
 	if (is_of_others(&answer))
 		idemq_sync_rep_await();
@@ -372,10 +378,8 @@ read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
 	arrays->order = palloc(Max(n, 1) * sizeof(int));
 	arrays->ids = palloc(Max(n, 1) * sizeof(int64));
 	for (int i = 0; i < n; i++)
-	{
 		arrays->order[i] = i;
-		arrays->ids[i] = idemq_jobs_next_id();
-	}
+	idemq_jobs_next_ids(arrays->ids, n);
 	if (arrays->options[OPTION_KEY].values != NULL)
 		qsort_arg(arrays->order, n, sizeof(int), compare_by_key, &arrays->options[OPTION_KEY]);
 }
@@ -408,6 +412,7 @@ idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 	EnqueueArrays arrays;
 	QueueInfo queue;
 	JobsTable table;
+	JobsBatch *batch;
 	OnDuplicate policy = duplicate_policy(fcinfo, MANY_ON_DUPLICATE);
 	JobWait wait = wait_policy(fcinfo, MANY_NOWAIT);
 	TupleDesc desc;
@@ -423,6 +428,7 @@ idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 	read_arrays(fcinfo, &arrays);
 	store = idemq_srf_begin(fcinfo, &desc);
 	now = idemq_now();
+	batch = idemq_jobs_batch_begin(&table);
 	job_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq enqueue", ALLOCSET_DEFAULT_SIZES);
 	old = MemoryContextSwitchTo(job_context);
@@ -439,13 +445,14 @@ idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
 		idemq_check_document("payload", arrays.payloads.values[i], 0);
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
 		fill_element(&columns, &arrays, i);
-		add_job(&table, &queue, &columns, policy, wait, &answer);
+		add_job(&table, batch, &queue, &columns, policy, wait, &answer);
 		of_others |= is_of_others(&answer);
 		values[0] = Int32GetDatum(i + 1);
 		fill_answer(&answer, values + 1, nulls + 1);
 		tuplestore_putvalues(store, desc, values, nulls);
 	}
 	MemoryContextSwitchTo(old);
+	idemq_jobs_batch_end(batch);
 	idemq_jobs_close(&table);
 	if (of_others)
 		idemq_sync_rep_await();

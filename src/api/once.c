@@ -6,6 +6,11 @@
  * call is first, and waits for a twin whose transaction is open.  A row whose time is over
  * counts as none.
  *
+ * No index has expires_at, so that to renew a row is a HOT update, but for one a minute
+ * (visit_at) and one where the page is full: a key that is used again and again leaves few
+ * entries behind, also while a snapshot is held, and its lookup and the check of its
+ * uniqueness meet no more than these.
+ *
  * A query comes first, and again after a wait: an upsert would lock the row that it
  * finds, and each late caller would wait for the transaction of the one before it.
  */

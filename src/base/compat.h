@@ -13,6 +13,7 @@
 #include "catalog/dependency.h"
 #include "catalog/pg_database.h"
 #include "catalog/pg_extension.h"
+#include "commands/sequence.h"
 #if PG_VERSION_NUM >= 150000
 #include "common/pg_prng.h"
 #endif
@@ -86,6 +87,17 @@ compat_index_beginscan(Relation heap, Relation index, Snapshot snapshot, int nke
 	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0);
 #else
 	return index_beginscan(heap, index, snapshot, nkeys, 0);
+#endif
+}
+
+/* What a WAL record of a sequence's row begins with. */
+static inline xl_seq_rec
+compat_sequence_record(Relation rel)
+{
+#if PG_VERSION_NUM >= 160000
+	return (xl_seq_rec){.locator = rel->rd_locator};
+#else
+	return (xl_seq_rec){.node = rel->rd_node};
 #endif
 }
 

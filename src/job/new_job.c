@@ -10,6 +10,7 @@
 #include "utils/timestamp.h"
 
 #include "job/new_job.h"
+#include "table/jobs_batch.h"
 #include "table/jobs_id.h"
 #include "table/jobs_write.h"
 #include "txn/pending_groups.h"
@@ -33,12 +34,12 @@ idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now, Datum
 }
 
 /*
- * Notes what shared memory must do after the commit of a job that is about to be
- * inserted: its ready key, its group, when it expires.  The columns have its id.
- * Returns the status that it will have.
+ * Notes what shared memory must do after the commit of a job that is about to be written
+ * under that id: its ready key, its group, when it expires.  Returns the status that a new
+ * one will have.
  */
 JobStatus
-idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
+idemq_new_job_note_as(const QueueInfo *queue, const JobChange *columns, int64 id)
 {
 	int priority = DatumGetInt16(columns->values[COL_PRIORITY]);
 	ReadyKey key;
@@ -48,28 +49,43 @@ idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
 										DatumGetTimestampTz(columns->values[COL_EXPIRES_AT]));
 	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
 	{
-		idemq_pending_groups_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY],
-								  DatumGetInt64(columns->values[COL_ID]));
+		idemq_pending_groups_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY], id);
 		return JOB_BLOCKED;
 	}
-	key.id = DatumGetInt64(columns->values[COL_ID]);
+	key.id = id;
 	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
 	idemq_pending_ready_note(queue->slot, queue->id, priority, key);
 	return JOB_PENDING;
 }
 
+/* As idemq_new_job_note_as, of a new job; the columns have its id. */
+JobStatus
+idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
+{
+	return idemq_new_job_note_as(queue, columns, DatumGetInt64(columns->values[COL_ID]));
+}
+
 /*
- * Gives the job with those columns, which have no key, an id unless it has one, notes
- * and inserts it.  Returns its status.
+ * Gives the job with those columns, which have no key, an id, notes and inserts it.
+ * Returns its status.
  */
 JobStatus
 idemq_new_job_insert(JobsTable *table, const QueueInfo *queue, JobChange *columns)
 {
 	JobStatus status;
 
-	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
-		job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
+	job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
 	status = idemq_new_job_note(queue, columns);
 	idemq_jobs_insert(table, columns);
+	return status;
+}
+
+/* As idemq_new_job_insert, of a job in a batch: it has an id. */
+JobStatus
+idemq_new_job_add(JobsBatch *batch, const QueueInfo *queue, JobChange *columns)
+{
+	JobStatus status = idemq_new_job_note(queue, columns);
+
+	idemq_jobs_batch_add(batch, columns);
 	return status;
 }

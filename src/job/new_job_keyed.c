@@ -39,6 +39,7 @@
 #include "table/jobs_key.h"
 #include "table/jobs_sql.h"
 #include "table/jobs_write.h"
+#include "txn/pending_ready.h"
 #include "queue/queue_counts.h"
 #include "base/clock.h"
 #include "base/errors.h"
@@ -190,23 +191,57 @@ fill_value(const JobChange *columns, JobColumn column, Datum *value, char *isnul
 	*isnull = is_set ? ' ' : 'n';
 }
 
+/* What replace gives a job, in the order of its parameters. */
+static const JobColumn replaced_columns[] = {COL_PAYLOAD, COL_READY_AT,	  COL_PRIORITY,
+											 COL_HEADERS, COL_EXPIRES_AT, COL_MAX_ATTEMPTS};
+
+/*
+ * As replace, of the version that was found, without a group: its entries in unique
+ * indexes need no check, which would read those of all versions before.  False, and nothing
+ * is done, when it is another case.
+ */
+static bool
+replace_found(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
+			  const JobChange *columns)
+{
+	const Job *job = &holder->job;
+	JobChange change = {0};
+
+	if (!table->simple || job->status != JOB_PENDING || job->attempt != 0 ||
+		!job->row->tts_isnull[COL_GROUP_KEY] || (columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
+		return false;
+	for (int i = 0; i < (int) lengthof(replaced_columns); i++)
+	{
+		if (columns->set & COLUMN_BIT(replaced_columns[i]))
+			job_set(&change, replaced_columns[i], columns->values[replaced_columns[i]]);
+		else
+			job_set_null(&change, replaced_columns[i]);
+	}
+	job_set_null(&change, COL_RUN_AT);
+	if (columns->set & COLUMN_BIT(COL_KEY_EXPIRES_AT))
+		job_set(&change, COL_KEY_EXPIRES_AT, columns->values[COL_KEY_EXPIRES_AT]);
+	idemq_pending_ready_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
+	(void) idemq_new_job_note_as(queue, columns, job->id);
+	return idemq_jobs_update(table, job, &change, JOB_WAITS) == JOB_WRITTEN;
+}
+
 /*
  * Gives a job that was not claimed yet the new payload, time and priority; false
  * when it is claimed, or finished, by now, or too new for the transaction's snapshot.
  */
 static bool
-replace(const KeyHolder *holder, const JobChange *columns)
+replace(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder, const JobChange *columns)
 {
-	static const JobColumn replaced[] = {COL_PAYLOAD, COL_READY_AT,	  COL_PRIORITY,
-										 COL_HEADERS, COL_EXPIRES_AT, COL_MAX_ATTEMPTS};
 	Datum values[9] = {Int64GetDatum(holder->answer.id)};
 	char nulls[] = "         ";
 	SqlScope scope;
 	uint64 updated;
 
-	for (int i = 0; i < (int) lengthof(replaced); i++)
+	if (replace_found(table, queue, holder, columns))
+		return true;
+	for (int i = 0; i < (int) lengthof(replaced_columns); i++)
 	{
-		JobColumn column = replaced[i];
+		JobColumn column = replaced_columns[i];
 
 		/* The time of one in a group. */
 		if (column == COL_READY_AT && (columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
@@ -248,8 +283,8 @@ replace_payload(const KeyHolder *holder, const JobChange *columns)
  * not what it was.
  */
 static bool
-handle_duplicate(const QueueInfo *queue, const KeyHolder *holder, const JobChange *columns,
-				 OnDuplicate policy)
+handle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
+				 const JobChange *columns, OnDuplicate policy)
 {
 	switch (policy)
 	{
@@ -264,10 +299,10 @@ handle_duplicate(const QueueInfo *queue, const KeyHolder *holder, const JobChang
 							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
 		case DUPLICATE_REPLACE:
 			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-			return replace(holder, columns) || !is_unclaimed(holder->answer.status);
+			return replace(table, queue, holder, columns) || !is_unclaimed(holder->answer.status);
 		case DUPLICATE_RERUN:
 			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-			return replace(holder, columns) || replace_payload(holder, columns);
+			return replace(table, queue, holder, columns) || replace_payload(holder, columns);
 		case DUPLICATE_KEEP:
 			if (!holder->same_payload)
 				refuse_payload(queue, holder->answer.id,
@@ -304,7 +339,7 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 			return held == JOB_LOCKED;
 	}
 	*answer = holder->answer;
-	if (handle_duplicate(queue, holder, columns, *policy))
+	if (handle_duplicate(table, queue, holder, columns, *policy))
 	{
 		if (*policy == DUPLICATE_REPLACE || *policy == DUPLICATE_RERUN)
 			idemq_jobs_refresh(table); /* a batch may come to that key again */
@@ -316,16 +351,17 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 	return false;
 }
 
-/* Notes and inserts the new job; false when its key is taken. */
+/* Notes and inserts the new job; false when its key is taken.  heir_of: it had the key, NULL for none. */
 static bool
 insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wait,
-	   JobStatus *status)
+	   const Job *heir_of, JobStatus *status)
 {
 	idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
 	if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
 		job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
 	*status = idemq_new_job_note(queue, columns);
-	return idemq_jobs_insert_keyed(table, columns, wait);
+	return heir_of != NULL ? idemq_jobs_insert_heir(table, columns, heir_of)
+						   : idemq_jobs_insert_keyed(table, columns, wait);
 }
 
 /*
@@ -343,6 +379,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 	TimestampTz now = idemq_now();
 	JobStatus status;
 	KeyHolder holder;
+	bool added;
 
 	/* A holder may come and go between the lookups, but not again and again. */
 	for (int tries = 0;; tries++)
@@ -366,9 +403,6 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			continue;
 		}
 		answer->outcome = OUTCOME_LOCKED;
-		if (wait != JOB_WAITS &&
-			idemq_jobs_key_in_doubt(table, queue->id, columns->values[COL_KEY]))
-			return;
 		if (found)
 		{
 			JobWrite write = take_key(table, &holder.job, wait);
@@ -376,14 +410,19 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			if (write == JOB_LOCKED)
 				return;
 			if (write == JOB_CHANGED)
+			{
 				idemq_jobs_refresh_or_raise(table);
-			else
-				idemq_jobs_refresh(table); /* a batch may come to that key again */
-			continue;
+				continue;
+			}
 		}
-		if (insert(table, queue, columns, wait, &status))
+		else if (wait != JOB_WAITS &&
+				 idemq_jobs_key_in_doubt(table, queue->id, columns->values[COL_KEY]))
+			return;
+		added = insert(table, queue, columns, wait, found ? &holder.job : NULL, &status);
+		if (found || !added)
+			idemq_jobs_refresh(table); /* a batch may come to that key again */
+		if (added)
 			break;
-		idemq_jobs_refresh(table);
 	}
 	*answer = (EnqueueAnswer){.id = DatumGetInt64(columns->values[COL_ID]),
 							  .outcome = OUTCOME_ACCEPTED,

@@ -254,9 +254,12 @@ idemq_jobs_decode(TupleTableSlot *row, Job *job)
 	job->row = row;
 }
 
-/* Fetches the visible version of the row of a scan's current entry; false when there is none. */
-static bool
-fetch_entry(JobsTable *table, IndexScanDesc scan, Job *job)
+/*
+ * Fetches the version that the snapshot sees of the row of a scan's current entry; false
+ * when it sees none.  In the table's memory context.
+ */
+bool
+idemq_jobs_fetch_entry(JobsTable *table, IndexScanDesc scan, Job *job)
 {
 	ItemPointerData root = scan->xs_heaptid;
 	bool all_dead = false;
@@ -287,7 +290,7 @@ idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 	old = MemoryContextSwitchTo(table->context);
 	index_rescan(table->by_id, &key, 1, NULL, 0);
 	while (!found && index_getnext_tid(table->by_id, ForwardScanDirection) != NULL)
-		found = fetch_entry(table, table->by_id, job);
+		found = idemq_jobs_fetch_entry(table, table->by_id, job);
 	MemoryContextSwitchTo(old);
 	return found;
 }
@@ -331,7 +334,7 @@ bool
 idemq_jobs_scan_row(JobsTable *table, Job *job)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	bool found = fetch_entry(table, table->scan, job);
+	bool found = idemq_jobs_fetch_entry(table, table->scan, job);
 
 	MemoryContextSwitchTo(old);
 	return found;

@@ -148,6 +148,7 @@ extern bool idemq_jobs_fetch(JobsTable *table, int64 id, Job *job);
 extern RowPlace idemq_jobs_place(const JobsTable *table, const Job *job);
 extern bool idemq_jobs_fetch_at(JobsTable *table, const RowPlace *place, int64 id, Job *job);
 extern void idemq_jobs_decode(TupleTableSlot *row, Job *job);
+extern bool idemq_jobs_fetch_entry(JobsTable *table, IndexScanDesc scan, Job *job);
 extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
 extern void idemq_jobs_scan_end(JobsTable *table);
 

@@ -20,23 +20,44 @@
  *							or rows came from elsewhere.
  *	   anything else		an earlier run, another server: raise it.
  *
+ * A batch takes its ids at once (take_block): one change of the sequence's row and one
+ * record of WAL, in place of as many as it has jobs.  They follow each other, and none is
+ * kept for a later call: jobs of equal ready time are claimed in the order of their ids,
+ * which is that in which they were given.  It does what nextval does, under the same locks:
+ * RowExclusiveLock on the sequence keeps ALTER SEQUENCE away, the lock on its one page
+ * keeps two from taking the same ids.  The record has the last id taken and no more, so
+ * that log_cnt says 0: the next nextval writes its own, and a crash leaves no gap.  (What
+ * currval says in this session does not change.)  A sequence that is not as we made it
+ * (another increment, a cache, unlogged), or that would end in the middle, gives its ids
+ * one by one.
+ *
  * Locks: an ExclusiveLock on idemq.ids_since as an object, which nothing else takes,
  * while both sequences are compared and set.  jobs_id_seq is raised first: who reads the
  * mark, in memory or in WAL, has that too.
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/parallel.h"
+#include "access/relation.h"
+#include "access/rmgr.h"
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "access/xloginsert.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_sequence.h"
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
 
 #include "table/jobs_id.h"
 #include "base/clock.h"
+#include "base/compat.h"
 #include "base/oids.h"
 #include "base/spi.h"
 
@@ -148,6 +169,20 @@ make_sure(void)
 	idemq_spi_end(&scope);
 }
 
+/* Makes sure of the sequence, once a session; what may not take an id, nextval refuses. */
+static Oid
+sure_jobs_sequence(void)
+{
+	Oid sequence = idemq_oids()->jobs_seq;
+
+	if (sequence != sure_sequence && !XactReadOnly && !RecoveryInProgress() && !IsInParallelMode())
+	{
+		make_sure();
+		sure_sequence = sequence;
+	}
+	return sequence;
+}
+
 /*
  * Returns a new job id, greater than all that were given before.  Raises 25006 in a
  * read-only transaction and on a standby.
@@ -155,15 +190,107 @@ make_sure(void)
 int64
 idemq_jobs_next_id(void)
 {
-	Oid sequence = idemq_oids()->jobs_seq;
+	return nextval_internal(sure_jobs_sequence(), false);
+}
 
-	/* What may not take an id, nextval refuses. */
-	if (sequence != sure_sequence && !XactReadOnly && !RecoveryInProgress() && !IsInParallelMode())
+/* Returns the row of an open sequence, whose page is locked; *length of the tuple too. */
+static Form_pg_sequence_data
+sequence_row(Relation rel, Page page, HeapTupleHeader *tuple, uint32 *length)
+{
+	ItemId item;
+
+	if (PageGetMaxOffsetNumber(page) != FirstOffsetNumber)
+		elog(ERROR, "sequence \"%s\" has no row", RelationGetRelationName(rel));
+	item = PageGetItemId(page, FirstOffsetNumber);
+	*tuple = (HeapTupleHeader) PageGetItem(page, item);
+	*length = ItemIdGetLength(item);
+	return (Form_pg_sequence_data) ((char *) *tuple + (*tuple)->t_hoff);
+}
+
+/* Writes a sequence's row, whose page is locked, and logs it; the transaction has an id. */
+static void
+advance(Relation rel, Buffer buffer, int64 last)
+{
+	Page page = BufferGetPage(buffer);
+	xl_seq_rec record = compat_sequence_record(rel);
+	HeapTupleHeader tuple;
+	XLogRecPtr written;
+	uint32 length;
+	Form_pg_sequence_data row = sequence_row(rel, page, &tuple, &length);
+
+	START_CRIT_SECTION();
+	MarkBufferDirty(buffer);
+	row->last_value = last;
+	row->is_called = true;
+	row->log_cnt = 0;
+	XLogBeginInsert();
+	XLogRegisterBuffer(0, buffer, REGBUF_WILL_INIT);
+	XLogRegisterData((char *) &record, sizeof(record));
+	XLogRegisterData((char *) tuple, length);
+	written = XLogInsert(RM_SEQ_ID, XLOG_SEQ_LOG);
+	PageSetLSN(page, written);
+	END_CRIT_SECTION();
+}
+
+/* Returns whether an open sequence counts by one, without a cache; *most is its last number. */
+static bool
+is_plain_sequence(Relation rel, int64 *most)
+{
+	HeapTuple tuple = SearchSysCache1(SEQRELID, ObjectIdGetDatum(RelationGetRelid(rel)));
+	Form_pg_sequence form;
+	bool plain;
+
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	form = (Form_pg_sequence) GETSTRUCT(tuple);
+	*most = form->seqmax;
+	plain = form->seqincrement == 1 && form->seqcache == 1 && !form->seqcycle;
+	ReleaseSysCache(tuple);
+	return plain && RelationNeedsWAL(rel);
+}
+
+/* Takes the next ids of the sequence, *first and those that follow; false: nothing is done. */
+static bool
+take_block(Oid sequence, int count, int64 *first)
+{
+	Relation rel = relation_open(sequence, RowExclusiveLock);
+	HeapTupleHeader tuple;
+	uint32 length;
+	int64 most;
+	bool taken = false;
+
+	if (is_plain_sequence(rel, &most))
 	{
-		make_sure();
-		sure_sequence = sequence;
+		Buffer buffer = ReadBuffer(rel, 0);
+		Form_pg_sequence_data row;
+
+		/* Its commit then flushes the record, and waits for standbys. */
+		(void) GetTopTransactionId();
+		LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
+		row = sequence_row(rel, BufferGetPage(buffer), &tuple, &length);
+		taken = row->last_value < most - count;
+		*first = row->last_value + (row->is_called ? 1 : 0);
+		if (taken)
+			advance(rel, buffer, *first + count - 1);
+		UnlockReleaseBuffer(buffer);
 	}
-	return nextval_internal(sequence, false);
+	relation_close(rel, NoLock);
+	return taken;
+}
+
+/*
+ * Returns new job ids, each greater than the one before it and than all that were given
+ * before, in a transaction that may write.
+ */
+void
+idemq_jobs_next_ids(int64 *ids, int count)
+{
+	Oid sequence = sure_jobs_sequence();
+	int64 first;
+	bool block = count > 1 && take_block(sequence, count, &first);
+
+	for (int i = 0; i < count; i++)
+		ids[i] = block ? first + i : nextval_internal(sequence, false);
 }
 
 /* Returns the last id that the sequence gave, 0 for none. */

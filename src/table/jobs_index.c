@@ -231,20 +231,25 @@ null_columns(TupleTableSlot *row)
 }
 
 /*
- * Writes one entry; the predicate holds.  Returns false when UNIQUE_CHECK_PARTIAL
- * finds that it may be there already.
+ * Writes one entry into an open index; the predicate holds.  Returns false when
+ * UNIQUE_CHECK_PARTIAL finds that it may be there already.
  */
 static bool
-insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const uint32 *changed,
-			 IndexUniqueCheck check)
+insert_entry(Relation rel, Relation index, const IndexShape *shape, TupleTableSlot *row,
+			 const uint32 *changed, IndexUniqueCheck check)
 {
 	/* A b-tree does not read it; an access method that did would find no node there. */
 	static IndexInfo *unused_info = NULL;
-	Relation index = index_open(shape->oid, RowExclusiveLock);
 	Datum values[INDEX_MAX_KEYS];
 	bool isnull[INDEX_MAX_KEYS];
 	bool unchanged = changed != NULL && (*changed & shape->key_columns) == 0;
-	bool unique = true;
+	bool unique;
+
+	if (!index->rd_index->indisready)
+		return true;
+	/* An index that is being built may not have the entry that makes the check needless. */
+	if (check == UNIQUE_CHECK_NO && !index->rd_index->indisvalid)
+		check = UNIQUE_CHECK_YES;
 
 	/*
 	 * The old version has an entry with this key in the same index: nobody could take that.
@@ -254,20 +259,16 @@ insert_entry(Relation rel, const IndexShape *shape, TupleTableSlot *row, const u
 		index->rd_index->indisvalid)
 		check = UNIQUE_CHECK_NO;
 
-	if (index->rd_index->indisready)
+	Assert(index->rd_rel->relam == BTREE_AM_OID);
+	if (unused_info == NULL)
+		unused_info = MemoryContextAllocZero(TopMemoryContext, sizeof(IndexInfo));
+	for (int i = 0; i < shape->nkeys; i++)
 	{
-		Assert(index->rd_rel->relam == BTREE_AM_OID);
-		if (unused_info == NULL)
-			unused_info = MemoryContextAllocZero(TopMemoryContext, sizeof(IndexInfo));
-		for (int i = 0; i < shape->nkeys; i++)
-		{
-			values[i] = row->tts_values[shape->keys[i] - 1];
-			isnull[i] = row->tts_isnull[shape->keys[i] - 1];
-		}
-		unique = index_insert(index, values, isnull, &row->tts_tid, rel,
-							  shape->unique ? check : UNIQUE_CHECK_NO, unchanged, unused_info);
+		values[i] = row->tts_values[shape->keys[i] - 1];
+		isnull[i] = row->tts_isnull[shape->keys[i] - 1];
 	}
-	index_close(index, NoLock);
+	unique = index_insert(index, values, isnull, &row->tts_tid, rel,
+						  shape->unique ? check : UNIQUE_CHECK_NO, unchanged, unused_info);
 	/* Its answer means something for that check alone. */
 	return unique || !shape->unique || check != UNIQUE_CHECK_PARTIAL;
 }
@@ -309,6 +310,13 @@ idemq_jobs_indexes_are_simple(Relation rel)
 	return simple;
 }
 
+/* Returns whether an index has an entry for a row with those NULL columns. */
+static bool
+has_entry(const IndexShape *shape, uint32 nulls)
+{
+	return (shape->not_null & nulls) == 0 && (shape->is_null & ~nulls) == 0;
+}
+
 /*
  * Writes the entries of one kind, keys or all others, in indexes that are simple.
  * Returns false, with the rest not written, when a key may be taken.
@@ -325,10 +333,13 @@ insert_entries(Relation rel, TupleTableSlot *row, const uint32 *changed, bool ke
 	foreach(lc, indexes)
 	{
 		IndexShape shape = *index_shape(lfirst_oid(lc));
+		Relation index;
 
-		if (unique && is_key_index(&shape) == keys && (shape.not_null & nulls) == 0 &&
-			(shape.is_null & ~nulls) == 0)
-			unique = insert_entry(rel, &shape, row, changed, check);
+		if (!unique || is_key_index(&shape) != keys || !has_entry(&shape, nulls))
+			continue;
+		index = index_open(shape.oid, RowExclusiveLock);
+		unique = insert_entry(rel, index, &shape, row, changed, check);
+		index_close(index, NoLock);
 	}
 	list_free(indexes);
 	return unique;
@@ -363,4 +374,47 @@ idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row)
 {
 	return insert_entries(rel, row, NULL, true, UNIQUE_CHECK_PARTIAL) &&
 		   insert_entries(rel, row, NULL, false, UNIQUE_CHECK_YES);
+}
+
+/*
+ * As idemq_jobs_index_insert, of many inserted rows, with simple indexes: one index after
+ * the other.
+ */
+void
+idemq_jobs_index_insert_rows(Relation rel, TupleTableSlot **rows, int count)
+{
+	List *indexes = RelationGetIndexList(rel);
+	uint32 *nulls = palloc(count * sizeof(uint32));
+	ListCell *lc;
+
+	for (int i = 0; i < count; i++)
+		nulls[i] = null_columns(rows[i]);
+	foreach(lc, indexes)
+	{
+		IndexShape shape = *index_shape(lfirst_oid(lc));
+		Relation index = index_open(shape.oid, RowExclusiveLock);
+
+		for (int i = 0; i < count; i++)
+		{
+			if (has_entry(&shape, nulls[i]))
+				(void) insert_entry(rel, index, &shape, rows[i], NULL, UNIQUE_CHECK_YES);
+		}
+		index_close(index, NoLock);
+	}
+	list_free(indexes);
+	pfree(nulls);
+}
+
+/*
+ * As idemq_jobs_index_insert, of an inserted row whose key this transaction has just taken
+ * from another row, whose entry names heir_of (see table/jobs_key.c): the key's entry needs
+ * no check where it comes behind that one.
+ */
+void
+idemq_jobs_index_insert_heir(Relation rel, TupleTableSlot *row, const ItemPointerData *heir_of)
+{
+	bool behind = ItemPointerCompare(&row->tts_tid, unconstify(ItemPointerData *, heir_of)) > 0;
+
+	(void) insert_entries(rel, row, NULL, true, behind ? UNIQUE_CHECK_NO : UNIQUE_CHECK_YES);
+	(void) insert_entries(rel, row, NULL, false, UNIQUE_CHECK_YES);
 }

@@ -20,7 +20,10 @@ extern void idemq_jobs_index_install(void);
 extern Oid idemq_jobs_index(Relation rel, JobsIndex which);
 extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
 									bool only_summarizing);
+extern void idemq_jobs_index_insert_rows(Relation rel, TupleTableSlot **rows, int count);
 extern bool idemq_jobs_indexes_are_simple(Relation rel);
 extern bool idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row);
+extern void idemq_jobs_index_insert_heir(Relation rel, TupleTableSlot *row,
+										 const ItemPointerData *heir_of);
 
 #endif

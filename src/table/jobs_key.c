@@ -14,6 +14,28 @@
  * a job is inserted.  idemq_jobs_key_in_doubt reads what is not committed; its
  * answer may be over by the time it is used.  Neither waits, writes or locks.
  *
+ * A hot key: each job that had it leaves entries, which stay for as long as a snapshot is
+ * held.  Those of one key stand in the order of the rows' places, and rows are added
+ * further and further back: so a lookup goes from the last entry to the first, and meets
+ * the job that has the key before the dead ones.
+ *
+ * An heir: a new job whose key this transaction has just taken from a finished one, the
+ * holder, by an update of its row (idemq_jobs_insert_heir).  Its entry needs no check, and
+ * the check is what would read all dead entries:
+ * - One transaction at a time has written the holder's last version, and who updates an
+ *   older one is told so: there is one heir.
+ * - Any other that adds the key checks, under a lock on the first leaf page that may have
+ *   it, the entries from left to right.  Where it comes to the holder's it finds the holder
+ *   alive, or its update by an open transaction, for which it waits, or that transaction
+ *   committed.  In the third case the heir's entry was there before, and to the right of
+ *   the holder's, since it goes without the check only if its row's place is greater: so
+ *   the other comes to it still, and what was said of the holder holds for the heir, and
+ *   its heirs.
+ * - Heirs whose place is less check, as all others do; for that they lock the first
+ *   page too, and so come before or after.
+ * - A rollback, of a savepoint too, takes the update and the heir back together.
+ * An index that is not valid yet may lack the holder's entry: there it checks.
+ *
  * An insert waits for a transaction that inserts the key, not for one that changes a
  * committed job that has it: a fresh snapshot sees that job, however long its worker's
  * transaction stays open.
@@ -64,13 +86,13 @@ idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job)
 	MemoryContext old = MemoryContextSwitchTo(table->context);
 	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_KEY), RowExclusiveLock);
 	IndexScanDesc scan = begin_scan(table, index, table->snapshot, queue_id, key);
-	bool found = index_getnext_slot(scan, ForwardScanDirection, table->row);
+	bool found = false;
 
+	while (!found && index_getnext_tid(scan, BackwardScanDirection) != NULL)
+		found = idemq_jobs_fetch_entry(table, scan, job);
 	index_endscan(scan);
 	index_close(index, NoLock);
 	MemoryContextSwitchTo(old);
-	if (found)
-		idemq_jobs_decode(table->row, job);
 	return found;
 }
 
@@ -169,4 +191,22 @@ idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
 		wait_for_twin(table, DatumGetInt32(columns->values[COL_QUEUE_ID]),
 					  columns->values[COL_KEY]);
 	return mine;
+}
+
+/*
+ * Inserts a row with a key that this transaction has just taken from another, as it was
+ * fetched; see the file's header.  False: a trigger of the user's got in between.
+ */
+bool
+idemq_jobs_insert_heir(JobsTable *table, JobChange *columns, const Job *taken_from)
+{
+	table->written = true;
+	if (!table->simple || !idemq_jobs_indexes_are_simple(table->rel))
+		return idemq_jobs_insert_sql(columns);
+	idemq_jobs_fill_row(table, columns);
+	table_tuple_insert(table->rel, table->new_row, GetCurrentCommandId(true), 0, NULL);
+	idemq_jobs_index_insert_heir(table->rel, table->new_row, &taken_from->root);
+	idemq_pending_counts_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW,
+							 idemq_status_from_oid(DatumGetObjectId(columns->values[COL_STATUS])));
+	return true;
 }

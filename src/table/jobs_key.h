@@ -12,5 +12,6 @@
 extern bool idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job);
 extern bool idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key);
 extern bool idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait);
+extern bool idemq_jobs_insert_heir(JobsTable *table, JobChange *columns, const Job *taken_from);
 
 #endif

@@ -97,7 +97,7 @@ typedef struct Rounds
 	IdScan sweep;
 	int64 swept;	   /* microseconds of this round */
 	int64 next_sweep;  /* mono */
-	TimestampTz seen;  /* what expired before is deleted */
+	TimestampTz seen;  /* what was to be visited before is deleted */
 	TimestampTz audit; /* what is older as well */
 } Rounds;
 
@@ -111,11 +111,11 @@ static bool refusal_logged = false;
 
 static SqlStatement delete_seen =
 	{.text = "WITH old AS MATERIALIZED (SELECT ctid FROM idemq.seen "
-			 "WHERE expires_at >= $1 AND expires_at <= $2 ORDER BY expires_at LIMIT $3 "
-			 "FOR UPDATE SKIP LOCKED), "
+			 "WHERE visit_at >= $1 AND visit_at <= $2 AND expires_at <= $2 ORDER BY visit_at "
+			 "LIMIT $3 FOR UPDATE SKIP LOCKED), "
 			 "gone AS (DELETE FROM idemq.seen s USING old WHERE s.ctid = old.ctid "
-			 "RETURNING s.expires_at) "
-			 "SELECT max(expires_at), count(*) FROM gone",
+			 "RETURNING s.visit_at) "
+			 "SELECT max(visit_at), count(*) FROM gone",
 	 .nargs = 3,
 	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID}};
 static SqlStatement delete_audit =
