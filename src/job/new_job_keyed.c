@@ -49,8 +49,9 @@
 /* Rounds of insert and lookup after which a trigger must be keeping the row out. */
 #define MAX_TRIES 20
 
+/* One that was released or redriven has a checkpoint, which is about the payload of before. */
 static SqlStatement replace_job =
-	{.text = "UPDATE idemq.jobs SET payload = $2, "
+	{.text = "UPDATE idemq.jobs SET payload = $2, checkpoint = NULL, "
 			 "ready_at = CASE WHEN status = 'blocked' THEN NULL WHEN group_key IS NULL THEN $3 "
 			 "ELSE greatest($3, $8) END, "
 			 "run_at = CASE status WHEN 'blocked' THEN $3 END, priority = $4, headers = $5, "

@@ -75,16 +75,23 @@ next_entry(ReadyScan *scan, JobsTable *table, PriorityScan *place)
 	return next_entry(scan, table, place);
 }
 
-/* Copies due entries from the index, from the scan's position on; returns whether there is one. */
+/*
+ * Copies due entries from the index, from the scan's position on; returns whether there is
+ * one.  Those of a key come together, or not at all.
+ */
 static bool
 read_on(ReadyScan *scan, JobsTable *table, int most, ReadyRing *fill)
 {
 	ReadyKey key;
 	int before = fill->count;
+	bool found;
 
 	while (fill->count < most && idemq_jobs_scan_next(table, &key) && key.ready_at <= scan->now)
 		fill->entries[fill->count++] = (ReadyEntry){key, idemq_jobs_scan_tid(table)};
-	return fill->count > before;
+	found = fill->count > before;
+	if (fill->count == most)
+		idemq_ring_drop_last_key(fill);
+	return found;
 }
 
 /* Returns whether a session sleeps that could take the queue's next job. */

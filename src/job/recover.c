@@ -189,17 +189,20 @@ idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *qu
 
 /*
  * Adopts what the ready index has in processing, from point to the end of its
- * priority, or as far as *budget entries reach; moves point and takes off budget.
+ * priority, or as far as *budget entries reach; moves point and takes off budget.  It stops
+ * between two keys: a row whose update was not HOT has more than one entry of its key.
  */
 static void
 recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point, int *budget,
 				 LostLeases *lost)
 {
 	ReadyKey key;
+	bool found;
 	Job job;
 
 	idemq_jobs_scan_begin(table, queue->id, point->priority, point->from, READY_KEY_MAX);
-	while (*budget > 0 && idemq_jobs_scan_next(table, &key))
+	while ((found = idemq_jobs_scan_next(table, &key)) &&
+		   (*budget > 0 || ready_key_less(key, point->from)))
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_attempt(table, &job) &&
@@ -209,7 +212,7 @@ recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point,
 		(*budget)--;
 	}
 	idemq_jobs_scan_end(table);
-	if (*budget > 0)
+	if (!found)
 	{
 		point->priority++;
 		point->from = READY_KEY_MIN;

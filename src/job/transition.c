@@ -264,10 +264,14 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 		job_set(change, COL_DEAD_AT, TimestampTzGetDatum(args->now));
 	set_argument_columns(change, transition->columns, args);
 	if (is_asked(transition, job, TAKES_REQUEST))
+	{
 		set_payload(change, job->row->tts_values[COL_RERUN_PAYLOAD],
 					job->row->tts_isnull[COL_RERUN_HEADERS]
 						? (Datum) 0
 						: job->row->tts_values[COL_RERUN_HEADERS]);
+		/* That was a time for the claim of another request, which was made in time. */
+		job_set_null(change, COL_EXPIRES_AT);
+	}
 	else if (is_asked(transition, job, DROPS_REQUEST))
 		clear_request(change);
 }

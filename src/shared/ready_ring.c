@@ -23,6 +23,12 @@
  *	   the scan that last filled that place had passed, after r0: its writer will lower the
  *	   cursor, or has done so, after r0.  Before r that would have cut the ring.  So the
  *	   lowering comes after r.
+ *	 - A row whose update was not HOT has an entry more, and often with the same key: the
+ *	   version that a snapshot sees may be that of any of them.  So a ring and a copy of it
+ *	   end between two keys (whole_keys): who goes on behind the last key has not left an
+ *	   entry of it out.  Of the key with which a ring begins only those are missing that the
+ *	   scan had passed, and which its snapshot did not see: who makes one of them claimable
+ *	   lowers to it.
  *	 - A HOT update has no entry of its own: the ring has the root of its chain, as the
  *	   index does.  An update that makes a new entry with an old key (a claim on a full
  *	   page) lowers no cursor when it commits, and need not: its version is not claimable,
@@ -69,6 +75,26 @@ idemq_ring_end(const ReadyRing *ring)
 	return ring->count == 0 ? ring->from : ready_key_after(ring->entries[ring->count - 1].key);
 }
 
+static inline bool
+same_key(ReadyKey a, ReadyKey b)
+{
+	return a.ready_at == b.ready_at && a.id == b.id;
+}
+
+/*
+ * Returns how many of the first entries, at most so many, have the others of their keys
+ * with them.
+ */
+static int
+whole_keys(const ReadyEntry *entries, int count, int most)
+{
+	if (most >= count)
+		return Max(count, 0);
+	while (most > 0 && same_key(entries[most - 1].key, entries[most].key))
+		most--;
+	return Max(most, 0);
+}
+
 /* Returns whether a claim that begins at the cursor can go through the ring. */
 static bool
 serves(const ReadyRing *ring, const ReadyKey *cursors)
@@ -91,15 +117,17 @@ bool
 idemq_ring_hides(const ReadyRing *ring, const ReadyKey *cursors, int priority,
 				 const ReadyEntry *entry)
 {
-	ReadyEntry *copy;
-
 	if (priority != ring->priority || !serves(ring, cursors) ||
 		ready_key_less(entry->key, cursors[priority]) ||
 		!ready_key_less(entry->key, idemq_ring_end(ring)))
 		return false;
-	copy = (ReadyEntry *) &ring->entries[position(ring, entry->key)];
-	return ready_key_less(entry->key, copy->key) ||
-		   !ItemPointerEquals(&copy->tid, (ItemPointer) &entry->tid);
+	for (int i = position(ring, entry->key);
+		 i < ring->count && same_key(ring->entries[i].key, entry->key); i++)
+	{
+		if (ItemPointerEquals((ItemPointer) &ring->entries[i].tid, (ItemPointer) &entry->tid))
+			return false;
+	}
+	return true;
 }
 
 /* Copies the entries that a claim of so many jobs may need, from the cursor on. */
@@ -116,13 +144,20 @@ idemq_ring_copy(const ReadyRing *ring, const ReadyKey *cursors, int wanted, Ring
 	if (ring->count == 0 || wanted > RING_MAX_WANTED)
 		return;
 	first = position(ring, cursors[ring->priority]);
-	view->count = Min(ring->count - first, wanted + RING_SPARE);
+	view->count = whole_keys(&ring->entries[first], ring->count - first, wanted + RING_SPARE);
 	view->left = ring->count - first - view->count;
 	memcpy(view->entries, &ring->entries[first], view->count * sizeof(ReadyEntry));
 	if (view->count > 0)
 		view->bound = view->entries[view->count - 1].key;
 	if (!serves(ring, cursors))
 		view->count = 0;
+}
+
+/* Ends a ring before its last key, of which it may not have all entries. */
+void
+idemq_ring_drop_last_key(ReadyRing *ring)
+{
+	ring->count = whole_keys(ring->entries, ring->count, ring->count - 1);
 }
 
 /* Ends a ring at a key. */
@@ -160,11 +195,11 @@ idemq_ring_install(ReadyRing *ring, const ReadyKey *cursors, const ReadyRing *fi
 	if (fill->count == 0)
 		return;
 	if (serves(ring, cursors) && ring->priority == fill->priority && ring->file == fill->file &&
-		end.ready_at == fill->from.ready_at && end.id == fill->from.id)
+		same_key(end, fill->from))
 	{
 		int first = position(ring, cursors[ring->priority]);
 		int count = ring->count - first;
-		int more = Min(fill->count, RING_LENGTH - count);
+		int more = whole_keys(fill->entries, fill->count, RING_LENGTH - count);
 
 		memmove(ring->entries, &ring->entries[first], count * sizeof(ReadyEntry));
 		memcpy(&ring->entries[count], fill->entries, more * sizeof(ReadyEntry));

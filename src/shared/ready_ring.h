@@ -24,7 +24,7 @@ typedef struct ReadyEntry
 /* With fewer entries left behind it, a claim reads on in the index. */
 #define RING_LOW 32
 
-/* All entries of one priority from one key to the last of these, in the order of keys. */
+/* All entries of one priority from one key to the last of these, in the order of the index. */
 typedef struct ReadyRing
 {
 	int priority;
@@ -48,6 +48,7 @@ typedef struct RingView
 
 extern void idemq_ring_copy(const ReadyRing *ring, const ReadyKey *cursors, int wanted,
 							RingView *view);
+extern void idemq_ring_drop_last_key(ReadyRing *ring);
 extern void idemq_ring_cut(ReadyRing *ring, int priority, ReadyKey key);
 extern void idemq_ring_view_cut(RingView *view, int priority, ReadyKey key);
 extern ReadyKey idemq_ring_end(const ReadyRing *ring);

@@ -175,6 +175,20 @@ SELECT token FROM idemq.claim('dying') \gset
 SELECT outcome FROM idemq.enqueue('dying', to_jsonb((SELECT string_agg(md5(n::text), '') FROM generate_series(1, 2000) n)), key => 'k', on_duplicate => 'rerun');
 SELECT idemq.release(:id, :token);
 SELECT length(payload::text), rerun_payload FROM idemq.jobs WHERE id = :id;
+-- What was asked for is not said of the payload before: a checkpoint that a released job
+-- kept, the time by which the first request was to be claimed.
+SELECT idemq.create_queue('other', lease => '1 h');
+SELECT id FROM idemq.enqueue('other', '1', key => 'k', expires_in => '1 h') \gset
+SELECT token FROM idemq.claim('other') \gset
+SELECT idemq.checkpoint(:id, :token, '"half"'), idemq.release(:id, :token);
+SELECT outcome, status FROM idemq.enqueue('other', '2', key => 'k', expires_in => '1 h', on_duplicate => 'rerun');
+SELECT payload, checkpoint FROM idemq.jobs WHERE id = :id;
+SELECT token FROM idemq.claim('other') \gset
+UPDATE idemq.jobs SET expires_at = now() - interval '1 h' WHERE id = :id;
+SELECT outcome, status FROM idemq.enqueue('other', '3', key => 'k', on_duplicate => 'rerun');
+SELECT idemq.release(:id, :token);
+SELECT id = :id AS same, payload FROM idemq.claim('other');
+SELECT status, expires_at FROM idemq.jobs WHERE id = :id;
 SELECT idemq.check();
 DROP FUNCTION ask;
 DROP VIEW row;

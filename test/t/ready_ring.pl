@@ -120,6 +120,31 @@ sql($node, "SELECT idemq.enqueue('q', to_jsonb('urgent ' || n), priority => 1) F
 is_sql($node, claim(2), 'urgent 1 urgent 2', 'urgent ones first');
 is_sql($node, claim(3), 'urgent 3 80 81', 'then the others');
 
+# 6. Rows with more entries than one of the same key: updates that were not HOT, kept by a
+# snapshot.  Where the ring, or a copy of it, ends between two of them, no job is left out.
+sub update_all
+{
+	my $snapshot = session($node);
+
+	$snapshot->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
+	sql($node, "UPDATE idemq.jobs SET headers = (SELECT to_jsonb(string_agg(md5(random()::text || id || n), '')) FROM generate_series(1, 30) n) WHERE $_")
+	  for 'true', 'true', 'id % 2 = 0', 'true';
+	return $snapshot;
+}
+prepare(400);
+my $snapshot = update_all();
+is(join(' ', map { sql($node, claim($_)) } (1, 3, 5) x 40), join(' ', 2 .. 361), 'each job is claimed in its turn');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() finds each in the ring');
+$snapshot->quit;
+
+# So does the search for leases that memory lost, which takes a thousand entries at a time.
+prepare(2100);
+sql($node, claim(2100));
+update_all()->quit;
+crash($node);
+sql($node, claim()) for 1 .. 20;
+is_sql($node, 'SELECT count(*) FROM idemq.workers', 2100, 'a crash, and every lease is found');
+
 SKIP:
 {
 	skip 'no gdb that may attach', 8 unless has_debugger($node);

@@ -108,8 +108,8 @@ $_->quit foreach $early, $switcher, $late;
 # name => a call that must be refused, or why it need not be.
 my %calls = (
 	(map { $_ => "SELECT * FROM idemq.$_('early')" } qw(claim pause resume purge redrive drop_queue alter_queue reap)),
-	(map { $_ => "SELECT * FROM idemq.$_(1, 1)" } qw(heartbeat commit try_commit fail release assert_current)),
-	(map { $_ => "SELECT * FROM idemq.$_('{1}', '{1}')" } qw(heartbeat_many commit_many fail_many release_many)),
+	(map { $_ => "SELECT * FROM idemq.$_(1, 1)" } qw(heartbeat commit commit_and_claim try_commit fail release assert_current)),
+	(map { $_ => "SELECT * FROM idemq.$_('{1}', '{1}')" } qw(heartbeat_many commit_many commit_many_and_claim fail_many release_many)),
 	(map { $_ => "SELECT * FROM idemq.$_(1)" } qw(cancel retry claim_job commit_once)),
 	(map { $_ => "SELECT idemq.$_('early', 'worker', 'claim')" } qw(grant_queue revoke_queue)),
 	(map { $_ => "SELECT idemq.$_()" } qw(apply_retention clock_corrected new_generation due_schedules)),
@@ -136,7 +136,7 @@ my %calls = (
 	(map { $_ => 'a trigger, which writes its own row at most' }
 		qw(jobs_changed jobs_truncated settings_changed followers_changed followers_local role_named)),
 	(map { $_ => 'it reads' }
-		qw(validate why leases check queue_metrics memory_usage admission_counts wait_result primary_since next_run)),
+		qw(validate why leases check queue_metrics memory_usage admission_counts once_counts wait_result primary_since next_run)),
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
 sql($sub, 'CREATE TABLE fenced (job_id bigint, token bigint);
 	CREATE TRIGGER t BEFORE INSERT ON fenced FOR EACH ROW EXECUTE FUNCTION idemq.fence()');
