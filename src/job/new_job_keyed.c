@@ -219,6 +219,7 @@ replace_found(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
 			job_set_null(&change, replaced_columns[i]);
 	}
 	job_set_null(&change, COL_RUN_AT);
+	job_set_null(&change, COL_CHECKPOINT);
 	if (columns->set & COLUMN_BIT(COL_KEY_EXPIRES_AT))
 		job_set(&change, COL_KEY_EXPIRES_AT, columns->values[COL_KEY_EXPIRES_AT]);
 	idemq_pending_ready_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
