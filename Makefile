@@ -16,6 +16,8 @@
 #   make soak             everything at once for ten minutes (SOAK=seconds): the long form
 #                         of TAP test soak
 #   make bench            the measurements of test/bench
+#   make bench-quick      the ratios that have a target, in five minutes
+#   make bench-peers      idemq beside what people use today
 #   make doc              what is made in doc/: the reference, from the catalog, and the pictures
 #   make format           run clang-format over src
 #
@@ -122,7 +124,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo test lint test-regress test-isolation test-tap test-clients chaos soak bench format
+.PHONY: print-compiler demo test lint test-regress test-isolation test-tap test-clients chaos soak bench bench-quick bench-peers format
 
 test:
 	@$(TREE)/script/test lint regress isolation tap clients
@@ -136,6 +138,10 @@ demo:
 	@$(TREE)/demo/run
 bench:
 	@$(TREE)/test/bench/run
+bench-quick:
+	@QUICK=1 $(TREE)/test/bench/run
+bench-peers:
+	@$(TREE)/test/bench/peers/run
 .PHONY: doc
 doc:
 	@$(TREE)/script/make-reference
