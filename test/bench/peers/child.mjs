@@ -21,11 +21,12 @@ const calls = {
 
   // As fast as it goes; with rate, so many jobs a second, at random times; with room, so
   // that no more than that wait.
-  async produce({ lanes, batch = 1, seconds, rate = 0, room = 0 }) {
+  async produce({ lanes, batch = 1, seconds, rate = 0, room = 0, warm = 0 }) {
     const began = now();
-    const end = began + seconds * 1e6;
+    const end = began + (seconds + warm) * 1e6;
     const cpu = process.cpuUsage();
     let sent = 0;
+    let counted = 0;
     const lane = async (n) => {
       let next = began;
       while (now() < end) {
@@ -38,45 +39,47 @@ const calls = {
         const t = rate > 0 ? next : now();
         await side.put(n, Array.from({ length: batch }, () => ({ ...PAYLOAD, t })));
         sent += batch;
+        if (now() > began + warm * 1e6) counted += batch;
       }
     };
     await Promise.all(Array.from({ length: lanes }, (_, n) => lane(n)));
     const { user, system } = process.cpuUsage(cpu);
-    return { jobs: sent, seconds: (now() - began) / 1e6, cpu: user + system };
+    return { jobs: sent, rate: counted * 1e6 / (now() - began - warm * 1e6), cpu: user + system };
   },
 
-  // For so many seconds from the first job on, or until count jobs are done.
-  async work({ lanes, batch = 1, seconds, count = Infinity, parts = 0, until }) {
+  // For so many seconds after warm seconds from the first job on, or until count jobs are done.
+  async work({ lanes, batch = 1, seconds, count = Infinity, parts = 0, until, warm = 0 }) {
     const latencies = [];
     const timeline = Array(Math.max(parts, 1)).fill(0);
     const cpu = process.cpuUsage();
-    let first = 0;
+    let start = 0;
     let last = 0;
-    let warm = 0;
     let jobs = 0;
+    let counted = 0;
     let over;
     const done = new Promise((resolve) => { over = resolve; });
     await side.work(lanes, batch, (payloads) => {
       last = now();
-      if (first === 0) {
-        first = last;
-        warm = payloads.length;
-        setTimeout(over, seconds * 1000);
+      if (start === 0) {
+        start = last + warm * 1e6;
+        setTimeout(over, (seconds + warm) * 1000);
       }
       jobs += payloads.length;
-      const part = Math.floor((last - first) / 1e6 / seconds * timeline.length);
+      if (jobs >= count) over();
+      if (last <= start) return;
+      counted += payloads.length;
+      const part = Math.floor((last - start) / 1e6 / seconds * timeline.length);
       if (part < timeline.length) timeline[part] += payloads.length;
       for (const { t } of payloads) {
         if (t) latencies.push(last - t);
       }
-      if (jobs >= count) over();
     });
     const tell = setInterval(() => process.send({ finished: jobs }), 20);
     if (until) setTimeout(over, until * 1000);
     await done;
     clearInterval(tell);
     const { user, system } = process.cpuUsage(cpu);
-    return { jobs, rate: last > first ? (jobs - warm) * 1e6 / (last - first) : 0, timeline, latencies, cpu: user + system };
+    return { jobs, rate: counted > 0 ? counted * 1e6 / (last - start) : 0, timeline, latencies, cpu: user + system };
   },
 
   // Takes a job, says so, and never ends it.

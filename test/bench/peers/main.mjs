@@ -13,6 +13,7 @@ const MEASURES = env('MEASURES', 'enqueue cycle mixed latency held waiting idle 
 const SIDES = env('SIDES', 'idemq skip pgq graphile boss bullmq').split(' ');
 const ROUNDS = number('ROUNDS', 3);
 const SECS = number('SECS', 5);
+const WARM = Math.min(1, SECS / 2); // seconds until a new process of Node.js has compiled what it runs
 const SECS_MIXED = number('SECS_MIXED', 60);
 const SECS_HELD = number('SECS_HELD', 90);
 const SECS_IDLE = number('SECS_IDLE', 20);
@@ -183,10 +184,10 @@ const measures = {
       await reset(name);
       const child = await new Child(name).open(8);
       const before = await counters(name);
-      const { jobs, seconds, cpu } = await child.call('produce', { lanes: 8, batch, seconds: SECS });
+      const { jobs, rate: done, cpu } = await child.call('produce', { lanes: 8, batch, seconds: SECS, warm: WARM });
       const after = await counters(name);
       await child.end();
-      record('enqueue', { side: name, by: 'node', batch, sync, round, rate: jobs / seconds, ...costs(before, after, jobs, cpu) });
+      record('enqueue', { side: name, by: 'node', batch, sync, round, rate: done, ...costs(before, after, jobs, cpu) });
       const script = ENQUEUE_SCRIPTS[name]?.[batch];
       if (script) {
         await reset(name);
@@ -204,10 +205,11 @@ const measures = {
       if (name === 'pgq') variants.push(['pgq-1000', {}, 1000]);
       const fill = (batch === 1 ? 15000 : 60000) * SECS;
       for (const [side, options, size] of variants) {
-        await reset(name, name === 'bullmq' || name === 'boss' ? fill / 2 : fill, size);
+        const filled = name === 'bullmq' || name === 'boss' ? fill / 2 : fill;
+        await reset(name, filled, size);
         const child = await new Child(name, options).open();
         const before = await counters(name);
-        const { jobs, rate, cpu } = await child.call('work', { lanes: 8, batch, seconds: SECS, until: SECS + 10, count: 0.9 * fill });
+        const { jobs, rate, cpu } = await child.call('work', { lanes: 8, batch, seconds: SECS, warm: WARM, until: SECS + 10, count: 0.9 * filled });
         const after = await counters(name);
         await child.end();
         record('cycle', { side, by: 'node', batch, sync, round, rate, ...costs(before, after, jobs, cpu) });
@@ -241,8 +243,8 @@ const measures = {
       const before = await counters(name);
       // in throughput's runs they produce by tens, so that they are not what is measured
       const [did] = await Promise.all([
-        worker.call('work', { lanes: 4, batch: 1, seconds, parts: snapshot ? 18 : 12, until: seconds + 10 }),
-        producer.call('produce', { lanes: 4, batch: rate > 0 ? 1 : 10, seconds: seconds + 2, rate, room: rate > 0 ? 0 : ROOM }),
+        worker.call('work', { lanes: 4, batch: 1, seconds, parts: snapshot ? 18 : 12, until: seconds + 10, warm: 2 }),
+        producer.call('produce', { lanes: 4, batch: rate > 0 ? 1 : 10, seconds: seconds + 3, rate, room: rate > 0 ? 0 : ROOM }),
       ]);
       const after = await counters(name);
       await worker.end();
@@ -255,7 +257,7 @@ const measures = {
       const third = Math.max(1, Math.round(parts.length / 6));
       const mean = (list) => list.reduce((sum, value) => sum + value, 0) / list.length;
       record(measure, {
-        side: name, sync: SYNC, seconds, rate: did.jobs / seconds, parts,
+        side: name, sync: SYNC, seconds, rate: mean(parts), parts,
         last_to_first: mean(parts.slice(-third)) / mean(parts.slice(0, third)),
         latency: percentiles(did.latencies), ...costs(before, after, did.jobs, did.cpu),
       });
@@ -279,7 +281,7 @@ const measures = {
         await reset(name, waiting);
         const child = await new Child(name).open();
         const before = await counters(name);
-        const { jobs, rate, cpu } = await child.call('work', { lanes: 8, batch, seconds: SECS, until: SECS + 20, count: 0.9 * waiting });
+        const { jobs, rate, cpu } = await child.call('work', { lanes: 8, batch, seconds: SECS, warm: WARM, until: SECS + 20, count: 0.9 * waiting });
         const after = await counters(name);
         await child.end();
         record('waiting', { side: name, waiting, batch, rate, ...costs(before, after, jobs, cpu) });
@@ -372,10 +374,10 @@ const measures = {
             const [listener] = await connections(1);
             await listener.query('LISTEN bench; LISTEN idemq_bench; LISTEN "jobs:insert"');
             const child = await new Child(name, { notify }).open(32);
-            const { jobs, seconds } = await child.call('produce', { lanes: 32, batch: 1, seconds: SECS });
+            const { rate } = await child.call('produce', { lanes: 32, batch: 1, seconds: SECS, warm: WARM });
             await child.end();
             await listener.end();
-            record('notify', { side: name, notify, sync, round, rate: jobs / seconds });
+            record('notify', { side: name, notify, sync, round, rate });
           }
         }
       }
@@ -437,11 +439,11 @@ async function main() {
   const left = process.env.BENCH_LEFT_OUT;
   results.left_out = existsSync(left) ? readFileSync(left, 'utf8').trim().split('\n') : [];
   results.settings = { ROUNDS, SECS, SECS_MIXED, SECS_HELD, SECS_IDLE, RATE, ROOM, WAITING, KEPT, LOST, PATIENCE, SYNC,
+    load: Number(env('BENCH_LOAD', '0')),
     commit: env('BENCH_COMMIT', ''), date: new Date().toISOString().slice(0, 10),
     machine: `${os.cpus().length} x ${os.cpus()[0].model}, Linux ${os.release()}, ${Math.round(os.totalmem() / 2 ** 30)} GB` };
   for (const measure of MEASURES) await measures[measure]();
   results.settings.minutes = Math.round((Date.now() - started) / 60000);
-  results.settings.load = os.loadavg()[2];
   writeFileSync(process.env.BENCH_RESULTS, JSON.stringify(results));
   process.exit(0);
 }

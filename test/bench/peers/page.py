@@ -159,8 +159,8 @@ def about(results):
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     text = f"idemq {settings['commit']}, {versions}; {settings['date']}; {settings['machine']}, all on this machine; "
     text += f"medians of {settings['ROUNDS']} rounds of {settings['SECS']} s where there are rounds, the sides in turn"
-    if settings.get("load", 0) > 4:
-        text += "; **the machine was busy with other work: do not read these figures, run it again**"
+    if settings["load"] > 1:
+        text += f". **The machine was busy with other work (load {settings['load']:.0f} before the run began): these figures wait for a quiet one**"
     return text + "."
 
 
@@ -219,9 +219,15 @@ def plot_time(rows, heading, path):
     for row in rows:
         step = row["seconds"] / len(row["parts"])
         axes.plot([step * (n + 0.5) for n in range(len(row["parts"]))], row["parts"], color=COLOR[row["side"]], linewidth=2)
-        axes.text(step * len(row["parts"]), row["parts"][-1], NAMES[row["side"]], color=COLOR[row["side"]], va="center", fontsize=9)
-    axes.set_xlabel("seconds since the snapshot was taken")
+    # the names beside the ends of the lines, from below, each a step above the one before
     axes.set_yscale("log")
+    least, most = axes.get_ylim()
+    above = 0
+    for row in sorted(rows, key=lambda row: row["parts"][-1]):
+        place = max(row["parts"][-1], above)
+        above = place * (most / least) ** 0.07
+        axes.text(row["seconds"], place, NAMES[row["side"]], color=COLOR[row["side"]], va="center", fontsize=9)
+    axes.set_xlabel("seconds since the snapshot was taken")
     axes.set_xlim(0, rows[0]["seconds"] * 1.25)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.grid(axis="y", color=COLOR["grid"])
