@@ -301,9 +301,9 @@ def kept_rows(found):
 
 class Targets:
     """The table of what was wanted: a row's parts are (what was reached, what was
-    wanted, whether more is better)."""
+    wanted, whether more is better[, the same ratio of the servers' processor time])."""
 
-    head = ["", "before", "wanted", "reached", ""]
+    head = ["", "before", "wanted", "reached", "", "by processor time"]
 
     def __init__(self, pieces, mixed, wal, kept):
         self.ran = defaultdict(list)
@@ -314,18 +314,19 @@ class Targets:
             self.mixed[one.side].append(one)
         self.wal, self.kept = wal, kept
 
-    def ratio(self, bench, side, other, clients=8, sync="off"):
-        pairs = zip(self.ran[bench, side, clients, sync], self.ran[bench, other, clients, sync])
-        ratios = [a.rate / b.rate for a, b in pairs]
-        return statistics.median(ratios) if ratios else None
+    def ratio(self, wanted, bench, side, other, clients=8, sync="off"):
+        pairs = list(zip(self.ran[bench, side, clients, sync], self.ran[bench, other, clients, sync]))
+        if not pairs:
+            return None, wanted, True
+        return (statistics.median(a.rate / b.rate for a, b in pairs), wanted, True,
+                statistics.median(b.cpu / a.cpu for a, b in pairs))
 
     def rate(self, bench, side, sync="off"):
         ran = self.ran[bench, side, 8, sync]
         return median(ran, "rate") if ran else None
 
     def both_syncs(self, side, clients, on, off):
-        return [(self.ratio("cycle", side, "floor", clients, "on"), on, True),
-                (self.ratio("cycle", side, "floor", clients, "off"), off, True)]
+        return [self.ratio(on, "cycle", side, "floor", clients, "on"), self.ratio(off, "cycle", side, "floor", clients, "off")]
 
     def mixed_parts(self, side):
         ran = self.mixed[side]
@@ -344,13 +345,13 @@ class Targets:
         for side, call in (("idemq", "claim + commit_many"), ("idemq-next", "commit_many_and_claim")):
             yield (f"{call} of 100, against SKIP LOCKED of 100 / jobs a second, off",
                    "1.5–1.8 / 114,000–169,000" if side == "idemq" else "–",
-                   [(self.ratio("batch", side, "skip"), 2.5, True), (self.rate("batch", side), 250000, True)])
+                   [self.ratio(2.5, "batch", side, "skip"), (self.rate("batch", side), 250000, True)])
         yield ("enqueue, fsync / off, against INSERT", "1.0 / 1.0",
-               [(self.ratio("enqueue", "idemq", "plain", sync=sync), 1.1, True) for sync in ("on", "off")])
-        yield "enqueue_many of 1,000, off, against INSERT … SELECT", "1.1", [(self.ratio("many", "idemq", "plain"), 1.5, True)]
+               [self.ratio(1.1, "enqueue", "idemq", "plain", sync=sync) for sync in ("on", "off")])
+        yield "enqueue_many of 1,000, off, against INSERT … SELECT", "1.1", [self.ratio(1.5, "many", "idemq", "plain")]
         yield ("enqueue with a key, fsync / off, against one without", "0.81 / 0.81",
-               [(self.ratio("keyed", "idemq-key", "idemq-nokey", sync=sync), 0.85, True) for sync in ("on", "off")])
-        yield "its duplicate, against a primary-key SELECT", "0.72", [(self.ratio("duplicate", "idemq", "plain"), 0.85, True)]
+               [self.ratio(0.85, "keyed", "idemq-key", "idemq-nokey", sync=sync) for sync in ("on", "off")])
+        yield "its duplicate, against a primary-key SELECT", "0.72", [self.ratio(0.85, "duplicate", "idemq", "plain")]
         for side, call in (("idemq", "claim + commit"), ("idemq-next", "commit_and_claim")):
             yield (f"4 producers and 4 workers, {call}, off, against SKIP LOCKED / last quarter to first",
                    "3.1–3.7 / 0.75–0.93" if side == "idemq" else "–", self.mixed_parts(side))
@@ -361,7 +362,7 @@ class Targets:
         kept = self.kept.get("idemq")
         yield "bytes of a finished job, kept, table and indexes", "625", [(sum(kept) if kept else None, 500, False)]
         yield ("admit, one bucket / 1,000, against SELECT 1", "0.76 / 0.83",
-               [(self.ratio("admit", side, "one"), 0.9, True) for side in ("idemq-one", "idemq-many")])
+               [self.ratio(0.9, "admit", side, "one") for side in ("idemq-one", "idemq-many")])
 
     @staticmethod
     def number(value):
@@ -371,11 +372,12 @@ class Targets:
         for what, before, parts in self.parts():
             if all(reached is None for reached, *_ in parts):
                 continue
-            missed = [(reached, wanted) for reached, wanted, more in parts if reached is not None and wanted is not None
+            missed = [(reached, wanted) for reached, wanted, more, *_ in parts if reached is not None and wanted is not None
                       and (round(reached, 2) < wanted if more else round(reached) > wanted)]
             said = ", ".join(f"missed by {abs(1 - reached / wanted):.0%}" for reached, wanted in missed)
-            yield [what, before, " / ".join(self.number(wanted) for _, wanted, _ in parts if wanted is not None),
-                   " / ".join(self.number(reached) for reached, *_ in parts), said or "reached"]
+            yield [what, before, " / ".join(self.number(wanted) for _, wanted, *_ in parts if wanted is not None),
+                   " / ".join(self.number(reached) for reached, *_ in parts), said or "reached",
+                   " / ".join(self.number(part[3]) for part in parts if len(part) > 3)]
 
 
 def percentile(ordered, percent):

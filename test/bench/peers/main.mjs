@@ -374,10 +374,12 @@ const measures = {
             const [listener] = await connections(1);
             await listener.query('LISTEN bench; LISTEN idemq_bench; LISTEN "jobs:insert"');
             const child = await new Child(name, { notify }).open(32);
-            const { rate } = await child.call('produce', { lanes: 32, batch: 1, seconds: SECS, warm: WARM });
+            const before = await counters(name);
+            const { jobs, rate, cpu } = await child.call('produce', { lanes: 32, batch: 1, seconds: SECS, warm: WARM });
+            const after = await counters(name);
             await child.end();
             await listener.end();
-            record('notify', { side: name, notify, sync, round, rate });
+            record('notify', { side: name, notify, sync, round, rate, ...costs(before, after, jobs, cpu) });
           }
         }
       }

@@ -117,8 +117,10 @@ def notify_table(rows):
         for sync in ("on", "off"):
             without, with_ = rate.get((side, False, sync)), rate.get((side, True, sync))
             cells += [number(without), number(with_), f"{with_ / without:.2f}" if with_ and without else "–"]
-        body.append([title(side), *cells])
-    return ["enqueue by 32 producers, jobs/s", "without, on", "with NOTIFY", "ratio", "without, off", "with NOTIFY", "ratio"], body
+        server = medians(rows, ("side", "notify", "sync"), "server")
+        body.append([title(side), *cells, " / ".join(number(server.get((side, notify, "off"))) for notify in (False, True))])
+    return ["enqueue by 32 producers, jobs/s", "without, on", "with NOTIFY", "ratio", "without, off", "with NOTIFY", "ratio",
+            "server us/job, off, without / with"], body
 
 
 def bytes_table(rows):

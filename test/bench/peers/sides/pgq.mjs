@@ -64,5 +64,8 @@ PgQ.fill = async (client, payload, count, batch) => {
       END LOOP;
     END $$`);
   await client.query('CALL bench.fill_pgq($1, $2, $3)', [payload, Math.ceil(count / batch), batch]);
+  const { rows } = await client.query(`SELECT c.oid::regclass AS its FROM pg_class c
+    WHERE relnamespace = 'pgq'::regnamespace AND relname LIKE 'event\\_%' AND relkind = 'r'`);
+  await client.query(`VACUUM ANALYZE ${rows.map((row) => row.its).join(', ')}, pgq.tick`);
 };
 PgQ.tables = [];
