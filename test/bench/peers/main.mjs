@@ -276,7 +276,7 @@ const measures = {
   async waiting() {
     await durable(SYNC);
     for (const name of SIDES) {
-      for (const waiting of [20000, WAITING]) {
+      for (const waiting of [50000, WAITING]) {
         const batch = ONE_READER.has(name) ? 100 : 1;
         await reset(name, waiting);
         const child = await new Child(name).open();
