@@ -22,6 +22,8 @@
 #   make sanitize         regression, isolation and TAP tests with undefined behaviour and
 #                         assertions checked, the first two under valgrind (TOOLS=ubsan)
 #   make bench            the measurements of test/bench
+#   make bench-quick      the ratios that have a target, in five minutes
+#   make bench-peers      idemq beside what people use today
 #   make doc              what is made in doc/: the reference, from the catalog, and the pictures
 #   make format           run clang-format over src
 #
@@ -128,7 +130,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo test lint test-regress test-isolation test-tap test-clients chaos soak fuzz coverage sanitize bench format
+.PHONY: print-compiler demo test lint test-regress test-isolation test-tap test-clients chaos soak fuzz coverage sanitize bench bench-quick bench-peers format
 
 test:
 	@$(TREE)/script/test lint regress isolation tap clients
@@ -149,6 +151,10 @@ demo:
 	@$(TREE)/demo/run
 bench:
 	@$(TREE)/test/bench/run
+bench-quick:
+	@QUICK=1 $(TREE)/test/bench/run
+bench-peers:
+	@$(TREE)/test/bench/peers/run
 .PHONY: doc
 doc:
 	@$(TREE)/script/make-reference

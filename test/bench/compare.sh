@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Sourced by run.  1 to 4: idemq and others, side by side; 8: idemq with more
-# clients; 11: enqueue with and without NOTIFY.  One line a piece goes to
+# clients; 11: enqueue with and without NOTIFY; 17 and 18: what a job leaves in the
+# WAL and in the files.  One line a piece goes to
 # $work/pieces.
 # shellcheck disable=SC2154 # work: script/lib.sh; variables of the user: run
 
@@ -23,7 +24,8 @@ piece() {
 	esac
 	# the floor comes round to rows that it has done already
 	[[ $side != floor* ]] || finished=$((sent * size))
-	agree "$what" "$((sent * size))" "$finished"
+	agree "$what" "$(($(ended "$side" "$sent" "$clients") * size))" "$finished"
+	rate=$(calc "$rate * $finished / ($sent * $size)")
 	echo "$bench $side $clients $sync $round $finished $rate $size $latency $before $after" >>"$work/pieces"
 	say "$what: $(calc "int($rate * $size)") jobs/s"
 	sql -c "TRUNCATE $(table_of "$side")"
@@ -104,4 +106,50 @@ notify_cost() {
 heard_so_far() {
 	sleep 1
 	cat "$work/heard"
+}
+
+# 17: a cycle's WAL without full pages, at each wal_level: logical turns off what leaves
+# out of an update's record the bytes that did not change
+wal() {
+	local level round side what sent before after
+
+	set_guc synchronous_commit off
+	set_guc full_page_writes off
+	for level in replica logical; do
+		sql -c "ALTER SYSTEM SET wal_level = $level"
+		as_server "$bindir/pg_ctl" -D "$work/server/data" -l "$work/server/log" -s -w -m fast restart >&2
+		for round in $(seq "$ROUNDS"); do
+			for side in idemq idemq-next floor skip; do
+				what="WAL of $side, wal_level $level, round $round"
+				fill "$side" "$JOBS17"
+				before=$(counters "$side")
+				run bench_client "$work/pgbench.log" 8 "cycle_$side" -t "$((JOBS17 / 16))" -D rows="$JOBS17" ||
+					piece_failed "$what" "$work/pgbench.log"
+				after=$(counters "$side")
+				read -r sent _ < <(client_said "$work/pgbench.log")
+				sent=$(ended "$side" "$sent" 8)
+				echo "$side $level $round $sent $before $after" >>"$work/wal"
+				say "$what: $(((${after%% *} - ${before%% *}) / sent)) bytes a job"
+			done
+		done
+	done
+	sql -c "ALTER SYSTEM RESET wal_level" -c "ALTER SYSTEM RESET full_page_writes"
+	as_server "$bindir/pg_ctl" -D "$work/server/data" -l "$work/server/log" -s -w -m fast restart >&2
+}
+
+# 18: what a finished job that is kept has in the table and in its indexes, when all of a
+# table were enqueued, then done by 8 clients
+kept() {
+	local side
+
+	set_guc synchronous_commit off
+	for side in idemq skip; do
+		fill "$side" "$JOBS18"
+		run bench_client "$work/pgbench.log" 8 "cycle_$side" -t "$((JOBS18 / 8))" ||
+			piece_failed "finished jobs of $side" "$work/pgbench.log"
+		agree "finished jobs of $side" "$((JOBS18 / 8 * 8))" "$(jobs_in completed "$side")"
+		sql -F ' ' -c "SELECT '$side', $JOBS18, pg_relation_size('$(table_of "$side")'), pg_indexes_size('$(table_of "$side")')" >>"$work/kept"
+		say "finished jobs of $side: $(tail -n 1 "$work/kept" | awk '{ printf "%.0f + %.0f", $3 / $2, $4 / $2 }') bytes each, table and indexes"
+		sql -c "TRUNCATE $(table_of "$side")"
+	done
 }

@@ -34,8 +34,9 @@ fill() {
 	local side=$1 left=$2 in_front=${3:-} table chunk
 
 	table=$(table_of "$side")
+	# A second time where it met the background worker in the middle of a look at the table.
+	sql -c "TRUNCATE $table RESTART IDENTITY" 2>/dev/null || sql -c "TRUNCATE $table RESTART IDENTITY"
 	{
-		echo "TRUNCATE $table RESTART IDENTITY;"
 		echo "$in_front"
 		while [ "$left" -gt 0 ]; do
 			chunk=$((left < 100000 ? left : 100000))
@@ -78,7 +79,7 @@ bench_client() {
 	shift 3
 	"$bindir/pgbench" -h "$work/server" -U postgres -n -M prepared \
 		-c "$clients" -j "$((clients < 2 ? 1 : 2))" -f "$here/scripts/$script.sql" \
-		-D payload="$payload" -D clients="$clients" -D n=-1 "$@" postgres >"$log" 2>&1
+		-D payload="$payload" -D clients="$clients" -D n=-1 -D id=0 -D token=0 "$@" postgres >"$log" 2>&1
 }
 
 # both_at_once command... -- command...: fails when either does
@@ -153,6 +154,15 @@ counters() {
 # jobs_in status side: what the table says, not what the client says
 jobs_in() {
 	sql -c "SELECT count(*) FROM $(table_of "$2") WHERE status = '$1'"
+}
+
+# ended side sent clients: how many of the transactions ended a job or a batch; the first
+# of each client of idemq-next only claims
+ended() {
+	case $1 in
+	*-next) echo "$(($2 - $3))" ;;
+	*) echo "$2" ;;
+	esac
 }
 
 # agree what sent counted

@@ -9,7 +9,7 @@ mixed() {
 	fill "$side" 20000
 	before=$(counters "$side")
 	start=$(sql -c "SELECT clock_timestamp()")
-	run both_at_once bench_client "$work/produce.log" 4 "enqueue_$side" -j 1 -T "$SECS5" -- \
+	run both_at_once bench_client "$work/produce.log" 4 "enqueue_${side%-next}" -j 1 -T "$SECS5" -- \
 		bench_client "$work/work.log" 4 "work_$side" -j 1 -T "$SECS5" ||
 		piece_failed "producers and workers of $side" "$work/produce.log" "$work/work.log"
 	after=$(counters "$side")
