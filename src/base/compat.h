@@ -35,8 +35,9 @@
 #include "utils/rel.h"
 #include "utils/relcache.h"
 
-#if PG_VERSION_NUM < 140000
-#error "idemq needs PostgreSQL 14 or later"
+/* TwoPhaseGetXidByVirtualXID came with the first minor. */
+#if PG_VERSION_NUM < 140001
+#error "idemq needs PostgreSQL 14.1 or later"
 #endif
 
 /* The number of this session's PGPROC: unique among the living. */

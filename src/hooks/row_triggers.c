@@ -44,6 +44,7 @@ trigger_data(FunctionCallInfo fcinfo, bool on_jobs)
 	return data;
 }
 
+/* What is NULL may not be read: where 8 bytes are passed by reference there are none. */
 static Datum
 column(Relation rel, HeapTuple tuple, JobColumn which, bool *isnull)
 {
@@ -58,13 +59,14 @@ note_expiry(Relation rel, HeapTuple row)
 	bool running = true;
 	int32 queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
 	int16 priority = DatumGetInt16(column(rel, row, COL_PRIORITY, &isnull));
-	TimestampTz expires_at = DatumGetTimestampTz(column(rel, row, COL_EXPIRES_AT, &isnull));
+	Datum expires_at = column(rel, row, COL_EXPIRES_AT, &isnull);
 	QueueInfo queue;
 
 	(void) column(rel, row, COL_FINISHED_AT, &running);
 	if (!isnull && running && priority >= 0 && priority < IDEMQ_PRIORITIES &&
 		idemq_queue_by_id(queue_id, &queue))
-		idemq_pending_ready_note_expiry(queue.slot, queue_id, priority, expires_at);
+		idemq_pending_ready_note_expiry(queue.slot, queue_id, priority,
+										DatumGetTimestampTz(expires_at));
 }
 
 /* Notes one version of a changed row: where it stands, or with taken stood, in the ready index. */
@@ -73,14 +75,16 @@ note_version(Relation rel, HeapTuple tuple, bool taken)
 {
 	int32 queue_id;
 	int16 priority;
+	Datum ready_at;
 	ReadyKey key;
 	QueueInfo queue;
 	bool isnull;
 
 	queue_id = DatumGetInt32(column(rel, tuple, COL_QUEUE_ID, &isnull));
-	key.ready_at = DatumGetTimestampTz(column(rel, tuple, COL_READY_AT, &isnull));
+	ready_at = column(rel, tuple, COL_READY_AT, &isnull);
 	if (isnull)
 		return;
+	key.ready_at = DatumGetTimestampTz(ready_at);
 	key.id = DatumGetInt64(column(rel, tuple, COL_ID, &isnull));
 	priority = DatumGetInt16(column(rel, tuple, COL_PRIORITY, &isnull));
 	if (priority < 0 || priority >= IDEMQ_PRIORITIES || !idemq_queue_by_id(queue_id, &queue))

@@ -146,9 +146,11 @@ idemq_ring_copy(const ReadyRing *ring, const ReadyKey *cursors, int wanted, Ring
 	first = position(ring, cursors[ring->priority]);
 	view->count = whole_keys(&ring->entries[first], ring->count - first, wanted + RING_SPARE);
 	view->left = ring->count - first - view->count;
-	memcpy(view->entries, &ring->entries[first], view->count * sizeof(ReadyEntry));
 	if (view->count > 0)
+	{
+		memcpy(view->entries, &ring->entries[first], view->count * sizeof(ReadyEntry));
 		view->bound = view->entries[view->count - 1].key;
+	}
 	if (!serves(ring, cursors))
 		view->count = 0;
 }

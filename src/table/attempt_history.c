@@ -11,6 +11,7 @@
 #include "utils/timestamp.h"
 
 #include "table/attempt_history.h"
+#include "base/clock.h"
 #include "base/spi.h"
 
 static SqlStatement add_attempt = {
@@ -60,13 +61,19 @@ idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outc
 	idemq_spi_end(&scope);
 }
 
-/* Records the commit of a completed job that is to run again; its result goes along. */
+/*
+ * Records the commit of a completed job that is to run again; its result goes along.  One
+ * that a DBA made completed may have no time of that: it is now, then.
+ */
 void
 idemq_attempt_history_add_commit(const Job *job)
 {
 	TupleTableSlot *row = job->row;
 
-	idemq_attempt_history_add(job, DatumGetTimestampTz(row->tts_values[COL_FINISHED_AT]),
+	idemq_attempt_history_add(job,
+							  row->tts_isnull[COL_FINISHED_AT]
+								  ? idemq_now()
+								  : DatumGetTimestampTz(row->tts_values[COL_FINISHED_AT]),
 							  "committed", NULL,
 							  row->tts_isnull[COL_RESULT]
 								  ? NULL

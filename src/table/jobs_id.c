@@ -299,12 +299,14 @@ idemq_jobs_last_id(void)
 {
 	Datum sequence = ObjectIdGetDatum(idemq_oids()->jobs_seq);
 	SqlScope scope;
+	Datum value;
 	int64 last;
 	bool isnull;
 
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_query_latest(&read_last, &sequence, NULL);
-	last = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	value = idemq_spi_value(0, 1, &isnull);
+	last = isnull ? 0 : DatumGetInt64(value);
 	idemq_spi_end(&scope);
-	return isnull ? 0 : last;
+	return last;
 }

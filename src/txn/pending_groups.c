@@ -22,6 +22,7 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h" /* varatt.h, which is part of postgres.h before 16 */
 #include "access/xact.h"
 #include "common/hashfn.h"
 #include "fmgr.h"

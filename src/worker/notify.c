@@ -91,9 +91,9 @@ collect(const SlotView *view)
 	MemoryContextSwitchTo(old);
 }
 
-/* Sends the news of one queue. */
+/* Sends the news of one queue.  send() is the system's, which some versions' headers declare. */
 static void
-send(const QueueNews *news, const QueueInfo *queue)
+tell(const QueueNews *news, const QueueInfo *queue)
 {
 	static const char *const names[] = {[JOB_LEASE_EXPIRED] = "lease_expired",
 										[JOB_WORKER_LOST] = "worker_lost",
@@ -144,7 +144,7 @@ idemq_notify_send(void)
 		CHECK_FOR_INTERRUPTS();
 		news->known = idemq_queue_by_id(news->queue_id, &queue);
 		if (idemq_notify && news->known)
-			send(news, &queue);
+			tell(news, &queue);
 	}
 }
 

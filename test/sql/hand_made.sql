@@ -111,6 +111,12 @@ SELECT token FROM idemq.claim('q') \gset
 UPDATE idemq.jobs SET payload = '"by hand"', worker = 'dba', priority = 0, max_attempts = 1 WHERE id = :id;
 SELECT idemq.heartbeat(:id, :token), idemq.fail(:id, :token, 'last now');
 SELECT status, payload, worker FROM idemq.job(:id);
+-- One made completed without a time of it, which is asked to run again: its end is noted as now.
+SELECT (idemq.enqueue('q', '"untimed"', key => 'untimed')).id \gset
+UPDATE idemq.jobs SET status = 'completed', ready_at = NULL WHERE id = :id;
+SELECT status FROM idemq.enqueue('q', '"again"', key => 'untimed', on_duplicate => 'rerun');
+SELECT outcome, ended_at > now() - interval '1 h' AS now FROM idemq.attempts WHERE job_id = :id;
+SELECT payload FROM idemq.claim('q');
 -- TRUNCATE: no lease is left for the jobs that get the old ids.
 TRUNCATE idemq.jobs RESTART IDENTITY;
 SELECT count(idemq.enqueue('q', '1')) FROM generate_series(1, 3);

@@ -72,10 +72,11 @@ is_state($node, "BEGIN READ ONLY; SELECT idemq.commit(1, $token)", '25006',
 
 sql($node, "CREATE FUNCTION liar() RETURNS bigint PARALLEL SAFE LANGUAGE sql
 	AS \$\$ SELECT count(*) FROM idemq.claim('q') \$\$");
-is_state($node, 'SET force_parallel_mode = on; SELECT liar()', '25000', 'claim in a parallel worker');
+my $forced = $node->pg_version >= 16 ? 'debug_parallel_query' : 'force_parallel_mode';
+is_state($node, "SET $forced = on; SELECT liar()", '25000', 'claim in a parallel worker');
 sql($node, "CREATE FUNCTION liar2() RETURNS text PARALLEL SAFE LANGUAGE sql
 	AS \$\$ SELECT idemq.try_commit(1, $token)::text \$\$");
-is_state($node, 'SET force_parallel_mode = on; SELECT liar2()', '25000', 'commit in a parallel worker');
+is_state($node, "SET $forced = on; SELECT liar2()", '25000', 'commit in a parallel worker');
 is_sql($node, 'SELECT status FROM idemq.jobs WHERE id = 1', 'processing', 'nothing was written');
 is_sql($node, "SELECT status FROM idemq.jobs WHERE id = 2", 'pending', 'nothing was written');
 sql($node, "SELECT idemq.commit(1, $token)");
