@@ -386,7 +386,11 @@ idemq_retention_run(void)
 	rounds_before = rounds;
 	visiting = false;
 	if (rounds.stage == STAGE_BEGIN)
+	{
+		/* Alone: it locks the sequence of ids, which TRUNCATE ... RESTART IDENTITY does after the table. */
 		begin_round();
+		return;
+	}
 	if (rounds.stage == STAGE_JOBS)
 	{
 		visiting = idemq_ranges_begin_visit(&visit);
