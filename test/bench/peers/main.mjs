@@ -316,7 +316,7 @@ const measures = {
       skip: [{ notify: true, reaps: true }, 'lease of 30 s, looked for once a second'],
       pgq: [{}, 'its batch, when another asks as the same consumer'],
       graphile: [{}, 'its lock is good for 4 hours'],
-      boss: [{ notify: true, heartbeat: 10 }, 'heartbeat of 10 s, the least it takes, looked for once a second'],
+      boss: [{ polls: true, heartbeat: 10 }, 'heartbeat of 10 s, the least it takes; looked for once a second, polled twice'],
       bullmq: [{}, 'its defaults: lock of 30 s, looked for every 30 s'],
     };
     for (const name of SIDES) {

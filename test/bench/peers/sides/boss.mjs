@@ -9,6 +9,7 @@ const boss = (options) => new PgBoss({ ...settings, schedule: false, ...options 
 export default class Boss {
   constructor(options) {
     this.notify = Boolean(options.notify);
+    this.polls = Boolean(options.polls); // work() all the same: it sends heartbeats
     this.stopped = false;
   }
 
@@ -31,7 +32,7 @@ export default class Boss {
     this.boss.on('error', (error) => console.error(error.message));
     this.boss.on('warning', () => {});
     await this.boss.start();
-    if (batch === 1 && !this.notify) {
+    if (batch === 1 && !this.notify && !this.polls) {
       this.loops = Array.from({ length: lanes }, () => this.loop(onJobs));
     } else {
       await this.boss.work('bench', {
