@@ -7,7 +7,8 @@
 
 set -euo pipefail
 umask 022
-export LC_ALL=C.UTF-8
+# PostgreSQL's test library deletes LC_ALL.
+export LC_ALL=C.UTF-8 LANG=C.UTF-8
 
 # The caller's make flags, server settings and git are not the tests'.
 unset MAKEFLAGS MFLAGS MAKELEVEL CDPATH

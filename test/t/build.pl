@@ -65,14 +65,14 @@ $node->start;
 {
 	local ($ENV{PGHOST}, $ENV{PGPORT}) = ($node->host, $node->port);
 	ok(make('installcheck', 'REGRESS=attempts keys', 'ISOLATION=group-order zombie'),
-		'installcheck, with a background worker about') or diag $output;
+		'installcheck, with a background worker about') or diag $output, map { slurp_file($_) } glob("$build/{,*/,*/*/}regression.diffs");
 	is(scalar(() = $output =~ /^(?:test|ok) .*\b(?:attempts|keys|group-order|zombie)\b/mg), 4, 'of four tests') or diag $output;
 	ok(!make('installcheck', 'REGRESS=no_such_test'), 'a test that fails is a failure');
 }
 is_sql($node, "SELECT datname FROM pg_database WHERE datname LIKE 'idemq%'", '', 'no database of a test is left');
 $node->stop;
 
-$node->adjust_conf('postgresql.conf', 'shared_preload_libraries', "''");
+$node->append_conf('postgresql.conf', "shared_preload_libraries = ''");
 $node->start;
 {
 	local ($ENV{PGHOST}, $ENV{PGPORT}) = ($node->host, $node->port);

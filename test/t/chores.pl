@@ -164,7 +164,11 @@ my @hostile = ('default_transaction_read_only = on', "default_transaction_isolat
 	'default_transaction_deferrable = on', 'statement_timeout = 1', 'lock_timeout = 1', 'idle_in_transaction_session_timeout = 1',
 	"search_path = 'nowhere'", 'row_security = off', "session_replication_role = 'replica'", "DateStyle = 'German'",
 	"IntervalStyle = 'iso_8601'", 'extra_float_digits = -15', "bytea_output = 'escape'");
-push @hostile, 'transaction_timeout = 1' if $node->pg_version >= 17;
+if ($node->pg_version >= 17)
+{
+	push @hostile, 'transaction_timeout = 1';
+	$ENV{PGOPTIONS} .= ' -c transaction_timeout=0';
+}
 foreach my $where ('ALTER DATABASE postgres SET', 'ALTER ROLE postgres SET', 'ALTER ROLE postgres IN DATABASE postgres SET', 'ALTER SYSTEM SET')
 {
 	sql($node, "$where $_") foreach @hostile;

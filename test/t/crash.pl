@@ -96,7 +96,7 @@ my $again = sql($node, "SELECT token FROM idemq.claim_job($f)");
 cmp_ok($again, '>', $lost, 'the next token is greater than the one that was lost');
 is_sql($node, "SELECT idemq.try_commit($f, $lost)", 'stale', 'the lost token commits nothing');
 sql($node, "SELECT idemq.fail($f, $again, retry_in => '0')");
-$node->adjust_conf('postgresql.conf', 'synchronous_commit', 'on');
+$node->append_conf('postgresql.conf', 'synchronous_commit = on');
 
 foreach my $how ('fast', 'immediate')
 {
@@ -149,11 +149,7 @@ SKIP:
 	skip 'no faketime', 1 unless defined $faketime;
 
 	my $file = "$PostgreSQL::Test::Utils::tmp_check/faketime";
-	my $set = sub {
-		open my $fh, '>', $file or die;
-		print $fh "$_[0]\n";
-		close $fh;
-	};
+	my $set = sub { write_whole($file, "$_[0]\n") };
 	my $fake_start = sub {
 		local $ENV{LD_PRELOAD} = $faketime;
 		local $ENV{FAKETIME_TIMESTAMP_FILE} = $file;

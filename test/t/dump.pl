@@ -139,7 +139,7 @@ foreach my $others ('', 'pg_stat_statements', "auto_explain, pg_stat_statements"
 	my $expected = $others eq '' ? 'idemq' : "$others, idemq";
 	my ($stdout, $stderr);
 
-	$node->adjust_conf('postgresql.conf', 'shared_preload_libraries', "'$others'");
+	$node->append_conf('postgresql.conf', "shared_preload_libraries = '$others'");
 	if (!$node->start(fail_ok => 1))
 	{
 		note "no $others";

@@ -216,7 +216,7 @@ is_sql($node, "SELECT count(*), count(DISTINCT group_key), max(payload::int) FRO
 
 # ---- Without the worker.
 
-$node->adjust_conf('postgresql.conf', 'idemq.worker', 'off');
+$node->append_conf('postgresql.conf', 'idemq.worker = off');
 $node->restart;
 sql($node, "SELECT idemq.create_queue('n', lease => '10 s', retry_base => '1 ms', max_attempts => 1000);
 	SELECT produce('n', 4000, 100, 0, 1)");

@@ -123,7 +123,7 @@ is_state($node, "BEGIN READ ONLY; SELECT idemq.enqueue('q', '1')", '25006', 'a r
 
 # ---- Promotion of a standby that lags
 
-$node->adjust_conf('postgresql.conf', 'synchronous_commit', 'on');
+$node->append_conf('postgresql.conf', 'synchronous_commit = on');
 $node->restart;
 take($node, 2, 'ids of the primary');
 $node->backup('base');

@@ -13,7 +13,7 @@ use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf session sql sqlstate is_sql is_state wal_records
   has_debugger stop_at asleep sleeper answer worker_pid wait_until crash
-  clients unexpected is_soon);
+  clients unexpected is_soon write_whole);
 
 # Settings of script/server.conf: what a server needs to preload idemq.
 sub server_conf
@@ -231,6 +231,16 @@ sub crash
 	$node->start;
 	slurp_file($node->logfile, $log) =~ /was not properly shut down/ or die 'the server has not crashed';
 	return $started;
+}
+
+# Writes a file that servers may read at any time: they see what it was, or all of this.
+sub write_whole
+{
+	my ($file, $text) = @_;
+
+	append_to_file("$file.new", $text);
+	rename "$file.new", $file or die "$file: $!";
+	return;
 }
 
 my $scripts = 0;
