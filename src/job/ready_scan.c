@@ -22,6 +22,7 @@
 #include "txn/pending_ready.h"
 #include "shared/leases.h"
 #include "shared/ready_cursor.h"
+#include "shared/ready_ring.h"
 #include "shared/wake.h"
 #include "shared/worker_call.h"
 #include "base/clock.h"
