@@ -470,7 +470,8 @@ def main(dsn, calls, seed):
     found, counts, called, worked = [], collections.Counter(), collections.Counter(), collections.Counter()
 
     def phase(number, calls, roles):
-        with multiprocessing.Pool(PROCESSES) as pool:
+        # As on all versions of Python before 3.14: the processes find what was prepared here.
+        with multiprocessing.get_context("fork").Pool(PROCESSES) as pool:
             arguments = [(dsn, n, calls // PROCESSES, f"{seed} {number}", roles, states) for n in range(PROCESSES)]
             for found_there, counts_there, called_there, worked_there in pool.imap_unordered(process, arguments):
                 found.extend(found_there)
