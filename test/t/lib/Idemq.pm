@@ -114,8 +114,9 @@ sub wal_records
 	$code->();
 	# A record of our own, so that the interval is never empty.
 	$end = sql($node, "SELECT pg_logical_emit_message(false, 'end', 'end')");
-	my $dump = run_command_output('pg_waldump', '--stats=record', '-p', $node->data_dir . '/pg_wal',
-		'-s', $start, '-e', sql($node, 'SELECT pg_switch_wal()'));
+	# On disk with this commit.  (A switch of the segment may end in a checkpoint that removes it.)
+	sql($node, "SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'flush', 'flush')");
+	my $dump = run_command_output('pg_waldump', '--stats=record', '-p', $node->data_dir . '/pg_wal', '-s', $start, '-e', $end);
 	foreach (split /\n/, $dump)
 	{
 		$count{$1} = $2 if m{^(\w+/\S+)\s+(\d+)\s+\(};
