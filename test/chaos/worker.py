@@ -57,6 +57,13 @@ class Worker:
         )
         self.commit()
 
+    def rollback(self):
+        """Ends the transaction; who has lost the connection has done so."""
+        try:
+            self.conn.execute("ROLLBACK")
+        except psycopg.OperationalError:
+            self.connect()
+
     def settle(self, job_id, token, amount):
         """Runs the transaction until its fate is known."""
         while True:
@@ -72,7 +79,7 @@ class Worker:
                 if error.sqlstate not in ("IQ001", "IQ006"):
                     raise
                 self.note(error.sqlstate)
-                self.conn.execute("ROLLBACK")
+                self.rollback()
                 return
 
     def claim(self):
