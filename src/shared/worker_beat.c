@@ -75,6 +75,7 @@ idemq_watch_moves(Place *place)
 	int64 now = idemq_mono_now();
 
 	pg_atomic_write_u64(&place->beat, (uint64) now);
+	pg_memory_barrier(); /* see shared/worker_watch.c on stuck */
 	if (pg_atomic_read_u64(&place->called_at) != 0)
 		pg_atomic_write_u64(&place->called_at, 0);
 	if (pg_atomic_read_u32(&place->stuck) != 0)

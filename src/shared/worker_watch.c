@@ -32,7 +32,10 @@
  * due.  That one does its own queue's work, with its own role's rights, in a transaction of
  * its own (api/wait.c), as all do where there is no worker; no tenant works for another.  A
  * queue without a sleeper has its leases taken back by its next claim.  The worker takes
- * stuck back when it moves.  All slots are visited for this: once in HELP_PAUSE, by one.
+ * stuck back when it moves: it writes beat, full barrier, reads stuck; the watcher sets
+ * stuck, full barrier, reads beat, and takes stuck back itself if that has moved: or a
+ * worker that falls asleep for long would pass for stuck until it wakes.  All slots are
+ * visited for this: once in HELP_PAUSE, by one.
  *
  * Locks: none, atomics only.  idemq_watch_leave neither allocates nor raises.
  */
@@ -143,7 +146,13 @@ watch(Place *place)
 		again = since + STUCK_AFTER;
 		if (again <= now)
 		{
-			pg_atomic_write_u32(&place->stuck, 1);
+			(void) pg_atomic_exchange_u32(&place->stuck, 1);
+			/* It moved after we had looked, and perhaps saw nothing to take back. */
+			if (idemq_watch_still_since(place) > since)
+			{
+				pg_atomic_write_u32(&place->stuck, 0);
+				continue;
+			}
 			idemq_for_each_slot(MyDatabaseId, hand_out, &now);
 			say(place, since, now);
 			again = now + HELP_PAUSE;
