@@ -21,14 +21,21 @@
 
 /*
  * Returns this database's place, NULL when it has none, as far as is known without a lock.
- * It stands mostly where it stood: so this is not linear in databases.
+ * It stands mostly where it stood: so this is not linear in databases.  A worker has the
+ * place that it was given, whatever has become of it.
  */
 static Place *
 own_place(int *index)
 {
 	static int last = 0;
+	Place *mine = idemq_place_mine();
 	Place *place = idemq_place_at(last);
 
+	if (mine != NULL)
+	{
+		*index = (int) (mine - idemq_place_at(0));
+		return mine;
+	}
 	if (place->state == PLACE_FREE || place->database != MyDatabaseId)
 	{
 		place = idemq_place_of(MyDatabaseId);
