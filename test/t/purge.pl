@@ -269,4 +269,21 @@ $before = sql($node, $transactions);
 sql($node, 'SELECT pg_sleep(2.5)');
 cmp_ok(sql($node, $transactions) - $before, '<', 1000, 'it does not go round and round');
 
+# The worker has read the sequence of ids; TRUNCATE locks the table, and then the sequence.
+SKIP:
+{
+	skip 'no gdb that may attach', 2 unless has_debugger($node);
+	my $stop = stop_at(worker_pid($node), 'idemq_ranges_begin_round');
+	my $truncate = session($node);
+
+	$stop->();
+	my $log = -s $node->logfile;
+	$truncate->query_until(qr/sent/, "\\echo sent\nTRUNCATE idemq.jobs RESTART IDENTITY;\n");
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'TRUNCATE%' AND wait_event_type = 'Lock'");
+	$stop->();
+	is($truncate->query('SELECT 1'), 1, 'TRUNCATE ... RESTART IDENTITY beside a round of retention');
+	is(scalar(grep { /ERROR/ } split /^/, slurp_file($node->logfile, $log)), 0, 'neither is in the way of the other');
+	$truncate->quit;
+}
+
 done_testing();
