@@ -13,9 +13,9 @@
  *
  * An enqueue waits for a transaction that inserts the same key, within lock_timeout and
  * statement_timeout, and never for the worker of a committed job that has it, whose
- * transaction may be long; unless it is to write that job (replace, rerun).  A caller that skips (acquire, the dead queue, nowait) waits
- * for none: it first reads what is in doubt, and a lost insert answers OUTCOME_LOCKED;
- * a job that is to be replaced is locked first.
+ * transaction may be long; unless it is to write that job (replace, rerun).  A caller that
+ * skips (acquire, the dead queue, nowait) waits for none: it first reads what is in doubt,
+ * and a lost insert answers OUTCOME_LOCKED; a job that is to be replaced is locked first.
  *
  * READ COMMITTED always gets the right answer.  Above it, what was committed before the
  * call is known, though the transaction's snapshot may not see it; a twin that commits
@@ -353,7 +353,7 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 	return false;
 }
 
-/* Notes and inserts the new job; false when its key is taken.  heir_of: it had the key, NULL for none. */
+/* Notes and inserts the new job; false when its key is taken.  heir_of: had the key; or NULL. */
 static bool
 insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wait,
 	   const Job *heir_of, JobStatus *status)

@@ -29,7 +29,7 @@
 #include "base/compat.h"
 #include "base/jitter.h"
 
-/* Where a scan is in one priority: first in the ring's copy, if that serves it, then in the index. */
+/* Where a scan is in one priority: in the ring's copy, if that serves it, then in the index. */
 typedef struct PriorityScan
 {
 	int priority;

@@ -5,8 +5,8 @@
  * Such a job is there after the server restarted, the lease table was full, or a
  * prepared transaction claimed it.  Its row has the deadline; but the lease lasts at
  * least its length from the start of this server, or from when it took over from the
- * publisher that it followed, so that neither takes a lease from a worker that heartbeats.  Of an attached lease the row has idemq.attach_grace
- * (claim_one.c).
+ * publisher that it followed, so that neither takes a lease from a worker that heartbeats.
+ * Of an attached lease the row has idemq.attach_grace (claim_one.c).
  *
  * A scan that meets such a job adopts it: it puts an entry, and then fetches the row
  * again under a newer snapshot.  If the job is still there, the transaction that ends

@@ -221,7 +221,7 @@ load(int32 id)
 	return cached;
 }
 
-/* Returns where the rows of load_all_grants, which are in the order of queue_id, go on with another. */
+/* Returns where the rows of load_all_grants, in the order of queue_id, go on with another. */
 static uint64
 rows_of_queue(uint64 from, uint64 rows, int32 *id)
 {

@@ -209,7 +209,7 @@ idemq_jobs_refresh_or_raise(JobsTable *table)
 	idemq_jobs_refresh(table);
 }
 
-/* Closes the table, keeping its lock unless that was for a write there was none of; ends the command. */
+/* Closes the table, keeping its lock unless it was for a write and none came; ends the command. */
 void
 idemq_jobs_close(JobsTable *table)
 {

@@ -97,8 +97,8 @@ idemq_pending_ready_note_taken(QueueSlot *slot, int32 queue_id, int priority, Re
 }
 
 /*
- * Lowers a view, and cuts its copy of the ring, to what this transaction itself has made ready: its own claims see
- * that before its commit, and no others do.
+ * Lowers a view, and cuts its copy of the ring, to what this transaction itself has made
+ * ready: its own claims see that before its commit, and no others do.
  */
 void
 idemq_pending_ready_view(int32 queue_id, CursorView *view)

@@ -279,7 +279,7 @@ do_for_all(int64 *next)
 	}
 }
 
-/* Gives a queue its next turn, when the first of its chores is due; notes what there is to notify. */
+/* Gives a queue its turn, when the first of its chores is due; notes what there is to notify. */
 static void
 plan(const SlotView *view, int64 since)
 {

@@ -387,7 +387,7 @@ idemq_retention_run(void)
 	visiting = false;
 	if (rounds.stage == STAGE_BEGIN)
 	{
-		/* Alone: it locks the sequence of ids, which TRUNCATE ... RESTART IDENTITY does after the table. */
+		/* Alone: it locks the sequence, as TRUNCATE ... RESTART IDENTITY does after the table. */
 		begin_round();
 		return;
 	}

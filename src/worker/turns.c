@@ -4,9 +4,10 @@
  *		their slots by when they are due.
  *
  * A queue that is due stands where its time has put it, though not before the worker's
- * last look, when it was not due yet: no tenant's work goes before what was due earlier.  A queue that has had its turn and has more to do goes to the back, so each
- * of n queues that are due has its next turn after n - 1 turns of others, and a turn is
- * bounded (worker/chores.c).
+ * last look, when it was not due yet: no tenant's work goes before what was due earlier.  A
+ * queue that has had its turn and has more to do goes to the back, so each of n queues that
+ * are due has its next turn after n - 1 turns of others, and a turn is bounded
+ * (worker/chores.c).
  *
  * Memory of this process, a node for each slot; nothing here is linear in queues but its
  * beginning.
