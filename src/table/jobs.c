@@ -263,7 +263,8 @@ idemq_jobs_fetch_entry(JobsTable *table, IndexScanDesc scan, Job *job)
 {
 	ItemPointerData root = scan->xs_heaptid;
 	bool all_dead = false;
-	bool found = idemq_version_fetch(table->rel, table->snapshot, &root, table->row, &all_dead);
+	bool found = idemq_version_fetch(table->rel, table->snapshot, &root, table->row, &all_dead,
+									 &job->header);
 
 	if (found)
 	{
@@ -302,13 +303,21 @@ idemq_jobs_place(const JobsTable *table, const Job *job)
 	return (RowPlace){job->root, compat_file_number(table->rel)};
 }
 
-/* Returns whether the table has a block; its lock keeps it from losing one. */
+/*
+ * Returns whether the table has a block; its lock keeps it from losing one.  What this
+ * process remembers of the file's length is too little at most: others extend a file in
+ * silence, but who cuts one has everybody forget its length (smgrtruncate) before the lock
+ * that he needs for it is released, and we heard of that when we got ours.
+ */
 static bool
-has_block(JobsTable *table, BlockNumber block)
+has_block(const JobsTable *table, BlockNumber block)
 {
-	if (block >= table->blocks)
-		table->blocks = RelationGetNumberOfBlocks(table->rel);
-	return block < table->blocks;
+	SMgrRelation file = table->rel->rd_smgr;
+	BlockNumber known = file != NULL ? file->smgr_cached_nblocks[MAIN_FORKNUM] : InvalidBlockNumber;
+
+	if (known == InvalidBlockNumber || block >= known)
+		known = RelationGetNumberOfBlocks(table->rel);
+	return block < known;
 }
 
 /* As idemq_jobs_fetch, by where the row was; false: ask the primary key. */
@@ -319,7 +328,8 @@ idemq_jobs_fetch_at(JobsTable *table, const RowPlace *place, int64 id, Job *job)
 
 	if (!ItemPointerIsValid(&place->root) || place->file != compat_file_number(table->rel) ||
 		!has_block(table, ItemPointerGetBlockNumber(&place->root)) ||
-		!idemq_version_fetch(table->rel, table->snapshot, &place->root, table->row, &all_dead))
+		!idemq_version_fetch(table->rel, table->snapshot, &place->root, table->row, &all_dead,
+							 &job->header))
 		return false;
 	idemq_jobs_decode(table->row, job);
 	job->root = place->root;

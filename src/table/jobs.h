@@ -65,8 +65,7 @@ typedef struct JobsTable
 	TupleTableSlot *row;   /* the version last fetched */
 	TupleTableSlot *lock_row;
 	TupleTableSlot *new_row;
-	BlockNumber blocks; /* it has at least so many */
-	Relation pkey;		/* with its scan, from the first fetch by id on */
+	Relation pkey; /* with its scan, from the first fetch by id on */
 	IndexScanDesc by_id;
 	Relation index; /* of ready jobs, or of all by id; with its scan, while one is open */
 	IndexScanDesc scan;
@@ -86,8 +85,9 @@ typedef struct Job
 	TimestampTz ready_at;
 	TimestampTz claimed_at; /* with deadline: of a job in processing */
 	TimestampTz deadline;
-	TimestampTz expires_at; /* DT_NOEND for NULL */
-	ItemPointerData root;	/* what its index entries name; invalid: not known */
+	TimestampTz expires_at;		/* DT_NOEND for NULL */
+	ItemPointerData root;		/* what its index entries name; invalid: not known */
+	HeapTupleHeaderData header; /* as it was when it was fetched by root */
 	TupleTableSlot *row;
 } Job;
 

@@ -68,7 +68,7 @@ idemq_jobs_ids_in_doubt(JobsTable *table, Job *job)
 	bool all_dead;
 
 	InitDirtySnapshot(dirty);
-	if (!idemq_version_fetch(table->rel, &dirty, &root, table->row, &all_dead))
+	if (!idemq_version_fetch(table->rel, &dirty, &root, table->row, &all_dead, &job->header))
 		return false;
 	idemq_jobs_decode(table->row, job);
 	return true;

@@ -9,6 +9,10 @@
  * where there is such a multixact.  What the transactions do is looked up after the
  * unlock: that may read from disk.
  *
+ * A fetch by an index entry has copied it already (table/jobs_version.c), and whether a
+ * claim comes too late is asked of that copy: a look of its own would be later by a moment,
+ * and each costs a chance to sleep until somebody has written another row of the page.
+ *
  * Locks: the content lock, shared, for the copy alone.  Nothing waits for a transaction.
  * What is found may be over by the time it is returned.
  */
@@ -157,22 +161,22 @@ idemq_jobs_is_free(const Job *job)
 }
 
 /*
- * Returns whether a write to a fetched version would answer JOB_CHANGED: a newer
- * version is committed, or the transaction's own snapshot does not see this one.
+ * Returns whether a write to a version fetched by its index entry would answer JOB_CHANGED:
+ * a newer one is committed, or the transaction's own snapshot does not see this one.
  */
 bool
 idemq_jobs_is_outdated(JobsTable *table, const Job *job)
 {
-	HeapTupleHeaderData header;
+	const HeapTupleHeaderData *header = &job->header;
 
+	Assert(ItemPointerIsValid(&job->root));
 	if (table->crosscheck != InvalidSnapshot &&
 		!table_tuple_satisfies_snapshot(table->rel, job->row, table->crosscheck))
 		return true;
-	copy_header(job, &header);
-	if (names_nobody(&header) || HEAP_XMAX_IS_LOCKED_ONLY(header.t_infomask) ||
-		(header.t_infomask & HEAP_XMAX_IS_MULTI))
+	if (names_nobody(header) || HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) ||
+		(header->t_infomask & HEAP_XMAX_IS_MULTI))
 		return false;
-	return hold_of(HeapTupleHeaderGetRawXmax(&header), false) == ROW_CHANGED;
+	return hold_of(HeapTupleHeaderGetRawXmax(header), false) == ROW_CHANGED;
 }
 
 /* Returns whether this transaction itself has written a fetched version. */

@@ -19,9 +19,11 @@
  * Pruning: PostgreSQL's index scans prune a page whenever they come to it and it is
  * filled above the fill factor.  Here pages are meant to be: a fill factor of 45 leaves
  * room for what a job's life adds.  So a page is pruned when less room is left than for
- * three more versions of the row that is fetched: what is about to be written, and what two
- * others may write meanwhile.  That is before the row goes into the slot, whose pin would
- * refuse the cleanup lock.  A page that cannot be pruned (a held snapshot, another's pin)
+ * six more versions of the row that is fetched: what is about to be written, and what others
+ * write until a prune comes that nobody's pin keeps off.  (With 8 claimers 7 % of the claims
+ * left a page with room for three, 3 % with six, and more again with twelve, when most
+ * prunes found a single version.)  That is before the row goes into the slot, whose pin
+ * would refuse the cleanup lock.  A page that cannot be pruned (a held snapshot, another's pin)
  * is tried again at each fetch, as by any scan.
  *
  * Isolation, concurrent updates: heap_hot_search_buffer does what an index scan does,
@@ -35,7 +37,7 @@
 #include "table/jobs_version.h"
 
 /* A page is pruned when it has less room than for so many versions more. */
-#define ROOM_FOR_VERSIONS 3
+#define ROOM_FOR_VERSIONS 6
 
 /* Returns whether a page is so full that the next updates of a row of that length would leave it. */
 static bool
@@ -46,11 +48,12 @@ is_short_of_room(Page page, uint32 length)
 
 /*
  * Fetches into row the version that a snapshot sees of the row whose index entries name
- * root; false when it sees none.  *all_dead: then, whether no snapshot sees one.
+ * root; false when it sees none.  *all_dead: then, whether no snapshot sees one.  *header:
+ * the version's, of the moment when it was found (table/jobs_hold.c).
  */
 bool
 idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root,
-					TupleTableSlot *row, bool *all_dead)
+					TupleTableSlot *row, bool *all_dead, HeapTupleHeaderData *header)
 {
 	HeapTuple tuple = &((BufferHeapTupleTableSlot *) row)->base.tupdata;
 	ItemPointerData tid = *root;
@@ -70,6 +73,8 @@ idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root
 		tid = *root;
 		found = heap_hot_search_buffer(&tid, rel, buffer, snapshot, tuple, all_dead, true);
 	}
+	if (found)
+		memcpy(header, tuple->t_data, SizeofHeapTupleHeader);
 	LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
 	if (found)
 		ExecStorePinnedBufferHeapTuple(tuple, row, buffer);

@@ -10,6 +10,6 @@
 #include "utils/snapshot.h"
 
 extern bool idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root,
-								TupleTableSlot *row, bool *all_dead);
+								TupleTableSlot *row, bool *all_dead, HeapTupleHeaderData *header);
 
 #endif
