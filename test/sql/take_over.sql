@@ -11,7 +11,7 @@ CREATE PROCEDURE came(what jsonb) LANGUAGE sql AS $$
 	INSERT INTO idemq.jobs OVERRIDING SYSTEM VALUE SELECT (jsonb_populate_record(j, what)).* FROM idemq.jobs j WHERE id = (SELECT min(id) FROM idemq.jobs)
 $$;
 
-SELECT idemq.follow();
+SELECT idemq.follow(), pg_sleep(0.1);
 -- From a publisher whose clock is ahead by two years; processing, with a lease that is over by its row.
 SET session_replication_role = replica;
 CALL came(jsonb_build_object('id', :now + 2 * :year, 'token', :token + 2 * :year, 'queue_id', :q + 50,
@@ -30,6 +30,7 @@ SELECT idemq.create_queue('new') = :q + 51 AS above;
 SELECT min(id) > 5000 AS above FROM idemq.audit WHERE queue = 'new';
 -- The lease of the job that came lasts its length from now on.
 SELECT idemq.reap('came');
+SELECT w.deadline + interval '10 ms' > f.taken_over_at + interval '1 h' AS from_the_switch FROM idemq.workers w, idemq.followers f WHERE w.job_id = :now + 2 * :year;
 SELECT idemq.heartbeat(:now + 2 * :year, :token + 2 * :year);
 SELECT status FROM idemq.jobs WHERE id = :now + 2 * :year;
 
