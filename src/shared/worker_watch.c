@@ -83,6 +83,16 @@ idemq_worker_is_stuck(void)
 	return place != NULL && pg_atomic_read_u32(&place->stuck) != 0;
 }
 
+/* Returns the process of this database's worker; 0: none runs. */
+pid_t
+idemq_worker_pid(void)
+{
+	int index;
+	Place *place = watched_place(&index);
+
+	return place == NULL ? 0 : place->pid;
+}
+
 /* Returns the worker's process if it is stuck, and since when (mono); 0: it is not. */
 pid_t
 idemq_worker_stuck_since(int64 *since)

@@ -105,6 +105,7 @@ is(answer($sleeper), 't', 'its lease is taken back by the sleeper of its queue')
 wait_until($node, 'SELECT 1', 1) until said($log, qr/idemq's background worker of the database, process $pid, has not moved/);
 cmp_ok((grep { switches($_->{pid}) - $before{ $_->{pid} } > 4 } @idle), '<=', 1, 'one sleeper watches, the others sleep');
 is_sql($node, "SELECT count(*) FROM idemq.check() WHERE invariant = 'worker.stuck'", 1, 'check() says so');
+is_sql($node, "SELECT pid, stuck_for BETWEEN '2 s' AND '1 h' FROM idemq.background_worker", "$pid|t", 'and idemq.background_worker');
 is(said($log, qr/has not moved/), 1, 'the log does, once');
 
 # The watcher goes, with most others: somebody else watches.
@@ -119,6 +120,7 @@ sql($node, "SELECT idemq.enqueue('held', '2', group_key => 'g')");
 is(answer($sleeper), 't', 'a group gets its head');
 go_on();
 is_soon($node, "SELECT count(*) = 0 FROM idemq.check() WHERE invariant = 'worker.stuck'", 'it moves again');
+is_sql($node, 'SELECT pid, stuck_for FROM idemq.background_worker', "$pid|", 'says idemq.background_worker');
 sql($node, "SELECT idemq.enqueue('q', '4', delay => '1 ms'); SELECT pg_terminate_backend($idle[7]{pid})");
 is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'check() finds nothing');
 is(unexpected($node, qw(55P03 57P01)), '', 'no other errors');
