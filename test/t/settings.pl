@@ -99,6 +99,24 @@ foreach my $table (sort keys %disabled)
 $guest->quit;
 sql($node, "DROP VIEW broken; SELECT idemq.revoke_queue('more', 'guest', 'enqueue'); SELECT idemq.revoke_queue('q', 'guest', 'claim'); DROP ROLE guest");
 
+# ---- A change whose commit is on its way: who reads the queue now reads it again afterwards
+
+SKIP:
+{
+	skip 'no gdb that may attach', 2 unless has_debugger($node);
+	my $changer = session($node);
+	my $stop = stop_at($changer->query_safe('SELECT pg_backend_pid()'), 'XLogFlush');
+	my $ask = $disabled{queues}[1];
+
+	$changer->query_until(qr/sent/, "\\echo sent\nSELECT idemq.alter_queue('q', max_attempts => 12);\n");
+	$stop->();
+	is($one->query($ask), 9, 'not committed');
+	$stop->();
+	$changer->query('SELECT 1');
+	is($one->query($ask), 12, 'committed');
+	$changer->quit;
+}
+
 # ---- Another database: queues of the same id and name
 
 $node->safe_psql('postgres', 'CREATE DATABASE other');
