@@ -105,7 +105,7 @@ SKIP:
 {
 	skip 'no gdb that may attach', 2 unless has_debugger($node);
 	my $changer = session($node);
-	my $stop = stop_at($changer->query_safe('SELECT pg_backend_pid()'), 'XLogFlush');
+	my $stop = stop_at($changer->query_safe('SELECT pg_backend_pid()'), 'ProcArrayEndTransaction');
 	my $ask = $disabled{queues}[1];
 
 	$changer->query_until(qr/sent/, "\\echo sent\nSELECT idemq.alter_queue('q', max_attempts => 12);\n");
