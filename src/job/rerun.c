@@ -58,8 +58,7 @@ rerun(JobsTable *table, const QueueInfo *queue, const JobChange *columns, JobWai
 
 	args.ready_at = Max(args.now, time_of(columns));
 	if (event == EVENT_ASK_RERUN && !job->row->tts_isnull[COL_RERUN_AT])
-		args.ready_at =
-			Min(args.ready_at, DatumGetTimestampTz(job->row->tts_values[COL_RERUN_AT]));
+		args.ready_at = Min(args.ready_at, DatumGetTimestampTz(job->row->tts_values[COL_RERUN_AT]));
 	request->payload = columns->values[COL_PAYLOAD];
 	if (columns->set & COLUMN_BIT(COL_HEADERS))
 		request->headers = columns->values[COL_HEADERS];

@@ -249,8 +249,7 @@ idemq_check_catalog(CheckCall *call)
 	for (uint64 i = 0; i < rows; i++)
 		idemq_check_report(call, CHECK_ERROR, "triggers",
 						   "%s %s: ALTER TABLE %s ENABLE %s TRIGGER %s", text_value(i, 4),
-						   text_value(i, 1), text_value(i, 1), text_value(i, 3),
-						   text_value(i, 2));
+						   text_value(i, 1), text_value(i, 1), text_value(i, 3), text_value(i, 2));
 	rows = idemq_spi_query_latest(&open_tables, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
 		idemq_check_report(
