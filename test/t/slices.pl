@@ -62,6 +62,9 @@ go_on();
 
 my $log = -s $node->logfile;
 my $held = session($node);
+# It would find a worker stuck that waits for a lock for ten times as long as a chore may.
+sql($node, "SELECT idemq.create_queue('quiet')");
+my $watcher = sleeper($node, "CALL idemq.wait('quiet', '10 min')");
 sql($node, "SELECT idemq.create_queue('late', lease => '1 h'); SELECT idemq.create_queue('locked' || i, lease => '1 h', retry_base => '1 ms', retry_max => '1 ms') FROM generate_series(1, 60) i;
 	SELECT idemq.enqueue('locked' || i, '1') FROM generate_series(1, 60) i");
 $held->query_safe('BEGIN; LOCK TABLE idemq.attempts IN SHARE MODE');
@@ -75,6 +78,8 @@ is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE group_key = 'g'"
 wait_until($node, 'SELECT 1', 1) while said($log, qr/chore "reap" of queue "locked\d+"/) < 60;
 is(said($log, qr/canceling statement due to lock timeout/) >= 60, 1, 'each queue has been refused the lock');
 is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'processing'", 60, 'and the lock is held still');
+is(said($log, qr/has not moved/), 0, 'no chore has waited for long');
+sql($node, "SELECT pg_terminate_backend($watcher->{pid})");
 $held->query_safe('COMMIT');
 is_soon($node, "SELECT count(*) = 60 FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'pending'", 'once it is free, all are taken back');
 $held->quit;
