@@ -109,7 +109,7 @@ COMMENT ON COLUMN idemq.jobs.claimed_at IS 'when its last attempt began';
 COMMENT ON COLUMN idemq.jobs.finished_at IS 'when it was completed, dead or cancelled';
 COMMENT ON COLUMN idemq.jobs.dead_at IS 'when it died; NULL when it is not dead: idemq.redrive goes by it';
 COMMENT ON COLUMN idemq.jobs.key_expires_at IS 'of a request with a key_ttl: the key is free then, if the job is finished, in place of the queue''s idempotency_window; NULL: that counts';
-COMMENT ON COLUMN idemq.jobs.rerun_at IS 'in processing, and asked to run once more (on_duplicate => rerun): not before this time; NULL: not asked';
+COMMENT ON COLUMN idemq.jobs.rerun_at IS 'in processing, and asked to run once more (on_duplicate => rerun): not before this time, the earliest that was asked for; NULL: not asked';
 COMMENT ON COLUMN idemq.jobs.rerun_payload IS 'the payload of that request, the newest; jobs.payload when the attempt has ended';
 COMMENT ON COLUMN idemq.jobs.rerun_headers IS 'its headers';
 COMMENT ON COLUMN idemq.jobs.worker IS 'name that the last claim gave';

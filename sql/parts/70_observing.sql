@@ -177,3 +177,12 @@ CREATE VIEW idemq.once_calls AS SELECT first, repeated FROM idemq.once_counts();
 COMMENT ON VIEW idemq.once_calls IS 'calls of idemq.once on the whole server since its start, one row; counted when answered, a rollback does not undo it';
 COMMENT ON COLUMN idemq.once_calls.first IS 'calls that were the first, answered true; one that is rolled back and repeated counts twice';
 COMMENT ON COLUMN idemq.once_calls.repeated IS 'calls whose key was taken, answered false';
+
+CREATE FUNCTION idemq.worker_state(OUT pid int, OUT stuck_for interval)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_worker_state';
+COMMENT ON FUNCTION idemq.worker_state() IS 'what idemq.background_worker shows; returns one row';
+
+CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for FROM idemq.worker_state();
+COMMENT ON VIEW idemq.background_worker IS 'the background worker of this database, one row: with a pid and without stuck_for all is well';
+COMMENT ON COLUMN idemq.background_worker.pid IS 'its process; NULL: none runs (idemq.worker is off, max_worker_processes is used up, a standby, or it is being started)';
+COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'for how long it has not moved though it should, once that is 2 s: it is stopped, or at one long piece of work; NULL: it moves, or has nothing to do';

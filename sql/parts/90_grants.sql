@@ -13,8 +13,8 @@ GRANT USAGE ON SCHEMA idemq TO pg_monitor;
 GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.audit, idemq.queues, idemq.metrics,
 	idemq.workers TO PUBLIC;
 -- Of the whole server.
-GRANT SELECT ON idemq.memory, idemq.admissions, idemq.once_calls TO pg_monitor;
-GRANT EXECUTE ON FUNCTION idemq.memory_usage, idemq.admission_counts, idemq.once_counts
+GRANT SELECT ON idemq.memory, idemq.admissions, idemq.once_calls, idemq.background_worker TO pg_monitor;
+GRANT EXECUTE ON FUNCTION idemq.memory_usage, idemq.admission_counts, idemq.once_counts, idemq.worker_state
 	TO pg_monitor;
 -- idemq.tick and its parts are the owner's: it drives the schedules.
 GRANT SELECT ON idemq.schedules TO PUBLIC;

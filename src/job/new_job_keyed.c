@@ -49,17 +49,22 @@
 /* Rounds of insert and lookup after which a trigger must be keeping the row out. */
 #define MAX_TRIES 20
 
-/* One that was released or redriven has a checkpoint, which is about the payload of before. */
+/*
+ * One that was released or redriven has a checkpoint, which is about the payload of before.
+ * $10: not later than the job was to run; NULL in run_at, of a blocked one, is at once.
+ */
 static SqlStatement replace_job =
 	{.text = "UPDATE idemq.jobs SET payload = $2, checkpoint = NULL, "
-			 "ready_at = CASE WHEN status = 'blocked' THEN NULL WHEN group_key IS NULL THEN $3 "
-			 "ELSE greatest($3, $8) END, "
-			 "run_at = CASE status WHEN 'blocked' THEN $3 END, priority = $4, headers = $5, "
+			 "ready_at = CASE WHEN status <> 'blocked' THEN least(CASE WHEN group_key IS NULL "
+			 "THEN $3 ELSE greatest($3, $8) END, CASE WHEN $10 THEN ready_at END) END, "
+			 "run_at = CASE WHEN status = 'blocked' AND (run_at IS NOT NULL OR NOT $10) "
+			 "THEN least($3, CASE WHEN $10 THEN run_at END) END, "
+			 "priority = $4, headers = $5, "
 			 "expires_at = $6, max_attempts = $7, key_expires_at = coalesce($9, key_expires_at) "
 			 "WHERE id = $1 AND status IN ('pending', 'blocked') AND attempt = 0",
-	 .nargs = 9,
+	 .nargs = 10,
 	 .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID,
-			   TIMESTAMPTZOID, TIMESTAMPTZOID}};
+			   TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID}};
 /* As above, of a job that was claimed before: its place and its attempts stay. */
 static SqlStatement replace_claimed =
 	{.text = "UPDATE idemq.jobs SET payload = $2, headers = $3, checkpoint = NULL, "
@@ -203,10 +208,11 @@ static const JobColumn replaced_columns[] = {COL_PAYLOAD, COL_READY_AT,	  COL_PR
  */
 static bool
 replace_found(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
-			  const JobChange *columns)
+			  const JobChange *columns, bool not_later)
 {
 	const Job *job = &holder->job;
 	JobChange change = {0};
+	JobChange noted;
 
 	if (!table->simple || job->status != JOB_PENDING || job->attempt != 0 ||
 		!job->row->tts_isnull[COL_GROUP_KEY] || (columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
@@ -218,28 +224,34 @@ replace_found(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
 		else
 			job_set_null(&change, replaced_columns[i]);
 	}
+	if (not_later && job->ready_at < DatumGetTimestampTz(columns->values[COL_READY_AT]))
+		job_set(&change, COL_READY_AT, TimestampTzGetDatum(job->ready_at));
 	job_set_null(&change, COL_RUN_AT);
 	job_set_null(&change, COL_CHECKPOINT);
 	if (columns->set & COLUMN_BIT(COL_KEY_EXPIRES_AT))
 		job_set(&change, COL_KEY_EXPIRES_AT, columns->values[COL_KEY_EXPIRES_AT]);
 	idemq_pending_ready_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
-	(void) idemq_new_job_note_as(queue, columns, job->id);
+	noted = *columns;
+	noted.values[COL_READY_AT] = change.values[COL_READY_AT];
+	(void) idemq_new_job_note_as(queue, &noted, job->id);
 	return idemq_jobs_update(table, job, &change, JOB_WAITS) == JOB_WRITTEN;
 }
 
 /*
  * Gives a job that was not claimed yet the new payload, time and priority; false
  * when it is claimed, or finished, by now, or too new for the transaction's snapshot.
+ * not_later: of its time and the new one, it gets the earlier.
  */
 static bool
-replace(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder, const JobChange *columns)
+replace(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder, const JobChange *columns,
+		bool not_later)
 {
-	Datum values[9] = {Int64GetDatum(holder->answer.id)};
-	char nulls[] = "         ";
+	Datum values[10] = {Int64GetDatum(holder->answer.id)};
+	char nulls[] = "          ";
 	SqlScope scope;
 	uint64 updated;
 
-	if (replace_found(table, queue, holder, columns))
+	if (replace_found(table, queue, holder, columns, not_later))
 		return true;
 	for (int i = 0; i < (int) lengthof(replaced_columns); i++)
 	{
@@ -253,6 +265,7 @@ replace(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder, const
 	/* A head's ready_at only grows: shared/groups.c counts on it. */
 	values[7] = TimestampTzGetDatum(idemq_now());
 	fill_value(columns, COL_KEY_EXPIRES_AT, &values[8], &nulls[8]);
+	values[9] = BoolGetDatum(not_later);
 	idemq_spi_begin_on_jobs(&scope);
 	updated = idemq_spi_run(&replace_job, values, nulls, SPI_OK_UPDATE);
 	idemq_spi_end(&scope);
@@ -301,10 +314,11 @@ handle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
 		case DUPLICATE_REPLACE:
 			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-			return replace(table, queue, holder, columns) || !is_unclaimed(holder->answer.status);
+			return replace(table, queue, holder, columns, false) ||
+				   !is_unclaimed(holder->answer.status);
 		case DUPLICATE_RERUN:
 			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-			return replace(table, queue, holder, columns) || replace_payload(holder, columns);
+			return replace(table, queue, holder, columns, true) || replace_payload(holder, columns);
 		case DUPLICATE_KEEP:
 			if (!holder->same_payload)
 				refuse_payload(queue, holder->answer.id,

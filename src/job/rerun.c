@@ -19,7 +19,8 @@
  * claims or commits, and leaves its transaction open, holds it.
  *
  * A request that is remembered replaces the one before it: the job runs once for all that
- * came while it ran.
+ * came while it ran.  Its time is the earliest that one of them asked for, as it is of a job
+ * that waits to be claimed: a stream of requests with a delay does not postpone it for ever.
  */
 #include "postgres.h"
 
@@ -56,6 +57,8 @@ rerun(JobsTable *table, const QueueInfo *queue, const JobChange *columns, JobWai
 	JobEvent event = job->status == JOB_PROCESSING ? EVENT_ASK_RERUN : idemq_rerun_event(job);
 
 	args.ready_at = Max(args.now, time_of(columns));
+	if (event == EVENT_ASK_RERUN && !job->row->tts_isnull[COL_RERUN_AT])
+		args.ready_at = Min(args.ready_at, DatumGetTimestampTz(job->row->tts_values[COL_RERUN_AT]));
 	request->payload = columns->values[COL_PAYLOAD];
 	if (columns->set & COLUMN_BIT(COL_HEADERS))
 		request->headers = columns->values[COL_HEADERS];

@@ -91,19 +91,28 @@ static SqlStatement missing_indexes = {
 		"AND w.columns = (SELECT pg_catalog.string_agg(pg_catalog.pg_get_indexdef(i.indexrelid, "
 		"k, true), ', ' ORDER BY k) FROM pg_catalog.generate_series(1, i.indnatts) k))"};
 
+/* What goes wrong without a trigger. */
+#define OF_MEMORY "'shared memory does not follow'"
+#define OF_ROLES "'the OIDs of roles do not follow'"
+
 static SqlStatement missing_triggers = {
-	.text = "SELECT w.rel, w.name FROM (VALUES ('idemq.jobs', 'idemq_jobs_changed'), "
-			"('idemq.jobs', 'idemq_jobs_truncated'), ('idemq.queues', 'idemq_settings_changed'), "
-			"('idemq.queues', 'idemq_settings_truncated'), "
-			"('idemq.queue_grants', 'idemq_settings_changed'), "
-			"('idemq.queue_grants', 'idemq_settings_truncated'), "
-			"('idemq.followers', 'idemq_followers_changed'), "
-			"('idemq.followers', 'idemq_followers_truncated'), "
-			"('idemq.clusters', 'idemq_settings_changed'), "
-			"('idemq.queue_grants', 'idemq_role_named'), "
-			"('idemq.schedule_entries', 'idemq_role_named')) w(rel, name) WHERE NOT EXISTS "
+	.text = "SELECT w.rel, w.name, w.firing, w.what FROM (VALUES "
+			"('idemq.jobs', 'idemq_jobs_changed', 'ALWAYS', " OF_MEMORY "), "
+			"('idemq.jobs', 'idemq_jobs_truncated', 'ALWAYS', " OF_MEMORY "), "
+			"('idemq.queues', 'idemq_settings_changed', 'ALWAYS', " OF_MEMORY "), "
+			"('idemq.queues', 'idemq_settings_truncated', 'ALWAYS', " OF_MEMORY "), "
+			"('idemq.queue_grants', 'idemq_settings_changed', 'ALWAYS', " OF_MEMORY "), "
+			"('idemq.queue_grants', 'idemq_settings_truncated', 'ALWAYS', " OF_MEMORY "), "
+			"('idemq.followers', 'idemq_followers_changed', 'ALWAYS', " OF_MEMORY "), "
+			"('idemq.followers', 'idemq_followers_truncated', 'ALWAYS', " OF_MEMORY "), "
+			"('idemq.followers', 'idemq_followers_local', 'REPLICA', "
+			"'rows of the publisher replace those of'), "
+			"('idemq.clusters', 'idemq_settings_changed', 'ALWAYS', " OF_MEMORY "), "
+			"('idemq.queue_grants', 'idemq_role_named', 'ALWAYS', " OF_ROLES "), "
+			"('idemq.schedule_entries', 'idemq_role_named', 'ALWAYS', " OF_ROLES ")) "
+			"w(rel, name, firing, what) WHERE NOT EXISTS "
 			"(SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = w.rel::pg_catalog.regclass "
-			"AND t.tgname = w.name AND t.tgenabled = 'A')"};
+			"AND t.tgname = w.name AND t.tgenabled = pg_catalog.left(w.firing, 1)::\"char\")"};
 
 static SqlStatement open_tables = {
 	.text = "SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid IN "
@@ -239,11 +248,8 @@ idemq_check_catalog(CheckCall *call)
 	rows = idemq_spi_query_latest(&missing_triggers, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
 		idemq_check_report(call, CHECK_ERROR, "triggers",
-						   "%s not follow %s: ALTER TABLE %s ENABLE ALWAYS TRIGGER %s",
-						   strcmp(text_value(i, 2), "idemq_role_named") == 0
-							   ? "the OIDs of roles do"
-							   : "shared memory does",
-						   text_value(i, 1), text_value(i, 1), text_value(i, 2));
+						   "%s %s: ALTER TABLE %s ENABLE %s TRIGGER %s", text_value(i, 4),
+						   text_value(i, 1), text_value(i, 1), text_value(i, 3), text_value(i, 2));
 	rows = idemq_spi_query_latest(&open_tables, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
 		idemq_check_report(

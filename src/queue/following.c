@@ -88,13 +88,14 @@ follows(void)
 
 /*
  * Returns whether what was read still holds, as far as this process has received what
- * changed; and what that was.  Outside of a transaction, too.
+ * changed, and lasts; and what that was.  Outside of a transaction, too.  A subscription
+ * without our row does not last: whoever has read it need not have written that.
  */
 bool
 idemq_following_is_known(bool *does)
 {
 	*does = follows();
-	return is_known();
+	return is_known() && (known.switched_on || !known.subscribed);
 }
 
 static void

@@ -25,8 +25,9 @@
  * are unique, so whether the queue has been dropped, created anew, or renamed is seen by
  * the number of the id alone.  That a name is nobody's is not kept.
  *
- * A relcache invalidation of idemq.queues (DROP EXTENSION, ALTER TABLE, VACUUM), or of
- * all relations, has all queues forgotten, one of roles all privileges.
+ * A relcache invalidation of one of the two tables (DROP EXTENSION, ALTER TABLE, VACUUM), or
+ * of all relations, has all queues forgotten, one of roles all privileges.  So a trigger
+ * that is enabled again ends what was stale while it was not.
  */
 #include "postgres.h"
 
@@ -91,8 +92,9 @@ static int nchanging = 0;
 static CommandId changing_in = InvalidCommandId;
 /* Moves when roles change. */
 static uint64 roles = 1;
-/* idemq.queues and the sequence of its ids, as the callback needs them without a lookup. */
+/* The tables, and the sequence of queue ids, as the callback needs them without a lookup. */
 static Oid queues_relid = InvalidOid;
+static Oid grants_relid = InvalidOid;
 static Oid sequence_relid = InvalidOid;
 
 static void
@@ -133,6 +135,7 @@ follow_invalidations(void)
 	reset_at = 0; /* should an error leave it half done */
 	reset_cache();
 	queues_relid = idemq_oids()->queues;
+	grants_relid = idemq_oids()->queue_grants;
 	sequence_relid = idemq_oids()->queues_seq;
 	on_standby = standby;
 	standby_reset_at = standby_before;
@@ -467,7 +470,7 @@ forget_changing(void)
 static void
 forget_by_relcache(Datum arg, Oid relid)
 {
-	if (relid == InvalidOid || relid == queues_relid)
+	if (relid == InvalidOid || relid == queues_relid || relid == grants_relid)
 		invalidations++;
 	else if (relid == sequence_relid)
 	{

@@ -83,6 +83,16 @@ idemq_worker_is_stuck(void)
 	return place != NULL && pg_atomic_read_u32(&place->stuck) != 0;
 }
 
+/* Returns the process of this database's worker; 0: none runs. */
+pid_t
+idemq_worker_pid(void)
+{
+	int index;
+	Place *place = watched_place(&index);
+
+	return place == NULL ? 0 : place->pid;
+}
+
 /* Returns the worker's process if it is stuck, and since when (mono); 0: it is not. */
 pid_t
 idemq_worker_stuck_since(int64 *since)
@@ -93,7 +103,8 @@ idemq_worker_stuck_since(int64 *since)
 	if (place == NULL)
 		return 0;
 	*since = idemq_watch_still_since(place);
-	return *since + SAID_AFTER <= idemq_mono_now() ? place->pid : 0;
+	/* One that sleeps until it is called is still since the end of time. */
+	return idemq_mono_now() - *since >= SAID_AFTER ? place->pid : 0;
 }
 
 /* Wakes a sleeper of a queue that has something due; it does it. */

@@ -11,6 +11,7 @@ extern void idemq_watch_leave(void);
 extern bool idemq_worker_is_stuck(void);
 
 /* for idemq.check() */
+extern pid_t idemq_worker_pid(void);
 extern pid_t idemq_worker_stuck_since(int64 *since);
 
 #endif

@@ -54,7 +54,10 @@ CALL broken('DROP INDEX idemq.jobs_group');
 CALL broken('UPDATE pg_index SET indisvalid = false WHERE indexrelid = ''idemq.jobs_dead''::regclass');
 CALL broken('DROP INDEX idemq.jobs_ready; CREATE INDEX mine ON idemq.jobs (queue_id, priority, ready_at, id) WHERE ready_at IS NOT NULL');
 CALL broken('ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_truncated');
-CALL broken('ALTER TABLE idemq.queues ENABLE TRIGGER idemq_settings_changed');
+-- Each trigger of idemq's, whether disabled or not for the apply worker any more.
+SELECT format('CALL broken(''ALTER TABLE %s %s TRIGGER %s'')', tgrelid::regclass, how, tgname)
+	FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid, unnest('{DISABLE,ENABLE}'::text[]) how
+	WHERE relnamespace = 'idemq'::regnamespace AND NOT tgisinternal AND relname <> 'jobs' ORDER BY relname, tgname, how \gexec
 CALL broken('ALTER TABLE idemq.attempts DISABLE ROW LEVEL SECURITY');
 
 -- What is committed: a job below the cursor, mended by a claim that finds nothing.

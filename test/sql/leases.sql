@@ -221,9 +221,19 @@ SELECT * FROM idemq.acquire('m', 'k', '1', lease => '90 min');
 SELECT * FROM idemq.acquire('m', 'new', '1', lease => '90 min');
 SELECT status, attempt, (SELECT count(*) FROM idemq.jobs WHERE key = 'new') AS others FROM idemq.jobs WHERE id = :m;
 SELECT token AS m_token FROM idemq.claim_job(:m, lease => '1 h') \gset
+SELECT * FROM idemq.acquire('m', 'k', '1', lease => '90 min');
 SELECT idemq.heartbeat(:m, :m_token, '1 h 1 us');
 SELECT * FROM idemq.heartbeat_many(ARRAY[:m], ARRAY[:m_token], '90 min');
 SELECT idemq.heartbeat(:m, :m_token, '1 h'), idemq.heartbeat(:m, :m_token);
+-- The same of a lease that memory has lost.
+SELECT id AS row_m FROM idemq.enqueue('m', '2') \gset
+ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
+UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 min' WHERE id = :row_m;
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
+SELECT idemq.heartbeat(:row_m, 7, '1 h 1 us');
+SELECT count(*) FROM idemq.workers WHERE job_id = :row_m;
+SELECT idemq.heartbeat(:row_m, 7, '1 h');
+SELECT deadline > now() + interval '50 min' AS long FROM idemq.workers WHERE job_id = :row_m;
 -- A queue's own lease is not longer either; what runs keeps what it has.
 SELECT idemq.alter_queue('m', max_lease => '59 s');
 SELECT idemq.alter_queue('m', lease => '2 h');

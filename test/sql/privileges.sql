@@ -252,6 +252,23 @@ SELECT id = :theirs AS theirs, status FROM idemq.jobs WHERE id IN (:theirs, :our
 SELECT idemq.reap();
 SELECT idemq.cancel(:ours), idemq.drop_queue('theirs', force => true);
 
+-- Whoever makes a queue has USAGE of the schema by that, also when the group goes through which it came.
+CREATE ROLE idemq_maker;
+CREATE ROLE idemq_makers ROLE idemq_maker;
+GRANT USAGE ON SCHEMA idemq TO idemq_makers;
+GRANT EXECUTE ON FUNCTION idemq.create_queue TO idemq_makers;
+SET ROLE idemq_maker;
+SELECT idemq.create_queue('made') > 0 AS made;
+RESET ROLE;
+REVOKE idemq_makers FROM idemq_maker;
+SET ROLE idemq_maker;
+SELECT (idemq.enqueue('made', '1')).outcome;
+SELECT idemq.create_queue('more');
+SELECT idemq.drop_queue('made', force => true);
+RESET ROLE;
+DROP OWNED BY idemq_maker, idemq_makers;
+DROP ROLE idemq_maker, idemq_makers;
+
 -- create_queue is the DBA's to give away, with USAGE of the schema, which this role has; its creator administers the queue.
 GRANT EXECUTE ON FUNCTION idemq.create_queue TO idemq_stranger;
 SET ROLE idemq_stranger;

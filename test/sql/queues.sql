@@ -183,6 +183,16 @@ SELECT idemq.create_queue('q') > :second AS newer;
 SELECT (idemq.enqueue('q', '2')).outcome;
 COMMIT;
 SELECT payload, idemq.commit(id, token) FROM idemq.claim('q', 10);
+-- A user's trigger that fires after ours and still sees the row of before: what it has the session read is not kept.
+CREATE FUNCTION look() RETURNS trigger STABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM idemq.may_see(NEW.queue_id); RETURN NULL; END $$;
+CREATE TRIGGER later AFTER UPDATE ON idemq.queues FOR EACH ROW EXECUTE FUNCTION look();
+BEGIN;
+UPDATE idemq.queues SET max_attempts = 11 WHERE name = 'q';
+SELECT id FROM idemq.enqueue('q', '3') \gset
+SELECT max_attempts FROM idemq.jobs WHERE id = :id;
+ROLLBACK;
+DROP TRIGGER later ON idemq.queues;
+DROP FUNCTION look;
 -- More queues than have a cursor in shared memory: slower, the same otherwise.
 SELECT current_setting('idemq.max_queues')::int + 10 AS n \gset
 SET client_min_messages = error;

@@ -117,6 +117,47 @@ SELECT status, ready_at > now() + interval '50 min' AS waits FROM idemq.jobs;
 SELECT idemq.check();
 SELECT idemq.purge('q');
 
+-- A stream of requests with a delay does not postpone the job: of their times the earliest holds.
+CREATE FUNCTION later(delay interval, key text DEFAULT 'k', group_key text DEFAULT NULL, on_duplicate text DEFAULT 'rerun') RETURNS text
+	LANGUAGE sql AS $$ SELECT e.outcome || ', ' || e.status FROM idemq.enqueue('q', to_jsonb(delay), key => later.key, group_key => later.group_key, delay => later.delay, on_duplicate => later.on_duplicate) e $$;
+CREATE VIEW due AS SELECT key, status, payload, round(extract(epoch FROM coalesce(ready_at, run_at) - now()) / 60) AS minutes, round(extract(epoch FROM rerun_at - now()) / 60) AS again FROM idemq.jobs ORDER BY id;
+SELECT later('10 min'), later('30 min');
+SELECT * FROM due;
+SELECT later('5 min'), later('20 min');
+SELECT * FROM due;
+-- Only replace restarts its time.
+SELECT later('40 min', on_duplicate => 'replace');
+SELECT * FROM due;
+-- By SQL, as a trigger of the user's has it.
+CREATE FUNCTION own() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
+CREATE TRIGGER own BEFORE UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION own();
+SELECT later('50 min');
+SELECT * FROM due;
+SELECT later('15 min'), later('0');
+SELECT status, payload, ready_at <= now() AS due FROM idemq.jobs;
+DROP TRIGGER own ON idemq.jobs;
+SELECT later('1 h');
+SELECT id, token FROM idemq.claim('q') \gset
+-- The same while it runs.
+SELECT later('10 min'), later('30 min');
+SELECT * FROM due;
+SELECT later('5 min');
+SELECT idemq.commit(:id, :token);
+SELECT later('1 h');
+SELECT * FROM due;
+-- And of a group: its head, and those behind it; without a delay is at once.
+SELECT later('10 min', 'head', 'g'), later('10 min', 'second', 'g');
+SELECT outcome FROM idemq.enqueue('q', '1', key => 'third', group_key => 'g');
+SELECT count(*) FROM idemq.claim('q');
+SELECT later('30 min', 'head', 'g'), later('30 min', 'second', 'g'), later('30 min', 'third', 'g');
+SELECT * FROM due;
+SELECT later('5 min', 'head', 'g'), later('5 min', 'second', 'g');
+SELECT * FROM due;
+SELECT idemq.check();
+SELECT count(idemq.cancel(id)) FROM idemq.jobs;
+SELECT idemq.purge('q');
+DROP VIEW due;
+
 -- In a group it has its place by its id again: before those that came after it.
 SELECT outcome FROM ask('1', 'a', 'g');
 SELECT outcome FROM ask('1', 'b', 'g');

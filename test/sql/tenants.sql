@@ -75,9 +75,12 @@ SET ROLE regress_tenant;
 SELECT count(*) FROM idemq.memory;
 SELECT count(*) FROM idemq.admissions;
 SELECT count(*) FROM idemq.memory_usage();
+SELECT count(*) FROM idemq.background_worker;
 SET ROLE regress_eye;
 SELECT count(*) FROM idemq.memory;
 SELECT count(*) FROM idemq.admissions;
+-- These tests have no worker.
+SELECT pid, stuck_for FROM idemq.background_worker;
 SELECT count(*) FROM idemq.metrics;
 SELECT count(*) FROM idemq.check();
 RESET ROLE;

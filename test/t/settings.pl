@@ -70,6 +70,53 @@ $worker->quit;
 sql($node, "SELECT idemq.revoke_queue('q', 'worker', 'claim'); SELECT idemq.revoke_queue('q', 'team', 'enqueue');
 	DROP OWNED BY worker; DROP ROLE worker; DROP ROLE team");
 
+# ---- A trigger that somebody has disabled: check() has the statement that mends it
+
+sql($node, "CREATE ROLE guest; SELECT idemq.grant_queue('more', 'guest', 'enqueue'); CREATE VIEW broken AS SELECT detail FROM idemq.check() WHERE invariant = 'triggers'");
+my $guest = session($node);
+$guest->query_safe('SET ROLE guest');
+my %disabled = (
+	# What changes it; what a session asks; its answers before and after.
+	queues => [ sub { sql($node, "SELECT idemq.alter_queue('q', max_attempts => $_[0] + 8)") }, "SELECT FROM idemq.enqueue('q', '1'); SELECT max_attempts FROM idemq.jobs ORDER BY id DESC LIMIT 1", 8, 9 ],
+	queue_grants => [ sub { sql($node, 'SELECT idemq.' . ($_[0] ? 'grant' : 'revoke') . "_queue('q', 'guest', 'claim')") }, "SELECT idemq.may_see(queue_id) FROM idemq.queues WHERE name = 'q'", '', 't' ]);
+foreach my $table (sort keys %disabled)
+{
+	my ($change, $seen, $old, $new) = @{ $disabled{$table} };
+	my $session = $table eq 'queues' ? $one : $guest;
+
+	$change->(0);
+	is($session->query($seen), $old, "$table: before");
+	sql($node, "ALTER TABLE idemq.$table DISABLE TRIGGER idemq_settings_changed");
+	is($session->query($seen), $old, "$table: the trigger is disabled");
+	$change->(1);
+	is($session->query($seen), $old, "$table: a change is not seen");
+	my $statement = sql($node, "SELECT split_part(detail, ': ', 2) FROM broken");
+	like($statement, qr/^ALTER TABLE idemq.$table ENABLE ALWAYS TRIGGER \w+$/, "$table: check() says what to do");
+	sql($node, $statement);
+	is($session->query($seen), $new, "$table: and then it is seen");
+	is_sql($node, 'SELECT count(*) FROM broken', 0, "$table: mended");
+}
+$guest->quit;
+sql($node, "DROP VIEW broken; SELECT idemq.revoke_queue('more', 'guest', 'enqueue'); SELECT idemq.revoke_queue('q', 'guest', 'claim'); DROP ROLE guest");
+
+# ---- A change whose commit is on its way: who reads the queue now reads it again afterwards
+
+SKIP:
+{
+	skip 'no gdb that may attach', 2 unless has_debugger($node);
+	my $changer = session($node);
+	my $stop = stop_at($changer->query_safe('SELECT pg_backend_pid()'), 'ProcArrayEndTransaction');
+	my $ask = $disabled{queues}[1];
+
+	$changer->query_until(qr/sent/, "\\echo sent\nSELECT idemq.alter_queue('q', max_attempts => 12);\n");
+	$stop->();
+	is($one->query($ask), 9, 'not committed');
+	$stop->();
+	$changer->query('SELECT 1');
+	is($one->query($ask), 12, 'committed');
+	$changer->quit;
+}
+
 # ---- Another database: queues of the same id and name
 
 $node->safe_psql('postgres', 'CREATE DATABASE other');

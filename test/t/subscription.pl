@@ -39,8 +39,8 @@ sub same_rows
 	caught_up();
 	is(rows($sub, $_), rows($pub, $_), "$name: idemq.$_") foreach qw(jobs attempts queues queue_grants schedule_entries audit seen);
 	# 55006: as two_phase begins, the apply worker starts anew.  The others are of the start of
-	# this test, 57P01 where DROP DATABASE has sent the worker away.
-	is(unexpected($sub, qw(55000 55006 0A000 42501 57P01)), '', "$name: the subscriber's log has no error");
+	# this test, 57P01 where DROP DATABASE has sent the worker away, 55P03 where it was refused a lock.
+	is(unexpected($sub, qw(55000 55006 55P03 0A000 42501 57P01)), '', "$name: the subscriber's log has no error");
 	is_sql($sub, 'SELECT subenabled FROM pg_subscription', 't', "$name: the subscription is enabled");
 	return;
 }
@@ -136,7 +136,7 @@ my %calls = (
 	(map { $_ => 'a trigger, which writes its own row at most' }
 		qw(jobs_changed jobs_truncated settings_changed followers_changed followers_local role_named)),
 	(map { $_ => 'it reads' }
-		qw(validate why leases check queue_metrics memory_usage admission_counts once_counts wait_result primary_since next_run)),
+		qw(validate why leases check queue_metrics memory_usage admission_counts once_counts worker_state wait_result primary_since next_run)),
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
 sql($sub, 'CREATE TABLE fenced (job_id bigint, token bigint);
 	CREATE TRIGGER t BEFORE INSERT ON fenced FOR EACH ROW EXECUTE FUNCTION idemq.fence()');
@@ -198,9 +198,18 @@ is_state($sub, 'SELECT idemq.take_over()', '55000', 'no taking over while the su
 sql($pub, 'DELETE FROM idemq.followers');
 caught_up();
 is_sql($sub, "SELECT count(*) FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 1, 'nor do their ends');
+# The worker has to wait for whoever writes jobs, and is refused: it comes again.
+is_sql($sub, 'SELECT pid > 0, stuck_for FROM idemq.background_worker', 't|', 'its worker has nothing to do');
+is_sql($sub, "SELECT count(*) FROM idemq.check() WHERE invariant = 'worker.stuck'", 0, 'and is not stuck');
+my $writer = session($sub);
+my $log = -s $sub->logfile;
+$writer->query_safe('BEGIN; LOCK TABLE idemq.jobs IN ROW EXCLUSIVE MODE');
 sql($pub, 'TRUNCATE idemq.followers');
 caught_up();
 is_sql($sub, $follows, 1, 'it follows even after a TRUNCATE of the publisher');
+wait_until($sub, 'SELECT 1', 1) until slurp_file($sub->logfile, $log) =~ /idemq worker, chore "follow"/;
+$writer->query_safe('COMMIT');
+$writer->quit;
 is_soon($sub, "SELECT count(*) = 1 FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 'the worker writes our own again');
 
 # Two jobs that heartbeats keep, and nothing else: their rows say that their leases are over.
@@ -329,7 +338,7 @@ wait_until($sub, "SELECT count(*) = 0 FROM idemq.check()");
 is_sql($sub, "SELECT sum(pending + blocked + processing + failed + completed + dead + cancelled) = (SELECT count(*) FROM idemq.jobs) FROM idemq.metrics", 't', 'the gauges are right');
 sql($sub, 'ALTER SUBSCRIPTION everything SET (slot_name = NONE); DROP SUBSCRIPTION everything');
 is_sql($sub, $follows, 0, 'without its subscription');
-is(unexpected($sub, qw(55000 55006 57014 57P01 42501 0A000)), '', 'no other error in its log');
+is(unexpected($sub, qw(55000 55006 55P03 57014 57P01 42501 0A000)), '', 'no other error in its log');
 
 $_->quit foreach $kept, $zombie, $reader;
 $_->stop foreach $pub, $sub;
