@@ -93,7 +93,8 @@ idemq_worker_stuck_since(int64 *since)
 	if (place == NULL)
 		return 0;
 	*since = idemq_watch_still_since(place);
-	return *since + SAID_AFTER <= idemq_mono_now() ? place->pid : 0;
+	/* since may be as late as there is. */
+	return idemq_mono_now() - *since >= SAID_AFTER ? place->pid : 0;
 }
 
 /* Wakes a sleeper of a queue that has something due; it does it. */

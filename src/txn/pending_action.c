@@ -130,6 +130,8 @@ idemq_action_apply(const PendingAction *action)
 			break;
 		case ACTION_SWITCH:
 			idemq_slots_switched();
+			/* It has something to do from now on, or nothing, or a row to write again. */
+			idemq_worker_need_by(0);
 			break;
 		case ACTION_RESUME:
 			idemq_wake_perhaps(NULL, action->queue_id, PG_INT32_MAX);
