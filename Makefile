@@ -132,7 +132,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo test check-versions lint test-regress test-isolation test-tap test-clients chaos soak fuzz coverage sanitize bench bench-quick bench-peers format
+.PHONY: print-compiler demo test check-versions check-postgres lint test-regress test-isolation test-tap test-clients chaos soak fuzz coverage sanitize bench bench-quick bench-peers format
 
 test:
 	@$(TREE)/script/test lint regress isolation tap clients
@@ -140,6 +140,8 @@ lint test-regress test-isolation test-tap test-clients:
 	@$(TREE)/script/test $(@:test-%=%)
 check-versions:
 	@$(TREE)/script/check-versions $(VERSIONS)
+check-postgres:
+	@$(TREE)/script/check-postgres $(SUITES)
 chaos:
 	@COPT='$(COPT) -DIDEMQ_JITTER' IDEMQ_CHAOS=$(or $(JOBS),100000) IDEMQ_SOAK=$(or $(SOAK),300) STRESS_SECS=$(or $(SOAK),300) \
 		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP='chaos soak stress stress_rounds' $(TREE)/script/test tap

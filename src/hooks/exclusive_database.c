@@ -157,11 +157,18 @@ warn_of_worker(pid_t pid)
 							  (int) pid)));
 }
 
-/* Waits until a database's worker is no session any more. */
+/* Returns whether a process is a database's worker, a session already or not yet, or still. */
+static bool
+is_there(Oid database, pid_t pid)
+{
+	return idemq_worker_is_there(database, pid) || BackendPidGetProc(pid) != NULL;
+}
+
+/* Waits until a database's worker neither is a session nor will become one. */
 static void
 wait_for_end(Oid database, pid_t pid)
 {
-	for (int i = 0; i < AWAY_STEPS && BackendPidGetProc(pid) != NULL; i++)
+	for (int i = 0; i < AWAY_STEPS && is_there(database, pid); i++)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (i == AWAY_PATIENCE)
@@ -170,7 +177,7 @@ wait_for_end(Oid database, pid_t pid)
 						 compat_wait_event_away());
 		ResetLatch(MyLatch);
 	}
-	if (BackendPidGetProc(pid) != NULL)
+	if (is_there(database, pid))
 		warn_of_worker(pid);
 }
 

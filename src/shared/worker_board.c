@@ -9,7 +9,9 @@
  *			launcher's visit to every database
  *		WANTED -> STARTING, with a new serial: the launcher asked the postmaster
  *		STARTING -> RUNNING: the worker attached, showing the serial
- *		STARTING -> WANTED: it ended, or did not come in time
+ *		STARTING -> WANTED: it ended, or did not come in time, or a session needs the
+ *			database: a worker that comes all the same shows another's serial or finds no
+ *			STARTING, and ends before it connects to what may be gone
  *		RUNNING -> free: the worker found no extension
  *		RUNNING -> WANTED, later after each short life: the worker ended
  *		free -> HELD -> free: a session needs a database that has no worker
@@ -184,6 +186,9 @@ idemq_worker_hold(Oid database, bool *held)
 	if (place != NULL)
 	{
 		place->away++;
+		/* One that the postmaster has yet to start could come when the database is gone. */
+		if (place->state == PLACE_STARTING)
+			place->state = PLACE_WANTED;
 		pid = place->pid;
 		wake_proc(place->proc);
 	}
@@ -206,6 +211,23 @@ idemq_worker_release(Oid database)
 		place->state = PLACE_FREE;
 	wake_proc(board->launcher);
 	LWLockRelease(&board->board_lock);
+}
+
+/*
+ * Returns whether a process is a database's worker still: from before it is a session
+ * until it is none any more, or has said that it found nothing to do.
+ */
+bool
+idemq_worker_is_there(Oid database, pid_t pid)
+{
+	Place *place;
+	bool there;
+
+	LWLockAcquire(&board->board_lock, LW_SHARED);
+	place = idemq_place_of(database);
+	there = place != NULL && place->pid == pid;
+	LWLockRelease(&board->board_lock);
+	return there;
 }
 
 /* Sends a signal to a database's worker, if it still is that process. */
@@ -274,11 +296,11 @@ same_place(const WorkerPlace *copy)
 }
 
 /*
- * Notes that a worker is asked for, and sets the serial that it will show; false
- * when none is wanted any more.
+ * Notes that a worker is asked for, and sets in the copy the serial that it will show;
+ * false when none is wanted any more.
  */
 bool
-idemq_worker_start_noted(const WorkerPlace *copy, uint64 *serial)
+idemq_worker_start_noted(WorkerPlace *copy)
 {
 	Place *place;
 	bool wanted;
@@ -290,7 +312,7 @@ idemq_worker_start_noted(const WorkerPlace *copy, uint64 *serial)
 	{
 		place->state = PLACE_STARTING;
 		place->started_at = idemq_mono_now();
-		*serial = ++place->serial;
+		copy->serial = ++place->serial;
 	}
 	LWLockRelease(&board->board_lock);
 	return wanted;

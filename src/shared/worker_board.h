@@ -26,12 +26,13 @@ extern void idemq_worker_visit(Oid database);
 /* for hooks/exclusive_database.c */
 extern pid_t idemq_worker_hold(Oid database, bool *held);
 extern void idemq_worker_release(Oid database);
+extern bool idemq_worker_is_there(Oid database, pid_t pid);
 extern void idemq_worker_signal(Oid database, pid_t pid, int signal_number);
 
 /* for the launcher */
 extern void idemq_workers_attach_launcher(void);
 extern int idemq_workers_list(bool starting, WorkerPlace *places, int max);
-extern bool idemq_worker_start_noted(const WorkerPlace *place, uint64 *serial);
+extern bool idemq_worker_start_noted(WorkerPlace *place);
 extern void idemq_worker_start_failed(int index, int64 again_in);
 extern void idemq_worker_forget(const WorkerPlace *place);
 

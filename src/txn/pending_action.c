@@ -130,7 +130,7 @@ idemq_action_apply(const PendingAction *action)
 			break;
 		case ACTION_SWITCH:
 			idemq_slots_switched();
-			/* While it follows it sleeps until it is called. */
+			/* It has something to do from now on, or nothing, or a row to write again. */
 			idemq_worker_need_by(0);
 			break;
 		case ACTION_RESUME:

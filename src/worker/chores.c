@@ -322,10 +322,11 @@ plan_changed(void)
 {
 	static int64 offset = 0;
 	int64 offset_now = idemq_timestamp_from_mono(0);
+	int64 moved = offset_now - offset;
 	int64 now = idemq_mono_now();
 	bool all = idemq_due_slots_take(idemq_worker_place_index(), plan_marked, NULL);
 
-	if (all || Abs(offset_now - offset) >= CLOCK_MOVED)
+	if (all || moved >= CLOCK_MOVED || moved <= -CLOCK_MOVED)
 	{
 		offset = offset_now;
 		idemq_for_each_slot(MyDatabaseId, plan_each, NULL);

@@ -120,23 +120,25 @@ complain_about_slots(void)
 							  "each database with idemq) and restart the server.")));
 }
 
-/* Asks the postmaster for the worker of a place on the board. */
+/*
+ * Asks the postmaster for the worker of a place on the board.  It is noted first, and the
+ * database looked for after that: one that is dropped from then on takes the note back.
+ */
 static void
-start_worker(const WorkerPlace *place)
+start_worker(WorkerPlace *place)
 {
 	BackgroundWorker worker = {0};
 	Start *start = &starts[place->index];
 	MemoryContext old;
-	uint64 serial;
 	bool registered;
 
+	if (!idemq_worker_start_noted(place))
+		return;
 	if (list_databases(place->database) == NIL)
 	{
 		idemq_worker_forget(place);
 		return;
 	}
-	if (!idemq_worker_start_noted(place, &serial))
-		return;
 	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
 	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
 	worker.bgw_restart_time = BGW_NEVER_RESTART;
@@ -146,7 +148,7 @@ start_worker(const WorkerPlace *place)
 	strlcpy(worker.bgw_name, "idemq worker", sizeof(worker.bgw_name));
 	strlcpy(worker.bgw_type, "idemq worker", sizeof(worker.bgw_type));
 	worker.bgw_main_arg = Int32GetDatum(place->index);
-	memcpy(worker.bgw_extra, &serial, sizeof(serial));
+	memcpy(worker.bgw_extra, &place->serial, sizeof(place->serial));
 	start->asked_at = idemq_mono_now();
 	if (start->handle != NULL)
 		pfree(start->handle);

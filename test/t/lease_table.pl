@@ -30,7 +30,8 @@ sub hits
 	foreach (1 .. 1800) { last if -e $file; select undef, undef, undef, 0.1; }
 	my $answer = $session->query_safe("$sql; SELECT count(*) FROM pg_prepared_xacts");
 	$gdb->finish;
-	my @hits = map { $out =~ /in $_ .*\n\s+breakpoint already hit (\d+) time/ ? $1 : 0 } @functions;
+	# By number: one that the compiler has inlined in places has several locations, and no name there.
+	my @hits = map { $out =~ /^$_\s+breakpoint .*\n\s+breakpoint already hit (\d+) time/m ? $1 : 0 } 1 .. @functions;
 	like($out, qr/\bpg_prepared_xact\b.*\n\s+breakpoint already hit 1 time/, 'the debugger was there');
 	return wantarray ? @hits : $hits[0];
 }

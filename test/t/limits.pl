@@ -199,6 +199,7 @@ is_sql($node, "BEGIN; SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT
 	SELECT count(*) FROM idemq.claim('q', 100)", "committed\n0\n0", 'an uncounted attempt makes no room');
 $node->append_conf('postgresql.conf', 'idemq.worker = on');
 $node->restart;
+wait_until($node, "SELECT recovering FROM idemq.metrics WHERE queue = 'q'", 'f');
 
 # 3. PREPARE TRANSACTION.
 is_state($node, "BEGIN; SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1; PREPARE TRANSACTION 'p'", '0A000', 'PREPARE of an end');

@@ -211,6 +211,8 @@ wait_until($sub, 'SELECT 1', 1) until slurp_file($sub->logfile, $log) =~ /idemq 
 $writer->query_safe('COMMIT');
 $writer->quit;
 is_soon($sub, "SELECT count(*) = 1 FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 'the worker writes our own again');
+wait_until($sub, "SELECT state = 'idle' AND state_change < clock_timestamp() - interval '2 s' FROM pg_stat_activity WHERE backend_type = 'idemq worker'");
+is_sql($sub, "SELECT string_agg(invariant, ' ') FROM idemq.check()", 'follows', 'and sleeps, for as long as there is, which is not stuck');
 
 # Two jobs that heartbeats keep, and nothing else: their rows say that their leases are over.
 my ($kept, $zombie) = (session($pub), session($pub));

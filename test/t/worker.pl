@@ -61,13 +61,14 @@ sub works
 }
 
 # What the server has said since a place in its log; of what concerns an operator, or matching.
-# Without what PostgreSQL says of a worker that had to be ended in the midst of a chore, and without the warning of one
-# that takes more than 5 s to leave, on a busy machine: the command itself fails if it stays.
+# Without what PostgreSQL says of a worker that had to be ended in the midst of a chore, and of a session of ours that is
+# about to end by itself, and without the warning of a worker that takes more than 5 s to leave, on a busy machine: the
+# command itself fails if it stays.
 sub calm
 {
 	my ($log) = @_;
 
-	return $log =~ s/.*(?:LOG:  background worker.*exited with exit code 1|FATAL:  terminating autovacuum process due to administrator command|FATAL:  terminating background worker "idemq \w+" due to administrator command|FATAL:  the database system is (?:starting up|shutting down))\n//gr
+	return $log =~ s/.*(?:LOG:  background worker.*exited with exit code 1|FATAL:  terminating autovacuum process due to administrator command|FATAL:  terminating background worker "idemq \w+" due to administrator command|57P01 worker\.pl FATAL:  terminating connection due to administrator command|FATAL:  the database system is (?:starting up|shutting down))\n//gr
 	  =~ s/.*(?:CONTEXT:  idemq worker, chore|WARNING:  idemq's background worker of the database, process \d+, does not end).*\n//gr;
 }
 
