@@ -86,7 +86,9 @@ ifneq ($(wildcard $(PGXS)),)
 include $(PGXS)
 
 # PGXS looks for everything in both places, and would link with objects of the tree.
+# pg_buildext names VPATH, of which PGXS makes srcdir.
 override VPATH :=
+srcdir := $(TREE)
 vpath %.c $(TREE)
 vpath %.control $(TREE)
 ifneq ($(TREE),.)
