@@ -11,6 +11,11 @@
 #                         one of them; REGRESS='a b' ISOLATION=c TAP='d' CLIENTS='e'
 #                         choose tests, ACCEPT=1 takes the actual output as the expected one;
 #                         LANES=1: one at a time; CI=true: what is not installed fails (script/test)
+#   make deb              Debian packages, one for each PostgreSQL with server headers, in dist/
+#   make dist             the archive for PGXN, of the last commit, in dist/
+#   make check-packages   both: reproducible, lintian clean, installed, run and removed; as root
+#   make check-compilers  builds by gcc and clang at each level of optimization, without a warning,
+#                         and the regression tests on each (COMPILERS='gcc clang' LEVELS='-O2 -flto')
 #   make check-versions   the suites on each version of PostgreSQL that Debian has, in chroots, and
 #                         on those of PG_CONFIGS='...'; as root (VERSIONS='17 18', SUITES='regress')
 #   make chaos            TAP tests chaos (100,000 jobs, JOBS=n), soak (SOAK=seconds, 300) and
@@ -138,7 +143,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo test check-versions lint test-regress test-isolation test-tap test-clients chaos soak fuzz coverage sanitize bench bench-quick bench-peers format
+.PHONY: print-compiler demo test check-versions deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients chaos soak fuzz coverage sanitize bench bench-quick bench-peers format
 
 test:
 	@$(TREE)/script/test lint regress isolation tap clients
@@ -146,6 +151,10 @@ lint test-regress test-isolation test-tap test-clients:
 	@$(TREE)/script/test $(@:test-%=%)
 check-versions:
 	@$(TREE)/script/check-versions $(VERSIONS)
+deb dist:
+	@$(TREE)/script/make-$@ $(DIST)
+check-packages check-compilers:
+	@$(TREE)/script/$@
 chaos:
 	@COPT='$(COPT) -DIDEMQ_JITTER' IDEMQ_CHAOS=$(or $(JOBS),100000) IDEMQ_SOAK=$(or $(SOAK),300) STRESS_SECS=$(or $(SOAK),300) \
 		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP='chaos soak stress stress_rounds' $(TREE)/script/test tap
