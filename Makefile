@@ -72,7 +72,7 @@ REGRESS_PREP = preloaded
 WERROR ?=
 PG_CFLAGS = -Wall -Wextra -Wshadow -Wmissing-prototypes -Wno-unused-parameter $(WERROR) -MMD -MP
 # PostgreSQL's own PG_FINALLY trips gcc's -Wclobbered; PGXS hands clang gcc's flags.
-PG_CFLAGS += $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option,-Wno-clobbered)
+PG_CFLAGS += $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option -Wno-ignored-optimization-argument,-Wno-clobbered)
 # -isystem: our warnings are for our files, not for PostgreSQL's headers.
 PG_CPPFLAGS = -I$(TREE)/src -isystem $(includedir_server) -isystem $(pkgincludedir)/internal
 # No bitcode: JIT inlines an extension's functions into an expression with it, which pays for

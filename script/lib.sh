@@ -139,7 +139,7 @@ tracked_files() {
 	{
 		git -c safe.directory='*' -C "$1" ls-files -z -co --exclude-standard 2>/dev/null ||
 			find "$1" -type f -not -path '*/.git/*' -not -path "$1/dist/*" -not -name '*.[od]' -not -name '*.so' \
-				-not -path "$1/src/.flags" -not -path "$1/sql/idemq--*[0-9].sql" -printf '%P\0'
+				-not -path "$1/src/.flags" -printf '%P\0'
 	} | while IFS= read -r -d '' file; do [ ! -f "$1/$file" ] || printf '%s\0' "$file"; done
 }
 
