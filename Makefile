@@ -71,8 +71,10 @@ REGRESS_PREP = preloaded
 # A warning that a new compiler thinks of stops no user: script/test, lint and dev-server set -Werror.
 WERROR ?=
 PG_CFLAGS = -Wall -Wextra -Wshadow -Wmissing-prototypes -Wno-unused-parameter $(WERROR) -MMD -MP
-# PostgreSQL's own PG_FINALLY trips gcc's -Wclobbered; PGXS hands clang gcc's flags.
-PG_CFLAGS += $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option -Wno-ignored-optimization-argument,-Wno-clobbered)
+# PostgreSQL's own PG_FINALLY trips gcc's -Wclobbered; PGXS hands clang gcc's flags, and an
+# attribute of gcc's, gnu_printf, by pg_config.h.
+PG_CFLAGS += $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option -Wno-ignored-optimization-argument \
+	-Wno-ignored-attributes,-Wno-clobbered)
 # -isystem: our warnings are for our files, not for PostgreSQL's headers.
 PG_CPPFLAGS = -I$(TREE)/src -isystem $(includedir_server) -isystem $(pkgincludedir)/internal
 # No bitcode: JIT inlines an extension's functions into an expression with it, which pays for
