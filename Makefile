@@ -11,6 +11,11 @@
 #                         one of them; REGRESS='a b' ISOLATION=c TAP='d' CLIENTS='e'
 #                         choose tests, ACCEPT=1 takes the actual output as the expected one;
 #                         LANES=1: one at a time; CI=true: what is not installed fails (script/test)
+#   make deb              Debian packages, one for each PostgreSQL with server headers, in dist/
+#   make dist             the archive for PGXN, of the last commit, in dist/
+#   make check-packages   both: reproducible, lintian clean, installed, run and removed; as root
+#   make check-compilers  builds by gcc and clang at each level of optimization, without a warning,
+#                         and the regression tests on each (COMPILERS='gcc clang' LEVELS='-O2 -flto')
 #   make check-versions   the suites on each version of PostgreSQL that Debian has, in chroots, and
 #                         on those of PG_CONFIGS='...'; as root (VERSIONS='17 18', SUITES='regress')
 #   make chaos            TAP tests chaos (100,000 jobs, JOBS=n), soak (SOAK=seconds, 300) and
@@ -63,12 +68,18 @@ ISOLATION_OPTS = $(REGRESS_OPTS) --outputdir=.
 PROVE_TESTS ?= test/t/*.pl
 REGRESS_PREP = preloaded
 
-WERROR ?= -Werror
+# A warning that a new compiler thinks of stops no user: script/test, lint and dev-server set -Werror.
+WERROR ?=
 PG_CFLAGS = -Wall -Wextra -Wshadow -Wmissing-prototypes -Wno-unused-parameter $(WERROR) -MMD -MP
-# PostgreSQL's own PG_FINALLY trips gcc's -Wclobbered; PGXS hands clang gcc's flags.
-PG_CFLAGS += $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option,-Wno-clobbered)
+# PostgreSQL's own PG_FINALLY trips gcc's -Wclobbered; PGXS hands clang gcc's flags, and an
+# attribute of gcc's, gnu_printf, by pg_config.h.
+PG_CFLAGS += $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option -Wno-ignored-optimization-argument \
+	-Wno-ignored-attributes,-Wno-clobbered)
 # -isystem: our warnings are for our files, not for PostgreSQL's headers.
 PG_CPPFLAGS = -I$(TREE)/src -isystem $(includedir_server) -isystem $(pkgincludedir)/internal
+# No bitcode: JIT inlines an extension's functions into an expression with it, which pays for
+# functions of a few instructions.  Those of idemq read and write tables.  So neither clang nor
+# the LLVM version of the server is needed to build, or to install a package.
 override with_llvm = no
 
 ifndef PG_CONFIG
@@ -82,7 +93,9 @@ ifneq ($(wildcard $(PGXS)),)
 include $(PGXS)
 
 # PGXS looks for everything in both places, and would link with objects of the tree.
+# pg_buildext names VPATH, of which PGXS makes srcdir.
 override VPATH :=
+srcdir := $(TREE)
 vpath %.c $(TREE)
 vpath %.control $(TREE)
 ifneq ($(TREE),.)
@@ -132,16 +145,20 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo test check-versions check-postgres lint test-regress test-isolation test-tap test-clients chaos soak fuzz coverage sanitize bench bench-quick bench-peers format
+.PHONY: print-compiler demo test check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients chaos soak fuzz coverage sanitize bench bench-quick bench-peers format
 
 test:
-	@$(TREE)/script/test lint regress isolation tap clients
+	@$(TREE)/script/test $(or $(SUITES),lint regress isolation tap clients)
 lint test-regress test-isolation test-tap test-clients:
 	@$(TREE)/script/test $(@:test-%=%)
 check-versions:
 	@$(TREE)/script/check-versions $(VERSIONS)
 check-postgres:
 	@$(TREE)/script/check-postgres $(SUITES)
+deb dist:
+	@$(TREE)/script/make-$@ $(DIST)
+check-packages check-compilers:
+	@$(TREE)/script/$@
 chaos:
 	@COPT='$(COPT) -DIDEMQ_JITTER' IDEMQ_CHAOS=$(or $(JOBS),100000) IDEMQ_SOAK=$(or $(SOAK),300) STRESS_SECS=$(or $(SOAK),300) \
 		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP='chaos soak stress stress_rounds' $(TREE)/script/test tap

@@ -132,6 +132,17 @@ build_idemq() { flock "$1/Makefile" make -s -C "$1" -j"$(nproc)" "${@:2}"; }
 # install_idemq TREE: builds a tree and installs it into the private PostgreSQL.
 install_idemq() { build_idemq "$1" PG_CONFIG="$pg_config" install; }
 
+# tracked_files TREE: the files of its source, each ended by a NUL: those of git that are there, or
+# where there is no history, all but what a build makes.
+tracked_files() {
+	local file
+	{
+		git -c safe.directory='*' -C "$1" ls-files -z -co --exclude-standard 2>/dev/null ||
+			find "$1" -type f -not -path '*/.git/*' -not -path "$1/dist/*" -not -name '*.[od]' -not -name '*.so' \
+				-not -path "$1/src/.flags" -printf '%P\0'
+	} | while IFS= read -r -d '' file; do [ ! -f "$1/$file" ] || printf '%s\0' "$file"; done
+}
+
 # copy_tree DIR: this source tree with its objects, without its history.
 copy_tree() {
 	mkdir -p "$1"

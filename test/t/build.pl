@@ -45,7 +45,7 @@ is_deeply([ files($source, 1) ], \@before, 'which leaves the tree as it is');
 my @units = map { s{^\Q$source\E/(.*)\.c$}{$1.o}r } glob("$source/src/*.c $source/src/*/*.c");
 is_deeply([ grep { /\.o$/ } files($build) ], [ sort @units ], 'with all objects');
 
-ok(make('install', "DESTDIR=$root"), 'installs') or diag $output;
+ok(make('install', "DESTDIR=$root", "VPATH=$source"), 'installs, also with the VPATH of pg_buildext') or diag $output;
 my @installed = files($root);
 is(scalar(grep { m{/lib/idemq\.so$} } @installed), 1, 'the library');
 my ($script, @others) = grep { m{/extension/idemq(\.control|--[0-9.]+\.sql)$} } @installed;
