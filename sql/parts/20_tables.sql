@@ -164,10 +164,12 @@ COMMENT ON COLUMN idemq.attempts.error IS 'the error of idemq.fail; for a lease 
 COMMENT ON COLUMN idemq.attempts.details IS 'the details of idemq.fail, for programs to read; the result of an attempt that committed';
 COMMENT ON COLUMN idemq.attempts.outcome IS 'failed, expired (its lease ended), released or cancelled; committed, of a job that ran again';
 
+-- No foreign key to idemq.queues, here and below: a parallel restore fills the tables in
+-- any order.  Triggers of idemq.queues delete what hangs on a queue.
 -- A role by name, which survives pg_dump and pg_restore, and by its OID at the time, by
 -- which it is told from the next role of that name; NULL: the name alone decides.
 CREATE TABLE idemq.queue_grants (
-	queue_id  int NOT NULL REFERENCES idemq.queues ON DELETE CASCADE,
+	queue_id  int NOT NULL,
 	role_name name NOT NULL,
 	privilege text NOT NULL CHECK (privilege IN ('enqueue', 'claim', 'admin')),
 	role_oid  oid,
@@ -224,7 +226,7 @@ CREATE INDEX audit_at ON idemq.audit (at);
 -- Its role as in idemq.queue_grants.
 CREATE TABLE idemq.schedule_entries (
 	name         text COLLATE "C" PRIMARY KEY,
-	queue_id     int NOT NULL REFERENCES idemq.queues ON DELETE CASCADE,
+	queue_id     int NOT NULL,
 	cron         text NOT NULL,
 	time_zone    text NOT NULL,
 	payload      jsonb NOT NULL,
@@ -339,6 +341,16 @@ ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_changed;
 CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq.queue_grants
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
 ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_truncated;
+
+CREATE FUNCTION idemq.queue_gone() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_gone';
+COMMENT ON FUNCTION idemq.queue_gone() IS 'row and truncate trigger of idemq.queues: deletes the grants and schedules of queues that are deleted';
+
+-- Not ALWAYS: to a subscriber the deletions come by replication.
+CREATE TRIGGER idemq_queue_gone AFTER DELETE ON idemq.queues
+	FOR EACH ROW EXECUTE FUNCTION idemq.queue_gone();
+CREATE TRIGGER idemq_queues_gone AFTER TRUNCATE ON idemq.queues
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.queue_gone();
 
 CREATE FUNCTION idemq.followers_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_followers_changed';

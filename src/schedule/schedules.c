@@ -296,6 +296,7 @@ idemq_sql_schedule(PG_FUNCTION_ARGS)
 	check_job(fcinfo);
 	idemq_jobs_check_writable();
 	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
+	idemq_queue_keep(&queue);
 	idemq_driver_require();
 	namestrcpy(&role, GetUserNameFromId(GetUserId(), false));
 	for (int i = 0; i < SCHEDULE_ARGS; i++)
