@@ -20,8 +20,8 @@
 #include "base/args.h"
 #include "base/spi.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_grant_queue);
-PG_FUNCTION_INFO_V1(idemq_sql_revoke_queue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_grant_queue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_revoke_queue);
 
 static SqlStatement add_grant =
 	{.text =
@@ -111,14 +111,14 @@ change_grant(FunctionCallInfo fcinfo, SqlStatement *statement, int code, const c
 
 /* grant_queue(name, role, privilege) -> void; IQ005, 42501, 42704, 22023. */
 Datum
-idemq_sql_grant_queue(PG_FUNCTION_ARGS)
+idemq_sql_v2_grant_queue(PG_FUNCTION_ARGS)
 {
 	return change_grant(fcinfo, &add_grant, SPI_OK_INSERT, "grant_queue");
 }
 
 /* revoke_queue(name, role, privilege) -> void; IQ005, 42501, 42704, 22023. */
 Datum
-idemq_sql_revoke_queue(PG_FUNCTION_ARGS)
+idemq_sql_v2_revoke_queue(PG_FUNCTION_ARGS)
 {
 	return change_grant(fcinfo, &remove_grant, SPI_OK_DELETE, "revoke_queue");
 }

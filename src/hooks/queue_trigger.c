@@ -22,7 +22,7 @@
 #include "base/oids.h"
 #include "base/spi.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_queue_gone);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_gone);
 
 static SqlStatement delete_grants = {.text = "DELETE FROM idemq.queue_grants WHERE queue_id = $1",
 									 .nargs = 1,
@@ -54,7 +54,7 @@ delete_of(Datum queue_id)
 
 /* queue_gone(): row trigger of a DELETE from idemq.queues, and trigger of its TRUNCATE. */
 Datum
-idemq_sql_queue_gone(PG_FUNCTION_ARGS)
+idemq_sql_v2_queue_gone(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = (TriggerData *) fcinfo->context;
 	bool isnull;

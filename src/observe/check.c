@@ -36,7 +36,7 @@
 #include "base/settings.h"
 #include "base/spi.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_check);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_check);
 
 static SqlStatement queue_writers =
 	{.text = "SELECT FROM pg_catalog.pg_locks WHERE granted AND locktype = 'relation' "
@@ -290,7 +290,7 @@ check_driver(CheckCall *call)
 
 /* check() -> setof (severity, invariant, detail); 25001. */
 Datum
-idemq_sql_check(PG_FUNCTION_ARGS)
+idemq_sql_v2_check(PG_FUNCTION_ARGS)
 {
 	CheckCall call = {0};
 
