@@ -52,13 +52,18 @@ ROOMS = api worker observe hooks schedule job table txn queue shared base
 UNITS := $(sort $(call in_tree,src/*.c $(ROOMS:%=src/%/*.c)))
 OBJS = $(UNITS:.c=.o)
 SCRIPT_BUILT = sql/idemq--$(EXTVERSION).sql
-UPDATES := $(call in_tree,sql/idemq--*--*.sql)
-DATA = $(UPDATES)
-DATA_built = $(SCRIPT_BUILT)
+# What was released stays as it was: a dump of it is restored into it, and updated then
+# (CREATE EXTENSION ... VERSION).  The update from the last release ends in the parts, so it
+# is built of them; it is kept as a file when they go on to the next.
+RELEASED = sql/idemq--0.1.0.sql
+UPDATE_FROM = 0.1.0
+UPDATE_BUILT = sql/idemq--$(UPDATE_FROM)--$(EXTVERSION).sql
+DATA = $(if $(filter .,$(TREE)),$(RELEASED))
+DATA_built = $(SCRIPT_BUILT) $(UPDATE_BUILT) $(if $(filter-out .,$(TREE)),$(RELEASED))
 # With their folders, so that links between them hold; the DOCS of PGXS has none.
 DOCUMENTS := $(call in_tree,README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE doc/*.md doc/*/*.md doc/*/*.svg)
 EXTRA_CLEAN = src/.flags $(if $(filter-out .,$(TREE)),expected) $(OBJS:.o=.d) $(OBJS:.o=.gcno) $(OBJS:.o=.gcda) \
-	$(filter-out $(UPDATES),$(wildcard sql/idemq--*.sql))
+	$(filter-out $(RELEASED),$(wildcard sql/idemq--*.sql))
 
 # Each test runs in a database of its own, out of reach of the background worker.
 REGRESS ?= $(basename $(notdir $(call in_tree,test/sql/*.sql)))
@@ -76,7 +81,7 @@ PG_CFLAGS = -Wall -Wextra -Wshadow -Wmissing-prototypes -Wno-unused-parameter $(
 PG_CFLAGS += $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option -Wno-ignored-optimization-argument \
 	-Wno-ignored-attributes,-Wno-clobbered)
 # -isystem: our warnings are for our files, not for PostgreSQL's headers.
-PG_CPPFLAGS = -I$(TREE)/src -isystem $(includedir_server) -isystem $(pkgincludedir)/internal
+PG_CPPFLAGS = -DIDEMQ_VERSION=$(EXTVERSION) -I$(TREE)/src -isystem $(includedir_server) -isystem $(pkgincludedir)/internal
 # No bitcode: JIT inlines an extension's functions into an expression with it, which pays for
 # functions of a few instructions.  Those of idemq read and write tables.  So neither clang nor
 # the LLVM version of the server is needed to build, or to install a package.
@@ -100,10 +105,20 @@ vpath %.c $(TREE)
 vpath %.control $(TREE)
 ifneq ($(TREE),.)
 $(shell mkdir -p sql $(sort $(dir $(UNITS))))
+$(RELEASED): $(TREE)/$(RELEASED)
+	cp $< $@
 endif
 
 $(SCRIPT_BUILT): $(sort $(wildcard $(TREE)/sql/parts/*.sql)) $(TREE)/sql/parts $(TREE)/idemq.control
 	cat $(filter %.sql,$^) > $@
+
+# Of the types the comments alone: they are there.
+$(UPDATE_BUILT): $(TREE)/sql/update/$(UPDATE_FROM)-before.sql $(sort $(wildcard $(TREE)/sql/parts/*.sql)) \
+		$(TREE)/sql/update/$(UPDATE_FROM)-after.sql $(TREE)/sql/parts $(TREE)/idemq.control
+	{ cat $(filter %-before.sql,$^) && sed -n '/^COMMENT ON TYPE/p' $(filter %/10_types.sql,$^) && \
+		sed -E 's/^CREATE (FUNCTION|PROCEDURE|VIEW) /CREATE OR REPLACE \1 /' \
+			$(filter-out %/00_guard.sql %/10_types.sql %-before.sql %-after.sql,$(filter %.sql,$^)) && \
+		cat $(filter %-after.sql,$^); } > $@
 
 .PHONY: install-documents uninstall-documents preloaded
 documents_to = $(DESTDIR)$(docdir)/$(docmoduledir)/idemq
@@ -130,6 +145,7 @@ installcheck: export IDEMQ_SOURCE = $(abspath $(TREE))
 FLAGS := $(CC) $(CFLAGS) for PostgreSQL $(VERSION)
 $(shell echo '$(FLAGS)' | cmp -s - src/.flags || echo '$(FLAGS)' > src/.flags)
 $(OBJS): src/.flags
+src/base/settings.o: $(TREE)/idemq.control
 -include $(wildcard $(OBJS:.o=.d))
 else
 all install uninstall installcheck:
@@ -137,7 +153,7 @@ all install uninstall installcheck:
 	@echo "or name one with: make PG_CONFIG=/path/to/pg_config" >&2
 	@exit 1
 clean:
-	rm -f $(OBJS) $(SCRIPT_BUILT) idemq.so
+	rm -f $(OBJS) $(SCRIPT_BUILT) $(UPDATE_BUILT) idemq.so
 	rm -f $(EXTRA_CLEAN)
 endif
 

@@ -164,10 +164,12 @@ COMMENT ON COLUMN idemq.attempts.error IS 'the error of idemq.fail; for a lease 
 COMMENT ON COLUMN idemq.attempts.details IS 'the details of idemq.fail, for programs to read; the result of an attempt that committed';
 COMMENT ON COLUMN idemq.attempts.outcome IS 'failed, expired (its lease ended), released or cancelled; committed, of a job that ran again';
 
+-- No foreign key to idemq.queues, here and below: a parallel restore fills the tables in
+-- any order.  Triggers of idemq.queues delete what hangs on a queue.
 -- A role by name, which survives pg_dump and pg_restore, and by its OID at the time, by
 -- which it is told from the next role of that name; NULL: the name alone decides.
 CREATE TABLE idemq.queue_grants (
-	queue_id  int NOT NULL REFERENCES idemq.queues ON DELETE CASCADE,
+	queue_id  int NOT NULL,
 	role_name name NOT NULL,
 	privilege text NOT NULL CHECK (privilege IN ('enqueue', 'claim', 'admin')),
 	role_oid  oid,
@@ -224,7 +226,7 @@ CREATE INDEX audit_at ON idemq.audit (at);
 -- Its role as in idemq.queue_grants.
 CREATE TABLE idemq.schedule_entries (
 	name         text COLLATE "C" PRIMARY KEY,
-	queue_id     int NOT NULL REFERENCES idemq.queues ON DELETE CASCADE,
+	queue_id     int NOT NULL,
 	cron         text NOT NULL,
 	time_zone    text NOT NULL,
 	payload      jsonb NOT NULL,
@@ -298,7 +300,7 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.audit_id_seq', '');
 -- Topic: Inside
 
 CREATE FUNCTION idemq.primary_since() RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_primary_since';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_primary_since';
 COMMENT ON FUNCTION idemq.primary_since() IS 'when this server was first asked as a primary since its start or its promotion, in microseconds since 2000-01-01';
 
 -- A server that has run since before there was a sequence has lost none of its ids.
@@ -307,7 +309,7 @@ SELECT pg_catalog.setval('idemq.ids_since', idemq.primary_since(), false);
 -- Shared memory follows rows that change by any way but table/jobs_write.c: SPI, a DBA's
 -- UPDATE, COPY, logical replication (hence ENABLE ALWAYS).
 CREATE FUNCTION idemq.jobs_changed() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_changed';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_jobs_changed';
 COMMENT ON FUNCTION idemq.jobs_changed() IS 'row trigger of idemq.jobs: tells the ready cursor and the lease table at the end of the transaction';
 
 CREATE TRIGGER idemq_jobs_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.jobs
@@ -315,7 +317,7 @@ CREATE TRIGGER idemq_jobs_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.jobs
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 
 CREATE FUNCTION idemq.jobs_truncated() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_truncated';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_jobs_truncated';
 COMMENT ON FUNCTION idemq.jobs_truncated() IS 'truncate trigger of idemq.jobs: forgets leases and ready cursors at the end of the transaction';
 
 CREATE TRIGGER idemq_jobs_truncated AFTER TRUNCATE ON idemq.jobs
@@ -323,7 +325,7 @@ CREATE TRIGGER idemq_jobs_truncated AFTER TRUNCATE ON idemq.jobs
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
 
 CREATE FUNCTION idemq.settings_changed() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_settings_changed';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_settings_changed';
 COMMENT ON FUNCTION idemq.settings_changed() IS 'trigger: has every session read the settings and grants of a changed queue anew';
 
 -- For each row: logical replication fires no other triggers.
@@ -340,8 +342,18 @@ CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq.queue_grants
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
 ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_truncated;
 
+CREATE FUNCTION idemq.queue_gone() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_gone';
+COMMENT ON FUNCTION idemq.queue_gone() IS 'row and truncate trigger of idemq.queues: deletes the grants and schedules of queues that are deleted';
+
+-- Not ALWAYS: to a subscriber the deletions come by replication.
+CREATE TRIGGER idemq_queue_gone AFTER DELETE ON idemq.queues
+	FOR EACH ROW EXECUTE FUNCTION idemq.queue_gone();
+CREATE TRIGGER idemq_queues_gone AFTER TRUNCATE ON idemq.queues
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.queue_gone();
+
 CREATE FUNCTION idemq.followers_changed() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_followers_changed';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_followers_changed';
 COMMENT ON FUNCTION idemq.followers_changed() IS 'row and truncate trigger of idemq.followers: tells every backend to look whether its database follows another';
 
 CREATE TRIGGER idemq_followers_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.followers
@@ -352,7 +364,7 @@ CREATE TRIGGER idemq_followers_truncated AFTER TRUNCATE ON idemq.followers
 ALTER TABLE idemq.followers ENABLE ALWAYS TRIGGER idemq_followers_truncated;
 
 CREATE FUNCTION idemq.followers_local() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_followers_local';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_followers_local';
 COMMENT ON FUNCTION idemq.followers_local() IS 'row trigger of idemq.followers, in apply workers alone: the rows of other servers are not written';
 
 CREATE TRIGGER idemq_followers_local BEFORE INSERT OR UPDATE OR DELETE ON idemq.followers
@@ -365,7 +377,7 @@ ALTER TABLE idemq.clusters ENABLE ALWAYS TRIGGER idemq_settings_changed;
 
 -- A restore writes the OIDs of its own server (hence ENABLE ALWAYS, for a subscriber).
 CREATE FUNCTION idemq.role_named() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_role_named';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_role_named';
 COMMENT ON FUNCTION idemq.role_named() IS 'row trigger: writes a role''s OID beside its name, when the name is written';
 
 CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq.queue_grants
@@ -376,15 +388,15 @@ CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF created_by ON idemq.s
 ALTER TABLE idemq.schedule_entries ENABLE ALWAYS TRIGGER idemq_role_named;
 
 CREATE FUNCTION idemq.may_see(queue_id int) RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_see';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_see';
 COMMENT ON FUNCTION idemq.may_see(int) IS 'whether the current role may claim from or administer a queue; row-level security asks it';
 
 CREATE FUNCTION idemq.may_use(queue_id int) RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_use';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_use';
 COMMENT ON FUNCTION idemq.may_use(int) IS 'whether the current role holds any privilege on a queue; row-level security asks it';
 
 CREATE FUNCTION idemq.may_administer(queue_id int) RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_administer';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_administer';
 COMMENT ON FUNCTION idemq.may_administer(int) IS 'whether the current role may administer a queue; row-level security asks it';
 
 ALTER TABLE idemq.jobs ENABLE ROW LEVEL SECURITY;

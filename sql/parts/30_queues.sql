@@ -17,7 +17,7 @@ CREATE FUNCTION idemq.create_queue(
 	dead_queue text DEFAULT NULL,
 	dead_retention interval DEFAULT '30 days',
 	max_lease interval DEFAULT '1 day')
-	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
+	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
 	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes; max_running: so many jobs in processing at once; rate_limit: so many claims in rate_period; NULL: no limit; max_lease: no claim or heartbeat may ask for a longer lease, and lease may not be longer; raises 42710 when there is one of that name';
 
@@ -37,47 +37,47 @@ CREATE FUNCTION idemq.alter_queue(
 	dead_queue text DEFAULT NULL,
 	dead_retention interval DEFAULT NULL,
 	max_lease interval DEFAULT NULL)
-	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
+	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
 	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running or rate_limit away, and '''' dead_queue; jobs already enqueued keep their max_attempts, and jobs in processing their leases; raises 22023 when lease would be longer than max_lease; needs admin';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
-	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_drop_queue';
+	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_drop_queue';
 COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
 	IS 'drop a queue with its jobs; raises 55006 while it has unfinished jobs, and 2BP01 when it is another''s dead_queue, unless force; needs admin';
 
 CREATE FUNCTION idemq.pause(name text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_pause';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_pause';
 COMMENT ON FUNCTION idemq.pause(text) IS 'let a queue accept jobs but hand out none, until idemq.resume; needs admin';
 
 CREATE FUNCTION idemq.resume(name text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_resume';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_resume';
 COMMENT ON FUNCTION idemq.resume(text) IS 'let a paused queue hand out jobs again, and wake the sessions that wait for them; needs admin';
 
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL) RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_purge';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_purge';
 COMMENT ON FUNCTION idemq.purge(text, idemq.status)
 	IS 'delete a queue''s jobs of one status, or all but those in processing, whatever their age, and with them their keys; returns how many; a job that another open transaction holds stays; needs admin';
 
 CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_apply_retention';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_apply_retention';
 COMMENT ON FUNCTION idemq.apply_retention(int)
 	IS 'delete finished jobs of all queues past their retention, with their attempts, what idemq.once need not remember, and old rows of idemq.audit: what the background worker does by itself; visits all jobs once; returns how many went, max_jobs at most, by id';
 
 CREATE FUNCTION idemq.clock_corrected() RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_clock_corrected';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_clock_corrected';
 COMMENT ON FUNCTION idemq.clock_corrected()
 	IS 'after a jump of the server''s clock ahead was corrected: set the time by which jobs become due back to the clock at once, for the whole server, and correct the jobs of this database that were written meanwhile, so that they wait no longer than they would have; returns how many; call it again until it answers 0, since a job that another open transaction holds stays';
 
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_grant_queue';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_grant_queue';
 COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)
 	IS 'let a role enqueue to, claim from or administer (enqueue | claim | admin) a queue; needs admin';
 
 CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_revoke_queue';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_revoke_queue';
 COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave; needs admin';
 
 CREATE FUNCTION idemq.queue_id(queue text) RETURNS int
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_id';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_id';
 COMMENT ON FUNCTION idemq.queue_id(text) IS 'a queue''s id, as in idemq.jobs; raises IQ005 when there is no such queue';

@@ -10,7 +10,7 @@ CREATE FUNCTION idemq.enqueue(
 	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
 	key_ttl interval DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false)
 	RETURNS idemq.enqueue_result
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue'
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue'
 $sql$; END $do$;
 COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean)
 	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result; priority 0 is first, 9 last; key and group_key up to 1,024 bytes; delay may be 0; waits for an open transaction with the same key, or with nowait answers locked and no id; on_duplicate: keep (IQ003 for another payload), ignore, replace, rerun (outcome rerun: a job in processing or finished runs once more with the new payload; one that waits is never made to wait longer), error (IQ004); key_ttl: once the job is finished the key is free so long after this call, whatever the queue''s idempotency_window; needs enqueue';
@@ -21,7 +21,7 @@ CREATE FUNCTION idemq.enqueue_many(
 	max_attempts int[] DEFAULT NULL, headers jsonb[] DEFAULT NULL, expires_ins interval[] DEFAULT NULL,
 	key_ttls interval[] DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false)
 	RETURNS TABLE (ord int, id bigint, outcome idemq.outcome, status idemq.status, result jsonb)
-	ROWS 1000 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue_many';
+	ROWS 1000 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue_many';
 COMMENT ON FUNCTION idemq.enqueue_many(text, jsonb[], text[], timestamptz[], int[], text[], interval[], int[], jsonb[], interval[], interval[], text, boolean)
 	IS 'add many jobs as idemq.enqueue does, all or none (with nowait, all but those that are locked); an element of an array that is NULL says nothing; returns a row an element, ord counting from 1 (with keys the rows come in the order of the keys); needs enqueue';
 
@@ -33,22 +33,22 @@ CREATE PROCEDURE idemq.enqueue_job(
 	key_ttl interval DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false,
 	INOUT id bigint DEFAULT NULL, INOUT outcome idemq.outcome DEFAULT NULL,
 	INOUT status idemq.status DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue';
 COMMENT ON PROCEDURE idemq.enqueue_job(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, bigint, idemq.outcome, idemq.status, jsonb)
 	IS 'idemq.enqueue as a CALL, for drivers and libraries that take a SELECT for a read: cached, sent to a standby, or never committed; returns id, outcome, status and result; needs enqueue';
 
 CREATE FUNCTION idemq.cancel(id bigint) RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_cancel';
 COMMENT ON FUNCTION idemq.cancel(bigint)
 	IS 'cancel a job that is not finished; an attempt in flight becomes stale; returns cancelled, or why not: completed, dead, not_found; needs enqueue';
 
 CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retry';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_retry';
 COMMENT ON FUNCTION idemq.retry(bigint)
 	IS 'make a job ready now: failed, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn); returns retrying, or why not: current (ready already), locked (in processing), blocked, completed, not_found; needs enqueue';
 
 CREATE FUNCTION idemq.redrive(queue text, max_jobs int DEFAULT NULL) RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_redrive';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_redrive';
 COMMENT ON FUNCTION idemq.redrive(text, int)
 	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; returns how many; needs admin';
 
@@ -58,7 +58,7 @@ CREATE FUNCTION idemq.claim(
 	queue text, max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
 	worker text DEFAULT NULL, attach boolean DEFAULT false)
 	RETURNS SETOF idemq.claimed_job
-	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim';
+	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_claim';
 COMMENT ON FUNCTION idemq.claim(text, int, interval, text, boolean)
 	IS 'begin an attempt of up to max_jobs ready jobs; returns a row a job, with the token that all later calls must show; no row means none is ready; lease: instead of the queue''s; attach: the lease also ends with the session; needs claim';
 
@@ -66,55 +66,55 @@ CREATE FUNCTION idemq.claim_any(
 	queues text[], max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
 	worker text DEFAULT NULL, attach boolean DEFAULT false)
 	RETURNS SETOF idemq.claimed_queue_job
-	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim_any';
+	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_claim_any';
 COMMENT ON FUNCTION idemq.claim_any(text[], int, interval, text, boolean)
 	IS 'idemq.claim from several queues, in the order given; returns the queue''s name with each job';
 
 CREATE FUNCTION idemq.claim_job(
 	id bigint, lease interval DEFAULT NULL, worker text DEFAULT NULL, attach boolean DEFAULT false)
 	RETURNS idemq.claim_result
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim_job';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_claim_job';
 COMMENT ON FUNCTION idemq.claim_job(bigint, interval, text, boolean)
 	IS 'begin an attempt of one job; outcome claimed, claimed_again (attempt > 1), locked (until retry_after), completed (with result), dead, cancelled, blocked, not_due (until retry_after, or the queue is paused or at a limit), not_found; needs claim';
 
 CREATE FUNCTION idemq.heartbeat(id bigint, token bigint, lease interval DEFAULT NULL)
 	RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_heartbeat';
 COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
 	IS 'start the lease again from now, at once and not undone by rollback (with a full lease table: in this transaction); lease: also the length of the next ones; returns current, stale or not_found';
 
 CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat_many';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_heartbeat_many';
 COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval)
 	IS 'idemq.heartbeat for many jobs; returns a row an element, with its id and token';
 
 CREATE FUNCTION idemq.validate(id bigint, token bigint) RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_validate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_validate';
 COMMENT ON FUNCTION idemq.validate(bigint, bigint)
 	IS 'ask whether a token is good, and change nothing; returns current, expired (deadline passed, no other attempt has the job), stale or not_found';
 
 CREATE FUNCTION idemq.commit(id bigint, token bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_commit';
 COMMENT ON FUNCTION idemq.commit(bigint, bigint, jsonb)
 	IS 'complete a job in this transaction, with its result; returns committed, or raises IQ001 (stale), IQ002 (no such job), IQ006 (already committed): call it before the effect';
 
 CREATE FUNCTION idemq.try_commit(id bigint, token bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_try_commit';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_try_commit';
 COMMENT ON FUNCTION idemq.try_commit(bigint, bigint, jsonb)
 	IS 'complete a job in this transaction; returns committed, already_committed, stale or not_found, and does not raise for these: apply the effect only when committed';
 
 CREATE PROCEDURE idemq.commit_job(
 	id bigint, token bigint, result jsonb DEFAULT NULL, INOUT outcome idemq.outcome DEFAULT NULL)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_job';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_commit_job';
 COMMENT ON PROCEDURE idemq.commit_job(bigint, bigint, jsonb, idemq.outcome)
 	IS 'idemq.commit as a CALL; in the caller''s transaction, which it does not end; returns committed, or raises IQ001, IQ002, IQ006';
 
 CREATE FUNCTION idemq.commit_many(ids bigint[], tokens bigint[], results jsonb[] DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_commit_many';
 COMMENT ON FUNCTION idemq.commit_many(bigint[], bigint[], jsonb[])
 	IS 'complete many jobs; returns a row per (id, token), as idemq.try_commit: apply effects only for those committed, joined by id and token';
 
@@ -123,7 +123,7 @@ CREATE FUNCTION idemq.commit_and_claim(
 	queue text DEFAULT NULL, max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
 	worker text DEFAULT NULL, attach boolean DEFAULT false)
 	RETURNS SETOF idemq.claimed_job
-	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_and_claim';
+	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_commit_and_claim';
 COMMENT ON FUNCTION idemq.commit_and_claim(bigint, bigint, jsonb, text, int, interval, text, boolean)
 	IS 'idemq.commit of one job and idemq.claim of the next from queue (that of the job), in one transaction; returns the claimed jobs, or raises IQ001, IQ002, IQ006 and claims none; a queue that is paused, at a limit, or not to be claimed from gives no row, and the commit stands; not the next job of the same group, which is ready after the commit';
 
@@ -135,13 +135,13 @@ CREATE FUNCTION idemq.commit_many_and_claim(
 		outcome idemq.outcome, id bigint, token bigint, attempt int, max_attempts int,
 		deadline timestamptz, payload jsonb, key text, group_key text, checkpoint jsonb,
 		enqueued_at timestamptz, headers jsonb)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many_and_claim';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_commit_many_and_claim';
 COMMENT ON FUNCTION idemq.commit_many_and_claim(bigint[], bigint[], jsonb[], text, int, interval, text, boolean)
 	IS 'idemq.commit_many and idemq.claim in one transaction; returns a row per (id, token) with its outcome, then one with outcome claimed for each claimed job; queue: that of the first job that is committed here, none if there is none';
 
 CREATE FUNCTION idemq.commit_once(id bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_once';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_commit_once';
 COMMENT ON FUNCTION idemq.commit_once(bigint, jsonb)
 	IS 'complete a ready job with no claim; returns committed once, then already_committed; or locked, dead, cancelled, blocked, not_due (or paused, or at a limit), not_found; needs claim';
 
@@ -149,7 +149,7 @@ CREATE FUNCTION idemq.fail(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
 	permanent boolean DEFAULT false, details jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_fail';
 COMMENT ON FUNCTION idemq.fail(bigint, bigint, text, interval, boolean, jsonb)
 	IS 'end an attempt that failed; the retry comes after the queue''s backoff, or after retry_in, which may be 0; error and details go into idemq.attempts; returns retrying, dead (attempts used up, or permanent), stale or not_found';
 
@@ -157,7 +157,7 @@ CREATE PROCEDURE idemq.fail_job(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
 	permanent boolean DEFAULT false, details jsonb DEFAULT NULL,
 	INOUT outcome idemq.outcome DEFAULT NULL)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail_job';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_fail_job';
 COMMENT ON PROCEDURE idemq.fail_job(bigint, bigint, text, interval, boolean, jsonb, idemq.outcome)
 	IS 'idemq.fail as a CALL; returns retrying, dead, stale or not_found';
 
@@ -165,48 +165,48 @@ CREATE FUNCTION idemq.fail_many(
 	ids bigint[], tokens bigint[], errors text[] DEFAULT NULL, retry_in interval DEFAULT NULL,
 	permanent boolean DEFAULT false, details jsonb[] DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail_many';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_fail_many';
 COMMENT ON FUNCTION idemq.fail_many(bigint[], bigint[], text[], interval, boolean, jsonb[])
 	IS 'idemq.fail for many jobs; returns a row per (id, token)';
 
 CREATE FUNCTION idemq.release(id bigint, token bigint, delay interval DEFAULT NULL)
 	RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_release';
 COMMENT ON FUNCTION idemq.release(bigint, bigint, interval)
 	IS 'give a job back, ready now or after delay, the attempt not counted; returns released, stale or not_found';
 
 CREATE FUNCTION idemq.release_many(ids bigint[], tokens bigint[], delay interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release_many';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_release_many';
 COMMENT ON FUNCTION idemq.release_many(bigint[], bigint[], interval)
 	IS 'idemq.release for many jobs, as a worker does with what it has not begun; returns a row per (id, token)';
 
 CREATE FUNCTION idemq.checkpoint(id bigint, token bigint, state jsonb) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_checkpoint';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_checkpoint';
 COMMENT ON FUNCTION idemq.checkpoint(bigint, bigint, jsonb)
 	IS 'store how far an attempt came, for the next one to read; does not move the deadline; raises IQ001 (stale), IQ002 (no such job), IQ006 (already committed)';
 
 CREATE FUNCTION idemq.assert_current(id bigint, token bigint) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_assert_current';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_assert_current';
 COMMENT ON FUNCTION idemq.assert_current(bigint, bigint)
 	IS 'raise IQ001 unless the token is current, IQ002 and IQ006 as idemq.commit does; keeps the job from being reaped until this transaction ends';
 
 CREATE FUNCTION idemq.reap(queue text DEFAULT NULL) RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_reap';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_reap';
 COMMENT ON FUNCTION idemq.reap(text)
 	IS 'take back expired leases of a queue, or of every queue that you may claim from, as the background worker does by itself; returns how many; needs claim';
 
 CREATE FUNCTION idemq.new_generation() RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_new_generation';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_new_generation';
 COMMENT ON FUNCTION idemq.new_generation()
 	IS 'raise all tokens to come by 2^41, as a promotion does: after storage was rolled back, or a backup restored without the history of its timelines; once for each promotion that was lost; returns where tokens begin now; raises 54000 when there is no room below 2^53; the owner''s';
 
 CREATE FUNCTION idemq.follow() RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_follow';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_follow';
 COMMENT ON FUNCTION idemq.follow()
 	IS 'have this database follow another, whose queues and jobs come by logical replication: until idemq.take_over() every function that writes raises 55000, and the background worker does nothing; an enabled subscription that writes idemq.jobs does so by itself; returns false when it follows already; waits for open transactions that have written jobs; the owner''s';
 
 CREATE FUNCTION idemq.take_over() RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_take_over';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_take_over';
 COMMENT ON FUNCTION idemq.take_over()
 	IS 'let a database that follows go on in the publisher''s place: ids and tokens go on above those that came, running leases begin anew, roles of replicated grants get USAGE; returns false when it does not follow; reads all jobs once; raises 55000 while a subscription that writes idemq''s tables is enabled, 55006 for its worker or a prepared transaction that does not end; the owner''s';

@@ -6,7 +6,7 @@ CREATE FUNCTION idemq.job(id bigint) RETURNS SETOF idemq.jobs
 COMMENT ON FUNCTION idemq.job(bigint) IS 'one job as a row of idemq.jobs; no row when there is none that you may see';
 
 CREATE FUNCTION idemq.why(id bigint) RETURNS text
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_why';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_why';
 COMMENT ON FUNCTION idemq.why(bigint)
 	IS 'one sentence: what a job waits for, and the next step; needs claim or admin, and says so otherwise';
 
@@ -15,7 +15,7 @@ COMMENT ON FUNCTION idemq.why(bigint)
 CREATE FUNCTION idemq.leases()
 	RETURNS TABLE (queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz,
 		deadline timestamptz, expires_in interval, attached boolean, state text)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_leases';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_leases';
 COMMENT ON FUNCTION idemq.leases()
 	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
 
@@ -36,7 +36,7 @@ COMMENT ON COLUMN idemq.workers.state IS 'claiming (its transaction is open), ac
 
 CREATE FUNCTION idemq.check()
 	RETURNS TABLE (severity text, invariant text, detail text)
-	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_check';
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_check';
 COMMENT ON FUNCTION idemq.check()
 	IS 'audit rows, indexes, triggers and shared memory while others work, in a transaction of its own (25001 otherwise); returns a row for each broken invariant (error) or degraded state (warning), none when all is well; reads all rows';
 
@@ -80,7 +80,7 @@ CREATE FUNCTION idemq.queue_metrics()
 		counted_since    timestamptz,
 		recovering       boolean,
 		running          int)
-	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_metrics';
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_metrics';
 COMMENT ON FUNCTION idemq.queue_metrics()
 	IS 'what idemq.metrics shows; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
 
@@ -141,7 +141,7 @@ COMMENT ON COLUMN idemq.metrics.running IS 'what max_running counts: jobs in pro
 -- Topic: Observing
 
 CREATE FUNCTION idemq.recount() RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_recount';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_recount';
 COMMENT ON FUNCTION idemq.recount()
 	IS 'count the jobs of idemq.metrics anew, after changes that no trigger saw, by one scan of the whole table, in a transaction of its own; returns how many there are';
 
@@ -149,7 +149,7 @@ COMMENT ON FUNCTION idemq.recount()
 
 CREATE FUNCTION idemq.memory_usage()
 	RETURNS TABLE (resource text, used bigint, size bigint, refused bigint)
-	ROWS 4 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_memory_usage';
+	ROWS 4 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_memory_usage';
 COMMENT ON FUNCTION idemq.memory_usage() IS 'what idemq.memory shows; returns a row for each of the four shared tables';
 
 CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq.memory_usage();
@@ -160,7 +160,7 @@ COMMENT ON COLUMN idemq.memory.size IS 'entries that it has room for';
 COMMENT ON COLUMN idemq.memory.refused IS 'how often something found no room since the start of the server; it then works without, more slowly';
 
 CREATE FUNCTION idemq.admission_counts(OUT allowed bigint, OUT refused bigint, OUT unlimited bigint)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_admission_counts';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_admission_counts';
 COMMENT ON FUNCTION idemq.admission_counts() IS 'what idemq.admissions shows; returns one row';
 
 CREATE VIEW idemq.admissions AS SELECT allowed, refused, unlimited FROM idemq.admission_counts();
@@ -170,7 +170,7 @@ COMMENT ON COLUMN idemq.admissions.refused IS 'calls that their limit refused';
 COMMENT ON COLUMN idemq.admissions.unlimited IS 'calls that were allowed since their bucket found no room: raise idemq.max_buckets';
 
 CREATE FUNCTION idemq.once_counts(OUT first bigint, OUT repeated bigint)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_once_counts';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_once_counts';
 COMMENT ON FUNCTION idemq.once_counts() IS 'what idemq.once_calls shows; returns one row';
 
 CREATE VIEW idemq.once_calls AS SELECT first, repeated FROM idemq.once_counts();
@@ -179,7 +179,7 @@ COMMENT ON COLUMN idemq.once_calls.first IS 'calls that were the first, answered
 COMMENT ON COLUMN idemq.once_calls.repeated IS 'calls whose key was taken, answered false';
 
 CREATE FUNCTION idemq.worker_state(OUT pid int, OUT stuck_for interval)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_worker_state';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_worker_state';
 COMMENT ON FUNCTION idemq.worker_state() IS 'what idemq.background_worker shows; returns one row';
 
 CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for FROM idemq.worker_state();

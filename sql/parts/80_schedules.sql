@@ -4,40 +4,40 @@ CREATE FUNCTION idemq.schedule(
 	name text, cron text, queue text, payload jsonb, time_zone text DEFAULT 'UTC',
 	priority int DEFAULT 4, group_key text DEFAULT NULL, max_attempts int DEFAULT NULL,
 	headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL)
-	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_schedule';
+	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_schedule';
 COMMENT ON FUNCTION idemq.schedule(text, text, text, jsonb, text, int, text, int, jsonb, interval)
 	IS 'enqueue a job at each tick of a cron expression, once; creates or replaces the schedule of that name (up to 256 bytes, unique in the database); returns its next run; raises 55000 while nothing calls idemq.tick(); needs enqueue';
 
 CREATE FUNCTION idemq.unschedule(name text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_unschedule';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_unschedule';
 COMMENT ON FUNCTION idemq.unschedule(text)
 	IS 'end a schedule; jobs that it has enqueued stay; returns false when there is none that you may see; for its creator and those with admin';
 
 CREATE FUNCTION idemq.next_tick(
 	cron text, time_zone text DEFAULT 'UTC', after timestamptz DEFAULT pg_catalog.clock_timestamp())
-	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_tick';
+	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_next_tick';
 COMMENT ON FUNCTION idemq.next_tick(text, text, timestamptz)
 	IS 'the first tick of a cron expression after a time; NULL when it never comes';
 
 CREATE FUNCTION idemq.last_tick(
 	cron text, time_zone text DEFAULT 'UTC', until timestamptz DEFAULT pg_catalog.clock_timestamp())
-	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_last_tick';
+	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_last_tick';
 COMMENT ON FUNCTION idemq.last_tick(text, text, timestamptz)
 	IS 'the last tick of a cron expression not after a time; NULL when there was none';
 
 -- Topic: Inside
 
 CREATE FUNCTION idemq.next_run(cron text, time_zone text, done_until timestamptz)
-	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_run';
+	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_next_run';
 COMMENT ON FUNCTION idemq.next_run(text, text, timestamptz)
 	IS 'for idemq.schedules: the tick that is due, or else the next one; NULL when the time zone is not known';
 
 CREATE FUNCTION idemq.may_enqueue(queue_id int) RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_enqueue';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_enqueue';
 COMMENT ON FUNCTION idemq.may_enqueue(int) IS 'whether the current role may enqueue to a queue; the view idemq.schedules asks it';
 
 CREATE FUNCTION idemq.may_change_schedule(queue_id int, created_by name, created_by_oid oid) RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_change_schedule';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_change_schedule';
 COMMENT ON FUNCTION idemq.may_change_schedule(int, name, oid)
 	IS 'whether the current role may replace and end a schedule that this role has made for this queue; the view idemq.schedules asks it';
 
@@ -76,17 +76,17 @@ COMMENT ON COLUMN idemq.schedules.last_job IS 'the job of last_run';
 COMMENT ON COLUMN idemq.schedules.failed_at IS 'when a tick was last tried that could not be enqueued; NULL when one has been since';
 
 CREATE FUNCTION idemq.due_schedules() RETURNS text[]
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_due_schedules';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_due_schedules';
 COMMENT ON FUNCTION idemq.due_schedules()
 	IS 'part of idemq.tick: the names of schedules that have a tick to enqueue; notes that it was asked';
 
 CREATE FUNCTION idemq.run_schedule(name text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_run_schedule';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_run_schedule';
 COMMENT ON FUNCTION idemq.run_schedule(text)
 	IS 'part of idemq.tick: enqueue the last tick of a schedule that is due; returns false when there is none, or another session is at it';
 
 CREATE FUNCTION idemq.schedule_failed(name text, error text) RETURNS text
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_schedule_failed';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_schedule_failed';
 COMMENT ON FUNCTION idemq.schedule_failed(text, text)
 	IS 'part of idemq.tick: note why a tick could not be enqueued; returns that with the name in front';
 

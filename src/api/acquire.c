@@ -39,7 +39,7 @@
 #include "base/documents.h"
 #include "base/secret.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_acquire);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_acquire);
 
 /*
  * Fourth field of our lock tags, objsubid in pg_locks: "iq".  An application's
@@ -176,7 +176,7 @@ is_duplicate(Outcome outcome)
  * IQ005, 42501, 22004, 22023, 40001, 54000.
  */
 Datum
-idemq_sql_acquire(PG_FUNCTION_ARGS)
+idemq_sql_v2_acquire(PG_FUNCTION_ARGS)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	JobCall call = {0};

@@ -14,8 +14,8 @@
 #include "shared/buckets.h"
 #include "base/args.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_admit);
-PG_FUNCTION_INFO_V1(idemq_sql_admission_counts);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_admit);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_admission_counts);
 
 #define MAX_BUCKET_NAME 1024 /* bytes */
 #define NSECS_PER_USEC INT64CONST(1000)
@@ -37,7 +37,7 @@ period_argument(FunctionCallInfo fcinfo, int n)
  * 22023.
  */
 Datum
-idemq_sql_admit(PG_FUNCTION_ARGS)
+idemq_sql_v2_admit(PG_FUNCTION_ARGS)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "bucket", MAX_BUCKET_NAME);
 	GcraLimit limit = {idemq_arg_int(fcinfo, 1, "max_calls", 1, PG_INT32_MAX),
@@ -62,7 +62,7 @@ idemq_sql_admit(PG_FUNCTION_ARGS)
 
 /* admission_counts() -> (allowed, refused, unlimited). */
 Datum
-idemq_sql_admission_counts(PG_FUNCTION_ARGS)
+idemq_sql_v2_admission_counts(PG_FUNCTION_ARGS)
 {
 	int64 allowed;
 	int64 refused;

@@ -12,8 +12,8 @@
 #include "base/args.h"
 #include "base/oids.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_cancel);
-PG_FUNCTION_INFO_V1(idemq_sql_cancel_by_key);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel_by_key);
 
 static bool
 decide_cancel(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome)
@@ -29,14 +29,14 @@ decide_cancel(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome
 
 /* cancel(id) -> cancelled | completed | dead | not_found; 22004, 40001. */
 Datum
-idemq_sql_cancel(PG_FUNCTION_ARGS)
+idemq_sql_v2_cancel(PG_FUNCTION_ARGS)
 {
 	return idemq_change_one(fcinfo, decide_cancel, "cancel");
 }
 
 /* cancel_by_key(queue, key) -> as cancel; IQ005, 42501, 22004, 22023, 40001. */
 Datum
-idemq_sql_cancel_by_key(PG_FUNCTION_ARGS)
+idemq_sql_v2_cancel_by_key(PG_FUNCTION_ARGS)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	Outcome outcome = OUTCOME_NOT_FOUND;

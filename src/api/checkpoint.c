@@ -14,8 +14,8 @@
 #include "base/args.h"
 #include "base/documents.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_checkpoint);
-PG_FUNCTION_INFO_V1(idemq_sql_assert_current);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_checkpoint);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_assert_current);
 
 /* Finds the attempt of arguments id and token; raises IQ001, IQ002, IQ006. */
 static void
@@ -29,7 +29,7 @@ find_or_raise(JobsTable *table, FunctionCallInfo fcinfo, Attempt *attempt)
 
 /* checkpoint(id, token, state) -> void; IQ001, IQ002, IQ006, 22004, 40001, 54000. */
 Datum
-idemq_sql_checkpoint(PG_FUNCTION_ARGS)
+idemq_sql_v2_checkpoint(PG_FUNCTION_ARGS)
 {
 	JobsTable table;
 	Attempt attempt;
@@ -58,7 +58,7 @@ idemq_sql_checkpoint(PG_FUNCTION_ARGS)
  * row FOR SHARE: what would end the attempt waits, or skips the job.
  */
 Datum
-idemq_sql_assert_current(PG_FUNCTION_ARGS)
+idemq_sql_v2_assert_current(PG_FUNCTION_ARGS)
 {
 	JobsTable table;
 	Attempt attempt;

@@ -12,15 +12,15 @@
 #include "queue/queues.h"
 #include "base/args.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_claim);
-PG_FUNCTION_INFO_V1(idemq_sql_claim_any);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_claim);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_claim_any);
 
 /*
  * claim(queue text, max_jobs int, lease interval, worker text, attach bool)
  *		-> setof claimed job; 42501, IQ005, 22004, 22023.
  */
 Datum
-idemq_sql_claim(PG_FUNCTION_ARGS)
+idemq_sql_v2_claim(PG_FUNCTION_ARGS)
 {
 	char *queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	ClaimCall call;
@@ -35,7 +35,7 @@ idemq_sql_claim(PG_FUNCTION_ARGS)
 
 /* claim_any(queues text[], ...) -> as claim, and the queue's name. */
 Datum
-idemq_sql_claim_any(PG_FUNCTION_ARGS)
+idemq_sql_v2_claim_any(PG_FUNCTION_ARGS)
 {
 	QueueInfo *queue;
 	ArrayArg queues;

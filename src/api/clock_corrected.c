@@ -21,7 +21,7 @@
 #include "base/clock.h"
 #include "base/spi.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_clock_corrected);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_clock_corrected);
 
 /*
  * $1: now.  Lengths of time are taken as seconds, since a day of an interval depends on
@@ -71,7 +71,7 @@ static SqlStatement correct_jobs = {
  * databases, whatever becomes of the transaction.
  */
 Datum
-idemq_sql_clock_corrected(PG_FUNCTION_ARGS)
+idemq_sql_v2_clock_corrected(PG_FUNCTION_ARGS)
 {
 	SqlScope scope;
 	Datum now;

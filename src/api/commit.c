@@ -9,10 +9,10 @@
 #include "api/finish.h"
 #include "base/args.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_commit);
-PG_FUNCTION_INFO_V1(idemq_sql_commit_job);
-PG_FUNCTION_INFO_V1(idemq_sql_try_commit);
-PG_FUNCTION_INFO_V1(idemq_sql_commit_many);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_commit);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_commit_job);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_try_commit);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_commit_many);
 
 /* Reads result, which is argument 2. */
 Finish
@@ -28,7 +28,7 @@ idemq_commit_args(FunctionCallInfo fcinfo)
 
 /* commit(id, token, result) -> committed; IQ001, IQ002, IQ006, 40001, 54000. */
 Datum
-idemq_sql_commit(PG_FUNCTION_ARGS)
+idemq_sql_v2_commit(PG_FUNCTION_ARGS)
 {
 	Finish finish = idemq_commit_args(fcinfo);
 
@@ -37,14 +37,14 @@ idemq_sql_commit(PG_FUNCTION_ARGS)
 
 /* CALL commit_job(id, token, result, INOUT outcome): as commit. */
 Datum
-idemq_sql_commit_job(PG_FUNCTION_ARGS)
+idemq_sql_v2_commit_job(PG_FUNCTION_ARGS)
 {
-	return idemq_value_row_datum(fcinfo, idemq_sql_commit(fcinfo));
+	return idemq_value_row_datum(fcinfo, idemq_sql_v2_commit(fcinfo));
 }
 
 /* try_commit(id, token, result) -> committed | already_committed | stale | not_found; 40001, 54000. */
 Datum
-idemq_sql_try_commit(PG_FUNCTION_ARGS)
+idemq_sql_v2_try_commit(PG_FUNCTION_ARGS)
 {
 	Finish finish = idemq_commit_args(fcinfo);
 
@@ -53,7 +53,7 @@ idemq_sql_try_commit(PG_FUNCTION_ARGS)
 
 /* commit_many(ids, tokens, results) -> setof (id, token, outcome as try_commit). */
 Datum
-idemq_sql_commit_many(PG_FUNCTION_ARGS)
+idemq_sql_v2_commit_many(PG_FUNCTION_ARGS)
 {
 	Finish finish = {.kind = FINISH_COMMIT};
 

@@ -26,8 +26,8 @@
 #include "base/args.h"
 #include "base/oids.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_commit_and_claim);
-PG_FUNCTION_INFO_V1(idemq_sql_commit_many_and_claim);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_commit_and_claim);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_commit_many_and_claim);
 
 /* Positions of the arguments behind the commit's. */
 #define ARG_QUEUE 3
@@ -80,7 +80,7 @@ claim_next(ClaimCall *call, const char *name)
  *		-> setof claimed job; as commit: IQ001, IQ002, IQ006, 40001, 54000; 22004, 22023.
  */
 Datum
-idemq_sql_commit_and_claim(PG_FUNCTION_ARGS)
+idemq_sql_v2_commit_and_claim(PG_FUNCTION_ARGS)
 {
 	Finish finish = idemq_commit_args(fcinfo);
 	char *name = queue_arg(fcinfo);
@@ -123,7 +123,7 @@ add_outcome(const Attempt *attempt, int32 ord, Outcome outcome, void *arg)
  *		   a row for each pair as commit_many, then the claimed ones.
  */
 Datum
-idemq_sql_commit_many_and_claim(PG_FUNCTION_ARGS)
+idemq_sql_v2_commit_many_and_claim(PG_FUNCTION_ARGS)
 {
 	Finish finish = {.kind = FINISH_COMMIT};
 	char *name = queue_arg(fcinfo);

@@ -13,14 +13,14 @@
 #include "base/documents.h"
 #include "base/oids.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_commit_once);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_commit_once);
 
 /*
  * commit_once(id, result) -> committed | already_committed | locked | dead |
  * cancelled | blocked | not_due | not_found; 22004, 40001, 54000.
  */
 Datum
-idemq_sql_commit_once(PG_FUNCTION_ARGS)
+idemq_sql_v2_commit_once(PG_FUNCTION_ARGS)
 {
 	JobCall call = {0};
 	JobsTable table;

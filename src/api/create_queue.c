@@ -24,8 +24,8 @@
 #include "base/args.h"
 #include "base/oids.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_create_queue);
-PG_FUNCTION_INFO_V1(idemq_sql_alter_queue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_create_queue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_alter_queue);
 
 /* Returns a queue's name for create_queue; raises 22023 for one that is not allowed. */
 static char *
@@ -75,7 +75,7 @@ warn_of_short_window(const QueueInfo *queue)
 
 /* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, IQ005, 42501. */
 Datum
-idemq_sql_create_queue(PG_FUNCTION_ARGS)
+idemq_sql_v2_create_queue(PG_FUNCTION_ARGS)
 {
 	char *name = new_queue_name(fcinfo);
 	Oid creator = GetUserId();
@@ -113,7 +113,7 @@ is_given(FunctionCallInfo fcinfo, const char *name)
 
 /* alter_queue(name, settings ...) -> void; IQ005, 42501, 22004, 22023. */
 Datum
-idemq_sql_alter_queue(PG_FUNCTION_ARGS)
+idemq_sql_v2_alter_queue(PG_FUNCTION_ARGS)
 {
 	QueueInfo queue;
 	AuditEntry entry = {.action = "alter_queue", .queue = &queue};

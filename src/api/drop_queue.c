@@ -18,7 +18,7 @@
 #include "base/args.h"
 #include "base/spi.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_drop_queue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_drop_queue);
 
 static SqlStatement count_unfinished =
 	{.text = "SELECT count(*) FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL",
@@ -103,7 +103,7 @@ lock_grantees(Datum queue_id)
 
 /* drop_queue(name, force) -> void; IQ005, 42501, 55006 with unfinished jobs, 2BP01. */
 Datum
-idemq_sql_drop_queue(PG_FUNCTION_ARGS)
+idemq_sql_v2_drop_queue(PG_FUNCTION_ARGS)
 {
 	bool force = idemq_arg_bool(fcinfo, 1, "force");
 	QueueInfo queue;

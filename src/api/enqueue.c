@@ -34,8 +34,8 @@
 #include "base/oids.h"
 #include "base/sync_rep.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_enqueue);
-PG_FUNCTION_INFO_V1(idemq_sql_enqueue_many);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue_many);
 
 /* Arguments of enqueue; those in between are its options. */
 enum
@@ -304,7 +304,7 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
  * arguments more, which that row fills.
  */
 Datum
-idemq_sql_enqueue(PG_FUNCTION_ARGS)
+idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 {
 	QueueInfo queue;
 	JobsTable table;
@@ -407,7 +407,7 @@ fill_element(JobChange *columns, const EnqueueArrays *arrays, int n)
  *		-> setof (ord, id, outcome, status, result); as enqueue.
  */
 Datum
-idemq_sql_enqueue_many(PG_FUNCTION_ARGS)
+idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 {
 	EnqueueArrays arrays;
 	QueueInfo queue;

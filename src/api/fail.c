@@ -7,9 +7,9 @@
 #include "api/finish.h"
 #include "base/args.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_fail);
-PG_FUNCTION_INFO_V1(idemq_sql_fail_job);
-PG_FUNCTION_INFO_V1(idemq_sql_fail_many);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_fail);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_fail_job);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_fail_many);
 
 /* Reads retry_in and permanent. */
 static Finish
@@ -26,7 +26,7 @@ fail_args(FunctionCallInfo fcinfo)
 
 /* fail(id, token, error, retry_in, permanent, details) -> retrying | dead | stale | not_found; 40001, 54000. */
 Datum
-idemq_sql_fail(PG_FUNCTION_ARGS)
+idemq_sql_v2_fail(PG_FUNCTION_ARGS)
 {
 	Finish finish = fail_args(fcinfo);
 
@@ -39,14 +39,14 @@ idemq_sql_fail(PG_FUNCTION_ARGS)
 
 /* CALL fail_job(id, token, error, retry_in, permanent, details, INOUT outcome): as fail. */
 Datum
-idemq_sql_fail_job(PG_FUNCTION_ARGS)
+idemq_sql_v2_fail_job(PG_FUNCTION_ARGS)
 {
-	return idemq_value_row_datum(fcinfo, idemq_sql_fail(fcinfo));
+	return idemq_value_row_datum(fcinfo, idemq_sql_v2_fail(fcinfo));
 }
 
 /* fail_many(ids, tokens, errors, retry_in, permanent, details) -> setof (id, token, outcome as fail). */
 Datum
-idemq_sql_fail_many(PG_FUNCTION_ARGS)
+idemq_sql_v2_fail_many(PG_FUNCTION_ARGS)
 {
 	Finish finish = fail_args(fcinfo);
 

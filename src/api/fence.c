@@ -24,7 +24,7 @@
 #include "table/jobs.h"
 #include "table/jobs_write.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_fence);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_fence);
 
 /* Raises 0A000 unless called as BEFORE INSERT OR UPDATE ... FOR EACH ROW. */
 static TriggerData *
@@ -72,7 +72,7 @@ column(const TriggerData *data, HeapTuple row, int n, const char *name)
  * job, 42703, 22004, 0A000, 40001.
  */
 Datum
-idemq_sql_fence(PG_FUNCTION_ARGS)
+idemq_sql_v2_fence(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = trigger_data(fcinfo);
 	HeapTuple row = TRIGGER_FIRED_BY_UPDATE(data->tg_event) ? data->tg_newtuple

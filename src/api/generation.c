@@ -10,12 +10,12 @@
 #include "table/jobs.h"
 #include "base/clock.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_new_generation);
-PG_FUNCTION_INFO_V1(idemq_sql_primary_since);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_new_generation);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_primary_since);
 
 /* new_generation() -> bigint */
 Datum
-idemq_sql_new_generation(PG_FUNCTION_ARGS)
+idemq_sql_v2_new_generation(PG_FUNCTION_ARGS)
 {
 	idemq_jobs_check_writable();
 	PG_RETURN_INT64(idemq_generation_new(0));
@@ -23,7 +23,7 @@ idemq_sql_new_generation(PG_FUNCTION_ARGS)
 
 /* primary_since() -> bigint, microseconds since 2000-01-01 */
 Datum
-idemq_sql_primary_since(PG_FUNCTION_ARGS)
+idemq_sql_v2_primary_since(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_INT64(idemq_primary_since());
 }

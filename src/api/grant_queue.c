@@ -20,8 +20,8 @@
 #include "base/args.h"
 #include "base/spi.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_grant_queue);
-PG_FUNCTION_INFO_V1(idemq_sql_revoke_queue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_grant_queue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_revoke_queue);
 
 static SqlStatement add_grant =
 	{.text =
@@ -54,11 +54,10 @@ idemq_grant_admin(int32 queue_id, Oid role)
 
 /* Reads the arguments of grant_queue and revoke_queue as parameters of their statements. */
 static void
-grant_values(FunctionCallInfo fcinfo, Datum *values, NameData *role, QueueInfo *queue)
+grant_values(FunctionCallInfo fcinfo, Datum *values, NameData *role, const QueueInfo *queue)
 {
 	char *privilege;
 
-	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, queue);
 	idemq_arg_required(fcinfo, 1, "role");
 	privilege = idemq_arg_text(fcinfo, 2, "privilege", NAMEDATALEN);
 	if (strcmp(privilege, "enqueue") != 0 && strcmp(privilege, "claim") != 0 &&
@@ -72,7 +71,11 @@ grant_values(FunctionCallInfo fcinfo, Datum *values, NameData *role, QueueInfo *
 	values[2] = CStringGetTextDatum(privilege);
 }
 
-/* Runs a statement with the arguments; what has changed anything is written down. */
+/*
+ * Runs a statement with the arguments; what has changed anything is written down.  A grant
+ * keeps its queue from being dropped, so that it is not left behind; a revocation does not
+ * wait for somebody who drops it.
+ */
 static Datum
 change_grant(FunctionCallInfo fcinfo, SqlStatement *statement, int code, const char *action)
 {
@@ -83,7 +86,13 @@ change_grant(FunctionCallInfo fcinfo, SqlStatement *statement, int code, const c
 	bool changed;
 
 	idemq_jobs_check_writable();
+	if (statement == &add_grant)
+		idemq_queue_open(fcinfo, 0, "name", PRIVILEGE_ADMIN, AccessShareLock, &queue);
+	else
+		idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
 	grant_values(fcinfo, values, &role, &queue);
+	if (statement == &add_grant)
+		idemq_queue_keep(&queue);
 	idemq_role_lock(PG_GETARG_OID(1), ROLE_LOCK_GRANTS);
 	idemq_spi_begin(&scope);
 	changed = idemq_spi_run(statement, values, NULL, code) > 0;
@@ -102,14 +111,14 @@ change_grant(FunctionCallInfo fcinfo, SqlStatement *statement, int code, const c
 
 /* grant_queue(name, role, privilege) -> void; IQ005, 42501, 42704, 22023. */
 Datum
-idemq_sql_grant_queue(PG_FUNCTION_ARGS)
+idemq_sql_v2_grant_queue(PG_FUNCTION_ARGS)
 {
 	return change_grant(fcinfo, &add_grant, SPI_OK_INSERT, "grant_queue");
 }
 
 /* revoke_queue(name, role, privilege) -> void; IQ005, 42501, 42704, 22023. */
 Datum
-idemq_sql_revoke_queue(PG_FUNCTION_ARGS)
+idemq_sql_v2_revoke_queue(PG_FUNCTION_ARGS)
 {
 	return change_grant(fcinfo, &remove_grant, SPI_OK_DELETE, "revoke_queue");
 }

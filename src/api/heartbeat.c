@@ -28,9 +28,9 @@
 #include "base/clock.h"
 #include "base/oids.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_heartbeat);
-PG_FUNCTION_INFO_V1(idemq_sql_heartbeat_many);
-PG_FUNCTION_INFO_V1(idemq_sql_validate);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_heartbeat);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_heartbeat_many);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_validate);
 
 /* As idemq_lease_beat; notes the new deadline, which may be earlier than the old one. */
 static LeaseBeat
@@ -122,7 +122,7 @@ beat(int64 id, int64 token, int64 length)
  * Takes effect at once; a rollback does not undo it.
  */
 Datum
-idemq_sql_heartbeat(PG_FUNCTION_ARGS)
+idemq_sql_v2_heartbeat(PG_FUNCTION_ARGS)
 {
 	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
 
@@ -134,7 +134,7 @@ idemq_sql_heartbeat(PG_FUNCTION_ARGS)
 
 /* heartbeat_many(ids, tokens, lease) -> setof (id, token, outcome as heartbeat). */
 Datum
-idemq_sql_heartbeat_many(PG_FUNCTION_ARGS)
+idemq_sql_v2_heartbeat_many(PG_FUNCTION_ARGS)
 {
 	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
 	ArrayArg ids;
@@ -173,7 +173,7 @@ is_past_deadline(const Attempt *attempt)
 
 /* validate(id, token) -> current | expired | stale | not_found; 22004. */
 Datum
-idemq_sql_validate(PG_FUNCTION_ARGS)
+idemq_sql_v2_validate(PG_FUNCTION_ARGS)
 {
 	JobsTable table;
 	Attempt attempt;

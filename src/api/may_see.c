@@ -8,10 +8,10 @@
 
 #include "queue/queues.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_may_see);
-PG_FUNCTION_INFO_V1(idemq_sql_may_use);
-PG_FUNCTION_INFO_V1(idemq_sql_may_administer);
-PG_FUNCTION_INFO_V1(idemq_sql_queue_id);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_may_see);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_may_use);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_may_administer);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_id);
 
 static Datum
 allows(FunctionCallInfo fcinfo, int wanted)
@@ -25,28 +25,28 @@ allows(FunctionCallInfo fcinfo, int wanted)
 
 /* may_see(queue_id) -> whether the current role may claim from or administer it. */
 Datum
-idemq_sql_may_see(PG_FUNCTION_ARGS)
+idemq_sql_v2_may_see(PG_FUNCTION_ARGS)
 {
 	return allows(fcinfo, PRIVILEGE_CLAIM | PRIVILEGE_ADMIN);
 }
 
 /* may_use(queue_id) -> whether the current role holds any privilege on it. */
 Datum
-idemq_sql_may_use(PG_FUNCTION_ARGS)
+idemq_sql_v2_may_use(PG_FUNCTION_ARGS)
 {
 	return allows(fcinfo, PRIVILEGE_ALL);
 }
 
 /* may_administer(queue_id) -> whether the current role may administer it. */
 Datum
-idemq_sql_may_administer(PG_FUNCTION_ARGS)
+idemq_sql_v2_may_administer(PG_FUNCTION_ARGS)
 {
 	return allows(fcinfo, PRIVILEGE_ADMIN);
 }
 
 /* queue_id(queue) -> the queue's id; IQ005, 42501 for a role without any privilege on it. */
 Datum
-idemq_sql_queue_id(PG_FUNCTION_ARGS)
+idemq_sql_v2_queue_id(PG_FUNCTION_ARGS)
 {
 	QueueInfo queue;
 

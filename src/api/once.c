@@ -28,8 +28,8 @@
 #include "base/spi.h"
 #include "base/sync_rep.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_once);
-PG_FUNCTION_INFO_V1(idemq_sql_once_counts);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_once);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_once_counts);
 
 #define MAX_SCOPE 256 /* bytes */
 
@@ -75,7 +75,7 @@ is_first(const Datum *values)
  * 22004, 22023, 25006; 40001 above READ COMMITTED.
  */
 Datum
-idemq_sql_once(PG_FUNCTION_ARGS)
+idemq_sql_v2_once(PG_FUNCTION_ARGS)
 {
 	TimestampTz now = idemq_now();
 	int64 ttl = idemq_arg_interval(fcinfo, 2, "ttl", 1);
@@ -102,7 +102,7 @@ idemq_sql_once(PG_FUNCTION_ARGS)
 
 /* once_counts() -> (first, repeated). */
 Datum
-idemq_sql_once_counts(PG_FUNCTION_ARGS)
+idemq_sql_v2_once_counts(PG_FUNCTION_ARGS)
 {
 	int64 first;
 	int64 repeated;

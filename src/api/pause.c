@@ -12,8 +12,8 @@
 #include "queue/queues.h"
 #include "base/spi.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_pause);
-PG_FUNCTION_INFO_V1(idemq_sql_resume);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_pause);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_resume);
 
 static SqlStatement set_paused = {.text = "UPDATE idemq.queues SET paused = $2 WHERE queue_id = $1",
 								  .nargs = 2,
@@ -41,14 +41,14 @@ change_paused(FunctionCallInfo fcinfo, bool paused)
 
 /* pause(name) -> void; IQ005, 42501. */
 Datum
-idemq_sql_pause(PG_FUNCTION_ARGS)
+idemq_sql_v2_pause(PG_FUNCTION_ARGS)
 {
 	return change_paused(fcinfo, true);
 }
 
 /* resume(name) -> void; IQ005, 42501. */
 Datum
-idemq_sql_resume(PG_FUNCTION_ARGS)
+idemq_sql_v2_resume(PG_FUNCTION_ARGS)
 {
 	return change_paused(fcinfo, false);
 }

@@ -14,7 +14,7 @@
 #include "base/oids.h"
 #include "base/spi.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_purge);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_purge);
 
 /* Never waits for a row: the transaction that holds it may be about to wait for ours. */
 static SqlStatement purge_jobs =
@@ -32,7 +32,7 @@ static SqlStatement purge_jobs =
  * 40001.  A job that another open transaction holds stays.
  */
 Datum
-idemq_sql_purge(PG_FUNCTION_ARGS)
+idemq_sql_v2_purge(PG_FUNCTION_ARGS)
 {
 	char nulls[] = "  ";
 	Datum values[2] = {0};

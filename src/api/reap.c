@@ -12,11 +12,11 @@
 #include "table/jobs.h"
 #include "queue/queues.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_reap);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_reap);
 
 /* reap(queue) -> number of leases taken back; IQ005, 42501. */
 Datum
-idemq_sql_reap(PG_FUNCTION_ARGS)
+idemq_sql_v2_reap(PG_FUNCTION_ARGS)
 {
 	QueueInfo queue;
 	int64 reaped = 0;

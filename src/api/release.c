@@ -8,8 +8,8 @@
 #include "api/finish.h"
 #include "base/args.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_release);
-PG_FUNCTION_INFO_V1(idemq_sql_release_many);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_release);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_release_many);
 
 /* Reads delay. */
 static Finish
@@ -24,7 +24,7 @@ release_args(FunctionCallInfo fcinfo)
 
 /* release(id, token, delay) -> released | stale | not_found; 40001. */
 Datum
-idemq_sql_release(PG_FUNCTION_ARGS)
+idemq_sql_v2_release(PG_FUNCTION_ARGS)
 {
 	Finish finish = release_args(fcinfo);
 
@@ -33,7 +33,7 @@ idemq_sql_release(PG_FUNCTION_ARGS)
 
 /* release_many(ids, tokens, delay) -> setof (id, token, outcome as release). */
 Datum
-idemq_sql_release_many(PG_FUNCTION_ARGS)
+idemq_sql_v2_release_many(PG_FUNCTION_ARGS)
 {
 	Finish finish = release_args(fcinfo);
 

@@ -15,8 +15,8 @@
 #include "base/args.h"
 #include "base/spi.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_retry);
-PG_FUNCTION_INFO_V1(idemq_sql_redrive);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_retry);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_redrive);
 
 /* Returns the event that brings a finished job back: one of a group waits for its turn. */
 static JobEvent
@@ -58,7 +58,7 @@ decide_retry(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome)
 
 /* retry(id) -> retrying | current | locked | blocked | completed | not_found; 22004, 40001. */
 Datum
-idemq_sql_retry(PG_FUNCTION_ARGS)
+idemq_sql_v2_retry(PG_FUNCTION_ARGS)
 {
 	return idemq_change_one(fcinfo, decide_retry, "retry");
 }
@@ -98,7 +98,7 @@ find_dead(int32 queue_id, int64 max, uint64 *count)
 
 /* redrive(queue, max_jobs) -> number of jobs; IQ005, 42501, 22004, 22023, 40001. */
 Datum
-idemq_sql_redrive(PG_FUNCTION_ARGS)
+idemq_sql_v2_redrive(PG_FUNCTION_ARGS)
 {
 	int64 max = PG_INT64_MAX;
 	int64 redriven = 0;

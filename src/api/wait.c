@@ -47,9 +47,9 @@
 #include "base/errors.h"
 #include "base/oids.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_wait);
-PG_FUNCTION_INFO_V1(idemq_sql_wait_any);
-PG_FUNCTION_INFO_V1(idemq_sql_wait_result);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_wait);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_wait_any);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_wait_result);
 
 /* Without a background worker, nothing signals what comes due by time: check that often. */
 #define CHECK_ALONE USECS_PER_SEC
@@ -355,7 +355,7 @@ wait_for_queues(FunctionCallInfo fcinfo, Wait *wait)
 
 /* wait(queue text, timeout interval, INOUT ready bool); 2D000, IQ005, 42501, 22004, 22023. */
 Datum
-idemq_sql_wait(PG_FUNCTION_ARGS)
+idemq_sql_v2_wait(PG_FUNCTION_ARGS)
 {
 	Target target = {0};
 	Wait wait = {.count = 1, .targets = &target};
@@ -367,7 +367,7 @@ idemq_sql_wait(PG_FUNCTION_ARGS)
 
 /* wait_any(queues text[], timeout interval, INOUT ready bool); as wait. */
 Datum
-idemq_sql_wait_any(PG_FUNCTION_ARGS)
+idemq_sql_v2_wait_any(PG_FUNCTION_ARGS)
 {
 	ArrayArg queues;
 	Wait wait = {0};
@@ -390,7 +390,7 @@ idemq_sql_wait_any(PG_FUNCTION_ARGS)
  * IQ002, 22004, 22023.  After timeout, the status that the job has.
  */
 Datum
-idemq_sql_wait_result(PG_FUNCTION_ARGS)
+idemq_sql_v2_wait_result(PG_FUNCTION_ARGS)
 {
 	int64 timeout;
 	Target target = {0};

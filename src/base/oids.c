@@ -97,9 +97,38 @@ relation_owner(Oid relation)
 	return owner;
 }
 
+/* Returns whether a schema has the tables that this library knows; 0.1.0 had no clusters. */
+static bool
+is_current(Oid schema)
+{
+	return OidIsValid(get_relname_relid("clusters", schema));
+}
+
+/* Returns how far the extension is in this database. */
+IdemqPresence
+idemq_presence(void)
+{
+	Oid schema = get_namespace_oid(IDEMQ_SCHEMA, true);
+
+	if (!OidIsValid(schema) || !OidIsValid(get_relname_relid("jobs", schema)))
+		return IDEMQ_ABSENT;
+	return is_current(schema) ? IDEMQ_HERE : IDEMQ_OUTDATED;
+}
+
+/* Raises 55000: the SQL objects are those of an earlier version. */
+void
+idemq_refuse_outdated(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("the SQL objects of idemq in this database are older than its library, %s",
+					CppAsString2(IDEMQ_VERSION)),
+			 errhint("Run ALTER EXTENSION idemq UPDATE in this database.")));
+}
+
 /*
- * Returns the OIDs.  Raises 42P01 when the extension is not in this database.
- * The result is valid until the next call.
+ * Returns the OIDs.  Raises 42P01 when the extension is not in this database, 55000 when it
+ * has not been updated.  The result is valid until the next call.
  */
 const ObjectOids *
 idemq_oids(void)
@@ -110,6 +139,8 @@ idemq_oids(void)
 
 		catalog.schema = get_namespace_oid(IDEMQ_SCHEMA, true);
 		catalog.jobs = relation_oid("jobs");
+		if (!is_current(catalog.schema))
+			idemq_refuse_outdated();
 		catalog.queues = relation_oid("queues");
 		catalog.queues_seq = compat_identity_sequence(catalog.queues, 1);
 		catalog.queue_grants = relation_oid("queue_grants");

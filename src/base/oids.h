@@ -21,6 +21,15 @@ typedef struct ObjectOids
 	Oid outcome[OUTCOME_COUNT];
 } ObjectOids;
 
+typedef enum IdemqPresence
+{
+	IDEMQ_ABSENT,
+	IDEMQ_OUTDATED, /* ALTER EXTENSION idemq UPDATE is to come */
+	IDEMQ_HERE
+} IdemqPresence;
+
+extern IdemqPresence idemq_presence(void);
+pg_noreturn extern void idemq_refuse_outdated(void);
 extern const ObjectOids *idemq_oids(void);
 extern void idemq_oids_install(void);
 extern JobStatus idemq_status_from_oid(Oid value);

@@ -23,6 +23,8 @@ int idemq_purge_interval = 10000;
 int idemq_max_schedules_per_role = 100;
 int idemq_max_document = 16384;
 
+static char *version;
+
 /* Defines how large what is in shared memory is, and who may have how much of it. */
 static void
 define_sizes(void)
@@ -60,6 +62,10 @@ void
 idemq_settings_define(void)
 {
 	define_sizes();
+	/* What a script asks for (sql/parts/00_guard.sql). */
+	DefineCustomStringVariable("idemq.version", "The version of the library in memory.",
+							   "Of the SQL objects of a database: pg_extension.", &version,
+							   CppAsString2(IDEMQ_VERSION), PGC_INTERNAL, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable(
 		"idemq.attach_grace",
 		"How long an attached lease outlives the server that it was claimed on.",

@@ -16,16 +16,13 @@
 
 #include "access/transam.h"
 #include "access/twophase.h"
-#include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "storage/lock.h"
 #include "utils/builtins.h"
-#include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 
 #include "hooks/prepared.h"
-#include "base/idemq.h"
 #include "base/oids.h"
 #include "base/spi.h"
 
@@ -85,16 +82,16 @@ holds_for_writing(TransactionId xid, Oid table)
 
 /*
  * Returns whether the prepared transaction of that name has changed jobs, queues or
- * grants.  False when there is no such transaction, or no idemq in this database.
+ * grants.  False when there is no such transaction, or no idemq in this database, or one
+ * that is yet to be updated.
  */
 bool
 idemq_prepared_has_written(const char *gid)
 {
-	Oid schema = get_namespace_oid(IDEMQ_SCHEMA, true);
 	const ObjectOids *oids;
 	TransactionId xid;
 
-	if (!OidIsValid(schema) || !OidIsValid(get_relname_relid("jobs", schema)))
+	if (idemq_presence() != IDEMQ_HERE)
 		return false;
 	xid = transaction_of(gid);
 	if (!TransactionIdIsValid(xid))

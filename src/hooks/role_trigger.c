@@ -11,11 +11,11 @@
 #include "utils/acl.h"
 #include "utils/rel.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_role_named);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_role_named);
 
 /* role_named(name column, oid column): row trigger; 0A000 when it is called otherwise. */
 Datum
-idemq_sql_role_named(PG_FUNCTION_ARGS)
+idemq_sql_v2_role_named(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = (TriggerData *) fcinfo->context;
 	TupleDesc desc;

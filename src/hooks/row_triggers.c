@@ -22,11 +22,11 @@
 #include "shared/leases.h"
 #include "base/oids.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_jobs_changed);
-PG_FUNCTION_INFO_V1(idemq_sql_jobs_truncated);
-PG_FUNCTION_INFO_V1(idemq_sql_settings_changed);
-PG_FUNCTION_INFO_V1(idemq_sql_followers_changed);
-PG_FUNCTION_INFO_V1(idemq_sql_followers_local);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_jobs_changed);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_jobs_truncated);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_settings_changed);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_followers_changed);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_followers_local);
 
 /* Raises 0A000 when called by anything but the trigger that it is for. */
 static TriggerData *
@@ -218,7 +218,7 @@ note_result(const TriggerData *data)
  * is to say mostly in its apply worker, nobody reads the rest: see job/follow.c.
  */
 Datum
-idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
+idemq_sql_v2_jobs_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = trigger_data(fcinfo, true);
 	Relation rel = data->tg_relation;
@@ -256,7 +256,7 @@ idemq_sql_jobs_changed(PG_FUNCTION_ARGS)
 
 /* jobs_truncated(): statement trigger of idemq.jobs. */
 Datum
-idemq_sql_jobs_truncated(PG_FUNCTION_ARGS)
+idemq_sql_v2_jobs_truncated(PG_FUNCTION_ARGS)
 {
 	(void) trigger_data(fcinfo, false);
 	if (!idemq_follows())
@@ -287,7 +287,7 @@ queue_of(TriggerData *data, HeapTuple row)
  * queue; statement trigger of their TRUNCATE, and of idemq.clusters: any queue.
  */
 Datum
-idemq_sql_settings_changed(PG_FUNCTION_ARGS)
+idemq_sql_v2_settings_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = trigger_data(fcinfo, false);
 
@@ -310,7 +310,7 @@ idemq_sql_settings_changed(PG_FUNCTION_ARGS)
 
 /* followers_changed(): row and truncate trigger of idemq.followers. */
 Datum
-idemq_sql_followers_changed(PG_FUNCTION_ARGS)
+idemq_sql_v2_followers_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = trigger_data(fcinfo, false);
 
@@ -325,7 +325,7 @@ idemq_sql_followers_changed(PG_FUNCTION_ARGS)
  * followed us would collide with the one that is here.
  */
 Datum
-idemq_sql_followers_local(PG_FUNCTION_ARGS)
+idemq_sql_v2_followers_local(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = (TriggerData *) fcinfo->context;
 

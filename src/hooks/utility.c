@@ -14,7 +14,8 @@
  *			subscription with two_phase ends them past this hook: see job/follow.c.
  *		DROP DATABASE						its entries in shared memory go.
  *		DROP EXTENSION, or anything else that drops idemq.jobs: the same, at commit.
- *		CREATE EXTENSION idemq				a worker is wanted, at commit.
+ *		CREATE EXTENSION, ALTER EXTENSION idemq	a worker is wanted, at commit: there was
+ *			none before an update.
  *		CREATE DATABASE						the template may have had the extension:
  *			a worker is wanted, at commit.
  *		CREATE SUBSCRIPTION, ALTER SUBSCRIPTION	this database follows another from then
@@ -51,6 +52,7 @@
 #include "shared/slots.h"
 #include "shared/wake.h"
 #include "base/idemq.h"
+#include "base/oids.h"
 
 static ProcessUtility_hook_type prev_process_utility = NULL;
 static object_access_hook_type prev_object_access = NULL;
@@ -87,6 +89,9 @@ what_to_follow(Node *statement, Oid *database)
 	}
 	else if (IsA(statement, CreateExtensionStmt) &&
 			 strcmp(((CreateExtensionStmt *) statement)->extname, IDEMQ_EXTENSION) == 0)
+		return FOLLOW_CREATE_EXTENSION;
+	else if (IsA(statement, AlterExtensionStmt) &&
+			 strcmp(((AlterExtensionStmt *) statement)->extname, IDEMQ_EXTENSION) == 0)
 		return FOLLOW_CREATE_EXTENSION;
 	else if (IsA(statement, CreatedbStmt))
 		return FOLLOW_CREATE_DATABASE;
@@ -148,8 +153,7 @@ begin_change(void)
 static void
 follow_subscription(void)
 {
-	if (!IsBinaryUpgrade &&
-		OidIsValid(get_relname_relid("jobs", get_namespace_oid(IDEMQ_SCHEMA, true))))
+	if (!IsBinaryUpgrade && idemq_presence() == IDEMQ_HERE)
 		idemq_follow_note_subscription();
 }
 

@@ -36,7 +36,7 @@
 #include "base/settings.h"
 #include "base/spi.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_check);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_check);
 
 static SqlStatement queue_writers =
 	{.text = "SELECT FROM pg_catalog.pg_locks WHERE granted AND locktype = 'relation' "
@@ -63,6 +63,14 @@ static SqlStatement grants_of_nobody = {
 static SqlStatement schedules_of_nobody = {
 	.text = "SELECT created_by, count(*) FROM idemq.schedule_entries "
 			"WHERE " IS_OF_NOBODY("created_by", "created_by_oid") "GROUP BY 1 ORDER BY 1"};
+
+/* Rows that a restore, or a hand, has brought without their queue. */
+static SqlStatement orphans = {
+	.text = "SELECT t.what, t.queue_id, count(*) FROM "
+			"(SELECT 'queue_grants' AS what, queue_id FROM idemq.queue_grants "
+			"UNION ALL SELECT 'schedule_entries', queue_id FROM idemq.schedule_entries) t "
+			"WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = t.queue_id) "
+			"GROUP BY 1, 2 ORDER BY 1, 2"};
 
 /* Returns whether a queue may be being created or dropped now. */
 static bool
@@ -219,6 +227,35 @@ check_roles(CheckCall *call)
 }
 
 /*
+ * Reports grants and schedules of queues that do not exist.  A subscriber may have them for
+ * a while: each table is copied by itself.  Elsewhere a queue comes with its grants, and
+ * nothing is left behind when it goes (hooks/queue_trigger.c).
+ */
+static void
+check_orphans(CheckCall *call)
+{
+	SqlScope scope;
+	uint64 rows;
+	bool isnull;
+
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&orphans, NULL, NULL);
+	for (uint64 i = 0; i < rows; i++)
+	{
+		const char *table = TextDatumGetCString(idemq_spi_value(i, 1, &isnull));
+		int32 queue_id = DatumGetInt32(idemq_spi_value(i, 2, &isnull));
+
+		idemq_check_report(call, CHECK_ERROR,
+						   strcmp(table, "queue_grants") == 0 ? "grants.queue" : "schedules.queue",
+						   "rows (%lld) are of queue %d, which does not exist: restore "
+						   "idemq.queues, or DELETE FROM idemq.%s WHERE queue_id = %d",
+						   (long long) DatumGetInt64(idemq_spi_value(i, 3, &isnull)), queue_id,
+						   table, queue_id);
+	}
+	idemq_spi_end(&scope);
+}
+
+/*
  * Says that this database follows another; returns whether it does.  Then what memory
  * knows is of no use, and out of date (job/follow.c), and tokens are by another clock.
  */
@@ -253,7 +290,7 @@ check_driver(CheckCall *call)
 
 /* check() -> setof (severity, invariant, detail); 25001. */
 Datum
-idemq_sql_check(PG_FUNCTION_ARGS)
+idemq_sql_v2_check(PG_FUNCTION_ARGS)
 {
 	CheckCall call = {0};
 
@@ -284,6 +321,7 @@ idemq_sql_check(PG_FUNCTION_ARGS)
 		idemq_check_groups(&call);
 		idemq_check_floors(&call);
 		check_driver(&call);
+		check_orphans(&call);
 		idemq_check_limits(&call);
 	}
 	idemq_jobs_close(&call.table);

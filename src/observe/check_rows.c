@@ -93,26 +93,30 @@ static SqlStatement missing_indexes = {
 
 /* What goes wrong without a trigger. */
 #define OF_MEMORY "'shared memory does not follow'"
+#define OF_QUEUES "'grants and schedules do not go with'"
 #define OF_ROLES "'the OIDs of roles do not follow'"
 
 static SqlStatement missing_triggers = {
-	.text = "SELECT w.rel, w.name, w.firing, w.what FROM (VALUES "
-			"('idemq.jobs', 'idemq_jobs_changed', 'ALWAYS', " OF_MEMORY "), "
-			"('idemq.jobs', 'idemq_jobs_truncated', 'ALWAYS', " OF_MEMORY "), "
-			"('idemq.queues', 'idemq_settings_changed', 'ALWAYS', " OF_MEMORY "), "
-			"('idemq.queues', 'idemq_settings_truncated', 'ALWAYS', " OF_MEMORY "), "
-			"('idemq.queue_grants', 'idemq_settings_changed', 'ALWAYS', " OF_MEMORY "), "
-			"('idemq.queue_grants', 'idemq_settings_truncated', 'ALWAYS', " OF_MEMORY "), "
-			"('idemq.followers', 'idemq_followers_changed', 'ALWAYS', " OF_MEMORY "), "
-			"('idemq.followers', 'idemq_followers_truncated', 'ALWAYS', " OF_MEMORY "), "
-			"('idemq.followers', 'idemq_followers_local', 'REPLICA', "
-			"'rows of the publisher replace those of'), "
-			"('idemq.clusters', 'idemq_settings_changed', 'ALWAYS', " OF_MEMORY "), "
-			"('idemq.queue_grants', 'idemq_role_named', 'ALWAYS', " OF_ROLES "), "
-			"('idemq.schedule_entries', 'idemq_role_named', 'ALWAYS', " OF_ROLES ")) "
-			"w(rel, name, firing, what) WHERE NOT EXISTS "
-			"(SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = w.rel::pg_catalog.regclass "
-			"AND t.tgname = w.name AND t.tgenabled = pg_catalog.left(w.firing, 1)::\"char\")"};
+	.text =
+		"SELECT w.rel, w.name, w.firing, w.what FROM (VALUES "
+		"('idemq.jobs', 'idemq_jobs_changed', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.jobs', 'idemq_jobs_truncated', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.queues', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.queues', 'idemq_settings_truncated', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.queues', 'idemq_queue_gone', '', " OF_QUEUES "), "
+		"('idemq.queues', 'idemq_queues_gone', '', " OF_QUEUES "), "
+		"('idemq.queue_grants', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.queue_grants', 'idemq_settings_truncated', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.followers', 'idemq_followers_changed', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.followers', 'idemq_followers_truncated', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.followers', 'idemq_followers_local', 'REPLICA ', "
+		"'rows of the publisher replace those of'), "
+		"('idemq.clusters', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.queue_grants', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
+		"('idemq.schedule_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES ")) "
+		"w(rel, name, firing, what) WHERE NOT EXISTS "
+		"(SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = w.rel::pg_catalog.regclass "
+		"AND t.tgname = w.name AND t.tgenabled = coalesce(nullif(pg_catalog.left(w.firing, 1), ''), 'O')::\"char\")"};
 
 static SqlStatement open_tables = {
 	.text = "SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid IN "
@@ -248,7 +252,7 @@ idemq_check_catalog(CheckCall *call)
 	rows = idemq_spi_query_latest(&missing_triggers, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
 		idemq_check_report(call, CHECK_ERROR, "triggers",
-						   "%s %s: ALTER TABLE %s ENABLE %s TRIGGER %s", text_value(i, 4),
+						   "%s %s: ALTER TABLE %s ENABLE %sTRIGGER %s", text_value(i, 4),
 						   text_value(i, 1), text_value(i, 1), text_value(i, 3), text_value(i, 2));
 	rows = idemq_spi_query_latest(&open_tables, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)

@@ -38,9 +38,9 @@
 #include "base/histogram.h"
 #include "base/settings.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_queue_metrics);
-PG_FUNCTION_INFO_V1(idemq_sql_recount);
-PG_FUNCTION_INFO_V1(idemq_sql_memory_usage);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_metrics);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_recount);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_memory_usage);
 
 /* The columns of queue_metrics. */
 enum
@@ -222,7 +222,7 @@ fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool 
  * claim from or administer, of all for members of pg_monitor.
  */
 Datum
-idemq_sql_queue_metrics(PG_FUNCTION_ARGS)
+idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
 {
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
@@ -248,7 +248,7 @@ idemq_sql_queue_metrics(PG_FUNCTION_ARGS)
 
 /* recount() -> number of jobs; 25001, 25006, 54000, 55006. */
 Datum
-idemq_sql_recount(PG_FUNCTION_ARGS)
+idemq_sql_v2_recount(PG_FUNCTION_ARGS)
 {
 	int64 jobs = 0;
 
@@ -283,7 +283,7 @@ put_usage(Tuplestorestate *store, TupleDesc desc, const char *resource, int used
 
 /* memory_usage() -> setof (resource, used, size, refused). */
 Datum
-idemq_sql_memory_usage(PG_FUNCTION_ARGS)
+idemq_sql_v2_memory_usage(PG_FUNCTION_ARGS)
 {
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);

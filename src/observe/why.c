@@ -30,7 +30,7 @@
 #include "base/compat.h"
 #include "base/oids.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_why);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_why);
 
 /* Jobs that are counted before this one, and index entries that are read for it. */
 #define MAX_BEFORE 1000
@@ -419,7 +419,7 @@ say_why(WhyCall *call)
 
 /* why(id) -> text; 22004. */
 Datum
-idemq_sql_why(PG_FUNCTION_ARGS)
+idemq_sql_v2_why(PG_FUNCTION_ARGS)
 {
 	WhyCall call = {0};
 

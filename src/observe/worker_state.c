@@ -14,11 +14,11 @@
 #include "base/args.h"
 #include "base/clock.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_worker_state);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_worker_state);
 
 /* worker_state() -> (pid, stuck_for), both NULL where no worker runs. */
 Datum
-idemq_sql_worker_state(PG_FUNCTION_ARGS)
+idemq_sql_v2_worker_state(PG_FUNCTION_ARGS)
 {
 	TupleDesc desc;
 	Datum values[2] = {0};

@@ -22,7 +22,7 @@
 #include "base/args.h"
 #include "base/clock.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_leases);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_leases);
 
 /* Columns of idemq.workers, from 0. */
 typedef enum LeaseColumn
@@ -98,7 +98,7 @@ fill(JobsTable *table, const Lease *lease, const QueueInfo *queue, Datum *values
 
 /* leases() -> setof lease of the queues that the role may see; pg_monitor sees all. */
 Datum
-idemq_sql_leases(PG_FUNCTION_ARGS)
+idemq_sql_v2_leases(PG_FUNCTION_ARGS)
 {
 	bool sees_all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
 	TupleDesc desc;

@@ -12,6 +12,7 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/acl.h"
@@ -25,6 +26,13 @@
 #include "base/args.h"
 #include "base/errors.h"
 #include "base/oids.h"
+#include "base/spi.h"
+
+/* As a foreign key would: a DELETE by hand takes no other lock. */
+static SqlStatement keep_row = {.text =
+									"SELECT FROM idemq.queues WHERE queue_id = $1 FOR KEY SHARE",
+								.nargs = 1,
+								.types = {INT4OID}};
 
 static int
 privilege_bits(char privilege)
@@ -120,6 +128,14 @@ idemq_queue_find(const char *name, QueueInfo *queue)
 	return cached != NULL && copy_out(cached, queue);
 }
 
+pg_noreturn static void
+refuse_unknown(const char *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMQ_NO_SUCH_QUEUE), errmsg("queue \"%s\" does not exist", name),
+			 errhint("Create it with SELECT idemq.create_queue('...'), or correct the name.")));
+}
+
 /*
  * Looks a queue up by name.  wanted: QueuePrivilege bits of which the current
  * role must hold one.  Raises IQ005 when there is none, 42501 without a privilege.
@@ -128,9 +144,7 @@ void
 idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue)
 {
 	if (!idemq_queue_find(name, queue))
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEMQ_NO_SUCH_QUEUE), errmsg("queue \"%s\" does not exist", name),
-				 errhint("Create it with SELECT idemq.create_queue('...'), or correct the name.")));
+		refuse_unknown(name);
 	if ((queue->privileges & wanted) == 0)
 		idemq_queue_denied(name, wanted);
 }
@@ -204,6 +218,22 @@ idemq_queue_open(FunctionCallInfo fcinfo, int n, const char *name, int wanted, L
 {
 	idemq_queue_arg(fcinfo, n, name, wanted, queue);
 	idemq_queue_hold(queue, wanted, mode);
+}
+
+/*
+ * Keeps a queue's row to the end of the transaction, for a row that names it and would be
+ * left behind otherwise (hooks/queue_trigger.c).  Raises IQ005 when it is gone.
+ */
+void
+idemq_queue_keep(const QueueInfo *queue)
+{
+	Datum id = Int32GetDatum(queue->id);
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	if (idemq_spi_run(&keep_row, &id, NULL, SPI_OK_SELECT) == 0)
+		refuse_unknown(queue->name);
+	idemq_spi_end(&scope);
 }
 
 /* As idemq_queue_lock, but does not wait: false when another transaction is in the way. */

@@ -33,13 +33,13 @@
 #include "base/settings.h"
 #include "base/spi.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_schedule);
-PG_FUNCTION_INFO_V1(idemq_sql_unschedule);
-PG_FUNCTION_INFO_V1(idemq_sql_next_tick);
-PG_FUNCTION_INFO_V1(idemq_sql_last_tick);
-PG_FUNCTION_INFO_V1(idemq_sql_next_run);
-PG_FUNCTION_INFO_V1(idemq_sql_may_enqueue);
-PG_FUNCTION_INFO_V1(idemq_sql_may_change_schedule);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_schedule);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_unschedule);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_next_tick);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_last_tick);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_next_run);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_may_enqueue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_may_change_schedule);
 
 #define MAX_SCHEDULE_NAME 256 /* bytes */
 /* What a tick adds to the headers is shorter: the name at 6 bytes each, a time, their keys. */
@@ -274,7 +274,7 @@ read_calendar(FunctionCallInfo fcinfo, int n, int zone_n, Calendar *calendar)
  *		55000, 25006.
  */
 Datum
-idemq_sql_schedule(PG_FUNCTION_ARGS)
+idemq_sql_v2_schedule(PG_FUNCTION_ARGS)
 {
 	char *name = idemq_arg_text(fcinfo, ARG_NAME, "name", MAX_SCHEDULE_NAME);
 	TimestampTz now = GetCurrentTimestamp();
@@ -296,6 +296,7 @@ idemq_sql_schedule(PG_FUNCTION_ARGS)
 	check_job(fcinfo);
 	idemq_jobs_check_writable();
 	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
+	idemq_queue_keep(&queue);
 	idemq_driver_require();
 	namestrcpy(&role, GetUserNameFromId(GetUserId(), false));
 	for (int i = 0; i < SCHEDULE_ARGS; i++)
@@ -320,7 +321,7 @@ idemq_sql_schedule(PG_FUNCTION_ARGS)
 
 /* unschedule(name) -> whether there was one, for the role to see; 42501, 22004, 22023, 25006. */
 Datum
-idemq_sql_unschedule(PG_FUNCTION_ARGS)
+idemq_sql_v2_unschedule(PG_FUNCTION_ARGS)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "name", MAX_SCHEDULE_NAME);
 	Datum value = PG_GETARG_DATUM(0);
@@ -341,7 +342,7 @@ idemq_sql_unschedule(PG_FUNCTION_ARGS)
 
 /* next_tick(cron, time_zone, after) -> the first tick after it, or NULL; 22004, 22023. */
 Datum
-idemq_sql_next_tick(PG_FUNCTION_ARGS)
+idemq_sql_v2_next_tick(PG_FUNCTION_ARGS)
 {
 	Calendar calendar;
 	TimestampTz tick;
@@ -355,7 +356,7 @@ idemq_sql_next_tick(PG_FUNCTION_ARGS)
 
 /* last_tick(cron, time_zone, until) -> the last tick not after it, or NULL; 22004, 22023. */
 Datum
-idemq_sql_last_tick(PG_FUNCTION_ARGS)
+idemq_sql_v2_last_tick(PG_FUNCTION_ARGS)
 {
 	Calendar calendar;
 	TimestampTz tick;
@@ -370,7 +371,7 @@ idemq_sql_last_tick(PG_FUNCTION_ARGS)
 
 /* next_run(cron, time_zone, done_until) -> the tick that is due or to come, or NULL. */
 Datum
-idemq_sql_next_run(PG_FUNCTION_ARGS)
+idemq_sql_v2_next_run(PG_FUNCTION_ARGS)
 {
 	Calendar calendar;
 	TimestampTz tick;
@@ -390,7 +391,7 @@ idemq_sql_next_run(PG_FUNCTION_ARGS)
 
 /* may_enqueue(queue_id) -> whether the current role may enqueue to it. */
 Datum
-idemq_sql_may_enqueue(PG_FUNCTION_ARGS)
+idemq_sql_v2_may_enqueue(PG_FUNCTION_ARGS)
 {
 	QueueInfo queue;
 
@@ -400,7 +401,7 @@ idemq_sql_may_enqueue(PG_FUNCTION_ARGS)
 
 /* may_change_schedule(queue_id, created_by, its oid) -> whether the current role may replace it. */
 Datum
-idemq_sql_may_change_schedule(PG_FUNCTION_ARGS)
+idemq_sql_v2_may_change_schedule(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_BOOL(!PG_ARGISNULL(0) && !PG_ARGISNULL(1) &&
 				   idemq_may_change_schedule(PG_GETARG_INT32(0), NameStr(*PG_GETARG_NAME(1)),

@@ -37,9 +37,9 @@
 #include "base/errors.h"
 #include "base/spi.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_due_schedules);
-PG_FUNCTION_INFO_V1(idemq_sql_run_schedule);
-PG_FUNCTION_INFO_V1(idemq_sql_schedule_failed);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_due_schedules);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_run_schedule);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_schedule_failed);
 
 /*
  * A tick does not wait: a session that drops its queue, or has its key in an open
@@ -142,7 +142,7 @@ write_tick(Entry *entry)
 
 /* due_schedules() -> names of schedules that run_schedule is for; notes the call. */
 Datum
-idemq_sql_due_schedules(PG_FUNCTION_ARGS)
+idemq_sql_v2_due_schedules(PG_FUNCTION_ARGS)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	TimestampTz now = GetCurrentTimestamp();
@@ -342,7 +342,7 @@ enqueue_tick(const Entry *entry, Interval *remaining)
  * enqueue, or another session is about it.  42501, 42704, 55P03, and what enqueue raises.
  */
 Datum
-idemq_sql_run_schedule(PG_FUNCTION_ARGS)
+idemq_sql_v2_run_schedule(PG_FUNCTION_ARGS)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	Datum values[3] = {PG_GETARG_DATUM(0)};
@@ -371,7 +371,7 @@ idemq_sql_run_schedule(PG_FUNCTION_ARGS)
 
 /* schedule_failed(name, error) -> the error with the schedule's name; notes it. */
 Datum
-idemq_sql_schedule_failed(PG_FUNCTION_ARGS)
+idemq_sql_v2_schedule_failed(PG_FUNCTION_ARGS)
 {
 	Datum values[3];
 	SqlScope scope;

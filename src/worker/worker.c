@@ -35,6 +35,7 @@
 #include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/compat.h"
+#include "base/oids.h"
 #include "base/settings.h"
 
 /* The longest sleep: a day. */
@@ -63,20 +64,27 @@ settle_settings(void)
 		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 }
 
-/* Returns whether the extension is in this database. */
+/* Returns whether the extension is in this database; says so when it is to be updated. */
 static bool
 has_extension(void)
 {
 	bool has;
+	bool outdated;
 
 	/* A commit asks for this check before its invalidations are sent. */
 	InvalidateSystemCaches();
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
 	has = OidIsValid(get_extension_oid(IDEMQ_EXTENSION, true));
+	outdated = has && idemq_presence() == IDEMQ_OUTDATED;
 	PopActiveSnapshot();
 	CommitTransactionCommand();
-	return has;
+	if (outdated)
+		ereport(LOG, (errmsg("idemq does nothing in this database: its SQL objects are older than "
+							 "its library, %s",
+							 CppAsString2(IDEMQ_VERSION)),
+					  errhint("Run ALTER EXTENSION idemq UPDATE in it.")));
+	return has && !outdated;
 }
 
 /* Returns whether to go on; frees the place on the board when there is nothing to do here. */

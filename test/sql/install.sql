@@ -63,7 +63,8 @@ AND c.oid NOT IN (SELECT unnest(extconfig) FROM pg_extension) ORDER BY 1;
 SELECT (SELECT count(*) FROM idemq.queues) AS queues, (SELECT count(*) FROM idemq.jobs) AS jobs, (SELECT count(*) FROM idemq.attempts) AS attempts,
 	(SELECT count(*) FROM idemq.queue_grants) AS grants;
 -- Settings: of the server only.
-SELECT name, boot_val, unit, context, vartype FROM pg_settings WHERE name LIKE 'idemq.%' ORDER BY 1;
+SELECT name, CASE name WHEN 'idemq.version' THEN 'that of idemq.control' ELSE boot_val END AS boot_val, unit, context, vartype FROM pg_settings WHERE name LIKE 'idemq.%' ORDER BY 1;
+SELECT current_setting('idemq.version') = default_version AS same FROM pg_available_extensions WHERE name = 'idemq';
 SET idemq.max_queues = 1;
 SET idemq.no_such_setting = 1;
 

@@ -48,8 +48,11 @@ is_deeply([ grep { /\.o$/ } files($build) ], [ sort @units ], 'with all objects'
 ok(make('install', "DESTDIR=$root", "VPATH=$source"), 'installs, also with the VPATH of pg_buildext') or diag $output;
 my @installed = files($root);
 is(scalar(grep { m{/lib/idemq\.so$} } @installed), 1, 'the library');
-my ($script, @others) = grep { m{/extension/idemq(\.control|--[0-9.]+\.sql)$} } @installed;
-is(scalar(@others), 1, 'the control file and the script');
+my ($version) = slurp_file("$source/idemq.control") =~ /^default_version = '(.*)'/m;
+my ($script) = grep { m{/extension/idemq--\Q$version\E\.sql$} } @installed;
+is_deeply([ sort map { m{/extension/(idemq[^/]*)$} ? $1 : () } @installed ], [ sort 'idemq.control', "idemq--$version.sql", 'idemq--0.1.0.sql', "idemq--0.1.0--$version.sql" ],
+	'the control file, the scripts of this version and of earlier ones, the update');
+is(slurp_file("$root/$script" =~ s/--\Q$version\E/--0.1.0/r), slurp_file("$source/sql/idemq--0.1.0.sql"), 'an earlier one as it was');
 is(slurp_file("$root/$script"), join('', map { slurp_file($_) } sort glob("$source/sql/parts/*.sql")), 'which has all parts');
 is(slurp_file("$source/sql/" . $script =~ s{.*/}{}r), slurp_file("$root/$script"), 'as the one that was built in the tree');
 my @documents = map { m{/extension/idemq/(.*)} ? $1 : () } @installed;

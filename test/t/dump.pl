@@ -34,6 +34,12 @@ sql($node, q{
 	SELECT idemq.create_queue('grouped'), idemq.create_queue('limited', max_running => 2);
 	SELECT idemq.enqueue('grouped', to_jsonb(n), group_key => 'g') FROM generate_series(1, 3) n;
 	SELECT idemq.enqueue('limited', to_jsonb(n)) FROM generate_series(1, 5) n;
+	CALL idemq.tick();
+	SELECT idemq.schedule('nightly', '0 3 * * *', 'q', '"n"'), idemq.schedule('weekly', '0 3 * * 1', 'other', '"w"');
+	SELECT idemq.create_queue('ended');
+	SELECT idemq.enqueue('ended', '"dead"', key => 'd'), idemq.enqueue('ended', '"cancelled"', key => 'c'), idemq.enqueue('ended', '"failed"');
+	SELECT idemq.cancel_by_key('ended', 'c');
+	SELECT idemq.fail(id, token, 'no', permanent => payload = '"dead"', retry_in => '0') FROM idemq.claim('ended', 2);
 	CREATE TABLE running AS SELECT id, token FROM idemq.claim('grouped', 5) UNION ALL SELECT id, token FROM idemq.claim('limited', 5);
 });
 my $content = q{
@@ -41,6 +47,7 @@ my $content = q{
 	SELECT md5(payload::text) FROM idemq.jobs ORDER BY id;
 	SELECT q FROM idemq.queues q ORDER BY 1;
 	SELECT g FROM idemq.queue_grants g ORDER BY 1;
+	SELECT s FROM idemq.schedule_entries s ORDER BY 1;
 	SELECT a FROM idemq.attempts a ORDER BY 1;
 	SELECT s FROM idemq.seen s ORDER BY 1;
 	SELECT a FROM idemq.audit a ORDER BY id;
@@ -49,6 +56,8 @@ my $before = sql($node, $content);
 
 # ---- Dump and restore
 
+is_sql($node, 'SELECT count(DISTINCT status) FROM idemq.jobs', 7, 'jobs of every status');
+is_sql($node, 'SELECT count(*) FROM idemq.queue_grants, idemq.schedule_entries', 4, 'two grants, two schedules');
 foreach my $format ('custom', 'plain')
 {
 	my $db = "copy_$format";
@@ -72,6 +81,10 @@ foreach my $format ('custom', 'plain')
 		"$format: new queue ids too", $db);
 	is_sql($node, "SELECT count(*) FROM idemq.audit WHERE id > (SELECT id FROM idemq.audit WHERE action = 'grant_queue' ORDER BY id DESC LIMIT 1)
 		AND action = 'create_queue' AND queue = 'new'", 1, "$format: and the audit goes on", $db);
+	is_sql($node, "SELECT attempt, payload, token > (SELECT max(token) FROM running) FROM idemq.claim('ended')", '2|"failed"|t',
+		"$format: a failed job is claimed again, by a greater token", $db);
+	is_sql($node, "SELECT outcome, status FROM idemq.enqueue('ended', '\"dead\"', key => 'd'), idemq.redrive('ended')", 'duplicate|dead',
+		"$format: a dead job has its key, and is redriven", $db);
 	is_sql($node, "SELECT outcome, status FROM idemq.enqueue('q', '1', key => 'k')", 'duplicate|processing',
 		"$format: keys are remembered", $db);
 	is_sql($node, "SELECT idemq.commit(id, token) FROM held", 'committed', "$format: the worker's token commits", $db);
@@ -86,8 +99,43 @@ foreach my $format ('custom', 'plain')
 		"$format: they end", $db);
 	is_sql($node, "SELECT queue, payload FROM idemq.claim_any('{grouped,limited}', 10) ORDER BY 1", "grouped|2\nlimited|3",
 		"$format: the next of the group, and one more of the limit", $db);
-	is_sql($node, 'SELECT * FROM idemq.check()', '', "$format: check()", $db);
+	is_sql($node, "SELECT * FROM idemq.check() WHERE invariant <> 'schedules.driver'", '', "$format: check()", $db);
 	is(sql($node, $content), $before, "$format: the original is as it was");
+}
+
+# In parallel, tables come in any order: grants and schedules before their queues, too.
+foreach my $try (1 .. 6)
+{
+	sql($node, 'CREATE DATABASE parallel');
+	$node->command_checks_all([ 'pg_restore', '-j', 4, '-h', $node->host, '-p', $node->port, '-d', 'parallel', "$file.custom" ],
+		0, [qr/^$/], [qr/^$/], "restore -j 4, try $try");
+	is(sql($node, $content, 'parallel'), $before, "-j 4, try $try: rows are the same");
+	is_sql($node, "SELECT * FROM idemq.check() WHERE invariant <> 'schedules.driver'", '', "-j 4, try $try: check()", 'parallel');
+	sql($node, 'DROP DATABASE parallel');
+}
+# What such an order comes to, each time.
+sql($node, 'CREATE DATABASE data');
+sql($node, 'CREATE EXTENSION idemq', 'data');
+my @order = ('-e', '--data-only', '-h', $node->host, '-p', $node->port, '-d', 'data', "$file.custom");
+command_ok([ 'pg_restore', '-t', $_, @order ], "data alone: $_") foreach qw(queue_grants schedule_entries);
+is_sql($node, "SELECT string_agg(DISTINCT invariant, ' ') FROM idemq.check() WHERE severity = 'error'", 'grants.queue schedules.queue', 'check() tells of orphans', 'data');
+command_ok([ 'pg_restore', '-t', 'queues', @order ], 'data alone: queues');
+is_sql($node, "SELECT * FROM idemq.check() WHERE severity = 'error'", '', 'which they are no more', 'data');
+sql($node, 'DROP DATABASE data');
+
+# idemq alone, by its extension, and by its tables into an extension that is there.
+foreach my $what ([ '-e', 'idemq' ], ['--data-only', '-t', 'idemq.*'])
+{
+	sql($node, 'CREATE DATABASE data');
+	sql($node, 'CREATE EXTENSION idemq', 'data') if "@$what" =~ /data-only/;
+	command_ok([ 'pg_dump', '-h', $node->host, '-p', $node->port, '-Fc', @$what, '-f', "$file.part", 'postgres' ], "pg_dump @$what");
+	$node->command_checks_all([ 'pg_restore', '-e', '-h', $node->host, '-p', $node->port, '-d', 'data', "$file.part" ], 0, [qr/^$/], [qr/^$/], "@$what: restore");
+	my $own = join ';', grep { !/FROM (app|held)/ } split /;/, $content;
+	is(sql($node, $own, 'data'), sql($node, $own), "@$what: rows are the same");
+	is_sql($node, "SELECT id > (SELECT max(id) FROM idemq.jobs) FROM idemq.enqueue('q', '6')", 't', "@$what: new ids are greater", 'data');
+	is_sql($node, "SELECT token > (SELECT max(token) FROM idemq.jobs) FROM idemq.claim('q')", 't', "@$what: so are tokens", 'data');
+	is_sql($node, "SELECT * FROM idemq.check() WHERE invariant <> 'schedules.driver'", '', "@$what: check()", 'data');
+	sql($node, 'DROP DATABASE data');
 }
 
 # Into an extension that is there: triggers are weaker then, and check() says what mends them.

@@ -134,7 +134,7 @@ my %calls = (
 	fence => "INSERT INTO fenced VALUES (1, 1)",
 	follow => 'the switch', take_over => 'the switch',
 	(map { $_ => 'a trigger, which writes its own row at most' }
-		qw(jobs_changed jobs_truncated settings_changed followers_changed followers_local role_named)),
+		qw(jobs_changed jobs_truncated settings_changed queue_gone followers_changed followers_local role_named)),
 	(map { $_ => 'it reads' }
 		qw(validate why leases check queue_metrics memory_usage admission_counts once_counts worker_state wait_result primary_since next_run)),
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
