@@ -42,12 +42,13 @@ sub files
 my @before = files($source, 1);
 ok(make('all'), 'builds in a directory of its own') or diag $output;
 is_deeply([ files($source, 1) ], \@before, 'which leaves the tree as it is');
-my @units = map { s{^\Q$source\E/(.*)\.c$}{$1.o}r } glob("$source/src/*.c $source/src/*/*.c");
+my @units = map { s{^\Q$source\E/(.*)\.c$}{$1.o}r } glob("$source/src/*.c $source/src/*/*.c $source/bin/*.c");
 is_deeply([ grep { /\.o$/ } files($build) ], [ sort @units ], 'with all objects');
 
 ok(make('install', "DESTDIR=$root"), 'installs') or diag $output;
 my @installed = files($root);
 is(scalar(grep { m{/lib/idemq\.so$} } @installed), 1, 'the library');
+is(scalar(grep { m{/bin/idemq-work$|/man/man1/idemq-work\.1$} } @installed), 2, 'the runner and its manual page');
 my ($script, @others) = grep { m{/extension/idemq(\.control|--[0-9.]+\.sql)$} } @installed;
 is(scalar(@others), 1, 'the control file and the script');
 is(slurp_file("$root/$script"), join('', map { slurp_file($_) } sort glob("$source/sql/parts/*.sql")), 'which has all parts');
