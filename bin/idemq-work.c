@@ -434,5 +434,6 @@ main(int argc, char **argv)
 	server_close(&waiter);
 	server_close(&work);
 	keeper_stop();
+	free(fds);
 	return gave_up ? 1 : 0;
 }

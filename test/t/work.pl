@@ -16,6 +16,7 @@ use Time::HiRes ();
 my $tmp = $PostgreSQL::Test::Utils::tmp_check;
 my $node = new_server('work', 'idemq.worker' => 'on');
 our $dsn = $node->connstr('postgres');
+my $user = getpwuid($>);
 my $files = 0;
 
 # A runner: { run, err, out }.  The program is the text of a shell script, which finds its files in $T.
@@ -345,6 +346,74 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	is_sql($node, "SELECT string_agg(DISTINCT attempt::text, ',') FROM idemq.jobs WHERE id >= $id", '1', 'no attempt was repeated');
 }
 
+# A pooler in transaction mode, which is killed and started again in mid-job.
+{
+	my $dir = PostgreSQL::Test::Utils::tempdir_short();
+	my $port = PostgreSQL::Test::Cluster::get_free_port();
+	my $log = '';
+	my $start = sub {
+		my $run = IPC::Run::start([ 'pgbouncer', "$dir/ini" ], '<', \undef, '>&', \$log);
+		until_true("a pooler: $log", sub { $run->pump_nb; -S "$dir/.s.PGSQL.$port" });
+		return $run;
+	};
+
+	append_to_file("$dir/users", qq("postgres" ""\n"$user" ""\n));
+	append_to_file("$dir/ini", <<INI);
+[databases]
+* = host=${\$node->host} port=${\$node->port} user=$user
+[pgbouncer]
+listen_addr =
+listen_port = $port
+unix_socket_dir = $dir
+auth_type = any
+auth_file = $dir/users
+pool_mode = transaction
+default_pool_size = 3
+INI
+	my $pooler = $start->();
+	my ($runner, $id);
+	{
+		local $dsn = "host=$dir port=$port dbname=postgres";
+		$runner = runner('echo $$ >$T/pooled.$IDEMQ_ID; while [ ! -e $T/pool ]; do sleep 0.1; done');
+		wait_until($node, 'SELECT count(*) = 1 FROM pg_stat_activity WHERE ' . asleep());
+		$id = enqueue('5', '', '');
+	}
+	until_file("pooled.$id");
+	$pooler->kill_kill;
+	until_said($runner, qr/^idemq-work: server: /m);
+	unlink "$dir/.s.PGSQL.$port";
+	$pooler = $start->();
+	until_said($runner, qr/^idemq-work: server: connected again/m);
+	open_gate('pool');
+	is_soon($node, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'a pooler that ends takes no job with it');
+	kill 'TERM', $runner->{pid};
+	is((ended($runner))[0], 0, 'the runner ends');
+	$pooler->kill_kill;
+}
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'every invariant holds');
-$node->stop;
+
+# A failover, with both servers in the DSN.
+{
+	my $standby = PostgreSQL::Test::Cluster->new('standby');
+
+	$node->backup('base');
+	$standby->init_from_backup($node, 'base', has_streaming => 1);
+	$standby->start;
+	local $dsn = 'host=' . $standby->host . ',' . $node->host . ' port=' . $standby->port . ',' . $node->port . ' dbname=postgres';
+	my $id = enqueue('6');
+	my $runner = runner('echo $$ >$T/over.$IDEMQ_ID; while [ ! -e $T/failed_over ]; do sleep 0.1; done');
+	my $pid = until_file("over.$id") + 0;
+	$node->wait_for_catchup($standby);
+	$node->stop('immediate');
+	until_said($runner, qr/^idemq-work: server: /m);
+	$standby->promote;
+	until_said($runner, qr/^idemq-work: server: connected again/m);
+	ok(runs($pid), 'a program runs on during a failover');
+	open_gate('failed_over');
+	is_soon($standby, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'and is committed on the new primary');
+	kill 'TERM', $runner->{pid};
+	is((ended($runner))[0], 0, 'the runner ends');
+	is_sql($standby, 'SELECT * FROM idemq.check()', '', 'every invariant holds there');
+	$standby->stop;
+}
 done_testing();
