@@ -32,7 +32,7 @@
 #   make bench-quick      the ratios that have a target, in five minutes
 #   make bench-peers      idemq beside what people use today
 #   make doc              what is made in doc/: the reference, from the catalog, and the pictures
-#   make format           run clang-format over src
+#   make format           run clang-format over src and bin
 #
 # demo, test, lint and bench install missing Debian packages when run as root,
 # and work on a private copy of PostgreSQL: no server of this machine is touched.
@@ -60,9 +60,13 @@ UPDATE_FROM = 0.1.0
 UPDATE_BUILT = sql/idemq--$(UPDATE_FROM)--$(EXTVERSION).sql
 DATA = $(if $(filter .,$(TREE)),$(RELEASED))
 DATA_built = $(SCRIPT_BUILT) $(UPDATE_BUILT) $(if $(filter-out .,$(TREE)),$(RELEASED))
+# The runner, which is no part of the library; bin/README.md.
+PROGRAM_BUILT = bin/idemq-work
+PROGRAM_OBJS := $(patsubst %.c,%.o,$(sort $(call in_tree,bin/*.c)))
 # With their folders, so that links between them hold; the DOCS of PGXS has none.
 DOCUMENTS := $(call in_tree,README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE doc/*.md doc/*/*.md doc/*/*.svg)
 EXTRA_CLEAN = src/.flags $(if $(filter-out .,$(TREE)),expected) $(OBJS:.o=.d) $(OBJS:.o=.gcno) $(OBJS:.o=.gcda) \
+	$(PROGRAM_BUILT) $(PROGRAM_OBJS) $(PROGRAM_OBJS:.o=.d) $(PROGRAM_OBJS:.o=.gcno) $(PROGRAM_OBJS:.o=.gcda) \
 	$(filter-out $(RELEASED),$(wildcard sql/idemq--*.sql))
 
 # Each test runs in a database of its own, out of reach of the background worker.
@@ -104,7 +108,7 @@ srcdir := $(TREE)
 vpath %.c $(TREE)
 vpath %.control $(TREE)
 ifneq ($(TREE),.)
-$(shell mkdir -p sql $(sort $(dir $(UNITS))))
+$(shell mkdir -p sql bin $(sort $(dir $(UNITS))))
 $(RELEASED): $(TREE)/$(RELEASED)
 	cp $< $@
 endif
@@ -119,6 +123,23 @@ $(UPDATE_BUILT): $(TREE)/sql/update/$(UPDATE_FROM)-before.sql $(sort $(wildcard 
 		sed -E 's/^CREATE (FUNCTION|PROCEDURE|VIEW) /CREATE OR REPLACE \1 /' \
 			$(filter-out %/00_guard.sql %/10_types.sql %-before.sql %-after.sql,$(filter %.sql,$^)) && \
 		cat $(filter %-after.sql,$^); } > $@
+
+all: $(PROGRAM_BUILT)
+$(PROGRAM_OBJS): override CPPFLAGS := -I$(libpq_srcdir) -DPROGRAM_VERSION='"$(EXTVERSION)"' $(CPPFLAGS)
+$(PROGRAM_OBJS): $(TREE)/idemq.control
+$(PROGRAM_BUILT): $(PROGRAM_OBJS)
+	$(CC) $(CFLAGS) $(PROGRAM_OBJS) $(LDFLAGS) $(LDFLAGS_EX) $(libpq) -o $@
+
+.PHONY: install-program uninstall-program
+program_man = $(DESTDIR)$(mandir)/man1
+install: install-program
+install-program: $(PROGRAM_BUILT)
+	$(MKDIR_P) '$(DESTDIR)$(bindir)' '$(program_man)'
+	$(INSTALL_PROGRAM) $(PROGRAM_BUILT) '$(DESTDIR)$(bindir)'
+	$(INSTALL_DATA) $(TREE)/bin/idemq-work.1 '$(program_man)'
+uninstall: uninstall-program
+uninstall-program:
+	rm -f '$(DESTDIR)$(bindir)/idemq-work' '$(program_man)/idemq-work.1'
 
 .PHONY: install-documents uninstall-documents preloaded
 documents_to = $(DESTDIR)$(docdir)/$(docmoduledir)/idemq
@@ -144,16 +165,16 @@ installcheck: export IDEMQ_SOURCE = $(abspath $(TREE))
 # are never linked together.
 FLAGS := $(CC) $(CFLAGS) for PostgreSQL $(VERSION)
 $(shell echo '$(FLAGS)' | cmp -s - src/.flags || echo '$(FLAGS)' > src/.flags)
-$(OBJS): src/.flags
+$(OBJS) $(PROGRAM_OBJS): src/.flags
 src/base/settings.o: $(TREE)/idemq.control
--include $(wildcard $(OBJS:.o=.d))
+-include $(wildcard $(OBJS:.o=.d) $(PROGRAM_OBJS:.o=.d))
 else
 all install uninstall installcheck:
 	@echo "no pg_config with PGXS found: install postgresql-server-dev-15 (as root: script/install-packages build)," >&2
 	@echo "or name one with: make PG_CONFIG=/path/to/pg_config" >&2
 	@exit 1
 clean:
-	rm -f $(OBJS) $(SCRIPT_BUILT) $(UPDATE_BUILT) idemq.so
+	rm -f $(OBJS) $(PROGRAM_OBJS) $(PROGRAM_BUILT) $(SCRIPT_BUILT) $(UPDATE_BUILT) idemq.so
 	rm -f $(EXTRA_CLEAN)
 endif
 
@@ -199,4 +220,4 @@ doc:
 	@$(TREE)/script/make-reference
 	@$(TREE)/script/make-pictures
 format:
-	cd $(TREE) && clang-format -i $(UNITS) $(call in_tree,src/*.h $(ROOMS:%=src/%/*.h))
+	cd $(TREE) && clang-format -i $(UNITS) $(call in_tree,src/*.h $(ROOMS:%=src/%/*.h) bin/*.c bin/*.h)

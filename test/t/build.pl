@@ -42,12 +42,13 @@ sub files
 my @before = files($source, 1);
 ok(make('all'), 'builds in a directory of its own') or diag $output;
 is_deeply([ files($source, 1) ], \@before, 'which leaves the tree as it is');
-my @units = map { s{^\Q$source\E/(.*)\.c$}{$1.o}r } glob("$source/src/*.c $source/src/*/*.c");
+my @units = map { s{^\Q$source\E/(.*)\.c$}{$1.o}r } glob("$source/src/*.c $source/src/*/*.c $source/bin/*.c");
 is_deeply([ grep { /\.o$/ } files($build) ], [ sort @units ], 'with all objects');
 
 ok(make('install', "DESTDIR=$root", "VPATH=$source"), 'installs, also with the VPATH of pg_buildext') or diag $output;
 my @installed = files($root);
 is(scalar(grep { m{/lib/idemq\.so$} } @installed), 1, 'the library');
+is(scalar(grep { m{/bin/idemq-work$|/man/man1/idemq-work\.1$} } @installed), 2, 'the runner and its manual page');
 my ($version) = slurp_file("$source/idemq.control") =~ /^default_version = '(.*)'/m;
 my ($script) = grep { m{/extension/idemq--\Q$version\E\.sql$} } @installed;
 is_deeply([ sort map { m{/extension/(idemq[^/]*)$} ? $1 : () } @installed ], [ sort 'idemq.control', "idemq--$version.sql", 'idemq--0.1.0.sql', "idemq--0.1.0--$version.sql" ],

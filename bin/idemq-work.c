@@ -1,0 +1,439 @@
+/*
+ * idemq-work.c: runs a program for each job of a queue.
+ *
+ * One process, one loop around poll().  Two connections: `work` claims, renews leases and settles,
+ * by statements that are short and waited for; `waiter` sleeps in CALL idemq.wait_any, and is
+ * read in the loop, so that a wait holds up nothing.  It waits only when there is a free place
+ * and the last claim has found less than was asked for: a runner that is busy takes no wake-up
+ * from one that is not.  Every other process is a program, or the keeper (keeper.c).
+ *
+ * The order within a round: what has ended is collected; then the server is told and asked
+ * (settle, heartbeat, claim); only then the clocks are read.  So a runner that was stopped asks
+ * whether its leases have lasted before it believes that they have not.
+ *
+ * SIGTERM, SIGINT and SIGHUP drain: no new claim; --grace for what runs, then its end; jobs that
+ * were ended so are released, which counts no attempt.  A second signal ends the grace.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "job.h"
+#include "keeper.h"
+#include "options.h"
+#include "text.h"
+
+/* How long the server sleeps in one CALL, and until we think that it is no longer there. */
+#define WAIT_TEXT "30 s"
+#define WAIT_MS 30000
+#define WAIT_PATIENCE 15000
+
+/* After an error of a claim or a wait. */
+#define ERROR_PAUSE 5000
+
+/* A drain: for telling the server what was ended. */
+#define LAST_WORDS 10000
+
+static struct job *jobs;
+static struct server work = {.name = "server"};
+static struct server waiter = {.name = "server, to wait"};
+
+static bool look = true; /* there may be jobs to be claimed */
+static bool claimed_once;
+static bool waiting;
+static int64_t wait_end;
+static int64_t claim_at; /* not before */
+static bool draining;
+static int64_t grace_end = NEVER;
+static int64_t drain_end = NEVER;
+static bool gave_up;
+
+static int alarm_pipe[2];
+static volatile sig_atomic_t signals;
+
+static void
+on_signal(int number)
+{
+	int error = errno;
+
+	if (number != SIGCHLD)
+		signals++;
+	/* Full: the loop will wake as it is. */
+	if (write(alarm_pipe[1], "", 1) < 0)
+		errno = error;
+	errno = error;
+}
+
+static void
+handle_signals(void)
+{
+	static const int numbers[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP};
+	struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
+
+	if (!open_pipe(alarm_pipe))
+		die(1, "cannot make a pipe: %m");
+	never_block(alarm_pipe[0]);
+	never_block(alarm_pipe[1]);
+	sigemptyset(&action.sa_mask);
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+		sigaction(numbers[i], &action, NULL);
+	signal(SIGPIPE, SIG_IGN);
+}
+
+static int
+busy_places(void)
+{
+	int busy = 0;
+
+	for (int i = 0; i < options.jobs; i++)
+		busy += jobs[i].id != NULL;
+	return busy;
+}
+
+/*
+ * Heartbeats for all as soon as one is due; and with each new connection, since a server that
+ * was started again has given attached leases a grace only.
+ */
+static void
+beat(void)
+{
+	static int seen = 0;
+	const char **ids;
+	const char **tokens;
+	char *values[2];
+	const char *params[3];
+	PGresult *result;
+	int64_t now = now_ms();
+	bool due = false;
+	int count = 0;
+
+	for (int i = 0; i < options.jobs; i++)
+		due |= job_holds(&jobs[i]) &&
+			   (now >= jobs[i].beat_at || work.connections != seen || work.conn == NULL);
+	if (!due || !server_ready(&work))
+		return;
+	seen = work.connections;
+	ids = memory(NULL, (size_t) options.jobs * sizeof(*ids));
+	tokens = memory(NULL, (size_t) options.jobs * sizeof(*tokens));
+	for (int i = 0; i < options.jobs; i++)
+	{
+		if (job_holds(&jobs[i]))
+		{
+			ids[count] = jobs[i].id;
+			tokens[count++] = jobs[i].token;
+		}
+	}
+	values[0] = text_array(ids, count);
+	values[1] = text_array(tokens, count);
+	params[0] = values[0];
+	params[1] = values[1];
+	params[2] = options.lease;
+	now = now_ms();
+	result = server_ask(
+		&work,
+		"SELECT token, outcome FROM idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval)",
+		3, params);
+	if (result != NULL && PQresultStatus(result) != PGRES_TUPLES_OK)
+		say("heartbeat: %s", PQresultErrorMessage(result));
+	for (int i = 0; i < options.jobs && result != NULL; i++)
+	{
+		if (!job_holds(&jobs[i]))
+			continue;
+		/* Not answered for: the next third of the lease is the next try. */
+		jobs[i].beat_at = now + jobs[i].lease_ms / 3;
+		for (int row = 0; row < PQntuples(result); row++)
+		{
+			/* No two attempts have the same. */
+			if (strcmp(jobs[i].token, PQgetvalue(result, row, 0)) == 0)
+				job_heard(&jobs[i], PQgetvalue(result, row, 1), now);
+		}
+	}
+	PQclear(result);
+	free(values[0]);
+	free(values[1]);
+	free(ids);
+	free(tokens);
+}
+
+/* Jobs for the free places, of which there are some. */
+static void
+claim(int places)
+{
+	char number[16];
+	const char *params[5] = {options.queues, number, options.lease, options.worker,
+							 options.attach ? "true" : "false"};
+	int64_t now = now_ms();
+	PGresult *result;
+	int row = 0;
+
+	snprintf(number, sizeof(number), "%d", places);
+	result = server_ask(&work, job_claim_sql, 5, params);
+	if (result == NULL)
+		return;
+	if (PQresultStatus(result) != PGRES_TUPLES_OK)
+	{
+		if (!claimed_once || options.once)
+			gave_up = look = true;
+		say("claim: %s", PQresultErrorMessage(result));
+		claim_at = now_ms() + ERROR_PAUSE;
+		PQclear(result);
+		return;
+	}
+	claimed_once = true;
+	look = PQntuples(result) >= places;
+	for (int i = 0; i < options.jobs && row < PQntuples(result); i++)
+	{
+		if (jobs[i].id == NULL)
+			job_begin(&jobs[i], result, row++, now);
+	}
+	PQclear(result);
+}
+
+static void
+begin_wait(void)
+{
+	const char *params[1] = {options.queues};
+
+	if (!server_ready(&waiter))
+	{
+		/* Without it, look from time to time. */
+		look = true;
+		claim_at = waiter.retry_at;
+		return;
+	}
+	if (!PQsendQueryParams(waiter.conn, "CALL idemq.wait_any($1::text[], '" WAIT_TEXT "')", 1, NULL,
+						   params, NULL, NULL, 0))
+	{
+		server_lost(&waiter, PQerrorMessage(waiter.conn));
+		return;
+	}
+	waiting = true;
+	wait_end = now_ms() + WAIT_MS + WAIT_PATIENCE;
+}
+
+static void
+wait_is_lost(const char *why)
+{
+	server_lost(&waiter, why);
+	waiting = false;
+	look = true;
+}
+
+/* Reads what the waiter has; its answer, whatever it is, is a reason to look. */
+static void
+read_waiter(void)
+{
+	if (!PQconsumeInput(waiter.conn))
+	{
+		wait_is_lost(PQerrorMessage(waiter.conn));
+		return;
+	}
+	while (waiting && !PQisBusy(waiter.conn))
+	{
+		PGresult *result = PQgetResult(waiter.conn);
+
+		if (result == NULL)
+		{
+			waiting = false;
+			look = true;
+		}
+		else if (PQresultStatus(result) == PGRES_FATAL_ERROR && server_gone(&waiter, result))
+			wait_is_lost(PQresultErrorMessage(result));
+		else if (PQresultStatus(result) == PGRES_FATAL_ERROR)
+		{
+			say("wait: %s", PQresultErrorMessage(result));
+			claim_at = now_ms() + ERROR_PAUSE;
+		}
+		PQclear(result);
+	}
+}
+
+static void
+begin_drain(void)
+{
+	draining = true;
+	grace_end = now_ms() + options.grace;
+	/* No cancel where nobody may answer. */
+	if (work.conn != NULL)
+		server_close(&waiter);
+	else if (waiter.conn != NULL)
+		PQfinish(waiter.conn);
+	waiter.conn = NULL;
+	waiting = false;
+	if (busy_places() > 0)
+		say("ending: %d programs have %g s", busy_places(), (double) options.grace / 1000);
+}
+
+static void
+drain(void)
+{
+	static int seen = 0;
+
+	if (signals != seen && draining)
+		grace_end = now_ms();
+	else if (signals != seen)
+		begin_drain();
+	seen = signals;
+	if (now_ms() >= grace_end)
+	{
+		grace_end = NEVER;
+		drain_end = now_ms() + options.kill_after + LAST_WORDS;
+		for (int i = 0; i < options.jobs; i++)
+		{
+			if (jobs[i].program.pid != 0 && jobs[i].ending == ITS_OWN)
+				job_end(&jobs[i], DRAINED);
+		}
+	}
+	if (now_ms() >= drain_end)
+	{
+		gave_up = true;
+		drain_end = now_ms() + LAST_WORDS;
+		for (int i = 0; i < options.jobs; i++)
+		{
+			if (jobs[i].id != NULL && jobs[i].program.pid == 0)
+				job_give_up(&jobs[i]);
+		}
+	}
+}
+
+/* One round; whether there is to be another. */
+static bool
+round_of_work(void)
+{
+	int before = busy_places();
+	int busy;
+
+	for (int i = 0; i < options.jobs; i++)
+	{
+		job_collect(&jobs[i]);
+		if (jobs[i].id != NULL)
+			job_settle(&jobs[i], &work);
+	}
+	beat();
+	for (int i = 0; i < options.jobs; i++)
+	{
+		if (jobs[i].id != NULL)
+			job_watch(&jobs[i]);
+	}
+	drain();
+	busy = busy_places();
+	if (draining)
+		return busy > 0;
+	if (gave_up && (options.once || !claimed_once))
+		return busy > 0;
+	/* An end may let another begin: of its group, or below its queue's limit. */
+	if (options.once && busy < before)
+		look = true;
+	if (look && busy < options.jobs && now_ms() >= claim_at)
+	{
+		if (server_ready(&work))
+			claim(options.jobs - busy);
+		else if (options.once && busy == 0)
+			gave_up = true;
+		busy = busy_places();
+	}
+	if (options.once)
+		return busy > 0 || (look && !gave_up);
+	if (!look && !waiting && busy < options.jobs && now_ms() >= claim_at)
+		begin_wait();
+	return true;
+}
+
+/* When the next round is due, if nothing happens before. */
+static int64_t
+next_round(void)
+{
+	int64_t next = sooner(grace_end, drain_end);
+	int64_t server_at = work.conn == NULL ? work.retry_at : 0;
+	int busy = busy_places();
+
+	/* A connection that is lost is made again as soon as there is a job that may need it. */
+	if (work.conn == NULL && busy > 0)
+		next = sooner(next, server_at);
+	for (int i = 0; i < options.jobs; i++)
+	{
+		if (jobs[i].id != NULL)
+			next = sooner(next, job_next(&jobs[i], server_at));
+	}
+	if (waiting)
+		next = sooner(next, wait_end);
+	if (!draining && busy < options.jobs && (look || !waiting))
+		next = sooner(next, later(server_at, claim_at));
+	return next;
+}
+
+/* Sleeps until something happens, and serves what did. */
+static void
+serve(struct pollfd *fds)
+{
+	int64_t now = now_ms();
+	int64_t next = next_round();
+	int count = 3;
+	char drop[64];
+
+	fds[0] = (struct pollfd){.fd = alarm_pipe[0], .events = POLLIN};
+	fds[1] = (struct pollfd){.fd = work.conn ? PQsocket(work.conn) : -1, .events = POLLIN};
+	fds[2] = (struct pollfd){.fd = waiter.conn ? PQsocket(waiter.conn) : -1, .events = POLLIN};
+	for (int i = 0; i < options.jobs; i++)
+	{
+		jobs[i].fds = jobs[i].program.pid ? program_poll(&jobs[i].program, fds + count) : 0;
+		count += jobs[i].fds;
+	}
+	if (poll(fds, (nfds_t) count,
+			 next == NEVER ? -1
+			 : next <= now ? 0
+						   : (int) sooner(next - now, 3600 * 1000)) < 0)
+	{
+		if (errno != EINTR)
+			die(1, "poll: %m");
+		return;
+	}
+	while (read(alarm_pipe[0], drop, sizeof(drop)) > 0)
+		;
+	/* Nothing was asked: it is the end of the connection, or a message about it. */
+	if (fds[1].revents != 0 && work.conn != NULL && !PQconsumeInput(work.conn))
+		server_lost(&work, PQerrorMessage(work.conn));
+	if (fds[2].revents != 0 && waiter.conn != NULL)
+		read_waiter();
+	else if (waiting && now_ms() >= wait_end)
+		wait_is_lost("the server does not answer");
+	count = 3;
+	for (int i = 0; i < options.jobs; i++)
+	{
+		program_serve(&jobs[i].program, fds + count, jobs[i].fds);
+		count += jobs[i].fds;
+	}
+}
+
+int
+main(int argc, char **argv)
+{
+	struct pollfd *fds;
+	int fd;
+
+	options_read(argc, argv);
+	/* 0, 1 and 2 are to be what they are for everybody. */
+	while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= 2)
+		;
+	close_fd(&fd);
+	srand((unsigned) getpid());
+	keeper_start();
+	handle_signals();
+	work.dsn = options.dsn;
+	waiter.dsn = options.wait_dsn;
+	jobs = memory(NULL, (size_t) options.jobs * sizeof(*jobs));
+	memset(jobs, 0, (size_t) options.jobs * sizeof(*jobs));
+	fds = memory(NULL, (3 + 3 * (size_t) options.jobs) * sizeof(*fds));
+	while (round_of_work())
+		serve(fds);
+	server_close(&waiter);
+	server_close(&work);
+	keeper_stop();
+	free(fds);
+	return gave_up ? 1 : 0;
+}

@@ -1,0 +1,268 @@
+/*
+ * options.c: the command line.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "options.h"
+#include "say.h"
+#include "text.h"
+
+#define USAGE 2
+
+struct options options = {
+	.jobs = 1,
+	.timeout = 3600 * 1000,
+	.later = 60 * 1000,
+	.grace = 30 * 1000,
+	.kill_after = 5 * 1000,
+	.max_output = 1024 * 1024,
+};
+
+static const char *const help =
+	"idemq-work runs a program for each job of an idemq queue.\n"
+	"\n"
+	"  idemq-work -d DSN -q QUEUE... [OPTION]... -- PROGRAM [ARGUMENT]...\n"
+	"\n"
+	"  -d, --dsn=DSN         connection string; without it PGHOST, PGSERVICE ... say where\n"
+	"  -q, --queue=QUEUE     more than one: in the order given\n"
+	"  -j, --jobs=N          programs at a time (1)\n"
+	"      --result          stdout is the job's result, as JSON\n"
+	"      --timeout=TIME    a program that runs longer is ended, the job has failed (1h)\n"
+	"      --later=TIME      delay after exit status 75 (1min)\n"
+	"      --grace=TIME      after SIGTERM programs may run for so long (30s)\n"
+	"      --kill-after=TIME from SIGTERM of a program to SIGKILL (5s)\n"
+	"      --lease=TIME      a lease, in place of the queue's\n"
+	"      --attach          leases end with the connection; not behind a pooler\n"
+	"      --wait-dsn=DSN    another way to the same database, for the connection that waits\n"
+	"      --max-output=N    bytes of a result (1048576)\n"
+	"      --worker=NAME     as idemq.workers shows it (idemq-work HOST PID)\n"
+	"      --once            do what is ready, then end\n"
+	"  -v, --verbose         a line for each job on stderr, not only for what went wrong\n"
+	"  -h, --help\n"
+	"  -V, --version\n"
+	"\n"
+	"The payload is on stdin; IDEMQ_QUEUE, IDEMQ_ID, IDEMQ_KEY, IDEMQ_TOKEN, IDEMQ_ATTEMPT and\n"
+	"IDEMQ_DEADLINE are in the environment.  Exit status 0: the job is committed; 75: later;\n"
+	"65: dead; all else: failed, with the end of stderr.  TIME is 500ms, 10s, 5min, 2h; seconds\n"
+	"without a unit.  SIGTERM: finish what runs, then end.  More: man idemq-work.\n";
+
+enum
+{
+	OPT_RESULT = 256,
+	OPT_TIMEOUT,
+	OPT_LATER,
+	OPT_GRACE,
+	OPT_KILL_AFTER,
+	OPT_LEASE,
+	OPT_ATTACH,
+	OPT_WAIT_DSN,
+	OPT_MAX_OUTPUT,
+	OPT_WORKER,
+	OPT_ONCE
+};
+
+static const struct option long_options[] = {
+	{"dsn", required_argument, NULL, 'd'},
+	{"queue", required_argument, NULL, 'q'},
+	{"jobs", required_argument, NULL, 'j'},
+	{"result", no_argument, NULL, OPT_RESULT},
+	{"timeout", required_argument, NULL, OPT_TIMEOUT},
+	{"later", required_argument, NULL, OPT_LATER},
+	{"grace", required_argument, NULL, OPT_GRACE},
+	{"kill-after", required_argument, NULL, OPT_KILL_AFTER},
+	{"lease", required_argument, NULL, OPT_LEASE},
+	{"attach", no_argument, NULL, OPT_ATTACH},
+	{"wait-dsn", required_argument, NULL, OPT_WAIT_DSN},
+	{"max-output", required_argument, NULL, OPT_MAX_OUTPUT},
+	{"worker", required_argument, NULL, OPT_WORKER},
+	{"once", no_argument, NULL, OPT_ONCE},
+	{"verbose", no_argument, NULL, 'v'},
+	{"help", no_argument, NULL, 'h'},
+	{"version", no_argument, NULL, 'V'},
+	{NULL, 0, NULL, 0},
+};
+
+/* A time, from "500ms", "10s", "5min", "2h", "1d"; seconds without a unit. */
+static int64_t
+read_time(const char *name, const char *text, int64_t least)
+{
+	static const struct
+	{
+		const char *unit;
+		double ms;
+	} units[] = {{"", 1000}, {"ms", 1}, {"s", 1000}, {"min", 60e3}, {"h", 3600e3}, {"d", 86400e3}};
+	char *end;
+	double value = strtod(text, &end);
+
+	for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++)
+	{
+		/* Not a number fails both comparisons; a year is enough for everybody. */
+		if (end != text && strcmp(end, units[i].unit) == 0 &&
+			value * units[i].ms >= (double) least && value * units[i].ms <= 366 * 86400e3)
+			return (int64_t) (value * units[i].ms);
+	}
+	die(USAGE, "--%s takes a time of at least %d ms, such as 500ms, 10s, 5min or 2h: not \"%s\"",
+		name, (int) least, text);
+}
+
+static long
+read_number(const char *name, const char *text, long least, long most)
+{
+	char *end;
+	long value;
+
+	errno = 0;
+	value = strtol(text, &end, 10);
+	if (end == text || *end != '\0' || errno != 0 || value < least || value > most)
+		die(USAGE, "--%s takes a number from %ld to %ld: not \"%s\"", name, least, most, text);
+	return value;
+}
+
+static const char *
+read_interval(const char *name, const char *text)
+{
+	char *interval = memory(NULL, 64);
+
+	snprintf(interval, 64, "%lld milliseconds", (long long) read_time(name, text, 1));
+	return interval;
+}
+
+/* What a shell would find; a name that is wrong would use up the attempts of all jobs. */
+static void
+must_be_there(const char *program)
+{
+	const char *path = getenv("PATH");
+	char file[PATH_MAX];
+
+	if (strchr(program, '/') != NULL)
+	{
+		if (access(program, X_OK) != 0)
+			die(USAGE, "cannot run \"%s\": %m", program);
+		return;
+	}
+	if (path == NULL)
+		path = "/usr/bin:/bin";
+	while (*path != '\0')
+	{
+		size_t length = strcspn(path, ":");
+
+		snprintf(file, sizeof(file), "%.*s/%s", (int) (length ? length : 1), length ? path : ".",
+				 program);
+		if (access(file, X_OK) == 0)
+			return;
+		path += length + (path[length] == ':');
+	}
+	die(USAGE, "cannot run \"%s\": it is not in PATH", program);
+}
+
+/* Options that take a value; false when it is none of them. */
+static bool
+read_value(int option, const char *value)
+{
+	switch (option)
+	{
+		case 'd':
+			options.dsn = value;
+			return true;
+		case 'j':
+			options.jobs = (int) read_number("jobs", value, 1, 1000);
+			return true;
+		case OPT_TIMEOUT:
+			options.timeout = read_time("timeout", value, 1);
+			return true;
+		case OPT_LATER:
+			options.later = read_time("later", value, 0);
+			return true;
+		case OPT_GRACE:
+			options.grace = read_time("grace", value, 0);
+			return true;
+		case OPT_KILL_AFTER:
+			options.kill_after = read_time("kill-after", value, 0);
+			return true;
+		case OPT_LEASE:
+			options.lease = read_interval("lease", value);
+			return true;
+		case OPT_WAIT_DSN:
+			options.wait_dsn = value;
+			return true;
+		case OPT_MAX_OUTPUT:
+			options.max_output = (size_t) read_number("max-output", value, 1, 64 * 1024 * 1024);
+			return true;
+		case OPT_WORKER:
+			options.worker = value;
+			return true;
+	}
+	return false;
+}
+
+static void
+read_flag(int option)
+{
+	switch (option)
+	{
+		case OPT_RESULT:
+			options.result = true;
+			break;
+		case OPT_ATTACH:
+			options.attach = true;
+			break;
+		case OPT_ONCE:
+			options.once = true;
+			break;
+		case 'v':
+			options.verbose = true;
+			break;
+		case 'h':
+			fputs(help, stdout);
+			exit(fflush(stdout) == 0 ? 0 : 1);
+		case 'V':
+			printf("idemq-work (idemq) %s\n", PROGRAM_VERSION);
+			exit(fflush(stdout) == 0 ? 0 : 1);
+		default:
+			die(USAGE, "see idemq-work --help");
+	}
+}
+
+void
+options_read(int argc, char **argv)
+{
+	const char **queues = memory(NULL, (size_t) argc * sizeof(*queues));
+	int count = 0;
+	int option;
+
+	/* +: the program's options are the program's. */
+	while ((option = getopt_long(argc, argv, "+d:q:j:vhV", long_options, NULL)) != -1)
+	{
+		if (option == 'q')
+			queues[count++] = optarg;
+		else if (!read_value(option, optarg))
+			read_flag(option);
+	}
+	if (count == 0)
+		die(USAGE, "which queue? -q QUEUE; see idemq-work --help");
+	if (optind == argc)
+		die(USAGE, "which program? -- PROGRAM; see idemq-work --help");
+	options.program = argv + optind;
+	options.queues = text_array(queues, count);
+	free(queues);
+	must_be_there(options.program[0]);
+	if (options.dsn == NULL)
+		options.dsn = "";
+	if (options.wait_dsn == NULL)
+		options.wait_dsn = options.dsn;
+	if (options.worker == NULL)
+	{
+		char host[256] = "";
+		char *worker = memory(NULL, 320);
+
+		gethostname(host, sizeof(host) - 1);
+		snprintf(worker, 320, "idemq-work %s %d", host, (int) getpid());
+		options.worker = worker;
+	}
+}

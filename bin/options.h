@@ -1,0 +1,37 @@
+/*
+ * options.h: the command line.
+ */
+#ifndef IDEMQ_WORK_OPTIONS_H
+#define IDEMQ_WORK_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Times are milliseconds. */
+struct options
+{
+	const char *dsn;
+	const char *wait_dsn; /* of the connection that waits */
+	const char *queues;	  /* an array literal */
+	const char *worker;	  /* as idemq.workers shows it */
+	const char *lease;	  /* an interval; NULL: the queue's */
+	int jobs;			  /* programs at a time */
+	bool result;		  /* stdout is the job's result */
+	bool attach;
+	bool once;
+	bool verbose;
+	int64_t timeout; /* of a program */
+	int64_t later;	 /* a job's delay after exit status 75 */
+	int64_t grace;	 /* from SIGTERM until programs are ended */
+	int64_t kill_after;
+	size_t max_output;
+	char **program;
+};
+
+extern struct options options;
+
+/* Sets options; ends the process where the command line is wrong, or asks for help. */
+extern void options_read(int argc, char **argv);
+
+#endif

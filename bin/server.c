@@ -1,0 +1,201 @@
+/*
+ * server.c: a connection that comes back.
+ *
+ * Whatever ends it - a crash, a restart, a failover, a pooler, an idle timeout - is one line on
+ * stderr, and its return another.  In between it is tried again, after 0.1 s, twice as long each
+ * time, 10 s at most.  A server that has become a standby (25006) is left like one that is gone;
+ * with several hosts in the DSN target_session_attrs finds the new primary.
+ *
+ * A host that does not answer at all holds up the caller for CONNECT_SECONDS, and a statement
+ * for ANSWER_MS: programs run on meanwhile, but their heartbeats wait.  A lease should be longer.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server.h"
+
+#define CONNECT_SECONDS "3"
+#define ANSWER_MS 10000
+#define FIRST_BACKOFF 100
+#define LAST_BACKOFF 10000
+
+/* A WARNING of the server, as one line. */
+static void
+notice(void *arg, const char *message)
+{
+	struct server *server = arg;
+
+	say("%s: %s", server->name, message);
+}
+
+static void
+try_again_later(struct server *server)
+{
+	int64_t backoff = server->backoff;
+
+	/* Not all runners at the same instant. */
+	server->retry_at = now_ms() + backoff / 2 + rand() % (backoff / 2 + 1);
+	server->backoff = sooner(backoff * 2, LAST_BACKOFF);
+}
+
+/* Says why, once until there is a connection again. */
+static void
+close_lost(struct server *server, const char *why)
+{
+	if (server->lost_at == 0)
+	{
+		server->lost_at = now_ms();
+		server->backoff = FIRST_BACKOFF;
+		say("%s: %s", server->name, why);
+	}
+	PQfinish(server->conn);
+	server->conn = NULL;
+	try_again_later(server);
+}
+
+void
+server_lost(struct server *server, const char *why)
+{
+	char *text = copy_text(why);
+
+	/* The message is the connection's. */
+	close_lost(server, *text != '\0' ? text : "the connection is lost");
+	free(text);
+}
+
+bool
+server_ready(struct server *server)
+{
+	const char *keywords[8];
+	const char *values[8];
+	int n = 0;
+
+	if (server->conn != NULL)
+		return true;
+	if (now_ms() < server->retry_at)
+		return false;
+#define GIVE(keyword, value) (keywords[n] = (keyword), values[n++] = (value))
+	/* What the DSN says comes later, and holds. */
+	GIVE("fallback_application_name", "idemq-work");
+	if (getenv("PGCONNECT_TIMEOUT") == NULL)
+		GIVE("connect_timeout", CONNECT_SECONDS);
+	if (getenv("PGTARGETSESSIONATTRS") == NULL)
+		GIVE("target_session_attrs", "read-write");
+	GIVE("dbname", server->dsn);
+	/* What text_clean makes. */
+	GIVE("client_encoding", "UTF8");
+	GIVE(NULL, NULL);
+#undef GIVE
+	server->conn = PQconnectdbParams(keywords, values, 1);
+	if (server->conn == NULL)
+		die(1, "out of memory");
+	if (PQstatus(server->conn) != CONNECTION_OK)
+	{
+		server_lost(server, PQerrorMessage(server->conn));
+		return false;
+	}
+	PQsetNoticeProcessor(server->conn, notice, server);
+	if (server->lost_at != 0)
+		say("%s: connected again after %.1f s", server->name,
+			(double) (now_ms() - server->lost_at) / 1000);
+	server->lost_at = 0;
+	server->connections++;
+	return true;
+}
+
+bool
+server_state(const PGresult *result, const char *begin)
+{
+	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+
+	return state != NULL && strncmp(state, begin, strlen(begin)) == 0;
+}
+
+bool
+server_gone(struct server *server, const PGresult *result)
+{
+	return PQstatus(server->conn) != CONNECTION_OK || server_state(result, "25006") ||
+		   server_state(result, "57P") || server_state(result, "08");
+}
+
+/* Waits until the connection has an answer; false when it is lost, or takes too long. */
+static bool
+answered(struct server *server)
+{
+	int64_t end = now_ms() + ANSWER_MS;
+
+	while (PQisBusy(server->conn))
+	{
+		struct pollfd fd = {.fd = PQsocket(server->conn), .events = POLLIN};
+		int64_t left = end - now_ms();
+
+		if (left <= 0)
+		{
+			server_lost(server, "the server does not answer");
+			return false;
+		}
+		if (poll(&fd, 1, (int) left) < 0 && errno != EINTR)
+			die(1, "poll: %m");
+		if (fd.revents != 0 && !PQconsumeInput(server->conn))
+		{
+			server_lost(server, PQerrorMessage(server->conn));
+			return false;
+		}
+	}
+	return true;
+}
+
+PGresult *
+server_ask(struct server *server, const char *sql, int count, const char *const *values)
+{
+	PGresult *last = NULL;
+
+	if (!PQsendQueryParams(server->conn, sql, count, NULL, values, NULL, NULL, 0))
+	{
+		server_lost(server, PQerrorMessage(server->conn));
+		return NULL;
+	}
+	for (;;)
+	{
+		PGresult *result;
+
+		if (!answered(server))
+		{
+			PQclear(last);
+			return NULL;
+		}
+		result = PQgetResult(server->conn);
+		if (result == NULL)
+			break;
+		PQclear(last);
+		last = result;
+	}
+	if (last == NULL || server_gone(server, last))
+	{
+		server_lost(server, last != NULL ? PQresultErrorMessage(last) : "");
+		PQclear(last);
+		return NULL;
+	}
+	return last;
+}
+
+void
+server_close(struct server *server)
+{
+	if (server->conn == NULL)
+		return;
+	if (PQtransactionStatus(server->conn) == PQTRANS_ACTIVE)
+	{
+		PGcancel *cancel = PQgetCancel(server->conn);
+		char error[256];
+
+		/* The session would sleep on for the rest of its wait. */
+		if (cancel != NULL && !PQcancel(cancel, error, sizeof(error)))
+			say("%s: %s", server->name, error);
+		PQfreeCancel(cancel);
+	}
+	PQfinish(server->conn);
+	server->conn = NULL;
+}

@@ -1,0 +1,45 @@
+/*
+ * server.h: a connection that comes back.
+ */
+#ifndef IDEMQ_WORK_SERVER_H
+#define IDEMQ_WORK_SERVER_H
+
+#include <libpq-fe.h>
+
+#include "say.h"
+
+struct server
+{
+	const char *name; /* in lines on stderr */
+	const char *dsn;
+	PGconn *conn;	  /* NULL: none */
+	int64_t retry_at; /* not to be tried before */
+	int64_t backoff;
+	int64_t lost_at; /* 0: connected, or not yet tried */
+	int connections; /* so far */
+};
+
+/* Whether there is a connection; tries to make one where it is time to. */
+extern bool server_ready(struct server *server);
+
+/*
+ * Runs a statement and waits for its answer, for some seconds at most.  NULL: the connection is
+ * lost, and whether the statement has been done is not known.  Other errors are in the result,
+ * which the caller clears.
+ */
+extern PGresult *server_ask(struct server *server, const char *sql, int count,
+							const char *const *values);
+
+/* Closes a connection that is of no use, says why, and has it tried again. */
+extern void server_lost(struct server *server, const char *why);
+
+/* Whether an error means that another connection is wanted, not another statement. */
+extern bool server_gone(struct server *server, const PGresult *result);
+
+/* Whether the SQLSTATE of a result begins so. */
+extern bool server_state(const PGresult *result, const char *begin);
+
+/* Closes it; what it waits for is cancelled. */
+extern void server_close(struct server *server);
+
+#endif

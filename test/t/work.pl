@@ -1,0 +1,422 @@
+# idemq-work: a program for each job.  What its exit status, its output and its silence mean; what
+# becomes of it when the lease, the time, the runner or the server ends.
+# expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes ();
+
+my $tmp = $PostgreSQL::Test::Utils::tmp_check;
+my $node = new_server('work', 'idemq.worker' => 'on');
+our $dsn = $node->connstr('postgres');
+my $user = getpwuid($>);
+my $files = 0;
+
+# A runner: { run, err, out }.  The program is the text of a shell script, which finds its files in $T.
+sub runner
+{
+	my ($script, @options) = @_;
+	my $err = "$tmp/work." . ++$files . '.err';
+	my $out = "$tmp/work.$files.out";
+
+	local $ENV{T} = $tmp;
+	my $run = IPC::Run::start([ 'idemq-work', '-d', $dsn, '-q', 'q', @options, '--', 'sh', '-c', $script ],
+		'<', \undef, '>', $out, '2>', $err, IPC::Run::timeout(300));
+	return { run => $run, err => $err, out => $out, pid => $run->{KIDS}[0]{PID} };
+}
+
+# Its end: the exit status, or that and more when a signal ended it, and what it said on stderr.
+sub ended
+{
+	my ($runner) = @_;
+
+	$runner->{run}->finish;
+	my $status = $runner->{run}->full_result(0);
+
+	return ($status & 127 ? $status : $status >> 8, slurp_file($runner->{err}));
+}
+
+# Does what is ready; answers what it said.
+sub once
+{
+	my ($status, $said) = ended(runner(@_, '--once'));
+
+	is($status, 0, 'the runner ends with 0') or diag $said;
+	return $said;
+}
+
+sub enqueue
+{
+	my ($payload, $more, $db) = (@_, '');
+
+	return sql($node, "SELECT id FROM idemq.enqueue('q', '$payload'$more)", $db || undef);
+}
+
+# Of a job: status, attempt, result, last error.
+sub is_job
+{
+	my ($id, $expected, $name) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	is_sql($node, "SELECT status, attempt, result, last_error FROM idemq.jobs WHERE id = $id", $expected, $name);
+}
+
+# Waits until code answers true.
+sub until_true
+{
+	my ($what, $code) = @_;
+
+	foreach (1 .. 1800)
+	{
+		return if $code->();
+		Time::HiRes::sleep(0.1);
+	}
+	die "never: $what";
+}
+
+sub until_file { my ($file) = @_; until_true($file, sub { -s "$tmp/$file" }); return slurp_file("$tmp/$file") }
+sub until_said { my ($runner, $what) = @_; until_true($what, sub { slurp_file($runner->{err}) =~ $what }) }
+sub open_gate { append_to_file("$tmp/$_[0]", "open\n"); return }
+
+# A process of this number that does more than be a zombie.
+sub runs { my ($pid) = @_; return -e "/proc/$pid/stat" && slurp_file("/proc/$pid/stat") !~ /\) [ZX] / }
+
+# The command line.
+{
+	my ($control) = slurp_file("$ENV{IDEMQ_SOURCE}/idemq.control") =~ /^default_version = '(.*)'/m;
+	my $try = sub {
+		my ($out, $err) = ('', '');
+		IPC::Run::run([ 'idemq-work', @_ ], '<', \undef, '>', \$out, '2>', \$err);
+		return ($? >> 8) . " $out$err";
+	};
+
+	is($try->('--version'), "0 idemq-work (idemq) $control\n", '--version');
+	like($try->('--help'), qr/^0 idemq-work runs a program/, '--help');
+	cmp_ok(scalar(() = $try->('--help') =~ /\n/g), '<=', 34, 'on a screen');
+	is(scalar(grep { length > 100 } split /\n/, $try->('--help')), 0, 'of 100 columns');
+	like($try->('--', 'true'), qr/^2 .*which queue/, 'a queue is asked for');
+	like($try->('-q', 'q'), qr/^2 .*which program/, 'and a program');
+	like($try->('-q', 'q', '--', 'no_such_program'), qr/^2 .*not in PATH/, 'one that is there');
+	like($try->('-q', 'q', '--timeout', '5 parsecs', 'true'), qr/^2 .*--timeout takes a time/, 'a time with a unit');
+	like($try->('-q', 'q', '-j', '0', 'true'), qr/^2 .*--jobs takes a number/, 'a number of jobs');
+	like($try->('-d', $dsn, '-q', 'no_such_queue', 'true'), qr/^1 .*no such queue|^1 .*does not exist/, 'a queue that is not there is an error at the start');
+	like($try->('-d', 'host=/nonexistent', '-q', 'q', '--once', 'true'), qr/^1 .*server: /, '--once does not wait for a server');
+}
+
+# What a program is given, and what it answers.
+{
+	my $id = enqueue('{"to": "a b"}', ", key => 'k 1'");
+	my $said = once('cat >$T/in; env | grep ^IDEMQ_ | grep -vE "_(SOURCE|NODE_MODULES|CHAOS)=" | sort >$T/env; date +%s >>$T/env; echo to stdout', '--timeout', '1000');
+
+	is($said, '', 'nothing is said of a success');
+	is(slurp_file("$tmp/work.$files.out"), "to stdout\n", 'stdout is the runner\'s');
+	is(slurp_file("$tmp/in"), qq({"to": "a b"}\n), 'the payload is on stdin');
+	my ($env, $deadline, $rest, $now) = slurp_file("$tmp/env") =~ /^(.*?)IDEMQ_DEADLINE=(\d+)\n(.*\n)(\d+)\n$/s;
+	like($env . $rest, qr/^IDEMQ_ATTEMPT=1\nIDEMQ_ID=$id\nIDEMQ_KEY=k 1\nIDEMQ_QUEUE=q\nIDEMQ_TOKEN=\d{10,}\n$/, 'the attempt is in the environment');
+	ok(abs($deadline - $now - 1000) < 200, 'and when it is ended');
+	is_job($id, 'completed|1||', 'exit status 0 commits, without a result');
+
+	local $ENV{IDEMQ_KEY} = 'of an outer runner';
+	$id = enqueue('1');
+	is(once('echo ${IDEMQ_KEY-none} >&2; exit 1') =~ /attempt 1 of 20: retrying: exit status 1: none$/m ? 1 : 0, 1, 'no key, no variable');
+	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'that is all of it');
+}
+
+# Results.
+{
+	my $id = enqueue('{"a": [1, 2]}');
+
+	is(once('cat', '--result'), '', 'stdout is the result');
+	is_job($id, 'completed|1|{"a": [1, 2]}|', 'which is stored');
+	foreach (
+		[ 'true', '', 'no output is no result' ],
+		[ 'echo "not json"', qr/no result: committed without: ERROR:  invalid input syntax for type json/, 'what is no JSON' ],
+		[ q(echo '"\u0000"'), qr/no result: committed without/, 'JSON that jsonb cannot hold' ],
+		[ q(printf '1\0002'), qr/stdout has a NUL in it: committed without/, 'a NUL' ],
+		[ q(printf '"\377"'), qr/no result: committed without/, 'no UTF-8' ],
+		[ 'head -c 3000000 /dev/zero | tr "\0" 1', qr/longer than --max-output: committed without/, 'huge output' ])
+	{
+		my ($script, $expected, $name) = @$_;
+
+		$id = enqueue('1');
+		like(once($script, '--result'), $expected eq '' ? qr/^$/ : $expected, "$name: said");
+		is_job($id, 'completed|1||', "$name: committed all the same");
+	}
+}
+
+# Exit statuses.
+{
+	my $id = enqueue('1');
+
+	is(once('echo busy >&2; exit 75', '--later', '10min'), '', '75 is nothing to talk of');
+	is_sql($node, "SELECT status, attempt, ready_at > now() + '8 min', ready_at < now() + '11 min' FROM idemq.jobs WHERE id = $id",
+		'pending|0|t|t', 'it releases with a delay, the attempt not counted');
+	sql($node, "SELECT idemq.cancel($id)");
+
+	$id = enqueue('1');
+	like(once('echo no such address >&2; exit 65'), qr/attempt 1 of 20: dead: exit status 65: no such address$/, '65 is said');
+	is_job($id, 'dead|1||exit status 65: no such address', 'the job is dead');
+
+	$id = enqueue('1');
+	like(once('kill -9 $$'), qr/retrying: ended by signal 9$/, 'a signal is said');
+	is_sql($node, "SELECT outcome, error, details FROM idemq.attempts WHERE job_id = $id", 'failed|ended by signal 9|{"signal": 9}', 'and kept');
+	sql($node, "SELECT idemq.cancel($id)");
+
+	# The first byte of the tail is within a character, wherever it is cut; a NUL; no UTF-8; a new line at the end.
+	$id = enqueue('1');
+	once(q(yes é | head -c 100001 | tr -d '\n' >&2; printf 'x\000\377\303 the end é\n\n' >&2; exit 3));
+	is_sql($node, "SELECT status, last_error LIKE 'exit status 3: é%éx??? the end é', octet_length(last_error) BETWEEN 4000 AND 17000 FROM idemq.jobs WHERE id = $id",
+		'failed|t|t', 'the tail of stderr is kept, as text');
+	is_sql($node, "SELECT details FROM idemq.attempts WHERE job_id = $id", '{"exit_status": 3}', 'beside the exit status');
+	sql($node, "SELECT idemq.cancel($id)");
+
+	sql($node, "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0");
+	sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q')", 'latin');
+	enqueue('1', '', 'latin');
+	local $dsn = $node->connstr('latin');
+	once('echo 10 € und mehr >&2; exit 3');
+	is_sql($node, 'SELECT last_error FROM idemq.jobs', 'exit status 3: 10 ? und mehr', 'a character that the server lacks does not undo the report', 'latin');
+}
+
+# Programs that do not read, that leave processes behind, that run side by side.
+{
+	my $id = enqueue('1');
+
+	sql($node, "SELECT idemq.cancel($id); SELECT idemq.enqueue('q', to_jsonb(repeat('x', 1000000)), key => 'unread')");
+	is(once('exec <&-; sleep 0.3'), '', 'a program need not read stdin');
+	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE key = 'unread'", 'completed|1', 'and is committed');
+	sql($node, "SELECT idemq.enqueue('q', to_jsonb(repeat('x', 1000000)), key => 'long')");
+	is(once('wc -c', '--result'), '', 'and may read a megabyte');
+	is_sql($node, "SELECT status, result FROM idemq.job_by_key('q', 'long')", 'completed|1000003', 'all of it');
+
+	$id = enqueue('1');
+	is(once('sleep 1000 & echo $! >$T/left'), '', 'a process is left behind');
+	until_true('left behind', sub { !runs(until_file('left') + 0) });
+	is_job($id, 'completed|1||', 'it is ended with its program');
+
+	sql($node, "SELECT idemq.enqueue('q', to_jsonb(i)) FROM generate_series(1, 8) AS i");
+	is(once('touch $T/run.$$ $T/job.$IDEMQ_ID; ls $T | grep -c ^run >>$T/counts
+		while [ $(ls $T | grep -c ^job) -lt 4 ]; do sleep 0.05; done; rm $T/run.$$', '-j', '4', '--timeout', '120'), '', 'four at a time');
+	my @counts = split /\n/, slurp_file("$tmp/counts");
+	is(scalar(@counts), 8, 'each job once');
+	is(scalar(grep { $_ > 4 } @counts), 0, 'never a fifth');
+	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status NOT IN ('completed', 'cancelled', 'dead')", 0, 'all is done');
+}
+
+# Several queues, in the order given.
+sql($node, "SELECT idemq.create_queue('urgent')");
+enqueue('"q"');
+sql($node, q(SELECT idemq.enqueue('urgent', '"urgent"')));
+once('echo $IDEMQ_QUEUE >>$T/order', '-q', 'urgent');
+is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
+
+# The time, and the lease.
+{
+	my $id = enqueue('1');
+
+	like(once('trap "" TERM; while :; do sleep 0.1; done', '--timeout', '300ms', '--kill-after', '100ms'),
+		qr/retrying: ended after 0.3 s \(--timeout\)$/, 'a program that ignores SIGTERM is killed when its time is over');
+	is_job($id, 'failed|1||ended after 0.3 s (--timeout)', 'and has failed');
+	sql($node, "SELECT idemq.cancel($id)");
+
+	$id = enqueue('1');
+	my $runner = runner('echo $$ >$T/beats; while [ ! -e $T/beaten ]; do sleep 0.1; done', '--once', '--lease', '1s');
+	until_file('beats');
+	wait_until($node, "SELECT clock_timestamp() > claimed_at + '3 s' FROM idemq.jobs WHERE id = $id");
+	open_gate('beaten');
+	my ($status, $said) = ended($runner);
+	is($said, '', 'heartbeats keep a lease');
+	is_job($id, 'completed|1||', 'for three times its length');
+
+	$id = enqueue('1');
+	$runner = runner('echo $$ >$T/lost; sleep 1000 & wait', '--once', '--lease', '1s');
+	my $pid = until_file('lost') + 0;
+	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
+	($status, $said) = ended($runner);
+	like($said, qr/^idemq-work: q $id: the lease is lost; the program is ended$/, 'its runner says so');
+	ok(!runs($pid), 'and its program is ended');
+	is_job($id, 'cancelled|1||', 'it stays cancelled');
+}
+
+# SIGTERM.
+{
+	my ($id, $status, $said) = enqueue('1');
+	my $runner = runner('echo $$ >$T/drains; while [ ! -e $T/drained ]; do sleep 0.1; done', '-j', '2');
+
+	until_file('drains');
+	wait_until($node, 'SELECT count(*) = 1 FROM pg_stat_activity WHERE ' . asleep());
+	kill 'TERM', $runner->{pid};
+	until_said($runner, qr/ending: 1 programs have 30 s/);
+	my $next = enqueue('2');
+	wait_until($node, 'SELECT count(*) = 0 FROM pg_stat_activity WHERE ' . asleep());
+	open_gate('drained');
+	($status, $said) = ended($runner);
+	is($status, 0, 'a runner that was told to end ends with 0');
+	is_job($id, 'completed|1||', 'when its program has');
+	is_job($next, 'pending|0||', 'it has claimed no more');
+
+	$runner = runner('echo $$ >$T/graced; trap "" TERM; while :; do sleep 0.1; done', '--grace', '100ms', '--kill-after', '100ms');
+	my $pid = until_file('graced') + 0;
+	kill 'TERM', $runner->{pid};
+	($status, $said) = ended($runner);
+	is($status, 0, 'when the grace is over, too');
+	ok(!runs($pid), 'the program is ended');
+	is_job($next, 'pending|0||', 'the job is released, the attempt not counted');
+
+	$runner = runner('echo $$ >$T/twice; sleep 1000 & wait', '--grace', '1h');
+	until_file('twice');
+	kill 'TERM', $runner->{pid};
+	until_said($runner, qr/ending/);
+	kill 'TERM', $runner->{pid};
+	($status) = ended($runner);
+	is($status, 0, 'a second signal ends the grace');
+	is_job($next, 'pending|0||', 'the job is released');
+	sql($node, "SELECT idemq.cancel($next)");
+}
+
+# kill -9 of the runner.
+{
+	sql($node, 'CREATE TABLE effects (id bigint, token bigint)');
+	my $id = enqueue('1');
+	my $effect = "psql -Xqd '$dsn' -c \"INSERT INTO effects VALUES (\$IDEMQ_ID, \$IDEMQ_TOKEN)\"";
+	my $script = "if [ ! -e \$T/killed ]; then sleep 1000 & echo \$! \$\$ >\$T/killed; wait; fi; $effect";
+	my $runner = runner($script, '--attach');
+	my @pids = split ' ', until_file('killed');
+
+	is(scalar(grep { runs($_) } @pids), 2, 'a program and its child run');
+	kill 'KILL', $runner->{pid};
+	$runner->{run}->finish;
+	until_true('the program and its child are dead', sub { !grep { runs($_) } @pids });
+	pass('they die with the runner');
+	is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE id = $id", 'with --attach the job is taken back at once');
+	is(once($script), '', 'another runner does it');
+	is_job($id, 'completed|2||the worker\'s session ended', 'as the second attempt');
+	is_sql($node, "SELECT count(*), bool_and(e.token = j.token) FROM effects e JOIN idemq.jobs j USING (id) WHERE id = $id", '1|t', 'whose effect there is, once');
+}
+
+# Waiting, a crash of the server, a server that is a standby for a while, a lost answer.
+{
+	my $script = 'echo $$ >$T/began.$IDEMQ_ID; while [ ! -e $T/gate ]; do sleep 0.1; done';
+	my $runner = runner($script, '-v', '-j', '2');
+	my $asleep = 'SELECT count(*) = 1 FROM pg_stat_activity WHERE ' . asleep();
+
+	wait_until($node, $asleep);
+	my $id = enqueue('1');
+	until_file("began.$id");
+	crash($node);
+	until_said($runner, qr/^idemq-work: server: connected again after [0-9.]+ s$/m);
+	ok(runs(slurp_file("$tmp/began.$id") + 0), 'a program runs on while the server crashes');
+	open_gate('gate');
+	is_soon($node, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'and is committed when it is back');
+	wait_until($node, $asleep);
+	crash($node);
+	$id = enqueue('2');
+	is_soon($node, "SELECT status = 'completed' FROM idemq.jobs WHERE id = $id", 'a runner that waits survives it as well');
+
+	wait_until($node, $asleep);
+	sql($node, 'ALTER SYSTEM SET default_transaction_read_only = on; SELECT pg_reload_conf()');
+	wait_until($node, 'SHOW default_transaction_read_only', 'on');
+	sql($node, "SET default_transaction_read_only = off; SELECT idemq.enqueue('q', '3', key => 'standby')");
+	until_said($runner, qr/^idemq-work: server: .*session is read-only|^idemq-work: server: .*read-only transaction/m);
+	sql($node, 'SET default_transaction_read_only = off; ALTER SYSTEM RESET default_transaction_read_only; SELECT pg_reload_conf()');
+	is_soon($node, "SELECT status = 'completed' FROM idemq.job_by_key('q', 'standby')", 'a server that turns read-only is left, and found again');
+
+	# The commit waits for a standby that is not there; its session is ended when it is done, and not yet answered.
+	unlink "$tmp/gate";
+	$id = enqueue('4');
+	until_file("began.$id");
+	sql($node, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'; SELECT pg_reload_conf()");
+	wait_until($node, 'SHOW synchronous_standby_names', 'nobody');
+	open_gate('gate');
+	my $committing = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query LIKE '%try_commit%'";
+	wait_until($node, "SELECT count(*) = 1 $committing");
+	sql($node, "SELECT pg_terminate_backend(pid) $committing");
+	wait_until($node, "SELECT count(*) = 1 FROM idemq.jobs WHERE id = $id AND status = 'completed'");
+	sql($node, 'ALTER SYSTEM RESET synchronous_standby_names; SELECT pg_reload_conf()');
+	until_said($runner, qr/^idemq-work: q $id: already_committed$/m);
+	pass('a lost answer to a commit is asked for again');
+	kill 'TERM', $runner->{pid};
+	my ($status, $said) = ended($runner);
+	is($status, 0, 'the runner ends');
+	unlike($said, qr/lost \(|left to its lease/, 'and has lost nothing');
+	is_sql($node, "SELECT string_agg(DISTINCT attempt::text, ',') FROM idemq.jobs WHERE id >= $id", '1', 'no attempt was repeated');
+}
+
+# A pooler in transaction mode, which is killed and started again in mid-job.
+{
+	my $dir = PostgreSQL::Test::Utils::tempdir_short();
+	my $port = PostgreSQL::Test::Cluster::get_free_port();
+	my $log = '';
+	my $start = sub {
+		my $run = IPC::Run::start([ 'pgbouncer', "$dir/ini" ], '<', \undef, '>&', \$log);
+		until_true("a pooler: $log", sub { $run->pump_nb; -S "$dir/.s.PGSQL.$port" });
+		return $run;
+	};
+
+	append_to_file("$dir/users", qq("postgres" ""\n"$user" ""\n));
+	append_to_file("$dir/ini", <<INI);
+[databases]
+* = host=${\$node->host} port=${\$node->port} user=$user
+[pgbouncer]
+listen_addr =
+listen_port = $port
+unix_socket_dir = $dir
+auth_type = any
+auth_file = $dir/users
+pool_mode = transaction
+default_pool_size = 3
+INI
+	my $pooler = $start->();
+	my ($runner, $id);
+	{
+		local $dsn = "host=$dir port=$port dbname=postgres";
+		$runner = runner('echo $$ >$T/pooled.$IDEMQ_ID; while [ ! -e $T/pool ]; do sleep 0.1; done');
+		wait_until($node, 'SELECT count(*) = 1 FROM pg_stat_activity WHERE ' . asleep());
+		$id = enqueue('5', '', '');
+	}
+	until_file("pooled.$id");
+	$pooler->kill_kill;
+	until_said($runner, qr/^idemq-work: server: /m);
+	unlink "$dir/.s.PGSQL.$port";
+	$pooler = $start->();
+	until_said($runner, qr/^idemq-work: server: connected again/m);
+	open_gate('pool');
+	is_soon($node, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'a pooler that ends takes no job with it');
+	kill 'TERM', $runner->{pid};
+	is((ended($runner))[0], 0, 'the runner ends');
+	$pooler->kill_kill;
+}
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'every invariant holds');
+
+# A failover, with both servers in the DSN.
+{
+	my $standby = PostgreSQL::Test::Cluster->new('standby');
+
+	$node->backup('base');
+	$standby->init_from_backup($node, 'base', has_streaming => 1);
+	$standby->start;
+	local $dsn = 'host=' . $standby->host . ',' . $node->host . ' port=' . $standby->port . ',' . $node->port . ' dbname=postgres';
+	my $id = enqueue('6');
+	my $runner = runner('echo $$ >$T/over.$IDEMQ_ID; while [ ! -e $T/failed_over ]; do sleep 0.1; done');
+	my $pid = until_file("over.$id") + 0;
+	$node->wait_for_catchup($standby);
+	$node->stop('immediate');
+	until_said($runner, qr/^idemq-work: server: /m);
+	$standby->promote;
+	until_said($runner, qr/^idemq-work: server: connected again/m);
+	ok(runs($pid), 'a program runs on during a failover');
+	open_gate('failed_over');
+	is_soon($standby, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'and is committed on the new primary');
+	kill 'TERM', $runner->{pid};
+	is((ended($runner))[0], 0, 'the runner ends');
+	is_sql($standby, 'SELECT * FROM idemq.check()', '', 'every invariant holds there');
+	$standby->stop;
+}
+done_testing();
