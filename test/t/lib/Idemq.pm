@@ -302,8 +302,14 @@ sub worker_pid
 	my $pid = "SELECT pid FROM pg_stat_activity WHERE datname = '$db' AND application_name = 'idemq worker'
 		AND wait_event IN ('Extension', 'IdemqWorkerMain')";
 
-	wait_until($node, "SELECT count(*) = 1 FROM ($pid) AS p", 't', $db);
-	return sql($node, $pid, $db);
+	# Between the two questions it may have something to do: then it is asked for again.
+	foreach (1 .. 100)
+	{
+		wait_until($node, "SELECT count(*) = 1 FROM ($pid) AS p", 't', $db);
+		my $found = sql($node, $pid, $db);
+		return $found if $found =~ /^\d+$/;
+	}
+	die "no worker that waits in $db";
 }
 
 sub run_command_output
