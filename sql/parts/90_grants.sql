@@ -42,3 +42,9 @@ GRANT EXECUTE ON PROCEDURE idemq.wait, idemq.wait_any, idemq.wait_result TO PUBL
 GRANT EXECUTE ON FUNCTION idemq.recount TO pg_monitor;
 -- Of all queues; it shows ids and counts, no payload, key or error.
 GRANT EXECUTE ON FUNCTION idemq.check TO pg_monitor;
+-- For people.
+GRANT SELECT ON idemq.errors TO PUBLIC;
+GRANT EXECUTE ON FUNCTION
+	idemq.error_pattern, idemq.error_sqlstate, idemq.error_fingerprint,
+	idemq.retry_many, idemq.reschedule
+	TO PUBLIC;
