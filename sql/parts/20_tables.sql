@@ -17,6 +17,7 @@ CREATE TABLE idemq.queues (
 	max_lease          interval NOT NULL,
 	job_timeout        interval,
 	paused             boolean NOT NULL DEFAULT false,
+	paused_until       timestamptz,
 	created_at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
 COMMENT ON TABLE idemq.queues IS 'one row a queue: its settings; change them with idemq.alter_queue';
@@ -38,6 +39,7 @@ COMMENT ON COLUMN idemq.queues.dead_retention IS 'a dead job, with its attempts,
 COMMENT ON COLUMN idemq.queues.max_lease IS 'no claim or heartbeat may ask for a longer lease';
 COMMENT ON COLUMN idemq.queues.job_timeout IS 'whoever runs an attempt ends it after so long; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
+COMMENT ON COLUMN idemq.queues.paused_until IS 'a paused queue hands out jobs again from then on; NULL: when it is resumed';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
 
 -- Fixed width first, what a claim changes side by side, the payload last: a new version

@@ -86,7 +86,8 @@ COMMENT ON FUNCTION idemq.queue_metrics()
 
 -- The function decides which queues; the view reads the names as its owner.
 CREATE VIEW idemq.metrics WITH (security_barrier) AS
-	SELECT q.name AS queue, m.queue_id, q.paused,
+	SELECT q.name AS queue, m.queue_id, p.paused,
+		CASE WHEN p.paused THEN q.paused_until END AS paused_until,
 		m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled,
 		m.oldest_ready,
 		m.enqueued_total, m.duplicates_total, m.claimed_total, m.committed_total,
@@ -96,11 +97,14 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.wait_p50, m.wait_p95, m.wait_p99, m.run_p50, m.run_p95, m.run_p99,
 		m.in_memory, m.counted_since, m.recovering, m.running, q.max_running
 	FROM idemq.queue_metrics() m
-	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) m.queue_id;
+	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) m.queue_id
+	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
+		OR q.paused_until OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()) AS paused) p;
 COMMENT ON VIEW idemq.metrics IS 'one row a queue that you may claim from or administer (pg_monitor: every queue): jobs by status, counters and times since counted_since, which a restart or crash sets anew; all follows commits but four counters of refusals (duplicates, stale_commits, stale_calls, repeated_commits), which count each answer when it is given, also if its caller rolls back';
 COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.metrics.queue_id IS 'its number';
 COMMENT ON COLUMN idemq.metrics.paused IS 'whether it hands out no jobs';
+COMMENT ON COLUMN idemq.metrics.paused_until IS 'until when, of a queue that was paused until a time';
 COMMENT ON COLUMN idemq.metrics.blocked IS 'jobs that wait for their turn in a FIFO group';
 COMMENT ON COLUMN idemq.metrics.processing IS 'jobs in flight';
 COMMENT ON COLUMN idemq.metrics.failed IS 'jobs whose last attempt failed, and that will be claimed again';

@@ -159,7 +159,7 @@ idemq_claim_from_queue(ClaimCall *call)
 {
 	const QueueInfo *queue = &call->scan.queue;
 
-	if (queue->paused)
+	if (idemq_queue_is_paused(queue))
 		return;
 	if (!idemq_before_claim(queue))
 		return;

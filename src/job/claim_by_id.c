@@ -147,8 +147,11 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 		return write == JOB_WRITTEN ? OUTCOME_CANCELLED : OUTCOME_LOCKED;
 	}
 	call->args.deadline = call->args.now + lease;
-	if (call->queue.paused)
+	if (idemq_queue_is_paused(&call->queue))
+	{
+		call->retry_after = call->queue.paused_until;
 		return OUTCOME_NOT_DUE;
+	}
 	if (call->job.ready_at > call->args.now)
 	{
 		call->retry_after = call->job.ready_at;

@@ -238,6 +238,17 @@ say_claiming(WhyCall *call, const Lease *lease)
 	return true;
 }
 
+/* Says until when its queue is paused. */
+static void
+say_paused(WhyCall *call)
+{
+	appendStringInfo(&call->answer, "queue \"%s\" is paused", call->queue.name);
+	if (call->queue.paused_until < DT_NOEND)
+		say_time(call, " until ", call->queue.paused_until);
+	appendStringInfo(&call->answer, ": idemq.resume('%s') lets it hand out jobs again",
+					 call->queue.name);
+}
+
 /* Says what a job in status pending or failed waits for. */
 static void
 say_waiting(WhyCall *call)
@@ -253,10 +264,8 @@ say_waiting(WhyCall *call)
 	else if (job->attempt == 0 && job->expires_at <= call->now)
 		say_time(call, "the next claim cancels it: it was not claimed before it expired at ",
 				 job->expires_at);
-	else if (call->queue.paused)
-		appendStringInfo(&call->answer,
-						 "queue \"%s\" is paused: idemq.resume('%s') lets it hand out jobs again",
-						 call->queue.name, call->queue.name);
+	else if (idemq_queue_is_paused(&call->queue))
+		say_paused(call);
 	else if (job->ready_at <= call->now)
 	{
 		if (!say_limit(call))

@@ -68,7 +68,11 @@ follow_settings(int32 queue_id)
 	if (queue_id == 0)
 		idemq_worker_need_all();
 	else if (slot != NULL)
+	{
 		idemq_worker_need_slot(slot, 0);
+		/* A pause may have an end (job/pausing.c). */
+		idemq_wake_due_at(slot, 1);
+	}
 	if (queue_id == 0)
 		idemq_wake_database(MyDatabaseId, false);
 	else

@@ -5,7 +5,7 @@
  *		promote		gives FIFO groups their heads
  *		reap		takes back expired leases and those of sessions that ended
  *		recover		gives jobs in flight their entries back, after a start
- *		due			wakes the sleepers of what came due by time alone
+ *		due			wakes the sleepers of what came due by time alone; ends pauses
  *		remind		signals again where no claim followed a signal
  *		expire		cancels jobs that were not claimed in time (worker/expire.c), in steps
  *		notify		NOTIFY (worker/notify.c): what became ready, and events of single jobs
@@ -32,6 +32,7 @@
 #include "worker/retention.h"
 #include "worker/turns.h"
 #include "job/follow.h"
+#include "job/pausing.h"
 #include "job/promote.h"
 #include "job/ready_scan.h"
 #include "job/reap.h"
@@ -57,6 +58,8 @@
 #define PROMOTE_STEP 256
 /* Two wake-ups by time alone of one queue are that far apart. */
 #define DUE_INTERVAL INT64CONST(1000)
+/* The row of a queue whose pause is over, and that is locked, is tried again after that. */
+#define PAUSE_RETRY USECS_PER_SEC
 /* Sleepers are signalled again when there was no claim for that long. */
 #define REMIND_AFTER INT64CONST(100000)
 /* A count that was not completed is tried again after that. */
@@ -94,17 +97,29 @@ promote(const QueueInfo *queue)
 	(void) idemq_promote_some(queue, PROMOTE_STEP);
 }
 
-/* Wakes a sleeper if something has come due, and notes when the next does. */
+/*
+ * Wakes a sleeper if something has come due, and notes when the next does; ends a pause whose
+ * time has come, or notes when it comes.
+ */
 static void
-due(const QueueInfo *queue)
+due(const QueueInfo *given)
 {
+	QueueInfo latest;
+	const QueueInfo *queue = &latest;
 	TimestampTz next;
 	bool held; /* not used: sleepers check for themselves */
 
-	/* Before the scan: what is enqueued from here on notes itself. */
-	pg_atomic_write_u64(&queue->slot->next_due, PG_UINT64_MAX);
-	if (idemq_ready_check(queue, &next, &held) && !queue->paused)
+	/* Before the scan: what is enqueued from here on notes itself, and what is paused. */
+	pg_atomic_write_u64(&given->slot->next_due, PG_UINT64_MAX);
+	pg_memory_barrier();
+	if (!idemq_queue_by_id(given->id, &latest) || latest.slot == NULL)
+		return;
+	if (idemq_ready_check(queue, &next, &held) && !idemq_queue_is_paused(queue))
 		idemq_wake_ready(queue->slot, queue->id, 1, DT_NOEND);
+	if (idemq_queue_is_paused(queue))
+		idemq_wake_due_at(queue->slot, queue->paused_until);
+	else if (queue->paused && !idemq_pause_end_if_over(queue))
+		idemq_wake_due_at(queue->slot, idemq_now() + PAUSE_RETRY);
 	/* A scan that found something did not go on to what is not due yet. */
 	if (next == DT_NOEND)
 		next = idemq_ready_next_due(queue);
@@ -120,7 +135,7 @@ remind(const QueueInfo *queue)
 	bool held;
 
 	pg_atomic_write_u64(&queue->slot->unclaimed_at, 0);
-	if (idemq_sleepers_any(idemq_sleepers_of_queue(queue->slot)) && !queue->paused &&
+	if (idemq_sleepers_any(idemq_sleepers_of_queue(queue->slot)) && !idemq_queue_is_paused(queue) &&
 		idemq_ready_check(queue, &next, &held))
 		idemq_wake_again(queue->slot);
 }
