@@ -11,6 +11,7 @@
 #include "job/transition.h"
 #include "table/audit_log.h"
 #include "table/jobs.h"
+#include "txn/pending.h"
 #include "queue/queues.h"
 #include "base/args.h"
 #include "base/clock.h"
@@ -41,6 +42,9 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		args.now = args.ready_at = idemq_now();
 		if (!changer->decide(&job, changer->arg, &args, &event, &outcome))
 			return outcome;
+		/* It may have to wait for the worker, which is told first. */
+		if (event == EVENT_CANCEL && job.status == JOB_PROCESSING)
+			idemq_pending_note_cancel(queue.id, id, job.token);
 		if (idemq_transition(table, &job, &queue, event, &args, JOB_WAITS) == JOB_WRITTEN)
 		{
 			AuditEntry entry = changer->audit;

@@ -323,7 +323,7 @@ say_processing(WhyCall *call)
 	{
 		say_attempt(call, 0);
 		appendStringInfoString(&call->answer, " (known from its row alone)");
-		say_deadline(call, idemq_row_deadline(job));
+		say_deadline(call, idemq_row_deadline(job, &call->queue));
 		return;
 	}
 	if (say_claiming(call, &lease))

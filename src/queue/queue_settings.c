@@ -202,6 +202,15 @@ idemq_settings_check_lease(const QueueInfo *queue, int64 lease)
 					 "administrator of the queue raise max_lease with idemq.alter_queue.")));
 }
 
+/* Returns how long a claim's lease is, which asked for so long, or, with 0, for the queue's. */
+int64
+idemq_settings_lease(const QueueInfo *queue, int64 asked)
+{
+	int64 lease = asked > 0 ? asked : queue->lease;
+
+	return queue->job_timeout > 0 ? Min(lease, queue->job_timeout) : lease;
+}
+
 /* Returns which argument of create_queue and alter_queue a setting is. */
 int
 idemq_setting_arg(const char *name)

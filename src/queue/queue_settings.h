@@ -40,6 +40,7 @@ typedef struct QueueInfo
 
 extern void idemq_settings_check(FunctionCallInfo fcinfo, bool is_new);
 extern void idemq_settings_check_lease(const QueueInfo *queue, int64 lease);
+extern int64 idemq_settings_lease(const QueueInfo *queue, int64 asked);
 extern int idemq_setting_arg(const char *name);
 extern bool idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id);
 extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name);
