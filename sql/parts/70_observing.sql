@@ -14,7 +14,7 @@ COMMENT ON FUNCTION idemq.why(bigint)
 
 CREATE FUNCTION idemq.leases()
 	RETURNS TABLE (queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz,
-		deadline timestamptz, expires_in interval, attached boolean, state text)
+		deadline timestamptz, expires_in interval, attached boolean, state text, progress float8)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_leases';
 COMMENT ON FUNCTION idemq.leases()
 	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
@@ -30,7 +30,9 @@ COMMENT ON COLUMN idemq.workers.expires_in IS 'until the deadline; negative when
 COMMENT ON COLUMN idemq.workers.attached IS 'whether the lease also ends with the session';
 COMMENT ON COLUMN idemq.workers.pid IS 'process of the session that claimed; NULL when it has ended, or after a restart';
 COMMENT ON COLUMN idemq.workers.deadline IS 'end of the lease as heartbeats moved it; NULL while the claim''s transaction is open';
-COMMENT ON COLUMN idemq.workers.state IS 'claiming (its transaction is open), active, ending (a transaction that finishes or cancels it is open), reaping';
+COMMENT ON COLUMN idemq.workers.state IS 'claiming (its transaction is open), active, cancelling (a transaction cancels it, and waits for the worker''s), ending (a transaction that finishes or cancels it is open), reaping';
+
+COMMENT ON COLUMN idemq.workers.progress IS 'how far the attempt has come, in percent, by idemq.progress of its last checkpoint; NULL: it does not say';
 
 -- Topic: Observing
 

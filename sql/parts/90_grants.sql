@@ -43,8 +43,8 @@ GRANT EXECUTE ON FUNCTION idemq.recount TO pg_monitor;
 -- Of all queues; it shows ids and counts, no payload, key or error.
 GRANT EXECUTE ON FUNCTION idemq.check TO pg_monitor;
 -- For people.
-GRANT SELECT ON idemq.errors TO PUBLIC;
+GRANT SELECT ON idemq.errors, idemq.job_list TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
 	idemq.error_pattern, idemq.error_sqlstate, idemq.error_fingerprint,
-	idemq.retry_many, idemq.reschedule
+	idemq.progress, idemq.queue_name, idemq.retry_many, idemq.reschedule
 	TO PUBLIC;

@@ -311,6 +311,20 @@ say_deadline(WhyCall *call, TimestampTz deadline)
 	}
 }
 
+/* Says how long an attempt that nobody ends may last. */
+static void
+say_lease(WhyCall *call, const Lease *lease)
+{
+	say_deadline(call, idemq_timestamp_from_mono(lease->deadline));
+	if (lease->limit < PG_INT64_MAX && lease->deadline > idemq_mono_now())
+		say_time(call, ", and by job_timeout no longer than ",
+				 idemq_timestamp_from_mono(lease->limit));
+	if (lease->cancels > 0)
+		appendStringInfoString(&call->answer,
+							   "; a transaction that cancels it waits for the worker's, and its "
+							   "heartbeats are answered cancelled");
+}
+
 /* Says who is on a job in processing, and until when. */
 static void
 say_processing(WhyCall *call)
@@ -337,7 +351,7 @@ say_processing(WhyCall *call)
 	else if (ender != 0)
 		appendStringInfo(&call->answer, "; the open transaction of pid %d is ending it", ender);
 	else
-		say_deadline(call, idemq_timestamp_from_mono(lease.deadline));
+		say_lease(call, &lease);
 	if (lease.attached && ender == 0)
 		appendStringInfoString(&call->answer, " (attached: or until that session ends)");
 }
