@@ -21,9 +21,9 @@ until_arg(FunctionCallInfo fcinfo, int n)
 	TimestampTz until = PG_ARGISNULL(n) ? DT_NOEND : PG_GETARG_TIMESTAMPTZ(n);
 
 	if (until <= idemq_now())
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("until must be a time to come"),
-						errhint("Pass now() + an interval, or NULL to pause until idemq.resume.")));
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("until must be a time to come"),
+				 errhint("Pass now() + an interval, or NULL to pause until idemq.resume.")));
 	return until;
 }
 

@@ -98,7 +98,9 @@ idemq_pause_end_if_over(const QueueInfo *queue)
 		idemq_pending_note_resume(queue->id);
 	idemq_spi_end(&scope);
 	if (ended)
-		idemq_audit(&(AuditEntry){.action = "resume", .queue = queue,
-								  .members = {"until", pstrdup(timestamptz_to_str(queue->paused_until))}});
+		idemq_audit(
+			&(AuditEntry){.action = "resume",
+						  .queue = queue,
+						  .members = {"until", pstrdup(timestamptz_to_str(queue->paused_until))}});
 	return ended;
 }

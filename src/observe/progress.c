@@ -27,8 +27,8 @@ read_number(Jsonb *object, const char *name, double *number)
 	if (value == NULL || value->type != jbvNumeric)
 		return false;
 	/* Beyond the range of float8 it is infinite, and no error. */
-	*number = DatumGetFloat8(DirectFunctionCall1(numeric_float8_no_overflow,
-												 NumericGetDatum(value->val.numeric)));
+	*number = DatumGetFloat8(
+		DirectFunctionCall1(numeric_float8_no_overflow, NumericGetDatum(value->val.numeric)));
 	return true;
 }
 
@@ -43,7 +43,10 @@ idemq_progress(Jsonb *checkpoint, double *percent)
 		!read_number(checkpoint, "of", &of) || isnan(done) || !(of > 0))
 		return false;
 	/* In that order 3 of 10 is 30 and no more; what is too large for it is in this. */
-	*percent = done >= of ? 100 : done <= 0 ? 0 : done < 1e300 ? 100 * done / of : 100 * (done / of);
+	*percent = done >= of	  ? 100
+			   : done <= 0	  ? 0
+			   : done < 1e300 ? 100 * done / of
+							  : 100 * (done / of);
 	return true;
 }
 

@@ -367,7 +367,7 @@ idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 	{
 		lease->ending.ender = IDEMQ_MY_PROC_NUMBER;
 		lease->ending.reaping = true;
-		*loss = lease->lost								? LOSS_SESSION
+		*loss = lease->lost						  ? LOSS_SESSION
 				: lease->limit <= lease->deadline ? LOSS_TIMEOUT
 												  : LOSS_EXPIRED;
 	}
@@ -415,8 +415,7 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
  * entry if the job has moved on meanwhile.
  */
 LeaseTake
-idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue,
-				  const LeaseTimes *times)
+idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, const LeaseTimes *times)
 {
 	LeaseKey key = idemq_lease_key(job_id);
 	LWLock *lock;

@@ -58,12 +58,12 @@ typedef struct PendingAction
 	int32 queue_id;
 	union
 	{
-		PendingClaim claim; /* ACTION_CLAIM, ACTION_CLAIM_ROWONLY */
-		PendingEnd end;		/* ACTION_END */
+		PendingClaim claim;	 /* ACTION_CLAIM, ACTION_CLAIM_ROWONLY */
+		PendingEnd end;		 /* ACTION_END */
 		LeaseName cancelled; /* ACTION_CANCEL; token 0: nobody was told */
-		JobNews news;		/* ACTION_EVENT */
-		int64 job_id;		/* ACTION_FINISHED */
-		Oid database;		/* ACTION_EXTENSION */
+		JobNews news;		 /* ACTION_EVENT */
+		int64 job_id;		 /* ACTION_FINISHED */
+		Oid database;		 /* ACTION_EXTENSION */
 	} u;
 } PendingAction;
 
