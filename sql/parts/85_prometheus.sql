@@ -47,7 +47,7 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_worker_chore_seconds_total', 'counter', 'seconds', 'How long chores took, by kind.'),
 	-- Of the schedules.
 	('idemq_ticker_timestamp_seconds', 'gauge', 'seconds', 'When idemq.tick was last called.'),
-	('idemq_schedule_late_seconds', 'gauge', 'seconds', 'For how long its next tick has been due; 0: it is not.'),
+	('idemq_schedule_late_seconds', 'gauge', 'seconds', 'For how long its first tick that is not done has been due; 0: none is.'),
 	('idemq_schedule_failing', 'gauge', NULL, 'Whether its last tick could not be enqueued.'),
 	('idemq_schedule_last_run_timestamp_seconds', 'gauge', 'seconds', 'The last tick that was enqueued.'),
 	('idemq_schedule_next_run_timestamp_seconds', 'gauge', 'seconds', 'The tick that is due, or the next one.'),
@@ -82,7 +82,11 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		SELECT w.*, current_setting('idemq.worker')::boolean AND NOT pg_is_in_recovery() AS wanted
 		FROM idemq.background_worker w
 	), schedules AS MATERIALIZED (
-		SELECT s.name, s.queue, s.next_run, s.last_run, s.failed_at FROM idemq.schedules s
+		-- Of several ticks that were missed the last is enqueued, and is next_run: since when it is
+		-- late the first says.
+		SELECT s.name, s.queue, s.next_run, s.last_run, s.failed_at,
+			CASE WHEN s.next_run <= clock_timestamp() THEN idemq.next_tick(e.cron, e.time_zone, e.done_until) END AS due_since
+		FROM idemq.schedules s JOIN idemq.schedule_entries e USING (name)
 	), holders AS MATERIALIZED (
 		SELECT CASE WHEN a.backend_type = 'walsender' THEN 'walsender' ELSE 'session' END AS holder,
 			extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.backend_start))::float8 AS seconds,
@@ -170,7 +174,7 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 	SELECT v.name, jsonb_build_object('queue', s.queue, 'schedule', s.name), v.value FROM schedules s
 	CROSS JOIN LATERAL (VALUES
 		('idemq_schedule_late_seconds',
-			coalesce(greatest(extract(epoch FROM clock_timestamp() - s.next_run)::float8, 0), 0)),
+			coalesce(greatest(extract(epoch FROM clock_timestamp() - s.due_since)::float8, 0), 0)),
 		('idemq_schedule_failing', (s.failed_at IS NOT NULL)::int),
 		('idemq_schedule_last_run_timestamp_seconds', extract(epoch FROM s.last_run)::float8),
 		('idemq_schedule_next_run_timestamp_seconds', extract(epoch FROM s.next_run)::float8)

@@ -118,7 +118,10 @@ void
 idemq_worker_idle_interrupts(void)
 {
 	if (ProcDiePending)
+	{
+		idemq_log_worker_ends("It was asked to, as when the server stops");
 		proc_exit(1);
+	}
 	QueryCancelPending = false; /* there is nothing to cancel */
 	CHECK_FOR_INTERRUPTS();
 	/* An idle process must not fall far behind with catalog invalidations. */

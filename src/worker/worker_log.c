@@ -49,8 +49,6 @@ static int errors = 0;
 static void
 log_end(int code, Datum arg)
 {
-	if (ends_why == NULL && ProcDiePending)
-		ends_why = "It was asked to, as when the server stops";
 	ereport(LOG, (errmsg("idemq's background worker of database \"%s\" ended", database_name),
 				  errdetail("%s.",
 							ends_why != NULL ? ends_why : "It met an error, or the server died")));

@@ -136,7 +136,7 @@ my %calls = (
 	(map { $_ => 'a trigger, which writes its own row at most' }
 		qw(jobs_changed jobs_truncated settings_changed queue_gone followers_changed followers_local role_named)),
 	(map { $_ => 'it reads' }
-		qw(validate why leases check queue_metrics memory_usage admission_counts once_counts worker_state wait_result primary_since next_run)),
+		qw(validate why leases check queue_metrics memory_usage admission_counts once_counts worker_state chore_counts timing_buckets prometheus_text wait_result primary_since next_run)),
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
 sql($sub, 'CREATE TABLE fenced (job_id bigint, token bigint);
 	CREATE TRIGGER t BEFORE INSERT ON fenced FOR EACH ROW EXECUTE FUNCTION idemq.fence()');
