@@ -209,6 +209,14 @@ my %place;
 my @over = grep { my $p = $_->{gridPos}; my $bad = $p->{x} + $p->{w} > 24; foreach my $x ($p->{x} .. $p->{x} + $p->{w} - 1) { foreach my $y ($p->{y} .. $p->{y} + $p->{h} - 1) { $bad ||= $place{"$x $y"}++ } } $bad } @{ $board->{panels} };
 is(scalar @over, 0, 'dashboard: no panel lies over another');
 
+# Every alert has a section of the manual, which it names.
+my $page = slurp_file("$source/doc/operations/alerts.md");
+my @named = slurp_file("$deploy/idemq-rules.yml") =~ m|- alert: (\w+)\n(?:(?!- alert).*\n)*? +runbook: (\S+)|g;
+while (my ($alert, $runbook) = splice @named, 0, 2)
+{
+	ok($runbook eq 'doc/operations/alerts.md#' . lc $alert && $page =~ /^## $alert$/m, "$alert: its runbook is there");
+}
+
 # ---- Each alert fires
 
 my %wanted = map { $_ => 1 } slurp_file("$deploy/idemq-rules.yml") =~ /- alert: (\w+)/g;
