@@ -106,7 +106,7 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		SELECT c.relname::text AS name, c.oid FROM pg_class c
 		WHERE c.relkind = 'r' AND c.relnamespace = 'idemq'::regnamespace
 	)
-	SELECT s.name::text AS name, s.labels, s.value::float8 AS value FROM metrics m
+	SELECT s.name::text AS name, s.labels, s.value::float8 AS value, s.name::text AS family FROM metrics m
 	CROSS JOIN LATERAL (
 		SELECT v.name, jsonb_build_object('queue', m.name) || v.labels AS labels, v.value FROM (VALUES
 			('idemq_jobs', '{"status": "blocked"}'::jsonb, m.blocked::float8),
@@ -142,7 +142,7 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 			('idemq_refused_total', '{"reason": "repeated_commit"}', m.repeated_commits_total)
 		) AS v (name, labels, value)) AS s
 	UNION ALL
-	SELECT v.name, v.labels, v.value FROM idemq.timing_buckets() b
+	SELECT v.name, v.labels, v.value, 'idemq_' || b.timing || '_seconds' FROM idemq.timing_buckets() b
 	JOIN idemq.queues q USING (queue_id)
 	CROSS JOIN LATERAL (VALUES
 		('idemq_' || b.timing || '_seconds_bucket',
@@ -154,7 +154,7 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 	) AS v (name, labels, value)
 	WHERE NOT pg_is_in_recovery()
 	UNION ALL
-	SELECT v.name, '{}', v.value FROM worker w CROSS JOIN LATERAL (VALUES
+	SELECT v.name, '{}', v.value, v.name FROM worker w CROSS JOIN LATERAL (VALUES
 		('idemq_worker_wanted', w.wanted::int::float8),
 		('idemq_worker_up', (w.pid IS NOT NULL)::int),
 		('idemq_worker_awake', w.awake::int),
@@ -163,15 +163,15 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		('idemq_worker_last_run_timestamp_seconds', extract(epoch FROM w.last_run)::float8)
 	) AS v (name, value)
 	UNION ALL
-	SELECT v.name, jsonb_build_object('chore', c.chore), v.value FROM idemq.worker_chores c CROSS JOIN LATERAL (VALUES
+	SELECT v.name, jsonb_build_object('chore', c.chore), v.value, v.name FROM idemq.worker_chores c CROSS JOIN LATERAL (VALUES
 		('idemq_worker_chores_total', c.runs::float8),
 		('idemq_worker_chore_failures_total', c.failures),
 		('idemq_worker_chore_seconds_total', extract(epoch FROM c.busy)::float8)
 	) AS v (name, value)
 	UNION ALL
-	SELECT 'idemq_ticker_timestamp_seconds', '{}', extract(epoch FROM t.called_at)::float8 FROM idemq.ticker t
+	SELECT 'idemq_ticker_timestamp_seconds', '{}', extract(epoch FROM t.called_at)::float8, 'idemq_ticker_timestamp_seconds' FROM idemq.ticker t
 	UNION ALL
-	SELECT v.name, jsonb_build_object('queue', s.queue, 'schedule', s.name), v.value FROM schedules s
+	SELECT v.name, jsonb_build_object('queue', s.queue, 'schedule', s.name), v.value, v.name FROM schedules s
 	CROSS JOIN LATERAL (VALUES
 		('idemq_schedule_late_seconds',
 			coalesce(greatest(extract(epoch FROM clock_timestamp() - s.due_since)::float8, 0), 0)),
@@ -180,21 +180,21 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		('idemq_schedule_next_run_timestamp_seconds', extract(epoch FROM s.next_run)::float8)
 	) AS v (name, value)
 	UNION ALL
-	SELECT v.name, jsonb_build_object('resource', replace(u.resource, ' ', '_')), v.value FROM idemq.memory u
+	SELECT v.name, jsonb_build_object('resource', replace(u.resource, ' ', '_')), v.value, v.name FROM idemq.memory u
 	CROSS JOIN LATERAL (VALUES
 		('idemq_memory_used', u.used::float8),
 		('idemq_memory_size', u.size),
 		('idemq_memory_refused_total', u.refused)
 	) AS v (name, value)
 	UNION ALL
-	SELECT 'idemq_admissions_total', jsonb_build_object('outcome', v.outcome), v.value FROM idemq.admissions a
+	SELECT 'idemq_admissions_total', jsonb_build_object('outcome', v.outcome), v.value, 'idemq_admissions_total' FROM idemq.admissions a
 	CROSS JOIN LATERAL (VALUES ('allowed', a.allowed::float8), ('refused', a.refused), ('unlimited', a.unlimited))
 		AS v (outcome, value)
 	UNION ALL
-	SELECT 'idemq_once_total', jsonb_build_object('outcome', v.outcome), v.value FROM idemq.once_calls a
+	SELECT 'idemq_once_total', jsonb_build_object('outcome', v.outcome), v.value, 'idemq_once_total' FROM idemq.once_calls a
 	CROSS JOIN LATERAL (VALUES ('first', a.first::float8), ('repeated', a.repeated)) AS v (outcome, value)
 	UNION ALL
-	SELECT v.name, jsonb_build_object('table', t.name) || v.labels, v.value FROM tables t
+	SELECT v.name, jsonb_build_object('table', t.name) || v.labels, v.value, v.name FROM tables t
 	CROSS JOIN LATERAL (VALUES
 		('idemq_table_bytes', '{"part": "heap"}'::jsonb, pg_table_size(t.oid)::float8),
 		('idemq_table_bytes', '{"part": "indexes"}', pg_indexes_size(t.oid)),
@@ -204,13 +204,13 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 			extract(epoch FROM greatest(pg_stat_get_last_vacuum_time(t.oid), pg_stat_get_last_autovacuum_time(t.oid)))::float8)
 	) AS v (name, labels, value)
 	UNION ALL
-	SELECT 'idemq_oldest_snapshot_seconds', jsonb_build_object('holder', k.holder), coalesce(max(h.seconds), 0)
+	SELECT 'idemq_oldest_snapshot_seconds', jsonb_build_object('holder', k.holder), coalesce(max(h.seconds), 0), 'idemq_oldest_snapshot_seconds'
 	FROM unnest('{session,walsender,prepared}'::text[]) AS k (holder) LEFT JOIN holders h USING (holder) GROUP BY k.holder
 	UNION ALL
-	SELECT 'idemq_oldest_xmin_transactions', jsonb_build_object('holder', k.holder), coalesce(max(h.transactions), 0)
+	SELECT 'idemq_oldest_xmin_transactions', jsonb_build_object('holder', k.holder), coalesce(max(h.transactions), 0), 'idemq_oldest_xmin_transactions'
 	FROM unnest('{session,walsender,prepared,slot}'::text[]) AS k (holder) LEFT JOIN holders h USING (holder) GROUP BY k.holder
 	UNION ALL
-	SELECT v.name, v.labels, v.value FROM (VALUES
+	SELECT v.name, v.labels, v.value, v.name FROM (VALUES
 		('idemq_info', jsonb_build_object('version', current_setting('idemq.version'),
 			'postgres', current_setting('server_version_num')), 1::float8),
 		('idemq_in_recovery', '{}', pg_is_in_recovery()::int),
@@ -221,10 +221,8 @@ COMMENT ON VIEW idemq.prometheus_samples IS 'part of idemq.prometheus: what each
 -- Topic: Observing
 
 CREATE VIEW idemq.prometheus WITH (security_barrier) AS
-	SELECT s.name, s.labels, s.value, n.type, n.unit, n.help, n.name AS family
-	FROM idemq.prometheus_samples s
-	JOIN idemq.prometheus_names n ON n.name = CASE WHEN s.labels ? 'le' OR s.name LIKE 'idemq\_%\_seconds\_sum' OR s.name LIKE 'idemq\_%\_seconds\_count'
-		THEN regexp_replace(s.name, '_(bucket|sum|count)$', '') ELSE s.name END
+	SELECT s.name, s.labels, s.value, n.type, n.unit, n.help, s.family
+	FROM idemq.prometheus_samples s JOIN idemq.prometheus_names n ON n.name = s.family
 	WHERE s.value IS NOT NULL;
 COMMENT ON VIEW idemq.prometheus IS 'figures for machines, one row a sample, named as Prometheus names them: times in seconds, sizes in bytes, counters that end in _total, cumulative histogram buckets; for pg_monitor; reads no jobs but the head of each queue';
 COMMENT ON COLUMN idemq.prometheus.name IS 'of the sample; of a histogram with _bucket, _sum or _count';
