@@ -35,7 +35,7 @@ sql($node, q[SELECT count(*) FROM idemq.enqueue_many('payments', array_fill('1':
 	SELECT idemq.enqueue('mail', '1', run_at => now() - interval '7 min'); SELECT idemq.enqueue('mail', '2', run_at => now() - interval '9 min', priority => 1);
 	SELECT idemq.enqueue('mail', '3', priority => 0)]);
 sql($node, q[SELECT idemq.fail(id, token, 'no connection to 10.0.0.7') FROM idemq.claim('mail', worker => 'mailer-1');
-	SELECT count(*) FROM idemq.enqueue_many('reports', '{1,2}'); SELECT idemq.commit(id, token) FROM idemq.enqueue('q', '1'), LATERAL idemq.claim('q')]);
+	SELECT count(*) FROM idemq.enqueue_many('reports', '{1,2}'); SELECT idemq.enqueue('q', '1'); SELECT idemq.commit(id, token) FROM idemq.claim('q')]);
 sql($node, q[SELECT idemq.schedule('nightly', '0 3 * * *', 'reports', '1', 'Europe/Berlin'); SELECT idemq.schedule('every minute', '* * * * *', 'mail', '1');
 	UPDATE idemq.schedule_entries SET done_until = now() - interval '1 h' WHERE name = 'every minute']);
 my $worker = session($node);
