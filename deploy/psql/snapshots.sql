@@ -2,8 +2,8 @@
 -- replication slots.  Needs pg_monitor.
 -- \i snapshots.sql, then \watch 5
 SELECT * FROM (
-    SELECT 'session' AS holder, a.pid::text AS which, a.usename::text AS role, a.state,
-           date_trunc('seconds', clock_timestamp() - coalesce(a.xact_start, a.backend_start)) AS for_so_long,
+    SELECT CASE WHEN a.backend_type = 'walsender' THEN 'walsender' ELSE 'session' END AS holder, a.pid::text AS which, a.usename::text AS role, a.state,
+           date_trunc('seconds', clock_timestamp() - a.xact_start) AS for_so_long,
            greatest(age(a.backend_xmin), age(a.backend_xid)) AS transactions, left(a.query, 40) AS doing
     FROM pg_stat_activity a
     WHERE (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL) AND a.pid <> pg_backend_pid()

@@ -62,8 +62,8 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_table_live_rows', 'gauge', NULL, 'Rows of it, as the statistics have them.'),
 	('idemq_table_dead_rows', 'gauge', NULL, 'Dead rows of it that vacuum has not removed, as the statistics have them.'),
 	('idemq_table_last_vacuum_timestamp_seconds', 'gauge', 'seconds', 'When it was last vacuumed.'),
-	('idemq_oldest_snapshot_seconds', 'gauge', 'seconds', 'Age of the oldest transaction that may keep dead rows of this database, by holder: session, walsender (a standby''s feedback), prepared; 0: none.'),
-	('idemq_oldest_xmin_transactions', 'gauge', NULL, 'Transactions since the oldest one that keeps dead rows of this database, by holder, replication slots as well.'),
+	('idemq_oldest_snapshot_seconds', 'gauge', 'seconds', 'Age of the oldest transaction that may keep dead rows of this database, by holder: session, prepared; 0: none.'),
+	('idemq_oldest_xmin_transactions', 'gauge', NULL, 'Transactions since the oldest one that keeps dead rows of this database, by holder: session, prepared, walsender (a standby''s feedback), slot.'),
 	-- Of the figures.
 	('idemq_info', 'gauge', NULL, '1; its labels say which version of idemq and of PostgreSQL this is.'),
 	('idemq_in_recovery', 'gauge', NULL, 'Whether this server is a standby, which has no figures of queues.'),
@@ -89,7 +89,8 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		FROM idemq.schedules s JOIN idemq.schedule_entries e USING (name)
 	), holders AS MATERIALIZED (
 		SELECT CASE WHEN a.backend_type = 'walsender' THEN 'walsender' ELSE 'session' END AS holder,
-			extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.backend_start))::float8 AS seconds,
+			-- A walsender passes on what a standby holds, and does not say since when.
+			CASE WHEN a.backend_type <> 'walsender' THEN extract(epoch FROM clock_timestamp() - a.xact_start)::float8 END AS seconds,
 			greatest(age(a.backend_xmin), age(a.backend_xid)) AS transactions
 		FROM pg_stat_activity a
 		WHERE (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
@@ -205,7 +206,7 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 	) AS v (name, labels, value)
 	UNION ALL
 	SELECT 'idemq_oldest_snapshot_seconds', jsonb_build_object('holder', k.holder), coalesce(max(h.seconds), 0), 'idemq_oldest_snapshot_seconds'
-	FROM unnest('{session,walsender,prepared}'::text[]) AS k (holder) LEFT JOIN holders h USING (holder) GROUP BY k.holder
+	FROM unnest('{session,prepared}'::text[]) AS k (holder) LEFT JOIN holders h USING (holder) GROUP BY k.holder
 	UNION ALL
 	SELECT 'idemq_oldest_xmin_transactions', jsonb_build_object('holder', k.holder), coalesce(max(h.transactions), 0), 'idemq_oldest_xmin_transactions'
 	FROM unnest('{session,walsender,prepared,slot}'::text[]) AS k (holder) LEFT JOIN holders h USING (holder) GROUP BY k.holder
