@@ -190,7 +190,7 @@ COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'for how long it has not 
 COMMENT ON COLUMN idemq.background_worker.awake IS 'whether it does something now, or is about to';
 COMMENT ON COLUMN idemq.background_worker.chore IS 'the chore that it runs; NULL between two';
 COMMENT ON COLUMN idemq.background_worker.last_run IS 'when it last ended a chore; NULL: it has run none yet';
-COMMENT ON COLUMN idemq.background_worker.lag IS 'for how long the first thing has been due that it has not done: milliseconds while all is well; more when it is stuck or does not keep up, a chore fails, or somebody holds a row';
+COMMENT ON COLUMN idemq.background_worker.lag IS 'for how long the first thing has been due that it has not done: milliseconds while all is well; more when it is stuck or does not keep up, a chore fails, or somebody holds a row; NULL in a database that follows another';
 
 CREATE FUNCTION idemq.chore_counts()
 	RETURNS TABLE (chore text, runs bigint, failures bigint, busy interval)

@@ -14,6 +14,7 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+#include "queue/following.h"
 #include "shared/worker_health.h"
 #include "shared/worker_watch.h"
 #include "base/args.h"
@@ -59,7 +60,9 @@ idemq_sql_v2_worker_state(PG_FUNCTION_ARGS)
 	if (pid != 0 && idemq_worker_health(&health))
 	{
 		put(values, nulls, STATE_AWAKE, BoolGetDatum(health.awake));
-		put(values, nulls, STATE_LAG, idemq_interval_datum(health.lag));
+		/* Where another database has the jobs, nothing is due. */
+		if (!idemq_follows())
+			put(values, nulls, STATE_LAG, idemq_interval_datum(health.lag));
 		if (health.doing >= 0)
 			put(values, nulls, STATE_CHORE,
 				PointerGetDatum(cstring_to_text(idemq_chore_names[health.doing])));
