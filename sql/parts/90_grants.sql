@@ -42,3 +42,6 @@ GRANT EXECUTE ON PROCEDURE idemq.wait, idemq.wait_any, idemq.wait_result TO PUBL
 GRANT EXECUTE ON FUNCTION idemq.recount TO pg_monitor;
 -- Of all queues; it shows ids and counts, no payload, key or error.
 GRANT EXECUTE ON FUNCTION idemq.check TO pg_monitor;
+-- Figures for machines: of all queues, and of the whole server.
+GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq.prometheus_samples, idemq.worker_chores TO pg_monitor;
+GRANT EXECUTE ON FUNCTION idemq.prometheus_text, idemq.timing_buckets, idemq.chore_counts TO pg_monitor;
