@@ -45,3 +45,9 @@ GRANT EXECUTE ON FUNCTION idemq.check TO pg_monitor;
 -- Figures for machines: of all queues, and of the whole server.
 GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq.prometheus_samples, idemq.worker_chores TO pg_monitor;
 GRANT EXECUTE ON FUNCTION idemq.prometheus_text, idemq.timing_buckets, idemq.chore_counts TO pg_monitor;
+-- For people.
+GRANT SELECT ON idemq.errors TO PUBLIC;
+GRANT EXECUTE ON FUNCTION
+	idemq.error_pattern, idemq.error_sqlstate, idemq.error_fingerprint,
+	idemq.retry_many, idemq.reschedule
+	TO PUBLIC;
