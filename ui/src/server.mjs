@@ -21,7 +21,7 @@ const idOf = (text) => {
 };
 const text = (value) => (typeof value === 'string' && value !== '' ? value : null);
 
-const statics = { 'style.css': 'text/css; charset=utf-8', 'refresh.js': 'text/javascript; charset=utf-8' };
+const statics = { 'icon.svg': 'image/svg+xml', 'style.css': 'text/css; charset=utf-8', 'refresh.js': 'text/javascript; charset=utf-8' };
 
 /** What a failure says: PostgreSQL's words, and a next step where we know one. */
 function explain(error) {
@@ -30,7 +30,7 @@ function explain(error) {
     42501: 'The role that started this page may not do that: idemq.grant_queue(queue, role, \'admin\') lets it.',
     57014: 'It took too long: look at fewer jobs, or in psql.',
     '3F000': 'CREATE EXTENSION idemq in this database, or start the page with another PGDATABASE.',
-    '42P01': 'This page is for idemq 0.2.0 and newer: ALTER EXTENSION idemq UPDATE.',
+    '42P01': 'CREATE EXTENSION idemq in this database; of an older idemq than 0.2.0: ALTER EXTENSION idemq UPDATE.',
     42883: 'This page is for idemq 0.2.0 and newer: ALTER EXTENSION idemq UPDATE.',
   };
   if (!error.code) return { code: 500, message: error.message };

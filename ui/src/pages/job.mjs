@@ -25,7 +25,7 @@ function took(attempt) {
 
 export function jobPage({ job, shown, attempts, group, steps }, context) {
   const finished = job.finished_at !== null;
-  return html`<p class="why">${status(job.status)} ${job.why}</p>
+  return html`<p class="why"><span class="${job.status}">${job.why}</span></p>
 <p class="actions">${(!finished || ['dead', 'cancelled'].includes(job.status)) && job.status !== 'processing' && button(context, 'retry', 'Retry', { id: job.id })}
 ${!finished && button(context, 'cancel', 'Cancel', { id: job.id })}
 ${job.status === 'processing' && button(context, 'release', 'Release', { id: job.id })}</p>

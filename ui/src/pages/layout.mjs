@@ -14,6 +14,7 @@ export function layout(title, body, context) {
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>${title} – idemq</title>
+<link rel="icon" href="/static/icon.svg">
 <link rel="stylesheet" href="/static/style.css">
 <script src="/static/refresh.js" defer></script>
 </head>

@@ -6,7 +6,7 @@ import { button, jobLink, more, number, queueLink, table } from './layout.mjs';
 
 export function errorsPage(rows, queue, context) {
   return html`${queue && html`<p>Of queue ${queueLink(queue)}. <a href="/errors">Of all queues</a></p>`}
-${table('Errors', [number('Jobs'), number('Dead'), 'Queue', 'SQLSTATE', 'Error', 'First', 'Last', 'Example', ...(context.writes ? [''] : [])],
+${table('Errors', [number('Jobs'), number('Dead'), 'Queue', 'SQLSTATE', 'Error', 'First', 'Last', 'Example', ...(context.writes ? ['Action'] : [])],
     rows.map((e) => [count(e.jobs), count(e.dead), queueLink(e.queue), html`<code>${e.sqlstate}</code>`, html`<span class="error">${e.error ?? 'no message'}</span>`,
       html`<span title="${time(e.first_seen)}">${distance(e.first_seen)}</span>`, html`<span title="${time(e.last_seen)}">${distance(e.last_seen)}</span>`,
       jobLink(e.example_id), ...(context.writes ? [Number(e.dead) > 0
@@ -23,7 +23,7 @@ ${handlers && html`<h2>Handlers in the server</h2>${handlers.length === 0 ? html
 }
 
 export function schedulesPage(rows, context) {
-  return table('Schedules', ['Schedule', 'Queue', 'Cron', 'Zone', 'Next', 'After that', 'Last', 'State', ...(context.writes ? [''] : [])],
+  return table('Schedules', ['Schedule', 'Queue', 'Cron', 'Zone', 'Next', 'After that', 'Last', 'State', ...(context.writes ? ['Action'] : [])],
     rows.map((s) => [s.name, queueLink(s.queue), html`<code>${s.cron}</code>`, s.time_zone, html`<span title="${time(s.next_run)}">${distance(s.next_run)}</span>`,
       (s.ticks ?? []).slice(1).map((tick) => html`<div>${time(tick)}</div>`), s.last_run ? html`${distance(s.last_run)} ${s.last_job && jobLink(s.last_job)}` : 'never',
       s.failed_at ? html`<span class="status dead">failed</span> ${s.last_error}` : html`<span class="status completed">well</span>`,

@@ -39,12 +39,12 @@ export function live(reading, sampler, health, context) {
     return [queueLink(queue.queue), state(queue), count(queue.pending), count(queue.processing), count(queue.blocked),
       duration(queue.oldest_ready), per('enqueued'), per('committed'),
       html`${sparkline(series.map((point) => point.committed), `jobs done a second, the last two minutes, now ${per('committed')}`)}`,
-      html`${slow === null || slow === undefined ? '–' : duration(slow)} ${sparkline(series.map((point) => point.wait ?? 0), 'waiting time, 99 of 100 jobs, the last two minutes')}`,
+      html`<span class="line">${slow === null || slow === undefined ? '–' : duration(slow)} ${sparkline(series.map((point) => point.wait ?? 0), 'waiting time, 99 of 100 jobs, the last two minutes')}</span>`,
       queue.paused ? button(context, 'resume', 'Resume', { queue: queue.queue }, `Resume queue ${queue.queue}`)
         : button(context, 'pause', 'Pause', { queue: queue.queue }, `Pause queue ${queue.queue}`)];
   });
   const heads = ['Queue', 'State', number('Waiting'), number('Running'), number('Blocked'), number('Oldest due'),
-    number('In / s'), number('Done / s'), 'Done', 'Wait, p99', ''];
+    number('In / s'), number('Done / s'), 'Done', 'Wait, p99', 'Action'];
   return html`${health && html`<p class="health">${health.pid === null ? html`<b>No background worker runs</b> in this database: expired leases wait for the next claim.`
     : health.stuck_for !== null ? html`<b>The background worker is stuck</b> for ${duration(health.stuck_for)}.` : html`The background worker is well.`}</p>`}
 ${table('Queues', context.writes ? heads : heads.slice(0, -1), context.writes ? rows : rows.map((row) => row.slice(0, -1)),
