@@ -22,6 +22,7 @@ my $ui = "$tmp/ui";
 my $pictures = "$tmp/pictures";
 mkdir $pictures or die $!;
 system('cp', '-r', "$ENV{IDEMQ_SOURCE}/ui", $ui) == 0 or die 'cp';
+system("rm", "-rf", "$ui/node_modules") == 0 or die "rm";
 symlink $modules, "$ui/node_modules" or die "symlink: $!";
 
 my $node = new_server('ui', 'idemq.worker' => 'on');
