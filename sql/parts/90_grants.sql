@@ -51,3 +51,5 @@ GRANT EXECUTE ON FUNCTION
 	idemq.error_pattern, idemq.error_sqlstate, idemq.error_fingerprint,
 	idemq.retry_many, idemq.reschedule
 	TO PUBLIC;
+-- For operators; each asks for itself.
+GRANT EXECUTE ON FUNCTION idemq.release_job, idemq.run_schedule_now TO PUBLIC;

@@ -115,8 +115,7 @@ read_filter(FunctionCallInfo fcinfo, int32 queue_id, Datum *values, char *nulls,
 	values[PARAM_QUEUE] = Int32GetDatum(queue_id);
 	values[PARAM_MAX] = Int64GetDatum(PG_INT64_MAX);
 	if (!PG_ARGISNULL(1))
-		values[PARAM_MAX] =
-			Int64GetDatum(idemq_arg_int(fcinfo, 1, "max_jobs", 1, PG_INT32_MAX));
+		values[PARAM_MAX] = Int64GetDatum(idemq_arg_int(fcinfo, 1, "max_jobs", 1, PG_INT32_MAX));
 	if (!PG_ARGISNULL(2))
 	{
 		char *error = text_to_cstring(PG_GETARG_TEXT_PP(2));

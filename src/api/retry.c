@@ -101,7 +101,8 @@ audit_counts(const List *counts)
 		QueueInfo queue;
 
 		if (idemq_queue_by_id(count->queue_id, &queue))
-			idemq_audit(&(AuditEntry){.action = "retry_many", .queue = &queue, .jobs = count->jobs});
+			idemq_audit(
+				&(AuditEntry){.action = "retry_many", .queue = &queue, .jobs = count->jobs});
 	}
 }
 

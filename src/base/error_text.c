@@ -111,9 +111,8 @@ number_goes_on(const Reader *reader, int ahead)
 		return true;
 	if (strchr(".,:-/+TeE", c) == NULL || c == '\0')
 		return false;
-	return is_digit(next) ||
-		   ((c == 'e' || c == 'E') && (next == '-' || next == '+') &&
-			is_digit(peek(reader, ahead + 2)));
+	return is_digit(next) || ((c == 'e' || c == 'E') && (next == '-' || next == '+') &&
+							  is_digit(peek(reader, ahead + 2)));
 }
 
 /* Returns the length of a number that begins here with a digit. */

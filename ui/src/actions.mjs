@@ -44,11 +44,8 @@ export const actions = {
     'SELECT idemq.retry($1) AS outcome', { retrying: 'The job is ready, and will be claimed next.' }),
   cancel: jobAction('Cancel', 'it will not run. If it is running, its worker’s commit is refused, and what it did outside the database stays done.',
     'SELECT idemq.cancel($1) AS outcome', { cancelled: 'The job is cancelled.' }),
-  release: {
-    ...jobAction('Release', 'its lease ends now, and another worker may take it; the attempt is not counted. Its present worker’s commit is refused.',
-      `SELECT coalesce((SELECT idemq.release(j.id, j.token)::text FROM idemq.jobs j WHERE j.id = $1 AND j.status = 'processing'),
-        'it is not running') AS outcome`, { released: 'The job was taken from its worker, and is ready.' }),
-  },
+  release: jobAction('Release', 'its lease ends now, and another worker may take it; the attempt is not counted. Its present worker’s commit is refused.',
+      'SELECT idemq.release_job($1) AS outcome', { released: 'The job was taken from its worker, and is ready.' }),
   pause: queueAction('Pause', 'it goes on to accept jobs, and hands out none until it is resumed. Jobs that run go on.',
     'SELECT idemq.pause($1)', 'is paused'),
   resume: queueAction('Resume', 'its jobs are handed out again, at once.', 'SELECT idemq.resume($1)', 'hands out jobs again'),
