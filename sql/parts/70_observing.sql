@@ -44,7 +44,7 @@ COMMENT ON FUNCTION idemq.check()
 
 -- Topic: Inside
 
-CREATE FUNCTION idemq.queue_metrics()
+CREATE FUNCTION idemq.queue_metrics(count boolean DEFAULT true)
 	RETURNS TABLE (
 		queue_id         int,
 		blocked          bigint,
@@ -83,8 +83,8 @@ CREATE FUNCTION idemq.queue_metrics()
 		recovering       boolean,
 		running          int)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_metrics';
-COMMENT ON FUNCTION idemq.queue_metrics()
-	IS 'what idemq.metrics shows; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
+COMMENT ON FUNCTION idemq.queue_metrics(boolean)
+	IS 'what idemq.metrics shows; without count, gauges that would have to be counted by reading all jobs are NULL; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
 
 -- The function decides which queues; the view reads the names as its owner.
 CREATE VIEW idemq.metrics WITH (security_barrier) AS
@@ -184,11 +184,28 @@ COMMENT ON VIEW idemq.once_calls IS 'calls of idemq.once on the whole server sin
 COMMENT ON COLUMN idemq.once_calls.first IS 'calls that were the first, answered true; one that is rolled back and repeated counts twice';
 COMMENT ON COLUMN idemq.once_calls.repeated IS 'calls whose key was taken, answered false';
 
-CREATE FUNCTION idemq.worker_state(OUT pid int, OUT stuck_for interval)
+CREATE FUNCTION idemq.worker_state(OUT pid int, OUT stuck_for interval, OUT awake boolean, OUT chore text,
+	OUT last_run timestamptz, OUT lag interval)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_worker_state';
 COMMENT ON FUNCTION idemq.worker_state() IS 'what idemq.background_worker shows; returns one row';
 
-CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for FROM idemq.worker_state();
+CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for, awake, chore, last_run, lag FROM idemq.worker_state();
 COMMENT ON VIEW idemq.background_worker IS 'the background worker of this database, one row: with a pid and without stuck_for all is well';
 COMMENT ON COLUMN idemq.background_worker.pid IS 'its process; NULL: none runs (idemq.worker is off, max_worker_processes is used up, a standby, or it is being started)';
 COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'for how long it has not moved though it should, once that is 2 s: it is stopped, or at one long piece of work; NULL: it moves, or has nothing to do';
+COMMENT ON COLUMN idemq.background_worker.awake IS 'whether it does something now, or is about to';
+COMMENT ON COLUMN idemq.background_worker.chore IS 'the chore that it runs; NULL between two';
+COMMENT ON COLUMN idemq.background_worker.last_run IS 'when it last ended a chore; NULL: it has run none yet';
+COMMENT ON COLUMN idemq.background_worker.lag IS 'for how long the first thing has been due that it has not done: milliseconds while all is well; more when it is stuck or does not keep up, a chore fails, or somebody holds a row; NULL in a database that follows another';
+
+CREATE FUNCTION idemq.chore_counts()
+	RETURNS TABLE (chore text, runs bigint, failures bigint, busy interval)
+	ROWS 11 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_chore_counts';
+COMMENT ON FUNCTION idemq.chore_counts() IS 'what idemq.worker_chores shows; returns a row for each chore';
+
+CREATE VIEW idemq.worker_chores AS SELECT chore, runs, failures, busy FROM idemq.chore_counts();
+COMMENT ON VIEW idemq.worker_chores IS 'what the background worker of this database has done since the start of the server: one row a chore, none while the database has had no worker';
+COMMENT ON COLUMN idemq.worker_chores.chore IS 'promote (heads of groups), reap (leases that ended), recover (leases that a restart lost), due (wakes who sleeps), remind (wakes again), expire (jobs not claimed in time), notify, count (the jobs of each queue), purge (retention), discover and follow (at its start)';
+COMMENT ON COLUMN idemq.worker_chores.runs IS 'how often it has run';
+COMMENT ON COLUMN idemq.worker_chores.failures IS 'how often it met an error, which is in the server''s log';
+COMMENT ON COLUMN idemq.worker_chores.busy IS 'how long all that took';

@@ -31,6 +31,7 @@
 #include "worker/notify.h"
 #include "worker/retention.h"
 #include "worker/turns.h"
+#include "worker/worker_log.h"
 #include "job/follow.h"
 #include "job/pausing.h"
 #include "job/promote.h"
@@ -263,24 +264,26 @@ purge_ended(const SlotView *view, bool done)
 /* The first are of each queue, in the order of a turn; the others for all queues at once. */
 #define QUEUE_CHORES 6
 static const Chore chores[] = {
-	{"promote", promote_due_at, .run = promote, .begin = promote_begins, .ended = promote_ended},
-	{"reap", reap_due_at, .run = idemq_reap_expired},
-	{"recover", recover_due_at, .run = recover},
-	{"due", due_due_at, .run = due},
-	{"remind", remind_due_at, .run = remind},
-	{"expire", idemq_expire_due_at, .run = idemq_expire_some, .ended = idemq_expire_ended},
+	{CHORE_PROMOTE, promote_due_at, .run = promote, .begin = promote_begins,
+	 .ended = promote_ended},
+	{CHORE_REAP, reap_due_at, .run = idemq_reap_expired},
+	{CHORE_RECOVER, recover_due_at, .run = recover},
+	{CHORE_DUE, due_due_at, .run = due},
+	{CHORE_REMIND, remind_due_at, .run = remind},
+	{CHORE_EXPIRE, idemq_expire_due_at, .run = idemq_expire_some, .ended = idemq_expire_ended},
 	/* QUEUE_CHORES */
-	{"notify", notify_due_at, .run_for_all = idemq_notify_send, .begin = notify_begins,
+	{CHORE_NOTIFY, notify_due_at, .run_for_all = idemq_notify_send, .begin = notify_begins,
 	 .ended = notify_ended},
-	{"count", count_due_at, .run_for_all = idemq_queue_counts_run, .ended = count_ended},
-	{"purge", purge_due_at, .run_for_all = idemq_retention_run, .ended = purge_ended},
+	{CHORE_COUNT_JOBS, count_due_at, .run_for_all = idemq_queue_counts_run, .ended = count_ended},
+	{CHORE_PURGE, purge_due_at, .run_for_all = idemq_retention_run, .ended = purge_ended},
 };
 
 /* Runs once, when the worker starts, and when the database ceases to follow another. */
-static const Chore discover_chore = {"discover", NULL, .run_for_all = discover};
+static const Chore discover_chore = {CHORE_DISCOVER, NULL, .run_for_all = discover};
 
 /* Reads whether the database follows another, and has that last; runs when it may have changed. */
-static const Chore look_up_chore = {"follow", NULL, .run_for_all = idemq_follow_note_subscription};
+static const Chore look_up_chore = {CHORE_FOLLOW, NULL,
+									.run_for_all = idemq_follow_note_subscription};
 
 /* Does what is due for all queues at once; lowers *next to when (mono) to come again. */
 static void
@@ -420,6 +423,7 @@ begin(void)
 {
 	if (!idemq_chore_run(&discover_chore, 0))
 		return false;
+	idemq_log_recovery_begins();
 	idemq_for_each_slot(MyDatabaseId, make_due, NULL);
 	idemq_turns_begin();
 	idemq_for_each_slot(MyDatabaseId, plan_each, NULL);
@@ -479,6 +483,7 @@ idemq_chores_do(void)
 		next = do_turns();
 	else
 		next = idemq_mono_now() + LOOK_PAUSE;
+	idemq_log_news();
 	report = report_statistics();
 	return Min(next, report);
 }
