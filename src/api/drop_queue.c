@@ -30,6 +30,9 @@ static SqlStatement delete_jobs = {.text = "DELETE FROM idemq.jobs WHERE queue_i
 static SqlStatement delete_attempts = {.text = "DELETE FROM idemq.attempts WHERE queue_id = $1",
 									   .nargs = 1,
 									   .types = {INT4OID}};
+static SqlStatement delete_steps = {.text = "DELETE FROM idemq.steps WHERE queue_id = $1",
+									.nargs = 1,
+									.types = {INT4OID}};
 static SqlStatement delete_queue = {.text = "DELETE FROM idemq.queues WHERE queue_id = $1",
 									.nargs = 1,
 									.types = {INT4OID}};
@@ -130,6 +133,7 @@ idemq_sql_v2_drop_queue(PG_FUNCTION_ARGS)
 	release_dead_queue(&queue, force);
 	entry.jobs = (int64) idemq_spi_run(&delete_jobs, &id, NULL, SPI_OK_DELETE);
 	(void) idemq_spi_run(&delete_attempts, &id, NULL, SPI_OK_DELETE);
+	(void) idemq_spi_run(&delete_steps, &id, NULL, SPI_OK_DELETE);
 	(void) idemq_spi_run(&delete_queue, &id, NULL, SPI_OK_DELETE);
 	if (idemq_spi_query_latest(&any_job, &id, NULL) > 0)
 		ereport(ERROR,

@@ -22,6 +22,7 @@
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_ready.h"
+#include "table/steps.h"
 #include "queue/following.h"
 #include "queue/queue_counts.h"
 #include "queue/queues.h"
@@ -54,6 +55,8 @@ enum
 	METRIC_SINCE,
 	METRIC_RECOVERING,
 	METRIC_RUNNING,
+	METRIC_STEPS_OPEN,
+	METRIC_STEPS_UNKNOWN,
 	METRIC_COLUMNS
 };
 
@@ -66,6 +69,8 @@ typedef struct SqlGauges
 	bool counted;
 	QueueCount *counts;
 	int ncounts;
+	StepCount *steps; /* for each call */
+	int nsteps;
 } SqlGauges;
 
 static const double quantiles[] = {0.5, 0.95, 0.99};
@@ -84,6 +89,17 @@ gauges_by_sql(SqlGauges *gauges, int32 queue_id)
 	found =
 		bsearch(&wanted, gauges->counts, gauges->ncounts, sizeof(QueueCount), idemq_compare_int32);
 	return found == NULL ? none : found->jobs;
+}
+
+/* Returns how many steps of a queue are open and unknown. */
+static StepCount
+step_count(const SqlGauges *gauges, int32 queue_id)
+{
+	StepCount wanted = {.queue_id = queue_id};
+	StepCount *found =
+		bsearch(&wanted, gauges->steps, gauges->nsteps, sizeof(StepCount), idemq_compare_int32);
+
+	return found == NULL ? wanted : *found;
 }
 
 /* Returns whether a claim would take a job. */
@@ -182,6 +198,7 @@ fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool 
 	CounterView view;
 	bool in_memory = read_counters(queue, &view);
 	const int64 *gauges;
+	StepCount steps = step_count(sql_gauges, queue->id);
 	TimestampTz now = idemq_now();
 	TimestampTz oldest;
 	SlotStatus status;
@@ -189,6 +206,9 @@ fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool 
 	memset(nulls, true, METRIC_COLUMNS * sizeof(bool));
 	memset(nulls, false, METRIC_OLDEST_READY * sizeof(bool));
 	values[METRIC_QUEUE_ID] = Int32GetDatum(queue->id);
+	values[METRIC_STEPS_OPEN] = Int64GetDatum(steps.open);
+	values[METRIC_STEPS_UNKNOWN] = Int64GetDatum(steps.unknown);
+	nulls[METRIC_STEPS_OPEN] = nulls[METRIC_STEPS_UNKNOWN] = false;
 	if (in_memory && view.known && !RecoveryInProgress() && !idemq_follows())
 		gauges = view.gauges;
 	else
@@ -231,6 +251,7 @@ idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
 	int count;
 	int32 *ids = idemq_queue_ids(all ? 0 : PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &count);
 
+	gauges.steps = idemq_steps_count(&gauges.nsteps);
 	for (int i = 0; i < count; i++)
 	{
 		Datum values[METRIC_COLUMNS];
