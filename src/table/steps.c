@@ -42,6 +42,7 @@
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/fmgrprotos.h"
+#include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
@@ -243,7 +244,7 @@ database_uuid(unsigned char *uuid)
 static char *
 effect_key(const StepName *name, int32 round)
 {
-	char *text = TextDatumGetCString(name->name);
+	char *utf8 = TextDatumGetCString(name->name);
 	uint64 id = pg_hton64((uint64) name->job_id);
 	uint32 number = pg_hton32((uint32) round);
 	StringInfoData hashed;
@@ -252,13 +253,13 @@ effect_key(const StepName *name, int32 round)
 	Datum output;
 
 	if (GetDatabaseEncoding() != PG_SQL_ASCII)
-		text = pg_server_to_any(text, strlen(text), PG_UTF8);
+		utf8 = pg_server_to_any(utf8, strlen(utf8), PG_UTF8);
 	initStringInfo(&hashed);
 	appendStringInfoSpaces(&hashed, VARHDRSZ + 16);
 	database_uuid((unsigned char *) hashed.data + VARHDRSZ);
 	appendBinaryStringInfo(&hashed, (char *) &id, sizeof(id));
 	appendBinaryStringInfo(&hashed, (char *) &number, sizeof(number));
-	appendStringInfoString(&hashed, text);
+	appendStringInfoString(&hashed, utf8);
 	input = (bytea *) hashed.data;
 	SET_VARSIZE(input, hashed.len);
 	output = DirectFunctionCall1(sha256_bytea, PointerGetDatum(input));
