@@ -30,9 +30,12 @@ static SqlStatement delete_jobs = {.text = "DELETE FROM idemq.jobs WHERE queue_i
 static SqlStatement delete_attempts = {.text = "DELETE FROM idemq.attempts WHERE queue_id = $1",
 									   .nargs = 1,
 									   .types = {INT4OID}};
-static SqlStatement delete_steps = {.text = "DELETE FROM idemq.steps WHERE queue_id = $1",
-									.nargs = 1,
-									.types = {INT4OID}};
+/* Of a job that was moved to another queue by hand they stay. */
+static SqlStatement delete_steps =
+	{.text = "DELETE FROM idemq.steps s WHERE s.queue_id = $1 "
+			 "AND NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = s.job_id)",
+	 .nargs = 1,
+	 .types = {INT4OID}};
 static SqlStatement delete_queue = {.text = "DELETE FROM idemq.queues WHERE queue_id = $1",
 									.nargs = 1,
 									.types = {INT4OID}};
