@@ -20,9 +20,9 @@
 #include "utils/tuplestore.h"
 
 #include "job/transition.h"
+#include "table/job_steps.h"
 #include "table/jobs.h"
 #include "table/jobs_ready.h"
-#include "table/steps.h"
 #include "queue/following.h"
 #include "queue/queue_counts.h"
 #include "queue/queues.h"

@@ -53,23 +53,6 @@ typedef struct StepCall
 	TimestampTz call_until;
 } StepCall;
 
-/* What a job has of steps that are open, for a person. */
-typedef struct OpenStep
-{
-	char *name;
-	int64 token;
-	TimestampTz begun_at;
-	TimestampTz call_until;
-} OpenStep;
-
-/* Steps of a queue that are begun, and not answered. */
-typedef struct StepCount
-{
-	int32 queue_id;
-	int64 open;	   /* of attempts in processing */
-	int64 unknown; /* of others */
-} StepCount;
-
 extern void idemq_step_lock(const StepName *name, Datum request, Step *step);
 extern bool idemq_step_insert_open(const StepName *name, int32 queue_id, const StepCall *call,
 								   Step *step);
@@ -79,10 +62,5 @@ extern bool idemq_step_insert_done(const StepName *name, int32 queue_id, Datum r
 extern void idemq_step_do_inside(const StepName *name, Datum response);
 extern void idemq_step_answer(const StepName *name, Datum response);
 extern void idemq_step_refuse(const StepName *name, Datum error);
-extern int idemq_steps_open_of(int64 job_id, OpenStep *steps, int most);
-extern StepCount *idemq_steps_count(int *count);
-extern void idemq_steps_void(int64 job_id);
-extern void idemq_steps_forget(int64 job_id);
-extern void idemq_steps_forget_all(const int64 *job_ids, int count);
 
 #endif
