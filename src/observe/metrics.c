@@ -69,9 +69,14 @@ typedef struct SqlGauges
 	bool counted;
 	QueueCount *counts;
 	int ncounts;
-	StepCount *steps; /* for each call */
-	int nsteps;
 } SqlGauges;
+
+/* Steps that have no answer, of each queue with any; an index has them, and no others. */
+typedef struct StepGauges
+{
+	StepCount *counts;
+	int ncounts;
+} StepGauges;
 
 static const double quantiles[] = {0.5, 0.95, 0.99};
 
@@ -91,15 +96,19 @@ gauges_by_sql(SqlGauges *gauges, int32 queue_id)
 	return found == NULL ? none : found->jobs;
 }
 
-/* Returns how many steps of a queue are open and unknown. */
-static StepCount
-step_count(const SqlGauges *gauges, int32 queue_id)
+/* Fills how many steps of a queue are open and unknown. */
+static void
+fill_steps(const StepGauges *gauges, int32 queue_id, Datum *values, bool *nulls)
 {
 	StepCount wanted = {.queue_id = queue_id};
 	StepCount *found =
-		bsearch(&wanted, gauges->steps, gauges->nsteps, sizeof(StepCount), idemq_compare_int32);
+		bsearch(&wanted, gauges->counts, gauges->ncounts, sizeof(StepCount), idemq_compare_int32);
 
-	return found == NULL ? wanted : *found;
+	if (found == NULL)
+		found = &wanted;
+	values[METRIC_STEPS_OPEN] = Int64GetDatum(found->open);
+	values[METRIC_STEPS_UNKNOWN] = Int64GetDatum(found->unknown);
+	nulls[METRIC_STEPS_OPEN] = nulls[METRIC_STEPS_UNKNOWN] = false;
 }
 
 /* Returns whether a claim would take a job. */
@@ -176,9 +185,12 @@ fill_counters(const CounterView *view, Datum *values, bool *nulls)
 	nulls[METRIC_SINCE] = false;
 }
 
-/* Reads a queue's counters, its gauges known if that can be; false when it has none. */
+/*
+ * Reads a queue's counters; count: and its gauges known if that can be, by counting.  false
+ * when it has none.
+ */
 static bool
-read_counters(const QueueInfo *queue, CounterView *view)
+read_counters(const QueueInfo *queue, bool count, CounterView *view)
 {
 	int index;
 
@@ -187,35 +199,34 @@ read_counters(const QueueInfo *queue, CounterView *view)
 	index = idemq_slot_index(queue->slot);
 	if (!idemq_counters_read(index, queue->id, view))
 		return false;
-	return view->known || idemq_follows() || !idemq_queue_counts_run_if_due() ||
+	return view->known || !count || idemq_follows() || !idemq_queue_counts_run_if_due() ||
 		   idemq_counters_read(index, queue->id, view);
 }
 
-/* Fills a row of queue_metrics. */
+/* Fills a row of queue_metrics.  sql_gauges: NULL to leave out what would have to be counted. */
 static void
 fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool *nulls)
 {
 	CounterView view;
-	bool in_memory = read_counters(queue, &view);
-	const int64 *gauges;
-	StepCount steps = step_count(sql_gauges, queue->id);
+	bool in_memory = read_counters(queue, sql_gauges != NULL, &view);
+	const int64 *gauges = NULL;
 	TimestampTz now = idemq_now();
 	TimestampTz oldest;
 	SlotStatus status;
 
 	memset(nulls, true, METRIC_COLUMNS * sizeof(bool));
-	memset(nulls, false, METRIC_OLDEST_READY * sizeof(bool));
+	nulls[METRIC_QUEUE_ID] = false;
 	values[METRIC_QUEUE_ID] = Int32GetDatum(queue->id);
-	values[METRIC_STEPS_OPEN] = Int64GetDatum(steps.open);
-	values[METRIC_STEPS_UNKNOWN] = Int64GetDatum(steps.unknown);
-	nulls[METRIC_STEPS_OPEN] = nulls[METRIC_STEPS_UNKNOWN] = false;
 	if (in_memory && view.known && !RecoveryInProgress() && !idemq_follows())
 		gauges = view.gauges;
-	else
+	else if (sql_gauges != NULL)
 		gauges = gauges_by_sql(sql_gauges, queue->id);
-	/* Of two commits, the later may be counted first. */
-	for (int i = 0; i < JOB_STATUS_COUNT; i++)
+	for (int i = 0; gauges != NULL && i < JOB_STATUS_COUNT; i++)
+	{
+		/* Of two commits, the later may be counted first. */
 		values[METRIC_GAUGES + i] = Int64GetDatum(Max(gauges[i], 0));
+		nulls[METRIC_GAUGES + i] = false;
+	}
 	/* Nothing can be claimed from a database that follows another; its cursors say nothing. */
 	oldest = idemq_follows() ? now : oldest_ready(queue, now);
 	oldest = Max(oldest, now - OLDEST_AGE);
@@ -238,7 +249,7 @@ fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool 
 }
 
 /*
- * queue_metrics() -> setof a queue's metrics: of the queues that the role may
+ * queue_metrics(count) -> setof a queue's metrics: of the queues that the role may
  * claim from or administer, of all for members of pg_monitor.
  */
 Datum
@@ -247,11 +258,13 @@ idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
 	bool all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
+	bool counts = idemq_arg_bool(fcinfo, 0, "count");
 	SqlGauges gauges = {0};
+	StepGauges steps;
 	int count;
 	int32 *ids = idemq_queue_ids(all ? 0 : PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &count);
 
-	gauges.steps = idemq_steps_count(&gauges.nsteps);
+	steps.counts = idemq_steps_count(&steps.ncounts);
 	for (int i = 0; i < count; i++)
 	{
 		Datum values[METRIC_COLUMNS];
@@ -261,7 +274,8 @@ idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		if (!idemq_queue_by_id(ids[i], &queue))
 			continue;
-		fill_metrics(&queue, &gauges, values, nulls);
+		fill_metrics(&queue, counts ? &gauges : NULL, values, nulls);
+		fill_steps(&steps, queue.id, values, nulls);
 		tuplestore_putvalues(store, desc, values, nulls);
 	}
 	return (Datum) 0;
