@@ -145,8 +145,9 @@ read_step(Step *step, MemoryContext caller)
 	step->state = state_from_name(TextDatumGetCString(idemq_spi_value(0, 1, &isnull)));
 	step->round = DatumGetInt32(idemq_spi_value(0, 2, &isnull));
 	step->token = DatumGetInt64(idemq_spi_value(0, 3, &isnull));
-	step->mine = DatumGetBool(idemq_spi_value(0, 4, &isnull));
 	step->begun_at = DatumGetTimestampTz(idemq_spi_value(0, 5, &step->inside));
+	/* Who did it here has no answer to bring: it is fenced, now as then. */
+	step->mine = !step->inside && DatumGetBool(idemq_spi_value(0, 4, &isnull));
 	step->call_until = DatumGetTimestampTz(idemq_spi_value(0, 6, &isnull));
 	step->request = copied(7, caller);
 	step->response = copied(8, caller);

@@ -231,6 +231,8 @@ SELECT idemq.finish_step(:id, :t, 'b', '"done here"');
 SELECT outcome FROM idemq.enqueue('q', '7', key => 'k', on_duplicate => 'rerun');
 SELECT idemq.fail(:id, :t, retry_in => '0');
 SELECT states();
+-- It repeats its transaction: fenced, though the step is void.
+SELECT idemq.finish_step(:id, :t, 'b', '"done again"');
 SELECT token AS t FROM idemq.claim_job(:id) \gset
 CALL idemq.begin_step(:id, :t, 'b', '{}', '30 s') \gset v_
 SELECT :'v_outcome', :'v_effect_key' = key_of(:id, 'b', 2) AS key;
