@@ -33,6 +33,7 @@
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/memutils.h"
+#include "utils/timestamp.h"
 
 #include "table/steps.h"
 #include "base/spi.h"
