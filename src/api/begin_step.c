@@ -26,6 +26,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "executor/spi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -40,7 +41,6 @@
 #include "base/clock.h"
 #include "base/documents.h"
 #include "base/errors.h"
-#include "base/spi.h"
 #include "base/sync_rep.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_begin_step);
