@@ -26,6 +26,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "executor/spi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -40,7 +41,6 @@
 #include "base/clock.h"
 #include "base/documents.h"
 #include "base/errors.h"
-#include "base/spi.h"
 #include "base/sync_rep.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_begin_step);
@@ -169,19 +169,27 @@ begin_step(Begin *begin)
 	}
 }
 
-/*
- * Commits, so that what was begun survives a crash: also what an answer is of that another
- * committed with synchronous_commit = off.
- */
+/* For this transaction, what is off is on; local and remote_write are somebody's choice. */
 static void
-commit(void)
+ask_for_safety(void)
 {
 	if (synchronous_commit == SYNCHRONOUS_COMMIT_OFF)
 		(void) set_config_option("synchronous_commit", "on", PGC_USERSET, PGC_S_SESSION,
 								 GUC_ACTION_LOCAL, true, 0, false);
+}
+
+/*
+ * Commits, so that what was begun survives a crash: also what an answer is of that another
+ * committed with synchronous_commit = off.  A wait for standbys that was cancelled is an
+ * error: the caller must not call.
+ */
+static void
+commit(void)
+{
+	ask_for_safety();
 	ForceSyncCommit();
 	SPI_commit();
-	/* A wait for standbys that was cancelled is an error: the caller must not call. */
+	ask_for_safety(); /* that was the transaction before */
 	idemq_sync_rep_await_commit();
 }
 

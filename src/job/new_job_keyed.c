@@ -33,7 +33,7 @@
 #include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "job/tick_key.h"
-#include "table/job_steps.h"
+#include "table/jobs_steps.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
 #include "table/jobs_id.h"

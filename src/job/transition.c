@@ -26,7 +26,7 @@
 #include "job/dead_queue.h"
 #include "job/transition.h"
 #include "table/attempt_history.h"
-#include "table/job_steps.h"
+#include "table/jobs_steps.h"
 #include "table/jobs.h"
 #include "table/jobs_write.h"
 #include "txn/pending.h"

@@ -20,7 +20,7 @@
 #include "utils/tuplestore.h"
 
 #include "job/transition.h"
-#include "table/job_steps.h"
+#include "table/jobs_steps.h"
 #include "table/jobs.h"
 #include "table/jobs_ready.h"
 #include "queue/following.h"

@@ -16,7 +16,7 @@
 #include "job/limits.h"
 #include "job/recover.h"
 #include "job/transition.h"
-#include "table/job_steps.h"
+#include "table/jobs_steps.h"
 #include "table/jobs.h"
 #include "table/jobs_group.h"
 #include "table/jobs_hold.h"

@@ -7,10 +7,7 @@
 
 #include "datatype/timestamp.h"
 
-#include "base/idemq.h"
-
-#define STEP_MAX_NAME 256  /* bytes */
-#define STEP_KEY_LENGTH 36 /* characters of an effect key */
+#define STEP_MAX_NAME 256 /* bytes */
 
 typedef enum StepState
 {

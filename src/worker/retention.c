@@ -35,7 +35,7 @@
 #include "worker/retention.h"
 #include "worker/retention_ranges.h"
 #include "table/attempt_history.h"
-#include "table/job_steps.h"
+#include "table/jobs_steps.h"
 #include "table/jobs.h"
 #include "table/jobs_by_id.h"
 #include "table/jobs_hold.h"

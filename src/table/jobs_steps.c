@@ -1,5 +1,5 @@
 /*
- * table/job_steps.c
+ * table/jobs_steps.c
  *		All steps of a job, or of a queue: who shows, voids and deletes them.
  *
  * A job that ends in a queue which keeps nothing is deleted by its commit: whether it has
@@ -23,7 +23,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "table/job_steps.h"
+#include "table/jobs_steps.h"
 #include "base/compat.h"
 #include "base/oids.h"
 #include "base/spi.h"

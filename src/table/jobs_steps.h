@@ -1,13 +1,11 @@
 /*
- * table/job_steps.h
+ * table/jobs_steps.h
  *		All steps of a job, or of a queue.
  */
-#ifndef IDEMQ_TABLE_JOB_STEPS_H
-#define IDEMQ_TABLE_JOB_STEPS_H
+#ifndef IDEMQ_TABLE_JOBS_STEPS_H
+#define IDEMQ_TABLE_JOBS_STEPS_H
 
 #include "datatype/timestamp.h"
-
-#include "base/idemq.h"
 
 /* What a job has of steps that are open, for a person. */
 typedef struct OpenStep
