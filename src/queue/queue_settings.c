@@ -16,6 +16,7 @@
 
 #include "queue/queue_settings.h"
 #include "base/args.h"
+#include "base/clock.h"
 #include "base/spi.h"
 
 /* How a setting is kept: its type in SQL, and in QueueInfo. */
@@ -25,6 +26,7 @@ typedef enum SettingKind
 	SETTING_FLOAT,	  /* float8; double */
 	SETTING_INT,	  /* int; int32 */
 	SETTING_LIMIT,	  /* int; int32: NULL is "no limit", and 0 to alter_queue */
+	SETTING_TIMEOUT,  /* interval; int64: NULL is "none", and 0 to alter_queue */
 	SETTING_QUEUE	  /* text; QueueName: NULL is "none", and '' to alter_queue */
 } SettingKind;
 
@@ -61,6 +63,7 @@ static const QueueSetting settings[] = {
 	{"dead_queue", SETTING_QUEUE, FIELD(QueueName, dead_queue), 0, 0},
 	{"dead_retention", SETTING_INTERVAL, FIELD(int64, dead_retention), 0, 0},
 	{"max_lease", SETTING_INTERVAL, FIELD(int64, max_lease), 1, 0},
+	{"job_timeout", SETTING_TIMEOUT, FIELD(int64, job_timeout), 1, 0},
 };
 
 /* With the name, which is argument 0 of the functions and parameter 1 of the statements. */
@@ -68,14 +71,19 @@ static const QueueSetting settings[] = {
 
 StaticAssertDecl(SETTING_ARGS <= SQL_MAX_ARGS, "more settings than parameters of a statement");
 
-static const Oid sql_types[] = {[SETTING_INTERVAL] = INTERVALOID,
-								[SETTING_FLOAT] = FLOAT8OID,
-								[SETTING_INT] = INT4OID,
-								[SETTING_LIMIT] = INT4OID,
-								[SETTING_QUEUE] = TEXTOID};
+static const Oid sql_types[] =
+	{[SETTING_INTERVAL] = INTERVALOID, [SETTING_FLOAT] = FLOAT8OID,		[SETTING_INT] = INT4OID,
+	 [SETTING_LIMIT] = INT4OID,		   [SETTING_TIMEOUT] = INTERVALOID, [SETTING_QUEUE] = TEXTOID};
 
 /* What alter_queue takes for "none", in SQL; NULL for a setting that a queue always has. */
-static const char *const none_values[] = {[SETTING_LIMIT] = "0", [SETTING_QUEUE] = "''"};
+static const char *const none_values[] =
+	{[SETTING_LIMIT] = "0", [SETTING_TIMEOUT] = "interval '0'", [SETTING_QUEUE] = "''"};
+
+static const char *
+none_value(SettingKind kind)
+{
+	return kind < lengthof(none_values) ? none_values[kind] : NULL;
+}
 
 /* Columns of load_queues and load_queue before the settings. */
 enum
@@ -83,6 +91,7 @@ enum
 	LOAD_ID = 1,
 	LOAD_NAME,
 	LOAD_PAUSED,
+	LOAD_PAUSED_UNTIL,
 	LOAD_SETTINGS
 };
 
@@ -108,8 +117,7 @@ build_statements(void)
 	for (int i = 0; i < (int) lengthof(settings); i++)
 	{
 		const char *name = settings[i].name;
-		const char *none = settings[i].kind < lengthof(none_values) ? none_values[settings[i].kind]
-																	: NULL;
+		const char *none = none_value(settings[i].kind);
 		int parameter = i + 2;
 
 		appendStringInfo(&names, ", %s", name);
@@ -128,10 +136,9 @@ build_statements(void)
 	update_queue.text =
 		MemoryContextStrdup(TopMemoryContext,
 							psprintf("UPDATE idemq.queues SET %s WHERE name = $1", changes.data));
-	load_queues.text =
-		MemoryContextStrdup(TopMemoryContext,
-							psprintf("SELECT queue_id, name, paused%s FROM idemq.queues",
-									 names.data));
+	load_queues.text = MemoryContextStrdup(
+		TopMemoryContext,
+		psprintf("SELECT queue_id, name, paused, paused_until%s FROM idemq.queues", names.data));
 	load_queue.text =
 		MemoryContextStrdup(TopMemoryContext, psprintf("%s WHERE queue_id = $1", load_queues.text));
 }
@@ -148,8 +155,7 @@ idemq_settings_check(FunctionCallInfo fcinfo, bool is_new)
 		const QueueSetting *setting = &settings[i];
 		int n = i + 1;
 
-		if (PG_ARGISNULL(n) &&
-			!(is_new && setting->kind != SETTING_LIMIT && setting->kind != SETTING_QUEUE))
+		if (PG_ARGISNULL(n) && !(is_new && none_value(setting->kind) == NULL))
 			continue;
 		switch (setting->kind)
 		{
@@ -166,6 +172,10 @@ idemq_settings_check(FunctionCallInfo fcinfo, bool is_new)
 			case SETTING_LIMIT:
 				(void) idemq_arg_int(fcinfo, n, setting->name, is_new ? (int32) setting->least : 0,
 									 (int32) setting->most);
+				break;
+			case SETTING_TIMEOUT:
+				(void) idemq_arg_interval(fcinfo, n, setting->name,
+										  is_new ? (int64) setting->least : 0);
 				break;
 			case SETTING_QUEUE:
 				break;
@@ -189,6 +199,15 @@ idemq_settings_check_lease(const QueueInfo *queue, int64 lease)
 					most),
 			 errhint("Take a shorter one and call idemq.heartbeat while the job runs, or have an "
 					 "administrator of the queue raise max_lease with idemq.alter_queue.")));
+}
+
+/* Returns how long a claim's lease is, which asked for so long, or, with 0, for the queue's. */
+int64
+idemq_settings_lease(const QueueInfo *queue, int64 asked)
+{
+	int64 lease = asked > 0 ? asked : queue->lease;
+
+	return queue->job_timeout > 0 ? Min(lease, queue->job_timeout) : lease;
 }
 
 /* Returns which argument of create_queue and alter_queue a setting is. */
@@ -250,7 +269,7 @@ idemq_settings_update(FunctionCallInfo fcinfo, const char *name)
 }
 
 static SqlStatement describe_queue =
-	{.text = "SELECT to_jsonb(q) - '{queue_id,name,paused,created_at}'::text[] "
+	{.text = "SELECT to_jsonb(q) - '{queue_id,name,paused,paused_until,created_at}'::text[] "
 			 "FROM idemq.queues q WHERE queue_id = $1 FOR NO KEY UPDATE",
 	 .nargs = 1,
 	 .types = {INT4OID}};
@@ -330,6 +349,9 @@ idemq_settings_read(uint64 row, QueueInfo *queue)
 	queue->id = DatumGetInt32(idemq_spi_value(row, LOAD_ID, &isnull));
 	read_text(idemq_spi_value(row, LOAD_NAME, &isnull), queue->name);
 	queue->paused = DatumGetBool(idemq_spi_value(row, LOAD_PAUSED, &isnull));
+	queue->paused_until = DatumGetTimestampTz(idemq_spi_value(row, LOAD_PAUSED_UNTIL, &isnull));
+	if (isnull)
+		queue->paused_until = DT_NOEND;
 	for (int i = 0; i < (int) lengthof(settings); i++)
 	{
 		char *field = (char *) queue + settings[i].offset;
@@ -340,6 +362,7 @@ idemq_settings_read(uint64 row, QueueInfo *queue)
 		switch (settings[i].kind)
 		{
 			case SETTING_INTERVAL:
+			case SETTING_TIMEOUT:
 				*(int64 *) field = idemq_interval_usecs(DatumGetIntervalP(value));
 				break;
 			case SETTING_FLOAT:
@@ -354,4 +377,11 @@ idemq_settings_read(uint64 row, QueueInfo *queue)
 				break;
 		}
 	}
+}
+
+/* Returns whether a queue hands out no jobs now; see job/pausing.c. */
+bool
+idemq_queue_is_paused(const QueueInfo *queue)
+{
+	return queue->paused && (queue->paused_until == DT_NOEND || idemq_now() < queue->paused_until);
 }
