@@ -14,12 +14,20 @@ COMMENT ON FUNCTION idemq.why(bigint)
 
 CREATE FUNCTION idemq.leases()
 	RETURNS TABLE (queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz,
-		deadline timestamptz, expires_in interval, attached boolean, state text, progress float8)
+		deadline timestamptz, expires_in interval, attached boolean, state text)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_leases';
 COMMENT ON FUNCTION idemq.leases()
 	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
 
-CREATE VIEW idemq.workers AS SELECT * FROM idemq.leases();
+CREATE FUNCTION idemq.attempt_progress(id bigint) RETURNS float8
+	STRICT LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_attempt_progress';
+COMMENT ON FUNCTION idemq.attempt_progress(bigint)
+	IS 'idemq.progress of a job in processing, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
+
+CREATE VIEW idemq.workers AS
+	SELECT l.queue, l.job_id, l.worker, l.pid, l.attempt, l.claimed_at, l.deadline, l.expires_in, l.attached, l.state,
+		idemq.attempt_progress(l.job_id) AS progress
+	FROM idemq.leases() l;
 COMMENT ON VIEW idemq.workers IS 'which session holds what: one row a job in flight, of queues that the role may claim from or administer; pg_monitor sees all';
 COMMENT ON COLUMN idemq.workers.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.workers.job_id IS 'the job';
