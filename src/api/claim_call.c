@@ -27,7 +27,6 @@
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "shared/lease_scan.h"
-#include "shared/leases.h"
 #include "shared/promote_round.h"
 #include "shared/ready_cursor.h"
 #include "shared/wake.h"
