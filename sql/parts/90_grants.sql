@@ -10,7 +10,7 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
 
 GRANT USAGE ON SCHEMA idemq TO pg_monitor;
-GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.audit, idemq.queues, idemq.metrics,
+GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.steps, idemq.audit, idemq.queues, idemq.metrics,
 	idemq.workers TO PUBLIC;
 -- Of the whole server.
 GRANT SELECT ON idemq.memory, idemq.admissions, idemq.once_calls, idemq.background_worker TO pg_monitor;
@@ -38,6 +38,8 @@ GRANT EXECUTE ON FUNCTION
 	TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE idemq.enqueue_job, idemq.commit_job, idemq.fail_job TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE idemq.wait, idemq.wait_any, idemq.wait_result TO PUBLIC;
+GRANT EXECUTE ON PROCEDURE idemq.begin_step TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.finish_step, idemq.refuse_step TO PUBLIC;
 -- A whole table is read: the owner's, and the monitor's.
 GRANT EXECUTE ON FUNCTION idemq.recount TO pg_monitor;
 -- Of all queues; it shows ids and counts, no payload, key or error.
