@@ -32,7 +32,8 @@ from ._job import COLUMNS, AsyncJob, End, Job, Unit
 from ._server import AsyncLink, Link, Row, ThreadLink
 from .errors import AlreadyCommitted, NoSuchJob, StaleToken
 
-ASSERT = "SELECT idemq.assert_current(id, token) FROM pg_catalog.unnest(%s::bigint[], %s::bigint[]) AS job (id, token)"
+ASSERT = """SELECT idemq.assert_current(id, token)
+    FROM ROWS FROM (pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%s::bigint[])) AS job (id, token)"""
 CLAIM = f"""SELECT {COLUMNS}
     FROM idemq.claim(%s, max_jobs => %s, lease => %s::interval, worker => %s, attach => %s)"""
 COMMIT = "SELECT outcome::text, id, token FROM idemq.commit_many(%s, %s, %s::jsonb[])"
