@@ -17,7 +17,7 @@ from typing import Any, Awaitable, Callable, Optional
 
 from psycopg import AsyncConnection, Connection
 
-from ._job import AsyncJob, Job
+from ._job import AsyncJob, Job, StepCall
 from ._lanes import AsyncLane, AsyncTransaction, Lane, ThreadLane, ThreadTransaction
 from ._producer import Enqueued, enqueue
 from ._run import Options, Run
@@ -30,6 +30,7 @@ from .errors import (
     KeyReused,
     NoSuchJob,
     NoSuchQueue,
+    Refused,
     RetryLater,
     Snooze,
     StaleToken,
@@ -47,9 +48,11 @@ __all__ = [
     "KeyReused",
     "NoSuchJob",
     "NoSuchQueue",
+    "Refused",
     "RetryLater",
     "Snooze",
     "StaleToken",
+    "StepCall",
     "Worker",
     "drain",
     "drain_async",

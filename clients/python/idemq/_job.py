@@ -3,25 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any, Awaitable, Callable, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Awaitable, Callable, NamedTuple, Optional, TypeVar, Union
 
+import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.types.json import Jsonb
 
-from ._server import Row
+from ._server import Row, clean, document
+from .errors import Refused, Snooze
 
 if TYPE_CHECKING:
     from ._run import Run
 
 T = TypeVar("T")
+log = logging.getLogger("idemq")
 
 # After these of a row: how long its lease is, in seconds.
 COLUMNS = """id, token, attempt, max_attempts, payload, key, group_key, checkpoint, enqueued_at, headers,
     greatest(extract(epoch FROM deadline - pg_catalog.clock_timestamp()), 0.1)::float8"""
 _CHECKPOINT = "SELECT idemq.checkpoint(%s, %s, %s)"
+_BEGIN_STEP = "CALL idemq.begin_step(%s, %s, %s, %s::jsonb, %s::interval)"
+_FINISH_STEP = "SELECT idemq.finish_step(%s, %s, %s, %s::jsonb)"
+_REFUSE_STEP = "SELECT idemq.refuse_step(%s, %s, %s, %s)"
+
+
+class StepCall(NamedTuple):
+    """What a step's call is given, and its ask."""
+
+    key: str
+    """The effect's idempotency key: the same for every attempt, until the other side has refused."""
+    request: Any
+    """What is asked for; for ask, what was."""
+    until: datetime
+    """When the call is to be given up: another attempt may call then."""
+    begun_at: Optional[datetime]
+    """For ask: when the call began whose answer was lost."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds until then: give them to what makes the request."""
+        return max((self.until - datetime.now(timezone.utc)).total_seconds(), 0.001)
 
 
 class BaseJob:
@@ -71,6 +96,34 @@ class BaseJob:
         await self._outside().tell(self, _CHECKPOINT, (self.id, self.token, Jsonb(state)))
         self.state = state
 
+    async def _begin_step(self, name: str, request: Any, seconds: float) -> tuple[bool, Any, StepCall]:
+        """Whether it is done already, with which response; else how to call, or to ask."""
+        until = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+        values = self.id, self.token, name, document(request), timedelta(seconds=seconds)
+        rows = await self._outside().tell(self, _BEGIN_STEP, values)
+        outcome, response, former, begun_at, retry_after, key = rows[0]
+        if outcome == "busy":
+            # The call of an attempt that was lost may still arrive: asking now would hear "no".
+            raise Snooze(retry_after, f"step {name}: an earlier call may still arrive")
+        unknown = outcome == "unknown"
+        return outcome == "done", response, StepCall(key, former if unknown else request, until, begun_at if unknown else None)
+
+    async def _finish_step(self, name: str, response: Any) -> Any:
+        """The response that counts; it is told also when the lease is lost: it is a fact."""
+        try:
+            return await self._tell_answer(_FINISH_STEP, name, document(response))
+        except (psycopg.DataError, TypeError, ValueError) as error:
+            log.error("%s %d: step %s is done, with a response that cannot be stored: %s", self.queue, self.id, name, error)
+            await self._tell_answer(_FINISH_STEP, name, None)
+            return response
+
+    async def _refuse_step(self, name: str, error: BaseException) -> None:
+        await self._tell_answer(_REFUSE_STEP, name, clean(str(error)))
+
+    async def _tell_answer(self, sql: str, name: str, value: Any) -> Any:
+        rows = await self._outside().tell(self, sql, (self.id, self.token, name, value), anyway=True)
+        return rows[0][0]
+
 
 class Job(BaseJob):
     """One attempt of a job, for a handler that is a function."""
@@ -94,6 +147,35 @@ class Job(BaseJob):
         else:
             self._outside().from_thread(self._checkpoint(state))
 
+    def step(
+        self,
+        name: str,
+        call: Callable[[StepCall], Any],
+        request: Any = None,
+        call_timeout: float = 30,
+        ask: Optional[Callable[[StepCall], Any]] = None,
+    ) -> Any:
+        """Have another system do something, once; returns its response, also in later attempts.
+
+        When an attempt was lost between call and answer, ask(step) finds out: it returns the response, or
+        None when the other side has not done it.  Without ask, and then, call(step) is made again under
+        the same key.  A call must not outlast step.timeout.  One that raises Refused definitely did
+        nothing: the next is made under another key.
+        """
+        run = self._outside()
+        done, response, step = run.from_thread(self._begin_step(name, request, call_timeout))
+        if done:
+            return response
+        try:
+            if step.begun_at is not None and ask is not None:
+                response = ask(step)
+            if response is None:
+                response = call(step._replace(request=request, begun_at=None))
+        except Refused as error:
+            run.from_thread(self._refuse_step(name, error))
+            raise
+        return run.from_thread(self._finish_step(name, response))
+
 
 class AsyncJob(BaseJob):
     """One attempt of a job, for a handler that is a coroutine function."""
@@ -112,6 +194,30 @@ class AsyncJob(BaseJob):
             self.state = state
         else:
             await self._checkpoint(state)
+
+    async def step(
+        self,
+        name: str,
+        call: Callable[[StepCall], Awaitable[Any]],
+        request: Any = None,
+        call_timeout: float = 30,
+        ask: Optional[Callable[[StepCall], Awaitable[Any]]] = None,
+    ) -> Any:
+        """As Job.step, with coroutine functions; a call is cancelled when its time is over."""
+        done, response, step = await self._begin_step(name, request, call_timeout)
+        if done:
+            return response
+        try:
+            if step.begun_at is not None and ask is not None:
+                response = await asyncio.wait_for(ask(step), step.timeout)
+            if response is None:
+                again = step._replace(request=request, begun_at=None)
+                response = await asyncio.wait_for(call(again), step.timeout)
+        except Refused as error:
+            await asyncio.shield(self._refuse_step(name, error))
+            raise
+        # A handler that is cancelled now has called all the same.
+        return await asyncio.shield(self._finish_step(name, response))
 
 
 class Unit:
@@ -151,6 +257,3 @@ class End:
     def __init__(self, value: Any = None, error: Optional[BaseException] = None) -> None:
         self.value = value
         self.error = error
-
-
-Handler = Union[Callable[..., Any], Callable[..., Awaitable[Any]]]

@@ -35,7 +35,7 @@ import psycopg
 from . import _server
 from ._job import BaseJob, End, Unit
 from ._lanes import CLAIM, COMMIT, COMMIT_AND_CLAIM, Gone, Lane
-from ._server import AsyncLink, Link, Lost, Row
+from ._server import MAX_TEXT, AsyncLink, Link, Lost, Row, clean
 from .errors import AlreadyCommitted, Dead, Delay, NoSuchJob, RetryLater, Snooze, StaleToken, interval
 
 log = logging.getLogger("idemq")
@@ -52,7 +52,6 @@ PATIENCE = 60.0
 LAST_WORDS = 10.0
 TRIES = 3
 """How often a transaction is run again at once."""
-MAX_TEXT = 10_000
 SETTINGS_AGE = 60.0
 
 _HEARTBEAT = "SELECT token, outcome::text FROM idemq.heartbeat_many(%s, %s, %s::interval)"
@@ -470,7 +469,7 @@ class Run:
     ) -> None:
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             # The server's encoding may lack a character; it may take no such length.
-            said = _clean(text) if level == 0 else _clean(text).encode("ascii", "backslashreplace").decode()[:1000]
+            said = clean(text) if level == 0 else clean(text).encode("ascii", "backslashreplace").decode()[:1000]
             more = _server.document(details) if level == 0 else None
             return _FAIL, (job.id, job.token, said, interval(delay), permanent, more)
 
@@ -583,8 +582,11 @@ class Run:
 
     # What a handler without a transaction asks for.
 
-    async def tell(self, job: BaseJob, sql: str, values: Sequence[Any]) -> list[Row]:
-        """The rows of a statement about a job, asked again when its answer is lost."""
+    async def tell(self, job: BaseJob, sql: str, values: Sequence[Any], anyway: bool = False) -> list[Row]:
+        """The rows of a statement about a job, asked again when its answer is lost.
+
+        Until the attempt is ended; anyway: for a while longer, since what is told is true all the same.
+        """
         unit = job._unit
         assert unit is not None
         while True:
@@ -592,14 +594,14 @@ class Run:
             stop = asyncio.ensure_future(unit.stop.wait())
             try:
                 await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-                if not task.done() and self._control.conn is not None:
-                    await asyncio.wait({task}, timeout=1)
                 if not task.done():
-                    raise StaleToken("the attempt was ended: " + (unit.why or ""))
+                    await asyncio.wait({task}, timeout=LAST_WORDS if anyway else 1)
+                if not task.done():
+                    raise StaleToken(f"the attempt was ended ({unit.why}), and the server does not answer")
                 return await task
             except Lost:
-                if unit.stop.is_set():
-                    raise StaleToken("the attempt was ended, and the server does not answer") from None
+                if unit.stop.is_set() and not anyway:
+                    raise StaleToken(f"the attempt was ended ({unit.why}), and the server does not answer") from None
             except (StaleToken, NoSuchJob, AlreadyCommitted):
                 unit.end("lost")
                 raise
@@ -622,11 +624,6 @@ def _refused(error: BaseException) -> bool:
     return state[:2] in ("22", "54") if state else isinstance(error, (psycopg.DataError, TypeError, ValueError))
 
 
-def _clean(text: str) -> str:
-    """What PostgreSQL's text can hold: no NUL, no half of a surrogate pair."""
-    return text.replace("\0", "").encode("utf-8", "replace").decode()[:MAX_TEXT]
-
-
 def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": \n")
 
@@ -634,6 +631,6 @@ def _text(error: BaseException) -> str:
 def _details(error: BaseException) -> dict[str, Any]:
     """For programs that read idemq.attempts."""
     lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    details = {"type": type(error).__name__, "trace": _clean(lines[-MAX_TEXT:])}
+    details = {"type": type(error).__name__, "trace": clean(lines[-MAX_TEXT:])}
     state = getattr(error, "sqlstate", None)
     return {**details, "sqlstate": state} if state else details

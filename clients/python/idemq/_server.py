@@ -31,6 +31,9 @@ log = logging.getLogger("idemq")
 ANSWER = 10.0
 """Seconds within which a statement of the worker's own is answered."""
 
+MAX_TEXT = 10_000
+"""Characters of an error that are told."""
+
 Conn = TypeVar("Conn", Connection[Any], AsyncConnection[Any])
 AnyConnection = Union[Connection[Any], AsyncConnection[Any]]
 Row = tuple[Any, ...]
@@ -266,3 +269,8 @@ class ThreadLink(Link[Connection[Any]]):
 def document(value: Any) -> Optional[Jsonb]:
     """A value as a parameter of type jsonb; None is no document."""
     return None if value is None else Jsonb(value)
+
+
+def clean(text: str) -> str:
+    """What PostgreSQL's text can hold: no NUL, no half of a surrogate pair."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()[:MAX_TEXT]

@@ -62,6 +62,10 @@ class Dead(Exception):
         super().__init__(reason or "dead")
 
 
+class Refused(Exception):
+    """Raised by a step's call: the other side definitely did not do it."""
+
+
 def interval(delay: Optional[Delay]) -> Union[timedelta, str, None]:
     """A delay as a parameter of type interval."""
     if isinstance(delay, (int, float)):
