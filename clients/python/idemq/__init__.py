@@ -101,11 +101,11 @@ class _Worker:
         if self._running is not None:
             self._running._loop.call_soon_threadsafe(self._running.stop)
 
-    async def _work(self, make_lane: Callable[[], Lane], handler: Callable[..., Any], once: bool) -> dict[str, int]:
+    async def _work(self, make_lane: Callable[[bool], Lane], handler: Callable[..., Any], once: bool) -> dict[str, int]:
         if self._running is not None:
             raise RuntimeError("this worker runs already")
         run = self._running = Run(
-            self._options, [make_lane() for _ in range(self._options.concurrency)], handler, once
+            self._options, [make_lane(not once) for _ in range(self._options.concurrency)], handler, once
         )
         try:
             if self._stopped:
@@ -115,11 +115,17 @@ class _Worker:
             self._running = None
             self._stopped = False
 
-    def _thread_transaction(self) -> Lane:
-        return ThreadTransaction(ThreadLink("server", self._options.dsn))
+    def _thread_lane(self, patient: bool) -> Lane:
+        return ThreadLane()
 
-    def _async_transaction(self) -> Lane:
-        return AsyncTransaction(AsyncLink("server", self._options.dsn))
+    def _thread_transaction(self, patient: bool) -> Lane:
+        return ThreadTransaction(ThreadLink("server", self._options.dsn, patient))
+
+    def _async_lane(self, patient: bool) -> Lane:
+        return AsyncLane()
+
+    def _async_transaction(self, patient: bool) -> Lane:
+        return AsyncTransaction(AsyncLink("server", self._options.dsn, patient))
 
 
 class Worker(_Worker):
@@ -135,11 +141,11 @@ class Worker(_Worker):
 
     def run_outside(self, handler: Callable[[Job], Any]) -> None:
         """Run jobs whose effect is elsewhere; the job is committed after the handler has returned."""
-        asyncio.run(self._work(ThreadLane, handler, False))
+        asyncio.run(self._work(self._thread_lane, handler, False))
 
     def drain(self, handler: Callable[..., Any], outside: bool = False) -> dict[str, int]:
         """Run what is ready, and end; for tests and for cron.  Answers how many attempts ended how."""
-        return asyncio.run(self._work(ThreadLane if outside else self._thread_transaction, handler, True))
+        return asyncio.run(self._work(self._thread_lane if outside else self._thread_transaction, handler, True))
 
 
 class AsyncWorker(_Worker):
@@ -151,11 +157,11 @@ class AsyncWorker(_Worker):
 
     async def run_outside(self, handler: Callable[[AsyncJob], Awaitable[Any]]) -> None:
         """As Worker.run_outside."""
-        await self._work(AsyncLane, handler, False)
+        await self._work(self._async_lane, handler, False)
 
     async def drain(self, handler: Callable[..., Awaitable[Any]], outside: bool = False) -> dict[str, int]:
         """As Worker.drain."""
-        return await self._work(AsyncLane if outside else self._async_transaction, handler, True)
+        return await self._work(self._async_lane if outside else self._async_transaction, handler, True)
 
 
 def drain(

@@ -63,7 +63,7 @@ class Lane:
     async def _guarded(self, handler: Callable[..., Any], unit: Unit, then: Then) -> End:
         try:
             return End(await self._call(handler, unit, then))
-        except (Exception, asyncio.CancelledError, SystemExit) as error:
+        except BaseException as error:  # SystemExit, too, ends the attempt and not the worker
             return End(error=error)
 
     async def _call(self, handler: Callable[..., Any], unit: Unit, then: Then) -> Any:
@@ -76,8 +76,10 @@ class Lane:
         else:
             body.cancel()
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
         """Goes on without a handler that does not end."""
+        if self.link is not None:
+            await self.link.drop(in_use=True)
 
     async def close(self) -> None:
         if self.link is not None:
@@ -160,14 +162,18 @@ class ThreadLane(Lane):
         if self.link is not None:
             await super().interrupt(body)
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
+        await super().leave()
+        self._end_thread()
+
+    async def close(self) -> None:
+        self._end_thread()
+        await super().close()
+
+    def _end_thread(self) -> None:
         self._calls.put(None)
         self._calls = queue.SimpleQueue()
         self._thread = None
-
-    async def close(self) -> None:
-        self.leave()
-        await super().close()
 
 
 class ThreadTransaction(ThreadLane):
@@ -231,7 +237,7 @@ def _serve(calls: "queue.SimpleQueue[Any]") -> None:
         loop, future, function, args = call
         try:
             end = End(function(*args))
-        except BaseException as error:  # SystemExit, too, ends the attempt and not the worker
+        except BaseException as error:
             end = End(error=error)
         try:
             loop.call_soon_threadsafe(_resolve, future, end)

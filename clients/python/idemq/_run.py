@@ -346,20 +346,25 @@ class Run:
         fresh = [job for job in jobs if job.attempt == 1]
         return await self._each(lane, [*([job] for job in jobs if job.attempt > 1), *([fresh] if fresh else [])], True)
 
-    async def _each(self, lane: Lane, groups: list[list[BaseJob]], claim: bool) -> list[BaseJob]:
+    async def _each(
+        self, lane: Lane, groups: list[list[BaseJob]], claim: bool, commit_unknown: bool = False
+    ) -> list[BaseJob]:
         claimed: list[BaseJob] = []
         for n, jobs in enumerate(groups):
             if self._ending.is_set() and n > 0:
                 await self._give_back(jobs)
             else:
-                claimed = await self._transaction(lane, jobs, claim and n == len(groups) - 1)
+                claimed = await self._transaction(lane, jobs, claim and n == len(groups) - 1, commit_unknown)
         return claimed
 
-    async def _transaction(self, lane: Lane, jobs: list[BaseJob], claim: bool) -> list[BaseJob]:
+    async def _transaction(
+        self, lane: Lane, jobs: list[BaseJob], claim: bool, commit_unknown: bool
+    ) -> list[BaseJob]:
         """A transaction of the handler, again as often as it makes sense."""
         link = lane.link
         assert link is not None
         unit = self._unit(jobs)
+        unit.commit_unknown = commit_unknown
         try:
             tries = 0
             while True:
@@ -382,7 +387,7 @@ class Run:
             self._units.discard(unit)
         if len(jobs) > 1 and unit.why != "drain":
             log.info("%s: a transaction of %d jobs is run one by one: %s", self.options.queue, len(jobs), end.error)
-            return await self._each(lane, [[job] for job in unit.jobs], claim)
+            return await self._each(lane, [[job] for job in unit.jobs], claim, unit.commit_unknown)
         for job in jobs:
             await self._after(job, unit, end.error)
         return []
@@ -436,7 +441,7 @@ class Run:
         if body.done():
             return body.result()
         log.error("%s %d: the handler does not end, and is left behind", self.options.queue, unit.jobs[0].id)
-        lane.leave()
+        await lane.leave()
         return End(error=TimeoutError("the handler does not end"))
 
     # The end of an attempt.

@@ -206,7 +206,7 @@ class Link(Generic[Conn]):
                 return await asyncio.wait_for(self._execute(conn, sql, values), patience)
             except (asyncio.TimeoutError, asyncio.CancelledError) as error:
                 # psycopg cannot go on with a connection on which it was cancelled.
-                await self.drop(psycopg.OperationalError("the server does not answer"))
+                await self.drop(psycopg.OperationalError("the server does not answer"), in_use=True)
                 if isinstance(error, asyncio.CancelledError):
                     raise
                 raise Lost from error
@@ -221,12 +221,17 @@ class Link(Generic[Conn]):
             self._lost_at = time.monotonic()
             log.warning("%s: %s", self._name, str(error).strip() or type(error).__name__)
 
-    async def drop(self, error: Optional[BaseException] = None) -> None:
-        """Leaves the connection, whatever its state; with an error that is worth a line."""
+    async def drop(self, error: Optional[BaseException] = None, in_use: bool = False) -> None:
+        """Leaves the connection, whatever its state; with an error that is worth a line.
+
+        in_use: a thread that was left behind may be in the middle of a statement.
+        """
         conn, self.conn = self.conn, None
         if error is not None:
             self._say_lost(error)
-        if conn is not None:
+        if conn is not None and in_use:
+            sever(conn)
+        elif conn is not None:
             await self._close(conn)
 
     async def _close(self, conn: Conn) -> None:
@@ -247,6 +252,9 @@ class AsyncLink(Link[AsyncConnection[Any]]):
     async def _close(self, conn: AsyncConnection[Any]) -> None:
         await conn.close()
 
+    async def drop(self, error: Optional[BaseException] = None, in_use: bool = False) -> None:
+        await super().drop(error)  # there is no other thread
+
 
 class ThreadLink(Link[Connection[Any]]):
     """One to a Connection, which is used in threads."""
@@ -262,8 +270,7 @@ class ThreadLink(Link[Connection[Any]]):
         return await asyncio.to_thread(execute)
 
     async def _close(self, conn: Connection[Any]) -> None:
-        # Not close(): a thread that was left behind may be in the middle of a statement.
-        sever(conn)
+        conn.close()
 
 
 def document(value: Any) -> Optional[Jsonb]:
