@@ -15,7 +15,7 @@ import unittest
 import psycopg
 
 import idemq
-import idemq._run
+import idemq._attempts
 import idemq._trace
 
 DSN = os.environ["IDEMQ_DSN"]
@@ -156,9 +156,9 @@ class Client(unittest.TestCase):
         return stop
 
     def set_seconds(self, name, seconds):
-        before = getattr(idemq._run, name)
-        setattr(idemq._run, name, seconds)
-        self.addCleanup(setattr, idemq._run, name, before)
+        before = getattr(idemq._attempts, name)
+        setattr(idemq._attempts, name, seconds)
+        self.addCleanup(setattr, idemq._attempts, name, before)
 
 
 class Producers(Client):

@@ -17,10 +17,11 @@ from typing import Any, Awaitable, Callable, Optional
 
 from psycopg import AsyncConnection, Connection
 
+from ._attempts import Options
 from ._job import AsyncJob, Job, StepCall
 from ._lanes import AsyncLane, AsyncTransaction, Lane, ThreadLane, ThreadTransaction
 from ._producer import Enqueued, enqueue
-from ._run import Options, Run
+from ._run import Run
 from ._server import AsyncLink, ThreadLink
 from .errors import (
     AlreadyCommitted,

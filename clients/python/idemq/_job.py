@@ -17,7 +17,7 @@ from ._server import Row, clean, document
 from .errors import Refused, Snooze
 
 if TYPE_CHECKING:
-    from ._run import Run
+    from ._attempts import Attempts
 
 T = TypeVar("T")
 log = logging.getLogger("idemq")
@@ -75,7 +75,7 @@ class BaseJob:
         (self.state, self.enqueued_at, headers, self._lease) = row[7:]
         self.headers = headers if isinstance(headers, dict) else {}
         self.deadline = datetime.now(timezone.utc)
-        self._run: Optional[Run] = None
+        self._run: Optional[Attempts] = None
         self._unit: Optional[Unit] = None
         self._heard(asked_at)
 
@@ -87,7 +87,7 @@ class BaseJob:
         self._beat_at = asked_at + self._lease / 3
         self._lease_until = asked_at + self._lease
 
-    def _outside(self) -> Run:
+    def _outside(self) -> Attempts:
         if self._run is None:
             raise RuntimeError("only a handler of run_outside() has this: one of run() has a transaction")
         return self._run
