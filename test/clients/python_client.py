@@ -16,6 +16,7 @@ import psycopg
 
 import idemq
 import idemq._attempts
+import manual
 import idemq._trace
 
 DSN = os.environ["IDEMQ_DSN"]
@@ -788,6 +789,222 @@ class Traces(Client):
         self.assertEqual(self.add(1, headers={"traceparent": "mine"}) and 1, 1)
         self.drain(lambda job: None, outside=True)
         self.assertEqual(self.spans[2][2], "mine")
+
+
+class Manual(Client):
+    """What doc/usage/python.md shows."""
+
+    def setUp(self):
+        super().setUp()
+        for queue in ("mail", "pages"):
+            self.sql("SELECT idemq.drop_queue(name, force => true) FROM idemq.queues WHERE name = %s", queue)
+            self.sql("SELECT idemq.create_queue(%s)", queue)
+        self.sql("DROP TABLE IF EXISTS orders, confirmations; CREATE TABLE orders (id int);"
+                 " CREATE TABLE confirmations (order_id int)")
+
+    def in_thread(self, function, *args):
+        thread = threading.Thread(target=function, args=args)
+        thread.start()
+        return thread
+
+    def test_orders(self):
+        manual.test_an_order_is_confirmed(DSN)
+        self.assertEqual(self.sql("SELECT * FROM orders, confirmations"), [(42, 42)])
+        self.assertEqual(self.sql("SELECT result FROM idemq.job_by_key('mail', 'order-42')"), [({"confirmed": 42},)])
+
+    def test_pages(self):
+        async def run():
+            task = asyncio.create_task(manual.work_async(DSN))
+            while (await (await conn.execute("SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('pages')"
+                                             " AND status = 'completed'")).fetchone())[0] < 300:
+                await asyncio.sleep(0.05)
+            task.cancel()
+            await asyncio.wait({task})
+
+        for n in range(300):
+            idemq.enqueue(self.conn, "pages", n)
+
+        async def main():
+            nonlocal conn
+            conn = await psycopg.AsyncConnection.connect(DSN, autocommit=True)
+            async with conn:
+                await asyncio.wait_for(run(), 60)
+
+        conn = None
+        asyncio.run(main())
+
+    def test_visits(self):
+        jobs = self.add({"url": "busy"}, {"url": "closed"}, {"url": "gone"}, {"url": "there"})
+        self.assertEqual(self.drain(manual.visit), {"retrying": 1, "released": 1, "dead": 1, "committed": 1})
+        self.assertEqual([self.job(job)[0] for job in jobs], ["failed", "pending", "dead", "completed"])
+
+
+class Steps(Client):
+    """job.step, where the server has it."""
+
+    def setUp(self):
+        super().setUp()
+        if self.sql("SELECT to_regprocedure('idemq.finish_step(bigint,bigint,text,jsonb)') IS NULL")[0][0]:
+            self.skipTest("no idemq.finish_step")
+        self.calls = []
+
+    def both(self, handle):
+        """Runs handle(job, step) as a function and as a coroutine; step takes plain functions."""
+        def sync(job):
+            return handle(job, job.step, lambda function: function)
+
+        def wrap(function):
+            async def call(step):
+                return function(step)
+
+            return call
+
+        async def asynchronous(job):
+            def step(name, call, request=None, call_timeout=30, ask=None):
+                return job.step(name, wrap(call), request, call_timeout, ask and wrap(ask))
+
+            answer = handle(job, step, wrap)
+            return await answer if asyncio.iscoroutine(answer) else answer
+
+        for drain, handler in ((self.drain, sync), (self.drain_async, asynchronous)):
+            self.calls.clear()
+            yield lambda drain=drain, handler=handler: drain(handler, outside=True)
+
+    def steps(self, job):
+        return self.sql("SELECT name, state, response FROM idemq.steps WHERE job_id = %s ORDER BY name", job)
+
+    def test_once(self):
+        def call(step):
+            self.calls.append((step.key, step.request, step.begun_at))
+            return {"n": len(self.calls)}
+
+        for run in self.both(lambda job, step, wrap: step("a", call, {"q": 1})):
+            (job,) = self.add(1)
+            self.assertEqual(run(), {"committed": 1})
+            self.assertEqual(self.job(job)[2], {"n": 1})
+            self.assertEqual(self.steps(job), [("a", "done", {"n": 1})])
+            self.assertTrue(0 < len(self.calls[0][0]) <= 64)
+            self.assertEqual(self.calls[0][1:], ({"q": 1}, None))
+
+    def test_a_later_attempt_has_the_response(self):
+        def sync(job):
+            answer = job.step("a", lambda step: self.calls.append(1) or "first")
+            if job.attempt == 1:
+                raise idemq.RetryLater(0)
+            return answer
+
+        async def call(step):
+            self.calls.append(1)
+            return "first"
+
+        async def asynchronous(job):
+            answer = await job.step("a", call)
+            if job.attempt == 1:
+                raise idemq.RetryLater(0)
+            return answer
+
+        for drain, handler in ((self.drain, sync), (self.drain_async, asynchronous)):
+            self.calls.clear()
+            (job,) = self.add(1)
+            drain(handler, outside=True)
+            self.assertEqual((self.job(job)[:3], len(self.calls)), (("completed", 2, "first"), 1))
+
+    def test_an_answer_that_was_lost(self):
+        """The first call is made, and its answer lost: then the other side is asked, or called with the same key."""
+        for ask in (lambda step: "found", lambda step: None, None):
+            keys = []
+
+            def call(step):
+                keys.append(step.key)
+                if len(keys) == 1:
+                    raise OSError("502")
+                return "called"
+
+            asked = []
+
+            def asks(step, ask=ask):
+                asked.append((step.key, step.request, step.begun_at is not None))
+                return ask(step)
+
+            for run in self.both(lambda job, step, wrap: step("a", call, "r", 0.2, ask and asks)):
+                keys.clear()
+                asked.clear()
+                (job,) = self.add(1)
+                self.until_done(run, job)
+                self.assertEqual(self.job(job)[2], "found" if ask and ask(None) else "called")
+                self.assertEqual(len(set(keys)), 1)
+                self.assertEqual(len(keys), 1 if ask and ask(None) else 2)
+                self.assertEqual(asked, [(keys[0], "r", True)] if ask else [])
+                self.assertEqual(self.steps(job)[0][1], "done")
+
+    def until_done(self, run, job):
+        for _ in range(100):
+            run()
+            if self.job(job)[0] == "completed":
+                return
+            time.sleep(0.05)
+        self.fail("it is never done")
+
+    def test_refused(self):
+        keys = []
+
+        def call(step):
+            keys.append(step.key)
+            if len(keys) == 1:
+                raise idemq.Refused("no\0 such amount")
+            return "yes"
+
+        for run in self.both(lambda job, step, wrap: step("a", call)):
+            keys.clear()
+            (job,) = self.add(1)
+            self.until_done(run, job)
+            self.assertEqual(len(set(keys)), 2, "another key")
+            self.assertEqual(self.sql("SELECT error FROM idemq.attempts WHERE job_id = %s", job), [("Refused: no such amount",)])
+
+    def test_another_request_under_that_name(self):
+        def changes(job):
+            job.step("a", lambda step: 1, {"amount": job.attempt})
+            raise idemq.RetryLater(0)
+
+        (job,) = self.add(1, max_attempts=2)
+        self.drain(changes, outside=True)
+        self.assertIn("KeyReused", self.job(job)[3])
+
+    def test_a_response_that_cannot_be_stored(self):
+        for response in (object(), "a\0b"):
+            seen = []
+            (job,) = self.add(1)
+            self.assertEqual(self.drain(lambda job: seen.append(job.step("a", lambda step: response)), outside=True), {"committed": 1})
+            self.assertEqual((seen, self.steps(job)), ([response], [("a", "done", None)]))
+
+    def test_a_call_that_takes_too_long(self):
+        async def slow(step):
+            await asyncio.sleep(60)
+
+        async def handler(job):
+            await job.step("a", slow, call_timeout=0.3)
+
+        (job,) = self.add(1, max_attempts=1)
+        self.assertEqual(self.drain_async(handler, outside=True), {"dead": 1})
+        self.assertIn("Timeout", self.job(job)[3])
+
+    def test_the_answer_counts_after_the_lease_was_lost(self):
+        def loses(job):
+            def call(step):
+                self.sql("SELECT idemq.fail(id, token, 'taken away') FROM idemq.jobs WHERE id = %s", job.id)
+                self.until_set(job.cancelled)
+                return "done"
+
+            return job.step("a", call)
+
+        (job,) = self.add(1)
+        self.drain(loses, outside=True, lease="600 ms")
+        self.assertEqual(self.steps(job), [("a", "done", "done")])
+
+    def test_the_manual(self):
+        jobs = self.add({"amount": 5}, {"amount": -5}, max_attempts=1)
+        self.assertEqual(self.drain(manual.charge, outside=True), {"committed": 1, "dead": 1})
+        self.assertEqual([state for _, state, _ in self.steps(jobs[0]) + self.steps(jobs[1])], ["done", "refused"])
 
 
 if __name__ == "__main__":
