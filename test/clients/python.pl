@@ -78,6 +78,23 @@ sub get
 	return JSON::PP->new->allow_nonref->decode($answer->{content});
 }
 
+# The wheel that pip makes, with nothing but what Debian has; all below runs from it.
+SKIP:
+{
+	my @pip = ('/usr/bin/python3', '-m', 'pip', '--no-cache-dir', '--disable-pip-version-check', '--quiet');
+	my @local = ('--no-index', '--no-deps');
+	my ($out, $err) = ('', '');
+
+	skip 'no pip', 4 unless IPC::Run::run([ @pip, '--version' ], '<', \undef, '>', \$out, '2>', \$err);
+	local $ENV{HOME} = $tmp;
+	command_ok([ 'cp', '-R', "$ENV{IDEMQ_SOURCE}/clients/python", "$tmp/python" ], 'the sources');
+	command_ok([ @pip, 'wheel', '--no-build-isolation', @local, '-w', "$tmp/wheel", "$tmp/python" ], 'pip makes a wheel');
+	command_ok([ @pip, 'install', @local, '--target', "$tmp/installed", glob "$tmp/wheel/idemq-*.whl" ], 'and installs it');
+	$ENV{PYTHONPATH} = "$tmp/installed";
+	command_like([ '/usr/bin/python3', '-c', 'import idemq, os; print(idemq.__file__, os.listdir(os.path.dirname(idemq.__file__)))' ],
+		qr/installed.*py\.typed/, 'which has the types');
+}
+
 # The client's own tests.
 {
 	my ($out, $err) = ('', '');

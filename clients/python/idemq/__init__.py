@@ -132,17 +132,17 @@ class _Worker:
 class Worker(_Worker):
     """A worker whose handlers are functions; each is called in a thread."""
 
-    def run(self, handler: Callable[[Job, Connection[Any]], Any]) -> None:
-        """Run jobs until SIGTERM or stop(), each effect once.
+    def run(self, handler: Callable[[Job, Connection[Any]], Any]) -> dict[str, int]:
+        """Run jobs until SIGTERM or stop(), each effect once; answer how many attempts ended how.
 
         The handler gets a connection whose transaction commits the job; what it does by that, and
         what it returns, the job's result, is there if and only if the job is committed.
         """
-        asyncio.run(self._work(self._thread_transaction, handler, False))
+        return asyncio.run(self._work(self._thread_transaction, handler, False))
 
-    def run_outside(self, handler: Callable[[Job], Any]) -> None:
+    def run_outside(self, handler: Callable[[Job], Any]) -> dict[str, int]:
         """Run jobs whose effect is elsewhere; the job is committed after the handler has returned."""
-        asyncio.run(self._work(self._thread_lane, handler, False))
+        return asyncio.run(self._work(self._thread_lane, handler, False))
 
     def drain(self, handler: Callable[..., Any], outside: bool = False) -> dict[str, int]:
         """Run what is ready, and end; for tests and for cron.  Answers how many attempts ended how."""
@@ -152,13 +152,13 @@ class Worker(_Worker):
 class AsyncWorker(_Worker):
     """A worker whose handlers are coroutine functions."""
 
-    async def run(self, handler: Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]]) -> None:
+    async def run(self, handler: Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]]) -> dict[str, int]:
         """As Worker.run."""
-        await self._work(self._async_transaction, handler, False)
+        return await self._work(self._async_transaction, handler, False)
 
-    async def run_outside(self, handler: Callable[[AsyncJob], Awaitable[Any]]) -> None:
+    async def run_outside(self, handler: Callable[[AsyncJob], Awaitable[Any]]) -> dict[str, int]:
         """As Worker.run_outside."""
-        await self._work(self._async_lane, handler, False)
+        return await self._work(self._async_lane, handler, False)
 
     async def drain(self, handler: Callable[..., Awaitable[Any]], outside: bool = False) -> dict[str, int]:
         """As Worker.drain."""

@@ -142,9 +142,9 @@ class Attempts:
                     return self._take([row[1:] for row in end.value if row[0] == "claimed"], unit.commit_at)
                 conn = link.conn
                 lost = conn is None or _server.is_lost(conn, end.error)
-                if lost or unit.why is not None:
-                    unit.commit_unknown |= lost and unit.commit_at is not None
-                    await link.drop(end.error if lost and unit.why is None else None)
+                unit.commit_unknown |= lost and unit.commit_at is not None
+                if lost and not end.hangs:
+                    await link.drop(end.error if unit.why is None else None)
                 tries += 1
                 if unit.why is not None or tries > TRIES or not (lost or _again(end.error)):
                     break
@@ -152,9 +152,12 @@ class Attempts:
             self._units.discard(unit)
         if len(jobs) > 1 and unit.why != "drain":
             log.info("%s: a transaction of %d jobs is run one by one: %s", self.options.queue, len(jobs), end.error)
+            await lane.go_on(end)
             return await self._each(lane, [[job] for job in unit.jobs], claim, unit.commit_unknown)
         for job in jobs:
             await self._after(job, unit, end.error)
+        # Not before: with the session attached leases end, and the attempt counts.
+        await lane.go_on(end)
         return []
 
     async def _outside(self, lane: Lane, job: BaseJob) -> list[BaseJob]:
@@ -168,6 +171,7 @@ class Attempts:
         if end.error is None:
             return await self._commit(job, end.value)
         await self._after(job, unit, end.error)
+        await lane.go_on(end)
         return []
 
     def _unit(self, jobs: list[BaseJob]) -> Unit:
@@ -200,14 +204,11 @@ class Attempts:
             return body.result()
         await lane.interrupt(body)
         await asyncio.wait({body}, timeout=KILL_AFTER)
-        if not body.done() and lane.link is not None and lane.link.conn is not None:
-            _server.sever(lane.link.conn)
-            await asyncio.wait({body}, timeout=1)
         if body.done():
             return body.result()
         log.error("%s %d: the handler does not end, and is left behind", self.options.queue, unit.jobs[0].id)
-        await lane.leave()
-        return End(error=TimeoutError("the handler does not end"))
+        await lane.freeze()
+        return End(error=TimeoutError("the handler does not end"), hangs=True)
 
     # The end of an attempt.
 
@@ -244,11 +245,12 @@ class Attempts:
             return _FAIL, (job.id, job.token, said, interval(delay), permanent, more)
 
         outcome = await self._tell_end(job, statement)
+        self._ended(job, outcome)
         log.warning("%s %d: attempt %d of %d: %s: %s", self.options.queue, job.id, job.attempt, job.max_attempts,
                     outcome, text)
 
     async def _release(self, job: BaseJob, delay: Optional[Delay]) -> None:
-        await self._tell_end(job, lambda _: (_RELEASE, (job.id, job.token, interval(delay))))
+        self._ended(job, await self._tell_end(job, lambda _: (_RELEASE, (job.id, job.token, interval(delay)))))
 
     async def give_back(self, jobs: Sequence[BaseJob]) -> None:
         """Jobs that were not begun."""
@@ -285,7 +287,6 @@ class Attempts:
                 log.error("%s %d: %s; trying again", self.options.queue, job.id, str(error).strip())
                 await asyncio.sleep(min(pause, max(give_up - time.monotonic(), 0)))
                 pause *= 2
-        self._ended(job, outcome)
         return outcome
 
     def _ended(self, job: BaseJob, outcome: str) -> None:
@@ -303,16 +304,20 @@ class Attempts:
         return await answer
 
     async def _commit_all(self) -> None:
-        try:
-            while self._to_commit:
-                batch, self._to_commit = self._to_commit, []
+        while self._to_commit:
+            batch, self._to_commit = self._to_commit, []
+            try:
                 claimed = await self._commit_batch([(job, result) for job, result, _ in batch])
+            except BaseException as error:
                 for _, _, answer in batch:
                     if not answer.done():
-                        answer.set_result([claimed.pop()] if claimed else [])
-                self._spare.extend(claimed)
-        finally:
-            self._committing = None
+                        answer.set_exception(error)
+                continue
+            for _, _, answer in batch:
+                if not answer.done():
+                    answer.set_result([claimed.pop()] if claimed else [])
+            self._spare.extend(claimed)
+        self._committing = None
 
     async def _commit_batch(self, ends: list[tuple[BaseJob, Any]]) -> list[BaseJob]:
         jobs = [job for job, _ in ends]
@@ -325,30 +330,30 @@ class Attempts:
             results = [_server.document(result) for _, result in ends]
             pairs = [job.id for job in jobs], [job.token for job in jobs]
             rows = await asyncio.wait_for(self._control.ask(sql, (*pairs, results, *values)), _server.ANSWER)
-        except (Lost, psycopg.Error, TypeError, ValueError, asyncio.TimeoutError):
+        except (Lost, psycopg.Error, TypeError, ValueError, asyncio.TimeoutError) as error:
             # Each by itself, until it is answered; one whose result is refused, without it.
             for job, result in ends:
-                await self._commit_one(job, result)
+                await self._commit_one(job, result, not isinstance(error, psycopg.Error))
             return []
         outcomes = {row[2]: row[0] for row in rows if row[0] != "claimed"}
         for job in jobs:
             self._say_committed(job, outcomes.get(job.token, "not_found"))
         return self._take([row[1:] for row in rows if row[0] == "claimed"], asked_at)
 
-    async def _commit_one(self, job: BaseJob, result: Any) -> None:
+    async def _commit_one(self, job: BaseJob, result: Any, asked: bool) -> None:
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             return _TRY_COMMIT, (job.id, job.token, _server.document(result) if level == 0 else None)
 
-        outcome = await self._tell_end(job, statement)
-        if outcome == "stale":
-            self._say_committed(job, outcome)
+        self._say_committed(job, await self._tell_end(job, statement), asked)
 
-    def _say_committed(self, job: BaseJob, outcome: str) -> None:
-        if job.token in self._held:
-            self._ended(job, outcome)
-        if outcome in ("stale", "not_found"):
-            log.warning("%s %d: the handler has ended well, but the lease was lost: not committed (%s)",
-                        self.options.queue, job.id, outcome)
+    def _say_committed(self, job: BaseJob, outcome: str, asked: bool = False) -> None:
+        # Deleted by the commit whose answer was lost, in a queue that keeps no jobs.
+        self._ended(job, "committed" if outcome == "not_found" and asked else outcome)
+        if outcome == "stale" or (outcome == "not_found" and not asked):
+            log.warning(
+                "%s %d: the handler has ended well, but the lease was lost: not committed (%s)",
+                self.options.queue, job.id, outcome,
+            )
 
     # What a handler without a transaction asks for.
 

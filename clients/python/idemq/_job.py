@@ -254,6 +254,8 @@ class Unit:
 class End:
     """How a handler, or a transaction of several, has ended."""
 
-    def __init__(self, value: Any = None, error: Optional[BaseException] = None) -> None:
+    def __init__(self, value: Any = None, error: Optional[BaseException] = None, hangs: bool = False) -> None:
         self.value = value
         self.error = error
+        self.hangs = hangs
+        """It has not ended."""

@@ -11,8 +11,9 @@ until it ends and raises for what was committed or lost; the handler for each; t
 with the results, whose claim is valid with the commit.  Nothing that the handler does can be committed
 without its job, nor the job without it.
 
-A thread cannot be ended from outside.  One that does not return in time is left behind with its
-connection cut, and the lane goes on with another.
+A thread cannot be ended from outside, nor a coroutine that catches its cancellation.  One that does not
+return in time is left behind: its transaction is rolled back by us, who hold the connection's lock from
+then on, the server is told, and the connection is cut; the lane goes on with others.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ import time
 from typing import Any, Awaitable, Callable, Optional, Sequence
 
 import psycopg
-from psycopg import Connection
+from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 
 from . import _server, _trace
 from ._job import COLUMNS, AsyncJob, End, Job, Unit
-from ._server import AsyncLink, Link, Row, ThreadLink
+from ._server import AnyConnection, AsyncLink, Link, Row, ThreadLink
 from .errors import AlreadyCommitted, NoSuchJob, StaleToken
 
 ASSERT = """SELECT idemq.assert_current(id, token)
@@ -55,6 +56,7 @@ class Lane:
 
     job_class: type[Any]
     link: Optional[Link[Any]] = None
+    _frozen: Any = None
 
     def begin(self, handler: Callable[..., Any], unit: Unit, then: Then) -> "asyncio.Task[End]":
         """Calls the handler for the jobs; of a transaction, then is its last statement."""
@@ -76,10 +78,35 @@ class Lane:
         else:
             body.cancel()
 
-    async def leave(self) -> None:
-        """Goes on without a handler that does not end."""
+    async def freeze(self) -> None:
+        """Ends the transaction of a handler that does not end.  Until the lane goes on the handler cannot
+        use the connection; the session is still there, and what is attached to it."""
+        conn = self.link.conn if self.link is not None else None
+        if conn is None:
+            return
+        try:
+            await asyncio.wait_for(self._lock(conn), 1)
+            self._frozen = conn
+            await asyncio.wait_for(asyncio.to_thread(conn.pgconn.exec_, b"ROLLBACK"), _server.ANSWER)
+        except (psycopg.Error, asyncio.TimeoutError):
+            _server.sever(conn)
+
+    async def _lock(self, conn: Any) -> None:
+        raise NotImplementedError
+
+    async def go_on(self, end: End) -> None:
+        """After an attempt that has not committed: with another connection, where that is needed."""
+        if end.hangs:
+            await self._leave()
+        elif self.link is not None and self.link.conn is not None and not _idle(self.link.conn):
+            await self.link.drop()
+
+    async def _leave(self) -> None:
         if self.link is not None:
             await self.link.drop(in_use=True)
+        if self._frozen is not None:
+            self._frozen.lock.release()  # to find that the connection has ended
+            self._frozen = None
 
     async def close(self) -> None:
         if self.link is not None:
@@ -108,6 +135,9 @@ class AsyncTransaction(AsyncLane):
 
     def __init__(self, link: AsyncLink) -> None:
         self.link = link
+
+    async def _lock(self, conn: AsyncConnection[Any]) -> None:
+        await conn.lock.acquire()
 
     async def _call(self, handler: Callable[..., Any], unit: Unit, then: Then) -> Any:
         conn = await self.link.ready()
@@ -162,8 +192,8 @@ class ThreadLane(Lane):
         if self.link is not None:
             await super().interrupt(body)
 
-    async def leave(self) -> None:
-        await super().leave()
+    async def _leave(self) -> None:
+        await super()._leave()
         self._end_thread()
 
     async def close(self) -> None:
@@ -184,6 +214,10 @@ class ThreadTransaction(ThreadLane):
     def __init__(self, link: ThreadLink) -> None:
         super().__init__()
         self.link = link
+
+    async def _lock(self, conn: Connection[Any]) -> None:
+        if not await asyncio.to_thread(conn.lock.acquire, True, 0.9):
+            raise asyncio.TimeoutError
 
     async def _call(self, handler: Callable[..., Any], unit: Unit, then: Then) -> Any:
         conn = await self.link.ready()
@@ -216,8 +250,12 @@ def _pairs(unit: Unit) -> tuple[list[int], list[int]]:
     return [job.id for job in unit.jobs], [job.token for job in unit.jobs]
 
 
-def _still_open(conn: Any) -> None:
-    if conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+def _idle(conn: AnyConnection) -> bool:
+    return conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+def _still_open(conn: AnyConnection) -> None:
+    if _idle(conn):
         raise RuntimeError("the handler has ended the transaction that it was given")
 
 

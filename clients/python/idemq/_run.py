@@ -187,6 +187,7 @@ class Run(Attempts):
         try:
             claimed = await self._while_running(link, self._ask_claim(link, lane))
         except Lost:
+            await self._pause(0.1)
             return None
         except psycopg.Error as error:
             if not self._claimed or self._once:
@@ -214,7 +215,7 @@ class Run(Attempts):
         try:
             await self._while_running(self._waiter, wait)
         except Lost:
-            pass
+            await self._pause(0.1)
         except psycopg.Error as error:
             if not self._ending.is_set():
                 log.error("wait: %s", str(error).strip())
