@@ -165,6 +165,7 @@ class Link(Generic[Conn]):
         self._dsn = dsn
         self._patient = patient
         self._turn = asyncio.Lock()
+        self._opening = asyncio.Lock()
         self._lost_at: Optional[float] = None
         self._backoff = _FIRST_BACKOFF
 
@@ -176,24 +177,28 @@ class Link(Generic[Conn]):
 
     async def ready(self) -> Conn:
         """The connection, made again as often as it takes; the caller sets the limit."""
-        while self.conn is None or self.conn.closed:
-            if self._backoff > _FIRST_BACKOFF:
-                # Not all workers at the same instant.
-                await asyncio.sleep(self._backoff * random.uniform(0.5, 1))
-            try:
-                self.conn, self.ours = await self._connect()
-            except (psycopg.Error, OSError) as error:
-                if not self._patient:
-                    raise
-                self._say_lost(error)
-                self._backoff = min(self._backoff * 2, _LAST_BACKOFF)
-                continue
-            if self._lost_at is not None:
-                log.warning("%s: connected again after %.1f s", self._name, time.monotonic() - self._lost_at)
-            self._lost_at = None
-            self._backoff = _FIRST_BACKOFF
-            self.connections += 1
-        return self.conn
+        async with self._opening:
+            while self.conn is None or self.conn.closed:
+                await self._open()
+            return self.conn
+
+    async def _open(self) -> None:
+        if self._backoff > _FIRST_BACKOFF:
+            # Not all workers at the same instant.
+            await asyncio.sleep(self._backoff * random.uniform(0.5, 1))
+        try:
+            self.conn, self.ours = await self._connect()
+        except (psycopg.Error, OSError) as error:
+            if not self._patient:
+                raise
+            self._say_lost(error)
+            self._backoff = min(self._backoff * 2, _LAST_BACKOFF)
+            return
+        if self._lost_at is not None:
+            log.warning("%s: connected again after %.1f s", self._name, time.monotonic() - self._lost_at)
+        self._lost_at = None
+        self._backoff = _FIRST_BACKOFF
+        self.connections += 1
 
     async def ask(self, sql: str, values: Sequence[Any] = (), patience: float = ANSWER) -> list[Row]:
         """The rows of a statement of the worker's own.
