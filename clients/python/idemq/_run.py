@@ -265,7 +265,9 @@ class Run(Attempts):
 
     def _lose(self, job: BaseJob) -> None:
         del self._held[job.token]
-        if job._unit is not None:
-            job._unit.end("lost")
+        unit = job._unit
+        # Its COMMIT may be why: the transaction itself finds that out.
+        if unit is not None and unit.commit_at is None and not unit.commit_unknown:
+            unit.end("lost")
         if job in self._spare:
             self._spare.remove(job)
