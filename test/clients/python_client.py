@@ -199,6 +199,7 @@ class Producers(Client):
     def test_errors_by_sqlstate(self):
         (job,) = self.add(1)
         token = self.sql("SELECT token FROM idemq.claim(%s)", self.queue)[0][0]
+        self.assertTrue(issubclass(idemq.StaleToken, idemq.IdemqError))
         for error, sql, values in (
             (idemq.StaleToken, "SELECT idemq.commit(%s, %s)", (job, token - 1)),
             (idemq.NoSuchJob, "SELECT idemq.commit(%s, %s)", (-1, token)),

@@ -1,7 +1,7 @@
 """What is raised: by the server, as classes; by a handler, to say how its attempt ends.
 
 Importing this registers the classes with psycopg, so that each statement that idemq refuses raises
-one of them, on any connection of the process.  All are psycopg.DatabaseError.
+one of them, on any connection of the process.
 """
 
 from __future__ import annotations
@@ -15,27 +15,31 @@ Delay = Union[timedelta, int, float, str]
 """A time: a timedelta, a number of seconds, or the text of an interval."""
 
 
-class StaleToken(psycopg.DatabaseError, code="IQ001"):
+class IdemqError(psycopg.DatabaseError):
+    """What idemq has refused, by its SQLSTATE."""
+
+
+class StaleToken(IdemqError, code="IQ001"):
     """The lease is lost: another attempt may have the job."""
 
 
-class NoSuchJob(psycopg.DatabaseError, code="IQ002"):
+class NoSuchJob(IdemqError, code="IQ002"):
     """There is no such job, or not for this role."""
 
 
-class KeyReused(psycopg.DatabaseError, code="IQ003"):
+class KeyReused(IdemqError, code="IQ003"):
     """The key is that of a job with another payload."""
 
 
-class DuplicateKey(psycopg.DatabaseError, code="IQ004"):
+class DuplicateKey(IdemqError, code="IQ004"):
     """The key is taken (on_duplicate="error")."""
 
 
-class NoSuchQueue(psycopg.DatabaseError, code="IQ005"):
+class NoSuchQueue(IdemqError, code="IQ005"):
     """There is no such queue."""
 
 
-class AlreadyCommitted(psycopg.DatabaseError, code="IQ006"):
+class AlreadyCommitted(IdemqError, code="IQ006"):
     """This attempt has committed the job before."""
 
 
