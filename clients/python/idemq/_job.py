@@ -99,7 +99,7 @@ class BaseJob:
     async def _begin_step(self, name: str, request: Any, seconds: float) -> tuple[bool, Any, StepCall]:
         """Whether it is done already, with which response; else how to call, or to ask."""
         until = datetime.now(timezone.utc) + timedelta(seconds=seconds)
-        values = self.id, self.token, name, document(request), timedelta(seconds=seconds)
+        values = self.id, self.token, name, Jsonb(request), timedelta(seconds=seconds)
         rows = await self._outside().tell(self, _BEGIN_STEP, values)
         outcome, response, former, begun_at, retry_after, key = rows[0]
         if outcome == "busy":
