@@ -188,18 +188,15 @@ class Attempts:
     async def _watch(self, lane: Lane, unit: Unit, claim: bool) -> End:
         """Calls the handler, and ends it when the lease is lost or the time is over."""
         body = lane.begin(self._handler, unit, lambda link: self._then(link, claim))
-        stop = asyncio.ensure_future(unit.stop.wait())
-        try:
-            while not body.done() and not unit.stop.is_set():
-                # In a transaction the job's row is locked: it may take longer than the lease.
-                until = unit.ends_at if lane.link is not None else min(unit.ends_at, unit.lease_until)
-                left = until - time.monotonic()
-                if left <= 0:
-                    unit.end("time" if until == unit.ends_at else "cut off")
-                else:
-                    await asyncio.wait({body, stop}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop.cancel()
+        either: set["asyncio.Future[Any]"] = {body, unit.stop}
+        while not body.done() and not unit.stop.done():
+            # In a transaction the job's row is locked: it may take longer than the lease.
+            until = unit.ends_at if lane.link is not None else min(unit.ends_at, unit.lease_until)
+            left = until - time.monotonic()
+            if left <= 0:
+                unit.end("time" if until == unit.ends_at else "cut off")
+            else:
+                await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if body.done():
             return body.result()
         await lane.interrupt(body)
@@ -366,22 +363,21 @@ class Attempts:
         assert unit is not None
         while True:
             task = asyncio.ensure_future(self._control.ask(sql, values))
-            stop = asyncio.ensure_future(unit.stop.wait())
+            either: set["asyncio.Future[Any]"] = {task, unit.stop}
             try:
-                await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not task.done():
                     await asyncio.wait({task}, timeout=LAST_WORDS if anyway else 1)
                 if not task.done():
                     raise StaleToken(f"the attempt was ended ({unit.why}), and the server does not answer")
                 return await task
             except Lost:
-                if unit.stop.is_set() and not anyway:
+                if unit.stop.done() and not anyway:
                     raise StaleToken(f"the attempt was ended ({unit.why}), and the server does not answer") from None
             except (StaleToken, NoSuchJob, AlreadyCommitted):
                 unit.end("lost")
                 raise
             finally:
-                stop.cancel()
                 task.cancel()
 
     def from_thread(self, work: Coroutine[Any, Any, T]) -> T:

@@ -229,7 +229,7 @@ class Unit:
         self.ends_at = time.monotonic() + seconds
         self.why: Optional[str] = None
         """Why it was ended: "lost" (the lease), "cut off", "time" or "drain"."""
-        self.stop = asyncio.Event()
+        self.stop: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
         self.commit_at: Optional[float] = None
         """When COMMIT was sent."""
         self.commit_unknown = False
@@ -242,7 +242,7 @@ class Unit:
         """Tells the handler to end."""
         if self.why is None:
             self.why = why
-            self.stop.set()
+            self.stop.set_result(None)
             for job in self.jobs:
                 job.cancelled.set()
 
