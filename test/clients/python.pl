@@ -1,6 +1,6 @@
 # clients/python: its own tests (python_client.py), then the three programs of
-# doc/usage/three-programs.md as they stand there, killed, told to end, disconnected, behind a
-# pooler that closes what is idle, and through a failover: each effect once.
+# doc/usage/three-programs.md as they stand there, killed, told to end, disconnected, and behind a
+# pooler that closes what is idle; the webhook through a failover, too: each effect once.
 
 use strict;
 use warnings FATAL => 'all';
