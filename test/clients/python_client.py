@@ -20,6 +20,7 @@ import manual
 import idemq._trace
 
 DSN = os.environ["IDEMQ_DSN"]
+os.environ.pop("PGAPPNAME", None)  # sessions of workers are found by the client's own
 logging.getLogger("idemq").addHandler(logging.NullHandler())
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 logging.getLogger("idemq").propagate = False
@@ -586,15 +587,22 @@ class Outside(Client):
         self.assertEqual(reasons, ["told", True])
 
     def test_a_connection_that_is_ended_is_no_end(self):
+        ended = []
+
+        def end():
+            ended.extend(self.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                                  " WHERE application_name = 'idemq-python'"))
+
         def cut(job):
-            self.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'idemq-python'")
+            end()
             time.sleep(0.1)
             job.checkpoint({"still": "here"})
-            self.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'idemq-python'")
+            end()
 
         (job,) = self.add(1)
         self.assertEqual(self.drain(cut, outside=True), {"committed": 1})
         self.assertEqual(self.job(job)[:2], ("completed", 1))
+        self.assertGreaterEqual(len(ended), 2)
 
 
 class TimeOver(Client):
@@ -669,15 +677,18 @@ class Drains(Client):
         def slow(job, conn):
             begun.set()
             self.until_set(ended)
+            cancelled.append(job.cancelled.is_set())
             self.do(job, conn)
 
+        cancelled = []
         jobs = self.add(1, 2)
         stop = self.start(slow)
         self.until_set(begun)
         stop(wait=False)
+        time.sleep(0.2)  # for a drain without grace to be seen
         ended.set()
         stop()
-        self.assertEqual(self.effects(), [1])
+        self.assertEqual((self.effects(), cancelled), ([1], [False]))
         self.assertEqual([self.job(job)[:2] for job in jobs], [("completed", 1), ("pending", 0)])
 
     def test_the_end_of_grace(self):
