@@ -70,7 +70,9 @@ foreach my $name (@files)
 	# What is there for \watch is the file's statement.
 	if ($lines[0] =~ /\|/)
 	{
-		is(() = psql($user, "SET statement_timeout = '5 s';\n\\set ON_ERROR_STOP on\n\\i $source/deploy/psql/$name.sql\n\\g\n") =~ /^\Q$lines[0]\E$/mg, 2, "$name: again by \\g, as by \\watch");
+		my $columns = join '\s*\|\s*', map { quotemeta s/^\s+|\s+$//gr } split /\|/, $lines[0];
+		my $twice = psql($user, "\\i $source/deploy/psql/$name.sql\n\\g\n");
+		is(scalar(() = $twice =~ /^\s*$columns\s*$/mg), 2, "$name: again by \\g, as by \\watch");
 		(my $heading = $lines[0]) =~ s/\s+/ /g;
 		(my $spaced = $page) =~ s/[^\S\n]+/ /g;
 		ok(index($spaced, $heading =~ s/^ | $//gr) >= 0, "$name: its heading is on the page") or diag $heading;
