@@ -20,9 +20,8 @@ my $sleepers = 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep();
 sub without_reminders
 {
 	my ($code) = @_;
-	my $worker = worker_pid($node);
+	my $worker = stop_worker($node);
 
-	kill 'STOP', $worker;
 	$code->();
 	kill 'CONT', $worker;
 }
