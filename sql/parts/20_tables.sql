@@ -15,6 +15,7 @@ CREATE TABLE idemq.queues (
 	dead_queue         text COLLATE "C",
 	dead_retention     interval NOT NULL,
 	max_lease          interval NOT NULL,
+	job_timeout        interval,
 	paused             boolean NOT NULL DEFAULT false,
 	created_at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
@@ -35,6 +36,7 @@ COMMENT ON COLUMN idemq.queues.rate_period IS 'period of rate_limit';
 COMMENT ON COLUMN idemq.queues.dead_queue IS 'a job that dies is also added to this queue; NULL: to none';
 COMMENT ON COLUMN idemq.queues.dead_retention IS 'a dead job, with its attempts, stays for so long at least';
 COMMENT ON COLUMN idemq.queues.max_lease IS 'no claim or heartbeat may ask for a longer lease';
+COMMENT ON COLUMN idemq.queues.job_timeout IS 'whoever runs an attempt ends it after so long; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
 

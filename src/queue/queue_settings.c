@@ -25,6 +25,7 @@ typedef enum SettingKind
 	SETTING_FLOAT,	  /* float8; double */
 	SETTING_INT,	  /* int; int32 */
 	SETTING_LIMIT,	  /* int; int32: NULL is "no limit", and 0 to alter_queue */
+	SETTING_TIMEOUT,  /* interval; int64: NULL is "none", and 0 to alter_queue */
 	SETTING_QUEUE	  /* text; QueueName: NULL is "none", and '' to alter_queue */
 } SettingKind;
 
@@ -61,6 +62,7 @@ static const QueueSetting settings[] = {
 	{"dead_queue", SETTING_QUEUE, FIELD(QueueName, dead_queue), 0, 0},
 	{"dead_retention", SETTING_INTERVAL, FIELD(int64, dead_retention), 0, 0},
 	{"max_lease", SETTING_INTERVAL, FIELD(int64, max_lease), 1, 0},
+	{"job_timeout", SETTING_TIMEOUT, FIELD(int64, job_timeout), 1, 0},
 };
 
 /* With the name, which is argument 0 of the functions and parameter 1 of the statements. */
@@ -68,14 +70,19 @@ static const QueueSetting settings[] = {
 
 StaticAssertDecl(SETTING_ARGS <= SQL_MAX_ARGS, "more settings than parameters of a statement");
 
-static const Oid sql_types[] = {[SETTING_INTERVAL] = INTERVALOID,
-								[SETTING_FLOAT] = FLOAT8OID,
-								[SETTING_INT] = INT4OID,
-								[SETTING_LIMIT] = INT4OID,
-								[SETTING_QUEUE] = TEXTOID};
+static const Oid sql_types[] =
+	{[SETTING_INTERVAL] = INTERVALOID, [SETTING_FLOAT] = FLOAT8OID,		[SETTING_INT] = INT4OID,
+	 [SETTING_LIMIT] = INT4OID,		   [SETTING_TIMEOUT] = INTERVALOID, [SETTING_QUEUE] = TEXTOID};
 
 /* What alter_queue takes for "none", in SQL; NULL for a setting that a queue always has. */
-static const char *const none_values[] = {[SETTING_LIMIT] = "0", [SETTING_QUEUE] = "''"};
+static const char *const none_values[] =
+	{[SETTING_LIMIT] = "0", [SETTING_TIMEOUT] = "interval '0'", [SETTING_QUEUE] = "''"};
+
+static const char *
+none_value(SettingKind kind)
+{
+	return kind < lengthof(none_values) ? none_values[kind] : NULL;
+}
 
 /* Columns of load_queues and load_queue before the settings. */
 enum
@@ -108,8 +115,7 @@ build_statements(void)
 	for (int i = 0; i < (int) lengthof(settings); i++)
 	{
 		const char *name = settings[i].name;
-		const char *none = settings[i].kind < lengthof(none_values) ? none_values[settings[i].kind]
-																	: NULL;
+		const char *none = none_value(settings[i].kind);
 		int parameter = i + 2;
 
 		appendStringInfo(&names, ", %s", name);
@@ -148,8 +154,7 @@ idemq_settings_check(FunctionCallInfo fcinfo, bool is_new)
 		const QueueSetting *setting = &settings[i];
 		int n = i + 1;
 
-		if (PG_ARGISNULL(n) &&
-			!(is_new && setting->kind != SETTING_LIMIT && setting->kind != SETTING_QUEUE))
+		if (PG_ARGISNULL(n) && !(is_new && none_value(setting->kind) == NULL))
 			continue;
 		switch (setting->kind)
 		{
@@ -166,6 +171,10 @@ idemq_settings_check(FunctionCallInfo fcinfo, bool is_new)
 			case SETTING_LIMIT:
 				(void) idemq_arg_int(fcinfo, n, setting->name, is_new ? (int32) setting->least : 0,
 									 (int32) setting->most);
+				break;
+			case SETTING_TIMEOUT:
+				(void) idemq_arg_interval(fcinfo, n, setting->name,
+										  is_new ? (int64) setting->least : 0);
 				break;
 			case SETTING_QUEUE:
 				break;
@@ -340,6 +349,7 @@ idemq_settings_read(uint64 row, QueueInfo *queue)
 		switch (settings[i].kind)
 		{
 			case SETTING_INTERVAL:
+			case SETTING_TIMEOUT:
 				*(int64 *) field = idemq_interval_usecs(DatumGetIntervalP(value));
 				break;
 			case SETTING_FLOAT:

@@ -30,7 +30,8 @@ typedef struct QueueInfo
 	int64 rate_period;
 	QueueName dead_queue; /* "": none */
 	int64 dead_retention;
-	int64 max_lease; /* no claim or heartbeat may ask for a longer one */
+	int64 max_lease;   /* no claim or heartbeat may ask for a longer one */
+	int64 job_timeout; /* an attempt may run so long; 0: no limit */
 	bool paused;
 	int privileges; /* the current role's, as QueuePrivilege bits */
 	QueueSlot *slot;

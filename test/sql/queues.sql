@@ -60,7 +60,8 @@ INSERT INTO settings (setting, val) VALUES
 	('idempotency_window', '''-1 s'''), ('idempotency_window', '''0'''), ('idempotency_window', '''2000 years'''),
 	('rate_period', '''0'''), ('rate_period', '''-1 s'''), ('rate_period', '''1 us'''),
 	('max_running', '5'), ('max_running', '0'), ('max_running', '-1'), ('max_running', '2147483647'),
-	('rate_limit', '5'), ('rate_limit', '0'), ('rate_limit', '-1'), ('rate_limit', '2147483647'), ('dead_queue', '''q''');
+	('rate_limit', '5'), ('rate_limit', '0'), ('rate_limit', '-1'), ('rate_limit', '2147483647'), ('dead_queue', '''q'''),
+	('job_timeout', '''1 us'''), ('job_timeout', '''0'''), ('job_timeout', '''-1 s'''), ('job_timeout', '''1000 years'''), ('job_timeout', '''2000 years''');
 SET client_min_messages = error;
 SELECT setting, val, state(format('SELECT idemq.create_queue(%L, %s => %s)', 'n' || ord, setting, val)) AS created,
 	state(format('SELECT idemq.alter_queue(%L, %s => %s)', 'a', setting, val)) AS altered FROM settings ORDER BY ord;
@@ -84,6 +85,13 @@ SELECT lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, r
 SELECT idemq.alter_queue('nope', lease => '1 s');
 SELECT idemq.alter_queue(NULL, lease => '1 s');
 SELECT idemq.alter_queue('', lease => '1 s');
+-- No limit, one, the same, none again.
+SELECT job_timeout IS NULL AS none FROM idemq.queues WHERE name = 'named';
+SELECT idemq.alter_queue('named', job_timeout => '5 min');
+SELECT idemq.alter_queue('named', retention => '2 h');
+SELECT job_timeout FROM idemq.queues WHERE name = 'named';
+SELECT idemq.alter_queue('named', job_timeout => '0');
+SELECT job_timeout IS NULL AS none FROM idemq.queues WHERE name = 'named';
 -- A check that fails leaves everything.
 SELECT idemq.alter_queue('named', lease => '1 h', retry_factor => 0);
 SELECT lease FROM idemq.queues WHERE name = 'named';

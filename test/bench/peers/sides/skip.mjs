@@ -80,12 +80,19 @@ export default class Skip {
     while (!this.stopped) {
       this.heard = false;
       let rows;
-      if (this.through && done.length > 0) {
-        const text = `WITH done AS (${batch === 1 ? COMPLETE_ONE : COMPLETE})
-          ${batch === 1 ? CLAIM_ONE : CLAIM.replace('$1', '$2')}`;
-        ({ rows } = await prepared(client, text, batch === 1 ? [done[0].id] : [done.map((job) => job.id), batch]));
-      } else {
-        ({ rows } = await prepared(client, batch === 1 ? CLAIM_ONE : CLAIM, batch === 1 ? [] : [batch]));
+      try {
+        if (this.through && done.length > 0) {
+          const text = `WITH done AS (${batch === 1 ? COMPLETE_ONE : COMPLETE})
+            ${batch === 1 ? CLAIM_ONE : CLAIM.replace('$1', '$2')}`;
+          ({ rows } = await prepared(client, text, batch === 1 ? [done[0].id] : [done.map((job) => job.id), batch]));
+        } else {
+          ({ rows } = await prepared(client, batch === 1 ? CLAIM_ONE : CLAIM, batch === 1 ? [] : [batch]));
+        }
+      } catch (error) {
+        // A claim locks a row that another has claimed since its snapshot, sees it is taken and keeps the
+        // lock; two that complete what the other has locked so wait for each other.  One goes again.
+        if (error.code !== '40P01') throw error;
+        continue;
       }
       done = rows;
       if (rows.length === 0) {
