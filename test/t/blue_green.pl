@@ -16,9 +16,10 @@ my $install = $ENV{IDEMQ_OLD_INSTALL};
 my $blue = PostgreSQL::Test::Cluster->new('blue', $install ? (install_path => $install) : ());
 my $green = new_node('green', 'idemq.worker' => 'on');
 
-$blue->init(allows_streaming => 'logical');
+# Not allows_streaming: 18's library then writes a setting that older servers do not know.
+$blue->init;
 $blue->append_conf('postgresql.conf', server_conf());
-$blue->append_conf('postgresql.conf', "idemq.worker = 'on'");
+$blue->append_conf('postgresql.conf', "idemq.worker = 'on'\nmax_wal_senders = 10\nmax_replication_slots = 10");
 $blue->start;
 $green->start;
 note 'from ' . sql($blue, 'SHOW server_version') . ' to ' . sql($green, 'SHOW server_version');
