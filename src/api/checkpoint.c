@@ -69,6 +69,7 @@ idemq_sql_v2_assert_current(PG_FUNCTION_ARGS)
 	for (;;)
 	{
 		find_or_raise(&table, fcinfo, &attempt);
+		idemq_attempt_raise_cancelled(&attempt);
 		if (idemq_jobs_lock(&table, &attempt.job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
 			break;
 		idemq_jobs_refresh_or_raise(&table);

@@ -238,6 +238,17 @@ say_claiming(WhyCall *call, const Lease *lease)
 	return true;
 }
 
+/* Says until when its queue is paused. */
+static void
+say_paused(WhyCall *call)
+{
+	appendStringInfo(&call->answer, "queue \"%s\" is paused", call->queue.name);
+	if (call->queue.paused_until < DT_NOEND)
+		say_time(call, " until ", call->queue.paused_until);
+	appendStringInfo(&call->answer, ": idemq.resume('%s') lets it hand out jobs again",
+					 call->queue.name);
+}
+
 /* Says what a job in status pending or failed waits for. */
 static void
 say_waiting(WhyCall *call)
@@ -253,10 +264,8 @@ say_waiting(WhyCall *call)
 	else if (job->attempt == 0 && job->expires_at <= call->now)
 		say_time(call, "the next claim cancels it: it was not claimed before it expired at ",
 				 job->expires_at);
-	else if (call->queue.paused)
-		appendStringInfo(&call->answer,
-						 "queue \"%s\" is paused: idemq.resume('%s') lets it hand out jobs again",
-						 call->queue.name, call->queue.name);
+	else if (idemq_queue_is_paused(&call->queue))
+		say_paused(call);
 	else if (job->ready_at <= call->now)
 	{
 		if (!say_limit(call))
@@ -302,6 +311,20 @@ say_deadline(WhyCall *call, TimestampTz deadline)
 	}
 }
 
+/* Says how long an attempt that nobody ends may last. */
+static void
+say_lease(WhyCall *call, const Lease *lease)
+{
+	say_deadline(call, idemq_timestamp_from_mono(lease->deadline));
+	if (lease->limit < PG_INT64_MAX && lease->deadline > idemq_mono_now())
+		say_time(call, ", and by job_timeout no longer than ",
+				 idemq_timestamp_from_mono(lease->limit));
+	if (lease->cancels > 0)
+		appendStringInfoString(&call->answer,
+							   "; a transaction that cancels it waits for the worker's, and its "
+							   "heartbeats are answered cancelled");
+}
+
 /* Says who is on a job in processing, and until when. */
 static void
 say_processing(WhyCall *call)
@@ -314,7 +337,7 @@ say_processing(WhyCall *call)
 	{
 		say_attempt(call, 0);
 		appendStringInfoString(&call->answer, " (known from its row alone)");
-		say_deadline(call, idemq_row_deadline(job));
+		say_deadline(call, idemq_row_deadline(job, &call->queue));
 		return;
 	}
 	if (say_claiming(call, &lease))
@@ -328,7 +351,7 @@ say_processing(WhyCall *call)
 	else if (ender != 0)
 		appendStringInfo(&call->answer, "; the open transaction of pid %d is ending it", ender);
 	else
-		say_deadline(call, idemq_timestamp_from_mono(lease.deadline));
+		say_lease(call, &lease);
 	if (lease.attached && ender == 0)
 		appendStringInfoString(&call->answer, " (attached: or until that session ends)");
 }
