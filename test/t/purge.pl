@@ -84,12 +84,12 @@ gone($held, 'and goes when it is free');
 SKIP:
 {
 	skip 'no gdb that may attach', 1 unless has_debugger($node);
-	my $worker = worker_pid($node);
-	my $id = sql($node, "SELECT nextval('idemq.jobs_id_seq')");
-	# The round between the two stops knows the id, and ends.
-	my $stop = stop_at($worker, 'idemq_ranges_begin_round', 'idemq_ranges_begin_round');
+	my $stop = stop_at(worker_pid($node), ('idemq_ranges_begin_round') x 3);
 
-	$stop->() foreach 1 .. 3;
+	# A round that does not know the id; one that does, and is over; the next one has not begun.
+	$stop->();
+	my $id = sql($node, "SELECT nextval('idemq.jobs_id_seq')");
+	$stop->() foreach 1 .. 4;
 	sql($node, "INSERT INTO idemq.jobs (id, queue_id, created_at, priority, max_attempts, status, finished_at, payload)
 		SELECT $id, queue_id, now(), 4, 1, 'completed', now(), '1' FROM idemq.queues WHERE name = 'mark'");
 	$stop->();
