@@ -19,6 +19,7 @@
 #include "shared/due_slots.h"
 #include "shared/group_table.h"
 #include "shared/group_window.h"
+#include "shared/handler_board.h"
 #include "shared/lease_owners.h"
 #include "shared/lease_shares.h"
 #include "shared/lease_table.h"
@@ -58,6 +59,7 @@ static const ShmemPart parts[] = {
 	{"idemq workers", idemq_workers_shmem_size, NULL, idemq_workers_shmem_init},
 	{"idemq due slots", idemq_due_slots_shmem_size, NULL, idemq_due_slots_shmem_init},
 	{"idemq sleepers", idemq_wake_shmem_size, NULL, idemq_wake_shmem_init},
+	{"idemq handlers", idemq_handlers_shmem_size, NULL, idemq_handlers_shmem_init},
 	{"idemq events", idemq_notify_ring_shmem_size, NULL, idemq_notify_ring_shmem_init},
 };
 

@@ -42,3 +42,6 @@ GRANT EXECUTE ON PROCEDURE idemq.wait, idemq.wait_any, idemq.wait_result TO PUBL
 GRANT EXECUTE ON FUNCTION idemq.recount TO pg_monitor;
 -- Of all queues; it shows ids and counts, no payload, key or error.
 GRANT EXECUTE ON FUNCTION idemq.check TO pg_monitor;
+-- A handler is a process of the server's: set_handler is the DBA's to give away.
+GRANT SELECT ON idemq.handlers TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.current_job, idemq.handler_states TO PUBLIC;

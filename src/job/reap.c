@@ -8,7 +8,8 @@
  *
  * After the first loss a job is ready at once: its worker was killed.  A job that loses
  * its next worker too may be the cause: from the second loss in a row on it waits as a
- * failed one does.  That the attempt before was lost stands in last_error, which a claim
+ * failed one does.  So does a handler's at once: its process was the server's own, and what has
+ * ended it may be the job.  That the attempt before was lost stands in last_error, which a claim
  * keeps, and a failure overwrites.  (Who passes one of these two texts to idemq.fail gets
  * the wait after the first loss.)
  */
@@ -70,10 +71,11 @@ idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, bool wo
 
 	args.now = args.ready_at = idemq_now();
 	args.worker_lost = worker_lost;
-	if (is_lost_again(job))
+	if (is_lost_again(job) || job_is_handled(job))
 		args.ready_at += idemq_backoff(queue->retry_base, queue->retry_factor, queue->retry_max,
 									   queue->retry_jitter, job->attempt, compat_random());
-	args.error = cstring_to_text(lost_texts[worker_lost]);
+	args.error = cstring_to_text(job_is_handled(job) ? "the handler's process ended"
+												  : lost_texts[worker_lost]);
 	return idemq_transition(table, job, queue, event, &args, JOB_SKIPS) == JOB_WRITTEN;
 }
 

@@ -22,6 +22,7 @@
 #include "txn/pending_action.h"
 #include "queue/queue_cache.h"
 #include "queue/slot_life.h"
+#include "shared/handler_board.h"
 #include "shared/lease_table.h"
 #include "shared/leases.h"
 #include "shared/next_deadline.h"
@@ -64,6 +65,8 @@ follow_settings(int32 queue_id)
 	QueueSlot *slot = queue_id == 0 ? NULL : idemq_slot_find(MyDatabaseId, queue_id);
 
 	idemq_version_move(queue_id);
+	if (slot != NULL)
+		idemq_handler_look_at(slot, 0);
 	/* The worker may have found a queue that was not there yet. */
 	if (queue_id == 0)
 		idemq_worker_need_all();

@@ -8,6 +8,7 @@
  *		due			wakes the sleepers of what came due by time alone
  *		remind		signals again where no claim followed a signal
  *		expire		cancels jobs that were not claimed in time (worker/expire.c), in steps
+ *		handle		starts processes for the queue's handler (worker/handle.c)
  *		notify		NOTIFY (worker/notify.c): what became ready, and events of single jobs
  *		count		counts the jobs of each queue, when that is not known (queue/queue_counts.c)
  *		purge		deletes what is past its retention (worker/retention.c), in batches
@@ -28,6 +29,7 @@
 #include "worker/chore_runner.h"
 #include "worker/chores.h"
 #include "worker/expire.h"
+#include "worker/handle.h"
 #include "worker/notify.h"
 #include "worker/retention.h"
 #include "worker/turns.h"
@@ -246,7 +248,7 @@ purge_ended(const SlotView *view, bool done)
 }
 
 /* The first are of each queue, in the order of a turn; the others for all queues at once. */
-#define QUEUE_CHORES 6
+#define QUEUE_CHORES 7
 static const Chore chores[] = {
 	{"promote", promote_due_at, .run = promote, .begin = promote_begins, .ended = promote_ended},
 	{"reap", reap_due_at, .run = idemq_reap_expired},
@@ -254,6 +256,7 @@ static const Chore chores[] = {
 	{"due", due_due_at, .run = due},
 	{"remind", remind_due_at, .run = remind},
 	{"expire", idemq_expire_due_at, .run = idemq_expire_some, .ended = idemq_expire_ended},
+	{"handle", idemq_handle_due_at, .run = idemq_handle},
 	/* QUEUE_CHORES */
 	{"notify", notify_due_at, .run_for_all = idemq_notify_send, .begin = notify_begins,
 	 .ended = notify_ended},
@@ -394,6 +397,7 @@ make_due(const SlotView *view, void *arg)
 	pg_atomic_write_u64(&view->slot->next_deadline, 0);
 	idemq_round_end(view->slot);
 	pg_atomic_write_u64(&view->slot->next_expiry, 0);
+	pg_atomic_write_u64(&view->slot->handler_due, 0);
 }
 
 /*
