@@ -47,7 +47,7 @@ idemq_claimed_desc(void)
 	return desc;
 }
 
-/* Prepares this process. */
+/* Prepares this process, in a transaction. */
 void
 idemq_claimed_begin(void)
 {

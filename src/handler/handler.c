@@ -285,6 +285,7 @@ read_handler(int32 queue_id)
 
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
+	idemq_claimed_begin();
 	run.version = idemq_version_of_queue(queue_id);
 	wanted = idemq_presence() == IDEMQ_HERE && idemq_handler_read(queue_id, &run.info) &&
 			 !run.info.stopped && idemq_handler_check(&run, &target, &queue) == RUN_DONE;
@@ -308,7 +309,6 @@ connect_as(const HandlerTicket *ticket)
 	MemoryContextSwitchTo(loop_context);
 	SetConfigOption("application_name", IDEMQ_HANDLER_WORKER, PGC_BACKEND, PGC_S_CLIENT);
 	idemq_handler_limits_begin();
-	idemq_claimed_begin();
 	before_shmem_exit(settle_at_exit, (Datum) 0);
 	/* Before the first claim: what was claimed earlier is a former server's. */
 	(void) idemq_primary_since();

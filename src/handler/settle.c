@@ -190,7 +190,8 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 	if (idemq_queue_by_id(run->info.queue_id, &queue))
 	{
 		if (idemq_handler_timed_out() && error->sqlerrcode == ERRCODE_QUERY_CANCELED)
-			error->message = psprintf("job_timeout of queue \"%s\" is over", queue.name);
+			error->message = MemoryContextStrdup(
+				run->errors, psprintf("job_timeout of queue \"%s\" is over", queue.name));
 		finish = choose(error, &queue);
 		if (finish.kind == FINISH_FAIL)
 		{

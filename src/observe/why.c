@@ -21,7 +21,9 @@
 #include "table/jobs_hold.h"
 #include "table/jobs_ready.h"
 #include "queue/following.h"
+#include "queue/handlers.h"
 #include "queue/queues.h"
+#include "shared/handler_board.h"
 #include "shared/lease_scan.h"
 #include "shared/leases.h"
 #include "shared/ready_cursor.h"
@@ -29,6 +31,7 @@
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/oids.h"
+#include "base/settings.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_why);
 
@@ -135,6 +138,39 @@ count_before(WhyCall *call, bool *all)
 	return before;
 }
 
+/* Says what the queue's handler does about a ready job; false when it has none. */
+static bool
+say_handler(WhyCall *call)
+{
+	HandlerKey key = {MyDatabaseId, call->queue.id};
+	HandlerInfo handler;
+	HandlerTarget target;
+	HandlerState state;
+	const char *why;
+
+	if (!idemq_handler_read(call->queue.id, &handler))
+		return false;
+	idemq_handler_state(key, &state);
+	appendStringInfo(&call->answer, "; the handler of queue \"%s\" ", call->queue.name);
+	if (handler.stopped)
+		appendStringInfo(&call->answer, "is %s", idemq_handler_stopped_text(&handler));
+	else if ((why = idemq_handler_resolve(&handler, &target)) != NULL)
+		appendStringInfo(&call->answer, "does not run: %s", why);
+	else if (!idemq_worker)
+		appendStringInfoString(&call->answer, "does not run: idemq.worker is off");
+	else if (state.processes > 0)
+		appendStringInfo(&call->answer, "will claim it: %d of its %d processes run",
+						 state.processes, handler.workers);
+	else if (state.refused)
+		appendStringInfoString(&call->answer, "does not run: see last_error in idemq.handlers");
+	else if (state.waits)
+		appendStringInfoString(&call->answer, "waits for a process: raise idemq.max_handler_workers "
+											  "or max_worker_processes");
+	else
+		appendStringInfoString(&call->answer, "is being started");
+	return true;
+}
+
 /* Says how far back in the line a ready job is, and whether anybody works. */
 static void
 say_ready(WhyCall *call)
@@ -151,6 +187,8 @@ say_ready(WhyCall *call)
 	else
 		appendStringInfo(&call->answer, ", behind %d%s ready job%s", before, all ? "" : " or more",
 						 before == 1 && all ? "" : "s");
+	if (say_handler(call))
+		return;
 	if (in_flight == 0)
 		appendStringInfo(&call->answer,
 						 "; no job of queue \"%s\" is in flight: start a worker that calls "
