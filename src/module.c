@@ -20,6 +20,7 @@
 #include "shared/group_table.h"
 #include "shared/group_window.h"
 #include "shared/handler_board.h"
+#include "shared/handler_known.h"
 #include "shared/lease_owners.h"
 #include "shared/lease_shares.h"
 #include "shared/lease_table.h"
@@ -59,6 +60,8 @@ static const ShmemPart parts[] = {
 	{"idemq workers", idemq_workers_shmem_size, NULL, idemq_workers_shmem_init},
 	{"idemq due slots", idemq_due_slots_shmem_size, NULL, idemq_due_slots_shmem_init},
 	{"idemq sleepers", idemq_wake_shmem_size, NULL, idemq_wake_shmem_init},
+	{"idemq handlers known", idemq_handlers_known_shmem_size, NULL,
+	 idemq_handlers_known_shmem_init},
 	{"idemq handlers", idemq_handlers_shmem_size, NULL, idemq_handlers_shmem_init},
 	{"idemq events", idemq_notify_ring_shmem_size, NULL, idemq_notify_ring_shmem_init},
 };

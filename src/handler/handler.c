@@ -79,6 +79,12 @@ static bool leaving = false;
 /* How many of the claimed jobs are in the transaction that is open, or has just failed. */
 static volatile int at_work = 0;
 
+static HandlerKey
+my_key(void)
+{
+	return (HandlerKey){MyDatabaseId, run.info.queue_id};
+}
+
 /* Ends what this process has claimed, on its way out. */
 static void
 settle_at_exit(int code, Datum arg)
@@ -102,7 +108,7 @@ settle_at_exit(int code, Datum arg)
 			idemq_handler_fail_at_exit(each, error);
 	}
 	if (count > 0)
-		idemq_handler_note(0, 1, error);
+		idemq_handler_note(my_key(), 0, 1, error);
 	while (claimed->next < claimed->count)
 		idemq_handler_give_back(&claimed->jobs[claimed->next++]);
 }
@@ -125,9 +131,7 @@ between_jobs(void)
 static void
 give_up(ErrorData *error)
 {
-	HandlerKey key = {MyDatabaseId, run.info.queue_id};
-
-	(void) idemq_handler_refuse(key, error->message != NULL ? error->message : "unknown error");
+	idemq_handler_put_off(my_key(), error->message != NULL ? error->message : "unknown error");
 	ereport(LOG, (errcode(error->sqlerrcode),
 				  errmsg("handler of queue \"%s\" ends: %s", idemq_handler_queue(),
 						 error->message != NULL ? error->message : "")));
@@ -160,7 +164,7 @@ after(int done)
 	jobs_done += done;
 	if (done > 0)
 	{
-		idemq_handler_note(done, 0, NULL);
+		idemq_handler_note(my_key(), done, 0, NULL);
 		note_peace();
 	}
 	if (!idemq_handler_reset(run.role))

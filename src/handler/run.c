@@ -17,8 +17,9 @@
  * There are no subtransactions: when anything raises, at COMMIT as well, all is rolled back, the
  * claim of the next ones included, and handler/handler.c decides what follows.
  *
- * What the function LISTENs to is taken back in the same transaction; what else it leaves behind
- * in the session goes after it (handler/reset.c).
+ * What the function LISTENs to (PostgreSQL refuses that in a background process, but a function in
+ * C may) is taken back in the same transaction; what else it leaves behind in the session goes
+ * after it (handler/reset.c).
  */
 #include "postgres.h"
 
@@ -39,6 +40,7 @@
 #include "queue/following.h"
 #include "queue/queues.h"
 #include "shared/handler_board.h"
+#include "shared/handler_known.h"
 #include "shared/settings_version.h"
 
 /* The job that the function is called for, NULL between jobs; and its queue's name. */

@@ -32,7 +32,7 @@
 #include "handler/settle.h"
 #include "api/finish.h"
 #include "queue/queues.h"
-#include "shared/handler_board.h"
+#include "shared/handler_known.h"
 #include "base/args.h"
 #include "base/errors.h"
 
@@ -205,7 +205,7 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 	if (finish.kind == FINISH_FAIL)
 	{
 		log_error(run, job, error);
-		idemq_handler_note(0, 1, error->message);
+		idemq_handler_note((HandlerKey){MyDatabaseId, run->info.queue_id}, 0, 1, error->message);
 	}
 	return true;
 }

@@ -114,6 +114,7 @@ static SqlStatement missing_triggers = {
 		"('idemq.clusters', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.queue_grants', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
 		"('idemq.schedule_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
+		"('idemq.schedule_entries', 'idemq_schedules_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.handler_entries', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.handler_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES ")) "
 		"w(rel, name, firing, what) WHERE NOT EXISTS "

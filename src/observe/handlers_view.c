@@ -28,11 +28,11 @@ static SqlStatement list_handlers = {.text = "SELECT array_agg(queue_id) "
 											 "FROM idemq.handler_entries"};
 
 static const char *
-name_of_state(const HandlerInfo *info, const HandlerState *state)
+name_of_state(const HandlerInfo *info, const HandlerState *state, int busy)
 {
 	if (info->stopped)
 		return "stopped";
-	if (state->busy > 0)
+	if (busy > 0)
 		return "running";
 	if (!idemq_worker)
 		return "off";
@@ -47,13 +47,16 @@ add_handler(Tuplestorestate *store, TupleDesc desc, const HandlerInfo *info, boo
 {
 	HandlerKey key = {MyDatabaseId, info->queue_id};
 	HandlerState state;
+	int processes;
+	int busy;
 	Datum values[STATE_COLUMNS];
 	bool nulls[STATE_COLUMNS] = {false};
 
 	idemq_handler_state(key, &state);
+	idemq_handler_processes(key, &processes, &busy);
 	values[0] = Int32GetDatum(info->queue_id);
-	values[1] = CStringGetTextDatum(name_of_state(info, &state));
-	values[2] = Int32GetDatum(state.processes);
+	values[1] = CStringGetTextDatum(name_of_state(info, &state, busy));
+	values[2] = Int32GetDatum(processes);
 	values[3] = Int64GetDatum(state.done);
 	values[4] = Int64GetDatum(state.failed);
 	values[5] = Float8GetDatum(state.rate);

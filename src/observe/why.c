@@ -147,10 +147,13 @@ say_handler(WhyCall *call)
 	HandlerTarget target;
 	HandlerState state;
 	const char *why;
+	int processes;
+	int busy; /* not said */
 
 	if (!idemq_handler_read(call->queue.id, &handler))
 		return false;
 	idemq_handler_state(key, &state);
+	idemq_handler_processes(key, &processes, &busy);
 	appendStringInfo(&call->answer, "; the handler of queue \"%s\" ", call->queue.name);
 	if (handler.stopped)
 		appendStringInfo(&call->answer, "is %s", idemq_handler_stopped_text(&handler));
@@ -158,9 +161,9 @@ say_handler(WhyCall *call)
 		appendStringInfo(&call->answer, "does not run: %s", why);
 	else if (!idemq_worker)
 		appendStringInfoString(&call->answer, "does not run: idemq.worker is off");
-	else if (state.processes > 0)
+	else if (processes > 0)
 		appendStringInfo(&call->answer, "will claim it: %d of its %d processes run",
-						 state.processes, handler.workers);
+						 processes, handler.workers);
 	else if (state.refused)
 		appendStringInfoString(&call->answer, "does not run: see last_error in idemq.handlers");
 	else if (state.waits)

@@ -1,8 +1,7 @@
 /*
  * shared/handler_board.c
  *		The processes that run handlers: the board in shared memory by which the worker that
- *		starts them, they themselves, and who needs them find each other; and what became of
- *		their jobs.
+ *		starts them, they themselves, and who needs them find each other.
  *
  * A place on the board is one process.  Its life:
  *
@@ -27,16 +26,12 @@
  * asked to leave: an idle one, or else one that has run for a while, of the handler that has
  * most.  It does so after its job.
  *
- * What is known of a handler's jobs is kept for as many handlers as there are entries; the one
- * that was used least lately goes.
- *
  * Locks: handlers_lock, level 4, covers all but the atomics of slots.
  */
 #include "postgres.h"
 
 #include <signal.h>
 
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
@@ -44,6 +39,7 @@
 #include "storage/proc.h"
 
 #include "shared/handler_board.h"
+#include "shared/handler_known.h"
 #include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/compat.h"
@@ -51,18 +47,10 @@
 
 /* A process that has not attached by then never came. */
 #define START_PATIENCE (10 * USECS_PER_SEC)
-/* After a failed start the next one is put off for a second, doubled up to 2^6. */
-#define FAILED_PAUSE USECS_PER_SEC
-#define FAILED_DOUBLINGS 6
 /* What does not need to be looked at sooner is looked at after that. */
 #define LOOK_PAUSE (USECS_PER_SEC / 20)
 /* A process that others wait for may stay for so long. */
 #define FAIR_TURN (5 * USECS_PER_SEC)
-/* Handlers of which something is known. */
-#define MAX_KNOWN 1024
-/* Jobs a second are those of so many buckets of so many microseconds, the last one under way. */
-#define RATE_BUCKETS 6
-#define RATE_BUCKET (10 * USECS_PER_SEC)
 
 typedef enum PlaceState
 {
@@ -84,23 +72,10 @@ typedef struct HandlerPlace
 	bool leave; /* it is to end after its job */
 } HandlerPlace;
 
-typedef struct Known
-{
-	HandlerKey key; /* queue_id 0: free */
-	int64 used_at;	/* mono */
-	int failures;	/* starts that failed in a row */
-	int64 not_before;
-	int64 bucket; /* number of the bucket under way */
-	uint32 rates[RATE_BUCKETS];
-	int64 begun; /* mono: since when jobs are counted */
-	HandlerState state;
-} Known;
-
 typedef struct Board
 {
 	LWLock handlers_lock;
 	int tranche;
-	Known known[MAX_KNOWN];
 	HandlerPlace places[FLEXIBLE_ARRAY_MEMBER];
 } Board;
 
@@ -181,29 +156,6 @@ idemq_handler_crashed(QueueSlot *slot)
 		pg_atomic_write_u32(&slot->handler_crashed, 1);
 }
 
-/* Returns what is known of a handler; makes an entry for it with create, else NULL.  Lock held. */
-static Known *
-known_of(HandlerKey key, bool create)
-{
-	Known *oldest = &board->known[0];
-
-	for (int i = 0; i < MAX_KNOWN; i++)
-	{
-		Known *known = &board->known[i];
-
-		if (same(known->key, key))
-			return known;
-		if (known->used_at < oldest->used_at)
-			oldest = known;
-	}
-	if (!create)
-		return NULL;
-	memset(oldest, 0, sizeof(*oldest));
-	oldest->key = key;
-	oldest->begun = oldest->used_at = idemq_mono_now();
-	return oldest;
-}
-
 /* Computes whether a commit in the queue is to ask for a process.  Lock held. */
 static void
 arm(QueueSlot *slot, HandlerKey key)
@@ -225,26 +177,6 @@ arm(QueueSlot *slot, HandlerKey key)
 		idle |= place->idle && !place->leave;
 	}
 	pg_atomic_write_u32(&slot->handler_armed, wanted > count && !idle ? 1 : 0);
-}
-
-/* Notes that a start has failed; the next one is put off.  Lock held. */
-static void
-put_off(Known *known)
-{
-	known->not_before =
-		idemq_mono_now() + (FAILED_PAUSE << Min(known->failures, FAILED_DOUBLINGS));
-	known->failures++;
-}
-
-/* Notes an error of a handler.  Lock held. */
-static void
-note_error(Known *known, const char *error)
-{
-	int length = pg_mbcliplen(error, (int) strlen(error), HANDLER_TEXT - 1);
-
-	memcpy(known->state.error, error, length);
-	known->state.error[length] = '\0';
-	known->state.error_at = idemq_now();
 }
 
 /* Frees the places whose process never came.  Lock held. */
@@ -349,13 +281,13 @@ idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 
 	int64 now = idemq_mono_now();
 	HandlerReserve result = HANDLER_RESERVED;
 	Census census;
-	Known *known;
 
+	*again = idemq_handler_paused_until(ticket->key);
+	if (*again > now)
+		return HANDLER_LATER;
 	*again = PG_INT64_MAX;
 	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
 	free_late();
-	known = known_of(ticket->key, true);
-	known->used_at = now;
 	census = count_places(ticket->key);
 	if (census.own >= wanted || census.idle)
 		result = HANDLER_ENOUGH;
@@ -364,15 +296,9 @@ idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 
 		result = HANDLER_ENOUGH;
 		*again = now + LOOK_PAUSE;
 	}
-	else if (known->not_before > now)
-	{
-		result = HANDLER_LATER;
-		*again = known->not_before;
-	}
 	else if (census.used >= Min(idemq_max_handler_workers, place_count()))
 	{
 		result = HANDLER_FULL;
-		known->state.waits = census.own == 0;
 		*again = now + USECS_PER_SEC;
 		if (census.own == 0)
 			ask_to_leave(ticket->key);
@@ -389,11 +315,11 @@ idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 
 		place->idle = place->leave = false;
 		ticket->index = (int32) (place - board->places);
 		ticket->serial = place->serial;
-		known->state.waits = false;
 		*again = wanted > census.own + 1 ? now + LOOK_PAUSE : now + START_PATIENCE;
 	}
 	arm(slot, ticket->key);
 	LWLockRelease(&board->handlers_lock);
+	idemq_handler_note_waits(ticket->key, result == HANDLER_FULL && census.own == 0);
 	return result;
 }
 
@@ -416,42 +342,20 @@ idemq_handler_unreserve(QueueSlot *slot, const HandlerTicket *ticket)
 	place = reserved(ticket);
 	if (place != NULL)
 		place->state = HANDLER_FREE;
-	known_of(ticket->key, true)->state.waits = true;
 	arm(slot, ticket->key);
 	LWLockRelease(&board->handlers_lock);
-}
-
-/* Notes why no process may run a handler; returns when (mono) to look again. */
-int64
-idemq_handler_refuse(HandlerKey key, const char *why)
-{
-	Known *known;
-	int64 again;
-
-	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
-	known = known_of(key, true);
-	known->state.refused = true;
-	note_error(known, why);
-	put_off(known);
-	again = known->not_before;
-	LWLockRelease(&board->handlers_lock);
-	return again;
+	idemq_handler_note_waits(ticket->key, true);
 }
 
 /*
- * Notes how many processes a handler may have; with 0 it is none any more.  Those that run find
- * out by themselves.
+ * Notes how many processes the handler of a slot may have, 0 for none.  Those that run find out by
+ * themselves.
  */
 void
 idemq_handler_settle(QueueSlot *slot, HandlerKey key, int wanted)
 {
-	Known *known;
-
 	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
 	pg_atomic_write_u32(&slot->handler_wanted, (uint32) wanted);
-	known = known_of(key, false);
-	if (known != NULL && wanted == 0)
-		memset(known, 0, sizeof(*known));
 	arm(slot, key);
 	LWLockRelease(&board->handlers_lock);
 }
@@ -496,16 +400,9 @@ detach(int code, Datum arg)
 	HandlerKey key = mine->key;
 	QueueSlot *slot = idemq_slot_find(key.database, key.queue_id);
 
-	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
 	if (mine->state == HANDLER_ATTACHED && !mine->leave)
-	{
-		Known *known = known_of(key, true);
-
-		if (!known->state.refused)
-			note_error(known, "a process for it ended before it was ready: see the server's log");
-		known->state.refused = true;
-		put_off(known);
-	}
+		idemq_handler_put_off(key, NULL);
+	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
 	mine->state = HANDLER_FREE;
 	mine->pid = 0;
 	if (slot != NULL)
@@ -540,14 +437,10 @@ idemq_handler_attach(const HandlerTicket *ticket)
 void
 idemq_handler_ready(void)
 {
-	Known *known;
-
 	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
 	mine->state = HANDLER_READY;
-	known = known_of(mine->key, true);
-	known->failures = 0;
-	known->state.refused = known->state.waits = false;
 	LWLockRelease(&board->handlers_lock);
+	idemq_handler_note_ready(mine->key);
 }
 
 /* Notes whether this process waits for a job. */
@@ -576,72 +469,20 @@ idemq_handler_must_leave(void)
 	return leave;
 }
 
-/* Begins the buckets anew that the time has come to.  Lock held. */
-static void
-turn_buckets(Known *known, int64 now)
-{
-	int64 bucket = now / RATE_BUCKET;
-
-	for (int64 b = Max(known->bucket + 1, bucket - RATE_BUCKETS + 1); b <= bucket; b++)
-		known->rates[b % RATE_BUCKETS] = 0;
-	known->bucket = bucket;
-}
-
-/* Counts jobs that this process has done and attempts that failed; error: the last, or NULL. */
+/* Counts the processes of a handler, and those of them that are at a job. */
 void
-idemq_handler_note(int done, int failed, const char *error)
+idemq_handler_processes(HandlerKey key, int *processes, int *busy)
 {
-	int64 now = idemq_mono_now();
-	Known *known;
-
-	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
-	known = known_of(mine->key, true);
-	known->used_at = now;
-	turn_buckets(known, now);
-	known->rates[known->bucket % RATE_BUCKETS] += (uint32) done;
-	known->state.done += done;
-	known->state.failed += failed;
-	if (error != NULL)
-		note_error(known, error);
-	LWLockRelease(&board->handlers_lock);
-}
-
-/* Returns the jobs a second of the last buckets.  Lock held. */
-static double
-rate_of(const Known *known, int64 now)
-{
-	int64 span = Min(now - known->begun, (RATE_BUCKETS - 1) * RATE_BUCKET + now % RATE_BUCKET);
-	int64 sum = 0;
-
-	for (int i = 0; i < RATE_BUCKETS; i++)
-		sum += known->rates[i];
-	return (double) sum * USECS_PER_SEC / (double) Max(span, USECS_PER_SEC);
-}
-
-/* Copies what is known of a handler. */
-void
-idemq_handler_state(HandlerKey key, HandlerState *state)
-{
-	int64 now = idemq_mono_now();
-	Known *known;
-
-	memset(state, 0, sizeof(*state));
-	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
-	known = known_of(key, false);
-	if (known != NULL)
-	{
-		turn_buckets(known, now);
-		*state = known->state;
-		state->rate = rate_of(known, now);
-	}
+	*processes = *busy = 0;
+	LWLockAcquire(&board->handlers_lock, LW_SHARED);
 	for (int i = 0; i < place_count(); i++)
 	{
 		HandlerPlace *place = &board->places[i];
 
 		if (place->state == HANDLER_FREE || !same(place->key, key))
 			continue;
-		state->processes++;
-		state->busy += place->state == HANDLER_READY && !place->idle;
+		*processes += 1;
+		*busy += place->state == HANDLER_READY && !place->idle;
 	}
 	LWLockRelease(&board->handlers_lock);
 }

@@ -1,23 +1,12 @@
 /*
  * shared/handler_board.h
- *		The processes that run handlers, and what became of their jobs.
+ *		The processes that run handlers.
  */
 #ifndef IDEMQ_SHARED_HANDLER_BOARD_H
 #define IDEMQ_SHARED_HANDLER_BOARD_H
 
-#include "datatype/timestamp.h"
-
+#include "shared/handler_known.h"
 #include "shared/slots.h"
-
-/* Bytes of a text about a handler, with its end. */
-#define HANDLER_TEXT 512
-
-/* One handler: of a queue of a database. */
-typedef struct HandlerKey
-{
-	Oid database;
-	int32 queue_id;
-} HandlerKey;
 
 /* What a process shows that was asked for. */
 typedef struct HandlerTicket
@@ -36,20 +25,6 @@ typedef enum HandlerReserve
 	HANDLER_FULL	/* there are idemq.max_handler_workers */
 } HandlerReserve;
 
-/* What is known of a handler, copied. */
-typedef struct HandlerState
-{
-	int processes; /* that run, or are on their way */
-	int busy;
-	int64 done;		   /* jobs since the server started */
-	int64 failed;	   /* attempts that failed, of these none in done */
-	double rate;	   /* jobs a second, lately */
-	bool refused;	   /* no process could be started, or it had to end: error says why */
-	bool waits;		   /* for a process of idemq.max_handler_workers or max_worker_processes */
-	TimestampTz error_at;
-	char error[HANDLER_TEXT]; /* "": none */
-} HandlerState;
-
 extern Size idemq_handlers_shmem_size(void);
 extern void idemq_handlers_shmem_init(void *area, bool found);
 
@@ -57,13 +32,12 @@ extern void idemq_handlers_shmem_init(void *area, bool found);
 extern void idemq_handler_look_at(QueueSlot *slot, int64 when);
 extern void idemq_handler_call(QueueSlot *slot);
 extern void idemq_handler_crashed(QueueSlot *slot);
-extern void idemq_handler_state(HandlerKey key, HandlerState *state);
+extern void idemq_handler_processes(HandlerKey key, int *processes, int *busy);
 
 /* for the worker, which starts them */
 extern HandlerReserve idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket,
 											int64 *again);
 extern void idemq_handler_unreserve(QueueSlot *slot, const HandlerTicket *ticket);
-extern int64 idemq_handler_refuse(HandlerKey key, const char *why);
 extern void idemq_handler_settle(QueueSlot *slot, HandlerKey key, int wanted);
 
 /* for hooks/exclusive_database.c */
@@ -74,6 +48,5 @@ extern bool idemq_handler_attach(const HandlerTicket *ticket);
 extern void idemq_handler_ready(void);
 extern void idemq_handler_idle(QueueSlot *slot, bool idle);
 extern bool idemq_handler_must_leave(void);
-extern void idemq_handler_note(int done, int failed, const char *error);
 
 #endif

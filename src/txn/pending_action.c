@@ -136,6 +136,9 @@ idemq_action_apply(const PendingAction *action)
 			/* It has something to do from now on, or nothing, or a row to write again. */
 			idemq_worker_need_by(0);
 			break;
+		case ACTION_SCHEDULES:
+			idemq_worker_note_schedules();
+			break;
 		case ACTION_RESUME:
 			idemq_wake_perhaps(NULL, action->queue_id, PG_INT32_MAX);
 			break;
@@ -221,6 +224,7 @@ idemq_action_undo(const PendingAction *action, const PriorLease *prior)
 		case ACTION_EVENT:
 		case ACTION_FINISHED:
 		case ACTION_GONE:
+		case ACTION_SCHEDULES:
 		case ACTION_RESUME:
 		case ACTION_EXTENSION:
 			break;

@@ -9,6 +9,7 @@
  *		remind		signals again where no claim followed a signal
  *		expire		cancels jobs that were not claimed in time (worker/expire.c), in steps
  *		handle		starts processes for the queue's handler (worker/handle.c)
+ *		tick		enqueues the ticks of schedules (schedule/worker_tick.c)
  *		notify		NOTIFY (worker/notify.c): what became ready, and events of single jobs
  *		count		counts the jobs of each queue, when that is not known (queue/queue_counts.c)
  *		purge		deletes what is past its retention (worker/retention.c), in batches
@@ -33,6 +34,7 @@
 #include "worker/notify.h"
 #include "worker/retention.h"
 #include "worker/turns.h"
+#include "schedule/worker_tick.h"
 #include "job/follow.h"
 #include "job/promote.h"
 #include "job/ready_scan.h"
@@ -221,6 +223,12 @@ notify_ended(const SlotView *view, bool done)
 }
 
 static int64
+tick_due_at(const SlotView *view)
+{
+	return idemq_tick_due_at();
+}
+
+static int64
 count_due_at(const SlotView *view)
 {
 	int64 due_at = idemq_counters_count_due_at();
@@ -258,6 +266,7 @@ static const Chore chores[] = {
 	{"expire", idemq_expire_due_at, .run = idemq_expire_some, .ended = idemq_expire_ended},
 	{"handle", idemq_handle_due_at, .run = idemq_handle},
 	/* QUEUE_CHORES */
+	{"tick", tick_due_at, .run_for_all = idemq_tick_some},
 	{"notify", notify_due_at, .run_for_all = idemq_notify_send, .begin = notify_begins,
 	 .ended = notify_ended},
 	{"count", count_due_at, .run_for_all = idemq_queue_counts_run, .ended = count_ended},
@@ -410,6 +419,7 @@ begin(void)
 	if (!idemq_chore_run(&discover_chore, 0))
 		return false;
 	idemq_for_each_slot(MyDatabaseId, make_due, NULL);
+	idemq_tick_begin();
 	idemq_turns_begin();
 	idemq_for_each_slot(MyDatabaseId, plan_each, NULL);
 	return true;

@@ -138,8 +138,10 @@ idemq_handle(const QueueInfo *queue)
 	if (!idemq_handler_read(queue->id, &info))
 	{
 		idemq_handler_settle(queue->slot, key, 0);
+		idemq_handler_forget(key);
 		return;
 	}
+	idemq_handler_note_set(key, info.set_at);
 	note_crash(queue, &info);
 	idemq_handler_settle(queue->slot, key, info.stopped ? 0 : info.workers);
 	if (info.stopped || queue->paused || !idemq_ready_check(queue, &next_due, &held))
