@@ -17,6 +17,7 @@
 #include "shared/buckets.h"
 #include "shared/counters.h"
 #include "shared/due_slots.h"
+#include "shared/full_tables.h"
 #include "shared/group_table.h"
 #include "shared/group_window.h"
 #include "shared/handler_board.h"
@@ -58,6 +59,7 @@ static const ShmemPart parts[] = {
 	{"idemq bucket locks", idemq_buckets_shmem_size, idemq_buckets_hash_size,
 	 idemq_buckets_shmem_init},
 	{"idemq workers", idemq_workers_shmem_size, NULL, idemq_workers_shmem_init},
+	{"idemq full tables", idemq_full_tables_shmem_size, NULL, idemq_full_tables_shmem_init},
 	{"idemq due slots", idemq_due_slots_shmem_size, NULL, idemq_due_slots_shmem_init},
 	{"idemq sleepers", idemq_wake_shmem_size, NULL, idemq_wake_shmem_init},
 	{"idemq handlers known", idemq_handlers_known_shmem_size, NULL,

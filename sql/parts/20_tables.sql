@@ -17,6 +17,7 @@ CREATE TABLE idemq.queues (
 	max_lease          interval NOT NULL,
 	job_timeout        interval,
 	paused             boolean NOT NULL DEFAULT false,
+	paused_until       timestamptz,
 	created_at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
 COMMENT ON TABLE idemq.queues IS 'one row a queue: its settings; change them with idemq.alter_queue';
@@ -38,6 +39,7 @@ COMMENT ON COLUMN idemq.queues.dead_retention IS 'a dead job, with its attempts,
 COMMENT ON COLUMN idemq.queues.max_lease IS 'no claim or heartbeat may ask for a longer lease';
 COMMENT ON COLUMN idemq.queues.job_timeout IS 'whoever runs an attempt ends it after so long; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
+COMMENT ON COLUMN idemq.queues.paused_until IS 'a paused queue hands out jobs again from then on; NULL: when it is resumed';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
 
 -- Fixed width first, what a claim changes side by side, the payload last: a new version
@@ -212,17 +214,17 @@ CREATE TABLE idemq.audit (
 	jobs         bigint,
 	details      jsonb
 );
-COMMENT ON TABLE idemq.audit IS 'who created, altered, dropped, paused, resumed, purged or redrove a queue, granted or revoked its use, cancelled or retried a job, and when; row-level security shows administrators their queues, and pg_monitor all; kept for idemq.audit_retention';
+COMMENT ON TABLE idemq.audit IS 'who created, altered, dropped, paused, resumed, purged or redrove a queue, granted or revoked its use, cancelled, retried or rescheduled a job, and when; row-level security shows administrators their queues, and pg_monitor all; kept for idemq.audit_retention';
 COMMENT ON COLUMN idemq.audit.id IS 'grows with each row';
 COMMENT ON COLUMN idemq.audit.at IS 'when the function was called';
 COMMENT ON COLUMN idemq.audit.session_role IS 'who had logged in: session_user';
 COMMENT ON COLUMN idemq.audit.role IS 'as whom the function was called: current_user';
-COMMENT ON COLUMN idemq.audit.action IS 'the function: create_queue, alter_queue, drop_queue, pause, resume, purge, redrive, grant_queue, revoke_queue, cancel (cancel_by_key as well), retry';
+COMMENT ON COLUMN idemq.audit.action IS 'the function: create_queue, alter_queue, drop_queue, pause, resume, purge, redrive, grant_queue, revoke_queue, cancel (cancel_by_key as well), retry, retry_many, reschedule';
 COMMENT ON COLUMN idemq.audit.queue_id IS 'number of the queue';
 COMMENT ON COLUMN idemq.audit.queue IS 'its name';
-COMMENT ON COLUMN idemq.audit.job_id IS 'the job that was cancelled or retried';
-COMMENT ON COLUMN idemq.audit.jobs IS 'how many jobs were purged, redriven or dropped with their queue';
-COMMENT ON COLUMN idemq.audit.details IS 'the settings of a new queue; what was altered, from and to; role and privilege; the status that was purged';
+COMMENT ON COLUMN idemq.audit.job_id IS 'the job that was cancelled, retried or rescheduled; NULL for many';
+COMMENT ON COLUMN idemq.audit.jobs IS 'how many jobs were purged, redriven, retried together, or dropped with their queue';
+COMMENT ON COLUMN idemq.audit.details IS 'the settings of a new queue; what was altered, from and to; role and privilege; the status that was purged; the error and how many ids redrive was given; the time and priority of reschedule; until when a pause lasts';
 CREATE INDEX audit_at ON idemq.audit (at);
 
 -- Its role as in idemq.queue_grants.

@@ -48,9 +48,10 @@ CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
 	IS 'drop a queue with its jobs; raises 55006 while it has unfinished jobs, and 2BP01 when it is another''s dead_queue, unless force; needs admin';
 
-CREATE FUNCTION idemq.pause(name text) RETURNS void
+CREATE FUNCTION idemq.pause(name text, until timestamptz DEFAULT NULL) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_pause';
-COMMENT ON FUNCTION idemq.pause(text) IS 'let a queue accept jobs but hand out none, until idemq.resume; needs admin';
+COMMENT ON FUNCTION idemq.pause(text, timestamptz)
+	IS 'let a queue accept jobs but hand out none, until idemq.resume, or until a time, when it resumes by itself; a second pause replaces the first; raises 22023 for a time that is over; needs admin';
 
 CREATE FUNCTION idemq.resume(name text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_resume';

@@ -47,10 +47,21 @@ CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
 COMMENT ON FUNCTION idemq.retry(bigint)
 	IS 'make a job ready now: failed, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn); returns retrying, or why not: current (ready already), locked (in processing), blocked, completed, not_found; needs enqueue';
 
-CREATE FUNCTION idemq.redrive(queue text, max_jobs int DEFAULT NULL) RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_redrive';
-COMMENT ON FUNCTION idemq.redrive(text, int)
-	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; returns how many; needs admin';
+CREATE FUNCTION idemq.redrive(
+	queue text, max_jobs int DEFAULT NULL, error text DEFAULT NULL, ids bigint[] DEFAULT NULL)
+	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_redrive';
+COMMENT ON FUNCTION idemq.redrive(text, int, text, bigint[])
+	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose error, or its idemq.error_pattern, is LIKE that; ids: those of these ids; several arguments: what they have in common; returns how many; needs admin';
+
+CREATE FUNCTION idemq.retry_many(ids bigint[]) RETURNS TABLE (id bigint, outcome idemq.outcome)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_retry_many';
+COMMENT ON FUNCTION idemq.retry_many(bigint[])
+	IS 'idemq.retry for many jobs, of any queues; returns a row an id, in their order; an id that is named twice has one; needs enqueue';
+
+CREATE FUNCTION idemq.reschedule(id bigint, run_at timestamptz DEFAULT NULL, priority int DEFAULT NULL)
+	RETURNS idemq.outcome LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_reschedule';
+COMMENT ON FUNCTION idemq.reschedule(bigint, timestamptz, int)
+	IS 'give a job that waits another time, another priority, or both; NULL leaves one as it is, a run_at in the past is now; a job of a group keeps its place in it; attempts, error and expires_at stay; returns accepted, or why not: locked (in processing), completed, dead, cancelled, not_found; needs enqueue';
 
 -- Topic: Workers
 

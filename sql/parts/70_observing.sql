@@ -14,7 +14,7 @@ COMMENT ON FUNCTION idemq.why(bigint)
 
 CREATE FUNCTION idemq.leases()
 	RETURNS TABLE (queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz,
-		deadline timestamptz, expires_in interval, attached boolean, state text)
+		deadline timestamptz, expires_in interval, attached boolean, state text, progress float8)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_leases';
 COMMENT ON FUNCTION idemq.leases()
 	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
@@ -30,7 +30,9 @@ COMMENT ON COLUMN idemq.workers.expires_in IS 'until the deadline; negative when
 COMMENT ON COLUMN idemq.workers.attached IS 'whether the lease also ends with the session';
 COMMENT ON COLUMN idemq.workers.pid IS 'process of the session that claimed; NULL when it has ended, or after a restart';
 COMMENT ON COLUMN idemq.workers.deadline IS 'end of the lease as heartbeats moved it; NULL while the claim''s transaction is open';
-COMMENT ON COLUMN idemq.workers.state IS 'claiming (its transaction is open), active, ending (a transaction that finishes or cancels it is open), reaping';
+COMMENT ON COLUMN idemq.workers.state IS 'claiming (its transaction is open), active, cancelling (a transaction cancels it, and waits for the worker''s), ending (a transaction that finishes or cancels it is open), reaping';
+
+COMMENT ON COLUMN idemq.workers.progress IS 'how far the attempt has come, in percent, by idemq.progress of its last checkpoint; NULL: it does not say';
 
 -- Topic: Observing
 
@@ -42,7 +44,7 @@ COMMENT ON FUNCTION idemq.check()
 
 -- Topic: Inside
 
-CREATE FUNCTION idemq.queue_metrics()
+CREATE FUNCTION idemq.queue_metrics(count boolean DEFAULT true)
 	RETURNS TABLE (
 		queue_id         int,
 		blocked          bigint,
@@ -81,12 +83,13 @@ CREATE FUNCTION idemq.queue_metrics()
 		recovering       boolean,
 		running          int)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_metrics';
-COMMENT ON FUNCTION idemq.queue_metrics()
-	IS 'what idemq.metrics shows; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
+COMMENT ON FUNCTION idemq.queue_metrics(boolean)
+	IS 'what idemq.metrics shows; without count, gauges that would have to be counted by reading all jobs are NULL; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
 
 -- The function decides which queues; the view reads the names as its owner.
 CREATE VIEW idemq.metrics WITH (security_barrier) AS
-	SELECT q.name AS queue, m.queue_id, q.paused,
+	SELECT q.name AS queue, m.queue_id, p.paused,
+		CASE WHEN p.paused THEN q.paused_until END AS paused_until,
 		m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled,
 		m.oldest_ready,
 		m.enqueued_total, m.duplicates_total, m.claimed_total, m.committed_total,
@@ -96,11 +99,14 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.wait_p50, m.wait_p95, m.wait_p99, m.run_p50, m.run_p95, m.run_p99,
 		m.in_memory, m.counted_since, m.recovering, m.running, q.max_running
 	FROM idemq.queue_metrics() m
-	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) m.queue_id;
+	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) m.queue_id
+	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
+		OR q.paused_until OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()) AS paused) p;
 COMMENT ON VIEW idemq.metrics IS 'one row a queue that you may claim from or administer (pg_monitor: every queue): jobs by status, counters and times since counted_since, which a restart or crash sets anew; all follows commits but four counters of refusals (duplicates, stale_commits, stale_calls, repeated_commits), which count each answer when it is given, also if its caller rolls back';
 COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.metrics.queue_id IS 'its number';
 COMMENT ON COLUMN idemq.metrics.paused IS 'whether it hands out no jobs';
+COMMENT ON COLUMN idemq.metrics.paused_until IS 'until when, of a queue that was paused until a time';
 COMMENT ON COLUMN idemq.metrics.blocked IS 'jobs that wait for their turn in a FIFO group';
 COMMENT ON COLUMN idemq.metrics.processing IS 'jobs in flight';
 COMMENT ON COLUMN idemq.metrics.failed IS 'jobs whose last attempt failed, and that will be claimed again';
@@ -178,11 +184,28 @@ COMMENT ON VIEW idemq.once_calls IS 'calls of idemq.once on the whole server sin
 COMMENT ON COLUMN idemq.once_calls.first IS 'calls that were the first, answered true; one that is rolled back and repeated counts twice';
 COMMENT ON COLUMN idemq.once_calls.repeated IS 'calls whose key was taken, answered false';
 
-CREATE FUNCTION idemq.worker_state(OUT pid int, OUT stuck_for interval)
+CREATE FUNCTION idemq.worker_state(OUT pid int, OUT stuck_for interval, OUT awake boolean, OUT chore text,
+	OUT last_run timestamptz, OUT lag interval)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_worker_state';
 COMMENT ON FUNCTION idemq.worker_state() IS 'what idemq.background_worker shows; returns one row';
 
-CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for FROM idemq.worker_state();
+CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for, awake, chore, last_run, lag FROM idemq.worker_state();
 COMMENT ON VIEW idemq.background_worker IS 'the background worker of this database, one row: with a pid and without stuck_for all is well';
 COMMENT ON COLUMN idemq.background_worker.pid IS 'its process; NULL: none runs (idemq.worker is off, max_worker_processes is used up, a standby, or it is being started)';
 COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'for how long it has not moved though it should, once that is 2 s: it is stopped, or at one long piece of work; NULL: it moves, or has nothing to do';
+COMMENT ON COLUMN idemq.background_worker.awake IS 'whether it does something now, or is about to';
+COMMENT ON COLUMN idemq.background_worker.chore IS 'the chore that it runs; NULL between two';
+COMMENT ON COLUMN idemq.background_worker.last_run IS 'when it last ended a chore; NULL: it has run none yet';
+COMMENT ON COLUMN idemq.background_worker.lag IS 'for how long the first thing has been due that it has not done: milliseconds while all is well; more when it is stuck or does not keep up, a chore fails, or somebody holds a row; NULL in a database that follows another';
+
+CREATE FUNCTION idemq.chore_counts()
+	RETURNS TABLE (chore text, runs bigint, failures bigint, busy interval)
+	ROWS 11 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_chore_counts';
+COMMENT ON FUNCTION idemq.chore_counts() IS 'what idemq.worker_chores shows; returns a row for each chore';
+
+CREATE VIEW idemq.worker_chores AS SELECT chore, runs, failures, busy FROM idemq.chore_counts();
+COMMENT ON VIEW idemq.worker_chores IS 'what the background worker of this database has done since the start of the server: one row a chore, none while the database has had no worker';
+COMMENT ON COLUMN idemq.worker_chores.chore IS 'promote (heads of groups), reap (leases that ended), recover (leases that a restart lost), due (wakes who sleeps), remind (wakes again), expire (jobs not claimed in time), notify, count (the jobs of each queue), purge (retention), discover and follow (at its start)';
+COMMENT ON COLUMN idemq.worker_chores.runs IS 'how often it has run';
+COMMENT ON COLUMN idemq.worker_chores.failures IS 'how often it met an error, which is in the server''s log';
+COMMENT ON COLUMN idemq.worker_chores.busy IS 'how long all that took';

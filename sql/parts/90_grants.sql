@@ -42,6 +42,17 @@ GRANT EXECUTE ON PROCEDURE idemq.wait, idemq.wait_any, idemq.wait_result TO PUBL
 GRANT EXECUTE ON FUNCTION idemq.recount TO pg_monitor;
 -- Of all queues; it shows ids and counts, no payload, key or error.
 GRANT EXECUTE ON FUNCTION idemq.check TO pg_monitor;
+-- For people.
+GRANT SELECT ON idemq.errors, idemq.job_list TO PUBLIC;
+GRANT EXECUTE ON FUNCTION
+	idemq.error_pattern, idemq.error_sqlstate, idemq.error_fingerprint,
+	idemq.progress, idemq.queue_name, idemq.retry_many, idemq.reschedule
+	TO PUBLIC;
+-- Figures for machines: of all queues, and of the whole server.
+GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq.prometheus_samples, idemq.worker_chores TO pg_monitor;
+GRANT EXECUTE ON FUNCTION idemq.prometheus_text, idemq.timing_buckets, idemq.chore_counts TO pg_monitor;
+-- For operators; each asks for itself.
+GRANT EXECUTE ON FUNCTION idemq.release_job, idemq.run_schedule_now TO PUBLIC;
 -- A handler is a process of the server's: set_handler is the DBA's to give away.
 GRANT SELECT ON idemq.handlers TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.current_job, idemq.handler_states TO PUBLIC;

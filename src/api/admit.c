@@ -12,6 +12,8 @@
 #include "utils/builtins.h"
 
 #include "shared/buckets.h"
+#include "shared/full_tables.h"
+#include "shared/worker_call.h"
 #include "base/args.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_admit);
@@ -52,7 +54,9 @@ idemq_sql_v2_admit(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("cost must be at most max_calls (%d), not %d", (int) limit.max_calls, cost),
 				 errhint("Such a call would never be allowed; raise max_calls.")));
-	(void) idemq_bucket_call(name, strlen(name), &limit, cost, &answer);
+	if (!idemq_bucket_call(name, strlen(name), &limit, cost, &answer) &&
+		idemq_full_table_note(FULL_BUCKETS))
+		idemq_worker_need_by(0);
 	values[0] = BoolGetDatum(answer.allowed);
 	values[1] = Int32GetDatum((int32) answer.remaining);
 	/* Rounded up: a caller that waits that long is not refused again. */

@@ -16,7 +16,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel_by_key);
 
 static bool
-decide_cancel(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome)
+decide_cancel(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
 {
 	*event = EVENT_CANCEL;
 	*outcome = OUTCOME_CANCELLED;
@@ -27,11 +27,15 @@ decide_cancel(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome
 	return idemq_transition_allowed(EVENT_CANCEL, job->status);
 }
 
+static const JobChanger canceller = {.decide = decide_cancel,
+									 .privileges = PRIVILEGE_CHANGE,
+									 .audit = {.action = "cancel"}};
+
 /* cancel(id) -> cancelled | completed | dead | not_found; 22004, 40001. */
 Datum
 idemq_sql_v2_cancel(PG_FUNCTION_ARGS)
 {
-	return idemq_change_one(fcinfo, decide_cancel, "cancel");
+	return idemq_change_one(fcinfo, &canceller);
 }
 
 /* cancel_by_key(queue, key) -> as cancel; IQ005, 42501, 22004, 22023, 40001. */
@@ -49,7 +53,7 @@ idemq_sql_v2_cancel_by_key(PG_FUNCTION_ARGS)
 	idemq_queue_by_name(name, PRIVILEGE_CHANGE, &queue);
 	idemq_jobs_open(&table);
 	if (idemq_jobs_find_key(&table, queue.id, PointerGetDatum(PG_GETARG_TEXT_PP(1)), &job))
-		outcome = idemq_change_job(&table, job.id, PRIVILEGE_CHANGE, decide_cancel, "cancel");
+		outcome = idemq_change_job(&table, job.id, &canceller, NULL);
 	idemq_jobs_close(&table);
 	return idemq_outcome_datum(outcome);
 }

@@ -1,6 +1,6 @@
 /*
  * api/change_job.h
- *		Changing what becomes of a job: what cancel, retry and redrive share.
+ *		Changing what becomes of a job: what cancel, retry, redrive and reschedule share.
  */
 #ifndef IDEMQ_API_CHANGE_JOB_H
 #define IDEMQ_API_CHANGE_JOB_H
@@ -8,16 +8,30 @@
 #include "fmgr.h"
 
 #include "job/transition.h"
+#include "table/audit_log.h"
 #include "queue/queues.h"
 
 /* Privileges that allow to cancel and to retry: producers have them, and administrators. */
 #define PRIVILEGE_CHANGE (PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN)
 
-/* Decides what is to happen to a fetched job; false when nothing, with the outcome. */
-typedef bool (*Decide)(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome);
+/*
+ * Decides what is to happen to a fetched job; false when nothing, with the outcome.  Of
+ * *args, now and ready_at are set to now; arg: the change's.
+ */
+typedef bool (*Decide)(const Job *job, const void *arg, EventArgs *args, JobEvent *event,
+					   Outcome *outcome);
 
-extern Outcome idemq_change_job(JobsTable *table, int64 id, int privileges, Decide decide,
-								const char *action);
-extern Datum idemq_change_one(FunctionCallInfo fcinfo, Decide decide, const char *action);
+/* A change, of one job or of many. */
+typedef struct JobChanger
+{
+	Decide decide;
+	const void *arg;
+	int privileges;	  /* of which the role must hold one */
+	AuditEntry audit; /* of each job; its action is NULL when the caller sees to that */
+} JobChanger;
+
+extern Outcome idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer,
+								int32 *queue_id);
+extern Datum idemq_change_one(FunctionCallInfo fcinfo, const JobChanger *changer);
 
 #endif

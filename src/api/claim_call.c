@@ -41,7 +41,7 @@ static Step
 claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 {
 	EventArgs args = {0};
-	int64 lease = call->lease > 0 ? call->lease : call->scan.queue.lease;
+	int64 lease = idemq_settings_lease(&call->scan.queue, call->lease);
 	Datum values[CLAIM_COLUMN_COUNT + 2];
 	bool nulls[CLAIM_COLUMN_COUNT + 2];
 	int first = call->with_outcome ? 1 : 0;
@@ -159,7 +159,7 @@ idemq_claim_from_queue(ClaimCall *call)
 {
 	const QueueInfo *queue = &call->scan.queue;
 
-	if (queue->paused)
+	if (idemq_queue_is_paused(queue))
 		return;
 	if (!idemq_before_claim(queue))
 		return;

@@ -21,6 +21,7 @@
 #include "queue/queue_counts.h"
 #include "queue/queue_settings.h"
 #include "queue/queues.h"
+#include "shared/lease_beat.h"
 #include "shared/leases.h"
 #include "shared/next_deadline.h"
 #include "shared/slots.h"
@@ -65,10 +66,13 @@ beat_by_row(int64 id, int64 token, int64 length)
 	idemq_jobs_open(&table);
 	outcome = idemq_attempt_find(&table, id, token, &attempt);
 	if (outcome == OUTCOME_CURRENT)
-	{
 		idemq_settings_check_lease(&attempt.queue, length);
+	if (outcome == OUTCOME_CURRENT && idemq_row_limit(&attempt.job, &attempt.queue) <= idemq_now())
+		outcome = OUTCOME_EXPIRED;
+	if (outcome == OUTCOME_CURRENT)
+	{
 		length = length > 0 ? length : attempt.queue.lease;
-		args.deadline = idemq_now() + length;
+		args.deadline = Min(idemq_now() + length, idemq_row_limit(&attempt.job, &attempt.queue));
 		switch (idemq_lost_lease_renew(&lost, &attempt.job, &attempt.queue, length))
 		{
 			case LEASE_FULL:
@@ -110,6 +114,10 @@ beat(int64 id, int64 token, int64 length)
 			case LEASE_BEAT_STALE:
 				idemq_queue_count_refusal(&queue, COUNTER_STALE_CALLS);
 				return OUTCOME_STALE;
+			case LEASE_BEAT_CANCELLED:
+				return OUTCOME_CANCELLED;
+			case LEASE_BEAT_OVER:
+				return OUTCOME_EXPIRED;
 			case LEASE_BEAT_UNKNOWN:
 				break;
 		}
@@ -118,7 +126,8 @@ beat(int64 id, int64 token, int64 length)
 }
 
 /*
- * heartbeat(id, token, lease) -> current | stale | not_found; 22004, 22023.
+ * heartbeat(id, token, lease) -> current | cancelled | expired | stale | not_found; 22004,
+ *		22023.
  * Takes effect at once; a rollback does not undo it.
  */
 Datum
@@ -168,10 +177,10 @@ is_past_deadline(const Attempt *attempt)
 
 	if (idemq_lease_get(attempt->id, &lease) && lease.token == attempt->token)
 		return lease.deadline <= idemq_mono_now();
-	return idemq_row_deadline(&attempt->job) <= idemq_now();
+	return idemq_row_deadline(&attempt->job, &attempt->queue) <= idemq_now();
 }
 
-/* validate(id, token) -> current | expired | stale | not_found; 22004. */
+/* validate(id, token) -> current | cancelled | expired | stale | not_found; 22004. */
 Datum
 idemq_sql_v2_validate(PG_FUNCTION_ARGS)
 {
@@ -185,6 +194,8 @@ idemq_sql_v2_validate(PG_FUNCTION_ARGS)
 	outcome = idemq_attempt_find(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);
 	if (outcome == OUTCOME_ALREADY_COMMITTED)
 		outcome = OUTCOME_STALE;
+	else if (outcome == OUTCOME_CURRENT && idemq_lease_is_cancelled(attempt.id, attempt.token))
+		outcome = OUTCOME_CANCELLED;
 	else if (outcome == OUTCOME_CURRENT && is_past_deadline(&attempt))
 		outcome = OUTCOME_EXPIRED;
 	idemq_jobs_close(&table);

@@ -1,10 +1,15 @@
 /*
  * api/may_see.c
- *		SQL functions by which row-level security asks what a role may see.
+ *		SQL functions by which row-level security asks what a role may see, and those that
+ *		tell a queue's number from its name and its name from its number.
  */
 #include "postgres.h"
 
+#include "catalog/pg_authid.h"
 #include "fmgr.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
 
 #include "queue/queues.h"
 
@@ -12,6 +17,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_may_see);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_may_use);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_may_administer);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_id);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_name);
 
 static Datum
 allows(FunctionCallInfo fcinfo, int wanted)
@@ -52,4 +58,16 @@ idemq_sql_v2_queue_id(PG_FUNCTION_ARGS)
 
 	idemq_queue_arg(fcinfo, 0, "queue", PRIVILEGE_ALL, &queue);
 	PG_RETURN_INT32(queue.id);
+}
+
+/* queue_name(queue_id) -> its name, NULL for a role that may not know of it. */
+Datum
+idemq_sql_v2_queue_name(PG_FUNCTION_ARGS)
+{
+	QueueInfo queue;
+
+	if (!idemq_queue_by_id(PG_GETARG_INT32(0), &queue) ||
+		(queue.privileges == 0 && !has_privs_of_role(GetUserId(), ROLE_PG_MONITOR)))
+		PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(cstring_to_text(queue.name));
 }

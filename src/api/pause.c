@@ -4,51 +4,49 @@
  */
 #include "postgres.h"
 
-#include "catalog/pg_type.h"
+#include "utils/timestamp.h"
 
-#include "table/audit_log.h"
+#include "job/pausing.h"
 #include "table/jobs.h"
-#include "txn/pending.h"
 #include "queue/queues.h"
-#include "base/spi.h"
+#include "base/clock.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_pause);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_resume);
 
-static SqlStatement set_paused = {.text = "UPDATE idemq.queues SET paused = $2 WHERE queue_id = $1",
-								  .nargs = 2,
-								  .types = {INT4OID, BOOLOID}};
-
-static Datum
-change_paused(FunctionCallInfo fcinfo, bool paused)
+/* Reads until when; DT_NOEND for no time.  Raises 22023 for one that is over. */
+static TimestampTz
+until_arg(FunctionCallInfo fcinfo, int n)
 {
-	QueueInfo queue;
-	SqlScope scope;
-	Datum values[2];
+	TimestampTz until = PG_ARGISNULL(n) ? DT_NOEND : PG_GETARG_TIMESTAMPTZ(n);
 
-	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
-	idemq_jobs_check_writable();
-	values[0] = Int32GetDatum(queue.id);
-	values[1] = BoolGetDatum(paused);
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&set_paused, values, NULL, SPI_OK_UPDATE);
-	if (!paused)
-		idemq_pending_note_resume(queue.id);
-	idemq_spi_end(&scope);
-	idemq_audit(&(AuditEntry){.action = paused ? "pause" : "resume", .queue = &queue});
-	PG_RETURN_VOID();
+	if (until <= idemq_now())
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("until must be a time to come"),
+				 errhint("Pass now() + an interval, or NULL to pause until idemq.resume.")));
+	return until;
 }
 
-/* pause(name) -> void; IQ005, 42501. */
+/* pause(name, until) -> void; IQ005, 42501, 22023. */
 Datum
 idemq_sql_v2_pause(PG_FUNCTION_ARGS)
 {
-	return change_paused(fcinfo, true);
+	QueueInfo queue;
+
+	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
+	idemq_jobs_check_writable();
+	idemq_pause_begin(&queue, until_arg(fcinfo, 1));
+	PG_RETURN_VOID();
 }
 
 /* resume(name) -> void; IQ005, 42501. */
 Datum
 idemq_sql_v2_resume(PG_FUNCTION_ARGS)
 {
-	return change_paused(fcinfo, false);
+	QueueInfo queue;
+
+	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
+	idemq_jobs_check_writable();
+	idemq_pause_end(&queue);
+	PG_RETURN_VOID();
 }

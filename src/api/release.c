@@ -1,15 +1,17 @@
 /*
  * api/release.c
  *		SQL functions that give jobs back unharmed, as if they had not been claimed:
- *		release, release_many.
+ *		release, release_many; and release_job, which an administrator does to a worker.
  */
 #include "postgres.h"
 
+#include "api/change_job.h"
 #include "api/finish.h"
 #include "base/args.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_release);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_release_many);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_release_job);
 
 /* Reads delay. */
 static Finish
@@ -38,4 +40,47 @@ idemq_sql_v2_release_many(PG_FUNCTION_ARGS)
 	Finish finish = release_args(fcinfo);
 
 	return idemq_finish_many(fcinfo, &finish);
+}
+
+static bool
+decide_release(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
+{
+	*event = EVENT_RELEASE;
+	switch (job->status)
+	{
+		case JOB_PROCESSING:
+			*outcome = OUTCOME_RELEASED;
+			return true;
+		case JOB_PENDING:
+		case JOB_FAILED:
+			*outcome = OUTCOME_CURRENT;
+			return false;
+		case JOB_BLOCKED:
+			*outcome = OUTCOME_BLOCKED;
+			return false;
+		case JOB_COMPLETED:
+			*outcome = OUTCOME_COMPLETED;
+			return false;
+		case JOB_DEAD:
+			*outcome = OUTCOME_DEAD;
+			return false;
+		case JOB_CANCELLED:
+			*outcome = OUTCOME_CANCELLED;
+			return false;
+	}
+	pg_unreachable();
+}
+
+/*
+ * release_job(id) -> released | current (not running) | blocked | completed | dead | cancelled |
+ * not_found; 22004, 40001.
+ */
+Datum
+idemq_sql_v2_release_job(PG_FUNCTION_ARGS)
+{
+	static const JobChanger releaser = {.decide = decide_release,
+										.privileges = PRIVILEGE_ADMIN,
+										.audit = {.action = "release_job"}};
+
+	return idemq_change_one(fcinfo, &releaser);
 }

@@ -1,32 +1,26 @@
 /*
  * api/retry.c
- *		SQL functions that have a job run again: retry, redrive.
+ *		SQL functions that have a job run again: retry, retry_many.
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
+#include "lib/qunique.h"
 #include "miscadmin.h"
-#include "utils/memutils.h"
+#include "utils/tuplestore.h"
 
 #include "api/change_job.h"
 #include "table/audit_log.h"
 #include "table/jobs.h"
 #include "queue/queues.h"
 #include "base/args.h"
-#include "base/spi.h"
+#include "base/oids.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_retry);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_redrive);
-
-/* Returns the event that brings a finished job back: one of a group waits for its turn. */
-static JobEvent
-redrive_event(const Job *job)
-{
-	return job->row->tts_isnull[COL_GROUP_KEY] ? EVENT_REDRIVE : EVENT_REDRIVE_GROUPED;
-}
+PG_FUNCTION_INFO_V1(idemq_sql_v2_retry_many);
 
 static bool
-decide_retry(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome)
+decide_retry(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
 {
 	*event = EVENT_RETRY;
 	*outcome = OUTCOME_RETRYING;
@@ -34,12 +28,12 @@ decide_retry(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome)
 	{
 		case JOB_DEAD:
 		case JOB_CANCELLED:
-			*event = redrive_event(job);
+			*event = idemq_redrive_event(job);
 			return true;
 		case JOB_FAILED:
 			return true;
 		case JOB_PENDING:
-			if (job->ready_at > now)
+			if (job->ready_at > args->now)
 				return true;
 			*outcome = OUTCOME_CURRENT;
 			return false;
@@ -60,68 +54,104 @@ decide_retry(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome)
 Datum
 idemq_sql_v2_retry(PG_FUNCTION_ARGS)
 {
-	return idemq_change_one(fcinfo, decide_retry, "retry");
+	static const JobChanger retrier = {.decide = decide_retry,
+									   .privileges = PRIVILEGE_CHANGE,
+									   .audit = {.action = "retry"}};
+
+	return idemq_change_one(fcinfo, &retrier);
 }
 
-static bool
-decide_redrive(const Job *job, TimestampTz now, JobEvent *event, Outcome *outcome)
+/* How many jobs of a queue were retried together. */
+typedef struct QueueCount
 {
-	*event = redrive_event(job);
-	*outcome = job->status == JOB_DEAD ? OUTCOME_RETRYING : OUTCOME_CURRENT;
-	return job->status == JOB_DEAD;
-}
+	int32 queue_id;
+	int64 jobs;
+} QueueCount;
 
-static SqlStatement dead_jobs =
-	{.text = "SELECT id FROM idemq.jobs WHERE queue_id = $1 AND dead_at IS NOT NULL "
-			 "AND status = 'dead' ORDER BY dead_at, id LIMIT $2",
-	 .nargs = 2,
-	 .types = {INT4OID, INT8OID}};
-
-/* Returns the ids of dead jobs of a queue, the longest dead first. */
-static int64 *
-find_dead(int32 queue_id, int64 max, uint64 *count)
+/* Adds one to a queue's count; a call is about few queues. */
+static List *
+count_in(List *counts, int32 queue_id)
 {
-	MemoryContext caller = CurrentMemoryContext;
-	Datum values[] = {Int32GetDatum(queue_id), Int64GetDatum(max)};
-	SqlScope scope;
-	int64 *ids;
-	bool isnull;
+	QueueCount *count;
+	ListCell *lc;
 
-	idemq_spi_begin(&scope);
-	*count = idemq_spi_query_latest(&dead_jobs, values, NULL);
-	ids = MemoryContextAllocHuge(caller, Max(*count, 1) * sizeof(int64));
-	for (uint64 i = 0; i < *count; i++)
-		ids[i] = DatumGetInt64(idemq_spi_value(i, 1, &isnull));
-	idemq_spi_end(&scope);
-	return ids;
-}
-
-/* redrive(queue, max_jobs) -> number of jobs; IQ005, 42501, 22004, 22023, 40001. */
-Datum
-idemq_sql_v2_redrive(PG_FUNCTION_ARGS)
-{
-	int64 max = PG_INT64_MAX;
-	int64 redriven = 0;
-	JobsTable table;
-	QueueInfo queue;
-	uint64 count;
-	int64 *ids;
-
-	idemq_queue_arg(fcinfo, 0, "queue", PRIVILEGE_ADMIN, &queue);
-	if (!PG_ARGISNULL(1))
-		max = idemq_arg_int(fcinfo, 1, "max_jobs", 1, PG_INT32_MAX);
-	idemq_jobs_open(&table);
-	ids = find_dead(queue.id, max, &count);
-	/* In the order of ids, as every batch: two of them never deadlock. */
-	qsort(ids, count, sizeof(int64), idemq_compare_int64);
-	for (uint64 i = 0; i < count; i++)
+	foreach(lc, counts)
 	{
+		count = lfirst(lc);
+		if (count->queue_id == queue_id)
+		{
+			count->jobs++;
+			return counts;
+		}
+	}
+	count = palloc(sizeof(QueueCount));
+	*count = (QueueCount){queue_id, 1};
+	return lappend(counts, count);
+}
+
+/* Writes one row a queue into idemq.audit. */
+static void
+audit_counts(const List *counts)
+{
+	const ListCell *lc;
+
+	foreach(lc, counts)
+	{
+		const QueueCount *count = lfirst(lc);
+		QueueInfo queue;
+
+		if (idemq_queue_by_id(count->queue_id, &queue))
+			idemq_audit(
+				&(AuditEntry){.action = "retry_many", .queue = &queue, .jobs = count->jobs});
+	}
+}
+
+/* Reads an array of ids, sorted and each once: two batches never deadlock. */
+static int64 *
+ids_arg(FunctionCallInfo fcinfo, int n, int *count)
+{
+	ArrayArg ids;
+	int64 *sorted;
+
+	idemq_arg_array(fcinfo, n, "ids", INT8OID, false, &ids);
+	sorted = palloc(Max(ids.count, 1) * sizeof(int64));
+	for (int i = 0; i < ids.count; i++)
+		sorted[i] = DatumGetInt64(ids.values[i]);
+	qsort(sorted, ids.count, sizeof(int64), idemq_compare_int64);
+	*count = (int) qunique(sorted, ids.count, sizeof(int64), idemq_compare_int64);
+	return sorted;
+}
+
+/* retry_many(ids) -> setof (id, outcome as retry); 22004, 22023, 40001. */
+Datum
+idemq_sql_v2_retry_many(PG_FUNCTION_ARGS)
+{
+	static const JobChanger retrier = {.decide = decide_retry, .privileges = PRIVILEGE_CHANGE};
+	int count;
+	int64 *ids = ids_arg(fcinfo, 0, &count);
+	List *counts = NIL;
+	Tuplestorestate *store;
+	TupleDesc desc;
+	JobsTable table;
+
+	store = idemq_srf_begin(fcinfo, &desc);
+	idemq_jobs_open(&table);
+	for (int i = 0; i < count; i++)
+	{
+		bool nulls[2] = {false};
+		Datum values[2];
+		Outcome outcome;
+		int32 queue_id;
+
 		CHECK_FOR_INTERRUPTS();
-		redriven += idemq_change_job(&table, ids[i], PRIVILEGE_ADMIN, decide_redrive, NULL) ==
-					OUTCOME_RETRYING;
+		outcome = idemq_change_job(&table, ids[i], &retrier, &queue_id);
+		if (outcome == OUTCOME_RETRYING)
+			counts = count_in(counts, queue_id);
+		values[0] = Int64GetDatum(ids[i]);
+		values[1] = idemq_outcome_datum(outcome);
+		tuplestore_putvalues(store, desc, values, nulls);
 	}
 	idemq_jobs_close(&table);
-	if (redriven > 0)
-		idemq_audit(&(AuditEntry){.action = "redrive", .queue = &queue, .jobs = redriven});
-	PG_RETURN_INT64(redriven);
+	audit_counts(counts);
+	return (Datum) 0;
 }

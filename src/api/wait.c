@@ -187,8 +187,12 @@ check_queue(Target *target)
 
 	idemq_following_refuse(); /* it may have begun to while this slept */
 	look_up(target, &queue);
-	if (queue.paused)
+	if (idemq_queue_is_paused(&queue))
+	{
+		if (queue.paused_until < DT_NOEND)
+			target->again = Min(target->again, idemq_mono_from_timestamp(queue.paused_until));
 		return false;
+	}
 	alone = queue.slot == NULL || !idemq_worker_present();
 	if (alone)
 		idemq_stand_in(&queue);

@@ -72,3 +72,25 @@ idemq_histogram_quantile(const uint64 *buckets, double quantile)
 	}
 	return bucket_middle(HISTOGRAM_BUCKETS - 1);
 }
+
+/* Returns how many took less than 2^exponent us, exactly; exponent from 3 to MAX_EXPONENT. */
+uint64
+idemq_histogram_below(const uint64 *buckets, int exponent)
+{
+	uint64 below = 0;
+
+	for (int i = 0; i < 4 * (exponent - 1); i++)
+		below += buckets[i];
+	return below;
+}
+
+/* Returns how long all took together, in microseconds, each as the middle of its bucket. */
+double
+idemq_histogram_sum(const uint64 *buckets)
+{
+	double sum = 0;
+
+	for (int i = 0; i < HISTOGRAM_BUCKETS; i++)
+		sum += (double) buckets[i] * (double) bucket_middle(i);
+	return sum;
+}

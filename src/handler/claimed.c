@@ -101,6 +101,8 @@ idemq_claimed_more(const QueueInfo *queue, int wanted)
 	call.desc = desc;
 	call.store = tuplestore_begin_heap(false, false, work_mem);
 	call.scan.queue = *queue;
+	/* It is counted from the call (handler/limits.c), not from here. */
+	call.scan.queue.job_timeout = 0;
 	idemq_claim_begin(&call, wanted);
 	idemq_claim_from_queue(&call);
 	MemoryContextReset(later->context);

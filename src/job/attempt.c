@@ -11,6 +11,7 @@
 #include "table/jobs_write.h"
 #include "queue/queue_counts.h"
 #include "queue/queues.h"
+#include "shared/lease_beat.h"
 #include "shared/leases.h"
 #include "base/errors.h"
 #include "base/oids.h"
@@ -115,5 +116,15 @@ idemq_attempt_raise(const Attempt *attempt, Outcome outcome)
 						errdetail("Token %lld is stale: the job is %s, its last attempt is %d.",
 								  (long long) attempt->token,
 								  idemq_status_name(attempt->job.status), attempt->job.attempt),
+						errhint("Roll back and drop this job; claim another.")));
+}
+
+/* Raises IQ001 for an attempt whose job an open transaction cancels; returns for others. */
+void
+idemq_attempt_raise_cancelled(const Attempt *attempt)
+{
+	if (idemq_lease_is_cancelled(attempt->id, attempt->token))
+		ereport(ERROR, (errcode(ERRCODE_IDEMQ_LEASE_LOST),
+						errmsg("job %lld is being cancelled", (long long) attempt->id),
 						errhint("Roll back and drop this job; claim another.")));
 }

@@ -69,7 +69,7 @@ is_leased_by_row(JobCall *call, JobsTable *table)
 {
 	LostLeases lost = {CurrentMemoryContext, NIL};
 
-	call->retry_after = idemq_row_deadline(&call->job);
+	call->retry_after = idemq_row_deadline(&call->job, &call->queue);
 	if (idemq_lost_lease_note(&lost, &call->job, &call->queue))
 		(void) idemq_lost_leases_settle(&lost, table, &call->queue);
 	if (call->retry_after > idemq_now())
@@ -135,7 +135,7 @@ unblock(JobCall *call, JobsTable *table)
 static Outcome
 take_job(JobCall *call, JobsTable *table, bool *again)
 {
-	int64 lease = call->lease > 0 ? call->lease : call->queue.lease;
+	int64 lease = idemq_settings_lease(&call->queue, call->lease);
 	LimitView view;
 
 	call->args.now = idemq_now();
@@ -147,8 +147,11 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 		return write == JOB_WRITTEN ? OUTCOME_CANCELLED : OUTCOME_LOCKED;
 	}
 	call->args.deadline = call->args.now + lease;
-	if (call->queue.paused)
+	if (idemq_queue_is_paused(&call->queue))
+	{
+		call->retry_after = call->queue.paused_until;
 		return OUTCOME_NOT_DUE;
+	}
 	if (call->job.ready_at > call->args.now)
 	{
 		call->retry_after = call->job.ready_at;

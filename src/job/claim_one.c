@@ -130,6 +130,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 						.slot = queue->slot,
 						.max_running = queue->max_running,
 						.length = lease,
+						.timeout = queue->job_timeout,
 						.attached = attach,
 						.row_place = idemq_jobs_place(table, job)};
 	PriorLease prior;

@@ -10,8 +10,9 @@
  * its next worker too may be the cause: from the second loss in a row on it waits as a
  * failed one does.  So does a handler's at once: its process was the server's own, and what has
  * ended it may be the job.  That the attempt before was lost stands in last_error, which a claim
- * keeps, and a failure overwrites.  (Who passes one of these two texts to idemq.fail gets
- * the wait after the first loss.)
+ * keeps, and a failure overwrites.  (Who passes one of these texts to idemq.fail gets
+ * the wait after the first loss.)  One that ran into job_timeout waits at once: nothing has
+ * killed its worker.
  */
 #include "postgres.h"
 
@@ -41,7 +42,9 @@
 /* A call goes on after so many batches of which each row was held. */
 #define MAX_IN_VAIN 16
 
-static const char *const lost_texts[] = {"lease expired", "the worker's session ended"};
+/* By LeaseLoss. */
+static const char *const lost_texts[] = {"lease expired", "the worker's session ended",
+										 "job_timeout reached"};
 
 /* Returns whether the attempt before a job's current one was lost as well. */
 static bool
@@ -64,18 +67,18 @@ is_lost_again(const Job *job)
 
 /* Writes the row of a lease that ended; false when it is held or moved on. */
 bool
-idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, bool worker_lost)
+idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLoss loss)
 {
 	EventArgs args = {0};
 	JobEvent event = job->attempt < job->max_attempts ? EVENT_REAP : EVENT_REAP_DEAD;
 
 	args.now = args.ready_at = idemq_now();
-	args.worker_lost = worker_lost;
-	if (is_lost_again(job) || job_is_handled(job))
+	args.worker_lost = loss == LOSS_SESSION;
+	if (loss == LOSS_TIMEOUT || is_lost_again(job) || job_is_handled(job))
 		args.ready_at += idemq_backoff(queue->retry_base, queue->retry_factor, queue->retry_max,
 									   queue->retry_jitter, job->attempt, compat_random());
-	args.error = cstring_to_text(job_is_handled(job) ? "the handler's process ended"
-												  : lost_texts[worker_lost]);
+	args.error =
+		cstring_to_text(job_is_handled(job) ? "the handler's process ended" : lost_texts[loss]);
 	return idemq_transition(table, job, queue, event, &args, JOB_SKIPS) == JOB_WRITTEN;
 }
 
@@ -88,11 +91,11 @@ idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, bool wo
 bool
 idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 token)
 {
-	bool lost = false;
+	LeaseLoss loss = LOSS_EXPIRED;
 	Job job;
 
 	idemq_pending_reserve();
-	if (!idemq_lease_begin_reap(job_id, token, &lost))
+	if (!idemq_lease_begin_reap(job_id, token, &loss))
 		return false;
 	idemq_pending_note_end(queue->slot, queue->id, job_id, token);
 	if (!idemq_jobs_fetch(table, job_id, &job))
@@ -109,7 +112,7 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 			idemq_pending_ready_note(queue->slot, queue->id, job.priority, job_ready_key(&job));
 		return false;
 	}
-	if (!idemq_jobs_is_mine(&job) && idemq_reap_row(table, &job, queue, lost))
+	if (!idemq_jobs_is_mine(&job) && idemq_reap_row(table, &job, queue, loss))
 		return true;
 	idemq_pending_undo_last();
 	idemq_slot_note_deadline(queue->slot, queue->id, idemq_mono_now() + LEASE_BUSY_RETRY);

@@ -7,13 +7,14 @@
 
 #include "table/jobs.h"
 #include "queue/queue_settings.h"
+#include "shared/leases.h"
 #include "base/slice.h"
 
 /* Expired leases that are collected in one go. */
 #define REAP_BATCH 256
 
 extern bool idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue,
-						   bool worker_lost);
+						   LeaseLoss loss);
 extern bool idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 token);
 extern int64 idemq_reap_batch(const QueueInfo *queue, const Slice *slice, bool *more);
 extern int64 idemq_reap_in(const QueueInfo *queue, const Slice *slice);

@@ -66,15 +66,23 @@ is_interrupted(const Job *job)
 	return job_is_handled(job) && job->claimed_at < idemq_primary_since();
 }
 
+/* Returns until when an attempt may last; DT_NOEND: as long as its lease is renewed. */
+TimestampTz
+idemq_row_limit(const Job *job, const QueueInfo *queue)
+{
+	return queue->job_timeout > 0 ? job->claimed_at + queue->job_timeout : DT_NOEND;
+}
+
 /* Returns the deadline of a job in processing that has no lease entry. */
 TimestampTz
-idemq_row_deadline(const Job *job)
+idemq_row_deadline(const Job *job, const QueueInfo *queue)
 {
 	TimestampTz since = Max(idemq_primary_since(), idemq_taken_over_at());
 
 	if (is_interrupted(job))
 		return since;
-	return Max(job->deadline, since + (job->deadline - job->claimed_at));
+	return Min(Max(job->deadline, since + (job->deadline - job->claimed_at)),
+			   idemq_row_limit(job, queue));
 }
 
 /*
@@ -114,10 +122,14 @@ static LeaseTake
 adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, int64 length)
 {
 	AdoptingQueue adopting = {job->queue_id, queue->max_running > 0};
+	TimestampTz limit = idemq_row_limit(job, queue);
+	LeaseTimes times = {deadline, length,
+						limit < DT_NOEND ? idemq_mono_from_timestamp(limit) : PG_INT64_MAX};
 	LeaseTake take;
 
 	idemq_slots_begin_change();
-	take = idemq_lease_adopt(job->id, job->token, &adopting, deadline, length);
+	take = idemq_lease_adopt(job->id, job->token, &adopting, &times);
+	deadline = Min(deadline, times.limit);
 	/* At once: should an error keep it from being settled, it is reaped at worst. */
 	idemq_slot_note_deadline(NULL, job->queue_id, deadline);
 	idemq_slots_end_change();
@@ -134,7 +146,7 @@ adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, 
 bool
 idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 {
-	TimestampTz deadline = idemq_row_deadline(job);
+	TimestampTz deadline = idemq_row_deadline(job, queue);
 
 	if (!may_adopt(job))
 		return false;
@@ -170,7 +182,10 @@ settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 				 job_is_attempt(&job, lease->token) && idemq_jobs_is_free(&job);
 
 	if (there && !lease->adopted)
-		return idemq_reap_row(table, &job, queue, false);
+		return idemq_reap_row(table, &job, queue,
+							  idemq_row_limit(&job, queue) <= idemq_row_deadline(&job, queue)
+								  ? LOSS_TIMEOUT
+								  : LOSS_EXPIRED);
 	if (!there && lease->adopted)
 	{
 		idemq_slots_begin_change();

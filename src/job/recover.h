@@ -16,7 +16,8 @@ typedef struct LostLeases
 	List *found;		   /* of LostLease */
 } LostLeases;
 
-extern TimestampTz idemq_row_deadline(const Job *job);
+extern TimestampTz idemq_row_limit(const Job *job, const QueueInfo *queue);
+extern TimestampTz idemq_row_deadline(const Job *job, const QueueInfo *queue);
 extern bool idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue);
 extern LeaseTake idemq_lost_lease_renew(LostLeases *lost, const Job *job, const QueueInfo *queue,
 										int64 length);

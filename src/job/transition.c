@@ -105,6 +105,7 @@ typedef struct Transition
 #define STATE COLUMN_BIT(COL_CHECKPOINT)
 #define DEADLINE COLUMN_BIT(COL_DEADLINE)
 #define RUN_AT COLUMN_BIT(COL_RUN_AT)
+#define PRIORITY COLUMN_BIT(COL_PRIORITY)
 #define ASKED COLUMN_BIT(COL_RERUN_PAYLOAD)
 #define REQUEST COLUMN_BIT(COL_PAYLOAD)
 
@@ -126,6 +127,9 @@ static const Transition transitions[] = {
 	[EVENT_RETRY] =           {PENDING | FAILED,           JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        COUNT(RETRIED),               UNTIMED,    0,                       MAY_EXPIRE,                              0},
 	[EVENT_REDRIVE] =         {DEAD | CANCELLED,           JOB_PENDING,    READY_SET,   ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                                       0},
 	[EVENT_REDRIVE_GROUPED] = {DEAD | CANCELLED,           JOB_BLOCKED,    READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                                       0},
+	[EVENT_RESCHEDULE] =      {PENDING,                    JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       MAY_EXPIRE,                              PRIORITY},
+	[EVENT_RESCHEDULE_FAILED] = {FAILED,                   JOB_FAILED,     READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       MAY_EXPIRE,                              PRIORITY},
+	[EVENT_RESCHEDULE_BLOCKED] = {BLOCKED,                 JOB_BLOCKED,    READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       PRIORITY},
 	[EVENT_PROMOTE] =         {BLOCKED,                    JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
 	[EVENT_CHECKPOINT] =      {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       STATE},
 	[EVENT_ASK_RERUN] =       {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       ASKED},
@@ -186,6 +190,16 @@ set_request_columns(JobChange *change, uint32 columns, const EventArgs *args)
 					args->ready_at <= args->now);
 	if (request->has_key_expiry)
 		job_set(change, COL_KEY_EXPIRES_AT, TimestampTzGetDatum(request->key_expires_at));
+}
+
+/* Sets another priority, and, of a job in a group, the time that was asked for. */
+static void
+set_schedule(JobChange *change, const Job *job, const EventArgs *args)
+{
+	job_set(change, COL_PRIORITY, Int16GetDatum((int16) args->priority));
+	if (args->new_run_at && !job->row->tts_isnull[COL_GROUP_KEY])
+		set_or_null(change, COL_RUN_AT, TimestampTzGetDatum(args->ready_at),
+					args->ready_at <= args->now);
 }
 
 /* Sets the columns that an event takes from its arguments. */
@@ -263,6 +277,8 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 	if (transition->to == JOB_DEAD)
 		job_set(change, COL_DEAD_AT, TimestampTzGetDatum(args->now));
 	set_argument_columns(change, transition->columns, args);
+	if (transition->columns & PRIORITY)
+		set_schedule(change, job, args);
 	if (is_asked(transition, job, TAKES_REQUEST))
 	{
 		set_payload(change, job->row->tts_values[COL_RERUN_PAYLOAD],
@@ -303,12 +319,13 @@ note_ready(const Transition *transition, const Job *job, const QueueInfo *queue,
 		   const EventArgs *args)
 {
 	ReadyKey key = {args->ready_at, job->id};
+	int priority = (transition->columns & PRIORITY) ? args->priority : job->priority;
 
 	if (transition->ready == READY_SET)
 	{
-		idemq_pending_ready_note(queue->slot, queue->id, job->priority, key);
+		idemq_pending_ready_note(queue->slot, queue->id, priority, key);
 		if (job->expires_at < DT_NOEND && (transition->flags & MAY_EXPIRE))
-			idemq_pending_ready_note_expiry(queue->slot, queue->id, job->priority, job->expires_at);
+			idemq_pending_ready_note_expiry(queue->slot, queue->id, priority, job->expires_at);
 	}
 	/* Taken out of the index with no entry: should this abort, it is back. */
 	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_PROCESSING &&
@@ -353,6 +370,13 @@ JobEvent
 idemq_rerun_event(const Job *job)
 {
 	return job->row->tts_isnull[COL_GROUP_KEY] ? EVENT_RERUN : EVENT_RERUN_GROUPED;
+}
+
+/* Returns the event that brings a finished job back: one of a group waits for its turn. */
+JobEvent
+idemq_redrive_event(const Job *job)
+{
+	return job->row->tts_isnull[COL_GROUP_KEY] ? EVENT_REDRIVE : EVENT_REDRIVE_GROUPED;
 }
 
 /* Has a job run again that this transaction has finished, as was asked meanwhile. */

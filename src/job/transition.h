@@ -26,6 +26,9 @@ typedef enum JobEvent
 	EVENT_RETRY,
 	EVENT_REDRIVE,
 	EVENT_REDRIVE_GROUPED,
+	EVENT_RESCHEDULE,
+	EVENT_RESCHEDULE_FAILED,
+	EVENT_RESCHEDULE_BLOCKED,
 	EVENT_PROMOTE,
 	EVENT_CHECKPOINT,
 	EVENT_ASK_RERUN,
@@ -47,7 +50,9 @@ typedef struct JobRequest
 typedef struct EventArgs
 {
 	TimestampTz now;
-	TimestampTz ready_at; /* fail, release, reap, retry, redrive, promote, rerun */
+	TimestampTz ready_at; /* fail, release, reap, retry, redrive, reschedule, promote, rerun */
+	int32 priority;		  /* reschedule */
+	bool new_run_at;	  /* reschedule: ready_at was asked for */
 	TimestampTz deadline; /* claim, extend */
 	int64 token;		  /* claim, commit_once: the new one */
 	text *worker;		  /* claim; NULL for none */
@@ -63,6 +68,7 @@ extern bool idemq_transition_allowed(JobEvent event, JobStatus status);
 extern JobWrite idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue,
 								 JobEvent event, const EventArgs *args, JobWait wait);
 extern JobEvent idemq_rerun_event(const Job *job);
+extern JobEvent idemq_redrive_event(const Job *job);
 extern JobWrite idemq_job_expire(JobsTable *table, const Job *job, const QueueInfo *queue,
 								 TimestampTz now);
 

@@ -16,6 +16,7 @@
 #include "queue/handlers.h"
 #include "queue/queues.h"
 #include "shared/handler_board.h"
+#include "shared/handler_known.h"
 #include "base/args.h"
 #include "base/settings.h"
 #include "base/spi.h"

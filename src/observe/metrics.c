@@ -160,9 +160,12 @@ fill_counters(const CounterView *view, Datum *values, bool *nulls)
 	nulls[METRIC_SINCE] = false;
 }
 
-/* Reads a queue's counters, its gauges known if that can be; false when it has none. */
+/*
+ * Reads a queue's counters; count: and its gauges known if that can be, by counting.  false
+ * when it has none.
+ */
 static bool
-read_counters(const QueueInfo *queue, CounterView *view)
+read_counters(const QueueInfo *queue, bool count, CounterView *view)
 {
 	int index;
 
@@ -171,31 +174,34 @@ read_counters(const QueueInfo *queue, CounterView *view)
 	index = idemq_slot_index(queue->slot);
 	if (!idemq_counters_read(index, queue->id, view))
 		return false;
-	return view->known || idemq_follows() || !idemq_queue_counts_run_if_due() ||
+	return view->known || !count || idemq_follows() || !idemq_queue_counts_run_if_due() ||
 		   idemq_counters_read(index, queue->id, view);
 }
 
-/* Fills a row of queue_metrics. */
+/* Fills a row of queue_metrics.  sql_gauges: NULL to leave out what would have to be counted. */
 static void
 fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool *nulls)
 {
 	CounterView view;
-	bool in_memory = read_counters(queue, &view);
-	const int64 *gauges;
+	bool in_memory = read_counters(queue, sql_gauges != NULL, &view);
+	const int64 *gauges = NULL;
 	TimestampTz now = idemq_now();
 	TimestampTz oldest;
 	SlotStatus status;
 
 	memset(nulls, true, METRIC_COLUMNS * sizeof(bool));
-	memset(nulls, false, METRIC_OLDEST_READY * sizeof(bool));
+	nulls[METRIC_QUEUE_ID] = false;
 	values[METRIC_QUEUE_ID] = Int32GetDatum(queue->id);
 	if (in_memory && view.known && !RecoveryInProgress() && !idemq_follows())
 		gauges = view.gauges;
-	else
+	else if (sql_gauges != NULL)
 		gauges = gauges_by_sql(sql_gauges, queue->id);
-	/* Of two commits, the later may be counted first. */
-	for (int i = 0; i < JOB_STATUS_COUNT; i++)
+	for (int i = 0; gauges != NULL && i < JOB_STATUS_COUNT; i++)
+	{
+		/* Of two commits, the later may be counted first. */
 		values[METRIC_GAUGES + i] = Int64GetDatum(Max(gauges[i], 0));
+		nulls[METRIC_GAUGES + i] = false;
+	}
 	/* Nothing can be claimed from a database that follows another; its cursors say nothing. */
 	oldest = idemq_follows() ? now : oldest_ready(queue, now);
 	oldest = Max(oldest, now - OLDEST_AGE);
@@ -218,7 +224,7 @@ fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool 
 }
 
 /*
- * queue_metrics() -> setof a queue's metrics: of the queues that the role may
+ * queue_metrics(count) -> setof a queue's metrics: of the queues that the role may
  * claim from or administer, of all for members of pg_monitor.
  */
 Datum
@@ -227,6 +233,7 @@ idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
 	bool all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
+	bool counts = idemq_arg_bool(fcinfo, 0, "count");
 	SqlGauges gauges = {0};
 	int count;
 	int32 *ids = idemq_queue_ids(all ? 0 : PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &count);
@@ -240,7 +247,7 @@ idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		if (!idemq_queue_by_id(ids[i], &queue))
 			continue;
-		fill_metrics(&queue, &gauges, values, nulls);
+		fill_metrics(&queue, counts ? &gauges : NULL, values, nulls);
 		tuplestore_putvalues(store, desc, values, nulls);
 	}
 	return (Datum) 0;

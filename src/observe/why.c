@@ -13,6 +13,7 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "observe/why_handler.h"
 #include "job/limits.h"
 #include "job/recover.h"
 #include "job/transition.h"
@@ -21,9 +22,7 @@
 #include "table/jobs_hold.h"
 #include "table/jobs_ready.h"
 #include "queue/following.h"
-#include "queue/handlers.h"
 #include "queue/queues.h"
-#include "shared/handler_board.h"
 #include "shared/lease_scan.h"
 #include "shared/leases.h"
 #include "shared/ready_cursor.h"
@@ -31,7 +30,6 @@
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/oids.h"
-#include "base/settings.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_why);
 
@@ -138,42 +136,6 @@ count_before(WhyCall *call, bool *all)
 	return before;
 }
 
-/* Says what the queue's handler does about a ready job; false when it has none. */
-static bool
-say_handler(WhyCall *call)
-{
-	HandlerKey key = {MyDatabaseId, call->queue.id};
-	HandlerInfo handler;
-	HandlerTarget target;
-	HandlerState state;
-	const char *why;
-	int processes;
-	int busy; /* not said */
-
-	if (!idemq_handler_read(call->queue.id, &handler))
-		return false;
-	idemq_handler_state(key, &state);
-	idemq_handler_processes(key, &processes, &busy);
-	appendStringInfo(&call->answer, "; the handler of queue \"%s\" ", call->queue.name);
-	if (handler.stopped)
-		appendStringInfo(&call->answer, "is %s", idemq_handler_stopped_text(&handler));
-	else if ((why = idemq_handler_resolve(&handler, &target)) != NULL)
-		appendStringInfo(&call->answer, "does not run: %s", why);
-	else if (!idemq_worker)
-		appendStringInfoString(&call->answer, "does not run: idemq.worker is off");
-	else if (processes > 0)
-		appendStringInfo(&call->answer, "will claim it: %d of its %d processes run",
-						 processes, handler.workers);
-	else if (state.refused)
-		appendStringInfoString(&call->answer, "does not run: see last_error in idemq.handlers");
-	else if (state.waits)
-		appendStringInfoString(&call->answer, "waits for a process: raise idemq.max_handler_workers "
-											  "or max_worker_processes");
-	else
-		appendStringInfoString(&call->answer, "is being started");
-	return true;
-}
-
 /* Says how far back in the line a ready job is, and whether anybody works. */
 static void
 say_ready(WhyCall *call)
@@ -190,7 +152,7 @@ say_ready(WhyCall *call)
 	else
 		appendStringInfo(&call->answer, ", behind %d%s ready job%s", before, all ? "" : " or more",
 						 before == 1 && all ? "" : "s");
-	if (say_handler(call))
+	if (idemq_why_handler(&call->answer, &call->queue))
 		return;
 	if (in_flight == 0)
 		appendStringInfo(&call->answer,
@@ -279,6 +241,17 @@ say_claiming(WhyCall *call, const Lease *lease)
 	return true;
 }
 
+/* Says until when its queue is paused. */
+static void
+say_paused(WhyCall *call)
+{
+	appendStringInfo(&call->answer, "queue \"%s\" is paused", call->queue.name);
+	if (call->queue.paused_until < DT_NOEND)
+		say_time(call, " until ", call->queue.paused_until);
+	appendStringInfo(&call->answer, ": idemq.resume('%s') lets it hand out jobs again",
+					 call->queue.name);
+}
+
 /* Says what a job in status pending or failed waits for. */
 static void
 say_waiting(WhyCall *call)
@@ -294,10 +267,8 @@ say_waiting(WhyCall *call)
 	else if (job->attempt == 0 && job->expires_at <= call->now)
 		say_time(call, "the next claim cancels it: it was not claimed before it expired at ",
 				 job->expires_at);
-	else if (call->queue.paused)
-		appendStringInfo(&call->answer,
-						 "queue \"%s\" is paused: idemq.resume('%s') lets it hand out jobs again",
-						 call->queue.name, call->queue.name);
+	else if (idemq_queue_is_paused(&call->queue))
+		say_paused(call);
 	else if (job->ready_at <= call->now)
 	{
 		if (!say_limit(call))
@@ -343,6 +314,20 @@ say_deadline(WhyCall *call, TimestampTz deadline)
 	}
 }
 
+/* Says how long an attempt that nobody ends may last. */
+static void
+say_lease(WhyCall *call, const Lease *lease)
+{
+	say_deadline(call, idemq_timestamp_from_mono(lease->deadline));
+	if (lease->limit < PG_INT64_MAX && lease->deadline > idemq_mono_now())
+		say_time(call, ", and by job_timeout no longer than ",
+				 idemq_timestamp_from_mono(lease->limit));
+	if (lease->cancels > 0)
+		appendStringInfoString(&call->answer,
+							   "; a transaction that cancels it waits for the worker's, and its "
+							   "heartbeats are answered cancelled");
+}
+
 /* Says who is on a job in processing, and until when. */
 static void
 say_processing(WhyCall *call)
@@ -355,7 +340,7 @@ say_processing(WhyCall *call)
 	{
 		say_attempt(call, 0);
 		appendStringInfoString(&call->answer, " (known from its row alone)");
-		say_deadline(call, idemq_row_deadline(job));
+		say_deadline(call, idemq_row_deadline(job, &call->queue));
 		return;
 	}
 	if (say_claiming(call, &lease))
@@ -369,7 +354,7 @@ say_processing(WhyCall *call)
 	else if (ender != 0)
 		appendStringInfo(&call->answer, "; the open transaction of pid %d is ending it", ender);
 	else
-		say_deadline(call, idemq_timestamp_from_mono(lease.deadline));
+		say_lease(call, &lease);
 	if (lease.attached && ender == 0)
 		appendStringInfoString(&call->answer, " (attached: or until that session ends)");
 }

@@ -1,7 +1,8 @@
 /*
  * observe/worker_state.c
- *		SQL function worker_state, behind the view idemq.background_worker: the process
- *		that makes this database's jobs prompt, and whether it moves.
+ *		SQL functions worker_state and chore_counts, behind the views
+ *		idemq.background_worker and idemq.worker_chores: the process that makes this
+ *		database's jobs prompt, whether it moves, and what it has done.
  *
  * Shared memory says so (shared/worker_watch.c), whether or not a sleeper has found it
  * stuck.  A worker that is at the beginning of a long piece of work is not yet stuck.
@@ -9,34 +10,88 @@
 #include "postgres.h"
 
 #include "funcapi.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
 
+#include "queue/following.h"
+#include "shared/worker_health.h"
 #include "shared/worker_watch.h"
 #include "base/args.h"
 #include "base/clock.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_worker_state);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_chore_counts);
 
-/* worker_state() -> (pid, stuck_for), both NULL where no worker runs. */
+/* The columns of worker_state. */
+enum
+{
+	STATE_PID,
+	STATE_STUCK_FOR,
+	STATE_AWAKE,
+	STATE_CHORE,
+	STATE_LAST_RUN,
+	STATE_LAG,
+	STATE_COLUMNS
+};
+
+static void
+put(Datum *values, bool *nulls, int column, Datum value)
+{
+	values[column] = value;
+	nulls[column] = false;
+}
+
+/* worker_state() -> one row, all NULL where no worker runs. */
 Datum
 idemq_sql_v2_worker_state(PG_FUNCTION_ARGS)
 {
-	TupleDesc desc;
-	Datum values[2] = {0};
-	bool nulls[] = {true, true};
+	Datum values[STATE_COLUMNS] = {0};
+	bool nulls[STATE_COLUMNS];
 	pid_t pid = idemq_worker_pid();
+	WorkerHealth health;
 	int64 since;
 
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
+	memset(nulls, true, sizeof(nulls));
 	if (pid != 0)
-	{
-		values[0] = Int32GetDatum((int32) pid);
-		nulls[0] = false;
-	}
+		put(values, nulls, STATE_PID, Int32GetDatum((int32) pid));
 	if (pid != 0 && idemq_worker_stuck_since(&since) == pid)
+		put(values, nulls, STATE_STUCK_FOR, idemq_interval_datum(idemq_mono_now() - since));
+	if (pid != 0 && idemq_worker_health(&health))
 	{
-		values[1] = idemq_interval_datum(idemq_mono_now() - since);
-		nulls[1] = false;
+		put(values, nulls, STATE_AWAKE, BoolGetDatum(health.awake));
+		/* Where another database has the jobs, nothing is due. */
+		if (!idemq_follows())
+			put(values, nulls, STATE_LAG, idemq_interval_datum(health.lag));
+		if (health.doing >= 0)
+			put(values, nulls, STATE_CHORE,
+				PointerGetDatum(cstring_to_text(idemq_chore_names[health.doing])));
+		if (health.last_run > 0)
+			put(values, nulls, STATE_LAST_RUN,
+				TimestampTzGetDatum(idemq_timestamp_from_mono(health.last_run)));
 	}
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+	return idemq_row_datum(fcinfo, values, nulls);
+}
+
+/* chore_counts() -> setof (chore, runs, failures, busy); none without a place for a worker. */
+Datum
+idemq_sql_v2_chore_counts(PG_FUNCTION_ARGS)
+{
+	TupleDesc desc;
+	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ChoreCounts counts[CHORE_KINDS];
+	bool nulls[] = {false, false, false, false};
+
+	if (!idemq_worker_chore_counts(counts))
+		return (Datum) 0;
+	for (int i = 0; i < CHORE_KINDS; i++)
+	{
+		Datum values[] = {CStringGetTextDatum(idemq_chore_names[i]),
+						  Int64GetDatum((int64) counts[i].runs),
+						  Int64GetDatum((int64) counts[i].failures),
+						  idemq_interval_datum((int64) counts[i].busy)};
+
+		tuplestore_putvalues(store, desc, values, nulls);
+	}
+	return (Datum) 0;
 }

@@ -16,6 +16,7 @@
 
 #include "queue/queue_settings.h"
 #include "base/args.h"
+#include "base/clock.h"
 #include "base/spi.h"
 
 /* How a setting is kept: its type in SQL, and in QueueInfo. */
@@ -90,6 +91,7 @@ enum
 	LOAD_ID = 1,
 	LOAD_NAME,
 	LOAD_PAUSED,
+	LOAD_PAUSED_UNTIL,
 	LOAD_SETTINGS
 };
 
@@ -134,10 +136,9 @@ build_statements(void)
 	update_queue.text =
 		MemoryContextStrdup(TopMemoryContext,
 							psprintf("UPDATE idemq.queues SET %s WHERE name = $1", changes.data));
-	load_queues.text =
-		MemoryContextStrdup(TopMemoryContext,
-							psprintf("SELECT queue_id, name, paused%s FROM idemq.queues",
-									 names.data));
+	load_queues.text = MemoryContextStrdup(
+		TopMemoryContext,
+		psprintf("SELECT queue_id, name, paused, paused_until%s FROM idemq.queues", names.data));
 	load_queue.text =
 		MemoryContextStrdup(TopMemoryContext, psprintf("%s WHERE queue_id = $1", load_queues.text));
 }
@@ -200,6 +201,15 @@ idemq_settings_check_lease(const QueueInfo *queue, int64 lease)
 					 "administrator of the queue raise max_lease with idemq.alter_queue.")));
 }
 
+/* Returns how long a claim's lease is, which asked for so long, or, with 0, for the queue's. */
+int64
+idemq_settings_lease(const QueueInfo *queue, int64 asked)
+{
+	int64 lease = asked > 0 ? asked : queue->lease;
+
+	return queue->job_timeout > 0 ? Min(lease, queue->job_timeout) : lease;
+}
+
 /* Returns which argument of create_queue and alter_queue a setting is. */
 int
 idemq_setting_arg(const char *name)
@@ -259,7 +269,7 @@ idemq_settings_update(FunctionCallInfo fcinfo, const char *name)
 }
 
 static SqlStatement describe_queue =
-	{.text = "SELECT to_jsonb(q) - '{queue_id,name,paused,created_at}'::text[] "
+	{.text = "SELECT to_jsonb(q) - '{queue_id,name,paused,paused_until,created_at}'::text[] "
 			 "FROM idemq.queues q WHERE queue_id = $1 FOR NO KEY UPDATE",
 	 .nargs = 1,
 	 .types = {INT4OID}};
@@ -339,6 +349,9 @@ idemq_settings_read(uint64 row, QueueInfo *queue)
 	queue->id = DatumGetInt32(idemq_spi_value(row, LOAD_ID, &isnull));
 	read_text(idemq_spi_value(row, LOAD_NAME, &isnull), queue->name);
 	queue->paused = DatumGetBool(idemq_spi_value(row, LOAD_PAUSED, &isnull));
+	queue->paused_until = DatumGetTimestampTz(idemq_spi_value(row, LOAD_PAUSED_UNTIL, &isnull));
+	if (isnull)
+		queue->paused_until = DT_NOEND;
 	for (int i = 0; i < (int) lengthof(settings); i++)
 	{
 		char *field = (char *) queue + settings[i].offset;
@@ -364,4 +377,11 @@ idemq_settings_read(uint64 row, QueueInfo *queue)
 				break;
 		}
 	}
+}
+
+/* Returns whether a queue hands out no jobs now; see job/pausing.c. */
+bool
+idemq_queue_is_paused(const QueueInfo *queue)
+{
+	return queue->paused && (queue->paused_until == DT_NOEND || idemq_now() < queue->paused_until);
 }

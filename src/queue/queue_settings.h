@@ -30,15 +30,17 @@ typedef struct QueueInfo
 	int64 rate_period;
 	QueueName dead_queue; /* "": none */
 	int64 dead_retention;
-	int64 max_lease;   /* no claim or heartbeat may ask for a longer one */
-	int64 job_timeout; /* an attempt may run so long; 0: no limit */
-	bool paused;
-	int privileges; /* the current role's, as QueuePrivilege bits */
+	int64 max_lease;		  /* no claim or heartbeat may ask for a longer one */
+	int64 job_timeout;		  /* an attempt may run so long; 0: no limit */
+	bool paused;			  /* see idemq_queue_is_paused */
+	TimestampTz paused_until; /* DT_NOEND: until somebody resumes it */
+	int privileges;			  /* the current role's, as QueuePrivilege bits */
 	QueueSlot *slot;
 } QueueInfo;
 
 extern void idemq_settings_check(FunctionCallInfo fcinfo, bool is_new);
 extern void idemq_settings_check_lease(const QueueInfo *queue, int64 lease);
+extern int64 idemq_settings_lease(const QueueInfo *queue, int64 asked);
 extern int idemq_setting_arg(const char *name);
 extern bool idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id);
 extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name);
@@ -46,5 +48,6 @@ extern Datum idemq_settings_document(int32 queue_id);
 extern Datum idemq_settings_difference(Datum from, Datum to);
 extern uint64 idemq_settings_load(int32 queue_id, Snapshot snapshot);
 extern void idemq_settings_read(uint64 row, QueueInfo *queue);
+extern bool idemq_queue_is_paused(const QueueInfo *queue);
 
 #endif

@@ -20,6 +20,7 @@
 
 #include "queue/slot_life.h"
 #include "shared/counters.h"
+#include "shared/full_tables.h"
 #include "shared/group_table.h"
 #include "shared/notify_ring.h"
 #include "shared/ready_cursor.h"
@@ -77,7 +78,11 @@ idemq_slot_for_queue(int32 queue_id)
 		idemq_slots_unlock();
 	}
 	if (slot == NULL)
+	{
 		idemq_slots_count_refused();
+		if (idemq_full_table_note(FULL_QUEUES))
+			idemq_worker_need_by(0);
+	}
 	return slot;
 }
 

@@ -1,6 +1,7 @@
 /*
  * schedule/tick.c
- *		What idemq.tick() and the worker call: which schedules are due, and enqueuing for one.
+ *		What idemq.tick() and the worker call: which schedules are due, and enqueuing for one; and
+ *		enqueuing for one out of turn, run_schedule_now.
  *
  * A tick is enqueued once.  The session that does it holds the schedule's row and
  * moves its done_until up to the tick in the transaction of the enqueue; another
@@ -30,6 +31,7 @@
 #include "schedule/calendar.h"
 #include "schedule/pg_cron.h"
 #include "schedule/tick.h"
+#include "table/audit_log.h"
 #include "table/jobs.h"
 #include "table/jobs_key.h"
 #include "queue/queues.h"
@@ -41,6 +43,7 @@
 PG_FUNCTION_INFO_V1(idemq_sql_v2_due_schedules);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_run_schedule);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_schedule_failed);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_run_schedule_now);
 
 /*
  * A tick does not wait: a session that drops its queue, or has its key in an open
@@ -317,11 +320,10 @@ check_twin(const Entry *entry, int64 id)
 								"schedule under another name.")));
 }
 
-/* Enqueues the job of a tick; returns its id. */
+/* Enqueues a schedule's job, with the key of a tick or, 0, without one; returns its id. */
 static int64
-enqueue_tick(const Entry *entry, Interval *remaining)
+enqueue_job(const Entry *entry, Datum key, Interval *remaining)
 {
-	Datum key = CStringGetTextDatum(psprintf("%s@%s", entry->name, entry->tick_text));
 	Datum tick_text = CStringGetTextDatum(entry->tick_text);
 	Datum values[] = {entry->values[ENTRY_QUEUE],
 					  entry->values[ENTRY_PAYLOAD],
@@ -335,7 +337,7 @@ enqueue_tick(const Entry *entry, Interval *remaining)
 					  tick_text};
 	char nulls[] = {' ',
 					' ',
-					' ',
+					key == (Datum) 0 ? 'n' : ' ',
 					' ',
 					entry->nulls[ENTRY_GROUP_KEY] ? 'n' : ' ',
 					entry->nulls[ENTRY_MAX_ATTEMPTS] ? 'n' : ' ',
@@ -348,7 +350,8 @@ enqueue_tick(const Entry *entry, Interval *remaining)
 	bool duplicate;
 	int64 id;
 
-	refuse_to_wait(entry, key);
+	if (key != (Datum) 0)
+		refuse_to_wait(entry, key);
 	begin_as_creator(entry, &scope);
 	if (idemq_spi_run(&enqueue, values, nulls, SPI_OK_SELECT) != 1)
 		elog(ERROR, "idemq.enqueue has not answered");
@@ -358,6 +361,14 @@ enqueue_tick(const Entry *entry, Interval *remaining)
 	if (duplicate)
 		check_twin(entry, id);
 	return id;
+}
+
+/* Enqueues the job of a tick; returns its id. */
+static int64
+enqueue_tick(const Entry *entry, Interval *remaining)
+{
+	return enqueue_job(entry, CStringGetTextDatum(psprintf("%s@%s", entry->name, entry->tick_text)),
+					   remaining);
 }
 
 /*
@@ -409,6 +420,69 @@ idemq_schedule_note_failure(Datum name, Datum error)
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&note_failure, values, NULL, SPI_OK_UPDATE);
 	idemq_spi_end(&scope);
+}
+
+/* Raises 42704, 42501 when there is no such schedule, or the current role may not change it. */
+static void
+check_own(const Entry *entry, bool found)
+{
+	if (found &&
+		idemq_may_change_schedule(DatumGetInt32(entry->values[ENTRY_QUEUE_ID]),
+								  NameStr(*DatumGetName(entry->values[ENTRY_CREATED_BY])),
+								  entry->nulls[ENTRY_CREATED_BY_OID]
+									  ? InvalidOid
+									  : DatumGetObjectId(entry->values[ENTRY_CREATED_BY_OID])))
+		return;
+	if (!found)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("schedule \"%s\" does not exist, or another session is at it", entry->name),
+				 errhint("SELECT name FROM idemq.schedules shows those that you may see; "
+						 "try again if it is there.")));
+	ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+					errmsg("permission denied for schedule \"%s\"", entry->name),
+					errdetail("The role that made it and administrators of its queue may run it."),
+					errhint("Ask one of them.")));
+}
+
+/*
+ * run_schedule_now(name) -> id of a job that is enqueued at once, as the role that has made
+ * the schedule, beside its ticks and without their key; 42704, 42501, and what enqueue raises.
+ */
+Datum
+idemq_sql_v2_run_schedule_now(PG_FUNCTION_ARGS)
+{
+	Datum name = PG_GETARG_DATUM(0);
+	Entry entry = {0};
+	Interval remaining;
+	QueueInfo queue;
+	SqlScope scope;
+	SqlScope caller;
+	bool found;
+	int64 id;
+
+	idemq_arg_required(fcinfo, 0, "name");
+	idemq_jobs_check_writable();
+	entry.name = TextDatumGetCString(name);
+	entry.tick = GetCurrentTimestamp();
+	write_tick(&entry);
+	idemq_spi_begin_on_jobs(&scope);
+	found = idemq_spi_run(&lock_schedule, &name, NULL, SPI_OK_SELECT) > 0;
+	for (int i = 1; found && i < ENTRY_END; i++)
+		entry.values[i] = idemq_spi_value(0, i, &entry.nulls[i]);
+	idemq_spi_begin_as(&caller, scope.user);
+	check_own(&entry, found);
+	idemq_spi_end(&caller);
+	if (!entry.nulls[ENTRY_EXPIRES_IN])
+		remaining = *DatumGetIntervalP(entry.values[ENTRY_EXPIRES_IN]);
+	id = enqueue_job(&entry, (Datum) 0, &remaining);
+	(void) idemq_queue_by_id(DatumGetInt32(entry.values[ENTRY_QUEUE_ID]), &queue);
+	idemq_spi_end(&scope);
+	idemq_audit(&(AuditEntry){.action = "run_schedule_now",
+							  .queue = &queue,
+							  .job_id = id,
+							  .members = {"schedule", entry.name}});
+	PG_RETURN_INT64(id);
 }
 
 /* schedule_failed(name, error) -> the error with the schedule's name; notes it. */

@@ -50,9 +50,9 @@ idemq_tick_begin(void)
 	list_by = 0;
 }
 
-/* Returns when (mono) there is something to do. */
+/* Returns when (mono) there is something to do; a chore's. */
 int64
-idemq_tick_due_at(void)
+idemq_tick_due_at(const SlotView *view)
 {
 	int64 now = idemq_mono_now();
 	TimestampTz wall = GetCurrentTimestamp();

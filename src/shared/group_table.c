@@ -16,6 +16,7 @@
 #include "storage/shmem.h"
 #include "utils/hsearch.h"
 
+#include "shared/full_tables.h"
 #include "shared/group_table.h"
 #include "shared/slots.h"
 #include "shared/worker_call.h"
@@ -204,6 +205,7 @@ void
 idemq_group_refused(void)
 {
 	pg_atomic_fetch_add_u64(&shared->refused, 1);
+	(void) idemq_full_table_note(FULL_GROUPS);
 }
 
 /* Returns whether a queue has groups to check now; without a lock. */

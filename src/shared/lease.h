@@ -47,18 +47,20 @@ typedef struct PassedBy
 typedef struct Lease
 {
 	LeaseKey key;
-	int64 token;		 /* of the claim; changes when a transaction claims what it ends */
-	int64 deadline;		 /* mono; PG_INT64_MAX while claiming */
-	int64 length;		 /* microseconds */
-	int32 queue_id;		 /* the job's queue */
-	int32 session;		 /* that claimed: proc number, NO_SESSION after a restart */
-	int32 pid;			 /* of that session: a proc number goes to another one after it */
-	Ending ending;		 /* its end, while that is not committed */
+	int64 token;	/* of the claim; changes when a transaction claims what it ends */
+	int64 deadline; /* mono; PG_INT64_MAX while claiming */
+	int64 length;	/* microseconds */
+	int64 limit;	/* mono: no deadline is beyond; PG_INT64_MAX: none; claiming: as a length */
+	int32 queue_id; /* the job's queue */
+	int32 session;	/* that claimed: proc number, NO_SESSION after a restart */
+	int32 pid;		/* of that session: a proc number goes to another one after it */
+	Ending ending;	/* its end, while that is not committed */
 	RunningMark running; /* where it is counted */
 	bool claiming;		 /* the claim's transaction is still open */
 	bool attached;		 /* ends with its session */
 	bool lost;			 /* it was attached, and its session has ended */
 	bool borrowed;		 /* runs, uncounted, in place of an attempt that its transaction ends */
+	uint16 cancels;		 /* open transactions that cancel the job (lease_beat.c) */
 	PassedBy passed_by;	 /* where claimers passed the job because of it */
 	RowPlace row_place;	 /* the row\'s at the claim; a hint */
 	/* for shared/lease_table.c */

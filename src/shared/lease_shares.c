@@ -32,6 +32,7 @@
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
 
+#include "shared/full_tables.h"
 #include "shared/lease_shares.h"
 #include "base/settings.h"
 
@@ -170,6 +171,7 @@ idemq_lease_share_take(bool limited)
 	}
 	pg_atomic_fetch_add_u64(&share->refused, 1);
 	pg_atomic_fetch_add_u64(&shared->table.refused, 1);
+	(void) idemq_full_table_note(FULL_LEASES);
 	return -1;
 }
 

@@ -146,6 +146,15 @@ idemq_leases_unlock_all(void)
 		idemq_leases_unlock(i);
 }
 
+/* Returns the key of a job of this database. */
+LeaseKey
+idemq_lease_key(int64 job_id)
+{
+	LeaseKey key = {MyDatabaseId, 0, job_id};
+
+	return key;
+}
+
 /*
  * Finds a job's entry with its partition locked in mode; the caller releases
  * *lock also when there is none.
@@ -157,6 +166,17 @@ idemq_lease_lock_entry(const LeaseKey *key, LWLockMode mode, LWLock **lock, uint
 	*lock = &shared->partitions[LEASE_PARTITION(*hash)].lock;
 	LWLockAcquire(*lock, mode);
 	return hash_search_with_hash_value(lease_hash, key, *hash, HASH_FIND, NULL);
+}
+
+/* Finds the entry of that token with its partition locked, which the caller releases. */
+Lease *
+idemq_lease_lock_entry_of(int64 job_id, int64 token, LWLock **lock)
+{
+	LeaseKey key = idemq_lease_key(job_id);
+	uint32 hash;
+	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, lock, &hash);
+
+	return lease != NULL && lease->token == token ? lease : NULL;
 }
 
 /*
@@ -208,6 +228,16 @@ idemq_lease_unplace(Lease *lease)
 	if (lease->attached)
 		idemq_lease_owner_remove(lease);
 	lease->placed = false;
+}
+
+/* Sets when a lease ends, at its limit at the latest, and when a reaper looks at it; returns that. */
+int64
+idemq_lease_set_deadline(Lease *lease, int64 deadline)
+{
+	idemq_lease_unplace(lease);
+	lease->deadline = lease->due = Min(deadline, lease->limit);
+	idemq_lease_place(lease);
+	return lease->deadline;
 }
 
 /* Removes an entry, which is running no more. */

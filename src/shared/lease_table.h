@@ -22,12 +22,16 @@ extern void idemq_leases_visit(LWLockMode mode, int32 queue_id, LeaseVisit visit
 extern void idemq_leases_visit_locked(int32 queue_id, LeaseVisit visit, void *arg);
 extern void idemq_lease_forget_database(Oid database);
 
+extern LeaseKey idemq_lease_key(int64 job_id);
+
 /* with the entry's partition locked */
 extern Lease *idemq_lease_lock_entry(const LeaseKey *key, LWLockMode mode, LWLock **lock,
 									 uint32 *hash);
+extern Lease *idemq_lease_lock_entry_of(int64 job_id, int64 token, LWLock **lock);
 extern Lease *idemq_lease_enter(const LeaseKey *key, uint32 hash, bool limited);
 extern void idemq_lease_place(Lease *lease);
 extern void idemq_lease_unplace(Lease *lease);
+extern int64 idemq_lease_set_deadline(Lease *lease, int64 deadline);
 extern void idemq_lease_remove(Lease *lease);
 
 #endif

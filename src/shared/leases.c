@@ -9,7 +9,7 @@
  *		none -> CLAIMING	idemq_lease_take, by a claim
  *		CLAIMING -> ACTIVE	commit of the claim: the lease starts, with a deadline
  *		CLAIMING -> none	abort of the claim; or the prior entry is restored
- *		ACTIVE -> ACTIVE	heartbeat: another deadline
+ *		ACTIVE -> ACTIVE	heartbeat: another deadline (lease_beat.c)
  *		ACTIVE -> ending	begin_end (finish, cancel), begin_reap (deadline passed):
  *							the entry has an ender
  *		ending -> ACTIVE	abort of the ender
@@ -65,25 +65,6 @@
 #include "base/clock.h"
 #include "base/compat.h"
 
-static LeaseKey
-lease_key(int64 job_id)
-{
-	LeaseKey key = {MyDatabaseId, 0, job_id};
-
-	return key;
-}
-
-/* Finds the entry of that token with its partition locked, which the caller releases. */
-static Lease *
-lock_entry_of(int64 job_id, int64 token, LWLock **lock)
-{
-	LeaseKey key = lease_key(job_id);
-	uint32 hash;
-	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, lock, &hash);
-
-	return lease != NULL && lease->token == token ? lease : NULL;
-}
-
 /*
  * Returns whether a job is busy: it has an entry, which this transaction is not
  * ending.
@@ -105,7 +86,7 @@ idemq_lease_busy(int64 job_id)
 bool
 idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
 {
-	LeaseKey lease_id = lease_key(job_id);
+	LeaseKey lease_id = idemq_lease_key(job_id);
 	LWLock *lock;
 	uint32 hash;
 	Lease *lease = idemq_lease_lock_entry(&lease_id, LW_SHARED, &lock, &hash);
@@ -127,7 +108,7 @@ idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
 bool
 idemq_lease_get(int64 job_id, Lease *copy)
 {
-	LeaseKey key = lease_key(job_id);
+	LeaseKey key = idemq_lease_key(job_id);
 	LWLock *lock;
 	uint32 hash;
 	Lease *lease = idemq_lease_lock_entry(&key, LW_SHARED, &lock, &hash);
@@ -147,15 +128,6 @@ idemq_lease_row_place(int64 job_id)
 	return idemq_lease_get(job_id, &lease) ? lease.row_place : (RowPlace){0};
 }
 
-/* Sets when a lease ends, and when a reaper looks at it. */
-static void
-set_deadline(Lease *lease, int64 deadline)
-{
-	idemq_lease_unplace(lease);
-	lease->deadline = lease->due = deadline;
-	idemq_lease_place(lease);
-}
-
 /* Makes an entry that of a claim whose transaction is open. */
 static void
 set_claiming(Lease *lease, const LeaseClaim *claim)
@@ -164,6 +136,8 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->token = claim->token;
 	lease->deadline = PG_INT64_MAX;
 	lease->length = claim->length;
+	lease->limit = claim->timeout > 0 ? claim->timeout : PG_INT64_MAX;
+	lease->cancels = 0;
 	lease->queue_id = claim->queue_id;
 	lease->session = IDEMQ_MY_PROC_NUMBER;
 	lease->pid = MyProcPid;
@@ -186,6 +160,7 @@ copy_prior(const Lease *lease)
 	return (PriorLease){.token = lease->token,
 						.deadline = lease->deadline,
 						.length = lease->length,
+						.limit = lease->limit,
 						.passed_by = lease->passed_by,
 						.queue_id = lease->queue_id,
 						.session = lease->session,
@@ -210,6 +185,8 @@ put_prior(Lease *lease, const PriorLease *prior)
 	lease->token = prior->token;
 	lease->deadline = prior->deadline;
 	lease->length = prior->length;
+	lease->limit = prior->limit;
+	lease->cancels = 0;
 	lease->passed_by = prior->passed_by;
 	lease->queue_id = prior->queue_id;
 	lease->session = prior->session;
@@ -235,7 +212,7 @@ put_prior(Lease *lease, const PriorLease *prior)
 LeaseTake
 idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 {
-	LeaseKey key = lease_key(claim->job_id);
+	LeaseKey key = idemq_lease_key(claim->job_id);
 	LWLock *lock;
 	uint32 hash;
 	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
@@ -273,7 +250,7 @@ void
 idemq_lease_settle_loan(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease *lease = lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
 
 	if (lease != NULL && lease->borrowed)
 	{
@@ -292,15 +269,16 @@ int64
 idemq_lease_activate(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease *lease = lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
 	int64 deadline = PG_INT64_MAX;
 	RunningFreed freed = NOTHING_FREED;
 
 	if (lease != NULL && lease->claiming)
 	{
 		lease->claiming = false;
-		deadline = idemq_mono_now() + lease->length;
-		set_deadline(lease, deadline);
+		if (lease->limit < PG_INT64_MAX)
+			lease->limit += idemq_mono_now();
+		deadline = idemq_lease_set_deadline(lease, idemq_mono_now() + lease->length);
 		/* The attempt that it took over has ended. */
 		freed = idemq_running_count_out(&lease->running, lease->queue_id, 1);
 	}
@@ -313,7 +291,7 @@ idemq_lease_activate(int64 job_id, int64 token)
 bool
 idemq_lease_drop(int64 job_id, int64 token, Lease *dropped)
 {
-	LeaseKey key = lease_key(job_id);
+	LeaseKey key = idemq_lease_key(job_id);
 	LWLock *lock;
 	uint32 hash;
 	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
@@ -336,7 +314,7 @@ void
 idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior)
 {
 	LWLock *lock;
-	Lease *lease = lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
 	RunningFreed freed = NOTHING_FREED;
 
 	if (lease != NULL)
@@ -357,7 +335,7 @@ bool
 idemq_lease_begin_end(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease *lease = lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
 	bool frees = false;
 
 	if (lease != NULL && lease->ending.ender != IDEMQ_MY_PROC_NUMBER)
@@ -375,13 +353,13 @@ idemq_lease_begin_end(int64 job_id, int64 token)
 /*
  * Marks an expired lease for reaping by this transaction; from here a heartbeat
  * is refused.  Returns false when it is not expired any more, or another session
- * is ending it.  *lost: whether its end is that of its session.
+ * is ending it.  *loss: why it has ended.
  */
 bool
-idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost)
+idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 {
 	LWLock *lock;
-	Lease *lease = lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
 	bool won = lease != NULL && !lease->claiming && lease->ending.ender == NO_SESSION &&
 			   lease->deadline <= idemq_mono_now();
 
@@ -389,7 +367,9 @@ idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost)
 	{
 		lease->ending.ender = IDEMQ_MY_PROC_NUMBER;
 		lease->ending.reaping = true;
-		*lost = lease->lost;
+		*loss = lease->lost						  ? LOSS_SESSION
+				: lease->limit <= lease->deadline ? LOSS_TIMEOUT
+												  : LOSS_EXPIRED;
 	}
 	LWLockRelease(lock);
 	return won;
@@ -404,7 +384,7 @@ int64
 idemq_lease_cancel_end(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease *lease = lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
 	int64 again = 0;
 
 	if (lease != NULL && lease->ending.ender == IDEMQ_MY_PROC_NUMBER)
@@ -435,10 +415,9 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
  * entry if the job has moved on meanwhile.
  */
 LeaseTake
-idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, int64 deadline,
-				  int64 length)
+idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, const LeaseTimes *times)
 {
-	LeaseKey key = lease_key(job_id);
+	LeaseKey key = idemq_lease_key(job_id);
 	LWLock *lock;
 	uint32 hash;
 	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
@@ -451,8 +430,10 @@ idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, int64 d
 	else
 	{
 		lease->token = token;
-		lease->deadline = lease->due = deadline;
-		lease->length = length;
+		lease->limit = times->limit;
+		lease->deadline = lease->due = Min(times->deadline, times->limit);
+		lease->length = times->length;
+		lease->cancels = 0;
 		lease->queue_id = queue->id;
 		lease->session = NO_SESSION;
 		lease->pid = 0;
@@ -465,34 +446,4 @@ idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, int64 d
 	}
 	LWLockRelease(lock);
 	return take;
-}
-
-/*
- * Starts a lease again from now, of length microseconds or, when that is 0, of
- * its own length.
- */
-LeaseBeat
-idemq_lease_beat(int64 job_id, int64 token, int64 length)
-{
-	LeaseKey key = lease_key(job_id);
-	LWLock *lock;
-	uint32 hash;
-	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
-	LeaseBeat beat = LEASE_BEAT_DONE;
-
-	if (lease == NULL)
-		beat = LEASE_BEAT_UNKNOWN;
-	else if (lease->token != token || lease->ending.reaping ||
-			 lease->ending.ender == IDEMQ_MY_PROC_NUMBER)
-		beat = LEASE_BEAT_STALE;
-	else
-	{
-		if (length > 0)
-			lease->length = length;
-		lease->lost = false;
-		if (!lease->claiming)
-			set_deadline(lease, idemq_mono_now() + lease->length);
-	}
-	LWLockRelease(lock);
-	return beat;
 }

@@ -31,6 +31,7 @@ typedef struct LeaseClaim
 	uint32 max_running; /* 0: no limit */
 	bool borrow;		/* its transaction ends another attempt, and this one replaces it */
 	int64 length;		/* microseconds */
+	int64 timeout;		/* microseconds that the attempt may last; 0: no limit */
 	bool attached;
 	RowPlace row_place; /* of the job's row */
 } LeaseClaim;
@@ -44,6 +45,7 @@ typedef struct PriorLease
 	int64 token;
 	int64 deadline; /* mono */
 	int64 length;	/* microseconds */
+	int64 limit;	/* as Lease's */
 	PassedBy passed_by;
 	int32 queue_id;
 	int32 session;
@@ -64,12 +66,21 @@ typedef struct AdoptingQueue
 	bool limited; /* it has max_running */
 } AdoptingQueue;
 
-typedef enum LeaseBeat
+/* Why a lease has ended. */
+typedef enum LeaseLoss
 {
-	LEASE_BEAT_DONE,
-	LEASE_BEAT_STALE,
-	LEASE_BEAT_UNKNOWN /* no entry: the row knows */
-} LeaseBeat;
+	LOSS_EXPIRED,
+	LOSS_SESSION, /* it was attached, and its session ended */
+	LOSS_TIMEOUT  /* the attempt has run for as long as it may */
+} LeaseLoss;
+
+/* How long a lease that is adopted lasts. */
+typedef struct LeaseTimes
+{
+	int64 deadline; /* mono */
+	int64 length;	/* microseconds */
+	int64 limit;	/* mono */
+} LeaseTimes;
 
 extern bool idemq_lease_busy(int64 job_id);
 extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
@@ -81,10 +92,9 @@ extern int64 idemq_lease_activate(int64 job_id, int64 token);
 extern bool idemq_lease_drop(int64 job_id, int64 token, Lease *dropped);
 extern void idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior);
 extern bool idemq_lease_begin_end(int64 job_id, int64 token);
-extern bool idemq_lease_begin_reap(int64 job_id, int64 token, bool *lost);
+extern bool idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss);
 extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);
 extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue,
-								   int64 deadline, int64 length);
-extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
+								   const LeaseTimes *times);
 
 #endif

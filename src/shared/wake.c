@@ -360,14 +360,15 @@ static void
 wake_slot(const SlotView *view, void *arg)
 {
 	if (*(bool *) arg)
-		check_soon(view->slot);
+		idemq_wake_due_at(view->slot, idemq_now() + idemq_notify_delay * INT64CONST(1000));
 	idemq_handler_look_at(view->slot, 0);
 	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(view->slot), PG_INT32_MAX);
 }
 
 /*
  * Wakes all sleepers for any queue or result of a database: what they know of it is
- * old.  With ready, those who LISTEN are notified as well if something is ready.
+ * old.  With ready, the worker looks at each queue as well, and has those who LISTEN
+ * notified if something is ready.
  */
 void
 idemq_wake_database(Oid database, bool ready)

@@ -37,6 +37,7 @@
 #include "shared/worker_beat.h"
 #include "shared/worker_board.h"
 #include "shared/worker_place.h"
+#include "shared/worker_tally.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/settings.h"
@@ -89,6 +90,7 @@ idemq_workers_shmem_init(void *area, bool found)
 			pg_atomic_init_u32(&board->places[i].watcher, 0);
 			pg_atomic_init_u64(&board->places[i].watch_until, PG_UINT64_MAX);
 			pg_atomic_init_u64(&board->places[i].said_at, 0);
+			idemq_tally_init(&board->places[i].tally);
 		}
 	}
 	LWLockRegisterTranche(board->tranche, "idemq workers");
@@ -110,6 +112,7 @@ find_or_take_place(Oid database, PlaceState state)
 		place->away = 0;
 		place->failures = 0;
 		place->not_before = 0;
+		idemq_tally_init(&place->tally);
 	}
 	return place;
 }

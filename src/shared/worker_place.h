@@ -8,6 +8,8 @@
 
 #include "port/atomics.h"
 
+#include "shared/worker_tally.h"
+
 typedef enum PlaceState
 {
 	PLACE_FREE,
@@ -39,6 +41,7 @@ typedef struct Place
 	pg_atomic_uint32 watcher;	   /* proc number + 1 of the sleeper that watches it; 0: none */
 	pg_atomic_uint64 watch_until;  /* mono: when the watcher looks again; PG_UINT64_MAX: awake */
 	pg_atomic_uint64 said_at;	   /* mono: when the log was told last that it is stuck */
+	WorkerTally tally;			   /* its own rules: shared/worker_tally.h */
 } Place;
 
 extern void idemq_places_attach(Place *memory);

@@ -133,7 +133,8 @@ say(Place *place, int64 since, int64 now)
 		!pg_atomic_compare_exchange_u64(&place->said_at, &said, (uint64) now))
 		return;
 	ereport(LOG,
-			(errmsg("idemq's background worker of the database, process %d, has not moved for "
+			(errcode(ERRCODE_OBJECT_IN_USE),
+			 errmsg("idemq's background worker of the database, process %d, has not moved for "
 					"%lld ms",
 					(int) place->pid, (long long) ((now - since) / 1000)),
 			 errdetail("Sessions in idemq.wait do what is due of their queues meanwhile; NOTIFY "

@@ -29,11 +29,12 @@
 #include "txn/pending.h"
 #include "txn/pending_action.h"
 #include "txn/prepare_check.h"
+#include "shared/lease_beat.h"
 #include "shared/leases.h"
 #include "shared/notify_ring.h"
 #include "shared/slots.h"
 
-#define MAX_PRIOR_SIZE 80 /* bytes */
+#define MAX_PRIOR_SIZE 88 /* bytes */
 
 StaticAssertDecl(sizeof(PriorLease) <= MAX_PRIOR_SIZE, "what a claim takes over is too large");
 
@@ -136,6 +137,20 @@ idemq_pending_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 toke
 	idemq_borrowed_reserve(queue_id);
 	end->frees = idemq_lease_begin_end(job_id, token);
 	idemq_borrowed_note_end(queue_id, end->frees, 1);
+}
+
+/*
+ * Notes that this transaction cancels the job of that token, and tells its worker
+ * (shared/lease_beat.c), before it waits for the job's row.
+ */
+void
+idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token)
+{
+	PendingAction *action = note(ACTION_CANCEL, NULL, queue_id);
+
+	action->u.cancelled = (LeaseName){job_id, 0};
+	if (idemq_lease_mark_cancel(job_id, token))
+		action->u.cancelled.token = token;
 }
 
 /* Notes that rows in processing were written by hand; many are one action. */

@@ -13,6 +13,7 @@ extern void idemq_pending_reserve_claim(void);
 extern void idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key,
 									 bool rowonly, const PriorLease *prior);
 extern void idemq_pending_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token);
+extern void idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token);
 extern void idemq_pending_note_recovery(QueueSlot *slot, int32 queue_id);
 extern void idemq_pending_note_create_queue(int32 queue_id);
 extern void idemq_pending_note_drop_queue(int32 queue_id);

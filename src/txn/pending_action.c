@@ -24,6 +24,7 @@
 #include "queue/slot_life.h"
 #include "shared/handler_board.h"
 #include "shared/lease_table.h"
+#include "shared/lease_beat.h"
 #include "shared/leases.h"
 #include "shared/next_deadline.h"
 #include "shared/notify_ring.h"
@@ -58,6 +59,16 @@ drop_lease(const PendingAction *action, LeaseName lease)
 				   (ReadyKey){dropped.passed_by.least, lease.job_id});
 }
 
+/* Ends a cancel's mark, if there is one. */
+static void
+unmark_cancel(const PendingAction *action)
+{
+	LeaseName lease = action->u.cancelled;
+
+	if (lease.token != 0)
+		idemq_lease_unmark_cancel(lease.job_id, lease.token);
+}
+
 /* A queue's settings have changed, or, with 0, those of all. */
 static void
 follow_settings(int32 queue_id)
@@ -71,7 +82,11 @@ follow_settings(int32 queue_id)
 	if (queue_id == 0)
 		idemq_worker_need_all();
 	else if (slot != NULL)
+	{
 		idemq_worker_need_slot(slot, 0);
+		/* A pause may have an end (job/pausing.c). */
+		idemq_wake_due_at(slot, 1);
+	}
 	if (queue_id == 0)
 		idemq_wake_database(MyDatabaseId, false);
 	else
@@ -109,6 +124,9 @@ idemq_action_apply(const PendingAction *action)
 		case ACTION_END:
 			drop_lease(action, action->u.end.lease);
 			idemq_wake_for_result(action->u.end.lease.job_id);
+			break;
+		case ACTION_CANCEL:
+			unmark_cancel(action);
 			break;
 		case ACTION_FINISHED:
 			idemq_wake_for_result(action->u.job_id);
@@ -205,6 +223,9 @@ idemq_action_undo(const PendingAction *action, const PriorLease *prior)
 		case ACTION_END:
 			undo_end(action);
 			break;
+		case ACTION_CANCEL:
+			unmark_cancel(action);
+			break;
 		case ACTION_CREATE_QUEUE:
 			idemq_slot_forget_queue(action->queue_id);
 			break;
@@ -245,6 +266,8 @@ idemq_action_prepare(const PendingAction *action)
 		drop_lease(action, action->u.claim.lease);
 	else if (action->kind == ACTION_END)
 		drop_lease(action, action->u.end.lease);
+	else if (action->kind == ACTION_CANCEL)
+		unmark_cancel(action);
 	else if (action->kind == ACTION_SETTINGS)
 		idemq_queue_cache_forget(action->queue_id);
 	else if (action->kind == ACTION_CREATE_QUEUE)

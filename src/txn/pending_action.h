@@ -13,6 +13,7 @@ typedef enum ActionKind
 	ACTION_CLAIM,		  /* commit: the lease starts; abort: the entry goes, the cursor lowers */
 	ACTION_CLAIM_ROWONLY, /* commit: a job is in flight without an entry; abort: as above */
 	ACTION_END,			  /* commit: the entry goes; abort: the lease goes on */
+	ACTION_CANCEL,		  /* at the end: the worker of that token is told no more */
 	ACTION_RECOVER,		  /* commit: a job may be in flight without an entry */
 	ACTION_CREATE_QUEUE,  /* abort: the queue's slot is free */
 	ACTION_DROP_QUEUE,	  /* commit: the queue's slot is free */
@@ -58,11 +59,12 @@ typedef struct PendingAction
 	int32 queue_id;
 	union
 	{
-		PendingClaim claim; /* ACTION_CLAIM, ACTION_CLAIM_ROWONLY */
-		PendingEnd end;		/* ACTION_END */
-		JobNews news;		/* ACTION_EVENT */
-		int64 job_id;		/* ACTION_FINISHED */
-		Oid database;		/* ACTION_EXTENSION */
+		PendingClaim claim;	 /* ACTION_CLAIM, ACTION_CLAIM_ROWONLY */
+		PendingEnd end;		 /* ACTION_END */
+		LeaseName cancelled; /* ACTION_CANCEL; token 0: nobody was told */
+		JobNews news;		 /* ACTION_EVENT */
+		int64 job_id;		 /* ACTION_FINISHED */
+		Oid database;		 /* ACTION_EXTENSION */
 	} u;
 } PendingAction;
 

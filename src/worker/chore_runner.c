@@ -7,7 +7,7 @@
  * idemq.jobs gains nothing from the worker's superuser.  What such a trigger has SET is
  * reset after the chore.
  *
- * An error is logged with the chore and the queue, and that chore of that queue is put
+ * An error is logged with the chore and the queue (worker/worker_log.c), and that chore of that queue is put
  * off for a second, twice as long each time, up to 64 s, or 8 s where it was a lock; all
  * others go on.  A chore waits for a lock for 200 ms at most, all chores together for a tenth
  * of the time.
@@ -25,11 +25,13 @@
 #include "utils/snapmgr.h"
 
 #include "worker/chore_runner.h"
+#include "worker/worker_log.h"
 #include "queue/following.h"
 #include "queue/queues.h"
 #include "shared/settings_version.h"
 #include "shared/slots.h"
 #include "shared/worker_call.h"
+#include "shared/worker_health.h"
 #include "base/clock.h"
 #include "base/oids.h"
 
@@ -121,7 +123,7 @@ note_wait(int64 time)
  * the error logged, when it failed.
  */
 static bool
-in_transaction(const char *name, void (*function)(void *arg), void *arg)
+in_transaction(ChoreKind kind, void (*function)(void *arg), void *arg)
 {
 	ErrorContextCallback callback = {error_context_stack, error_context, NULL};
 	Oid user;
@@ -132,7 +134,8 @@ in_transaction(const char *name, void (*function)(void *arg), void *arg)
 	lock_refused = false;
 	idemq_worker_beats();
 	be_patient();
-	doing = name;
+	idemq_worker_begins_chore(kind);
+	doing = idemq_chore_names[kind];
 	doing_queue[0] = '\0';
 	error_context_stack = &callback;
 	pgstat_report_activity(STATE_RUNNING, doing);
@@ -153,12 +156,13 @@ in_transaction(const char *name, void (*function)(void *arg), void *arg)
 	{
 		HOLD_INTERRUPTS();
 		lock_refused = geterrcode() == ERRCODE_LOCK_NOT_AVAILABLE;
-		EmitErrorReport();
+		idemq_log_chore_error();
 		AbortCurrentTransaction();
 		FlushErrorState();
 		RESUME_INTERRUPTS();
 	}
 	PG_END_TRY();
+	idemq_worker_ends_chore(kind, done, idemq_mono_now() - started);
 	if (lock_refused)
 		note_wait(idemq_mono_now() - started);
 	/* What a user's trigger has SET is not for the next chore. */
@@ -247,7 +251,7 @@ idemq_chore_run(const Chore *chore, int32 queue_id)
 	bool done;
 
 	queue_seen = true;
-	done = in_transaction(chore->name, run_task, &task);
+	done = in_transaction(chore->kind, run_task, &task);
 	note_result(&task, !done ? TASK_FAILED : queue_seen ? TASK_DONE : TASK_UNSEEN, settings);
 	return done && queue_seen;
 }

@@ -6,6 +6,7 @@
 #define IDEMQ_WORKER_CHORE_RUNNER_H
 
 #include "queue/queue_settings.h"
+#include "shared/worker_tally.h"
 
 /*
  * A chore is for one queue, of which it gets a view, or for all queues at once: then
@@ -13,7 +14,7 @@
  */
 typedef struct Chore
 {
-	const char *name;
+	ChoreKind kind;
 	/* Returns when (mono) it is to run: PG_INT64_MAX for never, the past for now. */
 	int64 (*due_at)(const SlotView *view);
 	/* Runs it, in a transaction of its own; one of the two is set. */

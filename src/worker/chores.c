@@ -5,7 +5,7 @@
  *		promote		gives FIFO groups their heads
  *		reap		takes back expired leases and those of sessions that ended
  *		recover		gives jobs in flight their entries back, after a start
- *		due			wakes the sleepers of what came due by time alone
+ *		due			wakes the sleepers of what came due by time alone; ends pauses
  *		remind		signals again where no claim followed a signal
  *		expire		cancels jobs that were not claimed in time (worker/expire.c), in steps
  *		handle		starts processes for the queue's handler (worker/handle.c)
@@ -34,8 +34,10 @@
 #include "worker/notify.h"
 #include "worker/retention.h"
 #include "worker/turns.h"
+#include "worker/worker_log.h"
 #include "schedule/worker_tick.h"
 #include "job/follow.h"
+#include "job/pausing.h"
 #include "job/promote.h"
 #include "job/ready_scan.h"
 #include "job/reap.h"
@@ -61,6 +63,8 @@
 #define PROMOTE_STEP 256
 /* Two wake-ups by time alone of one queue are that far apart. */
 #define DUE_INTERVAL INT64CONST(1000)
+/* The row of a queue whose pause is over, and that is locked, is tried again after that. */
+#define PAUSE_RETRY USECS_PER_SEC
 /* Sleepers are signalled again when there was no claim for that long. */
 #define REMIND_AFTER INT64CONST(100000)
 /* A count that was not completed is tried again after that. */
@@ -98,17 +102,29 @@ promote(const QueueInfo *queue)
 	(void) idemq_promote_some(queue, PROMOTE_STEP);
 }
 
-/* Wakes a sleeper if something has come due, and notes when the next does. */
+/*
+ * Wakes a sleeper if something has come due, and notes when the next does; ends a pause whose
+ * time has come, or notes when it comes.
+ */
 static void
-due(const QueueInfo *queue)
+due(const QueueInfo *given)
 {
+	QueueInfo latest;
+	const QueueInfo *queue = &latest;
 	TimestampTz next;
 	bool held; /* not used: sleepers check for themselves */
 
-	/* Before the scan: what is enqueued from here on notes itself. */
-	pg_atomic_write_u64(&queue->slot->next_due, PG_UINT64_MAX);
-	if (idemq_ready_check(queue, &next, &held) && !queue->paused)
+	/* Before the scan: what is enqueued from here on notes itself, and what is paused. */
+	pg_atomic_write_u64(&given->slot->next_due, PG_UINT64_MAX);
+	pg_memory_barrier();
+	if (!idemq_queue_by_id(given->id, &latest) || latest.slot == NULL)
+		return;
+	if (idemq_ready_check(queue, &next, &held) && !idemq_queue_is_paused(queue))
 		idemq_wake_ready(queue->slot, queue->id, 1, DT_NOEND);
+	if (idemq_queue_is_paused(queue))
+		idemq_wake_due_at(queue->slot, queue->paused_until);
+	else if (queue->paused && !idemq_pause_end_if_over(queue))
+		idemq_wake_due_at(queue->slot, idemq_now() + PAUSE_RETRY);
 	/* A scan that found something did not go on to what is not due yet. */
 	if (next == DT_NOEND)
 		next = idemq_ready_next_due(queue);
@@ -124,7 +140,7 @@ remind(const QueueInfo *queue)
 	bool held;
 
 	pg_atomic_write_u64(&queue->slot->unclaimed_at, 0);
-	if (idemq_sleepers_any(idemq_sleepers_of_queue(queue->slot)) && !queue->paused &&
+	if (idemq_sleepers_any(idemq_sleepers_of_queue(queue->slot)) && !idemq_queue_is_paused(queue) &&
 		idemq_ready_check(queue, &next, &held))
 		idemq_wake_again(queue->slot);
 }
@@ -223,12 +239,6 @@ notify_ended(const SlotView *view, bool done)
 }
 
 static int64
-tick_due_at(const SlotView *view)
-{
-	return idemq_tick_due_at();
-}
-
-static int64
 count_due_at(const SlotView *view)
 {
 	int64 due_at = idemq_counters_count_due_at();
@@ -258,26 +268,28 @@ purge_ended(const SlotView *view, bool done)
 /* The first are of each queue, in the order of a turn; the others for all queues at once. */
 #define QUEUE_CHORES 7
 static const Chore chores[] = {
-	{"promote", promote_due_at, .run = promote, .begin = promote_begins, .ended = promote_ended},
-	{"reap", reap_due_at, .run = idemq_reap_expired},
-	{"recover", recover_due_at, .run = recover},
-	{"due", due_due_at, .run = due},
-	{"remind", remind_due_at, .run = remind},
-	{"expire", idemq_expire_due_at, .run = idemq_expire_some, .ended = idemq_expire_ended},
-	{"handle", idemq_handle_due_at, .run = idemq_handle},
+	{CHORE_PROMOTE, promote_due_at, .run = promote, .begin = promote_begins,
+	 .ended = promote_ended},
+	{CHORE_REAP, reap_due_at, .run = idemq_reap_expired},
+	{CHORE_RECOVER, recover_due_at, .run = recover},
+	{CHORE_DUE, due_due_at, .run = due},
+	{CHORE_REMIND, remind_due_at, .run = remind},
+	{CHORE_EXPIRE, idemq_expire_due_at, .run = idemq_expire_some, .ended = idemq_expire_ended},
+	{CHORE_HANDLE, idemq_handle_due_at, .run = idemq_handle},
 	/* QUEUE_CHORES */
-	{"tick", tick_due_at, .run_for_all = idemq_tick_some},
-	{"notify", notify_due_at, .run_for_all = idemq_notify_send, .begin = notify_begins,
+	{CHORE_TICK, idemq_tick_due_at, .run_for_all = idemq_tick_some},
+	{CHORE_NOTIFY, notify_due_at, .run_for_all = idemq_notify_send, .begin = notify_begins,
 	 .ended = notify_ended},
-	{"count", count_due_at, .run_for_all = idemq_queue_counts_run, .ended = count_ended},
-	{"purge", purge_due_at, .run_for_all = idemq_retention_run, .ended = purge_ended},
+	{CHORE_COUNT_JOBS, count_due_at, .run_for_all = idemq_queue_counts_run, .ended = count_ended},
+	{CHORE_PURGE, purge_due_at, .run_for_all = idemq_retention_run, .ended = purge_ended},
 };
 
 /* Runs once, when the worker starts, and when the database ceases to follow another. */
-static const Chore discover_chore = {"discover", NULL, .run_for_all = discover};
+static const Chore discover_chore = {CHORE_DISCOVER, NULL, .run_for_all = discover};
 
 /* Reads whether the database follows another, and has that last; runs when it may have changed. */
-static const Chore look_up_chore = {"follow", NULL, .run_for_all = idemq_follow_note_subscription};
+static const Chore look_up_chore = {CHORE_FOLLOW, NULL,
+									.run_for_all = idemq_follow_note_subscription};
 
 /* Does what is due for all queues at once; lowers *next to when (mono) to come again. */
 static void
@@ -418,6 +430,7 @@ begin(void)
 {
 	if (!idemq_chore_run(&discover_chore, 0))
 		return false;
+	idemq_log_recovery_begins();
 	idemq_for_each_slot(MyDatabaseId, make_due, NULL);
 	idemq_tick_begin();
 	idemq_turns_begin();
@@ -478,6 +491,7 @@ idemq_chores_do(void)
 		next = do_turns();
 	else
 		next = idemq_mono_now() + LOOK_PAUSE;
+	idemq_log_news();
 	report = report_statistics();
 	return Min(next, report);
 }

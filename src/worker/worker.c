@@ -30,6 +30,7 @@
 #include "worker/chore_runner.h"
 #include "worker/chores.h"
 #include "worker/worker.h"
+#include "worker/worker_log.h"
 #include "shared/wake.h"
 #include "shared/worker_board.h"
 #include "shared/worker_call.h"
@@ -80,7 +81,8 @@ has_extension(void)
 	PopActiveSnapshot();
 	CommitTransactionCommand();
 	if (outdated)
-		ereport(LOG, (errmsg("idemq does nothing in this database: its SQL objects are older than "
+		ereport(LOG, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					  errmsg("idemq does nothing in this database: its SQL objects are older than "
 							 "its library, %s",
 							 CppAsString2(IDEMQ_VERSION)),
 					  errhint("Run ALTER EXTENSION idemq UPDATE in it.")));
@@ -91,12 +93,19 @@ has_extension(void)
 static bool
 may_stay(void)
 {
+	if (!idemq_worker)
+		idemq_log_worker_ends("The setting idemq.worker is off");
+	else if (!idemq_worker_is_wanted())
+		idemq_log_worker_ends("A session needs the database for itself");
 	if (!idemq_worker || !idemq_worker_is_wanted())
 		return false;
 	while (idemq_worker_take_recheck())
 	{
 		if (!has_extension() && idemq_worker_found_nothing())
+		{
+			idemq_log_worker_ends("The database has no extension idemq that it can work for");
 			return false;
+		}
 	}
 	return true;
 }
@@ -109,7 +118,10 @@ void
 idemq_worker_idle_interrupts(void)
 {
 	if (ProcDiePending)
+	{
+		idemq_log_worker_ends("It was asked to, as when the server stops");
 		proc_exit(1);
+	}
 	QueryCancelPending = false; /* there is nothing to cancel */
 	CHECK_FOR_INTERRUPTS();
 	/* An idle process must not fall far behind with catalog invalidations. */
@@ -163,6 +175,7 @@ idemq_worker_main(Datum arg)
 	pgstat_report_appname("idemq worker");
 	if (may_stay())
 	{
+		idemq_log_worker_started();
 		idemq_chores_prepare();
 		for (;;)
 		{

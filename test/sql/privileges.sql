@@ -50,6 +50,8 @@ INSERT INTO calls (call, sql) VALUES
 	('cancel', 'SELECT idemq.cancel($1)'),
 	('retry', 'SELECT idemq.retry($4)'),
 	('redrive', 'SELECT idemq.redrive(''q'')'),
+	('retry_many', 'SELECT outcome FROM idemq.retry_many(ARRAY[$4])'),
+	('reschedule', 'SELECT idemq.reschedule($4, priority => 4)'),
 	('reap', 'SELECT idemq.reap(''q'')'),
 	('reap all', 'SELECT idemq.reap()'),
 	('job', 'SELECT count(*) FROM idemq.job($1)'),

@@ -206,6 +206,8 @@ $node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
 is_sql($standby, $gauges, sql($node, $gauges), 'a standby shows what it has replayed');
 is_sql($standby, "SELECT oldest_ready > '23 h', in_memory FROM idemq.metrics WHERE queue = 'q'", 't|t', 'the oldest job as well');
 is_sql($standby, 'SELECT count(*) FROM idemq.memory', 5, 'its memory is its own');
+is_sql($standby, q[SELECT count(*) FILTER (WHERE labels ? 'queue'), max(value) FILTER (WHERE name = 'idemq_in_recovery'), count(*) > 50 FROM idemq.prometheus],
+	'0|1|t', 'its figures for machines are of the server, not of queues');
 is_state($standby, 'SELECT idemq.recount()', '25006', 'it has nothing to count');
 $node->stop;
 $standby->promote;

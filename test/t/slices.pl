@@ -84,6 +84,22 @@ $held->query_safe('COMMIT');
 is_soon($node, "SELECT count(*) = 60 FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'pending'", 'once it is free, all are taken back');
 $held->quit;
 
+# ---- A trigger that fails in every queue
+
+# Of two minutes' errors, should one end meanwhile, at most 200 are in the log; all of them are counted.
+$log = -s $node->logfile;
+sql($node, q[CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one' USING ERRCODE = 'P0099'; END $$;
+	CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (OLD.worker = 'broken' AND NEW.status = 'pending') EXECUTE FUNCTION refuse();
+	SELECT count(idemq.create_queue('broken' || i, lease => '1 h')) FROM generate_series(1, 250) i;
+	SELECT count(idemq.enqueue('broken' || i, '1')) FROM generate_series(1, 250) i]);
+sql($node, q[SELECT count(*) FROM generate_series(1, 250) i, LATERAL idemq.claim('broken' || i, lease => '1 ms', worker => 'broken')]);
+is_soon($node, "SELECT failures >= 300 FROM idemq.worker_chores WHERE chore = 'reap'", 'its errors are counted');
+cmp_ok(said($log, qr/P0099/), '<=', 200, 'and not all of them logged');
+cmp_ok(said($log, qr/P0099/), '>', 10, 'but some are');
+is_sql($node, q[SELECT chore IS NULL OR chore <> '', lag > '0' FROM idemq.background_worker], 't|t', 'it is late');
+sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
+is_soon($node, "SELECT count(*) = 250 FROM idemq.jobs WHERE status = 'pending' AND queue_id IN (SELECT queue_id FROM idemq.queues WHERE name LIKE 'broken%')", 'then all are taken back');
+
 # ---- A worker that is stopped
 
 sub switches { return slurp_file("/proc/$_[0]/status") =~ /^voluntary_ctxt_switches:\s+(\d+)/m ? $1 : die }
@@ -128,6 +144,6 @@ is_soon($node, "SELECT count(*) = 0 FROM idemq.check() WHERE invariant = 'worker
 is_sql($node, 'SELECT pid, stuck_for FROM idemq.background_worker', "$pid|", 'says idemq.background_worker');
 sql($node, "SELECT idemq.enqueue('q', '4', delay => '1 ms'); SELECT pg_terminate_backend($idle[7]{pid})");
 is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'check() finds nothing');
-is(unexpected($node, qw(55P03 57P01)), '', 'no other errors');
+is(unexpected($node, qw(55P03 57P01 P0099)), '', 'no other errors');
 
 done_testing();

@@ -136,7 +136,7 @@ my %calls = (
 	(map { $_ => 'a trigger, which writes its own row at most' }
 		qw(jobs_changed jobs_truncated settings_changed queue_gone followers_changed followers_local role_named)),
 	(map { $_ => 'it reads' }
-		qw(validate why leases check queue_metrics memory_usage admission_counts once_counts worker_state wait_result primary_since next_run)),
+		qw(validate why leases check queue_metrics memory_usage admission_counts once_counts worker_state chore_counts timing_buckets prometheus_text wait_result primary_since next_run)),
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
 sql($sub, 'CREATE TABLE fenced (job_id bigint, token bigint);
 	CREATE TRIGGER t BEFORE INSERT ON fenced FOR EACH ROW EXECUTE FUNCTION idemq.fence()');
@@ -199,7 +199,7 @@ sql($pub, 'DELETE FROM idemq.followers');
 caught_up();
 is_sql($sub, "SELECT count(*) FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 1, 'nor do their ends');
 # The worker has to wait for whoever writes jobs, and is refused: it comes again.
-is_sql($sub, 'SELECT pid > 0, stuck_for FROM idemq.background_worker', 't|', 'its worker has nothing to do');
+is_sql($sub, 'SELECT pid > 0, stuck_for, lag FROM idemq.background_worker', 't||', 'its worker has nothing to do');
 is_sql($sub, "SELECT count(*) FROM idemq.check() WHERE invariant = 'worker.stuck'", 0, 'and is not stuck');
 my $writer = session($sub);
 my $log = -s $sub->logfile;

@@ -63,7 +63,7 @@ sub works
 # What the server has said since a place in its log; of what concerns an operator, or matching.
 # Without what PostgreSQL says of a worker that had to be ended in the midst of a chore, and of a session of ours that is
 # about to end by itself, and without the warning of a worker that takes more than 5 s to leave, on a busy machine: the
-# command itself fails if it stays.
+# command itself fails if it stays.  What idemq's workers say at each start and end is for test prometheus.
 sub calm
 {
 	my ($log) = @_;
@@ -76,7 +76,7 @@ sub said
 {
 	my ($from, $what, $server) = ($_[0], $_[1] // qr/ (?:LOG|WARNING|ERROR|FATAL|PANIC): /, $_[2] // $node);
 
-	return join '', grep { /$what/ && !/listening on/ } split /^/, slurp_file($server->logfile, $from);
+	return join '', grep { /$what/ && !/listening on|LOG:  idemq(?:'s background worker of database .* (?:started|ended)| begins recovery| has recovered)/ } split /^/, slurp_file($server->logfile, $from);
 }
 
 sub log_end { return -s ($_[0] // $node)->logfile }

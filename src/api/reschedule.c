@@ -1,0 +1,115 @@
+/*
+ * api/reschedule.c
+ *		SQL function reschedule: another time, or another priority, for a job that waits.
+ *
+ * Status, attempts and error stay.  What changes is where the job stands in the ready
+ * index: the cursor of its new priority is lowered to its new key after the commit, that of
+ * its old one to its old key after a rollback (job/transition.c).
+ *
+ * A job of a group keeps its place in it.  The time of one that is blocked counts when its
+ * turn has come (run_at); a head's moves at once, and is never before now, so that it does
+ * not come below its group's floor (shared/groups.c).
+ */
+#include "postgres.h"
+
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "api/change_job.h"
+#include "job/transition.h"
+#include "table/jobs.h"
+#include "base/args.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_reschedule);
+
+/* What is asked for. */
+typedef struct Schedule
+{
+	bool has_run_at;
+	TimestampTz run_at;
+	int priority; /* -1: as it is */
+} Schedule;
+
+static bool
+decide_reschedule(const Job *job, const void *arg, EventArgs *args, JobEvent *event,
+				  Outcome *outcome)
+{
+	const Schedule *schedule = arg;
+
+	args->new_run_at = schedule->has_run_at;
+	args->ready_at = schedule->has_run_at ? Max(schedule->run_at, args->now) : job->ready_at;
+	args->priority = schedule->priority >= 0 ? schedule->priority : job->priority;
+	*outcome = OUTCOME_ACCEPTED;
+	switch (job->status)
+	{
+		case JOB_PENDING:
+			*event = EVENT_RESCHEDULE;
+			return true;
+		case JOB_FAILED:
+			*event = EVENT_RESCHEDULE_FAILED;
+			return true;
+		case JOB_BLOCKED:
+			*event = EVENT_RESCHEDULE_BLOCKED;
+			return true;
+		case JOB_PROCESSING:
+			*outcome = OUTCOME_LOCKED;
+			return false;
+		case JOB_COMPLETED:
+			*outcome = OUTCOME_COMPLETED;
+			return false;
+		case JOB_DEAD:
+			*outcome = OUTCOME_DEAD;
+			return false;
+		case JOB_CANCELLED:
+			*outcome = OUTCOME_CANCELLED;
+			return false;
+	}
+	pg_unreachable();
+}
+
+/* Reads run_at and priority; raises 22004, 22023. */
+static void
+read_schedule(FunctionCallInfo fcinfo, Schedule *schedule, AuditEntry *entry)
+{
+	int members = 0;
+
+	*schedule = (Schedule){!PG_ARGISNULL(1), 0, -1};
+	if (PG_ARGISNULL(1) && PG_ARGISNULL(2))
+		ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+						errmsg("run_at and priority must not both be NULL"),
+						errhint("Pass a time, a priority from 0 to 9, or both.")));
+	if (schedule->has_run_at)
+	{
+		schedule->run_at = PG_GETARG_TIMESTAMPTZ(1);
+		if (TIMESTAMP_NOT_FINITE(schedule->run_at))
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("run_at must be finite"),
+					 errhint("Pass a time; idemq.cancel ends a job that is not to run.")));
+		entry->members[members++] = "run_at";
+		entry->members[members++] = pstrdup(timestamptz_to_str(schedule->run_at));
+	}
+	if (!PG_ARGISNULL(2))
+	{
+		schedule->priority = idemq_arg_int(fcinfo, 2, "priority", 0, IDEMQ_PRIORITIES - 1);
+		entry->members[members++] = "priority";
+		entry->members[members++] = psprintf("%d", schedule->priority);
+	}
+}
+
+/*
+ * reschedule(id, run_at, priority) -> accepted | locked | completed | dead | cancelled |
+ *		not_found; 22004, 22023, 40001.
+ */
+Datum
+idemq_sql_v2_reschedule(PG_FUNCTION_ARGS)
+{
+	Schedule schedule;
+	JobChanger rescheduler = {.decide = decide_reschedule,
+							  .arg = &schedule,
+							  .privileges = PRIVILEGE_CHANGE,
+							  .audit = {.action = "reschedule"}};
+
+	idemq_arg_required(fcinfo, 0, "id");
+	read_schedule(fcinfo, &schedule, &rescheduler.audit);
+	return idemq_change_one(fcinfo, &rescheduler);
+}

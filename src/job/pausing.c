@@ -1,0 +1,106 @@
+/*
+ * job/pausing.c
+ *		Pausing a queue, until somebody resumes it or until a time, and its end.
+ *
+ * The row has both: paused, and paused_until.  Whoever hands out jobs, or waits for some,
+ * asks idemq_queue_is_paused, which is false from that time on: so the queue resumes by the
+ * clock alone, without a worker, a write, or anybody who looks.  What is left is to tell
+ * those who sleep, and those who read the row:
+ *
+ *	 - Every change of a queue's settings has the worker run its chore "due" for it once
+ *	   (follow_settings in txn/pending_action.c).  That reads the queue, and has itself run
+ *	   again at paused_until.  It resets the slot's next_due first and reads the settings
+ *	   then; a pause is visible, then moves the settings' number, then lowers next_due.  So
+ *	   if the reset swallowed the lowering, the read finds the new number.
+ *	 - At that time the chore ends the pause in the row, as idemq.resume does, with a line in
+ *	   idemq.audit; all sleepers wake, and those who LISTEN are told if something is ready.
+ *	   It waits for nobody: a row that is locked is tried again a second later.
+ *	 - A sleeper of idemq.wait wakes at that time by itself.
+ *
+ * Without a worker the row says paused until somebody resumes the queue or a worker starts;
+ * idemq.metrics and idemq.why go by the time.
+ *
+ * Locks: the row of the queue, to the end of the transaction.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "utils/timestamp.h"
+
+#include "job/pausing.h"
+#include "table/audit_log.h"
+#include "txn/pending.h"
+#include "base/clock.h"
+#include "base/spi.h"
+
+static SqlStatement set_paused =
+	{.text = "UPDATE idemq.queues SET paused = $2, paused_until = $3 WHERE queue_id = $1",
+	 .nargs = 3,
+	 .types = {INT4OID, BOOLOID, TIMESTAMPTZOID}};
+static SqlStatement end_if_over =
+	{.text = "WITH over AS MATERIALIZED (SELECT queue_id FROM idemq.queues WHERE queue_id = $1 "
+			 "AND paused AND paused_until <= $2 FOR NO KEY UPDATE SKIP LOCKED) "
+			 "UPDATE idemq.queues q SET paused = false, paused_until = NULL "
+			 "FROM over WHERE q.queue_id = over.queue_id",
+	 .nargs = 2,
+	 .types = {INT4OID, TIMESTAMPTZOID}};
+
+static void
+set(const QueueInfo *queue, bool paused, TimestampTz until)
+{
+	Datum values[] = {Int32GetDatum(queue->id), BoolGetDatum(paused), TimestampTzGetDatum(until)};
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&set_paused, values, until < DT_NOEND ? "   " : "  n", SPI_OK_UPDATE);
+	if (!paused)
+		idemq_pending_note_resume(queue->id);
+	idemq_spi_end(&scope);
+}
+
+/* Has a queue hand out no jobs until a time, or, with DT_NOEND, until idemq_pause_end. */
+void
+idemq_pause_begin(const QueueInfo *queue, TimestampTz until)
+{
+	AuditEntry entry = {.action = "pause", .queue = queue};
+
+	set(queue, true, until);
+	if (until < DT_NOEND)
+	{
+		entry.members[0] = "until";
+		entry.members[1] = pstrdup(timestamptz_to_str(until));
+	}
+	idemq_audit(&entry);
+}
+
+/* Has a queue hand out jobs again. */
+void
+idemq_pause_end(const QueueInfo *queue)
+{
+	set(queue, false, DT_NOEND);
+	idemq_audit(&(AuditEntry){.action = "resume", .queue = queue});
+}
+
+/*
+ * Ends the pause of a queue in its row, for the worker, unless that is locked, or the time
+ * is not over; returns whether it did.
+ */
+bool
+idemq_pause_end_if_over(const QueueInfo *queue)
+{
+	Datum values[] = {Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now())};
+	SqlScope scope;
+	bool ended;
+
+	idemq_spi_begin(&scope);
+	ended = idemq_spi_run(&end_if_over, values, NULL, SPI_OK_UPDATE) > 0;
+	if (ended)
+		idemq_pending_note_resume(queue->id);
+	idemq_spi_end(&scope);
+	if (ended)
+		idemq_audit(
+			&(AuditEntry){.action = "resume",
+						  .queue = queue,
+						  .members = {"until", pstrdup(timestamptz_to_str(queue->paused_until))}});
+	return ended;
+}

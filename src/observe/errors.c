@@ -1,0 +1,92 @@
+/*
+ * observe/errors.c
+ *		SQL functions that group errors, for the view idemq.errors and for redrive:
+ *		error_pattern, error_sqlstate, error_fingerprint.
+ *
+ * They read their arguments alone.  A message of megabytes costs as much as one of
+ * IDEMQ_ERROR_BYTES: no more of it is detoasted.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "mb/pg_wchar.h"
+#include "utils/builtins.h"
+#include "utils/jsonb.h"
+
+#include "base/error_text.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_error_pattern);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_error_sqlstate);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_error_fingerprint);
+
+/* Returns the beginning of a text argument, whole characters of it; "" for NULL. */
+static const char *
+beginning(FunctionCallInfo fcinfo, int n, int *length)
+{
+	text *part;
+
+	*length = 0;
+	if (PG_ARGISNULL(n))
+		return "";
+	/* One character more than may stay, so that none is cut in two. */
+	part = DatumGetTextPSlice(PG_GETARG_DATUM(n), 0, IDEMQ_ERROR_BYTES + MAX_MULTIBYTE_CHAR_LEN);
+	*length = VARSIZE_ANY_EXHDR(part);
+	if (*length > IDEMQ_ERROR_BYTES)
+		*length = pg_mbcliplen(VARDATA_ANY(part), *length, IDEMQ_ERROR_BYTES);
+	return VARDATA_ANY(part);
+}
+
+/* error_pattern(error) -> text. */
+Datum
+idemq_sql_v2_error_pattern(PG_FUNCTION_ARGS)
+{
+	int length;
+	const char *error = beginning(fcinfo, 0, &length);
+
+	PG_RETURN_TEXT_P(cstring_to_text(idemq_error_pattern(error, length)));
+}
+
+/* Returns the SQLSTATE that the details of idemq.fail name; NULL when they do not. */
+static text *
+sqlstate_of_details(Jsonb *details)
+{
+	static const char key[] = "sqlstate";
+	JsonbValue buffer;
+	JsonbValue *value;
+
+	if (!JB_ROOT_IS_OBJECT(details))
+		return NULL;
+	value = getKeyJsonValueFromContainer(&details->root, key, sizeof(key) - 1, &buffer);
+	if (value == NULL || value->type != jbvString ||
+		!idemq_is_sqlstate(value->val.string.val, value->val.string.len))
+		return NULL;
+	return cstring_to_text_with_len(value->val.string.val, value->val.string.len);
+}
+
+/* error_sqlstate(details, error) -> text, NULL when neither names one. */
+Datum
+idemq_sql_v2_error_sqlstate(PG_FUNCTION_ARGS)
+{
+	text *state = PG_ARGISNULL(0) ? NULL : sqlstate_of_details(PG_GETARG_JSONB_P(0));
+	int length;
+	const char *error = beginning(fcinfo, 1, &length);
+	const char *found = state == NULL ? idemq_error_find_sqlstate(error, length) : NULL;
+
+	if (found != NULL)
+		state = cstring_to_text_with_len(found, IDEMQ_SQLSTATE_LENGTH);
+	if (state == NULL)
+		PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(state);
+}
+
+/* error_fingerprint(sqlstate, error) -> text: 16 hex digits. */
+Datum
+idemq_sql_v2_error_fingerprint(PG_FUNCTION_ARGS)
+{
+	const char *sqlstate = PG_ARGISNULL(0) ? "" : text_to_cstring(PG_GETARG_TEXT_PP(0));
+	int length;
+	const char *error = beginning(fcinfo, 1, &length);
+	uint64 hash = idemq_error_hash(sqlstate, idemq_error_pattern(error, length));
+
+	PG_RETURN_TEXT_P(cstring_to_text(psprintf("%08x%08x", (uint32) (hash >> 32), (uint32) hash)));
+}

@@ -1,0 +1,62 @@
+/*
+ * observe/progress.c
+ *		How far a job has come, by its last checkpoint: {"done": 3, "of": 10} is 30 %.
+ *
+ * A checkpoint is the worker's own, of any shape: one without these two numbers says
+ * nothing, and neither does an "of" that is not above 0.
+ */
+#include "postgres.h"
+
+#include <math.h>
+
+#include "fmgr.h"
+#include "utils/builtins.h"
+
+#include "observe/progress.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_progress);
+
+/* Reads a number of an object; false when there is none of that name. */
+static bool
+read_number(Jsonb *object, const char *name, double *number)
+{
+	JsonbValue buffer;
+	JsonbValue *value =
+		getKeyJsonValueFromContainer(&object->root, name, (int) strlen(name), &buffer);
+
+	if (value == NULL || value->type != jbvNumeric)
+		return false;
+	/* Beyond the range of float8 it is infinite, and no error. */
+	*number = DatumGetFloat8(
+		DirectFunctionCall1(numeric_float8_no_overflow, NumericGetDatum(value->val.numeric)));
+	return true;
+}
+
+/* Reads the progress, from 0 to 100; false when the checkpoint does not say. */
+bool
+idemq_progress(Jsonb *checkpoint, double *percent)
+{
+	double done;
+	double of;
+
+	if (!JB_ROOT_IS_OBJECT(checkpoint) || !read_number(checkpoint, "done", &done) ||
+		!read_number(checkpoint, "of", &of) || isnan(done) || !(of > 0))
+		return false;
+	/* In that order 3 of 10 is 30 and no more; what is too large for it is in this. */
+	*percent = done >= of	  ? 100
+			   : done <= 0	  ? 0
+			   : done < 1e300 ? 100 * done / of
+							  : 100 * (done / of);
+	return true;
+}
+
+/* progress(checkpoint) -> float8, NULL when it does not say. */
+Datum
+idemq_sql_v2_progress(PG_FUNCTION_ARGS)
+{
+	double percent;
+
+	if (!idemq_progress(PG_GETARG_JSONB_P(0), &percent))
+		PG_RETURN_NULL();
+	PG_RETURN_FLOAT8(percent);
+}

@@ -1,0 +1,93 @@
+/*
+ * observe/timings.c
+ *		SQL function timing_buckets: of each queue, how many jobs waited and ran for no
+ *		longer than so long, cumulative from short to long, as Prometheus wants it.
+ *
+ * From the histograms in shared memory (shared/counters.c), of which four buckets make
+ * one here: a bound is a power of two of microseconds, and a bound of those as well, so
+ * that each count is exact.  The sum is of the middles of those buckets: it is off by 12.5 %
+ * at most, and grows whenever a count does.
+ */
+#include "postgres.h"
+
+#include <math.h>
+
+#include "catalog/pg_authid.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/float.h"
+#include "utils/tuplestore.h"
+
+#include "queue/queues.h"
+#include "shared/counters.h"
+#include "shared/slots.h"
+#include "base/args.h"
+#include "base/histogram.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_timing_buckets);
+
+/* Bounds: 2^10 us (1 ms) to 2^35 us (9.5 hours), and then infinity. */
+#define FIRST_EXPONENT 10
+#define LAST_EXPONENT 35
+
+static const char *const timing_names[] = {"wait", "run"};
+
+StaticAssertDecl(lengthof(timing_names) == TIMING_COUNT, "each histogram has a name");
+
+/* Adds a row of timing_buckets. */
+static void
+put_bucket(Tuplestorestate *store, TupleDesc desc, int32 queue_id, Timing timing, double le,
+		   uint64 jobs, double seconds)
+{
+	Datum values[] = {Int32GetDatum(queue_id), CStringGetTextDatum(timing_names[timing]),
+					  Float8GetDatum(le), Int64GetDatum((int64) jobs), Float8GetDatum(seconds)};
+	/* The sum is of all. */
+	bool nulls[] = {false, false, false, false, !isinf(le)};
+
+	tuplestore_putvalues(store, desc, values, nulls);
+}
+
+static void
+put_buckets(Tuplestorestate *store, TupleDesc desc, int32 queue_id, Timing timing,
+			const uint64 *buckets)
+{
+	uint64 all = 0;
+
+	for (int e = FIRST_EXPONENT; e <= LAST_EXPONENT; e++)
+		put_bucket(store, desc, queue_id, timing, ldexp(1, e) / USECS_PER_SEC,
+				   idemq_histogram_below(buckets, e), 0);
+	for (int i = 0; i < HISTOGRAM_BUCKETS; i++)
+		all += buckets[i];
+	put_bucket(store, desc, queue_id, timing, get_float8_infinity(), all,
+			   idemq_histogram_sum(buckets) / USECS_PER_SEC);
+}
+
+/*
+ * timing_buckets() -> setof (queue_id, timing, le, jobs, seconds): of the queues that the
+ * role may claim from or administer, of all for members of pg_monitor; none of a queue
+ * without a place in shared memory.
+ */
+Datum
+idemq_sql_v2_timing_buckets(PG_FUNCTION_ARGS)
+{
+	TupleDesc desc;
+	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	bool all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
+	int count;
+	int32 *ids = idemq_queue_ids(all ? 0 : PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &count);
+
+	for (int i = 0; i < count; i++)
+	{
+		CounterView view;
+		QueueInfo queue;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!idemq_queue_by_id(ids[i], &queue) || queue.slot == NULL ||
+			!idemq_counters_read(idemq_slot_index(queue.slot), queue.id, &view))
+			continue;
+		for (int t = 0; t < TIMING_COUNT; t++)
+			put_buckets(store, desc, queue.id, (Timing) t, view.timings[t]);
+	}
+	return (Datum) 0;
+}

@@ -1,0 +1,226 @@
+/*
+ * worker/worker_log.c
+ *		What a background worker tells the server's log: each is a line of
+ *		doc/operations/logs.md, with its level, its SQLSTATE and how often it may come.
+ *
+ *		that it has started, and why it ends	once each a life; lives that are short come
+ *												ever less often (shared/worker_board.c)
+ *		recovery begins, and is done			once each a life, where leases were lost
+ *		a table in shared memory was full		once a minute and table (shared/full_tables.c)
+ *		a chore has failed						CHORE_ERRORS a minute; then how many more
+ *
+ * That a worker is stuck another process says (shared/worker_watch.c).
+ *
+ * Not said: a visit to a database without idemq, which is a worker's life as well.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "commands/dbcommands.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "worker/worker_log.h"
+#include "shared/buckets.h"
+#include "shared/full_tables.h"
+#include "shared/group_table.h"
+#include "shared/lease_shares.h"
+#include "shared/slots.h"
+#include "base/clock.h"
+#include "base/settings.h"
+
+/* So many errors of chores are logged a minute; a broken trigger may fail in every queue. */
+#define CHORE_ERRORS 100
+
+static char database_name[NAMEDATALEN];
+static const char *ends_why = NULL;
+
+/* Recovery: when it began (mono; 0: none is under way), and of how many queues. */
+static int64 recovery_began = 0;
+static int recovery_queues;
+
+/* The minute in which chores have failed: its beginning (mono), how often they have. */
+static int64 errors_since = 0;
+static int errors = 0;
+
+/* Says that this worker ends. */
+static void
+log_end(int code, Datum arg)
+{
+	ereport(LOG, (errmsg("idemq's background worker of database \"%s\" ended", database_name),
+				  errdetail("%s.",
+							ends_why != NULL ? ends_why : "It met an error, or the server died")));
+}
+
+/* Says that this worker has started; from here on its end is said, too. */
+void
+idemq_log_worker_started(void)
+{
+	MemoryContext context = CurrentMemoryContext;
+	char *name;
+
+	StartTransactionCommand();
+	name = get_database_name(MyDatabaseId);
+	strlcpy(database_name, name == NULL ? "" : name, sizeof(database_name));
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(context);
+	ereport(LOG, (errmsg("idemq's background worker of database \"%s\" started", database_name)));
+	before_shmem_exit(log_end, (Datum) 0);
+}
+
+/* Notes why this worker is about to end: a sentence without its full stop. */
+void
+idemq_log_worker_ends(const char *why)
+{
+	ends_why = why;
+}
+
+static void
+count_recovering(const SlotView *view, void *arg)
+{
+	*(int *) arg += view->needs_recovery;
+}
+
+static int
+queues_recovering(void)
+{
+	int count = 0;
+
+	idemq_for_each_slot(MyDatabaseId, count_recovering, &count);
+	return count;
+}
+
+/* Says that the search for lost leases begins, if there is one to make. */
+void
+idemq_log_recovery_begins(void)
+{
+	recovery_queues = queues_recovering();
+	if (recovery_queues == 0)
+		return;
+	recovery_began = idemq_mono_now();
+	ereport(LOG,
+			(errmsg("idemq begins recovery of database \"%s\": %d queues", database_name,
+					recovery_queues),
+			 errdetail("It looks for jobs in flight whose leases shared memory does not have, as "
+					   "after a start of the server.")));
+}
+
+/* Says that the search is done, once no queue needs it any more. */
+static void
+log_recovery(void)
+{
+	LeaseUsage table;
+	LeaseUsage mine;
+
+	if (recovery_began == 0 || queues_recovering() > 0)
+		return;
+	idemq_lease_shares_usage(&table, &mine);
+	ereport(LOG, (errmsg("idemq has recovered database \"%s\": %d queues, %d jobs in flight, "
+						 "%lld ms",
+						 database_name, recovery_queues, mine.used,
+						 (long long) ((idemq_mono_now() - recovery_began) / 1000))));
+	recovery_began = 0;
+}
+
+/* Says that a table was full, and what to do. */
+static void
+log_full(const char *what, int used, int size, int64 refused, const char *detail, const char *hint)
+{
+	ereport(WARNING,
+			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+			 errmsg("idemq's shared memory is full: %d of %d %s are in use", used, size, what),
+			 errdetail("%s Refused since the start of the server: %lld.", detail,
+					   (long long) refused),
+			 errhint("%s", hint)));
+}
+
+/* The database's own share may be full while the table is not. */
+static void
+log_full_leases(void)
+{
+	LeaseUsage table;
+	LeaseUsage mine;
+	bool own;
+
+	idemq_lease_shares_usage(&table, &mine);
+	own = mine.room - mine.used < table.room - table.used;
+	log_full(own ? "leases of this database" : "leases", own ? mine.used : table.used,
+			 own ? mine.room : table.room, own ? mine.refused : table.refused,
+			 "Jobs are claimed with their lease on the row alone, which is slower; queues with "
+			 "max_running wait.",
+			 "See in idemq.workers who holds so many jobs; or raise idemq.max_leases, which takes "
+			 "a restart, or idemq.max_leases_per_database.");
+}
+
+/* Says which tables in shared memory were full, as far as that is this worker's to say. */
+static void
+log_full_tables(void)
+{
+	int64 refused;
+	int used;
+	int size;
+
+	if (idemq_full_table_take(FULL_LEASES))
+		log_full_leases();
+	if (idemq_full_table_take(FULL_BUCKETS))
+	{
+		idemq_buckets_usage(&used, &refused);
+		log_full("buckets", used, idemq_max_buckets, refused,
+				 "Calls of idemq.admit whose bucket found no room are allowed.",
+				 "Raise idemq.max_buckets, and restart the server.");
+	}
+	if (idemq_full_table_take(FULL_GROUPS))
+	{
+		idemq_groups_usage(&used, &size, &refused);
+		log_full("groups", used, size, refused,
+				 "All groups of a queue are searched for heads instead.",
+				 "Nothing is lost. If it comes often, see in idemq.background_worker whether the "
+				 "worker keeps up.");
+	}
+	if (idemq_full_table_take(FULL_QUEUES))
+	{
+		idemq_slots_usage(&used, &refused);
+		log_full("queues", used, idemq_max_queues, refused,
+				 "Queues without a place are slower, have no counters and no NOTIFY.",
+				 "Raise idemq.max_queues, and restart the server.");
+	}
+}
+
+/*
+ * Says which error a chore has met, as PostgreSQL says errors; beyond CHORE_ERRORS a minute
+ * it is only counted.  In error recovery.
+ */
+void
+idemq_log_chore_error(void)
+{
+	if (errors == 0)
+		errors_since = idemq_mono_now();
+	if (errors++ < CHORE_ERRORS)
+		EmitErrorReport();
+}
+
+/* Says how many errors of the last minute were only counted, and begins another minute. */
+static void
+log_more_errors(void)
+{
+	int more = errors - CHORE_ERRORS;
+
+	if (errors == 0 || idemq_mono_now() - errors_since < USECS_PER_MINUTE)
+		return;
+	errors = 0;
+	if (more > 0)
+		ereport(LOG, (errmsg("idemq's background worker of database \"%s\" met %d more errors",
+							 database_name, more),
+					  errdetail("Of one minute's, %d are logged each.", CHORE_ERRORS)));
+}
+
+/* Says what there is to say between two rounds of chores. */
+void
+idemq_log_news(void)
+{
+	log_recovery();
+	log_full_tables();
+	log_more_errors();
+}

@@ -1,0 +1,306 @@
+# Figures for machines: idemq.prometheus by Debian's sql-exporter into Debian's Prometheus, whose
+# rules are those of deploy/prometheus with shorter times.  On a healthy server no alert fires;
+# then each is made to fire by what it is about, and by nothing else.  The dashboard's queries
+# find something.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use HTTP::Tiny;
+use Idemq;
+use IPC::Run;
+use JSON::PP;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my $source = $ENV{IDEMQ_SOURCE};
+my $deploy = "$source/deploy/prometheus";
+my $dir = $PostgreSQL::Test::Utils::tmp_check;
+
+sub has { my ($program) = @_; return scalar grep { -x "$_/$program" } split /:/, $ENV{PATH} }
+
+my $node = new_server('prometheus', 'idemq.worker' => 'on', 'idemq.max_leases' => 64, 'idemq.max_queues' => 32, autovacuum => 'off',
+	max_prepared_transactions => 2, max_worker_processes => 4, max_connections => 40, timezone => 'Asia/Kathmandu', lc_messages => 'C');
+
+# ---- The view
+
+# Names as promtool wants them, of all that there is; and what it says is what the other views say.
+sql($node, "CREATE ROLE watch LOGIN IN ROLE pg_monitor; CREATE ROLE stranger LOGIN; CALL idemq.tick();
+	SELECT idemq.create_queue('hung', lease => '1 h');
+	SELECT idemq.schedule('on time \"quoted\\', '0 0 1 1 *', 'hung', '1')");
+is_state($node, 'SET ROLE stranger; SELECT * FROM idemq.prometheus', '42501', 'not for everybody');
+is_sql($node, 'SET ROLE watch; SELECT count(*) FROM idemq.prometheus_names n WHERE NOT EXISTS (SELECT FROM idemq.prometheus p WHERE p.family = n.name)
+	AND n.name NOT IN (\'idemq_schedule_last_run_timestamp_seconds\', \'idemq_table_last_vacuum_timestamp_seconds\', \'idemq_queue_max_running\')', 0,
+	'pg_monitor sees all there is');
+is_sql($node, q[SELECT count(*), count(DISTINCT (name, labels)) = count(*), bool_and(jsonb_typeof(labels) = 'object'), bool_or(family IS NULL),
+	bool_and((type = 'counter') = (name LIKE '%\_total')), bool_and(coalesce(unit = 'seconds', false) = (family ~ '_seconds(_total)?$'))
+	FROM idemq.prometheus] =~ s/count\(\*\), //r, 't|t|f|t|t', 'each sample once, named by its type and unit');
+is_sql($node, q[SELECT count(*) FROM idemq.prometheus p WHERE (SELECT count(*) FROM idemq.prometheus_names n WHERE n.name = p.family) <> 1], 0, 'a family each');
+is_sql($node, q[SELECT count(*) FROM idemq.prometheus_samples s WHERE value IS NOT NULL AND NOT EXISTS (SELECT FROM idemq.prometheus p WHERE (p.name, p.labels) = (s.name, s.labels))], 0,
+	'no sample without a name');
+sql($node, q[SELECT idemq.create_queue('times', lease => '1 h'); SELECT count(*) FROM idemq.enqueue_many('times', '{1,2,3,4}');
+	SELECT count(*) FROM idemq.claim('times', 3)]);
+sql($node, q[SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'processing' ORDER BY id LIMIT 2; SELECT pg_sleep(0.3);
+	SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'processing']);
+my $of = sub { return "(SELECT value FROM idemq.prometheus WHERE labels->>'queue' = 'times' AND name = '$_[0]'" . ($_[1] // '') . ')' };
+is_sql($node, "SELECT @{[ $of->('idemq_jobs', q[ AND labels->>'status' = 'completed']) ]}, @{[ $of->('idemq_jobs', q[ AND labels->>'status' = 'pending']) ]},
+	@{[ $of->('idemq_committed_total') ]}, @{[ $of->('idemq_run_seconds_count') ]}, @{[ $of->('idemq_wait_seconds_count') ]}, @{[ $of->('idemq_queue_lease_seconds') ]}",
+	'3|1|3|3|3|3600', 'what the other views say');
+is_sql($node, "SELECT @{[ $of->('idemq_oldest_ready_seconds') ]} BETWEEN 0.3 AND 600, @{[ $of->('idemq_run_seconds_sum') ]} BETWEEN 0.26 AND 600", 't|t', 'times are in seconds');
+is_sql($node, "SELECT count(*), min(value), max(value), bool_and(value >= before) FROM
+	(SELECT value, coalesce(lag(value) OVER (ORDER BY CASE labels->>'le' WHEN '+Inf' THEN 'Infinity' ELSE (labels->>'le')::float8 END), 0) AS before
+	FROM idemq.prometheus WHERE labels->>'queue' = 'times' AND name = 'idemq_run_seconds_bucket') AS b", '27|0|3|t', 'buckets are cumulative');
+is_sql($node, "SELECT @{[ $of->('idemq_run_seconds_bucket', q[ AND labels->>'le' = '0.262144']) ]}", 2, 'and exact at their bounds');
+is_sql($node, q[SELECT count(*) FROM idemq.worker_chores WHERE runs > 0 AND chore IN ('discover', 'follow', 'purge') AND busy > '0' AND failures = 0], 3, 'the worker has done its chores');
+is_sql($node, q[SELECT pid IS NOT NULL, stuck_for IS NULL, last_run > now() - interval '5 min', lag < '30 s' FROM idemq.background_worker], 't|t|t|t', 'and is well');
+
+# What has not been counted is not counted for a scrape.
+sql($node, "BEGIN; SELECT idemq.enqueue('times', '5'); PREPARE TRANSACTION 'p'");
+$node->restart;
+my ($pid) = worker_pid($node);
+like(slurp_file($node->logfile), qr/LOG:  idemq begins recovery of database "postgres": 3 queues\n.*LOG:  idemq has recovered database "postgres": 3 queues, 0 jobs in flight, \d+ ms/s,
+	'the log says that a recovery has begun, and what came of it');
+sql($node, 'ALTER SYSTEM SET idemq.worker = off; SELECT pg_reload_conf()');
+wait_until($node, 'SELECT pid IS NULL FROM idemq.background_worker');
+sql($node, "COMMIT PREPARED 'p'");
+is_sql($node, q[SELECT count(*) FROM idemq.queue_metrics(false) WHERE pending IS NULL AND enqueued_total IS NOT NULL AND oldest_ready IS NULL = (queue_id <> (SELECT queue_id FROM idemq.queues WHERE name = 'times'))], 3,
+	'gauges that would be counted are left out');
+is_sql($node, q[SELECT count(*) FILTER (WHERE name = 'idemq_jobs'), count(*) FILTER (WHERE name = 'idemq_enqueued_total'), sum(value) FILTER (WHERE name IN ('idemq_worker_wanted', 'idemq_worker_up'))
+	FROM idemq.prometheus], '0|3|0', 'of idemq.prometheus as well');
+is_sql($node, q[SELECT idemq.recount() > 0], 't', 'until somebody counts');
+is_sql($node, q[SELECT sum(value) FROM idemq.prometheus WHERE name = 'idemq_jobs' AND labels->>'status' = 'pending'], 2, 'then they are there');
+sql($node, 'ALTER SYSTEM RESET idemq.worker; SELECT pg_reload_conf()');
+my $log = slurp_file($node->logfile);
+like($log, qr/LOG:  idemq's background worker of database "postgres" ended\n.*DETAIL:  $_\./, "the log says why a worker ended: $_")
+  foreach 'It was asked to, as when the server stops', 'The setting idemq.worker is off';
+$pid = worker_pid($node);
+
+# ---- Prometheus
+
+# One worker more than max_worker_processes lets run, beside the launchers: it waits for a place.
+foreach my $db (qw(other another))
+{
+	sql($node, "CREATE DATABASE $db");
+	sql($node, "CREATE EXTENSION idemq", $db);
+}
+
+if (my @missing = grep { !has($_) } qw(prometheus promtool prometheus-sql-exporter))
+{
+	SKIP: { skip "no $missing[0]", 1 }
+	$node->stop;
+	done_testing();
+	exit;
+}
+
+my $http = HTTP::Tiny->new(timeout => 10);
+my %port = map { $_ => PostgreSQL::Test::Cluster::get_free_port() } qw(exporter prometheus);
+my %process;
+END { $_->kill_kill foreach values %process }
+
+# Runs promtool; answers what it said when it failed.
+sub promtool
+{
+	my ($in, @arguments) = @_;
+	my $said = '';
+
+	return IPC::Run::run([ 'promtool', @arguments ], '<', \$in, '>&', \$said, IPC::Run::timeout(60)) ? '' : $said;
+}
+
+is(promtool(sql($node, 'SELECT idemq.prometheus_text()') . "\n", 'check', 'metrics'), '', 'promtool finds nothing wrong with names, types and labels');
+is(promtool('', 'test', 'rules', "$deploy/idemq-rules-test.yml"), '', 'the rules do what their tests say');
+
+# A file of deploy/, with pairs of patterns and what to put in their place, each of which occurs.
+sub adapted
+{
+	my ($name, @changes) = @_;
+	my $text = slurp_file("$deploy/$name");
+
+	while (my ($pattern, $new) = splice @changes, 0, 2)
+	{
+		$text =~ s/$pattern/$new/g or die "$name has no $pattern";
+	}
+	append_to_file("$dir/$name", $text);
+	return "$dir/$name";
+}
+
+sub started
+{
+	my ($name, $path, @command) = @_;
+	my $end = time + 60;
+
+	$process{$name} = IPC::Run::start(\@command, '<', \undef, '>&', "$dir/$name.said");
+	until ($http->get("http://127.0.0.1:$port{$name}$path")->{success})
+	{
+		die "$name does not start: " . slurp_file("$dir/$name.said") if time > $end || !$process{$name}->pumpable;
+		sleep 0.05;
+	}
+	return;
+}
+
+# As figures go: the answer of Prometheus to a query, as a list of [ labels, value ].
+sub query
+{
+	my ($expr) = @_;
+	my $answer = $http->post_form("http://127.0.0.1:$port{prometheus}/api/v1/query", { query => $expr });
+	my $data = eval { decode_json($answer->{content}) } // {};
+
+	die "$expr: $answer->{content}" if ($data->{status} // '') ne 'success';
+	return map { [ $_->{metric}, $_->{value}[1] ] } @{ $data->{data}{result} };
+}
+
+adapted('sql-exporter.yml', 'interval: 15s' => 'interval: 1s',
+	'postgres:///postgres\?host=/var/run/postgresql&user=postgres' => sprintf('postgres:///postgres?host=%s&port=%d&user=watch', $node->host, $node->port));
+# Seconds in place of minutes.
+adapted('idemq-rules.yml', 'for: \d+m' => 'for: 2s', '\[10m\]' => '[15s]', 'snapshot_seconds > 1800' => 'snapshot_seconds > 5',
+	'stuck_seconds > 30' => 'stuck_seconds > 2', 'failures_total\[15s\]\) > 3' => 'failures_total[15s]) > 1', '> 1e6' => '> 3e4',
+	'collected_timestamp_seconds > 120' => 'collected_timestamp_seconds > 20');
+adapted('prometheus.yml', 'interval: 15s' => 'interval: 1s', '/etc/prometheus/idemq-rules.yml' => "$dir/idemq-rules.yml", '127.0.0.1:9237' => "127.0.0.1:$port{exporter}");
+
+sql($node, qq[SELECT idemq.create_queue(name, lease => '1 h', max_attempts => 1 + 99 * (name <> 'deadly')::int, retry_base => '1 ms', retry_max => '1 ms')
+	FROM unnest('{backlog,deadly,failing,zombie,expires,full,sched,broken,q2}'::text[]) AS name;
+	SELECT idemq.create_queue('slow', lease => '1 s')]);
+sql($node, q[CREATE ROLE planner LOGIN; SELECT idemq.grant_queue('sched', 'planner', 'enqueue')]);
+sql($node, q[SET ROLE planner; SELECT idemq.schedule('refused', '* * * * *', 'sched', '1')]);
+sql($node, q[SELECT idemq.schedule('late', '* * * * *', 'q2', '1'); UPDATE idemq.schedule_entries SET done_until = now() + interval '1 h'; CALL idemq.tick()]);
+started('exporter', '/metrics', 'prometheus-sql-exporter', "-config.file=$dir/sql-exporter.yml", "-web.listen-address=127.0.0.1:$port{exporter}");
+until ($http->get("http://127.0.0.1:$port{exporter}/metrics")->{content} =~ /^sql_idemq\{/m) { sleep 0.05 }
+started('prometheus', '/-/ready', 'prometheus', "--config.file=$dir/prometheus.yml", "--storage.tsdb.path=$dir/tsdb",
+	"--web.listen-address=127.0.0.1:$port{prometheus}", '--log.level=warn');
+
+# A healthy server: jobs come and go.
+my $since = time;
+my $traffic = clients($node, q[SELECT idemq.enqueue('q', '1');
+SELECT idemq.commit(id, token) FROM idemq.claim('q');
+], '-c', 1, '-R', 30, '-T', 24);
+my $expect = sub {
+	my ($expr, $name) = @_;
+	my $end = time + 60;
+
+	while (!query($expr)) { return fail("$name: never $expr") if time > $end; sleep 0.1 }
+	return pass($name);
+};
+$expect->('rate(idemq_committed_total{queue="q"}[15s]) > 1', 'figures arrive, under their own names');
+# Prometheus looks for its targets only some seconds after its start.
+my $from = time;
+$expect->('idemq:wait_seconds:p99_10m{queue="q"} < 10', 'quantiles of a window');
+$expect->('count_over_time(idemq_collected_timestamp_seconds[1m]) > 9', 'for a while');
+is(join(" ", map { encode_json($_->[0]) } query(sprintf q[max_over_time(ALERTS{alertstate="firing"}[%ds])], time - $from)), "", "no alert fires on a healthy server");
+is((query('count(count by (__name__) ({__name__=~"idemq_.+",instance!=""}))'))[0][1] > 50, 1, 'all figures are there');
+
+# The dashboard: every query finds something.
+my $board = decode_json(slurp_file("$deploy/grafana-idemq.json"));
+my %seen;
+foreach my $panel (grep { $_->{targets} } @{ $board->{panels} })
+{
+	foreach my $target (@{ $panel->{targets} })
+	{
+		my $expr = $target->{expr} =~ s/\$(?:database|queue)\b/.*/gr =~ s/\$__rate_interval/15s/gr;
+		my @found = eval { query($expr) };
+
+		ok(@found > 0 || ($expr =~ /max_running/ && $@ eq ''), "dashboard: $panel->{title}: $target->{refId}") or diag "$expr $@";
+	}
+}
+ok(!$seen{ $_->{id} }++, "dashboard: panel $_->{id} has a number of its own") foreach @{ $board->{panels} };
+my %place;
+my @over = grep { my $p = $_->{gridPos}; my $bad = $p->{x} + $p->{w} > 24; foreach my $x ($p->{x} .. $p->{x} + $p->{w} - 1) { foreach my $y ($p->{y} .. $p->{y} + $p->{h} - 1) { $bad ||= $place{"$x $y"}++ } } $bad } @{ $board->{panels} };
+is(scalar @over, 0, 'dashboard: no panel lies over another');
+
+# Every alert has a section of the manual, which it names.
+my $page = slurp_file("$source/doc/operations/alerts.md");
+my @named = slurp_file("$deploy/idemq-rules.yml") =~ m|- alert: (\w+)\n(?:(?!- alert).*\n)*? +runbook: (\S+)|g;
+while (my ($alert, $runbook) = splice @named, 0, 2)
+{
+	ok($runbook eq 'doc/operations/alerts.md#' . lc $alert && $page =~ /^## $alert$/m, "$alert: its runbook is there");
+}
+
+# ---- Each alert fires
+
+my %wanted = map { $_ => 1 } slurp_file("$deploy/idemq-rules.yml") =~ /- alert: (\w+)/g;
+my %fired;
+
+# Waits until these alerts, as name or name{label}, have fired.
+sub fire
+{
+	my (@alerts) = @_;
+	my $end = time + 60;
+
+	while (my @open = grep { !$fired{$_} } @alerts)
+	{
+		foreach (query('ALERTS{alertstate="firing"}'))
+		{
+			my $of = $_->[0]{queue} // $_->[0]{resource} // $_->[0]{chore} // $_->[0]{holder} // $_->[0]{table};
+			$fired{ $_->[0]{alertname} . (defined $of ? "($of)" : '') } //= time - $since;
+		}
+		@open = grep { !$fired{$_} } @alerts or last;
+		if (time > $end) { fail("never fired: @open"); return }
+		sleep 0.2;
+	}
+	ok($fired{$_}, "$_ fires") foreach @alerts;
+	return;
+}
+
+sql($node, q[SELECT idemq.enqueue('backlog', '1', run_at => now() - interval '1 h');
+	SELECT count(*) FROM idemq.enqueue_many('hung', '{1,2}'); SELECT count(*) FROM idemq.claim('hung', 2)]);
+sql($node, q[SELECT idemq.enqueue('deadly', '1'); SELECT idemq.fail(id, token, 'no') FROM idemq.claim('deadly')]);
+sql($node, q[SELECT count(*) FROM idemq.enqueue_many('failing', array_fill('1'::jsonb, '{20}'));
+	SELECT idemq.fail(id, token, 'no', retry_in => '1 h') FROM idemq.claim('failing', 20)]);
+# A zombie: it is reaped, and commits.
+sql($node, q[SELECT idemq.enqueue('zombie', '1'); CREATE TABLE z AS SELECT id, token FROM idemq.claim('zombie', lease => '1 ms');
+	SELECT pg_sleep(0.01); SELECT idemq.reap('zombie')]);
+is_sql($node, 'SELECT idemq.try_commit(id, token) FROM z', 'stale', 'a zombie is refused');
+sql($node, q[SELECT count(*) FROM idemq.enqueue_many('expires', array_fill('1'::jsonb, '{12}')); SELECT count(*) FROM idemq.claim('expires', 12, lease => '1 ms')]);
+# A run beyond the lease of its queue.
+my $slow = session($node);
+$slow->query_until(qr/begun/, q[SELECT idemq.enqueue('slow', '1'); CREATE TABLE s AS SELECT id, token FROM idemq.claim('slow', lease => '1 h');
+\echo begun
+SELECT pg_sleep(1.1); SELECT idemq.commit(id, token) FROM s;
+]);
+my $held = session($node);
+$held->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
+sql($node, q[INSERT INTO idemq.seen (scope, key, expires_at) SELECT 'a', i::text, now() + interval '1 day' FROM generate_series(1, 40000) i;
+	UPDATE idemq.seen SET expires_at = expires_at + interval '1 s'; UPDATE idemq.seen SET expires_at = expires_at + interval '1 s']);
+# Ticks: one that nobody asks for, one that its role may not enqueue any more.
+sql($node, q[SELECT idemq.revoke_queue('sched', 'planner', 'enqueue'); UPDATE idemq.schedule_entries SET done_until = now() - interval '1 h' WHERE name = 'refused']);
+is_state($node, 'CALL idemq.tick()', '42501', 'a tick is refused');
+sql($node, q[UPDATE idemq.schedule_entries SET done_until = now() - interval '1 h' WHERE name = 'late']);
+# A trigger that no reap comes through.
+sql($node, q[CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one' USING ERRCODE = 'P0099'; END $$;
+	CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (OLD.worker = 'broken' AND NEW.status = 'pending') EXECUTE FUNCTION refuse();
+	SELECT idemq.enqueue('broken', '1'); SELECT count(*) FROM idemq.claim('broken', lease => '1 ms', worker => 'broken')]);
+# More jobs in flight than the lease table has room for; more queues than slots.
+sql($node, q[SELECT count(*) FROM idemq.enqueue_many('full', array_fill('1'::jsonb, '{80}')); SELECT count(*) FROM idemq.claim('full', 80)]);
+sql($node, q[SELECT idemq.create_queue('more' || i) FROM generate_series(1, 30) i]);
+fire('IdemqBacklog(backlog)', 'IdemqNothingFinishes(hung)', 'IdemqJobsDie(deadly)', 'IdemqMostAttemptsFail(failing)', 'IdemqZombieCommits(zombie)',
+	'IdemqLeasesExpire(expires)', 'IdemqMemoryFull(leases)', 'IdemqMemoryFull(queues)', 'IdemqMemoryFillsUp(queues)', 'IdemqQueueWithoutMemory(more30)',
+	'IdemqSnapshotHeld(session)', 'IdemqTableBloats(seen)', 'IdemqScheduleLate(q2)', 'IdemqScheduleFails(sched)', 'IdemqChoreFails(reap)', 'IdemqRunsNearLease(slow)');
+like(slurp_file($node->logfile), qr/ 53400 .*WARNING:  idemq's shared memory is full: \d+ of \d+ leases.*are in use\n.*DETAIL:  Jobs are claimed with their lease on the row alone/, 'the log says that the lease table is full');
+my @said = slurp_file($node->logfile) =~ /WARNING:  idemq's shared memory is full: \d+ of \d+ (\w+)/g;
+is_deeply([ sort @said ], [qw(leases queues)], 'each table once');
+sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
+$_->quit foreach $slow, $held;
+is($traffic->(), '', 'meanwhile jobs came and went');
+
+# The worker: stopped, then none.
+$pid = worker_pid($node);
+kill STOP => $pid;
+sql($node, q[SELECT idemq.enqueue('q2', '1'); SELECT count(*) FROM idemq.claim('q2', lease => '1 ms')]);
+fire('IdemqWorkerStuck');
+kill CONT => $pid;
+# Another database's takes its place.
+kill TERM => $pid;
+fire('IdemqWorkerDown');
+$process{exporter}->kill_kill;
+delete $process{exporter};
+fire('IdemqNoFigures');
+delete @wanted{ map { /^(\w+)/ } keys %fired };
+is(join(' ', sort keys %wanted), '', 'every rule has fired');
+is(join(' ', grep { /\((?:q|times|sched)\)/ && !/^IdemqSchedule/ } sort keys %fired), '', 'and none of the queues that are well');
+is(unexpected($node, qw(42501 P0099 57P01)), '', 'no error that was not meant');
+note "# figure: the last alert fired after " . int(time - $since) . ' s';
+
+$node->stop;
+done_testing();

@@ -1,0 +1,94 @@
+// What can be done from the pages.  Each asks first: it says what will happen and to how many
+// jobs; then it runs in one transaction.  The functions write idemq.audit themselves, with
+// session_user, in that transaction.
+import { html } from './html.mjs';
+import { count } from './format.mjs';
+
+const id = (input) => {
+  if (!/^[0-9]{1,19}$/.test(input.id ?? '')) throw Object.assign(new Error('There is no job of that number.'), { statusCode: 400 });
+  return input.id;
+};
+
+const jobAction = (title, does, call, answers) => ({
+  title,
+  inputs: ['id'],
+  async preview(query, input) {
+    const [job] = await query('SELECT j.status, q.name AS queue FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE j.id = $1', [id(input)]);
+    if (!job) throw Object.assign(new Error(`There is no job ${input.id} that you may see.`), { statusCode: 404 });
+    return { jobs: 1, text: html`Job ${input.id} of queue <b>${job.queue}</b>, which is ${job.status} now: ${does}` };
+  },
+  async run(query, input) {
+    const [{ outcome }] = await query(call, [id(input)]);
+    return { text: answers[outcome] ?? `Job ${input.id}: ${outcome}.`, done: outcome in answers };
+  },
+  back: (input) => `/job/${input.id}`,
+});
+
+const queueAction = (title, does, call, said) => ({
+  title,
+  inputs: ['queue'],
+  async preview(query, input) {
+    const [queue] = await query('SELECT m.pending + m.failed AS jobs FROM idemq.metrics m WHERE m.queue = $1', [input.queue]);
+    if (!queue) throw Object.assign(new Error(`There is no queue "${input.queue}" that you may see.`), { statusCode: 404 });
+    return { jobs: queue.jobs, text: html`Queue <b>${input.queue}</b>, in which ${count(queue.jobs)} jobs wait: ${does}` };
+  },
+  async run(query, input) {
+    await query(call, [input.queue]);
+    return { text: `Queue ${input.queue} ${said}.`, done: true };
+  },
+  back: (input) => `/queue/${encodeURIComponent(input.queue)}`,
+});
+
+export const actions = {
+  retry: jobAction('Retry', 'it becomes ready at once, with a fresh set of attempts if it was dead or cancelled.',
+    'SELECT idemq.retry($1) AS outcome', { retrying: 'The job is ready, and will be claimed next.' }),
+  cancel: jobAction('Cancel', 'it will not run. If it is running, its worker’s commit is refused, and what it did outside the database stays done.',
+    'SELECT idemq.cancel($1) AS outcome', { cancelled: 'The job is cancelled.' }),
+  release: jobAction('Release', 'its lease ends now, and another worker may take it; the attempt is not counted. Its present worker’s commit is refused.',
+      'SELECT idemq.release_job($1) AS outcome', { released: 'The job was taken from its worker, and is ready.' }),
+  pause: queueAction('Pause', 'it goes on to accept jobs, and hands out none until it is resumed. Jobs that run go on.',
+    'SELECT idemq.pause($1)', 'is paused'),
+  resume: queueAction('Resume', 'its jobs are handed out again, at once.', 'SELECT idemq.resume($1)', 'hands out jobs again'),
+  redrive: {
+    title: 'Redrive',
+    inputs: ['queue', 'error'],
+    async preview(query, input) {
+      const [found] = input.error
+        ? await query('SELECT sum(e.dead)::bigint AS jobs, min(left(e.error, 300)) AS error FROM idemq.errors e WHERE e.queue = $1 AND e.fingerprint = $2', [input.queue, input.error])
+        : await query('SELECT m.dead AS jobs FROM idemq.metrics m WHERE m.queue = $1', [input.queue]);
+      const jobs = found?.jobs ?? '0';
+      return {
+        jobs,
+        text: html`${count(jobs)} dead jobs of queue <b>${input.queue}</b>${input.error ? html` that died of <q>${found?.error ?? ''}</q>` : ', whatever they died of,'}
+          become ready at once, each with a fresh set of attempts. Mend the cause first, or they die again.`,
+      };
+    },
+    async run(query, input) {
+      const [{ jobs }] = input.error
+        ? await query('SELECT idemq.redrive($1, error => $2) AS jobs', [input.queue, input.error])
+        : await query('SELECT idemq.redrive($1) AS jobs', [input.queue]);
+      return { text: `${count(jobs)} jobs of queue ${input.queue} are ready again.`, done: true };
+    },
+    back: (input) => `/errors?queue=${encodeURIComponent(input.queue)}`,
+  },
+  run_schedule: {
+    title: 'Run now',
+    inputs: ['schedule'],
+    async preview(query, input) {
+      const [schedule] = await query('SELECT s.queue FROM idemq.schedules s WHERE s.name = $1', [input.schedule]);
+      if (!schedule) throw Object.assign(new Error(`There is no schedule "${input.schedule}" that you may see.`), { statusCode: 404 });
+      return { jobs: 1, text: html`Schedule <b>${input.schedule}</b>: one job more is enqueued to <b>${schedule.queue}</b> at once; its next tick stays as it is.` };
+    },
+    async run(query, input) {
+      const [{ job }] = await query('SELECT idemq.run_schedule_now($1) AS job', [input.schedule]);
+      return { text: `Job ${job} was enqueued.`, done: true };
+    },
+    back: () => '/schedules',
+  },
+};
+
+/** The inputs of an action out of a form or a link: those that it names, as text, and no more. */
+export function inputsOf(action, given) {
+  return Object.fromEntries(action.inputs.filter((name) => typeof given[name] === 'string' && given[name] !== '')
+    .map((name) => [name, given[name]]));
+}

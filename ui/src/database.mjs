@@ -1,0 +1,61 @@
+// The connection: that of whoever starts the page, by the PG* settings.  Row-level security
+// decides what is shown.
+import pg from 'pg';
+
+// Times with their microseconds, as text; ids are text already.
+const asText = new pg.TypeOverrides();
+asText.setTypeParser(pg.types.builtins.TIMESTAMPTZ, (value) => value);
+
+const settings = {
+  search_path: 'pg_catalog',
+  default_transaction_read_only: 'on',
+  statement_timeout: '15s',
+  lock_timeout: '3s',
+  idle_in_transaction_session_timeout: '60s',
+  TimeZone: 'UTC',
+  DateStyle: 'ISO',
+};
+
+export class Database {
+  constructor(config = {}) {
+    const options = Object.entries(settings).map(([name, value]) => `-c ${name}=${value}`).join(' ');
+    this.pool = new pg.Pool({
+      application_name: 'idemq-ui',
+      max: 4,
+      types: asText,
+      connectionTimeoutMillis: 5000,
+      ...config,
+      options: `${process.env.PGOPTIONS ?? ''} ${options}`.trim(),
+    });
+    // A connection that dies idle is made anew by the next request.
+    this.pool.on('error', () => {});
+  }
+
+  /** Rows of a query; one statement, one transaction. */
+  async query(text, values = []) {
+    return (await this.pool.query(text, values)).rows;
+  }
+
+  async one(text, values = []) {
+    return (await this.query(text, values))[0];
+  }
+
+  /** Runs an action in a transaction that may write. */
+  async write(run) {
+    const client = await this.pool.connect();
+    try {
+      await client.query('BEGIN READ WRITE');
+      const result = await run(async (text, values = []) => (await client.query(text, values)).rows);
+      await client.query('COMMIT');
+      client.release();
+      return result;
+    } catch (error) {
+      await client.query('ROLLBACK').then(() => client.release(), (lost) => client.release(lost));
+      throw error;
+    }
+  }
+
+  close() {
+    return this.pool.end();
+  }
+}

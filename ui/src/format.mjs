@@ -1,0 +1,58 @@
+// Numbers, times and lengths of time as people read them.
+
+/** 12345 as 12,345; nothing as a dash. */
+export function count(value) {
+  return value === null || value === undefined ? '–' : BigInt(value).toLocaleString('en');
+}
+
+/** Seconds as 340 ms, 12 s, 4 min 10 s, 3 h 5 min, 2 d 4 h. */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return '–';
+  const value = Number(seconds);
+  const sign = value < 0 ? '−' : '';
+  const s = Math.abs(value);
+  if (s < 0.001) return `${sign}${Math.round(s * 1e6)} µs`;
+  if (s < 1) return `${sign}${Math.round(s * 1000)} ms`;
+  if (s < 60) return `${sign}${s < 10 ? s.toFixed(1) : Math.floor(s)} s`;
+  const two = (big, unit, small, unit2) =>
+    `${sign}${Math.floor(s / big)} ${unit}${Math.floor((s % big) / small) ? ` ${Math.floor((s % big) / small)} ${unit2}` : ''}`;
+  if (s < 3600) return two(60, 'min', 1, 's');
+  if (s < 86400) return two(3600, 'h', 60, 'min');
+  return two(86400, 'd', 3600, 'h');
+}
+
+/** A timestamptz as PostgreSQL writes it in UTC (2026-11-22 05:12:09.123456+00), in milliseconds. */
+function milliseconds(value) {
+  return typeof value === 'string' ? Date.parse(value.replace(' ', 'T').replace(/\+00$/, 'Z')) : Number(value);
+}
+
+/** A time as 2026-11-22 05:12:09 UTC. */
+export function time(value) {
+  return value ? `${new Date(milliseconds(value)).toISOString().slice(0, 19).replace('T', ' ')} UTC` : '–';
+}
+
+/** How far a time is from now: 3 min ago, in 20 s. */
+export function distance(value, now = Date.now()) {
+  if (!value) return '–';
+  const seconds = (milliseconds(value) - now) / 1000;
+  return seconds < 0 ? `${duration(-seconds)} ago` : `in ${duration(seconds)}`;
+}
+
+/** A rate: 0, 0.4, 12, 1,234. */
+export function rate(value) {
+  if (value === null || value === undefined) return '–';
+  if (value === 0) return '0';
+  return value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString('en');
+}
+
+/** Bytes as 812 B, 14 kB, 3.1 MB. */
+export function bytes(value) {
+  const units = ['B', 'kB', 'MB', 'GB'];
+  let size = Number(value);
+  let unit = 0;
+  while (size >= 1000 && unit < units.length - 1) {
+    size /= 1000;
+    unit += 1;
+  }
+  return `${size < 10 && unit > 0 ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
+}

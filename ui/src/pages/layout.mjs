@@ -1,0 +1,56 @@
+// The frame of every page.
+import { html, href } from '../html.mjs';
+
+const links = [['/', 'Overview'], ['/errors', 'Errors'], ['/workers', 'Workers'], ['/schedules', 'Schedules'],
+  ['/audit', 'Audit'], ['/check', 'Check']];
+
+/** A page: title, its markup, and {path, server, writes, notice}. */
+export function layout(title, body, context) {
+  const { path, server, writes, notice, bad } = context;
+  return html`<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>${title} – idemq</title>
+<link rel="icon" href="/static/icon.svg">
+<link rel="stylesheet" href="/static/style.css">
+<script src="/static/refresh.js" defer></script>
+</head>
+<body>
+<a class="skip" href="#main">To the content</a>
+<header>
+<span class="brand">idemq</span>
+<nav aria-label="Pages"><ul>${links.map(([address, name]) => html`<li><a href="${address}"${address === path ? html` aria-current="page"` : ''}>${name}</a></li>`)}</ul></nav>
+${server && html`<span class="server">${server.role}@${server.database}${server.standby ? ' (standby)' : ''}, PostgreSQL ${server.postgresql}, idemq ${server.idemq}${writes ? '' : ', read-only'}</span>`}
+</header>
+<main id="main" tabindex="-1">
+<h1>${title}</h1>
+${notice && html`<p class="notice ${bad ? 'bad' : ''}" role="status">${notice}</p>`}
+${body}
+</main>
+</body>
+</html>`;
+}
+
+/** A button that leads to the question before an action; nothing on a read-only page. */
+export function button(context, name, title, input, label = title) {
+  if (!context.writes) return null;
+  return html`<form method="get" action="/confirm" class="inline"><input type="hidden" name="action" value="${name}">${Object.entries(input)
+    .map(([key, value]) => html`<input type="hidden" name="${key}" value="${value}">`)}<button aria-label="${label}">${title}</button></form>`;
+}
+
+/** A table with its head; rows of cells; what to say when there are none. */
+export function table(label, heads, rows, none) {
+  if (rows.length === 0) return html`<p class="none">${none}</p>`;
+  return html`<div class="scroll" role="region" aria-label="${label}" tabindex="0"><table><thead><tr>${heads.map((head) => html`<th scope="col"${head.number ? html` class="n"` : ''}>${head.name ?? head}</th>`)}</tr></thead>
+<tbody>${rows.map((cells) => html`<tr>${cells.map((cell, i) => html`<td${heads[i].number ? html` class="n"` : ''}>${cell}</td>`)}</tr>`)}</tbody></table></div>`;
+}
+
+export const number = (name) => ({ name, number: true });
+
+export const queueLink = (name) => html`<a href="/queue/${encodeURIComponent(name)}">${name}</a>`;
+export const jobLink = (id) => html`<a href="/job/${id}">${id}</a>`;
+export const status = (name) => html`<span class="status ${name}">${name}</span>`;
+export const more = (path, parameters, text = 'Next') => html`<p><a class="more" href="${href(path, parameters)}">${text}</a></p>`;

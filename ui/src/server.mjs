@@ -1,0 +1,185 @@
+// The pages and what stands behind them.
+import { readFileSync } from 'node:fs';
+import formbody from '@fastify/formbody';
+import fastify from 'fastify';
+import { actions, inputsOf } from './actions.mjs';
+import { html } from './html.mjs';
+import { count } from './format.mjs';
+import * as queries from './queries.mjs';
+import { Sampler } from './sampler.mjs';
+import { Security } from './security.mjs';
+import { layout } from './pages/layout.mjs';
+import { live } from './pages/overview.mjs';
+import { queuePage } from './pages/queue.mjs';
+import { jobPage } from './pages/job.mjs';
+import { auditPage, checkPage, errorsPage, schedulesPage, workersPage } from './pages/lists.mjs';
+
+const wrong = (statusCode, message) => Object.assign(new Error(message), { statusCode });
+const idOf = (text) => {
+  if (!/^[0-9]{1,18}$/.test(text)) throw wrong(404, 'There is no job of that number.');
+  return text;
+};
+const text = (value) => (typeof value === 'string' && value !== '' ? value : null);
+
+const statics = { 'icon.svg': 'image/svg+xml', 'style.css': 'text/css; charset=utf-8', 'refresh.js': 'text/javascript; charset=utf-8' };
+
+/** What a failure says: PostgreSQL's words, and a next step where we know one. */
+function explain(error) {
+  if (error.statusCode) return { code: error.statusCode, message: error.message };
+  const steps = {
+    42501: 'The role that started this page may not do that: idemq.grant_queue(queue, role, \'admin\') lets it.',
+    57014: 'It took too long: look at fewer jobs, or in psql.',
+    '3F000': 'CREATE EXTENSION idemq in this database, or start the page with another PGDATABASE.',
+    '42P01': 'CREATE EXTENSION idemq in this database; of an older idemq than 0.2.0: ALTER EXTENSION idemq UPDATE.',
+    42883: 'This page is for idemq 0.2.0 and newer: ALTER EXTENSION idemq UPDATE.',
+  };
+  if (!error.code) return { code: 500, message: error.message };
+  const lost = /^(08|57P|ECONN|ENOENT|ETIMEDOUT)/.test(error.code);
+  return {
+    code: lost ? 503 : 500,
+    message: `${error.message}${error.code.length === 5 ? ` (${error.code})` : ''}. ${steps[error.code] ?? (lost ? 'The server cannot be reached; this page tries again at each click.' : error.hint ?? '')}`,
+  };
+}
+
+/**
+ * Makes the page's server.  database: a Database; writes: whether it offers actions.
+ */
+export async function makeServer({ database, writes = false, logger = false }) {
+  const app = fastify({ logger, bodyLimit: 65536, routerOptions: { maxParamLength: 200 } });
+  const security = new Security();
+  const sampler = new Sampler(database);
+  let about = null;
+
+  await app.register(formbody);
+  security.install(app);
+
+  const contextOf = async (request, path) => {
+    about ??= await database.one(queries.server);
+    return { path, server: about, writes, notice: text(request.query?.notice), bad: request.query?.bad === '1' };
+  };
+  const send = (reply, title, body, context) => reply.type('text/html; charset=utf-8').send(String(layout(title, body, context)));
+
+  app.setErrorHandler((error, request, reply) => {
+    const { code, message } = explain(error);
+    about = code === 503 ? null : about;
+    reply.code(code);
+    if (request.url.startsWith('/live')) return reply.type('text/html; charset=utf-8').send(String(html`<p class="notice bad" role="alert">${message}</p>`));
+    return send(reply, 'That did not work', html`<p class="notice bad" role="alert">${message}</p><p><a href="/">Overview</a></p>`, { server: about, writes });
+  });
+  app.setNotFoundHandler((request, reply) => send(reply.code(404), 'There is no such page', html`<p><a href="/">Overview</a></p>`, { server: about, writes }));
+
+  for (const [name, type] of Object.entries(statics)) {
+    const content = readFileSync(new URL(`../static/${name}`, import.meta.url));
+    app.get(`/static/${name}`, (request, reply) => reply.type(type).header('Cache-Control', 'max-age=60').send(content));
+  }
+
+  const livePart = async (context) => {
+    const reading = await sampler.last();
+    const health = await database.one(queries.health).catch(() => null); // pg_monitor's
+    return live(reading, sampler, health, context);
+  };
+  app.get('/', async (request, reply) => {
+    const context = await contextOf(request, '/');
+    return send(reply, 'Overview', html`<div data-live="/live">${await livePart(context)}</div>
+<form method="get" action="/find" class="find"><label>Job number, or key <input name="text" required></label> <button>Find</button></form>`, context);
+  });
+  app.get('/live', async (request, reply) => reply.type('text/html; charset=utf-8').send(String(await livePart(await contextOf(request, '/')))));
+
+  app.get('/find', async (request, reply) => {
+    const wanted = text(request.query.text)?.trim() ?? '';
+    const [job] = /^[0-9]{1,18}$/.test(wanted) ? await database.query('SELECT j.id FROM idemq.jobs j WHERE j.id = $1', [wanted]) : [];
+    const found = job ?? await database.one(`SELECT f.id FROM idemq.queues q, LATERAL (SELECT j.id FROM idemq.jobs j
+      WHERE j.queue_id = q.queue_id AND j.key = $1) f LIMIT 1`, [wanted]);
+    if (!found) throw wrong(404, `No job that you may see has the number or the key "${wanted}".`);
+    return reply.redirect(`/job/${found.id}`, 303);
+  });
+
+  app.get('/queue/:name', async (request, reply) => {
+    const context = await contextOf(request, null);
+    const [queue] = await database.query(queries.queue, [request.params.name]);
+    if (!queue) throw wrong(404, `There is no queue "${request.params.name}" that you may see.`);
+    const list = request.query.list in queries.lists || request.query.list === 'all' ? request.query.list : 'waiting';
+    const filter = text(request.query.status);
+    let rows;
+    if (list === 'all') {
+      const before = text(request.query.before);
+      rows = await database.query(queries.all, [queue.queue_id, before && idOf(before), filter]);
+    } else {
+      const { text: statement, keys } = queries.lists[list];
+      rows = await database.query(statement, [queue.queue_id, ...keys.map((key, i) => text(request.query[`after${i}`]))]);
+    }
+    const [metrics] = await database.query('SELECT m.* FROM idemq.metrics m WHERE m.queue_id = $1', [queue.queue_id]);
+    return send(reply, `Queue ${queue.name}${queue.paused ? ' (paused)' : ''}`, queuePage(queue, metrics, list, rows, filter, context), context);
+  });
+
+  app.get('/job/:id', async (request, reply) => {
+    const context = await contextOf(request, null);
+    const id = idOf(request.params.id);
+    const job = await database.one(queries.job, [id]);
+    if (!job) throw wrong(404, `There is no job ${id} that you may see: it was never there, its retention has deleted it, or its queue is not yours.`);
+    const { there } = await database.one(queries.hasSteps);
+    return send(reply, `Job ${id}`, jobPage({
+      job,
+      shown: await database.one(queries.shown, [id]),
+      attempts: await database.query(queries.attempts, [id]),
+      group: job.group_key === null ? null : await database.query(queries.group, [job.queue_id, job.group_key]),
+      steps: there ? await database.query(queries.steps, [id]) : null,
+    }, context), context);
+  });
+  app.get('/job/:id/:document', async (request, reply) => {
+    const { id, document } = request.params;
+    if (!queries.documents.includes(document)) throw wrong(404, 'A job has payload, headers, checkpoint and result.');
+    const found = await database.one(queries.download(document), [idOf(id)]);
+    if (!found || found.document === null) throw wrong(404, `Job ${id} has no ${document} that can be shown here.`);
+    return reply.type('application/json; charset=utf-8')
+      .header('Content-Disposition', `attachment; filename="job-${id}-${document}.json"`).send(found.document);
+  });
+
+  app.get('/errors', async (request, reply) => {
+    const context = await contextOf(request, '/errors');
+    const queue = text(request.query.queue);
+    return send(reply, 'Errors', errorsPage(await database.query(queries.errors, [queue]), queue, context), context);
+  });
+  app.get('/workers', async (request, reply) => {
+    const { there } = await database.one(queries.hasHandlers);
+    const handlers = there ? await database.query(queries.handlers) : null;
+    return send(reply, 'Workers', workersPage(await database.query(queries.workers), handlers), await contextOf(request, '/workers'));
+  });
+  app.get('/schedules', async (request, reply) => {
+    const context = await contextOf(request, '/schedules');
+    return send(reply, 'Schedules', schedulesPage(await database.query(queries.schedules), context), context);
+  });
+  app.get('/audit', async (request, reply) => {
+    const [queue, before] = [text(request.query.queue), text(request.query.before)];
+    const rows = await database.query(queries.audit, [before && idOf(before), queue]);
+    return send(reply, 'Audit', auditPage(rows, queue), await contextOf(request, '/audit'));
+  });
+  app.get('/check', async (request, reply) => {
+    const rows = request.query.run === '1' ? await database.query(queries.check) : null;
+    return send(reply, 'Check', checkPage(rows), await contextOf(request, '/check'));
+  });
+
+  const actionOf = (given) => {
+    if (!writes) throw wrong(403, 'This page is read-only: start it with --actions.');
+    if (!Object.hasOwn(actions, given.action ?? '')) throw wrong(404, 'There is no such action.');
+    const action = actions[given.action];
+    return { action, input: inputsOf(action, given) };
+  };
+  app.get('/confirm', async (request, reply) => {
+    const { action, input } = actionOf(request.query);
+    const { jobs, text: said } = await action.preview((...statement) => database.query(...statement), input);
+    return send(reply, `${action.title}?`, html`<p class="why">${said}</p>
+<form method="post" action="/do"><input type="hidden" name="csrf" value="${security.token(request.session)}"><input type="hidden" name="action" value="${request.query.action}">
+${Object.entries(input).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}
+<button class="do">${action.title}: ${count(jobs)} ${String(jobs) === '1' ? 'job' : 'jobs'}</button> <a href="${action.back(input)}">No, go back</a></form>`, await contextOf(request, null));
+  });
+  app.post('/do', async (request, reply) => {
+    const { action, input } = actionOf(request.body);
+    const { text: said, done } = await database.write((query) => action.run(query, input));
+    const back = action.back(input);
+    return reply.redirect(`${back}${back.includes('?') ? '&' : '?'}${new URLSearchParams({ notice: said, ...(done ? {} : { bad: '1' }) })}`, 303);
+  });
+
+  app.addHook('onClose', () => database.close());
+  return app;
+}

@@ -1,0 +1,160 @@
+// The page in a headless browser: the night's story, what must not be possible, what must be
+// readable.  test/clients/ui.pl makes the server and its jobs, starts the pages, and runs this:
+//   story.mjs BASE (with actions) BASE (read-only) BASE (of a role that sees one queue) FOLDER (for pictures)
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { chromium } from 'playwright-core';
+
+const [base, readOnly, tenant, pictures] = process.argv.slice(2);
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+
+let steps = 0;
+function ok(value, what, detail = '') {
+  process.stdout.write(`${value ? 'ok' : 'not ok'} - ${what}\n`);
+  if (!value) process.stderr.write(`${what}: ${detail}\n`);
+}
+
+const browser = await chromium.launch({
+  executablePath: '/usr/bin/chromium',
+  args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
+    '--disable-component-update', '--disable-sync', '--disable-dev-shm-usage'],
+});
+
+async function open(settings = {}) {
+  const context = await browser.newContext({ viewport: { width: 1100, height: 640 }, ...settings });
+  const page = await context.newPage();
+  page.troubles = [];
+  page.on('dialog', (dialog) => { page.troubles.push(`dialog: ${dialog.message()}`); dialog.dismiss(); });
+  page.on('pageerror', (error) => page.troubles.push(`script: ${error.message}`));
+  page.on('console', (message) => { if (message.type() === 'error') page.troubles.push(`console: ${message.text()}`); });
+  return page;
+}
+
+const picture = (page, name) => page.screenshot({ path: `${pictures}/${name}.png` });
+const said = (page) => page.locator('main').innerText();
+
+// Three in the morning: an alert says that queue mail has dead jobs.
+const page = await open();
+await page.goto(base);
+ok((await said(page)).includes('580 dead'), 'the overview shows a queue with dead jobs', await said(page));
+await page.waitForFunction(() => document.querySelectorAll('svg.spark path').length > 0, null, { timeout: 20000 });
+ok(true, 'it refreshes itself, and draws');
+await picture(page, 'ui-overview');
+
+await page.getByRole('link', { name: '580 dead' }).click();
+steps += 1;
+const row = page.getByRole('row').filter({ hasText: 'of relation' });
+ok((await row.innerText()).startsWith('500'), 'the errors are grouped: 500 jobs of one cause', await said(page));
+ok((await page.getByRole('row').count()) === 3, 'and one more', await said(page));
+await picture(page, 'ui-errors');
+
+await row.getByRole('link').last().click();
+steps += 1;
+ok((await said(page)).includes('column "customer_id" of relation'), 'an example shows the whole error', await said(page));
+await picture(page, 'ui-job');
+await page.goBack();
+
+await row.getByRole('button').click();
+steps += 1;
+ok(/500 dead jobs of queue mail .* become ready at once/.test(await said(page)), 'the question says what will happen, to how many', await said(page));
+await picture(page, 'ui-confirm');
+await page.getByRole('button', { name: 'Redrive: 500 jobs' }).click();
+steps += 1;
+ok((await said(page)).includes('500 jobs of queue mail are ready again'), 'what was done is said', await said(page));
+await page.getByRole('link', { name: 'Audit' }).click();
+steps += 1;
+ok(/redrive\s+mail\s+500/.test(await said(page)), 'and stands in the audit', await said(page));
+await picture(page, 'ui-audit');
+ok(steps <= 5, `in ${steps} clicks`);
+
+// By keyboard alone: pause a queue.
+await page.goto(`${base}/queue/orders`);
+for (let i = 0; i < 30; i += 1) {
+  await page.keyboard.press('Tab');
+  if (await page.evaluate(() => document.activeElement?.textContent === 'Pause')) break;
+}
+await page.keyboard.press('Enter');
+await page.waitForURL(/confirm/);
+for (let i = 0; i < 30; i += 1) {
+  await page.keyboard.press('Tab');
+  if (await page.evaluate(() => document.activeElement?.className === 'do')) break;
+}
+await page.keyboard.press('Enter');
+await page.waitForURL(/queue\/orders/);
+ok((await said(page)).includes('Queue orders is paused'), 'a queue is paused by keyboard', await said(page));
+
+// A payload, a key, an error that are markup are text.
+await page.goto(`${base}/queue/hostile?list=all`);
+const hostile = await said(page);
+ok(hostile.includes('<img src=x onerror=alert(1)>'), 'a key with markup is text', hostile);
+await page.locator('tbody a').first().click();
+ok((await said(page)).includes('<script>alert(1)</script>') && page.troubles.every((trouble) => !trouble.startsWith('dialog')),
+  'a payload with a script is text, and nothing ran', page.troubles.join('; '));
+
+// A large payload is cut, and can be had whole.
+await page.goto(`${base}/queue/large?list=all`);
+await page.locator('tbody a').first().click();
+ok((await page.locator('pre').first().innerText()).length <= 16384 && (await said(page)).includes('The first 16 kB of 1.0 MB'),
+  'a large payload is cut', (await said(page)).slice(0, 300));
+const download = page.waitForEvent('download');
+await page.getByRole('link', { name: 'Download payload' }).click();
+ok(readFileSync(await (await download).path()).length === 1000000, 'and downloaded whole');
+
+// All of a queue, a page at a time.
+const seen = new Set();
+await page.goto(`${base}/queue/mail?list=dead`);
+for (;;) {
+  for (const id of await page.locator('tbody td:first-child a').allInnerTexts()) seen.add(id);
+  const next = page.locator('a.more');
+  if (await next.count() === 0) break;
+  await next.click();
+}
+ok(seen.size === 80, 'the pages of a list hold each job once', `${seen.size}`);
+
+// What others may not do.
+const token = /name="csrf" value="([0-9a-f]{64})"/;
+const form = (body, headers = {}) => fetch(`${base}/do`, { method: 'POST', redirect: 'manual', body: new URLSearchParams(body), headers });
+const asked = await fetch(`${base}/confirm?action=resume&queue=orders`);
+const cookie = asked.headers.get('set-cookie').split(';')[0];
+const csrf = token.exec(await asked.text())[1];
+const resume = { action: 'resume', queue: 'orders' };
+ok((await form(resume)).status === 403, 'a form without a token is refused');
+ok((await form({ ...resume, csrf })).status === 403, 'so is a token without its cookie');
+ok((await form({ ...resume, csrf }, { cookie, origin: 'http://evil.example' })).status === 403, 'so is a form of another page');
+ok((await form({ ...resume, csrf }, { cookie, origin: base })).status === 303, 'a form of its own is not');
+ok((await fetch(`${readOnly}/confirm?action=resume&queue=orders`)).status === 403, 'a read-only page has no actions');
+await page.goto(readOnly);
+ok((await page.getByRole('button', { name: 'Pause' }).count()) === 0 && (await page.locator('header').innerText()).includes('read-only'),
+  'and offers none');
+const { headers } = await fetch(base);
+ok(headers.get('content-security-policy').startsWith("default-src 'none'") && headers.get('x-frame-options') === 'DENY',
+  'a strict policy of content');
+const { request } = await import('node:http');
+const foreign = await new Promise((resolve) => {
+  request(base, { headers: { host: 'evil.example' } }, (answer) => { answer.resume(); resolve(answer.statusCode); }).end();
+});
+ok(foreign === 421, 'a foreign name of this machine is refused', foreign);
+
+// Row-level security decides what is seen.
+const other = await open();
+await other.goto(tenant);
+ok((await said(other)).includes('hostile') && !(await said(other)).includes('orders'), 'a role sees its own queues', await said(other));
+ok((await other.goto(`${tenant}/queue/orders`)).status() === 404, 'and no other by its address');
+
+// Readable for all, light and dark, on a phone.
+for (const [path, name] of [['/', 'overview'], ['/errors', 'errors'], ['/workers', 'workers'], ['/schedules', 'schedules'], ['/audit', 'audit'],
+  ['/check?run=1', 'check'], ['/queue/mail?list=dead', 'queue'], ['/queue/hostile?list=all', 'all jobs'], [`/job/${[...seen][0]}`, 'job'],
+  ['/confirm?action=pause&queue=mail', 'question'], ['/job/999999999', 'missing job']]) {
+  for (const [settings, how] of [[{ colorScheme: 'light' }, 'light'], [{ colorScheme: 'dark', viewport: { width: 390, height: 780 } }, 'dark, on a phone']]) {
+    const reader = await open({ ...settings, bypassCSP: true });
+    await reader.goto(base + path);
+    const wide = await reader.evaluate(() => document.scrollingElement.scrollWidth - window.innerWidth);
+    await reader.evaluate(axe);
+    const { violations } = await reader.evaluate(() => window.axe.run());
+    ok(violations.length === 0 && wide <= 0, `${name}, ${how}: axe finds nothing, and it fits`,
+      JSON.stringify({ wide, violations: violations.map((found) => [found.id, found.nodes[0].html]) }));
+    await reader.context().close();
+  }
+}
+ok(page.troubles.filter((trouble) => !/404|403/.test(trouble)).length === 0, 'no script failed', page.troubles.join('; '));
+await browser.close();
