@@ -178,6 +178,17 @@ is_sql($node, "SELECT payload->>'n', status, attempt, last_error FROM idemq.jobs
 is_sql($node, "SELECT count(*), count(DISTINCT n), count(DISTINCT xid), min(attempt), max(attempt) FROM app.done WHERE n BETWEEN 210 AND 219",
 	'8|8|8|1|1', 'the others run again, a transaction each, once, and no attempt is counted twice');
 
+# ---- Memory is flat
+
+sql($node, q[CREATE SCHEMA su; CREATE FUNCTION su.m(jsonb) RETURNS jsonb LANGUAGE sql SET search_path = pg_catalog
+	AS $$SELECT to_jsonb(sum(used_bytes)) FROM pg_backend_memory_contexts$$;
+	SELECT idemq.create_queue('m'); SELECT idemq.set_handler('m', 'su.m(jsonb)')]);
+sql($node, "SELECT count(*) FROM idemq.enqueue_many('m', array_fill('{\"n\": 1}'::jsonb, ARRAY[4000]))");
+all_done('m');
+is_sql($node, "SELECT count(DISTINCT worker), (max(result::text::int) FILTER (WHERE r > 3500)) - (max(result::text::int) FILTER (WHERE r BETWEEN 500 AND 1000)) < 65536
+	FROM (SELECT worker, result, row_number() OVER (ORDER BY finished_at, id) r FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'm') j",
+	'1|t', 'a process takes no more memory after 4,000 jobs');
+
 # ---- job_timeout
 
 queue('t', "job_timeout => '300 ms', max_attempts => 1");
@@ -284,7 +295,7 @@ sql($node, "SELECT idemq.set_handler('super', 'app.f(jsonb)')");
 $id = job('super', 610);
 is_soon($node, "SELECT last_error ~ 'is a superuser, and the owner of function' FROM idemq.handlers WHERE queue = 'super'",
 	'a superuser\'s handler runs no function of another role');
-sql($node, 'CREATE SCHEMA su; CREATE FUNCTION su.f(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$SELECT$$');
+sql($node, 'CREATE FUNCTION su.f(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$SELECT$$');
 sql($node, "SELECT idemq.set_handler('super', 'su.f(jsonb)')");
 all_done('super');
 is_sql($node, "SELECT status, result IS NULL FROM idemq.jobs WHERE id = $id", 'completed|t', 'void: no result');
