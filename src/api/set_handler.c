@@ -41,21 +41,21 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_drop_handler);
 
 #define HANDLER_VALUES 9
 
-static SqlStatement write_handler = {
-	.text = "INSERT INTO idemq.handler_entries (queue_id, schema_name, function_name, "
-			"argument_types, role_name, workers, batch, max_idle, set_at) "
-			"VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) "
-			"ON CONFLICT (queue_id) DO UPDATE SET schema_name = $2, function_name = $3, "
-			"argument_types = $4, role_name = $5, workers = $6, batch = $7, max_idle = $8, "
-			"set_at = $9, crashes = 0, crashed_at = NULL, stopped_at = NULL",
-	.nargs = HANDLER_VALUES,
-	.types = {INT4OID, NAMEOID, NAMEOID, TEXTOID, NAMEOID, INT4OID, INT4OID, INTERVALOID,
-			  TIMESTAMPTZOID}};
+static SqlStatement write_handler =
+	{.text = "INSERT INTO idemq.handler_entries (queue_id, schema_name, function_name, "
+			 "argument_types, role_name, workers, batch, max_idle, set_at) "
+			 "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) "
+			 "ON CONFLICT (queue_id) DO UPDATE SET schema_name = $2, function_name = $3, "
+			 "argument_types = $4, role_name = $5, workers = $6, batch = $7, max_idle = $8, "
+			 "set_at = $9, crashes = 0, crashed_at = NULL, stopped_at = NULL",
+	 .nargs = HANDLER_VALUES,
+	 .types = {INT4OID, NAMEOID, NAMEOID, TEXTOID, NAMEOID, INT4OID, INT4OID, INTERVALOID,
+			   TIMESTAMPTZOID}};
 
-static SqlStatement delete_handler =
-	{.text = "DELETE FROM idemq.handler_entries WHERE queue_id = $1",
-	 .nargs = 1,
-	 .types = {INT4OID}};
+static SqlStatement delete_handler = {.text =
+										  "DELETE FROM idemq.handler_entries WHERE queue_id = $1",
+									  .nargs = 1,
+									  .types = {INT4OID}};
 
 /* Raises 42501 when the queue has a handler of a role that the current one may not act for. */
 static void
@@ -149,15 +149,15 @@ warn(const HandlerInfo *handler, const char *function, bool pinned)
 						  errhint("Mend it; the handler then runs by itself. Until then "
 								  "idemq.handlers says why it does not.")));
 	if (!pinned)
-		ereport(WARNING,
-				(errcode(ERRCODE_WARNING),
-				 errmsg("function %s does not set its search_path", function),
-				 errdetail("Who may create objects in a schema of role \"%s\"'s search_path decides "
-						   "what the names in it mean.",
-						   NameStr(handler->role)),
-				 errhint("ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp, with the "
-						 "schemas that it needs between the two.",
-						 function)));
+		ereport(
+			WARNING,
+			(errcode(ERRCODE_WARNING), errmsg("function %s does not set its search_path", function),
+			 errdetail("Who may create objects in a schema of role \"%s\"'s search_path decides "
+					   "what the names in it mean.",
+					   NameStr(handler->role)),
+			 errhint("ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp, with the "
+					 "schemas that it needs between the two.",
+					 function)));
 }
 
 /* Writes a handler's row. */
@@ -213,9 +213,8 @@ idemq_sql_v2_set_handler(PG_FUNCTION_ARGS)
 	handler.role_oid = GetUserId();
 	namestrcpy(&handler.role, GetUserNameFromId(GetUserId(), false));
 	write_row(&handler);
-	idemq_audit(&(AuditEntry){.action = "set_handler",
-							  .queue = &queue,
-							  .members = {"function", function}});
+	idemq_audit(
+		&(AuditEntry){.action = "set_handler", .queue = &queue, .members = {"function", function}});
 	warn(&handler, function, pinned);
 	PG_RETURN_VOID();
 }

@@ -55,11 +55,17 @@ idemq_claimed_begin(void)
 	{
 		const char *name;
 		Oid type;
-	} columns[CLAIM_COLUMN_COUNT] = {
-		{"id", INT8OID},		   {"token", INT8OID},		 {"attempt", INT4OID},
-		{"max_attempts", INT4OID}, {"deadline", TIMESTAMPTZOID}, {"payload", JSONBOID},
-		{"key", TEXTOID},		   {"group_key", TEXTOID},	 {"checkpoint", JSONBOID},
-		{"enqueued_at", TIMESTAMPTZOID}, {"headers", JSONBOID}};
+	} columns[CLAIM_COLUMN_COUNT] = {{"id", INT8OID},
+									 {"token", INT8OID},
+									 {"attempt", INT4OID},
+									 {"max_attempts", INT4OID},
+									 {"deadline", TIMESTAMPTZOID},
+									 {"payload", JSONBOID},
+									 {"key", TEXTOID},
+									 {"group_key", TEXTOID},
+									 {"checkpoint", JSONBOID},
+									 {"enqueued_at", TIMESTAMPTZOID},
+									 {"headers", JSONBOID}};
 	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 
 	desc = CreateTemplateTupleDesc(CLAIM_COLUMN_COUNT);

@@ -64,10 +64,10 @@
 
 pg_noreturn PGDLLEXPORT void idemq_handler_main(Datum arg);
 
-static SqlStatement forget_crashes = {
-	.text = "UPDATE idemq.handler_entries SET crashes = 0, crashed_at = NULL WHERE queue_id = $1",
-	.nargs = 1,
-	.types = {INT4OID}};
+static SqlStatement forget_crashes =
+	{.text = "UPDATE idemq.handler_entries SET crashes = 0, crashed_at = NULL WHERE queue_id = $1",
+	 .nargs = 1,
+	 .types = {INT4OID}};
 
 static HandlerRun run;
 static MemoryContext loop_context;
@@ -308,8 +308,7 @@ connect_as(const HandlerTicket *ticket)
 	run.role = ticket->role;
 	run.errors =
 		AllocSetContextCreate(TopMemoryContext, "idemq handler error", ALLOCSET_DEFAULT_SIZES);
-	loop_context =
-		AllocSetContextCreate(TopMemoryContext, "idemq handler", ALLOCSET_DEFAULT_SIZES);
+	loop_context = AllocSetContextCreate(TopMemoryContext, "idemq handler", ALLOCSET_DEFAULT_SIZES);
 	MemoryContextSwitchTo(loop_context);
 	SetConfigOption("application_name", IDEMQ_HANDLER_WORKER, PGC_BACKEND, PGC_S_CLIENT);
 	idemq_handler_limits_begin();

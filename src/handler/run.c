@@ -172,8 +172,8 @@ lock(ClaimedJob **jobs, int count)
 
 /* Calls the function for a job; the result, or *isnull. */
 static Datum
-call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job,
-	 const QueueInfo *queue, bool *isnull)
+call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job, const QueueInfo *queue,
+	 bool *isnull)
 {
 	LOCAL_FCINFO(fcinfo, 1);
 	Oid user;

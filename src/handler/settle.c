@@ -44,8 +44,7 @@
 static text *
 clipped(const char *string)
 {
-	return cstring_to_text_with_len(string,
-									pg_mbcliplen(string, (int) strlen(string), MAX_TEXT));
+	return cstring_to_text_with_len(string, pg_mbcliplen(string, (int) strlen(string), MAX_TEXT));
 }
 
 /* Adds a member to a JSON object, if there is a text for it. */
@@ -162,8 +161,8 @@ static void
 log_error(const HandlerRun *run, const ClaimedJob *job, const ErrorData *error)
 {
 	ereport(LOG, (errcode(error->sqlerrcode),
-				  errmsg("handler of queue \"%s\", job %lld, attempt %d: %s",
-						 idemq_handler_queue(), (long long) job->id, job->attempt,
+				  errmsg("handler of queue \"%s\", job %lld, attempt %d: %s", idemq_handler_queue(),
+						 (long long) job->id, job->attempt,
 						 error->message != NULL ? error->message : ""),
 				  error->detail != NULL ? errdetail_internal("%s", error->detail) : 0,
 				  error->context != NULL ? errcontext("%s", error->context) : 0));
@@ -190,8 +189,9 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 	if (idemq_queue_by_id(run->info.queue_id, &queue))
 	{
 		if (idemq_handler_timed_out() && error->sqlerrcode == ERRCODE_QUERY_CANCELED)
-			error->message = MemoryContextStrdup(
-				run->errors, psprintf("job_timeout of queue \"%s\" is over", queue.name));
+			error->message =
+				MemoryContextStrdup(run->errors,
+									psprintf("job_timeout of queue \"%s\" is over", queue.name));
 		finish = choose(error, &queue);
 		if (finish.kind == FINISH_FAIL)
 		{

@@ -151,7 +151,7 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 	if (!may_adopt(job))
 		return false;
 	if (is_interrupted(job))
-		idemq_handler_crashed(queue->slot);
+		idemq_handler_crashed(queue->slot, false);
 	if (adopt(lost, job, queue, idemq_mono_from_timestamp(deadline), lost_length(job, queue)) ==
 			LEASE_FULL &&
 		deadline <= idemq_now())

@@ -64,8 +64,8 @@ add_handler(Tuplestorestate *store, TupleDesc desc, const HandlerInfo *info, boo
 	nulls[6] = nulls[7] = !errors || (state.error[0] == '\0' && !info->stopped);
 	if (!nulls[6])
 	{
-		values[6] = CStringGetTextDatum(info->stopped ? idemq_handler_stopped_text(info)
-													  : state.error);
+		values[6] =
+			CStringGetTextDatum(info->stopped ? idemq_handler_stopped_text(info) : state.error);
 		values[7] = TimestampTzGetDatum(state.error_at);
 		nulls[7] = state.error_at == 0;
 	}

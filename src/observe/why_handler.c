@@ -36,13 +36,13 @@ idemq_why_handler(StringInfo answer, const QueueInfo *queue)
 	else if (!idemq_worker)
 		appendStringInfoString(answer, "does not run: idemq.worker is off");
 	else if (processes > 0)
-		appendStringInfo(answer, "will claim it: %d of its %d processes run",
-						 processes, handler.workers);
+		appendStringInfo(answer, "will claim it: %d of its %d processes run", processes,
+						 handler.workers);
 	else if (state.refused)
 		appendStringInfoString(answer, "does not run: see last_error in idemq.handlers");
 	else if (state.waits)
 		appendStringInfoString(answer, "waits for a process: raise idemq.max_handler_workers "
-											  "or max_worker_processes");
+									   "or max_worker_processes");
 	else
 		appendStringInfoString(answer, "is being started");
 	return true;

@@ -7,9 +7,6 @@
 
 #include "datatype/timestamp.h"
 
-/* A handler that was interrupted by so many crashes in a row is stopped. */
-#define HANDLER_MAX_CRASHES 3
-
 /* A row of idemq.handler_entries. */
 typedef struct HandlerInfo
 {

@@ -8,8 +8,7 @@
 #include "utils/array.h"
 #include "utils/timestamp.h"
 
-extern ArrayType *idemq_schedules_due(TimestampTz now, TimestampTz failed_after,
-									  TimestampTz *next);
+extern ArrayType *idemq_schedules_due(TimestampTz now, TimestampTz failed_after, TimestampTz *next);
 extern bool idemq_schedule_run(Datum name);
 extern void idemq_schedule_note_failure(Datum name, Datum error);
 

@@ -148,12 +148,17 @@ idemq_handler_call(QueueSlot *slot)
 		idemq_worker_need_slot(slot, 0);
 }
 
-/* Notes that a former server ended while a handler of the queue was at a job. */
+/*
+ * Notes that a former server ended while a handler of the queue was at a job; again: at one that
+ * has seen that too often.
+ */
 void
-idemq_handler_crashed(QueueSlot *slot)
+idemq_handler_crashed(QueueSlot *slot, bool again)
 {
-	if (slot != NULL)
-		pg_atomic_write_u32(&slot->handler_crashed, 1);
+	if (slot == NULL || pg_atomic_read_u32(&slot->handler_crashed) > (again ? 1 : 0))
+		return;
+	pg_atomic_write_u32(&slot->handler_crashed, again ? 2 : 1);
+	idemq_handler_look_at(slot, 0);
 }
 
 /* Computes whether a commit in the queue is to ask for a process.  Lock held. */

@@ -31,7 +31,7 @@ extern void idemq_handlers_shmem_init(void *area, bool found);
 /* for everybody */
 extern void idemq_handler_look_at(QueueSlot *slot, int64 when);
 extern void idemq_handler_call(QueueSlot *slot);
-extern void idemq_handler_crashed(QueueSlot *slot);
+extern void idemq_handler_crashed(QueueSlot *slot, bool again);
 extern void idemq_handler_processes(HandlerKey key, int *processes, int *busy);
 
 /* for the worker, which starts them */

@@ -27,9 +27,9 @@
 
 typedef struct Known
 {
-	HandlerKey key; /* queue_id 0: free */
-	int64 used_at;	/* mono */
-	int failures;	/* starts that failed in a row */
+	HandlerKey key;	  /* queue_id 0: free */
+	int64 used_at;	  /* mono */
+	int failures;	  /* starts that failed in a row */
 	int64 not_before; /* mono: of the next start */
 	TimestampTz set_at;
 	int64 bucket; /* number of the bucket under way */

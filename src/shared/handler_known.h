@@ -20,11 +20,11 @@ typedef struct HandlerKey
 /* What is known of a handler, copied. */
 typedef struct HandlerState
 {
-	int64 done;		   /* jobs since the server started */
-	int64 failed;	   /* attempts that failed, of these none in done */
-	double rate;	   /* jobs a second, lately */
-	bool refused;	   /* no process could be started, or it had to end: error says why */
-	bool waits;		   /* for a process of idemq.max_handler_workers or max_worker_processes */
+	int64 done;	  /* jobs since the server started */
+	int64 failed; /* attempts that failed, of these none in done */
+	double rate;  /* jobs a second, lately */
+	bool refused; /* no process could be started, or it had to end: error says why */
+	bool waits;	  /* for a process of idemq.max_handler_workers or max_worker_processes */
 	TimestampTz error_at;
 	char error[HANDLER_TEXT]; /* "": none */
 } HandlerState;

@@ -15,8 +15,9 @@
  * of its processes, an immediate shutdown; not a shutdown that lets it give its jobs back) the
  * handler's row counts one crash more, before a process is started: so no process is started
  * before the search for such jobs (job/recover.c) has been through the queue.  The third in a
- * row stops the handler.  A job that its function has returned for ends the row.  The count is
- * flushed: the next crash must find it.
+ * row stops the handler.  A job that its function has returned for ends the row; but a job that was
+ * interrupted three times in a row stops it in any case (job/reap.c).  The count is flushed: the
+ * next crash must find it.
  */
 #include "postgres.h"
 
@@ -38,12 +39,13 @@
 /* When the postmaster has no place for a process, it is asked again after that. */
 #define NO_PLACE_PAUSE USECS_PER_SEC
 
-static SqlStatement count_crash = {
-	.text = "UPDATE idemq.handler_entries SET crashes = crashes + 1, crashed_at = $2, "
-			"stopped_at = CASE WHEN crashes + 1 >= $3 THEN coalesce(stopped_at, $2) END "
-			"WHERE queue_id = $1",
-	.nargs = 3,
-	.types = {INT4OID, TIMESTAMPTZOID, INT4OID}};
+static SqlStatement count_crash =
+	{.text =
+		 "UPDATE idemq.handler_entries SET crashes = greatest(crashes + 1, $4), crashed_at = $2, "
+		 "stopped_at = CASE WHEN greatest(crashes + 1, $4) >= $3 THEN coalesce(stopped_at, $2) "
+		 "END WHERE queue_id = $1 AND stopped_at IS NULL",
+	 .nargs = 4,
+	 .types = {INT4OID, TIMESTAMPTZOID, INT4OID, INT4OID}};
 
 /* Returns when (mono) the handler of a queue is to be looked at. */
 int64
@@ -66,11 +68,13 @@ idemq_handle_due_at(const SlotView *view)
 static void
 note_crash(const QueueInfo *queue, HandlerInfo *info)
 {
+	uint32 crashed = pg_atomic_read_u32(&queue->slot->handler_crashed);
 	Datum values[] = {Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now()),
-					  Int32GetDatum(HANDLER_MAX_CRASHES)};
+					  Int32GetDatum(HANDLER_MAX_CRASHES),
+					  Int32GetDatum(crashed > 1 ? HANDLER_MAX_CRASHES : 0)};
 	SqlScope scope;
 
-	if (pg_atomic_read_u32(&queue->slot->handler_crashed) == 0)
+	if (crashed == 0)
 		return;
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&count_crash, values, NULL, SPI_OK_UPDATE);
@@ -139,6 +143,7 @@ idemq_handle(const QueueInfo *queue)
 	{
 		idemq_handler_settle(queue->slot, key, 0);
 		idemq_handler_forget(key);
+		pg_atomic_write_u32(&queue->slot->handler_crashed, 0);
 		return;
 	}
 	idemq_handler_note_set(key, info.set_at);

@@ -375,10 +375,15 @@ foreach my $n (1 .. 3)
 		"crash $n: the attempt counts, and the queue's backoff follows");
 	is_soon($node, "SELECT crashes FROM idemq.handlers WHERE queue = 't'", $n, 'counted');
 	last if $n == 3;
+	if ($n == 2)
+	{
+		job('t', 801);
+		is_soon($node, "SELECT crashes FROM idemq.handlers WHERE queue = 't'", 0, 'a job that is done ends the row');
+	}
 	sql($node, "SELECT idemq.retry($id)");
 }
 is_sql($node, history($id), join("\n", ("expired|the handler's process ended|") x 3), 'its history');
-is_sql($node, "SELECT state, workers_running FROM idemq.handlers WHERE queue = 't'", 'stopped|0', 'after three the handler is stopped');
+is_sql($node, "SELECT state, workers_running FROM idemq.handlers WHERE queue = 't'", 'stopped|0', 'after three of one job the handler is stopped, though it did others');
 sql($node, "SELECT idemq.retry($id)");
 like(sql($node, "SELECT idemq.why($id)"), qr/stopped after 3 crashes of the server in a row/, 'why says so');
 is_sql($node, "SELECT crashes FROM idemq.handlers WHERE queue = 'a'", 0, 'another handler is none the worse for it');
