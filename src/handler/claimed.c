@@ -24,8 +24,6 @@
 #include "handler/claimed.h"
 #include "api/claim_call.h"
 #include "api/claim_row.h"
-#include "queue/queues.h"
-#include "shared/handler_board.h"
 
 static ClaimedJobs pieces[2];
 static ClaimedJobs *at_hand = &pieces[0];

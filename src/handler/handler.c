@@ -48,7 +48,6 @@
 #include "handler/settle.h"
 #include "worker/worker.h"
 #include "queue/handlers.h"
-#include "queue/queues.h"
 #include "shared/handler_board.h"
 #include "shared/settings_version.h"
 #include "shared/wake.h"
