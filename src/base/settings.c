@@ -4,7 +4,6 @@
  */
 #include "postgres.h"
 
-#include "postmaster/postmaster.h"
 #include "utils/guc.h"
 
 #include "base/compat.h"
@@ -101,7 +100,7 @@ idemq_settings_define(void)
 	DefineCustomIntVariable("idemq.max_handler_workers",
 							"Processes that run handlers, of all databases together.",
 							"0: none. They come out of max_worker_processes.",
-							&idemq_max_handler_workers, 4, 0, MAX_BACKENDS, PGC_SIGHUP, 0, NULL,
+							&idemq_max_handler_workers, 4, 0, 262143, PGC_SIGHUP, 0, NULL,
 							NULL, NULL);
 	DefineCustomIntVariable(
 		"idemq.max_document",

@@ -26,7 +26,6 @@
 #include "access/xact.h"
 #include "commands/async.h"
 #include "fmgr.h"
-#include "lib/qunique.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "utils/memutils.h"
