@@ -1,6 +1,6 @@
 -- Of each queue, the two jobs that have been due for longest and that nobody has claimed, and
 -- what they wait for.  Needs claim or admin on the queues.
--- \i oldest.sql, then \watch 2
+-- \i oldest.sql; again every 2 s: \set every 2 before
 SELECT q.name AS queue, j.id, date_trunc('milliseconds', clock_timestamp() - j.ready_at) AS due_for,
        j.priority AS prio, j.attempt AS tries, left(idemq.why(j.id), 60) AS why
 FROM idemq.queues q
@@ -13,4 +13,9 @@ CROSS JOIN LATERAL (
         ORDER BY j.ready_at, j.id LIMIT 2) AS j
     ORDER BY j.ready_at, j.id LIMIT 2) AS j
 ORDER BY j.ready_at
-LIMIT 30;
+LIMIT 30
+\if :{?every}
+\watch :every
+\else
+\g
+\endif

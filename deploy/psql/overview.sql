@@ -1,6 +1,6 @@
 -- Every queue, the one that has waited longest first; before all the background worker, whose
 -- "oldest" is how late it is.  As a member of pg_monitor.
--- \i overview.sql, then \watch 2
+-- \i overview.sql; again every 2 s: \set every 2 before
 SELECT '(worker)' AS queue,
        CASE WHEN w.pid IS NULL THEN 'NONE'
             WHEN w.stuck_for IS NOT NULL THEN 'STUCK'
@@ -23,4 +23,9 @@ SELECT * FROM (
            date_trunc('milliseconds', m.wait_p99)::text, date_trunc('milliseconds', m.run_p99)::text
     FROM idemq.metrics m
     ORDER BY m.oldest_ready DESC NULLS LAST, m.dead DESC, m.queue
-    LIMIT 30) AS q;
+    LIMIT 30) AS q
+\if :{?every}
+\watch :every
+\else
+\g
+\endif

@@ -1,6 +1,6 @@
 -- Schedules, those that are late or fail first.  As a member of pg_monitor, or of those who may
 -- enqueue to the queue; last_error is for its creator and administrators.
--- \i schedules.sql, then \watch 10
+-- \i schedules.sql; again every 10 s: \set every 10 before
 SELECT s.name, s.queue, s.cron, s.time_zone AS zone, s.last_run, s.next_run,
        CASE WHEN s.failed_at IS NOT NULL THEN 'FAILS'
             WHEN s.next_run IS NULL THEN 'NO ZONE'
@@ -9,4 +9,9 @@ SELECT s.name, s.queue, s.cron, s.time_zone AS zone, s.last_run, s.next_run,
        left(s.last_error, 50) AS last_error
 FROM idemq.schedules s
 ORDER BY s.failed_at IS NULL, s.next_run NULLS FIRST, s.name
-LIMIT 30;
+LIMIT 30
+\if :{?every}
+\watch :every
+\else
+\g
+\endif

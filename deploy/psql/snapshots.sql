@@ -1,6 +1,6 @@
 -- What keeps dead rows from being removed, the oldest first: sessions, prepared transactions,
 -- replication slots.  Needs pg_monitor.
--- \i snapshots.sql, then \watch 5
+-- \i snapshots.sql; again every 5 s: \set every 5 before
 SELECT * FROM (
     SELECT CASE WHEN a.backend_type = 'walsender' THEN 'walsender' ELSE 'session' END AS holder, a.pid::text AS which, a.usename::text AS role, a.state,
            date_trunc('seconds', clock_timestamp() - a.xact_start) AS for_so_long,
@@ -16,4 +16,9 @@ SELECT * FROM (
            age(r.xmin), NULL
     FROM pg_replication_slots r WHERE r.xmin IS NOT NULL) AS h
 ORDER BY transactions DESC NULLS LAST
-LIMIT 20;
+LIMIT 20
+\if :{?every}
+\watch :every
+\else
+\g
+\endif

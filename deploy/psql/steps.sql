@@ -1,6 +1,6 @@
 -- Steps whose outcome is unknown: an attempt began them, and was lost before it stored the
 -- answer; the other side may have done it, or not.  Needs claim or admin on the queues.
--- \i steps.sql, then \watch 10
+-- \i steps.sql; again every 10 s: \set every 10 before
 SELECT to_regclass('idemq.steps') IS NOT NULL AS idemq_steps \gset
 \if :idemq_steps
 SELECT q.name AS queue, s.job_id, s.name AS step, j.status, s.begun_at,
@@ -9,7 +9,12 @@ SELECT q.name AS queue, s.job_id, s.name AS step, j.status, s.begun_at,
 FROM idemq.steps s JOIN idemq.queues q USING (queue_id) LEFT JOIN idemq.jobs j ON j.id = s.job_id
 WHERE s.state = 'open' AND (j.token IS DISTINCT FROM s.token OR j.status <> 'processing')
 ORDER BY s.begun_at
-LIMIT 30;
+LIMIT 30
+\if :{?every}
+\watch :every
+\else
+\g
+\endif
 \else
 \echo 'This idemq has no steps.'
 \endif

@@ -20,7 +20,7 @@ CREATE FUNCTION idemq.create_queue(
 	job_timeout interval DEFAULT NULL)
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
-	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes; max_running: so many jobs in processing at once; rate_limit: so many claims in rate_period; NULL: no limit; max_lease: no claim or heartbeat may ask for a longer lease, and lease may not be longer; job_timeout: an attempt may run so long; raises 42710 when there is one of that name';
+	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes; max_running: so many jobs in processing at once; rate_limit: so many claims in rate_period; NULL: no limit; max_lease: no claim or heartbeat may ask for a longer lease, and lease may not be longer; job_timeout: an attempt may run so long, and its lease lasts no longer, whatever its heartbeats; raises 42710 when there is one of that name';
 
 CREATE FUNCTION idemq.alter_queue(
 	name text,

@@ -40,7 +40,7 @@ COMMENT ON PROCEDURE idemq.enqueue_job(text, jsonb, text, interval, timestamptz,
 CREATE FUNCTION idemq.cancel(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_cancel';
 COMMENT ON FUNCTION idemq.cancel(bigint)
-	IS 'cancel a job that is not finished; an attempt in flight becomes stale; returns cancelled, or why not: completed, dead, not_found; needs enqueue';
+	IS 'cancel a job that is not finished; an attempt in flight becomes stale, and its worker is told at once, also while this waits for its transaction; returns cancelled, or why not: completed, dead, not_found; needs enqueue';
 
 CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_retry';
@@ -92,7 +92,7 @@ CREATE FUNCTION idemq.heartbeat(id bigint, token bigint, lease interval DEFAULT 
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_heartbeat';
 COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
-	IS 'start the lease again from now, at once and not undone by rollback (with a full lease table: in this transaction); lease: also the length of the next ones; returns current, stale or not_found';
+	IS 'start the lease again from now, at once and not undone by rollback (with a full lease table: in this transaction); lease: also the length of the next ones; but no longer than the queue''s job_timeout from the claim on; returns current, stale, expired (job_timeout is over), cancelled (a transaction that cancels the job waits for the worker''s) or not_found';
 
 CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
@@ -103,7 +103,7 @@ COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval)
 CREATE FUNCTION idemq.validate(id bigint, token bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_validate';
 COMMENT ON FUNCTION idemq.validate(bigint, bigint)
-	IS 'ask whether a token is good, and change nothing; returns current, expired (deadline passed, no other attempt has the job), stale or not_found';
+	IS 'ask whether a token is good, and change nothing; returns current, expired (deadline passed, no other attempt has the job), cancelled (an open transaction cancels the job), stale or not_found';
 
 CREATE FUNCTION idemq.commit(id bigint, token bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
@@ -200,7 +200,7 @@ COMMENT ON FUNCTION idemq.checkpoint(bigint, bigint, jsonb)
 CREATE FUNCTION idemq.assert_current(id bigint, token bigint) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_assert_current';
 COMMENT ON FUNCTION idemq.assert_current(bigint, bigint)
-	IS 'raise IQ001 unless the token is current, IQ002 and IQ006 as idemq.commit does; keeps the job from being reaped until this transaction ends';
+	IS 'raise IQ001 unless the token is current and no open transaction cancels the job, IQ002 and IQ006 as idemq.commit does; keeps the job from being reaped until this transaction ends';
 
 CREATE FUNCTION idemq.reap(queue text DEFAULT NULL) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_reap';

@@ -14,12 +14,20 @@ COMMENT ON FUNCTION idemq.why(bigint)
 
 CREATE FUNCTION idemq.leases()
 	RETURNS TABLE (queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz,
-		deadline timestamptz, expires_in interval, attached boolean, state text, progress float8)
+		deadline timestamptz, expires_in interval, attached boolean, state text)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_leases';
 COMMENT ON FUNCTION idemq.leases()
 	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
 
-CREATE VIEW idemq.workers AS SELECT * FROM idemq.leases();
+CREATE FUNCTION idemq.attempt_progress(id bigint) RETURNS float8
+	STRICT LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_attempt_progress';
+COMMENT ON FUNCTION idemq.attempt_progress(bigint)
+	IS 'idemq.progress of a job in processing, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
+
+CREATE VIEW idemq.workers AS
+	SELECT l.queue, l.job_id, l.worker, l.pid, l.attempt, l.claimed_at, l.deadline, l.expires_in, l.attached, l.state,
+		idemq.attempt_progress(l.job_id) AS progress
+	FROM idemq.leases() l;
 COMMENT ON VIEW idemq.workers IS 'which session holds what: one row a job in flight, of queues that the role may claim from or administer; pg_monitor sees all';
 COMMENT ON COLUMN idemq.workers.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.workers.job_id IS 'the job';
@@ -72,6 +80,7 @@ CREATE FUNCTION idemq.queue_metrics(count boolean DEFAULT true)
 		stale_calls_total      bigint,
 		repeated_commits_total bigint,
 		reruns_total     bigint,
+		steps_done_total bigint,
 		wait_p50         interval,
 		wait_p95         interval,
 		wait_p99         interval,
@@ -81,7 +90,9 @@ CREATE FUNCTION idemq.queue_metrics(count boolean DEFAULT true)
 		in_memory        boolean,
 		counted_since    timestamptz,
 		recovering       boolean,
-		running          int)
+		running          int,
+		steps_open       bigint,
+		steps_unknown    bigint)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_metrics';
 COMMENT ON FUNCTION idemq.queue_metrics(boolean)
 	IS 'what idemq.metrics shows; without count, gauges that would have to be counted by reading all jobs are NULL; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
@@ -96,8 +107,10 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.failed_total, m.dead_total, m.released_total, m.expired_total,
 		m.cancelled_total, m.retried_total, m.redriven_total, m.row_only_total, m.purged_total,
 		m.stale_commits_total, m.stale_calls_total, m.repeated_commits_total, m.reruns_total,
+		m.steps_done_total,
 		m.wait_p50, m.wait_p95, m.wait_p99, m.run_p50, m.run_p95, m.run_p99,
-		m.in_memory, m.counted_since, m.recovering, m.running, q.max_running
+		m.in_memory, m.counted_since, m.recovering, m.running, q.max_running,
+		m.steps_open, m.steps_unknown
 	FROM idemq.queue_metrics() m
 	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) m.queue_id
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
@@ -137,6 +150,9 @@ COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'commits that were refuse
 COMMENT ON COLUMN idemq.metrics.stale_calls_total IS 'other calls that were refused for such a token, or after the attempt''s own end: fail, release, heartbeat, checkpoint, assert_current, fence; counted as stale_commits_total';
 COMMENT ON COLUMN idemq.metrics.repeated_commits_total IS 'commits of what was committed already (IQ006, or outcome already_committed), commit_once as well; counted as stale_commits_total';
 COMMENT ON COLUMN idemq.metrics.reruns_total IS 'finished jobs that were made ready for a later request: on_duplicate => rerun';
+COMMENT ON COLUMN idemq.metrics.steps_done_total IS 'steps that were done: an answer stored, or done in this database';
+COMMENT ON COLUMN idemq.metrics.steps_open IS 'steps that attempts in processing have begun, and not answered yet';
+COMMENT ON COLUMN idemq.metrics.steps_unknown IS 'steps whose attempt is over, without an answer: the next attempt asks the other side; if the job is finished, somebody has to';
 COMMENT ON COLUMN idemq.metrics.wait_p50 IS 'from due to claimed, or committed once: half of the jobs waited no longer (within 12.5 %)';
 COMMENT ON COLUMN idemq.metrics.run_p50 IS 'from claimed to committed: half of the attempts ran no longer (within 12.5 %)';
 COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a place in shared memory (idemq.max_queues); without one it has no counters and no times';

@@ -36,8 +36,10 @@ CREATE VIEW idemq.errors WITH (security_barrier) AS
 		ORDER BY t.token DESC LIMIT 1) a ON true
 	CROSS JOIN LATERAL (SELECT idemq.error_sqlstate(a.details, j.last_error) AS sqlstate) s
 	WHERE idemq.may_see(q.queue_id)
+		-- Of the job alone first: the attempts of all others are not looked up.
 		AND (j.status OPERATOR(pg_catalog.=) 'dead'
-			OR (j.finished_at IS NULL AND j.attempt OPERATOR(pg_catalog.>) 0 AND a.ended_at IS NOT NULL))
+			OR (j.finished_at IS NULL AND j.attempt OPERATOR(pg_catalog.>) 0))
+		AND (j.status OPERATOR(pg_catalog.=) 'dead' OR a.ended_at IS NOT NULL)
 	GROUP BY 1, 2, 3, 4;
 COMMENT ON VIEW idemq.errors IS 'what goes wrong, one row a cause: dead jobs, and those that failed and go on, of queues that you may claim from or administer, by queue, SQLSTATE and message (idemq.error_pattern) of the last attempt that failed or whose lease ended; reads all unfinished and dead jobs of the queues asked for';
 COMMENT ON COLUMN idemq.errors.queue IS 'name of the queue';

@@ -30,6 +30,8 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_retried_total', 'counter', NULL, 'Jobs made ready by retry before they were due.'),
 	('idemq_redriven_total', 'counter', NULL, 'Dead or cancelled jobs made ready again.'),
 	('idemq_reruns_total', 'counter', NULL, 'Finished jobs made ready for a later request.'),
+	('idemq_steps', 'gauge', NULL, 'Steps that were begun and have no answer, by state: open, of an attempt in processing; unknown, of one that is over.'),
+	('idemq_steps_done_total', 'counter', NULL, 'Steps that were done.'),
 	('idemq_purged_total', 'counter', NULL, 'Finished jobs deleted after their retention.'),
 	('idemq_row_only_claims_total', 'counter', NULL, 'Claims whose lease had no room in shared memory.'),
 	('idemq_refused_total', 'counter', NULL, 'Calls refused, by reason: duplicate, stale_commit (a zombie), stale_call, repeated_commit.'),
@@ -72,7 +74,8 @@ CREATE VIEW idemq.prometheus_names AS
 COMMENT ON VIEW idemq.prometheus_names IS 'part of idemq.prometheus: what there is; of a histogram the name without _bucket, _sum and _count';
 
 -- A sample of each; value NULL: there is none now.  What is read of other tables than idemq's
--- own is the server's statistics.  Nothing here reads idemq.jobs but the head of its ready index.
+-- own is the server's statistics.  Nothing here reads idemq.jobs but the head of its ready index, and
+-- the jobs of steps that have no answer.
 CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 	WITH metrics AS MATERIALIZED (
 		SELECT q.name, q.paused, q.lease, q.max_running, m.*
@@ -135,6 +138,9 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 			('idemq_retried_total', '{}', m.retried_total),
 			('idemq_redriven_total', '{}', m.redriven_total),
 			('idemq_reruns_total', '{}', m.reruns_total),
+			('idemq_steps', '{"state": "open"}', m.steps_open),
+			('idemq_steps', '{"state": "unknown"}', m.steps_unknown),
+			('idemq_steps_done_total', '{}', m.steps_done_total),
 			('idemq_purged_total', '{}', m.purged_total),
 			('idemq_row_only_claims_total', '{}', m.row_only_total),
 			('idemq_refused_total', '{"reason": "duplicate"}', m.duplicates_total),

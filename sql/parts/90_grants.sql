@@ -10,7 +10,7 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
 
 GRANT USAGE ON SCHEMA idemq TO pg_monitor;
-GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.audit, idemq.queues, idemq.metrics,
+GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.steps, idemq.audit, idemq.queues, idemq.metrics,
 	idemq.workers TO PUBLIC;
 -- Of the whole server.
 GRANT SELECT ON idemq.memory, idemq.admissions, idemq.once_calls, idemq.background_worker TO pg_monitor;
@@ -38,6 +38,8 @@ GRANT EXECUTE ON FUNCTION
 	TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE idemq.enqueue_job, idemq.commit_job, idemq.fail_job TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE idemq.wait, idemq.wait_any, idemq.wait_result TO PUBLIC;
+GRANT EXECUTE ON PROCEDURE idemq.begin_step TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.finish_step, idemq.refuse_step TO PUBLIC;
 -- A whole table is read: the owner's, and the monitor's.
 GRANT EXECUTE ON FUNCTION idemq.recount TO pg_monitor;
 -- Of all queues; it shows ids and counts, no payload, key or error.
@@ -46,7 +48,7 @@ GRANT EXECUTE ON FUNCTION idemq.check TO pg_monitor;
 GRANT SELECT ON idemq.errors, idemq.job_list TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
 	idemq.error_pattern, idemq.error_sqlstate, idemq.error_fingerprint,
-	idemq.progress, idemq.queue_name, idemq.retry_many, idemq.reschedule
+	idemq.progress, idemq.attempt_progress, idemq.queue_name, idemq.retry_many, idemq.reschedule
 	TO PUBLIC;
 -- Figures for machines: of all queues, and of the whole server.
 GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq.prometheus_samples, idemq.worker_chores TO pg_monitor;

@@ -41,14 +41,14 @@ CREATE TEMPORARY TABLE idemq_goes AS
 	SELECT 'pg_class'::regclass AS classid, c.oid AS objid, c.relnatts AS columns
 		FROM pg_class c WHERE c.relnamespace = 'idemq'::regnamespace
 		AND c.relname IN ('queues', 'jobs', 'attempts', 'queue_grants', 'seen', 'schedule_entries', 'ticker',
-			'metrics', 'schedules', 'workers')
+			'metrics', 'schedules')
 	UNION ALL SELECT 'pg_type', t.oid, NULL FROM pg_type t JOIN pg_class c ON t.typrelid = c.oid OR t.typelem = c.reltype
 		WHERE c.relnamespace = 'idemq'::regnamespace
 		AND c.relname IN ('queues', 'jobs', 'attempts', 'queue_grants', 'seen', 'schedule_entries', 'ticker',
-			'metrics', 'schedules', 'workers')
+			'metrics', 'schedules')
 	UNION ALL SELECT 'pg_proc', p.oid, NULL FROM pg_proc p WHERE p.pronamespace = 'idemq'::regnamespace
 		AND p.proname IN ('create_queue', 'alter_queue', 'enqueue', 'enqueue_many', 'fail', 'fail_many', 'commit_many',
-			'heartbeat_many', 'queue_metrics', 'may_change_schedule', 'job', 'job_by_key', 'redrive', 'pause', 'leases');
+			'heartbeat_many', 'queue_metrics', 'may_change_schedule', 'job', 'job_by_key', 'redrive', 'pause');
 
 DO $$
 DECLARE
@@ -142,10 +142,10 @@ BEGIN
 END $$;
 REVOKE ALL ON SCHEMA idemq FROM PUBLIC;
 
-DROP VIEW idemq.metrics, idemq.schedules, idemq.workers;
+DROP VIEW idemq.metrics, idemq.schedules;
 DROP FUNCTION idemq.create_queue, idemq.alter_queue, idemq.enqueue, idemq.enqueue_many, idemq.fail, idemq.fail_many,
-	idemq.commit_many, idemq.heartbeat_many, idemq.queue_metrics, idemq.may_change_schedule, idemq.job, idemq.job_by_key, idemq.redrive, idemq.pause,
-	idemq.leases;
+	idemq.commit_many, idemq.heartbeat_many, idemq.queue_metrics, idemq.may_change_schedule, idemq.job, idemq.job_by_key,
+	idemq.redrive, idemq.pause;
 -- Nothing in this script may use it: it is not committed yet.
 ALTER TYPE idemq.outcome ADD VALUE 'rerun' AFTER 'duplicate';
 

@@ -27,7 +27,6 @@
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "shared/lease_scan.h"
-#include "shared/leases.h"
 #include "shared/promote_round.h"
 #include "shared/ready_cursor.h"
 #include "shared/wake.h"
@@ -81,10 +80,7 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 	ClaimCall *call = (ClaimCall *) scan;
 	Job job;
 
-	if (idemq_lease_turns_away(key.id, priority, key) ||
-		!idemq_ready_row(scan, table, priority, key, &job))
-		return STEP_PASS;
-	if (!idemq_transition_allowed(EVENT_CLAIM, job.status))
+	if (!idemq_ready_job(scan, table, priority, key, &job))
 		return STEP_PASS;
 	if (job_has_expired(&job, scan->now))
 	{

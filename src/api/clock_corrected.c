@@ -60,7 +60,10 @@ static SqlStatement correct_jobs = {
 		"history AS (UPDATE idemq.attempts a SET claimed_at = CASE WHEN a.claimed_at > $1 THEN $1 ELSE a.claimed_at END, "
 		"ended_at = least(a.ended_at, $1) WHERE greatest(a.claimed_at, a.ended_at) > $1 "
 		"AND NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = a.job_id AND j.ready_at > $1 "
-		"AND NOT EXISTS (SELECT FROM corrected c WHERE c.id = j.id))) "
+		"AND NOT EXISTS (SELECT FROM corrected c WHERE c.id = j.id))), "
+		"held AS MATERIALIZED (SELECT ctid FROM idemq.steps WHERE begun_at > $1 FOR NO KEY UPDATE SKIP LOCKED), "
+		"calls AS (UPDATE idemq.steps s SET begun_at = $1, call_until = s.call_until - "
+		"make_interval(secs => extract(epoch FROM s.begun_at - $1)) FROM held WHERE s.ctid = held.ctid) "
 		"SELECT count(*) FROM changed",
 	.nargs = 1,
 	.types = {TIMESTAMPTZOID}};

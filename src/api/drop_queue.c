@@ -30,6 +30,12 @@ static SqlStatement delete_jobs = {.text = "DELETE FROM idemq.jobs WHERE queue_i
 static SqlStatement delete_attempts = {.text = "DELETE FROM idemq.attempts WHERE queue_id = $1",
 									   .nargs = 1,
 									   .types = {INT4OID}};
+/* Of a job that was moved to another queue by hand they stay. */
+static SqlStatement delete_steps =
+	{.text = "DELETE FROM idemq.steps s WHERE s.queue_id = $1 "
+			 "AND NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = s.job_id)",
+	 .nargs = 1,
+	 .types = {INT4OID}};
 static SqlStatement delete_queue = {.text = "DELETE FROM idemq.queues WHERE queue_id = $1",
 									.nargs = 1,
 									.types = {INT4OID}};
@@ -130,6 +136,7 @@ idemq_sql_v2_drop_queue(PG_FUNCTION_ARGS)
 	release_dead_queue(&queue, force);
 	entry.jobs = (int64) idemq_spi_run(&delete_jobs, &id, NULL, SPI_OK_DELETE);
 	(void) idemq_spi_run(&delete_attempts, &id, NULL, SPI_OK_DELETE);
+	(void) idemq_spi_run(&delete_steps, &id, NULL, SPI_OK_DELETE);
 	(void) idemq_spi_run(&delete_queue, &id, NULL, SPI_OK_DELETE);
 	if (idemq_spi_query_latest(&any_job, &id, NULL) > 0)
 		ereport(ERROR,

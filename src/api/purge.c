@@ -22,7 +22,8 @@ static SqlStatement purge_jobs =
 			 "AND status <> 'processing' AND ($2 IS NULL OR status::text = $2) "
 			 "FOR UPDATE SKIP LOCKED), "
 			 "gone AS (DELETE FROM idemq.jobs j USING free WHERE j.id = free.id RETURNING j.id), "
-			 "history AS (DELETE FROM idemq.attempts a USING gone WHERE a.job_id = gone.id) "
+			 "history AS (DELETE FROM idemq.attempts a USING gone WHERE a.job_id = gone.id), "
+			 "steps AS (DELETE FROM idemq.steps s USING gone WHERE s.job_id = gone.id) "
 			 "SELECT count(*) FROM gone",
 	 .nargs = 2,
 	 .types = {INT4OID, TEXTOID}};

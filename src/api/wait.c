@@ -55,6 +55,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_wait_result);
 #define CHECK_ALONE USECS_PER_SEC
 /* A wait ends that long, or a tenth of what is left, before statement_timeout. */
 #define TIMEOUT_MARGIN INT64CONST(100000)
+#define WHY_TOP_LEVEL "It sleeps between transactions, so that it holds no snapshot."
 
 /* One thing that is waited for. */
 typedef struct Target
@@ -82,20 +83,6 @@ typedef struct Wait
 
 /* What this session waits for, so that its end finds it too; NULL: nothing. */
 static Wait *current_wait = NULL;
-
-/* Raises 2D000 in a block, a function or an EXCEPTION: no procedure may end a transaction there. */
-static void
-check_top_level(FunctionCallInfo fcinfo, const char *name)
-{
-	if (fcinfo->context == NULL || !IsA(fcinfo->context, CallContext) ||
-		((CallContext *) fcinfo->context)->atomic || IsSubTransaction())
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_TRANSACTION_TERMINATION),
-				 errmsg("idemq.%s cannot run inside a transaction block", name),
-				 errdetail("It sleeps between transactions, so that it holds no snapshot."),
-				 errhint("CALL it by itself, outside BEGIN; in a driver that opens transactions "
-						 "by default, switch autocommit on.")));
-}
 
 /* Moves the bit to the set that is right now; notes whether the target was signalled. */
 static void
@@ -364,7 +351,7 @@ idemq_sql_v2_wait(PG_FUNCTION_ARGS)
 	Target target = {0};
 	Wait wait = {.count = 1, .targets = &target};
 
-	check_top_level(fcinfo, "wait");
+	idemq_check_top_level(fcinfo, "wait", WHY_TOP_LEVEL);
 	target.queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	return wait_for_queues(fcinfo, &wait);
 }
@@ -376,7 +363,7 @@ idemq_sql_v2_wait_any(PG_FUNCTION_ARGS)
 	ArrayArg queues;
 	Wait wait = {0};
 
-	check_top_level(fcinfo, "wait_any");
+	idemq_check_top_level(fcinfo, "wait_any", WHY_TOP_LEVEL);
 	idemq_arg_array(fcinfo, 0, "queues", TEXTOID, false, &queues);
 	if (queues.count == 0)
 		ereport(ERROR,
@@ -402,7 +389,7 @@ idemq_sql_v2_wait_result(PG_FUNCTION_ARGS)
 	Datum values[2];
 	bool nulls[2];
 
-	check_top_level(fcinfo, "wait_result");
+	idemq_check_top_level(fcinfo, "wait_result", WHY_TOP_LEVEL);
 	idemq_arg_required(fcinfo, 0, "id");
 	target.job_id = PG_GETARG_INT64(0);
 	timeout = idemq_arg_interval(fcinfo, 1, "timeout", 0);

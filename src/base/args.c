@@ -8,6 +8,7 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "common/int.h"
 #include "miscadmin.h"
@@ -18,6 +19,23 @@
 
 #include "base/args.h"
 #include "base/idemq.h"
+
+/*
+ * Raises 2D000 in a block, a function or an EXCEPTION: no procedure may end a transaction
+ * there.  why: a sentence.
+ */
+void
+idemq_check_top_level(FunctionCallInfo fcinfo, const char *name, const char *why)
+{
+	if (fcinfo->context == NULL || !IsA(fcinfo->context, CallContext) ||
+		((CallContext *) fcinfo->context)->atomic || IsSubTransaction())
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TRANSACTION_TERMINATION),
+				 errmsg("idemq.%s cannot run inside a transaction block", name),
+				 errdetail("%s", why),
+				 errhint("CALL it by itself, outside BEGIN; in a driver that opens transactions "
+						 "by default, switch autocommit on.")));
+}
 
 /* Raises 22004 for a NULL argument. */
 void

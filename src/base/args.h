@@ -9,6 +9,7 @@
 #include "funcapi.h"
 #include "utils/timestamp.h"
 
+extern void idemq_check_top_level(FunctionCallInfo fcinfo, const char *name, const char *why);
 extern void idemq_arg_required(FunctionCallInfo fcinfo, int n, const char *name);
 extern char *idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes);
 extern text *idemq_arg_worker(FunctionCallInfo fcinfo, int n);

@@ -15,6 +15,7 @@ typedef struct ObjectOids
 	Oid queues;
 	Oid queues_seq;
 	Oid queue_grants;
+	Oid steps; /* may be invalid within CREATE EXTENSION */
 	Oid owner; /* of idemq.jobs: the role that SQL runs as */
 	Oid status_type;
 	Oid status[JOB_STATUS_COUNT];

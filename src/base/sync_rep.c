@@ -83,3 +83,14 @@ idemq_sync_rep_await(void)
 						   "has not committed."),
 				 errhint("Repeat the call.")));
 }
+
+/*
+ * Waits until the synchronous standbys have this session's last commit, whose own wait may
+ * have been cancelled; raises as idemq_sync_rep_await.
+ */
+void
+idemq_sync_rep_await_commit(void)
+{
+	if (!is_replicated(XactLastCommitEnd))
+		idemq_sync_rep_await();
+}

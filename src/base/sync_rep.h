@@ -6,5 +6,6 @@
 #define IDEMQ_BASE_SYNC_REP_H
 
 extern void idemq_sync_rep_await(void);
+extern void idemq_sync_rep_await_commit(void);
 
 #endif

@@ -33,6 +33,7 @@
 #include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "job/tick_key.h"
+#include "table/jobs_steps.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
 #include "table/jobs_id.h"
@@ -293,6 +294,15 @@ replace_payload(const KeyHolder *holder, const JobChange *columns)
 	return updated > 0;
 }
 
+/* Whether the holder has got another payload: what attempts had done for that before is void. */
+static bool
+replaced_for(const KeyHolder *holder, bool replaced)
+{
+	if (replaced && holder->job.token != 0)
+		idemq_steps_void(holder->answer.id);
+	return replaced;
+}
+
 /*
  * Does with a duplicate what the producer wants; false when the holder's status is
  * not what it was.
@@ -314,11 +324,12 @@ handle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
 		case DUPLICATE_REPLACE:
 			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-			return replace(table, queue, holder, columns, false) ||
+			return replaced_for(holder, replace(table, queue, holder, columns, false)) ||
 				   !is_unclaimed(holder->answer.status);
 		case DUPLICATE_RERUN:
 			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-			return replace(table, queue, holder, columns, true) || replace_payload(holder, columns);
+			return replaced_for(holder, replace(table, queue, holder, columns, true) ||
+											replace_payload(holder, columns));
 		case DUPLICATE_KEEP:
 			if (!holder->same_payload)
 				refuse_payload(queue, holder->answer.id,

@@ -16,6 +16,7 @@
 
 #include "job/limits.h"
 #include "job/ready_scan.h"
+#include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
 #include "table/jobs_ready.h"
@@ -265,12 +266,9 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 	}
 }
 
-/*
- * Fetches the row of the entry at hand, as the snapshot sees it; false when it sees none.
- * To be called by consider.
- */
-bool
-idemq_ready_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *job)
+/* Fetches the row of the entry at hand, as the snapshot sees it; false when it sees none. */
+static bool
+fetch_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *job)
 {
 	RowPlace place;
 
@@ -281,16 +279,38 @@ idemq_ready_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, J
 		   job->priority == priority && job->queue_id == scan->queue.id;
 }
 
+/*
+ * Fetches the job of the entry at hand, if it may be claimed as far as its lease entry and
+ * the snapshot tell; false: the cursor may pass it.  To be called by consider.
+ *
+ * Of a job whose attempt is ending the row is asked as well.  Most of the time it is not
+ * ready, and what makes it so commits after our snapshot and lowers the cursor.
+ * Else the end of an attempt is known to the snapshot and not yet to memory: then the end
+ * lowers the cursor for us, which costs the next claimers a way through all that we passed.
+ */
+bool
+idemq_ready_job(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *job)
+{
+	LeaseHold hold = idemq_lease_hold(key.id);
+
+	if (hold == LEASE_HOLDS || !fetch_row(scan, table, priority, key, job) ||
+		!idemq_transition_allowed(EVENT_CLAIM, job->status))
+		return false;
+	if (hold == LEASE_HOLDS_NOT)
+		return true;
+	/* Above READ COMMITTED it is outdated also for what only our own snapshot does not see. */
+	if (table->crosscheck == InvalidSnapshot && idemq_jobs_is_outdated(table, job))
+		return false;
+	return !idemq_lease_turns_away(key.id, priority, key);
+}
+
 /* Stops at an entry that can be claimed, of a row that is not held. */
 static Step
 stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 {
 	Job job;
 
-	if (idemq_lease_turns_away(key.id, priority, key) ||
-		!idemq_ready_row(scan, table, priority, key, &job))
-		return STEP_PASS;
-	if (job.status != JOB_PENDING && job.status != JOB_FAILED)
+	if (!idemq_ready_job(scan, table, priority, key, &job))
 		return STEP_PASS;
 	if (idemq_jobs_lets_claim(&job))
 		scan->stopped = true;

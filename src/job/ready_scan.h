@@ -36,7 +36,7 @@ typedef struct ReadyScan
 } ReadyScan;
 
 extern void idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start);
-extern bool idemq_ready_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key,
+extern bool idemq_ready_job(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key,
 							Job *job);
 extern bool idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held);
 extern TimestampTz idemq_ready_next_due(const QueueInfo *queue);

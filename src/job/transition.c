@@ -26,6 +26,7 @@
 #include "job/dead_queue.h"
 #include "job/transition.h"
 #include "table/attempt_history.h"
+#include "table/jobs_steps.h"
 #include "table/jobs.h"
 #include "table/jobs_write.h"
 #include "txn/pending.h"
@@ -398,16 +399,21 @@ serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz no
 		elog(ERROR, "job %lld could not be made ready again", (long long) id);
 }
 
-/* Writes what idemq.attempts, or nothing any more, is to say of the job. */
+/* Writes what idemq.attempts and idemq.steps, or nothing any more, are to say of the job. */
 static void
 write_history(const Transition *transition, const Job *job, const QueueInfo *queue,
 			  const EventArgs *args, bool deleted)
 {
 	if (deleted && (job->attempt > 1 || !job->row->tts_isnull[COL_LAST_ERROR]))
 		idemq_attempt_history_forget(job->id);
+	if (deleted)
+		idemq_steps_forget(job->id);
 	if (transition->history != NULL && job->status == JOB_PROCESSING &&
 		!((transition->flags & LEAVES_JOB) && keeps_nothing(job, queue)))
 		idemq_attempt_history_add(job, args->now, transition->history, args->error, args->details);
+	/* What was done, was done for the payload of before. */
+	if ((transition->columns & REQUEST) || is_asked(transition, job, TAKES_REQUEST))
+		idemq_steps_void(job->id);
 	/* The row's next commit will not be this one: who repeats this one is to be known. */
 	if ((transition->columns & REQUEST) && job->status == JOB_COMPLETED)
 		idemq_attempt_history_add_commit(job);

@@ -314,6 +314,7 @@ idemq_sql_v2_check(PG_FUNCTION_ARGS)
 	else
 	{
 		idemq_check_tokens(&call);
+		idemq_check_steps(&call);
 		/* The rest reads the ready index. */
 		if (idemq_check_catalog(&call))
 			idemq_check_ready(&call);

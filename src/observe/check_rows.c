@@ -73,6 +73,23 @@ static SqlStatement tokens_below =
 	 .nargs = 3,
 	 .types = {INT8OID, INT8OID, INT8OID}};
 
+static SqlStatement step_tokens =
+	{.text = "SELECT j.id FROM idemq.jobs j WHERE EXISTS (SELECT FROM idemq.steps s "
+			 "WHERE s.job_id = j.id AND s.token > j.token) ORDER BY j.id LIMIT $1",
+	 .nargs = 1,
+	 .types = {INT8OID}};
+
+/*
+ * A stored answer, also a late one, ends it; until call_until one may come by itself.  No
+ * other attempt will begin the step again.
+ */
+static SqlStatement unknown_steps =
+	{.text = "SELECT j.id FROM idemq.steps s JOIN idemq.jobs j ON j.id = s.job_id "
+			 "WHERE s.state = 'open' AND s.call_until <= $2 AND j.finished_at IS NOT NULL "
+			 "GROUP BY j.id ORDER BY j.id LIMIT $1",
+	 .nargs = 2,
+	 .types = {INT8OID, TIMESTAMPTZOID}};
+
 /* What claims, keys, redrive and groups cannot do without. */
 static SqlStatement missing_indexes = {
 	.text =
@@ -124,6 +141,7 @@ static SqlStatement missing_triggers = {
 static SqlStatement open_tables = {
 	.text = "SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid IN "
 			"('idemq.jobs'::pg_catalog.regclass, 'idemq.attempts'::pg_catalog.regclass, "
+			"'idemq.steps'::pg_catalog.regclass, 'idemq.database_uuid'::pg_catalog.regclass, "
 			"'idemq.queues'::pg_catalog.regclass, 'idemq.queue_grants'::pg_catalog.regclass, "
 			"'idemq.seen'::pg_catalog.regclass, 'idemq.schedule_entries'::pg_catalog.regclass, "
 			"'idemq.ticker'::pg_catalog.regclass, 'idemq.handler_entries'::pg_catalog.regclass) AND NOT c.relrowsecurity"};
@@ -216,6 +234,40 @@ idemq_check_tokens(CheckCall *call)
 		call, CHECK_WARNING, "tokens.issued", &ahead,
 		"with a token greater than the last one issued and the clock: written by "
 		"hand, or the clock was set back; its next token is greater still");
+}
+
+/* Collects the jobs that a query finds. */
+static void
+find_jobs(SqlStatement *statement, const Datum *args, IdList *jobs)
+{
+	uint64 rows = idemq_spi_query_latest(statement, args, NULL);
+
+	for (uint64 i = 0; i < rows; i++)
+		idemq_id_list_add(jobs, int64_value(i, 1));
+}
+
+/*
+ * Checks that no step is from the future, and that of no finished job an effect is in
+ * doubt: nothing asks the other side by itself.
+ */
+void
+idemq_check_steps(CheckCall *call)
+{
+	Datum args[] = {Int64GetDatum(CHECK_SUSPECTS), TimestampTzGetDatum(idemq_now())};
+	IdList older = {0};
+	IdList unknown = {0};
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	find_jobs(&step_tokens, args, &older);
+	find_jobs(&unknown_steps, args, &unknown);
+	idemq_spi_end(&scope);
+	idemq_check_report_jobs(call, CHECK_ERROR, "steps.token", &older,
+							"idemq.steps has a greater token than the job");
+	idemq_check_report_jobs(call, CHECK_WARNING, "steps.unknown", &unknown,
+							"finished, with a step that was begun and has no answer: ask the other "
+							"side, then idemq.finish_step or idemq.refuse_step with the token in "
+							"idemq.steps");
 }
 
 static void

@@ -9,6 +9,7 @@
 
 extern void idemq_check_rows(CheckCall *call);
 extern void idemq_check_tokens(CheckCall *call);
+extern void idemq_check_steps(CheckCall *call);
 extern bool idemq_check_catalog(CheckCall *call);
 
 #endif

@@ -20,6 +20,7 @@
 #include "utils/tuplestore.h"
 
 #include "job/transition.h"
+#include "table/jobs_steps.h"
 #include "table/jobs.h"
 #include "table/jobs_ready.h"
 #include "queue/following.h"
@@ -54,6 +55,8 @@ enum
 	METRIC_SINCE,
 	METRIC_RECOVERING,
 	METRIC_RUNNING,
+	METRIC_STEPS_OPEN,
+	METRIC_STEPS_UNKNOWN,
 	METRIC_COLUMNS
 };
 
@@ -67,6 +70,13 @@ typedef struct SqlGauges
 	QueueCount *counts;
 	int ncounts;
 } SqlGauges;
+
+/* Steps that have no answer, of each queue with any; an index has them, and no others. */
+typedef struct StepGauges
+{
+	StepCount *counts;
+	int ncounts;
+} StepGauges;
 
 static const double quantiles[] = {0.5, 0.95, 0.99};
 
@@ -84,6 +94,21 @@ gauges_by_sql(SqlGauges *gauges, int32 queue_id)
 	found =
 		bsearch(&wanted, gauges->counts, gauges->ncounts, sizeof(QueueCount), idemq_compare_int32);
 	return found == NULL ? none : found->jobs;
+}
+
+/* Fills how many steps of a queue are open and unknown. */
+static void
+fill_steps(const StepGauges *gauges, int32 queue_id, Datum *values, bool *nulls)
+{
+	StepCount wanted = {.queue_id = queue_id};
+	StepCount *found =
+		bsearch(&wanted, gauges->counts, gauges->ncounts, sizeof(StepCount), idemq_compare_int32);
+
+	if (found == NULL)
+		found = &wanted;
+	values[METRIC_STEPS_OPEN] = Int64GetDatum(found->open);
+	values[METRIC_STEPS_UNKNOWN] = Int64GetDatum(found->unknown);
+	nulls[METRIC_STEPS_OPEN] = nulls[METRIC_STEPS_UNKNOWN] = false;
 }
 
 /* Returns whether a claim would take a job. */
@@ -235,9 +260,11 @@ idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
 	bool all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
 	bool counts = idemq_arg_bool(fcinfo, 0, "count");
 	SqlGauges gauges = {0};
+	StepGauges steps;
 	int count;
 	int32 *ids = idemq_queue_ids(all ? 0 : PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &count);
 
+	steps.counts = idemq_steps_count(&steps.ncounts);
 	for (int i = 0; i < count; i++)
 	{
 		Datum values[METRIC_COLUMNS];
@@ -248,6 +275,7 @@ idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
 		if (!idemq_queue_by_id(ids[i], &queue))
 			continue;
 		fill_metrics(&queue, counts ? &gauges : NULL, values, nulls);
+		fill_steps(&steps, queue.id, values, nulls);
 		tuplestore_putvalues(store, desc, values, nulls);
 	}
 	return (Datum) 0;

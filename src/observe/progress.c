@@ -9,12 +9,18 @@
 
 #include <math.h>
 
+#include "catalog/pg_authid.h"
 #include "fmgr.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/jsonb.h"
 
-#include "observe/progress.h"
+#include "table/jobs.h"
+#include "queue/queues.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_progress);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_attempt_progress);
 
 /* Reads a number of an object; false when there is none of that name. */
 static bool
@@ -33,8 +39,8 @@ read_number(Jsonb *object, const char *name, double *number)
 }
 
 /* Reads the progress, from 0 to 100; false when the checkpoint does not say. */
-bool
-idemq_progress(Jsonb *checkpoint, double *percent)
+static bool
+read_progress(Jsonb *checkpoint, double *percent)
 {
 	double done;
 	double of;
@@ -56,7 +62,32 @@ idemq_sql_v2_progress(PG_FUNCTION_ARGS)
 {
 	double percent;
 
-	if (!idemq_progress(PG_GETARG_JSONB_P(0), &percent))
+	if (!read_progress(PG_GETARG_JSONB_P(0), &percent))
+		PG_RETURN_NULL();
+	PG_RETURN_FLOAT8(percent);
+}
+
+/*
+ * attempt_progress(id) -> float8, NULL when the job is not in processing, does not say, or
+ * is not for the role to see; for the view idemq.workers.
+ */
+Datum
+idemq_sql_v2_attempt_progress(PG_FUNCTION_ARGS)
+{
+	bool sees_all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
+	bool says = false;
+	double percent = 0;
+	JobsTable table;
+	QueueInfo queue;
+	Job job;
+
+	idemq_jobs_open_to_read(&table);
+	if (idemq_jobs_fetch(&table, PG_GETARG_INT64(0), &job) && job.status == JOB_PROCESSING &&
+		!job.row->tts_isnull[COL_CHECKPOINT] && idemq_queue_by_id(job.queue_id, &queue) &&
+		(sees_all || (queue.privileges & (PRIVILEGE_CLAIM | PRIVILEGE_ADMIN))))
+		says = read_progress(DatumGetJsonbP(job.row->tts_values[COL_CHECKPOINT]), &percent);
+	idemq_jobs_close(&table);
+	if (!says)
 		PG_RETURN_NULL();
 	PG_RETURN_FLOAT8(percent);
 }

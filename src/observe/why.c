@@ -17,6 +17,7 @@
 #include "job/limits.h"
 #include "job/recover.h"
 #include "job/transition.h"
+#include "table/jobs_steps.h"
 #include "table/jobs.h"
 #include "table/jobs_group.h"
 #include "table/jobs_hold.h"
@@ -36,6 +37,8 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_why);
 /* Jobs that are counted before this one, and index entries that are read for it. */
 #define MAX_BEFORE 1000
 #define MAX_ENTRIES 20000
+/* Steps that are named. */
+#define MAX_STEPS 3
 
 typedef struct WhyCall
 {
@@ -409,17 +412,47 @@ say_follows(WhyCall *call)
 	return true;
 }
 
-static bool
-is_finished(JobStatus status)
+/* Says which steps have no answer. */
+static void
+say_steps(WhyCall *call)
 {
-	return status == JOB_COMPLETED || status == JOB_DEAD || status == JOB_CANCELLED;
+	const Job *job = &call->job;
+	OpenStep steps[MAX_STEPS];
+	int count;
+
+	if (job->token == 0)
+		return;
+	count = idemq_steps_open_of(job->id, steps, MAX_STEPS);
+	for (int i = 0; i < count; i++)
+	{
+		const OpenStep *step = &steps[i];
+
+		appendStringInfo(&call->answer, "; its step \"%s\" ", step->name);
+		if (job_is_attempt(job, step->token))
+			say_time(call, "is open: its call may last until ", step->call_until);
+		else
+		{
+			say_time(call, "is unknown: begun at ", step->begun_at);
+			appendStringInfoString(&call->answer,
+								   " by an attempt that is over without an answer, ");
+			if (call->now < step->call_until)
+				say_time(call, "its call may arrive until ", step->call_until);
+			else if (!job_status_is_finished(job->status))
+				appendStringInfoString(&call->answer, "the next one asks the other side");
+			else
+				appendStringInfo(&call->answer,
+								 "ask the other side, then idemq.finish_step(%lld, %lld, ...) or "
+								 "idemq.refuse_step",
+								 (long long) job->id, (long long) step->token);
+		}
+	}
 }
 
 static void
 say_why(WhyCall *call)
 {
 	appendStringInfo(&call->answer, "%s: ", idemq_status_name(call->job.status));
-	if (!is_finished(call->job.status) && say_follows(call))
+	if (!job_status_is_finished(call->job.status) && say_follows(call))
 		return;
 	switch (call->job.status)
 	{
@@ -441,6 +474,7 @@ say_why(WhyCall *call)
 			say_finished(call);
 			break;
 	}
+	say_steps(call);
 }
 
 /* why(id) -> text; 22004. */

@@ -16,7 +16,6 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
-#include "observe/progress.h"
 #include "table/jobs.h"
 #include "queue/queues.h"
 #include "shared/lease_scan.h"
@@ -37,11 +36,10 @@ typedef enum LeaseColumn
 	LEASE_DEADLINE,
 	LEASE_EXPIRES_IN,
 	LEASE_ATTACHED,
-	LEASE_STATE,
-	LEASE_PROGRESS
+	LEASE_STATE
 } LeaseColumn;
 
-#define LEASE_COLUMNS 11
+#define LEASE_COLUMNS 10
 
 static const char *
 state_of(const Lease *lease)
@@ -64,7 +62,6 @@ put(Datum *values, bool *nulls, LeaseColumn column, Datum value)
 static void
 fill_from_row(JobsTable *table, const Lease *lease, Datum *values, bool *nulls)
 {
-	double progress;
 	Job job;
 
 	if (!idemq_jobs_fetch(table, lease->key.job_id, &job) || job.status != JOB_PROCESSING ||
@@ -75,9 +72,6 @@ fill_from_row(JobsTable *table, const Lease *lease, Datum *values, bool *nulls)
 	nulls[LEASE_WORKER] = job.row->tts_isnull[COL_WORKER];
 	values[LEASE_CLAIMED_AT] = job.row->tts_values[COL_CLAIMED_AT];
 	nulls[LEASE_CLAIMED_AT] = job.row->tts_isnull[COL_CLAIMED_AT];
-	if (!job.row->tts_isnull[COL_CHECKPOINT] &&
-		idemq_progress(DatumGetJsonbP(job.row->tts_values[COL_CHECKPOINT]), &progress))
-		put(values, nulls, LEASE_PROGRESS, Float8GetDatum(progress));
 }
 
 static void

@@ -31,10 +31,11 @@ typedef enum Counter
 	COUNTER_STALE_COMMITS,	  /* commits with a token that is not the job's any more */
 	COUNTER_STALE_CALLS,	  /* other calls of workers with such a token */
 	COUNTER_REPEATED_COMMITS, /* commits of what was committed */
-	COUNTER_RERUNS			  /* finished jobs made ready for a later request */
+	COUNTER_RERUNS,			  /* finished jobs made ready for a later request */
+	COUNTER_STEPS_DONE
 } Counter;
 
-#define COUNTER_COUNT 17
+#define COUNTER_COUNT 18
 #define COUNTER_BIT(counter) (1U << (counter))
 
 /* Lengths of time of which there is a histogram. */

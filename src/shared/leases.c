@@ -31,9 +31,9 @@
  *	 - At the end entries go first, then cursors are lowered: a claimer that passed the
  *	   job because of the entry gets a lowering that comes after the entry is gone.
  *	 - Between the ender's commit and the drop of its entry, another session may make the
- *	   job ready again, and lower.  A claimer that passes the job then is answered by
- *	   passed_by: when the entry goes, the cursor is lowered to the least key at which the
- *	   job was passed.
+ *	   job ready again, and lower.  A claimer that passes the job then, and whose snapshot
+ *	   shows it ready, is answered by passed_by: when the entry goes, the cursor is lowered
+ *	   to the least key at which the job was passed.
  *	 - Expired entries are collected, then the snapshot is taken, then they are reaped: so
  *	   the snapshot sees every claim whose entry was found.  A row with an older token than
  *	   its entry's is not there yet, and is checked again.
@@ -77,11 +77,22 @@ idemq_lease_busy(int64 job_id)
 	return idemq_lease_get(job_id, &lease) && lease.ending.ender != IDEMQ_MY_PROC_NUMBER;
 }
 
+/* Returns how a job's entry keeps this transaction from claiming it. */
+LeaseHold
+idemq_lease_hold(int64 job_id)
+{
+	Lease lease;
+
+	if (!idemq_lease_get(job_id, &lease) || lease.ending.ender == IDEMQ_MY_PROC_NUMBER)
+		return LEASE_HOLDS_NOT;
+	return lease.ending.ender == NO_SESSION ? LEASE_HOLDS : LEASE_HOLDS_ENDING;
+}
+
 /*
- * As idemq_lease_busy, for a claimer that will let the ready cursor pass the job, at
- * that key.  The job may become ready again as soon as the lease's ender has
- * committed, before the entry is gone: so an entry that has an ender remembers the
- * least key at which it was passed, for the cursor to be lowered to when it goes.
+ * For a claimer that lets the ready cursor pass, at that key, a job whose lease is ending
+ * and which is ready again all the same: the ender has committed, and its entry is not gone
+ * yet.  The entry remembers the least key at which it was passed, for the cursor to be
+ * lowered to when it goes.  Returns false when it has gone.
  */
 bool
 idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
@@ -89,19 +100,13 @@ idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
 	LeaseKey lease_id = idemq_lease_key(job_id);
 	LWLock *lock;
 	uint32 hash;
-	Lease *lease = idemq_lease_lock_entry(&lease_id, LW_SHARED, &lock, &hash);
-	bool busy = lease != NULL && lease->ending.ender != IDEMQ_MY_PROC_NUMBER;
-	bool ending = busy && lease->ending.ender != NO_SESSION;
+	Lease *lease = idemq_lease_lock_entry(&lease_id, LW_EXCLUSIVE, &lock, &hash);
+	bool there = lease != NULL;
 
-	LWLockRelease(lock);
-	if (!ending)
-		return busy;
-	lease = idemq_lease_lock_entry(&lease_id, LW_EXCLUSIVE, &lock, &hash);
-	busy = lease != NULL;
-	if (busy && (!lease->passed_by.any || key.ready_at < lease->passed_by.least))
+	if (there && (!lease->passed_by.any || key.ready_at < lease->passed_by.least))
 		lease->passed_by = (PassedBy){key.ready_at, (int16) priority, true};
 	LWLockRelease(lock);
-	return busy;
+	return there;
 }
 
 /* Copies a job's entry; false when there is none. */

@@ -21,6 +21,14 @@ typedef enum LeaseTake
 	LEASE_LIMIT /* the queue's max_running is reached */
 } LeaseTake;
 
+/* How an entry keeps a session from claiming its job. */
+typedef enum LeaseHold
+{
+	LEASE_HOLDS_NOT,   /* there is none, or this transaction ends the attempt itself */
+	LEASE_HOLDS,	   /* claimed, or in processing */
+	LEASE_HOLDS_ENDING /* another transaction ends the attempt, or has just done so */
+} LeaseHold;
+
 /* A claim that wants an entry. */
 typedef struct LeaseClaim
 {
@@ -83,6 +91,7 @@ typedef struct LeaseTimes
 } LeaseTimes;
 
 extern bool idemq_lease_busy(int64 job_id);
+extern LeaseHold idemq_lease_hold(int64 job_id);
 extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
 extern bool idemq_lease_get(int64 job_id, Lease *copy);
 extern RowPlace idemq_lease_row_place(int64 job_id);

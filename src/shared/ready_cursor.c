@@ -23,9 +23,10 @@
  *	 - It has a lease entry without an ender: the job is being claimed, or in processing.
  *	   An abort of the claim drops the entry, then lowers.  An end begins after the check
  *	   of the entry: what becomes claimable by it is written after s, and lowered to.
- *	 - It has a lease entry with an ender: as before; or the end has committed, and the job
- *	   is ready again by a lowering perhaps before r.  So the entry remembers the key, and
- *	   its drop lowers to it (passed_by in shared/leases.c).
+ *	 - It has a lease entry with an ender: the snapshot tells, as below.  If it shows the
+ *	   job ready, the end has committed, and the job was made ready by a lowering perhaps
+ *	   before r.  So the entry remembers the key, and its drop lowers to it (passed_by in
+ *	   shared/leases.c).
  *	 - The snapshot does not see it: its inserter commits after s, then lowers.
  *	 - It is visible, in a status that cannot be claimed: it gets a new version to become
  *	   claimable, whose writer commits after s, then lowers to the new key.

@@ -3,14 +3,17 @@
  *		How far the search for leases that memory lost has come, in each queue's
  *		slot.  job/recover.c does the searching.
  *
- * needs_recovery is set where a job may be in flight without a lease entry: a new slot
- * (so after each start), a claim with a full lease table, COMMIT PREPARED, a row that was
- * written by hand.  The search goes over the ready index in steps, by claims and by the
+ * A search is needed where a job may be in flight without a lease entry: of a new slot
+ * (so after each start), after a claim with a full lease table, COMMIT PREPARED, a row that
+ * was written by hand.  next_recovery is when it may go on.  The search goes over the ready index in steps, by claims and by the
  * worker; each step notes where it ended.  A search that is asked for while one is under
  * way moves the epoch, which voids what the older one notes; or it makes the older one
  * incomplete, so that another follows.
  *
- * Locks: see README.md, level 3.  A queue without a slot has no recovery point: its claims
+ * Locks: see README.md, level 3; next_recovery is written under the slot's lock, and read
+ * without it by every claim: one that reads too early does no step of a search that has
+ * just been asked for.  Who must know whether one is needed (job/limits.c) asks
+ * idemq_slot_status.  A queue without a slot has no recovery point: its claims
  * search the whole queue, once a second in a session at most.
  *
  * What txn/pending.c calls after commit or abort neither allocates nor raises.
@@ -25,12 +28,25 @@
 /* A search that missed something begins again after so many microseconds. */
 #define RECOVERY_INTERVAL USECS_PER_SEC
 
+/* Returns whether there may be jobs in flight without a lease entry. */
+static bool
+is_needed(QueueSlot *slot)
+{
+	return pg_atomic_read_u64(&slot->next_recovery) != RECOVERY_NEVER;
+}
+
+/* Returns whether a search is to go on now. */
+static bool
+is_due(QueueSlot *slot)
+{
+	return is_needed(slot) && pg_atomic_read_u64(&slot->next_recovery) <= (uint64) idemq_mono_now();
+}
+
 /* Asks for a search of the queue from its start.  The slot's lock held. */
 void
 idemq_slot_begin_recovery(QueueSlot *slot, int64 not_before)
 {
-	slot->needs_recovery = true;
-	slot->next_recovery = not_before;
+	pg_atomic_write_u64(&slot->next_recovery, (uint64) not_before);
 	slot->recovery = (RecoveryPoint){slot->recovery.epoch + 1, 0, READY_KEY_MIN, false};
 	idemq_worker_need_slot(slot, not_before);
 }
@@ -42,7 +58,7 @@ idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id)
 	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
 		return;
 	/* A search under way goes on, and another one follows. */
-	if (slot->needs_recovery)
+	if (is_needed(slot))
 		slot->recovery.incomplete = true;
 	else
 		idemq_slot_begin_recovery(slot, 0);
@@ -58,10 +74,12 @@ idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole, RecoveryP
 {
 	bool needed;
 
+	if (!whole && idemq_slot_is_of(slot, queue_id) && !is_due(slot))
+		return false;
 	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
 		return false;
 	*point = slot->recovery;
-	needed = slot->needs_recovery && (whole || slot->next_recovery <= idemq_mono_now());
+	needed = whole ? is_needed(slot) : is_due(slot);
 	LWLockRelease(&slot->lock);
 	if (whole)
 	{
@@ -95,7 +113,7 @@ idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *po
 		if (known->priority == IDEMQ_PRIORITIES && incomplete)
 			idemq_slot_begin_recovery(slot, idemq_mono_now() + RECOVERY_INTERVAL);
 		else if (known->priority == IDEMQ_PRIORITIES)
-			slot->needs_recovery = false;
+			pg_atomic_write_u64(&slot->next_recovery, RECOVERY_NEVER);
 	}
 	LWLockRelease(&slot->lock);
 }

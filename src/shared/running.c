@@ -34,7 +34,7 @@
  *	   search for lost leases, one partition locked at a time.  A claim finds the slot
  *	   under its partition lock, so it counts itself, or is there already and is found;
  *	 - jobs are in processing without an entry (restart, COMMIT PREPARED, rows made by
- *	   hand): a queue with max_running hands out nothing while needs_recovery is set, and
+ *	   hand): a queue with max_running hands out nothing while a search is needed, and
  *	   a claim searches to the end.  An attempt without an entry that T has ended is not
  *	   seen by T's own search, so no search by T is believed (idemq_borrowed_uncounted);
  *	 - the lease table is full: no claim without an entry in a queue with max_running.

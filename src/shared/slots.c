@@ -84,6 +84,7 @@ slot_reset(QueueSlot *slot, SetWord set)
 	slot->next_verify = idemq_mono_now() + USECS_PER_SEC;
 	set(&slot->rate_tat, 0);
 	set(&slot->next_fill, 0);
+	set(&slot->next_recovery, RECOVERY_NEVER);
 	set(&slot->next_deadline, 0);
 	set(&slot->next_due, 0);
 	set(&slot->next_expiry, 0);
@@ -251,7 +252,7 @@ copy_views(Oid database, int after, SlotView *views, int max)
 			continue;
 		LWLockAcquire(&slot->lock, LW_SHARED);
 		views[count++] =
-			(SlotView){slot, slot->key.queue_id, slot->needs_recovery, slot->next_recovery};
+			(SlotView){slot, slot->key.queue_id, (int64) pg_atomic_read_u64(&slot->next_recovery)};
 		LWLockRelease(&slot->lock);
 	}
 	LWLockRelease(&shared->slots_lock);
@@ -286,7 +287,7 @@ idemq_slot_view(int index, Oid database, SlotView *view)
 
 	LWLockAcquire(&slot->lock, LW_SHARED);
 	used = slot->key.queue_id != 0 && slot->key.database == database;
-	*view = (SlotView){slot, slot->key.queue_id, slot->needs_recovery, slot->next_recovery};
+	*view = (SlotView){slot, slot->key.queue_id, (int64) pg_atomic_read_u64(&slot->next_recovery)};
 	LWLockRelease(&slot->lock);
 	return used;
 }
@@ -397,7 +398,7 @@ idemq_slot_status(int32 queue_id, SlotStatus *status)
 
 	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
 		return false;
-	status->needs_recovery = slot->needs_recovery;
+	status->needs_recovery = pg_atomic_read_u64(&slot->next_recovery) != RECOVERY_NEVER;
 	status->next_deadline = pg_atomic_read_u64(&slot->next_deadline);
 	LWLockRelease(&slot->lock);
 	return true;

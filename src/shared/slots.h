@@ -46,6 +46,9 @@ typedef struct SlotKey
 	int32 queue_id;
 } SlotKey;
 
+/* In QueueSlot.next_recovery: every job in flight has a lease entry. */
+#define RECOVERY_NEVER ((uint64) PG_INT64_MAX)
+
 /* The two halves of QueueSlot.running. */
 #define RUNNING_LIFE(word) ((uint32) ((word) >> 32)) /* number of the slot's life */
 #define RUNNING_COUNT(word) ((uint32) (word))		 /* lease entries counted in it */
@@ -58,11 +61,10 @@ typedef struct QueueSlot
 	uint64 seq;						   /* lowerings so far */
 	ReadyKey cursor[IDEMQ_PRIORITIES]; /* below it nothing can be claimed */
 	History history[IDEMQ_PRIORITIES]; /* of lowerings */
-	bool needs_recovery;			   /* jobs may be in flight without an entry */
-	int64 next_recovery;			   /* mono: not before */
-	RecoveryPoint recovery;			   /* its epoch moves whenever needs_recovery is set */
-	int64 next_verify;				   /* mono: of the cursors, not before */
-	pg_atomic_uint64 next_deadline;	   /* mono: no lease ends before; no lock */
+	pg_atomic_uint64 next_recovery; /* mono: no search for lost leases before; read without lock */
+	RecoveryPoint recovery;			/* its epoch moves whenever a search is asked for */
+	int64 next_verify;				/* mono: of the cursors, not before */
+	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
 	/* for shared/wake.c; no lock */
 	pg_atomic_uint64 next_due;	   /* TimestampTz: nothing comes due by time alone before */
 	pg_atomic_uint64 next_expiry;  /* TimestampTz: no job expires before; 0: unknown */
@@ -90,8 +92,7 @@ typedef struct SlotView
 {
 	QueueSlot *slot;
 	int32 queue_id;
-	bool needs_recovery;
-	int64 next_recovery; /* mono */
+	int64 next_recovery; /* mono; PG_INT64_MAX: no search is needed */
 } SlotView;
 
 /* What idemq.check() has to know of one queue's slot, copied. */

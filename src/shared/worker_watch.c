@@ -119,7 +119,7 @@ hand_out(const SlotView *view, void *arg)
 		return;
 	if (pg_atomic_read_u64(&slot->next_deadline) <= (uint64) now ||
 		pg_atomic_read_u64(&slot->next_due) <= (uint64) idemq_timestamp_from_mono(now) ||
-		idemq_groups_due_at(slot) <= now || (view->needs_recovery && view->next_recovery <= now))
+		idemq_groups_due_at(slot) <= now || view->next_recovery <= now)
 		(void) idemq_sleepers_wake(sleepers, 1);
 }
 

@@ -190,7 +190,7 @@ reap_due_at(const SlotView *view)
 static int64
 recover_due_at(const SlotView *view)
 {
-	return view->needs_recovery ? view->next_recovery : PG_INT64_MAX;
+	return view->next_recovery;
 }
 
 /* next_due is a time of day. */

@@ -1,6 +1,6 @@
 /*
  * worker/retention.c
- *		Deleting what is past its retention: finished jobs and their attempts, what
+ *		Deleting what is past its retention: finished jobs, their attempts and steps, what
  *		idemq.once has seen, and the audit.
  *
  * The background worker does so in rounds, idemq.purge_interval apart.  A round
@@ -35,6 +35,7 @@
 #include "worker/retention.h"
 #include "worker/retention_ranges.h"
 #include "table/attempt_history.h"
+#include "table/jobs_steps.h"
 #include "table/jobs.h"
 #include "table/jobs_by_id.h"
 #include "table/jobs_hold.h"
@@ -330,6 +331,7 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 	}
 	idemq_jobs_scan_end(&batch.table);
 	idemq_attempt_history_forget_all(batch.ids, batch.rows);
+	idemq_steps_forget_all(batch.ids, batch.rows);
 	idemq_jobs_close(&batch.table);
 	pfree(batch.ids);
 	if (!stopped)

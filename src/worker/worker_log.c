@@ -80,7 +80,7 @@ idemq_log_worker_ends(const char *why)
 static void
 count_recovering(const SlotView *view, void *arg)
 {
-	*(int *) arg += view->needs_recovery;
+	*(int *) arg += view->next_recovery != PG_INT64_MAX;
 }
 
 static int

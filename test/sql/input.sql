@@ -11,7 +11,7 @@ INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '
 	('delay', '''1 s'''), ('delays', 'NULL'), ('expires_ins', '''{1 h}'''), ('nowait', 'false'), ('details', '''{}'''), ('run_at', '''2001-01-01'''), ('run_ats', '''{2001-01-01}'''), ('priority', '3'), ('priorities', '''{3}'''), ('group_key', 'NULL'),
 	('group_keys', 'NULL'), ('max_attempts', '2'), ('headers', '''{}'''), ('expires_in', '''1 h'''), ('key_ttl', 'NULL'), ('key_ttls', 'NULL'), ('on_duplicate', '''keep'''), ('max_jobs', '2'),
 	('lease', '''1 h'''), ('worker', '''w'''), ('attach', 'false'), ('id', '$1'), ('ids', 'ARRAY[$1]'), ('token', '$2'), ('tokens', 'ARRAY[$2]'), ('result', '''1'''),
-	('results', '''{1}'''), ('error', '''e'''), ('errors', '''{e}'''), ('retry_in', '''1 s'''), ('permanent', 'false'), ('state', '''1'''), ('name', '''q'''),
+	('results', '''{1}'''), ('error', '''e'''), ('errors', '''{e}'''), ('retry_in', '''1 s'''), ('permanent', 'false'), ('state', '''1'''), ('name', '''q'''), ('response', '''1'''),
 	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 s'''), ('retry_factor', '2'),
 	('retry_max', '''1 h'''), ('retry_jitter', '0'), ('retention', '''1 day'''), ('idempotency_window', '''1 day'''), ('max_running', 'NULL'), ('rate_limit', 'NULL'),
 	('rate_period', '''1 s'''), ('dead_queue', 'NULL'), ('dead_retention', '''30 days'''), ('max_lease', '''1 day'''), ('job_timeout', '''1 h'''), ('queue_id', '1'), ('scope', '''s'''), ('count', 'true'), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),

@@ -42,7 +42,7 @@ DROP INDEX idemq.backwards;
 -- Twice, within the claim's transaction.
 BEGIN;
 CREATE TEMP TABLE one AS SELECT c.* FROM idemq.enqueue('q', '11') e, idemq.claim_job(e.id) c;
-ALTER TABLE idemq.jobs ALTER COLUMN worker TYPE text COLLATE "C";
+ALTER TABLE idemq.jobs ALTER COLUMN rerun_headers TYPE jsonb USING rerun_headers || NULL;
 SELECT idemq.commit(id, token) FROM one;
 DROP TABLE one;
 COMMIT;

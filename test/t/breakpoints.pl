@@ -109,6 +109,44 @@ foreach my $end ("idemq.fail(id, token, permanent => true)", 'idemq.cancel(id)')
 	is(claim_with_4(), '1 4', 'until it is gone; they have not passed the job');
 }
 
+# Likewise, passed by a claimer whose own snapshot is older, but which sees that it is ready.
+my $two = session($node);
+prepare(2);
+$two->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM held');
+$go = send_to("SELECT idemq.fail(id, token, permanent => true) FROM held WHERE payload = '1'", 'idemq_lease_drop');
+is_sql($node, "SELECT idemq.retry(id) FROM held WHERE payload = '1'", 'retrying', 'retried before its entry is gone');
+is($two->query("$claim; COMMIT"), '', 'above READ COMMITTED nobody gets it either');
+$go->();
+is(claim_with_4(), '1 4', 'and it is not passed');
+
+# How many entries of the ready index a claim reads that finds no job.
+sub entries_read
+{
+	return sql($node, "BEGIN; $claim; SELECT pg_stat_get_xact_tuples_returned('idemq.jobs_ready'::regclass); COMMIT") =~ s/^\n//r;
+}
+
+# An attempt that ends, and whose job nobody makes ready again, lowers no cursor, though
+# claimers have met its entry: its ender had not committed, or the claim was not in their snapshot.
+prepare(2);
+$one->query_safe("BEGIN; SELECT idemq.commit(id, token) FROM held WHERE payload = '1'");
+sql($node, "SELECT idemq.enqueue('q', '3', run_at => '2020-01-01')");
+is_sql($node, $claim, '3', 'a claim that meets the entry of an attempt that ends');
+$one->query_safe('COMMIT');
+is(entries_read(), 0, 'has nobody read it again');
+
+foreach my $end ('commit(id, token)', "fail(id, token, retry_in => '0')")
+{
+	my $again = $end =~ /^fail/ ? 1 : 0;
+
+	prepare(0);
+	$go = send_to($claim, 'idemq_lease_hold');
+	is_sql($node, $claim, '1 2', 'claimed behind the snapshot of another claim');
+	$two->query_safe("BEGIN; SELECT idemq.$end FROM idemq.jobs");
+	is($go->(), "\n1", 'which meets the entries of attempts that end');
+	$two->query_safe('COMMIT');
+	is($again ? sql($node, $claim) : entries_read(), $again ? '1 2' : 0, "$end: " . ($again ? 'ready again' : 'nobody reads them again'));
+}
+
 # An abort: the row is free before the entry is gone.
 prepare(0);
 $one->query_safe("BEGIN; SELECT * FROM idemq.claim('q')");
@@ -161,7 +199,6 @@ is($go->() . sql($node, "SELECT payload FROM idemq.claim('g')"), "2\n1", 'who lo
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'the group is not forgotten');
 
 # Who looks at all groups knows of none until he comes to it: check() gives him a second.
-my $two = session($node);
 sql($node, "SELECT idemq.enqueue('g', '4', group_key => repeat('g', 200))");
 $one->query_safe('SELECT 1');
 $go = send_to("SELECT payload FROM idemq.claim('g')", 'idemq_jobs_group_next');

@@ -1,6 +1,6 @@
 # What the documents show: README.md and all of doc/.  Every block of SQL and of shell
 # runs, each document in a session and a database of its own; Python is that of the
-# files that test/clients runs, word for word; every link has an end.
+# files that test/clients runs, and JavaScript that of the Node client's examples, word for word; every link has an end.
 #
 # How blocks of SQL are read: test/t/lib/Manual.pm.
 #
@@ -55,11 +55,11 @@ sub runs_shell
 	return @blocks > 0;
 }
 
-# Python in a document stands word for word in a file that a test runs.
+# Python and JavaScript in a document stand word for word in a file that a test runs.
 sub quotes
 {
-	my ($file, @of) = @_;
-	my @blocks = blocks($file, 'python');
+	my ($file, $language, @of) = @_;
+	my @blocks = blocks($file, $language);
 
 	foreach my $block (@blocks)
 	{
@@ -71,7 +71,7 @@ sub quotes
 # Runs a document, and removes the databases and roles that it made.
 sub runs
 {
-	my ($file, @python) = @_;
+	my ($file, $python, $javascript) = @_;
 	my $db = $file =~ s/\W/_/gr;
 	my $ran = 0;
 	my %before = map { $_ => 1 } split /\n/, sql($node, 'SELECT datname FROM pg_database');
@@ -83,7 +83,8 @@ sub runs
 	sql($node, 'CALL idemq.tick()', $db);
 	$ran += runs_sql($node, $file, $db);
 	$ran += runs_shell($file, $db);
-	$ran += quotes($file, @python);
+	$ran += quotes($file, 'python', @$python);
+	$ran += quotes($file, 'js', @$javascript);
 	foreach my $made (split /\n/, sql($node, 'SELECT datname FROM pg_database'))
 	{
 		sql($node, "DROP DATABASE \"$made\" WITH (FORCE)") if !$before{$made};
@@ -166,10 +167,11 @@ sub has_no_dead_link
 
 my @pages = files('doc', qr/\.md$/);
 my @python = files('test/clients', qr/\.py$/);
+my @javascript = files('clients/node/examples', qr/\.js$/);
 my @others = grep { -e "$source/$_" } qw(CONTRIBUTING.md SECURITY.md CHANGELOG.md), files('src', qr|/README\.md$|),
   files('test', qr|/README\.md$|);
 
-my %ran = map { $_ => runs($_, @python) } 'README.md', @pages;
+my %ran = map { $_ => runs($_, \@python, \@javascript) } 'README.md', @pages;
 ok($ran{$_}, "$_: there was something to run") foreach 'README.md', grep { m|^doc/usage/| } @pages;
 
 has_no_dead_link($_) foreach 'README.md', @pages, @others;

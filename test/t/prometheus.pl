@@ -300,7 +300,7 @@ delete @wanted{ map { /^(\w+)/ } keys %fired };
 is(join(' ', sort keys %wanted), '', 'every rule has fired');
 is(join(' ', grep { /\((?:q|times|sched)\)/ && !/^IdemqSchedule/ } sort keys %fired), '', 'and none of the queues that are well');
 is(unexpected($node, qw(42501 P0099 57P01)), '', 'no error that was not meant');
-note "# figure: the last alert fired after " . int(time - $since) . ' s';
+note "figure: the last alert fired after " . int(time - $since) . ' s';
 
 $node->stop;
 done_testing();

@@ -1,0 +1,187 @@
+// idemq: a client for the job queue inside PostgreSQL.
+//
+// ids and tokens are strings of digits: they are bigint in the server, and no number here loses one.
+// An Interval is a number of seconds, or PostgreSQL's text for one: 90, '1 min 30 s'.
+
+import type { ClientBase, ClientConfig, Pool, PoolConfig, QueryResult } from 'pg';
+
+export type Interval = number | string;
+export type Json = any;
+
+/** A connection string or settings of pg. host and port may be lists, as in libpq: 'postgresql://db1,db2:5433/shop'. */
+export type Connection = string | ClientConfig | (Omit<ClientConfig, 'port'> & { port?: number | string });
+
+/** What can run a statement: pg's Client, or a Pool where the job need not be in a transaction of yours. */
+export interface Queryable {
+  query(text: string, values: unknown[]): Promise<QueryResult<any>>;
+}
+
+export interface EnqueueOptions {
+  key?: string | null;
+  delay?: Interval | null;
+  runAt?: Date | string | null;
+  /** 0 is first, 9 last; 4 */
+  priority?: number;
+  groupKey?: string | null;
+  maxAttempts?: number | null;
+  /** For the worker; the trace context of the caller is added where @opentelemetry/api is installed. */
+  headers?: Record<string, Json> | null;
+  expiresIn?: Interval | null;
+  keyTtl?: Interval | null;
+  onDuplicate?: 'keep' | 'ignore' | 'replace' | 'rerun' | 'error';
+  nowait?: boolean;
+}
+
+export interface Enqueued {
+  /** null with outcome locked */
+  id: string | null;
+  outcome: 'accepted' | 'duplicate' | 'rerun' | 'locked';
+  status: 'blocked' | 'pending' | 'processing' | 'failed' | 'completed' | 'dead' | 'cancelled' | null;
+  result: Json;
+}
+
+/** Adds a job, in the transaction of this client. */
+export function enqueue(client: Queryable, queue: string, payload: Json, options?: EnqueueOptions): Promise<Enqueued>;
+
+/** A pool for producers: pg's, which goes to whichever of several hosts takes writes. A Worker needs none. */
+export function createPool(connection: Connection, options?: PoolConfig): Pool;
+
+/** What a handler is given. */
+export interface Job {
+  readonly queue: string;
+  readonly id: string;
+  /** The fencing token of this attempt: larger than that of any before. */
+  readonly token: string;
+  readonly attempt: number;
+  readonly maxAttempts: number;
+  readonly payload: Json;
+  readonly headers: Record<string, Json>;
+  readonly key: string | null;
+  readonly groupKey: string | null;
+  /** What the last checkpoint has stored, of an earlier attempt too; null at first. */
+  readonly state: Json;
+  readonly enqueuedAt: Date;
+  /** When the handler will be cancelled. */
+  readonly deadline: Date;
+  /** Fires when the handler is to stop, with a Cancelled as its reason: pass it to fetch and the like. */
+  readonly signal: AbortSignal;
+  /** Stores how far the job came, for the next attempt. In runOutside alone. */
+  checkpoint(data: Json): Promise<void>;
+  /**
+   * Has another system do something, once: a later attempt is given the response that is stored. When an
+   * attempt was lost between call and answer, ask finds out; without ask, or when it answers undefined,
+   * the call is made again under the same key. In runOutside alone.
+   */
+  step<T = Json>(name: string, call: (call: StepCall) => T | Promise<T>, options?: StepOptions<T>): Promise<T>;
+}
+
+export interface StepCall {
+  /** The key of this effect, to send along: the same in each attempt, until the other side refuses. */
+  readonly key: string;
+  readonly request: Json;
+  /** Fires at `until`, and when the job's does. */
+  readonly signal: AbortSignal;
+  readonly until: Date;
+}
+
+export interface StepOptions<T = Json> {
+  /** What is asked for; another one under the same name is an error (KeyReused). */
+  request?: Json;
+  /** Seconds, 30: after that the call is given up, and no attempt asks before. */
+  callTimeout?: number;
+  /** Asks the other side whether an earlier call was done; answers its response, or undefined. */
+  ask?: (earlier: { key: string; request: Json; begunAt: Date; signal: AbortSignal }) => T | undefined | Promise<T | undefined>;
+}
+
+/** Gets the client whose transaction the job is committed in; what it returns is the job's result. */
+export type Handler = (job: Job, client: ClientBase) => Json | Promise<Json>;
+/** What it returns is the job's result. */
+export type OutsideHandler = (job: Job) => Json | Promise<Json>;
+
+export interface Logger {
+  info(text: string): void;
+  warn(text: string): void;
+  error(text: string): void;
+}
+
+export interface WorkerOptions {
+  /** Its name in idemq.workers. */
+  name?: string;
+  /** Where to sleep until there is work, when `connection` leads to a pooler: a connection of its own. */
+  waitConnection?: Connection;
+  /** Jobs at a time, 1. In run each has a connection. */
+  concurrency?: number;
+  /** Jobs in one transaction, 1. If one fails, all of it is undone, and each runs alone. In run alone. */
+  batch?: number;
+  /** The lease, in place of the queue's: for how long a worker that hangs keeps a job. */
+  lease?: Interval;
+  /** Seconds that a handler may take, 3600; the job_timeout of the queue goes before it. */
+  timeout?: number;
+  /** Seconds that jobs may take to end after SIGTERM, 30. */
+  grace?: number;
+  /** Whether leases end with the worker's session. In run yes, unless there is a pooler; in runOutside no. */
+  attach?: boolean;
+  /** Whether SIGTERM and SIGINT drain. true */
+  signals?: boolean;
+  /** console's warn and error, unless given. */
+  logger?: Logger;
+}
+
+/** How often which outcome: { committed: 3, retrying: 1 }. */
+export type Outcomes = Partial<Record<'committed' | 'retrying' | 'dead' | 'released' | 'stale' | 'not_found' | 'lost', number>>;
+
+export class Worker {
+  constructor(connection: Connection, queue: string, options?: WorkerOptions);
+  /** Works until SIGTERM or stop(): the handler's effects and its job's commit share a transaction. */
+  run(handler: Handler): Promise<Outcomes>;
+  /** The same for effects outside of this database. */
+  runOutside(handler: OutsideHandler): Promise<Outcomes>;
+  /** Claims no more; what runs has `grace` to end. Called again: it has not. */
+  stop(): void;
+}
+
+/** Does what is ready now, and ends: for tests of an application, and for cron. */
+export function drain(connection: Connection, queue: string, handler: Handler, options?: WorkerOptions & { outside?: false }): Promise<Outcomes>;
+export function drain(connection: Connection, queue: string, handler: OutsideHandler, options: WorkerOptions & { outside: true }): Promise<Outcomes>;
+
+/** An error of idemq, by its SQLSTATE. */
+export class IdemqError extends Error {
+  readonly sqlstate: string;
+  readonly detail: string | undefined;
+  readonly hint: string | undefined;
+}
+/** IQ001: the lease is lost. */
+export class StaleToken extends IdemqError {}
+/** IQ002: no such job, or not for this role. */
+export class NoSuchJob extends IdemqError {}
+/** IQ003: the key is taken by a job with another payload. */
+export class KeyReused extends IdemqError {}
+/** IQ004: the key is taken, and onDuplicate is error. */
+export class DuplicateKey extends IdemqError {}
+/** IQ005: no such queue. */
+export class NoSuchQueue extends IdemqError {}
+/** IQ006: this attempt has committed already. */
+export class AlreadyCommitted extends IdemqError {}
+
+/** Thrown by a handler: it has failed, and is to be tried again after this delay. The attempt counts. */
+export class RetryLater extends Error {
+  constructor(delay: Interval, reason?: string);
+  readonly delay: Interval;
+}
+/** Thrown by a handler: not now, but after this delay. The attempt does not count. */
+export class Snooze extends Error {
+  constructor(delay: Interval);
+  readonly delay: Interval;
+}
+/** Thrown by a handler: no attempt will succeed. */
+export class Dead extends Error {
+  constructor(reason: string);
+}
+/** Thrown by a step's call: the other side has definitely not done it. */
+export class Refused extends Error {
+  constructor(reason: string, options?: ErrorOptions);
+}
+/** The reason of job.signal. */
+export class Cancelled extends Error {
+  readonly why: 'lease' | 'timeout' | 'drain';
+}

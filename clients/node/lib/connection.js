@@ -1,0 +1,297 @@
+// Connections of a worker: to whichever of several hosts takes writes, opened again when they break.
+//
+// A Line is one connection that comes back.  Its statements go one after the other, in the order in
+// which they were asked for; whoever needs several in a row takes the line with `hold`.  None is ever
+// handed to a pool, which would close it when it is idle, and end the leases attached to its session.
+
+import net from 'node:net';
+import pg from 'pg';
+import { sqlstate } from './errors.js';
+
+/** Whether this server takes no writes, and the session's process there. */
+export const READS = "SELECT current_setting('transaction_read_only') = 'on' AS reads, pg_backend_pid() AS pid";
+
+/**
+ * The settings of each host that a connection string or settings name, in their order; as with libpq a
+ * host or a port may be a list with commas: 'postgresql://db1:5432,db2:5433/shop', { host: 'db1,db2' }.
+ * @param {import('../index.js').Connection} connection @returns {import('pg').ClientConfig[]}
+ */
+export function hosts(connection) {
+  const given = typeof connection === 'string' ? { connectionString: connection } : connection;
+  const { port: numbers, ...config } = given;
+  const url = /^(\w+:\/\/(?:[^@/?#]*@)?)([^/?#]*)([^?#]*)(?:\?([^#]*))?/s.exec(config.connectionString ?? '');
+  if (url) {
+    const [, start, authority, path, query] = url;
+    const parameters = new URLSearchParams(query);
+    const none = authority === '';
+    const named = pairs(parameters.get('host') ?? (none && process.env.PGHOST), parameters.get('port') ?? (none && process.env.PGPORT));
+    parameters.delete('target_session_attrs'); // always read-write
+    return (named ?? authority.split(',').map((host) => ({ host, port: undefined }))).map(({ host, port }) => {
+      if (named) parameters.set('host', host);
+      if (port) parameters.set('port', port);
+      else parameters.delete('port');
+      const rest = parameters.toString();
+      return { ...config, connectionString: `${start}${named ? '' : host}${path}${rest && `?${rest}`}` };
+    });
+  }
+  const port = `${numbers ?? process.env.PGPORT ?? ''}`;
+  const named = pairs(config.host ?? process.env.PGHOST, port);
+  return named ? named.map(({ host, port }) => ({ ...config, host, ...(port ? { port: Number(port) } : {}) })) : [{ ...config, ...(port ? { port: Number(port) } : {}) }];
+}
+
+/**
+ * @param {string | false | null | undefined} hosts @param {string | false | null | undefined} ports
+ * @returns {{ host: string, port: string | undefined }[] | null}
+ */
+function pairs(hosts, ports) {
+  if (!hosts) return null;
+  const numbers = ports ? ports.split(',') : [];
+  return hosts.split(',').map((host, n) => ({ host, port: numbers[numbers.length === 1 ? 0 : n] || undefined }));
+}
+
+/** Whether an error says that the connection is of no use any more. @param {unknown} error @param {Session} session */
+export function broken(error, session) {
+  // 25006: a standby now.  40003: an answer that may not last.  Errors of sockets have no SQLSTATE.
+  return session.gone || /^(08...|57P0[1235]|25006|40003)$/.test(sqlstate(error));
+}
+
+/** Waits, or until the signal fires. @param {number} ms @param {AbortSignal} signal @returns {Promise<void>} */
+export function sleep(ms, signal) {
+  return new Promise((resolve) => {
+    if (signal.aborted) return resolve();
+    const done = () => {
+      clearTimeout(timer);
+      signal.removeEventListener('abort', done);
+      resolve();
+    };
+    const timer = setTimeout(done, ms);
+    signal.addEventListener('abort', done);
+  });
+}
+
+/**
+ * An answer in time; otherwise the session is ended.
+ * @template T @param {number} ms @param {Session} session @param {Promise<T>} answer @returns {Promise<T>}
+ */
+export async function within(ms, session, answer) {
+  const timer = setTimeout(() => session.cut(), ms);
+  try {
+    return await answer;
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** One session with a server that takes writes. */
+export class Session {
+  /** The state of its transaction: I, T or E. */
+  status = 'I';
+  gone = false;
+  /** Whether it was we who ended it. */
+  destroyed = false;
+  /** Whether the server's process is ours alone: a pooler makes up the number that it tells. */
+  direct = false;
+
+  /** @param {import('pg').ClientConfig} config */
+  constructor(config) {
+    this.config = config;
+    this.client = new pg.Client({ keepAlive: true, keepAliveInitialDelayMillis: 10_000, connectionTimeoutMillis: 5000, ...config });
+    this.client.on('error', () => (this.gone = true));
+    this.client.on('end', () => (this.gone = true));
+    // The protocol's own events, which pg listens to itself.
+    /** @type {any} */ (this.client).connection.on('readyForQuery', (/** @type {{ status?: string }} */ message) => (this.status = message?.status ?? 'T'));
+  }
+
+  /**
+   * The first host that takes writes; the last one's error when there is none.
+   * @param {import('pg').ClientConfig[]} configs @returns {Promise<Session>}
+   */
+  static async open(configs) {
+    let last;
+    for (const config of configs) {
+      const session = new Session(config);
+      try {
+        await session.client.connect();
+        const { rows } = await within(5000, session, session.query(READS));
+        // What the server, or the pooler, told at the start.
+        session.direct = rows[0].pid === /** @type {any} */ (session.client).processID;
+        if (!rows[0].reads) return session;
+        last = Object.assign(new Error(`${session.client.host}:${session.client.port} takes no writes`), { code: '25006' });
+      } catch (error) {
+        last = error;
+      }
+      session.destroy();
+    }
+    throw last;
+  }
+
+  /** @param {string} text @param {unknown[]} [values] @returns {Promise<import('pg').QueryResult<any>>} */
+  query(text, values) {
+    return this.client.query(text, values);
+  }
+
+  /** Cancels the statement that runs, in the server. Never rejects. @returns {Promise<void>} */
+  cancel() {
+    const { host, port, processID, secretKey } = /** @type {any} */ (this.client);
+    if (this.gone || !Number.isInteger(secretKey)) return Promise.resolve();
+    const request = Buffer.alloc(16);
+    [16, 80877102, processID, secretKey].forEach((word, n) => request.writeInt32BE(word, 4 * n));
+    return new Promise((resolve) => {
+      const socket = host?.startsWith('/') ? net.connect(`${host}/.s.PGSQL.${port}`) : net.connect(port, host);
+      socket.setTimeout(5000, () => socket.destroy());
+      socket.on('connect', () => socket.end(request));
+      socket.on('error', () => {});
+      socket.on('close', () => resolve());
+      socket.resume();
+    });
+  }
+
+  /** Ends it at once, whatever it is doing. */
+  destroy() {
+    this.destroyed = true;
+    this.cut();
+  }
+
+  /** The same of one that does not answer. */
+  cut() {
+    this.gone = true;
+    // pg has no other way to end a connection that may not answer.
+    /** @type {any} */ (this.client).connection.stream.destroy();
+  }
+
+  /** Ends it in good order. */
+  async end() {
+    if (this.gone) return;
+    this.gone = true;
+    await Promise.race([this.client.end().catch(() => {}), new Promise((resolve) => setTimeout(resolve, 1000).unref())]);
+    this.destroy();
+  }
+}
+
+/** What the lines of one worker share: how to connect, when to give up, and what is said of it. */
+export class Server {
+  #since = 0;
+
+  /**
+   * @param {import('pg').ClientConfig[]} configs @param {import('../index.js').Logger} logger
+   * @param {{ over: AbortSignal, patient: boolean }} life over: fires when nothing is to be waited for any more
+   */
+  constructor(configs, logger, life) {
+    this.configs = configs;
+    this.logger = logger;
+    this.life = life;
+  }
+
+  /** Opens a session, as often as it takes. @param {AbortSignal} until @returns {Promise<Session>} */
+  async open(until) {
+    for (let pause = 200; ; pause = Math.min(2 * pause, 5000)) {
+      try {
+        const session = await Session.open(this.configs);
+        if (this.#since) this.logger.warn(`idemq: connected again after ${((Date.now() - this.#since) / 1000).toFixed(1)} s`);
+        this.#since = 0;
+        return session;
+      } catch (error) {
+        // A wrong password, a database that is not there: at the start it is the caller's to mend.
+        if (!this.life.patient || until.aborted || this.life.over.aborted) throw error;
+        this.lost(error);
+        await sleep(pause * (0.75 + Math.random() / 2), until);
+      }
+    }
+  }
+
+  /** Says once that the server is gone. @param {unknown} error */
+  lost(error) {
+    if (!this.#since) this.logger.warn(`idemq: no connection: ${/** @type {any} */ (error)?.message || error}; trying again`);
+    this.#since ||= Date.now();
+  }
+}
+
+/** A connection that comes back. */
+export class Line {
+  /** @type {Session | null} */
+  #session = null;
+  /** @type {Promise<unknown>} */
+  #last = Promise.resolve();
+  /** The error that ended the last session. @type {unknown} */
+  broke;
+
+  /** @param {Server} server @param {(session: Session) => Promise<void>} [greet] called with each new session */
+  constructor(server, greet) {
+    this.server = server;
+    this.greet = greet;
+  }
+
+  /**
+   * Calls fn with the session, and nobody else until it is done.
+   * @template T @param {(session: Session) => Promise<T>} fn
+   * @param {AbortSignal} [until] no connection is waited for any more
+   * @returns {Promise<T>}
+   */
+  hold(fn, until = this.server.life.over) {
+    const turn = this.#last.then(async () => {
+      const session = await this.#open(until);
+      try {
+        return await fn(session);
+      } catch (error) {
+        if (broken(error, session)) {
+          this.broke = error;
+          if (!session.destroyed) this.server.lost(error);
+          session.destroy();
+        }
+        throw error;
+      }
+    });
+    this.#last = turn.catch(() => {});
+    return turn;
+  }
+
+  /** One statement. @param {string} text @param {unknown[]} [values] @returns {Promise<any[]>} its rows */
+  async rows(text, values) {
+    return this.hold(async (session) => (await session.query(text, values)).rows);
+  }
+
+  /**
+   * One statement that may be repeated: until it is answered, by the server that takes writes then.
+   * @param {string} text @param {unknown[]} [values] @returns {Promise<{ rows: any[], again: boolean }>}
+   */
+  async answer(text, values) {
+    for (let again = false; ; again = true) {
+      /** @type {Session | undefined} */
+      let on;
+      try {
+        const rows = await this.hold(async (session) => (await (on = session).query(text, values)).rows);
+        return { rows, again };
+      } catch (error) {
+        if (!on || !broken(error, on) || this.server.life.over.aborted) throw error;
+        await sleep(100, this.server.life.over);
+      }
+    }
+  }
+
+  /** The session, if it is open. @returns {Session | null} */
+  get session() {
+    return this.#session?.gone ? null : this.#session;
+  }
+
+  /** @param {AbortSignal} until @returns {Promise<Session>} */
+  async #open(until) {
+    while (!this.session) {
+      const session = await this.server.open(until);
+      this.#session = session;
+      try {
+        await this.greet?.(session);
+      } catch (error) {
+        const again = broken(error, session) && this.server.life.patient && !until.aborted;
+        session.destroy();
+        if (!again) throw error;
+        this.server.lost(error);
+        await sleep(200, until);
+      }
+    }
+    return /** @type {Session} */ (this.#session);
+  }
+
+  async end() {
+    await this.#session?.end();
+  }
+}

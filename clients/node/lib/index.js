@@ -1,0 +1,19 @@
+// idemq: a client for the job queue inside PostgreSQL.  index.d.ts is its documentation.
+
+export { enqueue } from './enqueue.js';
+export { createPool } from './pool.js';
+export { Worker, drain } from './worker.js';
+export {
+  AlreadyCommitted,
+  Cancelled,
+  Dead,
+  DuplicateKey,
+  IdemqError,
+  KeyReused,
+  NoSuchJob,
+  NoSuchQueue,
+  Refused,
+  RetryLater,
+  Snooze,
+  StaleToken,
+} from './errors.js';

@@ -1,0 +1,166 @@
+// An attempt at a job: what its handler sees of it, and the time that it has.
+
+import { Cancelled, typed } from './errors.js';
+import { json } from './enqueue.js';
+import { CHECKPOINT } from './statements.js';
+import { step } from './step.js';
+import { traced } from './trace.js';
+
+/** How long a handler whose signal has fired may take to end. */
+export const killAfter = 5000;
+
+// setTimeout takes 24 days at most, and fires at once for more.
+const longestTimer = 2 ** 31 - 1;
+
+/** What a handler is given. */
+export class Job {
+  /** @type {Attempt} */
+  #attempt;
+
+  /** @param {any} row of a claim @param {string} queue @param {Attempt} attempt */
+  constructor(row, queue, attempt) {
+    this.#attempt = attempt;
+    this.queue = queue;
+    /** @type {string} */
+    this.id = row.id;
+    /** @type {string} */
+    this.token = row.token;
+    /** @type {number} */
+    this.attempt = row.attempt;
+    /** @type {number} */
+    this.maxAttempts = row.max_attempts;
+    /** @type {any} */
+    this.payload = row.payload;
+    /** @type {Record<string, any>} */
+    this.headers = row.headers ?? {};
+    /** @type {string | null} */
+    this.key = row.key;
+    /** @type {string | null} */
+    this.groupKey = row.group_key;
+    /** @type {any} */
+    this.state = row.checkpoint;
+    /** @type {Date} */
+    this.enqueuedAt = row.enqueued_at;
+  }
+
+  /** When the handler will be cancelled. */
+  get deadline() {
+    return new Date(this.#attempt.ends);
+  }
+
+  /** Fires when the handler is to stop: its reason is a Cancelled. */
+  get signal() {
+    return this.#attempt.signal;
+  }
+
+  /**
+   * Stores how far the job came; the next attempt finds it in `state`.
+   * @param {unknown} data
+   */
+  async checkpoint(data) {
+    const line = this.#attempt.outside('checkpoint');
+    const text = json(data, 'a checkpoint');
+    try {
+      await line.answer(CHECKPOINT, [this.id, this.token, text]);
+    } catch (error) {
+      throw typed(error);
+    }
+    this.state = JSON.parse(text);
+  }
+
+  /** @type {import('../index.js').Job['step']} */
+  step(name, call, options = {}) {
+    return step(this, this.#attempt.outside('step'), name, call, options);
+  }
+}
+
+/** An attempt, from its claim to its end. */
+export class Attempt {
+  #controller = new AbortController();
+  /** @type {import('./connection.js').Line | undefined} */
+  #line;
+  /** @type {(() => void) | undefined} */
+  #onCancel;
+  /** Why the handler is to stop. @type {Cancelled['why'] | undefined} */
+  why;
+  /** Whether a handler was left that did not end in time. */
+  abandoned = false;
+  /** Whether its commit was sent, and perhaps done. */
+  sent = false;
+
+  /**
+   * @param {any} row of a claim @param {string} queue
+   * @param {{ asked: number, lease: number, timeout: number, line?: import('./connection.js').Line }} of
+   *   asked: when the claim was sent; lease, timeout: milliseconds; line: for checkpoints and steps of outside handlers
+   */
+  constructor(row, queue, { asked, lease, timeout, line }) {
+    this.row = row;
+    this.#line = line;
+    /** Without a heartbeat that was answered, the lease may end then. */
+    this.leaseEnds = asked + lease;
+    this.timeout = timeout;
+    this.ends = Date.now() + timeout;
+    this.job = new Job(row, queue, this);
+  }
+
+  get signal() {
+    return this.#controller.signal;
+  }
+
+  get name() {
+    return `${this.job.queue} ${this.job.id}`;
+  }
+
+  /** The line for outside effects. @param {string} what @returns {import('./connection.js').Line} */
+  outside(what) {
+    if (!this.#line) throw new Error(`job.${what} is for runOutside: in run the handler's effects are undone with its transaction, and need none`);
+    return this.#line;
+  }
+
+  /** @param {Cancelled['why']} why */
+  cancel(why) {
+    if (this.why) return;
+    this.why = why;
+    const seconds = this.timeout / 1000;
+    this.#controller.abort(
+      new Cancelled(why, { lease: 'the lease is lost', timeout: `ended after ${seconds} s (job_timeout)`, drain: 'the worker ends' }[why]),
+    );
+    this.#onCancel?.();
+  }
+
+  /**
+   * Calls the handler, for its time at most.  Settles with it, or killAfter later than the signal when it goes on
+   * regardless: what it answers then is not heard.
+   * @template T @param {() => T | Promise<T>} handler @param {() => void} [onCancel] called when the signal fires
+   * @returns {Promise<T>}
+   */
+  async call(handler, onCancel) {
+    /** @type {NodeJS.Timeout | undefined} */
+    let timer;
+    /** @type {NodeJS.Timeout | undefined} */
+    let kill;
+    const arm = () => {
+      const left = this.ends - Date.now();
+      timer = setTimeout(() => (left > longestTimer ? arm() : this.cancel('timeout')), Math.min(Math.max(left, 0), longestTimer));
+    };
+    const given = new Promise((_, reject) => {
+      this.#onCancel = () => {
+        onCancel?.();
+        kill = setTimeout(() => {
+          this.abandoned = true;
+          reject(this.signal.reason);
+        }, killAfter);
+      };
+    });
+    if (this.why) throw this.signal.reason;
+    this.ends = Date.now() + this.timeout;
+    arm();
+    try {
+      return await /** @type {Promise<T>} */ (Promise.race([traced(this.job, async () => handler()), given]));
+    } finally {
+      this.#onCancel = undefined;
+      clearTimeout(timer);
+      clearTimeout(kill);
+    }
+  }
+}

@@ -1,0 +1,54 @@
+// A pool for producers, that finds the host which takes writes.
+
+import pg from 'pg';
+import { READS, hosts } from './connection.js';
+
+/** @type {typeof import('../index.js').createPool} */
+export function createPool(connection, options = {}) {
+  const configs = hosts(connection);
+  let at = 0;
+
+  // The host that took writes last; if it does not any more, the next one's turn comes.
+  class Client extends pg.Client {
+    /** @param {import('pg').ClientConfig} config */
+    constructor(config) {
+      super({ ...config, ...configs[at % configs.length] });
+    }
+
+    /** @param {any} [callback] @returns {Promise<any>} */
+    connect(callback) {
+      const turn = at;
+      const connected = super.connect().then(async () => {
+        if ((await super.query(READS)).rows[0].reads) throw Object.assign(new Error(`${this.host}:${this.port} takes no writes`), { code: '25006' });
+        return this;
+      });
+      const checked = connected.catch((error) => {
+        if (at === turn) at++;
+        void super.end().catch(() => {});
+        throw error;
+      });
+      return callback ? checked.then(() => callback(), callback) : checked;
+    }
+  }
+
+  class Pool extends pg.Pool {
+    /** @param {any} [callback] @returns {any} */
+    connect(callback) {
+      const connected = (async () => {
+        for (let left = configs.length; ; ) {
+          try {
+            return await super.connect();
+          } catch (error) {
+            if (--left <= 0) throw error;
+          }
+        }
+      })();
+      return callback ? connected.then((client) => callback(undefined, client, client.release), callback) : connected;
+    }
+  }
+
+  const pool = new Pool({ connectionTimeoutMillis: 10_000, keepAlive: true, ...options, .../** @type {any} */ ({ Client }) });
+  // A connection that broke while it was idle: the pool has dropped it.
+  pool.on('error', () => {});
+  return pool;
+}

@@ -1,0 +1,38 @@
+// The end of an attempt whose handler has thrown.
+
+import { Cancelled, Dead, RetryLater, Snooze, detailsOf, interval, sqlstate, textOf } from './errors.js';
+import { FAIL, RELEASE } from './statements.js';
+
+/**
+ * Tells the server what became of an attempt: failed, to be retried later, dead, or given back.
+ * @param {import('./worker.js').Context} worker @param {import('./connection.js').Line} line
+ * @param {import('./job.js').Attempt} attempt @param {unknown} error what the handler threw
+ */
+export async function settle(worker, line, attempt, error) {
+  const { id, token } = attempt.job;
+  const own = error instanceof Snooze || error instanceof RetryLater || error instanceof Dead;
+  // What was thrown because of the signal is no failure of the job's, but for its time.
+  if (attempt.why && !own) error = attempt.signal.reason;
+  const text = textOf(error);
+  try {
+    /** @type {{ rows: any[], again: boolean }} */
+    let answer;
+    try {
+      if (error instanceof Snooze || (error instanceof Cancelled && error.why !== 'timeout')) {
+        const delay = error instanceof Snooze && error.delay !== 0 ? interval(error.delay) : null;
+        answer = await line.answer(RELEASE, [id, token, delay]);
+      } else {
+        const delay = error instanceof RetryLater ? interval(error.delay) : null;
+        answer = await line.answer(FAIL, [id, token, text, delay, error instanceof Dead, detailsOf(error)]);
+      }
+    } catch (refused) {
+      // A delay that is none; a character that the server's encoding lacks.
+      if (!(refused instanceof TypeError) && !sqlstate(refused).startsWith('22')) throw refused;
+      const both = `${text} (and: ${textOf(refused)})`.replace(/[^\n -~]/g, '?');
+      answer = await line.answer(FAIL, [id, token, both, null, error instanceof Dead, null]);
+    }
+    worker.ended(attempt, answer.rows[0].outcome, text);
+  } catch (failed) {
+    worker.ended(attempt, 'lost', textOf(failed));
+  }
+}

@@ -1,0 +1,25 @@
+// The statements of a worker.  ids and tokens come as text, whatever the application has told pg of bigint.
+
+const JOB = 'id::text, token::text, attempt, max_attempts, payload, key, group_key, checkpoint, enqueued_at, headers';
+const HOW = 'lease => $6::interval, worker => $7::text, attach => $8::bool';
+const PAIRS = 'SELECT id::text, token::text, outcome::text FROM';
+
+export const CLAIM = `SELECT ${JOB} FROM idemq.claim($1::text, $2::int, lease => $3::interval, worker => $4::text, attach => $5::bool)`;
+export const WAIT = "CALL idemq.wait($1::text, '5 s')";
+export const HEARTBEAT = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval)`;
+export const ASSERT_CURRENT = 'SELECT idemq.assert_current($1::bigint, $2::bigint)';
+export const COMMIT = `${PAIRS} idemq.commit_many($1::bigint[], $2::bigint[], $3::jsonb[])`;
+export const COMMIT_AND_CLAIM = `SELECT outcome::text, ${JOB}
+  FROM idemq.commit_many_and_claim($1::bigint[], $2::bigint[], $3::jsonb[], queue => $4::text, max_jobs => $5::int, ${HOW})`;
+export const FAIL = `SELECT idemq.fail($1::bigint, $2::bigint, $3::text, retry_in => $4::interval, permanent => $5::bool,
+  details => $6::jsonb)::text AS outcome`;
+export const RELEASE = 'SELECT idemq.release($1::bigint, $2::bigint, $3::interval)::text AS outcome';
+export const RELEASE_MANY = `${PAIRS} idemq.release_many($1::bigint[], $2::bigint[])`;
+export const CHECKPOINT = 'SELECT idemq.checkpoint($1::bigint, $2::bigint, $3::jsonb)';
+export const BEGIN_STEP = 'CALL idemq.begin_step($1::bigint, $2::bigint, $3::text, $4::jsonb, $5::interval)';
+export const FINISH_STEP = 'SELECT idemq.finish_step($1::bigint, $2::bigint, $3::text, $4::jsonb) AS response';
+export const REFUSE_STEP = 'SELECT idemq.refuse_step($1::bigint, $2::bigint, $3::text, $4::text)';
+
+export const SETTINGS = `SELECT 1000 * extract(epoch FROM coalesce($2::interval, lease))::float8 AS lease,
+    1000 * extract(epoch FROM job_timeout)::float8 AS timeout
+  FROM idemq.queues WHERE name = $1::text`;

@@ -1,0 +1,59 @@
+// A step: a call of another system that an attempt may make, and is to be known of by the next.
+
+import { json } from './enqueue.js';
+import { Refused, Snooze, interval, textOf, typed } from './errors.js';
+import { BEGIN_STEP, FINISH_STEP, REFUSE_STEP } from './statements.js';
+
+/**
+ * Has another system do something, unless it is known to be done.
+ * @param {import('./job.js').Job} job @param {import('./connection.js').Line} line @param {string} name
+ * @param {(call: import('../index.js').StepCall) => unknown} call
+ * @param {import('../index.js').StepOptions} options @returns {Promise<any>}
+ */
+export async function step(job, line, name, call, { request = null, callTimeout = 30, ask }) {
+  if (!(callTimeout > 0 && callTimeout <= 1e6)) throw new RangeError(`callTimeout is a number of seconds, not ${callTimeout}`);
+  const own = [job.id, job.token, name];
+  const asked = Date.now();
+  try {
+    // Asked again after a lost answer, it says busy: nobody knows here that the call was not made.
+    const { rows: [begun] } = await line.answer(BEGIN_STEP, [...own, json(request, 'the request'), interval(callTimeout)]);
+    if (begun.outcome === 'done') return begun.response;
+    // An attempt that was lost has called, and its call may still arrive.
+    if (begun.outcome === 'busy') throw new Snooze(textOfInterval(begun.retry_after));
+    if (begun.outcome === 'unknown' && ask) {
+      const found = await ask({ key: begun.effect_key, request: begun.former_request, begunAt: begun.begun_at, signal: job.signal });
+      if (found !== undefined) return await finish(found);
+    }
+    const until = asked + 1000 * callTimeout;
+    return await finish(await limited(until, (signal) => call({ key: begun.effect_key, request, signal, until: new Date(until) })));
+  } catch (error) {
+    if (error instanceof Refused) await line.answer(REFUSE_STEP, [...own, textOf(error)]);
+    throw typed(error);
+  }
+
+  /** The first answer counts. @param {unknown} response @returns {Promise<any>} */
+  async function finish(response) {
+    const { rows } = await line.answer(FINISH_STEP, [...own, json(response ?? null, 'the response')]);
+    return rows[0].response;
+  }
+
+  /** Calls with a signal that fires when the time is over, or the handler's. @param {number} end @param {(signal: AbortSignal) => unknown} fn */
+  async function limited(end, fn) {
+    const controller = new AbortController();
+    const stop = () => controller.abort(job.signal.reason);
+    const timer = setTimeout(() => controller.abort(new Error(`step ${name}: no answer in ${callTimeout} s`)), end - Date.now());
+    job.signal.addEventListener('abort', stop);
+    if (job.signal.aborted) stop();
+    try {
+      return await fn(controller.signal);
+    } finally {
+      clearTimeout(timer);
+      job.signal.removeEventListener('abort', stop);
+    }
+  }
+}
+
+/** An interval as pg gives it. @param {any} value @returns {string} */
+function textOfInterval(value) {
+  return typeof value?.toPostgres === 'function' ? value.toPostgres() : `${value}`;
+}

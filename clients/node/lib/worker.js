@@ -1,0 +1,308 @@
+// A worker: claims, waits, keeps leases, drains.  What becomes of a claimed job is for transactions.js
+// (Worker.run) and outside.js (Worker.runOutside).
+//
+// Connections: one claims and keeps leases; one sleeps in idemq.wait; the others are those of the jobs.
+// So no job's statement, and no wait for a lock, stands before a heartbeat.
+
+import { Line, Server, hosts, sleep, within } from './connection.js';
+import { interval, sqlstate, textOf, typed } from './errors.js';
+import { Attempt, killAfter } from './job.js';
+import { Outside } from './outside.js';
+import { CLAIM, HEARTBEAT, RELEASE_MANY, SETTINGS, WAIT } from './statements.js';
+import { Transactions } from './transactions.js';
+
+const settingsEvery = 60_000;
+
+/** @typedef {{
+ *   queue: string, concurrency: number, logger: import('../index.js').Logger, server: Server, stopping: boolean,
+ *   greet: (session: import('./connection.js').Session) => Promise<void>,
+ *   claimArguments: (session: import('./connection.js').Session | null, jobs?: number) => unknown[],
+ *   begun: (rows: any[], asked: number) => Attempt[],
+ *   ended: (attempt: Attempt, outcome: string, text?: string) => void,
+ * }} Context */
+
+/** @type {import('../index.js').Logger} */
+const quiet = { info: () => {}, warn: console.warn, error: console.error };
+
+export class Worker {
+  #hosts;
+  #waitHosts;
+  #queue;
+  #options;
+  #logger;
+  #over = new AbortController();
+  #stop = new AbortController();
+  /** Attempts that are not settled. @type {Set<Attempt>} */
+  #running = new Set();
+  #places = 0;
+  #freed = () => {};
+  #pulse = () => {};
+  #lease = 30_000;
+  #timeout;
+  /** @type {unknown} */
+  #fatal;
+  /** @type {Transactions | Outside | undefined} */
+  #way;
+  /** @type {Record<string, number>} */
+  #counts = {};
+  /** @type {NodeJS.Timeout | undefined} */
+  #graceTimer;
+
+  /**
+   * @param {import('../index.js').Connection} connection @param {string} queue
+   * @param {import('../index.js').WorkerOptions & { once?: boolean }} [options]
+   */
+  constructor(connection, queue, options = {}) {
+    const { concurrency = 1, batch = 1, timeout = 3600, grace = 30, signals = true, once = false, logger = quiet } = options;
+    for (const [name, value] of Object.entries({ concurrency, batch })) {
+      if (!Number.isInteger(value) || value < 1) throw new RangeError(`${name} is a number of jobs, from 1, not ${value}`);
+    }
+    if (!(timeout > 0)) throw new RangeError(`timeout is a number of seconds, not ${timeout}`);
+    if (!(grace >= 0)) throw new RangeError(`grace is a number of seconds, not ${grace}`);
+    const name = options.name ?? `node ${process.pid}`;
+    const named = (/** @type {import('../index.js').Connection} */ to) => hosts(to).map((config) => ({ application_name: `idemq ${queue}`, ...config }));
+    this.#hosts = named(connection);
+    this.#waitHosts = options.waitConnection === undefined ? this.#hosts : named(options.waitConnection);
+    this.#queue = queue;
+    this.#logger = logger;
+    this.#timeout = timeout * 1000;
+    this.#options = { ...options, name, concurrency, batch, timeout, grace, signals, once, lease: interval(options.lease) };
+    const life = { over: this.#over.signal, patient: !once };
+    this.server = new Server(this.#hosts, logger, life);
+    this.heart = new Line(this.server, (session) => this.#settings(session));
+    this.waiter = new Line(new Server(this.#waitHosts, logger, { ...life, over: this.#stop.signal }), greet);
+  }
+
+  /** @param {import('../index.js').Handler} handler */
+  async run(handler) {
+    return this.#run(Transactions, handler);
+  }
+
+  /** @param {import('../index.js').OutsideHandler} handler */
+  async runOutside(handler) {
+    return this.#run(Outside, handler);
+  }
+
+  /** Claims no more; run ends when what runs has ended, or the grace is over. Called again: it is over. */
+  stop() {
+    if (this.#stop.signal.aborted) {
+      if (this.#running.size > 0) this.#graceOver();
+      return;
+    }
+    this.#stop.abort();
+    this.#freed();
+    void this.waiter.session?.cancel();
+    if (this.#running.size === 0) return;
+    this.#logger.info(`idemq: ${this.#queue}: ending: ${this.#running.size} jobs have ${this.#options.grace} s`);
+    this.#graceTimer = setTimeout(() => this.#graceOver(), Math.min(this.#options.grace * 1000, 2 ** 31 - 1));
+  }
+
+  #graceOver() {
+    clearTimeout(this.#graceTimer);
+    for (const attempt of this.#running) attempt.cancel('drain');
+    // To give the jobs back, if there is a server.
+    this.#graceTimer = setTimeout(() => this.#over.abort(), 2 * killAfter);
+  }
+
+  /** @param {any} Way @param {any} handler @returns {Promise<Record<string, number>>} */
+  async #run(Way, handler) {
+    if (typeof handler !== 'function') throw new TypeError('a handler is a function');
+    if (this.#way) throw new Error('this worker has run already: make another one');
+    const { signals, attach, lease, name, concurrency } = this.#options;
+    const batch = Way === Outside ? 1 : this.#options.batch;
+    const stop = () => this.stop();
+    /** @type {NodeJS.Signals[]} */
+    const heard = signals ? ['SIGTERM', 'SIGINT'] : [];
+    const worker = this;
+    const attached = attach ?? (Way === Transactions && this.#waitHosts === this.#hosts);
+    /** @type {Context} */
+    const context = {
+      queue: this.#queue,
+      concurrency,
+      logger: this.#logger,
+      server: this.server,
+      greet,
+      get stopping() {
+        return worker.#stop.signal.aborted;
+      },
+      // A pooler's session is not ours to tie a lease to.
+      claimArguments: (session, jobs = batch) => [this.#queue, jobs, lease, name, attached && (session?.direct ?? attach === true)],
+      begun: (rows, asked) => rows.map((row) => this.#begin(row, asked)),
+      ended: (attempt, outcome, text) => this.#end(attempt, outcome, text),
+    };
+    const way = new Way(context, handler);
+
+    this.#way = way;
+    heard.forEach((signal) => process.on(signal, stop));
+    const beating = this.#beat(Way === Outside);
+    try {
+      await this.#dispatch(context.claimArguments, batch);
+    } finally {
+      while (this.#places > 0) await new Promise((resolve) => (this.#freed = () => resolve(undefined)));
+      this.#stop.abort();
+      this.#over.abort();
+      clearTimeout(this.#graceTimer);
+      heard.forEach((signal) => process.off(signal, stop));
+      await Promise.all([beating, way.end(), this.heart.end(), this.waiter.end()]);
+    }
+    if (this.#fatal) throw this.#fatal;
+    return this.#counts;
+  }
+
+  /** Claims for places that are free, and waits. @param {Context['claimArguments']} claimArguments @param {number} batch */
+  async #dispatch(claimArguments, batch) {
+    const { concurrency, once } = this.#options;
+    for (let known = false; !this.#stop.signal.aborted; ) {
+      const free = concurrency - this.#places;
+      try {
+        const attempts = free === 0 ? null : await this.#claim(claimArguments, free * batch);
+        known = true;
+        if (attempts && attempts.length > 0) {
+          while (attempts.length > 0) this.#start(attempts.splice(0, batch));
+        } else if (attempts && !once) {
+          await this.waiter.hold((session) => within(15_000, session, session.query(WAIT, [this.#queue])));
+        } else if (this.#places > 0) {
+          await this.#place();
+        } else {
+          return;
+        }
+      } catch (error) {
+        if (this.#stop.signal.aborted) return;
+        // What is wrong at the start is the caller's to mend; later, it may be mended meanwhile.
+        if (once || (!known && sqlstate(error) && !/^(08|25|40|53|57)/.test(sqlstate(error)))) throw typed(error);
+        const lost = error === this.heart.broke || error === this.waiter.broke;
+        if (!lost) this.#logger.error(`idemq: ${this.#queue}: ${textOf(error)}; trying again in 5 s`);
+        await sleep(lost ? 200 : 5000, this.#stop.signal);
+      }
+    }
+  }
+
+  /** A place that is freed, or the end. @returns {Promise<void>} */
+  #place() {
+    return new Promise((resolve) => {
+      this.#freed = () => resolve();
+      if (this.#stop.signal.aborted) resolve();
+    });
+  }
+
+  /** @param {Context['claimArguments']} claimArguments @param {number} jobs @returns {Promise<Attempt[]>} */
+  #claim(claimArguments, jobs) {
+    return this.heart.hold(async (session) => {
+      if (Date.now() - this.#settingsRead > settingsEvery) await this.#settings(session);
+      const asked = Date.now();
+      const { rows } = await within(10_000, session, session.query(CLAIM, claimArguments(session, jobs)));
+      if (!this.#stop.signal.aborted || rows.length === 0) return rows.map((row) => this.#begin(row, asked));
+      await session.query(RELEASE_MANY, [rows.map((row) => row.id), rows.map((row) => row.token)]);
+      return [];
+    }, this.#stop.signal);
+  }
+
+  /** @param {any} row of a claim @param {number} asked */
+  #begin(row, asked) {
+    const attempt = new Attempt(row, this.#queue, { asked, lease: this.#lease, timeout: this.#timeout, line: this.#way?.line() });
+    this.#running.add(attempt);
+    return attempt;
+  }
+
+  /** @param {Attempt[]} attempts */
+  #start(attempts) {
+    let next = attempts;
+    const run = async () => {
+      while (next.length > 0) {
+        // Claimed with the last commit, and not begun: given back.
+        if (this.#stop.signal.aborted) next.forEach((attempt) => attempt.cancel('drain'));
+        next = await /** @type {Transactions} */ (this.#way).attempt(next);
+      }
+    };
+    this.#places++;
+    run()
+      .catch((error) => {
+        this.#logger.error(`idemq: ${this.#queue}: ${textOf(error)}`);
+        next.forEach((attempt) => this.#running.delete(attempt));
+        if (this.#options.once) this.#fatal ??= error;
+      })
+      .finally(() => {
+        this.#places--;
+        this.#freed();
+      });
+  }
+
+  /** @param {Attempt} attempt @param {string} outcome @param {string} [text] */
+  #end(attempt, outcome, text) {
+    const { job } = attempt;
+    const of = `idemq: ${attempt.name}: attempt ${job.attempt} of ${job.maxAttempts}`;
+    this.#running.delete(attempt);
+    this.#counts[outcome] = (this.#counts[outcome] ?? 0) + 1;
+    if (outcome === 'stale' || outcome === 'not_found') this.#logger.warn(`${of}: the lease was lost: another attempt does it`);
+    else if (outcome === 'lost') this.#logger.warn(`${of}: left to its lease: ${text}`);
+    else if (outcome === 'released') this.#logger.info(`${of}: released: ${text}`);
+    else if (outcome !== 'committed') this.#logger.warn(`${of}: ${outcome}: ${text}`);
+  }
+
+  #settingsRead = 0;
+
+  /** Reads the queue's settings. @param {import('./connection.js').Session} session */
+  async #settings(session) {
+    await greet(session);
+    const { rows } = await session.query(SETTINGS, [this.#queue, this.#options.lease]);
+    this.#settingsRead = Date.now();
+    if (rows.length === 0) return; // the claim says why
+    // The next heartbeat by the new length.
+    if (this.#lease !== rows[0].lease) this.#pulse();
+    this.#lease = rows[0].lease;
+    this.#timeout = rows[0].timeout ?? this.#options.timeout * 1000;
+  }
+
+  /** Keeps leases, until the end. @param {boolean} strict a lease that may have ended is lost */
+  async #beat(strict) {
+    /** @type {Promise<void> | undefined} */
+    let asking;
+    while (!this.#over.signal.aborted) {
+      const pulse = new Promise((resolve) => (this.#pulse = () => resolve(undefined)));
+      await Promise.race([pulse, sleep(Math.min(this.#lease / 3, 3_600_000), this.#over.signal)]);
+      const running = [...this.#running].filter((attempt) => attempt.why !== 'timeout');
+      if (running.length > 0) asking ??= this.#heartbeat(running).finally(() => (asking = undefined));
+      await Promise.race([asking, sleep(this.#lease / 6, this.#over.signal)]);
+      for (const attempt of strict ? running : []) {
+        if (Date.now() > attempt.leaseEnds && this.#running.has(attempt) && !attempt.sent) attempt.cancel('lease');
+      }
+    }
+    await asking;
+  }
+
+  /** @param {Attempt[]} running */
+  async #heartbeat(running) {
+    try {
+      await this.heart.hold(async (session) => {
+        const asked = Date.now();
+        const values = [running.map(({ job }) => job.id), running.map(({ job }) => job.token), this.#options.lease];
+        const { rows } = await within(10_000, session, session.query(HEARTBEAT, values));
+        const outcomes = new Map(rows.map((row) => [`${row.id} ${row.token}`, row.outcome]));
+        for (const attempt of running) {
+          if (outcomes.get(`${attempt.job.id} ${attempt.job.token}`) === 'current') attempt.leaseEnds = asked + this.#lease;
+          // Committed, or about to be: it is no lease any more.
+          else if (this.#running.has(attempt) && !attempt.sent) attempt.cancel('lease');
+        }
+      });
+    } catch (error) {
+      // That there is no connection is said already.
+      if (this.heart.session && !this.#over.signal.aborted) this.#logger.warn(`idemq: ${this.#queue}: heartbeat: ${textOf(error)}`);
+    }
+  }
+}
+
+/** A session of one's own is not to be ended while its job is elsewhere. @param {import('./connection.js').Session} session */
+async function greet(session) {
+  if (session.direct) await session.query('SET idle_session_timeout = 0');
+}
+
+/**
+ * Does what is ready now, through the real path.
+ * @param {import('../index.js').Connection} connection @param {string} queue
+ * @param {import('../index.js').Handler | import('../index.js').OutsideHandler} handler
+ * @param {import('../index.js').WorkerOptions & { outside?: boolean }} [options]
+ */
+export async function drain(connection, queue, handler, { outside = false, ...options } = {}) {
+  const worker = new Worker(connection, queue, { signals: false, ...options, ...{ once: true } });
+  return outside ? worker.runOutside(/** @type {any} */ (handler)) : worker.run(handler);
+}

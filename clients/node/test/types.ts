@@ -1,0 +1,42 @@
+// Checked by tsc, never run: what index.d.ts says is what lib/ has, and an application's code fits it.
+
+import pg from 'pg';
+import * as declared from 'idemq';
+import * as real from '../lib/index.js';
+import { Cancelled, createPool, Dead, Refused, RetryLater, Snooze, Worker, drain, enqueue, type Job } from 'idemq';
+
+// Classes that an application makes no object of: what they are, not how they are made.
+type Made<T> = { [K in keyof T]: T[K] extends new (...args: any[]) => declared.IdemqError | declared.Cancelled ? new (...args: any[]) => InstanceType<T[K]> : T[K] };
+export const api: Made<typeof declared> = real;
+
+export async function application(client: pg.PoolClient): Promise<void> {
+  const pool: pg.Pool = createPool({ host: 'db1,db2' }, { max: 5 });
+  const { id, outcome } = await enqueue(client, 'mail', { to: 'anna@example.com' }, { key: 'order-42', delay: '1 min', runAt: new Date() });
+  await enqueue(pool, 'mail', [id, outcome satisfies string]);
+  const worker = new Worker({ host: 'db1,db2', port: '5432,5433', database: 'shop' }, 'mail', { concurrency: 4, waitConnection: 'postgresql://db1/shop' });
+  await worker.run(async (job, db) => {
+    await db.query('INSERT INTO sent (id) VALUES ($1)', [job.id satisfies string]);
+    if (job.attempt > 3) throw new Dead('no');
+    throw new RetryLater(10, 'busy');
+  });
+  const done = await drain('postgresql://db1/shop', 'mail', charge, { outside: true });
+  if ((done.committed ?? 0) !== 1) throw new Snooze('1 hour');
+  // @ts-expect-error a handler of drain without outside gets a client, and options are checked
+  await drain('postgresql://db1/shop', 'mail', charge, { concurency: 2 });
+  // @ts-expect-error an id is no number
+  await client.query('SELECT 1').then(() => ({ id }) as { id: number });
+}
+
+async function charge(job: Job): Promise<{ charge: number }> {
+  const why: 'lease' | 'timeout' | 'drain' | undefined = job.signal.aborted ? (job.signal.reason as Cancelled).why : undefined;
+  if (why) throw new Dead(why);
+  return job.step(
+    'charge',
+    async ({ key, signal }) => {
+      const answer = await fetch('https://pay.example.com/charges', { method: 'POST', headers: { 'Idempotency-Key': key }, signal });
+      if (answer.status === 402) throw new Refused('no money');
+      return (await answer.json()) as { charge: number };
+    },
+    { request: job.payload, callTimeout: 10, ask: async ({ key }) => (key === '' ? undefined : { charge: 1 }) },
+  );
+}

@@ -1,0 +1,261 @@
+/*
+ * api/finish_step.c
+ *		SQL functions that store how a step ended: finish_step, refuse_step.
+ *
+ * Of a step that was begun (api/begin_step.c) the answer is a fact about another system: it
+ * is taken from each attempt that has begun it, also from one that has lost the job.  The
+ * first answer stays.  A receipt outweighs a refusal, which was said too early then, until
+ * the next call has begun: thrown away, the effect would happen again.  A refusal never
+ * outweighs a receipt, and is taken from the attempt that began last alone: of others it
+ * does not speak.
+ *
+ * A step that was never begun is done here, by the transaction that calls finish_step:
+ * that of the current attempt, which the job's row, held FOR SHARE, keeps current until it
+ * ends.  Done before, it raises IQ006, as a repeated commit does: the effect would be
+ * repeated.  Which of the two it is, is in the row: what was done here has no begun_at.
+ *
+ * Which rows are locked, in this order: the job's, then the step's.
+ */
+#include "postgres.h"
+
+#include "utils/builtins.h"
+
+#include "job/attempt.h"
+#include "table/jobs.h"
+#include "table/jobs_hold.h"
+#include "table/jobs_write.h"
+#include "table/steps.h"
+#include "txn/pending_counts.h"
+#include "shared/counters.h"
+#include "base/args.h"
+#include "base/documents.h"
+#include "base/errors.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_finish_step);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_refuse_step);
+
+/* A call that ends a step, and what it has found. */
+typedef struct Ending
+{
+	StepName name;
+	Attempt attempt;
+	Outcome standing; /* of the attempt: current, stale, already committed or not found */
+	Step step;
+} Ending;
+
+/* Compares the attempt with the job.  One that this transaction commits is current to it. */
+static Outcome
+standing_of(JobsTable *table, const StepName *name, Attempt *attempt)
+{
+	Outcome standing = idemq_attempt_find(table, name->job_id, name->token, attempt);
+
+	if (standing == OUTCOME_ALREADY_COMMITTED && attempt->job.token == name->token &&
+		idemq_jobs_is_own(&attempt->job))
+		return OUTCOME_CURRENT;
+	if (standing == OUTCOME_NOT_FOUND && !idemq_attempt_is_gone(table, attempt))
+		idemq_attempt_raise(attempt, standing);
+	return standing;
+}
+
+/*
+ * Finds the job and holds it to the end of the transaction: against whatever would end a
+ * current attempt; otherwise against deletion alone.  False when this transaction has
+ * committed the attempt in a queue that keeps nothing: nothing is left to be stored.
+ */
+static bool
+hold_job(Ending *ending)
+{
+	const StepName *name = &ending->name;
+	JobsTable table;
+
+	idemq_jobs_open(&table);
+	for (;;)
+	{
+		Outcome standing = standing_of(&table, name, &ending->attempt);
+		LockTupleMode mode = standing == OUTCOME_CURRENT ? LockTupleShare : LockTupleKeyShare;
+
+		ending->standing = standing;
+		if (standing == OUTCOME_NOT_FOUND ||
+			idemq_jobs_lock(&table, &ending->attempt.job, mode, JOB_WAITS) == JOB_WRITTEN)
+			break;
+		idemq_jobs_refresh_or_raise(&table);
+	}
+	idemq_jobs_close(&table);
+	return ending->standing != OUTCOME_NOT_FOUND;
+}
+
+/* Finds the job and its step, and holds both; false as hold_job. */
+static bool
+find_step(FunctionCallInfo fcinfo, Ending *ending)
+{
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
+	(void) idemq_arg_text(fcinfo, 2, "name", STEP_MAX_NAME);
+	ending->name = (StepName){PG_GETARG_INT64(0), PG_GETARG_DATUM(2), PG_GETARG_INT64(1)};
+	if (!hold_job(ending))
+		return false;
+	idemq_step_lock(&ending->name, (Datum) 0, &ending->step);
+	return true;
+}
+
+static char *
+step_name(const Ending *ending)
+{
+	return TextDatumGetCString(ending->name.name);
+}
+
+/* Raises IQ001 or IQ006 for an attempt that is over, which has nothing to say of the step. */
+static void
+check_current(const Ending *ending)
+{
+	idemq_attempt_count(&ending->attempt, ending->standing, false);
+	idemq_attempt_raise(&ending->attempt, ending->standing);
+}
+
+/* Raises IQ006: the step's effect stands. */
+pg_noreturn static void
+refuse_repetition(const Ending *ending)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMQ_ALREADY_COMMITTED),
+					errmsg("step \"%s\" of job %lld is done already", step_name(ending),
+						   (long long) ending->name.job_id),
+					errhint("Its effect stands: roll back, read its response from idemq.steps, "
+							"and go on with the next step.")));
+}
+
+/* Raises 55000: another attempt's call is open. */
+pg_noreturn static void
+refuse_stranger(const Ending *ending)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("step \"%s\" of job %lld was begun by another attempt", step_name(ending),
+					(long long) ending->name.job_id),
+			 errhint("CALL idemq.begin_step first: it says whether that attempt's call may still "
+					 "arrive.")));
+}
+
+/* Does the step in this transaction; false when a twin has, and the caller is to look again. */
+static bool
+do_inside(Ending *ending, Datum response)
+{
+	check_current(ending);
+	switch (ending->step.state)
+	{
+		case STEP_NONE:
+			return idemq_step_insert_done(&ending->name, ending->attempt.queue.id, response);
+		case STEP_OPEN:
+			refuse_stranger(ending);
+		case STEP_DONE:
+			refuse_repetition(ending);
+		case STEP_REFUSED:
+		case STEP_VOID:
+			idemq_step_do_inside(&ending->name, response);
+	}
+	return true;
+}
+
+/*
+ * Stores the answer of an attempt that has begun the step, unless there is one; returns the
+ * one that counts, 0 for NULL.
+ */
+static Datum
+take_answer(Ending *ending, Datum response)
+{
+	const Step *step = &ending->step;
+
+	if (step->state == STEP_DONE)
+		return step->response;
+	idemq_step_answer(&ending->name, response);
+	return response;
+}
+
+/* Ends the step; returns the response that counts. */
+static Datum
+finish(Ending *ending, Datum response)
+{
+	Datum counts = response;
+
+	while (!ending->step.mine && !do_inside(ending, response))
+		idemq_step_lock(&ending->name, (Datum) 0, &ending->step);
+	if (ending->step.mine)
+		counts = take_answer(ending, response);
+	if (!ending->step.mine || ending->step.state == STEP_OPEN || ending->step.state == STEP_REFUSED)
+		idemq_pending_counts_event(ending->attempt.queue.id, COUNTER_BIT(COUNTER_STEPS_DONE));
+	return counts;
+}
+
+/*
+ * finish_step(id, token, name, response) -> the response that counts; IQ001, IQ002, IQ006,
+ * 55000, 22004, 22023, 25006, 54000; 40001 above READ COMMITTED.
+ */
+Datum
+idemq_sql_v2_finish_step(PG_FUNCTION_ARGS)
+{
+	Datum response = (Datum) 0;
+	Datum counts;
+	Ending ending;
+
+	if (!PG_ARGISNULL(3))
+	{
+		response = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(3)));
+		idemq_check_document("response", response, 0);
+	}
+	counts = find_step(fcinfo, &ending) ? finish(&ending, response) : response;
+	if (counts == (Datum) 0)
+		PG_RETURN_NULL();
+	PG_RETURN_DATUM(counts);
+}
+
+/* Raises 55000 for a refusal of what was done. */
+pg_noreturn static void
+refuse_refusal(const Ending *ending)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("step \"%s\" of job %lld is done", step_name(ending),
+						   (long long) ending->name.job_id),
+					errdetail("Its response is stored: the other side did it."),
+					errhint("Read the response from idemq.steps, and go on from that.")));
+}
+
+/* Raises what is wrong with a refusal by an attempt that has not begun the step. */
+pg_noreturn static void
+refuse_bystander(const Ending *ending)
+{
+	check_current(ending);
+	if (ending->step.state == STEP_DONE)
+		refuse_refusal(ending);
+	if (ending->step.state == STEP_OPEN)
+		refuse_stranger(ending);
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("step \"%s\" of job %lld was not begun by this attempt",
+						   step_name(ending), (long long) ending->name.job_id),
+					errhint("CALL idemq.begin_step before the call that is refused.")));
+}
+
+/* refuse_step(id, token, name, error) -> void; IQ001, IQ002, IQ006, 55000, as finish_step. */
+Datum
+idemq_sql_v2_refuse_step(PG_FUNCTION_ARGS)
+{
+	Datum error = PG_ARGISNULL(3) ? (Datum) 0 : PG_GETARG_DATUM(3);
+	Ending ending;
+
+	idemq_check_text("error", error);
+	if (!find_step(fcinfo, &ending))
+		PG_RETURN_VOID();
+	if (!ending.step.mine)
+		refuse_bystander(&ending);
+	if (ending.step.state == STEP_DONE)
+		refuse_refusal(&ending);
+	if (ending.step.state == STEP_OPEN)
+	{
+		/* Another attempt's call may be under way: this one does not speak of it. */
+		if (ending.step.token != ending.name.token)
+		{
+			check_current(&ending);
+			refuse_stranger(&ending);
+		}
+		idemq_step_refuse(&ending.name, error);
+	}
+	PG_RETURN_VOID();
+}

@@ -1,0 +1,193 @@
+/*
+ * table/jobs_steps.c
+ *		All steps of a job, or of a queue: who shows, voids and deletes them.
+ *
+ * A job that ends in a queue which keeps nothing is deleted by its commit: whether it has
+ * steps is then asked of the index, and of nothing while the table is empty.  The caller
+ * has deleted or written the job's row before, and whoever writes a step holds that
+ * (table/steps.c): so what is asked for does not change, and no lock on a step is met.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/stratnum.h"
+#include "access/table.h"
+#include "catalog/pg_type.h"
+#include "executor/tuptable.h"
+#include "storage/bufmgr.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "table/jobs_steps.h"
+#include "base/compat.h"
+#include "base/oids.h"
+#include "base/spi.h"
+
+static SqlStatement void_steps =
+	{.text = "UPDATE idemq.steps SET state = 'void', round = round + CASE state "
+			 "WHEN 'refused' THEN 0 ELSE 1 END, error = CASE state WHEN 'open' THEN "
+			 "'was not answered when its job got another payload' ELSE error END "
+			 "WHERE job_id = $1 AND state <> 'void'",
+	 .nargs = 1,
+	 .types = {INT8OID}};
+static SqlStatement find_open =
+	{.text = "SELECT name, token, begun_at, call_until FROM idemq.steps WHERE job_id = $1 "
+			 "AND state = 'open' ORDER BY begun_at, name LIMIT $2",
+	 .nargs = 2,
+	 .types = {INT8OID, INT4OID}};
+static SqlStatement count_open = {
+	.text = "SELECT s.queue_id, count(*) FILTER (WHERE j.id IS NOT NULL), "
+			"count(*) FILTER (WHERE j.id IS NULL) FROM idemq.steps s LEFT JOIN idemq.jobs j "
+			"ON j.id = s.job_id AND j.token = s.token AND j.status = 'processing' "
+			"WHERE s.state = 'open' GROUP BY s.queue_id ORDER BY s.queue_id"};
+static SqlStatement forget_steps = {.text = "DELETE FROM idemq.steps WHERE job_id = $1",
+									.nargs = 1,
+									.types = {INT8OID}};
+static SqlStatement forget_many = {.text = "DELETE FROM idemq.steps WHERE job_id = ANY ($1)",
+								   .nargs = 1,
+								   .types = {INT8ARRAYOID}};
+
+/* Returns the first steps of a job that are open, and how many: no more than most. */
+int
+idemq_steps_open_of(int64 job_id, OpenStep *steps, int most)
+{
+	Datum values[] = {Int64GetDatum(job_id), Int32GetDatum(most)};
+	MemoryContext caller = CurrentMemoryContext;
+	SqlScope scope;
+	int count;
+
+	idemq_spi_begin(&scope);
+	count = (int) idemq_spi_query_latest(&find_open, values, NULL);
+	for (int i = 0; i < count; i++)
+	{
+		bool isnull;
+		char *name = TextDatumGetCString(idemq_spi_value(i, 1, &isnull));
+
+		steps[i].name = MemoryContextStrdup(caller, name);
+		steps[i].token = DatumGetInt64(idemq_spi_value(i, 2, &isnull));
+		steps[i].begun_at = DatumGetTimestampTz(idemq_spi_value(i, 3, &isnull));
+		steps[i].call_until = DatumGetTimestampTz(idemq_spi_value(i, 4, &isnull));
+	}
+	idemq_spi_end(&scope);
+	return count;
+}
+
+/* Returns how many steps are open, of each queue that has any, by its id. */
+StepCount *
+idemq_steps_count(int *count)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	StepCount *counts;
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	*count = (int) idemq_spi_query_latest(&count_open, NULL, NULL);
+	counts = MemoryContextAlloc(caller, Max(*count, 1) * sizeof(StepCount));
+	for (int i = 0; i < *count; i++)
+	{
+		bool isnull;
+
+		counts[i].queue_id = DatumGetInt32(idemq_spi_value(i, 1, &isnull));
+		counts[i].open = DatumGetInt64(idemq_spi_value(i, 2, &isnull));
+		counts[i].unknown = DatumGetInt64(idemq_spi_value(i, 3, &isnull));
+	}
+	idemq_spi_end(&scope);
+	return counts;
+}
+
+/* Returns whether the primary key has a row of a job that is committed, or this transaction's. */
+static bool
+has_row(Relation rel, int64 job_id)
+{
+	Relation index = index_open(compat_primary_key_index(rel), AccessShareLock);
+	IndexScanDesc scan = compat_index_beginscan(rel, index, SnapshotSelf, 1);
+	TupleTableSlot *row = table_slot_create(rel, NULL);
+	ScanKeyData key;
+	bool found;
+
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(job_id));
+	index_rescan(scan, &key, 1, NULL, 0);
+	found = index_getnext_slot(scan, ForwardScanDirection, row);
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(row);
+	index_close(index, AccessShareLock);
+	return found;
+}
+
+/*
+ * Returns whether there are steps at all; of a job, unless it is 0.  The caller holds the
+ * row of that job, or has deleted it, so that no other begins a step of it meanwhile.
+ */
+static bool
+any_step(int64 job_id)
+{
+	Oid oid = idemq_oids()->steps;
+	Relation rel;
+	bool found;
+
+	if (!OidIsValid(oid)) /* CREATE EXTENSION has not come to it yet */
+		return false;
+	rel = table_open(oid, AccessShareLock);
+	found = RelationGetNumberOfBlocks(rel) > 0;
+	if (found && job_id != 0 && OidIsValid(compat_primary_key_index(rel)))
+		found = has_row(rel, job_id);
+	table_close(rel, AccessShareLock);
+	return found;
+}
+
+static void
+run_for_job(SqlStatement *statement, int64 job_id, int expected)
+{
+	Datum value = Int64GetDatum(job_id);
+	SqlScope scope;
+
+	if (!any_step(job_id))
+		return;
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	(void) idemq_spi_run(statement, &value, NULL, expected);
+	idemq_spi_end(&scope);
+}
+
+/* Makes the steps of a job void whose row has got another payload: they were of that before. */
+void
+idemq_steps_void(int64 job_id)
+{
+	run_for_job(&void_steps, job_id, SPI_OK_UPDATE);
+}
+
+/* Deletes the steps of a job whose row is deleted. */
+void
+idemq_steps_forget(int64 job_id)
+{
+	run_for_job(&forget_steps, job_id, SPI_OK_DELETE);
+}
+
+/* Deletes the steps of jobs whose rows are deleted. */
+void
+idemq_steps_forget_all(const int64 *job_ids, int count)
+{
+	Datum *ids;
+	Datum value;
+	SqlScope scope;
+
+	if (count == 0 || !any_step(0))
+		return;
+	ids = palloc(count * sizeof(Datum));
+	for (int i = 0; i < count; i++)
+		ids[i] = Int64GetDatum(job_ids[i]);
+	value = PointerGetDatum(
+		construct_array(ids, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	(void) idemq_spi_run(&forget_many, &value, NULL, SPI_OK_DELETE);
+	idemq_spi_end(&scope);
+	pfree(DatumGetPointer(value));
+	pfree(ids);
+}

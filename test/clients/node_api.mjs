@@ -1,0 +1,266 @@
+// node_api.mjs: the Node client's calls, by node --test; CONNECTION is JSON, and its database has idemq.
+
+import assert from 'node:assert/strict';
+import { AsyncLocalStorage } from 'node:async_hooks';
+import { after, before, test } from 'node:test';
+import * as otel from '@opentelemetry/api';
+import pg from 'pg';
+import { AlreadyCommitted, Dead, DuplicateKey, IdemqError, KeyReused, NoSuchQueue, RetryLater, Snooze, StaleToken, Worker, drain, enqueue } from 'idemq';
+
+const connection = JSON.parse(process.env.CONNECTION);
+const pool = new pg.Pool(connection);
+const silent = { info: () => {}, warn: (text) => said.push(text), error: (text) => said.push(text) };
+const said = [];
+let queues = 0;
+
+// What an application may have done for its own queries: ids and tokens keep their digits all the same.
+pg.types.setTypeParser(20, Number);
+
+async function queue(settings = '') {
+  const name = `api_${++queues}`;
+  await pool.query(`SELECT idemq.create_queue('${name}'${settings})`);
+  return name;
+}
+
+async function one(sql, ...values) {
+  return (await pool.query(sql, values)).rows[0];
+}
+
+const jobOf = (id) => one('SELECT status, attempt, result, last_error, checkpoint, headers FROM idemq.jobs WHERE id = $1', id);
+
+before(() => pool.query('CREATE TABLE marks (name text)'));
+after(() => pool.end());
+
+test('enqueue answers, in the transaction of its client', async () => {
+  const q = await queue();
+  const client = await pool.connect();
+  await client.query('BEGIN');
+  const first = await enqueue(client, q, { a: [1, 'zwei'] }, { key: 'k' });
+  assert.deepEqual(first, { id: first.id, outcome: 'accepted', status: 'pending', result: null });
+  assert.equal(typeof first.id, 'string');
+  await client.query('ROLLBACK');
+  client.release();
+  assert.equal(await jobOf(first.id), undefined);
+
+  const again = await enqueue(pool, q, { a: [1, 'zwei'] }, { key: 'k' });
+  assert.equal(again.outcome, 'accepted');
+  assert.deepEqual(await enqueue(pool, q, { a: [1, 'zwei'] }, { key: 'k' }), { ...again, outcome: 'duplicate' });
+  for (const payload of ['text', ['a', 'list'], 5, null, true, '"', []]) {
+    const { id } = await enqueue(pool, q, payload, { headers: { n: 1 } });
+    assert.deepEqual((await one('SELECT payload FROM idemq.jobs WHERE id = $1', id)).payload, payload);
+  }
+  const { id } = await enqueue(pool, q, 1, {
+    delay: 90, priority: 2, maxAttempts: 7, expiresIn: '2 days', keyTtl: '1 h', key: 'all', onDuplicate: 'replace', nowait: true,
+  });
+  assert.deepEqual(await one(`SELECT ready_at - created_at BETWEEN '89 s' AND '91 s' AS late, priority, max_attempts,
+    expires_at > now() + '1 day' AS expires FROM idemq.jobs WHERE id = $1`, id), { late: true, priority: 2, max_attempts: 7, expires: true });
+  const grouped = await enqueue(pool, q, 1, { groupKey: 'g', runAt: new Date(Date.now() + 90_000) });
+  assert.equal((await one('SELECT group_key FROM idemq.jobs WHERE id = $1', grouped.id)).group_key, 'g');
+});
+
+test('errors are classes', async () => {
+  const q = await queue();
+  await enqueue(pool, q, 1, { key: 'k' });
+  await assert.rejects(enqueue(pool, q, 2, { key: 'k' }), (error) => error instanceof KeyReused && error instanceof IdemqError && error.sqlstate === 'IQ003');
+  await assert.rejects(enqueue(pool, q, 1, { key: 'k', onDuplicate: 'error' }), DuplicateKey);
+  await assert.rejects(enqueue(pool, 'none', 1), (error) => error instanceof NoSuchQueue && /idemq.create_queue/.test(error.hint));
+  await assert.rejects(enqueue(pool, q, undefined), TypeError);
+  await assert.rejects(enqueue(pool, q, 1, { delay: NaN }), TypeError);
+  await assert.rejects(drain(connection, 'none', () => {}), NoSuchQueue);
+  await assert.rejects(new Worker(connection, 'none', { signals: false }).run(() => {}), NoSuchQueue);
+  await assert.rejects(drain({ ...connection, host: '/nonexistent' }, q, () => {}), /ENOENT/);
+  assert.throws(() => new Worker(connection, q, { concurrency: 0 }), RangeError);
+});
+
+test('ids and tokens keep their digits', async () => {
+  const q = await queue();
+  const { last } = await one("SELECT pg_get_serial_sequence('idemq.jobs', 'id') AS last");
+  const before = await one(`SELECT last_value::text AS at FROM ${last}`);
+  await pool.query('SELECT setval($1, 9007199254740993, false)', [last]);
+  const { id } = await enqueue(pool, q, 1);
+  assert.equal(id, '9007199254740993');
+  await pool.query('SELECT setval($1, $2)', [last, before.at]);
+  const seen = [];
+  assert.deepEqual(await drain(connection, q, (job) => void seen.push(job.id)), { committed: 1 });
+  assert.deepEqual(seen, ['9007199254740993']);
+  assert.equal((await one("SELECT status FROM idemq.jobs WHERE id = '9007199254740993'")).status, 'completed');
+});
+
+test('run: the effect and the commit are one transaction', async () => {
+  const q = await queue(", retry_base => '1 h'");
+  const good = await enqueue(pool, q, 'good');
+  const bad = await enqueue(pool, q, 'bad');
+  const ended = await drain(connection, q, async (job, client) => {
+    await client.query('INSERT INTO marks VALUES ($1)', [job.payload]);
+    if (job.payload === 'bad') throw new Error('no\0 good');
+    return { name: job.payload };
+  }, { logger: silent });
+  assert.deepEqual(ended, { committed: 1, retrying: 1 });
+  assert.deepEqual((await pool.query('SELECT name FROM marks')).rows, [{ name: 'good' }]);
+  assert.deepEqual((await jobOf(good.id)).result, { name: 'good' });
+  assert.equal((await jobOf(bad.id)).last_error, 'Error: no good');
+  const { details } = await one('SELECT details FROM idemq.attempts WHERE job_id = $1', bad.id);
+  assert.equal(details.type, 'Error');
+  assert.match(details.trace, /node_api/);
+});
+
+test('what a handler throws', async () => {
+  for (const outside of [false, true]) {
+    const q = await queue(", retry_base => '1 h'");
+    const ids = {};
+    const thrown = {
+      later: new RetryLater('10 min', 'busy'), snooze: new Snooze(600), now: new Snooze(0), dead: new Dead('no\0 way'),
+      delay: new RetryLater('a while'), half: new Error('\ud800'), text: 'text', sql: Object.assign(new Error('x'), { code: '23505' }),
+    };
+    for (const name of Object.keys(thrown)) ids[name] = (await enqueue(pool, q, name)).id;
+    let now = 0;
+    await drain(connection, q, (job) => {
+      if (job.payload === 'now' && now++) return;
+      throw thrown[job.payload];
+    }, { outside, logger: silent, concurrency: 3 });
+    const row = async (name) => Object.values(await one(`SELECT status, attempt, ready_at > now() + '9 min' AS later, ready_at > now() + '11 min' AS much, last_error
+      FROM idemq.jobs WHERE id = $1`, ids[name]));
+    assert.deepEqual(await row('later'), ['failed', 1, true, false, 'busy']);
+    assert.deepEqual(await row('snooze'), ['pending', 0, true, false, null]);
+    assert.equal((await row('now'))[0], 'completed');
+    assert.deepEqual(await row('dead'), ['dead', 1, null, null, 'no way']);
+    assert.match((await row('delay'))[4], /^a while.*interval|^retry later.*interval/);
+    assert.equal((await row('delay'))[0], 'failed');
+    assert.match((await row('half'))[4], /^Error: /);
+    assert.equal((await row('text'))[4], 'text');
+    assert.equal((await one('SELECT details FROM idemq.attempts WHERE job_id = $1', ids.sql)).details.sqlstate, '23505');
+  }
+});
+
+test('a batch is one transaction; when one fails each runs alone', async () => {
+  const q = await queue(", retry_base => '1 h'");
+  for (let n = 0; n < 10; n++) await enqueue(pool, q, n);
+  const transactions = new Map();
+  const handler = async (job, client) => {
+    const { rows } = await client.query('SELECT pg_current_xact_id()::text AS xid');
+    transactions.set(rows[0].xid, (transactions.get(rows[0].xid) ?? 0) + 1);
+    if (job.payload === 13) throw new Error('unlucky');
+  };
+  assert.deepEqual(await drain(connection, q, handler, { batch: 5 }), { committed: 10 });
+  assert.deepEqual([...transactions.values()], [5, 5]);
+  transactions.clear();
+  for (let n = 10; n < 15; n++) await enqueue(pool, q, n);
+  assert.deepEqual(await drain(connection, q, handler, { batch: 5, logger: silent }), { committed: 4, retrying: 1 });
+  assert.deepEqual([...transactions.values()], [4, 1, 1, 1, 1, 1]);
+  assert.equal((await one('SELECT max(attempt) AS most FROM idemq.jobs WHERE queue_id = idemq.queue_id($1)', q)).most, 1);
+  // A second attempt goes alone.
+  await pool.query("SELECT idemq.retry(id) FROM idemq.jobs WHERE status = 'failed' AND queue_id = idemq.queue_id($1)", [q]);
+  await enqueue(pool, q, 20);
+  transactions.clear();
+  await drain(connection, q, (job, client) => handler({ payload: 0 }, client), { batch: 5 });
+  assert.deepEqual([...transactions.values()], [1, 1]);
+});
+
+test('so many at a time, and no more', async () => {
+  for (const outside of [false, true]) {
+    const q = await queue();
+    let running = 0;
+    let most = 0;
+    for (let n = 0; n < 40; n++) await enqueue(pool, q, n);
+    const ended = await drain(connection, q, async () => {
+      most = Math.max(most, ++running);
+      await new Promise((resolve) => setTimeout(resolve, 5));
+      running--;
+    }, { concurrency: 4, outside });
+    assert.deepEqual(ended, { committed: 40 });
+    assert.equal(most, 4);
+  }
+});
+
+test('a conflict of transactions is run again at once', async () => {
+  const q = await queue();
+  await enqueue(pool, q, 1);
+  let calls = 0;
+  assert.deepEqual(await drain(connection, q, () => {
+    if (++calls < 3) throw Object.assign(new Error('conflict'), { code: '40001' });
+  }), { committed: 1 });
+  assert.equal(calls, 3);
+});
+
+test('a result that cannot be stored', async () => {
+  const q = await queue(", retry_base => '1 h'");
+  const circle = {};
+  circle.circle = circle;
+  const results = { nul: 'a\0', circle, big: 1n, fn: () => {}, fine: [1] };
+  for (const outside of [false, true]) {
+    const ids = {};
+    for (const name of Object.keys(results)) ids[name] = (await enqueue(pool, q, name)).id;
+    await drain(connection, q, (job) => results[job.payload], { outside, logger: silent, concurrency: 5 });
+    for (const name of Object.keys(results)) {
+      const { status, result } = await jobOf(ids[name]);
+      assert.deepEqual([status, result], name === 'fine' ? ['completed', [1]] : [outside ? 'completed' : 'failed', null], `${name} ${outside}`);
+    }
+    await pool.query('SELECT idemq.purge($1)', [q]);
+  }
+});
+
+test('a handler that ends the transaction has failed', async () => {
+  const q = await queue(", retry_base => '1 h'");
+  const { id } = await enqueue(pool, q, 1);
+  await drain(connection, q, (job, client) => client.query('COMMIT'), { logger: silent });
+  assert.match((await jobOf(id)).last_error, /ended the transaction/);
+});
+
+test('an outside handler: checkpoint, token, a lost lease', async () => {
+  const q = await queue(", retry_base => '1 h'");
+  const { id } = await enqueue(pool, q, { n: 1 }, { key: 'k-1', headers: { tenant: 'a' } });
+  const seen = [];
+  const handler = async (job) => {
+    seen.push([job.key, job.headers, job.state, job.attempt, job.maxAttempts, job.queue]);
+    assert.ok(job.deadline - Date.now() > 3_500_000 && job.enqueuedAt <= new Date());
+    assert.equal((await one('SELECT idemq.validate($1, $2)::text AS is', job.id, job.token)).is, 'current');
+    await job.checkpoint({ far: seen.length });
+    assert.deepEqual(job.state, { far: seen.length });
+    if (seen.length === 1) throw new RetryLater(0);
+  };
+  await drain(connection, q, handler, { outside: true, logger: silent });
+  assert.deepEqual(seen, [['k-1', { tenant: 'a' }, null, 1, 20, q], ['k-1', { tenant: 'a' }, { far: 1 }, 2, 20, q]]);
+  assert.equal((await jobOf(id)).status, 'completed');
+
+  const lost = await enqueue(pool, q, 2);
+  const ended = await drain(connection, q, async (job) => {
+    await one('SELECT idemq.cancel($1)', job.id);
+    await assert.rejects(job.checkpoint(1), StaleToken);
+  }, { outside: true, logger: silent });
+  assert.deepEqual(ended, { stale: 1 });
+  assert.equal((await jobOf(lost.id)).status, 'cancelled');
+  await enqueue(pool, q, 3);
+  await drain(connection, q, async (job) => {
+    await one('SELECT idemq.commit($1, $2)', job.id, job.token);
+    await assert.rejects(job.checkpoint(1), AlreadyCommitted);
+  }, { outside: true }).then((of) => assert.deepEqual(of, { committed: 1 }));
+  await enqueue(pool, q, 4);
+  await drain(connection, q, (job) => assert.rejects(async () => job.checkpoint(1), /runOutside/));
+});
+
+test('trace context goes with the job', async () => {
+  const storage = new AsyncLocalStorage();
+  otel.context.setGlobalContextManager({
+    active: () => storage.getStore() ?? otel.ROOT_CONTEXT,
+    with: (context, fn, self, ...args) => storage.run(context, () => fn.apply(self, args)),
+    bind: (context, fn) => fn,
+    enable() { return this; },
+    disable() { return this; },
+  });
+  const key = otel.createContextKey('test');
+  otel.propagation.setGlobalPropagator({
+    inject: (context, carrier, setter) => context.getValue(key) && setter.set(carrier, 'traceparent', context.getValue(key)),
+    extract: (context, carrier, getter) => context.setValue(key, getter.get(carrier, 'traceparent')),
+    fields: () => ['traceparent'],
+  });
+  const q = await queue();
+  await otel.context.with(otel.ROOT_CONTEXT.setValue(key, '00-trace'), () => enqueue(pool, q, 1, { headers: { own: 1 } }));
+  const own = await enqueue(pool, q, 2);
+  assert.equal((await jobOf(own.id)).headers, null);
+  const seen = [];
+  await drain(connection, q, async (job) => {
+    await new Promise((resolve) => setTimeout(resolve, 1));
+    seen.push([job.payload, job.headers, otel.context.active().getValue(key)]);
+  });
+  assert.deepEqual(seen, [[1, { own: 1, traceparent: '00-trace' }, '00-trace'], [2, {}, undefined]]);
+});

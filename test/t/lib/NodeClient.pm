@@ -1,0 +1,96 @@
+# What the tests of the Node client share: the package as npm makes it, programs, a pooler.
+package NodeClient;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Exporter 'import';
+use IPC::Run;
+use JSON::PP;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes ();
+
+our @EXPORT = qw(until_true slurped until_file packed application pooler);
+
+# Waits until code answers true.
+sub until_true
+{
+	my ($what, $code) = @_;
+
+	foreach (1 .. 1800)
+	{
+		return if $code->();
+		Time::HiRes::sleep(0.1);
+	}
+	die "never: $what";
+}
+
+# A file of the test's folder; '' when it is not there.
+sub slurped
+{
+	my ($file) = @_;
+	my $path = "$PostgreSQL::Test::Utils::tmp_check/$file";
+
+	return -e $path ? slurp_file($path) : '';
+}
+
+# Waits until such a file has a line, or what matches.
+sub until_file
+{
+	my ($file, $what) = @_;
+
+	until_true("$file: " . ($what // 'a line'), sub { slurped($file) =~ ($what // qr/\n/) });
+	return;
+}
+
+# Packs the client as npm would publish it; answers what npm says of it.
+sub packed
+{
+	my $tmp = $PostgreSQL::Test::Utils::tmp_check;
+	my ($out, $err) = ('', '');
+
+	IPC::Run::run([ 'npm', 'pack', '--cache', "$tmp/cache", '--pack-destination', $tmp, '--json', "$ENV{IDEMQ_SOURCE}/clients/node" ],
+		'<', \undef, '>', \$out, '2>', \$err) or die "npm pack: $err";
+	return JSON::PP->new->decode($out)->[0];
+}
+
+# A folder of an application with the packed client, other packages, and programs.
+sub application
+{
+	my ($name, $packages, @programs) = @_;
+	my $tmp = $PostgreSQL::Test::Utils::tmp_check;
+	my $app = "$tmp/$name";
+
+	mkdir $_ foreach $app, "$app/node_modules";
+	system_or_bail('tar', '-xf', glob("$tmp/idemq-*.tgz"), '-C', "$app/node_modules");
+	rename "$app/node_modules/package", "$app/node_modules/idemq" or die $!;
+	symlink "$ENV{IDEMQ_NODE_MODULES}/$_", "$app/node_modules/$_" foreach @$packages;
+	append_to_file("$app/package.json", '{ "type": "module" }');
+	system_or_bail('cp', @programs, $app);
+	return $app;
+}
+
+# A pgbouncer in transaction mode: a sub that starts it, its host and its port.
+sub pooler
+{
+	my ($node, %settings) = @_;
+	my $dir = PostgreSQL::Test::Utils::tempdir_short();
+	my $port = PostgreSQL::Test::Cluster::get_free_port();
+	my $user = getpwuid($>);
+	my $log = '';
+
+	append_to_file("$dir/users", qq("postgres" ""\n"$user" ""\n));
+	append_to_file("$dir/ini", join("\n", '[databases]', "* = host=${\$node->host} port=${\$node->port} user=$user", '[pgbouncer]',
+			'listen_addr =', "listen_port = $port", "unix_socket_dir = $dir", 'auth_type = any', "auth_file = $dir/users",
+			'pool_mode = transaction', map({ "$_ = $settings{$_}" } sort keys %settings), ''));
+	my $start = sub {
+		my $run = IPC::Run::start([ 'pgbouncer', "$dir/ini" ], '<', \undef, '>&', \$log);
+		until_true("a pooler: $log", sub { $run->pump_nb; -S "$dir/.s.PGSQL.$port" });
+		return $run;
+	};
+	return ($start, $dir, $port);
+}
+
+1;

@@ -1,0 +1,164 @@
+# Steps and what ends in the middle of one: a crash with synchronous_commit = off, a client that
+# is killed between begin_step and finish_step, a synchronous standby that does not answer, a
+# failover that loses the beginning, a dump.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+# Nothing but begin_step flushes: the walwriter sleeps, and no commit asks for it.
+my $node = new_server('steps', 'idemq.worker' => 'on', synchronous_commit => 'off', wal_writer_delay => '10s', max_connections => 40);
+
+# A claimed job: id and token.
+sub job
+{
+	my ($server, $attach, $session) = (@_, undef);
+	my $sql = 'SELECT c.id, c.token FROM idemq.enqueue(\'q\', \'1\') e, idemq.claim_job(e.id, attach => ' . ($attach ? 'true' : 'false') . ') c';
+
+	return split /\|/, $session ? $session->query_safe($sql) : sql($server, $sql);
+}
+
+# What begin_step answers: outcome, response, former request, begun_at, retry_after, effect key.
+sub begin
+{
+	my ($server, $id, $token, $name, $timeout) = @_;
+
+	return split /\|/, sql($server, "SET intervalstyle = postgres; CALL idemq.begin_step($id, $token, '$name', '{\"amount\": 12}', '$timeout')"), -1;
+}
+
+# ---- A crash
+
+my ($id, $token) = job($node);
+sql($node, 'CHECKPOINT');
+my ($lost) = job($node);
+crash($node);
+is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE id = $lost", 0, 'with synchronous_commit = off a crash loses commits');
+
+my @begun = begin($node, $id, $token, 'charge', '1 h');
+is($begun[0], 'new', 'a step begins');
+sql($node, "SELECT idemq.finish_step($id, $token, 'charge', '7')");
+crash($node);
+is_sql($node, "SELECT state, effect_key, call_until - begun_at FROM idemq.steps", "open|$begun[5]|01:00:00",
+	'its beginning is there after a crash, its answer was as any commit');
+# The claim of the same moment, too: what was committed before is flushed with it.
+($id, $token) = job($node);
+@begun = begin($node, $id, $token, 'charge', '1 h');
+crash($node);
+is_sql($node, "SELECT j.status, idemq.validate(j.id, s.token), s.state FROM idemq.jobs j JOIN idemq.steps s ON s.job_id = j.id WHERE j.id = $id",
+	'processing|current|open', 'so is the claim');
+my @again = begin($node, $id, $token, 'charge', '1 h');
+is("@again[0, 5]", "busy $begun[5]", 'the worker that lives on is told that its call may arrive');
+# What it answers is on disk, though another has committed it without.
+sql($node, "SELECT idemq.finish_step($id, $token, 'charge', '7')");
+@again = begin($node, $id, $token, 'charge', '1 h');
+crash($node);
+is_sql($node, "SELECT state, response FROM idemq.steps WHERE job_id = $id", 'done|7', 'an answer that was told stays');
+is("@again[0, 1, 5]", "done 7 $begun[5]", 'and was that');
+
+# ---- A client that is killed between begin_step and finish_step
+
+$node->append_conf('postgresql.conf', 'synchronous_commit = on');
+$node->reload;
+my $worker = session($node);
+my $seconds = 4;
+($id, $token) = job($node, 1, $worker);
+$worker->query_safe("CALL idemq.begin_step($id, $token, 'charge', '{\"amount\": 12}', '$seconds s')");
+my ($until, $key) = split /\|/, sql($node, "SELECT extract(epoch FROM call_until), effect_key FROM idemq.steps WHERE job_id = $id");
+$worker->{run}->kill_kill(grace => 0);
+is_soon($node, "SELECT status <> 'processing' FROM idemq.jobs WHERE id = $id", 'its session has ended, and the job is taken back');
+like(sql($node, "SELECT idemq.why($id)"), qr/; its step "charge" is unknown: begun at .*, its call may arrive until /, 'why');
+is_sql($node, "SELECT steps_unknown > 0 FROM idemq.metrics WHERE queue = 'q'", 't', 'the metrics');
+my $next = sql($node, "SELECT token FROM idemq.claim_job($id)");
+my @answer = begin($node, $id, $next, 'charge', '1 min');
+# On a machine that took $seconds for this there is nothing to see.
+SKIP:
+{
+	skip 'slow', 2 if $answer[0] eq 'unknown';
+	is("@answer[0, 1, 2, 5]", "busy  {\"amount\": 12} $key", 'the next attempt is told to wait');
+	is_sql($node, "SELECT '$answer[4]'::interval BETWEEN '0' AND '$seconds s'", 't', 'for how long');
+	sql($node, "SELECT pg_sleep_for('$answer[4]')");
+	@answer = begin($node, $id, $next, 'charge', '1 min');
+}
+is_sql($node, "SELECT extract(epoch FROM clock_timestamp()) >= $until", 't', 'not before the call is over');
+is("@answer[0, 1, 2, 4, 5]", "unknown  {\"amount\": 12}  $key", 'then: unknown, with the same key');
+is_sql($node, "SELECT idemq.refuse_step($id, $next, 'charge', 'the other side has nothing of that key')", '', 'it asks: no');
+@answer = begin($node, $id, $next, 'charge', '1 min');
+is($answer[0], 'new', 'so it calls');
+isnt($answer[5], $key, 'under another key');
+is_sql($node, "SELECT idemq.finish_step($id, $next, 'charge', '8'); SELECT idemq.commit($id, $next)", "8\ncommitted", 'and goes on');
+
+# ---- Synchronous standbys
+
+$node->backup('base');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'base', has_streaming => 1);
+$standby->append_conf('postgresql.conf', "wal_receiver_status_interval = '1h'");
+$standby->start;
+$node->append_conf('postgresql.conf', "synchronous_standby_names = 'standby'");
+$node->reload;
+wait_until($node, "SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync'");
+is_state($standby, "CALL idemq.begin_step($id, $next, 'x', '{}', '1 s')", '25006', 'begin_step on a standby');
+is_state($standby, "SELECT idemq.finish_step($id, $next, 'x')", '25006', 'finish_step on a standby');
+is_state($standby, "SELECT idemq.refuse_step($id, $next, 'x')", '25006', 'refuse_step on a standby');
+
+($id, $token) = job($node);
+my $receiver = sql($standby, 'SELECT pid FROM pg_stat_wal_receiver');
+kill 'STOP', $receiver or die;
+my $session = session($node);
+my $pid = $session->query_safe("SET synchronous_commit = off; SELECT pg_backend_pid()");
+$session->query_until(qr/sent/, "\\set VERBOSITY sqlstate\n\\echo sent\nCALL idemq.begin_step($id, $token, 'charge', '{\"amount\": 12}', '1 h');\n");
+wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $pid AND wait_event = 'SyncRep'");
+sql($node, "SET synchronous_commit = local; SELECT pg_cancel_backend($pid)");
+# Committed, and its own wait was cut off: it waits on, and says so when that is cut off as well.
+wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $pid AND wait_event = 'SyncRep' AND EXISTS (SELECT FROM idemq.steps WHERE job_id = $id)");
+sql($node, "SET synchronous_commit = local; SELECT pg_cancel_backend($pid)");
+is(answer({ session => $session }), '40003', 'a beginning that no standby has is not answered');
+kill 'CONT', $receiver;
+$session->quit;
+@begun = begin($node, $id, $token, 'charge', '1 h');
+is($begun[0], 'busy', 'it is there, all the same');
+
+# ---- A failover that loses what was committed last
+
+$node->append_conf('postgresql.conf', "synchronous_standby_names = ''");
+$node->reload;
+sql($node, 'SELECT 1');
+$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+like(sql($standby, "SELECT idemq.why($id)"), qr/; its step "charge" is open: /, 'why on a standby');
+is_sql($standby, "SELECT steps_open, count(*) FROM idemq.metrics, idemq.steps WHERE queue = 'q' GROUP BY 1", sql($node,
+		"SELECT steps_open, count(*) FROM idemq.metrics, idemq.steps WHERE queue = 'q' GROUP BY 1"), 'so are the metrics');
+$standby->append_conf('postgresql.conf', "primary_conninfo = ''");
+$standby->reload;
+sql($standby, 'SELECT 1');
+wait_until($node, 'SELECT count(*) = 0 FROM pg_stat_replication');
+my @mail = begin($node, $id, $token, 'mail', '1 h');
+is($mail[0], 'new', 'a step that the standby does not hear of');
+
+# A dump, restored, before the servers part.
+my $file = "$PostgreSQL::Test::Utils::tmp_check/dump";
+command_ok([ 'pg_dump', '-Fc', '-h', $node->host, '-p', $node->port, '-f', $file, 'postgres' ], 'pg_dump');
+sql($node, 'CREATE DATABASE copy');
+command_ok([ 'pg_restore', '-e', '-j', 2, '-h', $node->host, '-p', $node->port, '-d', 'copy', $file ], 'pg_restore');
+my $rows = 'SELECT s FROM idemq.steps s ORDER BY 1; TABLE idemq.database_uuid';
+is(sql($node, $rows, 'copy'), sql($node, $rows), 'a restored database has the same steps and the same uuid');
+my $call = "CALL idemq.begin_step($id, $token, 'third', '{}', '1 h')";
+is((split /\|/, sql($node, $call, 'copy'))[5], (split /\|/, sql($node, $call))[5], 'and makes the same keys');
+
+$node->stop('immediate');
+$standby->promote;
+@answer = begin($standby, $id, $token, 'charge', '1 h');
+is("@answer[0, 5]", "busy $begun[5]", 'the promoted standby knows what it had heard of');
+@answer = begin($standby, $id, $token, 'mail', '1 h');
+is("@answer[0, 5]", "new $mail[5]", 'what it had not begins anew: under the same key');
+is_sql($standby, "SELECT idemq.finish_step($id, $token, 'mail', '\"sent\"'), idemq.finish_step($id, $token, 'charge'), idemq.commit($id, $token)",
+	'"sent"||committed', 'and ends');
+is_sql($standby, 'SELECT severity FROM idemq.check() WHERE invariant <> \'steps.unknown\'', '', 'check');
+$standby->stop;
+
+done_testing();
