@@ -1,6 +1,6 @@
 /*
  * observe/why_handler.c
- *		What idemq.why says of a job that waits for its queue's handler.
+ *		What idemq.why says of who will claim a job: its queue's handler, or a worker.
  */
 #include "postgres.h"
 
@@ -10,11 +10,12 @@
 #include "queue/handlers.h"
 #include "shared/handler_board.h"
 #include "shared/handler_known.h"
+#include "shared/lease_scan.h"
 #include "base/settings.h"
 
 /* Says what a queue's handler does about a job that is ready; false when it has none. */
-bool
-idemq_why_handler(StringInfo answer, const QueueInfo *queue)
+static bool
+say_handler(StringInfo answer, const QueueInfo *queue)
 {
 	HandlerKey key = {MyDatabaseId, queue->id};
 	HandlerInfo handler;
@@ -46,4 +47,23 @@ idemq_why_handler(StringInfo answer, const QueueInfo *queue)
 	else
 		appendStringInfoString(answer, "is being started");
 	return true;
+}
+
+/* Says who will claim a job that is ready: its queue's handler, or a worker. */
+void
+idemq_why_worker(StringInfo answer, const QueueInfo *queue)
+{
+	int in_flight = idemq_lease_count_queue(queue->id);
+
+	if (say_handler(answer, queue))
+		return;
+	if (in_flight == 0)
+		appendStringInfo(answer,
+						 "; no job of queue \"%s\" is in flight: start a worker that calls "
+						 "idemq.claim('%s')",
+						 queue->name, queue->name);
+	else
+		appendStringInfo(answer,
+						 "; a worker has to claim it: of queue \"%s\" %d job%s in flight", queue,
+						 in_flight, in_flight == 1 ? " is" : "s are");
 }

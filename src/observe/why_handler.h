@@ -1,6 +1,6 @@
 /*
  * observe/why_handler.h
- *		What idemq.why says of a job that waits for its queue's handler.
+ *		What idemq.why says of who will claim a job.
  */
 #ifndef IDEMQ_OBSERVE_WHY_HANDLER_H
 #define IDEMQ_OBSERVE_WHY_HANDLER_H
@@ -9,6 +9,6 @@
 
 #include "queue/queue_settings.h"
 
-extern bool idemq_why_handler(StringInfo answer, const QueueInfo *queue);
+extern void idemq_why_worker(StringInfo answer, const QueueInfo *queue);
 
 #endif

@@ -55,7 +55,7 @@ idemq_handle_due_at(const SlotView *view)
 
 	if (due > (uint64) PG_INT64_MAX)
 		return PG_INT64_MAX;
-	if (view->needs_recovery)
+	if (view->next_recovery < PG_INT64_MAX)
 	{
 		int64 patience = idemq_mono_from_timestamp(idemq_primary_since() + SEARCH_PATIENCE);
 
