@@ -100,8 +100,8 @@ idemq_settings_define(void)
 	DefineCustomIntVariable("idemq.max_handler_workers",
 							"Processes that run handlers, of all databases together.",
 							"0: none. They come out of max_worker_processes.",
-							&idemq_max_handler_workers, 4, 0, 262143, PGC_SIGHUP, 0, NULL,
-							NULL, NULL);
+							&idemq_max_handler_workers, 4, 0, 262143, PGC_SIGHUP, 0, NULL, NULL,
+							NULL);
 	DefineCustomIntVariable(
 		"idemq.max_document",
 		"How long a payload, headers, checkpoint, result, details or error may be, as text.",

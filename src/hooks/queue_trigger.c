@@ -31,10 +31,10 @@ static SqlStatement delete_schedules =
 	{.text = "DELETE FROM idemq.schedule_entries WHERE queue_id = $1",
 	 .nargs = 1,
 	 .types = {INT4OID}};
-static SqlStatement delete_handler =
-	{.text = "DELETE FROM idemq.handler_entries WHERE queue_id = $1",
-	 .nargs = 1,
-	 .types = {INT4OID}};
+static SqlStatement delete_handler = {.text =
+										  "DELETE FROM idemq.handler_entries WHERE queue_id = $1",
+									  .nargs = 1,
+									  .types = {INT4OID}};
 static SqlStatement anything_left =
 	{.text = "SELECT FROM idemq.queue_grants WHERE queue_id = $1 "
 			 "UNION ALL SELECT FROM idemq.schedule_entries WHERE queue_id = $1 "
@@ -53,10 +53,12 @@ delete_of(Datum queue_id)
 	(void) idemq_spi_run(&delete_schedules, &queue_id, NULL, SPI_OK_DELETE);
 	(void) idemq_spi_run(&delete_handler, &queue_id, NULL, SPI_OK_DELETE);
 	if (IsolationUsesXactSnapshot() && idemq_spi_query_latest(&anything_left, &queue_id, NULL) > 0)
-		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-						errmsg("queue %d has grants, schedules or a handler that this transaction cannot see",
-							   DatumGetInt32(queue_id)),
-						errhint("Run it at READ COMMITTED.")));
+		ereport(
+			ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("queue %d has grants, schedules or a handler that this transaction cannot see",
+					DatumGetInt32(queue_id)),
+			 errhint("Run it at READ COMMITTED.")));
 }
 
 /* queue_gone(): row trigger of a DELETE from idemq.queues, and trigger of its TRUNCATE. */

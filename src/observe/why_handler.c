@@ -63,7 +63,6 @@ idemq_why_worker(StringInfo answer, const QueueInfo *queue)
 						 "idemq.claim('%s')",
 						 queue->name, queue->name);
 	else
-		appendStringInfo(answer,
-						 "; a worker has to claim it: of queue \"%s\" %d job%s in flight", queue->name,
-						 in_flight, in_flight == 1 ? " is" : "s are");
+		appendStringInfo(answer, "; a worker has to claim it: of queue \"%s\" %d job%s in flight",
+						 queue->name, in_flight, in_flight == 1 ? " is" : "s are");
 }
