@@ -392,7 +392,27 @@ all_done('t');
 is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'completed|4', 'set again, it goes on');
 is_sql($node, 'SELECT count(*) FROM app.done WHERE n = 800', 1, 'the effect happened once');
 
+# ---- Failover: what the primary was at waits for the backoff; the rest goes on where the primary is now
+
+$node->backup('copy');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'copy', has_streaming => 1);
+$standby->start;
+$id = job('t', 900, 'SELECT pg_sleep(1000)');
+wait_until($node, q[SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event = 'PgSleep'], 1);
+$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+is_sql($standby, processes(), 0, 'on a standby no handler runs');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
+$node->stop('immediate');
+$standby->promote;
+wait_until($standby, "SELECT count(*) = 1 FROM idemq.attempts WHERE job_id = $id");
+is_sql($standby, "SELECT status, attempt, ready_at > now() + '30 min' FROM idemq.jobs WHERE id = $id", 'pending|1|t',
+	'the job of the primary that was lost waits for the backoff');
+sql($standby, "SELECT idemq.enqueue('a', '{\"n\": 901}')");
+is_soon($standby, 'SELECT count(*) FROM app.done WHERE n = 901', 1, 'and the new primary runs the next');
+is_sql($standby, "SELECT crashes FROM idemq.handlers WHERE queue = 't'", 1, 'it counts as a crash');
+$standby->stop;
+$node->start;
 is(unexpected($node, 'workers', '57P01'), '', 'no error of idemq\'s own processes');
 $node->stop;
 done_testing();
