@@ -70,7 +70,6 @@ idemq_sql_v2_assert_current(PG_FUNCTION_ARGS)
 	outcome = idemq_attempt_lock(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);
 	idemq_attempt_count(&attempt, outcome, false);
 	idemq_attempt_raise(&attempt, outcome);
-	idemq_attempt_raise_cancelled(&attempt);
 	idemq_jobs_close(&table);
 	PG_RETURN_VOID();
 }

@@ -52,7 +52,7 @@ idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 
 /*
  * As idemq_attempt_find, and locks the row of a current one FOR SHARE to the end of the
- * transaction: what would end the attempt waits, or skips the job.  Raises 40001.
+ * transaction: what would end the attempt waits, or skips the job.  Raises IQ001 for one that is being cancelled, 40001.
  */
 Outcome
 idemq_attempt_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt)
@@ -61,8 +61,11 @@ idemq_attempt_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 	{
 		Outcome outcome = idemq_attempt_find(table, id, token, attempt);
 
-		if (outcome != OUTCOME_CURRENT ||
-			idemq_jobs_lock(table, &attempt->job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
+		if (outcome != OUTCOME_CURRENT)
+			return outcome;
+		/* Before the wait for whoever cancels it. */
+		idemq_attempt_raise_cancelled(attempt);
+		if (idemq_jobs_lock(table, &attempt->job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
 			return outcome;
 		idemq_jobs_refresh_or_raise(table);
 	}
