@@ -6,8 +6,9 @@
  * order of time, more or less, so the jobs of one stretch of time are a range of ids.  A
  * range has a time for its next visit, the least of those of the jobs that are in it:
  *
- *		new ids				their round's end, and the shortest retention of any queue: no
- *							job is past its retention earlier
+ *		new ids				when they were given, and the shortest retention of any queue: no
+ *							job is past its retention earlier; and not before SETTLE_TIME, in
+ *							which a row of an id may still be on its way to the table
  *		a finished job		when its retention is over
  *		an unfinished one	its retention from now on, since it may finish at once; or,
  *							if that is later, a sixteenth of its age: so one that has waited
@@ -23,9 +24,9 @@
  * range whose jobs finish one by one has some 16 visits in a retention and not one for each
  * job.  Neither that nor the sixteenth of an age is more than MAX_LATE.
  *
- * What is missed: a row with an id below the last round's that is not there yet when its
- * range is visited (an id taken and not written for longer than a retention, a restore, a
- * DBA's INSERT), and one that a DBA's UPDATE has made older.  That is for the sweep
+ * What is missed: a row with an id below those of the new ids that is not there yet when its
+ * range is visited (an id taken and not written for longer than a retention and SETTLE_TIME,
+ * a restore, a DBA's INSERT), and one that a DBA's UPDATE has made older.  That is for the sweep
  * (worker/retention.c).  A change of a queue's retention, and ids that begin anew, have
  * all visited again.  What a finisher's open transaction hides is visited as unfinished:
  * late by no more than that transaction is long.
@@ -50,6 +51,8 @@
 #define MAX_RANGES 65536
 #define MAX_LATE (10 * USECS_PER_MINUTE)
 #define LATE_SHARE 16
+/* Between an id and its row: what a busy machine may take for that, and more. */
+#define SETTLE_TIME USECS_PER_SEC
 
 /* Kinds of finished jobs, which a queue keeps for different times, as bits. */
 #define KIND_KEYED 1
@@ -84,8 +87,12 @@ static int left_rows;
 /* The range that is visited, or where the round goes on. */
 static int next_range;
 static TimestampTz round_began;
-/* Ids below this are in a range, or were visited. */
+/* Ids below this are in a range, or were visited; the others were given after known_at. */
 static int64 known_ids = PG_INT64_MIN;
+static TimestampTz known_at = DT_NOBEGIN;
+/* The last id that was given by given_at: those up to it are known when SETTLE_TIME has passed. */
+static int64 given_id = PG_INT64_MAX;
+static TimestampTz given_at;
 /* In the order of queue_id; the queues as the last round knew them. */
 static QueueKeeps *known = NULL;
 static int nknown = 0;
@@ -245,19 +252,20 @@ begin_anew(void)
 {
 	all.count = 0;
 	known_ids = PG_INT64_MIN;
+	known_at = DT_NOBEGIN;
 }
 
-/* Adds the ids up to the last one that was given, to the last range if that stays small. */
+/* Adds the new ids up to given_id, to the last range if that stays small. */
 static void
-add_new_ids(int64 last_id, TimestampTz due)
+add_new_ids(TimestampTz due)
 {
 	IdRange *last = all.count > 0 ? &all.ranges[all.count - 1] : NULL;
 
-	if (last_id < known_ids)
+	if (given_id < known_ids)
 		return;
-	if (last == NULL || last->until != known_ids || last_id - last->from >= RANGE_ROWS)
+	if (last == NULL || last->until != known_ids || given_id - last->from >= RANGE_ROWS)
 		last = add_range(&all, known_ids, due);
-	last->until = known_ids = last_id + 1;
+	last->until = known_ids = given_id + 1;
 	last->due = Min(last->due, due);
 }
 
@@ -268,17 +276,27 @@ add_new_ids(int64 last_id, TimestampTz due)
 void
 idemq_ranges_begin_round(TimestampTz now, int64 last_id)
 {
-	TimestampTz before = round_began;
 	int64 shortest;
 	bool changed = follow_settings(&shortest);
 
-	if (changed || last_id + 1 < known_ids)
+	/* Also at our first round. */
+	if (last_id < given_id)
+	{
+		begin_anew();
+		given_id = last_id;
+		given_at = now;
+	}
+	else if (changed)
 		begin_anew();
 	/* Those that were there before our first round may be of any age. */
-	if (known_ids == PG_INT64_MIN)
-		add_new_ids(last_id, DT_NOBEGIN);
-	else if (shortest < PG_INT64_MAX)
-		add_new_ids(last_id, before + shortest);
+	if ((now - given_at >= SETTLE_TIME || now < given_at) &&
+		(known_ids == PG_INT64_MIN || shortest < PG_INT64_MAX))
+	{
+		add_new_ids(known_at + shortest);
+		known_at = given_at;
+		given_id = last_id;
+		given_at = now;
+	}
 	if (all.count > MAX_RANGES)
 		join_neighbours(&all);
 	round_began = now;

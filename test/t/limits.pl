@@ -243,9 +243,8 @@ SKIP:
 sub without_worker
 {
 	my ($code) = @_;
-	my $worker = worker_pid($node);
+	my $worker = stop_worker($node);
 
-	kill 'STOP', $worker;
 	$code->();
 	kill 'CONT', $worker;
 }

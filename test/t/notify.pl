@@ -136,8 +136,7 @@ is_heard($ready, 'commit and cancel are not told');
 # More events than are kept.
 sql($node, "SELECT idemq.enqueue('q', '1') FROM generate_series(1, 200)");
 is_heard($ready, '200 jobs');
-my $told_by = worker_pid($node);
-kill 'STOP', $told_by; # it tells when all have happened
+my $told_by = stop_worker($node); # it tells when all have happened
 sql($node, "SELECT count(idemq.fail(id, token, permanent => true)) FROM idemq.claim('q', 200)");
 kill 'CONT', $told_by;
 my $many = heard_all();
@@ -147,8 +146,7 @@ like($many, qr/^\{"event":"overflow","queue":"q","lost":72\}$/m, 'and how many a
 # What was not told yet of a queue goes with it, and not to the next that has its slot.
 sql($node, "SELECT idemq.create_queue('first'); SELECT idemq.enqueue('first', '1')");
 heard_all();
-$told_by = worker_pid($node);
-kill 'STOP', $told_by;
+$told_by = stop_worker($node);
 sql($node, "SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('first'); SELECT idemq.drop_queue('first', force => true);
 	SELECT idemq.create_queue('second'); SELECT idemq.enqueue('second', '1')");
 $listener->query_safe('LISTEN idemq_second');

@@ -121,10 +121,16 @@ is_state($node, "SELECT idemq.schedule('b', '* * * * *', 'q', '1')", '55000', 'u
 # ---- Two schedulers at once
 
 sql($node, "SELECT cron.alter_job(jobid, active => false) FROM cron.job");
-miss($node, 'minutely', '3 min');
 my ($one, $two) = (session($node), session($node));
-my $jobs = sql($node, 'SELECT count(*) FROM idemq.jobs');
-$one->query_safe("BEGIN; SELECT idemq.run_schedule('minutely')");
+my $jobs;
+# A tick of pg_cron's that it had begun may come in between: then nothing is due, and once more.
+foreach (1 .. 10)
+{
+	miss($node, 'minutely', '3 min');
+	$jobs = sql($node, 'SELECT count(*) FROM idemq.jobs');
+	last if $one->query_safe("BEGIN; SELECT idemq.run_schedule('minutely')") eq 't';
+	$one->query_safe('ROLLBACK');
+}
 is($two->query_safe("SET lock_timeout = '1s'; SELECT idemq.run_schedule('minutely')"), 'f', 'one in the midst of a tick: the other passes on');
 $two->query_safe('CALL idemq.tick()');
 $one->query_safe('COMMIT');

@@ -17,7 +17,6 @@ my $jobs = 40;
 # 300 KB each: a slice holds four of them at most.
 my $payload = q{(SELECT to_jsonb(string_agg(md5(i::text), '')) FROM generate_series(1, 10000) i)};
 
-sub stop_worker { return kill STOP => $pid }
 sub go_on { return kill CONT => $pid }
 sub said { my ($from, $what) = @_; return scalar grep { /$what/ } split /^/, slurp_file($node->logfile, $from) }
 
@@ -38,7 +37,7 @@ sub ended { my ($name) = @_; return "(SELECT a.*, a.xmin::text AS xact FROM idem
 # ---- Turns
 
 # Both have come due, the large ones first, before the worker looks.
-stop_worker();
+stop_worker($node);
 dying('big');
 sql($node, "SELECT idemq.enqueue('q', '1'); SELECT id FROM idemq.claim('q', lease => '1 ms')");
 sql($node, 'SELECT pg_sleep(0.1)');
@@ -51,7 +50,7 @@ is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id
 
 # ---- A claim
 
-stop_worker();
+stop_worker($node);
 dying('own');
 sql($node, "SELECT count(*) FROM idemq.claim('own')");
 is_sql($node, 'SELECT count(*) BETWEEN 1 AND 4 FROM ' . ended('own'), 't', 'a claim takes a slice back');
@@ -118,7 +117,7 @@ sql($node, "SELECT idemq.create_queue('idle', lease => '1 h'); SELECT idemq.crea
 	CREATE TABLE hand (id bigint, token bigint); SELECT idemq.enqueue('held', '1')");
 my @idle = map { sleeper($node, "CALL idemq.wait('idle', '5 min')") } 1 .. 8;
 $sleeper = hold();
-stop_worker();
+stop_worker($node);
 $log = -s $node->logfile;
 my %before = map { $_->{pid} => switches($_->{pid}) } @idle;
 let_go();

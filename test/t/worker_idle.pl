@@ -48,10 +48,9 @@ $holder->query_safe('UNLISTEN *');
 
 # A job in processing that memory knows nothing of, and whose row cannot be read for sure: the
 # search for such jobs begins again after a second, not at once.
-my $worker = worker_pid($node);
 sql($node, "SELECT idemq.create_queue('lost', lease => '1 h'); SELECT idemq.enqueue('lost', '1')");
 sql($node, "BEGIN; SELECT id FROM idemq.claim('lost'); PREPARE TRANSACTION 'idle'");
-kill 'STOP', $worker;
+my $worker = stop_worker($node);
 sql($node, "COMMIT PREPARED 'idle'");
 $holder->query_safe("BEGIN; SELECT id FROM idemq.jobs WHERE status = 'processing' FOR UPDATE");
 kill 'CONT', $worker;

@@ -12,7 +12,7 @@ use Test::More;
 use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf session sql sqlstate is_sql is_state wal_records
-  has_debugger stop_at asleep sleeper answer worker_pid wait_until crash
+  has_debugger stop_at asleep sleeper answer worker_pid stop_worker wait_until crash
   clients unexpected is_soon write_whole);
 
 # Settings of script/server.conf: what a server needs to preload idemq.
@@ -310,6 +310,25 @@ sub worker_pid
 		return $found if $found =~ /^\d+$/;
 	}
 	die "no worker that waits in $db";
+}
+
+# Stops a database's background worker (SIGSTOP) in its sleep, and answers its pid.  One that is
+# stopped in its work may hold a lock, which whoever comes next would wait for.
+sub stop_worker
+{
+	my ($node, $db) = ($_[0], $_[1] // 'postgres');
+
+	foreach (1 .. 100)
+	{
+		my $pid = worker_pid($node, $db);
+
+		kill 'STOP', $pid;
+		Time::HiRes::sleep(0.001) until slurp_file("/proc/$pid/stat") =~ /\) T /;
+		return $pid if sql($node, "SELECT wait_event IN ('Extension', 'IdemqWorkerMain') FROM pg_stat_activity WHERE pid = $pid", $db) eq 't';
+		note 'the worker was stopped in its work; once more';
+		kill 'CONT', $pid;
+	}
+	die "no worker that sleeps in $db";
 }
 
 sub run_command_output
