@@ -178,7 +178,7 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 	bool conflict = error->sqlerrcode == ERRCODE_T_R_SERIALIZATION_FAILURE ||
 					error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
 	QueueInfo queue;
-	Finish finish;
+	Finish finish = {.kind = FINISH_RELEASE};
 
 	if (conflict && job->repeats < MAX_REPEATS)
 	{
