@@ -27,22 +27,25 @@ sub without_reminders
 }
 
 sql($node, 'CREATE TABLE got (id bigint)');
+# One of the sleepers watches over the worker, which does not move, and is awake for an instant now
+# and then: it may meet a job that another one is woken for, and end with nothing.  So a few are spare.
 without_reminders(sub {
-	my $count = 90;
+	my ($count, $spare) = (90, 10);
 	my $end = clients($node, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n", '-c', $count, '-t', 1);
 	my @seen;
 
 	is_soon($node, $sleepers, $count, "$count sleepers");
-	foreach my $left (reverse 0 .. $count - 1)
+	foreach my $left (reverse $spare .. $count - 1)
 	{
 		sql($node, "SELECT idemq.enqueue('q', '1')");
 		wait_until($node, 'SELECT count(*) FROM got', $count - $left);
 		push @seen, sql($node, $sleepers) - $left;
 	}
-	# One of the sleepers watches over the worker, which does not move: it is awake for an instant, now and then.
-	cmp_ok(scalar(grep { $_ } @seen), '<', 5, 'each job wakes one of them') or diag "@seen";
+	is(scalar(grep { $_ > 0 || $_ < -$spare } @seen), 0, 'each job wakes one of them') or diag "@seen";
+	sql($node, "SELECT idemq.enqueue('q', '1') FROM generate_series(1, $spare)");
 	is($end->(), '', 'all end well');
-	is_sql($node, 'SELECT count(*), count(DISTINCT id) FROM got', "$count|$count", 'with a job for each');
+	is_sql($node, "SELECT count(*) = count(DISTINCT id), count(*) >= $count - $spare FROM got", 't|t', 'with a job for each');
+	sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
 });
 
 # One signal, many jobs: who claims wakes the next, over priorities too.
