@@ -5,8 +5,15 @@ import { html } from './html.mjs';
 import { count } from './format.mjs';
 
 const id = (input) => {
-  if (!/^[0-9]{1,19}$/.test(input.id ?? '')) throw Object.assign(new Error('There is no job of that number.'), { statusCode: 400 });
+  if (!/^[0-9]{1,18}$/.test(input.id ?? '')) throw Object.assign(new Error('There is no job of that number.'), { statusCode: 400 });
   return input.id;
+};
+
+// No LIKE pattern: the question counts the jobs of a fingerprint, and idemq.redrive takes either.
+const fingerprint = (input) => {
+  if (input.error !== undefined && !/^[0-9a-f]{16}$/.test(input.error))
+    throw Object.assign(new Error('An error is named by its fingerprint here: begin at the page Errors.'), { statusCode: 400 });
+  return input.error;
 };
 
 const jobAction = (title, does, call, answers) => ({
@@ -29,7 +36,7 @@ const queueAction = (title, does, call, said) => ({
   inputs: ['queue'],
   async preview(query, input) {
     const [queue] = await query('SELECT m.pending + m.failed AS jobs FROM idemq.metrics m WHERE m.queue = $1', [input.queue]);
-    if (!queue) throw Object.assign(new Error(`There is no queue "${input.queue}" that you may see.`), { statusCode: 404 });
+    if (!queue) throw Object.assign(new Error(`There is no queue "${input.queue ?? ''}" that you may see.`), { statusCode: 404 });
     return { jobs: queue.jobs, text: html`Queue <b>${input.queue}</b>, in which ${count(queue.jobs)} jobs wait: ${does}` };
   },
   async run(query, input) {
@@ -53,9 +60,12 @@ export const actions = {
     title: 'Redrive',
     inputs: ['queue', 'error'],
     async preview(query, input) {
-      const [found] = input.error
-        ? await query('SELECT sum(e.dead)::bigint AS jobs, min(left(e.error, 300)) AS error FROM idemq.errors e WHERE e.queue = $1 AND e.fingerprint = $2', [input.queue, input.error])
-        : await query('SELECT m.dead AS jobs FROM idemq.metrics m WHERE m.queue = $1', [input.queue]);
+      const error = fingerprint(input);
+      const [queue] = await query('SELECT q.queue_id FROM idemq.queues q WHERE q.name = $1', [input.queue]);
+      if (!queue) throw Object.assign(new Error(`There is no queue "${input.queue ?? ''}" that you may see.`), { statusCode: 404 });
+      const [found] = error
+        ? await query('SELECT sum(e.dead)::bigint AS jobs, min(left(e.error, 300)) AS error FROM idemq.errors e WHERE e.queue = $1 AND e.fingerprint = $2', [input.queue, error])
+        : await query("SELECT count(*) AS jobs FROM idemq.jobs j WHERE j.queue_id = $1 AND j.dead_at IS NOT NULL AND j.status = 'dead'", [queue.queue_id]);
       const jobs = found?.jobs ?? '0';
       return {
         jobs,
@@ -64,8 +74,9 @@ export const actions = {
       };
     },
     async run(query, input) {
-      const [{ jobs }] = input.error
-        ? await query('SELECT idemq.redrive($1, error => $2) AS jobs', [input.queue, input.error])
+      const error = fingerprint(input);
+      const [{ jobs }] = error
+        ? await query('SELECT idemq.redrive($1, error => $2) AS jobs', [input.queue, error])
         : await query('SELECT idemq.redrive($1) AS jobs', [input.queue]);
       return { text: `${count(jobs)} jobs of queue ${input.queue} are ready again.`, done: true };
     },
@@ -76,7 +87,7 @@ export const actions = {
     inputs: ['schedule'],
     async preview(query, input) {
       const [schedule] = await query('SELECT s.queue FROM idemq.schedules s WHERE s.name = $1', [input.schedule]);
-      if (!schedule) throw Object.assign(new Error(`There is no schedule "${input.schedule}" that you may see.`), { statusCode: 404 });
+      if (!schedule) throw Object.assign(new Error(`There is no schedule "${input.schedule ?? ''}" that you may see.`), { statusCode: 404 });
       return { jobs: 1, text: html`Schedule <b>${input.schedule}</b>: one job more is enqueued to <b>${schedule.queue}</b> at once; its next tick stays as it is.` };
     },
     async run(query, input) {

@@ -26,14 +26,19 @@ function milliseconds(value) {
   return typeof value === 'string' ? Date.parse(value.replace(' ', 'T').replace(/\+00$/, 'Z')) : Number(value);
 }
 
+/** Whether JavaScript has no such time: infinity, a year of five digits, one before Christ. */
+const beyond = (value) => Number.isNaN(milliseconds(value));
+
 /** A time as 2026-11-22 05:12:09 UTC. */
 export function time(value) {
+  if (value && beyond(value)) return String(value).replace(/\+00\b/, ' UTC');
   return value ? `${new Date(milliseconds(value)).toISOString().slice(0, 19).replace('T', ' ')} UTC` : '–';
 }
 
 /** How far a time is from now: 3 min ago, in 20 s. */
 export function distance(value, now = Date.now()) {
   if (!value) return '–';
+  if (beyond(value)) return /^-|BC$/.test(value) ? 'long ago' : 'far off';
   const seconds = (milliseconds(value) - now) / 1000;
   return seconds < 0 ? `${duration(-seconds)} ago` : `in ${duration(seconds)}`;
 }

@@ -23,37 +23,73 @@ export function quantile(buckets, share) {
 }
 
 const COUNTERS = ['enqueued_total', 'committed_total', 'failed_total'];
+const TIMINGS = ['wait', 'run'];
+
+/** What became of one queue between two readings. */
+function point(at, seconds, [before, after], [was, is]) {
+  const made = { at };
+  for (const name of COUNTERS) {
+    const difference = Number(after[name]) - Number(before[name]);
+    // A restart begins anew.
+    made[name.replace('_total', '')] = difference >= 0 ? difference / seconds : null;
+  }
+  for (const timing of TIMINGS) {
+    const [old, now] = [was?.[timing], is?.[timing]];
+    made[timing] = old && now ? quantile(now.map(([le, jobs], n) => [le, jobs - (old[n]?.[1] ?? 0)]), 0.99) : null;
+  }
+  return made;
+}
 
 export class Sampler {
   constructor(database) {
     this.database = database;
-    this.readings = [];
+    // Of the readings the last alone is kept, and of each queue the points made of them: histograms
+    // of thousands of queues sixty times over are more than a process has memory for.
+    this.reading = null;
+    this.points = new Map();
+    this.reads = null;
     this.asked = 0;
     this.timer = null;
   }
 
-  async read() {
+  async ask() {
     const queues = await this.database.query(queries.overview);
     const timings = await this.database.query(queries.timings).catch(() => []);
     const histograms = new Map();
     for (const { queue_id: id, timing, le, jobs } of timings) {
-      const name = `${id} ${timing}`;
-      if (!histograms.has(name)) histograms.set(name, []);
-      histograms.get(name).push([le, Number(jobs)]);
+      if (!histograms.has(id)) histograms.set(id, {});
+      (histograms.get(id)[timing] ??= []).push([le, Number(jobs)]);
     }
-    this.readings.push({ at: Date.now(), queues, histograms });
-    if (this.readings.length > KEPT) this.readings.shift();
+    return { at: Date.now(), queues, histograms, byId: new Map(queues.map((queue) => [queue.queue_id, queue])) };
+  }
+
+  add(reading) {
+    const before = this.reading;
+    const points = new Map();
+    for (const { queue_id: id } of before ? reading.queues : []) {
+      if (!before.byId.has(id)) continue;
+      const kept = (this.points.get(id) ?? []).filter(({ at }) => reading.at - at < KEPT * EVERY).slice(1 - KEPT);
+      kept.push(point(reading.at, Math.max(reading.at - before.at, 1) / 1000, [before.byId.get(id), reading.byId.get(id)],
+        [before.histograms.get(id), reading.histograms.get(id)]));
+      points.set(id, kept);
+    }
+    this.reading = reading;
+    this.points = points;
+  }
+
+  /** Reads; who comes meanwhile, of several pages or the timer, waits for the same. */
+  read() {
+    this.reads ??= this.ask().then((reading) => this.add(reading)).finally(() => { this.reads = null; });
+    return this.reads;
   }
 
   /** The last reading, made if there is none that is new enough; from now on they go on. */
   async last() {
     this.asked = Date.now();
-    if (!this.readings.length || Date.now() - this.readings.at(-1).at > EVERY * 2) {
-      this.readings = this.readings.filter((reading) => Date.now() - reading.at < KEPT * EVERY);
-      await this.read();
-    }
+    if (this.reading && Date.now() - this.reading.at >= KEPT * EVERY) this.reading = null;
+    if (!this.reading || Date.now() - this.reading.at > EVERY * 2) await this.read();
     this.timer ??= setInterval(() => this.tick(), EVERY).unref();
-    return this.readings.at(-1);
+    return this.reading;
   }
 
   async tick() {
@@ -68,24 +104,6 @@ export class Sampler {
 
   /** Of one queue: [{at, enqueued, committed, failed (a second), wait, run (p99, seconds)}], a point for two readings. */
   series(queueId) {
-    const points = [];
-    for (let i = 1; i < this.readings.length; i += 1) {
-      const [before, after] = [this.readings[i - 1], this.readings[i]];
-      const [from, to] = [before, after].map((reading) => reading.queues.find((queue) => queue.queue_id === queueId));
-      if (!from || !to) continue;
-      const seconds = (after.at - before.at) / 1000;
-      const point = { at: after.at };
-      for (const name of COUNTERS) {
-        const difference = Number(to[name]) - Number(from[name]);
-        // A restart begins anew.
-        point[name.replace('_total', '')] = difference >= 0 ? difference / seconds : null;
-      }
-      for (const timing of ['wait', 'run']) {
-        const [old, now] = [before, after].map((reading) => reading.histograms.get(`${queueId} ${timing}`));
-        point[timing] = old && now ? quantile(now.map(([le, jobs], n) => [le, jobs - (old[n]?.[1] ?? 0)]), 0.99) : null;
-      }
-      points.push(point);
-    }
-    return points;
+    return this.points.get(queueId) ?? [];
   }
 }

@@ -9,7 +9,7 @@ const names = new Set(['localhost', '127.0.0.1', '[::1]']);
 /** The host of a Host header or an Origin, without its port; ssh -L may change that. */
 function hostOf(text) {
   try {
-    return new URL(text.includes('://') ? text : `http://${text}`).hostname;
+    return new URL(/^https?:\/\//.test(text) ? text : `http://${text}`).hostname;
   } catch {
     return null;
   }
@@ -26,6 +26,11 @@ const headers = {
   'Cross-Origin-Resource-Policy': 'same-origin',
   'Cache-Control': 'no-store',
 };
+
+function same(expected, given) {
+  const [a, b] = [Buffer.from(expected), Buffer.from(String(given ?? ''))];
+  return a.length === b.length && timingSafeEqual(a, b);
+}
 
 export class Security {
   constructor() {
@@ -47,9 +52,16 @@ export class Security {
   }
 
   matches(session, token) {
-    const expected = Buffer.from(this.token(session));
-    const given = Buffer.from(String(token ?? ''));
-    return given.length === expected.length && timingSafeEqual(given, expected);
+    return same(this.token(session), token);
+  }
+
+  /** What shows that a text in an address is of this run of the page. */
+  sign(text) {
+    return createHmac('sha256', this.key).update(`text ${text}`).digest('hex').slice(0, 32);
+  }
+
+  signed(text, sign) {
+    return same(this.sign(text), sign);
   }
 
   install(app) {

@@ -34,6 +34,8 @@ function explain(error) {
     42883: 'This page is for idemq 0.2.0 and newer: ALTER EXTENSION idemq UPDATE.',
   };
   if (!error.code) return { code: 500, message: error.message };
+  // What was asked for is no number, no time, or no text.
+  if (/^22...$/.test(error.code)) return { code: 400, message: `${error.message} (${error.code}). ${error.hint ?? ''}` };
   const lost = /^(08|57P|ECONN|ENOENT|ETIMEDOUT)/.test(error.code);
   return {
     code: lost ? 503 : 500,
@@ -55,7 +57,10 @@ export async function makeServer({ database, writes = false, logger = false }) {
 
   const contextOf = async (request, path) => {
     about ??= await database.one(queries.server);
-    return { path, server: about, writes, notice: text(request.query?.notice), bad: request.query?.bad === '1' };
+    // What was done is said by this page alone, not by who made a link to it.
+    const notice = text(request.query?.notice);
+    const own = notice !== null && security.signed(notice, request.query.sign);
+    return { path, server: about, writes, notice: own ? notice : null, bad: request.query?.bad === '1' };
   };
   const send = (reply, title, body, context) => reply.type('text/html; charset=utf-8').send(String(layout(title, body, context)));
 
@@ -98,7 +103,7 @@ export async function makeServer({ database, writes = false, logger = false }) {
     const context = await contextOf(request, null);
     const [queue] = await database.query(queries.queue, [request.params.name]);
     if (!queue) throw wrong(404, `There is no queue "${request.params.name}" that you may see.`);
-    const list = request.query.list in queries.lists || request.query.list === 'all' ? request.query.list : 'waiting';
+    const list = Object.hasOwn(queries.lists, request.query.list ?? '') || request.query.list === 'all' ? request.query.list : 'waiting';
     const filter = text(request.query.status);
     let rows;
     if (list === 'all') {
@@ -177,7 +182,7 @@ ${Object.entries(input).map(([name, value]) => html`<input type="hidden" name="$
     const { action, input } = actionOf(request.body);
     const { text: said, done } = await database.write((query) => action.run(query, input));
     const back = action.back(input);
-    return reply.redirect(`${back}${back.includes('?') ? '&' : '?'}${new URLSearchParams({ notice: said, ...(done ? {} : { bad: '1' }) })}`, 303);
+    return reply.redirect(`${back}${back.includes('?') ? '&' : '?'}${new URLSearchParams({ notice: said, sign: security.sign(said), ...(done ? {} : { bad: '1' }) })}`, 303);
   });
 
   app.addHook('onClose', () => database.close());
