@@ -37,6 +37,12 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_refused_total', 'counter', NULL, 'Calls refused, by reason: duplicate, stale_commit (a zombie), stale_call, repeated_commit.'),
 	('idemq_wait_seconds', 'histogram', 'seconds', 'From due to claimed, or committed once.'),
 	('idemq_run_seconds', 'histogram', 'seconds', 'From claimed to committed.'),
+	-- Of each handler.
+	('idemq_handler_state', 'gauge', NULL, '1 for the state that the handler is in: running, idle, waiting, refused, stopped, off; 0 for the others.'),
+	('idemq_handler_workers', 'gauge', NULL, 'Processes of the handler.'),
+	('idemq_handler_max_workers', 'gauge', NULL, 'Processes that the handler may have.'),
+	('idemq_handler_done_total', 'counter', NULL, 'Jobs that the function of the handler has returned for.'),
+	('idemq_handler_failed_total', 'counter', NULL, 'Attempts of the handler that ended with an error.'),
 	-- Of the background worker of the database.
 	('idemq_worker_wanted', 'gauge', NULL, 'Whether there should be a background worker: idemq.worker is on, and this is no standby.'),
 	('idemq_worker_up', 'gauge', NULL, 'Whether a background worker runs in this database.'),
@@ -161,6 +167,18 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 	) AS v (name, labels, value)
 	WHERE NOT pg_is_in_recovery()
 	UNION ALL
+	SELECT v.name, jsonb_build_object('queue', h.queue) || v.labels, v.value, v.name FROM idemq.handlers h
+	CROSS JOIN LATERAL (
+		SELECT 'idemq_handler_state', jsonb_build_object('state', k.state), (k.state = h.state)::int::float8
+		FROM unnest('{running,idle,waiting,refused,stopped,off}'::text[]) AS k (state)
+		UNION ALL VALUES
+			('idemq_handler_workers', '{}'::jsonb, h.workers_running::float8),
+			('idemq_handler_max_workers', '{}', h.workers),
+			('idemq_handler_done_total', '{}', h.done_total),
+			('idemq_handler_failed_total', '{}', h.failed_total)
+	) AS v (name, labels, value)
+	WHERE NOT pg_is_in_recovery()
+	UNION ALL
 	SELECT v.name, '{}', v.value, v.name FROM worker w CROSS JOIN LATERAL (VALUES
 		('idemq_worker_wanted', w.wanted::int::float8),
 		('idemq_worker_up', (w.pid IS NOT NULL)::int),
@@ -233,7 +251,7 @@ CREATE VIEW idemq.prometheus WITH (security_barrier) AS
 	WHERE s.value IS NOT NULL;
 COMMENT ON VIEW idemq.prometheus IS 'figures for machines, one row a sample, named as Prometheus names them: times in seconds, sizes in bytes, counters that end in _total, cumulative histogram buckets; for pg_monitor; reads no jobs but the head of each queue';
 COMMENT ON COLUMN idemq.prometheus.name IS 'of the sample; of a histogram with _bucket, _sum or _count';
-COMMENT ON COLUMN idemq.prometheus.labels IS 'what tells it from the others of its name: queue, status, reason, le, chore, schedule, resource, table, holder, outcome';
+COMMENT ON COLUMN idemq.prometheus.labels IS 'what tells it from the others of its name: queue, status, state, reason, le, chore, schedule, resource, table, part, holder, outcome, version, postgres';
 COMMENT ON COLUMN idemq.prometheus.value IS 'the figure; a truth is 1 or 0';
 COMMENT ON COLUMN idemq.prometheus.type IS 'gauge: it goes up and down; counter: it only grows, and begins anew with the server; histogram';
 COMMENT ON COLUMN idemq.prometheus.unit IS 'seconds, bytes, or NULL: a number';

@@ -36,6 +36,7 @@ sql($node, q{SELECT idemq.create_queue(name, max_attempts => 1) FROM unnest('{ma
 		format('column "customer_id" of relation "customers_%s" does not exist', c.id), details => '{"sqlstate": "42703"}');
 	SELECT count(*) FROM idemq.claim('mail', 80) c, idemq.fail(c.id, c.token, format('no answer in %s ms', c.id));
 	SELECT count(*) FROM idemq.enqueue('sms', '1') e, idemq.claim('sms') c, idemq.fail(c.id, c.token, 'no route');
+	SELECT idemq.enqueue('sms', '2', run_at => '20000-01-01');
 	SELECT idemq.enqueue('hostile', '{"text": "<script>alert(1)</script>"}', key => '<img src=x onerror=alert(1)>');
 	SELECT idemq.enqueue('large', to_jsonb(repeat('x', 999998)));
 	CREATE ROLE tenant LOGIN; SELECT idemq.grant_queue('hostile', 'tenant', 'claim');
@@ -57,6 +58,8 @@ sub page
 	return $1;
 }
 
+IPC::Run::run([ 'node', '--max-old-space-size=160', "$ui/test/many.mjs" ], '<', \undef, '>', \my $many, '2>&1', IPC::Run::timeout(120));
+like($many, qr/^ok - /, 'two minutes of 2,000 queues have room') or diag(substr $many, 0, 1000);
 my @addresses = (page('postgres', '--actions'), page('postgres'), page('tenant'));
 my $started = time;
 my ($out, $err) = ('', '');

@@ -32,6 +32,8 @@ my $node = new_server('prometheus', 'idemq.worker' => 'on', 'idemq.max_leases' =
 sql($node, "CREATE ROLE watch LOGIN IN ROLE pg_monitor; CREATE ROLE stranger LOGIN; CALL idemq.tick();
 	SELECT idemq.create_queue('hung', lease => '1 h');
 	SELECT idemq.schedule('on time \"quoted\\', '0 0 1 1 *', 'hung', '1')");
+sql($node, q[SELECT idemq.create_queue('handled'); CREATE FUNCTION handle(payload jsonb) RETURNS void LANGUAGE sql AS '';
+	SELECT idemq.set_handler('handled', 'handle(jsonb)', workers => 2)]);
 is_state($node, 'SET ROLE stranger; SELECT * FROM idemq.prometheus', '42501', 'not for everybody');
 is_sql($node, 'SET ROLE watch; SELECT count(*) FROM idemq.prometheus_names n WHERE NOT EXISTS (SELECT FROM idemq.prometheus p WHERE p.family = n.name)
 	AND n.name NOT IN (\'idemq_schedule_last_run_timestamp_seconds\', \'idemq_table_last_vacuum_timestamp_seconds\', \'idemq_queue_max_running\')', 0,
@@ -42,6 +44,14 @@ is_sql($node, q[SELECT count(*), count(DISTINCT (name, labels)) = count(*), bool
 is_sql($node, q[SELECT count(*) FROM idemq.prometheus p WHERE (SELECT count(*) FROM idemq.prometheus_names n WHERE n.name = p.family) <> 1], 0, 'a family each');
 is_sql($node, q[SELECT count(*) FROM idemq.prometheus_samples s WHERE value IS NOT NULL AND NOT EXISTS (SELECT FROM idemq.prometheus p WHERE (p.name, p.labels) = (s.name, s.labels))], 0,
 	'no sample without a name');
+is_sql($node, q[SELECT string_agg(name || coalesce(labels->>'state', '') || '=' || value, ' ' ORDER BY name, value DESC, labels->>'state') FROM idemq.prometheus
+	WHERE name LIKE 'idemq\_handler%'], 'idemq_handler_done_total=0 idemq_handler_failed_total=0 idemq_handler_max_workers=2 ' .
+	join(' ', map { "idemq_handler_state$_" } qw(idle=1 off=0 refused=0 running=0 stopped=0 waiting=0)) . ' idemq_handler_workers=0', 'what a handler does');
+# A label that the collector leaves out makes two samples one.
+my ($labels) = slurp_file("$deploy/sql-exporter.yml") =~ /^\s+labels: \[metric, (.*)\]$/m;
+is_sql($node, "SELECT string_agg(DISTINCT k, ' ') FROM idemq.prometheus, jsonb_object_keys(labels) k WHERE k <> ALL ('{$labels}')", '',
+	'the collector passes on all labels');
+sql($node, q[SELECT idemq.drop_handler('handled'); SELECT idemq.drop_queue('handled'); DROP FUNCTION handle]);
 sql($node, q[SELECT idemq.create_queue('times', lease => '1 h'); SELECT count(*) FROM idemq.enqueue_many('times', '{1,2,3,4}');
 	SELECT count(*) FROM idemq.claim('times', 3)]);
 sql($node, q[SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'processing' ORDER BY id LIMIT 2; SELECT pg_sleep(0.3);

@@ -27,7 +27,7 @@ const statics = { 'icon.svg': 'image/svg+xml', 'style.css': 'text/css; charset=u
 function explain(error) {
   if (error.statusCode) return { code: error.statusCode, message: error.message };
   const steps = {
-    42501: 'The role that started this page may not do that: idemq.grant_queue(queue, role, \'admin\') lets it.',
+    42501: 'The role that started this page may not do that: idemq.grant_queue(queue, role, \'admin\') lets it; what is of the whole server is for members of pg_monitor.',
     57014: 'It took too long: look at fewer jobs, or in psql.',
     '3F000': 'CREATE EXTENSION idemq in this database, or start the page with another PGDATABASE.',
     '42P01': 'CREATE EXTENSION idemq in this database; of an older idemq than 0.2.0: ALTER EXTENSION idemq UPDATE.',
@@ -36,6 +36,7 @@ function explain(error) {
   if (!error.code) return { code: 500, message: error.message };
   // What was asked for is no number, no time, or no text.
   if (/^22...$/.test(error.code)) return { code: 400, message: `${error.message} (${error.code}). ${error.hint ?? ''}` };
+  if (error.code === '42501') return { code: 403, message: `${error.message} (42501). ${steps[42501]}` };
   const lost = /^(08|57P|ECONN|ENOENT|ETIMEDOUT)/.test(error.code);
   return {
     code: lost ? 503 : 500,

@@ -123,6 +123,21 @@ ok((await form({ ...resume, csrf })).status === 403, 'so is a token without its 
 ok((await form({ ...resume, csrf }, { cookie, origin: 'http://evil.example' })).status === 403, 'so is a form of another page');
 ok((await form({ ...resume, csrf }, { cookie, origin: base })).status === 303, 'a form of its own is not');
 ok((await fetch(`${readOnly}/confirm?action=resume&queue=orders`)).status === 403, 'a read-only page has no actions');
+// The question is about the jobs of one fingerprint: what idemq.redrive would read as a pattern is none.
+ok((await fetch(`${base}/confirm?action=redrive&queue=mail&error=%25`)).status === 400
+  && (await form({ action: 'redrive', queue: 'mail', error: '%', csrf }, { cookie })).status === 400, 'a redrive by pattern is refused');
+ok(!(await (await fetch(`${base}/?notice=Call+us`)).text()).includes('Call us'), 'a link cannot make the page say something');
+ok((await form({ ...resume, csrf }, { cookie, origin: 'http://evil.example://localhost' })).status === 403, 'nor is a strange origin');
+
+// What is asked for is nonsense, or a time beyond those of JavaScript.
+for (const nonsense of ['/queue/orders?list=constructor', '/queue/orders?list=__proto__'])
+  ok((await fetch(base + nonsense)).status === 200, `${nonsense} is a page`);
+for (const nonsense of ['/queue/orders?list=waiting&after0=x', '/queue/%00', '/audit?queue=%00', '/confirm?action=retry&id=9999999999999999999'])
+  ok((await fetch(base + nonsense)).status === 400, `${nonsense} is refused, and no failure`);
+await page.goto(`${base}/queue/sms?list=all`);
+await page.locator('tbody a').first().click();
+ok(/20000-01-01 00:00:00 UTC\s+\(far off\)/.test(await said(page)), 'a job of the year 20000 has a page', await said(page));
+ok((await fetch(`${tenant}/check?run=1`)).status === 403, 'what a role may not do is forbidden, and no failure');
 await page.goto(readOnly);
 ok((await page.getByRole('button', { name: 'Pause' }).count()) === 0 && (await page.locator('header').innerText()).includes('read-only'),
   'and offers none');
