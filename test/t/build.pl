@@ -57,7 +57,7 @@ is(slurp_file("$root/$script" =~ s/--\Q$version\E/--0.1.0/r), slurp_file("$sourc
 is(slurp_file("$root/$script"), join('', map { slurp_file($_) } sort glob("$source/sql/parts/*.sql")), 'which has all parts');
 is(slurp_file("$source/sql/" . $script =~ s{.*/}{}r), slurp_file("$root/$script"), 'as the one that was built in the tree');
 my @documents = map { m{/extension/idemq/(.*)} ? $1 : () } @installed;
-is_deeply(\@documents, [ sort(qw(README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE), grep { m{^doc/.*\.(md|svg)$} } files($source)) ],
+is_deeply(\@documents, [ sort(qw(README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE), grep { m{^doc/.*\.(md|svg|png)$|^deploy/.*/} } files($source)) ],
 	'the documents, in their folders');
 
 ok(make('uninstall', "DESTDIR=$root"), 'uninstalls') or diag $output;
