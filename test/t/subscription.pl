@@ -137,7 +137,7 @@ my %calls = (
 	begin_step => "CALL idemq.begin_step(1, 1, 's', '{}', '1 s')",
 	finish_step => "SELECT idemq.finish_step(1, 1, 's', '1')",
 	refuse_step => "SELECT idemq.refuse_step(1, 1, 's', 'x')",
-	set_handler => "SELECT idemq.set_handler('early', 'idemq.queue_name(int)')",
+	set_handler => "SELECT idemq.set_handler('early', 'handled(jsonb)')",
 	drop_handler => "SELECT idemq.drop_handler('early')",
 	fence => "INSERT INTO fenced VALUES (1, 1)",
 	follow => 'the switch', take_over => 'the switch',
@@ -146,7 +146,8 @@ my %calls = (
 	(map { $_ => 'it reads' }
 		qw(validate why attempt_progress current_job handler_states leases check queue_metrics memory_usage admission_counts once_counts worker_state chore_counts timing_buckets prometheus_text wait_result primary_since next_run)),
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
-sql($sub, 'CREATE TABLE fenced (job_id bigint, token bigint);
+sql($sub, 'CREATE FUNCTION handled(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$$$;
+	CREATE TABLE fenced (job_id bigint, token bigint);
 	CREATE TRIGGER t BEFORE INSERT ON fenced FOR EACH ROW EXECUTE FUNCTION idemq.fence()');
 is_sql($sub, "SELECT string_agg(DISTINCT proname, ' ' ORDER BY proname) FROM pg_proc
 	WHERE pronamespace = 'idemq'::regnamespace AND provolatile = 'v'", join(' ', sort keys %calls), 'no function is forgotten');
