@@ -304,6 +304,8 @@ static void
 connect_as(const HandlerTicket *ticket)
 {
 	BackgroundWorkerInitializeConnectionByOid(ticket->key.database, ticket->role, 0);
+	/* Of ALTER ROLE ... SET role, too, which a RESET in the function would bring back. */
+	SetConfigOption("role", "none", PGC_USERSET, PGC_S_OVERRIDE);
 	run.role = ticket->role;
 	run.errors =
 		AllocSetContextCreate(TopMemoryContext, "idemq handler error", ALLOCSET_DEFAULT_SIZES);
