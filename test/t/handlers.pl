@@ -335,6 +335,16 @@ all_done('name');
 is_sql($node, 'SELECT what FROM app.left', 'app', 'until the handler is set again');
 sql($node, "SELECT idemq.drop_handler('name'); DROP FUNCTION app.named; DROP OWNED BY evil, deployer; DROP ROLE evil, deployer");
 
+# A role whose transactions are serializable: claims that meet each other are repeated, and end no process.
+queue('s');
+sql($node, "SELECT idemq.pause('s'); SELECT count(*) FROM generate_series(1, 2000) n, idemq.enqueue('s', jsonb_build_object('n', 10000 + n));
+	ALTER ROLE app SET default_transaction_isolation = 'serializable';
+	SET ROLE app; SELECT idemq.set_handler('s', 'app.f(jsonb)', workers => 4); RESET ROLE; SELECT idemq.resume('s')");
+all_done('s');
+is_sql($node, 'SELECT count(*), count(DISTINCT n), max(attempt) FROM app.done WHERE n > 10000', '2000|2000|1', 'SERIALIZABLE: each once, at its first attempt');
+unlike(slurp_file($node->logfile), qr/handler of queue "s" ends: /, 'no process ends of a claim that met another');
+sql($node, "ALTER ROLE app RESET default_transaction_isolation; SELECT idemq.drop_handler('s')");
+
 # A superuser's handler takes no function of anybody else.
 sql($node, "SELECT idemq.create_queue('super')");
 sql($node, "SELECT idemq.set_handler('super', 'app.f(jsonb)')");
