@@ -230,9 +230,7 @@ claim(void)
 	RunResult result = idemq_handler_claim(&run, &error);
 
 	for (int i = 0; i < MAX_CLAIMS && result == RUN_FAILED && idemq_handler_met_another(error); i++)
-	{
 		result = idemq_handler_claim(&run, &error);
-	}
 	switch (result)
 	{
 		case RUN_DONE:
