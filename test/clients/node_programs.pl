@@ -44,7 +44,7 @@ sub program
 	return \%program;
 }
 
-sub kill9 { my ($program) = @_; $program->{run}->kill_kill; return }
+sub kill9 { my ($program) = @_; $program->{run}->signal('KILL'); $_[0]{run}->finish; return }
 
 # Told to end, it does, with status 0.
 sub ends

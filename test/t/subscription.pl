@@ -110,7 +110,7 @@ my %calls = (
 	(map { $_ => "SELECT * FROM idemq.$_('early')" } qw(claim pause resume purge redrive drop_queue alter_queue reap)),
 	(map { $_ => "SELECT * FROM idemq.$_(1, 1)" } qw(heartbeat commit commit_and_claim try_commit fail release assert_current)),
 	(map { $_ => "SELECT * FROM idemq.$_('{1}', '{1}')" } qw(heartbeat_many commit_many commit_many_and_claim fail_many release_many)),
-	(map { $_ => "SELECT * FROM idemq.$_(1)" } qw(cancel retry claim_job commit_once)),
+	(map { $_ => "SELECT * FROM idemq.$_(1)" } qw(cancel retry claim_job commit_once release_job)),
 	(map { $_ => "SELECT idemq.$_('early', 'worker', 'claim')" } qw(grant_queue revoke_queue)),
 	(map { $_ => "SELECT idemq.$_()" } qw(apply_retention clock_corrected new_generation due_schedules)),
 	create_queue => "SELECT idemq.create_queue('another')",
@@ -131,14 +131,23 @@ my %calls = (
 	run_schedule => "SELECT idemq.run_schedule('s')",
 	schedule_failed => "SELECT idemq.schedule_failed('s', 'x')",
 	tick => 'CALL idemq.tick()',
+	run_schedule_now => "SELECT idemq.run_schedule_now('s')",
+	retry_many => "SELECT * FROM idemq.retry_many('{1}')",
+	reschedule => 'SELECT idemq.reschedule(1, now())',
+	begin_step => "CALL idemq.begin_step(1, 1, 's', '{}', '1 s')",
+	finish_step => "SELECT idemq.finish_step(1, 1, 's', '1')",
+	refuse_step => "SELECT idemq.refuse_step(1, 1, 's', 'x')",
+	set_handler => "SELECT idemq.set_handler('early', 'handled(jsonb)')",
+	drop_handler => "SELECT idemq.drop_handler('early')",
 	fence => "INSERT INTO fenced VALUES (1, 1)",
 	follow => 'the switch', take_over => 'the switch',
 	(map { $_ => 'a trigger, which writes its own row at most' }
-		qw(jobs_changed jobs_truncated settings_changed queue_gone followers_changed followers_local role_named)),
+		qw(jobs_changed jobs_truncated schedules_changed settings_changed queue_gone followers_changed followers_local role_named)),
 	(map { $_ => 'it reads' }
-		qw(validate why leases check queue_metrics memory_usage admission_counts once_counts worker_state chore_counts timing_buckets prometheus_text wait_result primary_since next_run)),
+		qw(validate why attempt_progress current_job handler_states leases check queue_metrics memory_usage admission_counts once_counts worker_state chore_counts timing_buckets prometheus_text wait_result primary_since next_run)),
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
-sql($sub, 'CREATE TABLE fenced (job_id bigint, token bigint);
+sql($sub, 'CREATE FUNCTION handled(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$$$;
+	CREATE TABLE fenced (job_id bigint, token bigint);
 	CREATE TRIGGER t BEFORE INSERT ON fenced FOR EACH ROW EXECUTE FUNCTION idemq.fence()');
 is_sql($sub, "SELECT string_agg(DISTINCT proname, ' ' ORDER BY proname) FROM pg_proc
 	WHERE pronamespace = 'idemq'::regnamespace AND provolatile = 'v'", join(' ', sort keys %calls), 'no function is forgotten');
