@@ -7,6 +7,8 @@ CREATE TABLE idemq.handler_entries (
 	argument_types text NOT NULL,
 	role_name      name NOT NULL,
 	role_oid       oid,
+	owner_name     name NOT NULL,
+	owner_oid      oid,
 	workers        int NOT NULL,
 	batch          int NOT NULL,
 	max_idle       interval NOT NULL,
@@ -22,6 +24,8 @@ COMMENT ON COLUMN idemq.handler_entries.function_name IS 'name of its function';
 COMMENT ON COLUMN idemq.handler_entries.argument_types IS 'types of the function''s arguments: jsonb';
 COMMENT ON COLUMN idemq.handler_entries.role_name IS 'role that has set it, and as which it runs';
 COMMENT ON COLUMN idemq.handler_entries.role_oid IS 'the role that had the name when the row was written; NULL when there was none: then the name alone decides';
+COMMENT ON COLUMN idemq.handler_entries.owner_name IS 'owner of the function when the handler was set: it runs no other''s, but a superuser''s and the role''s own';
+COMMENT ON COLUMN idemq.handler_entries.owner_oid IS 'the role that had that name, as role_oid';
 COMMENT ON COLUMN idemq.handler_entries.workers IS 'processes that it may have at a time';
 COMMENT ON COLUMN idemq.handler_entries.batch IS 'jobs that it may run in a transaction';
 COMMENT ON COLUMN idemq.handler_entries.max_idle IS 'a process without a job ends after that';
@@ -35,6 +39,9 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.handler_entries', '');
 CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq.handler_entries
 	FOR EACH ROW EXECUTE FUNCTION idemq.role_named('role_name', 'role_oid');
 ALTER TABLE idemq.handler_entries ENABLE ALWAYS TRIGGER idemq_role_named;
+CREATE TRIGGER idemq_owner_named BEFORE INSERT OR UPDATE OF owner_name ON idemq.handler_entries
+	FOR EACH ROW EXECUTE FUNCTION idemq.role_named('owner_name', 'owner_oid');
+ALTER TABLE idemq.handler_entries ENABLE ALWAYS TRIGGER idemq_owner_named;
 CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.handler_entries
 	FOR EACH ROW EXECUTE FUNCTION idemq.settings_changed();
 ALTER TABLE idemq.handler_entries ENABLE ALWAYS TRIGGER idemq_settings_changed;

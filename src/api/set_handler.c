@@ -39,18 +39,18 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_drop_handler);
 #define MAX_WORKERS 1000
 #define MAX_BATCH 10000
 
-#define HANDLER_VALUES 9
+#define HANDLER_VALUES 10
 
 static SqlStatement write_handler =
 	{.text = "INSERT INTO idemq.handler_entries (queue_id, schema_name, function_name, "
-			 "argument_types, role_name, workers, batch, max_idle, set_at) "
-			 "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) "
+			 "argument_types, role_name, workers, batch, max_idle, set_at, owner_name) "
+			 "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) "
 			 "ON CONFLICT (queue_id) DO UPDATE SET schema_name = $2, function_name = $3, "
 			 "argument_types = $4, role_name = $5, workers = $6, batch = $7, max_idle = $8, "
-			 "set_at = $9, crashes = 0, crashed_at = NULL, stopped_at = NULL",
+			 "set_at = $9, owner_name = $10, crashes = 0, crashed_at = NULL, stopped_at = NULL",
 	 .nargs = HANDLER_VALUES,
 	 .types = {INT4OID, NAMEOID, NAMEOID, TEXTOID, NAMEOID, INT4OID, INT4OID, INTERVALOID,
-			   TIMESTAMPTZOID}};
+			   TIMESTAMPTZOID, NAMEOID}};
 
 static SqlStatement delete_handler = {.text =
 										  "DELETE FROM idemq.handler_entries WHERE queue_id = $1",
@@ -123,6 +123,8 @@ read_function(Oid oid, HandlerInfo *handler, bool *pinned)
 	function = (Form_pg_proc) GETSTRUCT(tuple);
 	check_shape(function, format_procedure(oid));
 	handler->function = function->proname;
+	handler->owner_oid = function->proowner;
+	namestrcpy(&handler->owner, GetUserNameFromId(function->proowner, false));
 	namestrcpy(&handler->schema, get_namespace_name(function->pronamespace));
 	*pinned = pins_search_path(tuple);
 	ReleaseSysCache(tuple);
@@ -167,6 +169,7 @@ write_row(const HandlerInfo *handler)
 	NameData schema = handler->schema;
 	NameData function = handler->function;
 	NameData role = handler->role;
+	NameData owner = handler->owner;
 	Datum values[HANDLER_VALUES] = {Int32GetDatum(handler->queue_id),
 									NameGetDatum(&schema),
 									NameGetDatum(&function),
@@ -175,7 +178,8 @@ write_row(const HandlerInfo *handler)
 									Int32GetDatum(handler->workers),
 									Int32GetDatum(handler->batch),
 									idemq_interval_datum(handler->max_idle),
-									TimestampTzGetDatum(handler->set_at)};
+									TimestampTzGetDatum(handler->set_at),
+									NameGetDatum(&owner)};
 	SqlScope scope;
 
 	idemq_spi_begin(&scope);

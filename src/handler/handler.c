@@ -26,7 +26,7 @@
  * attached, ends, and the job waits as a failed one does (job/reap.c).
  *
  * An error outside of a job (a claim that fails) ends the process, and the next one is put
- * off.
+ * off; 40001 and 40P01, which a role's isolation level may bring, after a few more tries.
  */
 #include "postgres.h"
 
@@ -60,6 +60,8 @@
 /* A process ends after so many jobs, and after so long. */
 #define MAX_JOBS 10000
 #define MAX_AGE USECS_PER_HOUR
+/* A claim that met another transaction in its way is made again so many times. */
+#define MAX_CLAIMS 20
 
 pg_noreturn PGDLLEXPORT void idemq_handler_main(Datum arg);
 
@@ -225,8 +227,11 @@ claim(void)
 {
 	ErrorData *error = NULL;
 	ClaimedJobs *claimed;
+	RunResult result = idemq_handler_claim(&run, &error);
 
-	switch (idemq_handler_claim(&run, &error))
+	for (int i = 0; i < MAX_CLAIMS && result == RUN_FAILED && idemq_handler_met_another(error); i++)
+		result = idemq_handler_claim(&run, &error);
+	switch (result)
 	{
 		case RUN_DONE:
 			break;
@@ -304,6 +309,8 @@ static void
 connect_as(const HandlerTicket *ticket)
 {
 	BackgroundWorkerInitializeConnectionByOid(ticket->key.database, ticket->role, 0);
+	/* Of ALTER ROLE ... SET role, too, which a RESET in the function would bring back. */
+	SetConfigOption("role", "none", PGC_USERSET, PGC_S_OVERRIDE);
 	run.role = ticket->role;
 	run.errors =
 		AllocSetContextCreate(TopMemoryContext, "idemq handler error", ALLOCSET_DEFAULT_SIZES);

@@ -28,6 +28,7 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
@@ -169,16 +170,20 @@ lock(ClaimedJob **jobs, int count)
 	CommandCounterIncrement();
 }
 
-/* Calls the function for a job; the result, or *isnull. */
+/*
+ * Calls the function for a job; the result, or *isnull.  What it has SET is over with the call when
+ * it is one of several: the next one's function finds the role's settings.
+ */
 static Datum
 call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job, const QueueInfo *queue,
-	 bool *isnull)
+	 bool several, bool *isnull)
 {
 	LOCAL_FCINFO(fcinfo, 1);
 	Oid user;
 	int sec_context;
 	Datum result;
 	bool no_payload;
+	int nest_level = several ? NewGUCNestLevel() : 0;
 
 	GetUserIdAndSecContext(&user, &sec_context);
 	InitFunctionCallInfoData(*fcinfo, function, 1, InvalidOid, NULL, NULL);
@@ -193,6 +198,8 @@ call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job, con
 	idemq_handler_limit_stop();
 	current = NULL;
 	*isnull = fcinfo->isnull || target->returns_void;
+	if (several)
+		AtEOXact_GUC(false, nest_level);
 	/* A SET ROLE ends with the job. */
 	SetUserIdAndSecContext(user, sec_context);
 	CommandCounterIncrement();
@@ -227,7 +234,7 @@ run_jobs(const HandlerTarget *target, const QueueInfo *queue, ClaimedJob *jobs, 
 	for (int i = 0; i < count; i++)
 	{
 		if (!jobs[i].settled)
-			results[i] = call(&function, target, &jobs[i], queue, &nulls[i]);
+			results[i] = call(&function, target, &jobs[i], queue, count > 1, &nulls[i]);
 	}
 	for (int i = 0; i < count; i++)
 	{

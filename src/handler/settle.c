@@ -168,6 +168,14 @@ log_error(const HandlerRun *run, const ClaimedJob *job, const ErrorData *error)
 				  error->context != NULL ? errcontext("%s", error->context) : 0));
 }
 
+/* Returns whether a transaction has met another in its way, and may well succeed when it is repeated. */
+bool
+idemq_handler_met_another(const ErrorData *error)
+{
+	return error->sqlerrcode == ERRCODE_T_R_SERIALIZATION_FAILURE ||
+		   error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
+}
+
 /*
  * Ends the attempt whose transaction has raised an error; false when the job is to be run
  * again at once.
@@ -175,12 +183,10 @@ log_error(const HandlerRun *run, const ClaimedJob *job, const ErrorData *error)
 bool
 idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 {
-	bool conflict = error->sqlerrcode == ERRCODE_T_R_SERIALIZATION_FAILURE ||
-					error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
 	QueueInfo queue;
 	Finish finish = {.kind = FINISH_RELEASE};
 
-	if (conflict && job->repeats < MAX_REPEATS)
+	if (idemq_handler_met_another(error) && job->repeats < MAX_REPEATS)
 	{
 		job->repeats++;
 		return false;

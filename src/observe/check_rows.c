@@ -133,7 +133,8 @@ static SqlStatement missing_triggers = {
 		"('idemq.schedule_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
 		"('idemq.schedule_entries', 'idemq_schedules_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.handler_entries', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
-		"('idemq.handler_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES ")) "
+		"('idemq.handler_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
+		"('idemq.handler_entries', 'idemq_owner_named', 'ALWAYS ', " OF_ROLES ")) "
 		"w(rel, name, firing, what) WHERE NOT EXISTS "
 		"(SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = w.rel::pg_catalog.regclass "
 		"AND t.tgname = w.name AND t.tgenabled = coalesce(nullif(pg_catalog.left(w.firing, 1), ''), 'O')::\"char\")"};

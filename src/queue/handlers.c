@@ -9,7 +9,9 @@
  *
  * The function is called f(payload jsonb), and returns jsonb, the result, or void.  A superuser's
  * handler runs only functions that superusers own: who owns the function could replace it, and
- * act as the superuser.
+ * act as the superuser.  Any other handler runs a function of the role itself, of a superuser, or
+ * of the owner that it had when the handler was set: since it is found by its name, whoever may
+ * create objects in the schema could otherwise take the name of one that was dropped.
  *
  * That a role may log in and connect is asked as well: NOLOGIN is how a role is locked out.  Its
  * password's VALID UNTIL and pg_hba.conf are not: they are about clients.
@@ -33,12 +35,13 @@
 #include "base/compat.h"
 #include "base/spi.h"
 
-static SqlStatement read_handler =
-	{.text = "SELECT schema_name, function_name, role_name, role_oid, workers, batch, max_idle, "
-			 "set_at, crashes, stopped_at IS NOT NULL FROM idemq.handler_entries "
-			 "WHERE queue_id = $1",
-	 .nargs = 1,
-	 .types = {INT4OID}};
+static SqlStatement read_handler = {
+	.text =
+		"SELECT schema_name, function_name, role_name, role_oid, workers, batch, max_idle, "
+		"set_at, crashes, stopped_at IS NOT NULL, owner_name, owner_oid FROM idemq.handler_entries "
+		"WHERE queue_id = $1",
+	.nargs = 1,
+	.types = {INT4OID}};
 
 /* Reads a queue's handler, as the latest snapshot shows it; false when it has none. */
 bool
@@ -67,6 +70,10 @@ idemq_handler_read(int32 queue_id, HandlerInfo *info)
 		info->set_at = DatumGetTimestampTz(idemq_spi_value(0, 8, &isnull));
 		info->crashes = DatumGetInt32(idemq_spi_value(0, 9, &isnull));
 		info->stopped = DatumGetBool(idemq_spi_value(0, 10, &isnull));
+		info->owner = *DatumGetName(idemq_spi_value(0, 11, &isnull));
+		info->owner_oid = DatumGetObjectId(idemq_spi_value(0, 12, &isnull));
+		if (isnull)
+			info->owner_oid = InvalidOid;
 	}
 	idemq_spi_end(&scope);
 	return found;
@@ -115,6 +122,14 @@ find_function(const HandlerInfo *info, Oid *schema)
 						   PointerGetDatum(arguments), ObjectIdGetDatum(*schema));
 }
 
+/* Returns whether a function's owner is one that whoever set the handler has trusted. */
+static bool
+is_trusted(const HandlerInfo *info, Oid owner, Oid role)
+{
+	return owner == role || superuser_arg(owner) ||
+		   owner == idemq_role_of(NameStr(info->owner), info->owner_oid);
+}
+
 /* Returns why a role may not run a function as a handler, NULL when it may. */
 static char *
 refuse_function(const HandlerInfo *info, const char *name, Oid schema, HandlerTarget *target)
@@ -138,6 +153,10 @@ refuse_function(const HandlerInfo *info, const char *name, Oid schema, HandlerTa
 	else if (superuser_arg(target->role) && !superuser_arg(function->proowner))
 		why = psprintf("role \"%s\" is a superuser, and the owner of function %s(jsonb) is none",
 					   NameStr(info->role), name);
+	else if (!is_trusted(info, function->proowner, target->role))
+		why = psprintf("function %s(jsonb) was role \"%s\"'s when the handler was set, and is "
+					   "another's now: call idemq.set_handler again if that is meant",
+					   name, NameStr(info->owner));
 	ReleaseSysCache(tuple);
 	return why;
 }

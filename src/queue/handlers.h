@@ -14,7 +14,9 @@ typedef struct HandlerInfo
 	NameData schema;
 	NameData function;
 	NameData role;
-	Oid role_oid; /* InvalidOid: the name alone decides */
+	Oid role_oid;	/* InvalidOid: the name alone decides */
+	NameData owner; /* of the function, when it was set */
+	Oid owner_oid;	/* as role_oid */
 	int32 workers;
 	int32 batch;
 	int64 max_idle; /* microseconds */

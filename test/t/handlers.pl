@@ -178,6 +178,16 @@ is_sql($node, "SELECT payload->>'n', status, attempt, last_error FROM idemq.jobs
 is_sql($node, "SELECT count(*), count(DISTINCT n), count(DISTINCT xid), min(attempt), max(attempt) FROM app.done WHERE n BETWEEN 210 AND 219",
 	'8|8|8|1|1', 'the others run again, a transaction each, once, and no attempt is counted twice');
 
+# What one of them SETs is none of the next one's, though they share a transaction.
+sql($node, "SELECT idemq.pause('b'); TRUNCATE app.left; CREATE ROLE team; GRANT team TO app; GRANT INSERT ON app.left TO team");
+job('b', 230, "SET app.tenant = 'anna'; SELECT set_config('app.user', 'anna', true); SET ROLE team");
+job('b', 231, q[INSERT INTO app.left SELECT concat_ws(' ', current_user, current_setting('role'), nullif(current_setting('app.tenant', true), ''),
+	nullif(current_setting('app.user', true), ''))]);
+sql($node, "SELECT idemq.resume('b')");
+all_done('b');
+is_sql($node, 'SELECT what FROM app.left', 'app none', 'settings end with their job, in a batch as well');
+is_sql($node, 'SELECT count(DISTINCT xid) FROM app.done WHERE n IN (230, 231)', 1, 'of one transaction');
+
 # ---- Memory is flat
 
 sql($node, q[CREATE SCHEMA su; CREATE FUNCTION su.m(jsonb) RETURNS jsonb LANGUAGE sql SET search_path = pg_catalog
@@ -288,6 +298,52 @@ foreach ([ 'ALTER ROLE app NOLOGIN', 'ALTER ROLE app LOGIN', 'may not log in' ],
 }
 unlike(slurp_file($node->logfile), qr/FATAL: .*(?:role "app" is not permitted to log in|permission denied for database)/,
 	'not by a FATAL in a loop');
+
+# A role that has SET role in its settings runs its handler as itself: the group may not claim.
+sql($node, q[ALTER ROLE app SET role = 'team'; SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler']);
+is_soon($node, processes(), 0, 'no process has the former settings');
+$id = job('a', 605, 'RESET ROLE; TRUNCATE app.left; INSERT INTO app.left VALUES (current_user)');
+all_done('a');
+is_sql($node, "SELECT status, attempt, what FROM idemq.jobs, app.left WHERE id = $id", 'completed|1|app', 'ALTER ROLE ... SET role is not the handler\'s');
+sql($node, 'ALTER ROLE app RESET role');
+
+# The name of a function that was dropped is nobody else's to take.
+sql($node, q[CREATE ROLE evil; GRANT USAGE, CREATE ON SCHEMA app TO evil; CREATE ROLE deployer; GRANT USAGE, CREATE ON SCHEMA app TO deployer;
+	SELECT idemq.create_queue('name'); SELECT idemq.grant_queue('name', 'app', 'claim');
+	CREATE FUNCTION pg_temp.make(owner text) RETURNS void LANGUAGE plpgsql AS $$BEGIN
+		DROP FUNCTION IF EXISTS app.named(jsonb);
+		EXECUTE format('SET LOCAL ROLE %I', owner);
+		CREATE FUNCTION app.named(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp
+			AS 'INSERT INTO app.left SELECT current_user';
+		RESET ROLE;
+	END$$;
+	SELECT pg_temp.make('deployer');
+	TRUNCATE app.left;
+	SET ROLE app; SELECT idemq.set_handler('name', 'app.named(jsonb)'); RESET ROLE;
+	SELECT pg_temp.make('evil')]);
+$id = job('name', 606);
+is_soon($node, "SELECT state, last_error FROM idemq.handlers WHERE queue = 'name'",
+	"refused|function app.named(jsonb) was role \"deployer\"'s when the handler was set, and is another's now: call idemq.set_handler again if that is meant",
+	'a function of that name which is another\'s is refused');
+is_sql($node, 'SELECT count(*) FROM app.left', 0, 'and does not run');
+sql($node, 'DROP FUNCTION app.named; DROP OWNED BY deployer; DROP ROLE deployer; CREATE ROLE deployer; GRANT USAGE, CREATE ON SCHEMA app TO deployer;
+	SET ROLE deployer;' . q[ CREATE FUNCTION app.named(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp
+		AS 'INSERT INTO app.left SELECT current_user']);
+is_sql($node, "SELECT owner_oid = 'deployer'::regrole FROM idemq.handler_entries WHERE function_name = 'named'", 'f', 'nor is it of another role of that name');
+sql($node, "SET ROLE app; SELECT idemq.set_handler('name', 'app.named(jsonb)')");
+all_done('name');
+is_sql($node, 'SELECT what FROM app.left', 'app', 'until the handler is set again');
+sql($node, "SELECT idemq.drop_handler('name'); DROP FUNCTION app.named; DROP OWNED BY evil, deployer; DROP ROLE evil, deployer");
+
+# A role whose transactions are serializable: claims that meet each other are repeated, and end no process.
+queue('s');
+sql($node, "SELECT idemq.pause('s'); SELECT count(*) FROM generate_series(1, 2000) n, idemq.enqueue('s', jsonb_build_object('n', 10000 + n));
+	ALTER ROLE app SET default_transaction_isolation = 'serializable';
+	SET ROLE app; SELECT idemq.set_handler('s', 'app.f(jsonb)', workers => 4); RESET ROLE; SELECT idemq.resume('s')");
+all_done('s');
+is_sql($node, 'SELECT count(*), count(DISTINCT n), max(attempt) FROM app.done WHERE n > 10000', '2000|2000|1', 'SERIALIZABLE: each once, at its first attempt');
+unlike(slurp_file($node->logfile), qr/handler of queue "s" ends: /, 'no process ends of a claim that met another');
+sql($node, "ALTER ROLE app RESET default_transaction_isolation; SELECT idemq.drop_handler('s')");
 
 # A superuser's handler takes no function of anybody else.
 sql($node, "SELECT idemq.create_queue('super')");

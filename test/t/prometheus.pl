@@ -177,7 +177,12 @@ sql($node, q[CREATE ROLE planner LOGIN; SELECT idemq.grant_queue('sched', 'plann
 sql($node, q[SET ROLE planner; SELECT idemq.schedule('refused', '* * * * *', 'sched', '1')]);
 sql($node, q[SELECT idemq.schedule('late', '* * * * *', 'q2', '1'); UPDATE idemq.schedule_entries SET done_until = now() + interval '1 h'; CALL idemq.tick()]);
 started('exporter', '/metrics', 'prometheus-sql-exporter', "-config.file=$dir/sql-exporter.yml", "-web.listen-address=127.0.0.1:$port{exporter}");
-until ($http->get("http://127.0.0.1:$port{exporter}/metrics")->{content} =~ /^sql_idemq\{/m) { sleep 0.05 }
+my $patience = time + 60;
+until ($http->get("http://127.0.0.1:$port{exporter}/metrics")->{content} =~ /^sql_idemq\{/m)
+{
+	die 'the exporter has no figures: ' . slurp_file("$dir/exporter.said") if time > $patience;
+	sleep 0.05;
+}
 started('prometheus', '/-/ready', 'prometheus', "--config.file=$dir/prometheus.yml", "--storage.tsdb.path=$dir/tsdb",
 	"--web.listen-address=127.0.0.1:$port{prometheus}", '--log.level=warn');
 
