@@ -10,7 +10,7 @@
  * done, and stale when the lease was lost.  fail and release say stale for both, and either way
  * the attempt has ended.  The token makes all of that harmless.  Any other error - a lock, a
  * full disk, a trigger - is said and tried again, while heartbeats keep the lease, until
- * --timeout; then the job is left to its lease, and runs again.
+ * its time; then the job is left to its lease, and runs again.
  *
  * A lease is counted from before the question that began or renewed it, so it never ends later
  * here than in the server.  When it has ended here, and the server cannot be asked, the program
@@ -35,12 +35,16 @@
 /* To settle: between two errors, and for how long at least. */
 #define FIRST_WAIT 1000
 #define LAST_WAIT 30000
+/* ms that a program may run, where neither --timeout nor the queue says. */
+#define DEFAULT_TIMEOUT (3600 * 1000)
 #define LEAST_PATIENCE 60000
 
 const char *const job_claim_sql =
 	"SELECT queue, id, token, attempt, max_attempts, key, payload,"
-	" greatest((extract(epoch FROM deadline - clock_timestamp()) * 1000)::bigint, 100)"
-	" FROM idemq.claim_any($1::text[], $2::int, $3::interval, $4::text, $5::boolean)";
+	" greatest((extract(epoch FROM deadline - clock_timestamp()) * 1000)::bigint, 100),"
+	" (SELECT (extract(epoch FROM q.job_timeout) * 1000)::bigint FROM idemq.queues q"
+	" WHERE q.name = c.queue)"
+	" FROM idemq.claim_any($1::text[], $2::int, $3::interval, $4::text, $5::boolean) c";
 
 static void
 job_free(struct job *job)
@@ -78,6 +82,23 @@ input_of(const char *payload)
 	return input;
 }
 
+/*
+ * How long a program may run, in ms: --timeout, and the queue's job_timeout if that is less.  At
+ * job_timeout the server takes the job back; we end it a little before, and say so first.
+ */
+static void
+set_timeout(struct job *job, const char *job_timeout)
+{
+	int64_t limit = job_timeout[0] != '\0' ? strtoll(job_timeout, NULL, 10) : NEVER;
+
+	job->of_queue = limit < (options.timeout != 0 ? options.timeout : NEVER);
+	if (job->of_queue)
+		job->timeout = limit - (limit > 10000 ? 1000 : limit / 10);
+	else
+		job->timeout = options.timeout != 0 ? options.timeout : DEFAULT_TIMEOUT;
+	job->end_at = now_ms() + job->timeout;
+}
+
 void
 job_begin(struct job *job, const PGresult *result, int row, int64_t asked_at)
 {
@@ -92,9 +113,10 @@ job_begin(struct job *job, const PGresult *result, int row, int64_t asked_at)
 		{NULL, NULL},
 	};
 
-	snprintf(deadline, sizeof(deadline), "%lld",
-			 (long long) time(NULL) + (long long) (options.timeout + 999) / 1000);
 	memset(job, 0, sizeof(*job));
+	set_timeout(job, PQgetvalue(result, row, 8));
+	snprintf(deadline, sizeof(deadline), "%lld",
+			 (long long) time(NULL) + (long long) (job->timeout + 999) / 1000);
 	job->queue = copy_text(PQgetvalue(result, row, 0));
 	job->id = copy_text(PQgetvalue(result, row, 1));
 	job->token = copy_text(PQgetvalue(result, row, 2));
@@ -102,7 +124,6 @@ job_begin(struct job *job, const PGresult *result, int row, int64_t asked_at)
 	job->max_attempts = copy_text(PQgetvalue(result, row, 4));
 	job->lease_ms = strtoll(PQgetvalue(result, row, 7), NULL, 10);
 	job->kill_at = NEVER;
-	job->end_at = now_ms() + options.timeout;
 	job_heard(job, "current", asked_at);
 	if (!program_start(&job->program, input_of(PQgetvalue(result, row, 6)), variables))
 	{
@@ -277,10 +298,10 @@ job_collect(struct job *job)
 			judge_exit(job, status);
 			break;
 		case TIME_OVER:
-			snprintf(what, sizeof(what), "ended after %g s (--timeout)",
-					 (double) options.timeout / 1000);
+			snprintf(what, sizeof(what), "ended after %g s (%s)", (double) job->timeout / 1000,
+					 job->of_queue ? "job_timeout" : "--timeout");
 			snprintf(job->details, sizeof(job->details), "{\"timeout\": %g}",
-					 (double) options.timeout / 1000);
+					 (double) job->timeout / 1000);
 			describe(job, what);
 			decide(job, FAIL);
 			break;

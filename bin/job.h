@@ -42,7 +42,9 @@ struct job
 	enum ending ending;
 	int64_t lease_until; /* as far as is known here: never later than the server's */
 	int64_t beat_at;
-	int64_t end_at;	 /* --timeout */
+	int64_t timeout; /* ms that the program may run: --timeout, or job_timeout */
+	bool of_queue;	 /* which */
+	int64_t end_at;
 	int64_t kill_at; /* after SIGTERM */
 
 	enum verdict verdict;

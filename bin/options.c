@@ -17,7 +17,6 @@
 
 struct options options = {
 	.jobs = 1,
-	.timeout = 3600 * 1000,
 	.later = 60 * 1000,
 	.grace = 30 * 1000,
 	.kill_after = 5 * 1000,
@@ -33,7 +32,8 @@ static const char *const help =
 	"  -q, --queue=QUEUE     more than one: in the order given\n"
 	"  -j, --jobs=N          programs at a time (1)\n"
 	"      --result          stdout is the job's result, as JSON\n"
-	"      --timeout=TIME    a program that runs longer is ended, the job has failed (1h)\n"
+	"      --timeout=TIME    a program that runs longer is ended, the job has failed\n"
+	"                        (the queue's job_timeout, or 1h)\n"
 	"      --later=TIME      delay after exit status 75 (1min)\n"
 	"      --grace=TIME      after SIGTERM programs may run for so long (30s)\n"
 	"      --kill-after=TIME from SIGTERM of a program to SIGKILL (5s)\n"

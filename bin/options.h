@@ -21,7 +21,7 @@ struct options
 	bool attach;
 	bool once;
 	bool verbose;
-	int64_t timeout; /* of a program */
+	int64_t timeout; /* of a program; 0: not given */
 	int64_t later;	 /* a job's delay after exit status 75 */
 	int64_t grace;	 /* from SIGTERM until programs are ended */
 	int64_t kill_after;

@@ -36,7 +36,7 @@ sql($node, q[SELECT count(*) FROM idemq.enqueue_many('payments', array_fill('1':
 	SELECT idemq.enqueue('mail', '3', priority => 0)]);
 sql($node, q[SELECT idemq.fail(id, token, 'no connection to 10.0.0.7') FROM idemq.claim('mail', worker => 'mailer-1');
 	SELECT count(*) FROM idemq.enqueue_many('reports', '{1,2}'); SELECT idemq.enqueue('q', '1'); SELECT idemq.commit(id, token) FROM idemq.claim('q')]);
-sql($node, q[SELECT idemq.schedule('nightly', '0 3 * * *', 'reports', '1', 'Europe/Berlin'); SELECT idemq.schedule('every minute', '* * * * *', 'mail', '1');
+sql($node, q[SELECT idemq.schedule('nightly', '0 3 * * *', 'reports', '1', 'Europe/Berlin'); SELECT idemq.schedule('every minute', '* * * * *', 'q', '1');
 	UPDATE idemq.schedule_entries SET done_until = now() - interval '1 h' WHERE name = 'every minute']);
 my $worker = session($node);
 $worker->query_safe(q[SELECT count(*) FROM idemq.claim('reports', worker => 'report-3', attach => true)]);
@@ -48,10 +48,10 @@ sql($node, q[BEGIN; CREATE TABLE p (); PREPARE TRANSACTION 'half']);
 my %shows = (
 	overview => [ watch => qr/^ \(worker\) +\| \w+/m, qr/^ mail +\| +\| 00:09:\S+ +\| +2 \| +0 \| +1 \| +0 \| +0 \| 100\.0/m, qr/^ payments .*\| +5 \|/m,
 		qr/^ reports +\| max_running +\|/m, qr/^ later +\| paused/m ],
-	oldest => [ clerk => qr/^ mail +\| +\d+ \| 00:09:\S+ \| +1 \|.*\n mail +\| +\d+ \| 00:07:\S+ \| +4 \|.*\n\(2 rows\)/m ],
+	oldest => [ clerk => qr/^ mail +\| +\d+ \| 00:09:\S+ +\| +1 \|.*\n mail +\| +\d+ \| 00:07:\S+ +\| +4 \|.*\n\(2 rows\)/m ],
 	errors => [ postgres => qr/^ payments \| +5 \| +5 \|.*card \? was refused/m, qr/^ mail +\| +1 \| +0 \|.*no connection to/m ],
 	workers => [ watch => qr/^ reports \| +\d+ \| report-3 \| +\d+ \| +1 \| active \| 00:00.*\| 00:59\S+ +\| yes +\| idle +\| ClientRead/m ],
-	schedules => [ watch => qr/^ every minute \| mail .*\n nightly +\| reports \| 0 3 \* \* \* \| Europe\/Berlin \|/m ],
+	schedules => [ watch => qr/^ every minute \| q .*\n nightly +\| reports \| 0 3 \* \* \* \| Europe\/Berlin \|/m ],
 	snapshots => [ watch => qr/^ session +\| \d+ +\| postgres +\| idle in transaction \| 00:0/m, qr/^ prepared +\| half +\|/m ],
 	steps => [ postgres => sql($node, "SELECT to_regclass('idemq.steps') IS NOT NULL") eq 't' ? qr/^ queue +\| job_id .*\n.*\n\(0 rows\)/m : qr/^This idemq has no steps\./ ]);
 

@@ -228,6 +228,12 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	is_job($id, 'failed|1||ended after 0.3 s (--timeout)', 'and has failed');
 	sql($node, "SELECT idemq.cancel($id)");
 
+	# The queue's, if that is less; a little before the server ends the lease.
+	$id = enqueue('1');
+	sql($node, "SELECT idemq.alter_queue('q', job_timeout => '3 s')");
+	like(once('while :; do sleep 0.1; done', '--timeout', '1h'), qr/retrying: ended after 2.7 s \(job_timeout\)$/, 'job_timeout of the queue');
+	sql($node, "SELECT idemq.cancel($id), idemq.alter_queue('q', job_timeout => '0')");
+
 	$id = enqueue('1');
 	my $runner = runner('echo $$ >$T/beats; while [ ! -e $T/beaten ]; do sleep 0.1; done', '--once', '--lease', '1s');
 	until_file('beats');
