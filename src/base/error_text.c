@@ -191,10 +191,9 @@ read_word(Reader *reader)
 {
 	int uuid = uuid_length(reader);
 	int length = 0;
-	int digits = 0;
 
 	while (is_word(peek(reader, length)))
-		digits += is_digit(peek(reader, length++));
+		length++;
 	if (uuid > 0)
 		skip_number(reader, uuid);
 	else if (is_made_up(reader, length))
