@@ -265,9 +265,13 @@ sub mailer
 sub report
 {
 	my ($dsn, $what, $of) = @_;
+
+	sql($of->(), q[SELECT idemq.unschedule('nightly')]);
 	my $it = start('report.py', DSN => $dsn);
 	my $due = q[UPDATE idemq.schedule_entries SET done_until = clock_timestamp() - interval '1 day' WHERE name = 'nightly'; CALL idemq.tick()];
 
+	# Asleep may be one that is about to end, of the program before.
+	wait_until($of->(), q[SELECT count(*) = 1 FROM idemq.schedules WHERE name = 'nightly']);
 	wait_until($of->(), $asleep);
 	my $blocker = session($of->());
 	$blocker->query_safe('BEGIN; LOCK reports');
