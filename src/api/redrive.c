@@ -90,8 +90,8 @@ find_dead(const Datum *values, const char *nulls, uint64 *count)
 	dead = MemoryContextAllocHuge(caller, Max(*count, 1) * sizeof(DeadJob));
 	for (uint64 i = 0; i < *count; i++)
 	{
-		dead[i].id = DatumGetInt64(idemq_spi_value(i, 1, &isnull));
-		dead[i].token = DatumGetInt64(idemq_spi_value(i, 2, &isnull));
+		dead[i].id = idemq_spi_int64(i, 1, &isnull);
+		dead[i].token = idemq_spi_int64(i, 2, &isnull);
 	}
 	idemq_spi_end(&scope);
 	qsort(dead, *count, sizeof(DeadJob), idemq_compare_int64);

@@ -131,6 +131,18 @@ idemq_spi_value(uint64 row, int column, bool *isnull)
 	return SPI_getbinval(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, column, isnull);
 }
 
+/*
+ * As idemq_spi_value, of an int8 or a timestamptz, which go by reference on 32 bits: 0 when
+ * it is NULL.
+ */
+int64
+idemq_spi_int64(uint64 row, int column, bool *isnull)
+{
+	Datum value = idemq_spi_value(row, column, isnull);
+
+	return *isnull ? 0 : DatumGetInt64(value);
+}
+
 /* Puts back what idemq_spi_begin changed. */
 void
 idemq_spi_end(SqlScope *scope)

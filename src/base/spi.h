@@ -36,6 +36,7 @@ extern uint64 idemq_spi_query_at(SqlStatement *statement, const Datum *args, con
 								 Snapshot snapshot);
 extern uint64 idemq_spi_query_latest(SqlStatement *statement, const Datum *args, const char *nulls);
 extern Datum idemq_spi_value(uint64 row, int column, bool *isnull);
+extern int64 idemq_spi_int64(uint64 row, int column, bool *isnull);
 extern void idemq_spi_end(SqlScope *scope);
 
 #endif

@@ -67,7 +67,7 @@ idemq_handler_read(int32 queue_id, HandlerInfo *info)
 		info->workers = DatumGetInt32(idemq_spi_value(0, 5, &isnull));
 		info->batch = DatumGetInt32(idemq_spi_value(0, 6, &isnull));
 		info->max_idle = idemq_interval_usecs(DatumGetIntervalP(idemq_spi_value(0, 7, &isnull)));
-		info->set_at = DatumGetTimestampTz(idemq_spi_value(0, 8, &isnull));
+		info->set_at = idemq_spi_int64(0, 8, &isnull);
 		info->crashes = DatumGetInt32(idemq_spi_value(0, 9, &isnull));
 		info->stopped = DatumGetBool(idemq_spi_value(0, 10, &isnull));
 		info->owner = *DatumGetName(idemq_spi_value(0, 11, &isnull));

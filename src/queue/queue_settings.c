@@ -349,7 +349,7 @@ idemq_settings_read(uint64 row, QueueInfo *queue)
 	queue->id = DatumGetInt32(idemq_spi_value(row, LOAD_ID, &isnull));
 	read_text(idemq_spi_value(row, LOAD_NAME, &isnull), queue->name);
 	queue->paused = DatumGetBool(idemq_spi_value(row, LOAD_PAUSED, &isnull));
-	queue->paused_until = DatumGetTimestampTz(idemq_spi_value(row, LOAD_PAUSED_UNTIL, &isnull));
+	queue->paused_until = idemq_spi_int64(row, LOAD_PAUSED_UNTIL, &isnull);
 	if (isnull)
 		queue->paused_until = DT_NOEND;
 	for (int i = 0; i < (int) lengthof(settings); i++)

@@ -164,8 +164,8 @@ idemq_schedules_due(TimestampTz now, TimestampTz failed_after, TimestampTz *next
 	{
 		bool isnull;
 		Datum name = idemq_spi_value(i, 1, &isnull);
-		TimestampTz done_until = DatumGetTimestampTz(idemq_spi_value(i, 4, &isnull));
-		TimestampTz failed_at = DatumGetTimestampTz(idemq_spi_value(i, 5, &isnull));
+		TimestampTz done_until = idemq_spi_int64(i, 4, &isnull);
+		TimestampTz failed_at = idemq_spi_int64(i, 5, &isnull);
 		Calendar calendar;
 		TimestampTz tick;
 
@@ -355,7 +355,7 @@ enqueue_job(const Entry *entry, Datum key, Interval *remaining)
 	begin_as_creator(entry, &scope);
 	if (idemq_spi_run(&enqueue, values, nulls, SPI_OK_SELECT) != 1)
 		elog(ERROR, "idemq.enqueue has not answered");
-	id = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	id = idemq_spi_int64(0, 1, &isnull);
 	duplicate = strcmp(TextDatumGetCString(idemq_spi_value(0, 2, &isnull)), "duplicate") == 0;
 	idemq_spi_end(&scope);
 	if (duplicate)

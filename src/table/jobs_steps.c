@@ -69,9 +69,9 @@ idemq_steps_open_of(int64 job_id, OpenStep *steps, int most)
 		char *name = TextDatumGetCString(idemq_spi_value(i, 1, &isnull));
 
 		steps[i].name = MemoryContextStrdup(caller, name);
-		steps[i].token = DatumGetInt64(idemq_spi_value(i, 2, &isnull));
-		steps[i].begun_at = DatumGetTimestampTz(idemq_spi_value(i, 3, &isnull));
-		steps[i].call_until = DatumGetTimestampTz(idemq_spi_value(i, 4, &isnull));
+		steps[i].token = idemq_spi_int64(i, 2, &isnull);
+		steps[i].begun_at = idemq_spi_int64(i, 3, &isnull);
+		steps[i].call_until = idemq_spi_int64(i, 4, &isnull);
 	}
 	idemq_spi_end(&scope);
 	return count;
@@ -94,8 +94,8 @@ idemq_steps_count(int *count)
 		bool isnull;
 
 		counts[i].queue_id = DatumGetInt32(idemq_spi_value(i, 1, &isnull));
-		counts[i].open = DatumGetInt64(idemq_spi_value(i, 2, &isnull));
-		counts[i].unknown = DatumGetInt64(idemq_spi_value(i, 3, &isnull));
+		counts[i].open = idemq_spi_int64(i, 2, &isnull);
+		counts[i].unknown = idemq_spi_int64(i, 3, &isnull);
 	}
 	idemq_spi_end(&scope);
 	return counts;

@@ -145,11 +145,11 @@ read_step(Step *step, MemoryContext caller)
 
 	step->state = state_from_name(TextDatumGetCString(idemq_spi_value(0, 1, &isnull)));
 	step->round = DatumGetInt32(idemq_spi_value(0, 2, &isnull));
-	step->token = DatumGetInt64(idemq_spi_value(0, 3, &isnull));
-	step->begun_at = DatumGetTimestampTz(idemq_spi_value(0, 5, &step->inside));
+	step->token = idemq_spi_int64(0, 3, &isnull);
+	step->begun_at = idemq_spi_int64(0, 5, &step->inside);
 	/* Who did it here has no answer to bring: it is fenced, now as then. */
 	step->mine = !step->inside && DatumGetBool(idemq_spi_value(0, 4, &isnull));
-	step->call_until = DatumGetTimestampTz(idemq_spi_value(0, 6, &isnull));
+	step->call_until = idemq_spi_int64(0, 6, &isnull);
 	step->request = copied(7, caller);
 	step->response = copied(8, caller);
 	key = copied(9, caller);
