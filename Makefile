@@ -49,7 +49,7 @@ EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" $(TREE)/idem
 
 # The rooms of src/, from the upper to the lower: an include may go down or stay, never up
 # (script/lint).  A folder that is not named here is not built.
-ROOMS = api worker observe hooks schedule job table txn queue shared base
+ROOMS = handler api worker observe hooks schedule job table txn queue shared base
 UNITS := $(sort $(call in_tree,src/*.c $(ROOMS:%=src/%/*.c)))
 OBJS = $(UNITS:.c=.o)
 SCRIPT_BUILT = sql/idemq--$(EXTVERSION).sql

@@ -20,6 +20,8 @@
 #include "shared/full_tables.h"
 #include "shared/group_table.h"
 #include "shared/group_window.h"
+#include "shared/handler_board.h"
+#include "shared/handler_known.h"
 #include "shared/lease_owners.h"
 #include "shared/lease_shares.h"
 #include "shared/lease_table.h"
@@ -60,6 +62,9 @@ static const ShmemPart parts[] = {
 	{"idemq full tables", idemq_full_tables_shmem_size, NULL, idemq_full_tables_shmem_init},
 	{"idemq due slots", idemq_due_slots_shmem_size, NULL, idemq_due_slots_shmem_init},
 	{"idemq sleepers", idemq_wake_shmem_size, NULL, idemq_wake_shmem_init},
+	{"idemq handlers known", idemq_handlers_known_shmem_size, NULL,
+	 idemq_handlers_known_shmem_init},
+	{"idemq handlers", idemq_handlers_shmem_size, NULL, idemq_handlers_shmem_init},
 	{"idemq events", idemq_notify_ring_shmem_size, NULL, idemq_notify_ring_shmem_init},
 };
 

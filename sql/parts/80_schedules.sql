@@ -6,7 +6,7 @@ CREATE FUNCTION idemq.schedule(
 	headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL)
 	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_schedule';
 COMMENT ON FUNCTION idemq.schedule(text, text, text, jsonb, text, int, text, int, jsonb, interval)
-	IS 'enqueue a job at each tick of a cron expression, once; creates or replaces the schedule of that name (up to 256 bytes, unique in the database); returns its next run; raises 55000 while nothing calls idemq.tick(); needs enqueue';
+	IS 'enqueue a job at each tick of a cron expression, once; creates or replaces the schedule of that name (up to 256 bytes, unique in the database); returns its next run; raises 55000 where idemq.worker is off and nothing calls idemq.tick(); needs enqueue';
 
 CREATE FUNCTION idemq.unschedule(name text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_unschedule';
@@ -40,6 +40,15 @@ CREATE FUNCTION idemq.may_change_schedule(queue_id int, created_by name, created
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_change_schedule';
 COMMENT ON FUNCTION idemq.may_change_schedule(int, name, oid)
 	IS 'whether the current role may replace and end a schedule that this role has made for this queue; the view idemq.schedules asks it';
+
+-- The worker lists them again; a restore writes them as well (hence ENABLE ALWAYS).
+CREATE FUNCTION idemq.schedules_changed() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_schedules_changed';
+COMMENT ON FUNCTION idemq.schedules_changed() IS 'trigger: has the background worker look at the schedules anew';
+
+CREATE TRIGGER idemq_schedules_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.schedule_entries
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.schedules_changed();
+ALTER TABLE idemq.schedule_entries ENABLE ALWAYS TRIGGER idemq_schedules_changed;
 
 -- What a job holds is for the roles that may change the schedule.
 CREATE VIEW idemq.schedules WITH (security_barrier) AS
@@ -123,4 +132,4 @@ BEGIN
 	END IF;
 END $$;
 COMMENT ON PROCEDURE idemq.tick()
-	IS 'enqueue the ticks that are due, each in a transaction of its own; pg_cron, or another driver, calls it once a minute; raises the first failure when all are tried';
+	IS 'enqueue the ticks that are due, each in a transaction of its own; the background worker does so by itself; where idemq.worker is off, pg_cron, or another driver, calls this once a minute; raises the first failure when all are tried';

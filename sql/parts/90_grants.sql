@@ -55,3 +55,6 @@ GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq.prometheus_sampl
 GRANT EXECUTE ON FUNCTION idemq.prometheus_text, idemq.timing_buckets, idemq.chore_counts TO pg_monitor;
 -- For operators; each asks for itself.
 GRANT EXECUTE ON FUNCTION idemq.release_job, idemq.run_schedule_now TO PUBLIC;
+-- A handler is a process of the server's: set_handler is the DBA's to give away.
+GRANT SELECT ON idemq.handlers TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.current_job, idemq.handler_states TO PUBLIC;

@@ -54,26 +54,22 @@ idemq_sql_v2_checkpoint(PG_FUNCTION_ARGS)
 }
 
 /*
- * assert_current(id, token) -> void; IQ001, IQ002, IQ006, 22004, 40001.  Locks the
- * row FOR SHARE: what would end the attempt waits, or skips the job.
+ * assert_current(id, token) -> void; IQ001, IQ002, IQ006, 22004, 40001.
+ * See idemq_attempt_lock.
  */
 Datum
 idemq_sql_v2_assert_current(PG_FUNCTION_ARGS)
 {
 	JobsTable table;
 	Attempt attempt;
+	Outcome outcome;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
 	idemq_jobs_open(&table);
-	for (;;)
-	{
-		find_or_raise(&table, fcinfo, &attempt);
-		idemq_attempt_raise_cancelled(&attempt);
-		if (idemq_jobs_lock(&table, &attempt.job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
-			break;
-		idemq_jobs_refresh_or_raise(&table);
-	}
+	outcome = idemq_attempt_lock(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);
+	idemq_attempt_count(&attempt, outcome, false);
+	idemq_attempt_raise(&attempt, outcome);
 	idemq_jobs_close(&table);
 	PG_RETURN_VOID();
 }

@@ -171,6 +171,18 @@ idemq_claim_from_queue(ClaimCall *call)
 	}
 }
 
+/* Begins a claim of so many jobs; what else is asked for, and where the answer goes, is set by then. */
+void
+idemq_claim_begin(ClaimCall *call, int wanted)
+{
+	call->wanted = wanted;
+	if (call->attach)
+		idemq_lease_attach_session();
+	call->scan.consider = consider;
+	call->scan.row_context =
+		AllocSetContextCreate(CurrentMemoryContext, "idemq claim", ALLOCSET_DEFAULT_SIZES);
+}
+
 /*
  * Reads the arguments max_jobs, lease, worker and attach, of which the first is number n;
  * raises 22004, 22023, 25006.
@@ -178,16 +190,14 @@ idemq_claim_from_queue(ClaimCall *call)
 void
 idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call)
 {
+	int wanted;
+
 	idemq_jobs_check_writable();
 	memset(call, 0, sizeof(*call));
-	call->wanted = idemq_arg_int(fcinfo, n, "max_jobs", 1, IDEMQ_MAX_ARRAY);
+	wanted = idemq_arg_int(fcinfo, n, "max_jobs", 1, IDEMQ_MAX_ARRAY);
 	if (!PG_ARGISNULL(n + 1))
 		call->lease = idemq_arg_interval(fcinfo, n + 1, "lease", 1);
 	call->worker = idemq_arg_worker(fcinfo, n + 2);
 	call->attach = idemq_arg_bool(fcinfo, n + 3, "attach");
-	if (call->attach)
-		idemq_lease_attach_session();
-	call->scan.consider = consider;
-	call->scan.row_context =
-		AllocSetContextCreate(CurrentMemoryContext, "idemq claim", ALLOCSET_DEFAULT_SIZES);
+	idemq_claim_begin(call, wanted);
 }

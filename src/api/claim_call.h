@@ -26,6 +26,7 @@ typedef struct ClaimCall
 	int32 claimed;
 } ClaimCall;
 
+extern void idemq_claim_begin(ClaimCall *call, int wanted);
 extern void idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call);
 extern void idemq_claim_from_queue(ClaimCall *call);
 

@@ -85,7 +85,8 @@ finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt 
 
 		if (outcome != OUTCOME_CURRENT)
 		{
-			idemq_attempt_count(attempt, outcome, finish->kind == FINISH_COMMIT);
+			if (!finish->uncounted)
+				idemq_attempt_count(attempt, outcome, finish->kind == FINISH_COMMIT);
 			/* Only a commit distinguishes a repeated call from a stale one. */
 			return outcome == OUTCOME_ALREADY_COMMITTED && finish->kind != FINISH_COMMIT
 					   ? OUTCOME_STALE
@@ -117,26 +118,33 @@ is_of_others(const Attempt *attempt, Outcome outcome)
 }
 
 /*
- * Ends the attempt of arguments id and token; with raise, a stale one is an error.  Of
- * *attempt the job is void afterwards.
+ * Ends one attempt; with raise, a stale one is an error.  Of *attempt the job is void
+ * afterwards.
  */
 Outcome
-idemq_finish_attempt(FunctionCallInfo fcinfo, Finish *finish, bool raise, Attempt *attempt)
+idemq_finish_by_token(int64 id, int64 token, Finish *finish, bool raise, Attempt *attempt)
 {
 	JobsTable table;
 	Outcome outcome;
 
-	idemq_arg_required(fcinfo, 0, "id");
-	idemq_arg_required(fcinfo, 1, "token");
 	check_documents(finish);
 	idemq_jobs_open(&table);
-	outcome = finish_attempt(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), finish, attempt);
+	outcome = finish_attempt(&table, id, token, finish, attempt);
 	if (is_of_others(attempt, outcome))
 		idemq_sync_rep_await();
 	if (raise)
 		idemq_attempt_raise(attempt, outcome);
 	idemq_jobs_close(&table);
 	return outcome;
+}
+
+/* As idemq_finish_by_token, the attempt of arguments id and token. */
+Outcome
+idemq_finish_attempt(FunctionCallInfo fcinfo, Finish *finish, bool raise, Attempt *attempt)
+{
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
+	return idemq_finish_by_token(PG_GETARG_INT64(0), PG_GETARG_INT64(1), finish, raise, attempt);
 }
 
 /* As idemq_finish_attempt; returns the outcome as a value of SQL. */

@@ -22,6 +22,7 @@ typedef struct Finish
 {
 	FinishKind kind;
 	bool permanent; /* fail: no further attempt */
+	bool uncounted; /* a token that is not current is no refusal of a worker's call */
 	bool has_delay;
 	int64 delay;	/* fail, release: microseconds until the job is ready again */
 	EventArgs args; /* result; error, details */
@@ -30,6 +31,8 @@ typedef struct Finish
 /* Takes one answer of a batch; ord: the element's position in the arguments, from 0. */
 typedef void (*FinishAnswer)(const Attempt *attempt, int32 ord, Outcome outcome, void *arg);
 
+extern Outcome idemq_finish_by_token(int64 id, int64 token, Finish *finish, bool raise,
+									 Attempt *attempt);
 extern Outcome idemq_finish_attempt(FunctionCallInfo fcinfo, Finish *finish, bool raise,
 									Attempt *attempt);
 extern void idemq_finish_batch(FunctionCallInfo fcinfo, Finish *finish, FinishAnswer answer,

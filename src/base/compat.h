@@ -13,6 +13,8 @@
 #include "catalog/dependency.h"
 #include "catalog/pg_database.h"
 #include "catalog/pg_extension.h"
+#include "catalog/pg_namespace.h"
+#include "catalog/pg_proc.h"
 #include "commands/sequence.h"
 #if PG_VERSION_NUM >= 150000
 #include "common/pg_prng.h"
@@ -317,7 +319,23 @@ compat_sync_standbys_defined(void)
 COMPAT_WAIT_EVENT(compat_wait_event_wait, "IdemqWait")
 COMPAT_WAIT_EVENT(compat_wait_event_launcher, "IdemqLauncherMain")
 COMPAT_WAIT_EVENT(compat_wait_event_worker, "IdemqWorkerMain")
+COMPAT_WAIT_EVENT(compat_wait_event_handler, "IdemqHandlerMain")
 COMPAT_WAIT_EVENT(compat_wait_event_away, "IdemqWorkerAway")
+
+/* Whether a role holds a privilege on a function, a schema or a database. */
+static inline bool
+compat_may(Oid class_id, Oid object, Oid role, AclMode mode)
+{
+#if PG_VERSION_NUM >= 160000
+	return object_aclcheck(class_id, object, role, mode) == ACLCHECK_OK;
+#else
+	if (class_id == ProcedureRelationId)
+		return pg_proc_aclcheck(object, role, mode) == ACLCHECK_OK;
+	if (class_id == NamespaceRelationId)
+		return pg_namespace_aclcheck(object, role, mode) == ACLCHECK_OK;
+	return pg_database_aclcheck(object, role, mode) == ACLCHECK_OK;
+#endif
+}
 
 /* How long a sleeper may stay in one transaction, in microseconds; see transaction_timeout. */
 static inline int64

@@ -27,6 +27,10 @@
 #define IDEMQ_MAX_NAME_ARG 1024 /* bytes of a name that may then not exist */
 #define IDEMQ_MAX_KEY 1024		/* bytes: an index row holds at most 2704 */
 #define IDEMQ_MAX_WORKER 256	/* bytes */
+/* What the worker's name of a job begins with that a handler has claimed. */
+#define IDEMQ_HANDLER_WORKER "idemq handler"
+/* A handler that was interrupted so often in a row, by the end of its server, is stopped. */
+#define HANDLER_MAX_CRASHES 3
 #define IDEMQ_MAX_ARRAY 1000000 /* elements of an array argument */
 
 /* A lease whose row is held by a transaction is visited again after so many microseconds. */

@@ -21,6 +21,7 @@ int idemq_notify_delay = 10;
 int idemq_audit_retention = 129600;
 int idemq_purge_interval = 10000;
 int idemq_max_schedules_per_role = 100;
+int idemq_max_handler_workers = 4;
 int idemq_max_document = 16384;
 
 static char *version;
@@ -96,6 +97,11 @@ idemq_settings_define(void)
 							"-1: no limit. The owner of idemq and superusers have none.",
 							&idemq_max_schedules_per_role, 100, -1, PG_INT32_MAX, PGC_SIGHUP, 0,
 							NULL, NULL, NULL);
+	DefineCustomIntVariable("idemq.max_handler_workers",
+							"Processes that run handlers, of all databases together.",
+							"0: none. They come out of max_worker_processes.",
+							&idemq_max_handler_workers, 4, 0, 262143, PGC_SIGHUP, 0, NULL, NULL,
+							NULL);
 	DefineCustomIntVariable(
 		"idemq.max_document",
 		"How long a payload, headers, checkpoint, result, details or error may be, as text.",

@@ -15,8 +15,9 @@ extern int idemq_reserved_leases;		  /* -1: one eighth of them */
 extern int idemq_max_buckets;
 extern bool idemq_worker;
 extern bool idemq_notify;
-extern int idemq_attach_grace;			 /* ms */
-extern int idemq_notify_delay;			 /* ms */
+extern int idemq_attach_grace; /* ms */
+extern int idemq_notify_delay; /* ms */
+extern int idemq_max_handler_workers;
 extern int idemq_max_document;			 /* kB */
 extern int idemq_audit_retention;		 /* minutes; below 0: for ever */
 extern int idemq_purge_interval;		 /* ms; not above 0: off */

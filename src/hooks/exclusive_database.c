@@ -31,6 +31,7 @@
 
 #include "hooks/exclusive_database.h"
 #include "txn/pending_away.h"
+#include "shared/handler_board.h"
 #include "shared/worker_board.h"
 #include "base/compat.h"
 #include "base/idemq.h"
@@ -181,7 +182,26 @@ wait_for_end(Oid database, pid_t pid)
 		warn_of_worker(pid);
 }
 
-/* Sends a database's worker away until this transaction ends, and waits until it is gone. */
+/*
+ * Has a database's processes that run handlers end, once no worker starts any: those without a
+ * job at once, the others after it, or, after AWAY_PATIENCE, in the middle of it: then it is given
+ * back.
+ */
+static void
+send_handlers_away(Oid database)
+{
+	for (int i = 0; i < AWAY_STEPS; i++)
+	{
+		if (!idemq_handlers_leave(database, i == AWAY_PATIENCE ? SIGTERM : 0))
+			return;
+		CHECK_FOR_INTERRUPTS();
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, AWAY_STEP,
+						 compat_wait_event_away());
+		ResetLatch(MyLatch);
+	}
+}
+
+/* Sends a database's worker away until this transaction ends, and waits until all are gone. */
 static void
 send_away(Oid database)
 {
@@ -189,6 +209,7 @@ send_away(Oid database)
 
 	if (pid != 0)
 		wait_for_end(database, pid);
+	send_handlers_away(database);
 }
 
 /*

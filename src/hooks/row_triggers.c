@@ -20,11 +20,13 @@
 #include "queue/queue_cache.h"
 #include "queue/queues.h"
 #include "shared/leases.h"
+#include "shared/worker_place.h"
 #include "base/oids.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_jobs_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_jobs_truncated);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_settings_changed);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_schedules_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_followers_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_followers_local);
 
@@ -334,5 +336,18 @@ idemq_sql_v2_followers_local(PG_FUNCTION_ARGS)
 		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 						errmsg("this function is for idemq's own triggers only"),
 						errhint("Do not call it, and do not use it in a trigger.")));
+	return PointerGetDatum(NULL);
+}
+
+/*
+ * schedules_changed(): statement trigger of idemq.schedule_entries.  The worker knows what it
+ * has written itself.
+ */
+Datum
+idemq_sql_v2_schedules_changed(PG_FUNCTION_ARGS)
+{
+	(void) trigger_data(fcinfo, false);
+	if (idemq_place_mine() == NULL)
+		idemq_pending_note_schedules();
 	return PointerGetDatum(NULL);
 }

@@ -8,6 +8,7 @@
 #include "table/attempt_history.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
+#include "table/jobs_write.h"
 #include "queue/queue_counts.h"
 #include "queue/queues.h"
 #include "shared/lease_beat.h"
@@ -47,6 +48,27 @@ idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 	if (!job->row->tts_isnull[COL_KEY] && idemq_attempt_history_has_commit(id, token))
 		return OUTCOME_ALREADY_COMMITTED;
 	return OUTCOME_STALE;
+}
+
+/*
+ * As idemq_attempt_find, and locks the row of a current one FOR SHARE to the end of the
+ * transaction: what would end the attempt waits, or skips the job.  Raises IQ001 for one that is being cancelled, 40001.
+ */
+Outcome
+idemq_attempt_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt)
+{
+	for (;;)
+	{
+		Outcome outcome = idemq_attempt_find(table, id, token, attempt);
+
+		if (outcome != OUTCOME_CURRENT)
+			return outcome;
+		/* Before the wait for whoever cancels it. */
+		idemq_attempt_raise_cancelled(attempt);
+		if (idemq_jobs_lock(table, &attempt->job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
+			return outcome;
+		idemq_jobs_refresh_or_raise(table);
+	}
 }
 
 /*

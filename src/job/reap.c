@@ -8,7 +8,8 @@
  *
  * After the first loss a job is ready at once: its worker was killed.  A job that loses
  * its next worker too may be the cause: from the second loss in a row on it waits as a
- * failed one does.  That the attempt before was lost stands in last_error, which a claim
+ * failed one does.  So does a handler's at once: its process was the server's own, and what has
+ * ended it may be the job.  That the attempt before was lost stands in last_error, which a claim
  * keeps, and a failure overwrites.  (Who passes one of these texts to idemq.fail gets
  * the wait after the first loss.)  One that ran into job_timeout waits at once: nothing has
  * killed its worker.
@@ -20,10 +21,12 @@
 
 #include "job/reap.h"
 #include "job/transition.h"
+#include "table/attempt_history.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
 #include "txn/pending.h"
 #include "txn/pending_ready.h"
+#include "shared/handler_board.h"
 #include "shared/lease_scan.h"
 #include "shared/leases.h"
 #include "shared/next_deadline.h"
@@ -45,6 +48,8 @@
 static const char *const lost_texts[] = {"lease expired", "the worker's session ended",
 										 "job_timeout reached"};
 
+static const char *const handled_text = "the handler's process ended";
+
 /* Returns whether the attempt before a job's current one was lost as well. */
 static bool
 is_lost_again(const Job *job)
@@ -64,20 +69,40 @@ is_lost_again(const Job *job)
 	return false;
 }
 
+/*
+ * Follows the loss of a handler's job, which is written: a job that has ended its processes so
+ * often in a row is what ends them, and the handler is stopped, whatever else it has done
+ * meanwhile.
+ */
+static void
+suspect(const QueueInfo *queue, int64 job_id, int attempt)
+{
+	if (attempt >= HANDLER_MAX_CRASHES && queue->slot != NULL &&
+		idemq_attempt_history_ended_by(job_id, handled_text, HANDLER_MAX_CRASHES))
+		idemq_handler_crashed(queue->slot, true);
+}
+
 /* Writes the row of a lease that ended; false when it is held or moved on. */
 bool
 idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLoss loss)
 {
 	EventArgs args = {0};
+	bool handled = job_is_handled(job);
+	int64 id = job->id;
+	int attempt = job->attempt;
 	JobEvent event = job->attempt < job->max_attempts ? EVENT_REAP : EVENT_REAP_DEAD;
 
 	args.now = args.ready_at = idemq_now();
 	args.worker_lost = loss == LOSS_SESSION;
-	if (loss == LOSS_TIMEOUT || is_lost_again(job))
+	if (loss == LOSS_TIMEOUT || is_lost_again(job) || handled)
 		args.ready_at += idemq_backoff(queue->retry_base, queue->retry_factor, queue->retry_max,
 									   queue->retry_jitter, job->attempt, compat_random());
-	args.error = cstring_to_text(lost_texts[loss]);
-	return idemq_transition(table, job, queue, event, &args, JOB_SKIPS) == JOB_WRITTEN;
+	args.error = cstring_to_text(handled ? handled_text : lost_texts[loss]);
+	if (idemq_transition(table, job, queue, event, &args, JOB_SKIPS) != JOB_WRITTEN)
+		return false;
+	if (handled)
+		suspect(queue, id, attempt);
+	return true;
 }
 
 /*

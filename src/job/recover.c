@@ -6,7 +6,9 @@
  * prepared transaction claimed it.  Its row has the deadline; but the lease lasts at
  * least its length from the start of this server, or from when it took over from the
  * publisher that it followed, so that neither takes a lease from a worker that heartbeats.
- * Of an attached lease the row has idemq.attach_grace (claim_one.c).
+ * Of an attached lease the row has idemq.attach_grace (claim_one.c).  A handler's job is taken
+ * back at once: its process has gone with the former server, which the handler's row is told
+ * (worker/handle.c).
  *
  * A scan that meets such a job adopts it: it puts an entry, and then fetches the row
  * again under a newer snapshot.  If the job is still there, the transaction that ends
@@ -29,6 +31,7 @@
 #include "table/jobs_ready.h"
 #include "txn/borrowed.h"
 #include "queue/following.h"
+#include "shared/handler_board.h"
 #include "shared/lease_scan.h"
 #include "shared/lease_shares.h"
 #include "shared/leases.h"
@@ -53,6 +56,16 @@ typedef struct LostLease
 	bool adopted; /* we put its entry */
 } LostLease;
 
+/*
+ * Returns whether a former server ended while one of its handlers was at a job: no process of
+ * that server comes back to it.
+ */
+static bool
+is_interrupted(const Job *job)
+{
+	return job_is_handled(job) && job->claimed_at < idemq_primary_since();
+}
+
 /* Returns until when an attempt may last; DT_NOEND: as long as its lease is renewed. */
 TimestampTz
 idemq_row_limit(const Job *job, const QueueInfo *queue)
@@ -66,6 +79,8 @@ idemq_row_deadline(const Job *job, const QueueInfo *queue)
 {
 	TimestampTz since = Max(idemq_primary_since(), idemq_taken_over_at());
 
+	if (is_interrupted(job))
+		return since;
 	return Min(Max(job->deadline, since + (job->deadline - job->claimed_at)),
 			   idemq_row_limit(job, queue));
 }
@@ -135,6 +150,8 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 
 	if (!may_adopt(job))
 		return false;
+	if (is_interrupted(job))
+		idemq_handler_crashed(queue->slot, false);
 	if (adopt(lost, job, queue, idemq_mono_from_timestamp(deadline), lost_length(job, queue)) ==
 			LEASE_FULL &&
 		deadline <= idemq_now())

@@ -110,7 +110,7 @@ static SqlStatement missing_indexes = {
 
 /* What goes wrong without a trigger. */
 #define OF_MEMORY "'shared memory does not follow'"
-#define OF_QUEUES "'grants and schedules do not go with'"
+#define OF_QUEUES "'grants, schedules and handlers do not go with'"
 #define OF_ROLES "'the OIDs of roles do not follow'"
 
 static SqlStatement missing_triggers = {
@@ -130,18 +130,22 @@ static SqlStatement missing_triggers = {
 		"'rows of the publisher replace those of'), "
 		"('idemq.clusters', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.queue_grants', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
-		"('idemq.schedule_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES ")) "
+		"('idemq.schedule_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
+		"('idemq.schedule_entries', 'idemq_schedules_changed', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.handler_entries', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.handler_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES ")) "
 		"w(rel, name, firing, what) WHERE NOT EXISTS "
 		"(SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = w.rel::pg_catalog.regclass "
 		"AND t.tgname = w.name AND t.tgenabled = coalesce(nullif(pg_catalog.left(w.firing, 1), ''), 'O')::\"char\")"};
 
 static SqlStatement open_tables = {
-	.text = "SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid IN "
-			"('idemq.jobs'::pg_catalog.regclass, 'idemq.attempts'::pg_catalog.regclass, "
-			"'idemq.steps'::pg_catalog.regclass, 'idemq.database_uuid'::pg_catalog.regclass, "
-			"'idemq.queues'::pg_catalog.regclass, 'idemq.queue_grants'::pg_catalog.regclass, "
-			"'idemq.seen'::pg_catalog.regclass, 'idemq.schedule_entries'::pg_catalog.regclass, "
-			"'idemq.ticker'::pg_catalog.regclass) AND NOT c.relrowsecurity"};
+	.text =
+		"SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid IN "
+		"('idemq.jobs'::pg_catalog.regclass, 'idemq.attempts'::pg_catalog.regclass, "
+		"'idemq.steps'::pg_catalog.regclass, 'idemq.database_uuid'::pg_catalog.regclass, "
+		"'idemq.queues'::pg_catalog.regclass, 'idemq.queue_grants'::pg_catalog.regclass, "
+		"'idemq.seen'::pg_catalog.regclass, 'idemq.schedule_entries'::pg_catalog.regclass, "
+		"'idemq.ticker'::pg_catalog.regclass, 'idemq.handler_entries'::pg_catalog.regclass) AND NOT c.relrowsecurity"};
 
 static char *
 text_value(uint64 row, int column)

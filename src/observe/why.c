@@ -13,6 +13,7 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "observe/why_handler.h"
 #include "job/limits.h"
 #include "job/recover.h"
 #include "job/transition.h"
@@ -142,8 +143,6 @@ count_before(WhyCall *call, bool *all)
 static void
 say_ready(WhyCall *call)
 {
-	const char *queue = call->queue.name;
-	int in_flight = idemq_lease_count_queue(call->queue.id);
 	bool all;
 	int before;
 
@@ -154,15 +153,7 @@ say_ready(WhyCall *call)
 	else
 		appendStringInfo(&call->answer, ", behind %d%s ready job%s", before, all ? "" : " or more",
 						 before == 1 && all ? "" : "s");
-	if (in_flight == 0)
-		appendStringInfo(&call->answer,
-						 "; no job of queue \"%s\" is in flight: start a worker that calls "
-						 "idemq.claim('%s')",
-						 queue, queue);
-	else
-		appendStringInfo(&call->answer,
-						 "; a worker has to claim it: of queue \"%s\" %d job%s in flight", queue,
-						 in_flight, in_flight == 1 ? " is" : "s are");
+	idemq_why_worker(&call->answer, &call->queue);
 }
 
 /* Says which limit of its queue keeps a ready job; false when none does. */

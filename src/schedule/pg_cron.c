@@ -1,6 +1,7 @@
 /*
  * schedule/pg_cron.c
- *		What calls idemq.tick(): pg_cron, or another driver.
+ *		What ticks: idemq's own worker (schedule/worker_tick.c), or, where that is turned off,
+ *		what calls idemq.tick(): pg_cron, or another driver.
  *
  * There is one call a minute in each database, whatever the number of its
  * schedules, and idemq finds out what is due.  (One pg_cron job for each schedule
@@ -10,7 +11,7 @@
  * down; it knows no next run; and its jobs are in one database of the server, from
  * where a schedule in another cannot be made, and are not in that one's dump.)
  *
- * A schedule that nothing ticks is a lie, so there is none without a driver: pg_cron
+ * A schedule that nothing ticks is a lie, so there is none without a driver: the worker; pg_cron
  * in this database, whose job is made here when there is none; or a call of
  * idemq.tick() in the last minutes, by a pg_cron of another database or anything
  * else.  idemq.ticker, one row, has the time of the last call; it is not dumped,
@@ -30,6 +31,7 @@
 #include "utils/varlena.h"
 
 #include "schedule/pg_cron.h"
+#include "shared/worker_board.h"
 #include "base/idemq.h"
 #include "base/spi.h"
 
@@ -147,8 +149,8 @@ refuse(void)
 }
 
 /*
- * Ensures that idemq.tick() is called in this database: makes pg_cron's job, if there
- * is none.  Raises 55000, with what to do, where nothing calls it.
+ * Ensures that something ticks in this database: the worker; or else makes pg_cron's job, if
+ * there is none.  Raises 55000, with what to do, where nothing calls it.
  */
 void
 idemq_driver_require(void)
@@ -159,6 +161,8 @@ idemq_driver_require(void)
 	bool driven = true;
 	SqlScope scope;
 
+	if (idemq_worker_comes())
+		return;
 	idemq_spi_begin(&scope);
 	if (!here)
 		driven = idemq_spi_query_latest(&called_after, &lately, NULL) > 0;
@@ -181,7 +185,7 @@ idemq_driver_note_call(TimestampTz now)
 	idemq_spi_end(&scope);
 }
 
-/* Returns the number of schedules that nothing has called idemq.tick() for lately. */
+/* Returns the number of schedules that nothing has ticked for lately. */
 int64
 idemq_driver_abandoned(void)
 {
@@ -190,6 +194,8 @@ idemq_driver_abandoned(void)
 	int64 schedules;
 	bool isnull;
 
+	if (idemq_worker_comes())
+		return 0;
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_query_latest(&count_abandoned, &lately, NULL);
 	schedules = DatumGetInt64(idemq_spi_value(0, 1, &isnull));

@@ -1,7 +1,7 @@
 /*
  * schedule/tick.c
- *		What idemq.tick() calls: which schedules are due, and enqueuing for one; and enqueuing
- *		for one out of turn, run_schedule_now.
+ *		What idemq.tick() and the worker call: which schedules are due, and enqueuing for one; and
+ *		enqueuing for one out of turn, run_schedule_now.
  *
  * A tick is enqueued once.  The session that does it holds the schedule's row and
  * moves its done_until up to the tick in the transaction of the enqueue; another
@@ -30,6 +30,7 @@
 
 #include "schedule/calendar.h"
 #include "schedule/pg_cron.h"
+#include "schedule/tick.h"
 #include "table/audit_log.h"
 #include "table/jobs.h"
 #include "table/jobs_key.h"
@@ -53,7 +54,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_run_schedule_now);
 
 /* Behind one that has failed there is only what has failed since. */
 static SqlStatement list_schedules = {
-	.text = "SELECT name, cron, time_zone, done_until FROM idemq.schedule_entries "
+	.text = "SELECT name, cron, time_zone, done_until, failed_at FROM idemq.schedule_entries "
 			"ORDER BY failed_at NULLS FIRST, name"};
 
 /* In the order of these come the columns of lock_schedule, from 1. */
@@ -143,18 +144,20 @@ write_tick(Entry *entry)
 				pg_gmtime(&seconds));
 }
 
-/* due_schedules() -> names of schedules that run_schedule is for; notes the call. */
-Datum
-idemq_sql_v2_due_schedules(PG_FUNCTION_ARGS)
+/*
+ * Returns the names of the schedules that idemq_schedule_run is for, as an array in the current
+ * memory context; sets *next to when (wall clock) the first of the others is; DT_NOEND: never.
+ * Those that have failed after a time are left out, and come again when that is over.
+ */
+ArrayType *
+idemq_schedules_due(TimestampTz now, TimestampTz failed_after, TimestampTz *next)
 {
 	MemoryContext caller = CurrentMemoryContext;
-	TimestampTz now = GetCurrentTimestamp();
 	ArrayBuildState *names = initArrayResult(TEXTOID, caller, false);
 	SqlScope scope;
 	uint64 rows;
 
-	idemq_jobs_check_writable();
-	idemq_driver_note_call(now);
+	*next = DT_NOEND;
 	idemq_spi_begin(&scope);
 	rows = idemq_spi_query_latest(&list_schedules, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
@@ -162,10 +165,16 @@ idemq_sql_v2_due_schedules(PG_FUNCTION_ARGS)
 		bool isnull;
 		Datum name = idemq_spi_value(i, 1, &isnull);
 		TimestampTz done_until = DatumGetTimestampTz(idemq_spi_value(i, 4, &isnull));
+		TimestampTz failed_at = DatumGetTimestampTz(idemq_spi_value(i, 5, &isnull));
 		Calendar calendar;
 		TimestampTz tick;
 
 		CHECK_FOR_INTERRUPTS();
+		if (!isnull && failed_at > failed_after && failed_at <= now)
+		{
+			*next = Min(*next, failed_at + (now - failed_after));
+			continue;
+		}
 		/* One that cannot be read says so when it is run. */
 		if (!idemq_calendar_read(TextDatumGetCString(idemq_spi_value(i, 2, &isnull)),
 								 TextDatumGetCString(idemq_spi_value(i, 3, &isnull)), false,
@@ -173,9 +182,23 @@ idemq_sql_v2_due_schedules(PG_FUNCTION_ARGS)
 			idemq_calendar_is_ahead(done_until, now) ||
 			idemq_calendar_due(&calendar, done_until, now, &tick))
 			names = accumArrayResult(names, name, false, TEXTOID, caller);
+		else if (idemq_calendar_next_run(&calendar, done_until, &tick))
+			*next = Min(*next, tick);
 	}
 	idemq_spi_end(&scope);
-	return makeArrayResult(names, caller);
+	return DatumGetArrayTypeP(makeArrayResult(names, caller));
+}
+
+/* due_schedules() -> names of schedules that run_schedule is for; notes the call. */
+Datum
+idemq_sql_v2_due_schedules(PG_FUNCTION_ARGS)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz next; /* not asked for */
+
+	idemq_jobs_check_writable();
+	idemq_driver_note_call(now);
+	PG_RETURN_ARRAYTYPE_P(idemq_schedules_due(now, DT_NOEND, &next));
 }
 
 /*
@@ -349,20 +372,19 @@ enqueue_tick(const Entry *entry, Interval *remaining)
 }
 
 /*
- * run_schedule(name) -> whether a tick was enqueued; false when there is none to
- * enqueue, or another session is about it.  42501, 42704, 55P03, and what enqueue raises.
+ * Enqueues the tick of a schedule that is due; false when there is none to enqueue, or another
+ * session is about it.  Raises 42501, 42704, 55P03, and what enqueue raises.
  */
-Datum
-idemq_sql_v2_run_schedule(PG_FUNCTION_ARGS)
+bool
+idemq_schedule_run(Datum name)
 {
 	TimestampTz now = GetCurrentTimestamp();
-	Datum values[3] = {PG_GETARG_DATUM(0)};
+	Datum values[3] = {name};
 	Entry entry = {0};
 	Interval remaining;
 	SqlScope scope;
 	bool enqueued = false;
 
-	idemq_arg_required(fcinfo, 0, "name");
 	idemq_jobs_check_writable();
 	entry.name = TextDatumGetCString(values[0]);
 	/* A user's deferred triggers on idemq.jobs are to be. */
@@ -377,7 +399,27 @@ idemq_sql_v2_run_schedule(PG_FUNCTION_ARGS)
 		(void) idemq_spi_run(enqueued ? &note_run : &note_missed, values, NULL, SPI_OK_UPDATE);
 	}
 	idemq_spi_end(&scope);
-	PG_RETURN_BOOL(enqueued);
+	return enqueued;
+}
+
+/* run_schedule(name) -> whether a tick was enqueued; as idemq_schedule_run. */
+Datum
+idemq_sql_v2_run_schedule(PG_FUNCTION_ARGS)
+{
+	idemq_arg_required(fcinfo, 0, "name");
+	PG_RETURN_BOOL(idemq_schedule_run(PG_GETARG_DATUM(0)));
+}
+
+/* Notes why the tick of a schedule could not be enqueued. */
+void
+idemq_schedule_note_failure(Datum name, Datum error)
+{
+	Datum values[] = {name, TimestampTzGetDatum(GetCurrentTimestamp()), error};
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&note_failure, values, NULL, SPI_OK_UPDATE);
+	idemq_spi_end(&scope);
 }
 
 /* Raises 42704, 42501 when there is no such schedule, or the current role may not change it. */
@@ -447,18 +489,11 @@ idemq_sql_v2_run_schedule_now(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_v2_schedule_failed(PG_FUNCTION_ARGS)
 {
-	Datum values[3];
-	SqlScope scope;
-
 	idemq_arg_required(fcinfo, 0, "name");
 	idemq_arg_required(fcinfo, 1, "error");
 	idemq_jobs_check_writable();
-	values[0] = PG_GETARG_DATUM(0);
-	values[1] = TimestampTzGetDatum(GetCurrentTimestamp());
-	values[2] = PG_GETARG_DATUM(1);
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&note_failure, values, NULL, SPI_OK_UPDATE);
-	idemq_spi_end(&scope);
-	PG_RETURN_TEXT_P(cstring_to_text(psprintf("schedule \"%s\": %s", TextDatumGetCString(values[0]),
-											  TextDatumGetCString(values[2]))));
+	idemq_schedule_note_failure(PG_GETARG_DATUM(0), PG_GETARG_DATUM(1));
+	PG_RETURN_TEXT_P(
+		cstring_to_text(psprintf("schedule \"%s\": %s", TextDatumGetCString(PG_GETARG_DATUM(0)),
+								 TextDatumGetCString(PG_GETARG_DATUM(1)))));
 }

@@ -91,6 +91,10 @@ slot_reset(QueueSlot *slot, SetWord set)
 	set(&slot->announced, 0);
 	set(&slot->notified, 0);
 	set(&slot->unclaimed_at, 0);
+	set(&slot->handler_due, 0);
+	pg_atomic_write_u32(&slot->handler_wanted, 0);
+	pg_atomic_write_u32(&slot->handler_armed, 0);
+	pg_atomic_write_u32(&slot->handler_crashed, 0);
 }
 
 /* Attaches to the slots, and makes them when this is the first process. */

@@ -71,6 +71,12 @@ typedef struct QueueSlot
 	pg_atomic_uint64 announced;	   /* times that something became ready; */
 	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has covered */
 	pg_atomic_uint64 unclaimed_at; /* mono of the first signal since the last claim; 0: none */
+	/* for shared/handler_board.c; no lock */
+	pg_atomic_uint64 handler_due; /* mono: the worker is to look at the handler; never: unasked */
+	pg_atomic_uint32 handler_wanted; /* processes that its handler may have; 0: it has none */
+	pg_atomic_uint32 handler_armed;	 /* something that becomes ready asks for another process */
+	pg_atomic_uint32
+		handler_crashed; /* 1: a former server ended in its handler's job; 2: too often */
 	/* for shared/running.c and job/limits.c; no lock */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
 		pg_atomic_uint64 running; /* RUNNING_LIFE and RUNNING_COUNT */

@@ -54,6 +54,7 @@
 #include "storage/latch.h"
 #include "storage/proc.h"
 
+#include "shared/handler_board.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
 #include "shared/worker_call.h"
@@ -308,6 +309,7 @@ idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)
 	if (count == 0)
 		return;
 	announce(slot);
+	idemq_handler_call(slot);
 	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), count) > 0)
 		note_signal(slot);
 }
@@ -322,6 +324,7 @@ idemq_wake_perhaps(QueueSlot *slot, int32 queue_id, int count)
 	if (!idemq_slot_is_of(slot, queue_id))
 		slot = idemq_slot_find(MyDatabaseId, queue_id);
 	check_soon(slot);
+	idemq_handler_call(slot);
 	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), count) > 0)
 		note_signal(slot);
 }
@@ -330,6 +333,7 @@ idemq_wake_perhaps(QueueSlot *slot, int32 queue_id, int count)
 void
 idemq_wake_again(QueueSlot *slot)
 {
+	idemq_handler_call(slot);
 	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), 1) > 0)
 		note_signal(slot);
 }
@@ -357,6 +361,7 @@ wake_slot(const SlotView *view, void *arg)
 {
 	if (*(bool *) arg)
 		idemq_wake_due_at(view->slot, idemq_now() + idemq_notify_delay * INT64CONST(1000));
+	idemq_handler_look_at(view->slot, 0);
 	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(view->slot), PG_INT32_MAX);
 }
 

@@ -40,6 +40,7 @@
 #include "shared/worker_tally.h"
 #include "base/clock.h"
 #include "base/compat.h"
+#include "base/settings.h"
 
 /* A worker that lived so long did not fail at its start. */
 #define LONG_LIFE (10 * USECS_PER_SEC)
@@ -82,6 +83,7 @@ idemq_workers_shmem_init(void *area, bool found)
 			board->places[i].proc = -1;
 			pg_atomic_init_u64(&board->places[i].asleep_until, PG_UINT64_MAX);
 			pg_atomic_init_flag(&board->places[i].recheck);
+			pg_atomic_init_u32(&board->places[i].schedules, 0);
 			pg_atomic_init_u64(&board->places[i].beat, 0);
 			pg_atomic_init_u64(&board->places[i].called_at, 0);
 			pg_atomic_init_u32(&board->places[i].stuck, 0);
@@ -449,4 +451,23 @@ idemq_worker_take_recheck(void)
 	Place *my_place = idemq_place_mine();
 
 	return pg_atomic_test_set_flag(&my_place->recheck);
+}
+
+/*
+ * Returns whether a worker runs in this database, or comes by itself: idemq.worker is on, and no
+ * command needs the database for itself.
+ */
+bool
+idemq_worker_comes(void)
+{
+	Place *place;
+	bool comes = idemq_worker;
+
+	if (!comes)
+		return false;
+	LWLockAcquire(&board->board_lock, LW_SHARED);
+	place = idemq_place_of(MyDatabaseId);
+	comes = place == NULL || place->away == 0;
+	LWLockRelease(&board->board_lock);
+	return comes;
 }

@@ -22,6 +22,7 @@ extern bool idemq_worker_want(Oid database);
 extern void idemq_worker_announce_use(void);
 extern void idemq_worker_recheck(Oid database);
 extern void idemq_worker_visit(Oid database);
+extern bool idemq_worker_comes(void);
 
 /* for hooks/exclusive_database.c */
 extern pid_t idemq_worker_hold(Oid database, bool *held);

@@ -126,6 +126,28 @@ idemq_worker_need_all(void)
 	idemq_worker_need_by(0);
 }
 
+/* Tells this database's worker that schedules have changed; after the commit. */
+void
+idemq_worker_note_schedules(void)
+{
+	int index;
+	Place *place = own_place(&index);
+
+	if (place == NULL)
+		return; /* one that comes lists them */
+	pg_atomic_write_u32(&place->schedules, 1);
+	idemq_worker_need_by(0);
+}
+
+/* Returns whether schedules have changed since this worker asked with take. */
+bool
+idemq_worker_schedules_changed(bool take)
+{
+	pg_atomic_uint32 *changed = &idemq_place_mine()->schedules;
+
+	return take ? pg_atomic_exchange_u32(changed, 0) != 0 : pg_atomic_read_u32(changed) != 0;
+}
+
 /* Says that this worker is awake, before it checks for work: from here on all wakes it. */
 void
 idemq_worker_awake(void)

@@ -30,11 +30,13 @@ extern void idemq_worker_need_by(int64 mono);
 extern void idemq_worker_need_slot(const QueueSlot *slot, int64 mono);
 extern void idemq_worker_mark_slot(int slot);
 extern void idemq_worker_need_all(void);
+extern void idemq_worker_note_schedules(void);
 
 /* for a worker */
 extern void idemq_worker_awake(void);
 extern void idemq_worker_asleep(int64 until);
 extern void idemq_worker_beats(void);
+extern bool idemq_worker_schedules_changed(bool take);
 
 /* for sleepers */
 extern int idemq_worker_place_index(void);

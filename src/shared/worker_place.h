@@ -34,6 +34,7 @@ typedef struct Place
 	/* for shared/worker_call.c; no lock */
 	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake */
 	pg_atomic_flag recheck;		   /* clear: to check for the extension */
+	pg_atomic_uint32 schedules;	   /* not 0: schedules have changed since they were listed */
 	pg_atomic_uint64 beat;		   /* mono of the last piece of work begun, or of waking up */
 	pg_atomic_uint64 called_at;	   /* mono of the first call that it has not answered; 0: none */
 	pg_atomic_uint32 stuck;		   /* it has not moved for a while */

@@ -10,8 +10,8 @@
 #include "base/clock.h"
 
 const char *const idemq_chore_names[] = {
-	"discover", "follow", "promote", "reap",  "recover", "due",
-	"remind",	"expire", "notify",	 "count", "purge",
+	"discover", "follow", "promote", "reap",   "recover", "due",   "remind",
+	"expire",	"handle", "tick",	 "notify", "count",	  "purge",
 };
 
 StaticAssertDecl(lengthof(idemq_chore_names) == CHORE_KINDS, "each chore has a name");

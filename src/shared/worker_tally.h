@@ -18,13 +18,15 @@ typedef enum ChoreKind
 	CHORE_DUE,
 	CHORE_REMIND,
 	CHORE_EXPIRE,
+	CHORE_HANDLE,
+	CHORE_TICK,
 	CHORE_NOTIFY,
 	CHORE_COUNT_JOBS,
 	CHORE_PURGE
 } ChoreKind;
 
 /* A new chore: its kind above, its name in worker_tally.c. */
-#define CHORE_KINDS 11
+#define CHORE_KINDS 13
 
 /* Counts of one kind, since the database has its place; no lock. */
 typedef struct ChoreTally

@@ -5,6 +5,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -98,6 +99,27 @@ idemq_attempt_history_has_commit(int64 job_id, int64 token)
 	found = idemq_spi_query_latest(&find_commit, values, NULL) > 0;
 	idemq_spi_end(&scope);
 	return found;
+}
+
+static SqlStatement find_ends =
+	{.text = "SELECT FROM (SELECT error FROM idemq.attempts WHERE job_id = $1 "
+			 "ORDER BY token DESC LIMIT $2) AS a WHERE a.error = $3",
+	 .nargs = 3,
+	 .types = {INT8OID, INT4OID, TEXTOID}};
+
+/* Returns whether a job's last so many attempts have all ended with that error. */
+bool
+idemq_attempt_history_ended_by(int64 job_id, const char *error, int attempts)
+{
+	Datum values[] = {Int64GetDatum(job_id), Int32GetDatum(attempts), CStringGetTextDatum(error)};
+	SqlScope scope;
+	bool all;
+
+	CommandCounterIncrement(); /* to see what this transaction has added */
+	idemq_spi_begin(&scope);
+	all = idemq_spi_query_latest(&find_ends, values, NULL) == (uint64) attempts;
+	idemq_spi_end(&scope);
+	return all;
 }
 
 static SqlStatement forget_attempts = {.text = "DELETE FROM idemq.attempts WHERE job_id = $1",

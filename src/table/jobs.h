@@ -130,6 +130,18 @@ job_is_attempt(const Job *job, int64 token)
 	return job->status == JOB_PROCESSING && job->token == token;
 }
 
+/* Returns whether a job's last attempt was claimed by a handler's process. */
+static inline bool
+job_is_handled(const Job *job)
+{
+	struct varlena *worker = (struct varlena *) DatumGetPointer(job->row->tts_values[COL_WORKER]);
+	Size length = sizeof(IDEMQ_HANDLER_WORKER) - 1;
+
+	return !job->row->tts_isnull[COL_WORKER] && !VARATT_IS_EXTERNAL(worker) &&
+		   !VARATT_IS_COMPRESSED(worker) && VARSIZE_ANY_EXHDR(worker) >= length &&
+		   memcmp(VARDATA_ANY(worker), IDEMQ_HANDLER_WORKER, length) == 0;
+}
+
 /* Returns whether nobody claimed a job in time, by its expires_at. */
 static inline bool
 job_has_expired(const Job *job, TimestampTz now)

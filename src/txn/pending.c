@@ -221,6 +221,14 @@ idemq_pending_note_switch(void)
 		(void) note(ACTION_SWITCH, NULL, 0);
 }
 
+/* Notes that schedules change. */
+void
+idemq_pending_note_schedules(void)
+{
+	if (!is_last(ACTION_SCHEDULES, 0))
+		(void) note(ACTION_SCHEDULES, NULL, 0);
+}
+
 /* Notes that a queue which was paused hands out jobs again. */
 void
 idemq_pending_note_resume(int32 queue_id)

@@ -24,6 +24,7 @@ extern void idemq_pending_note_finished(int64 job_id);
 extern void idemq_pending_note_gone(void);
 extern void idemq_pending_note_settings(int32 queue_id);
 extern void idemq_pending_note_switch(void);
+extern void idemq_pending_note_schedules(void);
 extern void idemq_pending_note_resume(int32 queue_id);
 extern void idemq_pending_note_extension(Oid database);
 extern void idemq_pending_undo_last(void);

@@ -22,6 +22,7 @@
 #include "txn/pending_action.h"
 #include "queue/queue_cache.h"
 #include "queue/slot_life.h"
+#include "shared/handler_board.h"
 #include "shared/lease_table.h"
 #include "shared/lease_beat.h"
 #include "shared/leases.h"
@@ -75,6 +76,8 @@ follow_settings(int32 queue_id)
 	QueueSlot *slot = queue_id == 0 ? NULL : idemq_slot_find(MyDatabaseId, queue_id);
 
 	idemq_version_move(queue_id);
+	if (slot != NULL)
+		idemq_handler_look_at(slot, 0);
 	/* The worker may have found a queue that was not there yet. */
 	if (queue_id == 0)
 		idemq_worker_need_all();
@@ -150,6 +153,9 @@ idemq_action_apply(const PendingAction *action)
 			idemq_slots_switched();
 			/* It has something to do from now on, or nothing, or a row to write again. */
 			idemq_worker_need_by(0);
+			break;
+		case ACTION_SCHEDULES:
+			idemq_worker_note_schedules();
 			break;
 		case ACTION_RESUME:
 			idemq_wake_perhaps(NULL, action->queue_id, PG_INT32_MAX);
@@ -239,6 +245,7 @@ idemq_action_undo(const PendingAction *action, const PriorLease *prior)
 		case ACTION_EVENT:
 		case ACTION_FINISHED:
 		case ACTION_GONE:
+		case ACTION_SCHEDULES:
 		case ACTION_RESUME:
 		case ACTION_EXTENSION:
 			break;

@@ -23,6 +23,7 @@ typedef enum ActionKind
 	ACTION_GONE,	  /* commit: some jobs are gone that were not finished */
 	ACTION_SETTINGS,  /* commit: a queue, 0 for all, is read again by all; abort: by this session */
 	ACTION_SWITCH,	  /* at the end: sessions look whether their database follows another */
+	ACTION_SCHEDULES, /* commit: the worker lists the schedules again */
 	ACTION_RESUME,	  /* commit: a queue hands out jobs again */
 	ACTION_EXTENSION, /* commit: a worker visits the database */
 } ActionKind;

@@ -8,6 +8,8 @@
  *		due			wakes the sleepers of what came due by time alone; ends pauses
  *		remind		signals again where no claim followed a signal
  *		expire		cancels jobs that were not claimed in time (worker/expire.c), in steps
+ *		handle		starts processes for the queue's handler (worker/handle.c)
+ *		tick		enqueues the ticks of schedules (schedule/worker_tick.c)
  *		notify		NOTIFY (worker/notify.c): what became ready, and events of single jobs
  *		count		counts the jobs of each queue, when that is not known (queue/queue_counts.c)
  *		purge		deletes what is past its retention (worker/retention.c), in batches
@@ -28,10 +30,12 @@
 #include "worker/chore_runner.h"
 #include "worker/chores.h"
 #include "worker/expire.h"
+#include "worker/handle.h"
 #include "worker/notify.h"
 #include "worker/retention.h"
 #include "worker/turns.h"
 #include "worker/worker_log.h"
+#include "schedule/worker_tick.h"
 #include "job/follow.h"
 #include "job/pausing.h"
 #include "job/promote.h"
@@ -262,7 +266,7 @@ purge_ended(const SlotView *view, bool done)
 }
 
 /* The first are of each queue, in the order of a turn; the others for all queues at once. */
-#define QUEUE_CHORES 6
+#define QUEUE_CHORES 7
 static const Chore chores[] = {
 	{CHORE_PROMOTE, promote_due_at, .run = promote, .begin = promote_begins,
 	 .ended = promote_ended},
@@ -271,7 +275,9 @@ static const Chore chores[] = {
 	{CHORE_DUE, due_due_at, .run = due},
 	{CHORE_REMIND, remind_due_at, .run = remind},
 	{CHORE_EXPIRE, idemq_expire_due_at, .run = idemq_expire_some, .ended = idemq_expire_ended},
+	{CHORE_HANDLE, idemq_handle_due_at, .run = idemq_handle},
 	/* QUEUE_CHORES */
+	{CHORE_TICK, idemq_tick_due_at, .run_for_all = idemq_tick_some},
 	{CHORE_NOTIFY, notify_due_at, .run_for_all = idemq_notify_send, .begin = notify_begins,
 	 .ended = notify_ended},
 	{CHORE_COUNT_JOBS, count_due_at, .run_for_all = idemq_queue_counts_run, .ended = count_ended},
@@ -412,6 +418,7 @@ make_due(const SlotView *view, void *arg)
 	pg_atomic_write_u64(&view->slot->next_deadline, 0);
 	idemq_round_end(view->slot);
 	pg_atomic_write_u64(&view->slot->next_expiry, 0);
+	pg_atomic_write_u64(&view->slot->handler_due, 0);
 }
 
 /*
@@ -425,6 +432,7 @@ begin(void)
 		return false;
 	idemq_log_recovery_begins();
 	idemq_for_each_slot(MyDatabaseId, make_due, NULL);
+	idemq_tick_begin();
 	idemq_turns_begin();
 	idemq_for_each_slot(MyDatabaseId, plan_each, NULL);
 	return true;

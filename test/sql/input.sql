@@ -15,8 +15,9 @@ INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '
 	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 s'''), ('retry_factor', '2'),
 	('retry_max', '''1 h'''), ('retry_jitter', '0'), ('retention', '''1 day'''), ('idempotency_window', '''1 day'''), ('max_running', 'NULL'), ('rate_limit', 'NULL'),
 	('rate_period', '''1 s'''), ('dead_queue', 'NULL'), ('dead_retention', '''30 days'''), ('max_lease', '''1 day'''), ('job_timeout', '''1 h'''), ('queue_id', '1'), ('scope', '''s'''), ('count', 'true'), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
-	('per', '''1 s'''), ('cost', '1'),
+	('per', '''1 s'''), ('cost', '1'), ('function', '''regress_handler(jsonb)'''), ('workers', '2'), ('batch', '10'), ('max_idle', '''1 s'''),
 	('cron', '''* * * * *'''), ('time_zone', '''UTC'''), ('after', '''2026-01-01'''), ('until', '''2100-01-01'''), ('sqlstate', '''22012'''), ('checkpoint', '''{}'''), ('done_until', '''2026-01-01'''), ('created_by', '''pg_monitor'''), ('created_by_oid', '3373');
+CREATE FUNCTION regress_handler(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS 'SELECT';
 -- Schedules want somebody who ticks.
 CALL idemq.tick();
 
@@ -63,7 +64,8 @@ INSERT INTO bad (arg, value) VALUES
 	('worker', ''''''), ('worker', 'repeat(''x'', 256)'), ('worker', 'repeat(''x'', 257)'), ('worker', 'repeat(''é'', 129)'), ('worker', '''ü "''''\ 队'''),
 	('id', '0'), ('id', '-1'), ('id', '9223372036854775807'), ('id', '-9223372036854775808'), ('token', '0'), ('token', '-1'), ('token', '9223372036854775807'), ('token', '-9223372036854775808'),
 	('retry_in', '''0'''), ('retry_in', '''-1 us'''), ('retry_in', '''2000 years'''), ('privilege', '''all'''), ('privilege', ''''''), ('status', '''processing'''),
-	('scope', ''''''), ('scope', 'repeat(''x'', 256)'), ('scope', 'repeat(''x'', 257)'), ('ttl', '''0'''), ('ttl', '''-1 s'''), ('ttl', '''2000 years'''), ('ttl', '''1 us''');
+	('scope', ''''''), ('scope', 'repeat(''x'', 256)'), ('scope', 'repeat(''x'', 257)'), ('ttl', '''0'''), ('ttl', '''-1 s'''), ('ttl', '''2000 years'''), ('ttl', '''1 us'''),
+	('function', '0'), ('function', '''pg_sleep(float8)'''), ('workers', '0'), ('workers', '1001'), ('batch', '0'), ('batch', '10001'), ('max_idle', '''0'''), ('max_idle', '''-1 us'''), ('max_idle', '''2000 years''');
 SET client_min_messages = error;
 \a
 SELECT b.arg, left(b.value, 40) AS value, a AS answer, string_agg(proname, ', ' ORDER BY proname) AS functions

@@ -1,0 +1,181 @@
+"""Workers and producers for idemq, the job queue in PostgreSQL.
+
+    enqueue(conn, "mail", {"order": 42}, key="order-42")       # in the caller's transaction
+
+    def confirm(job, conn):                                    # in the job's transaction
+        conn.execute("INSERT INTO confirmations VALUES (%s)", [job.payload["order"]])
+
+    Worker(dsn, "mail").run(confirm)
+
+The manual: doc/usage/python.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Awaitable, Callable, Optional
+
+from psycopg import AsyncConnection, Connection
+
+from ._attempts import Options
+from ._job import AsyncJob, Job, StepCall
+from ._lanes import AsyncLane, AsyncTransaction, Lane, ThreadLane, ThreadTransaction
+from ._producer import Enqueued, enqueue
+from ._run import Run
+from ._server import AsyncLink, ThreadLink
+from .errors import (
+    AlreadyCommitted,
+    Dead,
+    Delay,
+    DuplicateKey,
+    IdemqError,
+    KeyReused,
+    NoSuchJob,
+    NoSuchQueue,
+    Refused,
+    RetryLater,
+    Snooze,
+    StaleToken,
+)
+
+__all__ = [
+    "AlreadyCommitted",
+    "AsyncJob",
+    "AsyncWorker",
+    "Dead",
+    "Delay",
+    "DuplicateKey",
+    "Enqueued",
+    "IdemqError",
+    "Job",
+    "KeyReused",
+    "NoSuchJob",
+    "NoSuchQueue",
+    "Refused",
+    "RetryLater",
+    "Snooze",
+    "StaleToken",
+    "StepCall",
+    "Worker",
+    "drain",
+    "drain_async",
+    "enqueue",
+]
+
+
+class _Worker:
+    def __init__(
+        self,
+        dsn: str,
+        queue: str,
+        *,
+        name: Optional[str] = None,
+        wait_dsn: Optional[str] = None,
+        concurrency: int = 1,
+        batch: int = 1,
+        lease: Optional[Delay] = None,
+        timeout: float = 3600,
+        grace: float = 30,
+        attach: Optional[bool] = None,
+        signals: bool = True,
+    ) -> None:
+        """A worker of one queue; nothing is connected before it runs.
+
+        name: shown in idemq.workers.  wait_dsn: a direct way to the server, to wait by, where dsn leads to
+        a pooler.  concurrency: so many handlers at a time.  batch: so many jobs in one transaction of
+        run().  lease: instead of the queue's.  timeout: seconds that a handler may take where the queue has
+        no job_timeout.  grace: seconds that a drain leaves to handlers.  attach: whether leases end with
+        the session, too; None: in run(), where the session is the worker's own.  signals: SIGTERM and
+        SIGINT drain.
+        """
+        if concurrency < 1 or batch < 1:
+            raise ValueError("concurrency and batch are 1 or more")
+        if timeout <= 0 or grace < 0:
+            raise ValueError("timeout is a number of seconds above 0, grace one from 0")
+        self._options = Options(
+            dsn, queue, name, wait_dsn, concurrency, batch, lease, timeout, grace, attach, signals
+        )
+        self._running: Optional[Run] = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Begin the drain, as SIGTERM does; from any thread.  The second call ends its grace."""
+        self._stopped = True
+        if self._running is not None:
+            self._running._loop.call_soon_threadsafe(self._running.stop)
+
+    async def _work(self, make_lane: Callable[[bool], Lane], handler: Callable[..., Any], once: bool) -> dict[str, int]:
+        if self._running is not None:
+            raise RuntimeError("this worker runs already")
+        run = self._running = Run(
+            self._options, [make_lane(not once) for _ in range(self._options.concurrency)], handler, once
+        )
+        try:
+            if self._stopped:
+                run.stop()
+            return dict(await run.main())
+        finally:
+            self._running = None
+            self._stopped = False
+
+    def _thread_lane(self, patient: bool) -> Lane:
+        return ThreadLane()
+
+    def _thread_transaction(self, patient: bool) -> Lane:
+        return ThreadTransaction(ThreadLink("server", self._options.dsn, patient))
+
+    def _async_lane(self, patient: bool) -> Lane:
+        return AsyncLane()
+
+    def _async_transaction(self, patient: bool) -> Lane:
+        return AsyncTransaction(AsyncLink("server", self._options.dsn, patient))
+
+
+class Worker(_Worker):
+    """A worker whose handlers are functions; each is called in a thread."""
+
+    def run(self, handler: Callable[[Job, Connection[Any]], Any]) -> dict[str, int]:
+        """Run jobs until SIGTERM or stop(), each effect once; answer how many attempts ended how.
+
+        The handler gets a connection whose transaction commits the job; what it does by that, and
+        what it returns, the job's result, is there if and only if the job is committed.
+        """
+        return asyncio.run(self._work(self._thread_transaction, handler, False))
+
+    def run_outside(self, handler: Callable[[Job], Any]) -> dict[str, int]:
+        """Run jobs whose effect is elsewhere; the job is committed after the handler has returned."""
+        return asyncio.run(self._work(self._thread_lane, handler, False))
+
+    def drain(self, handler: Callable[..., Any], outside: bool = False) -> dict[str, int]:
+        """Run what is ready, and end; for tests and for cron.  Answers how many attempts ended how."""
+        return asyncio.run(self._work(self._thread_lane if outside else self._thread_transaction, handler, True))
+
+
+class AsyncWorker(_Worker):
+    """A worker whose handlers are coroutine functions."""
+
+    async def run(self, handler: Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]]) -> dict[str, int]:
+        """As Worker.run."""
+        return await self._work(self._async_transaction, handler, False)
+
+    async def run_outside(self, handler: Callable[[AsyncJob], Awaitable[Any]]) -> dict[str, int]:
+        """As Worker.run_outside."""
+        return await self._work(self._async_lane, handler, False)
+
+    async def drain(self, handler: Callable[..., Awaitable[Any]], outside: bool = False) -> dict[str, int]:
+        """As Worker.drain."""
+        return await self._work(self._async_lane if outside else self._async_transaction, handler, True)
+
+
+def drain(
+    dsn: str, queue: str, handler: Callable[..., Any], outside: bool = False, **options: Any
+) -> dict[str, int]:
+    """Run what is ready, and end: Worker.drain, for an application's tests."""
+    return Worker(dsn, queue, **options).drain(handler, outside)
+
+
+async def drain_async(
+    dsn: str, queue: str, handler: Callable[..., Awaitable[Any]], outside: bool = False, **options: Any
+) -> dict[str, int]:
+    """As drain, with a coroutine function."""
+    return await AsyncWorker(dsn, queue, **options).drain(handler, outside)

@@ -1,0 +1,261 @@
+"""A job as its handler sees it.  The public part is Job and AsyncJob."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any, Awaitable, Callable, NamedTuple, Optional, TypeVar, Union
+
+import psycopg
+from psycopg import AsyncConnection, Connection
+from psycopg.types.json import Jsonb
+
+from ._server import Row, clean, document
+from .errors import Refused, Snooze
+
+if TYPE_CHECKING:
+    from ._attempts import Attempts
+
+T = TypeVar("T")
+log = logging.getLogger("idemq")
+
+# After these of a row: how long its lease is, in seconds.
+COLUMNS = """id, token, attempt, max_attempts, payload, key, group_key, checkpoint, enqueued_at, headers,
+    greatest(extract(epoch FROM deadline - pg_catalog.clock_timestamp()), 0.1)::float8"""
+_CHECKPOINT = "SELECT idemq.checkpoint(%s, %s, %s)"
+_BEGIN_STEP = "CALL idemq.begin_step(%s, %s, %s, %s::jsonb, %s::interval)"
+_FINISH_STEP = "SELECT idemq.finish_step(%s, %s, %s, %s::jsonb)"
+_REFUSE_STEP = "SELECT idemq.refuse_step(%s, %s, %s, %s)"
+
+
+class StepCall(NamedTuple):
+    """What a step's call is given, and its ask."""
+
+    key: str
+    """The effect's idempotency key: the same for every attempt, until the other side has refused."""
+    request: Any
+    """What is asked for; for ask, what was."""
+    until: datetime
+    """When the call is to be given up: another attempt may call then."""
+    begun_at: Optional[datetime]
+    """For ask: when the call began whose answer was lost."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds until then: give them to what makes the request."""
+        return max((self.until - datetime.now(timezone.utc)).total_seconds(), 0.001)
+
+
+class BaseJob:
+    """One attempt of a job."""
+
+    id: int
+    token: int
+    """The attempt's: give it to an outside system that fences."""
+    attempt: int
+    """1, 2, ..."""
+    max_attempts: int
+    payload: Any
+    key: Optional[str]
+    group_key: Optional[str]
+    state: Any
+    """What the last checkpoint has stored, of an earlier attempt too; None: there was none."""
+    enqueued_at: datetime
+    headers: dict[str, Any]
+    deadline: datetime
+    """When the handler will be cancelled: the queue's job_timeout, or the worker's timeout."""
+    cancelled: Union[threading.Event, asyncio.Event]
+
+    def __init__(self, queue: str, row: Row, asked_at: float) -> None:
+        self.queue = queue
+        (self.id, self.token, self.attempt, self.max_attempts, self.payload, self.key, self.group_key) = row[:7]
+        (self.state, self.enqueued_at, headers, self._lease) = row[7:]
+        self.headers = headers if isinstance(headers, dict) else {}
+        self.deadline = datetime.now(timezone.utc)
+        self._run: Optional[Attempts] = None
+        self._unit: Optional[Unit] = None
+        self._heard(asked_at)
+
+    def __repr__(self) -> str:
+        return f"<job {self.id} of {self.queue}, attempt {self.attempt} of {self.max_attempts}>"
+
+    def _heard(self, asked_at: float) -> None:
+        """The lease runs from before the question: it never ends later here than in the server."""
+        self._beat_at = asked_at + self._lease / 3
+        self._lease_until = asked_at + self._lease
+
+    def _outside(self) -> Attempts:
+        if self._run is None:
+            raise RuntimeError("only a handler of run_outside() has this: one of run() has a transaction")
+        return self._run
+
+    async def _checkpoint(self, state: Any) -> None:
+        await self._outside().tell(self, _CHECKPOINT, (self.id, self.token, Jsonb(state)))
+        self.state = state
+
+    async def _begin_step(self, name: str, request: Any, seconds: float) -> tuple[bool, Any, StepCall]:
+        """Whether it is done already, with which response; else how to call, or to ask."""
+        until = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+        values = self.id, self.token, name, Jsonb(request), timedelta(seconds=seconds)
+        rows = await self._outside().tell(self, _BEGIN_STEP, values)
+        outcome, response, former, begun_at, retry_after, key = rows[0]
+        if outcome == "busy":
+            # The call of an attempt that was lost may still arrive: asking now would hear "no".
+            raise Snooze(retry_after, f"step {name}: an earlier call may still arrive")
+        unknown = outcome == "unknown"
+        return outcome == "done", response, StepCall(key, former if unknown else request, until, begun_at if unknown else None)
+
+    async def _finish_step(self, name: str, response: Any) -> Any:
+        """The response that counts; it is told also when the lease is lost: it is a fact."""
+        try:
+            return await self._tell_answer(_FINISH_STEP, name, document(response))
+        except (psycopg.DataError, TypeError, ValueError) as error:
+            log.error("%s %d: step %s is done, with a response that cannot be stored: %s", self.queue, self.id, name, error)
+            await self._tell_answer(_FINISH_STEP, name, None)
+            return response
+
+    async def _refuse_step(self, name: str, error: BaseException) -> None:
+        await self._tell_answer(_REFUSE_STEP, name, clean(str(error)))
+
+    async def _tell_answer(self, sql: str, name: str, value: Any) -> Any:
+        rows = await self._outside().tell(self, sql, (self.id, self.token, name, value), anyway=True)
+        return rows[0][0]
+
+
+class Job(BaseJob):
+    """One attempt of a job, for a handler that is a function."""
+
+    cancelled: threading.Event
+    """Set when the lease is lost or the time is over: the handler should end."""
+
+    def __init__(self, queue: str, row: Row, asked_at: float) -> None:
+        super().__init__(queue, row, asked_at)
+        self.cancelled = threading.Event()
+
+    def checkpoint(self, state: Any, conn: Optional[Connection[Any]] = None) -> None:
+        """Store how far the attempt came, for the next one to find in job.state.
+
+        With conn in that connection's transaction, together with the effect.  Raises StaleToken when
+        the lease is lost.
+        """
+        if conn is not None:
+            conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(state)))
+            self.state = state
+        else:
+            self._outside().from_thread(self._checkpoint(state))
+
+    def step(
+        self,
+        name: str,
+        call: Callable[[StepCall], Any],
+        request: Any = None,
+        call_timeout: float = 30,
+        ask: Optional[Callable[[StepCall], Any]] = None,
+    ) -> Any:
+        """Have another system do something, once; returns its response, also in later attempts.
+
+        When an attempt was lost between call and answer, ask(step) finds out: it returns the response, or
+        None when the other side has not done it.  Without ask, and then, call(step) is made again under
+        the same key.  A call must not outlast step.timeout.  One that raises Refused definitely did
+        nothing: the next is made under another key.
+        """
+        run = self._outside()
+        done, response, step = run.from_thread(self._begin_step(name, request, call_timeout))
+        if done:
+            return response
+        try:
+            if step.begun_at is not None and ask is not None:
+                response = ask(step)
+            if response is None:
+                response = call(step._replace(request=request, begun_at=None))
+        except Refused as error:
+            run.from_thread(self._refuse_step(name, error))
+            raise
+        return run.from_thread(self._finish_step(name, response))
+
+
+class AsyncJob(BaseJob):
+    """One attempt of a job, for a handler that is a coroutine function."""
+
+    cancelled: asyncio.Event
+    """Set when the lease is lost or the time is over; the handler is cancelled then, too."""
+
+    def __init__(self, queue: str, row: Row, asked_at: float) -> None:
+        super().__init__(queue, row, asked_at)
+        self.cancelled = asyncio.Event()
+
+    async def checkpoint(self, state: Any, conn: Optional[AsyncConnection[Any]] = None) -> None:
+        """As Job.checkpoint."""
+        if conn is not None:
+            await conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(state)))
+            self.state = state
+        else:
+            await self._checkpoint(state)
+
+    async def step(
+        self,
+        name: str,
+        call: Callable[[StepCall], Awaitable[Any]],
+        request: Any = None,
+        call_timeout: float = 30,
+        ask: Optional[Callable[[StepCall], Awaitable[Any]]] = None,
+    ) -> Any:
+        """As Job.step, with coroutine functions; a call is cancelled when its time is over."""
+        done, response, step = await self._begin_step(name, request, call_timeout)
+        if done:
+            return response
+        try:
+            if step.begun_at is not None and ask is not None:
+                response = await asyncio.wait_for(ask(step), step.timeout)
+            if response is None:
+                again = step._replace(request=request, begun_at=None)
+                response = await asyncio.wait_for(call(again), step.timeout)
+        except Refused as error:
+            await asyncio.shield(self._refuse_step(name, error))
+            raise
+        # A handler that is cancelled now has called all the same.
+        return await asyncio.shield(self._finish_step(name, response))
+
+
+class Unit:
+    """What begins and ends together: a handler, or a transaction of several."""
+
+    def __init__(self, jobs: list[Any], seconds: float) -> None:
+        self.jobs: list[Any] = sorted(jobs, key=lambda job: int(job.id))
+        self.seconds = seconds
+        self.ends_at = time.monotonic() + seconds
+        self.why: Optional[str] = None
+        """Why it was ended: "lost" (the lease), "cut off", "time" or "drain"."""
+        self.stop: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
+        self.commit_at: Optional[float] = None
+        """When COMMIT was sent."""
+        self.commit_unknown = False
+        """Whether it was, and not answered."""
+        for job in jobs:
+            job._unit = self
+            job.deadline = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+
+    def end(self, why: str) -> None:
+        """Tells the handler to end."""
+        if self.why is None:
+            self.why = why
+            self.stop.set_result(None)
+            for job in self.jobs:
+                job.cancelled.set()
+
+    @property
+    def lease_until(self) -> float:
+        return float(min(job._lease_until for job in self.jobs))
+
+
+class End:
+    """How a handler, or a transaction of several, has ended."""
+
+    def __init__(self, value: Any = None, error: Optional[BaseException] = None, hangs: bool = False) -> None:
+        self.value = value
+        self.error = error
+        self.hangs = hangs
+        """It has not ended."""

@@ -1,0 +1,273 @@
+"""A run of a worker: lanes that claim, call the handler and settle; heartbeats; the drain.
+
+All of it is one asyncio loop, also of a worker whose handlers are functions: those run in threads, so a
+handler that hangs holds up neither heartbeats nor the drain.
+
+Connections: `control` renews leases and settles what has no transaction; `waiter` sleeps in CALL
+idemq.wait; each lane with a transaction has one more, and claims with it, so that an attached lease
+ends with the session that the transaction is in.  Without transactions `control` claims.  Each is
+opened when it is first needed.
+
+One lane at a time looks for jobs, and waits for them; the others queue behind it.  So a wake-up sets
+one lane going, which lets the next look when it has found something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+from typing import Any, Callable, Coroutine, Optional, Sequence, TypeVar
+
+import psycopg
+
+from . import _attempts, _server
+from ._attempts import Attempts, Options
+from ._job import BaseJob
+from ._lanes import CLAIM, Lane
+from ._server import AsyncLink, Link, Lost
+from .errors import interval
+
+log = logging.getLogger("idemq")
+T = TypeVar("T")
+
+WAIT = timedelta(seconds=30)
+"""So long the server sleeps in one CALL."""
+ERROR_PAUSE = 5.0
+"""Seconds after a claim or a wait that was refused."""
+SETTINGS_AGE = 60.0
+
+_HEARTBEAT = "SELECT token, outcome::text FROM idemq.heartbeat_many(%s, %s, %s::interval)"
+_WAIT = "CALL idemq.wait(%s, %s)"
+# Through JSON, since an older server has no such column.
+_SETTINGS = """SELECT extract(epoch FROM (pg_catalog.to_jsonb(q) ->> 'job_timeout')::interval)::float8
+    FROM idemq.queues AS q WHERE name = %s"""
+
+
+class Run(Attempts):
+    """One call of run(), run_outside() or drain()."""
+
+    def __init__(
+        self, options: Options, lanes: Sequence[Lane], handler: Callable[..., Any], once: bool = False
+    ) -> None:
+        super().__init__(options, lanes, handler, patient=not once)
+        self._once = once
+        self._waiter = AsyncLink("server, to wait", options.wait_dsn or options.dsn)
+        self._looking = asyncio.Lock()
+        self._idle = 0
+        self._busy = 0
+        self._claimed = False
+        self._ended_one = asyncio.Event()
+        self._settings_at = -SETTINGS_AGE
+
+    # The run, and its end.
+
+    async def main(self) -> Counter[str]:
+        """Runs until it is told to end, or once there is nothing to do; answers how attempts ended."""
+        beats = asyncio.create_task(self._beats())
+        lanes = [asyncio.create_task(self._serve(lane)) for lane in self._lanes]
+        signals = self._catch_signals()
+        try:
+            # A cancellation drains, without grace.
+            await asyncio.shield(asyncio.gather(*lanes))
+        finally:
+            self._ending.set()
+            self._end_grace()
+            # An error of one lane does not leave the others in the middle of a job.
+            await asyncio.wait(lanes, timeout=2 * _attempts.KILL_AFTER + _attempts.LAST_WORDS)
+            for task in (*lanes, beats):
+                task.cancel()
+            await asyncio.gather(*lanes, beats, return_exceptions=True)
+            for number in signals:
+                self._loop.remove_signal_handler(number)
+            for lane in self._lanes:
+                await lane.close()
+            await self._control.drop()
+            await self._waiter.drop()
+        return self.counts
+
+    def _catch_signals(self) -> list[signal.Signals]:
+        if not self.options.signals or threading.current_thread() is not threading.main_thread():
+            return []
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        for number in numbers:
+            self._loop.add_signal_handler(number, self.stop)
+        return numbers
+
+    def stop(self) -> None:
+        """Begins the drain; called again, ends its grace."""
+        if self._ending.is_set():
+            self._end_grace()
+            return
+        self._ending.set()
+        if self._busy:
+            log.info("ending: %d handlers have %g s", len(self._units), self.options.grace)
+        self._loop.call_later(self.options.grace, self._end_grace)
+
+    def _end_grace(self) -> None:
+        for unit in list(self._units):
+            unit.end("drain")
+
+    async def _while_running(self, link: Link[Any], work: Coroutine[Any, Any, T]) -> Optional[T]:
+        """What work answers; None when the drain begins first, and it is soon ended."""
+        task = asyncio.ensure_future(work)
+        ending = asyncio.ensure_future(self._ending.wait())
+        try:
+            await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and link.conn is not None:
+                # A claim that is on its way is heard, and given back; a wait ends now.
+                if link is self._waiter:
+                    await _server.interrupt(link.conn)
+                await asyncio.wait({task}, timeout=_server.ANSWER)
+            return await task if task.done() else None
+        finally:
+            ending.cancel()
+            task.cancel()
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleeps, but not in a drain."""
+        try:
+            await asyncio.wait_for(self._ending.wait(), seconds)
+        except asyncio.TimeoutError:
+            pass
+
+    # Looking for jobs.
+
+    async def _serve(self, lane: Lane) -> None:
+        jobs: list[BaseJob] = []
+        while True:
+            jobs = jobs or await self._next(lane)
+            if not jobs:
+                return
+            if self._ending.is_set():
+                await self.give_back(jobs)
+                return
+            self._busy += 1
+            try:
+                jobs = await self._attempt(lane, jobs)
+            finally:
+                self._busy -= 1
+                self._ended_one.set()
+
+    async def _next(self, lane: Lane) -> list[BaseJob]:
+        """Jobs for a lane; none when it is to end."""
+        self._idle += 1
+        try:
+            async with self._looking:
+                while not self._ending.is_set():
+                    if self._spare:
+                        return [self._spare.popleft()]
+                    self._ended_one.clear()
+                    jobs = await self._claim(lane)
+                    if lane.link is not None and jobs:
+                        return jobs
+                    if jobs:
+                        self._spare.extend(jobs)
+                    elif jobs is not None and self._once:
+                        if self._busy == 0:
+                            return []
+                        # The end of one may let another begin: of its group, or one that it has added.
+                        await self._ended_one.wait()
+                    elif jobs is not None:
+                        await self._sleep()
+            if self._spare:
+                await self.give_back(list(self._spare))
+                self._spare.clear()
+            return []
+        finally:
+            self._idle -= 1
+
+    async def _claim(self, lane: Lane) -> Optional[list[BaseJob]]:
+        """Ready jobs; None: it could not be asked."""
+        link = lane.link or self._control
+        try:
+            claimed = await self._while_running(link, self._ask_claim(link, lane))
+        except Lost:
+            await self._pause(0.1)
+            return None
+        except psycopg.Error as error:
+            if not self._claimed or self._once:
+                raise
+            log.error("claim: %s", str(error).strip())
+            await self._pause(ERROR_PAUSE)
+            return None
+        self._claimed = True
+        return claimed
+
+    async def _ask_claim(self, link: Link[Any], lane: Lane) -> list[BaseJob]:
+        if time.monotonic() - self._settings_at >= SETTINGS_AGE:
+            rows = await link.ask(_SETTINGS, (self.options.queue,))
+            self._job_timeout = rows[0][0] if rows else None
+            self._settings_at = time.monotonic()
+        await link.ready()
+        asked_at = time.monotonic()
+        most = self._idle if lane.link is None else self.options.batch
+        rows = await link.ask(CLAIM, (self.options.queue, *self._how_to_claim(link, most)))
+        return self._take(rows, asked_at)
+
+    async def _sleep(self) -> None:
+        """Until the queue has work, or a while."""
+        wait = self._waiter.ask(_WAIT, (self.options.queue, WAIT), WAIT.total_seconds() + _server.ANSWER)
+        try:
+            await self._while_running(self._waiter, wait)
+        except Lost:
+            await self._pause(0.1)
+        except psycopg.Error as error:
+            if not self._ending.is_set():
+                log.error("wait: %s", str(error).strip())
+                await self._pause(ERROR_PAUSE)
+
+    # Leases.
+
+    async def _beats(self) -> None:
+        """Heartbeats for all as soon as one is due, and by each new connection: a server that was
+        started again gives attached leases a grace only."""
+        seen = 0
+        while True:
+            now = time.monotonic()
+            self._next_beat = min((job._beat_at for job in self._held.values()), default=now + 3600)
+            if self._next_beat > now and (self._control.connections == seen or not self._held):
+                self._beat_now.clear()
+                try:
+                    await asyncio.wait_for(self._beat_now.wait(), self._next_beat - now)
+                except asyncio.TimeoutError:
+                    pass
+                continue
+            try:
+                await self._control.ready()
+                seen = self._control.connections
+                await self._beat()
+            except Lost:
+                await asyncio.sleep(0.1)
+            except psycopg.Error as error:
+                log.error("heartbeat: %s", str(error).strip())
+                for job in self._held.values():
+                    job._beat_at = time.monotonic() + job._lease / 3
+
+    async def _beat(self) -> None:
+        jobs = list(self._held.values())
+        if not jobs:
+            return
+        asked_at = time.monotonic()
+        values = [job.id for job in jobs], [job.token for job in jobs], interval(self.options.lease)
+        for token, outcome in await self._control.ask(_HEARTBEAT, values):
+            job = self._held.get(token)
+            if job is None:
+                continue  # it has ended meanwhile
+            if outcome == "current":
+                job._heard(asked_at)
+            else:
+                self._lose(job)
+
+    def _lose(self, job: BaseJob) -> None:
+        del self._held[job.token]
+        unit = job._unit
+        # Its COMMIT may be why: the transaction itself finds that out.
+        if unit is not None and unit.commit_at is None and not unit.commit_unknown:
+            unit.end("lost")
+        if job in self._spare:
+            self._spare.remove(job)

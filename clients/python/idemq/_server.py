@@ -1,0 +1,288 @@
+"""Connections that come back.
+
+Whatever ends one - a crash, a restart, a failover, a pooler, an idle timeout - is one line in the log,
+and its return another.  In between it is tried again after 0.1 s, twice as long each time, 10 s at most.
+A server that has become a standby (25006) is left like one that is gone; of several hosts in the DSN
+the one that takes writes is found by target_session_attrs, each asked by itself, since psycopg would
+wait for ever for a first one that does not answer.
+
+A session is ours when its process has the number that the server gave at the connection's start: a
+pooler gives one of its own.  Only then may leases be attached, and statements be prepared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import time
+from typing import Any, Generic, Optional, Sequence, TypeVar, Union
+
+import psycopg
+from psycopg import AsyncConnection, Connection
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import tuple_row
+from psycopg.types.json import Jsonb
+
+log = logging.getLogger("idemq")
+
+ANSWER = 10.0
+"""Seconds within which a statement of the worker's own is answered."""
+
+MAX_TEXT = 10_000
+"""Characters of an error that are told."""
+
+Conn = TypeVar("Conn", Connection[Any], AsyncConnection[Any])
+AnyConnection = Union[Connection[Any], AsyncConnection[Any]]
+Row = tuple[Any, ...]
+
+_FIRST_BACKOFF = 0.1
+_LAST_BACKOFF = 10.0
+_WHO = "SELECT pg_catalog.pg_backend_pid()"
+_DEFAULTS = {
+    "fallback_application_name": "idemq-python",
+    "connect_timeout": 3,
+    "target_session_attrs": "read-write",
+    # A cut cable is noticed in 25 s, not in two hours.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25000,
+}
+_OF_THE_ENVIRONMENT = {"PGCONNECT_TIMEOUT": "connect_timeout", "PGTARGETSESSIONATTRS": "target_session_attrs"}
+
+
+class Lost(Exception):
+    """The connection was lost while a statement was asked: it may have been done, or not."""
+
+
+def hosts(dsn: str) -> list[dict[str, Any]]:
+    """The parameters of a connection to each host of a DSN."""
+    params: dict[str, Any] = dict(_DEFAULTS)
+    for variable, name in _OF_THE_ENVIRONMENT.items():
+        if variable in os.environ:
+            del params[name]
+    params.update(conninfo_to_dict(dsn))
+    columns: dict[str, list[str]] = {}
+    for name, variable in (("host", "PGHOST"), ("hostaddr", "PGHOSTADDR"), ("port", "PGPORT")):
+        value = params.get(name) or os.environ.get(variable)
+        if value:
+            columns[name] = str(value).split(",")
+    count = max((len(column) for name, column in columns.items() if name != "port"), default=1)
+    if count == 1:
+        return [params]
+    # One port is that of all hosts.
+    return [
+        {**params, **{name: column[n % len(column)] for name, column in columns.items()}} for n in range(count)
+    ]
+
+
+def is_lost(conn: AnyConnection, error: BaseException) -> bool:
+    """Whether an error means that this connection is of no more use."""
+    state = getattr(error, "sqlstate", None) or ""
+    return bool(
+        conn.closed or conn.broken or state[:2] == "08" or state == "25006" or state[:3] == "57P"
+    )
+
+
+def sever(conn: AnyConnection) -> None:
+    """Ends a connection that another thread may be using; the server rolls back."""
+    try:
+        with socket.socket(fileno=os.dup(conn.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+    except (OSError, psycopg.Error):
+        pass  # it has ended
+
+
+async def interrupt(conn: AnyConnection) -> None:
+    """Cancels the statement that a connection is waiting for, if there is one."""
+    try:
+        await asyncio.wait_for(asyncio.to_thread(conn.cancel), ANSWER)
+    except (psycopg.Error, asyncio.TimeoutError, OSError) as error:
+        log.debug("cancel: %s", error)
+
+
+def _settle_in(conn: AnyConnection, pid: int) -> bool:
+    """Prepares a new connection; whether its session is ours."""
+    conn.add_notice_handler(_notice)
+    ours = conn.info.backend_pid == pid
+    if not ours:
+        conn.prepare_threshold = None
+    return ours
+
+
+def _notice(diagnostic: psycopg.errors.Diagnostic) -> None:
+    if diagnostic.severity_nonlocalized == "WARNING":
+        log.warning("%s", diagnostic.message_primary)
+
+
+def _of_hosts(error: Optional[BaseException]) -> BaseException:
+    return error or psycopg.OperationalError("the DSN names no host")
+
+
+def connect(dsn: str) -> tuple[Connection[Any], bool]:
+    """A connection in autocommit to the host that takes writes, and whether its session is ours."""
+    last: Optional[BaseException] = None
+    for params in hosts(dsn):
+        try:
+            conn = psycopg.connect(autocommit=True, **params)
+            row = conn.execute(_WHO).fetchone()
+            assert row is not None
+            return conn, _settle_in(conn, row[0])
+        except (psycopg.Error, OSError) as error:
+            last = error
+    raise _of_hosts(last)
+
+
+async def connect_async(dsn: str) -> tuple[AsyncConnection[Any], bool]:
+    """As connect."""
+    last: Optional[BaseException] = None
+    for params in hosts(dsn):
+        try:
+            patience = float(params.get("connect_timeout") or ANSWER) + 1
+            conn = await asyncio.wait_for(AsyncConnection.connect(autocommit=True, **params), patience)
+            row = await (await asyncio.wait_for(conn.execute(_WHO), ANSWER)).fetchone()
+            assert row is not None
+            return conn, _settle_in(conn, row[0])
+        except asyncio.TimeoutError:
+            last = psycopg.errors.ConnectionTimeout(f"no answer from {params.get('host')}")
+        except (psycopg.Error, OSError) as error:
+            last = error
+    raise _of_hosts(last)
+
+
+class Link(Generic[Conn]):
+    """A connection that comes back; opened when it is first needed."""
+
+    def __init__(self, name: str, dsn: str, patient: bool = True) -> None:
+        self.conn: Optional[Conn] = None
+        self.ours = False
+        """Whether the session is ours: leases may be attached to it."""
+        self.connections = 0
+        self._name = name
+        self._dsn = dsn
+        self._patient = patient
+        self._turn = asyncio.Lock()
+        self._opening = asyncio.Lock()
+        self._lost_at: Optional[float] = None
+        self._backoff = _FIRST_BACKOFF
+
+    async def _connect(self) -> tuple[Conn, bool]:
+        raise NotImplementedError
+
+    async def _execute(self, conn: Conn, sql: str, values: Sequence[Any]) -> list[Row]:
+        raise NotImplementedError
+
+    async def ready(self) -> Conn:
+        """The connection, made again as often as it takes; the caller sets the limit."""
+        async with self._opening:
+            while self.conn is None or self.conn.closed:
+                await self._open()
+            return self.conn
+
+    async def _open(self) -> None:
+        if self._backoff > _FIRST_BACKOFF:
+            # Not all workers at the same instant.
+            await asyncio.sleep(self._backoff * random.uniform(0.5, 1))
+        try:
+            self.conn, self.ours = await self._connect()
+        except (psycopg.Error, OSError) as error:
+            if not self._patient:
+                raise
+            self._say_lost(error)
+            self._backoff = min(self._backoff * 2, _LAST_BACKOFF)
+            return
+        if self._lost_at is not None:
+            log.warning("%s: connected again after %.1f s", self._name, time.monotonic() - self._lost_at)
+        self._lost_at = None
+        self._backoff = _FIRST_BACKOFF
+        self.connections += 1
+
+    async def ask(self, sql: str, values: Sequence[Any] = (), patience: float = ANSWER) -> list[Row]:
+        """The rows of a statement of the worker's own.
+
+        Raises Lost when it may have been done, or not; else what the server raised.
+        """
+        async with self._turn:
+            conn = await self.ready()
+            try:
+                return await asyncio.wait_for(self._execute(conn, sql, values), patience)
+            except (asyncio.TimeoutError, asyncio.CancelledError) as error:
+                # psycopg cannot go on with a connection on which it was cancelled.
+                await self.drop(psycopg.OperationalError("the server does not answer"), in_use=True)
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                raise Lost from error
+            except psycopg.Error as error:
+                if not is_lost(conn, error):
+                    raise
+                await self.drop(error)
+                raise Lost(str(error)) from error
+
+    def _say_lost(self, error: Optional[BaseException]) -> None:
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+            log.warning("%s: %s", self._name, str(error).strip() or type(error).__name__)
+
+    async def drop(self, error: Optional[BaseException] = None, in_use: bool = False) -> None:
+        """Leaves the connection, whatever its state; with an error that is worth a line.
+
+        in_use: a thread that was left behind may be in the middle of a statement.
+        """
+        conn, self.conn = self.conn, None
+        if error is not None:
+            self._say_lost(error)
+        if conn is not None and in_use:
+            sever(conn)
+        elif conn is not None:
+            await self._close(conn)
+
+    async def _close(self, conn: Conn) -> None:
+        raise NotImplementedError
+
+
+class AsyncLink(Link[AsyncConnection[Any]]):
+    """One to an AsyncConnection."""
+
+    async def _connect(self) -> tuple[AsyncConnection[Any], bool]:
+        return await connect_async(self._dsn)
+
+    async def _execute(self, conn: AsyncConnection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
+        async with conn.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(sql, values)
+            return await cursor.fetchall()
+
+    async def _close(self, conn: AsyncConnection[Any]) -> None:
+        await conn.close()
+
+    async def drop(self, error: Optional[BaseException] = None, in_use: bool = False) -> None:
+        await super().drop(error)  # there is no other thread
+
+
+class ThreadLink(Link[Connection[Any]]):
+    """One to a Connection, which is used in threads."""
+
+    async def _connect(self) -> tuple[Connection[Any], bool]:
+        return await asyncio.to_thread(connect, self._dsn)
+
+    async def _execute(self, conn: Connection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
+        def execute() -> list[Row]:
+            with conn.cursor(row_factory=tuple_row) as cursor:
+                return cursor.execute(sql, values).fetchall()
+
+        return await asyncio.to_thread(execute)
+
+    async def _close(self, conn: Connection[Any]) -> None:
+        conn.close()
+
+
+def document(value: Any) -> Optional[Jsonb]:
+    """A value as a parameter of type jsonb; None is no document."""
+    return None if value is None else Jsonb(value)
+
+
+def clean(text: str) -> str:
+    """What PostgreSQL's text can hold: no NUL, no half of a surrogate pair."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()[:MAX_TEXT]

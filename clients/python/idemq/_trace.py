@@ -1,0 +1,36 @@
+"""Trace context in a job's headers, where the package opentelemetry-api is installed; else nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterator, Optional
+
+try:
+    from opentelemetry import context, propagate, trace  # type: ignore[import]
+except ImportError:
+    propagate = None
+
+
+def inject(headers: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
+    """The headers with the current trace context; what the caller has set itself stays."""
+    if propagate is None:
+        return headers
+    carrier: dict[str, Any] = {}
+    propagate.inject(carrier)
+    return {**carrier, **(headers or {})} or None
+
+
+@contextlib.contextmanager
+def around(queue: str, headers: dict[str, Any]) -> Iterator[None]:
+    """A handler runs within: a span below the one that enqueued its job."""
+    if propagate is None:
+        yield
+        return
+    carrier = {name: value for name, value in headers.items() if isinstance(value, str)}
+    attached = context.attach(propagate.extract(carrier))
+    try:
+        tracer = trace.get_tracer("idemq")
+        with tracer.start_as_current_span(f"process {queue}", kind=trace.SpanKind.CONSUMER):
+            yield
+    finally:
+        context.detach(attached)

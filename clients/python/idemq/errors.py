@@ -1,0 +1,77 @@
+"""What is raised: by the server, as classes; by a handler, to say how its attempt ends.
+
+Importing this registers the classes with psycopg, so that each statement that idemq refuses raises
+one of them, on any connection of the process.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Optional, Union
+
+import psycopg
+
+Delay = Union[timedelta, int, float, str]
+"""A time: a timedelta, a number of seconds, or the text of an interval."""
+
+
+class IdemqError(psycopg.DatabaseError):
+    """What idemq has refused, by its SQLSTATE."""
+
+
+class StaleToken(IdemqError, code="IQ001"):
+    """The lease is lost: another attempt may have the job."""
+
+
+class NoSuchJob(IdemqError, code="IQ002"):
+    """There is no such job, or not for this role."""
+
+
+class KeyReused(IdemqError, code="IQ003"):
+    """The key is that of a job with another payload."""
+
+
+class DuplicateKey(IdemqError, code="IQ004"):
+    """The key is taken (on_duplicate="error")."""
+
+
+class NoSuchQueue(IdemqError, code="IQ005"):
+    """There is no such queue."""
+
+
+class AlreadyCommitted(IdemqError, code="IQ006"):
+    """This attempt has committed the job before."""
+
+
+class RetryLater(Exception):
+    """Raised by a handler: the attempt has failed; the next one after delay, or the queue's backoff."""
+
+    def __init__(self, delay: Optional[Delay] = None, reason: str = "") -> None:
+        super().__init__(reason or "retry later")
+        self.delay = delay
+
+
+class Snooze(Exception):
+    """Raised by a handler: not now; the job is ready again after delay, and nothing is counted."""
+
+    def __init__(self, delay: Delay, reason: str = "") -> None:
+        super().__init__(reason or "snooze")
+        self.delay = delay
+
+
+class Dead(Exception):
+    """Raised by a handler: no attempt can succeed; the job is dead."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "dead")
+
+
+class Refused(Exception):
+    """Raised by a step's call: the other side definitely did not do it."""
+
+
+def interval(delay: Optional[Delay]) -> Union[timedelta, str, None]:
+    """A delay as a parameter of type interval."""
+    if isinstance(delay, (int, float)):
+        return timedelta(seconds=delay)
+    return delay

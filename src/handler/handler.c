@@ -1,0 +1,351 @@
+/*
+ * handler/handler.c
+ *		A process that runs the handler of a queue: the loop of a background worker that the
+ *		database's own worker starts (worker/handle.c), connected as the handler's role.
+ *
+ *		claim, or else sleep until something is ready
+ *		run what was claimed, in transactions of batch jobs, the last of which claims again
+ *		reset the session
+ *
+ * It is never a superuser that has SET ROLE, which the function could RESET: the session is
+ * that role's.
+ *
+ * Of a batch that raises anything nothing is done; its jobs run again, each in a transaction of
+ * its own, with the attempt that they have.  A job that is not at its first attempt always runs
+ * alone.
+ *
+ * It ends when it has been without a job for max_idle, after MAX_JOBS jobs or MAX_AGE, when the
+ * handler is another or may not run any more, and when it is asked to: for another handler, or by
+ * a command that needs the database for itself.  What it has claimed and not begun it gives
+ * back.
+ *
+ * SIGTERM, at a shutdown or from pg_terminate_backend, ends it in the middle of a job, as any
+ * session: on the way out (before_shmem_exit) the transaction is rolled back and the job given
+ * back.  A job that ends the process otherwise, by a FATAL error or because it caught the cancel
+ * of job_timeout, has failed.  Should that fail, or the server crash, the lease, which is
+ * attached, ends, and the job waits as a failed one does (job/reap.c).
+ *
+ * An error outside of a job (a claim that fails) ends the process, and the next one is put
+ * off.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "tcop/tcopprot.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+#include "handler/limits.h"
+#include "handler/reset.h"
+#include "handler/run.h"
+#include "handler/settle.h"
+#include "worker/worker.h"
+#include "queue/handlers.h"
+#include "shared/handler_board.h"
+#include "shared/settings_version.h"
+#include "shared/wake.h"
+#include "base/clock.h"
+#include "base/compat.h"
+#include "base/oids.h"
+#include "base/settings.h"
+#include "base/spi.h"
+
+/* A process ends after so many jobs, and after so long. */
+#define MAX_JOBS 10000
+#define MAX_AGE USECS_PER_HOUR
+
+pg_noreturn PGDLLEXPORT void idemq_handler_main(Datum arg);
+
+static SqlStatement forget_crashes =
+	{.text = "UPDATE idemq.handler_entries SET crashes = 0, crashed_at = NULL WHERE queue_id = $1",
+	 .nargs = 1,
+	 .types = {INT4OID}};
+
+static HandlerRun run;
+static MemoryContext loop_context;
+static QueueSlot *queue_slot = NULL;
+static int64 jobs_done = 0;
+static int64 started_at; /* mono */
+/* Whether this process is to end. */
+static bool leaving = false;
+/* How many of the claimed jobs are in the transaction that is open, or has just failed. */
+static volatile int at_work = 0;
+
+static HandlerKey
+my_key(void)
+{
+	return (HandlerKey){MyDatabaseId, run.info.queue_id};
+}
+
+/* Ends what this process has claimed, on its way out. */
+static void
+settle_at_exit(int code, Datum arg)
+{
+	ClaimedJobs *claimed = idemq_claimed_now();
+	const ClaimedJob *job = idemq_handler_job();
+	const char *error = idemq_handler_timed_out() ? "job_timeout is over, and the function went on"
+												  : "the handler's process was ended: see the log";
+	int count = idemq_handler_terminated() ? 0 : at_work;
+
+	if (claimed->next >= claimed->count)
+		return;
+	at_work = 0;
+	AbortOutOfAnyTransaction();
+	/* The job that the function was called for; all, if that was not in a call. */
+	for (int i = 0; i < count; i++)
+	{
+		ClaimedJob *each = &claimed->jobs[claimed->next + i];
+
+		if (job == NULL || job == each)
+			idemq_handler_fail_at_exit(each, error);
+	}
+	if (count > 0)
+		idemq_handler_note(my_key(), 0, 1, error);
+	while (claimed->next < claimed->count)
+		idemq_handler_give_back(&claimed->jobs[claimed->next++]);
+}
+
+/* Takes what came for this process between two jobs. */
+static void
+between_jobs(void)
+{
+	idemq_worker_idle_interrupts();
+	if (ConfigReloadPending)
+	{
+		ConfigReloadPending = false;
+		ProcessConfigFile(PGC_SIGHUP);
+	}
+	leaving = leaving || !idemq_worker || idemq_handler_must_leave() || jobs_done >= MAX_JOBS ||
+			  idemq_mono_now() - started_at > MAX_AGE;
+}
+
+/* Logs an error that was not a job's, and ends the process. */
+static void
+give_up(ErrorData *error)
+{
+	idemq_handler_put_off(my_key(), error->message != NULL ? error->message : "unknown error");
+	ereport(LOG, (errcode(error->sqlerrcode),
+				  errmsg("handler of queue \"%s\" ends: %s", idemq_handler_queue(),
+						 error->message != NULL ? error->message : "")));
+	leaving = true;
+}
+
+/* Forgets the crashes in a row: a job is done. */
+static void
+note_peace(void)
+{
+	Datum value = Int32GetDatum(run.info.queue_id);
+	SqlScope scope;
+
+	if (run.info.crashes == 0)
+		return;
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&forget_crashes, &value, NULL, SPI_OK_UPDATE);
+	idemq_spi_end(&scope);
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	run.info.crashes = 0;
+}
+
+/* Counts what was run, and resets the session. */
+static void
+after(int done)
+{
+	jobs_done += done;
+	if (done > 0)
+	{
+		idemq_handler_note(my_key(), done, 0, NULL);
+		note_peace();
+	}
+	if (!idemq_handler_reset(run.role))
+		leaving = true;
+	(void) compat_report_stat(false);
+	MemoryContextSwitchTo(loop_context);
+	MemoryContextReset(loop_context);
+}
+
+/* Returns how many of the claimed jobs the next transaction runs: those that are at one's side. */
+static int
+together(const ClaimedJobs *claimed)
+{
+	int count = 1;
+
+	if (claimed->jobs[claimed->next].alone)
+		return 1;
+	while (claimed->next + count < claimed->count && !claimed->jobs[claimed->next + count].alone)
+		count++;
+	return count;
+}
+
+/* Runs the next of the claimed jobs. */
+static void
+run_next(void)
+{
+	ClaimedJobs *claimed = idemq_claimed_now();
+	ClaimedJob *jobs = &claimed->jobs[claimed->next];
+	int count = together(claimed);
+	bool last = claimed->next + count == claimed->count;
+	/* What was run again at once, or is not at its first attempt, may fail: no claim with it. */
+	bool claim = last && !jobs->alone && jobs->repeats == 0 && !leaving &&
+				 jobs_done + count < MAX_JOBS;
+	ErrorData *error = NULL;
+	RunResult result;
+
+	at_work = count;
+	result = idemq_handler_run(&run, jobs, count, claim, &error);
+	if (result != RUN_FAILED || count > 1)
+		at_work = 0;
+	if (result == RUN_LEAVE)
+		leaving = true;
+	else if (result == RUN_DONE && !claim)
+		claimed->next += count;
+	else if (result == RUN_FAILED && count > 1)
+	{
+		for (int i = 0; i < count; i++)
+			jobs[i].alone = true;
+	}
+	else if (result == RUN_FAILED && idemq_handler_settle_failed(&run, jobs, error))
+		claimed->next++;
+	at_work = 0;
+	after(result == RUN_DONE ? count : 0);
+}
+
+/* Claims; returns whether it got something. */
+static bool
+claim(void)
+{
+	ErrorData *error = NULL;
+	ClaimedJobs *claimed;
+
+	switch (idemq_handler_claim(&run, &error))
+	{
+		case RUN_DONE:
+			break;
+		case RUN_FAILED:
+			give_up(error);
+			return false;
+		case RUN_LEAVE:
+			leaving = true;
+			return false;
+	}
+	claimed = idemq_claimed_now();
+	MemoryContextSwitchTo(loop_context);
+	MemoryContextReset(loop_context);
+	return claimed->count > 0;
+}
+
+/*
+ * Sleeps until it has claimed something; false when it is to end.  The bit comes before the
+ * claim: what becomes ready after that wakes it (shared/wake.c).
+ */
+static bool
+await_jobs(void)
+{
+	Sleepers *sleepers = idemq_sleepers_of_queue(queue_slot);
+	int64 until = idemq_mono_now() + run.info.max_idle;
+	bool got = false;
+
+	(void) idemq_sleepers_join(sleepers);
+	idemq_handler_idle(queue_slot, true);
+	while (!leaving && !(got = claim()) && !leaving)
+	{
+		int64 left = until - idemq_mono_now();
+
+		if (left <= 0)
+			break;
+		pgstat_report_activity(STATE_IDLE, "");
+		(void) compat_report_stat(true);
+		if (idemq_sleepers_waits(sleepers))
+			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+							 (left + 999) / 1000, compat_wait_event_handler());
+		ResetLatch(MyLatch);
+		between_jobs();
+		(void) idemq_sleepers_join(sleepers);
+	}
+	/* A signal that came after the last claim is another's. */
+	if (idemq_sleepers_leave(sleepers) && !got)
+		(void) idemq_sleepers_wake(sleepers, 1);
+	idemq_handler_idle(queue_slot, false);
+	return got;
+}
+
+/* Reads the handler, in a transaction; false when there is nothing to run as this role. */
+static bool
+read_handler(int32 queue_id)
+{
+	HandlerTarget target;
+	QueueInfo queue;
+	bool wanted;
+
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	idemq_claimed_begin();
+	run.version = idemq_version_of_queue(queue_id);
+	wanted = idemq_presence() == IDEMQ_HERE && idemq_handler_read(queue_id, &run.info) &&
+			 !run.info.stopped && idemq_handler_check(&run, &target, &queue) == RUN_DONE;
+	if (wanted)
+		queue_slot = queue.slot;
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	return wanted;
+}
+
+/* Connects as the role of a ticket, and prepares this process. */
+static void
+connect_as(const HandlerTicket *ticket)
+{
+	BackgroundWorkerInitializeConnectionByOid(ticket->key.database, ticket->role, 0);
+	run.role = ticket->role;
+	run.errors =
+		AllocSetContextCreate(TopMemoryContext, "idemq handler error", ALLOCSET_DEFAULT_SIZES);
+	loop_context = AllocSetContextCreate(TopMemoryContext, "idemq handler", ALLOCSET_DEFAULT_SIZES);
+	MemoryContextSwitchTo(loop_context);
+	SetConfigOption("application_name", IDEMQ_HANDLER_WORKER, PGC_BACKEND, PGC_S_CLIENT);
+	idemq_handler_limits_begin();
+	before_shmem_exit(settle_at_exit, (Datum) 0);
+	/* Before the first claim: what was claimed earlier is a former server's. */
+	(void) idemq_primary_since();
+}
+
+/* Main function of a process that runs a handler. */
+void
+idemq_handler_main(Datum arg)
+{
+	HandlerTicket ticket;
+
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+	memcpy(&ticket, MyBgworkerEntry->bgw_extra, sizeof(ticket));
+	if (!idemq_handler_attach(&ticket))
+		proc_exit(0);
+	connect_as(&ticket);
+	if (read_handler(ticket.key.queue_id))
+	{
+		idemq_handler_ready();
+		started_at = idemq_mono_now();
+		while (!leaving)
+		{
+			ClaimedJobs *claimed = idemq_claimed_now();
+
+			between_jobs();
+			if (leaving)
+				break;
+			pgstat_report_activity(STATE_RUNNING, idemq_handler_queue());
+			if (claimed->next < claimed->count)
+				run_next();
+			else if (!claim() && !leaving && !await_jobs())
+				break;
+		}
+	}
+	proc_exit(0);
+}

@@ -1,0 +1,116 @@
+/*
+ * handler/limits.c
+ *		How long a handler's function may run: the job_timeout of its queue, armed by the
+ *		process that runs it; and whether the process was told to end.
+ *
+ * When the time is over, the function is cancelled, as by pg_cancel_backend.  One that catches
+ * that, and is not done after KILL_DELAY more, ends with the process: handler/handler.c then
+ * settles its job on the way out.
+ *
+ * The timers are set around the call alone: a cancel that came during the commit's wait for
+ * a standby would end that wait.
+ */
+#include "postgres.h"
+
+#include <signal.h>
+
+#include "libpq/pqsignal.h"
+#include "miscadmin.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "tcop/tcopprot.h"
+#include "utils/timeout.h"
+
+#include "handler/limits.h"
+
+/* A function that caught the cancel is ended after so many ms. */
+#define KILL_DELAY 5000
+
+static TimeoutId cancel_timeout;
+static TimeoutId kill_timeout;
+static volatile sig_atomic_t armed = false;
+static volatile sig_atomic_t timed_out = false;
+static volatile sig_atomic_t terminated = false;
+
+/* The time is over. */
+static void
+cancel(void)
+{
+	if (!armed)
+		return;
+	timed_out = true;
+	QueryCancelPending = true;
+	InterruptPending = true;
+	SetLatch(MyLatch);
+}
+
+/* The function has caught that. */
+static void
+kill_process(void)
+{
+	if (!armed)
+		return;
+	ProcDiePending = true;
+	InterruptPending = true;
+	SetLatch(MyLatch);
+}
+
+static void
+terminate(SIGNAL_ARGS)
+{
+	terminated = true;
+	die(postgres_signal_arg);
+}
+
+/* Prepares this process, once it is connected. */
+void
+idemq_handler_limits_begin(void)
+{
+	cancel_timeout = RegisterTimeout(USER_TIMEOUT, cancel);
+	kill_timeout = RegisterTimeout(USER_TIMEOUT, kill_process);
+	pqsignal(SIGTERM, terminate);
+	pqsignal(SIGINT, StatementCancelHandler);
+}
+
+/* Begins the time of a job; length: microseconds, 0: no limit. */
+void
+idemq_handler_limit_start(int64 length)
+{
+	int64 ms = Min((length + 999) / 1000, PG_INT32_MAX - KILL_DELAY);
+
+	timed_out = false;
+	QueryCancelPending = false; /* meant what was before */
+	if (length == 0)
+		return;
+	armed = true;
+	enable_timeout_after(cancel_timeout, (int) ms);
+	enable_timeout_after(kill_timeout, (int) ms + KILL_DELAY);
+}
+
+/* Ends it; after an error, too. */
+void
+idemq_handler_limit_stop(void)
+{
+	if (armed)
+	{
+		armed = false;
+		disable_timeout(cancel_timeout, false);
+		disable_timeout(kill_timeout, false);
+	}
+	QueryCancelPending = false;
+}
+
+/* Returns whether the time of the last job was over. */
+bool
+idemq_handler_timed_out(void)
+{
+	return timed_out;
+}
+
+/* Returns whether this process was told to end: by the server's shutdown, or by somebody. */
+bool
+idemq_handler_terminated(void)
+{
+	return terminated;
+}

@@ -1,0 +1,319 @@
+/*
+ * handler/run.c
+ *		Running the jobs of a handler: a transaction of one or more.
+ *
+ *		begin
+ *			check that the handler is the one that was read, and may run
+ *			lock the row of each job, by id: nothing ends these attempts meanwhile
+ *			call the function for each, in the order of the claim
+ *			commit each job with what the function returned, by id
+ *			claim the next ones
+ *		commit
+ *
+ * So the effect, the end of the attempt and the next claim share one flush.  A job whose lease
+ * is lost by the time of its lock is left out.  A job that the function has settled itself, by
+ * commit, fail or release, stays so: while its row is locked nobody else could have.
+ *
+ * There are no subtransactions: when anything raises, at COMMIT as well, all is rolled back, the
+ * claim of the next ones included, and handler/handler.c decides what follows.
+ *
+ * What the function LISTENs to (PostgreSQL refuses that in a background process, but a function in
+ * C may) is taken back in the same transaction; what else it leaves behind in the session goes
+ * after it (handler/reset.c).
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "commands/async.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+#include "handler/limits.h"
+#include "handler/run.h"
+#include "api/finish.h"
+#include "job/attempt.h"
+#include "table/jobs.h"
+#include "queue/following.h"
+#include "queue/queues.h"
+#include "shared/handler_board.h"
+#include "shared/handler_known.h"
+#include "shared/settings_version.h"
+
+/* The job that the function is called for, NULL between jobs; and its queue's name. */
+static const ClaimedJob *current = NULL;
+static QueueName queue_name;
+
+/* Returns the job that the function is called for; NULL: none. */
+const ClaimedJob *
+idemq_handler_job(void)
+{
+	return current;
+}
+
+/* Returns the name of its queue. */
+const char *
+idemq_handler_queue(void)
+{
+	return queue_name;
+}
+
+/* Begins a transaction. */
+static void
+begin(void)
+{
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+}
+
+/* Commits it. */
+static void
+commit(void)
+{
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+}
+
+/* After an error: copies it, and aborts the transaction. */
+ErrorData *
+idemq_handler_catch(HandlerRun *run)
+{
+	ErrorData *error;
+
+	HOLD_INTERRUPTS();
+	current = NULL;
+	idemq_handler_limit_stop();
+	MemoryContextReset(run->errors);
+	MemoryContextSwitchTo(run->errors);
+	error = CopyErrorData();
+	FlushErrorState();
+	AbortOutOfAnyTransaction();
+	MemoryContextSwitchTo(run->errors);
+	RESUME_INTERRUPTS();
+	return error;
+}
+
+/*
+ * Checks, in a transaction, that the handler is the one that was read, and may run; looks up
+ * its function and its queue.  RUN_LEAVE otherwise: why is noted where the DBA sees it.
+ */
+RunResult
+idemq_handler_check(HandlerRun *run, HandlerTarget *target, QueueInfo *queue)
+{
+	HandlerKey key = {MyDatabaseId, run->info.queue_id};
+	uint64 version = idemq_version_of_queue(run->info.queue_id);
+	char *why;
+
+	if (idemq_follows())
+		return RUN_LEAVE;
+	if (version != run->version)
+	{
+		HandlerInfo info;
+
+		if (!idemq_handler_read(run->info.queue_id, &info) ||
+			!idemq_handler_same(&info, &run->info))
+			return RUN_LEAVE;
+		run->info = info;
+		run->version = version;
+	}
+	why = idemq_handler_resolve(&run->info, target);
+	if (why == NULL && target->role != run->role)
+		return RUN_LEAVE;
+	if (why != NULL)
+	{
+		(void) idemq_handler_refuse(key, why);
+		return RUN_LEAVE;
+	}
+	if (!idemq_queue_by_id(run->info.queue_id, queue))
+		return RUN_LEAVE;
+	strlcpy(queue_name, queue->name, sizeof(queue_name));
+	return RUN_DONE;
+}
+
+static int
+compare_jobs(const void *a, const void *b)
+{
+	int64 x = (*(ClaimedJob *const *) a)->id;
+	int64 y = (*(ClaimedJob *const *) b)->id;
+
+	return x < y ? -1 : x > y ? 1 : 0;
+}
+
+/* Returns jobs in the order of their ids, so that two transactions never deadlock. */
+static ClaimedJob **
+in_order(ClaimedJob *jobs, int count)
+{
+	ClaimedJob **sorted = palloc(count * sizeof(ClaimedJob *));
+
+	for (int i = 0; i < count; i++)
+		sorted[i] = &jobs[i];
+	qsort(sorted, count, sizeof(ClaimedJob *), compare_jobs);
+	return sorted;
+}
+
+/* Locks the rows of jobs; one whose lease is lost is settled. */
+static void
+lock(ClaimedJob **jobs, int count)
+{
+	JobsTable table;
+	Attempt attempt;
+
+	idemq_jobs_open(&table);
+	for (int i = 0; i < count; i++)
+		jobs[i]->settled = idemq_attempt_lock(&table, jobs[i]->id, jobs[i]->token, &attempt) !=
+						   OUTCOME_CURRENT;
+	idemq_jobs_close(&table);
+	CommandCounterIncrement();
+}
+
+/* Calls the function for a job; the result, or *isnull. */
+static Datum
+call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job, const QueueInfo *queue,
+	 bool *isnull)
+{
+	LOCAL_FCINFO(fcinfo, 1);
+	Oid user;
+	int sec_context;
+	Datum result;
+	bool no_payload;
+
+	GetUserIdAndSecContext(&user, &sec_context);
+	InitFunctionCallInfoData(*fcinfo, function, 1, InvalidOid, NULL, NULL);
+	fcinfo->args[0].value = heap_getattr(job->row, 6, idemq_claimed_desc(), &no_payload);
+	fcinfo->args[0].isnull = no_payload;
+	/* It sees what the jobs before it have done, as a statement of its own would. */
+	PopActiveSnapshot();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	current = job;
+	idemq_handler_limit_start(queue->job_timeout);
+	result = FunctionCallInvoke(fcinfo);
+	idemq_handler_limit_stop();
+	current = NULL;
+	*isnull = fcinfo->isnull || target->returns_void;
+	/* A SET ROLE ends with the job. */
+	SetUserIdAndSecContext(user, sec_context);
+	CommandCounterIncrement();
+	return result;
+}
+
+/* Ends a job with what its function has returned; see the top of the file. */
+static void
+finish(const ClaimedJob *job, Datum result, bool no_result)
+{
+	Finish finish = {.kind = FINISH_COMMIT, .uncounted = true};
+	Attempt attempt;
+
+	finish.args.no_document = no_result;
+	if (!no_result)
+		finish.args.document = PointerGetDatum(PG_DETOAST_DATUM(result));
+	(void) idemq_finish_by_token(job->id, job->token, &finish, false, &attempt);
+	CommandCounterIncrement();
+}
+
+/* Runs jobs in the open transaction. */
+static void
+run_jobs(const HandlerTarget *target, const QueueInfo *queue, ClaimedJob *jobs, int count)
+{
+	ClaimedJob **sorted = in_order(jobs, count);
+	Datum *results = palloc(count * sizeof(Datum));
+	bool *nulls = palloc(count * sizeof(bool));
+	FmgrInfo function;
+
+	lock(sorted, count);
+	fmgr_info(target->function, &function);
+	for (int i = 0; i < count; i++)
+	{
+		if (!jobs[i].settled)
+			results[i] = call(&function, target, &jobs[i], queue, &nulls[i]);
+	}
+	for (int i = 0; i < count; i++)
+	{
+		int n = (int) (sorted[i] - jobs);
+
+		if (!jobs[n].settled)
+			finish(&jobs[n], results[n], nulls[n]);
+	}
+	/* What the function LISTENs to is nobody's after it. */
+	Async_UnlistenAll();
+}
+
+/* Claims the next jobs in the open transaction. */
+static void
+claim_next(const HandlerRun *run, const QueueInfo *queue)
+{
+	if (idemq_claimed_more(queue, run->info.batch))
+		idemq_handler_call(queue->slot);
+}
+
+/*
+ * Runs jobs in a transaction, which claims the next ones with claim; then these are at work.
+ * After RUN_FAILED, *error is what was raised.
+ */
+RunResult
+idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, ErrorData **error)
+{
+	MemoryContext context = CurrentMemoryContext;
+	volatile RunResult result = RUN_DONE;
+
+	PG_TRY();
+	{
+		HandlerTarget target;
+		QueueInfo queue;
+
+		begin();
+		result = idemq_handler_check(run, &target, &queue);
+		if (result == RUN_DONE)
+		{
+			run_jobs(&target, &queue, jobs, count);
+			if (claim)
+				claim_next(run, &queue);
+		}
+		commit();
+		/* No interrupt is taken in between. */
+		for (int i = 0; i < count && result == RUN_DONE; i++)
+			jobs[i].settled = true;
+		if (claim && result == RUN_DONE)
+			idemq_claimed_swap();
+	}
+	PG_CATCH();
+	{
+		*error = idemq_handler_catch(run);
+		result = RUN_FAILED;
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	return result;
+}
+
+/* Claims in a transaction of its own; what it got, if anything, is at work then. */
+RunResult
+idemq_handler_claim(HandlerRun *run, ErrorData **error)
+{
+	MemoryContext context = CurrentMemoryContext;
+	volatile RunResult result = RUN_DONE;
+
+	PG_TRY();
+	{
+		HandlerTarget target;
+		QueueInfo queue;
+
+		begin();
+		result = idemq_handler_check(run, &target, &queue);
+		if (result == RUN_DONE)
+			claim_next(run, &queue);
+		commit();
+		if (result == RUN_DONE)
+			idemq_claimed_swap();
+	}
+	PG_CATCH();
+	{
+		*error = idemq_handler_catch(run);
+		result = RUN_FAILED;
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	return result;
+}

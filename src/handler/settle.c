@@ -1,0 +1,240 @@
+/*
+ * handler/settle.c
+ *		What becomes of a job whose function has raised an error, by its SQLSTATE:
+ *
+ *		40001, 40P01	run again at once, three times; then as any other
+ *		IQ010			fail: retried after the interval in DETAIL, or the queue's backoff
+ *		IQ011			fail: dead
+ *		IQ012			release: ready again after the interval in DETAIL, or retry_base;
+ *						the attempt does not count
+ *		57P01 - 57P03	release: a server shuts down, this one or one that it asked
+ *		all others		fail: retried after the queue's backoff
+ *
+ * The error's text becomes the attempt's error; SQLSTATE, detail, hint and context its details.
+ * What the job's effects were is rolled back by then; this is a transaction of its own.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "lib/stringinfo.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/json.h"
+#include "utils/jsonb.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "handler/limits.h"
+#include "handler/settle.h"
+#include "api/finish.h"
+#include "queue/queues.h"
+#include "shared/handler_known.h"
+#include "base/args.h"
+#include "base/errors.h"
+
+/* A job that met another in its way is run again at once so many times. */
+#define MAX_REPEATS 3
+/* Bytes that are kept of each text of an error; six times as many in JSON, at worst. */
+#define MAX_TEXT 2000
+
+static text *
+clipped(const char *string)
+{
+	return cstring_to_text_with_len(string, pg_mbcliplen(string, (int) strlen(string), MAX_TEXT));
+}
+
+/* Adds a member to a JSON object, if there is a text for it. */
+static void
+add_member(StringInfo json, const char *name, const char *value)
+{
+	if (value == NULL)
+		return;
+	appendStringInfo(json, "%s\"%s\":", json->len > 1 ? "," : "", name);
+	escape_json(json, text_to_cstring(clipped(value)));
+}
+
+/* Returns an error as a jsonb. */
+static Jsonb *
+describe(const ErrorData *error)
+{
+	StringInfoData json;
+
+	initStringInfo(&json);
+	appendStringInfoChar(&json, '{');
+	add_member(&json, "sqlstate", unpack_sql_state(error->sqlerrcode));
+	add_member(&json, "message", error->message);
+	add_member(&json, "detail", error->detail);
+	add_member(&json, "hint", error->hint);
+	add_member(&json, "context", error->context);
+	appendStringInfoChar(&json, '}');
+	return DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data)));
+}
+
+/* Reads the interval that a function has put into DETAIL, microseconds; false when it is none. */
+static bool
+read_delay(const ErrorData *error, int64 *delay)
+{
+	MemoryContext context = CurrentMemoryContext;
+	volatile bool valid = false;
+
+	if (error->detail == NULL)
+		return false;
+	PG_TRY();
+	{
+		Datum value = DirectFunctionCall3(interval_in, CStringGetDatum(error->detail),
+										  ObjectIdGetDatum(InvalidOid), Int32GetDatum(-1));
+
+		*delay = idemq_check_interval("DETAIL", DatumGetIntervalP(value), 0);
+		valid = true;
+	}
+	PG_CATCH();
+	{
+		/* Nothing but these two was called, which hold nothing. */
+		MemoryContextSwitchTo(context);
+		FlushErrorState();
+	}
+	PG_END_TRY();
+	return valid;
+}
+
+/* Chooses how the attempt ends. */
+static Finish
+choose(const ErrorData *error, const QueueInfo *queue)
+{
+	Finish finish = {.kind = FINISH_FAIL, .uncounted = true};
+
+	switch (error->sqlerrcode)
+	{
+		case ERRCODE_IDEMQ_RETRY_LATER:
+			finish.has_delay = read_delay(error, &finish.delay);
+			break;
+		case ERRCODE_IDEMQ_DEAD:
+			finish.permanent = true;
+			break;
+		case ERRCODE_IDEMQ_SNOOZE:
+			finish.kind = FINISH_RELEASE;
+			if (!read_delay(error, &finish.delay))
+				finish.delay = queue->retry_base;
+			break;
+		case ERRCODE_ADMIN_SHUTDOWN:
+		case ERRCODE_CRASH_SHUTDOWN:
+		case ERRCODE_CANNOT_CONNECT_NOW:
+			finish.kind = FINISH_RELEASE;
+			finish.delay = queue->retry_base;
+			break;
+		default:
+			break;
+	}
+	return finish;
+}
+
+/* Ends an attempt in a transaction of its own. */
+static void
+end_attempt(ClaimedJob *job, Finish *finish)
+{
+	Attempt attempt;
+
+	(void) idemq_finish_by_token(job->id, job->token, finish, false, &attempt);
+}
+
+static void
+begin(void)
+{
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+}
+
+static void
+commit(void)
+{
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+}
+
+/* Writes an error of a job to the server's log. */
+static void
+log_error(const HandlerRun *run, const ClaimedJob *job, const ErrorData *error)
+{
+	ereport(LOG, (errcode(error->sqlerrcode),
+				  errmsg("handler of queue \"%s\", job %lld, attempt %d: %s", idemq_handler_queue(),
+						 (long long) job->id, job->attempt,
+						 error->message != NULL ? error->message : ""),
+				  error->detail != NULL ? errdetail_internal("%s", error->detail) : 0,
+				  error->context != NULL ? errcontext("%s", error->context) : 0));
+}
+
+/*
+ * Ends the attempt whose transaction has raised an error; false when the job is to be run
+ * again at once.
+ */
+bool
+idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
+{
+	bool conflict = error->sqlerrcode == ERRCODE_T_R_SERIALIZATION_FAILURE ||
+					error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
+	QueueInfo queue;
+	Finish finish = {.kind = FINISH_RELEASE};
+
+	if (conflict && job->repeats < MAX_REPEATS)
+	{
+		job->repeats++;
+		return false;
+	}
+	begin();
+	if (idemq_queue_by_id(run->info.queue_id, &queue))
+	{
+		if (idemq_handler_timed_out() && error->sqlerrcode == ERRCODE_QUERY_CANCELED)
+			error->message =
+				MemoryContextStrdup(run->errors,
+									psprintf("job_timeout of queue \"%s\" is over", queue.name));
+		finish = choose(error, &queue);
+		if (finish.kind == FINISH_FAIL)
+		{
+			finish.args.error = clipped(error->message != NULL ? error->message : "");
+			finish.args.details = describe(error);
+		}
+		end_attempt(job, &finish);
+	}
+	commit();
+	job->settled = true;
+	if (finish.kind == FINISH_FAIL)
+	{
+		log_error(run, job, error);
+		idemq_handler_note((HandlerKey){MyDatabaseId, run->info.queue_id}, 0, 1, error->message);
+	}
+	return true;
+}
+
+/* Gives a job back, as if it had not been claimed. */
+void
+idemq_handler_give_back(ClaimedJob *job)
+{
+	Finish finish = {.kind = FINISH_RELEASE, .uncounted = true};
+
+	if (job->settled)
+		return;
+	begin();
+	end_attempt(job, &finish);
+	commit();
+	job->settled = true;
+}
+
+/* Ends the attempt of a job whose process ends in the middle of it. */
+void
+idemq_handler_fail_at_exit(ClaimedJob *job, const char *text)
+{
+	Finish finish = {.kind = FINISH_FAIL, .uncounted = true};
+
+	if (job->settled)
+		return;
+	begin();
+	finish.args.error = cstring_to_text(text);
+	end_attempt(job, &finish);
+	commit();
+	job->settled = true;
+}

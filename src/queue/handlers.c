@@ -1,0 +1,197 @@
+/*
+ * queue/handlers.c
+ *		The handler of a queue: which function runs its jobs, as whom, and whether it may.
+ *
+ * A handler is a row of idemq.handler_entries.  It names the function by schema, name and the
+ * types of its arguments, and the role by its name: what a dump carries to another server, and
+ * pg_upgrade to another version.  Function and role are looked up whenever a job is run, and so
+ * are their rights: what the role may not do any more, its handler cannot.
+ *
+ * The function is called f(payload jsonb), and returns jsonb, the result, or void.  A superuser's
+ * handler runs only functions that superusers own: who owns the function could replace it, and
+ * act as the superuser.
+ *
+ * That a role may log in and connect is asked as well: NOLOGIN is how a role is locked out.  Its
+ * password's VALID UNTIL and pg_hba.conf are not: they are about clients.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_authid.h"
+#include "catalog/pg_database.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/syscache.h"
+
+#include "queue/handlers.h"
+#include "queue/queues.h"
+#include "queue/roles.h"
+#include "base/args.h"
+#include "base/compat.h"
+#include "base/spi.h"
+
+static SqlStatement read_handler =
+	{.text = "SELECT schema_name, function_name, role_name, role_oid, workers, batch, max_idle, "
+			 "set_at, crashes, stopped_at IS NOT NULL FROM idemq.handler_entries "
+			 "WHERE queue_id = $1",
+	 .nargs = 1,
+	 .types = {INT4OID}};
+
+/* Reads a queue's handler, as the latest snapshot shows it; false when it has none. */
+bool
+idemq_handler_read(int32 queue_id, HandlerInfo *info)
+{
+	Datum value = Int32GetDatum(queue_id);
+	SqlScope scope;
+	bool isnull;
+	bool found;
+
+	memset(info, 0, sizeof(*info));
+	idemq_spi_begin(&scope);
+	found = idemq_spi_query_latest(&read_handler, &value, NULL) > 0;
+	if (found)
+	{
+		info->queue_id = queue_id;
+		info->schema = *DatumGetName(idemq_spi_value(0, 1, &isnull));
+		info->function = *DatumGetName(idemq_spi_value(0, 2, &isnull));
+		info->role = *DatumGetName(idemq_spi_value(0, 3, &isnull));
+		info->role_oid = DatumGetObjectId(idemq_spi_value(0, 4, &isnull));
+		if (isnull)
+			info->role_oid = InvalidOid;
+		info->workers = DatumGetInt32(idemq_spi_value(0, 5, &isnull));
+		info->batch = DatumGetInt32(idemq_spi_value(0, 6, &isnull));
+		info->max_idle = idemq_interval_usecs(DatumGetIntervalP(idemq_spi_value(0, 7, &isnull)));
+		info->set_at = DatumGetTimestampTz(idemq_spi_value(0, 8, &isnull));
+		info->crashes = DatumGetInt32(idemq_spi_value(0, 9, &isnull));
+		info->stopped = DatumGetBool(idemq_spi_value(0, 10, &isnull));
+	}
+	idemq_spi_end(&scope);
+	return found;
+}
+
+/* Returns whether a process that runs the one may go on with the other. */
+bool
+idemq_handler_same(const HandlerInfo *a, const HandlerInfo *b)
+{
+	return a->queue_id == b->queue_id && a->set_at == b->set_at && a->stopped == b->stopped &&
+		   a->role_oid == b->role_oid && namestrcmp((Name) &a->role, NameStr(b->role)) == 0 &&
+		   namestrcmp((Name) &a->schema, NameStr(b->schema)) == 0 &&
+		   namestrcmp((Name) &a->function, NameStr(b->function)) == 0;
+}
+
+/* Returns why a role may not log in and connect to this database, NULL when it may. */
+static char *
+refuse_role(const char *name, Oid role)
+{
+	HeapTuple tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(role));
+	bool may_login;
+
+	if (!HeapTupleIsValid(tuple))
+		return psprintf("role \"%s\" does not exist", name);
+	may_login = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
+	ReleaseSysCache(tuple);
+	if (!may_login)
+		return psprintf("role \"%s\" may not log in: ALTER ROLE %s LOGIN", name,
+						quote_identifier(name));
+	if (!compat_may(DatabaseRelationId, MyDatabaseId, role, ACL_CONNECT))
+		return psprintf("role \"%s\" may not connect to this database: GRANT CONNECT", name);
+	return NULL;
+}
+
+/* Finds a function of one argument, a jsonb; InvalidOid: there is none. */
+static Oid
+find_function(const HandlerInfo *info, Oid *schema)
+{
+	Oid types[] = {JSONBOID};
+	oidvector *arguments = buildoidvector(types, 1);
+
+	*schema = get_namespace_oid(NameStr(info->schema), true);
+	if (!OidIsValid(*schema))
+		return InvalidOid;
+	return GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid, NameGetDatum(&info->function),
+						   PointerGetDatum(arguments), ObjectIdGetDatum(*schema));
+}
+
+/* Returns why a role may not run a function as a handler, NULL when it may. */
+static char *
+refuse_function(const HandlerInfo *info, const char *name, Oid schema, HandlerTarget *target)
+{
+	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(target->function));
+	Form_pg_proc function;
+	char *why = NULL;
+
+	if (!HeapTupleIsValid(tuple))
+		return psprintf("function %s(jsonb) does not exist", name);
+	function = (Form_pg_proc) GETSTRUCT(tuple);
+	target->returns_void = function->prorettype == VOIDOID;
+	if ((function->prorettype != VOIDOID && function->prorettype != JSONBOID) ||
+		function->proretset || function->prokind != PROKIND_FUNCTION)
+		why = psprintf("function %s(jsonb) returns neither jsonb nor void", name);
+	else if (!compat_may(NamespaceRelationId, schema, target->role, ACL_USAGE))
+		why = psprintf("role \"%s\" may not use schema %s", NameStr(info->role),
+					   quote_identifier(NameStr(info->schema)));
+	else if (!compat_may(ProcedureRelationId, target->function, target->role, ACL_EXECUTE))
+		why = psprintf("role \"%s\" may not execute function %s(jsonb)", NameStr(info->role), name);
+	else if (superuser_arg(target->role) && !superuser_arg(function->proowner))
+		why = psprintf("role \"%s\" is a superuser, and the owner of function %s(jsonb) is none",
+					   NameStr(info->role), name);
+	ReleaseSysCache(tuple);
+	return why;
+}
+
+/* Returns whether a role may claim from a queue. */
+static bool
+may_claim(int32 queue_id, Oid role)
+{
+	Oid user;
+	int sec_context;
+	QueueInfo queue;
+	bool may;
+
+	GetUserIdAndSecContext(&user, &sec_context);
+	SetUserIdAndSecContext(role, sec_context | SECURITY_LOCAL_USERID_CHANGE);
+	may = idemq_queue_allows(queue_id, PRIVILEGE_CLAIM, &queue);
+	SetUserIdAndSecContext(user, sec_context);
+	return may;
+}
+
+/*
+ * Looks up whom and what a handler names.  Returns NULL when that role may run that function for
+ * the queue's jobs, or else why not.
+ */
+char *
+idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target)
+{
+	char *why;
+	char *name;
+	Oid schema;
+
+	target->function = InvalidOid;
+	target->role = idemq_role_of(NameStr(info->role), info->role_oid);
+	if (!OidIsValid(target->role))
+		return psprintf("role \"%s\", which set the handler, does not exist any more",
+						NameStr(info->role));
+	why = refuse_role(NameStr(info->role), target->role);
+	if (why != NULL)
+		return why;
+	name = quote_qualified_identifier(NameStr(info->schema), NameStr(info->function));
+	target->function = find_function(info, &schema);
+	why = refuse_function(info, name, schema, target);
+	if (why != NULL)
+		return why;
+	if (!may_claim(info->queue_id, target->role))
+		return psprintf("role \"%s\" may not claim from the queue", NameStr(info->role));
+	return NULL;
+}
+
+/* Returns what is said of a handler that is stopped. */
+const char *
+idemq_handler_stopped_text(const HandlerInfo *info)
+{
+	return psprintf("stopped after %d crashes of the server in a row in the middle of its jobs: "
+					"find out why, then call idemq.set_handler again",
+					info->crashes);
+}

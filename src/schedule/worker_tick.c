@@ -1,0 +1,139 @@
+/*
+ * schedule/worker_tick.c
+ *		Ticks of schedules, by the background worker: it sleeps until the first is due, lists
+ *		what is, and enqueues for one after the other, in slices.
+ *
+ * All schedules are listed when one has changed (a statement trigger says so), when the first
+ * comes due, and once a minute at least while there are any: a wall clock that was set ahead is
+ * noticed then.  The worker does not hear of what it writes itself, or a tick that fails would be
+ * tried without a pause; that is tried again after a minute, as a driver would.
+ *
+ * Each is run in a subtransaction, so that one that fails undoes no other.  That another driver
+ * ticks as well does no harm: see schedule/tick.c.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/resowner.h"
+#include "utils/timestamp.h"
+
+#include "schedule/tick.h"
+#include "schedule/worker_tick.h"
+#include "shared/worker_call.h"
+#include "base/clock.h"
+#include "base/slice.h"
+
+/* Schedules are listed that often at least, and one that failed is tried again after that. */
+#define TICK_PAUSE USECS_PER_MINUTE
+/* Where there is none, that often: for one that PREPARE TRANSACTION has brought. */
+#define NO_SCHEDULES_PAUSE (10 * USECS_PER_MINUTE)
+
+/* The names that are due, and the first that was not run yet. */
+static MemoryContext context = NULL;
+static Datum *names = NULL;
+static int count = 0;
+static int done = 0;
+/* When (wall clock) the next one is due, and when (mono) they are to be listed at the latest. */
+static TimestampTz next_tick = DT_NOEND;
+static int64 list_by = 0;
+
+/* Begins anew: nothing is known of the schedules. */
+void
+idemq_tick_begin(void)
+{
+	count = done = 0;
+	next_tick = DT_NOEND;
+	list_by = 0;
+}
+
+/* Returns when (mono) there is something to do; a chore's. */
+int64
+idemq_tick_due_at(const SlotView *view)
+{
+	int64 now = idemq_mono_now();
+	TimestampTz wall = GetCurrentTimestamp();
+
+	if (done < count || idemq_worker_schedules_changed(false) || next_tick <= wall)
+		return 0;
+	if (next_tick - wall < list_by - now)
+		return now + (next_tick - wall);
+	return list_by;
+}
+
+/* Lists what is due. */
+static void
+list(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	MemoryContext old;
+	ArrayType *array;
+
+	if (context == NULL)
+		context = AllocSetContextCreate(TopMemoryContext, "idemq ticks", ALLOCSET_DEFAULT_SIZES);
+	/* Should this fail, they are listed again. */
+	idemq_tick_begin();
+	MemoryContextReset(context);
+	/* Before they are read: what changes from here on notes itself. */
+	(void) idemq_worker_schedules_changed(true);
+	old = MemoryContextSwitchTo(context);
+	array = idemq_schedules_due(now, now - TICK_PAUSE, &next_tick);
+	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &names, NULL, &count);
+	MemoryContextSwitchTo(old);
+	list_by = idemq_mono_now() +
+			  (next_tick == DT_NOEND && count == 0 ? NO_SCHEDULES_PAUSE : TICK_PAUSE);
+}
+
+/* Runs one schedule; notes why, if it fails. */
+static void
+run(Datum name)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+
+	BeginInternalSubTransaction(NULL);
+	PG_TRY();
+	{
+		(void) idemq_schedule_run(name);
+		ReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(caller);
+		CurrentResourceOwner = owner;
+	}
+	PG_CATCH();
+	{
+		ErrorData *error;
+
+		MemoryContextSwitchTo(caller);
+		error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(caller);
+		CurrentResourceOwner = owner;
+		ereport(LOG, (errcode(error->sqlerrcode),
+					  errmsg("schedule \"%s\": %s", TextDatumGetCString(name), error->message)));
+		idemq_schedule_note_failure(name, CStringGetTextDatum(error->message));
+	}
+	PG_END_TRY();
+}
+
+/* Lists what is due when that is to be done, and runs as many as the slice holds: a chore. */
+void
+idemq_tick_some(void)
+{
+	Slice slice;
+
+	idemq_slice_begin(&slice, SLICE_OF_CHORE);
+	if (done >= count)
+		list();
+	while (done < count)
+	{
+		Datum name = names[done++];
+
+		run(name);
+		if (idemq_slice_is_over(&slice))
+			break;
+	}
+}

@@ -1,0 +1,157 @@
+/*
+ * worker/handle.c
+ *		Starting the processes that run the handlers of queues (handler/handler.c).
+ *
+ * One is started when something is ready in the queue and none of its handler's processes is
+ * idle, up to as many as the handler may have; the next one after the last has come, and only
+ * if something is ready still.  They end by themselves.  When the worker has to look, and who
+ * tells it, stands at the top of shared/handler_board.c.
+ *
+ * What a process needs is checked before: the role may log in, connect and claim, the function
+ * is there and may be executed (queue/handlers.c).  Otherwise none is started; the view says
+ * why, and it is looked at again after a second, then two, up to 64.
+ *
+ * After the end of a former server in the middle of a handler's job (a crash, a kill -9 of any
+ * of its processes, an immediate shutdown; not a shutdown that lets it give its jobs back) the
+ * handler's row counts one crash more, before a process is started: so no process is started
+ * before the search for such jobs (job/recover.c) has been through the queue.  The third in a
+ * row stops the handler.  A job that its function has returned for ends the row; but a job that was
+ * interrupted three times in a row stops it in any case (job/reap.c).  The count is flushed: the
+ * next crash must find it.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "postmaster/bgworker.h"
+#include "utils/timestamp.h"
+
+#include "worker/handle.h"
+#include "job/ready_scan.h"
+#include "queue/handlers.h"
+#include "shared/handler_board.h"
+#include "base/clock.h"
+#include "base/spi.h"
+
+/* The search for jobs of a former server is awaited for so long after the start at most. */
+#define SEARCH_PATIENCE (30 * USECS_PER_SEC)
+/* When the postmaster has no place for a process, it is asked again after that. */
+#define NO_PLACE_PAUSE USECS_PER_SEC
+
+static SqlStatement count_crash =
+	{.text =
+		 "UPDATE idemq.handler_entries SET crashes = greatest(crashes + 1, $4), crashed_at = $2, "
+		 "stopped_at = CASE WHEN greatest(crashes + 1, $4) >= $3 THEN coalesce(stopped_at, $2) "
+		 "END WHERE queue_id = $1 AND stopped_at IS NULL",
+	 .nargs = 4,
+	 .types = {INT4OID, TIMESTAMPTZOID, INT4OID, INT4OID}};
+
+/* Returns when (mono) the handler of a queue is to be looked at. */
+int64
+idemq_handle_due_at(const SlotView *view)
+{
+	uint64 due = pg_atomic_read_u64(&view->slot->handler_due);
+
+	if (due > (uint64) PG_INT64_MAX)
+		return PG_INT64_MAX;
+	if (view->next_recovery < PG_INT64_MAX)
+	{
+		int64 patience = idemq_mono_from_timestamp(idemq_primary_since() + SEARCH_PATIENCE);
+
+		return Max((int64) due, patience);
+	}
+	return (int64) due;
+}
+
+/* Counts the crash of a former server in the middle of the handler's jobs, if there was one. */
+static void
+note_crash(const QueueInfo *queue, HandlerInfo *info)
+{
+	uint32 crashed = pg_atomic_read_u32(&queue->slot->handler_crashed);
+	Datum values[] = {Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now()),
+					  Int32GetDatum(HANDLER_MAX_CRASHES),
+					  Int32GetDatum(crashed > 1 ? HANDLER_MAX_CRASHES : 0)};
+	SqlScope scope;
+
+	if (crashed == 0)
+		return;
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&count_crash, values, NULL, SPI_OK_UPDATE);
+	idemq_spi_end(&scope);
+	CommandCounterIncrement();
+	ForceSyncCommit();
+	pg_atomic_write_u32(&queue->slot->handler_crashed, 0);
+	(void) idemq_handler_read(queue->id, info);
+}
+
+/* Asks the postmaster for the process of a ticket; returns whether it has a place for one. */
+static bool
+start(const HandlerTicket *ticket)
+{
+	BackgroundWorker worker = {0};
+
+	StaticAssertStmt(sizeof(*ticket) <= sizeof(worker.bgw_extra), "a ticket is too long");
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	strlcpy(worker.bgw_library_name, IDEMQ_LIBRARY, sizeof(worker.bgw_library_name));
+	strlcpy(worker.bgw_function_name, "idemq_handler_main", sizeof(worker.bgw_function_name));
+	strlcpy(worker.bgw_name, IDEMQ_HANDLER_WORKER, sizeof(worker.bgw_name));
+	strlcpy(worker.bgw_type, IDEMQ_HANDLER_WORKER, sizeof(worker.bgw_type));
+	memcpy(worker.bgw_extra, ticket, sizeof(*ticket));
+	return RegisterDynamicBackgroundWorker(&worker, NULL);
+}
+
+/* Starts a process if one is wanted; returns when (mono) to look again. */
+static int64
+start_one(const QueueInfo *queue, const HandlerInfo *info)
+{
+	HandlerTicket ticket = {.key = {MyDatabaseId, queue->id}};
+	HandlerTarget target;
+	char *why = idemq_handler_resolve(info, &target);
+	int64 again;
+
+	if (why != NULL)
+		return idemq_handler_refuse(ticket.key, why);
+	ticket.role = target.role;
+	if (idemq_handler_reserve(queue->slot, info->workers, &ticket, &again) != HANDLER_RESERVED)
+		return again;
+	if (start(&ticket))
+		return again;
+	idemq_handler_unreserve(queue->slot, &ticket);
+	ereport(LOG, (errmsg("idemq cannot start a process for the handler of queue \"%s\": all %d of "
+						 "max_worker_processes are in use",
+						 queue->name, max_worker_processes),
+				  errhint("Increase max_worker_processes and restart the server.")));
+	return idemq_mono_now() + NO_PLACE_PAUSE;
+}
+
+/* Looks at the handler of a queue: chore "handle". */
+void
+idemq_handle(const QueueInfo *queue)
+{
+	HandlerKey key = {MyDatabaseId, queue->id};
+	HandlerInfo info;
+	TimestampTz next_due;
+	bool held;
+	int64 again = PG_INT64_MAX;
+
+	/* Before anything is read: who changes it from here on notes it again. */
+	pg_atomic_write_u64(&queue->slot->handler_due, PG_UINT64_MAX);
+	if (!idemq_handler_read(queue->id, &info))
+	{
+		idemq_handler_settle(queue->slot, key, 0);
+		idemq_handler_forget(key);
+		pg_atomic_write_u32(&queue->slot->handler_crashed, 0);
+		return;
+	}
+	idemq_handler_note_set(key, info.set_at);
+	note_crash(queue, &info);
+	idemq_handler_settle(queue->slot, key, info.stopped ? 0 : info.workers);
+	if (info.stopped || queue->paused || !idemq_ready_check(queue, &next_due, &held))
+		return;
+	again = start_one(queue, &info);
+	if (again < PG_INT64_MAX)
+		idemq_handler_look_at(queue->slot, again);
+}

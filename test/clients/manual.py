@@ -1,0 +1,83 @@
+"""manual.py: what doc/usage/python.md shows; python_client.py runs it."""
+
+import asyncio
+import logging
+
+import psycopg
+from idemq import AsyncWorker, Dead, Refused, RetryLater, Snooze, Worker, drain, enqueue
+
+
+def order(dsn):
+    with psycopg.connect(dsn) as conn:
+        conn.execute("INSERT INTO orders VALUES (42)")
+        enqueue(conn, "mail", {"order": 42}, key="order-42")  # commits with the order, or not at all
+
+
+def confirm(job, conn):
+    conn.execute("INSERT INTO confirmations VALUES (%s)", [job.payload["order"]])
+    return {"confirmed": job.payload["order"]}  # the job's result
+
+
+def work(dsn):
+    Worker(dsn, "mail").run(confirm)  # until SIGTERM
+
+
+def test_an_order_is_confirmed(dsn):
+    order(dsn)
+    assert drain(dsn, "mail", confirm) == {"committed": 1}
+
+
+def charge(job):
+    def call(step):  # step.timeout: seconds left for it
+        return provider.post("/charges", step.request, idempotency_key=step.key, timeout=step.timeout)
+
+    def ask(step):  # None: the provider knows nothing of it
+        return provider.find(step.key)
+
+    charged = job.step("charge", call, {"amount": job.payload["amount"]}, call_timeout=10, ask=ask)
+    job.checkpoint({"charged": charged["id"]})  # job.state, in the next attempt
+    if job.cancelled.is_set():  # the lease is lost, or the time is over
+        return None
+    return charged
+
+
+async def fetch(job):
+    await asyncio.sleep(0.01)  # cancelled when the lease is lost
+    return job.payload
+
+
+async def work_async(dsn):
+    await AsyncWorker(dsn, "pages", concurrency=100).run_outside(fetch)
+
+
+def visit(job, conn):
+    answer = provider.get(job.payload["url"])
+    if answer == "busy":
+        raise RetryLater("5 min")  # the attempt counts
+    if answer == "closed":
+        raise Snooze(3600)  # nothing is counted
+    if answer == "gone":
+        raise Dead("no such page")
+
+
+class provider:
+    """Stands for another system."""
+
+    answers = {}
+
+    @classmethod
+    def post(cls, path, request, idempotency_key, timeout):
+        if request["amount"] < 0:
+            raise Refused("no such amount")
+        return cls.answers.setdefault(idempotency_key, {"id": len(cls.answers) + 1})
+
+    @classmethod
+    def find(cls, key):
+        return cls.answers.get(key)
+
+    @classmethod
+    def get(cls, url):
+        return url
+
+
+logging.getLogger("idemq").addHandler(logging.NullHandler())

@@ -1,0 +1,1022 @@
+"""python_client.py: what a handler's end, a lost answer and a lost lease do with clients/python.
+
+For python.pl, which says where the server is (IDEMQ_DSN); its worker is on.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import time
+import types
+import unittest
+
+import psycopg
+
+import idemq
+import idemq._attempts
+import manual
+import idemq._trace
+
+DSN = os.environ["IDEMQ_DSN"]
+os.environ.pop("PGAPPNAME", None)  # sessions of workers are found by the client's own
+logging.getLogger("idemq").addHandler(logging.NullHandler())
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
+logging.getLogger("idemq").propagate = False
+
+
+class Proxy:
+    """A server's TCP port of its own, which cuts a connection at a COMMIT: before or after it is done."""
+
+    def __init__(self, cut):
+        self.cut = cut  # how often
+        self.after = True
+        self.cuts = 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        info = psycopg.conninfo.conninfo_to_dict(DSN)
+        self.to = f"{info['host']}/.s.PGSQL.{info['port']}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def dsn(self, more=""):
+        params = dict(psycopg.conninfo.conninfo_to_dict(DSN), host="127.0.0.1", port=self.port)
+        return psycopg.conninfo.make_conninfo(**params) + " gssencmode=disable " + more
+
+    def accept(self):
+        while True:
+            client, _ = self.listener.accept()
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(self.to)
+            armed = [False]
+            threading.Thread(target=self.up, args=(client, server, armed), daemon=True).start()
+            threading.Thread(target=self.down, args=(client, server, armed), daemon=True).start()
+
+    def up(self, client, server, armed):
+        while data := self.read(client):
+            if b"COMMIT\0" in data and self.cuts < self.cut:
+                self.cuts += 1
+                if not self.after:
+                    self.end(client, server)
+                    return
+                armed[0] = True
+            server.sendall(data)
+        self.end(client, server)
+
+    def down(self, client, server, armed):
+        while data := self.read(server):
+            if armed[0]:
+                break  # done, and nobody hears of it
+            client.sendall(data)
+        self.end(client, server)
+
+    @staticmethod
+    def read(end):
+        try:
+            return end.recv(65536)
+        except OSError:
+            return b""
+
+    @staticmethod
+    def end(*ends):
+        for each in ends:
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+
+class Client(unittest.TestCase):
+    number = 0
+
+    def setUp(self):
+        Client.number += 1
+        self.queue = f"queue_{os.getpid()}_{Client.number}"
+        self.conn = psycopg.connect(DSN, autocommit=True)
+        self.addCleanup(self.conn.close)
+        self.sql("SELECT idemq.create_queue(%s, lease => '1 h', retry_base => '1 ms')", self.queue)
+        self.sql("CREATE TABLE IF NOT EXISTS effects (queue text, n int, by text)")
+
+    def sql(self, sql, *values):
+        cursor = self.conn.execute(sql, values)
+        return cursor.fetchall() if cursor.description else None
+
+    def alter(self, settings):
+        self.sql(f"SELECT idemq.alter_queue('{self.queue}', {settings})")
+
+    def add(self, *payloads, **options):
+        return [idemq.enqueue(self.conn, self.queue, payload, **options).id for payload in payloads]
+
+    def effects(self):
+        return [n for n, in self.sql("SELECT n FROM effects WHERE queue = %s ORDER BY n", self.queue)]
+
+    def job(self, job_id):
+        return self.sql("SELECT status::text, attempt, result, last_error FROM idemq.jobs WHERE id = %s", job_id)[0]
+
+    def until(self, sql, *values):
+        for _ in range(600):
+            if self.sql(sql, *values)[0][0]:
+                return
+            time.sleep(0.05)
+        self.fail(f"never: {sql} {values}")
+
+    def until_set(self, event):
+        self.assertTrue(event.wait(60), "it has not happened")
+
+    def effect(self, conn, n):
+        conn.execute("INSERT INTO effects VALUES (%s, %s)", (self.queue, n))
+
+    def do(self, job, conn):
+        self.effect(conn, job.payload)
+        return {"n": job.payload}
+
+    async def do_async(self, job, conn):
+        await conn.execute("INSERT INTO effects VALUES (%s, %s)", (self.queue, job.payload))
+        return {"n": job.payload}
+
+    def drain(self, handler, outside=False, dsn=DSN, **options):
+        return idemq.drain(dsn, self.queue, handler, outside, **options)
+
+    def drain_async(self, handler, outside=False, dsn=DSN, **options):
+        return asyncio.run(idemq.drain_async(dsn, self.queue, handler, outside, **options))
+
+    def start(self, handler, outside=False, dsn=DSN, **options):
+        """A worker in a thread, and what stops it, at the end of the test at the latest."""
+        worker = idemq.Worker(dsn, self.queue, **options)
+        thread = threading.Thread(target=worker.run_outside if outside else worker.run, args=(handler,))
+        told = []
+
+        def stop(wait=True):
+            if not told:
+                told.append(worker.stop())
+            if wait:
+                thread.join(60)
+                self.assertFalse(thread.is_alive(), "the worker ends")
+
+        thread.start()
+        self.addCleanup(stop)
+        return stop
+
+    def set_seconds(self, name, seconds):
+        before = getattr(idemq._attempts, name)
+        setattr(idemq._attempts, name, seconds)
+        self.addCleanup(setattr, idemq._attempts, name, before)
+
+
+class Producers(Client):
+    def test_the_callers_transaction(self):
+        with psycopg.connect(DSN) as conn:
+            first = idemq.enqueue(conn, self.queue, {"a": [1]}, key="k", priority=2, delay=60, headers={"h": 1})
+            conn.rollback()
+            self.assertEqual(self.sql("SELECT count(*) FROM idemq.jobs WHERE id = %s", first.id), [(0,)])
+            again = idemq.enqueue(conn, self.queue, {"a": [1]}, key="k", priority=2, delay=60, headers={"h": 1})
+        self.assertEqual((again.outcome, again.status, again.result), ("accepted", "pending", None))
+        self.assertEqual(
+            self.sql("SELECT payload, key, priority, headers, ready_at > now() FROM idemq.jobs WHERE id = %s", again.id),
+            [({"a": [1]}, "k", 2, {"h": 1}, True)],
+        )
+
+    def test_a_key(self):
+        (job,) = self.add(1, key="k")
+        self.assertEqual(idemq.enqueue(self.conn, self.queue, 1, key="k")[:2], (job, "duplicate"))
+        with self.assertRaises(idemq.KeyReused) as caught:
+            self.add(2, key="k")
+        self.assertEqual(caught.exception.sqlstate, "IQ003")
+        with self.assertRaises(idemq.DuplicateKey):
+            self.add(1, key="k", on_duplicate="error")
+        with self.assertRaises(idemq.NoSuchQueue):
+            idemq.enqueue(self.conn, "none", 1)
+
+    def test_asyncio_and_other_rows(self):
+        async def run():
+            conn = await psycopg.AsyncConnection.connect(DSN, row_factory=psycopg.rows.dict_row)
+            async with conn:
+                return await idemq.enqueue(conn, self.queue, 3)
+
+        self.assertEqual(asyncio.run(run()).outcome, "accepted")
+        with psycopg.connect(DSN, row_factory=psycopg.rows.dict_row) as conn:
+            self.assertEqual(idemq.enqueue(conn, self.queue, 3).outcome, "accepted")
+
+    def test_errors_by_sqlstate(self):
+        (job,) = self.add(1)
+        token = self.sql("SELECT token FROM idemq.claim(%s)", self.queue)[0][0]
+        self.assertTrue(issubclass(idemq.StaleToken, idemq.IdemqError))
+        for error, sql, values in (
+            (idemq.StaleToken, "SELECT idemq.commit(%s, %s)", (job, token - 1)),
+            (idemq.NoSuchJob, "SELECT idemq.commit(%s, %s)", (-1, token)),
+        ):
+            with self.assertRaises(error):
+                self.sql(sql, *values)
+        self.sql("SELECT idemq.commit(%s, %s)", job, token)
+        with self.assertRaises(idemq.AlreadyCommitted):
+            self.sql("SELECT idemq.commit(%s, %s)", job, token)
+
+
+class Transactions(Client):
+    def test_effect_and_result(self):
+        jobs = self.add(1, 2, 3)
+        self.assertEqual(self.drain(self.do), {"committed": 3})
+        self.assertEqual(self.effects(), [1, 2, 3])
+        self.assertEqual(self.job(jobs[0]), ("completed", 1, {"n": 1}, None))
+
+    def test_the_same_with_asyncio(self):
+        jobs = self.add(1, 2, 3)
+        self.assertEqual(self.drain_async(self.do_async), {"committed": 3})
+        self.assertEqual(self.effects(), [1, 2, 3])
+        self.assertEqual(self.job(jobs[2]), ("completed", 1, {"n": 3}, None))
+
+    def test_what_a_handler_sees(self):
+        seen = []
+        (job,) = self.add({"a": 1}, key="k", headers={"h": "x"})
+        self.drain(lambda job, conn: seen.append(job))
+        (it,) = seen
+        self.assertEqual((it.id, it.attempt, it.payload, it.key, it.headers, it.state), (job, 1, {"a": 1}, "k", {"h": "x"}, None))
+        self.assertEqual(it.token, self.sql("SELECT token FROM idemq.jobs WHERE id = %s", job)[0][0])
+        self.assertFalse(it.cancelled.is_set())
+        left = (it.deadline - it.enqueued_at).total_seconds()
+        self.assertTrue(3000 < left < 3700, left)
+        with self.assertRaises(RuntimeError):
+            it.checkpoint({})
+        with self.assertRaises(RuntimeError):
+            it.step("a", lambda step: 1)
+
+    def test_an_error_undoes_the_effect(self):
+        for drain, fails in ((self.drain, self.fails), (self.drain_async, self.fails_async)):
+            (job,) = self.add(1, max_attempts=1)
+            self.assertEqual(drain(fails), {"dead": 1})
+            self.assertEqual(self.effects(), [])
+            self.assertEqual(self.job(job), ("dead", 1, None, "ValueError: no way"))
+            details = self.sql("SELECT details FROM idemq.attempts WHERE job_id = %s", job)[0][0]
+            self.assertEqual(details["type"], "ValueError")
+            self.assertIn("raise ValueError", details["trace"])
+
+    def fails(self, job, conn):
+        self.do(job, conn)
+        raise ValueError("no\0 way")
+
+    async def fails_async(self, job, conn):
+        await self.do_async(job, conn)
+        raise ValueError("no\0 way")
+
+    def test_any_text_and_any_exception(self):
+        class Odd(BaseException):
+            pass
+
+        for error in (ValueError("\ud800" + "x" * 100_000), SystemExit(3), StopIteration("s"), Odd("o"), KeyError()):
+            def fails(job, conn, error=error):
+                raise error
+
+            (job,) = self.add(1, max_attempts=1)
+            self.assertEqual(self.drain(fails), {"dead": 1}, error)
+            self.assertIn(type(error).__name__, self.job(job)[3])
+
+    def test_what_a_handler_says(self):
+        for error, outcome, row in (
+            (idemq.RetryLater(3600, "busy"), "retrying", ("failed", 1, None, "busy")),
+            (idemq.Snooze(3600), "released", ("pending", 0, None, None)),
+            (idemq.Snooze("1 h"), "released", ("pending", 0, None, None)),
+            (idemq.Dead("no such address"), "dead", ("dead", 1, None, "no such address")),
+        ):
+            def says(job, conn, error=error):
+                self.do(job, conn)
+                raise error
+
+            (job,) = self.add(1)
+            self.assertEqual(self.drain(says), {outcome: 1})
+            self.assertEqual(self.job(job), row)
+            if outcome != "dead":
+                due = self.sql("SELECT ready_at > now() + interval '50 min' FROM idemq.jobs WHERE id = %s", job)
+                self.assertEqual(due, [(True,)])
+        self.assertEqual(self.effects(), [])
+
+    def test_a_swallowed_error_commits_nothing(self):
+        def swallows(job, conn):
+            self.do(job, conn)
+            try:
+                conn.execute("SELECT 1 / 0")
+            except psycopg.Error:
+                pass
+
+        (job,) = self.add(1, max_attempts=1)
+        self.assertEqual(self.drain(swallows), {"dead": 1})
+        self.assertEqual(self.effects(), [])
+
+    def test_a_handler_cannot_end_the_transaction(self):
+        for how in (lambda conn: conn.commit(), lambda conn: conn.execute("ROLLBACK")):
+            def ends(job, conn, how=how):
+                self.do(job, conn)
+                how(conn)
+
+            (job,) = self.add(1, max_attempts=1)
+            self.assertEqual(self.drain(ends), {"dead": 1})
+            self.assertEqual(self.effects(), [])
+
+    def test_a_handler_that_commits_the_job_itself(self):
+        def commits(job, conn):
+            conn.execute("SELECT idemq.commit(%s, %s, '\"mine\"')", (job.id, job.token))
+            self.do(job, conn)
+
+        (job,) = self.add(1)
+        self.assertEqual(self.drain(commits), {"committed": 1})
+        self.assertEqual((self.job(job)[2], self.effects()), ("mine", [1]))
+
+    def test_a_result_that_is_no_json_undoes_the_effect(self):
+        def odd(job, conn):
+            self.do(job, conn)
+            return object()
+
+        (job,) = self.add(1, max_attempts=1)
+        self.assertEqual(self.drain(odd), {"dead": 1})
+        self.assertEqual(self.effects(), [])
+
+    def test_a_serialization_failure_is_tried_again_at_once(self):
+        calls = []
+
+        def conflicts(job, conn):
+            calls.append(1)
+            self.do(job, conn)
+            if len(calls) < 3:
+                conn.execute("DO $$BEGIN RAISE SQLSTATE '40001'; END$$")
+
+        (job,) = self.add(1)
+        self.assertEqual(self.drain(conflicts), {"committed": 1})
+        self.assertEqual((self.job(job)[:2], len(calls), self.effects()), (("completed", 1), 3, [1]))
+        calls.clear()
+        self.add(2, max_attempts=1)
+
+        def always(job, conn):
+            calls.append(1)
+            conn.execute("DO $$BEGIN RAISE SQLSTATE '40P01'; END$$")
+
+        self.assertEqual(self.drain(always), {"dead": 1})
+        self.assertEqual(len(calls), 4)
+
+    def test_a_deferred_constraint_fails_the_attempt(self):
+        self.sql("DROP TABLE IF EXISTS deferred; CREATE TABLE deferred (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+
+        def twice(job, conn):
+            self.do(job, conn)
+            conn.execute("INSERT INTO deferred VALUES (1), (1)")
+
+        first, second = self.add(1, 2, max_attempts=1)
+        self.assertEqual(self.drain(twice), {"dead": 2})
+        self.assertIn("UniqueViolation", self.job(second)[3])
+        self.assertEqual(self.effects(), [])
+
+    def test_a_batch_is_one_transaction(self):
+        for drain, do in ((self.drain, self.do), (self.drain_async, self.do_async)):
+            self.sql("TRUNCATE effects")
+            self.add(*range(20))
+            self.assertEqual(drain(do, batch=20), {"committed": 20})
+            self.assertEqual(self.sql("SELECT count(*), count(DISTINCT xmin::text) FROM effects"), [(20, 1)])
+
+    def test_a_batch_with_an_error_runs_one_by_one(self):
+        def one_fails(job, conn):
+            self.do(job, conn)
+            if job.payload == 3:
+                raise ValueError("three")
+
+        jobs = self.add(*range(6), max_attempts=1)
+        self.assertEqual(self.drain(one_fails, batch=10), {"committed": 5, "dead": 1})
+        self.assertEqual(self.effects(), [0, 1, 2, 4, 5])
+        self.assertEqual(self.sql("SELECT count(DISTINCT xmin::text) FROM effects WHERE queue = %s", self.queue), [(5,)])
+        self.assertEqual(self.sql("SELECT DISTINCT attempt FROM idemq.jobs WHERE id = ANY (%s)", jobs), [(1,)])
+
+    def test_a_second_attempt_runs_alone(self):
+        def first_time(job, conn):
+            if job.attempt == 1:
+                raise idemq.RetryLater(0)
+            self.do(job, conn)
+
+        self.add(1)
+        calls = []
+
+        def alone(job, conn):
+            calls.append((job.attempt, conn.execute("SELECT txid_current()").fetchone()[0]))
+            first_time(job, conn)
+
+        jobs = self.add(2, 3)
+        self.drain(alone, batch=10)
+        self.assertEqual(self.effects(), [1, 2, 3])
+        seconds = [xid for attempt, xid in calls if attempt == 2]
+        self.assertEqual((len(seconds), len(set(seconds))), (3, 3))
+
+    def test_many_at_a_time(self):
+        together = threading.Barrier(5)
+
+        def meets(job, conn):
+            together.wait(60)
+            self.do(job, conn)
+
+        self.add(*range(5))
+        self.assertEqual(self.drain(meets, concurrency=5), {"committed": 5})
+        self.assertEqual(self.effects(), [0, 1, 2, 3, 4])
+
+    def test_leases_are_attached(self):
+        seen = []
+
+        def look(job, conn):
+            seen.extend(self.sql("SELECT attached FROM idemq.workers WHERE job_id = %s", job.id))
+
+        for options, attached in (({}, True), ({"attach": False}, False), ({"wait_dsn": DSN}, False)):
+            self.add(1)
+            self.drain(look, **options)
+            self.assertEqual(seen.pop(), (attached,), options)
+
+    def test_no_such_queue(self):
+        with self.assertRaises(idemq.NoSuchQueue):
+            idemq.Worker(DSN, "none").run(self.do)
+        with self.assertRaises(psycopg.OperationalError):
+            idemq.drain("host=/nonexistent", self.queue, self.do)
+
+    def test_jobs_that_jobs_add(self):
+        def adds(job, conn):
+            self.do(job, conn)
+            if job.payload < 5:
+                idemq.enqueue(conn, self.queue, job.payload + 1)
+
+        self.add(1)
+        self.assertEqual(self.drain(adds, concurrency=2), {"committed": 5})
+
+
+class LostAnswers(Client):
+    """The connection breaks between COMMIT and its answer, or just before."""
+
+    def lost(self, after, drain, do, **options):
+        proxy = Proxy(1)
+        proxy.after = after
+        calls = []
+
+        def counts(job, conn):
+            calls.append(job.token)
+            return do(job, conn)
+
+        outcomes = drain(counts, dsn=proxy.dsn(), **options)
+        self.assertEqual(proxy.cuts, 1)
+        return outcomes, calls
+
+    def test_committed(self):
+        for drain, do in ((self.drain, self.do), (self.drain_async, self.do_async)):
+            for options in ({}, {"attach": False}):
+                self.sql("TRUNCATE effects")
+                (job,) = self.add(1)
+                outcomes, calls = self.lost(True, drain, do, **options)
+                self.assertEqual((outcomes, len(calls)), ({"committed": 1}, 1))
+                self.assertEqual((self.effects(), self.job(job)[:3]), ([1], ("completed", 1, {"n": 1})))
+
+    def test_what_it_has_claimed_ends_with_the_session(self):
+        jobs = self.add(1, 2)
+        self.lost(True, self.drain, self.do)
+        self.until("SELECT status IN ('pending', 'completed') FROM idemq.jobs WHERE id = %s", jobs[1])
+        self.drain(self.do)
+        self.assertEqual(self.effects(), [1, 2])
+
+    def test_not_committed(self):
+        for drain, do in ((self.drain, self.do), (self.drain_async, self.do_async)):
+            self.sql("TRUNCATE effects")
+            jobs = self.add(1, 2)
+            outcomes, calls = self.lost(False, drain, do, attach=False)
+            self.assertEqual((outcomes, len(calls)), ({"committed": 2}, 3))
+            self.assertEqual(calls[0], calls[1], "the same attempt again")
+            self.assertEqual((self.effects(), self.job(jobs[0])[:2]), ([1, 2], ("completed", 1)))
+
+    def test_not_committed_and_the_lease_gone_with_the_session(self):
+        (job,) = self.add(1)
+        outcomes, calls = self.lost(False, self.drain, self.do)
+        self.until("SELECT status IN ('pending', 'completed') FROM idemq.jobs WHERE id = %s", job)
+        self.drain(self.do)
+        self.assertEqual((self.effects(), self.job(job)[0]), ([1], "completed"))
+
+    def test_a_batch(self):
+        self.add(1, 2, 3)
+        outcomes, calls = self.lost(True, self.drain, self.do, batch=3)
+        self.assertEqual((outcomes, len(calls), self.effects()), ({"committed": 3}, 3, [1, 2, 3]))
+
+    def test_a_queue_that_keeps_no_jobs(self):
+        self.alter("retention => '0'")
+        for jobs in ((1,), (1, 2)):
+            self.sql("TRUNCATE effects")
+            self.add(*jobs)
+            outcomes, calls = self.lost(True, self.drain, self.do, batch=2)
+            self.assertEqual((outcomes, len(calls), self.effects()), ({"committed": len(jobs)}, len(jobs), list(jobs)))
+
+    def test_a_session_that_is_ended(self):
+        def ends(job, conn):
+            self.do(job, conn)
+            if len(calls) < 2:
+                calls.append(job.token)
+                self.sql("SELECT pg_terminate_backend(%s)", conn.info.backend_pid)
+
+        calls = []
+        self.add(1)
+        self.assertEqual(self.drain(ends, attach=False), {"committed": 1})
+        self.assertEqual((self.effects(), len(calls), len(set(calls))), ([1], 2, 1))
+
+    def test_one_that_always_ends_its_session_fails(self):
+        (job,) = self.add(1, max_attempts=1)
+        self.drain(lambda job, conn: conn.execute("SELECT pg_terminate_backend(pg_backend_pid())"), attach=False)
+        self.assertEqual(self.job(job)[0], "dead")
+
+
+class Outside(Client):
+    def test_results(self):
+        jobs = self.add(1, "two", [3])
+        self.assertEqual(self.drain(lambda job: {"it": job.payload}, outside=True), {"committed": 3})
+        self.assertEqual([self.job(job)[2] for job in jobs], [{"it": 1}, {"it": "two"}, {"it": [3]}])
+
+        async def handler(job):
+            return job.payload
+
+        self.add(*range(50))
+        self.assertEqual(self.drain_async(handler, outside=True, concurrency=10), {"committed": 50})
+
+    def test_a_result_that_is_none_is_left_out(self):
+        for result in (object(), "a\0b", {"a": float("nan")}):
+            jobs = self.add(1, 2)
+            outcomes = self.drain(lambda job: result if job.payload == 1 else "good", outside=True, concurrency=2)
+            self.assertEqual(outcomes, {"committed": 2})
+            self.assertEqual([self.job(job)[:3] for job in jobs], [("completed", 1, None), ("completed", 1, "good")])
+
+    def test_a_checkpoint_is_there_in_the_next_attempt(self):
+        seen = []
+
+        def stops(job):
+            seen.append(job.state)
+            if job.attempt == 1:
+                job.checkpoint({"done": 1})
+                raise idemq.RetryLater(0)
+            with psycopg.connect(DSN) as conn:
+                job.checkpoint({"done": 2}, conn)
+                conn.rollback()
+
+        (job,) = self.add(1)
+        self.drain(stops, outside=True)
+        self.assertEqual(seen, [None, {"done": 1}])
+        self.assertEqual(self.sql("SELECT checkpoint FROM idemq.jobs WHERE id = %s", job), [({"done": 1},)])
+
+    def test_heartbeats_keep_the_lease(self):
+        def slow(job):
+            time.sleep(1.5)
+            self.sql("SELECT idemq.reap(%s)", self.queue)
+
+        (job,) = self.add(1)
+        self.assertEqual(self.drain(slow, outside=True, lease="600 ms"), {"committed": 1})
+        self.assertEqual(self.job(job)[:2], ("completed", 1))
+
+    def test_a_lost_lease_cancels(self):
+        reasons = []
+
+        def waits(job):
+            self.sql("SELECT idemq.cancel(%s)", job.id)
+            self.until_set(job.cancelled)
+            with self.assertRaises(idemq.StaleToken):
+                job.checkpoint({})
+            reasons.append("told")
+
+        async def waits_async(job):
+            self.sql("SELECT idemq.cancel(%s)", job.id)
+            try:
+                await asyncio.sleep(60)
+            finally:
+                reasons.append(job.cancelled.is_set())
+
+        for drain, handler in ((self.drain, waits), (self.drain_async, waits_async)):
+            (job,) = self.add(1)
+            self.assertEqual(drain(handler, outside=True, lease="600 ms"), {"stale": 1})
+            self.assertEqual(self.job(job)[0], "cancelled")
+        self.assertEqual(reasons, ["told", True])
+
+    def test_a_connection_that_is_ended_is_no_end(self):
+        ended = []
+
+        def end():
+            ended.extend(self.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                                  " WHERE application_name = 'idemq-python'"))
+
+        def cut(job):
+            end()
+            time.sleep(0.1)
+            job.checkpoint({"still": "here"})
+            end()
+
+        (job,) = self.add(1)
+        self.assertEqual(self.drain(cut, outside=True), {"committed": 1})
+        self.assertEqual(self.job(job)[:2], ("completed", 1))
+        self.assertGreaterEqual(len(ended), 2)
+
+
+class TimeOver(Client):
+    def setUp(self):
+        super().setUp()
+        self.set_seconds("KILL_AFTER", 0.3)
+
+    def test_a_statement_is_cancelled(self):
+        async def sleeps_async(job, conn):
+            await self.do_async(job, conn)
+            await conn.execute("SELECT pg_sleep(60)")
+
+        def sleeps(job, conn):
+            self.do(job, conn)
+            conn.execute("SELECT pg_sleep(60)")
+
+        for drain, handler in ((self.drain, sleeps), (self.drain_async, sleeps_async)):
+            (job,) = self.add(1, max_attempts=1)
+            started = time.monotonic()
+            self.assertEqual(drain(handler, timeout=0.5), {"dead": 1})
+            self.assertLess(time.monotonic() - started, 30)
+            self.assertEqual(self.job(job)[3], "ended after 0.5 s (job_timeout)")
+            self.assertEqual(self.effects(), [])
+
+    def test_the_queues_time_goes_before_the_workers(self):
+        self.alter("job_timeout => '400 ms'")
+        (job,) = self.add(1, max_attempts=1)
+        self.drain(lambda job, conn: conn.execute("SELECT pg_sleep(60)"))
+        self.assertEqual(self.job(job)[3], "ended after 0.4 s (job_timeout)")
+
+    def test_a_handler_that_hangs_is_left_behind(self):
+        never = threading.Event()
+        self.addCleanup(never.set)
+
+        def hangs(job, conn):
+            self.do(job, conn)
+            if job.payload == 1 and job.attempt == 1:
+                never.wait(600)
+
+        def hangs_outside(job):
+            if job.payload == 1 and job.attempt == 1:
+                never.wait(600)
+            self.effect(self.conn, job.payload)
+
+        for outside, handler in ((False, hangs), (True, hangs_outside)):
+            self.sql("TRUNCATE effects")
+            jobs = self.add(1, 2)
+            self.assertEqual(self.drain(handler, outside, timeout=0.5), {"retrying": 1, "committed": 2})
+            self.assertEqual(self.effects(), [1, 2])
+            self.assertEqual(self.job(jobs[0])[:2], ("completed", 2))
+
+    def test_a_coroutine_that_does_not_end(self):
+        async def stubborn(job, conn):
+            await self.do_async(job, conn)
+            while job.attempt == 1 and not stop.is_set():
+                try:
+                    await asyncio.sleep(0.1)
+                except asyncio.CancelledError:
+                    pass
+
+        stop = threading.Event()
+        (job,) = self.add(1)
+        threading.Timer(3, stop.set).start()
+        self.assertEqual(self.drain_async(stubborn, timeout=0.5), {"retrying": 1, "committed": 1})
+        self.assertEqual(self.effects(), [1])
+
+
+class Drains(Client):
+    def test_grace(self):
+        begun, ended = threading.Event(), threading.Event()
+
+        def slow(job, conn):
+            begun.set()
+            self.until_set(ended)
+            cancelled.append(job.cancelled.is_set())
+            self.do(job, conn)
+
+        cancelled = []
+        jobs = self.add(1, 2)
+        stop = self.start(slow)
+        self.until_set(begun)
+        stop(wait=False)
+        time.sleep(0.2)  # for a drain without grace to be seen
+        ended.set()
+        stop()
+        self.assertEqual((self.effects(), cancelled), ([1], [False]))
+        self.assertEqual([self.job(job)[:2] for job in jobs], [("completed", 1), ("pending", 0)])
+
+    def test_the_end_of_grace(self):
+        self.set_seconds("KILL_AFTER", 0.3)
+        never = threading.Event()
+        self.addCleanup(never.set)
+        for outside in (False, True):
+            begun = threading.Event()
+
+            def hangs(job, conn=None):
+                begun.set()
+                never.wait(600)
+
+            (job,) = self.add(1)
+            stop = self.start(hangs, outside, grace=0.2)
+            self.until_set(begun)
+            stop()
+            self.assertEqual(self.job(job)[:2], ("pending", 0))
+            self.sql("SELECT idemq.cancel(%s)", job)
+
+    def test_a_sleeper_ends_soon(self):
+        stop = self.start(self.do)
+        self.until("SELECT count(*) > 0 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%%'"
+                   " AND state = 'active' AND application_name = 'idemq-python'")
+        started = time.monotonic()
+        stop()
+        self.assertLess(time.monotonic() - started, 15)
+
+    def test_it_sleeps_and_wakes(self):
+        self.start(self.do, concurrency=3)
+        for n in range(5):
+            self.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%%' AND state = 'active'"
+                       " AND application_name = 'idemq-python'")
+            (job,) = self.add(n)
+            self.until("SELECT status = 'completed' FROM idemq.jobs WHERE id = %s", job)
+        self.assertEqual(self.effects(), [0, 1, 2, 3, 4])
+
+    def test_a_cancelled_run_leaves_nothing(self):
+        async def run():
+            begun = asyncio.Event()
+
+            async def hangs(job):
+                begun.set()
+                await asyncio.sleep(600)
+
+            task = asyncio.create_task(idemq.AsyncWorker(DSN, self.queue).run_outside(hangs))
+            await begun.wait()
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+
+        (job,) = self.add(1)
+        asyncio.run(run())
+        self.assertEqual(self.job(job)[:2], ("pending", 0))
+
+
+class Traces(Client):
+    """The packages are not Debian's: a module with the calls of their interface that the client makes."""
+
+    def setUp(self):
+        super().setUp()
+        self.current = "trace-of-the-producer"
+        self.spans = []
+        test = self
+
+        class Span:
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *_):
+                test.spans.append("end")
+
+        class Tracer:
+            def start_as_current_span(self, name, kind=None):
+                test.spans.append((name, kind, test.current))
+                return Span()
+
+        def attach(context):
+            before, test.current = test.current, context
+            return before
+
+        def detach(token):
+            test.current = token
+
+        fakes = {
+            "propagate": types.SimpleNamespace(
+                inject=lambda carrier: carrier.update(traceparent=self.current),
+                extract=lambda carrier: carrier.get("traceparent"),
+            ),
+            "context": types.SimpleNamespace(attach=attach, detach=detach),
+            "trace": types.SimpleNamespace(get_tracer=lambda name: Tracer(), SpanKind=types.SimpleNamespace(CONSUMER="C")),
+        }
+        for name, fake in fakes.items():
+            before = getattr(idemq._trace, name, None)
+            setattr(idemq._trace, name, fake)
+            self.addCleanup(setattr, idemq._trace, name, before)
+
+    def test_from_producer_to_handler(self):
+        (job,) = self.add(1, headers={"own": 1})
+        self.assertEqual(
+            self.sql("SELECT headers FROM idemq.jobs WHERE id = %s", job),
+            [({"own": 1, "traceparent": "trace-of-the-producer"},)],
+        )
+        self.current = "of the worker"
+        self.drain(self.do)
+        self.assertEqual(self.spans, [(f"process {self.queue}", "C", "trace-of-the-producer"), "end"])
+        self.assertEqual(self.current, "of the worker")
+        self.current = "another"
+        self.assertEqual(self.add(1, headers={"traceparent": "mine"}) and 1, 1)
+        self.drain(lambda job: None, outside=True)
+        self.assertEqual(self.spans[2][2], "mine")
+
+
+class Manual(Client):
+    """What doc/usage/python.md shows."""
+
+    def setUp(self):
+        super().setUp()
+        for queue in ("mail", "pages"):
+            self.sql("SELECT idemq.drop_queue(name, force => true) FROM idemq.queues WHERE name = %s", queue)
+            self.sql("SELECT idemq.create_queue(%s)", queue)
+        self.sql("DROP TABLE IF EXISTS orders, confirmations; CREATE TABLE orders (id int);"
+                 " CREATE TABLE confirmations (order_id int)")
+
+    def in_thread(self, function, *args):
+        thread = threading.Thread(target=function, args=args)
+        thread.start()
+        return thread
+
+    def test_orders(self):
+        manual.test_an_order_is_confirmed(DSN)
+        self.assertEqual(self.sql("SELECT * FROM orders, confirmations"), [(42, 42)])
+        self.assertEqual(self.sql("SELECT result FROM idemq.job_by_key('mail', 'order-42')"), [({"confirmed": 42},)])
+
+    def test_pages(self):
+        async def run():
+            task = asyncio.create_task(manual.work_async(DSN))
+            while (await (await conn.execute("SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('pages')"
+                                             " AND status = 'completed'")).fetchone())[0] < 300:
+                await asyncio.sleep(0.05)
+            task.cancel()
+            await asyncio.wait({task})
+
+        for n in range(300):
+            idemq.enqueue(self.conn, "pages", n)
+
+        async def main():
+            nonlocal conn
+            conn = await psycopg.AsyncConnection.connect(DSN, autocommit=True)
+            async with conn:
+                await asyncio.wait_for(run(), 60)
+
+        conn = None
+        asyncio.run(main())
+
+    def test_visits(self):
+        jobs = self.add({"url": "busy"}, {"url": "closed"}, {"url": "gone"}, {"url": "there"})
+        self.assertEqual(self.drain(manual.visit), {"retrying": 1, "released": 1, "dead": 1, "committed": 1})
+        self.assertEqual([self.job(job)[0] for job in jobs], ["failed", "pending", "dead", "completed"])
+
+
+class Steps(Client):
+    """job.step, where the server has it."""
+
+    def setUp(self):
+        super().setUp()
+        if self.sql("SELECT to_regprocedure('idemq.finish_step(bigint,bigint,text,jsonb)') IS NULL")[0][0]:
+            self.skipTest("no idemq.finish_step")
+        self.calls = []
+
+    def both(self, handle):
+        """Runs handle(job, step) as a function and as a coroutine; step takes plain functions."""
+        def sync(job):
+            return handle(job, job.step, lambda function: function)
+
+        def wrap(function):
+            async def call(step):
+                return function(step)
+
+            return call
+
+        async def asynchronous(job):
+            def step(name, call, request=None, call_timeout=30, ask=None):
+                return job.step(name, wrap(call), request, call_timeout, ask and wrap(ask))
+
+            answer = handle(job, step, wrap)
+            return await answer if asyncio.iscoroutine(answer) else answer
+
+        for drain, handler in ((self.drain, sync), (self.drain_async, asynchronous)):
+            self.calls.clear()
+            yield lambda drain=drain, handler=handler: drain(handler, outside=True)
+
+    def steps(self, job):
+        return self.sql("SELECT name, state, response FROM idemq.steps WHERE job_id = %s ORDER BY name", job)
+
+    def test_once(self):
+        def call(step):
+            self.calls.append((step.key, step.request, step.begun_at))
+            return {"n": len(self.calls)}
+
+        for run in self.both(lambda job, step, wrap: step("a", call, {"q": 1})):
+            (job,) = self.add(1)
+            self.assertEqual(run(), {"committed": 1})
+            self.assertEqual(self.job(job)[2], {"n": 1})
+            self.assertEqual(self.steps(job), [("a", "done", {"n": 1})])
+            self.assertTrue(0 < len(self.calls[0][0]) <= 64)
+            self.assertEqual(self.calls[0][1:], ({"q": 1}, None))
+
+    def test_a_later_attempt_has_the_response(self):
+        def sync(job):
+            answer = job.step("a", lambda step: self.calls.append(1) or "first")
+            if job.attempt == 1:
+                raise idemq.RetryLater(0)
+            return answer
+
+        async def call(step):
+            self.calls.append(1)
+            return "first"
+
+        async def asynchronous(job):
+            answer = await job.step("a", call)
+            if job.attempt == 1:
+                raise idemq.RetryLater(0)
+            return answer
+
+        for drain, handler in ((self.drain, sync), (self.drain_async, asynchronous)):
+            self.calls.clear()
+            (job,) = self.add(1)
+            drain(handler, outside=True)
+            self.assertEqual((self.job(job)[:3], len(self.calls)), (("completed", 2, "first"), 1))
+
+    def test_an_answer_that_was_lost(self):
+        """The first call is made, and its answer lost: then the other side is asked, or called with the same key."""
+        for ask in (lambda step: "found", lambda step: None, None):
+            keys = []
+
+            def call(step):
+                keys.append(step.key)
+                if len(keys) == 1:
+                    raise OSError("502")
+                return "called"
+
+            asked = []
+
+            def asks(step, ask=ask):
+                asked.append((step.key, step.request, step.begun_at is not None))
+                return ask(step)
+
+            for run in self.both(lambda job, step, wrap: step("a", call, "r", 0.2, ask and asks)):
+                keys.clear()
+                asked.clear()
+                (job,) = self.add(1)
+                self.until_done(run, job)
+                self.assertEqual(self.job(job)[2], "found" if ask and ask(None) else "called")
+                self.assertEqual(len(set(keys)), 1)
+                self.assertEqual(len(keys), 1 if ask and ask(None) else 2)
+                self.assertEqual(asked, [(keys[0], "r", True)] if ask else [])
+                self.assertEqual(self.steps(job)[0][1], "done")
+
+    def until_done(self, run, job):
+        for _ in range(100):
+            run()
+            if self.job(job)[0] == "completed":
+                return
+            time.sleep(0.05)
+        self.fail("it is never done")
+
+    def test_refused(self):
+        keys = []
+
+        def call(step):
+            keys.append(step.key)
+            if len(keys) == 1:
+                raise idemq.Refused("no\0 such amount")
+            return "yes"
+
+        for run in self.both(lambda job, step, wrap: step("a", call)):
+            keys.clear()
+            (job,) = self.add(1)
+            self.until_done(run, job)
+            self.assertEqual(len(set(keys)), 2, "another key")
+            self.assertEqual(self.sql("SELECT error FROM idemq.attempts WHERE job_id = %s", job), [("Refused: no such amount",)])
+
+    def test_another_request_under_that_name(self):
+        def changes(job):
+            job.step("a", lambda step: 1, {"amount": job.attempt})
+            raise idemq.RetryLater(0)
+
+        (job,) = self.add(1, max_attempts=2)
+        self.drain(changes, outside=True)
+        self.assertIn("KeyReused", self.job(job)[3])
+
+    def test_a_response_that_cannot_be_stored(self):
+        for response in (object(), "a\0b"):
+            seen = []
+            (job,) = self.add(1)
+            self.assertEqual(self.drain(lambda job: seen.append(job.step("a", lambda step: response)), outside=True), {"committed": 1})
+            self.assertEqual((seen, self.steps(job)), ([response], [("a", "done", None)]))
+
+    def test_a_call_that_takes_too_long(self):
+        async def slow(step):
+            await asyncio.sleep(60)
+
+        async def handler(job):
+            await job.step("a", slow, call_timeout=0.3)
+
+        (job,) = self.add(1, max_attempts=1)
+        self.assertEqual(self.drain_async(handler, outside=True), {"dead": 1})
+        self.assertIn("Timeout", self.job(job)[3])
+
+    def test_the_answer_counts_after_the_lease_was_lost(self):
+        def loses(job):
+            def call(step):
+                self.sql("SELECT idemq.fail(id, token, 'taken away') FROM idemq.jobs WHERE id = %s", job.id)
+                self.until_set(job.cancelled)
+                return "done"
+
+            return job.step("a", call)
+
+        (job,) = self.add(1)
+        self.drain(loses, outside=True, lease="600 ms")
+        self.assertEqual(self.steps(job), [("a", "done", "done")])
+
+    def test_the_manual(self):
+        jobs = self.add({"amount": 5}, {"amount": -5}, max_attempts=1)
+        self.assertEqual(self.drain(manual.charge, outside=True), {"committed": 1, "dead": 1})
+        self.assertEqual([state for _, state, _ in self.steps(jobs[0]) + self.steps(jobs[1])], ["done", "refused"])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)

@@ -1,0 +1,11 @@
+"""report.py: each night at three the day's sales, once."""
+import os
+import idemq, psycopg
+
+with psycopg.connect(os.environ["DSN"]) as conn:
+    conn.execute("SELECT idemq.schedule('nightly', '0 3 * * *', 'reports', '{}')")
+
+def report(job, conn):
+    conn.execute("INSERT INTO reports SELECT %s, sum(total) FROM sales", [job.headers["tick"]])
+
+idemq.Worker(os.environ["DSN"], "reports").run(report)

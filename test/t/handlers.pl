@@ -1,0 +1,418 @@
+# Handlers: jobs that a function in the database runs, in processes that idemq starts: what
+# an error makes of a job, batches, job_timeout, rights, who may have a process, and each way in
+# which such a process, its function, its role, its database and its server can end.
+
+# expects in log: was terminated by signal 9|terminating any other active server processes|terminating background worker
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('handlers', 'idemq.worker' => 'on', 'max_worker_processes' => 16);
+$node->start;
+sql($node, q[CREATE EXTENSION idemq;
+	CREATE ROLE app LOGIN; CREATE SCHEMA app AUTHORIZATION app;
+	GRANT USAGE ON SCHEMA idemq TO app; GRANT EXECUTE ON FUNCTION idemq.set_handler TO app;
+	SET ROLE app;
+	CREATE TABLE app.done (n int, id bigint, attempt int, pid int DEFAULT pg_backend_pid(), xid xid8 DEFAULT pg_current_xact_id());
+	CREATE FUNCTION app.f(payload jsonb) RETURNS jsonb LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+	DECLARE job record;
+	BEGIN
+		SELECT * INTO job FROM idemq.current_job();
+		INSERT INTO app.done (n, id, attempt) VALUES ((payload->>'n')::int, job.id, job.attempt);
+		IF payload ? 'sql' THEN
+			EXECUTE payload->>'sql';
+		END IF;
+		RETURN jsonb_build_object('n', payload->'n', 'key', job.key, 'queue', job.queue, 'user', session_user);
+	END $$]);
+
+# Makes a queue with a handler of role app.
+sub queue
+{
+	my ($name, $settings, $handler) = @_;
+
+	sql($node, "SELECT idemq.create_queue('$name'" . ($settings ? ", $settings" : '') . ");
+		SELECT idemq.grant_queue('$name', 'app', 'claim');
+		SET ROLE app; SELECT idemq.set_handler('$name', 'app.f(jsonb)'" . ($handler ? ", $handler" : '') . ')');
+	return;
+}
+
+# Enqueues a job whose function runs some SQL; answers its id.
+sub job
+{
+	my ($queue, $n, $sql, $more) = @_;
+
+	return sql($node, "SELECT id FROM idemq.enqueue('$queue', jsonb_strip_nulls(jsonb_build_object('n', $n, 'sql', "
+			. (defined $sql ? "\$q\$$sql\$q\$" : 'NULL') . '))' . ($more ? ", $more" : '') . ')');
+}
+
+# Waits until a queue has nothing left to do.
+sub all_done
+{
+	my ($queue) = @_;
+
+	wait_until($node, "SELECT count(*) = 0 FROM idemq.jobs JOIN idemq.queues USING (queue_id)
+		WHERE name = '$queue' AND status NOT IN ('completed', 'dead', 'cancelled')");
+	return;
+}
+
+sub processes { return "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler'" }
+sub history { return "SELECT outcome, error, details->>'sqlstate' FROM idemq.attempts WHERE job_id = $_[0] ORDER BY token" }
+
+# ---- A job is run, in one transaction with its effect, as the role
+
+queue('a');
+my $id = job('a', 1, undef, "key => 'k'");
+all_done('a');
+is_sql($node, "SELECT status, attempt, result FROM idemq.jobs WHERE id = $id",
+	'completed|1|{"n": 1, "key": "k", "user": "app", "queue": "a"}', 'a job is run by its handler, as its role');
+is_sql($node, "SELECT worker = 'idemq handler ' || pid FROM idemq.jobs JOIN app.done USING (id) WHERE id = $id", 't',
+	'by the process that the row names');
+is_sql($node, 'SELECT queue, function, role, workers, batch, workers_running, done_total, failed_total, last_error FROM idemq.handlers',
+	'a|app.f(jsonb)|app|1|1|1|1|0|', 'the view');
+is_sql($node, 'SELECT jobs_per_second > 0 FROM idemq.handlers', 't', 'its rate');
+is_sql($node, 'SELECT idemq.current_job() IS NULL', 't', 'outside of a handler there is no job');
+is_sql($node, "SELECT usename, datname FROM pg_stat_activity WHERE backend_type = 'idemq handler'", 'app|postgres',
+	'the process is a session of the role');
+job('a', $_) foreach 2 .. 20;
+all_done('a');
+is_sql($node, 'SELECT count(*), count(DISTINCT n), count(DISTINCT pid), count(DISTINCT xid) FROM app.done', '20|20|1|20',
+	'one process, a transaction each');
+
+# ---- Errors
+
+sub error
+{
+	my ($n, $sql, $more) = @_;
+	my $error = job('a', $n, $sql, $more);
+
+	all_done('a') unless $more && $more eq 'later';
+	return $error;
+}
+
+sub raise { return "DO \$\$BEGIN RAISE EXCEPTION '$_[1]' USING ERRCODE = '$_[0]'" . ($_[2] ? ", DETAIL = '$_[2]'" : '') . '; END$$' }
+
+$id = job('a', 30, raise('P0001', 'no luck', 'the detail'), 'max_attempts => 1');
+all_done('a');
+is_sql($node, "SELECT status, last_error FROM idemq.jobs WHERE id = $id", 'dead|no luck', 'an error is a failed attempt');
+is_sql($node, "SELECT details->>'sqlstate', details->>'message', details->>'detail', details->>'context' LIKE '%app.f(jsonb)%'
+	FROM idemq.attempts WHERE job_id = $id", 'P0001|no luck|the detail|t', 'its SQLSTATE, detail and context are kept');
+is_sql($node, 'SELECT count(*) FROM app.done WHERE n = 30', 0, 'and it had no effect');
+is_sql($node, 'SELECT failed_total, last_error FROM idemq.handlers', '1|no luck', 'the view has it');
+$id = job('a', 31, raise('IQ011', 'for ever'));
+all_done('a');
+is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'dead|1', 'IQ011: dead at once');
+
+foreach ([ 'IQ010', 'failed|1|t', 'the attempt counts' ], [ 'IQ012', 'pending|0|t', 'it does not count' ])
+{
+	my ($state, $row, $name) = @$_;
+
+	$id = job('a', 32, raise($state, 'later', '2 hours'));
+	wait_until($node, "SELECT count(*) = 1 FROM idemq.attempts WHERE job_id = $id");
+	is_sql($node, "SELECT status, attempt, ready_at BETWEEN now() + '119 min' AND now() + '121 min' FROM idemq.jobs WHERE id = $id",
+		$row, "$state: after the interval in DETAIL; $name");
+	sql($node, "SELECT idemq.cancel($id)");
+}
+$id = job('a', 33, raise('IQ010', 'later', 'no interval'));
+wait_until($node, "SELECT count(*) = 1 FROM idemq.attempts WHERE job_id = $id");
+is_sql($node, "SELECT status, ready_at < now() + '5 s' FROM idemq.jobs WHERE id = $id", 'failed|t', 'DETAIL that is no interval: the queue\'s backoff');
+sql($node, "SELECT idemq.cancel($id)");
+
+# 40001 is run again at once, three times: the sequence survives the rollback.
+sql($node, 'CREATE SEQUENCE app.tries; GRANT USAGE ON SEQUENCE app.tries TO app');
+$id = job('a', 34, "DO \$\$BEGIN IF nextval('app.tries') < 4 THEN RAISE serialization_failure; END IF; END\$\$");
+all_done('a');
+is_sql($node, "SELECT status, attempt, (SELECT last_value FROM app.tries) FROM idemq.jobs WHERE id = $id", 'completed|1|4',
+	'40001: at once, and the attempt is the same');
+sql($node, "SELECT setval('app.tries', 1, false)");
+$id = job('a', 35, "DO \$\$BEGIN PERFORM nextval('app.tries'); RAISE deadlock_detected; END\$\$", 'max_attempts => 1');
+all_done('a');
+is_sql($node, "SELECT status, attempt, (SELECT last_value FROM app.tries) FROM idemq.jobs WHERE id = $id", 'dead|1|4',
+	'40P01: four times in all');
+
+# What the function has settled itself stays so.
+foreach ([ 'fail', "'by hand', permanent => true", 'dead|by hand' ], [ 'commit', q['"by hand"'], 'completed|"by hand"' ])
+{
+	$id = job('a', 36, "SELECT idemq.$_->[0](id, token, $_->[1]) FROM idemq.current_job()");
+	all_done('a');
+	is_sql($node, "SELECT status, coalesce(last_error, result::text) FROM idemq.jobs WHERE id = $id", $_->[2], "settled by $_->[0] of its own");
+}
+is_sql($node, 'SELECT count(*) FROM app.done WHERE n = 36', 2, 'with its effects');
+
+# ---- What a job leaves behind
+
+sql($node, "CREATE TABLE app.left (what text); GRANT ALL ON app.left TO app");
+job('a', 40, q[SET application_name = 'mine'; SET work_mem = '100MB'; CREATE TEMPORARY TABLE t AS SELECT 1;
+	SELECT pg_advisory_lock(1); SELECT nextval('app.tries'); PREPARE p AS SELECT 1]);
+job('a', 41, q[INSERT INTO app.left SELECT 'setting' WHERE current_setting('work_mem') = '100MB' OR current_setting('application_name') <> 'idemq handler'
+	UNION ALL SELECT 'table' WHERE to_regclass('pg_temp.t') IS NOT NULL
+	UNION ALL SELECT 'lock' FROM pg_locks WHERE locktype = 'advisory' UNION ALL SELECT 'statement' FROM pg_prepared_statements WHERE name = 'p'
+	UNION ALL SELECT 'done']);
+all_done('a');
+is_sql($node, 'SELECT what FROM app.left', 'done', 'nothing is left behind');
+is_sql($node, 'SELECT count(DISTINCT pid) FROM app.done WHERE n IN (1, 40, 41)', 1, 'in one and the same session');
+
+# ---- Batches
+
+queue('b', undef, 'batch => 10');
+sql($node, "SELECT idemq.pause('b')");
+job('b', 100 + $_) foreach 0 .. 9;
+sql($node, "SELECT idemq.resume('b')");
+all_done('b');
+is_sql($node, 'SELECT count(*), count(DISTINCT xid) FROM app.done WHERE n >= 100', '10|1', 'ten jobs, one transaction');
+sql($node, "SELECT idemq.pause('b'); CREATE TABLE app.parent (i int PRIMARY KEY);
+	CREATE TABLE app.child (i int REFERENCES app.parent DEFERRABLE INITIALLY DEFERRED); GRANT ALL ON ALL TABLES IN SCHEMA app TO app");
+job('b', 200, raise('P0001', 'one of ten'), 'max_attempts => 2');
+job('b', 201, 'INSERT INTO app.child VALUES (1)', 'max_attempts => 1');
+job('b', 210 + $_) foreach 0 .. 7;
+sql($node, "SELECT idemq.resume('b')");
+all_done('b');
+is_sql($node, "SELECT payload->>'n', status, attempt, last_error FROM idemq.jobs WHERE (payload->>'n')::int BETWEEN 200 AND 209 ORDER BY id",
+	"200|dead|2|one of ten\n201|dead|1|insert or update on table \"child\" violates foreign key constraint \"child_i_fkey\"",
+	'what raises, at COMMIT as well, fails alone');
+is_sql($node, "SELECT count(*), count(DISTINCT n), count(DISTINCT xid), min(attempt), max(attempt) FROM app.done WHERE n BETWEEN 210 AND 219",
+	'8|8|8|1|1', 'the others run again, a transaction each, once, and no attempt is counted twice');
+
+# ---- Memory is flat
+
+sql($node, q[CREATE SCHEMA su; CREATE FUNCTION su.m(jsonb) RETURNS jsonb LANGUAGE sql SET search_path = pg_catalog
+	AS $$SELECT to_jsonb(sum(used_bytes)) FROM pg_backend_memory_contexts$$;
+	SELECT idemq.create_queue('m'); SELECT idemq.set_handler('m', 'su.m(jsonb)')]);
+sql($node, "SELECT count(*) FROM idemq.enqueue_many('m', array_fill('{\"n\": 1}'::jsonb, ARRAY[4000]))");
+all_done('m');
+is_sql($node, "SELECT count(DISTINCT worker), (max(result::text::int) FILTER (WHERE r > 3500)) - (max(result::text::int) FILTER (WHERE r BETWEEN 500 AND 1000)) < 65536
+	FROM (SELECT worker, result, row_number() OVER (ORDER BY finished_at, id) r FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'm') j",
+	'1|t', 'a process takes no more memory after 4,000 jobs');
+
+# ---- job_timeout
+
+queue('t', "job_timeout => '300 ms', max_attempts => 1");
+$id = job('t', 300, 'SELECT pg_sleep(60)');
+all_done('t');
+is_sql($node, history($id), 'failed|job_timeout of queue "t" is over|57014', 'a function is cancelled when its time is over');
+my $pid = sql($node, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND query = 't'");
+$id = job('t', 301, q[DO $$BEGIN LOOP BEGIN PERFORM pg_sleep(60); EXCEPTION WHEN query_canceled THEN NULL; END; END LOOP; END$$]);
+all_done('t');
+is_sql($node, history($id), 'failed|job_timeout is over, and the function went on|', 'one that catches that ends with its process');
+job('t', 302);
+all_done('t');
+is_sql($node, 'SELECT count(*) FROM app.done WHERE n = 302', 1, 'and another runs the next job');
+
+# ---- More processes, and fewer
+
+queue('w', undef, "workers => 3, max_idle => '200 ms'");
+my $gate = session($node);
+$gate->query_safe('SELECT pg_advisory_lock(7)');
+job('w', 400 + $_, 'SELECT pg_advisory_xact_lock_shared(7)') foreach 0 .. 3;
+is_soon($node, q[SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event_type = 'Lock'], 3,
+	'as many as it may have are started while work is left');
+is_sql($node, "SELECT state, workers_running FROM idemq.handlers WHERE queue = 'w'", 'running|3', 'the view');
+$gate->query_safe('SELECT pg_advisory_unlock(7)');
+all_done('w');
+is_soon($node, "SELECT state || workers_running FROM idemq.handlers WHERE queue = 'w'", 'idle0', 'without work they end');
+
+# Of idemq.max_handler_workers one goes to a handler that has none.
+sql($node, "ALTER SYSTEM SET idemq.max_handler_workers = 1; SELECT pg_reload_conf(); SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
+job('a', 410);
+all_done('a');
+job('w', 411);
+all_done('w');
+is_sql($node, 'SELECT count(*) FROM app.done WHERE n IN (410, 411)', 2, 'an idle one makes way for another handler');
+sql($node, 'ALTER SYSTEM SET idemq.max_handler_workers = 0; SELECT pg_reload_conf()');
+sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
+wait_until($node, processes(), 0);
+job('w', 412);
+is_soon($node, "SELECT state FROM idemq.handlers WHERE queue = 'w'", 'waiting', 'without any a handler waits');
+sql($node, 'ALTER SYSTEM RESET idemq.max_handler_workers; SELECT pg_reload_conf()');
+all_done('w');
+
+# ---- The process is ended
+
+$gate->query_safe('SELECT pg_advisory_lock(7)');
+my $blocked = q[SELECT pg_advisory_xact_lock_shared(7)];
+my $waits = q[SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event_type = 'Lock'];
+$id = job('a', 500, $blocked);
+wait_until($node, $waits, 1);
+sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event_type = 'Lock'");
+wait_until($node, "SELECT count(*) = 1 FROM idemq.attempts WHERE job_id = $id");
+is_sql($node, "SELECT outcome, attempt FROM idemq.attempts WHERE job_id = $id", 'released|1', 'pg_terminate_backend gives the job back');
+$gate->query_safe('SELECT pg_advisory_unlock(7)');
+all_done('a');
+is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'completed|1', 'and the next process runs it: no attempt was lost');
+is_sql($node, "SELECT count(*) FROM app.done WHERE id = $id", 1, 'once');
+
+# A smart shutdown waits for clients, and not for handlers.
+$gate->query_safe('SELECT pg_advisory_lock(7)');
+$id = job('a', 501, 'SELECT pg_sleep(100)');
+wait_until($node, q[SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event = 'PgSleep'], 1);
+$gate->quit;
+sql($node, "SELECT idemq.pause('a')");
+$node->stop('smart');
+$node->start;
+is_sql($node, "SELECT outcome FROM idemq.attempts WHERE job_id = $id", 'released', 'a smart shutdown gives the job back');
+sql($node, "SELECT idemq.cancel($id); SELECT idemq.resume('a')");
+is_sql($node, 'SELECT max(crashes) FROM idemq.handlers', 0, 'it is no crash');
+
+# ---- The function, the role, the rights
+
+sql($node, 'ALTER FUNCTION app.f(jsonb) RENAME TO g');
+$id = job('a', 600);
+is_soon($node, "SELECT state FROM idemq.handlers WHERE queue = 'a'", 'refused', 'without its function it does not run');
+is_sql($node, "SELECT last_error FROM idemq.handlers WHERE queue = 'a'", 'function app.f(jsonb) does not exist', 'the view says why');
+is_sql($node, "SELECT idemq.why($id) ~ 'function app.f\\(jsonb\\) does not exist'", 't', 'and so does why');
+sql($node, 'ALTER FUNCTION app.g(jsonb) RENAME TO f');
+all_done('a');
+is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'completed|1', 'with it again, it goes on by itself');
+
+foreach ([ 'ALTER ROLE app NOLOGIN', 'ALTER ROLE app LOGIN', 'may not log in' ],
+	[ 'REVOKE CONNECT ON DATABASE postgres FROM PUBLIC', 'GRANT CONNECT ON DATABASE postgres TO PUBLIC', 'may not connect' ],
+	[ 'REVOKE USAGE ON SCHEMA app FROM app', 'GRANT USAGE ON SCHEMA app TO app', 'may not use schema' ],
+	[ 'REVOKE EXECUTE ON FUNCTION app.f(jsonb) FROM PUBLIC, app', 'GRANT EXECUTE ON FUNCTION app.f(jsonb) TO app', 'may not execute' ],
+	[ "SELECT idemq.revoke_queue('a', 'app', 'claim')", "SELECT idemq.grant_queue('a', 'app', 'claim')", 'may not claim' ])
+{
+	my ($take, $give, $says) = @$_;
+
+	sql($node, $take);
+	$id = job('a', 601);
+	is_soon($node, "SELECT state = 'refused' AND last_error ~ '$says' FROM idemq.handlers WHERE queue = 'a'", "refused: $says");
+	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'pending|0', 'the job waits');
+	sql($node, $give);
+	# At once, in place of within the pause.
+	sql($node, "SET ROLE app; SELECT idemq.set_handler('a', 'app.f(jsonb)')") if $says ne 'may not claim';
+	all_done('a');
+}
+unlike(slurp_file($node->logfile), qr/FATAL: .*(?:role "app" is not permitted to log in|permission denied for database)/,
+	'not by a FATAL in a loop');
+
+# A superuser's handler takes no function of anybody else.
+sql($node, "SELECT idemq.create_queue('super')");
+sql($node, "SELECT idemq.set_handler('super', 'app.f(jsonb)')");
+$id = job('super', 610);
+is_soon($node, "SELECT last_error ~ 'is a superuser, and the owner of function' FROM idemq.handlers WHERE queue = 'super'",
+	'a superuser\'s handler runs no function of another role');
+sql($node, 'CREATE FUNCTION su.f(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$SELECT$$');
+sql($node, "SELECT idemq.set_handler('super', 'su.f(jsonb)')");
+all_done('super');
+is_sql($node, "SELECT status, result IS NULL FROM idemq.jobs WHERE id = $id", 'completed|t', 'void: no result');
+$gate = session($node);
+$gate->query_safe('BEGIN; ALTER FUNCTION su.f(jsonb) OWNER TO app; COMMIT');
+$id = job('super', 611);
+is_soon($node, "SELECT state FROM idemq.handlers WHERE queue = 'super'", 'refused', 'asked at every run');
+sql($node, "SELECT idemq.drop_handler('super')");
+is_sql($node, "SELECT count(*) FROM idemq.handlers WHERE queue = 'super'", 0, 'drop_handler ends it');
+
+# ---- DROP ROLE, DROP DATABASE, ALTER EXTENSION
+
+sql($node, "CREATE ROLE gone LOGIN; CREATE TABLE app.gone (pid int); GRANT USAGE ON SCHEMA app, idemq TO gone; GRANT ALL ON app.done TO gone;
+	GRANT EXECUTE ON FUNCTION idemq.set_handler TO gone; SELECT idemq.create_queue('r'); SELECT idemq.grant_queue('r', 'gone', 'claim');
+	GRANT EXECUTE ON FUNCTION app.f(jsonb) TO gone; SET ROLE gone; SELECT idemq.set_handler('r', 'app.f(jsonb)')");
+job('r', 700);
+all_done('r');
+sql($node, "DROP OWNED BY gone; SELECT idemq.revoke_queue('r', 'gone', 'claim'); DROP ROLE gone");
+$id = job('r', 701);
+is_soon($node, "SELECT last_error ~ 'does not exist any more' FROM idemq.handlers WHERE queue = 'r'", 'the role is gone: refused');
+is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'pending|0', 'the job waits');
+sql($node, "SELECT idemq.drop_handler('r')");
+
+sql($node, 'CREATE DATABASE other');
+sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q'); CREATE FUNCTION public.f(jsonb) RETURNS void LANGUAGE plpgsql
+	SET search_path = pg_catalog AS \$\$BEGIN PERFORM pg_sleep((\$1->>'s')::float8); END\$\$; SELECT idemq.set_handler('q', 'public.f(jsonb)');
+	SELECT idemq.enqueue('q', '{\"s\": 100}')", 'other');
+wait_until($node, q[SELECT count(*) FROM pg_stat_activity WHERE datname = 'other' AND wait_event = 'PgSleep'], 1);
+is_state($node, 'DROP DATABASE other', '00000', 'DROP DATABASE does not fail for a handler at work');
+
+job('a', 710);
+all_done('a');
+$id = job('a', 711, 'SELECT pg_sleep(100)');
+wait_until($node, q[SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event = 'PgSleep'], 1);
+sql($node, "SELECT idemq.pause('a')");
+sql($node, 'ALTER EXTENSION idemq UPDATE');
+is_sql($node, "SELECT outcome FROM idemq.attempts WHERE job_id = $id", 'released', 'nor does ALTER EXTENSION: the job is given back');
+sql($node, "SELECT idemq.cancel($id); SELECT idemq.resume('a')");
+
+# ---- The queue is dropped, the handler is replaced
+
+$id = job('a', 720, 'SELECT pg_sleep(0.5)');
+sql($node, 'CREATE FUNCTION app.h(jsonb) RETURNS jsonb LANGUAGE sql SET search_path = pg_catalog AS $$SELECT \'"other"\'::jsonb$$; ALTER FUNCTION app.h(jsonb) OWNER TO app');
+sql($node, "SET ROLE app; SELECT idemq.set_handler('a', 'app.h(jsonb)')");
+my $next = job('a', 721);
+all_done('a');
+is_sql($node, "SELECT status, result FROM idemq.jobs WHERE id = $next", 'completed|"other"', 'a handler that is replaced runs what comes from then on');
+sql($node, "SET ROLE app; SELECT idemq.set_handler('a', 'app.f(jsonb)')");
+sql($node, "SELECT idemq.drop_queue('w', force => true)");
+is_sql($node, "SELECT count(*) FROM idemq.handler_entries e WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = e.queue_id)", 0,
+	'with its queue a handler is gone');
+
+# ---- The server crashes in the middle of a job: backoff, and after three in a row the handler stops
+
+sql($node, "SELECT idemq.alter_queue('t', job_timeout => '0', max_attempts => 20, retry_base => '1 h')");
+$gate->quit;
+sub kill_in_job
+{
+	my ($job) = @_;
+	my $handler = q[FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event = 'PgSleep'];
+
+	wait_until($node, "SELECT count(*) = 1 $handler");
+	my $victim = sql($node, "SELECT pid $handler");
+	kill 'KILL', $victim;
+	# The attempt's end is written by the server that comes after this one.
+	wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $victim");
+	return;
+}
+$node->append_conf('postgresql.conf', 'restart_after_crash = on');
+$node->reload;
+$id = job('t', 800, 'SELECT pg_sleep(1000)');
+foreach my $n (1 .. 3)
+{
+	kill_in_job($id);
+	wait_until($node, "SELECT count(*) = $n FROM idemq.attempts WHERE job_id = $id");
+	is_sql($node, "SELECT status, attempt, ready_at > now() + '30 min' FROM idemq.jobs WHERE id = $id", "pending|$n|t",
+		"crash $n: the attempt counts, and the queue's backoff follows");
+	is_soon($node, "SELECT crashes FROM idemq.handlers WHERE queue = 't'", $n, 'counted');
+	last if $n == 3;
+	if ($n == 2)
+	{
+		job('t', 801);
+		is_soon($node, "SELECT crashes FROM idemq.handlers WHERE queue = 't'", 0, 'a job that is done ends the row');
+	}
+	sql($node, "SELECT idemq.retry($id)");
+}
+is_sql($node, history($id), join("\n", ("expired|the handler's process ended|") x 3), 'its history');
+is_sql($node, "SELECT state, workers_running FROM idemq.handlers WHERE queue = 't'", 'stopped|0', 'after three of one job the handler is stopped, though it did others');
+sql($node, "SELECT idemq.retry($id)");
+like(sql($node, "SELECT idemq.why($id)"), qr/stopped after 3 crashes of the server in a row/, 'why says so');
+is_sql($node, "SELECT crashes FROM idemq.handlers WHERE queue = 'a'", 0, 'another handler is none the worse for it');
+sql($node, "UPDATE idemq.jobs SET payload = '{\"n\": 800}' WHERE id = $id; SET ROLE app; SELECT idemq.set_handler('t', 'app.f(jsonb)')");
+all_done('t');
+is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'completed|4', 'set again, it goes on');
+is_sql($node, 'SELECT count(*) FROM app.done WHERE n = 800', 1, 'the effect happened once');
+
+# ---- Failover: what the primary was at waits for the backoff; the rest goes on where the primary is now
+
+$node->backup('copy');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'copy', has_streaming => 1);
+$standby->start;
+$id = job('t', 900, 'SELECT pg_sleep(1000)');
+wait_until($node, q[SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event = 'PgSleep'], 1);
+$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+is_sql($standby, processes(), 0, 'on a standby no handler runs');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
+$node->stop('immediate');
+$standby->promote;
+wait_until($standby, "SELECT count(*) = 1 FROM idemq.attempts WHERE job_id = $id");
+is_sql($standby, "SELECT status, attempt, ready_at > now() + '30 min' FROM idemq.jobs WHERE id = $id", 'pending|1|t',
+	'the job of the primary that was lost waits for the backoff');
+sql($standby, "SELECT idemq.enqueue('a', '{\"n\": 901}')");
+is_soon($standby, 'SELECT count(*) FROM app.done WHERE n = 901', 1, 'and the new primary runs the next');
+is_sql($standby, "SELECT crashes FROM idemq.handlers WHERE queue = 't'", 1, 'it counts as a crash');
+$standby->stop;
+$node->start;
+is(unexpected($node, 'workers', '57P01'), '', 'no error of idemq\'s own processes');
+$node->stop;
+done_testing();
