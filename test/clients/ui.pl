@@ -9,6 +9,7 @@ use FindBin;
 use lib "$FindBin::RealBin/../t/lib";
 use Idemq;
 use File::Copy qw(copy);
+use HTTP::Tiny;
 use IPC::Run;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -76,7 +77,8 @@ is_sql($node, q{SELECT count(*) FILTER (WHERE status = 'pending'), count(*) FILT
 is_sql($node, q{SELECT session_role, queue, jobs FROM idemq.audit WHERE action = 'redrive'}, 'postgres|mail|500', 'and by whom');
 is_sql($node, q{SELECT string_agg(action, ' ' ORDER BY id) FROM idemq.audit WHERE queue = 'orders'}, 'create_queue pause resume',
 	'nothing that was refused was done');
-# node-postgres says what it cannot know.
+# After a page: what is idle for ten seconds is closed.
+ok(HTTP::Tiny->new->get($addresses[0])->{success}, 'a page');
 is_sql($node, q{SELECT count(*) > 0, bool_and(application_name = 'idemq-ui') FROM pg_stat_activity
 	WHERE client_port IS NOT NULL AND pid <> pg_backend_pid()}, 't|t', 'its sessions have a name');
 
