@@ -35,7 +35,6 @@
 
 #include "job/attempt.h"
 #include "table/jobs.h"
-#include "table/jobs_write.h"
 #include "table/steps.h"
 #include "base/args.h"
 #include "base/clock.h"
@@ -96,18 +95,12 @@ hold_job(const StepName *name)
 {
 	JobsTable table;
 	Attempt attempt;
+	Outcome outcome;
 
 	idemq_jobs_open(&table);
-	for (;;)
-	{
-		Outcome outcome = idemq_attempt_find(&table, name->job_id, name->token, &attempt);
-
-		idemq_attempt_count(&attempt, outcome, false);
-		idemq_attempt_raise(&attempt, outcome);
-		if (idemq_jobs_lock(&table, &attempt.job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
-			break;
-		idemq_jobs_refresh_or_raise(&table);
-	}
+	outcome = idemq_attempt_lock(&table, name->job_id, name->token, true, &attempt);
+	idemq_attempt_count(&attempt, outcome, false);
+	idemq_attempt_raise(&attempt, outcome);
 	idemq_jobs_close(&table);
 	return attempt.queue.id;
 }

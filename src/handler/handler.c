@@ -148,13 +148,11 @@ note_peace(void)
 
 	if (run.info.crashes == 0)
 		return;
-	StartTransactionCommand();
-	PushActiveSnapshot(GetTransactionSnapshot());
+	idemq_handler_begin();
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&forget_crashes, &value, NULL, SPI_OK_UPDATE);
 	idemq_spi_end(&scope);
-	PopActiveSnapshot();
-	CommitTransactionCommand();
+	idemq_handler_commit();
 	run.info.crashes = 0;
 }
 
@@ -291,16 +289,14 @@ read_handler(int32 queue_id)
 	QueueInfo queue;
 	bool wanted;
 
-	StartTransactionCommand();
-	PushActiveSnapshot(GetTransactionSnapshot());
+	idemq_handler_begin();
 	idemq_claimed_begin();
 	run.version = idemq_version_of_queue(queue_id);
 	wanted = idemq_presence() == IDEMQ_HERE && idemq_handler_read(queue_id, &run.info) &&
 			 !run.info.stopped && idemq_handler_check(&run, &target, &queue) == RUN_DONE;
 	if (wanted)
 		queue_slot = queue.slot;
-	PopActiveSnapshot();
-	CommitTransactionCommand();
+	idemq_handler_commit();
 	return wanted;
 }
 

@@ -61,9 +61,9 @@ idemq_handler_queue(void)
 	return queue_name;
 }
 
-/* Begins a transaction. */
-static void
-begin(void)
+/* Begins a transaction, with a snapshot. */
+void
+idemq_handler_begin(void)
 {
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
@@ -71,8 +71,8 @@ begin(void)
 }
 
 /* Commits it. */
-static void
-commit(void)
+void
+idemq_handler_commit(void)
 {
 	PopActiveSnapshot();
 	CommitTransactionCommand();
@@ -155,7 +155,10 @@ in_order(ClaimedJob *jobs, int count)
 	return sorted;
 }
 
-/* Locks the rows of jobs; one whose lease is lost is settled. */
+/*
+ * Locks the rows of jobs; one whose lease is lost is settled.  It waits for a cancel: nothing is
+ * begun that could be spared, and an error would count as the function's.
+ */
 static void
 lock(ClaimedJob **jobs, int count)
 {
@@ -164,8 +167,8 @@ lock(ClaimedJob **jobs, int count)
 
 	idemq_jobs_open(&table);
 	for (int i = 0; i < count; i++)
-		jobs[i]->settled = idemq_attempt_lock(&table, jobs[i]->id, jobs[i]->token, &attempt) !=
-						   OUTCOME_CURRENT;
+		jobs[i]->settled = idemq_attempt_lock(&table, jobs[i]->id, jobs[i]->token, false,
+											  &attempt) != OUTCOME_CURRENT;
 	idemq_jobs_close(&table);
 	CommandCounterIncrement();
 }
@@ -270,7 +273,7 @@ idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, Erro
 		HandlerTarget target;
 		QueueInfo queue;
 
-		begin();
+		idemq_handler_begin();
 		result = idemq_handler_check(run, &target, &queue);
 		if (result == RUN_DONE)
 		{
@@ -278,7 +281,7 @@ idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, Erro
 			if (claim)
 				claim_next(run, &queue);
 		}
-		commit();
+		idemq_handler_commit();
 		/* No interrupt is taken in between. */
 		for (int i = 0; i < count && result == RUN_DONE; i++)
 			jobs[i].settled = true;
@@ -307,11 +310,11 @@ idemq_handler_claim(HandlerRun *run, ErrorData **error)
 		HandlerTarget target;
 		QueueInfo queue;
 
-		begin();
+		idemq_handler_begin();
 		result = idemq_handler_check(run, &target, &queue);
 		if (result == RUN_DONE)
 			claim_next(run, &queue);
-		commit();
+		idemq_handler_commit();
 		if (result == RUN_DONE)
 			idemq_claimed_swap();
 	}

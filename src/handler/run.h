@@ -30,6 +30,8 @@ extern RunResult idemq_handler_check(HandlerRun *run, HandlerTarget *target, Que
 extern RunResult idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim,
 								   ErrorData **error);
 extern RunResult idemq_handler_claim(HandlerRun *run, ErrorData **error);
+extern void idemq_handler_begin(void);
+extern void idemq_handler_commit(void);
 extern ErrorData *idemq_handler_catch(HandlerRun *run);
 
 #endif

@@ -15,7 +15,6 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "lib/stringinfo.h"
@@ -25,7 +24,6 @@
 #include "utils/json.h"
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
-#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "handler/limits.h"
@@ -141,21 +139,6 @@ end_attempt(ClaimedJob *job, Finish *finish)
 	(void) idemq_finish_by_token(job->id, job->token, finish, false, &attempt);
 }
 
-static void
-begin(void)
-{
-	SetCurrentStatementStartTimestamp();
-	StartTransactionCommand();
-	PushActiveSnapshot(GetTransactionSnapshot());
-}
-
-static void
-commit(void)
-{
-	PopActiveSnapshot();
-	CommitTransactionCommand();
-}
-
 /* Writes an error of a job to the server's log. */
 static void
 log_error(const HandlerRun *run, const ClaimedJob *job, const ErrorData *error)
@@ -191,7 +174,7 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 		job->repeats++;
 		return false;
 	}
-	begin();
+	idemq_handler_begin();
 	if (idemq_queue_by_id(run->info.queue_id, &queue))
 	{
 		if (idemq_handler_timed_out() && error->sqlerrcode == ERRCODE_QUERY_CANCELED)
@@ -206,7 +189,7 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 		}
 		end_attempt(job, &finish);
 	}
-	commit();
+	idemq_handler_commit();
 	job->settled = true;
 	if (finish.kind == FINISH_FAIL)
 	{
@@ -224,9 +207,9 @@ idemq_handler_give_back(ClaimedJob *job)
 
 	if (job->settled)
 		return;
-	begin();
+	idemq_handler_begin();
 	end_attempt(job, &finish);
-	commit();
+	idemq_handler_commit();
 	job->settled = true;
 }
 
@@ -238,9 +221,9 @@ idemq_handler_fail_at_exit(ClaimedJob *job, const char *text)
 
 	if (job->settled)
 		return;
-	begin();
+	idemq_handler_begin();
 	finish.args.error = cstring_to_text(text);
 	end_attempt(job, &finish);
-	commit();
+	idemq_handler_commit();
 	job->settled = true;
 }

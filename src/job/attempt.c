@@ -52,10 +52,12 @@ idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 
 /*
  * As idemq_attempt_find, and locks the row of a current one FOR SHARE to the end of the
- * transaction: what would end the attempt waits, or skips the job.  Raises IQ001 for one that is being cancelled, 40001.
+ * transaction: what would end the attempt waits, or skips the job.  Raises 40001, and, with
+ * heed_cancel, IQ001 at once for one that an open transaction cancels; without, it waits for
+ * that, which may yet be rolled back.
  */
 Outcome
-idemq_attempt_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt)
+idemq_attempt_lock(JobsTable *table, int64 id, int64 token, bool heed_cancel, Attempt *attempt)
 {
 	for (;;)
 	{
@@ -63,8 +65,8 @@ idemq_attempt_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 
 		if (outcome != OUTCOME_CURRENT)
 			return outcome;
-		/* Before the wait for whoever cancels it. */
-		idemq_attempt_raise_cancelled(attempt);
+		if (heed_cancel)
+			idemq_attempt_raise_cancelled(attempt);
 		if (idemq_jobs_lock(table, &attempt->job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
 			return outcome;
 		idemq_jobs_refresh_or_raise(table);

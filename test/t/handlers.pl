@@ -188,6 +188,27 @@ all_done('b');
 is_sql($node, 'SELECT what FROM app.left', 'app none', 'settings end with their job, in a batch as well');
 is_sql($node, 'SELECT count(DISTINCT xid) FROM app.done WHERE n IN (230, 231)', 1, 'of one transaction');
 
+# A cancel that is open when a job's turn comes: it waits, and goes on if that is rolled back; no attempt has failed.
+sql($node, "SELECT idemq.pause('b'); CREATE SEQUENCE app.begun; GRANT ALL ON SEQUENCE app.begun TO app");
+$id = job('b', 240, "DO \$\$BEGIN IF nextval('app.begun') = 1 THEN RAISE 'once'; END IF; PERFORM pg_advisory_xact_lock(42); END\$\$");
+{
+	my $cancelled = job('b', 241);
+	my $gate = session($node);
+	$gate->query_safe('SELECT pg_advisory_lock(42)');
+	sql($node, "SELECT idemq.resume('b')");
+	my $waits = "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event_type = 'Lock' AND wait_event";
+	wait_until($node, "$waits = 'advisory'");
+	my $canceller = session($node);
+	like($canceller->query_safe("BEGIN; SELECT idemq.cancel($cancelled)"), qr/cancelled/, 'a job that waits for its turn in a batch is cancelled');
+	$gate->query_safe('SELECT pg_advisory_unlock(42)');
+	wait_until($node, "$waits <> 'advisory'");
+	$canceller->query_safe('ROLLBACK');
+	all_done('b');
+	is_sql($node, "SELECT status, attempt, last_error FROM idemq.jobs WHERE id = $cancelled", 'completed|1|', 'rolled back, it is run, and no attempt has failed');
+	is_sql($node, "SELECT count(*) FROM idemq.attempts WHERE job_id = $cancelled", 0, 'of none is there a record');
+	$_->quit foreach $gate, $canceller;
+}
+
 # ---- Memory is flat
 
 sql($node, q[CREATE SCHEMA su; CREATE FUNCTION su.m(jsonb) RETURNS jsonb LANGUAGE sql SET search_path = pg_catalog
