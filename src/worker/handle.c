@@ -149,7 +149,7 @@ idemq_handle(const QueueInfo *queue)
 	idemq_handler_note_set(key, info.set_at);
 	note_crash(queue, &info);
 	idemq_handler_settle(queue->slot, key, info.stopped ? 0 : info.workers);
-	if (info.stopped || queue->paused || !idemq_ready_check(queue, &next_due, &held))
+	if (info.stopped || idemq_queue_is_paused(queue) || !idemq_ready_check(queue, &next_due, &held))
 		return;
 	again = start_one(queue, &info);
 	if (again < PG_INT64_MAX)
