@@ -21,7 +21,7 @@ SCENARIOS = {
     "repmgr": repmgr.repmgr, "patroni": patroni.patroni, "proxy": patroni.proxies,
 }
 LOAD = os.getloadavg()[0]
-HEAD = ("what", "event", "no enqueue for", "no commit for", "acknowledged: jobs", "commits", "lost: jobs", "commits", "effects twice")
+HEAD = ("what", "event", "no enqueue for", "no commit for", "acknowledged: jobs", "acknowledged: commits", "lost: jobs", "lost: commits", "effects twice")
 
 
 def row(one):

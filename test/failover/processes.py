@@ -119,7 +119,7 @@ def end(process, patience=10):
 
 def stop_all():
     """Ends everything, also what is stopped by a signal."""
-    for process in list(_started):
+    for process in reversed(list(_started)):
         end(process)
     for server in list(_servers):
         server.kill()

@@ -43,7 +43,7 @@ def dsn_of(*ports, **more):
 def event(scenario, what, dsn, action, primary, loses=False):
     """One event under traffic, and its row.  primary(): the server that takes writes afterwards."""
     log(f"{scenario}: {what}")
-    traffic = Traffic("".join(c if c.isalnum() else "-" for c in f"{scenario} {what}"), dsn)
+    traffic = Traffic(dsn)
     try:
         traffic.start()
         traffic.happens(action)
@@ -167,6 +167,7 @@ def synchronous():
         one.reload()
         one.wait_for_standby(node.name, sync)
         node.set(synchronous_standby_names=names)
+        node.reload()
     dsn = dsn_of(one.port, two.port, three.port)
 
     def kill():
@@ -218,6 +219,7 @@ def hangs():
     for node in (two, three):
         standby_of(node, one)
         node.set(synchronous_standby_names=names)
+        node.reload()
     one.set(synchronous_standby_names=names)
     one.reload()
     one.wait_for_standby(two.name, "sync")

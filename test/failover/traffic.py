@@ -64,8 +64,11 @@ class Log:
 class Traffic:
     """Producers and workers of one event; their keys begin with its name."""
 
-    def __init__(self, name, dsn):
-        self.name, self.dsn = name, dsn
+    count_of_all = 0
+
+    def __init__(self, dsn):
+        Traffic.count_of_all += 1
+        self.name, self.dsn = f"t{Traffic.count_of_all}", dsn
         self.dir = WORK / f"traffic-{name}"
         self.dir.mkdir()
         self.producers, self.workers = [], []
