@@ -32,8 +32,14 @@ def row(one):
 
 def measured():
     """What was measured, on what."""
-    postgres = call(BIN / "postgres", "--version").split(") ")[1].split()[0]
-    versions = [f"PostgreSQL {postgres}", call("patroni", "--version").strip(), call(BIN / "repmgr", "--version").strip()]
+    def version(*command):
+        try:
+            return [call(*command, "--version").strip()]
+        except FileNotFoundError:
+            return []
+
+    postgres = version(BIN / "postgres")[0].split(") ")[1].split()[0]
+    versions = [f"PostgreSQL {postgres}", *version("patroni"), *version(BIN / "repmgr")]
     text = f"{time.strftime('%Y-%m-%d')}, {', '.join(versions)}; {machine()}"
     if LOAD >= 1:
         text += f"; **on a machine busy with other work (load {LOAD:.1f} before the run began)**"

@@ -4,6 +4,7 @@ The account compares what was acknowledged (the logs of producer.py and worker.p
 of the server that takes writes in the end.
 """
 
+import os
 import signal
 import sys
 import time
@@ -15,7 +16,7 @@ from producer import ENQUEUE
 
 HERE = Path(__file__).parent
 PRODUCERS, WORKERS = 2, 3
-WARM = 150  # jobs done before something happens, and again after it
+WARM = int(os.environ.get("FAILOVER_WARM", 150))  # jobs done before something happens, and again after it
 REFUSALS = ("IQ001", "IQ002")
 
 SCHEMA = """
