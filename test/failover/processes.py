@@ -183,6 +183,9 @@ class Server:
 
     def rewind(self, source):
         """Takes back what only this server has, after its end; then it is a standby of source."""
+        # Before 16, pg_rewind takes a new primary that has not had its first checkpoint for one of
+        # the old timeline, and rewinds nothing.
+        source.sql("CHECKPOINT")
         call(BIN / "pg_rewind", "-D", self.data, "--no-sync", f"--source-server={source.conninfo()}")
         # pg_rewind has copied the other's settings.
         self.set(port=self.port)

@@ -70,7 +70,7 @@ class Traffic:
     def __init__(self, dsn):
         Traffic.count_of_all += 1
         self.name, self.dsn = f"t{Traffic.count_of_all}", dsn
-        self.dir = WORK / f"traffic-{name}"
+        self.dir = WORK / f"traffic-{self.name}"
         self.dir.mkdir()
         self.producers, self.workers = [], []
         self.logs = []

@@ -12,6 +12,7 @@ Ends at SIGTERM, with no job in its hands.
 """
 
 import os
+import random
 import signal
 import sys
 import time
@@ -32,6 +33,7 @@ class Worker(Client):
     def attempt(self, job_id, token, key):
         self.execute("BEGIN")
         self.execute("SELECT idemq.commit(%s, %s)", (job_id, token))
+        time.sleep(random.uniform(0, 0.02))  # so that what happens comes in the middle
         self.execute("INSERT INTO effects (key, job, token) VALUES (%s, %s, %s)", (key, job_id, token))
         self.execute("COMMIT")
 

@@ -33,7 +33,7 @@ caught_up();
 my $session = session($standby);
 foreach ('SELECT id, status, attempt, token, deadline, payload, last_error FROM idemq.jobs ORDER BY id',
 	'SELECT name, lease, retention, paused_until FROM idemq.queues ORDER BY 1',
-	'SELECT queue, pending, processing, failed, dead, oldest_ready_age IS NULL FROM idemq.metrics ORDER BY 1',
+	'SELECT queue, pending, processing, failed, dead, oldest_ready IS NULL FROM idemq.metrics ORDER BY 1',
 	'SELECT job_id, outcome, error FROM idemq.attempts', 'SELECT count(*) FROM idemq.errors',
 	'SELECT (idemq.job(id)).status, idemq.why(id) FROM idemq.jobs ORDER BY id', "SELECT status FROM idemq.job_by_key('other', 'six')",
 	"SELECT idemq.validate($id, $token), idemq.validate($id, $token - 1)", q[SELECT * FROM idemq.check() WHERE severity = 'error'])
