@@ -26,6 +26,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
@@ -413,9 +414,10 @@ refuse_job(Wait *wait, int64 job_id)
 			(errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
 			 errmsg("job %lld does not exist%s", (long long) job_id,
 					on_its_way ? " on this standby" : ""),
-			 on_its_way ? errhint("It may not have arrived yet: ask the primary, or wait longer.")
-						: errhint("A queue with retention '0' keeps no finished job; give it one to "
-								  "wait for results.")));
+			 on_its_way
+				 ? errhint("It may not have arrived yet: ask the primary, or wait longer.")
+				 : errhint("A queue with retention '0' keeps no finished job; give it one to "
+						   "wait for results.")));
 }
 
 /*

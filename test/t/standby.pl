@@ -35,7 +35,7 @@ foreach ('SELECT id, status, attempt, token, deadline, payload, last_error FROM 
 	'SELECT name, lease, retention, paused_until FROM idemq.queues ORDER BY 1',
 	'SELECT queue, pending, processing, failed, dead, oldest_ready IS NULL FROM idemq.metrics ORDER BY 1',
 	'SELECT job_id, outcome, error FROM idemq.attempts', 'SELECT count(*) FROM idemq.errors',
-	'SELECT (idemq.job(id)).status, idemq.why(id) FROM idemq.jobs ORDER BY id', "SELECT status FROM idemq.job_by_key('other', 'six')",
+	'SELECT (idemq.job(id)).status FROM idemq.jobs ORDER BY id', "SELECT status FROM idemq.job_by_key('other', 'six')",
 	"SELECT idemq.validate($id, $token), idemq.validate($id, $token - 1)", q[SELECT * FROM idemq.check() WHERE severity = 'error'])
 {
 	my $name = s/^SELECT //r;
@@ -45,6 +45,26 @@ foreach ('SELECT id, status, attempt, token, deadline, payload, last_error FROM 
 	isnt($says, '', 'which says something') unless /check/;
 }
 is($session->query_safe('SELECT count(*) FROM idemq.workers'), 0, 'leases are in the primary\'s memory');
+
+# What only the primary's memory knows is not made up: its leases, limits, workers.
+my $ask = '; this is a standby: leases, limits and workers are known on the primary, ask idemq.why there';
+is($session->query_safe("SELECT idemq.why($id)"), "processing: attempt 1 of 20 (known from its row alone)$ask", 'why, of a job in processing');
+like($session->query_safe("SELECT idemq.why($id + 1)"), qr/^pending: ready since \S+ \S+ and first in line\Q$ask\E$/, 'of one that is ready');
+is(sql($standby, "SELECT idemq.why(id) FROM idemq.jobs WHERE status = 'dead'"), sql($node, "SELECT idemq.why(id) FROM idemq.jobs WHERE status = 'dead'"),
+	'of one that is dead: as on the primary');
+sql($node, "SELECT idemq.alter_queue('q', max_running => 1)");
+caught_up();
+like(sql($node, "SELECT idemq.why($id + 1)"), qr/is at max_running: 1 of 1/, 'a limit, on the primary');
+like($session->query_safe("SELECT idemq.why($id + 1)"), qr/first in line\Q$ask\E$/, 'which the standby does not count');
+sql($node, "SELECT idemq.alter_queue('q', max_running => 100)");
+my $holder = session($node);
+$holder->query_safe("BEGIN; SELECT id FROM idemq.jobs WHERE id = $id + 1 FOR UPDATE; SELECT pg_current_xact_id()");
+# Known to the standby with the next record of the transactions that run.
+sql($node, 'CHECKPOINT');
+caught_up();
+is_soon($standby, "SELECT idemq.why($id + 1) LIKE '%is held by a transaction of the primary%'", 'a row that the primary holds');
+$holder->query_safe('ROLLBACK');
+$holder->quit;
 
 # A setting that was changed is that of a session that has read the former one.
 sql($node, "SELECT idemq.pause('q')");
