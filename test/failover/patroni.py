@@ -136,7 +136,11 @@ class Cluster:
         return until(lambda: next((node for node in self.nodes if node.is_primary()), None), "a primary")
 
     def another(self, role="sync_standby"):
-        return next(node for node in self.nodes if self.members().get(node.name) == role)
+        def found():
+            roles = self.members()
+            return next((node for node in self.nodes if roles.get(node.name) == role), None)
+
+        return until(found, f"a node that is {role}")
 
     def dsn(self):
         return dsn_of(*(node.port for node in self.nodes))
