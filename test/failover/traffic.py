@@ -21,7 +21,7 @@ REFUSALS = ("IQ001", "IQ002")
 
 SCHEMA = """
 CREATE EXTENSION idemq;
-SELECT idemq.create_queue('work', lease => '5 s', max_attempts => 1000, retry_base => '10 ms');
+SELECT idemq.create_queue('work', lease => '3 s', max_attempts => 1000, retry_base => '10 ms');
 SELECT idemq.create_queue('held', lease => '1 h', max_attempts => 1000);
 CREATE TABLE orders (key text NOT NULL);
 CREATE TABLE effects (key text NOT NULL, job bigint NOT NULL, token bigint NOT NULL);
