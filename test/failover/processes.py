@@ -106,7 +106,7 @@ def signal_all(pids, what):
 def end(process, patience=10):
     """Ends a program in good order, or else at once."""
     if process.poll() is None:
-        signal_all([process.pid], signal.SIGCONT)
+        signal_all(tree(process.pid), signal.SIGCONT)
         process.terminate()
         try:
             process.wait(patience)
