@@ -185,8 +185,8 @@ def _tell_all(cluster, scenario, dsn, only=None):
         return whole()
 
     def awake():
-        # That it streams is enough: Patroni 3.0 with etcd's v3 was seen not to name a synchronous
-        # standby anew after this ("Synchronous replication key updated by someone else").
+        # That it streams is enough: Patroni before 3.1 may name no synchronous standby anew after
+        # this, by a stale cache of etcd's v3 ("Synchronous replication key updated by someone else").
         primary = others()
         dead[-1].thaw_node()
         primary.wait_for_standby(dead[-1].name)
