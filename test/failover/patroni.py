@@ -60,13 +60,13 @@ def http(url, body=None):
 class Etcd:
     """One etcd: what is tried here is PostgreSQL, not etcd."""
 
-    def __init__(self):
+    def __init__(self, name):
         self.port, peer = free_ports(2)
         url, peers = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{peer}"
         self.process = start(
-            ["etcd", "--name", "one", "--data-dir", WORK / "etcd", "--listen-client-urls", url, "--advertise-client-urls", url,
+            ["etcd", "--name", "one", "--data-dir", WORK / name, "--listen-client-urls", url, "--advertise-client-urls", url,
              "--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", f"one={peers}"],
-            WORK / "etcd.log")
+            WORK / f"{name}.log")
         until(lambda: http(f"{url}/health")[0] == 200, "etcd is healthy")
 
 
@@ -103,9 +103,9 @@ class Node(Server):
 class Cluster:
     """Three nodes; the first makes the cluster."""
 
-    def __init__(self, count=3):
-        self.etcd = Etcd()
-        self.nodes = [Node(f"patroni{n + 1}", self.etcd) for n in range(count)]
+    def __init__(self, name, count=3):
+        self.etcd = Etcd(f"{name}-etcd")
+        self.nodes = [Node(f"{name}{n + 1}", self.etcd) for n in range(count)]
         self.nodes[0].begin()
         until(self.nodes[0].is_primary, "the first node is the primary")
         for node in self.nodes[1:]:
@@ -212,14 +212,14 @@ def _tell_all(cluster, scenario, dsn, only=None):
 
 def patroni():
     """Patroni with etcd, clients with a list of hosts."""
-    cluster = Cluster()
+    cluster = Cluster("patroni")
     yield from _tell_all(cluster, "Patroni", cluster.dsn())
     cluster.forget()
 
 
 def proxies():
     """The same through pgbouncer and HAProxy: one address."""
-    cluster = Cluster()
+    cluster = Cluster("proxy")
     front, pool = free_ports(2)
     conf = (DEPLOY / "haproxy.cfg").read_text()
     conf = conf.replace("127.0.0.1:5000", f"127.0.0.1:{front}")
