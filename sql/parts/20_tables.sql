@@ -78,9 +78,11 @@ CREATE TABLE idemq.jobs (
 	worker       text,
 	key          text COLLATE "C",
 	group_key    text COLLATE "C",
+	kind         text COLLATE "C",
 	headers      jsonb,
 	rerun_payload jsonb,
 	rerun_headers jsonb,
+	rerun_kind   text COLLATE "C",
 	checkpoint   jsonb,
 	result       jsonb,
 	last_error   text,
@@ -116,9 +118,11 @@ COMMENT ON COLUMN idemq.jobs.key_expires_at IS 'of a request with a key_ttl: the
 COMMENT ON COLUMN idemq.jobs.rerun_at IS 'in processing, and asked to run once more (on_duplicate => rerun): not before this time, the earliest that was asked for; NULL: not asked';
 COMMENT ON COLUMN idemq.jobs.rerun_payload IS 'the payload of that request, the newest; jobs.payload when the attempt has ended';
 COMMENT ON COLUMN idemq.jobs.rerun_headers IS 'its headers';
+COMMENT ON COLUMN idemq.jobs.rerun_kind IS 'its kind';
 COMMENT ON COLUMN idemq.jobs.worker IS 'name that the last claim gave';
 COMMENT ON COLUMN idemq.jobs.key IS 'its idempotency key, unique in the queue';
 COMMENT ON COLUMN idemq.jobs.group_key IS 'its FIFO group';
+COMMENT ON COLUMN idemq.jobs.kind IS 'what kind of job it is, for the worker to choose a handler by; NULL: it has none';
 COMMENT ON COLUMN idemq.jobs.headers IS 'the producer''s, untouched';
 COMMENT ON COLUMN idemq.jobs.payload IS 'what to do';
 COMMENT ON COLUMN idemq.jobs.checkpoint IS 'how far an attempt came: idemq.checkpoint';
@@ -239,6 +243,7 @@ CREATE TABLE idemq.schedule_entries (
 	max_attempts int,
 	headers      jsonb,
 	expires_in   interval,
+	kind         text,
 	created_by   name NOT NULL,
 	created_at   timestamptz NOT NULL,
 	done_until   timestamptz NOT NULL,

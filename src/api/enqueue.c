@@ -44,7 +44,8 @@ enum
 	ARG_PAYLOAD,
 	ARG_OPTIONS,
 	ARG_ON_DUPLICATE = 11,
-	ARG_NOWAIT
+	ARG_NOWAIT,
+	ARG_KIND
 };
 
 /* Arguments of enqueue_many. */
@@ -62,10 +63,11 @@ enum
 	MANY_EXPIRES_INS,
 	MANY_KEY_TTLS,
 	MANY_ON_DUPLICATE,
-	MANY_NOWAIT
+	MANY_NOWAIT,
+	MANY_KINDS
 };
 
-/* Options of a job, in the order of enqueue's arguments. */
+/* Options of a job, in the order of enqueue's arguments; the last is not among the others there. */
 enum
 {
 	OPTION_KEY,
@@ -77,6 +79,7 @@ enum
 	OPTION_HEADERS,
 	OPTION_EXPIRES_IN,
 	OPTION_KEY_TTL,
+	OPTION_KIND,
 	OPTIONS
 };
 
@@ -176,6 +179,15 @@ set_key_ttl(JobChange *columns, Datum value)
 	job_set(columns, COL_KEY_EXPIRES_AT, later(columns, "key_ttl", value, 1));
 }
 
+static void
+set_kind(JobChange *columns, Datum value)
+{
+	text *kind = DatumGetTextPP(value);
+
+	idemq_check_kind(VARSIZE_ANY_EXHDR(kind));
+	job_set(columns, COL_KIND, PointerGetDatum(kind));
+}
+
 typedef struct JobOption
 {
 	void (*set)(JobChange *columns, Datum value);
@@ -194,21 +206,24 @@ static const JobOption options[OPTIONS] = {
 	[OPTION_HEADERS] = {set_headers, MANY_HEADERS, "headers", JSONBOID},
 	[OPTION_EXPIRES_IN] = {set_expires_in, MANY_EXPIRES_INS, "expires_ins", INTERVALOID},
 	[OPTION_KEY_TTL] = {set_key_ttl, MANY_KEY_TTLS, "key_ttls", INTERVALOID},
+	[OPTION_KIND] = {set_kind, MANY_KINDS, "kinds", TEXTOID},
 };
 
-/* Sets what the options say of a new job; NULL ones say nothing. */
+/* Sets what the options say of a new job; NULL ones say nothing.  values: all but the kind. */
 static void
-set_options(JobChange *columns, const NullableDatum *values)
+set_options(JobChange *columns, const NullableDatum *values, const NullableDatum *kind)
 {
 	if (!values[OPTION_DELAY].isnull && !values[OPTION_RUN_AT].isnull)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("delay and run_at cannot be used together"), errhint("Pass one of them.")));
-	for (int i = 0; i < OPTIONS; i++)
+	for (int i = 0; i < OPTION_KIND; i++)
 	{
 		if (!values[i].isnull)
 			options[i].set(columns, values[i].value);
 	}
+	if (!kind->isnull)
+		set_kind(columns, kind->value);
 }
 
 /* Reads on_duplicate. */
@@ -299,7 +314,7 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 
 /*
  * enqueue(queue, payload, key, delay, run_at, priority, group_key, max_attempts,
- *		headers, expires_in, key_ttl, on_duplicate, nowait) -> (id, outcome, status, result);
+ *		headers, expires_in, key_ttl, on_duplicate, nowait, kind) -> (id, outcome, status, result);
  * IQ003, IQ004, IQ005, 42501, 22004, 22023, 40001, 54000.  CALL enqueue_job has four INOUT
  * arguments more, which that row fills.
  */
@@ -322,7 +337,7 @@ idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
 	idemq_new_job(&columns, &queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
 	idemq_arg_required(fcinfo, ARG_OPTIONS + OPTION_PRIORITY, "priority");
-	set_options(&columns, fcinfo->args + ARG_OPTIONS);
+	set_options(&columns, fcinfo->args + ARG_OPTIONS, &fcinfo->args[ARG_KIND]);
 	add_job(&table, NULL, &queue, &columns, policy, wait, &answer);
 	idemq_jobs_close(&table);
 	if (is_of_others(&answer))
@@ -398,12 +413,12 @@ fill_element(JobChange *columns, const EnqueueArrays *arrays, int n)
 		values[i].isnull = array->values == NULL || array->nulls[n];
 		values[i].value = values[i].isnull ? (Datum) 0 : array->values[n];
 	}
-	set_options(columns, values);
+	set_options(columns, values, &values[OPTION_KIND]);
 }
 
 /*
  * enqueue_many(queue, payloads, keys, run_ats, priorities, group_keys, delays,
- *		max_attempts, headers, expires_ins, key_ttls, on_duplicate, nowait)
+ *		max_attempts, headers, expires_ins, key_ttls, on_duplicate, nowait, kinds)
  *		-> setof (ord, id, outcome, status, result); as enqueue.
  */
 Datum

@@ -24,6 +24,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "catalog/pg_collation.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -52,27 +53,28 @@
 
 /*
  * One that was released or redriven has a checkpoint, which is about the payload of before.
- * $10: not later than the job was to run; NULL in run_at, of a blocked one, is at once.
+ * $11: not later than the job was to run; NULL in run_at, of a blocked one, is at once.
  */
 static SqlStatement replace_job =
 	{.text = "UPDATE idemq.jobs SET payload = $2, checkpoint = NULL, "
 			 "ready_at = CASE WHEN status <> 'blocked' THEN least(CASE WHEN group_key IS NULL "
-			 "THEN $3 ELSE greatest($3, $8) END, CASE WHEN $10 THEN ready_at END) END, "
-			 "run_at = CASE WHEN status = 'blocked' AND (run_at IS NOT NULL OR NOT $10) "
-			 "THEN least($3, CASE WHEN $10 THEN run_at END) END, "
+			 "THEN $3 ELSE greatest($3, $9) END, CASE WHEN $11 THEN ready_at END) END, "
+			 "run_at = CASE WHEN status = 'blocked' AND (run_at IS NOT NULL OR NOT $11) "
+			 "THEN least($3, CASE WHEN $11 THEN run_at END) END, "
 			 "priority = $4, headers = $5, "
-			 "expires_at = $6, max_attempts = $7, key_expires_at = coalesce($9, key_expires_at) "
+			 "expires_at = $6, max_attempts = $7, kind = $8, "
+			 "key_expires_at = coalesce($10, key_expires_at) "
 			 "WHERE id = $1 AND status IN ('pending', 'blocked') AND attempt = 0",
-	 .nargs = 10,
+	 .nargs = 11,
 	 .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID,
-			   TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID}};
+			   TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID}};
 /* As above, of a job that was claimed before: its place and its attempts stay. */
 static SqlStatement replace_claimed =
-	{.text = "UPDATE idemq.jobs SET payload = $2, headers = $3, checkpoint = NULL, "
-			 "key_expires_at = coalesce($4, key_expires_at) "
+	{.text = "UPDATE idemq.jobs SET payload = $2, headers = $3, kind = $4, "
+			 "checkpoint = NULL, key_expires_at = coalesce($5, key_expires_at) "
 			 "WHERE id = $1 AND status IN ('pending', 'failed', 'blocked')",
-	 .nargs = 4,
-	 .types = {INT8OID, JSONBOID, JSONBOID, TIMESTAMPTZOID}};
+	 .nargs = 5,
+	 .types = {INT8OID, JSONBOID, JSONBOID, TEXTOID, TIMESTAMPTZOID}};
 
 /* The job that has the key. */
 typedef struct KeyHolder
@@ -80,6 +82,7 @@ typedef struct KeyHolder
 	Job job;
 	EnqueueAnswer answer;
 	bool same_payload;
+	bool other_kind; /* both have one, and they differ */
 	bool expired; /* finished, and its key is free */
 	bool own;	  /* this transaction's */
 } KeyHolder;
@@ -108,11 +111,11 @@ is_expired(const Job *job, const QueueInfo *queue, TimestampTz now)
 
 /* Raises IQ003. */
 static void
-refuse_payload(const QueueInfo *queue, int64 id, const char *hint)
+refuse_payload(const QueueInfo *queue, int64 id, const char *what, const char *hint)
 {
 	idemq_queue_count_refusal(queue, COUNTER_DUPLICATES);
 	ereport(ERROR, (errcode(ERRCODE_IDEMQ_KEY_REUSED),
-					errmsg("the key is taken by job %lld with another payload", (long long) id),
+					errmsg("the key is taken by job %lld with another %s", (long long) id, what),
 					errhint("%s", hint)));
 }
 
@@ -124,6 +127,16 @@ is_same_payload(const Job *job, Datum payload)
 	Jsonb *second = DatumGetJsonbP(payload);
 
 	return compareJsonbContainers(&first->root, &second->root) == 0;
+}
+
+/* A request without a kind is the same as one with: producers are deployed one by one. */
+static bool
+is_other_kind(const Job *job, const JobChange *columns)
+{
+	return (columns->set & COLUMN_BIT(COL_KIND)) != 0 && !job->row->tts_isnull[COL_KIND] &&
+		   !DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID,
+												 job->row->tts_values[COL_KIND],
+												 columns->values[COL_KIND]));
 }
 
 /* Looks the key up under the table's snapshot. */
@@ -145,6 +158,7 @@ find_holder(JobsTable *table, const QueueInfo *queue, const JobChange *columns, 
 		return true;
 	holder->answer.result = copy_result(job, &holder->answer.no_result);
 	holder->same_payload = is_same_payload(job, columns->values[COL_PAYLOAD]);
+	holder->other_kind = is_other_kind(job, columns);
 	return true;
 }
 
@@ -159,7 +173,7 @@ idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key, const Datu
 	if (!idemq_jobs_find_key(table, queue->id, key, job) || is_expired(job, queue, idemq_now()))
 		return false;
 	if (payload != NULL && !is_same_payload(job, *payload))
-		refuse_payload(queue, job->id, "Use another key, or pass no payload.");
+		refuse_payload(queue, job->id, "payload", "Use another key, or pass no payload.");
 	return true;
 }
 
@@ -199,8 +213,8 @@ fill_value(const JobChange *columns, JobColumn column, Datum *value, char *isnul
 }
 
 /* What replace gives a job, in the order of its parameters. */
-static const JobColumn replaced_columns[] = {COL_PAYLOAD, COL_READY_AT,	  COL_PRIORITY,
-											 COL_HEADERS, COL_EXPIRES_AT, COL_MAX_ATTEMPTS};
+static const JobColumn replaced_columns[] = {COL_PAYLOAD,	 COL_READY_AT,	   COL_PRIORITY, COL_HEADERS,
+											 COL_EXPIRES_AT, COL_MAX_ATTEMPTS, COL_KIND};
 
 /*
  * As replace, of the version that was found, without a group: its entries in unique
@@ -247,8 +261,8 @@ static bool
 replace(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder, const JobChange *columns,
 		bool not_later)
 {
-	Datum values[10] = {Int64GetDatum(holder->answer.id)};
-	char nulls[] = "          ";
+	Datum values[11] = {Int64GetDatum(holder->answer.id)};
+	char nulls[] = "           ";
 	SqlScope scope;
 	uint64 updated;
 
@@ -264,9 +278,9 @@ replace(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder, const
 		fill_value(columns, column, &values[i + 1], &nulls[i + 1]);
 	}
 	/* A head's ready_at only grows: shared/groups.c counts on it. */
-	values[7] = TimestampTzGetDatum(idemq_now());
-	fill_value(columns, COL_KEY_EXPIRES_AT, &values[8], &nulls[8]);
-	values[9] = BoolGetDatum(not_later);
+	values[8] = TimestampTzGetDatum(idemq_now());
+	fill_value(columns, COL_KEY_EXPIRES_AT, &values[9], &nulls[9]);
+	values[10] = BoolGetDatum(not_later);
 	idemq_spi_begin_on_jobs(&scope);
 	updated = idemq_spi_run(&replace_job, values, nulls, SPI_OK_UPDATE);
 	idemq_spi_end(&scope);
@@ -280,14 +294,15 @@ replace(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder, const
 static bool
 replace_payload(const KeyHolder *holder, const JobChange *columns)
 {
-	Datum values[4] = {Int64GetDatum(holder->answer.id)};
-	char nulls[] = "    ";
+	Datum values[5] = {Int64GetDatum(holder->answer.id)};
+	char nulls[] = "     ";
 	SqlScope scope;
 	uint64 updated;
 
 	fill_value(columns, COL_PAYLOAD, &values[1], &nulls[1]);
 	fill_value(columns, COL_HEADERS, &values[2], &nulls[2]);
-	fill_value(columns, COL_KEY_EXPIRES_AT, &values[3], &nulls[3]);
+	fill_value(columns, COL_KIND, &values[3], &nulls[3]);
+	fill_value(columns, COL_KEY_EXPIRES_AT, &values[4], &nulls[4]);
 	idemq_spi_begin_on_jobs(&scope);
 	updated = idemq_spi_run(&replace_claimed, values, nulls, SPI_OK_UPDATE);
 	idemq_spi_end(&scope);
@@ -331,8 +346,8 @@ handle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 			return replaced_for(holder, replace(table, queue, holder, columns, true) ||
 											replace_payload(holder, columns));
 		case DUPLICATE_KEEP:
-			if (!holder->same_payload)
-				refuse_payload(queue, holder->answer.id,
+			if (!holder->same_payload || holder->other_kind)
+				refuse_payload(queue, holder->answer.id, holder->same_payload ? "kind" : "payload",
 							   "Use another key, or on_duplicate => 'ignore' or 'replace'.");
 			break;
 	}

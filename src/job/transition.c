@@ -160,14 +160,16 @@ clear_request(JobChange *change)
 	job_set_null(change, COL_RERUN_AT);
 	job_set_null(change, COL_RERUN_PAYLOAD);
 	job_set_null(change, COL_RERUN_HEADERS);
+	job_set_null(change, COL_RERUN_KIND);
 }
 
 /* Sets what the job does from now on: what a worker had done of the payload before is void. */
 static void
-set_payload(JobChange *change, Datum payload, Datum headers)
+set_payload(JobChange *change, const JobRequest *request)
 {
-	job_set(change, COL_PAYLOAD, payload);
-	set_or_null(change, COL_HEADERS, headers, headers == (Datum) 0);
+	job_set(change, COL_PAYLOAD, request->payload);
+	set_or_null(change, COL_HEADERS, request->headers, request->headers == (Datum) 0);
+	set_or_null(change, COL_KIND, request->kind, request->kind == (Datum) 0);
 	job_set_null(change, COL_CHECKPOINT);
 	clear_request(change);
 }
@@ -183,9 +185,10 @@ set_request_columns(JobChange *change, uint32 columns, const EventArgs *args)
 		job_set(change, COL_RERUN_AT, TimestampTzGetDatum(args->ready_at));
 		job_set(change, COL_RERUN_PAYLOAD, request->payload);
 		set_or_null(change, COL_RERUN_HEADERS, request->headers, request->headers == (Datum) 0);
+		set_or_null(change, COL_RERUN_KIND, request->kind, request->kind == (Datum) 0);
 	}
 	else
-		set_payload(change, request->payload, request->headers);
+		set_payload(change, request);
 	if (columns & RUN_AT)
 		set_or_null(change, COL_RUN_AT, TimestampTzGetDatum(args->ready_at),
 					args->ready_at <= args->now);
@@ -242,6 +245,18 @@ is_asked(const Transition *transition, const Job *job, uint32 flags)
 		   !job->row->tts_isnull[COL_RERUN_AT];
 }
 
+/* Returns the request that a job in processing was asked by. */
+static JobRequest
+asked_request(const Job *job)
+{
+	const TupleTableSlot *row = job->row;
+
+	return (JobRequest){
+		.payload = row->tts_values[COL_RERUN_PAYLOAD],
+		.headers = row->tts_isnull[COL_RERUN_HEADERS] ? (Datum) 0 : row->tts_values[COL_RERUN_HEADERS],
+		.kind = row->tts_isnull[COL_RERUN_KIND] ? (Datum) 0 : row->tts_values[COL_RERUN_KIND]};
+}
+
 /* Makes the change that a transition is. */
 static void
 fill_change(JobChange *change, const Transition *transition, const Job *job, const EventArgs *args)
@@ -282,10 +297,9 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 		set_schedule(change, job, args);
 	if (is_asked(transition, job, TAKES_REQUEST))
 	{
-		set_payload(change, job->row->tts_values[COL_RERUN_PAYLOAD],
-					job->row->tts_isnull[COL_RERUN_HEADERS]
-						? (Datum) 0
-						: job->row->tts_values[COL_RERUN_HEADERS]);
+		JobRequest request = asked_request(job);
+
+		set_payload(change, &request);
 		/* That was a time for the claim of another request, which was made in time. */
 		job_set_null(change, COL_EXPIRES_AT);
 	}
@@ -391,9 +405,7 @@ serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz no
 	if (!idemq_jobs_fetch(table, id, &job))
 		elog(ERROR, "job %lld is gone that was to run again", (long long) id);
 	args.ready_at = Max(now, DatumGetTimestampTz(job.row->tts_values[COL_RERUN_AT]));
-	args.request.payload = job.row->tts_values[COL_RERUN_PAYLOAD];
-	if (!job.row->tts_isnull[COL_RERUN_HEADERS])
-		args.request.headers = job.row->tts_values[COL_RERUN_HEADERS];
+	args.request = asked_request(&job);
 	if (idemq_transition(table, &job, queue, idemq_rerun_event(&job), &args, JOB_WAITS) !=
 		JOB_WRITTEN)
 		elog(ERROR, "job %lld could not be made ready again", (long long) id);
