@@ -16,6 +16,7 @@ CREATE TABLE idemq.queues (
 	dead_retention     interval NOT NULL,
 	max_lease          interval NOT NULL,
 	job_timeout        interval,
+	dead_queue_cancelled boolean NOT NULL DEFAULT false,
 	paused             boolean NOT NULL DEFAULT false,
 	paused_until       timestamptz,
 	created_at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
@@ -38,6 +39,7 @@ COMMENT ON COLUMN idemq.queues.dead_queue IS 'a job that dies is also added to t
 COMMENT ON COLUMN idemq.queues.dead_retention IS 'a dead job, with its attempts, stays for so long at least';
 COMMENT ON COLUMN idemq.queues.max_lease IS 'no claim or heartbeat may ask for a longer lease';
 COMMENT ON COLUMN idemq.queues.job_timeout IS 'whoever runs an attempt ends it after so long, and no lease lasts longer from its claim on; NULL: no limit';
+COMMENT ON COLUMN idemq.queues.dead_queue_cancelled IS 'a job that is cancelled after an attempt has begun is added to dead_queue, too';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'a paused queue hands out jobs again from then on; NULL: when it is resumed';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
@@ -228,7 +230,7 @@ COMMENT ON COLUMN idemq.audit.queue_id IS 'number of the queue';
 COMMENT ON COLUMN idemq.audit.queue IS 'its name';
 COMMENT ON COLUMN idemq.audit.job_id IS 'the job that was cancelled, retried or rescheduled; NULL for many';
 COMMENT ON COLUMN idemq.audit.jobs IS 'how many jobs were purged, redriven, retried together, or dropped with their queue';
-COMMENT ON COLUMN idemq.audit.details IS 'the settings of a new queue; what was altered, from and to; role and privilege; the status that was purged; the error and how many ids redrive was given; the time and priority of reschedule; until when a pause lasts';
+COMMENT ON COLUMN idemq.audit.details IS 'the settings of a new queue; what was altered, from and to; role and privilege; the status that was purged; the error and how many ids redrive was given; the time and priority of reschedule; the kind of a job that has one; until when a pause lasts';
 CREATE INDEX audit_at ON idemq.audit (at);
 
 -- Its role as in idemq.queue_grants.

@@ -380,6 +380,16 @@ keeps_nothing(const Job *job, const QueueInfo *queue)
 	return queue->retention == 0 && job->row->tts_isnull[COL_KEY];
 }
 
+/* Returns whether a job is to be added to the dead queue; of a cancelled one, attempts are undone. */
+static bool
+goes_on(const Transition *transition, const Job *job, const QueueInfo *queue)
+{
+	if (queue->dead_queue[0] == '\0')
+		return false;
+	return transition->to == JOB_DEAD ||
+		   (transition->to == JOB_CANCELLED && queue->dead_queue_cancelled && job->token != 0);
+}
+
 /* Returns the event by which a finished job runs again: one of a group waits for its turn. */
 JobEvent
 idemq_rerun_event(const Job *job)
@@ -434,8 +444,9 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 /*
  * Makes an event happen to a fetched job.  The caller has checked that it is
  * allowed, and the token where the job is in processing.  A commit of a job without
- * a key in a queue that keeps nothing deletes the row.  A death adds a job to the
- * dead queue of the job's queue.  A job that was asked to run once more does so; then what
+ * a key in a queue that keeps nothing deletes the row.  A death, and with
+ * dead_queue_cancelled the cancel of a job that was begun, adds a job to the dead queue of the
+ * job's queue.  A job that was asked to run once more does so; then what
  * was fetched is void, but for the fields of *job.
  */
 JobWrite
@@ -444,7 +455,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 {
 	const Transition *transition = &transitions[event];
 	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
-	bool goes_on = transition->to == JOB_DEAD && queue->dead_queue[0] != '\0';
+	bool continues = goes_on(transition, job, queue);
 	EventArgs args = *given;
 	QueueInfo dead;
 	JobChange change;
@@ -453,7 +464,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (!idemq_transition_allowed(event, job->status))
 		elog(ERROR, "event %d cannot happen to a job that is %s", event,
 			 idemq_status_name(job->status));
-	if (goes_on && !idemq_dead_queue_hold(queue, wait, &dead))
+	if (continues && !idemq_dead_queue_hold(queue, wait, &dead))
 		return JOB_LOCKED;
 	if (is_asked(transition, job, TAKES_REQUEST))
 		args.ready_at = Max(args.ready_at, DatumGetTimestampTz(job->row->tts_values[COL_RERUN_AT]));
@@ -469,8 +480,8 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	note(transition, job, queue, &args);
 	count(transition, job, queue, args.now);
 	write_history(transition, job, queue, &args, deleted);
-	if (goes_on)
-		idemq_dead_queue_add(job, queue, &dead, args.now, args.error);
+	if (continues)
+		idemq_dead_queue_add(job, queue, &dead, transition->to, args.now, args.error);
 	if (is_asked(transition, job, SERVES_REQUEST))
 		serve_request(table, job->id, queue, args.now);
 	return write;
