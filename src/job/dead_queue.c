@@ -251,18 +251,25 @@ documents_that_fit(const Job *job, const char *status)
 	Documents fit = DOCUMENTS_ALL;
 
 	for (int i = 0; i < (int) lengthof(columns); i++)
-		documents[i] =
-			job->row->tts_isnull[columns[i]] ? (Datum) 0 : job->row->tts_values[columns[i]];
+		documents[i] = job->row->tts_isnull[columns[i]] ? (Datum) 0
+														: job->row->tts_values[columns[i]];
 	if (idemq_documents_fit(documents, lengthof(columns), MAX_DOCUMENTS))
 		return fit;
 	fit = idemq_documents_fit(documents, 2, MAX_DOCUMENTS) ? DOCUMENTS_FIRST : DOCUMENTS_NONE;
 	ereport(WARNING,
 			(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-			 errmsg("%s of %s job %lld are too long for its dead queue, and left out",
-					fit == DOCUMENTS_FIRST ? "checkpoint and documents" : "payload and headers",
-					status, (long long) job->id),
-			 errdetail("They have more than %zu bytes as text.", MAX_DOCUMENTS),
-			 errhint("The %s job itself has them.", status)));
+			 fit == DOCUMENTS_NONE
+				 ? errmsg("payload and headers of %s job %lld are too long for its dead queue, "
+						  "and left out",
+						  status, (long long) job->id)
+				 : errmsg("the checkpoint of %s job %lld is too long for its dead queue, and left "
+						  "out",
+						  status, (long long) job->id),
+			 fit == DOCUMENTS_NONE
+				 ? errdetail("They have more than %zu bytes as text.", MAX_DOCUMENTS)
+				 : errdetail("With payload and headers it has more than %zu bytes as text.",
+							 MAX_DOCUMENTS),
+			 errhint("The %s job itself has %s.", status, fit == DOCUMENTS_NONE ? "them" : "it")));
 	return fit;
 }
 
@@ -363,7 +370,8 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	old = MemoryContextSwitchTo(context);
 	fill_columns(&columns, job, queue, dead, died_at, error, name);
 	idemq_jobs_open(&table);
-	idemq_new_job_keyed(&table, dead, &columns, DUPLICATE_IGNORE, JOB_SKIPS, &answer);
+	idemq_new_job_keyed(&table, dead, &columns, (DuplicateRule){DUPLICATE_IGNORE}, JOB_SKIPS,
+						&answer);
 	/* An open transaction is giving that key to a job. */
 	if (answer.outcome == OUTCOME_LOCKED)
 		add_without_key(&table, dead, &columns);

@@ -25,7 +25,6 @@
 
 #include "access/xact.h"
 #include "catalog/pg_collation.h"
-#include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
@@ -33,48 +32,21 @@
 
 #include "job/new_job.h"
 #include "job/new_job_keyed.h"
+#include "job/replace_job.h"
 #include "job/tick_key.h"
 #include "table/jobs_steps.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
 #include "table/jobs_id.h"
 #include "table/jobs_key.h"
-#include "table/jobs_sql.h"
 #include "table/jobs_write.h"
-#include "txn/pending_ready.h"
 #include "queue/queue_counts.h"
 #include "base/clock.h"
 #include "base/errors.h"
-#include "base/spi.h"
 #include "base/sync_rep.h"
 
 /* Rounds of insert and lookup after which a trigger must be keeping the row out. */
 #define MAX_TRIES 20
-
-/*
- * One that was released or redriven has a checkpoint, which is about the payload of before.
- * $11: not later than the job was to run; NULL in run_at, of a blocked one, is at once.
- */
-static SqlStatement replace_job =
-	{.text = "UPDATE idemq.jobs SET payload = $2, checkpoint = NULL, "
-			 "ready_at = CASE WHEN status <> 'blocked' THEN least(CASE WHEN group_key IS NULL "
-			 "THEN $3 ELSE greatest($3, $9) END, CASE WHEN $11 THEN ready_at END) END, "
-			 "run_at = CASE WHEN status = 'blocked' AND (run_at IS NOT NULL OR NOT $11) "
-			 "THEN least($3, CASE WHEN $11 THEN run_at END) END, "
-			 "priority = $4, headers = $5, "
-			 "expires_at = $6, max_attempts = $7, kind = $8, "
-			 "key_expires_at = coalesce($10, key_expires_at) "
-			 "WHERE id = $1 AND status IN ('pending', 'blocked') AND attempt = 0",
-	 .nargs = 11,
-	 .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID,
-			   TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID}};
-/* As above, of a job that was claimed before: its place and its attempts stay. */
-static SqlStatement replace_claimed =
-	{.text = "UPDATE idemq.jobs SET payload = $2, headers = $3, kind = $4, "
-			 "checkpoint = NULL, key_expires_at = coalesce($5, key_expires_at) "
-			 "WHERE id = $1 AND status IN ('pending', 'failed', 'blocked')",
-	 .nargs = 5,
-	 .types = {INT8OID, JSONBOID, JSONBOID, TEXTOID, TIMESTAMPTZOID}};
 
 /* The job that has the key. */
 typedef struct KeyHolder
@@ -83,8 +55,8 @@ typedef struct KeyHolder
 	EnqueueAnswer answer;
 	bool same_payload;
 	bool other_kind; /* both have one, and they differ */
-	bool expired; /* finished, and its key is free */
-	bool own;	  /* this transaction's */
+	bool expired;	 /* finished, and its key is free */
+	bool own;		 /* this transaction's */
 } KeyHolder;
 
 /* Copies a job's stored result into the current memory context. */
@@ -202,113 +174,6 @@ is_replaced(OnDuplicate policy, JobStatus status)
 		   (policy == DUPLICATE_RERUN && (is_unclaimed(status) || status == JOB_FAILED));
 }
 
-/* Takes a column's value as a parameter. */
-static void
-fill_value(const JobChange *columns, JobColumn column, Datum *value, char *isnull)
-{
-	bool is_set = (columns->set & COLUMN_BIT(column)) != 0;
-
-	*value = is_set ? columns->values[column] : (Datum) 0;
-	*isnull = is_set ? ' ' : 'n';
-}
-
-/* What replace gives a job, in the order of its parameters. */
-static const JobColumn replaced_columns[] = {COL_PAYLOAD,	 COL_READY_AT,	   COL_PRIORITY, COL_HEADERS,
-											 COL_EXPIRES_AT, COL_MAX_ATTEMPTS, COL_KIND};
-
-/*
- * As replace, of the version that was found, without a group: its entries in unique
- * indexes need no check, which would read those of all versions before.  False, and nothing
- * is done, when it is another case.
- */
-static bool
-replace_found(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
-			  const JobChange *columns, bool not_later)
-{
-	const Job *job = &holder->job;
-	JobChange change = {0};
-	JobChange noted;
-
-	if (!table->simple || job->status != JOB_PENDING || job->attempt != 0 ||
-		!job->row->tts_isnull[COL_GROUP_KEY] || (columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
-		return false;
-	for (int i = 0; i < (int) lengthof(replaced_columns); i++)
-	{
-		if (columns->set & COLUMN_BIT(replaced_columns[i]))
-			job_set(&change, replaced_columns[i], columns->values[replaced_columns[i]]);
-		else
-			job_set_null(&change, replaced_columns[i]);
-	}
-	if (not_later && job->ready_at < DatumGetTimestampTz(columns->values[COL_READY_AT]))
-		job_set(&change, COL_READY_AT, TimestampTzGetDatum(job->ready_at));
-	job_set_null(&change, COL_RUN_AT);
-	job_set_null(&change, COL_CHECKPOINT);
-	if (columns->set & COLUMN_BIT(COL_KEY_EXPIRES_AT))
-		job_set(&change, COL_KEY_EXPIRES_AT, columns->values[COL_KEY_EXPIRES_AT]);
-	idemq_pending_ready_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
-	noted = *columns;
-	noted.values[COL_READY_AT] = change.values[COL_READY_AT];
-	(void) idemq_new_job_note_as(queue, &noted, job->id);
-	return idemq_jobs_update(table, job, &change, JOB_WAITS) == JOB_WRITTEN;
-}
-
-/*
- * Gives a job that was not claimed yet the new payload, time and priority; false
- * when it is claimed, or finished, by now, or too new for the transaction's snapshot.
- * not_later: of its time and the new one, it gets the earlier.
- */
-static bool
-replace(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder, const JobChange *columns,
-		bool not_later)
-{
-	Datum values[11] = {Int64GetDatum(holder->answer.id)};
-	char nulls[] = "           ";
-	SqlScope scope;
-	uint64 updated;
-
-	if (replace_found(table, queue, holder, columns, not_later))
-		return true;
-	for (int i = 0; i < (int) lengthof(replaced_columns); i++)
-	{
-		JobColumn column = replaced_columns[i];
-
-		/* The time of one in a group. */
-		if (column == COL_READY_AT && (columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
-			column = (columns->set & COLUMN_BIT(COL_RUN_AT)) ? COL_RUN_AT : COL_CREATED_AT;
-		fill_value(columns, column, &values[i + 1], &nulls[i + 1]);
-	}
-	/* A head's ready_at only grows: shared/groups.c counts on it. */
-	values[8] = TimestampTzGetDatum(idemq_now());
-	fill_value(columns, COL_KEY_EXPIRES_AT, &values[9], &nulls[9]);
-	values[10] = BoolGetDatum(not_later);
-	idemq_spi_begin_on_jobs(&scope);
-	updated = idemq_spi_run(&replace_job, values, nulls, SPI_OK_UPDATE);
-	idemq_spi_end(&scope);
-	return updated > 0;
-}
-
-/*
- * Gives a job that was claimed, and waits for its next attempt, the new payload; false as
- * replace.
- */
-static bool
-replace_payload(const KeyHolder *holder, const JobChange *columns)
-{
-	Datum values[5] = {Int64GetDatum(holder->answer.id)};
-	char nulls[] = "     ";
-	SqlScope scope;
-	uint64 updated;
-
-	fill_value(columns, COL_PAYLOAD, &values[1], &nulls[1]);
-	fill_value(columns, COL_HEADERS, &values[2], &nulls[2]);
-	fill_value(columns, COL_KIND, &values[3], &nulls[3]);
-	fill_value(columns, COL_KEY_EXPIRES_AT, &values[4], &nulls[4]);
-	idemq_spi_begin_on_jobs(&scope);
-	updated = idemq_spi_run(&replace_claimed, values, nulls, SPI_OK_UPDATE);
-	idemq_spi_end(&scope);
-	return updated > 0;
-}
-
 /* Whether the holder has got another payload: what attempts had done for that before is void. */
 static bool
 replaced_for(const KeyHolder *holder, bool replaced)
@@ -318,15 +183,29 @@ replaced_for(const KeyHolder *holder, bool replaced)
 	return replaced;
 }
 
+/* As idemq_job_replace, no later than max_wait allows, if there is one. */
+static bool
+replace_unclaimed(JobsTable *table, const QueueInfo *queue, const Job *job,
+				  const JobChange *columns, const Interval *max_wait)
+{
+	JobChange limited;
+
+	if (max_wait == NULL)
+		return idemq_job_replace(table, queue, job, columns, false);
+	limited = *columns;
+	idemq_job_wait_no_longer(&limited, job, max_wait);
+	return idemq_job_replace(table, queue, job, &limited, false);
+}
+
 /*
  * Does with a duplicate what the producer wants; false when the holder's status is
  * not what it was.
  */
 static bool
 handle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
-				 const JobChange *columns, OnDuplicate policy)
+				 const JobChange *columns, DuplicateRule rule)
 {
-	switch (policy)
+	switch (rule.policy)
 	{
 		case DUPLICATE_IGNORE:
 			break;
@@ -339,12 +218,14 @@ handle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
 		case DUPLICATE_REPLACE:
 			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-			return replaced_for(holder, replace(table, queue, holder, columns, false)) ||
+			return replaced_for(holder, replace_unclaimed(table, queue, &holder->job, columns,
+														  rule.max_wait)) ||
 				   !is_unclaimed(holder->answer.status);
 		case DUPLICATE_RERUN:
 			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-			return replaced_for(holder, replace(table, queue, holder, columns, true) ||
-											replace_payload(holder, columns));
+			return replaced_for(holder,
+								idemq_job_replace(table, queue, &holder->job, columns, true) ||
+									idemq_job_replace_payload(holder->job.id, columns));
 		case DUPLICATE_KEEP:
 			if (!holder->same_payload || holder->other_kind)
 				refuse_payload(queue, holder->answer.id, holder->same_payload ? "kind" : "payload",
@@ -361,11 +242,12 @@ handle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
  */
 static bool
 settle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
-				 const JobChange *columns, OnDuplicate *policy, JobWait wait, EnqueueAnswer *answer)
+				 const JobChange *columns, DuplicateRule *rule, JobWait wait, EnqueueAnswer *answer)
 {
-	bool replaced = is_replaced(*policy, holder->answer.status);
+	OnDuplicate policy = rule->policy;
+	bool replaced = is_replaced(policy, holder->answer.status);
 
-	if (*policy == DUPLICATE_RERUN && !replaced)
+	if (policy == DUPLICATE_RERUN && !replaced)
 	{
 		*answer = holder->answer;
 		answer->outcome = OUTCOME_RERUN;
@@ -381,15 +263,15 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 			return held == JOB_LOCKED;
 	}
 	*answer = holder->answer;
-	if (handle_duplicate(table, queue, holder, columns, *policy))
+	if (handle_duplicate(table, queue, holder, columns, *rule))
 	{
-		if (*policy == DUPLICATE_REPLACE || *policy == DUPLICATE_RERUN)
+		if (policy == DUPLICATE_REPLACE || policy == DUPLICATE_RERUN)
 			idemq_jobs_refresh(table); /* a batch may come to that key again */
 		return true;
 	}
 	/* Claimed since the lookup, or before and given back: what is it now? */
-	if (*policy == DUPLICATE_REPLACE)
-		*policy = DUPLICATE_IGNORE;
+	if (policy == DUPLICATE_REPLACE)
+		rule->policy = DUPLICATE_IGNORE;
 	return false;
 }
 
@@ -416,7 +298,7 @@ insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wai
  */
 void
 idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
-					OnDuplicate policy, JobWait wait, EnqueueAnswer *answer)
+					DuplicateRule rule, JobWait wait, EnqueueAnswer *answer)
 {
 	TimestampTz now = idemq_now();
 	JobStatus status;
@@ -436,11 +318,11 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			/* A twin that the transaction's snapshot does not see. */
 			if (tries > 0 && IsolationUsesXactSnapshot() && !holder.own)
 				idemq_jobs_refresh_or_raise(table);
-			if (settle_duplicate(table, queue, &holder, columns, &policy, wait, answer))
+			if (settle_duplicate(table, queue, &holder, columns, &rule, wait, answer))
 				return;
 			idemq_jobs_refresh_or_raise(table);
 			/* Each time another has changed the job: that is no end of its own. */
-			if (policy == DUPLICATE_RERUN)
+			if (rule.policy == DUPLICATE_RERUN)
 				tries = 0;
 			continue;
 		}

@@ -251,10 +251,12 @@ asked_request(const Job *job)
 {
 	const TupleTableSlot *row = job->row;
 
-	return (JobRequest){
-		.payload = row->tts_values[COL_RERUN_PAYLOAD],
-		.headers = row->tts_isnull[COL_RERUN_HEADERS] ? (Datum) 0 : row->tts_values[COL_RERUN_HEADERS],
-		.kind = row->tts_isnull[COL_RERUN_KIND] ? (Datum) 0 : row->tts_values[COL_RERUN_KIND]};
+	return (JobRequest){.payload = row->tts_values[COL_RERUN_PAYLOAD],
+						.headers = row->tts_isnull[COL_RERUN_HEADERS]
+									   ? (Datum) 0
+									   : row->tts_values[COL_RERUN_HEADERS],
+						.kind = row->tts_isnull[COL_RERUN_KIND] ? (Datum) 0
+																: row->tts_values[COL_RERUN_KIND]};
 }
 
 /* Makes the change that a transition is. */
