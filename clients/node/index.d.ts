@@ -32,6 +32,8 @@ export interface EnqueueOptions {
   nowait?: boolean;
   /** By which a worker chooses the handler. */
   kind?: string | null;
+  /** With onDuplicate replace: a delay that starts again with each request ends so long after the first. */
+  maxWait?: Interval | null;
 }
 
 export interface Enqueued {

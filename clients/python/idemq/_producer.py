@@ -18,7 +18,8 @@ _ENQUEUE = """SELECT id, outcome::text, status::text, result
         run_at => %(run_at)s, priority => %(priority)s::int, group_key => %(group_key)s,
         max_attempts => %(max_attempts)s::int, headers => %(headers)s::jsonb,
         expires_in => %(expires_in)s::interval, key_ttl => %(key_ttl)s::interval,
-        on_duplicate => %(on_duplicate)s, nowait => %(nowait)s, kind => %(kind)s)"""
+        on_duplicate => %(on_duplicate)s, nowait => %(nowait)s, kind => %(kind)s,
+        max_wait => %(max_wait)s::interval)"""
 
 
 class Enqueued(NamedTuple):
@@ -48,6 +49,7 @@ def enqueue(
     on_duplicate: str = "keep",
     nowait: bool = False,
     kind: Optional[str] = None,
+    max_wait: Optional[Delay] = None,
 ) -> Enqueued:
     ...
 
@@ -70,6 +72,7 @@ def enqueue(
     on_duplicate: str = "keep",
     nowait: bool = False,
     kind: Optional[str] = None,
+    max_wait: Optional[Delay] = None,
 ) -> Awaitable[Enqueued]:
     ...
 
@@ -91,12 +94,14 @@ def enqueue(
     on_duplicate: str = "keep",
     nowait: bool = False,
     kind: Optional[str] = None,
+    max_wait: Optional[Delay] = None,
 ) -> Union[Enqueued, Awaitable[Enqueued]]:
     """Add a job in the connection's transaction; to be awaited when that is an AsyncConnection.
 
     The job is there when the transaction commits.  payload is anything that is JSON.  With a key the
     same call again is answered with the first one's outcome; with another payload it raises KeyReused.
-    kind is a label by which a worker chooses the handler.
+    kind is a label by which a worker chooses the handler.  max_wait, with on_duplicate="replace": how long
+    after the first request a delay that starts again with each ends.
     """
     values = {
         "queue": queue,
@@ -113,6 +118,7 @@ def enqueue(
         "on_duplicate": on_duplicate,
         "nowait": nowait,
         "kind": kind,
+        "max_wait": interval(max_wait),
     }
     if isinstance(conn, AsyncConnection):
         return _enqueue_async(conn, values)
