@@ -370,8 +370,8 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	old = MemoryContextSwitchTo(context);
 	fill_columns(&columns, job, queue, dead, died_at, error, name);
 	idemq_jobs_open(&table);
-	idemq_new_job_keyed(&table, dead, &columns, (DuplicateRule){DUPLICATE_IGNORE}, JOB_SKIPS,
-						&answer);
+	idemq_new_job_keyed(&table, dead, &columns, (DuplicateRule){.policy = DUPLICATE_IGNORE},
+						JOB_SKIPS, &answer);
 	/* An open transaction is giving that key to a job. */
 	if (answer.outcome == OUTCOME_LOCKED)
 		add_without_key(&table, dead, &columns);

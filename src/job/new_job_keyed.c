@@ -39,6 +39,7 @@
 #include "table/jobs_hold.h"
 #include "table/jobs_id.h"
 #include "table/jobs_key.h"
+#include "table/jobs_sql.h"
 #include "table/jobs_write.h"
 #include "queue/queue_counts.h"
 #include "base/clock.h"

@@ -83,7 +83,8 @@ idemq_new_job_or_rerun(JobsTable *table, const QueueInfo *queue, JobChange *colu
 {
 	for (;;)
 	{
-		idemq_new_job_keyed(table, queue, columns, (DuplicateRule){DUPLICATE_RERUN}, wait, answer);
+		idemq_new_job_keyed(table, queue, columns, (DuplicateRule){.policy = DUPLICATE_RERUN}, wait,
+							answer);
 		if (answer->outcome != OUTCOME_RERUN)
 			return;
 		idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
