@@ -109,25 +109,10 @@ SELECT idemq.cancel(:id);
 SELECT status FROM idemq.job(:id);
 UPDATE idemq.queues SET dead_queue = 'undo' WHERE name = 'q';
 
--- Long ones are left out, the checkpoint first.
-SET idemq.max_document = '64MB';
-SELECT id FROM idemq.enqueue('q', to_jsonb(repeat('x', 40000000))) \gset
-SELECT token FROM idemq.claim('q') \gset
-SELECT idemq.checkpoint(:id, :token, to_jsonb(repeat('y', 40000000)));
-SET client_min_messages = error;
-SELECT idemq.cancel(:id);
-SELECT jsonb_typeof(payload) AS payload, jsonb_typeof(checkpoint) AS checkpoint FROM accounts;
-DELETE FROM idemq.jobs;
-SELECT id FROM idemq.enqueue('q', to_jsonb(repeat('x', 60000000)), headers => to_jsonb(repeat('z', 10000000))) \gset
-SELECT token FROM idemq.claim('q') \gset
-SELECT idemq.checkpoint(:id, :token, '1');
-SELECT idemq.cancel(:id);
-SELECT jsonb_typeof(payload) AS payload, jsonb_typeof(checkpoint) AS checkpoint FROM accounts;
-DELETE FROM idemq.jobs;
--- So are long requests and responses, and steps beyond the first hundred.
+-- Long requests and responses are left out, and steps beyond the first hundred.
 SELECT id FROM idemq.enqueue('q', '1') \gset
 SELECT token FROM idemq.claim('q') \gset
-SELECT idemq.finish_step(:id, :token, 'long', to_jsonb(repeat('x', 10000)));
+SELECT length(idemq.finish_step(:id, :token, 'long', to_jsonb(repeat('x', 10000)))::text);
 SELECT count(idemq.finish_step(:id, :token, 'step ' || n, to_jsonb(n))) FROM generate_series(1, 120) n;
 SELECT idemq.cancel(:id);
 SELECT jsonb_array_length(steps) AS steps FROM accounts;

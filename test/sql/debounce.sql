@@ -89,7 +89,7 @@ BEGIN
 		SELECT * INTO job FROM idemq.jobs;
 		ASSERT job.payload = to_jsonb(i), 'the newest';
 		ASSERT job.ready_at <= job.created_at + interval '60 ms', 'the bound';
-		moved := moved + (job.ready_at > last)::int;
+		moved := moved + coalesce(job.ready_at > last, false)::int;
 		last := job.ready_at;
 		PERFORM pg_sleep(0.001);
 	END LOOP;

@@ -99,10 +99,12 @@ CALL idemq.tick();
 SELECT idemq.schedule('nightly', '* * * * *', 'q', '9', kind => 'report') > now() AS soon;
 SELECT idemq.schedule('nightly', '* * * * *', 'q', '9', kind => repeat('x', 65));
 SELECT kind FROM idemq.schedules;
-SELECT kind, headers ->> 'schedule' AS schedule FROM idemq.job((SELECT idemq.run_schedule_now('nightly')));
+SELECT idemq.run_schedule_now('nightly') AS id \gset
+SELECT kind, headers ->> 'schedule' AS schedule FROM idemq.job(:id);
 SELECT idemq.schedule('nightly', '* * * * *', 'q', '9') > now() AS soon;
 SELECT kind FROM idemq.schedules;
-SELECT kind FROM idemq.job((SELECT idemq.run_schedule_now('nightly')));
+SELECT idemq.run_schedule_now('nightly') AS id \gset
+SELECT kind FROM idemq.job(:id);
 
 -- Written the long way as well.
 CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN new; END';
