@@ -271,7 +271,7 @@ idemq_sql_v2_forget_producer(PG_FUNCTION_ARGS)
 	uint64 deleted;
 
 	idemq_jobs_check_writable();
-	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
+	idemq_queue_arg(fcinfo, 0, "queue", PRIVILEGE_ADMIN, &queue);
 	values[0] = Int32GetDatum(queue.id);
 	values[1] = CStringGetTextDatum(producer);
 	idemq_spi_begin(&scope);

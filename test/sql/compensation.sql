@@ -119,6 +119,20 @@ SELECT jsonb_array_length(steps) AS steps FROM accounts;
 SELECT s->'response' AS response FROM idemq.jobs, jsonb_array_elements(payload->'steps') s WHERE queue_id = :undo AND s->>'name' = 'long';
 DELETE FROM idemq.jobs;
 DELETE FROM idemq.steps;
+-- So is a checkpoint that is above 64 MB as text with payload and headers, and then these.
+\set VERBOSITY terse
+SELECT id FROM idemq.enqueue('q', '1') \gset
+SELECT count(*) FROM idemq.claim('q');
+UPDATE idemq.jobs SET checkpoint = to_jsonb(repeat(chr(1), 11 * 1024 * 1024)) WHERE id = :id;
+SELECT idemq.cancel(:id) \gset
+SELECT payload, checkpoint FROM accounts;
+DELETE FROM idemq.jobs;
+SELECT id FROM idemq.enqueue('q', '1') \gset
+SELECT count(*) FROM idemq.claim('q');
+UPDATE idemq.jobs SET payload = to_jsonb(repeat(chr(1), 11 * 1024 * 1024)), checkpoint = '2' WHERE id = :id;
+SELECT idemq.cancel(:id) \gset
+SELECT payload, checkpoint FROM accounts;
+DELETE FROM idemq.jobs;
 SELECT * FROM idemq.check();
 DROP VIEW accounts;
 DROP EXTENSION idemq;
