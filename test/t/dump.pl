@@ -56,7 +56,7 @@ my $content = q{
 	SELECT s FROM idemq.steps s ORDER BY 1;
 	SELECT d FROM idemq.database_uuid d;
 	SELECT s FROM idemq.seen s ORDER BY 1;
-	SELECT p FROM idemq.producers p ORDER BY 1, 2;
+	SELECT p FROM idemq.producers p ORDER BY 1;
 	SELECT a FROM idemq.audit a ORDER BY id;
 	SELECT * FROM app; SELECT * FROM held};
 my $before = sql($node, $content);
