@@ -2,8 +2,18 @@
 
 -- As a statement of its own: the defaults keep their place in it, and the fewer digits
 -- that takes, the shorter is their text.  Above 2 kB the row in pg_proc is compressed, and
--- each parse of a call decompresses it: 13,500 instructions.
-DO $do$ BEGIN EXECUTE $sql$
+-- each parse of a call decompresses it: by lz4, where the server has that, since pglz takes
+-- 13,500 instructions.
+DO $do$
+DECLARE
+	before text := pg_catalog.current_setting('default_toast_compression');
+BEGIN
+	BEGIN
+		PERFORM pg_catalog.set_config('default_toast_compression', 'lz4', true);
+	EXCEPTION WHEN invalid_parameter_value THEN
+		NULL;
+	END;
+EXECUTE $sql$
 CREATE FUNCTION idemq.enqueue(
 	queue text, payload jsonb, key text DEFAULT NULL, delay interval DEFAULT NULL,
 	run_at timestamptz DEFAULT NULL, priority int DEFAULT 4, group_key text DEFAULT NULL,
@@ -12,7 +22,9 @@ CREATE FUNCTION idemq.enqueue(
 	kind text DEFAULT NULL, max_wait interval DEFAULT NULL)
 	RETURNS idemq.enqueue_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue'
-$sql$; END $do$;
+$sql$;
+	PERFORM pg_catalog.set_config('default_toast_compression', before, true);
+END $do$;
 COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval)
 	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result; priority 0 is first, 9 last; key and group_key up to 1,024 bytes; delay may be 0; waits for an open transaction with the same key, or with nowait answers locked and no id; on_duplicate: keep (IQ003 for another payload, or kind), ignore, replace, rerun (outcome rerun: a job in processing or finished runs once more with the new payload; one that waits is never made to wait longer), error (IQ004); key_ttl: once the job is finished the key is free so long after this call, whatever the queue''s idempotency_window; kind: a label of up to 64 bytes, by which a worker chooses what to do; max_wait, with replace: the delay that starts again with each request ends so long after the first at the latest; needs enqueue';
 
