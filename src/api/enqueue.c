@@ -156,7 +156,6 @@ add_job(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, JobChange *c
 
 	if (rule.max_wait != NULL)
 		limit_wait(columns, rule.max_wait);
-
 	if (columns->set & COLUMN_BIT(COL_KEY))
 	{
 		if (rule.policy == DUPLICATE_RERUN)
