@@ -73,7 +73,7 @@ enum
 #define SCHEDULE_TYPES                                                                             \
 	{                                                                                              \
 		TEXTOID, TEXTOID, INT4OID, JSONBOID, TEXTOID, INT4OID, TEXTOID, INT4OID, JSONBOID,         \
-			INTERVALOID, TEXTOID, NAMEOID, TIMESTAMPTZOID                                                   \
+			INTERVALOID, TEXTOID, NAMEOID, TIMESTAMPTZOID                                          \
 	}
 
 static SqlStatement read_schedule =
@@ -88,13 +88,13 @@ static SqlStatement lock_schedule = {
 	.nargs = 1,
 	.types = {TEXTOID}};
 
-static SqlStatement insert_schedule =
-	{.text = "INSERT INTO idemq.schedule_entries (name, cron, queue_id, payload, time_zone, "
-			 "priority, group_key, max_attempts, headers, expires_in, kind, created_by, created_at, "
-			 "done_until) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13) "
-			 "ON CONFLICT (name) DO NOTHING RETURNING done_until",
-	 .nargs = SCHEDULE_VALUES,
-	 .types = SCHEDULE_TYPES};
+static SqlStatement insert_schedule = {
+	.text = "INSERT INTO idemq.schedule_entries (name, cron, queue_id, payload, time_zone, "
+			"priority, group_key, max_attempts, headers, expires_in, kind, created_by, created_at, "
+			"done_until) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13) "
+			"ON CONFLICT (name) DO NOTHING RETURNING done_until",
+	.nargs = SCHEDULE_VALUES,
+	.types = SCHEDULE_TYPES};
 
 /* Made again as it is, by a deployment perhaps, it does not lose the tick that is due now. */
 static SqlStatement replace_schedule =
