@@ -2,12 +2,13 @@
 """broker.py COMMAND: what the tests of rabbitmq.pl, kafka.pl and sqs.pl ask of a broker.
 
     rabbitmq_create             queues "payments" and, for its dead letters, "refused"
-    rabbitmq_send               a line of stdin each: ID TEXT; durable, returns when the broker has them
+    rabbitmq_send               a line of stdin each: ID TEXT (ID - is none); durable, returns when the broker has them
     rabbitmq_state QUEUE        messages that nobody has been given, and consumers
     kafka_cluster               runs one in memory until it is killed; says where it listens
     kafka_send                  a line each: KEY TEXT; to topic "events"
     kafka_offsets               of the group "idemq": committed, and the end, of all partitions
     sqs_create                  queues "payments" and "refused"; says their URLs
+    sqs_policy SECONDS TIMES    how long a message is invisible, and how often it may come
     sqs_send                    a line each: TEXT
     sqs_state QUEUE             messages that wait, and those that somebody has been given
 
@@ -42,7 +43,7 @@ def rabbitmq_send():
     pika, channel = rabbitmq()
     for line in sys.stdin:
         key, text = line.rstrip("\n").split(" ", 1)
-        properties = pika.BasicProperties(message_id=key, delivery_mode=2)
+        properties = pika.BasicProperties(message_id=None if key == "-" else key, delivery_mode=2)
         channel.basic_publish("", "payments", text, properties, mandatory=True)
 
 
@@ -92,11 +93,20 @@ def sqs():
 
 def sqs_create():
     client = sqs()
-    refused = client.create_queue(QueueName="refused")["QueueUrl"]
+    refused, queue = (client.create_queue(QueueName=name)["QueueUrl"] for name in ("refused", "payments"))
+    os.environ["SQS_QUEUE"] = queue
+    sqs_policy("2", "20")
+    print(queue, refused)
+
+
+def sqs_policy(seconds, times):
+    client = sqs()
+    refused = client.get_queue_url(QueueName="refused")["QueueUrl"]
     arn = client.get_queue_attributes(QueueUrl=refused, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 4})
-    attributes = {"VisibilityTimeout": "2", "RedrivePolicy": policy}
-    print(client.create_queue(QueueName="payments", Attributes=attributes)["QueueUrl"], refused)
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": int(times)})
+    client.set_queue_attributes(
+        QueueUrl=os.environ["SQS_QUEUE"], Attributes={"VisibilityTimeout": seconds, "RedrivePolicy": policy}
+    )
 
 
 def sqs_send():

@@ -50,12 +50,12 @@ sub start_broker
 		RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS => '-kernel inet_dist_use_interface {127,0,0,1} +S 1:1 +sbwt none');
 	unlink "$dir/pid";
 	$server = IPC::Run::start([$program], '<', \undef, '>&', "$dir/said", IPC::Run::timeout(400));
-	broker('rabbitmq_create') if until_broker();
+	until_broker();
 	chomp($server_pid = slurp_file("$dir/pid"));
 	return;
 }
 
-# Waits until the broker answers.
+# Waits until the broker answers; its queues are there then.
 sub until_broker
 {
 	my $end = time + 120;
@@ -122,7 +122,6 @@ my ($claimed) = keys %{ heard($victim) };
 like($claimed, qr/^pay-\d+ claimed$/, 'a consumer is before the effect');
 my ($message) = split / /, $claimed;
 lose($victim);
-wait_until($node, "SELECT count(*) = 0 FROM paid");
 $hold->quit;
 all_paid('killed before the COMMIT');
 is_sql($node, "SELECT attempt, status FROM idemq.job_by_key('payments', '$message')", '2|completed', 'by another attempt');
@@ -143,7 +142,8 @@ all_paid('killed after the COMMIT');
 broker_until('0 3', 'rabbitmq_state', 'payments');
 my $others = heard(@consumers);
 is($others->{"$message claimed"} // 0, 0, 'nobody has done it again');
-cmp_ok($others->{"$message completed"} // 0, '>=', 1, 'it was delivered again');
+# It was sent twice, and the first of the two was not acknowledged.
+is($others->{"$message completed"}, 2, 'it was delivered again');
 
 # The broker is killed while consumers are between COMMIT and acknowledgement.
 $hold = hold_commits($node);
@@ -161,7 +161,7 @@ $others = heard(@consumers);
 foreach (sort keys %before)
 {
 	my ($key) = split / /, $before{$_};
-	cmp_ok($others->{"$key completed"} // 0, '>=', 1, "$key, which $_ could not acknowledge, came again");
+	is($others->{"$key completed"}, 2, "$key, which $_ could not acknowledge, came again");
 }
 
 # The database is down: nothing is acknowledged, nobody consumes, and all goes on by itself.
@@ -177,13 +177,12 @@ all_paid('the database was down');
 eval { $hold->quit };
 
 # Poison: an effect that always fails, what is no JSON, an id that was another message's, no id.
-broker('rabbitmq_send', [ 'poison-1 {"id": "poison-1", "amount": "much"}', 'poison-2 {"id', 'pay-1 {"id": "pay-1", "amount": 1000}' ]);
+broker('rabbitmq_send', [ 'poison-1 {"id": "poison-1", "amount": "much"}', 'poison-2 {"id', 'pay-1 {"id": "pay-1", "amount": 1000}',
+	'- {"id": "nameless", "amount": 1}' ]);
 pay_more(10);
 all_paid('poison');
-broker_until('2 0', 'rabbitmq_state', 'refused');
+broker_until('3 0', 'rabbitmq_state', 'refused');
 is_soon($node, "SELECT status = 'dead' AND attempt = 3 FROM idemq.job_by_key('payments', 'poison-1')", 'what always fails is dead');
-is_sql($node, "SELECT jobs, sqlstate FROM idemq.errors WHERE queue = 'payments' AND error LIKE 'invalid input%'", '1|', 'and stands in idemq.errors')
-  if 0;
 
 broker_until('0 3', 'rabbitmq_state', 'payments');
 is(join('', map { died($_) } @consumers), '', 'no consumer has ended');
