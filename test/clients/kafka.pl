@@ -19,7 +19,7 @@ use Time::HiRes ();
 plan skip_all => 'no python3-confluent-kafka' unless has_python('confluent_kafka');
 
 my $node = new_server('kafka', 'idemq.worker' => 'on', max_connections => 40);
-sql($node, q{SELECT idemq.create_queue('events', retry_base => '10 ms', max_attempts => 2, idempotency_window => '14 days');
+sql($node, $Brokers::to_payload . q{SELECT idemq.create_queue('events', retry_base => '10 ms', max_attempts => 2, idempotency_window => '14 days');
 	CREATE TABLE happened (n serial, customer text, event int NOT NULL);
 	CREATE FUNCTION happen(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog, public, pg_temp
 		AS $$ INSERT INTO happened (customer, event) VALUES (payload->>'customer', (payload->>'event')::int) $$;

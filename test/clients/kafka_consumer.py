@@ -5,29 +5,17 @@ from confluent_kafka import Consumer, KafkaException
 
 # Both in one message to the server: while the lock is held, nobody waits for this process.
 ENQUEUE = """SELECT pg_advisory_xact_lock(hashtextextended(p, 0)) FROM unnest(%(partitions)s::text[]) p;
-    SELECT idemq.enqueue_many('events', (SELECT array_agg(convert_from(v, 'UTF8')::jsonb ORDER BY n)
-            FROM unnest(%(values)s::bytea[]) WITH ORDINALITY u(v, n)),
+    SELECT idemq.enqueue_many('events',
+        (SELECT array_agg(to_payload(v) ORDER BY n) FROM unnest(%(values)s::bytea[]) WITH ORDINALITY u(v, n)),
         keys => %(keys)s::text[], group_keys => %(groups)s::text[])"""
 
-def as_is(message):
-    return message.value() or b"null"
-
-def as_hex(message):
-    return json.dumps({"not JSON": message.value().hex()}).encode()
-
-def enqueue(db, batch, value=as_is):
+def enqueue(db, batch):
     partitions = [f"{message.topic()}/{message.partition()}" for message in batch]
-    try:
-        db.execute(ENQUEUE, {
-            "partitions": sorted(set(partitions)),
-            "values": [value(message) for message in batch],
-            "keys": [f"{partition}/{message.offset()}" for partition, message in zip(partitions, batch)],
-            "groups": [message.key() and message.key().decode() for message in batch]})
-    except psycopg.DataError:  # one of them is no JSON: it goes in as hex, and its job will fail
-        if value is as_hex:
-            raise
-        for message in batch:
-            enqueue(db, [message], as_is if len(batch) > 1 else as_hex)
+    db.execute(ENQUEUE, {
+        "partitions": sorted(set(partitions)),
+        "values": [message.value() or b"null" for message in batch],
+        "keys": [f"{partition}/{message.offset()}" for partition, message in zip(partitions, batch)],
+        "groups": [message.key() and message.key().decode() for message in batch]})
 
 while True:
     try:  # the database first: without it this process is no member of the group
@@ -37,8 +25,8 @@ while True:
                 kafka.subscribe(["events"])
                 while True:
                     batch = kafka.consume(500, timeout=1)
-                    if failed := [message.error() for message in batch if message.error()]:
-                        raise KafkaException(failed[0])
+                    for failed in filter(None, (message.error() for message in batch)):
+                        raise KafkaException(failed)
                     if batch:
                         enqueue(db, batch)
                         kafka.commit(asynchronous=False)

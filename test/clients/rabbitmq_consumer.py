@@ -3,7 +3,7 @@ import os, sys, time
 import pika, psycopg
 
 ACQUIRE = """SELECT outcome, id, token, payload::text, greatest(0.1, least(5, extract(epoch FROM retry_after - now())))::float8
-    FROM idemq.acquire('payments', %s, convert_from(%s, 'UTF8')::jsonb, attach => true)"""
+    FROM idemq.acquire('payments', %s, to_payload(%s), attach => true)"""
 
 def settle(db, broker, key, body):
     while True:
@@ -17,7 +17,7 @@ def settle(db, broker, key, body):
                     db.execute("SELECT idemq.commit(%s, %s)", (job, token))
                     db.execute("SELECT pay(%s)", (payload,))  # the effect
                 return
-            except psycopg.DatabaseError as error:  # when the connection is broken, this raises too
+            except psycopg.DatabaseError as error:  # where the connection is broken, this raises too
                 db.execute("SELECT idemq.fail(%s, %s, %s)", (job, token, str(error)))
         broker.sleep(wait)  # another consumer has it, or its retry is not due
 
@@ -31,8 +31,8 @@ while True:
                 try:
                     settle(db, broker, properties.message_id, body)
                     channel.basic_ack(method.delivery_tag)
-                except psycopg.DatabaseError as refused:  # no JSON, no id; or an id that was another message's
-                    if refused.sqlstate != "IQ003" and not isinstance(refused, psycopg.DataError):
+                except psycopg.DatabaseError as refused:
+                    if refused.sqlstate not in ("22004", "IQ003"):  # no id, or one that was another message's
                         raise
                     channel.basic_reject(method.delivery_tag, requeue=False)  # to the dead-letter exchange
     except (psycopg.Error, pika.exceptions.AMQPError, OSError) as error:

@@ -119,13 +119,21 @@ sub held
 	return;
 }
 
+# Of doc/usage/brokers.md: what comes in, as JSON or as hex.
+our $to_payload = q{CREATE FUNCTION to_payload(message bytea) RETURNS jsonb LANGUAGE plpgsql AS $$
+	BEGIN
+		RETURN convert_from(message, 'UTF8');
+	EXCEPTION WHEN data_exception OR statement_too_complex THEN
+		RETURN jsonb_build_object('not JSON', encode(message, 'hex'));
+	END $$;};
+
 # The effect of all brokers' messages {"id": ..., "amount": ...}, where nothing but idemq keeps it from
 # happening twice; and where it is held up.
 sub pays
 {
 	my ($node) = @_;
 
-	sql($node, q{CREATE TABLE paid (id text NOT NULL, amount int NOT NULL, at timestamptz DEFAULT clock_timestamp());
+	sql($node, $to_payload . q{CREATE TABLE paid (id text NOT NULL, amount int NOT NULL, at timestamptz DEFAULT clock_timestamp());
 		CREATE FUNCTION pay(message jsonb) RETURNS void LANGUAGE sql
 			AS $$ INSERT INTO paid VALUES (message->>'id', (message->>'amount')::int) $$;
 		CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql
