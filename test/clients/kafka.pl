@@ -30,14 +30,15 @@ my $cluster;
 sub start_cluster
 {
 	my $end = time + 60;
+	my $brokers;
 
 	$cluster = python([ 'broker.py', 'kafka_cluster' ]);
-	until (slurp_file($cluster->{said}) =~ /^(\S+)\n/)
+	until (($brokers) = slurp_file($cluster->{said}) =~ /^(\S+)\n/)
 	{
 		die slurp_file($cluster->{errors}) if time > $end || !$cluster->{run}->pumpable;
 		Time::HiRes::sleep(0.1);
 	}
-	$ENV{KAFKA} = encode_json({ 'bootstrap.servers' => $1, 'auto.offset.reset' => 'earliest',
+	$ENV{KAFKA} = encode_json({ 'bootstrap.servers' => $brokers, 'auto.offset.reset' => 'earliest',
 			'session.timeout.ms' => 3000, 'heartbeat.interval.ms' => 500, 'fetch.wait.max.ms' => 100 });
 	return;
 }

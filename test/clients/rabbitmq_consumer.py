@@ -32,7 +32,7 @@ while True:
                     settle(db, broker, properties.message_id, body)
                     channel.basic_ack(method.delivery_tag)
                 except psycopg.DatabaseError as refused:
-                    if refused.sqlstate not in ("22004", "IQ003"):  # no id, or one that was another message's
+                    if not (refused.sqlstate or "").startswith(("22", "54", "IQ003")):  # no id, too long, another's id
                         raise
                     channel.basic_reject(method.delivery_tag, requeue=False)  # to the dead-letter exchange
     except (psycopg.Error, pika.exceptions.AMQPError, OSError) as error:

@@ -98,8 +98,7 @@ start_broker();
 my $hold = hold_effects($node);
 pay_more(10);
 consumers(2);
-held($node, @consumers);
-my ($victim) = @consumers;
+my ($victim) = held($node, @consumers);
 my $key = last_key($victim);
 lose($victim);
 $hold->quit;
@@ -109,8 +108,7 @@ ok((grep { $_ eq "$key first" } keys %{ heard(@consumers) }), 'by another consum
 # Killed after the COMMIT, before the deletion: it comes again after the visibility timeout.
 $hold = hold_commits($node);
 pay_more(10);
-held($node, @consumers);
-($victim) = @consumers;
+($victim) = held($node, @consumers);
 $key = last_key($victim);
 $victim->{run}->signal('STOP');
 $hold->quit;

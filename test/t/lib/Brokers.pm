@@ -109,20 +109,21 @@ sub heard
 	return \%heard;
 }
 
-# Waits until these consumers wait in the database for a lock.
+# Waits until one of these consumers, or some, wait in the database for a lock; answers them.
 sub held
 {
 	my ($node, @consumers) = @_;
+	my $held = "FROM pg_stat_activity WHERE application_name LIKE 'consumer-%' AND wait_event_type = 'Lock'";
 
-	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = '$_->{name}' AND wait_event_type = 'Lock'")
-	  foreach @consumers;
-	return;
+	wait_until($node, "SELECT count(*) > 0 $held");
+	my %names = map { $_ => 1 } split /\n/, sql($node, "SELECT application_name $held");
+	return grep { $names{ $_->{name} } } @consumers;
 }
 
 # Of doc/usage/brokers.md: what comes in, as JSON or as hex.
 our $to_payload = q{CREATE FUNCTION to_payload(message bytea) RETURNS jsonb LANGUAGE plpgsql AS $$
 	BEGIN
-		RETURN convert_from(message, 'UTF8');
+		RETURN convert_from(message, 'UTF8')::jsonb;
 	EXCEPTION WHEN data_exception OR statement_too_complex THEN
 		RETURN jsonb_build_object('not JSON', encode(message, 'hex'));
 	END $$;};
