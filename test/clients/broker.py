@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""broker.py COMMAND: what the tests of rabbitmq.pl, kafka.pl and sqs.pl ask of a broker.
+"""broker.py COMMAND: what the tests of rabbitmq.pl and kafka.pl ask of a broker.
 
     rabbitmq_create             queues "payments" and, for its dead letters, "refused"
     rabbitmq_send               a line of stdin each: ID TEXT (ID - is none); durable, returns when the broker has them
@@ -7,12 +7,8 @@
     kafka_cluster               runs one in memory until it is killed; says where it listens
     kafka_send                  a line each: KEY TEXT; to topic "events"
     kafka_offsets               of the group "idemq": committed, and the end, of all partitions
-    sqs_create                  queues "payments" and "refused"; says their URLs
-    sqs_policy SECONDS TIMES    how long a message is invisible, and how often it may come
-    sqs_send                    a line each: TEXT
-    sqs_state QUEUE             messages that wait, and those that somebody has been given
 
-Where a broker is stands in AMQP_URL, KAFKA (librdkafka's settings as JSON), SQS_ENDPOINT and SQS_QUEUE.
+Where a broker is stands in AMQP_URL and KAFKA (librdkafka's settings as JSON).
 """
 
 import json
@@ -83,42 +79,6 @@ def kafka_offsets():
     ends = [consumer.get_watermark_offsets(partition, timeout=30)[1] for partition in partitions]
     committed = [partition.offset for partition in consumer.committed(partitions, timeout=30)]
     print(sum(max(offset, 0) for offset in committed), sum(ends))
-
-
-def sqs():
-    import boto3
-
-    return boto3.client("sqs", endpoint_url=os.environ["SQS_ENDPOINT"])
-
-
-def sqs_create():
-    client = sqs()
-    refused, queue = (client.create_queue(QueueName=name)["QueueUrl"] for name in ("refused", "payments"))
-    os.environ["SQS_QUEUE"] = queue
-    sqs_policy("2", "20")
-    print(queue, refused)
-
-
-def sqs_policy(seconds, times):
-    client = sqs()
-    refused = client.get_queue_url(QueueName="refused")["QueueUrl"]
-    arn = client.get_queue_attributes(QueueUrl=refused, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": int(times)})
-    client.set_queue_attributes(
-        QueueUrl=os.environ["SQS_QUEUE"], Attributes={"VisibilityTimeout": seconds, "RedrivePolicy": policy}
-    )
-
-
-def sqs_send():
-    client = sqs()
-    for line in sys.stdin:
-        client.send_message(QueueUrl=os.environ["SQS_QUEUE"], MessageBody=line.rstrip("\n"))
-
-
-def sqs_state(queue):
-    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-    attributes = sqs().get_queue_attributes(QueueUrl=queue, AttributeNames=names)["Attributes"]
-    print(*(attributes[name] for name in names))
 
 
 globals()[sys.argv[1]](*sys.argv[2:])

@@ -16,6 +16,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes ();
 
+my $here = "$ENV{IDEMQ_SOURCE}/test/clients";
+
 plan skip_all => 'no python3-confluent-kafka' unless has_python('confluent_kafka');
 
 my $node = new_server('kafka', 'idemq.worker' => 'on', max_connections => 40);
@@ -29,15 +31,8 @@ my $cluster;
 
 sub start_cluster
 {
-	my $end = time + 60;
-	my $brokers;
-
-	$cluster = python([ 'broker.py', 'kafka_cluster' ]);
-	until (($brokers) = slurp_file($cluster->{said}) =~ /^(\S+)\n/)
-	{
-		die slurp_file($cluster->{errors}) if time > $end || !$cluster->{run}->pumpable;
-		Time::HiRes::sleep(0.1);
-	}
+	$cluster = program([ '/usr/bin/python3', "$here/broker.py", 'kafka_cluster' ]);
+	my $brokers = first_line($cluster);
 	$ENV{KAFKA} = encode_json({ 'bootstrap.servers' => $brokers, 'auto.offset.reset' => 'earliest',
 			'session.timeout.ms' => 3000, 'heartbeat.interval.ms' => 500, 'fetch.wait.max.ms' => 100 });
 	return;
@@ -61,7 +56,7 @@ sub send_more
 
 sub consumers
 {
-	push @consumers, map { consumer($node, 'kafka_consumer.py', 'consumer-' . (@consumers + @gone + $_)) } 1 .. $_[0];
+	push @consumers, map { consumer($node, 'consumer-' . (@consumers + @gone + $_), '/usr/bin/python3', "$here/kafka_consumer.py") } 1 .. $_[0];
 	return;
 }
 

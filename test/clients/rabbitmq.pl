@@ -14,6 +14,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes ();
 
+my $here = "$ENV{IDEMQ_SOURCE}/test/clients";
+
 my $program = '/usr/lib/rabbitmq/bin/rabbitmq-server';
 plan skip_all => 'no rabbitmq-server' unless -x $program;
 plan skip_all => 'no python3-pika' unless has_python('pika');
@@ -83,7 +85,7 @@ sub pay_more
 
 sub consumers
 {
-	push @consumers, map { consumer($node, 'rabbitmq_consumer.py', 'consumer-' . (@consumers + @gone + $_)) } 1 .. $_[0];
+	push @consumers, map { consumer($node, 'consumer-' . (@consumers + @gone + $_), '/usr/bin/python3', "$here/rabbitmq_consumer.py") } 1 .. $_[0];
 	return;
 }
 

@@ -1,4 +1,4 @@
-# SQS, as moto has it, and the consumer of doc/usage/brokers.md: consumers killed before and
+# SQS, as fauxqs answers it, and the consumer of doc/usage/brokers.md: consumers killed before and
 # after the COMMIT, an effect that takes longer than the visibility timeout, the database down,
 # a broker that has lost everything.  Each message's effect happens once.
 
@@ -8,40 +8,89 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/../t/lib";
 use Brokers;
+use HTTP::Tiny;
 use Idemq;
-use IPC::Run;
+use JSON::PP;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes ();
 
+my $here = "$ENV{IDEMQ_SOURCE}/test/clients";
+
 # script/test has installed them, or said why not.
-local $ENV{PYTHONPATH} = $ENV{IDEMQ_PYTHON_MODULES} // '';
-plan skip_all => 'no moto' unless has_python('moto') && has_python('boto3');
+plan skip_all => 'no fauxqs' unless -d "$ENV{IDEMQ_NODE_MODULES}/fauxqs";
 
 my $node = new_server('sqs', 'idemq.worker' => 'on', max_connections => 40);
 pays($node);
 
-my $port = PostgreSQL::Test::Cluster::get_free_port();
-local @ENV{qw(SQS_ENDPOINT AWS_DEFAULT_REGION AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_EC2_METADATA_DISABLED)} =
-  ("http://127.0.0.1:$port", 'us-east-1', 'none', 'none', 'true');
-my ($server, $refused);
+# Where the programs find their packages.
+my $app = PostgreSQL::Test::Utils::tempdir();
+symlink $ENV{IDEMQ_NODE_MODULES}, "$app/node_modules" or die $!;
+system_or_bail('cp', "$here/sqs_consumer.mjs", "$here/sqs_server.mjs", $app);
 
-sub start_broker
+my $json = JSON::PP->new->canonical->allow_nonref;
+my $http = HTTP::Tiny->new(timeout => 60);
+my $port = 0;
+my ($server, $queue, $refused);
+
+# A call of SQS; answers what it answers.
+sub sqs
 {
+	my ($action, %arguments) = @_;
+	my $answer = $http->post("http://127.0.0.1:$port/", { content => $json->encode(\%arguments),
+			headers => { 'Content-Type' => 'application/x-amz-json-1.0', 'X-Amz-Target' => "AmazonSQS.$action" } });
+
+	die "$action: $answer->{status} $answer->{content}" unless $answer->{success};
+	return $answer->{content} eq '' ? {} : $json->decode($answer->{content});
+}
+
+# A message is invisible for so many seconds, and may come so many times.
+sub policy
+{
+	my ($seconds, $times) = @_;
+	my $arn = sqs('GetQueueAttributes', QueueUrl => $refused, AttributeNames => ['QueueArn'])->{Attributes}{QueueArn};
+
+	sqs('SetQueueAttributes', QueueUrl => $queue, Attributes => { VisibilityTimeout => "$seconds",
+			RedrivePolicy => $json->encode({ deadLetterTargetArn => $arn, maxReceiveCount => $times }) });
+	return;
+}
+
+# 'N M': messages that wait, and those that somebody has been given.
+sub state_of
+{
+	my $is = sqs('GetQueueAttributes', QueueUrl => $_[0],
+		AttributeNames => [ 'ApproximateNumberOfMessages', 'ApproximateNumberOfMessagesNotVisible' ])->{Attributes};
+
+	return "$is->{ApproximateNumberOfMessages} $is->{ApproximateNumberOfMessagesNotVisible}";
+}
+
+sub until_state
+{
+	my ($expected, $of) = @_;
 	my $end = time + 120;
 
-	$server = IPC::Run::start([ '/usr/bin/python3', '-m', 'moto.server', '-H', '127.0.0.1', '-p', $port ], '<', \undef,
-		'>', '/dev/null', '2>', "$PostgreSQL::Test::Utils::tmp_check/moto.err", IPC::Run::timeout(400));
-	while (time < $end)
+	until (state_of($of) eq $expected)
 	{
-		my $queues = eval { broker('sqs_create') };
-
-		($ENV{SQS_QUEUE}, $refused) = split / /, $queues if $queues;
-		return if $queues;
-		die slurp_file("$PostgreSQL::Test::Utils::tmp_check/moto.err") unless $server->pumpable;
-		Time::HiRes::sleep(0.2);
+		die "never '$expected', but " . state_of($of) if time > $end;
+		Time::HiRes::sleep(0.1);
 	}
-	die "moto does not answer: $@";
+	return;
+}
+
+# At the port of the last one.
+sub start_broker
+{
+	$server = program([ 'node', "$app/sqs_server.mjs", $port ]);
+	$port = first_line($server);
+	($refused, $queue) = map { sqs('CreateQueue', QueueName => $_)->{QueueUrl} } 'refused', 'payments';
+	policy(2, 20);
+	return;
+}
+
+sub deliver
+{
+	sqs('SendMessage', QueueUrl => $queue, MessageBody => $_) foreach @_;
+	return;
 }
 
 my ($sent, @consumers, @gone) = (0);
@@ -51,14 +100,14 @@ sub pay_more
 {
 	my @messages = map { qq({"id": "pay-$_", "amount": $_}) } $sent + 1 .. $sent + $_[0];
 
-	broker('sqs_send', [ map { ($_, $_) } @messages ]);
+	deliver(map { ($_, $_) } @messages);
 	$sent += $_[0];
 	return;
 }
 
 sub consumers
 {
-	push @consumers, map { consumer($node, 'sqs_consumer.py', 'consumer-' . (@consumers + @gone + $_)) } 1 .. $_[0];
+	push @consumers, map { consumer($node, 'consumer-' . (@consumers + @gone + $_), 'node', "$app/sqs_consumer.mjs") } 1 .. $_[0];
 	return;
 }
 
@@ -86,13 +135,15 @@ sub all_paid
 	my ($when) = @_;
 
 	is_soon($node, "SELECT count(*) = $sent FROM paid", "$when: all are paid");
-	broker_until('0 0', 'sqs_state', $ENV{SQS_QUEUE});
+	until_state('0 0', $queue);
 	is_sql($node, 'SELECT count(*), count(DISTINCT id), sum(amount) FROM paid', join('|', $sent, $sent, $sent * ($sent + 1) / 2),
 		"$when: each once, and no message is left");
 	return;
 }
 
 start_broker();
+local @ENV{qw(AWS_ENDPOINT_URL AWS_REGION AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY SQS_QUEUE)} =
+  ("http://127.0.0.1:$port", 'us-east-1', 'none', 'none', "http://127.0.0.1:$port/000000000000/payments");
 
 # Killed before the COMMIT.
 my $hold = hold_effects($node);
@@ -122,12 +173,12 @@ cmp_ok($others->{"$key repeated"} // 0, '>=', 2, 'it was delivered again');
 
 # An effect that takes longer than the visibility timeout: who gets the message meanwhile waits for the first.
 $hold = hold_effects($node);
-broker('sqs_send', [ '{"id": "slow", "amount": 0}' ]);
+deliver('{"id": "slow", "amount": 0}');
 wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%pay(%'");
 wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%once(%'");
 $hold->quit;
 is_soon($node, "SELECT count(*) = 1 FROM paid WHERE id = 'slow'", 'a slow effect is there');
-broker_until('0 0', 'sqs_state', $ENV{SQS_QUEUE});
+until_state('0 0', $queue);
 cmp_ok(heard(@consumers)->{'slow repeated'} // 0, '>=', 1, 'the twin has learned that it is done');
 is_sql($node, "DELETE FROM paid WHERE id = 'slow' RETURNING id", 'slow', 'once');
 
@@ -136,23 +187,23 @@ $hold = hold_effects($node);
 pay_more(10);
 held($node, @consumers);
 $node->stop('immediate');
-broker_until('20 0', 'sqs_state', $ENV{SQS_QUEUE});
+until_state('20 0', $queue);
 pay_more(5);
-is(broker('sqs_state', $ENV{SQS_QUEUE}), '30 0', 'the database is down: the broker keeps all messages, nobody receives');
+is(state_of($queue), '30 0', 'the database is down: the broker keeps all messages, nobody receives');
 $node->start;
 all_paid('the database was down');
-is(broker('sqs_state', $refused), '0 0', 'none of them has come too often');
+is(state_of($refused), '0 0', 'none of them has come too often');
 eval { $hold->quit };
 
 # Poison: the broker itself puts it aside.
-broker('sqs_policy', 1, 3);
-broker('sqs_send', [ '{"id": "poison-1", "amount": "much"}', '{"id', '{"amount": 1}' ]);
-broker_until('3 0', 'sqs_state', $refused);
+policy(1, 3);
+deliver('{"id": "poison-1", "amount": "much"}', '{"id', '{"amount": 1}');
+until_state('3 0', $refused);
 
 # The broker has lost everything, and the sender sends it once more: with other message ids.
-$server->kill_kill;
+kill_9({ name => 'the broker', %$server });
 start_broker();
-broker('sqs_send', [ map { qq({"id": "pay-$_", "amount": $_}) } 1 .. $sent ]);
+deliver(map { qq({"id": "pay-$_", "amount": $_}) } 1 .. $sent);
 pay_more(5);
 all_paid('the broker has lost everything');
 
@@ -161,8 +212,7 @@ my $heard = heard(@consumers, @gone);
 my %outcomes;
 $outcomes{ (split / /)[1] } += $heard->{$_} foreach keys %$heard;
 diag "figure: $sent messages, each sent twice: " . join(', ', map { "$_ $outcomes{$_}" } sort keys %outcomes);
-kill_9(@consumers);
+kill_9(@consumers, { name => 'the broker', %$server });
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
-$server->kill_kill;
 $node->stop;
 done_testing();

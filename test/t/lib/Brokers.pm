@@ -15,7 +15,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes ();
 
-our @EXPORT = qw(has_python python broker broker_until consumer kill_9 held died heard
+our @EXPORT = qw(has_python program first_line broker broker_until consumer kill_9 held died heard
   pays hold_effects hold_commits);
 
 my $here = "$ENV{IDEMQ_SOURCE}/test/clients";
@@ -27,15 +27,14 @@ sub has_python
 	return IPC::Run::run([ '/usr/bin/python3', '-c', "import $_[0]" ], '<', \undef, '>', '/dev/null', '2>', '/dev/null');
 }
 
-# A program of this folder, with its output in files; %env is its own.
-sub python
+# A program, with its output in files; %env is its own.
+sub program
 {
-	my ($arguments, %env) = @_;
+	my ($command, %env) = @_;
 	my $said = "$PostgreSQL::Test::Utils::tmp_check/said." . ++$files;
 
 	local @ENV{ 'PYTHONDONTWRITEBYTECODE', keys %env } = (1, values %env);
-	my $run = IPC::Run::start([ '/usr/bin/python3', "$here/$arguments->[0]", @$arguments[ 1 .. $#$arguments ] ],
-		'<', \undef, '>', $said, '2>', "$said.err", IPC::Run::timeout(400));
+	my $run = IPC::Run::start($command, '<', \undef, '>', $said, '2>', "$said.err", IPC::Run::timeout(400));
 	return { run => $run, said => $said, errors => "$said.err" };
 }
 
@@ -69,13 +68,29 @@ sub broker_until
 	die "@command: never '$expected', but $said";
 }
 
+# Waits until a program has said something; answers it.
+sub first_line
+{
+	my ($it) = @_;
+	my $end = time + 60;
+	my $line;
+
+	until (($line) = slurp_file($it->{said}) =~ /^(.*)\n/)
+	{
+		die slurp_file($it->{errors}) if time > $end || !$it->{run}->pumpable;
+		Time::HiRes::sleep(0.1);
+	}
+	return $line;
+}
+
 # A consumer, which is known to the server by its name.
 sub consumer
 {
-	my ($node, $program, $name) = @_;
+	my ($node, $name, @command) = @_;
+	my $user = getpwuid($>);
 
-	return { name => $name, %{ python([$program], PGAPPNAME => $name,
-		DSN => "host=${\$node->host} port=${\$node->port} dbname=postgres user=postgres") } };
+	return { name => $name, %{ program(\@command, PGAPPNAME => $name, PGHOST => $node->host, PGPORT => $node->port,
+		PGUSER => $user, PGDATABASE => 'postgres', DSN => '') } };
 }
 
 sub kill_9
