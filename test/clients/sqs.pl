@@ -187,6 +187,7 @@ $hold = hold_effects($node);
 pay_more(10);
 held($node, @consumers);
 $node->stop('immediate');
+complains($_, qr/^connect /m) foreach @consumers;
 until_state('20 0', $queue);
 pay_more(5);
 is(state_of($queue), '30 0', 'the database is down: the broker keeps all messages, nobody receives');

@@ -15,7 +15,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes ();
 
-our @EXPORT = qw(has_python program first_line broker broker_until consumer kill_9 held died heard
+our @EXPORT = qw(has_python program first_line broker broker_until consumer kill_9 held complains died heard
   pays hold_effects hold_commits);
 
 my $here = "$ENV{IDEMQ_SOURCE}/test/clients";
@@ -104,6 +104,20 @@ sub kill_9
 	return;
 }
 
+# Waits until a program has complained of something.
+sub complains
+{
+	my ($it, $of) = @_;
+	my $end = time + 120;
+
+	until (slurp_file($it->{errors}) =~ $of)
+	{
+		die "$it->{name}: " . slurp_file($it->{errors}) if time > $end || !$it->{run}->pumpable;
+		Time::HiRes::sleep(0.1);
+	}
+	return;
+}
+
 # Whether it has ended by itself: none may.
 sub died
 {
@@ -124,11 +138,11 @@ sub heard
 	return \%heard;
 }
 
-# Waits until one of these consumers, or some, wait in the database for a lock; answers them.
+# Waits until one of these consumers, or some, are held up in the effect or in COMMIT; answers them.
 sub held
 {
 	my ($node, @consumers) = @_;
-	my $held = "FROM pg_stat_activity WHERE application_name LIKE 'consumer-%' AND wait_event_type = 'Lock'";
+	my $held = "FROM pg_stat_activity WHERE application_name LIKE 'consumer-%' AND wait_event_type = 'Lock' AND query NOT LIKE '%once(%'";
 
 	wait_until($node, "SELECT count(*) > 0 $held");
 	my %names = map { $_ => 1 } split /\n/, sql($node, "SELECT application_name $held");
