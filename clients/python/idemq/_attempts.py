@@ -156,8 +156,8 @@ class Attempts:
                 tries += not moved
                 if unit.why is not None or tries > TRIES or not (lost or _again(end.error)):
                     break
-                if lost:
-                    await self._reconnected(link, unit)
+                if lost and self._places.shared:
+                    await self._places.lent(self._reconnected(link, unit))
         finally:
             self._units.discard(unit)
         if len(jobs) > 1 and unit.why != "drain":
@@ -165,22 +165,19 @@ class Attempts:
             await lane.go_on(end)
             return await self._each(lane, [[job] for job in unit.jobs], claim, unit.commit_unknown)
         for job in jobs:
-            await self._after(job, unit, end.error)
+            await self._places.lent(self._after(job, unit, end.error))
         # Not before: with the session attached leases end, and the attempt counts.
         await lane.go_on(end)
         return []
 
     async def _reconnected(self, link: Link[Any], unit: Unit) -> None:
-        """Until the link is there again, or the attempt is to end; meanwhile its place is another shard's."""
-        if not self._places.shared:
-            return
-        with self._places.left():
-            task = asyncio.ensure_future(link.ready())
-            either: set["asyncio.Future[Any]"] = {task, unit.stop}
-            left = max(unit.ends_at - time.monotonic(), 0)
-            await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        """Until the link is there again, or the attempt is to end."""
+        task = asyncio.ensure_future(link.ready())
+        either: set["asyncio.Future[Any]"] = {task, unit.stop}
+        left = max(unit.ends_at - time.monotonic(), 0)
+        await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     async def _outside(self, lane: Lane, job: BaseJob) -> list[BaseJob]:
         """A handler without a transaction; what it has done stands, whatever became of it."""
@@ -191,8 +188,8 @@ class Attempts:
         finally:
             self._units.discard(unit)
         if end.error is None:
-            return await self._commit(job, end.value)
-        await self._after(job, unit, end.error)
+            return await self._places.lent(self._commit(job, end.value))
+        await self._places.lent(self._after(job, unit, end.error))
         await lane.go_on(end)
         return []
 
@@ -287,18 +284,12 @@ class Attempts:
         pause = 1.0
         level = 0
         outcome = "left to its lease"
-        lost = False
         while True:
             try:
-                if lost:
-                    # It may take long, and needs no handler's place.
-                    with self._places.left():
-                        await asyncio.wait_for(self._control.ready(), max(give_up - time.monotonic(), 0.01))
                 left = max(give_up - time.monotonic(), 0.01)
                 outcome = (await asyncio.wait_for(self._control.ask(*statement(level)), left))[0][0]
                 break
             except Lost:
-                lost = True
                 continue  # done or not: the same question is answered
             except asyncio.TimeoutError:
                 log.error("%s %d: the server could not be told how the attempt has ended; the job is left to its"

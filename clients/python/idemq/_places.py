@@ -12,14 +12,16 @@ a home shard waits for one that is not home.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 import itertools
 import time
-from typing import Iterator
+from typing import Any, Coroutine, TypeVar
+
+T = TypeVar("T")
 
 HOME_FIRST = 5.0
 TURN = 0.1
+LONG = 1.0
 
 
 class Places:
@@ -38,10 +40,12 @@ class Places:
         """Whether a place is to be left instead of going on."""
         return False
 
-    @contextlib.contextmanager
-    def left(self) -> Iterator[None]:
-        """An attempt that is waiting for its server needs no place; after that it goes on, come what may."""
-        yield
+    async def lent(self, work: Coroutine[Any, Any, T]) -> T:
+        """What work answers, which only asks the server: if that takes long, the place is another's meanwhile.
+
+        After that it goes on, and for a while there may be more handlers than places.
+        """
+        return await work
 
 
 class Pool:
@@ -114,10 +118,16 @@ class OfShard(Places):
     def wanted(self) -> bool:
         return self._pool.wanted(self._home, self._since)
 
-    @contextlib.contextmanager
-    def left(self) -> Iterator[None]:
-        self._pool.leave(1)
+    async def lent(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(work)
         try:
-            yield
+            await asyncio.wait({task}, timeout=LONG)
+            if task.done():
+                return task.result()
+            self._pool.leave(1)
+            try:
+                return await task
+            finally:
+                self._pool.free -= 1
         finally:
-            self._pool.free -= 1
+            task.cancel()
