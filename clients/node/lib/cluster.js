@@ -248,11 +248,16 @@ export class ClusterWorker {
     let following;
     try {
       const stopped = new Promise((resolve) => (this.#stopped = () => resolve(undefined)));
-      const first = await Promise.race([map.read(), stopped.then(() => [])]);
-      moved(first);
+      const first = map.read();
+      first.catch(() => {}); // nobody waits for it when it is told to end first
+      moved(await Promise.race([first, stopped.then(() => [])]));
       if (this.#runs.length === 0 && !this.#stops) throw new Error('the cluster has no shard for this worker: look at cluster.map()');
       following = map.follow(moved);
-      for (let n = 0; n < this.#runs.length; n = this.#runs.length) await Promise.allSettled(this.#runs);
+      let seen;
+      do {
+        seen = this.#runs.length;
+        await Promise.allSettled(this.#runs);
+      } while (seen < this.#runs.length);
     } finally {
       this.#over.abort();
       heard.forEach((signal) => process.off(signal, stop));
