@@ -1,0 +1,16 @@
+"""A worker over all shards: worker.py NAME HOME...; the effect is in the shard, in the job's transaction."""
+import logging
+import os
+import sys
+
+from idemq import ClusterWorker
+
+name, *home = sys.argv[1:]
+logging.basicConfig(format=f"{name}: %(message)s", level=logging.WARNING)
+
+
+def work(job, conn):
+    conn.execute("INSERT INTO effects (key, done_by) VALUES (%s, %s)", [job.key, name])
+
+
+ClusterWorker(os.environ["ROUTER"], "orders", name=name, concurrency=4, home=[int(shard) for shard in home]).run(work)
