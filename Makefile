@@ -6,6 +6,7 @@
 #                         ISOLATION=c choose tests; TAP_TESTS=1: the TAP tests too, which start
 #                         servers of their own (PROVE_TESTS='test/t/a.pl' chooses)
 #   make demo             watch 4 workers, a crash and a zombie; needs nothing installed
+#   make cluster-demo     4 servers that are one queue: one killed, a shard moved, every key one effect
 #   make test             lint + regression + isolation + TAP + real clients
 #   make lint | test-regress | test-isolation | test-tap | test-clients
 #                         one of them; REGRESS='a b' ISOLATION=c TAP='d' CLIENTS='e'
@@ -185,7 +186,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo test check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients chaos soak fuzz coverage sanitize bench bench-quick bench-peers format ui-demo
+.PHONY: print-compiler demo cluster-demo test check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients chaos soak fuzz coverage sanitize bench bench-quick bench-peers format ui-demo
 
 test:
 	@$(TREE)/script/test $(or $(SUITES),lint regress isolation tap clients)
@@ -214,6 +215,8 @@ fuzz:
 	@FUZZ_CALLS=$(or $(FUZZ_CALLS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=fuzz $(TREE)/script/test tap
 demo:
 	@$(TREE)/demo/run
+cluster-demo:
+	@$(TREE)/demo/cluster/run
 bench:
 	@$(TREE)/test/bench/run
 bench-quick:

@@ -112,12 +112,12 @@ class Show:
     def look(self):
         """What each server's shards have done; '?' for those that do not answer."""
         done, down = collections.Counter(), collections.Counter()
-        servers = {shard: dsn.split()[0].split("/")[-1] for shard, dsn in self.router.execute("SELECT shard, dsn FROM cluster.map()")}
+        servers = {shard: dsn.split()[0].split(",")[0].split("/")[-1] for shard, dsn in self.router.execute("SELECT shard, dsn FROM cluster.map()")}
         for shard, completed, error in self.router.execute("SELECT shard, completed, error FROM cluster.metrics()"):
             done[servers[shard]] += completed or 0
             down[servers[shard]] += error is not None
-        parts = [f"{name} {done[name]:5}" if not down[name] else f"{name}  down" for name in sorted(servers.values() and set(servers.values()))]
-        if self.killed_server_at and self.server_back_after is None and not down["c2"] and done["c2"]:
+        parts = [f"{name} {done[name]:5}" if not down[name] else f"{name}  down" for name in sorted(set(servers.values()))]
+        if self.killed_server_at and self.server_back_after is None and not down["c"] and done["c"]:
             self.server_back_after = time.monotonic() - self.killed_server_at
         total = sum(done.values())
         self.say(f"completed on {'   '.join(parts)}   of {JOBS}: {total}")
