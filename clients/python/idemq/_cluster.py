@@ -120,12 +120,13 @@ class Map:
         if self._asked or conn is None or conn.closed:
             return
         loop = asyncio.get_running_loop()
-        loop.add_reader(conn.fileno(), self._look.set)
+        fd = conn.fileno()
+        loop.add_reader(fd, self._look.set)
         try:
             await self._look.wait()
             self._look.clear()
         finally:
-            loop.remove_reader(conn.fileno())
+            loop.remove_reader(fd)
 
     async def read_again(self) -> None:
         """The map as it is from now on, if the router answers."""
