@@ -27,7 +27,7 @@ export async function application(client: pg.PoolClient): Promise<void> {
   await client.query('SELECT 1').then(() => ({ id }) as { id: number });
 }
 
-async function overShards(): Promise<number> {
+export async function overShards(): Promise<number> {
   const worker = new ClusterWorker('postgresql://router/router', 'mail', { concurrency: 4, home: [0, 1], roam: false });
   // @ts-expect-error the places of the map are direct ones
   new ClusterWorker('postgresql://router/router', 'mail', { waitConnection: {} });
