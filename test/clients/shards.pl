@@ -180,7 +180,7 @@ sub wanted { my ($name) = @_; return $only eq '' || $only =~ /\b$name\b/ }
 
 foreach my $kind (grep { wanted($_) } qw(sync async outside outside_async))
 {
-	goes_through($kind, $kind =~ /outside/, sub { start({%python}, '/usr/bin/python3', "$here/shard_worker.py", $kind) });
+	goes_through($kind, scalar($kind =~ /outside/), sub { start({%python}, '/usr/bin/python3', "$here/shard_worker.py", $kind) });
 }
 
 if (wanted('work'))
