@@ -32,8 +32,8 @@
  * one by one.
  *
  * A shard's ids are a part of all, which its row of idemq.shard names (table/jobs_shard.c).
- * The sequence is raised into it when it is found outside: after a restart by hand, or
- * where the row has come without the sequence.  An id beyond the part is refused (54000).
+ * The sequence is raised into it when it is found below: after a restart by hand, or where
+ * the row has come without the sequence.  An id beyond the part is refused (54000).
  *
  * That the sequence is sure, and which ids are ours, holds in a session until the sequence's
  * relcache entry is invalidated: by set_shard, TRUNCATE ... RESTART IDENTITY or ALTER SEQUENCE,
@@ -131,8 +131,7 @@ ids_state(IdPart *part)
 	idemq_id_part_of(part, isnull ? -1 : shard);
 	called = DatumGetBool(idemq_spi_value(0, 2, &isnull));
 	last = DatumGetInt64(idemq_spi_value(0, 4, &isnull));
-	if (DatumGetInt64(idemq_spi_value(0, 1, &isnull)) != idemq_primary_since() ||
-		(part->shard >= 0 && (last <= part->base || last > part->most)))
+	if (DatumGetInt64(idemq_spi_value(0, 1, &isnull)) != idemq_primary_since() || last < part->base)
 		return IDS_UNKNOWN;
 	if (called)
 		return IDS_SURE;
@@ -148,12 +147,12 @@ raise_to(const IdPart *part, int64 id)
 	int64 next = nextval_internal(sequence, false);
 	Datum args[2];
 
-	if (part->shard >= 0 && next > part->base && next <= part->most)
+	if (part->shard >= 0 && next > part->base)
 		id = Max(id, next + SHARD_GAP);
 	args[0] = ObjectIdGetDatum(sequence);
-	args[1] = Int64GetDatum(Min(id, part->most));
+	args[1] = Int64GetDatum(id);
 	/* Whoever takes one by hand in between gets one below id as well. */
-	if (next < id || next > part->most)
+	if (next < id)
 		(void) idemq_spi_run(&set_sequence, args, NULL, SPI_OK_SELECT);
 }
 
