@@ -133,11 +133,11 @@ $early->quit;
 
 $db = database('moves');
 sql($node, 'SELECT idemq.set_shard(5, 8)', $db);
+is_state($node, "SELECT idemq.retire('')", '22023', 'retire says where to', $db);
+is_state($node, 'SELECT idemq.retire(NULL)', '55000', 'retire(NULL) takes back what was there', $db);
 my $open = session($node, $db);
 my ($id, $token) = split /\|/, sql($node, "SELECT c.id, c.token FROM idemq.enqueue('q', '1') e, idemq.claim_job(e.id) c", $db);
 $open->query_safe("BEGIN; SELECT idemq.enqueue('q', '\"open\"')");
-is_state($node, "SELECT idemq.retire('')", '22023', 'retire says where to', $db);
-is_state($node, 'SELECT idemq.retire(NULL)', '55000', 'retire(NULL) takes back what was there', $db);
 my $retiring = session($node, $db);
 $pid = $retiring->query_safe('SELECT pg_backend_pid()');
 $retiring->query_until(qr/sent/, "\\echo sent\nSELECT idemq.retire('host=new');\n");
