@@ -60,15 +60,19 @@ SCRIPT_BUILT = sql/idemq--$(EXTVERSION).sql
 RELEASED = sql/idemq--0.1.0.sql
 UPDATE_FROM = 0.1.0
 UPDATE_BUILT = sql/idemq--$(UPDATE_FROM)--$(EXTVERSION).sql
+# The router of many servers, an extension of its own; cluster/README.md.
+CLUSTER_BUILT = cluster/idemq_cluster.control cluster/idemq_cluster--$(EXTVERSION).sql
+CLUSTER_LIBRARY = cluster/idemq_cluster$(DLSUFFIX)
 DATA = $(if $(filter .,$(TREE)),$(RELEASED))
-DATA_built = $(SCRIPT_BUILT) $(UPDATE_BUILT) $(if $(filter-out .,$(TREE)),$(RELEASED))
+DATA_built = $(SCRIPT_BUILT) $(UPDATE_BUILT) $(CLUSTER_BUILT) $(if $(filter-out .,$(TREE)),$(RELEASED))
 # The runner, which is no part of the library; bin/README.md.
 PROGRAM_BUILT = bin/idemq-work
 PROGRAM_OBJS := $(patsubst %.c,%.o,$(sort $(call in_tree,bin/*.c)))
 # With their folders, so that links between them hold; the DOCS of PGXS has none.
-DOCUMENTS := $(call in_tree,README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE doc/*.md doc/*/*.md doc/*/*.svg \
+DOCUMENTS := $(call in_tree,cluster/README.md README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE doc/*.md doc/*/*.md doc/*/*.svg \
 	doc/*/*.png deploy/*/*)
 EXTRA_CLEAN = src/.flags $(if $(filter-out .,$(TREE)),expected) $(OBJS:.o=.d) $(OBJS:.o=.gcno) $(OBJS:.o=.gcda) \
+	$(CLUSTER_BUILT) cluster/idemq_cluster.so cluster/idemq_cluster.o cluster/idemq_cluster.d \
 	$(PROGRAM_BUILT) $(PROGRAM_OBJS) $(PROGRAM_OBJS:.o=.d) $(PROGRAM_OBJS:.o=.gcno) $(PROGRAM_OBJS:.o=.gcda) \
 	$(filter-out $(RELEASED),$(wildcard sql/idemq--*.sql))
 
@@ -112,7 +116,7 @@ srcdir := $(TREE)
 vpath %.c $(TREE)
 vpath %.control $(TREE)
 ifneq ($(TREE),.)
-$(shell mkdir -p sql bin $(sort $(dir $(UNITS))))
+$(shell mkdir -p sql bin cluster $(sort $(dir $(UNITS))))
 $(RELEASED): $(TREE)/$(RELEASED)
 	cp $< $@
 endif
@@ -127,6 +131,27 @@ $(UPDATE_BUILT): $(TREE)/sql/update/$(UPDATE_FROM)-before.sql $(sort $(wildcard 
 		sed -E 's/^CREATE (FUNCTION|PROCEDURE|VIEW) /CREATE OR REPLACE \1 /' \
 			$(filter-out %/00_guard.sql %/10_types.sql %-before.sql %-after.sql,$(filter %.sql,$^)) && \
 		cat $(filter %-after.sql,$^); } > $@
+
+cluster/idemq_cluster--$(EXTVERSION).sql: $(sort $(wildcard $(TREE)/cluster/parts/*.sql)) $(TREE)/cluster/parts \
+		$(TREE)/idemq.control
+	cat $(filter %.sql,$^) > $@
+
+cluster/idemq_cluster.control: $(TREE)/cluster/idemq_cluster.control.in $(TREE)/idemq.control
+	sed "s/VERSION/$(EXTVERSION)/" $< > $@
+
+all: $(CLUSTER_LIBRARY)
+$(CLUSTER_LIBRARY): cluster/idemq_cluster.o
+	$(CC) $(CFLAGS) $< $(LDFLAGS) $(LDFLAGS_SL) -shared -o $@
+
+.PHONY: install-cluster uninstall-cluster
+install: install-cluster
+install-cluster: $(CLUSTER_LIBRARY)
+	$(MKDIR_P) '$(DESTDIR)$(pkglibdir)' '$(DESTDIR)$(bindir)'
+	$(INSTALL_SHLIB) $(CLUSTER_LIBRARY) '$(DESTDIR)$(pkglibdir)'
+	$(INSTALL_SCRIPT) $(TREE)/cluster/bin/move-shard '$(DESTDIR)$(bindir)/idemq-move-shard'
+uninstall: uninstall-cluster
+uninstall-cluster:
+	rm -f '$(DESTDIR)$(pkglibdir)/idemq_cluster$(DLSUFFIX)' '$(DESTDIR)$(bindir)/idemq-move-shard'
 
 all: $(PROGRAM_BUILT)
 $(PROGRAM_OBJS): override CPPFLAGS := -I$(libpq_srcdir) -DPROGRAM_VERSION='"$(EXTVERSION)"' $(CPPFLAGS)
@@ -169,9 +194,9 @@ installcheck: export IDEMQ_SOURCE = $(abspath $(TREE))
 # are never linked together.
 FLAGS := $(CC) $(CFLAGS) for PostgreSQL $(VERSION)
 $(shell echo '$(FLAGS)' | cmp -s - src/.flags || echo '$(FLAGS)' > src/.flags)
-$(OBJS) $(PROGRAM_OBJS): src/.flags
+$(OBJS) $(PROGRAM_OBJS) cluster/idemq_cluster.o: src/.flags
 src/base/settings.o: $(TREE)/idemq.control
--include $(wildcard $(OBJS:.o=.d) $(PROGRAM_OBJS:.o=.d))
+-include $(wildcard cluster/idemq_cluster.d $(OBJS:.o=.d) $(PROGRAM_OBJS:.o=.d))
 else
 all install uninstall installcheck:
 	@echo "no pg_config with PGXS found: install postgresql-server-dev-15 (as root: script/install-packages build)," >&2
