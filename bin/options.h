@@ -12,8 +12,8 @@
 struct options
 {
 	const char *dsn;
-	const char *cluster;  /* the router's connection string; NULL: one server */
-	int *home;			  /* shards that come first, and -1; NULL: all alike */
+	const char *cluster; /* the router's connection string; NULL: one server */
+	int *home;			 /* shards that come first, and -1; NULL: all alike */
 	bool only_home;
 	const char *wait_dsn; /* of the connection that waits */
 	const char *queues;	  /* an array literal */

@@ -20,7 +20,8 @@ my $here = "$ENV{IDEMQ_SOURCE}/test/clients";
 my $tmp = $PostgreSQL::Test::Utils::tmp_check;
 my $user = getpwuid($>);
 my $files = 0;
-my @settings = ('idemq.worker' => 'on', max_connections => 150, max_worker_processes => 20);
+my @settings = ('idemq.worker' => 'on', max_connections => 150, max_worker_processes => 30, max_replication_slots => 10,
+	max_wal_senders => 20, max_logical_replication_workers => 8);
 
 local $ENV{PYTHONPATH} = "$ENV{IDEMQ_SOURCE}/clients/python";
 local $ENV{PYTHONDONTWRITEBYTECODE} = 1;
@@ -28,41 +29,46 @@ local $ENV{PYTHONDONTWRITEBYTECODE} = 1;
 # Shards 0, 1 and 2 are on one server, with the router; 3 is on the other one.
 my $node = new_server('shards', @settings);
 my $other = new_server('other', @settings);
+if (sql($node, "SELECT count(*) FROM pg_available_extensions WHERE name = 'plproxy'") eq '0')
+{
+	$_->stop foreach $node, $other;
+	plan skip_all => 'LEFT OUT: no plproxy';
+}
 my @shards;
 my $generation = 0;
 
 sub dsn { my ($server, $db) = @_; return 'host=' . $server->host . ' port=' . $server->port . " dbname=$db" }
 
-# Until the table is as the shards say.
-sub set_map
-{
-	my ($number, $state) = @_;
-
-	sql($node, "SELECT cluster.set_shard_dsn($number, '" . dsn(@{ $shards[$number] }) . "')", 'router') if $state eq 'up';
-	sql($node, "SELECT cluster.set_shard_state($number, '$state')", 'router');
-	return;
-}
-
 sql($node, 'CREATE DATABASE router');
-sql($node, q[CREATE SCHEMA cluster;
-	CREATE TABLE cluster.shards (shard int PRIMARY KEY, dsn text NOT NULL, state text NOT NULL, version bigint NOT NULL);
-	CREATE SEQUENCE cluster.map_version;
-	CREATE FUNCTION cluster.map() RETURNS SETOF cluster.shards LANGUAGE sql AS 'SELECT * FROM cluster.shards';
-	CREATE FUNCTION cluster.set_shard_dsn(int, text) RETURNS void LANGUAGE sql AS
-		'INSERT INTO cluster.shards VALUES ($1, $2, ''up'', nextval(''cluster.map_version''))
-			ON CONFLICT (shard) DO UPDATE SET dsn = $2, version = nextval(''cluster.map_version''); NOTIFY cluster_map';
-	CREATE FUNCTION cluster.set_shard_state(int, text) RETURNS void LANGUAGE sql AS
-		'UPDATE cluster.shards SET state = $2, version = nextval(''cluster.map_version'') WHERE shard = $1; NOTIFY cluster_map'], 'router');
+sql($node, "CREATE EXTENSION plproxy; CREATE EXTENSION idemq_cluster; SELECT cluster.init(4);
+	CREATE USER MAPPING FOR CURRENT_USER SERVER idemq_cluster OPTIONS (user '$user')", 'router');
 foreach my $number (0 .. 3)
 {
 	my $server = $number == 3 ? $other : $node;
 
 	$shards[$number] = [ $server, "s$number" ];
 	sql($server, "CREATE DATABASE s$number");
-	sql($server, q[CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '20 s');
-		CREATE TABLE effects (key text, at text)], "s$number");
-	set_map($number, 'up');
+	# No unique key: an effect that happens twice would show.
+	sql($server, qq[CREATE EXTENSION idemq; SELECT idemq.set_shard($number, 4);
+		CREATE TABLE effects (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), key text, at text)], "s$number");
+	sql($node, "SELECT cluster.set_shard_dsn($number, '" . dsn($server, "s$number") . "')", 'router');
 }
+
+# SQL in the router; that all shards have done it.
+sub routed { my ($query) = @_; return sql($node, $query, 'router') }
+
+sub on_all
+{
+	my ($call) = @_;
+
+	is(routed("SELECT count(*) FILTER (WHERE error IS NULL), string_agg(error, ' ') FROM cluster.$call"), '4|', $call);
+	return;
+}
+
+on_all("create_queue('q', lease => '20 s')");
+# What a key begins with, to be on this shard.
+my @tags = split /\n/, routed('SELECT DISTINCT ON (cluster.shard_of_key(g::text)) g FROM generate_series(1, 100) g ORDER BY cluster.shard_of_key(g::text)');
+is(scalar @tags, 4, 'a tag for each shard');
 
 sub on_shard { my ($number, $query) = @_; return sql($shards[$number][0], $query, $shards[$number][1]) }
 
@@ -75,8 +81,10 @@ sub enqueue
 {
 	my ($number, $count, $name, $payload) = (@_, '{}');
 
-	on_shard($number, "SELECT idemq.enqueue('q', '$payload', key => '$name.$number.' || g) FROM generate_series(1, $count) g");
-	push @expected, map { "$name.$number.$_" } 1 .. $count;
+	my $errors = routed("SELECT count(error) FROM cluster.enqueue_many('q', array_fill('$payload'::jsonb, ARRAY[$count]),
+		keys => (SELECT array_agg('{$tags[$number]}$name.' || g) FROM generate_series(1, $count) g))");
+	is($errors, 0, "$count jobs for shard $number") if $errors;
+	push @expected, map { "{$tags[$number]}$name.$_" } 1 .. $count;
 	return;
 }
 
@@ -88,19 +96,16 @@ sub until_done
 	return;
 }
 
-# Fences the shard, copies it to another database of its server, and says so.
+# Moves the shard to another database of its server, under whatever goes on.
 sub move
 {
 	my ($number) = @_;
-	my ($server, $from) = @{ $shards[$number] };
+	my ($server) = @{ $shards[$number] };
 	my $to = "s${number}_" . ++$generation;
 
 	sql($server, "CREATE DATABASE $to");
-	set_map($number, 'moving');
-	on_shard($number, 'SELECT idemq.follow()');
-	system_or_bail('sh', '-c', "pg_dump -d '@{[ dsn($server, $from) ]}' | psql -XAtq -v ON_ERROR_STOP=1 -d '@{[ dsn($server, $to) ]}' >&2");
+	command_ok([ 'idemq-move-shard', '--router', dsn($node, 'router'), '--shard', $number, '--to', dsn($server, $to) ], "shard $number moves");
 	$shards[$number][1] = $to;
-	set_map($number, 'up');
 	return;
 }
 
@@ -148,13 +153,13 @@ sub goes_through
 
 	# A shard moves, with an attempt under way, and jobs that wait.
 	enqueue(1, 1, $gate, qq[{"gate": "$gate"}]) if $outside;
-	NodeClient::until_true("$gate began", sub { slurp_if("$tmp/began") =~ /^\Q$gate\E\.1\.1 1$/m }) if $outside;
+	NodeClient::until_true("$gate began", sub { slurp_if("$tmp/began") =~ /^\Q{$tags[1]}$gate.1\E 1$/m }) if $outside;
 	enqueue(1, 50, "$name.busy");
 	move(1);
 	enqueue(1, 5, "$name.moved");
 	append_to_file("$tmp/$gate", "open\n");
 	until_done(1);
-	is(on_shard(1, "SELECT result FROM idemq.jobs WHERE key = '$gate.1.1'"), '{"attempt": 1}',
+	is(on_shard(1, "SELECT result FROM idemq.jobs WHERE key = '{$tags[1]}$gate.1'"), '{"attempt": 1}',
 		"$name: the attempt that was under way has ended at the new place") if $outside;
 	sql($shards[1][0], "DROP DATABASE $_ WITH (FORCE)")
 	  foreach split /\n/, sql($shards[1][0], "SELECT datname FROM pg_database WHERE datname ~ '^s1' AND datname <> '$shards[1][1]'");
@@ -205,6 +210,86 @@ SKIP:
 	{
 		goes_through("node_$kind", $kind eq 'outside', sub { start({%node}, 'node', "$app/node_shards.mjs", $kind) });
 	}
+}
+
+# The outbox: a forwarder between two databases (outbox.py).
+if (wanted('outbox'))
+{
+	my %env = (DSN => dsn($node, 'shop') . " user=$user", ROUTER => "$router user=$user");
+	my $forwarder = sub { start({%env}, '/usr/bin/python3', "$here/outbox.py") };
+	my $kill = sub { $_[0]{run}->signal('KILL'); $_[0]{run}->finish; is($_[0]{run}->full_result(0) & 127, 9, 'the forwarder is killed'); };
+	my $forwarded = "SELECT count(*) FROM idemq.jobs WHERE status = 'completed'";
+
+	on_all("create_queue('mail')");
+	sql($node, 'CREATE DATABASE shop');
+	sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('outbox', lease => '2 s', retry_max => '1 s', max_attempts => 1000)", 'shop');
+
+	# Between the commit there and the commit here.  The key is taken in the cluster by a transaction that
+	# is open, until a lock keeps the commit of the outbox; then the key is free.
+	my $id = sql($node, q[SELECT id FROM idemq.enqueue('outbox', '{"order": 1}')], 'shop');
+	my $shard = routed("SELECT cluster.shard_of_key('shop-$id')");
+	my $taker = session($shards[$shard][0], $shards[$shard][1]);
+	my $locker = session($node, 'shop');
+
+	$taker->query_safe("BEGIN; SELECT idemq.enqueue('mail', '{}', key => 'shop-$id')");
+	my $first = $forwarder->();
+	until_on($shard, q[SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock']);
+	$locker->query_safe("BEGIN; SELECT FROM idemq.jobs WHERE id = $id FOR UPDATE");
+	$taker->query_safe('ROLLBACK');
+	until_on($shard, qq[SELECT count(*) = 1 FROM idemq.jobs WHERE key = 'shop-$id']);
+	wait_until($node, q[SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = 'shop' AND wait_event_type = 'Lock'], 't', 'shop');
+	$kill->($first);
+	$locker->query_safe('ROLLBACK');
+	$locker->quit;
+	$taker->quit;
+	my $next = $forwarder->();
+	wait_until($node, $forwarded, 1, 'shop');
+	is_sql($node, "SELECT attempt, result FROM idemq.jobs WHERE id = $id", '2|"duplicate"', 'the second attempt hears of the first', 'shop');
+	is(routed("SELECT count(*) FROM cluster.job_by_key('mail', 'shop-$id')"), 1, 'one job in the cluster');
+
+	# Everything is killed while 300 are on their way.
+	sql($node, q[SELECT idemq.enqueue_many('outbox', (SELECT array_agg(jsonb_build_object('order', g)) FROM generate_series(2, 301) g))], 'shop');
+	foreach my $step (50, 100)
+	{
+		wait_until($node, "SELECT ($forwarded) >= $step", 't', 'shop');
+		$kill->($next);
+		$next = $forwarder->();
+	}
+	wait_until($node, "SELECT ($forwarded) >= 130", 't', 'shop');
+	$other->stop('immediate');
+	wait_until($node, "SELECT count(*) > 0 FROM idemq.jobs WHERE status = 'failed'", 't', 'shop');
+	$other->start;
+	wait_until($node, "SELECT ($forwarded) >= 180", 't', 'shop');
+	# The router, the other shards and the shop at once.
+	$node->stop('immediate');
+	$kill->($next);
+	$node->start;
+	$next = $forwarder->();
+	wait_until($node, $forwarded, 301, 'shop');
+	$next->{run}->signal('TERM');
+	$next->{run}->finish;
+	my (%orders, @wrong);
+	foreach my $number (0 .. 3)
+	{
+		$orders{$_}++ foreach split /\n/, on_shard($number, q[SELECT j.payload ->> 'order' FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = 'mail']);
+	}
+	@wrong = grep { ($orders{$_} // 0) != 1 } 1 .. 301;
+	is("@wrong", '', '301 orders, each once in the cluster');
+	is(scalar keys %orders, 301, 'and nothing else');
+}
+
+# A limit is one shard's; what must hold for all lives on one.
+if (wanted('limits'))
+{
+	my $claimed = sub { my ($queue) = @_; my $sum = 0; $sum += on_shard($_, "SELECT count(*) FROM idemq.claim('$queue', 10)") foreach 0 .. 3; return $sum; };
+
+	on_all("create_queue('$_', max_running => 2)") foreach 'partner', 'each';
+	routed("SELECT cluster.enqueue_many('partner', array_fill('{}'::jsonb, ARRAY[12]), keys => (SELECT array_agg('{partner}order-' || g) FROM generate_series(1, 12) g))");
+	routed("SELECT cluster.enqueue_many('each', array_fill('{}'::jsonb, ARRAY[12]), keys => (SELECT array_agg(format('{%s}order-%s', t, g))
+		FROM generate_series(1, 3) g, unnest(ARRAY[" . join(', ', @tags) . "]) t))");
+	is($claimed->('partner'), 2, 'one text is hashed: the limit is that of all');
+	is($claimed->('each'), 8, 'otherwise it is that of each of four shards');
+	is($claimed->('partner'), 0, 'and no more');
 }
 
 done_testing();
