@@ -35,7 +35,7 @@ COMMENT ON FUNCTION cluster.acquire
 	IS 'idemq.acquire on the key''s shard; takes effect at once; never attached: the session in the shard is the proxy''s';
 
 SELECT cluster.make_call('job_by_key', 'queue text, key text', 'SETOF cluster.job', 'SETOF cluster.job',
-	'j.id, q.name, j.created_at, j.priority::int4, j.max_attempts, j.expires_at, j.run_at, j.status::text, j.attempt, j.token,
+	'j.id, q.name AS "queue", j.created_at, j.priority::int4, j.max_attempts, j.expires_at, j.run_at, j.status::text, j.attempt, j.token,
 		j.ready_at, j.claimed_at, j.deadline, j.finished_at, j.worker, j.key, j.group_key, j.headers, j.checkpoint, j.result,
 		j.last_error, j.payload FROM idemq.job_by_key(queue, key) j LEFT JOIN idemq.queues q ON q.queue_id = j.queue_id',
 	'cluster.route(key, NULL)', 'true', '');
@@ -45,7 +45,7 @@ SELECT cluster.make_call('cancel_by_key', 'queue text, key text', 'text', 'TABLE
 COMMENT ON FUNCTION cluster.cancel_by_key IS 'idemq.cancel_by_key on the key''s shard';
 
 SELECT cluster.make_call('job', 'id bigint', 'SETOF cluster.job', 'SETOF cluster.job',
-	'j.id, q.name, j.created_at, j.priority::int4, j.max_attempts, j.expires_at, j.run_at, j.status::text, j.attempt, j.token,
+	'j.id, q.name AS "queue", j.created_at, j.priority::int4, j.max_attempts, j.expires_at, j.run_at, j.status::text, j.attempt, j.token,
 		j.ready_at, j.claimed_at, j.deadline, j.finished_at, j.worker, j.key, j.group_key, j.headers, j.checkpoint, j.result,
 		j.last_error, j.payload FROM idemq.job(id) j LEFT JOIN idemq.queues q ON q.queue_id = j.queue_id',
 	'cluster.shard_of(id)', 'true', '');
