@@ -13,4 +13,5 @@ def work(job, conn):
     conn.execute("INSERT INTO effects (key, done_by) VALUES (%s, %s)", [job.key, name])
 
 
-ClusterWorker(os.environ["ROUTER"], "orders", name=name, concurrency=4, home=[int(shard) for shard in home]).run(work)
+home = [int(shard) for shard in home]
+ClusterWorker(os.environ["ROUTER"], "orders", name=name, concurrency=4, batch=10, home=home).run(work)
