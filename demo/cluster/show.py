@@ -16,7 +16,7 @@ import psycopg
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WORK = os.environ["WORK"]
-JOBS = int(os.environ.get("JOBS", "6000"))
+JOBS = int(os.environ.get("JOBS", "12000"))
 SHARDS = 16
 SERVERS = "abcd"
 TIME_LIMIT = 150  # seconds, on a machine that is busy

@@ -6,7 +6,7 @@ import sys
 from idemq import ClusterWorker
 
 name, *home = sys.argv[1:]
-logging.basicConfig(format=f"{name}: %(message)s", level=logging.WARNING)
+logging.basicConfig(format=f"{name}: %(message)s", level=logging.ERROR)
 
 
 def work(job, conn):
