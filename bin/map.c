@@ -5,7 +5,8 @@
  * nobody else is to wait for that.  While it is down the map that was read last holds.
  *
  * A shard is reached as the router is - user, password, TLS - but for its place: what the map says goes
- * before what --cluster says, of which host, hostaddr, port and dbname are left out.
+ * before what --cluster says, of which host, hostaddr, port and dbname are left out; --shard-options
+ * goes before both.
  */
 #include <poll.h>
 #include <signal.h>
@@ -51,6 +52,17 @@ append(char *text, const char *keyword, const char *value)
 	return text;
 }
 
+static char *
+append_all(char *text, const PQconninfoOption *o, bool places)
+{
+	for (; o != NULL && o->keyword != NULL; o++)
+	{
+		if (o->val != NULL && (places || !is_place(o->keyword)))
+			text = append(text, o->keyword, o->val);
+	}
+	return text;
+}
+
 /* A new connection string; NULL, and a line, where the map's is none. */
 static char *
 address(const char *dsn)
@@ -58,21 +70,20 @@ address(const char *dsn)
 	char *error = NULL;
 	PQconninfoOption *of_router = PQconninfoParse(options.cluster, NULL);
 	PQconninfoOption *of_shard = PQconninfoParse(dsn, &error);
+	PQconninfoOption *given =
+		options.shard_options == NULL ? NULL : PQconninfoParse(options.shard_options, NULL);
 	char *text = NULL;
 
 	if (of_shard == NULL)
 		say("the map: %s", error != NULL ? error : "out of memory");
-	for (PQconninfoOption *o = of_router; of_shard != NULL && o != NULL && o->keyword != NULL; o++)
+	else
 	{
-		if (o->val != NULL && !is_place(o->keyword))
-			text = append(text, o->keyword, o->val);
+		/* Of two that name the same the last one holds. */
+		text = append_all(text, of_router, false);
+		text = append_all(text, of_shard, true);
+		text = append_all(text, given, true);
 	}
-	/* Of two that name the same the last one holds. */
-	for (PQconninfoOption *o = of_shard; o != NULL && o->keyword != NULL; o++)
-	{
-		if (o->val != NULL)
-			text = append(text, o->keyword, o->val);
-	}
+	PQconninfoFree(given);
 	PQconninfoFree(of_router);
 	PQconninfoFree(of_shard);
 	PQfreemem(error);

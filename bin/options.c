@@ -31,6 +31,7 @@ static const char *const help =
 	"  -d, --dsn=DSN         connection string; without it PGHOST, PGSERVICE ... say where\n"
 	"      --cluster=DSN     in place of -d: the router of a cluster; works for all its shards\n"
 	"      --home=N,N...     its shards that come first; --only-home: no others\n"
+	"      --shard-options=DSN  goes before what the cluster's map says, such as port=5432\n"
 	"  -q, --queue=QUEUE     more than one: in the order given\n"
 	"  -j, --jobs=N          programs at a time (1)\n"
 	"      --result          stdout is the job's result, as JSON\n"
@@ -69,13 +70,15 @@ enum
 	OPT_ONCE,
 	OPT_CLUSTER,
 	OPT_HOME,
-	OPT_ONLY_HOME
+	OPT_ONLY_HOME,
+	OPT_SHARD_OPTIONS
 };
 
 static const struct option long_options[] = {
 	{"dsn", required_argument, NULL, 'd'},
 	{"cluster", required_argument, NULL, OPT_CLUSTER},
 	{"home", required_argument, NULL, OPT_HOME},
+	{"shard-options", required_argument, NULL, OPT_SHARD_OPTIONS},
 	{"only-home", no_argument, NULL, OPT_ONLY_HOME},
 	{"queue", required_argument, NULL, 'q'},
 	{"jobs", required_argument, NULL, 'j'},
@@ -219,6 +222,9 @@ read_value(int option, const char *value)
 		case OPT_CLUSTER:
 			options.cluster = value;
 			return true;
+		case OPT_SHARD_OPTIONS:
+			options.shard_options = value;
+			return true;
 		case OPT_HOME:
 			options.home = read_shards(value);
 			return true;
@@ -288,8 +294,9 @@ options_read(int argc, char **argv)
 	must_be_there(options.program[0]);
 	if (options.cluster != NULL && (options.dsn != NULL || options.wait_dsn != NULL))
 		die(USAGE, "--cluster says where the servers are: no --dsn and no --wait-dsn with it");
-	if (options.cluster == NULL && (options.home != NULL || options.only_home))
-		die(USAGE, "--home and --only-home are for a --cluster");
+	if (options.cluster == NULL &&
+		(options.home != NULL || options.only_home || options.shard_options != NULL))
+		die(USAGE, "--home, --only-home and --shard-options are for a --cluster");
 	if (options.only_home && options.home == NULL)
 		die(USAGE, "--only-home wants a --home");
 	if (options.dsn == NULL)

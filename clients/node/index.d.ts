@@ -145,6 +145,8 @@ export interface ClusterWorkerOptions extends Omit<WorkerOptions, 'waitConnectio
   home?: number[];
   /** Whether it works for the others, too. true */
   roam?: boolean;
+  /** In place of what the map says of each shard: the server's own port, where the map names a pooler's. */
+  shardPlace?: { host?: string; port?: number | string };
 }
 
 /**

@@ -45,16 +45,17 @@ export function place(dsn) {
 
 /**
  * How a shard is reached: as the router is (user, password, TLS), but for its place.
- * @param {import('../index.js').Connection} router @param {string} dsn @returns {import('../index.js').Connection}
+ * @param {import('../index.js').Connection} router @param {string} dsn
+ * @param {{ host?: string, port?: number | string }} [instead] @returns {import('../index.js').Connection}
  */
-export function shardConnection(router, dsn) {
-  const { host, port, dbname } = place(dsn);
+export function shardConnection(router, dsn, instead = {}) {
+  const { host, port, dbname } = { ...place(dsn), ...instead };
   const given = typeof router === 'string' ? { connectionString: router } : router;
   if (!given.connectionString) return { ...given, host, port, database: dbname };
   const [, start, query] = /** @type {string[]} */ (/^(\w+:\/\/(?:[^@/?#]*@)?)[^?#]*(?:\?([^#]*))?/s.exec(given.connectionString) ?? ['', 'postgresql://', '']);
   const parameters = new URLSearchParams(query);
   for (const [name, value] of Object.entries({ host, port })) {
-    if (value) parameters.set(name, value);
+    if (value) parameters.set(name, `${value}`);
     else parameters.delete(name);
   }
   return { ...given, connectionString: `${start}/${encodeURIComponent(dbname ?? '')}?${parameters}` };
@@ -95,8 +96,10 @@ class ShardMap {
   /**
    * @param {import('../index.js').Connection} router @param {string} name
    * @param {import('../index.js').Logger} logger @param {{ over: AbortSignal, patient: boolean }} life
+   * @param {{ host?: string, port?: number | string }} [instead] of what the map says
    */
-  constructor(router, name, logger, life) {
+  constructor(router, name, logger, life, instead) {
+    this.instead = instead;
     this.router = router;
     this.name = name;
     this.logger = logger;
@@ -124,7 +127,7 @@ class ShardMap {
       if (shard.dsn !== dsn || (shard.state === 'moving' && state === 'up')) changed.push(shard);
       if (shard.dsn !== dsn) {
         if (shard.dsn) this.logger.warn(`idemq: shard ${number} has moved: ${dsn}`);
-        shard.configs = hosts(shardConnection(this.router, dsn)).map((config) => ({ application_name: this.name, ...config }));
+        shard.configs = hosts(shardConnection(this.router, dsn, this.instead)).map((config) => ({ application_name: this.name, ...config }));
       }
       Object.assign(shard, { dsn, state, version });
     }
@@ -233,7 +236,7 @@ export class ClusterWorker {
     this.#ran = true;
     const { concurrency, signals, once } = this.#options;
     const pool = new Pool(concurrency);
-    const map = new ShardMap(this.#router, `idemq ${this.#queue}`, this.#logger, { over: this.#over.signal, patient: !once });
+    const map = new ShardMap(this.#router, `idemq ${this.#queue}`, this.#logger, { over: this.#over.signal, patient: !once }, this.#options.shardPlace);
     const stop = () => this.stop();
     /** @type {NodeJS.Signals[]} */
     const heard = signals ? ['SIGTERM', 'SIGINT'] : [];

@@ -34,6 +34,7 @@ test('the place of a shard', () => {
   assert.deepEqual(place('postgresql://h1:1,[::1]/s%201?user=x'), { host: 'h1,::1', port: '1,5432', dbname: 's 1' });
   assert.deepEqual(place('postgresql:///s1?host=/a&port=7'), { host: '/a', port: '7', dbname: 's1' });
   assert.deepEqual(shardConnection({ host: 'r', port: 1, database: 'router', user: 'u' }, 'host=h port=2 dbname=s1'), { host: 'h', port: '2', database: 's1', user: 'u' });
+  assert.deepEqual(shardConnection({ host: 'r' }, 'host=h port=6432 dbname=s1', { port: 5432 }), { host: 'h', port: 5432, database: 's1' });
   assert.deepEqual(strings(shardConnection('postgresql://u:p%40@r:1/router?sslmode=require&host=x', 'host=/a,/b port=2 dbname=s1')), [
     'postgresql://u:p%40@/s1?sslmode=require&host=%2Fa&port=2',
     'postgresql://u:p%40@/s1?sslmode=require&host=%2Fb&port=2',
