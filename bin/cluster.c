@@ -385,6 +385,7 @@ cluster_start(void)
 
 	if (options.cluster == NULL)
 		return;
+	map_check_options();
 	if (!open_pipe(alarm_pipe))
 		die(1, "cannot make a pipe: %m");
 	never_block(alarm_pipe[0]);

@@ -110,6 +110,24 @@ tell(int fd, const char *shard, const char *where)
 	free(line);
 }
 
+static void
+must_be_dsn(const char *option, const char *dsn)
+{
+	char *error = NULL;
+	PQconninfoOption *parsed = dsn == NULL ? NULL : PQconninfoParse(dsn, &error);
+
+	if (dsn != NULL && parsed == NULL)
+		die(2, "--%s: %s", option, error != NULL ? error : "out of memory");
+	PQconninfoFree(parsed);
+}
+
+void
+map_check_options(void)
+{
+	must_be_dsn("cluster", options.cluster);
+	must_be_dsn("shard-options", options.shard_options);
+}
+
 static bool
 ask_once(struct server *router, int fd)
 {

@@ -11,4 +11,7 @@
  */
 extern void map_read(int fd) __attribute__((noreturn));
 
+/* Ends the process where --cluster or --shard-options is no connection string. */
+extern void map_check_options(void);
+
 #endif
