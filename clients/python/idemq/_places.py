@@ -88,12 +88,15 @@ class Pool:
                 turn.set_result(None)
 
     def wanted(self, home: bool, since: float) -> bool:
-        """By somebody who would come before a shard that asks now, and has been going on since then."""
-        self._grant()
-        if not self._queue:
+        """By somebody who would come before a shard that asks now, and has been going on since then.
+
+        Asked in the threads of handlers, too: it looks, and changes nothing.
+        """
+        first = self._queue[:1]
+        if not first or first[0][3].done():
             return False
         now = time.monotonic()
-        asked_at, _, other, _ = self._queue[0]
+        asked_at, _, other, _ = first[0]
         return (now - since >= TURN or (other and not home)) and asked_at <= now - (HOME_FIRST if home else 0)
 
 
