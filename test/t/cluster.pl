@@ -171,7 +171,8 @@ is_rt('SELECT count(*) FILTER (WHERE worker = $$w$$) FROM cluster.workers()', '1
 rt(q{SELECT cluster.fail(id, token, 'boom', permanent => true) FROM cluster.acquire('q', 'dies', '1')});
 is_rt('SELECT jobs, pattern FROM cluster.errors()', '1|boom', 'errors');
 my $session = session($router, 'router');
-$session->query_safe('SELECT count(*) FROM cluster.metrics()');
+# PL/Proxy tells of each connection that it drops.
+$session->query_safe('SET client_min_messages = error; SELECT count(*) FROM cluster.metrics()');
 $west->stop('immediate');
 my $down = 'SELECT string_agg(shard::text, $$ $$ ORDER BY shard) FILTER (WHERE error LIKE $$08006: shard % cannot be reached.%$$), count(*) FILTER (WHERE error IS NULL) FROM cluster.metrics()';
 is_rt($down, '1 3 5 7|4', 'shards that are down are rows that say so');
@@ -185,6 +186,16 @@ $west->start;
 is($session->query_safe($down), '|8', 'and come back, in the same session');
 is($session->query_safe("SELECT outcome FROM cluster.enqueue('q', '1', key => '$down_key')"), 'accepted', 'for their keys');
 $session->quit;
+
+# One that does not answer: somebody has locked a table.
+my $locked = session($west, 'shard_3');
+$locked->query_safe('BEGIN; LOCK TABLE idemq.queues IN ACCESS EXCLUSIVE MODE');
+rt(q{ALTER SERVER idemq_cluster OPTIONS (SET query_timeout '1')});
+is_rt($down, '3|7', 'nor does one that gives no answer');
+rt(q{ALTER SERVER idemq_cluster OPTIONS (SET query_timeout '30')});
+$locked->query_safe('ROLLBACK');
+$locked->quit;
+is_rt($down, '|8', 'until it does');
 
 # ---- A dump of the router is a router
 
@@ -224,6 +235,10 @@ sql($west, 'CREATE DATABASE moved');
 my $long_key = rt("SELECT 'long' || i FROM generate_series(1, 100) i WHERE cluster.shard_of_key('long' || i) = $moving LIMIT 1");
 my ($long, $long_token) = split /\|/, rt("SELECT id, token FROM cluster.acquire('q', '$long_key', '1')");
 
+# A transaction of the router that has called the old place, and will call the new one.
+my $block = session($router, 'router');
+$block->query_safe("BEGIN; SELECT cluster.enqueue('q', '1', key => '$long_key', on_duplicate => 'ignore')");
+
 # Producers through the router, and workers that go by the map and commit with their effect.
 my $traffic = "$PostgreSQL::Test::Utils::tmp_check/traffic";
 my $stop = "$traffic.stop";
@@ -247,6 +262,9 @@ foreach (@running)
 	is(${ $_->{said} }, '', 'no error was told to a client');
 }
 is_rt("SELECT dsn, state FROM cluster.map() WHERE shard = $moving", "$new|up", 'the map');
+is($block->query_safe("SELECT outcome FROM cluster.enqueue('q', '1', key => '$long_key', on_duplicate => 'ignore')"), 'duplicate', 'a transaction that began before the move finds the new place');
+$block->query_safe('ROLLBACK');
+$block->quit;
 
 # Every acknowledged key is there, each effect once, over all shards.
 my @acknowledged = map { split /\n/, slurp_file("$traffic.produce.$_") } 'p1', 'p2';
@@ -272,6 +290,31 @@ is_sql($west, q{SELECT min(id >> 47), max(id >> 47) FROM idemq.jobs}, "$moving|$
 is_sql($west, 'SELECT invariant FROM idemq.check() WHERE invariant <> $$schedules.driver$$', '', 'check', 'moved');
 is_sql($west, 'SELECT count(*) FROM pg_subscription', 0, 'no subscription is left', 'moved');
 is_sql($east, 'SELECT count(*) FROM pg_replication_slots', 0, 'nor a slot', "shard_$moving");
+
+# ---- While a shard is being moved, calls wait for it; for so long
+
+my $in4 = rt("SELECT 'four' || i FROM generate_series(1, 100) i WHERE cluster.shard_of_key('four' || i) = 4 LIMIT 1");
+my $four = "SELECT outcome FROM cluster.enqueue('q', '1', key => '$in4')";
+rt(q{SELECT cluster.set_shard_state(4, 'moving')});
+is_rt_state(q{SELECT cluster.set_shard_state(4, 'lost')}, '23514', 'a state that there is not');
+is_rt($four, 'accepted', 'until it is fenced it accepts');
+sql($east, "SELECT idemq.retire('nowhere')", 'shard_4');
+rt(q{UPDATE cluster.settings SET patience = '100 ms'});
+is_rt_state($four, '55000', 'it is not waited for longer than that');
+like(says($four), qr/shard 4 is being moved/, 'and that is what is said');
+rt(q{UPDATE cluster.settings SET patience = '60 s'});
+my $waiting = session($router, 'router');
+my $pid = $waiting->query_safe('SELECT pg_backend_pid()');
+$waiting->query_until(qr/sent/, "\\echo sent\n$four;\n");
+wait_until($router, "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = $pid");
+sql($east, 'SELECT idemq.retire(NULL); SELECT idemq.take_over()', 'shard_4');
+rt(q{SELECT cluster.set_shard_state(4, 'up')});
+like($waiting->query_safe('SELECT 1'), qr/^duplicate/, 'who has waited is answered');
+$waiting->quit;
+
+# A place that is not that shard is found by identities().
+rt("SELECT cluster.set_shard_dsn(4, '" . $psql->($east, 'shard_6') . "')");
+is_rt('SELECT shard, is_shard FROM cluster.identities() WHERE is_shard IS DISTINCT FROM shard', '4|6', 'identities');
 
 $_->stop foreach $router, @servers;
 done_testing();

@@ -107,6 +107,9 @@ sql($node, 'ALTER SEQUENCE idemq.jobs_id_seq RESTART WITH 7', $db);
 take($db, 2, 'after ALTER SEQUENCE ... RESTART', $early);
 is($early->query_safe("SELECT id >> 47 FROM idemq.enqueue('q', '1', key => 'k')"), '5', 'a keyed job, too');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check', $db);
+sql($node, 'UPDATE idemq.jobs SET id = 1 WHERE id = (SELECT max(id) FROM idemq.jobs)', $db);
+is_sql($node, 'SELECT severity, invariant FROM idemq.check()', 'error|ids.shard', 'check finds a job of another shard', $db);
+sql($node, 'DELETE FROM idemq.jobs WHERE id = 1', $db);
 
 # ---- A dump
 
@@ -157,6 +160,7 @@ $node->psql($db, "SELECT idemq.enqueue('q', '2')", stdout => \$stdout, stderr =>
 like($stderr, qr/this shard has moved to host=new.*HINT:.*cluster\.map\(\)/s, 'with a hint that names the map');
 is_sql($node, "SELECT idemq.retire('host=new')", 'f', 'again is nothing new', $db);
 is_sql($node, "SELECT status FROM idemq.result($id)", 'processing', 'it can be read', $db);
+is_sql($node, q{SELECT count(*) FROM idemq.check() WHERE invariant = 'follows' AND detail LIKE 'this shard has moved to host=new,%'}, 1, 'check says so', $db);
 
 # It did not take place.
 is_sql($node, 'SELECT idemq.retire(NULL)', 't', 'retire(NULL)', $db);
