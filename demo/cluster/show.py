@@ -185,7 +185,7 @@ class Show:
         for name, value, right in rows:
             print(f"  {name:40}{value:7}  {'ok' if right else 'WRONG'}")
         print(f"\n  by worker: {', '.join(f'{name} {count}' for name, count in sorted(by.items()))}")
-        print(f"  server c: its shards completed jobs again {self.server_back_after or 0:.1f} s after kill -9; shard {MOVED}: {self.pause}")
+        print(f"  server c: its shards answered again {self.server_back_after or 0:.1f} s after kill -9; shard {MOVED}: {self.pause}")
         return all(right for _, _, right in rows) and "FAILED" not in self.pause
 
 
