@@ -193,7 +193,6 @@ broker_until('2 0', 'rabbitmq_state', 'refused');
 is_soon($node, "SELECT status = 'dead' AND attempt = 3 FROM idemq.job_by_key('payments', '$_')", "$_: what always fails is dead")
   foreach 'poison-1', 'poison-2';
 
-broker_until('0 3', 'rabbitmq_state', 'payments');
 is(join('', map { died($_) } @consumers), '', 'no consumer has ended');
 my $heard = heard(@consumers, @gone);
 my %outcomes;
@@ -204,8 +203,18 @@ foreach (keys %$heard)
 }
 diag "figure: $sent messages, each sent twice: " . join(', ', map { "$_ $outcomes{$_}" } sort keys %outcomes);
 cmp_ok($outcomes{completed}, '>=', $sent, 'a message that was sent again is settled by the first one');
-kill_9(@consumers);
-is(broker('rabbitmq_state', 'payments'), '0 0', 'the broker has nothing left that was not acknowledged');
+my $left;
+foreach (1 .. 10)
+{
+	kill_9(@consumers);
+	@consumers = ();
+	Time::HiRes::sleep(0.1) until ($left = broker('rabbitmq_state', 'payments')) =~ / 0$/;
+	last if $left eq '0 0';
+	# One was killed in its work.
+	consumers(1);
+	broker_until('0 1', 'rabbitmq_state', 'payments');
+}
+is($left, '0 0', 'the broker has nothing left that was not acknowledged');
 is_sql($node, "SELECT status, count(*) FROM idemq.jobs GROUP BY 1 ORDER BY 1", "completed|$sent\ndead|2", 'nor has the queue');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 
