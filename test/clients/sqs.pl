@@ -142,8 +142,8 @@ sub all_paid
 }
 
 start_broker();
-local @ENV{qw(AWS_ENDPOINT_URL AWS_REGION AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY SQS_QUEUE)} =
-  ("http://127.0.0.1:$port", 'us-east-1', 'none', 'none', "http://127.0.0.1:$port/000000000000/payments");
+local @ENV{qw(SQS_ENDPOINT SQS_QUEUE AWS_REGION AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY)} =
+  ("http://127.0.0.1:$port", $queue, 'us-east-1', 'none', 'none');
 
 # Killed before the COMMIT.
 my $hold = hold_effects($node);
