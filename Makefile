@@ -25,6 +25,9 @@
 #                         visible and what shared memory knows of it (src/base/jitter.h)
 #   make soak             everything at once for ten minutes (SOAK=seconds): the long form
 #                         of TAP test soak
+#   make failover         fails over for real, under traffic, and accounts for every job: standbys
+#                         by hand, a primary that hangs, repmgr, Patroni, pgbouncer and HAProxy;
+#                         SCENARIO='sync patroni', PAGE=1 (test/failover/README.md)
 #   make fuzz             100,000 calls (FUZZ_CALLS=n) of every SQL function with arguments of
 #                         every kind: the long form of TAP test fuzz; FUZZ_SEED=n repeats one
 #   make coverage         which lines of src no test runs; below 95 % it fails (COVERAGE=n)
@@ -211,7 +214,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo cluster-demo test check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients chaos soak fuzz coverage sanitize bench bench-quick bench-peers format ui-demo
+.PHONY: print-compiler demo cluster-demo test check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients chaos failover soak fuzz coverage sanitize bench bench-quick bench-peers format ui-demo
 
 test:
 	@$(TREE)/script/test $(or $(SUITES),lint regress isolation tap clients)
@@ -234,6 +237,8 @@ coverage:
 	@$(TREE)/script/coverage $(SUITES)
 sanitize:
 	@$(TREE)/script/sanitize $(TOOLS)
+failover:
+	@$(TREE)/test/failover/run
 soak:
 	@IDEMQ_SOAK=$(or $(SOAK),600) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=soak $(TREE)/script/test tap
 fuzz:

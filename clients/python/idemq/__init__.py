@@ -117,11 +117,15 @@ class _Worker:
         return Run(options, [make_lane(options, not once) for _ in range(options.concurrency)], handler, once)
 
     async def _work(
-        self, make_lane: Callable[[Options, bool], Lane], handlers: Union[Callable[..., Any], Handlers], once: bool
+        self,
+        make_lane: Callable[[Options, bool], Lane],
+        handlers: Union[Callable[..., Any], Handlers],
+        once: bool,
     ) -> dict[str, int]:
         if self._running is not None:
             raise RuntimeError("this worker runs already")
-        run = self._running = self._make_run(make_lane, handler_of(handlers, self._unknown_kind), once)
+        handler = handler_of(handlers, self._unknown_kind)
+        run = self._running = self._make_run(make_lane, handler, once)
         try:
             if self._stopped:
                 run.stop()
