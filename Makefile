@@ -6,6 +6,7 @@
 #                         ISOLATION=c choose tests; TAP_TESTS=1: the TAP tests too, which start
 #                         servers of their own (PROVE_TESTS='test/t/a.pl' chooses)
 #   make demo             watch 4 workers, a crash and a zombie; needs nothing installed
+#   make cluster-demo     4 servers that are one queue: one killed, a shard moved, every key one effect
 #   make test             lint + regression + isolation + TAP + real clients
 #   make lint | test-regress | test-isolation | test-tap | test-clients
 #                         one of them; REGRESS='a b' ISOLATION=c TAP='d' CLIENTS='e'
@@ -24,6 +25,9 @@
 #                         visible and what shared memory knows of it (src/base/jitter.h)
 #   make soak             everything at once for ten minutes (SOAK=seconds): the long form
 #                         of TAP test soak
+#   make failover         fails over for real, under traffic, and accounts for every job: standbys
+#                         by hand, a primary that hangs, repmgr, Patroni, pgbouncer and HAProxy;
+#                         SCENARIO='sync patroni', PAGE=1 (test/failover/README.md)
 #   make fuzz             100,000 calls (FUZZ_CALLS=n) of every SQL function with arguments of
 #                         every kind: the long form of TAP test fuzz; FUZZ_SEED=n repeats one
 #   make coverage         which lines of src no test runs; below 95 % it fails (COVERAGE=n)
@@ -210,7 +214,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo test check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients chaos soak fuzz coverage sanitize bench bench-quick bench-peers format ui-demo
+.PHONY: print-compiler demo cluster-demo test check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients chaos failover soak fuzz coverage sanitize bench bench-quick bench-peers format ui-demo
 
 test:
 	@$(TREE)/script/test $(or $(SUITES),lint regress isolation tap clients)
@@ -233,12 +237,16 @@ coverage:
 	@$(TREE)/script/coverage $(SUITES)
 sanitize:
 	@$(TREE)/script/sanitize $(TOOLS)
+failover:
+	@$(TREE)/test/failover/run
 soak:
 	@IDEMQ_SOAK=$(or $(SOAK),600) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=soak $(TREE)/script/test tap
 fuzz:
 	@FUZZ_CALLS=$(or $(FUZZ_CALLS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=fuzz $(TREE)/script/test tap
 demo:
 	@$(TREE)/demo/run
+cluster-demo:
+	@$(TREE)/demo/cluster/run
 bench:
 	@$(TREE)/test/bench/run
 bench-quick:
