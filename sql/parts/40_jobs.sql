@@ -8,12 +8,13 @@ CREATE FUNCTION idemq.enqueue(
 	queue text, payload jsonb, key text DEFAULT NULL, delay interval DEFAULT NULL,
 	run_at timestamptz DEFAULT NULL, priority int DEFAULT 4, group_key text DEFAULT NULL,
 	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
-	key_ttl interval DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false)
+	key_ttl interval DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false,
+	depends_on bigint[] DEFAULT NULL, on_parent_failure text DEFAULT 'cancel')
 	RETURNS idemq.enqueue_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue'
 $sql$; END $do$;
-COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean)
-	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result; priority 0 is first, 9 last; key and group_key up to 1,024 bytes; delay may be 0; waits for an open transaction with the same key, or with nowait answers locked and no id; on_duplicate: keep (IQ003 for another payload), ignore, replace, rerun (outcome rerun: a job in processing or finished runs once more with the new payload; one that waits is never made to wait longer), error (IQ004); key_ttl: once the job is finished the key is free so long after this call, whatever the queue''s idempotency_window; needs enqueue';
+COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, bigint[], text)
+	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result; priority 0 is first, 9 last; key and group_key up to 1,024 bytes; delay may be 0; waits for an open transaction with the same key, or with nowait answers locked and no id; on_duplicate: keep (IQ003 for another payload), ignore, replace, rerun (outcome rerun: a job in processing or finished runs once more with the new payload; one that waits is never made to wait longer), error (IQ004); key_ttl: once the job is finished the key is free so long after this call, whatever the queue''s idempotency_window; depends_on: blocked until these jobs are completed, which may be of any queue on which you hold a privilege (IQ002 otherwise); on_parent_failure, when one of them is dead or cancelled: cancel, wait, run; needs enqueue';
 
 CREATE FUNCTION idemq.enqueue_many(
 	queue text, payloads jsonb[], keys text[] DEFAULT NULL, run_ats timestamptz[] DEFAULT NULL,
@@ -31,10 +32,11 @@ CREATE PROCEDURE idemq.enqueue_job(
 	run_at timestamptz DEFAULT NULL, priority int DEFAULT 4, group_key text DEFAULT NULL,
 	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
 	key_ttl interval DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false,
+	depends_on bigint[] DEFAULT NULL, on_parent_failure text DEFAULT 'cancel',
 	INOUT id bigint DEFAULT NULL, INOUT outcome idemq.outcome DEFAULT NULL,
 	INOUT status idemq.status DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue';
-COMMENT ON PROCEDURE idemq.enqueue_job(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, bigint, idemq.outcome, idemq.status, jsonb)
+COMMENT ON PROCEDURE idemq.enqueue_job(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, bigint[], text, bigint, idemq.outcome, idemq.status, jsonb)
 	IS 'idemq.enqueue as a CALL, for drivers and libraries that take a SELECT for a read: cached, sent to a standby, or never committed; returns id, outcome, status and result; needs enqueue';
 
 CREATE FUNCTION idemq.cancel(id bigint) RETURNS idemq.outcome

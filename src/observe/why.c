@@ -14,6 +14,7 @@
 #include "utils/timestamp.h"
 
 #include "observe/why_handler.h"
+#include "observe/why_parents.h"
 #include "job/limits.h"
 #include "job/recover.h"
 #include "job/transition.h"
@@ -350,7 +351,7 @@ say_processing(WhyCall *call)
 		appendStringInfoString(&call->answer, " (attached: or until that session ends)");
 }
 
-/* Says what a job that is blocked waits for: the head of its group. */
+/* Says what a job that is blocked waits for: a parent, or the head of its group. */
 static void
 say_blocked(WhyCall *call)
 {
@@ -359,6 +360,8 @@ say_blocked(WhyCall *call)
 
 	if (call->job.row->tts_isnull[COL_GROUP_KEY])
 	{
+		if (idemq_why_parents(&call->answer, call->job.id))
+			return;
 		appendStringInfo(&call->answer,
 						 "written by hand, and in no group: nothing ends that; idemq.cancel(%lld) "
 						 "ends the job",

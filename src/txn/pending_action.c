@@ -23,6 +23,7 @@
 #include "queue/queue_cache.h"
 #include "queue/slot_life.h"
 #include "shared/handler_board.h"
+#include "shared/kin.h"
 #include "shared/lease_table.h"
 #include "shared/lease_beat.h"
 #include "shared/leases.h"
@@ -123,12 +124,14 @@ idemq_action_apply(const PendingAction *action)
 			break;
 		case ACTION_END:
 			drop_lease(action, action->u.end.lease);
+			idemq_kin_finished(action->slot, action->queue_id, action->u.end.lease.job_id);
 			idemq_wake_for_result(action->u.end.lease.job_id);
 			break;
 		case ACTION_CANCEL:
 			unmark_cancel(action);
 			break;
 		case ACTION_FINISHED:
+			idemq_kin_finished(action->slot, action->queue_id, action->u.job_id);
 			idemq_wake_for_result(action->u.job_id);
 			break;
 		case ACTION_GONE:
@@ -159,6 +162,9 @@ idemq_action_apply(const PendingAction *action)
 			break;
 		case ACTION_RESUME:
 			idemq_wake_perhaps(NULL, action->queue_id, PG_INT32_MAX);
+			break;
+		case ACTION_KIN:
+			idemq_slots_unset_database(MyDatabaseId);
 			break;
 		case ACTION_EXTENSION:
 			idemq_worker_visit(action->u.database);
@@ -247,6 +253,7 @@ idemq_action_undo(const PendingAction *action, const PriorLease *prior)
 		case ACTION_GONE:
 		case ACTION_SCHEDULES:
 		case ACTION_RESUME:
+		case ACTION_KIN:
 		case ACTION_EXTENSION:
 			break;
 	}
