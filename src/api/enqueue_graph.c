@@ -282,45 +282,40 @@ list_children(Graph *graph)
 	}
 }
 
+/* Returns a parent of a job that has no place in the order; both have none. */
+static int
+parent_left(const Graph *graph, int at)
+{
+	const Node *node = &graph->nodes[at];
+	int n = 0;
+
+	while (!node->by_name[n] || graph->nodes[node->parents[n]].left == 0)
+		n++;
+	return (int) node->parents[n];
+}
+
 /* Raises 22023, and names jobs that depend on each other in a circle. */
 pg_noreturn static void
-refuse_cycle(Graph *graph)
+refuse_cycle(const Graph *graph)
 {
-	bool *met = palloc0(graph->count * sizeof(bool));
 	StringInfoData names;
-	int at = 0;
+	int first = 0;
 	int shown = 0;
-	int first;
+	int at;
 
-	while (graph->nodes[at].left == 0)
-		at++;
-	/* Each that is left has a parent that is left: after so many steps we are in a circle. */
-	for (first = -1; first < 0; met[at] = true)
-	{
-		const Node *node = &graph->nodes[at];
-		int n = 0;
-
-		if (met[at])
-			first = at;
-		while (!node->by_name[n] || graph->nodes[node->parents[n]].left == 0)
-			n++;
-		if (first < 0)
-			at = (int) node->parents[n];
-		if (first < 0 && met[at])
-			first = at;
-	}
+	while (graph->nodes[first].left == 0)
+		first++;
+	/* After so many steps one is in a circle. */
+	for (int i = 0; i < graph->count; i++)
+		first = parent_left(graph, first);
 	initStringInfo(&names);
 	appendStringInfo(&names, "\"%s\"", graph->nodes[first].name);
 	at = first;
 	do
 	{
-		const Node *node = &graph->nodes[at];
-		int n = 0;
-
-		while (!node->by_name[n] || graph->nodes[node->parents[n]].left == 0)
-			n++;
-		at = (int) node->parents[n];
-		if (++shown < MAX_SHOWN || at == first)
+		at = parent_left(graph, at);
+		shown++;
+		if (shown < MAX_SHOWN || at == first)
 			appendStringInfo(&names, " depends on \"%s\"", graph->nodes[at].name);
 		else if (shown == MAX_SHOWN)
 			appendStringInfoString(&names, " depends on ...");
