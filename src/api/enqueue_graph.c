@@ -69,7 +69,7 @@ static SqlStatement enqueue_job = {
 	.types = {TEXTOID, JSONBOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID,
 			  TEXTOID, TEXTOID, TEXTOID, TEXTOID, INT8ARRAYOID}};
 
-typedef struct Node
+typedef struct GraphJob
 {
 	const char *name;
 	Datum values[PARAMETERS];
@@ -82,12 +82,12 @@ typedef struct Node
 	int nchildren; /* by name; then where they begin in Graph.children */
 	int first_child;
 	int64 id; /* once it is enqueued */
-} Node;
+} GraphJob;
 
 typedef struct Graph
 {
 	int count;
-	Node *nodes;
+	GraphJob *nodes;
 	int *by_name;  /* indexes of nodes, in the order of their names */
 	int *children; /* of all nodes */
 	int *order;	   /* in which they are enqueued */
@@ -112,7 +112,7 @@ string_of(const JsonbValue *value)
 
 /* Returns a member as a parameter: text of a string or number, or jsonb. */
 static Datum
-parameter(const Node *node, Member member, JsonbValue *value)
+parameter(const GraphJob *node, Member member, JsonbValue *value)
 {
 	if (enqueue_job.types[member] == JSONBOID)
 		return JsonbPGetDatum(JsonbValueToJsonb(value));
@@ -126,7 +126,7 @@ parameter(const Node *node, Member member, JsonbValue *value)
 
 /* Reads one member of a job. */
 static void
-read_member(Node *node, const JsonbValue *key, JsonbValue *value)
+read_member(GraphJob *node, const JsonbValue *key, JsonbValue *value)
 {
 	char *name = string_of(key);
 	int member = 0;
@@ -153,7 +153,7 @@ read_member(Node *node, const JsonbValue *key, JsonbValue *value)
 
 /* Reads a job, but not what it depends on. */
 static void
-read_node(Node *node, JsonbValue *element)
+read_node(GraphJob *node, JsonbValue *element)
 {
 	JsonbContainer *object = element->type == jbvBinary ? element->val.binary.data : NULL;
 	JsonbIterator *iterator;
@@ -185,7 +185,7 @@ read_node(Node *node, JsonbValue *element)
 static int
 compare_names(const void *a, const void *b, void *arg)
 {
-	const Node *nodes = arg;
+	const GraphJob *nodes = arg;
 
 	return strcmp(nodes[*(const int *) a].name, nodes[*(const int *) b].name);
 }
@@ -214,7 +214,7 @@ find_node(const Graph *graph, const char *name)
 
 /* Reads one element of depends_on. */
 static void
-read_parent(Graph *graph, Node *node, const JsonbValue *value)
+read_parent(Graph *graph, GraphJob *node, const JsonbValue *value)
 {
 	int n = node->nparents++;
 
@@ -237,7 +237,7 @@ read_parent(Graph *graph, Node *node, const JsonbValue *value)
 
 /* Reads what a job depends on. */
 static void
-read_parents(Graph *graph, Node *node)
+read_parents(Graph *graph, GraphJob *node)
 {
 	int max = node->depends_on == NULL ? 0 : (int) JsonContainerSize(node->depends_on);
 	JsonbIterator *iterator;
@@ -268,11 +268,11 @@ list_children(Graph *graph)
 	graph->children = MemoryContextAllocHuge(CurrentMemoryContext, Max(edges, 1) * sizeof(int));
 	for (int i = 0; i < graph->count; i++)
 	{
-		const Node *node = &graph->nodes[i];
+		const GraphJob *node = &graph->nodes[i];
 
 		for (int n = 0; n < node->nparents; n++)
 		{
-			Node *parent;
+			GraphJob *parent;
 
 			if (!node->by_name[n])
 				continue;
@@ -286,7 +286,7 @@ list_children(Graph *graph)
 static int
 parent_left(const Graph *graph, int at)
 {
-	const Node *node = &graph->nodes[at];
+	const GraphJob *node = &graph->nodes[at];
 	int n = 0;
 
 	while (!node->by_name[n] || graph->nodes[node->parents[n]].left == 0)
@@ -340,7 +340,7 @@ find_order(Graph *graph)
 	}
 	for (int done = 0; done < placed; done++)
 	{
-		const Node *node = &graph->nodes[graph->order[done]];
+		const GraphJob *node = &graph->nodes[graph->order[done]];
 
 		CHECK_FOR_INTERRUPTS();
 		for (int n = 0; n < node->nchildren; n++)
@@ -369,7 +369,7 @@ read_graph(Graph *graph, Jsonb *jobs)
 	if (graph->count > IDEMQ_MAX_ARRAY)
 		refuse(NULL, psprintf("more than %d", IDEMQ_MAX_ARRAY));
 	graph->nodes = MemoryContextAllocExtended(CurrentMemoryContext,
-											  Max(graph->count, 1) * sizeof(Node),
+											  Max(graph->count, 1) * sizeof(GraphJob),
 											  MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
 	graph->by_name = palloc(Max(graph->count, 1) * sizeof(int));
 	iterator = JsonbIteratorInit(&jobs->root);
@@ -393,7 +393,7 @@ read_graph(Graph *graph, Jsonb *jobs)
 
 /* Enqueues a job, whose parents are. */
 static void
-enqueue_node(Graph *graph, Node *node, Tuplestorestate *store, TupleDesc desc)
+enqueue_node(Graph *graph, GraphJob *node, Tuplestorestate *store, TupleDesc desc)
 {
 	Datum values[PARAMETERS + 1];
 	Datum *parents = palloc(Max(node->nparents, 1) * sizeof(Datum));

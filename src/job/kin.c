@@ -52,6 +52,7 @@
 #include "shared/worker_place.h"
 #include "base/clock.h"
 #include "base/jitter.h"
+#include "base/oids.h"
 
 /* Looks at a child that changes each time. */
 #define MAX_LOOKS 10
