@@ -136,7 +136,6 @@ release(JobsTable *table, const QueueInfo *queue, const Job *job, const KinWait 
 	if (done != HELD && done != LOOK_AGAIN)
 	{
 		idemq_kin_released(job->id);
-		CommandCounterIncrement();
 		if (joins)
 			*group = wait->group;
 	}
@@ -232,9 +231,12 @@ idemq_kin_promote(JobsTable *table, const QueueInfo *queue, KinMark mark, int64 
 			return NOT_FOR_US;
 		idemq_jitter();
 		promotion = look(table, queue, mark, &job, &wait, group);
+		/* A child may be met twice, with both of its marks. */
+		if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER || promotion == JOINED)
+			CommandCounterIncrement();
+		idemq_jobs_refresh(table);
 		if (promotion != LOOK_AGAIN)
 			return promotion;
-		idemq_jobs_refresh(table);
 	}
 	return NOT_FOR_US;
 }
