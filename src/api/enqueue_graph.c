@@ -53,21 +53,32 @@ typedef enum Member
 #define PARAMETERS MEMBER_NAME
 #define MEMBERS (MEMBER_DEPENDS_ON + 1)
 
-static const char *const members[MEMBERS] = {
-	"queue",		 "payload", "key",		  "delay",	 "run_at",		 "priority",
-	"group_key",	 "max_attempts",		  "headers", "expires_in", "key_ttl",
-	"on_duplicate", "on_parent_failure", "name",	  "depends_on"};
+static const char *const members[MEMBERS] = {"queue",
+											 "payload",
+											 "key",
+											 "delay",
+											 "run_at",
+											 "priority",
+											 "group_key",
+											 "max_attempts",
+											 "headers",
+											 "expires_in",
+											 "key_ttl",
+											 "on_duplicate",
+											 "on_parent_failure",
+											 "name",
+											 "depends_on"};
 
-static SqlStatement enqueue_job = {
-	.text =
-		"SELECT e.id, e.outcome, e.status FROM idemq.enqueue($1, $2, key => $3, "
-		"delay => $4::interval, run_at => $5::timestamptz, priority => coalesce($6::int4, 4), "
-		"group_key => $7, max_attempts => $8::int4, headers => $9, expires_in => $10::interval, "
-		"key_ttl => $11::interval, on_duplicate => coalesce($12, 'keep'), "
-		"on_parent_failure => coalesce($13, 'cancel'), depends_on => $14) e",
-	.nargs = PARAMETERS + 1,
-	.types = {TEXTOID, JSONBOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID,
-			  TEXTOID, TEXTOID, TEXTOID, TEXTOID, INT8ARRAYOID}};
+static SqlStatement enqueue_job =
+	{.text =
+		 "SELECT e.id, e.outcome, e.status FROM idemq.enqueue($1, $2, key => $3, "
+		 "delay => $4::interval, run_at => $5::timestamptz, priority => coalesce($6::int4, 4), "
+		 "group_key => $7, max_attempts => $8::int4, headers => $9, expires_in => $10::interval, "
+		 "key_ttl => $11::interval, on_duplicate => coalesce($12, 'keep'), "
+		 "on_parent_failure => coalesce($13, 'cancel'), depends_on => $14) e",
+	 .nargs = PARAMETERS + 1,
+	 .types = {TEXTOID, JSONBOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID,
+			   TEXTOID, TEXTOID, TEXTOID, TEXTOID, INT8ARRAYOID}};
 
 typedef struct GraphJob
 {
@@ -78,7 +89,7 @@ typedef struct GraphJob
 	int nparents;
 	int64 *parents; /* ids, or with by_name indexes of nodes */
 	bool *by_name;
-	int left;	  /* parents by name that are not in the order yet */
+	int left;	   /* parents by name that are not in the order yet */
 	int nchildren; /* by name; then where they begin in Graph.children */
 	int first_child;
 	int64 id; /* once it is enqueued */
@@ -119,8 +130,8 @@ parameter(const GraphJob *node, Member member, JsonbValue *value)
 	if (value->type == jbvString)
 		return CStringGetTextDatum(string_of(value));
 	if (value->type == jbvNumeric)
-		return CStringGetTextDatum(DatumGetCString(
-			DirectFunctionCall1(numeric_out, NumericGetDatum(value->val.numeric))));
+		return CStringGetTextDatum(
+			DatumGetCString(DirectFunctionCall1(numeric_out, NumericGetDatum(value->val.numeric))));
 	refuse(node->name, psprintf("%s must be a string or a number", members[member]));
 }
 
@@ -164,8 +175,8 @@ read_node(GraphJob *node, JsonbValue *element)
 
 	if (object == NULL || !JsonContainerIsObject(object))
 		refuse(NULL, "an element is no object");
-	name = getKeyJsonValueFromContainer(object, members[MEMBER_NAME],
-										strlen(members[MEMBER_NAME]), &buffer);
+	name = getKeyJsonValueFromContainer(object, members[MEMBER_NAME], strlen(members[MEMBER_NAME]),
+										&buffer);
 	if (name == NULL || name->type != jbvString || name->val.string.len == 0)
 		refuse(NULL, "an element has no name, which must be a string");
 	node->name = string_of(name);
@@ -220,8 +231,8 @@ read_parent(Graph *graph, GraphJob *node, const JsonbValue *value)
 
 	if (value->type == jbvNumeric)
 	{
-		node->parents[n] = DatumGetInt64(
-			DirectFunctionCall1(numeric_int8, NumericGetDatum(value->val.numeric)));
+		node->parents[n] =
+			DatumGetInt64(DirectFunctionCall1(numeric_int8, NumericGetDatum(value->val.numeric)));
 		return;
 	}
 	if (value->type != jbvString)
@@ -229,8 +240,8 @@ read_parent(Graph *graph, GraphJob *node, const JsonbValue *value)
 	node->parents[n] = find_node(graph, string_of(value));
 	node->by_name[n] = true;
 	if (node->parents[n] < 0)
-		refuse(node->name, psprintf("it depends on \"%s\", which is not in the graph",
-									string_of(value)));
+		refuse(node->name,
+			   psprintf("it depends on \"%s\", which is not in the graph", string_of(value)));
 	node->left++;
 	graph->nodes[node->parents[n]].nchildren++;
 }
@@ -403,11 +414,11 @@ enqueue_node(Graph *graph, GraphJob *node, Tuplestorestate *store, TupleDesc des
 
 	memcpy(values, node->values, sizeof(node->values));
 	for (int n = 0; n < node->nparents; n++)
-		parents[n] = Int64GetDatum(node->by_name[n] ? graph->nodes[node->parents[n]].id
-													: node->parents[n]);
-	values[PARAMETERS] = PointerGetDatum(construct_array(parents, node->nparents, INT8OID,
-														 sizeof(int64), FLOAT8PASSBYVAL,
-														 TYPALIGN_DOUBLE));
+		parents[n] =
+			Int64GetDatum(node->by_name[n] ? graph->nodes[node->parents[n]].id : node->parents[n]);
+	values[PARAMETERS] =
+		PointerGetDatum(construct_array(parents, node->nparents, INT8OID, sizeof(int64),
+										FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
 	node->nulls[PARAMETERS] = ' ';
 	idemq_spi_begin_as(&scope, GetUserId());
 	(void) idemq_spi_run(&enqueue_job, values, node->nulls, SPI_OK_SELECT);

@@ -30,14 +30,15 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_purge);
 
 /* Never waits for a row: the transaction that holds it may be about to wait for ours. */
 static SqlStatement purge_jobs =
-	{.text = KEPT "free AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "
-			 "AND status <> 'processing' AND ($2 IS NULL OR status::text = $2) "
-			 "AND id NOT IN (SELECT parent FROM kept) "
-			 "FOR UPDATE SKIP LOCKED), "
-			 "gone AS (DELETE FROM idemq.jobs j USING free WHERE j.id = free.id RETURNING j.id), "
-			 "history AS (DELETE FROM idemq.attempts a USING gone WHERE a.job_id = gone.id), "
-			 "steps AS (DELETE FROM idemq.steps s USING gone WHERE s.job_id = gone.id) "
-			 "SELECT count(*) FROM gone",
+	{.text = KEPT
+	 "free AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "
+	 "AND status <> 'processing' AND ($2 IS NULL OR status::text = $2) "
+	 "AND id NOT IN (SELECT parent FROM kept) "
+	 "FOR UPDATE SKIP LOCKED), "
+	 "gone AS (DELETE FROM idemq.jobs j USING free WHERE j.id = free.id RETURNING j.id), "
+	 "history AS (DELETE FROM idemq.attempts a USING gone WHERE a.job_id = gone.id), "
+	 "steps AS (DELETE FROM idemq.steps s USING gone WHERE s.job_id = gone.id) "
+	 "SELECT count(*) FROM gone",
 	 .nargs = 2,
 	 .types = {INT4OID, TEXTOID}};
 

@@ -47,7 +47,7 @@
 #include "table/jobs_kin.h"
 #include "txn/pending_kin.h"
 #include "queue/queues.h"
-#include "shared/groups.h"
+#include "shared/group_table.h"
 #include "shared/worker_call.h"
 #include "shared/worker_place.h"
 #include "base/clock.h"
@@ -149,9 +149,9 @@ cancel_with(JobsTable *table, const QueueInfo *queue, const Job *job, const KinP
 {
 	EventArgs args = {.now = now};
 
-	args.error = cstring_to_text(psprintf("its parent, job %lld, is %s", (long long) parent->id,
-										  parent->gone ? "gone"
-													   : idemq_status_name(parent->status)));
+	args.error =
+		cstring_to_text(psprintf("its parent, job %lld, is %s", (long long) parent->id,
+								 parent->gone ? "gone" : idemq_status_name(parent->status)));
 	return written(idemq_transition(table, job, queue, EVENT_EXPIRE, &args, JOB_SKIPS),
 				   PROMOTED_FOR_LATER);
 }

@@ -33,8 +33,7 @@ void
 idemq_new_child(JobChange *columns, NewKin *kin)
 {
 	qsort(kin->parents, kin->count, sizeof(int64), idemq_compare_int64);
-	kin->count =
-		(int) qunique(kin->parents, kin->count, sizeof(int64), idemq_compare_int64);
+	kin->count = (int) qunique(kin->parents, kin->count, sizeof(int64), idemq_compare_int64);
 	kin->group = (Datum) 0;
 	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
 	{

@@ -58,8 +58,7 @@ is_known(const QueueInfo *queue, int64 id)
 		return true;
 	/* The mark of a parent that the child may come with; any of the failed ones. */
 	if (wait.on_failure == FAILURE_CANCELS && idemq_kin_failed_parent(id, &parent) &&
-		idemq_queue_by_id(parent.queue_id, &of_parent) &&
-		knows(&of_parent, KIN_PARENT, parent.id))
+		idemq_queue_by_id(parent.queue_id, &of_parent) && knows(&of_parent, KIN_PARENT, parent.id))
 		return true;
 	return idemq_kin_queue_of(wait.waits_for, &parent.queue_id) &&
 		   idemq_queue_by_id(parent.queue_id, &of_parent) &&

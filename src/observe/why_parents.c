@@ -26,18 +26,22 @@ idemq_why_parents(StringInfo answer, int64 job_id)
 	}
 	id = parent.id;
 	if (parent.gone)
-		appendStringInfo(answer, "its parent, job %lld, is gone: the background worker, or the "
-								 "next claim, cancels it", id);
-	else if (!job_status_is_finished(parent.status))
 		appendStringInfo(answer,
-						 "waits for its parent, job %lld, which is %s: see idemq.why(%lld)", id,
-						 idemq_status_name(parent.status), id);
+						 "its parent, job %lld, is gone: the background worker, or the "
+						 "next claim, cancels it",
+						 id);
+	else if (!job_status_is_finished(parent.status))
+		appendStringInfo(answer, "waits for its parent, job %lld, which is %s: see idemq.why(%lld)",
+						 id, idemq_status_name(parent.status), id);
 	else if (wait.on_failure == FAILURE_CANCELS)
-		appendStringInfo(answer, "its parent, job %lld, is %s: the background worker, or the next "
-								 "claim, cancels it", id, idemq_status_name(parent.status));
+		appendStringInfo(answer,
+						 "its parent, job %lld, is %s: the background worker, or the next "
+						 "claim, cancels it",
+						 id, idemq_status_name(parent.status));
 	else
 		appendStringInfo(answer,
 						 "waits for its parent, job %lld, which is %s: idemq.retry(%lld) makes "
-						 "that ready again", id, idemq_status_name(parent.status), id);
+						 "that ready again",
+						 id, idemq_status_name(parent.status), id);
 	return true;
 }

@@ -85,7 +85,8 @@ idemq_kin_shmem_init(void *area, bool found)
 static uint32
 bit_of(int64 job_id)
 {
-	return murmurhash32((uint32) job_id ^ murmurhash32((uint32) (job_id >> 32) ^ MyDatabaseId)) % BITS;
+	return murmurhash32((uint32) job_id ^ murmurhash32((uint32) (job_id >> 32) ^ MyDatabaseId)) %
+		   BITS;
 }
 
 /*
@@ -130,8 +131,7 @@ idemq_kin_is_known(const QueueSlot *slot)
 bool
 idemq_kin_is_used(const QueueSlot *slot)
 {
-	return slot == NULL ||
-		   pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->kin)) != KNOWN;
+	return slot == NULL || pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->kin)) != KNOWN;
 }
 
 static void

@@ -64,18 +64,18 @@ static SqlStatement find_obstacle =
 			 "OR x.job IS NOT NULL AND x.job[1] NOT IN ('dead', 'cancelled')) LIMIT 1",
 	 .nargs = 3,
 	 .types = {INT8OID, INT8OID, BOOLOID}};
-static SqlStatement find_failed =
-	{.text = "SELECT x.parent, " STATUS ", x.job[2]::int4, x.job IS NULL FROM " PARENTS_FROM
-			 "WHERE " STATUS " IN ('dead', 'cancelled') LIMIT 1",
-	 .nargs = 2,
-	 .types = {INT8OID, INT8OID}};
+static SqlStatement find_failed = {.text = "SELECT x.parent, " STATUS
+										   ", x.job[2]::int4, x.job IS NULL FROM " PARENTS_FROM
+										   "WHERE " STATUS " IN ('dead', 'cancelled') LIMIT 1",
+								   .nargs = 2,
+								   .types = {INT8OID, INT8OID}};
 static SqlStatement find_queue = {.text = "SELECT queue_id FROM idemq.jobs WHERE id = $1",
 								  .nargs = 1,
 								  .types = {INT8OID}};
-static SqlStatement move_watch =
-	{.text = "UPDATE idemq.children SET waits_for = $2 WHERE job_id = $1",
-	 .nargs = 2,
-	 .types = {INT8OID, INT8OID}};
+static SqlStatement move_watch = {.text =
+									  "UPDATE idemq.children SET waits_for = $2 WHERE job_id = $1",
+								  .nargs = 2,
+								  .types = {INT8OID, INT8OID}};
 static SqlStatement end_wait = {.text = "DELETE FROM idemq.children WHERE job_id = $1",
 								.nargs = 1,
 								.types = {INT8OID}};
@@ -101,10 +101,10 @@ static SqlStatement find_resolvable =
 			 "ORDER BY c.job_id LIMIT $2",
 	 .nargs = 2,
 	 .types = {INT4OID, INT4OID}};
-static SqlStatement find_parents =
-	{.text = "SELECT parent, gone_as::text FROM idemq.dependencies WHERE child = $1 ORDER BY parent",
-	 .nargs = 1,
-	 .types = {INT8OID}};
+static SqlStatement find_parents = {
+	.text = "SELECT parent, gone_as::text FROM idemq.dependencies WHERE child = $1 ORDER BY parent",
+	.nargs = 1,
+	.types = {INT8OID}};
 static SqlStatement find_edges =
 	{.text = "SELECT d.child, d.parent, d.queue_id, "
 			 "coalesce((SELECT j.queue_id FROM idemq.jobs j WHERE j.id = d.parent), 0) "
@@ -117,14 +117,12 @@ static SqlStatement find_need =
 			 "WHERE d.parent = $1 AND j.finished_at IS NULL LIMIT 1",
 	 .nargs = 1,
 	 .types = {INT8OID}};
-static SqlStatement forget_edges =
-	{.text = "DELETE FROM idemq.dependencies WHERE child = ANY ($1)",
-	 .nargs = 1,
-	 .types = {INT8ARRAYOID}};
-static SqlStatement forget_children =
-	{.text = "DELETE FROM idemq.children WHERE job_id = ANY ($1)",
-	 .nargs = 1,
-	 .types = {INT8ARRAYOID}};
+static SqlStatement forget_edges = {.text = "DELETE FROM idemq.dependencies WHERE child = ANY ($1)",
+									.nargs = 1,
+									.types = {INT8ARRAYOID}};
+static SqlStatement forget_children = {.text = "DELETE FROM idemq.children WHERE job_id = ANY ($1)",
+									   .nargs = 1,
+									   .types = {INT8ARRAYOID}};
 static SqlStatement note_gone =
 	{.text = "UPDATE idemq.dependencies SET gone_as = $2::idemq.status WHERE parent = $1",
 	 .nargs = 2,
@@ -135,9 +133,8 @@ static SqlStatement forget_all_children = {.text = "DELETE FROM idemq.children"}
 /* Whether this file writes: the triggers of its tables then have nothing to say. */
 static bool writing = false;
 
-static const char *const failure_names[] = {[FAILURE_CANCELS] = "cancel",
-											[FAILURE_WAITS] = "wait",
-											[FAILURE_RUNS] = "run"};
+static const char *const failure_names[] =
+	{[FAILURE_CANCELS] = "cancel", [FAILURE_WAITS] = "wait", [FAILURE_RUNS] = "run"};
 
 /* Returns what on_parent_failure says. */
 const char *
@@ -200,8 +197,8 @@ int8_array(const int64 *ids, int count)
 
 	for (int i = 0; i < count; i++)
 		values[i] = Int64GetDatum(ids[i]);
-	array = construct_array(values, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL,
-							TYPALIGN_DOUBLE);
+	array =
+		construct_array(values, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
 	pfree(values);
 	return PointerGetDatum(array);
 }
@@ -211,8 +208,7 @@ void
 idemq_kin_add(const NewKin *kin)
 {
 	Datum edges[] = {Int64GetDatum(kin->child), Int32GetDatum(kin->queue_id),
-					 int8_array(kin->parents, kin->count),
-					 int8_array(kin->failures, kin->failed)};
+					 int8_array(kin->parents, kin->count), int8_array(kin->failures, kin->failed)};
 	Datum child[] = {Int64GetDatum(kin->child), Int32GetDatum(kin->queue_id),
 					 CStringGetTextDatum(failure_names[kin->on_failure]), kin->group,
 					 Int64GetDatum(kin->parents[0])};
@@ -249,8 +245,7 @@ idemq_kin_wait_of(int64 child, KinWait *wait)
 		Datum group;
 		MemoryContext old;
 
-		wait->on_failure =
-			failure_from_name(TextDatumGetCString(idemq_spi_value(0, 1, &isnull)));
+		wait->on_failure = failure_from_name(TextDatumGetCString(idemq_spi_value(0, 1, &isnull)));
 		wait->waits_for = idemq_spi_int64(0, 3, &isnull);
 		group = idemq_spi_value(0, 2, &isnull);
 		old = MemoryContextSwitchTo(caller);
@@ -388,8 +383,8 @@ idemq_kin_parents(int64 child, int *count)
 		bool isnull;
 		Datum gone_as = idemq_spi_value(i, 2, &isnull);
 
-		parents[i].gone_as =
-			isnull ? -1 : (int) idemq_status_from_name(TextDatumGetCString(gone_as));
+		parents[i].gone_as = isnull ? -1
+									: (int) idemq_status_from_name(TextDatumGetCString(gone_as));
 		parents[i].id = idemq_spi_int64(i, 1, &isnull);
 	}
 	idemq_spi_end(&scope);

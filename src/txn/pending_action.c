@@ -105,6 +105,24 @@ forget_database(void)
 	idemq_worker_recheck(MyDatabaseId);
 }
 
+/* A job has its result, or its attempt has ended: tells its children, and who waits for it. */
+static void
+tell_of_end(const PendingAction *action, int64 job_id)
+{
+	idemq_kin_finished(action->slot, action->queue_id, job_id);
+	idemq_wake_for_result(job_id);
+}
+
+/* Something of shared memory is to be read anew from all rows of this database, or from its schedules. */
+static void
+read_anew(ActionKind kind)
+{
+	if (kind == ACTION_KIN)
+		idemq_slots_unset_database(MyDatabaseId);
+	else
+		idemq_worker_note_schedules();
+}
+
 /* Follows the commit of one action. */
 void
 idemq_action_apply(const PendingAction *action)
@@ -124,15 +142,13 @@ idemq_action_apply(const PendingAction *action)
 			break;
 		case ACTION_END:
 			drop_lease(action, action->u.end.lease);
-			idemq_kin_finished(action->slot, action->queue_id, action->u.end.lease.job_id);
-			idemq_wake_for_result(action->u.end.lease.job_id);
+			tell_of_end(action, action->u.end.lease.job_id);
 			break;
 		case ACTION_CANCEL:
 			unmark_cancel(action);
 			break;
 		case ACTION_FINISHED:
-			idemq_kin_finished(action->slot, action->queue_id, action->u.job_id);
-			idemq_wake_for_result(action->u.job_id);
+			tell_of_end(action, action->u.job_id);
 			break;
 		case ACTION_GONE:
 			idemq_wake_for_results();
@@ -158,13 +174,11 @@ idemq_action_apply(const PendingAction *action)
 			idemq_worker_need_by(0);
 			break;
 		case ACTION_SCHEDULES:
-			idemq_worker_note_schedules();
+		case ACTION_KIN:
+			read_anew(action->kind);
 			break;
 		case ACTION_RESUME:
 			idemq_wake_perhaps(NULL, action->queue_id, PG_INT32_MAX);
-			break;
-		case ACTION_KIN:
-			idemq_slots_unset_database(MyDatabaseId);
 			break;
 		case ACTION_EXTENSION:
 			idemq_worker_visit(action->u.database);
