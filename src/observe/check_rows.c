@@ -49,13 +49,7 @@
 	"j.rerun_at IS NOT NULL AND (j.status <> 'processing' OR j.rerun_payload IS NULL)), "          \
 	"('jobs.blocked', 'blocked without a group_key or a row in idemq.children', "                  \
 	"j.status = 'blocked' AND j.group_key IS NULL AND NOT EXISTS (SELECT FROM idemq.children k "   \
-	"WHERE k.job_id = j.id)), "                                                                    \
-	"('children.status', 'with a row in idemq.children, and neither blocked nor cancelled', "      \
-	"j.status NOT IN ('blocked', 'cancelled') AND EXISTS (SELECT FROM idemq.children k "           \
-	"WHERE k.job_id = j.id)), "                                                                    \
-	"('children.edges', 'waiting for parents, and without a row in idemq.dependencies', "          \
-	"j.status = 'blocked' AND EXISTS (SELECT FROM idemq.children k WHERE k.job_id = j.id) "        \
-	"AND NOT EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = j.id))"
+	"WHERE k.job_id = j.id))"
 
 static SqlStatement broken_rows =
 	{.text = "SELECT invariant, what, n, id FROM "

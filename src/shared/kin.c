@@ -35,8 +35,8 @@
  * have: it begins with a zero byte.  So the rest is as with groups: one owner at a time;
  * a mark that comes while there is one is kept for the time after; without room the queue is to be scanned.
  *
- * Without a worker nobody may ever claim from a parent's queue again: then its end has the
- * queues scanned that have kin.
+ * Without a worker nobody may ever claim from a parent's queue again, and take its mark: then its
+ * end has the queues scanned that have kin.
  *
  * The bits are never taken back before the next start: with as many dependencies since as there
  * are bits, most jobs of queues that have kin are marked in vain, for one lookup each.
@@ -219,7 +219,8 @@ idemq_kin_finished(QueueSlot *slot, int32 queue_id, int64 job_id)
 {
 	if (!idemq_kin_maybe(slot, job_id))
 		return;
-	idemq_kin_mark(slot, queue_id, KIN_PARENT, job_id);
-	if (!idemq_worker_present())
+	if (idemq_worker_present())
+		idemq_kin_mark(slot, queue_id, KIN_PARENT, job_id);
+	else
 		idemq_for_each_slot(MyDatabaseId, want_scan, NULL);
 }

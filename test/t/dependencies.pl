@@ -201,6 +201,7 @@ $standby->stop;
 
 $node->start;
 sql($node, q{
+	SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE status = 'processing';
 	SELECT idemq.purge('children'), idemq.purge('parents');
 	CREATE TABLE claims (job bigint, at timestamptz DEFAULT clock_timestamp());
 });
