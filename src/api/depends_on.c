@@ -31,9 +31,10 @@ idemq_arg_parents(FunctionCallInfo fcinfo, int n, NewKin *kin)
 {
 	ArrayArg parents;
 
-	kin->on_failure = failure_policy(fcinfo, n + 1);
+	/* Most jobs: at no cost. */
 	if (PG_ARGISNULL(n))
 		return false;
+	kin->on_failure = failure_policy(fcinfo, n + 1);
 	idemq_arg_array(fcinfo, n, "depends_on", INT8OID, false, &parents);
 	kin->count = parents.count;
 	kin->parents = palloc(Max(parents.count, 1) * sizeof(int64));

@@ -46,6 +46,8 @@ typedef enum Member
 	MEMBER_KEY_TTL,
 	MEMBER_ON_DUPLICATE,
 	MEMBER_ON_PARENT_FAILURE,
+	MEMBER_KIND,
+	MEMBER_MAX_WAIT,
 	MEMBER_NAME,
 	MEMBER_DEPENDS_ON
 } Member;
@@ -66,19 +68,21 @@ static const char *const members[MEMBERS] = {"queue",
 											 "key_ttl",
 											 "on_duplicate",
 											 "on_parent_failure",
+											 "kind",
+											 "max_wait",
 											 "name",
 											 "depends_on"};
 
-static SqlStatement enqueue_job =
-	{.text =
-		 "SELECT e.id, e.outcome, e.status FROM idemq.enqueue($1, $2, key => $3, "
-		 "delay => $4::interval, run_at => $5::timestamptz, priority => coalesce($6::int4, 4), "
-		 "group_key => $7, max_attempts => $8::int4, headers => $9, expires_in => $10::interval, "
-		 "key_ttl => $11::interval, on_duplicate => coalesce($12, 'keep'), "
-		 "on_parent_failure => coalesce($13, 'cancel'), depends_on => $14) e",
-	 .nargs = PARAMETERS + 1,
-	 .types = {TEXTOID, JSONBOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID,
-			   TEXTOID, TEXTOID, TEXTOID, TEXTOID, INT8ARRAYOID}};
+static SqlStatement enqueue_job = {
+	.text =
+		"SELECT e.id, e.outcome, e.status FROM idemq.enqueue($1, $2, key => $3, "
+		"delay => $4::interval, run_at => $5::timestamptz, priority => coalesce($6::int4, 4), "
+		"group_key => $7, max_attempts => $8::int4, headers => $9, expires_in => $10::interval, "
+		"key_ttl => $11::interval, on_duplicate => coalesce($12, 'keep'), "
+		"on_parent_failure => coalesce($13, 'cancel'), kind => $14, max_wait => $15::interval, depends_on => $16) e",
+	.nargs = PARAMETERS + 1,
+	.types = {TEXTOID, JSONBOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID,
+			  TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, INT8ARRAYOID}};
 
 typedef struct GraphJob
 {

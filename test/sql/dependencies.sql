@@ -91,7 +91,7 @@ SELECT sqlstate_of($$SELECT idemq.enqueue('q', '1', depends_on => '{123456789}')
 SELECT sqlstate_of($$SELECT idemq.enqueue('q', '1', depends_on => '{1,NULL}')$$);
 SELECT sqlstate_of($$SELECT idemq.enqueue('q', '1', depends_on => '{{1},{2}}')$$);
 SELECT sqlstate_of($$SELECT idemq.enqueue('q', '1', depends_on => '{1}', on_parent_failure => 'skip')$$);
-SELECT sqlstate_of($$SELECT idemq.enqueue('q', '1', on_parent_failure => NULL)$$);
+SELECT sqlstate_of($$SELECT idemq.enqueue('q', '1', depends_on => '{1}', on_parent_failure => NULL)$$);
 SELECT sqlstate_of($$SELECT * FROM idemq.parents(NULL)$$);
 SELECT count(*) AS none FROM idemq.parents(123456789);
 
@@ -343,10 +343,10 @@ SELECT add('before') AS before \gset
 SELECT name, outcome, status FROM idemq.enqueue_graph(jsonb_build_array(
 	'{"name": "ship", "queue": "q", "payload": "ship", "depends_on": ["pay", "pack"], "on_parent_failure": "wait", "priority": 2}'::jsonb,
 	jsonb_build_object('name', 'pack', 'queue', 'other', 'payload', 'pack', 'depends_on', jsonb_build_array('pay', :before)),
-	'{"name": "pay", "queue": "q", "payload": "pay", "key": "order-1", "headers": {"a": 1}, "max_attempts": 3, "delay": "0 s"}'::jsonb));
+	'{"name": "pay", "queue": "q", "payload": "pay", "key": "order-1", "headers": {"a": 1}, "max_attempts": 3, "delay": "0 s", "kind": "charge"}'::jsonb));
 SELECT c.payload AS child, p.payload AS parent FROM idemq.dependencies d JOIN idemq.jobs c ON c.id = child JOIN idemq.jobs p ON p.id = parent
 	WHERE c.payload IN ('"ship"', '"pack"') ORDER BY child, parent;
-SELECT payload, priority, max_attempts, headers, key FROM idemq.jobs WHERE payload IN ('"ship"', '"pay"') ORDER BY id;
+SELECT payload, priority, max_attempts, headers, key, kind FROM idemq.jobs WHERE payload IN ('"ship"', '"pay"') ORDER BY id;
 SELECT take();
 SELECT done('pay', 'before');
 SELECT take('other');
