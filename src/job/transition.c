@@ -14,9 +14,8 @@
  * end write the row, the later of the two waits for the earlier, finds another version
  * than it fetched, and starts again from that (40001 above READ COMMITTED).
  *
- * What a transition owes to shared memory it notes in the txn room, to be done after
- * commit or abort: a lease that ends, a ready key that becomes claimable, a group that
- * may need a head.
+ * What a transition owes to shared memory after commit or abort it notes in the txn room: a
+ * lease that ends, a ready key that becomes claimable, a group that may need a head.
  */
 #include "postgres.h"
 
@@ -201,7 +200,7 @@ set_request_columns(JobChange *change, uint32 columns, const EventArgs *args)
 		job_set(change, COL_KEY_EXPIRES_AT, TimestampTzGetDatum(request->key_expires_at));
 }
 
-/* Sets another priority, and, of a job that has its time in run_at, the time that was asked for. */
+/* Sets another priority, and run_at of a job that has its time there. */
 static void
 set_schedule(JobChange *change, const Job *job, const EventArgs *args)
 {
@@ -494,8 +493,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 JobWrite
 idemq_job_expire(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz now)
 {
-	EventArgs args = {.now = now};
+	EventArgs args = {.now = now, .error = cstring_to_text("expired before it was claimed")};
 
-	args.error = cstring_to_text("expired before it was claimed");
 	return idemq_transition(table, job, queue, EVENT_EXPIRE, &args, JOB_SKIPS);
 }

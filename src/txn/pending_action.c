@@ -123,6 +123,14 @@ read_anew(ActionKind kind)
 		idemq_worker_note_schedules();
 }
 
+/* Sessions look, and the worker: it has something to do now, or nothing, or a row to write again. */
+static void
+switched(void)
+{
+	idemq_slots_switched();
+	idemq_worker_need_by(0);
+}
+
 /* Follows the commit of one action. */
 void
 idemq_action_apply(const PendingAction *action)
@@ -169,9 +177,7 @@ idemq_action_apply(const PendingAction *action)
 			follow_settings(action->queue_id);
 			break;
 		case ACTION_SWITCH:
-			idemq_slots_switched();
-			/* It has something to do from now on, or nothing, or a row to write again. */
-			idemq_worker_need_by(0);
+			switched();
 			break;
 		case ACTION_SCHEDULES:
 		case ACTION_KIN:
