@@ -13,6 +13,7 @@
 
 #include "job/kin.h"
 #include "table/jobs.h"
+#include "table/jobs_id.h"
 #include "table/jobs_kin.h"
 #include "txn/pending.h"
 #include "txn/pending_counts.h"
@@ -34,6 +35,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_settings_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_schedules_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_followers_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_followers_local);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_shard_changed);
 
 /* Raises 0A000 when called by anything but the trigger that it is for. */
 static TriggerData *
@@ -407,6 +409,15 @@ idemq_sql_v2_followers_local(PG_FUNCTION_ARGS)
 		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 						errmsg("this function is for idemq's own triggers only"),
 						errhint("Do not call it, and do not use it in a trigger.")));
+	return PointerGetDatum(NULL);
+}
+
+/* shard_changed(): row and truncate trigger of idemq.shard. */
+Datum
+idemq_sql_v2_shard_changed(PG_FUNCTION_ARGS)
+{
+	(void) trigger_data(fcinfo, false);
+	idemq_jobs_ids_changed();
 	return PointerGetDatum(NULL);
 }
 

@@ -9,8 +9,8 @@
 #include "base/oids.h"
 
 /* Says which parent is in the way of a blocked job; false when it does not wait for parents. */
-bool
-idemq_why_parents(StringInfo answer, int64 job_id)
+static bool
+say_parent(StringInfo answer, int64 job_id)
 {
 	KinWait wait;
 	KinParent parent;
@@ -44,4 +44,15 @@ idemq_why_parents(StringInfo answer, int64 job_id)
 						 "that ready again",
 						 id, idemq_status_name(parent.status), id);
 	return true;
+}
+
+/* Says what a job waits for that is blocked, and in no group. */
+void
+idemq_why_alone(StringInfo answer, int64 job_id)
+{
+	if (!say_parent(answer, job_id))
+		appendStringInfo(answer,
+						 "written by hand, and in no group: nothing ends that; idemq.cancel(%lld) "
+						 "ends the job",
+						 (long long) job_id);
 }

@@ -7,6 +7,6 @@
 
 #include "lib/stringinfo.h"
 
-extern bool idemq_why_parents(StringInfo answer, int64 job_id);
+extern void idemq_why_alone(StringInfo answer, int64 job_id);
 
 #endif
