@@ -23,6 +23,7 @@
 #include "shared/group_window.h"
 #include "shared/handler_board.h"
 #include "shared/handler_known.h"
+#include "shared/kin.h"
 #include "shared/lease_owners.h"
 #include "shared/lease_shares.h"
 #include "shared/lease_table.h"
@@ -47,6 +48,7 @@ void _PG_init(void);
 static const ShmemPart parts[] = {
 	{"idemq groups area", idemq_groups_shmem_size, idemq_groups_hash_size, idemq_groups_shmem_init},
 	{"idemq group windows", idemq_group_windows_shmem_size, NULL, idemq_group_windows_shmem_init},
+	{"idemq kin", idemq_kin_shmem_size, NULL, idemq_kin_shmem_init},
 	{"idemq rounds", idemq_rounds_shmem_size, NULL, idemq_rounds_shmem_init},
 	{"idemq secret", idemq_secret_shmem_size, NULL, idemq_secret_shmem_init},
 	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},

@@ -18,6 +18,7 @@
 
 #include "observe/check_floors.h"
 #include "observe/check_groups.h"
+#include "observe/check_kin.h"
 #include "observe/check_leases.h"
 #include "observe/check_limits.h"
 #include "observe/check_ready.h"
@@ -359,6 +360,7 @@ idemq_sql_v2_check(PG_FUNCTION_ARGS)
 		idemq_check_leases(&call);
 		idemq_check_groups(&call);
 		idemq_check_floors(&call);
+		idemq_check_kin(&call);
 		check_driver(&call);
 		check_orphans(&call);
 		idemq_check_limits(&call);

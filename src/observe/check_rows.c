@@ -47,8 +47,9 @@
 	"j.token NOT BETWEEN 0 AND 9007199254740991 OR j.token = 0 AND j.status = 'processing'), "     \
 	"('jobs.rerun', 'to run once more without being in processing, or without a payload for it', " \
 	"j.rerun_at IS NOT NULL AND (j.status <> 'processing' OR j.rerun_payload IS NULL)), "          \
-	"('jobs.blocked', 'blocked without a group_key', j.status = 'blocked' AND "                    \
-	"j.group_key IS NULL)"
+	"('jobs.blocked', 'blocked without a group_key or a row in idemq.children', "                  \
+	"j.status = 'blocked' AND j.group_key IS NULL AND NOT EXISTS (SELECT FROM idemq.children k "   \
+	"WHERE k.job_id = j.id))"
 
 static SqlStatement broken_rows =
 	{.text = "SELECT invariant, what, n, id FROM "
@@ -118,6 +119,8 @@ static SqlStatement missing_triggers = {
 		"SELECT w.rel, w.name, w.firing, w.what FROM (VALUES "
 		"('idemq.jobs', 'idemq_jobs_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.jobs', 'idemq_jobs_truncated', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.dependencies', 'idemq_kin_changed', '', " OF_MEMORY "), "
+		"('idemq.children', 'idemq_kin_changed', '', " OF_MEMORY "), "
 		"('idemq.queues', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.queues', 'idemq_settings_truncated', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.queues', 'idemq_queue_gone', '', " OF_QUEUES "), "
@@ -143,6 +146,7 @@ static SqlStatement open_tables = {
 	.text =
 		"SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid IN "
 		"('idemq.jobs'::pg_catalog.regclass, 'idemq.attempts'::pg_catalog.regclass, "
+		"'idemq.dependencies'::pg_catalog.regclass, 'idemq.children'::pg_catalog.regclass, "
 		"'idemq.steps'::pg_catalog.regclass, 'idemq.database_uuid'::pg_catalog.regclass, 'idemq.producers'::pg_catalog.regclass, "
 		"'idemq.queues'::pg_catalog.regclass, 'idemq.queue_grants'::pg_catalog.regclass, "
 		"'idemq.seen'::pg_catalog.regclass, 'idemq.schedule_entries'::pg_catalog.regclass, "

@@ -40,10 +40,12 @@
 #include "table/jobs_by_id.h"
 #include "table/jobs_hold.h"
 #include "table/jobs_id.h"
+#include "table/jobs_kin.h"
 #include "table/jobs_sql.h"
 #include "table/jobs_write.h"
 #include "txn/pending_counts.h"
 #include "queue/queues.h"
+#include "shared/kin.h"
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/settings.h"
@@ -61,6 +63,8 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_apply_retention);
 /* The sweep takes a part of 1 / SWEEP_SHARE of the time; two begin at least so far apart. */
 #define SWEEP_SHARE 100
 #define SWEEP_PAUSE (10 * USECS_PER_MINUTE)
+/* A parent of a child that is not finished is looked at again after so long. */
+#define NEEDED_PAUSE (10 * USECS_PER_SEC)
 /* A row whose deletion was refused is tried again after so long. */
 #define REFUSED_PAUSE (10 * USECS_PER_MINUTE)
 
@@ -237,6 +241,9 @@ delete_row(Batch *batch, const Job *job, TimestampTz finished_at)
 
 	if (!idemq_jobs_is_free(job))
 		return batch->now;
+	/* A child that is not finished may still ask for its result. */
+	if (idemq_kin_maybe(batch->queue.slot, job->id) && idemq_kin_is_needed(job->id))
+		return batch->now + NEEDED_PAUSE;
 	if (!batch->table.simple)
 		deleted = delete_by_sql(job, finished_at);
 	else
@@ -332,6 +339,7 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 	idemq_jobs_scan_end(&batch.table);
 	idemq_attempt_history_forget_all(batch.ids, batch.rows);
 	idemq_steps_forget_all(batch.ids, batch.rows);
+	idemq_kin_forget(batch.ids, batch.rows);
 	idemq_jobs_close(&batch.table);
 	pfree(batch.ids);
 	if (!stopped)

@@ -116,6 +116,7 @@ class Values:
             "queue": NAMES, "name": [*NAMES, "new1", "new2"], "key": [f"key{i}" for i in range(12)],
             "group_key": ["g1", "g2", "g3"], "privilege": ["enqueue", "claim", "admin", "owner"],
             "on_duplicate": ["keep", "ignore", "replace", "error", "rerun", "keeper"],
+            "on_parent_failure": ["cancel", "wait", "run", "skip"],
             "cron": ["* * * * *", "*/5 0-3 1,15 * mon", "0 0 31 2 *", "@daily", "@reboot", "60 * * * *", "* * * *"],
             "timezone": ["UTC", "Europe/Berlin", "Mars/Base", "+25"], "schedule": ["s1", "s2"], "bucket": ["x", "y"],
         }  # fmt: skip
@@ -132,7 +133,7 @@ class Values:
     def integer(self, name, bits, place):
         rng = self.rng
         top = 2 ** (bits - 1)
-        usual = {"id": 0, "token": 1, "job": 0}.get(name.rstrip("s").removesuffix("_id"))
+        usual = {"id": 0, "token": 1, "job": 0, "depends_on": 0}.get(name.rstrip("s").removesuffix("_id"))
         if usual is not None and not self.is_odd():
             return str(self.chosen[place % len(self.chosen)][usual])
         if not self.is_odd():
