@@ -30,7 +30,7 @@ COMMENT ON COLUMN idemq.queues.retry_factor IS 'each further wait is so many tim
 COMMENT ON COLUMN idemq.queues.retry_max IS 'no wait is longer';
 COMMENT ON COLUMN idemq.queues.retry_jitter IS 'part of the wait, from 0 to 1, that is added or taken away at random';
 COMMENT ON COLUMN idemq.queues.retention IS 'a completed or cancelled job stays for so long at least';
-COMMENT ON COLUMN idemq.queues.idempotency_window IS 'a key stays taken for so long after its job was finished';
+COMMENT ON COLUMN idemq.queues.idempotency_window IS 'a key stays taken for so long after its job was finished; an event counts for so long after it was sent';
 COMMENT ON COLUMN idemq.queues.max_running IS 'so many jobs in processing at once; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.rate_limit IS 'so many claims in rate_period; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.rate_period IS 'period of rate_limit';
@@ -348,7 +348,7 @@ ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_truncated;
 
 CREATE FUNCTION idemq.queue_gone() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_gone';
-COMMENT ON FUNCTION idemq.queue_gone() IS 'row and truncate trigger of idemq.queues: deletes the grants and schedules of queues that are deleted';
+COMMENT ON FUNCTION idemq.queue_gone() IS 'row and truncate trigger of idemq.queues: deletes the grants, schedules, handlers and events of queues that are deleted';
 
 -- Not ALWAYS: to a subscriber the deletions come by replication.
 CREATE TRIGGER idemq_queue_gone AFTER DELETE ON idemq.queues

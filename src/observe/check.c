@@ -68,7 +68,8 @@ static SqlStatement schedules_of_nobody = {
 static SqlStatement orphans = {
 	.text = "SELECT t.what, t.queue_id, count(*) FROM "
 			"(SELECT 'queue_grants' AS what, queue_id FROM idemq.queue_grants "
-			"UNION ALL SELECT 'schedule_entries', queue_id FROM idemq.schedule_entries) t "
+			"UNION ALL SELECT 'schedule_entries', queue_id FROM idemq.schedule_entries "
+			"UNION ALL SELECT 'events', queue_id FROM idemq.events) t "
 			"WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = t.queue_id) "
 			"GROUP BY 1, 2 ORDER BY 1, 2"};
 
@@ -246,7 +247,9 @@ check_orphans(CheckCall *call)
 		int32 queue_id = DatumGetInt32(idemq_spi_value(i, 2, &isnull));
 
 		idemq_check_report(call, CHECK_ERROR,
-						   strcmp(table, "queue_grants") == 0 ? "grants.queue" : "schedules.queue",
+						   strcmp(table, "queue_grants") == 0 ? "grants.queue"
+						   : strcmp(table, "events") == 0	  ? "events.queue"
+															  : "schedules.queue",
 						   "rows (%lld) are of queue %d, which does not exist: restore "
 						   "idemq.queues, or DELETE FROM idemq.%s WHERE queue_id = %d",
 						   (long long) DatumGetInt64(idemq_spi_value(i, 3, &isnull)), queue_id,

@@ -43,6 +43,7 @@ sql($node, q{
 	SELECT idemq.finish_step(id, token, 'done', '{"a": 1}') FROM held;
 	DO $$ DECLARE h record; o text; r jsonb; q jsonb; b timestamptz; a interval; k text;
 		BEGIN SELECT * INTO h FROM held; CALL idemq.begin_step(h.id, h.token, 'begun', '2', '1 h', o, r, q, b, a, k); END $$;
+	SELECT idemq.send_event('q', 'first', '{"a": 1}'), idemq.send_event('grouped', 'second');
 	CREATE TABLE running AS SELECT id, token FROM idemq.claim('grouped', 5) UNION ALL SELECT id, token FROM idemq.claim('limited', 5);
 });
 my $content = q{
@@ -54,6 +55,7 @@ my $content = q{
 	SELECT a FROM idemq.attempts a ORDER BY 1;
 	SELECT s FROM idemq.steps s ORDER BY 1;
 	SELECT d FROM idemq.database_uuid d;
+	SELECT e FROM idemq.events e ORDER BY 1;
 	SELECT s FROM idemq.seen s ORDER BY 1;
 	SELECT a FROM idemq.audit a ORDER BY id;
 	SELECT * FROM app; SELECT * FROM held};
