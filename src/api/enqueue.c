@@ -18,6 +18,7 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+#include "api/enqueue.h"
 #include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "job/rerun.h"
@@ -270,6 +271,32 @@ add_job(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, JobChange *c
 							  .outcome = OUTCOME_ACCEPTED,
 							  .status = status,
 							  .no_result = true};
+}
+
+/*
+ * Adds a job that is published, to a queue which is held; one with its key stays as it is,
+ * whatever its payload.  Raises as enqueue.
+ */
+void
+idemq_enqueue_published(JobsTable *table, const QueueInfo *queue, TimestampTz now, Datum payload,
+						const PublishedOptions *published, EnqueueAnswer *answer)
+{
+	NullableDatum values[OPTIONS];
+	JobChange columns;
+
+	for (int i = 0; i < OPTIONS; i++)
+		values[i].isnull = true;
+	values[OPTION_KEY] = published->key;
+	values[OPTION_DELAY] = published->delay;
+	values[OPTION_RUN_AT] = published->run_at;
+	values[OPTION_PRIORITY] = published->priority;
+	values[OPTION_GROUP_KEY] = published->group_key;
+	values[OPTION_MAX_ATTEMPTS] = published->max_attempts;
+	values[OPTION_HEADERS] = published->headers;
+	values[OPTION_EXPIRES_IN] = published->expires_in;
+	idemq_new_job(&columns, queue, now, payload);
+	set_options(&columns, values);
+	add_job(table, NULL, queue, &columns, DUPLICATE_IGNORE, JOB_WAITS, answer);
 }
 
 /* Returns whether an answer tells of what another transaction has committed. */

@@ -23,6 +23,7 @@
 #include "observe/check_ready.h"
 #include "observe/check_report.h"
 #include "observe/check_rows.h"
+#include "observe/check_topics.h"
 #include "schedule/pg_cron.h"
 #include "table/jobs.h"
 #include "txn/at_end.h"
@@ -326,6 +327,7 @@ idemq_sql_v2_check(PG_FUNCTION_ARGS)
 		idemq_check_floors(&call);
 		check_driver(&call);
 		check_orphans(&call);
+		idemq_check_topics(&call);
 		idemq_check_limits(&call);
 	}
 	idemq_jobs_close(&call.table);

@@ -143,7 +143,9 @@ static SqlStatement missing_triggers = {
 		"('idemq.schedule_entries', 'idemq_schedules_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.handler_entries', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.handler_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
-		"('idemq.handler_entries', 'idemq_owner_named', 'ALWAYS ', " OF_ROLES ")) "
+		"('idemq.handler_entries', 'idemq_owner_named', 'ALWAYS ', " OF_ROLES "), "
+		"('idemq.topic_grants', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
+		"('idemq.topic_binding_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES ")) "
 		"w(rel, name, firing, what) WHERE NOT EXISTS "
 		"(SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = w.rel::pg_catalog.regclass "
 		"AND t.tgname = w.name AND t.tgenabled = coalesce(nullif(pg_catalog.left(w.firing, 1), ''), 'O')::\"char\")"};
@@ -156,7 +158,9 @@ static SqlStatement open_tables = {
 		"'idemq.queues'::pg_catalog.regclass, 'idemq.queue_grants'::pg_catalog.regclass, "
 		"'idemq.seen'::pg_catalog.regclass, 'idemq.schedule_entries'::pg_catalog.regclass, "
 		"'idemq.ticker'::pg_catalog.regclass, 'idemq.handler_entries'::pg_catalog.regclass, "
-		"'idemq.events'::pg_catalog.regclass) AND NOT c.relrowsecurity"};
+		"'idemq.events'::pg_catalog.regclass, 'idemq.topic_entries'::pg_catalog.regclass, "
+		"'idemq.topic_grants'::pg_catalog.regclass, "
+		"'idemq.topic_binding_entries'::pg_catalog.regclass) AND NOT c.relrowsecurity"};
 
 static char *
 text_value(uint64 row, int column)
