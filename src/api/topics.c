@@ -117,10 +117,10 @@ idemq_sql_v2_create_topic(PG_FUNCTION_ARGS)
 	added = idemq_spi_run(&add_topic, values, NULL, SPI_OK_INSERT) > 0;
 	idemq_spi_end(&scope);
 	if (!added)
-		ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
-						errmsg("topic \"%s\" already exists", topic),
-						errhint("Choose another name, or let its administrator grant you its use "
-								"with idemq.grant_topic.")));
+		ereport(ERROR,
+				(errcode(ERRCODE_DUPLICATE_OBJECT), errmsg("topic \"%s\" already exists", topic),
+				 errhint("Choose another name, or let its administrator grant you its use "
+						 "with idemq.grant_topic.")));
 	(void) run_grant(&add_grant, SPI_OK_INSERT, topic, GetUserId(), "admin");
 	audit("create_topic", topic, NULL, NULL);
 	PG_RETURN_VOID();

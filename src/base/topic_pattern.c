@@ -84,8 +84,7 @@ void
 idemq_topic_check_space(const char *space)
 {
 	static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_";
-	static const char others[] =
-		"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_0123456789-";
+	static const char others[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_0123456789-";
 
 	if (strspn(space, letters) > 0 && space[strspn(space, others)] == '\0' &&
 		strlen(space) <= TOPIC_MAX_SPACE)

@@ -69,9 +69,10 @@ delete_of(Datum queue_id)
 		ereport(
 			ERROR,
 			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-			 errmsg("queue %d has grants, schedules, events, bindings or a handler that this transaction cannot "
-					"see",
-					DatumGetInt32(queue_id)),
+			 errmsg(
+				 "queue %d has grants, schedules, events, bindings or a handler that this transaction cannot "
+				 "see",
+				 DatumGetInt32(queue_id)),
 			 errhint("Run it at READ COMMITTED.")));
 }
 

@@ -151,16 +151,15 @@ static SqlStatement missing_triggers = {
 		"AND t.tgname = w.name AND t.tgenabled = coalesce(nullif(pg_catalog.left(w.firing, 1), ''), 'O')::\"char\")"};
 
 static SqlStatement open_tables = {
-	.text =
-		"SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid IN "
-		"('idemq.jobs'::pg_catalog.regclass, 'idemq.attempts'::pg_catalog.regclass, "
-		"'idemq.steps'::pg_catalog.regclass, 'idemq.database_uuid'::pg_catalog.regclass, "
-		"'idemq.queues'::pg_catalog.regclass, 'idemq.queue_grants'::pg_catalog.regclass, "
-		"'idemq.seen'::pg_catalog.regclass, 'idemq.schedule_entries'::pg_catalog.regclass, "
-		"'idemq.ticker'::pg_catalog.regclass, 'idemq.handler_entries'::pg_catalog.regclass, "
-		"'idemq.events'::pg_catalog.regclass, 'idemq.topic_entries'::pg_catalog.regclass, "
-		"'idemq.topic_grants'::pg_catalog.regclass, "
-		"'idemq.topic_binding_entries'::pg_catalog.regclass) AND NOT c.relrowsecurity"};
+	.text = "SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid IN "
+			"('idemq.jobs'::pg_catalog.regclass, 'idemq.attempts'::pg_catalog.regclass, "
+			"'idemq.steps'::pg_catalog.regclass, 'idemq.database_uuid'::pg_catalog.regclass, "
+			"'idemq.queues'::pg_catalog.regclass, 'idemq.queue_grants'::pg_catalog.regclass, "
+			"'idemq.seen'::pg_catalog.regclass, 'idemq.schedule_entries'::pg_catalog.regclass, "
+			"'idemq.ticker'::pg_catalog.regclass, 'idemq.handler_entries'::pg_catalog.regclass, "
+			"'idemq.events'::pg_catalog.regclass, 'idemq.topic_entries'::pg_catalog.regclass, "
+			"'idemq.topic_grants'::pg_catalog.regclass, "
+			"'idemq.topic_binding_entries'::pg_catalog.regclass) AND NOT c.relrowsecurity"};
 
 static char *
 text_value(uint64 row, int column)

@@ -16,8 +16,7 @@ idemq_why_wait(StringInfo answer, const Job *job, const QueueInfo *queue)
 {
 	WaitView wait;
 
-	if (job->token == 0 || job->status != JOB_PENDING ||
-		!idemq_wait_of(job->id, job->token, &wait))
+	if (job->token == 0 || job->status != JOB_PENDING || !idemq_wait_of(job->id, job->token, &wait))
 		return false;
 	appendStringInfo(answer, "waits for event \"%s\"", wait.name);
 	appendStringInfo(answer, " since %s", timestamptz_to_str(wait.begun_at));

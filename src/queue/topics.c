@@ -30,10 +30,10 @@ static SqlStatement read_grants =
 	 .types = {TEXTOID}};
 
 /* As a foreign key would: whoever drops the space waits, and finds the row that is made. */
-static SqlStatement keep_row = {.text =
-									"SELECT FROM idemq.topic_entries WHERE topic = $1 FOR KEY SHARE",
-								.nargs = 1,
-								.types = {TEXTOID}};
+static SqlStatement keep_row =
+	{.text = "SELECT FROM idemq.topic_entries WHERE topic = $1 FOR KEY SHARE",
+	 .nargs = 1,
+	 .types = {TEXTOID}};
 
 /* Returns what a row of idemq.topic_grants grants, NULL for nothing any more. */
 static TopicGrant *

@@ -119,14 +119,9 @@ static StepState
 state_from_name(const char *name)
 {
 	static const char *const names[] = {
-		[STEP_NONE] = "",
-		[STEP_OPEN] = "open",
-		[STEP_DONE] = "done",
-		[STEP_REFUSED] = "refused",
-		[STEP_VOID] = "void",
-		[STEP_WAITING] = "waiting",
-		[STEP_ARRIVED] = "arrived",
-		[STEP_TIMED_OUT] = "timed_out",
+		[STEP_NONE] = "",			[STEP_OPEN] = "open",			[STEP_DONE] = "done",
+		[STEP_REFUSED] = "refused", [STEP_VOID] = "void",			[STEP_WAITING] = "waiting",
+		[STEP_ARRIVED] = "arrived", [STEP_TIMED_OUT] = "timed_out",
 	};
 
 	for (int i = 0; i < (int) lengthof(names); i++)

@@ -52,7 +52,7 @@ static SqlStatement answer_waiters =
 	 .nargs = 3,
 	 .types = {INT8ARRAYOID, TEXTOID, JSONBOID}};
 static SqlStatement find_wait =
-	{.text = "SELECT name, begun_at, call_until FROM idemq.steps WHERE job_id = $1 "
+	{.text = "SELECT name, begun_at FROM idemq.steps WHERE job_id = $1 "
 			 "AND state = 'waiting' AND token = $2",
 	 .nargs = 2,
 	 .types = {INT8OID, INT8OID}};
@@ -61,9 +61,8 @@ static SqlStatement find_wait =
 void
 idemq_wait_write(const StepName *name, int32 queue_id, const Step *wait)
 {
-	static const char *const states[] = {[STEP_WAITING] = "waiting",
-										 [STEP_ARRIVED] = "arrived",
-										 [STEP_TIMED_OUT] = "timed_out"};
+	static const char *const states[] =
+		{[STEP_WAITING] = "waiting", [STEP_ARRIVED] = "arrived", [STEP_TIMED_OUT] = "timed_out"};
 	Datum values[] = {Int64GetDatum(name->job_id),
 					  name->name,
 					  Int64GetDatum(name->token),
@@ -156,7 +155,6 @@ idemq_wait_of(int64 job_id, int64 token, WaitView *view)
 
 		view->name = MemoryContextStrdup(caller, name);
 		view->begun_at = idemq_spi_int64(0, 2, &isnull);
-		view->until = idemq_spi_int64(0, 3, &isnull);
 	}
 	idemq_spi_end(&scope);
 	return found;

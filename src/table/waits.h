@@ -20,7 +20,6 @@ typedef struct WaitView
 {
 	char *name;
 	TimestampTz begun_at;
-	TimestampTz until;
 } WaitView;
 
 extern void idemq_wait_write(const StepName *name, int32 queue_id, const Step *wait);

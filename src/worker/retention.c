@@ -97,9 +97,9 @@ typedef struct Rounds
 	int64 began; /* mono: the last one */
 	TimestampTz now;
 	IdScan sweep;
-	int64 swept;	   /* microseconds of this round */
-	int64 next_sweep;  /* mono */
-	TimestampTz seen;  /* what was to be visited before is deleted */
+	int64 swept;	  /* microseconds of this round */
+	int64 next_sweep; /* mono */
+	TimestampTz seen; /* what was to be visited before is deleted */
 	TimestampTz events;
 	TimestampTz audit; /* what is older as well */
 } Rounds;
