@@ -82,7 +82,7 @@ typedef struct Binding
 	Oid role_oid;
 } Binding;
 
-typedef struct Publication
+typedef struct Published
 {
 	TopicWords topic;
 	TopicSpace space;
@@ -94,13 +94,13 @@ typedef struct Publication
 	int jobs;
 	int skipped;
 	bool of_others; /* an answer is of what another transaction has committed */
-} Publication;
+} Published;
 
 /* Returns the bindings that stand for the topic, by the ids of their queues. */
 static List *
-find_bindings(const Publication *publication)
+find_bindings(const Published *call)
 {
-	Datum space = CStringGetTextDatum(publication->space.name);
+	Datum space = CStringGetTextDatum(call->space.name);
 	MemoryContext caller = CurrentMemoryContext;
 	List *bindings = NIL;
 	SqlScope scope;
@@ -118,7 +118,7 @@ find_bindings(const Publication *publication)
 
 		CHECK_FOR_INTERRUPTS();
 		idemq_topic_split("pattern", pattern, true, &words);
-		if (!idemq_topic_matches(&words, &publication->topic))
+		if (!idemq_topic_matches(&words, &call->topic))
 			continue;
 		old = MemoryContextSwitchTo(caller);
 		binding = palloc(sizeof(Binding));
@@ -137,35 +137,34 @@ find_bindings(const Publication *publication)
 
 /* Returns whether a binding counts now; reads its queue. */
 static bool
-counts(const Publication *publication, const Binding *binding, QueueInfo *queue)
+counts(const Published *call, const Binding *binding, QueueInfo *queue)
 {
 	Oid role = idemq_role_of(NameStr(binding->role), binding->role_oid);
 
-	return OidIsValid(role) &&
-		   (idemq_topic_privileges(&publication->space, role) & TOPIC_BIND) != 0 &&
+	return OidIsValid(role) && (idemq_topic_privileges(&call->space, role) & TOPIC_BIND) != 0 &&
 		   idemq_queue_allows_role(binding->queue_id, role, PRIVILEGE_ENQUEUE, queue);
 }
 
 /* As counts, and keeps the queue from being dropped, to the end of the transaction. */
 static bool
-counts_and_holds(const Publication *publication, const Binding *binding, QueueInfo *queue)
+counts_and_holds(const Published *call, const Binding *binding, QueueInfo *queue)
 {
-	if (!counts(publication, binding, queue))
+	if (!counts(call, binding, queue))
 		return false;
 	idemq_queue_lock(binding->queue_id, AccessShareLock);
-	return counts(publication, binding, queue);
+	return counts(call, binding, queue);
 }
 
 /* Notes that a binding was skipped, if that can be done at once. */
 static void
-skip(Publication *publication, Binding *binding)
+skip(Published *call, Binding *binding)
 {
-	Datum values[] = {CStringGetTextDatum(publication->space.name),
-					  CStringGetTextDatum(binding->pattern), Int32GetDatum(binding->queue_id),
-					  NameGetDatum(&binding->role), TimestampTzGetDatum(publication->now)};
+	Datum values[] = {CStringGetTextDatum(call->space.name), CStringGetTextDatum(binding->pattern),
+					  Int32GetDatum(binding->queue_id), NameGetDatum(&binding->role),
+					  TimestampTzGetDatum(call->now)};
 	SqlScope scope;
 
-	publication->skipped++;
+	call->skipped++;
 	if (IsolationUsesXactSnapshot())
 		return;
 	idemq_spi_begin(&scope);
@@ -175,7 +174,7 @@ skip(Publication *publication, Binding *binding)
 
 /* Adds the job of one queue, and the answer's row. */
 static void
-add_job(Publication *publication, const QueueInfo *queue)
+add_job(Published *call, const QueueInfo *queue)
 {
 	Datum values[3];
 	bool nulls[3] = {false};
@@ -183,15 +182,14 @@ add_job(Publication *publication, const QueueInfo *queue)
 	JobsTable table;
 
 	idemq_jobs_open(&table);
-	idemq_enqueue_published(&table, queue, publication->now, publication->payload,
-							&publication->options, &answer);
+	idemq_enqueue_published(&table, queue, call->now, call->payload, &call->options, &answer);
 	idemq_jobs_close(&table);
-	publication->of_others |= answer.outcome == OUTCOME_DUPLICATE && answer.foreign;
-	publication->jobs += answer.outcome == OUTCOME_ACCEPTED;
+	call->of_others |= answer.outcome == OUTCOME_DUPLICATE && answer.foreign;
+	call->jobs += answer.outcome == OUTCOME_ACCEPTED;
 	values[0] = CStringGetTextDatum(queue->name);
 	values[1] = Int64GetDatum(answer.id);
 	values[2] = idemq_outcome_datum(answer.outcome);
-	tuplestore_putvalues(publication->store, publication->desc, values, nulls);
+	tuplestore_putvalues(call->store, call->desc, values, nulls);
 }
 
 /* Returns the key of the jobs: the call's, and the space, which makes it no producer's. */
@@ -218,27 +216,27 @@ key_of_jobs(FunctionCallInfo fcinfo, const char *space)
 
 /* Reads the arguments; raises 42704, 42501 for the topic. */
 static void
-read_arguments(FunctionCallInfo fcinfo, Publication *publication)
+read_arguments(FunctionCallInfo fcinfo, Published *call)
 {
 	char *topic = idemq_arg_text(fcinfo, ARG_TOPIC, "topic", TOPIC_MAX);
 	char *space;
 
-	idemq_topic_split("topic", topic, false, &publication->topic);
-	space = idemq_topic_space(&publication->topic);
+	idemq_topic_split("topic", topic, false, &call->topic);
+	space = idemq_topic_space(&call->topic);
 	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
 	idemq_arg_required(fcinfo, ARG_PRIORITY, "priority");
-	publication->payload = PG_GETARG_DATUM(ARG_PAYLOAD);
-	publication->options = (PublishedOptions){.key = key_of_jobs(fcinfo, space),
-											  .delay = fcinfo->args[ARG_DELAY],
-											  .run_at = fcinfo->args[ARG_RUN_AT],
-											  .priority = fcinfo->args[ARG_PRIORITY],
-											  .group_key = fcinfo->args[ARG_GROUP_KEY],
-											  .max_attempts = fcinfo->args[ARG_MAX_ATTEMPTS],
-											  .headers = fcinfo->args[ARG_HEADERS],
-											  .expires_in = fcinfo->args[ARG_EXPIRES_IN]};
+	call->payload = PG_GETARG_DATUM(ARG_PAYLOAD);
+	call->options = (PublishedOptions){.key = key_of_jobs(fcinfo, space),
+									   .delay = fcinfo->args[ARG_DELAY],
+									   .run_at = fcinfo->args[ARG_RUN_AT],
+									   .priority = fcinfo->args[ARG_PRIORITY],
+									   .group_key = fcinfo->args[ARG_GROUP_KEY],
+									   .max_attempts = fcinfo->args[ARG_MAX_ATTEMPTS],
+									   .headers = fcinfo->args[ARG_HEADERS],
+									   .expires_in = fcinfo->args[ARG_EXPIRES_IN]};
 	idemq_jobs_check_writable();
-	idemq_topic_open(space, TOPIC_PUBLISH, &publication->space);
-	idemq_check_document("payload", publication->payload, 0);
+	idemq_topic_open(space, TOPIC_PUBLISH, &call->space);
+	idemq_check_document("payload", call->payload, 0);
 }
 
 /*
@@ -249,16 +247,16 @@ read_arguments(FunctionCallInfo fcinfo, Publication *publication)
 Datum
 idemq_sql_v2_publish(PG_FUNCTION_ARGS)
 {
-	Publication publication = {0};
+	Published call = {0};
 	MemoryContext job_context;
 	int32 served = 0;
 	List *bindings;
 	ListCell *lc;
 
-	read_arguments(fcinfo, &publication);
-	publication.store = idemq_srf_begin(fcinfo, &publication.desc);
-	publication.now = idemq_now();
-	bindings = find_bindings(&publication);
+	read_arguments(fcinfo, &call);
+	call.store = idemq_srf_begin(fcinfo, &call.desc);
+	call.now = idemq_now();
+	bindings = find_bindings(&call);
 	job_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq publish", ALLOCSET_DEFAULT_SIZES);
 	foreach(lc, bindings)
@@ -268,19 +266,19 @@ idemq_sql_v2_publish(PG_FUNCTION_ARGS)
 		QueueInfo queue;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!counts_and_holds(&publication, binding, &queue))
-			skip(&publication, binding);
+		if (!counts_and_holds(&call, binding, &queue))
+			skip(&call, binding);
 		else if (binding->queue_id != served)
 		{
-			add_job(&publication, &queue);
+			add_job(&call, &queue);
 			served = binding->queue_id;
 		}
 		MemoryContextSwitchTo(old);
 		MemoryContextReset(job_context);
 	}
-	if (publication.of_others)
+	if (call.of_others)
 		idemq_sync_rep_await();
-	idemq_publish_counts_add(publication.jobs, publication.skipped);
+	idemq_publish_counts_add(call.jobs, call.skipped);
 	return (Datum) 0;
 }
 
