@@ -57,6 +57,11 @@ static SqlStatement delete_bindings =
 	{.text = "DELETE FROM idemq.topic_binding_entries WHERE topic = $1",
 	 .nargs = 1,
 	 .types = {TEXTOID}};
+static SqlStatement grantees =
+	{.text = "SELECT DISTINCT r.oid FROM idemq.topic_grants g JOIN pg_catalog.pg_roles r "
+			 "ON r.rolname = g.role_name WHERE g.topic = $1 ORDER BY r.oid",
+	 .nargs = 1,
+	 .types = {TEXTOID}};
 static SqlStatement anything_left =
 	{.text = "SELECT FROM idemq.topic_grants WHERE topic = $1 UNION ALL "
 			 "SELECT FROM idemq.topic_binding_entries WHERE topic = $1 LIMIT 1",
@@ -126,15 +131,41 @@ idemq_sql_v2_create_topic(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* Deletes a space and all that names it; raises 40001 for what this transaction cannot see. */
+/* Returns the roles that hold privileges on a space, and locks what they hold. */
+static List *
+lock_grantees(Datum topic)
+{
+	List *roles = NIL;
+	uint64 rows = idemq_spi_query_latest(&grantees, &topic, NULL);
+	ListCell *lc;
+
+	for (uint64 i = 0; i < rows; i++)
+	{
+		bool isnull;
+
+		roles = lappend_oid(roles, DatumGetObjectId(idemq_spi_value(i, 1, &isnull)));
+	}
+	foreach(lc, roles)
+		idemq_role_lock(lfirst_oid(lc), ROLE_LOCK_GRANTS);
+	return roles;
+}
+
+/*
+ * Deletes a space and all that names it, and takes USAGE from the roles that have nothing
+ * more.  Raises 40001 for what this transaction cannot see.
+ */
 static void
 delete_all(const char *topic)
 {
 	Datum value = CStringGetTextDatum(topic);
 	SqlScope scope;
+	List *roles;
+	ListCell *lc;
 
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&delete_topic, &value, NULL, SPI_OK_DELETE);
+	/* Nobody grants any more. */
+	roles = lock_grantees(value);
 	(void) idemq_spi_run(&delete_bindings, &value, NULL, SPI_OK_DELETE);
 	(void) idemq_spi_run(&delete_grants, &value, NULL, SPI_OK_DELETE);
 	if (idemq_spi_query_latest(&anything_left, &value, NULL) > 0)
@@ -143,6 +174,8 @@ delete_all(const char *topic)
 							   "see",
 							   topic),
 						errhint("Run idemq.drop_topic at READ COMMITTED.")));
+	foreach(lc, roles)
+		idemq_usage_settle(lfirst_oid(lc));
 	idemq_spi_end(&scope);
 }
 
@@ -151,20 +184,11 @@ Datum
 idemq_sql_v2_drop_topic(PG_FUNCTION_ARGS)
 {
 	char *topic = idemq_arg_text(fcinfo, 0, "topic", IDEMQ_MAX_NAME_ARG);
-	List *roles = NIL;
 	TopicSpace space;
-	ListCell *lc;
 
 	idemq_jobs_check_writable();
 	idemq_topic_open(topic, TOPIC_ADMIN, &space);
-	foreach(lc, space.grants)
-		roles = list_append_unique_oid(roles, ((TopicGrant *) lfirst(lc))->role);
-	list_sort(roles, list_oid_cmp);
-	foreach(lc, roles)
-		idemq_role_lock(lfirst_oid(lc), ROLE_LOCK_GRANTS);
 	delete_all(topic);
-	foreach(lc, roles)
-		idemq_usage_settle(lfirst_oid(lc));
 	audit("drop_topic", topic, NULL, NULL);
 	PG_RETURN_VOID();
 }
