@@ -32,7 +32,7 @@ sub work
 	}
 }
 
-my $asleep = "SELECT count(*) FROM idemq.steps WHERE state = 'waiting'";
+my $asleep = "SELECT count(*) FROM idemq.steps s JOIN idemq.jobs j ON j.id = s.job_id WHERE s.state = 'waiting' AND j.finished_at IS NULL";
 my $checked = "SELECT * FROM idemq.check() WHERE invariant NOT IN ('steps.unknown', 'worker.stuck')";
 
 # ---- The page's orders
@@ -121,7 +121,7 @@ sql($node, q{
 is_soon($node, $asleep, '3', 'jobs of a handler sleep');
 sql($node, "SELECT idemq.send_event('handled', 'e' || n, to_jsonb(n)) FROM generate_series(1, 3) n");
 is_soon($node, "SELECT string_agg(what, ' ' ORDER BY what) FROM handled", 'arrived1 arrived2 arrived3', 'and run when their events come');
-is_sql($node, "SELECT string_agg(DISTINCT j.status || j.attempt, ' ') FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = 'handled'",
+is_sql($node, "SELECT string_agg(DISTINCT j.status::text || j.attempt, ' ') FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = 'handled'",
 	'completed1', 'in one attempt each');
 sql($node, "SELECT idemq.drop_handler('handled')");
 
