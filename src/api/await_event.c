@@ -31,7 +31,6 @@
 #include "table/jobs.h"
 #include "table/jobs_write.h"
 #include "table/waits.h"
-#include "txn/pending_counts.h"
 #include "base/args.h"
 #include "base/clock.h"
 

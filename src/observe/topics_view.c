@@ -20,7 +20,6 @@
 #include "queue/roles.h"
 #include "queue/topics.h"
 #include "base/args.h"
-#include "base/compat.h"
 #include "base/spi.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_topic_privileges);

@@ -51,11 +51,10 @@ static SqlStatement answer_waiters =
 			 "AND state = 'waiting'",
 	 .nargs = 3,
 	 .types = {INT8ARRAYOID, TEXTOID, JSONBOID}};
-static SqlStatement find_wait =
-	{.text = "SELECT name, begun_at FROM idemq.steps WHERE job_id = $1 "
-			 "AND state = 'waiting' AND token = $2",
-	 .nargs = 2,
-	 .types = {INT8OID, INT8OID}};
+static SqlStatement find_wait = {.text = "SELECT name, begun_at FROM idemq.steps WHERE job_id = $1 "
+										 "AND state = 'waiting' AND token = $2",
+								 .nargs = 2,
+								 .types = {INT8OID, INT8OID}};
 
 /* Writes a wait, of a job whose row is held: its state, times and response. */
 void

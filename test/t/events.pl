@@ -135,7 +135,7 @@ my $worker = q{
 	BEGIN
 		SELECT * INTO c FROM idemq.claim('many');
 		IF NOT FOUND THEN PERFORM pg_sleep(0.005); RETURN; END IF;
-		a := idemq.await_event(c.id, c.token, 'n' || c.payload, '1 h');
+		a := idemq.await_event(c.id, c.token, 'n' || c.payload::text, '1 h');
 		IF a.outcome <> 'waiting' THEN
 			PERFORM idemq.commit(c.id, c.token);
 			INSERT INTO heard VALUES (c.payload::int, a.payload);
