@@ -137,6 +137,15 @@ my %calls = (
 	begin_step => "CALL idemq.begin_step(1, 1, 's', '{}', '1 s')",
 	finish_step => "SELECT idemq.finish_step(1, 1, 's', '1')",
 	refuse_step => "SELECT idemq.refuse_step(1, 1, 's', 'x')",
+	await_event => "SELECT idemq.await_event(1, 1, 'e', '1 s')",
+	send_event => "SELECT idemq.send_event('early', 'e')",
+	create_topic => "SELECT idemq.create_topic('t')",
+	drop_topic => "SELECT idemq.drop_topic('t')",
+	grant_topic => "SELECT idemq.grant_topic('t', 'pg_monitor', 'bind')",
+	revoke_topic => "SELECT idemq.revoke_topic('t', 'pg_monitor', 'bind')",
+	bind_topic => "SELECT idemq.bind_topic('t.#', 'early')",
+	unbind_topic => "SELECT idemq.unbind_topic('t.#', 'early')",
+	publish => "SELECT idemq.publish('t', '1')",
 	set_handler => "SELECT idemq.set_handler('early', 'handled(jsonb)')",
 	drop_handler => "SELECT idemq.drop_handler('early')",
 	fence => "INSERT INTO fenced VALUES (1, 1)",
@@ -144,7 +153,7 @@ my %calls = (
 	(map { $_ => 'a trigger, which writes its own row at most' }
 		qw(jobs_changed jobs_truncated schedules_changed settings_changed queue_gone followers_changed followers_local role_named)),
 	(map { $_ => 'it reads' }
-		qw(validate why attempt_progress current_job handler_states leases check queue_metrics memory_usage admission_counts once_counts worker_state chore_counts timing_buckets prometheus_text wait_result primary_since next_run)),
+		qw(validate why attempt_progress current_job handler_states leases check queue_metrics memory_usage admission_counts once_counts publish_counts topic_states worker_state chore_counts timing_buckets prometheus_text wait_result primary_since next_run)),
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
 sql($sub, 'CREATE FUNCTION handled(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$$$;
 	CREATE TABLE fenced (job_id bigint, token bigint);
