@@ -82,17 +82,24 @@ tell(const EventName *event, Datum payload)
 	int held = 0;
 	Waiter *waiters = idemq_waits_for(event, &count);
 	int64 *ids = MemoryContextAllocHuge(CurrentMemoryContext, Max(count, 1) * sizeof(int64));
+	MemoryContext job_context;
+	MemoryContext old;
 	JobsTable table;
 
 	if (count == 0)
 		return;
+	job_context =
+		AllocSetContextCreate(CurrentMemoryContext, "idemq event", ALLOCSET_DEFAULT_SIZES);
 	idemq_jobs_open(&table);
+	old = MemoryContextSwitchTo(job_context);
 	for (int i = 0; i < count; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
+		MemoryContextReset(job_context);
 		if (wake(&table, &waiters[i]))
 			ids[held++] = waiters[i].job_id;
 	}
+	MemoryContextSwitchTo(old);
 	idemq_jobs_close(&table);
 	idemq_waits_arrived(event, ids, held, payload);
 }
