@@ -88,10 +88,11 @@ COMMENT ON FUNCTION idemq.unbind_topic(text, text)
 CREATE FUNCTION idemq.publish(
 	topic text, payload jsonb, key text DEFAULT NULL, delay interval DEFAULT NULL,
 	run_at timestamptz DEFAULT NULL, priority int DEFAULT 4, group_key text DEFAULT NULL,
-	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL)
+	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
+	kind text DEFAULT NULL)
 	RETURNS TABLE (queue text, id bigint, outcome idemq.outcome)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_publish';
-COMMENT ON FUNCTION idemq.publish(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval)
+COMMENT ON FUNCTION idemq.publish(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text)
 	IS 'add a job to each queue that is bound to a topic, in this transaction; returns a row a queue, none when no queue is bound; a binding whose role may not bind or enqueue any more is skipped: idemq.topic_bindings; key: the same call again answers the first jobs, outcome duplicate, whatever its payload; the other arguments as of idemq.enqueue; needs publish on the topic';
 
 CREATE FUNCTION idemq.topic_matches(pattern text, topic text) RETURNS boolean

@@ -69,3 +69,6 @@ GRANT EXECUTE ON FUNCTION idemq.publish_counts TO pg_monitor;
 -- Events.
 GRANT SELECT ON idemq.events TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.await_event, idemq.send_event TO PUBLIC;
+-- Producers that number what they send.
+GRANT SELECT ON idemq.producers TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.enqueue_sequenced, idemq.forget_producer TO PUBLIC;

@@ -28,6 +28,8 @@
 #include "utils/tuplestore.h"
 
 #include "api/enqueue.h"
+#include "api/enqueue_options.h"
+#include "job/new_job.h"
 #include "table/jobs.h"
 #include "queue/queues.h"
 #include "queue/roles.h"
@@ -56,7 +58,8 @@ enum
 	ARG_GROUP_KEY,
 	ARG_MAX_ATTEMPTS,
 	ARG_HEADERS,
-	ARG_EXPIRES_IN
+	ARG_EXPIRES_IN,
+	ARG_KIND
 };
 
 static SqlStatement read_bindings =
@@ -86,7 +89,7 @@ typedef struct Published
 {
 	TopicWords topic;
 	TopicSpace space;
-	PublishedOptions options;
+	NullableDatum options[OPTIONS];
 	Datum payload;
 	TimestampTz now;
 	Tuplestorestate *store;
@@ -178,11 +181,15 @@ add_job(Published *call, const QueueInfo *queue)
 {
 	Datum values[3];
 	bool nulls[3] = {false};
+	DuplicateRule rule = {.policy = DUPLICATE_IGNORE};
 	EnqueueAnswer answer;
+	JobChange columns;
 	JobsTable table;
 
 	idemq_jobs_open(&table);
-	idemq_enqueue_published(&table, queue, call->now, call->payload, &call->options, &answer);
+	idemq_new_job(&columns, queue, call->now, call->payload);
+	idemq_enqueue_set_options(&columns, call->options, &call->options[OPTION_KIND]);
+	idemq_enqueue_add(&table, NULL, queue, &columns, rule, JOB_WAITS, &answer);
 	idemq_jobs_close(&table);
 	call->of_others |= answer.outcome == OUTCOME_DUPLICATE && answer.foreign;
 	call->jobs += answer.outcome == OUTCOME_ACCEPTED;
@@ -226,14 +233,16 @@ read_arguments(FunctionCallInfo fcinfo, Published *call)
 	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
 	idemq_arg_required(fcinfo, ARG_PRIORITY, "priority");
 	call->payload = PG_GETARG_DATUM(ARG_PAYLOAD);
-	call->options = (PublishedOptions){.key = key_of_jobs(fcinfo, space),
-									   .delay = fcinfo->args[ARG_DELAY],
-									   .run_at = fcinfo->args[ARG_RUN_AT],
-									   .priority = fcinfo->args[ARG_PRIORITY],
-									   .group_key = fcinfo->args[ARG_GROUP_KEY],
-									   .max_attempts = fcinfo->args[ARG_MAX_ATTEMPTS],
-									   .headers = fcinfo->args[ARG_HEADERS],
-									   .expires_in = fcinfo->args[ARG_EXPIRES_IN]};
+	call->options[OPTION_KEY] = key_of_jobs(fcinfo, space);
+	call->options[OPTION_DELAY] = fcinfo->args[ARG_DELAY];
+	call->options[OPTION_RUN_AT] = fcinfo->args[ARG_RUN_AT];
+	call->options[OPTION_PRIORITY] = fcinfo->args[ARG_PRIORITY];
+	call->options[OPTION_GROUP_KEY] = fcinfo->args[ARG_GROUP_KEY];
+	call->options[OPTION_MAX_ATTEMPTS] = fcinfo->args[ARG_MAX_ATTEMPTS];
+	call->options[OPTION_HEADERS] = fcinfo->args[ARG_HEADERS];
+	call->options[OPTION_EXPIRES_IN] = fcinfo->args[ARG_EXPIRES_IN];
+	call->options[OPTION_KEY_TTL].isnull = true;
+	call->options[OPTION_KIND] = fcinfo->args[ARG_KIND];
 	idemq_jobs_check_writable();
 	idemq_topic_open(space, TOPIC_PUBLISH, &call->space);
 	idemq_check_document("payload", call->payload, 0);
@@ -241,7 +250,7 @@ read_arguments(FunctionCallInfo fcinfo, Published *call)
 
 /*
  * publish(topic, payload, key, delay, run_at, priority, group_key, max_attempts, headers,
- *		expires_in) -> setof (queue, id, outcome accepted | duplicate); 42704, 42501, 22004, 22023,
+ *		expires_in, kind) -> setof (queue, id, outcome accepted | duplicate); 42704, 42501, 22004, 22023,
  *		25006, 40001, 54000.
  */
 Datum

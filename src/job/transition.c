@@ -160,14 +160,16 @@ clear_request(JobChange *change)
 	job_set_null(change, COL_RERUN_AT);
 	job_set_null(change, COL_RERUN_PAYLOAD);
 	job_set_null(change, COL_RERUN_HEADERS);
+	job_set_null(change, COL_RERUN_KIND);
 }
 
 /* Sets what the job does from now on: what a worker had done of the payload before is void. */
 static void
-set_payload(JobChange *change, Datum payload, Datum headers)
+set_payload(JobChange *change, const JobRequest *request)
 {
-	job_set(change, COL_PAYLOAD, payload);
-	set_or_null(change, COL_HEADERS, headers, headers == (Datum) 0);
+	job_set(change, COL_PAYLOAD, request->payload);
+	set_or_null(change, COL_HEADERS, request->headers, request->headers == (Datum) 0);
+	set_or_null(change, COL_KIND, request->kind, request->kind == (Datum) 0);
 	job_set_null(change, COL_CHECKPOINT);
 	clear_request(change);
 }
@@ -183,9 +185,10 @@ set_request_columns(JobChange *change, uint32 columns, const EventArgs *args)
 		job_set(change, COL_RERUN_AT, TimestampTzGetDatum(args->ready_at));
 		job_set(change, COL_RERUN_PAYLOAD, request->payload);
 		set_or_null(change, COL_RERUN_HEADERS, request->headers, request->headers == (Datum) 0);
+		set_or_null(change, COL_RERUN_KIND, request->kind, request->kind == (Datum) 0);
 	}
 	else
-		set_payload(change, request->payload, request->headers);
+		set_payload(change, request);
 	if (columns & RUN_AT)
 		set_or_null(change, COL_RUN_AT, TimestampTzGetDatum(args->ready_at),
 					args->ready_at <= args->now);
@@ -242,6 +245,20 @@ is_asked(const Transition *transition, const Job *job, uint32 flags)
 		   !job->row->tts_isnull[COL_RERUN_AT];
 }
 
+/* Returns the request that a job in processing was asked by. */
+static JobRequest
+asked_request(const Job *job)
+{
+	const TupleTableSlot *row = job->row;
+
+	return (JobRequest){.payload = row->tts_values[COL_RERUN_PAYLOAD],
+						.headers = row->tts_isnull[COL_RERUN_HEADERS]
+									   ? (Datum) 0
+									   : row->tts_values[COL_RERUN_HEADERS],
+						.kind = row->tts_isnull[COL_RERUN_KIND] ? (Datum) 0
+																: row->tts_values[COL_RERUN_KIND]};
+}
+
 /* Makes the change that a transition is. */
 static void
 fill_change(JobChange *change, const Transition *transition, const Job *job, const EventArgs *args)
@@ -282,10 +299,9 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 		set_schedule(change, job, args);
 	if (is_asked(transition, job, TAKES_REQUEST))
 	{
-		set_payload(change, job->row->tts_values[COL_RERUN_PAYLOAD],
-					job->row->tts_isnull[COL_RERUN_HEADERS]
-						? (Datum) 0
-						: job->row->tts_values[COL_RERUN_HEADERS]);
+		JobRequest request = asked_request(job);
+
+		set_payload(change, &request);
 		/* That was a time for the claim of another request, which was made in time. */
 		job_set_null(change, COL_EXPIRES_AT);
 	}
@@ -366,6 +382,16 @@ keeps_nothing(const Job *job, const QueueInfo *queue)
 	return queue->retention == 0 && job->row->tts_isnull[COL_KEY];
 }
 
+/* Returns whether a job is to be added to the dead queue; of a cancelled one, attempts are undone. */
+static bool
+goes_on(const Transition *transition, const Job *job, const QueueInfo *queue)
+{
+	if (queue->dead_queue[0] == '\0')
+		return false;
+	return transition->to == JOB_DEAD ||
+		   (transition->to == JOB_CANCELLED && queue->dead_queue_cancelled && job->token != 0);
+}
+
 /* Returns the event by which a finished job runs again: one of a group waits for its turn. */
 JobEvent
 idemq_rerun_event(const Job *job)
@@ -391,9 +417,7 @@ serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz no
 	if (!idemq_jobs_fetch(table, id, &job))
 		elog(ERROR, "job %lld is gone that was to run again", (long long) id);
 	args.ready_at = Max(now, DatumGetTimestampTz(job.row->tts_values[COL_RERUN_AT]));
-	args.request.payload = job.row->tts_values[COL_RERUN_PAYLOAD];
-	if (!job.row->tts_isnull[COL_RERUN_HEADERS])
-		args.request.headers = job.row->tts_values[COL_RERUN_HEADERS];
+	args.request = asked_request(&job);
 	if (idemq_transition(table, &job, queue, idemq_rerun_event(&job), &args, JOB_WAITS) !=
 		JOB_WRITTEN)
 		elog(ERROR, "job %lld could not be made ready again", (long long) id);
@@ -422,8 +446,9 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 /*
  * Makes an event happen to a fetched job.  The caller has checked that it is
  * allowed, and the token where the job is in processing.  A commit of a job without
- * a key in a queue that keeps nothing deletes the row.  A death adds a job to the
- * dead queue of the job's queue.  A job that was asked to run once more does so; then what
+ * a key in a queue that keeps nothing deletes the row.  A death, and with
+ * dead_queue_cancelled the cancel of a job that was begun, adds a job to the dead queue of the
+ * job's queue.  A job that was asked to run once more does so; then what
  * was fetched is void, but for the fields of *job.
  */
 JobWrite
@@ -432,7 +457,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 {
 	const Transition *transition = &transitions[event];
 	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
-	bool goes_on = transition->to == JOB_DEAD && queue->dead_queue[0] != '\0';
+	bool continues = goes_on(transition, job, queue);
 	EventArgs args = *given;
 	QueueInfo dead;
 	JobChange change;
@@ -441,7 +466,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (!idemq_transition_allowed(event, job->status))
 		elog(ERROR, "event %d cannot happen to a job that is %s", event,
 			 idemq_status_name(job->status));
-	if (goes_on && !idemq_dead_queue_hold(queue, wait, &dead))
+	if (continues && !idemq_dead_queue_hold(queue, wait, &dead))
 		return JOB_LOCKED;
 	if (is_asked(transition, job, TAKES_REQUEST))
 		args.ready_at = Max(args.ready_at, DatumGetTimestampTz(job->row->tts_values[COL_RERUN_AT]));
@@ -457,8 +482,8 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	note(transition, job, queue, &args);
 	count(transition, job, queue, args.now);
 	write_history(transition, job, queue, &args, deleted);
-	if (goes_on)
-		idemq_dead_queue_add(job, queue, &dead, args.now, args.error);
+	if (continues)
+		idemq_dead_queue_add(job, queue, &dead, transition->to, args.now, args.error);
 	if (is_asked(transition, job, SERVES_REQUEST))
 		serve_request(table, job->id, queue, args.now);
 	return write;

@@ -42,6 +42,7 @@ typedef struct JobRequest
 {
 	Datum payload;
 	Datum headers; /* 0 for none */
+	Datum kind;	   /* 0 for none */
 	bool has_key_expiry;
 	TimestampTz key_expires_at;
 } JobRequest;

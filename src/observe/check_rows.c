@@ -119,7 +119,7 @@ static SqlStatement missing_indexes = {
 
 /* What goes wrong without a trigger. */
 #define OF_MEMORY "'shared memory does not follow'"
-#define OF_QUEUES "'grants, schedules and handlers do not go with'"
+#define OF_QUEUES "'grants, schedules, handlers and producers do not go with'"
 #define OF_ROLES "'the OIDs of roles do not follow'"
 
 static SqlStatement missing_triggers = {
@@ -151,15 +151,16 @@ static SqlStatement missing_triggers = {
 		"AND t.tgname = w.name AND t.tgenabled = coalesce(nullif(pg_catalog.left(w.firing, 1), ''), 'O')::\"char\")"};
 
 static SqlStatement open_tables = {
-	.text = "SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid IN "
-			"('idemq.jobs'::pg_catalog.regclass, 'idemq.attempts'::pg_catalog.regclass, "
-			"'idemq.steps'::pg_catalog.regclass, 'idemq.database_uuid'::pg_catalog.regclass, "
-			"'idemq.queues'::pg_catalog.regclass, 'idemq.queue_grants'::pg_catalog.regclass, "
-			"'idemq.seen'::pg_catalog.regclass, 'idemq.schedule_entries'::pg_catalog.regclass, "
-			"'idemq.ticker'::pg_catalog.regclass, 'idemq.handler_entries'::pg_catalog.regclass, "
-			"'idemq.events'::pg_catalog.regclass, 'idemq.topic_entries'::pg_catalog.regclass, "
-			"'idemq.topic_grants'::pg_catalog.regclass, "
-			"'idemq.topic_binding_entries'::pg_catalog.regclass) AND NOT c.relrowsecurity"};
+	.text =
+		"SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid IN "
+		"('idemq.jobs'::pg_catalog.regclass, 'idemq.attempts'::pg_catalog.regclass, "
+		"'idemq.steps'::pg_catalog.regclass, 'idemq.database_uuid'::pg_catalog.regclass, 'idemq.producers'::pg_catalog.regclass, "
+		"'idemq.queues'::pg_catalog.regclass, 'idemq.queue_grants'::pg_catalog.regclass, "
+		"'idemq.seen'::pg_catalog.regclass, 'idemq.schedule_entries'::pg_catalog.regclass, "
+		"'idemq.ticker'::pg_catalog.regclass, 'idemq.handler_entries'::pg_catalog.regclass, "
+		"'idemq.events'::pg_catalog.regclass, 'idemq.topic_entries'::pg_catalog.regclass, "
+		"'idemq.topic_grants'::pg_catalog.regclass, "
+		"'idemq.topic_binding_entries'::pg_catalog.regclass) AND NOT c.relrowsecurity"};
 
 static char *
 text_value(uint64 row, int column)
