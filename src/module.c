@@ -30,6 +30,7 @@
 #include "shared/notify_ring.h"
 #include "shared/once_counts.h"
 #include "shared/promote_round.h"
+#include "shared/publish_counts.h"
 #include "shared/settings_version.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
@@ -55,6 +56,8 @@ static const ShmemPart parts[] = {
 	{"idemq counters", idemq_counters_shmem_size, NULL, idemq_counters_shmem_init},
 	{"idemq settings", idemq_versions_shmem_size, NULL, idemq_versions_shmem_init},
 	{"idemq once counts", idemq_once_counts_shmem_size, NULL, idemq_once_counts_shmem_init},
+	{"idemq publish counts", idemq_publish_counts_shmem_size, NULL,
+	 idemq_publish_counts_shmem_init},
 	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
 	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
 	{"idemq lease owners", idemq_lease_owners_shmem_size, NULL, idemq_lease_owners_shmem_init},

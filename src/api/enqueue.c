@@ -18,6 +18,7 @@
 #include "utils/tuplestore.h"
 
 #include "api/depends_on.h"
+#include "api/enqueue.h"
 #include "api/enqueue_options.h"
 #include "job/new_child.h"
 #include "job/new_job.h"
@@ -162,9 +163,9 @@ limit_wait(JobChange *columns, const Interval *max_wait)
  * Writes a new job, or finds its duplicate.  batch: of enqueue_many, where the job has an
  * id; without one it is given here.
  */
-static void
-add_job(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, JobChange *columns,
-		DuplicateRule rule, JobWait wait, EnqueueAnswer *answer)
+void
+idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, JobChange *columns,
+				  DuplicateRule rule, JobWait wait, EnqueueAnswer *answer)
 {
 	JobStatus status;
 
@@ -247,7 +248,7 @@ idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 	idemq_enqueue_set_options(&columns, fcinfo->args + ARG_OPTIONS, &fcinfo->args[ARG_KIND]);
 	if (waits)
 		idemq_new_child(&columns, &kin);
-	add_job(&table, NULL, &queue, &columns, rule, wait, &answer);
+	idemq_enqueue_add(&table, NULL, &queue, &columns, rule, wait, &answer);
 	/* A duplicate keeps its own: its parents, and those that are named now, may be gone. */
 	if (waits && answer.outcome == OUTCOME_ACCEPTED)
 		idemq_new_child_add(&table, &queue, answer.id, &kin);
@@ -376,7 +377,7 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 		idemq_check_document("payload", arrays.payloads.values[i], 0);
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
 		fill_element(&columns, &arrays, i);
-		add_job(&table, batch, &queue, &columns, rule, wait, &answer);
+		idemq_enqueue_add(&table, batch, &queue, &columns, rule, wait, &answer);
 		of_others |= is_of_others(&answer);
 		values[0] = Int32GetDatum(i + 1);
 		fill_answer(&answer, values + 1, nulls + 1);

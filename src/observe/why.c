@@ -16,6 +16,7 @@
 
 #include "observe/why_handler.h"
 #include "observe/why_parents.h"
+#include "observe/why_wait.h"
 #include "job/limits.h"
 #include "job/recover.h"
 #include "job/transition.h"
@@ -272,7 +273,7 @@ say_waiting(WhyCall *call)
 		if (!say_limit(call))
 			say_ready(call);
 	}
-	else
+	else if (!idemq_why_wait(&call->answer, job, &call->queue))
 	{
 		say_time(call, "not due before ", job->ready_at);
 		if (job->status == JOB_FAILED)
