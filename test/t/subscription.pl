@@ -117,6 +117,7 @@ my %calls = (
 	enqueue => "SELECT idemq.enqueue('early', '1')",
 	enqueue_many => "SELECT * FROM idemq.enqueue_many('early', '{1}')",
 	enqueue_sequenced => "SELECT idemq.enqueue_sequenced('early', 'p', 1, '1')",
+	enqueue_graph => q{SELECT * FROM idemq.enqueue_graph('[{"name": "a", "queue": "early", "payload": 1}]')},
 	forget_producer => "SELECT idemq.forget_producer('early', 'p')",
 	enqueue_job => "CALL idemq.enqueue_job('early', '1')",
 	commit_job => 'CALL idemq.commit_job(1, 1)',
@@ -154,9 +155,9 @@ my %calls = (
 	set_shard => 'SELECT idemq.set_shard(1, 8)',
 	follow => 'the switch', take_over => 'the switch', retire => 'the switch',
 	(map { $_ => 'a trigger, which writes its own row at most' }
-		qw(jobs_changed jobs_truncated schedules_changed settings_changed queue_gone followers_changed followers_local role_named shard_changed)),
+		qw(jobs_changed jobs_truncated kin_changed schedules_changed settings_changed queue_gone followers_changed followers_local role_named shard_changed)),
 	(map { $_ => 'it reads' }
-		qw(validate result why attempt_progress current_job handler_states leases check queue_metrics memory_usage admission_counts once_counts publish_counts topic_states worker_state chore_counts timing_buckets prometheus_text wait_result primary_since next_run)),
+		qw(validate result why attempt_progress current_job handler_states leases check queue_metrics memory_usage admission_counts once_counts publish_counts topic_states worker_state chore_counts timing_buckets prometheus_text wait_result wait_results primary_since next_run)),
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
 sql($sub, 'CREATE FUNCTION handled(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$$$;
 	CREATE TABLE fenced (job_id bigint, token bigint);
