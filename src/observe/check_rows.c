@@ -141,6 +141,8 @@ static SqlStatement missing_triggers = {
 		"('idemq.followers', 'idemq_followers_local', 'REPLICA ', "
 		"'rows of the publisher replace those of'), "
 		"('idemq.clusters', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.shard', 'idemq_shard_changed', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.shard', 'idemq_shard_truncated', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.queue_grants', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
 		"('idemq.schedule_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
 		"('idemq.schedule_entries', 'idemq_schedules_changed', 'ALWAYS ', " OF_MEMORY "), "
