@@ -166,8 +166,8 @@ export interface ClusterWorkerOptions extends Omit<WorkerOptions, 'waitConnectio
  */
 export class ClusterWorker {
   constructor(router: Connection, queue: string, options?: ClusterWorkerOptions);
-  run(handler: Handler): Promise<Outcomes>;
-  runOutside(handler: OutsideHandler): Promise<Outcomes>;
+  run(handler: Handler | Handlers<Handler>): Promise<Outcomes>;
+  runOutside(handler: OutsideHandler | Handlers<OutsideHandler>): Promise<Outcomes>;
   stop(): void;
 }
 

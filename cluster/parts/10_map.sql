@@ -144,8 +144,7 @@ BEGIN
 	-- PL/Proxy wants all of them at once: these lead nowhere until set_shard_dsn.
 	SELECT string_agg(format('p%s %L', i, format('host=/nonexistent dbname=shard_%s_is_not_set', i)), ', ' ORDER BY i)
 		INTO parts FROM generate_series(0, init.shards - 1) i;
-	-- An idle shard that answers nothing for so long is down.
-	EXECUTE format('CREATE SERVER idemq_cluster FOREIGN DATA WRAPPER plproxy OPTIONS (query_timeout ''30'', %s)', parts);
+	EXECUTE format('CREATE SERVER idemq_cluster FOREIGN DATA WRAPPER plproxy OPTIONS (%s)', parts);
 END $$;
 COMMENT ON FUNCTION cluster.init(int)
 	IS 'make this database the router of so many logical shards, for ever: the foreign server idemq_cluster, which leads nowhere until cluster.set_shard_dsn; nothing when it is that already; a superuser''s';

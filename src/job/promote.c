@@ -31,6 +31,9 @@
  * A job whose row another transaction holds is not waited for: its group is visited
  * again a moment later.  It is not passed over either.  A job that had expired when its
  * turn came is cancelled, and the next one follows.
+ *
+ * Marks of children and parents (shared/kin.c) are among those of groups, and taken and owned as they
+ * are; what is done then is job/kin.c's.  A child that joins its group has that promoted.
  */
 #include "postgres.h"
 
@@ -41,13 +44,16 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "job/kin.h"
 #include "job/promote.h"
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_group.h"
+#include "table/jobs_kin.h"
 #include "txn/pending_groups.h"
 #include "shared/group_table.h"
 #include "shared/groups.h"
+#include "shared/kin.h"
 #include "base/clock.h"
 #include "base/jitter.h"
 #include "base/pace.h"
@@ -56,6 +62,8 @@
 #define PROMOTE_BATCH 256
 /* Visits of a group whose first job changes each time. */
 #define MAX_LOOKS 10
+/* Children that a scan looks at. */
+#define MAX_CHILDREN 2000
 /* Without a slot, a session scans all groups of a queue that often. */
 #define SCAN_INTERVAL USECS_PER_SEC
 
@@ -65,15 +73,6 @@ static struct
 	int32 queue_id;
 	text *name; /* NULL: nowhere */
 } left_off;
-
-typedef enum Promotion
-{
-	PROMOTED,			/* it has a head now, which is not committed yet */
-	PROMOTED_FOR_LATER, /* the same, but the head is not due yet */
-	HAS_HEAD,			/* or no jobs */
-	HELD,				/* the row of the next job is held, or a head is made but not committed */
-	NOT_FOR_US			/* it changes all the time, or our snapshot must not see it */
-} Promotion;
 
 /*
  * Makes a blocked job its group's head: it is due at once, or at its run_at; sets *due.
@@ -137,17 +136,27 @@ promote(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum nam
 }
 
 /*
- * Promotes a group that this session owns, and gives it back unless it wrote; returns
- * whether it has a head now that can be claimed.
+ * Promotes a group that this session owns, or does what its mark of a job with kin is for, and
+ * gives it back unless it wrote; returns whether there is a job now that can be claimed.
+ * *joined: the group that a child has joined, which may need a head; otherwise it is left alone.
  */
 static bool
-promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name)
+promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name,
+			  Datum *joined)
 {
 	static const GroupRelease release[] =
 		{[HAS_HEAD] = GROUP_DONE, [HELD] = GROUP_LATER, [NOT_FOR_US] = GROUP_AGAIN};
-	GroupFloor floor;
-	Promotion promotion = promote(table, queue, &group->key, name, &floor);
+	GroupFloor floor = group->floor;
+	Promotion promotion;
+	KinMark mark;
+	int64 id;
 
+	if (idemq_kin_read(&group->key, &mark, &id))
+		promotion = idemq_kin_promote(table, queue, mark, id, joined);
+	else
+		promotion = promote(table, queue, &group->key, name, &floor);
+	if (promotion == JOINED)
+		return false;
 	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER)
 		idemq_pending_groups_note_floor(group, floor);
 	else
@@ -155,14 +164,17 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 	return promotion == PROMOTED;
 }
 
-/* Promotes the group of a name, unless another session is on it. */
+/*
+ * Promotes the group of a name, or the job whose mark has it, unless another session is on
+ * it.  *joined: as promote_owned.
+ */
 static bool
-promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
+promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int length, Datum name,
+			  Datum *joined)
 {
-	text *value = DatumGetTextPP(name);
 	GroupTaken group;
 
-	idemq_group_key(&group.key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
+	idemq_group_key(&group.key, queue->id, bytes, length);
 	idemq_pending_groups_reserve(1);
 	switch (idemq_group_own(queue->slot, &group))
 	{
@@ -178,7 +190,79 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 	idemq_jitter();
 	/* A snapshot that is younger than our ownership. */
 	idemq_jobs_refresh(table);
-	return promote_owned(table, queue, &group, name);
+	return promote_owned(table, queue, &group, name, joined);
+}
+
+/* Promotes the group of a name, unless another session is on it. */
+static bool
+promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
+{
+	text *value = DatumGetTextPP(name);
+	Datum joined = (Datum) 0;
+
+	return promote_bytes(table, queue, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value), name,
+						 &joined);
+}
+
+/*
+ * Promotes the group that a child has joined, 0 for none: with this transaction's own changes.
+ * Should another session have it, the commit marks it.
+ */
+static bool
+promote_joined(JobsTable *table, const QueueInfo *queue, Datum joined)
+{
+	if (joined == (Datum) 0)
+		return false;
+	idemq_jobs_refresh(table);
+	return promote_named(table, queue, joined);
+}
+
+/* Looks at a child, and at its group, should it join it. */
+static bool
+promote_child(JobsTable *table, const QueueInfo *queue, KinMark mark, int64 id)
+{
+	char name[KIN_NAME];
+	Datum joined = (Datum) 0;
+
+	idemq_kin_name(name, mark, id);
+	return promote_bytes(table, queue, name, KIN_NAME, (Datum) 0, &joined) ||
+		   promote_joined(table, queue, joined);
+}
+
+/*
+ * Looks at the children of a queue whose parents are done, or have failed, up to max that become
+ * pending; if these were not all, the queue is to be scanned again.
+ */
+static int
+scan_children(JobsTable *table, const QueueInfo *queue, int max)
+{
+	int promoted = 0;
+	int count;
+	int64 *ids;
+
+	if (!idemq_kin_any())
+		return 0;
+	if (table->crosscheck != InvalidSnapshot)
+	{
+		/* It is not for us: job/kin.c. */
+		idemq_groups_want_scan(queue->slot, queue->id, false);
+		return 0;
+	}
+	ids = idemq_kin_resolvable(queue->id, MAX_CHILDREN, &count);
+	for (int i = 0; i < count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (promoted >= max || i == MAX_CHILDREN - 1)
+		{
+			/* Should all of these be held, a moment later. */
+			idemq_groups_want_scan(queue->slot, queue->id, i > 0 && promoted == 0);
+			break;
+		}
+		promoted += promote_child(table, queue, KIN_CHILD, ids[i]) ||
+					promote_child(table, queue, KIN_FAILURE, ids[i]);
+	}
+	pfree(ids);
+	return promoted;
 }
 
 /* Keeps the name of the group at which a scan stopped; NULL: none. */
@@ -273,9 +357,11 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 		{
 			const GroupKey *key = &groups[i].key;
 			Datum name = PointerGetDatum(cstring_to_text_with_len(key->name, key->length));
+			Datum joined = (Datum) 0;
 
 			CHECK_FOR_INTERRUPTS();
-			promoted += promote_owned(table, queue, &groups[i], name);
+			promoted += promote_owned(table, queue, &groups[i], name, &joined) ||
+						promote_joined(table, queue, joined);
 		}
 		taken += count;
 	} while (count == batch && promoted < max && taken < marked);
@@ -305,6 +391,7 @@ idemq_promote_some(const QueueInfo *queue, int max)
 	if (queue->slot == NULL && !idemq_pace_is_due(&pace, queue->id, SCAN_INTERVAL))
 		return 0;
 	idemq_jobs_open(&table);
+	idemq_kin_learn(queue);
 	idemq_pending_groups_note_scan(queue->slot, queue->id);
 	scan = queue->slot == NULL || idemq_groups_take_scan(queue->slot, queue->id);
 	if (!scan)
@@ -316,6 +403,7 @@ idemq_promote_some(const QueueInfo *queue, int max)
 		/* Younger than the scan's being taken. */
 		idemq_jobs_refresh(&table);
 		promoted += scan_groups(&table, queue, max - promoted);
+		promoted += scan_children(&table, queue, max - promoted);
 	}
 	else if (scan)
 		idemq_groups_want_scan(queue->slot, queue->id, false);
@@ -333,6 +421,20 @@ idemq_promote_group(const QueueInfo *queue, Datum name)
 
 	idemq_jobs_open(&table);
 	promoted = promote_named(&table, queue, name);
+	idemq_jobs_close(&table);
+	return promoted;
+}
+
+/* Looks at a job that is blocked by its parents; false when it still is, or that is not known. */
+bool
+idemq_promote_child(const QueueInfo *queue, int64 id)
+{
+	JobsTable table;
+	bool promoted;
+
+	idemq_jobs_open(&table);
+	promoted = promote_child(&table, queue, KIN_CHILD, id) ||
+			   promote_child(&table, queue, KIN_FAILURE, id);
 	idemq_jobs_close(&table);
 	return promoted;
 }

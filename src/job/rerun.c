@@ -27,6 +27,7 @@
 #include "utils/timestamp.h"
 
 #include "job/new_job_keyed.h"
+#include "job/kin.h"
 #include "job/rerun.h"
 #include "job/tick_key.h"
 #include "job/transition.h"

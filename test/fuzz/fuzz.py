@@ -39,8 +39,9 @@ ROLES = {
     "fuzz_reader": (),
 }
 STRANGERS = [role for role, seen in ROLES.items() if "canary_b" not in seen]
-# In a database that follows another nothing else can be called: test/t/subscription.pl has it.
-LEFT_OUT = "'follow'"
+# In a database that follows another, or has moved away, nothing else can be called, and a shard is
+# one for ever: test/t/subscription.pl and test/t/shard.pl have them.
+LEFT_OUT = "'follow', 'retire', 'set_shard'"
 # What uses up something, or takes long: seldom.
 SELDOM = {"new_generation": 0.05, "recount": 0.2, "check": 0.2, "drop_queue": 0.1, "purge": 0.2}
 # What PostgreSQL itself may say of such arguments and sessions: the rest is in the manual.
@@ -80,7 +81,7 @@ class Catalog:
             SELECT proname, prokind = 'p', prorettype = 'trigger'::regtype, pronargs - pronargdefaults,
                 coalesce(proargnames, '{}'), array(SELECT format_type(t, NULL) FROM unnest(proargtypes) WITH ORDINALITY u(t, n) ORDER BY n),
                 coalesce(proargmodes::text[], '{}')
-            FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace AND proname <> """ + LEFT_OUT + """
+            FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace AND proname NOT IN (""" + LEFT_OUT + """)
             ORDER BY proname, oid""").fetchall()
         self.relations = [name for (name,) in conn.execute("""
             SELECT relname FROM pg_class WHERE relnamespace = 'idemq'::regnamespace AND relkind IN ('r', 'v', 'S') ORDER BY 1""")]
@@ -116,6 +117,7 @@ class Values:
             "queue": NAMES, "name": [*NAMES, "new1", "new2"], "key": [f"key{i}" for i in range(12)],
             "group_key": ["g1", "g2", "g3"], "privilege": ["enqueue", "claim", "admin", "owner"],
             "on_duplicate": ["keep", "ignore", "replace", "error", "rerun", "keeper"],
+            "on_parent_failure": ["cancel", "wait", "run", "skip"],
             "cron": ["* * * * *", "*/5 0-3 1,15 * mon", "0 0 31 2 *", "@daily", "@reboot", "60 * * * *", "* * * *"],
             "timezone": ["UTC", "Europe/Berlin", "Mars/Base", "+25"], "schedule": ["s1", "s2"], "bucket": ["x", "y"],
         }  # fmt: skip
@@ -132,7 +134,7 @@ class Values:
     def integer(self, name, bits, place):
         rng = self.rng
         top = 2 ** (bits - 1)
-        usual = {"id": 0, "token": 1, "job": 0}.get(name.rstrip("s").removesuffix("_id"))
+        usual = {"id": 0, "token": 1, "job": 0, "depends_on": 0}.get(name.rstrip("s").removesuffix("_id"))
         if usual is not None and not self.is_odd():
             return str(self.chosen[place % len(self.chosen)][usual])
         if not self.is_odd():

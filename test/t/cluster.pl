@@ -187,12 +187,11 @@ is($session->query_safe($down), '|8', 'and come back, in the same session');
 is($session->query_safe("SELECT outcome FROM cluster.enqueue('q', '1', key => '$down_key')"), 'accepted', 'for their keys');
 $session->quit;
 
-# One that does not answer: somebody has locked a table.
+# One where somebody has locked a table, which gives up by a setting in the map.
 my $locked = session($west, 'shard_3');
 $locked->query_safe('BEGIN; LOCK TABLE idemq.queues IN ACCESS EXCLUSIVE MODE');
-rt(q{ALTER SERVER idemq_cluster OPTIONS (SET query_timeout '1')});
-is_rt($down, '3|7', 'nor does one that gives no answer');
-rt(q{ALTER SERVER idemq_cluster OPTIONS (SET query_timeout '30')});
+rt(q{SELECT cluster.set_shard_dsn(3, '} . $psql->($west, 'shard_3') . q{ options=''-c lock_timeout=200ms'' ')});
+is_rt('SELECT shard, substr(error, 1, 6) FROM cluster.metrics() WHERE error IS NOT NULL', '3|55P03:', 'nor does one that gives up');
 $locked->query_safe('ROLLBACK');
 $locked->quit;
 is_rt($down, '|8', 'until it does');
@@ -237,7 +236,7 @@ my ($long, $long_token) = split /\|/, rt("SELECT id, token FROM cluster.acquire(
 
 # A transaction of the router that has called the old place, and will call the new one.
 my $block = session($router, 'router');
-$block->query_safe("BEGIN; SELECT cluster.enqueue('q', '1', key => '$long_key', on_duplicate => 'ignore')");
+$block->query_safe("SET client_min_messages = error; BEGIN; SELECT cluster.enqueue('q', '1', key => '$long_key', on_duplicate => 'ignore')");
 
 # Producers through the router, and workers that go by the map and commit with their effect.
 my $traffic = "$PostgreSQL::Test::Utils::tmp_check/traffic";
@@ -304,7 +303,7 @@ is_rt_state($four, '55000', 'it is not waited for longer than that');
 like(says($four), qr/shard 4 is being moved/, 'and that is what is said');
 rt(q{UPDATE cluster.settings SET patience = '60 s'});
 my $waiting = session($router, 'router');
-my $pid = $waiting->query_safe('SELECT pg_backend_pid()');
+my $pid = $waiting->query_safe('SET client_min_messages = error; SELECT pg_backend_pid()');
 $waiting->query_until(qr/sent/, "\\echo sent\n$four;\n");
 wait_until($router, "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = $pid");
 sql($east, 'SELECT idemq.retire(NULL); SELECT idemq.take_over()', 'shard_4');

@@ -213,12 +213,12 @@ export class ClusterWorker {
     this.#options = { ...options, home, roam, concurrency, signals, once, waitConnection: undefined };
   }
 
-  /** @param {import('../index.js').Handler} handler */
+  /** @param {import('../index.js').Handler | import('../index.js').Handlers<import('../index.js').Handler>} handler */
   async run(handler) {
     return this.#run((worker) => worker.run(handler));
   }
 
-  /** @param {import('../index.js').OutsideHandler} handler */
+  /** @param {import('../index.js').OutsideHandler | import('../index.js').Handlers<import('../index.js').OutsideHandler>} handler */
   async runOutside(handler) {
     return this.#run((worker) => worker.runOutside(handler));
   }
