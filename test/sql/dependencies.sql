@@ -320,6 +320,17 @@ SELECT line();
 SELECT (SELECT count(*) FROM idemq.dependencies) AS edges, (SELECT count(*) FROM idemq.children) AS waiting;
 SELECT idemq.purge('none');
 
+-- A child that is moved to another queue is released there.
+SELECT add('p', queue => 'none') > 0 AS p;
+SELECT add('c', ids('p'), queue => 'none') > 0 AS c;
+UPDATE idemq.jobs SET queue_id = idemq.queue_id('other') WHERE payload = '"c"';
+SELECT take('none');
+SELECT done('p');
+SELECT take('other');
+SELECT done('c');
+SELECT clean();
+SELECT reset();
+
 -- What check() says of rows that were written by hand.
 SELECT add('p', queue => 'other') > 0 AS p;
 SELECT add('c', ids('p'), queue => 'other') > 0 AS c;
