@@ -96,6 +96,7 @@ typedef struct GraphJob
 	int left;	   /* parents by name that are not in the order yet */
 	int nchildren; /* by name; then where they begin in Graph.children */
 	int first_child;
+	int seen; /* parents before this one are in the order: parent_left */
 	int64 id; /* once it is enqueued */
 } GraphJob;
 
@@ -227,6 +228,21 @@ find_node(const Graph *graph, const char *name)
 	return -1;
 }
 
+/* Returns the id that a number is; 1.4 is none, nor what no bigint can be. */
+static int64
+parent_id(const GraphJob *node, Numeric number)
+{
+	char *digits = DatumGetCString(DirectFunctionCall1(numeric_out, NumericGetDatum(number)));
+	char *end;
+	long long id;
+
+	errno = 0;
+	id = strtoll(digits, &end, 10);
+	if (errno != 0 || *end != '\0')
+		refuse(node->name, psprintf("it depends on %.40s, which is no id of a job", digits));
+	return id;
+}
+
 /* Reads one element of depends_on. */
 static void
 read_parent(Graph *graph, GraphJob *node, const JsonbValue *value)
@@ -235,8 +251,7 @@ read_parent(Graph *graph, GraphJob *node, const JsonbValue *value)
 
 	if (value->type == jbvNumeric)
 	{
-		node->parents[n] =
-			DatumGetInt64(DirectFunctionCall1(numeric_int8, NumericGetDatum(value->val.numeric)));
+		node->parents[n] = parent_id(node, value->val.numeric);
 		return;
 	}
 	if (value->type != jbvString)
@@ -301,12 +316,12 @@ list_children(Graph *graph)
 static int
 parent_left(const Graph *graph, int at)
 {
-	const GraphJob *node = &graph->nodes[at];
-	int n = 0;
+	GraphJob *node = &graph->nodes[at];
 
-	while (!node->by_name[n] || graph->nodes[node->parents[n]].left == 0)
-		n++;
-	return (int) node->parents[n];
+	/* One that is not left now never will be: a circle that is walked round is read once. */
+	while (!node->by_name[node->seen] || graph->nodes[node->parents[node->seen]].left == 0)
+		node->seen++;
+	return (int) node->parents[node->seen];
 }
 
 /* Raises 22023, and names jobs that depend on each other in a circle. */
@@ -322,7 +337,10 @@ refuse_cycle(const Graph *graph)
 		first++;
 	/* After so many steps one is in a circle. */
 	for (int i = 0; i < graph->count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
 		first = parent_left(graph, first);
+	}
 	initStringInfo(&names);
 	appendStringInfo(&names, "\"%s\"", graph->nodes[first].name);
 	at = first;

@@ -15,6 +15,7 @@
 #include "table/jobs.h"
 #include "table/jobs_id.h"
 #include "table/jobs_kin.h"
+#include "table/jobs_moved.h"
 #include "txn/pending.h"
 #include "txn/pending_counts.h"
 #include "txn/pending_groups.h"
@@ -207,17 +208,29 @@ note_group(Relation rel, HeapTuple row)
 		idemq_pending_groups_note(queue.slot, queue_id, name, GROUP_DROP_FLOOR);
 }
 
-/* Has the filter follow a job with kin into another queue. */
+/*
+ * Follows a job into another queue: what it waits for as a child; or for an event, of which it
+ * asks again, since events are a queue's own.
+ */
 static void
 note_move(Relation rel, HeapTuple old_row, HeapTuple new_row)
 {
 	bool isnull;
+	int32 old_id = DatumGetInt32(column(rel, old_row, COL_QUEUE_ID, &isnull));
 	int32 queue_id = DatumGetInt32(column(rel, new_row, COL_QUEUE_ID, &isnull));
-	QueueInfo queue;
+	int64 id = DatumGetInt64(column(rel, new_row, COL_ID, &isnull));
+	QueueInfo queue = {0};
+	QueueSlot *old_slot;
 
-	if (queue_id != DatumGetInt32(column(rel, old_row, COL_QUEUE_ID, &isnull)) &&
-		idemq_queue_by_id(queue_id, &queue))
-		idemq_kin_note(queue.slot, DatumGetInt64(column(rel, new_row, COL_ID, &isnull)));
+	if (queue_id == old_id)
+		return;
+	old_slot = idemq_queue_by_id(old_id, &queue) ? queue.slot : NULL;
+	if (idemq_kin_maybe(old_slot, id))
+		idemq_jobs_moved_child(id, queue_id);
+	if (status_of(rel, new_row) == JOB_PENDING)
+		idemq_jobs_moved_waiter(id);
+	if (idemq_queue_by_id(queue_id, &queue))
+		idemq_kin_note(queue.slot, id);
 }
 
 /* Follows the deletion of a row that may have parents or children. */

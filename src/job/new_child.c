@@ -65,7 +65,8 @@ check_parent(JobsTable *table, NewKin *kin, int64 parent, QueueInfo *queue)
 	Job job;
 
 	CHECK_FOR_INTERRUPTS();
-	if (!idemq_jobs_fetch(table, parent, &job))
+	/* Its own row is there by now, under an id that can be guessed: it would wait for ever. */
+	if (parent == kin->child || !idemq_jobs_fetch(table, parent, &job))
 		refuse(parent);
 	if (job.queue_id != queue->id)
 	{

@@ -254,12 +254,13 @@ delete_by_sql(const Job *job, TimestampTz finished_at)
 static TimestampTz
 delete_row(Batch *batch, const Job *job, TimestampTz finished_at)
 {
+	bool has_kin = idemq_kin_maybe(batch->queue.slot, job->id);
 	bool deleted;
 
 	if (!idemq_jobs_is_free(job))
 		return batch->now;
 	/* A child that is not finished may still ask for its result. */
-	if (idemq_kin_maybe(batch->queue.slot, job->id) && idemq_kin_is_needed(job->id))
+	if (has_kin && idemq_kin_is_needed(job->id))
 		return batch->now + NEEDED_PAUSE;
 	if (!batch->table.simple)
 		deleted = delete_by_sql(job, finished_at);
@@ -267,6 +268,9 @@ delete_row(Batch *batch, const Job *job, TimestampTz finished_at)
 		deleted = idemq_jobs_delete(&batch->table, job, JOB_SKIPS_STRANGERS) == JOB_WRITTEN;
 	if (!deleted)
 		return batch->now + (batch->table.simple ? 0 : REFUSED_PAUSE);
+	/* One that was cancelled with it may be brought back. */
+	if (batch->table.simple && job->status != JOB_COMPLETED && has_kin && idemq_kin_any())
+		idemq_kin_row_gone(job->id, job->status);
 	idemq_pending_counts_event(job->queue_id, COUNTER_BIT(COUNTER_PURGED));
 	batch->ids[batch->rows++] = job->id;
 	return DT_NOEND;

@@ -92,6 +92,9 @@ SELECT sqlstate_of($$SELECT idemq.enqueue('q', '1', depends_on => '{1,NULL}')$$)
 SELECT sqlstate_of($$SELECT idemq.enqueue('q', '1', depends_on => '{{1},{2}}')$$);
 SELECT sqlstate_of($$SELECT idemq.enqueue('q', '1', depends_on => '{1}', on_parent_failure => 'skip')$$);
 SELECT sqlstate_of($$SELECT idemq.enqueue('q', '1', depends_on => '{1}', on_parent_failure => NULL)$$);
+-- A job is no parent of its own, whose id can be guessed.
+SELECT sqlstate_of(format('SELECT idemq.enqueue(%L, %L, depends_on => %L)', 'q', '1', ARRAY[id + 1])) ~ '^IQ002' AS refused FROM idemq.enqueue('q', '"before"');
+SELECT idemq.cancel((ids('before'))[1]);
 SELECT sqlstate_of($$SELECT * FROM idemq.parents(NULL)$$);
 SELECT count(*) AS none FROM idemq.parents(123456789);
 
@@ -247,6 +250,23 @@ SELECT idemq.purge('q');
 SELECT idemq.purge('other');
 SELECT line();
 SELECT count(*) AS edges FROM idemq.dependencies;
+-- A parent that failed has failed for good, also when retention has deleted it before the child is brought back.
+SELECT idemq.create_queue('brief', retention => '0', dead_retention => '0', max_attempts => 1) > 0 AS created;
+SELECT add('d', queue => 'brief') > 0, add('x', queue => 'brief') > 0;
+SELECT add('of d', ids('d')) > 0, add('of x', ids('x'), 'wait') > 0, add('run of d', ids('d'), 'run') > 0;
+SELECT idemq.cancel((ids('x'))[1]), idemq.cancel((ids('run of d'))[1]), idemq.cancel((ids('of x'))[1]);
+SELECT take('brief');
+SELECT die('d');
+SELECT take();
+SELECT idemq.apply_retention();
+SELECT payload, status, last_error ~ 'is (dead|cancelled)$' AS told FROM idemq.jobs ORDER BY id;
+SELECT p.status FROM idemq.parents((ids('of d'))[1]) p;
+SELECT idemq.retry(id) FROM idemq.jobs ORDER BY id;
+SELECT take();
+SELECT payload, status, last_error ~ 'is gone$' AS told FROM idemq.jobs ORDER BY id;
+SELECT done('run of d');
+SELECT idemq.purge('q'), clean();
+SELECT idemq.drop_queue('brief');
 -- A whole chain of one queue goes; what another queue's child needs stays.
 SELECT add('p') > 0 AS p;
 SELECT add('c', ids('p')) > 0 AS c;
@@ -299,6 +319,17 @@ SELECT done('c');
 SELECT line();
 SELECT (SELECT count(*) FROM idemq.dependencies) AS edges, (SELECT count(*) FROM idemq.children) AS waiting;
 SELECT idemq.purge('none');
+
+-- A child that is moved to another queue is released there.
+SELECT add('p', queue => 'none') > 0 AS p;
+SELECT add('c', ids('p'), queue => 'none') > 0 AS c;
+UPDATE idemq.jobs SET queue_id = idemq.queue_id('other') WHERE payload = '"c"';
+SELECT take('none');
+SELECT done('p');
+SELECT take('other');
+SELECT done('c');
+SELECT clean();
+SELECT reset();
 
 -- What check() says of rows that were written by hand.
 SELECT add('p', queue => 'other') > 0 AS p;
@@ -367,11 +398,19 @@ SELECT sqlstate_of(format('SELECT idemq.enqueue_graph(%L)', g)) FROM unnest('{
 	"[{\"name\": \"a\", \"queue\": \"q\", \"payload\": 1, \"depends_on\": 1}]",
 	"[{\"name\": \"a\", \"queue\": \"q\", \"payload\": 1, \"depends_on\": [\"z\"]}]",
 	"[{\"name\": \"a\", \"queue\": \"q\", \"payload\": 1, \"depends_on\": [true]}]",
+	"[{\"name\": \"a\", \"queue\": \"q\", \"payload\": 1, \"depends_on\": [1.4]}]",
+	"[{\"name\": \"a\", \"queue\": \"q\", \"payload\": 1, \"depends_on\": [1e30]}]",
 	"[{\"name\": \"a\", \"queue\": \"q\", \"payload\": 1}, {\"name\": \"b\", \"queue\": \"nope\", \"payload\": 1}]",
 	"[{\"name\": \"a\", \"queue\": \"q\", \"payload\": 1}, {\"name\": \"a\", \"queue\": \"q\", \"payload\": 1}]",
 	"[{\"name\": \"a\", \"queue\": \"q\", \"payload\": 1, \"delay\": \"soon\"}]",
 	"[{\"name\": \"a\", \"queue\": \"q\", \"payload\": null, \"priority\": 99}]"}'::text[]) g;
 SELECT sqlstate_of('SELECT idemq.enqueue_graph(NULL)');
+-- A circle in which each job has many parents is found in no time.
+SET statement_timeout = '5 s';
+SELECT sqlstate_of(format('SELECT idemq.enqueue_graph(%L)', (SELECT jsonb_agg(jsonb_build_object('name', 'n' || i, 'queue', 'q', 'payload', 1)) FROM generate_series(1, 100000) i)
+	|| jsonb_build_array(jsonb_build_object('name', 'x', 'queue', 'q', 'payload', 1, 'depends_on', (SELECT jsonb_agg('n' || i) || '["y"]' FROM generate_series(1, 100000) i)),
+	'{"name": "y", "queue": "q", "payload": 1, "depends_on": ["x"]}'::jsonb)));
+RESET statement_timeout;
 SELECT count(*) AS unchanged FROM idemq.jobs;
 SET ROLE dependencies_worker;
 SELECT idemq.enqueue_graph('[{"name": "a", "queue": "other", "payload": 1}]');

@@ -230,6 +230,19 @@ SELECT outcome FROM idemq.send_event('other', 'locked');
 SELECT locktype, mode FROM pg_locks WHERE objsubid = 25974;
 ROLLBACK;
 
+-- A job that sleeps and is moved to another queue asks there, and no longer than it would have.
+SELECT idemq.create_queue('from') > 0 AND idemq.create_queue('to') > 0 AS created;
+SELECT (idemq.enqueue('from', '"moved"')).id AS moved \gset
+SELECT token AS t10 FROM idemq.claim('from') \gset
+SELECT outcome FROM idemq.await_event(:moved, :t10, 'm', '3 days');
+UPDATE idemq.jobs SET queue_id = idemq.queue_id('to') WHERE id = :moved;
+SELECT token AS t11 FROM idemq.claim('to') \gset
+SELECT outcome FROM idemq.await_event(:moved, :t11, 'm', '9 days');
+SELECT queue_id = idemq.queue_id('to') AS followed, lasts FROM idemq.steps JOIN waits USING (name) WHERE job_id = :moved;
+SELECT s.outcome FROM idemq.send_event('from', 'm', '"to nobody"') s, idemq.send_event('to', 'm', '"heard"');
+SELECT token AS t12 FROM idemq.claim('to') \gset
+SELECT * FROM idemq.await_event(:moved, :t12, 'm', '3 days');
+SELECT idemq.drop_queue('from', force => true), idemq.drop_queue('to', force => true);
 -- With the queue its events go.
 SELECT idemq.drop_queue('crowd', force => true), idemq.drop_queue('brief', force => true), idemq.drop_queue('grouped', force => true);
 SELECT count(*) FROM idemq.events WHERE queue_id IN (:crowd, :brief, :grouped);
