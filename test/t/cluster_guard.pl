@@ -132,10 +132,12 @@ like($err, qr/it has moved there/, 'and it says so');
 is_rt("SELECT outcome FROM cluster.enqueue('q', '1', key => '$key', on_duplicate => 'ignore')", 'duplicate', 'the new place goes on');
 is_state($node, "SELECT idemq.enqueue('q', '1')", '55000', 'the old one does not', 's1');
 
-# The manual's calls of a fenced database: each that writes is refused.
+# A fenced database: what writes is refused, and what would say of a job, or of a limit, how it is now.
 is_state($node, "SELECT idemq.$_", '55000', "fenced: $_", 's1')
   foreach 'enqueue_many($$q$$, $${1}$$)', 'claim($$q$$)', 'acquire($$q$$, $$k$$, $$1$$)', 'heartbeat(1, 1)', 'try_commit(1, 1)', 'fail(1, 1)', 'release(1, 1)',
-  'checkpoint(1, 1, $$1$$)', 'cancel(1)', 'retry(1)', 'create_queue($$r$$)', 'alter_queue($$q$$)', 'pause($$q$$)', 'drop_queue($$q$$)', 'take_over()';
+  'checkpoint(1, 1, $$1$$)', 'cancel(1)', 'retry(1)', 'create_queue($$r$$)', 'alter_queue($$q$$)', 'pause($$q$$)', 'drop_queue($$q$$)', 'take_over()',
+  'validate(1, 1)', 'result(1)', 'admit($$b$$, 1, $$1 s$$)';
+is_state($node, 'CALL idemq.wait_result(1, $$1 s$$)', '55000', 'fenced: wait_result', 's1');
 
 $node->stop;
 done_testing();
