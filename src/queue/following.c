@@ -168,11 +168,10 @@ idemq_following_refuse_moved(void)
 {
 	if (likely(!idemq_follows()) || known.moved_to == NULL)
 		return;
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("this shard has moved to %s", known.moved_to),
-			 errhint("Read the cluster's map again, SELECT * FROM cluster.map() in the "
-					 "router's database, and connect to what it names for this shard.")));
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("this shard has moved to %s", known.moved_to),
+					errhint("Read the cluster's map again, SELECT * FROM cluster.map() in the "
+							"router's database, and connect to what it names for this shard.")));
 }
 
 /* Raises 55000 in a database that follows another, or has moved. */
