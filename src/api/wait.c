@@ -226,6 +226,7 @@ check_job(Wait *wait, Target *target)
 	Job job;
 	bool standby = RecoveryInProgress();
 
+	idemq_following_refuse_moved();
 	join(target, idemq_sleepers_of_job(MyDatabaseId, target->job_id));
 	if (standby)
 		target->again = Min(target->again, idemq_mono_now() + standby_pause(wait));
