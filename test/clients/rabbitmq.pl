@@ -194,7 +194,19 @@ is_soon($node, "SELECT status = 'dead' AND attempt = 3 FROM idemq.job_by_key('pa
   foreach 'poison-1', 'poison-2';
 
 is(join('', map { died($_) } @consumers), '', 'no consumer has ended');
-my $heard = heard(@consumers, @gone);
+my $left;
+foreach (1 .. 10)
+{
+	kill_9(@consumers);
+	push @gone, splice @consumers;
+	Time::HiRes::sleep(0.1) until ($left = broker('rabbitmq_state', 'payments')) =~ / 0$/;
+	last if $left eq '0 0';
+	# One was killed in its work.
+	consumers(1);
+	broker_until('0 1', 'rabbitmq_state', 'payments');
+}
+is($left, '0 0', 'the broker has nothing left that was not acknowledged');
+my $heard = heard(@gone);
 my %outcomes;
 foreach (keys %$heard)
 {
@@ -203,18 +215,6 @@ foreach (keys %$heard)
 }
 diag "figure: $sent messages, each sent twice: " . join(', ', map { "$_ $outcomes{$_}" } sort keys %outcomes);
 cmp_ok($outcomes{completed}, '>=', $sent, 'a message that was sent again is settled by the first one');
-my $left;
-foreach (1 .. 10)
-{
-	kill_9(@consumers);
-	@consumers = ();
-	Time::HiRes::sleep(0.1) until ($left = broker('rabbitmq_state', 'payments')) =~ / 0$/;
-	last if $left eq '0 0';
-	# One was killed in its work.
-	consumers(1);
-	broker_until('0 1', 'rabbitmq_state', 'payments');
-}
-is($left, '0 0', 'the broker has nothing left that was not acknowledged');
 is_sql($node, "SELECT status, count(*) FROM idemq.jobs GROUP BY 1 ORDER BY 1", "completed|$sent\ndead|2", 'nor has the queue');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 
