@@ -76,7 +76,7 @@ sub said
 {
 	my ($from, $what, $server) = ($_[0], $_[1] // qr/ (?:LOG|WARNING|ERROR|FATAL|PANIC): /, $_[2] // $node);
 
-	return join '', grep { /$what/ && !/listening on|LOG:  idemq(?:'s background worker of database .* (?:started|ended)| begins recovery| has recovered)/ } split /^/, slurp_file($server->logfile, $from);
+	return join '', grep { /$what/ && !/listening on|LOG:  checkpoints? |LOG:  idemq(?:'s background worker of database .* (?:started|ended)| begins recovery| has recovered)/ } split /^/, slurp_file($server->logfile, $from);
 }
 
 sub log_end { return -s ($_[0] // $node)->logfile }
