@@ -2,6 +2,9 @@
 
 A process that is started here ends with main.py, whatever ends that (PR_SET_PDEATHSIG), except
 PostgreSQL servers, which begin sessions of their own: stop_all ends those, and run does once more.
+
+What loses its parent is ours (PR_SET_CHILD_SUBREAPER), and kill waits for it: an init that leaves
+a dead postmaster a zombie for a while makes its postmaster.pid look like that of a server that runs.
 """
 
 import ctypes
@@ -19,6 +22,7 @@ BIN = Path(os.environ["FAILOVER_BIN"])
 PATIENCE = 90
 
 _libc = ctypes.CDLL(None)
+_libc.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 _started = []
 _servers = []
 
@@ -209,6 +213,7 @@ class Server:
         pids = self.pids()
         signal_all(pids, signal.SIGKILL)
         until(lambda: not any(running(pid) for pid in pids), f"the end of {self.name}")
+        until(lambda: all(reaped(pid) for pid in pids), f"the end of {self.name}'s zombies")
 
     def freeze(self):
         """Stops all its processes: the kernel goes on answering for it."""
@@ -253,3 +258,12 @@ def running(pid):
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def reaped(pid):
+    """Whether nothing is left of a process that has ended, not its number either."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass  # it has another parent, or was awaited
+    return not Path(f"/proc/{pid}").exists()
