@@ -17,6 +17,8 @@ use Test::More;
 my $modules = $ENV{IDEMQ_NODE_MODULES};
 plan skip_all => 'no fastify: npm cannot fetch it' unless $modules && -d "$modules/fastify" && -d "$modules/playwright-core";
 plan skip_all => 'no /usr/bin/chromium' unless -x '/usr/bin/chromium';
+my ($release) = qx{node --version} =~ /^v(\d+)/;
+plan skip_all => "no Node.js 20 or newer, which page and browser want: $release" if $release < 20;
 
 my $tmp = PostgreSQL::Test::Utils::tempdir();
 my $ui = "$tmp/ui";
