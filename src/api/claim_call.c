@@ -21,6 +21,7 @@
 #include "api/claim_row.h"
 #include "job/claim_one.h"
 #include "job/limits.h"
+#include "job/places.h"
 #include "job/promote.h"
 #include "job/ready_scan.h"
 #include "job/recover.h"
@@ -34,6 +35,35 @@
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/oids.h"
+
+/* So many jobs without a place may one scan make blocked. */
+#define MAX_PARKED 256
+
+/* Keeps the name of a job's group, whose next job this call is to promote. */
+static void
+note_group(ClaimCall *call, const Job *job)
+{
+	MemoryContext old = MemoryContextSwitchTo(MemoryContextGetParent(call->scan.row_context));
+	Datum name = job->row->tts_values[COL_GROUP_KEY];
+
+	call->groups = lappend(call->groups, PG_DETOAST_DATUM_COPY(name));
+	MemoryContextSwitchTo(old);
+}
+
+/* Has a job that is due wait for a place of its group. */
+static Step
+park(ClaimCall *call, JobsTable *table, const Job *job)
+{
+	if (call->parked >= MAX_PARKED)
+		call->scan.stopped = true;
+	else if (idemq_job_park(table, job, &call->scan.queue) == JOB_WRITTEN)
+	{
+		call->parked++;
+		note_group(call, job);
+		return STEP_PASS;
+	}
+	return STEP_STAY;
+}
 
 /* Claims a fetched job that is ready, and adds it to the answer. */
 static Step
@@ -70,6 +100,9 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 	nulls[first + CLAIM_COLUMN_COUNT] = false;
 	tuplestore_putvalues(call->store, call->desc, values, nulls);
 	call->claimed++;
+	if (idemq_has_places(&call->scan.queue) && call->claimed < call->wanted &&
+		!job->row->tts_isnull[COL_GROUP_KEY])
+		note_group(call, job);
 	return call->claimed < call->wanted ? STEP_PASS : STEP_STOP;
 }
 
@@ -88,6 +121,8 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 
 		return write == JOB_WRITTEN ? STEP_PASS : STEP_STAY;
 	}
+	if (idemq_is_without_place(&scan->queue, &job))
+		return park(call, table, &job);
 	return claim_ready(call, table, &job);
 }
 
@@ -99,6 +134,7 @@ scan_queue(ClaimCall *call, bool from_start)
 	JobsTable table;
 
 	call->scan.wanted = call->wanted - call->claimed;
+	call->parked = 0;
 	idemq_ready_scan(&call->scan, &table, from_start);
 	idemq_jobs_close(&table);
 	/* A signal may be lost with its sleeper: what is left wakes the next one. */
@@ -117,6 +153,50 @@ may_promote(const QueueInfo *queue)
 }
 
 /*
+ * Promotes the next jobs of the groups that the last scan took jobs from, in their order, and
+ * others that are marked; no more than are still wanted.  Returns how many.
+ */
+static int
+promote_round(ClaimCall *call)
+{
+	const QueueInfo *queue = &call->scan.queue;
+	int wanted = call->wanted - call->claimed;
+	int promoted = 0;
+	LimitView view;
+	ListCell *cell;
+
+	if (!idemq_limit_may_borrow(queue) && !idemq_limit_lets(queue, &view))
+		return 0;
+	foreach (cell, call->groups)
+	{
+		if (promoted < wanted)
+			promoted += idemq_promote_group(queue, PointerGetDatum(lfirst(cell)));
+	}
+	list_free_deep(call->groups);
+	call->groups = NIL;
+	if (promoted < wanted && idemq_promote_wanted(queue))
+		promoted += idemq_promote_some(queue, wanted - promoted);
+	return promoted;
+}
+
+/*
+ * Claims what is ready of a queue whose groups have places, round by round: one job of
+ * each group.
+ */
+static void
+claim_rounds(ClaimCall *call)
+{
+	bool enough;
+
+	call->groups = NIL;
+	do
+	{
+		scan_queue(call, false);
+		enough = call->scan.stopped && call->parked < MAX_PARKED;
+	} while (!enough && call->claimed < call->wanted && promote_round(call) > 0);
+}
+
+/*
  * Claims from the queue at hand what is ready; and, if that is not enough, heads of
  * FIFO groups that are not promoted yet.  Without a worker heads come first, or jobs of
  * no group could keep them waiting for ever.  Scans again after a round of promotion that
@@ -131,7 +211,10 @@ scan_and_promote(ClaimCall *call)
 
 	if (alone && may_promote(queue))
 		(void) idemq_promote_some(queue, call->wanted - call->claimed);
-	scan_queue(call, false);
+	if (idemq_has_places(queue))
+		claim_rounds(call);
+	else
+		scan_queue(call, false);
 	/* It has what it wants, or the queue is at a limit. */
 	if (call->scan.stopped)
 		return;

@@ -14,6 +14,7 @@
 #include "job/claim_by_id.h"
 #include "job/claim_one.h"
 #include "job/limits.h"
+#include "job/places.h"
 #include "job/promote.h"
 #include "job/reap.h"
 #include "job/recover.h"
@@ -119,12 +120,16 @@ unblock(JobCall *call, JobsTable *table)
 {
 	Datum name;
 	Job first;
+	bool is_first;
 
 	if (call->job.row->tts_isnull[COL_GROUP_KEY])
 		return true; /* written by hand: it has no turn */
 	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
 	/* Another job's turn is not for our transaction to begin: it may be a long one. */
-	if (idemq_jobs_group_first(table, call->queue.id, name, &first) && first.id == call->id &&
+	is_first = idemq_has_places(&call->queue)
+				   ? idemq_jobs_group_blocked(table, call->queue.id, name, PG_INT64_MIN, &first)
+				   : idemq_jobs_group_first(table, call->queue.id, name, &first);
+	if (is_first && first.id == call->id &&
 		!idemq_promote_group(&call->queue, name) && call->queue.slot != NULL)
 		idemq_round_await(call->queue.slot);
 	idemq_jobs_refresh(table);
@@ -215,6 +220,18 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 			return finished_outcome(call);
 		if (!idemq_transition_allowed(call->event, call->job.status))
 			return outcome_of_status(call->job.status, call->event);
+		if (call->job.ready_at <= idemq_now() && idemq_is_without_place(&call->queue, &call->job))
+		{
+			JobWrite write = idemq_job_park(table, &call->job, &call->queue);
+
+			if (write == JOB_LOCKED)
+				return OUTCOME_LOCKED;
+			if (write == JOB_WRITTEN)
+				idemq_jobs_refresh(table);
+			else
+				idemq_jobs_refresh_or_raise(table);
+			continue;
+		}
 		outcome = take_job(call, table, &again);
 		if (!again)
 			return outcome;

@@ -32,6 +32,7 @@
 
 #include "job/new_job.h"
 #include "job/new_job_keyed.h"
+#include "job/places.h"
 #include "job/tick_key.h"
 #include "table/jobs_steps.h"
 #include "table/jobs.h"
@@ -53,19 +54,22 @@
 /*
  * One that was released or redriven has a checkpoint, which is about the payload of before.
  * $10: not later than the job was to run; NULL in run_at, of a blocked one, is at once.
+ * $11: its group has places, of which it then has none (job/places.c).
  */
 static SqlStatement replace_job =
 	{.text = "UPDATE idemq.jobs SET payload = $2, checkpoint = NULL, "
 			 "ready_at = CASE WHEN status <> 'blocked' THEN least(CASE WHEN group_key IS NULL "
 			 "THEN $3 ELSE greatest($3, $8) END, CASE WHEN $10 THEN ready_at END) END, "
 			 "run_at = CASE WHEN status = 'blocked' AND (run_at IS NOT NULL OR NOT $10) "
-			 "THEN least($3, CASE WHEN $10 THEN run_at END) END, "
+			 "THEN least($3, CASE WHEN $10 THEN run_at END) "
+			 "WHEN status <> 'blocked' AND group_key IS NOT NULL AND $11 "
+			 "THEN least(greatest($3, $8), CASE WHEN $10 THEN ready_at END) END, "
 			 "priority = $4, headers = $5, "
 			 "expires_at = $6, max_attempts = $7, key_expires_at = coalesce($9, key_expires_at) "
 			 "WHERE id = $1 AND status IN ('pending', 'blocked') AND attempt = 0",
-	 .nargs = 10,
+	 .nargs = 11,
 	 .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID,
-			   TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID}};
+			   TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID, BOOLOID}};
 /* As above, of a job that was claimed before: its place and its attempts stay. */
 static SqlStatement replace_claimed =
 	{.text = "UPDATE idemq.jobs SET payload = $2, headers = $3, checkpoint = NULL, "
@@ -247,8 +251,8 @@ static bool
 replace(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder, const JobChange *columns,
 		bool not_later)
 {
-	Datum values[10] = {Int64GetDatum(holder->answer.id)};
-	char nulls[] = "          ";
+	Datum values[11] = {Int64GetDatum(holder->answer.id)};
+	char nulls[] = "           ";
 	SqlScope scope;
 	uint64 updated;
 
@@ -267,6 +271,7 @@ replace(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder, const
 	values[7] = TimestampTzGetDatum(idemq_now());
 	fill_value(columns, COL_KEY_EXPIRES_AT, &values[8], &nulls[8]);
 	values[9] = BoolGetDatum(not_later);
+	values[10] = BoolGetDatum(idemq_has_places(queue));
 	idemq_spi_begin_on_jobs(&scope);
 	updated = idemq_spi_run(&replace_job, values, nulls, SPI_OK_UPDATE);
 	idemq_spi_end(&scope);

@@ -28,6 +28,11 @@
  * called first goes first, if both are committed when one of them is promoted; one
  * that commits later waits behind the head that there is.
  *
+ * With group_running above 1 a group has no head but places (job/places.c says how
+ * many, and why no more): its next job is promoted when there is a free one, and no other
+ * job of it waits to be claimed.  One that is not due yet is promoted without a
+ * place, so that it comes back when it is, and the next one follows at once.
+ *
  * A job whose row another transaction holds is not waited for: its group is visited
  * again a moment later.  It is not passed over either.  A job that had expired when its
  * turn came is cancelled, and the next one follows.
@@ -41,6 +46,7 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "job/places.h"
 #include "job/promote.h"
 #include "job/transition.h"
 #include "table/jobs.h"
@@ -56,6 +62,8 @@
 #define PROMOTE_BATCH 256
 /* Visits of a group whose first job changes each time. */
 #define MAX_LOOKS 10
+/* Jobs that are not due and make way for the next one, in one visit of a group with places. */
+#define MAX_EARLY 100
 /* Without a slot, a session scans all groups of a queue that often. */
 #define SCAN_INTERVAL USECS_PER_SEC
 
@@ -71,6 +79,7 @@ typedef enum Promotion
 	PROMOTED,			/* it has a head now, which is not committed yet */
 	PROMOTED_FOR_LATER, /* the same, but the head is not due yet */
 	HAS_HEAD,			/* or no jobs */
+	AT_LIMIT,			/* all its places are taken, and there is a next job */
 	HELD,				/* the row of the next job is held, or a head is made but not committed */
 	NOT_FOR_US			/* it changes all the time, or our snapshot must not see it */
 } Promotion;
@@ -136,21 +145,138 @@ promote(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum nam
 	return NOT_FOR_US;
 }
 
+/* Counts the places of a group with a floor; returns what the floor may be after that. */
+static GroupFloor
+count_places(JobsTable *table, const QueueInfo *queue, Datum name, const GroupFloor *from,
+			 GroupPlaces *places)
+{
+	/* In this order: without a correction of the clock in between, now is not below their times. */
+	uint64 epoch = idemq_clock_epoch();
+	TimestampTz now = idemq_now();
+	bool is_known = from->heads != GROUP_NO_FLOOR.heads && from->epoch == epoch &&
+					epoch == idemq_clock_epoch();
+	GroupFloor floor = {GROUP_NO_FLOOR.heads, from->blocked, epoch};
+
+	idemq_places_count(table, queue, name, from->heads, is_known ? now : DT_NOEND, places);
+	if (places->last <= now)
+		floor.heads = Min(places->first, now);
+	return floor;
+}
+
 /*
- * Promotes a group that this session owns, and gives it back unless it wrote; returns
- * whether it has a head now that can be claimed.
+ * Returns what a group with places needs by the table's snapshot: PROMOTED when *job is to have
+ * one; sets *floor to what it may be then.
+ */
+static Promotion
+find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
+		  int64 passed, GroupFloor *floor, Job *job)
+{
+	GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
+	GroupPlaces places;
+	bool is_free;
+
+	*floor = count_places(table, queue, name, &from, &places);
+	if (places.next != 0)
+		return HAS_HEAD;
+	is_free = places.taken < queue->group_running;
+	if (is_free && max_prepared_xacts > 0 &&
+		idemq_places_in_doubt(table, queue, name, from.heads))
+		return HELD;
+	/* Those that this visit has let pass are above the floor until it ends. */
+	if (!idemq_jobs_group_blocked(table, queue->id, name, Max(from.blocked, passed), job) ||
+		job->status != JOB_BLOCKED)
+		return HAS_HEAD;
+	return is_free ? PROMOTED : AT_LIMIT;
+}
+
+/*
+ * Promotes the next job of a group with places, or expires it; *due: whether it has a place
+ * now.  Returns JOB_WRITTEN with *due unset also for one that is not due, or expired.
+ */
+static JobWrite
+give_place(JobsTable *table, const QueueInfo *queue, const Job *job, bool *due, bool *expired)
+{
+	TimestampTz now = idemq_now();
+
+	*due = false;
+	*expired = job_has_expired(job, now);
+	if (*expired)
+		return idemq_job_expire(table, job, queue, now);
+	return make_head(table, queue, job, &now, due);
+}
+
+/*
+ * As promote, of a group with places: its next job gets one if there is one.  Those before it
+ * that are not due are promoted without.
+ */
+static Promotion
+promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
+			 GroupFloor *floor)
+{
+	Promotion promotion = NOT_FOR_US;
+	int64 passed = PG_INT64_MIN;
+	int early = 0;
+
+	for (int looks = 0; looks < MAX_LOOKS && early < MAX_EARLY;)
+	{
+		GroupFloor next_floor;
+		bool due;
+		bool expired;
+		JobWrite write;
+		Job job;
+
+		promotion = find_next(table, queue, key, name, passed, &next_floor, &job);
+		if (promotion != PROMOTED)
+			break;
+		promotion = NOT_FOR_US;
+		write = give_place(table, queue, &job, &due, &expired);
+		if (write == JOB_LOCKED)
+		{
+			promotion = HELD;
+			break;
+		}
+		if (write == JOB_CHANGED && table->crosscheck != InvalidSnapshot)
+			break;
+		if (write == JOB_CHANGED)
+			looks++;
+		else if (!expired)
+		{
+			*floor = next_floor;
+			floor->blocked = job.id;
+			if (due)
+				return PROMOTED;
+			passed = job.id + 1;
+			early++;
+		}
+		idemq_jobs_refresh(table);
+	}
+	if (early == 0)
+		return promotion;
+	/* It is ours until we commit: what is left comes after that. */
+	if (promotion != HAS_HEAD)
+		idemq_pending_groups_note(queue->slot, queue->id, name, GROUP_KEEP_FLOOR);
+	return PROMOTED_FOR_LATER;
+}
+
+/*
+ * Promotes a group that this session owns, and gives it back unless this transaction has
+ * written in it, now or before (again); returns whether it has a head now that can be claimed.
  */
 static bool
-promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name)
+promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name,
+			  bool again)
 {
 	static const GroupRelease release[] =
-		{[HAS_HEAD] = GROUP_DONE, [HELD] = GROUP_LATER, [NOT_FOR_US] = GROUP_AGAIN};
+		{[HAS_HEAD] = GROUP_DONE, [AT_LIMIT] = GROUP_LIMITED, [HELD] = GROUP_LATER,
+		 [NOT_FOR_US] = GROUP_AGAIN};
 	GroupFloor floor;
-	Promotion promotion = promote(table, queue, &group->key, name, &floor);
+	Promotion promotion = idemq_has_places(queue)
+							  ? promote_next(table, queue, &group->key, name, &floor)
+							  : promote(table, queue, &group->key, name, &floor);
 
 	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER)
 		idemq_pending_groups_note_floor(group, floor);
-	else
+	else if (!again)
 		idemq_pending_groups_done(queue->slot, group, release[promotion]);
 	return promotion == PROMOTED;
 }
@@ -161,24 +287,30 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 {
 	text *value = DatumGetTextPP(name);
 	GroupTaken group;
+	bool again = false;
 
 	idemq_group_key(&group.key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
 	idemq_pending_groups_reserve(1);
 	switch (idemq_group_own(queue->slot, &group))
 	{
 		case GROUP_BUSY:
-			return false; /* its owner visits it, or will again */
+			/* Its owner visits it, or will again; unless that is this transaction. */
+			again = idemq_has_places(queue) && idemq_pending_groups_owns(&group.key);
+			if (!again)
+				return false;
+			break;
 		case GROUP_FULL:
 			idemq_groups_want_scan(queue->slot, queue->id, true);
 			return false;
 		case GROUP_OWNED:
 			break;
 	}
-	idemq_pending_groups_note_owned(queue->slot, &group);
+	if (!again)
+		idemq_pending_groups_note_owned(queue->slot, &group);
 	idemq_jitter();
 	/* A snapshot that is younger than our ownership. */
 	idemq_jobs_refresh(table);
-	return promote_owned(table, queue, &group, name);
+	return promote_owned(table, queue, &group, name, again);
 }
 
 /* Keeps the name of the group at which a scan stopped; NULL: none. */
@@ -237,7 +369,7 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job.row->tts_values[COL_GROUP_KEY]));
 		if (last != (Datum) 0)
 			pfree(DatumGetPointer(last));
-		if (job.status == JOB_BLOCKED)
+		if (job.status == JOB_BLOCKED || idemq_has_places(queue))
 			promoted += promote_named(table, queue, name);
 	}
 	MemoryContextSwitchTo(old);
@@ -275,7 +407,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 			Datum name = PointerGetDatum(cstring_to_text_with_len(key->name, key->length));
 
 			CHECK_FOR_INTERRUPTS();
-			promoted += promote_owned(table, queue, &groups[i], name);
+			promoted += promote_owned(table, queue, &groups[i], name, false);
 		}
 		taken += count;
 	} while (count == batch && promoted < max && taken < marked);
@@ -324,7 +456,10 @@ idemq_promote_some(const QueueInfo *queue, int max)
 	return promoted;
 }
 
-/* Promotes the group of that name, if it has no head; false when it has, or that is not known. */
+/*
+ * Promotes the group of that name, if it has no head, or a place; false when that is not so,
+ * or not known.
+ */
 bool
 idemq_promote_group(const QueueInfo *queue, Datum name)
 {

@@ -24,6 +24,7 @@
 #include "utils/timestamp.h"
 
 #include "job/dead_queue.h"
+#include "job/places.h"
 #include "job/transition.h"
 #include "table/attempt_history.h"
 #include "table/jobs_steps.h"
@@ -33,6 +34,7 @@
 #include "txn/pending_counts.h"
 #include "txn/pending_groups.h"
 #include "txn/pending_ready.h"
+#include "base/clock.h"
 #include "base/oids.h"
 
 /* What becomes of ready_at. */
@@ -132,6 +134,7 @@ static const Transition transitions[] = {
 	[EVENT_RESCHEDULE_FAILED] = {FAILED,                   JOB_FAILED,     READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       MAY_EXPIRE,                              PRIORITY},
 	[EVENT_RESCHEDULE_BLOCKED] = {BLOCKED,                 JOB_BLOCKED,    READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       PRIORITY},
 	[EVENT_PROMOTE] =         {BLOCKED,                    JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
+	[EVENT_PARK] =            {PENDING | FAILED,           JOB_BLOCKED,    READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
 	[EVENT_CHECKPOINT] =      {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       STATE},
 	[EVENT_ASK_RERUN] =       {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       ASKED},
 	[EVENT_RERUN] =           {FINISHED,                   JOB_PENDING,    READY_SET,   ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,    0,                       0,                                       REQUEST},
@@ -240,6 +243,27 @@ is_asked(const Transition *transition, const Job *job, uint32 flags)
 {
 	return (transition->flags & flags) != 0 && job->status == JOB_PROCESSING &&
 		   !job->row->tts_isnull[COL_RERUN_AT];
+}
+
+/* Returns whether an event leaves a job of a group ready, now or later, without a place. */
+static bool
+leaves_without_place(JobEvent event, const EventArgs *args)
+{
+	return transitions[event].ready == READY_SET &&
+		   (event != EVENT_PROMOTE || args->ready_at > args->now);
+}
+
+/*
+ * Sets run_at, of a job in a group that may have several jobs in processing: whether
+ * it has a place of its group, or has to wait for one when it is due (job/places.c).
+ */
+static void
+set_place(JobChange *change, JobEvent event, const EventArgs *args)
+{
+	if (leaves_without_place(event, args))
+		job_set(change, COL_RUN_AT, TimestampTzGetDatum(args->ready_at));
+	else if (event == EVENT_PROMOTE || event == EVENT_PARK)
+		job_set_null(change, COL_RUN_AT);
 }
 
 /* Makes the change that a transition is. */
@@ -433,6 +457,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	const Transition *transition = &transitions[event];
 	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
 	bool goes_on = transition->to == JOB_DEAD && queue->dead_queue[0] != '\0';
+	bool has_places = idemq_has_places(queue) && !job->row->tts_isnull[COL_GROUP_KEY];
 	EventArgs args = *given;
 	QueueInfo dead;
 	JobChange change;
@@ -450,11 +475,17 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	else
 	{
 		fill_change(&change, transition, job, &args);
+		if (has_places)
+			set_place(&change, event, &args);
 		write = idemq_jobs_update(table, job, &change, wait);
 	}
 	if (write != JOB_WRITTEN)
 		return write;
 	note(transition, job, queue, &args);
+	/* The place that it had, if any, is free. */
+	if (has_places && event != EVENT_PROMOTE && leaves_without_place(event, &args))
+		idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
+								  GROUP_KEEP_FLOOR);
 	count(transition, job, queue, args.now);
 	write_history(transition, job, queue, &args, deleted);
 	if (goes_on)
@@ -462,6 +493,15 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (is_asked(transition, job, SERVES_REQUEST))
 		serve_request(table, job->id, queue, args.now);
 	return write;
+}
+
+/* Has a fetched job that is due, and without a place, wait for its turn; never waits. */
+JobWrite
+idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue)
+{
+	EventArgs args = {.now = idemq_now()};
+
+	return idemq_transition(table, job, queue, EVENT_PARK, &args, JOB_SKIPS);
 }
 
 /* Cancels a fetched job that was not claimed in time; never waits. */

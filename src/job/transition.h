@@ -30,6 +30,7 @@ typedef enum JobEvent
 	EVENT_RESCHEDULE_FAILED,
 	EVENT_RESCHEDULE_BLOCKED,
 	EVENT_PROMOTE,
+	EVENT_PARK,
 	EVENT_CHECKPOINT,
 	EVENT_ASK_RERUN,
 	EVENT_RERUN,
@@ -69,6 +70,7 @@ extern JobWrite idemq_transition(JobsTable *table, const Job *job, const QueueIn
 								 JobEvent event, const EventArgs *args, JobWait wait);
 extern JobEvent idemq_rerun_event(const Job *job);
 extern JobEvent idemq_redrive_event(const Job *job);
+extern JobWrite idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue);
 extern JobWrite idemq_job_expire(JobsTable *table, const Job *job, const QueueInfo *queue,
 								 TimestampTz now);
 

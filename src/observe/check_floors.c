@@ -29,6 +29,8 @@
 static SqlStatement below_floor =
 	{.text = "(SELECT id, xmin::text::int8 FROM idemq.jobs WHERE queue_id = $1 AND group_key = $2 "
 			 "AND finished_at IS NULL AND ready_at < $3 AND status <> 'blocked' "
+			 "AND (status = 'processing' OR status = 'pending' AND run_at IS NULL "
+			 "OR (SELECT group_running = 1 FROM idemq.queues WHERE queue_id = $1)) "
 			 "ORDER BY ready_at LIMIT 1) UNION ALL "
 			 "(SELECT id, xmin::text::int8 FROM idemq.jobs WHERE queue_id = $1 AND group_key = $2 "
 			 "AND finished_at IS NULL AND ready_at IS NULL AND id < $4 AND status = 'blocked' "

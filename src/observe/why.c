@@ -13,13 +13,13 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "observe/why_group.h"
 #include "observe/why_handler.h"
 #include "job/limits.h"
 #include "job/recover.h"
 #include "job/transition.h"
 #include "table/jobs_steps.h"
 #include "table/jobs.h"
-#include "table/jobs_group.h"
 #include "table/jobs_hold.h"
 #include "table/jobs_ready.h"
 #include "queue/following.h"
@@ -350,13 +350,10 @@ say_processing(WhyCall *call)
 		appendStringInfoString(&call->answer, " (attached: or until that session ends)");
 }
 
-/* Says what a job that is blocked waits for: the head of its group. */
+/* Says what a job that is blocked waits for: its turn in its group. */
 static void
 say_blocked(WhyCall *call)
 {
-	Datum name;
-	Job head;
-
 	if (call->job.row->tts_isnull[COL_GROUP_KEY])
 	{
 		appendStringInfo(&call->answer,
@@ -365,22 +362,11 @@ say_blocked(WhyCall *call)
 						 (long long) call->job.id);
 		return;
 	}
-	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
-	if (!idemq_jobs_group_first(&call->table, call->queue.id, name, &head))
-		return; /* not without itself */
-	if (head.status != JOB_BLOCKED)
-		appendStringInfo(&call->answer,
-						 "waits in its group behind job %lld, which is %s: see idemq.why(%lld)",
-						 (long long) head.id, idemq_status_name(head.status), (long long) head.id);
-	else if (head.id != call->job.id)
-		appendStringInfo(&call->answer, "waits in its group behind job %lld, which is next",
-						 (long long) head.id);
-	else if (say_held(call))
+	if (!idemq_why_group(&call->answer, &call->table, &call->queue, &call->job) || say_held(call))
 		return;
-	else
-		appendStringInfoString(&call->answer,
-							   "is next in its group: the background worker, or the next claim, "
-							   "makes it pending");
+	appendStringInfoString(&call->answer,
+						   "is next in its group: the background worker, or the next claim, "
+						   "makes it pending");
 }
 
 /* Says of an unfinished job that others work on it; false when this database follows none. */

@@ -64,6 +64,7 @@ static const QueueSetting settings[] = {
 	{"dead_retention", SETTING_INTERVAL, FIELD(int64, dead_retention), 0, 0},
 	{"max_lease", SETTING_INTERVAL, FIELD(int64, max_lease), 1, 0},
 	{"job_timeout", SETTING_TIMEOUT, FIELD(int64, job_timeout), 1, 0},
+	{"group_running", SETTING_INT, FIELD(int32, group_running), 1, PG_INT32_MAX},
 };
 
 /* With the name, which is argument 0 of the functions and parameter 1 of the statements. */

@@ -23,6 +23,7 @@ extern void idemq_pending_note_event(QueueSlot *slot, int32 queue_id, EventKind 
 extern void idemq_pending_note_finished(int64 job_id);
 extern void idemq_pending_note_gone(void);
 extern void idemq_pending_note_settings(int32 queue_id);
+extern void idemq_pending_note_group_running(int32 queue_id);
 extern void idemq_pending_note_switch(void);
 extern void idemq_pending_note_schedules(void);
 extern void idemq_pending_note_resume(int32 queue_id);

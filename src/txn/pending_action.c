@@ -22,6 +22,7 @@
 #include "txn/pending_action.h"
 #include "queue/queue_cache.h"
 #include "queue/slot_life.h"
+#include "shared/group_table.h"
 #include "shared/handler_board.h"
 #include "shared/lease_table.h"
 #include "shared/lease_beat.h"
@@ -149,6 +150,10 @@ idemq_action_apply(const PendingAction *action)
 		case ACTION_SETTINGS:
 			follow_settings(action->queue_id);
 			break;
+		case ACTION_GROUPS:
+			idemq_groups_drop_floors(idemq_slot_find(MyDatabaseId, action->queue_id),
+									 action->queue_id);
+			break;
 		case ACTION_SWITCH:
 			idemq_slots_switched();
 			/* It has something to do from now on, or nothing, or a row to write again. */
@@ -242,6 +247,7 @@ idemq_action_undo(const PendingAction *action, const PriorLease *prior)
 			break;
 		case ACTION_RECOVER:
 		case ACTION_DROP_QUEUE:
+		case ACTION_GROUPS:
 		case ACTION_EVENT:
 		case ACTION_FINISHED:
 		case ACTION_GONE:

@@ -1,0 +1,180 @@
+-- Groups that may have several jobs in processing, without the worker: who has a place, whose turn it is.
+CREATE EXTENSION idemq;
+SELECT idemq.create_queue('q', group_running => 2, retry_base => '1 ms', retry_jitter => 0) IS NOT NULL AS created;
+CREATE FUNCTION sqlstate_of(command text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN EXECUTE command; RETURN 'none'; EXCEPTION WHEN OTHERS THEN RETURN SQLSTATE; END $$;
+SELECT c, sqlstate_of(c) FROM unnest(ARRAY[
+	$$SELECT idemq.create_queue('x', group_running => 0)$$, $$SELECT idemq.create_queue('x', group_running => -1)$$,
+	$$SELECT idemq.create_queue('x', group_running => NULL)$$, $$SELECT idemq.alter_queue('q', group_running => 0)$$,
+	$$SELECT idemq.alter_queue('q', group_running => NULL)$$]) c;
+SELECT group_running FROM idemq.queues;
+
+-- The jobs that are not finished, in the order of their ids: their status, and + when they have a place.
+CREATE FUNCTION line(name text DEFAULT NULL) RETURNS text LANGUAGE sql AS $$
+	SELECT string_agg((payload #>> '{}') || ':' || status || CASE WHEN status = 'processing' OR status = 'pending' AND run_at IS NULL
+		THEN '+' WHEN ready_at > clock_timestamp() THEN ' later' ELSE '' END, ', ' ORDER BY id)
+	FROM idemq.jobs WHERE finished_at IS NULL AND (name IS NULL OR group_key = name) $$;
+CREATE FUNCTION take(wanted int DEFAULT 1) RETURNS text LANGUAGE sql AS $$
+	SELECT string_agg(payload #>> '{}', ' ') FROM idemq.claim('q', wanted) $$;
+CREATE FUNCTION done(name text) RETURNS text LANGUAGE sql AS $$
+	SELECT idemq.try_commit(id, token)::text FROM idemq.jobs WHERE payload = to_jsonb(name) $$;
+CREATE FUNCTION clear() RETURNS bigint LANGUAGE sql AS $$ SELECT idemq.purge('q', 'completed') $$;
+CREATE FUNCTION add(name text, first int, last int) RETURNS bigint LANGUAGE sql AS $$
+	SELECT count(idemq.enqueue('q', to_jsonb(name || n), group_key => name)) FROM generate_series(first, last) n $$;
+CREATE FUNCTION id_of(name text) RETURNS bigint LANGUAGE sql AS $$ SELECT id FROM idemq.jobs WHERE payload = to_jsonb(name) $$;
+
+-- Two of a group at once, one turn each; jobs of no group are not limited.
+SELECT add('a', 1, 5), add('b', 1, 3), count(idemq.enqueue('q', to_jsonb('free' || n))) FROM generate_series(1, 3) n;
+SELECT take(), take(), take();
+SELECT take(), take(), take(), take(), take();
+SELECT line('a'), line('b');
+SELECT group_key, groups_limited FROM idemq.metrics, (SELECT group_key FROM idemq.jobs WHERE id = id_of('a5')) j WHERE queue = 'q';
+SELECT regexp_replace(idemq.why(id_of('a4')), '\d+ of', 'N of');
+SELECT done('a2');
+SELECT take(), take(), line('a');
+SELECT idemq.cancel(id_of('a1')), done('a3'), done('b1'), done('b2');
+SELECT take(10), take(10);
+SELECT done(n) FROM unnest('{a4,a5,b3,free1,free2,free3}'::text[]) n;
+SELECT line();
+SELECT * FROM idemq.check();
+
+-- A claim of many: one of each group in a round, then another round.
+SELECT add('a', 11, 13), add('b', 11, 13), add('c', 11, 13);
+SELECT take(100), take(100);
+SELECT done(g || n) FROM unnest('{a,b,c}'::text[]) g, generate_series(11, 13) n;
+SELECT take(2), take(100);
+SELECT done(g || n) FROM unnest('{a,b,c}'::text[]) g, generate_series(11, 13) n;
+SELECT line();
+
+-- What waits for its retry, or for its time, takes no place.
+SELECT add('r', 1, 4), take(), take();
+SELECT idemq.fail(id, token, 'no', retry_in => '1 h') FROM idemq.jobs WHERE payload = '"r1"';
+SELECT line('r');
+SELECT take(), take(), line('r');
+-- When it is due it waits for its turn, before those that were enqueued later.
+SELECT idemq.retry(id_of('r1'));
+SELECT take(), line('r');
+SELECT idemq.why(id_of('r1'));
+SELECT done('r3');
+SELECT take(), line('r');
+SELECT payload, attempt, last_error FROM idemq.jobs WHERE payload = '"r1"';
+SELECT idemq.release(id, token) FROM idemq.jobs WHERE payload = '"r2"';
+SELECT line('r');
+SELECT take(), line('r');
+SELECT idemq.release(id, token, '1 h') FROM idemq.jobs WHERE payload = '"r2"';
+SELECT take(), line('r');
+SELECT idemq.reschedule(id_of('r2'), clock_timestamp() + interval '2 h'), line('r');
+SELECT idemq.reschedule(id_of('r2'), clock_timestamp()), line('r');
+SELECT done('r1'), take(), line('r');
+SELECT done('r2'), done('r4'), line();
+SELECT outcome FROM idemq.enqueue('q', '"d1"', group_key => 'd', delay => '1 h');
+SELECT outcome FROM idemq.enqueue('q', '"d2"', group_key => 'd', run_at => clock_timestamp() + interval '2 h');
+SELECT add('d', 3, 5);
+SELECT take(10), line('d');
+SELECT idemq.retry(id_of('d2'));
+SELECT done('d3'), take(10), line('d');
+SELECT idemq.cancel(id_of('d1')), done('d2'), done('d4'), take(10), done('d5'), line();
+-- A lease that ends.
+SELECT add('l', 1, 3);
+SELECT payload FROM idemq.claim('q', 2, lease => '1 ms');
+SELECT pg_sleep(0.01);
+SELECT idemq.reap('q'), line('l');
+SELECT take(10), line('l');
+SELECT done('l1'), done('l2'), take(), done('l3'), line();
+SELECT * FROM idemq.check();
+
+-- By id: one that is blocked is taken when it is next and there is a place.
+SELECT add('i', 1, 4), take();
+SELECT outcome FROM idemq.claim_job(id_of('i3'));
+SELECT outcome FROM idemq.claim_job(id_of('i2'));
+SELECT outcome FROM idemq.claim_job(id_of('i3'));
+SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.jobs WHERE payload = '"i1"';
+SELECT line('i');
+SELECT outcome, attempt FROM idemq.claim_job(id_of('i1'));
+SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.jobs WHERE payload = '"i1"';
+SELECT take(), line('i');
+SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.jobs WHERE payload = '"i1"';
+SELECT idemq.commit_once(id_of('i1')), line('i');
+SELECT idemq.commit_once(id_of('i4')), idemq.commit_once(id_of('i3')), line('i');
+SELECT done('i2'), idemq.commit_once(id_of('i4')), line();
+
+-- Keys: one that is replaced waits for its turn again.
+SELECT outcome FROM idemq.enqueue('q', '"k1"', key => 'k', group_key => 'k');
+SELECT add('k', 2, 4), take(0 + 1);
+SELECT outcome FROM idemq.enqueue('q', '"k5"', key => 'k5', group_key => 'k');
+SELECT idemq.commit_once(id_of('k2')), idemq.commit_once(id_of('k3')), idemq.commit_once(id_of('k4')), line('k');
+SELECT idemq.retry(id_of('k5')), line('k');
+SELECT outcome FROM idemq.enqueue('q', '"k6"', key => 'k5', group_key => 'k', on_duplicate => 'replace', delay => '1 h');
+SELECT line('k'), add('k', 7, 8), take(10), line('k');
+SELECT outcome FROM idemq.enqueue('q', '"k9"', key => 'k5', group_key => 'k', on_duplicate => 'replace');
+SELECT line('k'), take(10), line('k');
+SELECT done('k1'), take(10), line('k');
+SELECT outcome FROM idemq.enqueue('q', '"k10"', key => 'k5', group_key => 'k', on_duplicate => 'rerun');
+SELECT done('k9'), line('k');
+SELECT take(10), done('k7'), take(10), done('k10'), done('k8'), take(10), done('k8'), line();
+
+-- A rollback, of a savepoint too, gives back what it took.
+SELECT add('s', 1, 4), take();
+BEGIN;
+SELECT take(10), line('s');
+ROLLBACK;
+SELECT line('s');
+BEGIN;
+SAVEPOINT one;
+SELECT take(10), line('s');
+ROLLBACK TO one;
+SELECT take(10), line('s');
+SELECT done('s1'), take(10), line('s');
+SAVEPOINT two;
+SELECT done('s2'), take(10), line('s');
+ROLLBACK TO two;
+SELECT take(10), line('s');
+COMMIT;
+SELECT take(10), line('s');
+SELECT * FROM idemq.check();
+SELECT done('s2'), done('s3'), take(10), done('s4'), line();
+
+-- The end of one and the claim of the next in one call.
+SELECT add('n', 1, 4), take(10);
+SELECT payload FROM idemq.jobs j, idemq.commit_and_claim(j.id, j.token, 'q') WHERE j.payload = '"n1"';
+SELECT take(10), line('n');
+SELECT done('n2'), done('n3'), done('n4'), take(10);
+SELECT done('n2'), done('n3'), done('n4'), line();
+
+-- Another group_running: more at once; fewer take nothing away.
+SELECT add('g', 1, 8), take(10), line('g');
+SELECT idemq.alter_queue('q', group_running => 4);
+SELECT take(10), line('g');
+SELECT idemq.alter_queue('q', group_running => 1);
+SELECT take(10), done('g1'), done('g2'), take(10), line('g');
+SELECT * FROM idemq.check();
+SELECT done('g3'), done('g4'), take(10), line('g');
+SELECT idemq.alter_queue('q', group_running => 3);
+SELECT take(10), line('g');
+SELECT group_key, count(*) FROM idemq.jobs WHERE status = 'processing' GROUP BY 1;
+SELECT groups_limited FROM idemq.metrics WHERE queue = 'q';
+SELECT value FROM idemq.prometheus_samples WHERE name = 'idemq_queue_groups_limited';
+SELECT * FROM idemq.check();
+
+-- What check() finds: more than may be; a group that nobody knows of.
+UPDATE idemq.jobs SET status = 'pending', ready_at = clock_timestamp() WHERE payload = '"g8"';
+SELECT severity, invariant, regexp_replace(detail, '\d+', 'N', 'g') FROM idemq.check();
+UPDATE idemq.jobs SET status = 'blocked', ready_at = NULL WHERE payload = '"g8"';
+SELECT * FROM idemq.check();
+SELECT done(n) FROM unnest('{g5,g6,g7}'::text[]) n;
+SELECT take(10), done('g8'), line();
+SET session_replication_role = replica;
+ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
+INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, payload, group_key)
+	SELECT idemq.queue_id('q'), now(), 4, 3, 'blocked', '"forgotten"', 'forgotten';
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
+RESET session_replication_role;
+SELECT take();
+SELECT severity, invariant, regexp_replace(detail, '\d+', 'N', 'g') FROM idemq.check();
+UPDATE idemq.jobs SET status = status WHERE payload = '"forgotten"';
+SELECT take(), done('forgotten'), line();
+-- Priority comes before turn.
+SELECT count(idemq.enqueue('q', to_jsonb('low' || n), group_key => 'low', priority => 6)) FROM generate_series(1, 2) n;
+SELECT count(idemq.enqueue('q', to_jsonb('high' || n), group_key => 'high', priority => 2)) FROM generate_series(1, 3) n;
+SELECT take(10);
+DROP EXTENSION idemq;
