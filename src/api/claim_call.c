@@ -65,6 +65,16 @@ park(ClaimCall *call, JobsTable *table, const Job *job)
 	return STEP_STAY;
 }
 
+/*
+ * Returns whether the scan is to end here, before a priority: jobs were claimed of
+ * groups whose next ones, to be promoted now, come first.
+ */
+static bool
+ends_round(const ClaimCall *call, int priority)
+{
+	return call->groups != NIL && priority > call->round_priority;
+}
+
 /* Claims a fetched job that is ready, and adds it to the answer. */
 static Step
 claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
@@ -115,6 +125,12 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 
 	if (!idemq_ready_job(scan, table, priority, key, &job))
 		return STEP_PASS;
+	if (ends_round(call, priority))
+	{
+		call->round_ended = scan->stopped = true;
+		return STEP_STAY;
+	}
+	call->round_priority = priority;
 	if (job_has_expired(&job, scan->now))
 	{
 		JobWrite write = idemq_job_expire(table, &job, &scan->queue, scan->now);
@@ -134,7 +150,6 @@ scan_queue(ClaimCall *call, bool from_start)
 	JobsTable table;
 
 	call->scan.wanted = call->wanted - call->claimed;
-	call->parked = 0;
 	idemq_ready_scan(&call->scan, &table, from_start);
 	idemq_jobs_close(&table);
 	/* A signal may be lost with its sleeper: what is left wakes the next one. */
@@ -181,19 +196,24 @@ promote_round(ClaimCall *call)
 
 /*
  * Claims what is ready of a queue whose groups have places, round by round: one job of
- * each group.
+ * each group; of one priority as long as there is any, then of the next.
  */
 static void
 claim_rounds(ClaimCall *call)
 {
-	bool enough;
+	bool goes_on;
 
 	call->groups = NIL;
 	do
 	{
+		call->parked = 0;
+		call->round_ended = false;
 		scan_queue(call, false);
-		enough = call->scan.stopped && call->parked < MAX_PARKED;
-	} while (!enough && call->claimed < call->wanted && promote_round(call) > 0);
+		goes_on = call->round_ended;
+		if (call->scan.stopped && !goes_on && call->parked < MAX_PARKED)
+			return;
+		goes_on |= call->claimed < call->wanted && promote_round(call) > 0;
+	} while (goes_on && call->claimed < call->wanted);
 }
 
 /*

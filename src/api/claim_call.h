@@ -26,6 +26,8 @@ typedef struct ClaimCall
 	bool with_outcome; /* the first column is an outcome; the last may be the queue's name */
 	int32 claimed;
 	/* of the last scan, where groups have places */
+	bool round_ended;	/* it stopped before a priority: see claim_rounds */
+	int round_priority; /* of the last job that it took or left */
 	int32 parked; /* jobs that it made blocked */
 	List *groups; /* names whose next job is to be promoted */
 } ClaimCall;
