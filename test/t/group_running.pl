@@ -45,9 +45,9 @@ sql($node, q{
 	CREATE FUNCTION most_ahead() RETURNS int LANGUAGE sql AS $$
 		WITH names AS (SELECT DISTINCT name FROM turns),
 		pairs AS (SELECT g.name AS g, h.name AS h, t.n, (t.name = g.name)::int - (t.name = h.name)::int AS step,
-			t.waiting @> ARRAY[g.name, h.name] AS both FROM names g JOIN names h ON g.name < h.name CROSS JOIN turns t),
-		intervals AS (SELECT *, sum((NOT both)::int) OVER (PARTITION BY g, h ORDER BY n) AS stretch FROM pairs),
-		sums AS (SELECT g, h, stretch, n, sum(step) OVER (PARTITION BY g, h, stretch ORDER BY n) AS ahead FROM intervals WHERE both)
+			t.waiting @> ARRAY[g.name, h.name] AS waits FROM names g JOIN names h ON g.name < h.name CROSS JOIN turns t),
+		intervals AS (SELECT *, sum((NOT waits)::int) OVER (PARTITION BY g, h ORDER BY n) AS stretch FROM pairs),
+		sums AS (SELECT g, h, stretch, n, sum(step) OVER (PARTITION BY g, h, stretch ORDER BY n) AS ahead FROM intervals WHERE waits)
 		-- An interval may begin anywhere in its stretch.
 		SELECT max(greatest(high, 0) - least(low, 0))::int FROM (SELECT max(ahead) AS high, min(ahead) AS low FROM sums GROUP BY g, h, stretch) x $$;
 	CREATE FUNCTION fill(q text, names int, jobs int) RETURNS bigint LANGUAGE sql AS $$
