@@ -46,7 +46,7 @@ SELECT idemq.create_queue('mail', max_attempts => 1, lease => '1 h'), idemq.crea
 CREATE TABLE cause (n int, error text, details jsonb);
 INSERT INTO cause SELECT g, CASE g % 3 WHEN 0 THEN 'order ' || g || ' not found' WHEN 1 THEN 'host ''mx' || g || ''' timed out after ' || g || ' ms'
 	ELSE 'duplicate key ' || gen_random_uuid() END, CASE WHEN g % 3 = 2 THEN '{"sqlstate": "23505"}'::jsonb END FROM generate_series(1, 300) g;
-SELECT count(idemq.enqueue('mail', to_jsonb(n))) FROM cause;
+SELECT count(idemq.enqueue('mail', to_jsonb(n))) FROM (SELECT n FROM cause ORDER BY n) c;
 SELECT count(idemq.fail(c.id, c.token, error, details => cause.details)) FROM idemq.claim('mail', 300) c JOIN cause ON n = c.payload::int;
 SELECT queue, sqlstate, error, jobs, dead, first_seen <= last_seen AS ordered, last_seen <= clock_timestamp() AS past,
 	(SELECT status FROM idemq.job(example_id)) AS example FROM idemq.errors ORDER BY error;

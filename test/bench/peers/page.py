@@ -32,8 +32,8 @@ COLOR = {name: dummy for dummy, (name, _, _) in COLORS.items()}
 
 
 def number(value):
-    if value is None:
-        return "–"
+    if not value:
+        return "–"  # not measured, or the jobs ran out before the clock began
     if value >= 10000:
         return f"{value / 1000:,.0f} k"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
