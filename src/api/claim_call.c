@@ -110,8 +110,7 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 	nulls[first + CLAIM_COLUMN_COUNT] = false;
 	tuplestore_putvalues(call->store, call->desc, values, nulls);
 	call->claimed++;
-	if (idemq_has_places(&call->scan.queue) && call->claimed < call->wanted &&
-		!job->row->tts_isnull[COL_GROUP_KEY])
+	if (idemq_has_places(&call->scan.queue) && !job->row->tts_isnull[COL_GROUP_KEY])
 		note_group(call, job);
 	return call->claimed < call->wanted ? STEP_PASS : STEP_STOP;
 }
@@ -167,6 +166,18 @@ may_promote(const QueueInfo *queue)
 		   (idemq_limit_may_borrow(queue) || idemq_limit_lets(queue, &view));
 }
 
+/* Has the next jobs promoted, by others, of the groups that the last scan took jobs from. */
+static void
+promote_later(ClaimCall *call)
+{
+	ListCell *cell;
+
+	foreach (cell, call->groups)
+		idemq_promote_later(&call->scan.queue, PointerGetDatum(lfirst(cell)));
+	list_free_deep(call->groups);
+	call->groups = NIL;
+}
+
 /*
  * Promotes the next jobs of the groups that the last scan took jobs from, in their order, and
  * others that are marked; no more than are still wanted.  Returns how many.
@@ -178,17 +189,16 @@ promote_round(ClaimCall *call)
 	int wanted = call->wanted - call->claimed;
 	int promoted = 0;
 	LimitView view;
-	ListCell *cell;
 
 	if (!idemq_limit_may_borrow(queue) && !idemq_limit_lets(queue, &view))
 		return 0;
-	foreach (cell, call->groups)
+	while (promoted < wanted && call->groups != NIL)
 	{
-		if (promoted < wanted)
-			promoted += idemq_promote_group(queue, PointerGetDatum(lfirst(cell)));
+		promoted += idemq_promote_group(queue, PointerGetDatum(linitial(call->groups)));
+		pfree(linitial(call->groups));
+		call->groups = list_delete_first(call->groups);
 	}
-	list_free_deep(call->groups);
-	call->groups = NIL;
+	promote_later(call);
 	if (promoted < wanted && idemq_promote_wanted(queue))
 		promoted += idemq_promote_some(queue, wanted - promoted);
 	return promoted;
@@ -211,9 +221,10 @@ claim_rounds(ClaimCall *call)
 		scan_queue(call, false);
 		goes_on = call->round_ended;
 		if (call->scan.stopped && !goes_on && call->parked < MAX_PARKED)
-			return;
+			break;
 		goes_on |= call->claimed < call->wanted && promote_round(call) > 0;
 	} while (goes_on && call->claimed < call->wanted);
+	promote_later(call);
 }
 
 /*

@@ -28,7 +28,6 @@
 #include "txn/pending.h"
 #include "txn/pending_counts.h"
 #include "txn/pending_groups.h"
-#include "shared/groups.h"
 #include "shared/lease_table.h"
 #include "shared/leases.h"
 #include "shared/ready_cursor.h"
@@ -120,29 +119,9 @@ row_deadline(const EventArgs *args, bool attached)
 }
 
 /*
- * Has the next job of a claimed job's group promoted: at once, since the entry
- * says that this one is being claimed; or, without one, after the commit.
- */
-static void
-call_next(const Job *job, const QueueInfo *queue, bool has_entry)
-{
-	Datum name = job->row->tts_values[COL_GROUP_KEY];
-	text *value;
-	GroupKey key;
-
-	if (!has_entry)
-	{
-		idemq_pending_groups_note(queue->slot, queue->id, name, GROUP_KEEP_FLOOR);
-		return;
-	}
-	value = DatumGetTextPP(name);
-	idemq_group_key(&key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
-	idemq_group_mark(queue->slot, &key, GROUP_KEEP_FLOOR);
-}
-
-/*
  * Takes a fetched job in status pending or failed by EVENT_CLAIM or
- * EVENT_COMMIT_ONCE; sets args->token.  lease: microseconds, until args->deadline.  Undone
+ * EVENT_COMMIT_ONCE; sets args->token.  Of a group with places the caller has the next job
+ * promoted, when it has claimed what it wants (idemq_promote_later).  lease: microseconds, until args->deadline.  Undone
  * by the transaction's, or savepoint's, rollback.
  */
 TakeResult
@@ -184,9 +163,11 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 		if (take == LEASE_FULL && event == EVENT_CLAIM)
 			idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 		idemq_generation_note();
-		if (idemq_has_places(queue) && event == EVENT_CLAIM &&
+		/* Without an entry only the commit says that the group's next job may be promoted. */
+		if (take == LEASE_FULL && idemq_has_places(queue) &&
 			!job->row->tts_isnull[COL_GROUP_KEY])
-			call_next(job, queue, take == LEASE_TAKEN);
+			idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
+									  GROUP_KEEP_FLOOR);
 		return TAKE_DONE;
 	}
 	idemq_limit_undo_rate(queue);

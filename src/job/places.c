@@ -38,9 +38,9 @@
  *
  * The next job is promoted once the one before it is claimed, not when that claim commits: a
  * worker may claim, work and commit in one transaction.  A pending job that has a
- * lease entry is being claimed, and counts as taken.  The claim marks the group when
- * it has its entry (job/claim_one.c); one without an entry, with a full lease table, marks it by its
- * commit.  If the claim is rolled back the group may have two jobs that wait, and one turn
+ * lease entry is being claimed, and counts as taken.  The call that claims promotes the next one
+ * itself, or marks the group, before it returns; a claim without an entry, with a full lease
+ * table, marks it by its commit.  If the claim is rolled back the group may have two jobs that wait, and one turn
  * more in that round; never one place more.
  *
  * Where to look: jobs with a place have a ready_at that was the time of their promotion.

@@ -471,3 +471,17 @@ idemq_promote_group(const QueueInfo *queue, Datum name)
 	idemq_jobs_close(&table);
 	return promoted;
 }
+
+/*
+ * Has the next job promoted of a group of which one is being claimed, by whoever is first: at
+ * once, since the lease entry says that it is.
+ */
+void
+idemq_promote_later(const QueueInfo *queue, Datum name)
+{
+	text *value = DatumGetTextPP(name);
+	GroupKey key;
+
+	idemq_group_key(&key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
+	idemq_group_mark(queue->slot, &key, GROUP_KEEP_FLOOR);
+}
