@@ -14,7 +14,7 @@ INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '
 	('results', '''{1}'''), ('error', '''e'''), ('errors', '''{e}'''), ('retry_in', '''1 s'''), ('permanent', 'false'), ('state', '''1'''), ('name', '''q'''), ('response', '''1'''),
 	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 s'''), ('retry_factor', '2'),
 	('retry_max', '''1 h'''), ('retry_jitter', '0'), ('retention', '''1 day'''), ('idempotency_window', '''1 day'''), ('max_running', 'NULL'), ('rate_limit', 'NULL'),
-	('rate_period', '''1 s'''), ('dead_queue', 'NULL'), ('dead_retention', '''30 days'''), ('max_lease', '''1 day'''), ('job_timeout', '''1 h'''), ('queue_id', '1'), ('scope', '''s'''), ('count', 'true'), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
+	('rate_period', '''1 s'''), ('dead_queue', 'NULL'), ('dead_retention', '''30 days'''), ('max_lease', '''1 day'''), ('job_timeout', '''1 h'''), ('group_running', '2'), ('queue_id', '1'), ('scope', '''s'''), ('count', 'true'), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
 	('per', '''1 s'''), ('cost', '1'), ('function', '''regress_handler(jsonb)'''), ('workers', '2'), ('batch', '10'), ('max_idle', '''1 s'''),
 	('cron', '''* * * * *'''), ('time_zone', '''UTC'''), ('after', '''2026-01-01'''), ('until', '''2100-01-01'''), ('sqlstate', '''22012'''), ('checkpoint', '''{}'''), ('done_until', '''2026-01-01'''), ('created_by', '''pg_monitor'''), ('created_by_oid', '3373');
 CREATE FUNCTION regress_handler(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS 'SELECT';
