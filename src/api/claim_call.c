@@ -172,7 +172,7 @@ promote_later(ClaimCall *call)
 {
 	ListCell *cell;
 
-	foreach (cell, call->groups)
+	foreach(cell, call->groups)
 		idemq_promote_later(&call->scan.queue, PointerGetDatum(lfirst(cell)));
 	list_free_deep(call->groups);
 	call->groups = NIL;

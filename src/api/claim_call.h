@@ -28,8 +28,8 @@ typedef struct ClaimCall
 	/* of the last scan, where groups have places */
 	bool round_ended;	/* it stopped before a priority: see claim_rounds */
 	int round_priority; /* of the last job that it took or left */
-	int32 parked; /* jobs that it made blocked */
-	List *groups; /* names whose next job is to be promoted */
+	int32 parked;		/* jobs that it made blocked */
+	List *groups;		/* names whose next job is to be promoted */
 } ClaimCall;
 
 extern void idemq_claim_begin(ClaimCall *call, int wanted);

@@ -129,8 +129,8 @@ unblock(JobCall *call, JobsTable *table)
 	is_first = idemq_has_places(&call->queue)
 				   ? idemq_jobs_group_blocked(table, call->queue.id, name, PG_INT64_MIN, &first)
 				   : idemq_jobs_group_first(table, call->queue.id, name, &first);
-	if (is_first && first.id == call->id &&
-		!idemq_promote_group(&call->queue, name) && call->queue.slot != NULL)
+	if (is_first && first.id == call->id && !idemq_promote_group(&call->queue, name) &&
+		call->queue.slot != NULL)
 		idemq_round_await(call->queue.slot);
 	idemq_jobs_refresh(table);
 	return idemq_jobs_fetch(table, call->id, &call->job);

@@ -11,10 +11,10 @@
 /* What a snapshot shows of the jobs of a group that have a place. */
 typedef struct GroupPlaces
 {
-	int taken;			 /* in processing, or being claimed */
-	int64 next;			 /* one that waits to be claimed; 0: there is none */
-	TimestampTz first;	 /* the least ready_at of these; DT_NOEND for none */
-	TimestampTz last;	 /* the greatest; DT_NOBEGIN for none */
+	int taken;		   /* in processing, or being claimed */
+	int64 next;		   /* one that waits to be claimed; 0: there is none */
+	TimestampTz first; /* the least ready_at of these; DT_NOEND for none */
+	TimestampTz last;  /* the greatest; DT_NOBEGIN for none */
 } GroupPlaces;
 
 /* Returns whether jobs of a queue's groups have places: otherwise each has one head. */

@@ -168,8 +168,8 @@ count_places(JobsTable *table, const QueueInfo *queue, Datum name, const GroupFl
  * one; sets *floor to what it may be then.
  */
 static Promotion
-find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
-		  int64 passed, GroupFloor *floor, Job *job)
+find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name, int64 passed,
+		  GroupFloor *floor, Job *job)
 {
 	GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
 	GroupPlaces places;
@@ -179,8 +179,7 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	if (places.next != 0)
 		return HAS_HEAD;
 	is_free = places.taken < queue->group_running;
-	if (is_free && max_prepared_xacts > 0 &&
-		idemq_places_in_doubt(table, queue, name, from.heads))
+	if (is_free && max_prepared_xacts > 0 && idemq_places_in_doubt(table, queue, name, from.heads))
 		return HELD;
 	/* Those that this visit has let pass are above the floor until it ends. */
 	if (!idemq_jobs_group_blocked(table, queue->id, name, Max(from.blocked, passed), job) ||
@@ -266,9 +265,10 @@ static bool
 promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name,
 			  bool again)
 {
-	static const GroupRelease release[] =
-		{[HAS_HEAD] = GROUP_DONE, [AT_LIMIT] = GROUP_LIMITED, [HELD] = GROUP_LATER,
-		 [NOT_FOR_US] = GROUP_AGAIN};
+	static const GroupRelease release[] = {[HAS_HEAD] = GROUP_DONE,
+										   [AT_LIMIT] = GROUP_LIMITED,
+										   [HELD] = GROUP_LATER,
+										   [NOT_FOR_US] = GROUP_AGAIN};
 	GroupFloor floor;
 	Promotion promotion = idemq_has_places(queue)
 							  ? promote_next(table, queue, &group->key, name, &floor)

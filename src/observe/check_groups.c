@@ -71,11 +71,11 @@ static SqlStatement headless = {.text = "SELECT " SUSPECT_COLUMNS SUSPECT_GROUPS
 								.nargs = 1,
 								.types = {INT8OID}};
 
-static SqlStatement headless_group =
-	{.text = "SELECT " SUSPECT_COLUMNS
-			 "AND queue_id = $1 AND j.group_key = $2 " SUSPECT_GROUPS,
-	 .nargs = 2,
-	 .types = {INT4OID, TEXTOID}};
+static SqlStatement headless_group = {.text =
+										  "SELECT " SUSPECT_COLUMNS
+										  "AND queue_id = $1 AND j.group_key = $2 " SUSPECT_GROUPS,
+									  .nargs = 2,
+									  .types = {INT4OID, TEXTOID}};
 
 /* A group in which no job can be claimed, and one could be. */
 typedef struct Suspect

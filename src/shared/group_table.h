@@ -58,8 +58,8 @@ typedef enum GroupList
 typedef struct GroupEntry
 {
 	GroupKey key;
-	int32 owner; /* proc number, NOBODY or PREPARED */
-	bool again;	 /* marked since it has an owner */
+	int32 owner;  /* proc number, NOBODY or PREPARED */
+	bool again;	  /* marked since it has an owner */
 	bool limited; /* when it was last checked, all its places were taken, and a job waited */
 	GroupList list;
 	GroupFloor floor;

@@ -131,8 +131,7 @@ idemq_jobs_group_scan_begin(JobsTable *table, int32 queue_id, Datum name, Timest
 	ScanKeyInit(&keys[3], GROUP_READY_AT, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
 				TimestampTzGetDatum(until));
 	table->index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
-	table->scan =
-		compat_index_beginscan(table->rel, table->index, table->snapshot, lengthof(keys));
+	table->scan = compat_index_beginscan(table->rel, table->index, table->snapshot, lengthof(keys));
 	index_rescan(table->scan, keys, lengthof(keys), NULL, 0);
 	MemoryContextSwitchTo(old);
 }
