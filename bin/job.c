@@ -43,7 +43,7 @@ const char *const job_claim_sql =
 	"SELECT queue, id, token, attempt, max_attempts, key, payload,"
 	" greatest((extract(epoch FROM deadline - clock_timestamp()) * 1000)::bigint, 100),"
 	" (SELECT (extract(epoch FROM q.job_timeout) * 1000)::bigint FROM idemq.queues q"
-	" WHERE q.name = c.queue)"
+	" WHERE q.name = c.queue), kind"
 	" FROM idemq.claim_any($1::text[], $2::int, $3::interval, $4::text, $5::boolean) c";
 
 static void
@@ -109,6 +109,7 @@ job_begin(struct job *job, const PGresult *result, int row, int64_t asked_at)
 		{"IDEMQ_TOKEN", PQgetvalue(result, row, 2)},
 		{"IDEMQ_ATTEMPT", PQgetvalue(result, row, 3)},
 		{"IDEMQ_KEY", PQgetisnull(result, row, 5) ? NULL : PQgetvalue(result, row, 5)},
+		{"IDEMQ_KIND", PQgetisnull(result, row, 9) ? NULL : PQgetvalue(result, row, 9)},
 		{"IDEMQ_DEADLINE", deadline},
 		{NULL, NULL},
 	};

@@ -47,8 +47,8 @@ static const char *const help =
 	"  -h, --help\n"
 	"  -V, --version\n"
 	"\n"
-	"The payload is on stdin; IDEMQ_QUEUE, IDEMQ_ID, IDEMQ_KEY, IDEMQ_TOKEN, IDEMQ_ATTEMPT and\n"
-	"IDEMQ_DEADLINE are in the environment.  Exit status 0: the job is committed; 75: later;\n"
+	"The payload is on stdin; IDEMQ_QUEUE, IDEMQ_ID, IDEMQ_KEY, IDEMQ_KIND, IDEMQ_TOKEN, IDEMQ_ATTEMPT\n"
+	"and IDEMQ_DEADLINE are in the environment.  Exit status 0: the job is committed; 75: later;\n"
 	"65: dead; all else: failed, with the end of stderr.  TIME is 500ms, 10s, 5min, 2h; seconds\n"
 	"without a unit.  SIGTERM: finish what runs, then end.  More: man idemq-work.\n";
 

@@ -30,6 +30,10 @@ export interface EnqueueOptions {
   keyTtl?: Interval | null;
   onDuplicate?: 'keep' | 'ignore' | 'replace' | 'rerun' | 'error';
   nowait?: boolean;
+  /** By which a worker chooses the handler. */
+  kind?: string | null;
+  /** With onDuplicate replace: a delay that starts again with each request ends so long after the first. */
+  maxWait?: Interval | null;
 }
 
 export interface Enqueued {
@@ -58,6 +62,7 @@ export interface Job {
   readonly headers: Record<string, Json>;
   readonly key: string | null;
   readonly groupKey: string | null;
+  readonly kind: string | null;
   /** What the last checkpoint has stored, of an earlier attempt too; null at first. */
   readonly state: Json;
   readonly enqueuedAt: Date;
@@ -98,6 +103,9 @@ export type Handler = (job: Job, client: ClientBase) => Json | Promise<Json>;
 /** What it returns is the job's result. */
 export type OutsideHandler = (job: Job) => Json | Promise<Json>;
 
+/** By the kind of a job; that of '' is for jobs without one. A job of another kind is given back for a while. */
+export type Handlers<H> = { readonly [kind: string]: H };
+
 export interface Logger {
   info(text: string): void;
   warn(text: string): void;
@@ -123,6 +131,8 @@ export interface WorkerOptions {
   attach?: boolean;
   /** Whether SIGTERM and SIGINT drain. true */
   signals?: boolean;
+  /** For how long a job is given back whose kind has no handler here, 60: a newer worker may have one. */
+  unknownKind?: Interval;
   /** console's warn and error, unless given. */
   logger?: Logger;
 }
@@ -133,16 +143,16 @@ export type Outcomes = Partial<Record<'committed' | 'retrying' | 'dead' | 'relea
 export class Worker {
   constructor(connection: Connection, queue: string, options?: WorkerOptions);
   /** Works until SIGTERM or stop(): the handler's effects and its job's commit share a transaction. */
-  run(handler: Handler): Promise<Outcomes>;
+  run(handler: Handler | Handlers<Handler>): Promise<Outcomes>;
   /** The same for effects outside of this database. */
-  runOutside(handler: OutsideHandler): Promise<Outcomes>;
+  runOutside(handler: OutsideHandler | Handlers<OutsideHandler>): Promise<Outcomes>;
   /** Claims no more; what runs has `grace` to end. Called again: it has not. */
   stop(): void;
 }
 
 /** Does what is ready now, and ends: for tests of an application, and for cron. */
-export function drain(connection: Connection, queue: string, handler: Handler, options?: WorkerOptions & { outside?: false }): Promise<Outcomes>;
-export function drain(connection: Connection, queue: string, handler: OutsideHandler, options: WorkerOptions & { outside: true }): Promise<Outcomes>;
+export function drain(connection: Connection, queue: string, handler: Handler | Handlers<Handler>, options?: WorkerOptions & { outside?: false }): Promise<Outcomes>;
+export function drain(connection: Connection, queue: string, handler: OutsideHandler | Handlers<OutsideHandler>, options: WorkerOptions & { outside: true }): Promise<Outcomes>;
 
 /** An error of idemq, by its SQLSTATE. */
 export class IdemqError extends Error {
@@ -170,7 +180,7 @@ export class RetryLater extends Error {
 }
 /** Thrown by a handler: not now, but after this delay. The attempt does not count. */
 export class Snooze extends Error {
-  constructor(delay: Interval);
+  constructor(delay: Interval, reason?: string);
   readonly delay: Interval;
 }
 /** Thrown by a handler: no attempt will succeed. */

@@ -31,7 +31,8 @@ CREATE TYPE idemq.claimed_job AS (
 	group_key    text,
 	checkpoint   jsonb,
 	enqueued_at  timestamptz,
-	headers      jsonb
+	headers      jsonb,
+	kind         text
 );
 COMMENT ON TYPE idemq.claimed_job IS 'a row of idemq.claim: what a worker needs, and the token that it must show';
 
@@ -47,9 +48,10 @@ CREATE TYPE idemq.claimed_queue_job AS (
 	checkpoint   jsonb,
 	enqueued_at  timestamptz,
 	headers      jsonb,
-	queue        text
+	queue        text,
+	kind         text
 );
-COMMENT ON TYPE idemq.claimed_queue_job IS 'a row of idemq.claim_any: as idemq.claimed_job, and the queue''s name';
+COMMENT ON TYPE idemq.claimed_queue_job IS 'a row of idemq.claim_any: as idemq.claimed_job, with the queue''s name';
 
 CREATE TYPE idemq.claim_result AS (
 	outcome      idemq.outcome,
@@ -65,7 +67,8 @@ CREATE TYPE idemq.claim_result AS (
 	enqueued_at  timestamptz,
 	headers      jsonb,
 	result       jsonb,
-	retry_after  timestamptz
+	retry_after  timestamptz,
+	kind         text
 );
 COMMENT ON TYPE idemq.claim_result IS 'answer of idemq.claim_job: an outcome; the claim, the stored result, or when to ask again';
 

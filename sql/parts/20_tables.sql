@@ -17,6 +17,7 @@ CREATE TABLE idemq.queues (
 	max_lease          interval NOT NULL,
 	job_timeout        interval,
 	group_running      int NOT NULL DEFAULT 1,
+	dead_queue_cancelled boolean NOT NULL DEFAULT false,
 	paused             boolean NOT NULL DEFAULT false,
 	paused_until       timestamptz,
 	created_at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
@@ -40,6 +41,7 @@ COMMENT ON COLUMN idemq.queues.dead_retention IS 'a dead job, with its attempts,
 COMMENT ON COLUMN idemq.queues.max_lease IS 'no claim or heartbeat may ask for a longer lease';
 COMMENT ON COLUMN idemq.queues.job_timeout IS 'whoever runs an attempt ends it after so long, and no lease lasts longer from its claim on; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.group_running IS 'so many jobs of one group in processing at once; 1: one after the other, in order';
+COMMENT ON COLUMN idemq.queues.dead_queue_cancelled IS 'a job that is cancelled after an attempt has begun is added to dead_queue, too';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'a paused queue hands out jobs again from then on; NULL: when it is resumed';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
@@ -80,9 +82,11 @@ CREATE TABLE idemq.jobs (
 	worker       text,
 	key          text COLLATE "C",
 	group_key    text COLLATE "C",
+	kind         text COLLATE "C",
 	headers      jsonb,
 	rerun_payload jsonb,
 	rerun_headers jsonb,
+	rerun_kind   text COLLATE "C",
 	checkpoint   jsonb,
 	result       jsonb,
 	last_error   text,
@@ -118,9 +122,11 @@ COMMENT ON COLUMN idemq.jobs.key_expires_at IS 'of a request with a key_ttl: the
 COMMENT ON COLUMN idemq.jobs.rerun_at IS 'in processing, and asked to run once more (on_duplicate => rerun): not before this time, the earliest that was asked for; NULL: not asked';
 COMMENT ON COLUMN idemq.jobs.rerun_payload IS 'the payload of that request, the newest; jobs.payload when the attempt has ended';
 COMMENT ON COLUMN idemq.jobs.rerun_headers IS 'its headers';
+COMMENT ON COLUMN idemq.jobs.rerun_kind IS 'its kind';
 COMMENT ON COLUMN idemq.jobs.worker IS 'name that the last claim gave';
 COMMENT ON COLUMN idemq.jobs.key IS 'its idempotency key, unique in the queue';
 COMMENT ON COLUMN idemq.jobs.group_key IS 'its FIFO group';
+COMMENT ON COLUMN idemq.jobs.kind IS 'what kind of job it is, for the worker to choose a handler by; NULL: it has none';
 COMMENT ON COLUMN idemq.jobs.headers IS 'the producer''s, untouched';
 COMMENT ON COLUMN idemq.jobs.payload IS 'what to do';
 COMMENT ON COLUMN idemq.jobs.checkpoint IS 'how far an attempt came: idemq.checkpoint';
@@ -226,7 +232,7 @@ COMMENT ON COLUMN idemq.audit.queue_id IS 'number of the queue';
 COMMENT ON COLUMN idemq.audit.queue IS 'its name';
 COMMENT ON COLUMN idemq.audit.job_id IS 'the job that was cancelled, retried or rescheduled; NULL for many';
 COMMENT ON COLUMN idemq.audit.jobs IS 'how many jobs were purged, redriven, retried together, or dropped with their queue';
-COMMENT ON COLUMN idemq.audit.details IS 'the settings of a new queue; what was altered, from and to; role and privilege; the status that was purged; the error and how many ids redrive was given; the time and priority of reschedule; until when a pause lasts';
+COMMENT ON COLUMN idemq.audit.details IS 'the settings of a new queue; what was altered, from and to; role and privilege; the status that was purged; the error and how many ids redrive was given; the time and priority of reschedule; the kind of a job that has one; until when a pause lasts';
 CREATE INDEX audit_at ON idemq.audit (at);
 
 -- Its role as in idemq.queue_grants.
@@ -241,6 +247,7 @@ CREATE TABLE idemq.schedule_entries (
 	max_attempts int,
 	headers      jsonb,
 	expires_in   interval,
+	kind         text,
 	created_by   name NOT NULL,
 	created_at   timestamptz NOT NULL,
 	done_until   timestamptz NOT NULL,

@@ -2,27 +2,41 @@
 
 -- As a statement of its own: the defaults keep their place in it, and the fewer digits
 -- that takes, the shorter is their text.  Above 2 kB the row in pg_proc is compressed, and
--- each parse of a call decompresses it: 13,500 instructions.
-DO $do$ BEGIN EXECUTE $sql$
+-- each parse of a call decompresses it: by lz4, where the server has that, since pglz takes
+-- 13,500 instructions.
+DO $do$
+DECLARE
+	before text := pg_catalog.current_setting('default_toast_compression');
+BEGIN
+	BEGIN
+		PERFORM pg_catalog.set_config('default_toast_compression', 'lz4', true);
+	EXCEPTION WHEN invalid_parameter_value THEN
+		NULL;
+	END;
+EXECUTE $sql$
 CREATE FUNCTION idemq.enqueue(
 	queue text, payload jsonb, key text DEFAULT NULL, delay interval DEFAULT NULL,
 	run_at timestamptz DEFAULT NULL, priority int DEFAULT 4, group_key text DEFAULT NULL,
 	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
-	key_ttl interval DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false)
+	key_ttl interval DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false,
+	kind text DEFAULT NULL, max_wait interval DEFAULT NULL)
 	RETURNS idemq.enqueue_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue'
-$sql$; END $do$;
-COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean)
-	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result; priority 0 is first, 9 last; key and group_key up to 1,024 bytes; delay may be 0; waits for an open transaction with the same key, or with nowait answers locked and no id; on_duplicate: keep (IQ003 for another payload), ignore, replace, rerun (outcome rerun: a job in processing or finished runs once more with the new payload; one that waits is never made to wait longer), error (IQ004); key_ttl: once the job is finished the key is free so long after this call, whatever the queue''s idempotency_window; needs enqueue';
+$sql$;
+	PERFORM pg_catalog.set_config('default_toast_compression', before, true);
+END $do$;
+COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval)
+	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result; priority 0 is first, 9 last; key and group_key up to 1,024 bytes; delay may be 0; waits for an open transaction with the same key, or with nowait answers locked and no id; on_duplicate: keep (IQ003 for another payload, or kind), ignore, replace, rerun (outcome rerun: a job in processing or finished runs once more with the new payload; one that waits is never made to wait longer), error (IQ004); key_ttl: once the job is finished the key is free so long after this call, whatever the queue''s idempotency_window; kind: a label of up to 64 bytes, by which a worker chooses what to do; max_wait, with replace: the delay that starts again with each request ends so long after the first at the latest; needs enqueue';
 
 CREATE FUNCTION idemq.enqueue_many(
 	queue text, payloads jsonb[], keys text[] DEFAULT NULL, run_ats timestamptz[] DEFAULT NULL,
 	priorities int[] DEFAULT NULL, group_keys text[] DEFAULT NULL, delays interval[] DEFAULT NULL,
 	max_attempts int[] DEFAULT NULL, headers jsonb[] DEFAULT NULL, expires_ins interval[] DEFAULT NULL,
-	key_ttls interval[] DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false)
+	key_ttls interval[] DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false,
+	kinds text[] DEFAULT NULL, max_wait interval DEFAULT NULL)
 	RETURNS TABLE (ord int, id bigint, outcome idemq.outcome, status idemq.status, result jsonb)
 	ROWS 1000 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue_many';
-COMMENT ON FUNCTION idemq.enqueue_many(text, jsonb[], text[], timestamptz[], int[], text[], interval[], int[], jsonb[], interval[], interval[], text, boolean)
+COMMENT ON FUNCTION idemq.enqueue_many(text, jsonb[], text[], timestamptz[], int[], text[], interval[], int[], jsonb[], interval[], interval[], text, boolean, text[], interval)
 	IS 'add many jobs as idemq.enqueue does, all or none (with nowait, all but those that are locked); an element of an array that is NULL says nothing; returns a row an element, ord counting from 1 (with keys the rows come in the order of the keys); needs enqueue';
 
 -- The C function is that of idemq.enqueue: INOUT arguments follow its own, and are not read.
@@ -31,10 +45,11 @@ CREATE PROCEDURE idemq.enqueue_job(
 	run_at timestamptz DEFAULT NULL, priority int DEFAULT 4, group_key text DEFAULT NULL,
 	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
 	key_ttl interval DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false,
+	kind text DEFAULT NULL, max_wait interval DEFAULT NULL,
 	INOUT id bigint DEFAULT NULL, INOUT outcome idemq.outcome DEFAULT NULL,
 	INOUT status idemq.status DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue';
-COMMENT ON PROCEDURE idemq.enqueue_job(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, bigint, idemq.outcome, idemq.status, jsonb)
+COMMENT ON PROCEDURE idemq.enqueue_job(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint, idemq.outcome, idemq.status, jsonb)
 	IS 'idemq.enqueue as a CALL, for drivers and libraries that take a SELECT for a read: cached, sent to a standby, or never committed; returns id, outcome, status and result; needs enqueue';
 
 CREATE FUNCTION idemq.cancel(id bigint) RETURNS idemq.outcome
@@ -145,7 +160,7 @@ CREATE FUNCTION idemq.commit_many_and_claim(
 	RETURNS TABLE (
 		outcome idemq.outcome, id bigint, token bigint, attempt int, max_attempts int,
 		deadline timestamptz, payload jsonb, key text, group_key text, checkpoint jsonb,
-		enqueued_at timestamptz, headers jsonb)
+		enqueued_at timestamptz, headers jsonb, kind text)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_commit_many_and_claim';
 COMMENT ON FUNCTION idemq.commit_many_and_claim(bigint[], bigint[], jsonb[], text, int, interval, text, boolean)
 	IS 'idemq.commit_many and idemq.claim in one transaction; returns a row per (id, token) with its outcome, then one with outcome claimed for each claimed job; queue: that of the first job that is committed here, none if there is none';

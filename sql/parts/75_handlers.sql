@@ -65,7 +65,7 @@ COMMENT ON FUNCTION idemq.drop_handler(text)
 CREATE FUNCTION idemq.current_job(
 	OUT id bigint, OUT token bigint, OUT attempt int, OUT max_attempts int, OUT deadline timestamptz,
 	OUT payload jsonb, OUT key text, OUT group_key text, OUT checkpoint jsonb, OUT enqueued_at timestamptz,
-	OUT headers jsonb, OUT queue text)
+	OUT headers jsonb, OUT queue text, OUT kind text)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_current_job';
 COMMENT ON FUNCTION idemq.current_job() IS 'the job that the handler''s function was called for, as idemq.claim shows it, and its queue; NULLs outside of a handler';
 

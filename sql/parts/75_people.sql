@@ -26,7 +26,8 @@ CREATE VIEW idemq.errors WITH (security_barrier) AS
 		pg_catalog.count(*) FILTER (WHERE j.status OPERATOR(pg_catalog.=) 'dead') AS dead,
 		pg_catalog.min(coalesce(a.ended_at, j.dead_at, j.created_at)) AS first_seen,
 		pg_catalog.max(coalesce(a.ended_at, j.dead_at, j.created_at)) AS last_seen,
-		pg_catalog.max(j.id) AS example_id
+		pg_catalog.max(j.id) AS example_id,
+		pg_catalog.array_agg(DISTINCT j.kind) FILTER (WHERE j.kind IS NOT NULL) AS kinds
 	FROM idemq.queues q
 	JOIN idemq.jobs j ON j.queue_id OPERATOR(pg_catalog.=) q.queue_id
 	LEFT JOIN LATERAL (
@@ -51,6 +52,7 @@ COMMENT ON COLUMN idemq.errors.dead IS 'how many of them are dead; the others wi
 COMMENT ON COLUMN idemq.errors.first_seen IS 'when the first of these attempts ended; of jobs that failed otherwise since, nothing is left here';
 COMMENT ON COLUMN idemq.errors.last_seen IS 'when the last of them ended';
 COMMENT ON COLUMN idemq.errors.example_id IS 'the newest of the jobs';
+COMMENT ON COLUMN idemq.errors.kinds IS 'kinds of these jobs; NULL: they have none';
 
 CREATE FUNCTION idemq.progress(checkpoint jsonb) RETURNS float8
 	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_progress';
@@ -67,7 +69,7 @@ CREATE VIEW idemq.job_list WITH (security_barrier) AS
 	SELECT q.name AS queue, j.id, j.status, j.priority, j.attempt, j.max_attempts,
 		idemq.progress(j.checkpoint) AS progress,
 		j.created_at, j.ready_at, j.claimed_at, j.finished_at, j.worker, j.key, j.group_key,
-		j.last_error, j.payload, j.result, j.headers
+		j.last_error, j.payload, j.result, j.headers, j.kind
 	FROM idemq.queues q
 	JOIN idemq.jobs j ON j.queue_id OPERATOR(pg_catalog.=) q.queue_id
 	WHERE idemq.may_see(q.queue_id);
@@ -90,3 +92,4 @@ COMMENT ON COLUMN idemq.job_list.last_error IS 'why the last attempt ended: the 
 COMMENT ON COLUMN idemq.job_list.payload IS 'what to do';
 COMMENT ON COLUMN idemq.job_list.result IS 'what its last commit stored, until the next one of a job that runs again';
 COMMENT ON COLUMN idemq.job_list.headers IS 'the producer''s, untouched';
+COMMENT ON COLUMN idemq.job_list.kind IS 'what kind of job it is; NULL: it has none';

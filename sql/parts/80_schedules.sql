@@ -3,9 +3,9 @@
 CREATE FUNCTION idemq.schedule(
 	name text, cron text, queue text, payload jsonb, time_zone text DEFAULT 'UTC',
 	priority int DEFAULT 4, group_key text DEFAULT NULL, max_attempts int DEFAULT NULL,
-	headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL)
+	headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL, kind text DEFAULT NULL)
 	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_schedule';
-COMMENT ON FUNCTION idemq.schedule(text, text, text, jsonb, text, int, text, int, jsonb, interval)
+COMMENT ON FUNCTION idemq.schedule(text, text, text, jsonb, text, int, text, int, jsonb, interval, text)
 	IS 'enqueue a job at each tick of a cron expression, once; creates or replaces the schedule of that name (up to 256 bytes, unique in the database); returns its next run; raises 55000 where idemq.worker is off and nothing calls idemq.tick(); needs enqueue';
 
 CREATE FUNCTION idemq.unschedule(name text) RETURNS boolean
@@ -59,7 +59,7 @@ CREATE VIEW idemq.schedules WITH (security_barrier) AS
 		CASE WHEN m.may_change THEN e.payload END AS payload,
 		CASE WHEN m.may_change THEN e.headers END AS headers,
 		CASE WHEN m.may_change THEN e.group_key END AS group_key,
-		e.priority, e.max_attempts, e.expires_in, e.created_by, e.created_at
+		e.priority, e.max_attempts, e.expires_in, e.created_by, e.created_at, e.kind
 	FROM idemq.schedule_entries e
 	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) e.queue_id
 	CROSS JOIN LATERAL (
@@ -77,6 +77,7 @@ COMMENT ON COLUMN idemq.schedules.group_key IS 'of its jobs';
 COMMENT ON COLUMN idemq.schedules.priority IS 'of its jobs';
 COMMENT ON COLUMN idemq.schedules.max_attempts IS 'of its jobs; NULL: the queue''s';
 COMMENT ON COLUMN idemq.schedules.expires_in IS 'a job that was not claimed for so long after its tick is cancelled; a tick that is later is left out';
+COMMENT ON COLUMN idemq.schedules.kind IS 'of its jobs; NULL: none';
 COMMENT ON COLUMN idemq.schedules.created_by IS 'role as which ticks are enqueued';
 COMMENT ON COLUMN idemq.schedules.created_at IS 'when it was made, or made again';
 COMMENT ON COLUMN idemq.schedules.next_run IS 'the tick that is due, when it is over, or else the next one; NULL when the server does not know its time zone';

@@ -58,3 +58,6 @@ GRANT EXECUTE ON FUNCTION idemq.release_job, idemq.run_schedule_now TO PUBLIC;
 -- A handler is a process of the server's: set_handler is the DBA's to give away.
 GRANT SELECT ON idemq.handlers TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.current_job, idemq.handler_states TO PUBLIC;
+-- Producers that number what they send.
+GRANT SELECT ON idemq.producers TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.enqueue_sequenced, idemq.forget_producer TO PUBLIC;

@@ -105,7 +105,9 @@ add_job(JobsTable *table, QueueInfo *queue, text *key, const Datum *payload, int
 				  payload != NULL ? *payload
 								  : DirectFunctionCall1(jsonb_in, CStringGetDatum("null")));
 	job_set(&columns, COL_KEY, PointerGetDatum(key));
-	idemq_new_job_keyed(table, queue, &columns, payload != NULL ? DUPLICATE_KEEP : DUPLICATE_IGNORE,
+	idemq_new_job_keyed(table, queue, &columns,
+						(DuplicateRule){.policy = payload != NULL ? DUPLICATE_KEEP
+																  : DUPLICATE_IGNORE},
 						JOB_SKIPS, &answer);
 	if (answer.outcome == OUTCOME_ACCEPTED)
 		idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));

@@ -7,6 +7,8 @@
  */
 #include "postgres.h"
 
+#include "utils/builtins.h"
+
 #include "api/change_job.h"
 #include "job/transition.h"
 #include "table/audit_log.h"
@@ -16,6 +18,21 @@
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/oids.h"
+
+/* Adds the kind of a job to what is said of it. */
+static void
+note_kind(AuditEntry *entry, const Job *job)
+{
+	int n = 0;
+
+	if (job->row->tts_isnull[COL_KIND])
+		return;
+	while (entry->members[n] != NULL)
+		n += 2;
+	Assert(n + 1 < (int) lengthof(entry->members));
+	entry->members[n] = "kind";
+	entry->members[n + 1] = TextDatumGetCString(job->row->tts_values[COL_KIND]);
+}
 
 /*
  * Applies a decision to the latest version of a job.  *queue_id, if it is not NULL: the
@@ -52,7 +69,10 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 			entry.queue = &queue;
 			entry.job_id = id;
 			if (entry.action != NULL)
+			{
+				note_kind(&entry, &job);
 				idemq_audit(&entry);
+			}
 			return outcome;
 		}
 		idemq_jobs_refresh_or_raise(table);

@@ -106,11 +106,18 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 	values[0] = idemq_outcome_datum(OUTCOME_CLAIMED);
 	nulls[0] = false;
 	idemq_claim_row_fill(job, &args, &values[first], &nulls[first]);
-	values[first + CLAIM_COLUMN_COUNT] = CStringGetTextDatum(call->scan.queue.name);
-	nulls[first + CLAIM_COLUMN_COUNT] = false;
+	if (call->desc->natts > first + CLAIM_COLUMN_COUNT)
+	{
+		int place = first + CLAIM_KIND;
+
+		values[place + 1] = values[place];
+		nulls[place + 1] = nulls[place];
+		values[place] = CStringGetTextDatum(call->scan.queue.name);
+		nulls[place] = false;
+	}
 	tuplestore_putvalues(call->store, call->desc, values, nulls);
 	call->claimed++;
-	if (idemq_has_places(&call->scan.queue) && !job->row->tts_isnull[COL_GROUP_KEY])
+	if (idemq_is_of_places(&call->scan.queue, job))
 		note_group(call, job);
 	return call->claimed < call->wanted ? STEP_PASS : STEP_STOP;
 }

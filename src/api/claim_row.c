@@ -43,4 +43,5 @@ idemq_claim_row_fill(const Job *job, const EventArgs *args, Datum *values, bool 
 	values[8] = idemq_job_document(job, COL_CHECKPOINT, &nulls[8]);
 	values[9] = job->row->tts_values[COL_CREATED_AT];
 	values[10] = idemq_job_document(job, COL_HEADERS, &nulls[10]);
+	values[CLAIM_KIND] = idemq_job_document(job, COL_KIND, &nulls[CLAIM_KIND]);
 }

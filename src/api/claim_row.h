@@ -8,8 +8,9 @@
 #include "job/transition.h"
 
 /* id, token, attempt, max_attempts, deadline, payload, key, group_key, checkpoint,
- * enqueued_at, headers */
-#define CLAIM_COLUMN_COUNT 11
+ * enqueued_at, headers, kind; where others follow the headers, the kind is the last of all */
+#define CLAIM_COLUMN_COUNT 12
+#define CLAIM_KIND (CLAIM_COLUMN_COUNT - 1)
 
 extern void idemq_claim_row_fill(const Job *job, const EventArgs *args, Datum *values, bool *nulls);
 extern Datum idemq_job_document(const Job *job, JobColumn column, bool *isnull);

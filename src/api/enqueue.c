@@ -2,8 +2,7 @@
  * api/enqueue.c
  *		SQL functions that add jobs: enqueue, which is also enqueue_job, and enqueue_many.
  *
- * Both read the same options, of a job each; options[] says of each how enqueue_many
- * calls its array, and what it sets.
+ * Both read the same options, of a job each: api/enqueue_options.c.
  *
  * A job without a key is written by direct access, those of enqueue_many many at once.
  * A job with one goes through job/new_job_keyed.c: the unique index decides which of two
@@ -18,8 +17,10 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+#include "api/enqueue_options.h"
 #include "job/new_job.h"
 #include "job/new_job_keyed.h"
+#include "job/replace_job.h"
 #include "job/rerun.h"
 #include "table/jobs.h"
 #include "table/jobs_batch.h"
@@ -44,7 +45,9 @@ enum
 	ARG_PAYLOAD,
 	ARG_OPTIONS,
 	ARG_ON_DUPLICATE = 11,
-	ARG_NOWAIT
+	ARG_NOWAIT,
+	ARG_KIND,
+	ARG_MAX_WAIT
 };
 
 /* Arguments of enqueue_many. */
@@ -62,163 +65,45 @@ enum
 	MANY_EXPIRES_INS,
 	MANY_KEY_TTLS,
 	MANY_ON_DUPLICATE,
-	MANY_NOWAIT
+	MANY_NOWAIT,
+	MANY_KINDS,
+	MANY_MAX_WAIT
 };
 
-/* Options of a job, in the order of enqueue's arguments. */
-enum
-{
-	OPTION_KEY,
-	OPTION_DELAY,
-	OPTION_RUN_AT,
-	OPTION_PRIORITY,
-	OPTION_GROUP_KEY,
-	OPTION_MAX_ATTEMPTS,
-	OPTION_HEADERS,
-	OPTION_EXPIRES_IN,
-	OPTION_KEY_TTL,
-	OPTIONS
-};
+/* The arrays of the options. */
+static const int many_args[OPTIONS] = {[OPTION_KEY] = MANY_KEYS,
+									   [OPTION_DELAY] = MANY_DELAYS,
+									   [OPTION_RUN_AT] = MANY_RUN_ATS,
+									   [OPTION_PRIORITY] = MANY_PRIORITIES,
+									   [OPTION_GROUP_KEY] = MANY_GROUP_KEYS,
+									   [OPTION_MAX_ATTEMPTS] = MANY_MAX_ATTEMPTS,
+									   [OPTION_HEADERS] = MANY_HEADERS,
+									   [OPTION_EXPIRES_IN] = MANY_EXPIRES_INS,
+									   [OPTION_KEY_TTL] = MANY_KEY_TTLS,
+									   [OPTION_KIND] = MANY_KINDS};
 
 /* id, outcome, status, result */
 #define ANSWER_COLUMNS 4
 
-static void
-set_key(JobChange *columns, Datum value)
+/* Returns whether an argument is the text keep: what most calls leave it at, at no cost. */
+static bool
+is_keep(FunctionCallInfo fcinfo, int n)
 {
-	text *key = DatumGetTextPP(value);
+	text *value = PG_ARGISNULL(n) ? NULL : PG_GETARG_TEXT_PP(n);
 
-	idemq_check_key("key", VARSIZE_ANY_EXHDR(key));
-	job_set(columns, COL_KEY, PointerGetDatum(key));
-}
-
-/* Returns the job's time of birth and an interval by the calendar, as timestamptz + interval. */
-static Datum
-later(const JobChange *columns, const char *name, Datum interval, int64 least)
-{
-	(void) idemq_check_interval(name, DatumGetIntervalP(interval), least);
-	return DirectFunctionCall2(timestamptz_pl_interval, columns->values[COL_CREATED_AT], interval);
-}
-
-static void
-set_delay(JobChange *columns, Datum value)
-{
-	job_set(columns, COL_READY_AT, later(columns, "delay", value, 0));
-}
-
-/* Infinity is refused: such a job would never be due, or always have been. */
-static void
-set_run_at(JobChange *columns, Datum value)
-{
-	if (TIMESTAMP_NOT_FINITE(DatumGetTimestampTz(value)))
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("run_at must be finite"),
-						errhint("Pass a time, or NULL for now.")));
-	job_set(columns, COL_READY_AT, value);
-}
-
-static void
-set_priority(JobChange *columns, Datum value)
-{
-	int priority = DatumGetInt32(value);
-
-	if (priority < 0 || priority >= IDEMQ_PRIORITIES)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("priority must be between 0 and %d, not %d", IDEMQ_PRIORITIES - 1,
-							   priority),
-						errhint("0 is claimed first, %d last.", IDEMQ_PRIORITIES - 1)));
-	job_set(columns, COL_PRIORITY, Int16GetDatum(priority));
-}
-
-/*
- * Puts a new job into a FIFO group: blocked, until it is promoted (job/promote.c), which
- * heeds the time that was asked for, and is set by now.
- */
-static void
-set_group(JobChange *columns, Datum name)
-{
-	text *value = DatumGetTextPP(name);
-	TimestampTz ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
-
-	idemq_check_key("group_key", VARSIZE_ANY_EXHDR(value));
-	job_set(columns, COL_GROUP_KEY, PointerGetDatum(value));
-	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_BLOCKED]));
-	columns->set &= ~COLUMN_BIT(COL_READY_AT);
-	if (ready_at > DatumGetTimestampTz(columns->values[COL_CREATED_AT]))
-		job_set(columns, COL_RUN_AT, TimestampTzGetDatum(ready_at));
-}
-
-static void
-set_max_attempts(JobChange *columns, Datum value)
-{
-	job_set(columns, COL_MAX_ATTEMPTS,
-			Int32GetDatum(idemq_check_int("max_attempts", DatumGetInt32(value), 1, PG_INT32_MAX)));
-}
-
-static void
-set_headers(JobChange *columns, Datum value)
-{
-	idemq_check_document("headers", value, 0);
-	job_set(columns, COL_HEADERS, value);
-}
-
-static void
-set_expires_in(JobChange *columns, Datum value)
-{
-	job_set(columns, COL_EXPIRES_AT, later(columns, "expires_in", value, 1));
-}
-
-static void
-set_key_ttl(JobChange *columns, Datum value)
-{
-	if ((columns->set & COLUMN_BIT(COL_KEY)) == 0)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("key_ttl needs a key"),
-						errhint("Pass a key, or leave key_ttl out.")));
-	job_set(columns, COL_KEY_EXPIRES_AT, later(columns, "key_ttl", value, 1));
-}
-
-typedef struct JobOption
-{
-	void (*set)(JobChange *columns, Datum value);
-	int many; /* argument of enqueue_many, its name and element type */
-	const char *plural;
-	Oid type;
-} JobOption;
-
-static const JobOption options[OPTIONS] = {
-	[OPTION_KEY] = {set_key, MANY_KEYS, "keys", TEXTOID},
-	[OPTION_DELAY] = {set_delay, MANY_DELAYS, "delays", INTERVALOID},
-	[OPTION_RUN_AT] = {set_run_at, MANY_RUN_ATS, "run_ats", TIMESTAMPTZOID},
-	[OPTION_PRIORITY] = {set_priority, MANY_PRIORITIES, "priorities", INT4OID},
-	[OPTION_GROUP_KEY] = {set_group, MANY_GROUP_KEYS, "group_keys", TEXTOID},
-	[OPTION_MAX_ATTEMPTS] = {set_max_attempts, MANY_MAX_ATTEMPTS, "max_attempts", INT4OID},
-	[OPTION_HEADERS] = {set_headers, MANY_HEADERS, "headers", JSONBOID},
-	[OPTION_EXPIRES_IN] = {set_expires_in, MANY_EXPIRES_INS, "expires_ins", INTERVALOID},
-	[OPTION_KEY_TTL] = {set_key_ttl, MANY_KEY_TTLS, "key_ttls", INTERVALOID},
-};
-
-/* Sets what the options say of a new job; NULL ones say nothing. */
-static void
-set_options(JobChange *columns, const NullableDatum *values)
-{
-	if (!values[OPTION_DELAY].isnull && !values[OPTION_RUN_AT].isnull)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("delay and run_at cannot be used together"), errhint("Pass one of them.")));
-	for (int i = 0; i < OPTIONS; i++)
-	{
-		if (!values[i].isnull)
-			options[i].set(columns, values[i].value);
-	}
+	return value != NULL && VARSIZE_ANY_EXHDR(value) == 4 &&
+		   memcmp(VARDATA_ANY(value), "keep", 4) == 0;
 }
 
 /* Reads on_duplicate. */
 static OnDuplicate
 duplicate_policy(FunctionCallInfo fcinfo, int n)
 {
-	char *value = idemq_arg_text(fcinfo, n, "on_duplicate", 16);
+	char *value;
 
-	if (strcmp(value, "keep") == 0)
+	if (is_keep(fcinfo, n))
 		return DUPLICATE_KEEP;
+	value = idemq_arg_text(fcinfo, n, "on_duplicate", 16);
 	if (strcmp(value, "ignore") == 0)
 		return DUPLICATE_IGNORE;
 	if (strcmp(value, "replace") == 0)
@@ -234,11 +119,40 @@ duplicate_policy(FunctionCallInfo fcinfo, int n)
 	return DUPLICATE_ERROR;
 }
 
+/* Reads on_duplicate and max_wait; the latter is for replace. */
+static DuplicateRule
+duplicate_rule(FunctionCallInfo fcinfo, int n, int max_wait_n)
+{
+	DuplicateRule rule = {.policy = duplicate_policy(fcinfo, n)};
+
+	if (PG_ARGISNULL(max_wait_n))
+		return rule;
+	(void) idemq_arg_interval(fcinfo, max_wait_n, "max_wait", 1);
+	if (rule.policy != DUPLICATE_REPLACE)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max_wait needs on_duplicate => 'replace'"),
+				 errhint("It bounds how long requests with one key can put a job off; leave it out "
+						 "if they are not to replace each other.")));
+	rule.max_wait = PG_GETARG_INTERVAL_P(max_wait_n);
+	return rule;
+}
+
 /* Reads nowait. */
 static JobWait
 wait_policy(FunctionCallInfo fcinfo, int n)
 {
 	return idemq_arg_bool(fcinfo, n, "nowait") ? JOB_SKIPS : JOB_WAITS;
+}
+
+/* Bounds the time of a request that has a key; raises 22023 for one that has none. */
+static void
+limit_wait(JobChange *columns, const Interval *max_wait)
+{
+	if ((columns->set & COLUMN_BIT(COL_KEY)) == 0)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("max_wait needs a key"),
+						errhint("Pass a key, or leave max_wait out.")));
+	idemq_job_wait_no_longer(columns, NULL, max_wait);
 }
 
 /*
@@ -247,16 +161,18 @@ wait_policy(FunctionCallInfo fcinfo, int n)
  */
 static void
 add_job(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, JobChange *columns,
-		OnDuplicate policy, JobWait wait, EnqueueAnswer *answer)
+		DuplicateRule rule, JobWait wait, EnqueueAnswer *answer)
 {
 	JobStatus status;
 
+	if (rule.max_wait != NULL)
+		limit_wait(columns, rule.max_wait);
 	if (columns->set & COLUMN_BIT(COL_KEY))
 	{
-		if (policy == DUPLICATE_RERUN)
+		if (rule.policy == DUPLICATE_RERUN)
 			idemq_new_job_or_rerun(table, queue, columns, wait, answer);
 		else
-			idemq_new_job_keyed(table, queue, columns, policy, wait, answer);
+			idemq_new_job_keyed(table, queue, columns, rule, wait, answer);
 		if (answer->outcome == OUTCOME_ACCEPTED)
 			idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 		else if (answer->outcome != OUTCOME_LOCKED)
@@ -299,7 +215,8 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 
 /*
  * enqueue(queue, payload, key, delay, run_at, priority, group_key, max_attempts,
- *		headers, expires_in, key_ttl, on_duplicate, nowait) -> (id, outcome, status, result);
+ *		headers, expires_in, key_ttl, on_duplicate, nowait, kind,
+ *		max_wait) -> (id, outcome, status, result);
  * IQ003, IQ004, IQ005, 42501, 22004, 22023, 40001, 54000.  CALL enqueue_job has four INOUT
  * arguments more, which that row fills.
  */
@@ -310,7 +227,7 @@ idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 	JobsTable table;
 	JobChange columns;
 	EnqueueAnswer answer;
-	OnDuplicate policy = duplicate_policy(fcinfo, ARG_ON_DUPLICATE);
+	DuplicateRule rule = duplicate_rule(fcinfo, ARG_ON_DUPLICATE, ARG_MAX_WAIT);
 	JobWait wait = wait_policy(fcinfo, ARG_NOWAIT);
 	Datum values[ANSWER_COLUMNS];
 	bool nulls[ANSWER_COLUMNS];
@@ -322,8 +239,8 @@ idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
 	idemq_new_job(&columns, &queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
 	idemq_arg_required(fcinfo, ARG_OPTIONS + OPTION_PRIORITY, "priority");
-	set_options(&columns, fcinfo->args + ARG_OPTIONS);
-	add_job(&table, NULL, &queue, &columns, policy, wait, &answer);
+	idemq_enqueue_set_options(&columns, fcinfo->args + ARG_OPTIONS, &fcinfo->args[ARG_KIND]);
+	add_job(&table, NULL, &queue, &columns, rule, wait, &answer);
 	idemq_jobs_close(&table);
 	if (is_of_others(&answer))
 		idemq_sync_rep_await();
@@ -373,8 +290,12 @@ read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
 	idemq_arg_array(fcinfo, MANY_PAYLOADS, "payloads", JSONBOID, false, &arrays->payloads);
 	n = arrays->payloads.count;
 	for (int i = 0; i < OPTIONS; i++)
-		idemq_arg_array_like(fcinfo, options[i].many, options[i].plural, options[i].type, true, n,
+	{
+		const JobOption *option = &idemq_enqueue_options[i];
+
+		idemq_arg_array_like(fcinfo, many_args[i], option->plural, option->type, true, n,
 							 "payloads", &arrays->options[i]);
+	}
 	arrays->order = palloc(Max(n, 1) * sizeof(int));
 	arrays->ids = palloc(Max(n, 1) * sizeof(int64));
 	for (int i = 0; i < n; i++)
@@ -398,12 +319,12 @@ fill_element(JobChange *columns, const EnqueueArrays *arrays, int n)
 		values[i].isnull = array->values == NULL || array->nulls[n];
 		values[i].value = values[i].isnull ? (Datum) 0 : array->values[n];
 	}
-	set_options(columns, values);
+	idemq_enqueue_set_options(columns, values, &values[OPTION_KIND]);
 }
 
 /*
  * enqueue_many(queue, payloads, keys, run_ats, priorities, group_keys, delays,
- *		max_attempts, headers, expires_ins, key_ttls, on_duplicate, nowait)
+ *		max_attempts, headers, expires_ins, key_ttls, on_duplicate, nowait, kinds, max_wait)
  *		-> setof (ord, id, outcome, status, result); as enqueue.
  */
 Datum
@@ -413,7 +334,7 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 	QueueInfo queue;
 	JobsTable table;
 	JobsBatch *batch;
-	OnDuplicate policy = duplicate_policy(fcinfo, MANY_ON_DUPLICATE);
+	DuplicateRule rule = duplicate_rule(fcinfo, MANY_ON_DUPLICATE, MANY_MAX_WAIT);
 	JobWait wait = wait_policy(fcinfo, MANY_NOWAIT);
 	TupleDesc desc;
 	Tuplestorestate *store;
@@ -445,7 +366,7 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 		idemq_check_document("payload", arrays.payloads.values[i], 0);
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
 		fill_element(&columns, &arrays, i);
-		add_job(&table, batch, &queue, &columns, policy, wait, &answer);
+		add_job(&table, batch, &queue, &columns, rule, wait, &answer);
 		of_others |= is_of_others(&answer);
 		values[0] = Int32GetDatum(i + 1);
 		fill_answer(&answer, values + 1, nulls + 1);

@@ -18,9 +18,10 @@
 #define RESULT_CLAIM 1
 #define RESULT_ID 1
 #define RESULT_DEADLINE 5
-#define RESULT_RESULT (RESULT_CLAIM + CLAIM_COLUMN_COUNT)
+#define RESULT_RESULT (RESULT_CLAIM + CLAIM_KIND)
 #define RESULT_RETRY_AFTER (RESULT_RESULT + 1)
-#define RESULT_COLUMNS (RESULT_RETRY_AFTER + 1)
+#define RESULT_KIND (RESULT_RETRY_AFTER + 1)
+#define RESULT_COLUMNS (RESULT_KIND + 1)
 
 /* Returns an outcome and what came of the call as a row of idemq.claim_result. */
 Datum
@@ -31,7 +32,13 @@ idemq_job_answer(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 
 	memset(nulls, true, sizeof(nulls));
 	if (outcome == OUTCOME_CLAIMED || outcome == OUTCOME_CLAIMED_AGAIN)
+	{
 		idemq_claim_row_fill(&call->job, &call->args, values + RESULT_CLAIM, nulls + RESULT_CLAIM);
+		/* That has written the kind where the result belongs. */
+		values[RESULT_KIND] = values[RESULT_RESULT];
+		nulls[RESULT_KIND] = nulls[RESULT_RESULT];
+		nulls[RESULT_RESULT] = true;
+	}
 	else if (outcome == OUTCOME_COMPLETED)
 		values[RESULT_RESULT] = idemq_job_document(&call->job, COL_RESULT, &nulls[RESULT_RESULT]);
 	if (outcome == OUTCOME_LOCKED && call->retry_after != DT_NOEND)

@@ -84,6 +84,17 @@ idemq_check_key(const char *name, int bytes)
 								   : errhint("Pass a hash of what is longer.")));
 }
 
+/* Raises 22023 for a kind that is empty or too long. */
+void
+idemq_check_kind(int bytes)
+{
+	if (bytes == 0 || bytes > IDEMQ_MAX_KIND)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("kind must have 1 to %d bytes, not %d", IDEMQ_MAX_KIND, bytes),
+						errhint("A kind names what is to be done, for many jobs; what differs "
+								"from job to job belongs into the payload.")));
+}
+
 /*
  * Returns an interval in microseconds, as extract(epoch FROM ...) counts: a year
  * as 365.25 days, a month as 30, a day as 24 hours; the nearest int64 when it

@@ -22,6 +22,7 @@ extern int32 idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int
 extern double idemq_arg_float(FunctionCallInfo fcinfo, int n, const char *name, double min,
 							  double max);
 extern void idemq_check_key(const char *name, int bytes);
+extern void idemq_check_kind(int bytes);
 
 /* A one-dimensional array argument, taken apart. */
 typedef struct ArrayArg

@@ -8,13 +8,14 @@
  * all behind it waiting.  So the limit is one for the text.
  *
  * Whatever can be claimed can be sent: a claimed row has three documents.  The payload is
- * within the limit, or an account of a death, which is at most DOCUMENT_MOST + 11 MB
- * (job/dead_queue.c: payload and headers up to DOCUMENT_MOST, and 100 attempts with an
+ * within the limit, or an account of a death, which is at most DOCUMENT_MOST + 26 MB
+ * (job/dead_queue.c: payload, headers and checkpoint up to DOCUMENT_MOST; 100 attempts with an
  * error of 10,000 characters at 6 bytes, details of 10,000 at 4, a worker's name of 256
- * bytes at 6); headers and checkpoint are within the limit.  That is 3 * 64 + 11 = 203 MB,
+ * bytes at 6; 100 steps with an error like that, request and response of 10,000 at 4, a name of
+ * 256 bytes at 6); headers and checkpoint are within the limit.  That is 3 * 64 + 26 = 218 MB,
  * and a few kB.  On its way a byte becomes at most 4: as part of a composite value a quote
  * or a backslash is doubled, and to another encoding a character grows by that factor at
- * most (MAX_CONVERSION_GROWTH), but an ASCII one does not.  4 * 203 < 1,024.
+ * most (MAX_CONVERSION_GROWTH), but an ASCII one does not.  4 * 218 < 1,024.
  *
  * Making the text in order to measure it would cost as much as sending it, so most
  * documents are not looked into:

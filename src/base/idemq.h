@@ -26,6 +26,7 @@
 #define IDEMQ_MAX_QUEUE_NAME 48 /* bytes */
 #define IDEMQ_MAX_NAME_ARG 1024 /* bytes of a name that may then not exist */
 #define IDEMQ_MAX_KEY 1024		/* bytes: an index row holds at most 2704 */
+#define IDEMQ_MAX_KIND 64		/* bytes */
 #define IDEMQ_MAX_WORKER 256	/* bytes */
 /* What the worker's name of a job begins with that a handler has claimed. */
 #define IDEMQ_HANDLER_WORKER "idemq handler"

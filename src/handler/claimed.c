@@ -63,7 +63,8 @@ idemq_claimed_begin(void)
 									 {"group_key", TEXTOID},
 									 {"checkpoint", JSONBOID},
 									 {"enqueued_at", TIMESTAMPTZOID},
-									 {"headers", JSONBOID}};
+									 {"headers", JSONBOID},
+									 {"kind", TEXTOID}};
 	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 
 	desc = CreateTemplateTupleDesc(CLAIM_COLUMN_COUNT);

@@ -14,7 +14,7 @@
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_current_job);
 
-/* current_job() -> a row as idemq.claim answers, and the queue; NULLs outside of a handler. */
+/* current_job() -> a row as idemq.claim_any answers; NULLs outside of a handler. */
 Datum
 idemq_sql_v2_current_job(PG_FUNCTION_ARGS)
 {
@@ -26,8 +26,10 @@ idemq_sql_v2_current_job(PG_FUNCTION_ARGS)
 	if (job != NULL)
 	{
 		heap_deform_tuple(job->row, idemq_claimed_desc(), values, nulls);
-		values[CLAIM_COLUMN_COUNT] = CStringGetTextDatum(idemq_handler_queue());
-		nulls[CLAIM_COLUMN_COUNT] = false;
+		values[CLAIM_KIND + 1] = values[CLAIM_KIND];
+		nulls[CLAIM_KIND + 1] = nulls[CLAIM_KIND];
+		values[CLAIM_KIND] = CStringGetTextDatum(idemq_handler_queue());
+		nulls[CLAIM_KIND] = false;
 	}
 	return idemq_row_datum(fcinfo, values, nulls);
 }

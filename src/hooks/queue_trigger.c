@@ -1,7 +1,7 @@
 /*
  * hooks/queue_trigger.c
  *		The trigger that deletes what hangs on a queue when the queue is deleted: its grants,
- *		schedules and handler.
+ *		schedules, handler and producers.
  *
  * There is no foreign key, since a parallel restore fills the tables in any order.  What
  * one would do besides is done where a row is made: grant_queue, schedule and set_handler hold the
@@ -35,14 +35,19 @@ static SqlStatement delete_handler = {.text =
 										  "DELETE FROM idemq.handler_entries WHERE queue_id = $1",
 									  .nargs = 1,
 									  .types = {INT4OID}};
+static SqlStatement delete_producers = {.text = "DELETE FROM idemq.producers WHERE queue_id = $1",
+										.nargs = 1,
+										.types = {INT4OID}};
 static SqlStatement anything_left =
 	{.text = "SELECT FROM idemq.queue_grants WHERE queue_id = $1 "
 			 "UNION ALL SELECT FROM idemq.schedule_entries WHERE queue_id = $1 "
-			 "UNION ALL SELECT FROM idemq.handler_entries WHERE queue_id = $1 LIMIT 1",
+			 "UNION ALL SELECT FROM idemq.handler_entries WHERE queue_id = $1 "
+			 "UNION ALL SELECT FROM idemq.producers WHERE queue_id = $1 LIMIT 1",
 	 .nargs = 1,
 	 .types = {INT4OID}};
 static SqlStatement delete_all_grants = {.text = "DELETE FROM idemq.queue_grants"};
 static SqlStatement delete_all_handlers = {.text = "DELETE FROM idemq.handler_entries"};
+static SqlStatement delete_all_producers = {.text = "DELETE FROM idemq.producers"};
 static SqlStatement delete_all_schedules = {.text = "DELETE FROM idemq.schedule_entries"};
 
 /* Deletes what hangs on one queue; above READ COMMITTED raises 40001 when there is more. */
@@ -52,12 +57,14 @@ delete_of(Datum queue_id)
 	(void) idemq_spi_run(&delete_grants, &queue_id, NULL, SPI_OK_DELETE);
 	(void) idemq_spi_run(&delete_schedules, &queue_id, NULL, SPI_OK_DELETE);
 	(void) idemq_spi_run(&delete_handler, &queue_id, NULL, SPI_OK_DELETE);
+	(void) idemq_spi_run(&delete_producers, &queue_id, NULL, SPI_OK_DELETE);
 	if (IsolationUsesXactSnapshot() && idemq_spi_query_latest(&anything_left, &queue_id, NULL) > 0)
 		ereport(
 			ERROR,
 			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-			 errmsg("queue %d has grants, schedules or a handler that this transaction cannot see",
-					DatumGetInt32(queue_id)),
+			 errmsg(
+				 "queue %d has grants, schedules, producers or a handler that this transaction cannot see",
+				 DatumGetInt32(queue_id)),
 			 errhint("Run it at READ COMMITTED.")));
 }
 
@@ -89,6 +96,7 @@ idemq_sql_v2_queue_gone(PG_FUNCTION_ARGS)
 		(void) idemq_spi_run(&delete_all_grants, NULL, NULL, SPI_OK_DELETE);
 		(void) idemq_spi_run(&delete_all_schedules, NULL, NULL, SPI_OK_DELETE);
 		(void) idemq_spi_run(&delete_all_handlers, NULL, NULL, SPI_OK_DELETE);
+		(void) idemq_spi_run(&delete_all_producers, NULL, NULL, SPI_OK_DELETE);
 	}
 	idemq_spi_end(&scope);
 	return PointerGetDatum(NULL);

@@ -1,16 +1,24 @@
 /*
  * job/dead_queue.c
  *		The queue to which the dead jobs of another queue go: a death adds a job
- *		there, in its own transaction.
+ *		there, in its own transaction.  With dead_queue_cancelled so does the cancel of a
+ *		job that an attempt has begun to do: somebody may have to undo that.
  *
  * The dead job itself stays where it is; what is added is an account of it, as a
- * payload: its queue, id, key, group_key, payload, headers, error and attempts.
- * The headers go along as headers too, so that a trace goes on.  The new job's
- * key names the death, by the token of the last attempt: it is added once.
+ * payload: its queue, id, key, group_key, kind, payload, headers, checkpoint, error, steps
+ * and attempts.  Headers and kind go along as those of the new job, too: so that a trace goes
+ * on, and a worker finds its handler.  The new job's key names the death, by the token of the
+ * last attempt: it is added once, also when a dead job is brought back and cancelled
+ * before another attempt has begun.
+ *
+ * The steps are as they are at that time.  The answer to one that is open may still come: of a
+ * worker whose token is stale by now (table/steps.c).  Who undoes it waits for its call_until,
+ * and looks at idemq.steps again.
  *
  * An account is bounded, or one job could keep its queue from ever being reaped:
- * the latest MAX_ATTEMPTS attempts, of each error the first MAX_ERROR characters,
- * and a payload with headers above MAX_DOCUMENTS bytes of text is left out.
+ * the latest MAX_ATTEMPTS attempts, the first MAX_STEPS steps, of each error, and of each
+ * document of theirs, the first MAX_ERROR characters, or none.  Payload and headers
+ * above MAX_DOCUMENTS bytes of text are left out; so is a checkpoint that is too long with them.
  *
  * A death never fails for want of a dead queue: when it is gone, or leads back to
  * the queue itself, a warning says that nothing was added.
@@ -57,12 +65,14 @@
 
 #define MAX_ATTEMPTS "100"
 #define MAX_ERROR "10000"
+#define MAX_STEPS "100"
 /* base/documents.c counts on it. */
 #define MAX_DOCUMENTS DOCUMENT_MOST
 /* Dead queues of dead queues; a longer chain is taken for a circle. */
 #define MAX_CHAIN 32
 /* What of a queue is locked: its dead_queue, not the queue itself (idemq_queue_lock). */
 #define SETTING_LOCK 1
+#define ACCOUNT_ARGS 12
 
 /* The queues whose dead_queue a circle would go through. */
 typedef struct Chain
@@ -71,20 +81,32 @@ typedef struct Chain
 	int32 ids[MAX_CHAIN + 1];
 } Chain;
 
-/* The attempts by token, which grows: their order, also when a clock was set back. */
+/*
+ * The attempts by token, which grows: their order, also when a clock was set back.  The steps
+ * in the order of their last calls.
+ */
 static SqlStatement describe_death =
 	{.text =
 		 "SELECT jsonb_build_object('queue', $1, 'id', $2, 'key', $3, 'group_key', $4, "
 		 "'payload', $5, 'headers', $6, 'enqueued_at', $7, 'died_at', $8, "
+		 "'kind', $10, 'checkpoint', $11, 'status', $12, "
+		 "'steps', coalesce((SELECT jsonb_agg(jsonb_build_object('name', s.name, "
+		 "'state', s.state, 'begun_at', s.begun_at, 'call_until', s.call_until, "
+		 "'answered_at', s.answered_at, 'effect_key', s.effect_key, 'request', "
+		 "CASE WHEN length(s.request::text) <= " MAX_ERROR " THEN s.request END, 'response', "
+		 "CASE WHEN length(s.response::text) <= " MAX_ERROR " THEN s.response END, "
+		 "'error', left(s.error, " MAX_ERROR ")) ORDER BY s.at, s.name) "
+		 "FROM (SELECT *, coalesce(begun_at, answered_at) AS at FROM idemq.steps "
+		 "WHERE job_id = $2 ORDER BY at, name LIMIT " MAX_STEPS ") s), '[]'), "
 		 "'error', left($9, " MAX_ERROR "), 'attempts', coalesce((SELECT jsonb_agg("
 		 "jsonb_build_object('attempt', a.attempt, 'worker', a.worker, 'claimed_at', a.claimed_at, "
 		 "'ended_at', a.ended_at, 'outcome', a.outcome, 'error', left(a.error, " MAX_ERROR "), "
 		 "'details', CASE WHEN length(a.details::text) <= " MAX_ERROR " THEN a.details END) "
 		 "ORDER BY a.token) FROM (SELECT * FROM idemq.attempts WHERE job_id = $2 "
 		 "ORDER BY token DESC LIMIT " MAX_ATTEMPTS ") a), '[]'))",
-	 .nargs = 9,
+	 .nargs = ACCOUNT_ARGS,
 	 .types = {TEXTOID, INT8OID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID,
-			   TIMESTAMPTZOID, TEXTOID}};
+			   TIMESTAMPTZOID, TEXTOID, TEXTOID, JSONBOID, TEXTOID}};
 
 /*
  * Returns whether the chain of dead queues from a queue on leads to that name.  chain:
@@ -165,7 +187,7 @@ idemq_dead_queue_check(const char *queue, int32 queue_id, const char *dead_queue
 }
 
 /*
- * To be called before a job of the queue becomes dead.  Sets *dead to its dead
+ * To be called before a job of the queue becomes dead, or is cancelled.  Sets *dead to its dead
  * queue, and keeps that from being dropped; its id is 0 when there is none, or none
  * of that name.  Returns false when it is being dropped, and the caller would
  * not wait.
@@ -193,7 +215,7 @@ idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead)
 
 /* Returns whether something can be added to the dead queue; warns if not. */
 static bool
-can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead)
+can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead, const char *status)
 {
 	bool exists = dead->id != 0;
 
@@ -201,34 +223,54 @@ can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead)
 		return exists;
 	ereport(WARNING,
 			(errcode(exists ? ERRCODE_INVALID_PARAMETER_VALUE : ERRCODE_IDEMQ_NO_SUCH_QUEUE),
-			 exists ? errmsg("dead job %lld was not added to queue \"%s\", whose dead jobs would "
+			 exists ? errmsg("%s job %lld was not added to queue \"%s\", whose dead jobs would "
 							 "come back to queue \"%s\"",
-							 (long long) job->id, dead->name, queue->name)
-					: errmsg("dead job %lld was not added to queue \"%s\", which does not exist",
-							 (long long) job->id, dead->name),
-			 errdetail("The job itself is in queue \"%s\", and dead.", queue->name),
+							 status, (long long) job->id, dead->name, queue->name)
+					: errmsg("%s job %lld was not added to queue \"%s\", which does not exist",
+							 status, (long long) job->id, dead->name),
+			 errdetail("The job itself is in queue \"%s\", and %s.", queue->name, status),
 			 errhint("Set another with SELECT idemq.alter_queue('%s', dead_queue => '...').",
 					 queue->name)));
 	return false;
 }
 
-/* Returns whether payload and headers are too long for the account. */
-static bool
-is_too_long(const Job *job)
+/* How much of a job's documents an account has. */
+typedef enum Documents
 {
-	Datum documents[] = {job->row->tts_values[COL_PAYLOAD],
-						 job->row->tts_isnull[COL_HEADERS] ? (Datum) 0
-														   : job->row->tts_values[COL_HEADERS]};
-	bool too_long = !idemq_documents_fit(documents, lengthof(documents), MAX_DOCUMENTS);
+	DOCUMENTS_NONE,
+	DOCUMENTS_FIRST, /* payload and headers */
+	DOCUMENTS_ALL	 /* with the checkpoint */
+} Documents;
 
-	if (too_long)
-		ereport(WARNING, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-						  errmsg("payload and headers of dead job %lld are too long for its dead "
-								 "queue, and left out",
-								 (long long) job->id),
-						  errdetail("They have more than %zu bytes as text.", MAX_DOCUMENTS),
-						  errhint("The dead job itself has them.")));
-	return too_long;
+/* Returns what of a job's documents fits into the account; warns of what does not. */
+static Documents
+documents_that_fit(const Job *job, const char *status)
+{
+	static const JobColumn columns[] = {COL_PAYLOAD, COL_HEADERS, COL_CHECKPOINT};
+	Datum documents[lengthof(columns)];
+	Documents fit = DOCUMENTS_ALL;
+
+	for (int i = 0; i < (int) lengthof(columns); i++)
+		documents[i] = job->row->tts_isnull[columns[i]] ? (Datum) 0
+														: job->row->tts_values[columns[i]];
+	if (idemq_documents_fit(documents, lengthof(columns), MAX_DOCUMENTS))
+		return fit;
+	fit = idemq_documents_fit(documents, 2, MAX_DOCUMENTS) ? DOCUMENTS_FIRST : DOCUMENTS_NONE;
+	ereport(WARNING,
+			(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+			 fit == DOCUMENTS_NONE
+				 ? errmsg("payload and headers of %s job %lld are too long for its dead queue, "
+						  "and left out",
+						  status, (long long) job->id)
+				 : errmsg("the checkpoint of %s job %lld is too long for its dead queue, and left "
+						  "out",
+						  status, (long long) job->id),
+			 fit == DOCUMENTS_NONE
+				 ? errdetail("They have more than %zu bytes as text.", MAX_DOCUMENTS)
+				 : errdetail("With payload and headers it has more than %zu bytes as text.",
+							 MAX_DOCUMENTS),
+			 errhint("The %s job itself has %s.", status, fit == DOCUMENTS_NONE ? "them" : "it")));
+	return fit;
 }
 
 /* Puts a column of the row into a parameter. */
@@ -241,29 +283,37 @@ take_column(const Job *job, JobColumn column, Datum *value, char *null)
 
 /* Returns the account of a death as jsonb, in the current memory context. */
 static Datum
-account_of(const Job *job, const QueueInfo *queue, TimestampTz died_at, text *error, bool too_long)
+account_of(const Job *job, const QueueInfo *queue, TimestampTz died_at, text *error,
+		   const char *status)
 {
+	Documents documents = documents_that_fit(job, status);
 	MemoryContext caller = CurrentMemoryContext;
-	Datum values[9];
-	char nulls[] = "         ";
+	Datum values[ACCOUNT_ARGS];
+	char nulls[ACCOUNT_ARGS];
 	SqlScope scope;
 	MemoryContext old;
 	Datum account;
 	bool isnull;
 
+	memset(nulls, ' ', sizeof(nulls));
 	values[0] = CStringGetTextDatum(queue->name);
 	values[1] = Int64GetDatum(job->id);
 	take_column(job, COL_KEY, &values[2], &nulls[2]);
 	take_column(job, COL_GROUP_KEY, &values[3], &nulls[3]);
 	take_column(job, COL_PAYLOAD, &values[4], &nulls[4]);
 	take_column(job, COL_HEADERS, &values[5], &nulls[5]);
-	if (too_long)
+	if (documents == DOCUMENTS_NONE)
 		nulls[4] = nulls[5] = 'n';
 	take_column(job, COL_CREATED_AT, &values[6], &nulls[6]);
 	values[7] = TimestampTzGetDatum(died_at);
 	values[8] = PointerGetDatum(error);
 	if (error == NULL)
 		nulls[8] = 'n';
+	take_column(job, COL_KIND, &values[9], &nulls[9]);
+	take_column(job, COL_CHECKPOINT, &values[10], &nulls[10]);
+	if (documents != DOCUMENTS_ALL)
+		nulls[10] = 'n';
+	values[11] = CStringGetTextDatum(status);
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&describe_death, values, nulls, SPI_OK_SELECT);
 	old = MemoryContextSwitchTo(caller);
@@ -284,41 +334,44 @@ add_without_key(JobsTable *table, const QueueInfo *dead, JobChange *columns)
 /* Makes the columns of the job that is the account of a death. */
 static void
 fill_columns(JobChange *columns, const Job *job, const QueueInfo *queue, const QueueInfo *dead,
-			 TimestampTz died_at, text *error)
+			 TimestampTz died_at, text *error, const char *status)
 {
-	bool too_long = is_too_long(job);
 	char *key =
 		psprintf("dead:%s:%lld:%lld", queue->name, (long long) job->id, (long long) job->token);
 
-	idemq_new_job(columns, dead, idemq_now(), account_of(job, queue, died_at, error, too_long));
+	idemq_new_job(columns, dead, idemq_now(), account_of(job, queue, died_at, error, status));
 	job_set(columns, COL_KEY, CStringGetTextDatum(key));
 	if (!job->row->tts_isnull[COL_HEADERS])
 		job_set(columns, COL_HEADERS, job->row->tts_values[COL_HEADERS]);
+	if (!job->row->tts_isnull[COL_KIND])
+		job_set(columns, COL_KIND, job->row->tts_values[COL_KIND]);
 }
 
 /*
- * Adds a job that died in this transaction to the dead queue that
- * idemq_dead_queue_hold has set, if any.  job: as it was in processing; its end is
+ * Adds a job that died in this transaction, or was cancelled, to the dead queue that
+ * idemq_dead_queue_hold has set, if any.  job: as it was before; the end of its attempt is
  * in idemq.attempts by now.  Ends the command; never waits.
  */
 void
 idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
-					 TimestampTz died_at, text *error)
+					 JobStatus status, TimestampTz died_at, text *error)
 {
+	const char *name = idemq_status_name(status);
 	MemoryContext context;
 	MemoryContext old;
 	JobsTable table;
 	JobChange columns;
 	EnqueueAnswer answer;
 
-	if (!can_be_added(job, queue, dead))
+	if (!can_be_added(job, queue, dead, name))
 		return;
 	/* A reaper may add thousands, each of them long. */
 	context = AllocSetContextCreate(CurrentMemoryContext, "idemq dead job", ALLOCSET_DEFAULT_SIZES);
 	old = MemoryContextSwitchTo(context);
-	fill_columns(&columns, job, queue, dead, died_at, error);
+	fill_columns(&columns, job, queue, dead, died_at, error, name);
 	idemq_jobs_open(&table);
-	idemq_new_job_keyed(&table, dead, &columns, DUPLICATE_IGNORE, JOB_SKIPS, &answer);
+	idemq_new_job_keyed(&table, dead, &columns, (DuplicateRule){.policy = DUPLICATE_IGNORE},
+						JOB_SKIPS, &answer);
 	/* An open transaction is giving that key to a job. */
 	if (answer.outcome == OUTCOME_LOCKED)
 		add_without_key(&table, dead, &columns);

@@ -12,6 +12,6 @@
 extern void idemq_dead_queue_check(const char *queue, int32 queue_id, const char *dead_queue);
 extern bool idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead);
 extern void idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
-								 TimestampTz died_at, text *error);
+								 JobStatus status, TimestampTz died_at, text *error);
 
 #endif

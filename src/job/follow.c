@@ -85,7 +85,8 @@ static SqlStatement find_prepared =
 /* What the publisher has given, as far as it has come; reads all jobs. */
 static SqlStatement greatest_given = {
 	.text = "SELECT greatest(j.id, a.id, u.job, "
-			"(SELECT max(last_job) FROM idemq.schedule_entries), 0), "
+			"(SELECT max(last_job) FROM idemq.schedule_entries), "
+			"(SELECT max(job_id) FROM idemq.producers), 0), "
 			"greatest(j.token, a.token, 0), "
 			"greatest((SELECT max(queue_id) FROM idemq.queues), j.queue, a.queue, u.queue, 0), "
 			"greatest(u.id, 0) "

@@ -24,7 +24,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "catalog/pg_type.h"
+#include "catalog/pg_collation.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
@@ -32,7 +32,7 @@
 
 #include "job/new_job.h"
 #include "job/new_job_keyed.h"
-#include "job/places.h"
+#include "job/replace_job.h"
 #include "job/tick_key.h"
 #include "table/jobs_steps.h"
 #include "table/jobs.h"
@@ -41,42 +41,13 @@
 #include "table/jobs_key.h"
 #include "table/jobs_sql.h"
 #include "table/jobs_write.h"
-#include "txn/pending_ready.h"
 #include "queue/queue_counts.h"
 #include "base/clock.h"
 #include "base/errors.h"
-#include "base/spi.h"
 #include "base/sync_rep.h"
 
 /* Rounds of insert and lookup after which a trigger must be keeping the row out. */
 #define MAX_TRIES 20
-
-/*
- * One that was released or redriven has a checkpoint, which is about the payload of before.
- * $10: not later than the job was to run; NULL in run_at, of a blocked one, is at once.
- * $11: its group has places, of which it then has none (job/places.c).
- */
-static SqlStatement replace_job =
-	{.text = "UPDATE idemq.jobs SET payload = $2, checkpoint = NULL, "
-			 "ready_at = CASE WHEN status <> 'blocked' THEN least(CASE WHEN group_key IS NULL "
-			 "THEN $3 ELSE greatest($3, $8) END, CASE WHEN $10 THEN ready_at END) END, "
-			 "run_at = CASE WHEN status = 'blocked' AND (run_at IS NOT NULL OR NOT $10) "
-			 "THEN least($3, CASE WHEN $10 THEN run_at END) "
-			 "WHEN status <> 'blocked' AND group_key IS NOT NULL AND $11 "
-			 "THEN least(greatest($3, $8), CASE WHEN $10 THEN ready_at END) END, "
-			 "priority = $4, headers = $5, "
-			 "expires_at = $6, max_attempts = $7, key_expires_at = coalesce($9, key_expires_at) "
-			 "WHERE id = $1 AND status IN ('pending', 'blocked') AND attempt = 0",
-	 .nargs = 11,
-	 .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID,
-			   TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID, BOOLOID}};
-/* As above, of a job that was claimed before: its place and its attempts stay. */
-static SqlStatement replace_claimed =
-	{.text = "UPDATE idemq.jobs SET payload = $2, headers = $3, checkpoint = NULL, "
-			 "key_expires_at = coalesce($4, key_expires_at) "
-			 "WHERE id = $1 AND status IN ('pending', 'failed', 'blocked')",
-	 .nargs = 4,
-	 .types = {INT8OID, JSONBOID, JSONBOID, TIMESTAMPTZOID}};
 
 /* The job that has the key. */
 typedef struct KeyHolder
@@ -84,8 +55,9 @@ typedef struct KeyHolder
 	Job job;
 	EnqueueAnswer answer;
 	bool same_payload;
-	bool expired; /* finished, and its key is free */
-	bool own;	  /* this transaction's */
+	bool other_kind; /* both have one, and they differ */
+	bool expired;	 /* finished, and its key is free */
+	bool own;		 /* this transaction's */
 } KeyHolder;
 
 /* Copies a job's stored result into the current memory context. */
@@ -112,11 +84,11 @@ is_expired(const Job *job, const QueueInfo *queue, TimestampTz now)
 
 /* Raises IQ003. */
 static void
-refuse_payload(const QueueInfo *queue, int64 id, const char *hint)
+refuse_payload(const QueueInfo *queue, int64 id, const char *what, const char *hint)
 {
 	idemq_queue_count_refusal(queue, COUNTER_DUPLICATES);
 	ereport(ERROR, (errcode(ERRCODE_IDEMQ_KEY_REUSED),
-					errmsg("the key is taken by job %lld with another payload", (long long) id),
+					errmsg("the key is taken by job %lld with another %s", (long long) id, what),
 					errhint("%s", hint)));
 }
 
@@ -128,6 +100,16 @@ is_same_payload(const Job *job, Datum payload)
 	Jsonb *second = DatumGetJsonbP(payload);
 
 	return compareJsonbContainers(&first->root, &second->root) == 0;
+}
+
+/* A request without a kind is the same as one with: producers are deployed one by one. */
+static bool
+is_other_kind(const Job *job, const JobChange *columns)
+{
+	return (columns->set & COLUMN_BIT(COL_KIND)) != 0 && !job->row->tts_isnull[COL_KIND] &&
+		   !DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID,
+												 job->row->tts_values[COL_KIND],
+												 columns->values[COL_KIND]));
 }
 
 /* Looks the key up under the table's snapshot. */
@@ -149,6 +131,7 @@ find_holder(JobsTable *table, const QueueInfo *queue, const JobChange *columns, 
 		return true;
 	holder->answer.result = copy_result(job, &holder->answer.no_result);
 	holder->same_payload = is_same_payload(job, columns->values[COL_PAYLOAD]);
+	holder->other_kind = is_other_kind(job, columns);
 	return true;
 }
 
@@ -163,7 +146,7 @@ idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key, const Datu
 	if (!idemq_jobs_find_key(table, queue->id, key, job) || is_expired(job, queue, idemq_now()))
 		return false;
 	if (payload != NULL && !is_same_payload(job, *payload))
-		refuse_payload(queue, job->id, "Use another key, or pass no payload.");
+		refuse_payload(queue, job->id, "payload", "Use another key, or pass no payload.");
 	return true;
 }
 
@@ -192,113 +175,6 @@ is_replaced(OnDuplicate policy, JobStatus status)
 		   (policy == DUPLICATE_RERUN && (is_unclaimed(status) || status == JOB_FAILED));
 }
 
-/* Takes a column's value as a parameter. */
-static void
-fill_value(const JobChange *columns, JobColumn column, Datum *value, char *isnull)
-{
-	bool is_set = (columns->set & COLUMN_BIT(column)) != 0;
-
-	*value = is_set ? columns->values[column] : (Datum) 0;
-	*isnull = is_set ? ' ' : 'n';
-}
-
-/* What replace gives a job, in the order of its parameters. */
-static const JobColumn replaced_columns[] = {COL_PAYLOAD, COL_READY_AT,	  COL_PRIORITY,
-											 COL_HEADERS, COL_EXPIRES_AT, COL_MAX_ATTEMPTS};
-
-/*
- * As replace, of the version that was found, without a group: its entries in unique
- * indexes need no check, which would read those of all versions before.  False, and nothing
- * is done, when it is another case.
- */
-static bool
-replace_found(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
-			  const JobChange *columns, bool not_later)
-{
-	const Job *job = &holder->job;
-	JobChange change = {0};
-	JobChange noted;
-
-	if (!table->simple || job->status != JOB_PENDING || job->attempt != 0 ||
-		!job->row->tts_isnull[COL_GROUP_KEY] || (columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
-		return false;
-	for (int i = 0; i < (int) lengthof(replaced_columns); i++)
-	{
-		if (columns->set & COLUMN_BIT(replaced_columns[i]))
-			job_set(&change, replaced_columns[i], columns->values[replaced_columns[i]]);
-		else
-			job_set_null(&change, replaced_columns[i]);
-	}
-	if (not_later && job->ready_at < DatumGetTimestampTz(columns->values[COL_READY_AT]))
-		job_set(&change, COL_READY_AT, TimestampTzGetDatum(job->ready_at));
-	job_set_null(&change, COL_RUN_AT);
-	job_set_null(&change, COL_CHECKPOINT);
-	if (columns->set & COLUMN_BIT(COL_KEY_EXPIRES_AT))
-		job_set(&change, COL_KEY_EXPIRES_AT, columns->values[COL_KEY_EXPIRES_AT]);
-	idemq_pending_ready_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
-	noted = *columns;
-	noted.values[COL_READY_AT] = change.values[COL_READY_AT];
-	(void) idemq_new_job_note_as(queue, &noted, job->id);
-	return idemq_jobs_update(table, job, &change, JOB_WAITS) == JOB_WRITTEN;
-}
-
-/*
- * Gives a job that was not claimed yet the new payload, time and priority; false
- * when it is claimed, or finished, by now, or too new for the transaction's snapshot.
- * not_later: of its time and the new one, it gets the earlier.
- */
-static bool
-replace(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder, const JobChange *columns,
-		bool not_later)
-{
-	Datum values[11] = {Int64GetDatum(holder->answer.id)};
-	char nulls[] = "           ";
-	SqlScope scope;
-	uint64 updated;
-
-	if (replace_found(table, queue, holder, columns, not_later))
-		return true;
-	for (int i = 0; i < (int) lengthof(replaced_columns); i++)
-	{
-		JobColumn column = replaced_columns[i];
-
-		/* The time of one in a group. */
-		if (column == COL_READY_AT && (columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
-			column = (columns->set & COLUMN_BIT(COL_RUN_AT)) ? COL_RUN_AT : COL_CREATED_AT;
-		fill_value(columns, column, &values[i + 1], &nulls[i + 1]);
-	}
-	/* A head's ready_at only grows: shared/groups.c counts on it. */
-	values[7] = TimestampTzGetDatum(idemq_now());
-	fill_value(columns, COL_KEY_EXPIRES_AT, &values[8], &nulls[8]);
-	values[9] = BoolGetDatum(not_later);
-	values[10] = BoolGetDatum(idemq_has_places(queue));
-	idemq_spi_begin_on_jobs(&scope);
-	updated = idemq_spi_run(&replace_job, values, nulls, SPI_OK_UPDATE);
-	idemq_spi_end(&scope);
-	return updated > 0;
-}
-
-/*
- * Gives a job that was claimed, and waits for its next attempt, the new payload; false as
- * replace.
- */
-static bool
-replace_payload(const KeyHolder *holder, const JobChange *columns)
-{
-	Datum values[4] = {Int64GetDatum(holder->answer.id)};
-	char nulls[] = "    ";
-	SqlScope scope;
-	uint64 updated;
-
-	fill_value(columns, COL_PAYLOAD, &values[1], &nulls[1]);
-	fill_value(columns, COL_HEADERS, &values[2], &nulls[2]);
-	fill_value(columns, COL_KEY_EXPIRES_AT, &values[3], &nulls[3]);
-	idemq_spi_begin_on_jobs(&scope);
-	updated = idemq_spi_run(&replace_claimed, values, nulls, SPI_OK_UPDATE);
-	idemq_spi_end(&scope);
-	return updated > 0;
-}
-
 /* Whether the holder has got another payload: what attempts had done for that before is void. */
 static bool
 replaced_for(const KeyHolder *holder, bool replaced)
@@ -308,15 +184,29 @@ replaced_for(const KeyHolder *holder, bool replaced)
 	return replaced;
 }
 
+/* As idemq_job_replace, no later than max_wait allows, if there is one. */
+static bool
+replace_unclaimed(JobsTable *table, const QueueInfo *queue, const Job *job,
+				  const JobChange *columns, const Interval *max_wait)
+{
+	JobChange limited;
+
+	if (max_wait == NULL)
+		return idemq_job_replace(table, queue, job, columns, false);
+	limited = *columns;
+	idemq_job_wait_no_longer(&limited, job, max_wait);
+	return idemq_job_replace(table, queue, job, &limited, false);
+}
+
 /*
  * Does with a duplicate what the producer wants; false when the holder's status is
  * not what it was.
  */
 static bool
 handle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
-				 const JobChange *columns, OnDuplicate policy)
+				 const JobChange *columns, DuplicateRule rule)
 {
-	switch (policy)
+	switch (rule.policy)
 	{
 		case DUPLICATE_IGNORE:
 			break;
@@ -329,15 +219,17 @@ handle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
 		case DUPLICATE_REPLACE:
 			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-			return replaced_for(holder, replace(table, queue, holder, columns, false)) ||
+			return replaced_for(holder, replace_unclaimed(table, queue, &holder->job, columns,
+														  rule.max_wait)) ||
 				   !is_unclaimed(holder->answer.status);
 		case DUPLICATE_RERUN:
 			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-			return replaced_for(holder, replace(table, queue, holder, columns, true) ||
-											replace_payload(holder, columns));
+			return replaced_for(holder,
+								idemq_job_replace(table, queue, &holder->job, columns, true) ||
+									idemq_job_replace_payload(holder->job.id, columns));
 		case DUPLICATE_KEEP:
-			if (!holder->same_payload)
-				refuse_payload(queue, holder->answer.id,
+			if (!holder->same_payload || holder->other_kind)
+				refuse_payload(queue, holder->answer.id, holder->same_payload ? "kind" : "payload",
 							   "Use another key, or on_duplicate => 'ignore' or 'replace'.");
 			break;
 	}
@@ -351,11 +243,12 @@ handle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
  */
 static bool
 settle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
-				 const JobChange *columns, OnDuplicate *policy, JobWait wait, EnqueueAnswer *answer)
+				 const JobChange *columns, DuplicateRule *rule, JobWait wait, EnqueueAnswer *answer)
 {
-	bool replaced = is_replaced(*policy, holder->answer.status);
+	OnDuplicate policy = rule->policy;
+	bool replaced = is_replaced(policy, holder->answer.status);
 
-	if (*policy == DUPLICATE_RERUN && !replaced)
+	if (policy == DUPLICATE_RERUN && !replaced)
 	{
 		*answer = holder->answer;
 		answer->outcome = OUTCOME_RERUN;
@@ -371,15 +264,15 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 			return held == JOB_LOCKED;
 	}
 	*answer = holder->answer;
-	if (handle_duplicate(table, queue, holder, columns, *policy))
+	if (handle_duplicate(table, queue, holder, columns, *rule))
 	{
-		if (*policy == DUPLICATE_REPLACE || *policy == DUPLICATE_RERUN)
+		if (policy == DUPLICATE_REPLACE || policy == DUPLICATE_RERUN)
 			idemq_jobs_refresh(table); /* a batch may come to that key again */
 		return true;
 	}
 	/* Claimed since the lookup, or before and given back: what is it now? */
-	if (*policy == DUPLICATE_REPLACE)
-		*policy = DUPLICATE_IGNORE;
+	if (policy == DUPLICATE_REPLACE)
+		rule->policy = DUPLICATE_IGNORE;
 	return false;
 }
 
@@ -406,7 +299,7 @@ insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wai
  */
 void
 idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
-					OnDuplicate policy, JobWait wait, EnqueueAnswer *answer)
+					DuplicateRule rule, JobWait wait, EnqueueAnswer *answer)
 {
 	TimestampTz now = idemq_now();
 	JobStatus status;
@@ -426,11 +319,11 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			/* A twin that the transaction's snapshot does not see. */
 			if (tries > 0 && IsolationUsesXactSnapshot() && !holder.own)
 				idemq_jobs_refresh_or_raise(table);
-			if (settle_duplicate(table, queue, &holder, columns, &policy, wait, answer))
+			if (settle_duplicate(table, queue, &holder, columns, &rule, wait, answer))
 				return;
 			idemq_jobs_refresh_or_raise(table);
 			/* Each time another has changed the job: that is no end of its own. */
-			if (policy == DUPLICATE_RERUN)
+			if (rule.policy == DUPLICATE_RERUN)
 				tries = 0;
 			continue;
 		}

@@ -5,6 +5,8 @@
 #ifndef IDEMQ_JOB_NEW_JOB_KEYED_H
 #define IDEMQ_JOB_NEW_JOB_KEYED_H
 
+#include "datatype/timestamp.h"
+
 #include "table/jobs.h"
 #include "table/jobs_write.h"
 #include "queue/queue_settings.h"
@@ -18,6 +20,13 @@ typedef enum OnDuplicate
 	DUPLICATE_RERUN, /* as replace; claimed or finished, it runs once more, with the new payload */
 	DUPLICATE_ERROR	 /* raise */
 } OnDuplicate;
+
+/* That, and how.  Fields that are left out are 0. */
+typedef struct DuplicateRule
+{
+	OnDuplicate policy;
+	const Interval *max_wait; /* of replace: from the first request on; NULL: no limit */
+} DuplicateRule;
 
 typedef struct EnqueueAnswer
 {
@@ -33,6 +42,6 @@ typedef struct EnqueueAnswer
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,
 							 const Datum *payload, Job *job);
 extern void idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
-								OnDuplicate policy, JobWait wait, EnqueueAnswer *answer);
+								DuplicateRule rule, JobWait wait, EnqueueAnswer *answer);
 
 #endif

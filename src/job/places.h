@@ -5,6 +5,7 @@
 #ifndef IDEMQ_JOB_PLACES_H
 #define IDEMQ_JOB_PLACES_H
 
+#include "job/transition.h"
 #include "table/jobs.h"
 #include "queue/queue_settings.h"
 
@@ -24,6 +25,13 @@ idemq_has_places(const QueueInfo *queue)
 	return queue->group_running > 1;
 }
 
+/* Returns whether a job is of a group that has places. */
+static inline bool
+idemq_is_of_places(const QueueInfo *queue, const Job *job)
+{
+	return queue->group_running > 1 && !job->row->tts_isnull[COL_GROUP_KEY];
+}
+
 /*
  * Returns whether a job of such a group, which is ready or will be, has no place: it
  * waits for its time, and then for its turn.
@@ -39,10 +47,12 @@ idemq_waits_for_place(const Job *job)
 static inline bool
 idemq_is_without_place(const QueueInfo *queue, const Job *job)
 {
-	return queue->group_running > 1 && !job->row->tts_isnull[COL_GROUP_KEY] &&
-		   idemq_waits_for_place(job);
+	return idemq_is_of_places(queue, job) && idemq_waits_for_place(job);
 }
 
+extern void idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue,
+							   JobEvent event, bool sets_ready, const EventArgs *args);
+extern JobWrite idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue);
 extern void idemq_places_count(JobsTable *table, const QueueInfo *queue, Datum name,
 							   TimestampTz from, TimestampTz until, GroupPlaces *places);
 extern bool idemq_places_in_doubt(JobsTable *table, const QueueInfo *queue, Datum name,

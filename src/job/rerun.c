@@ -62,6 +62,8 @@ rerun(JobsTable *table, const QueueInfo *queue, const JobChange *columns, JobWai
 	request->payload = columns->values[COL_PAYLOAD];
 	if (columns->set & COLUMN_BIT(COL_HEADERS))
 		request->headers = columns->values[COL_HEADERS];
+	if (columns->set & COLUMN_BIT(COL_KIND))
+		request->kind = columns->values[COL_KIND];
 	request->has_key_expiry = (columns->set & COLUMN_BIT(COL_KEY_EXPIRES_AT)) != 0;
 	if (request->has_key_expiry)
 		request->key_expires_at = DatumGetTimestampTz(columns->values[COL_KEY_EXPIRES_AT]);
@@ -72,7 +74,7 @@ rerun(JobsTable *table, const QueueInfo *queue, const JobChange *columns, JobWai
 
 /*
  * As idemq_new_job_keyed of DUPLICATE_RERUN: a job that has the key, and is in processing
- * or finished, runs once more with the payload, headers and time of the columns, and the
+ * or finished, runs once more with the payload, headers, kind and time of the columns, and the
  * time to live of the key if they have one.
  */
 void
@@ -81,7 +83,8 @@ idemq_new_job_or_rerun(JobsTable *table, const QueueInfo *queue, JobChange *colu
 {
 	for (;;)
 	{
-		idemq_new_job_keyed(table, queue, columns, DUPLICATE_RERUN, wait, answer);
+		idemq_new_job_keyed(table, queue, columns, (DuplicateRule){.policy = DUPLICATE_RERUN}, wait,
+							answer);
 		if (answer->outcome != OUTCOME_RERUN)
 			return;
 		idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
@@ -97,4 +100,11 @@ idemq_new_job_or_rerun(JobsTable *table, const QueueInfo *queue, JobChange *colu
 				idemq_jobs_refresh_or_raise(table);
 		}
 	}
+}
+
+/* Returns the event that brings a finished job back: one of a group waits for its turn. */
+JobEvent
+idemq_redrive_event(const Job *job)
+{
+	return job->row->tts_isnull[COL_GROUP_KEY] ? EVENT_REDRIVE : EVENT_REDRIVE_GROUPED;
 }

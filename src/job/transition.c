@@ -34,7 +34,6 @@
 #include "txn/pending_counts.h"
 #include "txn/pending_groups.h"
 #include "txn/pending_ready.h"
-#include "base/clock.h"
 #include "base/oids.h"
 
 /* What becomes of ready_at. */
@@ -163,14 +162,16 @@ clear_request(JobChange *change)
 	job_set_null(change, COL_RERUN_AT);
 	job_set_null(change, COL_RERUN_PAYLOAD);
 	job_set_null(change, COL_RERUN_HEADERS);
+	job_set_null(change, COL_RERUN_KIND);
 }
 
 /* Sets what the job does from now on: what a worker had done of the payload before is void. */
 static void
-set_payload(JobChange *change, Datum payload, Datum headers)
+set_payload(JobChange *change, const JobRequest *request)
 {
-	job_set(change, COL_PAYLOAD, payload);
-	set_or_null(change, COL_HEADERS, headers, headers == (Datum) 0);
+	job_set(change, COL_PAYLOAD, request->payload);
+	set_or_null(change, COL_HEADERS, request->headers, request->headers == (Datum) 0);
+	set_or_null(change, COL_KIND, request->kind, request->kind == (Datum) 0);
 	job_set_null(change, COL_CHECKPOINT);
 	clear_request(change);
 }
@@ -186,9 +187,10 @@ set_request_columns(JobChange *change, uint32 columns, const EventArgs *args)
 		job_set(change, COL_RERUN_AT, TimestampTzGetDatum(args->ready_at));
 		job_set(change, COL_RERUN_PAYLOAD, request->payload);
 		set_or_null(change, COL_RERUN_HEADERS, request->headers, request->headers == (Datum) 0);
+		set_or_null(change, COL_RERUN_KIND, request->kind, request->kind == (Datum) 0);
 	}
 	else
-		set_payload(change, request->payload, request->headers);
+		set_payload(change, request);
 	if (columns & RUN_AT)
 		set_or_null(change, COL_RUN_AT, TimestampTzGetDatum(args->ready_at),
 					args->ready_at <= args->now);
@@ -245,25 +247,18 @@ is_asked(const Transition *transition, const Job *job, uint32 flags)
 		   !job->row->tts_isnull[COL_RERUN_AT];
 }
 
-/* Returns whether an event leaves a job of a group ready, now or later, without a place. */
-static bool
-leaves_without_place(JobEvent event, const EventArgs *args)
+/* Returns the request that a job in processing was asked by. */
+static JobRequest
+asked_request(const Job *job)
 {
-	return transitions[event].ready == READY_SET &&
-		   (event != EVENT_PROMOTE || args->ready_at > args->now);
-}
+	const TupleTableSlot *row = job->row;
 
-/*
- * Sets run_at, of a job in a group that may have several jobs in processing: whether
- * it has a place of its group, or has to wait for one when it is due (job/places.c).
- */
-static void
-set_place(JobChange *change, JobEvent event, const EventArgs *args)
-{
-	if (leaves_without_place(event, args))
-		job_set(change, COL_RUN_AT, TimestampTzGetDatum(args->ready_at));
-	else if (event == EVENT_PROMOTE || event == EVENT_PARK)
-		job_set_null(change, COL_RUN_AT);
+	return (JobRequest){.payload = row->tts_values[COL_RERUN_PAYLOAD],
+						.headers = row->tts_isnull[COL_RERUN_HEADERS]
+									   ? (Datum) 0
+									   : row->tts_values[COL_RERUN_HEADERS],
+						.kind = row->tts_isnull[COL_RERUN_KIND] ? (Datum) 0
+																: row->tts_values[COL_RERUN_KIND]};
 }
 
 /* Makes the change that a transition is. */
@@ -306,10 +301,9 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 		set_schedule(change, job, args);
 	if (is_asked(transition, job, TAKES_REQUEST))
 	{
-		set_payload(change, job->row->tts_values[COL_RERUN_PAYLOAD],
-					job->row->tts_isnull[COL_RERUN_HEADERS]
-						? (Datum) 0
-						: job->row->tts_values[COL_RERUN_HEADERS]);
+		JobRequest request = asked_request(job);
+
+		set_payload(change, &request);
 		/* That was a time for the claim of another request, which was made in time. */
 		job_set_null(change, COL_EXPIRES_AT);
 	}
@@ -390,18 +384,21 @@ keeps_nothing(const Job *job, const QueueInfo *queue)
 	return queue->retention == 0 && job->row->tts_isnull[COL_KEY];
 }
 
+/* Returns whether a job is to be added to the dead queue; of a cancelled one, attempts are undone. */
+static bool
+goes_on(const Transition *transition, const Job *job, const QueueInfo *queue)
+{
+	if (queue->dead_queue[0] == '\0')
+		return false;
+	return transition->to == JOB_DEAD ||
+		   (transition->to == JOB_CANCELLED && queue->dead_queue_cancelled && job->token != 0);
+}
+
 /* Returns the event by which a finished job runs again: one of a group waits for its turn. */
 JobEvent
 idemq_rerun_event(const Job *job)
 {
 	return job->row->tts_isnull[COL_GROUP_KEY] ? EVENT_RERUN : EVENT_RERUN_GROUPED;
-}
-
-/* Returns the event that brings a finished job back: one of a group waits for its turn. */
-JobEvent
-idemq_redrive_event(const Job *job)
-{
-	return job->row->tts_isnull[COL_GROUP_KEY] ? EVENT_REDRIVE : EVENT_REDRIVE_GROUPED;
 }
 
 /* Has a job run again that this transaction has finished, as was asked meanwhile. */
@@ -415,9 +412,7 @@ serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz no
 	if (!idemq_jobs_fetch(table, id, &job))
 		elog(ERROR, "job %lld is gone that was to run again", (long long) id);
 	args.ready_at = Max(now, DatumGetTimestampTz(job.row->tts_values[COL_RERUN_AT]));
-	args.request.payload = job.row->tts_values[COL_RERUN_PAYLOAD];
-	if (!job.row->tts_isnull[COL_RERUN_HEADERS])
-		args.request.headers = job.row->tts_values[COL_RERUN_HEADERS];
+	args.request = asked_request(&job);
 	if (idemq_transition(table, &job, queue, idemq_rerun_event(&job), &args, JOB_WAITS) !=
 		JOB_WRITTEN)
 		elog(ERROR, "job %lld could not be made ready again", (long long) id);
@@ -446,8 +441,9 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 /*
  * Makes an event happen to a fetched job.  The caller has checked that it is
  * allowed, and the token where the job is in processing.  A commit of a job without
- * a key in a queue that keeps nothing deletes the row.  A death adds a job to the
- * dead queue of the job's queue.  A job that was asked to run once more does so; then what
+ * a key in a queue that keeps nothing deletes the row.  A death, and with
+ * dead_queue_cancelled the cancel of a job that was begun, adds a job to the dead queue of the
+ * job's queue.  A job that was asked to run once more does so; then what
  * was fetched is void, but for the fields of *job.
  */
 JobWrite
@@ -456,8 +452,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 {
 	const Transition *transition = &transitions[event];
 	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
-	bool goes_on = transition->to == JOB_DEAD && queue->dead_queue[0] != '\0';
-	bool has_places = idemq_has_places(queue) && !job->row->tts_isnull[COL_GROUP_KEY];
+	bool continues = goes_on(transition, job, queue);
 	EventArgs args = *given;
 	QueueInfo dead;
 	JobChange change;
@@ -466,7 +461,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (!idemq_transition_allowed(event, job->status))
 		elog(ERROR, "event %d cannot happen to a job that is %s", event,
 			 idemq_status_name(job->status));
-	if (goes_on && !idemq_dead_queue_hold(queue, wait, &dead))
+	if (continues && !idemq_dead_queue_hold(queue, wait, &dead))
 		return JOB_LOCKED;
 	if (is_asked(transition, job, TAKES_REQUEST))
 		args.ready_at = Max(args.ready_at, DatumGetTimestampTz(job->row->tts_values[COL_RERUN_AT]));
@@ -475,33 +470,20 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	else
 	{
 		fill_change(&change, transition, job, &args);
-		if (has_places)
-			set_place(&change, event, &args);
+		if (idemq_is_of_places(queue, job))
+			idemq_place_follow(&change, job, queue, event, transition->ready == READY_SET, &args);
 		write = idemq_jobs_update(table, job, &change, wait);
 	}
 	if (write != JOB_WRITTEN)
 		return write;
 	note(transition, job, queue, &args);
-	/* The place that it had, if any, is free. */
-	if (has_places && event != EVENT_PROMOTE && leaves_without_place(event, &args))
-		idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
-								  GROUP_KEEP_FLOOR);
 	count(transition, job, queue, args.now);
 	write_history(transition, job, queue, &args, deleted);
-	if (goes_on)
-		idemq_dead_queue_add(job, queue, &dead, args.now, args.error);
+	if (continues)
+		idemq_dead_queue_add(job, queue, &dead, transition->to, args.now, args.error);
 	if (is_asked(transition, job, SERVES_REQUEST))
 		serve_request(table, job->id, queue, args.now);
 	return write;
-}
-
-/* Has a fetched job that is due, and without a place, wait for its turn; never waits. */
-JobWrite
-idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue)
-{
-	EventArgs args = {.now = idemq_now()};
-
-	return idemq_transition(table, job, queue, EVENT_PARK, &args, JOB_SKIPS);
 }
 
 /* Cancels a fetched job that was not claimed in time; never waits. */

@@ -43,6 +43,7 @@ typedef struct JobRequest
 {
 	Datum payload;
 	Datum headers; /* 0 for none */
+	Datum kind;	   /* 0 for none */
 	bool has_key_expiry;
 	TimestampTz key_expires_at;
 } JobRequest;
@@ -69,8 +70,6 @@ extern bool idemq_transition_allowed(JobEvent event, JobStatus status);
 extern JobWrite idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue,
 								 JobEvent event, const EventArgs *args, JobWait wait);
 extern JobEvent idemq_rerun_event(const Job *job);
-extern JobEvent idemq_redrive_event(const Job *job);
-extern JobWrite idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue);
 extern JobWrite idemq_job_expire(JobsTable *table, const Job *job, const QueueInfo *queue,
 								 TimestampTz now);
 

@@ -68,7 +68,8 @@ static SqlStatement schedules_of_nobody = {
 static SqlStatement orphans = {
 	.text = "SELECT t.what, t.queue_id, count(*) FROM "
 			"(SELECT 'queue_grants' AS what, queue_id FROM idemq.queue_grants "
-			"UNION ALL SELECT 'schedule_entries', queue_id FROM idemq.schedule_entries) t "
+			"UNION ALL SELECT 'schedule_entries', queue_id FROM idemq.schedule_entries "
+			"UNION ALL SELECT 'producers', queue_id FROM idemq.producers) t "
 			"WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = t.queue_id) "
 			"GROUP BY 1, 2 ORDER BY 1, 2"};
 
@@ -245,8 +246,11 @@ check_orphans(CheckCall *call)
 		const char *table = TextDatumGetCString(idemq_spi_value(i, 1, &isnull));
 		int32 queue_id = DatumGetInt32(idemq_spi_value(i, 2, &isnull));
 
-		idemq_check_report(call, CHECK_ERROR,
-						   strcmp(table, "queue_grants") == 0 ? "grants.queue" : "schedules.queue",
+		const char *invariant = strcmp(table, "queue_grants") == 0		 ? "grants.queue"
+								: strcmp(table, "schedule_entries") == 0 ? "schedules.queue"
+																		 : "producers.queue";
+
+		idemq_check_report(call, CHECK_ERROR, invariant,
 						   "rows (%lld) are of queue %d, which does not exist: restore "
 						   "idemq.queues, or DELETE FROM idemq.%s WHERE queue_id = %d",
 						   (long long) DatumGetInt64(idemq_spi_value(i, 3, &isnull)), queue_id,

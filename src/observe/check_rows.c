@@ -110,7 +110,7 @@ static SqlStatement missing_indexes = {
 
 /* What goes wrong without a trigger. */
 #define OF_MEMORY "'shared memory does not follow'"
-#define OF_QUEUES "'grants, schedules and handlers do not go with'"
+#define OF_QUEUES "'grants, schedules, handlers and producers do not go with'"
 #define OF_ROLES "'the OIDs of roles do not follow'"
 
 static SqlStatement missing_triggers = {
@@ -143,7 +143,7 @@ static SqlStatement open_tables = {
 	.text =
 		"SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid IN "
 		"('idemq.jobs'::pg_catalog.regclass, 'idemq.attempts'::pg_catalog.regclass, "
-		"'idemq.steps'::pg_catalog.regclass, 'idemq.database_uuid'::pg_catalog.regclass, "
+		"'idemq.steps'::pg_catalog.regclass, 'idemq.database_uuid'::pg_catalog.regclass, 'idemq.producers'::pg_catalog.regclass, "
 		"'idemq.queues'::pg_catalog.regclass, 'idemq.queue_grants'::pg_catalog.regclass, "
 		"'idemq.seen'::pg_catalog.regclass, 'idemq.schedule_entries'::pg_catalog.regclass, "
 		"'idemq.ticker'::pg_catalog.regclass, 'idemq.handler_entries'::pg_catalog.regclass) AND NOT c.relrowsecurity"};

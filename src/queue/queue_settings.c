@@ -27,7 +27,8 @@ typedef enum SettingKind
 	SETTING_INT,	  /* int; int32 */
 	SETTING_LIMIT,	  /* int; int32: NULL is "no limit", and 0 to alter_queue */
 	SETTING_TIMEOUT,  /* interval; int64: NULL is "none", and 0 to alter_queue */
-	SETTING_QUEUE	  /* text; QueueName: NULL is "none", and '' to alter_queue */
+	SETTING_QUEUE,	  /* text; QueueName: NULL is "none", and '' to alter_queue */
+	SETTING_BOOL	  /* boolean; bool */
 } SettingKind;
 
 typedef struct QueueSetting
@@ -64,6 +65,7 @@ static const QueueSetting settings[] = {
 	{"dead_retention", SETTING_INTERVAL, FIELD(int64, dead_retention), 0, 0},
 	{"max_lease", SETTING_INTERVAL, FIELD(int64, max_lease), 1, 0},
 	{"job_timeout", SETTING_TIMEOUT, FIELD(int64, job_timeout), 1, 0},
+	{"dead_queue_cancelled", SETTING_BOOL, FIELD(bool, dead_queue_cancelled), 0, 0},
 	{"group_running", SETTING_INT, FIELD(int32, group_running), 1, PG_INT32_MAX},
 };
 
@@ -74,7 +76,8 @@ StaticAssertDecl(SETTING_ARGS <= SQL_MAX_ARGS, "more settings than parameters of
 
 static const Oid sql_types[] =
 	{[SETTING_INTERVAL] = INTERVALOID, [SETTING_FLOAT] = FLOAT8OID,		[SETTING_INT] = INT4OID,
-	 [SETTING_LIMIT] = INT4OID,		   [SETTING_TIMEOUT] = INTERVALOID, [SETTING_QUEUE] = TEXTOID};
+	 [SETTING_LIMIT] = INT4OID,		   [SETTING_TIMEOUT] = INTERVALOID, [SETTING_QUEUE] = TEXTOID,
+	 [SETTING_BOOL] = BOOLOID};
 
 /* What alter_queue takes for "none", in SQL; NULL for a setting that a queue always has. */
 static const char *const none_values[] =
@@ -177,6 +180,9 @@ idemq_settings_check(FunctionCallInfo fcinfo, bool is_new)
 			case SETTING_TIMEOUT:
 				(void) idemq_arg_interval(fcinfo, n, setting->name,
 										  is_new ? (int64) setting->least : 0);
+				break;
+			case SETTING_BOOL:
+				(void) idemq_arg_bool(fcinfo, n, setting->name);
 				break;
 			case SETTING_QUEUE:
 				break;
@@ -375,6 +381,9 @@ idemq_settings_read(uint64 row, QueueInfo *queue)
 				break;
 			case SETTING_QUEUE:
 				read_text(value, field);
+				break;
+			case SETTING_BOOL:
+				*(bool *) field = DatumGetBool(value);
 				break;
 		}
 	}

@@ -58,6 +58,7 @@ enum
 	ARG_MAX_ATTEMPTS,
 	ARG_HEADERS,
 	ARG_EXPIRES_IN,
+	ARG_KIND,
 	SCHEDULE_ARGS
 };
 
@@ -72,7 +73,7 @@ enum
 #define SCHEDULE_TYPES                                                                             \
 	{                                                                                              \
 		TEXTOID, TEXTOID, INT4OID, JSONBOID, TEXTOID, INT4OID, TEXTOID, INT4OID, JSONBOID,         \
-			INTERVALOID, NAMEOID, TIMESTAMPTZOID                                                   \
+			INTERVALOID, TEXTOID, NAMEOID, TIMESTAMPTZOID                                          \
 	}
 
 static SqlStatement read_schedule =
@@ -87,21 +88,21 @@ static SqlStatement lock_schedule = {
 	.nargs = 1,
 	.types = {TEXTOID}};
 
-static SqlStatement insert_schedule =
-	{.text = "INSERT INTO idemq.schedule_entries (name, cron, queue_id, payload, time_zone, "
-			 "priority, group_key, max_attempts, headers, expires_in, created_by, created_at, "
-			 "done_until) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12) "
-			 "ON CONFLICT (name) DO NOTHING RETURNING done_until",
-	 .nargs = SCHEDULE_VALUES,
-	 .types = SCHEDULE_TYPES};
+static SqlStatement insert_schedule = {
+	.text = "INSERT INTO idemq.schedule_entries (name, cron, queue_id, payload, time_zone, "
+			"priority, group_key, max_attempts, headers, expires_in, kind, created_by, created_at, "
+			"done_until) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13) "
+			"ON CONFLICT (name) DO NOTHING RETURNING done_until",
+	.nargs = SCHEDULE_VALUES,
+	.types = SCHEDULE_TYPES};
 
 /* Made again as it is, by a deployment perhaps, it does not lose the tick that is due now. */
 static SqlStatement replace_schedule =
 	{.text = "UPDATE idemq.schedule_entries SET cron = $2, queue_id = $3, payload = $4, "
 			 "time_zone = $5, priority = $6, group_key = $7, max_attempts = $8, headers = $9, "
-			 "expires_in = $10, created_by = $11, failed_at = NULL, last_error = NULL, "
-			 "created_at = CASE WHEN queue_id = $3 THEN created_at ELSE $12 END, "
-			 "done_until = CASE WHEN cron = $2 AND time_zone = $5 THEN done_until ELSE $12 END "
+			 "expires_in = $10, kind = $11, created_by = $12, failed_at = NULL, last_error = NULL, "
+			 "created_at = CASE WHEN queue_id = $3 THEN created_at ELSE $13 END, "
+			 "done_until = CASE WHEN cron = $2 AND time_zone = $5 THEN done_until ELSE $13 END "
 			 "WHERE name = $1 RETURNING done_until",
 	 .nargs = SCHEDULE_VALUES,
 	 .types = SCHEDULE_TYPES};
@@ -256,6 +257,8 @@ check_job(FunctionCallInfo fcinfo)
 						errhint("Its name and the time of the tick are added to them.")));
 	if (!PG_ARGISNULL(ARG_EXPIRES_IN))
 		(void) idemq_arg_interval(fcinfo, ARG_EXPIRES_IN, "expires_in", 1);
+	if (!PG_ARGISNULL(ARG_KIND))
+		idemq_check_kind(VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(ARG_KIND)));
 }
 
 /* Reads cron and time_zone, at argument n and zone_n; raises 22004, 22023. */
@@ -270,7 +273,7 @@ read_calendar(FunctionCallInfo fcinfo, int n, int zone_n, Calendar *calendar)
 
 /*
  * schedule(name, cron, queue, payload, time_zone, priority, group_key, max_attempts,
- *		headers, expires_in) -> next run; IQ005, 42501, 22004, 22023, 53400, 54000,
+ *		headers, expires_in, kind) -> next run; IQ005, 42501, 22004, 22023, 53400, 54000,
  *		55000, 25006.
  */
 Datum

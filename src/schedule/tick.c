@@ -74,13 +74,14 @@ enum
 	ENTRY_HEADERS,
 	ENTRY_EXPIRES_IN,
 	ENTRY_CREATED_AT,
+	ENTRY_KIND,
 	ENTRY_END
 };
 
 #define SELECT_ENTRY                                                                               \
 	"SELECT q.name, e.queue_id, e.cron, e.time_zone, e.done_until, e.created_by, "                 \
 	"e.created_by_oid, e.payload, e.priority, e.group_key, e.max_attempts, e.headers, "            \
-	"e.expires_in, e.created_at FROM idemq.schedule_entries e "                                    \
+	"e.expires_in, e.created_at, e.kind FROM idemq.schedule_entries e "                            \
 	"JOIN idemq.queues q ON q.queue_id = e.queue_id WHERE e.name = $1"
 
 static SqlStatement read_schedule = {.text = SELECT_ENTRY, .nargs = 1, .types = {TEXTOID}};
@@ -91,12 +92,11 @@ static SqlStatement lock_schedule = {.text = SELECT_ENTRY " FOR UPDATE OF e SKIP
 static SqlStatement enqueue = {
 	.text =
 		"SELECT id, outcome::pg_catalog.text FROM idemq.enqueue($1, $2, key => $3, priority => $4, group_key => $5, "
-		"max_attempts => $6, headers => coalesce($7, '{}') || "
-		"pg_catalog.jsonb_build_object('schedule', $9, 'tick', $10), expires_in => $8, "
-		"on_duplicate => 'ignore')",
-	.nargs = 10,
+		"max_attempts => $6, headers => coalesce($7, '{}') || pg_catalog.jsonb_build_object('schedule', $9, "
+		"'tick', $10), expires_in => $8, on_duplicate => 'ignore', kind => $11)",
+	.nargs = 11,
 	.types = {TEXTOID, JSONBOID, TEXTOID, INT4OID, TEXTOID, INT4OID, JSONBOID, INTERVALOID, TEXTOID,
-			  TEXTOID}};
+			  TEXTOID, TEXTOID}};
 
 static SqlStatement is_older = {.text = "SELECT FROM idemq.jobs WHERE id = $1 AND created_at < $2",
 								.nargs = 2,
@@ -325,7 +325,6 @@ check_twin(const Entry *entry, int64 id)
 static int64
 enqueue_job(const Entry *entry, Datum key, Interval *remaining)
 {
-	Datum tick_text = CStringGetTextDatum(entry->tick_text);
 	Datum values[] = {entry->values[ENTRY_QUEUE],
 					  entry->values[ENTRY_PAYLOAD],
 					  key,
@@ -335,7 +334,8 @@ enqueue_job(const Entry *entry, Datum key, Interval *remaining)
 					  entry->values[ENTRY_HEADERS],
 					  IntervalPGetDatum(remaining),
 					  CStringGetTextDatum(entry->name),
-					  tick_text};
+					  CStringGetTextDatum(entry->tick_text),
+					  entry->values[ENTRY_KIND]};
 	char nulls[] = {' ',
 					' ',
 					key == (Datum) 0 ? 'n' : ' ',
@@ -345,7 +345,8 @@ enqueue_job(const Entry *entry, Datum key, Interval *remaining)
 					entry->nulls[ENTRY_HEADERS] ? 'n' : ' ',
 					entry->nulls[ENTRY_EXPIRES_IN] ? 'n' : ' ',
 					' ',
-					' '};
+					' ',
+					entry->nulls[ENTRY_KIND] ? 'n' : ' '};
 	SqlScope scope;
 	bool isnull;
 	bool duplicate;

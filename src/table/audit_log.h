@@ -15,7 +15,7 @@ typedef struct AuditEntry
 	int64 job_id;
 	int64 jobs;				/* how many it concerned, if not one */
 	Datum details;			/* jsonb */
-	const char *members[4]; /* or the members of details: a name and its text, ... */
+	const char *members[6]; /* or the members of details: a name and its text, ... */
 } AuditEntry;
 
 extern void idemq_audit(const AuditEntry *entry);

@@ -39,16 +39,18 @@ typedef enum JobColumn
 	COL_WORKER,
 	COL_KEY,
 	COL_GROUP_KEY,
+	COL_KIND,
 	COL_HEADERS,
 	COL_RERUN_PAYLOAD,
 	COL_RERUN_HEADERS,
+	COL_RERUN_KIND,
 	COL_CHECKPOINT,
 	COL_RESULT,
 	COL_LAST_ERROR,
 	COL_PAYLOAD /* last: see sql/parts/20_tables.sql */
 } JobColumn;
 
-#define JOB_COLUMNS 27
+#define JOB_COLUMNS 29
 #define COLUMN_BIT(column) (1U << (column))
 
 /* The table, open for one call; see table/jobs.c. */

@@ -58,6 +58,33 @@ test('enqueue answers, in the transaction of its client', async () => {
   assert.equal((await one('SELECT group_key FROM idemq.jobs WHERE id = $1', grouped.id)).group_key, 'g');
 });
 
+test('kinds: a handler each, and what has none is given back', async () => {
+  const q = await queue();
+  const ids = [];
+  for (const kind of ['mail', null, 'new', 'constructor']) ids.push((await enqueue(pool, q, ids.length, { kind })).id);
+  said.length = 0;
+  const handlers = { mail: async (job) => job.kind, '': async (job) => `none: ${job.payload}` };
+  assert.deepEqual(await drain(connection, q, handlers, { logger: silent, unknownKind: '1 h' }), { committed: 2, released: 2 });
+  assert.deepEqual([(await jobOf(ids[0])).result, (await jobOf(ids[1])).result], ['mail', 'none: 1']);
+  assert.deepEqual(said.filter((line) => /no handler here for kind (new|constructor); such jobs are given back$/.test(line)).length, 2);
+  // For that time, and no attempt counted: a newer worker knows it.
+  const { waits } = await one("SELECT ready_at > now() + interval '50 min' AND attempt = 0 AS waits FROM idemq.jobs WHERE id = $1", ids[2]);
+  assert.equal(waits, true);
+  await one('SELECT idemq.retry(id) FROM idemq.jobs WHERE id = $1', ids[2]);
+  assert.deepEqual(await drain(connection, q, { new: (job) => job.kind }, { outside: true, logger: silent }), { committed: 1 });
+  assert.equal((await jobOf(ids[2])).result, 'new');
+  await assert.rejects(drain(connection, q, {}), TypeError);
+  await assert.rejects(drain(connection, q, { mail: 1 }), TypeError);
+});
+
+test('debounce', async () => {
+  const q = await queue();
+  const options = { key: 'k', delay: '2 h', maxWait: 3600, onDuplicate: 'replace' };
+  const { id } = await enqueue(pool, q, 1, options);
+  assert.equal((await enqueue(pool, q, 2, options)).id, id);
+  assert.deepEqual(await one("SELECT payload, ready_at - created_at = '1 h' AS bound FROM idemq.jobs WHERE id = $1", id), { payload: 2, bound: true });
+});
+
 test('errors are classes', async () => {
   const q = await queue();
   await enqueue(pool, q, 1, { key: 'k' });

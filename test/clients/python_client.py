@@ -197,6 +197,13 @@ class Producers(Client):
         with psycopg.connect(DSN, row_factory=psycopg.rows.dict_row) as conn:
             self.assertEqual(idemq.enqueue(conn, self.queue, 3).outcome, "accepted")
 
+    def test_debounce(self):
+        options = {"key": "k", "delay": 7200, "max_wait": 3600, "on_duplicate": "replace"}
+        (job,) = self.add(1, **options)
+        self.assertEqual(self.add(2, **options), [job])
+        rows = self.sql("SELECT payload, ready_at - created_at = '1 h' FROM idemq.jobs WHERE id = %s", job)
+        self.assertEqual(rows, [(2, True)])
+
     def test_errors_by_sqlstate(self):
         (job,) = self.add(1)
         token = self.sql("SELECT token FROM idemq.claim(%s)", self.queue)[0][0]
@@ -411,6 +418,39 @@ class Transactions(Client):
         self.add(*range(5))
         self.assertEqual(self.drain(meets, concurrency=5), {"committed": 5})
         self.assertEqual(self.effects(), [0, 1, 2, 3, 4])
+
+    def test_kinds(self):
+        def mail(job, conn):
+            self.effect(conn, job.payload)
+            return job.kind
+
+        def rest(job, conn):
+            self.effect(conn, 10 * job.payload)
+
+        jobs = self.add(1, kind="mail") + self.add(2) + self.add(3, kind="new") + self.add(4, kind="mail")
+        with self.assertLogs("idemq", "WARNING") as said:
+            done = self.drain({"mail": mail, None: rest}, batch=4, unknown_kind="1 h")
+        self.assertEqual(done, {"committed": 3, "released": 1})
+        self.assertEqual(sum("no handler here for kind new" in line for line in said.output), 1)
+        self.assertEqual(self.effects(), [1, 4, 20])
+        self.assertEqual(self.job(jobs[0])[2], "mail")
+        # Given back for that time, and no attempt counted: a newer worker knows it.
+        waits = "SELECT status::text, attempt, ready_at > now() + interval '50 min' FROM idemq.jobs WHERE id = %s"
+        self.assertEqual(self.sql(waits, jobs[2]), [("pending", 0, True)])
+        self.sql("SELECT idemq.retry(%s)", jobs[2])
+        self.assertEqual(self.drain({"new": lambda job: job.kind}, outside=True), {"committed": 1})
+        self.assertEqual(self.job(jobs[2])[:3], ("completed", 1, "new"))
+
+    def test_kinds_with_asyncio(self):
+        async def mail(job):
+            return job.kind
+
+        jobs = self.add(1, kind="mail") + self.add(2, kind="new") + self.add(3)
+        with self.assertLogs("idemq", "WARNING"):
+            done = self.drain_async({"mail": mail}, outside=True)
+        self.assertEqual(done, {"committed": 1, "released": 2})
+        self.assertEqual(self.job(jobs[0])[2], "mail")
+        self.assertEqual([self.job(job)[1] for job in jobs[1:]], [0, 0])
 
     def test_leases_are_attached(self):
         seen = []

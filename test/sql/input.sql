@@ -14,7 +14,8 @@ INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '
 	('results', '''{1}'''), ('error', '''e'''), ('errors', '''{e}'''), ('retry_in', '''1 s'''), ('permanent', 'false'), ('state', '''1'''), ('name', '''q'''), ('response', '''1'''),
 	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 s'''), ('retry_factor', '2'),
 	('retry_max', '''1 h'''), ('retry_jitter', '0'), ('retention', '''1 day'''), ('idempotency_window', '''1 day'''), ('max_running', 'NULL'), ('rate_limit', 'NULL'),
-	('rate_period', '''1 s'''), ('dead_queue', 'NULL'), ('dead_retention', '''30 days'''), ('max_lease', '''1 day'''), ('job_timeout', '''1 h'''), ('group_running', '2'), ('queue_id', '1'), ('scope', '''s'''), ('count', 'true'), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
+	('rate_period', '''1 s'''), ('dead_queue', 'NULL'), ('dead_retention', '''30 days'''), ('max_lease', '''1 day'''), ('job_timeout', '''1 h'''), ('queue_id', '1'), ('scope', '''s'''), ('count', 'true'), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
+	('kind', '''mail'''), ('kinds', '''{mail}'''), ('max_wait', 'NULL'), ('dead_queue_cancelled', 'false'), ('group_running', '2'), ('producer', '''p'''), ('seq', '1'),
 	('per', '''1 s'''), ('cost', '1'), ('function', '''regress_handler(jsonb)'''), ('workers', '2'), ('batch', '10'), ('max_idle', '''1 s'''),
 	('cron', '''* * * * *'''), ('time_zone', '''UTC'''), ('after', '''2026-01-01'''), ('until', '''2100-01-01'''), ('sqlstate', '''22012'''), ('checkpoint', '''{}'''), ('done_until', '''2026-01-01'''), ('created_by', '''pg_monitor'''), ('created_by_oid', '3373');
 CREATE FUNCTION regress_handler(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS 'SELECT';
@@ -25,7 +26,7 @@ CALL idemq.tick();
 CREATE FUNCTION answer(fn text, changed text, value text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	args text := (SELECT string_agg(format('%s => %s', name, CASE WHEN fn LIKE '%\_many' AND name IN ('max_attempts', 'headers', 'details') AND name IS DISTINCT FROM changed THEN 'NULL' WHEN name = changed THEN answer.value
-			WHEN fn = 'enqueue' AND name IN ('delay', 'run_at') AND coalesce(changed, '') IN ('delay', 'run_at') THEN 'NULL' WHEN fn = 'enqueue' AND name = 'delay' THEN 'NULL' WHEN fn = 'create_queue' AND name = 'name' THEN '''another''' ELSE good.value END), ', ' ORDER BY ord)
+			WHEN fn IN ('enqueue', 'enqueue_sequenced') AND name IN ('delay', 'run_at') AND coalesce(changed, '') IN ('delay', 'run_at') THEN 'NULL' WHEN fn IN ('enqueue', 'enqueue_sequenced') AND name = 'delay' THEN 'NULL' WHEN fn = 'create_queue' AND name = 'name' THEN '''another''' ELSE good.value END), ', ' ORDER BY ord)
 		FROM pg_proc, unnest(proargnames[1:pronargs]) WITH ORDINALITY a(name, ord) LEFT JOIN good ON arg = name
 		WHERE proname = fn AND pronamespace = 'idemq'::regnamespace);
 	job record;
@@ -59,6 +60,8 @@ INSERT INTO bad (arg, value) VALUES
 	('priority', '-1'), ('priority', '0'), ('priority', '9'), ('priority', '10'), ('priority', '2147483647'), ('priority', '-2147483648'), ('priority', '65540'),
 	('group_key', '''g'''), ('max_attempts', '0'), ('max_attempts', '-1'), ('max_attempts', '2147483647'),
 	('expires_in', '''0'''), ('expires_in', '''-1 s'''), ('expires_in', '''2000 years'''), ('key_ttl', '''0'''), ('key_ttl', '''2000 years'''), ('on_duplicate', '''other'''), ('on_duplicate', ''''''), ('on_duplicate', 'repeat(''x'', 1000)'),
+	('kind', ''''''), ('kind', 'repeat(''x'', 64)'), ('kind', 'repeat(''x'', 65)'), ('kind', 'repeat(''é'', 33)'), ('kinds', '''{""}'''), ('kinds', '''{NULL}'''), ('max_wait', '''0'''), ('max_wait', '''1 h'''), ('max_wait', '''2000 years'''),
+	('producer', ''''''), ('producer', 'repeat(''x'', 257)'), ('seq', '0'), ('seq', '-9223372036854775808'), ('seq', '9223372036854775807'),
 	('max_jobs', '0'), ('max_jobs', '-1'), ('max_jobs', '1000000'), ('max_jobs', '1000001'), ('max_jobs', '2147483647'),
 	('lease', '''0'''), ('lease', '''-1 s'''), ('lease', '''1 us'''), ('lease', '''2000 years'''), ('lease', '''178000000 years'''), ('lease', '''-178000000 years'''),
 	('worker', ''''''), ('worker', 'repeat(''x'', 256)'), ('worker', 'repeat(''x'', 257)'), ('worker', 'repeat(''é'', 129)'), ('worker', '''ü "''''\ 队'''),

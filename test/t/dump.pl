@@ -41,6 +41,7 @@ sql($node, q{
 	SELECT idemq.cancel_by_key('ended', 'c');
 	SELECT idemq.fail(id, token, 'no', permanent => payload = '"dead"', retry_in => '0') FROM idemq.claim('ended', 2);
 	SELECT idemq.finish_step(id, token, 'done', '{"a": 1}') FROM held;
+	SELECT idemq.enqueue_sequenced('ended', 'partition', 7, '7', kind => 'numbered');
 	DO $$ DECLARE h record; o text; r jsonb; q jsonb; b timestamptz; a interval; k text;
 		BEGIN SELECT * INTO h FROM held; CALL idemq.begin_step(h.id, h.token, 'begun', '2', '1 h', o, r, q, b, a, k); END $$;
 	CREATE TABLE running AS SELECT id, token FROM idemq.claim('grouped', 5) UNION ALL SELECT id, token FROM idemq.claim('limited', 5);
@@ -55,6 +56,7 @@ my $content = q{
 	SELECT s FROM idemq.steps s ORDER BY 1;
 	SELECT d FROM idemq.database_uuid d;
 	SELECT s FROM idemq.seen s ORDER BY 1;
+	SELECT p FROM idemq.producers p ORDER BY 1;
 	SELECT a FROM idemq.audit a ORDER BY id;
 	SELECT * FROM app; SELECT * FROM held};
 my $before = sql($node, $content);

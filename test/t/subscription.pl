@@ -37,7 +37,7 @@ sub same_rows
 	my ($name) = @_;
 
 	caught_up();
-	is(rows($sub, $_), rows($pub, $_), "$name: idemq.$_") foreach qw(jobs attempts steps database_uuid queues queue_grants schedule_entries audit seen);
+	is(rows($sub, $_), rows($pub, $_), "$name: idemq.$_") foreach qw(jobs attempts steps database_uuid queues queue_grants schedule_entries audit seen producers);
 	# 55006: as two_phase begins, the apply worker starts anew.  The others are of the start of
 	# this test, 57P01 where DROP DATABASE has sent the worker away, 55P03 where it was refused a lock.
 	is(unexpected($sub, qw(55000 55006 55P03 0A000 42501 57P01)), '', "$name: the subscriber's log has no error");
@@ -116,6 +116,8 @@ my %calls = (
 	create_queue => "SELECT idemq.create_queue('another')",
 	enqueue => "SELECT idemq.enqueue('early', '1')",
 	enqueue_many => "SELECT * FROM idemq.enqueue_many('early', '{1}')",
+	enqueue_sequenced => "SELECT idemq.enqueue_sequenced('early', 'p', 1, '1')",
+	forget_producer => "SELECT idemq.forget_producer('early', 'p')",
 	enqueue_job => "CALL idemq.enqueue_job('early', '1')",
 	commit_job => 'CALL idemq.commit_job(1, 1)',
 	fail_job => 'CALL idemq.fail_job(1, 1)',
@@ -244,6 +246,7 @@ sql($pub, "SELECT idemq.create_queue('later'); SELECT idemq.pause('dead')");
 caught_up();
 like($reader->query_safe("SELECT idemq.queue_id('later')"), qr/^\d+$/, 'a session of the subscriber knows a queue that is new on the publisher');
 is($_->(), '', 'the publisher\'s clients had no error') foreach @load;
+sql($pub, "SELECT idemq.enqueue_sequenced('q', 'partition', n, '1') FROM generate_series(1, 3) n");
 sql($pub, "UPDATE idemq.schedule_entries SET done_until = done_until - interval '5 min'; CALL idemq.tick();
 	DELETE FROM idemq.jobs WHERE id IN (SELECT id FROM idemq.jobs WHERE queue_id = idemq.queue_id('limited') LIMIT 3)");
 # What is left over is in processing, and will be reaped: then both sides stand still.

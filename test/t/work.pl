@@ -114,20 +114,20 @@ sub runs { my ($pid) = @_; return -e "/proc/$pid/stat" && slurp_file("/proc/$pid
 {
 	# Those of the test itself.
 	delete local @ENV{grep { /^IDEMQ_/ } keys %ENV};
-	my $id = enqueue('{"to": "a b"}', ", key => 'k 1'");
+	my $id = enqueue('{"to": "a b"}', ", key => 'k 1', kind => 'mail'");
 	my $said = once('cat >$T/in; env | grep ^IDEMQ_ | sort >$T/env; date +%s >>$T/env; echo to stdout', '--timeout', '1000');
 
 	is($said, '', 'nothing is said of a success');
 	is(slurp_file("$tmp/work.$files.out"), "to stdout\n", 'stdout is the runner\'s');
 	is(slurp_file("$tmp/in"), qq({"to": "a b"}\n), 'the payload is on stdin');
 	my ($env, $deadline, $rest, $now) = slurp_file("$tmp/env") =~ /^(.*?)IDEMQ_DEADLINE=(\d+)\n(.*\n)(\d+)\n$/s;
-	like($env . $rest, qr/^IDEMQ_ATTEMPT=1\nIDEMQ_ID=$id\nIDEMQ_KEY=k 1\nIDEMQ_QUEUE=q\nIDEMQ_TOKEN=\d{10,}\n$/, 'the attempt is in the environment');
+	like($env . $rest, qr/^IDEMQ_ATTEMPT=1\nIDEMQ_ID=$id\nIDEMQ_KEY=k 1\nIDEMQ_KIND=mail\nIDEMQ_QUEUE=q\nIDEMQ_TOKEN=\d{10,}\n$/, 'the attempt is in the environment');
 	ok(abs($deadline - $now - 1000) < 200, 'and when it is ended');
 	is_job($id, 'completed|1||', 'exit status 0 commits, without a result');
 
-	local $ENV{IDEMQ_KEY} = 'of an outer runner';
+	local @ENV{qw(IDEMQ_KEY IDEMQ_KIND)} = ('of an outer runner') x 2;
 	$id = enqueue('1');
-	is(once('echo ${IDEMQ_KEY-none} >&2; exit 1') =~ /attempt 1 of 20: retrying: exit status 1: none$/m ? 1 : 0, 1, 'no key, no variable');
+	is(once('echo ${IDEMQ_KEY-none} ${IDEMQ_KIND-none} >&2; exit 1') =~ /attempt 1 of 20: retrying: exit status 1: none none$/m ? 1 : 0, 1, 'no key or kind, no variable');
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'that is all of it');
 }
 

@@ -60,9 +60,9 @@ export class RetryLater extends Error {
 
 /** Thrown by a handler: not now; the job comes again after this delay, and the attempt does not count. */
 export class Snooze extends Error {
-  /** @param {import('../index.js').Interval} delay */
-  constructor(delay) {
-    super('snooze');
+  /** @param {import('../index.js').Interval} delay @param {string} [reason] */
+  constructor(delay, reason = 'snooze') {
+    super(reason);
     this.name = 'Snooze';
     this.delay = delay;
   }

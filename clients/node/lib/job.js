@@ -37,6 +37,8 @@ export class Job {
     this.key = row.key;
     /** @type {string | null} */
     this.groupKey = row.group_key;
+    /** @type {string | null} */
+    this.kind = row.kind;
     /** @type {any} */
     this.state = row.checkpoint;
     /** @type {Date} */

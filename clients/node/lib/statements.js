@@ -1,6 +1,6 @@
 // The statements of a worker.  ids and tokens come as text, whatever the application has told pg of bigint.
 
-const JOB = 'id::text, token::text, attempt, max_attempts, payload, key, group_key, checkpoint, enqueued_at, headers';
+const JOB = 'id::text, token::text, attempt, max_attempts, payload, key, group_key, checkpoint, enqueued_at, headers, kind';
 const HOW = 'lease => $6::interval, worker => $7::text, attach => $8::bool';
 const PAIRS = 'SELECT id::text, token::text, outcome::text FROM';
 

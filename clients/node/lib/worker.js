@@ -7,6 +7,7 @@
 import { Line, Server, hosts, sleep, within } from './connection.js';
 import { interval, sqlstate, textOf, typed } from './errors.js';
 import { Attempt, killAfter } from './job.js';
+import { handlerOf } from './kinds.js';
 import { Outside } from './outside.js';
 import { CLAIM, HEARTBEAT, RELEASE_MANY, SETTINGS, WAIT } from './statements.js';
 import { Transactions } from './transactions.js';
@@ -73,12 +74,12 @@ export class Worker {
     this.waiter = new Line(new Server(this.#waitHosts, logger, { ...life, over: this.#stop.signal }), greet);
   }
 
-  /** @param {import('../index.js').Handler} handler */
+  /** @param {import('../index.js').Handler | import('../index.js').Handlers<import('../index.js').Handler>} handler */
   async run(handler) {
     return this.#run(Transactions, handler);
   }
 
-  /** @param {import('../index.js').OutsideHandler} handler */
+  /** @param {import('../index.js').OutsideHandler | import('../index.js').Handlers<import('../index.js').OutsideHandler>} handler */
   async runOutside(handler) {
     return this.#run(Outside, handler);
   }
@@ -104,9 +105,9 @@ export class Worker {
     this.#graceTimer = setTimeout(() => this.#over.abort(), 2 * killAfter);
   }
 
-  /** @param {any} Way @param {any} handler @returns {Promise<Record<string, number>>} */
-  async #run(Way, handler) {
-    if (typeof handler !== 'function') throw new TypeError('a handler is a function');
+  /** @param {any} Way @param {any} handlers @returns {Promise<Record<string, number>>} */
+  async #run(Way, handlers) {
+    const handler = handlerOf(handlers, this.#options.unknownKind ?? 60, this.#logger);
     if (this.#way) throw new Error('this worker has run already: make another one');
     const { signals, attach, lease, name, concurrency } = this.#options;
     const batch = Way === Outside ? 1 : this.#options.batch;
@@ -299,7 +300,7 @@ async function greet(session) {
 /**
  * Does what is ready now, through the real path.
  * @param {import('../index.js').Connection} connection @param {string} queue
- * @param {import('../index.js').Handler | import('../index.js').OutsideHandler} handler
+ * @param {import('../index.js').Handler | import('../index.js').OutsideHandler | import('../index.js').Handlers<any>} handler
  * @param {import('../index.js').WorkerOptions & { outside?: boolean }} [options]
  */
 export async function drain(connection, queue, handler, { outside = false, ...options } = {}) {

@@ -19,6 +19,8 @@ export async function application(client: pg.PoolClient): Promise<void> {
     if (job.attempt > 3) throw new Dead('no');
     throw new RetryLater(10, 'busy');
   });
+  await worker.run({ mail: async (job, db) => void (await db.query('SELECT $1', [job.kind satisfies string | null])), '': () => null });
+  await drain('postgresql://db1/shop', 'mail', { charge }, { outside: true, unknownKind: '5 min' });
   const done = await drain('postgresql://db1/shop', 'mail', charge, { outside: true });
   if ((done.committed ?? 0) !== 1) throw new Snooze('1 hour');
   // @ts-expect-error a handler of drain without outside gets a client, and options are checked

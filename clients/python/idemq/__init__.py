@@ -13,12 +13,13 @@ The manual: doc/usage/python.md.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Awaitable, Callable, Optional
+from typing import Any, Awaitable, Callable, Mapping, Optional, Union
 
 from psycopg import AsyncConnection, Connection
 
 from ._attempts import Options
 from ._job import AsyncJob, Job, StepCall
+from ._kinds import Handlers, handler_of
 from ._lanes import AsyncLane, AsyncTransaction, Lane, ThreadLane, ThreadTransaction
 from ._producer import Enqueued, enqueue
 from ._run import Run
@@ -78,6 +79,7 @@ class _Worker:
         grace: float = 30,
         attach: Optional[bool] = None,
         signals: bool = True,
+        unknown_kind: Delay = 60,
     ) -> None:
         """A worker of one queue; nothing is connected before it runs.
 
@@ -86,7 +88,7 @@ class _Worker:
         run().  lease: instead of the queue's.  timeout: seconds that a handler may take where the queue has
         no job_timeout.  grace: seconds that a drain leaves to handlers.  attach: whether leases end with
         the session, too; None: in run(), where the session is the worker's own.  signals: SIGTERM and
-        SIGINT drain.
+        SIGINT drain.  unknown_kind: for so long a job is given back whose kind has no handler here.
         """
         if concurrency < 1 or batch < 1:
             raise ValueError("concurrency and batch are 1 or more")
@@ -95,6 +97,7 @@ class _Worker:
         self._options = Options(
             dsn, queue, name, wait_dsn, concurrency, batch, lease, timeout, grace, attach, signals
         )
+        self._unknown_kind = unknown_kind
         self._running: Optional[Run] = None
         self._stopped = False
 
@@ -104,9 +107,12 @@ class _Worker:
         if self._running is not None:
             self._running._loop.call_soon_threadsafe(self._running.stop)
 
-    async def _work(self, make_lane: Callable[[bool], Lane], handler: Callable[..., Any], once: bool) -> dict[str, int]:
+    async def _work(
+        self, make_lane: Callable[[bool], Lane], handlers: Union[Callable[..., Any], Handlers], once: bool
+    ) -> dict[str, int]:
         if self._running is not None:
             raise RuntimeError("this worker runs already")
+        handler = handler_of(handlers, self._unknown_kind)
         run = self._running = Run(
             self._options, [make_lane(not once) for _ in range(self._options.concurrency)], handler, once
         )
@@ -134,19 +140,27 @@ class _Worker:
 class Worker(_Worker):
     """A worker whose handlers are functions; each is called in a thread."""
 
-    def run(self, handler: Callable[[Job, Connection[Any]], Any]) -> dict[str, int]:
+    def run(
+        self,
+        handler: Union[
+            Callable[[Job, Connection[Any]], Any], Mapping[Optional[str], Callable[[Job, Connection[Any]], Any]]
+        ],
+    ) -> dict[str, int]:
         """Run jobs until SIGTERM or stop(), each effect once; answer how many attempts ended how.
 
         The handler gets a connection whose transaction commits the job; what it does by that, and
-        what it returns, the job's result, is there if and only if the job is committed.
+        what it returns, the job's result, is there if and only if the job is committed.  Several handlers,
+        by the kind of a job (None: without one), are a dict; jobs of other kinds are given back for a while.
         """
         return asyncio.run(self._work(self._thread_transaction, handler, False))
 
-    def run_outside(self, handler: Callable[[Job], Any]) -> dict[str, int]:
+    def run_outside(
+        self, handler: Union[Callable[[Job], Any], Mapping[Optional[str], Callable[[Job], Any]]]
+    ) -> dict[str, int]:
         """Run jobs whose effect is elsewhere; the job is committed after the handler has returned."""
         return asyncio.run(self._work(self._thread_lane, handler, False))
 
-    def drain(self, handler: Callable[..., Any], outside: bool = False) -> dict[str, int]:
+    def drain(self, handler: Union[Callable[..., Any], Handlers], outside: bool = False) -> dict[str, int]:
         """Run what is ready, and end; for tests and for cron.  Answers how many attempts ended how."""
         return asyncio.run(self._work(self._thread_lane if outside else self._thread_transaction, handler, True))
 
@@ -154,28 +168,39 @@ class Worker(_Worker):
 class AsyncWorker(_Worker):
     """A worker whose handlers are coroutine functions."""
 
-    async def run(self, handler: Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]]) -> dict[str, int]:
+    async def run(
+        self,
+        handler: Union[
+            Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]],
+            Mapping[Optional[str], Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]]],
+        ],
+    ) -> dict[str, int]:
         """As Worker.run."""
         return await self._work(self._async_transaction, handler, False)
 
-    async def run_outside(self, handler: Callable[[AsyncJob], Awaitable[Any]]) -> dict[str, int]:
+    async def run_outside(
+        self,
+        handler: Union[
+            Callable[[AsyncJob], Awaitable[Any]], Mapping[Optional[str], Callable[[AsyncJob], Awaitable[Any]]]
+        ],
+    ) -> dict[str, int]:
         """As Worker.run_outside."""
         return await self._work(self._async_lane, handler, False)
 
-    async def drain(self, handler: Callable[..., Awaitable[Any]], outside: bool = False) -> dict[str, int]:
+    async def drain(self, handler: Union[Callable[..., Awaitable[Any]], Handlers], outside: bool = False) -> dict[str, int]:
         """As Worker.drain."""
         return await self._work(self._async_lane if outside else self._async_transaction, handler, True)
 
 
 def drain(
-    dsn: str, queue: str, handler: Callable[..., Any], outside: bool = False, **options: Any
+    dsn: str, queue: str, handler: Union[Callable[..., Any], Handlers], outside: bool = False, **options: Any
 ) -> dict[str, int]:
     """Run what is ready, and end: Worker.drain, for an application's tests."""
     return Worker(dsn, queue, **options).drain(handler, outside)
 
 
 async def drain_async(
-    dsn: str, queue: str, handler: Callable[..., Awaitable[Any]], outside: bool = False, **options: Any
+    dsn: str, queue: str, handler: Union[Callable[..., Awaitable[Any]], Handlers], outside: bool = False, **options: Any
 ) -> dict[str, int]:
     """As drain, with a coroutine function."""
     return await AsyncWorker(dsn, queue, **options).drain(handler, outside)

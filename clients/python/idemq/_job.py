@@ -23,7 +23,7 @@ T = TypeVar("T")
 log = logging.getLogger("idemq")
 
 # After these of a row: how long its lease is, in seconds.
-COLUMNS = """id, token, attempt, max_attempts, payload, key, group_key, checkpoint, enqueued_at, headers,
+COLUMNS = """id, token, attempt, max_attempts, payload, key, group_key, checkpoint, enqueued_at, headers, kind,
     greatest(extract(epoch FROM deadline - pg_catalog.clock_timestamp()), 0.1)::float8"""
 _CHECKPOINT = "SELECT idemq.checkpoint(%s, %s, %s)"
 _BEGIN_STEP = "CALL idemq.begin_step(%s, %s, %s, %s::jsonb, %s::interval)"
@@ -61,6 +61,7 @@ class BaseJob:
     payload: Any
     key: Optional[str]
     group_key: Optional[str]
+    kind: Optional[str]
     state: Any
     """What the last checkpoint has stored, of an earlier attempt too; None: there was none."""
     enqueued_at: datetime
@@ -72,7 +73,7 @@ class BaseJob:
     def __init__(self, queue: str, row: Row, asked_at: float) -> None:
         self.queue = queue
         (self.id, self.token, self.attempt, self.max_attempts, self.payload, self.key, self.group_key) = row[:7]
-        (self.state, self.enqueued_at, headers, self._lease) = row[7:]
+        (self.state, self.enqueued_at, headers, self.kind, self._lease) = row[7:]
         self.headers = headers if isinstance(headers, dict) else {}
         self.deadline = datetime.now(timezone.utc)
         self._run: Optional[Attempts] = None

@@ -18,7 +18,8 @@ _ENQUEUE = """SELECT id, outcome::text, status::text, result
         run_at => %(run_at)s, priority => %(priority)s::int, group_key => %(group_key)s,
         max_attempts => %(max_attempts)s::int, headers => %(headers)s::jsonb,
         expires_in => %(expires_in)s::interval, key_ttl => %(key_ttl)s::interval,
-        on_duplicate => %(on_duplicate)s, nowait => %(nowait)s)"""
+        on_duplicate => %(on_duplicate)s, nowait => %(nowait)s, kind => %(kind)s,
+        max_wait => %(max_wait)s::interval)"""
 
 
 class Enqueued(NamedTuple):
@@ -47,6 +48,8 @@ def enqueue(
     key_ttl: Optional[Delay] = None,
     on_duplicate: str = "keep",
     nowait: bool = False,
+    kind: Optional[str] = None,
+    max_wait: Optional[Delay] = None,
 ) -> Enqueued:
     ...
 
@@ -68,6 +71,8 @@ def enqueue(
     key_ttl: Optional[Delay] = None,
     on_duplicate: str = "keep",
     nowait: bool = False,
+    kind: Optional[str] = None,
+    max_wait: Optional[Delay] = None,
 ) -> Awaitable[Enqueued]:
     ...
 
@@ -88,11 +93,15 @@ def enqueue(
     key_ttl: Optional[Delay] = None,
     on_duplicate: str = "keep",
     nowait: bool = False,
+    kind: Optional[str] = None,
+    max_wait: Optional[Delay] = None,
 ) -> Union[Enqueued, Awaitable[Enqueued]]:
     """Add a job in the connection's transaction; to be awaited when that is an AsyncConnection.
 
     The job is there when the transaction commits.  payload is anything that is JSON.  With a key the
     same call again is answered with the first one's outcome; with another payload it raises KeyReused.
+    kind is a label by which a worker chooses the handler.  max_wait, with on_duplicate="replace": how long
+    after the first request a delay that starts again with each ends.
     """
     values = {
         "queue": queue,
@@ -108,6 +117,8 @@ def enqueue(
         "key_ttl": interval(key_ttl),
         "on_duplicate": on_duplicate,
         "nowait": nowait,
+        "kind": kind,
+        "max_wait": interval(max_wait),
     }
     if isinstance(conn, AsyncConnection):
         return _enqueue_async(conn, values)

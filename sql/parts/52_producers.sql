@@ -1,0 +1,42 @@
+-- Topic: Producers
+
+-- As small as there are producers: few rows a page leave their versions room.
+CREATE TABLE idemq.producers (
+	queue_id    int NOT NULL,
+	name        text COLLATE "C" NOT NULL,
+	seq         bigint NOT NULL,
+	job_id      bigint NOT NULL,
+	enqueued_at timestamptz NOT NULL,
+	PRIMARY KEY (queue_id, name)
+) WITH (
+	fillfactor = 10,
+	autovacuum_vacuum_scale_factor = 0.02,
+	autovacuum_vacuum_threshold = 5000,
+	autovacuum_vacuum_cost_delay = 0,
+	vacuum_truncate = off
+);
+COMMENT ON TABLE idemq.producers IS 'one row a producer that numbers what it sends: idemq.enqueue_sequenced; row-level security shows the producers of queues on which the role holds a privilege; kept until idemq.forget_producer, or the drop of the queue';
+COMMENT ON COLUMN idemq.producers.queue_id IS 'queue that it sends to';
+COMMENT ON COLUMN idemq.producers.name IS 'its name, unique in the queue';
+COMMENT ON COLUMN idemq.producers.seq IS 'the last number that was accepted: it goes on from there';
+COMMENT ON COLUMN idemq.producers.job_id IS 'the job of that number; it may be gone';
+COMMENT ON COLUMN idemq.producers.enqueued_at IS 'when that was enqueued';
+
+SELECT pg_catalog.pg_extension_config_dump('idemq.producers', '');
+ALTER TABLE idemq.producers ENABLE ROW LEVEL SECURITY;
+CREATE POLICY idemq_own_queues ON idemq.producers FOR SELECT USING (idemq.may_use(queue_id));
+
+CREATE FUNCTION idemq.enqueue_sequenced(
+	queue text, producer text, seq bigint, payload jsonb, delay interval DEFAULT NULL,
+	run_at timestamptz DEFAULT NULL, priority int DEFAULT 4, group_key text DEFAULT NULL,
+	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
+	kind text DEFAULT NULL)
+	RETURNS idemq.enqueue_result
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue_sequenced';
+COMMENT ON FUNCTION idemq.enqueue_sequenced(text, text, bigint, jsonb, interval, timestamptz, int, text, int, jsonb, interval, text)
+	IS 'add a job for a message of one ordered log, by its number there: outcome accepted when seq is higher than the producer''s last one (gaps are normal), duplicate otherwise, with the id, status and result of the job only when it is that last one; numbers must be committed in ascending order, as those of one Kafka partition by its one consumer, and not as ids of an outbox table are; waits for an open transaction of the same producer; producer: a name of up to 256 bytes; payloads are not compared; needs enqueue';
+
+CREATE FUNCTION idemq.forget_producer(queue text, producer text) RETURNS boolean
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_forget_producer';
+COMMENT ON FUNCTION idemq.forget_producer(text, text)
+	IS 'forget a producer of idemq.enqueue_sequenced that will send nothing again: after that any number of it is accepted; returns false when there was none; needs admin';

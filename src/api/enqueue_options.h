@@ -1,0 +1,41 @@
+/*
+ * api/enqueue_options.h
+ *		What the functions that add jobs can be told of a job.
+ */
+#ifndef IDEMQ_API_ENQUEUE_OPTIONS_H
+#define IDEMQ_API_ENQUEUE_OPTIONS_H
+
+#include "fmgr.h"
+
+#include "table/jobs.h"
+
+/* Options of a job, in the order of enqueue's arguments; the last is not among the others there. */
+enum
+{
+	OPTION_KEY,
+	OPTION_DELAY,
+	OPTION_RUN_AT,
+	OPTION_PRIORITY,
+	OPTION_GROUP_KEY,
+	OPTION_MAX_ATTEMPTS,
+	OPTION_HEADERS,
+	OPTION_EXPIRES_IN,
+	OPTION_KEY_TTL,
+	OPTION_KIND,
+	OPTIONS
+};
+
+/* An option of a job, and the array of it in enqueue_many. */
+typedef struct JobOption
+{
+	void (*set)(JobChange *columns, Datum value);
+	const char *plural; /* the name of the array, and its element type */
+	Oid type;
+} JobOption;
+
+extern const JobOption idemq_enqueue_options[OPTIONS];
+
+extern void idemq_enqueue_set_options(JobChange *columns, const NullableDatum *values,
+									  const NullableDatum *kind);
+
+#endif

@@ -1,0 +1,281 @@
+/*
+ * api/enqueue_sequenced.c
+ *		SQL functions for producers that number what they send: enqueue_sequenced,
+ *		forget_producer.
+ *
+ * A producer is one ordered log, a partition of Kafka for example: it sends its numbers in
+ * ascending order, and after a failure some of them again.  So the highest number that was
+ * accepted says of every request whether it was: one row of idemq.producers remembers it, in
+ * place of a key of each job.  The job has no key, and in a queue that keeps nothing its row
+ * goes with its commit.
+ *
+ * A number that is accepted writes the row and the job in one transaction: both are there, or
+ * neither.  An update of no indexed column is a HOT update, so that the table stays as small
+ * as there are producers, and the index gets no entry.
+ *
+ * Two sessions of one producer: take the commits of accepted numbers in their order.  Each
+ * has written the row, and held it to its end; so each has read what the one before it had
+ * committed, and was higher.  Who comes while another's transaction is open, with a number
+ * that is higher than the last committed one, waits for its end (lock_timeout applies), and
+ * is then compared with what that has left: committed, it may be a duplicate; rolled
+ * back, it is as if it had not been.  A number that is not higher than the last committed
+ * one is a duplicate whatever the open transaction does, and waits for nobody.
+ *
+ * That is why numbers must be committed in ascending order: of two sessions of a producer the
+ * one with the lower number would lose it, if it came second.  Ids of an outbox table are
+ * not such numbers, since transactions commit in another order than they draw them.
+ *
+ * Above READ COMMITTED a row that has changed since the transaction's snapshot is 40001.
+ *
+ * A producer's row stays until forget_producer or the drop of the queue: forgotten, it would
+ * have what is sent again accepted again.
+ *
+ * Locks: the queue against being dropped; the producer's row, to the transaction's end.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "api/enqueue_options.h"
+#include "job/new_job.h"
+#include "table/jobs.h"
+#include "table/jobs_hold.h"
+#include "table/jobs_id.h"
+#include "table/jobs_write.h"
+#include "txn/pending_counts.h"
+#include "queue/queue_counts.h"
+#include "queue/queues.h"
+#include "base/args.h"
+#include "base/clock.h"
+#include "base/documents.h"
+#include "base/oids.h"
+#include "base/spi.h"
+#include "base/sync_rep.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue_sequenced);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_forget_producer);
+
+#define MAX_PRODUCER 256 /* bytes */
+
+/* Arguments of enqueue_sequenced. */
+enum
+{
+	ARG_QUEUE,
+	ARG_PRODUCER,
+	ARG_SEQ,
+	ARG_PAYLOAD,
+	ARG_DELAY,
+	ARG_RUN_AT,
+	ARG_PRIORITY,
+	ARG_GROUP_KEY,
+	ARG_MAX_ATTEMPTS,
+	ARG_HEADERS,
+	ARG_EXPIRES_IN,
+	ARG_KIND
+};
+
+/* Parameters of the statements that write a row. */
+#define POSITION_TYPES                                                                             \
+	{                                                                                              \
+		INT4OID, TEXTOID, INT8OID, INT8OID, TIMESTAMPTZOID                                         \
+	}
+
+static SqlStatement advance =
+	{.text = "UPDATE idemq.producers SET seq = $3, job_id = $4, enqueued_at = $5 "
+			 "WHERE queue_id = $1 AND name = $2 AND seq < $3",
+	 .nargs = 5,
+	 .types = POSITION_TYPES};
+static SqlStatement begin =
+	{.text = "INSERT INTO idemq.producers (queue_id, name, seq, job_id, enqueued_at) "
+			 "VALUES ($1, $2, $3, $4, $5) ON CONFLICT (queue_id, name) DO NOTHING",
+	 .nargs = 5,
+	 .types = POSITION_TYPES};
+static SqlStatement read_position =
+	{.text = "SELECT seq, job_id FROM idemq.producers WHERE queue_id = $1 AND name = $2",
+	 .nargs = 2,
+	 .types = {INT4OID, TEXTOID}};
+static SqlStatement forget = {.text =
+								  "DELETE FROM idemq.producers WHERE queue_id = $1 AND name = $2",
+							  .nargs = 2,
+							  .types = {INT4OID, TEXTOID}};
+
+/* Reads a producer's last number, and its job; false when there is no such producer. */
+static bool
+last_of(const Datum *values, int64 *seq, int64 *job_id)
+{
+	bool found = idemq_spi_query_latest(&read_position, values, NULL) > 0;
+	bool isnull;
+
+	if (found)
+	{
+		*seq = idemq_spi_int64(0, 1, &isnull);
+		*job_id = idemq_spi_int64(0, 2, &isnull);
+	}
+	return found;
+}
+
+/*
+ * Makes a number the last one of its producer; false when it is not higher than that, whose
+ * number and job are then in *last and *last_job.  values: those of POSITION_TYPES.
+ */
+static bool
+take_number(const Datum *values, int64 *last, int64 *last_job)
+{
+	int64 seq = DatumGetInt64(values[2]);
+	SqlScope scope;
+	bool taken;
+
+	idemq_spi_begin(&scope);
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		taken = idemq_spi_run(&advance, values, NULL, SPI_OK_UPDATE) > 0;
+		if (taken)
+			break;
+		if (!last_of(values, last, last_job))
+		{
+			taken = idemq_spi_run(&begin, values, NULL, SPI_OK_INSERT) > 0;
+			if (taken)
+				break;
+		}
+		else if (*last >= seq)
+			break;
+		else if (IsolationUsesXactSnapshot())
+			ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+							errmsg("could not serialize access due to concurrent update of a "
+								   "producer"),
+							errhint("Run the transaction again.")));
+		/* Another has begun the producer since, or was rolled back. */
+	}
+	idemq_spi_end(&scope);
+	return taken;
+}
+
+/* Fills the answer for a number that was the last one before, with what became of its job. */
+static void
+fill_last(int64 id, Datum *values, bool *nulls, bool *own)
+{
+	JobsTable table;
+	Job job;
+
+	values[0] = Int64GetDatum(id);
+	nulls[0] = false;
+	idemq_jobs_open_to_read(&table);
+	if (idemq_jobs_fetch(&table, id, &job))
+	{
+		*own = idemq_jobs_is_own(&job);
+		values[2] = ObjectIdGetDatum(idemq_oids()->status[job.status]);
+		nulls[2] = false;
+		nulls[3] = job.row->tts_isnull[COL_RESULT];
+		if (!nulls[3])
+			values[3] = PointerGetDatum(PG_DETOAST_DATUM_COPY(job.row->tts_values[COL_RESULT]));
+	}
+	idemq_jobs_close(&table);
+}
+
+/* Writes the job, which has an id; returns its status. */
+static JobStatus
+add_job(const QueueInfo *queue, JobChange *columns)
+{
+	JobsTable table;
+	JobStatus status;
+
+	idemq_jobs_open(&table);
+	status = idemq_new_job_note(queue, columns);
+	idemq_jobs_insert(&table, columns);
+	idemq_jobs_close(&table);
+	idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
+	return status;
+}
+
+/* Reads the arguments that are the job's. */
+static void
+read_job(FunctionCallInfo fcinfo, const QueueInfo *queue, JobChange *columns)
+{
+	static const int args[OPTIONS] = {[OPTION_DELAY] = ARG_DELAY,
+									  [OPTION_RUN_AT] = ARG_RUN_AT,
+									  [OPTION_PRIORITY] = ARG_PRIORITY,
+									  [OPTION_GROUP_KEY] = ARG_GROUP_KEY,
+									  [OPTION_MAX_ATTEMPTS] = ARG_MAX_ATTEMPTS,
+									  [OPTION_HEADERS] = ARG_HEADERS,
+									  [OPTION_EXPIRES_IN] = ARG_EXPIRES_IN,
+									  [OPTION_KIND] = ARG_KIND};
+	NullableDatum values[OPTIONS];
+
+	for (int i = 0; i < OPTIONS; i++)
+		values[i] = args[i] != 0 ? fcinfo->args[args[i]] : (NullableDatum){.isnull = true};
+	idemq_arg_required(fcinfo, ARG_PRIORITY, "priority");
+	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
+	idemq_new_job(columns, queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
+	idemq_enqueue_set_options(columns, values, &values[OPTION_KIND]);
+	job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
+}
+
+/*
+ * enqueue_sequenced(queue, producer, seq, payload, delay, run_at, priority, group_key,
+ *		max_attempts, headers, expires_in, kind) -> (id, outcome, status, result); IQ005, 42501,
+ *		22004, 22023, 40001, 54000.
+ */
+Datum
+idemq_sql_v2_enqueue_sequenced(PG_FUNCTION_ARGS)
+{
+	char *producer = idemq_arg_text(fcinfo, ARG_PRODUCER, "producer", MAX_PRODUCER);
+	QueueInfo queue;
+	JobChange columns;
+	Datum position[5];
+	Datum values[4] = {0};
+	bool nulls[4] = {true, false, true, true};
+	bool own = false;
+	int64 last = 0;
+	int64 last_job = 0;
+
+	idemq_arg_required(fcinfo, ARG_SEQ, "seq");
+	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
+	idemq_jobs_check_writable();
+	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
+	read_job(fcinfo, &queue, &columns);
+	position[0] = Int32GetDatum(queue.id);
+	position[1] = CStringGetTextDatum(producer);
+	position[2] = PG_GETARG_DATUM(ARG_SEQ);
+	position[3] = columns.values[COL_ID];
+	position[4] = columns.values[COL_CREATED_AT];
+	if (take_number(position, &last, &last_job))
+	{
+		values[0] = columns.values[COL_ID];
+		values[1] = idemq_outcome_datum(OUTCOME_ACCEPTED);
+		values[2] = ObjectIdGetDatum(idemq_oids()->status[add_job(&queue, &columns)]);
+		nulls[0] = nulls[2] = false;
+		return idemq_row_datum(fcinfo, values, nulls);
+	}
+	idemq_queue_count_refusal(&queue, COUNTER_DUPLICATES);
+	values[1] = idemq_outcome_datum(OUTCOME_DUPLICATE);
+	if (last == PG_GETARG_INT64(ARG_SEQ))
+		fill_last(last_job, values, nulls, &own);
+	if (!own)
+		idemq_sync_rep_await();
+	return idemq_row_datum(fcinfo, values, nulls);
+}
+
+/* forget_producer(queue, producer) -> whether there was one; IQ005, 42501, 22004, 22023, 40001. */
+Datum
+idemq_sql_v2_forget_producer(PG_FUNCTION_ARGS)
+{
+	char *producer = idemq_arg_text(fcinfo, 1, "producer", MAX_PRODUCER);
+	QueueInfo queue;
+	Datum values[2];
+	SqlScope scope;
+	uint64 deleted;
+
+	idemq_jobs_check_writable();
+	idemq_queue_arg(fcinfo, 0, "queue", PRIVILEGE_ADMIN, &queue);
+	values[0] = Int32GetDatum(queue.id);
+	values[1] = CStringGetTextDatum(producer);
+	idemq_spi_begin(&scope);
+	deleted = idemq_spi_run(&forget, values, NULL, SPI_OK_DELETE);
+	idemq_spi_end(&scope);
+	PG_RETURN_BOOL(deleted > 0);
+}
