@@ -105,6 +105,22 @@ forget_database(void)
 	idemq_worker_recheck(MyDatabaseId);
 }
 
+/* How many jobs of a group of that queue may run has changed. */
+static void
+follow_group_running(int32 queue_id)
+{
+	idemq_groups_drop_floors(idemq_slot_find(MyDatabaseId, queue_id), queue_id);
+}
+
+/* The database follows another from now on, or no more. */
+static void
+follow_switch(void)
+{
+	idemq_slots_switched();
+	/* It has something to do from now on, or nothing, or a row to write again. */
+	idemq_worker_need_by(0);
+}
+
 /* Follows the commit of one action. */
 void
 idemq_action_apply(const PendingAction *action)
@@ -151,13 +167,10 @@ idemq_action_apply(const PendingAction *action)
 			follow_settings(action->queue_id);
 			break;
 		case ACTION_GROUPS:
-			idemq_groups_drop_floors(idemq_slot_find(MyDatabaseId, action->queue_id),
-									 action->queue_id);
+			follow_group_running(action->queue_id);
 			break;
 		case ACTION_SWITCH:
-			idemq_slots_switched();
-			/* It has something to do from now on, or nothing, or a row to write again. */
-			idemq_worker_need_by(0);
+			follow_switch();
 			break;
 		case ACTION_SCHEDULES:
 			idemq_worker_note_schedules();
