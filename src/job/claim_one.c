@@ -33,6 +33,7 @@
 #include "shared/ready_cursor.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
+#include "base/clock.h"
 #include "base/settings.h"
 
 /*
@@ -179,4 +180,16 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	idemq_pending_undo_last();
 	idemq_slots_end_change();
 	return TAKE_LOCKED;
+}
+
+/*
+ * Makes a fetched job blocked that is due, and has no place of its group (job/places.c): it
+ * waits for its turn.  Never waits for its row.
+ */
+JobWrite
+idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue)
+{
+	EventArgs args = {.now = idemq_now()};
+
+	return idemq_transition(table, job, queue, EVENT_PARK, &args, JOB_SKIPS);
 }

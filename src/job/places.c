@@ -53,40 +53,28 @@
 #include "utils/timestamp.h"
 
 #include "job/places.h"
-#include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_group.h"
 #include "txn/pending_groups.h"
 #include "shared/leases.h"
-#include "base/clock.h"
 
 /*
- * Adds to the change that an event is what it does to the place of a job of a group that has
- * places: sets run_at of a job that will be ready without one, and has the group checked then.
+ * Adds to a change that sets ready_at, of a job of a group that has places, whether the job
+ * takes one.  Without it waits for that time by its run_at, and the group is checked
+ * when this has committed: the place that it had, if any, is free.
  */
 void
-idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue, JobEvent event,
-				   bool sets_ready, const EventArgs *args)
+idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue, bool takes,
+				   TimestampTz ready_at)
 {
-	bool waits = sets_ready && (event != EVENT_PROMOTE || args->ready_at > args->now);
-
-	if (waits)
-		job_set(change, COL_RUN_AT, TimestampTzGetDatum(args->ready_at));
-	else if (event == EVENT_PROMOTE || event == EVENT_PARK)
+	if (takes)
+	{
 		job_set_null(change, COL_RUN_AT);
-	/* The place that it had, if any, is free when this has committed. */
-	if (waits && event != EVENT_PROMOTE)
-		idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
-								  GROUP_KEEP_FLOOR);
-}
-
-/* Has a fetched job that is due, and without a place, wait for its turn; never waits. */
-JobWrite
-idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue)
-{
-	EventArgs args = {.now = idemq_now()};
-
-	return idemq_transition(table, job, queue, EVENT_PARK, &args, JOB_SKIPS);
+		return;
+	}
+	job_set(change, COL_RUN_AT, TimestampTzGetDatum(ready_at));
+	idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
+							  GROUP_KEEP_FLOOR);
 }
 
 /*

@@ -5,7 +5,6 @@
 #ifndef IDEMQ_JOB_PLACES_H
 #define IDEMQ_JOB_PLACES_H
 
-#include "job/transition.h"
 #include "table/jobs.h"
 #include "queue/queue_settings.h"
 
@@ -51,8 +50,7 @@ idemq_is_without_place(const QueueInfo *queue, const Job *job)
 }
 
 extern void idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue,
-							   JobEvent event, bool sets_ready, const EventArgs *args);
-extern JobWrite idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue);
+							   bool takes, TimestampTz ready_at);
 extern void idemq_places_count(JobsTable *table, const QueueInfo *queue, Datum name,
 							   TimestampTz from, TimestampTz until, GroupPlaces *places);
 extern bool idemq_places_in_doubt(JobsTable *table, const QueueInfo *queue, Datum name,
