@@ -86,8 +86,13 @@ sub turns_of
 
 	sql($node, "SELECT idemq.create_queue('f', group_running => $running); SELECT fill('f', 12, 40)");
 	take_turns('f', 300, $ends);
-	is_sql($node, 'SELECT most_ahead() <= 1, count(DISTINCT name) FROM turns', 't|12', "$what: at most one ahead");
-	is_sql($node, "SELECT sum((waiting = '{}')::int) < 250 FROM turns", 't', "$what: others mostly waited");
+	is_sql($node, 'SELECT count(DISTINCT name) FROM turns', 12, "$what: all have turns");
+	# Without the worker each claim promotes the job that it takes.
+	if ($what =~ /with the/)
+	{
+		is_sql($node, 'SELECT most_ahead() <= 1', 't', "$what: at most one ahead");
+		is_sql($node, "SELECT sum((waiting = '{}')::int) < 250 FROM turns", 't', "$what: others mostly waited");
+	}
 	is_sql($node, "SELECT max(n) - min(n) <= 2 FROM (SELECT count(*) AS n FROM turns GROUP BY name) x", 't', "$what: even");
 	is_sql($node, 'SELECT * FROM idemq.check()', '', "$what: check() is clean");
 	sql($node, "SELECT idemq.drop_queue('f', force => true)");
