@@ -6,6 +6,7 @@
 #                         ISOLATION=c choose tests; TAP_TESTS=1: the TAP tests too, which start
 #                         servers of their own (PROVE_TESTS='test/t/a.pl' chooses)
 #   make demo             watch 4 workers, a crash and a zombie; needs nothing installed
+#   make cluster-demo     4 servers that are one queue: one killed, a shard moved, every key one effect
 #   make test             lint + regression + isolation + TAP + real clients
 #   make lint | test-regress | test-isolation | test-tap | test-clients
 #                         one of them; REGRESS='a b' ISOLATION=c TAP='d' CLIENTS='e'
@@ -24,6 +25,9 @@
 #                         visible and what shared memory knows of it (src/base/jitter.h)
 #   make soak             everything at once for ten minutes (SOAK=seconds): the long form
 #                         of TAP test soak
+#   make failover         fails over for real, under traffic, and accounts for every job: standbys
+#                         by hand, a primary that hangs, repmgr, Patroni, pgbouncer and HAProxy;
+#                         SCENARIO='sync patroni', PAGE=1 (test/failover/README.md)
 #   make fuzz             100,000 calls (FUZZ_CALLS=n) of every SQL function with arguments of
 #                         every kind: the long form of TAP test fuzz; FUZZ_SEED=n repeats one
 #   make coverage         which lines of src no test runs; below 95 % it fails (COVERAGE=n)
@@ -59,15 +63,19 @@ SCRIPT_BUILT = sql/idemq--$(EXTVERSION).sql
 RELEASED = sql/idemq--0.1.0.sql
 UPDATE_FROM = 0.1.0
 UPDATE_BUILT = sql/idemq--$(UPDATE_FROM)--$(EXTVERSION).sql
+# The router of many servers, an extension of its own; cluster/README.md.
+CLUSTER_BUILT = cluster/idemq_cluster.control cluster/idemq_cluster--$(EXTVERSION).sql
+CLUSTER_LIBRARY = cluster/idemq_cluster$(DLSUFFIX)
 DATA = $(if $(filter .,$(TREE)),$(RELEASED))
-DATA_built = $(SCRIPT_BUILT) $(UPDATE_BUILT) $(if $(filter-out .,$(TREE)),$(RELEASED))
+DATA_built = $(SCRIPT_BUILT) $(UPDATE_BUILT) $(CLUSTER_BUILT) $(if $(filter-out .,$(TREE)),$(RELEASED))
 # The runner, which is no part of the library; bin/README.md.
 PROGRAM_BUILT = bin/idemq-work
 PROGRAM_OBJS := $(patsubst %.c,%.o,$(sort $(call in_tree,bin/*.c)))
 # With their folders, so that links between them hold; the DOCS of PGXS has none.
-DOCUMENTS := $(call in_tree,README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE doc/*.md doc/*/*.md doc/*/*.svg \
+DOCUMENTS := $(call in_tree,cluster/README.md README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE doc/*.md doc/*/*.md doc/*/*.svg \
 	doc/*/*.png deploy/*/*)
 EXTRA_CLEAN = src/.flags $(if $(filter-out .,$(TREE)),expected) $(OBJS:.o=.d) $(OBJS:.o=.gcno) $(OBJS:.o=.gcda) \
+	$(CLUSTER_BUILT) cluster/idemq_cluster.so cluster/idemq_cluster.o cluster/idemq_cluster.d \
 	$(PROGRAM_BUILT) $(PROGRAM_OBJS) $(PROGRAM_OBJS:.o=.d) $(PROGRAM_OBJS:.o=.gcno) $(PROGRAM_OBJS:.o=.gcda) \
 	$(filter-out $(RELEASED),$(wildcard sql/idemq--*.sql))
 
@@ -111,7 +119,7 @@ srcdir := $(TREE)
 vpath %.c $(TREE)
 vpath %.control $(TREE)
 ifneq ($(TREE),.)
-$(shell mkdir -p sql bin $(sort $(dir $(UNITS))))
+$(shell mkdir -p sql bin cluster $(sort $(dir $(UNITS))))
 $(RELEASED): $(TREE)/$(RELEASED)
 	cp $< $@
 endif
@@ -126,6 +134,27 @@ $(UPDATE_BUILT): $(TREE)/sql/update/$(UPDATE_FROM)-before.sql $(sort $(wildcard 
 		sed -E 's/^CREATE (FUNCTION|PROCEDURE|VIEW) /CREATE OR REPLACE \1 /' \
 			$(filter-out %/00_guard.sql %/10_types.sql %-before.sql %-after.sql,$(filter %.sql,$^)) && \
 		cat $(filter %-after.sql,$^); } > $@
+
+cluster/idemq_cluster--$(EXTVERSION).sql: $(sort $(wildcard $(TREE)/cluster/parts/*.sql)) $(TREE)/cluster/parts \
+		$(TREE)/idemq.control
+	cat $(filter %.sql,$^) > $@
+
+cluster/idemq_cluster.control: $(TREE)/cluster/idemq_cluster.control.in $(TREE)/idemq.control
+	sed "s/VERSION/$(EXTVERSION)/" $< > $@
+
+all: $(CLUSTER_LIBRARY)
+$(CLUSTER_LIBRARY): cluster/idemq_cluster.o
+	$(CC) $(CFLAGS) $< $(LDFLAGS) $(LDFLAGS_SL) -shared -o $@
+
+.PHONY: install-cluster uninstall-cluster
+install: install-cluster
+install-cluster: $(CLUSTER_LIBRARY)
+	$(MKDIR_P) '$(DESTDIR)$(pkglibdir)' '$(DESTDIR)$(bindir)'
+	$(INSTALL_SHLIB) $(CLUSTER_LIBRARY) '$(DESTDIR)$(pkglibdir)'
+	$(INSTALL_SCRIPT) $(TREE)/cluster/bin/move-shard '$(DESTDIR)$(bindir)/idemq-move-shard'
+uninstall: uninstall-cluster
+uninstall-cluster:
+	rm -f '$(DESTDIR)$(pkglibdir)/idemq_cluster$(DLSUFFIX)' '$(DESTDIR)$(bindir)/idemq-move-shard'
 
 all: $(PROGRAM_BUILT)
 $(PROGRAM_OBJS): override CPPFLAGS := -I$(libpq_srcdir) -DPROGRAM_VERSION='"$(EXTVERSION)"' $(CPPFLAGS)
@@ -168,9 +197,9 @@ installcheck: export IDEMQ_SOURCE = $(abspath $(TREE))
 # are never linked together.
 FLAGS := $(CC) $(CFLAGS) for PostgreSQL $(VERSION)
 $(shell echo '$(FLAGS)' | cmp -s - src/.flags || echo '$(FLAGS)' > src/.flags)
-$(OBJS) $(PROGRAM_OBJS): src/.flags
+$(OBJS) $(PROGRAM_OBJS) cluster/idemq_cluster.o: src/.flags
 src/base/settings.o: $(TREE)/idemq.control
--include $(wildcard $(OBJS:.o=.d) $(PROGRAM_OBJS:.o=.d))
+-include $(wildcard cluster/idemq_cluster.d $(OBJS:.o=.d) $(PROGRAM_OBJS:.o=.d))
 else
 all install uninstall installcheck:
 	@echo "no pg_config with PGXS found: install postgresql-server-dev-15 (as root: script/install-packages build)," >&2
@@ -185,7 +214,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo test check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients chaos soak fuzz coverage sanitize bench bench-quick bench-peers format ui-demo
+.PHONY: print-compiler demo cluster-demo test check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients chaos failover soak fuzz coverage sanitize bench bench-quick bench-peers format ui-demo
 
 test:
 	@$(TREE)/script/test $(or $(SUITES),lint regress isolation tap clients)
@@ -208,12 +237,16 @@ coverage:
 	@$(TREE)/script/coverage $(SUITES)
 sanitize:
 	@$(TREE)/script/sanitize $(TOOLS)
+failover:
+	@$(TREE)/test/failover/run
 soak:
 	@IDEMQ_SOAK=$(or $(SOAK),600) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=soak $(TREE)/script/test tap
 fuzz:
 	@FUZZ_CALLS=$(or $(FUZZ_CALLS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=fuzz $(TREE)/script/test tap
 demo:
 	@$(TREE)/demo/run
+cluster-demo:
+	@$(TREE)/demo/cluster/run
 bench:
 	@$(TREE)/test/bench/run
 bench-quick:

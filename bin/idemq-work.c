@@ -23,9 +23,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cluster.h"
 #include "job.h"
 #include "keeper.h"
 #include "options.h"
+#include "places.h"
 #include "text.h"
 
 /* How long the server sleeps in one CALL, and until we think that it is no longer there. */
@@ -93,6 +95,16 @@ busy_places(void)
 	for (int i = 0; i < options.jobs; i++)
 		busy += jobs[i].id != NULL;
 	return busy;
+}
+
+static int
+running(void)
+{
+	int programs = 0;
+
+	for (int i = 0; i < options.jobs; i++)
+		programs += jobs[i].program.pid != 0;
+	return programs;
 }
 
 /*
@@ -184,6 +196,8 @@ claim(int places)
 		PQclear(result);
 		return;
 	}
+	if (!claimed_once)
+		places_tell(SAY_CLAIMED);
 	claimed_once = true;
 	look = PQntuples(result) >= places;
 	for (int i = 0; i < options.jobs && row < PQntuples(result); i++)
@@ -301,6 +315,25 @@ drain(void)
 	}
 }
 
+/* What the supervisor says: places, or that the shard is elsewhere now. */
+static void
+listen_to_supervisor(void)
+{
+	static char *at = NULL;
+	char *address = places_read();
+
+	if (address == NULL)
+		return;
+	say("it has moved");
+	server_move(&work, address);
+	server_move(&waiter, address);
+	free(at);
+	at = address;
+	waiting = false;
+	look = true;
+	claim_at = 0;
+}
+
 /* One round; whether there is to be another. */
 static bool
 round_of_work(void)
@@ -332,7 +365,12 @@ round_of_work(void)
 	if (look && busy < options.jobs && now_ms() >= claim_at)
 	{
 		if (server_ready(&work))
-			claim(options.jobs - busy);
+		{
+			int places = places_for(options.jobs - busy, running());
+
+			if (places > 0)
+				claim(places);
+		}
 		else if (options.once && busy == 0)
 			gave_up = true;
 		busy = busy_places();
@@ -362,7 +400,8 @@ next_round(void)
 	}
 	if (waiting)
 		next = sooner(next, wait_end);
-	if (!draining && busy < options.jobs && (look || !waiting))
+	if (!draining && busy < options.jobs &&
+		(look ? work.conn == NULL || !places_awaited() : !waiting))
 		next = sooner(next, later(server_at, claim_at));
 	return next;
 }
@@ -373,12 +412,13 @@ serve(struct pollfd *fds)
 {
 	int64_t now = now_ms();
 	int64_t next = next_round();
-	int count = 3;
+	int count = 4;
 	char drop[64];
 
 	fds[0] = (struct pollfd){.fd = alarm_pipe[0], .events = POLLIN};
 	fds[1] = (struct pollfd){.fd = work.conn ? PQsocket(work.conn) : -1, .events = POLLIN};
 	fds[2] = (struct pollfd){.fd = waiter.conn ? PQsocket(waiter.conn) : -1, .events = POLLIN};
+	fds[3] = (struct pollfd){.fd = places_fd, .events = POLLIN};
 	for (int i = 0; i < options.jobs; i++)
 	{
 		jobs[i].fds = jobs[i].program.pid ? program_poll(&jobs[i].program, fds + count) : 0;
@@ -402,12 +442,25 @@ serve(struct pollfd *fds)
 		read_waiter();
 	else if (waiting && now_ms() >= wait_end)
 		wait_is_lost("the server does not answer");
-	count = 3;
+	if (fds[3].revents != 0)
+		listen_to_supervisor();
+	count = 4;
 	for (int i = 0; i < options.jobs; i++)
 	{
 		program_serve(&jobs[i].program, fds + count, jobs[i].fds);
 		count += jobs[i].fds;
 	}
+}
+
+/* Whatever has ended a connection may have moved its shard. */
+static void
+ask_for_map(void)
+{
+	static int seen = 0;
+
+	if (server_losses != seen)
+		places_tell(SAY_MAP);
+	seen = server_losses;
 }
 
 int
@@ -421,6 +474,7 @@ main(int argc, char **argv)
 	while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= 2)
 		;
 	close_fd(&fd);
+	cluster_start();
 	srand((unsigned) getpid());
 	keeper_start();
 	handle_signals();
@@ -428,9 +482,14 @@ main(int argc, char **argv)
 	waiter.dsn = options.wait_dsn;
 	jobs = memory(NULL, (size_t) options.jobs * sizeof(*jobs));
 	memset(jobs, 0, (size_t) options.jobs * sizeof(*jobs));
-	fds = memory(NULL, (3 + 3 * (size_t) options.jobs) * sizeof(*fds));
+	fds = memory(NULL, (4 + 3 * (size_t) options.jobs) * sizeof(*fds));
+	server_of_cluster = places_fd >= 0;
 	while (round_of_work())
+	{
+		places_keep(running());
+		ask_for_map();
 		serve(fds);
+	}
 	server_close(&waiter);
 	server_close(&work);
 	keeper_stop();

@@ -29,6 +29,9 @@ static const char *const help =
 	"  idemq-work -d DSN -q QUEUE... [OPTION]... -- PROGRAM [ARGUMENT]...\n"
 	"\n"
 	"  -d, --dsn=DSN         connection string; without it PGHOST, PGSERVICE ... say where\n"
+	"      --cluster=DSN     in place of -d: the router of a cluster; works for all its shards\n"
+	"      --home=N,N...     its shards that come first; --only-home: no others\n"
+	"      --shard-options=DSN  goes before what the cluster's map says, such as port=5432\n"
 	"  -q, --queue=QUEUE     more than one: in the order given\n"
 	"  -j, --jobs=N          programs at a time (1)\n"
 	"      --result          stdout is the job's result, as JSON\n"
@@ -64,11 +67,19 @@ enum
 	OPT_WAIT_DSN,
 	OPT_MAX_OUTPUT,
 	OPT_WORKER,
-	OPT_ONCE
+	OPT_ONCE,
+	OPT_CLUSTER,
+	OPT_HOME,
+	OPT_ONLY_HOME,
+	OPT_SHARD_OPTIONS
 };
 
 static const struct option long_options[] = {
 	{"dsn", required_argument, NULL, 'd'},
+	{"cluster", required_argument, NULL, OPT_CLUSTER},
+	{"home", required_argument, NULL, OPT_HOME},
+	{"shard-options", required_argument, NULL, OPT_SHARD_OPTIONS},
+	{"only-home", no_argument, NULL, OPT_ONLY_HOME},
 	{"queue", required_argument, NULL, 'q'},
 	{"jobs", required_argument, NULL, 'j'},
 	{"result", no_argument, NULL, OPT_RESULT},
@@ -122,6 +133,23 @@ read_number(const char *name, const char *text, long least, long most)
 	if (end == text || *end != '\0' || errno != 0 || value < least || value > most)
 		die(USAGE, "--%s takes a number from %ld to %ld: not \"%s\"", name, least, most, text);
 	return value;
+}
+
+/* Numbers of shards, and -1. */
+static int *
+read_shards(const char *text)
+{
+	int *shards = memory(NULL, (strlen(text) + 2) * sizeof(*shards));
+	int count = 0;
+	char *copy = copy_text(text);
+
+	for (char *word = strtok(copy, ","); word != NULL; word = strtok(NULL, ","))
+		shards[count++] = (int) read_number("home", word, 0, 1023);
+	if (count == 0)
+		die(USAGE, "--home takes numbers of shards, such as 0,1,2");
+	shards[count] = -1;
+	free(copy);
+	return shards;
 }
 
 static const char *
@@ -191,6 +219,15 @@ read_value(int option, const char *value)
 		case OPT_WAIT_DSN:
 			options.wait_dsn = value;
 			return true;
+		case OPT_CLUSTER:
+			options.cluster = value;
+			return true;
+		case OPT_SHARD_OPTIONS:
+			options.shard_options = value;
+			return true;
+		case OPT_HOME:
+			options.home = read_shards(value);
+			return true;
 		case OPT_MAX_OUTPUT:
 			options.max_output = (size_t) read_number("max-output", value, 1, 64 * 1024 * 1024);
 			return true;
@@ -211,6 +248,9 @@ read_flag(int option)
 			break;
 		case OPT_ATTACH:
 			options.attach = true;
+			break;
+		case OPT_ONLY_HOME:
+			options.only_home = true;
 			break;
 		case OPT_ONCE:
 			options.once = true;
@@ -252,6 +292,13 @@ options_read(int argc, char **argv)
 	options.queues = text_array(queues, count);
 	free(queues);
 	must_be_there(options.program[0]);
+	if (options.cluster != NULL && (options.dsn != NULL || options.wait_dsn != NULL))
+		die(USAGE, "--cluster says where the servers are: no --dsn and no --wait-dsn with it");
+	if (options.cluster == NULL &&
+		(options.home != NULL || options.only_home || options.shard_options != NULL))
+		die(USAGE, "--home, --only-home and --shard-options are for a --cluster");
+	if (options.only_home && options.home == NULL)
+		die(USAGE, "--only-home wants a --home");
 	if (options.dsn == NULL)
 		options.dsn = "";
 	if (options.wait_dsn == NULL)

@@ -12,12 +12,16 @@
 struct options
 {
 	const char *dsn;
-	const char *wait_dsn; /* of the connection that waits */
-	const char *queues;	  /* an array literal */
-	const char *worker;	  /* as idemq.workers shows it */
-	const char *lease;	  /* an interval; NULL: the queue's */
-	int jobs;			  /* programs at a time */
-	bool result;		  /* stdout is the job's result */
+	const char *cluster; /* the router's connection string; NULL: one server */
+	int *home;			 /* shards that come first, and -1; NULL: all alike */
+	bool only_home;
+	const char *shard_options; /* a connection string, before the map's; or NULL */
+	const char *wait_dsn;	   /* of the connection that waits */
+	const char *queues;		   /* an array literal */
+	const char *worker;		   /* as idemq.workers shows it */
+	const char *lease;		   /* an interval; NULL: the queue's */
+	int jobs;				   /* programs at a time */
+	bool result;			   /* stdout is the job's result */
 	bool attach;
 	bool once;
 	bool verbose;

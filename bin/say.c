@@ -14,6 +14,8 @@
 
 #include "say.h"
 
+const char *say_who = "";
+
 int64_t
 now_ms(void)
 {
@@ -25,8 +27,8 @@ now_ms(void)
 
 static void __attribute__((format(printf, 1, 0))) say_args(const char *format, va_list args)
 {
-	char line[2048] = "idemq-work: ";
-	size_t start = strlen(line);
+	char line[2048];
+	size_t start = (size_t) snprintf(line, 64, "idemq-work: %s", say_who);
 	size_t end;
 
 	vsnprintf(line + start, sizeof(line) - start - 1, format, args);

@@ -14,6 +14,9 @@
 /* Milliseconds of a clock that nobody sets. */
 extern int64_t now_ms(void);
 
+/* Which of several runners this is, in its lines. */
+extern const char *say_who;
+
 /* One line on stderr, whatever the text has in it. */
 extern void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

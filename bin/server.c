@@ -20,6 +20,11 @@
 #define ANSWER_MS 10000
 #define FIRST_BACKOFF 100
 #define LAST_BACKOFF 10000
+/* A shard that moves is fenced for about so long. */
+#define FENCED_PAUSE 500
+
+bool server_of_cluster;
+int server_losses;
 
 /* A WARNING of the server, as one line. */
 static void
@@ -52,6 +57,7 @@ close_lost(struct server *server, const char *why)
 	}
 	PQfinish(server->conn);
 	server->conn = NULL;
+	server_losses++;
 	try_again_later(server);
 }
 
@@ -113,6 +119,28 @@ server_state(const PGresult *result, const char *begin)
 	return state != NULL && strncmp(state, begin, strlen(begin)) == 0;
 }
 
+/* Each new connection to a shard that moves would be told the same. */
+static bool
+fenced(struct server *server, const PGresult *result)
+{
+	if (!server_of_cluster || !server_state(result, "55000"))
+		return false;
+	server_lost(server, PQresultErrorMessage(result));
+	server->retry_at = now_ms() + FENCED_PAUSE;
+	return true;
+}
+
+void
+server_move(struct server *server, const char *dsn)
+{
+	/* What it waits for need not be cancelled: the session ends with the connection. */
+	PQfinish(server->conn);
+	server->conn = NULL;
+	server->dsn = dsn;
+	server->retry_at = 0;
+	server->backoff = FIRST_BACKOFF;
+}
+
 bool
 server_gone(struct server *server, const PGresult *result)
 {
@@ -171,6 +199,11 @@ server_ask(struct server *server, const char *sql, int count, const char *const 
 			break;
 		PQclear(last);
 		last = result;
+	}
+	if (last != NULL && fenced(server, last))
+	{
+		PQclear(last);
+		return NULL;
 	}
 	if (last == NULL || server_gone(server, last))
 	{

@@ -19,6 +19,13 @@ struct server
 	int connections; /* so far */
 };
 
+/*
+ * Whether the server is a cluster's shard: then 55000 says that its jobs are elsewhere, or will soon
+ * be, and the connection is lost like one that has ended.  How often any was.
+ */
+extern bool server_of_cluster;
+extern int server_losses;
+
 /* Whether there is a connection; tries to make one where it is time to. */
 extern bool server_ready(struct server *server);
 
@@ -32,6 +39,9 @@ extern PGresult *server_ask(struct server *server, const char *sql, int count,
 
 /* Closes a connection that is of no use, says why, and has it tried again. */
 extern void server_lost(struct server *server, const char *why);
+
+/* Has it connect to another place, at once. */
+extern void server_move(struct server *server, const char *dsn);
 
 /* Whether an error means that another connection is wanted, not another statement. */
 extern bool server_gone(struct server *server, const PGresult *result);

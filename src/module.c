@@ -10,6 +10,7 @@
 
 #include "worker/launcher.h"
 #include "hooks/utility.h"
+#include "table/jobs_id.h"
 #include "table/jobs_index.h"
 #include "txn/at_end.h"
 #include "queue/following.h"
@@ -95,6 +96,7 @@ _PG_init(void)
 	idemq_queue_cache_install();
 	idemq_following_install();
 	idemq_jobs_index_install();
+	idemq_jobs_id_install();
 	idemq_at_end_install();
 	idemq_utility_install();
 	idemq_launcher_install();

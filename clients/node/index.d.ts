@@ -150,6 +150,27 @@ export class Worker {
   stop(): void;
 }
 
+export interface ClusterWorkerOptions extends Omit<WorkerOptions, 'waitConnection'> {
+  /** The shards that come first; all alike, unless given. */
+  home?: number[];
+  /** Whether it works for the others, too. true */
+  roam?: boolean;
+  /** In place of what the map says of each shard: the server's own port, where the map names a pooler's. */
+  shardPlace?: { host?: string; port?: number | string };
+}
+
+/**
+ * A Worker over the shards of a cluster. Its connection is that of the router's database, directly, since it
+ * listens there; user, password and TLS are those for the shards, too. `concurrency` is that of all shards
+ * together. What a handler of run does with its client is committed on its job's shard.
+ */
+export class ClusterWorker {
+  constructor(router: Connection, queue: string, options?: ClusterWorkerOptions);
+  run(handler: Handler | Handlers<Handler>): Promise<Outcomes>;
+  runOutside(handler: OutsideHandler | Handlers<OutsideHandler>): Promise<Outcomes>;
+  stop(): void;
+}
+
 /** Does what is ready now, and ends: for tests of an application, and for cron. */
 export function drain(connection: Connection, queue: string, handler: Handler | Handlers<Handler>, options?: WorkerOptions & { outside?: false }): Promise<Outcomes>;
 export function drain(connection: Connection, queue: string, handler: OutsideHandler | Handlers<OutsideHandler>, options: WorkerOptions & { outside: true }): Promise<Outcomes>;

@@ -285,6 +285,7 @@ CREATE TABLE idemq.followers (
 	database          oid,
 	since             timestamptz NOT NULL,
 	taken_over_at     timestamptz,
+	moved_to          text,
 	PRIMARY KEY (system_identifier, database)
 );
 COMMENT ON TABLE idemq.followers IS 'which databases follow another by logical replication; change it with idemq.follow and idemq.take_over; not dumped';
@@ -292,6 +293,7 @@ COMMENT ON COLUMN idemq.followers.system_identifier IS 'the cluster, as in pg_co
 COMMENT ON COLUMN idemq.followers.database IS 'the database, as in pg_database';
 COMMENT ON COLUMN idemq.followers.since IS 'when it began to follow';
 COMMENT ON COLUMN idemq.followers.taken_over_at IS 'when it took over; NULL while it follows';
+COMMENT ON COLUMN idemq.followers.moved_to IS 'where it has moved for good: idemq.retire; NULL: nowhere';
 
 -- Not dumped: a restored copy has to find out that it is one.  Owned by idemq.jobs: TRUNCATE
 -- ... RESTART IDENTITY then makes ids look unknown, and ALTER TABLE ... OWNER takes it along.

@@ -17,7 +17,7 @@ CREATE PROCEDURE idemq.wait_result(
 	INOUT status idemq.status DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_wait_result';
 COMMENT ON PROCEDURE idemq.wait_result(bigint, interval, idemq.status, jsonb)
-	IS 'sleep until a job is completed, dead or cancelled; returns its status and stored result, after timeout the status that it has; CALL it outside a transaction block, 2D000 otherwise; raises IQ002 (no such job); needs any privilege on its queue';
+	IS 'sleep until a job is completed, dead or cancelled; returns its status and stored result, after timeout the status that it has; CALL it outside a transaction block, 2D000 otherwise; on a standby, too, where a job that has yet to arrive is waited for; raises IQ002 (no such job); needs any privilege on its queue';
 
 -- Topic: Limits
 

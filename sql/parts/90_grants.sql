@@ -61,3 +61,6 @@ GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.current_job, idemq.handler_s
 -- Producers that number what they send.
 GRANT SELECT ON idemq.producers TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.enqueue_sequenced, idemq.forget_producer TO PUBLIC;
+-- Which shard this is; set_shard and retire are the owner's.
+GRANT SELECT ON idemq.shard TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.shard_of, idemq.result TO PUBLIC;

@@ -1,16 +1,20 @@
 /*
  * api/follow.c
- *		SQL functions follow and take_over: a database whose queues and jobs come from
- *		another by logical replication.  The work is in job/follow.c.
+ *		SQL functions follow, take_over and retire: a database whose queues and jobs come
+ *		from another by logical replication, or went there.  The work is in job/follow.c.
  */
 #include "postgres.h"
 
 #include "fmgr.h"
 
 #include "job/follow.h"
+#include "base/args.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_follow);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_take_over);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_retire);
+
+#define MAX_MOVED_TO 1024 /* bytes */
 
 /* follow() -> whether it did not before; 25006. */
 Datum
@@ -24,4 +28,14 @@ Datum
 idemq_sql_v2_take_over(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_BOOL(idemq_follow_end());
+}
+
+/* retire(moved_to) -> whether that changed anything; 22023, 25006, 55000. */
+Datum
+idemq_sql_v2_retire(PG_FUNCTION_ARGS)
+{
+	const char *moved_to = PG_ARGISNULL(0) ? NULL
+										   : idemq_arg_text(fcinfo, 0, "moved_to", MAX_MOVED_TO);
+
+	PG_RETURN_BOOL(idemq_follow_retire(moved_to));
 }

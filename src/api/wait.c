@@ -15,10 +15,18 @@
  * to check again.  Without a background worker, a sleeper checks once a second, reaps and
  * promotes (api/stand_in.c).  One sleeper of the database watches the worker; while that is
  * stuck, it wakes one of each queue that has something due (shared/worker_watch.c).
+ *
+ * wait_result works on a standby, too.  What is replayed there wakes nobody, so it looks
+ * again after an eighth of the time that it has waited, STANDBY_SOON at least and CHECK_ALONE
+ * at most.  A job that it has never seen may be on its way: it is waited for until the timeout;
+ * one that it has seen, and that is gone, is gone.  Between two looks there is no snapshot that
+ * replay could conflict with.  A promotion needs nothing: the bit is set in any case, and the
+ * next look finds that commits wake it.
  */
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
@@ -55,6 +63,8 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_wait_result);
 #define CHECK_ALONE USECS_PER_SEC
 /* A wait ends that long, or a tenth of what is left, before statement_timeout. */
 #define TIMEOUT_MARGIN INT64CONST(100000)
+/* How soon wait_result looks again on a standby, at first. */
+#define STANDBY_SOON INT64CONST(10000)
 #define WHY_TOP_LEVEL "It sleeps between transactions, so that it holds no snapshot."
 
 /* One thing that is waited for. */
@@ -69,6 +79,7 @@ typedef struct Target
 
 typedef struct Wait
 {
+	int64 begun;	/* mono */
 	int64 deadline; /* mono */
 	int count;
 	Target *targets;
@@ -76,6 +87,7 @@ typedef struct Wait
 	/* wait_result: */
 	MemoryContext context; /* of the result */
 	bool found;
+	bool seen; /* found by any look */
 	JobStatus status;
 	Datum result;
 	bool no_result;
@@ -194,6 +206,15 @@ check_queue(Target *target)
 	return ready;
 }
 
+/* Returns how long wait_result sleeps where no commit wakes it. */
+static int64
+standby_pause(Wait *wait)
+{
+	int64 pause = (idemq_mono_now() - wait->begun) / 8;
+
+	return Min(Max(pause, STANDBY_SOON), CHECK_ALONE);
+}
+
 /* Returns whether a job is finished, or gone; copies its status and result. */
 static bool
 check_job(Wait *wait, Target *target)
@@ -201,16 +222,20 @@ check_job(Wait *wait, Target *target)
 	JobsTable table;
 	QueueInfo queue;
 	Job job;
+	bool standby = RecoveryInProgress();
 
 	join(target, idemq_sleepers_of_job(MyDatabaseId, target->job_id));
+	if (standby)
+		target->again = Min(target->again, idemq_mono_now() + standby_pause(wait));
 	/* Its apply worker's COMMIT PREPARED wakes nobody. */
-	if (idemq_follows())
+	else if (idemq_follows())
 		target->again = Min(target->again, idemq_mono_now() + CHECK_ALONE);
 	idemq_jobs_open_to_read(&table);
 	wait->found = idemq_jobs_fetch(&table, target->job_id, &job) &&
 				  idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, &queue);
 	if (wait->found)
 	{
+		wait->seen = true;
 		wait->status = job.status;
 		wait->result = idemq_job_document(&job, COL_RESULT, &wait->no_result);
 		if (!wait->no_result)
@@ -222,7 +247,9 @@ check_job(Wait *wait, Target *target)
 		}
 	}
 	idemq_jobs_close(&table);
-	return !wait->found || job_status_is_finished(job.status);
+	if (!wait->found)
+		return !standby || wait->seen;
+	return job_status_is_finished(job.status);
 }
 
 /* Checks a target in a transaction of its own; returns whether the wait is over. */
@@ -314,6 +341,7 @@ wait_for(Wait *wait, int64 timeout)
 	bool came;
 
 	wait->context = CurrentMemoryContext;
+	wait->begun = idemq_mono_now();
 	wait->deadline = wait_deadline(timeout);
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
 	wait->check_context =
@@ -376,6 +404,22 @@ idemq_sql_v2_wait_any(PG_FUNCTION_ARGS)
 	return wait_for_queues(fcinfo, &wait);
 }
 
+/* Raises IQ002 for wait_result. */
+static void
+refuse_job(Wait *wait, int64 job_id)
+{
+	bool on_its_way = RecoveryInProgress() && !wait->seen;
+
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
+			 errmsg("job %lld does not exist%s", (long long) job_id,
+					on_its_way ? " on this standby" : ""),
+			 on_its_way
+				 ? errhint("It may not have arrived yet: ask the primary, or wait longer.")
+				 : errhint("A queue with retention '0' keeps no finished job; give it one to "
+						   "wait for results.")));
+}
+
 /*
  * wait_result(id bigint, timeout interval, INOUT status, INOUT result); 2D000,
  * IQ002, 22004, 22023.  After timeout, the status that the job has.
@@ -393,13 +437,9 @@ idemq_sql_v2_wait_result(PG_FUNCTION_ARGS)
 	idemq_arg_required(fcinfo, 0, "id");
 	target.job_id = PG_GETARG_INT64(0);
 	timeout = idemq_arg_interval(fcinfo, 1, "timeout", 0);
-	PreventCommandDuringRecovery("CALL idemq.wait_result");
 	(void) wait_for(&wait, timeout);
 	if (!wait.found)
-		ereport(ERROR, (errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
-						errmsg("job %lld does not exist", (long long) target.job_id),
-						errhint("A queue with retention '0' keeps no finished job; give it one to "
-								"wait for results.")));
+		refuse_job(&wait, target.job_id);
 	values[0] = ObjectIdGetDatum(idemq_oids()->status[wait.status]);
 	nulls[0] = false;
 	values[1] = wait.result;

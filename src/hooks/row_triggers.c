@@ -12,6 +12,7 @@
 #include "utils/timestamp.h"
 
 #include "table/jobs.h"
+#include "table/jobs_id.h"
 #include "txn/pending.h"
 #include "txn/pending_counts.h"
 #include "txn/pending_groups.h"
@@ -29,6 +30,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_settings_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_schedules_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_followers_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_followers_local);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_shard_changed);
 
 /* Raises 0A000 when called by anything but the trigger that it is for. */
 static TriggerData *
@@ -336,6 +338,15 @@ idemq_sql_v2_followers_local(PG_FUNCTION_ARGS)
 		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 						errmsg("this function is for idemq's own triggers only"),
 						errhint("Do not call it, and do not use it in a trigger.")));
+	return PointerGetDatum(NULL);
+}
+
+/* shard_changed(): row and truncate trigger of idemq.shard. */
+Datum
+idemq_sql_v2_shard_changed(PG_FUNCTION_ARGS)
+{
+	(void) trigger_data(fcinfo, false);
+	idemq_jobs_ids_changed();
 	return PointerGetDatum(NULL);
 }
 

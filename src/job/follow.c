@@ -145,6 +145,48 @@ idemq_follow_begin(void)
 	return true;
 }
 
+/*
+ * Fences this database, which has moved: from then on it follows what it is told it moved to,
+ * for good.  NULL takes that back, for a move that did not take place, and it follows until
+ * idemq.take_over().  Waits for open transactions that have written jobs.  Returns whether
+ * that changed anything.  Raises 55000 for NULL when it has not moved, 25006.
+ */
+bool
+idemq_follow_retire(const char *moved_to)
+{
+	const char *before;
+	bool same;
+
+	check_transaction("idemq.retire()");
+	lock_out_writers();
+	before = idemq_following()->moved_to;
+	if (moved_to == NULL && before == NULL)
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						errmsg("this database has not moved"),
+						errhint("Say where it moves: idemq.retire(moved_to).")));
+	same = before != NULL && moved_to != NULL && strcmp(before, moved_to) == 0;
+	if (same)
+		return false;
+	(void) idemq_following_set(true);
+	CommandCounterIncrement();
+	idemq_following_set_moved(moved_to);
+	forget_database();
+	return true;
+}
+
+/* Raises 55000 in a database that has moved: what took its place goes on elsewhere. */
+static void
+refuse_moved(void)
+{
+	const char *moved_to = idemq_following()->moved_to;
+
+	if (moved_to != NULL)
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						errmsg("this database has moved to %s", moved_to),
+						errhint("Only if that has not taken over: SELECT idemq.retire(NULL), then "
+								"repeat idemq.take_over().")));
+}
+
 /* After CREATE or ALTER SUBSCRIPTION: a database follows from then on, if it writes idemq.jobs. */
 void
 idemq_follow_note_subscription(void)
@@ -317,6 +359,7 @@ idemq_follow_end(void)
 	check_transaction("idemq.take_over()");
 	if (!idemq_follows())
 		return false;
+	refuse_moved();
 	wait_for_apply_worker();
 	check_prepared();
 	read_given(&given);

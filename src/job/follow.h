@@ -8,5 +8,6 @@
 extern bool idemq_follow_begin(void);
 extern void idemq_follow_note_subscription(void);
 extern bool idemq_follow_end(void);
+extern bool idemq_follow_retire(const char *moved_to);
 
 #endif

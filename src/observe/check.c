@@ -1,7 +1,7 @@
 /*
  * observe/check.c
  *		SQL function check: the audit of every invariant, while others work; the order
- *		of its parts, and what is small enough to need no part: slots, dead queues,
+ *		of its parts, and what is small enough to need no part: slots, dead queues, the shard,
  *		grants and schedules of nobody, the driver of schedules.
  *
  * Why no finding is a race stands at the top of observe/check_report.c and of each part.
@@ -72,6 +72,12 @@ static SqlStatement orphans = {
 			"UNION ALL SELECT 'producers', queue_id FROM idemq.producers) t "
 			"WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = t.queue_id) "
 			"GROUP BY 1, 2 ORDER BY 1, 2"};
+
+/* The first and the last id: all are of one shard. */
+static SqlStatement foreign_ids = {
+	.text = "SELECT s.shard, j.id FROM idemq.shard s CROSS JOIN LATERAL "
+			"((SELECT id FROM idemq.jobs ORDER BY id LIMIT 1) UNION ALL "
+			"(SELECT id FROM idemq.jobs ORDER BY id DESC LIMIT 1)) j WHERE j.id >> 47 <> s.shard"};
 
 /* Returns whether a queue may be being created or dropped now. */
 static bool
@@ -259,6 +265,25 @@ check_orphans(CheckCall *call)
 	idemq_spi_end(&scope);
 }
 
+/* Reports jobs whose ids are those of another shard: nobody would look for them here. */
+static void
+check_shard(CheckCall *call)
+{
+	SqlScope scope;
+	uint64 rows;
+	bool isnull;
+
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&foreign_ids, NULL, NULL);
+	for (uint64 i = 0; i < rows; i++)
+		idemq_check_report(call, CHECK_ERROR, "ids.shard",
+						   "job %lld is not of shard %d, which this database is: it was written "
+						   "by hand, or idemq.shard was",
+						   (long long) idemq_spi_int64(i, 2, &isnull),
+						   DatumGetInt32(idemq_spi_value(i, 1, &isnull)));
+	idemq_spi_end(&scope);
+}
+
 /*
  * Says that this database follows another; returns whether it does.  Then what memory
  * knows is of no use, and out of date (job/follow.c), and tokens are by another clock.
@@ -270,6 +295,14 @@ check_follows(CheckCall *call)
 
 	if (!idemq_follows())
 		return false;
+	if (following->moved_to != NULL)
+	{
+		idemq_check_report(call, CHECK_WARNING, "follows",
+						   "this shard has moved to %s, for good: drop this database when nobody "
+						   "comes to it any more",
+						   following->moved_to);
+		return true;
+	}
 	idemq_check_report(
 		call, CHECK_WARNING, "follows",
 		"this database follows another%s%s: its workers belong there; for it to take "
@@ -312,6 +345,7 @@ idemq_sql_v2_check(PG_FUNCTION_ARGS)
 	check_worker(&call);
 	check_dead_queues(&call);
 	check_roles(&call);
+	check_shard(&call);
 	idemq_check_rows(&call);
 	if (check_follows(&call))
 		(void) idemq_check_catalog(&call);

@@ -8,6 +8,7 @@
  */
 #include "postgres.h"
 
+#include "access/xlog.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -163,6 +164,8 @@ say_limit(WhyCall *call)
 	const QueueInfo *queue = &call->queue;
 	LimitView view;
 
+	if (RecoveryInProgress())
+		return false;
 	idemq_limit_view(queue, &view);
 	switch (view.state)
 	{
@@ -210,7 +213,10 @@ say_held(WhyCall *call)
 	if (pid != 0)
 		appendStringInfo(&call->answer, "pid %d", pid);
 	else
-		appendStringInfoString(&call->answer, "a prepared transaction (see pg_prepared_xacts)");
+		appendStringInfoString(&call->answer,
+							   RecoveryInProgress()
+								   ? "a transaction of the primary"
+								   : "a prepared transaction (see pg_prepared_xacts)");
 	appendStringInfoString(&call->answer, ": claims skip it until that transaction ends");
 	return true;
 }
@@ -331,7 +337,8 @@ say_processing(WhyCall *call)
 	{
 		say_attempt(call, 0);
 		appendStringInfoString(&call->answer, " (known from its row alone)");
-		say_deadline(call, idemq_row_deadline(job, &call->queue));
+		if (!RecoveryInProgress())
+			say_deadline(call, idemq_row_deadline(job, &call->queue));
 		return;
 	}
 	if (say_claiming(call, &lease))
@@ -449,6 +456,9 @@ say_why(WhyCall *call)
 			break;
 	}
 	say_steps(call);
+	if (RecoveryInProgress() && !job_status_is_finished(call->job.status))
+		appendStringInfoString(&call->answer, "; this is a standby: leases, limits and workers are "
+											  "known on the primary, ask idemq.why there");
 }
 
 /* why(id) -> text; 22004. */

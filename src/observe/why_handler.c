@@ -4,6 +4,7 @@
  */
 #include "postgres.h"
 
+#include "access/xlog.h"
 #include "miscadmin.h"
 
 #include "observe/why_handler.h"
@@ -49,13 +50,13 @@ say_handler(StringInfo answer, const QueueInfo *queue)
 	return true;
 }
 
-/* Says who will claim a job that is ready: its queue's handler, or a worker. */
+/* Says who will claim a job that is ready: its queue's handler, or a worker; on a standby nothing. */
 void
 idemq_why_worker(StringInfo answer, const QueueInfo *queue)
 {
 	int in_flight = idemq_lease_count_queue(queue->id);
 
-	if (say_handler(answer, queue))
+	if (RecoveryInProgress() || say_handler(answer, queue))
 		return;
 	if (in_flight == 0)
 		appendStringInfo(answer,

@@ -19,6 +19,10 @@
  * DATABASE ... TEMPLATE, nor in what pg_createsubscriber makes, and a dump has none.  They
  * say the same on a physical standby of this server, and after its promotion.
  *
+ * A shard of many that has moved to another server follows its successor in the same way, for
+ * good: its row says where it went (idemq.retire), so that whoever comes with an old map is
+ * refused and told to read the map again.
+ *
  * What a session has read holds while nothing has changed: the number of switches in
  * shared memory, which the transaction that switched counts up when it ended and before it
  * gives up its locks; and the invalidations of subscriptions, and, on a standby, of the
@@ -32,7 +36,9 @@
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "utils/builtins.h"
 #include "utils/inval.h"
+#include "utils/memutils.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
@@ -47,7 +53,7 @@ static SqlStatement read_row =
 	{.text = "SELECT f.since, f.taken_over_at, EXISTS (SELECT FROM pg_catalog.pg_subscription s "
 			 "JOIN pg_catalog.pg_subscription_rel r ON r.srsubid = s.oid "
 			 "WHERE s.subdbid = $2 AND s.subenabled AND r.srrelid = $3), "
-			 "'idemq.followers'::pg_catalog.regclass::pg_catalog.oid "
+			 "'idemq.followers'::pg_catalog.regclass::pg_catalog.oid, f.moved_to "
 			 "FROM (SELECT) AS one LEFT JOIN idemq.followers f "
 			 "ON f.system_identifier = $1 AND f.database = $2",
 	 .nargs = 3,
@@ -64,6 +70,11 @@ static SqlStatement switch_off =
 			 "WHERE system_identifier = $1 AND database = $2 AND taken_over_at IS NULL",
 	 .nargs = 3,
 	 .types = {INT8OID, OIDOID, TIMESTAMPTZOID}};
+/* $3: where to */
+static SqlStatement set_moved = {.text = "UPDATE idemq.followers SET moved_to = $3 "
+										 "WHERE system_identifier = $1 AND database = $2",
+								 .nargs = 3,
+								 .types = {INT8OID, OIDOID, TEXTOID}};
 
 static Following known = {0};
 /* It holds while these are equal; what changes while it is read is read at the next call. */
@@ -105,6 +116,7 @@ load(void)
 					ObjectIdGetDatum(idemq_oids()->jobs)};
 	uint64 before = invalidations;
 	uint64 switches = idemq_slots_switches();
+	char *moved_to;
 	bool no_since;
 	bool isnull;
 	Datum value;
@@ -120,6 +132,11 @@ load(void)
 	known.switched_on = !no_since && isnull;
 	known.subscribed = DatumGetBool(idemq_spi_value(0, 3, &isnull));
 	followers_relid = DatumGetObjectId(idemq_spi_value(0, 4, &isnull));
+	value = idemq_spi_value(0, 5, &isnull);
+	moved_to = isnull ? NULL : MemoryContextStrdup(TopMemoryContext, TextDatumGetCString(value));
+	if (known.moved_to != NULL)
+		pfree(known.moved_to);
+	known.moved_to = moved_to;
 	idemq_spi_end(&scope);
 	loaded_at = before;
 	switches_loaded = switches;
@@ -142,11 +159,19 @@ idemq_follows(void)
 	return follows();
 }
 
-/* Raises 55000 in a database that follows another. */
+/* Raises 55000 in a database that follows another, or has moved. */
 void
 idemq_following_refuse(void)
 {
-	if (unlikely(idemq_follows()))
+	if (likely(!idemq_follows()))
+		return;
+	if (known.moved_to != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this shard has moved to %s", known.moved_to),
+				 errhint("Read the cluster's map again, SELECT * FROM cluster.map() in the "
+						 "router's database, and connect to what it names for this shard.")));
+	else
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("this database follows another: its queues and jobs come by logical "
@@ -187,6 +212,20 @@ idemq_following_set(bool on)
 							on ? SPI_OK_INSERT : SPI_OK_UPDATE) > 0;
 	idemq_spi_end(&scope);
 	return changed;
+}
+
+/* Writes where this database has moved, NULL: nowhere; it follows.  job/follow.c's lock held. */
+void
+idemq_following_set_moved(const char *to)
+{
+	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), ObjectIdGetDatum(MyDatabaseId),
+					to == NULL ? (Datum) 0 : CStringGetTextDatum(to)};
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	if (idemq_spi_run(&set_moved, args, to == NULL ? "  n" : NULL, SPI_OK_UPDATE) != 1)
+		elog(ERROR, "idemq.followers has no row of this database");
+	idemq_spi_end(&scope);
 }
 
 static void

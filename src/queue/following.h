@@ -14,6 +14,7 @@ typedef struct Following
 	bool subscribed;		/* an enabled subscription writes idemq.jobs */
 	TimestampTz since;		/* of switched_on */
 	TimestampTz taken_over; /* when it last ended; DT_NOBEGIN: never */
+	char *moved_to;			/* where it has moved for good; NULL: nowhere */
 } Following;
 
 extern const Following *idemq_following(void);
@@ -23,6 +24,7 @@ extern void idemq_following_refuse(void);
 extern TimestampTz idemq_taken_over_at(void);
 extern void idemq_following_changed(Oid relation);
 extern bool idemq_following_set(bool on);
+extern void idemq_following_set_moved(const char *to);
 extern void idemq_following_install(void);
 
 #endif

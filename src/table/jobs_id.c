@@ -31,6 +31,15 @@
  * (another increment, a cache, unlogged), or that would end in the middle, gives its ids
  * one by one.
  *
+ * A shard's ids are a part of all, which its row of idemq.shard names (table/jobs_shard.c).
+ * The sequence is raised into it when it is found below: after a restart by hand, or where
+ * the row has come without the sequence.  An id beyond the part is refused (54000).
+ *
+ * That the sequence is sure, and which ids are ours, holds in a session until the sequence's
+ * relcache entry is invalidated: by set_shard, TRUNCATE ... RESTART IDENTITY or ALTER SEQUENCE,
+ * and by the trigger of idemq.shard.  What is received while an id is taken is looked after
+ * before that is used: by then the session has its lock, and nobody restarts the sequence.
+ *
  * Locks: an ExclusiveLock on idemq.ids_since as an object, which nothing else takes,
  * while both sequences are compared and set.  jobs_id_seq is raised first: who reads the
  * mark, in memory or in WAL, has that too.
@@ -51,11 +60,13 @@
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "storage/lmgr.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
 
 #include "table/jobs_id.h"
+#include "table/jobs_shard.h"
 #include "base/clock.h"
 #include "base/compat.h"
 #include "base/oids.h"
@@ -63,6 +74,8 @@
 
 /* More ids than a server gives in the time that its replica lags: 10^6 a second at most. */
 #define TAKE_OVER_GAP INT64CONST(1000000000)
+/* More than a burst of a shard's run gives beyond the average that its clock covers. */
+#define SHARD_GAP INT64CONST(100000000)
 
 typedef enum IdsState
 {
@@ -71,7 +84,9 @@ typedef enum IdsState
 	IDS_UNKNOWN, /* some may have been given that the sequence does not know */
 } IdsState;
 
-static SqlStatement read_mark = {.text = "SELECT last_value, is_called FROM idemq.ids_since"};
+static SqlStatement read_mark = {
+	.text = "SELECT m.last_value, m.is_called, s.shard, j.last_value FROM idemq.ids_since m "
+			"CROSS JOIN idemq.jobs_id_seq j LEFT JOIN idemq.shard s ON true"};
 static SqlStatement read_last = {.text = "SELECT pg_catalog.pg_sequence_last_value($1)",
 								 .nargs = 1,
 								 .types = {REGCLASSOID}};
@@ -88,19 +103,35 @@ static SqlStatement set_mark = {.text = "SELECT pg_catalog.setval('idemq.ids_sin
 
 /* The sequence that this session knows to be sure; a run outlives all its sessions. */
 static Oid sure_sequence = InvalidOid;
+/* It is while these are equal; what changes while it is made sure is looked at by the next call. */
+static uint64 invalidations = 1;
+static uint64 sure_at = 0;
+/* The ids that are ours, as they were read when it became sure. */
+static IdPart ours = {-1, 0, PG_INT64_MAX};
 
-/* Returns what is known of the ids in this run.  SPI is connected. */
+static inline bool
+is_sure(Oid sequence)
+{
+	return sequence == sure_sequence && sure_at == invalidations;
+}
+
+/* Returns what is known of the ids in this run; *part: which are ours.  SPI is connected. */
 static IdsState
-ids_state(void)
+ids_state(IdPart *part)
 {
 	Datum sequence = ObjectIdGetDatum(idemq_oids()->jobs_seq);
+	int32 shard;
+	int64 last;
 	bool isnull;
 	bool called;
 
 	if (idemq_spi_query_latest(&read_mark, NULL, NULL) != 1)
 		elog(ERROR, "idemq.ids_since has no row");
+	shard = DatumGetInt32(idemq_spi_value(0, 3, &isnull));
+	idemq_id_part_of(part, isnull ? -1 : shard);
 	called = DatumGetBool(idemq_spi_value(0, 2, &isnull));
-	if (DatumGetInt64(idemq_spi_value(0, 1, &isnull)) != idemq_primary_since())
+	last = DatumGetInt64(idemq_spi_value(0, 4, &isnull));
+	if (DatumGetInt64(idemq_spi_value(0, 1, &isnull)) != idemq_primary_since() || last < part->base)
 		return IDS_UNKNOWN;
 	if (called)
 		return IDS_SURE;
@@ -108,16 +139,20 @@ ids_state(void)
 	return DatumGetBool(idemq_spi_value(0, 1, &isnull)) ? IDS_FRESH : IDS_UNKNOWN;
 }
 
-/* Raises the sequence to the time of day, never lowers it.  SPI is connected. */
+/* Has the sequence go on behind an id, if it is not there.  SPI is connected. */
 static void
-raise_sequence(void)
+raise_to(const IdPart *part, int64 id)
 {
 	Oid sequence = idemq_oids()->jobs_seq;
-	int64 now = idemq_now() - IDEMQ_EPOCH;
-	Datum args[] = {ObjectIdGetDatum(sequence), Int64GetDatum(now)};
+	int64 next = nextval_internal(sequence, false);
+	Datum args[2];
 
-	/* Whoever takes one by hand in between gets one below now as well. */
-	if (nextval_internal(sequence, false) < now)
+	if (part->shard >= 0 && next > part->base)
+		id = Max(id, next + SHARD_GAP);
+	args[0] = ObjectIdGetDatum(sequence);
+	args[1] = Int64GetDatum(id);
+	/* Whoever takes one by hand in between gets one below id as well. */
+	if (next < id)
 		(void) idemq_spi_run(&set_sequence, args, NULL, SPI_OK_SELECT);
 }
 
@@ -129,39 +164,41 @@ raise_sequence(void)
 void
 idemq_jobs_ids_take_over(int64 greatest)
 {
-	Oid sequence = idemq_oids()->jobs_seq;
 	Oid mark = get_relname_relid("ids_since", idemq_oids()->schema);
-	int64 now = idemq_now() - IDEMQ_EPOCH;
-	int64 least = greatest < now ? now : greatest + TAKE_OVER_GAP;
-	Datum args[] = {ObjectIdGetDatum(sequence), Int64GetDatum(least)};
 	SqlScope scope;
+	IdPart part;
+	int64 now;
 
 	idemq_spi_begin(&scope);
 	LockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
-	if (nextval_internal(sequence, false) < least)
-		(void) idemq_spi_run(&set_sequence, args, NULL, SPI_OK_SELECT);
+	(void) ids_state(&part);
+	now = idemq_id_part_now(&part);
+	raise_to(&part, greatest < now ? now : greatest + TAKE_OVER_GAP);
 	UnlockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
 	idemq_spi_end(&scope);
 }
 
-/* Makes sure that the sequence is above all ids that were ever given. */
+/*
+ * Makes sure that the sequence is above all ids that were ever given, in the part of ours;
+ * *part: which that is.
+ */
 static void
-make_sure(void)
+make_sure(IdPart *part)
 {
 	SqlScope scope;
 	Oid mark;
 
 	idemq_spi_begin(&scope);
-	if (ids_state() != IDS_SURE)
+	if (ids_state(part) != IDS_SURE)
 	{
 		IdsState state;
 		Datum since = Int64GetDatum(idemq_primary_since());
 
 		mark = get_relname_relid("ids_since", idemq_oids()->schema);
 		LockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
-		state = ids_state();
+		state = ids_state(part);
 		if (state == IDS_UNKNOWN)
-			raise_sequence();
+			raise_to(part, idemq_id_part_now(part));
 		if (state != IDS_SURE)
 			(void) idemq_spi_run(&set_mark, &since, NULL, SPI_OK_SELECT);
 		UnlockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
@@ -175,12 +212,28 @@ sure_jobs_sequence(void)
 {
 	Oid sequence = idemq_oids()->jobs_seq;
 
-	if (sequence != sure_sequence && !XactReadOnly && !RecoveryInProgress() && !IsInParallelMode())
+	if (unlikely(!is_sure(sequence)) && !XactReadOnly && !RecoveryInProgress() &&
+		!IsInParallelMode())
 	{
-		make_sure();
+		uint64 before = invalidations;
+		IdPart part;
+
+		make_sure(&part);
+		ours = part;
 		sure_sequence = sequence;
+		sure_at = before;
 	}
 	return sequence;
+}
+
+/* Raises 54000 for an id that would be another shard's. */
+static inline void
+refuse_beyond(int64 id)
+{
+	if (unlikely(id > ours.most))
+		ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+						errmsg("shard %d has no job ids left", ours.shard),
+						errhint("Route its keys to another cluster of more shards.")));
 }
 
 /*
@@ -190,7 +243,13 @@ sure_jobs_sequence(void)
 int64
 idemq_jobs_next_id(void)
 {
-	return nextval_internal(sure_jobs_sequence(), false);
+	Oid sequence = sure_jobs_sequence();
+	int64 id = nextval_internal(sequence, false);
+
+	if (unlikely(!is_sure(sequence)))
+		id = nextval_internal(sure_jobs_sequence(), false);
+	refuse_beyond(id);
+	return id;
 }
 
 /* Returns the row of an open sequence, whose page is locked; *length of the tuple too. */
@@ -278,6 +337,16 @@ take_block(Oid sequence, int count, int64 *first)
 	return taken;
 }
 
+static void
+take_ids(Oid sequence, int64 *ids, int count)
+{
+	int64 first;
+	bool block = count > 1 && take_block(sequence, count, &first);
+
+	for (int i = 0; i < count; i++)
+		ids[i] = block ? first + i : nextval_internal(sequence, false);
+}
+
 /*
  * Returns new job ids, each greater than the one before it and than all that were given
  * before, in a transaction that may write.
@@ -286,11 +355,12 @@ void
 idemq_jobs_next_ids(int64 *ids, int count)
 {
 	Oid sequence = sure_jobs_sequence();
-	int64 first;
-	bool block = count > 1 && take_block(sequence, count, &first);
 
-	for (int i = 0; i < count; i++)
-		ids[i] = block ? first + i : nextval_internal(sequence, false);
+	take_ids(sequence, ids, count);
+	if (unlikely(!is_sure(sequence)))
+		take_ids(sure_jobs_sequence(), ids, count);
+	if (count > 0)
+		refuse_beyond(ids[count - 1]);
 }
 
 /* Returns the last id that the sequence gave, 0 for none. */
@@ -309,4 +379,26 @@ idemq_jobs_last_id(void)
 	last = isnull ? 0 : DatumGetInt64(value);
 	idemq_spi_end(&scope);
 	return last;
+}
+
+/* Has every session look again whether the sequence is sure: the row of idemq.shard has changed. */
+void
+idemq_jobs_ids_changed(void)
+{
+	CacheInvalidateRelcacheByRelid(idemq_oids()->jobs_seq);
+	invalidations++;
+}
+
+static void
+forget_by_relcache(Datum arg, Oid relid)
+{
+	if (relid == InvalidOid || relid == sure_sequence)
+		invalidations++;
+}
+
+/* Registers the invalidation callback; called once, from _PG_init. */
+void
+idemq_jobs_id_install(void)
+{
+	CacheRegisterRelcacheCallback(forget_by_relcache, (Datum) 0);
 }

@@ -427,9 +427,9 @@ def machine():
     return f"{os.cpu_count()} x {cpu}, Linux {platform.release()}, clients on the same machine"
 
 
-def put_between(path, name, text):
+def put_between(path, name, text, by="test/bench"):
     """Puts the text between the marks of that name."""
-    begin, end = f"<!-- {name}: written by test/bench, do not edit -->", f"<!-- end of {name} -->"
+    begin, end = f"<!-- {name}: written by {by}, do not edit -->", f"<!-- end of {name} -->"
     with open(path, encoding="utf-8") as file:
         page = file.read()
     before, rest = page.split(begin)

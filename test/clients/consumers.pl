@@ -20,37 +20,6 @@ my $here = "$ENV{IDEMQ_SOURCE}/test/clients";
 my $json = JSON::PP->new->canonical;
 my $node = new_server('consumers', max_connections => 50);
 
-# A pgbouncer in front of the server; answers its process, its port and its socket's directory.
-sub pooler
-{
-	my $dir = PostgreSQL::Test::Utils::tempdir_short();
-	my $port = PostgreSQL::Test::Cluster::get_free_port();
-	my $log = '';
-
-	append_to_file("$dir/users", "\"postgres\" \"\"\n\"$ENV{USER}\" \"\"\n");
-	append_to_file("$dir/ini", <<INI);
-[databases]
-* = host=${\$node->host} port=${\$node->port} user=postgres
-[pgbouncer]
-listen_addr =
-listen_port = $port
-unix_socket_dir = $dir
-auth_type = any
-auth_file = $dir/users
-pool_mode = transaction
-default_pool_size = 3
-ignore_startup_parameters = extra_float_digits
-INI
-	my $run = IPC::Run::start([ 'pgbouncer', "$dir/ini" ], '<', \undef, '>&', \$log);
-	foreach (1 .. 600)
-	{
-		return ($run, $port, $dir) if -S "$dir/.s.PGSQL.$port";
-		$run->pump_nb;
-		select undef, undef, undef, 0.05;
-	}
-	die "pgbouncer does not start: $log";
-}
-
 # Each message two or three times, to different consumers, which get to it at about the same time.
 sub deliveries
 {
@@ -104,8 +73,8 @@ sub consume
 	is_sql($node, 'SELECT * FROM idemq.check()', '', "$what: check");
 }
 
-$ENV{USER} //= 'postgres';
-my ($pgbouncer, $port, $dir) = pooler();
+my ($start, $dir, $port) = pooler($node, default_pool_size => 3, ignore_startup_parameters => 'extra_float_digits');
+my $pgbouncer = $start->();
 my @python = ('/usr/bin/python3', "$here/consumer.py");
 my $dsn = 'dbname=postgres user=postgres';
 consume('psycopg', @python, "$dsn host=${\$node->host} port=${\$node->port}");
@@ -135,7 +104,6 @@ my $deadline = sql($node, "SELECT deadline FROM idemq.jobs WHERE queue_id = idem
 wait_until($node, "SELECT count(*) = 1 FROM idemq.claim('pooled')");
 is_sql($node, "SELECT error, ended_at >= '$deadline' FROM idemq.attempts WHERE queue_id = idemq.queue_id('pooled')", 'lease expired|t',
 	'until its deadline');
-$pgbouncer->signal('TERM');
-$pgbouncer->finish;
+$pgbouncer->kill_kill;
 $node->stop;
 done_testing();

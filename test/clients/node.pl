@@ -322,7 +322,6 @@ foreach my $kind ('run', 'outside')
 		is_sql($node, "SELECT attached FROM idemq.workers WHERE job_id = $id", 'f', "pooler, $kind: no lease is attached");
 		$pooler->kill_kill;
 		said($worker, qr/no connection/) if $kind eq 'run';
-		unlink "$dir/.s.PGSQL.$port";
 		$pooler = $start->();
 		open_gate("pooled $kind");
 		soon_done($id, 1, "pooler, $kind: one that is killed takes no job with it");

@@ -134,7 +134,6 @@ soon("SELECT count(*) = 0 FROM pg_stat_activity WHERE query LIKE '%idemq.enqueue
 send_event('after idling');
 soon($paid->(), 'and goes on');
 $pooler->kill_kill;
-unlink "$dir/.s.PGSQL.$pooled";
 $pooler = $start->();
 send_event('another pooler');
 soon($paid->(), 'a pooler that was killed');

@@ -110,39 +110,6 @@ SKIP:
 	is_sql($node, q[SELECT * FROM idemq.check() WHERE severity = 'error'], '', 'check');
 }
 
-# A pgbouncer in transaction mode, which closes what is idle for a second.
-sub pooler
-{
-	my ($of) = @_;
-	my $dir = PostgreSQL::Test::Utils::tempdir_short();
-	my $port = PostgreSQL::Test::Cluster::get_free_port();
-	my $log = '';
-
-	append_to_file("$dir/users", "\"postgres\" \"\"\n");
-	append_to_file("$dir/ini", <<INI);
-[databases]
-* = host=${\$of->host} port=${\$of->port} user=postgres
-[pgbouncer]
-listen_addr =
-listen_port = $port
-unix_socket_dir = $dir
-auth_type = any
-auth_file = $dir/users
-pool_mode = transaction
-default_pool_size = 4
-client_idle_timeout = 1
-server_idle_timeout = 1
-INI
-	my $run = IPC::Run::start([ 'pgbouncer', "$dir/ini" ], '<', \undef, '>&', \$log);
-	foreach (1 .. 600)
-	{
-		return ($run, "dbname=postgres user=postgres host=$dir port=$port") if -S "$dir/.s.PGSQL.$port";
-		$run->pump_nb;
-		Time::HiRes::sleep(0.05);
-	}
-	die "pgbouncer does not start: $log";
-}
-
 my $inside = q[SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ '^(UPDATE accounts|INSERT INTO reports)'];
 my $asleep = q[SELECT count(*) >= 1 FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'CALL idemq.wait%'];
 
@@ -301,13 +268,15 @@ SKIP:
 }
 report(dsn($node), 'report', $of);
 
-my ($pgbouncer, $pooled) = pooler($node);
+# A pooler that closes what is idle for a second.
+my ($start, $dir, $port) = pooler($node, default_pool_size => 4, client_idle_timeout => 1, server_idle_timeout => 1);
+my $pgbouncer = $start->();
+my $pooled = "dbname=postgres user=postgres host=$dir port=$port";
 prepare($node);
 webhook($pooled, 'webhook, pooler', $of);
 mailer($pooled, 'mailer, pooler', $of) if $has_steps;
 report($pooled, 'report, pooler', $of);
-$pgbouncer->signal('TERM');
-$pgbouncer->finish;
+$pgbouncer->kill_kill;
 is_sql($node, q[SELECT * FROM idemq.check() WHERE severity = 'error'], '', 'check');
 
 # A failover, while the worker sleeps, and with a job in its hands.

@@ -11,11 +11,13 @@ import threading
 import time
 import types
 import unittest
+import unittest.mock
 
 import psycopg
 
 import idemq
 import idemq._attempts
+from idemq import _places
 import manual
 import idemq._trace
 
@@ -1056,6 +1058,70 @@ class Steps(Client):
         jobs = self.add({"amount": 5}, {"amount": -5}, max_attempts=1)
         self.assertEqual(self.drain(manual.charge, outside=True), {"committed": 1, "dead": 1})
         self.assertEqual([state for _, state, _ in self.steps(jobs[0]) + self.steps(jobs[1])], ["done", "refused"])
+
+
+class PlacesOfShards(unittest.IsolatedAsyncioTestCase):
+    def setUp(self):
+        self.pool = _places.Pool(2)
+        self.home, self.away = _places.OfShard(self.pool, True), _places.OfShard(self.pool, False)
+        self.order = []
+
+    def waits(self, name, places):
+        async def wait():
+            self.assertEqual(await places.take(1), 1)
+            self.order.append(name)
+
+        return asyncio.create_task(wait())
+
+    async def test_home_comes_first_and_nobody_twice(self):
+        self.assertEqual(await self.away.take(5), 2)  # as many as there are
+        tasks = [self.waits("away", self.away), self.waits("gone", self.away), self.waits("home", self.home)]
+        await asyncio.sleep(0)
+        self.assertTrue(self.away.wanted())
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        self.away.leave(1)
+        await tasks[2]
+        self.assertEqual(self.order, ["home"])
+        self.away.leave(1)
+        await tasks[0]
+        self.assertEqual(self.pool.free, 0)
+
+    async def test_a_place_that_was_given_to_who_was_cancelled_is_not_lost(self):
+        await self.home.take(2)
+        task = self.waits("late", self.home)
+        await asyncio.sleep(0)
+        self.home.leave(1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self.assertEqual((self.order, self.pool.free), ([], 1))
+
+    async def test_a_turn_ends_and_away_is_not_forgotten(self):
+        await self.home.take(2)
+        task = self.waits("away", self.away)
+        await asyncio.sleep(0)
+        with unittest.mock.patch("idemq._places.time.monotonic", lambda at=time.monotonic(): at + _places.HOME_FIRST - 1):
+            self.assertFalse(self.home.wanted())
+        with unittest.mock.patch("idemq._places.time.monotonic", lambda at=time.monotonic(): at + _places.HOME_FIRST + 1):
+            self.assertTrue(self.home.wanted())
+        self.home.leave(1)
+        await task
+
+    async def test_a_place_is_lent_while_its_server_is_waited_for(self):
+        await self.home.take(2)
+        end = asyncio.Event()
+
+        async def work():
+            await end.wait()
+            return "done"
+
+        lent = asyncio.create_task(self.home.lent(work()))
+        self.assertEqual(await asyncio.wait_for(self.away.take(1), 60), 1)
+        end.set()
+        self.assertEqual(await lent, "done")
+        self.assertEqual(self.pool.free, -1)
+        self.home.leave(3)
+        self.assertEqual(self.pool.free, 2)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # What the documents show: README.md and all of doc/.  Every block of SQL and of shell
 # runs, each document in a session and a database of its own; Python is that of the
-# files that test/clients runs, and JavaScript that of the Node client's examples, word for word; every link has an end.
+# files that test/clients runs, and JavaScript that of the Node client's examples or of test/clients, word for word; every link has an end.
 #
 # How blocks of SQL are read: test/t/lib/Manual.pm.
 #
@@ -167,7 +167,7 @@ sub has_no_dead_link
 
 my @pages = files('doc', qr/\.md$/);
 my @python = files('test/clients', qr/\.py$/);
-my @javascript = files('clients/node/examples', qr/\.js$/);
+my @javascript = (files('clients/node/examples', qr/\.js$/), files('test/clients', qr/_consumer\.mjs$/));
 my @others = grep { -e "$source/$_" } qw(CONTRIBUTING.md SECURITY.md CHANGELOG.md), files('src', qr|/README\.md$|),
   files('test', qr|/README\.md$|);
 

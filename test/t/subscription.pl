@@ -142,11 +142,12 @@ my %calls = (
 	set_handler => "SELECT idemq.set_handler('early', 'handled(jsonb)')",
 	drop_handler => "SELECT idemq.drop_handler('early')",
 	fence => "INSERT INTO fenced VALUES (1, 1)",
-	follow => 'the switch', take_over => 'the switch',
+	set_shard => 'SELECT idemq.set_shard(1, 8)',
+	follow => 'the switch', take_over => 'the switch', retire => 'the switch',
 	(map { $_ => 'a trigger, which writes its own row at most' }
-		qw(jobs_changed jobs_truncated schedules_changed settings_changed queue_gone followers_changed followers_local role_named)),
+		qw(jobs_changed jobs_truncated schedules_changed settings_changed queue_gone followers_changed followers_local role_named shard_changed)),
 	(map { $_ => 'it reads' }
-		qw(validate why attempt_progress current_job handler_states leases check queue_metrics memory_usage admission_counts once_counts worker_state chore_counts timing_buckets prometheus_text wait_result primary_since next_run)),
+		qw(validate result why attempt_progress current_job handler_states leases check queue_metrics memory_usage admission_counts once_counts worker_state chore_counts timing_buckets prometheus_text wait_result primary_since next_run)),
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
 sql($sub, 'CREATE FUNCTION handled(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$$$;
 	CREATE TABLE fenced (job_id bigint, token bigint);

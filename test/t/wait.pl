@@ -267,7 +267,7 @@ $node->backup('b');
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($node, 'b', has_streaming => 1);
 $standby->start;
-is_state($standby, $_, '25006', "standby: $_") foreach ($call, 'CALL idemq.wait_result(1)');
+is_state($standby, $call, '25006', "standby: $call");
 $standby->stop;
 $node->stop;
 

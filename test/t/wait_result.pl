@@ -89,18 +89,11 @@ $_->{session}->quit foreach @many;
 # pgbouncer in transaction mode.
 SKIP:
 {
-	my $pgbouncer = (grep { -x "$_/pgbouncer" } split(/:/, $ENV{PATH}), '/usr/sbin')[0];
-	skip 'no pgbouncer', 2 unless defined $pgbouncer;
-	my $dir = PostgreSQL::Test::Utils::tempdir_short();
-	my $port = PostgreSQL::Test::Cluster::get_free_port();
-	my $out = '';
+	skip 'no pgbouncer', 3 unless grep { -x "$_/pgbouncer" } split(/:/, $ENV{PATH});
+	my ($start, $dir, $port) = pooler($node, default_pool_size => 3);
 
 	new_job();
-	append_to_file("$dir/users", '"postgres" ""' . "\n");
-	append_to_file("$dir/pgbouncer.ini", join "\n", '[databases]', '* = host=' . $node->host . ' port=' . $node->port,
-		'[pgbouncer]', 'pool_mode = transaction', 'auth_type = trust', "auth_file = $dir/users", "unix_socket_dir = $dir",
-		'listen_addr =', "listen_port = $port", 'default_pool_size = 3', "logfile = $dir/log", "pidfile = $dir/pid", '');
-	my $run = IPC::Run::start([ "$pgbouncer/pgbouncer", '-q', "$dir/pgbouncer.ini" ], '>&', \$out);
+	my $run = $start->();
 	my @workers = map {
 		my ($printed, $errors) = ('', '');
 		{ printed => \$printed, errors => \$errors,
@@ -119,8 +112,7 @@ SKIP:
 			'wait, claim, commit through pgbouncer');
 	}
 	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'completed'", 4, 'each job once');
-	$run->signal('TERM');
-	eval { $run->finish };
+	$run->kill_kill;
 }
 
 $node->stop;

@@ -359,28 +359,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 
 # A pooler in transaction mode, which is killed and started again in mid-job.
 {
-	my $dir = PostgreSQL::Test::Utils::tempdir_short();
-	my $port = PostgreSQL::Test::Cluster::get_free_port();
-	my $log = '';
-	my $start = sub {
-		my $run = IPC::Run::start([ 'pgbouncer', "$dir/ini" ], '<', \undef, '>&', \$log);
-		until_true("a pooler: $log", sub { $run->pump_nb; -S "$dir/.s.PGSQL.$port" });
-		return $run;
-	};
-
-	append_to_file("$dir/users", qq("postgres" ""\n"$user" ""\n));
-	append_to_file("$dir/ini", <<INI);
-[databases]
-* = host=${\$node->host} port=${\$node->port} user=$user
-[pgbouncer]
-listen_addr =
-listen_port = $port
-unix_socket_dir = $dir
-auth_type = any
-auth_file = $dir/users
-pool_mode = transaction
-default_pool_size = 3
-INI
+	my ($start, $dir, $port) = pooler($node, default_pool_size => 3);
 	my $pooler = $start->();
 	my ($runner, $id);
 	{
@@ -392,7 +371,6 @@ INI
 	until_file("pooled.$id");
 	$pooler->kill_kill;
 	until_said($runner, qr/^idemq-work: server: /m);
-	unlink "$dir/.s.PGSQL.$port";
 	$pooler = $start->();
 	until_said($runner, qr/^idemq-work: server: connected again/m);
 	open_gate('pool');

@@ -89,6 +89,11 @@ export class Session {
   gone = false;
   /** Whether it was we who ended it. */
   destroyed = false;
+  /** What it was made from, of its Address. @type {import('pg').ClientConfig[] | undefined} */
+  configs;
+  version = '-1';
+  /** Whether it was ended since what it was asked for is elsewhere. */
+  moved = false;
   /** Whether the server's process is ours alone: a pooler makes up the number that it tells. */
   direct = false;
 
@@ -168,16 +173,37 @@ export class Session {
   }
 }
 
+/** Where a server is.  That of a cluster's shard changes with the map: cluster.js. */
+export class Address {
+  /** Grows with each change. */
+  version = '-1';
+
+  /** @param {import('pg').ClientConfig[]} configs @param {string} [name] in the log */
+  constructor(configs, name = '') {
+    this.configs = configs;
+    this.name = name;
+  }
+
+  /**
+   * Whether an error of a session that was made at this version means that what was asked for is, or will
+   * soon be, at another place.
+   * @param {unknown} _error @param {string} _version @returns {Promise<boolean>}
+   */
+  async elsewhere(_error, _version) {
+    return false;
+  }
+}
+
 /** What the lines of one worker share: how to connect, when to give up, and what is said of it. */
 export class Server {
   #since = 0;
 
   /**
-   * @param {import('pg').ClientConfig[]} configs @param {import('../index.js').Logger} logger
+   * @param {Address} address @param {import('../index.js').Logger} logger
    * @param {{ over: AbortSignal, patient: boolean }} life over: fires when nothing is to be waited for any more
    */
-  constructor(configs, logger, life) {
-    this.configs = configs;
+  constructor(address, logger, life) {
+    this.address = address;
     this.logger = logger;
     this.life = life;
   }
@@ -185,9 +211,10 @@ export class Server {
   /** Opens a session, as often as it takes. @param {AbortSignal} until @returns {Promise<Session>} */
   async open(until) {
     for (let pause = 200; ; pause = Math.min(2 * pause, 5000)) {
+      const { configs, version } = this.address;
       try {
-        const session = await Session.open(this.configs);
-        if (this.#since) this.logger.warn(`idemq: connected again after ${((Date.now() - this.#since) / 1000).toFixed(1)} s`);
+        const session = Object.assign(await Session.open(configs), { configs, version });
+        if (this.#since) this.logger.warn(`idemq: ${this.address.name}connected again after ${((Date.now() - this.#since) / 1000).toFixed(1)} s`);
         this.#since = 0;
         return session;
       } catch (error) {
@@ -201,8 +228,13 @@ export class Server {
 
   /** Says once that the server is gone. @param {unknown} error */
   lost(error) {
-    if (!this.#since) this.logger.warn(`idemq: no connection: ${/** @type {any} */ (error)?.message || error}; trying again`);
+    if (!this.#since) this.logger.warn(`idemq: ${this.address.name}no connection: ${/** @type {any} */ (error)?.message || error}; trying again`);
     this.#since ||= Date.now();
+  }
+
+  /** Whether there is no connection, although it was tried. */
+  get down() {
+    return this.#since > 0;
   }
 }
 
@@ -233,7 +265,8 @@ export class Line {
       try {
         return await fn(session);
       } catch (error) {
-        if (broken(error, session)) {
+        if (!broken(error, session)) session.moved = await this.server.address.elsewhere(error, session.version);
+        if (session.moved || broken(error, session)) {
           this.broke = error;
           if (!session.destroyed) this.server.lost(error);
           session.destroy();
@@ -275,6 +308,7 @@ export class Line {
 
   /** @param {AbortSignal} until @returns {Promise<Session>} */
   async #open(until) {
+    if (this.session && this.session.configs !== this.server.address.configs) await this.session.end();
     while (!this.session) {
       const session = await this.server.open(until);
       this.#session = session;

@@ -1,5 +1,6 @@
 // idemq: a client for the job queue inside PostgreSQL.  index.d.ts is its documentation.
 
+export { ClusterWorker } from './cluster.js';
 export { enqueue } from './enqueue.js';
 export { createPool } from './pool.js';
 export { Worker, drain } from './worker.js';

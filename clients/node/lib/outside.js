@@ -40,13 +40,15 @@ export class Outside {
     try {
       result = await attempt.call(() => this.handler(attempt.job));
     } catch (error) {
-      await settle(this.worker, this.line(), attempt, error);
+      await this.worker.lent(settle(this.worker, this.line(), attempt, error));
       return [];
     }
-    return new Promise((then) => {
-      this.#ended.push({ attempt, result: this.#json(attempt, result), then });
-      if (!this.#committing) void this.#commitAll();
-    });
+    return this.worker.lent(
+      new Promise((then) => {
+        this.#ended.push({ attempt, result: this.#json(attempt, result), then });
+        if (!this.#committing) void this.#commitAll();
+      }),
+    );
   }
 
   /** What was done is not undone by a result that is no JSON. @param {Attempt} attempt @param {unknown} result */
@@ -74,7 +76,7 @@ export class Outside {
     ended.forEach(({ attempt }) => (attempt.sent = true));
     try {
       const asked = Date.now();
-      const claim = !this.worker.stopping;
+      const claim = this.worker.claims;
       const { rows, again } = await this.commits.answer(claim ? COMMIT_AND_CLAIM : COMMIT, [...pairs, ...(claim ? this.worker.claimArguments(null, ended.length) : [])]);
       const outcomes = new Map(rows.filter(({ outcome }) => outcome !== 'claimed').map((row) => [`${row.id} ${row.token}`, row.outcome]));
       next = this.worker.begun(rows.filter(({ outcome }) => outcome === 'claimed'), asked);

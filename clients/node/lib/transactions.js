@@ -84,11 +84,14 @@ export class Transactions {
         const again = (on && broken(error, on)) || ['40001', '40P01'].includes(sqlstate(error));
         // Once COMMIT was sent, only assert_current knows.
         if (again && (!attempt.why || attempt.sent) && count <= tries && !this.worker.server.life.over.aborted) {
+          // The transaction was at the wrong place: that is no try.
+          if (on?.moved) count--;
           await sleep(20 * count, this.worker.server.life.over);
+          if (on && broken(error, on)) await this.worker.lent(line.hold(async () => {}).catch(() => {}));
           continue;
         }
         if (!on && !this.worker.server.life.patient) throw error;
-        await settle(this.worker, line, attempt, error);
+        await this.worker.lent(settle(this.worker, line, attempt, error));
         return [];
       }
     }
@@ -118,7 +121,7 @@ export class Transactions {
       }
       await cancelling;
       const asked = Date.now();
-      const more = claim && !this.worker.stopping;
+      const more = claim && this.worker.claims;
       const { rows } = await session.query(more ? COMMIT_AND_CLAIM : COMMIT, [ids, tokens, results, ...(more ? this.worker.claimArguments(session) : [])]);
       const refused = rows.find(({ outcome }) => outcome !== 'claimed' && outcome !== 'committed');
       if (refused) throw new Settled({ already_committed: 'IQ006', not_found: 'IQ002' }[/** @type {string} */ (refused.outcome)] ?? 'IQ001');

@@ -4,7 +4,7 @@
 // Connections: one claims and keeps leases; one sleeps in idemq.wait; the others are those of the jobs.
 // So no job's statement, and no wait for a lock, stands before a heartbeat.
 
-import { Line, Server, hosts, sleep, within } from './connection.js';
+import { Address, Line, Server, hosts, sleep, within } from './connection.js';
 import { interval, sqlstate, textOf, typed } from './errors.js';
 import { Attempt, killAfter } from './job.js';
 import { handlerOf } from './kinds.js';
@@ -14,8 +14,12 @@ import { Transactions } from './transactions.js';
 
 const settingsEvery = 60_000;
 
+/** Of a cluster's shard: where it is, the places that it shares, whether a first claim that was refused ends the run.
+ * @typedef {{ address: Address, places: import('./places.js').Places, refused: () => boolean }} OfShard */
+
 /** @typedef {{
- *   queue: string, concurrency: number, logger: import('../index.js').Logger, server: Server, stopping: boolean,
+ *   queue: string, concurrency: number, logger: import('../index.js').Logger, server: Server,
+ *   claims: boolean, lent: <T>(work: Promise<T>) => Promise<T>,
  *   greet: (session: import('./connection.js').Session) => Promise<void>,
  *   claimArguments: (session: import('./connection.js').Session | null, jobs?: number) => unknown[],
  *   begun: (rows: any[], asked: number) => Attempt[],
@@ -23,11 +27,12 @@ const settingsEvery = 60_000;
  * }} Context */
 
 /** @type {import('../index.js').Logger} */
-const quiet = { info: () => {}, warn: console.warn, error: console.error };
+export const quiet = { info: () => {}, warn: console.warn, error: console.error };
 
 export class Worker {
-  #hosts;
-  #waitHosts;
+  #address;
+  #waitAddress;
+  #shard;
   #queue;
   #options;
   #logger;
@@ -48,10 +53,11 @@ export class Worker {
   #counts = {};
   /** @type {NodeJS.Timeout | undefined} */
   #graceTimer;
+  #claimed = false;
 
   /**
    * @param {import('../index.js').Connection} connection @param {string} queue
-   * @param {import('../index.js').WorkerOptions & { once?: boolean }} [options]
+   * @param {import('../index.js').WorkerOptions & { once?: boolean, shard?: OfShard }} [options]
    */
   constructor(connection, queue, options = {}) {
     const { concurrency = 1, batch = 1, timeout = 3600, grace = 30, signals = true, once = false, logger = quiet } = options;
@@ -62,16 +68,17 @@ export class Worker {
     if (!(grace >= 0)) throw new RangeError(`grace is a number of seconds, not ${grace}`);
     const name = options.name ?? `node ${process.pid}`;
     const named = (/** @type {import('../index.js').Connection} */ to) => hosts(to).map((config) => ({ application_name: `idemq ${queue}`, ...config }));
-    this.#hosts = named(connection);
-    this.#waitHosts = options.waitConnection === undefined ? this.#hosts : named(options.waitConnection);
+    this.#address = options.shard?.address ?? new Address(named(connection));
+    this.#waitAddress = options.waitConnection === undefined ? this.#address : new Address(named(options.waitConnection));
+    this.#shard = options.shard;
     this.#queue = queue;
     this.#logger = logger;
     this.#timeout = timeout * 1000;
     this.#options = { ...options, name, concurrency, batch, timeout, grace, signals, once, lease: interval(options.lease) };
     const life = { over: this.#over.signal, patient: !once };
-    this.server = new Server(this.#hosts, logger, life);
+    this.server = new Server(this.#address, logger, life);
     this.heart = new Line(this.server, (session) => this.#settings(session));
-    this.waiter = new Line(new Server(this.#waitHosts, logger, { ...life, over: this.#stop.signal }), greet);
+    this.waiter = new Line(new Server(this.#waitAddress, logger, { ...life, over: this.#stop.signal }), greet);
   }
 
   /** @param {import('../index.js').Handler | import('../index.js').Handlers<import('../index.js').Handler>} handler */
@@ -115,7 +122,7 @@ export class Worker {
     /** @type {NodeJS.Signals[]} */
     const heard = signals ? ['SIGTERM', 'SIGINT'] : [];
     const worker = this;
-    const attached = attach ?? (Way === Transactions && this.#waitHosts === this.#hosts);
+    const attached = attach ?? (Way === Transactions && this.#waitAddress === this.#address);
     /** @type {Context} */
     const context = {
       queue: this.#queue,
@@ -123,9 +130,11 @@ export class Worker {
       logger: this.#logger,
       server: this.server,
       greet,
-      get stopping() {
-        return worker.#stop.signal.aborted;
+      // Whether the next job is claimed with a commit.
+      get claims() {
+        return !worker.#stop.signal.aborted && !worker.#shard?.places.wanted;
       },
+      lent: (work) => this.#shard?.places.lent(work) ?? work,
       // A pooler's session is not ours to tie a lease to.
       claimArguments: (session, jobs = batch) => [this.#queue, jobs, lease, name, attached && (session?.direct ?? attach === true)],
       begun: (rows, asked) => rows.map((row) => this.#begin(row, asked)),
@@ -156,8 +165,8 @@ export class Worker {
     for (let known = false; !this.#stop.signal.aborted; ) {
       const free = concurrency - this.#places;
       try {
-        const attempts = free === 0 ? null : await this.#claim(claimArguments, free * batch);
-        known = true;
+        const attempts = free === 0 ? null : await this.#take(free, batch, (places) => this.#claim(claimArguments, places * batch));
+        known = this.#claimed = true;
         if (attempts && attempts.length > 0) {
           while (attempts.length > 0) this.#start(attempts.splice(0, batch));
         } else if (attempts && !once) {
@@ -170,12 +179,43 @@ export class Worker {
       } catch (error) {
         if (this.#stop.signal.aborted) return;
         // What is wrong at the start is the caller's to mend; later, it may be mended meanwhile.
-        if (once || (!known && sqlstate(error) && !/^(08|25|40|53|57)/.test(sqlstate(error)))) throw typed(error);
+        const refused = !known && sqlstate(error) && !/^(08|25|40|53|57)/.test(sqlstate(error));
+        if (once || (refused && (this.#shard?.refused() ?? true))) throw typed(error);
         const lost = error === this.heart.broke || error === this.waiter.broke;
-        if (!lost) this.#logger.error(`idemq: ${this.#queue}: ${textOf(error)}; trying again in 5 s`);
+        if (!lost) this.#logger.error(`idemq: ${this.#address.name}${this.#queue}: ${textOf(error)}; trying again in 5 s`);
         await sleep(lost ? 200 : 5000, this.#stop.signal);
       }
     }
+  }
+
+  /**
+   * Claims for as many places as there are; of a shard, they are those of all shards.
+   * @param {number} free @param {number} batch @param {(places: number) => Promise<Attempt[]>} claim
+   */
+  async #take(free, batch, claim) {
+    const places = this.#shard?.places;
+    if (!places) return claim(free);
+    // No place is kept by a shard that is down.
+    await this.heart.hold(async () => {}, this.#stop.signal);
+    const taken = await places.take(free, this.#stop.signal);
+    /** @type {Attempt[]} */
+    let attempts = [];
+    try {
+      if (taken > 0) attempts = await claim(taken);
+    } finally {
+      places.leave(taken - Math.ceil(attempts.length / batch));
+    }
+    return attempts;
+  }
+
+  /** Of a shard: whether its server is down, as far as is known. */
+  get unreachable() {
+    return !this.#claimed && (this.server.down || this.waiter.server.down);
+  }
+
+  /** Of a shard: its address has changed. Who sleeps there wakes up; other lines find out by themselves. */
+  moved() {
+    this.waiter.session?.destroy();
   }
 
   /** A place that is freed, or the end. @returns {Promise<void>} */
@@ -224,6 +264,7 @@ export class Worker {
       })
       .finally(() => {
         this.#places--;
+        this.#shard?.places.leave(1);
         this.#freed();
       });
   }

@@ -3,7 +3,7 @@
 import pg from 'pg';
 import * as declared from 'idemq';
 import * as real from '../lib/index.js';
-import { Cancelled, createPool, Dead, Refused, RetryLater, Snooze, Worker, drain, enqueue, type Job } from 'idemq';
+import { ClusterWorker, Cancelled, createPool, Dead, Refused, RetryLater, Snooze, Worker, drain, enqueue, type Job } from 'idemq';
 
 // Classes that an application makes no object of: what they are, not how they are made.
 type Made<T> = { [K in keyof T]: T[K] extends new (...args: any[]) => declared.IdemqError | declared.Cancelled ? new (...args: any[]) => InstanceType<T[K]> : T[K] };
@@ -27,6 +27,14 @@ export async function application(client: pg.PoolClient): Promise<void> {
   await drain('postgresql://db1/shop', 'mail', charge, { concurency: 2 });
   // @ts-expect-error an id is no number
   await client.query('SELECT 1').then(() => ({ id }) as { id: number });
+}
+
+export async function overShards(): Promise<number> {
+  const worker = new ClusterWorker('postgresql://router/router', 'mail', { concurrency: 4, home: [0, 1], roam: false });
+  // @ts-expect-error the places of the map are direct ones
+  new ClusterWorker('postgresql://router/router', 'mail', { waitConnection: {} });
+  setTimeout(() => worker.stop(), 1000);
+  return (await worker.runOutside(charge)).committed ?? 0;
 }
 
 async function charge(job: Job): Promise<{ charge: number }> {

@@ -13,11 +13,12 @@ The manual: doc/usage/python.md.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Awaitable, Callable, Mapping, Optional, Union
+from typing import Any, Awaitable, Callable, Collection, Mapping, Optional, Union
 
 from psycopg import AsyncConnection, Connection
 
 from ._attempts import Options
+from ._cluster import ClusterRun
 from ._job import AsyncJob, Job, StepCall
 from ._kinds import Handlers, handler_of
 from ._lanes import AsyncLane, AsyncTransaction, Lane, ThreadLane, ThreadTransaction
@@ -41,8 +42,10 @@ from .errors import (
 
 __all__ = [
     "AlreadyCommitted",
+    "AsyncClusterWorker",
     "AsyncJob",
     "AsyncWorker",
+    "ClusterWorker",
     "Dead",
     "Delay",
     "DuplicateKey",
@@ -98,7 +101,7 @@ class _Worker:
             dsn, queue, name, wait_dsn, concurrency, batch, lease, timeout, grace, attach, signals
         )
         self._unknown_kind = unknown_kind
-        self._running: Optional[Run] = None
+        self._running: Union[Run, ClusterRun, None] = None
         self._stopped = False
 
     def stop(self) -> None:
@@ -107,15 +110,22 @@ class _Worker:
         if self._running is not None:
             self._running._loop.call_soon_threadsafe(self._running.stop)
 
+    def _make_run(
+        self, make_lane: Callable[[Options, bool], Lane], handler: Callable[..., Any], once: bool
+    ) -> Union[Run, ClusterRun]:
+        options = self._options
+        return Run(options, [make_lane(options, not once) for _ in range(options.concurrency)], handler, once)
+
     async def _work(
-        self, make_lane: Callable[[bool], Lane], handlers: Union[Callable[..., Any], Handlers], once: bool
+        self,
+        make_lane: Callable[[Options, bool], Lane],
+        handlers: Union[Callable[..., Any], Handlers],
+        once: bool,
     ) -> dict[str, int]:
         if self._running is not None:
             raise RuntimeError("this worker runs already")
         handler = handler_of(handlers, self._unknown_kind)
-        run = self._running = Run(
-            self._options, [make_lane(not once) for _ in range(self._options.concurrency)], handler, once
-        )
+        run = self._running = self._make_run(make_lane, handler, once)
         try:
             if self._stopped:
                 run.stop()
@@ -124,17 +134,17 @@ class _Worker:
             self._running = None
             self._stopped = False
 
-    def _thread_lane(self, patient: bool) -> Lane:
+    def _thread_lane(self, options: Options, patient: bool) -> Lane:
         return ThreadLane()
 
-    def _thread_transaction(self, patient: bool) -> Lane:
-        return ThreadTransaction(ThreadLink("server", self._options.dsn, patient))
+    def _thread_transaction(self, options: Options, patient: bool) -> Lane:
+        return ThreadTransaction(ThreadLink(options.where, options.dsn, patient))
 
-    def _async_lane(self, patient: bool) -> Lane:
+    def _async_lane(self, options: Options, patient: bool) -> Lane:
         return AsyncLane()
 
-    def _async_transaction(self, patient: bool) -> Lane:
-        return AsyncTransaction(AsyncLink("server", self._options.dsn, patient))
+    def _async_transaction(self, options: Options, patient: bool) -> Lane:
+        return AsyncTransaction(AsyncLink(options.where, options.dsn, patient))
 
 
 class Worker(_Worker):
@@ -190,6 +200,55 @@ class AsyncWorker(_Worker):
     async def drain(self, handler: Union[Callable[..., Awaitable[Any]], Handlers], outside: bool = False) -> dict[str, int]:
         """As Worker.drain."""
         return await self._work(self._async_lane if outside else self._async_transaction, handler, True)
+
+
+class _OverShards(_Worker):
+    def __init__(
+        self,
+        router: str,
+        queue: str,
+        *,
+        home: Optional[Collection[int]] = None,
+        roam: bool = True,
+        shard_options: str = "",
+        name: Optional[str] = None,
+        concurrency: int = 1,
+        batch: int = 1,
+        lease: Optional[Delay] = None,
+        timeout: float = 3600,
+        grace: float = 30,
+        attach: Optional[bool] = None,
+        signals: bool = True,
+        unknown_kind: Delay = 60,
+    ) -> None:
+        """A worker of one queue on all shards of a cluster.
+
+        router: a DSN of the router's database, where cluster.map() is asked for; directly, since it
+        listens there.  home: the shards that come first; None: all alike.  roam: whether it works for the
+        others, too.  shard_options: a connection string that goes before what map and router say, such
+        as "user=worker sslmode=verify-full".  concurrency: handlers at a time, on all shards together.
+        The rest is as for Worker.
+        """
+        super().__init__(
+            router, queue, name=name, concurrency=concurrency, batch=batch, lease=lease, timeout=timeout,
+            grace=grace, attach=attach, signals=signals, unknown_kind=unknown_kind,
+        )  # fmt: skip
+        if home is not None and not home and not roam:
+            raise ValueError("with neither a home shard nor roam there is nothing to do")
+        self._shards = home, roam, shard_options
+
+    def _make_run(
+        self, make_lane: Callable[[Options, bool], Lane], handler: Callable[..., Any], once: bool
+    ) -> Union[Run, ClusterRun]:
+        return ClusterRun(self._options, *self._shards, make_lane, handler, once)
+
+
+class ClusterWorker(_OverShards, Worker):
+    """A Worker over the shards of a cluster: what run()'s handler does is committed on its job's shard."""
+
+
+class AsyncClusterWorker(_OverShards, AsyncWorker):
+    """An AsyncWorker over the shards of a cluster."""
 
 
 def drain(

@@ -18,14 +18,15 @@ import time
 import traceback
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Any, Callable, Coroutine, Optional, Sequence, TypeVar
+from typing import Any, Callable, Coroutine, Optional, Sequence, TypeVar, Union
 
 import psycopg
 
 from . import _server
 from ._job import BaseJob, End, Unit
 from ._lanes import COMMIT, COMMIT_AND_CLAIM, Gone, Lane
-from ._server import MAX_TEXT, AsyncLink, Link, Lost, Row, clean
+from ._places import Places
+from ._server import MAX_TEXT, Address, AsyncLink, Link, Lost, Row, clean
 from .errors import AlreadyCommitted, Dead, Delay, NoSuchJob, RetryLater, Snooze, StaleToken, interval
 
 log = logging.getLogger("idemq")
@@ -49,7 +50,7 @@ _TRY_COMMIT = "SELECT idemq.try_commit(%s, %s, %s::jsonb)::text"
 class Options:
     """What a worker was made with."""
 
-    dsn: str
+    dsn: Union[str, Address]
     queue: str
     name: Optional[str]
     wait_dsn: Optional[str]
@@ -60,17 +61,22 @@ class Options:
     grace: float
     attach: Optional[bool]
     signals: bool
+    where: str = "server"
+    """What its server is called in the log."""
 
 
 class Attempts:
     """Claimed jobs, from their claim to their end."""
 
-    def __init__(self, options: Options, lanes: Sequence[Lane], handler: Callable[..., Any], patient: bool) -> None:
+    def __init__(
+        self, options: Options, lanes: Sequence[Lane], handler: Callable[..., Any], patient: bool, places: Places
+    ) -> None:
         self.options = options
+        self._places = places
         self.counts: Counter[str] = Counter()
         self._lanes = lanes
         self._handler = handler
-        self._control = AsyncLink("server", options.dsn, patient)
+        self._control = AsyncLink(options.where, options.dsn, patient)
         self._held: dict[int, BaseJob] = {}  # by token, of which no two attempts have the same
         self._units: set[Unit] = set()
         self._spare: deque[BaseJob] = deque()
@@ -142,12 +148,16 @@ class Attempts:
                     return self._take([row[1:] for row in end.value if row[0] == "claimed"], unit.commit_at)
                 conn = link.conn
                 lost = conn is None or _server.is_lost(conn, end.error)
+                moved = not lost and await link.address.elsewhere(end.error, link.version)
+                lost = lost or moved
                 unit.commit_unknown |= lost and unit.commit_at is not None
                 if lost and not end.hangs:
                     await link.drop(end.error if unit.why is None else None)
-                tries += 1
+                tries += not moved
                 if unit.why is not None or tries > TRIES or not (lost or _again(end.error)):
                     break
+                if lost and self._places.shared:
+                    await self._places.lent(self._reconnected(link, unit))
         finally:
             self._units.discard(unit)
         if len(jobs) > 1 and unit.why != "drain":
@@ -155,10 +165,19 @@ class Attempts:
             await lane.go_on(end)
             return await self._each(lane, [[job] for job in unit.jobs], claim, unit.commit_unknown)
         for job in jobs:
-            await self._after(job, unit, end.error)
+            await self._places.lent(self._after(job, unit, end.error))
         # Not before: with the session attached leases end, and the attempt counts.
         await lane.go_on(end)
         return []
+
+    async def _reconnected(self, link: Link[Any], unit: Unit) -> None:
+        """Until the link is there again, or the attempt is to end."""
+        task = asyncio.ensure_future(link.ready())
+        either: set["asyncio.Future[Any]"] = {task, unit.stop}
+        left = max(unit.ends_at - time.monotonic(), 0)
+        await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     async def _outside(self, lane: Lane, job: BaseJob) -> list[BaseJob]:
         """A handler without a transaction; what it has done stands, whatever became of it."""
@@ -169,8 +188,8 @@ class Attempts:
         finally:
             self._units.discard(unit)
         if end.error is None:
-            return await self._commit(job, end.value)
-        await self._after(job, unit, end.error)
+            return await self._places.lent(self._commit(job, end.value))
+        await self._places.lent(self._after(job, unit, end.error))
         await lane.go_on(end)
         return []
 
@@ -181,7 +200,7 @@ class Attempts:
 
     def _then(self, link: Link[Any], claim: bool) -> tuple[str, tuple[Any, ...]]:
         """The end of a transaction."""
-        if not claim or self._ending.is_set():
+        if not claim or self._ending.is_set() or self._places.wanted():
             return COMMIT, ()
         return COMMIT_AND_CLAIM, (self.options.queue, *self._how_to_claim(link, self.options.batch))
 
@@ -321,7 +340,7 @@ class Attempts:
         sql, values = COMMIT, ()
         asked_at = time.monotonic()
         try:
-            if not self._ending.is_set():
+            if not self._ending.is_set() and not self._places.wanted():
                 sql = COMMIT_AND_CLAIM
                 values = (self.options.queue, *self._how_to_claim(self._control, len(jobs)))  # type: ignore[assignment]
             results = [_server.document(result) for _, result in ends]

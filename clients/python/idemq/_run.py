@@ -29,6 +29,7 @@ from . import _attempts, _server
 from ._attempts import Attempts, Options
 from ._job import BaseJob
 from ._lanes import CLAIM, Lane
+from ._places import Places
 from ._server import AsyncLink, Link, Lost
 from .errors import interval
 
@@ -52,11 +53,19 @@ class Run(Attempts):
     """One call of run(), run_outside() or drain()."""
 
     def __init__(
-        self, options: Options, lanes: Sequence[Lane], handler: Callable[..., Any], once: bool = False
+        self,
+        options: Options,
+        lanes: Sequence[Lane],
+        handler: Callable[..., Any],
+        once: bool = False,
+        places: Optional[Places] = None,
+        refused: Callable[[psycopg.Error], bool] = lambda error: True,
     ) -> None:
-        super().__init__(options, lanes, handler, patient=not once)
+        """refused: whether an error of the first claim ends the run."""
+        super().__init__(options, lanes, handler, not once, places or Places())
         self._once = once
-        self._waiter = AsyncLink("server, to wait", options.wait_dsn or options.dsn)
+        self._refused = refused
+        self._waiter = AsyncLink(f"{options.where}, to wait", options.wait_dsn or options.dsn)
         self._looking = asyncio.Lock()
         self._idle = 0
         self._busy = 0
@@ -112,13 +121,14 @@ class Run(Attempts):
         for unit in list(self._units):
             unit.end("drain")
 
-    async def _while_running(self, link: Link[Any], work: Coroutine[Any, Any, T]) -> Optional[T]:
-        """What work answers; None when the drain begins first, and it is soon ended."""
+    async def _while_running(self, link: Link[Any], work: Coroutine[Any, Any, T], asks: bool = True) -> Optional[T]:
+        """What work answers; None when the drain begins first, and it is soon ended: at once, unless the
+        link is asked."""
         task = asyncio.ensure_future(work)
         ending = asyncio.ensure_future(self._ending.wait())
         try:
             await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() and link.conn is not None:
+            if not task.done() and asks and link.conn is not None:
                 # A claim that is on its way is heard, and given back; a wait ends now.
                 if link is self._waiter:
                     await _server.interrupt(link.conn)
@@ -151,6 +161,8 @@ class Run(Attempts):
                 jobs = await self._attempt(lane, jobs)
             finally:
                 self._busy -= 1
+                if not jobs or self._ending.is_set():
+                    self._places.leave(1)
                 self._ended_one.set()
 
     async def _next(self, lane: Lane) -> list[BaseJob]:
@@ -184,28 +196,38 @@ class Run(Attempts):
     async def _claim(self, lane: Lane) -> Optional[list[BaseJob]]:
         """Ready jobs; None: it could not be asked."""
         link = lane.link or self._control
+        most = self._idle if lane.link is None else 1
+        claimed: Optional[list[BaseJob]] = None
         try:
-            claimed = await self._while_running(link, self._ask_claim(link, lane))
+            if self._places.shared:
+                # No place is kept by a shard that is down.
+                await self._while_running(link, link.ready())
+            taken = await self._while_running(link, self._places.take(most), False) or 0
+            try:
+                if taken > 0 and not self._ending.is_set():
+                    claimed = await self._while_running(link, self._ask_claim(link, lane, taken))
+            finally:
+                self._places.leave(taken - (len(claimed or ()) if lane.link is None else min(len(claimed or ()), 1)))
         except Lost:
             await self._pause(0.1)
             return None
         except psycopg.Error as error:
-            if not self._claimed or self._once:
+            if self._once or (not self._claimed and self._refused(error)):
                 raise
-            log.error("claim: %s", str(error).strip())
+            log.error("%s: claim: %s", self.options.where, str(error).strip())
             await self._pause(ERROR_PAUSE)
             return None
-        self._claimed = True
+        self._claimed = self._claimed or claimed is not None
         return claimed
 
-    async def _ask_claim(self, link: Link[Any], lane: Lane) -> list[BaseJob]:
+    async def _ask_claim(self, link: Link[Any], lane: Lane, places: int) -> list[BaseJob]:
         if time.monotonic() - self._settings_at >= SETTINGS_AGE:
             rows = await link.ask(_SETTINGS, (self.options.queue,))
             self._job_timeout = rows[0][0] if rows else None
             self._settings_at = time.monotonic()
         await link.ready()
         asked_at = time.monotonic()
-        most = self._idle if lane.link is None else self.options.batch
+        most = places if lane.link is None else self.options.batch
         rows = await link.ask(CLAIM, (self.options.queue, *self._how_to_claim(link, most)))
         return self._take(rows, asked_at)
 
@@ -218,7 +240,7 @@ class Run(Attempts):
             await self._pause(0.1)
         except psycopg.Error as error:
             if not self._ending.is_set():
-                log.error("wait: %s", str(error).strip())
+                log.error("%s: wait: %s", self.options.where, str(error).strip())
                 await self._pause(ERROR_PAUSE)
 
     # Leases.
@@ -271,3 +293,21 @@ class Run(Attempts):
             unit.end("lost")
         if job in self._spare:
             self._spare.remove(job)
+            self._places.leave(1)
+
+    # Of a cluster's shard.
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether its server is down, as far as is known."""
+        return self._control.lost or self._waiter.lost or any(lane.link is not None and lane.link.lost for lane in self._lanes)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a claim has been answered."""
+        return self._claimed
+
+    def moved(self) -> None:
+        """Its address has changed: who sleeps there wakes up.  What else is connected finds out by itself."""
+        if self._waiter.conn is not None:
+            _server.sever(self._waiter.conn)

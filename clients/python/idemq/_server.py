@@ -153,23 +153,45 @@ async def connect_async(dsn: str) -> tuple[AsyncConnection[Any], bool]:
     raise _of_hosts(last)
 
 
+class Address:
+    """Where a server is.  That of a cluster's shard changes with the map: _cluster.py."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.version = 0
+
+    async def elsewhere(self, error: Optional[BaseException], version: int) -> bool:
+        """Whether an error of a connection that was made at this version means that what was asked for is,
+        or will soon be, at another place."""
+        return False
+
+
 class Link(Generic[Conn]):
     """A connection that comes back; opened when it is first needed."""
 
-    def __init__(self, name: str, dsn: str, patient: bool = True) -> None:
+    def __init__(self, name: str, to: Union[str, Address], patient: bool = True) -> None:
         self.conn: Optional[Conn] = None
+        self.address = to if isinstance(to, Address) else Address(to)
         self.ours = False
         """Whether the session is ours: leases may be attached to it."""
         self.connections = 0
         self._name = name
-        self._dsn = dsn
+        self._connected_to = ""
+        self.version = 0
+        """The address's, when the connection was made."""
+        self._asking = False
         self._patient = patient
         self._turn = asyncio.Lock()
         self._opening = asyncio.Lock()
         self._lost_at: Optional[float] = None
         self._backoff = _FIRST_BACKOFF
 
-    async def _connect(self) -> tuple[Conn, bool]:
+    @property
+    def lost(self) -> bool:
+        """Whether there is no connection, although it was tried."""
+        return self._lost_at is not None
+
+    async def _connect(self, dsn: str) -> tuple[Conn, bool]:
         raise NotImplementedError
 
     async def _execute(self, conn: Conn, sql: str, values: Sequence[Any]) -> list[Row]:
@@ -178,6 +200,8 @@ class Link(Generic[Conn]):
     async def ready(self) -> Conn:
         """The connection, made again as often as it takes; the caller sets the limit."""
         async with self._opening:
+            if self.conn is not None and self._connected_to != self.address.dsn and not self._asking:
+                await self.drop()
             while self.conn is None or self.conn.closed:
                 await self._open()
             return self.conn
@@ -186,8 +210,9 @@ class Link(Generic[Conn]):
         if self._backoff > _FIRST_BACKOFF:
             # Not all workers at the same instant.
             await asyncio.sleep(self._backoff * random.uniform(0.5, 1))
+        dsn, version = self.address.dsn, self.address.version
         try:
-            self.conn, self.ours = await self._connect()
+            self.conn, self.ours = await self._connect(dsn)
         except (psycopg.Error, OSError) as error:
             if not self._patient:
                 raise
@@ -196,6 +221,7 @@ class Link(Generic[Conn]):
             return
         if self._lost_at is not None:
             log.warning("%s: connected again after %.1f s", self._name, time.monotonic() - self._lost_at)
+        self._connected_to, self.version = dsn, version
         self._lost_at = None
         self._backoff = _FIRST_BACKOFF
         self.connections += 1
@@ -207,6 +233,7 @@ class Link(Generic[Conn]):
         """
         async with self._turn:
             conn = await self.ready()
+            self._asking = True
             try:
                 return await asyncio.wait_for(self._execute(conn, sql, values), patience)
             except (asyncio.TimeoutError, asyncio.CancelledError) as error:
@@ -216,10 +243,12 @@ class Link(Generic[Conn]):
                     raise
                 raise Lost from error
             except psycopg.Error as error:
-                if not is_lost(conn, error):
+                if not is_lost(conn, error) and not await self.address.elsewhere(error, self.version):
                     raise
                 await self.drop(error)
                 raise Lost(str(error)) from error
+            finally:
+                self._asking = False
 
     def _say_lost(self, error: Optional[BaseException]) -> None:
         if self._lost_at is None:
@@ -246,13 +275,13 @@ class Link(Generic[Conn]):
 class AsyncLink(Link[AsyncConnection[Any]]):
     """One to an AsyncConnection."""
 
-    async def _connect(self) -> tuple[AsyncConnection[Any], bool]:
-        return await connect_async(self._dsn)
+    async def _connect(self, dsn: str) -> tuple[AsyncConnection[Any], bool]:
+        return await connect_async(dsn)
 
     async def _execute(self, conn: AsyncConnection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
         async with conn.cursor(row_factory=tuple_row) as cursor:
             await cursor.execute(sql, values)
-            return await cursor.fetchall()
+            return await cursor.fetchall() if cursor.description else []
 
     async def _close(self, conn: AsyncConnection[Any]) -> None:
         await conn.close()
@@ -264,8 +293,8 @@ class AsyncLink(Link[AsyncConnection[Any]]):
 class ThreadLink(Link[Connection[Any]]):
     """One to a Connection, which is used in threads."""
 
-    async def _connect(self) -> tuple[Connection[Any], bool]:
-        return await asyncio.to_thread(connect, self._dsn)
+    async def _connect(self, dsn: str) -> tuple[Connection[Any], bool]:
+        return await asyncio.to_thread(connect, dsn)
 
     async def _execute(self, conn: Connection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
         def execute() -> list[Row]:

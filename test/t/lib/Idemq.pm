@@ -13,7 +13,7 @@ use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf session sql sqlstate is_sql is_state wal_records
   has_debugger stop_at asleep sleeper answer worker_pid stop_worker wait_until crash
-  clients unexpected is_soon write_whole);
+  clients unexpected is_soon write_whole pooler);
 
 # Settings of script/server.conf: what a server needs to preload idemq.
 sub server_conf
@@ -277,6 +277,37 @@ sub clients
 		@lines = grep { /ERROR: |PANIC: |FATAL: |WARNING: / && !/terminating connection|canceling statement due to user request|the database system is/ } @lines if $killed;
 		return join('', @lines) || ($status == 0 || $killed && $status <= 2 ? '' : "status $status");
 	};
+}
+
+# A pgbouncer in transaction mode before a server, with settings of its own: a sub that starts
+# it, its socket's folder, its port.  The sub answers its process, of which kill_kill is the end.
+sub pooler
+{
+	my ($node, %settings) = @_;
+	my $dir = PostgreSQL::Test::Utils::tempdir_short();
+	my $port = PostgreSQL::Test::Cluster::get_free_port();
+	my $user = getpwuid($>);
+	my $socket = "$dir/.s.PGSQL.$port";
+
+	append_to_file("$dir/users", qq("postgres" ""\n"$user" ""\n));
+	append_to_file("$dir/ini", join("\n", '[databases]', "* = host=${\$node->host} port=${\$node->port} user=$user", '[pgbouncer]',
+			'listen_addr =', "listen_port = $port", "unix_socket_dir = $dir", 'auth_type = any', "auth_file = $dir/users",
+			'pool_mode = transaction', map({ "$_ = $settings{$_}" } sort keys %settings), ''));
+	my $start = sub {
+		my $end = time + 180;
+
+		# Of one that was killed.
+		unlink $socket;
+		# A file: a pipe that nobody reads would stop it.
+		my $run = IPC::Run::start([ 'pgbouncer', "$dir/ini" ], '<', \undef, '>&', "$dir/log");
+		until (-S $socket)
+		{
+			die 'pgbouncer does not start: ' . slurp_file("$dir/log") if time > $end || !$run->pumpable;
+			Time::HiRes::sleep(0.05);
+		}
+		return $run;
+	};
+	return ($start, $dir, $port);
 }
 
 # The errors in a server's log that are not of one of these SQLSTATEs, each message once;

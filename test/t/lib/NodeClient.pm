@@ -1,4 +1,4 @@
-# What the tests of the Node client share: the package as npm makes it, programs, a pooler.
+# What the tests of the Node client share: the package as npm makes it, and programs.
 package NodeClient;
 
 use strict;
@@ -12,7 +12,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes ();
 
-our @EXPORT = qw(until_true slurped until_file packed application pooler);
+our @EXPORT = qw(until_true slurped until_file packed application);
 
 # Waits until code answers true.
 sub until_true
@@ -70,27 +70,6 @@ sub application
 	append_to_file("$app/package.json", '{ "type": "module" }');
 	system_or_bail('cp', @programs, $app);
 	return $app;
-}
-
-# A pgbouncer in transaction mode: a sub that starts it, its host and its port.
-sub pooler
-{
-	my ($node, %settings) = @_;
-	my $dir = PostgreSQL::Test::Utils::tempdir_short();
-	my $port = PostgreSQL::Test::Cluster::get_free_port();
-	my $user = getpwuid($>);
-	my $log = '';
-
-	append_to_file("$dir/users", qq("postgres" ""\n"$user" ""\n));
-	append_to_file("$dir/ini", join("\n", '[databases]', "* = host=${\$node->host} port=${\$node->port} user=$user", '[pgbouncer]',
-			'listen_addr =', "listen_port = $port", "unix_socket_dir = $dir", 'auth_type = any', "auth_file = $dir/users",
-			'pool_mode = transaction', map({ "$_ = $settings{$_}" } sort keys %settings), ''));
-	my $start = sub {
-		my $run = IPC::Run::start([ 'pgbouncer', "$dir/ini" ], '<', \undef, '>&', \$log);
-		until_true("a pooler: $log", sub { $run->pump_nb; -S "$dir/.s.PGSQL.$port" });
-		return $run;
-	};
-	return ($start, $dir, $port);
 }
 
 1;

@@ -1,0 +1,419 @@
+/*
+ * cluster.c: a cluster: a runner for each shard, and the supervisor of all.
+ *
+ * The supervisor starts a process that reads the map (map.c), and for each shard in it a runner, which
+ * is what idemq-work is for one server; it has no connection, so no server can hold it up.  A runner
+ * whose server does not answer is waited for by nobody else.
+ *
+ * It gives out the places for programs, --jobs in all: to the runner that has asked first, where one
+ * of a home shard counts as asking HOME_FIRST earlier.  So home shards come first, the others get what
+ * they leave over, and are not forgotten when home is always busy.  A runner asks anew for each program.
+ *
+ * A shard that moves: its runner is told the new address, connects there, and settles there what
+ * it has begun at the old one, since the rows have moved with their tokens.
+ *
+ * When the supervisor is gone, whatever ended it, each runner notices the end of its line and ends; its
+ * keeper ends the programs.  A runner that has ended is started again.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cluster.h"
+#include "map.h"
+#include "options.h"
+#include "places.h"
+#include "say.h"
+
+#define HOME_FIRST 5000
+#define START_AGAIN 5000
+
+struct runner
+{
+	int shard;
+	bool home;
+	char *address;
+	pid_t pid; /* 0: none */
+	int fd;	   /* our end of the line */
+	int held;  /* places */
+	int asked;
+	int64_t asked_at;
+	int64_t start_at;
+};
+
+static struct runner *runners;
+static int count;
+static int places;	 /* that are free */
+static bool claimed; /* by any shard, ever */
+static int status;
+static pid_t map_pid;
+static int map_fd;
+static int alarm_pipe[2];
+static volatile sig_atomic_t signals;
+
+static void
+on_signal(int number)
+{
+	int error = errno;
+
+	if (number != SIGCHLD)
+		signals++;
+	if (write(alarm_pipe[1], "", 1) < 0)
+		errno = error;
+	errno = error;
+}
+
+static void
+handle_signals(void (*handler)(int))
+{
+	static const int numbers[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP};
+	struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
+
+	sigemptyset(&action.sa_mask);
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+		sigaction(numbers[i], &action, NULL);
+}
+
+/* A process with a line to this one: its end is set in both.  In a group of its own, so that a
+ * terminal tells the supervisor alone. */
+static pid_t
+branch(int *fd)
+{
+	int ends[2];
+	pid_t pid;
+
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0 || (pid = fork()) < 0)
+		die(1, "cannot start a process: %m");
+	if (pid == 0)
+	{
+		close(ends[0]);
+		*fd = ends[1];
+		setpgid(0, 0);
+		handle_signals(SIG_DFL);
+		for (int i = 0; i < count; i++)
+			close_fd(&runners[i].fd);
+		close_fd(&alarm_pipe[0]);
+		close_fd(&alarm_pipe[1]);
+		signals = 0;
+		return 0;
+	}
+	close(ends[1]);
+	never_block(ends[0]);
+	*fd = ends[0];
+	return pid;
+}
+
+/* Whether this is the runner. */
+static bool
+start_runner(struct runner *runner)
+{
+	int fd;
+	pid_t pid = branch(&fd);
+
+	if (pid == 0)
+	{
+		static char who[32];
+
+		close_fd(&map_fd);
+		never_block(fd);
+		places_fd = fd;
+		snprintf(who, sizeof(who), "shard %d: ", runner->shard);
+		say_who = who;
+		options.dsn = options.wait_dsn = runner->address;
+		return true;
+	}
+	runner->pid = pid;
+	runner->fd = fd;
+	runner->held = runner->asked = 0;
+	runner->start_at = NEVER;
+	return false;
+}
+
+/* False: it was not told, since it is stopped, or has ended; what it holds is its until it ends. */
+static bool
+tell(struct runner *runner, const char *text)
+{
+	return runner->fd < 0 || write(runner->fd, text, strlen(text)) == (ssize_t) strlen(text);
+}
+
+static struct runner *
+runner_of(int shard)
+{
+	bool home = options.home == NULL;
+
+	for (int i = 0; i < count; i++)
+	{
+		if (runners[i].shard == shard)
+			return &runners[i];
+	}
+	for (const int *h = options.home; h != NULL && *h >= 0; h++)
+		home |= *h == shard;
+	if (!home && options.only_home)
+		return NULL;
+	runners = memory(runners, (size_t) (count + 1) * sizeof(*runners));
+	runners[count] = (struct runner){.shard = shard, .home = home, .fd = -1};
+	return &runners[count++];
+}
+
+/* A line of the map. */
+static void
+heard(char *line)
+{
+	char *where = strchr(line, ' ');
+	struct runner *runner = where == NULL ? NULL : runner_of(atoi(line));
+
+	if (runner == NULL)
+		return;
+	where++;
+	if (runner->address != NULL && strcmp(runner->address, where) == 0)
+		return;
+	if (runner->address != NULL)
+	{
+		char *text = memory(NULL, strlen(where) + 3);
+
+		bool told;
+
+		sprintf(text, "%c%s\n", SAY_ADDRESS, where);
+		told = tell(runner, text);
+		free(text);
+		/* The next map is another try. */
+		if (!told)
+			return;
+	}
+	free(runner->address);
+	runner->address = copy_text(where);
+}
+
+/* Reads the map, in lines; false when who reads it has ended. */
+static bool
+read_map(void)
+{
+	static char *line = NULL;
+	static size_t size = 0;
+	char text[4096];
+	ssize_t got;
+
+	while ((got = read(map_fd, text, sizeof(text))) > 0)
+	{
+		line = memory(line, size + (size_t) got + 1);
+		for (ssize_t i = 0; i < got; i++)
+		{
+			line[size++] = text[i] == '\n' ? '\0' : text[i];
+			if (text[i] == '\n')
+			{
+				heard(line);
+				size = 0;
+			}
+		}
+	}
+	return got < 0;
+}
+
+static void
+listen_to(struct runner *runner)
+{
+	char text[4096];
+	ssize_t got = read(runner->fd, text, sizeof(text));
+
+	for (ssize_t i = 0; i < got; i++)
+	{
+		if (text[i] == SAY_WANT && runner->asked++ == 0)
+			runner->asked_at = now_ms() - (runner->home ? HOME_FIRST : 0);
+		else if (text[i] == SAY_LEAVE)
+		{
+			runner->held--;
+			places++;
+		}
+		else if (text[i] == SAY_CLAIMED)
+			claimed = true;
+		else if (text[i] == SAY_MAP && write(map_fd, "", 1) < 0)
+			return;
+	}
+}
+
+static void
+give_out(void)
+{
+	while (places > 0)
+	{
+		static const char place[] = {SAY_PLACE, '\0'};
+		struct runner *first = NULL;
+
+		for (int i = 0; i < count; i++)
+		{
+			if (runners[i].asked > 0 && (first == NULL || runners[i].asked_at < first->asked_at))
+				first = &runners[i];
+		}
+		if (first == NULL)
+			return;
+		places--;
+		first->held++;
+		first->asked--;
+		/* For the next one it asks anew. */
+		first->asked_at = now_ms() - (first->home ? HOME_FIRST : 0);
+		tell(first, place);
+	}
+}
+
+/* Collects runners that have ended. */
+static void
+bury(bool ending)
+{
+	for (int i = 0; i < count; i++)
+	{
+		struct runner *runner = &runners[i];
+		int how;
+
+		if (runner->pid == 0 || waitpid(runner->pid, &how, WNOHANG) != runner->pid)
+			continue;
+		listen_to(runner);
+		places += runner->held;
+		runner->held = runner->asked = 0;
+		close_fd(&runner->fd);
+		runner->pid = 0;
+		if (ending || options.once)
+			status = how == 0 ? status : 1;
+		else
+		{
+			say("shard %d: its runner has ended (%s %d); starting it again", runner->shard,
+				WIFSIGNALED(how) ? "signal" : "status",
+				WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how));
+			runner->start_at = now_ms() + START_AGAIN;
+		}
+	}
+}
+
+/* How many runners there are. */
+static int
+alive(void)
+{
+	int n = 0;
+
+	for (int i = 0; i < count; i++)
+		n += runners[i].pid != 0;
+	return n;
+}
+
+/* Sleeps until something happens, and hears what did; false when the map's process has ended. */
+static bool
+sleep_and_listen(int64_t until)
+{
+	struct pollfd *fds = memory(NULL, (size_t) (count + 2) * sizeof(*fds));
+	int64_t left = until == NEVER ? -1 : later(until - now_ms(), 0);
+	int polled = count;
+	char drop[64];
+	bool goes_on = true;
+
+	fds[0] = (struct pollfd){.fd = alarm_pipe[0], .events = POLLIN};
+	fds[1] = (struct pollfd){.fd = map_fd, .events = POLLIN};
+	for (int i = 0; i < polled; i++)
+		fds[i + 2] = (struct pollfd){.fd = runners[i].fd, .events = POLLIN};
+	if (poll(fds, (nfds_t) polled + 2, (int) left) > 0)
+	{
+		while (read(alarm_pipe[0], drop, sizeof(drop)) > 0)
+			;
+		for (int i = 0; i < polled; i++)
+		{
+			if (fds[i + 2].revents != 0 && runners[i].fd >= 0)
+				listen_to(&runners[i]);
+		}
+		goes_on = fds[1].revents == 0 || read_map();
+	}
+	free(fds);
+	return goes_on;
+}
+
+/* Starts runners that are due, and answers when the next one is; 0: this is a runner. */
+static int64_t
+start_due(void)
+{
+	int64_t next = NEVER;
+
+	for (int i = 0; i < count; i++)
+	{
+		if (runners[i].pid != 0 || runners[i].start_at == NEVER)
+			continue;
+		if (runners[i].start_at > now_ms())
+			next = sooner(next, runners[i].start_at);
+		else if (start_runner(&runners[i]))
+			return 0;
+	}
+	return next;
+}
+
+static void
+tell_all(int number)
+{
+	for (int i = 0; i < count; i++)
+	{
+		if (runners[i].pid != 0)
+			kill(runners[i].pid, number);
+	}
+}
+
+static void
+start_map(void)
+{
+	map_pid = branch(&map_fd);
+	if (map_pid == 0)
+		map_read(map_fd);
+}
+
+/* The map's process has ended, which it does by itself with --once alone. */
+static void
+start_map_again(bool begun)
+{
+	close_fd(&map_fd);
+	waitpid(map_pid, NULL, 0);
+	if (options.once && !begun)
+		exit(1);
+	sleep(1);
+	start_map();
+}
+
+void
+cluster_start(void)
+{
+	int seen = 0;
+	bool begun = false;
+
+	if (options.cluster == NULL)
+		return;
+	map_check_options();
+	if (!open_pipe(alarm_pipe))
+		die(1, "cannot make a pipe: %m");
+	never_block(alarm_pipe[0]);
+	never_block(alarm_pipe[1]);
+	handle_signals(on_signal);
+	signal(SIGPIPE, SIG_IGN);
+	places = options.jobs;
+	start_map();
+	for (;;)
+	{
+		int64_t next;
+
+		bury(signals > 0);
+		if (begun && alive() == 0 && (signals > 0 || options.once || !claimed))
+			break;
+		if (signals > 0 && !begun)
+			break;
+		next = signals > 0 ? NEVER : start_due();
+		if (next == 0)
+			return;
+		begun = begun || count > 0;
+		give_out();
+		for (; seen < signals; seen++)
+			tell_all(SIGTERM);
+		if (!sleep_and_listen(next))
+			start_map_again(begun);
+	}
+	close_fd(&map_fd);
+	waitpid(map_pid, NULL, 0);
+	exit(claimed || signals > 0 || options.once ? status : 1);
+}

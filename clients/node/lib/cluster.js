@@ -1,0 +1,309 @@
+// A worker over the shards of a cluster: the map, and a worker for each shard.
+//
+// The router is asked for the map once, and again whenever it says that it has changed (NOTIFY
+// cluster_map), whenever a shard says that its jobs are elsewhere (55000), and with each new connection:
+// nothing is polled.  While it is down the map that was read last holds.
+//
+// A shard that moves is to its worker what a failover is to one of a single server: the connections are
+// made again at the new place, and every attempt goes on there, since the rows have moved with their
+// tokens.  What was fenced has not been done; what was committed is answered as committed.
+//
+// A shard that is down keeps its own worker waiting, and no other: it waits without a place (places.js).
+
+import { Address, Line, Server, hosts, sleep } from './connection.js';
+import { sqlstate, textOf } from './errors.js';
+import { Places, Pool } from './places.js';
+import { Worker, quiet } from './worker.js';
+
+const MAP = 'SELECT shard, dsn, state, version::text FROM cluster.map() ORDER BY shard';
+const fenced = 1000;
+const answered = 10_000;
+
+/**
+ * host, port and dbname of a connection string of libpq: keywords and values, or a URL.
+ * @param {string} dsn @returns {{ host?: string, port?: string, dbname?: string }}
+ */
+export function place(dsn) {
+  const url = /^\w+:\/\/(?:[^@/?#]*@)?([^/?#]*)\/?([^?#]*)(?:\?([^#]*))?/s.exec(dsn);
+  /** @type {Record<string, string>} */
+  const values = {};
+  if (url) {
+    const [, authority, path, query] = url;
+    const list = authority.split(',').map((host) => /^(\[.*\]|[^:]*)(?::(\d+))?$/.exec(host) ?? ['', host, '']);
+    if (authority) values.host = list.map(([, host]) => decodeURIComponent(host.replace(/^\[|\]$/g, ''))).join(',');
+    if (list.some(([, , port]) => port)) values.port = list.map(([, , port]) => port || '5432').join(',');
+    if (path) values.dbname = decodeURIComponent(path);
+    for (const [name, value] of new URLSearchParams(query)) values[name] = value;
+  } else {
+    for (const [, name, quoted, plain] of dsn.matchAll(/(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s'\\]|\\.)*))/gs)) {
+      values[name] = (quoted ?? plain ?? '').replace(/\\(.)/gs, '$1');
+    }
+  }
+  const { hostaddr, host = hostaddr, port, dbname } = values;
+  return { host, port, dbname };
+}
+
+/**
+ * How a shard is reached: as the router is (user, password, TLS), but for its place.
+ * @param {import('../index.js').Connection} router @param {string} dsn
+ * @param {{ host?: string, port?: number | string }} [instead] @returns {import('../index.js').Connection}
+ */
+export function shardConnection(router, dsn, instead = {}) {
+  const { host, port, dbname } = { ...place(dsn), ...instead };
+  const given = typeof router === 'string' ? { connectionString: router } : router;
+  if (!given.connectionString) return { ...given, host, port, database: dbname };
+  const [, start, query] = /** @type {string[]} */ (/^(\w+:\/\/(?:[^@/?#]*@)?)[^?#]*(?:\?([^#]*))?/s.exec(given.connectionString) ?? ['', 'postgresql://', '']);
+  const parameters = new URLSearchParams(query);
+  for (const [name, value] of Object.entries({ host, port })) {
+    if (value) parameters.set(name, `${value}`);
+    else parameters.delete(name);
+  }
+  return { ...given, connectionString: `${start}/${encodeURIComponent(dbname ?? '')}?${parameters}` };
+}
+
+/** A shard's address, and what the map says of it. */
+class Shard extends Address {
+  state = '';
+  dsn = '';
+
+  /** @param {ShardMap} map @param {number} number */
+  constructor(map, number) {
+    super([], `shard ${number}: `);
+    this.map = map;
+    this.number = number;
+  }
+
+  /** @param {unknown} error @param {string} version */
+  async elsewhere(error, version) {
+    if (sqlstate(error) !== '55000') return false;
+    await this.map.readAgain();
+    if (this.version === version && this.state === 'moving') await this.map.change();
+    return this.version !== version || this.state === 'moving';
+  }
+}
+
+/** The cluster's map, kept up to date. */
+class ShardMap {
+  /** @type {Map<number, Shard>} */
+  shards = new Map();
+  #look = () => {};
+  #reason = false;
+  /** @type {(() => void)[]} */
+  #asked = [];
+  /** @type {(() => void)[]} */
+  #waiting = [];
+
+  /**
+   * @param {import('../index.js').Connection} router @param {string} name
+   * @param {import('../index.js').Logger} logger @param {{ over: AbortSignal, patient: boolean }} life
+   * @param {{ host?: string, port?: number | string }} [instead] of what the map says
+   */
+  constructor(router, name, logger, life, instead) {
+    this.instead = instead;
+    this.router = router;
+    this.name = name;
+    this.logger = logger;
+    this.life = life;
+    const configs = hosts(router).map((config) => ({ application_name: name, ...config }));
+    this.line = new Line(new Server(new Address(configs, 'router: '), logger, life), async (session) => {
+      for (const event of ['notification', 'end', 'error']) /** @type {any} */ (session.client).on(event, () => this.look());
+      await session.query('LISTEN cluster_map');
+    });
+  }
+
+  /** There is a reason to read the map. */
+  look() {
+    this.#reason = true;
+    this.#look();
+  }
+
+  /** Asks for the map; answers the shards that are new in it, or at another place. @returns {Promise<Shard[]>} */
+  async read() {
+    const changed = [];
+    for (const { shard: number, dsn, state, version } of await this.line.rows(MAP)) {
+      const shard = this.shards.get(number) ?? new Shard(this, number);
+      this.shards.set(number, shard);
+      if (BigInt(version) < BigInt(shard.version)) continue; // of a router that has been restored
+      if (shard.dsn !== dsn || (shard.state === 'moving' && state === 'up')) changed.push(shard);
+      if (shard.dsn !== dsn) {
+        if (shard.dsn) this.logger.warn(`idemq: shard ${number} has moved: ${dsn}`);
+        shard.configs = hosts(shardConnection(this.router, dsn, this.instead)).map((config) => ({ application_name: this.name, ...config }));
+      }
+      Object.assign(shard, { dsn, state, version });
+    }
+    return changed;
+  }
+
+  /** Reads the map whenever there is a reason to, until the end. @param {(shards: Shard[]) => void} moved */
+  async follow(moved) {
+    while (!this.life.over.aborted) {
+      const asked = this.#asked.splice(0);
+      this.#reason = false;
+      try {
+        moved(await this.read());
+        for (const then of this.#waiting.splice(0)) then();
+      } catch (error) {
+        if (this.life.over.aborted) return;
+        if (error !== this.line.broke) this.logger.error(`idemq: router: ${textOf(error)}`);
+        await sleep(error === this.line.broke ? 100 : 5000, this.life.over);
+        this.#asked.push(...asked);
+        continue;
+      }
+      for (const then of asked) then();
+      if (this.#reason || this.#asked.length > 0 || !this.line.session) continue;
+      await new Promise((resolve) => {
+        this.#look = () => resolve(undefined);
+        if (this.life.over.aborted) this.#look();
+        this.life.over.addEventListener('abort', this.#look, { once: true });
+      });
+    }
+  }
+
+  /** The map as it is from now on, if the router answers. */
+  readAgain() {
+    return this.#soon(this.#asked, answered, () => this.look());
+  }
+
+  /** Until the map has been read once more, or for a second. */
+  change() {
+    return this.#soon(this.#waiting, fenced);
+  }
+
+  /** @param {(() => void)[]} list @param {number} ms @param {() => void} [then] @returns {Promise<void>} */
+  #soon(list, ms, then) {
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, ms);
+      list.push(() => {
+        clearTimeout(timer);
+        resolve();
+      });
+      then?.();
+    });
+  }
+}
+
+export class ClusterWorker {
+  #router;
+  #queue;
+  #options;
+  #logger;
+  #over = new AbortController();
+  #stops = 0;
+  #stopped = () => {};
+  /** @type {Map<number, Worker>} */
+  #workers = new Map();
+  /** @type {Promise<Record<string, number>>[]} */
+  #runs = [];
+  /** @type {Set<number>} */
+  #refused = new Set();
+  #ran = false;
+
+  /**
+   * @param {import('../index.js').Connection} router @param {string} queue
+   * @param {import('../index.js').ClusterWorkerOptions & { once?: boolean }} [options]
+   */
+  constructor(router, queue, options = {}) {
+    const { home, roam = true, concurrency = 1, signals = true, once = false, logger = quiet } = options;
+    if (home?.length === 0 && !roam) throw new RangeError('with neither a home shard nor roam there is nothing to do');
+    // Says what is wrong with the other options.
+    new Worker({}, queue, { ...options, waitConnection: undefined });
+    this.#router = router;
+    this.#queue = queue;
+    this.#logger = logger;
+    this.#options = { ...options, home, roam, concurrency, signals, once, waitConnection: undefined };
+  }
+
+  /** @param {import('../index.js').Handler | import('../index.js').Handlers<import('../index.js').Handler>} handler */
+  async run(handler) {
+    return this.#run((worker) => worker.run(handler));
+  }
+
+  /** @param {import('../index.js').OutsideHandler | import('../index.js').Handlers<import('../index.js').OutsideHandler>} handler */
+  async runOutside(handler) {
+    return this.#run((worker) => worker.runOutside(handler));
+  }
+
+  /** As Worker.stop, for all shards. */
+  stop() {
+    this.#stops++;
+    this.#stopped();
+    this.#workers.forEach((worker) => worker.stop());
+  }
+
+  /** @param {(worker: Worker) => Promise<Record<string, number>>} start */
+  async #run(start) {
+    if (this.#ran) throw new Error('this worker has run already: make another one');
+    this.#ran = true;
+    const { concurrency, signals, once } = this.#options;
+    const pool = new Pool(concurrency);
+    const map = new ShardMap(this.#router, `idemq ${this.#queue}`, this.#logger, { over: this.#over.signal, patient: !once }, this.#options.shardPlace);
+    const stop = () => this.stop();
+    /** @type {NodeJS.Signals[]} */
+    const heard = signals ? ['SIGTERM', 'SIGINT'] : [];
+    /** @type {unknown} */
+    let failed;
+    const moved = (/** @type {Shard[]} */ shards) => {
+      for (const shard of shards) this.#moved(shard, pool, start, (error) => (failed ??= error));
+    };
+
+    heard.forEach((signal) => process.on(signal, stop));
+    /** @type {Promise<void> | undefined} */
+    let following;
+    try {
+      const stopped = new Promise((resolve) => (this.#stopped = () => resolve(undefined)));
+      const first = map.read();
+      first.catch(() => {}); // nobody waits for it when it is told to end first
+      moved(await Promise.race([first, stopped.then(() => [])]));
+      if (this.#runs.length === 0 && !this.#stops) throw new Error('the cluster has no shard for this worker: look at cluster.map()');
+      following = map.follow(moved);
+      let seen;
+      do {
+        seen = this.#runs.length;
+        await Promise.allSettled(this.#runs);
+      } while (seen < this.#runs.length);
+    } finally {
+      this.#over.abort();
+      heard.forEach((signal) => process.off(signal, stop));
+      await following;
+      await map.line.end();
+    }
+    if (failed) throw failed;
+    /** @type {Record<string, number>} */
+    const counts = {};
+    for (const each of await Promise.all(this.#runs)) {
+      for (const [outcome, count] of Object.entries(each)) counts[outcome] = (counts[outcome] ?? 0) + count;
+    }
+    return counts;
+  }
+
+  /**
+   * A shard that is new, or at another place.
+   * @param {Shard} shard @param {Pool} pool @param {(worker: Worker) => Promise<Record<string, number>>} start
+   * @param {(error: unknown) => void} failed
+   */
+  #moved(shard, pool, start, failed) {
+    const { home, roam, once } = this.#options;
+    const isHome = home?.includes(shard.number) ?? true;
+    const known = this.#workers.get(shard.number);
+    if (known) return known.moved();
+    if (this.#stops || !(isHome || roam)) return;
+    const worker = new Worker({}, this.#queue, {
+      ...this.#options,
+      signals: false,
+      ...{ once, shard: { address: shard, places: new Places(pool, isHome), refused: () => this.#isRefused(shard.number) } },
+    });
+    this.#workers.set(shard.number, worker);
+    const run = start(worker);
+    this.#runs.push(run);
+    run.catch((error) => {
+      failed(error);
+      while (this.#stops < 2) this.stop(); // an error of one ends all
+    });
+  }
+
+  /** Whether a first claim that was refused is the caller's mistake: when no shard has taken one. @param {number} number */
+  #isRefused(number) {
+    this.#refused.add(number);
+    return [...this.#workers].every(([other, worker]) => this.#refused.has(other) || worker.unreachable);
+  }
+}

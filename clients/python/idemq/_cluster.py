@@ -1,0 +1,281 @@
+"""A worker over the shards of a cluster: the map, and one run for each shard.
+
+The router is asked for the map once, and again whenever it says that it has changed (NOTIFY
+cluster_map), whenever a shard says that its jobs are elsewhere (55000), and with each new connection:
+nothing is polled.  While it is down the map that was read last holds.
+
+A shard that moves is to its run what a failover is to a worker of one server: the connections are made
+again at the new place, and every attempt goes on there, since the rows have moved with their tokens.
+What was fenced has not been done; what was committed is answered as committed.
+
+A shard that is down keeps its own run waiting, and no other: a run waits without a place (_places.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections import Counter
+from dataclasses import replace
+from typing import Any, Callable, Collection, Optional
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from ._attempts import Options
+from ._lanes import Lane
+from ._places import OfShard, Pool
+from ._run import Run
+from ._server import ANSWER, Address, AsyncLink, Lost
+
+log = logging.getLogger("idemq")
+
+_MAP = "SELECT shard, dsn, state, version FROM cluster.map() ORDER BY shard"
+_LISTEN = "LISTEN cluster_map"
+_PLACE = ("host", "hostaddr", "port", "dbname")
+FENCED = 1.0
+"""Seconds that a shard in the middle of its move is left in peace."""
+
+
+class Shard(Address):
+    """A shard's address, and what the map says of it."""
+
+    def __init__(self, cluster: Map, number: int) -> None:
+        super().__init__("")
+        self.number = number
+        self.state = ""
+        self.version = -1
+        self._cluster = cluster
+
+    async def elsewhere(self, error: Optional[BaseException], version: int) -> bool:
+        if getattr(error, "sqlstate", None) != "55000":
+            return False
+        await self._cluster.read_again()
+        if self.version == version and self.state == "moving":
+            await self._cluster.change(FENCED)
+        return self.version != version or self.state == "moving"
+
+
+class Map:
+    """The cluster's map, kept up to date."""
+
+    def __init__(self, router: str, shard_options: str, patient: bool) -> None:
+        self.shards: dict[int, Shard] = {}
+        self._router = conninfo_to_dict(router)
+        self._shard_options = conninfo_to_dict(shard_options)
+        self._link = AsyncLink("router", router, patient)
+        self._look = asyncio.Event()
+        self._asked: list["asyncio.Future[None]"] = []
+        self._changed = asyncio.Event()
+        self._listening = 0
+
+    def address(self, dsn: str) -> str:
+        """How a shard is reached: as the router is (user, password, TLS), but for its place."""
+        params = {name: value for name, value in self._router.items() if name not in _PLACE}
+        return make_conninfo(**{**params, **conninfo_to_dict(dsn), **self._shard_options})
+
+    async def read(self) -> list[Shard]:
+        """Asks for the map; answers the shards that are new in it, or at another place."""
+        if await self._link.ready() and self._link.connections != self._listening:
+            await self._link.ask(_LISTEN)
+            self._listening = self._link.connections
+        changed: list[Shard] = []
+        for number, dsn, state, version in await self._link.ask(_MAP):
+            shard = self.shards.setdefault(number, Shard(self, number))
+            address = self.address(dsn)
+            if version < shard.version:
+                continue  # of a router that has been restored
+            if shard.dsn not in ("", address):
+                log.warning("shard %d has moved: %s", number, dsn)
+            if shard.dsn != address or (shard.state == "moving" and state == "up"):
+                changed.append(shard)
+            shard.dsn, shard.state, shard.version = address, state, version
+        return changed
+
+    async def follow(self, moved: Callable[[list[Shard]], None]) -> None:
+        """Reads the map whenever there is a reason to, for ever."""
+        while True:
+            asked, self._asked = self._asked, []
+            try:
+                moved(await self.read())
+                self._changed.set()
+                self._changed = asyncio.Event()
+            except Lost:
+                self._asked = asked + self._asked
+                await asyncio.sleep(0.1)
+                continue
+            except psycopg.Error as error:
+                log.error("router: %s", str(error).strip())
+                await asyncio.sleep(5)
+            for answer in asked:
+                if not answer.done():
+                    answer.set_result(None)
+            await self._reason()
+
+    async def _reason(self) -> None:
+        """Until the router says something, its connection ends, or a shard wants to know."""
+        conn = self._link.conn
+        if self._asked or conn is None or conn.closed:
+            return
+        loop = asyncio.get_running_loop()
+        fd = conn.fileno()
+        loop.add_reader(fd, self._look.set)
+        try:
+            await self._look.wait()
+            self._look.clear()
+        finally:
+            loop.remove_reader(fd)
+
+    async def read_again(self) -> None:
+        """The map as it is from now on, if the router answers."""
+        answer: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        self._look.set()
+        try:
+            await asyncio.wait_for(answer, ANSWER)
+        except asyncio.TimeoutError:
+            pass
+
+    async def change(self, seconds: float) -> None:
+        """Until the map has been read once more, or for so long."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), seconds)
+        except asyncio.TimeoutError:
+            pass
+
+    async def close(self) -> None:
+        await self._link.drop()
+
+
+class ClusterRun:
+    """One call of run(), run_outside() or drain() of a ClusterWorker."""
+
+    def __init__(
+        self,
+        options: Options,
+        home: Optional[Collection[int]],
+        roam: bool,
+        shard_options: str,
+        make_lane: Callable[[Options, bool], Lane],
+        handler: Callable[..., Any],
+        once: bool,
+    ) -> None:
+        assert isinstance(options.dsn, str)
+        self._loop = asyncio.get_running_loop()
+        self._options = options
+        self._home = home
+        self._roam = roam
+        self._make_lane = make_lane
+        self._handler = handler
+        self._once = once
+        self._map = Map(options.dsn, shard_options, not once)
+        self._pool = Pool(options.concurrency)
+        self._runs: dict[int, Run] = {}
+        self._refusals: set[int] = set()
+        self._tasks: dict[int, "asyncio.Task[Counter[str]]"] = {}
+        self._stops = 0
+        self._woken = asyncio.Event()
+
+    async def main(self) -> Counter[str]:
+        """Runs until it is told to end, or each shard has nothing to do; answers how attempts ended."""
+        signals = self._catch_signals()
+        following: Optional[asyncio.Task[None]] = None
+        try:
+            await self._first_map()
+            following = asyncio.create_task(self._map.follow(self._moved))
+            await self._until_all_have_ended()
+        finally:
+            # A cancellation drains, without grace.
+            while self._stops < 2:
+                self.stop()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+            await self._map.close()
+            for number in signals:
+                self._loop.remove_signal_handler(number)
+        counts: Counter[str] = Counter()
+        for task in self._tasks.values():
+            counts += task.result()
+        return counts
+
+    def stop(self) -> None:
+        """Begins the drain of all; called again, ends its grace."""
+        self._stops += 1
+        self._woken.set()
+        for number, run in self._runs.items():
+            if not self._tasks[number].done():
+                run.stop()
+
+    def _catch_signals(self) -> list[signal.Signals]:
+        if not self._options.signals or threading.current_thread() is not threading.main_thread():
+            return []
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        for number in numbers:
+            self._loop.add_signal_handler(number, self.stop)
+        return numbers
+
+    async def _first_map(self) -> None:
+        while not self._stops:
+            reading = asyncio.ensure_future(self._map.read())
+            woken = asyncio.ensure_future(self._woken.wait())
+            try:
+                await asyncio.wait({reading, woken}, return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
+                    self._moved(reading.result())
+                    if not self._runs:
+                        raise RuntimeError("the cluster has no shard for this worker: look at cluster.map()")
+                    return
+            except Lost:
+                await asyncio.sleep(0.1)
+            finally:
+                woken.cancel()
+                reading.cancel()
+                await asyncio.gather(woken, reading, return_exceptions=True)
+
+    async def _until_all_have_ended(self) -> None:
+        while any(not task.done() for task in self._tasks.values()):
+            woken = asyncio.ensure_future(self._woken.wait())
+            running = [task for task in self._tasks.values() if not task.done()]
+            try:
+                await asyncio.wait({woken, *running}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                woken.cancel()
+            self._woken.clear()
+            for task in self._tasks.values():
+                if task.done():
+                    task.result()  # an error of one ends all
+
+    def _moved(self, shards: list[Shard]) -> None:
+        """Shards that are new, or at another place."""
+        for shard in shards:
+            home = self._home is None or shard.number in self._home
+            if shard.number in self._runs:
+                self._runs[shard.number].moved()
+            elif not self._stops and (home or self._roam):
+                self._begin(shard, home)
+
+    def _begin(self, shard: Shard, home: bool) -> None:
+        options = replace(self._options, dsn=shard, signals=False, where=f"shard {shard.number}")
+        lanes = [self._make_lane(options, not self._once) for _ in range(options.concurrency)]
+        run = Run(
+            options,
+            lanes,
+            self._handler,
+            self._once,
+            OfShard(self._pool, home),
+            lambda error: self._refused(shard.number, error),
+        )
+        self._runs[shard.number] = run
+        self._tasks[shard.number] = asyncio.create_task(run.main())
+        self._woken.set()
+
+    def _refused(self, number: int, error: psycopg.Error) -> bool:
+        """Whether a first claim that was refused is the caller's mistake: when no shard has taken one."""
+        self._refusals.add(number)
+        return all(
+            number in self._refusals or (run.unreachable and not run.claimed) for number, run in self._runs.items()
+        )

@@ -1,0 +1,137 @@
+-- How a shard is called.  Each call has two functions: cluster.at_NAME, in PL/Proxy, runs it on
+-- one shard with the caller's user mapping; cluster.NAME finds the shard, and answers for it.
+-- All are SECURITY INVOKER: PL/Proxy connects as whoever is the current user.
+
+CREATE FUNCTION cluster.is_lost(state text, said text) RETURNS boolean IMMUTABLE LANGUAGE sql
+	SET search_path = pg_catalog, pg_temp
+	AS $$SELECT state = 'XX000' AND (said LIKE 'PL/Proxy function %' OR said LIKE '% REMOTE (null): %')
+		OR state LIKE '08%' OR state IN ('57P01', '57P02', '57P03', '57P05')$$;
+COMMENT ON FUNCTION cluster.is_lost(text, text)
+	IS 'part of cluster.again: whether it is not the shard that has refused a call, but the way to it that is broken; PL/Proxy has no SQLSTATE for that';
+
+CREATE FUNCTION cluster.again(
+	shard int, state text, said text, detail text, hint text, tries int, began timestamptz, repeatable boolean)
+	RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	lost boolean := cluster.is_lost(state, said);
+	waits_until timestamptz;
+	moving boolean;
+BEGIN
+	IF state = '55000' OR (lost AND repeatable) THEN
+		SELECT began + s.patience INTO waits_until FROM cluster.settings s;
+		LOOP
+			SELECT s.state = 'moving' INTO moving FROM cluster.shards s WHERE s.shard = again.shard;
+			EXIT WHEN moving IS NOT TRUE OR clock_timestamp() > waits_until;
+			PERFORM pg_sleep(0.02);
+		END LOOP;
+		-- It is locked by nobody else, so that opening it receives what has changed: the place
+		-- of the shard is in the foreign server, which PL/Proxy has in its cache.
+		PERFORM pg_relation_size('cluster.map_version');
+		IF moving THEN
+			RAISE EXCEPTION 'shard % is being moved', shard USING ERRCODE = 'object_not_in_prerequisite_state',
+				HINT = 'Repeat the transaction: nothing of this call has happened. If the move has been given up, cluster.set_shard_state(shard, ''up'').';
+		ELSIF tries = 1 THEN
+			RETURN;
+		END IF;
+	END IF;
+	IF lost THEN
+		RAISE EXCEPTION 'shard % cannot be reached', shard USING ERRCODE = 'connection_failure',
+			DETAIL = regexp_replace(said, '^PL/Proxy function [^ ]+: ', ''),
+			HINT = CASE WHEN repeatable THEN 'Repeat the call: it is safe to.'
+				ELSE 'Whether it has taken effect is not known, unless the connection was refused: repeat what has a key, look at what has an id.' END;
+	END IF;
+	RAISE EXCEPTION '%', regexp_replace(said, '^[^ ]+\(\d+\): \[[^]]*\] REMOTE [^:]*: ', '') USING ERRCODE = state,
+		DETAIL = concat_ws(' ', regexp_replace(nullif(detail, ''), '^Remote detail: ', ''), format('(Shard %s.)', shard)),
+		HINT = coalesce(regexp_replace(nullif(hint, ''), '^Remote hint: ', ''), 'See doc/operations/cluster.md.');
+END $$;
+COMMENT ON FUNCTION cluster.again(int, text, text, text, text, int, timestamptz, boolean)
+	IS 'what follows an error of a shard: returns when the call is to be tried again, because the shard has moved, or, if that is safe, because the connection was broken; waits while it is moving; otherwise raises what the shard raised, or 08006';
+
+CREATE TYPE cluster.enqueue_result AS (id bigint, outcome text, status text, result jsonb);
+CREATE TYPE cluster.claim_result AS (
+	outcome text, id bigint, token bigint, attempt int, max_attempts int, deadline timestamptz, payload jsonb, key text,
+	group_key text, checkpoint jsonb, enqueued_at timestamptz, headers jsonb, result jsonb, retry_after timestamptz);
+CREATE TYPE cluster.job AS (
+	id bigint, queue text, created_at timestamptz, priority int, max_attempts int, expires_at timestamptz,
+	run_at timestamptz, status text, attempt int, token bigint, ready_at timestamptz, claimed_at timestamptz,
+	deadline timestamptz, finished_at timestamptz, worker text, key text, group_key text, headers jsonb, checkpoint jsonb,
+	result jsonb, last_error text, payload jsonb);
+CREATE TYPE cluster.status_and_result AS (status text, result jsonb);
+COMMENT ON TYPE cluster.status_and_result IS 'what cluster.result answers';
+COMMENT ON TYPE cluster.enqueue_result IS 'what cluster.enqueue answers, as idemq.enqueue does';
+COMMENT ON TYPE cluster.claim_result IS 'what cluster.acquire answers, as idemq.acquire does';
+COMMENT ON TYPE cluster.job IS 'a job, with the name of its queue; the columns are those of idemq.jobs';
+
+CREATE FUNCTION cluster.make_call(
+	name text, args text, returns text, columns text, remote text, route text, repeatable text, guard text)
+	RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $make$
+DECLARE
+	call text := format('cluster.at_%s(at_shard%s)', name,
+		(SELECT string_agg(', $' || i, '' ORDER BY i) FROM generate_series(1, cardinality(string_to_array(args, ','))) i));
+	-- Of one shard: as it says; a row a shard otherwise.
+	body text := CASE
+		WHEN returns = 'void' THEN format('PERFORM FROM %s; RETURN;', call)
+		WHEN returns LIKE 'SETOF %' THEN format('RETURN QUERY SELECT * FROM %s; RETURN;', call)
+		ELSE format('RETURN (SELECT x.answer FROM %s x);', call) END;
+	failed text := 'GET STACKED DIAGNOSTICS said = MESSAGE_TEXT, more = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+				tries := tries + 1;
+				PERFORM cluster.again(at_shard, SQLSTATE, said, more, hint, tries, began, ' || repeatable || ');';
+	variables text := 'began timestamptz := clock_timestamp();
+		tries int := 0;
+		said text;
+		more text;
+		hint text;';
+BEGIN
+	EXECUTE format('CREATE FUNCTION cluster.at_%s(at_shard int%s) RETURNS %s LANGUAGE plproxy AS %L', name,
+		', ' || nullif(args, ''), columns,
+		format('CLUSTER ''idemq_cluster''; RUN ON at_shard; SELECT %s;', remote));
+	EXECUTE format('COMMENT ON FUNCTION cluster.at_%s IS %L', name,
+		format('part of cluster.%s: the call on one shard', name));
+	IF route <> 'all' THEN
+		EXECUTE format('CREATE FUNCTION cluster.%s(%s) RETURNS %s LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS %L',
+			name, args, returns, format('
+	#variable_conflict use_column
+	DECLARE
+		at_shard int;
+		%s
+	BEGIN
+		%s at_shard := %s;
+		LOOP
+			BEGIN
+				%s
+			EXCEPTION WHEN OTHERS THEN
+				%s
+			END;
+		END LOOP;
+	END', variables, guard, route, body, failed));
+	ELSE
+		EXECUTE format('CREATE FUNCTION cluster.%s(%s) RETURNS TABLE (shard int, %s, error text) LANGUAGE plpgsql
+			SET search_path = pg_catalog, pg_temp AS %L',
+			name, args, returns, format('
+	#variable_conflict use_column
+	DECLARE
+		%s
+	BEGIN
+		FOR at_shard IN 0 .. cluster.shard_count() - 1 LOOP
+			tries := 0;
+			began := clock_timestamp();
+			BEGIN
+				LOOP
+					BEGIN
+						RETURN QUERY SELECT at_shard, x.*, NULL::text FROM %s x;
+						EXIT;
+					EXCEPTION WHEN OTHERS THEN
+						%s
+					END;
+				END LOOP;
+			EXCEPTION WHEN OTHERS THEN
+				GET STACKED DIAGNOSTICS more = PG_EXCEPTION_DETAIL;
+				shard := at_shard;
+				error := concat_ws('' '', SQLSTATE || '':'', SQLERRM || ''.'', more);
+				RETURN NEXT;
+				error := NULL;
+			END;
+		END LOOP;
+	END', variables, call, failed));
+	END IF;
+END $make$;

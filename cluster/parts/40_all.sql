@@ -1,0 +1,200 @@
+-- Calls of all shards, one by one (RUN ON ALL fails as a whole): a row a shard, or more; of one
+-- that is down, a row that says so in column error.
+
+DO $do$
+DECLARE
+	c record;
+BEGIN
+	FOR c IN VALUES
+		('create_queue',
+			$$name text, lease interval DEFAULT '30 s', max_attempts int DEFAULT 20, retry_base interval DEFAULT '1 s',
+			retry_factor float8 DEFAULT 2, retry_max interval DEFAULT '1 h', retry_jitter float8 DEFAULT 0.2,
+			retention interval DEFAULT '1 day', idempotency_window interval DEFAULT '1 day', max_running int DEFAULT NULL,
+			rate_limit int DEFAULT NULL, rate_period interval DEFAULT '1 s', dead_queue text DEFAULT NULL,
+			dead_retention interval DEFAULT '30 days', max_lease interval DEFAULT '1 day', job_timeout interval DEFAULT NULL$$,
+			'idemq.create_queue(name, lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, retention,
+			idempotency_window, max_running, rate_limit, rate_period, dead_queue, dead_retention, max_lease, job_timeout)',
+			'idemq.create_queue on every shard: a row each, with the error of those that did not; its limits, max_running and rate_limit, are of each shard'),
+		('alter_queue',
+			$$name text, lease interval DEFAULT NULL, max_attempts int DEFAULT NULL, retry_base interval DEFAULT NULL,
+			retry_factor float8 DEFAULT NULL, retry_max interval DEFAULT NULL, retry_jitter float8 DEFAULT NULL,
+			retention interval DEFAULT NULL, idempotency_window interval DEFAULT NULL, max_running int DEFAULT NULL,
+			rate_limit int DEFAULT NULL, rate_period interval DEFAULT NULL, dead_queue text DEFAULT NULL,
+			dead_retention interval DEFAULT NULL, max_lease interval DEFAULT NULL, job_timeout interval DEFAULT NULL$$,
+			'idemq.alter_queue(name, lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, retention,
+			idempotency_window, max_running, rate_limit, rate_period, dead_queue, dead_retention, max_lease, job_timeout)',
+			'idemq.alter_queue on every shard'),
+		('drop_queue', 'name text, force boolean DEFAULT false', 'idemq.drop_queue(name, force)', 'idemq.drop_queue on every shard'),
+		('pause', 'name text, until timestamptz DEFAULT NULL', 'idemq.pause(name, until)', 'idemq.pause on every shard'),
+		('resume', 'name text', 'idemq.resume(name)', 'idemq.resume on every shard'),
+		('grant_queue', 'name text, role name, privilege text', 'idemq.grant_queue(name, role::regrole, privilege)',
+			'idemq.grant_queue on every shard; the role must be there on each'),
+		('revoke_queue', 'name text, role name, privilege text', 'idemq.revoke_queue(name, role::regrole, privilege)',
+			'idemq.revoke_queue on every shard')
+	LOOP
+		PERFORM cluster.make_call(c.column1, c.column2, 'done boolean', 'TABLE (done boolean)',
+			format('c.done FROM (SELECT true, %s) c(done, nothing)', c.column3), 'all', 'true', '');
+		EXECUTE format('COMMENT ON FUNCTION cluster.%s IS %L', c.column1, c.column4);
+	END LOOP;
+END $do$;
+
+SELECT cluster.make_call('queues', '', 'queue text, paused boolean, max_running int', 'TABLE (queue text, paused boolean, max_running int)',
+	'q.queue, q.paused, q.max_running FROM (SELECT n.name, n.paused, n.max_running FROM idemq.queues n) q(queue, paused, max_running)',
+	'all', 'true', '');
+COMMENT ON FUNCTION cluster.queues IS 'the queues of every shard that you may use';
+SELECT cluster.make_call('metrics', '',
+	'queue text, paused boolean, pending bigint, blocked bigint, processing bigint, failed bigint, completed bigint, dead bigint,
+	cancelled bigint, oldest_ready interval, enqueued_total bigint, claimed_total bigint, committed_total bigint,
+	failed_total bigint, dead_total bigint, wait_p95 interval, run_p95 interval, running int',
+	'TABLE (queue text, paused boolean, pending bigint, blocked bigint, processing bigint, failed bigint, completed bigint, dead bigint,
+	cancelled bigint, oldest_ready interval, enqueued_total bigint, claimed_total bigint, committed_total bigint,
+	failed_total bigint, dead_total bigint, wait_p95 interval, run_p95 interval, running int)',
+	'm.queue, m.paused, m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled, m.oldest_ready,
+	m.enqueued_total, m.claimed_total, m.committed_total, m.failed_total, m.dead_total, m.wait_p95, m.run_p95, m.running
+	FROM idemq.metrics m', 'all', 'true', '');
+COMMENT ON FUNCTION cluster.metrics IS 'idemq.metrics of every shard, the columns that say most; sum them by queue';
+SELECT cluster.make_call('workers', '',
+	'queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz, deadline timestamptz, state text',
+	'TABLE (queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz, deadline timestamptz, state text)',
+	'w.queue, w.job_id, w.worker, w.pid, w.attempt, w.claimed_at, w.deadline, w.state FROM idemq.workers w', 'all', 'true', '');
+COMMENT ON FUNCTION cluster.workers IS 'idemq.workers of every shard: who holds what';
+SELECT cluster.make_call('errors', '',
+	'queue text, sqlstate text, pattern text, fingerprint text, jobs bigint, dead bigint, first_seen timestamptz, last_seen timestamptz, example_id bigint',
+	'TABLE (queue text, sqlstate text, pattern text, fingerprint text, jobs bigint, dead bigint, first_seen timestamptz, last_seen timestamptz, example_id bigint)',
+	'e.queue, e.sqlstate, e.pattern, e.fingerprint, e.jobs, e.dead, e.first_seen, e.last_seen, e.example_id
+	FROM (SELECT v.queue, v.sqlstate, v.error, v.fingerprint, v.jobs, v.dead, v.first_seen, v.last_seen, v.example_id FROM idemq.errors v)
+		e(queue, sqlstate, pattern, fingerprint, jobs, dead, first_seen, last_seen, example_id)', 'all', 'true', '');
+COMMENT ON FUNCTION cluster.errors IS 'idemq.errors of every shard; pattern is its column error, fingerprint is the same on all';
+SELECT cluster.make_call('check', '', 'severity text, invariant text, detail text', 'TABLE (severity text, invariant text, detail text)',
+	'c.severity, c.invariant, c.detail FROM idemq.check() c', 'all', 'true', '');
+COMMENT ON FUNCTION cluster.check IS 'idemq.check of every shard; no row is good news';
+SELECT cluster.make_call('identities', '', 'is_shard int, of_shards int, database text, role text',
+	'TABLE (is_shard int, of_shards int, database text, role text)',
+	'i.is_shard, i.of_shards, i.database, i.role FROM (SELECT s.shard, s.shards, d.database::text, d.role::text
+		FROM (SELECT current_database(), current_user) d(database, role) LEFT JOIN idemq.shard s ON true)
+		i(is_shard, of_shards, database, role)', 'all', 'true', '');
+COMMENT ON FUNCTION cluster.identities
+	IS 'what each shard says that it is (idemq.set_shard), and as whom the caller comes to it; is_shard must be shard';
+
+DROP FUNCTION cluster.make_call(text, text, text, text, text, text, text, text);
+
+CREATE FUNCTION cluster.enqueue_many(
+	queue text, payloads jsonb[], keys text[] DEFAULT NULL, run_ats timestamptz[] DEFAULT NULL,
+	priorities int[] DEFAULT NULL, group_keys text[] DEFAULT NULL, delays interval[] DEFAULT NULL,
+	max_attempts int[] DEFAULT NULL, headers jsonb[] DEFAULT NULL, expires_ins interval[] DEFAULT NULL,
+	key_ttls interval[] DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false)
+	RETURNS TABLE (ord int, id bigint, outcome text, status text, result jsonb, error text)
+	LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+	n int := cardinality(payloads);
+	length int;
+	anywhere int;
+	batch record;
+	began timestamptz;
+	tries int;
+	said text;
+	more text;
+	hint text;
+	part int;
+BEGIN
+	FOREACH length IN ARRAY ARRAY[cardinality(keys), cardinality(run_ats), cardinality(priorities), cardinality(group_keys),
+		cardinality(delays), cardinality(max_attempts), cardinality(headers), cardinality(expires_ins), cardinality(key_ttls)]
+	LOOP
+		IF length <> n THEN
+			RAISE EXCEPTION 'arrays of % and % elements', n, length USING ERRCODE = 'array_subscript_error',
+				HINT = 'Pass an element for each payload; NULL says nothing.';
+		END IF;
+	END LOOP;
+	PERFORM cluster.refuse_in_transaction(keys IS NULL OR array_position(keys, NULL) IS NOT NULL);
+	anywhere := cluster.route(NULL, NULL);
+	FOR batch IN
+		SELECT r.place, bool_and(e.key IS NOT NULL) AS keyed, array_agg(e.i::int ORDER BY e.i) AS ords,
+			array_agg(e.payload ORDER BY e.i) AS payloads, array_agg(e.key ORDER BY e.i) AS keys,
+			array_agg(e.run_at ORDER BY e.i) AS run_ats, array_agg(e.priority ORDER BY e.i) AS priorities,
+			array_agg(e.group_key ORDER BY e.i) AS group_keys, array_agg(e.delay ORDER BY e.i) AS delays,
+			array_agg(e.attempts ORDER BY e.i) AS attempts, array_agg(e.header ORDER BY e.i) AS headers,
+			array_agg(e.expires_in ORDER BY e.i) AS expires_ins, array_agg(e.key_ttl ORDER BY e.i) AS key_ttls
+		FROM unnest($2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+			WITH ORDINALITY e(payload, key, run_at, priority, group_key, delay, attempts, header, expires_in, key_ttl, i)
+		CROSS JOIN LATERAL (SELECT CASE WHEN e.key IS NULL AND e.group_key IS NULL THEN anywhere
+			ELSE cluster.route(e.key, e.group_key) END) r(place)
+		GROUP BY 1 ORDER BY 1
+	LOOP
+		tries := 0;
+		began := clock_timestamp();
+		BEGIN
+			LOOP
+				BEGIN
+					RETURN QUERY SELECT batch.ords[m.ord], m.id, m.outcome, m.status, m.result, NULL::text
+						FROM cluster.at_enqueue_many(batch.place, $1, batch.payloads,
+							CASE WHEN $3 IS NOT NULL THEN batch.keys END, CASE WHEN $4 IS NOT NULL THEN batch.run_ats END,
+							CASE WHEN $5 IS NOT NULL THEN batch.priorities END, CASE WHEN $6 IS NOT NULL THEN batch.group_keys END,
+							CASE WHEN $7 IS NOT NULL THEN batch.delays END, CASE WHEN $8 IS NOT NULL THEN batch.attempts END,
+							CASE WHEN $9 IS NOT NULL THEN batch.headers END, CASE WHEN $10 IS NOT NULL THEN batch.expires_ins END,
+							CASE WHEN $11 IS NOT NULL THEN batch.key_ttls END, $12, $13) m;
+					EXIT;
+				EXCEPTION WHEN OTHERS THEN
+					GET STACKED DIAGNOSTICS said = MESSAGE_TEXT, more = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+					tries := tries + 1;
+					PERFORM cluster.again(batch.place, SQLSTATE, said, more, hint, tries, began,
+						batch.keyed AND $12 IN ('keep', 'ignore', 'replace'));
+				END;
+			END LOOP;
+		EXCEPTION WHEN OTHERS THEN
+			GET STACKED DIAGNOSTICS more = PG_EXCEPTION_DETAIL;
+			error := concat_ws(' ', SQLSTATE || ':', SQLERRM || '.', more);
+			FOREACH part IN ARRAY batch.ords LOOP
+				ord := part;
+				RETURN NEXT;
+			END LOOP;
+			error := NULL;
+		END;
+	END LOOP;
+END $$;
+COMMENT ON FUNCTION cluster.enqueue_many
+	IS 'idemq.enqueue_many, a batch for each shard; jobs with neither key nor group go to one of them together; all or none on each shard, not over all: a row an element, ord counting from 1, and for those whose shard refused its batch, or is down, no id and column error; with keys the call can be repeated';
+
+CREATE FUNCTION cluster.at_enqueue_many(
+	at_shard int, queue text, payloads jsonb[], keys text[], run_ats timestamptz[], priorities int[], group_keys text[],
+	delays interval[], max_attempts int[], headers jsonb[], expires_ins interval[], key_ttls interval[], on_duplicate text,
+	nowait boolean)
+	RETURNS TABLE (ord int, id bigint, outcome text, status text, result jsonb) LANGUAGE plproxy AS $$
+	CLUSTER 'idemq_cluster';
+	RUN ON at_shard;
+	SELECT m.ord, m.id, m.outcome::text, m.status::text, m.result
+		FROM idemq.enqueue_many(queue, payloads, keys, run_ats, priorities, group_keys, delays, max_attempts, headers,
+			expires_ins, key_ttls, on_duplicate, nowait) m;
+$$;
+COMMENT ON FUNCTION cluster.at_enqueue_many IS 'part of cluster.enqueue_many: the call on one shard';
+
+-- No SET: it commits.
+CREATE PROCEDURE cluster.wait_result(
+	id bigint, timeout interval DEFAULT '30 s', INOUT status text DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
+	LANGUAGE plpgsql AS $$
+DECLARE
+	pause float8 := 0.01;
+	until timestamptz := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) timeout;
+BEGIN
+	LOOP
+		SELECT r.status, r.result INTO wait_result.status, wait_result.result FROM cluster.result(wait_result.id) r;
+		COMMIT;
+		pause := cluster.next_pause(wait_result.status, until, pause);
+		EXIT WHEN pause IS NULL;
+		PERFORM pg_catalog.pg_sleep(pause);
+	END LOOP;
+END $$;
+COMMENT ON PROCEDURE cluster.wait_result
+	IS 'wait until a job is completed, dead or cancelled; returns its status and stored result, after timeout the status that it has; asks its shard after 10 ms and then ever more rarely, up to each half second, and holds nothing in between; CALL it outside a transaction block; a client that waits often connects to the shard and calls idemq.wait_result there, which does not ask';
+
+CREATE FUNCTION cluster.next_pause(status text, until timestamptz, pause float8) RETURNS float8 LANGUAGE plpgsql
+	SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	remaining float8 := extract(epoch FROM until - clock_timestamp());
+BEGIN
+	IF status IN ('completed', 'dead', 'cancelled') OR remaining <= 0 OR remaining IS NULL THEN
+		RETURN NULL;
+	END IF;
+	RETURN least(remaining, pause * 1.5, 0.5);
+END $$;
+COMMENT ON FUNCTION cluster.next_pause(text, timestamptz, float8) IS 'part of cluster.wait_result: seconds until it asks again; NULL: no more';

@@ -1,0 +1,45 @@
+/*
+ * api/result.c
+ *		SQL function result: what wait_result answers, without the wait.
+ *
+ * For whoever cannot CALL a procedure that sleeps between transactions: a proxy that calls
+ * functions only.  It reads the job's latest version, as wait_result does.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+
+#include "api/claim_row.h"
+#include "table/jobs.h"
+#include "queue/queues.h"
+#include "base/args.h"
+#include "base/errors.h"
+#include "base/oids.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_result);
+
+/* result(id) -> (status, result); IQ002, 22004.  Needs any privilege on the job's queue. */
+Datum
+idemq_sql_v2_result(PG_FUNCTION_ARGS)
+{
+	Datum values[2];
+	bool nulls[2] = {false, false};
+	JobsTable table;
+	QueueInfo queue;
+	Datum row;
+	Job job;
+
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_jobs_open_to_read(&table);
+	if (!idemq_jobs_fetch(&table, PG_GETARG_INT64(0), &job) ||
+		!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, &queue))
+		ereport(ERROR, (errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
+						errmsg("job %lld does not exist", (long long) PG_GETARG_INT64(0)),
+						errhint("A queue with retention '0' keeps no finished job; give it one to "
+								"ask for results.")));
+	values[0] = ObjectIdGetDatum(idemq_oids()->status[job.status]);
+	values[1] = idemq_job_document(&job, COL_RESULT, &nulls[1]);
+	row = idemq_row_datum(fcinfo, values, nulls);
+	idemq_jobs_close(&table);
+	return row;
+}

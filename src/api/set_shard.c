@@ -1,0 +1,28 @@
+/*
+ * api/set_shard.c
+ *		SQL function set_shard: this database is one shard of many.  The work is in
+ *		table/jobs_shard.c.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+
+#include "table/jobs_shard.h"
+#include "base/args.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_set_shard);
+
+/* set_shard(shard, shards) -> whether it was not that before; 22004, 22023, 25006, 55000. */
+Datum
+idemq_sql_v2_set_shard(PG_FUNCTION_ARGS)
+{
+	int32 shards = idemq_arg_int(fcinfo, 1, "shards", 1, MAX_SHARDS);
+	int32 shard = idemq_arg_int(fcinfo, 0, "shard", 0, shards - 1);
+
+	if ((shards & (shards - 1)) != 0)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("shards must be a power of two, not %d", shards),
+						errhint("Use 64, unless the cluster was made with another number: "
+								"cluster.settings of its router says.")));
+	PG_RETURN_BOOL(idemq_shard_set(shard, shards));
+}

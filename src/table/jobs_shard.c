@@ -1,0 +1,141 @@
+/*
+ * table/jobs_shard.c
+ *		Which ids are this database's, when it is one shard of many: set_shard, and the
+ *		arithmetic of a shard's ids.
+ *
+ * A job's id tells its shard: it is (shard << 47) + a number, so that a router, a client or a
+ * person finds the job by its id alone, and two shards never give the same one.  64 shards of
+ * 2^47 numbers are 2^53, up to which JSON and JavaScript carry them unharmed.
+ *
+ * The sequence itself counts from (shard << 47) + 1: so everything that reads or advances
+ * it, the column's default and nextval by hand among them, is right without knowing of shards,
+ * and a server without shards pays nothing.  The row of idemq.shard says which shard it is
+ * whenever the sequence's own number is not to be relied upon (table/jobs_id.c): after a
+ * restart, a promotion, TRUNCATE ... RESTART IDENTITY, a restore of the rows without the
+ * sequence, and for a subscriber, to which sequences do not come.  It is a row of
+ * configuration, dumped and replicated as the queues are.
+ *
+ * The time of day, to which the sequence is raised then, is counted in units of 8
+ * microseconds in a shard: 2^47 microseconds would be over in 2030, so many units in 2061.
+ * So a shard may give 125,000 ids a second on the average of a run, where a server without
+ * shards may give 10^6; a gap of SHARD_GAP ids covers what a burst gives beyond that.
+ *
+ * Locks: set_shard takes ShareRowExclusiveLock on the sequence to the end of its transaction:
+ * whoever takes an id has RowExclusiveLock on it to the end of its own, so that either the id
+ * is seen here, and the call refused, or the next one is taken of the shard.  The restart of the
+ * sequence is transactional (ALTER SEQUENCE), as the row is.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+
+#include "table/jobs.h"
+#include "table/jobs_shard.h"
+#include "base/clock.h"
+#include "base/oids.h"
+#include "base/spi.h"
+
+#define SHARD_CLOCK_UNIT 8 /* microseconds */
+
+static SqlStatement read_shard = {.text = "SELECT shard, shards FROM idemq.shard"};
+static SqlStatement insert_shard =
+	{.text = "INSERT INTO idemq.shard (shard, shards, since) VALUES ($1, $2, $3)",
+	 .nargs = 3,
+	 .types = {INT4OID, INT4OID, TIMESTAMPTZOID}};
+static SqlStatement are_jobs = {
+	.text = "SELECT s.is_called OR EXISTS (SELECT FROM idemq.jobs) FROM idemq.jobs_id_seq s"};
+
+/* Fills in the ids of a shard; -1: those of a server without shards. */
+void
+idemq_id_part_of(IdPart *part, int32 shard)
+{
+	part->shard = shard;
+	part->base = shard < 0 ? 0 : (int64) shard << SHARD_ID_BITS;
+	part->most = shard < 0 ? PG_INT64_MAX : part->base + ((INT64CONST(1) << SHARD_ID_BITS) - 1);
+}
+
+/* Returns the id of this instant: above all that earlier runs of the server have given. */
+int64
+idemq_id_part_now(const IdPart *part)
+{
+	int64 now = idemq_now() - IDEMQ_EPOCH;
+
+	return part->base + (part->shard < 0 ? now : now / SHARD_CLOCK_UNIT);
+}
+
+/* Returns whether it is this shard already; raises 55000 when it is another. */
+static bool
+is_that_shard(int32 shard, int32 shards)
+{
+	bool isnull;
+	int32 is;
+	int32 of;
+
+	if (idemq_spi_query_latest(&read_shard, NULL, NULL) == 0)
+		return false;
+	is = DatumGetInt32(idemq_spi_value(0, 1, &isnull));
+	of = DatumGetInt32(idemq_spi_value(0, 2, &isnull));
+	if (is == shard && of == shards)
+		return true;
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("this database is shard %d of %d already", is, of),
+					errhint("A shard keeps its number for ever, since its jobs' ids tell it: use "
+							"another database for shard %d.",
+							shard)));
+}
+
+/* Raises 55000 when an id has been given. */
+static void
+refuse_given_ids(int32 shard)
+{
+	bool isnull;
+
+	(void) idemq_spi_query_latest(&are_jobs, NULL, NULL);
+	if (DatumGetBool(idemq_spi_value(0, 1, &isnull)))
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						errmsg("jobs have been made in this database, whose ids tell no shard"),
+						errhint("Make shard %d in a new database: CREATE EXTENSION idemq, then "
+								"idemq.set_shard, before the first job.",
+								shard)));
+}
+
+/* Has the sequence go on behind this id; of the transaction, as ALTER SEQUENCE is. */
+static void
+restart_sequence(int64 base)
+{
+	char *command =
+		psprintf("ALTER SEQUENCE idemq.jobs_id_seq RESTART WITH " INT64_FORMAT, base + 1);
+
+	if (SPI_execute(command, false, 0) != SPI_OK_UTILITY)
+		elog(ERROR, "\"%s\" has not been run", command);
+	pfree(command);
+}
+
+/*
+ * Makes this database a shard, for ever; returns false when it is that one already.  Waits
+ * for open transactions that have taken an id.  Raises 55000, 25006.
+ */
+bool
+idemq_shard_set(int32 shard, int32 shards)
+{
+	Datum args[] = {Int32GetDatum(shard), Int32GetDatum(shards), TimestampTzGetDatum(idemq_now())};
+	IdPart part;
+	SqlScope scope;
+	bool changed;
+
+	idemq_jobs_check_writable();
+	idemq_id_part_of(&part, shard);
+	LockRelationOid(idemq_oids()->jobs_seq, ShareRowExclusiveLock);
+	idemq_spi_begin(&scope);
+	changed = !is_that_shard(shard, shards);
+	if (changed)
+	{
+		refuse_given_ids(shard);
+		(void) idemq_spi_run(&insert_shard, args, NULL, SPI_OK_INSERT);
+		restart_sequence(part.base);
+	}
+	idemq_spi_end(&scope);
+	return changed;
+}

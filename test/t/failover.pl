@@ -1,0 +1,35 @@
+# The scenarios of make failover that take servers alone, in small: an asynchronous standby that
+# lags is promoted, and a synchronous one; producers and workers under way, every job accounted
+# for.  What holds, and how it is counted: test/failover/README.md.
+
+use strict;
+use warnings FATAL => 'all';
+
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $dir = PostgreSQL::Test::Utils::tempdir();
+my $out = '';
+
+chomp(my $bin = `pg_config --bindir`);
+local @ENV{qw(FAILOVER_WORK FAILOVER_BIN FAILOVER_WARM SCENARIO)} = ($dir, $bin, 40, 'async sync');
+ok(IPC::Run::run([ '/usr/bin/python3', "$ENV{IDEMQ_SOURCE}/test/failover/main.py", "$dir/table" ],
+		'<', \undef, '>&', \$out, IPC::Run::timeout(400)), 'all went well') or diag $out;
+like($out, qr{^ok     failover/$_ }m, $_) foreach 'async', 'sync';
+
+# A table of nothing, or of another event, is none: jobs and commits, those lost, effects twice.
+my @rows = map { [ map { s/[^0-9]//gr } (split / \| /)[ 4 .. 8 ] ] } grep { /^\| .*(killed|planned)/ } split /^/, slurp_file("$dir/table");
+is(@rows, 3, 'three events');
+foreach my $n (0 .. $#rows)
+{
+	my ($jobs, $commits, $lost, $lost_commits, $twice) = @{ $rows[$n] };
+
+	cmp_ok($jobs, '>', 80, "event $n: jobs were acknowledged");
+	cmp_ok($commits, '>', 80, 'so were commits');
+	cmp_ok($lost, $n == 0 ? '>' : '==', 0, $n == 0 ? 'asynchronous: jobs were lost' : 'none was lost');
+	cmp_ok($lost_commits, $n == 0 ? '>' : '==', 0, $n == 0 ? 'so were commits' : 'no commit was');
+	is($twice, 0, 'no effect twice');
+}
+
+done_testing();

@@ -1,0 +1,141 @@
+# What a standby answers: the tables, views and functions that read say what the primary says, in
+# every session, also of a change that was just replayed; what writes raises 25006; and
+# CALL idemq.wait_result waits there, for a job that has yet to arrive as well, and through a promotion.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('primary', 'idemq.worker' => 'on', max_connections => 40);
+$node->backup('base');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'base', has_streaming => 1);
+$standby->start;
+
+sub caught_up { return $node->wait_for_catchup($standby, 'replay', $node->lsn('insert')) }
+
+# ---- Reads
+
+sql($node, "SELECT idemq.create_queue('other', max_attempts => 1, retention => '1 day');
+	SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, ARRAY[4]));
+	SELECT idemq.enqueue('q', '5', delay => '1 h'), idemq.enqueue('other', '6', key => 'six');
+	SELECT idemq.fail(id, token, 'no such account') FROM idemq.claim('other');
+	CREATE ROLE reader; CREATE ROLE stranger; GRANT USAGE ON SCHEMA idemq TO stranger");
+sql($node, "SELECT idemq.grant_queue('q', 'reader', 'enqueue')");
+my ($id, $token) = split /\|/, sql($node, "SELECT id, token FROM idemq.claim('q')");
+caught_up();
+my $session = session($standby);
+foreach ('SELECT id, status, attempt, token, deadline, payload, last_error FROM idemq.jobs ORDER BY id',
+	'SELECT name, lease, retention, paused_until FROM idemq.queues ORDER BY 1',
+	'SELECT queue, pending, processing, failed, dead, oldest_ready IS NULL FROM idemq.metrics ORDER BY 1',
+	'SELECT job_id, outcome, error FROM idemq.attempts', 'SELECT count(*) FROM idemq.errors',
+	'SELECT (idemq.job(id)).status FROM idemq.jobs ORDER BY id', "SELECT status FROM idemq.job_by_key('other', 'six')",
+	"SELECT idemq.validate($id, $token), idemq.validate($id, $token - 1)", q[SELECT * FROM idemq.check() WHERE severity = 'error'])
+{
+	my $name = s/^SELECT //r;
+	my $says = sql($node, $_);
+
+	is($session->query_safe($_), $says, "as the primary: $name");
+	isnt($says, '', 'which says something') unless /check/;
+}
+is($session->query_safe('SELECT count(*) FROM idemq.workers'), 0, 'leases are in the primary\'s memory');
+
+# What only the primary's memory knows is not made up: its leases, limits, workers.
+my $ask = '; this is a standby: leases, limits and workers are known on the primary, ask idemq.why there';
+is($session->query_safe("SELECT idemq.why($id)"), "processing: attempt 1 of 20 (known from its row alone)$ask", 'why, of a job in processing');
+like($session->query_safe("SELECT idemq.why($id + 1)"), qr/^pending: ready since \S+ \S+ and first in line\Q$ask\E$/, 'of one that is ready');
+is(sql($standby, "SELECT idemq.why(id) FROM idemq.jobs WHERE status = 'dead'"), sql($node, "SELECT idemq.why(id) FROM idemq.jobs WHERE status = 'dead'"),
+	'of one that is dead: as on the primary');
+sql($node, "SELECT idemq.alter_queue('q', max_running => 1)");
+caught_up();
+like(sql($node, "SELECT idemq.why($id + 1)"), qr/is at max_running: 1 of 1/, 'a limit, on the primary');
+like($session->query_safe("SELECT idemq.why($id + 1)"), qr/first in line\Q$ask\E$/, 'which the standby does not count');
+sql($node, "SELECT idemq.alter_queue('q', max_running => 100)");
+my $holder = session($node);
+$holder->query_safe("BEGIN; SELECT id FROM idemq.jobs WHERE id = $id + 1 FOR UPDATE; SELECT pg_current_xact_id()");
+# Known to the standby with the next record of the transactions that run.
+sql($node, 'CHECKPOINT');
+caught_up();
+is_soon($standby, "SELECT idemq.why($id + 1) LIKE '%is held by a transaction of the primary%'", 'a row that the primary holds');
+$holder->query_safe('ROLLBACK');
+$holder->quit;
+
+# A setting that was changed is that of a session that has read the former one.
+sql($node, "SELECT idemq.pause('q')");
+caught_up();
+like($session->query_safe("SELECT idemq.why($id + 1)"), qr/paused/, 'a pause is known once it is replayed');
+sql($node, "SELECT idemq.resume('q')");
+caught_up();
+unlike($session->query_safe("SELECT idemq.why($id + 1)"), qr/paused/, 'and its end');
+
+is_state($standby, $_, '25006', "refused: $_")
+  foreach ("SELECT * FROM idemq.enqueue('q', '1')", "SELECT * FROM idemq.claim('q')", "SELECT idemq.commit($id, $token)",
+	"SELECT idemq.heartbeat($id, $token)", "SELECT idemq.cancel($id)", "CALL idemq.wait('q', '1 s')", "CALL idemq.wait_any('{q}', '1 s')");
+
+# ---- wait_result
+
+is_sql($standby, "CALL idemq.wait_result($id, '0')", 'processing|', 'wait_result looks');
+my $sleeper = sleeper($standby, "CALL idemq.wait_result($id, '100 s')");
+is_sql($standby, "SELECT backend_xmin IS NULL, (SELECT string_agg(locktype, ' ') FROM pg_locks WHERE pg_locks.pid = a.pid)
+	FROM pg_stat_activity a WHERE pid = $sleeper->{pid}", 't|virtualxid', 'and holds nothing that replay would wait for');
+sql($node, "SELECT idemq.commit($id, $token, '{\"sum\": 12}')");
+is(answer($sleeper), 'completed|{"sum": 12}', 'the result arrives there');
+$sleeper->{session}->quit;
+
+# A job that has yet to arrive: replay stands still while it is enqueued.
+sql($standby, 'SELECT pg_wal_replay_pause()');
+wait_until($standby, 'SELECT pg_get_wal_replay_pause_state()', 'paused');
+my $late = sql($node, "SELECT id FROM idemq.enqueue('other', '7')");
+$sleeper = sleeper($standby, "CALL idemq.wait_result($late, '100 s')");
+is_state($standby, "CALL idemq.wait_result($late, '50 ms')", 'IQ002', 'a job that did not come in time');
+my ($stdout, $stderr);
+$standby->psql('postgres', "CALL idemq.wait_result($late, '0')", stdout => \$stdout, stderr => \$stderr);
+like($stderr, qr/does not exist on this standby.*HINT:  It may not have arrived yet: ask the primary/s, 'where to go');
+sql($standby, 'SELECT pg_wal_replay_resume()');
+caught_up();
+is_sql($standby, "CALL idemq.wait_result($late, '0')", 'pending|', 'it has arrived');
+sql($node, "SELECT idemq.cancel($late)");
+is(answer($sleeper), 'cancelled|', 'who waited before it was there is answered');
+
+# One that has been there, and goes.
+my $gone = sql($node, "SELECT id FROM idemq.enqueue('other', '8')");
+caught_up();
+sleeper($standby, "CALL idemq.wait_result($gone, '100 s')", $sleeper->{session});
+wait_until($standby, "SELECT count(*) = 1 FROM idemq.jobs WHERE id = $gone");
+sql($node, "DELETE FROM idemq.jobs WHERE id = $gone");
+is(answer($sleeper), 'IQ002', 'a job that has gone is not waited for');
+
+# As on the primary.
+is_state($standby, "SET ROLE stranger; CALL idemq.wait_result($late, '10 ms')", 'IQ002', 'not for a stranger');
+is_sql($standby, "SET ROLE reader; CALL idemq.wait_result($id, '10 ms')", 'completed|{"sum": 12}', 'a producer may');
+is_state($standby, "BEGIN; CALL idemq.wait_result($id)", '2D000', 'not in a transaction');
+is_state($standby, 'CALL idemq.wait_result(NULL)', '22004', 'no id');
+is_state($standby, "CALL idemq.wait_result($id, NULL)", '22004', 'no timeout');
+sleeper($standby, "CALL idemq.wait_result($late + 1000, '100 s')", $sleeper->{session});
+sql($standby, "SELECT pg_cancel_backend($sleeper->{pid})");
+is(answer($sleeper), '57014', 'it can be cancelled');
+
+# ---- Through a promotion
+
+my $next = sql($node, "SELECT id FROM idemq.enqueue('q', '9')");
+caught_up();
+sleeper($standby, "CALL idemq.wait_result($next, '100 s')", $sleeper->{session});
+my $other = sleeper($standby, "CALL idemq.wait_result($next + 100000, '100 s')");
+$node->stop('immediate');
+$standby->promote;
+wait_until($standby, 'SELECT NOT pg_is_in_recovery()');
+is(answer($other), 'IQ002', 'what has not arrived by the promotion does not come');
+is_sql($standby, "SELECT idemq.commit(id, token, '10') FROM idemq.claim_job($next)", 'committed', 'a worker of the new primary');
+is(answer($sleeper), 'completed|10', 'wakes who waited on the standby that it was');
+is($session->query_safe("SELECT outcome FROM idemq.enqueue('q', '10')"), 'accepted', 'a session that read there writes');
+$_->quit foreach $session, $sleeper->{session}, $other->{session};
+is_sql($standby, q[SELECT * FROM idemq.check() WHERE severity = 'error'], '', 'check');
+
+$standby->stop;
+done_testing();
