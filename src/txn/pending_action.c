@@ -121,18 +121,22 @@ follow_switch(void)
 	idemq_worker_need_by(0);
 }
 
+/* The lease of a claim starts. */
+static void
+start_lease(const PendingAction *action, LeaseName lease)
+{
+	idemq_slot_note_deadline(action->slot, action->queue_id,
+							 idemq_lease_activate(lease.job_id, lease.token));
+}
+
 /* Follows the commit of one action. */
 void
 idemq_action_apply(const PendingAction *action)
 {
-	LeaseName lease;
-
 	switch (action->kind)
 	{
 		case ACTION_CLAIM:
-			lease = action->u.claim.lease;
-			idemq_slot_note_deadline(action->slot, action->queue_id,
-									 idemq_lease_activate(lease.job_id, lease.token));
+			start_lease(action, action->u.claim.lease);
 			break;
 		case ACTION_CLAIM_ROWONLY:
 		case ACTION_RECOVER:
