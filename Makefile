@@ -72,8 +72,8 @@ DATA_built = $(SCRIPT_BUILT) $(UPDATE_BUILT) $(CLUSTER_BUILT) $(if $(filter-out 
 PROGRAM_BUILT = bin/idemq-work
 PROGRAM_OBJS := $(patsubst %.c,%.o,$(sort $(call in_tree,bin/*.c)))
 # With their folders, so that links between them hold; the DOCS of PGXS has none.
-DOCUMENTS := $(call in_tree,cluster/README.md README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE doc/*.md doc/*/*.md doc/*/*.svg \
-	doc/*/*.png deploy/*/*)
+DOCUMENTS := $(call in_tree,README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE doc/*.md doc/*/*.md doc/*/*.svg \
+	doc/*/*.png cluster/README.md deploy/*/*)
 EXTRA_CLEAN = src/.flags $(if $(filter-out .,$(TREE)),expected) $(OBJS:.o=.d) $(OBJS:.o=.gcno) $(OBJS:.o=.gcda) \
 	$(CLUSTER_BUILT) cluster/idemq_cluster.so cluster/idemq_cluster.o cluster/idemq_cluster.d \
 	$(PROGRAM_BUILT) $(PROGRAM_OBJS) $(PROGRAM_OBJS:.o=.d) $(PROGRAM_OBJS:.o=.gcno) $(PROGRAM_OBJS:.o=.gcda) \
@@ -117,7 +117,7 @@ include $(PGXS)
 override VPATH :=
 srcdir := $(TREE)
 vpath %.c $(TREE)
-vpath %.control $(TREE)
+vpath idemq.control $(TREE)
 ifneq ($(TREE),.)
 $(shell mkdir -p sql bin cluster $(sort $(dir $(UNITS))))
 $(RELEASED): $(TREE)/$(RELEASED)

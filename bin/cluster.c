@@ -15,7 +15,6 @@
  * When the supervisor is gone, whatever ended it, each runner notices the end of its line and ends; its
  * keeper ends the programs.  A runner that has ended is started again.
  */
-#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -30,6 +29,7 @@
 #include "options.h"
 #include "places.h"
 #include "say.h"
+#include "signals.h"
 
 #define HOME_FIRST 5000
 #define START_AGAIN 5000
@@ -54,31 +54,6 @@ static bool claimed; /* by any shard, ever */
 static int status;
 static pid_t map_pid;
 static int map_fd;
-static int alarm_pipe[2];
-static volatile sig_atomic_t signals;
-
-static void
-on_signal(int number)
-{
-	int error = errno;
-
-	if (number != SIGCHLD)
-		signals++;
-	if (write(alarm_pipe[1], "", 1) < 0)
-		errno = error;
-	errno = error;
-}
-
-static void
-handle_signals(void (*handler)(int))
-{
-	static const int numbers[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP};
-	struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
-
-	sigemptyset(&action.sa_mask);
-	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-		sigaction(numbers[i], &action, NULL);
-}
 
 /* A process with a line to this one: its end is set in both.  In a group of its own, so that a
  * terminal tells the supervisor alone. */
@@ -95,12 +70,9 @@ branch(int *fd)
 		close(ends[0]);
 		*fd = ends[1];
 		setpgid(0, 0);
-		handle_signals(SIG_DFL);
+		signals_leave();
 		for (int i = 0; i < count; i++)
 			close_fd(&runners[i].fd);
-		close_fd(&alarm_pipe[0]);
-		close_fd(&alarm_pipe[1]);
-		signals = 0;
 		return 0;
 	}
 	close(ends[1]);
@@ -307,17 +279,15 @@ sleep_and_listen(int64_t until)
 	struct pollfd *fds = memory(NULL, (size_t) (count + 2) * sizeof(*fds));
 	int64_t left = until == NEVER ? -1 : later(until - now_ms(), 0);
 	int polled = count;
-	char drop[64];
 	bool goes_on = true;
 
-	fds[0] = (struct pollfd){.fd = alarm_pipe[0], .events = POLLIN};
+	fds[0] = (struct pollfd){.fd = signals_fd(), .events = POLLIN};
 	fds[1] = (struct pollfd){.fd = map_fd, .events = POLLIN};
 	for (int i = 0; i < polled; i++)
 		fds[i + 2] = (struct pollfd){.fd = runners[i].fd, .events = POLLIN};
 	if (poll(fds, (nfds_t) polled + 2, (int) left) > 0)
 	{
-		while (read(alarm_pipe[0], drop, sizeof(drop)) > 0)
-			;
+		signals_heard();
 		for (int i = 0; i < polled; i++)
 		{
 			if (fds[i + 2].revents != 0 && runners[i].fd >= 0)
@@ -386,34 +356,29 @@ cluster_start(void)
 	if (options.cluster == NULL)
 		return;
 	map_check_options();
-	if (!open_pipe(alarm_pipe))
-		die(1, "cannot make a pipe: %m");
-	never_block(alarm_pipe[0]);
-	never_block(alarm_pipe[1]);
-	handle_signals(on_signal);
-	signal(SIGPIPE, SIG_IGN);
+	signals_catch();
 	places = options.jobs;
 	start_map();
 	for (;;)
 	{
 		int64_t next;
 
-		bury(signals > 0);
-		if (begun && alive() == 0 && (signals > 0 || options.once || !claimed))
+		bury(signals_told() > 0);
+		if (begun && alive() == 0 && (signals_told() > 0 || options.once || !claimed))
 			break;
-		if (signals > 0 && !begun)
+		if (signals_told() > 0 && !begun)
 			break;
-		next = signals > 0 ? NEVER : start_due();
+		next = signals_told() > 0 ? NEVER : start_due();
 		if (next == 0)
 			return;
 		begun = begun || count > 0;
 		give_out();
-		for (; seen < signals; seen++)
+		for (; seen < signals_told(); seen++)
 			tell_all(SIGTERM);
 		if (!sleep_and_listen(next))
 			start_map_again(begun);
 	}
 	close_fd(&map_fd);
 	waitpid(map_pid, NULL, 0);
-	exit(claimed || signals > 0 || options.once ? status : 1);
+	exit(claimed || signals_told() > 0 || options.once ? status : 1);
 }

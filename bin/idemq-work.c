@@ -28,6 +28,7 @@
 #include "keeper.h"
 #include "options.h"
 #include "places.h"
+#include "signals.h"
 #include "text.h"
 
 /* How long the server sleeps in one CALL, and until we think that it is no longer there. */
@@ -54,38 +55,6 @@ static bool draining;
 static int64_t grace_end = NEVER;
 static int64_t drain_end = NEVER;
 static bool gave_up;
-
-static int alarm_pipe[2];
-static volatile sig_atomic_t signals;
-
-static void
-on_signal(int number)
-{
-	int error = errno;
-
-	if (number != SIGCHLD)
-		signals++;
-	/* Full: the loop will wake as it is. */
-	if (write(alarm_pipe[1], "", 1) < 0)
-		errno = error;
-	errno = error;
-}
-
-static void
-handle_signals(void)
-{
-	static const int numbers[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP};
-	struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
-
-	if (!open_pipe(alarm_pipe))
-		die(1, "cannot make a pipe: %m");
-	never_block(alarm_pipe[0]);
-	never_block(alarm_pipe[1]);
-	sigemptyset(&action.sa_mask);
-	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-		sigaction(numbers[i], &action, NULL);
-	signal(SIGPIPE, SIG_IGN);
-}
 
 static int
 busy_places(void)
@@ -287,12 +256,13 @@ static void
 drain(void)
 {
 	static int seen = 0;
+	int told = signals_told();
 
-	if (signals != seen && draining)
+	if (told != seen && draining)
 		grace_end = now_ms();
-	else if (signals != seen)
+	else if (told != seen)
 		begin_drain();
-	seen = signals;
+	seen = told;
 	if (now_ms() >= grace_end)
 	{
 		grace_end = NEVER;
@@ -413,9 +383,8 @@ serve(struct pollfd *fds)
 	int64_t now = now_ms();
 	int64_t next = next_round();
 	int count = 4;
-	char drop[64];
 
-	fds[0] = (struct pollfd){.fd = alarm_pipe[0], .events = POLLIN};
+	fds[0] = (struct pollfd){.fd = signals_fd(), .events = POLLIN};
 	fds[1] = (struct pollfd){.fd = work.conn ? PQsocket(work.conn) : -1, .events = POLLIN};
 	fds[2] = (struct pollfd){.fd = waiter.conn ? PQsocket(waiter.conn) : -1, .events = POLLIN};
 	fds[3] = (struct pollfd){.fd = places_fd, .events = POLLIN};
@@ -433,8 +402,7 @@ serve(struct pollfd *fds)
 			die(1, "poll: %m");
 		return;
 	}
-	while (read(alarm_pipe[0], drop, sizeof(drop)) > 0)
-		;
+	signals_heard();
 	/* Nothing was asked: it is the end of the connection, or a message about it. */
 	if (fds[1].revents != 0 && work.conn != NULL && !PQconsumeInput(work.conn))
 		server_lost(&work, PQerrorMessage(work.conn));
@@ -477,7 +445,7 @@ main(int argc, char **argv)
 	cluster_start();
 	srand((unsigned) getpid());
 	keeper_start();
-	handle_signals();
+	signals_catch();
 	work.dsn = options.dsn;
 	waiter.dsn = options.wait_dsn;
 	jobs = memory(NULL, (size_t) options.jobs * sizeof(*jobs));

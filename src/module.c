@@ -23,12 +23,14 @@
 #include "shared/group_window.h"
 #include "shared/handler_board.h"
 #include "shared/handler_known.h"
+#include "shared/kin.h"
 #include "shared/lease_owners.h"
 #include "shared/lease_shares.h"
 #include "shared/lease_table.h"
 #include "shared/notify_ring.h"
 #include "shared/once_counts.h"
 #include "shared/promote_round.h"
+#include "shared/publish_counts.h"
 #include "shared/settings_version.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
@@ -47,12 +49,15 @@ void _PG_init(void);
 static const ShmemPart parts[] = {
 	{"idemq groups area", idemq_groups_shmem_size, idemq_groups_hash_size, idemq_groups_shmem_init},
 	{"idemq group windows", idemq_group_windows_shmem_size, NULL, idemq_group_windows_shmem_init},
+	{"idemq kin", idemq_kin_shmem_size, NULL, idemq_kin_shmem_init},
 	{"idemq rounds", idemq_rounds_shmem_size, NULL, idemq_rounds_shmem_init},
 	{"idemq secret", idemq_secret_shmem_size, NULL, idemq_secret_shmem_init},
 	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
 	{"idemq counters", idemq_counters_shmem_size, NULL, idemq_counters_shmem_init},
 	{"idemq settings", idemq_versions_shmem_size, NULL, idemq_versions_shmem_init},
 	{"idemq once counts", idemq_once_counts_shmem_size, NULL, idemq_once_counts_shmem_init},
+	{"idemq publish counts", idemq_publish_counts_shmem_size, NULL,
+	 idemq_publish_counts_shmem_init},
 	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
 	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
 	{"idemq lease owners", idemq_lease_owners_shmem_size, NULL, idemq_lease_owners_shmem_init},

@@ -77,9 +77,20 @@ CREATE FUNCTION cluster.hash_tag(key text) RETURNS text IMMUTABLE STRICT PARALLE
 COMMENT ON FUNCTION cluster.hash_tag(text)
 	IS 'the part of a key that is hashed: what is in its first pair of braces, if there is anything in them, or all of it; ''{customer-7}order-42'' goes where group customer-7 is';
 
+CREATE FUNCTION cluster.check_count(shards int) RETURNS int IMMUTABLE STRICT PARALLEL SAFE LANGUAGE plpgsql
+	SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	IF shards NOT IN (1, 2, 4, 8, 16, 32, 64) THEN
+		RAISE EXCEPTION 'shards must be a power of two up to 64, not %', shards
+			USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass cluster.shard_count().';
+	END IF;
+	RETURN shards;
+END $$;
+COMMENT ON FUNCTION cluster.check_count(int) IS 'part of shard_of_key: the number of shards; raises 22023 when it cannot be one';
+
 CREATE FUNCTION cluster.shard_of_key(key text, shards int) RETURNS int IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql
 	SET search_path = pg_catalog, pg_temp
-	AS $$SELECT ('x' || substr(md5(convert_to(cluster.hash_tag(key), 'UTF8')), 1, 7))::bit(28)::int / (268435456 / shards)$$;
+	AS $$SELECT ('x' || substr(md5(convert_to(cluster.hash_tag(key), 'UTF8')), 1, 7))::bit(28)::int / (268435456 / cluster.check_count(shards))$$;
 COMMENT ON FUNCTION cluster.shard_of_key(text, int)
 	IS 'the shard of a key, or of a group key, among so many: the first bits of the md5 of its hash_tag in UTF-8';
 
@@ -175,10 +186,34 @@ BEGIN
 	INSERT INTO cluster.shards AS s (shard, dsn, state, version) VALUES (set_shard_dsn.shard, set_shard_dsn.dsn, 'up', number)
 		ON CONFLICT ON CONSTRAINT shards_pkey DO UPDATE SET dsn = EXCLUDED.dsn, state = 'up', version = number;
 	EXECUTE format('ALTER SERVER idemq_cluster OPTIONS (SET p%s %L)', shard, dsn);
+	PERFORM cluster.check_place(shard);
 	RETURN number;
 END $$;
 COMMENT ON FUNCTION cluster.set_shard_dsn(int, text)
-	IS 'say where a shard is from now on, and that it is up; returns the map''s new version, NOTIFY cluster_map; the database must be that shard (idemq.set_shard): cluster.check looks; of the owner of server idemq_cluster';
+	IS 'say where a shard is from now on, and that it is up; returns the map''s new version, NOTIFY cluster_map; raises 55000 when the database says that it is another shard, or none (idemq.set_shard), and warns when it cannot be asked: then look at cluster.identities(); of the owner of server idemq_cluster';
+
+CREATE FUNCTION cluster.check_place(shard int) RETURNS void LANGUAGE plpgsql
+	SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	n int := cluster.shard_count();
+	is_shard int;
+	of_shards int;
+BEGIN
+	BEGIN
+		SELECT i.is_shard, i.of_shards INTO is_shard, of_shards FROM cluster.at_identities(shard) i;
+	EXCEPTION WHEN OTHERS THEN
+		RAISE WARNING 'the database of shard % has not been asked whether it is that shard', shard
+			USING DETAIL = SQLERRM, HINT = 'When it can be: SELECT * FROM cluster.identities(); is_shard must be shard.';
+		RETURN;
+	END;
+	IF is_shard IS DISTINCT FROM shard OR of_shards <> n THEN
+		RAISE EXCEPTION 'that database is not shard % of %', shard, n USING ERRCODE = 'object_not_in_prerequisite_state',
+			DETAIL = coalesce(format('It is shard %s of %s.', is_shard, of_shards), 'It is no shard.'),
+			HINT = format('A key that is enqueued in the wrong place is not unique. In the right database, before its first job: SELECT idemq.set_shard(%s, %s).', shard, n);
+	END IF;
+END $$;
+COMMENT ON FUNCTION cluster.check_place(int)
+	IS 'part of set_shard_dsn: raises 55000 when what answers in a shard''s place is not that shard';
 
 CREATE FUNCTION cluster.set_shard_state(shard int, state text) RETURNS bigint LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$

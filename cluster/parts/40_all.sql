@@ -98,6 +98,9 @@ DECLARE
 	hint text;
 	part int;
 BEGIN
+	IF payloads IS NULL THEN
+		RAISE EXCEPTION 'payloads must not be NULL' USING ERRCODE = 'null_value_not_allowed', HINT = 'Pass an array of payloads.';
+	END IF;
 	FOREACH length IN ARRAY ARRAY[cardinality(keys), cardinality(run_ats), cardinality(priorities), cardinality(group_keys),
 		cardinality(delays), cardinality(max_attempts), cardinality(headers), cardinality(expires_ins), cardinality(key_ttls)]
 	LOOP

@@ -32,7 +32,7 @@ COMMENT ON COLUMN idemq.queues.retry_factor IS 'each further wait is so many tim
 COMMENT ON COLUMN idemq.queues.retry_max IS 'no wait is longer';
 COMMENT ON COLUMN idemq.queues.retry_jitter IS 'part of the wait, from 0 to 1, that is added or taken away at random';
 COMMENT ON COLUMN idemq.queues.retention IS 'a completed or cancelled job stays for so long at least';
-COMMENT ON COLUMN idemq.queues.idempotency_window IS 'a key stays taken for so long after its job was finished';
+COMMENT ON COLUMN idemq.queues.idempotency_window IS 'a key stays taken for so long after its job was finished; an event counts for so long after it was sent';
 COMMENT ON COLUMN idemq.queues.max_running IS 'so many jobs in processing at once; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.rate_limit IS 'so many claims in rate_period; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.rate_period IS 'period of rate_limit';
@@ -227,8 +227,8 @@ COMMENT ON COLUMN idemq.audit.id IS 'grows with each row';
 COMMENT ON COLUMN idemq.audit.at IS 'when the function was called';
 COMMENT ON COLUMN idemq.audit.session_role IS 'who had logged in: session_user';
 COMMENT ON COLUMN idemq.audit.role IS 'as whom the function was called: current_user';
-COMMENT ON COLUMN idemq.audit.action IS 'the function: create_queue, alter_queue, drop_queue, pause, resume, purge, redrive, grant_queue, revoke_queue, cancel (cancel_by_key as well), retry, retry_many, reschedule';
-COMMENT ON COLUMN idemq.audit.queue_id IS 'number of the queue';
+COMMENT ON COLUMN idemq.audit.action IS 'the function: create_queue, alter_queue, drop_queue, pause, resume, purge, redrive, grant_queue, revoke_queue, create_topic, drop_topic, grant_topic, revoke_topic, bind_topic, unbind_topic, cancel (cancel_by_key as well), retry, retry_many, reschedule';
+COMMENT ON COLUMN idemq.audit.queue_id IS 'number of the queue; 0: of none, but of a topic';
 COMMENT ON COLUMN idemq.audit.queue IS 'its name';
 COMMENT ON COLUMN idemq.audit.job_id IS 'the job that was cancelled, retried or rescheduled; NULL for many';
 COMMENT ON COLUMN idemq.audit.jobs IS 'how many jobs were purged, redriven, retried together, or dropped with their queue';
@@ -359,7 +359,7 @@ ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_truncated;
 
 CREATE FUNCTION idemq.queue_gone() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_gone';
-COMMENT ON FUNCTION idemq.queue_gone() IS 'row and truncate trigger of idemq.queues: deletes the grants and schedules of queues that are deleted';
+COMMENT ON FUNCTION idemq.queue_gone() IS 'row and truncate trigger of idemq.queues: deletes the grants, schedules, handlers, events and bindings of queues that are deleted';
 
 -- Not ALWAYS: to a subscriber the deletions come by replication.
 CREATE TRIGGER idemq_queue_gone AFTER DELETE ON idemq.queues

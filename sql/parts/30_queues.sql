@@ -69,7 +69,7 @@ COMMENT ON FUNCTION idemq.purge(text, idemq.status)
 CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_apply_retention';
 COMMENT ON FUNCTION idemq.apply_retention(int)
-	IS 'delete finished jobs of all queues past their retention, with their attempts, what idemq.once need not remember, and old rows of idemq.audit: what the background worker does by itself; visits all jobs once; returns how many went, max_jobs at most, by id';
+	IS 'delete finished jobs of all queues past their retention, with their attempts, what idemq.once need not remember, events whose time is over, and old rows of idemq.audit: what the background worker does by itself; visits all jobs once; returns how many went, max_jobs at most, by id';
 
 CREATE FUNCTION idemq.clock_corrected() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_clock_corrected';

@@ -19,14 +19,15 @@ CREATE FUNCTION idemq.enqueue(
 	run_at timestamptz DEFAULT NULL, priority int DEFAULT 4, group_key text DEFAULT NULL,
 	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
 	key_ttl interval DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false,
-	kind text DEFAULT NULL, max_wait interval DEFAULT NULL)
+	kind text DEFAULT NULL, max_wait interval DEFAULT NULL,
+	depends_on bigint[] DEFAULT NULL, on_parent_failure text DEFAULT 'cancel')
 	RETURNS idemq.enqueue_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue'
 $sql$;
 	PERFORM pg_catalog.set_config('default_toast_compression', before, true);
 END $do$;
-COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval)
-	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result; priority 0 is first, 9 last; key and group_key up to 1,024 bytes; delay may be 0; waits for an open transaction with the same key, or with nowait answers locked and no id; on_duplicate: keep (IQ003 for another payload, or kind), ignore, replace, rerun (outcome rerun: a job in processing or finished runs once more with the new payload; one that waits is never made to wait longer), error (IQ004); key_ttl: once the job is finished the key is free so long after this call, whatever the queue''s idempotency_window; kind: a label of up to 64 bytes, by which a worker chooses what to do; max_wait, with replace: the delay that starts again with each request ends so long after the first at the latest; needs enqueue';
+COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text)
+	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result; priority 0 is first, 9 last; key and group_key up to 1,024 bytes; delay may be 0; waits for an open transaction with the same key, or with nowait answers locked and no id; on_duplicate: keep (IQ003 for another payload, or kind), ignore, replace, rerun (outcome rerun: a job in processing or finished runs once more with the new payload; one that waits is never made to wait longer), error (IQ004); key_ttl: once the job is finished the key is free so long after this call, whatever the queue''s idempotency_window; kind: a label of up to 64 bytes, by which a worker chooses what to do; max_wait, with replace: the delay that starts again with each request ends so long after the first at the latest; depends_on: blocked until these jobs are completed, which may be of any queue on which you hold a privilege (IQ002 otherwise); on_parent_failure, when one of them is dead or cancelled: cancel, wait, run; needs enqueue';
 
 CREATE FUNCTION idemq.enqueue_many(
 	queue text, payloads jsonb[], keys text[] DEFAULT NULL, run_ats timestamptz[] DEFAULT NULL,
@@ -46,10 +47,11 @@ CREATE PROCEDURE idemq.enqueue_job(
 	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
 	key_ttl interval DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false,
 	kind text DEFAULT NULL, max_wait interval DEFAULT NULL,
+	depends_on bigint[] DEFAULT NULL, on_parent_failure text DEFAULT 'cancel',
 	INOUT id bigint DEFAULT NULL, INOUT outcome idemq.outcome DEFAULT NULL,
 	INOUT status idemq.status DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue';
-COMMENT ON PROCEDURE idemq.enqueue_job(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint, idemq.outcome, idemq.status, jsonb)
+COMMENT ON PROCEDURE idemq.enqueue_job(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text, bigint, idemq.outcome, idemq.status, jsonb)
 	IS 'idemq.enqueue as a CALL, for drivers and libraries that take a SELECT for a read: cached, sent to a standby, or never committed; returns id, outcome, status and result; needs enqueue';
 
 CREATE FUNCTION idemq.cancel(id bigint) RETURNS idemq.outcome

@@ -14,7 +14,7 @@ CREATE TABLE idemq.steps (
 	job_id      bigint NOT NULL,
 	name        text COLLATE "C" NOT NULL,
 	queue_id    int NOT NULL,
-	state       text NOT NULL CHECK (state IN ('open', 'done', 'refused', 'void')),
+	state       text NOT NULL CHECK (state IN ('open', 'done', 'refused', 'void', 'waiting', 'arrived', 'timed_out')),
 	round       int NOT NULL CHECK (round >= 0),
 	token       bigint NOT NULL,
 	earlier     bigint[] NOT NULL DEFAULT '{}',
@@ -34,23 +34,25 @@ CREATE TABLE idemq.steps (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.steps IS 'one row a job and step: what its attempts have done already, outside of this database and in it; row-level security shows the steps of queues that the role may claim from or administer';
+COMMENT ON TABLE idemq.steps IS 'one row a job and step: what its attempts have done already, outside of this database and in it, and which events it awaits; row-level security shows the steps of queues that the role may claim from or administer';
 COMMENT ON COLUMN idemq.steps.job_id IS 'the job';
-COMMENT ON COLUMN idemq.steps.name IS 'name of the step, unique in the job';
+COMMENT ON COLUMN idemq.steps.name IS 'name of the step, or of the event, unique in the job';
 COMMENT ON COLUMN idemq.steps.queue_id IS 'queue of the job';
-COMMENT ON COLUMN idemq.steps.state IS 'open: begun, and no answer is stored (unknown, once the attempt of token is over); done; refused: the other side did not do it; void: of an earlier payload of the job, so that the next begin_step is new';
+COMMENT ON COLUMN idemq.steps.state IS 'open: begun, and no answer is stored (unknown, once the attempt of token is over); done; refused: the other side did not do it; void: of an earlier payload of the job, so that the next begin_step or await_event is new; of events: waiting, arrived, timed_out';
 COMMENT ON COLUMN idemq.steps.round IS 'how often it was refused, or its job got another payload: each time it is another effect, under another effect_key';
-COMMENT ON COLUMN idemq.steps.token IS 'token of the attempt that began it last; of one that was done in this database, of the attempt that did it';
+COMMENT ON COLUMN idemq.steps.token IS 'token of the attempt that began it last; of one that was done in this database, of the attempt that did it; of an event, of the attempt that asked last';
 COMMENT ON COLUMN idemq.steps.earlier IS 'tokens of attempts that began it before, and were lost between call and answer: they may still bring the answer';
-COMMENT ON COLUMN idemq.steps.begun_at IS 'when its last call began; NULL: it was never begun, but done in a transaction of this database';
-COMMENT ON COLUMN idemq.steps.call_until IS 'until then its call may still arrive';
-COMMENT ON COLUMN idemq.steps.answered_at IS 'when it was done or refused';
+COMMENT ON COLUMN idemq.steps.begun_at IS 'when its last call began; NULL: it was never begun, but done in a transaction of this database; of an event, when the job first asked for it';
+COMMENT ON COLUMN idemq.steps.call_until IS 'until then its call may still arrive; of an event, when the wait times out';
+COMMENT ON COLUMN idemq.steps.answered_at IS 'when it was done or refused, arrived or timed out';
 COMMENT ON COLUMN idemq.steps.effect_key IS 'the idempotency key to send along: the same for every attempt, until the step is refused; NULL as begun_at';
 COMMENT ON COLUMN idemq.steps.request IS 'what was asked for';
-COMMENT ON COLUMN idemq.steps.response IS 'the answer: the first one';
+COMMENT ON COLUMN idemq.steps.response IS 'the answer: the first one; the payload of an event that arrived';
 COMMENT ON COLUMN idemq.steps.error IS 'why it was refused';
 -- Few rows: for idemq.metrics and idemq.check.
 CREATE INDEX steps_open ON idemq.steps (queue_id, job_id) WHERE state OPERATOR(pg_catalog.=) 'open';
+-- For idemq.send_event.
+CREATE INDEX steps_waiting ON idemq.steps (queue_id, name, job_id) WHERE state OPERATOR(pg_catalog.=) 'waiting';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq.database_uuid', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.steps', '');

@@ -19,6 +19,13 @@ CREATE PROCEDURE idemq.wait_result(
 COMMENT ON PROCEDURE idemq.wait_result(bigint, interval, idemq.status, jsonb)
 	IS 'sleep until a job is completed, dead or cancelled; returns its status and stored result, after timeout the status that it has; CALL it outside a transaction block, 2D000 otherwise; on a standby, too, where a job that has yet to arrive is waited for; raises IQ002 (no such job); needs any privilege on its queue';
 
+CREATE PROCEDURE idemq.wait_results(
+	ids bigint[], timeout interval DEFAULT '30 s',
+	INOUT statuses idemq.status[] DEFAULT NULL, INOUT results jsonb[] DEFAULT NULL)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_wait_results';
+COMMENT ON PROCEDURE idemq.wait_results(bigint[], interval, idemq.status[], jsonb[])
+	IS 'sleep until all of these jobs are completed, dead or cancelled; returns their statuses and stored results in the order of the ids, after timeout what they are then; CALL it outside a transaction block, 2D000 otherwise; raises IQ002 (no such job); needs any privilege on each queue';
+
 -- Topic: Limits
 
 CREATE FUNCTION idemq.admit(bucket text, max_calls int, per interval, cost int DEFAULT 1)

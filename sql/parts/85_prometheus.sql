@@ -66,6 +66,7 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_memory_refused_total', 'counter', NULL, 'How often something found no room in it.'),
 	('idemq_admissions_total', 'counter', NULL, 'Calls of idemq.admit, by outcome: allowed, refused, unlimited (no room for their bucket).'),
 	('idemq_once_total', 'counter', NULL, 'Calls of idemq.once, by outcome: first, repeated.'),
+	('idemq_publish_total', 'counter', NULL, 'Calls of idemq.publish, by outcome: calls, the jobs that they made, the bindings that they skipped.'),
 	-- Of tables.
 	('idemq_table_bytes', 'gauge', 'bytes', 'Size of a table of idemq, by part: heap (with TOAST), indexes.'),
 	('idemq_table_live_rows', 'gauge', NULL, 'Rows of it, as the statistics have them.'),
@@ -220,6 +221,9 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 	UNION ALL
 	SELECT 'idemq_once_total', jsonb_build_object('outcome', v.outcome), v.value, 'idemq_once_total' FROM idemq.once_calls a
 	CROSS JOIN LATERAL (VALUES ('first', a.first::float8), ('repeated', a.repeated)) AS v (outcome, value)
+	UNION ALL
+	SELECT 'idemq_publish_total', jsonb_build_object('outcome', v.outcome), v.value, 'idemq_publish_total' FROM idemq.publish_calls p
+	CROSS JOIN LATERAL (VALUES ('calls', p.calls::float8), ('jobs', p.jobs), ('skipped', p.skipped)) AS v (outcome, value)
 	UNION ALL
 	SELECT v.name, jsonb_build_object('table', t.name) || v.labels, v.value, v.name FROM tables t
 	CROSS JOIN LATERAL (VALUES

@@ -58,9 +58,24 @@ GRANT EXECUTE ON FUNCTION idemq.release_job, idemq.run_schedule_now TO PUBLIC;
 -- A handler is a process of the server's: set_handler is the DBA's to give away.
 GRANT SELECT ON idemq.handlers TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.current_job, idemq.handler_states TO PUBLIC;
+-- Topics; to create one is the DBA's to give away.
+GRANT SELECT ON idemq.topics, idemq.topic_bindings TO PUBLIC;
+GRANT SELECT ON idemq.publish_calls TO pg_monitor;
+GRANT EXECUTE ON FUNCTION
+	idemq.drop_topic, idemq.grant_topic, idemq.revoke_topic, idemq.bind_topic, idemq.unbind_topic,
+	idemq.publish, idemq.topic_matches, idemq.topic_privileges, idemq.topic_states
+	TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.publish_counts TO pg_monitor;
+-- Events.
+GRANT SELECT ON idemq.events TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.await_event, idemq.send_event TO PUBLIC;
 -- Producers that number what they send.
 GRANT SELECT ON idemq.producers TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.enqueue_sequenced, idemq.forget_producer TO PUBLIC;
 -- Which shard this is; set_shard and retire are the owner's.
 GRANT SELECT ON idemq.shard TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.shard_of, idemq.result TO PUBLIC;
+-- Parents and children; idemq.parents asks for itself.
+GRANT SELECT ON idemq.dependencies, idemq.children TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.parents, idemq.enqueue_graph TO PUBLIC;
+GRANT EXECUTE ON PROCEDURE idemq.wait_results TO PUBLIC;

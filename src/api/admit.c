@@ -5,12 +5,14 @@
  *
  * It lives in shared memory alone: nothing is read or written, so that it works in
  * any transaction, and on a standby (with its own buckets).  It takes effect at
- * once; a rollback does not undo it.
+ * once; a rollback does not undo it.  A shard that has moved refuses: its successor has the
+ * limit now, and two would allow twice as much.
  */
 #include "postgres.h"
 
 #include "utils/builtins.h"
 
+#include "queue/following.h"
 #include "shared/buckets.h"
 #include "shared/full_tables.h"
 #include "shared/worker_call.h"
@@ -36,7 +38,7 @@ period_argument(FunctionCallInfo fcinfo, int n)
 
 /*
  * admit(bucket, max_calls, per, cost) -> (allowed, remaining, retry_after); 22004,
- * 22023.
+ * 22023, 55000 where the shard has moved.
  */
 Datum
 idemq_sql_v2_admit(PG_FUNCTION_ARGS)
@@ -49,6 +51,7 @@ idemq_sql_v2_admit(PG_FUNCTION_ARGS)
 	Datum values[3];
 	bool nulls[3] = {false, false, false};
 
+	idemq_following_refuse_moved();
 	if (cost > limit.max_calls)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),

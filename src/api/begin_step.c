@@ -117,6 +117,16 @@ refuse_request(const Begin *begin)
 					 "payload alone; see the stored one in idemq.steps.")));
 }
 
+/* Raises 55000. */
+pg_noreturn static void
+refuse_wait(const Begin *begin)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("\"%s\" is an event that job %lld awaits, and no step",
+						   TextDatumGetCString(begin->name.name), (long long) begin->name.job_id),
+					errhint("Give the step another name.")));
+}
+
 /* Decides about a step that is there; writes what follows. */
 static BeginOutcome
 begin_known(Begin *begin)
@@ -128,6 +138,8 @@ begin_known(Begin *begin)
 		idemq_step_begin_again(&begin->name, &begin->call, step);
 		return BEGIN_NEW;
 	}
+	if (step_is_wait(step->state))
+		refuse_wait(begin);
 	if (!step->same_request)
 		refuse_request(begin);
 	if (step->state == STEP_DONE)

@@ -12,6 +12,7 @@
 
 #include "table/audit_log.h"
 #include "table/jobs.h"
+#include "table/jobs_kin.h"
 #include "txn/pending.h"
 #include "queue/queues.h"
 #include "queue/roles.h"
@@ -57,6 +58,13 @@ static SqlStatement forget_dead_queue =
 	 .nargs = 1,
 	 .types = {TEXTOID}};
 
+static SqlStatement count_children =
+	{.text = "SELECT count(DISTINCT c.id) FROM idemq.jobs p "
+			 "JOIN idemq.dependencies d ON d.parent = p.id JOIN idemq.jobs c ON c.id = d.child "
+			 "WHERE p.queue_id = $1 AND c.queue_id <> $1 AND c.finished_at IS NULL",
+	 .nargs = 1,
+	 .types = {INT4OID}};
+
 /*
  * Takes a queue away as dead_queue of others; without force raises 2BP01 when it is
  * one.  The queue is locked against being made one meanwhile.
@@ -79,6 +87,27 @@ release_dead_queue(const QueueInfo *queue, bool force)
 						errhint("Take it away with idemq.alter_queue(..., dead_queue => ''), or "
 								"use force => true.")));
 	(void) idemq_spi_run(&forget_dead_queue, &name, NULL, SPI_OK_UPDATE);
+}
+
+/* Without force raises 2BP01 when unfinished jobs of other queues wait for jobs of this one, or may read their results. */
+static void
+check_children(const QueueInfo *queue)
+{
+	Datum id = Int32GetDatum(queue->id);
+	bool isnull;
+	int64 children;
+
+	if (!idemq_kin_any())
+		return;
+	(void) idemq_spi_query_latest(&count_children, &id, NULL);
+	children = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	if (children > 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST),
+				 errmsg("unfinished jobs of other queues (%lld) depend on jobs of queue \"%s\"",
+						(long long) children, queue->name),
+				 errhint("Wait for them, or use force => true: jobs that were not completed then "
+						 "count as cancelled for their children.")));
 }
 
 /* Returns the roles that hold privileges on a queue, and locks what they hold. */
@@ -133,6 +162,8 @@ idemq_sql_v2_drop_queue(PG_FUNCTION_ARGS)
 						errmsg("queue \"%s\" has %lld unfinished jobs", queue.name,
 							   (long long) unfinished),
 						errhint("Use force => true to drop them with it.")));
+	if (!force)
+		check_children(&queue);
 	release_dead_queue(&queue, force);
 	entry.jobs = (int64) idemq_spi_run(&delete_jobs, &id, NULL, SPI_OK_DELETE);
 	(void) idemq_spi_run(&delete_attempts, &id, NULL, SPI_OK_DELETE);

@@ -17,7 +17,10 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+#include "api/depends_on.h"
+#include "api/enqueue.h"
 #include "api/enqueue_options.h"
+#include "job/new_child.h"
 #include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "job/replace_job.h"
@@ -47,7 +50,8 @@ enum
 	ARG_ON_DUPLICATE = 11,
 	ARG_NOWAIT,
 	ARG_KIND,
-	ARG_MAX_WAIT
+	ARG_MAX_WAIT,
+	ARG_DEPENDS_ON
 };
 
 /* Arguments of enqueue_many. */
@@ -159,9 +163,9 @@ limit_wait(JobChange *columns, const Interval *max_wait)
  * Writes a new job, or finds its duplicate.  batch: of enqueue_many, where the job has an
  * id; without one it is given here.
  */
-static void
-add_job(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, JobChange *columns,
-		DuplicateRule rule, JobWait wait, EnqueueAnswer *answer)
+void
+idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, JobChange *columns,
+				  DuplicateRule rule, JobWait wait, EnqueueAnswer *answer)
 {
 	JobStatus status;
 
@@ -216,7 +220,7 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 /*
  * enqueue(queue, payload, key, delay, run_at, priority, group_key, max_attempts,
  *		headers, expires_in, key_ttl, on_duplicate, nowait, kind,
- *		max_wait) -> (id, outcome, status, result);
+ *		max_wait, depends_on, on_parent_failure) -> (id, outcome, status, result); IQ002,
  * IQ003, IQ004, IQ005, 42501, 22004, 22023, 40001, 54000.  CALL enqueue_job has four INOUT
  * arguments more, which that row fills.
  */
@@ -229,6 +233,8 @@ idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 	EnqueueAnswer answer;
 	DuplicateRule rule = duplicate_rule(fcinfo, ARG_ON_DUPLICATE, ARG_MAX_WAIT);
 	JobWait wait = wait_policy(fcinfo, ARG_NOWAIT);
+	NewKin kin;
+	bool waits = idemq_arg_parents(fcinfo, ARG_DEPENDS_ON, &kin);
 	Datum values[ANSWER_COLUMNS];
 	bool nulls[ANSWER_COLUMNS];
 
@@ -240,7 +246,12 @@ idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 	idemq_new_job(&columns, &queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
 	idemq_arg_required(fcinfo, ARG_OPTIONS + OPTION_PRIORITY, "priority");
 	idemq_enqueue_set_options(&columns, fcinfo->args + ARG_OPTIONS, &fcinfo->args[ARG_KIND]);
-	add_job(&table, NULL, &queue, &columns, rule, wait, &answer);
+	if (waits)
+		idemq_new_child(&columns, &kin);
+	idemq_enqueue_add(&table, NULL, &queue, &columns, rule, wait, &answer);
+	/* A duplicate keeps its own: its parents, and those that are named now, may be gone. */
+	if (waits && answer.outcome == OUTCOME_ACCEPTED)
+		idemq_new_child_add(&table, &queue, answer.id, &kin);
 	idemq_jobs_close(&table);
 	if (is_of_others(&answer))
 		idemq_sync_rep_await();
@@ -366,7 +377,7 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 		idemq_check_document("payload", arrays.payloads.values[i], 0);
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
 		fill_element(&columns, &arrays, i);
-		add_job(&table, batch, &queue, &columns, rule, wait, &answer);
+		idemq_enqueue_add(&table, batch, &queue, &columns, rule, wait, &answer);
 		of_others |= is_of_others(&answer);
 		values[0] = Int32GetDatum(i + 1);
 		fill_answer(&answer, values + 1, nulls + 1);

@@ -84,6 +84,22 @@ hold_job(Ending *ending)
 	return ending->standing != OUTCOME_NOT_FOUND;
 }
 
+static char *
+step_name(const Ending *ending)
+{
+	return TextDatumGetCString(ending->name.name);
+}
+
+/* Raises 55000. */
+pg_noreturn static void
+refuse_wait(const Ending *ending)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("\"%s\" is an event that job %lld awaits, and no step",
+						   step_name(ending), (long long) ending->name.job_id),
+					errhint("Give the step another name.")));
+}
+
 /* Finds the job and its step, and holds both; false as hold_job. */
 static bool
 find_step(FunctionCallInfo fcinfo, Ending *ending)
@@ -95,13 +111,9 @@ find_step(FunctionCallInfo fcinfo, Ending *ending)
 	if (!hold_job(ending))
 		return false;
 	idemq_step_lock(&ending->name, (Datum) 0, &ending->step);
+	if (step_is_wait(ending->step.state))
+		refuse_wait(ending);
 	return true;
-}
-
-static char *
-step_name(const Ending *ending)
-{
-	return TextDatumGetCString(ending->name.name);
 }
 
 /* Raises IQ001 or IQ006 for an attempt that is over, which has nothing to say of the step. */
@@ -151,6 +163,11 @@ do_inside(Ending *ending, Datum response)
 		case STEP_REFUSED:
 		case STEP_VOID:
 			idemq_step_do_inside(&ending->name, response);
+			break;
+		case STEP_WAITING:
+		case STEP_ARRIVED:
+		case STEP_TIMED_OUT:
+			refuse_wait(ending);
 	}
 	return true;
 }

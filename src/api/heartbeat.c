@@ -190,6 +190,7 @@ idemq_sql_v2_validate(PG_FUNCTION_ARGS)
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
+	idemq_following_refuse_moved();
 	idemq_jobs_open_to_read(&table);
 	outcome = idemq_attempt_find(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);
 	if (outcome == OUTCOME_ALREADY_COMMITTED)

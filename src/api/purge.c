@@ -16,15 +16,29 @@
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_purge);
 
+/*
+ * Parents of children that stay and are not finished, and their parents: these stay too, or
+ * the children would have to be told that they are gone.
+ */
+#define KEPT                                                                                       \
+	"WITH RECURSIVE kept AS (SELECT d.parent FROM idemq.dependencies d "                           \
+	"JOIN idemq.jobs c ON c.id = d.child WHERE c.finished_at IS NULL "                             \
+	"AND NOT (c.queue_id = $1 AND c.status <> 'processing' "                                       \
+	"AND ($2 IS NULL OR c.status::text = $2)) UNION SELECT d.parent FROM kept k "                  \
+	"JOIN idemq.jobs j ON j.id = k.parent AND j.finished_at IS NULL "                              \
+	"JOIN idemq.dependencies d ON d.child = k.parent), "
+
 /* Never waits for a row: the transaction that holds it may be about to wait for ours. */
 static SqlStatement purge_jobs =
-	{.text = "WITH free AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "
-			 "AND status <> 'processing' AND ($2 IS NULL OR status::text = $2) "
-			 "FOR UPDATE SKIP LOCKED), "
-			 "gone AS (DELETE FROM idemq.jobs j USING free WHERE j.id = free.id RETURNING j.id), "
-			 "history AS (DELETE FROM idemq.attempts a USING gone WHERE a.job_id = gone.id), "
-			 "steps AS (DELETE FROM idemq.steps s USING gone WHERE s.job_id = gone.id) "
-			 "SELECT count(*) FROM gone",
+	{.text = KEPT
+	 "free AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "
+	 "AND status <> 'processing' AND ($2 IS NULL OR status::text = $2) "
+	 "AND id NOT IN (SELECT parent FROM kept) "
+	 "FOR UPDATE SKIP LOCKED), "
+	 "gone AS (DELETE FROM idemq.jobs j USING free WHERE j.id = free.id RETURNING j.id), "
+	 "history AS (DELETE FROM idemq.attempts a USING gone WHERE a.job_id = gone.id), "
+	 "steps AS (DELETE FROM idemq.steps s USING gone WHERE s.job_id = gone.id) "
+	 "SELECT count(*) FROM gone",
 	 .nargs = 2,
 	 .types = {INT4OID, TEXTOID}};
 

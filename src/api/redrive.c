@@ -19,7 +19,7 @@
 #include "utils/memutils.h"
 
 #include "api/change_job.h"
-#include "job/rerun.h"
+#include "job/kin.h"
 #include "table/audit_log.h"
 #include "table/jobs.h"
 #include "queue/queues.h"

@@ -11,6 +11,7 @@
 
 #include "api/claim_row.h"
 #include "table/jobs.h"
+#include "queue/following.h"
 #include "queue/queues.h"
 #include "base/args.h"
 #include "base/errors.h"
@@ -18,7 +19,7 @@
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_result);
 
-/* result(id) -> (status, result); IQ002, 22004.  Needs any privilege on the job's queue. */
+/* result(id) -> (status, result); IQ002, 22004, 55000.  Needs any privilege on the job's queue. */
 Datum
 idemq_sql_v2_result(PG_FUNCTION_ARGS)
 {
@@ -30,6 +31,7 @@ idemq_sql_v2_result(PG_FUNCTION_ARGS)
 	Job job;
 
 	idemq_arg_required(fcinfo, 0, "id");
+	idemq_following_refuse_moved();
 	idemq_jobs_open_to_read(&table);
 	if (!idemq_jobs_fetch(&table, PG_GETARG_INT64(0), &job) ||
 		!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, &queue))

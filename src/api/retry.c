@@ -10,7 +10,7 @@
 #include "utils/tuplestore.h"
 
 #include "api/change_job.h"
-#include "job/rerun.h"
+#include "job/kin.h"
 #include "table/audit_log.h"
 #include "table/jobs.h"
 #include "queue/queues.h"

@@ -1,7 +1,7 @@
 /*
  * api/wait.c
  *		Procedures that sleep until there is something to do: wait, wait_any,
- *		wait_result.
+ *		wait_result, wait_results.
  *
  * They sleep between transactions: nothing is held that would keep VACUUM, a
  * CREATE INDEX CONCURRENTLY or a DROP from going on.  Each check, whether there is
@@ -34,6 +34,7 @@
 #include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/proc.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
 #include "utils/memutils.h"
@@ -58,6 +59,7 @@
 PG_FUNCTION_INFO_V1(idemq_sql_v2_wait);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_wait_any);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_wait_result);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_wait_results);
 
 /* Without a background worker, nothing signals what comes due by time: check that often. */
 #define CHECK_ALONE USECS_PER_SEC
@@ -224,6 +226,7 @@ check_job(Wait *wait, Target *target)
 	Job job;
 	bool standby = RecoveryInProgress();
 
+	idemq_following_refuse_moved();
 	join(target, idemq_sleepers_of_job(MyDatabaseId, target->job_id));
 	if (standby)
 		target->again = Min(target->again, idemq_mono_now() + standby_pause(wait));
@@ -404,7 +407,7 @@ idemq_sql_v2_wait_any(PG_FUNCTION_ARGS)
 	return wait_for_queues(fcinfo, &wait);
 }
 
-/* Raises IQ002 for wait_result. */
+/* Raises IQ002 for wait_result and wait_results. */
 static void
 refuse_job(Wait *wait, int64 job_id)
 {
@@ -444,5 +447,47 @@ idemq_sql_v2_wait_result(PG_FUNCTION_ARGS)
 	nulls[0] = false;
 	values[1] = wait.result;
 	nulls[1] = wait.no_result;
+	return idemq_row_datum(fcinfo, values, nulls);
+}
+
+/*
+ * wait_results(ids bigint[], timeout interval, INOUT statuses, INOUT results); as
+ * wait_result, for all of them: one after the other, since the last one decides.
+ */
+Datum
+idemq_sql_v2_wait_results(PG_FUNCTION_ARGS)
+{
+	ArrayArg ids;
+	int64 timeout;
+	int64 until;
+	Datum *columns;
+	bool *no_result;
+	Datum values[2];
+	bool nulls[2] = {false, false};
+	int bound = 1;
+
+	idemq_check_top_level(fcinfo, "wait_results", WHY_TOP_LEVEL);
+	idemq_arg_array(fcinfo, 0, "ids", INT8OID, false, &ids);
+	timeout = idemq_arg_interval(fcinfo, 1, "timeout", 0);
+	until = idemq_mono_now();
+	until = timeout < PG_INT64_MAX - until ? until + timeout : PG_INT64_MAX;
+	columns = palloc(Max(2 * ids.count, 1) * sizeof(Datum));
+	no_result = palloc0(Max(ids.count, 1) * sizeof(bool));
+	for (int i = 0; i < ids.count; i++)
+	{
+		Target target = {.job_id = DatumGetInt64(ids.values[i])};
+		Wait wait = {.count = 1, .targets = &target};
+
+		(void) wait_for(&wait, Max(until - idemq_mono_now(), 0));
+		if (!wait.found)
+			refuse_job(&wait, target.job_id);
+		columns[i] = ObjectIdGetDatum(idemq_oids()->status[wait.status]);
+		columns[ids.count + i] = wait.result;
+		no_result[i] = wait.no_result;
+	}
+	values[0] = PointerGetDatum(construct_array(columns, ids.count, idemq_oids()->status_type,
+												sizeof(Oid), true, TYPALIGN_INT));
+	values[1] = PointerGetDatum(construct_md_array(columns + ids.count, no_result, 1, &ids.count,
+												   &bound, JSONBOID, -1, false, TYPALIGN_INT));
 	return idemq_row_datum(fcinfo, values, nulls);
 }

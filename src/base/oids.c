@@ -145,6 +145,7 @@ idemq_oids(void)
 		catalog.queues_seq = compat_identity_sequence(catalog.queues, 1);
 		catalog.queue_grants = relation_oid("queue_grants");
 		catalog.steps = get_relname_relid("steps", catalog.schema);
+		catalog.dependencies = get_relname_relid("dependencies", catalog.schema);
 		catalog.jobs_seq = compat_identity_sequence(catalog.jobs, 1);
 		catalog.owner = relation_owner(catalog.jobs);
 		catalog.status_type = load_enum("status", status_names, JOB_STATUS_COUNT, catalog.status);

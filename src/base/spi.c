@@ -69,6 +69,17 @@ idemq_spi_no_seqscan(void)
 							 true, 0, false);
 }
 
+/* As idemq_spi_no_seqscan, and rows come one by one in the order of an index, and are not sorted. */
+void
+idemq_spi_in_order(void)
+{
+	idemq_spi_no_seqscan();
+	(void) set_config_option("enable_bitmapscan", "off", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+	(void) set_config_option("enable_sort", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+							 true, 0, false);
+}
+
 static SPIPlanPtr
 prepared(SqlStatement *statement)
 {

@@ -30,6 +30,7 @@ extern void idemq_spi_begin(SqlScope *scope);
 extern void idemq_spi_begin_on_jobs(SqlScope *scope);
 extern void idemq_spi_begin_as(SqlScope *scope, Oid role);
 extern void idemq_spi_no_seqscan(void);
+extern void idemq_spi_in_order(void);
 extern uint64 idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls,
 							int expected);
 extern uint64 idemq_spi_query_at(SqlStatement *statement, const Datum *args, const char *nulls,

@@ -26,7 +26,7 @@
  * attached, ends, and the job waits as a failed one does (job/reap.c).
  *
  * An error outside of a job (a claim that fails) ends the process, and the next one is put
- * off; 40001 and 40P01, which a role's isolation level may bring, after a few more tries.
+ * off; 40P01 after a few more tries.  40001 does not occur: run.c.
  */
 #include "postgres.h"
 

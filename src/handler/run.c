@@ -61,12 +61,26 @@ idemq_handler_queue(void)
 	return queue_name;
 }
 
-/* Begins a transaction, with a snapshot. */
+/* Begins the transaction of a job, at the role's isolation level, with a snapshot. */
+static void
+begin_for_jobs(void)
+{
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+}
+
+/*
+ * Begins a transaction of idemq's own, in which no function is called: a claim, the end of an
+ * attempt.  It is READ COMMITTED, whatever the role's default: a 40001 here would be no job's, and
+ * end the process.
+ */
 void
 idemq_handler_begin(void)
 {
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
+	XactIsoLevel = XACT_READ_COMMITTED;
 	PushActiveSnapshot(GetTransactionSnapshot());
 }
 
@@ -273,7 +287,7 @@ idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, Erro
 		HandlerTarget target;
 		QueueInfo queue;
 
-		idemq_handler_begin();
+		begin_for_jobs();
 		result = idemq_handler_check(run, &target, &queue);
 		if (result == RUN_DONE)
 		{

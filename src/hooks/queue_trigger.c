@@ -1,10 +1,10 @@
 /*
  * hooks/queue_trigger.c
  *		The trigger that deletes what hangs on a queue when the queue is deleted: its grants,
- *		schedules, handler and producers.
+ *		schedules, handler, producers, events and bindings to topics.
  *
  * There is no foreign key, since a parallel restore fills the tables in any order.  What
- * one would do besides is done where a row is made: grant_queue, schedule and set_handler hold the
+ * one would do besides is done where a row is made: grant_queue, schedule, set_handler and bind_topic hold the
  * queue's row (idemq_queue_keep), so the DELETE that fires this waits for them, and what
  * they have committed is there by now.  Rows that come by hand, and find no queue, are
  * told of by check().
@@ -35,6 +35,13 @@ static SqlStatement delete_handler = {.text =
 										  "DELETE FROM idemq.handler_entries WHERE queue_id = $1",
 									  .nargs = 1,
 									  .types = {INT4OID}};
+static SqlStatement delete_events = {.text = "DELETE FROM idemq.events WHERE queue_id = $1",
+									 .nargs = 1,
+									 .types = {INT4OID}};
+static SqlStatement delete_bindings =
+	{.text = "DELETE FROM idemq.topic_binding_entries WHERE queue_id = $1",
+	 .nargs = 1,
+	 .types = {INT4OID}};
 static SqlStatement delete_producers = {.text = "DELETE FROM idemq.producers WHERE queue_id = $1",
 										.nargs = 1,
 										.types = {INT4OID}};
@@ -42,11 +49,15 @@ static SqlStatement anything_left =
 	{.text = "SELECT FROM idemq.queue_grants WHERE queue_id = $1 "
 			 "UNION ALL SELECT FROM idemq.schedule_entries WHERE queue_id = $1 "
 			 "UNION ALL SELECT FROM idemq.handler_entries WHERE queue_id = $1 "
+			 "UNION ALL SELECT FROM idemq.events WHERE queue_id = $1 "
+			 "UNION ALL SELECT FROM idemq.topic_binding_entries WHERE queue_id = $1 "
 			 "UNION ALL SELECT FROM idemq.producers WHERE queue_id = $1 LIMIT 1",
 	 .nargs = 1,
 	 .types = {INT4OID}};
 static SqlStatement delete_all_grants = {.text = "DELETE FROM idemq.queue_grants"};
 static SqlStatement delete_all_handlers = {.text = "DELETE FROM idemq.handler_entries"};
+static SqlStatement delete_all_events = {.text = "DELETE FROM idemq.events"};
+static SqlStatement delete_all_bindings = {.text = "DELETE FROM idemq.topic_binding_entries"};
 static SqlStatement delete_all_producers = {.text = "DELETE FROM idemq.producers"};
 static SqlStatement delete_all_schedules = {.text = "DELETE FROM idemq.schedule_entries"};
 
@@ -57,13 +68,16 @@ delete_of(Datum queue_id)
 	(void) idemq_spi_run(&delete_grants, &queue_id, NULL, SPI_OK_DELETE);
 	(void) idemq_spi_run(&delete_schedules, &queue_id, NULL, SPI_OK_DELETE);
 	(void) idemq_spi_run(&delete_handler, &queue_id, NULL, SPI_OK_DELETE);
+	(void) idemq_spi_run(&delete_events, &queue_id, NULL, SPI_OK_DELETE);
+	(void) idemq_spi_run(&delete_bindings, &queue_id, NULL, SPI_OK_DELETE);
 	(void) idemq_spi_run(&delete_producers, &queue_id, NULL, SPI_OK_DELETE);
 	if (IsolationUsesXactSnapshot() && idemq_spi_query_latest(&anything_left, &queue_id, NULL) > 0)
 		ereport(
 			ERROR,
 			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 			 errmsg(
-				 "queue %d has grants, schedules, producers or a handler that this transaction cannot see",
+				 "queue %d has grants, schedules, producers, events, bindings or a handler that this "
+				 "transaction cannot see",
 				 DatumGetInt32(queue_id)),
 			 errhint("Run it at READ COMMITTED.")));
 }
@@ -96,6 +110,8 @@ idemq_sql_v2_queue_gone(PG_FUNCTION_ARGS)
 		(void) idemq_spi_run(&delete_all_grants, NULL, NULL, SPI_OK_DELETE);
 		(void) idemq_spi_run(&delete_all_schedules, NULL, NULL, SPI_OK_DELETE);
 		(void) idemq_spi_run(&delete_all_handlers, NULL, NULL, SPI_OK_DELETE);
+		(void) idemq_spi_run(&delete_all_events, NULL, NULL, SPI_OK_DELETE);
+		(void) idemq_spi_run(&delete_all_bindings, NULL, NULL, SPI_OK_DELETE);
 		(void) idemq_spi_run(&delete_all_producers, NULL, NULL, SPI_OK_DELETE);
 	}
 	idemq_spi_end(&scope);

@@ -11,21 +11,27 @@
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
+#include "job/kin.h"
 #include "table/jobs.h"
 #include "table/jobs_id.h"
+#include "table/jobs_kin.h"
+#include "table/jobs_moved.h"
 #include "txn/pending.h"
 #include "txn/pending_counts.h"
 #include "txn/pending_groups.h"
+#include "txn/pending_kin.h"
 #include "txn/pending_ready.h"
 #include "queue/following.h"
 #include "queue/queue_cache.h"
 #include "queue/queues.h"
+#include "shared/kin.h"
 #include "shared/leases.h"
 #include "shared/worker_place.h"
 #include "base/oids.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_jobs_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_jobs_truncated);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_kin_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_settings_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_schedules_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_followers_changed);
@@ -127,11 +133,18 @@ note_finished(Relation rel, HeapTuple old_row, HeapTuple new_row)
 {
 	bool running = true;
 	bool isnull;
+	QueueInfo queue = {0};
 
 	(void) column(rel, old_row, COL_FINISHED_AT, &running);
 	(void) column(rel, new_row, COL_FINISHED_AT, &isnull);
 	if (running && !isnull)
-		idemq_pending_note_finished(DatumGetInt64(column(rel, new_row, COL_ID, &isnull)));
+	{
+		int32 queue_id = DatumGetInt32(column(rel, new_row, COL_QUEUE_ID, &isnull));
+
+		(void) idemq_queue_by_id(queue_id, &queue);
+		idemq_pending_note_finished(queue.slot, queue_id,
+									DatumGetInt64(column(rel, new_row, COL_ID, &isnull)));
+	}
 }
 
 /* Notes that a row is gone, for sessions that wait for the job's result. */
@@ -165,20 +178,73 @@ note_begin_of_attempt(Relation rel, HeapTuple tuple)
 		idemq_pending_note_recovery(queue.slot, queue_id);
 }
 
-/* Marks the group of a changed row: it may need a head now. */
+static JobStatus
+status_of(Relation rel, HeapTuple row)
+{
+	bool isnull;
+
+	return idemq_status_from_oid(DatumGetObjectId(column(rel, row, COL_STATUS, &isnull)));
+}
+
+/*
+ * Marks the group of a changed row: it may need a head now.  One that is blocked without a group
+ * waits for its parents, which may be done.
+ */
 static void
 note_group(Relation rel, HeapTuple row)
 {
 	QueueInfo queue;
+	bool alone;
 	bool isnull;
-	Datum name = column(rel, row, COL_GROUP_KEY, &isnull);
-	int32 queue_id;
+	Datum name = column(rel, row, COL_GROUP_KEY, &alone);
+	int32 queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
 
-	if (isnull)
+	if ((alone && status_of(rel, row) != JOB_BLOCKED) || !idemq_queue_by_id(queue_id, &queue))
 		return;
-	queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
-	if (idemq_queue_by_id(queue_id, &queue))
+	if (alone)
+		idemq_pending_kin_note_blocked(queue.slot, queue_id,
+									   DatumGetInt64(column(rel, row, COL_ID, &isnull)));
+	else
 		idemq_pending_groups_note(queue.slot, queue_id, name, GROUP_DROP_FLOOR);
+}
+
+/*
+ * Follows a job into another queue: what it waits for as a child; or for an event, of which it
+ * asks again, since events are a queue's own.
+ */
+static void
+note_move(Relation rel, HeapTuple old_row, HeapTuple new_row)
+{
+	bool isnull;
+	int32 old_id = DatumGetInt32(column(rel, old_row, COL_QUEUE_ID, &isnull));
+	int32 queue_id = DatumGetInt32(column(rel, new_row, COL_QUEUE_ID, &isnull));
+	int64 id = DatumGetInt64(column(rel, new_row, COL_ID, &isnull));
+	QueueInfo queue = {0};
+	QueueSlot *old_slot;
+
+	if (queue_id == old_id)
+		return;
+	old_slot = idemq_queue_by_id(old_id, &queue) ? queue.slot : NULL;
+	if (idemq_kin_maybe(old_slot, id))
+		idemq_jobs_moved_child(id, queue_id);
+	if (status_of(rel, new_row) == JOB_PENDING)
+		idemq_jobs_moved_waiter(id);
+	if (idemq_queue_by_id(queue_id, &queue))
+		idemq_kin_note(queue.slot, id);
+}
+
+/* Follows the deletion of a row that may have parents or children. */
+static void
+note_kin_gone(Relation rel, HeapTuple row)
+{
+	bool isnull;
+	int64 id = DatumGetInt64(column(rel, row, COL_ID, &isnull));
+	int32 queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
+	QueueInfo queue = {0};
+
+	(void) idemq_queue_by_id(queue_id, &queue);
+	if (idemq_kin_maybe(queue.slot, id))
+		idemq_kin_gone(id, status_of(rel, row));
 }
 
 /* Counts a row that SQL wrote; old_row or new_row is NULL when there is none. */
@@ -239,6 +305,7 @@ idemq_sql_v2_jobs_changed(PG_FUNCTION_ARGS)
 		note_end_of_attempt(rel, data->tg_trigtuple, data->tg_newtuple);
 		note_begin_of_attempt(rel, data->tg_newtuple);
 		note_group(rel, data->tg_newtuple);
+		note_move(rel, data->tg_trigtuple, data->tg_newtuple);
 		count_row(rel, data->tg_trigtuple, data->tg_newtuple);
 	}
 	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
@@ -253,6 +320,7 @@ idemq_sql_v2_jobs_changed(PG_FUNCTION_ARGS)
 		/* Our own claims do not see it any more, and pass its key: it may come back. */
 		note_version(rel, data->tg_trigtuple, true);
 		note_end_of_attempt(rel, data->tg_trigtuple, NULL);
+		note_kin_gone(rel, data->tg_trigtuple);
 		count_row(rel, data->tg_trigtuple, NULL);
 	}
 	return PointerGetDatum(NULL);
@@ -264,7 +332,23 @@ idemq_sql_v2_jobs_truncated(PG_FUNCTION_ARGS)
 {
 	(void) trigger_data(fcinfo, false);
 	if (!idemq_follows())
+	{
 		idemq_pending_note_forget();
+		idemq_kin_all_gone();
+	}
+	return PointerGetDatum(NULL);
+}
+
+/*
+ * kin_changed(): statement trigger of idemq.dependencies and idemq.children, for rows that come
+ * by a restore, or by hand.
+ */
+Datum
+idemq_sql_v2_kin_changed(PG_FUNCTION_ARGS)
+{
+	(void) trigger_data(fcinfo, false);
+	if (!idemq_kin_is_writing() && !idemq_follows())
+		idemq_pending_note_kin();
 	return PointerGetDatum(NULL);
 }
 

@@ -22,6 +22,7 @@
 #include "table/jobs.h"
 #include "table/jobs_group.h"
 #include "table/jobs_hold.h"
+#include "table/jobs_kin.h"
 #include "queue/queue_counts.h"
 #include "queue/queue_settings.h"
 #include "queue/queues.h"
@@ -112,8 +113,8 @@ finished_outcome(const JobCall *call)
 }
 
 /*
- * Makes a blocked job its group's head, if its turn has come and no other session has
- * done so yet; then fetches it again.  Returns false when it is gone.
+ * Makes a blocked job its group's head, if its turn has come, or pending, if its parents are
+ * done, and no other session has done so yet; then fetches it again.  Returns false when it is gone.
  */
 static bool
 unblock(JobCall *call, JobsTable *table)
@@ -123,7 +124,14 @@ unblock(JobCall *call, JobsTable *table)
 	bool is_first;
 
 	if (call->job.row->tts_isnull[COL_GROUP_KEY])
-		return true; /* written by hand: it has no turn */
+	{
+		/* By its parents, or by hand: then it has no turn. */
+		if (idemq_kin_any() && !idemq_promote_child(&call->queue, call->id) &&
+			call->queue.slot != NULL)
+			idemq_round_await(call->queue.slot);
+		idemq_jobs_refresh(table);
+		return idemq_jobs_fetch(table, call->id, &call->job);
+	}
 	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
 	/* Another job's turn is not for our transaction to begin: it may be a long one. */
 	is_first = idemq_has_places(&call->queue)

@@ -11,7 +11,8 @@
  * last attempt: it is added once, also when a dead job is brought back and cancelled
  * before another attempt has begun.
  *
- * The steps are as they are at that time.  The answer to one that is open may still come: of a
+ * The steps are as they are at that time, and not as the snapshot of a REPEATABLE READ cancel has
+ * them: what was booked since is to be undone as well.  The answer to one that is open may still come: of a
  * worker whose token is stale by now (table/steps.c).  Who undoes it waits for its call_until,
  * and looks at idemq.steps again.
  *
@@ -186,6 +187,16 @@ idemq_dead_queue_check(const char *queue, int32 queue_id, const char *dead_queue
 						errhint("Let the last queue of the chain have no dead_queue.")));
 }
 
+/* Returns whether a job that becomes that has one added for it; of a cancelled one, attempts are undone. */
+bool
+idemq_dead_queue_wants(const QueueInfo *queue, const Job *job, JobStatus becomes)
+{
+	if (queue->dead_queue[0] == '\0')
+		return false;
+	return becomes == JOB_DEAD ||
+		   (becomes == JOB_CANCELLED && queue->dead_queue_cancelled && job->token != 0);
+}
+
 /*
  * To be called before a job of the queue becomes dead, or is cancelled.  Sets *dead to its dead
  * queue, and keeps that from being dropped; its id is 0 when there is none, or none
@@ -315,7 +326,7 @@ account_of(const Job *job, const QueueInfo *queue, TimestampTz died_at, text *er
 		nulls[10] = 'n';
 	values[11] = CStringGetTextDatum(status);
 	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&describe_death, values, nulls, SPI_OK_SELECT);
+	(void) idemq_spi_query_latest(&describe_death, values, nulls);
 	old = MemoryContextSwitchTo(caller);
 	account = JsonbPGetDatum(DatumGetJsonbPCopy(idemq_spi_value(0, 1, &isnull)));
 	MemoryContextSwitchTo(old);

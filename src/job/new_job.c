@@ -3,7 +3,8 @@
  *		A new job: the columns that each one has, and adding it without a key.
  *
  * Before its row is written, the job is noted for shared memory: after the commit the
- * ready cursor lowers to it, or its group is marked as one that may need a head.
+ * ready cursor lowers to it, or its group is marked as one that may need a head, or it is
+ * itself marked, as one whose parents may be done.
  */
 #include "postgres.h"
 
@@ -14,6 +15,7 @@
 #include "table/jobs_id.h"
 #include "table/jobs_write.h"
 #include "txn/pending_groups.h"
+#include "txn/pending_kin.h"
 #include "txn/pending_ready.h"
 #include "base/oids.h"
 
@@ -50,6 +52,11 @@ idemq_new_job_note_as(const QueueInfo *queue, const JobChange *columns, int64 id
 	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
 	{
 		idemq_pending_groups_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY], id);
+		return JOB_BLOCKED;
+	}
+	if ((columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
+	{
+		idemq_pending_kin_note_blocked(queue->slot, queue->id, id);
 		return JOB_BLOCKED;
 	}
 	key.id = id;

@@ -36,34 +36,38 @@
  * A job whose row another transaction holds is not waited for: its group is visited
  * again a moment later.  It is not passed over either.  A job that had expired when its
  * turn came is cancelled, and the next one follows.
+ *
+ * Marks of children and parents (shared/kin.c) are among those of groups, and taken and owned as they
+ * are; what is done then is job/kin.c's.  A child that joins its group has that promoted.
  */
 #include "postgres.h"
 
-#include "access/twophase.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "job/kin.h"
 #include "job/places.h"
 #include "job/promote.h"
+#include "job/promote_one.h"
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_group.h"
+#include "table/jobs_kin.h"
 #include "txn/pending_groups.h"
 #include "shared/group_table.h"
 #include "shared/groups.h"
+#include "shared/kin.h"
 #include "base/clock.h"
 #include "base/jitter.h"
 #include "base/pace.h"
 
 /* Groups taken in one go. */
 #define PROMOTE_BATCH 256
-/* Visits of a group whose first job changes each time. */
-#define MAX_LOOKS 10
-/* Jobs that are not due and make way for the next one, in one visit of a group with places. */
-#define MAX_EARLY 100
+/* Children that a scan looks at. */
+#define MAX_CHILDREN 2000
 /* Without a slot, a session scans all groups of a queue that often. */
 #define SCAN_INTERVAL USECS_PER_SEC
 
@@ -74,206 +78,31 @@ static struct
 	text *name; /* NULL: nowhere */
 } left_off;
 
-typedef enum Promotion
-{
-	PROMOTED,			/* it has a head now, which is not committed yet */
-	PROMOTED_FOR_LATER, /* the same, but the head is not due yet */
-	HAS_HEAD,			/* or no jobs */
-	AT_LIMIT,			/* all its places are taken, and there is a next job */
-	HELD,				/* the row of the next job is held, or a head is made but not committed */
-	NOT_FOR_US			/* it changes all the time, or our snapshot must not see it */
-} Promotion;
-
 /*
- * Makes a blocked job its group's head: it is due at once, or at its run_at; sets *due.
- * From here on no head has an earlier ready_at than *now, and no job that is blocked a
- * lesser id.
- */
-static JobWrite
-make_head(JobsTable *table, const QueueInfo *queue, const Job *job, TimestampTz *now, bool *due)
-{
-	EventArgs args = {0};
-
-	args.now = args.ready_at = *now = idemq_now();
-	if (!job->row->tts_isnull[COL_RUN_AT])
-		args.ready_at = Max(args.now, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
-	*due = args.ready_at == args.now;
-	return idemq_transition(table, job, queue, EVENT_PROMOTE, &args, JOB_SKIPS);
-}
-
-/* Gives a group that this session owns a head, and sets *floor to what it is then. */
-static Promotion
-promote(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
-		GroupFloor *floor)
-{
-	for (int looks = 0; looks < MAX_LOOKS;)
-	{
-		/* Read after the snapshot, which each round renews. */
-		uint64 epoch = idemq_clock_epoch();
-		GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
-		TimestampTz now;
-		bool expired;
-		bool due = true;
-		JobWrite write;
-		Job job;
-
-		if (idemq_jobs_group_head(table, queue->id, name, from.heads, &job))
-			return HAS_HEAD;
-		if (max_prepared_xacts > 0 &&
-			idemq_jobs_group_head_in_doubt(table, queue->id, name, from.heads))
-			return HELD;
-		if (!idemq_jobs_group_blocked(table, queue->id, name, from.blocked, &job) ||
-			job.status != JOB_BLOCKED)
-			return HAS_HEAD; /* or no jobs, or one written by hand, without a ready_at */
-		now = idemq_now();
-		expired = job_has_expired(&job, now);
-		write = expired ? idemq_job_expire(table, &job, queue, now)
-						: make_head(table, queue, &job, &now, &due);
-		if (write == JOB_WRITTEN && !expired)
-		{
-			*floor = (GroupFloor){now, job.id, epoch};
-			return due ? PROMOTED : PROMOTED_FOR_LATER;
-		}
-		if (write == JOB_LOCKED)
-			return HELD;
-		if (write == JOB_CHANGED)
-			looks++;
-		if (write == JOB_CHANGED && table->crosscheck != InvalidSnapshot)
-			return NOT_FOR_US;
-		idemq_jobs_refresh(table);
-	}
-	return NOT_FOR_US;
-}
-
-/* Counts the places of a group with a floor; returns what the floor may be after that. */
-static GroupFloor
-count_places(JobsTable *table, const QueueInfo *queue, Datum name, const GroupFloor *from,
-			 GroupPlaces *places)
-{
-	/* In this order: without a correction of the clock in between, now is not below their times. */
-	uint64 epoch = idemq_clock_epoch();
-	TimestampTz now = idemq_now();
-	bool is_known = from->heads != GROUP_NO_FLOOR.heads && from->epoch == epoch &&
-					epoch == idemq_clock_epoch();
-	GroupFloor floor = {GROUP_NO_FLOOR.heads, from->blocked, epoch};
-
-	idemq_places_count(table, queue, name, from->heads, is_known ? now : DT_NOEND, places);
-	if (places->last <= now)
-		floor.heads = Min(places->first, now);
-	return floor;
-}
-
-/*
- * Returns what a group with places needs by the table's snapshot: PROMOTED when *job is to have
- * one; sets *floor to what it may be then.
- */
-static Promotion
-find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name, int64 passed,
-		  GroupFloor *floor, Job *job)
-{
-	GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
-	GroupPlaces places;
-	bool is_free;
-
-	*floor = count_places(table, queue, name, &from, &places);
-	if (places.next != 0)
-		return HAS_HEAD;
-	is_free = places.taken < queue->group_running;
-	if (is_free && max_prepared_xacts > 0 && idemq_places_in_doubt(table, queue, name, from.heads))
-		return HELD;
-	/* Those that this visit has let pass are above the floor until it ends. */
-	if (!idemq_jobs_group_blocked(table, queue->id, name, Max(from.blocked, passed), job) ||
-		job->status != JOB_BLOCKED)
-		return HAS_HEAD;
-	return is_free ? PROMOTED : AT_LIMIT;
-}
-
-/*
- * Promotes the next job of a group with places, or expires it; *due: whether it has a place
- * now.  Returns JOB_WRITTEN with *due unset also for one that is not due, or expired.
- */
-static JobWrite
-give_place(JobsTable *table, const QueueInfo *queue, const Job *job, bool *due, bool *expired)
-{
-	TimestampTz now = idemq_now();
-
-	*due = false;
-	*expired = job_has_expired(job, now);
-	if (*expired)
-		return idemq_job_expire(table, job, queue, now);
-	return make_head(table, queue, job, &now, due);
-}
-
-/*
- * As promote, of a group with places: its next job gets one if there is one.  Those before it
- * that are not due are promoted without.
- */
-static Promotion
-promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
-			 GroupFloor *floor)
-{
-	Promotion promotion = NOT_FOR_US;
-	int64 passed = PG_INT64_MIN;
-	int early = 0;
-
-	for (int looks = 0; looks < MAX_LOOKS && early < MAX_EARLY;)
-	{
-		GroupFloor next_floor;
-		bool due;
-		bool expired;
-		JobWrite write;
-		Job job;
-
-		promotion = find_next(table, queue, key, name, passed, &next_floor, &job);
-		if (promotion != PROMOTED)
-			break;
-		promotion = NOT_FOR_US;
-		write = give_place(table, queue, &job, &due, &expired);
-		if (write == JOB_LOCKED)
-		{
-			promotion = HELD;
-			break;
-		}
-		if (write == JOB_CHANGED && table->crosscheck != InvalidSnapshot)
-			break;
-		if (write == JOB_CHANGED)
-			looks++;
-		else if (!expired)
-		{
-			*floor = next_floor;
-			floor->blocked = job.id;
-			if (due)
-				return PROMOTED;
-			passed = job.id + 1;
-			early++;
-		}
-		idemq_jobs_refresh(table);
-	}
-	if (early == 0)
-		return promotion;
-	/* It is ours until we commit: what is left comes after that. */
-	if (promotion != HAS_HEAD)
-		idemq_pending_groups_note(queue->slot, queue->id, name, GROUP_KEEP_FLOOR);
-	return PROMOTED_FOR_LATER;
-}
-
-/*
- * Promotes a group that this session owns, and gives it back unless this transaction has
- * written in it, now or before (again); returns whether it has a head now that can be claimed.
+ * Promotes a group that this session owns, or does what its mark of a job with kin is for, and
+ * gives it back unless this transaction has written in it, now or before (again); returns whether
+ * there is a job now that can be claimed.  *joined: the group that a child has joined, which may
+ * need a head; otherwise it is left alone.
  */
 static bool
 promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name,
-			  bool again)
+			  bool again, Datum *joined)
 {
 	static const GroupRelease release[] = {[HAS_HEAD] = GROUP_DONE,
 										   [AT_LIMIT] = GROUP_LIMITED,
 										   [HELD] = GROUP_LATER,
 										   [NOT_FOR_US] = GROUP_AGAIN};
-	GroupFloor floor;
-	Promotion promotion = idemq_has_places(queue)
-							  ? promote_next(table, queue, &group->key, name, &floor)
-							  : promote(table, queue, &group->key, name, &floor);
+	GroupFloor floor = group->floor;
+	Promotion promotion;
+	KinMark mark;
+	int64 id;
 
+	if (idemq_kin_read(&group->key, &mark, &id))
+		promotion = idemq_kin_promote(table, queue, mark, id, joined);
+	else
+		promotion = idemq_promote_one(table, queue, &group->key, name, &floor);
+	if (promotion == JOINED)
+		return false;
 	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER)
 		idemq_pending_groups_note_floor(group, floor);
 	else if (!again)
@@ -281,21 +110,26 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 	return promotion == PROMOTED;
 }
 
-/* Promotes the group of a name, unless another session is on it. */
+/*
+ * Promotes the group of a name, or the job whose mark has it, unless another session is on
+ * it.  *joined: as promote_owned.
+ */
 static bool
-promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
+promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int length, Datum name,
+			  Datum *joined)
 {
-	text *value = DatumGetTextPP(name);
 	GroupTaken group;
 	bool again = false;
 
-	idemq_group_key(&group.key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
+	idemq_group_key(&group.key, queue->id, bytes, length);
+	group.floor = GROUP_NO_FLOOR;
 	idemq_pending_groups_reserve(1);
 	switch (idemq_group_own(queue->slot, &group))
 	{
 		case GROUP_BUSY:
 			/* Its owner visits it, or will again; unless that is this transaction. */
-			again = idemq_has_places(queue) && idemq_pending_groups_owns(&group.key);
+			again = name != (Datum) 0 && idemq_has_places(queue) &&
+					idemq_pending_groups_owns(&group.key);
 			if (!again)
 				return false;
 			break;
@@ -310,7 +144,79 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 	idemq_jitter();
 	/* A snapshot that is younger than our ownership. */
 	idemq_jobs_refresh(table);
-	return promote_owned(table, queue, &group, name, again);
+	return promote_owned(table, queue, &group, name, again, joined);
+}
+
+/* Promotes the group of a name, unless another session is on it. */
+static bool
+promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
+{
+	text *value = DatumGetTextPP(name);
+	Datum joined = (Datum) 0;
+
+	return promote_bytes(table, queue, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value), name,
+						 &joined);
+}
+
+/*
+ * Promotes the group that a child has joined, 0 for none: with this transaction's own changes.
+ * Should another session have it, the commit marks it.
+ */
+static bool
+promote_joined(JobsTable *table, const QueueInfo *queue, Datum joined)
+{
+	if (joined == (Datum) 0)
+		return false;
+	idemq_jobs_refresh(table);
+	return promote_named(table, queue, joined);
+}
+
+/* Looks at a child, and at its group, should it join it. */
+static bool
+promote_child(JobsTable *table, const QueueInfo *queue, KinMark mark, int64 id)
+{
+	char name[KIN_NAME];
+	Datum joined = (Datum) 0;
+
+	idemq_kin_name(name, mark, id);
+	return promote_bytes(table, queue, name, KIN_NAME, (Datum) 0, &joined) ||
+		   promote_joined(table, queue, joined);
+}
+
+/*
+ * Looks at the children of a queue whose parents are done, or have failed, up to max that become
+ * pending; if these were not all, the queue is to be scanned again.
+ */
+static int
+scan_children(JobsTable *table, const QueueInfo *queue, int max)
+{
+	int promoted = 0;
+	int count;
+	int64 *ids;
+
+	if (!idemq_kin_any())
+		return 0;
+	if (table->crosscheck != InvalidSnapshot)
+	{
+		/* It is not for us: job/kin.c. */
+		idemq_groups_want_scan(queue->slot, queue->id, false);
+		return 0;
+	}
+	ids = idemq_kin_resolvable(queue->id, MAX_CHILDREN, &count);
+	for (int i = 0; i < count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (promoted >= max || i == MAX_CHILDREN - 1)
+		{
+			/* Should all of these be held, a moment later. */
+			idemq_groups_want_scan(queue->slot, queue->id, i > 0 && promoted == 0);
+			break;
+		}
+		promoted += promote_child(table, queue, KIN_CHILD, ids[i]) ||
+					promote_child(table, queue, KIN_FAILURE, ids[i]);
+	}
+	pfree(ids);
+	return promoted;
 }
 
 /* Keeps the name of the group at which a scan stopped; NULL: none. */
@@ -405,9 +311,11 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 		{
 			const GroupKey *key = &groups[i].key;
 			Datum name = PointerGetDatum(cstring_to_text_with_len(key->name, key->length));
+			Datum joined = (Datum) 0;
 
 			CHECK_FOR_INTERRUPTS();
-			promoted += promote_owned(table, queue, &groups[i], name, false);
+			promoted += promote_owned(table, queue, &groups[i], name, false, &joined) ||
+						promote_joined(table, queue, joined);
 		}
 		taken += count;
 	} while (count == batch && promoted < max && taken < marked);
@@ -437,6 +345,7 @@ idemq_promote_some(const QueueInfo *queue, int max)
 	if (queue->slot == NULL && !idemq_pace_is_due(&pace, queue->id, SCAN_INTERVAL))
 		return 0;
 	idemq_jobs_open(&table);
+	idemq_kin_learn(queue);
 	idemq_pending_groups_note_scan(queue->slot, queue->id);
 	scan = queue->slot == NULL || idemq_groups_take_scan(queue->slot, queue->id);
 	if (!scan)
@@ -448,6 +357,7 @@ idemq_promote_some(const QueueInfo *queue, int max)
 		/* Younger than the scan's being taken. */
 		idemq_jobs_refresh(&table);
 		promoted += scan_groups(&table, queue, max - promoted);
+		promoted += scan_children(&table, queue, max - promoted);
 	}
 	else if (scan)
 		idemq_groups_want_scan(queue->slot, queue->id, false);
@@ -484,4 +394,18 @@ idemq_promote_later(const QueueInfo *queue, Datum name)
 
 	idemq_group_key(&key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
 	idemq_group_mark(queue->slot, &key, GROUP_KEEP_FLOOR);
+}
+
+/* Looks at a job that is blocked by its parents; false when it still is, or that is not known. */
+bool
+idemq_promote_child(const QueueInfo *queue, int64 id)
+{
+	JobsTable table;
+	bool promoted;
+
+	idemq_jobs_open(&table);
+	promoted = promote_child(&table, queue, KIN_CHILD, id) ||
+			   promote_child(&table, queue, KIN_FAILURE, id);
+	idemq_jobs_close(&table);
+	return promoted;
 }

@@ -27,6 +27,7 @@
 #include "utils/timestamp.h"
 
 #include "job/new_job_keyed.h"
+#include "job/kin.h"
 #include "job/rerun.h"
 #include "job/tick_key.h"
 #include "job/transition.h"
@@ -100,11 +101,4 @@ idemq_new_job_or_rerun(JobsTable *table, const QueueInfo *queue, JobChange *colu
 				idemq_jobs_refresh_or_raise(table);
 		}
 	}
-}
-
-/* Returns the event that brings a finished job back: one of a group waits for its turn. */
-JobEvent
-idemq_redrive_event(const Job *job)
-{
-	return job->row->tts_isnull[COL_GROUP_KEY] ? EVENT_REDRIVE : EVENT_REDRIVE_GROUPED;
 }

@@ -6,13 +6,11 @@
 #define IDEMQ_JOB_RERUN_H
 
 #include "job/new_job_keyed.h"
-#include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_write.h"
 #include "queue/queue_settings.h"
 
 extern void idemq_new_job_or_rerun(JobsTable *table, const QueueInfo *queue, JobChange *columns,
 								   JobWait wait, EnqueueAnswer *answer);
-extern JobEvent idemq_redrive_event(const Job *job);
 
 #endif

@@ -14,9 +14,8 @@
  * end write the row, the later of the two waits for the earlier, finds another version
  * than it fetched, and starts again from that (40001 above READ COMMITTED).
  *
- * What a transition owes to shared memory it notes in the txn room, to be done after
- * commit or abort: a lease that ends, a ready key that becomes claimable, a group that
- * may need a head.
+ * What a transition owes to shared memory after commit or abort it notes in the txn room: a
+ * lease that ends, a ready key that becomes claimable, a group that may need a head.
  */
 #include "postgres.h"
 
@@ -27,13 +26,16 @@
 #include "job/places.h"
 #include "job/transition.h"
 #include "table/attempt_history.h"
+#include "table/jobs_kin.h"
 #include "table/jobs_steps.h"
 #include "table/jobs.h"
 #include "table/jobs_write.h"
 #include "txn/pending.h"
 #include "txn/pending_counts.h"
 #include "txn/pending_groups.h"
+#include "txn/pending_kin.h"
 #include "txn/pending_ready.h"
+#include "shared/kin.h"
 #include "base/oids.h"
 
 /* What becomes of ready_at. */
@@ -108,6 +110,7 @@ typedef struct Transition
 #define DEADLINE COLUMN_BIT(COL_DEADLINE)
 #define RUN_AT COLUMN_BIT(COL_RUN_AT)
 #define PRIORITY COLUMN_BIT(COL_PRIORITY)
+#define GROUP COLUMN_BIT(COL_GROUP_KEY)
 #define ASKED COLUMN_BIT(COL_RERUN_PAYLOAD)
 #define REQUEST COLUMN_BIT(COL_PAYLOAD)
 
@@ -134,6 +137,7 @@ static const Transition transitions[] = {
 	[EVENT_RESCHEDULE_BLOCKED] = {BLOCKED,                 JOB_BLOCKED,    READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       PRIORITY},
 	[EVENT_PROMOTE] =         {BLOCKED,                    JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
 	[EVENT_PARK] =            {PENDING | FAILED,           JOB_BLOCKED,    READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
+	[EVENT_JOIN_GROUP] =      {BLOCKED,                    JOB_BLOCKED,    READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       GROUP},
 	[EVENT_CHECKPOINT] =      {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       STATE},
 	[EVENT_ASK_RERUN] =       {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       ASKED},
 	[EVENT_RERUN] =           {FINISHED,                   JOB_PENDING,    READY_SET,   ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,    0,                       0,                                       REQUEST},
@@ -198,12 +202,12 @@ set_request_columns(JobChange *change, uint32 columns, const EventArgs *args)
 		job_set(change, COL_KEY_EXPIRES_AT, TimestampTzGetDatum(request->key_expires_at));
 }
 
-/* Sets another priority, and, of a job in a group, the time that was asked for. */
+/* Sets another priority, and run_at of a job that has its time there. */
 static void
 set_schedule(JobChange *change, const Job *job, const EventArgs *args)
 {
 	job_set(change, COL_PRIORITY, Int16GetDatum((int16) args->priority));
-	if (args->new_run_at && !job->row->tts_isnull[COL_GROUP_KEY])
+	if (args->new_run_at && (job->status == JOB_BLOCKED || !job->row->tts_isnull[COL_GROUP_KEY]))
 		set_or_null(change, COL_RUN_AT, TimestampTzGetDatum(args->ready_at),
 					args->ready_at <= args->now);
 }
@@ -235,6 +239,8 @@ set_argument_columns(JobChange *change, uint32 columns, const EventArgs *args)
 		job_set(change, column, args->document);
 		change->isnull[column] = args->no_document;
 	}
+	if (columns & GROUP)
+		job_set(change, COL_GROUP_KEY, args->group);
 	if (columns & (ASKED | REQUEST))
 		set_request_columns(change, columns, args);
 }
@@ -323,7 +329,7 @@ note_end(const Transition *transition, const Job *job, const QueueInfo *queue,
 	else if (ends_lease)
 		idemq_pending_note_end(queue->slot, queue->id, job->id, job->token);
 	else if (job_status_is_finished(transition->to))
-		idemq_pending_note_finished(job->id);
+		idemq_pending_note_finished(queue->slot, queue->id, job->id);
 	if (transition->told & TELL_LEASE)
 		idemq_pending_note_event(queue->slot, queue->id,
 								 args->worker_lost ? JOB_WORKER_LOST : JOB_LEASE_EXPIRED, job->id,
@@ -363,6 +369,10 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, const
 	if (!job->row->tts_isnull[COL_GROUP_KEY] && (job_status_is_finished(transition->to) || blocks))
 		idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
 								  blocks ? job->id : GROUP_KEEP_FLOOR);
+	else if (transition->columns & GROUP)
+		idemq_pending_groups_note(queue->slot, queue->id, args->group, job->id);
+	else if (blocks && job->status != JOB_BLOCKED)
+		idemq_pending_kin_note_blocked(queue->slot, queue->id, job->id);
 	note_ready(transition, job, queue, args);
 }
 
@@ -384,23 +394,6 @@ keeps_nothing(const Job *job, const QueueInfo *queue)
 	return queue->retention == 0 && job->row->tts_isnull[COL_KEY];
 }
 
-/* Returns whether a job is to be added to the dead queue; of a cancelled one, attempts are undone. */
-static bool
-goes_on(const Transition *transition, const Job *job, const QueueInfo *queue)
-{
-	if (queue->dead_queue[0] == '\0')
-		return false;
-	return transition->to == JOB_DEAD ||
-		   (transition->to == JOB_CANCELLED && queue->dead_queue_cancelled && job->token != 0);
-}
-
-/* Returns the event by which a finished job runs again: one of a group waits for its turn. */
-JobEvent
-idemq_rerun_event(const Job *job)
-{
-	return job->row->tts_isnull[COL_GROUP_KEY] ? EVENT_RERUN : EVENT_RERUN_GROUPED;
-}
-
 /* Has a job run again that this transaction has finished, as was asked meanwhile. */
 static void
 serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz now)
@@ -413,8 +406,9 @@ serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz no
 		elog(ERROR, "job %lld is gone that was to run again", (long long) id);
 	args.ready_at = Max(now, DatumGetTimestampTz(job.row->tts_values[COL_RERUN_AT]));
 	args.request = asked_request(&job);
-	if (idemq_transition(table, &job, queue, idemq_rerun_event(&job), &args, JOB_WAITS) !=
-		JOB_WRITTEN)
+	if (idemq_transition(table, &job, queue,
+						 job.row->tts_isnull[COL_GROUP_KEY] ? EVENT_RERUN : EVENT_RERUN_GROUPED,
+						 &args, JOB_WAITS) != JOB_WRITTEN)
 		elog(ERROR, "job %lld could not be made ready again", (long long) id);
 }
 
@@ -427,6 +421,8 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 		idemq_attempt_history_forget(job->id);
 	if (deleted)
 		idemq_steps_forget(job->id);
+	if (deleted && idemq_kin_maybe(queue->slot, job->id))
+		idemq_kin_forget(&job->id, 1);
 	if (transition->history != NULL && job->status == JOB_PROCESSING &&
 		!((transition->flags & LEAVES_JOB) && keeps_nothing(job, queue)))
 		idemq_attempt_history_add(job, args->now, transition->history, args->error, args->details);
@@ -451,8 +447,9 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 				 const EventArgs *given, JobWait wait)
 {
 	const Transition *transition = &transitions[event];
-	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
-	bool continues = goes_on(transition, job, queue);
+	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue) &&
+				   !(idemq_kin_maybe(queue->slot, job->id) && idemq_kin_is_needed(job->id));
+	bool continues = idemq_dead_queue_wants(queue, job, transition->to);
 	EventArgs args = *given;
 	QueueInfo dead;
 	JobChange change;
@@ -491,8 +488,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 JobWrite
 idemq_job_expire(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz now)
 {
-	EventArgs args = {.now = now};
+	EventArgs args = {.now = now, .error = cstring_to_text("expired before it was claimed")};
 
-	args.error = cstring_to_text("expired before it was claimed");
 	return idemq_transition(table, job, queue, EVENT_EXPIRE, &args, JOB_SKIPS);
 }

@@ -31,6 +31,7 @@ typedef enum JobEvent
 	EVENT_RESCHEDULE_BLOCKED,
 	EVENT_PROMOTE,
 	EVENT_PARK,
+	EVENT_JOIN_GROUP,
 	EVENT_CHECKPOINT,
 	EVENT_ASK_RERUN,
 	EVENT_RERUN,
@@ -63,13 +64,13 @@ typedef struct EventArgs
 	bool worker_lost;	  /* reap: the session of an attached claim ended */
 	Datum document;		  /* commit: the result; checkpoint: the state */
 	bool no_document;
+	Datum group;		/* join group */
 	JobRequest request; /* ask rerun, rerun */
 } EventArgs;
 
 extern bool idemq_transition_allowed(JobEvent event, JobStatus status);
 extern JobWrite idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue,
 								 JobEvent event, const EventArgs *args, JobWait wait);
-extern JobEvent idemq_rerun_event(const Job *job);
 extern JobWrite idemq_job_expire(JobsTable *table, const Job *job, const QueueInfo *queue,
 								 TimestampTz now);
 

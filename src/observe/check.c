@@ -18,11 +18,13 @@
 
 #include "observe/check_floors.h"
 #include "observe/check_groups.h"
+#include "observe/check_kin.h"
 #include "observe/check_leases.h"
 #include "observe/check_limits.h"
 #include "observe/check_ready.h"
 #include "observe/check_report.h"
 #include "observe/check_rows.h"
+#include "observe/check_topics.h"
 #include "schedule/pg_cron.h"
 #include "table/jobs.h"
 #include "txn/at_end.h"
@@ -69,6 +71,7 @@ static SqlStatement orphans = {
 	.text = "SELECT t.what, t.queue_id, count(*) FROM "
 			"(SELECT 'queue_grants' AS what, queue_id FROM idemq.queue_grants "
 			"UNION ALL SELECT 'schedule_entries', queue_id FROM idemq.schedule_entries "
+			"UNION ALL SELECT 'events', queue_id FROM idemq.events "
 			"UNION ALL SELECT 'producers', queue_id FROM idemq.producers) t "
 			"WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = t.queue_id) "
 			"GROUP BY 1, 2 ORDER BY 1, 2"};
@@ -254,6 +257,7 @@ check_orphans(CheckCall *call)
 
 		const char *invariant = strcmp(table, "queue_grants") == 0		 ? "grants.queue"
 								: strcmp(table, "schedule_entries") == 0 ? "schedules.queue"
+								: strcmp(table, "events") == 0			 ? "events.queue"
 																		 : "producers.queue";
 
 		idemq_check_report(call, CHECK_ERROR, invariant,
@@ -359,8 +363,10 @@ idemq_sql_v2_check(PG_FUNCTION_ARGS)
 		idemq_check_leases(&call);
 		idemq_check_groups(&call);
 		idemq_check_floors(&call);
+		idemq_check_kin(&call);
 		check_driver(&call);
 		check_orphans(&call);
+		idemq_check_topics(&call);
 		idemq_check_limits(&call);
 	}
 	idemq_jobs_close(&call.table);

@@ -47,8 +47,9 @@
 	"j.token NOT BETWEEN 0 AND 9007199254740991 OR j.token = 0 AND j.status = 'processing'), "     \
 	"('jobs.rerun', 'to run once more without being in processing, or without a payload for it', " \
 	"j.rerun_at IS NOT NULL AND (j.status <> 'processing' OR j.rerun_payload IS NULL)), "          \
-	"('jobs.blocked', 'blocked without a group_key', j.status = 'blocked' AND "                    \
-	"j.group_key IS NULL)"
+	"('jobs.blocked', 'blocked without a group_key or a row in idemq.children', "                  \
+	"j.status = 'blocked' AND j.group_key IS NULL AND NOT EXISTS (SELECT FROM idemq.children k "   \
+	"WHERE k.job_id = j.id))"
 
 static SqlStatement broken_rows =
 	{.text = "SELECT invariant, what, n, id FROM "
@@ -90,6 +91,15 @@ static SqlStatement unknown_steps =
 	 .nargs = 2,
 	 .types = {INT8OID, TIMESTAMPTZOID}};
 
+/* The sender, with the name locked, answers and wakes all who sleep for an event. */
+static SqlStatement missed_events =
+	{.text = "SELECT j.id FROM idemq.steps s JOIN idemq.events e ON e.queue_id = s.queue_id "
+			 "AND e.name = s.name JOIN idemq.jobs j ON j.id = s.job_id WHERE s.state = 'waiting' "
+			 "AND e.sent_at >= s.begun_at AND j.token = s.token AND j.status = 'pending' "
+			 "AND j.ready_at > $2 ORDER BY j.id LIMIT $1",
+	 .nargs = 2,
+	 .types = {INT8OID, TIMESTAMPTZOID}};
+
 /* What claims, keys, redrive and groups cannot do without. */
 static SqlStatement missing_indexes = {
 	.text =
@@ -118,6 +128,8 @@ static SqlStatement missing_triggers = {
 		"SELECT w.rel, w.name, w.firing, w.what FROM (VALUES "
 		"('idemq.jobs', 'idemq_jobs_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.jobs', 'idemq_jobs_truncated', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.dependencies', 'idemq_kin_changed', '', " OF_MEMORY "), "
+		"('idemq.children', 'idemq_kin_changed', '', " OF_MEMORY "), "
 		"('idemq.queues', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.queues', 'idemq_settings_truncated', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.queues', 'idemq_queue_gone', '', " OF_QUEUES "), "
@@ -129,12 +141,16 @@ static SqlStatement missing_triggers = {
 		"('idemq.followers', 'idemq_followers_local', 'REPLICA ', "
 		"'rows of the publisher replace those of'), "
 		"('idemq.clusters', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.shard', 'idemq_shard_changed', 'ALWAYS ', " OF_MEMORY "), "
+		"('idemq.shard', 'idemq_shard_truncated', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.queue_grants', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
 		"('idemq.schedule_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
 		"('idemq.schedule_entries', 'idemq_schedules_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.handler_entries', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.handler_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
-		"('idemq.handler_entries', 'idemq_owner_named', 'ALWAYS ', " OF_ROLES ")) "
+		"('idemq.handler_entries', 'idemq_owner_named', 'ALWAYS ', " OF_ROLES "), "
+		"('idemq.topic_grants', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
+		"('idemq.topic_binding_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES ")) "
 		"w(rel, name, firing, what) WHERE NOT EXISTS "
 		"(SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = w.rel::pg_catalog.regclass "
 		"AND t.tgname = w.name AND t.tgenabled = coalesce(nullif(pg_catalog.left(w.firing, 1), ''), 'O')::\"char\")"};
@@ -143,10 +159,14 @@ static SqlStatement open_tables = {
 	.text =
 		"SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid IN "
 		"('idemq.jobs'::pg_catalog.regclass, 'idemq.attempts'::pg_catalog.regclass, "
+		"'idemq.dependencies'::pg_catalog.regclass, 'idemq.children'::pg_catalog.regclass, "
 		"'idemq.steps'::pg_catalog.regclass, 'idemq.database_uuid'::pg_catalog.regclass, 'idemq.producers'::pg_catalog.regclass, "
 		"'idemq.queues'::pg_catalog.regclass, 'idemq.queue_grants'::pg_catalog.regclass, "
 		"'idemq.seen'::pg_catalog.regclass, 'idemq.schedule_entries'::pg_catalog.regclass, "
-		"'idemq.ticker'::pg_catalog.regclass, 'idemq.handler_entries'::pg_catalog.regclass) AND NOT c.relrowsecurity"};
+		"'idemq.ticker'::pg_catalog.regclass, 'idemq.handler_entries'::pg_catalog.regclass, "
+		"'idemq.events'::pg_catalog.regclass, 'idemq.topic_entries'::pg_catalog.regclass, "
+		"'idemq.topic_grants'::pg_catalog.regclass, "
+		"'idemq.topic_binding_entries'::pg_catalog.regclass) AND NOT c.relrowsecurity"};
 
 static char *
 text_value(uint64 row, int column)
@@ -249,8 +269,8 @@ find_jobs(SqlStatement *statement, const Datum *args, IdList *jobs)
 }
 
 /*
- * Checks that no step is from the future, and that of no finished job an effect is in
- * doubt: nothing asks the other side by itself.
+ * Checks that no step is from the future, that no job sleeps for an event that was sent,
+ * and that of no finished job an effect is in doubt: nothing asks the other side by itself.
  */
 void
 idemq_check_steps(CheckCall *call)
@@ -258,14 +278,18 @@ idemq_check_steps(CheckCall *call)
 	Datum args[] = {Int64GetDatum(CHECK_SUSPECTS), TimestampTzGetDatum(idemq_now())};
 	IdList older = {0};
 	IdList unknown = {0};
+	IdList missed = {0};
 	SqlScope scope;
 
 	idemq_spi_begin(&scope);
 	find_jobs(&step_tokens, args, &older);
+	find_jobs(&missed_events, args, &missed);
 	find_jobs(&unknown_steps, args, &unknown);
 	idemq_spi_end(&scope);
 	idemq_check_report_jobs(call, CHECK_ERROR, "steps.token", &older,
 							"idemq.steps has a greater token than the job");
+	idemq_check_report_jobs(call, CHECK_ERROR, "steps.event", &missed,
+							"asleep for an event that was sent since: idemq.retry wakes it");
 	idemq_check_report_jobs(call, CHECK_WARNING, "steps.unknown", &unknown,
 							"finished, with a step that was begun and has no answer: ask the other "
 							"side, then idemq.finish_step or idemq.refuse_step with the token in "

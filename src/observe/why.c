@@ -16,6 +16,8 @@
 
 #include "observe/why_group.h"
 #include "observe/why_handler.h"
+#include "observe/why_parents.h"
+#include "observe/why_wait.h"
 #include "job/limits.h"
 #include "job/recover.h"
 #include "job/transition.h"
@@ -271,7 +273,7 @@ say_waiting(WhyCall *call)
 		if (!say_limit(call))
 			say_ready(call);
 	}
-	else
+	else if (!idemq_why_wait(&call->answer, job, &call->queue))
 	{
 		say_time(call, "not due before ", job->ready_at);
 		if (job->status == JOB_FAILED)
@@ -357,16 +359,13 @@ say_processing(WhyCall *call)
 		appendStringInfoString(&call->answer, " (attached: or until that session ends)");
 }
 
-/* Says what a job that is blocked waits for: its turn in its group. */
+/* Says what a job that is blocked waits for: a parent, or its turn in its group. */
 static void
 say_blocked(WhyCall *call)
 {
 	if (call->job.row->tts_isnull[COL_GROUP_KEY])
 	{
-		appendStringInfo(&call->answer,
-						 "written by hand, and in no group: nothing ends that; idemq.cancel(%lld) "
-						 "ends the job",
-						 (long long) call->job.id);
+		idemq_why_alone(&call->answer, call->job.id);
 		return;
 	}
 	if (!idemq_why_group(&call->answer, &call->table, &call->queue, &call->job) || say_held(call))

@@ -159,25 +159,34 @@ idemq_follows(void)
 	return follows();
 }
 
+/*
+ * Raises 55000 in a database that has moved: what it would answer, of a job or a limit, may be
+ * otherwise in the place that goes on.
+ */
+void
+idemq_following_refuse_moved(void)
+{
+	if (likely(!idemq_follows()) || known.moved_to == NULL)
+		return;
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("this shard has moved to %s", known.moved_to),
+					errhint("Read the cluster's map again, SELECT * FROM cluster.map() in the "
+							"router's database, and connect to what it names for this shard.")));
+}
+
 /* Raises 55000 in a database that follows another, or has moved. */
 void
 idemq_following_refuse(void)
 {
 	if (likely(!idemq_follows()))
 		return;
-	if (known.moved_to != NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this shard has moved to %s", known.moved_to),
-				 errhint("Read the cluster's map again, SELECT * FROM cluster.map() in the "
-						 "router's database, and connect to what it names for this shard.")));
-	else
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this database follows another: its queues and jobs come by logical "
-						"replication"),
-				 errhint("Connect to the publisher's database. For this one to go on in its place, "
-						 "disable or drop the subscription, then SELECT idemq.take_over().")));
+	idemq_following_refuse_moved();
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("this database follows another: its queues and jobs come by logical "
+					"replication"),
+			 errhint("Connect to the publisher's database. For this one to go on in its place, "
+					 "disable or drop the subscription, then SELECT idemq.take_over().")));
 }
 
 /* Returns when this database last ceased to follow, DT_NOBEGIN if it never did. */

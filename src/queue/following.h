@@ -21,6 +21,7 @@ extern const Following *idemq_following(void);
 extern bool idemq_follows(void);
 extern bool idemq_following_is_known(bool *does);
 extern void idemq_following_refuse(void);
+extern void idemq_following_refuse_moved(void);
 extern TimestampTz idemq_taken_over_at(void);
 extern void idemq_following_changed(Oid relation);
 extern bool idemq_following_set(bool on);

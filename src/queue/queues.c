@@ -172,6 +172,22 @@ idemq_queue_allows(int32 id, int wanted, QueueInfo *queue)
 	return idemq_queue_by_id(id, queue) && (queue->privileges & wanted) != 0;
 }
 
+/* As idemq_queue_allows, of another role. */
+bool
+idemq_queue_allows_role(int32 id, Oid role, int wanted, QueueInfo *queue)
+{
+	Oid user;
+	int sec_context;
+	bool allowed;
+
+	/* After an error, transaction abort puts it back. */
+	GetUserIdAndSecContext(&user, &sec_context);
+	SetUserIdAndSecContext(role, sec_context | SECURITY_LOCAL_USERID_CHANGE);
+	allowed = idemq_queue_allows(id, wanted, queue);
+	SetUserIdAndSecContext(user, sec_context);
+	return allowed;
+}
+
 /* Returns whether the current role may replace and end a schedule. */
 bool
 idemq_may_change_schedule(int32 queue_id, const char *creator, Oid creator_oid)

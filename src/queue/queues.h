@@ -29,6 +29,7 @@ extern void idemq_queue_keep(const QueueInfo *queue);
 extern bool idemq_queue_find(const char *name, QueueInfo *queue);
 extern bool idemq_queue_by_id(int32 id, QueueInfo *queue);
 extern bool idemq_queue_allows(int32 id, int wanted, QueueInfo *queue);
+extern bool idemq_queue_allows_role(int32 id, Oid role, int wanted, QueueInfo *queue);
 extern bool idemq_may_change_schedule(int32 queue_id, const char *creator, Oid creator_oid);
 extern void idemq_queue_lock(int32 id, LOCKMODE mode);
 extern bool idemq_queue_try_lock(int32 id, LOCKMODE mode);

@@ -8,7 +8,7 @@
  * the name is written, so that a restore finds the roles of its own server; where there
  * is no such role yet, it stays NULL, and the name alone decides.
  *
- * PUBLIC may not use the schema.  A role may while it holds a privilege on a queue: the
+ * PUBLIC may not use the schema.  A role may while it holds a privilege on a queue or topic: the
  * first grant gives it USAGE, the last revoke takes that away, unless the DBA has granted
  * it a function or a table of the schema.  (So DROP ROLE refuses a role that holds grants.)
  *
@@ -36,6 +36,7 @@
 
 static SqlStatement needs_usage =
 	{.text = "SELECT FROM idemq.queue_grants WHERE role_name = $2 UNION ALL "
+			 "SELECT FROM idemq.topic_grants WHERE role_name = $2 UNION ALL "
 			 "SELECT FROM pg_catalog.pg_proc p, pg_catalog.aclexplode(p.proacl) a "
 			 "WHERE p.pronamespace = 'idemq'::pg_catalog.regnamespace AND a.grantee = $1 UNION ALL "
 			 "SELECT FROM pg_catalog.pg_class c, pg_catalog.aclexplode(c.relacl) a "

@@ -22,6 +22,7 @@
 #include "shared/counters.h"
 #include "shared/full_tables.h"
 #include "shared/group_table.h"
+#include "shared/kin.h"
 #include "shared/notify_ring.h"
 #include "shared/ready_cursor.h"
 #include "shared/recovery_point.h"
@@ -132,6 +133,7 @@ idemq_slots_unset_database(Oid database)
 		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
 		idemq_cursor_unset_locked(slot);
 		pg_atomic_write_u64(&slot->next_expiry, 0);
+		idemq_kin_unset(slot);
 		idemq_slot_begin_recovery(slot, 0);
 		LWLockRelease(&slot->lock);
 	}

@@ -10,6 +10,7 @@
  *				then it was never begun
  *	refused		the other side definitely did not do it
  *	void		of an earlier payload of the job, which was replaced or asked to rerun
+ *	waiting, arrived, timed_out		a wait for an event, written by table/waits.c
  *
  * round counts refusals and payloads: each is another effect, under another effect key.
  * The key is a hash of the database's uuid (drawn at the first step, and dumped), the job's
@@ -117,11 +118,18 @@ null_flag(Datum value)
 static StepState
 state_from_name(const char *name)
 {
-	if (strcmp(name, "open") == 0)
-		return STEP_OPEN;
-	if (strcmp(name, "done") == 0)
-		return STEP_DONE;
-	return strcmp(name, "refused") == 0 ? STEP_REFUSED : STEP_VOID;
+	static const char *const names[] = {
+		[STEP_NONE] = "",			[STEP_OPEN] = "open",			[STEP_DONE] = "done",
+		[STEP_REFUSED] = "refused", [STEP_VOID] = "void",			[STEP_WAITING] = "waiting",
+		[STEP_ARRIVED] = "arrived", [STEP_TIMED_OUT] = "timed_out",
+	};
+
+	for (int i = 0; i < (int) lengthof(names); i++)
+	{
+		if (strcmp(names[i], name) == 0)
+			return (StepState) i;
+	}
+	elog(ERROR, "unknown state \"%s\" of a step", name);
 }
 
 /* Returns a column of the found row, a varlena, in the caller's memory context; 0 is NULL. */
@@ -184,9 +192,9 @@ idemq_step_lock(const StepName *name, Datum request, Step *step)
 	idemq_spi_end(&scope);
 }
 
-/* Copies the database's uuid, which the first step draws. */
-static void
-database_uuid(unsigned char *uuid)
+/* Copies the database's uuid, 16 bytes, which the first step or event draws. */
+void
+idemq_step_database_uuid(unsigned char *uuid)
 {
 	SqlScope scope;
 	bool isnull;
@@ -221,7 +229,7 @@ effect_key(const StepName *name, int32 round)
 		utf8 = pg_server_to_any(utf8, strlen(utf8), PG_UTF8);
 	initStringInfo(&hashed);
 	appendStringInfoSpaces(&hashed, VARHDRSZ + 16);
-	database_uuid((unsigned char *) hashed.data + VARHDRSZ);
+	idemq_step_database_uuid((unsigned char *) hashed.data + VARHDRSZ);
 	appendBinaryStringInfo(&hashed, (char *) &id, sizeof(id));
 	appendBinaryStringInfo(&hashed, (char *) &number, sizeof(number));
 	appendStringInfoString(&hashed, utf8);

@@ -15,8 +15,18 @@ typedef enum StepState
 	STEP_OPEN, /* begun, and not answered */
 	STEP_DONE,
 	STEP_REFUSED, /* the other side did not do it */
-	STEP_VOID	  /* of an earlier payload of the job */
+	STEP_VOID,	  /* of an earlier payload of the job */
+	STEP_WAITING, /* of an event (table/waits.c), as the two below */
+	STEP_ARRIVED,
+	STEP_TIMED_OUT
 } StepState;
+
+/* Returns whether a step is a wait for an event, and was not begun or done. */
+static inline bool
+step_is_wait(StepState state)
+{
+	return state >= STEP_WAITING;
+}
 
 /* Which step, and the attempt that asks. */
 typedef struct StepName
@@ -50,6 +60,7 @@ typedef struct StepCall
 	TimestampTz call_until;
 } StepCall;
 
+extern void idemq_step_database_uuid(unsigned char *uuid);
 extern void idemq_step_lock(const StepName *name, Datum request, Step *step);
 extern bool idemq_step_insert_open(const StepName *name, int32 queue_id, const StepCall *call,
 								   Step *step);

@@ -192,9 +192,17 @@ idemq_pending_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 
 
 /* Notes that a job is finished that had no lease. */
 void
-idemq_pending_note_finished(int64 job_id)
+idemq_pending_note_finished(QueueSlot *slot, int32 queue_id, int64 job_id)
 {
-	note(ACTION_FINISHED, NULL, 0)->u.job_id = job_id;
+	note(ACTION_FINISHED, slot, queue_id)->u.job_id = job_id;
+}
+
+/* Notes that rows of idemq.dependencies were written by hand; many are one action. */
+void
+idemq_pending_note_kin(void)
+{
+	if (!is_last(ACTION_KIN, 0))
+		(void) note(ACTION_KIN, NULL, 0);
 }
 
 /* Notes that a job is gone that was not finished; many are one action. */

@@ -20,7 +20,8 @@ extern void idemq_pending_note_drop_queue(int32 queue_id);
 extern void idemq_pending_note_forget(void);
 extern void idemq_pending_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job_id,
 									 int32 attempt);
-extern void idemq_pending_note_finished(int64 job_id);
+extern void idemq_pending_note_finished(QueueSlot *slot, int32 queue_id, int64 job_id);
+extern void idemq_pending_note_kin(void);
 extern void idemq_pending_note_gone(void);
 extern void idemq_pending_note_settings(int32 queue_id);
 extern void idemq_pending_note_group_running(int32 queue_id);

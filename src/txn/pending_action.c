@@ -24,6 +24,7 @@
 #include "queue/slot_life.h"
 #include "shared/group_table.h"
 #include "shared/handler_board.h"
+#include "shared/kin.h"
 #include "shared/lease_table.h"
 #include "shared/lease_beat.h"
 #include "shared/leases.h"
@@ -112,21 +113,38 @@ follow_group_running(int32 queue_id)
 	idemq_groups_drop_floors(idemq_slot_find(MyDatabaseId, queue_id), queue_id);
 }
 
-/* The database follows another from now on, or no more. */
-static void
-follow_switch(void)
-{
-	idemq_slots_switched();
-	/* It has something to do from now on, or nothing, or a row to write again. */
-	idemq_worker_need_by(0);
-}
-
 /* The lease of a claim starts. */
 static void
 start_lease(const PendingAction *action, LeaseName lease)
 {
 	idemq_slot_note_deadline(action->slot, action->queue_id,
 							 idemq_lease_activate(lease.job_id, lease.token));
+}
+
+/* A job has its result, or its attempt has ended: tells its children, and who waits for it. */
+static void
+tell_of_end(const PendingAction *action, int64 job_id)
+{
+	idemq_kin_finished(action->slot, action->queue_id, job_id);
+	idemq_wake_for_result(job_id);
+}
+
+/* Something of shared memory is to be read anew from all rows of this database, or from its schedules. */
+static void
+read_anew(ActionKind kind)
+{
+	if (kind == ACTION_KIN)
+		idemq_slots_unset_database(MyDatabaseId);
+	else
+		idemq_worker_note_schedules();
+}
+
+/* Sessions look, and the worker: it has something to do now, or nothing, or a row to write again. */
+static void
+switched(void)
+{
+	idemq_slots_switched();
+	idemq_worker_need_by(0);
 }
 
 /* Follows the commit of one action. */
@@ -144,13 +162,13 @@ idemq_action_apply(const PendingAction *action)
 			break;
 		case ACTION_END:
 			drop_lease(action, action->u.end.lease);
-			idemq_wake_for_result(action->u.end.lease.job_id);
+			tell_of_end(action, action->u.end.lease.job_id);
 			break;
 		case ACTION_CANCEL:
 			unmark_cancel(action);
 			break;
 		case ACTION_FINISHED:
-			idemq_wake_for_result(action->u.job_id);
+			tell_of_end(action, action->u.job_id);
 			break;
 		case ACTION_GONE:
 			idemq_wake_for_results();
@@ -174,10 +192,11 @@ idemq_action_apply(const PendingAction *action)
 			follow_group_running(action->queue_id);
 			break;
 		case ACTION_SWITCH:
-			follow_switch();
+			switched();
 			break;
 		case ACTION_SCHEDULES:
-			idemq_worker_note_schedules();
+		case ACTION_KIN:
+			read_anew(action->kind);
 			break;
 		case ACTION_RESUME:
 			idemq_wake_perhaps(NULL, action->queue_id, PG_INT32_MAX);
@@ -270,6 +289,7 @@ idemq_action_undo(const PendingAction *action, const PriorLease *prior)
 		case ACTION_GONE:
 		case ACTION_SCHEDULES:
 		case ACTION_RESUME:
+		case ACTION_KIN:
 		case ACTION_EXTENSION:
 			break;
 	}

@@ -1,7 +1,7 @@
 /*
  * worker/retention.c
  *		Deleting what is past its retention: finished jobs, their attempts and steps, what
- *		idemq.once has seen, and the audit.
+ *		idemq.once has seen, events, and the audit.
  *
  * The background worker does so in rounds, idemq.purge_interval apart.  A round
  * consists of batches of 5 ms, each in a transaction of its own; between two batches all
@@ -40,10 +40,12 @@
 #include "table/jobs_by_id.h"
 #include "table/jobs_hold.h"
 #include "table/jobs_id.h"
+#include "table/jobs_kin.h"
 #include "table/jobs_sql.h"
 #include "table/jobs_write.h"
 #include "txn/pending_counts.h"
 #include "queue/queues.h"
+#include "shared/kin.h"
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/settings.h"
@@ -61,6 +63,8 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_apply_retention);
 /* The sweep takes a part of 1 / SWEEP_SHARE of the time; two begin at least so far apart. */
 #define SWEEP_SHARE 100
 #define SWEEP_PAUSE (10 * USECS_PER_MINUTE)
+/* A parent of a child that is not finished is looked at again after so long. */
+#define NEEDED_PAUSE (10 * USECS_PER_SEC)
 /* A row whose deletion was refused is tried again after so long. */
 #define REFUSED_PAUSE (10 * USECS_PER_MINUTE)
 
@@ -86,6 +90,7 @@ typedef enum Stage
 	STAGE_BEGIN,
 	STAGE_JOBS,
 	STAGE_SEEN,
+	STAGE_EVENTS,
 	STAGE_AUDIT,
 	STAGE_SWEEP
 } Stage;
@@ -96,9 +101,10 @@ typedef struct Rounds
 	int64 began; /* mono: the last one */
 	TimestampTz now;
 	IdScan sweep;
-	int64 swept;	   /* microseconds of this round */
-	int64 next_sweep;  /* mono */
-	TimestampTz seen;  /* what was to be visited before is deleted */
+	int64 swept;	  /* microseconds of this round */
+	int64 next_sweep; /* mono */
+	TimestampTz seen; /* what was to be visited before is deleted */
+	TimestampTz events;
 	TimestampTz audit; /* what is older as well */
 } Rounds;
 
@@ -124,6 +130,14 @@ static SqlStatement delete_audit =
 			 "ORDER BY at LIMIT $3 FOR UPDATE SKIP LOCKED), "
 			 "gone AS (DELETE FROM idemq.audit a USING old WHERE a.id = old.id RETURNING a.at) "
 			 "SELECT max(at), count(*) FROM gone",
+	 .nargs = 3,
+	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID}};
+static SqlStatement delete_events =
+	{.text = "WITH old AS MATERIALIZED (SELECT ctid FROM idemq.events WHERE keep_until >= $1 "
+			 "AND keep_until <= $2 ORDER BY keep_until LIMIT $3 FOR UPDATE SKIP LOCKED), "
+			 "gone AS (DELETE FROM idemq.events e USING old WHERE e.ctid = old.ctid "
+			 "RETURNING e.keep_until) "
+			 "SELECT max(keep_until), count(*) FROM gone",
 	 .nargs = 3,
 	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID}};
 static SqlStatement constraints_at_once = {.text = "SET CONSTRAINTS ALL IMMEDIATE"};
@@ -157,6 +171,13 @@ static bool
 purge_seen(TimestampTz *from, TimestampTz now, int64 limit)
 {
 	return purge_by_time(&delete_seen, from, now, limit);
+}
+
+/* Deletes events whose time is over; returns whether there is more. */
+static bool
+purge_events(TimestampTz *from, TimestampTz now, int64 limit)
+{
+	return purge_by_time(&delete_events, from, now, limit);
 }
 
 /* Deletes old rows of idemq.audit; returns whether there is more. */
@@ -233,16 +254,23 @@ delete_by_sql(const Job *job, TimestampTz finished_at)
 static TimestampTz
 delete_row(Batch *batch, const Job *job, TimestampTz finished_at)
 {
+	bool has_kin = idemq_kin_maybe(batch->queue.slot, job->id);
 	bool deleted;
 
 	if (!idemq_jobs_is_free(job))
 		return batch->now;
+	/* A child that is not finished may still ask for its result. */
+	if (has_kin && idemq_kin_is_needed(job->id))
+		return batch->now + NEEDED_PAUSE;
 	if (!batch->table.simple)
 		deleted = delete_by_sql(job, finished_at);
 	else
 		deleted = idemq_jobs_delete(&batch->table, job, JOB_SKIPS_STRANGERS) == JOB_WRITTEN;
 	if (!deleted)
 		return batch->now + (batch->table.simple ? 0 : REFUSED_PAUSE);
+	/* One that was cancelled with it may be brought back. */
+	if (batch->table.simple && job->status != JOB_COMPLETED && has_kin && idemq_kin_any())
+		idemq_kin_row_gone(job->id, job->status);
 	idemq_pending_counts_event(job->queue_id, COUNTER_BIT(COUNTER_PURGED));
 	batch->ids[batch->rows++] = job->id;
 	return DT_NOEND;
@@ -332,6 +360,7 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 	idemq_jobs_scan_end(&batch.table);
 	idemq_attempt_history_forget_all(batch.ids, batch.rows);
 	idemq_steps_forget_all(batch.ids, batch.rows);
+	idemq_kin_forget(batch.ids, batch.rows);
 	idemq_jobs_close(&batch.table);
 	pfree(batch.ids);
 	if (!stopped)
@@ -348,7 +377,7 @@ sweep(void)
 	if (id_scan_is_over(&rounds.sweep) && mono >= rounds.next_sweep)
 	{
 		rounds.sweep = ALL_IDS;
-		rounds.seen = rounds.audit = DT_NOBEGIN;
+		rounds.seen = rounds.events = rounds.audit = DT_NOBEGIN;
 		rounds.next_sweep = mono + SWEEP_PAUSE;
 	}
 	if (!id_scan_is_over(&rounds.sweep))
@@ -404,6 +433,8 @@ idemq_retention_run(void)
 		rounds.stage = STAGE_SEEN;
 	}
 	if (rounds.stage == STAGE_SEEN && !purge_seen(&rounds.seen, rounds.now, BATCH_ROWS))
+		rounds.stage = STAGE_EVENTS;
+	else if (rounds.stage == STAGE_EVENTS && !purge_events(&rounds.events, rounds.now, BATCH_ROWS))
 		rounds.stage = STAGE_AUDIT;
 	else if (rounds.stage == STAGE_AUDIT && !purge_audit(&rounds.audit, rounds.now, BATCH_ROWS))
 		rounds.stage = STAGE_SWEEP;
@@ -430,6 +461,7 @@ idemq_sql_v2_apply_retention(PG_FUNCTION_ARGS)
 	TimestampTz now = idemq_now();
 	IdScan scan = ALL_IDS;
 	TimestampTz seen = DT_NOBEGIN;
+	TimestampTz events = DT_NOBEGIN;
 	TimestampTz audit = DT_NOBEGIN;
 	int64 purged = 0;
 
@@ -438,6 +470,7 @@ idemq_sql_v2_apply_retention(PG_FUNCTION_ARGS)
 	while (purged < max_jobs && !id_scan_is_over(&scan))
 		purged += purge_jobs(&scan, false, now, (int) Min(BATCH_ROWS, max_jobs - purged), false);
 	(void) purge_seen(&seen, now, max_jobs);
+	(void) purge_events(&events, now, max_jobs);
 	(void) purge_audit(&audit, now, max_jobs);
 	PG_RETURN_INT64(purged);
 }

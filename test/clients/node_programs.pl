@@ -46,13 +46,16 @@ sub program
 
 sub kill9 { my ($program) = @_; $program->{run}->signal('KILL'); $_[0]{run}->finish; return }
 
+# Once: a second signal kills a program that is about to end.
+sub told_to_end { my ($program) = @_; $program->{run}->signal('TERM') if !$program->{told}++; return }
+
 # Told to end, it does, with status 0.
 sub ends
 {
 	my ($program, $name) = @_;
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	$program->{run}->signal('TERM');
+	told_to_end($program);
 	$program->{run}->finish;
 	is($program->{run}->full_result(0), 0, "$name ends by SIGTERM") or diag slurped($program->{err});
 	return;
@@ -119,7 +122,7 @@ soon($paid->(), 'kill -9 in the effect: it is done once');
 $blocker->query_safe('BEGIN; LOCK accounts IN SHARE MODE');
 send_event('ended');
 wait_until($node, $inside);
-$webhook->{run}->signal('TERM');
+told_to_end($webhook);
 $blocker->query_safe('COMMIT');
 ends($webhook, 'the webhook');
 soon($paid->(), 'SIGTERM in the effect: it is done');

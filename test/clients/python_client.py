@@ -648,10 +648,6 @@ class Outside(Client):
 
 
 class TimeOver(Client):
-    def setUp(self):
-        super().setUp()
-        self.set_seconds("KILL_AFTER", 0.3)
-
     def test_a_statement_is_cancelled(self):
         async def sleeps_async(job, conn):
             await self.do_async(job, conn)
@@ -675,7 +671,21 @@ class TimeOver(Client):
         self.drain(lambda job, conn: conn.execute("SELECT pg_sleep(60)"))
         self.assertEqual(self.job(job)[3], "ended after 0.4 s (job_timeout)")
 
+    def test_a_cancel_between_two_statements_is_not_the_last(self):
+        self.alter("job_timeout => '100 ms'")
+        (job,) = self.add(1, max_attempts=1)
+
+        def handler(job, conn):
+            time.sleep(0.3)  # the time is over here, where there is no statement to cancel
+            conn.execute("SELECT pg_sleep(60)")
+
+        started = time.monotonic()
+        self.drain(handler)
+        self.assertEqual(self.job(job)[3], "ended after 0.1 s (job_timeout)")
+        self.assertLess(time.monotonic() - started, 30)
+
     def test_a_handler_that_hangs_is_left_behind(self):
+        self.set_seconds("KILL_AFTER", 0.3)
         never = threading.Event()
         self.addCleanup(never.set)
 
@@ -697,6 +707,7 @@ class TimeOver(Client):
             self.assertEqual(self.job(jobs[0])[:2], ("completed", 2))
 
     def test_a_coroutine_that_does_not_end(self):
+        self.set_seconds("KILL_AFTER", 0.3)
         async def stubborn(job, conn):
             await self.do_async(job, conn)
             while job.attempt == 1 and not stop.is_set():

@@ -2,7 +2,7 @@
 import os, sys, time
 import pika, psycopg
 
-ACQUIRE = """SELECT outcome, id, token, payload::text, greatest(0.1, least(5, extract(epoch FROM retry_after - now())))::float8
+ACQUIRE = """SELECT outcome, id, token, payload::text, greatest(0.1, least(1, extract(epoch FROM retry_after - now())))::float8
     FROM idemq.acquire('payments', %s, to_payload(%s), attach => true)"""
 
 def settle(db, broker, key, body):

@@ -2,7 +2,7 @@
 import { DeleteMessageCommand, ReceiveMessageCommand, SQSClient } from '@aws-sdk/client-sqs';
 import pg from 'pg';
 
-const sqs = new SQSClient({});
+const sqs = new SQSClient({ endpoint: process.env.SQS_ENDPOINT }); // none: that of AWS
 const QueueUrl = process.env.SQS_QUEUE;
 
 async function pay(db, body) {

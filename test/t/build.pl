@@ -42,22 +42,22 @@ sub files
 my @before = files($source, 1);
 ok(make('all'), 'builds in a directory of its own') or diag $output;
 is_deeply([ files($source, 1) ], \@before, 'which leaves the tree as it is');
-my @units = map { s{^\Q$source\E/(.*)\.c$}{$1.o}r } glob("$source/src/*.c $source/src/*/*.c $source/bin/*.c");
+my @units = map { s{^\Q$source\E/(.*)\.c$}{$1.o}r } glob("$source/src/*.c $source/src/*/*.c $source/bin/*.c $source/cluster/*.c");
 is_deeply([ grep { /\.o$/ } files($build) ], [ sort @units ], 'with all objects');
 
 ok(make('install', "DESTDIR=$root", "VPATH=$source"), 'installs, also with the VPATH of pg_buildext') or diag $output;
 my @installed = files($root);
-is(scalar(grep { m{/lib/idemq\.so$} } @installed), 1, 'the library');
-is(scalar(grep { m{/bin/idemq-work$|/man/man1/idemq-work\.1$} } @installed), 2, 'the runner and its manual page');
+is(scalar(grep { m{/lib/idemq(?:_cluster)?\.so$} } @installed), 2, 'the libraries');
+is(scalar(grep { m{/bin/idemq-(?:work|move-shard)$|/man/man1/idemq-work\.1$} } @installed), 3, 'the runner and its manual page, and what moves a shard');
 my ($version) = slurp_file("$source/idemq.control") =~ /^default_version = '(.*)'/m;
 my ($script) = grep { m{/extension/idemq--\Q$version\E\.sql$} } @installed;
-is_deeply([ sort map { m{/extension/(idemq[^/]*)$} ? $1 : () } @installed ], [ sort 'idemq.control', "idemq--$version.sql", 'idemq--0.1.0.sql', "idemq--0.1.0--$version.sql" ],
+is_deeply([ sort map { m{/extension/(idemq[^/]*)$} ? $1 : () } @installed ], [ sort qw(idemq.control idemq_cluster.control), "idemq_cluster--$version.sql", "idemq--$version.sql", 'idemq--0.1.0.sql', "idemq--0.1.0--$version.sql" ],
 	'the control file, the scripts of this version and of earlier ones, the update');
 is(slurp_file("$root/$script" =~ s/--\Q$version\E/--0.1.0/r), slurp_file("$source/sql/idemq--0.1.0.sql"), 'an earlier one as it was');
 is(slurp_file("$root/$script"), join('', map { slurp_file($_) } sort glob("$source/sql/parts/*.sql")), 'which has all parts');
 is(slurp_file("$source/sql/" . $script =~ s{.*/}{}r), slurp_file("$root/$script"), 'as the one that was built in the tree');
 my @documents = map { m{/extension/idemq/(.*)} ? $1 : () } @installed;
-is_deeply(\@documents, [ sort(qw(README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE), grep { m{^doc/.*\.(md|svg|png)$|^deploy/.*/} } files($source)) ],
+is_deeply(\@documents, [ sort(qw(README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE), grep { m{^doc/.*\.(md|svg|png)$|^deploy/.*/|^cluster/README} } files($source)) ],
 	'the documents, in their folders');
 
 ok(make('uninstall', "DESTDIR=$root"), 'uninstalls') or diag $output;

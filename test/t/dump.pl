@@ -44,6 +44,8 @@ sql($node, q{
 	SELECT idemq.enqueue_sequenced('ended', 'partition', 7, '7', kind => 'numbered');
 	DO $$ DECLARE h record; o text; r jsonb; q jsonb; b timestamptz; a interval; k text;
 		BEGIN SELECT * INTO h FROM held; CALL idemq.begin_step(h.id, h.token, 'begun', '2', '1 h', o, r, q, b, a, k); END $$;
+	SELECT idemq.send_event('q', 'first', '{"a": 1}'), idemq.send_event('grouped', 'second');
+	SELECT idemq.create_topic('topic'), idemq.grant_topic('topic', 'producer', 'publish'), idemq.bind_topic('topic.#', 'grouped');
 	CREATE TABLE running AS SELECT id, token FROM idemq.claim('grouped', 5) UNION ALL SELECT id, token FROM idemq.claim('limited', 5);
 });
 my $content = q{
@@ -55,6 +57,8 @@ my $content = q{
 	SELECT a FROM idemq.attempts a ORDER BY 1;
 	SELECT s FROM idemq.steps s ORDER BY 1;
 	SELECT d FROM idemq.database_uuid d;
+	SELECT e FROM idemq.events e ORDER BY 1;
+	SELECT t FROM idemq.topic_entries t ORDER BY 1; SELECT g FROM idemq.topic_grants g ORDER BY 1; SELECT b FROM idemq.topic_binding_entries b ORDER BY 1;
 	SELECT s FROM idemq.seen s ORDER BY 1;
 	SELECT p FROM idemq.producers p ORDER BY 1;
 	SELECT a FROM idemq.audit a ORDER BY id;

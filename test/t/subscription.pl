@@ -27,7 +27,7 @@ sub caught_up
 sub rows
 {
 	my ($node, $table) = @_;
-	my $except = $table eq 'queue_grants' ? " - 'role_oid'" : $table eq 'schedule_entries' ? " - 'created_by_oid'" : '';
+	my $except = $table =~ /^(?:queue_grants|topic_grants|topic_binding_entries)$/ ? " - 'role_oid'" : $table eq 'schedule_entries' ? " - 'created_by_oid'" : '';
 
 	return sql($node, "SELECT count(*), md5(string_agg(t, '|' ORDER BY t)) FROM (SELECT (to_jsonb(x)$except)::text AS t FROM idemq.$table x) y");
 }
@@ -37,7 +37,7 @@ sub same_rows
 	my ($name) = @_;
 
 	caught_up();
-	is(rows($sub, $_), rows($pub, $_), "$name: idemq.$_") foreach qw(jobs attempts steps database_uuid queues queue_grants schedule_entries audit seen producers);
+	is(rows($sub, $_), rows($pub, $_), "$name: idemq.$_") foreach qw(jobs attempts steps dependencies children events topic_entries topic_grants topic_binding_entries database_uuid queues queue_grants schedule_entries audit seen producers);
 	# 55006: as two_phase begins, the apply worker starts anew.  The others are of the start of
 	# this test, 57P01 where DROP DATABASE has sent the worker away, 55P03 where it was refused a lock.
 	is(unexpected($sub, qw(55000 55006 55P03 0A000 42501 57P01)), '', "$name: the subscriber's log has no error");
@@ -117,6 +117,7 @@ my %calls = (
 	enqueue => "SELECT idemq.enqueue('early', '1')",
 	enqueue_many => "SELECT * FROM idemq.enqueue_many('early', '{1}')",
 	enqueue_sequenced => "SELECT idemq.enqueue_sequenced('early', 'p', 1, '1')",
+	enqueue_graph => q{SELECT * FROM idemq.enqueue_graph('[{"name": "a", "queue": "early", "payload": 1}]')},
 	forget_producer => "SELECT idemq.forget_producer('early', 'p')",
 	enqueue_job => "CALL idemq.enqueue_job('early', '1')",
 	commit_job => 'CALL idemq.commit_job(1, 1)',
@@ -139,15 +140,24 @@ my %calls = (
 	begin_step => "CALL idemq.begin_step(1, 1, 's', '{}', '1 s')",
 	finish_step => "SELECT idemq.finish_step(1, 1, 's', '1')",
 	refuse_step => "SELECT idemq.refuse_step(1, 1, 's', 'x')",
+	await_event => "SELECT idemq.await_event(1, 1, 'e', '1 s')",
+	send_event => "SELECT idemq.send_event('early', 'e')",
+	create_topic => "SELECT idemq.create_topic('t')",
+	drop_topic => "SELECT idemq.drop_topic('t')",
+	grant_topic => "SELECT idemq.grant_topic('t', 'pg_monitor', 'bind')",
+	revoke_topic => "SELECT idemq.revoke_topic('t', 'pg_monitor', 'bind')",
+	bind_topic => "SELECT idemq.bind_topic('t.#', 'early')",
+	unbind_topic => "SELECT idemq.unbind_topic('t.#', 'early')",
+	publish => "SELECT idemq.publish('t', '1')",
 	set_handler => "SELECT idemq.set_handler('early', 'handled(jsonb)')",
 	drop_handler => "SELECT idemq.drop_handler('early')",
 	fence => "INSERT INTO fenced VALUES (1, 1)",
 	set_shard => 'SELECT idemq.set_shard(1, 8)',
 	follow => 'the switch', take_over => 'the switch', retire => 'the switch',
 	(map { $_ => 'a trigger, which writes its own row at most' }
-		qw(jobs_changed jobs_truncated schedules_changed settings_changed queue_gone followers_changed followers_local role_named shard_changed)),
+		qw(jobs_changed jobs_truncated kin_changed schedules_changed settings_changed queue_gone followers_changed followers_local role_named shard_changed)),
 	(map { $_ => 'it reads' }
-		qw(validate result why attempt_progress current_job handler_states leases check queue_metrics memory_usage admission_counts once_counts worker_state chore_counts timing_buckets prometheus_text wait_result primary_since next_run)),
+		qw(validate result why attempt_progress current_job handler_states leases check queue_metrics memory_usage admission_counts once_counts publish_counts topic_states worker_state chore_counts timing_buckets prometheus_text wait_result wait_results primary_since next_run)),
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
 sql($sub, 'CREATE FUNCTION handled(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$$$;
 	CREATE TABLE fenced (job_id bigint, token bigint);

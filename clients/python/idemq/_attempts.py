@@ -33,6 +33,7 @@ log = logging.getLogger("idemq")
 T = TypeVar("T")
 
 KILL_AFTER = 5.0
+AGAIN = 0.5  # seconds from one cancel of a statement to the next
 """Seconds from telling a handler to end until it is left behind."""
 PATIENCE = 60.0
 """Seconds for telling the server how an attempt has ended; LAST_WORDS in a drain."""
@@ -219,9 +220,13 @@ class Attempts:
         if body.done():
             return body.result()
         await lane.interrupt(body)
-        await asyncio.wait({body}, timeout=KILL_AFTER)
-        if body.done():
-            return body.result()
+        give_up = time.monotonic() + KILL_AFTER
+        while (left := give_up - time.monotonic()) > 0:
+            await asyncio.wait({body}, timeout=min(left, AGAIN))
+            if body.done():
+                return body.result()
+            # What comes between two statements of the handler cancels neither.
+            await lane.interrupt_again()
         log.error("%s %d: the handler does not end, and is left behind", self.options.queue, unit.jobs[0].id)
         await lane.freeze()
         return End(error=TimeoutError("the handler does not end"), hangs=True)

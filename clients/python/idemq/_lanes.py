@@ -87,6 +87,11 @@ class Lane:
         else:
             body.cancel()
 
+    async def interrupt_again(self) -> None:
+        """Cancels the statement that a handler has begun meanwhile."""
+        if self.link is not None and self.link.conn is not None:
+            await _server.interrupt(self.link.conn)
+
     async def freeze(self) -> None:
         """Ends the transaction of a handler that does not end.  Until the lane goes on the handler cannot
         use the connection; the session is still there, and what is attached to it."""

@@ -1,0 +1,41 @@
+-- Topic: Events
+
+-- No foreign key to idemq.queues: see idemq.queue_grants.
+CREATE TABLE idemq.events (
+	queue_id   int NOT NULL,
+	name       text COLLATE "C" NOT NULL,
+	sent_at    timestamptz NOT NULL,
+	keep_until timestamptz NOT NULL,
+	payload    jsonb,
+	PRIMARY KEY (queue_id, name)
+) WITH (
+	autovacuum_vacuum_scale_factor = 0.02,
+	autovacuum_vacuum_threshold = 5000,
+	autovacuum_vacuum_cost_delay = 0,
+	vacuum_truncate = off
+);
+COMMENT ON TABLE idemq.events IS 'one row an event that idemq.send_event has sent to a queue, until its time is over; row-level security shows the events of queues that the role may claim from or administer';
+COMMENT ON COLUMN idemq.events.queue_id IS 'the queue';
+COMMENT ON COLUMN idemq.events.name IS 'name of the event, unique in the queue';
+COMMENT ON COLUMN idemq.events.sent_at IS 'when it was sent';
+COMMENT ON COLUMN idemq.events.keep_until IS 'the queue''s idempotency_window after that: then it is as if it had not been sent, and is deleted';
+COMMENT ON COLUMN idemq.events.payload IS 'what came with it';
+-- For retention.
+CREATE INDEX events_keep_until ON idemq.events (keep_until);
+
+SELECT pg_catalog.pg_extension_config_dump('idemq.events', '');
+
+ALTER TABLE idemq.events ENABLE ROW LEVEL SECURITY;
+CREATE POLICY idemq_own_queues ON idemq.events FOR SELECT USING (idemq.may_see(queue_id));
+
+CREATE FUNCTION idemq.await_event(
+	id bigint, token bigint, name text, timeout interval, OUT outcome text, OUT payload jsonb)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_await_event';
+COMMENT ON FUNCTION idemq.await_event(bigint, bigint, text, interval)
+	IS 'ask for an event of the job''s queue; outcome arrived, with its payload; waiting: the job was given back, as by idemq.release, until the event comes or timeout has passed since the first call, and the next attempt calls again; timed_out: none came in time; what arrived, or timed out, does so for every later call of the job; timeout may be 0; raises IQ001 (stale token), IQ002, IQ006, 55000 (a step of that name); needs claim';
+
+CREATE FUNCTION idemq.send_event(
+	queue text, name text, payload jsonb DEFAULT NULL, OUT outcome idemq.outcome, OUT first_payload jsonb)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_send_event';
+COMMENT ON FUNCTION idemq.send_event(text, text, jsonb)
+	IS 'tell the jobs of a queue that await this event, now or within the queue''s idempotency_window; those that wait are ready with the commit; outcome accepted, or duplicate: it was sent before; first_payload: the one that counts; name: up to 256 bytes; waits for open transactions that send or await it; needs enqueue';

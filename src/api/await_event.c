@@ -1,0 +1,196 @@
+/*
+ * api/await_event.c
+ *		SQL function await_event: an attempt asks for an event, or gives its job back until
+ *		it comes.
+ *
+ * Three answers.  arrived: with the event's payload, which may be NULL.  timed_out: it has
+ * not come until the time that the first call said.  waiting: the wait is noted, and the
+ * job is released, as by idemq.release: the attempt does not count, its lease and its place
+ * in max_running are free with the commit, a head of a FIFO group stays the head.  Its
+ * ready_at is the end of the wait, so that no timer is needed; send_event makes it now.  The
+ * next attempt calls again.
+ *
+ * The answer is a step of the job (table/waits.c): each later call hears the same, in other
+ * attempts too, and the time of a wait begins with the first.  An event that came in time and
+ * is heard late has arrived: it outweighs the end of the wait, unless that was answered.
+ *
+ * All of it is in the caller's transaction.  Locks, in this order: the event's name, shared,
+ * which waits for a transaction that sends it; the job's row, as for an UPDATE; the step's.
+ * Why no event is missed: table/events.c.
+ *
+ * A job that was asked to run once more meanwhile (on_duplicate => rerun) goes on with its
+ * new payload, for which nothing waits yet: it is ready when that was asked for.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "utils/builtins.h"
+
+#include "api/finish.h"
+#include "job/attempt.h"
+#include "table/jobs.h"
+#include "table/jobs_write.h"
+#include "table/waits.h"
+#include "base/args.h"
+#include "base/clock.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_await_event);
+
+typedef struct Await
+{
+	StepName name;
+	int64 timeout;
+	int32 queue_id; /* whose event's name is locked */
+	bool asked;		/* to run once more */
+	Step step;		/* as it was; then as it is */
+} Await;
+
+static void
+read_arguments(FunctionCallInfo fcinfo, Await *await)
+{
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
+	(void) idemq_arg_text(fcinfo, 2, "name", EVENT_MAX_NAME);
+	await->name = (StepName){PG_GETARG_INT64(0), PG_GETARG_DATUM(2), PG_GETARG_INT64(1)};
+	await->timeout = idemq_arg_interval(fcinfo, 3, "timeout", 0);
+}
+
+/* Finds the attempt; raises IQ001, IQ002, IQ006 when it is not current. */
+static void
+find_attempt(JobsTable *table, const StepName *name, Attempt *attempt)
+{
+	Outcome outcome = idemq_attempt_find(table, name->job_id, name->token, attempt);
+
+	idemq_attempt_count(attempt, outcome, false);
+	idemq_attempt_raise(attempt, outcome);
+}
+
+/* Locks the event's name, then the job, whose attempt is current. */
+static void
+lock(Await *await)
+{
+	JobsTable table;
+	Attempt attempt;
+
+	idemq_jobs_open(&table);
+	find_attempt(&table, &await->name, &attempt);
+	for (;;)
+	{
+		/* Of another queue by now, if somebody has moved the job. */
+		if (attempt.queue.id != await->queue_id)
+		{
+			await->queue_id = attempt.queue.id;
+			idemq_event_lock(&(EventName){await->queue_id, await->name.name}, ShareLock);
+			idemq_jobs_refresh(&table);
+		}
+		else
+		{
+			idemq_attempt_raise_cancelled(&attempt);
+			if (idemq_jobs_lock(&table, &attempt.job, LockTupleNoKeyExclusive, JOB_WAITS) ==
+				JOB_WRITTEN)
+				break;
+			idemq_jobs_refresh_or_raise(&table);
+		}
+		find_attempt(&table, &await->name, &attempt);
+	}
+	await->asked = !attempt.job.row->tts_isnull[COL_RERUN_AT];
+	idemq_jobs_close(&table);
+}
+
+/* Raises 55000. */
+pg_noreturn static void
+refuse_step(const Await *await)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("job %lld has a step \"%s\", which is no event",
+						   (long long) await->name.job_id, TextDatumGetCString(await->name.name)),
+					errhint("Steps and events of a job share their names: give the step another "
+							"one.")));
+}
+
+/* Looks whether the event is there, or its time is over. */
+static void
+look(Await *await)
+{
+	Step *step = &await->step;
+	TimestampTz now = idemq_now();
+	Datum payload;
+
+	if (step->state != STEP_WAITING)
+	{
+		step->begun_at = now;
+		step->call_until = now + await->timeout;
+	}
+	step->response = (Datum) 0;
+	step->state = STEP_WAITING;
+	if (idemq_event_find(&(EventName){await->queue_id, await->name.name}, now, &payload))
+	{
+		step->state = STEP_ARRIVED;
+		step->response = payload;
+	}
+	else if (now >= step->call_until)
+		step->state = STEP_TIMED_OUT;
+	idemq_wait_write(&await->name, await->queue_id, step);
+}
+
+/* Gives the job back until the end of the wait. */
+static void
+give_back(const Await *await)
+{
+	Finish finish = {.kind = FINISH_RELEASE};
+	Attempt attempt;
+
+	/* Of the clock as it is now, which is what that is added to: never too soon. */
+	if (!await->asked)
+		finish.delay = Max(await->step.call_until - idemq_now(), 0);
+	(void) idemq_finish_by_token(await->name.job_id, await->name.token, &finish, true, &attempt);
+}
+
+/* Answers the wait, and writes what follows. */
+static void
+answer_wait(Await *await)
+{
+	lock(await);
+	idemq_step_lock(&await->name, (Datum) 0, &await->step);
+	switch (await->step.state)
+	{
+		case STEP_OPEN:
+		case STEP_DONE:
+		case STEP_REFUSED:
+			refuse_step(await);
+		case STEP_NONE:
+		case STEP_VOID:
+		case STEP_WAITING:
+			look(await);
+			break;
+		case STEP_ARRIVED:
+		case STEP_TIMED_OUT:
+			return;
+	}
+	if (await->step.state == STEP_WAITING)
+		give_back(await);
+}
+
+/*
+ * await_event(id, token, name, timeout) -> (outcome, payload); IQ001, IQ002, IQ006, 55000,
+ * 22004, 22023, 25006; 40001 above READ COMMITTED.
+ */
+Datum
+idemq_sql_v2_await_event(PG_FUNCTION_ARGS)
+{
+	Await await = {0};
+	Datum values[2];
+	bool nulls[2] = {false};
+	const char *outcome;
+
+	read_arguments(fcinfo, &await);
+	idemq_jobs_check_writable();
+	answer_wait(&await);
+	outcome = await.step.state == STEP_ARRIVED	   ? "arrived"
+			  : await.step.state == STEP_TIMED_OUT ? "timed_out"
+												   : "waiting";
+	values[0] = CStringGetTextDatum(outcome);
+	values[1] = await.step.response;
+	nulls[1] = await.step.state != STEP_ARRIVED || values[1] == (Datum) 0;
+	return idemq_row_datum(fcinfo, values, nulls);
+}

@@ -1,0 +1,77 @@
+/*
+ * api/parents.c
+ *		SQL function parents: what a job's parents have come to.
+ *
+ * Who may claim the job from its queue, or administers that, is told the results of its parents,
+ * also of queues on which it has no privilege: whoever enqueued the job could
+ * ask for them (job/new_child.c), and has handed them on.
+ */
+#include "postgres.h"
+
+#include "utils/builtins.h"
+#include "utils/tuplestore.h"
+
+#include "table/jobs.h"
+#include "table/jobs_kin.h"
+#include "queue/queues.h"
+#include "base/args.h"
+#include "base/oids.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_parents);
+
+#define COLUMNS 4
+
+/* Adds a parent's row; a job that is gone has the status of its deletion, or none. */
+static void
+add_row(JobsTable *table, int64 id, int gone_as, Tuplestorestate *store, TupleDesc desc)
+{
+	Datum values[COLUMNS] = {Int64GetDatum(id)};
+	bool nulls[COLUMNS] = {false, true, true, true};
+	QueueInfo queue;
+	Job job;
+
+	if (idemq_jobs_fetch(table, id, &job))
+	{
+		nulls[1] = !idemq_queue_by_id(job.queue_id, &queue);
+		if (!nulls[1])
+			values[1] = CStringGetTextDatum(queue.name);
+		values[2] = ObjectIdGetDatum(idemq_oids()->status[job.status]);
+		nulls[2] = false;
+		values[3] = job.row->tts_values[COL_RESULT];
+		nulls[3] = job.row->tts_isnull[COL_RESULT];
+	}
+	else if (gone_as >= 0)
+	{
+		values[2] = ObjectIdGetDatum(idemq_oids()->status[gone_as]);
+		nulls[2] = false;
+	}
+	tuplestore_putvalues(store, desc, values, nulls);
+}
+
+/* parents(id) -> setof (parent, queue, status, result), none for a job that is not for the role; 22004. */
+Datum
+idemq_sql_v2_parents(PG_FUNCTION_ARGS)
+{
+	int64 id;
+	JobsTable table;
+	TupleDesc desc;
+	Tuplestorestate *store;
+	QueueInfo queue;
+	Job job;
+
+	idemq_arg_required(fcinfo, 0, "id");
+	id = PG_GETARG_INT64(0);
+	store = idemq_srf_begin(fcinfo, &desc);
+	idemq_jobs_open_to_read(&table);
+	if (idemq_jobs_fetch(&table, id, &job) &&
+		idemq_queue_allows(job.queue_id, PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &queue))
+	{
+		int count;
+		KinGone *parents = idemq_kin_parents(id, &count);
+
+		for (int i = 0; i < count; i++)
+			add_row(&table, parents[i].id, parents[i].gone_as, store, desc);
+	}
+	idemq_jobs_close(&table);
+	return (Datum) 0;
+}

@@ -1,0 +1,306 @@
+/*
+ * api/publish.c
+ *		SQL functions publish, and publish_counts behind a view: a job in each queue that is
+ *		bound to a topic.
+ *
+ * All jobs are made in the caller's transaction, in the order of the queues' ids, so that two
+ * publishers do not deadlock.  A queue that several bindings name gets one.
+ *
+ * The publisher needs publish on the topic, and nothing on the queues.  A binding counts if
+ * its role may bind to the topic and enqueue to the queue now, by what is committed at the
+ * call: what was revoked, or went with a role, ends at once.  Others are skipped, and never an
+ * error of the publisher's; idemq.topic_bindings says why, and when one was skipped last.
+ * That is written once a minute at most, to a row that nobody holds, and not above READ
+ * COMMITTED: publishers do not wait for each other, nor fail, for the sake of a note.
+ *
+ * A key is the key of a job in each queue, with the space behind it: a publisher takes no key
+ * of a queue's own producers (nor that of a schedule's tick, which ends otherwise), and one
+ * that repeats its call is answered the first jobs.  Their payloads are not compared, since
+ * whoever may enqueue to a queue could fail the publisher by a job with that key.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/tuplestore.h"
+
+#include "api/enqueue.h"
+#include "api/enqueue_options.h"
+#include "job/new_job.h"
+#include "table/jobs.h"
+#include "queue/queues.h"
+#include "queue/roles.h"
+#include "queue/topics.h"
+#include "shared/publish_counts.h"
+#include "base/args.h"
+#include "base/clock.h"
+#include "base/documents.h"
+#include "base/oids.h"
+#include "base/spi.h"
+#include "base/sync_rep.h"
+#include "base/topic_pattern.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_publish);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_publish_counts);
+
+/* Arguments of publish. */
+enum
+{
+	ARG_TOPIC,
+	ARG_PAYLOAD,
+	ARG_KEY,
+	ARG_DELAY,
+	ARG_RUN_AT,
+	ARG_PRIORITY,
+	ARG_GROUP_KEY,
+	ARG_MAX_ATTEMPTS,
+	ARG_HEADERS,
+	ARG_EXPIRES_IN,
+	ARG_KIND
+};
+
+static SqlStatement read_bindings =
+	{.text = "SELECT pattern, queue_id, role_name, role_oid FROM idemq.topic_binding_entries "
+			 "WHERE topic = $1 ORDER BY queue_id, pattern, role_name",
+	 .nargs = 1,
+	 .types = {TEXTOID}};
+static SqlStatement note_refusal =
+	{.text = "UPDATE idemq.topic_binding_entries b SET refused_at = $5 FROM "
+			 "(SELECT ctid FROM idemq.topic_binding_entries WHERE topic = $1 AND pattern = $2 "
+			 "AND queue_id = $3 AND role_name = $4 AND (refused_at IS NULL OR "
+			 "refused_at < $5 - interval '1 minute') FOR NO KEY UPDATE SKIP LOCKED) free "
+			 "WHERE b.ctid = free.ctid",
+	 .nargs = 5,
+	 .types = {TEXTOID, TEXTOID, INT4OID, NAMEOID, TIMESTAMPTZOID}};
+
+/* A binding whose pattern stands for the topic. */
+typedef struct Binding
+{
+	char *pattern;
+	int32 queue_id;
+	NameData role;
+	Oid role_oid;
+} Binding;
+
+typedef struct Published
+{
+	TopicWords topic;
+	TopicSpace space;
+	NullableDatum options[OPTIONS];
+	Datum payload;
+	TimestampTz now;
+	Tuplestorestate *store;
+	TupleDesc desc;
+	int jobs;
+	int skipped;
+	bool of_others; /* an answer is of what another transaction has committed */
+} Published;
+
+/* Returns the bindings that stand for the topic, by the ids of their queues. */
+static List *
+find_bindings(const Published *call)
+{
+	Datum space = CStringGetTextDatum(call->space.name);
+	MemoryContext caller = CurrentMemoryContext;
+	List *bindings = NIL;
+	SqlScope scope;
+	uint64 rows;
+
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&read_bindings, &space, NULL);
+	for (uint64 i = 0; i < rows; i++)
+	{
+		bool isnull;
+		TopicWords words;
+		Binding *binding;
+		MemoryContext old;
+		char *pattern = TextDatumGetCString(idemq_spi_value(i, 1, &isnull));
+
+		CHECK_FOR_INTERRUPTS();
+		idemq_topic_split("pattern", pattern, true, &words);
+		if (!idemq_topic_matches(&words, &call->topic))
+			continue;
+		old = MemoryContextSwitchTo(caller);
+		binding = palloc(sizeof(Binding));
+		binding->pattern = pstrdup(pattern);
+		binding->queue_id = DatumGetInt32(idemq_spi_value(i, 2, &isnull));
+		binding->role = *DatumGetName(idemq_spi_value(i, 3, &isnull));
+		binding->role_oid = DatumGetObjectId(idemq_spi_value(i, 4, &isnull));
+		if (isnull)
+			binding->role_oid = InvalidOid;
+		bindings = lappend(bindings, binding);
+		MemoryContextSwitchTo(old);
+	}
+	idemq_spi_end(&scope);
+	return bindings;
+}
+
+/* Returns whether a binding counts now; reads its queue. */
+static bool
+counts(const Published *call, const Binding *binding, QueueInfo *queue)
+{
+	Oid role = idemq_role_of(NameStr(binding->role), binding->role_oid);
+
+	return OidIsValid(role) && (idemq_topic_privileges(&call->space, role) & TOPIC_BIND) != 0 &&
+		   idemq_queue_allows_role(binding->queue_id, role, PRIVILEGE_ENQUEUE, queue);
+}
+
+/* As counts, and keeps the queue from being dropped, to the end of the transaction. */
+static bool
+counts_and_holds(const Published *call, const Binding *binding, QueueInfo *queue)
+{
+	if (!counts(call, binding, queue))
+		return false;
+	idemq_queue_lock(binding->queue_id, AccessShareLock);
+	return counts(call, binding, queue);
+}
+
+/* Notes that a binding was skipped, if that can be done at once. */
+static void
+skip(Published *call, Binding *binding)
+{
+	Datum values[] = {CStringGetTextDatum(call->space.name), CStringGetTextDatum(binding->pattern),
+					  Int32GetDatum(binding->queue_id), NameGetDatum(&binding->role),
+					  TimestampTzGetDatum(call->now)};
+	SqlScope scope;
+
+	call->skipped++;
+	if (IsolationUsesXactSnapshot())
+		return;
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&note_refusal, values, NULL, SPI_OK_UPDATE);
+	idemq_spi_end(&scope);
+}
+
+/* Adds the job of one queue, and the answer's row. */
+static void
+add_job(Published *call, const QueueInfo *queue)
+{
+	Datum values[3];
+	bool nulls[3] = {false};
+	DuplicateRule rule = {.policy = DUPLICATE_IGNORE};
+	EnqueueAnswer answer;
+	JobChange columns;
+	JobsTable table;
+
+	idemq_jobs_open(&table);
+	idemq_new_job(&columns, queue, call->now, call->payload);
+	idemq_enqueue_set_options(&columns, call->options, &call->options[OPTION_KIND]);
+	idemq_enqueue_add(&table, NULL, queue, &columns, rule, JOB_WAITS, &answer);
+	idemq_jobs_close(&table);
+	call->of_others |= answer.outcome == OUTCOME_DUPLICATE && answer.foreign;
+	call->jobs += answer.outcome == OUTCOME_ACCEPTED;
+	values[0] = CStringGetTextDatum(queue->name);
+	values[1] = Int64GetDatum(answer.id);
+	values[2] = idemq_outcome_datum(answer.outcome);
+	tuplestore_putvalues(call->store, call->desc, values, nulls);
+}
+
+/* Returns the key of the jobs: the call's, and the space, which makes it no producer's. */
+static NullableDatum
+key_of_jobs(FunctionCallInfo fcinfo, const char *space)
+{
+	NullableDatum key = {.isnull = PG_ARGISNULL(ARG_KEY)};
+
+	if (!key.isnull)
+	{
+		char *given = idemq_arg_text(fcinfo, ARG_KEY, "key", IDEMQ_MAX_KEY);
+		char *full = psprintf("%s@topic:%s", given, space);
+
+		if (strlen(full) > IDEMQ_MAX_KEY)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("key must have 1 to %d bytes, not %zu",
+							IDEMQ_MAX_KEY - (int) (strlen(full) - strlen(given)), strlen(given)),
+					 errhint("Pass a hash of what is longer.")));
+		key.value = CStringGetTextDatum(full);
+	}
+	return key;
+}
+
+/* Reads the arguments; raises 42704, 42501 for the topic. */
+static void
+read_arguments(FunctionCallInfo fcinfo, Published *call)
+{
+	char *topic = idemq_arg_text(fcinfo, ARG_TOPIC, "topic", TOPIC_MAX);
+	char *space;
+
+	idemq_topic_split("topic", topic, false, &call->topic);
+	space = idemq_topic_space(&call->topic);
+	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
+	idemq_arg_required(fcinfo, ARG_PRIORITY, "priority");
+	call->payload = PG_GETARG_DATUM(ARG_PAYLOAD);
+	call->options[OPTION_KEY] = key_of_jobs(fcinfo, space);
+	call->options[OPTION_DELAY] = fcinfo->args[ARG_DELAY];
+	call->options[OPTION_RUN_AT] = fcinfo->args[ARG_RUN_AT];
+	call->options[OPTION_PRIORITY] = fcinfo->args[ARG_PRIORITY];
+	call->options[OPTION_GROUP_KEY] = fcinfo->args[ARG_GROUP_KEY];
+	call->options[OPTION_MAX_ATTEMPTS] = fcinfo->args[ARG_MAX_ATTEMPTS];
+	call->options[OPTION_HEADERS] = fcinfo->args[ARG_HEADERS];
+	call->options[OPTION_EXPIRES_IN] = fcinfo->args[ARG_EXPIRES_IN];
+	call->options[OPTION_KEY_TTL].isnull = true;
+	call->options[OPTION_KIND] = fcinfo->args[ARG_KIND];
+	idemq_jobs_check_writable();
+	idemq_topic_open(space, TOPIC_PUBLISH, &call->space);
+	idemq_check_document("payload", call->payload, 0);
+}
+
+/*
+ * publish(topic, payload, key, delay, run_at, priority, group_key, max_attempts, headers,
+ *		expires_in, kind) -> setof (queue, id, outcome accepted | duplicate); 42704, 42501, 22004, 22023,
+ *		25006, 40001, 54000.
+ */
+Datum
+idemq_sql_v2_publish(PG_FUNCTION_ARGS)
+{
+	Published call = {0};
+	MemoryContext job_context;
+	int32 served = 0;
+	List *bindings;
+	ListCell *lc;
+
+	read_arguments(fcinfo, &call);
+	call.store = idemq_srf_begin(fcinfo, &call.desc);
+	call.now = idemq_now();
+	bindings = find_bindings(&call);
+	job_context =
+		AllocSetContextCreate(CurrentMemoryContext, "idemq publish", ALLOCSET_DEFAULT_SIZES);
+	foreach(lc, bindings)
+	{
+		Binding *binding = lfirst(lc);
+		MemoryContext old = MemoryContextSwitchTo(job_context);
+		QueueInfo queue;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!counts_and_holds(&call, binding, &queue))
+			skip(&call, binding);
+		else if (binding->queue_id != served)
+		{
+			add_job(&call, &queue);
+			served = binding->queue_id;
+		}
+		MemoryContextSwitchTo(old);
+		MemoryContextReset(job_context);
+	}
+	if (call.of_others)
+		idemq_sync_rep_await();
+	idemq_publish_counts_add(call.jobs, call.skipped);
+	return (Datum) 0;
+}
+
+/* publish_counts() -> (calls, jobs, skipped). */
+Datum
+idemq_sql_v2_publish_counts(PG_FUNCTION_ARGS)
+{
+	int64 read[PUBLISH_COUNTS];
+	Datum values[PUBLISH_COUNTS];
+	bool nulls[PUBLISH_COUNTS] = {false};
+
+	idemq_publish_counts_read(read);
+	for (int i = 0; i < PUBLISH_COUNTS; i++)
+		values[i] = Int64GetDatum(read[i]);
+	return idemq_row_datum(fcinfo, values, nulls);
+}

@@ -1,0 +1,150 @@
+/*
+ * api/send_event.c
+ *		SQL function send_event: something has happened that jobs of a queue wait for, or
+ *		will.
+ *
+ * An event is kept at least for the queue's idempotency_window, so that a job that asks for
+ * it later hears it too; the first one of its name stays for so long, and later ones are
+ * duplicates.  Each job that waits is answered at once (table/waits.c), and one that sleeps
+ * for that is made ready, by the event of a reschedule: after the commit its cursor is lowered
+ * and sleepers are told, as of any job that becomes ready.
+ *
+ * A job sleeps for the event if the attempt that waits gave it back, nobody has claimed it
+ * since, and its time has not come.  Others are let alone: one in an attempt asks again, one
+ * that failed has its backoff.
+ *
+ * Locks, in this order: the queue, against its drop; the event's name, alone, which waits for
+ * transactions that await or send it; the jobs that wait, by their ids, and their steps.  A
+ * job that sleeps is held by nobody for long: no claim takes it.  One that does not is held
+ * against its deletion alone, and left out when it is being deleted: should that be rolled
+ * back, its next attempt finds the event, which is kept.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+
+#include "job/transition.h"
+#include "table/jobs.h"
+#include "table/jobs_write.h"
+#include "table/waits.h"
+#include "queue/queues.h"
+#include "base/args.h"
+#include "base/clock.h"
+#include "base/documents.h"
+#include "base/oids.h"
+#include "base/sync_rep.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_send_event);
+
+/* Returns whether a job sleeps until the event that the attempt of a token waits for. */
+static bool
+sleeps(const Job *job, int64 token, TimestampTz now)
+{
+	return job->status == JOB_PENDING && job->token == token && job->ready_at > now;
+}
+
+/*
+ * Makes a job ready that sleeps, and holds its row; another one's is held against its
+ * deletion.  False when it is gone, or going.
+ */
+static bool
+wake(JobsTable *table, const Waiter *waiter)
+{
+	for (;;)
+	{
+		EventArgs args = {0};
+		QueueInfo queue;
+		JobWrite write;
+		Job job;
+
+		if (!idemq_jobs_fetch(table, waiter->job_id, &job) ||
+			!idemq_queue_by_id(job.queue_id, &queue))
+			return false;
+		args.now = args.ready_at = idemq_now();
+		args.priority = job.priority;
+		if (sleeps(&job, waiter->token, args.now))
+			write = idemq_transition(table, &job, &queue, EVENT_RESCHEDULE, &args, JOB_WAITS);
+		else
+			write = idemq_jobs_lock(table, &job, LockTupleKeyShare, JOB_SKIPS);
+		if (write != JOB_CHANGED)
+			return write == JOB_WRITTEN;
+		idemq_jobs_refresh_or_raise(table);
+	}
+}
+
+/* Answers all who wait, and wakes those who sleep. */
+static void
+tell(const EventName *event, Datum payload)
+{
+	int count;
+	int held = 0;
+	Waiter *waiters = idemq_waits_for(event, &count);
+	int64 *ids = MemoryContextAllocHuge(CurrentMemoryContext, Max(count, 1) * sizeof(int64));
+	MemoryContext job_context;
+	MemoryContext old;
+	JobsTable table;
+
+	if (count == 0)
+		return;
+	job_context =
+		AllocSetContextCreate(CurrentMemoryContext, "idemq event", ALLOCSET_DEFAULT_SIZES);
+	idemq_jobs_open(&table);
+	old = MemoryContextSwitchTo(job_context);
+	for (int i = 0; i < count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		MemoryContextReset(job_context);
+		if (wake(&table, &waiters[i]))
+			ids[held++] = waiters[i].job_id;
+	}
+	MemoryContextSwitchTo(old);
+	idemq_jobs_close(&table);
+	idemq_waits_arrived(event, ids, held, payload);
+}
+
+/* Shapes an answer: the payload that counts. */
+static Datum
+answer(FunctionCallInfo fcinfo, Outcome outcome, Datum payload)
+{
+	Datum values[] = {idemq_outcome_datum(outcome), payload};
+	bool nulls[] = {false, payload == (Datum) 0};
+
+	return idemq_row_datum(fcinfo, values, nulls);
+}
+
+/*
+ * send_event(queue, name, payload) -> (outcome accepted | duplicate, the payload that counts);
+ * IQ005, 42501, 22004, 22023, 25006, 54000; 40001 above READ COMMITTED.
+ */
+Datum
+idemq_sql_v2_send_event(PG_FUNCTION_ARGS)
+{
+	Datum payload = (Datum) 0;
+	EventName event;
+	QueueInfo queue;
+	TimestampTz now;
+	Datum first;
+
+	(void) idemq_arg_text(fcinfo, 1, "name", EVENT_MAX_NAME);
+	if (!PG_ARGISNULL(2))
+	{
+		payload = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
+		idemq_check_document("payload", payload, 0);
+	}
+	idemq_jobs_check_writable();
+	idemq_queue_open(fcinfo, 0, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
+	event = (EventName){queue.id, PG_GETARG_DATUM(1)};
+	idemq_event_lock(&event, ExclusiveLock);
+	/* With the name locked: whoever has sent it before, did so earlier. */
+	now = idemq_now();
+	if (idemq_event_find(&event, now, &first))
+	{
+		idemq_sync_rep_await();
+		return answer(fcinfo, OUTCOME_DUPLICATE, first);
+	}
+	idemq_event_write(&event, payload, now, now + queue.idempotency_window);
+	tell(&event, payload);
+	return answer(fcinfo, OUTCOME_ACCEPTED, payload);
+}

@@ -1,0 +1,337 @@
+/*
+ * job/kin.c
+ *		Children whose parents have finished: released, or cancelled with a parent.
+ *
+ * A job with depends_on is blocked until its parents are done.  Neither its enqueue nor the end of
+ * a parent waits for the other, or touches the other's row: after the commit of either a
+ * mark is set (shared/kin.c, where it is proved that none is missed), and whoever takes the mark,
+ * the worker or a claim, looks at the rows with a snapshot that is younger:
+ *
+ *	parent		has finished: marks its children, those that watch it at once; those that are
+ *				cancelled with it when it is dead or cancelled.  It writes nothing.
+ *	child		looks at its parents, from the one that it watches on, in the order of their ids.
+ *				All are done: it becomes pending, or joins its group, and its row in
+ *				idemq.children goes.  One is not: it is watched from now on.
+ *	failure		of a child: looks whether any parent has failed, and cancels the child.
+ *
+ * Never forgotten: of a child whose parents are done there is a mark, of itself or of the parent that
+ * it watches, or an owner of it, or its queue is to be scanned, or a session is between its commit and
+ * its callback.  For when a look ends without a mark it has seen the watched parent unfinished;
+ * and the watch was committed before the look: a look that moves it marks the child again
+ * at its own commit.  The end of that parent comes later than this snapshot, so its mark
+ * is taken with one that sees the watch.
+ *
+ * Never too soon: the row of the child and its row in idemq.children are written together, the
+ * former on the very version that was blocked when all parents were seen done.  A parent
+ * that is brought back afterwards runs again, and keeps nobody.
+ *
+ * A session may hold its transaction open for long after a claim.  So where there is a worker,
+ * a claim leaves a child to it that it cannot make pending: a watch that is moved and not
+ * committed would keep others from looking.
+ *
+ * Above READ COMMITTED a claim leaves children alone, as it does groups that have changed.
+ *
+ * A slice of a parent's children is marked; are they more, their queues are scanned, some at a time.
+ *
+ * Locks: none is waited for; a child whose row is held is looked at again a moment later.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "job/kin.h"
+#include "job/transition.h"
+#include "table/jobs_kin.h"
+#include "txn/pending_kin.h"
+#include "queue/queues.h"
+#include "shared/group_table.h"
+#include "shared/worker_call.h"
+#include "shared/worker_place.h"
+#include "base/clock.h"
+#include "base/jitter.h"
+#include "base/oids.h"
+
+/* Looks at a child that changes each time. */
+#define MAX_LOOKS 10
+/* Children of a parent that are marked one by one. */
+#define MAX_TOLD 1000
+/* Edges that are read in one go. */
+#define LEARN_BATCH 10000
+
+/* Returns whether this session's transactions are short, or nobody else is there to look. */
+static bool
+may_look_for_others(void)
+{
+	return idemq_place_mine() != NULL || !idemq_worker_present();
+}
+
+/* Has the children of a parent looked at that has finished. */
+static Promotion
+tell_children(JobsTable *table, int64 parent)
+{
+	KinChild *children;
+	QueueInfo queue = {0};
+	int count;
+	Job job;
+
+	/* It is on its way again: its next end tells them. */
+	if (idemq_jobs_fetch(table, parent, &job) && !job_status_is_finished(job.status))
+		return HAS_HEAD;
+	if (!idemq_kin_any())
+		return HAS_HEAD;
+	idemq_jitter();
+	children = idemq_kin_children(parent, &count);
+	for (int i = 0; i < count; i++)
+	{
+		const KinChild *child = &children[i];
+		bool same_queue = child->queue_id == queue.id;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!same_queue && !idemq_queue_by_id(child->queue_id, &queue))
+			continue;
+		/* At once: nothing of it hangs on this transaction, which may be long. */
+		if (count <= MAX_TOLD)
+			idemq_kin_mark(queue.slot, queue.id, child->watches ? KIN_CHILD : KIN_FAILURE,
+						   child->id);
+		else if (!same_queue)
+			idemq_groups_want_scan(queue.slot, queue.id, false);
+	}
+	pfree(children);
+	return HAS_HEAD;
+}
+
+/* Returns what became of a child whose row was to be written. */
+static Promotion
+written(JobWrite write, Promotion done)
+{
+	switch (write)
+	{
+		case JOB_WRITTEN:
+			return done;
+		case JOB_LOCKED:
+			return HELD;
+		default:
+			return LOOK_AGAIN;
+	}
+}
+
+/* Makes a child pending whose parents are done, or has it join its group. */
+static Promotion
+release(JobsTable *table, const QueueInfo *queue, const Job *job, const KinWait *wait,
+		TimestampTz now, Datum *group)
+{
+	EventArgs args = {.now = now, .ready_at = now, .group = wait->group};
+	bool joins = wait->group != (Datum) 0;
+	Promotion done;
+
+	if (!job->row->tts_isnull[COL_RUN_AT])
+		args.ready_at = Max(now, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
+	done = joins ? JOINED : args.ready_at > now ? PROMOTED_FOR_LATER : PROMOTED;
+	done = written(idemq_transition(table, job, queue, joins ? EVENT_JOIN_GROUP : EVENT_PROMOTE,
+									&args, JOB_SKIPS),
+				   done);
+	if (done != HELD && done != LOOK_AGAIN)
+	{
+		idemq_kin_released(job->id);
+		if (joins)
+			*group = wait->group;
+	}
+	return done;
+}
+
+/* Cancels a child with its parent; its row in idemq.children stays, should it be brought back. */
+static Promotion
+cancel_with(JobsTable *table, const QueueInfo *queue, const Job *job, const KinParent *parent,
+			TimestampTz now)
+{
+	EventArgs args = {.now = now};
+
+	args.error =
+		cstring_to_text(psprintf("its parent, job %lld, is %s", (long long) parent->id,
+								 parent->gone ? "gone" : idemq_status_name(parent->status)));
+	return written(idemq_transition(table, job, queue, EVENT_EXPIRE, &args, JOB_SKIPS),
+				   PROMOTED_FOR_LATER);
+}
+
+/* Has a child wait for a parent that is in its way. */
+static Promotion
+wait_for(const QueueInfo *queue, int64 id, const KinWait *wait, const KinParent *parent)
+{
+	QueueInfo of_parent;
+
+	if (wait->waits_for != parent->id)
+	{
+		if (!may_look_for_others())
+			return NOT_FOR_US;
+		idemq_kin_watch(id, parent->id);
+		idemq_pending_kin_note(queue->slot, queue->id, KIN_CHILD, id);
+		return PROMOTED_FOR_LATER;
+	}
+	/* A queue without a slot has no marks: its parents are looked at now and then. */
+	if (!idemq_queue_by_id(parent->queue_id, &of_parent) || of_parent.slot == NULL)
+		return HELD;
+	return HAS_HEAD;
+}
+
+/* Returns whether a parent takes the child along. */
+static bool
+cancels(const KinParent *parent, ParentFailure on_failure)
+{
+	if (parent->status != JOB_DEAD && parent->status != JOB_CANCELLED)
+		return false;
+	return on_failure == FAILURE_CANCELS || (parent->gone && on_failure == FAILURE_WAITS);
+}
+
+/* Looks at a fetched child that is blocked, and at its parents. */
+static Promotion
+look(JobsTable *table, const QueueInfo *queue, KinMark mark, const Job *job, const KinWait *wait,
+	 Datum *group)
+{
+	TimestampTz now = idemq_now();
+	KinParent parent;
+
+	if (job_has_expired(job, now))
+		return written(idemq_job_expire(table, job, queue, now), PROMOTED_FOR_LATER);
+	if (mark == KIN_FAILURE)
+	{
+		if (wait->on_failure != FAILURE_CANCELS || !idemq_kin_failed_parent(job->id, &parent))
+			return HAS_HEAD;
+		return cancel_with(table, queue, job, &parent, now);
+	}
+	if (!idemq_kin_obstacle(job->id, wait, &parent))
+		return release(table, queue, job, wait, now, group);
+	if (cancels(&parent, wait->on_failure))
+		return cancel_with(table, queue, job, &parent, now);
+	return wait_for(queue, job->id, wait, &parent);
+}
+
+/*
+ * Does what a mark is for, which this session owns; the table's snapshot is younger.
+ * *group: of JOINED, the name of the group.
+ */
+Promotion
+idemq_kin_promote(JobsTable *table, const QueueInfo *queue, KinMark mark, int64 id, Datum *group)
+{
+	if (mark == KIN_PARENT)
+		return tell_children(table, id);
+	for (int looks = 0; looks < MAX_LOOKS; looks++)
+	{
+		Promotion promotion;
+		KinWait wait;
+		Job job;
+
+		if (!idemq_jobs_fetch(table, id, &job) || job.status != JOB_BLOCKED ||
+			!job.row->tts_isnull[COL_GROUP_KEY] || job.queue_id != queue->id ||
+			!idemq_kin_wait_of(id, &wait))
+			return HAS_HEAD;
+		if (table->crosscheck != InvalidSnapshot)
+			return NOT_FOR_US;
+		idemq_jitter();
+		promotion = look(table, queue, mark, &job, &wait, group);
+		/* A child may be met twice, with both of its marks. */
+		if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER || promotion == JOINED)
+			CommandCounterIncrement();
+		idemq_jobs_refresh(table);
+		if (promotion != LOOK_AGAIN)
+			return promotion;
+	}
+	return NOT_FOR_US;
+}
+
+/* Tells the filter of the jobs of an edge. */
+static void
+note_edge(const KinEdge *edge)
+{
+	const int64 ids[] = {edge->child, edge->parent};
+	const int32 queues[] = {edge->child_queue, edge->parent_queue};
+	QueueInfo queue;
+
+	for (int i = 0; i < (int) lengthof(ids); i++)
+		idemq_kin_note(idemq_queue_by_id(queues[i], &queue) ? queue.slot : NULL, ids[i]);
+}
+
+/*
+ * Has the filter know all dependencies of this database, if it does not yet.  A claim leaves it
+ * to the worker when there are any.
+ */
+void
+idemq_kin_learn(const QueueInfo *queue)
+{
+	KinEdge *edges;
+	int count;
+
+	if (queue->slot == NULL || idemq_kin_is_known(queue->slot))
+		return;
+	if (idemq_kin_any() && !may_look_for_others())
+		return;
+	idemq_kin_learn_begin();
+	if (idemq_kin_any())
+	{
+		edges = palloc(LEARN_BATCH * sizeof(KinEdge));
+		edges[0] = (KinEdge){PG_INT64_MIN, PG_INT64_MIN, 0, 0};
+		do
+		{
+			count = idemq_kin_edges(edges, LEARN_BATCH);
+			for (int i = 0; i < count; i++)
+				note_edge(&edges[i]);
+			if (count > 0)
+				edges[0] = edges[count - 1];
+		} while (count == LEARN_BATCH);
+		pfree(edges);
+	}
+	idemq_kin_learn_end();
+}
+
+/*
+ * Follows the deletion by SQL of a job's row, which had that status: has its children looked at,
+ * and forgets what it was a child of.
+ */
+void
+idemq_kin_gone(int64 id, JobStatus status)
+{
+	KinChild *children;
+	QueueInfo queue;
+	int count;
+
+	if (!idemq_kin_any())
+		return;
+	idemq_kin_row_gone(id, status);
+	CommandCounterIncrement();
+	children = idemq_kin_children(id, &count);
+	for (int i = 0; i < count; i++)
+	{
+		if (idemq_queue_by_id(children[i].queue_id, &queue))
+			idemq_pending_kin_note_blocked(queue.slot, queue.id, children[i].id);
+	}
+	pfree(children);
+}
+
+/*
+ * Returns whether a finished job waits before it runs again: for its turn in its group, or for
+ * its parents, if it was cancelled before they were done.
+ */
+static bool
+waits_again(const Job *job)
+{
+	KinWait wait;
+
+	return !job->row->tts_isnull[COL_GROUP_KEY] ||
+		   (job->status == JOB_CANCELLED && idemq_kin_wait_of(job->id, &wait));
+}
+
+/* Returns the event by which a finished job runs again. */
+JobEvent
+idemq_rerun_event(const Job *job)
+{
+	return waits_again(job) ? EVENT_RERUN_GROUPED : EVENT_RERUN;
+}
+
+/* Returns the event that brings a finished job back. */
+JobEvent
+idemq_redrive_event(const Job *job)
+{
+	return waits_again(job) ? EVENT_REDRIVE_GROUPED : EVENT_REDRIVE;
+}

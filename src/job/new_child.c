@@ -1,0 +1,103 @@
+/*
+ * job/new_child.c
+ *		A new job that waits for its parents: enqueue with depends_on.
+ *
+ * Its row is written blocked, without a ready_at and without its group, which it joins when its
+ * parents are done: otherwise it could stand before one of them in the same group, and
+ * neither would ever run.  Parents and group are kept beside (table/jobs_kin.c).  After the
+ * commit the child is marked, and looked at like any child (job/kin.c), also when all its
+ * parents are done already.
+ *
+ * No row of a parent is locked, since its worker may hold it for long; nor is it waited for.  A
+ * parent is looked for with the latest snapshot, and its end may become visible at any time:
+ * that no end is missed is proved in shared/kin.c.  The parents' queues are locked against being dropped, as the child's own
+ * is.
+ *
+ * A parent must be there, and in a queue on which the role holds a privilege: it will be
+ * told its result.  So it is with idemq.wait_result.
+ */
+#include "postgres.h"
+
+#include "lib/qunique.h"
+#include "miscadmin.h"
+
+#include "job/new_child.h"
+#include "queue/queues.h"
+#include "shared/kin.h"
+#include "base/args.h"
+#include "base/errors.h"
+#include "base/oids.h"
+
+/* Blocks a new job, of which all columns are set; kin has its parents. */
+void
+idemq_new_child(JobChange *columns, NewKin *kin)
+{
+	qsort(kin->parents, kin->count, sizeof(int64), idemq_compare_int64);
+	kin->count = (int) qunique(kin->parents, kin->count, sizeof(int64), idemq_compare_int64);
+	kin->group = (Datum) 0;
+	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
+	{
+		kin->group = columns->values[COL_GROUP_KEY];
+		columns->set &= ~COLUMN_BIT(COL_GROUP_KEY);
+		return; /* it is blocked, and its time is in run_at */
+	}
+	if (DatumGetTimestampTz(columns->values[COL_READY_AT]) >
+		DatumGetTimestampTz(columns->values[COL_CREATED_AT]))
+		job_set(columns, COL_RUN_AT, columns->values[COL_READY_AT]);
+	columns->set &= ~COLUMN_BIT(COL_READY_AT);
+	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_BLOCKED]));
+}
+
+/* Raises IQ002, whether there is no such job or the role may not know of it. */
+pg_noreturn static void
+refuse(int64 parent)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
+					errmsg("job %lld, which is in depends_on, does not exist", (long long) parent),
+					errhint("It was purged, or never committed, or you have no privilege on its "
+							"queue.")));
+}
+
+/* Looks a parent up; *queue is that of the parent before, and becomes its own. */
+static void
+check_parent(JobsTable *table, NewKin *kin, int64 parent, QueueInfo *queue)
+{
+	Job job;
+
+	CHECK_FOR_INTERRUPTS();
+	/* Its own row is there by now, under an id that can be guessed: it would wait for ever. */
+	if (parent == kin->child || !idemq_jobs_fetch(table, parent, &job))
+		refuse(parent);
+	if (job.queue_id != queue->id)
+	{
+		/* In this order: while it is locked nobody drops it. */
+		idemq_queue_lock(job.queue_id, AccessShareLock);
+		if (!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, queue))
+			refuse(parent);
+	}
+	idemq_kin_note(queue->slot, parent);
+	/* Should its own retention be over before the child's is looked at. */
+	if (job.status == JOB_DEAD || job.status == JOB_CANCELLED)
+		kin->failures[kin->failed++] = parent;
+}
+
+/*
+ * Adds what a job that was inserted by this transaction waits for.  Raises IQ002 for a parent that
+ * is not there, or not for the role to see.
+ */
+void
+idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 id, NewKin *kin)
+{
+	QueueInfo last = *queue;
+
+	kin->child = id;
+	kin->queue_id = queue->id;
+	kin->failures = palloc(kin->count * sizeof(int64));
+	kin->failed = 0;
+	idemq_kin_note(queue->slot, id);
+	/* An insert with a key may have waited. */
+	idemq_jobs_refresh(table);
+	for (int i = 0; i < kin->count; i++)
+		check_parent(table, kin, kin->parents[i], &last);
+	idemq_kin_add(kin);
+}

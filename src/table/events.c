@@ -1,0 +1,133 @@
+/*
+ * table/events.c
+ *		Events that were sent to a queue: the rows of idemq.events, and the lock of a name.
+ *
+ * A row for each name of a queue.  It counts until keep_until, which is its queue's
+ * idempotency_window after it was sent; then it is as if it were not there, retention deletes
+ * it, and the name may be sent again.
+ *
+ * The lock: whoever sends an event holds that of its name alone, whoever awaits it shared,
+ * to the end of the transaction, and looks after that, with a new snapshot.  So of the two
+ * the later one sees what the earlier one has committed: an event that came first is found
+ * by await_event, a wait that began first by send_event, and one that was rolled back by
+ * neither.
+ *
+ * It is an advisory lock of a class of idemq's own, which no role can take by itself.  Its
+ * number is a hash that is made with the database's uuid, so that pg_locks confirms no
+ * guess of a name; unlike a secret of the running server it is the same after a restart, for
+ * the sake of prepared transactions.  Two names with one hash wait for each other, and
+ * nothing else.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "port/pg_bswap.h"
+#include "storage/lock.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/inval.h"
+#include "utils/timestamp.h"
+
+#include "table/events.h"
+#include "table/steps.h"
+#include "base/spi.h"
+
+/* Fourth field of our lock tags: "ev"; that of api/acquire.c is another. */
+#define ADVISORY_CLASS 0x6576
+
+static SqlStatement find_event = {.text = "SELECT payload FROM idemq.events WHERE queue_id = $1 "
+										  "AND name = $2 AND keep_until > $3",
+								  .nargs = 3,
+								  .types = {INT4OID, TEXTOID, TIMESTAMPTZOID}};
+static SqlStatement write_event =
+	{.text = "INSERT INTO idemq.events (queue_id, name, payload, sent_at, keep_until) "
+			 "VALUES ($1, $2, $3, $4, $5) ON CONFLICT (queue_id, name) DO UPDATE SET "
+			 "payload = $3, sent_at = $4, keep_until = $5",
+	 .nargs = 5,
+	 .types = {INT4OID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
+
+/* Names the lock of an event. */
+static void
+set_tag(LOCKTAG *tag, const EventName *event)
+{
+	text *name = DatumGetTextPP(event->name);
+	uint32 queue_id = pg_hton32((uint32) event->queue_id);
+	StringInfoData hashed;
+	const unsigned char *hash;
+	uint32 number[2];
+
+	initStringInfo(&hashed);
+	appendStringInfoSpaces(&hashed, VARHDRSZ + 16);
+	idemq_step_database_uuid((unsigned char *) hashed.data + VARHDRSZ);
+	appendBinaryStringInfo(&hashed, (char *) &queue_id, sizeof(queue_id));
+	appendBinaryStringInfo(&hashed, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
+	SET_VARSIZE(hashed.data, hashed.len);
+	hash = (unsigned char *) VARDATA_ANY(
+		DatumGetByteaPP(DirectFunctionCall1(sha256_bytea, PointerGetDatum(hashed.data))));
+	memcpy(number, hash, sizeof(number));
+	SET_LOCKTAG_ADVISORY(*tag, MyDatabaseId, number[0], number[1], ADVISORY_CLASS);
+}
+
+/*
+ * Locks the name of an event to the end of the transaction: ExclusiveLock to send it,
+ * ShareLock to await it.  Waits, within lock_timeout.
+ */
+void
+idemq_event_lock(const EventName *event, LOCKMODE mode)
+{
+	LOCKTAG tag;
+
+	set_tag(&tag, event);
+	(void) LockAcquire(&tag, mode, false, false);
+	AcceptInvalidationMessages();
+}
+
+/*
+ * Finds an event that counts at a time; *payload in the caller's memory context, 0 for NULL.
+ * Its name is locked.
+ */
+bool
+idemq_event_find(const EventName *event, TimestampTz now, Datum *payload)
+{
+	Datum values[] = {Int32GetDatum(event->queue_id), event->name, TimestampTzGetDatum(now)};
+	MemoryContext caller = CurrentMemoryContext;
+	SqlScope scope;
+	bool found;
+
+	*payload = (Datum) 0;
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	found = idemq_spi_query_latest(&find_event, values, NULL) > 0;
+	if (found)
+	{
+		bool isnull;
+		Datum value = idemq_spi_value(0, 1, &isnull);
+		MemoryContext old = MemoryContextSwitchTo(caller);
+
+		if (!isnull)
+			*payload = PointerGetDatum(PG_DETOAST_DATUM_COPY(value));
+		MemoryContextSwitchTo(old);
+	}
+	idemq_spi_end(&scope);
+	return found;
+}
+
+/*
+ * Writes an event, whose name is locked, in place of one that does not count any more.
+ * payload: 0 for NULL.  Above READ COMMITTED raises 40001 when it replaces one that this
+ * transaction cannot see.
+ */
+void
+idemq_event_write(const EventName *event, Datum payload, TimestampTz now, TimestampTz keep_until)
+{
+	Datum values[] = {Int32GetDatum(event->queue_id), event->name, payload,
+					  TimestampTzGetDatum(now), TimestampTzGetDatum(keep_until)};
+	char nulls[] = {' ', ' ', payload == (Datum) 0 ? 'n' : ' ', ' ', ' ', '\0'};
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&write_event, values, nulls, SPI_OK_INSERT);
+	idemq_spi_end(&scope);
+}

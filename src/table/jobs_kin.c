@@ -1,0 +1,494 @@
+/*
+ * table/jobs_kin.c
+ *		Parents and children: the rows of idemq.dependencies and idemq.children.
+ *
+ * idemq.dependencies has a row for each child and parent, for as long as the child's row is
+ * there.  idemq.children has one for each child whose parents are not done: it goes in
+ * the transaction that makes the child pending, or lets it join its group.  A job of which
+ * it has a row is blocked, without a group; or cancelled, and blocked again when it is brought back.
+ *
+ * waits_for is the parent that the child watches: of its parents, all with lesser ids are done.
+ * It only grows, so each parent of a child is looked at once on the way to its release, however many
+ * there are and in whichever order they finish.
+ *
+ * A parent counts as done when it is completed; when it is dead or cancelled, if the child says
+ * run.  A row that is gone was completed, since nobody else deletes a parent of a child that it can see;
+ * unless gone_as says otherwise: who enqueued the child found it dead or cancelled, or it was deleted
+ * by SQL (purge, drop_queue, a DBA), which writes here what it was.
+ *
+ * What is read goes by the latest snapshot.  Rows are written by who holds the child's row: it
+ * has just inserted or changed it.  So no lock is met, but those of who deletes by SQL.
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "catalog/pg_type.h"
+#include "storage/bufmgr.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+
+#include "table/jobs_kin.h"
+#include "base/oids.h"
+#include "base/spi.h"
+
+static SqlStatement add_edges =
+	{.text = "INSERT INTO idemq.dependencies (child, parent, queue_id, gone_as) SELECT $1, p, $2, "
+			 "CASE WHEN p = ANY ($4) THEN 'dead'::idemq.status END FROM unnest($3) p",
+	 .nargs = 4,
+	 .types = {INT8OID, INT4OID, INT8ARRAYOID, INT8ARRAYOID}};
+static SqlStatement add_child =
+	{.text = "INSERT INTO idemq.children (job_id, queue_id, on_parent_failure, group_key, "
+			 "waits_for) VALUES ($1, $2, $3, $4, $5)",
+	 .nargs = 5,
+	 .types = {INT8OID, INT4OID, TEXTOID, TEXTOID, INT8OID}};
+/* Without any edge they are still to be restored. */
+static SqlStatement find_wait =
+	{.text = "SELECT on_parent_failure, group_key, waits_for FROM idemq.children c "
+			 "WHERE job_id = $1 "
+			 "AND EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = c.job_id)",
+	 .nargs = 1,
+	 .types = {INT8OID}};
+
+/* Row by row from an id on, each parent looked up: no plan that reads more than it has to. */
+#define PARENTS_FROM                                                                               \
+	"(SELECT d.parent, d.gone_as, (SELECT ARRAY[j.status::text, j.queue_id::text] "                \
+	"FROM idemq.jobs j WHERE j.id = d.parent) AS job FROM idemq.dependencies d "                   \
+	"WHERE d.child = $1 AND d.parent >= $2 ORDER BY d.parent OFFSET 0) x "
+#define STATUS "coalesce(x.job[1], x.gone_as::text, 'completed')"
+
+static SqlStatement find_obstacle =
+	{.text = "SELECT x.parent, " STATUS ", x.job[2]::int4, x.job IS NULL FROM " PARENTS_FROM
+			 "WHERE " STATUS " <> 'completed' AND (NOT $3 "
+			 "OR x.job IS NOT NULL AND x.job[1] NOT IN ('dead', 'cancelled')) LIMIT 1",
+	 .nargs = 3,
+	 .types = {INT8OID, INT8OID, BOOLOID}};
+static SqlStatement find_failed = {.text = "SELECT x.parent, " STATUS
+										   ", x.job[2]::int4, x.job IS NULL FROM " PARENTS_FROM
+										   "WHERE " STATUS " IN ('dead', 'cancelled') LIMIT 1",
+								   .nargs = 2,
+								   .types = {INT8OID, INT8OID}};
+static SqlStatement find_queue = {.text = "SELECT queue_id FROM idemq.jobs WHERE id = $1",
+								  .nargs = 1,
+								  .types = {INT8OID}};
+static SqlStatement move_watch = {.text =
+									  "UPDATE idemq.children SET waits_for = $2 WHERE job_id = $1",
+								  .nargs = 2,
+								  .types = {INT8OID, INT8OID}};
+static SqlStatement end_wait = {.text = "DELETE FROM idemq.children WHERE job_id = $1",
+								.nargs = 1,
+								.types = {INT8OID}};
+static SqlStatement find_children =
+	{.text = "SELECT job_id, queue_id, true FROM idemq.children WHERE waits_for = $1 "
+			 "UNION ALL SELECT c.job_id, c.queue_id, false FROM idemq.dependencies d "
+			 "JOIN idemq.children c ON c.job_id = d.child WHERE d.parent = $1 "
+			 "AND c.on_parent_failure = 'cancel' AND NOT EXISTS (SELECT FROM idemq.jobs j "
+			 "WHERE j.id = $1 AND j.status NOT IN ('dead', 'cancelled')) ORDER BY 1",
+	 .nargs = 1,
+	 .types = {INT8OID}};
+/* Those that a look may change: their parents are done, or one of them has failed. */
+static SqlStatement find_resolvable =
+	{.text = "SELECT c.job_id FROM idemq.children c JOIN idemq.jobs b ON b.id = c.job_id "
+			 "WHERE c.queue_id = $1 AND b.status = 'blocked' AND b.group_key IS NULL "
+			 "AND EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = c.job_id) "
+			 "AND (NOT EXISTS (SELECT FROM idemq.jobs p WHERE p.id = c.waits_for "
+			 "AND (p.finished_at IS NULL OR c.on_parent_failure = 'wait' "
+			 "AND p.status IN ('dead', 'cancelled'))) "
+			 "OR c.on_parent_failure = 'cancel' AND EXISTS (SELECT FROM idemq.dependencies d "
+			 "LEFT JOIN idemq.jobs q ON q.id = d.parent WHERE d.child = c.job_id "
+			 "AND coalesce(q.status, d.gone_as) IN ('dead', 'cancelled'))) "
+			 "ORDER BY c.job_id LIMIT $2",
+	 .nargs = 2,
+	 .types = {INT4OID, INT4OID}};
+static SqlStatement find_parents = {
+	.text = "SELECT parent, gone_as::text FROM idemq.dependencies WHERE child = $1 ORDER BY parent",
+	.nargs = 1,
+	.types = {INT8OID}};
+static SqlStatement find_edges =
+	{.text = "SELECT d.child, d.parent, d.queue_id, "
+			 "coalesce((SELECT j.queue_id FROM idemq.jobs j WHERE j.id = d.parent), 0) "
+			 "FROM idemq.dependencies d WHERE (d.child, d.parent) > ($1, $2) "
+			 "ORDER BY d.child, d.parent LIMIT $3",
+	 .nargs = 3,
+	 .types = {INT8OID, INT8OID, INT4OID}};
+static SqlStatement find_need =
+	{.text = "SELECT FROM idemq.dependencies d JOIN idemq.jobs j ON j.id = d.child "
+			 "WHERE d.parent = $1 AND j.finished_at IS NULL LIMIT 1",
+	 .nargs = 1,
+	 .types = {INT8OID}};
+static SqlStatement forget_edges = {.text = "DELETE FROM idemq.dependencies WHERE child = ANY ($1)",
+									.nargs = 1,
+									.types = {INT8ARRAYOID}};
+static SqlStatement forget_children = {.text = "DELETE FROM idemq.children WHERE job_id = ANY ($1)",
+									   .nargs = 1,
+									   .types = {INT8ARRAYOID}};
+static SqlStatement note_gone =
+	{.text = "UPDATE idemq.dependencies SET gone_as = $2::idemq.status WHERE parent = $1",
+	 .nargs = 2,
+	 .types = {INT8OID, TEXTOID}};
+static SqlStatement forget_all_edges = {.text = "DELETE FROM idemq.dependencies"};
+static SqlStatement forget_all_children = {.text = "DELETE FROM idemq.children"};
+
+/* Whether this file writes: the triggers of its tables then have nothing to say. */
+static bool writing = false;
+
+static const char *const failure_names[] =
+	{[FAILURE_CANCELS] = "cancel", [FAILURE_WAITS] = "wait", [FAILURE_RUNS] = "run"};
+
+/* Returns what on_parent_failure says. */
+const char *
+idemq_failure_name(ParentFailure failure)
+{
+	return failure_names[failure];
+}
+
+/* Returns whether this file is writing now, so that a trigger is not for somebody else's change. */
+bool
+idemq_kin_is_writing(void)
+{
+	return writing;
+}
+
+/* Returns whether there may be any dependency in this database. */
+bool
+idemq_kin_any(void)
+{
+	Oid oid = idemq_oids()->dependencies;
+	Relation rel;
+	bool any;
+
+	if (!OidIsValid(oid)) /* CREATE EXTENSION has not come to it yet */
+		return false;
+	rel = table_open(oid, AccessShareLock);
+	any = RelationGetNumberOfBlocks(rel) > 0;
+	table_close(rel, AccessShareLock);
+	return any;
+}
+
+/* Runs a statement that writes; returns its number of rows. */
+static uint64
+run(SqlStatement *statement, const Datum *values, const char *nulls, int expected)
+{
+	SqlScope scope;
+	uint64 rows;
+
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	writing = true;
+	PG_TRY();
+	{
+		rows = idemq_spi_run(statement, values, nulls, expected);
+	}
+	PG_FINALLY();
+	{
+		writing = false;
+	}
+	PG_END_TRY();
+	idemq_spi_end(&scope);
+	return rows;
+}
+
+static Datum
+int8_array(const int64 *ids, int count)
+{
+	Datum *values = palloc(Max(count, 1) * sizeof(Datum));
+	ArrayType *array;
+
+	for (int i = 0; i < count; i++)
+		values[i] = Int64GetDatum(ids[i]);
+	array =
+		construct_array(values, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
+	pfree(values);
+	return PointerGetDatum(array);
+}
+
+/* Adds the rows of a child. */
+void
+idemq_kin_add(const NewKin *kin)
+{
+	Datum edges[] = {Int64GetDatum(kin->child), Int32GetDatum(kin->queue_id),
+					 int8_array(kin->parents, kin->count), int8_array(kin->failures, kin->failed)};
+	Datum child[] = {Int64GetDatum(kin->child), Int32GetDatum(kin->queue_id),
+					 CStringGetTextDatum(failure_names[kin->on_failure]), kin->group,
+					 Int64GetDatum(kin->parents[0])};
+
+	(void) run(&add_edges, edges, NULL, SPI_OK_INSERT);
+	(void) run(&add_child, child, kin->group == (Datum) 0 ? "   n " : "     ", SPI_OK_INSERT);
+}
+
+static ParentFailure
+failure_from_name(const char *name)
+{
+	if (strcmp(name, failure_names[FAILURE_WAITS]) == 0)
+		return FAILURE_WAITS;
+	return strcmp(name, failure_names[FAILURE_RUNS]) == 0 ? FAILURE_RUNS : FAILURE_CANCELS;
+}
+
+/* Reads what a job waits for; false when it does not wait for parents. */
+bool
+idemq_kin_wait_of(int64 child, KinWait *wait)
+{
+	Datum value = Int64GetDatum(child);
+	MemoryContext caller = CurrentMemoryContext;
+	SqlScope scope;
+	bool found;
+
+	if (!idemq_kin_any())
+		return false;
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	found = idemq_spi_query_latest(&find_wait, &value, NULL) > 0;
+	if (found)
+	{
+		bool isnull;
+		Datum group;
+		MemoryContext old;
+
+		wait->on_failure = failure_from_name(TextDatumGetCString(idemq_spi_value(0, 1, &isnull)));
+		wait->waits_for = idemq_spi_int64(0, 3, &isnull);
+		group = idemq_spi_value(0, 2, &isnull);
+		old = MemoryContextSwitchTo(caller);
+		wait->group = isnull ? (Datum) 0 : PointerGetDatum(PG_DETOAST_DATUM_COPY(group));
+		MemoryContextSwitchTo(old);
+	}
+	idemq_spi_end(&scope);
+	return found;
+}
+
+/* Finds one parent; false for none. */
+static bool
+find_parent(SqlStatement *statement, const Datum *values, KinParent *parent)
+{
+	SqlScope scope;
+	bool found;
+
+	idemq_spi_begin(&scope);
+	idemq_spi_in_order();
+	found = idemq_spi_query_latest(statement, values, NULL) > 0;
+	if (found)
+	{
+		bool isnull;
+
+		parent->id = idemq_spi_int64(0, 1, &isnull);
+		parent->status =
+			idemq_status_from_name(TextDatumGetCString(idemq_spi_value(0, 2, &isnull)));
+		parent->queue_id = DatumGetInt32(idemq_spi_value(0, 3, &isnull));
+		parent->gone = DatumGetBool(idemq_spi_value(0, 4, &isnull));
+	}
+	idemq_spi_end(&scope);
+	return found;
+}
+
+/* Finds the first parent of a child that is not done; false when all are. */
+bool
+idemq_kin_obstacle(int64 child, const KinWait *wait, KinParent *parent)
+{
+	Datum values[] = {Int64GetDatum(child), Int64GetDatum(wait->waits_for),
+					  BoolGetDatum(wait->on_failure == FAILURE_RUNS)};
+
+	return find_parent(&find_obstacle, values, parent);
+}
+
+/* Finds a parent that is dead or cancelled, or gone as such; false when none is. */
+bool
+idemq_kin_failed_parent(int64 child, KinParent *parent)
+{
+	Datum values[] = {Int64GetDatum(child), Int64GetDatum(PG_INT64_MIN)};
+
+	return find_parent(&find_failed, values, parent);
+}
+
+/* Returns the queue of a job; false when there is no such job. */
+bool
+idemq_kin_queue_of(int64 job_id, int32 *queue_id)
+{
+	Datum value = Int64GetDatum(job_id);
+	SqlScope scope;
+	bool found;
+	bool isnull;
+
+	idemq_spi_begin(&scope);
+	found = idemq_spi_query_latest(&find_queue, &value, NULL) > 0;
+	if (found)
+		*queue_id = DatumGetInt32(idemq_spi_value(0, 1, &isnull));
+	idemq_spi_end(&scope);
+	return found;
+}
+
+/* Has a child watch another of its parents: those before it are done. */
+void
+idemq_kin_watch(int64 child, int64 parent)
+{
+	Datum values[] = {Int64GetDatum(child), Int64GetDatum(parent)};
+
+	(void) run(&move_watch, values, NULL, SPI_OK_UPDATE);
+}
+
+/* Ends the waiting of a child, whose row this transaction has written. */
+void
+idemq_kin_released(int64 child)
+{
+	Datum value = Int64GetDatum(child);
+
+	(void) run(&end_wait, &value, NULL, SPI_OK_DELETE);
+}
+
+/*
+ * Returns the children that the end of a parent may concern: those that watch it, and, unless it
+ * is completed, those that are cancelled with it.  A child may come twice.
+ */
+KinChild *
+idemq_kin_children(int64 parent, int *count)
+{
+	Datum value = Int64GetDatum(parent);
+	MemoryContext caller = CurrentMemoryContext;
+	KinChild *children;
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	*count = (int) idemq_spi_query_latest(&find_children, &value, NULL);
+	children = MemoryContextAllocHuge(caller, Max(*count, 1) * sizeof(KinChild));
+	for (int i = 0; i < *count; i++)
+	{
+		bool isnull;
+
+		children[i].id = idemq_spi_int64(i, 1, &isnull);
+		children[i].queue_id = DatumGetInt32(idemq_spi_value(i, 2, &isnull));
+		children[i].watches = DatumGetBool(idemq_spi_value(i, 3, &isnull));
+	}
+	idemq_spi_end(&scope);
+	return children;
+}
+
+/* Returns the parents of a job, by their ids. */
+KinGone *
+idemq_kin_parents(int64 child, int *count)
+{
+	Datum value = Int64GetDatum(child);
+	MemoryContext caller = CurrentMemoryContext;
+	KinGone *parents;
+	SqlScope scope;
+
+	*count = 0;
+	if (!idemq_kin_any())
+		return NULL;
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	*count = (int) idemq_spi_query_latest(&find_parents, &value, NULL);
+	parents = MemoryContextAlloc(caller, Max(*count, 1) * sizeof(KinGone));
+	for (int i = 0; i < *count; i++)
+	{
+		bool isnull;
+		Datum gone_as = idemq_spi_value(i, 2, &isnull);
+
+		parents[i].gone_as = isnull ? -1
+									: (int) idemq_status_from_name(TextDatumGetCString(gone_as));
+		parents[i].id = idemq_spi_int64(i, 1, &isnull);
+	}
+	idemq_spi_end(&scope);
+	return parents;
+}
+
+/* Returns children of a queue, up to max, that a look at their parents may change. */
+int64 *
+idemq_kin_resolvable(int32 queue_id, int max, int *count)
+{
+	Datum values[] = {Int32GetDatum(queue_id), Int32GetDatum(max)};
+	MemoryContext caller = CurrentMemoryContext;
+	int64 *ids;
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	*count = (int) idemq_spi_query_latest(&find_resolvable, values, NULL);
+	ids = MemoryContextAlloc(caller, Max(*count, 1) * sizeof(int64));
+	for (int i = 0; i < *count; i++)
+	{
+		bool isnull;
+
+		ids[i] = idemq_spi_int64(i, 1, &isnull);
+	}
+	idemq_spi_end(&scope);
+	return ids;
+}
+
+/* Reads up to max edges behind edges[0], in the order of child and parent; returns how many. */
+int
+idemq_kin_edges(KinEdge *edges, int max)
+{
+	Datum values[] = {Int64GetDatum(edges[0].child), Int64GetDatum(edges[0].parent),
+					  Int32GetDatum(max)};
+	SqlScope scope;
+	int count;
+
+	idemq_spi_begin(&scope);
+	idemq_spi_in_order();
+	count = (int) idemq_spi_query_latest(&find_edges, values, NULL);
+	for (int i = 0; i < count; i++)
+	{
+		bool isnull;
+
+		edges[i].child = idemq_spi_int64(i, 1, &isnull);
+		edges[i].parent = idemq_spi_int64(i, 2, &isnull);
+		edges[i].child_queue = DatumGetInt32(idemq_spi_value(i, 3, &isnull));
+		edges[i].parent_queue = DatumGetInt32(idemq_spi_value(i, 4, &isnull));
+	}
+	idemq_spi_end(&scope);
+	return count;
+}
+
+/* Returns whether a job has a child that is not finished: then it is kept. */
+bool
+idemq_kin_is_needed(int64 parent)
+{
+	Datum value = Int64GetDatum(parent);
+	SqlScope scope;
+	bool needed;
+
+	if (!idemq_kin_any())
+		return false;
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	needed = idemq_spi_query_latest(&find_need, &value, NULL) > 0;
+	idemq_spi_end(&scope);
+	return needed;
+}
+
+/* Deletes what jobs, whose rows are deleted, have as children. */
+void
+idemq_kin_forget(const int64 *job_ids, int count)
+{
+	Datum ids;
+
+	if (count == 0 || !idemq_kin_any())
+		return;
+	ids = int8_array(job_ids, count);
+	(void) run(&forget_edges, &ids, NULL, SPI_OK_DELETE);
+	(void) run(&forget_children, &ids, NULL, SPI_OK_DELETE);
+}
+
+/*
+ * Follows the deletion of a job's row by SQL: its children are told what it was, which is
+ * cancelled when it had not finished.
+ */
+void
+idemq_kin_row_gone(int64 job_id, JobStatus status)
+{
+	JobStatus as = job_status_is_finished(status) ? status : JOB_CANCELLED;
+	Datum values[] = {Int64GetDatum(job_id), CStringGetTextDatum(idemq_status_name(as))};
+
+	(void) run(&note_gone, values, NULL, SPI_OK_UPDATE);
+	idemq_kin_forget(&job_id, 1);
+}
+
+/* Follows TRUNCATE of idemq.jobs. */
+void
+idemq_kin_all_gone(void)
+{
+	if (!idemq_kin_any())
+		return;
+	(void) run(&forget_all_edges, NULL, NULL, SPI_OK_DELETE);
+	(void) run(&forget_all_children, NULL, NULL, SPI_OK_DELETE);
+}

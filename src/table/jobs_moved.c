@@ -1,0 +1,60 @@
+/*
+ * table/jobs_moved.c
+ *		A job that SQL has moved to another queue: what it waits for follows it.
+ *
+ * A child's rows name its queue: by these it is marked when its parents are done.
+ *
+ * A job that sleeps until an event would not hear of one that is sent to its new queue, nor of
+ * one that was sent there before.  It is made ready instead, and asks again: its wait has the new
+ * queue from then on, and ends when it would have (api/await_event.c).
+ *
+ * Both are done in the transaction that moves it, which holds the job's row.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+
+#include "table/jobs_kin.h"
+#include "table/jobs_moved.h"
+#include "base/spi.h"
+
+static SqlStatement move_child =
+	{.text = "WITH edges AS (UPDATE idemq.dependencies SET queue_id = $2 WHERE child = $1) "
+			 "UPDATE idemq.children SET queue_id = $2 WHERE job_id = $1",
+	 .nargs = 2,
+	 .types = {INT8OID, INT4OID}};
+static SqlStatement wake_waiter =
+	{.text = "UPDATE idemq.jobs j SET ready_at = clock_timestamp() WHERE id = $1 "
+			 "AND status = 'pending' AND ready_at > clock_timestamp() "
+			 "AND EXISTS (SELECT FROM idemq.steps s WHERE s.job_id = $1 "
+			 "AND s.state = 'waiting' AND s.token = j.token)",
+	 .nargs = 1,
+	 .types = {INT8OID}};
+
+/* Follows a job that may be a child. */
+void
+idemq_jobs_moved_child(int64 job_id, int32 queue_id)
+{
+	Datum values[] = {Int64GetDatum(job_id), Int32GetDatum(queue_id)};
+	SqlScope scope;
+
+	if (!idemq_kin_any())
+		return;
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	(void) idemq_spi_run(&move_child, values, NULL, SPI_OK_UPDATE);
+	idemq_spi_end(&scope);
+}
+
+/* Follows a job that may sleep until an event. */
+void
+idemq_jobs_moved_waiter(int64 job_id)
+{
+	Datum value = Int64GetDatum(job_id);
+	SqlScope scope;
+
+	idemq_spi_begin_on_jobs(&scope);
+	idemq_spi_no_seqscan();
+	(void) idemq_spi_run(&wake_waiter, &value, NULL, SPI_OK_UPDATE);
+	idemq_spi_end(&scope);
+}
