@@ -96,7 +96,9 @@ count_places(JobsTable *table, const QueueInfo *queue, Datum name, const GroupFl
 	GroupFloor floor = {GROUP_NO_FLOOR.heads, from->blocked, epoch};
 
 	idemq_places_count(table, queue, name, from->heads, is_known ? now : DT_NOEND, places);
-	if (places->last <= now)
+	if (idemq_is_no_group(name))
+		floor.heads = now;
+	else if (places->last <= now)
 		floor.heads = Min(places->first, now);
 	return floor;
 }
@@ -116,8 +118,9 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	*floor = count_places(table, queue, name, &from, &places);
 	if (places.next != 0)
 		return HAS_HEAD;
-	is_free = places.taken < queue->group_running;
-	if (is_free && max_prepared_xacts > 0 && idemq_places_in_doubt(table, queue, name, from.heads))
+	is_free = places.taken < idemq_group_places(queue, name);
+	if (is_free && max_prepared_xacts > 0 && !idemq_is_no_group(name) &&
+		idemq_places_in_doubt(table, queue, name, from.heads))
 		return HELD;
 	/* Those that this visit has let pass are above the floor until it ends. */
 	if (!idemq_jobs_group_blocked(table, queue->id, name, Max(from.blocked, passed), job) ||
@@ -203,7 +206,20 @@ Promotion
 idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
 				  GroupFloor *floor)
 {
-	if (idemq_has_places(queue))
+	if (idemq_group_has_places(queue, name))
 		return promote_next(table, queue, key, name, floor);
 	return promote_head(table, queue, key, name, floor);
+}
+
+/*
+ * Makes a fetched job pending that is blocked, of the group without a name, for who asks for it
+ * by its id.  Needs no ownership: that group has places for all.
+ */
+void
+idemq_promote_asked(JobsTable *table, const QueueInfo *queue, const Job *job)
+{
+	TimestampTz now;
+	bool due;
+
+	(void) make_head(table, queue, job, &now, &due);
 }
