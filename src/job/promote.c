@@ -52,7 +52,6 @@
 #include "job/places.h"
 #include "job/promote.h"
 #include "job/promote_one.h"
-#include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_group.h"
 #include "table/jobs_kin.h"
@@ -60,7 +59,6 @@
 #include "shared/group_table.h"
 #include "shared/groups.h"
 #include "shared/kin.h"
-#include "base/clock.h"
 #include "base/jitter.h"
 #include "base/pace.h"
 

@@ -8,7 +8,6 @@
 #include "job/kin.h"
 #include "table/jobs.h"
 #include "queue/queue_settings.h"
-#include "shared/groups.h"
 
 extern Promotion idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 								   Datum name, GroupFloor *floor);

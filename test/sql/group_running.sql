@@ -230,4 +230,36 @@ SELECT count(idemq.enqueue('q', to_jsonb('high' || n), group_key => 'high', prio
 SELECT take(4);
 SELECT take(10), done('high1'), done('high2'), done('low1');
 SELECT take(10);
+
+SELECT count(idemq.cancel(id)) FROM idemq.jobs WHERE finished_at IS NULL;
+-- A child joins its group when its parents are done, and waits for a place.
+SELECT add('c', 1, 2);
+SELECT (idemq.enqueue('q', '"parent"')).id AS parent \gset
+SELECT outcome FROM idemq.enqueue('q', '"c3"', group_key => 'c', depends_on => ARRAY[:parent]);
+SELECT outcome FROM idemq.enqueue('q', '"c4"', group_key => 'c', depends_on => ARRAY[:parent]);
+SELECT add('c', 5, 5);
+SELECT idemq.alter_queue('q', group_running => 2);
+SELECT take(10), jobs('c');
+SELECT group_key FROM idemq.jobs WHERE payload = '"c3"';
+SELECT done('parent');
+SELECT take(10), jobs('c');
+SELECT done('c1'), take(10), jobs('c');
+SELECT * FROM idemq.check();
+SELECT done('c2'), take(10), jobs('c');
+SELECT done('c3'), take(10), done('c4'), done('c5'), jobs();
+
+-- One that waits for an event has no place, and comes back to its turn.
+SELECT add('e', 1, 4);
+SELECT take(10);
+SELECT outcome FROM idemq.await_event(id_of('e1'), (SELECT token FROM idemq.jobs WHERE id = id_of('e1')), 'paid', '1 h');
+SELECT run_at = ready_at AND run_at > now() AS waits, status FROM idemq.jobs WHERE id = id_of('e1');
+SELECT take(10), jobs('e');
+SELECT outcome FROM idemq.send_event('q', 'paid', '1');
+SELECT take(10), jobs('e');
+SELECT done('e2');
+SELECT take(10), jobs('e');
+SELECT outcome FROM idemq.await_event(id_of('e1'), (SELECT token FROM idemq.jobs WHERE id = id_of('e1')), 'paid', '1 h');
+SELECT * FROM idemq.check();
+SELECT done('e1'), done('e3');
+SELECT take(10), done('e4'), jobs();
 DROP EXTENSION idemq;
