@@ -141,14 +141,17 @@ sub rage
 	my $start = time;
 	my $n = 0;
 
-	while (time < $start + $for)
+	# Each kind of it at least once, however slow the machine.
+	while (time < $start + $for || $n < @usual || @crashes)
 	{
-		my $what = @crashes && time > $start + $for * 0.5 ? shift @crashes : $usual[ $n++ % @usual ];
-		$done{$what} += $trouble{$what}->();
+		my $crash = @crashes && (time > $start + $for * 0.5 || $n >= @usual);
+		my $what = $crash ? $crashes[0] : $usual[ $n++ % @usual ];
+		my $count = $trouble{$what}->();
+		$done{$what} += $count;
+		shift @crashes if $crash && $count;
 		sleep 0.05 + rand(0.1);
 		while (@stalled && $stalled[0][0] < time) { kill 'CONT', (shift @stalled)->[1]; }
 	}
-	foreach (@crashes) { $done{$_} += $trouble{$_}->(); }
 	return;
 }
 
@@ -229,13 +232,14 @@ foreach (split /\n/, slurp_file($log))
 	$foreign{$_}++ if /^foreign/;
 }
 is(join("\n", sort keys %foreign), '', 'nothing of another tenant was seen or answered');
-cmp_ok($met{$_}, '>', 0, "there were: $_") foreach qw(lost again probes unknown-kind);
+cmp_ok($met{$_}, '>', 0, "there were: $_") foreach qw(lost again probes);
 cmp_ok($done{$_} // 0, '>', 0, "there were: $_") foreach qw(kills terminations alters rights stalls crashes nines);
 is_sql($node, "SELECT string_agg(f, ' ') FROM unnest('{graph,events,fan,seq,debounce,kinds,trips,undo,limited,elastic,grouped}'::text[]) f
 	WHERE NOT EXISTS (SELECT FROM effects WHERE flow = f)", '', 'each flow had effects');
 is(unexpected($node, qw(IQ001 IQ002 IQ006 42501 57014 57P01 57P02 57P03 08006)), '', 'no error but refusals, and of those that were ended');
 diag 'figure: ' . join(', ', map { "$_ " . ($done{$_} // 0) } sort keys %trouble);
 diag 'figure: clients met ' . join(', ', map { "$_ $met{$_}" } sort keys %met);
+$orders .= "end\n";
 $nursery->finish;
 is($nursery->result(0) . slurp_file("$log.nursery"), '0', 'the nursery came through');
 $node->stop;

@@ -2,7 +2,7 @@
 """nursery.py DSN LOG SEED: starts clients by fork, since an interpreter takes longer to start than a job.
 
 A line "NAME PROGRAM TENANT [calm]" on its input starts one: its pid is in LOG.NAME.pid then, what
-it says in LOG.NAME, and its status in LOG.NAME.exit when it has ended.
+it says in LOG.NAME, and its status in LOG.NAME.exit when it has ended.  "end" ends the nursery.
 """
 
 import os
@@ -52,12 +52,11 @@ def reap():
 buffer = b""
 while True:
     if select.select([0], [], [], 0.01)[0]:
-        more = os.read(0, 4096)
-        if not more:
-            break
-        *lines, buffer = (buffer + more).split(b"\n")
+        *lines, buffer = (buffer + os.read(0, 4096)).split(b"\n")
         for line in lines:
             words = line.decode().split()
+            if words == ["end"]:  # a server that was started meanwhile may have the other end, too
+                sys.exit(0)
             pid = os.fork()
             if pid == 0:
                 child(*words)

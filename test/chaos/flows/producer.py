@@ -17,6 +17,8 @@ class Producer(FlowClient):
         super().__init__(*args)
         self.menu = [self.graph] * 5 + [self.brief] * 3 + [self.event] * 4 + [self.publish] * 3 + [self.sequence] * 3 \
             + [self.debounce] * 4 + [self.kinds] + [self.trip] * 3 + [self.limited] * 2 + [self.grouped] * 2
+        # Each once before any twice.
+        self.first = self.dice.sample(list(dict.fromkeys(self.menu)), len(set(self.menu)))
 
     def queue(self, name):
         return f"{self.tenant}.{name}"
@@ -29,7 +31,7 @@ class Producer(FlowClient):
             return done
         if self.ask("SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL AND ready_at < now()")[0][0] > BACKLOG:
             return done
-        flow = self.dice.choice(self.menu)
+        flow = self.first.pop() if self.first else self.dice.choice(self.menu)
         # IQ002: a parent of a queue with retention 0 is gone.
         self.do(lambda: self.transaction(flow), ("IQ002",))
         return True
@@ -240,6 +242,11 @@ class Producer(FlowClient):
     def debounce(self):
         """Requests for a key come one after the other: so its numbers say which is the last."""
         key = f"d{self.dice.randint(0, 3)}"
+        self.todo_request(key)
+        for _ in range(self.dice.randint(0, 6)):
+            self.later("request", self.dice.uniform(0, 0.6), key=key)
+
+    def todo_request(self, key):
         self.one("SELECT key FROM debounced WHERE tenant = %s AND key = %s FOR UPDATE", (self.tenant, key))
         rev = self.one("SELECT nextval('numbers')")[0]
         self.execute(
@@ -252,9 +259,9 @@ class Producer(FlowClient):
             "WHERE r.rev = %s AND j.id = r.job AND r.status = 'pending' AND NOT EXISTS (SELECT FROM claims c WHERE c.job = j.id)", (rev,))
 
     def kinds(self):
-        kind = self.dice.choice(("k0", "k1", "k2", "k3", "k4"))
-        self.want("kinds", str(self.n), kind=kind)
-        self.execute("SELECT idemq.enqueue(%s, %s, kind => %s)", (self.queue("kinds"), Jsonb({"tenant": self.tenant, "n": self.n}), kind))
+        for kind in ("k0", "k1", "k2", "k3", "k4"):
+            self.want("kinds", f"{self.n}.{kind}", kind=kind)
+            self.execute("SELECT idemq.enqueue(%s, %s, kind => %s)", (self.queue("kinds"), Jsonb({"tenant": self.tenant, "n": self.n}), kind))
 
     # ---- Sagas, limits, groups
 
@@ -268,8 +275,11 @@ class Producer(FlowClient):
 
     def limited(self):
         flow = self.dice.choice(("limited", "elastic"))
-        self.want(flow, str(self.n))
-        self.execute("SELECT idemq.enqueue(%s, %s, key => %s)", (self.queue(flow), Jsonb({"tenant": self.tenant, "n": self.n}), f"{flow} {self.n}"))
+        for i in range(self.dice.randint(1, 12)):
+            job = f"{self.n}.{i}"
+            self.want(flow, job)
+            self.execute("SELECT idemq.enqueue(%s, %s, key => %s)",
+                         (self.queue(flow), Jsonb({"tenant": self.tenant, "n": self.n, "part": job}), f"{flow} {job}"))
 
     def grouped(self):
         group = f"g{self.dice.randint(0, 4)}"

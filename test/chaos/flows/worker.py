@@ -146,15 +146,15 @@ class Worker(FlowClient):
             self.execute("SELECT idemq.release(%s, %s, delay => '50 ms')", (self.job, self.token))
             self.note("unknown-kind")
             return
-        self.simply("kinds", str(self.payload["n"]), self.kind)
+        self.simply("kinds", f"{self.payload['n']}.{self.kind}", self.kind)
 
     def do_limited(self):
         time.sleep(self.dice.uniform(0, 0.02))
-        self.simply("limited", str(self.payload["n"]))
+        self.simply("limited", self.payload["part"])
 
     def do_elastic(self):
         time.sleep(self.dice.uniform(0, 0.02))
-        self.simply("elastic", str(self.payload["n"]))
+        self.simply("elastic", self.payload["part"])
 
     def do_grouped(self):
         self.simply("grouped", str(self.payload["n"]), self.payload["group"])
