@@ -175,7 +175,7 @@ none("a sequence without its last numbers", "SELECT q.name, p.seq, (SELECT max(n
 # ---- Debounce: the newest payload, once, and not too late
 
 none("a debounced job with another payload than the newest, or not once",
-     "SELECT * FROM (SELECT r.tenant, r.key, r.job, max(r.rev) FILTER (WHERE outcome = 'accepted' OR status IN ('pending', 'failed')) AS newest, "
+     "SELECT * FROM (SELECT r.tenant, r.key, r.job, max(r.rev) FILTER (WHERE outcome = 'accepted' OR status = 'pending' AND attempt = 0) AS newest, "
      "(SELECT array_agg((e.value #>> '{}')::bigint) FROM effects e WHERE e.flow = 'debounce' AND e.job = r.job) AS did FROM requests r GROUP BY 1, 2, 3) x "
      "WHERE did IS DISTINCT FROM ARRAY[newest]")
 none("a debounced job that was put off for too long", "SELECT * FROM requests WHERE late > '0'")

@@ -253,6 +253,9 @@ class Producer(FlowClient):
             "INSERT INTO requests SELECT %s, %s, %s, r.id, r.outcome, r.status FROM idemq.enqueue(%s, %s, key => %s, delay => '100 ms', "
             "max_wait => '400 ms', key_ttl => '1 ms', on_duplicate => 'replace') r",
             (self.tenant, key, rev, self.queue("debounce"), Jsonb({"tenant": self.tenant, "rev": rev}), key))
+        # A job whose attempt counts is not replaced, though it may be pending again; of one that is
+        # replaced the row is ours, so that this is what it was.
+        self.execute("UPDATE requests r SET attempt = j.attempt FROM idemq.jobs j WHERE r.rev = %s AND j.id = r.job", (rev,))
         # Not later than that after the first request, unless it was begun, and waits for its next attempt.
         self.execute(
             "UPDATE requests r SET late = j.ready_at - j.created_at - interval '400 ms' FROM idemq.jobs j "

@@ -11,7 +11,7 @@ CREATE TABLE todo (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tenant te
 CREATE TABLE cancels (job bigint);
 CREATE TABLE sent (tenant text, name text, payload jsonb, outcome text, first_payload jsonb);
 CREATE TABLE published (tenant text, n bigint, topic text, expected text[], queue text, job bigint, outcome text);
-CREATE TABLE requests (tenant text, key text, rev bigint, job bigint, outcome text, status text, late interval);
+CREATE TABLE requests (tenant text, key text, rev bigint, job bigint, outcome text, status text, attempt int, late interval);
 CREATE TABLE debounced (tenant text, key text, PRIMARY KEY (tenant, key));
 CREATE TABLE rights (tenant text PRIMARY KEY, allowed bool NOT NULL);
 CREATE SEQUENCE numbers;
