@@ -5,6 +5,8 @@ cancel, the second half of a graph) is a row of todo, taken by whichever produce
 calm: only that is done, and it ends when there is none left.
 """
 
+import time
+
 from psycopg.types.json import Jsonb
 
 from common import FlowClient
@@ -16,7 +18,7 @@ class Producer(FlowClient):
     def __init__(self, *args):
         super().__init__(*args)
         self.menu = [self.graph] * 5 + [self.brief] * 3 + [self.event] * 4 + [self.publish] * 3 + [self.sequence] * 3 \
-            + [self.debounce] * 4 + [self.kinds] + [self.trip] * 3 + [self.limited] * 2 + [self.grouped] * 2
+            + [self.debounce] * 4 + [self.kinds] + [self.trip] * 5 + [self.limited] * 2 + [self.grouped] * 2
         # Each once before any twice.
         self.first = self.dice.sample(list(dict.fromkeys(self.menu)), len(set(self.menu)))
 
@@ -192,7 +194,7 @@ class Producer(FlowClient):
         if plan == "together":
             self.todo_send(**send)
         elif plan in ("after", "twice"):
-            self.later("send", self.dice.uniform(0, 0.5), **send)
+            self.later("send", self.dice.uniform(0, self.dice.choice((0.05, 0.5))), **send)
         elif plan == "tight":
             self.later("send", self.dice.uniform(0.2, 0.5), **send)
         if plan == "twice":
@@ -207,6 +209,8 @@ class Producer(FlowClient):
         value = None if payload is None else Jsonb(payload)
         self.execute("INSERT INTO sent SELECT %s, %s, %s, s.* FROM idemq.send_event(%s, %s, %s) s",
                      (self.tenant, name, value, self.queue("events"), name, value))
+        if self.dice.random() < 0.4:
+            time.sleep(self.dice.uniform(0, 0.03))  # so that somebody asks before this has committed
         if self.chance(0.1):
             self.later("send", self.dice.uniform(0, 0.3), name=name, payload={"again": name})
 

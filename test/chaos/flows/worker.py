@@ -120,6 +120,8 @@ class Worker(FlowClient):
             if self.chance(0.1):
                 self.execute("ROLLBACK")  # the job is ours still
                 raise Stop
+            if self.dice.random() < 0.4:
+                time.sleep(self.dice.uniform(0, 0.03))  # so that the event comes before this has committed
             self.commit()
             return
         self.execute("INSERT INTO heard VALUES (%s, %s, %s)", (self.job, outcome, Jsonb(payload)))
@@ -180,7 +182,7 @@ class Worker(FlowClient):
             if answer == "refused":
                 self.execute("SELECT idemq.refuse_step(%s, %s, %s, 'full')", (self.job, self.token, name))
                 continue
-            if answer == "late" or self.chance(0.05):
+            if answer == "late" or self.chance(0.15):
                 self.later("0")  # the answer was lost: the step stays open
             self.execute("SELECT idemq.finish_step(%s, %s, %s, %s)", (self.job, self.token, name, Jsonb(effect_key)))
             return
