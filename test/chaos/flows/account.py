@@ -239,21 +239,18 @@ def overlaps(queues, most):
 
 def rate(what, calls, limit):
     """Never more than limit + limit * t in any time t; each call was made between its two times."""
-    most = 0
     calls.sort()
     for i, (begun, _) in enumerate(calls):
         ends = sorted(end for _, end in calls[i:i + 150])
         for count, end in enumerate(ends, 1):
-            most = max(most, count)
             if count > limit + limit * ((end - begun) / timedelta(seconds=1)):
                 found("a rate was exceeded:", what, count, "from", begun, "to", end)
                 return
-    return
 
 
 def limits():
     figure("most at once by the log", {"limited": overlaps("limited", 3), "elastic": overlaps("elastic", 4)})
-    for sql, limit in (("SELECT queue, t0, t1, life FROM claims WHERE queue ~ 'limited'", 30),
+    for sql, limit in (("SELECT queue, t0, t1, life FROM claims WHERE queue ~ 'limited'", 6),
                        ("SELECT 'admit', t0, t1, life FROM admitted", 20)):
         calls = defaultdict(list)
         for what, begun, ended, life in rows(sql):
