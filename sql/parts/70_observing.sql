@@ -92,7 +92,8 @@ CREATE FUNCTION idemq.queue_metrics(count boolean DEFAULT true)
 		recovering       boolean,
 		running          int,
 		steps_open       bigint,
-		steps_unknown    bigint)
+		steps_unknown    bigint,
+		groups_limited   bigint)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_metrics';
 COMMENT ON FUNCTION idemq.queue_metrics(boolean)
 	IS 'what idemq.metrics shows; without count, gauges that would have to be counted by reading all jobs are NULL; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
@@ -110,7 +111,7 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.steps_done_total,
 		m.wait_p50, m.wait_p95, m.wait_p99, m.run_p50, m.run_p95, m.run_p99,
 		m.in_memory, m.counted_since, m.recovering, m.running, q.max_running,
-		m.steps_open, m.steps_unknown
+		m.steps_open, m.steps_unknown, m.groups_limited
 	FROM idemq.queue_metrics() m
 	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) m.queue_id
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
@@ -126,6 +127,7 @@ COMMENT ON COLUMN idemq.metrics.failed IS 'jobs whose last attempt failed, and t
 COMMENT ON COLUMN idemq.metrics.completed IS 'finished jobs that are still there';
 COMMENT ON COLUMN idemq.metrics.dead IS 'jobs whose attempts are used up, still there';
 COMMENT ON COLUMN idemq.metrics.cancelled IS 'cancelled and expired jobs that are still there';
+COMMENT ON COLUMN idemq.metrics.groups_limited IS 'groups with a job that waits since group_running of theirs are in processing, as far as shared memory knows; NULL where group_running is 1';
 COMMENT ON COLUMN idemq.metrics.max_running IS 'the queue''s limit for running; NULL: none';
 COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'of 95 jobs in 100';
 COMMENT ON COLUMN idemq.metrics.wait_p99 IS 'of 99 jobs in 100';
@@ -175,7 +177,7 @@ CREATE FUNCTION idemq.memory_usage()
 COMMENT ON FUNCTION idemq.memory_usage() IS 'what idemq.memory shows; returns a row for each of the four shared tables';
 
 CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq.memory_usage();
-COMMENT ON VIEW idemq.memory IS 'the tables in shared memory, of the whole server: leases (idemq.max_leases), those of them that are this database''s (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues), groups (FIFO groups that may need a head)';
+COMMENT ON VIEW idemq.memory IS 'the tables in shared memory, of the whole server: leases (idemq.max_leases), those of them that are this database''s (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues), groups (those of whose jobs the next may be due to be claimed)';
 COMMENT ON COLUMN idemq.memory.resource IS 'which table';
 COMMENT ON COLUMN idemq.memory.used IS 'entries in use now';
 COMMENT ON COLUMN idemq.memory.size IS 'entries that it has room for';

@@ -21,6 +21,7 @@
 #include "api/claim_row.h"
 #include "job/claim_one.h"
 #include "job/limits.h"
+#include "job/places.h"
 #include "job/promote.h"
 #include "job/ready_scan.h"
 #include "job/recover.h"
@@ -34,6 +35,46 @@
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/oids.h"
+
+/* So many jobs without a place may one scan make blocked. */
+#define MAX_PARKED 256
+
+/* Keeps the name of a job's group, whose next job this call is to promote. */
+static void
+note_group(ClaimCall *call, const Job *job)
+{
+	MemoryContext old = MemoryContextSwitchTo(MemoryContextGetParent(call->scan.row_context));
+	Datum name = job->row->tts_values[COL_GROUP_KEY];
+
+	call->groups = lappend(call->groups, PG_DETOAST_DATUM_COPY(name));
+	MemoryContextSwitchTo(old);
+}
+
+/* Has a job that is due wait for a place of its group. */
+static Step
+park(ClaimCall *call, JobsTable *table, const Job *job)
+{
+	if (call->parked >= MAX_PARKED)
+		call->scan.stopped = true;
+	else if (idemq_job_park(table, job, &call->scan.queue) == JOB_WRITTEN)
+	{
+		call->parked++;
+		note_group(call, job);
+		return STEP_PASS;
+	}
+	return STEP_STAY;
+}
+
+/*
+ * Returns whether the scan is to end here, before a priority: jobs were claimed of
+ * groups whose next ones, to be promoted now, come first.
+ */
+static bool
+ends_round(const ClaimCall *call, int priority)
+{
+	return idemq_has_places(&call->scan.queue) && call->groups != NIL &&
+		   priority > call->round_priority;
+}
 
 /* Claims a fetched job that is ready, and adds it to the answer. */
 static Step
@@ -77,6 +118,8 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 	}
 	tuplestore_putvalues(call->store, call->desc, values, nulls);
 	call->claimed++;
+	if (idemq_is_of_places(&call->scan.queue, job))
+		note_group(call, job);
 	return call->claimed < call->wanted ? STEP_PASS : STEP_STOP;
 }
 
@@ -89,12 +132,20 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 
 	if (!idemq_ready_job(scan, table, priority, key, &job))
 		return STEP_PASS;
+	if (ends_round(call, priority))
+	{
+		call->round_ended = scan->stopped = true;
+		return STEP_STAY;
+	}
+	call->round_priority = priority;
 	if (job_has_expired(&job, scan->now))
 	{
 		JobWrite write = idemq_job_expire(table, &job, &scan->queue, scan->now);
 
 		return write == JOB_WRITTEN ? STEP_PASS : STEP_STAY;
 	}
+	if (idemq_is_without_place(&scan->queue, &job))
+		return park(call, table, &job);
 	return claim_ready(call, table, &job);
 }
 
@@ -123,6 +174,67 @@ may_promote(const QueueInfo *queue)
 		   (idemq_limit_may_borrow(queue) || idemq_limit_lets(queue, &view));
 }
 
+/* Has the next jobs promoted, by others, of the groups that the last scan took jobs from. */
+static void
+promote_later(ClaimCall *call)
+{
+	ListCell *cell;
+
+	foreach(cell, call->groups)
+		idemq_promote_later(&call->scan.queue, PointerGetDatum(lfirst(cell)));
+	list_free_deep(call->groups);
+	call->groups = NIL;
+}
+
+/*
+ * Promotes the next jobs of the groups that the last scan took jobs from, in their order, and
+ * others that are marked; no more than are still wanted.  Returns how many.
+ */
+static int
+promote_round(ClaimCall *call)
+{
+	const QueueInfo *queue = &call->scan.queue;
+	int wanted = call->wanted - call->claimed;
+	int promoted = 0;
+	LimitView view;
+
+	if (!idemq_limit_may_borrow(queue) && !idemq_limit_lets(queue, &view))
+		return 0;
+	while (promoted < wanted && call->groups != NIL)
+	{
+		promoted += idemq_promote_group(queue, PointerGetDatum(linitial(call->groups)));
+		pfree(linitial(call->groups));
+		call->groups = list_delete_first(call->groups);
+	}
+	promote_later(call);
+	if (promoted < wanted && idemq_promote_wanted(queue))
+		promoted += idemq_promote_some(queue, wanted - promoted);
+	return promoted;
+}
+
+/*
+ * Claims what is ready of a queue whose groups have places, round by round: one job of
+ * each group; of one priority as long as there is any, then of the next.
+ */
+static void
+claim_rounds(ClaimCall *call)
+{
+	bool goes_on;
+
+	call->groups = NIL;
+	do
+	{
+		call->parked = 0;
+		call->round_ended = false;
+		scan_queue(call, false);
+		goes_on = call->round_ended;
+		if (call->scan.stopped && !goes_on && call->parked < MAX_PARKED)
+			break;
+		goes_on |= call->claimed < call->wanted && promote_round(call) > 0;
+	} while (goes_on && call->claimed < call->wanted);
+	promote_later(call);
+}
+
 /*
  * Claims from the queue at hand what is ready; and, if that is not enough, heads of
  * FIFO groups that are not promoted yet.  Without a worker heads come first, or jobs of
@@ -138,7 +250,13 @@ scan_and_promote(ClaimCall *call)
 
 	if (alone && may_promote(queue))
 		(void) idemq_promote_some(queue, call->wanted - call->claimed);
-	scan_queue(call, false);
+	if (idemq_has_places(queue))
+		claim_rounds(call);
+	else
+	{
+		scan_queue(call, false);
+		promote_later(call);
+	}
 	/* It has what it wants, or the queue is at a limit. */
 	if (call->scan.stopped)
 		return;

@@ -6,6 +6,7 @@
 #define IDEMQ_API_CLAIM_CALL_H
 
 #include "fmgr.h"
+#include "nodes/pg_list.h"
 #include "utils/tuplestore.h"
 
 #include "job/ready_scan.h"
@@ -24,6 +25,11 @@ typedef struct ClaimCall
 	TupleDesc desc;
 	bool with_outcome; /* the first column is an outcome; the last may be the queue's name */
 	int32 claimed;
+	/* of the last scan, where groups have places */
+	bool round_ended;	/* it stopped before a priority: see claim_rounds */
+	int round_priority; /* of the last job that it took or left */
+	int32 parked;		/* jobs that it made blocked */
+	List *groups;		/* names whose next job is to be promoted */
 } ClaimCall;
 
 extern void idemq_claim_begin(ClaimCall *call, int wanted);

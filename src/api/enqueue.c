@@ -245,7 +245,8 @@ idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
 	idemq_new_job(&columns, &queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
 	idemq_arg_required(fcinfo, ARG_OPTIONS + OPTION_PRIORITY, "priority");
-	idemq_enqueue_set_options(&columns, fcinfo->args + ARG_OPTIONS, &fcinfo->args[ARG_KIND]);
+	idemq_enqueue_set_options(&columns, &queue, fcinfo->args + ARG_OPTIONS,
+							  &fcinfo->args[ARG_KIND]);
 	if (waits)
 		idemq_new_child(&columns, &kin);
 	idemq_enqueue_add(&table, NULL, &queue, &columns, rule, wait, &answer);
@@ -318,7 +319,7 @@ read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
 
 /* Sets what the arrays say of element n. */
 static void
-fill_element(JobChange *columns, const EnqueueArrays *arrays, int n)
+fill_element(JobChange *columns, const QueueInfo *queue, const EnqueueArrays *arrays, int n)
 {
 	NullableDatum values[OPTIONS];
 
@@ -330,7 +331,7 @@ fill_element(JobChange *columns, const EnqueueArrays *arrays, int n)
 		values[i].isnull = array->values == NULL || array->nulls[n];
 		values[i].value = values[i].isnull ? (Datum) 0 : array->values[n];
 	}
-	idemq_enqueue_set_options(columns, values, &values[OPTION_KIND]);
+	idemq_enqueue_set_options(columns, queue, values, &values[OPTION_KIND]);
 }
 
 /*
@@ -376,7 +377,7 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 		MemoryContextReset(job_context);
 		idemq_check_document("payload", arrays.payloads.values[i], 0);
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
-		fill_element(&columns, &arrays, i);
+		fill_element(&columns, &queue, &arrays, i);
 		idemq_enqueue_add(&table, batch, &queue, &columns, rule, wait, &answer);
 		of_others |= is_of_others(&answer);
 		values[0] = Int32GetDatum(i + 1);

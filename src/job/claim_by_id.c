@@ -14,7 +14,9 @@
 #include "job/claim_by_id.h"
 #include "job/claim_one.h"
 #include "job/limits.h"
+#include "job/places.h"
 #include "job/promote.h"
+#include "job/promote_one.h"
 #include "job/reap.h"
 #include "job/recover.h"
 #include "job/transition.h"
@@ -120,6 +122,7 @@ unblock(JobCall *call, JobsTable *table)
 {
 	Datum name;
 	Job first;
+	bool is_first;
 
 	if (call->job.row->tts_isnull[COL_GROUP_KEY])
 	{
@@ -132,8 +135,17 @@ unblock(JobCall *call, JobsTable *table)
 	}
 	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
 	/* Another job's turn is not for our transaction to begin: it may be a long one. */
-	if (idemq_jobs_group_first(table, call->queue.id, name, &first) && first.id == call->id &&
-		!idemq_promote_group(&call->queue, name) && call->queue.slot != NULL)
+	if (idemq_is_no_group(name))
+	{
+		idemq_promote_asked(table, &call->queue, &call->job);
+		idemq_jobs_refresh(table);
+		return idemq_jobs_fetch(table, call->id, &call->job);
+	}
+	is_first = idemq_has_places(&call->queue)
+				   ? idemq_jobs_group_blocked(table, call->queue.id, name, PG_INT64_MIN, &first)
+				   : idemq_jobs_group_first(table, call->queue.id, name, &first);
+	if (is_first && first.id == call->id && !idemq_promote_group(&call->queue, name) &&
+		call->queue.slot != NULL)
 		idemq_round_await(call->queue.slot);
 	idemq_jobs_refresh(table);
 	return idemq_jobs_fetch(table, call->id, &call->job);
@@ -180,6 +192,8 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 		case TAKE_DONE:
 			if (call->event == EVENT_COMMIT_ONCE)
 				return OUTCOME_COMMITTED;
+			if (idemq_is_of_places(&call->queue, &call->job))
+				idemq_promote_later(&call->queue, call->job.row->tts_values[COL_GROUP_KEY]);
 			return call->job.attempt > 0 ? OUTCOME_CLAIMED_AGAIN : OUTCOME_CLAIMED;
 		default:
 			break;
@@ -223,6 +237,18 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 			return finished_outcome(call);
 		if (!idemq_transition_allowed(call->event, call->job.status))
 			return outcome_of_status(call->job.status, call->event);
+		if (call->job.ready_at <= idemq_now() && idemq_is_without_place(&call->queue, &call->job))
+		{
+			JobWrite write = idemq_job_park(table, &call->job, &call->queue);
+
+			if (write == JOB_LOCKED)
+				return OUTCOME_LOCKED;
+			if (write == JOB_WRITTEN)
+				idemq_jobs_refresh(table);
+			else
+				idemq_jobs_refresh_or_raise(table);
+			continue;
+		}
 		outcome = take_job(call, table, &again);
 		if (!again)
 			return outcome;

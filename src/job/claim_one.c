@@ -20,17 +20,20 @@
 #include "job/claim_one.h"
 #include "job/generation.h"
 #include "job/limits.h"
+#include "job/places.h"
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
 #include "table/jobs_write.h"
 #include "txn/pending.h"
 #include "txn/pending_counts.h"
+#include "txn/pending_groups.h"
 #include "shared/lease_table.h"
 #include "shared/leases.h"
 #include "shared/ready_cursor.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
+#include "base/clock.h"
 #include "base/settings.h"
 
 /*
@@ -118,7 +121,8 @@ row_deadline(const EventArgs *args, bool attached)
 
 /*
  * Takes a fetched job in status pending or failed by EVENT_CLAIM or
- * EVENT_COMMIT_ONCE; sets args->token.  lease: microseconds, until args->deadline.  Undone
+ * EVENT_COMMIT_ONCE; sets args->token.  Of a group with places the caller has the next job
+ * promoted, when it has claimed what it wants (idemq_promote_later).  lease: microseconds, until args->deadline.  Undone
  * by the transaction's, or savepoint's, rollback.
  */
 TakeResult
@@ -160,6 +164,10 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 		if (take == LEASE_FULL && event == EVENT_CLAIM)
 			idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 		idemq_generation_note();
+		/* Without an entry only the commit says that the group's next job may be promoted. */
+		if (take == LEASE_FULL && idemq_is_of_places(queue, job))
+			idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
+									  GROUP_KEEP_FLOOR);
 		return TAKE_DONE;
 	}
 	idemq_limit_undo_rate(queue);
@@ -172,4 +180,16 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	idemq_pending_undo_last();
 	idemq_slots_end_change();
 	return TAKE_LOCKED;
+}
+
+/*
+ * Makes a fetched job blocked that is due, and has no place of its group (job/places.c): it
+ * waits for its turn.  Never waits for its row.
+ */
+JobWrite
+idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue)
+{
+	EventArgs args = {.now = idemq_now()};
+
+	return idemq_transition(table, job, queue, EVENT_PARK, &args, JOB_SKIPS);
 }

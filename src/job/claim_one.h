@@ -18,5 +18,6 @@ typedef enum TakeResult
 
 extern TakeResult idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue,
 								  JobEvent event, EventArgs *args, int64 lease, bool attach);
+extern JobWrite idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue);
 
 #endif

@@ -51,6 +51,7 @@
 #include "utils/timestamp.h"
 
 #include "job/dead_queue.h"
+#include "job/places.h"
 #include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
@@ -187,6 +188,16 @@ idemq_dead_queue_check(const char *queue, int32 queue_id, const char *dead_queue
 						errhint("Let the last queue of the chain have no dead_queue.")));
 }
 
+/* Returns whether a job that becomes that has one added for it; of a cancelled one, attempts are undone. */
+bool
+idemq_dead_queue_wants(const QueueInfo *queue, const Job *job, JobStatus becomes)
+{
+	if (queue->dead_queue[0] == '\0')
+		return false;
+	return becomes == JOB_DEAD ||
+		   (becomes == JOB_CANCELLED && queue->dead_queue_cancelled && job->token != 0);
+}
+
 /*
  * To be called before a job of the queue becomes dead, or is cancelled.  Sets *dead to its dead
  * queue, and keeps that from being dropped; its id is 0 when there is none, or none
@@ -301,6 +312,8 @@ account_of(const Job *job, const QueueInfo *queue, TimestampTz died_at, text *er
 	values[1] = Int64GetDatum(job->id);
 	take_column(job, COL_KEY, &values[2], &nulls[2]);
 	take_column(job, COL_GROUP_KEY, &values[3], &nulls[3]);
+	if (nulls[3] == ' ' && idemq_is_no_group(values[3]))
+		nulls[3] = 'n';
 	take_column(job, COL_PAYLOAD, &values[4], &nulls[4]);
 	take_column(job, COL_HEADERS, &values[5], &nulls[5]);
 	if (documents == DOCUMENTS_NONE)

@@ -16,6 +16,7 @@ typedef enum Promotion
 	PROMOTED,			/* there is a pending job now, which is not committed yet */
 	PROMOTED_FOR_LATER, /* the same, but it is not due yet; or what it waits for was written */
 	JOINED,				/* a child has joined its group, which is to be promoted next */
+	AT_LIMIT,			/* all places of its group are taken, and there is a next job */
 	HAS_HEAD,			/* there is nothing to do until it is marked again */
 	HELD,				/* a row is held, or a head is made but not committed */
 	NOT_FOR_US,			/* it changes all the time, or our snapshot must not see it */

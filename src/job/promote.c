@@ -28,6 +28,11 @@
  * called first goes first, if both are committed when one of them is promoted; one
  * that commits later waits behind the head that there is.
  *
+ * With group_running above 1 a group has no head but places (job/places.c says how
+ * many, and why no more): its next job is promoted when there is a free one, and no other
+ * job of it waits to be claimed.  One that is not due yet is promoted without a
+ * place, so that it comes back when it is, and the next one follows at once.
+ *
  * A job whose row another transaction holds is not waited for: its group is visited
  * again a moment later.  It is not passed over either.  A job that had expired when its
  * turn came is cancelled, and the next one follows.
@@ -37,7 +42,6 @@
  */
 #include "postgres.h"
 
-#include "access/twophase.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
@@ -45,8 +49,9 @@
 #include "utils/timestamp.h"
 
 #include "job/kin.h"
+#include "job/places.h"
 #include "job/promote.h"
-#include "job/transition.h"
+#include "job/promote_one.h"
 #include "table/jobs.h"
 #include "table/jobs_group.h"
 #include "table/jobs_kin.h"
@@ -54,14 +59,11 @@
 #include "shared/group_table.h"
 #include "shared/groups.h"
 #include "shared/kin.h"
-#include "base/clock.h"
 #include "base/jitter.h"
 #include "base/pace.h"
 
 /* Groups taken in one go. */
 #define PROMOTE_BATCH 256
-/* Visits of a group whose first job changes each time. */
-#define MAX_LOOKS 10
 /* Children that a scan looks at. */
 #define MAX_CHILDREN 2000
 /* Without a slot, a session scans all groups of a queue that often. */
@@ -75,77 +77,19 @@ static struct
 } left_off;
 
 /*
- * Makes a blocked job its group's head: it is due at once, or at its run_at; sets *due.
- * From here on no head has an earlier ready_at than *now, and no job that is blocked a
- * lesser id.
- */
-static JobWrite
-make_head(JobsTable *table, const QueueInfo *queue, const Job *job, TimestampTz *now, bool *due)
-{
-	EventArgs args = {0};
-
-	args.now = args.ready_at = *now = idemq_now();
-	if (!job->row->tts_isnull[COL_RUN_AT])
-		args.ready_at = Max(args.now, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
-	*due = args.ready_at == args.now;
-	return idemq_transition(table, job, queue, EVENT_PROMOTE, &args, JOB_SKIPS);
-}
-
-/* Gives a group that this session owns a head, and sets *floor to what it is then. */
-static Promotion
-promote(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
-		GroupFloor *floor)
-{
-	for (int looks = 0; looks < MAX_LOOKS;)
-	{
-		/* Read after the snapshot, which each round renews. */
-		uint64 epoch = idemq_clock_epoch();
-		GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
-		TimestampTz now;
-		bool expired;
-		bool due = true;
-		JobWrite write;
-		Job job;
-
-		if (idemq_jobs_group_head(table, queue->id, name, from.heads, &job))
-			return HAS_HEAD;
-		if (max_prepared_xacts > 0 &&
-			idemq_jobs_group_head_in_doubt(table, queue->id, name, from.heads))
-			return HELD;
-		if (!idemq_jobs_group_blocked(table, queue->id, name, from.blocked, &job) ||
-			job.status != JOB_BLOCKED)
-			return HAS_HEAD; /* or no jobs, or one written by hand, without a ready_at */
-		now = idemq_now();
-		expired = job_has_expired(&job, now);
-		write = expired ? idemq_job_expire(table, &job, queue, now)
-						: make_head(table, queue, &job, &now, &due);
-		if (write == JOB_WRITTEN && !expired)
-		{
-			*floor = (GroupFloor){now, job.id, epoch};
-			return due ? PROMOTED : PROMOTED_FOR_LATER;
-		}
-		if (write == JOB_LOCKED)
-			return HELD;
-		if (write == JOB_CHANGED)
-			looks++;
-		if (write == JOB_CHANGED && table->crosscheck != InvalidSnapshot)
-			return NOT_FOR_US;
-		idemq_jobs_refresh(table);
-	}
-	return NOT_FOR_US;
-}
-
-/*
  * Promotes a group that this session owns, or does what its mark of a job with kin is for, and
- * gives it back unless it wrote; returns whether there is a job now that can be claimed.
- * *joined: the group that a child has joined, which may need a head; otherwise it is left alone.
+ * gives it back unless this transaction has written in it, now or before (again); returns whether
+ * there is a job now that can be claimed.  *joined: the group that a child has joined, which may
+ * need a head; otherwise it is left alone.
  */
 static bool
 promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name,
-			  Datum *joined)
+			  bool again, Datum *joined)
 {
-	static const GroupRelease release[] =
-		{[HAS_HEAD] = GROUP_DONE, [HELD] = GROUP_LATER, [NOT_FOR_US] = GROUP_AGAIN};
+	static const GroupRelease release[] = {[HAS_HEAD] = GROUP_DONE,
+										   [AT_LIMIT] = GROUP_LIMITED,
+										   [HELD] = GROUP_LATER,
+										   [NOT_FOR_US] = GROUP_AGAIN};
 	GroupFloor floor = group->floor;
 	Promotion promotion;
 	KinMark mark;
@@ -154,12 +98,12 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 	if (idemq_kin_read(&group->key, &mark, &id))
 		promotion = idemq_kin_promote(table, queue, mark, id, joined);
 	else
-		promotion = promote(table, queue, &group->key, name, &floor);
+		promotion = idemq_promote_one(table, queue, &group->key, name, &floor);
 	if (promotion == JOINED)
 		return false;
 	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER)
 		idemq_pending_groups_note_floor(group, floor);
-	else
+	else if (!again)
 		idemq_pending_groups_done(queue->slot, group, release[promotion]);
 	return promotion == PROMOTED;
 }
@@ -173,24 +117,32 @@ promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int l
 			  Datum *joined)
 {
 	GroupTaken group;
+	bool again = false;
 
 	idemq_group_key(&group.key, queue->id, bytes, length);
+	group.floor = GROUP_NO_FLOOR;
 	idemq_pending_groups_reserve(1);
 	switch (idemq_group_own(queue->slot, &group))
 	{
 		case GROUP_BUSY:
-			return false; /* its owner visits it, or will again */
+			/* Its owner visits it, or will again; unless that is this transaction. */
+			again = name != (Datum) 0 && idemq_group_has_places(queue, name) &&
+					idemq_pending_groups_owns(&group.key);
+			if (!again)
+				return false;
+			break;
 		case GROUP_FULL:
 			idemq_groups_want_scan(queue->slot, queue->id, true);
 			return false;
 		case GROUP_OWNED:
 			break;
 	}
-	idemq_pending_groups_note_owned(queue->slot, &group);
+	if (!again)
+		idemq_pending_groups_note_owned(queue->slot, &group);
 	idemq_jitter();
 	/* A snapshot that is younger than our ownership. */
 	idemq_jobs_refresh(table);
-	return promote_owned(table, queue, &group, name, joined);
+	return promote_owned(table, queue, &group, name, again, joined);
 }
 
 /* Promotes the group of a name, unless another session is on it. */
@@ -321,7 +273,7 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job.row->tts_values[COL_GROUP_KEY]));
 		if (last != (Datum) 0)
 			pfree(DatumGetPointer(last));
-		if (job.status == JOB_BLOCKED)
+		if (job.status == JOB_BLOCKED || idemq_group_has_places(queue, name))
 			promoted += promote_named(table, queue, name);
 	}
 	MemoryContextSwitchTo(old);
@@ -360,7 +312,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 			Datum joined = (Datum) 0;
 
 			CHECK_FOR_INTERRUPTS();
-			promoted += promote_owned(table, queue, &groups[i], name, &joined) ||
+			promoted += promote_owned(table, queue, &groups[i], name, false, &joined) ||
 						promote_joined(table, queue, joined);
 		}
 		taken += count;
@@ -412,7 +364,10 @@ idemq_promote_some(const QueueInfo *queue, int max)
 	return promoted;
 }
 
-/* Promotes the group of that name, if it has no head; false when it has, or that is not known. */
+/*
+ * Promotes the group of that name, if it has no head, or a place; false when that is not so,
+ * or not known.
+ */
 bool
 idemq_promote_group(const QueueInfo *queue, Datum name)
 {
@@ -423,6 +378,20 @@ idemq_promote_group(const QueueInfo *queue, Datum name)
 	promoted = promote_named(&table, queue, name);
 	idemq_jobs_close(&table);
 	return promoted;
+}
+
+/*
+ * Has the next job promoted of a group of which one is being claimed, by whoever is first: at
+ * once, since the lease entry says that it is.
+ */
+void
+idemq_promote_later(const QueueInfo *queue, Datum name)
+{
+	text *value = DatumGetTextPP(name);
+	GroupKey key;
+
+	idemq_group_key(&key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
+	idemq_group_mark(queue->slot, &key, GROUP_KEEP_FLOOR);
 }
 
 /* Looks at a job that is blocked by its parents; false when it still is, or that is not known. */

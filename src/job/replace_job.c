@@ -25,6 +25,7 @@
 #include "utils/timestamp.h"
 
 #include "job/new_job.h"
+#include "job/places.h"
 #include "job/replace_job.h"
 #include "table/jobs_write.h"
 #include "txn/pending_ready.h"
@@ -34,20 +35,23 @@
 /*
  * One that was released or redriven has a checkpoint, which is about the payload of before.
  * $11: not later than the job was to run; NULL in run_at, of a blocked one, is at once.
+ * $12: its group has places, of which it then has none (job/places.c).
  */
 static SqlStatement replace_job =
 	{.text = "UPDATE idemq.jobs SET payload = $2, checkpoint = NULL, "
 			 "ready_at = CASE WHEN status <> 'blocked' THEN least(CASE WHEN group_key IS NULL "
 			 "THEN $3 ELSE greatest($3, $9) END, CASE WHEN $11 THEN ready_at END) END, "
 			 "run_at = CASE WHEN status = 'blocked' AND (run_at IS NOT NULL OR NOT $11) "
-			 "THEN least($3, CASE WHEN $11 THEN run_at END) END, "
+			 "THEN least($3, CASE WHEN $11 THEN run_at END) "
+			 "WHEN status <> 'blocked' AND group_key IS NOT NULL AND $12 "
+			 "THEN least(greatest($3, $9), CASE WHEN $11 THEN ready_at END) END, "
 			 "priority = $4, headers = $5, "
 			 "expires_at = $6, max_attempts = $7, kind = $8, "
 			 "key_expires_at = coalesce($10, key_expires_at) "
 			 "WHERE id = $1 AND status IN ('pending', 'blocked') AND attempt = 0",
-	 .nargs = 11,
+	 .nargs = 12,
 	 .types = {INT8OID, JSONBOID, TIMESTAMPTZOID, INT2OID, JSONBOID, TIMESTAMPTZOID, INT4OID,
-			   TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID}};
+			   TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID, BOOLOID}};
 /* As above, of a job that was claimed before: its place and its attempts stay. */
 static SqlStatement replace_claimed =
 	{.text = "UPDATE idemq.jobs SET payload = $2, headers = $3, kind = $4, "
@@ -115,8 +119,8 @@ bool
 idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
 				  const JobChange *columns, bool not_later)
 {
-	Datum values[11] = {Int64GetDatum(job->id)};
-	char nulls[] = "           ";
+	Datum values[12] = {Int64GetDatum(job->id)};
+	char nulls[] = "            ";
 	SqlScope scope;
 	uint64 updated;
 
@@ -135,6 +139,7 @@ idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
 	values[8] = TimestampTzGetDatum(idemq_now());
 	fill_value(columns, COL_KEY_EXPIRES_AT, &values[9], &nulls[9]);
 	values[10] = BoolGetDatum(not_later);
+	values[11] = BoolGetDatum(idemq_is_of_places(queue, job));
 	idemq_spi_begin_on_jobs(&scope);
 	updated = idemq_spi_run(&replace_job, values, nulls, SPI_OK_UPDATE);
 	idemq_spi_end(&scope);

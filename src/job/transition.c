@@ -23,6 +23,7 @@
 #include "utils/timestamp.h"
 
 #include "job/dead_queue.h"
+#include "job/places.h"
 #include "job/transition.h"
 #include "table/attempt_history.h"
 #include "table/jobs_kin.h"
@@ -135,6 +136,7 @@ static const Transition transitions[] = {
 	[EVENT_RESCHEDULE_FAILED] = {FAILED,                   JOB_FAILED,     READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       MAY_EXPIRE,                              PRIORITY},
 	[EVENT_RESCHEDULE_BLOCKED] = {BLOCKED,                 JOB_BLOCKED,    READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       PRIORITY},
 	[EVENT_PROMOTE] =         {BLOCKED,                    JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
+	[EVENT_PARK] =            {PENDING | FAILED,           JOB_BLOCKED,    READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
 	[EVENT_JOIN_GROUP] =      {BLOCKED,                    JOB_BLOCKED,    READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       GROUP},
 	[EVENT_CHECKPOINT] =      {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       STATE},
 	[EVENT_ASK_RERUN] =       {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       ASKED},
@@ -392,16 +394,6 @@ keeps_nothing(const Job *job, const QueueInfo *queue)
 	return queue->retention == 0 && job->row->tts_isnull[COL_KEY];
 }
 
-/* Returns whether a job is to be added to the dead queue; of a cancelled one, attempts are undone. */
-static bool
-goes_on(const Transition *transition, const Job *job, const QueueInfo *queue)
-{
-	if (queue->dead_queue[0] == '\0')
-		return false;
-	return transition->to == JOB_DEAD ||
-		   (transition->to == JOB_CANCELLED && queue->dead_queue_cancelled && job->token != 0);
-}
-
 /* Has a job run again that this transaction has finished, as was asked meanwhile. */
 static void
 serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz now)
@@ -457,7 +449,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	const Transition *transition = &transitions[event];
 	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue) &&
 				   !(idemq_kin_maybe(queue->slot, job->id) && idemq_kin_is_needed(job->id));
-	bool continues = goes_on(transition, job, queue);
+	bool continues = idemq_dead_queue_wants(queue, job, transition->to);
 	EventArgs args = *given;
 	QueueInfo dead;
 	JobChange change;
@@ -475,6 +467,9 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	else
 	{
 		fill_change(&change, transition, job, &args);
+		if (transition->ready == READY_SET && idemq_is_of_places(queue, job))
+			idemq_place_follow(&change, job, queue,
+							   event == EVENT_PROMOTE && args.ready_at <= args.now, args.ready_at);
 		write = idemq_jobs_update(table, job, &change, wait);
 	}
 	if (write != JOB_WRITTEN)

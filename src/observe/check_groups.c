@@ -1,12 +1,16 @@
 /*
  * observe/check_groups.c
- *		The audit of FIFO groups: at most one head each, and none that is forgotten.
+ *		The audit of groups: at most one head each, no more places taken than group_running
+ *		says (job/places.c), and none that is forgotten.
  *
  * Heads: the session that promoted a head had seen the previous head's end, so a
  * snapshot that sees a promotion sees that end: one query under one snapshot finds
  * no race.
  *
- * A group without a head is a suspect.  Once all that its snapshot showed has reached
+ * Places: each promotion had seen the ends of the attempts whose places it counted as
+ * free, so a snapshot that sees the promotion sees these ends.
+ *
+ * A group without a head, or with a free place and nobody that waits to be claimed, is a suspect.  Once all that its snapshot showed has reached
  * shared memory (idemq_check_settled), the group is known there (shared/groups.c), or
  * has been promoted since.  If it is not known, and afterwards still has no head and
  * the same jobs, no session will promote it.  The exception is a session that scans
@@ -30,30 +34,50 @@
 #define HEADLESS_CHECKS 11
 #define HEADLESS_PAUSE 100000L
 
+/* Whether a job is its group's head, or has one of its places (job/places.c). */
+#define HAS_PLACE                                                                                       \
+	"(j.status <> 'blocked' AND (q.group_running = 1 AND j.group_key <> '' OR j.status = 'processing' " \
+	"OR j.status = 'pending' AND j.run_at IS NULL))"
+
+/* What runs, or waits to be retried, when group_running is lowered is not taken back. */
 static SqlStatement many_heads =
-	{.text = "SELECT id FROM (SELECT id, count(*) OVER (PARTITION BY queue_id, group_key) AS heads "
-			 "FROM idemq.jobs WHERE group_key IS NOT NULL AND finished_at IS NULL "
-			 "AND status <> 'blocked') h WHERE heads > 1 ORDER BY id LIMIT $1",
+	{.text = "SELECT id FROM (SELECT j.id, queue_id, q.group_running, count(*) OVER g AS places, "
+			 "min(CASE WHEN q.group_running > 1 THEN j.ready_at "
+			 "ELSE coalesce(j.claimed_at, j.created_at) END) OVER g AS since "
+			 "FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) "
+			 "WHERE j.group_key <> '' AND j.finished_at IS NULL AND " HAS_PLACE
+			 " WINDOW g AS (PARTITION BY queue_id, j.group_key)) p "
+			 "WHERE places > group_running AND NOT EXISTS (SELECT FROM idemq.audit a "
+			 "WHERE a.queue_id = p.queue_id AND a.action = 'alter_queue' "
+			 "AND a.at > p.since - interval '1 min' "
+			 "AND (a.details #>> '{group_running,from}')::int "
+			 "> (a.details #>> '{group_running,to}')::int) ORDER BY id LIMIT $1",
 	 .nargs = 1,
 	 .types = {INT8OID}};
 
 #define SUSPECT_COLUMNS                                                                            \
-	"queue_id, group_key, min(id) AS first_id, count(*) AS jobs, max(id) AS last_id "              \
-	"FROM idemq.jobs WHERE group_key IS NOT NULL AND finished_at IS NULL "
+	"queue_id, j.group_key, min(j.id) FILTER (WHERE j.status = 'blocked') AS first_id, "           \
+	"count(*) AS jobs, max(j.id) AS last_id, max(j.token) AS token "                               \
+	"FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) "                                      \
+	"WHERE j.group_key IS NOT NULL AND j.finished_at IS NULL "
 
-static SqlStatement headless =
-	{.text = "SELECT " SUSPECT_COLUMNS
-			 "GROUP BY 1, 2 HAVING pg_catalog.bool_and(status = 'blocked') LIMIT $1",
-	 .nargs = 1,
-	 .types = {INT8OID}};
+/* A job is blocked, none waits to be claimed, and fewer are in processing than may be. */
+#define SUSPECT_GROUPS                                                                             \
+	"GROUP BY 1, 2, q.group_running HAVING bool_or(j.status = 'blocked') "                         \
+	"AND (j.group_key = '' OR count(*) FILTER (WHERE " HAS_PLACE ") < q.group_running) "           \
+	"AND NOT bool_or(" HAS_PLACE " AND j.status <> 'processing') "
 
-static SqlStatement headless_group =
-	{.text = "SELECT " SUSPECT_COLUMNS "AND queue_id = $1 AND group_key = $2 "
-			 "GROUP BY 1, 2 HAVING pg_catalog.bool_and(status = 'blocked')",
-	 .nargs = 2,
-	 .types = {INT4OID, TEXTOID}};
+static SqlStatement headless = {.text = "SELECT " SUSPECT_COLUMNS SUSPECT_GROUPS "LIMIT $1",
+								.nargs = 1,
+								.types = {INT8OID}};
 
-/* A group in which every job is blocked. */
+static SqlStatement headless_group = {.text =
+										  "SELECT " SUSPECT_COLUMNS
+										  "AND queue_id = $1 AND j.group_key = $2 " SUSPECT_GROUPS,
+									  .nargs = 2,
+									  .types = {INT4OID, TEXTOID}};
+
+/* A group in which no job can be claimed, and one could be. */
 typedef struct Suspect
 {
 	int32 queue_id;
@@ -61,6 +85,7 @@ typedef struct Suspect
 	int64 first_id;
 	int64 last_id;
 	int64 jobs;
+	int64 token; /* the greatest: of the last claim */
 } Suspect;
 
 static void
@@ -78,7 +103,8 @@ check_heads(CheckCall *call)
 		idemq_id_list_add(&jobs, DatumGetInt64(idemq_spi_value(i, 1, &isnull)));
 	idemq_spi_end(&scope);
 	idemq_check_report_jobs(call, CHECK_ERROR, "groups.head", &jobs,
-							"not blocked, as another job of its group: cancel all but the first");
+							"not blocked, as more jobs of its group than group_running allows: "
+							"cancel all but the first");
 }
 
 /* Reads one row of SUSPECT_COLUMNS into the current memory context. */
@@ -92,6 +118,7 @@ read_suspect(uint64 row, Suspect *suspect)
 	suspect->first_id = DatumGetInt64(idemq_spi_value(row, 3, &isnull));
 	suspect->jobs = DatumGetInt64(idemq_spi_value(row, 4, &isnull));
 	suspect->last_id = DatumGetInt64(idemq_spi_value(row, 5, &isnull));
+	suspect->token = DatumGetInt64(idemq_spi_value(row, 6, &isnull));
 }
 
 /* Reads the suspects to an array that is palloc'ed; returns how many. */
@@ -117,7 +144,7 @@ find_suspects(Suspect **suspects)
 	return rows;
 }
 
-/* Returns whether a group is as it was: without a head, and with the same jobs. */
+/* Returns whether a group is as it was: without a head, with the same jobs, none claimed since. */
 static bool
 is_unchanged(const Suspect *suspect)
 {
@@ -132,7 +159,7 @@ is_unchanged(const Suspect *suspect)
 		read_suspect(0, &now);
 	idemq_spi_end(&scope);
 	return rows > 0 && now.first_id == suspect->first_id && now.last_id == suspect->last_id &&
-		   now.jobs == suspect->jobs;
+		   now.jobs == suspect->jobs && now.token == suspect->token;
 }
 
 /* Returns whether a group is known in shared memory, and so will get its head. */

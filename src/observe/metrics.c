@@ -57,6 +57,7 @@ enum
 	METRIC_RUNNING,
 	METRIC_STEPS_OPEN,
 	METRIC_STEPS_UNKNOWN,
+	METRIC_GROUPS_LIMITED,
 	METRIC_COLUMNS
 };
 
@@ -245,6 +246,12 @@ fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool 
 		nulls[METRIC_RECOVERING] = false;
 		values[METRIC_RUNNING] = Int32GetDatum(idemq_running_count(queue->slot));
 		nulls[METRIC_RUNNING] = false;
+		if (queue->group_running > 1)
+		{
+			values[METRIC_GROUPS_LIMITED] =
+				Int64GetDatum(idemq_groups_limited(MyDatabaseId, queue->id));
+			nulls[METRIC_GROUPS_LIMITED] = false;
+		}
 	}
 }
 

@@ -14,6 +14,7 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "observe/why_group.h"
 #include "observe/why_handler.h"
 #include "observe/why_parents.h"
 #include "observe/why_wait.h"
@@ -22,7 +23,6 @@
 #include "job/transition.h"
 #include "table/jobs_steps.h"
 #include "table/jobs.h"
-#include "table/jobs_group.h"
 #include "table/jobs_hold.h"
 #include "table/jobs_ready.h"
 #include "queue/following.h"
@@ -359,34 +359,20 @@ say_processing(WhyCall *call)
 		appendStringInfoString(&call->answer, " (attached: or until that session ends)");
 }
 
-/* Says what a job that is blocked waits for: a parent, or the head of its group. */
+/* Says what a job that is blocked waits for: a parent, or its turn in its group. */
 static void
 say_blocked(WhyCall *call)
 {
-	Datum name;
-	Job head;
-
 	if (call->job.row->tts_isnull[COL_GROUP_KEY])
 	{
 		idemq_why_alone(&call->answer, call->job.id);
 		return;
 	}
-	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
-	if (!idemq_jobs_group_first(&call->table, call->queue.id, name, &head))
-		return; /* not without itself */
-	if (head.status != JOB_BLOCKED)
-		appendStringInfo(&call->answer,
-						 "waits in its group behind job %lld, which is %s: see idemq.why(%lld)",
-						 (long long) head.id, idemq_status_name(head.status), (long long) head.id);
-	else if (head.id != call->job.id)
-		appendStringInfo(&call->answer, "waits in its group behind job %lld, which is next",
-						 (long long) head.id);
-	else if (say_held(call))
+	if (!idemq_why_group(&call->answer, &call->table, &call->queue, &call->job) || say_held(call))
 		return;
-	else
-		appendStringInfoString(&call->answer,
-							   "is next in its group: the background worker, or the next claim, "
-							   "makes it pending");
+	appendStringInfoString(&call->answer,
+						   "is next in its group: the background worker, or the next claim, "
+						   "makes it pending");
 }
 
 /* Says of an unfinished job that others work on it; false when this database follows none. */

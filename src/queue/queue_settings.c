@@ -66,6 +66,7 @@ static const QueueSetting settings[] = {
 	{"max_lease", SETTING_INTERVAL, FIELD(int64, max_lease), 1, 0},
 	{"job_timeout", SETTING_TIMEOUT, FIELD(int64, job_timeout), 1, 0},
 	{"dead_queue_cancelled", SETTING_BOOL, FIELD(bool, dead_queue_cancelled), 0, 0},
+	{"group_running", SETTING_INT, FIELD(int32, group_running), 1, PG_INT32_MAX},
 };
 
 /* With the name, which is argument 0 of the functions and parameter 1 of the statements. */

@@ -32,6 +32,7 @@ typedef struct QueueInfo
 	int64 dead_retention;
 	int64 max_lease;		   /* no claim or heartbeat may ask for a longer one */
 	int64 job_timeout;		   /* an attempt may run so long; 0: no limit */
+	int32 group_running;	   /* jobs of one group in processing at once */
 	bool dead_queue_cancelled; /* cancelled jobs that were begun go to dead_queue, too */
 	bool paused;			   /* see idemq_queue_is_paused */
 	TimestampTz paused_until;  /* DT_NOEND: until somebody resumes it */

@@ -24,7 +24,7 @@
 #include "base/settings.h"
 
 /* Groups in the table, of all queues. */
-#define MAX_GROUPS 8192
+#define MAX_GROUPS 16384
 
 typedef struct GroupsShared
 {
@@ -32,6 +32,7 @@ typedef struct GroupsShared
 	int tranche;
 	int count;								  /* groups in the hash */
 	int nidle;								  /* of these, idle */
+	pg_atomic_uint32 nlimited;				  /* of these, limited; read without the lock */
 	dlist_head idle;						  /* the one that is idle for the longest time first */
 	pg_atomic_uint64 refused;				  /* marks that found no room; no lock */
 	GroupQueue queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
@@ -68,6 +69,7 @@ idemq_groups_shmem_init(void *area, bool found)
 		LWLockInitialize(&shared->lock, shared->tranche);
 		dlist_init(&shared->idle);
 		pg_atomic_init_u64(&shared->refused, 0);
+		pg_atomic_init_u32(&shared->nlimited, 0);
 		for (int i = 0; i < idemq_max_queues; i++)
 		{
 			GroupQueue *queue = &shared->queues[i];
@@ -154,10 +156,22 @@ idemq_group_find(const GroupKey *key)
 	return hash_search(group_hash, key, HASH_FIND, NULL);
 }
 
+/* Notes whether all places of a group are taken, and a job waits for one.  Lock held. */
+void
+idemq_group_set_limited(GroupEntry *group, bool limited)
+{
+	if (limited && !group->limited)
+		pg_atomic_fetch_add_u32(&shared->nlimited, 1);
+	else if (!limited && group->limited)
+		pg_atomic_fetch_sub_u32(&shared->nlimited, 1);
+	group->limited = limited;
+}
+
 /* Removes an entry that is in no list.  Lock held. */
 void
 idemq_group_remove(GroupEntry *group)
 {
+	idemq_group_set_limited(group, false);
 	if (hash_search(group_hash, &group->key, HASH_REMOVE, NULL) != NULL)
 		shared->count--;
 }
@@ -194,6 +208,7 @@ idemq_group_enter(const GroupKey *key)
 	shared->count++;
 	group->owner = NOBODY;
 	group->again = false;
+	group->limited = false;
 	group->list = LIST_NONE;
 	group->floor = GROUP_NO_FLOOR;
 	group->lowered = GROUP_KEEP_FLOOR;
@@ -412,6 +427,55 @@ idemq_groups_unset_database(Oid database)
 			pg_atomic_write_u64(&shared->queues[i].scan_at, 0);
 	}
 	LWLockRelease(&shared->lock);
+}
+
+/* Has all groups of a queue checked, without floors: its group_running has changed. */
+void
+idemq_groups_drop_floors(const QueueSlot *slot, int32 queue_id)
+{
+	HASH_SEQ_STATUS seq;
+	GroupQueue *queue;
+	GroupEntry *group;
+
+	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
+	clear_idle(MyDatabaseId, queue_id);
+	hash_seq_init(&seq, group_hash);
+	while ((group = hash_seq_search(&seq)) != NULL)
+	{
+		if (!is_of(group, MyDatabaseId, queue_id))
+			continue;
+		group->floor = GROUP_NO_FLOOR;
+		group->lowered = GROUP_DROP_FLOOR;
+	}
+	queue = idemq_group_queue(slot, MyDatabaseId, queue_id);
+	if (queue != NULL)
+		idemq_group_queue_scan(queue, false);
+	LWLockRelease(&shared->lock);
+	idemq_worker_need_by(0);
+}
+
+/*
+ * Returns of how many groups of a queue all places are taken, and a job waits for one, as
+ * far as memory knows.
+ */
+int64
+idemq_groups_limited(Oid database, int32 queue_id)
+{
+	HASH_SEQ_STATUS seq;
+	GroupEntry *group;
+	int64 count = 0;
+
+	if (pg_atomic_read_u32(&shared->nlimited) == 0)
+		return 0;
+	LWLockAcquire(&shared->lock, LW_SHARED);
+	hash_seq_init(&seq, group_hash);
+	while ((group = hash_seq_search(&seq)) != NULL)
+	{
+		if (group->limited && is_of(group, database, queue_id))
+			count++;
+	}
+	LWLockRelease(&shared->lock);
+	return count;
 }
 
 /* Returns how many groups are marked or owned, of how many, and the marks without room. */

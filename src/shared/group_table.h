@@ -58,8 +58,9 @@ typedef enum GroupList
 typedef struct GroupEntry
 {
 	GroupKey key;
-	int32 owner; /* proc number, NOBODY or PREPARED */
-	bool again;	 /* marked since it has an owner */
+	int32 owner;  /* proc number, NOBODY or PREPARED */
+	bool again;	  /* marked since it has an owner */
+	bool limited; /* when it was last checked, all its places were taken, and a job waited */
 	GroupList list;
 	GroupFloor floor;
 	int64 lowered;	 /* since it has an owner: to an id, GROUP_KEEP_FLOOR or GROUP_DROP_FLOOR */
@@ -105,6 +106,9 @@ extern void idemq_groups_reset(int index, Oid database, int32 queue_id);
 extern void idemq_groups_forget(int index);
 extern void idemq_groups_unset_database(Oid database);
 extern int idemq_groups_copy(Oid database, GroupEntry *copies, int max);
+extern void idemq_group_set_limited(GroupEntry *group, bool limited);
+extern void idemq_groups_drop_floors(const QueueSlot *slot, int32 queue_id);
+extern int64 idemq_groups_limited(Oid database, int32 queue_id);
 extern void idemq_groups_usage(int *used, int *size, int64 *refused);
 
 #endif

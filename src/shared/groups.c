@@ -62,6 +62,10 @@
  * no slot when it enters a window enters its database's: the queue may get a slot, and
  * its groups floors, before it is visible.
  *
+ * A group with places (job/places.c) needs its next job promoted as soon as the one before
+ * it is being claimed.  Such a claim marks the group at once, before it is visible: that
+ * mark lowers no floor, and the lease entry tells the check what the snapshot does not show.
+ *
  * The rows are the truth.  After a start, and whenever a mark may be lost (no room,
  * a prepared transaction), the queue is to be scanned: all its groups are checked.
  * The name of a group is kept here only up to GROUP_NAME bytes; of a longer one only
@@ -151,6 +155,7 @@ static void
 become_owner(GroupQueue *queue, GroupEntry *group, GroupFloor *floor)
 {
 	idemq_group_unlist(queue, group);
+	idemq_group_set_limited(group, false);
 	group->owner = IDEMQ_MY_PROC_NUMBER;
 	group->lowered = GROUP_KEEP_FLOOR;
 	*floor = group->floor;
@@ -293,7 +298,7 @@ put_back(GroupQueue *queue, GroupEntry *group, bool wanted, bool again)
 	group->owner = NOBODY;
 	if (wanted && queue != NULL && !is_long)
 		idemq_group_enlist(queue, group, again ? LIST_WAITING : LIST_DELAYED);
-	else if (queue != NULL && group->floor.blocked != PG_INT64_MIN)
+	else if (queue != NULL && (group->limited || group->floor.blocked != PG_INT64_MIN))
 		idemq_group_enlist(queue, group, LIST_IDLE);
 	else
 		idemq_group_remove(group);
@@ -325,6 +330,7 @@ idemq_group_release(QueueSlot *slot, const GroupTaken *taken, GroupRelease how)
 		wanted = how != GROUP_PREPARED && (again || how == GROUP_LATER);
 		group->again = false;
 		group->floor = lower(taken->floor, group->lowered);
+		idemq_group_set_limited(group, how == GROUP_LIMITED);
 		if (how == GROUP_PREPARED)
 			group->owner = PREPARED;
 		else

@@ -24,6 +24,7 @@ typedef enum GroupOwn
 typedef enum GroupRelease
 {
 	GROUP_DONE,	   /* it has a head, or no job: nothing to do until it is marked again */
+	GROUP_LIMITED, /* the same, since all its places are taken, and it has a job for the next */
 	GROUP_AGAIN,   /* to be checked again, at once */
 	GROUP_LATER,   /* the same, when the holder of its next job may have let it go */
 	GROUP_PREPARED /* its transaction is prepared: its state is unknown until that ends */

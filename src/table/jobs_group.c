@@ -5,7 +5,8 @@
  * The index is (queue_id, group_key, ready_at, id) of unfinished jobs: a group's head
  * has a ready_at and stands first; those that are blocked have none and follow, in
  * the order of their ids.  So the first row that a snapshot sees says whether the
- * group has a head, or else which job is next, however many are blocked.
+ * group has a head, or else which job is next, however many are blocked.  Of a group
+ * that may have several jobs in processing (job/places.c) those with a ready_at are scanned.
  */
 #include "postgres.h"
 
@@ -116,6 +117,74 @@ idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *
 		ScanKeyEntryInitialize(&keys[1], 0, GROUP_KEY, BTGreaterStrategyNumber, InvalidOid,
 							   C_COLLATION_OID, F_TEXT_GT, *name);
 	return fetch(table, keys, name == NULL ? 1 : 2, job);
+}
+
+/* Begins a scan of the jobs of a group that have a ready_at, from one to another. */
+void
+idemq_jobs_group_scan_begin(JobsTable *table, int32 queue_id, Datum name, TimestampTz from,
+							TimestampTz until)
+{
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	ScanKeyData keys[4];
+
+	head_keys(keys, queue_id, name, from);
+	ScanKeyInit(&keys[3], GROUP_READY_AT, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
+				TimestampTzGetDatum(until));
+	table->index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
+	table->scan = compat_index_beginscan(table->rel, table->index, table->snapshot, lengthof(keys));
+	index_rescan(table->scan, keys, lengthof(keys), NULL, 0);
+	MemoryContextSwitchTo(old);
+}
+
+/* Fetches the next job of the scan, by ready_at; false at its end: call idemq_jobs_scan_end. */
+bool
+idemq_jobs_group_scan_next(JobsTable *table, Job *job)
+{
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	bool found = index_getnext_slot(table->scan, ForwardScanDirection, table->row);
+
+	MemoryContextSwitchTo(old);
+	if (found)
+		idemq_jobs_decode(table->row, job);
+	return found;
+}
+
+/*
+ * Finds a version that is not committed, of a job of a group that has a ready_at by it;
+ * true for the one with the least id above *id, which it sets.  That ready_at is from
+ * from on.
+ */
+bool
+idemq_jobs_group_uncommitted(JobsTable *table, int32 queue_id, Datum name, TimestampTz from,
+							 int64 *id)
+{
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
+	TupleTableSlot *row = table_slot_create(table->rel, NULL);
+	SnapshotData dirty;
+	ScanKeyData keys[3];
+	IndexScanDesc scan;
+	int64 least = PG_INT64_MAX;
+	Job job;
+
+	InitDirtySnapshot(dirty);
+	head_keys(keys, queue_id, name, from);
+	scan = compat_index_beginscan(table->rel, index, &dirty, lengthof(keys));
+	index_rescan(scan, keys, lengthof(keys), NULL, 0);
+	while (index_getnext_slot(scan, ForwardScanDirection, row))
+	{
+		idemq_jobs_decode(row, &job);
+		if (TransactionIdIsValid(dirty.xmin) && job.id > *id)
+			least = Min(least, job.id);
+	}
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(row);
+	index_close(index, NoLock);
+	MemoryContextSwitchTo(old);
+	if (least == PG_INT64_MAX)
+		return false;
+	*id = least;
+	return true;
 }
 
 /*

@@ -14,6 +14,11 @@ extern bool idemq_jobs_group_blocked(JobsTable *table, int32 queue_id, Datum nam
 									 Job *job);
 extern bool idemq_jobs_group_head_in_doubt(JobsTable *table, int32 queue_id, Datum name,
 										   TimestampTz from);
+extern bool idemq_jobs_group_uncommitted(JobsTable *table, int32 queue_id, Datum name,
+										 TimestampTz from, int64 *id);
+extern void idemq_jobs_group_scan_begin(JobsTable *table, int32 queue_id, Datum name,
+										TimestampTz from, TimestampTz until);
+extern bool idemq_jobs_group_scan_next(JobsTable *table, Job *job);
 extern bool idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *job);
 
 #endif

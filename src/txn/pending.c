@@ -221,6 +221,13 @@ idemq_pending_note_settings(int32 queue_id)
 		(void) note(ACTION_SETTINGS, NULL, queue_id);
 }
 
+/* Notes that group_running of a queue changes. */
+void
+idemq_pending_note_group_running(int32 queue_id)
+{
+	(void) note(ACTION_GROUPS, NULL, queue_id);
+}
+
 /* Notes that idemq.followers was written; before this session reads it again. */
 void
 idemq_pending_note_switch(void)

@@ -22,6 +22,7 @@
 #include "txn/pending_action.h"
 #include "queue/queue_cache.h"
 #include "queue/slot_life.h"
+#include "shared/group_table.h"
 #include "shared/handler_board.h"
 #include "shared/kin.h"
 #include "shared/lease_table.h"
@@ -105,6 +106,21 @@ forget_database(void)
 	idemq_worker_recheck(MyDatabaseId);
 }
 
+/* How many jobs of a group of that queue may run has changed. */
+static void
+follow_group_running(int32 queue_id)
+{
+	idemq_groups_drop_floors(idemq_slot_find(MyDatabaseId, queue_id), queue_id);
+}
+
+/* The lease of a claim starts. */
+static void
+start_lease(const PendingAction *action, LeaseName lease)
+{
+	idemq_slot_note_deadline(action->slot, action->queue_id,
+							 idemq_lease_activate(lease.job_id, lease.token));
+}
+
 /* A job has its result, or its attempt has ended: tells its children, and who waits for it. */
 static void
 tell_of_end(const PendingAction *action, int64 job_id)
@@ -135,14 +151,10 @@ switched(void)
 void
 idemq_action_apply(const PendingAction *action)
 {
-	LeaseName lease;
-
 	switch (action->kind)
 	{
 		case ACTION_CLAIM:
-			lease = action->u.claim.lease;
-			idemq_slot_note_deadline(action->slot, action->queue_id,
-									 idemq_lease_activate(lease.job_id, lease.token));
+			start_lease(action, action->u.claim.lease);
 			break;
 		case ACTION_CLAIM_ROWONLY:
 		case ACTION_RECOVER:
@@ -175,6 +187,9 @@ idemq_action_apply(const PendingAction *action)
 			break;
 		case ACTION_SETTINGS:
 			follow_settings(action->queue_id);
+			break;
+		case ACTION_GROUPS:
+			follow_group_running(action->queue_id);
 			break;
 		case ACTION_SWITCH:
 			switched();
@@ -268,6 +283,7 @@ idemq_action_undo(const PendingAction *action, const PriorLease *prior)
 			break;
 		case ACTION_RECOVER:
 		case ACTION_DROP_QUEUE:
+		case ACTION_GROUPS:
 		case ACTION_EVENT:
 		case ACTION_FINISHED:
 		case ACTION_GONE:

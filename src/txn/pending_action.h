@@ -22,6 +22,7 @@ typedef enum ActionKind
 	ACTION_FINISHED,  /* commit: a job that was in no attempt has its result */
 	ACTION_GONE,	  /* commit: some jobs are gone that were not finished */
 	ACTION_SETTINGS,  /* commit: a queue, 0 for all, is read again by all; abort: by this session */
+	ACTION_GROUPS,	  /* commit: all groups of a queue are checked anew */
 	ACTION_SWITCH,	  /* at the end: sessions look whether their database follows another */
 	ACTION_SCHEDULES, /* commit: the worker lists the schedules again */
 	ACTION_RESUME,	  /* commit: a queue hands out jobs again */

@@ -290,6 +290,18 @@ find_owned(const GroupKey *key)
 	return i;
 }
 
+/*
+ * Returns whether this transaction owns a group since this subtransaction: one that an outer
+ * one took is not given back, nor its floor, when this one is rolled back.
+ */
+bool
+idemq_pending_groups_owns(const GroupKey *key)
+{
+	int i = find_owned(key);
+
+	return i >= 0 && owned[i].subid == GetCurrentSubTransactionId();
+}
+
 /* Notes the floor that an owned group has once this transaction has committed. */
 void
 idemq_pending_groups_note_floor(const GroupTaken *group, GroupFloor floor)

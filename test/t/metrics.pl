@@ -226,7 +226,7 @@ sql($full, "SELECT idemq.create_queue('r'); SELECT count(*) FROM idemq.enqueue_m
 is_sql($full, 'SELECT queue, pending, processing, claimed_total, row_only_total, in_memory, counted_since IS NOT NULL,
 	wait_p50 IS NOT NULL, oldest_ready IS NOT NULL FROM idemq.metrics ORDER BY queue',
 	"q|1|4|4|3|t|t|t|t\nr|1|1|||f|f|f|t", 'a queue without a slot has gauges, and no counters');
-is_sql($full, 'SELECT resource, used, size, refused > 0 FROM idemq.memory ORDER BY 1', "buckets|0|4096|f\ngroups|0|8192|f\nleases|2|2|t\nleases of this database|2|2|t\nqueues|1|1|t", 'idemq.memory says so');
+is_sql($full, 'SELECT resource, used, size, refused > 0 FROM idemq.memory ORDER BY 1', "buckets|0|4096|f\ngroups|0|16384|f\nleases|2|2|t\nleases of this database|2|2|t\nqueues|1|1|t", 'idemq.memory says so');
 is_sql($full, 'SELECT idemq.recount()', 7, 'recount');
 is_sql($full, $drift, '', 'exact');
 $full->stop;

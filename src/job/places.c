@@ -1,0 +1,130 @@
+/*
+ * job/places.c
+ *		The places of a group: with group_running above 1 so many of its jobs may be in
+ *		processing at once.
+ *
+ * A job has a place from its promotion on (job/promote.c), while it is pending and in
+ * processing, until what ends its attempt has committed: finished, failed, released or
+ * reaped.  Rows alone say who has one:
+ *
+ *		processing						has a place
+ *		pending, without a run_at		has a place: it was promoted, and may be claimed
+ *		pending with a run_at, failed	has none: it waits for its time
+ *		blocked, finished				has none
+ *
+ * Nothing but a promotion gives a job a place: what sets a ready_at otherwise sets run_at
+ * as well (job/transition.c).  A claim that meets such a job, when it is due, does not take
+ * it: it makes it blocked (EVENT_PARK), and it waits for its turn as the others do, in
+ * front of those that were enqueued later.
+ *
+ * Never more than group_running.  A promotion counts the places, as the group's owner,
+ * by a snapshot that is younger than its ownership, so all places that earlier owners
+ * gave are in it; those that it shows and that are given back by now are counted too many.
+ * It gives one more only if there are fewer than group_running.  A rollback of the
+ * promotion, or a crash, takes it back with the row; one of the claim leaves the job
+ * its place; one of the attempt's end leaves it too.
+ *
+ * Turns.  A group has at most one job that waits to be claimed, whatever its
+ * group_running, and its place in the ready index is the time of its promotion.  So the index
+ * is the line in which groups stand, in each priority.  Call g and h two groups with a job
+ * that waits during all of an interval, and let h be claimed twice in it by one session.
+ * The second of these jobs was promoted after the first one was claimed, hence at a later
+ * time than that of the job of g which waited then: if g was not claimed in between, that
+ * job came before it in the index, and the session would have taken it.  So between two
+ * claims of h lies one of g, and their counts differ by one at most.  A session that claims
+ * beside others may go by a snapshot that is older by one claim of each of these: the counts
+ * differ by their number at most.  (Two times are the same only if a promotion
+ * becomes visible, and the next claim is made, within one microsecond.)
+ *
+ * The next job is promoted once the one before it is claimed, not when that claim commits: a
+ * worker may claim, work and commit in one transaction.  A pending job that has a
+ * lease entry is being claimed, and counts as taken.  The call that claims promotes the next one
+ * itself, or marks the group, before it returns; a claim without an entry, with a full lease
+ * table, marks it by its commit.  If the claim is rolled back the group may have two jobs that wait, and one turn
+ * more in that round; never one place more.
+ *
+ * A job that is enqueued without a group, in a queue whose groups have places, is of the group
+ * without a name, which no user can give: '' in the row, NULL for who claims it.  It takes
+ * turns as the others do, and has any number of places, also when group_running is 1 by now.  Since these need no count,
+ * its floor is the time of its last promotion: what waits below that, after a claim that was
+ * rolled back, is one turn more.  claim_job and the like promote the job that they ask for,
+ * without being the group's owner.
+ *
+ * Where to look: jobs with a place have a ready_at that was the time of their promotion.
+ * A floor of the clock's epoch (shared/groups.c) says more than of a head: none of the
+ * group's jobs with a place has a ready_at that is below it, and none one that is yet
+ * to come.  So those that wait for their time are not read: there may be many.
+ */
+#include "postgres.h"
+
+#include "utils/timestamp.h"
+
+#include "job/places.h"
+#include "table/jobs.h"
+#include "table/jobs_group.h"
+#include "txn/pending_groups.h"
+#include "shared/leases.h"
+
+/*
+ * Adds to a change that sets ready_at, of a job of a group that has places, whether the job
+ * takes one.  Without it waits for that time by its run_at, and the group is checked
+ * when this has committed: the place that it had, if any, is free.
+ */
+void
+idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue, bool takes,
+				   TimestampTz ready_at)
+{
+	if (takes)
+	{
+		job_set_null(change, COL_RUN_AT);
+		return;
+	}
+	job_set(change, COL_RUN_AT, TimestampTzGetDatum(ready_at));
+	idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
+							  GROUP_KEEP_FLOOR);
+}
+
+/*
+ * Counts the places of a group by the table's snapshot, among the jobs whose ready_at is from
+ * from to until; stops when it is known that no job may be promoted.
+ */
+void
+idemq_places_count(JobsTable *table, const QueueInfo *queue, Datum name, TimestampTz from,
+				   TimestampTz until, GroupPlaces *places)
+{
+	int limit = idemq_group_places(queue, name);
+	Job job;
+
+	*places = (GroupPlaces){0, 0, DT_NOEND, DT_NOBEGIN};
+	idemq_jobs_group_scan_begin(table, queue->id, name, from, until);
+	while (places->next == 0 && places->taken < limit && idemq_jobs_group_scan_next(table, &job))
+	{
+		if (job.status != JOB_PROCESSING && idemq_waits_for_place(&job))
+			continue;
+		places->first = Min(places->first, job.ready_at);
+		places->last = Max(places->last, job.ready_at);
+		if (job.status == JOB_PROCESSING || idemq_lease_busy(job.id))
+			places->taken++;
+		else
+			places->next = job.id;
+	}
+	idemq_jobs_scan_end(table);
+}
+
+/*
+ * Returns whether a job of a group has been given a place that the table's snapshot does not
+ * show: by another open transaction, a prepared one most likely.
+ */
+bool
+idemq_places_in_doubt(JobsTable *table, const QueueInfo *queue, Datum name, TimestampTz from)
+{
+	int64 id = PG_INT64_MIN;
+	Job job;
+
+	while (idemq_jobs_group_uncommitted(table, queue->id, name, from, &id))
+	{
+		if (!idemq_jobs_fetch(table, id, &job) || job.status == JOB_BLOCKED)
+			return true;
+	}
+	return false;
+}

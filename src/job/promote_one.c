@@ -1,0 +1,225 @@
+/*
+ * job/promote_one.c
+ *		One group that this session owns: its head, or its next job with a place.
+ *
+ * Why there is one head at most, and no group forgotten: job/promote.c.  Why there are no more
+ * places than group_running: job/places.c.
+ */
+#include "postgres.h"
+
+#include "access/twophase.h"
+#include "utils/timestamp.h"
+
+#include "job/places.h"
+#include "job/promote_one.h"
+#include "job/transition.h"
+#include "table/jobs_group.h"
+#include "txn/pending_groups.h"
+#include "base/clock.h"
+
+/* Visits of a group whose first job changes each time. */
+#define MAX_LOOKS 10
+/* Jobs that are not due and make way for the next one, in one visit of a group with places. */
+#define MAX_EARLY 100
+
+/*
+ * Makes a blocked job its group's head: it is due at once, or at its run_at; sets *due.
+ * From here on no head has an earlier ready_at than *now, and no job that is blocked a
+ * lesser id.
+ */
+static JobWrite
+make_head(JobsTable *table, const QueueInfo *queue, const Job *job, TimestampTz *now, bool *due)
+{
+	EventArgs args = {0};
+
+	args.now = args.ready_at = *now = idemq_now();
+	if (!job->row->tts_isnull[COL_RUN_AT])
+		args.ready_at = Max(args.now, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
+	*due = args.ready_at == args.now;
+	return idemq_transition(table, job, queue, EVENT_PROMOTE, &args, JOB_SKIPS);
+}
+
+/* Gives a group that this session owns a head, and sets *floor to what it is then. */
+static Promotion
+promote_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
+			 GroupFloor *floor)
+{
+	for (int looks = 0; looks < MAX_LOOKS;)
+	{
+		/* Read after the snapshot, which each round renews. */
+		uint64 epoch = idemq_clock_epoch();
+		GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
+		TimestampTz now;
+		bool expired;
+		bool due = true;
+		JobWrite write;
+		Job job;
+
+		if (idemq_jobs_group_head(table, queue->id, name, from.heads, &job))
+			return HAS_HEAD;
+		if (max_prepared_xacts > 0 &&
+			idemq_jobs_group_head_in_doubt(table, queue->id, name, from.heads))
+			return HELD;
+		if (!idemq_jobs_group_blocked(table, queue->id, name, from.blocked, &job) ||
+			job.status != JOB_BLOCKED)
+			return HAS_HEAD; /* or no jobs, or one written by hand, without a ready_at */
+		now = idemq_now();
+		expired = job_has_expired(&job, now);
+		write = expired ? idemq_job_expire(table, &job, queue, now)
+						: make_head(table, queue, &job, &now, &due);
+		if (write == JOB_WRITTEN && !expired)
+		{
+			*floor = (GroupFloor){now, job.id, epoch};
+			return due ? PROMOTED : PROMOTED_FOR_LATER;
+		}
+		if (write == JOB_LOCKED)
+			return HELD;
+		if (write == JOB_CHANGED)
+			looks++;
+		if (write == JOB_CHANGED && table->crosscheck != InvalidSnapshot)
+			return NOT_FOR_US;
+		idemq_jobs_refresh(table);
+	}
+	return NOT_FOR_US;
+}
+
+/* Counts the places of a group with a floor; returns what the floor may be after that. */
+static GroupFloor
+count_places(JobsTable *table, const QueueInfo *queue, Datum name, const GroupFloor *from,
+			 GroupPlaces *places)
+{
+	/* In this order: without a correction of the clock in between, now is not below their times. */
+	uint64 epoch = idemq_clock_epoch();
+	TimestampTz now = idemq_now();
+	bool is_known = from->heads != GROUP_NO_FLOOR.heads && from->epoch == epoch &&
+					epoch == idemq_clock_epoch();
+	GroupFloor floor = {GROUP_NO_FLOOR.heads, from->blocked, epoch};
+
+	idemq_places_count(table, queue, name, from->heads, is_known ? now : DT_NOEND, places);
+	if (idemq_is_no_group(name))
+		floor.heads = now;
+	else if (places->last <= now)
+		floor.heads = Min(places->first, now);
+	return floor;
+}
+
+/*
+ * Returns what a group with places needs by the table's snapshot: PROMOTED when *job is to have
+ * one; sets *floor to what it may be then.
+ */
+static Promotion
+find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name, int64 passed,
+		  GroupFloor *floor, Job *job)
+{
+	GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
+	GroupPlaces places;
+	bool is_free;
+
+	*floor = count_places(table, queue, name, &from, &places);
+	if (places.next != 0)
+		return HAS_HEAD;
+	is_free = places.taken < idemq_group_places(queue, name);
+	if (is_free && max_prepared_xacts > 0 && !idemq_is_no_group(name) &&
+		idemq_places_in_doubt(table, queue, name, from.heads))
+		return HELD;
+	/* Those that this visit has let pass are above the floor until it ends. */
+	if (!idemq_jobs_group_blocked(table, queue->id, name, Max(from.blocked, passed), job) ||
+		job->status != JOB_BLOCKED)
+		return HAS_HEAD;
+	return is_free ? PROMOTED : AT_LIMIT;
+}
+
+/*
+ * Promotes the next job of a group with places, or expires it; *due: whether it has a place
+ * now.  Returns JOB_WRITTEN with *due unset also for one that is not due, or expired.
+ */
+static JobWrite
+give_place(JobsTable *table, const QueueInfo *queue, const Job *job, bool *due, bool *expired)
+{
+	TimestampTz now = idemq_now();
+
+	*due = false;
+	*expired = job_has_expired(job, now);
+	if (*expired)
+		return idemq_job_expire(table, job, queue, now);
+	return make_head(table, queue, job, &now, due);
+}
+
+/*
+ * As promote_head, of a group with places: its next job gets one if there is one.  Those before it
+ * that are not due are promoted without.
+ */
+static Promotion
+promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
+			 GroupFloor *floor)
+{
+	Promotion promotion = NOT_FOR_US;
+	int64 passed = PG_INT64_MIN;
+	int early = 0;
+
+	for (int looks = 0; looks < MAX_LOOKS && early < MAX_EARLY;)
+	{
+		GroupFloor next_floor;
+		bool due;
+		bool expired;
+		JobWrite write;
+		Job job;
+
+		promotion = find_next(table, queue, key, name, passed, &next_floor, &job);
+		if (promotion != PROMOTED)
+			break;
+		promotion = NOT_FOR_US;
+		write = give_place(table, queue, &job, &due, &expired);
+		if (write == JOB_LOCKED)
+		{
+			promotion = HELD;
+			break;
+		}
+		if (write == JOB_CHANGED && table->crosscheck != InvalidSnapshot)
+			break;
+		if (write == JOB_CHANGED)
+			looks++;
+		else if (!expired)
+		{
+			*floor = next_floor;
+			floor->blocked = job.id;
+			if (due)
+				return PROMOTED;
+			passed = job.id + 1;
+			early++;
+		}
+		idemq_jobs_refresh(table);
+	}
+	if (early == 0)
+		return promotion;
+	/* It is ours until we commit: what is left comes after that. */
+	if (promotion != HAS_HEAD)
+		idemq_pending_groups_note(queue->slot, queue->id, name, GROUP_KEEP_FLOOR);
+	return PROMOTED_FOR_LATER;
+}
+
+/*
+ * Promotes the next job of a group that this session owns, by a snapshot that is younger than its
+ * ownership, and sets *floor to what it is then.
+ */
+Promotion
+idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
+				  GroupFloor *floor)
+{
+	if (idemq_group_has_places(queue, name))
+		return promote_next(table, queue, key, name, floor);
+	return promote_head(table, queue, key, name, floor);
+}
+
+/*
+ * Makes a fetched job pending that is blocked, of the group without a name, for who asks for it
+ * by its id.  Needs no ownership: that group has places for all.
+ */
+void
+idemq_promote_asked(JobsTable *table, const QueueInfo *queue, const Job *job)
+{
+	TimestampTz now;
+	bool due;
+
+	(void) make_head(table, queue, job, &now, &due);
+}
