@@ -441,6 +441,7 @@ class Flows(Client):
         self.sql("CREATE TABLE reminders (no int)")
         self.sql("CREATE TABLE sales AS SELECT a AS area, 5 * n AS amount FROM unnest('{north,south}'::text[]) WITH ORDINALITY AS v (a, n)")
         self.addCleanup(self.sql, "DROP TABLE shipments, reminders, sales")
+        self.addCleanup(self.sql, "SELECT idemq.drop_queue('orders', force => true), idemq.drop_queue('sums', force => true)")
         for order in (42, 43):
             idemq.enqueue(self.conn, "orders", {"order": order})
         self.assertEqual(idemq.drain(DSN, "orders", manual.ship), {"waiting": 2})
