@@ -11,7 +11,7 @@ from pathlib import Path
 import patroni
 import repmgr
 import scenarios
-from processes import BIN, WORK, Failure, call, stop_all
+from processes import BIN, WORK, Failure, await_orphans, call, stop_all
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 from report import machine, markdown, plain  # pylint: disable=wrong-import-position
@@ -78,6 +78,7 @@ def run(names):
 
 
 def main():
+    await_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         rows, good = run(wanted())

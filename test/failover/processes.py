@@ -2,6 +2,9 @@
 
 A process that is started here ends with main.py, whatever ends that (PR_SET_PDEATHSIG), except
 PostgreSQL servers, which begin sessions of their own: stop_all ends those, and run does once more.
+
+What loses its parent is awaited by the parent of all of this, await_orphans: an init that leaves a
+dead postmaster a zombie for a while makes its postmaster.pid look like that of a server that runs.
 """
 
 import ctypes
@@ -9,6 +12,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -55,6 +59,21 @@ def free_ports(count):
 
 def _ends_with_parent():
     _libc.prctl(1, signal.SIGTERM)
+
+
+def await_orphans():
+    """Goes on in a child; this process awaits all that ends below it, and ends as the child does."""
+    _libc.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+    child = os.fork()
+    if child == 0:
+        _ends_with_parent()
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child has heard it, too
+    signal.signal(signal.SIGTERM, lambda *_: signal_all([child], signal.SIGTERM))
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            sys.exit(abs(os.waitstatus_to_exitcode(status)))
 
 
 def start(command, output, **env):
@@ -209,6 +228,7 @@ class Server:
         pids = self.pids()
         signal_all(pids, signal.SIGKILL)
         until(lambda: not any(running(pid) for pid in pids), f"the end of {self.name}")
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), f"somebody awaits {self.name}")
 
     def freeze(self):
         """Stops all its processes: the kernel goes on answering for it."""
