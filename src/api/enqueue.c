@@ -71,7 +71,8 @@ enum
 	MANY_ON_DUPLICATE,
 	MANY_NOWAIT,
 	MANY_KINDS,
-	MANY_MAX_WAIT
+	MANY_MAX_WAIT,
+	MANY_DEPENDS_ON
 };
 
 /* The arrays of the options. */
@@ -336,8 +337,8 @@ fill_element(JobChange *columns, const QueueInfo *queue, const EnqueueArrays *ar
 
 /*
  * enqueue_many(queue, payloads, keys, run_ats, priorities, group_keys, delays,
- *		max_attempts, headers, expires_ins, key_ttls, on_duplicate, nowait, kinds, max_wait)
- *		-> setof (ord, id, outcome, status, result); as enqueue.
+ *		max_attempts, headers, expires_ins, key_ttls, on_duplicate, nowait, kinds, max_wait,
+ *		depends_on, on_parent_failure) -> setof (ord, id, outcome, status, result); as enqueue.
  */
 Datum
 idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
@@ -348,6 +349,8 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 	JobsBatch *batch;
 	DuplicateRule rule = duplicate_rule(fcinfo, MANY_ON_DUPLICATE, MANY_MAX_WAIT);
 	JobWait wait = wait_policy(fcinfo, MANY_NOWAIT);
+	NewKin kin; /* of each job */
+	bool waits = idemq_arg_parents(fcinfo, MANY_DEPENDS_ON, &kin);
 	TupleDesc desc;
 	Tuplestorestate *store;
 	MemoryContext job_context;
@@ -378,7 +381,11 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 		idemq_check_document("payload", arrays.payloads.values[i], 0);
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
 		fill_element(&columns, &queue, &arrays, i);
+		if (waits)
+			idemq_new_child(&columns, &kin);
 		idemq_enqueue_add(&table, batch, &queue, &columns, rule, wait, &answer);
+		if (waits && answer.outcome == OUTCOME_ACCEPTED)
+			idemq_new_child_add(&table, &queue, answer.id, &kin);
 		of_others |= is_of_others(&answer);
 		values[0] = Int32GetDatum(i + 1);
 		fill_answer(&answer, values + 1, nulls + 1);
