@@ -929,6 +929,8 @@ class TimeOver(Client):
         self.assertEqual(cancelled, [job])
         self.sql("SELECT idemq.reap(%s)", self.queue)  # where the first heartbeat came too late
         self.assertEqual(self.job(job)[:2], ("dead", 1))
+        # Worker or server, whoever is first.
+        self.assertIn(self.job(job)[3], ("ended after 0.1 s (job_timeout)", "job_timeout reached"))
 
     def test_a_handler_that_hangs_is_left_behind(self):
         self.set_seconds("KILL_AFTER", 0.3)
