@@ -289,7 +289,9 @@ class Producer(FlowClient):
                          (self.queue(flow), Jsonb({"tenant": self.tenant, "n": self.n, "part": job}), f"{flow} {job}"))
 
     def grouped(self):
-        group = f"g{self.dice.randint(0, 4)}"
-        self.want("grouped", str(self.n), group=group)
-        self.execute("SELECT idemq.enqueue(%s, %s, group_key => %s)",
-                     (self.queue("grouped"), Jsonb({"tenant": self.tenant, "n": self.n, "group": group}), group))
+        flow = self.dice.choice(("grouped", "places"))
+        for i in range(self.dice.randint(1, 4)):
+            group = f"g{self.dice.randint(0, 2)}"
+            self.want(flow, f"{self.n}.{i}", group=group)
+            self.execute("SELECT idemq.enqueue(%s, %s, group_key => %s)",
+                         (self.queue(flow), Jsonb({"tenant": self.tenant, "n": self.n, "part": f"{self.n}.{i}", "group": group}), group))

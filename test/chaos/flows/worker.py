@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 from common import FlowClient
 
 QUEUES = ("graph", "graph2", "brief", "events", "fan1", "fan2", "fan3", "fan4", "seq", "debounce",
-          "kinds", "undo", "trips", "limited", "elastic", "grouped")
+          "kinds", "undo", "trips", "limited", "elastic", "grouped", "places")
 KINDS = ("k0", "k1", "k2", "k3", "k4")
 CALL_TIMEOUT = 1.0  # seconds, of a call to a company
 
@@ -159,7 +159,11 @@ class Worker(FlowClient):
         self.simply("elastic", self.payload["part"])
 
     def do_grouped(self):
-        self.simply("grouped", str(self.payload["n"]), self.payload["group"])
+        self.simply("grouped", self.payload["part"], self.payload["group"])
+
+    def do_places(self):
+        time.sleep(self.dice.uniform(0, 0.02))
+        self.simply("places", self.payload["part"], self.payload["group"])
 
     # ---- A saga
 
