@@ -293,6 +293,8 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 	int marked;
 	int size;
 	int64 refused;
+	List *all_joined = NIL;
+	ListCell *cell;
 
 	/* Those that come back at once are left for the next call, or this would go on. */
 	idemq_groups_usage(&marked, &size, &refused);
@@ -312,9 +314,15 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 			Datum joined = (Datum) 0;
 
 			CHECK_FOR_INTERRUPTS();
-			promoted += promote_owned(table, queue, &groups[i], name, false, &joined) ||
-						promote_joined(table, queue, joined);
+			promoted += promote_owned(table, queue, &groups[i], name, false, &joined);
+			if (joined != (Datum) 0)
+				all_joined = lappend(all_joined, DatumGetPointer(joined));
 		}
+		/* Once all children are in their groups: the first goes by their ids. */
+		foreach(cell, all_joined)
+			promoted += promote_joined(table, queue, PointerGetDatum(lfirst(cell)));
+		list_free(all_joined);
+		all_joined = NIL;
 		taken += count;
 	} while (count == batch && promoted < max && taken < marked);
 	pfree(groups);

@@ -462,6 +462,18 @@ SELECT take();
 SELECT done('c', 'd', 'e', 'h');
 SELECT line();
 SELECT clean();
+-- Those that join a group together: the first goes by their ids, in whatever order they were written.
+SELECT reset();
+SELECT add('a') IS NOT NULL AS added;
+SELECT count(*) FROM idemq.enqueue_many('q', ARRAY['"s1"', '"s2"', '"s3"']::jsonb[], keys => '{z,y,x}', group_keys => '{s,s,s}', depends_on => ids('a'));
+SELECT take();
+SELECT done('a');
+SELECT take();
+SELECT done('s1');
+SELECT take();
+SELECT done('s2');
+SELECT take();
+SELECT done('s3');
 -- All or none.
 SELECT sqlstate_of($$ SELECT idemq.enqueue_many('q', '{1,2}', depends_on => ARRAY[-1]) $$);
 SELECT sqlstate_of($$ SELECT idemq.enqueue_many('q', '{1,2}', depends_on => ARRAY[NULL]::bigint[]) $$);
