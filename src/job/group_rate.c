@@ -119,7 +119,8 @@ idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charg
 		idemq_worker_need_by(0);
 	charge->charged = charge->bucket.answer.allowed;
 	if (!charge->charged)
-		charge->next = has_room ? time_of_next(&charge->bucket.answer) : idemq_now() + NO_ROOM_DELAY;
+		charge->next = has_room ? time_of_next(&charge->bucket.answer)
+								: idemq_now() + NO_ROOM_DELAY;
 	return charge->charged;
 }
 

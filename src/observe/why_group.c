@@ -93,8 +93,9 @@ idemq_why_group_rate(StringInfo answer, const QueueInfo *queue, const Job *job, 
 	/* It may have been put off until then; what waits longer waits for something else. */
 	if (next <= now || next < job->ready_at - CLOSE)
 		return false;
-	appendStringInfo(answer, "the group_rate of queue \"%s\" is used up for its group: the next "
-							 "job of that may be started at %s",
+	appendStringInfo(answer,
+					 "the group_rate of queue \"%s\" is used up for its group: the next "
+					 "job of that may be started at %s",
 					 queue->name, timestamptz_to_str(next));
 	return true;
 }

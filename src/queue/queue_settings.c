@@ -145,7 +145,8 @@ build_statements(void)
 							psprintf("UPDATE idemq.queues SET %s WHERE name = $1", changes.data));
 	load_queues.text = MemoryContextStrdup(
 		TopMemoryContext,
-		psprintf("SELECT queue_id, name, paused, paused_until, created_at%s FROM idemq.queues", names.data));
+		psprintf("SELECT queue_id, name, paused, paused_until, created_at%s FROM idemq.queues",
+				 names.data));
 	load_queue.text =
 		MemoryContextStrdup(TopMemoryContext, psprintf("%s WHERE queue_id = $1", load_queues.text));
 }

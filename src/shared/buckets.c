@@ -64,8 +64,8 @@ typedef union BucketCounts
 typedef struct BucketsShared
 {
 	int tranche;
-	pg_atomic_uint32 count;	  /* buckets: bounds the table exactly */
-	pg_atomic_uint64 no_room; /* calls that found none */
+	pg_atomic_uint32 count;		/* buckets: bounds the table exactly */
+	pg_atomic_uint64 no_room;	/* calls that found none */
 	pg_atomic_uint64 no_charge; /* the same, of charges */
 	/* ns: while the table has no room, no bucket is full again before that; 0: unknown */
 	pg_atomic_uint64 next_sweep;
@@ -359,8 +359,8 @@ void
 idemq_buckets_usage(int *used, int64 *no_room)
 {
 	*used = (int) Min(pg_atomic_read_u32(&shared->count), (uint32) idemq_max_buckets);
-	*no_room = (int64) (pg_atomic_read_u64(&shared->no_room) +
-						pg_atomic_read_u64(&shared->no_charge));
+	*no_room =
+		(int64) (pg_atomic_read_u64(&shared->no_room) + pg_atomic_read_u64(&shared->no_charge));
 }
 
 /*
