@@ -20,8 +20,8 @@
 #                         and the regression tests on each (COMPILERS='gcc clang' LEVELS='-O2 -flto')
 #   make check-versions   the suites on each version of PostgreSQL that Debian has, in chroots, and
 #                         on those of PG_CONFIGS='...'; as root (VERSIONS='17 18', SUITES='regress')
-#   make chaos            TAP tests chaos (100,000 jobs, JOBS=n), soak (SOAK=seconds, 300) and
-#                         those of stress, in a build that sleeps at random between what is
+#   make chaos            TAP tests chaos_flows (SOAK=seconds, 300), chaos (100,000 jobs, JOBS=n), soak (SOAK)
+#                         and those of stress, in a build that sleeps at random between what is
 #                         visible and what shared memory knows of it (src/base/jitter.h)
 #   make soak             everything at once for ten minutes (SOAK=seconds): the long form
 #                         of TAP test soak
@@ -231,8 +231,8 @@ deb dist:
 check-packages check-compilers:
 	@$(TREE)/script/$@
 chaos:
-	@COPT='$(COPT) -DIDEMQ_JITTER' IDEMQ_CHAOS=$(or $(JOBS),100000) IDEMQ_SOAK=$(or $(SOAK),300) STRESS_SECS=$(or $(SOAK),300) \
-		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP='chaos soak stress stress_rounds' $(TREE)/script/test tap
+	@COPT='$(COPT) -DIDEMQ_JITTER' IDEMQ_CHAOS=$(or $(JOBS),100000) IDEMQ_SOAK=$(or $(SOAK),300) IDEMQ_FLOWS=$(or $(SOAK),300) STRESS_SECS=$(or $(SOAK),300) \
+		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP='$(or $(TAP),chaos_flows chaos soak stress stress_rounds)' $(TREE)/script/test tap
 coverage:
 	@$(TREE)/script/coverage $(SUITES)
 sanitize:

@@ -358,7 +358,9 @@ say_outcome(const struct job *job, const char *outcome)
 		say("%s %s: exit status 0, but the lease was lost: not committed (%s)", job->queue, job->id,
 			outcome);
 	}
-	else if (stale && !job->asked)
+	/* A program that says "later" may have given its job back itself, by idemq.await_event. */
+	else if (stale && !job->asked &&
+			 !(job->verdict == RELEASE && job->ending == ITS_OWN && !options.verbose))
 		say("%s %s: the lease was lost (%s)%s%s", job->queue, job->id, outcome,
 			job->verdict != RELEASE && job->text ? ": " : "",
 			job->verdict != RELEASE && job->text ? job->text : "");

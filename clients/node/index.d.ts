@@ -16,8 +16,8 @@ export interface Queryable {
   query(text: string, values: unknown[]): Promise<QueryResult<any>>;
 }
 
-export interface EnqueueOptions {
-  key?: string | null;
+/** What all ways to add a job take. */
+export interface MessageOptions {
   delay?: Interval | null;
   runAt?: Date | string | null;
   /** 0 is first, 9 last; 4 */
@@ -27,25 +27,69 @@ export interface EnqueueOptions {
   /** For the worker; the trace context of the caller is added where @opentelemetry/api is installed. */
   headers?: Record<string, Json> | null;
   expiresIn?: Interval | null;
+  /** By which a worker chooses the handler. */
+  kind?: string | null;
+}
+
+export interface EnqueueOptions extends MessageOptions {
+  key?: string | null;
   keyTtl?: Interval | null;
   onDuplicate?: 'keep' | 'ignore' | 'replace' | 'rerun' | 'error';
   nowait?: boolean;
-  /** By which a worker chooses the handler. */
-  kind?: string | null;
   /** With onDuplicate replace: a delay that starts again with each request ends so long after the first. */
   maxWait?: Interval | null;
+  /** ids of jobs that are completed first. */
+  dependsOn?: string[] | null;
+  /** What becomes of the job when one of them is dead or cancelled. cancel */
+  onParentFailure?: 'cancel' | 'wait' | 'run';
 }
 
 export interface Enqueued {
   /** null with outcome locked */
   id: string | null;
   outcome: 'accepted' | 'duplicate' | 'rerun' | 'locked';
-  status: 'blocked' | 'pending' | 'processing' | 'failed' | 'completed' | 'dead' | 'cancelled' | null;
+  status: Status | null;
   result: Json;
 }
 
+export type Status = 'blocked' | 'pending' | 'processing' | 'failed' | 'completed' | 'dead' | 'cancelled';
+
 /** Adds a job, in the transaction of this client. */
 export function enqueue(client: Queryable, queue: string, payload: Json, options?: EnqueueOptions): Promise<Enqueued>;
+
+/** A job of a graph. */
+export interface GraphJob extends Omit<EnqueueOptions, 'nowait' | 'dependsOn'> {
+  queue: string;
+  payload: Json;
+  /** Names in the graph, and jobs that are there, such as enqueue answers them. */
+  dependsOn?: (string | { id: string | null })[] | null;
+}
+
+/** Adds jobs that depend on each other, all or none: by names, which their dependsOn says. A circle is an error (22023). */
+export function enqueueGraph<Name extends string>(
+  client: Queryable, jobs: { readonly [name in Name]: GraphJob },
+): Promise<{ [name in Name]: { id: string; outcome: 'accepted' | 'duplicate' | 'rerun'; status: Status } }>;
+
+/**
+ * Adds a job for a message of one ordered log, such as a Kafka partition, by its number there: one that is not
+ * higher than the producer's last one is a duplicate. Not for ids of an outbox table, which are committed in another order.
+ */
+export function enqueueSequenced(
+  client: Queryable, queue: string, producer: string, seq: number | bigint | string, payload: Json, options?: MessageOptions,
+): Promise<Enqueued>;
+
+/** Adds a job to each queue that is bound to a topic; answers these jobs, none when nobody is bound. */
+export function publish(
+  client: Queryable, topic: string, payload: Json, options?: MessageOptions & { key?: string | null },
+): Promise<{ queue: string; id: string; outcome: 'accepted' | 'duplicate' }[]>;
+
+/** Tells the jobs of a queue that await this event, now or within its idempotency_window. Of a duplicate the first payload counts. */
+export function sendEvent(
+  client: Queryable, queue: string, name: string, payload?: Json,
+): Promise<{ outcome: 'accepted' | 'duplicate'; firstPayload: Json }>;
+
+/** Sleeps until all of these jobs are finished, or the timeout (30 s) is over; in no transaction. */
+export function waitResults(client: Queryable, ids: string[], timeout?: Interval): Promise<{ status: Status; result: Json }[]>;
 
 /** A pool for producers: pg's, which goes to whichever of several hosts takes writes. A Worker needs none. */
 export function createPool(connection: Connection, options?: PoolConfig): Pool;
@@ -72,6 +116,14 @@ export interface Job {
   readonly signal: AbortSignal;
   /** Stores how far the job came, for the next attempt. In runOutside alone. */
   checkpoint(data: Json): Promise<void>;
+  /**
+   * Waits for an event of the job's queue (sendEvent), so long after the first call at most. While there is none the job
+   * is given back and sleeps, for days if need be: Waiting ends the handler, what it did in a transaction is undone, and
+   * no attempt is counted. Then the handler is called again from its beginning, and this answers what came of it.
+   */
+  awaitEvent(name: string, timeout: Interval): Promise<{ arrived: boolean; payload: Json }>;
+  /** The jobs that this one was enqueued to wait for (dependsOn). status null: completed, in a queue that keeps no jobs. */
+  parents(): Promise<{ id: string; queue: string | null; status: Status | null; result: Json }[]>;
   /**
    * Has another system do something, once: a later attempt is given the response that is stored. When an
    * attempt was lost between call and answer, ask finds out; without ask, or when it answers undefined,
@@ -138,7 +190,7 @@ export interface WorkerOptions {
 }
 
 /** How often which outcome: { committed: 3, retrying: 1 }. */
-export type Outcomes = Partial<Record<'committed' | 'retrying' | 'dead' | 'released' | 'stale' | 'not_found' | 'lost', number>>;
+export type Outcomes = Partial<Record<'committed' | 'retrying' | 'dead' | 'released' | 'waiting' | 'stale' | 'not_found' | 'lost', number>>;
 
 export class Worker {
   constructor(connection: Connection, queue: string, options?: WorkerOptions);
@@ -207,6 +259,12 @@ export class Snooze extends Error {
 /** Thrown by a handler: no attempt will succeed. */
 export class Dead extends Error {
   constructor(reason: string);
+}
+/** Thrown in a handler by job.awaitEvent: let it pass. Its attempt is over, whatever the handler does instead. */
+export class Waiting extends Error {
+  constructor(event: string, timeout: Interval);
+  readonly event: string;
+  readonly timeout: Interval;
 }
 /** Thrown by a step's call: the other side has definitely not done it. */
 export class Refused extends Error {

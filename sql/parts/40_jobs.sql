@@ -24,21 +24,24 @@ CREATE FUNCTION idemq.enqueue(
 	RETURNS idemq.enqueue_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue'
 $sql$;
-	PERFORM pg_catalog.set_config('default_toast_compression', before, true);
-END $do$;
-COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text)
-	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result; priority 0 is first, 9 last; key and group_key up to 1,024 bytes; delay may be 0; waits for an open transaction with the same key, or with nowait answers locked and no id; on_duplicate: keep (IQ003 for another payload, or kind), ignore, replace, rerun (outcome rerun: a job in processing or finished runs once more with the new payload; one that waits is never made to wait longer), error (IQ004); key_ttl: once the job is finished the key is free so long after this call, whatever the queue''s idempotency_window; kind: a label of up to 64 bytes, by which a worker chooses what to do; max_wait, with replace: the delay that starts again with each request ends so long after the first at the latest; depends_on: blocked until these jobs are completed, which may be of any queue on which you hold a privilege (IQ002 otherwise); on_parent_failure, when one of them is dead or cancelled: cancel, wait, run; needs enqueue';
-
+EXECUTE $sql$
 CREATE FUNCTION idemq.enqueue_many(
 	queue text, payloads jsonb[], keys text[] DEFAULT NULL, run_ats timestamptz[] DEFAULT NULL,
 	priorities int[] DEFAULT NULL, group_keys text[] DEFAULT NULL, delays interval[] DEFAULT NULL,
 	max_attempts int[] DEFAULT NULL, headers jsonb[] DEFAULT NULL, expires_ins interval[] DEFAULT NULL,
 	key_ttls interval[] DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false,
-	kinds text[] DEFAULT NULL, max_wait interval DEFAULT NULL)
+	kinds text[] DEFAULT NULL, max_wait interval DEFAULT NULL,
+	depends_on bigint[] DEFAULT NULL, on_parent_failure text DEFAULT 'cancel')
 	RETURNS TABLE (ord int, id bigint, outcome idemq.outcome, status idemq.status, result jsonb)
-	ROWS 1000 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue_many';
-COMMENT ON FUNCTION idemq.enqueue_many(text, jsonb[], text[], timestamptz[], int[], text[], interval[], int[], jsonb[], interval[], interval[], text, boolean, text[], interval)
-	IS 'add many jobs as idemq.enqueue does, all or none (with nowait, all but those that are locked); an element of an array that is NULL says nothing; returns a row an element, ord counting from 1 (with keys the rows come in the order of the keys); needs enqueue';
+	ROWS 1000 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue_many'
+$sql$;
+	PERFORM pg_catalog.set_config('default_toast_compression', before, true);
+END $do$;
+COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text)
+	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result; priority 0 is first, 9 last; key and group_key up to 1,024 bytes; delay may be 0; waits for an open transaction with the same key, or with nowait answers locked and no id; on_duplicate: keep (IQ003 for another payload, or kind), ignore, replace, rerun (outcome rerun: a job in processing or finished runs once more with the new payload; one that waits is never made to wait longer), error (IQ004); key_ttl: once the job is finished the key is free so long after this call, whatever the queue''s idempotency_window; kind: a label of up to 64 bytes, by which a worker chooses what to do; max_wait, with replace: the delay that starts again with each request ends so long after the first at the latest; depends_on: blocked until these jobs are completed, which may be of any queue on which you hold a privilege (IQ002 otherwise); on_parent_failure, when one of them is dead or cancelled: cancel, wait, run; needs enqueue';
+
+COMMENT ON FUNCTION idemq.enqueue_many(text, jsonb[], text[], timestamptz[], int[], text[], interval[], int[], jsonb[], interval[], interval[], text, boolean, text[], interval, bigint[], text)
+	IS 'add many jobs as idemq.enqueue does, all or none (with nowait, all but those that are locked); an element of an array that is NULL says nothing; depends_on and on_parent_failure are those of each of the jobs; returns a row an element, ord counting from 1 (with keys the rows come in the order of the keys); needs enqueue';
 
 -- The C function is that of idemq.enqueue: INOUT arguments follow its own, and are not read.
 CREATE PROCEDURE idemq.enqueue_job(

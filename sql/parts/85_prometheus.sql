@@ -33,6 +33,9 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_reruns_total', 'counter', NULL, 'Finished jobs made ready for a later request.'),
 	('idemq_steps', 'gauge', NULL, 'Steps that were begun and have no answer, by state: open, of an attempt in processing; unknown, of one that is over.'),
 	('idemq_steps_done_total', 'counter', NULL, 'Steps that were done.'),
+	('idemq_children', 'gauge', NULL, 'Jobs whose parents (depends_on) are not done: blocked, or cancelled before they were.'),
+	('idemq_event_waits', 'gauge', NULL, 'Waits for events, whose time is not over (await_event).'),
+	('idemq_oldest_event_wait_seconds', 'gauge', 'seconds', 'For how long the oldest of these has lasted; 0: there is none.'),
 	('idemq_purged_total', 'counter', NULL, 'Finished jobs deleted after their retention.'),
 	('idemq_row_only_claims_total', 'counter', NULL, 'Claims whose lease had no room in shared memory.'),
 	('idemq_refused_total', 'counter', NULL, 'Calls refused, by reason: duplicate, stale_commit (a zombie), stale_call, repeated_commit.'),
@@ -83,12 +86,18 @@ COMMENT ON VIEW idemq.prometheus_names IS 'part of idemq.prometheus: what there 
 
 -- A sample of each; value NULL: there is none now.  What is read of other tables than idemq's
 -- own is the server's statistics.  Nothing here reads idemq.jobs but the head of its ready index, and
--- the jobs of steps that have no answer.
+-- the jobs of steps that have no answer.  Children and waits are counted in indexes that have only these.
 CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 	WITH metrics AS MATERIALIZED (
 		SELECT q.name, q.paused, q.lease, q.max_running, m.*
 		FROM idemq.queue_metrics(false) m JOIN idemq.queues q USING (queue_id)
 		WHERE NOT pg_is_in_recovery()
+	), children AS MATERIALIZED (
+		SELECT k.queue_id, count(*) AS jobs FROM idemq.children k GROUP BY k.queue_id
+	), event_waits AS MATERIALIZED (
+		-- The job of one whose time is over is ready, or has been cancelled.
+		SELECT s.queue_id, count(*) AS jobs, min(s.begun_at) AS begun_at FROM idemq.steps s
+		WHERE s.state = 'waiting' AND s.call_until > clock_timestamp() GROUP BY s.queue_id
 	), worker AS MATERIALIZED (
 		SELECT w.*, current_setting('idemq.worker')::boolean AND NOT pg_is_in_recovery() AS wanted
 		FROM idemq.background_worker w
@@ -119,6 +128,7 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		WHERE c.relkind = 'r' AND c.relnamespace = 'idemq'::regnamespace
 	)
 	SELECT s.name::text AS name, s.labels, s.value::float8 AS value, s.name::text AS family FROM metrics m
+	LEFT JOIN children k USING (queue_id) LEFT JOIN event_waits w USING (queue_id)
 	CROSS JOIN LATERAL (
 		SELECT v.name, jsonb_build_object('queue', m.name) || v.labels AS labels, v.value FROM (VALUES
 			('idemq_jobs', '{"status": "blocked"}'::jsonb, m.blocked::float8),
@@ -150,6 +160,9 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 			('idemq_steps', '{"state": "open"}', m.steps_open),
 			('idemq_steps', '{"state": "unknown"}', m.steps_unknown),
 			('idemq_steps_done_total', '{}', m.steps_done_total),
+			('idemq_children', '{}', coalesce(k.jobs, 0)),
+			('idemq_event_waits', '{}', coalesce(w.jobs, 0)),
+			('idemq_oldest_event_wait_seconds', '{}', coalesce(extract(epoch FROM clock_timestamp() - w.begun_at)::float8, 0)),
 			('idemq_purged_total', '{}', m.purged_total),
 			('idemq_row_only_claims_total', '{}', m.row_only_total),
 			('idemq_refused_total', '{"reason": "duplicate"}', m.duplicates_total),

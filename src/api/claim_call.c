@@ -72,7 +72,8 @@ park(ClaimCall *call, JobsTable *table, const Job *job)
 static bool
 ends_round(const ClaimCall *call, int priority)
 {
-	return call->groups != NIL && priority > call->round_priority;
+	return idemq_has_places(&call->scan.queue) && call->groups != NIL &&
+		   priority > call->round_priority;
 }
 
 /* Has a job wait that its group may not start yet. */
@@ -268,7 +269,10 @@ scan_and_promote(ClaimCall *call)
 	if (idemq_has_places(queue))
 		claim_rounds(call);
 	else
+	{
 		scan_queue(call, false);
+		promote_later(call);
+	}
 	/* It has what it wants, or the queue is at a limit. */
 	if (call->scan.stopped)
 		return;

@@ -11,6 +11,7 @@
 #include "utils/timestamp.h"
 
 #include "api/claim_row.h"
+#include "job/places.h"
 
 /* Returns a text or jsonb column of a fetched job, free of pointers to TOAST. */
 Datum
@@ -40,6 +41,7 @@ idemq_claim_row_fill(const Job *job, const EventArgs *args, Datum *values, bool 
 	values[5] = idemq_job_document(job, COL_PAYLOAD, &nulls[5]);
 	values[6] = idemq_job_document(job, COL_KEY, &nulls[6]);
 	values[7] = idemq_job_document(job, COL_GROUP_KEY, &nulls[7]);
+	nulls[7] = nulls[7] || idemq_is_no_group(values[7]);
 	values[8] = idemq_job_document(job, COL_CHECKPOINT, &nulls[8]);
 	values[9] = job->row->tts_values[COL_CREATED_AT];
 	values[10] = idemq_job_document(job, COL_HEADERS, &nulls[10]);

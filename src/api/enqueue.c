@@ -71,7 +71,8 @@ enum
 	MANY_ON_DUPLICATE,
 	MANY_NOWAIT,
 	MANY_KINDS,
-	MANY_MAX_WAIT
+	MANY_MAX_WAIT,
+	MANY_DEPENDS_ON
 };
 
 /* The arrays of the options. */
@@ -245,7 +246,8 @@ idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
 	idemq_new_job(&columns, &queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
 	idemq_arg_required(fcinfo, ARG_OPTIONS + OPTION_PRIORITY, "priority");
-	idemq_enqueue_set_options(&columns, fcinfo->args + ARG_OPTIONS, &fcinfo->args[ARG_KIND]);
+	idemq_enqueue_set_options(&columns, &queue, fcinfo->args + ARG_OPTIONS,
+							  &fcinfo->args[ARG_KIND]);
 	if (waits)
 		idemq_new_child(&columns, &kin);
 	idemq_enqueue_add(&table, NULL, &queue, &columns, rule, wait, &answer);
@@ -318,7 +320,7 @@ read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
 
 /* Sets what the arrays say of element n. */
 static void
-fill_element(JobChange *columns, const EnqueueArrays *arrays, int n)
+fill_element(JobChange *columns, const QueueInfo *queue, const EnqueueArrays *arrays, int n)
 {
 	NullableDatum values[OPTIONS];
 
@@ -330,13 +332,13 @@ fill_element(JobChange *columns, const EnqueueArrays *arrays, int n)
 		values[i].isnull = array->values == NULL || array->nulls[n];
 		values[i].value = values[i].isnull ? (Datum) 0 : array->values[n];
 	}
-	idemq_enqueue_set_options(columns, values, &values[OPTION_KIND]);
+	idemq_enqueue_set_options(columns, queue, values, &values[OPTION_KIND]);
 }
 
 /*
  * enqueue_many(queue, payloads, keys, run_ats, priorities, group_keys, delays,
- *		max_attempts, headers, expires_ins, key_ttls, on_duplicate, nowait, kinds, max_wait)
- *		-> setof (ord, id, outcome, status, result); as enqueue.
+ *		max_attempts, headers, expires_ins, key_ttls, on_duplicate, nowait, kinds, max_wait,
+ *		depends_on, on_parent_failure) -> setof (ord, id, outcome, status, result); as enqueue.
  */
 Datum
 idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
@@ -347,6 +349,8 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 	JobsBatch *batch;
 	DuplicateRule rule = duplicate_rule(fcinfo, MANY_ON_DUPLICATE, MANY_MAX_WAIT);
 	JobWait wait = wait_policy(fcinfo, MANY_NOWAIT);
+	NewKin kin; /* of each job */
+	bool waits = idemq_arg_parents(fcinfo, MANY_DEPENDS_ON, &kin);
 	TupleDesc desc;
 	Tuplestorestate *store;
 	MemoryContext job_context;
@@ -376,8 +380,12 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 		MemoryContextReset(job_context);
 		idemq_check_document("payload", arrays.payloads.values[i], 0);
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
-		fill_element(&columns, &arrays, i);
+		fill_element(&columns, &queue, &arrays, i);
+		if (waits)
+			idemq_new_child(&columns, &kin);
 		idemq_enqueue_add(&table, batch, &queue, &columns, rule, wait, &answer);
+		if (waits && answer.outcome == OUTCOME_ACCEPTED)
+			idemq_new_child_add(&table, &queue, answer.id, &kin);
 		of_others |= is_of_others(&answer);
 		values[0] = Int32GetDatum(i + 1);
 		fill_answer(&answer, values + 1, nulls + 1);

@@ -12,6 +12,7 @@
 #include "utils/timestamp.h"
 
 #include "api/enqueue_options.h"
+#include "job/places.h"
 #include "base/args.h"
 #include "base/documents.h"
 #include "base/oids.h"
@@ -67,17 +68,24 @@ set_priority(JobChange *columns, Datum value)
  * heeds the time that was asked for, and is set by now.
  */
 static void
-set_group(JobChange *columns, Datum name)
+join_group(JobChange *columns, text *name)
 {
-	text *value = DatumGetTextPP(name);
 	TimestampTz ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
 
-	idemq_check_key("group_key", VARSIZE_ANY_EXHDR(value));
-	job_set(columns, COL_GROUP_KEY, PointerGetDatum(value));
+	job_set(columns, COL_GROUP_KEY, PointerGetDatum(name));
 	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_BLOCKED]));
 	columns->set &= ~COLUMN_BIT(COL_READY_AT);
 	if (ready_at > DatumGetTimestampTz(columns->values[COL_CREATED_AT]))
 		job_set(columns, COL_RUN_AT, TimestampTzGetDatum(ready_at));
+}
+
+static void
+set_group(JobChange *columns, Datum name)
+{
+	text *value = DatumGetTextPP(name);
+
+	idemq_check_key("group_key", VARSIZE_ANY_EXHDR(value));
+	join_group(columns, value);
 }
 
 static void
@@ -131,9 +139,12 @@ const JobOption idemq_enqueue_options[OPTIONS] = {
 	[OPTION_KIND] = {set_kind, "kinds", TEXTOID},
 };
 
-/* Sets what the options say of a new job; NULL ones say nothing.  values: all but the kind. */
+/*
+ * Sets what the options say of a new job of a queue; NULL ones say nothing.  values: all but the
+ * kind.  Where groups take turns, jobs without one do so, too (job/places.c).
+ */
 void
-idemq_enqueue_set_options(JobChange *columns, const NullableDatum *values,
+idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const NullableDatum *values,
 						  const NullableDatum *kind)
 {
 	if (!values[OPTION_DELAY].isnull && !values[OPTION_RUN_AT].isnull)
@@ -147,4 +158,6 @@ idemq_enqueue_set_options(JobChange *columns, const NullableDatum *values,
 	}
 	if (!kind->isnull)
 		set_kind(columns, kind->value);
+	if (idemq_has_places(queue) && values[OPTION_GROUP_KEY].isnull)
+		join_group(columns, cstring_to_text(""));
 }

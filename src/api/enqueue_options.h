@@ -8,6 +8,7 @@
 #include "fmgr.h"
 
 #include "table/jobs.h"
+#include "queue/queue_settings.h"
 
 /* Options of a job, in the order of enqueue's arguments; the last is not among the others there. */
 enum
@@ -35,7 +36,7 @@ typedef struct JobOption
 
 extern const JobOption idemq_enqueue_options[OPTIONS];
 
-extern void idemq_enqueue_set_options(JobChange *columns, const NullableDatum *values,
-									  const NullableDatum *kind);
+extern void idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue,
+									  const NullableDatum *values, const NullableDatum *kind);
 
 #endif

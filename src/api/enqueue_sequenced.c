@@ -211,7 +211,7 @@ read_job(FunctionCallInfo fcinfo, const QueueInfo *queue, JobChange *columns)
 	idemq_arg_required(fcinfo, ARG_PRIORITY, "priority");
 	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
 	idemq_new_job(columns, queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
-	idemq_enqueue_set_options(columns, values, &values[OPTION_KIND]);
+	idemq_enqueue_set_options(columns, queue, values, &values[OPTION_KIND]);
 	job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
 }
 

@@ -188,7 +188,7 @@ add_job(Published *call, const QueueInfo *queue)
 
 	idemq_jobs_open(&table);
 	idemq_new_job(&columns, queue, call->now, call->payload);
-	idemq_enqueue_set_options(&columns, call->options, &call->options[OPTION_KIND]);
+	idemq_enqueue_set_options(&columns, queue, call->options, &call->options[OPTION_KIND]);
 	idemq_enqueue_add(&table, NULL, queue, &columns, rule, JOB_WAITS, &answer);
 	idemq_jobs_close(&table);
 	call->of_others |= answer.outcome == OUTCOME_DUPLICATE && answer.foreign;

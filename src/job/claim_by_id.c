@@ -16,6 +16,7 @@
 #include "job/limits.h"
 #include "job/places.h"
 #include "job/promote.h"
+#include "job/promote_one.h"
 #include "job/reap.h"
 #include "job/recover.h"
 #include "job/transition.h"
@@ -134,6 +135,12 @@ unblock(JobCall *call, JobsTable *table)
 	}
 	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
 	/* Another job's turn is not for our transaction to begin: it may be a long one. */
+	if (idemq_is_no_group(name))
+	{
+		idemq_promote_asked(table, &call->queue, &call->job);
+		idemq_jobs_refresh(table);
+		return idemq_jobs_fetch(table, call->id, &call->job);
+	}
 	is_first = idemq_has_places(&call->queue)
 				   ? idemq_jobs_group_blocked(table, call->queue.id, name, PG_INT64_MIN, &first)
 				   : idemq_jobs_group_first(table, call->queue.id, name, &first);

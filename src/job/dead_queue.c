@@ -51,6 +51,7 @@
 #include "utils/timestamp.h"
 
 #include "job/dead_queue.h"
+#include "job/places.h"
 #include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "table/jobs.h"
@@ -311,6 +312,8 @@ account_of(const Job *job, const QueueInfo *queue, TimestampTz died_at, text *er
 	values[1] = Int64GetDatum(job->id);
 	take_column(job, COL_KEY, &values[2], &nulls[2]);
 	take_column(job, COL_GROUP_KEY, &values[3], &nulls[3]);
+	if (nulls[3] == ' ' && idemq_is_no_group(values[3]))
+		nulls[3] = 'n';
 	take_column(job, COL_PAYLOAD, &values[4], &nulls[4]);
 	take_column(job, COL_HEADERS, &values[5], &nulls[5]);
 	if (documents == DOCUMENTS_NONE)

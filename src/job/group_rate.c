@@ -65,6 +65,13 @@ bucket_name(const QueueInfo *queue, Datum group)
 	return name;
 }
 
+/* Returns whether jobs of a group are limited: those of none, which may be of '', are not. */
+static bool
+is_limited(const QueueInfo *queue, Datum group)
+{
+	return queue->group_rate > 0 && VARSIZE_ANY_EXHDR(DatumGetPointer(group)) > 0;
+}
+
 /* Returns the group_rate of a queue for base/gcra.c. */
 static GcraLimit
 rate_of(const QueueInfo *queue)
@@ -108,7 +115,8 @@ idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charg
 
 	charge->charged = false;
 	charge->next = DT_NOBEGIN;
-	if (queue->group_rate == 0 || job->row->tts_isnull[COL_GROUP_KEY])
+	if (queue->group_rate == 0 || job->row->tts_isnull[COL_GROUP_KEY] ||
+		!is_limited(queue, job->row->tts_values[COL_GROUP_KEY]))
 		return true;
 	limit = rate_of(queue);
 	name = bucket_name(queue, job->row->tts_values[COL_GROUP_KEY]);
@@ -151,7 +159,7 @@ idemq_group_rate_next(const QueueInfo *queue, Datum name, bool *has_room)
 
 	if (has_room != NULL)
 		*has_room = true;
-	if (queue->group_rate == 0)
+	if (!is_limited(queue, name))
 		return DT_NOBEGIN;
 	limit = rate_of(queue);
 	bucket = bucket_name(queue, name);

@@ -43,6 +43,13 @@
  * table, marks it by its commit.  If the claim is rolled back the group may have two jobs that wait, and one turn
  * more in that round; never one place more.
  *
+ * A job that is enqueued without a group, in a queue whose groups have places, is of the group
+ * without a name, which no user can give: '' in the row, NULL for who claims it.  It takes
+ * turns as the others do, and has any number of places, also when group_running is 1 by now.  Since these need no count,
+ * its floor is the time of its last promotion: what waits below that, after a claim that was
+ * rolled back, is one turn more.  claim_job and the like promote the job that they ask for,
+ * without being the group's owner.
+ *
  * Where to look: jobs with a place have a ready_at that was the time of their promotion or,
  * where that is later, the time from which their group may start the next one (group_rate,
  * job/group_rate.c).  A floor of the clock's epoch (shared/groups.c) says more than of a head:
@@ -87,12 +94,12 @@ void
 idemq_places_count(JobsTable *table, const QueueInfo *queue, Datum name, TimestampTz from,
 				   TimestampTz until, GroupPlaces *places)
 {
+	int limit = idemq_group_places(queue, name);
 	Job job;
 
 	*places = (GroupPlaces){0, 0, DT_NOEND, DT_NOBEGIN};
 	idemq_jobs_group_scan_begin(table, queue->id, name, from, until);
-	while (places->next == 0 && places->taken < queue->group_running &&
-		   idemq_jobs_group_scan_next(table, &job))
+	while (places->next == 0 && places->taken < limit && idemq_jobs_group_scan_next(table, &job))
 	{
 		if (job.status != JOB_PROCESSING && idemq_waits_for_place(&job))
 			continue;

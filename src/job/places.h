@@ -24,11 +24,33 @@ idemq_has_places(const QueueInfo *queue)
 	return queue->group_running > 1;
 }
 
+/* Returns whether a group is that of the jobs that have none. */
+static inline bool
+idemq_is_no_group(Datum name)
+{
+	return VARSIZE_ANY_EXHDR(DatumGetPointer(name)) == 0;
+}
+
+/* Returns whether a group of a queue has places; that without a name keeps them in any. */
+static inline bool
+idemq_group_has_places(const QueueInfo *queue, Datum name)
+{
+	return idemq_has_places(queue) || idemq_is_no_group(name);
+}
+
+/* Returns how many places a group with places has. */
+static inline int
+idemq_group_places(const QueueInfo *queue, Datum name)
+{
+	return idemq_is_no_group(name) ? PG_INT32_MAX : queue->group_running;
+}
+
 /* Returns whether a job is of a group that has places. */
 static inline bool
 idemq_is_of_places(const QueueInfo *queue, const Job *job)
 {
-	return queue->group_running > 1 && !job->row->tts_isnull[COL_GROUP_KEY];
+	return !job->row->tts_isnull[COL_GROUP_KEY] &&
+		   idemq_group_has_places(queue, job->row->tts_values[COL_GROUP_KEY]);
 }
 
 /*

@@ -126,7 +126,7 @@ promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int l
 	{
 		case GROUP_BUSY:
 			/* Its owner visits it, or will again; unless that is this transaction. */
-			again = name != (Datum) 0 && idemq_has_places(queue) &&
+			again = name != (Datum) 0 && idemq_group_has_places(queue, name) &&
 					idemq_pending_groups_owns(&group.key);
 			if (!again)
 				return false;
@@ -273,7 +273,7 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job.row->tts_values[COL_GROUP_KEY]));
 		if (last != (Datum) 0)
 			pfree(DatumGetPointer(last));
-		if (job.status == JOB_BLOCKED || idemq_has_places(queue))
+		if (job.status == JOB_BLOCKED || idemq_group_has_places(queue, name))
 			promoted += promote_named(table, queue, name);
 	}
 	MemoryContextSwitchTo(old);

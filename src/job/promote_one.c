@@ -33,15 +33,15 @@
 static JobWrite
 make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *args)
 {
+	Datum name = job->row->tts_values[COL_GROUP_KEY];
+
 	*args = (EventArgs){.now = idemq_now()};
 	args->ready_at = args->now;
 	if (!job->row->tts_isnull[COL_RUN_AT])
 		args->ready_at = Max(args->now, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
 	args->takes_place = args->ready_at == args->now;
-	if (args->takes_place || !idemq_has_places(queue))
-		args->ready_at =
-			Max(args->ready_at,
-				idemq_group_rate_next(queue, job->row->tts_values[COL_GROUP_KEY], NULL));
+	if (args->takes_place || !idemq_group_has_places(queue, name))
+		args->ready_at = Max(args->ready_at, idemq_group_rate_next(queue, name, NULL));
 	return idemq_transition(table, job, queue, EVENT_PROMOTE, args, JOB_SKIPS);
 }
 
@@ -109,7 +109,8 @@ count_places(JobsTable *table, const QueueInfo *queue, Datum name, const GroupFl
 
 	idemq_places_count(table, queue, name, from->heads, is_known ? Max(now, from->last) : DT_NOEND,
 					   places);
-	return (GroupFloor){Min(places->first, now), from->blocked, epoch, places->last};
+	return (GroupFloor){idemq_is_no_group(name) ? now : Min(places->first, now), from->blocked, epoch,
+						places->last};
 }
 
 /*
@@ -127,8 +128,9 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	*floor = count_places(table, queue, name, &from, &places);
 	if (places.next != 0)
 		return HAS_HEAD;
-	is_free = places.taken < queue->group_running;
-	if (is_free && max_prepared_xacts > 0 && idemq_places_in_doubt(table, queue, name, from.heads))
+	is_free = places.taken < idemq_group_places(queue, name);
+	if (is_free && max_prepared_xacts > 0 && !idemq_is_no_group(name) &&
+		idemq_places_in_doubt(table, queue, name, from.heads))
 		return HELD;
 	/* Those that this visit has let pass are above the floor until it ends. */
 	if (!idemq_jobs_group_blocked(table, queue->id, name, Max(from.blocked, passed), job) ||
@@ -211,7 +213,19 @@ Promotion
 idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
 				  GroupFloor *floor)
 {
-	if (idemq_has_places(queue))
+	if (idemq_group_has_places(queue, name))
 		return promote_next(table, queue, key, name, floor);
 	return promote_head(table, queue, key, name, floor);
+}
+
+/*
+ * Makes a fetched job pending that is blocked, of the group without a name, for who asks for it
+ * by its id.  Needs no ownership: that group has places for all.
+ */
+void
+idemq_promote_asked(JobsTable *table, const QueueInfo *queue, const Job *job)
+{
+	EventArgs args;
+
+	(void) make_head(table, queue, job, &args);
 }

@@ -11,5 +11,6 @@
 
 extern Promotion idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 								   Datum name, GroupFloor *floor);
+extern void idemq_promote_asked(JobsTable *table, const QueueInfo *queue, const Job *job);
 
 #endif

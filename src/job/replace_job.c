@@ -139,7 +139,7 @@ idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
 	values[8] = TimestampTzGetDatum(idemq_now());
 	fill_value(columns, COL_KEY_EXPIRES_AT, &values[9], &nulls[9]);
 	values[10] = BoolGetDatum(not_later);
-	values[11] = BoolGetDatum(idemq_has_places(queue));
+	values[11] = BoolGetDatum(idemq_is_of_places(queue, job));
 	idemq_spi_begin_on_jobs(&scope);
 	updated = idemq_spi_run(&replace_job, values, nulls, SPI_OK_UPDATE);
 	idemq_spi_end(&scope);

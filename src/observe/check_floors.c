@@ -10,7 +10,8 @@
  * does the floor rise above that version.  So if the floor, read again, is still above
  * it, and a later snapshot shows the same version, then that floor is wrong.
  *
- * Groups that have an owner are left out: what has lowered their floors is not in them
+ * The group without a name may have jobs below its first floor (job/places.c).  Groups that have
+ * an owner are left out: what has lowered their floors is not in them
  * yet.  So are those with long names, of which memory knows a hash.
  */
 #include "postgres.h"
@@ -26,17 +27,17 @@
 #include "base/spi.h"
 
 /* The first job of a group below its floor, and the version of its row. */
-static SqlStatement below_floor =
-	{.text = "(SELECT id, xmin::text::int8 FROM idemq.jobs WHERE queue_id = $1 AND group_key = $2 "
-			 "AND finished_at IS NULL AND ready_at < $3 AND status <> 'blocked' "
-			 "AND (status = 'processing' OR status = 'pending' AND run_at IS NULL "
-			 "OR (SELECT group_running = 1 FROM idemq.queues WHERE queue_id = $1)) "
-			 "ORDER BY ready_at LIMIT 1) UNION ALL "
-			 "(SELECT id, xmin::text::int8 FROM idemq.jobs WHERE queue_id = $1 AND group_key = $2 "
-			 "AND finished_at IS NULL AND ready_at IS NULL AND id < $4 AND status = 'blocked' "
-			 "ORDER BY id LIMIT 1) LIMIT 1",
-	 .nargs = 4,
-	 .types = {INT4OID, TEXTOID, TIMESTAMPTZOID, INT8OID}};
+static SqlStatement below_floor = {
+	.text = "(SELECT id, xmin::text::int8 FROM idemq.jobs WHERE queue_id = $1 AND group_key = $2 "
+			"AND group_key <> '' AND finished_at IS NULL AND ready_at < $3 AND status <> 'blocked' "
+			"AND (status = 'processing' OR status = 'pending' AND run_at IS NULL "
+			"OR (SELECT group_running = 1 FROM idemq.queues WHERE queue_id = $1)) "
+			"ORDER BY ready_at LIMIT 1) UNION ALL "
+			"(SELECT id, xmin::text::int8 FROM idemq.jobs WHERE queue_id = $1 AND group_key = $2 "
+			"AND finished_at IS NULL AND ready_at IS NULL AND id < $4 AND status = 'blocked' "
+			"ORDER BY id LIMIT 1) LIMIT 1",
+	.nargs = 4,
+	.types = {INT4OID, TEXTOID, TIMESTAMPTZOID, INT8OID}};
 
 /* A group, and a job that is below its floor. */
 typedef struct Suspect

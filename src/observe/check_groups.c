@@ -35,8 +35,8 @@
 #define HEADLESS_PAUSE 100000L
 
 /* Whether a job is its group's head, or has one of its places (job/places.c). */
-#define HAS_PLACE                                                                                  \
-	"(j.status <> 'blocked' AND (q.group_running = 1 OR j.status = 'processing' "                  \
+#define HAS_PLACE                                                                                       \
+	"(j.status <> 'blocked' AND (q.group_running = 1 AND j.group_key <> '' OR j.status = 'processing' " \
 	"OR j.status = 'pending' AND j.run_at IS NULL))"
 
 /* What runs, or waits to be retried, when group_running is lowered is not taken back. */
@@ -45,7 +45,7 @@ static SqlStatement many_heads =
 			 "min(CASE WHEN q.group_running > 1 THEN j.ready_at "
 			 "ELSE coalesce(j.claimed_at, j.created_at) END) OVER g AS since "
 			 "FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) "
-			 "WHERE j.group_key IS NOT NULL AND j.finished_at IS NULL AND " HAS_PLACE
+			 "WHERE j.group_key <> '' AND j.finished_at IS NULL AND " HAS_PLACE
 			 " WINDOW g AS (PARTITION BY queue_id, j.group_key)) p "
 			 "WHERE places > group_running AND NOT EXISTS (SELECT FROM idemq.audit a "
 			 "WHERE a.queue_id = p.queue_id AND a.action = 'alter_queue' "
@@ -64,7 +64,7 @@ static SqlStatement many_heads =
 /* A job is blocked, none waits to be claimed, and fewer are in processing than may be. */
 #define SUSPECT_GROUPS                                                                             \
 	"GROUP BY 1, 2, q.group_running HAVING bool_or(j.status = 'blocked') "                         \
-	"AND count(*) FILTER (WHERE " HAS_PLACE ") < q.group_running "                                 \
+	"AND (j.group_key = '' OR count(*) FILTER (WHERE " HAS_PLACE ") < q.group_running) "           \
 	"AND NOT bool_or(" HAS_PLACE " AND j.status <> 'processing') "
 
 static SqlStatement headless = {.text = "SELECT " SUSPECT_COLUMNS SUSPECT_GROUPS "LIMIT $1",

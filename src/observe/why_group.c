@@ -18,6 +18,13 @@
 /* Microseconds by which two readings of when a group may go on may differ. */
 #define CLOSE 1000
 
+/* Where a job waits for its turn. */
+static const char *
+line_of(Datum name)
+{
+	return idemq_is_no_group(name) ? "among the jobs without a group" : "in its group";
+}
+
 /* Says who has the places of a group; false when there is one for its next job. */
 static bool
 say_places(StringInfo answer, JobsTable *table, const QueueInfo *queue, Datum name)
@@ -27,15 +34,15 @@ say_places(StringInfo answer, JobsTable *table, const QueueInfo *queue, Datum na
 	idemq_places_count(table, queue, name, DT_NOBEGIN, DT_NOEND, &places);
 	if (places.next != 0)
 		appendStringInfo(answer,
-						 "waits in its group behind job %lld, which is to be claimed next: see "
+						 "waits %s behind job %lld, which is to be claimed next: see "
 						 "idemq.why(%lld)",
-						 (long long) places.next, (long long) places.next);
-	else if (places.taken >= queue->group_running)
+						 line_of(name), (long long) places.next, (long long) places.next);
+	else if (places.taken >= idemq_group_places(queue, name))
 		appendStringInfo(answer,
 						 "its group is at group_running of queue \"%s\": %d of its jobs are in "
 						 "processing",
 						 queue->name, places.taken);
-	return places.next != 0 || places.taken >= queue->group_running;
+	return places.next != 0 || places.taken >= idemq_group_places(queue, name);
 }
 
 /*
@@ -50,9 +57,9 @@ idemq_why_group(StringInfo answer, JobsTable *table, const QueueInfo *queue, con
 	bool found;
 	Job head;
 
-	if (idemq_has_places(queue) && say_places(answer, table, queue, name))
+	if (idemq_group_has_places(queue, name) && say_places(answer, table, queue, name))
 		return false;
-	if (idemq_has_places(queue))
+	if (idemq_group_has_places(queue, name))
 		found = idemq_jobs_group_blocked(table, queue->id, name, PG_INT64_MIN, &head);
 	else
 		found = idemq_jobs_group_first(table, queue->id, name, &head);

@@ -95,15 +95,17 @@ broker_until(join(' ', ($sent * $customers) x 2), 'kafka_offsets');
 # enqueues the same messages.  Then it wakes up.
 my ($hold, $zombie) = hold_partition();
 $zombie->{run}->signal('STOP');
+# A commit may have met the rebalance in which the three of them came together.
+my $before = -s $zombie->{errors};
 wait_until($node, q{SELECT count(*) = 2 FROM pg_stat_activity WHERE application_name LIKE 'consumer-%' AND wait_event_type = 'Lock'});
 my $duplicates = sql($node, q{SELECT duplicates_total FROM idemq.metrics WHERE queue = 'events'});
 $hold->quit;
 all_happened('a rebalance beside a consumer that was stopped');
 cmp_ok(sql($node, q{SELECT duplicates_total FROM idemq.metrics WHERE queue = 'events'}), '>', $duplicates, 'both have enqueued');
-is(slurp_file($zombie->{errors}), '', 'it knows nothing of it');
+is(slurp_file($zombie->{errors}, $before), '', 'it knows nothing of it');
 $zombie->{run}->signal('CONT');
-complains($zombie, qr/KafkaException/);
-like(slurp_file($zombie->{errors}), qr/_ASSIGNMENT_LOST|ILLEGAL_GENERATION|UNKNOWN_MEMBER_ID/, 'its offsets are refused');
+complains($zombie, qr/KafkaException/, $before);
+like(slurp_file($zombie->{errors}, $before), qr/_ASSIGNMENT_LOST|ILLEGAL_GENERATION|UNKNOWN_MEMBER_ID/, 'its offsets are refused');
 send_more(2);
 all_happened('it takes part again');
 

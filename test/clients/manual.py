@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import psycopg
-from idemq import AsyncWorker, Dead, Refused, RetryLater, Snooze, Worker, drain, enqueue
+from idemq import AsyncWorker, Dead, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, send_event, wait_results
 
 
 def order(dsn):
@@ -58,6 +58,39 @@ def visit(job, conn):
         raise Snooze(3600)  # nothing is counted
     if answer == "gone":
         raise Dead("no such page")
+
+
+def ship(job, conn):
+    paid = job.await_event(f"paid {job.payload['order']}", "3 days")  # sleeps until then, and begins anew
+    if paid.arrived:
+        conn.execute("INSERT INTO shipments VALUES (%s)", [job.payload["order"]])
+    else:
+        conn.execute("INSERT INTO reminders VALUES (%s)", [job.payload["order"]])
+
+
+def is_paid(conn, order, amount):
+    return send_event(conn, "orders", f"paid {order}", {"amount": amount}).outcome
+
+
+def sales(conn):  # in autocommit: it sleeps outside of a transaction
+    jobs = enqueue_graph(conn, {
+        "north": {"queue": "sums", "payload": {"of": "north"}},
+        "south": {"queue": "sums", "payload": {"of": "south"}},
+        "report": {"queue": "sums", "payload": {}, "kind": "report", "depends_on": ["north", "south"]},
+    })
+    return wait_results(conn, [jobs["report"].id], timeout=60)[0].result
+
+
+def add_up(job, conn):
+    return conn.execute("SELECT sum(amount)::int FROM sales WHERE area = %s", [job.payload["of"]]).fetchone()[0]
+
+
+def report(job, conn):
+    return sum(parent.result for parent in job.parents())
+
+
+def work_sums(dsn):
+    Worker(dsn, "sums").run({None: add_up, "report": report})  # by kind; other kinds are given back
 
 
 class provider:

@@ -5,7 +5,10 @@ import { AsyncLocalStorage } from 'node:async_hooks';
 import { after, before, test } from 'node:test';
 import * as otel from '@opentelemetry/api';
 import pg from 'pg';
-import { AlreadyCommitted, Dead, DuplicateKey, IdemqError, KeyReused, NoSuchQueue, RetryLater, Snooze, StaleToken, Worker, drain, enqueue } from 'idemq';
+import {
+  AlreadyCommitted, Dead, DuplicateKey, IdemqError, KeyReused, NoSuchJob, NoSuchQueue, RetryLater, Snooze, StaleToken, Waiting, Worker,
+  drain, enqueue, enqueueGraph, enqueueSequenced, publish, sendEvent, waitResults,
+} from 'idemq';
 
 const connection = JSON.parse(process.env.CONNECTION);
 const pool = new pg.Pool(connection);
@@ -75,6 +78,165 @@ test('kinds: a handler each, and what has none is given back', async () => {
   assert.equal((await jobOf(ids[2])).result, 'new');
   await assert.rejects(drain(connection, q, {}), TypeError);
   await assert.rejects(drain(connection, q, { mail: 1 }), TypeError);
+});
+
+test('awaitEvent: the job sleeps until the event comes', async () => {
+  for (const outside of [false, true]) {
+    const q = await queue();
+    const { id } = await enqueue(pool, q, { n: 1 });
+    const name = `paid ${id}`;
+    const handler = async (job, client) => {
+      await client?.query('INSERT INTO marks VALUES ($1)', [name]);
+      return job.awaitEvent(name, '1 h');
+    };
+    const marks = async () => (await pool.query('SELECT FROM marks WHERE name = $1', [name])).rows.length;
+    assert.deepEqual(await drain(connection, q, handler, { outside }), { waiting: 1 });
+    // What it had done is undone, the attempt not counted, and nobody gets the job until the hour is over.
+    assert.equal(await marks(), 0);
+    const { status, attempt } = await jobOf(id);
+    assert.deepEqual([status, attempt], ['pending', 0]);
+    assert.deepEqual(await drain(connection, q, handler, { outside }), {});
+    assert.deepEqual(await one("SELECT name, state, call_until - begun_at = '1 h' AS patience FROM idemq.steps WHERE job_id = $1", id), { name, state: 'waiting', patience: true });
+    assert.deepEqual(await sendEvent(pool, q, name, { amount: 7 }), { outcome: 'accepted', firstPayload: { amount: 7 } });
+    assert.deepEqual(await drain(connection, q, handler, { outside }), { committed: 1 });
+    assert.equal(await marks(), outside ? 0 : 1);
+    await pool.query('DELETE FROM marks');
+    assert.deepEqual((await jobOf(id)).result, { arrived: true, payload: { amount: 7 } });
+    assert.deepEqual(await sendEvent(pool, q, name), { outcome: 'duplicate', firstPayload: { amount: 7 } });
+
+    // A time that is over is no payload of null.
+    const late = await enqueue(pool, q, 'late');
+    const early = await enqueue(pool, q, 'early');
+    const next = (job) => job.awaitEvent(job.payload, 3600);
+    await sendEvent(pool, q, 'early');
+    assert.deepEqual(await drain(connection, q, next, { outside }), { committed: 1, waiting: 1 });
+    assert.deepEqual((await jobOf(early.id)).result, { arrived: true, payload: null });
+    await pool.query("UPDATE idemq.steps SET call_until = now() - interval '1 s' WHERE job_id = $1", [late.id]);
+    await one('SELECT idemq.retry($1)', late.id);
+    assert.deepEqual(await drain(connection, q, next, { outside }), { committed: 1 });
+    assert.deepEqual((await jobOf(late.id)).result, { arrived: false, payload: null });
+  }
+});
+
+test('awaitEvent: a handler that goes on regardless, one of a batch, an event in between, a lost job', async () => {
+  const q = await queue();
+  const caught = await enqueue(pool, q, 1);
+  const swallows = async (job, client) => {
+    await assert.rejects(job.awaitEvent('never', '1 h'), Waiting);
+    await client?.query("INSERT INTO marks VALUES ('swallowed')");
+    if (!client) throw new Error('no way');
+  };
+  for (const outside of [false, true]) {
+    assert.deepEqual(await drain(connection, q, swallows, { outside }), { waiting: 1 });
+    const { status, attempt, last_error } = await jobOf(caught.id);
+    assert.deepEqual([status, attempt, last_error], ['pending', 0, null]);
+    await one('SELECT idemq.retry($1)', caught.id);
+  }
+  assert.equal((await one("SELECT count(*)::int AS n FROM marks WHERE name = 'swallowed'")).n, 0);
+  await one('SELECT idemq.cancel($1)', caught.id);
+
+  for (const n of [1, 2, 3]) await enqueue(pool, q, n);
+  const second = async (job) => void (job.payload === 2 && (await job.awaitEvent('never', '1 h')));
+  assert.deepEqual(await drain(connection, q, second, { batch: 3 }), { committed: 2, waiting: 1 });
+
+  // Its transaction is undone; the event comes before the wait is noted.
+  const between = await enqueue(pool, q, 'between');
+  const awaits = async (job, client) => {
+    const rollback = client.query.bind(client);
+    client.query = async (text, ...more) => {
+      const answer = await rollback(text, ...more);
+      if (text === 'ROLLBACK') await sendEvent(pool, q, 'between', 'now');
+      return answer;
+    };
+    try {
+      return await job.awaitEvent('between', '1 h');
+    } finally {
+      if (job.token !== (awaits.first ??= job.token)) client.query = rollback;
+    }
+  };
+  assert.deepEqual(await drain(connection, q, awaits), { released: 1, committed: 1 });
+  assert.deepEqual((await jobOf(between.id)).result, { arrived: true, payload: 'now' });
+
+  const lost = await enqueue(pool, q, 'lost');
+  const cancelled = async (job, client) => {
+    const rollback = client.query.bind(client);
+    client.query = async (text, ...more) => {
+      const answer = await rollback(text, ...more);
+      if (text === 'ROLLBACK') await one('SELECT idemq.cancel($1)', job.id);
+      return answer;
+    };
+    return job.awaitEvent('never', '1 h');
+  };
+  assert.deepEqual(await drain(connection, q, cancelled, { logger: silent }), { stale: 1 });
+  assert.equal((await jobOf(lost.id)).status, 'cancelled');
+
+  const refused = await enqueue(pool, q, 'refused', { maxAttempts: 1 });
+  assert.deepEqual(await drain(connection, q, (job) => job.awaitEvent('x'.repeat(257), 1), { logger: silent }), { dead: 1 });
+  assert.equal((await one("SELECT details->>'sqlstate' AS state FROM idemq.attempts WHERE job_id = $1", refused.id)).state, '22023');
+});
+
+/** Drains until so many have ended: a child is ready milliseconds after its parents. */
+async function drainAll(q, handler, count, options) {
+  const ended = {};
+  for (let n = 0; n < 1200 && Object.values(ended).reduce((a, b) => a + b, 0) < count; n++) {
+    for (const [outcome, times] of Object.entries(await drain(connection, q, handler, options))) ended[outcome] = (ended[outcome] ?? 0) + times;
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  return ended;
+}
+
+test('parents and graphs', async () => {
+  const q = await queue();
+  const first = await enqueue(pool, q, 'first');
+  const bad = await enqueue(pool, q, 'bad');
+  const child = await enqueue(pool, q, 'child', { dependsOn: [first.id, bad.id], onParentFailure: 'run' });
+  assert.equal(child.status, 'blocked');
+  const handler = async (job) => {
+    if (job.payload === 'bad') throw new Dead('no');
+    return job.payload === 'child' ? job.parents() : { was: job.payload };
+  };
+  assert.deepEqual(await drainAll(q, handler, 3, { logger: silent }), { committed: 2, dead: 1 });
+  const parents = [{ id: first.id, queue: q, status: 'completed', result: { was: 'first' } }, { id: bad.id, queue: q, status: 'dead', result: null }];
+  assert.deepEqual((await jobOf(child.id)).result, parents);
+  const outside = await enqueue(pool, q, 'child', { dependsOn: [first.id] });
+  assert.deepEqual(await drainAll(q, handler, 1, { outside: true }), { committed: 1 });
+  assert.deepEqual((await jobOf(outside.id)).result, [parents[0]]);
+  await assert.rejects(enqueue(pool, q, 1, { dependsOn: ['9007199254740993'] }), NoSuchJob);
+
+  const jobs = await enqueueGraph(pool, {
+    sum: { queue: q, payload: null, kind: 'sum', dependsOn: ['a', '__proto__', first] },
+    a: { queue: q, payload: 1, expiresIn: 172800, runAt: new Date(), headers: { h: 1 } },
+    ['__proto__']: { queue: q, payload: 2, delay: 0, key: null },
+  });
+  assert.deepEqual(Object.keys(jobs).sort(), ['__proto__', 'a', 'sum']);
+  assert.deepEqual(jobs.sum, { id: jobs.sum.id, outcome: 'accepted', status: 'blocked' });
+  assert.deepEqual(await one("SELECT expires_at - created_at = '2 days' AS expires, headers->'h' AS h FROM idemq.jobs WHERE id = $1", jobs.a.id), { expires: true, h: 1 });
+  assert.deepEqual(await waitResults(pool, [jobs.sum.id, jobs.a.id], 0.01), [{ status: 'blocked', result: null }, { status: 'pending', result: null }]);
+  const adds = async (job) => (await job.parents()).reduce((sum, { result }) => sum + (result.was ? 0 : result), 0);
+  assert.deepEqual(await drainAll(q, { '': (job) => job.payload, sum: adds }, 3), { committed: 3 });
+  assert.deepEqual(await waitResults(pool, [jobs.sum.id, first.id]), [{ status: 'completed', result: 3 }, { status: 'completed', result: { was: 'first' } }]);
+  assert.deepEqual(await waitResults(pool, []), []);
+  await assert.rejects(enqueueGraph(pool, { a: { queue: q, payload: 1, dependsOn: ['a'] } }), { code: '22023' });
+  await assert.rejects(enqueueGraph(pool, { a: { queue: q, payload: 1, dependsOn: [{ id: null }] } }), TypeError);
+  await assert.rejects(enqueueGraph(pool, { a: { queue: q, payload: 1, dependsOn: [{ id: '9007199254740993' }] } }), NoSuchJob);
+  await assert.rejects(enqueueGraph(pool, { a: { queue: q } }), TypeError);
+});
+
+test('topics and numbers', async () => {
+  const q = await queue();
+  await pool.query(`SELECT idemq.create_topic('${q}')`);
+  assert.deepEqual(await publish(pool, `${q}.paid`, 1), []);
+  await pool.query(`SELECT idemq.bind_topic('${q}.#', '${q}')`);
+  const [job] = await publish(pool, `${q}.paid`, { n: 1 }, { key: 'k', kind: 'mail', priority: 1, expiresIn: 60 });
+  assert.deepEqual(job, { queue: q, id: job.id, outcome: 'accepted' });
+  assert.deepEqual(await publish(pool, `${q}.paid`, { n: 1 }, { key: 'k' }), [{ ...job, outcome: 'duplicate' }]);
+  assert.deepEqual(await one('SELECT payload, kind, priority FROM idemq.jobs WHERE id = $1', job.id), { payload: { n: 1 }, kind: 'mail', priority: 1 });
+
+  const five = await enqueueSequenced(pool, q, 'log/1', 5n, 'five', { kind: 'k', delay: 1 });
+  assert.deepEqual(five, { id: five.id, outcome: 'accepted', status: 'pending', result: null });
+  assert.deepEqual(await enqueueSequenced(pool, q, 'log/1', 5, 'five'), { ...five, outcome: 'duplicate' });
+  assert.deepEqual(await enqueueSequenced(pool, q, 'log/1', '4', 'four'), { id: null, outcome: 'duplicate', status: null, result: null });
+  await assert.rejects(sendEvent(pool, 'none', 'e'), NoSuchQueue);
 });
 
 test('debounce', async () => {

@@ -1,4 +1,5 @@
-# The three programs that doc/usage/three-programs.md shows for Node: a webhook, a sender of e-mail, a report.
+# The three programs that doc/usage/three-programs.md shows for Node: a webhook, a sender of e-mail, a report; and the
+# orders of doc/usage/events.md, which wait for a payment.
 # Killed, ended, behind a pooler that closes idle connections, failed over: each effect is there once.
 
 use strict;
@@ -156,6 +157,22 @@ $report = program('report.js');
 soon("SELECT status = 'completed' FROM idemq.job($id)", 'the report is made, by a second attempt');
 is_sql($node, "SELECT total, attempt, result->>'total' FROM reports, idemq.job($id)", '7|2|7', 'once, and is the result');
 ends($report, 'the report');
+
+# Orders that wait for their payment, while the worker is killed.
+sql($node, q[SELECT idemq.create_queue('orders', retry_base => '10 ms'); CREATE TABLE shipments (no int); CREATE TABLE reminders (no int)]);
+my $orders = program('orders.js');
+sql($node, q[SELECT idemq.enqueue('orders', jsonb_build_object('no', n), kind => 'order') FROM unnest('{42,43}'::int[]) n;
+	SELECT idemq.enqueue('orders', '{"no": 44}', kind => 'refund')]);
+wait_until($node, q[SELECT count(*) = 2 FROM idemq.steps WHERE state = 'waiting']);
+soon(q[SELECT status = 'pending' AND ready_at > now() + '30 s' AND attempt = 0 FROM idemq.jobs WHERE kind = 'refund'], 'a kind that the program does not know is given back');
+kill9($orders);
+sql($node, q[SELECT idemq.enqueue('orders', '{"no": 42}', kind => 'payment') FROM generate_series(1, 2)]);
+$orders = program('orders.js');
+soon(q[SELECT count(*) = 3 FROM idemq.jobs WHERE queue_id = idemq.queue_id('orders') AND status = 'completed'], 'the payment wakes its order');
+is_sql($node, q[SELECT s.no, r.no FROM shipments s LEFT JOIN reminders r ON true], '42|', 'which is shipped, once');
+sql($node, q[UPDATE idemq.steps SET call_until = now() WHERE name = 'paid 43'; SELECT idemq.retry(job_id) FROM idemq.steps WHERE name = 'paid 43']);
+soon(q[SELECT array_agg(no) = '{43}' FROM reminders], 'and a customer who has not paid in time is reminded');
+ends($orders, 'the orders');
 
 # The sender of e-mail: its provider answers 502, late, or not before the sender is dead.
 my $provider = program('node_provider.mjs');

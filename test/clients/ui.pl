@@ -17,6 +17,8 @@ use Test::More;
 my $modules = $ENV{IDEMQ_NODE_MODULES};
 plan skip_all => 'no fastify: npm cannot fetch it' unless $modules && -d "$modules/fastify" && -d "$modules/playwright-core";
 plan skip_all => 'no /usr/bin/chromium' unless -x '/usr/bin/chromium';
+my ($release) = qx{node --version} =~ /^v(\d+)/;
+plan skip_all => "no Node.js 20 or newer, which page and browser want: $release" if $release < 20;
 
 my $tmp = PostgreSQL::Test::Utils::tempdir();
 my $ui = "$tmp/ui";
@@ -41,7 +43,10 @@ sql($node, q{SELECT idemq.create_queue(name, max_attempts => 1) FROM unnest('{ma
 	SELECT idemq.enqueue('hostile', '{"text": "<script>alert(1)</script>"}', key => '<img src=x onerror=alert(1)>');
 	SELECT idemq.enqueue('large', to_jsonb(repeat('x', 999998)));
 	CREATE ROLE tenant LOGIN; SELECT idemq.grant_queue('hostile', 'tenant', 'claim');
-	SELECT count(*) FROM idemq.enqueue('mail', '2', priority => 0), idemq.claim('mail', lease => '1 h', worker => 'one')});
+	SELECT count(*) FROM idemq.enqueue('mail', '2', priority => 0), idemq.claim('mail', lease => '1 h', worker => 'one');
+	SELECT idemq.create_queue('flows');
+	SELECT idemq.enqueue('flows', '"send"', kind => 'letter', depends_on => ARRAY[id]) FROM idemq.enqueue('flows', '"order"');
+	SELECT idemq.await_event(id, token, 'paid 7', '3 days') FROM idemq.claim('flows')});
 
 my @pages;
 

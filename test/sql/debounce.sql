@@ -52,6 +52,17 @@ SELECT outcome FROM idemq.enqueue('q', '5', key => 'k', max_wait => '30 min', on
 SELECT payload FROM idemq.claim('q');
 DELETE FROM idemq.jobs;
 
+-- A job whose lease was lost was claimed: a request does not touch it, though it is pending; one to rerun does.
+SELECT * FROM ask('1', delay => '0');
+SELECT id FROM idemq.claim('q', lease => '1 ms') \gset
+SELECT pg_sleep(0.01);
+SELECT idemq.reap('q');
+SELECT * FROM ask('2');
+SELECT status, attempt, payload FROM idemq.jobs;
+SELECT outcome, status FROM idemq.enqueue('q', '3', key => 'k', on_duplicate => 'rerun');
+SELECT status, attempt, payload FROM idemq.jobs;
+DELETE FROM idemq.jobs;
+
 -- A key that is free again begins anew: key_ttl.
 SELECT outcome FROM idemq.enqueue('q', '1', key => 'k', delay => '0', max_wait => '1 h', key_ttl => '1 ms', on_duplicate => 'replace');
 SELECT idemq.commit(id, token) FROM idemq.claim('q');

@@ -111,6 +111,10 @@ SELECT * FROM idemq.check();
 -- Several of a group at once.
 SELECT idemq.create_queue('p', group_running => 4, group_rate => 3, group_period => '1 h') IS NOT NULL AS created;
 SELECT add('x', 1, 6, 'p'), add('y', 1, 2, 'p');
+-- Jobs of no group are not limited.
+SELECT idemq.create_queue('n', group_running => 2, group_rate => 1, group_period => '1 h') IS NOT NULL AS created;
+SELECT count(idemq.enqueue('n', to_jsonb('n' || n))) FROM generate_series(1, 4) n;
+SELECT take(10, 'n');
 SELECT take(2, 'p'), take(10, 'p');
 -- The next one has its place, and waits in it.
 SELECT jobs('x'), jobs('y'), waits('x4');

@@ -197,6 +197,33 @@ SELECT severity, invariant, regexp_replace(detail, '\d+', 'N', 'g') FROM idemq.c
 UPDATE idemq.jobs SET status = status WHERE payload = '"forgotten"';
 SELECT take(), done('forgotten'), jobs();
 SELECT count(idemq.cancel(id)) FROM idemq.jobs WHERE finished_at IS NULL;
+-- Jobs without a group take turns as one more group, which has no limit.
+SELECT add('a', 1, 3), count(idemq.enqueue('q', to_jsonb('alone' || n))) FROM generate_series(1, 6) n;
+SELECT count(*) FROM idemq.enqueue_many('q', '{"\"alone7\"", "\"alone8\""}', group_keys => '{NULL, NULL}');
+SELECT add('b', 1, 2), id IS NOT NULL AS delayed FROM idemq.enqueue('q', '"later"', delay => '1 h');
+SELECT take(), take(), take(), take(), take(), take(), take();
+SELECT jobs(), names FROM (SELECT string_agg(DISTINCT coalesce(group_key, 'NULL'), ' ') AS names FROM idemq.jobs WHERE finished_at IS NULL) x;
+SELECT regexp_replace(idemq.why(id_of('alone7')), '\d+', 'N', 'g');
+SELECT outcome, payload, group_key FROM idemq.claim_job(id_of('alone7'));
+SELECT outcome, payload FROM idemq.claim_job(id_of('alone7'));
+SELECT outcome FROM idemq.claim_job(id_of('later'));
+SELECT payload, group_key FROM idemq.claim('q');
+SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.jobs WHERE payload = '"alone1"';
+SELECT idemq.release(id, token) FROM idemq.jobs WHERE payload = '"alone2"';
+SELECT take(10);
+SELECT take(10), jobs('');
+SELECT * FROM idemq.check();
+-- A lower group_running makes no group of them.
+SELECT count(idemq.enqueue('q', to_jsonb('alone' || n))) FROM generate_series(9, 12) n;
+SELECT idemq.alter_queue('q', group_running => 1);
+SELECT take(), take(), idemq.fail(id, token, 'no', retry_in => '1 h') FROM idemq.jobs WHERE payload = '"alone1"';
+SELECT take(10), jobs('');
+SELECT (idemq.enqueue('q', '"alone13"')).outcome;
+SELECT group_key IS NULL AS alone, status FROM idemq.jobs WHERE id = id_of('alone13');
+SELECT * FROM idemq.check();
+SELECT idemq.alter_queue('q', group_running => 3);
+SELECT count(idemq.cancel(id)) FROM idemq.jobs WHERE finished_at IS NULL;
+SELECT idemq.enqueue('q', '1', group_key => '');
 -- Priority comes before turn.
 SELECT count(idemq.enqueue('q', to_jsonb('low' || n), group_key => 'low', priority => 6)) FROM generate_series(1, 2) n;
 SELECT count(idemq.enqueue('q', to_jsonb('high' || n), group_key => 'high', priority => 2)) FROM generate_series(1, 3) n;

@@ -298,7 +298,7 @@ SELECT idemq.commit(:id, :token);
 -- ... but when it skips the row, no call answers as if it were written.
 CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 CREATE TRIGGER skip BEFORE INSERT OR UPDATE OR DELETE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION skip();
-SET statement_timeout = '5 s';
+SET statement_timeout = '1 min';
 SELECT idemq.enqueue('q', '1');
 SELECT idemq.enqueue('q', '1', key => 'skipped');
 SELECT * FROM idemq.enqueue_many('q', '{1}');

@@ -101,7 +101,7 @@ $_->quit foreach $opener, @sessions;
 # does not lower it again below what the other has taken.
 SKIP:
 {
-	skip 'LEFT OUT: no gdb', 2 unless has_debugger($node);
+	skip 'no gdb that may attach', 2 unless has_debugger($node);
 
 	$node->restart;
 	my ($one, $two) = (session($node), session($node));

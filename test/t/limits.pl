@@ -121,27 +121,49 @@ sub check_exact
 	sql($node, 'TRUNCATE watched');
 }
 
+# Runs a round of clients under watch, and others until the watcher has seen all five, and CONDITION
+# is true: on a busy machine clients may begin when the watch is nearly over.
+sub rounds
+{
+	my ($round, $condition) = @_;
+
+	foreach (1 .. 15)
+	{
+		$round->();
+		last if sql($node, 'SELECT (SELECT max(processing) >= 5 FROM watched) AND ' . ($condition // 'true')) eq 't';
+	}
+}
+
 fresh($settings, $jobs);
-my $end = clients($node, $work, '-c', 16, '-T', 4);
-sql($node, 'CALL watch(3.5)');
-is($end->(), '', 'the clients came through');
+my $end;
+my $no_stall = '(SELECT claimed_total > 1000 FROM idemq.metrics)';
+rounds(
+	sub {
+		$end = clients($node, $work, '-c', 16, '-T', 4);
+		sql($node, 'CALL watch(3.5)');
+		is($end->(), '', 'the clients came through');
+	},
+	$no_stall);
 check_exact('stress');
-is_sql($node, 'SELECT claimed_total > 1000 FROM idemq.metrics', 't', 'and no stall');
+is_sql($node, "SELECT $no_stall", 't', 'and no stall');
 
 # Sessions that are terminated, at any place.
-$end = clients($node, $work, '-c', 16, '-T', 4, 'killed');
 my $killed = 0;
-my $watch = session($node);
-$watch->query_until(qr/sent/, "\\echo sent\nCALL watch(3.5);\n");
-foreach (1 .. 10)
-{
-	sleep 0.2;
-	$killed += sql($node, "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
-		WHERE application_name = 'pgbench' ORDER BY random() LIMIT 1) x");
-}
-$watch->query('SELECT');
-$watch->quit;
-is($end->(), '', 'the clients say nothing but that they were ended');
+rounds(
+	sub {
+		$end = clients($node, $work, '-c', 16, '-T', 4, 'killed');
+		my $watch = session($node);
+		$watch->query_until(qr/sent/, "\\echo sent\nCALL watch(3.5);\n");
+		foreach (1 .. 10)
+		{
+			sleep 0.2;
+			$killed += sql($node, "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
+				WHERE application_name = 'pgbench' ORDER BY random() LIMIT 1) x");
+		}
+		$watch->query('SELECT');
+		$watch->quit;
+		is($end->(), '', 'the clients say nothing but that they were ended');
+	});
 cmp_ok($killed, '>', 5, "$killed of them were");
 check_exact('sessions that end');
 
@@ -161,9 +183,12 @@ foreach my $worker ('on', 'off')
 	cmp_ok($left, '<=', 5, "worker $worker: after a crash no more than 5 are in processing");
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 5 - $left, "worker $worker: the others are claimed, no more");
 	sql($node, "UPDATE idemq.jobs SET status = 'pending', ready_at = now() WHERE status = 'processing'");
-	$end = clients($node, $work, '-c', 16, '-T', 3);
-	sql($node, 'CALL watch(2.5)');
-	is($end->(), '', "worker $worker: and so they come through");
+	rounds(
+		sub {
+			$end = clients($node, $work, '-c', 16, '-T', 3);
+			sql($node, 'CALL watch(2.5)');
+			is($end->(), '', "worker $worker: and so they come through");
+		});
 	check_exact("after a crash, worker $worker");
 }
 sql($node, 'ALTER SYSTEM RESET "idemq.worker"; SELECT pg_reload_conf()');

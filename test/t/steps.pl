@@ -34,18 +34,35 @@ sub begin
 
 # ---- A crash
 
-my ($id, $token) = job($node);
-sql($node, 'CHECKPOINT');
-my ($lost) = job($node);
-crash($node);
-is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE id = $lost", 0, 'with synchronous_commit = off a crash loses commits');
+# Another process may flush in between, on a busy machine now and then: then once more.
+my ($id, $token);
+my @begun;
+my $loses = 0;
+foreach (1 .. 20)
+{
+	($id, $token) = job($node);
+	sql($node, 'CHECKPOINT');
+	my ($lost) = job($node);
+	crash($node);
+	$loses = sql($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE id = $lost") eq 't';
+	last if $loses;
+}
+ok($loses, 'with synchronous_commit = off a crash loses commits');
 
-my @begun = begin($node, $id, $token, 'charge', '1 h');
-is($begun[0], 'new', 'a step begins');
-sql($node, "SELECT idemq.finish_step($id, $token, 'charge', '7')");
-crash($node);
-is_sql($node, "SELECT state, effect_key, call_until - begun_at FROM idemq.steps", "open|$begun[5]|01:00:00",
-	'its beginning is there after a crash, its answer was as any commit');
+my $state = '';
+foreach (1 .. 20)
+{
+	@begun = begin($node, $id, $token, 'charge', '1 h');
+	die "a step that is $begun[0]" if $begun[0] ne 'new';
+	sql($node, "SELECT idemq.finish_step($id, $token, 'charge', '7')");
+	crash($node);
+	my ($key, $until);
+	($state, $key, $until) = split /\|/, sql($node, "SELECT state, effect_key, call_until - begun_at FROM idemq.steps WHERE job_id = $id");
+	die "the beginning is lost: $key, $until" if $key ne $begun[5] || $until ne '01:00:00';
+	last if $state eq 'open';
+	($id, $token) = job($node);
+}
+is($state, 'open', 'the beginning of a step is there after a crash, its answer was as any commit');
 # The claim of the same moment, too: what was committed before is flushed with it.
 ($id, $token) = job($node);
 @begun = begin($node, $id, $token, 'charge', '1 h');

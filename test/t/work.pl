@@ -131,6 +131,21 @@ sub runs { my ($pid) = @_; return -e "/proc/$pid/stat" && slurp_file("/proc/$pid
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'that is all of it');
 }
 
+# A program that waits for an event.
+{
+	my $id = enqueue('{}');
+	my $ask = q[echo "SELECT outcome FROM idemq.await_event(:id, :token, 'paid', '1 h')" |] .
+	  qq[ psql -XAt -d '$dsn' -v id="\$IDEMQ_ID" -v token="\$IDEMQ_TOKEN"];
+	my $waits = qq[heard=\$($ask) && case \$heard in waiting) exit 75 ;; *) echo '"'\$heard'"' ;; esac];
+
+	is(once($waits, '--result'), '', 'an event that is not there');
+	is_job($id, 'pending|0||', 'the job sleeps');
+	is_sql($node, "SELECT state, ready_at > now() + '50 min' FROM idemq.steps JOIN idemq.jobs ON id = job_id WHERE job_id = $id", 'waiting|t', 'for as long as it was told to');
+	sql($node, "SELECT idemq.send_event('q', 'paid')");
+	is(once($waits, '--result'), '', 'the event comes');
+	is_job($id, 'completed|1|"arrived"|', 'and the job has heard it');
+}
+
 # Results.
 {
 	my $id = enqueue('{"a": [1, 2]}');

@@ -80,7 +80,7 @@ export const page = { size: PAGE, window: WINDOW };
 
 export const job = `
   SELECT j.id, j.queue_id, q.name AS queue, j.status, j.priority, j.attempt, j.max_attempts, j.key, j.group_key,
-    j.created_at, j.run_at, j.ready_at, j.claimed_at, j.deadline, j.finished_at, j.dead_at, j.expires_at, j.worker,
+    j.kind, j.created_at, j.run_at, j.ready_at, j.claimed_at, j.deadline, j.finished_at, j.dead_at, j.expires_at, j.worker,
     j.token, left(j.last_error, ${SHOWN}) AS last_error, idemq.why(j.id) AS why,
     idemq.may_administer(j.queue_id) AS may_administer
   FROM idemq.jobs j LEFT JOIN idemq.queues q ON q.queue_id = j.queue_id WHERE j.id = $1`;
@@ -111,6 +111,13 @@ export const hasSteps = "SELECT to_regclass('idemq.steps') IS NOT NULL AS there"
 export const steps = `
   SELECT s.name, s.state, left(s.request::text, 2000) AS request, left(s.response::text, 2000) AS response,
     s.begun_at, s.call_until FROM idemq.steps s WHERE s.job_id = $1 ORDER BY s.begun_at`;
+
+/** Jobs that this one was enqueued to wait for, and those that wait for it: some of each. */
+export const parents = `
+  SELECT p.parent AS id, p.queue, p.status FROM idemq.parents($1) p ORDER BY p.parent LIMIT 20`;
+export const children = `
+  SELECT j.id, q.name AS queue, j.status FROM idemq.dependencies d JOIN idemq.jobs j ON j.id = d.child
+  LEFT JOIN idemq.queues q ON q.queue_id = j.queue_id WHERE d.parent = $1 ORDER BY d.child LIMIT 20`;
 
 export const errors = `
   SELECT e.queue, e.sqlstate, left(e.error, 2000) AS error, e.fingerprint, e.jobs, e.dead, e.first_seen, e.last_seen,

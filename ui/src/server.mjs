@@ -130,6 +130,8 @@ export async function makeServer({ database, writes = false, logger = false }) {
       attempts: await database.query(queries.attempts, [id]),
       group: job.group_key === null ? null : await database.query(queries.group, [job.queue_id, job.group_key]),
       steps: there ? await database.query(queries.steps, [id]) : null,
+      parents: await database.query(queries.parents, [id]),
+      children: await database.query(queries.children, [id]),
     }, context), context);
   });
   app.get('/job/:id/:document', async (request, reply) => {

@@ -91,6 +91,15 @@ await page.locator('tbody a').first().click();
 ok((await said(page)).includes('<script>alert(1)</script>') && page.troubles.every((trouble) => !trouble.startsWith('dialog')),
   'a payload with a script is text, and nothing ran', page.troubles.join('; '));
 
+// What a job waits for.
+await page.goto(`${base}/queue/flows?list=all`);
+await page.locator('tbody a').first().click();
+const child = await said(page);
+ok(child.includes('blocked: waits for its parent') && child.includes('letter') && /the jobs that it waits for/i.test(child), 'a child, its kind and its parent', child);
+await page.locator('section', { hasText: /the jobs that it waits for/i }).locator('tbody a').first().click();
+const parent = await said(page);
+ok(parent.includes('waits for event "paid 7"') && parent.includes('waits for this event until') && /the jobs that wait for it/i.test(parent), 'an awaited event, and children', parent);
+
 // A large payload is cut, and can be had whole.
 await page.goto(`${base}/queue/large?list=all`);
 await page.locator('tbody a').first().click();

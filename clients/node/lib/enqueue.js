@@ -7,7 +7,7 @@ const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
   FROM idemq.enqueue($1::text, $2::jsonb, key => $3::text, delay => $4::interval, run_at => $5::timestamptz,
     priority => $6::int, group_key => $7::text, max_attempts => $8::int, headers => $9::jsonb,
     expires_in => $10::interval, key_ttl => $11::interval, on_duplicate => $12::text, nowait => $13::bool,
-    kind => $14::text, max_wait => $15::interval)`;
+    kind => $14::text, max_wait => $15::interval, depends_on => $16::bigint[], on_parent_failure => $17::text)`;
 
 /**
  * A value as JSON text.
@@ -39,6 +39,8 @@ export async function enqueue(client, queue, payload, options = {}) {
       options.nowait ?? false,
       options.kind ?? null,
       interval(options.maxWait),
+      options.dependsOn ?? null,
+      options.onParentFailure ?? 'cancel',
     ]);
     return rows[0];
   } catch (error) {

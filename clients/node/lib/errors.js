@@ -77,6 +77,17 @@ export class Dead extends Error {
   }
 }
 
+/** Thrown in a handler by `job.awaitEvent`: its job sleeps until the event comes. */
+export class Waiting extends Error {
+  /** @param {string} event @param {import('../index.js').Interval} timeout */
+  constructor(event, timeout) {
+    super(`waits for event ${event}`);
+    this.name = 'Waiting';
+    this.event = event;
+    this.timeout = timeout;
+  }
+}
+
 /** Thrown by the call of a step: the other side has definitely not done it. */
 export class Refused extends Error {
   /** @param {string} reason @param {ErrorOptions} [options] */

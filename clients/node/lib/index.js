@@ -2,6 +2,7 @@
 
 export { ClusterWorker } from './cluster.js';
 export { enqueue } from './enqueue.js';
+export { enqueueGraph, enqueueSequenced, publish, sendEvent, waitResults } from './flows.js';
 export { createPool } from './pool.js';
 export { Worker, drain } from './worker.js';
 export {
@@ -17,4 +18,5 @@ export {
   RetryLater,
   Snooze,
   StaleToken,
+  Waiting,
 } from './errors.js';

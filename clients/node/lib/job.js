@@ -1,8 +1,8 @@
 // An attempt at a job: what its handler sees of it, and the time that it has.
 
-import { Cancelled, typed } from './errors.js';
+import { Cancelled, Waiting, interval, typed } from './errors.js';
 import { json } from './enqueue.js';
-import { CHECKPOINT } from './statements.js';
+import { AWAIT_EVENT, CHECKPOINT, PARENTS } from './statements.js';
 import { step } from './step.js';
 import { traced } from './trace.js';
 
@@ -70,6 +70,18 @@ export class Job {
     this.state = JSON.parse(text);
   }
 
+  /** @type {import('../index.js').Job['awaitEvent']} */
+  async awaitEvent(name, timeout) {
+    const [{ outcome, payload }] = await this.#attempt.ask('awaitEvent', AWAIT_EVENT, [this.id, this.token, name, interval(timeout)]);
+    if (outcome === 'waiting') throw (this.#attempt.waiting = new Waiting(name, timeout));
+    return { arrived: outcome === 'arrived', payload };
+  }
+
+  /** @type {import('../index.js').Job['parents']} */
+  async parents() {
+    return this.#attempt.ask('parents', PARENTS, [this.id]);
+  }
+
   /** @type {import('../index.js').Job['step']} */
   step(name, call, options = {}) {
     return step(this, this.#attempt.outside('step'), name, call, options);
@@ -87,6 +99,10 @@ export class Attempt {
   why;
   /** Whether a handler was left that did not end in time. */
   abandoned = false;
+  /** Of a handler that has a transaction: its client. @type {import('pg').ClientBase | undefined} */
+  client;
+  /** Thrown in the handler: it waits for an event. @type {Waiting | undefined} */
+  waiting;
   /** Whether its commit was sent, and perhaps done. */
   sent = false;
 
@@ -117,6 +133,15 @@ export class Attempt {
   outside(what) {
     if (!this.#line) throw new Error(`job.${what} is for runOutside: in run the handler's effects are undone with its transaction, and need none`);
     return this.#line;
+  }
+
+  /** A statement, in the handler's transaction if it has one. @param {string} what @param {string} text @param {unknown[]} values @returns {Promise<any[]>} */
+  async ask(what, text, values) {
+    try {
+      return (await (this.client ? this.client.query(text, values) : this.outside(what).answer(text, values))).rows;
+    } catch (error) {
+      throw typed(error);
+    }
   }
 
   /** @param {Cancelled['why']} why */

@@ -36,11 +36,19 @@ export class Outside {
 
   /** @param {Attempt[]} attempts one @returns {Promise<Attempt[]>} what was claimed with its commit */
   async attempt([attempt]) {
+    /** @type {unknown} */
     let result;
     try {
       result = await attempt.call(() => this.handler(attempt.job));
     } catch (error) {
-      await this.worker.lent(settle(this.worker, this.line(), attempt, error));
+      if (!attempt.waiting) {
+        await this.worker.lent(settle(this.worker, this.line(), attempt, error));
+        return [];
+      }
+    }
+    if (attempt.waiting) {
+      // Given back by then: whatever the handler did is not heard.
+      this.worker.ended(attempt, 'waiting', attempt.waiting.message);
       return [];
     }
     return this.worker.lent(

@@ -1,7 +1,7 @@
 // The end of an attempt whose handler has thrown.
 
-import { Cancelled, Dead, RetryLater, Snooze, detailsOf, interval, sqlstate, textOf } from './errors.js';
-import { FAIL, RELEASE } from './statements.js';
+import { Cancelled, Dead, RetryLater, Snooze, Waiting, detailsOf, interval, sqlstate, textOf } from './errors.js';
+import { AWAIT_EVENT, FAIL, RELEASE } from './statements.js';
 
 /**
  * Tells the server what became of an attempt: failed, to be retried later, dead, or given back.
@@ -18,7 +18,9 @@ export async function settle(worker, line, attempt, error) {
     /** @type {{ rows: any[], again: boolean }} */
     let answer;
     try {
-      if (error instanceof Snooze || (error instanceof Cancelled && error.why !== 'timeout')) {
+      if (error instanceof Waiting) {
+        answer = await wait(line, attempt, error);
+      } else if (error instanceof Snooze || (error instanceof Cancelled && error.why !== 'timeout')) {
         const delay = error instanceof Snooze && error.delay !== 0 ? interval(error.delay) : null;
         answer = await line.answer(RELEASE, [id, token, delay]);
       } else {
@@ -34,5 +36,20 @@ export async function settle(worker, line, attempt, error) {
     worker.ended(attempt, answer.rows[0].outcome, text);
   } catch (failed) {
     worker.ended(attempt, 'lost', textOf(failed));
+  }
+}
+
+/**
+ * Notes a wait, which was undone with the handler's transaction. What has come meanwhile the next attempt hears.
+ * @param {import('./connection.js').Line} line @param {import('./job.js').Attempt} attempt @param {Waiting} waiting
+ * @returns {Promise<{ rows: any[], again: boolean }>}
+ */
+async function wait(line, { job: { id, token } }, { event, timeout }) {
+  try {
+    const answer = await line.answer(AWAIT_EVENT, [id, token, event, interval(timeout)]);
+    return answer.rows[0].outcome === 'waiting' ? answer : await line.answer(RELEASE, [id, token, null]);
+  } catch (error) {
+    if (!['IQ001', 'IQ002', 'IQ006'].includes(sqlstate(error))) throw error;
+    return { rows: [{ outcome: 'stale' }], again: false };
   }
 }

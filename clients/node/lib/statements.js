@@ -20,6 +20,9 @@ export const BEGIN_STEP = 'CALL idemq.begin_step($1::bigint, $2::bigint, $3::tex
 export const FINISH_STEP = 'SELECT idemq.finish_step($1::bigint, $2::bigint, $3::text, $4::jsonb) AS response';
 export const REFUSE_STEP = 'SELECT idemq.refuse_step($1::bigint, $2::bigint, $3::text, $4::text)';
 
+export const AWAIT_EVENT = 'SELECT outcome, payload FROM idemq.await_event($1::bigint, $2::bigint, $3::text, $4::interval)';
+export const PARENTS = 'SELECT parent::text AS id, queue, status::text, result FROM idemq.parents($1::bigint) AS p ORDER BY p.parent';
+
 export const SETTINGS = `SELECT 1000 * extract(epoch FROM coalesce($2::interval, lease))::float8 AS lease,
     1000 * extract(epoch FROM job_timeout)::float8 AS timeout
   FROM idemq.queues WHERE name = $1::text`;

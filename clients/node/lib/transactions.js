@@ -112,11 +112,14 @@ export class Transactions {
       /** @type {(string | null)[]} */
       const results = [];
       for (const attempt of jobs) {
+        attempt.client = session.client;
+        attempt.waiting = undefined;
         const result = await attempt.call(
           () => this.handler(attempt.job, session.client),
           () => (cancelling = session.cancel()),
         );
         if (session.status === 'I') throw new Error('the handler has ended the transaction, which its job is to be committed in: let it be, or use runOutside');
+        if (attempt.waiting) throw attempt.waiting;
         results.push(result === undefined ? null : json(result, 'the result'));
       }
       await cancelling;

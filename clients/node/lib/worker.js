@@ -277,7 +277,7 @@ export class Worker {
     this.#counts[outcome] = (this.#counts[outcome] ?? 0) + 1;
     if (outcome === 'stale' || outcome === 'not_found') this.#logger.warn(`${of}: the lease was lost: another attempt does it`);
     else if (outcome === 'lost') this.#logger.warn(`${of}: left to its lease: ${text}`);
-    else if (outcome === 'released') this.#logger.info(`${of}: released: ${text}`);
+    else if (outcome === 'released' || outcome === 'waiting') this.#logger.info(`${of}: ${outcome}: ${text}`);
     else if (outcome !== 'committed') this.#logger.warn(`${of}: ${outcome}: ${text}`);
   }
 

@@ -3,7 +3,10 @@
 import pg from 'pg';
 import * as declared from 'idemq';
 import * as real from '../lib/index.js';
-import { ClusterWorker, Cancelled, createPool, Dead, Refused, RetryLater, Snooze, Worker, drain, enqueue, type Job } from 'idemq';
+import {
+  ClusterWorker, Cancelled, createPool, Dead, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueueGraph, enqueueSequenced,
+  publish, sendEvent, waitResults, type Job,
+} from 'idemq';
 
 // Classes that an application makes no object of: what they are, not how they are made.
 type Made<T> = { [K in keyof T]: T[K] extends new (...args: any[]) => declared.IdemqError | declared.Cancelled ? new (...args: any[]) => InstanceType<T[K]> : T[K] };
@@ -27,6 +30,26 @@ export async function application(client: pg.PoolClient): Promise<void> {
   await drain('postgresql://db1/shop', 'mail', charge, { concurency: 2 });
   // @ts-expect-error an id is no number
   await client.query('SELECT 1').then(() => ({ id }) as { id: number });
+}
+
+export async function flows(pool: pg.Pool, offset: bigint): Promise<string> {
+  const first = await enqueue(pool, 'sums', 1, { dependsOn: ['17'], onParentFailure: 'run' });
+  const jobs = await enqueueGraph(pool, {
+    north: { queue: 'sums', payload: 'north', dependsOn: [first] },
+    report: { queue: 'sums', payload: null, kind: 'report', dependsOn: ['north'], maxWait: 60 },
+  });
+  // @ts-expect-error the graph has no such job
+  jobs.south;
+  await enqueueSequenced(pool, 'orders', 'shop/3', offset, {}, { kind: 'order' });
+  // @ts-expect-error it has a number for a key
+  await enqueueSequenced(pool, 'orders', 'shop/3', 4, {}, { key: 'k' });
+  for (const { queue, id } of await publish(pool, 'orders.paid', {}, { key: 'k' })) await sendEvent(pool, queue, id, first);
+  await new Worker({}, 'orders').run(async (job) => {
+    const { arrived, payload } = await job.awaitEvent('paid', '3 days');
+    return arrived satisfies boolean ? payload : (await job.parents()).map(({ id, result }) => [id satisfies string, result]);
+  });
+  const [{ status }] = await waitResults(pool, [jobs.report.id], '1 min');
+  return status;
 }
 
 export async function overShards(): Promise<number> {

@@ -19,7 +19,20 @@ from psycopg import AsyncConnection, Connection
 
 from ._attempts import Options
 from ._cluster import ClusterRun
-from ._job import AsyncJob, Job, StepCall
+from ._flows import (
+    GraphJob,
+    InGraph,
+    Published,
+    Result,
+    Sent,
+    Sequenced,
+    enqueue_graph,
+    enqueue_sequenced,
+    publish,
+    send_event,
+    wait_results,
+)
+from ._job import AsyncJob, Event, Job, Parent, StepCall
 from ._kinds import Handlers, handler_of
 from ._lanes import AsyncLane, AsyncTransaction, Lane, ThreadLane, ThreadTransaction
 from ._producer import Enqueued, enqueue
@@ -38,6 +51,7 @@ from .errors import (
     RetryLater,
     Snooze,
     StaleToken,
+    Waiting,
 )
 
 __all__ = [
@@ -50,20 +64,34 @@ __all__ = [
     "Delay",
     "DuplicateKey",
     "Enqueued",
+    "Event",
+    "GraphJob",
     "IdemqError",
+    "InGraph",
     "Job",
     "KeyReused",
     "NoSuchJob",
     "NoSuchQueue",
+    "Parent",
+    "Published",
     "Refused",
+    "Result",
     "RetryLater",
+    "Sent",
+    "Sequenced",
     "Snooze",
     "StaleToken",
     "StepCall",
+    "Waiting",
     "Worker",
     "drain",
     "drain_async",
     "enqueue",
+    "enqueue_graph",
+    "enqueue_sequenced",
+    "publish",
+    "send_event",
+    "wait_results",
 ]
 
 

@@ -23,11 +23,11 @@ from typing import Any, Callable, Coroutine, Optional, Sequence, TypeVar, Union
 import psycopg
 
 from . import _server
-from ._job import BaseJob, End, Unit
+from ._job import AWAIT, BaseJob, End, Unit
 from ._lanes import COMMIT, COMMIT_AND_CLAIM, Gone, Lane
 from ._places import Places
 from ._server import MAX_TEXT, Address, AsyncLink, Link, Lost, Row, clean
-from .errors import AlreadyCommitted, Dead, Delay, NoSuchJob, RetryLater, Snooze, StaleToken, interval
+from .errors import AlreadyCommitted, Dead, Delay, NoSuchJob, RetryLater, Snooze, StaleToken, Waiting, interval
 
 log = logging.getLogger("idemq")
 T = TypeVar("T")
@@ -188,6 +188,10 @@ class Attempts:
             end = await self._watch(lane, unit, False)
         finally:
             self._units.discard(unit)
+        if job.waiting is not None:
+            self._ended(job, "waiting")  # whatever the handler did then
+            await lane.go_on(end)
+            return []
         if end.error is None:
             return await self._places.lent(self._commit(job, end.value))
         await self._places.lent(self._after(job, unit, end.error))
@@ -247,6 +251,8 @@ class Attempts:
             await self._fail(job, text, {"timeout": unit.seconds}, None, False)
         elif unit.why is not None:
             await self._release(job, None)
+        elif isinstance(error, Waiting):
+            await self._wait(job, error)
         elif isinstance(error, Snooze):
             await self._release(job, error.delay)
         elif isinstance(error, RetryLater):
@@ -273,6 +279,20 @@ class Attempts:
     async def _release(self, job: BaseJob, delay: Optional[Delay]) -> None:
         self._ended(job, await self._tell_end(job, lambda _: (_RELEASE, (job.id, job.token, interval(delay)))))
 
+    async def _wait(self, job: BaseJob, waiting: Waiting) -> None:
+        """Notes the wait, which was undone with the handler's transaction.  What has come meanwhile the
+        next attempt hears."""
+        def statement(level: int) -> tuple[str, tuple[Any, ...]]:
+            if level > 0:
+                return _RELEASE, (job.id, job.token, None)
+            return AWAIT, (job.id, job.token, waiting.name, interval(waiting.timeout))
+
+        outcome = await self._tell_end(job, statement)
+        if outcome in ("arrived", "timed_out"):
+            await self._release(job, None)
+        else:
+            self._ended(job, outcome)
+
     async def give_back(self, jobs: Sequence[BaseJob]) -> None:
         """Jobs that were not begun."""
         values = [job.id for job in jobs], [job.token for job in jobs]
@@ -296,6 +316,9 @@ class Attempts:
                 break
             except Lost:
                 continue  # done or not: the same question is answered
+            except (StaleToken, NoSuchJob, AlreadyCommitted):
+                outcome = "stale"
+                break
             except asyncio.TimeoutError:
                 log.error("%s %d: the server could not be told how the attempt has ended; the job is left to its"
                           " lease", self.options.queue, job.id)

@@ -7,14 +7,15 @@ import logging
 import threading
 import time
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any, Awaitable, Callable, NamedTuple, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Awaitable, Callable, NamedTuple, Optional, Sequence, TypeVar, Union
 
 import psycopg
 from psycopg import AsyncConnection, Connection
+from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from ._server import Row, clean, document
-from .errors import Refused, Snooze
+from .errors import Delay, Refused, Snooze, Waiting, interval
 
 if TYPE_CHECKING:
     from ._attempts import Attempts
@@ -29,6 +30,8 @@ _CHECKPOINT = "SELECT idemq.checkpoint(%s, %s, %s)"
 _BEGIN_STEP = "CALL idemq.begin_step(%s, %s, %s, %s::jsonb, %s::interval)"
 _FINISH_STEP = "SELECT idemq.finish_step(%s, %s, %s, %s::jsonb)"
 _REFUSE_STEP = "SELECT idemq.refuse_step(%s, %s, %s, %s)"
+AWAIT = "SELECT outcome, payload FROM idemq.await_event(%s, %s, %s, %s::interval)"
+_PARENTS = "SELECT parent, queue, status::text, result FROM idemq.parents(%s) ORDER BY parent"
 
 
 class StepCall(NamedTuple):
@@ -47,6 +50,24 @@ class StepCall(NamedTuple):
     def timeout(self) -> float:
         """Seconds until then: give them to what makes the request."""
         return max((self.until - datetime.now(timezone.utc)).total_seconds(), 0.001)
+
+
+class Event(NamedTuple):
+    """What came of waiting for an event."""
+
+    arrived: bool
+    """False: its time was over before it came."""
+    payload: Any
+
+
+class Parent(NamedTuple):
+    """A job that this one was enqueued to wait for (depends_on), and what it has come to."""
+
+    id: int
+    queue: Optional[str]
+    status: Optional[str]
+    """None: completed and gone, in a queue that keeps no jobs."""
+    result: Any
 
 
 class BaseJob:
@@ -78,6 +99,10 @@ class BaseJob:
         self.deadline = datetime.now(timezone.utc)
         self._run: Optional[Attempts] = None
         self._unit: Optional[Unit] = None
+        self._conn: Any = None
+        """Of a handler that has a transaction: its connection."""
+        self.waiting: Optional[Waiting] = None
+        """Raised in the handler: it waits for an event."""
         self._heard(asked_at)
 
     def __repr__(self) -> str:
@@ -96,6 +121,16 @@ class BaseJob:
     async def _checkpoint(self, state: Any) -> None:
         await self._outside().tell(self, _CHECKPOINT, (self.id, self.token, Jsonb(state)))
         self.state = state
+
+    def _await(self, name: str, timeout: Delay) -> tuple[str, tuple[Any, ...]]:
+        return AWAIT, (self.id, self.token, name, interval(timeout))
+
+    def _awaited(self, name: str, timeout: Delay, rows: list[Row]) -> Event:
+        outcome, payload = rows[0]
+        if outcome == "waiting":
+            self.waiting = Waiting(name, timeout)
+            raise self.waiting
+        return Event(outcome == "arrived", payload)
 
     async def _begin_step(self, name: str, request: Any, seconds: float) -> tuple[bool, Any, StepCall]:
         """Whether it is done already, with which response; else how to call, or to ask."""
@@ -177,6 +212,29 @@ class Job(BaseJob):
             raise
         return run.from_thread(self._finish_step(name, response))
 
+    def await_event(self, name: str, timeout: Delay) -> Event:
+        """Wait for an event of the job's queue (send_event), so long after the first call at most.
+
+        While there is none the job is given back and sleeps, for days if need be: Waiting ends the
+        handler, what it did in a transaction is undone, and no attempt is counted.  When the event is
+        there, or the time over, the handler is called again from its beginning, and this returns what
+        came of it; so it does in every later attempt.
+        """
+        return self._awaited(name, timeout, self._ask(*self._await(name, timeout)))
+
+    def parents(self) -> list[Parent]:
+        """The jobs that this one was enqueued to wait for, with their results."""
+        return [Parent(*row) for row in self._ask(_PARENTS, (self.id,))]
+
+    def _ask(self, sql: str, values: Sequence[Any]) -> list[Row]:
+        """In the handler's transaction, if it has one."""
+        if self._conn is None:
+            run = self._outside()
+            return run.from_thread(run.tell(self, sql, values))
+        with self._conn.cursor(row_factory=tuple_row) as own:
+            rows: list[Row] = own.execute(sql, values).fetchall()
+        return rows
+
 
 class AsyncJob(BaseJob):
     """One attempt of a job, for a handler that is a coroutine function."""
@@ -219,6 +277,22 @@ class AsyncJob(BaseJob):
             raise
         # A handler that is cancelled now has called all the same.
         return await asyncio.shield(self._finish_step(name, response))
+
+    async def await_event(self, name: str, timeout: Delay) -> Event:
+        """As Job.await_event."""
+        return self._awaited(name, timeout, await self._ask(*self._await(name, timeout)))
+
+    async def parents(self) -> list[Parent]:
+        """As Job.parents."""
+        return [Parent(*row) for row in await self._ask(_PARENTS, (self.id,))]
+
+    async def _ask(self, sql: str, values: Sequence[Any]) -> list[Row]:
+        if self._conn is None:
+            return await self._outside().tell(self, sql, values)
+        async with self._conn.cursor(row_factory=tuple_row) as own:
+            await own.execute(sql, values)
+            rows: list[Row] = await own.fetchall()
+        return rows
 
 
 class Unit:

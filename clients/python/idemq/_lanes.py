@@ -163,8 +163,11 @@ class AsyncTransaction(AsyncLane):
                     raise Gone from error
                 results = []
                 for job in unit.jobs:
+                    job._conn, job.waiting = conn, None
                     with _trace.around(job.queue, job.headers):
                         results.append(_server.document(await handler(job, conn)))
+                    if job.waiting is not None:
+                        raise job.waiting
                 _still_open(conn)
                 sql, values = then(self.link)
                 await own.execute(*_statement(sql, unit, results, values))
@@ -249,8 +252,11 @@ class ThreadTransaction(ThreadLane):
                     raise Gone from error
                 results = []
                 for job in unit.jobs:
+                    job._conn, job.waiting = conn, None
                     with _trace.around(job.queue, job.headers):
                         results.append(_server.document(handler(job, conn)))
+                    if job.waiting is not None:
+                        raise job.waiting
                 _still_open(conn)
                 sql, values = then()
                 own.execute(*_statement(sql, unit, results, values))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Awaitable, NamedTuple, Optional, Union, overload
+from typing import Any, Awaitable, Callable, NamedTuple, Optional, Sequence, TypeVar, Union, overload
 
 from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from . import _trace
-from ._server import document
+from ._server import Row, document
 from .errors import Delay, interval
+
+T = TypeVar("T")
 
 _ENQUEUE = """SELECT id, outcome::text, status::text, result
     FROM idemq.enqueue(%(queue)s, %(payload)s, key => %(key)s, delay => %(delay)s::interval,
@@ -19,7 +21,8 @@ _ENQUEUE = """SELECT id, outcome::text, status::text, result
         max_attempts => %(max_attempts)s::int, headers => %(headers)s::jsonb,
         expires_in => %(expires_in)s::interval, key_ttl => %(key_ttl)s::interval,
         on_duplicate => %(on_duplicate)s, nowait => %(nowait)s, kind => %(kind)s,
-        max_wait => %(max_wait)s::interval)"""
+        max_wait => %(max_wait)s::interval, depends_on => %(depends_on)s::bigint[],
+        on_parent_failure => %(on_parent_failure)s)"""
 
 
 class Enqueued(NamedTuple):
@@ -50,6 +53,8 @@ def enqueue(
     nowait: bool = False,
     kind: Optional[str] = None,
     max_wait: Optional[Delay] = None,
+    depends_on: Optional[Sequence[int]] = None,
+    on_parent_failure: str = "cancel",
 ) -> Enqueued:
     ...
 
@@ -73,6 +78,8 @@ def enqueue(
     nowait: bool = False,
     kind: Optional[str] = None,
     max_wait: Optional[Delay] = None,
+    depends_on: Optional[Sequence[int]] = None,
+    on_parent_failure: str = "cancel",
 ) -> Awaitable[Enqueued]:
     ...
 
@@ -95,13 +102,16 @@ def enqueue(
     nowait: bool = False,
     kind: Optional[str] = None,
     max_wait: Optional[Delay] = None,
+    depends_on: Optional[Sequence[int]] = None,
+    on_parent_failure: str = "cancel",
 ) -> Union[Enqueued, Awaitable[Enqueued]]:
     """Add a job in the connection's transaction; to be awaited when that is an AsyncConnection.
 
     The job is there when the transaction commits.  payload is anything that is JSON.  With a key the
     same call again is answered with the first one's outcome; with another payload it raises KeyReused.
     kind is a label by which a worker chooses the handler.  max_wait, with on_duplicate="replace": how long
-    after the first request a delay that starts again with each ends.
+    after the first request a delay that starts again with each ends.  depends_on: ids of jobs that are
+    completed first; on_parent_failure, when one of them fails: "cancel", "wait" or "run".
     """
     values = {
         "queue": queue,
@@ -119,20 +129,29 @@ def enqueue(
         "nowait": nowait,
         "kind": kind,
         "max_wait": interval(max_wait),
+        "depends_on": None if depends_on is None else list(depends_on),
+        "on_parent_failure": on_parent_failure,
     }
+    return ask(conn, _ENQUEUE, values, lambda rows: Enqueued(*rows[0]))
+
+
+def ask(
+    conn: Union[Connection[Any], AsyncConnection[Any]],
+    sql: str,
+    values: dict[str, Any],
+    answer: Callable[[list[Row]], T],
+) -> Union[T, Awaitable[T]]:
+    """What a statement answers; of an AsyncConnection, to be awaited."""
     if isinstance(conn, AsyncConnection):
-        return _enqueue_async(conn, values)
+        return _ask_async(conn, sql, values, answer)
     with conn.cursor(row_factory=tuple_row) as cursor:
-        return _enqueued(cursor.execute(_ENQUEUE, values).fetchone())
+        return answer(cursor.execute(sql, values).fetchall())
 
 
-async def _enqueue_async(conn: AsyncConnection[Any], values: dict[str, Any]) -> Enqueued:
+async def _ask_async(
+    conn: AsyncConnection[Any], sql: str, values: dict[str, Any], answer: Callable[[list[Row]], T]
+) -> T:
     async with conn.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute(_ENQUEUE, values)
-        return _enqueued(await cursor.fetchone())
-
-
-def _enqueued(row: Optional[tuple[Any, ...]]) -> Enqueued:
-    assert row is not None
-    return Enqueued(*row)
+        await cursor.execute(sql, values)
+        return answer(await cursor.fetchall())
 

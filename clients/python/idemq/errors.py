@@ -66,6 +66,16 @@ class Dead(Exception):
         super().__init__(reason or "dead")
 
 
+class Waiting(BaseException):
+    """Raised in a handler by await_event: the job sleeps until the event comes.  Let it pass: no
+    `except Exception` holds it up, and whatever the handler does instead, its attempt is over."""
+
+    def __init__(self, name: str, timeout: Delay) -> None:
+        super().__init__(f"waits for event {name}")
+        self.name = name
+        self.timeout = timeout
+
+
 class Refused(Exception):
     """Raised by a step's call: the other side definitely did not do it."""
 

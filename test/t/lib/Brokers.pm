@@ -104,13 +104,13 @@ sub kill_9
 	return;
 }
 
-# Waits until a program has complained of something.
+# Waits until a program has complained of something; SINCE: behind that place of its file.
 sub complains
 {
-	my ($it, $of) = @_;
+	my ($it, $of, $since) = @_;
 	my $end = time + 120;
 
-	until (slurp_file($it->{errors}) =~ $of)
+	until (slurp_file($it->{errors}, $since) =~ $of)
 	{
 		die "$it->{name}: " . slurp_file($it->{errors}) if time > $end || !$it->{run}->pumpable;
 		Time::HiRes::sleep(0.1);

@@ -53,7 +53,9 @@ sub packed
 
 	IPC::Run::run([ 'npm', 'pack', '--cache', "$tmp/cache", '--pack-destination', $tmp, '--json', "$ENV{IDEMQ_SOURCE}/clients/node" ],
 		'<', \undef, '>', \$out, '2>', \$err) or die "npm pack: $err";
-	return JSON::PP->new->decode($out)->[0];
+	my $said = JSON::PP->new->decode($out);
+	# npm 12 names each package; before, it was a list.
+	return ref $said eq 'ARRAY' ? $said->[0] : $said->{idemq};
 }
 
 # A folder of an application with the packed client, other packages, and programs.

@@ -23,7 +23,13 @@ function took(attempt) {
       - Date.parse(attempt.claimed_at.replace(' ', 'T').replace(/\+00$/, 'Z'))) / 1000) : '–';
 }
 
-export function jobPage({ job, shown, attempts, group, steps }, context) {
+/** Parents or children of a job, if it has any. */
+function kin(title, jobs) {
+  return jobs.length > 0 && html`<section><h2>${title}</h2>${table(title, [number('Job'), 'Queue', 'Status'],
+    jobs.map((k) => [jobLink(k.id), k.queue ? queueLink(k.queue) : '–', k.status ? status(k.status) : 'completed and gone']), 'None.')}</section>`;
+}
+
+export function jobPage({ job, shown, attempts, group, steps, parents, children }, context) {
   const finished = job.finished_at !== null;
   return html`<p class="why"><span class="${job.status}">${job.why}</span></p>
 <p class="actions">${(!finished || ['dead', 'cancelled'].includes(job.status)) && job.status !== 'processing' && button(context, 'retry', 'Retry', { id: job.id })}
@@ -32,6 +38,7 @@ ${job.status === 'processing' && button(context, 'release', 'Release', { id: job
 <dl class="facts"><div><dt>queue</dt><dd>${job.queue ? queueLink(job.queue) : job.queue_id}</dd></div>
 <div><dt>attempt</dt><dd>${job.attempt} of ${job.max_attempts}</dd></div>
 <div><dt>priority</dt><dd>${job.priority}</dd></div>
+${job.kind !== null && html`<div><dt>kind</dt><dd>${job.kind}</dd></div>`}
 ${job.key !== null && html`<div><dt>key</dt><dd>${job.key}</dd></div>`}
 ${job.group_key !== null && html`<div><dt>group</dt><dd>${job.group_key}</dd></div>`}
 ${job.worker !== null && html`<div><dt>worker</dt><dd>${job.worker}</dd></div>`}
@@ -42,8 +49,10 @@ ${documents.map((name) => shownDocument(job.id, name, shown))}
 <section><h2>attempts that did not commit</h2>${table('Attempts', [number('Attempt'), 'Outcome', 'Worker', 'Ended', number('After'), 'Error'],
     attempts.map((a) => [a.attempt, a.outcome, a.worker, html`<span title="${time(a.ended_at)}">${distance(a.ended_at)}</span>`, took(a),
       html`<span class="error">${a.error}</span>${a.details && html` <code>${a.details}</code>`}`]), 'None.')}</section>
-${steps && html`<section><h2>steps</h2>${table('Steps', ['Step', 'State', 'Request', 'Response', 'Begun'], steps.map((s) => [s.name, s.state,
-    html`<code>${s.request}</code>`, html`<code>${s.response}</code>`, time(s.begun_at)]), 'None.')}</section>`}
+${steps && html`<section><h2>steps</h2>${table('Steps', ['Step', 'State', 'Request', 'Response', 'Begun'], steps.map((s) => [s.name,
+    s.state === 'waiting' ? html`waits for this event until ${time(s.call_until)}` : s.state, html`<code>${s.request}</code>`, html`<code>${s.response}</code>`, time(s.begun_at)]), 'None.')}</section>`}
+${kin('the jobs that it waits for', parents)}
+${kin('the jobs that wait for it', children)}
 ${group && html`<section><h2>its group, in order</h2>${table('Group', [number('Job'), 'Status', 'Enqueued'],
     group.map((g) => [g.id === job.id ? html`<b>${g.id}</b>` : jobLink(g.id), status(g.status), distance(g.created_at)]), 'None.')}</section>`}`;
 }

@@ -1,0 +1,107 @@
+// What goes beyond one job: events, topics, numbered producers, graphs, and waiting for results.
+
+import { interval, typed } from './errors.js';
+import { json } from './enqueue.js';
+import { inject } from './trace.js';
+
+const SEND_EVENT = `SELECT outcome::text, first_payload AS "firstPayload"
+  FROM idemq.send_event($1::text, $2::text, $3::jsonb)`;
+const OPTIONS = `delay => $1::interval, run_at => $2::timestamptz, priority => $3::int, group_key => $4::text,
+    max_attempts => $5::int, headers => $6::jsonb, expires_in => $7::interval, kind => $8::text`;
+const PUBLISH = `SELECT queue, id::text, outcome::text
+  FROM idemq.publish(topic => $9::text, payload => $10::jsonb, key => $11::text, ${OPTIONS})`;
+const ENQUEUE_SEQUENCED = `SELECT id::text, outcome::text, status::text, result
+  FROM idemq.enqueue_sequenced(queue => $9::text, producer => $10::text, seq => $11::bigint, payload => $12::jsonb, ${OPTIONS})`;
+const ENQUEUE_GRAPH = 'SELECT name, id::text, outcome::text, status::text FROM idemq.enqueue_graph($1::jsonb)';
+const WAIT_RESULTS = 'CALL idemq.wait_results($1::bigint[], $2::interval)';
+
+/**
+ * @param {import('../index.js').Queryable} client @param {string} text @param {unknown[]} values
+ * @returns {Promise<any[]>}
+ */
+async function rows(client, text, values) {
+  try {
+    return (await client.query(text, values)).rows;
+  } catch (error) {
+    throw typed(error);
+  }
+}
+
+/** @param {import('../index.js').MessageOptions} options */
+function common(options) {
+  const headers = inject(options.headers);
+  return [
+    interval(options.delay),
+    options.runAt ?? null,
+    options.priority ?? 4,
+    options.groupKey ?? null,
+    options.maxAttempts ?? null,
+    headers && json(headers, 'headers'),
+    interval(options.expiresIn),
+    options.kind ?? null,
+  ];
+}
+
+/** @type {typeof import('../index.js').sendEvent} */
+export async function sendEvent(client, queue, name, payload) {
+  const [sent] = await rows(client, SEND_EVENT, [queue, name, payload === undefined ? null : json(payload, 'the payload')]);
+  return sent;
+}
+
+/** @type {typeof import('../index.js').publish} */
+export async function publish(client, topic, payload, options = {}) {
+  return rows(client, PUBLISH, [...common(options), topic, json(payload, 'the payload'), options.key ?? null]);
+}
+
+/** @type {typeof import('../index.js').enqueueSequenced} */
+export async function enqueueSequenced(client, queue, producer, seq, payload, options = {}) {
+  const [enqueued] = await rows(client, ENQUEUE_SEQUENCED, [...common(options), queue, producer, `${seq}`, json(payload, 'the payload')]);
+  return enqueued;
+}
+
+/** @type {typeof import('../index.js').enqueueGraph} */
+export async function enqueueGraph(client, jobs) {
+  const graph = Object.entries(jobs).map(([name, job]) => jobText(name, job));
+  const placed = await rows(client, ENQUEUE_GRAPH, [`[${graph}]`]);
+  return Object.fromEntries(placed.map(({ name, ...job }) => [name, job]));
+}
+
+/** A job of a graph, as JSON. @param {string} name @param {import('../index.js').GraphJob} job @returns {string} */
+function jobText(name, job) {
+  /** @type {Record<string, unknown>} */
+  const members = {
+    name,
+    queue: job.queue,
+    key: job.key,
+    delay: interval(job.delay),
+    run_at: job.runAt,
+    priority: job.priority,
+    group_key: job.groupKey,
+    max_attempts: job.maxAttempts,
+    headers: inject(job.headers),
+    expires_in: interval(job.expiresIn),
+    key_ttl: interval(job.keyTtl),
+    on_duplicate: job.onDuplicate,
+    on_parent_failure: job.onParentFailure,
+    kind: job.kind,
+    max_wait: interval(job.maxWait),
+  };
+  const given = Object.entries(members).filter(([, value]) => value !== undefined && value !== null);
+  const own = json(Object.fromEntries(given), `job ${name}`);
+  return `${own.slice(0, -1)}, "payload": ${json(job.payload, `the payload of ${name}`)}, "depends_on": [${(job.dependsOn ?? []).map(parent)}]}`;
+}
+
+/** A name, or an id with all its digits. @param {string | { id: string | null }} parent @returns {string} */
+function parent(parent) {
+  if (typeof parent === 'string') return JSON.stringify(parent);
+  if (!/^\d+$/.test(`${parent.id}`)) throw new TypeError(`an id is a string of digits, not ${parent.id}`);
+  return `${parent.id}`;
+}
+
+/** @type {typeof import('../index.js').waitResults} */
+export async function waitResults(client, ids, timeout = 30) {
+  const [{ statuses, results }] = await rows(client, WAIT_RESULTS, [ids, interval(timeout)]);
+  // An array of an enum comes as text, unless pg was told of it.
+  const names = typeof statuses === 'string' ? statuses.slice(1, -1).split(',') : statuses;
+  return ids.map((_, n) => ({ status: names[n], result: results[n] }));
+}

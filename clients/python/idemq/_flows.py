@@ -1,0 +1,364 @@
+"""What goes beyond one job: events, topics, numbered producers, graphs, and waiting for results.
+
+Each call is one statement on the connection that it is given, in its transaction; of an AsyncConnection
+it is to be awaited.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, Awaitable, Mapping, NamedTuple, Optional, Sequence, TypedDict, Union, overload
+
+from psycopg import AsyncConnection, Connection
+from psycopg.types.json import Jsonb
+
+from . import _trace
+from ._producer import ask
+from ._server import AnyConnection, Row, document
+from .errors import Delay, interval
+
+_SEND = """SELECT outcome::text, first_payload
+    FROM idemq.send_event(%(queue)s, %(name)s, %(payload)s::jsonb)"""
+_PUBLISH = """SELECT queue, id, outcome::text
+    FROM idemq.publish(%(topic)s, %(payload)s, key => %(key)s, delay => %(delay)s::interval,
+        run_at => %(run_at)s, priority => %(priority)s::int, group_key => %(group_key)s,
+        max_attempts => %(max_attempts)s::int, headers => %(headers)s::jsonb,
+        expires_in => %(expires_in)s::interval, kind => %(kind)s)"""
+_ENQUEUE_SEQUENCED = """SELECT id, outcome::text, status::text, result
+    FROM idemq.enqueue_sequenced(%(queue)s, %(producer)s, %(seq)s, %(payload)s,
+        delay => %(delay)s::interval, run_at => %(run_at)s, priority => %(priority)s::int,
+        group_key => %(group_key)s, max_attempts => %(max_attempts)s::int,
+        headers => %(headers)s::jsonb, expires_in => %(expires_in)s::interval, kind => %(kind)s)"""
+_ENQUEUE_GRAPH = "SELECT name, id, outcome::text, status::text FROM idemq.enqueue_graph(%(jobs)s)"
+_WAIT_RESULTS = "CALL idemq.wait_results(%(ids)s::bigint[], %(timeout)s::interval)"
+
+
+class Sent(NamedTuple):
+    """What became of an event."""
+
+    outcome: str
+    """accepted; duplicate: it was sent before."""
+    first_payload: Any
+    """The one that counts: of a duplicate the other's."""
+
+
+class Published(NamedTuple):
+    """A job of one of the queues that are bound to a topic."""
+
+    queue: str
+    id: int
+    outcome: str
+
+
+class Sequenced(NamedTuple):
+    """What became of a message with a number; of a duplicate id, status and result if it is the last one."""
+
+    id: Optional[int]
+    outcome: str
+    status: Optional[str]
+    result: Any
+
+
+class _Named(TypedDict):
+    queue: str
+    payload: Any
+
+
+class GraphJob(_Named, total=False):
+    """A job of a graph: its queue and payload, and what else enqueue takes."""
+
+    depends_on: Sequence[Union[str, int]]
+    """Names in the graph, and ids of jobs that are there."""
+    on_parent_failure: str
+    key: str
+    delay: Delay
+    run_at: datetime
+    priority: int
+    group_key: str
+    max_attempts: int
+    headers: dict[str, Any]
+    expires_in: Delay
+    key_ttl: Delay
+    on_duplicate: str
+    kind: str
+    max_wait: Delay
+
+
+class InGraph(NamedTuple):
+    """What became of a job of a graph."""
+
+    id: int
+    outcome: str
+    status: str
+
+
+class Result(NamedTuple):
+    """What a job has come to."""
+
+    status: str
+    """completed, dead or cancelled; another one: it was not finished in time."""
+    result: Any
+
+
+@overload
+def send_event(
+    conn: Connection[Any],
+    queue: str,
+    name: str,
+    payload: Any = None,
+) -> Sent:
+    ...
+
+
+@overload
+def send_event(
+    conn: AsyncConnection[Any],
+    queue: str,
+    name: str,
+    payload: Any = None,
+) -> Awaitable[Sent]:
+    ...
+
+
+def send_event(
+    conn: AnyConnection,
+    queue: str,
+    name: str,
+    payload: Any = None,
+) -> Union[Sent, Awaitable[Sent]]:
+    """Tell the jobs of a queue that await this event, now or within the queue's idempotency_window.
+
+    Those that wait are ready with the commit.
+    """
+    values = {"queue": queue, "name": name, "payload": document(payload)}
+    return ask(conn, _SEND, values, lambda rows: Sent(*rows[0]))
+
+
+@overload
+def publish(
+    conn: Connection[Any],
+    topic: str,
+    payload: Any,
+    *,
+    key: Optional[str] = None,
+    delay: Optional[Delay] = None,
+    run_at: Optional[datetime] = None,
+    priority: int = 4,
+    group_key: Optional[str] = None,
+    max_attempts: Optional[int] = None,
+    headers: Optional[dict[str, Any]] = None,
+    expires_in: Optional[Delay] = None,
+    kind: Optional[str] = None,
+) -> list[Published]:
+    ...
+
+
+@overload
+def publish(
+    conn: AsyncConnection[Any],
+    topic: str,
+    payload: Any,
+    *,
+    key: Optional[str] = None,
+    delay: Optional[Delay] = None,
+    run_at: Optional[datetime] = None,
+    priority: int = 4,
+    group_key: Optional[str] = None,
+    max_attempts: Optional[int] = None,
+    headers: Optional[dict[str, Any]] = None,
+    expires_in: Optional[Delay] = None,
+    kind: Optional[str] = None,
+) -> Awaitable[list[Published]]:
+    ...
+
+
+def publish(
+    conn: AnyConnection,
+    topic: str,
+    payload: Any,
+    *,
+    key: Optional[str] = None,
+    delay: Optional[Delay] = None,
+    run_at: Optional[datetime] = None,
+    priority: int = 4,
+    group_key: Optional[str] = None,
+    max_attempts: Optional[int] = None,
+    headers: Optional[dict[str, Any]] = None,
+    expires_in: Optional[Delay] = None,
+    kind: Optional[str] = None,
+) -> Union[list[Published], Awaitable[list[Published]]]:
+    """Add a job to each queue that is bound to a topic; answers these jobs, none when nobody is bound."""
+    values = _options(delay, run_at, priority, group_key, max_attempts, headers, expires_in, kind)
+    values.update(topic=topic, payload=Jsonb(payload), key=key)
+    return ask(conn, _PUBLISH, values, lambda rows: [Published(*row) for row in rows])
+
+
+@overload
+def enqueue_sequenced(
+    conn: Connection[Any],
+    queue: str,
+    producer: str,
+    seq: int,
+    payload: Any,
+    *,
+    delay: Optional[Delay] = None,
+    run_at: Optional[datetime] = None,
+    priority: int = 4,
+    group_key: Optional[str] = None,
+    max_attempts: Optional[int] = None,
+    headers: Optional[dict[str, Any]] = None,
+    expires_in: Optional[Delay] = None,
+    kind: Optional[str] = None,
+) -> Sequenced:
+    ...
+
+
+@overload
+def enqueue_sequenced(
+    conn: AsyncConnection[Any],
+    queue: str,
+    producer: str,
+    seq: int,
+    payload: Any,
+    *,
+    delay: Optional[Delay] = None,
+    run_at: Optional[datetime] = None,
+    priority: int = 4,
+    group_key: Optional[str] = None,
+    max_attempts: Optional[int] = None,
+    headers: Optional[dict[str, Any]] = None,
+    expires_in: Optional[Delay] = None,
+    kind: Optional[str] = None,
+) -> Awaitable[Sequenced]:
+    ...
+
+
+def enqueue_sequenced(
+    conn: AnyConnection,
+    queue: str,
+    producer: str,
+    seq: int,
+    payload: Any,
+    *,
+    delay: Optional[Delay] = None,
+    run_at: Optional[datetime] = None,
+    priority: int = 4,
+    group_key: Optional[str] = None,
+    max_attempts: Optional[int] = None,
+    headers: Optional[dict[str, Any]] = None,
+    expires_in: Optional[Delay] = None,
+    kind: Optional[str] = None,
+) -> Union[Sequenced, Awaitable[Sequenced]]:
+    """Add a job for a message of one ordered log, such as a Kafka partition, by its number there.
+
+    A number that is not higher than the producer's last one is a duplicate; gaps are normal.  Not for ids of
+    an outbox table, which are committed in another order.
+    """
+    values = _options(delay, run_at, priority, group_key, max_attempts, headers, expires_in, kind)
+    values.update(queue=queue, producer=producer, seq=seq, payload=Jsonb(payload))
+    return ask(conn, _ENQUEUE_SEQUENCED, values, lambda rows: Sequenced(*rows[0]))
+
+
+@overload
+def enqueue_graph(
+    conn: Connection[Any],
+    jobs: Mapping[str, GraphJob],
+) -> dict[str, InGraph]:
+    ...
+
+
+@overload
+def enqueue_graph(
+    conn: AsyncConnection[Any],
+    jobs: Mapping[str, GraphJob],
+) -> Awaitable[dict[str, InGraph]]:
+    ...
+
+
+def enqueue_graph(
+    conn: AnyConnection,
+    jobs: Mapping[str, GraphJob],
+) -> Union[dict[str, InGraph], Awaitable[dict[str, InGraph]]]:
+    """Add jobs that depend on each other, all or none: by names, which their depends_on says.
+
+    A circle raises 22023.  Of a job whose key is taken the answer is that of the one that has it.
+    """
+    values = {"jobs": Jsonb([_member_texts(name, job) for name, job in jobs.items()])}
+    return ask(conn, _ENQUEUE_GRAPH, values, lambda rows: {row[0]: InGraph(*row[1:]) for row in rows})
+
+
+@overload
+def wait_results(
+    conn: Connection[Any],
+    ids: Sequence[int],
+    timeout: Delay = 30,
+) -> list[Result]:
+    ...
+
+
+@overload
+def wait_results(
+    conn: AsyncConnection[Any],
+    ids: Sequence[int],
+    timeout: Delay = 30,
+) -> Awaitable[list[Result]]:
+    ...
+
+
+def wait_results(
+    conn: AnyConnection,
+    ids: Sequence[int],
+    timeout: Delay = 30,
+) -> Union[list[Result], Awaitable[list[Result]]]:
+    """Sleep until all of these jobs are finished; answers what each has come to, in the order of ids.
+
+    After timeout what it is then.  The connection must be in autocommit, and in no transaction.
+    """
+    values = {"ids": list(ids), "timeout": interval(timeout)}
+    return ask(conn, _WAIT_RESULTS, values, _results)
+
+
+def _options(
+    delay: Optional[Delay],
+    run_at: Optional[datetime],
+    priority: int,
+    group_key: Optional[str],
+    max_attempts: Optional[int],
+    headers: Optional[dict[str, Any]],
+    expires_in: Optional[Delay],
+    kind: Optional[str],
+) -> dict[str, Any]:
+    return {
+        "delay": interval(delay),
+        "run_at": run_at,
+        "priority": priority,
+        "group_key": group_key,
+        "max_attempts": max_attempts,
+        "headers": document(_trace.inject(headers)),
+        "expires_in": interval(expires_in),
+        "kind": kind,
+    }
+
+
+def _member_texts(name: str, job: GraphJob) -> dict[str, Any]:
+    """A job of a graph as JSON: times as PostgreSQL's text."""
+    members: dict[str, Any] = {**job, "name": name}
+    for member in ("delay", "expires_in", "key_ttl", "max_wait"):
+        delay = interval(members.get(member))
+        members[member] = (
+            f"{delay // timedelta(microseconds=1)} microseconds" if isinstance(delay, timedelta) else delay
+        )
+    if isinstance(members.get("run_at"), datetime):
+        members["run_at"] = members["run_at"].isoformat()
+    members["headers"] = _trace.inject(members.get("headers"))
+    depends_on = members.get("depends_on")
+    members["depends_on"] = None if depends_on is None else list(depends_on)
+    # The payload may be null.
+    return {member: value for member, value in members.items() if value is not None or member == "payload"}
+
+
+def _results(rows: list[Row]) -> list[Result]:
+    statuses, results = rows[0]
+    # An array of an enum comes as text.
+    names = statuses.strip("{}").split(",") if isinstance(statuses, str) else statuses
+    return [Result(status, result) for status, result in zip(names, results)]

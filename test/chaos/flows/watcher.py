@@ -1,0 +1,26 @@
+"""watcher.py: looks, as often as it can, whether a limit is exceeded; README.md here, arguments in common.py."""
+
+import time
+
+from common import FlowClient
+
+LOOK = """
+    INSERT INTO excess (what)
+    SELECT format('%s: %s in processing', q.name, count(*)) FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
+        WHERE j.status = 'processing' AND q.name ~ 'limited|elastic' GROUP BY q.name HAVING count(*) > CASE WHEN q.name ~ 'elastic' THEN 4 ELSE 3 END
+    UNION ALL
+    SELECT format('%s: %s heads of group %s', q.name, count(*), j.group_key) FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
+        WHERE j.group_key IS NOT NULL AND j.finished_at IS NULL AND j.status <> 'blocked' GROUP BY q.name, j.group_key HAVING count(*) > 1
+    UNION ALL
+    SELECT format('%s: running %s', queue, running) FROM idemq.metrics WHERE queue ~ 'limited|elastic'
+        AND running > CASE WHEN queue ~ 'elastic' THEN 4 ELSE 3 END
+"""
+
+
+class Watcher(FlowClient):
+    def work(self):
+        self.do(lambda: self.execute(LOOK))
+        self.do(lambda: self.execute("INSERT INTO looks (processing) SELECT max(n) FROM (SELECT count(*) AS n FROM idemq.jobs "
+                                     "JOIN idemq.queues USING (queue_id) WHERE status = 'processing' AND name ~ 'limited' GROUP BY queue_id) x"))
+        time.sleep(0.05)
+        return True

@@ -1,0 +1,246 @@
+# Dependencies, events, topics, sequences, debounce, kinds, sagas, limits and tenants, all at
+# once, while clients stall beyond their leases, are killed, lose their sessions and their
+# answers, queues and rights are altered, retention runs, and the server crashes.  What was
+# asked for and what was done stand in ledgers; test/chaos/flows/account.py compares them.
+#
+# IDEMQ_FLOWS=seconds (12; make chaos: SOAK); FLOWS_SEED=n makes the choices of a run again
+# (not its interleaving).
+#
+# expects in log: was terminated by signal 9
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(time sleep);
+
+my $seconds = $ENV{IDEMQ_FLOWS} // 12;
+my $seed = $ENV{FLOWS_SEED} // int(rand(2**31));
+my $tenants = 3;
+my $flows = "$ENV{IDEMQ_SOURCE}/test/chaos/flows";
+my $log = "$PostgreSQL::Test::Utils::tmp_check/flows.log";
+my (%done, @clients, @stalled);
+my $number = 0;
+
+srand($seed);
+diag "figure: seed $seed: FLOWS_SEED=$seed repeats its choices";
+my $node = new_server('flows', 'idemq.worker' => 'on', max_connections => 60, log_statement => 'none', restart_after_crash => 'on',
+	'idemq.purge_interval' => '1s', autovacuum_naptime => '5s', deadlock_timeout => '100ms');
+$node->safe_psql('postgres', slurp_file("$flows/setup.sql"), extra_params => [ '-v', "tenants=$tenants" ]);
+
+my $orders = '';
+my $nursery = IPC::Run::start([ '/usr/bin/python3', "$flows/nursery.py", "host=${\$node->host} port=${\$node->port} dbname=postgres", $log, $seed ],
+	'<', \$orders, '>&', "$log.nursery");
+
+# What a client has left in a file, once it is there.
+sub file_of
+{
+	my ($client, $what) = @_;
+	my $file = "$log.$client->{name}.$what";
+	my $end = time + 180;
+
+	until (-e $file)
+	{
+		die "no $file: " . slurp_file("$log.nursery") if time > $end;
+		sleep 0.01;
+	}
+	return slurp_file($file);
+}
+
+sub start_client
+{
+	my ($slot, $program, $role, @more) = @_;
+	my $name = "flows-$program-" . ++$number;
+
+	$orders .= "$name $program $role @more\n";
+	$nursery->pump while $orders ne '';
+	$clients[$slot] = { name => $name, what => [ $program, $role, @more ] };
+	return;
+}
+
+sub pid { $_[0]{pid} //= file_of($_[0], 'pid'); return $_[0]{pid}; }
+
+sub kill_client
+{
+	kill 'KILL', pid($_[0]);
+	return (file_of($_[0], 'exit') & 127) == 9;
+}
+
+# Ends all clients between two pieces of work; they must have said nothing.
+sub end_clients
+{
+	my ($name) = @_;
+
+	kill 'CONT', map { pid($_) } @clients;
+	kill 'TERM', map { pid($_) } @clients;
+	finish_clients($name);
+	return;
+}
+
+sub finish_clients
+{
+	my ($name) = @_;
+
+	is(join('', map { my $status = file_of($_, 'exit'); my $said = slurp_file("$log.$_->{name}"); $status || $said ne '' ? "$_->{name}: $status $said" : () } @clients),
+		'', "$name: the clients came through");
+	@clients = ();
+	return;
+}
+
+sub tenant { return 't' . int(rand($tenants)); }
+
+my $ours = q{FROM (SELECT pid FROM pg_stat_activity WHERE application_name ~ '^flows-(worker|producer)' ORDER BY random() LIMIT 1) x};
+my %trouble = (
+	# Sleeps through its lease with jobs in hand, and knows nothing of it.
+	stalls => sub {
+		my $client = $clients[ int(rand(@clients)) ];
+		kill 'STOP', pid($client);
+		push @stalled, [ time + 1.4, pid($client) ];
+		return 1;
+	},
+	kills => sub {
+		my $slot = int(rand(@clients));
+		my $client = $clients[$slot];
+		my $killed = kill_client($client);
+		start_client($slot, @{ $client->{what} });
+		return $killed;
+	},
+	terminations => sub { return sql($node, "SELECT count(pg_terminate_backend(pid)) $ours") },
+	cancels => sub { return sql($node, "SELECT count(pg_cancel_backend(pid)) $ours") },
+	alters => sub { sql($node, 'SELECT alter_one(' . rand() . ')'); return 1 },
+	rights => sub { sql($node, "SELECT toggle('" . tenant() . "')"); return 1 },
+	mends => sub { return sql($node, 'SELECT mend(0.3)') },
+	retentions => sub { sql($node, 'SELECT idemq.apply_retention(1000)'); return 1 },
+	workers => sub {
+		return sql($node, q{SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'idemq worker'});
+	},
+	crashes => sub {
+		crash($node);
+		wait_until($node, 'SELECT true');
+		return 1;
+	},
+	nines => sub {
+		my $offset = -s $node->logfile;
+		my $pid = sql($node, "SELECT coalesce(max(pid), 0) $ours");
+		return 0 if !$pid || !kill 'KILL', $pid;
+		$node->wait_for_log(qr/all server processes terminated; reinitializing/, $offset);
+		wait_until($node, 'SELECT true');
+		return 1;
+	});
+my @usual = qw(kills terminations alters rights mends cancels stalls retentions alters terminations rights kills mends workers);
+
+# Trouble of all kinds for so long; crashes: of the server, at even times of it.
+sub rage
+{
+	my ($for, @crashes) = @_;
+	my $start = time;
+	my $n = 0;
+
+	# Each kind of it at least once, however slow the machine.
+	while (time < $start + $for || $n < @usual || @crashes)
+	{
+		my $crash = @crashes && (time > $start + $for * 0.5 || $n >= @usual);
+		my $what = $crash ? $crashes[0] : $usual[ $n++ % @usual ];
+		my $count = $trouble{$what}->();
+		$done{$what} += $count;
+		shift @crashes if $crash && $count;
+		sleep 0.05 + rand(0.1);
+		while (@stalled && $stalled[0][0] < time) { kill 'CONT', (shift @stalled)->[1]; }
+	}
+	return;
+}
+
+sub start_all
+{
+	my $slot = 0;
+
+	foreach my $t (0 .. $tenants - 1)
+	{
+		start_client($slot++, $_, "t$t") foreach qw(worker worker producer);
+	}
+	start_client($slot++, 'watcher', 'all');
+	pid($_) foreach @clients;
+	return;
+}
+
+# Calm clients do what is left.
+sub drain
+{
+	my ($name) = @_;
+
+	start_client($_, 'producer', "t$_", 'calm') foreach 0 .. $tenants - 1;
+	finish_clients("$name, what was to come");
+	start_client($_, 'worker', "t$_", 'calm') foreach 0 .. $tenants - 1;
+	start_client($tenants, 'watcher', 'all', 'calm');
+	my $left = 'SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL';
+	my $end = time + 180;
+	while (sql($node, $left) > 0 && time < $end)
+	{
+		sleep 0.2;
+		sql($node, 'SELECT mend(1)');
+	}
+	is_sql($node, "SELECT count(*), string_agg(name || ' ' || idemq.why(id), E'\\n') FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE finished_at IS NULL",
+		'0|', "$name: nothing is left");
+	end_clients($name);
+	return;
+}
+
+# At rest: the counters since the server's start say what has been done in it.
+my $counters = q{SELECT queue, enqueued_total + redriven_total + reruns_total AS came, committed_total + dead_total + cancelled_total AS went,
+	(SELECT count(*) FROM idemq.jobs j WHERE j.queue_id = m.queue_id AND finished_at IS NULL) AS there FROM idemq.metrics m WHERE queue ~ '^t\d'};
+
+start_all();
+rage($seconds * 0.7, ('crashes', 'nines') x (1 + int($seconds / 120)));
+# All are killed, and the server crashes; from there on it counts.
+kill_client($_) foreach @clients;
+@clients = ();
+crash($node);
+my ($before, $again) = ('', '');
+while (1)
+{
+	($before, $again) = ($again, sql($node, "$counters ORDER BY 1"));
+	last if $before eq $again;
+	sleep 0.5;
+}
+sql($node, "CREATE TABLE at_start AS $counters");
+my $effects = sql($node, 'SELECT coalesce(max(seq), 0) FROM effects');
+start_all();
+rage($seconds * 0.3);
+end_clients('the end');
+drain('the end');
+
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+my ($out, $error) = ('', '');
+IPC::Run::run([ '/usr/bin/python3', "$flows/account.py", "host=${\$node->host} port=${\$node->port} dbname=postgres" ], '<', \undef, '>', \$out, '2>', \$error);
+is($error, '', 'the account came to its end');
+is(join("\n", $out =~ /^found: .*$/mg), '', 'nothing was found');
+diag $_ foreach $out =~ /^figure: .*$/mg;
+is_sql($node, "SELECT c.queue, c.came - s.came, c.went - s.went, s.there, c.there FROM ($counters) c JOIN at_start s USING (queue)
+	WHERE s.there + c.came - s.came <> c.went - s.went + c.there", '', 'what came, went or is there');
+is_sql($node, "SELECT m.queue, committed_total, count(e.job) FROM idemq.metrics m LEFT JOIN (SELECT c.queue, e.job FROM effects e JOIN claims c USING (job, token)
+	WHERE e.seq > $effects) e USING (queue) WHERE m.queue ~ '^t\\d' GROUP BY 1, 2 HAVING committed_total <> count(e.job)", '', 'commits are counted');
+my %met = map { $_ => 0 } qw(lost again IQ001 IQ006 57014 probes unknown-kind);
+my %foreign;
+foreach (split /\n/, slurp_file($log))
+{
+	$met{$_}++ if /^\S+$/;
+	$foreign{$_}++ if /^foreign/;
+}
+is(join("\n", sort keys %foreign), '', 'nothing of another tenant was seen or answered');
+cmp_ok($met{$_}, '>', 0, "there were: $_") foreach qw(lost again probes);
+cmp_ok($done{$_} // 0, '>', 0, "there were: $_") foreach qw(kills terminations alters rights stalls crashes nines);
+is_sql($node, "SELECT string_agg(f, ' ') FROM unnest('{graph,events,fan,seq,debounce,kinds,trips,undo,limited,elastic,grouped}'::text[]) f
+	WHERE NOT EXISTS (SELECT FROM effects WHERE flow = f)", '', 'each flow had effects');
+is(unexpected($node, qw(IQ001 IQ002 IQ006 42501 57014 57P01 57P02 57P03 08006)), '', 'no error but refusals, and of those that were ended');
+diag 'figure: ' . join(', ', map { "$_ " . ($done{$_} // 0) } sort keys %trouble);
+diag 'figure: clients met ' . join(', ', map { "$_ $met{$_}" } sort keys %met);
+$orders .= "end\n";
+$nursery->finish;
+is($nursery->result(0) . slurp_file("$log.nursery"), '0', 'the nursery came through');
+$node->stop;
+done_testing();
