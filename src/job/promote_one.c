@@ -109,8 +109,8 @@ count_places(JobsTable *table, const QueueInfo *queue, Datum name, const GroupFl
 
 	idemq_places_count(table, queue, name, from->heads, is_known ? Max(now, from->last) : DT_NOEND,
 					   places);
-	return (GroupFloor){idemq_is_no_group(name) ? now : Min(places->first, now), from->blocked, epoch,
-						places->last};
+	return (GroupFloor){idemq_is_no_group(name) ? now : Min(places->first, now), from->blocked,
+						epoch, places->last};
 }
 
 /*
