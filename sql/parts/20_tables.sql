@@ -17,6 +17,8 @@ CREATE TABLE idemq.queues (
 	max_lease          interval NOT NULL,
 	job_timeout        interval,
 	group_running      int NOT NULL DEFAULT 1,
+	group_rate         int,
+	group_period       interval NOT NULL DEFAULT '1 second',
 	dead_queue_cancelled boolean NOT NULL DEFAULT false,
 	paused             boolean NOT NULL DEFAULT false,
 	paused_until       timestamptz,
@@ -41,6 +43,8 @@ COMMENT ON COLUMN idemq.queues.dead_retention IS 'a dead job, with its attempts,
 COMMENT ON COLUMN idemq.queues.max_lease IS 'no claim or heartbeat may ask for a longer lease';
 COMMENT ON COLUMN idemq.queues.job_timeout IS 'whoever runs an attempt ends it after so long, and no lease lasts longer from its claim on; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.group_running IS 'so many jobs of one group in processing at once; 1: one after the other, in order';
+COMMENT ON COLUMN idemq.queues.group_rate IS 'so many starts of one group in group_period; NULL: no limit';
+COMMENT ON COLUMN idemq.queues.group_period IS 'period of group_rate';
 COMMENT ON COLUMN idemq.queues.dead_queue_cancelled IS 'a job that is cancelled after an attempt has begun is added to dead_queue, too';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'a paused queue hands out jobs again from then on; NULL: when it is resumed';

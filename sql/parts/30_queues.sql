@@ -19,10 +19,12 @@ CREATE FUNCTION idemq.create_queue(
 	max_lease interval DEFAULT '1 day',
 	job_timeout interval DEFAULT NULL,
 	dead_queue_cancelled boolean DEFAULT false,
-	group_running int DEFAULT 1)
+	group_running int DEFAULT 1,
+	group_rate int DEFAULT NULL,
+	group_period interval DEFAULT '1 second')
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
-	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes; max_running: so many jobs in processing at once; rate_limit: so many claims in rate_period; NULL: no limit; max_lease: no claim or heartbeat may ask for a longer lease, and lease may not be longer; job_timeout: an attempt may run so long, and its lease lasts no longer, whatever its heartbeats; dead_queue_cancelled: jobs that are cancelled after an attempt has begun are added to dead_queue, too; group_running: so many jobs of one group in processing at once, 1 for strict order; raises 42710 when there is one of that name';
+	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes; max_running: so many jobs in processing at once; rate_limit: so many claims in rate_period; NULL: no limit; max_lease: no claim or heartbeat may ask for a longer lease, and lease may not be longer; job_timeout: an attempt may run so long, and its lease lasts no longer, whatever its heartbeats; dead_queue_cancelled: jobs that are cancelled after an attempt has begun are added to dead_queue, too; group_running: so many jobs of one group in processing at once, 1 for strict order; group_rate: so many starts of one group in group_period; NULL: no limit; raises 42710 when there is one of that name';
 
 CREATE FUNCTION idemq.alter_queue(
 	name text,
@@ -42,10 +44,12 @@ CREATE FUNCTION idemq.alter_queue(
 	max_lease interval DEFAULT NULL,
 	job_timeout interval DEFAULT NULL,
 	dead_queue_cancelled boolean DEFAULT NULL,
-	group_running int DEFAULT NULL)
+	group_running int DEFAULT NULL,
+	group_rate int DEFAULT NULL,
+	group_period interval DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
-	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit or job_timeout away, and '''' dead_queue; jobs already enqueued keep their max_attempts, and jobs in processing their leases; raises 22023 when lease would be longer than max_lease; needs admin';
+	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, group_rate or job_timeout away, and '''' dead_queue; jobs already enqueued keep their max_attempts, and jobs in processing their leases; raises 22023 when lease would be longer than max_lease; needs admin';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_drop_queue';

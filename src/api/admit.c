@@ -76,10 +76,8 @@ idemq_sql_v2_admission_counts(PG_FUNCTION_ARGS)
 	int64 no_room;
 	Datum values[3];
 	bool nulls[3] = {false, false, false};
-	int used;
 
-	idemq_buckets_calls(&allowed, &refused);
-	idemq_buckets_usage(&used, &no_room);
+	idemq_buckets_calls(&allowed, &refused, &no_room);
 	values[0] = Int64GetDatum(allowed);
 	values[1] = Int64GetDatum(refused);
 	values[2] = Int64GetDatum(no_room);

@@ -36,7 +36,7 @@
 #include "base/clock.h"
 #include "base/oids.h"
 
-/* So many jobs without a place may one scan make blocked. */
+/* So many jobs may one scan make wait: those without a place, or too soon for their group. */
 #define MAX_PARKED 256
 
 /* Keeps the name of a job's group, whose next job this call is to promote. */
@@ -76,6 +76,20 @@ ends_round(const ClaimCall *call, int priority)
 		   priority > call->round_priority;
 }
 
+/* Has a job wait that its group may not start yet. */
+static Step
+put_off(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
+{
+	if (call->parked >= MAX_PARKED)
+		call->scan.stopped = true;
+	else if (idemq_job_put_off(table, job, &call->scan.queue, until) == JOB_WRITTEN)
+	{
+		call->parked++;
+		return STEP_PASS;
+	}
+	return STEP_STAY;
+}
+
 /* Claims a fetched job that is ready, and adds it to the answer. */
 static Step
 claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
@@ -101,6 +115,8 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 		case TAKE_LIMIT:
 			call->scan.stopped = true;
 			return STEP_STAY;
+		case TAKE_EARLY:
+			return put_off(call, table, job, args.ready_at);
 		case TAKE_DONE:
 			break;
 	}
@@ -157,6 +173,7 @@ scan_queue(ClaimCall *call, bool from_start)
 	JobsTable table;
 
 	call->scan.wanted = call->wanted - call->claimed;
+	call->parked = 0;
 	idemq_ready_scan(&call->scan, &table, from_start);
 	idemq_jobs_close(&table);
 	/* A signal may be lost with its sleeper: what is left wakes the next one. */
@@ -224,7 +241,6 @@ claim_rounds(ClaimCall *call)
 	call->groups = NIL;
 	do
 	{
-		call->parked = 0;
 		call->round_ended = false;
 		scan_queue(call, false);
 		goes_on = call->round_ended;

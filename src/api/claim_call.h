@@ -28,7 +28,7 @@ typedef struct ClaimCall
 	/* of the last scan, where groups have places */
 	bool round_ended;	/* it stopped before a priority: see claim_rounds */
 	int round_priority; /* of the last job that it took or left */
-	int32 parked;		/* jobs that it made blocked */
+	int32 parked;		/* jobs that it made blocked, or put off */
 	List *groups;		/* names whose next job is to be promoted */
 } ClaimCall;
 

@@ -35,6 +35,7 @@ typedef struct ClockShared
 	pg_atomic_uint64 offset;		/* TimestampTz minus mono, as int64; grows, or is corrected */
 	pg_atomic_uint64 epoch;			/* corrections, times two; odd: in the middle of one */
 	pg_atomic_uint64 primary_since; /* TimestampTz; 0: not yet asked as a primary */
+	pg_atomic_uint64 primary_mono;	/* the same, of CLOCK_MONOTONIC; set before */
 } ClockShared;
 
 static ClockShared *shared = NULL;
@@ -69,6 +70,7 @@ idemq_clock_shmem_init(void *area, bool found)
 		pg_atomic_init_u64(&shared->offset, (uint64) observed_offset());
 		pg_atomic_init_u64(&shared->epoch, 2);
 		pg_atomic_init_u64(&shared->primary_since, 0);
+		pg_atomic_init_u64(&shared->primary_mono, 0);
 	}
 }
 
@@ -160,9 +162,19 @@ idemq_primary_since(void)
 	if (since == 0)
 	{
 		uint64 now = (uint64) idemq_now();
+		uint64 unset = 0;
 
+		(void) pg_atomic_compare_exchange_u64(&shared->primary_mono, &unset,
+											  (uint64) idemq_mono_now());
 		if (pg_atomic_compare_exchange_u64(&shared->primary_since, &since, now))
 			since = now;
 	}
 	return (TimestampTz) since;
+}
+
+/* Returns the reading of CLOCK_MONOTONIC of then; to be called after idemq_primary_since. */
+int64
+idemq_primary_since_mono(void)
+{
+	return (int64) pg_atomic_read_u64(&shared->primary_mono);
 }

@@ -23,5 +23,6 @@ extern TimestampTz idemq_now(void);
 extern int64 idemq_mono_from_timestamp(TimestampTz ts);
 extern TimestampTz idemq_timestamp_from_mono(int64 mono);
 extern TimestampTz idemq_primary_since(void);
+extern int64 idemq_primary_since_mono(void);
 
 #endif

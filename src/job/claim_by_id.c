@@ -189,6 +189,9 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 			idemq_limit_view(&call->queue, &view);
 			call->retry_after = view.until;
 			return OUTCOME_NOT_DUE;
+		case TAKE_EARLY:
+			call->retry_after = call->args.ready_at;
+			return OUTCOME_NOT_DUE;
 		case TAKE_DONE:
 			if (call->event == EVENT_COMMIT_ONCE)
 				return OUTCOME_COMMITTED;

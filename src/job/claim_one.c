@@ -19,6 +19,7 @@
 
 #include "job/claim_one.h"
 #include "job/generation.h"
+#include "job/group_rate.h"
 #include "job/limits.h"
 #include "job/places.h"
 #include "job/transition.h"
@@ -78,31 +79,41 @@ undo_changed(const QueueInfo *queue, int64 id)
 	idemq_jobs_close(&latest);
 }
 
+/* What a claim has taken beside the row. */
+typedef struct Taken
+{
+	GroupCharge charge;
+	LeaseTake entry;
+	PriorLease prior;
+	bool has_prior;
+} Taken;
+
 /*
- * Takes what a job needs beside its row: a token of the queue's rate, and an entry.
- * Returns LEASE_LIMIT when the queue's limits turn the claim away; that is then on
- * record, so that a sleeper is woken when they let one in.
+ * Takes what a job needs beside its row: a start of its group, a token of the queue's rate, and
+ * an entry; or nothing.  Returns TAKE_LIMIT when the queue's limits turn the claim away; that is then
+ * on record, so that a sleeper is woken when they let one in.
  */
-static LeaseTake
-take_entry(const QueueInfo *queue, const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
+static TakeResult
+take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Taken *taken)
 {
 	LimitView view;
-	LeaseTake take;
 
+	if (!idemq_group_rate_pass(queue, job, &taken->charge))
+		return TAKE_EARLY;
+	taken->entry = LEASE_LIMIT;
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (!idemq_limit_pass_rate(queue, claim->borrow))
 			continue;
-		take = idemq_lease_take(claim, prior, has_prior);
+		taken->entry = idemq_lease_take(claim, &taken->prior, &taken->has_prior);
 		/* What is on its row alone is not counted. */
-		if (take == LEASE_TAKEN || (take == LEASE_FULL && queue->max_running == 0))
-			return take;
+		if (taken->entry == LEASE_TAKEN || (taken->entry == LEASE_FULL && queue->max_running == 0))
+			return TAKE_DONE;
 		idemq_limit_undo_rate(queue);
-		if (take == LEASE_BUSY)
-			return take;
-	} while (idemq_limit_lets(queue, &view));
-	return LEASE_LIMIT;
+	} while (taken->entry != LEASE_BUSY && idemq_limit_lets(queue, &view));
+	idemq_group_rate_undo(queue, job, &taken->charge);
+	return taken->entry == LEASE_BUSY ? TAKE_BUSY : TAKE_LIMIT;
 }
 
 /*
@@ -137,9 +148,8 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 						.timeout = queue->job_timeout,
 						.attached = attach,
 						.row_place = idemq_jobs_place(table, job)};
-	PriorLease prior;
-	bool has_prior;
-	LeaseTake take;
+	TakeResult result;
+	Taken taken;
 	JobWrite write = JOB_WRITTEN;
 	EventArgs written;
 
@@ -148,29 +158,31 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	args->token = claim.token = idemq_lease_issue_token(job->token, idemq_generation_base());
 	claim.borrow = idemq_limit_may_borrow(queue);
 	idemq_pending_reserve_claim();
-	take = take_entry(queue, &claim, &prior, &has_prior);
-	if (take == LEASE_BUSY || take == LEASE_LIMIT)
-		return take == LEASE_BUSY ? TAKE_BUSY : TAKE_LIMIT;
-	idemq_pending_note_claim(&claim, job->priority, job_ready_key(job), take == LEASE_FULL,
-							 has_prior ? &prior : NULL);
-	if (take == LEASE_FULL)
+	result = take_entry(queue, job, &claim, &taken);
+	args->ready_at = taken.charge.next;
+	if (result != TAKE_DONE)
+		return result;
+	idemq_pending_note_claim(&claim, job->priority, job_ready_key(job), taken.entry == LEASE_FULL,
+							 taken.has_prior ? &taken.prior : NULL);
+	if (taken.entry == LEASE_FULL)
 		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS);
 	written = *args;
-	written.deadline = row_deadline(args, attach && take == LEASE_TAKEN);
+	written.deadline = row_deadline(args, attach && taken.entry == LEASE_TAKEN);
 	if (write == JOB_WRITTEN)
 		write = idemq_transition(table, job, queue, event, &written, JOB_SKIPS_STRANGERS);
 	if (write == JOB_WRITTEN)
 	{
-		if (take == LEASE_FULL && event == EVENT_CLAIM)
+		if (taken.entry == LEASE_FULL && event == EVENT_CLAIM)
 			idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 		idemq_generation_note();
 		/* Without an entry only the commit says that the group's next job may be promoted. */
-		if (take == LEASE_FULL && idemq_is_of_places(queue, job))
+		if (taken.entry == LEASE_FULL && idemq_is_of_places(queue, job))
 			idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
 									  GROUP_KEEP_FLOOR);
 		return TAKE_DONE;
 	}
 	idemq_limit_undo_rate(queue);
+	idemq_group_rate_undo(queue, job, &taken.charge);
 	if (write == JOB_CHANGED)
 	{
 		undo_changed(queue, job->id);
@@ -192,4 +204,21 @@ idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue)
 	EventArgs args = {.now = idemq_now()};
 
 	return idemq_transition(table, job, queue, EVENT_PARK, &args, JOB_SKIPS);
+}
+
+/*
+ * Makes a fetched job wait that its group's rate lets nobody start before some time
+ * (job/group_rate.c).  It keeps its place of its group.  Never waits for its row.
+ */
+JobWrite
+idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz until)
+{
+	EventArgs args = {.now = idemq_now(),
+					  .ready_at = until,
+					  .priority = job->priority,
+					  .takes_place = !idemq_waits_for_place(job)};
+
+	return idemq_transition(table, job, queue,
+							job->status == JOB_FAILED ? EVENT_RESCHEDULE_FAILED : EVENT_RESCHEDULE,
+							&args, JOB_SKIPS);
 }

@@ -8,7 +8,7 @@
  * reaped.  Rows alone say who has one:
  *
  *		processing						has a place
- *		pending, without a run_at		has a place: it was promoted, and may be claimed
+ *		pending, without a run_at		has a place: it was promoted, and may be claimed, be it later
  *		pending with a run_at, failed	has none: it waits for its time
  *		blocked, finished				has none
  *
@@ -50,10 +50,12 @@
  * rolled back, is one turn more.  claim_job and the like promote the job that they ask for,
  * without being the group's owner.
  *
- * Where to look: jobs with a place have a ready_at that was the time of their promotion.
- * A floor of the clock's epoch (shared/groups.c) says more than of a head: none of the
- * group's jobs with a place has a ready_at that is below it, and none one that is yet
- * to come.  So those that wait for their time are not read: there may be many.
+ * Where to look: jobs with a place have a ready_at that was the time of their promotion or,
+ * where that is later, the time from which their group may start the next one (group_rate,
+ * job/group_rate.c).  A floor of the clock's epoch (shared/groups.c) says more than of a head:
+ * none of the group's jobs with a place has a ready_at that is below it, and none one that is
+ * both above its last, and yet to come.  So those that wait for their time are not read: there may
+ * be many.  Who gives a job that has a place another time drops the floor.
  */
 #include "postgres.h"
 
@@ -67,7 +69,7 @@
 
 /*
  * Adds to a change that sets ready_at, of a job of a group that has places, whether the job
- * takes one.  Without it waits for that time by its run_at, and the group is checked
+ * takes one, or keeps it.  Without it waits for that time by its run_at, and the group is checked
  * when this has committed: the place that it had, if any, is free.
  */
 void
@@ -75,13 +77,13 @@ idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue, bo
 				   TimestampTz ready_at)
 {
 	if (takes)
-	{
 		job_set_null(change, COL_RUN_AT);
-		return;
-	}
-	job_set(change, COL_RUN_AT, TimestampTzGetDatum(ready_at));
-	idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
-							  GROUP_KEEP_FLOOR);
+	else
+		job_set(change, COL_RUN_AT, TimestampTzGetDatum(ready_at));
+	/* Of one that keeps its place the time may be later than any that the floor knows. */
+	if (!takes || job->status != JOB_BLOCKED)
+		idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
+								  takes ? GROUP_DROP_FLOOR : GROUP_KEEP_FLOOR);
 }
 
 /*

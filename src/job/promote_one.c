@@ -10,6 +10,7 @@
 #include "access/twophase.h"
 #include "utils/timestamp.h"
 
+#include "job/group_rate.h"
 #include "job/places.h"
 #include "job/promote_one.h"
 #include "job/transition.h"
@@ -23,20 +24,32 @@
 #define MAX_EARLY 100
 
 /*
- * Makes a blocked job its group's head: it is due at once, or at its run_at; sets *due.
- * From here on no head has an earlier ready_at than *now, and no job that is blocked a
+ * Makes a blocked job its group's head, or gives it a place: it is due at once, or at its run_at, or
+ * when group_rate lets its group start it; sets *args.  One that waits for its run_at takes no
+ * place, and is asked about the rate when it does.
+ * From here on no head has an earlier ready_at than args->now, and no job that is blocked a
  * lesser id.
  */
 static JobWrite
-make_head(JobsTable *table, const QueueInfo *queue, const Job *job, TimestampTz *now, bool *due)
+make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *args)
 {
-	EventArgs args = {0};
+	Datum name = job->row->tts_values[COL_GROUP_KEY];
 
-	args.now = args.ready_at = *now = idemq_now();
+	*args = (EventArgs){.now = idemq_now()};
+	args->ready_at = args->now;
 	if (!job->row->tts_isnull[COL_RUN_AT])
-		args.ready_at = Max(args.now, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
-	*due = args.ready_at == args.now;
-	return idemq_transition(table, job, queue, EVENT_PROMOTE, &args, JOB_SKIPS);
+		args->ready_at = Max(args->now, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
+	args->takes_place = args->ready_at == args->now;
+	if (args->takes_place || !idemq_group_has_places(queue, name))
+		args->ready_at = Max(args->ready_at, idemq_group_rate_next(queue, name, NULL));
+	return idemq_transition(table, job, queue, EVENT_PROMOTE, args, JOB_SKIPS);
+}
+
+/* Returns what has become of a group of which a job was promoted. */
+static Promotion
+promoted(const EventArgs *args)
+{
+	return args->ready_at > args->now ? PROMOTED_FOR_LATER : PROMOTED;
 }
 
 /* Gives a group that this session owns a head, and sets *floor to what it is then. */
@@ -51,7 +64,7 @@ promote_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 		GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
 		TimestampTz now;
 		bool expired;
-		bool due = true;
+		EventArgs args;
 		JobWrite write;
 		Job job;
 
@@ -66,11 +79,11 @@ promote_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 		now = idemq_now();
 		expired = job_has_expired(&job, now);
 		write = expired ? idemq_job_expire(table, &job, queue, now)
-						: make_head(table, queue, &job, &now, &due);
+						: make_head(table, queue, &job, &args);
 		if (write == JOB_WRITTEN && !expired)
 		{
-			*floor = (GroupFloor){now, job.id, epoch};
-			return due ? PROMOTED : PROMOTED_FOR_LATER;
+			*floor = (GroupFloor){args.now, job.id, epoch, DT_NOBEGIN};
+			return promoted(&args);
 		}
 		if (write == JOB_LOCKED)
 			return HELD;
@@ -93,14 +106,11 @@ count_places(JobsTable *table, const QueueInfo *queue, Datum name, const GroupFl
 	TimestampTz now = idemq_now();
 	bool is_known = from->heads != GROUP_NO_FLOOR.heads && from->epoch == epoch &&
 					epoch == idemq_clock_epoch();
-	GroupFloor floor = {GROUP_NO_FLOOR.heads, from->blocked, epoch};
 
-	idemq_places_count(table, queue, name, from->heads, is_known ? now : DT_NOEND, places);
-	if (idemq_is_no_group(name))
-		floor.heads = now;
-	else if (places->last <= now)
-		floor.heads = Min(places->first, now);
-	return floor;
+	idemq_places_count(table, queue, name, from->heads, is_known ? Max(now, from->last) : DT_NOEND,
+					   places);
+	return (GroupFloor){idemq_is_no_group(name) ? now : Min(places->first, now), from->blocked,
+						epoch, places->last};
 }
 
 /*
@@ -129,20 +139,16 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	return is_free ? PROMOTED : AT_LIMIT;
 }
 
-/*
- * Promotes the next job of a group with places, or expires it; *due: whether it has a place
- * now.  Returns JOB_WRITTEN with *due unset also for one that is not due, or expired.
- */
+/* Promotes the next job of a group with places, or expires it. */
 static JobWrite
-give_place(JobsTable *table, const QueueInfo *queue, const Job *job, bool *due, bool *expired)
+give_place(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *args, bool *expired)
 {
 	TimestampTz now = idemq_now();
 
-	*due = false;
 	*expired = job_has_expired(job, now);
 	if (*expired)
 		return idemq_job_expire(table, job, queue, now);
-	return make_head(table, queue, job, &now, due);
+	return make_head(table, queue, job, args);
 }
 
 /*
@@ -160,7 +166,7 @@ promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 	for (int looks = 0; looks < MAX_LOOKS && early < MAX_EARLY;)
 	{
 		GroupFloor next_floor;
-		bool due;
+		EventArgs args;
 		bool expired;
 		JobWrite write;
 		Job job;
@@ -169,7 +175,7 @@ promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 		if (promotion != PROMOTED)
 			break;
 		promotion = NOT_FOR_US;
-		write = give_place(table, queue, &job, &due, &expired);
+		write = give_place(table, queue, &job, &args, &expired);
 		if (write == JOB_LOCKED)
 		{
 			promotion = HELD;
@@ -183,8 +189,9 @@ promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 		{
 			*floor = next_floor;
 			floor->blocked = job.id;
-			if (due)
-				return PROMOTED;
+			floor->last = Max(floor->last, args.ready_at);
+			if (args.takes_place)
+				return promoted(&args);
 			passed = job.id + 1;
 			early++;
 		}
@@ -218,8 +225,7 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 void
 idemq_promote_asked(JobsTable *table, const QueueInfo *queue, const Job *job)
 {
-	TimestampTz now;
-	bool due;
+	EventArgs args;
 
-	(void) make_head(table, queue, job, &now, &due);
+	(void) make_head(table, queue, job, &args);
 }

@@ -468,8 +468,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	{
 		fill_change(&change, transition, job, &args);
 		if (transition->ready == READY_SET && idemq_is_of_places(queue, job))
-			idemq_place_follow(&change, job, queue,
-							   event == EVENT_PROMOTE && args.ready_at <= args.now, args.ready_at);
+			idemq_place_follow(&change, job, queue, args.takes_place, args.ready_at);
 		write = idemq_jobs_update(table, job, &change, wait);
 	}
 	if (write != JOB_WRITTEN)

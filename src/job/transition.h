@@ -56,6 +56,7 @@ typedef struct EventArgs
 	TimestampTz ready_at; /* fail, release, reap, retry, redrive, reschedule, promote, rerun */
 	int32 priority;		  /* reschedule */
 	bool new_run_at;	  /* reschedule: ready_at was asked for */
+	bool takes_place;	  /* promote, reschedule: has a place of its group until then, too */
 	TimestampTz deadline; /* claim, extend */
 	int64 token;		  /* claim, commit_once: the new one */
 	text *worker;		  /* claim; NULL for none */

@@ -268,6 +268,8 @@ say_waiting(WhyCall *call)
 				 job->expires_at);
 	else if (idemq_queue_is_paused(&call->queue))
 		say_paused(call);
+	else if (idemq_why_group_rate(&call->answer, &call->queue, job, call->now))
+		return;
 	else if (job->ready_at <= call->now)
 	{
 		if (!say_limit(call))

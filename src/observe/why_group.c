@@ -1,16 +1,22 @@
 /*
  * observe/why_group.c
- *		What idemq.why says of a job's group: who keeps a blocked job from its turn.
+ *		What idemq.why says of a job's group: who keeps a blocked job from its turn; since when
+ *		the group may not start another.
  */
 #include "postgres.h"
 
+#include "access/xlog.h"
 #include "utils/timestamp.h"
 
 #include "observe/why_group.h"
+#include "job/group_rate.h"
 #include "job/places.h"
 #include "table/jobs.h"
 #include "table/jobs_group.h"
 #include "base/oids.h"
+
+/* Microseconds by which two readings of when a group may go on may differ. */
+#define CLOSE 1000
 
 /* Where a job waits for its turn. */
 static const char *
@@ -67,4 +73,36 @@ idemq_why_group(StringInfo answer, JobsTable *table, const QueueInfo *queue, con
 		appendStringInfo(answer, "waits in its group behind job %lld, which is next",
 						 (long long) head.id);
 	return head.status == JOB_BLOCKED && head.id == id;
+}
+
+/*
+ * Says that the group of a job, which is pending or failed, may not start it yet, or that nobody
+ * can count whether it may; false when that is not what it waits for.
+ */
+bool
+idemq_why_group_rate(StringInfo answer, const QueueInfo *queue, const Job *job, TimestampTz now)
+{
+	TimestampTz next;
+	bool has_room;
+
+	if (queue->group_rate == 0 || job->row->tts_isnull[COL_GROUP_KEY] || RecoveryInProgress())
+		return false;
+	next = idemq_group_rate_next(queue, job->row->tts_values[COL_GROUP_KEY], &has_room);
+	if (!has_room && job->ready_at <= now + USECS_PER_SEC)
+	{
+		appendStringInfo(answer,
+						 "queue \"%s\" has group_rate, and shared memory has no room to count the "
+						 "starts of this group; that is tried again each second: raise "
+						 "idemq.max_buckets and restart the server",
+						 queue->name);
+		return true;
+	}
+	/* It may have been put off until then; what waits longer waits for something else. */
+	if (next <= now || next < job->ready_at - CLOSE)
+		return false;
+	appendStringInfo(answer,
+					 "the group_rate of queue \"%s\" is used up for its group: the next "
+					 "job of that may be started at %s",
+					 queue->name, timestamptz_to_str(next));
+	return true;
 }

@@ -12,5 +12,7 @@
 
 extern bool idemq_why_group(StringInfo answer, JobsTable *table, const QueueInfo *queue,
 							const Job *job);
+extern bool idemq_why_group_rate(StringInfo answer, const QueueInfo *queue, const Job *job,
+								 TimestampTz now);
 
 #endif

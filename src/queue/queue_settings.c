@@ -67,6 +67,8 @@ static const QueueSetting settings[] = {
 	{"job_timeout", SETTING_TIMEOUT, FIELD(int64, job_timeout), 1, 0},
 	{"dead_queue_cancelled", SETTING_BOOL, FIELD(bool, dead_queue_cancelled), 0, 0},
 	{"group_running", SETTING_INT, FIELD(int32, group_running), 1, PG_INT32_MAX},
+	{"group_rate", SETTING_LIMIT, FIELD(int32, group_rate), 1, PG_INT32_MAX},
+	{"group_period", SETTING_INTERVAL, FIELD(int64, group_period), 1, 0},
 };
 
 /* With the name, which is argument 0 of the functions and parameter 1 of the statements. */
@@ -96,6 +98,7 @@ enum
 	LOAD_NAME,
 	LOAD_PAUSED,
 	LOAD_PAUSED_UNTIL,
+	LOAD_CREATED_AT,
 	LOAD_SETTINGS
 };
 
@@ -142,7 +145,8 @@ build_statements(void)
 							psprintf("UPDATE idemq.queues SET %s WHERE name = $1", changes.data));
 	load_queues.text = MemoryContextStrdup(
 		TopMemoryContext,
-		psprintf("SELECT queue_id, name, paused, paused_until%s FROM idemq.queues", names.data));
+		psprintf("SELECT queue_id, name, paused, paused_until, created_at%s FROM idemq.queues",
+				 names.data));
 	load_queue.text =
 		MemoryContextStrdup(TopMemoryContext, psprintf("%s WHERE queue_id = $1", load_queues.text));
 }
@@ -359,6 +363,7 @@ idemq_settings_read(uint64 row, QueueInfo *queue)
 	queue->paused_until = idemq_spi_int64(row, LOAD_PAUSED_UNTIL, &isnull);
 	if (isnull)
 		queue->paused_until = DT_NOEND;
+	queue->created_at = idemq_spi_int64(row, LOAD_CREATED_AT, &isnull);
 	for (int i = 0; i < (int) lengthof(settings); i++)
 	{
 		char *field = (char *) queue + settings[i].offset;

@@ -30,13 +30,16 @@ typedef struct QueueInfo
 	int64 rate_period;
 	QueueName dead_queue; /* "": none */
 	int64 dead_retention;
-	int64 max_lease;		   /* no claim or heartbeat may ask for a longer one */
-	int64 job_timeout;		   /* an attempt may run so long; 0: no limit */
-	int32 group_running;	   /* jobs of one group in processing at once */
+	int64 max_lease;	 /* no claim or heartbeat may ask for a longer one */
+	int64 job_timeout;	 /* an attempt may run so long; 0: no limit */
+	int32 group_running; /* jobs of one group in processing at once */
+	int32 group_rate;	 /* starts of one group in group_period; 0: no limit */
+	int64 group_period;
 	bool dead_queue_cancelled; /* cancelled jobs that were begun go to dead_queue, too */
 	bool paused;			   /* see idemq_queue_is_paused */
 	TimestampTz paused_until;  /* DT_NOEND: until somebody resumes it */
-	int privileges;			   /* the current role's, as QueuePrivilege bits */
+	TimestampTz created_at;
+	int privileges; /* the current role's, as QueuePrivilege bits */
 	QueueSlot *slot;
 } QueueInfo;
 

@@ -11,6 +11,11 @@
  *
  * Nothing here is undone by a rollback, or known after a restart.
  *
+ * The buckets of group_rate (job/group_rate.c) are among them.  One that has no room refuses; one
+ * that is not there, be it after a restart, counts as full since a time that the caller
+ * says; and a charge that came to nothing is taken back, if it is still the last one: out of
+ * a number that others have built on nothing can be taken exactly.
+ *
  * Locks: see README.md, level 4.  Each partition's lock covers its entries; an entry's
  * number is atomic, and changes with the lock shared.  All partitions are locked, in
  * order, to remove many entries.
@@ -59,8 +64,9 @@ typedef union BucketCounts
 typedef struct BucketsShared
 {
 	int tranche;
-	pg_atomic_uint32 count;	  /* buckets: bounds the table exactly */
-	pg_atomic_uint64 no_room; /* calls that found none */
+	pg_atomic_uint32 count;		/* buckets: bounds the table exactly */
+	pg_atomic_uint64 no_room;	/* calls that found none */
+	pg_atomic_uint64 no_charge; /* the same, of charges */
 	/* ns: while the table has no room, no bucket is full again before that; 0: unknown */
 	pg_atomic_uint64 next_sweep;
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLockPadded locks[BUCKET_PARTITIONS];
@@ -96,6 +102,7 @@ idemq_buckets_shmem_init(void *area, bool found)
 		shared->tranche = LWLockNewTrancheId();
 		pg_atomic_init_u32(&shared->count, 0);
 		pg_atomic_init_u64(&shared->no_room, 0);
+		pg_atomic_init_u64(&shared->no_charge, 0);
 		pg_atomic_init_u64(&shared->next_sweep, 0);
 		for (int i = 0; i < BUCKET_PARTITIONS; i++)
 		{
@@ -180,6 +187,27 @@ enter(const BucketKey *key, uint32 hash)
 	return bucket != NULL;
 }
 
+/* Makes the key of a bucket of this database. */
+static void
+make_key(BucketKey *key, const char *name, int length)
+{
+	*key = (BucketKey){MyDatabaseId, 0, {0, 0}};
+	key->name[0] = hash_bytes_extended((const unsigned char *) name, length, 0);
+	key->name[1] = hash_bytes_extended((const unsigned char *) name, length, 1);
+}
+
+/* Makes room by removing the buckets that are full; false when none is, as far as is known. */
+static bool
+make_room(void)
+{
+	int64 now = now_ns();
+
+	if (pg_atomic_read_u64(&shared->next_sweep) > (uint64) now)
+		return false;
+	remove_buckets(InvalidOid, now);
+	return true;
+}
+
 /* Calls a bucket that is there; false when it is not. */
 static bool
 call_existing(const BucketKey *key, uint32 hash, const GcraLimit *limit, int64 cost,
@@ -218,43 +246,131 @@ bool
 idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 cost,
 				  GcraAnswer *answer)
 {
-	BucketKey key = {MyDatabaseId, 0, {0, 0}};
+	BucketKey key;
 	uint32 hash;
 
-	key.name[0] = hash_bytes_extended((const unsigned char *) name, length, 0);
-	key.name[1] = hash_bytes_extended((const unsigned char *) name, length, 1);
+	make_key(&key, name, length);
 	hash = get_hash_value(bucket_hash, &key);
-	for (;;)
+	do
 	{
-		int64 now;
-
 		CHECK_FOR_INTERRUPTS();
 		if (call_existing(&key, hash, limit, cost, answer))
 			return true;
-		if (enter(&key, hash))
-			continue;
-		now = now_ns();
-		if (pg_atomic_read_u64(&shared->next_sweep) > (uint64) now)
-			break;
-		remove_buckets(InvalidOid, now);
-	}
+	} while (enter(&key, hash) || make_room());
 	*answer = idemq_gcra(limit, 0, now_ns(), cost);
 	pg_atomic_fetch_add_u64(&shared->no_room, 1);
 	return false;
 }
 
-/* Returns how many buckets there are, and how many calls found no room for theirs. */
+/*
+ * Returns a bucket's number: never fuller than one that was empty at charge->empty_at, and never
+ * emptier than empty, as it may be after another rate was set.
+ */
+static int64
+bounded(const BucketCharge *charge, const GcraLimit *limit, uint64 tat, int64 now)
+{
+	int64 least = charge->empty_at == 0 ? 0 : charge->empty_at + limit->period;
+
+	return Min(Max((int64) tat, least), now + limit->period);
+}
+
+/* Charges a bucket that is there, or asks it; false when it is not. */
+static bool
+charge_existing(BucketCharge *charge, const BucketKey *key, const GcraLimit *limit, bool asks)
+{
+	uint32 hash = get_hash_value(bucket_hash, key);
+	LWLock *lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
+	Bucket *bucket;
+
+	LWLockAcquire(lock, LW_SHARED);
+	bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_FIND, NULL);
+	charge->before = bucket == NULL ? 0 : pg_atomic_read_u64(&bucket->tat);
+	do
+	{
+		int64 now = now_ns();
+
+		charge->answer = idemq_gcra(limit, bounded(charge, limit, charge->before, now), now, 1);
+	} while (bucket != NULL && charge->answer.allowed && !asks &&
+			 !pg_atomic_compare_exchange_u64(&bucket->tat, &charge->before,
+											 (uint64) charge->answer.tat));
+	LWLockRelease(lock);
+	return bucket != NULL;
+}
+
+/*
+ * Charges one to the bucket of that name in this database, if that is allowed; takes effect
+ * at once.  Returns false when there is no room for the bucket: then it is not allowed, and counted.
+ * charge->empty_at is given.
+ */
+bool
+idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
+{
+	BucketKey key;
+
+	make_key(&key, name, length);
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (charge_existing(charge, &key, limit, false))
+			return true;
+	} while (enter(&key, get_hash_value(bucket_hash, &key)) || make_room());
+	charge->answer.allowed = false;
+	pg_atomic_fetch_add_u64(&shared->no_charge, 1);
+	return false;
+}
+
+/*
+ * Says in charge->answer whether a charge would be allowed; returns false when there would be no
+ * room for it.
+ */
+bool
+idemq_bucket_ask(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
+{
+	BucketKey key;
+
+	make_key(&key, name, length);
+	return charge_existing(charge, &key, limit, true) ||
+		   pg_atomic_read_u32(&shared->count) < (uint32) idemq_max_buckets ||
+		   pg_atomic_read_u64(&shared->next_sweep) <= (uint64) now_ns();
+}
+
+/* Takes a charge back that came to nothing, unless there was another since. */
+void
+idemq_bucket_undo(const char *name, int length, const BucketCharge *charge)
+{
+	uint64 after = (uint64) charge->answer.tat;
+	BucketKey key;
+	uint32 hash;
+	LWLock *lock;
+	Bucket *bucket;
+
+	make_key(&key, name, length);
+	hash = get_hash_value(bucket_hash, &key);
+	lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
+	LWLockAcquire(lock, LW_SHARED);
+	bucket = hash_search_with_hash_value(bucket_hash, &key, hash, HASH_FIND, NULL);
+	if (bucket != NULL)
+		(void) pg_atomic_compare_exchange_u64(&bucket->tat, &after, charge->before);
+	LWLockRelease(lock);
+}
+
+/* Returns how many buckets there are, and how many calls and charges found no room for theirs. */
 void
 idemq_buckets_usage(int *used, int64 *no_room)
 {
 	*used = (int) Min(pg_atomic_read_u32(&shared->count), (uint32) idemq_max_buckets);
-	*no_room = (int64) pg_atomic_read_u64(&shared->no_room);
+	*no_room =
+		(int64) (pg_atomic_read_u64(&shared->no_room) + pg_atomic_read_u64(&shared->no_charge));
 }
 
-/* Returns how many calls of all databases were allowed and refused by a limit. */
+/*
+ * Returns how many calls of all databases were allowed and refused by a limit, and how many had
+ * no room for their bucket.
+ */
 void
-idemq_buckets_calls(int64 *allowed, int64 *refused)
+idemq_buckets_calls(int64 *allowed, int64 *refused, int64 *no_room)
 {
+	*no_room = (int64) pg_atomic_read_u64(&shared->no_room);
 	*allowed = *refused = 0;
 	for (int i = 0; i < BUCKET_PARTITIONS; i++)
 	{

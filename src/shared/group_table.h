@@ -33,9 +33,10 @@ typedef struct GroupFloor
 	TimestampTz heads;
 	int64 blocked;
 	uint64 epoch;
+	TimestampTz last; /* with places: no later than this, or than now, are theirs */
 } GroupFloor;
 
-#define GROUP_NO_FLOOR ((GroupFloor){DT_NOBEGIN, PG_INT64_MIN, 0})
+#define GROUP_NO_FLOOR ((GroupFloor){DT_NOBEGIN, PG_INT64_MIN, 0, DT_NOBEGIN})
 
 /* In place of a job's id that lowers a floor: none does; and, there is no floor any more. */
 #define GROUP_KEEP_FLOOR PG_INT64_MAX

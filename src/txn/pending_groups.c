@@ -62,7 +62,7 @@ typedef struct Owned
 	int key; /* where it is in owned_keys */
 } Owned;
 
-#define MAX_NOTE_SIZE 64 /* bytes, beside the key */
+#define MAX_NOTE_SIZE 80 /* bytes, beside the key */
 
 StaticAssertDecl(sizeof(Mark) <= MAX_NOTE_SIZE, "the mark of a group is too large");
 StaticAssertDecl(sizeof(Owned) <= MAX_NOTE_SIZE, "the note of an owned group is too large");

@@ -167,9 +167,11 @@ log_full_tables(void)
 	if (idemq_full_table_take(FULL_BUCKETS))
 	{
 		idemq_buckets_usage(&used, &refused);
-		log_full("buckets", used, idemq_max_buckets, refused,
-				 "Calls of idemq.admit whose bucket found no room are allowed.",
-				 "Raise idemq.max_buckets, and restart the server.");
+		log_full(
+			"buckets", used, idemq_max_buckets, refused,
+			"Calls of idemq.admit whose bucket found no room are allowed; groups whose group_rate "
+			"finds none wait.",
+			"Raise idemq.max_buckets, and restart the server.");
 	}
 	if (idemq_full_table_take(FULL_GROUPS))
 	{

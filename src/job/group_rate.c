@@ -1,0 +1,172 @@
+/*
+ * job/group_rate.c
+ *		group_rate of a queue: so many jobs of a group may be started in group_period.
+ *
+ * A group has a bucket (base/gcra.c) among those of admission (shared/buckets.c), under a name
+ * that nobody can pass to idemq.admit: it begins with a zero byte.  Whatever starts a job
+ * comes through job/claim_one.c: claim, claim_any, claim_job, commit_and_claim, acquire,
+ * commit_once.  There the bucket is charged, before the lease entry is taken.  So
+ *
+ *		of a group never more than group_rate + rate * t jobs are started in any time t,
+ *
+ * whoever made them ready, and when.  As with rate_limit neither a rollback nor an error gives
+ * a start back.  One that did not come about (another session is on the job, max_running is
+ * reached) gives it back, unless another start was charged since.
+ *
+ * That is the limit; the rest only saves work.  A job that is promoted becomes ready when its
+ * group may start the next one (job/promote_one.c), so a claim does not meet it before.  A
+ * group has one job in the line at a time, and its next one is promoted after that was
+ * claimed, hence charged: so the time is right, and takes no timer but ready_at.  A claim that meets
+ * a job which is ready too soon (a retry, a rate that was lowered, a restart) puts it off:
+ * ready_at becomes that time, and its place stays.  A head that waits to be retried is asked about
+ * when it is due, not before.
+ *
+ * A restart, a failover or a take_over forgets all buckets.  What was started before is not known then:
+ * a group's bucket counts as empty when this server became the primary, or took over.  A queue
+ * that was created since has started nothing before; the buckets of its groups are full.
+ *
+ * Where there is no room for a bucket (idemq.max_buckets) nothing is started: the claim puts the job
+ * off for a second.
+ */
+#include "postgres.h"
+
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "job/group_rate.h"
+#include "queue/following.h"
+#include "shared/full_tables.h"
+#include "shared/worker_call.h"
+#include "base/clock.h"
+
+#define NSECS_PER_USEC INT64CONST(1000)
+/* So long waits a group that has no room for its bucket. */
+#define NO_ROOM_DELAY USECS_PER_SEC
+
+/* The name of a group's bucket, and its length. */
+typedef struct BucketName
+{
+	int length;
+	char *bytes;
+} BucketName;
+
+static BucketName
+bucket_name(const QueueInfo *queue, Datum group)
+{
+	static const char prefix[] = "\0group"; /* with its end */
+	text *value = DatumGetTextPP(group);
+	Size length = VARSIZE_ANY_EXHDR(value);
+	BucketName name = {(int) (sizeof(prefix) + sizeof(queue->id) + length), NULL};
+
+	name.bytes = palloc(name.length);
+	memcpy(name.bytes, prefix, sizeof(prefix));
+	memcpy(name.bytes + sizeof(prefix), &queue->id, sizeof(queue->id));
+	memcpy(name.bytes + sizeof(prefix) + sizeof(queue->id), VARDATA_ANY(value), length);
+	return name;
+}
+
+/* Returns whether jobs of a group are limited: those of none, which may be of '', are not. */
+static bool
+is_limited(const QueueInfo *queue, Datum group)
+{
+	return queue->group_rate > 0 && VARSIZE_ANY_EXHDR(DatumGetPointer(group)) > 0;
+}
+
+/* Returns the group_rate of a queue for base/gcra.c. */
+static GcraLimit
+rate_of(const QueueInfo *queue)
+{
+	return (GcraLimit){queue->group_rate,
+					   Min(queue->group_period, GCRA_MAX_PERIOD / NSECS_PER_USEC) * NSECS_PER_USEC};
+}
+
+/* Returns since when the starts of a queue's groups are known, on the monotonic clock; 0: all are. */
+static int64
+known_since(const QueueInfo *queue)
+{
+	TimestampTz since = idemq_primary_since();
+	TimestampTz taken_over = idemq_taken_over_at();
+	int64 mono = 0;
+
+	if (queue->created_at < since)
+		mono = idemq_primary_since_mono();
+	if (queue->created_at < taken_over)
+		mono = Max(mono, idemq_mono_from_timestamp(taken_over));
+	return mono * NSECS_PER_USEC;
+}
+
+/* Returns when what was refused is allowed, by an answer with room. */
+static TimestampTz
+time_of_next(const GcraAnswer *answer)
+{
+	return idemq_now() + (answer->retry_after + NSECS_PER_USEC - 1) / NSECS_PER_USEC;
+}
+
+/*
+ * Takes a start from the rate of a job's group, if it has one; false when none is left, and
+ * then charge->next is when to try again.
+ */
+bool
+idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charge)
+{
+	GcraLimit limit;
+	BucketName name;
+	bool has_room;
+
+	charge->charged = false;
+	charge->next = DT_NOBEGIN;
+	if (queue->group_rate == 0 || job->row->tts_isnull[COL_GROUP_KEY] ||
+		!is_limited(queue, job->row->tts_values[COL_GROUP_KEY]))
+		return true;
+	limit = rate_of(queue);
+	name = bucket_name(queue, job->row->tts_values[COL_GROUP_KEY]);
+	charge->bucket.empty_at = known_since(queue);
+	has_room = idemq_bucket_charge(name.bytes, name.length, &limit, &charge->bucket);
+	pfree(name.bytes);
+	if (!has_room && idemq_full_table_note(FULL_BUCKETS))
+		idemq_worker_need_by(0);
+	charge->charged = charge->bucket.answer.allowed;
+	if (!charge->charged)
+		charge->next = has_room ? time_of_next(&charge->bucket.answer)
+								: idemq_now() + NO_ROOM_DELAY;
+	return charge->charged;
+}
+
+/* Gives back what idemq_group_rate_pass took: the start did not come about. */
+void
+idemq_group_rate_undo(const QueueInfo *queue, const Job *job, const GroupCharge *charge)
+{
+	BucketName name;
+
+	if (!charge->charged)
+		return;
+	name = bucket_name(queue, job->row->tts_values[COL_GROUP_KEY]);
+	idemq_bucket_undo(name.bytes, name.length, &charge->bucket);
+	pfree(name.bytes);
+}
+
+/*
+ * Returns when a group may start its next job, DT_NOBEGIN for now.  *has_room, unless NULL: whether
+ * there is room for its bucket.
+ */
+TimestampTz
+idemq_group_rate_next(const QueueInfo *queue, Datum name, bool *has_room)
+{
+	GcraLimit limit;
+	BucketName bucket;
+	BucketCharge charge;
+	bool room;
+
+	if (has_room != NULL)
+		*has_room = true;
+	if (!is_limited(queue, name))
+		return DT_NOBEGIN;
+	limit = rate_of(queue);
+	bucket = bucket_name(queue, name);
+	charge.empty_at = known_since(queue);
+	room = idemq_bucket_ask(bucket.bytes, bucket.length, &limit, &charge);
+	pfree(bucket.bytes);
+	if (has_room != NULL)
+		*has_room = room;
+	return charge.answer.allowed ? DT_NOBEGIN : time_of_next(&charge.answer);
+}

@@ -1,0 +1,163 @@
+-- So many starts of a group in a period, without the worker.
+CREATE EXTENSION idemq;
+\set VERBOSITY sqlstate
+CREATE FUNCTION sqlstate_of(command text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN EXECUTE command; RETURN 'none'; EXCEPTION WHEN OTHERS THEN RETURN SQLSTATE; END $$;
+SELECT idemq.create_queue('q', group_rate => 3, group_period => '1 h', retry_base => '1 ms', retry_jitter => 0) IS NOT NULL AS created;
+SELECT c, sqlstate_of(c) FROM unnest(ARRAY[
+	$$SELECT idemq.create_queue('x', group_rate => 0)$$, $$SELECT idemq.create_queue('x', group_rate => -1)$$,
+	$$SELECT idemq.create_queue('x', group_period => '0')$$, $$SELECT idemq.create_queue('x', group_period => NULL)$$,
+	$$SELECT idemq.create_queue('y', group_rate => 1, group_period => '200 years')$$,
+	$$SELECT idemq.alter_queue('q', group_rate => -1)$$, $$SELECT idemq.alter_queue('q', group_period => '0')$$,
+	$$SELECT idemq.alter_queue('q', group_rate => NULL, group_period => NULL)$$]) c;
+SELECT name, group_rate, group_period FROM idemq.queues;
+
+CREATE FUNCTION jobs(name text) RETURNS text LANGUAGE sql AS $$
+	SELECT string_agg((payload #>> '{}') || ':' || status || CASE WHEN ready_at > clock_timestamp() THEN ' later' ELSE '' END, ', ' ORDER BY id)
+	FROM idemq.jobs WHERE finished_at IS NULL AND group_key = name $$;
+CREATE FUNCTION take(wanted int DEFAULT 1, queue text DEFAULT 'q') RETURNS text LANGUAGE sql AS $$
+	SELECT string_agg(payload #>> '{}', ' ') FROM idemq.claim(queue, wanted) $$;
+CREATE FUNCTION done(name text) RETURNS text LANGUAGE sql AS $$
+	SELECT idemq.try_commit(id, token)::text FROM idemq.jobs WHERE payload = to_jsonb(name) $$;
+CREATE FUNCTION add(name text, first int, last int, queue text DEFAULT 'q') RETURNS bigint LANGUAGE sql AS $$
+	SELECT count(idemq.enqueue(queue, to_jsonb(name || n), group_key => name)) FROM generate_series(first, last) n $$;
+CREATE FUNCTION id_of(name text) RETURNS bigint LANGUAGE sql AS $$ SELECT id FROM idemq.jobs WHERE payload = to_jsonb(name) $$;
+-- When the job may be started, from now, to ten minutes: the third of an hour that a start of q is worth.
+CREATE FUNCTION waits(name text) RETURNS text LANGUAGE sql AS $$
+	SELECT CASE WHEN ready_at <= clock_timestamp() THEN 'not'
+		ELSE 'up to ' || ceil(extract(epoch FROM ready_at - clock_timestamp()) / 600) * 10 || ' min' END FROM idemq.jobs WHERE payload = to_jsonb(name) $$;
+
+-- One after the other: three, then one in 20 minutes.  Other groups, and jobs of none, have their own.
+SELECT add('a', 1, 6), add('b', 1, 1), count(idemq.enqueue('q', to_jsonb('free' || n))) FROM generate_series(1, 4) n;
+SELECT take(10);
+SELECT done('a1');
+SELECT take(10), done('a2');
+SELECT take(10), done('a3');
+SELECT take(10), jobs('a'), waits('a4');
+SELECT regexp_replace(idemq.why(id_of('a4')), '\d{4}-\d\d-\d\d .*', '<time>');
+SELECT outcome, retry_after BETWEEN now() + '15 min' AND now() + '20 min' AS soon FROM idemq.claim_job(id_of('a4'));
+SELECT idemq.commit_once(id_of('a4')), idemq.commit_once(id_of('a5'));
+-- Nobody can make it start sooner.
+SELECT idemq.retry(id_of('a4'));
+SELECT jobs('a');
+SELECT outcome, retry_after BETWEEN now() + '15 min' AND now() + '20 min' AS soon FROM idemq.claim_job(id_of('a4'));
+SELECT take(10), jobs('a'), waits('a4');
+SELECT idemq.reschedule(id_of('a4'), now());
+SELECT take(10), jobs('a'), waits('a4');
+-- Nor by the name of its bucket.
+SELECT allowed, remaining FROM idemq.admit('group', 1, '1 h');
+
+-- A job that fails is started again: that counts.  It stays the head, and failed.
+SELECT add('f', 1, 2);
+SELECT take(10), idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.jobs WHERE payload = '"f1"';
+SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.jobs WHERE payload = '"f1"';
+SELECT take(10), idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.jobs WHERE payload = '"f1"';
+SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.jobs WHERE payload = '"f1"';
+SELECT outcome FROM idemq.claim_job(id_of('f1'));
+SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.jobs WHERE payload = '"f1"';
+SELECT jobs('f');
+SELECT take(10), jobs('f'), waits('f1');
+-- One that waits longer for its retry says so.
+SELECT idemq.reschedule(id_of('f1'), now() + '2 days');
+SELECT idemq.why(id_of('f1')) ~ 'not due before' AS not_due;
+
+-- A rollback gives no start back; one that did not come about takes none.
+SELECT add('r', 1, 2);
+BEGIN; SELECT take(10); ROLLBACK;
+BEGIN; SELECT take(10); ROLLBACK;
+SELECT idemq.alter_queue('q', max_running => 1);
+SELECT count(*) FROM idemq.claim('q', 10);
+SELECT count(*), max(outcome::text) FROM generate_series(1, 5) n, idemq.claim_job(id_of('r1'));
+SELECT idemq.release(id, token) FROM idemq.jobs WHERE status = 'processing';
+SELECT idemq.alter_queue('q', max_running => 0);
+SELECT take(10), jobs('r'), waits('r1');
+-- commit_once and commit_and_claim start jobs, too.
+SELECT add('o', 1, 5);
+SELECT idemq.commit_once(id_of('o1'));
+SELECT idemq.commit_once(id_of('o2'));
+SELECT take(10);
+SELECT c.payload FROM idemq.jobs j, idemq.commit_and_claim(j.id, j.token, queue => 'q') c WHERE j.payload = '"o3"';
+SELECT take(10), jobs('o'), waits('o4');
+-- And acquire.
+SELECT count(idemq.enqueue('q', to_jsonb('k' || n), key => 'k' || n, group_key => 'k')) FROM generate_series(1, 4) n;
+SELECT (idemq.acquire('q', 'k1')).outcome;
+SELECT done('k1');
+SELECT (idemq.acquire('q', 'k2')).outcome;
+SELECT done('k2');
+SELECT (idemq.acquire('q', 'k3')).outcome;
+SELECT done('k3');
+SELECT (idemq.acquire('q', 'k4')).outcome, jobs('k'), waits('k4');
+SELECT * FROM idemq.check();
+
+-- Another rate: from the next start on.  What waits keeps its time, until it is retried.
+SELECT idemq.alter_queue('q', group_rate => 6);
+SELECT take(10), waits('o4');
+SELECT idemq.retry(id_of('o4'));
+SELECT take(10), waits('o4');
+SELECT idemq.alter_queue('q', group_rate => 1, group_period => '3 h');
+SELECT idemq.retry(id_of('o4'));
+SELECT take(10), waits('o4');
+-- No emptier than empty.
+SELECT idemq.alter_queue('q', group_period => '6 min');
+SELECT idemq.retry(id_of('o4'));
+SELECT take(10), waits('o4');
+SELECT idemq.alter_queue('q', group_rate => 0);
+SELECT group_rate, group_period FROM idemq.queues WHERE name = 'q';
+SELECT idemq.retry(id_of('o4'));
+SELECT take(10), done('o4');
+SELECT take(10), done('o5');
+SELECT * FROM idemq.check();
+
+-- Several of a group at once.
+SELECT idemq.create_queue('p', group_running => 4, group_rate => 3, group_period => '1 h') IS NOT NULL AS created;
+SELECT add('x', 1, 6, 'p'), add('y', 1, 2, 'p');
+-- Jobs of no group are not limited.
+SELECT idemq.create_queue('n', group_running => 2, group_rate => 1, group_period => '1 h') IS NOT NULL AS created;
+SELECT count(idemq.enqueue('n', to_jsonb('n' || n))) FROM generate_series(1, 4) n;
+SELECT take(10, 'n');
+SELECT take(2, 'p'), take(10, 'p');
+-- The next one has its place, and waits in it.
+SELECT jobs('x'), jobs('y'), waits('x4');
+SELECT run_at IS NULL AS has_place FROM idemq.jobs WHERE id = id_of('x4');
+SELECT regexp_replace(idemq.why(id_of('x4')), '\d{4}-\d\d-\d\d .*', '<time>'), idemq.why(id_of('x5')) ~ 'behind job \d+, which is to be claimed next' AS behind;
+SELECT done('x1'), done('x2'), done('x3');
+SELECT take(10, 'p'), jobs('x');
+-- Who waits for his own time takes no place; nor does one that is retried.
+SELECT idemq.retry(id_of('x4'));
+SELECT outcome FROM idemq.claim_job(id_of('x4'));
+SELECT take(10, 'p'), jobs('x'), waits('x4');
+SELECT idemq.release(id, token) FROM idemq.jobs WHERE payload = '"y1"';
+SELECT take(10, 'p'), jobs('y');
+SELECT idemq.release(id, token) FROM idemq.jobs WHERE payload = '"y1"';
+SELECT take(10, 'p'), jobs('y'), waits('y1');
+-- With another group_running, and another rate, the one that waits still counts.
+SELECT idemq.alter_queue('p', group_running => 2, group_rate => 0);
+SELECT take(10, 'p'), jobs('x'), jobs('y');
+SELECT idemq.retry(id_of('x4'));
+SELECT take(10, 'p'), jobs('x');
+SELECT idemq.retry(id_of('y1'));
+SELECT take(10, 'p'), jobs('y');
+SELECT * FROM idemq.check();
+SELECT done('x4'), done('x5');
+SELECT take(10, 'p'), done('x6'), done('y1'), done('y2');
+
+-- Put off while it has its place: that is still counted.
+SELECT idemq.create_queue('z', group_running => 3, group_rate => 1, group_period => '1 h') IS NOT NULL AS created;
+SELECT add('z', 1, 5, 'z');
+SELECT take(1, 'z');
+SELECT idemq.alter_queue('z', group_rate => 0);
+SELECT idemq.pause('z');
+SELECT outcome FROM idemq.claim_job(id_of('z2'));
+SELECT jobs('z');
+SELECT idemq.alter_queue('z', group_rate => 1);
+SELECT idemq.resume('z');
+SELECT take(10, 'z'), jobs('z'), waits('z2');
+SELECT run_at IS NULL AS has_place FROM idemq.jobs WHERE id = id_of('z2');
+SELECT idemq.alter_queue('z', group_rate => 0);
+SELECT done('z1');
+SELECT take(10, 'z'), jobs('z');
+SELECT * FROM idemq.check();
+-- The rest of them, once it is retried.
+SELECT idemq.retry(id_of('z2'));
+SELECT take(10, 'z'), jobs('z');
+DROP EXTENSION idemq;
