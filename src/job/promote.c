@@ -59,6 +59,7 @@
 #include "shared/group_table.h"
 #include "shared/groups.h"
 #include "shared/kin.h"
+#include "shared/ready_cursor.h"
 #include "base/jitter.h"
 #include "base/pace.h"
 
@@ -68,6 +69,11 @@
 #define MAX_CHILDREN 2000
 /* Without a slot, a session scans all groups of a queue that often. */
 #define SCAN_INTERVAL USECS_PER_SEC
+
+/* So many ready jobs of a queue, known to be there, are many. */
+#define LONG_LINE RING_LOW
+
+static bool may_linger = false;
 
 /* Where this session's last scan stopped. */
 static struct
@@ -370,6 +376,32 @@ idemq_promote_some(const QueueInfo *queue, int max)
 	idemq_pending_groups_note_scan(NULL, 0);
 	idemq_jobs_close(&table);
 	return promoted;
+}
+
+/*
+ * As idemq_promote_some, for the worker, which may ask whether to linger before it does so again:
+ * while claims have many jobs before them in some queue of which it promoted heads, nobody waits for the
+ * next ones, and many at a time cost less than a signal, a wake-up and a transaction each.
+ */
+void
+idemq_promote_batch(const QueueInfo *queue, int max)
+{
+	CursorView line;
+
+	if (idemq_promote_some(queue, max) == 0 || queue->slot == NULL)
+		return;
+	idemq_cursor_read(queue->slot, queue->id, 1, &line);
+	may_linger |= line.ring.left >= LONG_LINE;
+}
+
+/* Returns whether a moment's pause is in nobody's way, since the last call. */
+bool
+idemq_promote_may_linger(void)
+{
+	bool answer = may_linger;
+
+	may_linger = false;
+	return answer;
 }
 
 /*

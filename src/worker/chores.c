@@ -99,7 +99,7 @@ recover(const QueueInfo *queue)
 static void
 promote(const QueueInfo *queue)
 {
-	(void) idemq_promote_some(queue, PROMOTE_STEP);
+	idemq_promote_batch(queue, PROMOTE_STEP);
 }
 
 /*

@@ -31,6 +31,7 @@
 #include "worker/chores.h"
 #include "worker/worker.h"
 #include "worker/worker_log.h"
+#include "job/promote.h"
 #include "shared/wake.h"
 #include "shared/worker_board.h"
 #include "shared/worker_call.h"
@@ -41,6 +42,8 @@
 
 /* The longest sleep: a day. */
 #define LONGEST_SLEEP USECS_PER_DAY
+/* Microseconds until heads are promoted again, where that is in nobody's way. */
+#define LINGER INT64CONST(1000)
 
 /* Sets what a server's or database's defaults must not change for us. */
 static void
@@ -135,6 +138,13 @@ sleep_until(int64 until)
 {
 	int64 left = Min(until - idemq_mono_now(), LONGEST_SLEEP);
 
+	/* What wakes us meanwhile finds the latch set after the first time, and sends no signal. */
+	if (left > LINGER && idemq_promote_may_linger())
+	{
+		(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, LINGER / 1000,
+						 compat_wait_event_worker());
+		left -= LINGER;
+	}
 	if (left > 0)
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 (left + 999) / 1000, compat_wait_event_worker());
