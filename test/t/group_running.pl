@@ -195,9 +195,9 @@ sub drain
 				WHERE query ~ 'work\\(|finish\\(|claim\\(' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) x");
 		}
 		$said .= $run->();
-		last if sql($node, $left) == 0;
 		crash($node) if $crash;
-		$crash = 0;
+		last if !$crash && sql($node, $left) == 0;
+		$crash = 0 if defined $crash;
 	}
 	note sprintf '%s: %.1f s, %d sessions killed', $queue, time - $start, $killed;
 	cmp_ok($killed, '>', 0, "$queue: sessions were killed");
