@@ -125,6 +125,8 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	GroupPlaces places;
 	bool is_free;
 
+	/* What this transaction has promoted, at an earlier visit, for a time that is to come. */
+	from.last = Max(from.last, idemq_pending_groups_last(key));
 	*floor = count_places(table, queue, name, &from, &places);
 	if (places.next != 0)
 		return HAS_HEAD;
