@@ -188,12 +188,10 @@ promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 				break;
 			held = Min(held, job.id);
 		}
+		else if (write == JOB_CHANGED && table->crosscheck != InvalidSnapshot)
+			break;
 		else if (write == JOB_CHANGED)
-		{
-			if (table->crosscheck != InvalidSnapshot)
-				break;
 			looks++;
-		}
 		else if (!expired)
 		{
 			*floor = next_floor;
