@@ -162,8 +162,9 @@ SELECT idemq.retry(id_of('z2'));
 SELECT take(10, 'z'), jobs('z');
 
 -- A transaction counts the places that it has given itself for a time that is to come.
-SELECT idemq.create_queue('own', group_running => 2, group_rate => 1, group_period => '1 h') IS NOT NULL AS created;
+SELECT idemq.create_queue('own', group_running => 3, group_rate => 2, group_period => '1 h') IS NOT NULL AS created;
 SELECT count(idemq.enqueue('own', to_jsonb('own' || n), group_key => 'own')) FROM generate_series(1, 6) n;
+SELECT payload FROM idemq.claim('own');
 BEGIN;
 SELECT payload FROM idemq.claim('own');
 SELECT count(*) FROM idemq.claim('own');
