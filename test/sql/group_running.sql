@@ -262,20 +262,4 @@ SELECT outcome FROM idemq.await_event(id_of('e1'), (SELECT token FROM idemq.jobs
 SELECT * FROM idemq.check();
 SELECT done('e1'), done('e3');
 SELECT take(10), done('e4'), jobs();
-
--- A job that only the scan from the start finds has its group's next one promoted, as any other.
-SELECT idemq.create_queue('net', group_running => 2) IS NOT NULL AS created;
-SELECT count(idemq.enqueue('net', to_jsonb('net' || n), group_key => 'net')) FROM generate_series(1, 3) n;
-SELECT outcome FROM idemq.enqueue('net', '"netted"', group_key => 'other');
-SELECT outcome FROM idemq.claim_job(id_of('netted'));
-SELECT idemq.pause('net') AS paused;
-SELECT outcome FROM idemq.claim_job(id_of('net1'));
-SELECT idemq.resume('net') AS resumed;
-SET session_replication_role = replica;
-UPDATE idemq.jobs SET ready_at = ready_at - interval '1 day' WHERE id = id_of('net1');
-RESET session_replication_role;
-SELECT payload FROM idemq.claim('net');
-SELECT payload FROM idemq.claim('net');
-SELECT idemq.why(id_of('net3')) ~ 'group_running';
-SELECT * FROM idemq.check();
 DROP EXTENSION idemq;
