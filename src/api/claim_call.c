@@ -310,6 +310,8 @@ idemq_claim_from_queue(ClaimCall *call)
 		scan_queue(call, true);
 		idemq_cursor_verified(queue->slot, queue->id, idemq_mono_now() - started);
 	}
+	/* Whichever scan it was that claimed. */
+	promote_later(call);
 }
 
 /* Begins a claim of so many jobs; what else is asked for, and where the answer goes, is set by then. */

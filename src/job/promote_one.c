@@ -20,8 +20,8 @@
 
 /* Visits of a group whose first job changes each time. */
 #define MAX_LOOKS 10
-/* Jobs that are not due and make way for the next one, in one visit of a group with places. */
-#define MAX_EARLY 100
+/* Jobs that are not due, or held, and make way for the next one, in one visit of a group with places. */
+#define MAX_PASSED 100
 
 /*
  * Makes a blocked job its group's head, or gives it a place: it is due at once, or at its run_at, or
@@ -125,6 +125,8 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	GroupPlaces places;
 	bool is_free;
 
+	/* What this transaction has promoted, at an earlier visit, for a time that is to come. */
+	from.last = Max(from.last, idemq_pending_groups_last(key));
 	*floor = count_places(table, queue, name, &from, &places);
 	if (places.next != 0)
 		return HAS_HEAD;
@@ -153,7 +155,8 @@ give_place(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *
 
 /*
  * As promote_head, of a group with places: its next job gets one if there is one.  Those before it
- * that are not due are promoted without.
+ * that are not due are promoted without.  Jobs without a group have no order to keep: one whose row
+ * is held, by a producer that replaces it, say, makes way, and is looked at again a moment later.
  */
 static Promotion
 promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
@@ -161,9 +164,11 @@ promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 {
 	Promotion promotion = NOT_FOR_US;
 	int64 passed = PG_INT64_MIN;
+	int64 held = PG_INT64_MAX; /* the first of these */
 	int early = 0;
+	int passes = 0;
 
-	for (int looks = 0; looks < MAX_LOOKS && early < MAX_EARLY;)
+	for (int looks = 0; looks < MAX_LOOKS && passes < MAX_PASSED;)
 	{
 		GroupFloor next_floor;
 		EventArgs args;
@@ -179,24 +184,32 @@ promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 		if (write == JOB_LOCKED)
 		{
 			promotion = HELD;
-			break;
+			if (!idemq_is_no_group(name))
+				break;
+			held = Min(held, job.id);
 		}
-		if (write == JOB_CHANGED && table->crosscheck != InvalidSnapshot)
+		else if (write == JOB_CHANGED && table->crosscheck != InvalidSnapshot)
 			break;
-		if (write == JOB_CHANGED)
+		else if (write == JOB_CHANGED)
 			looks++;
 		else if (!expired)
 		{
 			*floor = next_floor;
-			floor->blocked = job.id;
+			floor->blocked = Min(job.id, held);
 			floor->last = Max(floor->last, args.ready_at);
 			if (args.takes_place)
 				return promoted(&args);
-			passed = job.id + 1;
 			early++;
+		}
+		if (write == JOB_LOCKED || (write == JOB_WRITTEN && !expired))
+		{
+			passed = job.id + 1;
+			passes++;
 		}
 		idemq_jobs_refresh(table);
 	}
+	if (held != PG_INT64_MAX)
+		promotion = HELD;
 	if (early == 0)
 		return promotion;
 	/* It is ours until we commit: what is left comes after that. */

@@ -312,6 +312,18 @@ idemq_pending_groups_note_floor(const GroupTaken *group, GroupFloor floor)
 		owned[i].floor = floor;
 }
 
+/*
+ * Returns the greatest ready_at of a group's jobs with a place that this transaction knows of and
+ * others do not yet: of an owned group the floor is theirs until it commits.
+ */
+TimestampTz
+idemq_pending_groups_last(const GroupKey *key)
+{
+	int i = find_owned(key);
+
+	return i < 0 ? DT_NOBEGIN : owned[i].floor.last;
+}
+
 /* Forgets an owned group, wherever in the list. */
 static void
 remove_owned(int i)

@@ -11,6 +11,7 @@ extern void idemq_pending_groups_note(QueueSlot *slot, int32 queue_id, Datum nam
 extern void idemq_pending_groups_reserve(int count);
 extern void idemq_pending_groups_note_owned(QueueSlot *slot, const GroupTaken *group);
 extern bool idemq_pending_groups_owns(const GroupKey *key);
+extern TimestampTz idemq_pending_groups_last(const GroupKey *key);
 extern void idemq_pending_groups_note_floor(const GroupTaken *group, GroupFloor floor);
 extern void idemq_pending_groups_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how);
 extern void idemq_pending_groups_note_scan(QueueSlot *slot, int32 queue_id);

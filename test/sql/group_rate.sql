@@ -160,4 +160,17 @@ SELECT * FROM idemq.check();
 -- The rest of them, once it is retried.
 SELECT idemq.retry(id_of('z2'));
 SELECT take(10, 'z'), jobs('z');
+
+-- A transaction counts the places that it has given itself for a time that is to come.
+SELECT idemq.create_queue('own', group_running => 3, group_rate => 2, group_period => '1 h') IS NOT NULL AS created;
+SELECT count(idemq.enqueue('own', to_jsonb('own' || n), group_key => 'own')) FROM generate_series(1, 6) n;
+SELECT payload FROM idemq.claim('own');
+BEGIN;
+SELECT payload FROM idemq.claim('own');
+SELECT count(*) FROM idemq.claim('own');
+SELECT count(*) FROM idemq.claim('own', 10);
+SELECT outcome, count(*) FROM idemq.jobs j, idemq.claim_job(j.id) WHERE j.group_key = 'own' AND j.status = 'blocked' GROUP BY outcome ORDER BY outcome;
+COMMIT;
+SELECT status, count(*) FROM idemq.jobs WHERE group_key = 'own' GROUP BY status ORDER BY status;
+SELECT * FROM idemq.check();
 DROP EXTENSION idemq;
