@@ -114,6 +114,7 @@ export class Transactions {
       for (const attempt of jobs) {
         attempt.client = session.client;
         attempt.waiting = undefined;
+        attempt.arrived = [];
         const result = await attempt.call(
           () => this.handler(attempt.job, session.client),
           () => (cancelling = session.cancel()),
