@@ -130,7 +130,8 @@ test('awaitEvent: a handler that goes on regardless, one of a batch, an event in
     await swallows(job, client);
     throw new Dead('no way');
   };
-  for (const [handler, outside] of [[swallows, false], [wraps, false], [swallows, true]]) {
+  const forgets = async (job) => void job.awaitEvent('never', '1 h').catch(() => {});
+  for (const [handler, outside] of [[swallows, false], [wraps, false], [forgets, false], [swallows, true]]) {
     assert.deepEqual(await drain(connection, q, handler, { outside }), { waiting: 1 });
     const { status, attempt, last_error } = await jobOf(caught.id);
     assert.deepEqual([status, attempt, last_error], ['pending', 0, null]);
@@ -230,6 +231,7 @@ test('parents and graphs', async () => {
   assert.deepEqual((await jobOf(outside.id)).result, [parents[0]]);
   await assert.rejects(enqueue(pool, q, 1, { dependsOn: ['9007199254740993'] }), NoSuchJob);
 
+  await assert.rejects(enqueueGraph(pool, { a: { queue: q, payload: 1, runAt: new Date(NaN) } }), RangeError);
   const jobs = await enqueueGraph(pool, {
     sum: { queue: q, payload: null, kind: 'sum', dependsOn: ['a', '__proto__', first] },
     a: { queue: q, payload: 1, expiresIn: 172800, runAt: new Date(), headers: { h: 1 } },

@@ -127,6 +127,9 @@ export class Transactions {
       const asked = Date.now();
       const more = claim && this.worker.claims;
       const { rows } = await session.query(more ? COMMIT_AND_CLAIM : COMMIT, [ids, tokens, results, ...(more ? this.worker.claimArguments(session) : [])]);
+      // An awaitEvent that the handler has not awaited was answered before.
+      const waits = jobs.find(({ waiting }) => waiting);
+      if (waits) throw waits.waiting;
       const refused = rows.find(({ outcome }) => outcome !== 'claimed' && outcome !== 'committed');
       if (refused) throw new Settled({ already_committed: 'IQ006', not_found: 'IQ002' }[/** @type {string} */ (refused.outcome)] ?? 'IQ001');
       jobs.forEach((attempt) => (attempt.sent = true));
