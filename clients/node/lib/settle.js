@@ -64,6 +64,7 @@ async function keep(line, { job: { id, token }, arrived }) {
     const answer = await ask(line, [id, token, name, interval(timeout)]);
     if (answer.rows[0].outcome !== 'arrived') return answer;
   }
+  return undefined;
 }
 
 /**

@@ -240,6 +240,7 @@ class Attempts:
     async def _after(self, job: BaseJob, unit: Unit, error: BaseException) -> None:
         """Tells the server of an attempt that has not committed."""
         cause = error.__cause__ if isinstance(error, Gone) else None
+        waiting = error if job.waiting is None else job.waiting  # whatever the handler did then
         if isinstance(cause, AlreadyCommitted) or (isinstance(cause, NoSuchJob) and unit.commit_unknown):
             self._ended(job, "committed")
         elif cause is not None or unit.why == "lost":
@@ -253,8 +254,8 @@ class Attempts:
             await self._fail(job, text, {"timeout": unit.seconds}, None, False)
         elif unit.why is not None:
             await self._release(job, None)
-        elif job.waiting is not None or isinstance(error, Waiting):
-            await self._wait(job, job.waiting or error)  # whatever the handler did then
+        elif isinstance(waiting, Waiting):
+            await self._wait(job, waiting)
         elif isinstance(error, Snooze):
             await self._release(job, error.delay)
         elif isinstance(error, RetryLater):
