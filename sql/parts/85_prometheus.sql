@@ -34,7 +34,7 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_steps', 'gauge', NULL, 'Steps that were begun and have no answer, by state: open, of an attempt in processing; unknown, of one that is over.'),
 	('idemq_steps_done_total', 'counter', NULL, 'Steps that were done.'),
 	('idemq_children', 'gauge', NULL, 'Jobs whose parents (depends_on) are not done: blocked, or cancelled before they were.'),
-	('idemq_event_waits', 'gauge', NULL, 'Waits for events, whose time is not over (await_event).'),
+	('idemq_event_waits', 'gauge', NULL, 'Waits for events, whose time is not over (await_event); until then of cancelled jobs, too.'),
 	('idemq_oldest_event_wait_seconds', 'gauge', 'seconds', 'For how long the oldest of these has lasted; 0: there is none.'),
 	('idemq_purged_total', 'counter', NULL, 'Finished jobs deleted after their retention.'),
 	('idemq_row_only_claims_total', 'counter', NULL, 'Claims whose lease had no room in shared memory.'),

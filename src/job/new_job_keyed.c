@@ -270,8 +270,11 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 			idemq_jobs_refresh(table); /* a batch may come to that key again */
 		return true;
 	}
-	/* Claimed since the lookup, or before and given back: what is it now? */
-	if (policy == DUPLICATE_REPLACE)
+	/*
+	 * Claimed since the lookup, or before and given back: what is it now?  One that has used an
+	 * attempt is left alone; another may be given back, as it was, before it is looked at again.
+	 */
+	if (policy == DUPLICATE_REPLACE && (holder->job.attempt > 0 || IsolationUsesXactSnapshot()))
 		rule->policy = DUPLICATE_IGNORE;
 	return false;
 }

@@ -126,8 +126,13 @@ test('awaitEvent: a handler that goes on regardless, one of a batch, an event in
     await client?.query("INSERT INTO marks VALUES ('swallowed')");
     if (!client) throw new Error('no way');
   };
-  for (const outside of [false, true]) {
-    assert.deepEqual(await drain(connection, q, swallows, { outside }), { waiting: 1 });
+  const wraps = async (job, client) => {
+    await swallows(job, client);
+    throw new Dead('no way');
+  };
+  const forgets = async (job) => void job.awaitEvent('never', '1 h').catch(() => {});
+  for (const [handler, outside] of [[swallows, false], [wraps, false], [forgets, false], [swallows, true]]) {
+    assert.deepEqual(await drain(connection, q, handler, { outside }), { waiting: 1 });
     const { status, attempt, last_error } = await jobOf(caught.id);
     assert.deepEqual([status, attempt, last_error], ['pending', 0, null]);
     await one('SELECT idemq.retry($1)', caught.id);
@@ -175,6 +180,29 @@ test('awaitEvent: a handler that goes on regardless, one of a batch, an event in
   assert.equal((await one("SELECT details->>'sqlstate' AS state FROM idemq.attempts WHERE job_id = $1", refused.id)).state, '22023');
 });
 
+test('awaitEvent: what a handler has heard stays, though its transaction is undone', async () => {
+  const q = await queue();
+  // As at the end of the queue's idempotency_window.
+  const forget = async (name) => (await pool.query('DELETE FROM idemq.events WHERE name = $1', [`${q} ${name}`])).rowCount;
+  const failures = [new Error('no way'), new Snooze(0)];
+  const handler = async (job) => {
+    const first = await job.awaitEvent(`${q} first`, '1 h');
+    if (failures.length > 0 && job.payload === 2) throw failures.pop();
+    return [first.payload, (await job.awaitEvent(`${q} second`, '1 h')).payload];
+  };
+  await pool.query(`SELECT idemq.alter_queue('${q}', retry_base => '1 ms')`);
+  for (const [payload, ended] of [[1, { waiting: 1 }], [2, { waiting: 1, retrying: 1, released: 1 }]]) {
+    const { id } = await enqueue(pool, q, payload);
+    await sendEvent(pool, q, `${q} first`, 7);
+    assert.deepEqual(await drainAll(q, handler, Object.keys(ended).length, { logger: silent }), ended);
+    assert.equal(await forget('first'), 1);
+    await sendEvent(pool, q, `${q} second`, 8);
+    assert.deepEqual(await drain(connection, q, handler), { committed: 1 });
+    assert.deepEqual((await jobOf(id)).result, [7, 8]);
+    assert.equal(await forget('second'), 1);
+  }
+});
+
 /** Drains until so many have ended: a child is ready milliseconds after its parents. */
 async function drainAll(q, handler, count, options) {
   const ended = {};
@@ -203,6 +231,7 @@ test('parents and graphs', async () => {
   assert.deepEqual((await jobOf(outside.id)).result, [parents[0]]);
   await assert.rejects(enqueue(pool, q, 1, { dependsOn: ['9007199254740993'] }), NoSuchJob);
 
+  await assert.rejects(enqueueGraph(pool, { a: { queue: q, payload: 1, runAt: new Date(NaN) } }), RangeError);
   const jobs = await enqueueGraph(pool, {
     sum: { queue: q, payload: null, kind: 'sum', dependsOn: ['a', '__proto__', first] },
     a: { queue: q, payload: 1, expiresIn: 172800, runAt: new Date(), headers: { h: 1 } },

@@ -246,9 +246,12 @@ class Flows(Client):
 
     def until_ended(self, handlers, expected):
         """A child is ready milliseconds after its parents."""
+        self.until_all(self.drain, handlers, expected)
+
+    def until_all(self, drain, handlers, expected):
         ended = collections.Counter()
         for _ in range(600):
-            ended.update(self.drain(handlers))
+            ended.update(drain(handlers))
             if sum(ended.values()) >= sum(expected.values()):
                 break
             time.sleep(0.05)
@@ -305,13 +308,53 @@ class Flows(Client):
             except BaseException:
                 raise ValueError("no way") from None
 
-        for handler, is_outside in ((inside, False), (outside, True)):
+        def raises(job, conn):
+            inside(job, conn)
+            raise idemq.Dead("no way")
+
+        for handler, is_outside in ((inside, False), (raises, False), (outside, True)):
             (job,) = self.add(1)
             self.assertEqual(self.drain(handler, is_outside), {"waiting": 1})
             self.assertEqual(self.job(job), ("pending", 0, None, None))
         self.assertEqual(self.effects(), [])
         # `except Exception` does not hold it up.
         self.assertFalse(issubclass(idemq.Waiting, Exception))
+
+    def test_what_a_handler_has_heard_stays(self):
+        """Its transaction is undone when it waits for another event, or fails; the event may be forgotten by then."""
+        failures = [ValueError("no way"), idemq.Snooze(0)]
+
+        def handler(job, conn):
+            first = job.await_event("first", "1 h")
+            if failures and job.payload == 2:
+                raise failures.pop()
+            return [first.payload, job.await_event("second", "1 h").payload]
+
+        async def handler_async(job, conn):
+            return [(await job.await_event(name, "1 h")).payload for name in ("first", "second")]
+
+        ways = (
+            (self.drain, handler, 1, {"waiting": 1}),
+            (self.drain, handler, 2, {"waiting": 1, "retrying": 1, "released": 1}),
+            (self.drain_async, handler_async, 3, {"waiting": 1}),
+        )
+        for drain, way, payload, ended in ways:
+            (job,) = self.add(payload)
+            idemq.send_event(self.conn, self.queue, "first", 7)
+            self.until_all(drain, way, ended)
+            self.assertEqual(self.forget("first"), 1)
+            idemq.send_event(self.conn, self.queue, "second", 8)
+            self.assertEqual(drain(way), {"committed": 1})
+            self.assertEqual(self.job(job)[2], [7, 8])
+            self.assertEqual(self.forget("second"), 1)
+
+    def forget(self, event):
+        """As at the end of the queue's idempotency_window."""
+        return self.sql(
+            """WITH gone AS (DELETE FROM idemq.events e USING idemq.queues q
+                WHERE e.queue_id = q.queue_id AND q.name = %s AND e.name = %s RETURNING 1) SELECT count(*) FROM gone""",
+            self.queue, event,
+        )[0][0]
 
     def test_one_of_a_batch_waits(self):
         def handler(job, conn):

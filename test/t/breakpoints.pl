@@ -208,6 +208,21 @@ like($go->(), qr/4/, 'a long name: all groups are looked at');
 unlike($two->query('SELECT 1'), qr/headless/, 'check() does not take those for forgotten that are to be looked at');
 $two->quit;
 
+# A claim comes between the lookup of a request that replaces and its write, and is given back before the next
+# lookup: the job is as it was, and the request replaces it.
+sql($node, "SELECT idemq.create_queue('r'); SELECT idemq.enqueue('r', '1', key => 'k')");
+$one->query_safe('SELECT 1');
+my $stop = stop_at($pid, 'idemq_tick_key_check', 'idemq_jobs_refresh_or_raise');
+$one->query_until(qr/sent/, "\\echo sent\nSELECT outcome, status FROM idemq.enqueue('r', '2', key => 'k', on_duplicate => 'replace');\n");
+$stop->();
+sql($node, "DELETE FROM held; INSERT INTO held SELECT id, token, payload FROM idemq.claim('r')");
+$stop->();
+$stop->();
+is_sql($node, 'SELECT payload, idemq.release(id, token) FROM held', '1|released', 'claimed in between, and given back');
+$stop->();
+like($one->query('SELECT 1'), qr/^duplicate\|pending$/m, 'the answer is of a job that waits');
+is_sql($node, "SELECT payload, attempt FROM idemq.claim('r')", '2|1', 'which has the new payload');
+
 $one->quit;
 $node->stop;
 done_testing();

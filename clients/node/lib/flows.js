@@ -74,7 +74,8 @@ function jobText(name, job) {
     queue: job.queue,
     key: job.key,
     delay: interval(job.delay),
-    run_at: job.runAt,
+    // One that is none would be null, and so at once.
+    run_at: job.runAt instanceof Date ? job.runAt.toISOString() : job.runAt,
     priority: job.priority,
     group_key: job.groupKey,
     max_attempts: job.maxAttempts,

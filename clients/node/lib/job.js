@@ -74,6 +74,7 @@ export class Job {
   async awaitEvent(name, timeout) {
     const [{ outcome, payload }] = await this.#attempt.ask('awaitEvent', AWAIT_EVENT, [this.id, this.token, name, interval(timeout)]);
     if (outcome === 'waiting') throw (this.#attempt.waiting = new Waiting(name, timeout));
+    if (outcome === 'arrived') this.#attempt.arrived.push({ name, timeout });
     return { arrived: outcome === 'arrived', payload };
   }
 
@@ -103,6 +104,8 @@ export class Attempt {
   client;
   /** Thrown in the handler: it waits for an event. @type {Waiting | undefined} */
   waiting;
+  /** Events that the handler has heard. @type {{ name: string, timeout: import('../index.js').Interval }[]} */
+  arrived = [];
   /** Whether its commit was sent, and perhaps done. */
   sent = false;
 

@@ -10,6 +10,7 @@ import { AWAIT_EVENT, FAIL, RELEASE } from './statements.js';
  */
 export async function settle(worker, line, attempt, error) {
   const { id, token } = attempt.job;
+  if (attempt.waiting && !attempt.why) error = attempt.waiting; // whatever the handler did then
   const own = error instanceof Snooze || error instanceof RetryLater || error instanceof Dead;
   // What was thrown because of the signal is no failure of the job's, but for its time.
   if (attempt.why && !own) error = attempt.signal.reason;
@@ -18,7 +19,10 @@ export async function settle(worker, line, attempt, error) {
     /** @type {{ rows: any[], again: boolean }} */
     let answer;
     try {
-      if (error instanceof Waiting) {
+      const over = attempt.client && (await keep(line, attempt));
+      if (over) {
+        answer = over;
+      } else if (error instanceof Waiting) {
         answer = await wait(line, attempt, error);
       } else if (error instanceof Snooze || (error instanceof Cancelled && error.why !== 'timeout')) {
         const delay = error instanceof Snooze && error.delay !== 0 ? interval(error.delay) : null;
@@ -45,9 +49,31 @@ export async function settle(worker, line, attempt, error) {
  * @returns {Promise<{ rows: any[], again: boolean }>}
  */
 async function wait(line, { job: { id, token } }, { event, timeout }) {
+  const answer = await ask(line, [id, token, event, interval(timeout)]);
+  return ['arrived', 'timed_out'].includes(answer.rows[0].outcome) ? line.answer(RELEASE, [id, token, null]) : answer;
+}
+
+/**
+ * Notes the events that the handler has heard, which was undone too: by the next attempt they may be forgotten.
+ * Answers how the attempt has ended, if it has by that.
+ * @param {import('./connection.js').Line} line @param {import('./job.js').Attempt} attempt
+ * @returns {Promise<{ rows: any[], again: boolean } | undefined>}
+ */
+async function keep(line, { job: { id, token }, arrived }) {
+  for (const { name, timeout } of arrived) {
+    const answer = await ask(line, [id, token, name, interval(timeout)]);
+    if (answer.rows[0].outcome !== 'arrived') return answer;
+  }
+  return undefined;
+}
+
+/**
+ * @param {import('./connection.js').Line} line @param {unknown[]} values of AWAIT_EVENT
+ * @returns {Promise<{ rows: any[], again: boolean }>}
+ */
+async function ask(line, values) {
   try {
-    const answer = await line.answer(AWAIT_EVENT, [id, token, event, interval(timeout)]);
-    return answer.rows[0].outcome === 'waiting' ? answer : await line.answer(RELEASE, [id, token, null]);
+    return await line.answer(AWAIT_EVENT, values);
   } catch (error) {
     if (!['IQ001', 'IQ002', 'IQ006'].includes(sqlstate(error))) throw error;
     return { rows: [{ outcome: 'stale' }], again: false };

@@ -114,6 +114,7 @@ export class Transactions {
       for (const attempt of jobs) {
         attempt.client = session.client;
         attempt.waiting = undefined;
+        attempt.arrived = [];
         const result = await attempt.call(
           () => this.handler(attempt.job, session.client),
           () => (cancelling = session.cancel()),
@@ -126,6 +127,9 @@ export class Transactions {
       const asked = Date.now();
       const more = claim && this.worker.claims;
       const { rows } = await session.query(more ? COMMIT_AND_CLAIM : COMMIT, [ids, tokens, results, ...(more ? this.worker.claimArguments(session) : [])]);
+      // An awaitEvent that the handler has not awaited was answered before.
+      const waits = jobs.find(({ waiting }) => waiting);
+      if (waits) throw waits.waiting;
       const refused = rows.find(({ outcome }) => outcome !== 'claimed' && outcome !== 'committed');
       if (refused) throw new Settled({ already_committed: 'IQ006', not_found: 'IQ002' }[/** @type {string} */ (refused.outcome)] ?? 'IQ001');
       jobs.forEach((attempt) => (attempt.sent = true));

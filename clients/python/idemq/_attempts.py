@@ -240,19 +240,22 @@ class Attempts:
     async def _after(self, job: BaseJob, unit: Unit, error: BaseException) -> None:
         """Tells the server of an attempt that has not committed."""
         cause = error.__cause__ if isinstance(error, Gone) else None
+        waiting = error if job.waiting is None else job.waiting  # whatever the handler did then
         if isinstance(cause, AlreadyCommitted) or (isinstance(cause, NoSuchJob) and unit.commit_unknown):
             self._ended(job, "committed")
         elif cause is not None or unit.why == "lost":
             log.warning("%s %d: the lease is lost; what the handler did is rolled back, or another attempt's",
                         self.options.queue, job.id)
             self._ended(job, "stale")
+        elif not await self._keep(job):
+            pass
         elif unit.why == "time":
             text = f"ended after {unit.seconds:g} s (job_timeout)"
             await self._fail(job, text, {"timeout": unit.seconds}, None, False)
         elif unit.why is not None:
             await self._release(job, None)
-        elif isinstance(error, Waiting):
-            await self._wait(job, error)
+        elif isinstance(waiting, Waiting):
+            await self._wait(job, waiting)
         elif isinstance(error, Snooze):
             await self._release(job, error.delay)
         elif isinstance(error, RetryLater):
@@ -282,16 +285,29 @@ class Attempts:
     async def _wait(self, job: BaseJob, waiting: Waiting) -> None:
         """Notes the wait, which was undone with the handler's transaction.  What has come meanwhile the
         next attempt hears."""
-        def statement(level: int) -> tuple[str, tuple[Any, ...]]:
-            if level > 0:
-                return _RELEASE, (job.id, job.token, None)
-            return AWAIT, (job.id, job.token, waiting.name, interval(waiting.timeout))
-
-        outcome = await self._tell_end(job, statement)
+        outcome = await self._ask_event(job, waiting)
         if outcome in ("arrived", "timed_out"):
             await self._release(job, None)
         else:
             self._ended(job, outcome)
+
+    async def _keep(self, job: BaseJob) -> bool:
+        """Notes the events that the handler has heard, which was undone too: by the next attempt they may
+        be forgotten.  False: the attempt is over by that."""
+        for event in job._arrived:
+            outcome = await self._ask_event(job, event)
+            if outcome != "arrived":
+                self._ended(job, outcome)
+                return False
+        return True
+
+    async def _ask_event(self, job: BaseJob, event: Waiting) -> str:
+        def statement(level: int) -> tuple[str, tuple[Any, ...]]:
+            if level > 0:
+                return _RELEASE, (job.id, job.token, None)
+            return AWAIT, (job.id, job.token, event.name, interval(event.timeout))
+
+        return await self._tell_end(job, statement)
 
     async def give_back(self, jobs: Sequence[BaseJob]) -> None:
         """Jobs that were not begun."""

@@ -14,7 +14,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
-from ._server import Row, clean, document
+from ._server import AnyConnection, Row, clean, document
 from .errors import Delay, Refused, Snooze, Waiting, interval
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ class BaseJob:
         """Of a handler that has a transaction: its connection."""
         self.waiting: Optional[Waiting] = None
         """Raised in the handler: it waits for an event."""
+        self._arrived: list[Waiting] = []
+        """Events that the handler has heard in its transaction."""
         self._heard(asked_at)
 
     def __repr__(self) -> str:
@@ -122,6 +124,10 @@ class BaseJob:
         await self._outside().tell(self, _CHECKPOINT, (self.id, self.token, Jsonb(state)))
         self.state = state
 
+    def _begin(self, conn: AnyConnection) -> None:
+        """A handler with a transaction begins, perhaps anew."""
+        self._conn, self.waiting, self._arrived = conn, None, []
+
     def _await(self, name: str, timeout: Delay) -> tuple[str, tuple[Any, ...]]:
         return AWAIT, (self.id, self.token, name, interval(timeout))
 
@@ -130,6 +136,8 @@ class BaseJob:
         if outcome == "waiting":
             self.waiting = Waiting(name, timeout)
             raise self.waiting
+        if outcome == "arrived" and self._conn is not None:
+            self._arrived.append(Waiting(name, timeout))
         return Event(outcome == "arrived", payload)
 
     async def _begin_step(self, name: str, request: Any, seconds: float) -> tuple[bool, Any, StepCall]:

@@ -163,7 +163,7 @@ class AsyncTransaction(AsyncLane):
                     raise Gone from error
                 results = []
                 for job in unit.jobs:
-                    job._conn, job.waiting = conn, None
+                    job._begin(conn)
                     with _trace.around(job.queue, job.headers):
                         results.append(_server.document(await handler(job, conn)))
                     if job.waiting is not None:
@@ -252,7 +252,7 @@ class ThreadTransaction(ThreadLane):
                     raise Gone from error
                 results = []
                 for job in unit.jobs:
-                    job._conn, job.waiting = conn, None
+                    job._begin(conn)
                     with _trace.around(job.queue, job.headers):
                         results.append(_server.document(handler(job, conn)))
                     if job.waiting is not None:
