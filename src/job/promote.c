@@ -34,7 +34,8 @@
  * place, so that it comes back when it is, and the next one follows at once.
  *
  * A job whose row another transaction holds is not waited for: its group is visited
- * again a moment later.  It is not passed over either.  A job that had expired when its
+ * again a moment later.  It is not passed over either, but in the group without a name
+ * (job/promote_one.c).  A job that had expired when its
  * turn came is cancelled, and the next one follows.
  *
  * Marks of children and parents (shared/kin.c) are among those of groups, and taken and owned as they

@@ -127,24 +127,39 @@ sub entries_read
 
 # An attempt that ends, and whose job nobody makes ready again, lowers no cursor, though
 # claimers have met its entry: its ender had not committed, or the claim was not in their snapshot.
-prepare(2);
-$one->query_safe("BEGIN; SELECT idemq.commit(id, token) FROM held WHERE payload = '1'");
-sql($node, "SELECT idemq.enqueue('q', '3', run_at => '2020-01-01')");
-is_sql($node, $claim, '3', 'a claim that meets the entry of an attempt that ends');
-$one->query_safe('COMMIT');
-is(entries_read(), 0, 'has nobody read it again');
+# An empty queue is searched from its start once a second, and that reads them, too: then once more.
+my $read;
+foreach (1 .. 10)
+{
+	prepare(2);
+	$one->query_safe("BEGIN; SELECT idemq.commit(id, token) FROM held WHERE payload = '1'");
+	sql($node, "SELECT idemq.enqueue('q', '3', run_at => '2020-01-01')");
+	my $met = sql($node, $claim);
+	die "'$met' in place of 3" if $met ne '3';
+	$one->query_safe('COMMIT');
+	$read = entries_read();
+	last if $read == 0;
+}
+is($read, 0, 'the entry of an attempt that ends, which a claim has met: nobody reads it again');
 
 foreach my $end ('commit(id, token)', "fail(id, token, retry_in => '0')")
 {
 	my $again = $end =~ /^fail/ ? 1 : 0;
+	my @met;
 
-	prepare(0);
-	$go = send_to($claim, 'idemq_lease_hold');
-	is_sql($node, $claim, '1 2', 'claimed behind the snapshot of another claim');
-	$two->query_safe("BEGIN; SELECT idemq.$end FROM idemq.jobs");
-	is($go->(), "\n1", 'which meets the entries of attempts that end');
-	$two->query_safe('COMMIT');
-	is($again ? sql($node, $claim) : entries_read(), $again ? '1 2' : 0, "$end: " . ($again ? 'ready again' : 'nobody reads them again'));
+	foreach (1 .. 10)
+	{
+		prepare(0);
+		$go = send_to($claim, 'idemq_lease_hold');
+		@met = sql($node, $claim);
+		$two->query_safe("BEGIN; SELECT idemq.$end FROM idemq.jobs");
+		push @met, scalar $go->();
+		$two->query_safe('COMMIT');
+		$read = $again ? sql($node, $claim) : entries_read();
+		last if $again || $read == 0;
+	}
+	is("@met", "1 2 \n1", "$end: a claim has met the entries of attempts that end, of jobs claimed behind its snapshot");
+	is($read, $again ? '1 2' : 0, "$end: " . ($again ? 'ready again' : 'nobody reads them again'));
 }
 
 # An abort: the row is free before the entry is gone.
