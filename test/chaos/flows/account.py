@@ -225,7 +225,7 @@ def overlaps(queues, most):
     """Attempts that committed had their place from the claim on: so many at once."""
     per_queue = defaultdict(list)
     for queue, begun, ended in rows("SELECT c.queue || coalesce(' ' || (e.value #>> '{}'), ''), c.t1, e.ended FROM effects e "
-                                     "JOIN claims c USING (job, token) WHERE c.queue ~ %s", (queues,)):
+                                     "JOIN claims c USING (job, token) WHERE c.queue ~ %s AND e.value IS DISTINCT FROM '\"alone\"'", (queues,)):
         per_queue[queue] += [(begun, 1), (ended, -1)]
     peak = 0
     for queue, changes in per_queue.items():
@@ -253,6 +253,8 @@ def limits():
     figure("most at once by the log", {"limited": overlaps("limited", 3), "elastic": overlaps("elastic", 4),
                                           "of a group": overlaps("grouped", 1), "of a group with two places": overlaps("places", 2)})
     for sql, limit in (("SELECT queue, t0, t1, life FROM claims WHERE queue ~ 'limited'", 6),
+                       ("SELECT c.queue || ' ' || (e.value #>> '{}'), t0, t1, life FROM effects e JOIN claims c USING (job, token) "
+                        "WHERE c.queue ~ 'places' AND e.value <> '\"alone\"'", 2),
                        ("SELECT 'admit', t0, t1, life FROM admitted", 20)):
         calls = defaultdict(list)
         for what, begun, ended, life in rows(sql):

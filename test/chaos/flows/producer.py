@@ -291,7 +291,7 @@ class Producer(FlowClient):
     def grouped(self):
         flow = self.dice.choice(("grouped", "places"))
         for i in range(self.dice.randint(1, 4)):
-            group = f"g{self.dice.randint(0, 2)}"
+            group = self.dice.choice(("g0", "g1", "g2", "alone"))
             self.want(flow, f"{self.n}.{i}", group=group)
-            self.execute("SELECT idemq.enqueue(%s, %s, group_key => %s)",
+            self.execute("SELECT idemq.enqueue(%s, %s, group_key => NULLIF(%s, 'alone'))",
                          (self.queue(flow), Jsonb({"tenant": self.tenant, "n": self.n, "part": f"{self.n}.{i}", "group": group}), group))

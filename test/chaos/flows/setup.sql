@@ -138,7 +138,7 @@ BEGIN
 				retention => (CASE WHEN q IN ('brief', 'seq') THEN '0' WHEN q IN ('graph', 'graph2', 'undo', 'trips') THEN '1 h' ELSE '1 s' END)::interval,
 				idempotency_window => (CASE WHEN q IN ('graph', 'graph2', 'brief', 'seq', 'debounce', 'kinds') THEN '1 s' ELSE '1 h' END)::interval,
 				max_running => CASE q WHEN 'limited' THEN 3 WHEN 'elastic' THEN 4 END,
-				group_running => CASE q WHEN 'places' THEN 2 ELSE 1 END,
+				group_running => CASE q WHEN 'places' THEN 2 ELSE 1 END, group_rate => CASE q WHEN 'places' THEN 2 END,
 				rate_limit => CASE q WHEN 'limited' THEN 6 END,
 				dead_queue => CASE q WHEN 'trips' THEN t || '.undo' END, dead_queue_cancelled => q = 'trips');
 			PERFORM idemq.grant_queue(t || '.' || q, t::regrole, 'enqueue'), idemq.grant_queue(t || '.' || q, t::regrole, 'claim');
