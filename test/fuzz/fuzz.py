@@ -45,7 +45,7 @@ LEFT_OUT = "'follow', 'retire', 'set_shard'"
 # What uses up something, or takes long: seldom.
 SELDOM = {"new_generation": 0.05, "recount": 0.2, "check": 0.2, "drop_queue": 0.1, "purge": 0.2}
 # What needs a function that fits, or an open step of the token: test/t/handlers.pl and test/t/steps.pl.
-UNLIKELY = {"set_handler", "refuse_step"}
+UNLIKELY = {"set_handler", "refuse_step", "grant_topic"}
 # What PostgreSQL itself may say of such arguments and sessions: the rest is in the manual.
 POSTGRES = {
     "22001", "22003", "22007", "22008", "22P02", "2202E", "22021",  # a value that is none of its type
