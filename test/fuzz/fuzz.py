@@ -44,7 +44,8 @@ STRANGERS = [role for role, seen in ROLES.items() if "canary_b" not in seen]
 LEFT_OUT = "'follow', 'retire', 'set_shard'"
 # What uses up something, or takes long: seldom.
 SELDOM = {"new_generation": 0.05, "recount": 0.2, "check": 0.2, "drop_queue": 0.1, "purge": 0.2}
-# What needs a function that fits, or an open step of the token: test/t/handlers.pl and test/t/steps.pl.
+# What needs a function that fits, an open step of the token, or a topic that is there: test/t/handlers.pl,
+# test/t/steps.pl, test/sql/topics.sql.
 UNLIKELY = {"set_handler", "refuse_step", "grant_topic"}
 # What PostgreSQL itself may say of such arguments and sessions: the rest is in the manual.
 POSTGRES = {
