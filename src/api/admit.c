@@ -22,7 +22,6 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_admit);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_admission_counts);
 
 #define MAX_BUCKET_NAME 1024 /* bytes */
-#define NSECS_PER_USEC INT64CONST(1000)
 
 static int64
 period_argument(FunctionCallInfo fcinfo, int n)
@@ -63,7 +62,7 @@ idemq_sql_v2_admit(PG_FUNCTION_ARGS)
 	values[0] = BoolGetDatum(answer.allowed);
 	values[1] = Int32GetDatum((int32) answer.remaining);
 	/* Rounded up: a caller that waits that long is not refused again. */
-	values[2] = idemq_interval_datum((answer.retry_after + NSECS_PER_USEC - 1) / NSECS_PER_USEC);
+	values[2] = idemq_interval_datum(idemq_gcra_retry_after(&answer));
 	return idemq_row_datum(fcinfo, values, nulls);
 }
 

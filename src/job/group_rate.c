@@ -34,12 +34,12 @@
 #include "utils/timestamp.h"
 
 #include "job/group_rate.h"
+#include "job/places.h"
 #include "queue/following.h"
 #include "shared/full_tables.h"
 #include "shared/worker_call.h"
 #include "base/clock.h"
 
-#define NSECS_PER_USEC INT64CONST(1000)
 /* So long waits a group that has no room for its bucket. */
 #define NO_ROOM_DELAY USECS_PER_SEC
 
@@ -69,15 +69,14 @@ bucket_name(const QueueInfo *queue, Datum group)
 static bool
 is_limited(const QueueInfo *queue, Datum group)
 {
-	return queue->group_rate > 0 && VARSIZE_ANY_EXHDR(DatumGetPointer(group)) > 0;
+	return queue->group_rate > 0 && !idemq_is_no_group(group);
 }
 
 /* Returns the group_rate of a queue for base/gcra.c. */
 static GcraLimit
 rate_of(const QueueInfo *queue)
 {
-	return (GcraLimit){queue->group_rate,
-					   Min(queue->group_period, GCRA_MAX_PERIOD / NSECS_PER_USEC) * NSECS_PER_USEC};
+	return idemq_gcra_limit(queue->group_rate, queue->group_period);
 }
 
 /* Returns since when the starts of a queue's groups are known, on the monotonic clock; 0: all are. */
@@ -99,7 +98,7 @@ known_since(const QueueInfo *queue)
 static TimestampTz
 time_of_next(const GcraAnswer *answer)
 {
-	return idemq_now() + (answer->retry_after + NSECS_PER_USEC - 1) / NSECS_PER_USEC;
+	return idemq_now() + idemq_gcra_retry_after(answer);
 }
 
 /*

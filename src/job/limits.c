@@ -28,7 +28,6 @@
 #include "base/gcra.h"
 #include "base/settings.h"
 
-#define NSECS_PER_USEC INT64CONST(1000)
 /* While a queue waits for room in the lease table, it is checked that often. */
 #define FULL_INTERVAL USECS_PER_SEC
 /* The worker's timer is not set to a rate's next claim more often than that. */
@@ -46,8 +45,7 @@ idemq_limit_recovered(const QueueInfo *queue)
 static GcraLimit
 rate_of(const QueueInfo *queue)
 {
-	return (GcraLimit){queue->rate_limit,
-					   Min(queue->rate_period, GCRA_MAX_PERIOD / NSECS_PER_USEC) * NSECS_PER_USEC};
+	return idemq_gcra_limit(queue->rate_limit, queue->rate_period);
 }
 
 /*
@@ -158,7 +156,7 @@ idemq_limit_view(const QueueInfo *queue, LimitView *view)
 		if (answer.allowed)
 			return;
 		view->state = LIMIT_RATE;
-		view->until = idemq_now() + (answer.retry_after + NSECS_PER_USEC - 1) / NSECS_PER_USEC;
+		view->until = idemq_now() + idemq_gcra_retry_after(&answer);
 	}
 }
 

@@ -35,7 +35,6 @@
 #include "base/settings.h"
 
 #define BUCKET_PARTITIONS 16
-#define NSECS_PER_USEC INT64CONST(1000)
 
 typedef struct BucketKey
 {
