@@ -23,8 +23,8 @@
  * the bit first finds the latch set.
  *
  * A bit is one signal to one sleeper: n jobs clear n bits.  All sleepers are woken only
- * where what they know is old: resume, DROP, TRUNCATE, COMMIT PREPARED, a result, and the
- * worker's end, since without a worker they check once a second.
+ * where what they know is old: settings, resume, DROP, TRUNCATE, COMMIT PREPARED, a result,
+ * and the worker's end, since without a worker they check once a second.
  *
  * A signal can be lost with the session that got it.  There are three nets:
  *	 - A sleeper that leaves without having checked, by an error, a cancel, a timeout or
@@ -187,14 +187,17 @@ idemq_sleepers_leave(Sleepers *sleepers)
 	return (before & bit) == 0;
 }
 
-/* Signals up to max of the sleepers of one word; returns how many. */
+/*
+ * Signals up to max of the sleepers of one word; returns how many.  Each of them once: who sets
+ * its bit from here on sees what we tell of, and would keep us here as long as it finds nothing.
+ */
 static int
 wake_word(Sleepers *sleepers, int word, int max)
 {
 	int woken = 0;
-	uint64 bits;
+	uint64 bits = pg_atomic_read_u64(&sleepers->bits[word]);
 
-	while (woken < max && (bits = pg_atomic_read_u64(&sleepers->bits[word])) != 0)
+	for (; woken < max && bits != 0; bits &= bits - 1)
 	{
 		int n = pg_rightmost_one_pos64(bits);
 		uint64 bit = UINT64CONST(1) << n;

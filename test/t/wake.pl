@@ -27,6 +27,8 @@ sub without_reminders
 }
 
 sql($node, 'CREATE TABLE got (id bigint)');
+# The first claim of a cluster writes a row of settings, which has all look.
+sql($node, "SELECT idemq.enqueue('q', '1'); SELECT count(*) FROM idemq.claim('q')");
 # One of the sleepers watches over the worker, which does not move, and is awake for an instant now
 # and then: it may meet a job that another one is woken for, and end with nothing.  So a few are spare.
 without_reminders(sub {
@@ -45,6 +47,29 @@ without_reminders(sub {
 	sql($node, "SELECT idemq.enqueue('q', '1') FROM generate_series(1, $spare)");
 	is($end->(), '', 'all end well');
 	is_sql($node, "SELECT count(*) = count(DISTINCT id), count(*) >= $count - $spare FROM got", 't|t', 'with a job for each');
+	sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
+});
+
+# All are told of a change, each once: who looks and finds nothing sleeps again, while others are
+# still being told.  Each look is a transaction.
+without_reminders(sub {
+	my ($count, $changes) = (60, 20);
+	my $looks = "SELECT xact_commit FROM pg_stat_database WHERE datname = 'postgres'";
+	my $end = clients($node, "CALL idemq.wait('q', '150 s');\n", '-c', $count, '-t', 1);
+
+	is_soon($node, $sleepers, $count, "$count sleepers for changes");
+	my $before = sql($node, $looks);
+	foreach my $n (1 .. $changes)
+	{
+		sql($node, "SELECT idemq.alter_queue('q', max_attempts => $n)");
+		is_soon($node, $sleepers, $count, "all sleep again after change $n");
+	}
+	sql($node, "SELECT idemq.enqueue('q', '1') FROM generate_series(1, $count)");
+	is($end->(), '', 'all are woken');
+	wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'", 0);
+	my $transactions = sql($node, $looks) - $before;
+	cmp_ok($transactions, '>', $count * 2, 'each has looked again');
+	cmp_ok($transactions, '<', $count * ($changes + 1) * 3, 'and once for each change');
 	sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
 });
 
