@@ -127,8 +127,9 @@ idemq_sql_v2_alter_queue(PG_FUNCTION_ARGS)
 	if (before == (Datum) 0)
 		PG_RETURN_VOID(); /* dropped meanwhile */
 	idemq_settings_update(fcinfo, queue.name);
-	if (is_given(fcinfo, "group_running"))
-		idemq_pending_note_group_running(queue.id);
+	if (is_given(fcinfo, "group_running") || is_given(fcinfo, "group_rate") ||
+		is_given(fcinfo, "group_period"))
+		idemq_pending_note_groups(queue.id);
 	if ((is_given(fcinfo, "lease") || is_given(fcinfo, "max_lease")) &&
 		idemq_queue_by_id(queue.id, &queue))
 		idemq_settings_check_lease(&queue, queue.lease);

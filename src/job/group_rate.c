@@ -21,6 +21,17 @@
  * ready_at becomes that time, and its place stays.  A head that waits to be retried is asked about
  * when it is due, not before.
  *
+ * Such a job may wait too long: group_rate was raised or taken away, a start was given back for
+ * which it was put off, the clock was corrected.  So a check of a group that has its next job looks
+ * at that one again, and it is due when the rate says now (idemq_group_rate_is_sooner).  alter_queue
+ * and clock_corrected have all groups of their queues checked; who puts a job off, and who gives a
+ * start back since its row was another's, that group: the later one of the two sees the other.
+ *
+ * What waits for the rate, and for nothing else, is told by its row.  In a group with places it has a
+ * place and a ready_at that is to come.  The head of any other has in run_at when it was due:
+ *		before its ready_at: a time that was asked for is the same, or NULL;
+ *		after its claimed_at, if it was claimed: of a time from before that nothing is left.
+ *
  * A restart, a failover or a take_over forgets all buckets.  What was started before is not known then:
  * a group's bucket counts as empty when this server became the primary, or took over.  A queue
  * that was created since has started nothing before; the buckets of its groups are full.
@@ -42,6 +53,9 @@
 
 /* So long waits a group that has no room for its bucket. */
 #define NO_ROOM_DELAY USECS_PER_SEC
+
+/* Microseconds by which two readings of when a group may start its next job may differ. */
+#define CLOSE 1000
 
 /* The name of a group's bucket, and its length. */
 typedef struct BucketName
@@ -142,6 +156,45 @@ idemq_group_rate_undo(const QueueInfo *queue, const Job *job, const GroupCharge 
 	name = bucket_name(queue, job->row->tts_values[COL_GROUP_KEY]);
 	idemq_bucket_undo(name.bytes, name.length, &charge->bucket);
 	pfree(name.bytes);
+}
+
+/* Returns whether a fetched job has its turn in its group, and waits for group_rate alone. */
+static bool
+waits_for_rate(const Job *job, bool has_places)
+{
+	const TupleTableSlot *row = job->row;
+	TimestampTz due;
+
+	if (has_places)
+		return job->status == JOB_PENDING && row->tts_isnull[COL_RUN_AT];
+	if ((job->status != JOB_PENDING && job->status != JOB_FAILED) || row->tts_isnull[COL_RUN_AT])
+		return false;
+	due = DatumGetTimestampTz(row->tts_values[COL_RUN_AT]);
+	return due < job->ready_at &&
+		   (row->tts_isnull[COL_CLAIMED_AT] ||
+			due > DatumGetTimestampTz(row->tts_values[COL_CLAIMED_AT]));
+}
+
+/*
+ * Returns whether a fetched job waits for its group's rate for longer than it has to; then
+ * *until is how long.
+ */
+bool
+idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until)
+{
+	TimestampTz now = idemq_now();
+	bool has_room;
+	Datum name;
+
+	if (!job->is_ready || job->ready_at <= now + CLOSE || job->row->tts_isnull[COL_GROUP_KEY])
+		return false;
+	name = job->row->tts_values[COL_GROUP_KEY];
+	if (idemq_is_no_group(name) || !waits_for_rate(job, idemq_has_places(queue)))
+		return false;
+	*until = Max(idemq_group_rate_next(queue, name, &has_room), now);
+	if (!job->row->tts_isnull[COL_RUN_AT])
+		*until = Max(*until, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
+	return has_room && *until < job->ready_at - CLOSE;
 }
 
 /*

@@ -20,6 +20,7 @@ typedef struct GroupCharge
 extern bool idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charge);
 extern void idemq_group_rate_undo(const QueueInfo *queue, const Job *job,
 								  const GroupCharge *charge);
+extern bool idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until);
 extern TimestampTz idemq_group_rate_next(const QueueInfo *queue, Datum name, bool *has_room);
 
 #endif
