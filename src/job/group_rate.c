@@ -32,9 +32,10 @@
  *		before its ready_at: a time that was asked for is the same, or NULL;
  *		after its claimed_at, if it was claimed: of a time from before that nothing is left.
  *
- * A restart, a failover or a take_over forgets all buckets.  What was started before is not known then:
- * a group's bucket counts as empty when this server became the primary, or took over.  A queue
- * that was created since has started nothing before; the buckets of its groups are full.
+ * A restart, a failover or a take_over forgets all buckets.  What was started before is not known then,
+ * nor what a queue did that was restored from a dump: a group's bucket counts as empty when this server
+ * became the primary, took over, or gave the queue its slot, whichever came last.  A queue
+ * that was created in this life of its slot has started nothing before; the buckets of its groups are full.
  *
  * Where there is no room for a bucket (idemq.max_buckets) nothing is started: the claim puts the job
  * off for a second.
@@ -48,6 +49,7 @@
 #include "job/places.h"
 #include "queue/following.h"
 #include "shared/full_tables.h"
+#include "shared/slots.h"
 #include "shared/worker_call.h"
 #include "base/clock.h"
 
@@ -93,7 +95,10 @@ rate_of(const QueueInfo *queue)
 	return idemq_gcra_limit(queue->group_rate, queue->group_period);
 }
 
-/* Returns since when the starts of a queue's groups are known, on the monotonic clock; 0: all are. */
+/*
+ * Returns since when the starts of a queue's groups are known, in ns of the monotonic clock; 0: all
+ * are.  Its created_at says nothing of that: it comes with a dump, and from another server's clock.
+ */
 static int64
 known_since(const QueueInfo *queue)
 {
@@ -101,9 +106,10 @@ known_since(const QueueInfo *queue)
 	TimestampTz taken_over = idemq_taken_over_at();
 	int64 mono = 0;
 
-	if (queue->created_at < since)
-		mono = idemq_primary_since_mono();
-	if (queue->created_at < taken_over)
+	if (idemq_slot_known_since(queue->slot, queue->id, &mono) && mono == 0)
+		return 0;
+	mono = Max(mono, idemq_primary_since_mono());
+	if (taken_over > since)
 		mono = Max(mono, idemq_mono_from_timestamp(taken_over));
 	return mono * NSECS_PER_USEC;
 }
