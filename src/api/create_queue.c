@@ -111,26 +111,27 @@ idemq_sql_v2_create_queue(PG_FUNCTION_ARGS)
 }
 
 /*
- * $1: queue, $2: now.  Of jobs in groups that wait for a time, so that their rows say what they said
- * before, by the rule of the new group_running: in groups with places run_at is NULL for one that
- * has a place and waits for group_rate, otherwise it is when that one was due (job/places.c,
- * job/group_rate.c).  A head that waits for group_rate is due, and gets its place when it is claimed.
- * Never waits for a row: whoever holds it acts by the group_running of before.
+ * $1: queue, $2: now.  Of jobs in groups that wait for a time, so that their rows say by the rule of
+ * the new group_running what they said before: with places run_at is NULL of a job that has one, be
+ * it for later by group_rate, and without it is when that one was due (job/places.c,
+ * job/group_rate.c).  A head that failed, and waits for group_rate, is due, and gets its place as any
+ * retry.  Never waits for a row: whoever holds it acts by the group_running of before.
  */
 #define CHANGE_WAITING(set, which)                                                                 \
-	"WITH held AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 AND ready_at > $2 "  \
-	"AND group_key <> '' AND status IN ('pending', 'failed') AND " which                           \
+	"WITH held AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "                    \
+	"AND ready_at IS NOT NULL AND group_key <> '' AND status IN ('pending', 'failed') AND " which  \
 	" FOR NO KEY UPDATE SKIP LOCKED) "                                                             \
 	"UPDATE idemq.jobs j SET " set " FROM held WHERE j.id = held.id"
 static SqlStatement to_places = {
-	.text = CHANGE_WAITING("ready_at = CASE WHEN run_at < ready_at THEN $2 ELSE ready_at END, "
-						   "run_at = CASE WHEN run_at < ready_at THEN $2 ELSE ready_at END",
-						   "(run_at IS NULL AND status = 'pending' OR run_at < ready_at "
-						   "AND (claimed_at IS NULL OR run_at > claimed_at))"),
+	.text =
+		CHANGE_WAITING("ready_at = CASE WHEN status = 'failed' THEN least(ready_at, $2) ELSE ready_at END, "
+					   "run_at = CASE WHEN run_at IS NULL THEN ready_at WHEN status = 'failed' THEN $2 END",
+					   "(run_at IS NULL AND status = 'pending' AND ready_at > $2 OR run_at < ready_at "
+					   "AND (claimed_at IS NULL OR run_at > claimed_at))"),
 	.nargs = 2,
 	.types = {INT4OID, TIMESTAMPTZOID}};
 static SqlStatement to_heads = {
-	.text = CHANGE_WAITING("run_at = $2", "run_at IS NULL AND status = 'pending'"),
+	.text = CHANGE_WAITING("run_at = $2", "run_at IS NULL AND status = 'pending' AND ready_at > $2"),
 	.nargs = 2,
 	.types = {INT4OID, TIMESTAMPTZOID}};
 
