@@ -4,7 +4,9 @@
  *
  * Which settings there are: queue/queue_settings.c.  The trigger of idemq.queues has
  * every session read the queue anew.  create_queue is the DBA's to grant; alter_queue requires
- * the queue's admin privilege.  In alter_queue NULL leaves a setting as it is; 0 takes a
+ * the queue's admin privilege.  A change of how many jobs of a group may run, or be started, has its
+ * groups checked after the commit, and one of group_running from 1, or to it, changes what the rows of
+ * waiting jobs say (follow_group_running).  In alter_queue NULL leaves a setting as it is; 0 takes a
  * limit away, and '' the dead queue.
  */
 #include "postgres.h"
