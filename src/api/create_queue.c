@@ -124,18 +124,19 @@ idemq_sql_v2_create_queue(PG_FUNCTION_ARGS)
 	"AND ready_at IS NOT NULL AND group_key <> '' AND status IN ('pending', 'failed') AND " which  \
 	" FOR NO KEY UPDATE SKIP LOCKED) "                                                             \
 	"UPDATE idemq.jobs j SET " set " FROM held WHERE j.id = held.id"
-static SqlStatement to_places = {
-	.text =
-		CHANGE_WAITING("ready_at = CASE WHEN status = 'failed' THEN least(ready_at, $2) ELSE ready_at END, "
-					   "run_at = CASE WHEN run_at IS NULL THEN ready_at WHEN status = 'failed' THEN $2 END",
-					   "(run_at IS NULL AND status = 'pending' AND ready_at > $2 OR run_at < ready_at "
-					   "AND (claimed_at IS NULL OR run_at > claimed_at))"),
-	.nargs = 2,
-	.types = {INT4OID, TIMESTAMPTZOID}};
-static SqlStatement to_heads = {
-	.text = CHANGE_WAITING("run_at = $2", "run_at IS NULL AND status = 'pending' AND ready_at > $2"),
-	.nargs = 2,
-	.types = {INT4OID, TIMESTAMPTZOID}};
+static SqlStatement to_places =
+	{.text = CHANGE_WAITING(
+		 "ready_at = CASE WHEN status = 'failed' THEN least(ready_at, $2) ELSE ready_at END, "
+		 "run_at = CASE WHEN run_at IS NULL THEN ready_at WHEN status = 'failed' THEN $2 END",
+		 "(run_at IS NULL AND status = 'pending' AND ready_at > $2 OR run_at < ready_at "
+		 "AND (claimed_at IS NULL OR run_at > claimed_at))"),
+	 .nargs = 2,
+	 .types = {INT4OID, TIMESTAMPTZOID}};
+static SqlStatement to_heads =
+	{.text =
+		 CHANGE_WAITING("run_at = $2", "run_at IS NULL AND status = 'pending' AND ready_at > $2"),
+	 .nargs = 2,
+	 .types = {INT4OID, TIMESTAMPTZOID}};
 
 /* Follows a change of group_running from 1, or to it: *before and *after are the queue's settings. */
 static void
@@ -147,7 +148,8 @@ follow_group_running(const QueueInfo *before, const QueueInfo *after)
 	if (idemq_has_places(before) == idemq_has_places(after))
 		return;
 	idemq_spi_begin_on_jobs(&scope);
-	(void) idemq_spi_run(idemq_has_places(after) ? &to_places : &to_heads, args, NULL, SPI_OK_UPDATE);
+	(void) idemq_spi_run(idemq_has_places(after) ? &to_places : &to_heads, args, NULL,
+						 SPI_OK_UPDATE);
 	idemq_spi_end(&scope);
 }
 

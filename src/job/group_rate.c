@@ -176,9 +176,8 @@ waits_for_rate(const Job *job, bool has_places)
 	if ((job->status != JOB_PENDING && job->status != JOB_FAILED) || row->tts_isnull[COL_RUN_AT])
 		return false;
 	due = DatumGetTimestampTz(row->tts_values[COL_RUN_AT]);
-	return due < job->ready_at &&
-		   (row->tts_isnull[COL_CLAIMED_AT] ||
-			due > DatumGetTimestampTz(row->tts_values[COL_CLAIMED_AT]));
+	return due < job->ready_at && (row->tts_isnull[COL_CLAIMED_AT] ||
+								   due > DatumGetTimestampTz(row->tts_values[COL_CLAIMED_AT]));
 }
 
 /*

@@ -83,8 +83,9 @@ typedef struct QueueSlot
 	pg_atomic_uint64 rate_tat;	  /* ns, mono: GCRA's, of rate_limit */
 	pg_atomic_uint32 refused_by;  /* bits of the limits that have refused a claim since */
 	pg_atomic_uint32 kin;		  /* for shared/kin.c; no lock */
-	pg_atomic_uint64 known_since; /* mono: what its queue did is known since then; 0: all; no lock */
-	bool uncounted;				  /* under lock: the queue may have entries that are not counted */
+	pg_atomic_uint64
+		known_since; /* mono: what its queue did is known since then; 0: all; no lock */
+	bool uncounted;	 /* under lock: the queue may have entries that are not counted */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
 		pg_atomic_uint64 next_fill; /* mono: no session reads on for the ring before; no lock */
 	ReadyRing ring;					/* the next entries of the ready index */
