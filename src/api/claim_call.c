@@ -20,6 +20,7 @@
 #include "api/claim_call.h"
 #include "api/claim_row.h"
 #include "job/claim_one.h"
+#include "job/group_rate.h"
 #include "job/limits.h"
 #include "job/places.h"
 #include "job/promote.h"

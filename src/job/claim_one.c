@@ -209,23 +209,3 @@ idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue)
 
 	return idemq_transition(table, job, queue, EVENT_PARK, &args, JOB_SKIPS);
 }
-
-/*
- * Makes a fetched job wait that its group's rate lets nobody start before some time
- * (job/group_rate.c), or wait less long for it.  It keeps its place of its group.  Never waits
- * for its row.
- */
-JobWrite
-idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz until)
-{
-	TimestampTz now = idemq_now();
-	EventArgs args = {.now = now,
-					  .ready_at = until,
-					  .priority = job->priority,
-					  .takes_place = !idemq_waits_for_place(job),
-					  .due = Min(job->ready_at, now)};
-
-	return idemq_transition(table, job, queue,
-							job->status == JOB_FAILED ? EVENT_RESCHEDULE_FAILED : EVENT_RESCHEDULE,
-							&args, JOB_SKIPS);
-}

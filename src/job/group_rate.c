@@ -47,6 +47,7 @@
 
 #include "job/group_rate.h"
 #include "job/places.h"
+#include "job/transition.h"
 #include "queue/following.h"
 #include "shared/full_tables.h"
 #include "shared/slots.h"
@@ -226,4 +227,23 @@ idemq_group_rate_next(const QueueInfo *queue, Datum name, bool *has_room)
 	if (has_room != NULL)
 		*has_room = room;
 	return charge.answer.allowed ? DT_NOBEGIN : time_of_next(&charge.answer);
+}
+
+/*
+ * Makes a fetched job wait that its group's rate lets nobody start before some time, or wait less
+ * long for it.  It keeps its place of its group.  Never waits for its row.
+ */
+JobWrite
+idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz until)
+{
+	TimestampTz now = idemq_now();
+	EventArgs args = {.now = now,
+					  .ready_at = until,
+					  .priority = job->priority,
+					  .takes_place = !idemq_waits_for_place(job),
+					  .due = Min(job->ready_at, now)};
+
+	return idemq_transition(table, job, queue,
+							job->status == JOB_FAILED ? EVENT_RESCHEDULE_FAILED : EVENT_RESCHEDULE,
+							&args, JOB_SKIPS);
 }

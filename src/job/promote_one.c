@@ -10,7 +10,6 @@
 #include "access/twophase.h"
 #include "utils/timestamp.h"
 
-#include "job/claim_one.h"
 #include "job/group_rate.h"
 #include "job/places.h"
 #include "job/promote_one.h"
