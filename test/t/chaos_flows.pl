@@ -26,6 +26,7 @@ my $flows = "$ENV{IDEMQ_SOURCE}/test/chaos/flows";
 my $log = "$PostgreSQL::Test::Utils::tmp_check/flows.log";
 my (%done, @clients, @stalled);
 my $number = 0;
+my @turners = qw(single.1 pair.1 pair.2);
 
 srand($seed);
 diag "figure: seed $seed: FLOWS_SEED=$seed repeats its choices";
@@ -94,7 +95,7 @@ sub finish_clients
 
 sub tenant { return 't' . int(rand($tenants)); }
 
-my $ours = q{FROM (SELECT pid FROM pg_stat_activity WHERE application_name ~ '^flows-(worker|producer)' ORDER BY random() LIMIT 1) x};
+my $ours = q{FROM (SELECT pid FROM pg_stat_activity WHERE application_name ~ '^flows-(worker|producer|turner)' ORDER BY random() LIMIT 1) x};
 my %trouble = (
 	# Sleeps through its lease with jobs in hand, and knows nothing of it.
 	stalls => sub {
@@ -163,6 +164,7 @@ sub start_all
 	{
 		start_client($slot++, $_, "t$t") foreach qw(worker worker producer);
 	}
+	start_client($slot++, 'turner', $_) foreach @turners;
 	start_client($slot++, 'watcher', 'all');
 	pid($_) foreach @clients;
 	return;
@@ -177,6 +179,7 @@ sub drain
 	finish_clients("$name, what was to come");
 	start_client($_, 'worker', "t$_", 'calm') foreach 0 .. $tenants - 1;
 	start_client($tenants, 'watcher', 'all', 'calm');
+	start_client($tenants + 1 + $_, 'turner', $turners[$_], 'calm') foreach 0 .. $#turners;
 	my $left = 'SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL';
 	my $end = time + 180;
 	while (sql($node, $left) > 0 && time < $end)
@@ -234,7 +237,7 @@ foreach (split /\n/, slurp_file($log))
 is(join("\n", sort keys %foreign), '', 'nothing of another tenant was seen or answered');
 cmp_ok($met{$_}, '>', 0, "there were: $_") foreach qw(lost again probes);
 cmp_ok($done{$_} // 0, '>', 0, "there were: $_") foreach qw(kills terminations alters rights stalls crashes nines);
-is_sql($node, "SELECT string_agg(f, ' ') FROM unnest('{graph,events,fan,seq,debounce,kinds,trips,undo,limited,elastic,grouped,places}'::text[]) f
+is_sql($node, "SELECT string_agg(f, ' ') FROM unnest('{graph,events,fan,seq,debounce,kinds,trips,undo,limited,elastic,grouped,places,turns}'::text[]) f
 	WHERE NOT EXISTS (SELECT FROM effects WHERE flow = f)", '', 'each flow had effects');
 is(unexpected($node, qw(IQ001 IQ002 IQ006 42501 57014 57P01 57P02 57P03 08006)), '', 'no error but refusals, and of those that were ended');
 diag 'figure: ' . join(', ', map { "$_ " . ($done{$_} // 0) } sort keys %trouble);

@@ -47,6 +47,30 @@ sql($node, "SELECT parent('c'); SELECT child('cc', 'c'); SELECT child('ccc', 'cc
 sql($node, "SELECT idemq.cancel(id) FROM idemq.jobs WHERE key = 'c'");
 status_soon('ccc', 'cancelled', 'a parent is cancelled: so are the child, and the child of that');
 
+# ---- Children of one group whose parents end together: the first of them goes by their ids
+
+foreach my $running (1, 3)
+{
+	my $queue = "joined$running";
+
+	# Of one group the later child has the parent that ends first, of the other the earlier one: in
+	# whichever order the worker comes to the children, in one group it comes to the later one first.
+	sql($node, "SELECT idemq.create_queue('$queue', group_running => $running); SELECT parent('ends first $running'), parent('ends last $running');
+		SELECT id FROM unnest('{g1,g2,h1,h2}'::text[], '{last,first,first,last}'::text[]) c (key, ends), LATERAL idemq.enqueue('$queue', '1', key => c.key || ' $running',
+			group_key => left(c.key, 1), depends_on => (SELECT array_agg(id) FROM idemq.jobs j WHERE j.key = 'ends ' || ends || ' $running'))");
+	is_soon($node, "SELECT count(*) FROM idemq.children WHERE queue_id = idemq.queue_id('$queue')", 4, "$queue: four wait for their parents");
+
+	my $worker = stop_worker($node);
+
+	sql($node, "BEGIN; SELECT done('ends first $running'); SELECT done('ends last $running'); COMMIT");
+	kill 'CONT', $worker;
+	is_soon($node, "SELECT count(group_key), count(*) FILTER (WHERE status = 'pending') FROM idemq.jobs WHERE queue_id = idemq.queue_id('$queue')", '4|2',
+		"$queue: all have joined their groups, and one of each is ready");
+	is_sql($node, "SELECT string_agg(key, ', ' ORDER BY key) FROM idemq.jobs WHERE queue_id = idemq.queue_id('$queue') AND status = 'pending'",
+		"g1 $running, h1 $running", "$queue: the one that was enqueued first");
+	sql($node, "SELECT idemq.drop_queue('$queue', force => true)");
+}
+
 # ---- Between "visible" and "marked"
 
 SKIP:

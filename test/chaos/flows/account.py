@@ -5,6 +5,7 @@ Run when all is at rest.  Each violation is a line "found: ...", each count "fig
 """
 
 import sys
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from datetime import timedelta
 
@@ -41,9 +42,9 @@ none("an effect of another tenant's queue", "SELECT e.* FROM effects e JOIN clai
 none("a token that did not grow", "SELECT * FROM (SELECT job, token, lag(token) OVER (PARTITION BY job ORDER BY t1) AS before FROM claims) c WHERE before >= token")
 none("unfinished", "SELECT q.name, j.id, j.status, j.payload, idemq.why(j.id) FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE j.finished_at IS NULL")
 none("not to be seen", "SELECT what, at FROM excess")
-none("no effect of what was asked for", "SELECT flow, tenant, part FROM wants w WHERE flow IN ('kinds', 'limited', 'elastic', 'grouped', 'places') "
+none("no effect of what was asked for", "SELECT flow, tenant, part FROM wants w WHERE flow IN ('kinds', 'limited', 'elastic', 'grouped', 'places', 'turns') "
      "AND NOT EXISTS (SELECT FROM effects e WHERE (e.flow, e.tenant, e.part) = (w.flow, w.tenant, w.part))")
-none("an effect that nobody asked for", "SELECT flow, tenant, part FROM effects e WHERE flow IN ('kinds', 'limited', 'elastic', 'grouped', 'places', 'trips') "
+none("an effect that nobody asked for", "SELECT flow, tenant, part FROM effects e WHERE flow IN ('kinds', 'limited', 'elastic', 'grouped', 'places', 'turns', 'trips') "
      "AND NOT EXISTS (SELECT FROM wants w WHERE (e.flow, e.tenant, e.part) = (w.flow, w.tenant, w.part))")
 none("a kind by which it was not routed", "SELECT * FROM effects JOIN wants USING (flow, tenant, part) WHERE flow = 'kinds' AND value <> details->'kind'")
 figure("effects", dict(rows("SELECT flow, count(*) FROM effects GROUP BY 1")))
@@ -251,7 +252,8 @@ def rate(what, calls, limit):
 
 def limits():
     figure("most at once by the log", {"limited": overlaps("limited", 3), "elastic": overlaps("elastic", 4),
-                                          "of a group": overlaps("grouped", 1), "of a group with two places": overlaps("places", 2)})
+                                          "of a group": overlaps("grouped", 1), "of a group with two places": overlaps("places", 2),
+                                          "of a group with four": overlaps("turns", 4)})
     for sql, limit in (("SELECT queue, t0, t1, life FROM claims WHERE queue ~ 'limited'", 6),
                        ("SELECT c.queue || ' ' || (e.value #>> '{}'), t0, t1, life FROM effects e JOIN claims c USING (job, token) "
                         "WHERE c.queue ~ 'places' AND e.value <> '\"alone\"'", 2),
@@ -270,6 +272,100 @@ def limits():
 limits()
 figure("looks", dict(rows("SELECT 'all', count(*) FROM looks UNION ALL SELECT 'at a full queue', count(*) FROM looks WHERE processing = 3")))
 
+
+# ---- Turns: who stays claimable falls behind nobody by more than there are sessions
+
+class Turn:
+    """A try to claim: what it took, of which group, and which jobs and groups were in the line just before."""
+
+    def __init__(self, row):
+        self.slot, self.tried, self.looked, self.begun, self.ended, self.job, self.name, names, jobs, noted = row
+        self.fate_is_known = self.begun is not None
+        self.jobs = {job for job, is_noted in zip(jobs or (), noted or ()) if is_noted}
+        self.names = {name for name, is_noted in zip(names or (), noted or ()) if is_noted}
+
+    def __repr__(self):
+        return f"({self.slot} {self.begun:%T.%f}: {self.job} of '{self.name}', in line {sorted(self.names)} {sorted(self.jobs)})"
+
+
+def tries_of(queue):
+    return [Turn(row) for row in rows(
+        "SELECT slot, t.begun, looked, u.begun, u.ended, job, name, line_names, line_jobs, line_noted FROM tries t LEFT JOIN turns u USING (try) "
+        "WHERE queue = %s ORDER BY try", (queue,))]
+
+
+def of_one_session(queue):
+    """One session at a time: while a group stays claimable no other gets ahead of it by more than one."""
+    tries = tries_of(queue)
+    names = {turn.name for turn in tries if turn.job}
+    counts = Counter({"claims": sum(turn.job is not None for turn in tries), "of unknown fate": sum(not turn.fate_is_known for turn in tries)})
+    for ahead in names:
+        since = []  # claims of it since a claim was rolled back, after which it may have two jobs in the line
+        for turn in tries:
+            since.append(since[-1] + (turn.name == ahead) if since and turn.fate_is_known else 0)
+        for behind in names - {ahead}:
+            most = 0  # by which the former gets ahead in an interval that begins here
+            for i in range(len(tries) - 1, -1, -1):
+                turn = tries[i]
+                if not turn.fate_is_known or behind not in turn.names:
+                    most = 0
+                    continue
+                most = max(0, most) + (turn.name == ahead) - (turn.name == behind)
+                if i > 0 and since[i - 1] >= 2:
+                    counts["intervals"] += most == 1
+                    counts["most ahead"] = max(counts["most ahead"], most)
+                    if most > 1:
+                        found("a group that got ahead of one that could be claimed all the time:", ahead, behind, most, tries[i:i + 12])
+                        return
+    if counts["intervals"] < 20:
+        found("too few turns to judge", counts)
+    figure(f"{queue}, one session", counts)
+
+
+def of_sessions(queue, sessions):
+    """While a job waits in the line, no other group has more claims than there are sessions; of what is ordered for certain."""
+    tries = tries_of(queue)
+    claims = sorted((turn for turn in tries if turn.job), key=lambda turn: turn.begun)
+    begins = [turn.begun for turn in claims]
+    # A try is over, with its transaction, when the next one of its slot has begun.
+    unknown, earlier, looks = [], defaultdict(list), defaultdict(list)
+    for slot in {turn.slot for turn in tries}:
+        of_slot = [turn for turn in tries if turn.slot == slot]
+        for turn, then in zip(of_slot, of_slot[1:]):
+            if turn.job:
+                earlier[turn.job].append((turn.begun, then.tried))
+            elif not turn.fate_is_known:
+                unknown.append((turn.tried, then.tried))
+    for turn in tries:
+        for job in turn.jobs:
+            looks[job].append((turn.looked, turn.begun))
+    counts = Counter({"claims": len(claims), "of unknown fate": len(unknown)})
+    for taken in claims:
+        calm_since = max((end for begun, end in unknown if begun < taken.begun), default=tries[0].tried)
+        # It came into the line anew after its last attempt.
+        came_after = max((over for begun, over in earlier[taken.job] if begun < taken.begun), default=tries[0].tried)
+        start = min((seen for looked, seen in looks[taken.job] if calm_since <= seen < taken.begun and looked >= came_after), default=None)
+        if start is None:
+            continue
+        passed = Counter(turn.name for turn in claims[bisect_left(begins, start):bisect_left(begins, taken.begun)] if turn.ended < taken.begun)
+        before = Counter(turn.name for turn in claims[bisect_left(begins, calm_since):bisect_left(begins, start)] if turn.ended < start)
+        for name, count in passed.items():
+            # Since a claim was rolled back, until it has been claimed so often, a group may have several jobs in the line.
+            if name == taken.name or before[name] <= sessions:
+                continue
+            counts["intervals"] += 1
+            counts["most ahead"] = max(counts["most ahead"], count)
+            if count > sessions:
+                found("a group that got ahead of a job that waited:", name, count, start, taken,
+                      [turn for turn in claims if start <= turn.begun <= taken.begun][:12])
+                return
+    if counts["intervals"] < 20:
+        found("too few turns to judge", counts)
+    figure(f"{queue}, {sessions} sessions", counts)
+
+
+of_one_session("turns.single")
+of_sessions("turns.pair", 2)
 
 # ---- Gauges are what the rows say
 

@@ -11,10 +11,11 @@ import sys
 import traceback
 
 from producer import Producer
+from turner import Turner
 from watcher import Watcher
 from worker import Worker
 
-PROGRAMS = {"producer": Producer, "watcher": Watcher, "worker": Worker}
+PROGRAMS = {"producer": Producer, "turner": Turner, "watcher": Watcher, "worker": Worker}
 dsn, log, seed = sys.argv[1:]
 running = {}
 

@@ -26,6 +26,11 @@ CREATE TABLE mended (key text PRIMARY KEY);
 CREATE TABLE heard (job bigint, outcome text, payload jsonb);
 CREATE TABLE admitted (t0 timestamptz, t1 timestamptz, life timestamptz);
 
+-- Claims in the queues whose turns are judged: each try before it begins, in a transaction of its own; what it saw and
+-- took, in the transaction of the claim.  A try of which there is no turn was rolled back, or is under way.
+CREATE TABLE tries (try bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, queue text, slot int, begun timestamptz DEFAULT clock_timestamp());
+CREATE TABLE turns (try bigint PRIMARY KEY, looked timestamptz, begun timestamptz, ended timestamptz, job bigint, name text, line_names text[], line_jobs bigint[], line_noted bool[]);
+
 -- The world outside: companies that keep the key of a request.
 CREATE TABLE bookings (key text PRIMARY KEY, n bigint, what text);
 CREATE TABLE refusals (key text PRIMARY KEY);
@@ -52,6 +57,32 @@ BEGIN
 		RETURN NEXT job;
 	END LOOP;
 END $$;
+
+-- As take, one job of a queue, with the line before it: of each group the jobs that are promoted and not claimed.  A job is
+-- noted when the end of the transaction that promoted it is over, its callbacks included: its lock goes after these.
+CREATE FUNCTION take_turn(q text, this bigint, worker text, attach bool) RETURNS SETOF idemq.claimed_queue_job LANGUAGE plpgsql AS $$
+DECLARE
+	job idemq.claimed_queue_job;
+	line record;
+	looked timestamptz := clock_timestamp();
+	t0 timestamptz;
+BEGIN
+	SELECT array_agg(group_key) AS names, array_agg(id) AS jobs,
+		array_agg(xmin <> ALL (ARRAY(SELECT transactionid FROM pg_locks WHERE locktype = 'transactionid'))) AS noted INTO line
+		FROM idemq.jobs WHERE queue_id = idemq.queue_id(q) AND status = 'pending' AND run_at IS NULL AND ready_at <= clock_timestamp();
+	t0 := clock_timestamp();
+	SELECT * INTO job FROM idemq.claim_any(ARRAY[q], 1, worker => worker, attach => attach);
+	INSERT INTO turns VALUES (this, looked, t0, clock_timestamp(), job.id, CASE WHEN job.id IS NOT NULL THEN coalesce(job.group_key, '') END, line.names, line.jobs, line.noted);
+	IF job.id IS NOT NULL THEN
+		INSERT INTO claims VALUES (q, job.id, job.token, t0, clock_timestamp(), NULL, worker);
+		RETURN NEXT job;
+	END IF;
+END $$;
+
+-- A job more for a group, '' for none, of a queue whose turns are judged.
+CREATE FUNCTION add_turn(q text, name text) RETURNS bigint LANGUAGE sql AS $$
+	WITH want AS (INSERT INTO wants SELECT 'turns', 'turns', n, q || '.' || n, jsonb_build_object('group', name) FROM nextval('numbers') n RETURNING n, part)
+	SELECT id FROM want, LATERAL idemq.enqueue(q, jsonb_build_object('tenant', 'turns', 'n', n, 'part', part), group_key => NULLIF(name, '')) $$;
 
 -- The end of an attempt, and its effect.  missing: parents whose effects are not to be seen.
 CREATE FUNCTION effect(flow text, tenant text, n bigint, part text, job bigint, job_token bigint, value jsonb, parents text[] DEFAULT '{}')
@@ -96,7 +127,7 @@ CREATE FUNCTION mend(share float8) RETURNS bigint LANGUAGE sql AS $$
 -- A queue's limits and times change while it is used.
 CREATE FUNCTION alter_one(dice float8) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-	q text := (SELECT name FROM idemq.queues WHERE name ~ '^t\d' ORDER BY random() LIMIT 1);
+	q text := (SELECT name FROM idemq.queues WHERE name ~ '^t' ORDER BY random() LIMIT 1);
 BEGIN
 	IF q ~ 'elastic' THEN
 		PERFORM idemq.alter_queue(q, max_running => 2 + (dice * 1000)::int % 3);
@@ -154,3 +185,10 @@ BEGIN
 		EXECUTE format('GRANT EXECUTE ON FUNCTION idemq.admit TO %I', t);
 	END LOOP;
 END $$;
+
+-- ---- Queues whose turns are judged: a few tenants of very different sizes, each with jobs that wait all the time
+
+SELECT idemq.create_queue(q, group_running => 4, lease => '1 s', retry_base => '1 ms', retry_max => '20 ms', max_attempts => 1000000, retention => '1 s')
+	FROM unnest('{turns.single,turns.pair}'::text[]) q;
+SELECT count(add_turn(q, name)) FROM unnest('{turns.single,turns.pair}'::text[]) q,
+	(VALUES (1, 'whale', 100), (2, 'cow', 20), (3, 'cat', 6), (4, 'dog', 6), (5, '', 6)) g (place, name, jobs), generate_series(1, jobs) n;

@@ -244,7 +244,7 @@ class Worker(FlowClient):
         for what, count in seen:
             if count:
                 self.note("foreign", what, count)
-        other = self.ask("SELECT job, token, queue FROM claims WHERE queue !~ %s ORDER BY t1 DESC LIMIT 1", (rf"^{self.tenant}\.",))
+        other = self.ask("SELECT job, token, queue FROM claims WHERE queue !~ %s AND queue !~ '^turns' ORDER BY t1 DESC LIMIT 1", (rf"^{self.tenant}\.",))
         if not other:
             return
         job, token, queue = other[0]
