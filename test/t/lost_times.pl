@@ -49,5 +49,58 @@ has_failed('due', 'q');
 $holder->query_safe('COMMIT');
 is_soon($node, 'SELECT count(*) FROM done', 2, 'a job that comes due after such a failure is run');
 
+sql($node, "SELECT idemq.drop_handler('q')");
+
+# ---- Who sleeps is told, whatever becomes of the slot of its queue
+
+my $handlers = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event IN ('Extension', 'IdemqHandler')";
+
+# A handler's process sleeps among those of its queue's slot, and TRUNCATE takes all slots away: the
+# queue that is looked up first gets the first one.
+sql($node, q[SELECT idemq.create_queue('r'); SELECT idemq.set_handler('r', 'public.f(jsonb)', max_idle => '10 min'); SELECT idemq.enqueue('r', '3')]);
+is_soon($node, 'SELECT count(*) FROM done WHERE n = 3', 1, 'a handler runs a job');
+wait_until($node, $handlers, 1);
+sql($node, 'TRUNCATE idemq.jobs');
+sql($node, "SELECT idemq.enqueue('r', '4')");
+is_soon($node, 'SELECT count(*) FROM done WHERE n = 4', 1, 'and one of a queue that has another slot by then');
+wait_until($node, $handlers, 1);
+
+# The end of a process that sleeps leaves no bit behind, to be woken in place of somebody else.  Who is
+# next goes round by words of 64: so one of these meets it.
+sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
+wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler'", 0);
+sql($node, "SELECT idemq.drop_handler('r')");
+my @sleepers = map { sleeper($node, "CALL idemq.wait('r', '20 s')") } 1 .. 4;
+my $worker = stop_worker($node);
+foreach my $n (1 .. 4)
+{
+	sql($node, "SELECT idemq.enqueue('r', '5')");
+}
+is(join(' ', map { answer($_) } @sleepers), 't t t t', 'each job wakes one, when a process has ended that slept');
+kill 'CONT', $worker;
+$_->{session}->quit foreach @sleepers;
+sql($node, "SELECT count(*) FROM idemq.claim('r', 10)");
+
+SKIP:
+{
+	skip 'no gdb that may attach', 1 unless has_debugger($node);
+
+	# It looks again while the slot is there still, and sleeps among those of a slot that is no queue's.
+	sql($node, "SELECT count(*) FROM idemq.claim('q'); SELECT count(*) FROM idemq.claim('r')");
+	my $sleeper = sleeper($node, "CALL idemq.wait('r', '30 s')");
+	my $pid = $holder->query_safe('SELECT pg_backend_pid()');
+	my $stop = stop_at($pid, 'idemq_lease_forget_database');
+
+	$holder->query_until(qr/sent/, "\\echo sent\nTRUNCATE idemq.jobs;\n");
+	$stop->();
+	wait_until($node, 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep(), 1);
+	$stop->();
+	$holder->query_safe('SELECT 1');
+	sql($node, "SELECT idemq.enqueue('r', '6')");
+	is(answer($sleeper), 't', 'a sleeper that has looked in the midst of TRUNCATE');
+	$sleeper->{session}->quit;
+	sql($node, "SELECT count(*) FROM idemq.claim('r', 10)");
+}
+
 $node->stop;
 done_testing;
