@@ -105,7 +105,7 @@ idemq_remind_ended(const SlotView *view, bool done)
 {
 	uint64 none = 0;
 
-	if (!done && pg_atomic_compare_exchange_u64(&view->slot->unclaimed_at, &none,
-												(uint64) idemq_mono_now()))
+	if (!done &&
+		pg_atomic_compare_exchange_u64(&view->slot->unclaimed_at, &none, (uint64) idemq_mono_now()))
 		idemq_worker_mark_slot(idemq_slot_index(view->slot));
 }
