@@ -203,28 +203,6 @@ ends_with('postgres', $_, 't', $_)
 # Locks outlive a crash.
 ends_with('tenant', 'SELECT pg_current_xact_id(), idemq.cancel(2)', 'f', "a tenant's cancel, after a crash", 1);
 ends_with('tenant', "SELECT idemq.enqueue('empty', '1')", 't', "a tenant's enqueue, after a crash", 1);
-
-# ---- Again and again
-
-# Each end asks for another search of every queue.  A claim that needs one, for max_running, does not
-# begin anew for ever; nor does a sleeper wait for the end of all that.
-sql($node, "SELECT idemq.create_queue('traffic'); SELECT idemq.create_queue('many', max_running => 9);
-	SELECT count(*) FROM (SELECT idemq.enqueue('many', '1') FROM generate_series(1, 20000)) AS e");
-my $traffic = sql($node, "SELECT queue_id FROM idemq.queues WHERE name = 'traffic'");
-my $end = clients($node, "BEGIN;\nSELECT idemq.enqueue('traffic', '1');\nPREPARE TRANSACTION 'c:client_id';\nCOMMIT PREPARED 'c:client_id';\n",
-	'-c', 2, '-T', 300, 'killed');
-foreach my $n (1 .. 3)
-{
-	my $count = sql($node, "SELECT count(*) FROM idemq.jobs WHERE queue_id = $traffic");
-
-	wait_until($node, "SELECT count(*) > $count + 20 FROM idemq.jobs WHERE queue_id = $traffic");
-	is_sql($node, "SET statement_timeout = '30 s'; SELECT count(*) FROM idemq.claim('many')", 1, "claim $n while others commit in two phases");
-	is_sql($node, "CALL idemq.wait('many', '30 s')", 't', 'and wait says that there is more');
-}
-sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgbench'");
-is($end->(), '', 'others have come through');
-sql($node, "ROLLBACK PREPARED '$_'") foreach split /\n/, sql($node, 'SELECT gid FROM pg_prepared_xacts');
-
 # A database without idemq.
 $node->safe_psql('template1', "BEGIN; CREATE TABLE t (); PREPARE TRANSACTION 'p'");
 is($node->psql('template1', "ROLLBACK PREPARED 'p'"), 0, 'without idemq in the database');
