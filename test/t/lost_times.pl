@@ -126,5 +126,25 @@ SKIP:
 	sql($node, "SELECT count(*) FROM idemq.claim('r', 10)");
 }
 
+# ---- A process that is asked to leave, and cannot, does not keep others from being asked
+
+sql($node, q[CREATE FUNCTION g(payload jsonb) RETURNS void LANGUAGE sql AS 'SELECT pg_advisory_xact_lock((payload)::int); INSERT INTO public.done VALUES ((payload)::int)';
+	ALTER SYSTEM SET idemq.max_handler_workers = 2]);
+sql($node, 'SELECT pg_reload_conf()');
+$holder->query_safe('SELECT pg_advisory_lock(101), pg_advisory_lock(102)');
+sql($node, "SELECT idemq.create_queue('h$_'); SELECT idemq.set_handler('h$_', 'public.g(jsonb)', max_idle => '10 min')") foreach 1 .. 3;
+foreach (1, 2)
+{
+	sql($node, "SELECT idemq.enqueue('h$_', '10$_')");
+	wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event_type = 'Lock'", $_);
+}
+# The third queue asks the second process, after a while; then the first one has nothing to do.
+sql($node, "SELECT idemq.enqueue('h3', '103')");
+sleep 8;
+$holder->query_safe('SELECT pg_advisory_unlock(101)');
+is_soon($node, 'SELECT count(*) FROM done WHERE n = 103', 1, 'a handler without a process gets that of another one, which is idle');
+$holder->query_safe('SELECT pg_advisory_unlock(102)');
+is_soon($node, 'SELECT count(*) FROM done WHERE n > 100', 3, 'and all are done');
+
 $node->stop;
 done_testing;
