@@ -49,7 +49,6 @@
 #include "shared/group_table.h"
 #include "shared/promote_round.h"
 #include "shared/slots.h"
-#include "shared/wake.h"
 #include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/compat.h"
