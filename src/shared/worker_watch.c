@@ -73,13 +73,6 @@ watched_place(int *index)
 	return place == NULL || place->state != PLACE_RUNNING ? NULL : place;
 }
 
-/* This session, as a watcher. */
-static uint32
-watcher_id(void)
-{
-	return (uint32) IDEMQ_MY_PROC_NUMBER + 1;
-}
-
 /* Returns whether the worker of this database was found stuck, by a sleeper. */
 bool
 idemq_worker_is_stuck(void)
@@ -184,22 +177,6 @@ watch(Place *place)
 }
 
 /*
- * There is no worker to watch.  A watcher stays in office, and has the next worker wake it: of
- * the last one it had expected something at a time that has passed, and whoever has moved by
- * then would not tell it.  Returns whether a worker has come meanwhile.
- */
-static bool
-await_worker(int index)
-{
-	if (joined >= 0 && joined != index)
-		idemq_watch_leave(); /* the place is another database's, or will be */
-	if (joined < 0 || pg_atomic_read_u32(&idemq_place_at(joined)->watcher) != watcher_id())
-		return false;
-	(void) pg_atomic_exchange_u64(&idemq_place_at(joined)->watch_until, PG_UINT64_MAX);
-	return watched_place(&index) != NULL;
-}
-
-/*
  * To be called by a sleeper before it sleeps: it watches the worker, unless another does.
  * Returns when (mono) to call again; PG_INT64_MAX: when its latch is set.
  */
@@ -208,13 +185,11 @@ idemq_watch_look(void)
 {
 	int index;
 	Place *place = watched_place(&index);
-	uint32 me = watcher_id();
+	uint32 me = (uint32) IDEMQ_MY_PROC_NUMBER + 1;
 	uint32 watcher;
 
-	if (place == NULL && !await_worker(index))
-		return PG_INT64_MAX;
 	if (place == NULL)
-		return 0;
+		return PG_INT64_MAX;
 	if (joined != index)
 		idemq_watch_leave();
 	if (joined != index || !idemq_sleepers_waits(idemq_sleepers_of_place(index)))
@@ -231,7 +206,7 @@ idemq_watch_look(void)
 void
 idemq_watch_leave(void)
 {
-	uint32 me = watcher_id();
+	uint32 me = (uint32) IDEMQ_MY_PROC_NUMBER + 1;
 	Sleepers *sleepers;
 	bool woken;
 

@@ -81,30 +81,6 @@ kill 'CONT', $worker;
 $_->{session}->quit foreach @sleepers;
 sql($node, "SELECT count(*) FROM idemq.claim('r', 10)");
 
-# ---- Who watched over a worker watches over the next one
-
-# It sleeps for a result, which is nothing that it looks after by itself; of the worker that is
-# stopped it expects something soon, and is told of its end.
-my $id = sql($node, "SELECT id FROM idemq.enqueue('q', '7', delay => '1 h')");
-my $watcher = sleeper($node, "CALL idemq.wait_result($id, '10 min', NULL, NULL)");
-my $stuck = "SELECT count(*) FROM idemq.background_worker WHERE stuck_for IS NOT NULL";
-my $old = stop_worker($node);
-sql($node, "SELECT idemq.enqueue('q', '8', delay => '1 h')");
-wait_until($node, 'SELECT count(*) FROM idemq.check() WHERE invariant = \'worker.stuck\'', 1);
-kill 'TERM', $old;
-kill 'CONT', $old;
-wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq worker' AND pid <> $old", 1);
-wait_until($node, 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep(), 1);
-# It has a lease to take back, and cannot.
-sql($node, "SELECT count(*) FROM (SELECT idemq.enqueue('q', '9')) AS e");
-sql($node, "SELECT count(*) FROM idemq.claim('q', lease => '3 s')");
-my $waiter = sleeper($node, "CALL idemq.wait('q', '40 s')");
-$worker = stop_worker($node);
-is(answer($waiter), 't', 'the watcher of a former worker notices that the next one does not move');
-kill 'CONT', $worker;
-$_->{session}->quit foreach $waiter;
-sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE " . asleep());
-
 SKIP:
 {
 	skip 'no gdb that may attach', 1 unless has_debugger($node);
