@@ -108,8 +108,9 @@ join(Target *target, Sleepers *sleepers)
 			target->owed = true;
 		return;
 	}
-	if (target->sleepers != NULL)
-		(void) idemq_sleepers_leave(target->sleepers);
+	/* A signal there is for others by now: the queue has another slot. */
+	if (target->sleepers != NULL && idemq_sleepers_leave(target->sleepers))
+		(void) idemq_sleepers_wake(target->sleepers, 1);
 	(void) idemq_sleepers_join(sleepers);
 	target->sleepers = sleepers;
 }

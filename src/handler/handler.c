@@ -72,7 +72,8 @@ static SqlStatement forget_crashes =
 
 static HandlerRun run;
 static MemoryContext loop_context;
-static QueueSlot *queue_slot = NULL;
+/* The sleepers among which this process is; NULL: none. */
+static Sleepers *joined = NULL;
 static int64 jobs_done = 0;
 static int64 started_at; /* mono */
 /* Whether this process is to end. */
@@ -86,6 +87,29 @@ my_key(void)
 	return (HandlerKey){MyDatabaseId, run.info.queue_id};
 }
 
+/* Ends what join began.  A signal that no claim has answered is another's. */
+static void
+leave(bool answered)
+{
+	Sleepers *sleepers = joined;
+
+	joined = NULL;
+	if (sleepers != NULL && idemq_sleepers_leave(sleepers) && !answered)
+		(void) idemq_sleepers_wake(sleepers, 1);
+}
+
+/* Has this process told of what becomes ready: its bit, among the sleepers of the slot that its queue has. */
+static void
+join(void)
+{
+	Sleepers *sleepers = idemq_sleepers_of_queue(run.slot);
+
+	if (joined != sleepers)
+		leave(false);
+	joined = sleepers;
+	(void) idemq_sleepers_join(sleepers);
+}
+
 /* Ends what this process has claimed, on its way out. */
 static void
 settle_at_exit(int code, Datum arg)
@@ -96,6 +120,7 @@ settle_at_exit(int code, Datum arg)
 												  : "the handler's process was ended: see the log";
 	int count = idemq_handler_terminated() ? 0 : at_work;
 
+	leave(false);
 	if (claimed->next >= claimed->count)
 		return;
 	at_work = 0;
@@ -253,12 +278,11 @@ claim(void)
 static bool
 await_jobs(void)
 {
-	Sleepers *sleepers = idemq_sleepers_of_queue(queue_slot);
 	int64 until = idemq_mono_now() + run.info.max_idle;
 	bool got = false;
 
-	(void) idemq_sleepers_join(sleepers);
-	idemq_handler_idle(queue_slot, true);
+	join();
+	idemq_handler_idle(run.slot, true);
 	while (!leaving && !(got = claim()) && !leaving)
 	{
 		int64 left = until - idemq_mono_now();
@@ -267,17 +291,16 @@ await_jobs(void)
 			break;
 		pgstat_report_activity(STATE_IDLE, "");
 		(void) compat_report_stat(true);
-		if (idemq_sleepers_waits(sleepers))
+		/* Its queue may have another slot by now: then it joins, and claims once more. */
+		if (joined == idemq_sleepers_of_queue(run.slot) && idemq_sleepers_waits(joined))
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 (left + 999) / 1000, compat_wait_event_handler());
 		ResetLatch(MyLatch);
 		between_jobs();
-		(void) idemq_sleepers_join(sleepers);
+		join();
 	}
-	/* A signal that came after the last claim is another's. */
-	if (idemq_sleepers_leave(sleepers) && !got)
-		(void) idemq_sleepers_wake(sleepers, 1);
-	idemq_handler_idle(queue_slot, false);
+	leave(got);
+	idemq_handler_idle(run.slot, false);
 	return got;
 }
 
@@ -294,8 +317,6 @@ read_handler(int32 queue_id)
 	run.version = idemq_version_of_queue(queue_id);
 	wanted = idemq_presence() == IDEMQ_HERE && idemq_handler_read(queue_id, &run.info) &&
 			 !run.info.stopped && idemq_handler_check(&run, &target, &queue) == RUN_DONE;
-	if (wanted)
-		queue_slot = queue.slot;
 	idemq_handler_commit();
 	return wanted;
 }

@@ -144,6 +144,7 @@ idemq_handler_check(HandlerRun *run, HandlerTarget *target, QueueInfo *queue)
 	}
 	if (!idemq_queue_by_id(run->info.queue_id, queue))
 		return RUN_LEAVE;
+	run->slot = queue->slot;
 	strlcpy(queue_name, queue->name, sizeof(queue_name));
 	return RUN_DONE;
 }

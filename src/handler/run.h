@@ -21,6 +21,7 @@ typedef struct HandlerRun
 	HandlerInfo info;	  /* as it was read */
 	uint64 version;		  /* of the queue's settings, before that */
 	Oid role;			  /* that this process is connected as */
+	QueueSlot *slot;	  /* of the queue, at the last check; NULL: none */
 	MemoryContext errors; /* for what has failed */
 } HandlerRun;
 

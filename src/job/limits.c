@@ -119,27 +119,35 @@ idemq_limit_may_borrow(const QueueInfo *queue)
 	return free > 0 && idemq_running_count(queue->slot) - free < queue->max_running;
 }
 
-/* Checks max_running; needs a slot. */
+/*
+ * Checks max_running; needs a slot.  While lost leases are searched for, *after_search is whether
+ * a claim, which then searches itself before it asks, would find room.
+ */
 static QueueLimit
 running_state(const QueueInfo *queue, LimitView *view)
 {
-	SlotStatus status;
+	SlotStatus status = {0};
+	bool full;
 
 	view->running = idemq_running_count(queue->slot);
 	if (queue->max_running == 0)
 		return LIMIT_OPEN;
+	full = idemq_lease_share_is_full(true);
 	if (!idemq_slot_status(queue->id, &status) || status.needs_recovery)
+	{
+		view->after_search = status.searches_now && !full && view->running < queue->max_running;
 		return LIMIT_RECOVERING;
+	}
 	if (view->running >= queue->max_running)
 		return LIMIT_RUNNING;
-	return idemq_lease_share_is_full(true) ? LIMIT_TABLE_FULL : LIMIT_OPEN;
+	return full ? LIMIT_TABLE_FULL : LIMIT_OPEN;
 }
 
 /* Checks how a queue stands to its limits. */
 void
 idemq_limit_view(const QueueInfo *queue, LimitView *view)
 {
-	*view = (LimitView){LIMIT_OPEN, 0, DT_NOEND};
+	*view = (LimitView){LIMIT_OPEN, 0, DT_NOEND, false};
 	if (queue->slot == NULL)
 	{
 		if (queue->max_running > 0 || queue->rate_limit > 0)
@@ -147,7 +155,7 @@ idemq_limit_view(const QueueInfo *queue, LimitView *view)
 		return;
 	}
 	view->state = running_state(queue, view);
-	if (view->state == LIMIT_OPEN && queue->rate_limit > 0)
+	if ((view->state == LIMIT_OPEN || view->after_search) && queue->rate_limit > 0)
 	{
 		GcraLimit limit = rate_of(queue);
 		int64 tat = (int64) read_tat(queue, &limit);
@@ -156,6 +164,7 @@ idemq_limit_view(const QueueInfo *queue, LimitView *view)
 		if (answer.allowed)
 			return;
 		view->state = LIMIT_RATE;
+		view->after_search = false;
 		view->until = idemq_now() + idemq_gcra_retry_after(&answer);
 	}
 }
@@ -170,7 +179,7 @@ idemq_limit_lets(const QueueInfo *queue, LimitView *view)
 	uint32 limits = (queue->max_running > 0 ? REFUSED_BY_RUNNING : 0) |
 					(queue->rate_limit > 0 ? REFUSED_BY_RATE : 0);
 
-	*view = (LimitView){LIMIT_OPEN, 0, DT_NOEND};
+	*view = (LimitView){LIMIT_OPEN, 0, DT_NOEND, false};
 	if (limits == 0)
 		return true;
 	idemq_limit_view(queue, view);
@@ -183,7 +192,7 @@ idemq_limit_lets(const QueueInfo *queue, LimitView *view)
 		idemq_wake_due_at(queue->slot, Max(view->until, idemq_now() + RATE_INTERVAL));
 	else if (view->state == LIMIT_TABLE_FULL)
 		idemq_wake_due_at(queue->slot, idemq_now() + FULL_INTERVAL);
-	return view->state == LIMIT_OPEN;
+	return view->state == LIMIT_OPEN || view->after_search;
 }
 
 /*

@@ -23,6 +23,7 @@ typedef struct LimitView
 	QueueLimit state;
 	int running;
 	TimestampTz until; /* LIMIT_RATE: when the rate allows the next claim; DT_NOEND otherwise */
+	bool after_search; /* LIMIT_RECOVERING: a claim, which searches first, would find room */
 } LimitView;
 
 extern bool idemq_limit_may_borrow(const QueueInfo *queue);

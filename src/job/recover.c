@@ -174,7 +174,7 @@ idemq_lost_lease_renew(LostLeases *lost, const Job *job, const QueueInfo *queue,
 
 /* Fetches one of them again, and decides; returns whether it was reaped. */
 static bool
-settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
+settle(LostLeases *lost, const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 {
 	Lease dropped;
 	Job job;
@@ -191,6 +191,7 @@ settle(const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 		idemq_slots_begin_change();
 		/* If it is just held, the holder may leave it as it is: another search. */
 		idemq_slot_need_recovery(queue->slot, queue->id);
+		lost->dropped = true;
 		(void) idemq_lease_drop(lease->job_id, lease->token, &dropped);
 		/* It may have turned others away, from wherever the job is now. */
 		idemq_cursor_unset(queue->slot, queue->id);
@@ -213,7 +214,7 @@ idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *qu
 		return 0;
 	idemq_jobs_refresh(table);
 	foreach(lc, lost->found)
-		reaped += settle(lfirst(lc), table, queue);
+		reaped += settle(lost, lfirst(lc), table, queue);
 	list_free_deep(lost->found);
 	lost->found = NIL;
 	return reaped;
@@ -258,7 +259,7 @@ recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point,
 static int64
 recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
 {
-	LostLeases lost = {CurrentMemoryContext, NIL};
+	LostLeases lost = {CurrentMemoryContext, NIL, false};
 	JobsTable table;
 	int64 reaped;
 
@@ -267,7 +268,7 @@ recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
 		recover_priority(&table, queue, point, &budget, &lost);
 	reaped = idemq_lost_leases_settle(&lost, &table, queue);
 	idemq_jobs_close(&table);
-	if (idemq_lease_share_is_full(queue->max_running > 0))
+	if (lost.dropped || idemq_lease_share_is_full(queue->max_running > 0))
 		point->incomplete = true;
 	return reaped;
 }
@@ -325,6 +326,47 @@ idemq_recover_some(const QueueInfo *queue, int budget)
 }
 
 /*
+ * Searches a queue from its start to its end, whoever asks for another search meanwhile.
+ * Returns whether every job is counted that was in flight before.
+ */
+static bool
+search_alone(const QueueInfo *queue)
+{
+	RecoveryPoint point;
+
+	if (!idemq_slot_recovery_point(queue->slot, queue->id, true, &point))
+		return false;
+	do
+	{
+		(void) recover_step(queue, &point, RECOVERY_STEP);
+		recovered_to(queue, &point);
+	} while (point.priority < IDEMQ_PRIORITIES);
+	return !point.incomplete;
+}
+
+/*
+ * Goes on with the search of a queue to its end.  One that is asked for anew on the way, by
+ * COMMIT PREPARED, begins anew, and would do so for ever where that comes again and again: then
+ * our own is believed.  Returns whether it is.
+ */
+static bool
+search(const QueueInfo *queue)
+{
+	RecoveryPoint point;
+	uint32 epoch = 0;
+
+	for (int step = 0; idemq_slot_recovery_point(queue->slot, queue->id, false, &point); step++)
+	{
+		if (step > 0 && point.epoch != epoch)
+			return search_alone(queue);
+		epoch = point.epoch;
+		(void) recover_step(queue, &point, RECOVERY_STEP);
+		recovered_to(queue, &point);
+	}
+	return false;
+}
+
+/*
  * Returns whether the limits of a queue can be kept: every job in flight is counted.
  * If it is not known, searches to the end.  What this transaction ends and was not
  * counted, others still see in processing, but this session's search does not.
@@ -333,19 +375,14 @@ bool
 idemq_recover_for_limits(const QueueInfo *queue)
 {
 	SlotStatus status;
-	RecoveryPoint point;
 	LimitView view;
 
 	if (!idemq_limit_has_slot(queue))
 		return false;
 	if (queue->max_running == 0)
 		return true;
-	while (!idemq_borrowed_uncounted(queue->id) &&
-		   idemq_slot_recovery_point(queue->slot, queue->id, false, &point))
-	{
-		(void) recover_step(queue, &point, RECOVERY_STEP);
-		recovered_to(queue, &point);
-	}
+	if (!idemq_borrowed_uncounted(queue->id) && search(queue))
+		return true;
 	if (idemq_slot_status(queue->id, &status) && !status.needs_recovery)
 		return true;
 	/* To be woken when the search has ended. */

@@ -14,6 +14,7 @@ typedef struct LostLeases
 {
 	MemoryContext context; /* of the list: lives until it is settled */
 	List *found;		   /* of LostLease */
+	bool dropped;		   /* one of them had moved on, or is held: another search */
 } LostLeases;
 
 extern TimestampTz idemq_row_limit(const Job *job, const QueueInfo *queue);

@@ -27,6 +27,7 @@
 #include "shared/ready_cursor.h"
 #include "shared/recovery_point.h"
 #include "shared/slots.h"
+#include "shared/wake.h"
 #include "shared/worker_call.h"
 #include "base/settings.h"
 
@@ -50,11 +51,15 @@ begin_life(int32 queue_id)
 	return slot;
 }
 
-/* Takes a queue's slot away.  slots_lock held exclusively. */
+/*
+ * Takes a queue's slot away, and wakes its sleepers: the queue, if it is there still, gets
+ * another slot, whose sleepers they are to be.  slots_lock held exclusively.
+ */
 static void
 end_life(QueueSlot *slot)
 {
 	idemq_slot_vacate(slot);
+	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(slot), PG_INT32_MAX);
 	idemq_counters_forget(idemq_slot_index(slot));
 	idemq_groups_forget(idemq_slot_index(slot));
 }

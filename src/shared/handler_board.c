@@ -24,7 +24,7 @@
  *
  * When all idemq.max_handler_workers are used and a handler has none, one of another handler is
  * asked to leave: an idle one, or else one that has run for a while, of the handler that has
- * most.  It does so after its job.
+ * most.  It does so after its job; another one is asked when that lasts.
  *
  * Locks: handlers_lock, level 4, covers all but the atomics of slots.
  */
@@ -69,7 +69,8 @@ typedef struct HandlerPlace
 	int32 proc;
 	int64 since; /* mono: of the start */
 	bool idle;
-	bool leave; /* it is to end after its job */
+	bool leave;	 /* it is to end after its job */
+	int64 asked; /* mono: since when, for another handler */
 } HandlerPlace;
 
 typedef struct Board
@@ -242,7 +243,8 @@ count_of(HandlerKey key)
 
 /*
  * Asks a process of another handler to leave, for one that has none: see the top of the
- * file.  None when one has been asked already.  Lock held.
+ * file.  None when one has been asked already, which has had a turn since at most: it may be at a
+ * job that does not end.  Lock held.
  */
 static void
 ask_to_leave(HandlerKey key)
@@ -258,9 +260,10 @@ ask_to_leave(HandlerKey key)
 
 		if (place->state == HANDLER_FREE || same(place->key, key))
 			continue;
-		if (place->leave)
+		if (place->leave && place->asked > now - FAIR_TURN)
 			return;
-		if (place->state != HANDLER_READY || (!place->idle && place->since > now - FAIR_TURN))
+		if (place->leave || place->state != HANDLER_READY ||
+			(!place->idle && place->since > now - FAIR_TURN))
 			continue;
 		weight = place->idle ? PG_INT32_MAX : count_of(place->key);
 		if (weight > most)
@@ -272,6 +275,7 @@ ask_to_leave(HandlerKey key)
 	if (chosen != NULL)
 	{
 		chosen->leave = true;
+		chosen->asked = now;
 		SetLatch(&GetPGProcByNumber(chosen->proc)->procLatch);
 	}
 }

@@ -35,7 +35,9 @@
  *	   under its partition lock, so it counts itself, or is there already and is found;
  *	 - jobs are in processing without an entry (restart, COMMIT PREPARED, rows made by
  *	   hand): a queue with max_running hands out nothing while a search is needed, and
- *	   a claim searches to the end.  An attempt without an entry that T has ended is not
+ *	   a claim searches to the end.  If another one is asked for meanwhile, again and again
+ *	   perhaps (COMMIT PREPARED), the claim believes its own, from the start: what came since
+ *	   asks no limit, and counts as if it had come after the claim.  An attempt without an entry that T has ended is not
  *	   seen by T's own search, so no search by T is believed (idemq_borrowed_uncounted);
  *	 - the lease table is full: no claim without an entry in a queue with max_running.
  * idemq.check() adds up the entries with all partitions locked, and compares.

@@ -423,10 +423,13 @@ bool
 idemq_slot_status(int32 queue_id, SlotStatus *status)
 {
 	QueueSlot *slot = NULL;
+	uint64 next_recovery;
 
 	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
 		return false;
-	status->needs_recovery = pg_atomic_read_u64(&slot->next_recovery) != RECOVERY_NEVER;
+	next_recovery = pg_atomic_read_u64(&slot->next_recovery);
+	status->needs_recovery = next_recovery != RECOVERY_NEVER;
+	status->searches_now = next_recovery <= (uint64) idemq_mono_now();
 	status->next_deadline = pg_atomic_read_u64(&slot->next_deadline);
 	LWLockRelease(&slot->lock);
 	return true;

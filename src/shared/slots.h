@@ -103,6 +103,7 @@ typedef struct SlotView
 typedef struct SlotStatus
 {
 	bool needs_recovery;
+	bool searches_now;	  /* by whoever claims; else the search is put off */
 	uint64 next_deadline; /* mono; PG_UINT64_MAX: none */
 } SlotStatus;
 

@@ -188,11 +188,12 @@ idemq_sleepers_leave(Sleepers *sleepers)
 }
 
 /*
- * Signals up to max of the sleepers of one word; returns how many.  Each of them once: who sets
- * its bit from here on sees what we tell of, and would keep us here as long as it finds nothing.
+ * Signals up to max of the sleepers of one word; of one database, unless that is InvalidOid.
+ * Returns how many.  Each of them once: who sets its bit from here on sees what we tell of, and
+ * would keep us here as long as it finds nothing.
  */
 static int
-wake_word(Sleepers *sleepers, int word, int max)
+wake_word(Sleepers *sleepers, int word, Oid database, int max)
 {
 	int woken = 0;
 	uint64 bits = pg_atomic_read_u64(&sleepers->bits[word]);
@@ -201,19 +202,21 @@ wake_word(Sleepers *sleepers, int word, int max)
 	{
 		int n = pg_rightmost_one_pos64(bits);
 		uint64 bit = UINT64CONST(1) << n;
+		PGPROC *proc = GetPGProcByNumber(word * BITS + n);
 
+		if (OidIsValid(database) && proc->databaseId != database)
+			continue;
 		if ((pg_atomic_fetch_and_u64(&sleepers->bits[word], ~bit) & bit) == 0)
 			continue; /* another waker's signal, or it left */
 		pg_atomic_fetch_sub_u32(&sleepers->count, 1);
-		SetLatch(&GetPGProcByNumber(word * BITS + n)->procLatch);
+		SetLatch(&proc->procLatch);
 		woken++;
 	}
 	return woken;
 }
 
-/* Signals up to max sleepers; returns how many. */
-int
-idemq_sleepers_wake(Sleepers *sleepers, int max)
+static int
+wake(Sleepers *sleepers, Oid database, int max)
 {
 	int words = word_count();
 	int first;
@@ -223,8 +226,15 @@ idemq_sleepers_wake(Sleepers *sleepers, int max)
 		return 0;
 	first = (int) (pg_atomic_fetch_add_u32(&sleepers->turn, 1) % (uint32) words);
 	for (int i = 0; i < words && woken < max; i++)
-		woken += wake_word(sleepers, (first + i) % words, max - woken);
+		woken += wake_word(sleepers, (first + i) % words, database, max - woken);
 	return woken;
+}
+
+/* Signals up to max sleepers; returns how many. */
+int
+idemq_sleepers_wake(Sleepers *sleepers, int max)
+{
+	return wake(sleepers, InvalidOid, max);
 }
 
 /* Lowers one of a slot's times, and has the worker awake by then. */
@@ -341,12 +351,19 @@ idemq_wake_again(QueueSlot *slot)
 		note_signal(slot);
 }
 
-/* Wakes all sleepers for results: what they wait for may be gone. */
+/* Wakes all sleepers of a database for results; of the others, which share the sets, nobody. */
+static void
+wake_for_results(Oid database)
+{
+	for (int i = 0; i < RESULT_SETS; i++)
+		(void) wake(set_at(idemq_max_queues + 1 + i), database, PG_INT32_MAX);
+}
+
+/* Wakes all sleepers of this database for results: what they wait for may be gone. */
 void
 idemq_wake_for_results(void)
 {
-	for (int i = 0; i < RESULT_SETS; i++)
-		(void) idemq_sleepers_wake(set_at(idemq_max_queues + 1 + i), PG_INT32_MAX);
+	wake_for_results(MyDatabaseId);
 }
 
 /* Wakes all sleepers of a dropped queue, or for a result of its jobs. */
@@ -377,8 +394,8 @@ void
 idemq_wake_database(Oid database, bool ready)
 {
 	idemq_for_each_slot(database, wake_slot, &ready);
-	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(NULL), PG_INT32_MAX);
-	idemq_wake_for_results();
+	(void) wake(idemq_sleepers_of_queue(NULL), database, PG_INT32_MAX);
+	wake_for_results(database);
 }
 
 /* Notes a claim: it answers the signals so far. */

@@ -100,9 +100,10 @@ static void
 forget_database(void)
 {
 	idemq_version_move(0);
-	idemq_wake_database(MyDatabaseId, false);
 	idemq_lease_forget_database(MyDatabaseId);
 	idemq_slots_forget_database(MyDatabaseId);
+	/* After that: who looked before it sleeps where nobody wakes it any more. */
+	idemq_wake_database(MyDatabaseId, false);
 	idemq_worker_recheck(MyDatabaseId);
 }
 

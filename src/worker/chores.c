@@ -5,8 +5,8 @@
  *		promote		gives FIFO groups their heads
  *		reap		takes back expired leases and those of sessions that ended
  *		recover		gives jobs in flight their entries back, after a start
- *		due			wakes the sleepers of what came due by time alone; ends pauses
- *		remind		signals again where no claim followed a signal
+ *		due			wakes the sleepers of what came due by time alone; ends pauses (worker/waking.c)
+ *		remind		signals again where no claim followed a signal (worker/waking.c)
  *		expire		cancels jobs that were not claimed in time (worker/expire.c), in steps
  *		handle		starts processes for the queue's handler (worker/handle.c)
  *		tick		enqueues the ticks of schedules (schedule/worker_tick.c)
@@ -34,12 +34,11 @@
 #include "worker/notify.h"
 #include "worker/retention.h"
 #include "worker/turns.h"
+#include "worker/waking.h"
 #include "worker/worker_log.h"
 #include "schedule/worker_tick.h"
 #include "job/follow.h"
-#include "job/pausing.h"
 #include "job/promote.h"
-#include "job/ready_scan.h"
 #include "job/reap.h"
 #include "job/recover.h"
 #include "queue/following.h"
@@ -50,7 +49,6 @@
 #include "shared/group_table.h"
 #include "shared/promote_round.h"
 #include "shared/slots.h"
-#include "shared/wake.h"
 #include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/compat.h"
@@ -61,12 +59,6 @@
 #define RECOVER_STEP 20000
 /* Groups that one step of promotion gives a head. */
 #define PROMOTE_STEP 256
-/* Two wake-ups by time alone of one queue are that far apart. */
-#define DUE_INTERVAL INT64CONST(1000)
-/* The row of a queue whose pause is over, and that is locked, is tried again after that. */
-#define PAUSE_RETRY USECS_PER_SEC
-/* Sleepers are signalled again when there was no claim for that long. */
-#define REMIND_AFTER INT64CONST(100000)
 /* A count that was not completed is tried again after that. */
 #define COUNT_PAUSE (10 * USECS_PER_SEC)
 /* News of a queue that is being created are tried again after that, with those of all others. */
@@ -100,49 +92,6 @@ static void
 promote(const QueueInfo *queue)
 {
 	idemq_promote_batch(queue, PROMOTE_STEP);
-}
-
-/*
- * Wakes a sleeper if something has come due, and notes when the next does; ends a pause whose
- * time has come, or notes when it comes.
- */
-static void
-due(const QueueInfo *given)
-{
-	QueueInfo latest;
-	const QueueInfo *queue = &latest;
-	TimestampTz next;
-	bool held; /* not used: sleepers check for themselves */
-
-	/* Before the scan: what is enqueued from here on notes itself, and what is paused. */
-	pg_atomic_write_u64(&given->slot->next_due, PG_UINT64_MAX);
-	pg_memory_barrier();
-	if (!idemq_queue_by_id(given->id, &latest) || latest.slot == NULL)
-		return;
-	if (idemq_ready_check(queue, &next, &held) && !idemq_queue_is_paused(queue))
-		idemq_wake_ready(queue->slot, queue->id, 1, DT_NOEND);
-	if (idemq_queue_is_paused(queue))
-		idemq_wake_due_at(queue->slot, queue->paused_until);
-	else if (queue->paused && !idemq_pause_end_if_over(queue))
-		idemq_wake_due_at(queue->slot, idemq_now() + PAUSE_RETRY);
-	/* A scan that found something did not go on to what is not due yet. */
-	if (next == DT_NOEND)
-		next = idemq_ready_next_due(queue);
-	if (next < DT_NOEND)
-		idemq_wake_due_at(queue->slot, Max(next, idemq_now() + DUE_INTERVAL));
-}
-
-/* Signals again if there is work: a signal was lost with the session that got it. */
-static void
-remind(const QueueInfo *queue)
-{
-	TimestampTz next;
-	bool held;
-
-	pg_atomic_write_u64(&queue->slot->unclaimed_at, 0);
-	if (idemq_sleepers_any(idemq_sleepers_of_queue(queue->slot)) && !idemq_queue_is_paused(queue) &&
-		idemq_ready_check(queue, &next, &held))
-		idemq_wake_again(queue->slot);
 }
 
 static void
@@ -191,24 +140,6 @@ static int64
 recover_due_at(const SlotView *view)
 {
 	return view->next_recovery;
-}
-
-/* next_due is a time of day. */
-static int64
-due_due_at(const SlotView *view)
-{
-	uint64 next_due = pg_atomic_read_u64(&view->slot->next_due);
-
-	return next_due > (uint64) DT_NOEND - 1 ? PG_INT64_MAX
-											: idemq_mono_from_timestamp((TimestampTz) next_due);
-}
-
-static int64
-remind_due_at(const SlotView *view)
-{
-	int64 unclaimed = (int64) pg_atomic_read_u64(&view->slot->unclaimed_at);
-
-	return unclaimed > 0 ? unclaimed + REMIND_AFTER : PG_INT64_MAX;
 }
 
 /*
@@ -272,10 +203,10 @@ static const Chore chores[] = {
 	 .ended = promote_ended},
 	{CHORE_REAP, reap_due_at, .run = idemq_reap_expired},
 	{CHORE_RECOVER, recover_due_at, .run = recover},
-	{CHORE_DUE, due_due_at, .run = due},
-	{CHORE_REMIND, remind_due_at, .run = remind},
+	{CHORE_DUE, idemq_due_due_at, .run = idemq_due, .ended = idemq_due_ended},
+	{CHORE_REMIND, idemq_remind_due_at, .run = idemq_remind, .ended = idemq_remind_ended},
 	{CHORE_EXPIRE, idemq_expire_due_at, .run = idemq_expire_some, .ended = idemq_expire_ended},
-	{CHORE_HANDLE, idemq_handle_due_at, .run = idemq_handle},
+	{CHORE_HANDLE, idemq_handle_due_at, .run = idemq_handle, .ended = idemq_handle_ended},
 	/* QUEUE_CHORES */
 	{CHORE_TICK, idemq_tick_due_at, .run_for_all = idemq_tick_some},
 	{CHORE_NOTIFY, notify_due_at, .run_for_all = idemq_notify_send, .begin = notify_begins,

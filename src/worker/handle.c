@@ -155,3 +155,11 @@ idemq_handle(const QueueInfo *queue)
 	if (again < PG_INT64_MAX)
 		idemq_handler_look_at(queue->slot, again);
 }
+
+/* Has it looked at again when that has come to nothing: nobody else knows the time any more. */
+void
+idemq_handle_ended(const SlotView *view, bool done)
+{
+	if (!done)
+		idemq_handler_look_at(view->slot, 0);
+}

@@ -9,5 +9,6 @@
 
 extern int64 idemq_handle_due_at(const SlotView *view);
 extern void idemq_handle(const QueueInfo *queue);
+extern void idemq_handle_ended(const SlotView *view, bool done);
 
 #endif

@@ -235,5 +235,19 @@ sql($node, 'SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE ' . asl
 is($last->(), '', 'random: they say nothing but that they were ended');
 is_soon($node, 'SELECT count(*) FROM idemq.check()', 0, 'random: the audit');
 
+# Who waits for a result sleeps in a set that all databases share; what changes in one wakes nobody of another.
+sql($node, 'CREATE DATABASE other');
+sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q')", 'other');
+my $id = sql($node, "SELECT id FROM idemq.enqueue('q', '1', delay => '1 h')", 'other');
+my $looks = "SELECT xact_commit FROM pg_stat_database WHERE datname = 'other'";
+my @waiting = map { sleeper($node, "CALL idemq.wait_result($id, '10 min', NULL, NULL)", session($node, 'other')) } 1 .. 5;
+my $before = sql($node, $looks);
+sql($node, "SELECT idemq.alter_queue('q', max_attempts => $_)") foreach 1 .. 60;
+sql($node, "SELECT idemq.cancel($id)", 'other');
+is(join(' ', map { answer($_) } @waiting), join(' ', ('cancelled|') x 5), 'they have the result');
+$_->{session}->quit foreach @waiting;
+wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = 'other' AND backend_type = 'client backend'");
+cmp_ok(sql($node, $looks) - $before, '<', 150, 'and have not looked at each change in another database');
+
 $node->stop;
 done_testing();
