@@ -309,7 +309,7 @@ sub idles
 
 	until_true("$it->{name}: idle clients are closed",
 		sub { slurp_file("$it->{pooler}[0]/log") =~ m{ \Q$it->{db}\E/\S+ closing because: client_idle_timeout} });
-	$it->wait_for("SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle' AND pid <> pg_backend_pid()");
+	$it->wait_for("SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' AND state = 'idle'");
 	return;
 }
 
