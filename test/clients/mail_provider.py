@@ -1,10 +1,13 @@
 #!/usr/bin/python3
 """mail_provider.py [keyless]: a provider of e-mail, for test/t/lib/ThreePrograms.pm.  Prints its port.
 
-POST /mails sends one; the same Idempotency-Key again is the same mail, or, keyless, another one.  The
-first request for a recipient that begins with "bad" is answered by a proxy: 502, in HTML, and nothing is
-sent; for one that begins with "late" the mail is sent, and the answer comes after 4 s; for "stall" it is
-sent, and no request is answered before GET /go/RECIPIENT has been asked.
+POST /mails sends one; the same Idempotency-Key again is the same mail, or, keyless, another one.  How it
+does that is the first word of the recipient, up to a dot:
+    well   sent, and answered
+    bad    first a proxy answers 502, in HTML, and nothing is sent; worse: three times
+    lost   sent, but the first answer is such a 502
+    late   sent, but the first answer takes 4 s
+    stall  sent, but no answer comes before GET /go/RECIPIENT
 GET /mails: the recipients of all that was sent; /mails/KEY: what was sent under the key, or 404;
 /requests: the recipients of all requests; /calls: those whose clients wait for /go.
 """
@@ -53,14 +56,15 @@ class Handler(BaseHTTPRequestHandler):
             return  # it has given up on a call that now does not arrive any more
         with lock:
             how = to.split(".")[0]
-            first = to not in requests
             requests.append(to)
-            if not (first and how == "bad") and (keyless or [key, to] not in sent):
+            nth = requests.count(to)
+            refused = nth <= {"bad": 1, "worse": 3}.get(how, 0)
+            if not refused and (keyless or key not in [of for of, _ in sent]):
                 sent.append([key, to])
-        if first and how == "bad":
+        if refused or (nth == 1 and how == "lost"):
             self.send_error(502)
             return
-        if first and how == "late":
+        if nth == 1 and how == "late":
             threading.Event().wait(4)
         if how == "stall":
             self.stall(to)

@@ -237,7 +237,12 @@ sub settled
 	is_now($it, 'SELECT count(*) FROM idemq.jobs WHERE status <> \'completed\'', 0, "$what: every job has succeeded");
 	is_now($it, q[SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('events')], $it->{events}, "$what: webhook: each event is one job");
 	is_now($it, 'SELECT balance FROM accounts', $it->{sum}, "$what: webhook: each is booked once");
-	is(join(' ', sort($it->mine('mails'))), join(' ', sort @{ $it->{sent} }), "$it->{name}: $what: mailer: each mail is sent once") if $it->{mails};
+	if ($it->{mails})
+	{
+		is(join(' ', sort($it->mine('mails'))), join(' ', sort @{ $it->{sent} }), "$it->{name}: $what: mailer: each mail is sent once");
+		is_now($it, q[SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('mail') AND result->'sent' IS DISTINCT FROM payload->'to'], 0,
+			"$what: mailer: the provider's answer is the result");
+	}
 	# The other ticks are real ones of the schedule: one, or two when it is three o'clock meanwhile.
 	is_now($it, "SELECT count(*) - count(DISTINCT tick), min(total), max(total), array_agg(tick ORDER BY tick) \@> '{$ticks}' FROM reports",
 		'0|50.00|50.00|t', "$what: report: each night has one");
@@ -322,7 +327,7 @@ sub survives
 	{
 		$it->start;
 		$it->event foreach 1 .. 3;
-		$it->mail($_) foreach qw(well bad late bad late);
+		$it->mail($_) foreach qw(well bad worse lost late late);
 		$it->night;
 		$it->schedule;
 	}
@@ -333,7 +338,7 @@ sub survives
 		$it->settled('work');
 		$asked{$_}++ foreach $it->mine('requests');
 		# Who can ask what has become of a mail need not send it again.
-		is(join(' ', grep { $asked{$_} < 2 && ($it->{asks} ? /^bad/ : /^(bad|late)/) } sort keys %asked), '',
+		is(join(' ', grep { $asked{$_} < 2 && ($it->{asks} ? /^(bad|worse)/ : /^(bad|worse|lost|late)/) } sort keys %asked), '',
 			"$it->{name}: mailer: it goes on after 502 and late answers") if $it->{mails};
 	}
 	my @pooled = grep { $_->{pooler} } @forms;
