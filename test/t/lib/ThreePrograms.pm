@@ -56,7 +56,7 @@ sub ask
 }
 
 # Of a list of recipients, those of this form.
-sub mine { my ($it, $path) = @_; return grep { /\.\Q$it->{db}\E\./ } @{ $it->ask($path) } }
+sub mine { my ($it, $path) = @_; return $it->{mails} ? grep { /\.\Q$it->{db}\E\./ } @{ $it->ask($path) } : () }
 
 sub until_true
 {
