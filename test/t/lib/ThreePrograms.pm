@@ -39,7 +39,7 @@ sub provider
 	my (@options) = @_;
 	my $said = "$PostgreSQL::Test::Utils::tmp_check/provider." . ++$files;
 	my $run = IPC::Run::start([ '/usr/bin/python3', "$ENV{IDEMQ_SOURCE}/test/clients/mail_provider.py", @options ],
-		'<', \undef, '>', $said, '2>', "$said.err", IPC::Run::timeout(500));
+		'<', \undef, '>', $said, '2>', "$said.err", IPC::Run::timeout(400));
 
 	until_true('the provider starts', sub { -s $said && slurp_file($said) =~ /\n/ });
 	return { run => $run, url => 'http://127.0.0.1:' . (slurp_file($said) =~ s/\s//gr) };
@@ -127,7 +127,7 @@ sub start
 			$it->{url} = "http://127.0.0.1:$env{PORT}/";
 		}
 		local @ENV{ keys %env } = values %env;
-		my $run = IPC::Run::start($command, '<', \undef, '>', $said, '2>&1', IPC::Run::timeout(500));
+		my $run = IPC::Run::start($command, '<', \undef, '>', $said, '2>&1', IPC::Run::timeout(400));
 		push @{ $it->{running} }, { program => $program, run => $run, said => $said };
 	}
 	return;
@@ -273,7 +273,8 @@ sub let_go
 
 	if (my $lock = $in_hand->{lock})
 	{
-		$lock->query_safe('COMMIT');
+		# Nobody waits for a standby in this.
+		$lock->query_safe('ROLLBACK');
 		$lock->quit;
 	}
 	$it->ask("go/$_") foreach @{ $in_hand->{stalls} };
@@ -371,11 +372,30 @@ sub ends
 	return;
 }
 
+# Commits that have come to the standby, whose answer waits for it: those of the booking, the report and the mail.
+sub in_the_air
+{
+	my ($it) = @_;
+
+	return 'SELECT count(*) = ' . ($it->{mails} ? 3 : 2) . q[ FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'SyncRep'
+		AND (backend_type = 'idemq handler' OR query ~* '^commit|finish_step|try_commit')];
+}
+
 # The synchronous standby of a server is promoted, which then is down: one program of each has a job in its hands, another
-# one sleeps.  Answers the new primary.
+# one sleeps.  Then the same with the new primary, when the job is committed there, and nobody has heard of it: what waits
+# for the standby is answered when it has applied it, which is paused until its promotion.  Answers the last primary.
 sub fails_over
 {
 	my ($node, @forms) = @_;
+
+	$node = fails_over_once($node, $_, @forms) foreach 'failover', 'failover in COMMIT';
+	$_->ends foreach @forms;
+	return $node;
+}
+
+sub fails_over_once
+{
+	my ($node, $what, @forms) = @_;
 	my $standby = PostgreSQL::Test::Cluster->new($node->name . '_standby');
 	my %in_hand;
 
@@ -383,7 +403,7 @@ sub fails_over
 	$standby->init_from_backup($node, 'base', has_streaming => 1);
 	$standby->start;
 	# What is acknowledged from now on is there afterwards.
-	$node->append_conf('postgresql.conf', q[synchronous_standby_names = '*']);
+	$node->append_conf('postgresql.conf', "synchronous_standby_names = '*'\nsynchronous_commit = remote_apply");
 	$node->reload;
 	wait_until($node, q[SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync']);
 	foreach my $it (@forms)
@@ -397,28 +417,29 @@ sub fails_over
 		my $sleepers = @{ $it->{running} } ? 4 : 0;
 
 		$in_hand{$it} = $it->in_hand;
-		# Of six queues' workers but those of webhook and report that have a job.
+		# Of six queues' workers those of webhook and report that have a job do not sleep.
 		$it->wait_for("SELECT count(*) >= $sleepers FROM pg_stat_activity WHERE datname = current_database() AND " . asleep());
+	}
+	if ($what =~ /COMMIT/)
+	{
+		sql($standby, 'SELECT pg_wal_replay_pause()');
+		wait_until($standby, 'SELECT pg_get_wal_replay_pause_state()', 'paused');
+		$_->let_go($in_hand{$_}) foreach @forms;
+		$_->wait_for(in_the_air($_)) foreach @forms;
 	}
 	$node->stop('immediate');
 	$standby->promote;
 	foreach my $it (@forms)
 	{
 		$it->{node} = $standby;
+		# With the server the lock has gone.
 		eval { (delete $in_hand{$it}{lock})->quit };
 		$it->let_go($in_hand{$it});
 	}
-	$_->settled('failover') foreach @forms;
+	$_->settled($what) foreach @forms;
 	# Who had the job and who slept: both go on.  (A mailer has four calls at most.)
-	foreach my $it (@forms)
-	{
-		$it->let_go($it->in_hand(2, 5));
-	}
-	foreach my $it (@forms)
-	{
-		$it->settled('after the failover');
-		$it->ends;
-	}
+	$_->let_go($_->in_hand(2, 5)) foreach @forms;
+	$_->settled("after the $what") foreach @forms;
 	return $standby;
 }
 
