@@ -66,7 +66,9 @@ CREATE FUNCTION cluster.make_call(
 	name text, args text, returns text, columns text, remote text, route text, repeatable text, guard text)
 	RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $make$
 DECLARE
-	call text := format('cluster.at_%s(at_shard%s)', name,
+	is_of_one boolean := route <> 'all';
+	-- The shard itself says whether it is the one that the map means, before anything happens.
+	call text := format('cluster.at_%s(at_shard%s%s)', name, CASE WHEN is_of_one THEN ', cluster.shard_count()' END,
 		(SELECT string_agg(', $' || i, '' ORDER BY i) FROM generate_series(1, cardinality(string_to_array(args, ','))) i));
 	-- Of one shard: as it says; a row a shard otherwise.
 	body text := CASE
@@ -82,12 +84,13 @@ DECLARE
 		more text;
 		hint text;';
 BEGIN
-	EXECUTE format('CREATE FUNCTION cluster.at_%s(at_shard int%s) RETURNS %s LANGUAGE plproxy AS %L', name,
-		', ' || nullif(args, ''), columns,
-		format('CLUSTER ''idemq_cluster''; RUN ON at_shard; SELECT %s;', remote));
+	EXECUTE format('CREATE FUNCTION cluster.at_%s(at_shard int%s%s) RETURNS %s LANGUAGE plproxy AS %L', name,
+		CASE WHEN is_of_one THEN ', of_shards int' END, ', ' || nullif(args, ''), columns,
+		format('CLUSTER ''idemq_cluster''; RUN ON at_shard; SELECT %s%s;', remote,
+			CASE WHEN is_of_one THEN ' WHERE (SELECT idemq.assert_shard(at_shard, of_shards))' END));
 	EXECUTE format('COMMENT ON FUNCTION cluster.at_%s IS %L', name,
 		format('part of cluster.%s: the call on one shard', name));
-	IF route <> 'all' THEN
+	IF is_of_one THEN
 		EXECUTE format('CREATE FUNCTION cluster.%s(%s) RETURNS %s LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS %L',
 			name, args, returns, format('
 	#variable_conflict use_column

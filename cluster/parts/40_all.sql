@@ -66,8 +66,11 @@ SELECT cluster.make_call('errors', '',
 		e(queue, sqlstate, pattern, fingerprint, jobs, dead, first_seen, last_seen, example_id)', 'all', 'true', '');
 COMMENT ON FUNCTION cluster.errors IS 'idemq.errors of every shard; pattern is its column error, fingerprint is the same on all';
 SELECT cluster.make_call('check', '', 'severity text, invariant text, detail text', 'TABLE (severity text, invariant text, detail text)',
-	'c.severity, c.invariant, c.detail FROM idemq.check() c', 'all', 'true', '');
-COMMENT ON FUNCTION cluster.check IS 'idemq.check of every shard; no row is good news';
+	$$c.severity, c.invariant, c.detail FROM (SELECT k.severity, k.invariant, k.detail FROM idemq.check() k
+		UNION ALL SELECT 'error', 'the map leads to its shards',
+			format('database %s is not shard %s: correct its address, or what leads there', current_database(), at_shard)
+			WHERE NOT EXISTS (SELECT FROM idemq.shard s WHERE s.shard = at_shard)) c$$, 'all', 'true', '');
+COMMENT ON FUNCTION cluster.check IS 'idemq.check of every shard, and whether each is the one that the map means; no row is good news';
 SELECT cluster.make_call('identities', '', 'is_shard int, of_shards int, database text, role text',
 	'TABLE (is_shard int, of_shards int, database text, role text)',
 	'i.is_shard, i.of_shards, i.database, i.role FROM (SELECT s.shard, s.shards, d.database::text, d.role::text
@@ -88,6 +91,7 @@ CREATE FUNCTION cluster.enqueue_many(
 #variable_conflict use_column
 DECLARE
 	n int := cardinality(payloads);
+	shards int := cluster.shard_count();
 	length int;
 	anywhere int;
 	batch record;
@@ -130,7 +134,7 @@ BEGIN
 			LOOP
 				BEGIN
 					RETURN QUERY SELECT batch.ords[m.ord], m.id, m.outcome, m.status, m.result, NULL::text
-						FROM cluster.at_enqueue_many(batch.place, $1, batch.payloads,
+						FROM cluster.at_enqueue_many(batch.place, shards, $1, batch.payloads,
 							CASE WHEN $3 IS NOT NULL THEN batch.keys END, CASE WHEN $4 IS NOT NULL THEN batch.run_ats END,
 							CASE WHEN $5 IS NOT NULL THEN batch.priorities END, CASE WHEN $6 IS NOT NULL THEN batch.group_keys END,
 							CASE WHEN $7 IS NOT NULL THEN batch.delays END, CASE WHEN $8 IS NOT NULL THEN batch.attempts END,
@@ -159,7 +163,7 @@ COMMENT ON FUNCTION cluster.enqueue_many
 	IS 'idemq.enqueue_many, a batch for each shard; jobs with neither key nor group go to one of them together; all or none on each shard, not over all: a row an element, ord counting from 1, and for those whose shard refused its batch, or is down, no id and column error; with keys the call can be repeated';
 
 CREATE FUNCTION cluster.at_enqueue_many(
-	at_shard int, queue text, payloads jsonb[], keys text[], run_ats timestamptz[], priorities int[], group_keys text[],
+	at_shard int, of_shards int, queue text, payloads jsonb[], keys text[], run_ats timestamptz[], priorities int[], group_keys text[],
 	delays interval[], max_attempts int[], headers jsonb[], expires_ins interval[], key_ttls interval[], on_duplicate text,
 	nowait boolean)
 	RETURNS TABLE (ord int, id bigint, outcome text, status text, result jsonb) LANGUAGE plproxy AS $$
@@ -167,7 +171,8 @@ CREATE FUNCTION cluster.at_enqueue_many(
 	RUN ON at_shard;
 	SELECT m.ord, m.id, m.outcome::text, m.status::text, m.result
 		FROM idemq.enqueue_many(queue, payloads, keys, run_ats, priorities, group_keys, delays, max_attempts, headers,
-			expires_ins, key_ttls, on_duplicate, nowait) m;
+			expires_ins, key_ttls, on_duplicate, nowait) m
+		WHERE (SELECT idemq.assert_shard(at_shard, of_shards));
 $$;
 COMMENT ON FUNCTION cluster.at_enqueue_many IS 'part of cluster.enqueue_many: the call on one shard';
 

@@ -33,6 +33,11 @@ CREATE FUNCTION idemq.set_shard(shard int, shards int) RETURNS boolean
 COMMENT ON FUNCTION idemq.set_shard(int, int)
 	IS 'make this database one shard of a cluster of many servers, for ever: the ids of its jobs tell the shard (idemq.shard_of) and stay below 2^53; shards: 1 to 64, a power of two; returns false when it is that shard already; raises 55000 when it is another, or when jobs have been made; the owner''s';
 
+CREATE FUNCTION idemq.assert_shard(shard int, shards int) RETURNS boolean
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_assert_shard';
+COMMENT ON FUNCTION idemq.assert_shard(int, int)
+	IS 'true when this database is that shard of so many; raises 55000 when it is another, or none: what a router asks in each call, so that a job never lands where its key is not looked for; for everybody';
+
 CREATE FUNCTION idemq.shard_of(id bigint) RETURNS int
 	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql
 	AS 'SELECT (shard_of.id OPERATOR(pg_catalog.>>) 47)::pg_catalog.int4';

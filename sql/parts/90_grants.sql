@@ -74,7 +74,7 @@ GRANT SELECT ON idemq.producers TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.enqueue_sequenced, idemq.forget_producer TO PUBLIC;
 -- Which shard this is; set_shard and retire are the owner's.
 GRANT SELECT ON idemq.shard TO PUBLIC;
-GRANT EXECUTE ON FUNCTION idemq.shard_of, idemq.result TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.assert_shard, idemq.shard_of, idemq.result TO PUBLIC;
 -- Parents and children; idemq.parents asks for itself.
 GRANT SELECT ON idemq.dependencies, idemq.children TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.parents, idemq.enqueue_graph TO PUBLIC;

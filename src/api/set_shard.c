@@ -1,7 +1,7 @@
 /*
  * api/set_shard.c
- *		SQL function set_shard: this database is one shard of many.  The work is in
- *		table/jobs_shard.c.
+ *		SQL functions set_shard, assert_shard: this database is one shard of many.  The
+ *		work is in table/jobs_shard.c.
  */
 #include "postgres.h"
 
@@ -11,6 +11,7 @@
 #include "base/args.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_set_shard);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_assert_shard);
 
 /* set_shard(shard, shards) -> whether it was not that before; 22004, 22023, 25006, 55000. */
 Datum
@@ -25,4 +26,15 @@ idemq_sql_v2_set_shard(PG_FUNCTION_ARGS)
 						errhint("Use 64, unless the cluster was made with another number: "
 								"cluster.settings of its router says.")));
 	PG_RETURN_BOOL(idemq_shard_set(shard, shards));
+}
+
+/* assert_shard(shard, shards) -> true; 22004, 22023, 55000. */
+Datum
+idemq_sql_v2_assert_shard(PG_FUNCTION_ARGS)
+{
+	int32 shards = idemq_arg_int(fcinfo, 1, "shards", 1, MAX_SHARDS);
+	int32 shard = idemq_arg_int(fcinfo, 0, "shard", 0, shards - 1);
+
+	idemq_shard_assert(shard, shards);
+	PG_RETURN_BOOL(true);
 }

@@ -1,7 +1,7 @@
 /*
  * table/jobs_shard.c
- *		Which ids are this database's, when it is one shard of many: set_shard, and the
- *		arithmetic of a shard's ids.
+ *		Which ids are this database's, when it is one shard of many: set_shard,
+ *		assert_shard, and the arithmetic of a shard's ids.
  *
  * A job's id tells its shard: it is (shard << 47) + a number, so that a router, a client or a
  * person finds the job by its id alone, and two shards never give the same one.  64 shards of
@@ -28,6 +28,8 @@
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
+#include "commands/dbcommands.h"
+#include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 
@@ -65,18 +67,28 @@ idemq_id_part_now(const IdPart *part)
 	return part->base + (part->shard < 0 ? now : now / SHARD_CLOCK_UNIT);
 }
 
+/* Reads which shard this database is; returns false when it is none. */
+static bool
+which_shard(int32 *shard, int32 *shards)
+{
+	bool isnull;
+
+	if (idemq_spi_query_latest(&read_shard, NULL, NULL) == 0)
+		return false;
+	*shard = DatumGetInt32(idemq_spi_value(0, 1, &isnull));
+	*shards = DatumGetInt32(idemq_spi_value(0, 2, &isnull));
+	return true;
+}
+
 /* Returns whether it is this shard already; raises 55000 when it is another. */
 static bool
 is_that_shard(int32 shard, int32 shards)
 {
-	bool isnull;
 	int32 is;
 	int32 of;
 
-	if (idemq_spi_query_latest(&read_shard, NULL, NULL) == 0)
+	if (!which_shard(&is, &of))
 		return false;
-	is = DatumGetInt32(idemq_spi_value(0, 1, &isnull));
-	of = DatumGetInt32(idemq_spi_value(0, 2, &isnull));
 	if (is == shard && of == shards)
 		return true;
 	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -138,4 +150,27 @@ idemq_shard_set(int32 shard, int32 shards)
 	}
 	idemq_spi_end(&scope);
 	return changed;
+}
+
+/* Raises 55000 when this database is not that shard. */
+void
+idemq_shard_assert(int32 shard, int32 shards)
+{
+	SqlScope scope;
+	int32 is;
+	int32 of;
+	bool some;
+
+	idemq_spi_begin(&scope);
+	some = which_shard(&is, &of);
+	idemq_spi_end(&scope);
+	if (!some || is != shard || of != shards)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("database \"%s\" is not shard %d of %d", get_database_name(MyDatabaseId),
+						shard, shards),
+				 some ? errdetail("It is shard %d of %d.", is, of) : errdetail("It is no shard."),
+				 errhint("Another database stands where the cluster's map has shard %d: correct "
+						 "its address, or what leads there (DNS, a pooler).",
+						 shard)));
 }

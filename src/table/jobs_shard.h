@@ -20,5 +20,6 @@ typedef struct IdPart
 extern void idemq_id_part_of(IdPart *part, int32 shard);
 extern int64 idemq_id_part_now(const IdPart *part);
 extern bool idemq_shard_set(int32 shard, int32 shards);
+extern void idemq_shard_assert(int32 shard, int32 shards);
 
 #endif

@@ -155,7 +155,7 @@ is_rt(as('app', 'SELECT DISTINCT role FROM cluster.identities()'), 'app', 'comes
 is_rt_state(as('app', $_), '42501', "and may not: $_") foreach 'SELECT cluster.set_shard_dsn(1, $$host=a$$)', 'SELECT cluster.init(8)', 'SELECT * FROM cluster.shards', 'SELECT cluster.grant_use($$stranger$$)', 'ALTER SERVER idemq_cluster OPTIONS (SET p0 $$host=a$$)';
 like(rt(as('app', q{SELECT DISTINCT substr(error, 1, 6) FROM cluster.pause('q')})), qr/^42501:$/, 'nor administer the queue');
 is_rt_state(as('viewer', q{SELECT cluster.enqueue('q', '1', key => 'x')}), '42501', 'a role without rights in the shards');
-is_rt_state(as('stranger', $_), '42501', "a stranger: $_") foreach q{SELECT cluster.enqueue('q', '1', key => 'x')}, q{SELECT cluster.at_enqueue(1, 'q', '1')}, 'SELECT cluster.metrics()', 'SELECT cluster.map()';
+is_rt_state(as('stranger', $_), '42501', "a stranger: $_") foreach q{SELECT cluster.enqueue('q', '1', key => 'x')}, q{SELECT cluster.at_enqueue(1, 8, 'q', '1')}, 'SELECT cluster.metrics()', 'SELECT cluster.map()';
 is_rt_state(as('unmapped', q{SELECT cluster.enqueue('q', '1', key => 'x')}), '42704', 'a role without a user mapping');
 is_rt(as('unmapped', 'SELECT count(*), count(error), count(queue) FROM cluster.metrics()'), '8|8|0', 'in all of them');
 rt('SELECT cluster.revoke_use($$unmapped$$)');

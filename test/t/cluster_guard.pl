@@ -48,6 +48,27 @@ rt("SET client_min_messages = error; SELECT cluster.set_shard_dsn(1, 'host=/none
 is_rt('SELECT count(error) FROM cluster.identities()', 1, 'a place that cannot be asked is taken, for a server that is down now');
 rt(set_place(1, 's1'));
 
+# Another database behind the address, which the map knows nothing of: the shard refuses each call.
+my ($of_0, $of_1) = map { rt("SELECT min(k) FROM (SELECT 'k' || i AS k FROM generate_series(1, 100) i) x WHERE cluster.shard_of_key(k, 2) = $_") } 0, 1;
+foreach my $stranger ('s0', 'other', 'blank')
+{
+	sql($node, "ALTER DATABASE s1 RENAME TO away; ALTER DATABASE $stranger RENAME TO s1");
+	is_rt_state("SELECT cluster.$_->[0]", '55000', "$stranger in the place of s1: $_->[1]")
+	  foreach [ "enqueue('q', '1', key => '$of_1')", 'enqueue' ], [ "acquire('q', '$of_1')", 'acquire' ],
+	  [ "cancel_by_key('q', '$of_1')", 'cancel_by_key' ], [ 'cancel((1::bigint << 47) + 1)', 'cancel' ], [ 'why((1::bigint << 47) + 1)', 'why' ];
+	# Planning asks for the queue, and raises IQ005 where there is none.
+	is_rt_state("SELECT cluster.job_by_key('q', '$of_1')", '55000', "$stranger in the place of s1: job_by_key") if $stranger eq 's0';
+	is_rt("SELECT left(error, 6), ord FROM cluster.enqueue_many('q', '{1,2}', keys => '{$of_1,$of_0}') WHERE error IS NOT NULL", '55000:|1',
+		"$stranger in the place of s1: enqueue_many") unless $stranger eq 's0';
+	is_rt(q{SELECT string_agg(DISTINCT detail, ',') FROM cluster.check() WHERE shard = 1 AND severity = 'error'},
+		'database s1 is not shard 1: correct its address, or what leads there', 'the audit says so') unless $stranger eq 'other';
+	is_sql($node, 'SELECT count(*) FROM idemq.jobs', 0, 'and it has no job of it', 's1');
+	sql($node, "ALTER DATABASE s1 RENAME TO $stranger; ALTER DATABASE away RENAME TO s1");
+}
+is_rt("SELECT outcome FROM cluster.enqueue('q', '1', key => '$of_1')", 'accepted', 'the right one takes it');
+is_rt("SELECT count(*) FROM cluster.check()", 0, 'and the audit has nothing to say');
+rt("SELECT cluster.cancel_by_key('q', k) FROM unnest('{$of_0,$of_1}'::text[]) k");
+
 # ---- NULL, and what is too much
 
 is_rt_state("SELECT cluster.$_->[0]", $_->[1], $_->[0])

@@ -189,7 +189,9 @@ my %scripts = (
 	work => "SELECT idemq.commit(id, token) FROM idemq.claim('m', 20);\n",
 	watch => "INSERT INTO twice SELECT group_key FROM idemq.jobs WHERE queue_id = idemq.queue_id('m') AND finished_at IS NULL AND status <> 'blocked'"
 	  . " GROUP BY group_key HAVING count(*) > 1;\n",
-	move => "UPDATE idemq.jobs SET ready_at = ready_at - interval '1 h' WHERE queue_id = idemq.queue_id('m') AND ready_at IS NOT NULL AND status = 'pending';\n\\sleep 50 ms\n");
+	# It waits for no row: it and who commits 20 jobs would wait for each other.
+	move => "UPDATE idemq.jobs SET ready_at = ready_at - interval '1 h' WHERE id IN (SELECT id FROM idemq.jobs WHERE queue_id = idemq.queue_id('m')"
+	  . " AND ready_at IS NOT NULL AND status = 'pending' FOR UPDATE SKIP LOCKED);\n\\sleep 50 ms\n");
 append_to_file("$dir/$_.m.sql", $scripts{$_}) foreach keys %scripts;
 my @runs = map {
 	my ($clients, @files) = @$_;
