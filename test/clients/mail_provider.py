@@ -7,7 +7,7 @@ does that is the first word of the recipient, up to a dot:
     bad    first a proxy answers 502, in HTML, and nothing is sent; worse: three times
     lost   sent, but the first answer is such a 502
     late   sent, but the first answer takes 4 s
-    stall  sent, but no answer comes before GET /go/RECIPIENT
+    stall  sent, but no answer comes before GET /go/RECIPIENT, also when it is asked for by its key
 GET /mails: the recipients of all that was sent; /mails/KEY: what was sent under the key, or 404;
 /requests: the recipients of all requests; /calls: those whose clients wait for /go.
 """
@@ -45,6 +45,8 @@ class Handler(BaseHTTPRequestHandler):
             under = [to for key, to in sent if which in ("", key)]
             answer = list({"requests": requests, "calls": calls}.get(what, under))
         if what == "mails" and which:
+            if answer and answer[0].startswith("stall"):
+                self.stall(answer[0])
             self.reply(*([{"sent": answer[0]}] if answer else ["nothing of that key", 404]))
         else:
             self.reply(answer)

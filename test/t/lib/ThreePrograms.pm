@@ -85,7 +85,7 @@ sub new
 		CREATE TABLE reports (tick text, total numeric);
 		CREATE TABLE sales AS SELECT 12.50 AS total FROM generate_series(1, 4);
 		CALL idemq.tick();
-		SELECT idemq.create_queue(q, retry_base => '10 ms', lease => '3 s', max_attempts => 1000) FROM unnest('{events,mail,reports}'::text[]) q],
+		SELECT idemq.create_queue(q, retry_base => '10 ms', retry_max => '100 ms', lease => '3 s', max_attempts => 1000) FROM unnest('{events,mail,reports}'::text[]) q],
 		$it->{db});
 	sql($node, q[SELECT idemq.schedule('nightly', '0 3 * * *', 'reports', '{}')], $it->{db}) if $it->{schedules};
 	return $it;
@@ -438,7 +438,7 @@ sub fails_over_once
 		$it->let_go($in_hand{$it});
 	}
 	$_->settled($what) foreach @forms;
-	# Who had the job and who slept: both go on.  (A mailer has four calls at most.)
+	# Who had the job and who slept: both go on.  (A mailer has four calls at a time, or questions of what has become of one.)
 	$_->let_go($_->in_hand(2, 5)) foreach @forms;
 	$_->settled("after the $what") foreach @forms;
 	return $standby;
