@@ -126,7 +126,7 @@ test('a handler that does not end in time is told, and left', async () => {
   assert.equal(await long.call(() => new Promise((resolve) => setTimeout(resolve, 20, 'fine'))), 'fine');
 });
 
-test('a cancel waits for the server to hang up', async () => {
+test('a cancel waits for the server to hang up', async (t) => {
   const seen = [];
   const server = net.createServer({ allowHalfOpen: true }, (socket) => {
     socket.on('end', () => seen.push('the client hangs up'));
@@ -138,10 +138,10 @@ test('a cancel waits for the server to hang up', async () => {
       }, 200);
     });
   });
+  t.after(() => server.close());
   await once(server.listen(0, '127.0.0.1'), 'listening');
   const session = new Session({ host: '127.0.0.1', port: server.address().port });
   Object.assign(session.client, { processID: 1, secretKey: 2 });
   await session.cancel();
   assert.deepEqual(seen.slice(0, 2), [16, 'the server hangs up']);
-  server.close();
 });
