@@ -373,13 +373,15 @@ sub ends
 	return;
 }
 
-# Commits that have come to the standby, whose answer waits for it: those of the booking, the report and the mail.
+# Commits that have come to the standby, whose answer waits for it: those of the booking, the report, and whatever the mail
+# has come to: its answer is stored, or its call has timed out meanwhile.
 sub in_the_air
 {
 	my ($it) = @_;
+	my $commit = q[(backend_type = 'idemq handler' OR query ~* '^commit')];
 
-	return 'SELECT count(*) = ' . ($it->{mails} ? 3 : 2) . q[ FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'SyncRep'
-		AND (backend_type = 'idemq handler' OR query ~* '^commit|finish_step|try_commit')];
+	return "SELECT count(*) FILTER (WHERE $commit) = 2 AND count(*) FILTER (WHERE NOT $commit AND query !~ 'heartbeat') >= $it->{mails}
+		FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'SyncRep'";
 }
 
 # The synchronous standby of a server is promoted, which then is down: one program of each has a job in its hands, another
