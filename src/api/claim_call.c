@@ -20,6 +20,7 @@
 #include "api/claim_call.h"
 #include "api/claim_row.h"
 #include "job/claim_one.h"
+#include "job/group_rate.h"
 #include "job/limits.h"
 #include "job/places.h"
 #include "job/promote.h"
@@ -27,6 +28,7 @@
 #include "job/recover.h"
 #include "job/transition.h"
 #include "table/jobs.h"
+#include "txn/pending_groups.h"
 #include "shared/lease_scan.h"
 #include "shared/promote_round.h"
 #include "shared/ready_cursor.h"
@@ -76,7 +78,10 @@ ends_round(const ClaimCall *call, int priority)
 		   priority > call->round_priority;
 }
 
-/* Has a job wait that its group may not start yet. */
+/*
+ * Has a job wait that its group may not start yet; that is looked at again, unless it is a moment:
+ * the start for which it waits may be given back.
+ */
 static Step
 put_off(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
 {
@@ -84,6 +89,9 @@ put_off(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
 		call->scan.stopped = true;
 	else if (idemq_job_put_off(table, job, &call->scan.queue, until) == JOB_WRITTEN)
 	{
+		if (until > idemq_now() + USECS_PER_SEC)
+			idemq_pending_groups_note(call->scan.queue.slot, call->scan.queue.id,
+									  job->row->tts_values[COL_GROUP_KEY], GROUP_KEEP_FLOOR);
 		call->parked++;
 		return STEP_PASS;
 	}

@@ -9,7 +9,8 @@
  * attempt failed, and the job is pending, it was retried; and the head of a group whose
  * run_at has passed was promoted: both became ready at once, at the time of that.
  *
- * What was to be waited for, from one of these times on, is waited for from now on.
+ * What was to be waited for, from one of these times on, is waited for from now on.  A job that waits
+ * for its group's rate is looked at again when its group is (job/group_rate.c): all are.
  */
 #include "postgres.h"
 
@@ -17,6 +18,8 @@
 #include "utils/timestamp.h"
 
 #include "table/jobs.h"
+#include "txn/pending.h"
+#include "queue/queues.h"
 #include "shared/worker_call.h"
 #include "base/clock.h"
 #include "base/spi.h"
@@ -38,11 +41,18 @@ static SqlStatement correct_jobs = {
 		"a.outcome, j.run_at, j.expires_at "
 		"FROM idemq.jobs j LEFT JOIN idemq.attempts a ON a.job_id = j.id AND a.token = j.token "
 		"WHERE greatest(j.created_at, j.claimed_at, j.finished_at, j.ready_at) > $1 "
+		/* Given back, and blocked since then: that time is in its run_at alone. */
+		"OR j.status = 'blocked' AND j.token > 0 AND j.run_at > $1 "
 		"FOR UPDATE OF j SKIP LOCKED), "
 		"corrected AS (SELECT id, least(created_at, $1) AS created_at, "
 		"CASE WHEN claimed_at > $1 THEN $1 ELSE claimed_at END AS claimed_at, deadline - claimed AS deadline, "
 		"CASE WHEN finished_at > $1 THEN $1 ELSE finished_at END AS finished_at, "
-		"CASE WHEN dead_at > $1 THEN $1 ELSE dead_at END AS dead_at, run_at - made AS run_at, "
+		"CASE WHEN dead_at > $1 THEN $1 ELSE dead_at END AS dead_at, "
+		"CASE WHEN token > 0 AND (status = 'blocked' OR run_at > claimed_at) "
+		"THEN run_at - greatest(made, claimed, ended) "
+		"ELSE run_at - made END AS run_at, "
+		/* Given back, in a group of several at once: it is the same time. */
+		"token > 0 AND status IN ('pending', 'failed') AND run_at = ready_at AS is_one, "
 		"expires_at - made AS expires_at, "
 		"CASE WHEN ready_at IS NULL OR ready_at <= $1 THEN ready_at "
 		"WHEN status = 'processing' THEN $1 "
@@ -54,9 +64,10 @@ static SqlStatement correct_jobs = {
 		"ELSE ready_at - made END AS ready_at FROM ahead), "
 		"changed AS (UPDATE idemq.jobs j SET created_at = c.created_at, "
 		"claimed_at = c.claimed_at, deadline = c.deadline, finished_at = c.finished_at, dead_at = c.dead_at, "
-		"run_at = c.run_at, expires_at = c.expires_at, ready_at = c.ready_at FROM corrected c "
-		"WHERE j.id = c.id AND (j.created_at, j.claimed_at, j.finished_at, j.ready_at) "
-		"IS DISTINCT FROM (c.created_at, c.claimed_at, c.finished_at, c.ready_at) RETURNING 1), "
+		"run_at = CASE WHEN c.is_one THEN c.ready_at ELSE c.run_at END, expires_at = c.expires_at, ready_at = c.ready_at FROM corrected c "
+		"WHERE j.id = c.id AND (j.created_at, j.claimed_at, j.finished_at, j.ready_at, j.run_at) "
+		"IS DISTINCT FROM (c.created_at, c.claimed_at, c.finished_at, c.ready_at, "
+		"CASE WHEN c.is_one THEN c.ready_at ELSE c.run_at END) RETURNING 1), "
 		"history AS (UPDATE idemq.attempts a SET claimed_at = CASE WHEN a.claimed_at > $1 THEN $1 ELSE a.claimed_at END, "
 		"ended_at = least(a.ended_at, $1) WHERE greatest(a.claimed_at, a.ended_at) > $1 "
 		"AND NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = a.job_id AND j.ready_at > $1 "
@@ -67,6 +78,22 @@ static SqlStatement correct_jobs = {
 		"SELECT count(*) FROM changed",
 	.nargs = 1,
 	.types = {TIMESTAMPTZOID}};
+
+/* Has those looked at again that wait for group_rate: what they were put off to may be ahead. */
+static void
+check_groups(void)
+{
+	int count;
+	int32 *ids = idemq_queue_ids(0, &count);
+
+	for (int i = 0; i < count; i++)
+	{
+		QueueInfo queue;
+
+		if (idemq_queue_by_id(ids[i], &queue) && queue.group_rate > 0)
+			idemq_pending_note_groups(queue.id);
+	}
+}
 
 /*
  * clock_corrected() -> number of jobs changed; 25006, 40001.  A job that another open
@@ -89,5 +116,6 @@ idemq_sql_v2_clock_corrected(PG_FUNCTION_ARGS)
 	(void) idemq_spi_run(&correct_jobs, &now, NULL, SPI_OK_SELECT);
 	changed = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
 	idemq_spi_end(&scope);
+	check_groups();
 	PG_RETURN_INT64(changed);
 }

@@ -4,25 +4,32 @@
  *
  * Which settings there are: queue/queue_settings.c.  The trigger of idemq.queues has
  * every session read the queue anew.  create_queue is the DBA's to grant; alter_queue requires
- * the queue's admin privilege.  In alter_queue NULL leaves a setting as it is; 0 takes a
+ * the queue's admin privilege.  A change of how many jobs of a group may run, or be started, has its
+ * groups checked after the commit, and one of group_running from 1, or to it, changes what the rows of
+ * waiting jobs say (follow_group_running).  In alter_queue NULL leaves a setting as it is; 0 takes a
  * limit away, and '' the dead queue.
  */
 #include "postgres.h"
 
+#include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 
 #include "api/grant_queue.h"
 #include "job/dead_queue.h"
+#include "job/places.h"
 #include "table/audit_log.h"
 #include "table/jobs.h"
 #include "txn/pending.h"
 #include "queue/queue_counts.h"
 #include "queue/queue_settings.h"
 #include "queue/queues.h"
+#include "shared/slots.h"
 #include "base/args.h"
+#include "base/clock.h"
 #include "base/oids.h"
+#include "base/spi.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_create_queue);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_alter_queue);
@@ -95,6 +102,7 @@ idemq_sql_v2_create_queue(PG_FUNCTION_ARGS)
 		idemq_grant_admin(id, creator);
 	if (idemq_queue_by_id(id, &queue))
 	{
+		idemq_slot_note_new(queue.slot, id);
 		idemq_settings_check_lease(&queue, queue.lease);
 		idemq_audit(&(AuditEntry){.action = "create_queue",
 								  .queue = &queue,
@@ -102,6 +110,47 @@ idemq_sql_v2_create_queue(PG_FUNCTION_ARGS)
 		warn_of_short_window(&queue);
 	}
 	PG_RETURN_INT32(id);
+}
+
+/*
+ * $1: queue, $2: now.  Of jobs in groups that wait for a time, so that their rows say by the rule of
+ * the new group_running what they said before: with places run_at is NULL of a job that has one, be
+ * it for later by group_rate, and without it is when that one was due (job/places.c,
+ * job/group_rate.c).  A head that failed, and waits for group_rate, is due, and gets its place as any
+ * retry.  Never waits for a row: whoever holds it acts by the group_running of before.
+ */
+#define CHANGE_WAITING(set, which)                                                                 \
+	"WITH held AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "                    \
+	"AND ready_at IS NOT NULL AND group_key <> '' AND status IN ('pending', 'failed') AND " which  \
+	" FOR NO KEY UPDATE SKIP LOCKED) "                                                             \
+	"UPDATE idemq.jobs j SET " set " FROM held WHERE j.id = held.id"
+static SqlStatement to_places =
+	{.text = CHANGE_WAITING(
+		 "ready_at = CASE WHEN status = 'failed' THEN least(ready_at, $2) ELSE ready_at END, "
+		 "run_at = CASE WHEN run_at IS NULL THEN ready_at WHEN status = 'failed' THEN $2 END",
+		 "(run_at IS NULL AND status = 'pending' AND ready_at > $2 OR run_at < ready_at "
+		 "AND (claimed_at IS NULL OR run_at > claimed_at))"),
+	 .nargs = 2,
+	 .types = {INT4OID, TIMESTAMPTZOID}};
+static SqlStatement to_heads =
+	{.text =
+		 CHANGE_WAITING("run_at = $2", "run_at IS NULL AND status = 'pending' AND ready_at > $2"),
+	 .nargs = 2,
+	 .types = {INT4OID, TIMESTAMPTZOID}};
+
+/* Follows a change of group_running from 1, or to it: *before and *after are the queue's settings. */
+static void
+follow_group_running(const QueueInfo *before, const QueueInfo *after)
+{
+	Datum args[] = {Int32GetDatum(after->id), TimestampTzGetDatum(idemq_now())};
+	SqlScope scope;
+
+	if (idemq_has_places(before) == idemq_has_places(after))
+		return;
+	idemq_spi_begin_on_jobs(&scope);
+	(void) idemq_spi_run(idemq_has_places(after) ? &to_places : &to_heads, args, NULL,
+						 SPI_OK_UPDATE);
+	idemq_spi_end(&scope);
 }
 
 /* Returns whether alter_queue is given a setting. */
@@ -116,6 +165,7 @@ Datum
 idemq_sql_v2_alter_queue(PG_FUNCTION_ARGS)
 {
 	QueueInfo queue;
+	QueueInfo former;
 	AuditEntry entry = {.action = "alter_queue", .queue = &queue};
 	Datum before;
 
@@ -127,8 +177,12 @@ idemq_sql_v2_alter_queue(PG_FUNCTION_ARGS)
 	if (before == (Datum) 0)
 		PG_RETURN_VOID(); /* dropped meanwhile */
 	idemq_settings_update(fcinfo, queue.name);
-	if (is_given(fcinfo, "group_running"))
-		idemq_pending_note_group_running(queue.id);
+	if (is_given(fcinfo, "group_running") || is_given(fcinfo, "group_rate") ||
+		is_given(fcinfo, "group_period"))
+		idemq_pending_note_groups(queue.id);
+	former = queue;
+	if (is_given(fcinfo, "group_running") && idemq_queue_by_id(queue.id, &queue))
+		follow_group_running(&former, &queue);
 	if ((is_given(fcinfo, "lease") || is_given(fcinfo, "max_lease")) &&
 		idemq_queue_by_id(queue.id, &queue))
 		idemq_settings_check_lease(&queue, queue.lease);

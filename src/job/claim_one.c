@@ -22,6 +22,7 @@
 #include "job/group_rate.h"
 #include "job/limits.h"
 #include "job/places.h"
+#include "job/promote.h"
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
@@ -183,6 +184,9 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	}
 	idemq_limit_undo_rate(queue);
 	idemq_group_rate_undo(queue, job, &taken.charge);
+	/* Who has put the job off for this start, which did not come about, may be who was faster. */
+	if (taken.charge.charged)
+		idemq_promote_later(queue, job->row->tts_values[COL_GROUP_KEY]);
 	if (write == JOB_CHANGED)
 	{
 		undo_changed(queue, job->id);
@@ -204,21 +208,4 @@ idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue)
 	EventArgs args = {.now = idemq_now()};
 
 	return idemq_transition(table, job, queue, EVENT_PARK, &args, JOB_SKIPS);
-}
-
-/*
- * Makes a fetched job wait that its group's rate lets nobody start before some time
- * (job/group_rate.c).  It keeps its place of its group.  Never waits for its row.
- */
-JobWrite
-idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz until)
-{
-	EventArgs args = {.now = idemq_now(),
-					  .ready_at = until,
-					  .priority = job->priority,
-					  .takes_place = !idemq_waits_for_place(job)};
-
-	return idemq_transition(table, job, queue,
-							job->status == JOB_FAILED ? EVENT_RESCHEDULE_FAILED : EVENT_RESCHEDULE,
-							&args, JOB_SKIPS);
 }

@@ -20,7 +20,5 @@ typedef enum TakeResult
 extern TakeResult idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue,
 								  JobEvent event, EventArgs *args, int64 lease, bool attach);
 extern JobWrite idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue);
-extern JobWrite idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue,
-								  TimestampTz until);
 
 #endif

@@ -21,9 +21,21 @@
  * ready_at becomes that time, and its place stays.  A head that waits to be retried is asked about
  * when it is due, not before.
  *
- * A restart, a failover or a take_over forgets all buckets.  What was started before is not known then:
- * a group's bucket counts as empty when this server became the primary, or took over.  A queue
- * that was created since has started nothing before; the buckets of its groups are full.
+ * Such a job may wait too long: group_rate was raised or taken away, a start was given back for
+ * which it was put off, the clock was corrected.  So a check of a group that has its next job looks
+ * at that one again, and it is due when the rate says now (idemq_group_rate_is_sooner).  alter_queue
+ * and clock_corrected have all groups of their queues checked; who puts a job off, and who gives a
+ * start back since its row was another's, that group: the later one of the two sees the other.
+ *
+ * What waits for the rate, and for nothing else, is told by its row.  In a group with places it has a
+ * place and a ready_at that is to come.  The head of any other has in run_at when it was due:
+ *		before its ready_at: a time that was asked for is the same, or NULL;
+ *		after its claimed_at, if it was claimed: of a time from before that nothing is left.
+ *
+ * A restart, a failover or a take_over forgets all buckets.  What was started before is not known then,
+ * nor what a queue did that was restored from a dump: a group's bucket counts as empty when this server
+ * became the primary, took over, or gave the queue its slot, whichever came last.  A queue
+ * that was created in this life of its slot has started nothing before; the buckets of its groups are full.
  *
  * Where there is no room for a bucket (idemq.max_buckets) nothing is started: the claim puts the job
  * off for a second.
@@ -35,13 +47,18 @@
 
 #include "job/group_rate.h"
 #include "job/places.h"
+#include "job/transition.h"
 #include "queue/following.h"
 #include "shared/full_tables.h"
+#include "shared/slots.h"
 #include "shared/worker_call.h"
 #include "base/clock.h"
 
 /* So long waits a group that has no room for its bucket. */
 #define NO_ROOM_DELAY USECS_PER_SEC
+
+/* Microseconds by which two readings of when a group may start its next job may differ. */
+#define CLOSE 1000
 
 /* The name of a group's bucket, and its length. */
 typedef struct BucketName
@@ -79,7 +96,10 @@ rate_of(const QueueInfo *queue)
 	return idemq_gcra_limit(queue->group_rate, queue->group_period);
 }
 
-/* Returns since when the starts of a queue's groups are known, on the monotonic clock; 0: all are. */
+/*
+ * Returns since when the starts of a queue's groups are known, in ns of the monotonic clock; 0: all
+ * are.  Its created_at says nothing of that: it comes with a dump, and from another server's clock.
+ */
 static int64
 known_since(const QueueInfo *queue)
 {
@@ -87,9 +107,10 @@ known_since(const QueueInfo *queue)
 	TimestampTz taken_over = idemq_taken_over_at();
 	int64 mono = 0;
 
-	if (queue->created_at < since)
-		mono = idemq_primary_since_mono();
-	if (queue->created_at < taken_over)
+	if (idemq_slot_known_since(queue->slot, queue->id, &mono) && mono == 0)
+		return 0;
+	mono = Max(mono, idemq_primary_since_mono());
+	if (taken_over > since)
 		mono = Max(mono, idemq_mono_from_timestamp(taken_over));
 	return mono * NSECS_PER_USEC;
 }
@@ -144,6 +165,44 @@ idemq_group_rate_undo(const QueueInfo *queue, const Job *job, const GroupCharge 
 	pfree(name.bytes);
 }
 
+/* Returns whether a fetched job has its turn in its group, and waits for group_rate alone. */
+static bool
+waits_for_rate(const Job *job, bool has_places)
+{
+	const TupleTableSlot *row = job->row;
+	TimestampTz due;
+
+	if (has_places)
+		return job->status == JOB_PENDING && row->tts_isnull[COL_RUN_AT];
+	if ((job->status != JOB_PENDING && job->status != JOB_FAILED) || row->tts_isnull[COL_RUN_AT])
+		return false;
+	due = DatumGetTimestampTz(row->tts_values[COL_RUN_AT]);
+	return due < job->ready_at && (row->tts_isnull[COL_CLAIMED_AT] ||
+								   due > DatumGetTimestampTz(row->tts_values[COL_CLAIMED_AT]));
+}
+
+/*
+ * Returns whether a fetched job waits for its group's rate for longer than it has to; then
+ * *until is how long.
+ */
+bool
+idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until)
+{
+	TimestampTz now = idemq_now();
+	bool has_room;
+	Datum name;
+
+	if (!job->is_ready || job->ready_at <= now + CLOSE || job->row->tts_isnull[COL_GROUP_KEY])
+		return false;
+	name = job->row->tts_values[COL_GROUP_KEY];
+	if (idemq_is_no_group(name) || !waits_for_rate(job, idemq_has_places(queue)))
+		return false;
+	*until = Max(idemq_group_rate_next(queue, name, &has_room), now);
+	if (!job->row->tts_isnull[COL_RUN_AT])
+		*until = Max(*until, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
+	return has_room && *until < job->ready_at - CLOSE;
+}
+
 /*
  * Returns when a group may start its next job, DT_NOBEGIN for now.  *has_room, unless NULL: whether
  * there is room for its bucket.
@@ -168,4 +227,23 @@ idemq_group_rate_next(const QueueInfo *queue, Datum name, bool *has_room)
 	if (has_room != NULL)
 		*has_room = room;
 	return charge.answer.allowed ? DT_NOBEGIN : time_of_next(&charge.answer);
+}
+
+/*
+ * Makes a fetched job wait that its group's rate lets nobody start before some time, or wait less
+ * long for it.  It keeps its place of its group.  Never waits for its row.
+ */
+JobWrite
+idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz until)
+{
+	TimestampTz now = idemq_now();
+	EventArgs args = {.now = now,
+					  .ready_at = until,
+					  .priority = job->priority,
+					  .takes_place = !idemq_waits_for_place(job),
+					  .due = Min(job->ready_at, now)};
+
+	return idemq_transition(table, job, queue,
+							job->status == JOB_FAILED ? EVENT_RESCHEDULE_FAILED : EVENT_RESCHEDULE,
+							&args, JOB_SKIPS);
 }

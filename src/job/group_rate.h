@@ -5,7 +5,7 @@
 #ifndef IDEMQ_JOB_GROUP_RATE_H
 #define IDEMQ_JOB_GROUP_RATE_H
 
-#include "table/jobs.h"
+#include "table/jobs_write.h"
 #include "queue/queue_settings.h"
 #include "shared/buckets.h"
 
@@ -20,6 +20,9 @@ typedef struct GroupCharge
 extern bool idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charge);
 extern void idemq_group_rate_undo(const QueueInfo *queue, const Job *job,
 								  const GroupCharge *charge);
+extern bool idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until);
 extern TimestampTz idemq_group_rate_next(const QueueInfo *queue, Datum name, bool *has_room);
+extern JobWrite idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue,
+								  TimestampTz until);
 
 #endif

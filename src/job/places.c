@@ -13,7 +13,8 @@
  *		blocked, finished				has none
  *
  * Nothing but a promotion gives a job a place: what sets a ready_at otherwise sets run_at
- * as well (job/transition.c).  A claim that meets such a job, when it is due, does not take
+ * as well (job/transition.c).  So it is when group_running becomes more than 1: heads that wait
+ * for a time of their own get a run_at then (api/create_queue.c).  A claim that meets such a job, when it is due, does not take
  * it: it makes it blocked (EVENT_PARK), and it waits for its turn as the others do, in
  * front of those that were enqueued later.
  *

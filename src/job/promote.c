@@ -49,6 +49,7 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "job/group_rate.h"
 #include "job/kin.h"
 #include "job/places.h"
 #include "job/promote.h"
@@ -256,6 +257,7 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 	Datum last = (Datum) 0;
 	Datum name = resumed ? datumCopy(PointerGetDatum(left_off.name), false, -1) : (Datum) 0;
 	int promoted = 0;
+	TimestampTz until;
 	Job job;
 
 	leave_off(0, (Datum) 0);
@@ -280,7 +282,8 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job.row->tts_values[COL_GROUP_KEY]));
 		if (last != (Datum) 0)
 			pfree(DatumGetPointer(last));
-		if (job.status == JOB_BLOCKED || idemq_group_has_places(queue, name))
+		if (job.status == JOB_BLOCKED || idemq_group_has_places(queue, name) ||
+			idemq_group_rate_is_sooner(queue, &job, &until))
 			promoted += promote_named(table, queue, name);
 	}
 	MemoryContextSwitchTo(old);

@@ -41,7 +41,13 @@ make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *a
 		args->ready_at = Max(args->now, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
 	args->takes_place = args->ready_at == args->now;
 	if (args->takes_place || !idemq_group_has_places(queue, name))
-		args->ready_at = Max(args->ready_at, idemq_group_rate_next(queue, name, NULL));
+	{
+		TimestampTz next = idemq_group_rate_next(queue, name, NULL);
+
+		if (next > args->ready_at)
+			args->due = args->ready_at;
+		args->ready_at = Max(args->ready_at, next);
+	}
 	return idemq_transition(table, job, queue, EVENT_PROMOTE, args, JOB_SKIPS);
 }
 
@@ -50,6 +56,28 @@ static Promotion
 promoted(const EventArgs *args)
 {
 	return args->ready_at > args->now ? PROMOTED_FOR_LATER : PROMOTED;
+}
+
+/*
+ * Looks again at the job of a group whose turn it is: should it wait for group_rate, and longer
+ * than it has to by now, it is due when the rate says now (job/group_rate.c).  HAS_HEAD: it stays.
+ */
+static Promotion
+hasten(JobsTable *table, const QueueInfo *queue, const Job *job)
+{
+	TimestampTz until;
+
+	if (!idemq_group_rate_is_sooner(queue, job, &until))
+		return HAS_HEAD;
+	switch (idemq_job_put_off(table, job, queue, until))
+	{
+		case JOB_WRITTEN:
+			return PROMOTED_FOR_LATER;
+		case JOB_LOCKED:
+			return HELD;
+		default:
+			return NOT_FOR_US;
+	}
 }
 
 /* Gives a group that this session owns a head, and sets *floor to what it is then. */
@@ -69,7 +97,7 @@ promote_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 		Job job;
 
 		if (idemq_jobs_group_head(table, queue->id, name, from.heads, &job))
-			return HAS_HEAD;
+			return hasten(table, queue, &job);
 		if (max_prepared_xacts > 0 &&
 			idemq_jobs_group_head_in_doubt(table, queue->id, name, from.heads))
 			return HELD;
@@ -129,7 +157,7 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	from.last = Max(from.last, idemq_pending_groups_last(key));
 	*floor = count_places(table, queue, name, &from, &places);
 	if (places.next != 0)
-		return HAS_HEAD;
+		return idemq_jobs_fetch(table, places.next, job) ? hasten(table, queue, job) : HAS_HEAD;
 	is_free = places.taken < idemq_group_places(queue, name);
 	if (is_free && max_prepared_xacts > 0 && !idemq_is_no_group(name) &&
 		idemq_places_in_doubt(table, queue, name, from.heads))

@@ -469,6 +469,8 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 		fill_change(&change, transition, job, &args);
 		if (transition->ready == READY_SET && idemq_is_of_places(queue, job))
 			idemq_place_follow(&change, job, queue, args.takes_place, args.ready_at);
+		else if (args.due != 0 && !job->row->tts_isnull[COL_GROUP_KEY])
+			job_set(&change, COL_RUN_AT, TimestampTzGetDatum(args.due)); /* job/group_rate.c */
 		write = idemq_jobs_update(table, job, &change, wait);
 	}
 	if (write != JOB_WRITTEN)

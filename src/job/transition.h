@@ -57,6 +57,7 @@ typedef struct EventArgs
 	int32 priority;		  /* reschedule */
 	bool new_run_at;	  /* reschedule: ready_at was asked for */
 	bool takes_place;	  /* promote, reschedule: has a place of its group until then, too */
+	TimestampTz due; /* the same, where ready_at is when group_rate says: it was due then; or 0 */
 	TimestampTz deadline; /* claim, extend */
 	int64 token;		  /* claim, commit_once: the new one */
 	text *worker;		  /* claim; NULL for none */

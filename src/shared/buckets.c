@@ -273,7 +273,11 @@ bounded(const BucketCharge *charge, const GcraLimit *limit, uint64 tat, int64 no
 	return Min(Max((int64) tat, least), now + limit->period);
 }
 
-/* Charges a bucket that is there, or asks it; false when it is not. */
+/*
+ * Charges a bucket that is there, or asks it; false when it is not.  One that is emptier than empty, since
+ * the period was shortened, is empty from now on, and fills: or it would be so at each call, until the
+ * former period is over.
+ */
 static bool
 charge_existing(BucketCharge *charge, const BucketKey *key, const GcraLimit *limit, bool asks)
 {
@@ -284,14 +288,20 @@ charge_existing(BucketCharge *charge, const BucketKey *key, const GcraLimit *lim
 	LWLockAcquire(lock, LW_SHARED);
 	bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_FIND, NULL);
 	charge->before = bucket == NULL ? 0 : pg_atomic_read_u64(&bucket->tat);
-	do
+	for (;;)
 	{
 		int64 now = now_ns();
+		int64 after;
 
 		charge->answer = idemq_gcra(limit, bounded(charge, limit, charge->before, now), now, 1);
-	} while (bucket != NULL && charge->answer.allowed && !asks &&
-			 !pg_atomic_compare_exchange_u64(&bucket->tat, &charge->before,
-											 (uint64) charge->answer.tat));
+		if (charge->answer.allowed && !asks)
+			after = charge->answer.tat;
+		else
+			after = Min((int64) charge->before, now + limit->period);
+		if (bucket == NULL || after == (int64) charge->before ||
+			pg_atomic_compare_exchange_u64(&bucket->tat, &charge->before, (uint64) after))
+			break;
+	}
 	LWLockRelease(lock);
 	return bucket != NULL;
 }

@@ -429,7 +429,7 @@ idemq_groups_unset_database(Oid database)
 	LWLockRelease(&shared->lock);
 }
 
-/* Has all groups of a queue checked, without floors: its group_running has changed. */
+/* Has all groups of a queue checked, without floors: its settings of groups have changed. */
 void
 idemq_groups_drop_floors(const QueueSlot *slot, int32 queue_id)
 {

@@ -84,6 +84,7 @@ slot_reset(QueueSlot *slot, SetWord set)
 	slot->ring.count = 0;
 	slot->next_verify = idemq_mono_now() + USECS_PER_SEC;
 	set(&slot->rate_tat, 0);
+	set(&slot->known_since, (uint64) idemq_mono_now());
 	set(&slot->next_fill, 0);
 	set(&slot->next_recovery, RECOVERY_NEVER);
 	set(&slot->next_deadline, 0);
@@ -326,6 +327,31 @@ idemq_slot_current(QueueSlot *slot, int32 queue_id)
 	if (is_slot_of(slot, MyDatabaseId, queue_id))
 		return slot;
 	return idemq_slot_find(MyDatabaseId, queue_id);
+}
+
+/*
+ * Notes that this transaction has just created the queue, and given it its slot: of what it does in
+ * this life of the slot, nothing was before.  A rollback takes the slot away.
+ */
+void
+idemq_slot_note_new(QueueSlot *slot, int32 queue_id)
+{
+	if (is_slot_of(slot, MyDatabaseId, queue_id))
+		pg_atomic_write_u64(&slot->known_since, 0);
+}
+
+/*
+ * Says since when, on the monotonic clock, memory knows all that a queue does: since it has its
+ * slot, or, of one that was created since, always: 0.  False for a queue without a slot.
+ */
+bool
+idemq_slot_known_since(QueueSlot *slot, int32 queue_id, int64 *since)
+{
+	slot = idemq_slot_current(slot, queue_id);
+	if (slot == NULL)
+		return false;
+	*since = (int64) pg_atomic_read_u64(&slot->known_since);
+	return true;
 }
 
 /* Takes the lock of the queue's slot, *slot or another; false, and none, without a slot. */

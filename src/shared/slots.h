@@ -83,7 +83,9 @@ typedef struct QueueSlot
 	pg_atomic_uint64 rate_tat;	  /* ns, mono: GCRA's, of rate_limit */
 	pg_atomic_uint32 refused_by;  /* bits of the limits that have refused a claim since */
 	pg_atomic_uint32 kin;		  /* for shared/kin.c; no lock */
-	bool uncounted;				  /* under lock: the queue may have entries that are not counted */
+	pg_atomic_uint64
+		known_since; /* mono: what its queue did is known since then; 0: all; no lock */
+	bool uncounted;	 /* under lock: the queue may have entries that are not counted */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
 		pg_atomic_uint64 next_fill; /* mono: no session reads on for the ring before; no lock */
 	ReadyRing ring;					/* the next entries of the ready index */
@@ -135,6 +137,8 @@ extern bool idemq_slot_view(int index, Oid database, SlotView *view);
 extern QueueSlot *idemq_slot_find(Oid database, int32 queue_id);
 extern int idemq_slot_index(const QueueSlot *slot);
 extern void idemq_slots_usage(int *used, int64 *refused);
+extern void idemq_slot_note_new(QueueSlot *slot, int32 queue_id);
+extern bool idemq_slot_known_since(QueueSlot *slot, int32 queue_id, int64 *since);
 extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);
 extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
 

@@ -221,9 +221,9 @@ idemq_pending_note_settings(int32 queue_id)
 		(void) note(ACTION_SETTINGS, NULL, queue_id);
 }
 
-/* Notes that group_running of a queue changes. */
+/* Notes that all groups of a queue are to be checked: how many of their jobs may run, or be started, changes. */
 void
-idemq_pending_note_group_running(int32 queue_id)
+idemq_pending_note_groups(int32 queue_id)
 {
 	(void) note(ACTION_GROUPS, NULL, queue_id);
 }

@@ -24,7 +24,7 @@ extern void idemq_pending_note_finished(QueueSlot *slot, int32 queue_id, int64 j
 extern void idemq_pending_note_kin(void);
 extern void idemq_pending_note_gone(void);
 extern void idemq_pending_note_settings(int32 queue_id);
-extern void idemq_pending_note_group_running(int32 queue_id);
+extern void idemq_pending_note_groups(int32 queue_id);
 extern void idemq_pending_note_switch(void);
 extern void idemq_pending_note_schedules(void);
 extern void idemq_pending_note_resume(int32 queue_id);

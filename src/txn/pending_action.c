@@ -106,9 +106,9 @@ forget_database(void)
 	idemq_worker_recheck(MyDatabaseId);
 }
 
-/* How many jobs of a group of that queue may run has changed. */
+/* How many jobs of a group of that queue may run, or be started, has changed. */
 static void
-follow_group_running(int32 queue_id)
+check_groups(int32 queue_id)
 {
 	idemq_groups_drop_floors(idemq_slot_find(MyDatabaseId, queue_id), queue_id);
 }
@@ -189,7 +189,7 @@ idemq_action_apply(const PendingAction *action)
 			follow_settings(action->queue_id);
 			break;
 		case ACTION_GROUPS:
-			follow_group_running(action->queue_id);
+			check_groups(action->queue_id);
 			break;
 		case ACTION_SWITCH:
 			switched();

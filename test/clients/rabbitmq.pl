@@ -177,9 +177,10 @@ $hold = hold_effects($node);
 pay_more(30);
 held($node, @consumers);
 $node->stop('immediate');
-broker_until('60 0', 'rabbitmq_state', 'payments');
+# Of the thirty before, who waited for the other of its kind may not have acknowledged it yet.
+my ($kept) = broker_until(qr/^(6\d) 0$/, 'rabbitmq_state', 'payments') =~ /^(\d+)/;
 pay_more(10);
-is(broker('rabbitmq_state', 'payments'), '80 0', 'the database is down: the broker keeps all messages, nobody consumes');
+is(broker('rabbitmq_state', 'payments'), $kept + 20 . ' 0', 'the database is down: the broker keeps all messages, nobody consumes');
 $node->start;
 all_paid('the database was down');
 eval { $hold->quit };

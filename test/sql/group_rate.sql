@@ -89,22 +89,31 @@ SELECT done('k3');
 SELECT (idemq.acquire('q', 'k4')).outcome, jobs('k'), waits('k4');
 SELECT * FROM idemq.check();
 
--- Another rate: from the next start on.  What waits keeps its time, until it is retried.
+-- Another rate, for what waits, too: jobs that were promoted for a time to come, or that a claim has put off, after
+-- an attempt or before.  A time that was asked for stays: of d1 in the enqueue, e1 by reschedule, g1 by release, h1 by fail.
+SELECT idemq.reschedule(id_of('f1'), now());
+SELECT count(idemq.enqueue('q', to_jsonb(name || 1), group_key => name, delay => CASE name WHEN 'd' THEN interval '1 day' ELSE '0' END)) FROM unnest('{d,e,g,h}'::text[]) name;
+SELECT idemq.reschedule(id_of('e1'), now() + '1 day');
+SELECT take(10), idemq.release(id, token, '1 day') FROM idemq.jobs WHERE payload = '"g1"';
+SELECT idemq.release(id, token, '1 day') FROM idemq.jobs WHERE payload = '"g1"';
+SELECT idemq.fail(id, token, 'no', retry_in => '1 day') FROM idemq.jobs WHERE payload = '"h1"';
+CREATE FUNCTION all_wait() RETURNS text LANGUAGE sql AS $$
+	SELECT string_agg(n || ' ' || waits(n), ', ') FROM unnest('{a4,f1,r1,o4,k4,d1,e1,g1,h1}'::text[]) n $$;
+SELECT take(10), all_wait();
 SELECT idemq.alter_queue('q', group_rate => 6);
-SELECT take(10), waits('o4');
-SELECT idemq.retry(id_of('o4'));
-SELECT take(10), waits('o4');
+SELECT take(10), all_wait();
 SELECT idemq.alter_queue('q', group_rate => 1, group_period => '3 h');
+SELECT take(10), all_wait();
+-- Lower: a job that is due sooner is put off when it is.
 SELECT idemq.retry(id_of('o4'));
 SELECT take(10), waits('o4');
 -- No emptier than empty.
 SELECT idemq.alter_queue('q', group_period => '6 min');
-SELECT idemq.retry(id_of('o4'));
-SELECT take(10), waits('o4');
+SELECT take(10), all_wait();
 SELECT idemq.alter_queue('q', group_rate => 0);
 SELECT group_rate, group_period FROM idemq.queues WHERE name = 'q';
-SELECT idemq.retry(id_of('o4'));
-SELECT take(10), done('o4');
+SELECT take(10), all_wait();
+SELECT done('o4');
 SELECT take(10), done('o5');
 SELECT * FROM idemq.check();
 
@@ -133,10 +142,6 @@ SELECT take(10, 'p'), jobs('y'), waits('y1');
 -- With another group_running, and another rate, the one that waits still counts.
 SELECT idemq.alter_queue('p', group_running => 2, group_rate => 0);
 SELECT take(10, 'p'), jobs('x'), jobs('y');
-SELECT idemq.retry(id_of('x4'));
-SELECT take(10, 'p'), jobs('x');
-SELECT idemq.retry(id_of('y1'));
-SELECT take(10, 'p'), jobs('y');
 SELECT * FROM idemq.check();
 SELECT done('x4'), done('x5');
 SELECT take(10, 'p'), done('x6'), done('y1'), done('y2');
@@ -157,9 +162,28 @@ SELECT idemq.alter_queue('z', group_rate => 0);
 SELECT done('z1');
 SELECT take(10, 'z'), jobs('z');
 SELECT * FROM idemq.check();
--- The rest of them, once it is retried.
-SELECT idemq.retry(id_of('z2'));
-SELECT take(10, 'z'), jobs('z');
+
+-- group_running to and fro, while jobs wait: for the rate, and for their own time, which stays.  With places the
+-- latter is in nobody's way.
+SELECT idemq.create_queue('v', group_rate => 1, group_period => '1 h', retry_base => '1 ms') IS NOT NULL AS created;
+SELECT add('i', 1, 3, 'v'), add('j', 1, 3, 'v'), add('l', 1, 3, 'v');
+SELECT take(10, 'v');
+SELECT done('i1'), idemq.release(id, token, '1 day') FROM idemq.jobs WHERE payload = '"j1"';
+SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.jobs WHERE payload = '"l1"';
+CREATE FUNCTION all_v() RETURNS text LANGUAGE sql AS $$
+	SELECT string_agg(n || ' ' || status || ' ' || coalesce(waits(n), ''), ', ' ORDER BY n) FROM unnest('{i2,i3,j1,j2,l1,l2}'::text[]) n JOIN idemq.jobs ON payload = to_jsonb(n) $$;
+SELECT take(10, 'v'), all_v();
+SELECT idemq.alter_queue('v', group_running => 2);
+SELECT take(10, 'v'), all_v();
+SELECT idemq.alter_queue('v', group_running => 1);
+SELECT take(10, 'v'), all_v();
+SELECT idemq.alter_queue('v', group_running => 3, group_rate => 2);
+SELECT take(10, 'v'), all_v();
+SELECT * FROM idemq.check();
+SELECT idemq.alter_queue('v', group_running => 1);
+SELECT idemq.alter_queue('v', group_rate => 0);
+SELECT take(10, 'v'), all_v();
+SELECT * FROM idemq.check();
 
 -- A transaction counts the places that it has given itself for a time that is to come.
 SELECT idemq.create_queue('own', group_running => 3, group_rate => 2, group_period => '1 h') IS NOT NULL AS created;

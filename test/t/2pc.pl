@@ -148,6 +148,40 @@ is_state($node, "BEGIN; SELECT idemq.drop_queue('new', force => true); PREPARE T
 	'a drop cannot be prepared');
 is_state($node, "SELECT idemq.enqueue('new', '1')", '00000', 'the queue is still there');
 
+# Groups: what is claimed and prepared has its places, of which the transaction has given one itself, and has
+# used its starts; also when memory has forgotten that, or the end of another transaction has given back what it owns.
+foreach my $crash (0, 1)
+{
+	foreach my $end ('COMMIT', 'ROLLBACK')
+	{
+		my $name = "a group, $end PREPARED" . ($crash ? ' after a crash' : '');
+		my $take = "SELECT string_agg(payload::text, ' ' ORDER BY id) FROM idemq.claim('g', 10)";
+		my $finish = "SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE queue_id = idemq.queue_id('g') AND status = 'processing'";
+
+		reset_queues();
+		sql($node, "SELECT idemq.create_queue('g', group_running => 2, group_rate => 3, group_period => '100 years', lease => '1 h');
+			SELECT count(idemq.enqueue('g', to_jsonb(n), group_key => 'a')) FROM generate_series(1, 6) n");
+		prepare("SELECT id FROM idemq.claim('g', 2)");
+		crash($node) if $crash;
+		is_sql($node, $take, '', "$name: its places are taken");
+		sql($node, "BEGIN; SELECT idemq.enqueue('q', '4'); PREPARE TRANSACTION 'other'");
+		sql($node, "ROLLBACK PREPARED 'other'");
+		is_sql($node, $take, '', "$name: also after the end of another one");
+		sql($node, "$end PREPARED 'p'");
+		# Two starts were, whoever has them; after a crash nobody knows how many.
+		is_sql($node, $take, $end eq 'ROLLBACK' && !$crash ? '1' : '', "$name: what is left of rate and places");
+		is_sql($node, $finish, ($end eq 'COMMIT' ? 2 : 0) + ($end eq 'ROLLBACK' && !$crash ? 1 : 0), "$name: what runs");
+		is_sql($node, $take, $end eq 'COMMIT' && !$crash ? '3' : '', "$name: no more starts than may be");
+		sql($node, $finish);
+		sql($node, "SELECT idemq.alter_queue('g', group_rate => 0)");
+		my @rest = map { my $taken = sql($node, $take); sql($node, $finish); $taken } 1 .. 4;
+		is(join(',', @rest), { COMMIT => [ '4 5,6,,', '3 4,5 6,,' ], ROLLBACK => [ '2 3,4 5,6,', '1 2,3 4,5 6,' ] }->{$end}[$crash], "$name: then all get on, two at a time");
+		is_sql($node, 'SELECT * FROM idemq.check()', '', "$name: check() is clean");
+		# The first id of a run is the time of day.
+		sql($node, "SELECT idemq.enqueue('q', '5')") if $crash;
+	}
+}
+
 # An attached lease ends with its session, so it cannot be prepared.
 reset_queues();
 is_state($node, "BEGIN; SELECT * FROM idemq.claim('q', attach => true); PREPARE TRANSACTION 'p'", '0A000',

@@ -59,6 +59,15 @@ sql($node, "SELECT pg_sleep(0.05)");
 sql($node, "SELECT idemq.fail($job{retried}, $token{retried})");
 sql($node, "SELECT idemq.fail($job{redriven}, $token{redriven}, permanent => true)");
 
+# Groups of several at once, and by a rate: 1 an hour, of which a failed attempt was one.
+sql($node, q{SELECT idemq.create_queue('places', group_running => 2, lease => '1 h', retry_base => '10 min', retry_jitter => 0),
+	idemq.create_queue('paced', group_rate => 1, group_period => '1 h', lease => '1 h', retry_base => '1 ms', retry_jitter => 0)});
+$job{$_} = sql($node, "SELECT id FROM idemq.enqueue('places', '1', group_key => '$_')") foreach qw(placed parked);
+sql($node, "SELECT idemq.enqueue('places', '1', group_key => 'parked') FROM generate_series(1, 2)");
+$job{paced} = sql($node, "SELECT id FROM idemq.enqueue('paced', '1', group_key => 'g')");
+$token{$_} = claim($node, $job{$_}) foreach qw(placed parked paced);
+sql($node, "SELECT idemq.fail($job{paced}, $token{paced}, 'no', retry_in => '0')");
+
 # ---- A day ahead
 set_clock('+1d');
 is_sql($node, "SELECT now() > created_at + interval '20 h' FROM idemq.jobs WHERE id = $job{failing}", 't', 'the clock is a day ahead');
@@ -72,6 +81,13 @@ sql($node, "SELECT idemq.release($job{releasing}, $token{releasing}, delay => '2
 is_sql($node, "SELECT idemq.reap('q')", 1, 'a lease is reaped');
 sql($node, "SELECT idemq.retry($job{retried}), idemq.retry($job{redriven})");
 sql($node, "SELECT idemq.commit($job{finishing}, $token{finishing})");
+is_sql($node, "SELECT count(*) FROM idemq.claim('places', 9)", 1, 'the second place of its group');
+sql($node, "SELECT idemq.fail($job{placed}, $token{placed}), idemq.fail($job{parked}, $token{parked}, 'no', retry_in => '0')");
+# It waits for its turn again.
+is_sql($node, "SELECT count(*) FROM idemq.claim('places', 9)", 1, 'its own goes to the next one');
+is_sql($node, "SELECT status, run_at > claimed_at FROM idemq.jobs WHERE id = $job{parked}", 'blocked|t', 'it was parked');
+is_sql($node, "SELECT count(*) FROM idemq.claim('paced')", 0, 'the rate is used up');
+is_sql($node, "SELECT ready_at > now() + interval '10 min' FROM idemq.jobs WHERE id = $job{paced}", 't', 'it is put off');
 $token{beating} = claim($node, $job{beating});
 my $first = claim($node, $job{group1});
 sql($node, "SELECT idemq.commit($job{group1}, $first)");
@@ -88,17 +104,17 @@ my $head_token = sql($node, "SELECT token FROM idemq.claim_job($head)", 'other')
 
 # ---- The clock is right again
 set_clock('+0');
-my $ahead = "greatest(created_at, claimed_at, finished_at, ready_at) > now() + interval '20 h'";
+my $ahead = "greatest(created_at, claimed_at, finished_at, ready_at, CASE WHEN status = 'blocked' AND token > 0 THEN run_at END) > now() + interval '20 h'";
 is_sql($node, "SELECT outcome FROM idemq.claim_job($job{enqueued})", 'claimed', 'due by the clock that stayed ahead');
 sql($node, "SELECT idemq.release($job{enqueued}, token) FROM idemq.jobs WHERE id = $job{enqueued}");
-my $count = sql($node, "SELECT count(*) FROM idemq.jobs WHERE $ahead AND id NOT IN ($job{delayed_before}, $job{held})");
+my $count = sql($node, "SELECT count(*) FROM idemq.jobs WHERE $ahead AND id NOT IN ($job{delayed_before}, $job{held}, $job{paced})");
 cmp_ok($count, '>', 10, 'times of the jump');
 sql($node, 'CREATE ROLE nobody_else');
 is_state($node, 'SET ROLE nobody_else; SELECT idemq.clock_corrected()', '42501', 'it is the owner\'s');
 
 is(sql($node, 'SELECT idemq.clock_corrected()'), $count, 'jobs of the jump are corrected');
 is_sql($node, 'SELECT idemq.clock_corrected()', 0, 'once');
-is_sql($node, "SELECT string_agg(id::text, ',' ORDER BY id) FROM idemq.jobs WHERE $ahead", "$job{delayed_before},$job{held}",
+is_sql($node, "SELECT string_agg(id::text, ',' ORDER BY id) FROM idemq.jobs WHERE $ahead AND id <> $job{paced}", "$job{delayed_before},$job{held}",
 	'nothing is of another day, but what is to be');
 is_sql($node, "SELECT count(*) FROM idemq.attempts WHERE greatest(claimed_at, ended_at) > now()", 0, 'nor are the attempts');
 
@@ -112,6 +128,12 @@ sub waits
 is(waits($_->[0]), $_->[1], "$_->[0]: due in $_->[1] min")
   foreach [ enqueued => 0 ], [ failing => 10 ], [ releasing => 20 ], [ lost => 0 ], [ retried => 0 ], [ redriven => 0 ],
   [ delayed => 60 ], [ delayed_before => 2880 ], [ group2 => 0 ];
+is_sql($node, "SELECT round(extract(epoch FROM run_at - now()) / 60) FROM idemq.jobs WHERE id = $job{placed}", 10,
+	'and so is its run_at, or it would wait for that when it is due');
+is_sql($node, "SELECT status, run_at <= now() FROM idemq.jobs WHERE id = $job{parked}", 'blocked|t', 'parked: due when it has a place');
+is_sql($node, "SELECT count(*) FROM idemq.claim('paced')", 0, 'the rate is still used up');
+is_sql($node, "SELECT ready_at BETWEEN now() + interval '30 min' AND now() + interval '1 h' FROM idemq.jobs WHERE id = $job{paced}", 't',
+	'who was put off waits as long as the rate says');
 is_sql($node, "SELECT round(extract(epoch FROM deadline - now()) / 60) FROM idemq.jobs WHERE id = $job{beating}", 60,
 	'a lease of the jump ends in time');
 is_sql($node, "SELECT idemq.commit($job{beating}, $token{beating})", 'committed', 'its worker commits');

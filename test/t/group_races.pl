@@ -236,6 +236,26 @@ like($one->{stderr}, qr/canceling statement/, 'a look at all groups is cancelled
 $one->{stderr} = '';
 is_sql($node, $claim, 'second', 'the next one looks at all of them');
 
+# A job that may be started once: the claim that has charged the start is stopped, and another one, which is refused,
+# puts the job off; so the start does not come about.  The job is not put off for a start that nobody had.
+sql($node, "SELECT idemq.drop_queue(name, force => true) FROM idemq.queues");
+foreach my $running (1, 2)
+{
+	sql($node, "SELECT idemq.create_queue('g', group_running => $running, group_rate => 1, group_period => '100 years', lease => '1 h')");
+	sql($node, enqueue('only'));
+	is_sql($node, "CALL idemq.wait('g', '0')", 't', 'promoted');
+	my $charged = stop_at($pid, 'idemq_lease_take');
+	$one->query_until(qr/sent/, "\\echo sent\n$claim;\n");
+	$charged->();
+	is_sql($node, $claim, '', "group_running $running: another claim is refused");
+	is_sql($node, "SELECT ready_at > now() + interval '1 day' FROM idemq.jobs WHERE payload = '\"only\"'", 't', 'and puts the job off');
+	$charged->();
+	unlike(scalar $one->query('SELECT 1'), qr/only/, 'the first one does not have it now');
+	is_sql($node, $claim, 'only', 'it is ready at once');
+	is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+	sql($node, "SELECT idemq.drop_queue('g', force => true)");
+}
+
 $_->quit foreach $one, $two;
 $node->stop;
 done_testing();

@@ -161,6 +161,27 @@ is_sql($node, q{SELECT count(*) FROM (SELECT a.name, a.before, b.after, count(*)
 	WHERE starts > 5 + 10 * (extract(epoch FROM after - before) + 0.001)}, 0, 'never more than the rate, over any interval');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 
+# ---- Another rate has its effect at once, also for jobs that wait: promoted for later, and put off when they were to be retried.
+
+foreach my $running (1, 3)
+{
+	my $q = "a$running";
+	my $of = "FROM idemq.jobs WHERE queue_id = idemq.queue_id('$q')";
+
+	sql($node, "SELECT idemq.create_queue('$q', group_running => $running, group_rate => 1, group_period => '$per', lease => '1 h', max_attempts => 1000);
+		SELECT fill('$q', 50, 3)");
+	is_soon($node, "SELECT count(*) >= 0 FROM idemq.claim('$q', 100); SELECT count(*) = 50 $of AND status = 'processing'", "t\nt", "$q: one of each group");
+	sql($node, "SELECT CASE WHEN id % 2 = 0 THEN idemq.commit(id, token)::text ELSE idemq.fail(id, token, 'no', retry_in => '0')::text END $of AND status = 'processing'");
+	is_soon($node, "SELECT count(*) FROM idemq.claim('$q', 100); SELECT count(*) = 50 $of AND status IN ('pending', 'failed') AND ready_at > now() + interval '1 day'", "0\nt", "$q: the next ones wait");
+	my $sleeper = sleeper($node, "CALL idemq.wait('$q', '1 min')");
+	# Each of them has one more start, a little later.
+	sql($node, "SELECT idemq.alter_queue('$q', group_period => '1 ms')");
+	is(answer($sleeper), 't', "$q: who waits for work is woken");
+	$sleeper->{session}->quit;
+	is_soon($node, "SELECT count(idemq.commit(id, token)) >= 0 FROM idemq.claim('$q', 100); SELECT count(*) = 0 $of AND finished_at IS NULL", "t\nt", "$q: all get on");
+	is_sql($node, 'SELECT * FROM idemq.check()', '', "$q: check() is clean");
+}
+
 # ---- No room for its bucket: a group waits.
 
 sql($node, "CREATE DATABASE other");

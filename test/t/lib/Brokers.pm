@@ -52,7 +52,7 @@ sub broker
 	return $out;
 }
 
-# Waits until it says so.
+# Waits until it says so, or what matches; answers it.
 sub broker_until
 {
 	my ($expected, @command) = @_;
@@ -62,7 +62,7 @@ sub broker_until
 	while (time < $end)
 	{
 		$said = eval { broker(@command) } // $@;
-		return if $said eq $expected;
+		return $said if ref $expected ? $said =~ $expected : $said eq $expected;
 		Time::HiRes::sleep(0.1);
 	}
 	die "@command: never '$expected', but $said";

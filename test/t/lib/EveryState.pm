@@ -31,13 +31,15 @@ sub make_every_state
 		q{SELECT idemq.enqueue('q', '"cancelled"', key => 'third'); SELECT idemq.cancel_by_key('q', 'third')},
 		q{SELECT idemq.enqueue('narrow', to_jsonb(n)) FROM generate_series(1, 3) n; SELECT count(*) FROM idemq.claim('narrow', 5)},
 		q{SELECT idemq.enqueue('q', '"later"', delay => '1 day'), idemq.enqueue('q', to_jsonb((SELECT string_agg(md5(n::text), '') FROM generate_series(1, 300) n)), priority => 9)},
-		q{SELECT idemq.once('letters', 'sent'); CALL idemq.tick(); SELECT idemq.schedule('yearly', '0 0 1 1 *', 'q', '1')});
+		q{SELECT idemq.enqueue('paced', to_jsonb('paced ' || n), group_key => 'g') FROM generate_series(1, 3) n;
+			SELECT idemq.commit_once(id) FROM idemq.jobs WHERE payload = '"paced 1"';
+			SELECT idemq.once('letters', 'sent'); CALL idemq.tick(); SELECT idemq.schedule('yearly', '0 0 1 1 *', 'q', '1')});
 
 	sql($node, q{
 		CREATE ROLE producer; CREATE ROLE worker; CREATE ROLE maker;
 		CREATE EXTENSION idemq;
 		SELECT idemq.create_queue('q', lease => '1 h', max_attempts => 3, retry_jitter => 0), idemq.create_queue('graves'),
-			idemq.create_queue('groups', lease => '1 h'), idemq.create_queue('narrow', lease => '1 h', max_running => 2, dead_queue => 'graves');
+			idemq.create_queue('groups', lease => '1 h'), idemq.create_queue('paced', group_rate => 1, group_period => '100 years'), idemq.create_queue('narrow', lease => '1 h', max_running => 2, dead_queue => 'graves');
 		SELECT idemq.grant_queue('q', 'producer', 'enqueue'), idemq.grant_queue('q', 'worker', 'claim');
 		GRANT USAGE ON SCHEMA idemq TO maker; GRANT EXECUTE ON FUNCTION idemq.create_queue TO maker;
 		-- A promotion or two in its past.
@@ -64,6 +66,10 @@ sub goes_on
 	is_sql($node, q{SELECT outcome, count(*) FROM (SELECT * FROM idemq.jobs WHERE status = 'processing') p, idemq.heartbeat_many(ARRAY[p.id], ARRAY[p.token]) GROUP BY 1},
 		'current|4', 'leases go on, by the tokens that workers have');
 	is_sql($node, q{SELECT count(*) FROM idemq.claim_any('{groups,narrow}', 9)}, 0, 'a group\'s head is in flight, a limit is reached');
+	is_sql($node, q{SELECT status FROM idemq.jobs WHERE payload = '"paced 1"'; SELECT count(*) FROM idemq.claim('paced', 9)}, "completed\n0",
+		'a group\'s rate is used up, though memory knows of no start');
+	sql($node, q{SELECT idemq.alter_queue('paced', group_rate => 0)});
+	is_soon($node, q{SELECT payload FROM idemq.claim('paced', 9)}, '"paced 2"', 'without it the next one goes');
 	is_sql($node, q{SELECT idemq.commit(id, token) FROM idemq.jobs WHERE payload IN ('1')}, "committed\ncommitted", 'they end');
 	is_sql($node, q{SELECT queue, payload FROM idemq.claim_any('{groups,narrow}', 9) ORDER BY 1}, "groups|2\nnarrow|3", 'and let the next go');
 	is_sql($node, qq{SELECT attempt, payload, token > $token AND token > $lost_token FROM idemq.claim('q')}, '2|"failed"|t', 'tokens grow');
