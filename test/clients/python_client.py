@@ -8,6 +8,7 @@ import collections
 import datetime
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -1069,6 +1070,21 @@ class Drains(Client):
             (job,) = self.add(n)
             self.until("SELECT status = 'completed' FROM idemq.jobs WHERE id = %s", job)
         self.assertEqual(self.effects(), [0, 1, 2, 3, 4])
+
+    def test_a_signal_drains_all_workers_of_a_loop(self):
+        async def run():
+            workers = [idemq.AsyncWorker(DSN, self.queue) for _ in range(3)]
+            tasks = [asyncio.create_task(worker.run(self.do_async)) for worker in workers]
+            await asyncio.to_thread(self.until, "SELECT count(*) = 3 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%%'"
+                                    " AND state = 'active' AND application_name = 'idemq-python'")
+            # The end of one leaves the others to hear it.
+            workers[2].stop()
+            await tasks[2]
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(asyncio.gather(*tasks), 60)
+
+        asyncio.run(run())
+        self.assertEqual(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
 
     def test_a_cancelled_run_leaves_nothing(self):
         async def run():

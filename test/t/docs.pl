@@ -1,6 +1,7 @@
 # What the documents show: README.md and all of doc/.  Every block of SQL and of shell
 # runs, each document in a session and a database of its own; Python is that of the
-# files that test/clients runs, and JavaScript that of the Node client's examples or of test/clients, word for word; every link has an end.
+# files that test/clients runs, and JavaScript that of the Node client's examples or of test/clients, word for word; so is
+# a shell script that begins with #!; every link has an end.
 #
 # How blocks of SQL are read: test/t/lib/Manual.pm.
 #
@@ -38,7 +39,7 @@ sub files
 sub runs_shell
 {
 	my ($file, $db) = @_;
-	my @blocks = blocks($file, 'sh');
+	my @blocks = grep { !/^#!/ } blocks($file, 'sh');
 	my $number = 0;
 
 	local @ENV{qw(PGHOST PGPORT PGDATABASE IDEMQ_SOURCE)} = ($node->host, $node->port, $db, $source);
@@ -55,11 +56,11 @@ sub runs_shell
 	return @blocks > 0;
 }
 
-# Python and JavaScript in a document stand word for word in a file that a test runs.
+# Python, JavaScript and scripts in a document stand word for word in a file that a test runs.
 sub quotes
 {
 	my ($file, $language, @of) = @_;
-	my @blocks = blocks($file, $language);
+	my @blocks = grep { $language ne 'sh' || /^#!/ } blocks($file, $language);
 
 	foreach my $block (@blocks)
 	{
@@ -85,6 +86,7 @@ sub runs
 	$ran += runs_shell($file, $db);
 	$ran += quotes($file, 'python', @$python);
 	$ran += quotes($file, 'js', @$javascript);
+	$ran += quotes($file, 'sh', files('test/clients', qr/\.sh$/));
 	foreach my $made (split /\n/, sql($node, 'SELECT datname FROM pg_database'))
 	{
 		sql($node, "DROP DATABASE \"$made\" WITH (FORCE)") if !$before{$made};

@@ -135,7 +135,11 @@ export class Session {
     return this.client.query(text, values);
   }
 
-  /** Cancels the statement that runs, in the server. Never rejects. @returns {Promise<void>} */
+  /**
+   * Cancels the statement that runs, in the server. Never rejects.
+   * As libpq does, it waits for the other side to hang up: pgbouncer 1.18 and 1.19 end when a client goes away amid its cancel.
+   * @returns {Promise<void>}
+   */
   cancel() {
     const { host, port, processID, secretKey } = /** @type {any} */ (this.client);
     if (this.gone || !Number.isInteger(secretKey)) return Promise.resolve();
@@ -144,7 +148,7 @@ export class Session {
     return new Promise((resolve) => {
       const socket = host?.startsWith('/') ? net.connect(`${host}/.s.PGSQL.${port}`) : net.connect(port, host);
       socket.setTimeout(5000, () => socket.destroy());
-      socket.on('connect', () => socket.end(request));
+      socket.on('connect', () => socket.write(request));
       socket.on('error', () => {});
       socket.on('close', () => resolve());
       socket.resume();

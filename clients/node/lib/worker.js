@@ -54,6 +54,8 @@ export class Worker {
   /** @type {NodeJS.Timeout | undefined} */
   #graceTimer;
   #claimed = false;
+  /** That of the wait, in a drain. @type {Promise<void> | undefined} */
+  #cancelling;
 
   /**
    * @param {import('../index.js').Connection} connection @param {string} queue
@@ -99,7 +101,7 @@ export class Worker {
     }
     this.#stop.abort();
     this.#freed();
-    void this.waiter.session?.cancel();
+    this.#cancelling = this.waiter.session?.cancel();
     if (this.#running.size === 0) return;
     this.#logger.info(`idemq: ${this.#queue}: ending: ${this.#running.size} jobs have ${this.#options.grace} s`);
     this.#graceTimer = setTimeout(() => this.#graceOver(), Math.min(this.#options.grace * 1000, 2 ** 31 - 1));
@@ -153,7 +155,7 @@ export class Worker {
       this.#over.abort();
       clearTimeout(this.#graceTimer);
       heard.forEach((signal) => process.off(signal, stop));
-      await Promise.all([beating, way.end(), this.heart.end(), this.waiter.end()]);
+      await Promise.all([beating, way.end(), this.heart.end(), this.waiter.end(), this.#cancelling]);
     }
     if (this.#fatal) throw this.#fatal;
     return this.#counts;

@@ -1,9 +1,11 @@
 // What needs no server.
 
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import net from 'node:net';
 import { test } from 'node:test';
 import { place, shardConnection } from '../lib/cluster.js';
-import { hosts } from '../lib/connection.js';
+import { Session, hosts } from '../lib/connection.js';
 import { Dead, IdemqError, StaleToken, detailsOf, interval, sqlstate, textOf, typed } from '../lib/errors.js';
 import { Attempt } from '../lib/job.js';
 import { Places, Pool } from '../lib/places.js';
@@ -122,4 +124,24 @@ test('a handler that does not end in time is told, and left', async () => {
   // Longer than setTimeout can: not at once.
   const long = new Attempt({ id: '1', token: '2' }, 'q', { asked: 0, lease: 1, timeout: 2 ** 40 });
   assert.equal(await long.call(() => new Promise((resolve) => setTimeout(resolve, 20, 'fine'))), 'fine');
+});
+
+test('a cancel waits for the server to hang up', async (t) => {
+  const seen = [];
+  const server = net.createServer({ allowHalfOpen: true }, (socket) => {
+    socket.on('end', () => seen.push('the client hangs up'));
+    socket.once('data', (request) => {
+      seen.push(request.length);
+      setTimeout(() => {
+        seen.push('the server hangs up');
+        socket.end();
+      }, 200);
+    });
+  });
+  t.after(() => server.close());
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  const session = new Session({ host: '127.0.0.1', port: server.address().port });
+  Object.assign(session.client, { processID: 1, secretKey: 2 });
+  await session.cancel();
+  assert.deepEqual(seen.slice(0, 2), [16, 'the server hangs up']);
 });

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-import threading
 from collections import Counter
 from dataclasses import replace
 from typing import Any, Callable, Collection, Optional
@@ -24,6 +22,7 @@ from typing import Any, Callable, Collection, Optional
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from . import _signals
 from ._attempts import Options
 from ._lanes import Lane
 from ._places import OfShard, Pool
@@ -180,7 +179,10 @@ class ClusterRun:
 
     async def main(self) -> Counter[str]:
         """Runs until it is told to end, or each shard has nothing to do; answers how attempts ended."""
-        signals = self._catch_signals()
+        with _signals.heard(self._loop, self._options.signals, self.stop):
+            return await self._main()
+
+    async def _main(self) -> Counter[str]:
         following: Optional[asyncio.Task[None]] = None
         try:
             await self._first_map()
@@ -195,8 +197,6 @@ class ClusterRun:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
             await self._map.close()
-            for number in signals:
-                self._loop.remove_signal_handler(number)
         counts: Counter[str] = Counter()
         for task in self._tasks.values():
             counts += task.result()
@@ -209,14 +209,6 @@ class ClusterRun:
         for number, run in self._runs.items():
             if not self._tasks[number].done():
                 run.stop()
-
-    def _catch_signals(self) -> list[signal.Signals]:
-        if not self._options.signals or threading.current_thread() is not threading.main_thread():
-            return []
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        for number in numbers:
-            self._loop.add_signal_handler(number, self.stop)
-        return numbers
 
     async def _first_map(self) -> None:
         while not self._stops:

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-import threading
 import time
 from collections import Counter
 from datetime import timedelta
@@ -25,7 +23,7 @@ from typing import Any, Callable, Coroutine, Optional, Sequence, TypeVar
 
 import psycopg
 
-from . import _attempts, _server
+from . import _attempts, _server, _signals
 from ._attempts import Attempts, Options
 from ._job import BaseJob
 from ._lanes import CLAIM, Lane
@@ -77,9 +75,12 @@ class Run(Attempts):
 
     async def main(self) -> Counter[str]:
         """Runs until it is told to end, or once there is nothing to do; answers how attempts ended."""
+        with _signals.heard(self._loop, self.options.signals, self.stop):
+            return await self._main()
+
+    async def _main(self) -> Counter[str]:
         beats = asyncio.create_task(self._beats())
         lanes = [asyncio.create_task(self._serve(lane)) for lane in self._lanes]
-        signals = self._catch_signals()
         try:
             # A cancellation drains, without grace.
             await asyncio.shield(asyncio.gather(*lanes))
@@ -91,21 +92,11 @@ class Run(Attempts):
             for task in (*lanes, beats):
                 task.cancel()
             await asyncio.gather(*lanes, beats, return_exceptions=True)
-            for number in signals:
-                self._loop.remove_signal_handler(number)
             for lane in self._lanes:
                 await lane.close()
             await self._control.drop()
             await self._waiter.drop()
         return self.counts
-
-    def _catch_signals(self) -> list[signal.Signals]:
-        if not self.options.signals or threading.current_thread() is not threading.main_thread():
-            return []
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        for number in numbers:
-            self._loop.add_signal_handler(number, self.stop)
-        return numbers
 
     def stop(self) -> None:
         """Begins the drain; called again, ends its grace."""

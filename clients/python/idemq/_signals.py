@@ -1,0 +1,42 @@
+"""SIGTERM and SIGINT, for all workers of one event loop.
+
+A loop has one handler of a signal. If each run set its own, the last one alone would hear of a drain, and
+the first to end would take the handler away: the next signal would end the process amid the others' jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from typing import Callable, Iterator
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_stops: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+
+
+@contextlib.contextmanager
+def heard(loop: asyncio.AbstractEventLoop, wanted: bool, stop: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile a signal calls stop, if wanted, beside those of the loop's other runs; in the main thread only."""
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    stops = _stops.setdefault(loop, [])
+    stops.append(stop)
+    try:
+        if len(stops) == 1:
+            for number in _SIGNALS:
+                loop.add_signal_handler(number, _stop_all, stops)
+        yield
+    finally:
+        stops.remove(stop)
+        if not stops:
+            del _stops[loop]
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+def _stop_all(stops: list[Callable[[], None]]) -> None:
+    for stop in list(stops):
+        stop()
