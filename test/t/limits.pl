@@ -298,7 +298,8 @@ foreach my $name (sort keys %frees)
 		$sleeper->{session}->quit;
 	});
 }
-# One slot wakes one sleeper; what is free at once is passed on.
+# One slot wakes one sleeper; what is free at once is passed on.  The one that watches over the worker is
+# awake for an instant now and then, and may end without a job for which another one is woken.
 fresh("lease => '1 h', max_running => 5", 30);
 sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
 without_worker(sub {
@@ -307,13 +308,13 @@ without_worker(sub {
 	is_soon($node, $sleepers, 20, '20 sleepers in a queue at its limit');
 	sql($node, 'SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1');
 	is_soon($node, 'SELECT count(*) FROM held', 6, 'a slot that comes free: one claims');
-	is_sql($node, $sleepers, 19, 'and one was woken');
+	is_soon($node, $sleepers, 19, 'and one was woken');
 	sql($node, 'SELECT idemq.commit_many(array_agg(id), array_agg(token)) FROM (SELECT h.* FROM held h JOIN idemq.jobs j USING (id) WHERE status = \'processing\') h');
 	is_soon($node, 'SELECT count(*) FROM held', 11, 'five slots: five claim');
-	is_sql($node, $sleepers, 14, 'and five were woken');
+	is_soon($node, $sleepers, 14, 'and five were woken');
 	sql($node, "SELECT idemq.alter_queue('q', max_running => 0)");
-	is_soon($node, 'SELECT count(*) FROM held', 25, 'no limit: all');
-	is($done->(), '', 'all end well');
+	is($done->(), '', 'no limit: all end well');
+	is_sql($node, 'SELECT count(*) BETWEEN 23 AND 25 FROM held', 't', 'with a job');
 });
 
 # Nobody polls: neither the sleepers nor the worker, at the limit and with no token.
