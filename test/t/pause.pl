@@ -63,7 +63,7 @@ is_soon($node, $resumed, 'and writes the row once it can');
 # A pause that commits when the worker has read the settings, and before it forgets the time.
 if (has_debugger($node))
 {
-	my $due = stop_at(worker_pid($node), 'due');
+	my $due = stop_at(worker_pid($node), 'idemq_due');
 
 	sql($node, q[SELECT idemq.alter_queue('q', max_attempts => 21)]);
 	$due->();
