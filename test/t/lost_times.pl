@@ -53,7 +53,7 @@ sql($node, "SELECT idemq.drop_handler('q')");
 
 # ---- Who sleeps is told, whatever becomes of the slot of its queue
 
-my $handlers = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event IN ('Extension', 'IdemqHandler')";
+my $handlers = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event IN ('Extension', 'IdemqHandlerMain')";
 
 # A handler's process sleeps among those of its queue's slot, and TRUNCATE takes all slots away: the
 # queue that is looked up first gets the first one.
