@@ -144,8 +144,8 @@ refuse(const char *topic, const QueueInfo *queue)
 }
 
 /*
- * unbind_topic(pattern, queue) -> whether there was a binding; 42704, IQ005, 42501, 22004, 22023,
- * 25006.
+ * unbind_topic(pattern, queue) -> whether there was a binding; 42704, IQ005, 42501, 22004,
+ * 22023, 25006.
  */
 Datum
 idemq_sql_v2_unbind_topic(PG_FUNCTION_ARGS)

@@ -79,8 +79,8 @@ ends_round(const ClaimCall *call, int priority)
 }
 
 /*
- * Has a job wait that its group may not start yet; that is looked at again, unless it is a moment:
- * the start for which it waits may be given back.
+ * Has a job wait that its group may not start yet; that is looked at again, unless it is a
+ * moment: the start for which it waits may be given back.
  */
 static Step
 put_off(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)

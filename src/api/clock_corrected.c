@@ -9,8 +9,9 @@
  * attempt failed, and the job is pending, it was retried; and the head of a group whose
  * run_at has passed was promoted: both became ready at once, at the time of that.
  *
- * What was to be waited for, from one of these times on, is waited for from now on.  A job that waits
- * for its group's rate is looked at again when its group is (job/group_rate.c): all are.
+ * What was to be waited for, from one of these times on, is waited for from now on.  A job
+ * that waits for its group's rate is looked at again when its group is (job/group_rate.c): all
+ * are.
  */
 #include "postgres.h"
 

@@ -4,10 +4,10 @@
  *
  * Which settings there are: queue/queue_settings.c.  The trigger of idemq.queues has
  * every session read the queue anew.  create_queue is the DBA's to grant; alter_queue requires
- * the queue's admin privilege.  A change of how many jobs of a group may run, or be started, has its
- * groups checked after the commit, and one of group_running from 1, or to it, changes what the rows of
- * waiting jobs say (follow_group_running).  In alter_queue NULL leaves a setting as it is; 0 takes a
- * limit away, and '' the dead queue.
+ * the queue's admin privilege.  A change of how many jobs of a group may run, or be started,
+ * has its groups checked after the commit, and one of group_running from 1, or to it, changes
+ * what the rows of waiting jobs say (follow_group_running).  In alter_queue NULL leaves a
+ * setting as it is; 0 takes a limit away, and '' the dead queue.
  */
 #include "postgres.h"
 
@@ -113,11 +113,12 @@ idemq_sql_v2_create_queue(PG_FUNCTION_ARGS)
 }
 
 /*
- * $1: queue, $2: now.  Of jobs in groups that wait for a time, so that their rows say by the rule of
- * the new group_running what they said before: with places run_at is NULL of a job that has one, be
- * it for later by group_rate, and without it is when that one was due (job/places.c,
- * job/group_rate.c).  A head that failed, and waits for group_rate, is due, and gets its place as any
- * retry.  Never waits for a row: whoever holds it acts by the group_running of before.
+ * $1: queue, $2: now.  Of jobs in groups that wait for a time, so that their rows say by the
+ * rule of the new group_running what they said before: with places run_at is NULL of a job
+ * that has one, be it for later by group_rate, and without it is when that one was due
+ * (job/places.c, job/group_rate.c).  A head that failed, and waits for group_rate, is due, and
+ * gets its place as any retry.  Never waits for a row: whoever holds it acts by the
+ * group_running of before.
  */
 #define CHANGE_WAITING(set, which)                                                                 \
 	"WITH held AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "                    \

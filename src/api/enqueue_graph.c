@@ -2,10 +2,10 @@
  * api/enqueue_graph.c
  *		SQL function enqueue_graph: adds jobs that depend on each other, all or none.
  *
- * The jobs are read and checked first: names, members, edges by name, and that there is an order in
- * which each comes behind those that it depends on.  Then idemq.enqueue is called for each in that order,
- * as the caller, who needs what that needs.  A job whose key is taken is the one that has the key,
- * for its children as well.
+ * The jobs are read and checked first: names, members, edges by name, and that there is an
+ * order in which each comes behind those that it depends on.  Then idemq.enqueue is called for
+ * each in that order, as the caller, who needs what that needs.  A job whose key is taken is
+ * the one that has the key, for its children as well.
  *
  * Memory: that of the document, and some 100 bytes a job.
  */
@@ -454,8 +454,8 @@ enqueue_node(Graph *graph, GraphJob *node, Tuplestorestate *store, TupleDesc des
 }
 
 /*
- * enqueue_graph(jobs) -> setof (name, id, outcome, status), parents first; 22023, 22004, and what
- * idemq.enqueue raises.
+ * enqueue_graph(jobs) -> setof (name, id, outcome, status), parents first; 22023, 22004, and
+ * what idemq.enqueue raises.
  */
 Datum
 idemq_sql_v2_enqueue_graph(PG_FUNCTION_ARGS)

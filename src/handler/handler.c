@@ -15,8 +15,8 @@
  * alone.
  *
  * It ends when it has been without a job for max_idle, after MAX_JOBS jobs or MAX_AGE, when the
- * handler is another or may not run any more, and when it is asked to: for another handler, or by
- * a command that needs the database for itself.  What it has claimed and not begun it gives
+ * handler is another or may not run any more, and when it is asked to: for another handler, or
+ * by a command that needs the database for itself.  What it has claimed and not begun it gives
  * back.
  *
  * SIGTERM, at a shutdown or from pg_terminate_backend, ends it in the middle of a job, as any

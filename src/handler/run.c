@@ -17,9 +17,9 @@
  * There are no subtransactions: when anything raises, at COMMIT as well, all is rolled back, the
  * claim of the next ones included, and handler/handler.c decides what follows.
  *
- * What the function LISTENs to (PostgreSQL refuses that in a background process, but a function in
- * C may) is taken back in the same transaction; what else it leaves behind in the session goes
- * after it (handler/reset.c).
+ * What the function LISTENs to (PostgreSQL refuses that in a background process, but a
+ * function in C may) is taken back in the same transaction; what else it leaves behind in the
+ * session goes after it (handler/reset.c).
  */
 #include "postgres.h"
 
@@ -72,8 +72,8 @@ begin_for_jobs(void)
 
 /*
  * Begins a transaction of idemq's own, in which no function is called: a claim, the end of an
- * attempt.  It is READ COMMITTED, whatever the role's default: a 40001 here would be no job's, and
- * end the process.
+ * attempt.  It is READ COMMITTED, whatever the role's default: a 40001 here would be no job's,
+ * and end the process.
  */
 void
 idemq_handler_begin(void)
@@ -189,8 +189,8 @@ lock(ClaimedJob **jobs, int count)
 }
 
 /*
- * Calls the function for a job; the result, or *isnull.  What it has SET is over with the call when
- * it is one of several: the next one's function finds the role's settings.
+ * Calls the function for a job; the result, or *isnull.  What it has SET is over with the call
+ * when it is one of several: the next one's function finds the role's settings.
  */
 static Datum
 call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job, const QueueInfo *queue,

@@ -184,8 +184,8 @@ wait_for_end(Oid database, pid_t pid)
 
 /*
  * Has a database's processes that run handlers end, once no worker starts any: those without a
- * job at once, the others after it, or, after AWAY_PATIENCE, in the middle of it: then it is given
- * back.
+ * job at once, the others after it, or, after AWAY_PATIENCE, in the middle of it: then it is
+ * given back.
  */
 static void
 send_handlers_away(Oid database)

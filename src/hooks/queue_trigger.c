@@ -4,10 +4,10 @@
  *		schedules, handler, producers, events and bindings to topics.
  *
  * There is no foreign key, since a parallel restore fills the tables in any order.  What
- * one would do besides is done where a row is made: grant_queue, schedule, set_handler and bind_topic hold the
- * queue's row (idemq_queue_keep), so the DELETE that fires this waits for them, and what
- * they have committed is there by now.  Rows that come by hand, and find no queue, are
- * told of by check().
+ * one would do besides is done where a row is made: grant_queue, schedule, set_handler and
+ * bind_topic hold the queue's row (idemq_queue_keep), so the DELETE that fires this waits for
+ * them, and what they have committed is there by now.  Rows that come by hand, and find no
+ * queue, are told of by check().
  *
  * It does not fire in an apply worker: the publisher's has, and its deletions come along.
  */

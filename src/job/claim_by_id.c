@@ -115,7 +115,8 @@ finished_outcome(const JobCall *call)
 
 /*
  * Makes a blocked job its group's head, if its turn has come, or pending, if its parents are
- * done, and no other session has done so yet; then fetches it again.  Returns false when it is gone.
+ * done, and no other session has done so yet; then fetches it again.  Returns false when it is
+ * gone.
  */
 static bool
 unblock(JobCall *call, JobsTable *table)

@@ -91,8 +91,8 @@ typedef struct Taken
 
 /*
  * Takes what a job needs beside its row: a start of its group, a token of the queue's rate, and
- * an entry; or nothing.  Returns TAKE_LIMIT when the queue's limits turn the claim away; that is then
- * on record, so that a sleeper is woken when they let one in.
+ * an entry; or nothing.  Returns TAKE_LIMIT when the queue's limits turn the claim away; that
+ * is then on record, so that a sleeper is woken when they let one in.
  */
 static TakeResult
 take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Taken *taken)
@@ -134,8 +134,8 @@ row_deadline(const EventArgs *args, bool attached)
 /*
  * Takes a fetched job in status pending or failed by EVENT_CLAIM or
  * EVENT_COMMIT_ONCE; sets args->token.  Of a group with places the caller has the next job
- * promoted, when it has claimed what it wants (idemq_promote_later).  lease: microseconds, until args->deadline.  Undone
- * by the transaction's, or savepoint's, rollback.
+ * promoted, when it has claimed what it wants (idemq_promote_later). lease: microseconds,
+ * until args->deadline.  Undone by the transaction's, or savepoint's, rollback.
  */
 TakeResult
 idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,

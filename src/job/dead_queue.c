@@ -11,10 +11,10 @@
  * last attempt: it is added once, also when a dead job is brought back and cancelled
  * before another attempt has begun.
  *
- * The steps are as they are at that time, and not as the snapshot of a REPEATABLE READ cancel has
- * them: what was booked since is to be undone as well.  The answer to one that is open may still come: of a
- * worker whose token is stale by now (table/steps.c).  Who undoes it waits for its call_until,
- * and looks at idemq.steps again.
+ * The steps are as they are at that time, and not as the snapshot of a REPEATABLE READ cancel
+ * has them: what was booked since is to be undone as well.  The answer to one that is open may
+ * still come: of a worker whose token is stale by now (table/steps.c).  Who undoes it waits
+ * for its call_until, and looks at idemq.steps again.
  *
  * An account is bounded, or one job could keep its queue from ever being reaped:
  * the latest MAX_ATTEMPTS attempts, the first MAX_STEPS steps, of each error, and of each

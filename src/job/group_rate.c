@@ -16,29 +16,32 @@
  * That is the limit; the rest only saves work.  A job that is promoted becomes ready when its
  * group may start the next one (job/promote_one.c), so a claim does not meet it before.  A
  * group has one job in the line at a time, and its next one is promoted after that was
- * claimed, hence charged: so the time is right, and takes no timer but ready_at.  A claim that meets
- * a job which is ready too soon (a retry, a rate that was lowered, a restart) puts it off:
- * ready_at becomes that time, and its place stays.  A head that waits to be retried is asked about
- * when it is due, not before.
+ * claimed, hence charged: so the time is right, and takes no timer but ready_at.  A claim that
+ * meets a job which is ready too soon (a retry, a rate that was lowered, a restart) puts it
+ * off: ready_at becomes that time, and its place stays.  A head that waits to be retried is
+ * asked about when it is due, not before.
  *
  * Such a job may wait too long: group_rate was raised or taken away, a start was given back for
- * which it was put off, the clock was corrected.  So a check of a group that has its next job looks
- * at that one again, and it is due when the rate says now (idemq_group_rate_is_sooner).  alter_queue
- * and clock_corrected have all groups of their queues checked; who puts a job off, and who gives a
- * start back since its row was another's, that group: the later one of the two sees the other.
+ * which it was put off, the clock was corrected.  So a check of a group that has its next job
+ * looks at that one again, and it is due when the rate says now (idemq_group_rate_is_sooner).
+ * alter_queue and clock_corrected have all groups of their queues checked; who puts a job off,
+ * and who gives a start back since its row was another's, that group: the later one of the two
+ * sees the other.
  *
- * What waits for the rate, and for nothing else, is told by its row.  In a group with places it has a
- * place and a ready_at that is to come.  The head of any other has in run_at when it was due:
+ * What waits for the rate, and for nothing else, is told by its row.  In a group with places
+ * it has a place and a ready_at that is to come.  The head of any other has in run_at when it
+ * was due:
  *		before its ready_at: a time that was asked for is the same, or NULL;
  *		after its claimed_at, if it was claimed: of a time from before that nothing is left.
  *
- * A restart, a failover or a take_over forgets all buckets.  What was started before is not known then,
- * nor what a queue did that was restored from a dump: a group's bucket counts as empty when this server
- * became the primary, took over, or gave the queue its slot, whichever came last.  A queue
- * that was created in this life of its slot has started nothing before; the buckets of its groups are full.
+ * A restart, a failover or a take_over forgets all buckets.  What was started before is not
+ * known then, nor what a queue did that was restored from a dump: a group's bucket counts as
+ * empty when this server became the primary, took over, or gave the queue its slot, whichever
+ * came last.  A queue that was created in this life of its slot has started nothing before;
+ * the buckets of its groups are full.
  *
- * Where there is no room for a bucket (idemq.max_buckets) nothing is started: the claim puts the job
- * off for a second.
+ * Where there is no room for a bucket (idemq.max_buckets) nothing is started: the claim puts
+ * the job off for a second.
  */
 #include "postgres.h"
 
@@ -97,8 +100,9 @@ rate_of(const QueueInfo *queue)
 }
 
 /*
- * Returns since when the starts of a queue's groups are known, in ns of the monotonic clock; 0: all
- * are.  Its created_at says nothing of that: it comes with a dump, and from another server's clock.
+ * Returns since when the starts of a queue's groups are known, in ns of the monotonic clock;
+ * 0: all are.  Its created_at says nothing of that: it comes with a dump, and from another
+ * server's clock.
  */
 static int64
 known_since(const QueueInfo *queue)
@@ -204,8 +208,8 @@ idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *
 }
 
 /*
- * Returns when a group may start its next job, DT_NOBEGIN for now.  *has_room, unless NULL: whether
- * there is room for its bucket.
+ * Returns when a group may start its next job, DT_NOBEGIN for now. *has_room, unless NULL:
+ * whether there is room for its bucket.
  */
 TimestampTz
 idemq_group_rate_next(const QueueInfo *queue, Datum name, bool *has_room)
@@ -230,8 +234,8 @@ idemq_group_rate_next(const QueueInfo *queue, Datum name, bool *has_room)
 }
 
 /*
- * Makes a fetched job wait that its group's rate lets nobody start before some time, or wait less
- * long for it.  It keeps its place of its group.  Never waits for its row.
+ * Makes a fetched job wait that its group's rate lets nobody start before some time, or wait
+ * less long for it.  It keeps its place of its group.  Never waits for its row.
  */
 JobWrite
 idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz until)

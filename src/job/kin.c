@@ -2,10 +2,10 @@
  * job/kin.c
  *		Children whose parents have finished: released, or cancelled with a parent.
  *
- * A job with depends_on is blocked until its parents are done.  Neither its enqueue nor the end of
- * a parent waits for the other, or touches the other's row: after the commit of either a
- * mark is set (shared/kin.c, where it is proved that none is missed), and whoever takes the mark,
- * the worker or a claim, looks at the rows with a snapshot that is younger:
+ * A job with depends_on is blocked until its parents are done.  Neither its enqueue nor the
+ * end of a parent waits for the other, or touches the other's row: after the commit of either
+ * a mark is set (shared/kin.c, where it is proved that none is missed), and whoever takes the
+ * mark, the worker or a claim, looks at the rows with a snapshot that is younger:
  *
  *	parent		has finished: marks its children, those that watch it at once; those that are
  *				cancelled with it when it is dead or cancelled.  It writes nothing.
@@ -14,12 +14,12 @@
  *				idemq.children goes.  One is not: it is watched from now on.
  *	failure		of a child: looks whether any parent has failed, and cancels the child.
  *
- * Never forgotten: of a child whose parents are done there is a mark, of itself or of the parent that
- * it watches, or an owner of it, or its queue is to be scanned, or a session is between its commit and
- * its callback.  For when a look ends without a mark it has seen the watched parent unfinished;
- * and the watch was committed before the look: a look that moves it marks the child again
- * at its own commit.  The end of that parent comes later than this snapshot, so its mark
- * is taken with one that sees the watch.
+ * Never forgotten: of a child whose parents are done there is a mark, of itself or of the
+ * parent that it watches, or an owner of it, or its queue is to be scanned, or a session is
+ * between its commit and its callback.  For when a look ends without a mark it has seen the
+ * watched parent unfinished; and the watch was committed before the look: a look that moves it
+ * marks the child again at its own commit.  The end of that parent comes later than this
+ * snapshot, so its mark is taken with one that sees the watch.
  *
  * Never too soon: the row of the child and its row in idemq.children are written together, the
  * former on the very version that was blocked when all parents were seen done.  A parent
@@ -31,7 +31,8 @@
  *
  * Above READ COMMITTED a claim leaves children alone, as it does groups that have changed.
  *
- * A slice of a parent's children is marked; are they more, their queues are scanned, some at a time.
+ * A slice of a parent's children is marked; are they more, their queues are scanned, some at a
+ * time.
  *
  * Locks: none is waited for; a child whose row is held is looked at again a moment later.
  */

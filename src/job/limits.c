@@ -120,8 +120,8 @@ idemq_limit_may_borrow(const QueueInfo *queue)
 }
 
 /*
- * Checks max_running; needs a slot.  While lost leases are searched for, *after_search is whether
- * a claim, which then searches itself before it asks, would find room.
+ * Checks max_running; needs a slot.  While lost leases are searched for, *after_search is
+ * whether a claim, which then searches itself before it asks, would find room.
  */
 static QueueLimit
 running_state(const QueueInfo *queue, LimitView *view)

@@ -10,8 +10,8 @@
  *
  * No row of a parent is locked, since its worker may hold it for long; nor is it waited for.  A
  * parent is looked for with the latest snapshot, and its end may become visible at any time:
- * that no end is missed is proved in shared/kin.c.  The parents' queues are locked against being dropped, as the child's own
- * is.
+ * that no end is missed is proved in shared/kin.c.  The parents' queues are locked against
+ * being dropped, as the child's own is.
  *
  * A parent must be there, and in a queue on which the role holds a privilege: it will be
  * told its result.  So it is with idemq.wait_result.
@@ -82,8 +82,8 @@ check_parent(JobsTable *table, NewKin *kin, int64 parent, QueueInfo *queue)
 }
 
 /*
- * Adds what a job that was inserted by this transaction waits for.  Raises IQ002 for a parent that
- * is not there, or not for the role to see.
+ * Adds what a job that was inserted by this transaction waits for.  Raises IQ002 for a parent
+ * that is not there, or not for the role to see.
  */
 void
 idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 id, NewKin *kin)

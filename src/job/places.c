@@ -14,9 +14,9 @@
  *
  * Nothing but a promotion gives a job a place: what sets a ready_at otherwise sets run_at
  * as well (job/transition.c).  So it is when group_running becomes more than 1: heads that wait
- * for a time of their own get a run_at then (api/create_queue.c).  A claim that meets such a job, when it is due, does not take
- * it: it makes it blocked (EVENT_PARK), and it waits for its turn as the others do, in
- * front of those that were enqueued later.
+ * for a time of their own get a run_at then (api/create_queue.c).  A claim that meets such a
+ * job, when it is due, does not take it: it makes it blocked (EVENT_PARK), and it waits for
+ * its turn as the others do, in front of those that were enqueued later.
  *
  * Never more than group_running.  A promotion counts the places, as the group's owner,
  * by a snapshot that is younger than its ownership, so all places that earlier owners
@@ -41,22 +41,22 @@
  * worker may claim, work and commit in one transaction.  A pending job that has a
  * lease entry is being claimed, and counts as taken.  The call that claims promotes the next one
  * itself, or marks the group, before it returns; a claim without an entry, with a full lease
- * table, marks it by its commit.  If the claim is rolled back the group may have two jobs that wait, and one turn
- * more in that round; never one place more.
+ * table, marks it by its commit.  If the claim is rolled back the group may have two jobs that
+ * wait, and one turn more in that round; never one place more.
  *
  * A job that is enqueued without a group, in a queue whose groups have places, is of the group
  * without a name, which no user can give: '' in the row, NULL for who claims it.  It takes
- * turns as the others do, and has any number of places, also when group_running is 1 by now.  Since these need no count,
- * its floor is the time of its last promotion: what waits below that, after a claim that was
- * rolled back, is one turn more.  claim_job and the like promote the job that they ask for,
- * without being the group's owner.
+ * turns as the others do, and has any number of places, also when group_running is 1 by now.
+ * Since these need no count, its floor is the time of its last promotion: what waits below
+ * that, after a claim that was rolled back, is one turn more. claim_job and the like promote
+ * the job that they ask for, without being the group's owner.
  *
  * Where to look: jobs with a place have a ready_at that was the time of their promotion or,
  * where that is later, the time from which their group may start the next one (group_rate,
  * job/group_rate.c).  A floor of the clock's epoch (shared/groups.c) says more than of a head:
  * none of the group's jobs with a place has a ready_at that is below it, and none one that is
- * both above its last, and yet to come.  So those that wait for their time are not read: there may
- * be many.  Who gives a job that has a place another time drops the floor.
+ * both above its last, and yet to come.  So those that wait for their time are not read: there
+ * may be many.  Who gives a job that has a place another time drops the floor.
  */
 #include "postgres.h"
 
@@ -70,8 +70,8 @@
 
 /*
  * Adds to a change that sets ready_at, of a job of a group that has places, whether the job
- * takes one, or keeps it.  Without it waits for that time by its run_at, and the group is checked
- * when this has committed: the place that it had, if any, is free.
+ * takes one, or keeps it.  Without it waits for that time by its run_at, and the group is
+ * checked when this has committed: the place that it had, if any, is free.
  */
 void
 idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue, bool takes,

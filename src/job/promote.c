@@ -14,10 +14,10 @@
  * these from blocked is here, under the ownership of the group, which is taken before
  * the snapshot and lasts until the promotion is visible: so the snapshot shows the
  * head that there is, if there is one.  The floor, below which it is not looked for, is
- * read after each snapshot (the proof stands in shared/groups.c).  The ownership of a prepared transaction does
- * not outlive a restart, nor the end of another one: where there may be prepared
- * transactions, a promotion also searches for a head that is not committed, and leaves
- * such a group alone.
+ * read after each snapshot (the proof stands in shared/groups.c).  The ownership of a prepared
+ * transaction does not outlive a restart, nor the end of another one: where there may be
+ * prepared transactions, a promotion also searches for a head that is not committed, and
+ * leaves such a group alone.
  *
  * No group is forgotten: of a group whose committed jobs have no head there is a mark, an
  * owner, a scan of its queue that is to come, or a session between its commit and its
@@ -38,8 +38,9 @@
  * (job/promote_one.c).  A job that had expired when its
  * turn came is cancelled, and the next one follows.
  *
- * Marks of children and parents (shared/kin.c) are among those of groups, and taken and owned as they
- * are; what is done then is job/kin.c's.  A child that joins its group has that promoted.
+ * Marks of children and parents (shared/kin.c) are among those of groups, and taken and owned
+ * as they are; what is done then is job/kin.c's.  A child that joins its group has that
+ * promoted.
  */
 #include "postgres.h"
 
@@ -86,9 +87,9 @@ static struct
 
 /*
  * Promotes a group that this session owns, or does what its mark of a job with kin is for, and
- * gives it back unless this transaction has written in it, now or before (again); returns whether
- * there is a job now that can be claimed.  *joined: the group that a child has joined, which may
- * need a head; otherwise it is left alone.
+ * gives it back unless this transaction has written in it, now or before (again); returns
+ * whether there is a job now that can be claimed. *joined: the group that a child has joined,
+ * which may need a head; otherwise it is left alone.
  */
 static bool
 promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name,
@@ -383,9 +384,10 @@ idemq_promote_some(const QueueInfo *queue, int max)
 }
 
 /*
- * As idemq_promote_some, for the worker, which may ask whether to linger before it does so again:
- * while claims have many jobs before them in some queue of which it promoted heads, nobody waits for the
- * next ones, and many at a time cost less than a signal, a wake-up and a transaction each.
+ * As idemq_promote_some, for the worker, which may ask whether to linger before it does so
+ * again: while claims have many jobs before them in some queue of which it promoted heads,
+ * nobody waits for the next ones, and many at a time cost less than a signal, a wake-up and a
+ * transaction each.
  */
 void
 idemq_promote_batch(const QueueInfo *queue, int max)

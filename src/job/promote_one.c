@@ -24,11 +24,10 @@
 #define MAX_PASSED 100
 
 /*
- * Makes a blocked job its group's head, or gives it a place: it is due at once, or at its run_at, or
- * when group_rate lets its group start it; sets *args.  One that waits for its run_at takes no
- * place, and is asked about the rate when it does.
- * From here on no head has an earlier ready_at than args->now, and no job that is blocked a
- * lesser id.
+ * Makes a blocked job its group's head, or gives it a place: it is due at once, or at its
+ * run_at, or when group_rate lets its group start it; sets *args.  One that waits for its
+ * run_at takes no place, and is asked about the rate when it does.  From here on no head has
+ * an earlier ready_at than args->now, and no job that is blocked a lesser id.
  */
 static JobWrite
 make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *args)
@@ -60,7 +59,8 @@ promoted(const EventArgs *args)
 
 /*
  * Looks again at the job of a group whose turn it is: should it wait for group_rate, and longer
- * than it has to by now, it is due when the rate says now (job/group_rate.c).  HAS_HEAD: it stays.
+ * than it has to by now, it is due when the rate says now (job/group_rate.c).  HAS_HEAD: it
+ * stays.
  */
 static Promotion
 hasten(JobsTable *table, const QueueInfo *queue, const Job *job)
@@ -182,9 +182,10 @@ give_place(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *
 }
 
 /*
- * As promote_head, of a group with places: its next job gets one if there is one.  Those before it
- * that are not due are promoted without.  Jobs without a group have no order to keep: one whose row
- * is held, by a producer that replaces it, say, makes way, and is looked at again a moment later.
+ * As promote_head, of a group with places: its next job gets one if there is one.  Those
+ * before it that are not due are promoted without.  Jobs without a group have no order to
+ * keep: one whose row is held, by a producer that replaces it, say, makes way, and is looked
+ * at again a moment later.
  */
 static Promotion
 promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
@@ -247,8 +248,8 @@ promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 }
 
 /*
- * Promotes the next job of a group that this session owns, by a snapshot that is younger than its
- * ownership, and sets *floor to what it is then.
+ * Promotes the next job of a group that this session owns, by a snapshot that is younger than
+ * its ownership, and sets *floor to what it is then.
  */
 Promotion
 idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,

@@ -10,12 +10,12 @@
  * Places: each promotion had seen the ends of the attempts whose places it counted as
  * free, so a snapshot that sees the promotion sees these ends.
  *
- * A group without a head, or with a free place and nobody that waits to be claimed, is a suspect.  Once all that its snapshot showed has reached
- * shared memory (idemq_check_settled), the group is known there (shared/groups.c), or
- * has been promoted since.  If it is not known, and afterwards still has no head and
- * the same jobs, no session will promote it.  The exception is a session that scans
- * all groups at that moment and knows of none before it reaches it; so a suspect is
- * checked for a second.
+ * A group without a head, or with a free place and nobody that waits to be claimed, is a
+ * suspect.  Once all that its snapshot showed has reached shared memory (idemq_check_settled),
+ * the group is known there (shared/groups.c), or has been promoted since.  If it is not known,
+ * and afterwards still has no head and the same jobs, no session will promote it.  The
+ * exception is a session that scans all groups at that moment and knows of none before it
+ * reaches it; so a suspect is checked for a second.
  */
 #include "postgres.h"
 

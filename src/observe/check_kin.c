@@ -7,10 +7,10 @@
  * no race.  The same holds for what it depends on.
  *
  * A child that a look would change is a suspect.  Once all that its snapshot showed has reached
- * shared memory (idemq_check_settled), the child or the parent that it watches is marked there, or
- * somebody has them, or their queue is to be scanned; or the look has been done since.  If
- * neither, nobody will look at it.  A session that scans takes children one by one, so a suspect is
- * checked for a second, as a group without a head is (observe/check_groups.c).
+ * shared memory (idemq_check_settled), the child or the parent that it watches is marked
+ * there, or somebody has them, or their queue is to be scanned; or the look has been done
+ * since.  If neither, nobody will look at it.  A session that scans takes children one by one,
+ * so a suspect is checked for a second, as a group without a head is (observe/check_groups.c).
  */
 #include "postgres.h"
 

@@ -7,11 +7,12 @@
  * pg_upgrade to another version.  Function and role are looked up whenever a job is run, and so
  * are their rights: what the role may not do any more, its handler cannot.
  *
- * The function is called f(payload jsonb), and returns jsonb, the result, or void.  A superuser's
- * handler runs only functions that superusers own: who owns the function could replace it, and
- * act as the superuser.  Any other handler runs a function of the role itself, of a superuser, or
- * of the owner that it had when the handler was set: since it is found by its name, whoever may
- * create objects in the schema could otherwise take the name of one that was dropped.
+ * The function is called f(payload jsonb), and returns jsonb, the result, or void.  A
+ * superuser's handler runs only functions that superusers own: who owns the function could
+ * replace it, and act as the superuser.  Any other handler runs a function of the role itself,
+ * of a superuser, or of the owner that it had when the handler was set: since it is found by
+ * its name, whoever may create objects in the schema could otherwise take the name of one that
+ * was dropped.
  *
  * That a role may log in and connect is asked as well: NOLOGIN is how a role is locked out.  Its
  * password's VALID UNTIL and pg_hba.conf are not: they are about clients.

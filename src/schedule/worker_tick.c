@@ -5,8 +5,8 @@
  *
  * All schedules are listed when one has changed (a statement trigger says so), when the first
  * comes due, and once a minute at least while there are any: a wall clock that was set ahead is
- * noticed then.  The worker does not hear of what it writes itself, or a tick that fails would be
- * tried without a pause; that is tried again after a minute, as a driver would.
+ * noticed then.  The worker does not hear of what it writes itself, or a tick that fails would
+ * be tried without a pause; that is tried again after a minute, as a driver would.
  *
  * Each is run in a subtransaction, so that one that fails undoes no other.  That another driver
  * ticks as well does no harm: see schedule/tick.c.

@@ -11,10 +11,10 @@
  *
  * Nothing here is undone by a rollback, or known after a restart.
  *
- * The buckets of group_rate (job/group_rate.c) are among them.  One that has no room refuses; one
- * that is not there, be it after a restart, counts as full since a time that the caller
- * says; and a charge that came to nothing is taken back, if it is still the last one: out of
- * a number that others have built on nothing can be taken exactly.
+ * The buckets of group_rate (job/group_rate.c) are among them.  One that has no room refuses;
+ * one that is not there, be it after a restart, counts as full since a time that the caller
+ * says; and a charge that came to nothing is taken back, if it is still the last one: out of a
+ * number that others have built on nothing can be taken exactly.
  *
  * Locks: see README.md, level 4.  Each partition's lock covers its entries; an entry's
  * number is atomic, and changes with the lock shared.  All partitions are locked, in
@@ -274,9 +274,9 @@ bounded(const BucketCharge *charge, const GcraLimit *limit, uint64 tat, int64 no
 }
 
 /*
- * Charges a bucket that is there, or asks it; false when it is not.  One that is emptier than empty, since
- * the period was shortened, is empty from now on, and fills: or it would be so at each call, until the
- * former period is over.
+ * Charges a bucket that is there, or asks it; false when it is not.  One that is emptier than
+ * empty, since the period was shortened, is empty from now on, and fills: or it would be so at
+ * each call, until the former period is over.
  */
 static bool
 charge_existing(BucketCharge *charge, const BucketKey *key, const GcraLimit *limit, bool asks)
@@ -308,8 +308,8 @@ charge_existing(BucketCharge *charge, const BucketKey *key, const GcraLimit *lim
 
 /*
  * Charges one to the bucket of that name in this database, if that is allowed; takes effect
- * at once.  Returns false when there is no room for the bucket: then it is not allowed, and counted.
- * charge->empty_at is given.
+ * at once.  Returns false when there is no room for the bucket: then it is not allowed, and
+ * counted. charge->empty_at is given.
  */
 bool
 idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)

@@ -243,8 +243,8 @@ count_of(HandlerKey key)
 
 /*
  * Asks a process of another handler to leave, for one that has none: see the top of the
- * file.  None when one has been asked already, which has had a turn since at most: it may be at a
- * job that does not end.  Lock held.
+ * file.  None when one has been asked already, which has had a turn since at most: it may be
+ * at a job that does not end.  Lock held.
  */
 static void
 ask_to_leave(HandlerKey key)
@@ -281,8 +281,8 @@ ask_to_leave(HandlerKey key)
 }
 
 /*
- * Reserves a place for a process of the handler of a queue's slot, which may have so many.  *again: when (mono)
- * to come again; PG_INT64_MAX: when something asks for it.
+ * Reserves a place for a process of the handler of a queue's slot, which may have so many.
+ * *again: when (mono) to come again; PG_INT64_MAX: when something asks for it.
  */
 HandlerReserve
 idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 *again)
@@ -357,8 +357,8 @@ idemq_handler_unreserve(QueueSlot *slot, const HandlerTicket *ticket)
 }
 
 /*
- * Notes how many processes the handler of a slot may have, 0 for none.  Those that run find out by
- * themselves.
+ * Notes how many processes the handler of a slot may have, 0 for none.  Those that run find
+ * out by themselves.
  */
 void
 idemq_handler_settle(QueueSlot *slot, HandlerKey key, int wanted)

@@ -17,26 +17,27 @@
  *		P: is visible; reads the filter; marks the parent if its bit is set.
  *
  * If P reads the filter before E sets the bit, P is visible before the child is marked: who
- * takes that mark takes its snapshot after it, and sees P.  Otherwise P marks the parent.  Who takes
- * that mark sees the child and looks at it; or does not see it, and then E was not visible
- * by then, and P was: again the child's own mark comes later than P.  Bits are set before
- * the rows are written, and never cleared, so that a rollback leaves one too many, and
+ * takes that mark takes its snapshot after it, and sees P.  Otherwise P marks the parent.  Who
+ * takes that mark sees the child and looks at it; or does not see it, and then E was not
+ * visible by then, and P was: again the child's own mark comes later than P.  Bits are set
+ * before the rows are written, and never cleared, so that a rollback leaves one too many, and
  * PREPARE TRANSACTION needs nothing.
  *
  * After a start nothing is known: each queue counts as one that has children, and each job
  * as a parent, until the rows of idemq.dependencies have been read
  * (idemq_kin_learn_begin, the rows, idemq_kin_learn_end): what is committed after
- * these were read sets its bits itself.  What ends in between is marked in any case.  The same holds after
- * COMMIT PREPARED, whose transaction may have set its bits before a restart, and when rows were
- * written by hand or by a restore.  Each of these has all queues scanned for children whose
- * parents are done (shared/groups.c: want_scan), which finds what ended before.
+ * these were read sets its bits itself.  What ends in between is marked in any case.  The same
+ * holds after COMMIT PREPARED, whose transaction may have set its bits before a restart, and
+ * when rows were written by hand or by a restore.  Each of these has all queues scanned for
+ * children whose parents are done (shared/groups.c: want_scan), which finds what ended before.
  *
  * A mark is one of the table of groups (shared/groups.c), under a name that no group can
  * have: it begins with a zero byte.  So the rest is as with groups: one owner at a time;
- * a mark that comes while there is one is kept for the time after; without room the queue is to be scanned.
+ * a mark that comes while there is one is kept for the time after; without room the queue is
+ * to be scanned.
  *
- * Without a worker nobody may ever claim from a parent's queue again, and take its mark: then its
- * end has the queues scanned that have kin.
+ * Without a worker nobody may ever claim from a parent's queue again, and take its mark: then
+ * its end has the queues scanned that have kin.
  *
  * The bits are never taken back before the next start: with as many dependencies since as there
  * are bits, most jobs of queues that have kin are marked in vain, for one lookup each.

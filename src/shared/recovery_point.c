@@ -5,10 +5,10 @@
  *
  * A search is needed where a job may be in flight without a lease entry: of a new slot
  * (so after each start), after a claim with a full lease table, COMMIT PREPARED, a row that
- * was written by hand.  next_recovery is when it may go on.  The search goes over the ready index in steps, by claims and by the
- * worker; each step notes where it ended.  A search that is asked for while one is under
- * way moves the epoch, which voids what the older one notes; or it makes the older one
- * incomplete, so that another follows.
+ * was written by hand. next_recovery is when it may go on.  The search goes over the ready
+ * index in steps, by claims and by the worker; each step notes where it ended.  A search that
+ * is asked for while one is under way moves the epoch, which voids what the older one notes;
+ * or it makes the older one incomplete, so that another follows.
  *
  * Locks: see README.md, level 3; next_recovery is written under the slot's lock, and read
  * without it by every claim: one that reads too early does no step of a search that has

@@ -330,8 +330,8 @@ idemq_slot_current(QueueSlot *slot, int32 queue_id)
 }
 
 /*
- * Notes that this transaction has just created the queue, and given it its slot: of what it does in
- * this life of the slot, nothing was before.  A rollback takes the slot away.
+ * Notes that this transaction has just created the queue, and given it its slot: of what it
+ * does in this life of the slot, nothing was before.  A rollback takes the slot away.
  */
 void
 idemq_slot_note_new(QueueSlot *slot, int32 queue_id)

@@ -5,16 +5,18 @@
  * idemq.dependencies has a row for each child and parent, for as long as the child's row is
  * there.  idemq.children has one for each child whose parents are not done: it goes in
  * the transaction that makes the child pending, or lets it join its group.  A job of which
- * it has a row is blocked, without a group; or cancelled, and blocked again when it is brought back.
+ * it has a row is blocked, without a group; or cancelled, and blocked again when it is brought
+ * back.
  *
  * waits_for is the parent that the child watches: of its parents, all with lesser ids are done.
- * It only grows, so each parent of a child is looked at once on the way to its release, however many
- * there are and in whichever order they finish.
+ * It only grows, so each parent of a child is looked at once on the way to its release,
+ * however many there are and in whichever order they finish.
  *
  * A parent counts as done when it is completed; when it is dead or cancelled, if the child says
- * run.  A row that is gone was completed, since nobody else deletes a parent of a child that it can see;
- * unless gone_as says otherwise: who enqueued the child found it dead or cancelled, or it was deleted
- * by SQL (purge, drop_queue, a DBA), which writes here what it was.
+ * run.  A row that is gone was completed, since nobody else deletes a parent of a child that
+ * it can see; unless gone_as says otherwise: who enqueued the child found it dead or
+ * cancelled, or it was deleted by SQL (purge, drop_queue, a DBA), which writes here what it
+ * was.
  *
  * What is read goes by the latest snapshot.  Rows are written by who holds the child's row: it
  * has just inserted or changed it.  So no lock is met, but those of who deletes by SQL.

@@ -5,8 +5,8 @@
  * A child's rows name its queue: by these it is marked when its parents are done.
  *
  * A job that sleeps until an event would not hear of one that is sent to its new queue, nor of
- * one that was sent there before.  It is made ready instead, and asks again: its wait has the new
- * queue from then on, and ends when it would have (api/await_event.c).
+ * one that was sent there before.  It is made ready instead, and asks again: its wait has the
+ * new queue from then on, and ends when it would have (api/await_event.c).
  *
  * Both are done in the transaction that moves it, which holds the job's row.
  */

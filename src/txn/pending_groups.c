@@ -313,8 +313,8 @@ idemq_pending_groups_note_floor(const GroupTaken *group, GroupFloor floor)
 }
 
 /*
- * Returns the greatest ready_at of a group's jobs with a place that this transaction knows of and
- * others do not yet: of an owned group the floor is theirs until it commits.
+ * Returns the greatest ready_at of a group's jobs with a place that this transaction knows of
+ * and others do not yet: of an owned group the floor is theirs until it commits.
  */
 TimestampTz
 idemq_pending_groups_last(const GroupKey *key)

@@ -7,10 +7,10 @@
  * idemq.jobs gains nothing from the worker's superuser.  What such a trigger has SET is
  * reset after the chore.
  *
- * An error is logged with the chore and the queue (worker/worker_log.c), and that chore of that queue is put
- * off for a second, twice as long each time, up to 64 s, or 8 s where it was a lock; all
- * others go on.  A chore waits for a lock for 200 ms at most, all chores together for a tenth
- * of the time.
+ * An error is logged with the chore and the queue (worker/worker_log.c), and that chore of
+ * that queue is put off for a second, twice as long each time, up to 64 s, or 8 s where it was
+ * a lock; all others go on.  A chore waits for a lock for 200 ms at most, all chores together
+ * for a tenth of the time.
  */
 #include "postgres.h"
 

@@ -15,9 +15,9 @@
  * of its processes, an immediate shutdown; not a shutdown that lets it give its jobs back) the
  * handler's row counts one crash more, before a process is started: so no process is started
  * before the search for such jobs (job/recover.c) has been through the queue.  The third in a
- * row stops the handler.  A job that its function has returned for ends the row; but a job that was
- * interrupted three times in a row stops it in any case (job/reap.c).  The count is flushed: the
- * next crash must find it.
+ * row stops the handler.  A job that its function has returned for ends the row; but a job
+ * that was interrupted three times in a row stops it in any case (job/reap.c).  The count is
+ * flushed: the next crash must find it.
  */
 #include "postgres.h"
 
