@@ -237,7 +237,8 @@ $one->{stderr} = '';
 is_sql($node, $claim, 'second', 'the next one looks at all of them');
 
 # A job that may be started once: the claim that has charged the start is stopped, and another one, which is refused,
-# puts the job off; so the start does not come about.  The job is not put off for a start that nobody had.
+# puts the job off; so the start does not come about.  The job is not put off for a start that nobody had: it is the
+# first one's, should that one look at the groups once more, or ready at once.
 sql($node, "SELECT idemq.drop_queue(name, force => true) FROM idemq.queues");
 foreach my $running (1, 2)
 {
@@ -250,8 +251,8 @@ foreach my $running (1, 2)
 	is_sql($node, $claim, '', "group_running $running: another claim is refused");
 	is_sql($node, "SELECT ready_at > now() + interval '1 day' FROM idemq.jobs WHERE payload = '\"only\"'", 't', 'and puts the job off');
 	$charged->();
-	unlike(scalar $one->query('SELECT 1'), qr/only/, 'the first one does not have it now');
-	is_sql($node, $claim, 'only', 'it is ready at once');
+	my $has_it = $one->query('SELECT 1') =~ /only/;
+	is_sql($node, $claim, $has_it ? '' : 'only', 'it is ready at once, ' . ($has_it ? 'and the first one has it' : 'for who comes next'));
 	is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 	sql($node, "SELECT idemq.drop_queue('g', force => true)");
 }
