@@ -26,14 +26,6 @@ sub start
 		'>', \my $stdout, '2>', \my $stderr, IPC::Run::timeout(300));
 }
 
-sub until_true
-{
-	my ($sql, $what) = @_;
-
-	ok($node->poll_query_until('postgres', $sql), $what);
-	return;
-}
-
 sql($node, q[SELECT idemq.create_queue('mail', lease => '1 h', retry_base => '10 ms', max_attempts => 2);
 	CREATE TABLE confirmations (order_id int, sent_at timestamptz DEFAULT now())]);
 
@@ -41,13 +33,13 @@ sql($node, q[SELECT idemq.create_queue('mail', lease => '1 h', retry_base => '10
 my $order = 'SELECT count(idemq.enqueue(\'mail\', jsonb_build_object(\'order\', n), key => \'order-\' || n))';
 sql($node, "$order FROM generate_series(1, 20) n");
 my @workers = map { start('worker.py') } 1 .. 2;
-until_true(q[SELECT completed = 20 FROM idemq.metrics WHERE queue = 'mail'], 'two workers do what was there');
+is_soon($node, q[SELECT completed = 20 FROM idemq.metrics WHERE queue = 'mail'], 'two workers do what was there');
 sql($node, "$order FROM generate_series(21, 40) n");
-until_true(q[SELECT completed = 40 FROM idemq.metrics WHERE queue = 'mail'], 'and what comes later');
+is_soon($node, q[SELECT completed = 40 FROM idemq.metrics WHERE queue = 'mail'], 'and what comes later');
 
 # An effect that fails undoes the commit, and counts as an attempt.
 sql($node, q[SELECT idemq.enqueue('mail', '{"order": "none"}')]);
-until_true(q[SELECT dead = 1 FROM idemq.metrics WHERE queue = 'mail'], 'a job that always fails dies');
+is_soon($node, q[SELECT dead = 1 FROM idemq.metrics WHERE queue = 'mail'], 'a job that always fails dies');
 is_sql($node, q[SELECT count(*), bool_and(error LIKE 'invalid input syntax%') FROM idemq.attempts], '2|t',
 	'its attempts tell why');
 
@@ -57,33 +49,33 @@ my $blocker = session($node);
 my $inside = q[SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO conf%'];
 $blocker->query_safe('BEGIN; LOCK confirmations');
 sql($node, "$order FROM generate_series(41, 41) n");
-until_true($inside, 'a worker is in its effect');
+is_soon($node, $inside, 'a worker is in its effect');
 sql($node, q[SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock']);
 $blocker->query_safe('COMMIT');
-until_true(q[SELECT completed = 41 FROM idemq.metrics WHERE queue = 'mail'], 'it is done nevertheless');
+is_soon($node, q[SELECT completed = 41 FROM idemq.metrics WHERE queue = 'mail'], 'it is done nevertheless');
 
 # Both asleep, both disconnected: they come back.
 sql($node, q[SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%']);
 sql($node, "$order FROM generate_series(42, 42) n");
-until_true(q[SELECT completed = 42 FROM idemq.metrics WHERE queue = 'mail'], 'workers connect again');
+is_soon($node, q[SELECT completed = 42 FROM idemq.metrics WHERE queue = 'mail'], 'workers connect again');
 
 # Killed in the middle of an effect.  The one that is left takes over, and so does a new one.
 $blocker->query_safe('BEGIN; LOCK confirmations');
 sql($node, "$order FROM generate_series(43, 43) n");
-until_true($inside, 'a worker is in its effect again');
+is_soon($node, $inside, 'a worker is in its effect again');
 $_->kill_kill foreach @workers;
 sql($node, q[SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock']);
 $blocker->query_safe('COMMIT');
 @workers = start('worker.py');
-until_true(q[SELECT completed = 43 FROM idemq.metrics WHERE queue = 'mail'], 'another worker does the job of one that was killed');
+is_soon($node, q[SELECT completed = 43 FROM idemq.metrics WHERE queue = 'mail'], 'another worker does the job of one that was killed');
 $_->kill_kill foreach @workers;
 
 # Told to end in the middle of an effect, a worker ends after it; one that sleeps, soon.
 @workers = map { start('worker.py') } 1 .. 2;
-until_true(q[SELECT count(*) = 2 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%'], 'two workers sleep');
+is_soon($node, q[SELECT count(*) = 2 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%'], 'two workers sleep');
 $blocker->query_safe('BEGIN; LOCK confirmations');
 sql($node, "$order FROM generate_series(44, 44) n");
-until_true($inside, 'one is in its effect');
+is_soon($node, $inside, 'one is in its effect');
 $_->signal('TERM') foreach @workers;
 $blocker->query_safe('COMMIT');
 $_->finish foreach @workers;
@@ -93,17 +85,17 @@ is_sql($node, q[SELECT status, attempt FROM idemq.job_by_key('mail', 'order-44')
 # A server that only reads, as after a failover behind one address: the worker connects until it is on one that writes.
 @workers = start('worker.py');
 my $asleep = q[SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%'];
-until_true($asleep, 'a worker sleeps');
+is_soon($node, $asleep, 'a worker sleeps');
 my $writer = session($node);
 $writer->query_safe('SET default_transaction_read_only = off');
 $node->append_conf('postgresql.conf', 'default_transaction_read_only = on');
 $node->reload;
-until_true(q[SELECT current_setting('transaction_read_only') = 'on'], 'the server only reads');
+is_soon($node, q[SELECT current_setting('transaction_read_only') = 'on'], 'the server only reads');
 $writer->query_safe("$order FROM generate_series(45, 45) n");
-until_true(q[SELECT count(*) = 0 FROM pg_stat_activity WHERE query ~ 'idemq.(wait|claim)\(' AND pid <> pg_backend_pid()], 'the worker has left it');
+is_soon($node, q[SELECT count(*) = 0 FROM pg_stat_activity WHERE query ~ 'idemq.(wait|claim)\(' AND pid <> pg_backend_pid()], 'the worker has left it');
 $node->append_conf('postgresql.conf', 'default_transaction_read_only = off');
 $node->reload;
-until_true(q[SELECT completed = 45 FROM idemq.metrics WHERE queue = 'mail'], 'it goes on where it can write');
+is_soon($node, q[SELECT completed = 45 FROM idemq.metrics WHERE queue = 'mail'], 'it goes on where it can write');
 $_->kill_kill foreach @workers;
 $writer->quit;
 $blocker->quit;
@@ -130,7 +122,7 @@ sql($node, q[SELECT idemq.fail(id, token, 'killed', retry_in => '0') FROM idemq.
 is(letters(AT => 'refuse carl'), 0, 'a letter that cannot be sent');
 is_sql($node, q[SELECT checkpoint->>'done', last_error FROM idemq.job_by_key('letters', 'news-1')], '2|no way to carl',
 	'fails the job and keeps the recovery point');
-until_true(q[SELECT ready_at <= clock_timestamp() FROM idemq.job_by_key('letters', 'news-1')], 'the retry is due');
+is_soon($node, q[SELECT ready_at <= clock_timestamp() FROM idemq.job_by_key('letters', 'news-1')], 'the retry is due');
 is(letters(), 0, 'the third attempt ends it');
 is_sql($node, q[SELECT status, attempt FROM idemq.job_by_key('letters', 'news-1')], 'completed|3', 'completed');
 isnt(letters(), 0, 'there is no other job');
@@ -149,7 +141,7 @@ is_sql($node, q[SELECT checkpoint->>'done', status, attempt FROM idemq.job_by_ke
 is(letters(AT => 'garble gerd'), 0, 'a proxy answers for the service');
 is_sql($node, q[SELECT checkpoint->>'done', status, attempt, last_error LIKE 'Expecting value%' FROM idemq.job_by_key('letters', 'news-2')],
 	'2|failed|1|t', 'fails the job');
-until_true(q[SELECT ready_at <= clock_timestamp() FROM idemq.job_by_key('letters', 'news-2')], 'its retry is due');
+is_soon($node, q[SELECT ready_at <= clock_timestamp() FROM idemq.job_by_key('letters', 'news-2')], 'its retry is due');
 is(letters(), 0, 'the next attempt ends it');
 is(join(' ', map { /^news-2\S+ \S+ (\S+)$/ ? $1 : () } split /\n/, slurp_file("$tmp/letters")), 'emil fritz gerd', 'each letter was sent once');
 

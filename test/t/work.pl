@@ -11,7 +11,6 @@ use Idemq;
 use IPC::Run;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes ();
 
 my $tmp = $PostgreSQL::Test::Utils::tmp_check;
 my $node = new_server('work', 'idemq.worker' => 'on');
@@ -66,19 +65,6 @@ sub is_job
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	is_sql($node, "SELECT status, attempt, result, last_error FROM idemq.jobs WHERE id = $id", $expected, $name);
-}
-
-# Waits until code answers true.
-sub until_true
-{
-	my ($what, $code) = @_;
-
-	foreach (1 .. 1800)
-	{
-		return if $code->();
-		Time::HiRes::sleep(0.1);
-	}
-	die "never: $what";
 }
 
 sub until_file { my ($file) = @_; until_true($file, sub { -s "$tmp/$file" }); return slurp_file("$tmp/$file") }

@@ -12,7 +12,7 @@ use Test::More;
 use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf session sql sqlstate is_sql is_state wal_records
-  has_debugger stop_at asleep sleeper answer worker_pid stop_worker wait_until crash
+  has_debugger stop_at asleep sleeper answer worker_pid stop_worker wait_until until_true crash
   clients unexpected is_soon write_whole pooler);
 
 # Settings of script/server.conf: what a server needs to preload idemq.
@@ -217,6 +217,19 @@ sub wait_until
 		Time::HiRes::sleep(0.1);
 	}
 	die "never '$expected': $sql";
+}
+
+# Waits until code answers true; a test that goes on without it tells nothing.
+sub until_true
+{
+	my ($what, $code) = @_;
+
+	foreach (1 .. 1800)
+	{
+		return if $code->();
+		Time::HiRes::sleep(0.1);
+	}
+	die "never: $what";
 }
 
 # A crash of the whole server, and its start; $between->() while it is down.  Answers when it

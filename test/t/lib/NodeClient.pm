@@ -5,27 +5,14 @@ use strict;
 use warnings FATAL => 'all';
 
 use Exporter 'import';
+use Idemq;
 use IPC::Run;
 use JSON::PP;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes ();
 
-our @EXPORT = qw(until_true slurped until_file packed application);
-
-# Waits until code answers true.
-sub until_true
-{
-	my ($what, $code) = @_;
-
-	foreach (1 .. 1800)
-	{
-		return if $code->();
-		Time::HiRes::sleep(0.1);
-	}
-	die "never: $what";
-}
+our @EXPORT = qw(slurped until_file packed application);
 
 # A file of the test's folder; '' when it is not there.
 sub slurped

@@ -26,7 +26,6 @@ use JSON::PP;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes ();
 
 our @EXPORT = qw(provider survives fails_over);
 
@@ -57,18 +56,6 @@ sub ask
 
 # Of a list of recipients, those of this form.
 sub mine { my ($it, $path) = @_; return $it->{mails} ? grep { /\.\Q$it->{db}\E\./ } @{ $it->ask($path) } : () }
-
-sub until_true
-{
-	my ($what, $code) = @_;
-
-	foreach (1 .. 1800)
-	{
-		return if $code->();
-		Time::HiRes::sleep(0.1);
-	}
-	die "never: $what";
-}
 
 sub new
 {
