@@ -261,6 +261,7 @@ note_edge(const KinEdge *edge)
 void
 idemq_kin_learn(const QueueInfo *queue)
 {
+	bool unseen = false;
 	KinEdge *edges;
 	int count;
 
@@ -277,13 +278,16 @@ idemq_kin_learn(const QueueInfo *queue)
 		{
 			count = idemq_kin_edges(edges, LEARN_BATCH);
 			for (int i = 0; i < count; i++)
+			{
 				note_edge(&edges[i]);
+				unseen |= edges[i].parent_queue == 0;
+			}
 			if (count > 0)
 				edges[0] = edges[count - 1];
 		} while (count == LEARN_BATCH);
 		pfree(edges);
 	}
-	idemq_kin_learn_end();
+	idemq_kin_learn_end(unseen);
 }
 
 /*

@@ -142,14 +142,15 @@ begin_slot(const SlotView *view, void *arg)
 		(void) pg_atomic_fetch_or_u32(&view->slot->kin, LEARNING);
 }
 
-/* A slot that has been unset, or occupied, since stays unknown. */
+/* A slot that has been unset, or occupied, since stays unknown.  arg: the bits that others get. */
 static void
 end_slot(const SlotView *view, void *arg)
 {
+	uint32 learned = *(const uint32 *) arg;
 	uint32 kin = pg_atomic_read_u32(&view->slot->kin);
 
 	while ((kin & LEARNING) != 0 &&
-		   !pg_atomic_compare_exchange_u32(&view->slot->kin, &kin, (kin & ~LEARNING) | KNOWN))
+		   !pg_atomic_compare_exchange_u32(&view->slot->kin, &kin, (kin & ~LEARNING) | learned))
 		;
 }
 
@@ -161,11 +162,17 @@ idemq_kin_learn_begin(void)
 	pg_memory_barrier();
 }
 
-/* To be called when all of them have been noted. */
+/*
+ * To be called when all of them have been noted.  unseen: not so the queue of each, since there
+ * is no row of some parent.  It is gone, as a rule; or it comes yet, by a restore in parallel,
+ * into any queue: so any may have parents then, and its jobs' own bits decide.
+ */
 void
-idemq_kin_learn_end(void)
+idemq_kin_learn_end(bool unseen)
 {
-	idemq_for_each_slot(MyDatabaseId, end_slot, NULL);
+	uint32 learned = unseen ? KNOWN | SOME : KNOWN;
+
+	idemq_for_each_slot(MyDatabaseId, end_slot, &learned);
 }
 
 /* Makes a slot's queue unknown again. */

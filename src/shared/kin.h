@@ -26,7 +26,7 @@ extern bool idemq_kin_maybe(const QueueSlot *slot, int64 job_id);
 extern bool idemq_kin_is_known(const QueueSlot *slot);
 extern bool idemq_kin_is_used(const QueueSlot *slot);
 extern void idemq_kin_learn_begin(void);
-extern void idemq_kin_learn_end(void);
+extern void idemq_kin_learn_end(bool unseen);
 extern void idemq_kin_unset(QueueSlot *slot);
 extern void idemq_kin_name(char *name, KinMark mark, int64 job_id);
 extern bool idemq_kin_read(const GroupKey *key, KinMark *mark, int64 *job_id);

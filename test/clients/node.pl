@@ -195,7 +195,8 @@ sql($node, "SELECT idemq.alter_queue('q', job_timeout => '1 s')");
 	$hung = enqueue('{"hang": true}');
 	$good = enqueue('{}');
 	soon_done($good, 1, 'outside: a worker whose handler hangs goes on');
-	is(slurped("cancelled.$hung"), "timeout\n", 'the handler was told');
+	# Whoever is first: the worker's clock, or a heartbeat that finds the lease ended by the server's.
+	like(slurped("cancelled.$hung"), qr/^(timeout|lease)\n$/, 'the handler was told');
 	is_sql($node, "SELECT last_error ~ 'job_timeout|lease expired' FROM idemq.jobs WHERE id = $hung", 't', 'its lease was let go');
 	terminate($worker);
 	sql($node, "SELECT idemq.cancel(id) FROM idemq.jobs WHERE finished_at IS NULL");
