@@ -57,8 +57,10 @@ COMMENT ON FUNCTION idemq.kin_changed() IS 'statement trigger of idemq.dependenc
 
 CREATE TRIGGER idemq_kin_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.dependencies
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq.kin_changed();
+ALTER TABLE idemq.dependencies ENABLE ALWAYS TRIGGER idemq_kin_changed;
 CREATE TRIGGER idemq_kin_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.children
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq.kin_changed();
+ALTER TABLE idemq.children ENABLE ALWAYS TRIGGER idemq_kin_changed;
 
 CREATE FUNCTION idemq.parents(id bigint)
 	RETURNS TABLE (parent bigint, queue text, status idemq.status, result jsonb)

@@ -45,6 +45,9 @@ ALTER TABLE idemq.handler_entries ENABLE ALWAYS TRIGGER idemq_owner_named;
 CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.handler_entries
 	FOR EACH ROW EXECUTE FUNCTION idemq.settings_changed();
 ALTER TABLE idemq.handler_entries ENABLE ALWAYS TRIGGER idemq_settings_changed;
+CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq.handler_entries
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
+ALTER TABLE idemq.handler_entries ENABLE ALWAYS TRIGGER idemq_settings_truncated;
 -- No policy: the view shows what is to be seen.
 ALTER TABLE idemq.handler_entries ENABLE ROW LEVEL SECURITY;
 

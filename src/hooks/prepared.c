@@ -20,11 +20,16 @@
 #include "miscadmin.h"
 #include "storage/lock.h"
 #include "utils/builtins.h"
+#include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 
 #include "hooks/prepared.h"
 #include "base/oids.h"
 #include "base/spi.h"
+
+/* The tables that memory knows something of. */
+static const char *const tables[] = {"jobs",	 "queues",	 "queue_grants", "handler_entries",
+									 "children", "clusters", "dependencies", "schedule_entries"};
 
 static SqlStatement find_prepared =
 	{.text = "SELECT transaction FROM pg_catalog.pg_prepared_xacts WHERE gid = $1",
@@ -81,14 +86,13 @@ holds_for_writing(TransactionId xid, Oid table)
 }
 
 /*
- * Returns whether the prepared transaction of that name has changed jobs, queues or
- * grants.  False when there is no such transaction, or no idemq in this database, or one
+ * Returns whether the prepared transaction of that name has changed what memory knows
+ * something of.  False when there is no such transaction, or no idemq in this database, or one
  * that is yet to be updated.
  */
 bool
 idemq_prepared_has_written(const char *gid)
 {
-	const ObjectOids *oids;
 	TransactionId xid;
 
 	if (idemq_presence() != IDEMQ_HERE)
@@ -96,7 +100,10 @@ idemq_prepared_has_written(const char *gid)
 	xid = transaction_of(gid);
 	if (!TransactionIdIsValid(xid))
 		return false;
-	oids = idemq_oids();
-	return holds_for_writing(xid, oids->jobs) || holds_for_writing(xid, oids->queues) ||
-		   holds_for_writing(xid, oids->queue_grants);
+	for (int i = 0; i < (int) lengthof(tables); i++)
+	{
+		if (holds_for_writing(xid, get_relname_relid(tables[i], idemq_oids()->schema)))
+			return true;
+	}
+	return false;
 }

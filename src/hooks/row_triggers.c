@@ -23,6 +23,7 @@
 #include "txn/pending_ready.h"
 #include "queue/following.h"
 #include "queue/queue_cache.h"
+#include "queue/queue_settings.h"
 #include "queue/queues.h"
 #include "shared/kin.h"
 #include "shared/leases.h"
@@ -61,6 +62,19 @@ column(Relation rel, HeapTuple tuple, JobColumn which, bool *isnull)
 	return SPI_getbinval(tuple, RelationGetDescr(rel), which + 1, isnull);
 }
 
+/*
+ * Returns the slot of a queue; NULL when it has none.  That of a queue whose row is not there
+ * yet, too: a restore in parallel may commit it before our jobs, and others work on it by then.
+ * So what they need is noted without a slot, and finds at the commit the one that there is.
+ */
+static QueueSlot *
+slot_of(int32 queue_id)
+{
+	QueueInfo queue;
+
+	return idemq_queue_by_id(queue_id, &queue) ? queue.slot : NULL;
+}
+
 /* Notes when a job expires, of a row that was written; blocked ones, too. */
 static void
 note_expiry(Relation rel, HeapTuple row)
@@ -70,12 +84,10 @@ note_expiry(Relation rel, HeapTuple row)
 	int32 queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
 	int16 priority = DatumGetInt16(column(rel, row, COL_PRIORITY, &isnull));
 	Datum expires_at = column(rel, row, COL_EXPIRES_AT, &isnull);
-	QueueInfo queue;
 
 	(void) column(rel, row, COL_FINISHED_AT, &running);
-	if (!isnull && running && priority >= 0 && priority < IDEMQ_PRIORITIES &&
-		idemq_queue_by_id(queue_id, &queue))
-		idemq_pending_ready_note_expiry(queue.slot, queue_id, priority,
+	if (!isnull && running && priority >= 0 && priority < IDEMQ_PRIORITIES)
+		idemq_pending_ready_note_expiry(slot_of(queue_id), queue_id, priority,
 										DatumGetTimestampTz(expires_at));
 }
 
@@ -87,7 +99,6 @@ note_version(Relation rel, HeapTuple tuple, bool taken)
 	int16 priority;
 	Datum ready_at;
 	ReadyKey key;
-	QueueInfo queue;
 	bool isnull;
 
 	queue_id = DatumGetInt32(column(rel, tuple, COL_QUEUE_ID, &isnull));
@@ -97,12 +108,12 @@ note_version(Relation rel, HeapTuple tuple, bool taken)
 	key.ready_at = DatumGetTimestampTz(ready_at);
 	key.id = DatumGetInt64(column(rel, tuple, COL_ID, &isnull));
 	priority = DatumGetInt16(column(rel, tuple, COL_PRIORITY, &isnull));
-	if (priority < 0 || priority >= IDEMQ_PRIORITIES || !idemq_queue_by_id(queue_id, &queue))
+	if (priority < 0 || priority >= IDEMQ_PRIORITIES)
 		return;
 	if (taken)
-		idemq_pending_ready_note_taken(queue.slot, queue_id, priority, key);
+		idemq_pending_ready_note_taken(slot_of(queue_id), queue_id, priority, key);
 	else
-		idemq_pending_ready_note(queue.slot, queue_id, priority, key);
+		idemq_pending_ready_note(slot_of(queue_id), queue_id, priority, key);
 }
 
 /* Ends the lease entry of an attempt that the change ended. */
@@ -114,7 +125,6 @@ note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
 	int32 queue_id = DatumGetInt32(column(rel, old_row, COL_QUEUE_ID, &isnull));
 	int64 id = DatumGetInt64(column(rel, old_row, COL_ID, &isnull));
 	int64 token = DatumGetInt64(column(rel, old_row, COL_TOKEN, &isnull));
-	QueueInfo queue = {0};
 
 	if (DatumGetObjectId(column(rel, old_row, COL_STATUS, &isnull)) != processing)
 		return;
@@ -123,8 +133,7 @@ note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
 		DatumGetInt64(column(rel, new_row, COL_TOKEN, &isnull)) == token &&
 		DatumGetInt32(column(rel, new_row, COL_QUEUE_ID, &isnull)) == queue_id)
 		return;
-	(void) idemq_queue_by_id(queue_id, &queue);
-	idemq_pending_note_end(queue.slot, queue_id, id, token);
+	idemq_pending_note_end(slot_of(queue_id), queue_id, id, token);
 }
 
 /* Notes a job that finished without having been in an attempt. */
@@ -133,7 +142,6 @@ note_finished(Relation rel, HeapTuple old_row, HeapTuple new_row)
 {
 	bool running = true;
 	bool isnull;
-	QueueInfo queue = {0};
 
 	(void) column(rel, old_row, COL_FINISHED_AT, &running);
 	(void) column(rel, new_row, COL_FINISHED_AT, &isnull);
@@ -141,8 +149,7 @@ note_finished(Relation rel, HeapTuple old_row, HeapTuple new_row)
 	{
 		int32 queue_id = DatumGetInt32(column(rel, new_row, COL_QUEUE_ID, &isnull));
 
-		(void) idemq_queue_by_id(queue_id, &queue);
-		idemq_pending_note_finished(queue.slot, queue_id,
+		idemq_pending_note_finished(slot_of(queue_id), queue_id,
 									DatumGetInt64(column(rel, new_row, COL_ID, &isnull)));
 	}
 }
@@ -166,7 +173,6 @@ note_begin_of_attempt(Relation rel, HeapTuple tuple)
 	int32 queue_id = DatumGetInt32(column(rel, tuple, COL_QUEUE_ID, &isnull));
 	int64 id = DatumGetInt64(column(rel, tuple, COL_ID, &isnull));
 	int64 token = DatumGetInt64(column(rel, tuple, COL_TOKEN, &isnull));
-	QueueInfo queue;
 	Lease lease;
 
 	if (DatumGetObjectId(column(rel, tuple, COL_STATUS, &isnull)) !=
@@ -174,8 +180,7 @@ note_begin_of_attempt(Relation rel, HeapTuple tuple)
 		return;
 	if (idemq_lease_get(id, &lease) && lease.token == token && lease.queue_id == queue_id)
 		return;
-	if (idemq_queue_by_id(queue_id, &queue))
-		idemq_pending_note_recovery(queue.slot, queue_id);
+	idemq_pending_note_recovery(slot_of(queue_id), queue_id);
 }
 
 static JobStatus
@@ -193,19 +198,16 @@ status_of(Relation rel, HeapTuple row)
 static void
 note_group(Relation rel, HeapTuple row)
 {
-	QueueInfo queue;
 	bool alone;
 	bool isnull;
 	Datum name = column(rel, row, COL_GROUP_KEY, &alone);
 	int32 queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
 
-	if ((alone && status_of(rel, row) != JOB_BLOCKED) || !idemq_queue_by_id(queue_id, &queue))
-		return;
-	if (alone)
-		idemq_pending_kin_note_blocked(queue.slot, queue_id,
+	if (!alone)
+		idemq_pending_groups_note(slot_of(queue_id), queue_id, name, GROUP_DROP_FLOOR);
+	else if (status_of(rel, row) == JOB_BLOCKED)
+		idemq_pending_kin_note_blocked(slot_of(queue_id), queue_id,
 									   DatumGetInt64(column(rel, row, COL_ID, &isnull)));
-	else
-		idemq_pending_groups_note(queue.slot, queue_id, name, GROUP_DROP_FLOOR);
 }
 
 /*
@@ -219,18 +221,19 @@ note_move(Relation rel, HeapTuple old_row, HeapTuple new_row)
 	int32 old_id = DatumGetInt32(column(rel, old_row, COL_QUEUE_ID, &isnull));
 	int32 queue_id = DatumGetInt32(column(rel, new_row, COL_QUEUE_ID, &isnull));
 	int64 id = DatumGetInt64(column(rel, new_row, COL_ID, &isnull));
-	QueueInfo queue = {0};
-	QueueSlot *old_slot;
+	QueueSlot *slot;
 
 	if (queue_id == old_id)
 		return;
-	old_slot = idemq_queue_by_id(old_id, &queue) ? queue.slot : NULL;
-	if (idemq_kin_maybe(old_slot, id))
+	if (idemq_kin_maybe(slot_of(old_id), id))
 		idemq_jobs_moved_child(id, queue_id);
 	if (status_of(rel, new_row) == JOB_PENDING)
 		idemq_jobs_moved_waiter(id);
-	if (idemq_queue_by_id(queue_id, &queue))
-		idemq_kin_note(queue.slot, id);
+	slot = slot_of(queue_id);
+	idemq_kin_note(slot, id);
+	/* One that gets its slot before our commit learns from the rows of before. */
+	if (slot == NULL)
+		idemq_pending_note_kin();
 }
 
 /* Follows the deletion of a row that may have parents or children. */
@@ -240,10 +243,8 @@ note_kin_gone(Relation rel, HeapTuple row)
 	bool isnull;
 	int64 id = DatumGetInt64(column(rel, row, COL_ID, &isnull));
 	int32 queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
-	QueueInfo queue = {0};
 
-	(void) idemq_queue_by_id(queue_id, &queue);
-	if (idemq_kin_maybe(queue.slot, id))
+	if (idemq_kin_maybe(slot_of(queue_id), id))
 		idemq_kin_gone(id, status_of(rel, row));
 }
 
@@ -371,8 +372,8 @@ queue_of(TriggerData *data, HeapTuple row)
 }
 
 /*
- * settings_changed(): row trigger of idemq.queues and idemq.queue_grants, which names the
- * queue; statement trigger of their TRUNCATE, and of idemq.clusters: any queue.
+ * settings_changed(): row trigger of idemq.queues, idemq.queue_grants and idemq.handler_entries,
+ * which names the queue; statement trigger of their TRUNCATE, and of idemq.clusters: any queue.
  */
 Datum
 idemq_sql_v2_settings_changed(PG_FUNCTION_ARGS)
@@ -384,6 +385,11 @@ idemq_sql_v2_settings_changed(PG_FUNCTION_ARGS)
 		int32 queue_id = queue_of(data, data->tg_trigtuple);
 
 		note_settings(queue_id);
+		/* A restore, whose jobs may come after a tick for this queue, with ids that they had. */
+		if (TRIGGER_FIRED_BY_INSERT(data->tg_event) &&
+			RelationGetRelid(data->tg_relation) == idemq_oids()->queues &&
+			!idemq_settings_is_inserting() && !idemq_follows())
+			idemq_jobs_ids_unknown();
 		if (TRIGGER_FIRED_BY_UPDATE(data->tg_event) &&
 			queue_of(data, data->tg_newtuple) != queue_id)
 			note_settings(queue_of(data, data->tg_newtuple));
@@ -391,7 +397,8 @@ idemq_sql_v2_settings_changed(PG_FUNCTION_ARGS)
 	}
 	note_settings(0);
 	/* Truncated queues may come again with the same ids. */
-	if (TRIGGER_FIRED_BY_TRUNCATE(data->tg_event) && !idemq_follows())
+	if (TRIGGER_FIRED_BY_TRUNCATE(data->tg_event) &&
+		RelationGetRelid(data->tg_relation) == idemq_oids()->queues && !idemq_follows())
 		idemq_pending_note_forget();
 	return PointerGetDatum(NULL);
 }

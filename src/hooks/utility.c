@@ -20,6 +20,8 @@
  *			a worker is wanted, at commit.
  *		CREATE SUBSCRIPTION, ALTER SUBSCRIPTION	this database follows another from then
  *			on, if it is enabled and writes idemq.jobs.
+ *		ALTER TABLE ... ENABLE TRIGGER ALL, or USER, of ours	rows may have changed while
+ *			triggers were off (pg_restore --disable-triggers): all is read anew, at commit.
  *		DISCARD ALL							a pooler hands the session on: its
  *			attached leases end, as with the session.
  */
@@ -51,6 +53,7 @@
 #include "shared/settings_version.h"
 #include "shared/slots.h"
 #include "shared/wake.h"
+#include "shared/worker_call.h"
 #include "base/idemq.h"
 #include "base/oids.h"
 
@@ -66,8 +69,25 @@ typedef enum Follow
 	FOLLOW_CREATE_EXTENSION,
 	FOLLOW_CREATE_DATABASE,
 	FOLLOW_SUBSCRIPTION,
+	FOLLOW_TRIGGERS,
 	FOLLOW_DISCARD
 } Follow;
+
+/* Returns whether a command enables all triggers of a table. */
+static bool
+enables_triggers(const AlterTableStmt *alter)
+{
+	ListCell *lc;
+
+	foreach(lc, alter->cmds)
+	{
+		AlterTableType type = lfirst_node(AlterTableCmd, lc)->subtype;
+
+		if (type == AT_EnableTrigAll || type == AT_EnableTrigUser)
+			return true;
+	}
+	return false;
+}
 
 static Follow
 what_to_follow(Node *statement, Oid *database)
@@ -97,6 +117,8 @@ what_to_follow(Node *statement, Oid *database)
 		return FOLLOW_CREATE_DATABASE;
 	else if (IsA(statement, CreateSubscriptionStmt) || IsA(statement, AlterSubscriptionStmt))
 		return FOLLOW_SUBSCRIPTION;
+	else if (IsA(statement, AlterTableStmt) && enables_triggers((AlterTableStmt *) statement))
+		return FOLLOW_TRIGGERS;
 	else if (IsA(statement, DiscardStmt) && ((DiscardStmt *) statement)->target == DISCARD_ALL)
 		return FOLLOW_DISCARD;
 	return FOLLOW_NOTHING;
@@ -157,6 +179,20 @@ follow_subscription(void)
 		idemq_follow_note_subscription();
 }
 
+/* Has all be read anew from the rows of our tables, which may have changed while triggers were off. */
+static void
+follow_triggers(const AlterTableStmt *alter)
+{
+	Oid relid = RangeVarGetRelid(alter->relation, NoLock, true);
+
+	if (idemq_presence() != IDEMQ_HERE || !OidIsValid(relid) ||
+		get_rel_namespace(relid) != idemq_oids()->schema)
+		return;
+	idemq_pending_note_kin();
+	idemq_pending_note_schedules();
+	idemq_pending_note_settings(0);
+}
+
 /* What shared memory has to know of a command that has run. */
 static void
 follow_command(Follow follow, const PlannedStmt *statement, Oid database)
@@ -168,6 +204,7 @@ follow_command(Follow follow, const PlannedStmt *statement, Oid database)
 		case FOLLOW_PREPARED:
 			idemq_version_move(0);
 			idemq_slots_unset_database(MyDatabaseId);
+			idemq_worker_note_schedules();
 			idemq_wake_database(MyDatabaseId, true);
 			end_change();
 			break;
@@ -188,6 +225,9 @@ follow_command(Follow follow, const PlannedStmt *statement, Oid database)
 			break;
 		case FOLLOW_SUBSCRIPTION:
 			follow_subscription();
+			break;
+		case FOLLOW_TRIGGERS:
+			follow_triggers((AlterTableStmt *) statement->utilityStmt);
 			break;
 		case FOLLOW_DISCARD:
 			idemq_lease_orphan_session();

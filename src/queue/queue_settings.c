@@ -250,6 +250,16 @@ run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *
 	return idemq_spi_run(statement, values, nulls, expected);
 }
 
+/* Whether this session is adding a queue: its trigger asks whether one comes from elsewhere. */
+static bool inserting = false;
+
+/* Returns whether the row of idemq.queues that is being added is that of create_queue. */
+bool
+idemq_settings_is_inserting(void)
+{
+	return inserting;
+}
+
 /* Adds a queue with the settings of create_queue; false when there is one of that name. */
 bool
 idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
@@ -260,7 +270,16 @@ idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 
 	build_statements();
 	idemq_spi_begin(&scope);
-	inserted = run_with_settings(&insert_queue, fcinfo, name, SPI_OK_INSERT_RETURNING) > 0;
+	inserting = true;
+	PG_TRY();
+	{
+		inserted = run_with_settings(&insert_queue, fcinfo, name, SPI_OK_INSERT_RETURNING) > 0;
+	}
+	PG_FINALLY();
+	{
+		inserting = false;
+	}
+	PG_END_TRY();
 	if (inserted)
 		*id = DatumGetInt32(idemq_spi_value(0, 1, &isnull));
 	idemq_spi_end(&scope);

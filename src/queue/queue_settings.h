@@ -48,6 +48,7 @@ extern void idemq_settings_check_lease(const QueueInfo *queue, int64 lease);
 extern int64 idemq_settings_lease(const QueueInfo *queue, int64 asked);
 extern int idemq_setting_arg(const char *name);
 extern bool idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id);
+extern bool idemq_settings_is_inserting(void);
 extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name);
 extern Datum idemq_settings_document(int32 queue_id);
 extern Datum idemq_settings_difference(Datum from, Datum to);

@@ -138,6 +138,7 @@ idemq_slots_unset_database(Oid database)
 		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
 		idemq_cursor_unset_locked(slot);
 		pg_atomic_write_u64(&slot->next_expiry, 0);
+		pg_atomic_write_u64(&slot->handler_due, 0);
 		idemq_kin_unset(slot);
 		idemq_slot_begin_recovery(slot, 0);
 		LWLockRelease(&slot->lock);

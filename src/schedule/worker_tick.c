@@ -29,7 +29,7 @@
 
 /* Schedules are listed that often at least, and one that failed is tried again after that. */
 #define TICK_PAUSE USECS_PER_MINUTE
-/* Where there is none, that often: for one that PREPARE TRANSACTION has brought. */
+/* Where there is none, that often: a net. */
 #define NO_SCHEDULES_PAUSE (10 * USECS_PER_MINUTE)
 
 /* The names that are due, and the first that was not run yet. */

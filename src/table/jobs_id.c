@@ -17,7 +17,8 @@
  *	   (this run, true)		done: the fast path, once a session.
  *	   (this run, false)	CREATE EXTENSION in this run, no id taken: nothing can be lost,
  *							and ids begin at 1, unless a restore has moved the sequence
- *							or rows came from elsewhere.
+ *							or rows came from elsewhere: of queues too, whose jobs a restore
+ *							may yet bring, with the ids that they had (hooks/row_triggers.c).
  *	   anything else		an earlier run, another server: raise it.
  *
  * A batch takes its ids at once (take_block): one change of the sequence's row and one
@@ -97,6 +98,9 @@ static SqlStatement is_unused = {.text = "SELECT pg_catalog.pg_sequence_last_val
 static SqlStatement set_sequence = {.text = "SELECT pg_catalog.setval($1, $2)",
 									.nargs = 2,
 									.types = {REGCLASSOID, INT8OID}};
+static SqlStatement unset_mark = {
+	.text = "SELECT pg_catalog.setval('idemq.ids_since', 0, false) FROM idemq.ids_since "
+			"WHERE NOT is_called AND last_value <> 0"};
 static SqlStatement set_mark = {.text = "SELECT pg_catalog.setval('idemq.ids_since', $1)",
 								.nargs = 1,
 								.types = {INT8OID}};
@@ -387,6 +391,17 @@ idemq_jobs_ids_changed(void)
 {
 	CacheInvalidateRelcacheByRelid(idemq_oids()->jobs_seq);
 	invalidations++;
+}
+
+/* Has ids begin at the time of day, if none was taken yet: a queue has come from elsewhere. */
+void
+idemq_jobs_ids_unknown(void)
+{
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&unset_mark, NULL, NULL, SPI_OK_SELECT);
+	idemq_spi_end(&scope);
 }
 
 static void

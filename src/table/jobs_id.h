@@ -10,6 +10,7 @@ extern void idemq_jobs_next_ids(int64 *ids, int count);
 extern void idemq_jobs_ids_take_over(int64 greatest);
 extern int64 idemq_jobs_last_id(void);
 extern void idemq_jobs_ids_changed(void);
+extern void idemq_jobs_ids_unknown(void);
 extern void idemq_jobs_id_install(void);
 
 #endif

@@ -197,7 +197,7 @@ idemq_pending_note_finished(QueueSlot *slot, int32 queue_id, int64 job_id)
 	note(ACTION_FINISHED, slot, queue_id)->u.job_id = job_id;
 }
 
-/* Notes that rows of idemq.dependencies were written by hand; many are one action. */
+/* Notes that rows of idemq.dependencies, or any without triggers, were written by hand; many are one action. */
 void
 idemq_pending_note_kin(void)
 {

@@ -1,6 +1,7 @@
 # A restore table by table, in any order (pg_restore -j), beside sessions that claim and a worker
 # that looks: what memory learns in between must not be what it goes by afterwards.  After it every
-# job comes to its end.
+# job comes to its end.  One table after the other; and all at once, as pg_restore -j has them:
+# rows are written while none of another table is committed.
 #
 #   RESTORE_ORDERS=n  orders with each server (6); the first ones are always the same
 #   RESTORE_SEED=n    of the others
@@ -81,22 +82,40 @@ sub work_it_off
 	return $left;
 }
 
+# Restores the tables in an order, each in a transaction of its own.  written: an order in which all
+# are written before the first is committed.
 sub try_order
 {
-	my ($node, $db, @order) = @_;
+	my ($node, $db, $order, $written) = @_;
 	my @to = ('-d', $node->connstr($db), $dump);
-	my $try = $node->name . " worker, @order";
+	my $try = $node->name . ' worker, ' . (defined $written ? "written @$written, committed " : '') . "@$order";
+	my %writers;
 
 	sql($node, "CREATE DATABASE $db");
 	system_or_bail('pg_restore', '--section=pre-data', @to);
-	foreach my $table (@order)
+	foreach my $table (@{ $written // [] })
 	{
-		system_or_bail('pg_restore', '--data-only', '-n', 'idemq', '-t', $table, @to);
+		my $file = "$PostgreSQL::Test::Utils::tmp_check/$table.sql";
+
+		system_or_bail('pg_restore', '--data-only', '-n', 'idemq', '-t', $table, '-f', $file, $dump);
+		$writers{$table} = session($node, $db);
+		$writers{$table}->query_safe("BEGIN;\n\\i $file");
+	}
+	foreach my $table (@$order)
+	{
+		if (defined $written) { $writers{$table}->query_safe('COMMIT') }
+		else { system_or_bail('pg_restore', '--data-only', '-n', 'idemq', '-t', $table, @to) }
 		$node->psql($db, $look);
 		Time::HiRes::sleep(rand 0.03) if $node == $with;
 	}
+	$_->quit foreach values %writers;
 	system_or_bail('pg_restore', '--data-only', '-t', 'held', @to);
 	system_or_bail('pg_restore', '--section=post-data', @to);
+	# Before anybody works, whose claims would find what memory has missed.
+	is_sql($node, q{SELECT * FROM idemq.check() WHERE severity = 'error'}, '', "$try: check() is clean at once", $db);
+	is_sql($node, q{SELECT queue, pending, processing FROM idemq.metrics m WHERE ((pending, processing) =
+		(SELECT count(*) FILTER (WHERE status = 'pending'), count(*) FILTER (WHERE status = 'processing') FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = m.queue)) IS NOT TRUE},
+		'', "$try: the gauges are right", $db);
 	is(work_it_off($node, $db), '', "$try: every job ends");
 	is_sql($node, q{SELECT key, status FROM idemq.jobs WHERE key IN ('cancelled', 'run', 'wait', 'grandchild') ORDER BY 1},
 		"cancelled|cancelled\ngrandchild|completed\nrun|completed\nwait|blocked", "$try: each as its parents say", $db);
@@ -112,8 +131,92 @@ foreach my $n (0 .. $orders - 1)
 {
 	my @order = $n < @first ? @{ $first[$n] } : shuffle(@tables);
 
-	try_order($_, "copy$n", @order) foreach $without, $with;
+	try_order($_, "copy$n", \@order) foreach $without, $with;
 }
+
+# ---- All at once: jobs are written when their queues are not there, and committed when these are
+
+try_order($_, 'at_once', [qw(queues dependencies children steps events attempts jobs)], [qw(jobs dependencies children queues steps events attempts)]) foreach $without, $with;
+try_order($_, 'at_random', [ shuffle(@tables) ], [ shuffle(@tables) ]) foreach $without, $with;
+{
+	my $writer = session($with);
+	my $id = sql($with, 'SELECT last_value + 1 FROM idemq.queues_queue_id_seq');
+
+	$writer->query_safe("BEGIN; INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+		VALUES ($id, now(), 4, 5, 'pending', now(), '1')");
+	is_sql($with, "SELECT idemq.create_queue('late')", $id, 'a queue that another transaction has a job for');
+	my $sleeper = sleeper($with, "CALL idemq.wait('late', '10 min')");
+	$writer->query_safe('COMMIT');
+	is(answer($sleeper), 't', 'its commit wakes who waits for that queue');
+	$_->quit foreach $writer, $sleeper->{session};
+}
+
+# ---- A schedule whose tick is due before the jobs are there: its job has none of their ids
+
+sql($without, 'CREATE DATABASE ticking');
+sql($without, q{
+	CREATE EXTENSION idemq; CALL idemq.tick(); SELECT idemq.create_queue('ticked');
+	SELECT idemq.enqueue('ticked', '"restored"') FROM generate_series(1, 5);
+	SELECT idemq.schedule('minutely', '* * * * *', 'ticked', '"tick"');
+	UPDATE idemq.schedule_entries SET done_until = done_until - interval '1 hour'}, 'ticking');
+command_ok([ 'pg_dump', '-Fc', '-f', "$dump.ticking", $without->connstr('ticking') ], 'a dump with a schedule');
+foreach my $node ($without, $with)
+{
+	my $db = 'ticked';
+	my @to = ('-d', $node->connstr($db), "$dump.ticking");
+
+	sql($node, "CREATE DATABASE $db");
+	system_or_bail('pg_restore', '--section=pre-data', @to);
+	system_or_bail('pg_restore', '--data-only', '-n', 'idemq', '-t', $_, @to) foreach qw(queues schedule_entries);
+	sql($node, 'CALL idemq.tick()', $db) if $node == $without;
+	until_true('a tick', sub { sql($node, q{SELECT count(*) FROM idemq.jobs WHERE payload = '"tick"'}, $db) == 1 });
+	command_ok([ 'pg_restore', '--data-only', '-n', 'idemq', '-t', 'jobs', @to ], $node->name . ' worker: jobs that come after a tick');
+	is_sql($node, q{SELECT count(*) FROM idemq.jobs WHERE payload = '"restored"'}, 5, $node->name . ' worker: all are there', $db);
+}
+# ---- Rows that come where no trigger, or no session, tells of them at the commit
+
+sql($without, 'CREATE DATABASE by_hand');
+sql($without, q{
+	CREATE EXTENSION idemq;
+	SELECT idemq.create_queue('parents'), idemq.create_queue('children'), idemq.create_queue('fifo'), idemq.create_queue('leased');
+	SELECT idemq.enqueue('children', '1', depends_on => ARRAY[(SELECT id FROM idemq.enqueue('parents', '1'))]);
+	SELECT idemq.commit_once(min(id)) FROM idemq.jobs;
+	SELECT idemq.enqueue('fifo', '1', group_key => 'g'), idemq.enqueue('leased', '1');
+	SELECT count(*) FROM idemq.claim('leased', lease => '1 ms');
+	CREATE TABLE jobs AS TABLE idemq.jobs; CREATE TABLE children AS TABLE idemq.children; CREATE TABLE dependencies AS TABLE idemq.dependencies}, 'by_hand');
+my $insert_jobs = 'INSERT INTO idemq.jobs TABLE jobs;';
+my $insert_kin = 'INSERT INTO idemq.children TABLE children; INSERT INTO idemq.dependencies TABLE dependencies;';
+my $claim = q{SELECT count(*) FROM idemq.claim_any('{parents,children,fifo,leased}', 10)};
+my %ways = (
+	'a trigger that fires for the origin alone' => [ "SET session_replication_role = replica; $insert_jobs", "SET session_replication_role = replica; $insert_kin" ],
+	'a prepared transaction' => [ $insert_jobs, "BEGIN; $insert_kin PREPARE TRANSACTION 'kin'; COMMIT PREPARED 'kin'" ],
+	'triggers that are off' => [ '', join '', map { "ALTER TABLE idemq.$_ DISABLE TRIGGER ALL; INSERT INTO idemq.$_ TABLE $_; ALTER TABLE idemq.$_ ENABLE TRIGGER ALL;" } qw(jobs children dependencies) ]);
+foreach my $way (sort keys %ways)
+{
+	sql($without, "TRUNCATE idemq.jobs; $claim", 'by_hand');
+	sql($without, "$ways{$way}[0]; $claim; $claim", 'by_hand');
+	sql($without, $ways{$way}[1], 'by_hand');
+	sql($without, $claim, 'by_hand');
+	is_sql($without, q{SELECT q.name, status FROM idemq.jobs JOIN idemq.queues q USING (queue_id) ORDER BY 1}, "children|processing\nfifo|processing\nleased|processing\nparents|completed",
+		"$way: all is claimed", 'by_hand');
+	is_sql($without, q{SELECT * FROM idemq.check() WHERE severity = 'error' AND invariant <> 'triggers'}, '', "$way: check() is clean", 'by_hand');
+}
+
+sql($with, 'CREATE DATABASE by_hand');
+sql($with, q{
+	CREATE EXTENSION idemq; SELECT idemq.create_queue('handled');
+	CREATE FUNCTION done(payload jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
+	SELECT idemq.enqueue('handled', '"handled"')}, 'by_hand');
+sql($with, q{BEGIN; SELECT idemq.set_handler('handled', 'done(jsonb)'); PREPARE TRANSACTION 'handler'; COMMIT PREPARED 'handler'}, 'by_hand');
+until_true('handled', sub { sql($with, 'SELECT status FROM idemq.jobs', 'by_hand') eq 'completed' });
+pass('the handler of a prepared transaction runs jobs');
+sql($with, 'TRUNCATE idemq.handler_entries; SELECT idemq.enqueue(\'handled\', \'"left"\')', 'by_hand');
+until_true('no handler', sub { sql($with, 'SELECT count(*) FROM idemq.handlers', 'by_hand') == 0 });
+is_sql($with, "SELECT payload FROM idemq.claim('handled')", '"left"', 'no handler, no job of its', 'by_hand');
+sql($with, q{BEGIN; SELECT idemq.schedule('late', '* * * * *', 'handled', '"tick"'); UPDATE idemq.schedule_entries SET done_until = done_until - interval '1 hour';
+	PREPARE TRANSACTION 'schedule'; COMMIT PREPARED 'schedule'}, 'by_hand');
+until_true('a tick', sub { sql($with, q{SELECT count(*) FROM idemq.jobs WHERE payload = '"tick"'}, 'by_hand') > 0 });
+pass('a schedule of a prepared transaction ticks');
 is(unexpected($with, 'workers'), '', 'no error of the worker');
 
 done_testing();
