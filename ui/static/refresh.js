@@ -2,12 +2,14 @@
 'use strict';
 
 for (const part of document.querySelectorAll('[data-live]')) {
+  // A focus inside would be lost, and with it the reader's place.
+  const mayChange = () => document.visibilityState === 'visible' && !part.contains(document.activeElement);
   const refresh = async () => {
-    // A focus inside would be lost, and with it the reader's place.
-    if (document.visibilityState === 'visible' && !part.contains(document.activeElement)) {
+    if (mayChange()) {
       try {
         const answer = await fetch(part.dataset.live, { credentials: 'same-origin' });
-        part.innerHTML = await answer.text();
+        const text = await answer.text();
+        if (mayChange()) part.innerHTML = text;
       } catch {
         part.classList.add('stale');
         return;

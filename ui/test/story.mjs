@@ -14,7 +14,9 @@ function ok(value, what, detail = '') {
   if (!value) process.stderr.write(`${what}: ${detail}\n`);
 }
 
+const PATIENCE = 120_000;
 const browser = await chromium.launch({
+  timeout: PATIENCE,
   executablePath: '/usr/bin/chromium',
   args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
     '--disable-component-update', '--disable-sync', '--disable-dev-shm-usage'],
@@ -22,6 +24,7 @@ const browser = await chromium.launch({
 
 async function open(settings = {}) {
   const context = await browser.newContext({ viewport: { width: 1100, height: 640 }, ...settings });
+  context.setDefaultTimeout(PATIENCE);
   const page = await context.newPage();
   page.troubles = [];
   page.on('dialog', (dialog) => { page.troubles.push(`dialog: ${dialog.message()}`); dialog.dismiss(); });
@@ -32,36 +35,64 @@ async function open(settings = {}) {
 
 const picture = (page, name) => page.screenshot({ path: `${pictures}/${name}.png` });
 const said = (page) => page.locator('main').innerText();
+// A click that leads to another page, which is there as a whole then.
+const follow = (locator) => Promise.all([locator.page().waitForNavigation(), locator.click()]);
 
 // Three in the morning: an alert says that queue mail has dead jobs.
 const page = await open();
 await page.goto(base);
 ok((await said(page)).includes('580 dead'), 'the overview shows a queue with dead jobs', await said(page));
-await page.waitForFunction(() => document.querySelectorAll('svg.spark path').length > 0, null, { timeout: 20000 });
+await page.waitForFunction(() => document.querySelectorAll('svg.spark path').length > 0);
 ok(true, 'it refreshes itself, and draws');
 await picture(page, 'ui-overview');
 
-await page.getByRole('link', { name: '580 dead' }).click();
+// An answer that comes when somebody has put the focus there meanwhile changes nothing.
+const dead = page.getByRole('link', { name: '580 dead' });
+let asked = () => {};
+const asks = new Promise((resolve) => { asked = resolve; });
+let focused = () => {};
+const focus = new Promise((resolve) => { focused = resolve; });
+await page.evaluate(() => {
+  const { text } = Response.prototype;
+  window.heard = 0;
+  Response.prototype.text = async function () {
+    const answer = await text.call(this);
+    setTimeout(() => { window.heard += answer === 'anew'; }); // when the page has done what it does with it
+    return answer;
+  };
+});
+await page.route('**/live', async (route) => {
+  asked();
+  await focus;
+  await route.fulfill({ contentType: 'text/html', body: 'anew' });
+}, { times: 1 });
+await asks;
+await dead.focus();
+focused();
+await page.waitForFunction(() => window.heard === 1);
+ok(await dead.evaluate((link) => link === document.activeElement), 'a focus is not lost', await said(page));
+
+await follow(dead);
 steps += 1;
 const row = page.getByRole('row').filter({ hasText: 'of relation' });
 ok((await row.innerText()).startsWith('500'), 'the errors are grouped: 500 jobs of one cause', await said(page));
 ok((await page.getByRole('row').count()) === 3, 'and one more', await said(page));
 await picture(page, 'ui-errors');
 
-await row.getByRole('link').last().click();
+await follow(row.getByRole('link').last());
 steps += 1;
 ok((await said(page)).includes('column "customer_id" of relation'), 'an example shows the whole error', await said(page));
 await picture(page, 'ui-job');
 await page.goBack();
 
-await row.getByRole('button').click();
+await follow(row.getByRole('button'));
 steps += 1;
 ok(/500 dead jobs of queue mail .* become ready at once/.test(await said(page)), 'the question says what will happen, to how many', await said(page));
 await picture(page, 'ui-confirm');
-await page.getByRole('button', { name: 'Redrive: 500 jobs' }).click();
+await follow(page.getByRole('button', { name: 'Redrive: 500 jobs' }));
 steps += 1;
 ok((await said(page)).includes('500 jobs of queue mail are ready again'), 'what was done is said', await said(page));
-await page.getByRole('link', { name: 'Audit' }).click();
+await follow(page.getByRole('link', { name: 'Audit' }));
 steps += 1;
 ok(/redrive\s+mail\s+500/.test(await said(page)), 'and stands in the audit', await said(page));
 await picture(page, 'ui-audit');
@@ -87,22 +118,22 @@ ok((await said(page)).includes('Queue orders is paused'), 'a queue is paused by 
 await page.goto(`${base}/queue/hostile?list=all`);
 const hostile = await said(page);
 ok(hostile.includes('<img src=x onerror=alert(1)>'), 'a key with markup is text', hostile);
-await page.locator('tbody a').first().click();
+await follow(page.locator('tbody a').first());
 ok((await said(page)).includes('<script>alert(1)</script>') && page.troubles.every((trouble) => !trouble.startsWith('dialog')),
   'a payload with a script is text, and nothing ran', page.troubles.join('; '));
 
 // What a job waits for.
 await page.goto(`${base}/queue/flows?list=all`);
-await page.locator('tbody a').first().click();
+await follow(page.locator('tbody a').first());
 const child = await said(page);
 ok(child.includes('blocked: waits for its parent') && child.includes('letter') && /the jobs that it waits for/i.test(child), 'a child, its kind and its parent', child);
-await page.locator('section', { hasText: /the jobs that it waits for/i }).locator('tbody a').first().click();
+await follow(page.locator('section', { hasText: /the jobs that it waits for/i }).locator('tbody a').first());
 const parent = await said(page);
 ok(parent.includes('waits for event "paid 7"') && parent.includes('waits for this event until') && /the jobs that wait for it/i.test(parent), 'an awaited event, and children', parent);
 
 // A large payload is cut, and can be had whole.
 await page.goto(`${base}/queue/large?list=all`);
-await page.locator('tbody a').first().click();
+await follow(page.locator('tbody a').first());
 ok((await page.locator('pre').first().innerText()).length <= 16384 && (await said(page)).includes('The first 16 kB of 1.0 MB'),
   'a large payload is cut', (await said(page)).slice(0, 300));
 const download = page.waitForEvent('download');
@@ -116,16 +147,16 @@ for (;;) {
   for (const id of await page.locator('tbody td:first-child a').allInnerTexts()) seen.add(id);
   const next = page.locator('a.more');
   if (await next.count() === 0) break;
-  await next.click();
+  await follow(next);
 }
 ok(seen.size === 80, 'the pages of a list hold each job once', `${seen.size}`);
 
 // What others may not do.
 const token = /name="csrf" value="([0-9a-f]{64})"/;
 const form = (body, headers = {}) => fetch(`${base}/do`, { method: 'POST', redirect: 'manual', body: new URLSearchParams(body), headers });
-const asked = await fetch(`${base}/confirm?action=resume&queue=orders`);
-const cookie = asked.headers.get('set-cookie').split(';')[0];
-const csrf = token.exec(await asked.text())[1];
+const question = await fetch(`${base}/confirm?action=resume&queue=orders`);
+const cookie = question.headers.get('set-cookie').split(';')[0];
+const csrf = token.exec(await question.text())[1];
 const resume = { action: 'resume', queue: 'orders' };
 ok((await form(resume)).status === 403, 'a form without a token is refused');
 ok((await form({ ...resume, csrf })).status === 403, 'so is a token without its cookie');
@@ -144,7 +175,7 @@ for (const nonsense of ['/queue/orders?list=constructor', '/queue/orders?list=__
 for (const nonsense of ['/queue/orders?list=waiting&after0=x', '/queue/%00', '/audit?queue=%00', '/confirm?action=retry&id=9999999999999999999'])
   ok((await fetch(base + nonsense)).status === 400, `${nonsense} is refused, and no failure`);
 await page.goto(`${base}/queue/sms?list=all`);
-await page.locator('tbody a').first().click();
+await follow(page.locator('tbody a').first());
 ok(/20000-01-01 00:00:00 UTC\s+\(far off\)/.test(await said(page)), 'a job of the year 20000 has a page', await said(page));
 ok((await fetch(`${tenant}/check?run=1`)).status === 403, 'what a role may not do is forbidden, and no failure');
 await page.goto(readOnly);
