@@ -90,9 +90,9 @@ SKIP:
 	consume('node-postgres, pgbouncer', @node, $dir, $port, 'postgres');
 }
 
-# The pool was shared: fewer server sessions than clients.
-is_sql($node, "SELECT count(*) BETWEEN 1 AND 3 FROM pg_stat_activity WHERE datname = 'postgres' AND pid <> pg_backend_pid()", 't',
-	'pgbouncer shared its sessions, and kept them');
+# The pool was shared: fewer server sessions than clients.  One of ours that has ended may be there for a moment.
+is_soon($node, "SELECT count(*) BETWEEN 1 AND 3 FROM pg_stat_activity WHERE datname = 'postgres' AND backend_type = 'client backend'
+	AND pid <> pg_backend_pid()", 'pgbouncer shared its sessions, and kept them');
 
 # Behind a pooler an attached lease ends at its deadline alone: the client's session is not the server's.
 sql($node, "SELECT idemq.create_queue('pooled'); SELECT idemq.enqueue('pooled', '1')");

@@ -3,7 +3,7 @@
 // CONNECTION and OPTIONS are JSON; files are in the folder T.  A handler writes its job's effect, into
 // the table effects or the file effects, says that it has begun (began.ID), and does what the payload asks for:
 // gate: waits for that file; sleep: for seconds in the server; hang: does not end, whatever is told to it;
-// block: keeps the event loop busy for seconds, in the first attempt; until: waits for the signal, and ends with its reason.
+// block: keeps the event loop busy until that file is there, in the first attempt; until: waits for the signal, and ends with its reason.
 
 import { appendFileSync, existsSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
@@ -25,7 +25,7 @@ async function handler(job, client) {
   while (gate && !existsSync(`${T}/${gate}`)) await delay(20);
   if (sleep) await client.query('SELECT pg_sleep($1)', [sleep]);
   if (hang) await new Promise(() => {});
-  for (const end = Date.now() + 1000 * (job.attempt === 1 ? block ?? 0 : 0); Date.now() < end; );
+  while (block && job.attempt === 1 && !existsSync(`${T}/${block}`));
   if (until) {
     await new Promise((resolve) => job.signal.addEventListener('abort', resolve));
     throw job.signal.reason;

@@ -20,6 +20,7 @@ import psycopg
 
 import idemq
 import idemq._attempts
+import idemq._run
 from idemq import _places
 import manual
 import idemq._trace
@@ -119,11 +120,11 @@ class Client(unittest.TestCase):
         return self.sql("SELECT status::text, attempt, result, last_error FROM idemq.jobs WHERE id = %s", job_id)[0]
 
     def until(self, sql, *values):
-        for _ in range(600):
-            if self.sql(sql, *values)[0][0]:
-                return
+        give_up = time.monotonic() + 120
+        while not self.sql(sql, *values)[0][0]:
+            if time.monotonic() > give_up:
+                self.fail(f"never: {sql} {values}")
             time.sleep(0.05)
-        self.fail(f"never: {sql} {values}")
 
     def until_set(self, event):
         self.assertTrue(event.wait(60), "it has not happened")
@@ -161,6 +162,17 @@ class Client(unittest.TestCase):
         thread.start()
         self.addCleanup(stop)
         return stop
+
+    def until_completed(self, drain, jobs):
+        """Drains until they are; what ended how."""
+        ended = collections.Counter()
+        give_up = time.monotonic() + 120
+        while any(self.job(job)[0] != "completed" for job in jobs):
+            if time.monotonic() > give_up:
+                self.fail(f"never completed: {ended}")
+            ended.update(drain())
+            time.sleep(0.05)
+        return ended
 
     def set_seconds(self, name, seconds):
         before = getattr(idemq._attempts, name)
@@ -251,10 +263,9 @@ class Flows(Client):
 
     def until_all(self, drain, handlers, expected):
         ended = collections.Counter()
-        for _ in range(600):
+        give_up = time.monotonic() + 120
+        while sum(ended.values()) < sum(expected.values()) and time.monotonic() < give_up:
             ended.update(drain(handlers))
-            if sum(ended.values()) >= sum(expected.values()):
-                break
             time.sleep(0.05)
         self.assertEqual(ended, expected)
 
@@ -883,11 +894,11 @@ class Outside(Client):
 
     def test_heartbeats_keep_the_lease(self):
         def slow(job):
-            time.sleep(1.5)
+            self.until("SELECT clock_timestamp() > claimed_at + '7 s' FROM idemq.jobs WHERE id = %s", job.id)
             self.sql("SELECT idemq.reap(%s)", self.queue)
 
         (job,) = self.add(1)
-        self.assertEqual(self.drain(slow, outside=True, lease="600 ms"), {"committed": 1})
+        self.assertEqual(self.drain(slow, outside=True, lease="6 s"), {"committed": 1})
         self.assertEqual(self.job(job)[:2], ("completed", 1))
 
     def test_a_lost_lease_cancels(self):
@@ -936,25 +947,29 @@ class TimeOver(Client):
     def test_a_statement_is_cancelled(self):
         async def sleeps_async(job, conn):
             await self.do_async(job, conn)
-            await conn.execute("SELECT pg_sleep(60)")
+            await conn.execute("SELECT pg_sleep(3600)")
 
         def sleeps(job, conn):
             self.do(job, conn)
-            conn.execute("SELECT pg_sleep(60)")
+            conn.execute("SELECT pg_sleep(3600)")
 
         for drain, handler in ((self.drain, sleeps), (self.drain_async, sleeps_async)):
             (job,) = self.add(1, max_attempts=1)
-            started = time.monotonic()
             self.assertEqual(drain(handler, timeout=0.5), {"dead": 1})
-            self.assertLess(time.monotonic() - started, 30)
             self.assertEqual(self.job(job)[3], "ended after 0.5 s (job_timeout)")
             self.assertEqual(self.effects(), [])
 
     def test_the_queues_time_goes_before_the_workers(self):
         self.alter("job_timeout => '400 ms'")
         (job,) = self.add(1, max_attempts=1)
-        self.drain(lambda job, conn: conn.execute("SELECT pg_sleep(60)"))
-        self.assertEqual(self.job(job)[3], "ended after 0.4 s (job_timeout)")
+        self.drain(lambda job, conn: conn.execute("SELECT pg_sleep(3600)"))
+        self.is_over(job, 0.4)
+
+    def is_over(self, job, seconds):
+        """The lease has ended as well, and once the transaction has, worker or server may be first.  A worker that a
+        heartbeat has told of it leaves the job to the server, and its session may be gone by then."""
+        self.until("SELECT status = 'dead' FROM idemq.jobs WHERE id = %s", job)
+        self.assertIn(self.job(job)[3], (f"ended after {seconds} s (job_timeout)", "job_timeout reached", "the worker's session ended"))
 
     def test_a_cancel_between_two_statements_is_not_the_last(self):
         self.alter("job_timeout => '100 ms'")
@@ -971,10 +986,8 @@ class TimeOver(Client):
 
         self.drain(handler)
         self.assertEqual(cancelled, [job])
-        self.sql("SELECT idemq.reap(%s)", self.queue)  # where the first heartbeat came too late
-        self.assertEqual(self.job(job)[:2], ("dead", 1))
-        # Worker or server, whoever is first.
-        self.assertIn(self.job(job)[3], ("ended after 0.1 s (job_timeout)", "job_timeout reached"))
+        self.is_over(job, 0.1)
+        self.assertEqual(self.job(job)[1], 1)
 
     def test_a_handler_that_hangs_is_left_behind(self):
         self.set_seconds("KILL_AFTER", 0.3)
@@ -994,9 +1007,12 @@ class TimeOver(Client):
         for outside, handler in ((False, hangs), (True, hangs_outside)):
             self.sql("TRUNCATE effects")
             jobs = self.add(1, 2)
-            self.assertEqual(self.drain(handler, outside, timeout=0.5), {"retrying": 1, "committed": 2})
-            self.assertEqual(self.effects(), [1, 2])
-            self.assertEqual(self.job(jobs[0])[:2], ("completed", 2))
+            # On a busy machine half a second may be over for others, too.
+            ended = self.until_completed(lambda: self.drain(handler, outside, timeout=0.5), jobs)
+            self.assertEqual(ended["committed"], 2)
+            effects = self.effects()
+            self.assertEqual(sorted(set(effects)) if outside else effects, [1, 2])
+            self.assertGreater(self.job(jobs[0])[1], 1)
 
     def test_a_coroutine_that_does_not_end(self):
         self.set_seconds("KILL_AFTER", 0.3)
@@ -1011,8 +1027,9 @@ class TimeOver(Client):
         stop = threading.Event()
         (job,) = self.add(1)
         threading.Timer(3, stop.set).start()
-        self.assertEqual(self.drain_async(stubborn, timeout=0.5), {"retrying": 1, "committed": 1})
-        self.assertEqual(self.effects(), [1])
+        ended = self.until_completed(lambda: self.drain_async(stubborn, timeout=0.5), [job])
+        self.assertGreaterEqual(ended.pop("retrying"), 1)
+        self.assertEqual((ended, self.effects()), ({"committed": 1}, [1]))
 
 
 class Drains(Client):
@@ -1055,12 +1072,14 @@ class Drains(Client):
             self.sql("SELECT idemq.cancel(%s)", job)
 
     def test_a_sleeper_ends_soon(self):
+        """Not when its sleep is over."""
+        patched = unittest.mock.patch.object(idemq._run, "WAIT", datetime.timedelta(hours=1))
+        patched.start()
+        self.addCleanup(patched.stop)
         stop = self.start(self.do)
         self.until("SELECT count(*) > 0 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%%'"
                    " AND state = 'active' AND application_name = 'idemq-python'")
-        started = time.monotonic()
         stop()
-        self.assertLess(time.monotonic() - started, 15)
 
     def test_it_sleeps_and_wakes(self):
         self.start(self.do, concurrency=3)
@@ -1199,7 +1218,7 @@ class Manual(Client):
             nonlocal conn
             conn = await psycopg.AsyncConnection.connect(DSN, autocommit=True)
             async with conn:
-                await asyncio.wait_for(run(), 60)
+                await asyncio.wait_for(run(), 120)
 
         conn = None
         asyncio.run(main())
@@ -1369,7 +1388,7 @@ class Steps(Client):
             return job.step("a", call)
 
         (job,) = self.add(1)
-        self.drain(loses, outside=True, lease="600 ms")
+        self.drain(loses, outside=True, lease="6 s")
         self.assertEqual(self.steps(job), [("a", "done", "done")])
 
     def test_the_manual(self):

@@ -138,19 +138,18 @@ is_done_once($id, 'killed again and again', 'one order, killed at every point');
 is_sql($node, "SELECT attempt FROM idemq.job($id)", scalar(@points), 'one attempt each');
 cmp_ok(service('requests'), '>', $orders, 'the service was asked more than once for some');
 
-# A worker that stalls with an answer in hand comes back when another one is done.
-sql($node, "SELECT idemq.alter_queue('orders', lease => '500 ms')");
+# A worker that stalls with an answer in hand comes back when another one is done.  Its lease ends when it has come to the
+# point, and not before; whoever takes over has a long one.
 foreach my $point ('charge', 'charged', 'mail', 'reserve')
 {
 	$id = order("stalled at $point");
 	my $stalled = start_worker(STOP_AT => $point);
-	wait_until($node, "SELECT status = 'processing' FROM idemq.job($id)");
+	until_true("$point: it stalls", sub { slurp_file("/proc/$stalled->{KIDS}[0]{PID}/stat") =~ /\) T / });
+	is_sql($node, "SELECT idemq.heartbeat(id, token, lease => '1 ms') FROM idemq.job($id)", 'current', "$point: it has the order");
 	# In the middle of a transaction it holds the row: then nobody takes its order.
 	if ($point eq 'reserve')
 	{
-		wait_until($node, "SELECT count(*) > 0 FROM pg_stat_activity
-			WHERE state = 'idle in transaction' AND query LIKE 'UPDATE stock%'");
-		sql($node, 'SELECT pg_sleep(0.7)');
+		sql($node, 'SELECT pg_sleep(0.1)');
 		is(worker(), 3, "$point: nobody takes an order whose worker has its row locked");
 		$stalled->signal('CONT');
 		$stalled->finish;

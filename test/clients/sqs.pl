@@ -83,7 +83,7 @@ sub start_broker
 	$server = program([ 'node', "$app/sqs_server.mjs", $port ]);
 	$port = first_line($server);
 	($refused, $queue) = map { sqs('CreateQueue', QueueName => $_)->{QueueUrl} } 'refused', 'payments';
-	policy(2, 20);
+	policy(2, 200);
 	return;
 }
 

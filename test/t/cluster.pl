@@ -193,6 +193,7 @@ rt(q{SELECT cluster.set_shard_dsn(3, '} . $psql->($west, 'shard_3') . q{ options
 is_rt('SELECT shard, substr(error, 1, 6) FROM cluster.metrics() WHERE error IS NOT NULL', '3|55P03:', 'nor does one that gives up');
 $locked->query_safe('ROLLBACK');
 $locked->quit;
+rt(q{SELECT cluster.set_shard_dsn(3, '} . $psql->($west, 'shard_3') . q{')});
 is_rt($down, '|8', 'until it does');
 
 # ---- A dump of the router is a router
@@ -238,12 +239,13 @@ my $block = session($router, 'router');
 $block->query_safe("SET client_min_messages = error; BEGIN; SELECT cluster.enqueue('q', '1', key => '$long_key', on_duplicate => 'ignore')");
 
 # Producers through the router, and workers that go by the map and commit with their effect.
+rt(q{UPDATE cluster.settings SET patience = '2 min'});
 my $traffic = "$PostgreSQL::Test::Utils::tmp_check/traffic";
 my $stop = "$traffic.stop";
 my $producer = write_producer();
 my @running = map {
 	my ($said, $n) = ('', $_);
-	{ said => \$said, run => IPC::Run::start([ 'python3', $producer, $psql->($router, 'router'), $_->[0], $_->[1], $stop ], '<', \undef, '>', "$traffic.$_->[0].$_->[1]", '2>', \$said, IPC::Run::timeout(180)) }
+	{ said => \$said, run => IPC::Run::start([ 'python3', $producer, $psql->($router, 'router'), $_->[0], $_->[1], $stop ], '<', \undef, '>', "$traffic.$_->[0].$_->[1]", '2>', \$said, IPC::Run::timeout(400)) }
 } [ 'produce', 'p1' ], [ 'produce', 'p2' ], [ 'work', 'w1' ], [ 'work', 'w2' ];
 wait_until($east, 'SELECT count(*) > 30 FROM effects', 't', "shard_$moving");
 ($out, $err) = run_command(\@move);

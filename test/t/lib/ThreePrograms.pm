@@ -237,8 +237,8 @@ sub settled
 	return;
 }
 
-# Jobs that wait: how many sessions for the booking's lock, and for the report's.
-sub held { my ($n) = @_; return q[SELECT count(*) FILTER (WHERE relation = 'accounts'::regclass) = ] . $n . q[ AND count(*) FILTER (WHERE relation = 'reports'::regclass) = ] . $n
+# Jobs that wait: how many sessions for the booking's lock, and for the report's; more where an attempt has lost its lease.
+sub held { my ($n) = @_; return q[SELECT count(*) FILTER (WHERE relation = 'accounts'::regclass) >= ] . $n . q[ AND count(*) FILTER (WHERE relation = 'reports'::regclass) >= ] . $n
 	  . q[ FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())] }
 
 # Gives each program so many jobs, and waits until they have them in their hands: { lock, stalls }.
