@@ -10,7 +10,7 @@ SELECT idemq.create_queue('c', lease => '3 h');
 SELECT count(idemq.enqueue(q, to_jsonb(q || n), priority => 10 - n)) FROM unnest(ARRAY['a', 'b', 'c']) q, generate_series(1, 3) n;
 SELECT queue, payload, attempt, round(extract(epoch FROM deadline - now()) / 3600) AS hours FROM idemq.claim_any(ARRAY['b', 'a'], 4);
 SELECT queue, payload FROM idemq.claim_any(ARRAY['a', 'b']);
-SELECT queue, payload, round(extract(epoch FROM deadline - now())) AS seconds FROM idemq.claim_any(ARRAY['a', 'c', 'b', 'c'], 10, lease => '1 min', worker => 'any');
+SELECT queue, payload, round(extract(epoch FROM deadline - now()) / 60) AS minutes FROM idemq.claim_any(ARRAY['a', 'c', 'b', 'c'], 10, lease => '1 min', worker => 'any');
 SELECT queue FROM idemq.claim_any(ARRAY['a', 'b', 'c'], 10);
 SELECT worker, count(*) FROM idemq.jobs GROUP BY 1 ORDER BY 1;
 SELECT * FROM idemq.claim_any('{}', 10);
@@ -34,12 +34,12 @@ DELETE FROM idemq.jobs;
 -- claim_job: claimed, with the columns of claim.
 SELECT id FROM idemq.enqueue('a', '{"n": 1}', key => 'k', headers => '{"h": 1}', max_attempts => 3) \gset
 \x on
-SELECT outcome, id = :id AS same_id, token > 0 AS token, attempt, max_attempts, round(extract(epoch FROM deadline - now())) AS lease, payload, key,
+SELECT outcome, id = :id AS same_id, token > 0 AS token, attempt, max_attempts, round(extract(epoch FROM deadline - now()) / 60) AS lease, payload, key,
 	group_key, checkpoint, enqueued_at IS NOT NULL AS enqueued, headers, result, retry_after
 FROM idemq.claim_job(:id, lease => '10 min', worker => 'w');
 -- locked: nothing but when to ask again, the holder's deadline.
 SELECT outcome, id = :id AS same_id, token, attempt, max_attempts, payload, key, checkpoint, enqueued_at, headers, result,
-	abs(extract(epoch FROM retry_after - (SELECT deadline FROM idemq.job(:id)))) < 1 AS at_deadline
+	abs(extract(epoch FROM retry_after - (SELECT deadline FROM idemq.job(:id)))) < 60 AS at_deadline
 FROM idemq.claim_job(:id, lease => '1 min', worker => 'w2');
 \x off
 SELECT worker, attempt, deadline - claimed_at AS lease, token FROM idemq.job(:id) \gset held_

@@ -158,7 +158,7 @@ DELETE FROM idemq.jobs;
 -- Settings and grants changed by hand count at once; nonsense does no harm.
 UPDATE idemq.queues SET lease = '3 h', name = 'renamed' WHERE name = 'p';
 SELECT (idemq.enqueue('renamed', '1')).outcome;
-SELECT round(extract(epoch FROM deadline - now())) FROM idemq.claim('renamed');
+SELECT round(extract(epoch FROM deadline - now()) / 60) FROM idemq.claim('renamed');
 SELECT idemq.enqueue('p', '1');
 UPDATE idemq.queues SET name = 'p', lease = '-1 s', max_attempts = 0, retry_base = '-1 s', retry_factor = 'NaN', retry_max = '-1 s', retry_jitter = 'Infinity',
 	retention = '-1 s', idempotency_window = '-1 s' WHERE name = 'renamed';

@@ -42,11 +42,11 @@ SELECT pg_sleep(0.005);
 SELECT idemq.validate(:id, :token);
 SELECT idemq.heartbeat(:id, :token, '1 h');
 SELECT idemq.validate(:id, :token), deadline = :'deadline' AS of_the_claim FROM idemq.job(:id);
-SELECT round(extract(epoch FROM retry_after - now())) FROM idemq.claim_job(:id);
+SELECT round(extract(epoch FROM retry_after - now()) / 60) FROM idemq.claim_job(:id);
 SELECT idemq.reap('q');
 -- By default its own length, which is the last one named.
 SELECT idemq.heartbeat(:id, :token, '2 h'), idemq.heartbeat(:id, :token);
-SELECT round(extract(epoch FROM retry_after - now())) FROM idemq.claim_job(:id);
+SELECT round(extract(epoch FROM retry_after - now()) / 60) FROM idemq.claim_job(:id);
 -- Shorter, too.
 SELECT idemq.heartbeat(:id, :token, '1 ms');
 SELECT pg_sleep(0.005);
@@ -64,7 +64,7 @@ SELECT idemq.heartbeat(:id, :token, '3 h'), idemq.validate(:id, :token);
 SELECT pg_sleep(0.005);
 SELECT idemq.validate(:id, :token);
 COMMIT;
-SELECT round(extract(epoch FROM retry_after - now())) FROM idemq.claim_job(:id);
+SELECT round(extract(epoch FROM retry_after - now()) / 60) FROM idemq.claim_job(:id);
 BEGIN READ ONLY;
 SELECT idemq.heartbeat(:id, :token, '4 h'), idemq.validate(:id, :token);
 SAVEPOINT a;
@@ -74,13 +74,15 @@ SELECT count(*) FROM idemq.claim('q');
 ROLLBACK TO a;
 SELECT idemq.enqueue('q', '1');
 COMMIT;
-SELECT round(extract(epoch FROM retry_after - now())) FROM idemq.claim_job(:id);
+SELECT round(extract(epoch FROM retry_after - now()) / 60) FROM idemq.claim_job(:id);
 -- A lease begins at the claim's commit: a long transaction is not born expired.
 SELECT (idemq.enqueue('q', '3')).id AS long \gset
 BEGIN;
-SELECT token AS long_token FROM idemq.claim_job(:long, lease => '600 ms') \gset
-SELECT pg_sleep(0.61);
+SELECT token AS long_token FROM idemq.claim_job(:long, lease => '1 h') \gset
+SELECT pg_sleep(0.05);
+SELECT clock_timestamp() AS committing \gset
 COMMIT;
+SELECT deadline >= :'committing'::timestamptz + interval '1 h' AS from_the_commit FROM idemq.workers WHERE job_id = :long;
 SELECT idemq.validate(:long, :long_token), idemq.reap('q'), idemq.commit(:long, :long_token);
 
 -- validate tells, and changes nothing.

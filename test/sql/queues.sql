@@ -79,7 +79,7 @@ SELECT to_jsonb(q) - 'queue_id' = :'before' AS the_same FROM idemq.queues q WHER
 SELECT idemq.alter_queue('named', lease => '9 min', max_attempts => NULL);
 SELECT to_jsonb(q) - 'queue_id' - 'lease' = :'before'::jsonb - 'lease' AS the_rest, lease FROM idemq.queues q WHERE name = 'named';
 SELECT (idemq.enqueue('named', '1')).outcome;
-SELECT round(extract(epoch FROM deadline - now())), max_attempts FROM idemq.claim('named');
+SELECT round(extract(epoch FROM deadline - now()) / 60), max_attempts FROM idemq.claim('named');
 SELECT idemq.alter_queue('named', '8 min', 9, '3 s', 3, '6 min', 0.5, '2 h', '3 h');
 SELECT lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, retention, idempotency_window FROM idemq.queues WHERE name = 'named';
 SELECT idemq.alter_queue('nope', lease => '1 s');

@@ -95,36 +95,43 @@ ROLLBACK PREPARED 'g:client_id';
 \endif
 EOF2
 
-my @runs;
-foreach ([ $work, 5 ], [ $finish, 2 ], [ $prepared, 1 ])
-{
-	my ($script, $clients) = @$_;
-	# A file: a pipe that nobody reads would stop pgbench, with what it has locked.
-	my $run = { out => "$script.out" };
-
-	$run->{h} = IPC::Run::start([ 'pgbench', '-n', '-f', $script, '-c', $clients, '-T', $seconds, '--max-tries', 100,
-			'-h', $node->host, '-p', $node->port, 'postgres' ], '<', \undef, '>&', $run->{out});
-	push @runs, $run;
-}
-
 my ($checks, @found) = (0);
 my $session = session($node);
-my $slowest = 0;
-my $end = time + $seconds;
-while (time < $end)
-{
-	my $rows = $session->query_safe('SELECT * FROM idemq.check()');
 
-	$checks++;
-	push @found, $rows if $rows ne '';
-}
-foreach my $run (@runs)
+# On a busy machine a few checks take longer than the clients: then there are more of both.
+foreach my $round (1 .. 10)
 {
-	$run->{h}->finish;
-	my $out = slurp_file($run->{out});
+	my @runs;
 
-	is($run->{h}->result(0), 0, 'the clients came through') or diag substr($out, 0, 2000);
-	note $1 if $out =~ /(number of transactions actually processed.*)/;
+	foreach ([ $work, 5 ], [ $finish, 2 ], [ $prepared, 1 ])
+	{
+		my ($script, $clients) = @$_;
+		# A file: a pipe that nobody reads would stop pgbench, with what it has locked.
+		my $run = { out => "$script.$round.out" };
+
+		$run->{h} = IPC::Run::start([ 'pgbench', '-n', '-f', $script, '-c', $clients, '-T', $seconds, '--max-tries', 100,
+				'-h', $node->host, '-p', $node->port, 'postgres' ], '<', \undef, '>&', $run->{out});
+		push @runs, $run;
+	}
+
+	my $end = time + $seconds;
+
+	while (time < $end)
+	{
+		my $rows = $session->query_safe('SELECT * FROM idemq.check()');
+
+		$checks++;
+		push @found, $rows if $rows ne '';
+	}
+	foreach my $run (@runs)
+	{
+		$run->{h}->finish;
+		my $out = slurp_file($run->{out});
+
+		is($run->{h}->result(0), 0, 'the clients came through') or diag substr($out, 0, 2000);
+		note $1 if $out =~ /(number of transactions actually processed.*)/;
+	}
+	last if $checks > 5;
 }
 note "$checks checks";
 cmp_ok($checks, '>', 5, 'it checked more than a few times');

@@ -248,7 +248,7 @@ churn(10000);
 cmp_ok(memory() - $before, '<', 1536, 'no memory is lost');
 is(pid(), $pid, 'by the same worker');
 sleeps('afterwards');
-is_sql($node, "SELECT count(*) FROM idemq.check()", 0, 'idemq.check() finds nothing');
+is_sql($node, "SELECT * FROM idemq.check()", '', 'idemq.check() finds nothing');
 
 # ---- Statistics, for autovacuum
 

@@ -122,22 +122,22 @@ sub waits
 {
 	my ($name) = @_;
 
-	return sql($node, "SELECT CASE WHEN ready_at <= now() THEN 0 ELSE round(extract(epoch FROM ready_at - now()) / 60) END
+	return sql($node, "SELECT CASE WHEN ready_at <= now() THEN 0 ELSE ceil(extract(epoch FROM ready_at - now()) / 60) END
 		FROM idemq.jobs WHERE id = $job{$name}");
 }
 is(waits($_->[0]), $_->[1], "$_->[0]: due in $_->[1] min")
   foreach [ enqueued => 0 ], [ failing => 10 ], [ releasing => 20 ], [ lost => 0 ], [ retried => 0 ], [ redriven => 0 ],
   [ delayed => 60 ], [ delayed_before => 2880 ], [ group2 => 0 ];
-is_sql($node, "SELECT round(extract(epoch FROM run_at - now()) / 60) FROM idemq.jobs WHERE id = $job{placed}", 10,
+is_sql($node, "SELECT ceil(extract(epoch FROM run_at - now()) / 60) FROM idemq.jobs WHERE id = $job{placed}", 10,
 	'and so is its run_at, or it would wait for that when it is due');
 is_sql($node, "SELECT status, run_at <= now() FROM idemq.jobs WHERE id = $job{parked}", 'blocked|t', 'parked: due when it has a place');
 is_sql($node, "SELECT count(*) FROM idemq.claim('paced')", 0, 'the rate is still used up');
 is_sql($node, "SELECT ready_at BETWEEN now() + interval '30 min' AND now() + interval '1 h' FROM idemq.jobs WHERE id = $job{paced}", 't',
 	'who was put off waits as long as the rate says');
-is_sql($node, "SELECT round(extract(epoch FROM deadline - now()) / 60) FROM idemq.jobs WHERE id = $job{beating}", 60,
+is_sql($node, "SELECT ceil(extract(epoch FROM deadline - now()) / 60) FROM idemq.jobs WHERE id = $job{beating}", 60,
 	'a lease of the jump ends in time');
 is_sql($node, "SELECT idemq.commit($job{beating}, $token{beating})", 'committed', 'its worker commits');
-is_sql($node, "SELECT round(extract(epoch FROM expires_at - now()) / 60), round(extract(epoch FROM run_at - now()) / 60)
+is_sql($node, "SELECT ceil(extract(epoch FROM expires_at - now()) / 60), ceil(extract(epoch FROM run_at - now()) / 60)
 	FROM idemq.jobs WHERE id = $job{blocked2}", '10|60', 'a blocked job expires, and is due, in time');
 my $late = enqueue($node, '');
 is_sql($node, "SELECT created_at <= clock_timestamp() FROM idemq.jobs WHERE id = $late", 't',

@@ -172,7 +172,7 @@ sub reads
 	my $sql = "SELECT idx_tup_read FROM pg_stat_all_indexes WHERE indexrelname = 'jobs_group'";
 	my $before = sql($node, $sql);
 
-	sql($node, 'CALL run(100)');
+	sql_counted($node, 'CALL run(100)');
 	return sql($node, $sql) - $before;
 }
 my $early = enqueue('early', 'b') =~ s/\)$/, delay => '1 h')/r;

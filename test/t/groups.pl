@@ -152,26 +152,34 @@ my $holder = session($node);
 $holder->query_safe(q{BEGIN; SELECT FROM idemq.jobs WHERE payload = '"h2"' FOR UPDATE});
 sql($node, q{SELECT idemq.cancel(id) FROM idemq.jobs WHERE payload = '"h1"'});
 my $transactions = "SELECT pg_stat_clear_snapshot(); SELECT xact_commit FROM pg_stat_database WHERE datname = 'postgres'";
+my $began = time;
 my ($before) = sql($node, $transactions) =~ /(\d+)/;
 sleep 3;
 my ($after) = sql($node, $transactions) =~ /(\d+)/;
-cmp_ok($after - $before, '<', 3000, 'nobody spins while its next job is held');
+cmp_ok($after - $before, '<', 1000 * (time - $began), 'nobody spins while its next job is held');
 $holder->query_safe('COMMIT');
 $holder->quit;
 ok($node->poll_query_until('postgres', q{SELECT status = 'pending' FROM idemq.jobs WHERE payload = '"h2"'}), 'let go, it is next');
-# At once, again and again: a claim after the end of the head finds the next one, whoever promotes it.
+# At once, again and again: a claim after the end of the head finds the next one, whoever promotes it.  For a round
+# of the worker it waits 50 ms; on a busy machine that may last longer, and then one that has waited so long looks again.
 is_sql($node, q{
 	DO $$ BEGIN
 		PERFORM idemq.create_queue('fast');
 		PERFORM idemq.enqueue('fast', to_jsonb(n), group_key => 'g') FROM generate_series(1, 300) n;
 	END $$;
 	CREATE PROCEDURE run_fast(INOUT missed int) LANGUAGE plpgsql AS $$
-	DECLARE job record;
+	DECLARE
+		job record;
+		began timestamptz;
 	BEGIN
 		missed := 0;
 		FOR i IN 1 .. 300 LOOP
-			SELECT * INTO job FROM idemq.claim('fast');
-			COMMIT;
+			FOR look IN 1 .. 600 LOOP
+				began := clock_timestamp();
+				SELECT * INTO job FROM idemq.claim('fast');
+				COMMIT;
+				EXIT WHEN job.id IS NOT NULL OR clock_timestamp() < began + '49 ms';
+			END LOOP;
 			IF job.id IS NULL OR job.payload <> to_jsonb(i) THEN missed := missed + 1; ELSE PERFORM idemq.commit(job.id, job.token); END IF;
 			COMMIT;
 		END LOOP;
@@ -239,7 +247,7 @@ sql($node, q{SELECT idemq.create_queue('still'); SELECT idemq.enqueue('still', t
 		END LOOP;
 	END $$});
 my @reads = map {
-	sql($node, 'CALL run_still(' . ($_ == 2 ? 400 : 100) . ')');
+	sql_counted($node, 'CALL run_still(' . ($_ == 2 ? 400 : 100) . ')');
 	sql($node, "SELECT idx_tup_read FROM pg_stat_all_indexes WHERE indexrelname = 'jobs_group'");
 } 0 .. 3;
 cmp_ok($reads[3] - $reads[2], '<', 2 * ($reads[1] - $reads[0]), 'the last hundred of heads reads no more of the index than the second');

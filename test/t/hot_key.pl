@@ -107,6 +107,6 @@ is_sql($node, "SELECT payload FROM idemq.claim('hot')", USES, 'the newest payloa
 is_sql($node, "SELECT count(*), count(key) FROM idemq.jobs WHERE queue_id = (SELECT queue_id FROM idemq.queues WHERE name = 'hot')",
 	(USES + 1) . '|2', 'one job has each key');
 is($holder->query_safe('SELECT count(*) FROM idemq.jobs; COMMIT'), 0, 'the snapshot was held all the time');
-is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'nothing is amiss');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'nothing is amiss');
 
 done_testing();

@@ -47,9 +47,18 @@ sub beat
 
 foreach my $how ('', ', attach => true', ", lease => '1 s'")
 {
-	my $session = begin($how);
+	my ($session, $said);
 
-	like(beat(q['1 h']), qr/^(current )?(expired|stale)$/, "heartbeats are refused from then on (claim: '$how')");
+	# A lease of a second may end before the first heartbeat comes: then it is no case of job_timeout, and once more.
+	foreach (1 .. 20)
+	{
+		$session = begin($how);
+		$said = beat(q['1 h']);
+		last if $how !~ /lease/ || $said =~ /^current/;
+		$session->quit;
+		sql($node, q[SELECT idemq.purge('brief')]);
+	}
+	like($said, qr/^(current )?(expired|stale)$/, "heartbeats are refused from then on (claim: '$how')");
 	is_soon($node, $taken_back, 'the worker has taken the job back');
 	is($session->query_safe('SELECT 1'), '1', 'its session lives');
 	$session->quit;

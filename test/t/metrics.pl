@@ -65,17 +65,23 @@ append_to_file($script, q{
 	COMMIT;
 	\endif
 });
-my @load = map {
-	IPC::Run::start([ 'pgbench', '-n', '-h', $node->host, '-p', $node->port, '-U', 'postgres', '-f', $script, '-D', "undo=$_",
-			'-c', 3, '-T', 4, 'postgres' ], '<', \undef, '>', \my $out, '2>', \my $err)
-} (0, 1);
-my ($counts, $until) = (0, time + 4);
-while (time < $until)
+my $counts = 0;
+# On a busy machine a few counts take longer than the load lasts: then there is more of it.
+foreach (1 .. 10)
 {
-	sql($node, 'SELECT idemq.recount()');
-	$counts++;
+	my @load = map {
+		IPC::Run::start([ 'pgbench', '-n', '-h', $node->host, '-p', $node->port, '-U', 'postgres', '-f', $script, '-D', "undo=$_",
+				'-c', 3, '-T', 4, 'postgres' ], '<', \undef, '>', \my $out, '2>', \my $err)
+	} (0, 1);
+	my $until = time + 4;
+	while (time < $until)
+	{
+		sql($node, 'SELECT idemq.recount()');
+		$counts++;
+	}
+	ok($_->finish, 'pgbench') foreach @load;
+	last if $counts > 3;
 }
-ok($_->finish, 'pgbench') foreach @load;
 cmp_ok($counts, '>', 3, "counts under load: $counts");
 is_exact('after the load');
 

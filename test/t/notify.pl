@@ -7,6 +7,7 @@ use FindBin;
 use lib "$FindBin::RealBin/lib";
 use Idemq;
 use Test::More;
+use Time::HiRes qw(time);
 
 my $node = new_server('notify', 'idemq.worker' => 'on', 'idemq.notify_delay' => '10 ms');
 my $listener = session($node);
@@ -100,10 +101,11 @@ sql($node, "SELECT idemq.release(id, token) FROM idemq.claim('q')");
 is_heard($ready, 'release');
 
 # Coalesced: some thousand transactions, one NOTIFY in 10 ms at the most.
+my $began = time;
 sql($node, "DO 'BEGIN FOR i IN 1 .. 1000 LOOP PERFORM idemq.enqueue(''q'', ''1''); COMMIT; END LOOP; END'");
 my $told = () = heard_all() =~ /ready/g;
 cmp_ok($told, '>=', 1, 'a burst of 1000 transactions is told');
-cmp_ok($told, '<', 200, "in few NOTIFYs ($told)");
+cmp_ok($told, '<=', 2 + 100 * (time - $began), "in few NOTIFYs ($told)");
 sql($node, "SELECT count(*) FROM idemq.claim('q', 100000)");
 
 # A name that LISTEN has to quote.

@@ -9,6 +9,7 @@ use lib "$FindBin::RealBin/lib";
 use Idemq;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(time);
 
 my $node = new_server('purge', 'idemq.worker' => 'on', 'idemq.purge_interval' => '100ms', autovacuum => 'off');
 my $other = session($node);
@@ -61,7 +62,7 @@ sql($node, q{UPDATE idemq.audit SET at = at - interval '91 days' WHERE queue = '
 is_soon($node, q{SELECT count(*) FILTER (WHERE queue = 'month') = 0 AND count(*) > 0 FROM idemq.audit}, 'and what was decided long ago');
 is_sql($node, "SELECT purged_total, completed, dead, cancelled FROM idemq.metrics WHERE queue = 'second'", '4|0|0|0', 'they are counted');
 is_state($node, "CALL idemq.wait_result($completed, '1 s', NULL, NULL)", 'IQ002', 'who waits for its result is told that there is no such job');
-is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'nothing is wrong');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'nothing is wrong');
 
 # A look for another length of time would find what the one at hand has missed.
 sql($node, "SELECT idemq.drop_queue('second', force => true)");
@@ -156,9 +157,10 @@ sql($node, "SELECT count(*) FROM idemq.enqueue_many('mark', array_fill('1'::json
 	SELECT count(*) FROM idemq.claim('mark', 5000) c, idemq.try_commit(c.id, c.token)");
 is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = 'mark'", 'beside a held snapshot');
 my $transactions = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = 'postgres'";
+my $began = time;
 my $before = sql($node, $transactions);
 sql($node, 'SELECT pg_sleep(2.5)');
-cmp_ok(sql($node, $transactions) - $before, '<', 1000, 'it does not go round and round');
+cmp_ok(sql($node, $transactions) - $before, '<', 400 * (time - $began), 'it does not go round and round');
 $other->query_safe('COMMIT');
 
 # ---- What a DBA has put on the table
@@ -255,7 +257,7 @@ is_cancelled($by_hand, 'one that was inserted by hand');
 sql($node, "SELECT count(idemq.enqueue('q', '\"many\"', expires_in => '300 ms')) FROM generate_series(1, 5000)");
 is_soon($node, "SELECT count(*) = 5000 FROM idemq.jobs WHERE payload = '\"many\"' AND status = 'cancelled'", 'many');
 is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $never", 'pending', 'one that has time left stays');
-is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'nothing is wrong');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'nothing is wrong');
 
 # A scan of two steps, stopped between them: a retry moves a job to where it has been, and says so.
 # (In a paused queue: nobody looks for work, and meets it.)
@@ -263,20 +265,28 @@ SKIP:
 {
 	skip 'no gdb that may attach', 1 unless has_debugger($node);
 	sql($node, "SELECT idemq.create_queue('far'); SELECT idemq.pause('far'); SELECT count(*) FROM generate_series(1, 30000) n, idemq.enqueue('far', '1', delay => '30 min') e");
-	my $moved = sql($node, "SELECT id FROM idemq.enqueue('far', '1', delay => '1 h', expires_in => '8 s')");
-	my $stop = stop_at(worker_pid($node), 'idemq_expire_ended');
+	my ($moved, $first, $stop);
 
-	my $first = expiring('far');
-	$stop->();
+	# Where it took the debugger so long that both are over, once more.
+	foreach my $seconds (8, 16, 32, 64)
+	{
+		$moved = sql($node, "SELECT id FROM idemq.enqueue('far', '1', delay => '1 h', expires_in => '$seconds s')");
+		$stop = stop_at(worker_pid($node), 'idemq_expire_ended');
+		$first = expiring('far');
+		$stop->();
+		last if sql($node, "SELECT status FROM idemq.jobs WHERE id = $moved") eq 'pending';
+		$stop->();
+	}
 	is_sql($node, "SELECT status FROM idemq.jobs WHERE id IN ($first, $moved) ORDER BY id", "pending\ncancelled", 'a scan, in the middle');
 	is_sql($node, "SELECT idemq.retry($moved)", 'retrying', 'a retry');
 	$stop->();
 	is_cancelled($moved, 'and what was moved behind it expires');
 }
 
+$began = time;
 $before = sql($node, $transactions);
 sql($node, 'SELECT pg_sleep(2.5)');
-cmp_ok(sql($node, $transactions) - $before, '<', 1000, 'it does not go round and round');
+cmp_ok(sql($node, $transactions) - $before, '<', 400 * (time - $began), 'it does not go round and round');
 
 # The worker has read the sequence of ids; TRUNCATE locks the table, and then the sequence.
 SKIP:

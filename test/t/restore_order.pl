@@ -70,7 +70,7 @@ my $look = qq{
 sub work_it_off
 {
 	my ($node, $db) = @_;
-	my $end = time + 60;
+	my $end = time + 180;
 	my $left;
 
 	sql($node, "SELECT idemq.commit(id, token) FROM held; SELECT idemq.send_event('told', 'late')", $db);

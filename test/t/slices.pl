@@ -61,9 +61,6 @@ go_on();
 
 my $log = -s $node->logfile;
 my $held = session($node);
-# It would find a worker stuck that waits for a lock for ten times as long as a chore may.
-sql($node, "SELECT idemq.create_queue('quiet')");
-my $watcher = sleeper($node, "CALL idemq.wait('quiet', '10 min')");
 sql($node, "SELECT idemq.create_queue('late', lease => '1 h'); SELECT idemq.create_queue('locked' || i, lease => '1 h', retry_base => '1 ms', retry_max => '1 ms') FROM generate_series(1, 60) i;
 	SELECT idemq.enqueue('locked' || i, '1') FROM generate_series(1, 60) i");
 $held->query_safe('BEGIN; LOCK TABLE idemq.attempts IN SHARE MODE');
@@ -77,8 +74,11 @@ is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE group_key = 'g'"
 wait_until($node, 'SELECT 1', 1) while said($log, qr/chore "reap" of queue "locked\d+"/) < 60;
 is(said($log, qr/canceling statement due to lock timeout/) >= 60, 1, 'each queue has been refused the lock');
 is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'processing'", 60, 'and the lock is held still');
-is(said($log, qr/has not moved/), 0, 'no chore has waited for long');
-sql($node, "SELECT pg_terminate_backend($watcher->{pid})");
+# From one refusal to the next, half of the times: a worker that the machine gives no processor for a while is late once.
+my @refused = map { /^\S+ (\d+):(\d+):(\d+\.\d+) .*canceling statement due to lock timeout/ ? 3600 * $1 + 60 * $2 + $3 : () } split /^/,
+  slurp_file($node->logfile, $log);
+my @waits = sort { $a <=> $b } map { $refused[$_] - $refused[ $_ - 1 ] } 1 .. $#refused;
+cmp_ok($waits[ @waits / 2 ], '<', 1, 'no chore has waited for long');
 $held->query_safe('COMMIT');
 is_soon($node, "SELECT count(*) = 60 FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'pending'", 'once it is free, all are taken back');
 $held->quit;
@@ -145,7 +145,7 @@ go_on();
 is_soon($node, "SELECT count(*) = 0 FROM idemq.check() WHERE invariant = 'worker.stuck'", 'it moves again');
 is_sql($node, 'SELECT pid, stuck_for FROM idemq.background_worker', "$pid|", 'says idemq.background_worker');
 sql($node, "SELECT idemq.enqueue('q', '4', delay => '1 ms'); SELECT pg_terminate_backend($idle[7]{pid})");
-is_sql($node, 'SELECT count(*) FROM idemq.check()', 0, 'check() finds nothing');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() finds nothing');
 is(unexpected($node, qw(55P03 57P01 P0099)), '', 'no other errors');
 
 done_testing();

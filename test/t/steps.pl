@@ -13,7 +13,9 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 # Nothing but begin_step flushes: the walwriter sleeps, and no commit asks for it.
-my $node = new_server('steps', 'idemq.worker' => 'on', synchronous_commit => 'off', wal_writer_delay => '10s', max_connections => 40);
+my $node = new_server('steps', 'idemq.worker' => 'on', synchronous_commit => 'off', wal_writer_delay => '10s', max_connections => 40,
+	# A receiver that is stopped for long is not given up.
+	wal_sender_timeout => 0);
 
 # A claimed job: id and token.
 sub job
@@ -89,7 +91,8 @@ $worker->query_safe("CALL idemq.begin_step($id, $token, 'charge', '{\"amount\": 
 my ($until, $key) = split /\|/, sql($node, "SELECT extract(epoch FROM call_until), effect_key FROM idemq.steps WHERE job_id = $id");
 $worker->{run}->kill_kill(grace => 0);
 is_soon($node, "SELECT status <> 'processing' FROM idemq.jobs WHERE id = $id", 'its session has ended, and the job is taken back');
-like(sql($node, "SELECT idemq.why($id)"), qr/; its step "charge" is unknown: begun at .*, its call may arrive until /, 'why');
+# Whether its time is over already depends on the machine.
+like(sql($node, "SELECT idemq.why($id)"), qr/; its step "charge" is unknown: begun at .*, (its call may arrive until |the next one asks the other side)/, 'why');
 is_sql($node, "SELECT steps_unknown > 0 FROM idemq.metrics WHERE queue = 'q'", 't', 'the metrics');
 my $next = sql($node, "SELECT token FROM idemq.claim_job($id)");
 my @answer = begin($node, $id, $next, 'charge', '1 min');

@@ -8,7 +8,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time);
 
-my $node = new_server('primary', max_connections => 40);
+# A receiver that is stopped for long is not given up.
+my $node = new_server('primary', max_connections => 40, wal_sender_timeout => 0);
 $node->backup('base');
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($node, 'base', has_streaming => 1);

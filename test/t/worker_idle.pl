@@ -10,6 +10,7 @@ use lib "$FindBin::RealBin/lib";
 use Idemq;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(time);
 
 my $node = new_server('idle', 'idemq.worker' => 'on', autovacuum => 'off');
 my $transactions = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = 'postgres'";
@@ -19,6 +20,7 @@ my $holder = session($node);
 sub is_idle
 {
 	my ($name) = @_;
+	my $began = time;
 	my $before = sql($node, $transactions);
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
@@ -26,7 +28,8 @@ sub is_idle
 	my $count = sql($node, $transactions) - $before;
 
 	note "figure: $count transactions: $name";
-	return cmp_ok($count, '<', 1000, "idle: $name");
+	# On a busy machine this takes longer than that.
+	return cmp_ok($count, '<', 400 * (time - $began), "idle: $name");
 }
 
 worker_pid($node);
@@ -37,7 +40,7 @@ $holder->query_safe("BEGIN; SELECT idemq.create_queue('later'); SELECT idemq.enq
 is_idle('a queue that is not committed');
 # In the transaction: the worker may tell before a statement after it, even before the COMMIT's answer.
 my $told = $holder->query_safe("LISTEN idemq_later; COMMIT");
-foreach (1 .. 500)
+foreach (1 .. 3000)
 {
 	$told .= $holder->query('SELECT');
 	last if $told =~ /ready/;
