@@ -9,7 +9,9 @@
  *     ACTIVE and unmarked is one too many.  Only an adopted entry may be so, until
  *     its adopter has read the row again: if it stays, that failed, which is a warning.
  * row -> entry: a row in processing has an entry from before its claim is visible
- *     until after its end is.  A suspect has none, and after idemq_check_settled
+ *     until after its end is; or one that is being claimed: by a transaction that has
+ *     ended this attempt and begun the next, and gives the entry back after its abort.
+ *     A suspect has none, and after idemq_check_settled
  *     the queue has no recovery pending, a newer snapshot still shows the attempt
  *     on a row that no transaction holds, there still is no entry, and recovery is
  *     still not asked for: a session that drops the entry of a job in processing asks
@@ -139,7 +141,8 @@ has_entry(const Attempted *attempted)
 {
 	Lease lease;
 
-	return idemq_lease_get(attempted->job_id, &lease) && lease.token == attempted->token;
+	return idemq_lease_get(attempted->job_id, &lease) &&
+		   (lease.token == attempted->token || lease.claiming);
 }
 
 /* Reads the next rows in processing after an id; keeps those without an entry. */
