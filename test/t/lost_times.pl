@@ -70,7 +70,7 @@ wait_until($node, $handlers, 1);
 sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
 wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler'", 0);
 sql($node, "SELECT idemq.drop_handler('r')");
-my @sleepers = map { sleeper($node, "CALL idemq.wait('r', '20 s')") } 1 .. 4;
+my @sleepers = map { sleeper($node, "CALL idemq.wait('r', '10 min')") } 1 .. 4;
 my $worker = stop_worker($node);
 foreach my $n (1 .. 4)
 {
@@ -87,7 +87,7 @@ SKIP:
 
 	# It looks again while the slot is there still, and sleeps among those of a slot that is no queue's.
 	sql($node, "SELECT count(*) FROM idemq.claim('q'); SELECT count(*) FROM idemq.claim('r')");
-	my $sleeper = sleeper($node, "CALL idemq.wait('r', '30 s')");
+	my $sleeper = sleeper($node, "CALL idemq.wait('r', '10 min')");
 	my $pid = $holder->query_safe('SELECT pg_backend_pid()');
 	my $stop = stop_at($pid, 'idemq_lease_forget_database');
 
