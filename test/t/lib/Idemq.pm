@@ -13,7 +13,7 @@ use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf session sql sql_counted sqlstate is_sql is_state wal_records
   has_debugger stop_at asleep sleeper answer worker_pid stop_worker wait_until until_true crash
-  clients unexpected is_soon write_whole pooler);
+  clients unexpected is_soon ends_in_time write_whole pooler);
 
 # Settings of script/server.conf: what a server needs to preload idemq.
 sub server_conf
@@ -120,6 +120,22 @@ sub is_soon
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	return ok($node->poll_query_until('postgres', $sql, $expected), $name);
+}
+
+# A CALL that sleeps ends by itself before statement_timeout: by a tenth of a second, which a busy machine
+# may take now and then.
+sub ends_in_time
+{
+	my ($node, $call, $expected, $name) = @_;
+	my $answer;
+
+	foreach (1 .. 20)
+	{
+		$node->psql('postgres', "SET statement_timeout = '1 s'; $call", stdout => \$answer);
+		last if $answer eq $expected;
+	}
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return is($answer, $expected, $name);
 }
 
 # The WAL records that $code causes, counted by type, such as 'Heap/HOT_UPDATE'.
