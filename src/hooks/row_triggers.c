@@ -233,7 +233,7 @@ note_move(Relation rel, HeapTuple old_row, HeapTuple new_row)
 	idemq_kin_note(slot, id);
 	/* One that gets its slot before our commit learns from the rows of before. */
 	if (slot == NULL)
-		idemq_pending_note_kin();
+		idemq_pending_note_rows();
 }
 
 /* Follows the deletion of a row that may have parents or children. */
@@ -349,7 +349,7 @@ idemq_sql_v2_kin_changed(PG_FUNCTION_ARGS)
 {
 	(void) trigger_data(fcinfo, false);
 	if (!idemq_kin_is_writing() && !idemq_follows())
-		idemq_pending_note_kin();
+		idemq_pending_note_rows();
 	return PointerGetDatum(NULL);
 }
 

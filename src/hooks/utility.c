@@ -188,7 +188,7 @@ follow_triggers(const AlterTableStmt *alter)
 	if (idemq_presence() != IDEMQ_HERE || !OidIsValid(relid) ||
 		get_rel_namespace(relid) != idemq_oids()->schema)
 		return;
-	idemq_pending_note_kin();
+	idemq_pending_note_rows();
 	idemq_pending_note_schedules();
 	idemq_pending_note_settings(0);
 }

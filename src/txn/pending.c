@@ -197,12 +197,15 @@ idemq_pending_note_finished(QueueSlot *slot, int32 queue_id, int64 job_id)
 	note(ACTION_FINISHED, slot, queue_id)->u.job_id = job_id;
 }
 
-/* Notes that rows of idemq.dependencies, or any without triggers, were written by hand; many are one action. */
+/*
+ * Notes that rows have changed of which no trigger has told memory, or of idemq.dependencies by hand: all of
+ * this database are read anew.  Many are one action.
+ */
 void
-idemq_pending_note_kin(void)
+idemq_pending_note_rows(void)
 {
-	if (!is_last(ACTION_KIN, 0))
-		(void) note(ACTION_KIN, NULL, 0);
+	if (!is_last(ACTION_ROWS, 0))
+		(void) note(ACTION_ROWS, NULL, 0);
 }
 
 /* Notes that a job is gone that was not finished; many are one action. */

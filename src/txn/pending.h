@@ -21,7 +21,7 @@ extern void idemq_pending_note_forget(void);
 extern void idemq_pending_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job_id,
 									 int32 attempt);
 extern void idemq_pending_note_finished(QueueSlot *slot, int32 queue_id, int64 job_id);
-extern void idemq_pending_note_kin(void);
+extern void idemq_pending_note_rows(void);
 extern void idemq_pending_note_gone(void);
 extern void idemq_pending_note_settings(int32 queue_id);
 extern void idemq_pending_note_groups(int32 queue_id);

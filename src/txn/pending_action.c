@@ -134,7 +134,7 @@ tell_of_end(const PendingAction *action, int64 job_id)
 static void
 read_anew(ActionKind kind)
 {
-	if (kind == ACTION_KIN)
+	if (kind == ACTION_ROWS)
 		idemq_slots_unset_database(MyDatabaseId);
 	else
 		idemq_worker_note_schedules();
@@ -196,7 +196,7 @@ idemq_action_apply(const PendingAction *action)
 			switched();
 			break;
 		case ACTION_SCHEDULES:
-		case ACTION_KIN:
+		case ACTION_ROWS:
 			read_anew(action->kind);
 			break;
 		case ACTION_RESUME:
@@ -290,7 +290,7 @@ idemq_action_undo(const PendingAction *action, const PriorLease *prior)
 		case ACTION_GONE:
 		case ACTION_SCHEDULES:
 		case ACTION_RESUME:
-		case ACTION_KIN:
+		case ACTION_ROWS:
 		case ACTION_EXTENSION:
 			break;
 	}

@@ -26,7 +26,7 @@ typedef enum ActionKind
 	ACTION_SWITCH,	  /* at the end: sessions look whether their database follows another */
 	ACTION_SCHEDULES, /* commit: the worker lists the schedules again */
 	ACTION_RESUME,	  /* commit: a queue hands out jobs again */
-	ACTION_KIN,		  /* commit: children and parents are looked for anew in the rows */
+	ACTION_ROWS,	  /* commit: rows have changed that memory does not know of: it is unset */
 	ACTION_EXTENSION, /* commit: a worker visits the database */
 } ActionKind;
 
