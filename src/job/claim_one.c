@@ -134,7 +134,7 @@ row_deadline(const EventArgs *args, bool attached)
 /*
  * Takes a fetched job in status pending or failed by EVENT_CLAIM or
  * EVENT_COMMIT_ONCE; sets args->token.  Of a group with places the caller has the next job
- * promoted, when it has claimed what it wants (idemq_promote_later). lease: microseconds,
+ * promoted, when it has claimed what it wants (idemq_promote_later).  lease: microseconds,
  * until args->deadline.  Undone by the transaction's, or savepoint's, rollback.
  */
 TakeResult

@@ -88,7 +88,7 @@ static struct
 /*
  * Promotes a group that this session owns, or does what its mark of a job with kin is for, and
  * gives it back unless this transaction has written in it, now or before (again); returns
- * whether there is a job now that can be claimed. *joined: the group that a child has joined,
+ * whether there is a job now that can be claimed.  *joined: the group that a child has joined,
  * which may need a head; otherwise it is left alone.
  */
 static bool

@@ -309,7 +309,7 @@ charge_existing(BucketCharge *charge, const BucketKey *key, const GcraLimit *lim
 /*
  * Charges one to the bucket of that name in this database, if that is allowed; takes effect
  * at once.  Returns false when there is no room for the bucket: then it is not allowed, and
- * counted. charge->empty_at is given.
+ * counted.  charge->empty_at is given.
  */
 bool
 idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)

@@ -397,10 +397,13 @@ idemq_jobs_ids_changed(void)
 void
 idemq_jobs_ids_unknown(void)
 {
+	Oid mark = get_relname_relid("ids_since", idemq_oids()->schema);
 	SqlScope scope;
 
 	idemq_spi_begin(&scope);
+	LockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
 	(void) idemq_spi_run(&unset_mark, NULL, NULL, SPI_OK_SELECT);
+	UnlockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
 	idemq_spi_end(&scope);
 }
 
