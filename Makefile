@@ -30,6 +30,8 @@
 #                         SCENARIO='sync patroni', PAGE=1 (test/failover/README.md)
 #   make fuzz             100,000 calls (FUZZ_CALLS=n) of every SQL function with arguments of
 #                         every kind: the long form of TAP test fuzz; FUZZ_SEED=n repeats one
+#   make mutants          changes one line at a time: which changes do the tests not notice?
+#                         MUTANTS=170, MUTANTS_SEED=n, AREA='leases' (test/mutants/README.md)
 #   make coverage         which lines of src no test runs; below 95 % it fails (COVERAGE=n)
 #   make sanitize         regression, isolation and TAP tests with undefined behaviour and
 #                         assertions checked, the first two under valgrind (TOOLS=ubsan)
@@ -214,7 +216,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo cluster-demo test check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients chaos failover soak fuzz coverage sanitize bench bench-quick bench-peers format ui-demo
+.PHONY: print-compiler demo cluster-demo test check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients chaos failover soak fuzz mutants coverage sanitize bench bench-quick bench-peers format ui-demo
 
 test:
 	@$(TREE)/script/test $(or $(SUITES),lint regress isolation tap clients)
@@ -233,6 +235,8 @@ check-packages check-compilers:
 chaos:
 	@COPT='$(COPT) -DIDEMQ_JITTER' IDEMQ_CHAOS=$(or $(JOBS),100000) IDEMQ_SOAK=$(or $(SOAK),300) IDEMQ_FLOWS=$(or $(SOAK),300) STRESS_SECS=$(or $(SOAK),300) \
 		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP='$(or $(TAP),chaos_flows chaos soak stress stress_rounds)' $(TREE)/script/test tap
+mutants:
+	@$(TREE)/test/mutants/run
 coverage:
 	@$(TREE)/script/coverage $(SUITES)
 sanitize:

@@ -50,4 +50,5 @@ def main(tree, least):
     sys.exit(0 if 100 * ran >= float(least) * total else 1)
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])
