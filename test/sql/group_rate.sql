@@ -163,6 +163,18 @@ SELECT done('z1');
 SELECT take(10, 'z'), jobs('z');
 SELECT * FROM idemq.check();
 
+-- A time that was asked for, and that the rate has put behind it: another rate brings the job back to it, never before.
+SELECT idemq.create_queue('w', group_rate => 3, group_period => '1 h') IS NOT NULL AS created;
+SELECT add('s', 1, 3, 'w');
+SELECT take(10, 'w'), done('s1');
+SELECT take(10, 'w'), done('s2');
+SELECT take(10, 'w'), done('s3');
+SELECT count(idemq.enqueue('w', '"s4"', group_key => 's', delay => '10 min'));
+SELECT take(10, 'w'), waits('s4');
+SELECT idemq.alter_queue('w', group_rate => 3600);
+SELECT take(10, 'w'), waits('s4'), ready_at > clock_timestamp() + '5 min' AS not_before FROM idemq.jobs WHERE payload = '"s4"';
+SELECT * FROM idemq.check();
+
 -- group_running to and fro, while jobs wait: for the rate, and for their own time, which stays.  With places the
 -- latter is in nobody's way.
 SELECT idemq.create_queue('v', group_rate => 1, group_period => '1 h', retry_base => '1 ms') IS NOT NULL AS created;

@@ -321,6 +321,19 @@ SELECT idemq.enqueue('q', '"instead"', key => 'keys@2030-01-01T00:00:00Z', on_du
 SET ROLE regress_boss;
 SELECT (idemq.enqueue('q', '"boss"', key => 'keys@2031-01-01T00:00:00Z')).outcome;
 RESET ROLE;
+-- Nor is it run once more for them, while it runs or when it is done.
+SELECT id AS tick FROM idemq.jobs WHERE key = 'keys@2031-01-01T00:00:00Z' \gset
+SELECT (idemq.claim_job(:tick)).outcome;
+SET ROLE regress_other;
+SELECT idemq.enqueue('q', '"instead"', key => 'keys@2031-01-01T00:00:00Z', on_duplicate => 'rerun');
+RESET ROLE;
+SELECT idemq.try_commit(id, token), payload, rerun_at IS NULL AS not_asked FROM idemq.jobs WHERE id = :tick;
+SET ROLE regress_other;
+SELECT idemq.enqueue('q', '"instead"', key => 'keys@2031-01-01T00:00:00Z', on_duplicate => 'rerun');
+SET ROLE regress_shop;
+SELECT (idemq.enqueue('q', '"again"', key => 'keys@2031-01-01T00:00:00Z', on_duplicate => 'rerun')).outcome;
+RESET ROLE;
+SELECT status, payload FROM idemq.jobs WHERE id = :tick;
 SELECT idemq.grant_queue('q', 'regress_other', 'claim');
 SET ROLE regress_other;
 SELECT idemq.acquire('q', 'keys@2032-01-01T00:00:00Z', '1');
