@@ -28,11 +28,13 @@ die() {
 have_root() { [ "$(id -u)" -eq 0 ]; }
 
 # Of the caller's PATH only the folders that the command may search, since what is looked for and
-# not found would else be forbidden; the private PostgreSQL's programs come first.
+# not found would else be forbidden; the private PostgreSQL's programs come first.  Nor its cache
+# of the compiler, where that is not to be written.
 # shellcheck disable=SC2016 # for sh
 reachable='set -f; IFS=:; found=
 for dir in $PATH; do [ ! -x "$dir" ] || found=$found:$dir; done
-PATH=${found#:}; unset IFS; exec "$@"'
+PATH=${found#:}; unset IFS
+[ -w "${CCACHE_DIR:-/tmp}" ] || unset CCACHE_DIR; exec "$@"'
 
 as_server() {
 	local become=()
