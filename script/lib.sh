@@ -3,7 +3,7 @@
 # servers in a temporary directory, and an end that leaves neither behind.
 #
 # PostgreSQL refuses to run as root: as root, as_server runs its command as
-# user postgres; otherwise as oneself.
+# user postgres; otherwise as oneself; with a PATH of its own in both cases.
 
 set -euo pipefail
 umask 022
@@ -27,12 +27,19 @@ die() {
 
 have_root() { [ "$(id -u)" -eq 0 ]; }
 
+# Of the caller's PATH only the folders that the command may search, since what is looked for and
+# not found would else be forbidden; the private PostgreSQL's programs come first.  Nor its cache
+# of the compiler, where that is not to be written.
+# shellcheck disable=SC2016 # for sh
+reachable='set -f; IFS=:; found=
+for dir in $PATH; do [ ! -x "$dir" ] || found=$found:$dir; done
+PATH=${found#:}; unset IFS
+[ -w "${CCACHE_DIR:-/tmp}" ] || unset CCACHE_DIR; exec "$@"'
+
 as_server() {
-	if have_root; then
-		HOME=${work:-/} setpriv --reuid=postgres --regid=postgres --init-groups --inh-caps=-all -- "$@"
-	else
-		HOME=${work:-/} "$@"
-	fi
+	local become=()
+	if have_root; then become=(setpriv --reuid=postgres --regid=postgres --init-groups --inh-caps=-all --); fi
+	HOME=${work:-/} PATH=${bindir:+$bindir:}$PATH "${become[@]}" /bin/sh -c "$reachable" as_server "$@"
 }
 
 # A directory of user postgres: in /tmp, because the path of a Unix socket has

@@ -35,7 +35,7 @@ def measured():
     def version(*command):
         try:
             return [call(*command, "--version").strip()]
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):  # the latter where a folder of PATH may not be searched
             return []
 
     postgres = version(BIN / "postgres")[0].split(") ")[1].split()[0]

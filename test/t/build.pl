@@ -44,6 +44,7 @@ ok(make('all'), 'builds in a directory of its own') or diag $output;
 is_deeply([ files($source, 1) ], \@before, 'which leaves the tree as it is');
 my @units = map { s{^\Q$source\E/(.*)\.c$}{$1.o}r } glob("$source/src/*.c $source/src/*/*.c $source/bin/*.c $source/cluster/*.c");
 is_deeply([ grep { /\.o$/ } files($build) ], [ sort @units ], 'with all objects');
+ok(make('-q', 'all', 'WERROR=-Werror'), 'which are those of script/test, too') or diag $output;
 
 ok(make('install', "DESTDIR=$root", "VPATH=$source"), 'installs, also with the VPATH of pg_buildext') or diag $output;
 my @installed = files($root);
@@ -85,6 +86,7 @@ $node->start;
 }
 $node->stop;
 
+ok(!make('-q', 'all', 'COPT=-O1'), 'objects are not those of other flags');
 ok(make('clean'), 'cleans') or diag $output;
 is_deeply([ files($build) ], [], 'all of it');
 

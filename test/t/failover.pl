@@ -13,7 +13,9 @@ my $dir = PostgreSQL::Test::Utils::tempdir();
 my $out = '';
 
 chomp(my $bin = `pg_config --bindir`);
-local @ENV{qw(FAILOVER_WORK FAILOVER_BIN FAILOVER_WARM SCENARIO)} = ($dir, $bin, 40, 'async sync');
+# Where Patroni is not installed, and who runs this may not search a folder of PATH.
+mkdir "$dir/closed", 0 or die "$dir/closed: $!";
+local @ENV{qw(FAILOVER_WORK FAILOVER_BIN FAILOVER_WARM SCENARIO PATH)} = ($dir, $bin, 40, 'async sync', "$dir/closed:$bin");
 ok(IPC::Run::run([ '/usr/bin/python3', "$ENV{IDEMQ_SOURCE}/test/failover/main.py", "$dir/table" ],
 		'<', \undef, '>&', \$out, IPC::Run::timeout(400)), 'all went well') or diag $out;
 like($out, qr{^ok     failover/$_ }m, $_) foreach 'async', 'sync';
