@@ -20,7 +20,9 @@ INSERT INTO idemq.jobs (id, queue_id, created_at, priority, max_attempts, expire
 		ready_at, claimed_at, deadline, finished_at, CASE WHEN status = 'dead' THEN finished_at END, worker, key,
 		group_key, headers, checkpoint, result, last_error, payload
 	FROM idemq_before.jobs ORDER BY id;
-SELECT setval('idemq.jobs_id_seq', last_value, is_called) FROM idemq_before.jobs_id_seq;
+-- One that has given nothing begins at its new start.  Another is left where it was: its next id
+-- is the time of day (src/table/jobs_id.c), and no gap is needed behind those that it gave.
+SELECT setval('idemq.jobs_id_seq', last_value, is_called) FROM idemq_before.jobs_id_seq WHERE is_called;
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 
 INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, worker, claimed_at, ended_at, outcome, error)

@@ -11,12 +11,17 @@
  * second crash changes nothing; and a dump, a backup or a base backup that is older than
  * the ids is covered as well.  The limit is a clock set back behind the last run's start.
  *
+ * The sequence starts at 10^12 + 1, beyond int from the first id on: a column that is too
+ * narrow fails on the first day, and not at the first restart.  That is below every time of
+ * day since 2026-01-12 (a shard's, whose unit is longer, since 2026-04-03), so that a run
+ * that begins with it has begun below its own time of day, too.
+ *
  * idemq.ids_since says that it was done: its value is idemq_primary_since() of the run,
  * is_called that an id was taken.  It is a sequence, so that it neither rolls back nor
  * waits for a transaction, and is not dumped:
  *	   (this run, true)		done: the fast path, once a session.
  *	   (this run, false)	CREATE EXTENSION in this run, no id taken: nothing can be lost,
- *							and ids begin at 1, unless a restore has moved the sequence
+ *							and ids begin at START, unless a restore has moved the sequence
  *							or rows came from elsewhere: of queues too, whose jobs a restore
  *							may yet bring, with the ids that they had (hooks/row_triggers.c).
  *	   anything else		an earlier run, another server: raise it.

@@ -7,7 +7,7 @@
  * person finds the job by its id alone, and two shards never give the same one.  64 shards of
  * 2^47 numbers are 2^53, up to which JSON and JavaScript carry them unharmed.
  *
- * The sequence itself counts from (shard << 47) + 1: so everything that reads or advances
+ * The sequence itself counts from (shard << 47) + its START: so everything that reads or advances
  * it, the column's default and nextval by hand among them, is right without knowing of shards,
  * and a server without shards pays nothing.  The row of idemq.shard says which shard it is
  * whenever the sequence's own number is not to be relied upon (table/jobs_id.c): after a
@@ -48,6 +48,10 @@ static SqlStatement insert_shard =
 	 .types = {INT4OID, INT4OID, TIMESTAMPTZOID}};
 static SqlStatement are_jobs = {
 	.text = "SELECT s.is_called OR EXISTS (SELECT FROM idemq.jobs) FROM idemq.jobs_id_seq s"};
+static SqlStatement read_start =
+	{.text = "SELECT seqstart FROM pg_catalog.pg_sequence WHERE seqrelid = $1",
+	 .nargs = 1,
+	 .types = {REGCLASSOID}};
 
 /* Fills in the ids of a shard; -1: those of a server without shards. */
 void
@@ -113,13 +117,17 @@ refuse_given_ids(int32 shard)
 								shard)));
 }
 
-/* Has the sequence go on behind this id; of the transaction, as ALTER SEQUENCE is. */
+/* Has the sequence begin anew above this id; of the transaction, as ALTER SEQUENCE is. */
 static void
 restart_sequence(int64 base)
 {
-	char *command =
-		psprintf("ALTER SEQUENCE idemq.jobs_id_seq RESTART WITH " INT64_FORMAT, base + 1);
+	Datum sequence = ObjectIdGetDatum(idemq_oids()->jobs_seq);
+	bool isnull;
+	char *command;
 
+	(void) idemq_spi_query_latest(&read_start, &sequence, NULL);
+	command = psprintf("ALTER SEQUENCE idemq.jobs_id_seq RESTART WITH " INT64_FORMAT,
+					   base + DatumGetInt64(idemq_spi_value(0, 1, &isnull)));
 	if (SPI_execute(command, false, 0) != SPI_OK_UTILITY)
 		elog(ERROR, "\"%s\" has not been run", command);
 	pfree(command);

@@ -78,7 +78,7 @@ is($err, '', 'and nothing else');
 note(sprintf '# figure: the browser took %d s', time - $started);
 
 is_sql($node, q{SELECT count(*) FILTER (WHERE status = 'pending'), count(*) FILTER (WHERE status = 'dead')
-	FROM idemq.jobs WHERE queue_id = idemq.queue_id('mail') AND id <= 99580}, '500|80', 'just those were redriven');
+	FROM idemq.jobs WHERE queue_id = idemq.queue_id('mail') AND id <= 1000000099580}, '500|80', 'just those were redriven');
 is_sql($node, q{SELECT session_role, queue, jobs FROM idemq.audit WHERE action = 'redrive'}, 'postgres|mail|500', 'and by whom');
 is_sql($node, q{SELECT string_agg(action, ' ' ORDER BY id) FROM idemq.audit WHERE queue = 'orders'}, 'create_queue pause resume',
 	'nothing that was refused was done');

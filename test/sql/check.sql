@@ -5,7 +5,7 @@ CREATE EXTENSION idemq;
 SELECT idemq.create_queue('q', lease => '1 h', max_attempts => 3) AS q \gset
 SELECT count(idemq.enqueue('q', to_jsonb(g), run_at => '2001-01-01')) FROM generate_series(1, 24) g;
 SELECT count(*) FROM idemq.claim('q', 4);
-SELECT idemq.commit(id, token) FROM idemq.job(1);
+SELECT idemq.commit(id, token) FROM idemq.job(1000000000001);
 SELECT * FROM idemq.check();
 
 -- Rows: the trigger is off, so that the rows alone are wrong.
@@ -28,25 +28,25 @@ BEGIN
 	END LOOP;
 END $$;
 \set VERBOSITY terse
-CALL broken('UPDATE idemq.jobs SET ready_at = NULL WHERE id = 10');
-CALL broken('UPDATE idemq.jobs SET ready_at = now() WHERE id = 1');
-CALL broken('UPDATE idemq.jobs SET finished_at = NULL WHERE id = 1');
-CALL broken('UPDATE idemq.jobs SET finished_at = now() WHERE id = 2');
-CALL broken('UPDATE idemq.jobs SET deadline = NULL WHERE id = 2');
-CALL broken('UPDATE idemq.jobs SET deadline = claimed_at WHERE id = 2');
-CALL broken('UPDATE idemq.jobs SET attempt = 0 WHERE id = 2');
-CALL broken('UPDATE idemq.jobs SET attempt = 4 WHERE id = 2');
-CALL broken('UPDATE idemq.jobs SET attempt = 3 WHERE id > 4');
-CALL broken('UPDATE idemq.jobs SET priority = 10 WHERE id = 10');
-CALL broken('UPDATE idemq.jobs SET token = -1 WHERE id = 10');
-CALL broken('UPDATE idemq.jobs SET token = 9007199254740992 WHERE id = 10');
-CALL broken('UPDATE idemq.jobs SET token = 9007199254740991 WHERE id = 10');
-CALL broken('INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, ended_at, outcome) SELECT id, token + 1, queue_id, 1, now(), ''failed'' FROM idemq.jobs WHERE id = 2');
-CALL broken('UPDATE idemq.jobs SET queue_id = 1000000 WHERE id = 10');
+CALL broken('UPDATE idemq.jobs SET ready_at = NULL WHERE id = 1000000000010');
+CALL broken('UPDATE idemq.jobs SET ready_at = now() WHERE id = 1000000000001');
+CALL broken('UPDATE idemq.jobs SET finished_at = NULL WHERE id = 1000000000001');
+CALL broken('UPDATE idemq.jobs SET finished_at = now() WHERE id = 1000000000002');
+CALL broken('UPDATE idemq.jobs SET deadline = NULL WHERE id = 1000000000002');
+CALL broken('UPDATE idemq.jobs SET deadline = claimed_at WHERE id = 1000000000002');
+CALL broken('UPDATE idemq.jobs SET attempt = 0 WHERE id = 1000000000002');
+CALL broken('UPDATE idemq.jobs SET attempt = 4 WHERE id = 1000000000002');
+CALL broken('UPDATE idemq.jobs SET attempt = 3 WHERE id > 1000000000004');
+CALL broken('UPDATE idemq.jobs SET priority = 10 WHERE id = 1000000000010');
+CALL broken('UPDATE idemq.jobs SET token = -1 WHERE id = 1000000000010');
+CALL broken('UPDATE idemq.jobs SET token = 9007199254740992 WHERE id = 1000000000010');
+CALL broken('UPDATE idemq.jobs SET token = 9007199254740991 WHERE id = 1000000000010');
+CALL broken('INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, ended_at, outcome) SELECT id, token + 1, queue_id, 1, now(), ''failed'' FROM idemq.jobs WHERE id = 1000000000002');
+CALL broken('UPDATE idemq.jobs SET queue_id = 1000000 WHERE id = 1000000000010');
 -- Lease entries whose row has gone on, or away.
-CALL broken('UPDATE idemq.jobs SET status = ''pending'', attempt = 1 WHERE id = 2');
-CALL broken('UPDATE idemq.jobs SET token = token + 1 WHERE id = 2');
-CALL broken('DELETE FROM idemq.jobs WHERE id = 2');
+CALL broken('UPDATE idemq.jobs SET status = ''pending'', attempt = 1 WHERE id = 1000000000002');
+CALL broken('UPDATE idemq.jobs SET token = token + 1 WHERE id = 1000000000002');
+CALL broken('DELETE FROM idemq.jobs WHERE id = 1000000000002');
 -- Indexes, triggers, row-level security.
 CALL broken('DROP INDEX idemq.jobs_ready');
 CALL broken('DROP INDEX idemq.jobs_key');
@@ -63,35 +63,35 @@ CALL broken('ALTER TABLE idemq.attempts DISABLE ROW LEVEL SECURITY');
 -- What is committed: a job below the cursor, mended by a claim that finds nothing.
 \set VERBOSITY sqlstate
 ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
-UPDATE idemq.jobs SET ready_at = '2000-01-01' WHERE id = 20;
+UPDATE idemq.jobs SET ready_at = '2000-01-01' WHERE id = 1000000000020;
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 SELECT severity, invariant, replace(detail, 'queue ' || :q, 'queue Q') AS detail FROM idemq.check();
-UPDATE idemq.jobs SET ready_at = '2000-01-01' WHERE id = 20;
+UPDATE idemq.jobs SET ready_at = '2000-01-01' WHERE id = 1000000000020;
 SELECT * FROM idemq.check();
 -- A row in processing that no entry, and no search, knows.
 ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
-UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 h' WHERE id = 21;
+UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 h' WHERE id = 1000000000021;
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 SELECT id FROM idemq.claim('q');
 SELECT * FROM idemq.check();
-SELECT outcome FROM idemq.claim_job(21);
+SELECT outcome FROM idemq.claim_job(1000000000021);
 SELECT * FROM idemq.check();
 -- A row whose token is not its lease's: both sides say so.
 ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
-UPDATE idemq.jobs SET token = 8 WHERE id = 21;
+UPDATE idemq.jobs SET token = 8 WHERE id = 1000000000021;
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 SELECT invariant, detail FROM idemq.check();
 ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
-UPDATE idemq.jobs SET token = 7 WHERE id = 21;
+UPDATE idemq.jobs SET token = 7 WHERE id = 1000000000021;
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 SELECT * FROM idemq.check();
 -- By hand with the trigger on: nothing to report.
-UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 h' WHERE id = 22;
+UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 h' WHERE id = 1000000000022;
 SELECT * FROM idemq.check();
 SELECT count(*) FROM idemq.claim('q', 2);
 SELECT * FROM idemq.check();
 -- A token greater than all that were issued is left alone.
-SELECT idemq.heartbeat(21, 7), idemq.try_commit(21, 7);
+SELECT idemq.heartbeat(1000000000021, 7), idemq.try_commit(1000000000021, 7);
 SELECT * FROM idemq.check();
 
 -- Not in a transaction whose changes shared memory does not know yet; one that only looks, or writes elsewhere, may.

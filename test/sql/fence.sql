@@ -93,7 +93,7 @@ CREATE TABLE defaults (token bigint, job_id bigint);
 CREATE TRIGGER fence BEFORE INSERT ON defaults FOR EACH ROW EXECUTE FUNCTION idemq.fence();
 INSERT INTO defaults VALUES (:token, :id);
 INSERT INTO defaults VALUES (:id, :token);
-CREATE TABLE wrong (job_id int, token bigint);
+CREATE TABLE wrong (job_id numeric, token bigint);
 CREATE TRIGGER fence BEFORE INSERT ON wrong FOR EACH ROW EXECUTE FUNCTION idemq.fence();
 INSERT INTO wrong VALUES (:id, :token);
 ALTER TABLE wrong ALTER job_id TYPE bigint;

@@ -53,7 +53,7 @@ SET enable_seqscan = off;
 SET enable_bitmapscan = off;
 SELECT count(*) FROM idemq.jobs WHERE queue_id = :q AND priority = 3 AND ready_at IS NOT NULL;
 SELECT count(*) FROM idemq.jobs WHERE finished_at > '2001-01-01';
-SELECT count(*) FROM idemq.jobs WHERE id BETWEEN 1 AND 10000;
+SELECT count(*) FROM idemq.jobs WHERE id BETWEEN 1000000000001 AND 1000000010000;
 RESET enable_seqscan;
 RESET enable_bitmapscan;
 

@@ -312,7 +312,7 @@ CREATE OPERATOR evil.= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = evil.eq)
 SET search_path = evil, pg_catalog, idemq, public;
 SELECT (idemq.enqueue('q', '1', key => 'evil')).outcome;
 SELECT (idemq.enqueue('q', '1', key => 'evil')).outcome;
-SELECT count(*) FROM idemq.job(1);
+SELECT count(*) FROM idemq.job(1000000000001);
 RESET search_path;
 RESET ROLE;
 SET search_path = evil, pg_catalog, idemq, public;

@@ -13,76 +13,76 @@ SELECT why(0);
 SELECT idemq.why(NULL);
 -- Ready: first, behind others, behind other priorities; nobody works.
 SELECT count(idemq.enqueue('q', to_jsonb(g))) FROM generate_series(1, 3) g;
-SELECT why(1);
-SELECT why(2);
-SELECT why(3);
+SELECT why(1000000000001);
+SELECT why(1000000000002);
+SELECT why(1000000000003);
 SELECT (idemq.enqueue('q', '4', priority => 0)).id;
-SELECT why(3);
-SELECT why(4);
+SELECT why(1000000000003);
+SELECT why(1000000000004);
 -- Not due.
 SELECT (idemq.enqueue('q', '5', delay => '1 h')).id;
-SELECT why(5);
-SELECT idemq.retry(5);
-SELECT why(5);
+SELECT why(1000000000005);
+SELECT idemq.retry(1000000000005);
+SELECT why(1000000000005);
 -- A paused queue hands out nothing.
 SELECT idemq.pause('q');
-SELECT why(1);
+SELECT why(1000000000001);
 SELECT idemq.resume('q');
 -- Expired, not yet cancelled; then cancelled by a claim.
 SELECT (idemq.enqueue('q', '6', priority => 0, expires_in => '1 ms')).id, pg_sleep(0.01);
-SELECT why(6);
+SELECT why(1000000000006);
 -- In processing: by a worker, attached, heartbeat overdue.
 SELECT token FROM idemq.claim('q', worker => 'w one') \gset
-SELECT why(4);
-SELECT why(1);
+SELECT why(1000000000004);
+SELECT why(1000000000001);
 SELECT token AS token1 FROM idemq.claim('q', attach => true) \gset
-SELECT why(1);
+SELECT why(1000000000001);
 SELECT queue, job_id, worker, pid = pg_backend_pid() AS mine, attempt, claimed_at <= clock_timestamp() AS claimed,
 	deadline - claimed_at BETWEEN '1 h' AND '1 h 1 min' AS lease, expires_in BETWEEN '59 min' AND '1 h' AS expires, attached, state FROM idemq.workers ORDER BY job_id;
-SELECT idemq.heartbeat(4, :token, '1 ms'), pg_sleep(0.01);
-SELECT why(4);
-SELECT expires_in < '0' AS overdue FROM idemq.workers WHERE job_id = 4;
+SELECT idemq.heartbeat(1000000000004, :token, '1 ms'), pg_sleep(0.01);
+SELECT why(1000000000004);
+SELECT expires_in < '0' AS overdue FROM idemq.workers WHERE job_id = 1000000000004;
 -- That heartbeat made the lease shorter: the next claim sees its end.
 SELECT id, attempt FROM idemq.claim('q', worker => 'w two');
-SELECT why(4);
+SELECT why(1000000000004);
 -- Failed, dead, cancelled, expired, completed, completed with no claim.
-SELECT idemq.fail(1, :token1, 'secret error', '1 h');
-SELECT why(1);
-SELECT idemq.retry(1);
-SELECT idemq.fail(id, token, 'secret error') FROM idemq.claim_job(1);
-SELECT why(1);
-SELECT idemq.cancel(2);
-SELECT why(2);
-SELECT why(6);
-SELECT idemq.commit(id, token) FROM idemq.claim_job(3);
-SELECT why(3);
-SELECT idemq.commit_once(5);
-SELECT why(5);
-SELECT idemq.fail(4, token, permanent => true) FROM idemq.job(4);
-SELECT why(4);
+SELECT idemq.fail(1000000000001, :token1, 'secret error', '1 h');
+SELECT why(1000000000001);
+SELECT idemq.retry(1000000000001);
+SELECT idemq.fail(id, token, 'secret error') FROM idemq.claim_job(1000000000001);
+SELECT why(1000000000001);
+SELECT idemq.cancel(1000000000002);
+SELECT why(1000000000002);
+SELECT why(1000000000006);
+SELECT idemq.commit(id, token) FROM idemq.claim_job(1000000000003);
+SELECT why(1000000000003);
+SELECT idemq.commit_once(1000000000005);
+SELECT why(1000000000005);
+SELECT idemq.fail(1000000000004, token, permanent => true) FROM idemq.job(1000000000004);
+SELECT why(1000000000004);
 -- Within one transaction.
 BEGIN;
 SELECT (idemq.enqueue('q', '7')).id;
-SELECT why(7);
-SELECT id FROM idemq.claim_job(7);
-SELECT why(7);
+SELECT why(1000000000007);
+SELECT id FROM idemq.claim_job(1000000000007);
+SELECT why(1000000000007);
 SELECT state, attempt, deadline FROM idemq.workers;
-SELECT idemq.fail(7, token, retry_in => '0') FROM idemq.job(7);
-SELECT why(7);
+SELECT idemq.fail(1000000000007, token, retry_in => '0') FROM idemq.job(1000000000007);
+SELECT why(1000000000007);
 COMMIT;
 -- On its row alone: in processing with no entry.
 INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, attempt, token, ready_at, claimed_at, deadline, payload)
 	VALUES (:q, now(), 4, 3, 'processing', 1, 5, now(), now(), now() + interval '1 h', '8');
-SELECT why(8);
-SELECT outcome FROM idemq.claim_job(8);
-SELECT why(8);
+SELECT why(1000000000008);
+SELECT outcome FROM idemq.claim_job(1000000000008);
+SELECT why(1000000000008);
 SELECT job_id, pid, attempt, state FROM idemq.workers;
 -- More ready jobs than are counted.
 SELECT count(idemq.enqueue('q', to_jsonb(g), priority => 1)) FROM generate_series(1, 1100) g;
-SELECT why(7);
+SELECT why(1000000000007);
 -- Blocked, and next in its group.
-UPDATE idemq.jobs SET status = 'blocked', ready_at = NULL, group_key = 'g' WHERE id = 7;
-SELECT why(7);
+UPDATE idemq.jobs SET status = 'blocked', ready_at = NULL, group_key = 'g' WHERE id = 1000000000007;
+SELECT why(1000000000007);
 
 -- A stranger learns nothing; claim or admin are enough; pg_monitor sees all workers.
 CREATE ROLE idemq_stranger;
@@ -92,22 +92,22 @@ CREATE ROLE idemq_watch IN ROLE pg_monitor;
 SELECT idemq.grant_queue('q', 'idemq_stranger', 'enqueue');
 SELECT idemq.grant_queue('q', 'idemq_worker', 'claim');
 SET ROLE idemq_stranger;
-SELECT idemq.why(1);
+SELECT idemq.why(1000000000001);
 SELECT idemq.why(0);
 SELECT count(*) FROM idemq.workers;
 SELECT idemq.check();
 SET ROLE idemq_worker;
-SELECT idemq.why(1) ~ '^dead since';
+SELECT idemq.why(1000000000001) ~ '^dead since';
 SELECT count(*) FROM idemq.workers;
 SELECT idemq.check();
 SET ROLE idemq_watch;
-SELECT idemq.why(1);
+SELECT idemq.why(1000000000001);
 SELECT count(*) FROM idemq.workers;
 SELECT * FROM idemq.check() WHERE invariant <> 'jobs.attempt';
 RESET ROLE;
 -- Where nothing may be written.
 BEGIN READ ONLY;
-SELECT why(1);
+SELECT why(1000000000001);
 SELECT count(*) FROM idemq.workers;
 SELECT count(*) FROM idemq.check();
 COMMIT;

@@ -197,7 +197,7 @@ sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h
 	SELECT idemq.enqueue('q', '1'); SELECT * FROM idemq.claim('q'); DROP EXTENSION idemq", 'again');
 is_state($node, "SELECT idemq.claim('q')", '3F000', 'without the extension', 'again');
 is_sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q');
-	SELECT id FROM idemq.enqueue('q', '1'); SELECT id, attempt FROM idemq.claim('q')", "1\n1\n1|1",
+	SELECT id FROM idemq.enqueue('q', '1'); SELECT id, attempt FROM idemq.claim('q')", "1\n1000000000001\n1000000000001|1",
 	'a new extension starts from nothing', 'again');
 sql($node, 'CREATE DATABASE planted');
 is_state($node, 'CREATE SCHEMA idemq; CREATE EXTENSION idemq', '42P06', 'a planted schema fails closed', 'planted');

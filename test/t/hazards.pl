@@ -47,11 +47,11 @@ sub check_relations
 my @writers = (
 	"idemq.enqueue('q', '1')", "idemq.enqueue('q', '1', key => 'k')",
 	"idemq.enqueue_many('q', ARRAY['1'::jsonb])",
-	"idemq.claim('q')", "idemq.claim_any(ARRAY['q'])", 'idemq.claim_job(1)',
-	'idemq.commit(1, 1)', 'idemq.try_commit(1, 1)', 'idemq.commit_many(ARRAY[1], ARRAY[1])',
-	'idemq.commit_once(1)', 'idemq.fail(1, 1)', 'idemq.fail_many(ARRAY[1], ARRAY[1])',
-	'idemq.release(1, 1)', 'idemq.release_many(ARRAY[1], ARRAY[1])', "idemq.checkpoint(1, 1, '1')", 'idemq.assert_current(1, 1)',
-	'idemq.cancel(1)', 'idemq.retry(1)', "idemq.redrive('q')",
+	"idemq.claim('q')", "idemq.claim_any(ARRAY['q'])", 'idemq.claim_job(1000000000001)',
+	'idemq.commit(1000000000001, 1)', 'idemq.try_commit(1000000000001, 1)', 'idemq.commit_many(ARRAY[1000000000001], ARRAY[1])',
+	'idemq.commit_once(1000000000001)', 'idemq.fail(1000000000001, 1)', 'idemq.fail_many(ARRAY[1000000000001], ARRAY[1])',
+	'idemq.release(1000000000001, 1)', 'idemq.release_many(ARRAY[1000000000001], ARRAY[1])', "idemq.checkpoint(1000000000001, 1, '1')", 'idemq.assert_current(1000000000001, 1)',
+	'idemq.cancel(1000000000001)', 'idemq.retry(1000000000001)', "idemq.redrive('q')",
 	"idemq.create_queue('new')", "idemq.alter_queue('q', lease => '2 h')",
 	"idemq.drop_queue('q', true)", "idemq.pause('q')", "idemq.purge('q')",
 	"idemq.grant_queue('q', 'postgres', 'claim')");
@@ -63,11 +63,11 @@ is_state($node, "SET default_transaction_read_only = on; SELECT * FROM idemq.cla
 is_sql($node, 'SELECT status, attempt, token FROM idemq.jobs ORDER BY id', "pending|0|0\npending|0|0",
 	'nothing was written');
 
-my $token = sql($node, "SELECT token FROM idemq.claim_job(1)");
-is_sql($node, "BEGIN READ ONLY; SELECT idemq.heartbeat(1, $token), idemq.validate(1, $token),
-	(SELECT status FROM idemq.job(1))", 'current|current|processing',
+my $token = sql($node, "SELECT token FROM idemq.claim_job(1000000000001)");
+is_sql($node, "BEGIN READ ONLY; SELECT idemq.heartbeat(1000000000001, $token), idemq.validate(1000000000001, $token),
+	(SELECT status FROM idemq.job(1000000000001))", 'current|current|processing',
 	'read-only: heartbeat, validate and job work');
-is_state($node, "BEGIN READ ONLY; SELECT idemq.commit(1, $token)", '25006',
+is_state($node, "BEGIN READ ONLY; SELECT idemq.commit(1000000000001, $token)", '25006',
 	'read-only: commit of a job that is held');
 
 sql($node, "CREATE FUNCTION liar() RETURNS bigint PARALLEL SAFE LANGUAGE sql
@@ -75,11 +75,11 @@ sql($node, "CREATE FUNCTION liar() RETURNS bigint PARALLEL SAFE LANGUAGE sql
 my $forced = $node->pg_version >= 16 ? 'debug_parallel_query' : 'force_parallel_mode';
 is_state($node, "SET $forced = on; SELECT liar()", '25000', 'claim in a parallel worker');
 sql($node, "CREATE FUNCTION liar2() RETURNS text PARALLEL SAFE LANGUAGE sql
-	AS \$\$ SELECT idemq.try_commit(1, $token)::text \$\$");
+	AS \$\$ SELECT idemq.try_commit(1000000000001, $token)::text \$\$");
 is_state($node, "SET $forced = on; SELECT liar2()", '25000', 'commit in a parallel worker');
-is_sql($node, 'SELECT status FROM idemq.jobs WHERE id = 1', 'processing', 'nothing was written');
-is_sql($node, "SELECT status FROM idemq.jobs WHERE id = 2", 'pending', 'nothing was written');
-sql($node, "SELECT idemq.commit(1, $token)");
+is_sql($node, 'SELECT status FROM idemq.jobs WHERE id = 1000000000001', 'processing', 'nothing was written');
+is_sql($node, "SELECT status FROM idemq.jobs WHERE id = 1000000000002", 'pending', 'nothing was written');
+sql($node, "SELECT idemq.commit(1000000000001, $token)");
 
 $node->backup('base');
 my $standby = PostgreSQL::Test::Cluster->new('standby');
@@ -87,9 +87,9 @@ $standby->init_from_backup($node, 'base', has_streaming => 1);
 $standby->start;
 $node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
 is_state($standby, "SELECT * FROM $_", '25006', "standby: $_") foreach @writers;
-is_sql($standby, "SELECT idemq.validate(1, $token), (SELECT status FROM idemq.job(1))",
+is_sql($standby, "SELECT idemq.validate(1000000000001, $token), (SELECT status FROM idemq.job(1000000000001))",
 	'stale|completed', 'standby: validate and job work');
-is_state($standby, "SELECT idemq.heartbeat(1, $token + 1)", '25006', 'standby: heartbeat');
+is_state($standby, "SELECT idemq.heartbeat(1000000000001, $token + 1)", '25006', 'standby: heartbeat');
 $standby->stop;
 
 # ---- Row locks of one's own

@@ -14,6 +14,8 @@ use Test::More;
 my $node = new_server('shard', 'idemq.worker' => 'off', max_connections => 50);
 my @at = ('-h', $node->host, '-p', $node->port);
 my $base = 5 << 47;
+# Where a sequence that has given nothing begins: beyond int.
+my $start = 1_000_000_000_001;
 my %given;
 
 sub database
@@ -52,7 +54,7 @@ is_state($node, 'BEGIN READ ONLY; SELECT idemq.set_shard(5, 8)', '25006', 'nor a
 # One that has known the sequence since before, and one whose transaction has taken an id.
 my $early = session($node, $db);
 sql($node, 'BEGIN; SELECT idemq.set_shard(5, 8); ROLLBACK', $db);
-is($early->query_safe("BEGIN; SELECT id FROM idemq.enqueue('q', '1')"), '1', 'a set_shard that is rolled back changes no id');
+is($early->query_safe("BEGIN; SELECT id FROM idemq.enqueue('q', '1')"), $start, 'a set_shard that is rolled back changes no id');
 my $setter = session($node, $db);
 my $pid = $setter->query_safe('SELECT pg_backend_pid()');
 $setter->query_until(qr/sent/, "\\set VERBOSITY sqlstate\n\\echo sent\nSELECT idemq.set_shard(5, 8);\n");
@@ -72,8 +74,8 @@ $early->query_until(qr/sent/, "\\echo sent\nSELECT id FROM idemq.enqueue('q', '1
 wait_until($node, "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $pid");
 $setter->query_safe('COMMIT');
 $setter->quit;
-is($early->query_safe('SELECT') =~ /(\d+)/ && $1 - $base, 1, 'who comes while it is being set waits, and takes an id of the shard');
-$given{ $base + 1 }++;
+is($early->query_safe('SELECT') =~ /(\d+)/ && $1 - $base, $start, 'who comes while it is being set waits, and takes an id of the shard');
+$given{ $base + $start }++;
 is_sql($node, 'SELECT idemq.set_shard(5, 8)', 'f', 'again is nothing new', $db);
 is_state($node, 'SELECT idemq.set_shard(4, 8)', '55000', 'no other shard', $db);
 is_state($node, 'SELECT idemq.set_shard(5, 16)', '55000', 'nor of another number', $db);
@@ -87,11 +89,11 @@ is_sql($node, 'SELECT max(id) < 2::bigint ^ 53 FROM idemq.jobs', 't', 'and its i
 
 # ---- Whatever becomes of the sequence
 
-is(join(' ', map { $_ - $base } take($db, 3, 'a batch')), '2 3 4', 'they begin at 1 in the shard');
-is_sql($node, "SELECT nextval('idemq.jobs_id_seq') - $base", '5', 'nextval by hand', $db);
+is(join(' ', map { $_ - $base - $start } take($db, 3, 'a batch')), '1 2 3', 'they begin at the sequence\'s start in the shard');
+is_sql($node, "SELECT nextval('idemq.jobs_id_seq') - $base - $start", '4', 'nextval by hand', $db);
 is_sql($node, "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
-	SELECT queue_id, now(), 4, 1, 'pending', now(), '1' FROM idemq.queues RETURNING id - $base", '6', 'the column\'s default', $db);
-$given{ $base + $_ }++ foreach 5, 6;
+	SELECT queue_id, now(), 4, 1, 'pending', now(), '1' FROM idemq.queues RETURNING id - $base - $start", '5', 'the column\'s default', $db);
+$given{ $base + $start + $_ }++ foreach 4, 5;
 take($db, 2, 'the session from before', $early);
 my ($before) = take($db, 2, 'before the restart of the server');
 $early->quit;
@@ -102,7 +104,7 @@ $early = session($node, $db);
 ($before) = take($db, 2, 'a session', $early);
 sql($node, 'TRUNCATE idemq.jobs RESTART IDENTITY', $db);
 ($after) = take($db, 2, 'the same session, after TRUNCATE ... RESTART IDENTITY', $early);
-cmp_ok($after - $base, '>', 1e12, 'by the time of day');
+cmp_ok($after - $base, '>', 3e12, 'by the time of day');
 sql($node, 'ALTER SEQUENCE idemq.jobs_id_seq RESTART WITH 7', $db);
 take($db, 2, 'after ALTER SEQUENCE ... RESTART', $early);
 is($early->query_safe("SELECT id >> 47 FROM idemq.enqueue('q', '1', key => 'k')"), '5', 'a keyed job, too');
@@ -122,7 +124,7 @@ take('copied', 3, 'and gives its ids');
 # The row without the sequence.
 is_sql($node, "BEGIN; INSERT INTO idemq.shard SELECT true, 5, 8, now();
 	SELECT id >> 47 FROM idemq.enqueue('q', '1'); ROLLBACK;
-	SELECT id < 1000 FROM idemq.enqueue('q', '1')", "5\nf", 'a row that comes without the sequence', database('rows'));
+	SELECT id < 2 * $start FROM idemq.enqueue('q', '1')", "5\nf", 'a row that comes without the sequence', database('rows'));
 
 # ---- The end of its ids: never another shard's, and none again
 
@@ -135,6 +137,7 @@ $early->quit;
 # ---- A shard that has moved
 
 $db = database('moves');
+is_sql($node, "SELECT idemq.set_shard(0, 8)::text UNION ALL SELECT id::text FROM idemq.enqueue('q', '1')", "true\n$start", 'shard 0 begins beyond int, too', database('zero'));
 sql($node, 'SELECT idemq.set_shard(5, 8)', $db);
 is_state($node, "SELECT idemq.retire('')", '22023', 'retire says where to', $db);
 is_state($node, 'SELECT idemq.retire(NULL)', '55000', 'retire(NULL) takes back what was there', $db);

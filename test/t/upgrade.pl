@@ -159,6 +159,7 @@ same_catalogs('fresh', 'the comparison itself');
 sql($node, 'CREATE DATABASE empty');
 sql($node, "CREATE EXTENSION idemq VERSION '0.1.0'; $update", 'empty');
 same_catalogs('empty', 'empty');
+is_sql($node, 'SELECT last_value, is_called FROM idemq.jobs_id_seq', '1000000000001|f', 'a sequence that has given nothing is beyond int', 'empty');
 
 # By a superuser who does not own it; with rights that a DBA has given and taken.
 sql($node, 'CREATE ROLE upgrade_super SUPERUSER');
