@@ -145,7 +145,7 @@ tracked_files() {
 	local file
 	{
 		git -c safe.directory='*' -C "$1" ls-files -z -co --exclude-standard 2>/dev/null ||
-			find "$1" -type f -not -path '*/.git/*' -not -path "$1/dist/*" -not -name '*.[od]' -not -name '*.so' \
+			find "$1" -type f -not -path '*/.git/*' -not -path "$1/dist/*" -not -path "$1/.test/*" -not -name '*.[od]' -not -name '*.so' \
 				-not -path "$1/src/.flags" -printf '%P\0'
 	} | while IFS= read -r -d '' file; do [ ! -f "$1/$file" ] || printf '%s\0' "$file"; done
 }
@@ -153,7 +153,7 @@ tracked_files() {
 # copy_tree DIR: this source tree with its objects, without its history.
 copy_tree() {
 	mkdir -p "$1"
-	tar -C "$top" --exclude=./.git -cf - . | tar -C "$1" --no-same-owner -xf -
+	tar -C "$top" --exclude=./.git --exclude=./.test -cf - . | tar -C "$1" --no-same-owner -xf -
 }
 
 # start_server DIR [SETTING=VALUE]...: a new server with its data in DIR/data,
