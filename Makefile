@@ -11,7 +11,8 @@
 #   make lint | test-regress | test-isolation | test-tap | test-clients
 #                         one of them; REGRESS='a b' ISOLATION=c TAP='d' CLIENTS='e'
 #                         choose tests, ACCEPT=1 takes the actual output as the expected one;
-#                         LANES=1: one at a time; CI=true: what is not installed fails (script/test)
+#                         LANES=1: one at a time; CI=true: what is not installed fails (script/test);
+#                         NO_INSTALL=1: no Debian package is installed
 #   make ui-demo          the web page on a private server with jobs, until Ctrl-C
 #   make deb              Debian packages, one for each PostgreSQL with server headers, in dist/
 #   make dist             the archive for PGXN, of the last commit, in dist/

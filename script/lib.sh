@@ -10,6 +10,9 @@ umask 022
 # PostgreSQL's test library deletes LC_ALL.
 export LC_ALL=C.UTF-8 LANG=C.UTF-8
 
+# The tree stays as it is.
+export PYTHONDONTWRITEBYTECODE=1
+
 # The caller's make flags, server settings and git are not the tests'.
 unset MAKEFLAGS MFLAGS MAKELEVEL CDPATH
 unset PGHOST PGHOSTADDR PGPORT PGUSER PGDATABASE PGDATA PGOPTIONS PGSERVICE PGAPPNAME PGPASSWORD
@@ -123,7 +126,9 @@ private_tree() {
 	for dir in $("$original" --bindir) $("$original" --pkglibdir) $("$original" --sharedir); do
 		[ -d "$1$dir" ] && continue
 		mkdir -p "$1$dir"
-		cp -a "$dir/." "$1$dir"
+		# Manual pages nobody reads here, and bitcode, half of it all, nobody writes.
+		tar -C "$dir" --exclude=./man --exclude=./bitcode -cf - . | tar -C "$1$dir" -xf -
+		[ ! -d "$dir/bitcode" ] || ln -s "$dir/bitcode" "$1$dir/bitcode"
 	done
 	dir=$("$original" --includedir)
 	mkdir -p "$1$(dirname "$dir")"
@@ -133,8 +138,8 @@ private_tree() {
 	[ "$("$pg_config" --bindir)" = "$bindir" ] || die "$original does not work from another directory"
 }
 
-# build_idemq TREE ARGUMENT...: make in a tree, one at a time.
-build_idemq() { flock "$1/Makefile" make -s -C "$1" -j"$(nproc)" "${@:2}"; }
+# build_idemq TREE ARGUMENT...: make in a tree, one at a time.  NO_INSTALL is PGXS's, too.
+build_idemq() { flock "$1/Makefile" env -u NO_INSTALL make -s -C "$1" -j"$(nproc)" "${@:2}"; }
 
 # install_idemq TREE: builds a tree and installs it into the private PostgreSQL.
 install_idemq() { build_idemq "$1" PG_CONFIG="$pg_config" install; }
@@ -145,7 +150,7 @@ tracked_files() {
 	local file
 	{
 		git -c safe.directory='*' -C "$1" ls-files -z -co --exclude-standard 2>/dev/null ||
-			find "$1" -type f -not -path '*/.git/*' -not -path "$1/dist/*" -not -name '*.[od]' -not -name '*.so' \
+			find "$1" -type f -not -path '*/.git/*' -not -path "$1/dist/*" -not -path "$1/.test/*" -not -name '*.[od]' -not -name '*.so' \
 				-not -path "$1/src/.flags" -printf '%P\0'
 	} | while IFS= read -r -d '' file; do [ ! -f "$1/$file" ] || printf '%s\0' "$file"; done
 }
@@ -153,7 +158,7 @@ tracked_files() {
 # copy_tree DIR: this source tree with its objects, without its history.
 copy_tree() {
 	mkdir -p "$1"
-	tar -C "$top" --exclude=./.git -cf - . | tar -C "$1" --no-same-owner -xf -
+	tar -C "$top" --exclude=./.git --exclude=./.test -cf - . | tar -C "$1" --no-same-owner -xf -
 }
 
 # start_server DIR [SETTING=VALUE]...: a new server with its data in DIR/data,

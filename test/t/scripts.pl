@@ -31,4 +31,23 @@ mkdir "$tmp/closed", 0 or die "$tmp/closed: $!";
 	is(script('bindir=/usr as_server printenv PATH') =~ s/:.*//sr, '/usr', 'and begins with the private PostgreSQL');
 }
 
+# What would be installed is said; NO_INSTALL=1 does without.
+{
+	mkdir "$tmp/bin" or die "$tmp/bin: $!";
+	foreach my $program ([ 'id', 'echo 0' ], [ 'apt-get', "touch '$tmp/called'" ],
+		[ 'dpkg-query', q{for p; do case $p in mandoc | mypy | prometheus) ;; *) printf 'installed:%s ' "$p" ;; esac; done} ])
+	{
+		append_to_file("$tmp/bin/$program->[0]", "#!/bin/sh\n$program->[1]\n");
+		chmod 0755, "$tmp/bin/$program->[0]" or die $!;
+	}
+	local @ENV{qw(PATH NO_INSTALL)} = ("$tmp/bin:$ENV{PATH}", 1);
+	my $install = sub { return IPC::Run::run([ "$source/script/install-packages", 'test', @_ ], '<', \undef, '>&', \$output) };
+
+	ok(!$install->('lint'), 'what is needed ends the run');
+	is($output, "missing packages; as root: apt-get install mandoc mypy\n", 'and is named');
+	ok($install->('tap'), 'what is wished for does not');
+	is($output, "done without: prometheus\n", 'and is named, too');
+	ok(!-e "$tmp/called", 'nothing is installed');
+}
+
 done_testing();
