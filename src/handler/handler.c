@@ -241,7 +241,7 @@ run_next(void)
 	else if (result == RUN_FAILED && idemq_handler_settle_failed(&run, jobs, error))
 		claimed->next++;
 	at_work = 0;
-	after(result == RUN_DONE ? count : 0);
+	after(result == RUN_DONE ? run.done : 0);
 }
 
 /* Claims; returns whether it got something. */

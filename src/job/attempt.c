@@ -73,6 +73,20 @@ idemq_attempt_lock(JobsTable *table, int64 id, int64 token, bool heed_cancel, At
 	}
 }
 
+/* Returns whether an attempt stands, for this transaction: also for a role that may not claim. */
+bool
+idemq_attempt_stands(int64 id, int64 token)
+{
+	JobsTable table;
+	Job job;
+	bool stands;
+
+	idemq_jobs_open_to_read(&table);
+	stands = fetch_in_flight(&table, id, &job) && job_is_attempt(&job, token);
+	idemq_jobs_close(&table);
+	return stands;
+}
+
 /*
  * For OUTCOME_NOT_FOUND: returns whether this transaction itself has committed the
  * attempt, and by that deleted the job, whose queue keeps nothing.

@@ -192,6 +192,55 @@ all_done('b');
 is_sql($node, 'SELECT what FROM app.left', 'app none', 'settings end with their job, in a batch as well');
 is_sql($node, 'SELECT count(DISTINCT xid) FROM app.done WHERE n IN (230, 231)', 1, 'of one transaction');
 
+# One job's function ends the attempt of another of its batch, earlier or later: as if each had a transaction of its own.
+sql($node, "SELECT idemq.grant_queue('b', 'app', 'enqueue')");
+
+sql($node, q[CREATE FUNCTION app.token_of(bigint) RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog
+	AS 'SELECT token FROM idemq.jobs WHERE id = $1']);
+
+# Runs a batch of two, the first or the last of which does something with the other's id; answers what became of both.
+sub meddle
+{
+	my ($first, $sql) = @_;
+
+	sql($node, "SELECT idemq.pause('b')");
+	my @ids = map { job('b', 250) } 0, 1;
+	my ($meddler, $victim) = $first ? @ids : reverse @ids;
+	sql($node, "UPDATE idemq.jobs SET payload = payload || jsonb_build_object('sql', format(\$q\$$sql\$q\$, $victim)) WHERE id = $meddler;
+		SELECT idemq.resume('b')");
+	all_done('b');
+	return sql($node, "SELECT string_agg(concat_ws(' ', status, attempt, (SELECT count(*) FROM app.done d WHERE d.id = j.id)), ', '
+		ORDER BY id = $victim) FROM idemq.jobs j WHERE id IN ($meddler, $victim)");
+}
+foreach ([ 'cancels', 'SELECT idemq.cancel(%s)', 'cancelled 1 0' ],
+	[ 'fails', q[SELECT idemq.fail(%1$s, app.token_of(%1$s), 'no', retry_in => '0')], 'completed 2 1' ],
+	[ 'releases', 'SELECT idemq.release(%1$s, app.token_of(%1$s))', 'completed 1 1' ],
+	[ 'commits', 'SELECT idemq.commit(%1$s, app.token_of(%1$s))', 'completed 1 0' ])
+{
+	my ($does, $sql, $later) = @$_;
+
+	is(meddle(1, $sql), "completed 1 1, $later", "a job $does a later one of its batch: that attempt's function is not called");
+	is(meddle(0, $sql), 'completed 1 1, completed 1 1', "a job $does an earlier one: that is completed by then, and has its effect, once")
+		if $does ne 'commits';
+}
+
+# The right to claim goes while the function runs: it has no effect; given again, it has one.
+queue('c');
+{
+	my $gate = session($node);
+	$gate->query_safe('SELECT pg_advisory_lock(43)');
+	$id = job('c', 255, 'SELECT pg_advisory_xact_lock(43)');
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event = 'advisory'");
+	sql($node, "SELECT idemq.revoke_queue('c', 'app', 'claim')");
+	$gate->query_safe('SELECT pg_advisory_unlock(43)');
+	wait_until($node, "SELECT state = 'refused' FROM idemq.handlers WHERE queue = 'c'");
+	is_sql($node, 'SELECT count(*) FROM app.done WHERE n = 255', 0, 'claim is revoked while a job runs: it has no effect');
+	sql($node, "SELECT idemq.grant_queue('c', 'app', 'claim'); SET ROLE app; SELECT idemq.set_handler('c', 'app.f(jsonb)')");
+	all_done('c');
+	is_sql($node, 'SELECT count(*) FROM app.done WHERE n = 255', 1, 'granted again, it has one');
+	$gate->quit;
+}
+
 # A cancel that is open when a job's turn comes: it waits, and goes on if that is rolled back; no attempt has failed.
 sql($node, "SELECT idemq.pause('b'); CREATE SEQUENCE app.begun; GRANT ALL ON SEQUENCE app.begun TO app");
 $id = job('b', 240, "DO \$\$BEGIN IF nextval('app.begun') = 1 THEN RAISE 'once'; END IF; PERFORM pg_advisory_xact_lock(42); END\$\$");
