@@ -66,7 +66,9 @@
 pg_noreturn PGDLLEXPORT void idemq_handler_main(Datum arg);
 
 static SqlStatement forget_crashes =
-	{.text = "UPDATE idemq.handler_entries SET crashes = 0, crashed_at = NULL WHERE queue_id = $1",
+	{.text = "UPDATE idemq.handler_entries SET crashes = 0, crashed_at = NULL "
+			 "WHERE queue_id = (SELECT queue_id FROM idemq.handler_entries WHERE queue_id = $1 "
+			 "FOR NO KEY UPDATE SKIP LOCKED)",
 	 .nargs = 1,
 	 .types = {INT4OID}};
 
@@ -164,7 +166,7 @@ give_up(ErrorData *error)
 	leaving = true;
 }
 
-/* Forgets the crashes in a row: a job is done. */
+/* Forgets the crashes in a row, for a job is done; the next one does, if somebody sets the handler. */
 static void
 note_peace(void)
 {
@@ -175,10 +177,10 @@ note_peace(void)
 		return;
 	idemq_handler_begin();
 	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&forget_crashes, &value, NULL, SPI_OK_UPDATE);
+	if (idemq_spi_run(&forget_crashes, &value, NULL, SPI_OK_UPDATE) > 0)
+		run.info.crashes = 0;
 	idemq_spi_end(&scope);
 	idemq_handler_commit();
-	run.info.crashes = 0;
 }
 
 /* Counts what was run, and resets the session. */

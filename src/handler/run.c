@@ -4,7 +4,8 @@
  *
  *		begin
  *			check that the handler is the one that was read, and may run
- *			lock the row of each job, by id: no other transaction ends these attempts meanwhile
+ *			lock the row of each job, by id: no other transaction ends these attempts meanwhile.
+ *			Where one does so already, a cancel perhaps, the job is given back, by the reaper
  *			for each job, in the order of the claim:
  *				look whether its attempt still stands
  *				call the function
@@ -45,6 +46,7 @@
 #include "queue/queues.h"
 #include "shared/handler_board.h"
 #include "shared/handler_known.h"
+#include "shared/lease_beat.h"
 #include "shared/settings_version.h"
 
 /* The job that the function is called for, NULL between jobs; and its queue's name. */
@@ -77,7 +79,7 @@ begin_for_jobs(void)
 /*
  * Begins a transaction of idemq's own, in which no function is called: a claim, the end of an
  * attempt.  It is READ COMMITTED, whatever the role's default: a 40001 here would be no job's,
- * and end the process.
+ * and end the process.  Nor does it wait for a lock: other handlers need the process.
  */
 void
 idemq_handler_begin(void)
@@ -86,6 +88,7 @@ idemq_handler_begin(void)
 	StartTransactionCommand();
 	XactIsoLevel = XACT_READ_COMMITTED;
 	PushActiveSnapshot(GetTransactionSnapshot());
+	idemq_handler_limit_waits(GUC_ACTION_LOCAL);
 }
 
 /* Commits it. */
@@ -175,8 +178,8 @@ in_order(ClaimedJob *jobs, int count)
 }
 
 /*
- * Locks the rows of jobs.  It waits for a cancel: nothing is begun that could be spared, and an
- * error would count as the function's.
+ * Locks the rows of jobs.  One that somebody holds is given back: he may hold it for hours, and
+ * keep the process from all handlers of the server.
  */
 static void
 lock(ClaimedJob **jobs, int count)
@@ -186,7 +189,15 @@ lock(ClaimedJob **jobs, int count)
 
 	idemq_jobs_open(&table);
 	for (int i = 0; i < count; i++)
-		(void) idemq_attempt_lock(&table, jobs[i]->id, jobs[i]->token, false, &attempt);
+	{
+		ClaimedJob *job = jobs[i];
+
+		if (job->settled ||
+			idemq_attempt_try_lock(&table, job->id, job->token, &attempt) != OUTCOME_LOCKED)
+			continue;
+		idemq_lease_hand_over(job->id, job->token, LOSS_RETURNED);
+		job->settled = true;
+	}
 	idemq_jobs_close(&table);
 	CommandCounterIncrement();
 }
@@ -236,8 +247,10 @@ static void
 finish(const ClaimedJob *job, Datum result, bool no_result)
 {
 	Finish finish = {.kind = FINISH_COMMIT, .uncounted = true};
+	int guc_level = NewGUCNestLevel();
 	Attempt attempt;
 
+	idemq_handler_limit_waits(GUC_ACTION_SAVE);
 	finish.args.no_document = no_result;
 	if (!no_result)
 		finish.args.document = PointerGetDatum(PG_DETOAST_DATUM(result));
@@ -248,6 +261,7 @@ finish(const ClaimedJob *job, Datum result, bool no_result)
 						errdetail("The handler's role may not claim from queue \"%s\" any more.",
 								  queue_name),
 						errhint("Grant it claim, by idemq.grant_queue, or drop the handler.")));
+	AtEOXact_GUC(true, guc_level);
 	CommandCounterIncrement();
 }
 
@@ -265,7 +279,7 @@ run_jobs(const HandlerTarget *target, const QueueInfo *queue, ClaimedJob *jobs, 
 		Datum result;
 		bool isnull;
 
-		if (!idemq_attempt_stands(jobs[i].id, jobs[i].token))
+		if (jobs[i].settled || !idemq_attempt_stands(jobs[i].id, jobs[i].token))
 			continue;
 		result = call(&function, target, &jobs[i], queue, count > 1, &isnull);
 		finish(&jobs[i], result, isnull);
@@ -280,8 +294,12 @@ run_jobs(const HandlerTarget *target, const QueueInfo *queue, ClaimedJob *jobs, 
 static void
 claim_next(const HandlerRun *run, const QueueInfo *queue)
 {
+	int guc_level = NewGUCNestLevel();
+
+	idemq_handler_limit_waits(GUC_ACTION_SAVE);
 	if (idemq_claimed_more(queue, run->info.batch))
 		idemq_handler_call(queue->slot);
+	AtEOXact_GUC(true, guc_level);
 }
 
 /*

@@ -11,7 +11,9 @@
  *		all others		fail: retried after the queue's backoff
  *
  * The error's text becomes the attempt's error; SQLSTATE, detail, hint and context its details.
- * What the job's effects were is rolled back by then; this is a transaction of its own.
+ * What the job's effects were is rolled back by then; this is a transaction of its own.  It does
+ * not wait for who holds the job's row: what it cannot write it hands over to the reaper
+ * (job/reap.c), which knows that the attempt failed, and not why.
  */
 #include "postgres.h"
 
@@ -31,6 +33,7 @@
 #include "api/finish.h"
 #include "queue/queues.h"
 #include "shared/handler_known.h"
+#include "shared/lease_beat.h"
 #include "base/args.h"
 #include "base/errors.h"
 
@@ -130,13 +133,21 @@ choose(const ErrorData *error, const QueueInfo *queue)
 	return finish;
 }
 
-/* Ends an attempt in a transaction of its own. */
+/*
+ * Ends an attempt in a transaction of its own; by way of its lease, where somebody holds the row
+ * or drops its dead queue, or the role may not claim any more.
+ */
 static void
 end_attempt(ClaimedJob *job, Finish *finish)
 {
 	Attempt attempt;
+	Outcome outcome;
 
-	(void) idemq_finish_by_token(job->id, job->token, finish, false, &attempt);
+	finish->wait = JOB_SKIPS;
+	outcome = idemq_finish_by_token(job->id, job->token, finish, false, &attempt);
+	if (outcome == OUTCOME_LOCKED || outcome == OUTCOME_NOT_FOUND)
+		idemq_lease_hand_over(job->id, job->token,
+							  finish->kind == FINISH_FAIL ? LOSS_FAILED : LOSS_RETURNED);
 }
 
 /* Writes an error of a job to the server's log. */

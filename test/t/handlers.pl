@@ -241,26 +241,100 @@ queue('c');
 	$gate->quit;
 }
 
-# A cancel that is open when a job's turn comes: it waits, and goes on if that is rolled back; no attempt has failed.
-sql($node, "SELECT idemq.pause('b'); CREATE SEQUENCE app.begun; GRANT ALL ON SEQUENCE app.begun TO app");
-$id = job('b', 240, "DO \$\$BEGIN IF nextval('app.begun') = 1 THEN RAISE 'once'; END IF; PERFORM pg_advisory_xact_lock(42); END\$\$");
+# ---- A row, a dead queue or a handler that somebody holds: the one process there is goes on with other handlers
+
+sql($node, "CREATE SEQUENCE app.begun; GRANT ALL ON SEQUENCE app.begun TO app;
+	CREATE ROLE producer; GRANT USAGE ON SCHEMA idemq TO producer; SELECT idemq.grant_queue('b', 'producer', 'enqueue');
+	ALTER SYSTEM SET idemq.max_handler_workers = 1; SELECT pg_reload_conf();
+	SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
+my $at_gate = "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event = 'advisory'";
+my $once = "IF nextval('app.begun') = 1 THEN RAISE 'once'; END IF";
+
+# Asserts that a job of another handler is run.
+sub others_run
 {
-	my $cancelled = job('b', 241);
+	my ($while) = @_;
+	my $other = job('a', 239);
+
+	is_soon($node, "SELECT status FROM idemq.jobs WHERE id = $other", 'completed', "$while: another handler's job is run");
+	return;
+}
+
+# A role that may only enqueue cancels a job which waits for its turn in a batch that runs one by one, and does not commit.
+foreach my $end ('ROLLBACK', 'COMMIT')
+{
+	sql($node, "SELECT idemq.pause('b'), setval('app.begun', 1, false)");
+	job('b', 240, "DO \$\$BEGIN $once; PERFORM pg_advisory_xact_lock(42); END\$\$");
+	$id = job('b', 241);
 	my $gate = session($node);
 	$gate->query_safe('SELECT pg_advisory_lock(42)');
 	sql($node, "SELECT idemq.resume('b')");
-	my $waits = "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event_type = 'Lock' AND wait_event";
-	wait_until($node, "$waits = 'advisory'");
+	wait_until($node, $at_gate);
 	my $canceller = session($node);
-	like($canceller->query_safe("BEGIN; SELECT idemq.cancel($cancelled)"), qr/cancelled/, 'a job that waits for its turn in a batch is cancelled');
+	like($canceller->query_safe("SET ROLE producer; BEGIN; SELECT idemq.cancel($id)"), qr/cancelled/, 'a job that waits for its turn is cancelled');
 	$gate->query_safe('SELECT pg_advisory_unlock(42)');
-	wait_until($node, "$waits <> 'advisory'");
-	$canceller->query_safe('ROLLBACK');
+	others_run('its cancel is open');
+	$canceller->query_safe($end);
 	all_done('b');
-	is_sql($node, "SELECT status, attempt, last_error FROM idemq.jobs WHERE id = $cancelled", 'completed|1|', 'rolled back, it is run, and no attempt has failed');
-	is_sql($node, "SELECT count(*) FROM idemq.attempts WHERE job_id = $cancelled", 0, 'of none is there a record');
+	is_sql($node, "SELECT status, attempt, last_error, (SELECT count(*) FROM app.done d WHERE d.id = j.id) FROM idemq.jobs j WHERE id = $id",
+		$end eq 'COMMIT' ? 'cancelled|1||0' : 'completed|1||1', "$end: no attempt has failed");
+	is_sql($node, "SELECT outcome, error FROM idemq.attempts WHERE job_id = $id", $end eq 'COMMIT' ? 'cancelled|' : 'released|', 'its history');
 	$_->quit foreach $gate, $canceller;
 }
+
+# A job has failed, and is cancelled before its process could write that.
+SKIP:
+{
+	skip 'no gdb that may attach', 3 unless has_debugger($node);
+	sql($node, "SELECT setval('app.begun', 1, false)");
+	my ($gate, $canceller) = (session($node), session($node));
+	$gate->query_safe('SELECT pg_advisory_lock(42)');
+	$id = job('b', 242, "DO \$\$BEGIN PERFORM pg_advisory_xact_lock(42); $once; END\$\$", 'max_attempts => 2');
+	wait_until($node, $at_gate);
+	my $stop = stop_at(sql($node, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idemq handler'"), 'idemq_handler_settle_failed');
+	$gate->query_safe('SELECT pg_advisory_unlock(42)');
+	$stop->();
+	$canceller->query_safe("SET ROLE producer; BEGIN; SELECT idemq.cancel($id)");
+	$stop->();
+	others_run('the row of a job that failed is held');
+	$canceller->query_safe('ROLLBACK');
+	all_done('b');
+	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'completed|2', 'the failure is written when the row is free');
+	is_sql($node, history($id), "failed|failed while somebody held the job's row: see the server's log|", 'its history');
+	$_->quit foreach $gate, $canceller;
+}
+
+# A dead queue that is being dropped.
+sql($node, "SELECT idemq.create_queue('dying'); SELECT idemq.alter_queue('b', dead_queue => 'dying')");
+{
+	my $dropper = session($node);
+	$dropper->query_safe("BEGIN; SELECT idemq.drop_queue('dying', force => true)");
+	$id = job('b', 243, raise('P0001', 'no'), 'max_attempts => 1');
+	others_run('the dead queue of a job is being dropped');
+	$dropper->query_safe('ROLLBACK');
+	all_done('b');
+	is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'dying' AND payload->>'id' = '$id'", 1,
+		'not dropped, it has the dead job');
+	sql($node, "SELECT idemq.alter_queue('b', dead_queue => NULL)");
+	$dropper->quit;
+}
+
+# A handler that is being set, when a job of it ends a row of crashes.
+sql($node, "UPDATE idemq.handler_entries SET crashes = 1 WHERE queue_id = (SELECT queue_id FROM idemq.queues WHERE name = 'b')");
+{
+	my ($gate, $setter) = (session($node), session($node));
+	$gate->query_safe('SELECT pg_advisory_lock(42)');
+	job('b', 244, 'SELECT pg_advisory_xact_lock(42)');
+	wait_until($node, $at_gate);
+	$setter->query_safe("SET ROLE app; BEGIN; SELECT idemq.set_handler('b', 'app.f(jsonb)', batch => 10)");
+	$gate->query_safe('SELECT pg_advisory_unlock(42)');
+	others_run('a handler is being set');
+	$setter->query_safe('ROLLBACK');
+	job('b', 245);
+	is_soon($node, "SELECT crashes FROM idemq.handlers WHERE queue = 'b'", 0, 'the next job ends the row of crashes');
+	$_->quit foreach $gate, $setter;
+}
+sql($node, 'ALTER SYSTEM RESET idemq.max_handler_workers; SELECT pg_reload_conf()');
 
 # ---- Memory is flat
 
