@@ -68,7 +68,9 @@ choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 							  queue->retry_jitter, attempt->job.attempt, compat_random());
 	finish->args.ready_at = finish->args.now + delay;
 	*outcome = finish->kind == FINISH_FAIL ? OUTCOME_RETRYING : OUTCOME_RELEASED;
-	return finish->kind == FINISH_FAIL ? EVENT_FAIL : EVENT_RELEASE;
+	if (finish->kind == FINISH_FAIL)
+		return EVENT_FAIL;
+	return finish->args.error != NULL ? EVENT_INTERRUPT : EVENT_RELEASE;
 }
 
 /*

@@ -31,6 +31,7 @@
 #include "handler/limits.h"
 #include "handler/settle.h"
 #include "api/finish.h"
+#include "table/attempt_history.h"
 #include "queue/queues.h"
 #include "shared/handler_known.h"
 #include "shared/lease_beat.h"
@@ -39,6 +40,8 @@
 
 /* A job that met another in its way is run again at once so many times. */
 #define MAX_REPEATS 3
+/* A job whose process was told to end is given back so many times in a row. */
+#define MAX_INTERRUPTS 2
 /* Bytes that are kept of each text of an error; six times as many in JSON, at worst. */
 #define MAX_TEXT 2000
 
@@ -224,17 +227,24 @@ idemq_handler_give_back(ClaimedJob *job)
 	job->settled = true;
 }
 
-/* Ends the attempt of a job whose process ends in the middle of it. */
-void
-idemq_handler_fail_at_exit(ClaimedJob *job, const char *text)
+/*
+ * Ends the attempt of a job whose process ends in the middle of it.  One whose process was told
+ * to end is given back; but the third time in a row it has failed: it may be the job that ends
+ * its processes, or takes longer than anybody lets it.  Returns whether it has failed.
+ */
+bool
+idemq_handler_end_at_exit(ClaimedJob *job, bool told, const char *text)
 {
 	Finish finish = {.kind = FINISH_FAIL, .uncounted = true};
 
 	if (job->settled)
-		return;
+		return false;
 	idemq_handler_begin();
+	if (told && !idemq_attempt_history_ended_by(job->id, "released", text, MAX_INTERRUPTS))
+		finish.kind = FINISH_RELEASE;
 	finish.args.error = cstring_to_text(text);
 	end_attempt(job, &finish);
 	idemq_handler_commit();
 	job->settled = true;
+	return finish.kind == FINISH_FAIL;
 }

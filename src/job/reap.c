@@ -8,11 +8,8 @@
  *
  * After the first loss a job is ready at once: its worker was killed.  A job that loses
  * its next worker too may be the cause: from the second loss in a row on it waits as a
- * failed one does.  So does a handler's at once: its process was the server's own, and what has
- * ended it may be the job.  That the attempt before was lost stands in last_error, which a claim
- * keeps, and a failure overwrites.  (Who passes one of these texts to idemq.fail gets
- * the wait after the first loss.)  One that ran into job_timeout waits at once: nothing has
- * killed its worker.
+ * failed one does.  A handler's job waits from its first loss: the job itself may have crashed
+ * the process.  So does one that ran into job_timeout: nothing has killed its worker.
  *
  * A worker that ends an attempt, and does not wait for who holds the job's row, hands that over
  * (idemq_lease_hand_over): the end is written here, once the row is free.
@@ -66,19 +63,8 @@ static const char *const handled_text = "the handler's process ended";
 static bool
 is_lost_again(const Job *job)
 {
-	struct varlena *error =
-		(struct varlena *) DatumGetPointer(job->row->tts_values[COL_LAST_ERROR]);
-
-	if (job->attempt < 2 || job->row->tts_isnull[COL_LAST_ERROR] || VARATT_IS_EXTERNAL(error) ||
-		VARATT_IS_COMPRESSED(error))
-		return false;
-	for (int i = 0; i < LOSS_RETURNED; i++)
-	{
-		if (VARSIZE_ANY_EXHDR(error) == strlen(losses[i].text) &&
-			memcmp(VARDATA_ANY(error), losses[i].text, strlen(losses[i].text)) == 0)
-			return true;
-	}
-	return false;
+	return job->attempt > 1 && !job->row->tts_isnull[COL_LAST_ERROR] &&
+		   idemq_attempt_history_ended_by(job->id, "expired", NULL, 1);
 }
 
 /*
@@ -90,7 +76,7 @@ static void
 suspect(const QueueInfo *queue, int64 job_id, int attempt)
 {
 	if (attempt >= HANDLER_MAX_CRASHES && queue->slot != NULL &&
-		idemq_attempt_history_ended_by(job_id, handled_text, HANDLER_MAX_CRASHES))
+		idemq_attempt_history_ended_by(job_id, "expired", handled_text, HANDLER_MAX_CRASHES))
 		idemq_handler_crashed(queue->slot, true);
 }
 

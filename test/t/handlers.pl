@@ -363,6 +363,22 @@ job('t', 302);
 all_done('t');
 is_sql($node, 'SELECT count(*) FROM app.done WHERE n = 302', 1, 'and another runs the next job');
 
+# ---- A function that ends its own process
+
+queue('e', "retry_base => '1 h', retry_max => '1 h', retention => '0'");
+$id = job('e', 310, 'SELECT pg_terminate_backend(pg_backend_pid())');
+wait_until($node, "SELECT count(*) = 3 FROM idemq.attempts WHERE job_id = $id");
+is_sql($node, "SELECT outcome, error FROM idemq.attempts WHERE job_id = $id ORDER BY token",
+	join("\n", map { "$_|the handler's process was told to end" } 'released', 'released', 'failed'), 'given back twice; the third end in a row is a failed attempt');
+is_sql($node, "SELECT status, attempt, last_error, ready_at > now() + '25 min' FROM idemq.jobs WHERE id = $id",
+	"failed|1|the handler's process was told to end|t", 'after which the queue\'s backoff follows');
+is_sql($node, "SELECT failed_total, last_error FROM idemq.handlers WHERE queue = 'e'", "1|the handler's process was told to end", 'the view says so');
+sql($node, "UPDATE idemq.jobs SET payload = '{\"n\": 311}' WHERE id = $id");
+sql($node, "SELECT idemq.retry($id)");
+all_done('e');
+is_sql($node, "SELECT (SELECT count(*) FROM app.done WHERE n = 311), (SELECT count(*) FROM idemq.attempts WHERE job_id = $id)", '1|0',
+	'then it is done; where nothing is kept, nor is its history');
+
 # ---- More processes, and fewer
 
 queue('w', undef, "workers => 3, max_idle => '200 ms'");
@@ -570,6 +586,24 @@ sql($node, "SET ROLE app; SELECT idemq.set_handler('a', 'app.f(jsonb)')");
 sql($node, "SELECT idemq.drop_queue('w', force => true)");
 is_sql($node, "SELECT count(*) FROM idemq.handler_entries e WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = e.queue_id)", 0,
 	'with its queue a handler is gone');
+
+# ---- A queue without a slot in shared memory
+
+sql($node, "ALTER SYSTEM SET idemq.max_queues = 4; SELECT idemq.pause('a')");
+$node->restart;
+{
+	my $late = sql($node, "SELECT queue FROM idemq.handlers WHERE role = 'app' AND queue <> 'a' AND state = 'refused'
+		AND last_error = 'its queue has no slot in shared memory: raise idemq.max_queues and restart the server' LIMIT 1");
+	isnt($late, '', 'the view says that a handler does not run whose queue has no slot');
+	$id = job($late, 750);
+	is_sql($node, "SELECT idemq.why($id) LIKE '%does not run: its queue has no slot in shared memory%'", 't', 'and so does why');
+	is_sql($node, "SELECT detail LIKE '%their handlers do not run%' FROM idemq.check() WHERE invariant = 'slots.full'", 't', 'and check');
+	is_state($node, "SET ROLE app; SELECT idemq.set_handler('$late', 'app.f(jsonb)')", '53400', 'set_handler refuses such a queue');
+	sql($node, "ALTER SYSTEM RESET idemq.max_queues; SELECT idemq.resume('a')");
+	$node->restart;
+	all_done($late);
+	is_sql($node, 'SELECT count(*) > 0 FROM app.done WHERE n = 750', 't', 'with a slot it runs');
+}
 
 # ---- The server crashes in the middle of a job: backoff, and after three in a row the handler stops
 
