@@ -137,7 +137,7 @@ COMMENT ON COLUMN idemq.jobs.headers IS 'the producer''s, untouched';
 COMMENT ON COLUMN idemq.jobs.payload IS 'what to do';
 COMMENT ON COLUMN idemq.jobs.checkpoint IS 'how far an attempt came: idemq.checkpoint';
 COMMENT ON COLUMN idemq.jobs.result IS 'what its last commit stored, until the next one of a job that runs again';
-COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error of idemq.fail, or lease expired, the worker''s session ended, job_timeout reached; was dead, of a job brought back that had none';
+COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error of idemq.fail, or lease expired, the worker''s session ended, job_timeout reached, the handler''s process ended or was told to end; was dead, of a job brought back that had none';
 COMMENT ON COLUMN idemq.jobs.token IS 'the fencing token of the last attempt: it only grows';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
 COMMENT ON COLUMN idemq.jobs.run_at IS 'of a job in a group that was enqueued with a time: not ready before; NULL for at once; with group_running above 1 also of one that waits to be retried: until then it takes no place of its group; of one that group_rate lets start later: when it was due';

@@ -58,7 +58,7 @@ CREATE FUNCTION idemq.set_handler(
 	max_idle interval DEFAULT '10 s')
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_set_handler';
 COMMENT ON FUNCTION idemq.set_handler(text, regprocedure, int, int, interval)
-	IS 'have a function f(payload jsonb), which returns jsonb or void, run a queue''s jobs inside the server, as the current role, which must be allowed to log in; creates or replaces the queue''s one handler; workers: processes at a time; batch: jobs in a transaction; max_idle: a process without a job ends after that; needs claim and EXECUTE on the function, now and at each run; to replace another role''s, admin';
+	IS 'have a function f(payload jsonb), which returns jsonb or void, run a queue''s jobs inside the server, as the current role, which must be allowed to log in; creates or replaces the queue''s one handler; workers: processes at a time; batch: jobs in a transaction; max_idle: a process without a job ends after that; needs claim and EXECUTE on the function, now and at each run; to replace another role''s, admin; the queue needs a slot in shared memory (idemq.max_queues)';
 
 CREATE FUNCTION idemq.drop_handler(queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_drop_handler';
@@ -98,7 +98,7 @@ COMMENT ON COLUMN idemq.handlers.role IS 'role as which it runs: the one that ha
 COMMENT ON COLUMN idemq.handlers.workers IS 'processes that it may have at a time';
 COMMENT ON COLUMN idemq.handlers.batch IS 'jobs that it may run in a transaction';
 COMMENT ON COLUMN idemq.handlers.max_idle IS 'a process without a job ends after that';
-COMMENT ON COLUMN idemq.handlers.state IS 'running; idle (no job is ready); waiting (idemq.max_handler_workers or max_worker_processes are used up); refused (last_error says why; tried again within 64 s); stopped (after three crashes of the server in a row); off (idemq.worker is off)';
+COMMENT ON COLUMN idemq.handlers.state IS 'running; idle (no job is ready); waiting (idemq.max_handler_workers or max_worker_processes are used up); refused (last_error says why; tried again within 64 s, or needs a restart); stopped (after three crashes of the server in a row); off (idemq.worker is off)';
 COMMENT ON COLUMN idemq.handlers.workers_running IS 'processes that it has now';
 COMMENT ON COLUMN idemq.handlers.jobs_per_second IS 'jobs a second of the last minute';
 COMMENT ON COLUMN idemq.handlers.done_total IS 'jobs that its function has returned for since the server started';

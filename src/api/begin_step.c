@@ -98,7 +98,7 @@ hold_job(const StepName *name)
 	Outcome outcome;
 
 	idemq_jobs_open(&table);
-	outcome = idemq_attempt_lock(&table, name->job_id, name->token, true, &attempt);
+	outcome = idemq_attempt_lock(&table, name->job_id, name->token, &attempt);
 	idemq_attempt_count(&attempt, outcome, false);
 	idemq_attempt_raise(&attempt, outcome);
 	idemq_jobs_close(&table);

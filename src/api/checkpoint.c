@@ -67,7 +67,7 @@ idemq_sql_v2_assert_current(PG_FUNCTION_ARGS)
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
 	idemq_jobs_open(&table);
-	outcome = idemq_attempt_lock(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), true, &attempt);
+	outcome = idemq_attempt_lock(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);
 	idemq_attempt_count(&attempt, outcome, false);
 	idemq_attempt_raise(&attempt, outcome);
 	idemq_jobs_close(&table);

@@ -68,12 +68,15 @@ choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 							  queue->retry_jitter, attempt->job.attempt, compat_random());
 	finish->args.ready_at = finish->args.now + delay;
 	*outcome = finish->kind == FINISH_FAIL ? OUTCOME_RETRYING : OUTCOME_RELEASED;
-	return finish->kind == FINISH_FAIL ? EVENT_FAIL : EVENT_RELEASE;
+	if (finish->kind == FINISH_FAIL)
+		return EVENT_FAIL;
+	return finish->args.error != NULL ? EVENT_INTERRUPT : EVENT_RELEASE;
 }
 
 /*
- * Ends one attempt.  Returns its outcome, or that of idemq_attempt_find when the
- * token is not current; raises 40001 above READ COMMITTED.
+ * Ends one attempt.  Returns its outcome, that of idemq_attempt_find when the token is not
+ * current, or OUTCOME_LOCKED when it would have to wait and is not to; raises 40001 above READ
+ * COMMITTED.
  */
 static Outcome
 finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt *attempt)
@@ -82,6 +85,7 @@ finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt 
 	{
 		Outcome outcome = idemq_attempt_find(table, id, token, attempt);
 		JobEvent event;
+		JobWrite write;
 
 		if (outcome != OUTCOME_CURRENT)
 		{
@@ -93,9 +97,10 @@ finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt 
 					   : outcome;
 		}
 		event = choose_event(finish, attempt, &outcome);
-		if (idemq_transition(table, &attempt->job, &attempt->queue, event, &finish->args,
-							 JOB_WAITS) == JOB_WRITTEN)
-			return outcome;
+		write = idemq_transition(table, &attempt->job, &attempt->queue, event, &finish->args,
+								 finish->wait);
+		if (write != JOB_CHANGED)
+			return write == JOB_LOCKED ? OUTCOME_LOCKED : outcome;
 		idemq_jobs_refresh_or_raise(table);
 	}
 }

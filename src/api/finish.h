@@ -9,6 +9,7 @@
 
 #include "job/attempt.h"
 #include "job/transition.h"
+#include "table/jobs_write.h"
 
 typedef enum FinishKind
 {
@@ -24,8 +25,10 @@ typedef struct Finish
 	bool permanent; /* fail: no further attempt */
 	bool uncounted; /* a token that is not current is no refusal of a worker's call */
 	bool has_delay;
-	int64 delay;	/* fail, release: microseconds until the job is ready again */
-	EventArgs args; /* result; error, details */
+	JobWait wait; /* for who holds the row, or drops its dead queue; JOB_WAITS unless it is set */
+	int64 delay;  /* fail, release: microseconds until the job is ready again */
+	EventArgs
+		args; /* result; error, details; of a release: error, why its worker was interrupted */
 } Finish;
 
 /* Takes one answer of a batch; ord: the element's position in the arguments, from 0. */

@@ -31,6 +31,7 @@
 #include "queue/roles.h"
 #include "base/args.h"
 #include "base/compat.h"
+#include "base/settings.h"
 #include "base/spi.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_set_handler);
@@ -71,6 +72,18 @@ check_owner(const QueueInfo *queue, const HandlerInfo *handler)
 			 errmsg("permission denied for the handler of queue \"%s\"", queue->name),
 			 errdetail("The role that set it and administrators of the queue may change it."),
 			 errhint("Let one of them call idemq.drop_handler('%s').", queue->name)));
+}
+
+/* Raises 53400 for a queue of which shared memory knows nothing: nobody would start a process. */
+static void
+check_slot(const QueueInfo *queue)
+{
+	if (queue->slot == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("queue \"%s\" cannot have a handler", queue->name),
+				 errdetail("All %d slots of shared memory are other queues'.", idemq_max_queues),
+				 errhint("Raise idemq.max_queues and restart the server, or drop queues.")));
 }
 
 /* Raises 42P13 unless a function is f(jsonb) and returns jsonb or void. */
@@ -189,7 +202,7 @@ write_row(const HandlerInfo *handler)
 
 /*
  * set_handler(queue, function, workers, batch, max_idle) -> void; IQ005, 42501, 42883, 42P13,
- * 22004, 22023, 25006.
+ * 22004, 22023, 25006, 53400.
  */
 Datum
 idemq_sql_v2_set_handler(PG_FUNCTION_ARGS)
@@ -212,6 +225,7 @@ idemq_sql_v2_set_handler(PG_FUNCTION_ARGS)
 	idemq_queue_keep(&queue);
 	if (idemq_handler_read(queue.id, &before))
 		check_owner(&queue, &before);
+	check_slot(&queue);
 	handler.queue_id = queue.id;
 	handler.set_at = GetCurrentTimestamp();
 	handler.role_oid = GetUserId();

@@ -64,13 +64,24 @@ idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes)
 	return value;
 }
 
-/* Returns the optional name of a worker, NULL for none. */
+/*
+ * Returns the optional name of a worker, NULL for none.  Raises 22023 for one by which a row
+ * knows that a handler's process has the job: a restart ends its lease at once.
+ */
 text *
 idemq_arg_worker(FunctionCallInfo fcinfo, int n)
 {
+	char *name;
+
 	if (PG_ARGISNULL(n))
 		return NULL;
-	return cstring_to_text(idemq_arg_text(fcinfo, n, "worker", IDEMQ_MAX_WORKER));
+	name = idemq_arg_text(fcinfo, n, "worker", IDEMQ_MAX_WORKER);
+	if (strncmp(name, IDEMQ_HANDLER_WORKER, sizeof(IDEMQ_HANDLER_WORKER) - 1) == 0)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("a worker's name cannot begin with \"%s\"", IDEMQ_HANDLER_WORKER),
+						errdetail("So do the names of the server's own processes."),
+						errhint("Pass another name.")));
+	return cstring_to_text(name);
 }
 
 /* Raises 22023 for an idempotency key that is empty or too long for an index. */

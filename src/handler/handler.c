@@ -21,9 +21,10 @@
  *
  * SIGTERM, at a shutdown or from pg_terminate_backend, ends it in the middle of a job, as any
  * session: on the way out (before_shmem_exit) the transaction is rolled back and the job given
- * back.  A job that ends the process otherwise, by a FATAL error or because it caught the cancel
- * of job_timeout, has failed.  Should that fail, or the server crash, the lease, which is
- * attached, ends, and the job waits as a failed one does (job/reap.c).
+ * back; one that this has befallen three times in a row has failed.  So has a job that ends the
+ * process otherwise, by a FATAL error or because it caught the cancel of job_timeout.  Should that
+ * fail, or the server crash, the lease, which is attached, ends, and the job waits as a failed one
+ * does (job/reap.c).
  *
  * An error outside of a job (a claim that fails) ends the process, and the next one is put
  * off; 40P01 after a few more tries.  40001 does not occur: run.c.
@@ -66,7 +67,9 @@
 pg_noreturn PGDLLEXPORT void idemq_handler_main(Datum arg);
 
 static SqlStatement forget_crashes =
-	{.text = "UPDATE idemq.handler_entries SET crashes = 0, crashed_at = NULL WHERE queue_id = $1",
+	{.text = "UPDATE idemq.handler_entries SET crashes = 0, crashed_at = NULL "
+			 "WHERE queue_id = (SELECT queue_id FROM idemq.handler_entries WHERE queue_id = $1 "
+			 "FOR NO KEY UPDATE SKIP LOCKED)",
 	 .nargs = 1,
 	 .types = {INT4OID}};
 
@@ -110,15 +113,26 @@ join(void)
 	(void) idemq_sleepers_join(sleepers);
 }
 
+/* Returns why this process ends in the middle of a job. */
+static const char *
+reason_of_end(void)
+{
+	if (idemq_handler_terminated())
+		return "the handler's process was told to end";
+	return idemq_handler_timed_out() ? "job_timeout is over, and the function went on"
+									 : "the handler's process was ended: see the log";
+}
+
 /* Ends what this process has claimed, on its way out. */
 static void
 settle_at_exit(int code, Datum arg)
 {
 	ClaimedJobs *claimed = idemq_claimed_now();
 	const ClaimedJob *job = idemq_handler_job();
-	const char *error = idemq_handler_timed_out() ? "job_timeout is over, and the function went on"
-												  : "the handler's process was ended: see the log";
-	int count = idemq_handler_terminated() ? 0 : at_work;
+	const char *error = reason_of_end();
+	bool told = idemq_handler_terminated();
+	int count = told && job == NULL ? 0 : at_work;
+	int failed = 0;
 
 	leave(false);
 	if (claimed->next >= claimed->count)
@@ -131,10 +145,10 @@ settle_at_exit(int code, Datum arg)
 		ClaimedJob *each = &claimed->jobs[claimed->next + i];
 
 		if (job == NULL || job == each)
-			idemq_handler_fail_at_exit(each, error);
+			failed += idemq_handler_end_at_exit(each, told, error);
 	}
 	if (count > 0)
-		idemq_handler_note(my_key(), 0, 1, error);
+		idemq_handler_note(my_key(), 0, failed, error);
 	while (claimed->next < claimed->count)
 		idemq_handler_give_back(&claimed->jobs[claimed->next++]);
 }
@@ -164,7 +178,7 @@ give_up(ErrorData *error)
 	leaving = true;
 }
 
-/* Forgets the crashes in a row: a job is done. */
+/* Forgets the crashes in a row, for a job is done; the next one does, if somebody sets the handler. */
 static void
 note_peace(void)
 {
@@ -175,10 +189,10 @@ note_peace(void)
 		return;
 	idemq_handler_begin();
 	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&forget_crashes, &value, NULL, SPI_OK_UPDATE);
+	if (idemq_spi_run(&forget_crashes, &value, NULL, SPI_OK_UPDATE) > 0)
+		run.info.crashes = 0;
 	idemq_spi_end(&scope);
 	idemq_handler_commit();
-	run.info.crashes = 0;
 }
 
 /* Counts what was run, and resets the session. */
@@ -241,7 +255,7 @@ run_next(void)
 	else if (result == RUN_FAILED && idemq_handler_settle_failed(&run, jobs, error))
 		claimed->next++;
 	at_work = 0;
-	after(result == RUN_DONE ? count : 0);
+	after(result == RUN_DONE ? run.done : 0);
 }
 
 /* Claims; returns whether it got something. */

@@ -1,7 +1,8 @@
 /*
  * handler/limits.c
  *		How long a handler's function may run: the job_timeout of its queue, armed by the
- *		process that runs it; and whether the process was told to end.
+ *		process that runs it; how long idemq's own statements wait for a lock there; and
+ *		whether the process was told to end.
  *
  * When the time is over, the function is cancelled, as by pg_cancel_backend.  One that catches
  * that, and is not done after KILL_DELAY more, ends with the process: handler/handler.c then
@@ -19,10 +20,13 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
+#include "storage/proc.h"
 #include "tcop/tcopprot.h"
+#include "utils/guc.h"
 #include "utils/timeout.h"
 
 #include "handler/limits.h"
+#include "base/idemq.h"
 
 /* A function that caught the cancel is ended after so many ms. */
 #define KILL_DELAY 5000
@@ -99,6 +103,18 @@ idemq_handler_limit_stop(void)
 		disable_timeout(kill_timeout, false);
 	}
 	QueryCancelPending = false;
+}
+
+/*
+ * Limits how long what follows waits for a lock, to the end of the transaction or of the level
+ * of settings: whoever holds the lock must not hold up the handlers of others.
+ */
+void
+idemq_handler_limit_waits(GucAction action)
+{
+	if (LockTimeout == 0 || LockTimeout > IDEMQ_LOCK_PATIENCE)
+		(void) set_config_option("lock_timeout", IDEMQ_LOCK_PATIENCE_TEXT, PGC_USERSET,
+								 PGC_S_SESSION, action, true, 0, false);
 }
 
 /* Returns whether the time of the last job was over. */

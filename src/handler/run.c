@@ -4,15 +4,20 @@
  *
  *		begin
  *			check that the handler is the one that was read, and may run
- *			lock the row of each job, by id: nothing ends these attempts meanwhile
- *			call the function for each, in the order of the claim
- *			commit each job with what the function returned, by id
+ *			lock the row of each job, by id: no other transaction ends these attempts meanwhile.
+ *			Where one does so already, a cancel perhaps, the job is given back, by the reaper
+ *			for each job, in the order of the claim:
+ *				look whether its attempt still stands
+ *				call the function
+ *				commit the job with what the function returned
  *			claim the next ones
  *		commit
  *
- * So the effect, the end of the attempt and the next claim share one flush.  A job whose lease
- * is lost by the time of its lock is left out.  A job that the function has settled itself, by
- * commit, fail or release, stays so: while its row is locked nobody else could have.
+ * So the effect, the end of the attempt and the next claim share one flush.  A job is committed
+ * before the next one's function is called: what that function sees and does is as if the jobs
+ * ran one after the other, each in a transaction of its own.  It may end the attempts of jobs
+ * whose turn comes later, and these are left out then; those before it are completed.  A job
+ * that its own function has settled, by commit, fail or release, stays so.
  *
  * There are no subtransactions: when anything raises, at COMMIT as well, all is rolled back, the
  * claim of the next ones included, and handler/handler.c decides what follows.
@@ -41,6 +46,7 @@
 #include "queue/queues.h"
 #include "shared/handler_board.h"
 #include "shared/handler_known.h"
+#include "shared/lease_beat.h"
 #include "shared/settings_version.h"
 
 /* The job that the function is called for, NULL between jobs; and its queue's name. */
@@ -73,7 +79,7 @@ begin_for_jobs(void)
 /*
  * Begins a transaction of idemq's own, in which no function is called: a claim, the end of an
  * attempt.  It is READ COMMITTED, whatever the role's default: a 40001 here would be no job's,
- * and end the process.
+ * and end the process.  Nor does it wait for a lock: other handlers need the process.
  */
 void
 idemq_handler_begin(void)
@@ -82,6 +88,7 @@ idemq_handler_begin(void)
 	StartTransactionCommand();
 	XactIsoLevel = XACT_READ_COMMITTED;
 	PushActiveSnapshot(GetTransactionSnapshot());
+	idemq_handler_limit_waits(GUC_ACTION_LOCAL);
 }
 
 /* Commits it. */
@@ -171,8 +178,8 @@ in_order(ClaimedJob *jobs, int count)
 }
 
 /*
- * Locks the rows of jobs; one whose lease is lost is settled.  It waits for a cancel: nothing is
- * begun that could be spared, and an error would count as the function's.
+ * Locks the rows of jobs.  One that somebody holds is given back: he may hold it for hours, and
+ * keep the process from all handlers of the server.
  */
 static void
 lock(ClaimedJob **jobs, int count)
@@ -182,8 +189,15 @@ lock(ClaimedJob **jobs, int count)
 
 	idemq_jobs_open(&table);
 	for (int i = 0; i < count; i++)
-		jobs[i]->settled = idemq_attempt_lock(&table, jobs[i]->id, jobs[i]->token, false,
-											  &attempt) != OUTCOME_CURRENT;
+	{
+		ClaimedJob *job = jobs[i];
+
+		if (job->settled ||
+			idemq_attempt_try_lock(&table, job->id, job->token, &attempt) != OUTCOME_LOCKED)
+			continue;
+		idemq_lease_hand_over(job->id, job->token, LOSS_RETURNED);
+		job->settled = true;
+	}
 	idemq_jobs_close(&table);
 	CommandCounterIncrement();
 }
@@ -224,53 +238,68 @@ call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job, con
 	return result;
 }
 
-/* Ends a job with what its function has returned; see the top of the file. */
+/*
+ * Ends a job with what its function has returned, unless the function has done so itself.
+ * Raises 42501 when the role has lost the right to, and the attempt stands: the effect of a job
+ * that is not done must not commit.
+ */
 static void
 finish(const ClaimedJob *job, Datum result, bool no_result)
 {
 	Finish finish = {.kind = FINISH_COMMIT, .uncounted = true};
+	int guc_level = NewGUCNestLevel();
 	Attempt attempt;
 
+	idemq_handler_limit_waits(GUC_ACTION_SAVE);
 	finish.args.no_document = no_result;
 	if (!no_result)
 		finish.args.document = PointerGetDatum(PG_DETOAST_DATUM(result));
-	(void) idemq_finish_by_token(job->id, job->token, &finish, false, &attempt);
+	if (idemq_finish_by_token(job->id, job->token, &finish, false, &attempt) != OUTCOME_COMMITTED &&
+		idemq_attempt_stands(job->id, job->token))
+		ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+						errmsg("job %lld cannot be committed", (long long) job->id),
+						errdetail("The handler's role may not claim from queue \"%s\" any more.",
+								  queue_name),
+						errhint("Grant it claim, by idemq.grant_queue, or drop the handler.")));
+	AtEOXact_GUC(true, guc_level);
 	CommandCounterIncrement();
 }
 
-/* Runs jobs in the open transaction. */
-static void
+/* Runs jobs in the open transaction; returns how many. */
+static int
 run_jobs(const HandlerTarget *target, const QueueInfo *queue, ClaimedJob *jobs, int count)
 {
-	ClaimedJob **sorted = in_order(jobs, count);
-	Datum *results = palloc(count * sizeof(Datum));
-	bool *nulls = palloc(count * sizeof(bool));
 	FmgrInfo function;
+	int done = 0;
 
-	lock(sorted, count);
+	lock(in_order(jobs, count), count);
 	fmgr_info(target->function, &function);
 	for (int i = 0; i < count; i++)
 	{
-		if (!jobs[i].settled)
-			results[i] = call(&function, target, &jobs[i], queue, count > 1, &nulls[i]);
-	}
-	for (int i = 0; i < count; i++)
-	{
-		int n = (int) (sorted[i] - jobs);
+		Datum result;
+		bool isnull;
 
-		if (!jobs[n].settled)
-			finish(&jobs[n], results[n], nulls[n]);
+		if (jobs[i].settled || !idemq_attempt_stands(jobs[i].id, jobs[i].token))
+			continue;
+		result = call(&function, target, &jobs[i], queue, count > 1, &isnull);
+		finish(&jobs[i], result, isnull);
+		done++;
 	}
 	/* What the function LISTENs to is nobody's after it. */
 	Async_UnlistenAll();
+	return done;
 }
 
 /* Claims the next jobs in the open transaction. */
 static void
 claim_next(const HandlerRun *run, const QueueInfo *queue)
 {
+	int guc_level = NewGUCNestLevel();
+
+	idemq_handler_limit_waits(GUC_ACTION_SAVE);
 	if (idemq_claimed_more(queue, run->info.batch))
 		idemq_handler_call(queue->slot);
+	AtEOXact_GUC(true, guc_level);
 }
 
 /*
@@ -292,7 +321,7 @@ idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, Erro
 		result = idemq_handler_check(run, &target, &queue);
 		if (result == RUN_DONE)
 		{
-			run_jobs(&target, &queue, jobs, count);
+			run->done = run_jobs(&target, &queue, jobs, count);
 			if (claim)
 				claim_next(run, &queue);
 		}

@@ -22,6 +22,7 @@ typedef struct HandlerRun
 	uint64 version;		  /* of the queue's settings, before that */
 	Oid role;			  /* that this process is connected as */
 	QueueSlot *slot;	  /* of the queue, at the last check; NULL: none */
+	int done;			  /* jobs that the last transaction has run */
 	MemoryContext errors; /* for what has failed */
 } HandlerRun;
 

@@ -11,7 +11,9 @@
  *		all others		fail: retried after the queue's backoff
  *
  * The error's text becomes the attempt's error; SQLSTATE, detail, hint and context its details.
- * What the job's effects were is rolled back by then; this is a transaction of its own.
+ * What the job's effects were is rolled back by then; this is a transaction of its own.  It does
+ * not wait for who holds the job's row: what it cannot write it hands over to the reaper
+ * (job/reap.c), which knows that the attempt failed, and not why.
  */
 #include "postgres.h"
 
@@ -29,13 +31,17 @@
 #include "handler/limits.h"
 #include "handler/settle.h"
 #include "api/finish.h"
+#include "table/attempt_history.h"
 #include "queue/queues.h"
 #include "shared/handler_known.h"
+#include "shared/lease_beat.h"
 #include "base/args.h"
 #include "base/errors.h"
 
 /* A job that met another in its way is run again at once so many times. */
 #define MAX_REPEATS 3
+/* A job whose process was told to end is given back so many times in a row. */
+#define MAX_INTERRUPTS 2
 /* Bytes that are kept of each text of an error; six times as many in JSON, at worst. */
 #define MAX_TEXT 2000
 
@@ -130,13 +136,21 @@ choose(const ErrorData *error, const QueueInfo *queue)
 	return finish;
 }
 
-/* Ends an attempt in a transaction of its own. */
+/*
+ * Ends an attempt in a transaction of its own; by way of its lease, where somebody holds the row
+ * or drops its dead queue, or the role may not claim any more.
+ */
 static void
 end_attempt(ClaimedJob *job, Finish *finish)
 {
 	Attempt attempt;
+	Outcome outcome;
 
-	(void) idemq_finish_by_token(job->id, job->token, finish, false, &attempt);
+	finish->wait = JOB_SKIPS;
+	outcome = idemq_finish_by_token(job->id, job->token, finish, false, &attempt);
+	if (outcome == OUTCOME_LOCKED || outcome == OUTCOME_NOT_FOUND)
+		idemq_lease_hand_over(job->id, job->token,
+							  finish->kind == FINISH_FAIL ? LOSS_FAILED : LOSS_RETURNED);
 }
 
 /* Writes an error of a job to the server's log. */
@@ -213,17 +227,24 @@ idemq_handler_give_back(ClaimedJob *job)
 	job->settled = true;
 }
 
-/* Ends the attempt of a job whose process ends in the middle of it. */
-void
-idemq_handler_fail_at_exit(ClaimedJob *job, const char *text)
+/*
+ * Ends the attempt of a job whose process ends in the middle of it.  One whose process was told
+ * to end is given back; but the third time in a row it has failed: it may be the job that ends
+ * its processes, or takes longer than anybody lets it.  Returns whether it has failed.
+ */
+bool
+idemq_handler_end_at_exit(ClaimedJob *job, bool told, const char *text)
 {
 	Finish finish = {.kind = FINISH_FAIL, .uncounted = true};
 
 	if (job->settled)
-		return;
+		return false;
 	idemq_handler_begin();
+	if (told && !idemq_attempt_history_ended_by(job->id, "released", text, MAX_INTERRUPTS))
+		finish.kind = FINISH_RELEASE;
 	finish.args.error = cstring_to_text(text);
 	end_attempt(job, &finish);
 	idemq_handler_commit();
 	job->settled = true;
+	return finish.kind == FINISH_FAIL;
 }

@@ -10,6 +10,6 @@
 extern bool idemq_handler_met_another(const ErrorData *error);
 extern bool idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error);
 extern void idemq_handler_give_back(ClaimedJob *job);
-extern void idemq_handler_fail_at_exit(ClaimedJob *job, const char *text);
+extern bool idemq_handler_end_at_exit(ClaimedJob *job, bool told, const char *text);
 
 #endif

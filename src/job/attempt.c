@@ -52,12 +52,11 @@ idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 
 /*
  * As idemq_attempt_find, and locks the row of a current one FOR SHARE to the end of the
- * transaction: what would end the attempt waits, or skips the job.  Raises 40001, and, with
- * heed_cancel, IQ001 at once for one that an open transaction cancels; without, it waits for
- * that, which may yet be rolled back.
+ * transaction: what would end the attempt waits, or skips the job.  Raises 40001, and IQ001 at
+ * once for one that an open transaction cancels.
  */
 Outcome
-idemq_attempt_lock(JobsTable *table, int64 id, int64 token, bool heed_cancel, Attempt *attempt)
+idemq_attempt_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 {
 	for (;;)
 	{
@@ -65,12 +64,47 @@ idemq_attempt_lock(JobsTable *table, int64 id, int64 token, bool heed_cancel, At
 
 		if (outcome != OUTCOME_CURRENT)
 			return outcome;
-		if (heed_cancel)
-			idemq_attempt_raise_cancelled(attempt);
+		idemq_attempt_raise_cancelled(attempt);
 		if (idemq_jobs_lock(table, &attempt->job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
 			return outcome;
 		idemq_jobs_refresh_or_raise(table);
 	}
+}
+
+/*
+ * As idemq_attempt_lock, FOR NO KEY UPDATE: nobody else can lock the row then so that a write
+ * would wait.  Never waits: OUTCOME_LOCKED when somebody has done so already, a cancel that is
+ * open, perhaps.
+ */
+Outcome
+idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt)
+{
+	for (;;)
+	{
+		Outcome outcome = idemq_attempt_find(table, id, token, attempt);
+		JobWrite write;
+
+		if (outcome != OUTCOME_CURRENT)
+			return outcome;
+		write = idemq_jobs_lock(table, &attempt->job, LockTupleNoKeyExclusive, JOB_SKIPS);
+		if (write != JOB_CHANGED)
+			return write == JOB_LOCKED ? OUTCOME_LOCKED : outcome;
+		idemq_jobs_refresh_or_raise(table);
+	}
+}
+
+/* Returns whether an attempt stands, for this transaction: also for a role that may not claim. */
+bool
+idemq_attempt_stands(int64 id, int64 token)
+{
+	JobsTable table;
+	Job job;
+	bool stands;
+
+	idemq_jobs_open_to_read(&table);
+	stands = fetch_in_flight(&table, id, &job) && job_is_attempt(&job, token);
+	idemq_jobs_close(&table);
+	return stands;
 }
 
 /*

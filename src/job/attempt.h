@@ -17,8 +17,9 @@ typedef struct Attempt
 } Attempt;
 
 extern Outcome idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt);
-extern Outcome idemq_attempt_lock(JobsTable *table, int64 id, int64 token, bool heed_cancel,
-								  Attempt *attempt);
+extern Outcome idemq_attempt_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt);
+extern Outcome idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt);
+extern bool idemq_attempt_stands(int64 id, int64 token);
 extern bool idemq_attempt_is_gone(JobsTable *table, const Attempt *attempt);
 extern void idemq_attempt_count(const Attempt *attempt, Outcome outcome, bool commit);
 extern void idemq_attempt_raise_cancelled(const Attempt *attempt);

@@ -8,11 +8,11 @@
  *
  * After the first loss a job is ready at once: its worker was killed.  A job that loses
  * its next worker too may be the cause: from the second loss in a row on it waits as a
- * failed one does.  So does a handler's at once: its process was the server's own, and what has
- * ended it may be the job.  That the attempt before was lost stands in last_error, which a claim
- * keeps, and a failure overwrites.  (Who passes one of these texts to idemq.fail gets
- * the wait after the first loss.)  One that ran into job_timeout waits at once: nothing has
- * killed its worker.
+ * failed one does.  A handler's job waits from its first loss: the job itself may have crashed
+ * the process.  So does one that ran into job_timeout: nothing has killed its worker.
+ *
+ * A worker that ends an attempt, and does not wait for who holds the job's row, hands that over
+ * (idemq_lease_hand_over): the end is written here, once the row is free.
  */
 #include "postgres.h"
 
@@ -44,9 +44,18 @@
 /* A call goes on after so many batches of which each row was held. */
 #define MAX_IN_VAIN 16
 
-/* By LeaseLoss. */
-static const char *const lost_texts[] = {"lease expired", "the worker's session ended",
-										 "job_timeout reached"};
+/* What the loss of a lease does to its job, and to one that had its last attempt. */
+static const struct
+{
+	JobEvent event;
+	JobEvent last;
+	const char *text; /* NULL: none */
+} losses[] = {[LOSS_EXPIRED] = {EVENT_REAP, EVENT_REAP_DEAD, "lease expired"},
+			  [LOSS_SESSION] = {EVENT_REAP, EVENT_REAP_DEAD, "the worker's session ended"},
+			  [LOSS_TIMEOUT] = {EVENT_REAP, EVENT_REAP_DEAD, "job_timeout reached"},
+			  [LOSS_RETURNED] = {EVENT_RELEASE, EVENT_RELEASE, NULL},
+			  [LOSS_FAILED] = {EVENT_FAIL, EVENT_DIE,
+							   "failed while somebody held the job's row: see the server's log"}};
 
 static const char *const handled_text = "the handler's process ended";
 
@@ -54,19 +63,8 @@ static const char *const handled_text = "the handler's process ended";
 static bool
 is_lost_again(const Job *job)
 {
-	struct varlena *error =
-		(struct varlena *) DatumGetPointer(job->row->tts_values[COL_LAST_ERROR]);
-
-	if (job->attempt < 2 || job->row->tts_isnull[COL_LAST_ERROR] || VARATT_IS_EXTERNAL(error) ||
-		VARATT_IS_COMPRESSED(error))
-		return false;
-	for (int i = 0; i < (int) lengthof(lost_texts); i++)
-	{
-		if (VARSIZE_ANY_EXHDR(error) == strlen(lost_texts[i]) &&
-			memcmp(VARDATA_ANY(error), lost_texts[i], strlen(lost_texts[i])) == 0)
-			return true;
-	}
-	return false;
+	return job->attempt > 1 && !job->row->tts_isnull[COL_LAST_ERROR] &&
+		   idemq_attempt_history_ended_by(job->id, "expired", NULL, 1);
 }
 
 /*
@@ -78,8 +76,26 @@ static void
 suspect(const QueueInfo *queue, int64 job_id, int attempt)
 {
 	if (attempt >= HANDLER_MAX_CRASHES && queue->slot != NULL &&
-		idemq_attempt_history_ended_by(job_id, handled_text, HANDLER_MAX_CRASHES))
+		idemq_attempt_history_ended_by(job_id, "expired", handled_text, HANDLER_MAX_CRASHES))
 		idemq_handler_crashed(queue->slot, true);
+}
+
+/* Returns whether the next attempt of a job waits as after a failure. */
+static bool
+must_wait(const Job *job, LeaseLoss loss, bool crashed)
+{
+	switch (loss)
+	{
+		case LOSS_EXPIRED:
+		case LOSS_SESSION:
+			return crashed || is_lost_again(job);
+		case LOSS_TIMEOUT:
+		case LOSS_FAILED:
+			return true;
+		case LOSS_RETURNED:
+			break;
+	}
+	return false;
 }
 
 /* Writes the row of a lease that ended; false when it is held or moved on. */
@@ -87,20 +103,21 @@ bool
 idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLoss loss)
 {
 	EventArgs args = {0};
-	bool handled = job_is_handled(job);
+	bool crashed = job_is_handled(job) && loss < LOSS_RETURNED;
+	const char *text = crashed ? handled_text : losses[loss].text;
 	int64 id = job->id;
 	int attempt = job->attempt;
-	JobEvent event = job->attempt < job->max_attempts ? EVENT_REAP : EVENT_REAP_DEAD;
+	JobEvent event = attempt < job->max_attempts ? losses[loss].event : losses[loss].last;
 
 	args.now = args.ready_at = idemq_now();
 	args.worker_lost = loss == LOSS_SESSION;
-	if (loss == LOSS_TIMEOUT || is_lost_again(job) || handled)
+	if (must_wait(job, loss, crashed))
 		args.ready_at += idemq_backoff(queue->retry_base, queue->retry_factor, queue->retry_max,
 									   queue->retry_jitter, job->attempt, compat_random());
-	args.error = cstring_to_text(handled ? handled_text : lost_texts[loss]);
+	args.error = text != NULL ? cstring_to_text(text) : NULL;
 	if (idemq_transition(table, job, queue, event, &args, JOB_SKIPS) != JOB_WRITTEN)
 		return false;
-	if (handled)
+	if (crashed)
 		suspect(queue, id, attempt);
 	return true;
 }

@@ -7,7 +7,7 @@
 
 #include "table/jobs.h"
 #include "queue/queue_settings.h"
-#include "shared/leases.h"
+#include "shared/lease.h"
 #include "base/slice.h"
 
 /* Expired leases that are collected in one go. */

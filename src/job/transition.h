@@ -19,6 +19,7 @@ typedef enum JobEvent
 	EVENT_FAIL,
 	EVENT_DIE,
 	EVENT_RELEASE,
+	EVENT_INTERRUPT, /* a release of which the history says why */
 	EVENT_REAP,
 	EVENT_REAP_DEAD,
 	EVENT_CANCEL,

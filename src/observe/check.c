@@ -176,7 +176,8 @@ check_slots(CheckCall *call)
 		idemq_check_report(
 			call, CHECK_WARNING, "slots.full",
 			"all %d slots are taken, %d queues of this database have none, and their "
-			"claims scan from the start: raise idemq.max_queues and restart",
+			"claims scan from the start, their handlers do not run: raise idemq.max_queues and "
+			"restart",
 			idemq_max_queues, without);
 	if (idemq_lease_share_is_full(false))
 		report_full_leases(call);

@@ -30,7 +30,7 @@ static SqlStatement list_handlers = {.text = "SELECT array_agg(queue_id) "
 											 "FROM idemq.handler_entries"};
 
 static const char *
-name_of_state(const HandlerInfo *info, const HandlerState *state, int busy)
+name_of_state(const HandlerInfo *info, const HandlerState *state, int busy, bool has_slot)
 {
 	if (info->stopped)
 		return "stopped";
@@ -38,17 +38,30 @@ name_of_state(const HandlerInfo *info, const HandlerState *state, int busy)
 		return "running";
 	if (!idemq_worker)
 		return "off";
-	if (state->refused)
+	if (state->refused || !has_slot)
 		return "refused";
 	return state->waits ? "waiting" : "idle";
 }
 
+/* Returns what is said of a handler that does not run, or its last error; NULL: nothing. */
+static const char *
+last_error(const HandlerInfo *info, const HandlerState *state, bool has_slot)
+{
+	if (info->stopped)
+		return idemq_handler_stopped_text(info);
+	if (!has_slot)
+		return HANDLER_WITHOUT_SLOT;
+	return state->error[0] != '\0' ? state->error : NULL;
+}
+
 /* Adds the row of one handler; errors: whether the caller may see what went wrong. */
 static void
-add_handler(Tuplestorestate *store, TupleDesc desc, const HandlerInfo *info, bool errors)
+add_handler(Tuplestorestate *store, TupleDesc desc, const HandlerInfo *info, bool has_slot,
+			bool errors)
 {
 	HandlerKey key = {MyDatabaseId, info->queue_id};
 	HandlerState state;
+	const char *error;
 	int processes;
 	int busy;
 	Datum values[STATE_COLUMNS];
@@ -57,16 +70,16 @@ add_handler(Tuplestorestate *store, TupleDesc desc, const HandlerInfo *info, boo
 	idemq_handler_state(key, &state);
 	idemq_handler_processes(key, &processes, &busy);
 	values[0] = Int32GetDatum(info->queue_id);
-	values[1] = CStringGetTextDatum(name_of_state(info, &state, busy));
+	values[1] = CStringGetTextDatum(name_of_state(info, &state, busy, has_slot));
 	values[2] = Int32GetDatum(processes);
 	values[3] = Int64GetDatum(state.done);
 	values[4] = Int64GetDatum(state.failed);
 	values[5] = Float8GetDatum(state.rate);
-	nulls[6] = nulls[7] = !errors || (state.error[0] == '\0' && !info->stopped);
-	if (!nulls[6])
+	error = errors ? last_error(info, &state, has_slot) : NULL;
+	nulls[6] = nulls[7] = error == NULL;
+	if (error != NULL)
 	{
-		values[6] =
-			CStringGetTextDatum(info->stopped ? idemq_handler_stopped_text(info) : state.error);
+		values[6] = CStringGetTextDatum(error);
 		values[7] = TimestampTzGetDatum(state.error_at);
 		nulls[7] = state.error_at == 0;
 	}
@@ -113,10 +126,11 @@ idemq_sql_v2_handler_states(PG_FUNCTION_ARGS)
 	{
 		QueueInfo queue;
 		HandlerInfo info;
-		bool errors = idemq_queue_allows(ids[i], PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &queue);
+		bool there = idemq_queue_by_id(ids[i], &queue);
+		bool errors = there && (queue.privileges & (PRIVILEGE_CLAIM | PRIVILEGE_ADMIN)) != 0;
 
-		if ((errors || monitor) && idemq_handler_read(ids[i], &info))
-			add_handler(store, desc, &info, errors);
+		if (there && (errors || monitor) && idemq_handler_read(ids[i], &info))
+			add_handler(store, desc, &info, queue.slot != NULL, errors);
 	}
 	return (Datum) 0;
 }

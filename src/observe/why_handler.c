@@ -35,6 +35,8 @@ say_handler(StringInfo answer, const QueueInfo *queue)
 		appendStringInfo(answer, "is %s", idemq_handler_stopped_text(&handler));
 	else if ((why = idemq_handler_resolve(&handler, &target)) != NULL)
 		appendStringInfo(answer, "does not run: %s", why);
+	else if (queue->slot == NULL)
+		appendStringInfoString(answer, "does not run: " HANDLER_WITHOUT_SLOT);
 	else if (!idemq_worker)
 		appendStringInfoString(answer, "does not run: idemq.worker is off");
 	else if (processes > 0)

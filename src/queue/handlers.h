@@ -25,6 +25,10 @@ typedef struct HandlerInfo
 	bool stopped;
 } HandlerInfo;
 
+/* What is said of a handler whose queue has no slot: it does not run. */
+#define HANDLER_WITHOUT_SLOT                                                                       \
+	"its queue has no slot in shared memory: raise idemq.max_queues and restart the server"
+
 /* Whom and what a handler names, as it is now. */
 typedef struct HandlerTarget
 {

@@ -23,6 +23,17 @@ typedef struct LeaseKey
 	int64 job_id;
 } LeaseKey;
 
+/* Why a lease has ended. */
+typedef enum LeaseLoss
+{
+	LOSS_EXPIRED,
+	LOSS_SESSION, /* it was attached, and its session ended */
+	LOSS_TIMEOUT, /* the attempt has run for as long as it may */
+	/* Its worker has ended it, and could not write the row (idemq_lease_hand_over): */
+	LOSS_RETURNED, /* the job was given back */
+	LOSS_FAILED	   /* the attempt has failed */
+} LeaseLoss;
+
 /* The end of a lease by a transaction that is open; only undone outlives its ender. */
 typedef struct Ending
 {
@@ -58,7 +69,7 @@ typedef struct Lease
 	RunningMark running; /* where it is counted */
 	bool claiming;		 /* the claim's transaction is still open */
 	bool attached;		 /* ends with its session */
-	bool lost;			 /* it was attached, and its session has ended */
+	uint8 loss;			 /* LeaseLoss; other than LOSS_EXPIRED: its deadline was set for that */
 	bool borrowed;		 /* runs, uncounted, in place of an attempt that its transaction ends */
 	uint16 cancels;		 /* open transactions that cancel the job (lease_beat.c) */
 	PassedBy passed_by;	 /* where claimers passed the job because of it */

@@ -1,6 +1,7 @@
 /*
  * shared/lease_beat.c
- *		What a worker hears of its lease: heartbeats, how far they reach, and cancels.
+ *		What a worker says and hears of its lease: heartbeats, how far they reach, that it has
+ *		ended, and cancels.
  *
  * How far: an entry has a limit, the commit of its claim and the queue's job_timeout at that
  * time.  No deadline is beyond it (idemq_lease_set_deadline is the one place that sets one
@@ -35,8 +36,10 @@
 #include "storage/proc.h"
 
 #include "shared/lease_beat.h"
+#include "shared/lease_owners.h"
 #include "shared/lease_scan.h"
 #include "shared/lease_table.h"
+#include "shared/next_deadline.h"
 #include "base/clock.h"
 #include "base/compat.h"
 
@@ -56,7 +59,7 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 
 	if (lease == NULL)
 		beat = LEASE_BEAT_UNKNOWN;
-	else if (lease->token != token || lease->ending.reaping ||
+	else if (lease->token != token || lease->ending.reaping || lease->loss >= LOSS_RETURNED ||
 			 lease->ending.ender == IDEMQ_MY_PROC_NUMBER)
 		beat = LEASE_BEAT_STALE;
 	else if (lease->cancels > 0)
@@ -67,12 +70,34 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 	{
 		if (length > 0)
 			lease->length = length;
-		lease->lost = false;
+		lease->loss = LOSS_EXPIRED;
 		if (!lease->claiming)
 			idemq_lease_set_deadline(lease, now + lease->length);
 	}
 	LWLockRelease(lock);
 	return beat;
+}
+
+/*
+ * Ends the lease of an attempt that its worker has ended, and whose row somebody holds: as loss
+ * says, a reaper writes it once nobody does (job/reap.c).
+ */
+void
+idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss)
+{
+	LWLock *lock;
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+
+	if (lease != NULL && !lease->claiming)
+	{
+		int64 now = idemq_mono_now();
+
+		idemq_lease_unplace(lease);
+		idemq_lease_orphan(lease, loss, now);
+		idemq_lease_place(lease);
+		idemq_slot_note_deadline(NULL, lease->queue_id, now);
+	}
+	LWLockRelease(lock);
 }
 
 /*

@@ -1,11 +1,12 @@
 /*
  * shared/lease_beat.h
- *		What a worker hears of its lease: heartbeats, how far they reach, and cancels.
+ *		What a worker says and hears of its lease: heartbeats, how far they reach, that it has
+ *		ended, and cancels.
  */
 #ifndef IDEMQ_SHARED_LEASE_BEAT_H
 #define IDEMQ_SHARED_LEASE_BEAT_H
 
-#include "c.h"
+#include "shared/lease.h"
 
 typedef enum LeaseBeat
 {
@@ -17,6 +18,7 @@ typedef enum LeaseBeat
 } LeaseBeat;
 
 extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
+extern void idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss);
 extern bool idemq_lease_mark_cancel(int64 job_id, int64 token);
 extern void idemq_lease_unmark_cancel(int64 job_id, int64 token);
 extern bool idemq_lease_is_cancelled(int64 job_id, int64 token);

@@ -103,12 +103,12 @@ idemq_lease_owner_next(const Lease *lease)
 	return dlist_container(Lease, owned, lease->owned.next);
 }
 
-/* Ends a lease of a session that has ended: its deadline is now (mono).  It is not placed. */
+/* Ends a lease that its session has let go: its deadline is now (mono).  It is not placed. */
 void
-idemq_lease_orphan(Lease *lease, int64 now)
+idemq_lease_orphan(Lease *lease, LeaseLoss loss, int64 now)
 {
 	lease->attached = false;
-	lease->lost = true;
+	lease->loss = loss;
 	lease->deadline = lease->due = now;
 }
 

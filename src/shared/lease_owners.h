@@ -16,7 +16,7 @@ extern void idemq_lease_owner_add(Lease *lease);
 extern void idemq_lease_owner_remove(Lease *lease);
 extern Lease *idemq_lease_owner_first(int partition);
 extern Lease *idemq_lease_owner_next(const Lease *lease);
-extern void idemq_lease_orphan(Lease *lease, int64 now);
+extern void idemq_lease_orphan(Lease *lease, LeaseLoss loss, int64 now);
 extern void idemq_lease_owner_end_life(int partition);
 
 #endif

@@ -197,7 +197,7 @@ orphan_partition(int partition, int64 now)
 		if (lease->claiming)
 			continue;
 		idemq_lease_unplace(lease);
-		idemq_lease_orphan(lease, now);
+		idemq_lease_orphan(lease, LOSS_SESSION, now);
 		idemq_lease_place(lease);
 		idemq_slot_note_deadline(NULL, lease->queue_id, now);
 	}

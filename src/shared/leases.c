@@ -149,7 +149,7 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->claiming = true;
 	lease->attached = claim->attached;
 	lease->owner_life = idemq_lease_owner_life(lease);
-	lease->lost = false;
+	lease->loss = LOSS_EXPIRED;
 	lease->borrowed = claim->borrow;
 	lease->row_place = claim->row_place;
 	lease->ending = (Ending){.ender = NO_SESSION};
@@ -173,7 +173,7 @@ copy_prior(const Lease *lease)
 						.ending = lease->ending,
 						.claiming = lease->claiming,
 						.attached = lease->attached,
-						.lost = lease->lost,
+						.loss = lease->loss,
 						.borrowed = lease->borrowed,
 						.row_place = lease->row_place,
 						.owner_life = lease->owner_life};
@@ -199,12 +199,12 @@ put_prior(Lease *lease, const PriorLease *prior)
 	lease->ending = prior->ending;
 	lease->claiming = prior->claiming;
 	lease->attached = prior->attached;
-	lease->lost = prior->lost;
+	lease->loss = prior->loss;
 	lease->borrowed = prior->borrowed;
 	lease->row_place = prior->row_place;
 	lease->owner_life = prior->owner_life;
 	if (lease->attached && lease->owner_life != idemq_lease_owner_life(lease))
-		idemq_lease_orphan(lease, idemq_mono_now());
+		idemq_lease_orphan(lease, LOSS_SESSION, idemq_mono_now());
 	lease->due = lease->deadline;
 	idemq_lease_place(lease);
 }
@@ -372,7 +372,7 @@ idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 	{
 		lease->ending.ender = IDEMQ_MY_PROC_NUMBER;
 		lease->ending.reaping = true;
-		*loss = lease->lost						  ? LOSS_SESSION
+		*loss = lease->loss != LOSS_EXPIRED		  ? (LeaseLoss) lease->loss
 				: lease->limit <= lease->deadline ? LOSS_TIMEOUT
 												  : LOSS_EXPIRED;
 	}
@@ -442,7 +442,8 @@ idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, const L
 		lease->queue_id = queue->id;
 		lease->session = NO_SESSION;
 		lease->pid = 0;
-		lease->claiming = lease->attached = lease->lost = lease->borrowed = false;
+		lease->claiming = lease->attached = lease->borrowed = false;
+		lease->loss = LOSS_EXPIRED;
 		lease->ending = (Ending){.ender = NO_SESSION};
 		lease->passed_by.any = false;
 		lease->row_place = (RowPlace){0};

@@ -61,7 +61,7 @@ typedef struct PriorLease
 	Ending ending;
 	bool claiming;
 	bool attached;
-	bool lost;
+	uint8 loss; /* LeaseLoss */
 	bool borrowed;
 	RowPlace row_place;
 	uint32 owner_life;
@@ -73,14 +73,6 @@ typedef struct AdoptingQueue
 	int32 id;
 	bool limited; /* it has max_running */
 } AdoptingQueue;
-
-/* Why a lease has ended. */
-typedef enum LeaseLoss
-{
-	LOSS_EXPIRED,
-	LOSS_SESSION, /* it was attached, and its session ended */
-	LOSS_TIMEOUT  /* the attempt has run for as long as it may */
-} LeaseLoss;
 
 /* How long a lease that is adopted lasts. */
 typedef struct LeaseTimes

@@ -102,22 +102,29 @@ idemq_attempt_history_has_commit(int64 job_id, int64 token)
 }
 
 static SqlStatement find_ends =
-	{.text = "SELECT FROM (SELECT error FROM idemq.attempts WHERE job_id = $1 "
-			 "ORDER BY token DESC LIMIT $2) AS a WHERE a.error = $3",
-	 .nargs = 3,
-	 .types = {INT8OID, INT4OID, TEXTOID}};
+	{.text = "SELECT FROM (SELECT outcome, error FROM idemq.attempts WHERE job_id = $1 "
+			 "AND (outcome <> 'released' OR $3 = 'released') ORDER BY token DESC LIMIT $2) AS a "
+			 "WHERE a.outcome = $3 AND ($4 IS NULL OR a.error = $4)",
+	 .nargs = 4,
+	 .types = {INT8OID, INT4OID, TEXTOID, TEXTOID}};
 
-/* Returns whether a job's last so many attempts have all ended with that error. */
+/*
+ * Returns whether a job's last so many attempts, without those that were released unless that
+ * is asked for, have all ended with that outcome, and with that error unless it is NULL.  The
+ * outcome is idemq's own; an error may be any text of a worker's.
+ */
 bool
-idemq_attempt_history_ended_by(int64 job_id, const char *error, int attempts)
+idemq_attempt_history_ended_by(int64 job_id, const char *outcome, const char *error, int attempts)
 {
-	Datum values[] = {Int64GetDatum(job_id), Int32GetDatum(attempts), CStringGetTextDatum(error)};
+	Datum values[] = {Int64GetDatum(job_id), Int32GetDatum(attempts), CStringGetTextDatum(outcome),
+					  error != NULL ? CStringGetTextDatum(error) : (Datum) 0};
 	SqlScope scope;
 	bool all;
 
 	CommandCounterIncrement(); /* to see what this transaction has added */
 	idemq_spi_begin(&scope);
-	all = idemq_spi_query_latest(&find_ends, values, NULL) == (uint64) attempts;
+	all = idemq_spi_query_latest(&find_ends, values, error != NULL ? "    " : "   n") ==
+		  (uint64) attempts;
 	idemq_spi_end(&scope);
 	return all;
 }

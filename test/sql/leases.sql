@@ -193,6 +193,12 @@ SELECT idemq.fail(id, token, 'no paper', retry_in => '0') FROM idemq.claim('loss
 SELECT attempt FROM idemq.claim('lossy');
 SELECT pg_sleep(0.02), idemq.reap('lossy');
 :lose;
+-- Whatever text it gave.
+SELECT idemq.retry(:id);
+SELECT idemq.fail(id, token, 'lease expired', retry_in => '0') FROM idemq.claim('lossy', lease => '1 h');
+SELECT attempt FROM idemq.claim('lossy');
+SELECT pg_sleep(0.02), idemq.reap('lossy');
+:lose;
 -- And so it does with a redrive, whose last_error is of another life.
 SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('lossy', lease => '1 h');
 UPDATE idemq.jobs SET last_error = 'lease expired' WHERE id = :id;
@@ -200,6 +206,10 @@ SELECT idemq.retry(:id);
 SELECT attempt FROM idemq.claim('lossy');
 SELECT pg_sleep(0.02), idemq.reap('lossy');
 :lose;
+-- A worker has no name by which a handler's process is known.
+\set VERBOSITY default
+SELECT * FROM idemq.claim('lossy', worker => 'idemq handler 42');
+\set VERBOSITY sqlstate
 SELECT idemq.drop_queue('lossy', force => true);
 
 -- DISCARD ALL hands the session on: attached leases end, others do not.

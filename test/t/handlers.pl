@@ -192,26 +192,149 @@ all_done('b');
 is_sql($node, 'SELECT what FROM app.left', 'app none', 'settings end with their job, in a batch as well');
 is_sql($node, 'SELECT count(DISTINCT xid) FROM app.done WHERE n IN (230, 231)', 1, 'of one transaction');
 
-# A cancel that is open when a job's turn comes: it waits, and goes on if that is rolled back; no attempt has failed.
-sql($node, "SELECT idemq.pause('b'); CREATE SEQUENCE app.begun; GRANT ALL ON SEQUENCE app.begun TO app");
-$id = job('b', 240, "DO \$\$BEGIN IF nextval('app.begun') = 1 THEN RAISE 'once'; END IF; PERFORM pg_advisory_xact_lock(42); END\$\$");
+# One job's function ends the attempt of another of its batch, earlier or later: as if each had a transaction of its own.
+sql($node, "SELECT idemq.grant_queue('b', 'app', 'enqueue')");
+
+sql($node, q[CREATE FUNCTION app.token_of(bigint) RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog
+	AS 'SELECT token FROM idemq.jobs WHERE id = $1']);
+
+# Runs a batch of two, the first or the last of which does something with the other's id; answers what became of both.
+sub meddle
 {
-	my $cancelled = job('b', 241);
+	my ($first, $sql) = @_;
+
+	sql($node, "SELECT idemq.pause('b')");
+	my @ids = map { job('b', 250) } 0, 1;
+	my ($meddler, $victim) = $first ? @ids : reverse @ids;
+	sql($node, "UPDATE idemq.jobs SET payload = payload || jsonb_build_object('sql', format(\$q\$$sql\$q\$, $victim)) WHERE id = $meddler;
+		SELECT idemq.resume('b')");
+	all_done('b');
+	return sql($node, "SELECT string_agg(concat_ws(' ', status, attempt, (SELECT count(*) FROM app.done d WHERE d.id = j.id)), ', '
+		ORDER BY id = $victim) FROM idemq.jobs j WHERE id IN ($meddler, $victim)");
+}
+foreach ([ 'cancels', 'SELECT idemq.cancel(%s)', 'cancelled 1 0' ],
+	[ 'fails', q[SELECT idemq.fail(%1$s, app.token_of(%1$s), 'no', retry_in => '0')], 'completed 2 1' ],
+	[ 'releases', 'SELECT idemq.release(%1$s, app.token_of(%1$s))', 'completed 1 1' ],
+	[ 'commits', 'SELECT idemq.commit(%1$s, app.token_of(%1$s))', 'completed 1 0' ])
+{
+	my ($does, $sql, $later) = @$_;
+
+	is(meddle(1, $sql), "completed 1 1, $later", "a job $does a later one of its batch: that attempt's function is not called");
+	is(meddle(0, $sql), 'completed 1 1, completed 1 1', "a job $does an earlier one: that is completed by then, and has its effect, once")
+		if $does ne 'commits';
+}
+
+# The right to claim goes while the function runs: it has no effect; given again, it has one.
+queue('c');
+{
+	my $gate = session($node);
+	$gate->query_safe('SELECT pg_advisory_lock(43)');
+	$id = job('c', 255, 'SELECT pg_advisory_xact_lock(43)');
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event = 'advisory'");
+	sql($node, "SELECT idemq.revoke_queue('c', 'app', 'claim')");
+	$gate->query_safe('SELECT pg_advisory_unlock(43)');
+	wait_until($node, "SELECT state = 'refused' FROM idemq.handlers WHERE queue = 'c'");
+	is_sql($node, 'SELECT count(*) FROM app.done WHERE n = 255', 0, 'claim is revoked while a job runs: it has no effect');
+	sql($node, "SELECT idemq.grant_queue('c', 'app', 'claim'); SET ROLE app; SELECT idemq.set_handler('c', 'app.f(jsonb)')");
+	all_done('c');
+	is_sql($node, 'SELECT count(*) FROM app.done WHERE n = 255', 1, 'granted again, it has one');
+	$gate->quit;
+}
+
+# ---- A row, a dead queue or a handler that somebody holds: the one process there is goes on with other handlers
+
+sql($node, "CREATE SEQUENCE app.begun; GRANT ALL ON SEQUENCE app.begun TO app;
+	CREATE ROLE producer; GRANT USAGE ON SCHEMA idemq TO producer; SELECT idemq.grant_queue('b', 'producer', 'enqueue');
+	ALTER SYSTEM SET idemq.max_handler_workers = 1; SELECT pg_reload_conf();
+	SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
+my $at_gate = "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event = 'advisory'";
+my $once = "IF nextval('app.begun') = 1 THEN RAISE 'once'; END IF";
+
+# Asserts that a job of another handler is run.
+sub others_run
+{
+	my ($while) = @_;
+	my $other = job('a', 239);
+
+	is_soon($node, "SELECT status FROM idemq.jobs WHERE id = $other", 'completed', "$while: another handler's job is run");
+	return;
+}
+
+# A role that may only enqueue cancels a job which waits for its turn in a batch that runs one by one, and does not commit.
+foreach my $end ('ROLLBACK', 'COMMIT')
+{
+	sql($node, "SELECT idemq.pause('b'), setval('app.begun', 1, false)");
+	job('b', 240, "DO \$\$BEGIN $once; PERFORM pg_advisory_xact_lock(42); END\$\$");
+	$id = job('b', 241);
 	my $gate = session($node);
 	$gate->query_safe('SELECT pg_advisory_lock(42)');
 	sql($node, "SELECT idemq.resume('b')");
-	my $waits = "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event_type = 'Lock' AND wait_event";
-	wait_until($node, "$waits = 'advisory'");
+	wait_until($node, $at_gate);
 	my $canceller = session($node);
-	like($canceller->query_safe("BEGIN; SELECT idemq.cancel($cancelled)"), qr/cancelled/, 'a job that waits for its turn in a batch is cancelled');
+	like($canceller->query_safe("SET ROLE producer; BEGIN; SELECT idemq.cancel($id)"), qr/cancelled/, 'a job that waits for its turn is cancelled');
 	$gate->query_safe('SELECT pg_advisory_unlock(42)');
-	wait_until($node, "$waits <> 'advisory'");
-	$canceller->query_safe('ROLLBACK');
+	others_run('its cancel is open');
+	$canceller->query_safe($end);
 	all_done('b');
-	is_sql($node, "SELECT status, attempt, last_error FROM idemq.jobs WHERE id = $cancelled", 'completed|1|', 'rolled back, it is run, and no attempt has failed');
-	is_sql($node, "SELECT count(*) FROM idemq.attempts WHERE job_id = $cancelled", 0, 'of none is there a record');
+	is_sql($node, "SELECT status, attempt, last_error, (SELECT count(*) FROM app.done d WHERE d.id = j.id) FROM idemq.jobs j WHERE id = $id",
+		$end eq 'COMMIT' ? 'cancelled|1||0' : 'completed|1||1', "$end: no attempt has failed");
+	is_sql($node, "SELECT outcome, error FROM idemq.attempts WHERE job_id = $id", $end eq 'COMMIT' ? 'cancelled|' : 'released|', 'its history');
 	$_->quit foreach $gate, $canceller;
 }
+
+# A job has failed, and is cancelled before its process could write that.
+SKIP:
+{
+	skip 'no gdb that may attach', 3 unless has_debugger($node);
+	sql($node, "SELECT setval('app.begun', 1, false)");
+	my ($gate, $canceller) = (session($node), session($node));
+	$gate->query_safe('SELECT pg_advisory_lock(42)');
+	$id = job('b', 242, "DO \$\$BEGIN PERFORM pg_advisory_xact_lock(42); $once; END\$\$", 'max_attempts => 2');
+	wait_until($node, $at_gate);
+	my $stop = stop_at(sql($node, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idemq handler'"), 'idemq_handler_settle_failed');
+	$gate->query_safe('SELECT pg_advisory_unlock(42)');
+	$stop->();
+	$canceller->query_safe("SET ROLE producer; BEGIN; SELECT idemq.cancel($id)");
+	$stop->();
+	others_run('the row of a job that failed is held');
+	$canceller->query_safe('ROLLBACK');
+	all_done('b');
+	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'completed|2', 'the failure is written when the row is free');
+	is_sql($node, history($id), "failed|failed while somebody held the job's row: see the server's log|", 'its history');
+	$_->quit foreach $gate, $canceller;
+}
+
+# A dead queue that is being dropped.
+sql($node, "SELECT idemq.create_queue('dying'); SELECT idemq.alter_queue('b', dead_queue => 'dying')");
+{
+	my $dropper = session($node);
+	$dropper->query_safe("BEGIN; SELECT idemq.drop_queue('dying', force => true)");
+	$id = job('b', 243, raise('P0001', 'no'), 'max_attempts => 1');
+	others_run('the dead queue of a job is being dropped');
+	$dropper->query_safe('ROLLBACK');
+	all_done('b');
+	is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'dying' AND payload->>'id' = '$id'", 1,
+		'not dropped, it has the dead job');
+	sql($node, "SELECT idemq.alter_queue('b', dead_queue => NULL)");
+	$dropper->quit;
+}
+
+# A handler that is being set, when a job of it ends a row of crashes.
+sql($node, "UPDATE idemq.handler_entries SET crashes = 1 WHERE queue_id = (SELECT queue_id FROM idemq.queues WHERE name = 'b')");
+{
+	my ($gate, $setter) = (session($node), session($node));
+	$gate->query_safe('SELECT pg_advisory_lock(42)');
+	job('b', 244, 'SELECT pg_advisory_xact_lock(42)');
+	wait_until($node, $at_gate);
+	$setter->query_safe("SET ROLE app; BEGIN; SELECT idemq.set_handler('b', 'app.f(jsonb)', batch => 10)");
+	$gate->query_safe('SELECT pg_advisory_unlock(42)');
+	others_run('a handler is being set');
+	$setter->query_safe('ROLLBACK');
+	job('b', 245);
+	is_soon($node, "SELECT crashes FROM idemq.handlers WHERE queue = 'b'", 0, 'the next job ends the row of crashes');
+	$_->quit foreach $gate, $setter;
+}
+sql($node, 'ALTER SYSTEM RESET idemq.max_handler_workers; SELECT pg_reload_conf()');
 
 # ---- Memory is flat
 
@@ -239,6 +362,22 @@ sql($node, "SELECT idemq.alter_queue('t', job_timeout => '1 h')");
 job('t', 302);
 all_done('t');
 is_sql($node, 'SELECT count(*) FROM app.done WHERE n = 302', 1, 'and another runs the next job');
+
+# ---- A function that ends its own process
+
+queue('e', "retry_base => '1 h', retry_max => '1 h', retention => '0'");
+$id = job('e', 310, 'SELECT pg_terminate_backend(pg_backend_pid())');
+wait_until($node, "SELECT count(*) = 3 FROM idemq.attempts WHERE job_id = $id");
+is_sql($node, "SELECT outcome, error FROM idemq.attempts WHERE job_id = $id ORDER BY token",
+	join("\n", map { "$_|the handler's process was told to end" } 'released', 'released', 'failed'), 'given back twice; the third end in a row is a failed attempt');
+is_sql($node, "SELECT status, attempt, last_error, ready_at > now() + '25 min' FROM idemq.jobs WHERE id = $id",
+	"failed|1|the handler's process was told to end|t", 'after which the queue\'s backoff follows');
+is_sql($node, "SELECT failed_total, last_error FROM idemq.handlers WHERE queue = 'e'", "1|the handler's process was told to end", 'the view says so');
+sql($node, "UPDATE idemq.jobs SET payload = '{\"n\": 311}' WHERE id = $id");
+sql($node, "SELECT idemq.retry($id)");
+all_done('e');
+is_sql($node, "SELECT (SELECT count(*) FROM app.done WHERE n = 311), (SELECT count(*) FROM idemq.attempts WHERE job_id = $id)", '1|0',
+	'then it is done; where nothing is kept, nor is its history');
 
 # ---- More processes, and fewer
 
@@ -447,6 +586,24 @@ sql($node, "SET ROLE app; SELECT idemq.set_handler('a', 'app.f(jsonb)')");
 sql($node, "SELECT idemq.drop_queue('w', force => true)");
 is_sql($node, "SELECT count(*) FROM idemq.handler_entries e WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = e.queue_id)", 0,
 	'with its queue a handler is gone');
+
+# ---- A queue without a slot in shared memory
+
+sql($node, "ALTER SYSTEM SET idemq.max_queues = 4; SELECT idemq.pause('a')");
+$node->restart;
+{
+	my $late = sql($node, "SELECT queue FROM idemq.handlers WHERE role = 'app' AND queue <> 'a' AND state = 'refused'
+		AND last_error = 'its queue has no slot in shared memory: raise idemq.max_queues and restart the server' LIMIT 1");
+	isnt($late, '', 'the view says that a handler does not run whose queue has no slot');
+	$id = job($late, 750);
+	is_sql($node, "SELECT idemq.why($id) LIKE '%does not run: its queue has no slot in shared memory%'", 't', 'and so does why');
+	is_sql($node, "SELECT detail LIKE '%their handlers do not run%' FROM idemq.check() WHERE invariant = 'slots.full'", 't', 'and check');
+	is_state($node, "SET ROLE app; SELECT idemq.set_handler('$late', 'app.f(jsonb)')", '53400', 'set_handler refuses such a queue');
+	sql($node, "ALTER SYSTEM RESET idemq.max_queues; SELECT idemq.resume('a')");
+	$node->restart;
+	all_done($late);
+	is_sql($node, 'SELECT count(*) > 0 FROM app.done WHERE n = 750', 't', 'with a slot it runs');
+}
 
 # ---- The server crashes in the middle of a job: backoff, and after three in a row the handler stops
 
