@@ -88,6 +88,23 @@ export function sendEvent(
   client: Queryable, queue: string, name: string, payload?: Json,
 ): Promise<{ outcome: 'accepted' | 'duplicate'; firstPayload: Json }>;
 
+/** Cancels jobs that are not finished, and never waits: locked is one that an open transaction holds. */
+export function cancelMany(
+  client: Queryable, ids: string[],
+): Promise<{ id: string; outcome: 'cancelled' | 'locked' | 'completed' | 'dead' | 'not_found' }[]>;
+
+/** Which jobs of a queue: those that have all that is given, and at least one thing is. */
+export interface Matching {
+  kind?: string | null;
+  groupKey?: string | null;
+  keyPrefix?: string | null;
+  /** No more in one call. */
+  maxJobs?: number | null;
+}
+
+/** Cancels the jobs of a queue that are not finished and match; of those that an open transaction holds it answers how many. */
+export function cancelMatching(client: Queryable, queue: string, which: Matching): Promise<{ cancelled: number; locked: number }>;
+
 /** Sleeps until all of these jobs are finished, or the timeout (30 s) is over; in no transaction. */
 export function waitResults(client: Queryable, ids: string[], timeout?: Interval): Promise<{ status: Status; result: Json }[]>;
 

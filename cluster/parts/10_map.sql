@@ -111,11 +111,13 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION cluster.shard_of(bigint) IS 'the shard that a job''s id tells; raises 22023 for one that is of none of this cluster';
 
-CREATE FUNCTION cluster.route(key text, group_key text) RETURNS int VOLATILE LANGUAGE plpgsql
+CREATE FUNCTION cluster.route(key text, group_key text, depends_on bigint[] DEFAULT NULL) RETURNS int VOLATILE LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	n int := cluster.shard_count();
+	of_parents int[] := ARRAY(SELECT DISTINCT cluster.shard_of(p) FROM unnest(depends_on) p);
 	up int[];
+	at_shard int := of_parents[1];
 BEGIN
 	IF cluster.hash_tag(key) <> cluster.hash_tag(group_key) THEN
 		RAISE EXCEPTION 'key and group_key go to shards of their own'
@@ -125,13 +127,22 @@ BEGIN
 					left(cluster.hash_tag(group_key), 100));
 	END IF;
 	IF key IS NOT NULL OR group_key IS NOT NULL THEN
-		RETURN cluster.shard_of_key(coalesce(key, group_key), n);
+		at_shard := cluster.shard_of_key(coalesce(key, group_key), n);
+	ELSIF at_shard IS NULL THEN
+		SELECT array_agg(m.shard) FILTER (WHERE m.state = 'up') INTO up FROM cluster.map() m;
+		at_shard := coalesce(up[1 + floor(random() * cardinality(up))::int], floor(random() * n)::int);
 	END IF;
-	SELECT array_agg(m.shard) FILTER (WHERE m.state = 'up') INTO up FROM cluster.map() m;
-	RETURN coalesce(up[1 + floor(random() * cardinality(up))::int], floor(random() * n)::int);
+	IF at_shard <> ANY (of_parents) THEN
+		RAISE EXCEPTION 'a job depends on jobs of its own shard only'
+			USING ERRCODE = 'feature_not_supported',
+				DETAIL = format('It would be on shard %s, its parents are on %s. A parent''s commit makes it ready, and is one transaction of one shard.',
+					at_shard, array_to_string(of_parents, ', ')),
+				HINT = 'Begin all their keys, or groups, with the same text in braces; a job with neither goes where its parents are.';
+	END IF;
+	RETURN at_shard;
 END $$;
-COMMENT ON FUNCTION cluster.route(text, text)
-	IS 'the shard for a new job: that of its key, else of its group, else any that is up; raises 0A000 for a key and a group that are not hashed by the same text (cluster.hash_tag)';
+COMMENT ON FUNCTION cluster.route(text, text, bigint[])
+	IS 'the shard for a new job: that of its key, else of its group, else of its parents, else any that is up; raises 0A000 for a key and a group that are not hashed by the same text (cluster.hash_tag), and for parents on another shard';
 
 -- The map's changes, which are the DBA's.
 

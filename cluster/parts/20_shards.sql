@@ -50,23 +50,29 @@ COMMENT ON FUNCTION cluster.again(int, text, text, text, text, int, timestamptz,
 CREATE TYPE cluster.enqueue_result AS (id bigint, outcome text, status text, result jsonb);
 CREATE TYPE cluster.claim_result AS (
 	outcome text, id bigint, token bigint, attempt int, max_attempts int, deadline timestamptz, payload jsonb, key text,
-	group_key text, checkpoint jsonb, enqueued_at timestamptz, headers jsonb, result jsonb, retry_after timestamptz);
+	group_key text, checkpoint jsonb, enqueued_at timestamptz, headers jsonb, result jsonb, retry_after timestamptz, kind text);
 CREATE TYPE cluster.job AS (
 	id bigint, queue text, created_at timestamptz, priority int, max_attempts int, expires_at timestamptz,
 	run_at timestamptz, status text, attempt int, token bigint, ready_at timestamptz, claimed_at timestamptz,
-	deadline timestamptz, finished_at timestamptz, worker text, key text, group_key text, headers jsonb, checkpoint jsonb,
-	result jsonb, last_error text, payload jsonb);
+	deadline timestamptz, finished_at timestamptz, dead_at timestamptz, key_expires_at timestamptz, rerun_at timestamptz,
+	worker text, key text, group_key text, kind text, headers jsonb, rerun_payload jsonb, rerun_headers jsonb,
+	rerun_kind text, checkpoint jsonb, result jsonb, last_error text, payload jsonb);
 CREATE TYPE cluster.status_and_result AS (status text, result jsonb);
 COMMENT ON TYPE cluster.status_and_result IS 'what cluster.result answers';
 COMMENT ON TYPE cluster.enqueue_result IS 'what cluster.enqueue answers, as idemq.enqueue does';
 COMMENT ON TYPE cluster.claim_result IS 'what cluster.acquire answers, as idemq.acquire does';
 COMMENT ON TYPE cluster.job IS 'a job, with the name of its queue; the columns are those of idemq.jobs';
 
+-- args and returns as CREATE FUNCTION takes them; columns: what the shard returns, by remote, in
+-- which (*) stands for all arguments; route: an expression, the shard; or all, or a query of the
+-- shards, which are asked one after the other.
 CREATE FUNCTION cluster.make_call(
 	name text, args text, returns text, columns text, remote text, route text, repeatable text, guard text)
 	RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $make$
 DECLARE
-	is_of_one boolean := route <> 'all';
+	is_of_one boolean := route <> 'all' AND route NOT LIKE 'SELECT %';
+	names text := (SELECT string_agg(split_part(btrim(a, E' \t\n'), ' ', 1), ', ' ORDER BY i)
+		FROM unnest(string_to_array(args, ',')) WITH ORDINALITY u(a, i));
 	-- The shard itself says whether it is the one that the map means, before anything happens.
 	call text := format('cluster.at_%s(at_shard%s%s)', name, CASE WHEN is_of_one THEN ', cluster.shard_count()' END,
 		(SELECT string_agg(', $' || i, '' ORDER BY i) FROM generate_series(1, cardinality(string_to_array(args, ','))) i));
@@ -86,7 +92,7 @@ DECLARE
 BEGIN
 	EXECUTE format('CREATE FUNCTION cluster.at_%s(at_shard int%s%s) RETURNS %s LANGUAGE plproxy AS %L', name,
 		CASE WHEN is_of_one THEN ', of_shards int' END, ', ' || nullif(args, ''), columns,
-		format('CLUSTER ''idemq_cluster''; RUN ON at_shard; SELECT %s%s;', remote,
+		format('CLUSTER ''idemq_cluster''; RUN ON at_shard; SELECT %s%s;', replace(remote, '(*)', '(' || coalesce(names, '') || ')'),
 			CASE WHEN is_of_one THEN ' WHERE (SELECT idemq.assert_shard(at_shard, of_shards))' END));
 	EXECUTE format('COMMENT ON FUNCTION cluster.at_%s IS %L', name,
 		format('part of cluster.%s: the call on one shard', name));
@@ -113,9 +119,10 @@ BEGIN
 			name, args, returns, format('
 	#variable_conflict use_column
 	DECLARE
+		at_shard int;
 		%s
 	BEGIN
-		FOR at_shard IN 0 .. cluster.shard_count() - 1 LOOP
+		FOR at_shard IN %s LOOP
 			tries := 0;
 			began := clock_timestamp();
 			BEGIN
@@ -135,6 +142,6 @@ BEGIN
 				error := NULL;
 			END;
 		END LOOP;
-	END', variables, call, failed));
+	END', variables, CASE route WHEN 'all' THEN '0 .. cluster.shard_count() - 1' ELSE route END, call, failed));
 	END IF;
 END $make$;

@@ -1,6 +1,7 @@
 -- Calls of all shards, one by one (RUN ON ALL fails as a whole): a row a shard, or more; of one
 -- that is down, a row that says so in column error.
 
+-- Name, arguments, call, comment.
 DO $do$
 DECLARE
 	c record;
@@ -11,22 +12,22 @@ BEGIN
 			retry_factor float8 DEFAULT 2, retry_max interval DEFAULT '1 h', retry_jitter float8 DEFAULT 0.2,
 			retention interval DEFAULT '1 day', idempotency_window interval DEFAULT '1 day', max_running int DEFAULT NULL,
 			rate_limit int DEFAULT NULL, rate_period interval DEFAULT '1 s', dead_queue text DEFAULT NULL,
-			dead_retention interval DEFAULT '30 days', max_lease interval DEFAULT '1 day', job_timeout interval DEFAULT NULL$$,
-			'idemq.create_queue(name, lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, retention,
-			idempotency_window, max_running, rate_limit, rate_period, dead_queue, dead_retention, max_lease, job_timeout)',
-			'idemq.create_queue on every shard: a row each, with the error of those that did not; its limits, max_running and rate_limit, are of each shard'),
+			dead_retention interval DEFAULT '30 days', max_lease interval DEFAULT '1 day',
+			job_timeout interval DEFAULT NULL, dead_queue_cancelled boolean DEFAULT false, group_running int DEFAULT 1,
+			group_rate int DEFAULT NULL, group_period interval DEFAULT '1 second'$$, 'idemq.create_queue(*)',
+			'idemq.create_queue on every shard: a row each, with the error of those that did not; its limits, max_running and rate_limit, are of each shard; those of a group are exact, since a group is on one'),
 		('alter_queue',
 			$$name text, lease interval DEFAULT NULL, max_attempts int DEFAULT NULL, retry_base interval DEFAULT NULL,
 			retry_factor float8 DEFAULT NULL, retry_max interval DEFAULT NULL, retry_jitter float8 DEFAULT NULL,
 			retention interval DEFAULT NULL, idempotency_window interval DEFAULT NULL, max_running int DEFAULT NULL,
 			rate_limit int DEFAULT NULL, rate_period interval DEFAULT NULL, dead_queue text DEFAULT NULL,
-			dead_retention interval DEFAULT NULL, max_lease interval DEFAULT NULL, job_timeout interval DEFAULT NULL$$,
-			'idemq.alter_queue(name, lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, retention,
-			idempotency_window, max_running, rate_limit, rate_period, dead_queue, dead_retention, max_lease, job_timeout)',
+			dead_retention interval DEFAULT NULL, max_lease interval DEFAULT NULL, job_timeout interval DEFAULT NULL,
+			dead_queue_cancelled boolean DEFAULT NULL, group_running int DEFAULT NULL, group_rate int DEFAULT NULL,
+			group_period interval DEFAULT NULL$$, 'idemq.alter_queue(*)',
 			'idemq.alter_queue on every shard'),
-		('drop_queue', 'name text, force boolean DEFAULT false', 'idemq.drop_queue(name, force)', 'idemq.drop_queue on every shard'),
-		('pause', 'name text, until timestamptz DEFAULT NULL', 'idemq.pause(name, until)', 'idemq.pause on every shard'),
-		('resume', 'name text', 'idemq.resume(name)', 'idemq.resume on every shard'),
+		('drop_queue', 'name text, force boolean DEFAULT false', 'idemq.drop_queue(*)', 'idemq.drop_queue on every shard'),
+		('pause', 'name text, until timestamptz DEFAULT NULL', 'idemq.pause(*)', 'idemq.pause on every shard'),
+		('resume', 'name text', 'idemq.resume(*)', 'idemq.resume on every shard'),
 		('grant_queue', 'name text, role name, privilege text', 'idemq.grant_queue(name, role::regrole, privilege)',
 			'idemq.grant_queue on every shard; the role must be there on each'),
 		('revoke_queue', 'name text, role name, privilege text', 'idemq.revoke_queue(name, role::regrole, privilege)',
@@ -36,8 +37,20 @@ BEGIN
 			format('c.done FROM (SELECT true, %s) c(done, nothing)', c.column3), 'all', 'true', '');
 		EXECUTE format('COMMENT ON FUNCTION cluster.%s IS %L', c.column1, c.column4);
 	END LOOP;
+	FOR c IN VALUES ('cancel_many'), ('retry_many') LOOP
+		PERFORM cluster.make_call(c.column1, 'ids bigint[]', 'id bigint, outcome text', 'TABLE (id bigint, outcome text)',
+			format('m.id, m.outcome::text FROM idemq.%s(ARRAY(SELECT i FROM unnest(ids) i WHERE i >> 47 = at_shard)) m', c.column1),
+			'SELECT DISTINCT cluster.shard_of(i) FROM unnest(coalesce(ids, ARRAY[NULL::bigint])) i ORDER BY 1', 'true', '');
+		EXECUTE format('COMMENT ON FUNCTION cluster.%1$s IS %2$L', c.column1,
+			format('idemq.%s on the shards that the ids tell, one after the other: a row an id, and one with error, without id, of a shard that did not', c.column1));
+	END LOOP;
 END $do$;
 
+SELECT cluster.make_call('cancel_matching',
+	'queue text, kind text DEFAULT NULL, group_key text DEFAULT NULL, key_prefix text DEFAULT NULL, max_jobs int DEFAULT NULL',
+	'cancelled bigint, locked bigint', 'TABLE (cancelled bigint, locked bigint)',
+	'm.cancelled, m.locked FROM idemq.cancel_matching(*) m', 'all', 'true', '');
+COMMENT ON FUNCTION cluster.cancel_matching IS 'idemq.cancel_matching on every shard; max_jobs is of each';
 SELECT cluster.make_call('queues', '', 'queue text, paused boolean, max_running int', 'TABLE (queue text, paused boolean, max_running int)',
 	'q.queue, q.paused, q.max_running FROM (SELECT n.name, n.paused, n.max_running FROM idemq.queues n) q(queue, paused, max_running)',
 	'all', 'true', '');
@@ -85,7 +98,9 @@ CREATE FUNCTION cluster.enqueue_many(
 	queue text, payloads jsonb[], keys text[] DEFAULT NULL, run_ats timestamptz[] DEFAULT NULL,
 	priorities int[] DEFAULT NULL, group_keys text[] DEFAULT NULL, delays interval[] DEFAULT NULL,
 	max_attempts int[] DEFAULT NULL, headers jsonb[] DEFAULT NULL, expires_ins interval[] DEFAULT NULL,
-	key_ttls interval[] DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false)
+	key_ttls interval[] DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false,
+	kinds text[] DEFAULT NULL, max_wait interval DEFAULT NULL,
+	depends_on bigint[] DEFAULT NULL, on_parent_failure text DEFAULT 'cancel')
 	RETURNS TABLE (ord int, id bigint, outcome text, status text, result jsonb, error text)
 	LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -106,7 +121,8 @@ BEGIN
 		RAISE EXCEPTION 'payloads must not be NULL' USING ERRCODE = 'null_value_not_allowed', HINT = 'Pass an array of payloads.';
 	END IF;
 	FOREACH length IN ARRAY ARRAY[cardinality(keys), cardinality(run_ats), cardinality(priorities), cardinality(group_keys),
-		cardinality(delays), cardinality(max_attempts), cardinality(headers), cardinality(expires_ins), cardinality(key_ttls)]
+		cardinality(delays), cardinality(max_attempts), cardinality(headers), cardinality(expires_ins), cardinality(key_ttls),
+		cardinality(kinds)]
 	LOOP
 		IF length <> n THEN
 			RAISE EXCEPTION 'arrays of % and % elements', n, length USING ERRCODE = 'array_subscript_error',
@@ -114,18 +130,19 @@ BEGIN
 		END IF;
 	END LOOP;
 	PERFORM cluster.refuse_in_transaction(keys IS NULL OR array_position(keys, NULL) IS NOT NULL);
-	anywhere := cluster.route(NULL, NULL);
+	anywhere := cluster.route(NULL, NULL, depends_on);
 	FOR batch IN
 		SELECT r.place, bool_and(e.key IS NOT NULL) AS keyed, array_agg(e.i::int ORDER BY e.i) AS ords,
 			array_agg(e.payload ORDER BY e.i) AS payloads, array_agg(e.key ORDER BY e.i) AS keys,
 			array_agg(e.run_at ORDER BY e.i) AS run_ats, array_agg(e.priority ORDER BY e.i) AS priorities,
 			array_agg(e.group_key ORDER BY e.i) AS group_keys, array_agg(e.delay ORDER BY e.i) AS delays,
 			array_agg(e.attempts ORDER BY e.i) AS attempts, array_agg(e.header ORDER BY e.i) AS headers,
-			array_agg(e.expires_in ORDER BY e.i) AS expires_ins, array_agg(e.key_ttl ORDER BY e.i) AS key_ttls
-		FROM unnest($2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
-			WITH ORDINALITY e(payload, key, run_at, priority, group_key, delay, attempts, header, expires_in, key_ttl, i)
+			array_agg(e.expires_in ORDER BY e.i) AS expires_ins, array_agg(e.key_ttl ORDER BY e.i) AS key_ttls,
+			array_agg(e.kind ORDER BY e.i) AS kinds
+		FROM unnest($2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $14)
+			WITH ORDINALITY e(payload, key, run_at, priority, group_key, delay, attempts, header, expires_in, key_ttl, kind, i)
 		CROSS JOIN LATERAL (SELECT CASE WHEN e.key IS NULL AND e.group_key IS NULL THEN anywhere
-			ELSE cluster.route(e.key, e.group_key) END) r(place)
+			ELSE cluster.route(e.key, e.group_key, $16) END) r(place)
 		GROUP BY 1 ORDER BY 1
 	LOOP
 		tries := 0;
@@ -139,7 +156,8 @@ BEGIN
 							CASE WHEN $5 IS NOT NULL THEN batch.priorities END, CASE WHEN $6 IS NOT NULL THEN batch.group_keys END,
 							CASE WHEN $7 IS NOT NULL THEN batch.delays END, CASE WHEN $8 IS NOT NULL THEN batch.attempts END,
 							CASE WHEN $9 IS NOT NULL THEN batch.headers END, CASE WHEN $10 IS NOT NULL THEN batch.expires_ins END,
-							CASE WHEN $11 IS NOT NULL THEN batch.key_ttls END, $12, $13) m;
+							CASE WHEN $11 IS NOT NULL THEN batch.key_ttls END, $12, $13,
+							CASE WHEN $14 IS NOT NULL THEN batch.kinds END, $15, $16, $17) m;
 					EXIT;
 				EXCEPTION WHEN OTHERS THEN
 					GET STACKED DIAGNOSTICS said = MESSAGE_TEXT, more = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
@@ -165,13 +183,13 @@ COMMENT ON FUNCTION cluster.enqueue_many
 CREATE FUNCTION cluster.at_enqueue_many(
 	at_shard int, of_shards int, queue text, payloads jsonb[], keys text[], run_ats timestamptz[], priorities int[], group_keys text[],
 	delays interval[], max_attempts int[], headers jsonb[], expires_ins interval[], key_ttls interval[], on_duplicate text,
-	nowait boolean)
+	nowait boolean, kinds text[], max_wait interval, depends_on bigint[], on_parent_failure text)
 	RETURNS TABLE (ord int, id bigint, outcome text, status text, result jsonb) LANGUAGE plproxy AS $$
 	CLUSTER 'idemq_cluster';
 	RUN ON at_shard;
 	SELECT m.ord, m.id, m.outcome::text, m.status::text, m.result
 		FROM idemq.enqueue_many(queue, payloads, keys, run_ats, priorities, group_keys, delays, max_attempts, headers,
-			expires_ins, key_ttls, on_duplicate, nowait) m
+			expires_ins, key_ttls, on_duplicate, nowait, kinds, max_wait, depends_on, on_parent_failure) m
 		WHERE (SELECT idemq.assert_shard(at_shard, of_shards));
 $$;
 COMMENT ON FUNCTION cluster.at_enqueue_many IS 'part of cluster.enqueue_many: the call on one shard';

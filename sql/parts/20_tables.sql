@@ -228,17 +228,17 @@ CREATE TABLE idemq.audit (
 	jobs         bigint,
 	details      jsonb
 );
-COMMENT ON TABLE idemq.audit IS 'who created, altered, dropped, paused, resumed, purged or redrove a queue, granted or revoked its use, cancelled, retried or rescheduled a job, and when; row-level security shows administrators their queues, and pg_monitor all; kept for idemq.audit_retention';
+COMMENT ON TABLE idemq.audit IS 'what was decided about queues, topics, handlers, schedules and single jobs, by whom and when, and not what producers and workers do all day; row-level security shows administrators their queues, and pg_monitor all; kept for idemq.audit_retention';
 COMMENT ON COLUMN idemq.audit.id IS 'grows with each row';
 COMMENT ON COLUMN idemq.audit.at IS 'when the function was called';
 COMMENT ON COLUMN idemq.audit.session_role IS 'who had logged in: session_user';
 COMMENT ON COLUMN idemq.audit.role IS 'as whom the function was called: current_user';
-COMMENT ON COLUMN idemq.audit.action IS 'the function: create_queue, alter_queue, drop_queue, pause, resume, purge, redrive, grant_queue, revoke_queue, create_topic, drop_topic, grant_topic, revoke_topic, bind_topic, unbind_topic, cancel (cancel_by_key as well), retry, retry_many, reschedule';
+COMMENT ON COLUMN idemq.audit.action IS 'the function that was called; cancel, where it was cancel_by_key';
 COMMENT ON COLUMN idemq.audit.queue_id IS 'number of the queue; 0: of none, but of a topic';
 COMMENT ON COLUMN idemq.audit.queue IS 'its name';
-COMMENT ON COLUMN idemq.audit.job_id IS 'the job that was cancelled, retried or rescheduled; NULL for many';
-COMMENT ON COLUMN idemq.audit.jobs IS 'how many jobs were purged, redriven, retried together, or dropped with their queue';
-COMMENT ON COLUMN idemq.audit.details IS 'the settings of a new queue; what was altered, from and to; role and privilege; the status that was purged; the error and how many ids redrive was given; the time and priority of reschedule; the kind of a job that has one; until when a pause lasts';
+COMMENT ON COLUMN idemq.audit.job_id IS 'the job that it concerned; NULL for none, and for many';
+COMMENT ON COLUMN idemq.audit.jobs IS 'how many jobs it concerned, where that is not one';
+COMMENT ON COLUMN idemq.audit.details IS 'what it was called with: settings, of a change from and to; role and privilege; which jobs of a queue were meant; the kind of a job that has one; a time, a priority';
 CREATE INDEX audit_at ON idemq.audit (at);
 
 -- Its role as in idemq.queue_grants.

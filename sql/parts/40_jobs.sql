@@ -62,6 +62,18 @@ CREATE FUNCTION idemq.cancel(id bigint) RETURNS idemq.outcome
 COMMENT ON FUNCTION idemq.cancel(bigint)
 	IS 'cancel a job that is not finished; an attempt in flight becomes stale, and its worker is told at once, also while this waits for its transaction; returns cancelled, or why not: completed, dead, not_found; needs enqueue';
 
+CREATE FUNCTION idemq.cancel_many(ids bigint[]) RETURNS TABLE (id bigint, outcome idemq.outcome)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_cancel_many';
+COMMENT ON FUNCTION idemq.cancel_many(bigint[])
+	IS 'idemq.cancel for many jobs, of any queues, which never waits: locked is a job that an open transaction holds, whose worker is told until this transaction ends; call again; returns a row an id, in their order; an id that is named twice has one; needs enqueue';
+
+CREATE FUNCTION idemq.cancel_matching(
+	queue text, kind text DEFAULT NULL, group_key text DEFAULT NULL, key_prefix text DEFAULT NULL,
+	max_jobs int DEFAULT NULL, OUT cancelled bigint, OUT locked bigint)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_cancel_matching';
+COMMENT ON FUNCTION idemq.cancel_matching(text, text, text, text, int)
+	IS 'cancel the jobs of a queue that are not finished and have this kind, this group_key, a key that begins with key_prefix; several arguments: what they have in common; 22004 when all three are NULL; max_jobs: no more in this call, the smallest ids first; never waits; returns how many were cancelled, and how many were left because an open transaction holds them (locked): call again; needs enqueue';
+
 CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_retry';
 COMMENT ON FUNCTION idemq.retry(bigint)

@@ -121,7 +121,7 @@ COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.metrics.queue_id IS 'its number';
 COMMENT ON COLUMN idemq.metrics.paused IS 'whether it hands out no jobs';
 COMMENT ON COLUMN idemq.metrics.paused_until IS 'until when, of a queue that was paused until a time';
-COMMENT ON COLUMN idemq.metrics.blocked IS 'jobs that wait for their turn in a FIFO group';
+COMMENT ON COLUMN idemq.metrics.blocked IS 'jobs that are blocked';
 COMMENT ON COLUMN idemq.metrics.processing IS 'jobs in flight';
 COMMENT ON COLUMN idemq.metrics.failed IS 'jobs whose last attempt failed, and that will be claimed again';
 COMMENT ON COLUMN idemq.metrics.completed IS 'finished jobs that are still there';
@@ -218,12 +218,12 @@ COMMENT ON COLUMN idemq.background_worker.lag IS 'for how long the first thing h
 
 CREATE FUNCTION idemq.chore_counts()
 	RETURNS TABLE (chore text, runs bigint, failures bigint, busy interval)
-	ROWS 11 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_chore_counts';
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_chore_counts';
 COMMENT ON FUNCTION idemq.chore_counts() IS 'what idemq.worker_chores shows; returns a row for each chore';
 
 CREATE VIEW idemq.worker_chores AS SELECT chore, runs, failures, busy FROM idemq.chore_counts();
 COMMENT ON VIEW idemq.worker_chores IS 'what the background worker of this database has done since the start of the server: one row a chore, none while the database has had no worker';
-COMMENT ON COLUMN idemq.worker_chores.chore IS 'promote (heads of groups), reap (leases that ended), recover (leases that a restart lost), due (wakes who sleeps), remind (wakes again), expire (jobs not claimed in time), notify, count (the jobs of each queue), purge (retention), discover and follow (at its start)';
+COMMENT ON COLUMN idemq.worker_chores.chore IS 'promote (heads of groups), reap (leases that ended), recover (leases that a restart lost), due (wakes who sleeps), remind (wakes again), expire (jobs not claimed in time), handle (starts processes of handlers), tick (schedules), notify, count (the jobs of each queue), purge (retention), discover and follow (at its start)';
 COMMENT ON COLUMN idemq.worker_chores.runs IS 'how often it has run';
 COMMENT ON COLUMN idemq.worker_chores.failures IS 'how often it met an error, which is in the server''s log';
 COMMENT ON COLUMN idemq.worker_chores.busy IS 'how long all that took';

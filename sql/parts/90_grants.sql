@@ -25,7 +25,8 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION
 	idemq.alter_queue, idemq.drop_queue, idemq.pause, idemq.resume, idemq.purge,
 	idemq.grant_queue, idemq.revoke_queue,
-	idemq.enqueue, idemq.enqueue_many, idemq.cancel, idemq.retry, idemq.redrive,
+	idemq.enqueue, idemq.enqueue_many, idemq.cancel, idemq.cancel_many, idemq.cancel_matching, idemq.retry,
+	idemq.redrive,
 	idemq.claim, idemq.claim_any, idemq.claim_job,
 	idemq.heartbeat, idemq.heartbeat_many, idemq.validate,
 	idemq.commit, idemq.try_commit, idemq.commit_many, idemq.commit_once,

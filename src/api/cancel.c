@@ -1,19 +1,69 @@
 /*
  * api/cancel.c
- *		SQL functions that end a job without running it: cancel, cancel_by_key.
+ *		SQL functions that end jobs without running them: cancel, cancel_by_key, cancel_many,
+ *		cancel_matching.
+ *
+ * The calls of many never wait for a row: one that another transaction holds is locked, and
+ * left to the next call.  So neither a worker with a long transaction nor another such call
+ * holds them up, and no two of them deadlock.  They go by id, as all batches do.
+ *
+ * cancel_matching asks by SQL under the latest snapshot which jobs match, then decides by
+ * the latest version of each: a request may have given it another kind since
+ * (on_duplicate).  Queue, group and key of an unfinished job stay what they are.
  */
 #include "postgres.h"
 
+#include "catalog/pg_collation.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+
 #include "api/change_job.h"
 #include "job/transition.h"
+#include "table/audit_log.h"
 #include "table/jobs.h"
 #include "table/jobs_key.h"
 #include "queue/queues.h"
 #include "base/args.h"
 #include "base/oids.h"
+#include "base/spi.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel_by_key);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel_many);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel_matching);
+
+/* Arguments of cancel_matching, and parameters of its statements. */
+enum
+{
+	MATCH_QUEUE,
+	MATCH_KIND,
+	MATCH_GROUP,
+	MATCH_PREFIX,
+	MATCH_MAX_JOBS,
+	MATCH_BEHIND = MATCH_MAX_JOBS, /* what comes behind all keys with the prefix */
+	MATCH_PARAMS
+};
+
+#define UNFINISHED                                                                                 \
+	"SELECT id FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL "                       \
+	"AND ($2 IS NULL OR kind = $2) AND ($3 IS NULL OR group_key = $3) "                            \
+	"AND ($4 IS NULL OR starts_with(key, $4)) "
+#define BY_ID "ORDER BY id"
+#define TYPES                                                                                      \
+	{                                                                                              \
+		INT4OID, TEXTOID, TEXTOID, TEXTOID, TEXTOID                                                \
+	}
+
+static SqlStatement of_group = {.text = UNFINISHED "AND group_key = $3 " BY_ID,
+								.nargs = MATCH_PARAMS,
+								.types = TYPES};
+static SqlStatement of_keys = {.text = UNFINISHED
+							   "AND key >= $4 AND ($5 IS NULL OR key < $5) " BY_ID,
+							   .nargs = MATCH_PARAMS,
+							   .types = TYPES};
+static SqlStatement of_queue = {.text = UNFINISHED BY_ID, .nargs = MATCH_PARAMS, .types = TYPES};
 
 static bool
 decide_cancel(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
@@ -56,4 +106,157 @@ idemq_sql_v2_cancel_by_key(PG_FUNCTION_ARGS)
 		outcome = idemq_change_job(&table, job.id, &canceller, NULL);
 	idemq_jobs_close(&table);
 	return idemq_outcome_datum(outcome);
+}
+
+/* cancel_many(ids) -> setof (id, outcome as cancel, or locked); 22004, 22023, 40001. */
+Datum
+idemq_sql_v2_cancel_many(PG_FUNCTION_ARGS)
+{
+	static const JobChanger skipper = {.decide = decide_cancel,
+									   .privileges = PRIVILEGE_CHANGE,
+									   .wait = JOB_SKIPS};
+
+	return idemq_change_many(fcinfo, &skipper, "cancel_many");
+}
+
+/* As decide_cancel, of a job that is still of the kind *arg; 0 for any. */
+static bool
+decide_cancel_kind(const Job *job, const void *arg, EventArgs *args, JobEvent *event,
+				   Outcome *outcome)
+{
+	Datum kind = *(const Datum *) arg;
+	const TupleTableSlot *row = job->row;
+
+	*outcome = OUTCOME_CURRENT;
+	if (kind != 0 && (row->tts_isnull[COL_KIND] ||
+					  !DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID, kind,
+															row->tts_values[COL_KIND]))))
+		return false;
+	return decide_cancel(job, NULL, args, event, outcome);
+}
+
+/*
+ * Returns the least text, byte by byte, behind all that begin with a prefix; 0 when there is
+ * none.  It may be no text of the encoding, and is compared under the collation "C" alone.
+ */
+static Datum
+behind_prefix(Datum prefix)
+{
+	text *behind = DatumGetTextPCopy(prefix);
+	int bytes = VARSIZE(behind) - VARHDRSZ;
+
+	while (bytes > 0 && (unsigned char) VARDATA(behind)[bytes - 1] == 0xFF)
+		bytes--;
+	if (bytes == 0)
+		return (Datum) 0;
+	VARDATA(behind)[bytes - 1]++;
+	SET_VARSIZE(behind, VARHDRSZ + bytes);
+	return PointerGetDatum(behind);
+}
+
+/* Reads which jobs are meant as parameters; what it says for the audit goes into *entry. */
+static void
+read_match(FunctionCallInfo fcinfo, Datum *values, char *nulls, AuditEntry *entry)
+{
+	static const char *const names[] =
+		{[MATCH_KIND] = "kind", [MATCH_GROUP] = "group_key", [MATCH_PREFIX] = "key_prefix"};
+	int members = 0;
+
+	for (int arg = MATCH_KIND; arg <= MATCH_PREFIX; arg++)
+	{
+		int bytes;
+
+		if (PG_ARGISNULL(arg))
+			continue;
+		values[arg] = PointerGetDatum(PG_GETARG_TEXT_PP(arg));
+		nulls[arg] = ' ';
+		bytes = VARSIZE_ANY_EXHDR(DatumGetPointer(values[arg]));
+		if (arg == MATCH_KIND)
+			idemq_check_kind(bytes);
+		else
+			idemq_check_key(names[arg], bytes);
+		entry->members[members++] = names[arg];
+		entry->members[members++] = TextDatumGetCString(values[arg]);
+	}
+	if (members == 0)
+		ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+						errmsg("kind, group_key and key_prefix must not all be NULL"),
+						errhint("Say which jobs of the queue are to be cancelled.")));
+	if (nulls[MATCH_PREFIX] == ' ')
+		values[MATCH_BEHIND] = behind_prefix(values[MATCH_PREFIX]);
+	if (values[MATCH_BEHIND] != 0)
+		nulls[MATCH_BEHIND] = ' ';
+}
+
+/* Returns the ids of the unfinished jobs that match, in their order. */
+static int64 *
+find_matching(const Datum *values, const char *nulls, uint64 *count)
+{
+	SqlStatement *statement = &of_queue;
+	MemoryContext caller = CurrentMemoryContext;
+	SqlScope scope;
+	int64 *ids;
+	bool isnull;
+
+	idemq_spi_begin(&scope);
+	if (nulls[MATCH_GROUP] == ' ')
+		statement = &of_group;
+	else if (nulls[MATCH_PREFIX] == ' ')
+		statement = &of_keys;
+	if (statement != &of_queue)
+		idemq_spi_no_seqscan();
+	*count = idemq_spi_query_latest(statement, values, nulls);
+	ids = MemoryContextAllocHuge(caller, Max(*count, 1) * sizeof(int64));
+	for (uint64 i = 0; i < *count; i++)
+		ids[i] = idemq_spi_int64(i, 1, &isnull);
+	idemq_spi_end(&scope);
+	return ids;
+}
+
+/*
+ * cancel_matching(queue, kind, group_key, key_prefix, max_jobs) -> (cancelled, locked);
+ * IQ005, 42501, 22004 when no job is described, 22023, 40001.
+ */
+Datum
+idemq_sql_v2_cancel_matching(PG_FUNCTION_ARGS)
+{
+	AuditEntry entry = {.action = "cancel_matching"};
+	Datum values[MATCH_PARAMS] = {0};
+	char nulls[] = " nnnn";
+	int64 max_jobs = PG_INT64_MAX;
+	int64 jobs[] = {0, 0};
+	JobChanger canceller_of = {.decide = decide_cancel_kind,
+							   .arg = &values[MATCH_KIND],
+							   .privileges = PRIVILEGE_CHANGE,
+							   .wait = JOB_SKIPS};
+	Datum answer[2];
+	bool isnull[2] = {false};
+	JobsTable table;
+	QueueInfo queue;
+	uint64 count;
+	int64 *ids;
+
+	idemq_queue_arg(fcinfo, MATCH_QUEUE, "queue", PRIVILEGE_CHANGE, &queue);
+	values[MATCH_QUEUE] = Int32GetDatum(queue.id);
+	read_match(fcinfo, values, nulls, &entry);
+	if (!PG_ARGISNULL(MATCH_MAX_JOBS))
+		max_jobs = idemq_arg_int(fcinfo, MATCH_MAX_JOBS, "max_jobs", 1, PG_INT32_MAX);
+	ids = find_matching(values, nulls, &count);
+	idemq_jobs_open(&table);
+	for (uint64 i = 0; i < count && jobs[0] < max_jobs; i++)
+	{
+		int32 changed;
+
+		CHECK_FOR_INTERRUPTS();
+		jobs[1] += idemq_change_job(&table, ids[i], &canceller_of, &changed) == OUTCOME_LOCKED;
+		jobs[0] += changed != 0;
+	}
+	idemq_jobs_close(&table);
+	entry.queue = &queue;
+	entry.jobs = jobs[0];
+	if (jobs[0] > 0)
+		idemq_audit(&entry);
+	answer[0] = Int64GetDatum(jobs[0]);
+	answer[1] = Int64GetDatum(jobs[1]);
+	return idemq_row_datum(fcinfo, answer, isnull);
 }

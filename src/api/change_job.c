@@ -7,7 +7,11 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_type.h"
+#include "lib/qunique.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/tuplestore.h"
 
 #include "api/change_job.h"
 #include "job/transition.h"
@@ -36,7 +40,7 @@ note_kind(AuditEntry *entry, const Job *job)
 
 /*
  * Applies a decision to the latest version of a job.  *queue_id, if it is not NULL: the
- * job's queue, 0 when the job is not found.
+ * job's queue, 0 when nothing was changed.
  */
 Outcome
 idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *queue_id)
@@ -48,24 +52,28 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		EventArgs args = {0};
 		QueueInfo queue;
 		JobEvent event;
+		JobWrite write;
 		Outcome outcome;
 		Job job;
 
 		if (!idemq_jobs_fetch(table, id, &job) ||
 			!idemq_queue_allows(job.queue_id, changer->privileges, &queue))
 			return OUTCOME_NOT_FOUND;
-		if (queue_id != NULL)
-			*queue_id = queue.id;
 		args.now = args.ready_at = idemq_now();
 		if (!changer->decide(&job, changer->arg, &args, &event, &outcome))
 			return outcome;
 		/* It may have to wait for the worker, which is told first. */
 		if (event == EVENT_CANCEL && job.status == JOB_PROCESSING)
 			idemq_pending_note_cancel(queue.id, id, job.token);
-		if (idemq_transition(table, &job, &queue, event, &args, JOB_WAITS) == JOB_WRITTEN)
+		write = idemq_transition(table, &job, &queue, event, &args, changer->wait);
+		if (write == JOB_LOCKED)
+			return OUTCOME_LOCKED;
+		if (write == JOB_WRITTEN)
 		{
 			AuditEntry entry = changer->audit;
 
+			if (queue_id != NULL)
+				*queue_id = queue.id;
 			entry.queue = &queue;
 			entry.job_id = id;
 			if (entry.action != NULL)
@@ -91,4 +99,100 @@ idemq_change_one(FunctionCallInfo fcinfo, const JobChanger *changer)
 	outcome = idemq_change_job(&table, PG_GETARG_INT64(0), changer, NULL);
 	idemq_jobs_close(&table);
 	return idemq_outcome_datum(outcome);
+}
+
+/* How many jobs of a queue were changed together. */
+typedef struct QueueCount
+{
+	int32 queue_id;
+	int64 jobs;
+} QueueCount;
+
+/* Adds one to a queue's count; a call is about few queues. */
+static List *
+count_in(List *counts, int32 queue_id)
+{
+	QueueCount *count;
+	ListCell *lc;
+
+	foreach(lc, counts)
+	{
+		count = lfirst(lc);
+		if (count->queue_id == queue_id)
+		{
+			count->jobs++;
+			return counts;
+		}
+	}
+	count = palloc(sizeof(QueueCount));
+	*count = (QueueCount){queue_id, 1};
+	return lappend(counts, count);
+}
+
+/* Writes one row a queue into idemq.audit. */
+static void
+audit_counts(const List *counts, const char *action)
+{
+	const ListCell *lc;
+
+	foreach(lc, counts)
+	{
+		const QueueCount *count = lfirst(lc);
+		QueueInfo queue;
+
+		if (idemq_queue_by_id(count->queue_id, &queue))
+			idemq_audit(&(AuditEntry){.action = action, .queue = &queue, .jobs = count->jobs});
+	}
+}
+
+/* Reads an array of ids, sorted and each once: two batches never deadlock. */
+static int64 *
+ids_arg(FunctionCallInfo fcinfo, int n, int *count)
+{
+	ArrayArg ids;
+	int64 *sorted;
+
+	idemq_arg_array(fcinfo, n, "ids", INT8OID, false, &ids);
+	sorted = palloc(Max(ids.count, 1) * sizeof(int64));
+	for (int i = 0; i < ids.count; i++)
+		sorted[i] = DatumGetInt64(ids.values[i]);
+	qsort(sorted, ids.count, sizeof(int64), idemq_compare_int64);
+	*count = (int) qunique(sorted, ids.count, sizeof(int64), idemq_compare_int64);
+	return sorted;
+}
+
+/*
+ * As idemq_change_job, of each of argument ids: a row an id, in their order.  Those that were
+ * changed are in idemq.audit under that action, a row a queue.
+ */
+Datum
+idemq_change_many(FunctionCallInfo fcinfo, const JobChanger *changer, const char *action)
+{
+	int count;
+	int64 *ids = ids_arg(fcinfo, 0, &count);
+	List *counts = NIL;
+	Tuplestorestate *store;
+	TupleDesc desc;
+	JobsTable table;
+
+	store = idemq_srf_begin(fcinfo, &desc);
+	idemq_jobs_open(&table);
+	for (int i = 0; i < count; i++)
+	{
+		bool nulls[2] = {false};
+		Datum values[2];
+		Outcome outcome;
+		int32 queue_id;
+
+		CHECK_FOR_INTERRUPTS();
+		outcome = idemq_change_job(&table, ids[i], changer, &queue_id);
+		if (queue_id != 0)
+			counts = count_in(counts, queue_id);
+		values[0] = Int64GetDatum(ids[i]);
+		values[1] = idemq_outcome_datum(outcome);
+		tuplestore_putvalues(store, desc, values, nulls);
+	}
+	idemq_jobs_close(&table);
+	audit_counts(counts, action);
+	return (Datum) 0;
 }

@@ -27,11 +27,14 @@ typedef struct JobChanger
 	Decide decide;
 	const void *arg;
 	int privileges;	  /* of which the role must hold one */
+	JobWait wait;	  /* for whoever holds the row; a job that is skipped is locked */
 	AuditEntry audit; /* of each job; its action is NULL when the caller sees to that */
 } JobChanger;
 
 extern Outcome idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer,
 								int32 *queue_id);
 extern Datum idemq_change_one(FunctionCallInfo fcinfo, const JobChanger *changer);
+extern Datum idemq_change_many(FunctionCallInfo fcinfo, const JobChanger *changer,
+							   const char *action);
 
 #endif

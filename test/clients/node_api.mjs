@@ -7,7 +7,7 @@ import * as otel from '@opentelemetry/api';
 import pg from 'pg';
 import {
   AlreadyCommitted, Dead, DuplicateKey, IdemqError, KeyReused, NoSuchJob, NoSuchQueue, RetryLater, Snooze, StaleToken, Waiting, Worker,
-  drain, enqueue, enqueueGraph, enqueueSequenced, publish, sendEvent, waitResults,
+  cancelMany, cancelMatching, drain, enqueue, enqueueGraph, enqueueSequenced, publish, sendEvent, waitResults,
 } from 'idemq';
 
 const connection = JSON.parse(process.env.CONNECTION);
@@ -249,6 +249,19 @@ test('parents and graphs', async () => {
   await assert.rejects(enqueueGraph(pool, { a: { queue: q, payload: 1, dependsOn: [{ id: null }] } }), TypeError);
   await assert.rejects(enqueueGraph(pool, { a: { queue: q, payload: 1, dependsOn: [{ id: '9007199254740993' }] } }), NoSuchJob);
   await assert.rejects(enqueueGraph(pool, { a: { queue: q } }), TypeError);
+});
+
+test('cancels of many', async () => {
+  const q = await queue();
+  const ids = [];
+  for (const kind of ['mail', 'pdf', 'mail', 'mail']) ids.push((await enqueue(pool, q, ids.length, { kind, key: `k/${ids.length}`, groupKey: kind })).id);
+  assert.deepEqual(await cancelMatching(pool, q, { kind: 'mail', maxJobs: 1 }), { cancelled: 1, locked: 0 });
+  assert.deepEqual(await cancelMatching(pool, q, { kind: 'mail', groupKey: 'pdf' }), { cancelled: 0, locked: 0 });
+  assert.deepEqual(await cancelMatching(pool, q, { keyPrefix: 'k/2' }), { cancelled: 1, locked: 0 });
+  await assert.rejects(cancelMatching(pool, q, {}), { code: '22004' });
+  await assert.rejects(cancelMatching(pool, q, { kind: 'pdf', group_key: 'pdf' }), /knows no group_key/);
+  assert.deepEqual(await cancelMany(pool, [ids[3], ids[1], '-1']), ['-1', ids[1], ids[3]].map((id, n) => ({ id, outcome: n ? 'cancelled' : 'not_found' })));
+  assert.deepEqual(await cancelMany(pool, []), []);
 });
 
 test('topics and numbers', async () => {

@@ -462,6 +462,19 @@ class Flows(Client):
         with self.assertRaises(psycopg.errors.InvalidParameterValue):
             idemq.enqueue_graph(self.conn, {"a": {"queue": self.queue, "payload": 1, "depends_on": ["a"]}})
 
+    def test_cancels_of_many(self):
+        ids = [idemq.enqueue(self.conn, self.queue, n, kind=kind, key=f"k/{n}", group_key=kind).id
+               for n, kind in enumerate(["mail", "pdf", "mail", "mail"])]  # fmt: skip
+        self.assertEqual(idemq.cancel_matching(self.conn, self.queue, kind="mail", max_jobs=1), (1, 0))
+        self.assertEqual(idemq.cancel_matching(self.conn, self.queue, kind="mail", group_key="pdf"), (0, 0))
+        with psycopg.connect(DSN) as other, other.transaction():
+            self.assertEqual(idemq.cancel_matching(other, self.queue, key_prefix="k/2").cancelled, 1)
+            self.assertEqual(idemq.cancel_matching(self.conn, self.queue, key_prefix="k/").locked, 1)
+        with self.assertRaises(psycopg.errors.NullValueNotAllowed):
+            idemq.cancel_matching(self.conn, self.queue)
+        self.assertEqual(idemq.cancel_many(self.conn, [ids[3], ids[1], -1]), {-1: "not_found", ids[1]: "cancelled", ids[3]: "cancelled"})
+        self.assertEqual(idemq.cancel_many(self.conn, []), {})
+
     def test_topics_and_numbers(self):
         space = self.queue
         self.sql("SELECT idemq.create_topic(%s)", space)
@@ -485,6 +498,8 @@ class Flows(Client):
                 jobs = await idemq.enqueue_graph(conn, {"a": {"queue": self.queue, "payload": 1}})
                 self.assertEqual(await idemq.wait_results(conn, [jobs["a"].id], 0.01), [("pending", None)])
                 self.assertEqual((await idemq.enqueue_sequenced(conn, self.queue, "p", 1, 1)).status, "pending")
+                self.assertEqual(await idemq.cancel_matching(conn, self.queue, group_key="none"), (0, 0))
+                self.assertEqual(await idemq.cancel_many(conn, [jobs["a"].id]), {jobs["a"].id: "cancelled"})
                 await conn.execute("SELECT idemq.create_topic(%s)", (self.queue,))
                 self.assertEqual(await idemq.publish(conn, self.queue, 1), [])
 

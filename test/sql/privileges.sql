@@ -48,6 +48,8 @@ INSERT INTO calls (call, sql) VALUES
 	('release', 'SELECT idemq.release($2, $3)'),
 	('release_many', 'SELECT outcome FROM idemq.release_many(ARRAY[$2], ARRAY[$3])'),
 	('cancel', 'SELECT idemq.cancel($1)'),
+	('cancel_many', 'SELECT outcome FROM idemq.cancel_many(ARRAY[$1])'),
+	('cancel_matching', 'SELECT cancelled FROM idemq.cancel_matching(''q'', key_prefix => ''nothing'')'),
 	('retry', 'SELECT idemq.retry($4)'),
 	('redrive', 'SELECT idemq.redrive(''q'')'),
 	('retry_many', 'SELECT outcome FROM idemq.retry_many(ARRAY[$4])'),

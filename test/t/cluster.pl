@@ -134,6 +134,43 @@ is_rt(q{SELECT count(*), count(DISTINCT cluster.shard_of(id)) FROM cluster.enque
 is_rt_state(q{SELECT cluster.enqueue_many('q', '{1,2,3}', keys => '{a}')}, '2202E', 'arrays of different lengths');
 is_rt(q{SELECT ord, id IS NULL, substr(error, 1, 5) FROM cluster.enqueue_many('q', '{1,99,3}', keys => '{k1,k2,k3}') WHERE error IS NOT NULL}, '2|t|IQ003', 'a shard that refuses its part');
 
+# All that enqueue and acquire take, and what the shard then knows of it.
+is_rt(q{SELECT outcome FROM cluster.enqueue('q', '1', key => 'whole', delay => '1 h', priority => 3, max_attempts => 7, headers => '{"h": 1}', expires_in => '2 h',
+	key_ttl => '3 h', on_duplicate => 'replace', nowait => true, kind => 'mail', max_wait => '2 h')}, 'accepted', 'enqueue with all that it takes');
+is_rt(q{SELECT kind, priority, max_attempts, headers, expires_at > ready_at, rerun_at, dead_at FROM cluster.job_by_key('q', 'whole')}, 'mail|3|7|{"h": 1}|t||', 'job_by_key shows it');
+is_rt(q{SELECT string_agg(kind, ' ' ORDER BY ord) FROM cluster.enqueue_many('q', '{1,2,3}', keys => '{m1,m2,m3}', kinds => '{a,NULL,c}', on_duplicate => 'replace', max_wait => '1 h') e, LATERAL cluster.job(e.id)}, 'a c', 'enqueue_many the kinds');
+is_rt_state(q{SELECT cluster.enqueue_many('q', '{1,2}', kinds => '{a}')}, '2202E', 'a kind for each');
+rt(q{SELECT cluster.enqueue('q', '1', key => 'letter', kind => 'letter')});
+is_rt(q{SELECT outcome, kind FROM cluster.acquire('q', 'letter')}, 'claimed|letter', 'acquire tells the kind');
+is_rt_state(q{SELECT cluster.acquire('q', 'letter', attach => true)}, '0A000', 'and attaches no lease');
+
+# Parents are of the job's own shard: it goes there, or is refused with the reason.
+my ($p1, $p2) = map { rt("SELECT id FROM cluster.enqueue('q', '1', key => '{order-7}$_')") } 'a', 'b';
+my $stranger = rt(q{SELECT id FROM cluster.enqueue('q', '1', key => (SELECT min(i::text) FROM generate_series(1, 100) i WHERE cluster.shard_of_key(i::text) <> cluster.shard_of_key('order-7')))});
+is_rt("SELECT outcome, status, cluster.shard_of(id) = cluster.shard_of($p1) FROM cluster.enqueue('q', '1', depends_on => ARRAY[$p1, $p2], on_parent_failure => 'run')", 'accepted|blocked|t', 'a job goes where its parents are');
+is_rt("SELECT status FROM cluster.enqueue('q', '1', key => '{order-7}c', depends_on => ARRAY[$p1])", 'blocked', 'or its key leads there, too');
+is_rt("SELECT DISTINCT status, cluster.shard_of(id) = cluster.shard_of($p1), error FROM cluster.enqueue_many('q', '{1,2}', keys => ARRAY['{order-7}d', NULL], depends_on => ARRAY[$p1])", 'blocked|t|', 'so with many');
+is_rt_state("SELECT cluster.$_", '0A000', "parents on another shard: $_")
+  foreach "enqueue('q', '1', depends_on => ARRAY[$p1, $stranger])", "enqueue('q', '1', key => '{order-7}e', depends_on => ARRAY[$stranger])",
+  "enqueue('q', '1', group_key => 'order-7', depends_on => ARRAY[$stranger])", "enqueue_many('q', '{1}', keys => '{k1}', depends_on => ARRAY[$p1, $stranger])";
+is_rt_state("SELECT cluster.enqueue('q', '1', depends_on => ARRAY[NULL]::bigint[])", '22004', 'a parent that is NULL');
+like(says("SELECT cluster.enqueue('q', '1', key => '{order-7}e', depends_on => ARRAY[$stranger])"), qr/DETAIL:  It would be on shard \d, its parents are on \d\./, 'and says where they are');
+
+# Many are cancelled and retried on their shards.
+is_rt("SELECT shard = cluster.shard_of(id), outcome, error FROM cluster.cancel_many(ARRAY[$stranger, $p1, $p1]) ORDER BY id = $p1", "t|cancelled|\nt|cancelled|", 'cancel_many');
+is_rt("SELECT count(*), count(error) FROM cluster.retry_many(ARRAY[$stranger, $p1, (cluster.shard_of($p1)::bigint << 47) + 1])", '3|0', 'retry_many');
+is_rt_state("SELECT cluster.cancel_many($_)", '22004', "cancel_many($_)") foreach 'NULL', 'ARRAY[NULL]::bigint[]';
+is_rt(q{SELECT count(*) FROM cluster.cancel_many('{}')}, 0, 'of none');
+is_rt(q{SELECT count(*), sum(cancelled), sum(locked), count(error) FROM cluster.cancel_matching('q', key_prefix => '{order-7}')}, '8|4|0|0', 'cancel_matching');
+is_rt(q{SELECT DISTINCT substr(error, 1, 5) FROM cluster.cancel_matching('q')}, '22004', 'which wants to know what');
+
+# Settings of queues: all of them.
+is_rt(q{SELECT count(done) FROM cluster.create_queue('grouped', dead_queue => 'q', dead_queue_cancelled => true, group_running => 2, group_rate => 3, group_period => '1 min')}, 8, 'create_queue with settings of groups');
+is_sql($west, q{SELECT dead_queue_cancelled, group_running, group_rate, group_period FROM idemq.queues WHERE name = 'grouped'}, 't|2|3|00:01:00', 'which the shards have', 'shard_3');
+is_rt(q{SELECT count(done) FROM cluster.alter_queue('grouped', dead_queue_cancelled => false, group_running => 1, group_rate => 0, group_period => '1 s')}, 8, 'alter_queue');
+is_sql($west, q{SELECT dead_queue_cancelled, group_running, group_rate, group_period FROM idemq.queues WHERE name = 'grouped'}, 'f|1||00:00:01', 'as well', 'shard_3');
+is_rt(q{SELECT count(done) FROM cluster.drop_queue('grouped')}, 8, 'drop_queue');
+
 # At once, whatever becomes of the transaction.
 is_rt_state(q{BEGIN; SELECT cluster.enqueue('q', '1')}, '25001', 'no job without a key in a transaction block');
 is_rt_state(q{BEGIN; SELECT cluster.enqueue_many('q', '{1,2}', keys => '{t1,NULL}')}, '25001', 'nor many');

@@ -127,6 +127,8 @@ my %calls = (
 	acquire => "SELECT idemq.acquire('early', 'k')",
 	once => "SELECT idemq.once('s', 'k')",
 	cancel_by_key => "SELECT idemq.cancel_by_key('early', 'k')",
+	cancel_many => "SELECT * FROM idemq.cancel_many('{1}')",
+	cancel_matching => "SELECT * FROM idemq.cancel_matching('early', kind => 'k')",
 	wait => "CALL idemq.wait('early', '0')",
 	wait_any => "CALL idemq.wait_any('{early}', '0')",
 	schedule => "SELECT idemq.schedule('s', '* * * * *', 'early', '1')",

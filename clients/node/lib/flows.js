@@ -1,4 +1,4 @@
-// What goes beyond one job: events, topics, numbered producers, graphs, and waiting for results.
+// What goes beyond one job: events, topics, numbered producers, graphs, cancels of many, waiting for results.
 
 import { interval, typed } from './errors.js';
 import { json } from './enqueue.js';
@@ -13,6 +13,9 @@ const PUBLISH = `SELECT queue, id::text, outcome::text
 const ENQUEUE_SEQUENCED = `SELECT id::text, outcome::text, status::text, result
   FROM idemq.enqueue_sequenced(queue => $9::text, producer => $10::text, seq => $11::bigint, payload => $12::jsonb, ${OPTIONS})`;
 const ENQUEUE_GRAPH = 'SELECT name, id::text, outcome::text, status::text FROM idemq.enqueue_graph($1::jsonb)';
+const CANCEL_MANY = 'SELECT id::text, outcome::text FROM idemq.cancel_many($1::bigint[])';
+const CANCEL_MATCHING = `SELECT cancelled::float8, locked::float8
+  FROM idemq.cancel_matching($1::text, kind => $2::text, group_key => $3::text, key_prefix => $4::text, max_jobs => $5::int)`;
 const WAIT_RESULTS = 'CALL idemq.wait_results($1::bigint[], $2::interval)';
 
 /**
@@ -97,6 +100,18 @@ function parent(parent) {
   if (typeof parent === 'string') return JSON.stringify(parent);
   if (!/^\d+$/.test(`${parent.id}`)) throw new TypeError(`an id is a string of digits, not ${parent.id}`);
   return `${parent.id}`;
+}
+
+/** @type {typeof import('../index.js').cancelMany} */
+export async function cancelMany(client, ids) {
+  return rows(client, CANCEL_MANY, [ids]);
+}
+
+/** @type {typeof import('../index.js').cancelMatching} */
+export async function cancelMatching(client, queue, { kind, groupKey, keyPrefix, maxJobs, ...unknown }) {
+  for (const name in unknown) throw new TypeError(`cancelMatching knows no ${name}: pass kind, groupKey, keyPrefix, maxJobs`);
+  const [counts] = await rows(client, CANCEL_MATCHING, [queue, kind ?? null, groupKey ?? null, keyPrefix ?? null, maxJobs ?? null]);
+  return counts;
 }
 
 /** @type {typeof import('../index.js').waitResults} */

@@ -4,8 +4,8 @@ import pg from 'pg';
 import * as declared from 'idemq';
 import * as real from '../lib/index.js';
 import {
-  ClusterWorker, Cancelled, createPool, Dead, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueueGraph, enqueueSequenced,
-  publish, sendEvent, waitResults, type Job,
+  ClusterWorker, Cancelled, createPool, Dead, Refused, RetryLater, Snooze, Worker, cancelMany, cancelMatching, drain, enqueue, enqueueGraph,
+  enqueueSequenced, publish, sendEvent, waitResults, type Job,
 } from 'idemq';
 
 // Classes that an application makes no object of: what they are, not how they are made.
@@ -48,6 +48,10 @@ export async function flows(pool: pg.Pool, offset: bigint): Promise<string> {
     const { arrived, payload } = await job.awaitEvent('paid', '3 days');
     return arrived satisfies boolean ? payload : (await job.parents()).map(({ id, result }) => [id satisfies string, result]);
   });
+  const { cancelled, locked } = await cancelMatching(client, 'orders', { kind: 'order', keyPrefix: 'shop/3/', maxJobs: 1000 });
+  // @ts-expect-error which jobs is to be said
+  await cancelMatching(pool, 'orders');
+  if (cancelled + locked) await cancelMany(pool, (await cancelMany(pool, [first.id])).map(({ id }) => id));
   const [{ status }] = await waitResults(pool, [jobs.report.id], '1 min');
   return status;
 }

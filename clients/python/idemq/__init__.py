@@ -20,12 +20,15 @@ from psycopg import AsyncConnection, Connection
 from ._attempts import Options
 from ._cluster import ClusterRun
 from ._flows import (
+    CancelledJobs,
     GraphJob,
     InGraph,
     Published,
     Result,
     Sent,
     Sequenced,
+    cancel_many,
+    cancel_matching,
     enqueue_graph,
     enqueue_sequenced,
     publish,
@@ -59,6 +62,7 @@ __all__ = [
     "AsyncClusterWorker",
     "AsyncJob",
     "AsyncWorker",
+    "CancelledJobs",
     "ClusterWorker",
     "Dead",
     "Delay",
@@ -84,6 +88,8 @@ __all__ = [
     "StepCall",
     "Waiting",
     "Worker",
+    "cancel_many",
+    "cancel_matching",
     "drain",
     "drain_async",
     "enqueue",

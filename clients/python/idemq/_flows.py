@@ -1,4 +1,4 @@
-"""What goes beyond one job: events, topics, numbered producers, graphs, and waiting for results.
+"""What goes beyond one job: events, topics, numbered producers, graphs, cancels of many, waiting for results.
 
 Each call is one statement on the connection that it is given, in its transaction; of an AsyncConnection
 it is to be awaited.
@@ -30,6 +30,10 @@ _ENQUEUE_SEQUENCED = """SELECT id, outcome::text, status::text, result
         group_key => %(group_key)s, max_attempts => %(max_attempts)s::int,
         headers => %(headers)s::jsonb, expires_in => %(expires_in)s::interval, kind => %(kind)s)"""
 _ENQUEUE_GRAPH = "SELECT name, id, outcome::text, status::text FROM idemq.enqueue_graph(%(jobs)s)"
+_CANCEL_MANY = "SELECT id, outcome::text FROM idemq.cancel_many(%(ids)s::bigint[])"
+_CANCEL_MATCHING = """SELECT cancelled, locked
+    FROM idemq.cancel_matching(%(queue)s, kind => %(kind)s, group_key => %(group_key)s,
+        key_prefix => %(key_prefix)s, max_jobs => %(max_jobs)s::int)"""
 _WAIT_RESULTS = "CALL idemq.wait_results(%(ids)s::bigint[], %(timeout)s::interval)"
 
 
@@ -90,6 +94,14 @@ class InGraph(NamedTuple):
     id: int
     outcome: str
     status: str
+
+
+class CancelledJobs(NamedTuple):
+    """How many jobs were cancelled."""
+
+    cancelled: int
+    locked: int
+    """So many were left, since an open transaction holds them: call again."""
 
 
 class Result(NamedTuple):
@@ -285,6 +297,76 @@ def enqueue_graph(
     """
     values = {"jobs": Jsonb([_member_texts(name, job) for name, job in jobs.items()])}
     return ask(conn, _ENQUEUE_GRAPH, values, lambda rows: {row[0]: InGraph(*row[1:]) for row in rows})
+
+
+@overload
+def cancel_many(
+    conn: Connection[Any],
+    ids: Sequence[int],
+) -> dict[int, str]:
+    ...
+
+
+@overload
+def cancel_many(
+    conn: AsyncConnection[Any],
+    ids: Sequence[int],
+) -> Awaitable[dict[int, str]]:
+    ...
+
+
+def cancel_many(
+    conn: AnyConnection,
+    ids: Sequence[int],
+) -> Union[dict[int, str], Awaitable[dict[int, str]]]:
+    """Cancel jobs that are not finished; answers what became of each: "cancelled", or why not.
+
+    It never waits: "locked" is a job that an open transaction holds.
+    """
+    return ask(conn, _CANCEL_MANY, {"ids": list(ids)}, lambda rows: {row[0]: row[1] for row in rows})
+
+
+@overload
+def cancel_matching(
+    conn: Connection[Any],
+    queue: str,
+    *,
+    kind: Optional[str] = None,
+    group_key: Optional[str] = None,
+    key_prefix: Optional[str] = None,
+    max_jobs: Optional[int] = None,
+) -> CancelledJobs:
+    ...
+
+
+@overload
+def cancel_matching(
+    conn: AsyncConnection[Any],
+    queue: str,
+    *,
+    kind: Optional[str] = None,
+    group_key: Optional[str] = None,
+    key_prefix: Optional[str] = None,
+    max_jobs: Optional[int] = None,
+) -> Awaitable[CancelledJobs]:
+    ...
+
+
+def cancel_matching(
+    conn: AnyConnection,
+    queue: str,
+    *,
+    kind: Optional[str] = None,
+    group_key: Optional[str] = None,
+    key_prefix: Optional[str] = None,
+    max_jobs: Optional[int] = None,
+) -> Union[CancelledJobs, Awaitable[CancelledJobs]]:
+    """Cancel the jobs of a queue that are not finished and have all that is given; at least one thing is.
+
+    max_jobs: no more in this call.  It never waits for a job that an open transaction holds, and counts it.
+    """
+    values = {"queue": queue, "kind": kind, "group_key": group_key, "key_prefix": key_prefix, "max_jobs": max_jobs}
+    return ask(conn, _CANCEL_MATCHING, values, lambda rows: CancelledJobs(*rows[0]))
 
 
 @overload
