@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #ifdef __linux__
@@ -27,8 +28,8 @@
 #include "options.h"
 #include "program.h"
 
-/* Of one pipe at a time, so that no program keeps us from the others. */
-#define CHUNKS 16
+/* Bytes of one pipe at a time, so that no program keeps us from the others. */
+#define PORTION 131072
 
 /* In the new process.  pipes: their ends. */
 static void __attribute__((noreturn))
@@ -149,16 +150,18 @@ keep_tail(struct program *program, const char *data, size_t size)
 	program->tail_size += size;
 }
 
-/* Reads what is there, up to a limit; closes a pipe that has ended. */
+/* Reads what is there, up to so many bytes; closes a pipe that has ended. */
 static void
-read_pipe(struct program *program, int *fd, bool is_error)
+read_pipe(struct program *program, int *fd, bool is_error, size_t most)
 {
 	char data[TAIL_SIZE / 2];
 
-	for (int i = 0; *fd >= 0 && i < CHUNKS; i++)
+	while (*fd >= 0 && most > 0)
 	{
-		ssize_t n = read(*fd, data, sizeof(data));
+		ssize_t n = read(*fd, data, most < sizeof(data) ? most : sizeof(data));
 
+		if (n > 0)
+			most -= (size_t) n;
 		if (n > 0 && is_error)
 			keep_tail(program, data, (size_t) n);
 		else if (n > 0)
@@ -210,9 +213,9 @@ program_serve(struct program *program, const struct pollfd *fds, int count)
 		if (fds[i].fd == program->in)
 			write_input(program);
 		else if (fds[i].fd == program->out)
-			read_pipe(program, &program->out, false);
+			read_pipe(program, &program->out, false, PORTION);
 		else
-			read_pipe(program, &program->err, true);
+			read_pipe(program, &program->err, true, PORTION);
 	}
 }
 
@@ -220,6 +223,19 @@ void
 program_kill(const struct program *program, int number)
 {
 	kill(-program->pid, number);
+}
+
+/*
+ * Reads what a program has left in a pipe.  A process that holds the other end may go on writing
+ * for ever: that is not the program's.
+ */
+static void
+read_rest(struct program *program, int *fd, bool is_error)
+{
+	int left;
+
+	if (*fd >= 0 && ioctl(*fd, FIONREAD, &left) == 0)
+		read_pipe(program, fd, is_error, (size_t) left);
 }
 
 bool
@@ -236,8 +252,8 @@ program_ended(struct program *program, int *status)
 	while (waitpid(program->pid, status, 0) < 0 && errno == EINTR)
 		;
 	program->pid = 0;
-	read_pipe(program, &program->out, false);
-	read_pipe(program, &program->err, true);
+	read_rest(program, &program->out, false);
+	read_rest(program, &program->err, true);
 	close_fd(&program->in);
 	close_fd(&program->out);
 	close_fd(&program->err);

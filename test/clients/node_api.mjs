@@ -363,6 +363,61 @@ test('what a handler throws', async () => {
   }
 });
 
+test('an error that cannot be read fails the attempt', async () => {
+  const thrown = Object.create(Error.prototype, { message: { get: () => { throw new Error('not even that'); } }, stack: { value: 1 } });
+  for (const outside of [false, true]) {
+    const q = await queue(", retry_base => '1 h'");
+    const { id } = await enqueue(pool, q, 1);
+    assert.deepEqual(await drain(connection, q, () => { throw thrown; }, { outside, logger: silent }), { retrying: 1 });
+    const { status, attempt, last_error } = await jobOf(id);
+    assert.deepEqual([status, attempt, last_error], ['failed', 1, 'an error that has no text']);
+  }
+});
+
+test('an answer that has not run fails the attempt', async () => {
+  for (const outside of [false, true]) {
+    for (const answer of [() => (function* () { assert.fail(); })(), async () => (async function* () { assert.fail(); })()]) {
+      const q = await queue(", retry_base => '1 h'");
+      const { id } = await enqueue(pool, q, 1);
+      assert.deepEqual(await drain(connection, q, answer, { outside, logger: silent }), { retrying: 1 });
+      assert.match((await jobOf(id)).last_error, /^TypeError: .* a generator, which has not run/);
+    }
+  }
+});
+
+test('a step that is dead, and one that does not run', async () => {
+  const q = await queue(", retry_base => '1 ms'");
+  const stepsOf = async (id) => (await pool.query('SELECT state FROM idemq.steps WHERE job_id = $1', [id])).rows.map(({ state }) => state);
+  const keys = [];
+  const pays = (job) => job.step('pay', ({ key }) => {
+    if (keys.push(key) === 1) throw new Dead('no such account');
+    return 'paid';
+  });
+  const { id } = await enqueue(pool, q, 1);
+  assert.deepEqual(await drain(connection, q, pays, { outside: true, logger: silent }), { dead: 1 });
+  assert.deepEqual(await stepsOf(id), ['refused']);
+  const { details } = await one('SELECT details FROM idemq.attempts WHERE job_id = $1', id);
+  assert.equal(details.type, 'Dead');
+  assert.match(details.trace, /node_api/);
+  await one('SELECT idemq.retry($1)', id);
+  assert.deepEqual(await drain(connection, q, pays, { outside: true }), { committed: 1 });
+  assert.equal(new Set(keys).size, 2);
+
+  // The call that is asked for may have been done.
+  const asks = await enqueue(pool, q, 1);
+  const unsure = (job) => job.step('pay', () => { throw new Error('502'); }, { callTimeout: 0.01, ask: () => { throw new Dead('nobody knows'); } });
+  for (let n = 0; n < 500 && (await jobOf(asks.id)).status !== 'dead'; n++) await drain(connection, q, unsure, { outside: true, logger: silent });
+  assert.equal((await jobOf(asks.id)).last_error, 'nobody knows');
+  assert.notDeepEqual(await stepsOf(asks.id), ['refused']);
+
+  for (const [call, steps] of [[function* () { assert.fail(); }, []], [() => (function* () { assert.fail(); })(), ['open']]]) {
+    const { id } = await enqueue(pool, q, 1, { maxAttempts: 1 });
+    assert.deepEqual(await drain(connection, q, (job) => job.step('pay', call), { outside: true, logger: silent }), { dead: 1 });
+    assert.match((await jobOf(id)).last_error, /generator/);
+    assert.deepEqual(await stepsOf(id), steps);
+  }
+});
+
 test('a batch is one transaction; when one fails each runs alone', async () => {
   const q = await queue(", retry_base => '1 h'");
   for (let n = 0; n < 10; n++) await enqueue(pool, q, n);

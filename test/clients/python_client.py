@@ -6,6 +6,7 @@ For python.pl, which says where the server is (IDEMQ_DSN); its worker is on.
 import asyncio
 import collections
 import datetime
+import functools
 import logging
 import os
 import signal
@@ -234,6 +235,33 @@ class Producers(Client):
         self.sql("SELECT idemq.commit(%s, %s)", job, token)
         with self.assertRaises(idemq.AlreadyCommitted):
             self.sql("SELECT idemq.commit(%s, %s)", job, token)
+
+
+    def test_another_drivers_connection(self):
+        for module, name, said in (
+            ("psycopg2.extensions", "connection", "not a psycopg2.extensions.connection: .* psycopg 3"),
+            ("sqlalchemy.orm.session", "Session", "driver_connection"),
+            ("sqlalchemy.engine.base", "Connection", "driver_connection"),
+            ("django.utils.connection", "ConnectionProxy", "connection.ensure_connection"),
+            ("psycopg_pool.pool", "ConnectionPool", "with pool.connection"),
+            ("asyncpg.connection", "Connection", "not a asyncpg.connection.Connection$"),
+        ):
+            other = type(name, (), {"__module__": module})()
+            for call in (
+                lambda: idemq.enqueue(other, self.queue, 1),
+                lambda: idemq.publish(other, "topic", 1),
+                lambda: idemq.send_event(other, self.queue, "paid"),
+                lambda: idemq.wait_results(other, [1]),
+            ):
+                with self.assertRaisesRegex(TypeError, r"psycopg.Connection or AsyncConnection \(psycopg 3\) is wanted, .*" + said):
+                    call()
+
+            def checkpoint(job):
+                job.checkpoint(1, other)
+
+            (job,) = self.add(1, max_attempts=1)
+            self.drain(checkpoint, outside=True)
+            self.assertRegex(self.job(job)[3], "TypeError: .*" + said)
 
 
 class Flows(Client):
@@ -609,6 +637,113 @@ class Transactions(Client):
                 self.assertEqual(due, [(True,)])
         self.assertEqual(self.effects(), [])
 
+    def test_an_error_that_cannot_be_read(self):
+        """Its class is anybody's: the attempt fails, and neither the worker nor the next one does."""
+
+        def raises(self):
+            raise RuntimeError("not even that")
+
+        unreadable = {"__str__": raises, "__repr__": raises, "sqlstate": property(raises)}
+        for base, outcome in ((ValueError, "retrying"), (idemq.Dead, "dead"), (idemq.RetryLater, "retrying"), (BaseException, "retrying")):
+            error = type("Unreadable", (base,), unreadable)
+            for drain, outside in ((self.drain, False), (self.drain, True), (self.drain_async, False), (self.drain_async, True)):
+                self.alter("retry_base => '1 h'")
+                (job,) = self.add(1)
+                self.assertEqual(drain(self.raiser(error, drain == self.drain_async), outside), {outcome: 1})
+                self.assertIn("its str() raised RuntimeError", self.job(job)[3])
+                self.assertEqual(self.job(job)[1], 1)
+        # The reason why a batch is run one by one is one of them.
+        self.add(1, 2)
+        self.assertEqual(self.drain(self.raiser(type("Unreadable", (ValueError,), unreadable), False), batch=2), {"retrying": 2})
+
+    @staticmethod
+    def raiser(error, coroutine):
+        def handler(job, *conn):
+            raise error()
+
+        async def handler_async(job, *conn):
+            raise error()
+
+        return handler_async if coroutine else handler
+
+    def test_a_delay_that_is_none(self):
+        class Forgotten(idemq.Snooze):
+            def __init__(self):
+                pass
+
+        self.alter("retry_base => '1 h'")
+        for error in (idemq.RetryLater(float("inf"), "busy"), idemq.RetryLater("a while", "busy"), idemq.Snooze(float("nan"), "busy"), Forgotten()):
+            def says(job, conn, error=error):
+                raise error
+
+            (job,) = self.add(1)
+            self.assertEqual(self.drain(says), {"retrying": 1}, error)
+            self.assertRegex(self.job(job)[3], r"(busy|Forgotten) \(its delay is no interval\)$")
+
+    def test_a_function_that_the_worker_cannot_run(self):
+        """Refused before a job is claimed: a call of it runs nothing, or cannot be awaited."""
+
+        class Called:
+            async def __call__(self, job, *conn):
+                pass
+
+        def generates(job, *conn):
+            yield self.calls.append(job)
+
+        async def generates_async(job, *conn):
+            yield self.calls.append(job)
+
+        def function(job, *conn):
+            self.calls.append(job)
+
+        async def coroutine(job, *conn):
+            self.calls.append(job)
+
+        self.calls = []
+        workers = [
+            (idemq.Worker(DSN, self.queue), "AsyncWorker", (coroutine, Called(), functools.partial(coroutine), {"a": function, None: coroutine})),
+            (idemq.ClusterWorker(DSN, self.queue), "AsyncClusterWorker", (coroutine,)),
+            (idemq.AsyncWorker(DSN, self.queue), "use Worker", (function, lambda job: coroutine(job), functools.partial(function), {"a": function})),
+            (idemq.AsyncClusterWorker(DSN, self.queue), "use ClusterWorker", (function,)),
+        ]
+        (job,) = self.add(1)
+        for worker, other, handlers in workers:
+            refused = [(handler, other) for handler in handlers]
+            refused += [(handler, "generator function") for handler in (generates, generates_async)]
+            refused += [(handler, "a handler is a function") for handler in ({}, None, {"a": None})]
+            for handler, why in refused:
+                for outside in (False, True):
+                    for run in (worker.run_outside if outside else worker.run, functools.partial(worker.drain, outside=outside)):
+                        with self.assertRaisesRegex(TypeError, why):
+                            answer = run(handler)
+                            if asyncio.iscoroutine(answer):
+                                asyncio.run(answer)
+        self.assertEqual((self.calls, self.job(job)[:2]), ([], ("pending", 0)))
+        # A decorator that makes a function of one.
+        wrapped = functools.wraps(coroutine)(lambda job: coroutine(job))
+        self.assertEqual(self.drain_async(wrapped, outside=True), {"committed": 1})
+
+    def test_an_answer_that_has_not_run(self):
+        """What only shows when the handler returns fails the attempt."""
+
+        async def coroutine(job):
+            self.effect(self.conn, 1)
+
+        async def generates_async():
+            yield self.effect(self.conn, 1)
+
+        answers = (coroutine, lambda job: (self.effect(self.conn, n) for n in [1]), lambda job: generates_async())
+        for answer in answers:
+            async def answers_async(job, *conn, answer=answer):
+                return answer(job)
+
+            for drain, handler in ((self.drain, lambda job, *conn: answer(job)), (self.drain_async, answers_async)):
+                for outside in (False, True):
+                    (job,) = self.add(1, max_attempts=1)
+                    self.assertEqual(drain(handler, outside), {"dead": 1})
+                    self.assertRegex(self.job(job)[3], "TypeError: .* (coroutine|generator|async_generator), which has not run")
+        self.assertEqual(self.effects(), [])
+
     def test_a_swallowed_error_commits_nothing(self):
         def swallows(job, conn):
             self.do(job, conn)
@@ -800,6 +935,7 @@ class LostAnswers(Client):
         proxy.after = after
         calls = []
 
+        @functools.wraps(do)  # a coroutine function, if that is one
         def counts(job, conn):
             calls.append(job.token)
             return do(job, conn)
@@ -1365,6 +1501,70 @@ class Steps(Client):
             self.until_done(run, job)
             self.assertEqual(len(set(keys)), 2, "another key")
             self.assertEqual(self.sql("SELECT error FROM idemq.attempts WHERE job_id = %s", job), [("Refused: no such amount",)])
+
+    def test_dead(self):
+        """What no attempt can do is not done: the step is refused, and called under another key should the job come again."""
+        keys = []
+
+        def call(step):
+            keys.append(step.key)
+            if len(keys) == 1:
+                raise idemq.Dead("no such account")
+            return "yes"
+
+        for run in self.both(lambda job, step, wrap: step("a", call)):
+            keys.clear()
+            (job,) = self.add(1)
+            self.assertEqual(run(), {"dead": 1})
+            self.assertEqual(self.steps(job), [("a", "refused", None)])
+            ((error, details),) = self.sql("SELECT error, details FROM idemq.attempts WHERE job_id = %s", job)
+            self.assertEqual((error, details["type"]), ("no such account", "Dead"))
+            self.assertIn('raise idemq.Dead("no such account")', details["trace"])
+            self.sql("SELECT idemq.retry(%s)", job)
+            self.assertEqual(run(), {"committed": 1})
+            self.assertEqual(len(set(keys)), 2, "another key")
+
+    def test_dead_when_asked(self):
+        """The call that is asked for may have been done: the step stays unknown."""
+        def call(step):
+            raise OSError("502")
+
+        def ask(step):
+            raise idemq.Dead("nobody knows")
+
+        for run in self.both(lambda job, step, wrap: step("a", call, None, 0.01, ask)):
+            (job,) = self.add(1)
+            for _ in range(100):
+                run()
+                if self.job(job)[0] == "dead":
+                    break
+                time.sleep(0.05)
+            self.assertEqual(self.job(job)[3], "nobody knows")
+            self.assertNotEqual(self.steps(job)[0][1], "refused")
+
+    def test_a_call_that_does_not_run(self):
+        """A coroutine function is refused before the step begins; what only shows in its answer is no response."""
+        async def coroutine(step):
+            self.calls.append(1)
+
+        for call, said, begun in (
+            (coroutine, "Job.step calls functions", 0),
+            (lambda step: coroutine(step), "a coroutine, which has not run", 1),
+            (lambda step: (each for each in [1]), "a generator, which has not run", 1),
+        ):
+            (job,) = self.add(1, max_attempts=1)
+            self.assertEqual(self.drain(lambda job: job.step("a", call), outside=True), {"dead": 1})
+            self.assertIn(said, self.job(job)[3])
+            self.assertEqual([state for _, state, _ in self.steps(job)], begun * ["open"])
+        self.assertEqual(self.calls, [])
+
+        # A function that was to be a coroutine function has called: what it has answered is the response.
+        async def asynchronous(job):
+            return await job.step("a", lambda step: "done")
+
+        (job,) = self.add(1)
+        self.assertEqual(self.drain_async(asynchronous, outside=True), {"committed": 1})
+        self.assertEqual(self.steps(job), [("a", "done", "done")])
 
     def test_another_request_under_that_name(self):
         def changes(job):

@@ -154,6 +154,39 @@ sub runs { my ($pid) = @_; return -e "/proc/$pid/stat" && slurp_file("/proc/$pid
 	}
 }
 
+# A pipe holds a megabyte, should its program ask for that: all of it is there when it ends.  The runner is stopped
+# from before the first byte until the program has ended.
+{
+	append_to_file("$tmp/enlarged", <<'EOF');
+use POSIX ();
+sub until_is { my ($pid, $state) = @_; select undef, undef, undef, 0.02 until state($pid) eq $state }
+sub state { open my $stat, '<', "/proc/$_[0]/stat" or return ''; return readline($stat) =~ /\) (\S)/ ? $1 : '' }
+my ($runner, $program) = (getppid, $$);
+my ($pipe, $text) = $ARGV[0] eq 'out' ? (\*STDOUT, '"' . 'x' x 900_000 . '"') : (\*STDERR, '-' x 900_000 . 'the end');
+if (fork == 0)
+{
+	POSIX::setsid();
+	POSIX::close($_) foreach 1, 2;
+	until_is($program, 'Z');
+	kill 'CONT', $runner;
+	exit;
+}
+fcntl $pipe, 1031, 1 << 20 or die "F_SETPIPE_SZ: $!";
+kill 'STOP', $runner;
+until_is($runner, 'T');
+syswrite($pipe, $text) == length $text or die;
+exit($ARGV[0] eq 'out' ? 0 : 3);
+EOF
+	my $id = enqueue('1');
+	is(once('exec perl $T/enlarged out', '--result'), '', 'a program that has enlarged its pipe');
+	is_sql($node, "SELECT status, length(result #>> '{}') FROM idemq.jobs WHERE id = $id", 'completed|900000', 'all of its result');
+
+	$id = enqueue('1');
+	once('exec perl $T/enlarged err');
+	is_sql($node, "SELECT status, right(last_error, 8) FROM idemq.jobs WHERE id = $id", 'failed|-the end', 'and the end of its stderr');
+	sql($node, "SELECT idemq.cancel($id)");
+}
+
 # Exit statuses.
 {
 	my $id = enqueue('1');

@@ -12,6 +12,8 @@
 
 import { Address, Line, Server, hosts, sleep } from './connection.js';
 import { sqlstate, textOf } from './errors.js';
+import { allRunnable } from './kinds.js';
+import { CLUSTER_WORKER, known } from './options.js';
 import { Places, Pool } from './places.js';
 import { Worker, quiet } from './worker.js';
 
@@ -200,27 +202,29 @@ export class ClusterWorker {
 
   /**
    * @param {import('../index.js').Connection} router @param {string} queue
-   * @param {import('../index.js').ClusterWorkerOptions & { once?: boolean }} [options]
+   * @param {import('../index.js').ClusterWorkerOptions} [options]
    */
   constructor(router, queue, options = {}) {
-    const { home, roam = true, concurrency = 1, signals = true, once = false, logger = quiet } = options;
+    known(options, CLUSTER_WORKER, 'ClusterWorker');
+    const { home, roam = true, shardPlace, ...own } = options;
     if (home?.length === 0 && !roam) throw new RangeError('with neither a home shard nor roam there is nothing to do');
+    if (shardPlace) known(shardPlace, { host: true, port: true }, 'shardPlace');
     // Says what is wrong with the other options.
-    new Worker({}, queue, { ...options, waitConnection: undefined });
+    new Worker({}, queue, own);
     this.#router = router;
     this.#queue = queue;
-    this.#logger = logger;
-    this.#options = { ...options, home, roam, concurrency, signals, once, waitConnection: undefined };
+    this.#logger = own.logger ?? quiet;
+    this.#options = { home, roam, shardPlace, own };
   }
 
   /** @param {import('../index.js').Handler | import('../index.js').Handlers<import('../index.js').Handler>} handler */
   async run(handler) {
-    return this.#run((worker) => worker.run(handler));
+    return this.#run(handler, (worker) => worker.run(handler));
   }
 
   /** @param {import('../index.js').OutsideHandler | import('../index.js').Handlers<import('../index.js').OutsideHandler>} handler */
   async runOutside(handler) {
-    return this.#run((worker) => worker.runOutside(handler));
+    return this.#run(handler, (worker) => worker.runOutside(handler));
   }
 
   /** As Worker.stop, for all shards. */
@@ -230,13 +234,14 @@ export class ClusterWorker {
     this.#workers.forEach((worker) => worker.stop());
   }
 
-  /** @param {(worker: Worker) => Promise<Record<string, number>>} start */
-  async #run(start) {
+  /** @param {unknown} handler @param {(worker: Worker) => Promise<Record<string, number>>} start */
+  async #run(handler, start) {
+    allRunnable(handler);
     if (this.#ran) throw new Error('this worker has run already: make another one');
     this.#ran = true;
-    const { concurrency, signals, once } = this.#options;
+    const { concurrency = 1, signals = true } = this.#options.own;
     const pool = new Pool(concurrency);
-    const map = new ShardMap(this.#router, `idemq ${this.#queue}`, this.#logger, { over: this.#over.signal, patient: !once }, this.#options.shardPlace);
+    const map = new ShardMap(this.#router, `idemq ${this.#queue}`, this.#logger, { over: this.#over.signal, patient: true }, this.#options.shardPlace);
     const stop = () => this.stop();
     /** @type {NodeJS.Signals[]} */
     const heard = signals ? ['SIGTERM', 'SIGINT'] : [];
@@ -282,15 +287,13 @@ export class ClusterWorker {
    * @param {(error: unknown) => void} failed
    */
   #moved(shard, pool, start, failed) {
-    const { home, roam, once } = this.#options;
+    const { home, roam, own } = this.#options;
     const isHome = home?.includes(shard.number) ?? true;
     const known = this.#workers.get(shard.number);
     if (known) return known.moved();
     if (this.#stops || !(isHome || roam)) return;
-    const worker = new Worker({}, this.#queue, {
-      ...this.#options,
-      signals: false,
-      ...{ once, shard: { address: shard, places: new Places(pool, isHome), refused: () => this.#isRefused(shard.number) } },
+    const worker = new Worker({}, this.#queue, { ...own, signals: false }, {
+      shard: { address: shard, places: new Places(pool, isHome), refused: () => this.#isRefused(shard.number) },
     });
     this.#workers.set(shard.number, worker);
     const run = start(worker);

@@ -1,6 +1,7 @@
 // Producers.
 
 import { interval, typed } from './errors.js';
+import { ENQUEUE as OPTIONS, known } from './options.js';
 import { inject } from './trace.js';
 
 const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
@@ -21,6 +22,7 @@ export function json(value, what) {
 
 /** @type {typeof import('../index.js').enqueue} */
 export async function enqueue(client, queue, payload, options = {}) {
+  known(options, OPTIONS, 'enqueue');
   const headers = inject(options.headers);
   try {
     const { rows } = await client.query(ENQUEUE, [

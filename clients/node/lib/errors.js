@@ -38,8 +38,17 @@ const classes = {
 
 /** The SQLSTATE of an error of the driver, or ''. @param {unknown} error @returns {string} */
 export function sqlstate(error) {
-  const code = /** @type {any} */ (error)?.code ?? /** @type {any} */ (error)?.sqlstate;
+  const code = read(() => /** @type {any} */ (error)?.code ?? /** @type {any} */ (error)?.sqlstate);
   return typeof code === 'string' && /^[0-9A-Z]{5}$/.test(code) ? code : '';
+}
+
+/** What an error says of itself. Its class is anybody's: that may throw, too. @template T @param {() => T} what @returns {T | undefined} */
+function read(what) {
+  try {
+    return what();
+  } catch {
+    return undefined;
+  }
 }
 
 /** The error itself, or for an SQLSTATE of idemq the class of that. @param {unknown} error @returns {unknown} */
@@ -119,22 +128,18 @@ function typeOf(error) {
  * @param {unknown} error @returns {string}
  */
 export function textOf(error) {
-  let text;
-  try {
-    text = error instanceof Error ? `${typeOf(error)}: ${error.message}` : `${error}`;
-  } catch {
-    text = 'an error that has no text';
-  }
-  if (error instanceof RetryLater || error instanceof Dead || error instanceof Cancelled) text = error.message;
-  return text.replaceAll('\0', '').slice(0, longest);
+  const own = error instanceof RetryLater || error instanceof Dead || error instanceof Cancelled;
+  const text = read(() => (error instanceof Error && !own ? `${typeOf(error)}: ${error.message}` : `${own ? error.message : error}`));
+  return (text ?? 'an error that has no text').replaceAll('\0', '').slice(0, longest);
 }
 
 /** What a program is to read of an error: for `details` of idemq.attempts. @param {unknown} error @returns {string} */
 export function detailsOf(error) {
   /** @type {Record<string, string>} */
-  const details = { type: error instanceof Error ? typeOf(error) : typeof error };
+  const details = { type: read(() => (error instanceof Error ? `${typeOf(error)}` : typeof error)) ?? 'Error' };
   if (sqlstate(error)) details.sqlstate = sqlstate(error);
-  if (error instanceof Error && error.stack) details.trace = error.stack.replaceAll('\0', '').slice(0, longest);
+  const trace = read(() => (error instanceof Error && error.stack ? `${error.stack}` : ''));
+  if (trace) details.trace = trace.replaceAll('\0', '').slice(0, longest);
   // A half of a surrogate pair is no JSON to the server.
   return JSON.stringify(details).replace(/\\u(?:0000|d[89a-f][0-9a-f]{2})/gi, '?');
 }

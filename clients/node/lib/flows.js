@@ -2,6 +2,7 @@
 
 import { interval, typed } from './errors.js';
 import { json } from './enqueue.js';
+import { GRAPH_JOB, MESSAGE, known } from './options.js';
 import { inject } from './trace.js';
 
 const SEND_EVENT = `SELECT outcome::text, first_payload AS "firstPayload"
@@ -53,11 +54,13 @@ export async function sendEvent(client, queue, name, payload) {
 
 /** @type {typeof import('../index.js').publish} */
 export async function publish(client, topic, payload, options = {}) {
+  known(options, { ...MESSAGE, key: true }, 'publish');
   return rows(client, PUBLISH, [...common(options), topic, json(payload, 'the payload'), options.key ?? null]);
 }
 
 /** @type {typeof import('../index.js').enqueueSequenced} */
 export async function enqueueSequenced(client, queue, producer, seq, payload, options = {}) {
+  known(options, MESSAGE, 'enqueueSequenced');
   const [enqueued] = await rows(client, ENQUEUE_SEQUENCED, [...common(options), queue, producer, `${seq}`, json(payload, 'the payload')]);
   return enqueued;
 }
@@ -71,6 +74,7 @@ export async function enqueueGraph(client, jobs) {
 
 /** A job of a graph, as JSON. @param {string} name @param {import('../index.js').GraphJob} job @returns {string} */
 function jobText(name, job) {
+  known(job, GRAPH_JOB, `job ${name} of a graph`);
   /** @type {Record<string, unknown>} */
   const members = {
     name,

@@ -2,6 +2,7 @@
 
 import { Cancelled, Waiting, interval, typed } from './errors.js';
 import { json } from './enqueue.js';
+import { ran } from './kinds.js';
 import { AWAIT_EVENT, CHECKPOINT, PARENTS } from './statements.js';
 import { step } from './step.js';
 import { traced } from './trace.js';
@@ -186,7 +187,7 @@ export class Attempt {
     this.ends = Date.now() + this.timeout;
     arm();
     try {
-      return await /** @type {Promise<T>} */ (Promise.race([traced(this.job, async () => handler()), given]));
+      return await /** @type {Promise<T>} */ (Promise.race([traced(this.job, async () => ran(await handler())), given]));
     } finally {
       this.#onCancel = undefined;
       clearTimeout(timer);

@@ -1,11 +1,33 @@
-// Handlers by the kind of a job.
+// Handlers: whether they run when they are called, and those by the kind of a job.
 //
 // A worker that has none for a kind gives the job back for a while: a newer one may know it, as while a
 // deployment is rolled out.  That counts no attempt.
 
+import { types } from 'node:util';
 import { Snooze } from './errors.js';
 
 const mostNamed = 1000;
+
+/** Throws for what cannot be called, and for a generator: its call runs nothing. @param {unknown} handler @param {string} what */
+export function runnable(handler, what) {
+  if (typeof handler !== 'function') throw new TypeError(`${what} is a function, not ${handler}`);
+  if (types.isGeneratorFunction(handler)) throw new TypeError(`${what} ${handler.name} is a generator function, which runs nothing when it is called`);
+}
+
+/** The same for one handler, or several by kind. @param {any} handlers */
+export function allRunnable(handlers) {
+  const all = typeof handlers === 'function' ? [handlers] : Object.values(handlers ?? {});
+  if (all.length === 0 || all.some((handler) => typeof handler !== 'function')) {
+    throw new TypeError('a handler is a function, and several are an object of functions by kind');
+  }
+  for (const handler of all) runnable(handler, 'the handler');
+}
+
+/** What a call has answered, unless that has yet to run. @template T @param {T} answer @returns {T} */
+export function ran(answer) {
+  if (types.isGeneratorObject(answer)) throw new TypeError('what was returned is a generator, which has not run');
+  return answer;
+}
 
 /**
  * One handler for all: the one that is given, or one that calls that of the job's kind.
@@ -13,11 +35,9 @@ const mostNamed = 1000;
  * @param {import('../index.js').Logger} logger @returns {(job: import('./job.js').Job, ...more: any[]) => unknown}
  */
 export function handlerOf(handlers, delay, logger) {
+  allRunnable(handlers);
   if (typeof handlers === 'function') return handlers;
-  const byKind = new Map(Object.entries(handlers ?? {}));
-  if (byKind.size === 0 || [...byKind.values()].some((handler) => typeof handler !== 'function')) {
-    throw new TypeError('a handler is a function, and several are an object of functions by kind');
-  }
+  const byKind = new Map(Object.entries(handlers));
   /** @type {Set<string>} */
   const unknown = new Set();
   return (job, ...more) => {

@@ -1,7 +1,9 @@
 // A step: a call of another system that an attempt may make, and is to be known of by the next.
 
 import { json } from './enqueue.js';
-import { Refused, Snooze, interval, textOf, typed } from './errors.js';
+import { Dead, Refused, Snooze, interval, textOf, typed } from './errors.js';
+import { ran, runnable } from './kinds.js';
+import { STEP, known } from './options.js';
 import { BEGIN_STEP, FINISH_STEP, REFUSE_STEP } from './statements.js';
 
 /**
@@ -10,10 +12,15 @@ import { BEGIN_STEP, FINISH_STEP, REFUSE_STEP } from './statements.js';
  * @param {(call: import('../index.js').StepCall) => unknown} call
  * @param {import('../index.js').StepOptions} options @returns {Promise<any>}
  */
-export async function step(job, line, name, call, { request = null, callTimeout = 30, ask }) {
+export async function step(job, line, name, call, options) {
+  known(options, STEP, 'job.step');
+  const { request = null, callTimeout = 30, ask } = options;
+  runnable(call, 'call');
+  if (ask !== undefined) runnable(ask, 'ask');
   if (!(callTimeout > 0 && callTimeout <= 1e6)) throw new RangeError(`callTimeout is a number of seconds, not ${callTimeout}`);
   const own = [job.id, job.token, name];
   const asked = Date.now();
+  let calling = false;
   try {
     // Asked again after a lost answer, it says busy: nobody knows here that the call was not made.
     const { rows: [begun] } = await line.answer(BEGIN_STEP, [...own, json(request, 'the request'), interval(callTimeout)]);
@@ -21,13 +28,15 @@ export async function step(job, line, name, call, { request = null, callTimeout 
     // An attempt that was lost has called, and its call may still arrive.
     if (begun.outcome === 'busy') throw new Snooze(textOfInterval(begun.retry_after));
     if (begun.outcome === 'unknown' && ask) {
-      const found = await ask({ key: begun.effect_key, request: begun.former_request, begunAt: begun.begun_at, signal: job.signal });
+      const found = ran(await ask({ key: begun.effect_key, request: begun.former_request, begunAt: begun.begun_at, signal: job.signal }));
       if (found !== undefined) return await finish(found);
     }
     const until = asked + 1000 * callTimeout;
+    calling = true;
     return await finish(await limited(until, (signal) => call({ key: begun.effect_key, request, signal, until: new Date(until) })));
   } catch (error) {
-    if (error instanceof Refused) await line.answer(REFUSE_STEP, [...own, textOf(error)]);
+    // Dead when it is asked says nothing of the call that was made.
+    if (error instanceof Refused || (calling && error instanceof Dead)) await line.answer(REFUSE_STEP, [...own, textOf(error)]);
     throw typed(error);
   }
 
@@ -45,7 +54,7 @@ export async function step(job, line, name, call, { request = null, callTimeout 
     job.signal.addEventListener('abort', stop);
     if (job.signal.aborted) stop();
     try {
-      return await fn(controller.signal);
+      return ran(await fn(controller.signal));
     } finally {
       clearTimeout(timer);
       job.signal.removeEventListener('abort', stop);

@@ -8,6 +8,7 @@ import { Address, Line, Server, hosts, sleep, within } from './connection.js';
 import { interval, sqlstate, textOf, typed } from './errors.js';
 import { Attempt, killAfter } from './job.js';
 import { handlerOf } from './kinds.js';
+import { WORKER, known } from './options.js';
 import { Outside } from './outside.js';
 import { CLAIM, HEARTBEAT, RELEASE_MANY, SETTINGS, WAIT } from './statements.js';
 import { Transactions } from './transactions.js';
@@ -59,10 +60,11 @@ export class Worker {
 
   /**
    * @param {import('../index.js').Connection} connection @param {string} queue
-   * @param {import('../index.js').WorkerOptions & { once?: boolean, shard?: OfShard }} [options]
+   * @param {import('../index.js').WorkerOptions} [options] @param {{ once?: boolean, shard?: OfShard }} [internal]
    */
-  constructor(connection, queue, options = {}) {
-    const { concurrency = 1, batch = 1, timeout = 3600, grace = 30, signals = true, once = false, logger = quiet } = options;
+  constructor(connection, queue, options = {}, { once = false, shard } = {}) {
+    known(options, WORKER, 'Worker');
+    const { concurrency = 1, batch = 1, timeout = 3600, grace = 30, signals = true, logger = quiet } = options;
     for (const [name, value] of Object.entries({ concurrency, batch })) {
       if (!Number.isInteger(value) || value < 1) throw new RangeError(`${name} is a number of jobs, from 1, not ${value}`);
     }
@@ -70,9 +72,9 @@ export class Worker {
     if (!(grace >= 0)) throw new RangeError(`grace is a number of seconds, not ${grace}`);
     const name = options.name ?? `node ${process.pid}`;
     const named = (/** @type {import('../index.js').Connection} */ to) => hosts(to).map((config) => ({ application_name: `idemq ${queue}`, ...config }));
-    this.#address = options.shard?.address ?? new Address(named(connection));
+    this.#address = shard?.address ?? new Address(named(connection));
     this.#waitAddress = options.waitConnection === undefined ? this.#address : new Address(named(options.waitConnection));
-    this.#shard = options.shard;
+    this.#shard = shard;
     this.#queue = queue;
     this.#logger = logger;
     this.#timeout = timeout * 1000;
@@ -346,7 +348,9 @@ async function greet(session) {
  * @param {import('../index.js').Handler | import('../index.js').OutsideHandler | import('../index.js').Handlers<any>} handler
  * @param {import('../index.js').WorkerOptions & { outside?: boolean }} [options]
  */
-export async function drain(connection, queue, handler, { outside = false, ...options } = {}) {
-  const worker = new Worker(connection, queue, { signals: false, ...options, ...{ once: true } });
+export async function drain(connection, queue, handler, options = {}) {
+  known(options, { ...WORKER, outside: true }, 'drain');
+  const { outside = false, ...own } = options;
+  const worker = new Worker(connection, queue, { signals: false, ...own }, { once: true });
   return outside ? worker.runOutside(/** @type {any} */ (handler)) : worker.run(handler);
 }

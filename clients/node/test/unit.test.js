@@ -7,6 +7,7 @@ import { test } from 'node:test';
 import { place, shardConnection } from '../lib/cluster.js';
 import { Session, hosts } from '../lib/connection.js';
 import { Dead, IdemqError, StaleToken, detailsOf, interval, sqlstate, textOf, typed } from '../lib/errors.js';
+import { ClusterWorker, Worker, drain, enqueue, enqueueGraph, enqueueSequenced, publish } from '../lib/index.js';
 import { Attempt } from '../lib/job.js';
 import { Places, Pool } from '../lib/places.js';
 
@@ -108,6 +109,65 @@ test('texts', () => {
   assert.equal(interval('1 day'), '1 day');
   assert.equal(interval(undefined), null);
   assert.throws(() => interval(Infinity), TypeError);
+});
+
+test('an error that cannot be read', () => {
+  const raises = () => {
+    throw new Error('not even that');
+  };
+  const unreadable = { get: raises };
+  for (const error of [new Error('x'), new Dead('x')]) {
+    Object.defineProperties(error, { stack: unreadable, message: unreadable, name: unreadable, code: unreadable });
+    assert.equal(textOf(error), 'an error that has no text');
+    assert.deepEqual(JSON.parse(detailsOf(error)), { type: 'Error' });
+    assert.equal(sqlstate(error), '');
+  }
+  const odd = Object.assign(new Dead('x'), { message: 1, stack: 2, name: 3 });
+  assert.deepEqual([textOf(odd), JSON.parse(detailsOf(odd))], ['1', { type: '3', trace: '2' }]);
+});
+
+test('an option that nobody reads', async () => {
+  const never = { query: () => assert.fail('it was asked') };
+  const of = {
+    enqueue: (options) => enqueue(never, 'q', 1, options),
+    publish: (options) => publish(never, 't', 1, options),
+    enqueueSequenced: (options) => enqueueSequenced(never, 'q', 'p', 1, 1, options),
+    'job a of a graph': (options) => enqueueGraph(never, { a: { queue: 'q', payload: 1, ...options } }),
+    Worker: async (options) => new Worker({}, 'q', options),
+    ClusterWorker: async (options) => new ClusterWorker({}, 'q', options),
+    drain: (options) => drain({}, 'q', () => {}, options),
+    'job.step': async (options) => new Attempt({ id: '1', token: '2' }, 'q', { asked: 0, lease: 1, timeout: 1, line: never }).job.step('s', () => {}, options),
+  };
+  const wrong = {
+    enqueue: { depends_on: 'dependsOn', group_key: 'groupKey', onParentFail: 'onParentFailure', max_wait: 'maxWait', Kind: 'kind', __proto__x: null },
+    publish: { group_Key: 'groupKey', nowait: null },
+    enqueueSequenced: { key: null, Priority: 'priority' },
+    'job a of a graph': { depends_on: 'dependsOn', nowait: null },
+    Worker: { concurency: 'concurrency', home: null, once: null, shard: null, outside: null },
+    ClusterWorker: { shard_place: 'shardPlace', waitConnection: null, once: null },
+    drain: { outsid: 'outside', unknown_kind: 'unknownKind', once: null },
+    'job.step': { timeout: null, call_timeout: 'callTimeout' },
+  };
+  for (const [name, call] of Object.entries(of)) {
+    for (const [option, meant] of Object.entries(wrong[name])) {
+      const said = meant ? `perhaps you meant ${meant}` : 'it has .*, ';
+      await assert.rejects(async () => call({ [option]: undefined }), (error) => error instanceof TypeError && new RegExp(`^${name} has no option ${option}: ${said}`).test(error.message), `${name} ${option}`);
+    }
+    if (!name.startsWith('job a')) await assert.rejects(async () => call(null), { name: 'TypeError', message: `the options of ${name} are an object, not null` });
+  }
+  assert.throws(() => new ClusterWorker({}, 'q', { shardPlace: { ports: 5432 } }), { message: 'shardPlace has no option ports: perhaps you meant port' });
+  await assert.rejects(enqueue(never, 'q', 1, 'key'), TypeError);
+});
+
+test('handlers that run nothing', async () => {
+  const worker = () => new Worker({}, 'q');
+  for (const handler of [function* () {}, async function* () {}, { a: () => {}, b: function* () {} }]) {
+    await assert.rejects(worker().run(handler), /generator function/);
+    await assert.rejects(worker().runOutside(handler), /generator function/);
+    await assert.rejects(drain({}, 'q', handler), /generator function/);
+    await assert.rejects(new ClusterWorker({}, 'q').run(handler), /generator function/);
+  }
+  for (const handler of [{}, null, undefined, { a: null }]) await assert.rejects(worker().run(handler), /a handler is a function/);
 });
 
 test('a handler that does not end in time is told, and left', async () => {

@@ -102,6 +102,11 @@ __all__ = [
 
 
 class _Worker:
+    _coroutines: bool
+    """Whether its handlers are coroutine functions."""
+    _other: str
+    """What is for the other ones."""
+
     def __init__(
         self,
         dsn: str,
@@ -158,7 +163,7 @@ class _Worker:
     ) -> dict[str, int]:
         if self._running is not None:
             raise RuntimeError("this worker runs already")
-        handler = handler_of(handlers, self._unknown_kind)
+        handler = handler_of(handlers, self._unknown_kind, self._coroutines, type(self).__name__, self._other)
         run = self._running = self._make_run(make_lane, handler, once)
         try:
             if self._stopped:
@@ -183,6 +188,9 @@ class _Worker:
 
 class Worker(_Worker):
     """A worker whose handlers are functions; each is called in a thread."""
+
+    _coroutines = False
+    _other = "AsyncWorker (drain_async)"
 
     def run(
         self,
@@ -211,6 +219,9 @@ class Worker(_Worker):
 
 class AsyncWorker(_Worker):
     """A worker whose handlers are coroutine functions."""
+
+    _coroutines = True
+    _other = "Worker (drain)"
 
     async def run(
         self,
@@ -280,9 +291,13 @@ class _OverShards(_Worker):
 class ClusterWorker(_OverShards, Worker):
     """A Worker over the shards of a cluster: what run()'s handler does is committed on its job's shard."""
 
+    _other = "AsyncClusterWorker"
+
 
 class AsyncClusterWorker(_OverShards, AsyncWorker):
     """An AsyncWorker over the shards of a cluster."""
+
+    _other = "ClusterWorker"
 
 
 def drain(

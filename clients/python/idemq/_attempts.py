@@ -27,7 +27,20 @@ from ._job import AWAIT, BaseJob, End, Unit
 from ._lanes import COMMIT, COMMIT_AND_CLAIM, Gone, Lane
 from ._places import Places
 from ._server import MAX_TEXT, Address, AsyncLink, Link, Lost, Row, clean
-from .errors import AlreadyCommitted, Dead, Delay, NoSuchJob, RetryLater, Snooze, StaleToken, Waiting, interval
+from .errors import (
+    AlreadyCommitted,
+    Dead,
+    Delay,
+    NoSuchJob,
+    RetryLater,
+    Snooze,
+    StaleToken,
+    Waiting,
+    interval,
+    said,
+    sqlstate,
+    text_of,
+)
 
 log = logging.getLogger("idemq")
 T = TypeVar("T")
@@ -162,7 +175,7 @@ class Attempts:
         finally:
             self._units.discard(unit)
         if len(jobs) > 1 and unit.why != "drain":
-            log.info("%s: a transaction of %d jobs is run one by one: %s", self.options.queue, len(jobs), end.error)
+            log.info("%s: a transaction of %d jobs is run one by one: %s", self.options.queue, len(jobs), text_of(end.error))
             await lane.go_on(end)
             return await self._each(lane, [[job] for job in unit.jobs], claim, unit.commit_unknown)
         for job in jobs:
@@ -250,44 +263,47 @@ class Attempts:
         elif not await self._keep(job):
             pass
         elif unit.why == "time":
-            text = f"ended after {unit.seconds:g} s (job_timeout)"
-            await self._fail(job, text, {"timeout": unit.seconds}, None, False)
+            await self._settle(job, f"ended after {unit.seconds:g} s (job_timeout)", {"timeout": unit.seconds})
         elif unit.why is not None:
-            await self._release(job, None)
+            await self._release(job)
         elif isinstance(waiting, Waiting):
             await self._wait(job, waiting)
-        elif isinstance(error, Snooze):
-            await self._release(job, error.delay)
-        elif isinstance(error, RetryLater):
-            await self._fail(job, str(error), None, error.delay, False)
-        elif isinstance(error, Dead):
-            await self._fail(job, str(error), None, None, True)
         else:
-            await self._fail(job, _text(error), _details(error), None, False)
+            text = said(error) if isinstance(error, (RetryLater, Dead)) else text_of(error)
+            await self._settle(job, text, error=error)
 
-    async def _fail(
-        self, job: BaseJob, text: str, details: Optional[dict[str, Any]], delay: Optional[Delay], permanent: bool
+    async def _settle(
+        self, job: BaseJob, text: str, details: Optional[dict[str, Any]] = None, error: Optional[BaseException] = None
     ) -> None:
+        """Fails or, after a Snooze, releases.  What an error has to say is asked for where a refusal of it
+        is met: its class is anybody's."""
+
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
+            delay = interval(error.delay) if isinstance(error, (RetryLater, Snooze)) and level < 2 else None
+            if isinstance(error, Snooze) and level < 2:
+                return _RELEASE, (job.id, job.token, delay)
             # The server's encoding may lack a character; it may take no such length.
-            said = clean(text) if level == 0 else clean(text).encode("ascii", "backslashreplace").decode()[:1000]
-            more = _server.document(details) if level == 0 else None
-            return _FAIL, (job.id, job.token, said, interval(delay), permanent, more)
+            told = clean(text) if level == 0 else clean(text).encode("ascii", "backslashreplace").decode()[:1000]
+            if level == 2 and isinstance(error, (RetryLater, Snooze)):
+                told += " (its delay is no interval)"
+            more = (details if error is None else _details(error)) if level == 0 else None
+            return _FAIL, (job.id, job.token, told, delay, isinstance(error, Dead), _server.document(more))
 
         outcome = await self._tell_end(job, statement)
         self._ended(job, outcome)
-        log.warning("%s %d: attempt %d of %d: %s: %s", self.options.queue, job.id, job.attempt, job.max_attempts,
-                    outcome, text)
+        if outcome != "released":
+            log.warning("%s %d: attempt %d of %d: %s: %s", self.options.queue, job.id, job.attempt, job.max_attempts,
+                        outcome, text)
 
-    async def _release(self, job: BaseJob, delay: Optional[Delay]) -> None:
-        self._ended(job, await self._tell_end(job, lambda _: (_RELEASE, (job.id, job.token, interval(delay)))))
+    async def _release(self, job: BaseJob) -> None:
+        self._ended(job, await self._tell_end(job, lambda _: (_RELEASE, (job.id, job.token, None))))
 
     async def _wait(self, job: BaseJob, waiting: Waiting) -> None:
         """Notes the wait, which was undone with the handler's transaction.  What has come meanwhile the
         next attempt hears."""
         outcome = await self._ask_event(job, waiting)
         if outcome in ("arrived", "timed_out"):
-            await self._release(job, None)
+            await self._release(job)
         else:
             self._ended(job, outcome)
 
@@ -339,12 +355,12 @@ class Attempts:
                 log.error("%s %d: the server could not be told how the attempt has ended; the job is left to its"
                           " lease", self.options.queue, job.id)
                 break
-            except (psycopg.Error, TypeError, ValueError) as error:
-                if level == 0 and _refused(error):
-                    log.error("%s %d: %s", self.options.queue, job.id, str(error).strip())
-                    level = 1
+            except Exception as error:
+                if level < 2 and _refused(error):
+                    log.error("%s %d: %s", self.options.queue, job.id, said(error).strip())
+                    level += 1
                     continue
-                log.error("%s %d: %s; trying again", self.options.queue, job.id, str(error).strip())
+                log.error("%s %d: %s; trying again", self.options.queue, job.id, said(error).strip())
                 await asyncio.sleep(min(pause, max(give_up - time.monotonic(), 0)))
                 pause *= 2
         return outcome
@@ -449,22 +465,18 @@ class Attempts:
 
 
 def _again(error: Optional[BaseException]) -> bool:
-    return getattr(error, "sqlstate", None) in ("40001", "40P01")
+    return sqlstate(error) in ("40001", "40P01")
 
 
 def _refused(error: BaseException) -> bool:
     """Whether it is about a value that was given."""
-    state = getattr(error, "sqlstate", None)
-    return state[:2] in ("22", "54") if state else isinstance(error, (psycopg.DataError, TypeError, ValueError))
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": \n")
+    state = sqlstate(error)
+    return state[:2] in ("22", "54") if state else not isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, OSError))
 
 
 def _details(error: BaseException) -> dict[str, Any]:
     """For programs that read idemq.attempts."""
     lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     details = {"type": type(error).__name__, "trace": clean(lines[-MAX_TEXT:])}
-    state = getattr(error, "sqlstate", None)
-    return {**details, "sqlstate": state} if state else details
+    state = sqlstate(error)
+    return {**details, "sqlstate": clean(state)} if state else details

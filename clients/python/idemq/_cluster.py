@@ -28,6 +28,7 @@ from ._lanes import Lane
 from ._places import OfShard, Pool
 from ._run import Run
 from ._server import ANSWER, Address, AsyncLink, Lost
+from .errors import sqlstate
 
 log = logging.getLogger("idemq")
 
@@ -49,7 +50,7 @@ class Shard(Address):
         self._cluster = cluster
 
     async def elsewhere(self, error: Optional[BaseException], version: int) -> bool:
-        if getattr(error, "sqlstate", None) != "55000":
+        if sqlstate(error) != "55000":
             return False
         await self._cluster.read_again()
         if self.version == version and self.state == "moving":

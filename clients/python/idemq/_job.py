@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 import time
@@ -14,8 +15,9 @@ from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
-from ._server import AnyConnection, Row, clean, document
-from .errors import Delay, Refused, Snooze, Waiting, interval
+from ._kinds import callable_by, ran
+from ._server import AnyConnection, Row, clean, document, wanted
+from .errors import Dead, Delay, Refused, Snooze, Waiting, interval, said
 
 if TYPE_CHECKING:
     from ._attempts import Attempts
@@ -162,7 +164,7 @@ class BaseJob:
             return response
 
     async def _refuse_step(self, name: str, error: BaseException) -> None:
-        await self._tell_answer(_REFUSE_STEP, name, clean(str(error)))
+        await self._tell_answer(_REFUSE_STEP, name, clean(said(error)))
 
     async def _tell_answer(self, sql: str, name: str, value: Any) -> Any:
         rows = await self._outside().tell(self, sql, (self.id, self.token, name, value), anyway=True)
@@ -186,6 +188,7 @@ class Job(BaseJob):
         the lease is lost.
         """
         if conn is not None:
+            wanted(conn, Connection)
             conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(state)))
             self.state = state
         else:
@@ -203,19 +206,23 @@ class Job(BaseJob):
 
         When an attempt was lost between call and answer, ask(step) finds out: it returns the response, or
         None when the other side has not done it.  Without ask, and then, call(step) is made again under
-        the same key.  A call must not outlast step.timeout.  One that raises Refused definitely did
-        nothing: the next is made under another key.
+        the same key.  A call must not outlast step.timeout.  One that raises Refused, or Dead, definitely
+        did nothing: the next is made under another key.
         """
         run = self._outside()
+        for function in (call, ask or call):
+            callable_by(function, False, "Job.step", "AsyncWorker and its AsyncJob.step")
         done, response, step = run.from_thread(self._begin_step(name, request, call_timeout))
         if done:
             return response
+        definite: tuple[type[Exception], ...] = (Refused,)
         try:
             if step.begun_at is not None and ask is not None:
-                response = ask(step)
+                response = ran(ask(step))
             if response is None:
-                response = call(step._replace(request=request, begun_at=None))
-        except Refused as error:
+                definite = (Refused, Dead)
+                response = ran(call(step._replace(request=request, begun_at=None)))
+        except definite as error:
             run.from_thread(self._refuse_step(name, error))
             raise
         return run.from_thread(self._finish_step(name, response))
@@ -257,6 +264,7 @@ class AsyncJob(BaseJob):
     async def checkpoint(self, state: Any, conn: Optional[AsyncConnection[Any]] = None) -> None:
         """As Job.checkpoint."""
         if conn is not None:
+            wanted(conn, AsyncConnection)
             await conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(state)))
             self.state = state
         else:
@@ -274,17 +282,24 @@ class AsyncJob(BaseJob):
         done, response, step = await self._begin_step(name, request, call_timeout)
         if done:
             return response
+        definite: tuple[type[Exception], ...] = (Refused,)
         try:
             if step.begun_at is not None and ask is not None:
-                response = await asyncio.wait_for(ask(step), step.timeout)
+                response = await self._answer(ask, step)
             if response is None:
-                again = step._replace(request=request, begun_at=None)
-                response = await asyncio.wait_for(call(again), step.timeout)
-        except Refused as error:
+                definite = (Refused, Dead)
+                response = await self._answer(call, step._replace(request=request, begun_at=None))
+        except definite as error:
             await asyncio.shield(self._refuse_step(name, error))
             raise
         # A handler that is cancelled now has called all the same.
         return await asyncio.shield(self._finish_step(name, response))
+
+    @staticmethod
+    async def _answer(function: Callable[[StepCall], Awaitable[Any]], step: StepCall) -> Any:
+        """What it answers in its time; that of a function which was none to be awaited is a fact, too."""
+        answer = function(step)
+        return ran(await asyncio.wait_for(answer, step.timeout) if inspect.isawaitable(answer) else answer)
 
     async def await_event(self, name: str, timeout: Delay) -> Event:
         """As Job.await_event."""

@@ -1,4 +1,8 @@
-"""Handlers by the kind of a job.
+"""Handlers: whether they are what the worker calls, and those by the kind of a job.
+
+A call of a coroutine function or of a generator runs nothing, and a function holds up the event loop of
+an AsyncWorker, which cannot await its answer: each is refused before a job is claimed.  What only shows
+when the handler returns fails the attempt.
 
 A worker that has none for a kind gives the job back for a while: a newer one may know it, as while a
 deployment is rolled out.  That counts no attempt.
@@ -6,22 +10,65 @@ deployment is rolled out.  That counts no attempt.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
-from typing import Any, Callable, Mapping, Optional, Union
+from typing import Any, Callable, Mapping, Optional, TypeVar, Union
 
 from .errors import Delay, Snooze
 
 log = logging.getLogger("idemq")
+T = TypeVar("T")
 
 Handlers = Mapping[Optional[str], Callable[..., Any]]
 """By kind; that of None is for jobs without one."""
 
 
-def handler_of(handlers: Union[Callable[..., Any], Handlers], delay: Delay) -> Callable[..., Any]:
+def callable_by(function: Any, coroutines: bool, caller: str, other: str) -> None:
+    """Raises for a function that the caller cannot run; other: what can.
+
+    Of coroutine functions a decorator may make functions, and an object need not tell what its call is.
+    """
+    name = getattr(function, "__qualname__", None) or repr(function)
+    if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
+        raise TypeError(f"{name} is a generator function, which runs nothing when it is called: it must return its result")
+    if not coroutines and _is(inspect.iscoroutinefunction, function):
+        raise TypeError(f"{caller} calls functions, and {name} is a coroutine function: use {other}")
+    while isinstance(function, functools.partial):
+        function = function.func
+    if (
+        coroutines
+        and (inspect.ismethod(function) or _is(inspect.isfunction, function))
+        and not any(inspect.iscoroutinefunction(each) for each in (function, inspect.unwrap(function)))
+    ):
+        raise TypeError(f"{caller} awaits coroutine functions (async def), and {name} is a function: use {other}")
+
+
+def _is(test: Callable[[Any], bool], function: Any) -> bool:
+    return test(function) or test(getattr(type(function), "__call__", None))
+
+
+def ran(answer: T) -> T:
+    """What a call has returned, unless that is something which has yet to run."""
+    if inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()  # else Python says that nobody has awaited it
+        raise TypeError(f"what was returned is a {type(answer).__name__}, which has not run")
+    return answer
+
+
+def handler_of(
+    handlers: Union[Callable[..., Any], Handlers], delay: Delay, coroutines: bool, worker: str, other: str
+) -> Callable[..., Any]:
     """One handler for all: the one that is given, or one that calls that of the job's kind."""
     if callable(handlers):
+        callable_by(handlers, coroutines, worker, other)
         return handlers
-    by_kind = dict(handlers)
+    by_kind = dict(handlers) if isinstance(handlers, Mapping) else {}
+    if not by_kind or not all(callable(handler) for handler in by_kind.values()):
+        raise TypeError("a handler is a function, and several are a dict of functions by kind")
+    for handler in by_kind.values():
+        callable_by(handler, coroutines, worker, other)
     unknown: set[Optional[str]] = set()
 
     def call(job: Any, *args: Any) -> Any:

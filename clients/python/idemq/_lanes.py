@@ -30,6 +30,7 @@ from psycopg.rows import tuple_row
 
 from . import _server, _trace
 from ._job import COLUMNS, AsyncJob, End, Job, Unit
+from ._kinds import ran
 from ._server import AnyConnection, AsyncLink, Link, Row, ThreadLink
 from .errors import AlreadyCommitted, NoSuchJob, StaleToken
 
@@ -135,7 +136,7 @@ class AsyncLane(Lane):
     async def _call(self, handler: Callable[..., Any], unit: Unit, then: Then) -> Any:
         (job,) = unit.jobs
         with _trace.around(job.queue, job.headers):
-            return await handler(job)
+            return ran(await handler(job))
 
     async def interrupt(self, body: "asyncio.Task[End]") -> None:
         await super().interrupt(body)
@@ -165,7 +166,7 @@ class AsyncTransaction(AsyncLane):
                 for job in unit.jobs:
                     job._begin(conn)
                     with _trace.around(job.queue, job.headers):
-                        results.append(_server.document(await handler(job, conn)))
+                        results.append(_server.document(ran(await handler(job, conn))))
                     if job.waiting is not None:
                         raise job.waiting
                 _still_open(conn)
@@ -203,7 +204,7 @@ class ThreadLane(Lane):
     @staticmethod
     def _handle(handler: Callable[..., Any], job: Job) -> Any:
         with _trace.around(job.queue, job.headers):
-            return handler(job)
+            return ran(handler(job))
 
     async def interrupt(self, body: "asyncio.Task[End]") -> None:
         if self.link is not None:
@@ -254,7 +255,7 @@ class ThreadTransaction(ThreadLane):
                 for job in unit.jobs:
                     job._begin(conn)
                     with _trace.around(job.queue, job.headers):
-                        results.append(_server.document(handler(job, conn)))
+                        results.append(_server.document(ran(handler(job, conn))))
                     if job.waiting is not None:
                         raise job.waiting
                 _still_open(conn)

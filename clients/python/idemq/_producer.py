@@ -10,7 +10,7 @@ from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from . import _trace
-from ._server import Row, document
+from ._server import Row, document, wanted
 from .errors import Delay, interval
 
 T = TypeVar("T")
@@ -142,6 +142,7 @@ def ask(
     answer: Callable[[list[Row]], T],
 ) -> Union[T, Awaitable[T]]:
     """What a statement answers; of an AsyncConnection, to be awaited."""
+    wanted(conn, Connection, AsyncConnection)
     if isinstance(conn, AsyncConnection):
         return _ask_async(conn, sql, values, answer)
     with conn.cursor(row_factory=tuple_row) as cursor:

@@ -26,6 +26,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
+from .errors import said, sqlstate
+
 log = logging.getLogger("idemq")
 
 ANSWER = 10.0
@@ -81,7 +83,7 @@ def hosts(dsn: str) -> list[dict[str, Any]]:
 
 def is_lost(conn: AnyConnection, error: BaseException) -> bool:
     """Whether an error means that this connection is of no more use."""
-    state = getattr(error, "sqlstate", None) or ""
+    state = sqlstate(error)
     return bool(
         conn.closed or conn.broken or state[:2] == "08" or state == "25006" or state[:3] == "57P"
     )
@@ -253,7 +255,7 @@ class Link(Generic[Conn]):
     def _say_lost(self, error: Optional[BaseException]) -> None:
         if self._lost_at is None:
             self._lost_at = time.monotonic()
-            log.warning("%s: %s", self._name, str(error).strip() or type(error).__name__)
+            log.warning("%s: %s", self._name, (said(error) if error is not None else "").strip() or type(error).__name__)
 
     async def drop(self, error: Optional[BaseException] = None, in_use: bool = False) -> None:
         """Leaves the connection, whatever its state; with an error that is worth a line.
@@ -305,6 +307,27 @@ class ThreadLink(Link[Connection[Any]]):
 
     async def _close(self, conn: Connection[Any]) -> None:
         conn.close()
+
+
+_RECIPES = {
+    "psycopg2": "of psycopg 2 there is none: connect by psycopg 3, or call the SQL functions",
+    "sqlalchemy": "create_engine('postgresql+psycopg://…'), then connection.connection.driver_connection,"
+    " or session.connection().connection.driver_connection",
+    "django": "connection.ensure_connection(), then connection.connection, by Django 4.2 or later with psycopg 3",
+    "psycopg_pool": "with pool.connection() as conn",
+}
+"""How to come to psycopg's connection, by the package whose object was given."""
+
+
+def wanted(conn: Any, *classes: type[Any]) -> None:
+    """Raises for what is no connection of psycopg 3, of these classes."""
+    if not isinstance(conn, classes):
+        kind = type(conn)
+        recipe = _RECIPES.get(kind.__module__.partition(".")[0])
+        raise TypeError(
+            f"a psycopg.{' or '.join(each.__name__ for each in classes)} (psycopg 3) is wanted,"
+            f" not a {kind.__module__}.{kind.__qualname__}" + (f": {recipe}" if recipe else "")
+        )
 
 
 def document(value: Any) -> Optional[Jsonb]:

@@ -60,7 +60,8 @@ class Snooze(Exception):
 
 
 class Dead(Exception):
-    """Raised by a handler: no attempt can succeed; the job is dead."""
+    """Raised by a handler: no attempt can succeed; the job is dead.  Raised by a step's call it says
+    what Refused says, too."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "dead")
@@ -78,6 +79,28 @@ class Waiting(BaseException):
 
 class Refused(Exception):
     """Raised by a step's call: the other side definitely did not do it."""
+
+
+def sqlstate(error: Optional[BaseException]) -> str:
+    """The SQLSTATE of an error, or ""."""
+    try:
+        state = getattr(error, "sqlstate", None)
+    except Exception:
+        return ""
+    return state if isinstance(state, str) else ""
+
+
+def said(error: BaseException) -> str:
+    """What an error says.  Its class is anybody's: that may raise, too."""
+    try:
+        return str(error)
+    except Exception as second:
+        return f"it has no text: its str() raised {type(second).__name__}"
+
+
+def text_of(error: Optional[BaseException]) -> str:
+    """The same with its type, as PostgreSQL's text may hold it but for its length."""
+    return f"{type(error).__name__}: {said(error)}".rstrip(": \n") if error is not None else ""
 
 
 def interval(delay: Optional[Delay]) -> Union[timedelta, str, None]:

@@ -1,0 +1,53 @@
+// Options.  One that nobody reads would be dropped in silence: a job without its parent, a worker with one lane.
+
+/** @template T @typedef {Record<keyof T, boolean>} Names: tsc sees that none is missing, and none too many */
+
+/** @type {Names<import('../index.js').MessageOptions>} */
+export const MESSAGE = { delay: true, runAt: true, priority: true, groupKey: true, maxAttempts: true, headers: true, expiresIn: true, kind: true };
+
+/** @type {Names<import('../index.js').EnqueueOptions>} */
+export const ENQUEUE = {
+  ...MESSAGE, key: true, keyTtl: true, onDuplicate: true, nowait: true, maxWait: true, dependsOn: true, onParentFailure: true,
+};
+
+const { nowait: _, ...member } = ENQUEUE;
+/** @type {Names<import('../index.js').GraphJob>} */
+export const GRAPH_JOB = { ...member, queue: true, payload: true };
+
+/** @type {Names<import('../index.js').StepOptions>} */
+export const STEP = { request: true, callTimeout: true, ask: true };
+
+/** @type {Names<Omit<import('../index.js').WorkerOptions, 'waitConnection'>>} */
+const shared = {
+  name: true, concurrency: true, batch: true, lease: true, timeout: true, grace: true, attach: true, signals: true, unknownKind: true, logger: true,
+};
+/** @type {Names<import('../index.js').WorkerOptions>} */
+export const WORKER = { ...shared, waitConnection: true };
+
+/** @type {Names<import('../index.js').ClusterWorkerOptions>} */
+export const CLUSTER_WORKER = { ...shared, home: true, roam: true, shardPlace: true };
+
+/**
+ * Throws for options that are none, and says which may have been meant.
+ * @param {unknown} options @param {Record<string, boolean>} names @param {string} of
+ */
+export function known(options, names, of) {
+  if (options === null || typeof options !== 'object') throw new TypeError(`the options of ${of} are an object, not ${options}`);
+  const wrong = Object.keys(options).find((name) => !Object.hasOwn(names, name));
+  if (wrong === undefined) return;
+  const [near] = Object.keys(names).sort((a, b) => distance(wrong, a) - distance(wrong, b));
+  const meant = distance(wrong, near) <= near.length / 3 ? `perhaps you meant ${near}` : `it has ${Object.keys(names).sort().join(', ')}`;
+  throw new TypeError(`${of} has no option ${wrong}: ${meant}`);
+}
+
+/** How many letters two names differ by, whatever their style: depends_on, dependsOn. @param {string} one @param {string} other */
+function distance(one, other) {
+  const [a, b] = [one, other].map((name) => name.toLowerCase().replace(/[^a-z0-9]/g, ''));
+  let row = Array.from({ length: b.length + 1 }, (_, n) => n);
+  for (let i = 1; i <= a.length; i++) {
+    const next = [i];
+    for (let j = 1; j <= b.length; j++) next.push(Math.min(row[j] + 1, next[j - 1] + 1, row[j - 1] + (a[i - 1] === b[j - 1] ? 0 : 1)));
+    row = next;
+  }
+  return row[b.length];
+}
