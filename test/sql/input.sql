@@ -15,7 +15,7 @@ INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '
 	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 s'''), ('retry_factor', '2'),
 	('retry_max', '''1 h'''), ('retry_jitter', '0'), ('retention', '''1 day'''), ('idempotency_window', '''1 day'''), ('max_running', 'NULL'), ('rate_limit', 'NULL'),
 	('rate_period', '''1 s'''), ('dead_queue', 'NULL'), ('dead_retention', '''30 days'''), ('max_lease', '''1 day'''), ('job_timeout', '''1 h'''), ('queue_id', '1'), ('scope', '''s'''), ('count', 'true'), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
-	('kind', '''mail'''), ('kinds', '''{mail}'''), ('max_wait', 'NULL'), ('dead_queue_cancelled', 'false'), ('group_running', '2'), ('group_rate', 'NULL'), ('group_period', '''1 s'''), ('producer', '''p'''), ('seq', '1'), ('shard', '3'), ('shards', '8'), ('moved_to', '''there'''), ('timeout', '''1 h'''), ('pattern', '''order.#'''), ('topic', '''order.paid'''),
+	('kind', '''mail'''), ('kinds', '''{mail}'''), ('max_wait', 'NULL'), ('dead_queue_cancelled', 'false'), ('group_running', '2'), ('group_rate', 'NULL'), ('group_period', '''1 s'''), ('producer', '''p'''), ('seq', '1'), ('shard', '3'), ('shards', '8'), ('moved_to', '''there'''), ('timeout', '''1 h'''), ('pattern', '''order.#'''), ('topic', '''order.paid'''), ('key_prefix', '''order-'''),
 	('per', '''1 s'''), ('cost', '1'), ('function', '''regress_handler(jsonb)'''), ('workers', '2'), ('batch', '10'), ('max_idle', '''1 s'''),
 	('cron', '''* * * * *'''), ('time_zone', '''UTC'''), ('after', '''2026-01-01'''), ('until', '''2100-01-01'''), ('sqlstate', '''22012'''), ('checkpoint', '''{}'''), ('done_until', '''2026-01-01'''), ('created_by', '''pg_monitor'''), ('created_by_oid', '3373'),
 	('depends_on', 'ARRAY[$1]'), ('on_parent_failure', '''wait'''), ('jobs', '''[{"name": "a", "queue": "q", "payload": 1, "depends_on": []}]''');
@@ -60,7 +60,7 @@ INSERT INTO bad (arg, value) VALUES
 	('key', ''''''), ('key', 'repeat(''x'', 1024)'), ('key', 'repeat(''x'', 1025)'), ('key', 'repeat(''é'', 513)'), ('key', 'repeat(''x'', 100000000)'),
 	('delay', '''-1 us'''), ('delay', '''1015 years'''), ('run_at', '''infinity'''), ('run_at', '''-infinity'''), ('run_at', '''294276-12-31 23:59:59+00'''), ('run_at', '''4714-11-24 00:00:00+00 BC'''),
 	('priority', '-1'), ('priority', '0'), ('priority', '9'), ('priority', '10'), ('priority', '2147483647'), ('priority', '-2147483648'), ('priority', '65540'),
-	('group_key', '''g'''), ('max_attempts', '0'), ('max_attempts', '-1'), ('max_attempts', '2147483647'),
+	('group_key', '''g'''), ('key_prefix', ''''''), ('key_prefix', 'repeat(''k'', 1025)'), ('key_prefix', '''%'''), ('max_attempts', '0'), ('max_attempts', '-1'), ('max_attempts', '2147483647'),
 	('expires_in', '''0'''), ('expires_in', '''-1 s'''), ('expires_in', '''2000 years'''), ('key_ttl', '''0'''), ('key_ttl', '''2000 years'''), ('on_duplicate', '''other'''), ('on_duplicate', ''''''), ('on_duplicate', 'repeat(''x'', 1000)'),
 	('kind', ''''''), ('kind', 'repeat(''x'', 64)'), ('kind', 'repeat(''x'', 65)'), ('kind', 'repeat(''é'', 33)'), ('kinds', '''{""}'''), ('kinds', '''{NULL}'''), ('max_wait', '''0'''), ('max_wait', '''1 h'''), ('max_wait', '''2000 years'''),
 	('producer', ''''''), ('producer', 'repeat(''x'', 257)'), ('seq', '0'), ('seq', '-9223372036854775808'), ('seq', '9223372036854775807'),
