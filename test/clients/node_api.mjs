@@ -259,7 +259,7 @@ test('cancels of many', async () => {
   assert.deepEqual(await cancelMatching(pool, q, { kind: 'mail', groupKey: 'pdf' }), { cancelled: 0, locked: 0 });
   assert.deepEqual(await cancelMatching(pool, q, { keyPrefix: 'k/2' }), { cancelled: 1, locked: 0 });
   await assert.rejects(cancelMatching(pool, q, {}), { code: '22004' });
-  await assert.rejects(cancelMatching(pool, q, { kind: 'pdf', group_key: 'pdf' }), /knows no group_key/);
+  await assert.rejects(cancelMatching(pool, q, { kind: 'pdf', group_key: 'pdf' }), /no option group_key: perhaps you meant groupKey/);
   assert.deepEqual(await cancelMany(pool, [ids[3], ids[1], '-1']), ['-1', ids[1], ids[3]].map((id, n) => ({ id, outcome: n ? 'cancelled' : 'not_found' })));
   assert.deepEqual(await cancelMany(pool, []), []);
 });

@@ -2,7 +2,7 @@
 
 import { interval, typed } from './errors.js';
 import { json } from './enqueue.js';
-import { GRAPH_JOB, MESSAGE, known } from './options.js';
+import { GRAPH_JOB, MATCHING, MESSAGE, known } from './options.js';
 import { inject } from './trace.js';
 
 const SEND_EVENT = `SELECT outcome::text, first_payload AS "firstPayload"
@@ -112,8 +112,9 @@ export async function cancelMany(client, ids) {
 }
 
 /** @type {typeof import('../index.js').cancelMatching} */
-export async function cancelMatching(client, queue, { kind, groupKey, keyPrefix, maxJobs, ...unknown }) {
-  for (const name in unknown) throw new TypeError(`cancelMatching knows no ${name}: pass kind, groupKey, keyPrefix, maxJobs`);
+export async function cancelMatching(client, queue, which) {
+  known(which, MATCHING, 'cancelMatching');
+  const { kind, groupKey, keyPrefix, maxJobs } = which;
   const [counts] = await rows(client, CANCEL_MATCHING, [queue, kind ?? null, groupKey ?? null, keyPrefix ?? null, maxJobs ?? null]);
   return counts;
 }

@@ -14,6 +14,9 @@ const { nowait: _, ...member } = ENQUEUE;
 /** @type {Names<import('../index.js').GraphJob>} */
 export const GRAPH_JOB = { ...member, queue: true, payload: true };
 
+/** @type {Names<import('../index.js').Matching>} */
+export const MATCHING = { kind: true, groupKey: true, keyPrefix: true, maxJobs: true };
+
 /** @type {Names<import('../index.js').StepOptions>} */
 export const STEP = { request: true, callTimeout: true, ask: true };
 
