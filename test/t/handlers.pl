@@ -292,7 +292,8 @@ foreach my $end ('ROLLBACK', 'COMMIT')
 	sql($node, "SELECT idemq.resume('b')");
 	wait_until($node, $at_gate);
 	$canceller->query_safe("SET ROLE producer; BEGIN; SELECT idemq.cancel($id)");
-	my $pid = sql($node, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND pg_terminate_backend(pid)");
+	my $pid = sql($node, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
+	sql($node, "SELECT pg_terminate_backend($pid)");
 	is_soon($node, "SELECT count(*) FROM pg_stat_activity WHERE pid = $pid", 0, 'a process with a job that is held ends when it is told to');
 	$canceller->query_safe('ROLLBACK');
 	$gate->query_safe('SELECT pg_advisory_unlock(42)');
