@@ -282,6 +282,26 @@ foreach my $end ('ROLLBACK', 'COMMIT')
 	$_->quit foreach $gate, $canceller;
 }
 
+# The process is told to end meanwhile: it does.
+{
+	sql($node, "SELECT idemq.pause('b'), setval('app.begun', 1, false)");
+	job('b', 240, "DO \$\$BEGIN $once; PERFORM pg_advisory_xact_lock(42); END\$\$");
+	$id = job('b', 241);
+	my ($gate, $canceller) = (session($node), session($node));
+	$gate->query_safe('SELECT pg_advisory_lock(42)');
+	sql($node, "SELECT idemq.resume('b')");
+	wait_until($node, $at_gate);
+	$canceller->query_safe("SET ROLE producer; BEGIN; SELECT idemq.cancel($id)");
+	my $pid = sql($node, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
+	sql($node, "SELECT pg_terminate_backend($pid)");
+	is_soon($node, "SELECT count(*) FROM pg_stat_activity WHERE pid = $pid", 0, 'a process with a job that is held ends when it is told to');
+	$canceller->query_safe('ROLLBACK');
+	$gate->query_safe('SELECT pg_advisory_unlock(42)');
+	all_done('b');
+	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'completed|1', 'and the job is given back');
+	$_->quit foreach $gate, $canceller;
+}
+
 # A job has failed, and is cancelled before its process could write that.
 SKIP:
 {
@@ -307,16 +327,19 @@ SKIP:
 # A dead queue that is being dropped.
 sql($node, "SELECT idemq.create_queue('dying'); SELECT idemq.alter_queue('b', dead_queue => 'dying')");
 {
-	my $dropper = session($node);
+	my ($gate, $dropper) = (session($node), session($node));
+	$gate->query_safe('SELECT pg_advisory_lock(42)');
+	$id = job('b', 243, "DO \$\$BEGIN PERFORM pg_advisory_xact_lock(42); RAISE 'no'; END\$\$", 'max_attempts => 1');
+	wait_until($node, $at_gate);
 	$dropper->query_safe("BEGIN; SELECT idemq.drop_queue('dying', force => true)");
-	$id = job('b', 243, raise('P0001', 'no'), 'max_attempts => 1');
+	$gate->query_safe('SELECT pg_advisory_unlock(42)');
 	others_run('the dead queue of a job is being dropped');
 	$dropper->query_safe('ROLLBACK');
 	all_done('b');
 	is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'dying' AND payload->>'id' = '$id'", 1,
 		'not dropped, it has the dead job');
-	sql($node, "SELECT idemq.alter_queue('b', dead_queue => NULL)");
-	$dropper->quit;
+	sql($node, "SELECT idemq.alter_queue('b', dead_queue => '')");
+	$_->quit foreach $gate, $dropper;
 }
 
 # A handler that is being set, when a job of it ends a row of crashes.
