@@ -85,8 +85,9 @@ def report(title, steps_path, log_path):
         print(f"  {at - begin:6.2f}  {name}")
     for (name, said), times in sorted(seen.items()):
         if said == "ok":
-            gap = max(zip(times, times[1:]), key=lambda pair: pair[1] - pair[0], default=(0, 0))
-            print(f"  {name}: nothing done from {gap[0]:.2f} to {gap[1]:.2f}; last done at {times[-1]:.2f}")
+            before = max(at for at in times if at < steps[1][1])
+            after = [at for at in times if at > before]
+            print(f"  {name}: nothing done from {before:.2f} " + (f"to {after[0]:.2f}" if after else "on"))
         else:
             print(f"  {name}: {said}, {len(times)} times, from {times[0]:.2f} to {times[-1]:.2f}")
 
