@@ -56,19 +56,24 @@ export async function flows(pool: pg.Pool, offset: bigint): Promise<string> {
   return status;
 }
 
-// An application says once what its queue holds.
+// What doc/usage/typescript.md shows: an application says once what its queue holds.
 type Mail = { to: string; copies?: number };
 type Sent = { messageId: string };
 
 const send: Handler<Mail, Sent> = async (job, db) => {
-  await db.query('INSERT INTO sent (address) VALUES ($1)', [job.payload.to satisfies string]);
-  // @ts-expect-error a mail has no such field
-  job.payload.subject;
+  await db.query('INSERT INTO sent (address) VALUES ($1)', [job.payload.to]);
   return { messageId: job.id };
 };
 
+export const work = () => new Worker<Mail, Sent>({}, 'mail').run(send);
+
+export async function order(client: pg.PoolClient): Promise<string | undefined> {
+  const mail = await enqueue<Mail, Sent>(client, 'mail', { to: 'anna@example.com' }, { key: 'order-42' });
+  return mail.result?.messageId; // of a duplicate that has been sent
+}
+
 export async function typed(pool: pg.Pool): Promise<string | undefined> {
-  const { id, result } = await enqueue<Mail, Sent>(pool, 'mail', { to: 'anna@example.com' }, { key: 'order-42' });
+  const { id, result } = await enqueue<Mail, Sent>(pool, 'mail', { to: 'anna@example.com' });
   // @ts-expect-error to is missing
   await enqueue<Mail>(pool, 'mail', { copies: 2 });
   // @ts-expect-error the result is there only when the first job is completed
@@ -84,8 +89,14 @@ export async function typed(pool: pg.Pool): Promise<string | undefined> {
   // @ts-expect-error a mail has no such field
   await drain<Mail>({}, 'mail', (job) => job.payload.from);
   await drain({}, 'mail', send);
-  // Handlers by kind: each says what it takes, in a worker that says nothing.
-  await new Worker({}, 'customer').run({ mail: send, invoice: (job: Job<{ total: number }>) => job.payload.total.toFixed(2) });
+  await new Worker({}, 'customer').run({
+    mail: send,
+    invoice: (job: Job<{ total: number }>) => job.payload.total.toFixed(2),
+  });
+  await new Worker<number>({}, 'numbers').run((job) => {
+    // @ts-expect-error a number has no such field
+    job.payload.to;
+  });
   await new Worker<{ order: number }>({}, 'orders').run(async (job) => {
     const paid = await job.awaitEvent<{ amount: number }>('paid', '3 days');
     // @ts-expect-error the time may be over
