@@ -7,7 +7,6 @@
 #include "api/change_job.h"
 #include "job/kin.h"
 #include "table/jobs.h"
-#include "queue/queues.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_retry);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_retry_many);

@@ -48,10 +48,10 @@ export async function flows(pool: pg.Pool, offset: bigint): Promise<string> {
     const { arrived, payload } = await job.awaitEvent('paid', '3 days');
     return arrived satisfies boolean ? payload : (await job.parents()).map(({ id, result }) => [id satisfies string, result]);
   });
-  const { cancelled, locked } = await cancelMatching(client, 'orders', { kind: 'order', keyPrefix: 'shop/3/', maxJobs: 1000 });
+  const { cancelled, locked } = await cancelMatching(pool, 'orders', { kind: 'order', keyPrefix: 'shop/3/', maxJobs: 1000 });
   // @ts-expect-error which jobs is to be said
   await cancelMatching(pool, 'orders');
-  if (cancelled + locked) await cancelMany(pool, (await cancelMany(pool, [first.id])).map(({ id }) => id));
+  if (cancelled + locked) await cancelMany(pool, (await cancelMany(pool, [jobs.report.id])).map(({ id }) => id));
   const [{ status }] = await waitResults(pool, [jobs.report.id], '1 min');
   return status;
 }
