@@ -23,6 +23,27 @@ BEGIN
 	RETURN t;
 END $$;
 
+-- Breaks a long signature after commas.
+CREATE FUNCTION pg_temp.wrapped(t text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	line text;
+	lines text := '';
+	part text;
+BEGIN
+	FOREACH part IN ARRAY string_to_array(t, ', ')
+	LOOP
+		IF length(line) + length(part) > 100 THEN
+			lines := lines || line || E',\n    ';
+			line := part;
+		ELSE
+			line := concat_ws(', ', line, part);
+		END IF;
+	END LOOP;
+	RETURN lines || line;
+END $$;
+
+-- A function has a row in its topic's table.  What does not fit into one stands below the table: a
+-- long signature, and a comment that is a list (lines that begin with "- ").
 \qecho <!-- made: functions -->
 WITH topics AS (
 	SELECT split_part(line, '|', 1) AS topic, split_part(line, '|', 2) AS name, ord
@@ -36,14 +57,32 @@ WITH topics AS (
 	FROM pg_proc p JOIN topics t ON t.name = p.proname
 	WHERE p.pronamespace = 'idemq'::regnamespace
 ), lines AS (
-	SELECT *, row_number() OVER (PARTITION BY topic ORDER BY ord) = 1 AS is_first FROM functions
+	SELECT *, row_number() OVER (PARTITION BY topic ORDER BY ord) = 1 AS is_first,
+		split_part(comment, E'\n', 1) AS summary, nullif(strpos(comment, E'\n- '), 0) AS list_at,
+		CASE prokind WHEN 'p' THEN 'CALL ' ELSE '' END || proname AS called,
+		format('(%s)', arguments) || CASE WHEN result IS NULL OR result = 'void' THEN '' ELSE ' → ' || result END AS signature
+	FROM functions
+), fits AS (
+	SELECT *, length(signature) + length(comment) <= 450 AND list_at IS NULL AS fits,
+		-- Without what has a default, and without the columns of a result.
+		regexp_replace(regexp_replace(arguments, '\w+ \S+( \S+)? = .*$', '…'), '(, )?OUT .*$', '')
+			|| ')' || CASE WHEN result IS NULL OR result = 'void' THEN '' ELSE ' → ' || regexp_replace(result, '\(.*', '(…)') END AS short
+	FROM lines
 )
-SELECT CASE WHEN is_first THEN format(E'\n## %s\n\n%s| function | what it does | may call it |\n|---|---|---|\n', topic,
-		CASE topic WHEN 'Inside' THEN E'For views, triggers and `idemq.tick`. Their names and arguments may change.\n\n' ELSE '' END)
-		ELSE '' END
-	|| format('| `%s%s(%s)%s` | %s | %s |', CASE prokind WHEN 'p' THEN 'CALL ' ELSE '' END, proname, arguments,
-		CASE WHEN result IS NULL OR result = 'void' THEN '' ELSE ' → ' || result END, pg_temp.cell(comment), who)
-FROM lines ORDER BY topic = 'Inside', topic_ord, ord;
+SELECT text FROM (
+	SELECT topic, topic_ord, 1 AS place, ord,
+		CASE WHEN is_first THEN format(E'\n## %s\n\n%s| function | what it does | may call it |\n|---|---|---|\n', topic,
+			CASE topic WHEN 'Inside' THEN E'For views, triggers and `idemq.tick`. Their names and arguments may change.\n\n' ELSE '' END)
+			ELSE '' END
+		|| CASE WHEN fits THEN format('| `%s%s` | %s | %s |', called, signature, pg_temp.cell(summary), who)
+			ELSE format('| `%s(%s` | %s ([more](#%s)) | %s |', called, short, pg_temp.cell(summary), proname, who) END AS text
+	FROM fits
+	UNION ALL SELECT topic, topic_ord, 2, ord,
+		format(E'\n### %s', proname)
+		|| CASE WHEN signature = '(' || short THEN '' ELSE format(E'\n\n```text\n%s\n```', pg_temp.wrapped(called || signature)) END
+		|| coalesce(E'\n\n' || regexp_replace(pg_temp.cell(substr(comment, list_at + 1)), '^- (\w+(?: \w+)?(?: or \w+)?): ', '- `\1`: ', 'gn'), '')
+	FROM fits WHERE NOT fits
+) AS page ORDER BY topic = 'Inside', topic_ord, place, ord;
 \qecho
 \qecho <!-- made: types -->
 SELECT E'| type | what it is | of |\n|---|---|---|';

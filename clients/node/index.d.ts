@@ -2,6 +2,7 @@
 //
 // ids and tokens are strings of digits: they are bigint in the server, and no number here loses one.
 // An Interval is a number of seconds, or PostgreSQL's text for one: 90, '1 min 30 s'.
+// A type of a Payload or Result is what the application says of its queue: nothing checks what comes as JSON.
 
 import type { ClientBase, ClientConfig, Pool, PoolConfig, QueryResult } from 'pg';
 
@@ -44,23 +45,26 @@ export interface EnqueueOptions extends MessageOptions {
   onParentFailure?: 'cancel' | 'wait' | 'run';
 }
 
-export interface Enqueued {
+export interface Enqueued<Result = Json> {
   /** null with outcome locked */
   id: string | null;
   outcome: 'accepted' | 'duplicate' | 'rerun' | 'locked';
   status: Status | null;
-  result: Json;
+  /** Of a duplicate that is completed. */
+  result: Result | null;
 }
 
 export type Status = 'blocked' | 'pending' | 'processing' | 'failed' | 'completed' | 'dead' | 'cancelled';
 
 /** Adds a job, in the transaction of this client. */
-export function enqueue(client: Queryable, queue: string, payload: Json, options?: EnqueueOptions): Promise<Enqueued>;
+export function enqueue<Payload = Json, Result = Json>(
+  client: Queryable, queue: string, payload: Payload, options?: EnqueueOptions,
+): Promise<Enqueued<Result>>;
 
 /** A job of a graph. */
-export interface GraphJob extends Omit<EnqueueOptions, 'nowait' | 'dependsOn'> {
+export interface GraphJob<Payload = Json> extends Omit<EnqueueOptions, 'nowait' | 'dependsOn'> {
   queue: string;
-  payload: Json;
+  payload: Payload;
   /** Names in the graph, and jobs that are there, such as enqueue answers them. */
   dependsOn?: (string | { id: string | null })[] | null;
 }
@@ -74,19 +78,19 @@ export function enqueueGraph<Name extends string>(
  * Adds a job for a message of one ordered log, such as a Kafka partition, by its number there: one that is not
  * higher than the producer's last one is a duplicate. Not for ids of an outbox table, which are committed in another order.
  */
-export function enqueueSequenced(
-  client: Queryable, queue: string, producer: string, seq: number | bigint | string, payload: Json, options?: MessageOptions,
-): Promise<Enqueued>;
+export function enqueueSequenced<Payload = Json, Result = Json>(
+  client: Queryable, queue: string, producer: string, seq: number | bigint | string, payload: Payload, options?: MessageOptions,
+): Promise<Enqueued<Result>>;
 
 /** Adds a job to each queue that is bound to a topic; answers these jobs, none when nobody is bound. */
-export function publish(
-  client: Queryable, topic: string, payload: Json, options?: MessageOptions & { key?: string | null },
+export function publish<Payload = Json>(
+  client: Queryable, topic: string, payload: Payload, options?: MessageOptions & { key?: string | null },
 ): Promise<{ queue: string; id: string; outcome: 'accepted' | 'duplicate' }[]>;
 
 /** Tells the jobs of a queue that await this event, now or within its idempotency_window. Of a duplicate the first payload counts. */
-export function sendEvent(
-  client: Queryable, queue: string, name: string, payload?: Json,
-): Promise<{ outcome: 'accepted' | 'duplicate'; firstPayload: Json }>;
+export function sendEvent<Payload = Json>(
+  client: Queryable, queue: string, name: string, payload?: Payload,
+): Promise<{ outcome: 'accepted' | 'duplicate'; firstPayload: Payload }>;
 
 /** Cancels jobs that are not finished, and never waits: locked is one that an open transaction holds. */
 export function cancelMany(
@@ -106,20 +110,22 @@ export interface Matching {
 export function cancelMatching(client: Queryable, queue: string, which: Matching): Promise<{ cancelled: number; locked: number }>;
 
 /** Sleeps until all of these jobs are finished, or the timeout (30 s) is over; in no transaction. */
-export function waitResults(client: Queryable, ids: string[], timeout?: Interval): Promise<{ status: Status; result: Json }[]>;
+export function waitResults<Result = Json>(
+  client: Queryable, ids: string[], timeout?: Interval,
+): Promise<{ status: Status; result: Result | null }[]>;
 
 /** A pool for producers: pg's, which goes to whichever of several hosts takes writes. A Worker needs none. */
 export function createPool(connection: Connection, options?: PoolConfig): Pool;
 
 /** What a handler is given. */
-export interface Job {
+export interface Job<Payload = Json> {
   readonly queue: string;
   readonly id: string;
   /** The fencing token of this attempt: larger than that of any before. */
   readonly token: string;
   readonly attempt: number;
   readonly maxAttempts: number;
-  readonly payload: Json;
+  readonly payload: Payload;
   readonly headers: Record<string, Json>;
   readonly key: string | null;
   readonly groupKey: string | null;
@@ -138,9 +144,9 @@ export interface Job {
    * is given back and sleeps, for days if need be: Waiting ends the handler, what it did in a transaction is undone, and
    * no attempt is counted. Then the handler is called again from its beginning, and this answers what came of it.
    */
-  awaitEvent(name: string, timeout: Interval): Promise<{ arrived: boolean; payload: Json }>;
+  awaitEvent<Event = Json>(name: string, timeout: Interval): Promise<{ arrived: true; payload: Event } | { arrived: false; payload: null }>;
   /** The jobs that this one was enqueued to wait for (dependsOn). status null: completed, in a queue that keeps no jobs. */
-  parents(): Promise<{ id: string; queue: string | null; status: Status | null; result: Json }[]>;
+  parents<Result = Json>(): Promise<{ id: string; queue: string | null; status: Status | null; result: Result | null }[]>;
   /**
    * Has another system do something, once: a later attempt is given the response that is stored. When an
    * attempt was lost between call and answer, ask finds out; without ask, or when it answers undefined,
@@ -168,9 +174,9 @@ export interface StepOptions<T = Json> {
 }
 
 /** Gets the client whose transaction the job is committed in; what it returns is the job's result. */
-export type Handler = (job: Job, client: ClientBase) => Json | Promise<Json>;
+export type Handler<Payload = Json, Result = Json> = (job: Job<Payload>, client: ClientBase) => Result | Promise<Result>;
 /** What it returns is the job's result. */
-export type OutsideHandler = (job: Job) => Json | Promise<Json>;
+export type OutsideHandler<Payload = Json, Result = Json> = (job: Job<Payload>) => Result | Promise<Result>;
 
 /** By the kind of a job; that of '' is for jobs without one. A job of another kind is given back for a while. */
 export type Handlers<H> = { readonly [kind: string]: H };
@@ -209,12 +215,13 @@ export interface WorkerOptions {
 /** How often which outcome: { committed: 3, retrying: 1 }. */
 export type Outcomes = Partial<Record<'committed' | 'retrying' | 'dead' | 'released' | 'waiting' | 'stale' | 'not_found' | 'lost', number>>;
 
-export class Worker {
+/** Payload and Result are those of its queue's jobs; a handler of one kind may say Job<...> of its own instead. */
+export class Worker<Payload = Json, Result = Json> {
   constructor(connection: Connection, queue: string, options?: WorkerOptions);
   /** Works until SIGTERM or stop(): the handler's effects and its job's commit share a transaction. */
-  run(handler: Handler | Handlers<Handler>): Promise<Outcomes>;
+  run(handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>): Promise<Outcomes>;
   /** The same for effects outside of this database. */
-  runOutside(handler: OutsideHandler | Handlers<OutsideHandler>): Promise<Outcomes>;
+  runOutside(handler: OutsideHandler<Payload, Result> | Handlers<OutsideHandler<Payload, Result>>): Promise<Outcomes>;
   /** Claims no more; what runs has `grace` to end. Called again: it has not. */
   stop(): void;
 }
@@ -233,16 +240,22 @@ export interface ClusterWorkerOptions extends Omit<WorkerOptions, 'waitConnectio
  * listens there; user, password and TLS are those for the shards, too. `concurrency` is that of all shards
  * together. What a handler of run does with its client is committed on its job's shard.
  */
-export class ClusterWorker {
+export class ClusterWorker<Payload = Json, Result = Json> {
   constructor(router: Connection, queue: string, options?: ClusterWorkerOptions);
-  run(handler: Handler | Handlers<Handler>): Promise<Outcomes>;
-  runOutside(handler: OutsideHandler | Handlers<OutsideHandler>): Promise<Outcomes>;
+  run(handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>): Promise<Outcomes>;
+  runOutside(handler: OutsideHandler<Payload, Result> | Handlers<OutsideHandler<Payload, Result>>): Promise<Outcomes>;
   stop(): void;
 }
 
 /** Does what is ready now, and ends: for tests of an application, and for cron. */
-export function drain(connection: Connection, queue: string, handler: Handler | Handlers<Handler>, options?: WorkerOptions & { outside?: false }): Promise<Outcomes>;
-export function drain(connection: Connection, queue: string, handler: OutsideHandler | Handlers<OutsideHandler>, options: WorkerOptions & { outside: true }): Promise<Outcomes>;
+export function drain<Payload = Json, Result = Json>(
+  connection: Connection, queue: string, handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>,
+  options?: WorkerOptions & { outside?: false },
+): Promise<Outcomes>;
+export function drain<Payload = Json, Result = Json>(
+  connection: Connection, queue: string, handler: OutsideHandler<Payload, Result> | Handlers<OutsideHandler<Payload, Result>>,
+  options: WorkerOptions & { outside: true },
+): Promise<Outcomes>;
 
 /** An error of idemq, by its SQLSTATE. */
 export class IdemqError extends Error {

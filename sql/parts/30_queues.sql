@@ -24,7 +24,15 @@ CREATE FUNCTION idemq.create_queue(
 	group_period interval DEFAULT '1 second')
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
-	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes; max_running: so many jobs in processing at once; rate_limit: so many claims in rate_period; NULL: no limit; max_lease: no claim or heartbeat may ask for a longer lease, and lease may not be longer; job_timeout: an attempt may run so long, and its lease lasts no longer, whatever its heartbeats; dead_queue_cancelled: jobs that are cancelled after an attempt has begun are added to dead_queue, too; group_running: so many jobs of one group in processing at once, 1 for strict order; group_rate: so many starts of one group in group_period; NULL: no limit; raises 42710 when there is one of that name';
+	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; raises 42710 when there is one of that name
+- name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes
+- max_running: so many jobs may be in processing at once; NULL: no limit
+- rate_limit: so many claims may begin in rate_period; NULL: no limit
+- max_lease: no claim or heartbeat may ask for a longer lease, and lease may not be longer
+- job_timeout: an attempt may run so long, and heartbeats do not extend its lease beyond it
+- dead_queue_cancelled: dead_queue also gets the jobs that are cancelled after an attempt has begun
+- group_running: so many jobs of one group may be in processing at once; 1 for strict order
+- group_rate: so many jobs of one group may start in group_period; NULL: no limit';
 
 CREATE FUNCTION idemq.alter_queue(
 	name text,
@@ -78,7 +86,10 @@ COMMENT ON FUNCTION idemq.apply_retention(int)
 CREATE FUNCTION idemq.clock_corrected() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_clock_corrected';
 COMMENT ON FUNCTION idemq.clock_corrected()
-	IS 'after a jump of the server''s clock ahead was corrected: set the time by which jobs become due back to the clock at once, for the whole server, and correct the jobs of this database that were written meanwhile, so that they wait no longer than they would have; returns how many; call it again until it answers 0, since a job that another open transaction holds stays';
+	IS 'after the server''s clock had jumped ahead and was corrected: make jobs become due by the corrected clock at once; returns how many jobs it corrected
+- The time by which jobs become due is set back for the whole server.
+- The jobs of this database that were written meanwhile are corrected, so that they wait no longer than they would have.
+- Call it again until it answers 0: a job that another open transaction holds is left as it is.';
 
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_grant_queue';

@@ -38,7 +38,19 @@ $sql$;
 	PERFORM pg_catalog.set_config('default_toast_compression', before, true);
 END $do$;
 COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text)
-	IS 'add a job; outcome accepted, or duplicate with the first job''s id, status and result; priority 0 is first, 9 last; key and group_key up to 1,024 bytes; delay may be 0; waits for an open transaction with the same key, or with nowait answers locked and no id; on_duplicate: keep (IQ003 for another payload, or kind), ignore, replace, rerun (outcome rerun: a job in processing or finished runs once more with the new payload; one that waits is never made to wait longer), error (IQ004); key_ttl: once the job is finished the key is free so long after this call, whatever the queue''s idempotency_window; kind: a label of up to 64 bytes, by which a worker chooses what to do; max_wait, with replace: the delay that starts again with each request ends so long after the first at the latest; depends_on: blocked until these jobs are completed, which may be of any queue on which you hold a privilege (IQ002 otherwise); on_parent_failure, when one of them is dead or cancelled: cancel, wait, run; needs enqueue';
+	IS 'add a job; returns its id, with outcome accepted, or duplicate with the first job''s id, status and result; needs enqueue
+- key: up to 1,024 bytes; a call waits for an open transaction that uses the same key, or with nowait answers locked and no id
+- key_ttl: once the job is finished the key is free so long after this call, whatever the queue''s idempotency_window
+- on_duplicate: keep raises IQ003 for another payload or kind, ignore does not compare them, error raises IQ004
+- on_duplicate replace: a job that waits takes the new payload, and the new time
+- on_duplicate rerun: a job that is in processing or finished runs once more with the new payload, outcome rerun; one that waits is never made to wait longer
+- max_wait: with replace, the delay starts again with each request, but ends so long after the first
+- delay: may be 0
+- priority: 0 is first, 9 last
+- group_key: up to 1,024 bytes
+- kind: a label of up to 64 bytes, by which a worker chooses what to do
+- depends_on: blocked until these jobs are completed, which may be of any queue on which you hold a privilege (IQ002 otherwise)
+- on_parent_failure: cancel, wait or run when one of them is dead or cancelled';
 
 COMMENT ON FUNCTION idemq.enqueue_many(text, jsonb[], text[], timestamptz[], int[], text[], interval[], int[], jsonb[], interval[], interval[], text, boolean, text[], interval, bigint[], text)
 	IS 'add many jobs as idemq.enqueue does, all or none (with nowait, all but those that are locked); an element of an array that is NULL says nothing; depends_on and on_parent_failure are those of each of the jobs; returns a row an element, ord counting from 1 (with keys the rows come in the order of the keys); needs enqueue';
@@ -124,7 +136,12 @@ CREATE FUNCTION idemq.heartbeat(id bigint, token bigint, lease interval DEFAULT 
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_heartbeat';
 COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
-	IS 'start the lease again from now, at once and not undone by rollback (with a full lease table: in this transaction); lease: also the length of the next ones; but no longer than the queue''s job_timeout from the claim on; returns current, stale, expired (job_timeout is over), cancelled (a transaction that cancels the job waits for the worker''s) or not_found';
+	IS 'start the lease again from now, at once and not undone by rollback (with a full lease table: in this transaction); returns an outcome
+- outcome current: the lease was extended
+- outcome stale or not_found: it is lost
+- outcome expired: job_timeout is over
+- outcome cancelled: a transaction that cancels the job waits for the worker''s
+- lease: also the length of the next ones, but no longer than the queue''s job_timeout from the claim on';
 
 CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
@@ -168,7 +185,10 @@ CREATE FUNCTION idemq.commit_and_claim(
 	RETURNS SETOF idemq.claimed_job
 	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_commit_and_claim';
 COMMENT ON FUNCTION idemq.commit_and_claim(bigint, bigint, jsonb, text, int, interval, text, boolean)
-	IS 'idemq.commit of one job and idemq.claim of the next from queue (that of the job), in one transaction; returns the claimed jobs, or raises IQ001, IQ002, IQ006 and claims none; a queue that is paused, at a limit, or not to be claimed from gives no row, and the commit stands; not the next job of the same group, which is ready after the commit';
+	IS 'idemq.commit of one job and idemq.claim of the next, in one transaction; returns the claimed jobs, or raises IQ001, IQ002, IQ006 and claims none
+- queue: the next job is of this queue; the committed job''s unless given
+- A queue that is paused, at a limit, or not to be claimed from gives no row, and the commit stands.
+- The next job of the same group is not among them: it is ready after the commit.';
 
 CREATE FUNCTION idemq.commit_many_and_claim(
 	ids bigint[], tokens bigint[], results jsonb[] DEFAULT NULL,
@@ -247,9 +267,14 @@ COMMENT ON FUNCTION idemq.new_generation()
 CREATE FUNCTION idemq.follow() RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_follow';
 COMMENT ON FUNCTION idemq.follow()
-	IS 'have this database follow another, whose queues and jobs come by logical replication: until idemq.take_over() every function that writes raises 55000, and the background worker does nothing; an enabled subscription that writes idemq.jobs does so by itself; returns false when it follows already; waits for open transactions that have written jobs; the owner''s';
+	IS 'have this database follow another, whose queues and jobs come by logical replication; returns false when it follows already; the owner''s
+- Until idemq.take_over() every function that writes raises 55000, and the background worker does nothing.
+- An enabled subscription that writes idemq.jobs does so by itself.
+- It waits for open transactions that have written jobs.';
 
 CREATE FUNCTION idemq.take_over() RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_take_over';
 COMMENT ON FUNCTION idemq.take_over()
-	IS 'let a database that follows go on in the publisher''s place: ids and tokens go on above those that came, running leases begin anew, roles of replicated grants get USAGE; returns false when it does not follow; reads all jobs once; raises 55000 while a subscription that writes idemq''s tables is enabled, 55006 for its worker or a prepared transaction that does not end; the owner''s';
+	IS 'let a database that follows go on in the publisher''s place; returns false when it does not follow; reads all jobs once; the owner''s
+- Ids and tokens go on above those that came, running leases begin again, roles of replicated grants get USAGE.
+- It raises 55000 while a subscription that writes idemq''s tables is enabled, and 55006 for its worker or a prepared transaction that does not end.';

@@ -47,7 +47,11 @@ COMMENT ON FUNCTION idemq.shard_of(bigint)
 CREATE FUNCTION idemq.retire(moved_to text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_retire';
 COMMENT ON FUNCTION idemq.retire(text)
-	IS 'fence this database, which moves to another server (moved_to says where, for people): from this transaction''s commit on every function that writes, and validate, admit, result and wait_result, raise 55000 with the hint to read the cluster''s map, for good; waits for open transactions that have written jobs; NULL takes it back, for a move that did not take place, and idemq.take_over() then lets it go on; returns whether that changed anything; the owner''s';
+	IS 'fence this database, which moves to another server, for good; returns whether that changed anything; the owner''s
+- moved_to: says where, for people
+- From this transaction''s commit on every function that writes, and validate, admit, result and wait_result, raise 55000 with the hint to read the cluster''s map.
+- It waits for open transactions that have written jobs.
+- NULL takes it back, for a move that did not take place; idemq.take_over() then lets it go on.';
 
 CREATE FUNCTION idemq.result(id bigint, OUT status idemq.status, OUT result jsonb)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_result';

@@ -68,13 +68,21 @@ CREATE PROCEDURE idemq.begin_step(
 	INOUT retry_after interval DEFAULT NULL, INOUT effect_key text DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_begin_step';
 COMMENT ON PROCEDURE idemq.begin_step(bigint, bigint, text, jsonb, interval, text, jsonb, jsonb, timestamptz, interval, text)
-	IS 'store that an attempt is about to have another system do something, before the call; commits by itself, and flushes also with synchronous_commit = off; outcome new: call, and give up when call_timeout has passed since before this CALL; done: with the response that is stored; unknown: an attempt was lost between call and answer, with its request and time: ask the other side, or call again under the same effect_key; busy: its call may still arrive, ask again in retry_after; raises IQ001 (stale token), IQ002, IQ003 (another request under that name), IQ006; CALL it outside a transaction block, 2D000 otherwise; needs claim';
+	IS 'store that an attempt is about to have another system do something, before the call; commits by itself; needs claim
+- outcome new: call, and give up when call_timeout has passed since before this CALL
+- outcome done: with the response that is stored
+- outcome unknown: an attempt was lost between call and answer, with its request and time; ask the other side, or call again under the same effect_key
+- outcome busy: its call may still arrive; ask again in retry_after
+- It flushes also with synchronous_commit = off.
+- It raises IQ001 (stale token), IQ002, IQ003 (another request under that name), IQ006, and 2D000 inside a transaction block.';
 
 CREATE FUNCTION idemq.finish_step(id bigint, token bigint, name text, response jsonb DEFAULT NULL)
 	RETURNS jsonb
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_finish_step';
 COMMENT ON FUNCTION idemq.finish_step(bigint, bigint, text, jsonb)
-	IS 'store the answer to a step that this attempt has begun, also when its token is stale by now; returns the response that counts: the first one. A step that was never begun is done by the transaction that calls this: fenced as by idemq.assert_current, call it before the effect; raises IQ001 (stale token), IQ002, IQ006 (done already: the effect stands, roll back), 55000 (another attempt has begun it); needs claim';
+	IS 'store the answer to a step that this attempt has begun, also when its token is stale by now; returns the response that counts: the first one; needs claim
+- A step that was never begun is done by the transaction that calls this, fenced as by idemq.assert_current: call it before the effect.
+- It raises IQ001 (stale token), IQ002, IQ006 (done already: the effect stands, roll back), 55000 (another attempt has begun it).';
 
 CREATE FUNCTION idemq.refuse_step(id bigint, token bigint, name text, error text DEFAULT NULL)
 	RETURNS void

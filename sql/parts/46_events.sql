@@ -32,7 +32,13 @@ CREATE FUNCTION idemq.await_event(
 	id bigint, token bigint, name text, timeout interval, OUT outcome text, OUT payload jsonb)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_await_event';
 COMMENT ON FUNCTION idemq.await_event(bigint, bigint, text, interval)
-	IS 'ask for an event of the job''s queue; outcome arrived, with its payload; waiting: the job was given back, as by idemq.release, until the event comes or timeout has passed since the first call, and the next attempt calls again; timed_out: none came in time; what arrived, or timed out, does so for every later call of the job; timeout may be 0; raises IQ001 (stale token), IQ002, IQ006, 55000 (a step of that name); needs claim';
+	IS 'ask for an event of the job''s queue; returns an outcome; needs claim
+- outcome arrived: with its payload
+- outcome waiting: the job was given back, as by idemq.release, until the event comes or timeout has passed since the first call; the next attempt calls again
+- outcome timed_out: none came in time
+- What arrived, or timed out, does so for every later call of the job.
+- timeout: may be 0
+- It raises IQ001 (stale token), IQ002, IQ006, 55000 (a step of that name).';
 
 CREATE FUNCTION idemq.send_event(
 	queue text, name text, payload jsonb DEFAULT NULL, OUT outcome idemq.outcome, OUT first_payload jsonb)

@@ -93,7 +93,10 @@ CREATE FUNCTION idemq.publish(
 	RETURNS TABLE (queue text, id bigint, outcome idemq.outcome)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_publish';
 COMMENT ON FUNCTION idemq.publish(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text)
-	IS 'add a job to each queue that is bound to a topic, in this transaction; returns a row a queue, none when no queue is bound; a binding whose role may not bind or enqueue any more is skipped: idemq.topic_bindings; key: the same call again answers the first jobs, outcome duplicate, whatever its payload; the other arguments as of idemq.enqueue; needs publish on the topic';
+	IS 'add a job to each queue that is bound to a topic, in this transaction; returns a row a queue, none when no queue is bound; needs publish on the topic
+- A binding whose role may not bind or enqueue any more is skipped: idemq.topic_bindings.
+- key: the same call again answers the first jobs, outcome duplicate, whatever its payload
+- The other arguments are those of idemq.enqueue.';
 
 CREATE FUNCTION idemq.topic_matches(pattern text, topic text) RETURNS boolean
 	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_topic_matches';

@@ -34,7 +34,12 @@ CREATE FUNCTION idemq.enqueue_sequenced(
 	RETURNS idemq.enqueue_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue_sequenced';
 COMMENT ON FUNCTION idemq.enqueue_sequenced(text, text, bigint, jsonb, interval, timestamptz, int, text, int, jsonb, interval, text)
-	IS 'add a job for a message of one ordered log, by its number there: outcome accepted when seq is higher than the producer''s last one (gaps are normal), duplicate otherwise, with the id, status and result of the job only when it is that last one; numbers must be committed in ascending order, as those of one Kafka partition by its one consumer, and not as ids of an outbox table are; waits for an open transaction of the same producer; producer: a name of up to 256 bytes; payloads are not compared; needs enqueue';
+	IS 'add a job for a message of one ordered log, by its number there; needs enqueue
+- outcome accepted: seq is higher than the producer''s last one; gaps are normal
+- outcome duplicate: seq is not higher; the job''s id, status and result only when seq is the last one
+- seq: numbers must be committed in ascending order, as those of one Kafka partition by its one consumer; ids of an outbox table are not
+- producer: a name of up to 256 bytes; a call waits for an open transaction of the same producer
+- payload: is not compared';
 
 CREATE FUNCTION idemq.forget_producer(queue text, producer text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_forget_producer';

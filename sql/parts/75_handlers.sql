@@ -58,7 +58,12 @@ CREATE FUNCTION idemq.set_handler(
 	max_idle interval DEFAULT '10 s')
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_set_handler';
 COMMENT ON FUNCTION idemq.set_handler(text, regprocedure, int, int, interval)
-	IS 'have a function f(payload jsonb), which returns jsonb or void, run a queue''s jobs inside the server, as the current role, which must be allowed to log in; creates or replaces the queue''s one handler; workers: processes at a time; batch: jobs in a transaction; max_idle: a process without a job ends after that; needs claim and EXECUTE on the function, now and at each run; to replace another role''s, admin; the queue needs a slot in shared memory (idemq.max_queues)';
+	IS 'have a function f(payload jsonb), which returns jsonb or void, run a queue''s jobs inside the server, as the current role; creates or replaces the queue''s one handler
+- workers: so many processes at a time
+- batch: so many jobs in a transaction
+- max_idle: a process ends when it had no job for so long
+- It needs claim and EXECUTE on the function, now and at each run, and a role that may log in; to replace another role''s, admin.
+- The queue needs a slot in shared memory (idemq.max_queues).';
 
 CREATE FUNCTION idemq.drop_handler(queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_drop_handler';

@@ -184,7 +184,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	}
 	idemq_limit_undo_rate(queue);
 	idemq_group_rate_undo(queue, job, &taken.charge);
-	/* Who has put the job off for this start, which did not come about, may be who was faster. */
+	/* The session that deferred the job because of our charge may be the one that beat us. */
 	if (taken.charge.charged)
 		idemq_promote_later(queue, job->row->tts_values[COL_GROUP_KEY]);
 	if (write == JOB_CHANGED)

@@ -188,7 +188,10 @@ idemq_dead_queue_check(const char *queue, int32 queue_id, const char *dead_queue
 						errhint("Let the last queue of the chain have no dead_queue.")));
 }
 
-/* Returns whether a job that becomes that has one added for it; of a cancelled one, attempts are undone. */
+/*
+ * Returns whether a job entering this status gets a dead-queue entry.  A cancelled job does only
+ * if an attempt of it has begun: its effects may have to be undone.
+ */
 bool
 idemq_dead_queue_wants(const QueueInfo *queue, const Job *job, JobStatus becomes)
 {

@@ -11,8 +11,8 @@
  * failed one does.  A handler's job waits from its first loss: the job itself may have crashed
  * the process.  So does one that ran into job_timeout: nothing has killed its worker.
  *
- * A worker that ends an attempt, and does not wait for who holds the job's row, hands that over
- * (idemq_lease_hand_over): the end is written here, once the row is free.
+ * A worker that ends an attempt, and does not wait for the session that holds the job's row, hands
+ * the end over (idemq_lease_hand_over): it is written here, once the row is free.
  */
 #include "postgres.h"
 

@@ -212,7 +212,10 @@ idemq_settings_check_lease(const QueueInfo *queue, int64 lease)
 					 "administrator of the queue raise max_lease with idemq.alter_queue.")));
 }
 
-/* Returns how long a claim's lease is, which asked for so long, or, with 0, for the queue's. */
+/*
+ * Returns the effective lease: the requested length, or with 0 the queue's default, capped by
+ * job_timeout.
+ */
 int64
 idemq_settings_lease(const QueueInfo *queue, int64 asked)
 {

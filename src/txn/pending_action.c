@@ -130,16 +130,6 @@ tell_of_end(const PendingAction *action, int64 job_id)
 	idemq_wake_for_result(job_id);
 }
 
-/* Something of shared memory is to be read anew from all rows of this database, or from its schedules. */
-static void
-read_anew(ActionKind kind)
-{
-	if (kind == ACTION_ROWS)
-		idemq_slots_unset_database(MyDatabaseId);
-	else
-		idemq_worker_note_schedules();
-}
-
 /* Sessions look, and the worker: it has something to do now, or nothing, or a row to write again. */
 static void
 switched(void)
@@ -196,8 +186,10 @@ idemq_action_apply(const PendingAction *action)
 			switched();
 			break;
 		case ACTION_SCHEDULES:
+			idemq_worker_note_schedules();
+			break;
 		case ACTION_ROWS:
-			read_anew(action->kind);
+			idemq_slots_unset_database(MyDatabaseId);
 			break;
 		case ACTION_RESUME:
 			idemq_wake_perhaps(NULL, action->queue_id, PG_INT32_MAX);

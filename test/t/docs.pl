@@ -1,7 +1,7 @@
 # What the documents show: README.md and all of doc/.  Every block of SQL and of shell
 # runs, each document in a session and a database of its own; Python is that of the
-# files that test/clients runs, and JavaScript that of the Node client's examples or of test/clients, word for word; so is
-# a shell script that begins with #!; every link has an end.
+# files that test/clients runs, and JavaScript that of the Node client's examples or of test/clients, word for word; TypeScript
+# is that of its test of types, which lint compiles; so is a shell script that begins with #!; every link has an end.
 #
 # How blocks of SQL are read: test/t/lib/Manual.pm.
 #
@@ -86,6 +86,7 @@ sub runs
 	$ran += runs_shell($file, $db);
 	$ran += quotes($file, 'python', @$python);
 	$ran += quotes($file, 'js', @$javascript);
+	$ran += quotes($file, 'ts', 'clients/node/test/types.ts');
 	$ran += quotes($file, 'sh', files('test/clients', qr/\.sh$/));
 	foreach my $made (split /\n/, sql($node, 'SELECT datname FROM pg_database'))
 	{
@@ -169,7 +170,7 @@ sub has_no_dead_link
 
 my @pages = files('doc', qr/\.md$/);
 my @python = files('test/clients', qr/\.py$/);
-my @javascript = (files('clients/node/examples', qr/\.js$/), files('test/clients', qr/_consumer\.mjs$/));
+my @javascript = (files('clients/node/examples', qr/\.js$/), files('test/clients', qr/(?:_consumer|testing)\.mjs$/));
 my @others = grep { -e "$source/$_" } qw(CONTRIBUTING.md SECURITY.md CHANGELOG.md), files('src', qr|/README\.md$|),
   files('test', qr|/README\.md$|);
 

@@ -29,5 +29,8 @@ like($output, qr/^\+.*something else/m, 'and shown');
 is_sql($node, "SELECT count(*) FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace",
 	scalar(() = slurp_file("$source/doc/reference/functions.md") =~ /^\| `(?:CALL )?\w+\(/mg), 'every function has a row');
 
+is(join("\n", map { /^\| `(\w+)/ } grep { length > 500 } slurp_file("$source/doc/reference/functions.md") =~ /^(\|.*)$/mg), '',
+	'no row is longer than a few lines: what a long COMMENT says is a list, in lines that begin with "- "');
+
 $node->stop;
 done_testing();

@@ -167,8 +167,17 @@ sql($node, 'GRANT EXECUTE ON FUNCTION idemq.create_queue TO upgrade_friend WITH 
 	GRANT SELECT ON idemq.seen TO upgrade_friend; GRANT SELECT (name) ON idemq.schedule_entries TO upgrade_friend;
 	REVOKE EXECUTE ON FUNCTION idemq.reap FROM PUBLIC; REVOKE SELECT ON idemq.attempts FROM PUBLIC;
 	REVOKE EXECUTE ON FUNCTION idemq.enqueue_many FROM PUBLIC', 'app');
+# A session of a pool, from before the update.
+my $pool = session($node, 'app');
+my $sqlstate = q{\echo :SQLSTATE};
+$pool->query_safe("PREPARE every AS SELECT * FROM idemq.claim('none'); PREPARE named AS SELECT id, token FROM idemq.claim('none')");
+is(scalar($pool->query("EXECUTE every; $sqlstate")), '55000', 'prepared before the update: refused');
 sql($node, "SET ROLE upgrade_super; $update", 'app');
 is_sql($node, $old, $version, 'updated', 'app');
+is(scalar($pool->query("EXECUTE named; $sqlstate")), 'IQ005', 'after it, columns by their names: the new function');
+is(scalar($pool->query("EXECUTE every; $sqlstate")), '0A000', 'and *: the plan is of other columns, until');
+is(scalar($pool->query("DISCARD ALL; SELECT * FROM idemq.claim('none'); $sqlstate")), 'IQ005', 'the session is new');
+$pool->quit;
 same_catalogs('app', 'app', qw(members columns));
 is_sql($node, $rows, $before, 'every row is there', 'app');
 is_sql($node, "SELECT * FROM idemq.check() WHERE $no_driver", '', 'check()', 'app');

@@ -5,7 +5,7 @@ import * as declared from 'idemq';
 import * as real from '../lib/index.js';
 import {
   ClusterWorker, Cancelled, createPool, Dead, Refused, RetryLater, Snooze, Worker, cancelMany, cancelMatching, drain, enqueue, enqueueGraph,
-  enqueueSequenced, publish, sendEvent, waitResults, type Job,
+  enqueueSequenced, publish, sendEvent, waitResults, type Handler, type Job,
 } from 'idemq';
 
 // Classes that an application makes no object of: what they are, not how they are made.
@@ -54,6 +54,56 @@ export async function flows(pool: pg.Pool, offset: bigint): Promise<string> {
   if (cancelled + locked) await cancelMany(pool, (await cancelMany(pool, [jobs.report.id])).map(({ id }) => id));
   const [{ status }] = await waitResults(pool, [jobs.report.id], '1 min');
   return status;
+}
+
+// What doc/usage/typescript.md shows: an application says once what its queue holds.
+type Mail = { to: string; copies?: number };
+type Sent = { messageId: string };
+
+const send: Handler<Mail, Sent> = async (job, db) => {
+  await db.query('INSERT INTO sent (address) VALUES ($1)', [job.payload.to]);
+  return { messageId: job.id };
+};
+
+export const work = () => new Worker<Mail, Sent>({}, 'mail').run(send);
+
+export async function order(client: pg.PoolClient): Promise<string | undefined> {
+  const mail = await enqueue<Mail, Sent>(client, 'mail', { to: 'anna@example.com' }, { key: 'order-42' });
+  return mail.result?.messageId; // of a duplicate that has been sent
+}
+
+export async function typed(pool: pg.Pool): Promise<string | undefined> {
+  const { id, result } = await enqueue<Mail, Sent>(pool, 'mail', { to: 'anna@example.com' });
+  // @ts-expect-error to is missing
+  await enqueue<Mail>(pool, 'mail', { copies: 2 });
+  // @ts-expect-error the result is there only when the first job is completed
+  result.messageId;
+  const worker = new Worker<Mail, Sent>({}, 'mail');
+  await worker.run(send);
+  await worker.run({ mail: send, '': (job) => ({ messageId: job.payload.to }) });
+  // @ts-expect-error its result is no Sent
+  await worker.run(async (job) => job.payload.to);
+  // @ts-expect-error a worker of numbers
+  await new Worker<number>({}, 'numbers').run(send);
+  await new ClusterWorker<Mail, Sent>({}, 'mail').runOutside(({ payload }) => ({ messageId: payload.to }));
+  // @ts-expect-error a mail has no such field
+  await drain<Mail>({}, 'mail', (job) => job.payload.from);
+  await drain({}, 'mail', send);
+  await new Worker({}, 'customer').run({
+    mail: send,
+    invoice: (job: Job<{ total: number }>) => job.payload.total.toFixed(2),
+  });
+  await new Worker<number>({}, 'numbers').run((job) => {
+    // @ts-expect-error a number has no such field
+    job.payload.to;
+  });
+  await new Worker<{ order: number }>({}, 'orders').run(async (job) => {
+    const paid = await job.awaitEvent<{ amount: number }>('paid', '3 days');
+    // @ts-expect-error the time may be over
+    paid.payload.amount;
+    return paid.arrived ? paid.payload.amount : (await job.parents<Sent>())[0].result?.messageId;
+  });
+  return (await waitResults<Sent>(pool, [id ?? '']))[0].result?.messageId;
 }
 
 export async function overShards(): Promise<number> {

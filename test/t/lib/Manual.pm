@@ -19,7 +19,7 @@ use Test::More;
 our @EXPORT = qw(lines blocks runs_sql);
 
 my $source = $ENV{IDEMQ_SOURCE};
-my %runs = map { $_ => 1 } qw(sql python sh js);
+my %runs = map { $_ => 1 } qw(sql python sh js ts);
 
 # A document's lines: [ language of the block it stands in, or 'fence', or ''; text ].
 sub lines

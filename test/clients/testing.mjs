@@ -1,0 +1,31 @@
+// testing.mjs: what doc/usage/testing.md shows, by node --test; CONNECTION is a connection string.
+
+import assert from 'node:assert/strict';
+import { after, beforeEach, test } from 'node:test';
+import pg from 'pg';
+import { drain, enqueue } from 'idemq';
+
+const connection = process.env.CONNECTION;
+const pool = new pg.Pool({ connectionString: connection });
+
+async function confirm(job, db) {
+  await db.query('INSERT INTO confirmations VALUES ($1)', [job.payload.order]);
+}
+
+beforeEach(async () => {
+  await pool.query("SELECT idemq.drop_queue(name, force => true) FROM idemq.queues WHERE name = 'mail'");
+  await pool.query("SELECT idemq.create_queue('mail')");
+  await pool.query('TRUNCATE confirmations');
+});
+after(() => pool.end());
+
+test('an order is confirmed an hour later, and once', async () => {
+  for (let request = 1; request <= 2; request++) await enqueue(pool, 'mail', { order: 42 }, { key: 'order-42', delay: '1 h' });
+  assert.deepEqual(await drain(connection, 'mail', confirm), {}); // it is not due
+  await makeDue();
+  assert.deepEqual(await drain(connection, 'mail', confirm), { committed: 1 });
+  assert.deepEqual((await pool.query('SELECT * FROM confirmations')).rows, [{ order_id: 42 }]);
+});
+
+// The clock, as far as jobs go: all that wait for their delay or their retry are due now.
+const makeDue = () => pool.query("SELECT idemq.retry(id) FROM idemq.job_list WHERE status IN ('pending', 'failed')");

@@ -1,0 +1,87 @@
+"""testing.py DSN: what doc/usage/testing.md shows, as any runner of tests would run it."""
+
+import sys
+
+import psycopg
+from idemq import drain, enqueue
+
+
+def place_order(conn, order):
+    enqueue(conn, "mail", {"order": order}, key=f"order-{order}", delay="1 h")
+
+
+def confirm(job, conn):
+    conn.execute("INSERT INTO confirmations VALUES (%s)", [job.payload["order"]])
+
+
+def fresh(conn):
+    """Before each test."""
+    conn.execute("SELECT idemq.drop_queue(name, force => true) FROM idemq.queues WHERE name = 'mail'")
+    conn.execute("SELECT idemq.create_queue('mail')")
+    conn.execute("TRUNCATE confirmations")
+
+
+def test_an_order_is_confirmed_an_hour_later_and_once(dsn, conn):
+    place_order(conn, 42)
+    place_order(conn, 42)  # the request is repeated
+    assert drain(dsn, "mail", confirm) == {}  # it is not due
+    make_due(conn)
+    assert drain(dsn, "mail", confirm) == {"committed": 1}
+    assert conn.execute("SELECT * FROM confirmations").fetchall() == [(42,)]
+
+
+def enqueued(conn, queue):
+    """What is waiting in a queue: payload and key of each job, and in how many seconds it is due."""
+    return conn.execute(
+        """SELECT payload, key, round(extract(epoch FROM ready_at - created_at))::int FROM idemq.job_list
+        WHERE queue = %s AND status = 'pending' ORDER BY id""",
+        [queue],
+    ).fetchall()
+
+
+def test_an_order_enqueues_its_confirmation(dsn, conn):
+    with conn.transaction(force_rollback=True):  # nothing is left of it, nor need it commit
+        place_order(conn, 42)
+        assert enqueued(conn, "mail") == [({"order": 42}, "order-42", 3600)]
+
+
+def make_due(conn):
+    """The clock, as far as jobs go: all that wait for their delay or their retry are due now."""
+    conn.execute("SELECT idemq.retry(id) FROM idemq.job_list WHERE status IN ('pending', 'failed')")
+
+
+def test_it_is_tried_again(dsn, conn):
+    attempts = []
+
+    def fails_twice(job, conn):
+        confirm(job, conn)  # undone with the attempt
+        attempts.append(job.attempt)
+        if job.attempt < 3:
+            raise ConnectionError("busy")
+
+    enqueue(conn, "mail", {"order": 42})
+    for outcome in "retrying", "retrying", "committed":
+        assert drain(dsn, "mail", fails_twice) == {outcome: 1}
+        make_due(conn)
+    assert attempts == [1, 2, 3]
+    assert conn.execute("SELECT count(*) FROM confirmations").fetchone() == (1,)
+
+
+def test_a_worker_dies_before_it(dsn, conn):
+    enqueue(conn, "mail", {"order": 42})
+    with psycopg.connect(dsn, autocommit=True) as dies:
+        dies.execute("SELECT idemq.claim('mail', attach => true)")
+    conn.execute("CALL idemq.wait('mail', '10 s')")  # until the server has noticed
+    attempts = []
+    assert drain(dsn, "mail", lambda job, conn: attempts.append(job.attempt)) == {"committed": 1}
+    assert attempts == [2]
+
+
+if __name__ == "__main__":
+    tests = [test for name, test in sorted(globals().items()) if name.startswith("test_")]
+    with psycopg.connect(sys.argv[1], autocommit=True) as connection:
+        connection.execute("CREATE TABLE confirmations (order_id int)")
+        for each in tests:
+            fresh(connection)
+            each(sys.argv[1], connection)
+    print(f"{len(tests)} tests")
