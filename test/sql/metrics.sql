@@ -1,6 +1,8 @@
 -- idemq.metrics: every counter and gauge through a job's life; rollbacks and
 -- savepoints; rows changed by hand; who sees what; idemq.recount, idemq.memory.
 CREATE EXTENSION idemq;
+-- What was refused to tests before this one, on the same server.
+SELECT refused FROM idemq.memory WHERE resource = 'queues' \gset
 \set VERBOSITY sqlstate
 \pset null -
 SELECT idemq.create_queue('q', retry_jitter => 0, lease => '1 h', max_attempts => 2) AS q \gset
@@ -267,7 +269,7 @@ SELECT idemq.purge('p');
 BEGIN READ ONLY;
 SELECT * FROM metrics('p');
 SELECT idemq.recount();
-SELECT resource, used > 0 AS used, size, refused FROM idemq.memory WHERE resource = 'queues';
+SELECT resource, used > 0 AS used, size, refused - :refused AS refused FROM idemq.memory WHERE resource = 'queues';
 COMMIT;
 BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY;
 SELECT * FROM drift;

@@ -114,12 +114,27 @@ foreach (1, 2)
 	sql($node, "SELECT idemq.enqueue('h$_', '10$_')");
 	wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event_type = 'Lock'", $_);
 }
-# The third queue asks the second process, after a while; then the first one has nothing to do.
-sql($node, "SELECT idemq.enqueue('h3', '103')");
-sleep 8;
-$holder->query_safe('SELECT pg_advisory_unlock(101)');
-is_soon($node, 'SELECT count(*) FROM done WHERE n = 103', 1, 'a handler without a process gets that of another one, which is idle');
-$holder->query_safe('SELECT pg_advisory_unlock(102)');
+SKIP:
+{
+	skip 'no gdb that may attach', 1 unless has_debugger($node);
+
+	# The third queue has one of them asked, after a while; then the other one has nothing to do.
+	my $pid = $holder->query_safe('SELECT pg_backend_pid()');
+	my $asked;
+
+	sql($node, "SELECT idemq.enqueue('h3', '103')");
+	until_true('a process is asked to leave', sub {
+		my ($places) = run_command([ 'gdb', '-nx', '-batch', '-p', $pid, map { ('-ex', "printf \"leave %d %d\\n\", " .
+			"'handler_board.c'::board->places[$_].leave, 'handler_board.c'::board->places[$_].pid") } 0 .. 15 ]);
+		($asked) = $places =~ /^leave 1 (\d+)$/m;
+		return $asked;
+	});
+	my $free = sql($node, "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND pid <> $asked");
+	$holder->query_safe("SELECT pg_advisory_unlock($free)");
+	is_soon($node, 'SELECT count(*) FROM done WHERE n = 103', 1, 'a handler without a process gets that of another one, which is idle');
+	is_sql($node, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND pid = $asked", 1, 'not of the one that was asked and cannot');
+}
+$holder->query_safe('SELECT pg_advisory_unlock_all()');
 is_soon($node, 'SELECT count(*) FROM done WHERE n > 100', 3, 'and all are done');
 
 $node->stop;

@@ -62,7 +62,8 @@ sub is_heard
 }
 
 worker_pid($node);
-sql($node, "SELECT idemq.create_queue('Or.der-1'), idemq.create_queue('gate')");
+# No lease of a queue that is heard ends by itself, however long all this takes.
+sql($node, "SELECT idemq.create_queue('Or.der-1', lease => '1 h'), idemq.create_queue('gate', lease => '1 h')");
 $listener->query_safe('LISTEN idemq_gate; LISTEN idemq_q; LISTEN "idemq_Or.der-1"');
 is_heard('', 'nothing to tell');
 
