@@ -42,6 +42,7 @@
 #include "shared/handler_board.h"
 #include "shared/handler_known.h"
 #include "shared/settings_version.h"
+#include "base/clock.h"
 
 /* The job that the function is called for, NULL between jobs; and its queue's name. */
 static const ClaimedJob *current = NULL;
@@ -65,8 +66,7 @@ idemq_handler_queue(void)
 static void
 begin_for_jobs(void)
 {
-	SetCurrentStatementStartTimestamp();
-	StartTransactionCommand();
+	idemq_begin_transaction();
 	PushActiveSnapshot(GetTransactionSnapshot());
 }
 
@@ -78,8 +78,7 @@ begin_for_jobs(void)
 void
 idemq_handler_begin(void)
 {
-	SetCurrentStatementStartTimestamp();
-	StartTransactionCommand();
+	idemq_begin_transaction();
 	XactIsoLevel = XACT_READ_COMMITTED;
 	PushActiveSnapshot(GetTransactionSnapshot());
 }
