@@ -15,7 +15,7 @@
 #                         NO_INSTALL=1: no Debian package is installed
 #   make ui-demo          the web page on a private server with jobs, until Ctrl-C
 #   make deb              Debian packages, one for each PostgreSQL with server headers, in dist/
-#   make dist             the archive for PGXN, of the last commit, in dist/
+#   make dist             the archive for PGXN and the clients' packages, of the last commit, in dist/
 #   make check-packages   both: reproducible, lintian clean, installed, run and removed; as root
 #   make check-compilers  builds by gcc and clang at each level of optimization, without a warning,
 #                         and the regression tests on each (COMPILERS='gcc clang' LEVELS='-O2 -flto')

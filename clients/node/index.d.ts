@@ -286,7 +286,7 @@ export class Snooze extends Error {
   constructor(delay: Interval, reason?: string);
   readonly delay: Interval;
 }
-/** Thrown by a handler: no attempt will succeed. */
+/** Thrown by a handler: no attempt will succeed. By a step's call: what Refused says, too. */
 export class Dead extends Error {
   constructor(reason: string);
 }

@@ -23,7 +23,7 @@ my $node = new_server('programs', 'idemq.worker' => 'on', max_connections => 150
 
 packed();
 my @examples = glob "$ENV{IDEMQ_SOURCE}/clients/node/examples/*.js";
-my $app = application('app', [ 'pg' ], @examples);
+my $app = application('app', [], @examples);
 
 foreach my $file (@examples)
 {

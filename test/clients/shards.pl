@@ -203,7 +203,7 @@ SKIP:
 	skip 'no node-postgres', 1 unless $ENV{IDEMQ_NODE_MODULES};
 	next unless wanted('node');
 	packed();
-	my $app = application('app', ['pg'], "$here/node_shards.mjs");
+	my $app = application('app', [], "$here/node_shards.mjs");
 	my %connection = (host => $node->host, port => $node->port + 0, user => $user, database => 'router');
 	my %node = (CONNECTION => encode_json(\%connection), OPTIONS => '{"concurrency": 3, "home": [0, 1]}');
 

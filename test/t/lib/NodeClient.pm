@@ -6,8 +6,6 @@ use warnings FATAL => 'all';
 
 use Exporter 'import';
 use Idemq;
-use IPC::Run;
-use JSON::PP;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -32,31 +30,27 @@ sub until_file
 	return;
 }
 
-# Packs the client as npm would publish it; answers what npm says of it.
+# The package as make dist makes it; its path.
 sub packed
 {
 	my $tmp = $PostgreSQL::Test::Utils::tmp_check;
-	my ($out, $err) = ('', '');
 
-	IPC::Run::run([ 'npm', 'pack', '--cache', "$tmp/cache", '--pack-destination', $tmp, '--json', "$ENV{IDEMQ_SOURCE}/clients/node" ],
-		'<', \undef, '>', \$out, '2>', \$err) or die "npm pack: $err";
-	my $said = JSON::PP->new->decode($out);
-	# npm 12 names each package; before, it was a list.
-	return ref $said eq 'ARRAY' ? $said->[0] : $said->{idemq};
+	system_or_bail("$ENV{IDEMQ_SOURCE}/script/make-clients", $tmp, $ENV{IDEMQ_SOURCE}, 'node');
+	return glob "$tmp/idemq-*.tgz";
 }
 
-# A folder of an application with the packed client, other packages, and programs.
+# A folder of an application in which npm has installed the client, and with it pg, other packages, and programs.
 sub application
 {
 	my ($name, $packages, @programs) = @_;
 	my $tmp = $PostgreSQL::Test::Utils::tmp_check;
 	my $app = "$tmp/$name";
 
-	mkdir $_ foreach $app, "$app/node_modules";
-	system_or_bail('tar', '-xf', glob("$tmp/idemq-*.tgz"), '-C', "$app/node_modules");
-	rename "$app/node_modules/package", "$app/node_modules/idemq" or die $!;
-	symlink "$ENV{IDEMQ_NODE_MODULES}/$_", "$app/node_modules/$_" foreach @$packages;
+	mkdir $app;
 	append_to_file("$app/package.json", '{ "type": "module" }');
+	# What script/test has fetched, and no more.
+	system_or_bail('npm', 'install', '--prefix', $app, '--offline', '--cache', "$ENV{IDEMQ_NODE_MODULES}/../cache", '--no-audit', '--no-fund',
+		'--silent', glob("$tmp/idemq-*.tgz"), @$packages);
 	system_or_bail('cp', @programs, $app);
 	return $app;
 }
