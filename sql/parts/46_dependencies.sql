@@ -3,10 +3,11 @@
 -- No foreign keys to idemq.jobs: see idemq.queue_grants; and each would make every write of a
 -- job go through the executor.
 CREATE TABLE idemq.dependencies (
-	child    bigint NOT NULL,
-	parent   bigint NOT NULL,
-	queue_id int NOT NULL,
-	gone_as  idemq.status,
+	child      bigint NOT NULL,
+	parent     bigint NOT NULL,
+	queue_id   int NOT NULL,
+	gone_as    idemq.status,
+	seen_token bigint,
 	PRIMARY KEY (child, parent)
 ) WITH (
 	autovacuum_vacuum_scale_factor = 0.02,
@@ -19,6 +20,7 @@ COMMENT ON COLUMN idemq.dependencies.child IS 'the job that waits';
 COMMENT ON COLUMN idemq.dependencies.parent IS 'the job that it waits for';
 COMMENT ON COLUMN idemq.dependencies.queue_id IS 'queue of the child';
 COMMENT ON COLUMN idemq.dependencies.gone_as IS 'what the parent counts as once its row is gone: what it was when it was deleted by hand, cancelled if it was not finished; dead, if it had failed when the child was enqueued; NULL: completed';
+COMMENT ON COLUMN idemq.dependencies.seen_token IS 'in one row of each child whose parents were done: a token issued at that moment; who claims the child is told results of attempts of its parents with a lesser token (idemq.parents), and of later ones only with a privilege on the parent''s queue';
 -- Retention and purge ask it, and who cancels children with their parent.
 CREATE INDEX dependencies_parent ON idemq.dependencies (parent);
 
@@ -66,7 +68,7 @@ CREATE FUNCTION idemq.parents(id bigint)
 	RETURNS TABLE (parent bigint, queue text, status idemq.status, result jsonb)
 	STABLE ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_parents';
 COMMENT ON FUNCTION idemq.parents(bigint)
-	IS 'the jobs that a job was enqueued to wait for, with what they have come to; results also of queues on which you hold no privilege: who enqueued the job could ask for them; status NULL: completed and gone, in a queue with retention 0; no rows for a job that is not yours to claim or administer';
+	IS 'the jobs that a job was enqueued to wait for, with what they have come to; results also of queues on which you hold no privilege, as they were when the job was released: who enqueued it could ask for them; status NULL: completed and gone, in a queue with retention 0, or claimed again since and not yours to ask for; no rows for a job that is not yours to claim or administer';
 
 CREATE FUNCTION idemq.enqueue_graph(jobs jsonb)
 	RETURNS TABLE (name text, id bigint, outcome idemq.outcome, status idemq.status)

@@ -44,7 +44,7 @@ static SqlStatement correct_jobs = {
 		"WHERE greatest(j.created_at, j.claimed_at, j.finished_at, j.ready_at) > $1 "
 		/* Given back, and blocked since then: that time is in its run_at alone. */
 		"OR j.status = 'blocked' AND j.token > 0 AND j.run_at > $1 "
-		"FOR UPDATE OF j SKIP LOCKED), "
+		"FOR NO KEY UPDATE OF j SKIP LOCKED), "
 		"corrected AS (SELECT id, least(created_at, $1) AS created_at, "
 		"CASE WHEN claimed_at > $1 THEN $1 ELSE claimed_at END AS claimed_at, deadline - claimed AS deadline, "
 		"CASE WHEN finished_at > $1 THEN $1 ELSE finished_at END AS finished_at, "

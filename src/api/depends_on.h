@@ -7,7 +7,7 @@
 
 #include "fmgr.h"
 
-#include "table/jobs_kin.h"
+#include "table/jobs_kin_write.h"
 
 extern bool idemq_arg_parents(FunctionCallInfo fcinfo, int n, NewKin *kin);
 

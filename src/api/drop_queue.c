@@ -28,10 +28,12 @@ static SqlStatement count_unfinished =
 static SqlStatement delete_jobs = {.text = "DELETE FROM idemq.jobs WHERE queue_id = $1",
 								   .nargs = 1,
 								   .types = {INT4OID}};
-static SqlStatement delete_attempts = {.text = "DELETE FROM idemq.attempts WHERE queue_id = $1",
-									   .nargs = 1,
-									   .types = {INT4OID}};
-/* Of a job that was moved to another queue by hand they stay. */
+/* Of a job that was moved to another queue by hand they stay: they are that tenant's. */
+static SqlStatement delete_attempts =
+	{.text = "DELETE FROM idemq.attempts a WHERE a.queue_id = $1 "
+			 "AND NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = a.job_id)",
+	 .nargs = 1,
+	 .types = {INT4OID}};
 static SqlStatement delete_steps =
 	{.text = "DELETE FROM idemq.steps s WHERE s.queue_id = $1 "
 			 "AND NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = s.job_id)",
@@ -59,10 +61,12 @@ static SqlStatement forget_dead_queue =
 	 .nargs = 1,
 	 .types = {TEXTOID}};
 
+/* Job by job: statistics may be from when there was none. */
 static SqlStatement count_children =
-	{.text = "SELECT count(DISTINCT c.id) FROM idemq.jobs p "
-			 "JOIN idemq.dependencies d ON d.parent = p.id JOIN idemq.jobs c ON c.id = d.child "
-			 "WHERE p.queue_id = $1 AND c.queue_id <> $1 AND c.finished_at IS NULL",
+	{.text = "SELECT count(DISTINCT x.child) FROM idemq.jobs p, LATERAL (SELECT d.child, "
+			 "(SELECT c.queue_id <> $1 AND c.finished_at IS NULL FROM idemq.jobs c "
+			 "WHERE c.id = d.child) AS waits FROM idemq.dependencies d WHERE d.parent = p.id "
+			 "OFFSET 0) x WHERE p.queue_id = $1 AND x.waits",
 	 .nargs = 1,
 	 .types = {INT4OID}};
 
@@ -97,11 +101,15 @@ check_children(const QueueInfo *queue)
 	Datum id = Int32GetDatum(queue->id);
 	bool isnull;
 	int64 children;
+	SqlScope scope;
 
 	if (!idemq_kin_any())
 		return;
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
 	(void) idemq_spi_query_latest(&count_children, &id, NULL);
 	children = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	idemq_spi_end(&scope);
 	if (children > 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST),

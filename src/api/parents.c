@@ -4,7 +4,9 @@
  *
  * Who may claim the job from its queue, or administers that, is told the results of its parents,
  * also of queues on which it has no privilege: whoever enqueued the job could
- * ask for them (job/new_child.c), and has handed them on.
+ * ask for them (job/new_child.c), and has handed them on.  These are the results of the ends by
+ * which the job came to run, and no others: a parent may run again when the right to ask
+ * for it has been revoked.
  */
 #include "postgres.h"
 
@@ -21,28 +23,34 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_parents);
 
 #define COLUMNS 4
 
-/* Adds a parent's row; a job that is gone has the status of its deletion, or none. */
+/*
+ * Adds a parent's row.  A job that is gone has the status of its deletion, or none; so has one
+ * that was claimed again since the child came to run, for who has no privilege on its queue.
+ */
 static void
-add_row(JobsTable *table, int64 id, int gone_as, Tuplestorestate *store, TupleDesc desc)
+add_row(JobsTable *table, const KinGone *parent, Tuplestorestate *store, TupleDesc desc)
 {
-	Datum values[COLUMNS] = {Int64GetDatum(id)};
+	Datum values[COLUMNS] = {Int64GetDatum(parent->id)};
 	bool nulls[COLUMNS] = {false, true, true, true};
 	QueueInfo queue;
 	Job job;
 
-	if (idemq_jobs_fetch(table, id, &job))
+	if (idemq_jobs_fetch(table, parent->id, &job))
 	{
+		bool allowed = idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, &queue);
+		bool seen = parent->seen_token != 0 && job.token <= parent->seen_token;
+
 		nulls[1] = !idemq_queue_by_id(job.queue_id, &queue);
 		if (!nulls[1])
 			values[1] = CStringGetTextDatum(queue.name);
 		values[2] = ObjectIdGetDatum(idemq_oids()->status[job.status]);
-		nulls[2] = false;
+		nulls[2] = !allowed && !seen && parent->seen_token != 0;
 		values[3] = job.row->tts_values[COL_RESULT];
-		nulls[3] = job.row->tts_isnull[COL_RESULT];
+		nulls[3] = job.row->tts_isnull[COL_RESULT] || (!allowed && !seen);
 	}
-	else if (gone_as >= 0)
+	else if (parent->gone_as >= 0)
 	{
-		values[2] = ObjectIdGetDatum(idemq_oids()->status[gone_as]);
+		values[2] = ObjectIdGetDatum(idemq_oids()->status[parent->gone_as]);
 		nulls[2] = false;
 	}
 	tuplestore_putvalues(store, desc, values, nulls);
@@ -70,7 +78,7 @@ idemq_sql_v2_parents(PG_FUNCTION_ARGS)
 		KinGone *parents = idemq_kin_parents(id, &count);
 
 		for (int i = 0; i < count; i++)
-			add_row(&table, parents[i].id, parents[i].gone_as, store, desc);
+			add_row(&table, &parents[i], store, desc);
 	}
 	idemq_jobs_close(&table);
 	return (Datum) 0;

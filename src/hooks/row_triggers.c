@@ -14,7 +14,7 @@
 #include "job/kin.h"
 #include "table/jobs.h"
 #include "table/jobs_id.h"
-#include "table/jobs_kin.h"
+#include "table/jobs_kin_write.h"
 #include "table/jobs_moved.h"
 #include "txn/pending.h"
 #include "txn/pending_counts.h"

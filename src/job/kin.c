@@ -43,12 +43,15 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "job/generation.h"
 #include "job/kin.h"
 #include "job/transition.h"
 #include "table/jobs_kin.h"
+#include "table/jobs_kin_write.h"
 #include "txn/pending_kin.h"
 #include "queue/queues.h"
 #include "shared/group_table.h"
+#include "shared/lease_table.h"
 #include "shared/worker_call.h"
 #include "shared/worker_place.h"
 #include "base/clock.h"
@@ -136,7 +139,8 @@ release(JobsTable *table, const QueueInfo *queue, const Job *job, const KinWait 
 				   done);
 	if (done != HELD && done != LOOK_AGAIN)
 	{
-		idemq_kin_released(job->id);
+		/* All that it has seen end were claimed before, and what they come to yet is claimed later. */
+		idemq_kin_released(job->id, idemq_lease_issue_token(job->token, idemq_generation_base()));
 		if (joins)
 			*group = wait->group;
 	}
@@ -167,7 +171,8 @@ wait_for(const QueueInfo *queue, int64 id, const KinWait *wait, const KinParent 
 	{
 		if (!may_look_for_others())
 			return NOT_FOR_US;
-		idemq_kin_watch(id, parent->id);
+		if (!idemq_kin_watch(id, parent->id))
+			return HELD;
 		idemq_pending_kin_note(queue->slot, queue->id, KIN_CHILD, id);
 		return PROMOTED_FOR_LATER;
 	}

@@ -8,10 +8,16 @@
  * commit the child is marked, and looked at like any child (job/kin.c), also when all its
  * parents are done already.
  *
- * No row of a parent is locked, since its worker may hold it for long; nor is it waited for.  A
- * parent is looked for with the latest snapshot, and its end may become visible at any time:
- * that no end is missed is proved in shared/kin.c.  The parents' queues are locked against
- * being dropped, as the child's own is.
+ * A parent is looked for with the latest snapshot, and its end may become visible at any time:
+ * that no end is missed is proved in shared/kin.c.  Until this transaction ends nobody deletes
+ * a parent: its row is locked FOR KEY SHARE, and its queue against being dropped.  Otherwise it
+ * could be cancelled and deleted before the child is visible, of whose row nothing would be told,
+ * and count as completed.  That lock is in the way of nobody but who deletes: retention, purge
+ * and a commit in a queue that keeps nothing leave the row, for retention.
+ *
+ * A parent that another transaction is deleting is waited for, but for one in processing:
+ * that is a commit in a queue that keeps nothing, whose worker may hold it for long, and
+ * once it is gone it is completed.
  *
  * A parent must be there, and in a queue on which the role holds a privilege: it will be
  * told its result.  So it is with idemq.wait_result.
@@ -22,6 +28,8 @@
 #include "miscadmin.h"
 
 #include "job/new_child.h"
+#include "table/jobs_hold.h"
+#include "table/jobs_write.h"
 #include "queue/queues.h"
 #include "shared/kin.h"
 #include "base/args.h"
@@ -58,26 +66,43 @@ refuse(int64 parent)
 							"queue.")));
 }
 
-/* Looks a parent up; *queue is that of the parent before, and becomes its own. */
+/* Holds a fetched parent's row against its deletion; false when it has changed. */
+static bool
+hold_parent(JobsTable *table, const Job *job)
+{
+	JobWait wait = job->status == JOB_PROCESSING ? JOB_SKIPS : JOB_WAITS;
+
+	/* What this transaction itself has written nobody else deletes. */
+	return idemq_jobs_is_own(job) || idemq_jobs_keep(table, job, wait) != JOB_CHANGED;
+}
+
+/* Looks a parent up, and holds it; *queue is that of the parent before, and becomes its own. */
 static void
 check_parent(JobsTable *table, NewKin *kin, int64 parent, QueueInfo *queue)
 {
+	bool held = false;
 	Job job;
 
-	CHECK_FOR_INTERRUPTS();
-	/* Its own row is there by now, under an id that can be guessed: it would wait for ever. */
-	if (parent == kin->child || !idemq_jobs_fetch(table, parent, &job))
-		refuse(parent);
-	if (job.queue_id != queue->id)
+	while (!held)
 	{
-		/* Before the lock, whose wait would tell of the job; and again, for it may be dropped. */
-		if (!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, queue))
+		CHECK_FOR_INTERRUPTS();
+		/* Its own row is there by now, under an id that can be guessed: it would wait for ever. */
+		if (parent == kin->child || !idemq_jobs_fetch(table, parent, &job))
 			refuse(parent);
-		idemq_queue_lock(job.queue_id, AccessShareLock);
-		if (!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, queue))
-			refuse(parent);
+		if (job.queue_id != queue->id)
+		{
+			/* Before the lock, whose wait would tell of the job; and again, for it may be dropped. */
+			if (!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, queue))
+				refuse(parent);
+			idemq_queue_lock(job.queue_id, AccessShareLock);
+			if (!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, queue))
+				refuse(parent);
+		}
+		idemq_kin_note(queue->slot, parent);
+		held = hold_parent(table, &job);
+		if (!held)
+			idemq_jobs_refresh(table);
 	}
-	idemq_kin_note(queue->slot, parent);
 	/* Should its own retention be over before the child's is looked at. */
 	if (job.status == JOB_DEAD || job.status == JOB_CANCELLED)
 		kin->failures[kin->failed++] = parent;

@@ -6,7 +6,7 @@
 #define IDEMQ_JOB_NEW_CHILD_H
 
 #include "table/jobs.h"
-#include "table/jobs_kin.h"
+#include "table/jobs_kin_write.h"
 #include "queue/queue_settings.h"
 
 extern void idemq_new_child(JobChange *columns, NewKin *kin);

@@ -308,11 +308,12 @@ idemq_ready_job(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, J
 static Step
 stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 {
+	TransactionId holder;
 	Job job;
 
 	if (!idemq_ready_job(scan, table, priority, key, &job))
 		return STEP_PASS;
-	if (idemq_jobs_lets_claim(&job))
+	if (idemq_jobs_hold(&job, &holder) == ROW_FREE)
 		scan->stopped = true;
 	else
 		scan->held = true;

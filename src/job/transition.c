@@ -26,9 +26,10 @@
 #include "job/places.h"
 #include "job/transition.h"
 #include "table/attempt_history.h"
-#include "table/jobs_kin.h"
+#include "table/jobs_kin_write.h"
 #include "table/jobs_steps.h"
 #include "table/jobs.h"
+#include "table/jobs_hold.h"
 #include "table/jobs_write.h"
 #include "txn/pending.h"
 #include "txn/pending_counts.h"
@@ -224,15 +225,9 @@ set_argument_columns(JobChange *change, uint32 columns, const EventArgs *args)
 	if (columns & DEADLINE)
 		job_set(change, COL_DEADLINE, TimestampTzGetDatum(args->deadline));
 	if (columns & COLUMN_BIT(COL_WORKER))
-	{
-		job_set(change, COL_WORKER, PointerGetDatum(args->worker));
-		change->isnull[COL_WORKER] = args->worker == NULL;
-	}
+		set_or_null(change, COL_WORKER, PointerGetDatum(args->worker), args->worker == NULL);
 	if (columns & ERROR_TEXT)
-	{
-		job_set(change, COL_LAST_ERROR, PointerGetDatum(args->error));
-		change->isnull[COL_LAST_ERROR] = args->error == NULL;
-	}
+		set_or_null(change, COL_LAST_ERROR, PointerGetDatum(args->error), args->error == NULL);
 	if (columns & (RESULT | STATE))
 	{
 		JobColumn column = (columns & RESULT) ? COL_RESULT : COL_CHECKPOINT;
@@ -395,6 +390,14 @@ keeps_nothing(const Job *job, const QueueInfo *queue)
 	return queue->retention == 0 && job->row->tts_isnull[COL_KEY];
 }
 
+/* Returns whether its row may go at once: who holds or needs it leaves it to retention. */
+static bool
+may_go(const Job *job, const QueueInfo *queue)
+{
+	return keeps_nothing(job, queue) && idemq_jobs_lets_delete(job) &&
+		   (!idemq_kin_maybe(queue->slot, job->id) || idemq_kin_lets_go(job->id, JOB_COMPLETED));
+}
+
 /* Has a job run again that this transaction has finished, as was asked meanwhile. */
 static void
 serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz now)
@@ -438,7 +441,7 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 /*
  * Makes an event happen to a fetched job.  The caller has checked that it is
  * allowed, and the token where the job is in processing.  A commit of a job without
- * a key in a queue that keeps nothing deletes the row.  A death, and with
+ * a key in a queue that keeps nothing deletes the row, if it may (may_go).  A death, and with
  * dead_queue_cancelled the cancel of a job that was begun, adds a job to the dead queue of the
  * job's queue.  A job that was asked to run once more does so; then what
  * was fetched is void, but for the fields of *job.
@@ -448,13 +451,12 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 				 const EventArgs *given, JobWait wait)
 {
 	const Transition *transition = &transitions[event];
-	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue) &&
-				   !(idemq_kin_maybe(queue->slot, job->id) && idemq_kin_is_needed(job->id));
+	bool deleted = transition->to == JOB_COMPLETED && may_go(job, queue);
 	bool continues = idemq_dead_queue_wants(queue, job, transition->to);
 	EventArgs args = *given;
 	QueueInfo dead;
 	JobChange change;
-	JobWrite write;
+	JobWrite write = JOB_LOCKED;
 
 	if (!idemq_transition_allowed(event, job->status))
 		elog(ERROR, "event %d cannot happen to a job that is %s", event,
@@ -464,8 +466,9 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (is_asked(transition, job, TAKES_REQUEST))
 		args.ready_at = Max(args.ready_at, DatumGetTimestampTz(job->row->tts_values[COL_RERUN_AT]));
 	if (deleted)
-		write = idemq_jobs_delete(table, job, wait);
-	else
+		write = idemq_jobs_delete(table, job);
+	deleted = write != JOB_LOCKED;
+	if (!deleted)
 	{
 		fill_change(&change, transition, job, &args);
 		if (transition->ready == READY_SET && idemq_is_of_places(queue, job))

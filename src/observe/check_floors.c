@@ -23,7 +23,7 @@
 
 #include "observe/check_floors.h"
 #include "observe/check_report.h"
-#include "shared/group_table.h"
+#include "shared/groups.h"
 #include "base/spi.h"
 
 /* The first job of a group below its floor, and the version of its row. */

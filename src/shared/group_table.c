@@ -23,14 +23,16 @@
 #include "base/clock.h"
 #include "base/settings.h"
 
-/* Groups in the table, of all queues. */
+/* Groups in the table, of all queues; and beside them marks of jobs that have kin. */
 #define MAX_GROUPS 16384
+#define MAX_KIN 8192
 
 typedef struct GroupsShared
 {
 	LWLock lock;
 	int tranche;
 	int count;								  /* groups in the hash */
+	int nkin;								  /* marks of jobs with kin in it */
 	int nidle;								  /* of these, idle */
 	pg_atomic_uint32 nlimited;				  /* of these, limited; read without the lock */
 	dlist_head idle;						  /* the one that is idle for the longest time first */
@@ -52,7 +54,7 @@ idemq_groups_shmem_size(void)
 Size
 idemq_groups_hash_size(void)
 {
-	return hash_estimate_size(MAX_GROUPS, sizeof(GroupEntry));
+	return hash_estimate_size(MAX_GROUPS + MAX_KIN, sizeof(GroupEntry));
 }
 
 /* Attaches to the groups, and makes them when this is the first process. */
@@ -84,7 +86,7 @@ idemq_groups_shmem_init(void *area, bool found)
 	LWLockRegisterTranche(shared->tranche, "idemq groups");
 	info.keysize = sizeof(GroupKey);
 	info.entrysize = sizeof(GroupEntry);
-	group_hash = ShmemInitHash("idemq groups", MAX_GROUPS, MAX_GROUPS, &info,
+	group_hash = ShmemInitHash("idemq groups", MAX_GROUPS + MAX_KIN, MAX_GROUPS + MAX_KIN, &info,
 							   HASH_ELEM | HASH_BLOBS | HASH_FIXED_SIZE);
 }
 
@@ -167,13 +169,22 @@ idemq_group_set_limited(GroupEntry *group, bool limited)
 	group->limited = limited;
 }
 
+/* Returns whether an entry is the mark of a job with kin (shared/kin.c): no group has that name. */
+static bool
+is_kin(const GroupKey *key)
+{
+	return key->length > 0 && key->name[0] == '\0';
+}
+
 /* Removes an entry that is in no list.  Lock held. */
 void
 idemq_group_remove(GroupEntry *group)
 {
+	int *count = is_kin(&group->key) ? &shared->nkin : &shared->count;
+
 	idemq_group_set_limited(group, false);
 	if (hash_search(group_hash, &group->key, HASH_REMOVE, NULL) != NULL)
-		shared->count--;
+		(*count)--;
 }
 
 /* Removes the group that has been idle for the longest time, if there is one.  Lock held. */
@@ -194,18 +205,20 @@ GroupEntry *
 idemq_group_enter(const GroupKey *key)
 {
 	GroupEntry *group = idemq_group_find(key);
+	bool kin = is_kin(key);
+	int *count = kin ? &shared->nkin : &shared->count;
 	bool found;
 
 	if (group != NULL)
 		return group;
-	if (shared->count >= MAX_GROUPS)
+	if (shared->count >= MAX_GROUPS && !kin)
 		make_room();
-	if (shared->count >= MAX_GROUPS)
+	if (*count >= (kin ? MAX_KIN : MAX_GROUPS))
 		return NULL;
 	group = hash_search(group_hash, key, HASH_ENTER_NULL, &found);
 	if (group == NULL)
 		return NULL;
-	shared->count++;
+	(*count)++;
 	group->owner = NOBODY;
 	group->again = false;
 	group->limited = false;
@@ -215,10 +228,12 @@ idemq_group_enter(const GroupKey *key)
 	return group;
 }
 
-/* Counts a mark for which there was no room. */
+/* Counts a mark for which there was no room; of many jobs with kin it is no news (job/kin.c). */
 void
-idemq_group_refused(void)
+idemq_group_refused(const GroupKey *key)
 {
+	if (is_kin(key))
+		return;
 	pg_atomic_fetch_add_u64(&shared->refused, 1);
 	(void) idemq_full_table_note(FULL_GROUPS);
 }
@@ -384,15 +399,6 @@ idemq_groups_forget(int index)
 	pg_atomic_write_u64(&queue->scan_at, PG_UINT64_MAX);
 	queue->database = InvalidOid;
 	LWLockRelease(&shared->lock);
-}
-
-/* Returns a floor without what the clock's correction has made wrong. */
-GroupFloor
-idemq_group_floor_now(GroupFloor floor)
-{
-	if (floor.epoch != idemq_clock_epoch())
-		floor.heads = GROUP_NO_FLOOR.heads;
-	return floor;
 }
 
 /* Removes what prepared transactions of a database own, and drops all floors.  Lock held. */

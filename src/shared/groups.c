@@ -171,6 +171,15 @@ lower(GroupFloor floor, int64 id)
 	return floor;
 }
 
+/* Returns a floor without what the clock's correction has made wrong. */
+GroupFloor
+idemq_group_floor_now(GroupFloor floor)
+{
+	if (floor.epoch != idemq_clock_epoch())
+		floor.heads = GROUP_NO_FLOOR.heads;
+	return floor;
+}
+
 /*
  * Takes up to max groups of a queue to check: this session owns them until
  * idemq_group_release.  Returns how many.  The snapshot by which they are checked is to
@@ -282,7 +291,7 @@ idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id)
 			idemq_group_enlist(queue, group, LIST_WAITING);
 	}
 	else if (queue != NULL && key->length != LONG_NAME)
-		idemq_group_refused();
+		idemq_group_refused(key);
 	if (queue != NULL && (key->length == LONG_NAME || group == NULL))
 		idemq_group_queue_scan(queue, false);
 	idemq_group_table_unlock();

@@ -34,7 +34,7 @@
  * A mark is one of the table of groups (shared/groups.c), under a name that no group can
  * have: it begins with a zero byte.  So the rest is as with groups: one owner at a time;
  * a mark that comes while there is one is kept for the time after; without room the queue is
- * to be scanned.
+ * to be scanned.  That room is their own, so that dependencies take none from groups.
  *
  * Without a worker nobody may ever claim from a parent's queue again, and take its mark: then
  * its end has the queues scanned that have kin.

@@ -67,8 +67,9 @@ hold_of(TransactionId xid, bool only_locks)
 	return !only_locks && TransactionIdDidCommit(xid) ? ROW_CHANGED : ROW_FREE;
 }
 
+/* As hold_of, of the members of a multixact; those of FOR KEY SHARE count when asked for. */
 static RowHold
-hold_of_multi(MultiXactId multi, bool only_locks, TransactionId *holder)
+hold_of_multi(MultiXactId multi, bool only_locks, bool key_share, TransactionId *holder)
 {
 	MultiXactMember *members;
 	int count = GetMultiXactIdMembers(multi, &members, false, only_locks);
@@ -76,8 +77,11 @@ hold_of_multi(MultiXactId multi, bool only_locks, TransactionId *holder)
 
 	for (int i = 0; i < count && result != ROW_CHANGED; i++)
 	{
-		RowHold hold = hold_of(members[i].xid, !ISUPDATE_from_mxstatus(members[i].status));
+		RowHold hold;
 
+		if (!key_share && members[i].status == MultiXactStatusForKeyShare)
+			continue;
+		hold = hold_of(members[i].xid, !ISUPDATE_from_mxstatus(members[i].status));
 		if (hold == ROW_HELD)
 			*holder = members[i].xid;
 		if (hold != ROW_FREE)
@@ -88,9 +92,12 @@ hold_of_multi(MultiXactId multi, bool only_locks, TransactionId *holder)
 	return result;
 }
 
-/* Returns what others do with a version; with ROW_HELD *holder is one of them. */
+/*
+ * Returns what others do with a version; with ROW_HELD *holder is one of them.  key_share:
+ * a lock counts that lets the row be updated, but not deleted.
+ */
 static RowHold
-hold_by_header(const HeapTupleHeaderData *header, TransactionId *holder)
+hold_by_header(const HeapTupleHeaderData *header, bool key_share, TransactionId *holder)
 {
 	bool only_locks = HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask);
 
@@ -98,13 +105,15 @@ hold_by_header(const HeapTupleHeaderData *header, TransactionId *holder)
 	if (names_nobody(header))
 		return ROW_FREE;
 	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
-		return hold_of_multi(HeapTupleHeaderGetRawXmax(header), only_locks, holder);
+		return hold_of_multi(HeapTupleHeaderGetRawXmax(header), only_locks, key_share, holder);
+	if (!key_share && only_locks && HEAP_XMAX_IS_KEYSHR_LOCKED(header->t_infomask))
+		return ROW_FREE;
 	return hold_of(HeapTupleHeaderGetRawXmax(header), only_locks);
 }
 
 /*
- * Returns what others do with a fetched version; with ROW_HELD *holder is one of
- * their transactions, a subtransaction perhaps.
+ * Returns what others do with a fetched version that keeps it from being updated; with
+ * ROW_HELD *holder is one of their transactions, a subtransaction perhaps.
  */
 RowHold
 idemq_jobs_hold(const Job *job, TransactionId *holder)
@@ -112,52 +121,33 @@ idemq_jobs_hold(const Job *job, TransactionId *holder)
 	HeapTupleHeaderData header;
 
 	copy_header(job, &header);
-	return hold_by_header(&header, holder);
+	return hold_by_header(&header, false, holder);
 }
 
 /*
- * Returns whether a claim could write a fetched version: no transaction holds it, or
- * for a foreign key only, which does not hinder a claim.
- */
-bool
-idemq_jobs_lets_claim(const Job *job)
-{
-	HeapTupleHeaderData header;
-	MultiXactMember *members;
-	TransactionId holder;
-	RowHold hold;
-	bool lets = true;
-	int count;
-
-	copy_header(job, &header);
-	hold = hold_by_header(&header, &holder);
-	if (hold != ROW_HELD)
-		return hold == ROW_FREE;
-	if (!HEAP_XMAX_IS_LOCKED_ONLY(header.t_infomask))
-		return false;
-	if (!(header.t_infomask & HEAP_XMAX_IS_MULTI))
-		return HEAP_XMAX_IS_KEYSHR_LOCKED(header.t_infomask);
-	count = GetMultiXactIdMembers(HeapTupleHeaderGetRawXmax(&header), &members, false, true);
-	for (int i = 0; i < count && lets; i++)
-		lets = members[i].status == MultiXactStatusForKeyShare ||
-			   hold_of(members[i].xid, true) == ROW_FREE;
-	if (count > 0)
-		pfree(members);
-	return lets;
-}
-
-/*
- * Returns whether no other transaction locks or changes a fetched version, so that a
- * write will not wait.  One may come between; then the write waits, briefly.
+ * Returns whether no other transaction keeps a fetched version from being updated, so that
+ * an update will not wait.  One may come between; then it waits, briefly.
  */
 bool
 idemq_jobs_is_free(const Job *job)
 {
+	TransactionId holder;
+
+	return idemq_jobs_hold(job, &holder) != ROW_HELD;
+}
+
+/*
+ * Returns whether no other transaction holds a fetched version, not even against deletion
+ * alone (FOR KEY SHARE): one that writes a step of the job, or enqueues a child of it.
+ */
+bool
+idemq_jobs_lets_delete(const Job *job)
+{
 	HeapTupleHeaderData header;
 	TransactionId holder;
 
 	copy_header(job, &header);
-	return hold_by_header(&header, &holder) != ROW_HELD;
+	return hold_by_header(&header, true, &holder) != ROW_HELD;
 }
 
 /*
@@ -222,7 +212,7 @@ idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job)
 	return found;
 }
 
-/* Returns whether this transaction is among the lockers of a row. */
+/* Returns whether this transaction is among those that lock a row against being updated. */
 static bool
 is_member(MultiXactId multi)
 {
@@ -231,13 +221,14 @@ is_member(MultiXactId multi)
 	bool found = false;
 
 	for (int i = 0; i < count; i++)
-		found |= TransactionIdIsCurrentTransactionId(members[i].xid);
+		found |= members[i].status != MultiXactStatusForKeyShare &&
+				 TransactionIdIsCurrentTransactionId(members[i].xid);
 	if (count > 0)
 		pfree(members);
 	return found;
 }
 
-/* Returns whether this transaction itself holds a lock on a fetched version. */
+/* Returns whether this transaction itself locks a fetched version against being updated. */
 bool
 idemq_jobs_is_mine(const Job *job)
 {
@@ -248,7 +239,8 @@ idemq_jobs_is_mine(const Job *job)
 		return false;
 	if (header.t_infomask & HEAP_XMAX_IS_MULTI)
 		return is_member(HeapTupleHeaderGetRawXmax(&header));
-	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmax(&header));
+	return !HEAP_XMAX_IS_KEYSHR_LOCKED(header.t_infomask) &&
+		   TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmax(&header));
 }
 
 /* Returns the process of a transaction in progress, 0 when it is prepared or has ended. */

@@ -16,8 +16,8 @@ typedef enum RowHold
 } RowHold;
 
 extern RowHold idemq_jobs_hold(const Job *job, TransactionId *holder);
-extern bool idemq_jobs_lets_claim(const Job *job);
 extern bool idemq_jobs_is_free(const Job *job);
+extern bool idemq_jobs_lets_delete(const Job *job);
 extern bool idemq_jobs_is_outdated(JobsTable *table, const Job *job);
 extern bool idemq_jobs_is_own(const Job *job);
 extern bool idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job);

@@ -18,8 +18,7 @@
  * cancelled, or it was deleted by SQL (purge, drop_queue, a DBA), which writes here what it
  * was.
  *
- * What is read goes by the latest snapshot.  Rows are written by who holds the child's row: it
- * has just inserted or changed it.  So no lock is met, but those of who deletes by SQL.
+ * What is read goes by the latest snapshot.  The writes: table/jobs_kin_write.c.
  */
 #include "postgres.h"
 
@@ -35,16 +34,6 @@
 #include "base/oids.h"
 #include "base/spi.h"
 
-static SqlStatement add_edges =
-	{.text = "INSERT INTO idemq.dependencies (child, parent, queue_id, gone_as) SELECT $1, p, $2, "
-			 "CASE WHEN p = ANY ($4) THEN 'dead'::idemq.status END FROM unnest($3) p",
-	 .nargs = 4,
-	 .types = {INT8OID, INT4OID, INT8ARRAYOID, INT8ARRAYOID}};
-static SqlStatement add_child =
-	{.text = "INSERT INTO idemq.children (job_id, queue_id, on_parent_failure, group_key, "
-			 "waits_for) VALUES ($1, $2, $3, $4, $5)",
-	 .nargs = 5,
-	 .types = {INT8OID, INT4OID, TEXTOID, TEXTOID, INT8OID}};
 /* Without any edge they are still to be restored. */
 static SqlStatement find_wait =
 	{.text = "SELECT on_parent_failure, group_key, waits_for FROM idemq.children c "
@@ -74,39 +63,37 @@ static SqlStatement find_failed = {.text = "SELECT x.parent, " STATUS
 static SqlStatement find_queue = {.text = "SELECT queue_id FROM idemq.jobs WHERE id = $1",
 								  .nargs = 1,
 								  .types = {INT8OID}};
-static SqlStatement move_watch = {.text =
-									  "UPDATE idemq.children SET waits_for = $2 WHERE job_id = $1",
-								  .nargs = 2,
-								  .types = {INT8OID, INT8OID}};
-static SqlStatement end_wait = {.text = "DELETE FROM idemq.children WHERE job_id = $1",
-								.nargs = 1,
-								.types = {INT8OID}};
+/* Row by row, as above: statistics may say that a job has all children, or none. */
 static SqlStatement find_children =
 	{.text = "SELECT job_id, queue_id, true FROM idemq.children WHERE waits_for = $1 "
-			 "UNION ALL SELECT c.job_id, c.queue_id, false FROM idemq.dependencies d "
-			 "JOIN idemq.children c ON c.job_id = d.child WHERE d.parent = $1 "
-			 "AND c.on_parent_failure = 'cancel' AND NOT EXISTS (SELECT FROM idemq.jobs j "
-			 "WHERE j.id = $1 AND j.status NOT IN ('dead', 'cancelled')) ORDER BY 1",
+			 "UNION ALL SELECT x.child, x.queue_id, false FROM (SELECT d.child, "
+			 "(SELECT c.queue_id FROM idemq.children c WHERE c.job_id = d.child "
+			 "AND c.on_parent_failure = 'cancel') AS queue_id FROM idemq.dependencies d "
+			 "WHERE d.parent = $1 AND NOT EXISTS (SELECT FROM idemq.jobs j "
+			 "WHERE j.id = $1 AND j.status NOT IN ('dead', 'cancelled')) OFFSET 0) x "
+			 "WHERE x.queue_id IS NOT NULL ORDER BY 1",
 	 .nargs = 1,
 	 .types = {INT8OID}};
 /* Those that a look may change: their parents are done, or one of them has failed. */
 static SqlStatement find_resolvable =
-	{.text = "SELECT c.job_id FROM idemq.children c JOIN idemq.jobs b ON b.id = c.job_id "
-			 "WHERE c.queue_id = $1 AND b.status = 'blocked' AND b.group_key IS NULL "
-			 "AND EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = c.job_id) "
-			 "AND (NOT EXISTS (SELECT FROM idemq.jobs p WHERE p.id = c.waits_for "
-			 "AND (p.finished_at IS NULL OR c.on_parent_failure = 'wait' "
-			 "AND p.status IN ('dead', 'cancelled'))) "
-			 "OR c.on_parent_failure = 'cancel' AND EXISTS (SELECT FROM idemq.dependencies d "
-			 "LEFT JOIN idemq.jobs q ON q.id = d.parent WHERE d.child = c.job_id "
-			 "AND coalesce(q.status, d.gone_as) IN ('dead', 'cancelled'))) "
+	{.text = "SELECT c.job_id FROM idemq.children c WHERE c.queue_id = $1 "
+			 "AND (SELECT b.status = 'blocked' AND b.group_key IS NULL FROM idemq.jobs b "
+			 "WHERE b.id = c.job_id) "
+			 "AND (SELECT true FROM idemq.dependencies d WHERE d.child = c.job_id LIMIT 1) "
+			 "AND (coalesce((SELECT p.finished_at IS NOT NULL AND (c.on_parent_failure <> 'wait' "
+			 "OR p.status NOT IN ('dead', 'cancelled')) FROM idemq.jobs p "
+			 "WHERE p.id = c.waits_for), true) "
+			 "OR c.on_parent_failure = 'cancel' AND (SELECT true FROM idemq.dependencies d "
+			 "WHERE d.child = c.job_id AND coalesce((SELECT q.status FROM idemq.jobs q "
+			 "WHERE q.id = d.parent), d.gone_as) IN ('dead', 'cancelled') LIMIT 1)) "
 			 "ORDER BY c.job_id LIMIT $2",
 	 .nargs = 2,
 	 .types = {INT4OID, INT4OID}};
-static SqlStatement find_parents = {
-	.text = "SELECT parent, gone_as::text FROM idemq.dependencies WHERE child = $1 ORDER BY parent",
-	.nargs = 1,
-	.types = {INT8OID}};
+static SqlStatement find_parents =
+	{.text = "SELECT parent, gone_as::text, max(seen_token) OVER () FROM idemq.dependencies "
+			 "WHERE child = $1 ORDER BY parent",
+	 .nargs = 1,
+	 .types = {INT8OID}};
 static SqlStatement find_edges =
 	{.text = "SELECT d.child, d.parent, d.queue_id, "
 			 "coalesce((SELECT j.queue_id FROM idemq.jobs j WHERE j.id = d.parent), 0) "
@@ -114,27 +101,6 @@ static SqlStatement find_edges =
 			 "ORDER BY d.child, d.parent LIMIT $3",
 	 .nargs = 3,
 	 .types = {INT8OID, INT8OID, INT4OID}};
-static SqlStatement find_need =
-	{.text = "SELECT FROM idemq.dependencies d JOIN idemq.jobs j ON j.id = d.child "
-			 "WHERE d.parent = $1 AND j.finished_at IS NULL LIMIT 1",
-	 .nargs = 1,
-	 .types = {INT8OID}};
-static SqlStatement forget_edges = {.text = "DELETE FROM idemq.dependencies WHERE child = ANY ($1)",
-									.nargs = 1,
-									.types = {INT8ARRAYOID}};
-static SqlStatement forget_children = {.text = "DELETE FROM idemq.children WHERE job_id = ANY ($1)",
-									   .nargs = 1,
-									   .types = {INT8ARRAYOID}};
-static SqlStatement note_gone =
-	{.text = "UPDATE idemq.dependencies SET gone_as = $2::idemq.status WHERE parent = $1",
-	 .nargs = 2,
-	 .types = {INT8OID, TEXTOID}};
-static SqlStatement forget_all_edges = {.text = "DELETE FROM idemq.dependencies"};
-static SqlStatement forget_all_children = {.text = "DELETE FROM idemq.children"};
-
-/* Whether this file writes: the triggers of its tables then have nothing to say. */
-static bool writing = false;
-
 static const char *const failure_names[] =
 	{[FAILURE_CANCELS] = "cancel", [FAILURE_WAITS] = "wait", [FAILURE_RUNS] = "run"};
 
@@ -143,13 +109,6 @@ const char *
 idemq_failure_name(ParentFailure failure)
 {
 	return failure_names[failure];
-}
-
-/* Returns whether this file is writing now, so that a trigger is not for somebody else's change. */
-bool
-idemq_kin_is_writing(void)
-{
-	return writing;
 }
 
 /* Returns whether there may be any dependency in this database. */
@@ -166,57 +125,6 @@ idemq_kin_any(void)
 	any = RelationGetNumberOfBlocks(rel) > 0;
 	table_close(rel, AccessShareLock);
 	return any;
-}
-
-/* Runs a statement that writes; returns its number of rows. */
-static uint64
-run(SqlStatement *statement, const Datum *values, const char *nulls, int expected)
-{
-	SqlScope scope;
-	uint64 rows;
-
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	writing = true;
-	PG_TRY();
-	{
-		rows = idemq_spi_run(statement, values, nulls, expected);
-	}
-	PG_FINALLY();
-	{
-		writing = false;
-	}
-	PG_END_TRY();
-	idemq_spi_end(&scope);
-	return rows;
-}
-
-static Datum
-int8_array(const int64 *ids, int count)
-{
-	Datum *values = palloc(Max(count, 1) * sizeof(Datum));
-	ArrayType *array;
-
-	for (int i = 0; i < count; i++)
-		values[i] = Int64GetDatum(ids[i]);
-	array =
-		construct_array(values, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
-	pfree(values);
-	return PointerGetDatum(array);
-}
-
-/* Adds the rows of a child. */
-void
-idemq_kin_add(const NewKin *kin)
-{
-	Datum edges[] = {Int64GetDatum(kin->child), Int32GetDatum(kin->queue_id),
-					 int8_array(kin->parents, kin->count), int8_array(kin->failures, kin->failed)};
-	Datum child[] = {Int64GetDatum(kin->child), Int32GetDatum(kin->queue_id),
-					 CStringGetTextDatum(failure_names[kin->on_failure]), kin->group,
-					 Int64GetDatum(kin->parents[0])};
-
-	(void) run(&add_edges, edges, NULL, SPI_OK_INSERT);
-	(void) run(&add_child, child, kin->group == (Datum) 0 ? "   n " : "     ", SPI_OK_INSERT);
 }
 
 static ParentFailure
@@ -318,24 +226,6 @@ idemq_kin_queue_of(int64 job_id, int32 *queue_id)
 	return found;
 }
 
-/* Has a child watch another of its parents: those before it are done. */
-void
-idemq_kin_watch(int64 child, int64 parent)
-{
-	Datum values[] = {Int64GetDatum(child), Int64GetDatum(parent)};
-
-	(void) run(&move_watch, values, NULL, SPI_OK_UPDATE);
-}
-
-/* Ends the waiting of a child, whose row this transaction has written. */
-void
-idemq_kin_released(int64 child)
-{
-	Datum value = Int64GetDatum(child);
-
-	(void) run(&end_wait, &value, NULL, SPI_OK_DELETE);
-}
-
 /*
  * Returns the children that the end of a parent may concern: those that watch it, and, unless it
  * is completed, those that are cancelled with it.  A child may come twice.
@@ -388,6 +278,7 @@ idemq_kin_parents(int64 child, int *count)
 		parents[i].gone_as = isnull ? -1
 									: (int) idemq_status_from_name(TextDatumGetCString(gone_as));
 		parents[i].id = idemq_spi_int64(i, 1, &isnull);
+		parents[i].seen_token = idemq_spi_int64(i, 3, &isnull);
 	}
 	idemq_spi_end(&scope);
 	return parents;
@@ -403,7 +294,7 @@ idemq_kin_resolvable(int32 queue_id, int max, int *count)
 	SqlScope scope;
 
 	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
+	idemq_spi_in_order();
 	*count = (int) idemq_spi_query_latest(&find_resolvable, values, NULL);
 	ids = MemoryContextAlloc(caller, Max(*count, 1) * sizeof(int64));
 	for (int i = 0; i < *count; i++)
@@ -439,58 +330,4 @@ idemq_kin_edges(KinEdge *edges, int max)
 	}
 	idemq_spi_end(&scope);
 	return count;
-}
-
-/* Returns whether a job has a child that is not finished: then it is kept. */
-bool
-idemq_kin_is_needed(int64 parent)
-{
-	Datum value = Int64GetDatum(parent);
-	SqlScope scope;
-	bool needed;
-
-	if (!idemq_kin_any())
-		return false;
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	needed = idemq_spi_query_latest(&find_need, &value, NULL) > 0;
-	idemq_spi_end(&scope);
-	return needed;
-}
-
-/* Deletes what jobs, whose rows are deleted, have as children. */
-void
-idemq_kin_forget(const int64 *job_ids, int count)
-{
-	Datum ids;
-
-	if (count == 0 || !idemq_kin_any())
-		return;
-	ids = int8_array(job_ids, count);
-	(void) run(&forget_edges, &ids, NULL, SPI_OK_DELETE);
-	(void) run(&forget_children, &ids, NULL, SPI_OK_DELETE);
-}
-
-/*
- * Follows the deletion of a job's row by SQL: its children are told what it was, which is
- * cancelled when it had not finished.
- */
-void
-idemq_kin_row_gone(int64 job_id, JobStatus status)
-{
-	JobStatus as = job_status_is_finished(status) ? status : JOB_CANCELLED;
-	Datum values[] = {Int64GetDatum(job_id), CStringGetTextDatum(idemq_status_name(as))};
-
-	(void) run(&note_gone, values, NULL, SPI_OK_UPDATE);
-	idemq_kin_forget(&job_id, 1);
-}
-
-/* Follows TRUNCATE of idemq.jobs. */
-void
-idemq_kin_all_gone(void)
-{
-	if (!idemq_kin_any())
-		return;
-	(void) run(&forget_all_edges, NULL, NULL, SPI_OK_DELETE);
-	(void) run(&forget_all_children, NULL, NULL, SPI_OK_DELETE);
 }

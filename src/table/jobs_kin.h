@@ -15,19 +15,6 @@ typedef enum ParentFailure
 	FAILURE_RUNS
 } ParentFailure;
 
-/* A job that is to wait for its parents. */
-typedef struct NewKin
-{
-	int64 child;
-	int32 queue_id;
-	int count;		/* of parents; one at least */
-	int64 *parents; /* in order, each once */
-	int failed;		/* of them, dead or cancelled: */
-	int64 *failures;
-	ParentFailure on_failure;
-	Datum group; /* text: the group that it joins afterwards; 0 for none */
-} NewKin;
-
 /* What a job that waits for its parents waits for. */
 typedef struct KinWait
 {
@@ -53,11 +40,12 @@ typedef struct KinChild
 	bool watches; /* this parent it is that it waits for at the moment */
 } KinChild;
 
-/* A parent, and as what it was deleted; -1 if it was not, or nobody knows. */
+/* A parent, for its child. */
 typedef struct KinGone
 {
 	int64 id;
-	int gone_as; /* a JobStatus */
+	int gone_as;	  /* a JobStatus: as what it was deleted; -1 if it was not, or nobody knows */
+	int64 seen_token; /* the child has seen its parents' ends of lesser tokens; 0: none */
 } KinGone;
 
 /* An edge, for who notes all of them: both ends with their queues; 0 is not known. */
@@ -71,21 +59,13 @@ typedef struct KinEdge
 
 extern const char *idemq_failure_name(ParentFailure failure);
 extern bool idemq_kin_any(void);
-extern bool idemq_kin_is_writing(void);
-extern void idemq_kin_add(const NewKin *kin);
 extern bool idemq_kin_wait_of(int64 child, KinWait *wait);
 extern bool idemq_kin_obstacle(int64 child, const KinWait *wait, KinParent *parent);
 extern bool idemq_kin_failed_parent(int64 child, KinParent *parent);
 extern bool idemq_kin_queue_of(int64 job_id, int32 *queue_id);
-extern void idemq_kin_watch(int64 child, int64 parent);
-extern void idemq_kin_released(int64 child);
 extern KinChild *idemq_kin_children(int64 parent, int *count);
 extern KinGone *idemq_kin_parents(int64 child, int *count);
 extern int64 *idemq_kin_resolvable(int32 queue_id, int max, int *count);
 extern int idemq_kin_edges(KinEdge *edges, int max);
-extern bool idemq_kin_is_needed(int64 parent);
-extern void idemq_kin_forget(const int64 *job_ids, int count);
-extern void idemq_kin_row_gone(int64 job_id, JobStatus status);
-extern void idemq_kin_all_gone(void);
 
 #endif

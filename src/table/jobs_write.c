@@ -22,7 +22,9 @@
  * Each of them has the table keep its lock, whatever becomes of the write.
  *
  * table_tuple_update is always called with wait = true: with false it reports
- * mere lockers as modifiers, including this transaction's own lock.
+ * mere lockers as modifiers, including this transaction's own lock.  For a delete that is
+ * what is wanted: a row that anybody holds stays, and the lock that follows tells whether
+ * that is somebody else.
  */
 #include "postgres.h"
 
@@ -60,13 +62,12 @@ write_result(TM_Result result)
 	}
 }
 
-/* Locks a fetched version to the end of the transaction; see the file's header. */
-JobWrite
-idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait)
+/* Locks a fetched version, and with FOR KEY SHARE the one that an open transaction is making. */
+static TM_Result
+lock_version(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait)
 {
 	ItemPointerData tid = job->row->tts_tid;
 	TM_FailureData failure;
-	TM_Result result;
 
 	table->written = true;
 	if (table->lock_row == NULL)
@@ -76,13 +77,32 @@ idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wa
 		table->lock_row = table_slot_create(table->rel, NULL);
 		MemoryContextSwitchTo(old);
 	}
-	result = table_tuple_lock(table->rel, &tid, table->snapshot, table->lock_row,
-							  GetCurrentCommandId(true), mode,
-							  wait == JOB_WAITS ? LockWaitBlock : LockWaitSkip, 0, &failure);
+	return table_tuple_lock(table->rel, &tid, table->snapshot, table->lock_row,
+							GetCurrentCommandId(true), mode,
+							wait == JOB_WAITS ? LockWaitBlock : LockWaitSkip,
+							TUPLE_LOCK_FLAG_LOCK_UPDATE_IN_PROGRESS, &failure);
+}
+
+/* Locks a fetched version to the end of the transaction; see the file's header. */
+JobWrite
+idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait)
+{
+	TM_Result result = lock_version(table, job, mode, wait);
+
 	if (result == TM_Ok && table->crosscheck != InvalidSnapshot &&
 		!table_tuple_satisfies_snapshot(table->rel, table->lock_row, table->crosscheck))
 		result = TM_Updated;
 	return write_result(result);
+}
+
+/*
+ * Keeps a fetched row from being deleted to the end of the transaction, whichever version of it
+ * the transaction's own snapshot sees: as the check of a foreign key does.
+ */
+JobWrite
+idemq_jobs_keep(JobsTable *table, const Job *job, JobWait wait)
+{
+	return write_result(lock_version(table, job, LockTupleKeyShare, wait));
 }
 
 /* Raises 55000 when a publication wants what the table's replica identity does not give. */
@@ -171,30 +191,39 @@ idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, Job
 	return write_result(result);
 }
 
-/* Deletes a fetched row. */
-JobWrite
-idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait)
+static TM_Result
+delete_row(JobsTable *table, const Job *job, bool wait)
 {
 	ItemPointerData tid = job->row->tts_tid;
 	TM_FailureData failure;
-	TM_Result result;
+
+	return table_tuple_delete(table->rel, &tid, GetCurrentCommandId(true), table->snapshot,
+							  table->crosscheck, wait, &failure, false);
+}
+
+/* Deletes a fetched row, unless another transaction holds it, be it FOR KEY SHARE: never waits. */
+JobWrite
+idemq_jobs_delete(JobsTable *table, const Job *job)
+{
+	TM_Result result = TM_BeingModified;
 
 	table->written = true;
 	check_replica_identity(table, CMD_DELETE);
-	if (needs_lock(table, job, wait))
+	if (table->simple)
+		result = delete_row(table, job, false);
+	if (result == TM_BeingModified)
 	{
-		JobWrite locked = idemq_jobs_lock(table, job, LockTupleExclusive, wait);
+		JobWrite locked = idemq_jobs_lock(table, job, LockTupleExclusive, JOB_SKIPS);
 
 		if (locked != JOB_WRITTEN)
 			return locked;
+		if (!table->simple)
+		{
+			idemq_jobs_delete_sql(job->id);
+			return JOB_WRITTEN;
+		}
+		result = delete_row(table, job, true); /* our lock is a modifier, too */
 	}
-	if (!table->simple)
-	{
-		idemq_jobs_delete_sql(job->id);
-		return JOB_WRITTEN;
-	}
-	result = table_tuple_delete(table->rel, &tid, GetCurrentCommandId(true), table->snapshot,
-								table->crosscheck, true, &failure, false);
 	if (result == TM_Ok)
 		idemq_pending_counts_row(job->queue_id, job->status, NO_ROW);
 	return write_result(result);

@@ -28,9 +28,10 @@ typedef enum JobWrite
 } JobWrite;
 
 extern JobWrite idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait);
+extern JobWrite idemq_jobs_keep(JobsTable *table, const Job *job, JobWait wait);
 extern JobWrite idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change,
 								  JobWait wait);
-extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job, JobWait wait);
+extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job);
 extern void idemq_jobs_fill_row(JobsTable *table, JobChange *columns);
 extern void idemq_jobs_insert(JobsTable *table, JobChange *columns);
 

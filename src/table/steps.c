@@ -21,9 +21,9 @@
  * before, which were lost: each of them may still bring the answer.
  *
  * Locks: whoever writes a row holds the job's row, FOR SHARE or FOR KEY SHARE, taken
- * first.  So nobody deletes the job meanwhile (retention and purge skip it, drop_queue and
- * a commit that deletes it wait), and whoever has deleted it finds all its steps, and meets
- * no lock on them.
+ * first.  So nobody deletes the job meanwhile (retention and purge skip it, a commit in a queue
+ * that keeps nothing leaves it to retention, drop_queue waits), and whoever has deleted it finds
+ * all its steps, and meets no lock on them.
  */
 #include "postgres.h"
 

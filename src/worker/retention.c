@@ -41,6 +41,7 @@
 #include "table/jobs_hold.h"
 #include "table/jobs_id.h"
 #include "table/jobs_kin.h"
+#include "table/jobs_kin_write.h"
 #include "table/jobs_sql.h"
 #include "table/jobs_write.h"
 #include "txn/pending_counts.h"
@@ -63,7 +64,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_apply_retention);
 /* The sweep takes a part of 1 / SWEEP_SHARE of the time; two begin at least so far apart. */
 #define SWEEP_SHARE 100
 #define SWEEP_PAUSE (10 * USECS_PER_MINUTE)
-/* A parent of a child that is not finished is looked at again after so long. */
+/* A job whose child is not finished, or whose kin are held, is looked at again after so long. */
 #define NEEDED_PAUSE (10 * USECS_PER_SEC)
 /* A row whose deletion was refused is tried again after so long. */
 #define REFUSED_PAUSE (10 * USECS_PER_MINUTE)
@@ -254,18 +255,19 @@ delete_by_sql(const Job *job, TimestampTz finished_at)
 static TimestampTz
 delete_row(Batch *batch, const Job *job, TimestampTz finished_at)
 {
-	bool has_kin = idemq_kin_maybe(batch->queue.slot, job->id);
+	bool has_kin;
 	bool deleted;
 
-	if (!idemq_jobs_is_free(job))
+	/* In this order: who enqueues a child of it is in the filter, and holds it until it commits. */
+	if (!idemq_jobs_lets_delete(job))
 		return batch->now;
-	/* A child that is not finished may still ask for its result. */
-	if (has_kin && idemq_kin_is_needed(job->id))
+	has_kin = idemq_kin_maybe(batch->queue.slot, job->id);
+	if (has_kin && !idemq_kin_lets_go(job->id, job->status))
 		return batch->now + NEEDED_PAUSE;
 	if (!batch->table.simple)
 		deleted = delete_by_sql(job, finished_at);
 	else
-		deleted = idemq_jobs_delete(&batch->table, job, JOB_SKIPS_STRANGERS) == JOB_WRITTEN;
+		deleted = idemq_jobs_delete(&batch->table, job) == JOB_WRITTEN;
 	if (!deleted)
 		return batch->now + (batch->table.simple ? 0 : REFUSED_PAUSE);
 	/* One that was cancelled with it may be brought back. */

@@ -367,6 +367,37 @@ SELECT count(*) AS edges FROM idemq.dependencies;
 SELECT count(*) AS none FROM idemq.parents(:p);
 INSERT INTO idemq.dependencies VALUES (1, 2, 3);
 RESET ROLE;
+-- The right to ask is revoked: what the child has seen is told, and no result that comes later; to who may ask, it is.
+SELECT idemq.grant_queue('secret', 'dependencies_clerk', 'enqueue');
+SELECT outcome, status FROM idemq.enqueue('secret', '"r"', key => 'r');
+SET ROLE dependencies_clerk;
+SELECT id AS r FROM idemq.enqueue('secret', '"r"', key => 'r') \gset
+SELECT id AS seen FROM idemq.enqueue('other', '"seen"', depends_on => ARRAY[:r]) \gset
+SELECT id AS waits FROM idemq.enqueue('other', '"waits"', depends_on => ARRAY[:r, :c]) \gset
+RESET ROLE;
+SELECT idemq.revoke_queue('secret', 'dependencies_clerk', 'enqueue');
+SELECT take('secret');
+SELECT idemq.commit(id, token, '"first"') FROM idemq.jobs WHERE id = :r;
+CREATE FUNCTION told(id bigint) RETURNS text LANGUAGE sql AS $$ SELECT string_agg(concat_ws(' ', queue, status, result), ', ' ORDER BY parent) FROM idemq.parents(id) $$;
+SET ROLE dependencies_worker;
+SELECT payload FROM idemq.claim('other');
+SELECT told(:seen), told(:waits);
+RESET ROLE;
+SELECT outcome, status FROM idemq.enqueue('secret', '"r"', key => 'r', on_duplicate => 'rerun');
+SET ROLE dependencies_worker;
+SELECT told(:seen);
+RESET ROLE;
+SELECT take('secret');
+SELECT idemq.commit(id, token, '"later"') FROM idemq.jobs WHERE id = :r;
+SET ROLE dependencies_worker;
+SELECT told(:seen), told(:waits);
+RESET ROLE;
+SELECT told(:seen), told(:waits);
+SELECT idemq.commit(id, token) FROM idemq.jobs WHERE id = :c;
+SET ROLE dependencies_worker;
+SELECT payload FROM idemq.claim('other');
+SELECT told(:seen), told(:waits);
+RESET ROLE;
 
 -- A graph: parents first, whatever the order; a key that is taken stands for its job.
 SELECT idemq.create_queue('q') > 0 AS created;

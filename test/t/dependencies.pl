@@ -165,7 +165,10 @@ $open->query_safe('COMMIT');
 status_soon('of many', 'pending', 'all of many parents are done, one by one from the last');
 note sprintf 'they are done in %.1f s', Time::HiRes::time - $since;
 sql($node, "SELECT parent('one')");
+my $busy = stop_worker($node);
 sql($node, "SELECT count(idemq.enqueue('children', to_jsonb(n), depends_on => ARRAY[(SELECT id FROM idemq.jobs WHERE key = 'one')])) FROM generate_series(1, $many) n");
+is_sql($node, "SELECT used, refused FROM idemq.memory WHERE resource = 'groups'", '0|0', 'while nobody looks at them they take no place of a group');
+kill 'CONT', $busy;
 my $waiting = "SELECT count(*) FROM idemq.children WHERE waits_for = (SELECT id FROM idemq.jobs WHERE key = 'one')";
 is_sql($node, $waiting, $many, 'as many children of one parent');
 $since = Time::HiRes::time;
@@ -174,6 +177,18 @@ is_soon($node, $waiting, '0', 'are all released');
 note sprintf 'in %.1f s', Time::HiRes::time - $since;
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 sql($node, "SELECT idemq.purge('children'), idemq.purge('parents')");
+# Statistics say that every job is the parent of all others.
+sql($node, "SELECT idemq.create_queue('dropped'), parent('two')");
+sql($node, "SELECT count(idemq.enqueue('dropped', to_jsonb(n), depends_on => ARRAY[(SELECT id FROM idemq.jobs WHERE key = 'two')])) FROM generate_series(1, $many) n");
+sql($node, 'ANALYZE idemq.jobs, idemq.dependencies, idemq.children');
+my $entries = "SELECT sum(idx_tup_read) FROM pg_stat_all_indexes WHERE schemaname = 'idemq' AND relname IN ('children', 'dependencies')";
+my $before = sql($node, $entries);
+$since = Time::HiRes::time;
+sql_counted($node, "SELECT idemq.drop_queue('dropped', force => true)");
+note sprintf 'dropped in %.1f s', Time::HiRes::time - $since;
+cmp_ok(sql($node, $entries) - $before, '<', 100 * $many, 'a queue of many children is dropped without a look at all of them for each');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+sql($node, "SELECT idemq.purge('parents')");
 
 # ---- A dump, restored in parallel: children wait there as they did here
 
@@ -190,6 +205,8 @@ is_sql($node, "SELECT status('ll')", 'blocked', 'here they still wait');
 
 # ---- Nothing is lost by a crash between a parent's commit and what follows it
 
+# Nor does a prepared enqueue keep its parent, whose worker is gone, from being taken back.
+sql($node, "SELECT parent('held'); SELECT idemq.claim_job(id, lease => '1 s') FROM idemq.jobs WHERE key = 'held'; BEGIN; SELECT child('of held', 'held'); PREPARE TRANSACTION 'held'");
 my $worker = stop_worker($node);
 sql($node, "SELECT done('l'); SELECT parent('n'); SELECT child('nn', 'n'); SELECT parent('o'); SELECT child('oo', 'o')");
 sql($node, "SELECT idemq.cancel(id) FROM idemq.jobs WHERE key = 'o'");
@@ -198,6 +215,9 @@ crash($node);
 status_soon('ll', 'pending', 'after a crash the child of a parent that was done is found');
 status_soon('oo', 'cancelled', 'and that of one that was cancelled');
 is_sql($node, "SELECT status('nn')", 'blocked', 'another waits on');
+status_soon('held', 'dead', 'a parent whose lease was lost, and ended, is taken back, though a prepared transaction holds it');
+sql($node, "COMMIT PREPARED 'held'");
+status_soon('of held', 'cancelled', 'and takes its child along');
 sql($node, "SELECT done('n')");
 status_soon('nn', 'pending', 'until its parent is done, of which memory knows again');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
