@@ -79,7 +79,7 @@ PROGRAM_OBJS := $(patsubst %.c,%.o,$(sort $(call in_tree,bin/*.c)))
 # With their folders, so that links between them hold; the DOCS of PGXS has none.
 DOCUMENTS := $(call in_tree,README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE doc/*.md doc/*/*.md doc/*/*.svg \
 	doc/*/*.png cluster/README.md deploy/*/*)
-EXTRA_CLEAN = src/.flags $(if $(filter-out .,$(TREE)),expected) $(OBJS:.o=.d) $(OBJS:.o=.gcno) $(OBJS:.o=.gcda) \
+EXTRA_CLEAN = src/.flags .test $(if $(filter-out .,$(TREE)),expected) $(OBJS:.o=.d) $(OBJS:.o=.gcno) $(OBJS:.o=.gcda) \
 	$(CLUSTER_BUILT) cluster/idemq_cluster.so cluster/idemq_cluster.o cluster/idemq_cluster.d \
 	$(PROGRAM_BUILT) $(PROGRAM_OBJS) $(PROGRAM_OBJS:.o=.d) $(PROGRAM_OBJS:.o=.gcno) $(PROGRAM_OBJS:.o=.gcda) \
 	$(filter-out $(RELEASED),$(wildcard sql/idemq--*.sql))
