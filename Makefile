@@ -24,6 +24,8 @@
 #   make chaos            TAP tests chaos_flows (SOAK=seconds, 300), chaos (100,000 jobs, JOBS=n), soak (SOAK)
 #                         and those of stress, in a build that sleeps at random between what is
 #                         visible and what shared memory knows of it (src/base/jitter.h)
+#   make test-slow        isolation and TAP tests but those that assert times, in that build, on one processor
+#                         that others take for up to a third of a second at a time; ROUNDS=n, TAP='a b'
 #   make soak             everything at once for ten minutes (SOAK=seconds): the long form
 #                         of TAP test soak
 #   make failover         fails over for real, under traffic, and accounts for every job: standbys
@@ -77,7 +79,7 @@ PROGRAM_OBJS := $(patsubst %.c,%.o,$(sort $(call in_tree,bin/*.c)))
 # With their folders, so that links between them hold; the DOCS of PGXS has none.
 DOCUMENTS := $(call in_tree,README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE doc/*.md doc/*/*.md doc/*/*.svg \
 	doc/*/*.png cluster/README.md deploy/*/*)
-EXTRA_CLEAN = src/.flags $(if $(filter-out .,$(TREE)),expected) $(OBJS:.o=.d) $(OBJS:.o=.gcno) $(OBJS:.o=.gcda) \
+EXTRA_CLEAN = src/.flags .test $(if $(filter-out .,$(TREE)),expected) $(OBJS:.o=.d) $(OBJS:.o=.gcno) $(OBJS:.o=.gcda) \
 	$(CLUSTER_BUILT) cluster/idemq_cluster.so cluster/idemq_cluster.o cluster/idemq_cluster.d \
 	$(PROGRAM_BUILT) $(PROGRAM_OBJS) $(PROGRAM_OBJS:.o=.d) $(PROGRAM_OBJS:.o=.gcno) $(PROGRAM_OBJS:.o=.gcda) \
 	$(filter-out $(RELEASED),$(wildcard sql/idemq--*.sql))
@@ -217,7 +219,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo cluster-demo test check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients chaos failover soak fuzz mutants coverage sanitize bench bench-quick bench-peers format ui-demo
+.PHONY: print-compiler demo cluster-demo test check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients test-slow chaos failover soak fuzz mutants coverage sanitize bench bench-quick bench-peers format ui-demo
 
 test:
 	@$(TREE)/script/test $(or $(SUITES),lint regress isolation tap clients)
@@ -238,6 +240,8 @@ chaos:
 		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP='$(or $(TAP),chaos_flows chaos soak stress stress_rounds)' $(TREE)/script/test tap
 mutants:
 	@$(TREE)/test/mutants/run
+test-slow:
+	@$(TREE)/script/slow $(SUITES)
 coverage:
 	@$(TREE)/script/coverage $(SUITES)
 sanitize:

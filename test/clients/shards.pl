@@ -2,6 +2,7 @@
 # the same: jobs on four shards; one server dies while there is work, and comes back; one shard moves
 # while an attempt is under way, which ends at the new place; SIGTERM.  Every effect is there once.
 # expects in log: was terminated by signal
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

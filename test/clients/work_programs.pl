@@ -2,6 +2,7 @@
 # a pooler in transaction mode that closes what is idle for a second; and as handlers, which are a webhook's worker and a
 # report inside the server.  What befalls them: test/t/lib/ThreePrograms.pm.
 # expects in log: was terminated by signal 9|terminating any other active server processes
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

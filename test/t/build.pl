@@ -1,5 +1,6 @@
 # The Makefile as PGXS users know it: built outside of the tree, installed below DESTDIR with
 # the documents, make installcheck on a running server, uninstall, clean.
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

@@ -4,6 +4,7 @@
 # Each job's effect adds its number, and the square of it, to sums in the
 # transaction of the job's commit.  However often an attempt was begun, the sums
 # are exact in the end.  IDEMQ_CHAOS=n jobs (make chaos: 100,000).
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

@@ -7,6 +7,7 @@
 # (not its interleaving).
 #
 # expects in log: was terminated by signal 9
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

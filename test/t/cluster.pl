@@ -2,6 +2,7 @@
 # Routing by known answers, a key once over all shards, each as itself and a stranger not at all,
 # a shard that is down as a row, and one that moves to another server under traffic: each
 # acknowledged job is there, its effect once, and nobody with an old map gets through.
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

@@ -2,6 +2,7 @@
 # of a key, a full lock table, lost answers, crashes in the middle of an insert.
 #
 # expects in log: was terminated by signal 9
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

@@ -3,6 +3,7 @@
 # or a token comes free, by nobody's polling.
 #
 # expects in log: was terminated by signal 9
+# asserts times
 
 use strict;
 use warnings FATAL => 'all';

@@ -4,6 +4,7 @@
 # here: a worker that looks five times a second is late by 100 ms on average.
 #
 # runs alone
+# asserts times
 
 use strict;
 use warnings FATAL => 'all';

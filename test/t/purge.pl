@@ -1,5 +1,6 @@
 # Retention and expiry by the background worker: it deletes what is past its
 # retention and nothing else, misses nothing for ever, and cancels in time.
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

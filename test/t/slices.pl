@@ -1,5 +1,7 @@
 # One tenant's work does not hold up the others': the worker's slices and turns, the bound on
 # what a claim takes back, chores that wait for a lock, and a worker that is stopped.
+# asserts times
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

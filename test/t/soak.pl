@@ -6,6 +6,7 @@
 #
 # IDEMQ_SOAK=seconds (20); `make soak` runs 600; `make chaos` in a build that sleeps at
 # random between "visible" and "noted" (base/jitter.h).
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,5 +1,6 @@
 # CALL idemq.wait, wait_any and wait_result: who sleeps holds nothing, and is woken
 # by whatever makes work, with a background worker and without.
+# asserts times
 
 use strict;
 use warnings FATAL => 'all';

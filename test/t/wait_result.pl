@@ -1,5 +1,6 @@
 # CALL idemq.wait_result: who waits for the end of a job; and waits through
 # pgbouncer in transaction mode.
+# asserts times
 
 use strict;
 use warnings FATAL => 'all';

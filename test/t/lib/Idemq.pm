@@ -32,10 +32,31 @@ sub new_node
 	my ($name, %settings) = ($_[0], 'idemq.worker' => 'off', @_[ 1 .. $#_ ]);
 	my $node = PostgreSQL::Test::Cluster->new($name);
 
-	$node->init(allows_streaming => 'logical');
+	initialize($node, allows_streaming => 'logical');
 	$node->append_conf('postgresql.conf', server_conf());
 	$node->append_conf('postgresql.conf', "$_ = '$settings{$_}'") for sort keys %settings;
 	return $node;
+}
+
+# $node->init, of which the first of a test copies what initdb has made for all tests (script/test).
+# Others do not: two servers of a test have different system identifiers.
+my $template = $ENV{IDEMQ_TEMPLATE};
+
+sub initialize
+{
+	my ($node, %params) = @_;
+	my $run = \&PostgreSQL::Test::Utils::system_or_bail;
+
+	no warnings 'redefine';
+	local *PostgreSQL::Test::Utils::system_or_bail = sub {
+		my @command = @_;
+
+		return $run->(@command) if !$template || "@command" ne 'initdb -D ' . $node->data_dir . ' -A trust -N';
+		@command = ('cp', '-a', $template, $node->data_dir);
+		$template = undef;
+		return $run->(@command);
+	};
+	return $node->init(%params);
 }
 
 # A running server with the extension in database postgres, and a queue q.
