@@ -49,6 +49,7 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		*queue_id = 0;
 	for (;;)
 	{
+		AuditEntry entry = changer->audit;
 		EventArgs args = {0};
 		QueueInfo queue;
 		JobEvent event;
@@ -56,12 +57,17 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		Outcome outcome;
 		Job job;
 
+		entry.queue = &queue;
+		entry.job_id = id;
 		if (!idemq_jobs_fetch(table, id, &job) ||
 			!idemq_queue_allows(job.queue_id, changer->privileges, &queue))
 			return OUTCOME_NOT_FOUND;
 		args.now = args.ready_at = idemq_now();
 		if (!changer->decide(&job, changer->arg, &args, &event, &outcome))
 			return outcome;
+		/* Of what was fetched nothing is left after the write. */
+		if (entry.action != NULL)
+			note_kind(&entry, &job);
 		/* It may have to wait for the worker, which is told first. */
 		if (event == EVENT_CANCEL && job.status == JOB_PROCESSING)
 			idemq_pending_note_cancel(queue.id, id, job.token);
@@ -70,17 +76,10 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 			return OUTCOME_LOCKED;
 		if (write == JOB_WRITTEN)
 		{
-			AuditEntry entry = changer->audit;
-
 			if (queue_id != NULL)
 				*queue_id = queue.id;
-			entry.queue = &queue;
-			entry.job_id = id;
 			if (entry.action != NULL)
-			{
-				note_kind(&entry, &job);
 				idemq_audit(&entry);
-			}
 			return outcome;
 		}
 		idemq_jobs_refresh_or_raise(table);

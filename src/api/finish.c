@@ -51,26 +51,29 @@ choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 	const QueueInfo *queue = &attempt->queue;
 	int64 delay = finish->delay;
 
-	finish->args.now = idemq_now();
-	if (finish->kind == FINISH_COMMIT)
-	{
-		*outcome = OUTCOME_COMMITTED;
-		return EVENT_COMMIT;
-	}
-	if (finish->kind == FINISH_FAIL &&
-		(finish->permanent || attempt->job.attempt >= attempt->job.max_attempts))
-	{
-		*outcome = OUTCOME_DEAD;
-		return EVENT_DIE;
-	}
 	if (finish->kind == FINISH_FAIL && !finish->has_delay)
 		delay = idemq_backoff(queue->retry_base, queue->retry_factor, queue->retry_max,
 							  queue->retry_jitter, attempt->job.attempt, compat_random());
+	finish->args.now = idemq_now();
 	finish->args.ready_at = finish->args.now + delay;
-	*outcome = finish->kind == FINISH_FAIL ? OUTCOME_RETRYING : OUTCOME_RELEASED;
-	if (finish->kind == FINISH_FAIL)
-		return EVENT_FAIL;
-	return finish->args.error != NULL ? EVENT_INTERRUPT : EVENT_RELEASE;
+	switch (finish->kind)
+	{
+		case FINISH_COMMIT:
+			*outcome = OUTCOME_COMMITTED;
+			return EVENT_COMMIT;
+		case FINISH_FAIL:
+			if (finish->permanent || attempt->job.attempt >= attempt->job.max_attempts)
+			{
+				*outcome = OUTCOME_DEAD;
+				return EVENT_DIE;
+			}
+			*outcome = OUTCOME_RETRYING;
+			return EVENT_FAIL;
+		case FINISH_RELEASE:
+			*outcome = OUTCOME_RELEASED;
+			return finish->args.error != NULL ? EVENT_INTERRUPT : EVENT_RELEASE;
+	}
+	pg_unreachable();
 }
 
 /*

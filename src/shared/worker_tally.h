@@ -7,7 +7,7 @@
 
 #include "port/atomics.h"
 
-/* In the order of idemq.worker_chores. */
+/* In the order of idemq.worker_chores; a new one has its name in worker_tally.c. */
 typedef enum ChoreKind
 {
 	CHORE_DISCOVER,
@@ -22,11 +22,9 @@ typedef enum ChoreKind
 	CHORE_TICK,
 	CHORE_NOTIFY,
 	CHORE_COUNT_JOBS,
-	CHORE_PURGE
+	CHORE_PURGE,
+	CHORE_KINDS
 } ChoreKind;
-
-/* A new chore: its kind above, its name in worker_tally.c. */
-#define CHORE_KINDS 13
 
 /* Counts of one kind, since the database has its place; no lock. */
 typedef struct ChoreTally

@@ -257,13 +257,14 @@ idemq_chore_run(const Chore *chore, int32 queue_id)
 }
 
 /*
- * Returns when (mono) a chore is to run, and may: later, if it has just failed.  view: of its
- * queue, NULL for all.
+ * Returns when (mono) a chore is to run, and may: later, if it has just failed.  view: of a
+ * queue, NULL for all at once; a chore of the other sort is never due.
  */
 int64
 idemq_chore_due_at(const Chore *chore, const SlotView *view)
 {
-	int64 when = chore->due_at(view);
+	bool is_asked = (chore->run != NULL) == (view != NULL);
+	int64 when = is_asked ? chore->due_at(view) : PG_INT64_MAX;
 	int64 allowed;
 
 	if (when == PG_INT64_MAX)

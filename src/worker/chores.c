@@ -196,8 +196,7 @@ purge_ended(const SlotView *view, bool done)
 	idemq_retention_ended(done);
 }
 
-/* The first are of each queue, in the order of a turn; the others for all queues at once. */
-#define QUEUE_CHORES 7
+/* In the order of a turn; whether a chore is of each queue or of all is said by what it runs. */
 static const Chore chores[] = {
 	{CHORE_PROMOTE, promote_due_at, .run = promote, .begin = promote_begins,
 	 .ended = promote_ended},
@@ -207,13 +206,13 @@ static const Chore chores[] = {
 	{CHORE_REMIND, idemq_remind_due_at, .run = idemq_remind, .ended = idemq_remind_ended},
 	{CHORE_EXPIRE, idemq_expire_due_at, .run = idemq_expire_some, .ended = idemq_expire_ended},
 	{CHORE_HANDLE, idemq_handle_due_at, .run = idemq_handle, .ended = idemq_handle_ended},
-	/* QUEUE_CHORES */
 	{CHORE_TICK, idemq_tick_due_at, .run_for_all = idemq_tick_some},
 	{CHORE_NOTIFY, notify_due_at, .run_for_all = idemq_notify_send, .begin = notify_begins,
 	 .ended = notify_ended},
 	{CHORE_COUNT_JOBS, count_due_at, .run_for_all = idemq_queue_counts_run, .ended = count_ended},
 	{CHORE_PURGE, purge_due_at, .run_for_all = idemq_retention_run, .ended = purge_ended},
 };
+#define CHORES ((int) lengthof(chores))
 
 /* Runs once, when the worker starts, and when the database ceases to follow another. */
 static const Chore discover_chore = {CHORE_DISCOVER, NULL, .run_for_all = discover};
@@ -226,7 +225,7 @@ static const Chore look_up_chore = {CHORE_FOLLOW, NULL,
 static void
 do_for_all(int64 *next)
 {
-	for (int i = QUEUE_CHORES; i < (int) lengthof(chores); i++)
+	for (int i = 0; i < CHORES; i++)
 	{
 		int64 when = idemq_chore_run_if_due(&chores[i], NULL);
 
@@ -241,7 +240,7 @@ plan(const SlotView *view, int64 since)
 	int64 due = PG_INT64_MAX;
 
 	idemq_notify_look(view->slot);
-	for (int i = 0; i < QUEUE_CHORES; i++)
+	for (int i = 0; i < CHORES; i++)
 	{
 		int64 when = idemq_chore_due_at(&chores[i], view);
 
@@ -300,14 +299,14 @@ take_turn(int slot, int first)
 	Slice slice;
 
 	idemq_slice_begin(&slice, SLICE_OF_CHORE);
-	for (int i = 0; i < QUEUE_CHORES; i++)
+	for (int i = 0; i < CHORES; i++)
 	{
 		if (!idemq_slot_view(slot, MyDatabaseId, &view))
 			return;
-		(void) idemq_chore_run_if_due(&chores[(first + i) % QUEUE_CHORES], &view);
+		(void) idemq_chore_run_if_due(&chores[(first + i) % CHORES], &view);
 		if (idemq_slice_is_over(&slice))
 		{
-			idemq_turns_cut(slot, (first + i + 1) % QUEUE_CHORES);
+			idemq_turns_cut(slot, (first + i + 1) % CHORES);
 			break;
 		}
 	}
