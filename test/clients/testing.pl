@@ -36,7 +36,7 @@ SKIP:
 {
 	skip 'node-postgres is not there', 2 unless $ENV{IDEMQ_NODE_MODULES};
 	packed();
-	my $app = application('app', ['pg'], "$here/testing.mjs");
+	my $app = application('app', [], "$here/testing.mjs");
 	local $ENV{CONNECTION} = sprintf 'postgresql://postgres@/postgres?host=%s&port=%d', $node->host, $node->port;
 	passes('testing.mjs', qr/^# pass 1$/m, 'node', '--test', '--test-reporter=tap', "$app/testing.mjs");
 }
