@@ -2,9 +2,8 @@
  * api/enqueue_options.c
  *		What the functions that add jobs can be told of a job: key, time, priority, group ...
  *
- * Each option is an argument of enqueue, and an array of enqueue_many: the function that has it says
- * in which place.  The table says what
- * it sets, and how that array is called.
+ * Each option is an argument of enqueue, and an array of enqueue_many; the table says what
+ * it sets, and how that array is called.  In which place a function has it, the function says.
  */
 #include "postgres.h"
 
