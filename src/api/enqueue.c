@@ -41,13 +41,21 @@
 PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue_many);
 
-/* Arguments of enqueue; those in between are its options. */
+/* Arguments of enqueue. */
 enum
 {
 	ARG_QUEUE,
 	ARG_PAYLOAD,
-	ARG_OPTIONS,
-	ARG_ON_DUPLICATE = 11,
+	ARG_KEY,
+	ARG_DELAY,
+	ARG_RUN_AT,
+	ARG_PRIORITY,
+	ARG_GROUP_KEY,
+	ARG_MAX_ATTEMPTS,
+	ARG_HEADERS,
+	ARG_EXPIRES_IN,
+	ARG_KEY_TTL,
+	ARG_ON_DUPLICATE,
 	ARG_NOWAIT,
 	ARG_KIND,
 	ARG_MAX_WAIT,
@@ -75,7 +83,17 @@ enum
 	MANY_DEPENDS_ON
 };
 
-/* The arrays of the options. */
+/* The options, and their arrays. */
+static const int one_args[OPTIONS] = {[OPTION_KEY] = ARG_KEY,
+									  [OPTION_DELAY] = ARG_DELAY,
+									  [OPTION_RUN_AT] = ARG_RUN_AT,
+									  [OPTION_PRIORITY] = ARG_PRIORITY,
+									  [OPTION_GROUP_KEY] = ARG_GROUP_KEY,
+									  [OPTION_MAX_ATTEMPTS] = ARG_MAX_ATTEMPTS,
+									  [OPTION_HEADERS] = ARG_HEADERS,
+									  [OPTION_EXPIRES_IN] = ARG_EXPIRES_IN,
+									  [OPTION_KEY_TTL] = ARG_KEY_TTL,
+									  [OPTION_KIND] = ARG_KIND};
 static const int many_args[OPTIONS] = {[OPTION_KEY] = MANY_KEYS,
 									   [OPTION_DELAY] = MANY_DELAYS,
 									   [OPTION_RUN_AT] = MANY_RUN_ATS,
@@ -236,6 +254,7 @@ idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 	JobWait wait = wait_policy(fcinfo, ARG_NOWAIT);
 	NewKin kin;
 	bool waits = idemq_arg_parents(fcinfo, ARG_DEPENDS_ON, &kin);
+	NullableDatum options[OPTIONS];
 	Datum values[ANSWER_COLUMNS];
 	bool nulls[ANSWER_COLUMNS];
 
@@ -245,9 +264,9 @@ idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 	idemq_jobs_open(&table);
 	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
 	idemq_new_job(&columns, &queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
-	idemq_arg_required(fcinfo, ARG_OPTIONS + OPTION_PRIORITY, "priority");
-	idemq_enqueue_set_options(&columns, &queue, fcinfo->args + ARG_OPTIONS,
-							  &fcinfo->args[ARG_KIND]);
+	idemq_arg_required(fcinfo, ARG_PRIORITY, "priority");
+	idemq_enqueue_read_options(fcinfo, one_args, options);
+	idemq_enqueue_set_options(&columns, &queue, options);
 	if (waits)
 		idemq_new_child(&columns, &kin);
 	idemq_enqueue_add(&table, NULL, &queue, &columns, rule, wait, &answer);
@@ -306,8 +325,9 @@ read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
 	{
 		const JobOption *option = &idemq_enqueue_options[i];
 
-		idemq_arg_array_like(fcinfo, many_args[i], option->plural, option->type, true, n,
-							 "payloads", &arrays->options[i]);
+		if (many_args[i] != 0)
+			idemq_arg_array_like(fcinfo, many_args[i], option->plural, option->type, true, n,
+								 "payloads", &arrays->options[i]);
 	}
 	arrays->order = palloc(Max(n, 1) * sizeof(int));
 	arrays->ids = palloc(Max(n, 1) * sizeof(int64));
@@ -332,7 +352,7 @@ fill_element(JobChange *columns, const QueueInfo *queue, const EnqueueArrays *ar
 		values[i].isnull = array->values == NULL || array->nulls[n];
 		values[i].value = values[i].isnull ? (Datum) 0 : array->values[n];
 	}
-	idemq_enqueue_set_options(columns, queue, values, &values[OPTION_KIND]);
+	idemq_enqueue_set_options(columns, queue, values);
 }
 
 /*
@@ -343,7 +363,7 @@ fill_element(JobChange *columns, const QueueInfo *queue, const EnqueueArrays *ar
 Datum
 idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 {
-	EnqueueArrays arrays;
+	EnqueueArrays arrays = {0};
 	QueueInfo queue;
 	JobsTable table;
 	JobsBatch *batch;

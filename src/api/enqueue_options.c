@@ -3,7 +3,7 @@
  *		What the functions that add jobs can be told of a job: key, time, priority, group ...
  *
  * Each option is an argument of enqueue, and an array of enqueue_many; the table says what
- * it sets, and how that array is called.
+ * it sets, and how that array is called.  In which place a function has it, the function says.
  */
 #include "postgres.h"
 
@@ -64,15 +64,14 @@ set_priority(JobChange *columns, Datum value)
 }
 
 /*
- * Puts a new job into a FIFO group: blocked, until it is promoted (job/promote.c), which
- * heeds the time that was asked for, and is set by now.
+ * Has a new job of a FIFO group wait: blocked, until it is promoted (job/promote.c), which
+ * heeds the time that was asked for.
  */
 static void
-join_group(JobChange *columns, text *name)
+block(JobChange *columns)
 {
 	TimestampTz ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
 
-	job_set(columns, COL_GROUP_KEY, PointerGetDatum(name));
 	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_BLOCKED]));
 	columns->set &= ~COLUMN_BIT(COL_READY_AT);
 	if (ready_at > DatumGetTimestampTz(columns->values[COL_CREATED_AT]))
@@ -85,7 +84,7 @@ set_group(JobChange *columns, Datum name)
 	text *value = DatumGetTextPP(name);
 
 	idemq_check_key("group_key", VARSIZE_ANY_EXHDR(value));
-	join_group(columns, value);
+	job_set(columns, COL_GROUP_KEY, PointerGetDatum(value));
 }
 
 static void
@@ -111,9 +110,6 @@ set_expires_in(JobChange *columns, Datum value)
 static void
 set_key_ttl(JobChange *columns, Datum value)
 {
-	if ((columns->set & COLUMN_BIT(COL_KEY)) == 0)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("key_ttl needs a key"),
-						errhint("Pass a key, or leave key_ttl out.")));
 	job_set(columns, COL_KEY_EXPIRES_AT, later(columns, "key_ttl", value, 1));
 }
 
@@ -140,24 +136,45 @@ const JobOption idemq_enqueue_options[OPTIONS] = {
 };
 
 /*
- * Sets what the options say of a new job of a queue; NULL ones say nothing.  values: all but the
- * kind.  Where groups take turns, jobs without one do so, too (job/places.c).
+ * Reads the options from a call's arguments.  args: the position of each; 0, that of the queue,
+ * for one that the function does not have.
  */
 void
-idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const NullableDatum *values,
-						  const NullableDatum *kind)
+idemq_enqueue_read_options(FunctionCallInfo fcinfo, const int *args, NullableDatum *values)
+{
+	for (int i = 0; i < OPTIONS; i++)
+		values[i] = args[i] != 0 ? fcinfo->args[args[i]] : (NullableDatum){.isnull = true};
+}
+
+/* Raises 22023 for options that contradict each other. */
+static void
+check_together(const NullableDatum *values)
 {
 	if (!values[OPTION_DELAY].isnull && !values[OPTION_RUN_AT].isnull)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("delay and run_at cannot be used together"), errhint("Pass one of them.")));
-	for (int i = 0; i < OPTION_KIND; i++)
+	if (!values[OPTION_KEY_TTL].isnull && values[OPTION_KEY].isnull)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("key_ttl needs a key"),
+						errhint("Pass a key, or leave key_ttl out.")));
+}
+
+/*
+ * Sets what the options say of a new job of a queue; NULL ones say nothing.  Where groups take
+ * turns, jobs without one do so, too (job/places.c).
+ */
+void
+idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const NullableDatum *values)
+{
+	check_together(values);
+	for (int i = 0; i < OPTIONS; i++)
 	{
 		if (!values[i].isnull)
 			idemq_enqueue_options[i].set(columns, values[i].value);
 	}
-	if (!kind->isnull)
-		set_kind(columns, kind->value);
-	if (idemq_has_places(queue) && values[OPTION_GROUP_KEY].isnull)
-		join_group(columns, cstring_to_text(""));
+	if (values[OPTION_GROUP_KEY].isnull && !idemq_has_places(queue))
+		return;
+	if (values[OPTION_GROUP_KEY].isnull)
+		job_set(columns, COL_GROUP_KEY, PointerGetDatum(cstring_to_text("")));
+	block(columns);
 }

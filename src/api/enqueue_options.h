@@ -10,7 +10,7 @@
 #include "table/jobs.h"
 #include "queue/queue_settings.h"
 
-/* Options of a job, in the order of enqueue's arguments; the last is not among the others there. */
+/* Options of a job; their order means nothing. */
 enum
 {
 	OPTION_KEY,
@@ -36,7 +36,9 @@ typedef struct JobOption
 
 extern const JobOption idemq_enqueue_options[OPTIONS];
 
+extern void idemq_enqueue_read_options(FunctionCallInfo fcinfo, const int *args,
+									   NullableDatum *values);
 extern void idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue,
-									  const NullableDatum *values, const NullableDatum *kind);
+									  const NullableDatum *values);
 
 #endif

@@ -206,12 +206,11 @@ read_job(FunctionCallInfo fcinfo, const QueueInfo *queue, JobChange *columns)
 									  [OPTION_KIND] = ARG_KIND};
 	NullableDatum values[OPTIONS];
 
-	for (int i = 0; i < OPTIONS; i++)
-		values[i] = args[i] != 0 ? fcinfo->args[args[i]] : (NullableDatum){.isnull = true};
+	idemq_enqueue_read_options(fcinfo, args, values);
 	idemq_arg_required(fcinfo, ARG_PRIORITY, "priority");
 	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
 	idemq_new_job(columns, queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
-	idemq_enqueue_set_options(columns, queue, values, &values[OPTION_KIND]);
+	idemq_enqueue_set_options(columns, queue, values);
 	job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
 }
 

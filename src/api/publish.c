@@ -189,7 +189,7 @@ add_job(Published *call, const QueueInfo *queue)
 
 	idemq_jobs_open(&table);
 	idemq_new_job(&columns, queue, call->now, call->payload);
-	idemq_enqueue_set_options(&columns, queue, call->options, &call->options[OPTION_KIND]);
+	idemq_enqueue_set_options(&columns, queue, call->options);
 	idemq_enqueue_add(&table, NULL, queue, &columns, rule, JOB_WAITS, &answer);
 	idemq_jobs_close(&table);
 	call->of_others |= answer.outcome == OUTCOME_DUPLICATE && answer.foreign;
@@ -226,6 +226,14 @@ key_of_jobs(FunctionCallInfo fcinfo, const char *space)
 static void
 read_arguments(FunctionCallInfo fcinfo, Published *call)
 {
+	static const int args[OPTIONS] = {[OPTION_DELAY] = ARG_DELAY,
+									  [OPTION_RUN_AT] = ARG_RUN_AT,
+									  [OPTION_PRIORITY] = ARG_PRIORITY,
+									  [OPTION_GROUP_KEY] = ARG_GROUP_KEY,
+									  [OPTION_MAX_ATTEMPTS] = ARG_MAX_ATTEMPTS,
+									  [OPTION_HEADERS] = ARG_HEADERS,
+									  [OPTION_EXPIRES_IN] = ARG_EXPIRES_IN,
+									  [OPTION_KIND] = ARG_KIND};
 	char *topic = idemq_arg_text(fcinfo, ARG_TOPIC, "topic", TOPIC_MAX);
 	char *space;
 
@@ -234,16 +242,8 @@ read_arguments(FunctionCallInfo fcinfo, Published *call)
 	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
 	idemq_arg_required(fcinfo, ARG_PRIORITY, "priority");
 	call->payload = PG_GETARG_DATUM(ARG_PAYLOAD);
+	idemq_enqueue_read_options(fcinfo, args, call->options);
 	call->options[OPTION_KEY] = key_of_jobs(fcinfo, space);
-	call->options[OPTION_DELAY] = fcinfo->args[ARG_DELAY];
-	call->options[OPTION_RUN_AT] = fcinfo->args[ARG_RUN_AT];
-	call->options[OPTION_PRIORITY] = fcinfo->args[ARG_PRIORITY];
-	call->options[OPTION_GROUP_KEY] = fcinfo->args[ARG_GROUP_KEY];
-	call->options[OPTION_MAX_ATTEMPTS] = fcinfo->args[ARG_MAX_ATTEMPTS];
-	call->options[OPTION_HEADERS] = fcinfo->args[ARG_HEADERS];
-	call->options[OPTION_EXPIRES_IN] = fcinfo->args[ARG_EXPIRES_IN];
-	call->options[OPTION_KEY_TTL].isnull = true;
-	call->options[OPTION_KIND] = fcinfo->args[ARG_KIND];
 	idemq_jobs_check_writable();
 	idemq_topic_open(space, TOPIC_PUBLISH, &call->space);
 	idemq_check_document("payload", call->payload, 0);

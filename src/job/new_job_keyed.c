@@ -225,8 +225,7 @@ handle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 		case DUPLICATE_RERUN:
 			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
 			return replaced_for(holder,
-								idemq_job_replace(table, queue, &holder->job, columns, true) ||
-									idemq_job_replace_payload(holder->job.id, columns));
+								idemq_job_replace(table, queue, &holder->job, columns, true));
 		case DUPLICATE_KEEP:
 			if (!holder->same_payload || holder->other_kind)
 				refuse_payload(queue, holder->answer.id, holder->same_payload ? "kind" : "payload",
@@ -328,8 +327,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 				return;
 			idemq_jobs_refresh_or_raise(table);
 			/* Each time another has changed the job: that is no end of its own. */
-			if (rule.policy == DUPLICATE_RERUN)
-				tries = 0;
+			tries = 0;
 			continue;
 		}
 		answer->outcome = OUTCOME_LOCKED;

@@ -11,8 +11,7 @@
 #include "queue/queue_settings.h"
 
 extern bool idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
-							  const JobChange *columns, bool not_later);
-extern bool idemq_job_replace_payload(int64 id, const JobChange *columns);
+							  const JobChange *columns, bool rerun);
 extern void idemq_job_wait_no_longer(JobChange *columns, const Job *job, const Interval *max_wait);
 
 #endif
