@@ -22,6 +22,7 @@
 
 #include <time.h>
 
+#include "access/xact.h"
 #include "access/xlog.h"
 #include "port/atomics.h"
 #include "storage/spin.h"
@@ -177,4 +178,15 @@ int64
 idemq_primary_since_mono(void)
 {
 	return (int64) pg_atomic_read_u64(&shared->primary_mono);
+}
+
+/*
+ * Begins a transaction of a process without a client, now: its now(), and its xact_start in
+ * pg_stat_activity, would be those of the process's own start otherwise.
+ */
+void
+idemq_begin_transaction(void)
+{
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
 }

@@ -25,4 +25,6 @@ extern TimestampTz idemq_timestamp_from_mono(int64 mono);
 extern TimestampTz idemq_primary_since(void);
 extern int64 idemq_primary_since_mono(void);
 
+extern void idemq_begin_transaction(void);
+
 #endif

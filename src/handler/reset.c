@@ -20,6 +20,7 @@
 #include "utils/snapmgr.h"
 
 #include "handler/reset.h"
+#include "base/clock.h"
 
 /*
  * Resets the session of a role, between transactions.  Returns false when the session is
@@ -39,7 +40,7 @@ idemq_handler_reset(Oid role)
 	GetTempNamespaceState(&namespace, &toast_namespace);
 	if (OidIsValid(namespace))
 	{
-		StartTransactionCommand();
+		idemq_begin_transaction();
 		PushActiveSnapshot(GetTransactionSnapshot());
 		ResetTempTableNamespace();
 		PopActiveSnapshot();

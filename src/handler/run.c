@@ -48,6 +48,7 @@
 #include "shared/handler_known.h"
 #include "shared/lease_beat.h"
 #include "shared/settings_version.h"
+#include "base/clock.h"
 
 /* The job that the function is called for, NULL between jobs; and its queue's name. */
 static const ClaimedJob *current = NULL;
@@ -71,8 +72,7 @@ idemq_handler_queue(void)
 static void
 begin_for_jobs(void)
 {
-	SetCurrentStatementStartTimestamp();
-	StartTransactionCommand();
+	idemq_begin_transaction();
 	PushActiveSnapshot(GetTransactionSnapshot());
 }
 
@@ -84,8 +84,7 @@ begin_for_jobs(void)
 void
 idemq_handler_begin(void)
 {
-	SetCurrentStatementStartTimestamp();
-	StartTransactionCommand();
+	idemq_begin_transaction();
 	XactIsoLevel = XACT_READ_COMMITTED;
 	PushActiveSnapshot(GetTransactionSnapshot());
 	idemq_handler_limit_waits(GUC_ACTION_LOCAL);

@@ -141,7 +141,7 @@ in_transaction(ChoreKind kind, void (*function)(void *arg), void *arg)
 	pgstat_report_activity(STATE_RUNNING, doing);
 	PG_TRY();
 	{
-		StartTransactionCommand();
+		idemq_begin_transaction();
 		PushActiveSnapshot(GetTransactionSnapshot());
 		GetUserIdAndSecContext(&user, &sec_context);
 		SetUserIdAndSecContext(idemq_oids()->owner, sec_context | SECURITY_LOCAL_USERID_CHANGE);

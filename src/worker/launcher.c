@@ -80,7 +80,7 @@ list_databases(Oid only)
 	SysScanDesc scan;
 	HeapTuple tuple;
 
-	StartTransactionCommand();
+	idemq_begin_transaction();
 	rel = table_open(DatabaseRelationId, AccessShareLock);
 	scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
 	while ((tuple = systable_getnext(scan)) != NULL)

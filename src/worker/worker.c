@@ -77,7 +77,7 @@ has_extension(void)
 
 	/* A commit asks for this check before its invalidations are sent. */
 	InvalidateSystemCaches();
-	StartTransactionCommand();
+	idemq_begin_transaction();
 	PushActiveSnapshot(GetTransactionSnapshot());
 	has = OidIsValid(get_extension_oid(IDEMQ_EXTENSION, true));
 	outdated = has && idemq_presence() == IDEMQ_OUTDATED;

@@ -61,7 +61,7 @@ idemq_log_worker_started(void)
 	MemoryContext context = CurrentMemoryContext;
 	char *name;
 
-	StartTransactionCommand();
+	idemq_begin_transaction();
 	name = get_database_name(MyDatabaseId);
 	strlcpy(database_name, name == NULL ? "" : name, sizeof(database_name));
 	CommitTransactionCommand();

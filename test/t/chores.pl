@@ -89,20 +89,24 @@ sql($node, "SELECT idemq.drop_queue(name, force => true) FROM idemq.queues WHERE
 
 # ---- A trigger that waits
 
-$other->query_safe('CREATE TABLE gate (); BEGIN; LOCK TABLE gate');
+$other->query_safe('CREATE TABLE gate (began timestamptz); BEGIN; LOCK TABLE gate');
 sql($node, "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS \$\$
 	BEGIN
 		IF NEW.status = 'pending' AND NEW.queue_id = (SELECT queue_id FROM idemq.queues WHERE name = 'new') THEN
 			LOCK TABLE public.gate IN ACCESS SHARE MODE;
+			INSERT INTO public.gate SELECT xact_start FROM pg_stat_activity WHERE pid = pg_backend_pid();
 		END IF;
 		RETURN NEW;
 	END \$\$;
 	CREATE TRIGGER wait BEFORE UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION wait()");
+my $asked = sql($node, 'SELECT clock_timestamp()');
 my $waiting = expire('new');
 is_soon($node, "SELECT wait_event_type = 'Lock' AND query = 'reap of queue new' $worker", 'a trigger waits for a lock');
 is_reaped(expire('q'), 'it does not keep the others for ever');
 $other->query_safe('COMMIT');
 is_reaped($waiting, 'and comes to its end when the lock is free');
+# Not when the worker itself began: that would be a snapshot held for days.
+is_sql($node, "SELECT count(*), bool_and(began > '$asked') FROM gate", '1|t', 'a chore\'s transaction began when the chore did');
 sql($node, 'DROP TRIGGER wait ON idemq.jobs');
 
 # ---- A trigger that wants to gain something
