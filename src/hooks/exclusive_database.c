@@ -38,8 +38,8 @@
 
 /* A worker gets so many steps of AWAY_STEP to go by itself, then SIGTERM. */
 #define AWAY_PATIENCE 50
-/* Then the command has its turn, which will say what is in its way. */
-#define AWAY_STEPS 500
+/* Then the command fails: see name_process. */
+#define AWAY_STEPS 1000
 #define AWAY_STEP 10 /* ms */
 
 /* Returns the value of an option, or another when it is not given. */
@@ -143,19 +143,31 @@ may_have(Oid database, Node *statement)
 }
 
 /*
- * Says which worker does not end.  Nothing can be done about a process that is stopped,
- * but to name it: the command's own error does not.
+ * Says which process does not end.  Nothing can be done about one that is stopped, but to name
+ * it: the command itself would count it as a session.  What is done to the extension needs locks
+ * alone, and has its turn.
  */
 static void
-warn_of_worker(pid_t pid)
+name_process(const char *what, pid_t pid, Node *statement)
 {
-	ereport(WARNING, (errcode(ERRCODE_OBJECT_IN_USE),
-					  errmsg("idemq's background worker of the database, process %d, does not end",
-							 (int) pid),
-					  errhint("It was sent SIGTERM. If it is stopped, as by a debugger or by "
-							  "SIGSTOP, let it continue (kill -CONT %d); then run the command "
-							  "again.",
-							  (int) pid)));
+	ereport(is_about_extension(statement) ? WARNING : ERROR,
+			(errcode(ERRCODE_OBJECT_IN_USE),
+			 errmsg("idemq's %s of the database, process %d, does not end", what, (int) pid),
+			 errdetail("It was sent SIGTERM, and is there after %d s.",
+					   AWAY_STEPS * AWAY_STEP / 1000),
+			 errhint("Such a process is stopped, as by a debugger or by SIGSTOP: let it continue "
+					 "(kill -CONT %d), and run the command again.",
+					 (int) pid)));
+}
+
+/* Sleeps for AWAY_STEP. */
+static void
+sleep_a_step(void)
+{
+	CHECK_FOR_INTERRUPTS();
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, AWAY_STEP,
+					 compat_wait_event_away());
+	ResetLatch(MyLatch);
 }
 
 /* Returns whether a process is a database's worker, a session already or not yet, or still. */
@@ -167,19 +179,16 @@ is_there(Oid database, pid_t pid)
 
 /* Waits until a database's worker neither is a session nor will become one. */
 static void
-wait_for_end(Oid database, pid_t pid)
+wait_for_end(Oid database, pid_t pid, Node *statement)
 {
 	for (int i = 0; i < AWAY_STEPS && is_there(database, pid); i++)
 	{
-		CHECK_FOR_INTERRUPTS();
 		if (i == AWAY_PATIENCE)
 			idemq_worker_signal(database, pid, SIGTERM);
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, AWAY_STEP,
-						 compat_wait_event_away());
-		ResetLatch(MyLatch);
+		sleep_a_step();
 	}
 	if (is_there(database, pid))
-		warn_of_worker(pid);
+		name_process("background worker", pid, statement);
 }
 
 /*
@@ -188,28 +197,29 @@ wait_for_end(Oid database, pid_t pid)
  * given back.
  */
 static void
-send_handlers_away(Oid database)
+send_handlers_away(Oid database, Node *statement)
 {
+	pid_t pid = 0;
+
 	for (int i = 0; i < AWAY_STEPS; i++)
 	{
-		if (!idemq_handlers_leave(database, i == AWAY_PATIENCE ? SIGTERM : 0))
+		pid = idemq_handlers_leave(database, i == AWAY_PATIENCE ? SIGTERM : 0);
+		if (pid == 0)
 			return;
-		CHECK_FOR_INTERRUPTS();
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, AWAY_STEP,
-						 compat_wait_event_away());
-		ResetLatch(MyLatch);
+		sleep_a_step();
 	}
+	name_process("handler", pid, statement);
 }
 
 /* Sends a database's worker away until this transaction ends, and waits until all are gone. */
 static void
-send_away(Oid database)
+send_away(Oid database, Node *statement)
 {
 	pid_t pid = idemq_pending_away_keep(database);
 
 	if (pid != 0)
-		wait_for_end(database, pid);
-	send_handlers_away(database);
+		wait_for_end(database, pid, statement);
+	send_handlers_away(database, statement);
 }
 
 /*
@@ -222,5 +232,5 @@ idemq_exclusive_make_way(Node *statement)
 	Oid database = IsTransactionState() ? database_needed(statement) : InvalidOid;
 
 	if (OidIsValid(database) && may_have(database, statement))
-		send_away(database);
+		send_away(database, statement);
 }

@@ -371,12 +371,13 @@ idemq_handler_settle(QueueSlot *slot, HandlerKey key, int wanted)
 
 /*
  * Has a database's processes end after their jobs, or, with a signal, at once; but this one.
- * Returns whether there is one still.  Those on their way will find that they are not wanted.
+ * Returns the pid of one that is there still, or 0.  Those on their way will find that they are
+ * not wanted.
  */
-bool
+pid_t
 idemq_handlers_leave(Oid database, int signal_number)
 {
-	bool there = false;
+	pid_t there = 0;
 
 	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
 	for (int i = 0; i < place_count(); i++)
@@ -391,7 +392,7 @@ idemq_handlers_leave(Oid database, int signal_number)
 			place->state = HANDLER_FREE;
 			continue;
 		}
-		there = true;
+		there = place->pid;
 		place->leave = true;
 		if (signal_number != 0)
 			(void) kill(place->pid, signal_number);

@@ -41,7 +41,7 @@ extern void idemq_handler_unreserve(QueueSlot *slot, const HandlerTicket *ticket
 extern void idemq_handler_settle(QueueSlot *slot, HandlerKey key, int wanted);
 
 /* for hooks/exclusive_database.c */
-extern bool idemq_handlers_leave(Oid database, int signal_number);
+extern pid_t idemq_handlers_leave(Oid database, int signal_number);
 
 /* for a process that runs a handler */
 extern bool idemq_handler_attach(const HandlerTicket *ticket);

@@ -586,6 +586,16 @@ sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q'); CREATE FUNCT
 	SET search_path = pg_catalog AS \$\$BEGIN PERFORM pg_sleep((\$1->>'s')::float8); END\$\$; SELECT idemq.set_handler('q', 'public.f(jsonb)');
 	SELECT idemq.enqueue('q', '{\"s\": 100}')", 'other');
 wait_until($node, q[SELECT count(*) FROM pg_stat_activity WHERE datname = 'other' AND wait_event = 'PgSleep'], 1);
+my $stopped = sql($node, q[SELECT pid FROM pg_stat_activity WHERE datname = 'other' AND wait_event = 'PgSleep']);
+kill 'STOP', $stopped;
+{
+	my $stderr;
+	$node->psql('postgres', 'DROP DATABASE other', stderr => \$stderr);
+	like($stderr, qr/ERROR:  idemq's handler of the database, process $stopped, does not end.*HINT:.*is stopped.*kill -CONT $stopped/s,
+		'one that is stopped is named by the error');
+}
+kill 'CONT', $stopped;
+wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE datname = 'other' AND wait_event = 'PgSleep' AND pid <> $stopped", 1);
 is_state($node, 'DROP DATABASE other', '00000', 'DROP DATABASE does not fail for a handler at work');
 
 job('a', 710);
