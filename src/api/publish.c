@@ -14,8 +14,8 @@
  * COMMITTED: publishers do not wait for each other, nor fail, for the sake of a note.
  *
  * A key is the key of a job in each queue, with the space behind it: a publisher takes no key
- * of a queue's own producers (nor that of a schedule's tick, which ends otherwise), and one
- * that repeats its call is answered the first jobs.  Their payloads are not compared, since
+ * of a queue's own producers (nor that of a schedule's tick, which ends otherwise), nor do they
+ * take one of its (job/kept_key.c), and one that repeats its call is answered the first jobs.  Their payloads are not compared, since
  * whoever may enqueue to a queue could fail the publisher by a job with that key.
  */
 #include "postgres.h"
@@ -29,6 +29,7 @@
 
 #include "api/enqueue.h"
 #include "api/enqueue_options.h"
+#include "job/kept_key.h"
 #include "job/new_job.h"
 #include "table/jobs.h"
 #include "queue/queues.h"
@@ -181,7 +182,7 @@ add_job(Published *call, const QueueInfo *queue)
 {
 	Datum values[3];
 	bool nulls[3] = {false};
-	DuplicateRule rule = {.policy = DUPLICATE_IGNORE};
+	DuplicateRule rule = {.policy = DUPLICATE_IGNORE, .is_published = true};
 	EnqueueAnswer answer;
 	JobChange columns;
 	JobsTable table;
@@ -208,7 +209,7 @@ key_of_jobs(FunctionCallInfo fcinfo, const char *space)
 	if (!key.isnull)
 	{
 		char *given = idemq_arg_text(fcinfo, ARG_KEY, "key", IDEMQ_MAX_KEY);
-		char *full = psprintf("%s@topic:%s", given, space);
+		char *full = psprintf("%s" TOPIC_KEY_MARK "%s", given, space);
 
 		if (strlen(full) > IDEMQ_MAX_KEY)
 			ereport(ERROR,

@@ -30,10 +30,10 @@
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
+#include "job/kept_key.h"
 #include "job/new_job.h"
 #include "job/new_job_keyed.h"
 #include "job/replace_job.h"
-#include "job/tick_key.h"
 #include "table/jobs_steps.h"
 #include "table/jobs.h"
 #include "table/jobs_hold.h"
@@ -297,8 +297,8 @@ insert(JobsTable *table, const QueueInfo *queue, JobChange *columns, JobWait wai
  * has the key; OUTCOME_RERUN for one that the caller is to make run again, by the fetched
  * version in holder; OUTCOME_LOCKED, and nothing else in the answer, when a twin's
  * transaction is open and the caller skips.  The id is given here, unless it is among
- * the columns.  Raises IQ003, IQ004; 42501 for the key of another role's tick; 40001
- * above READ COMMITTED.
+ * the columns.  Raises IQ003, IQ004; 42501 for the key of another role's tick, or of a
+ * published job; 40001 above READ COMMITTED.
  */
 void
 idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
@@ -309,6 +309,8 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 	KeyHolder holder;
 	bool added;
 
+	if (!rule.is_published)
+		idemq_topic_key_check(columns->values[COL_KEY]);
 	/* A holder may come and go between the lookups, but not again and again. */
 	for (int tries = 0;; tries++)
 	{

@@ -26,6 +26,7 @@ typedef struct DuplicateRule
 {
 	OnDuplicate policy;
 	const Interval *max_wait; /* of replace: from the first request on; NULL: no limit */
+	bool is_published;		  /* the key is of a published job: see job/kept_key.c */
 } DuplicateRule;
 
 typedef struct EnqueueAnswer

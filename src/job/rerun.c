@@ -29,7 +29,7 @@
 #include "job/new_job_keyed.h"
 #include "job/kin.h"
 #include "job/rerun.h"
-#include "job/tick_key.h"
+#include "job/kept_key.h"
 #include "job/transition.h"
 #include "table/jobs.h"
 #include "base/clock.h"

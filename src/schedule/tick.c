@@ -7,7 +7,7 @@
  * moves its done_until up to the tick in the transaction of the enqueue; another
  * that comes meanwhile skips the row.  Should the row be lost or put back (a restore, a
  * schedule ended and made again), the key, made of the schedule's name and the
- * tick's own time, answers duplicate.  That key is kept from others (job/tick_key.c).  A job
+ * tick's own time, answers duplicate.  That key is kept from others (job/kept_key.c).  A job
  * that had it before the schedule was made is no tick, and an error.
  *
  * Of the ticks that were missed the last one is made up for, under its own time.

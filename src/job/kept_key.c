@@ -1,21 +1,31 @@
 /*
- * job/tick_key.c
- *		Keys of ticks: a job with one stands in for the tick (schedule/tick.c), so that only
- *		roles that may change the schedule give it to a job.
+ * job/kept_key.c
+ *		Keys that producers do not give.
+ *
+ * A job with the key of a tick stands in for the tick (schedule/tick.c), so that only roles
+ * that may change the schedule give it to a job.
  *
  * The key of a tick is the schedule's name, @ and a time, nightly@2026-11-21T01:30:00Z.
  * Other keys pay for a check of their shape.  One of that shape is free while the queue
  * has no schedule of that name; a job that was given it before there was one is found
  * by the tick itself, which takes a job for its own only if it is younger than the
  * schedule.
+ *
+ * The key of a published job is the publisher's, @topic: and the topic's space.  Whoever gave it
+ * to a job of one bound queue, be it as that queue's administrator, would have the publisher
+ * wait, or its message be taken for that job.  So nobody does, whether there is such a topic
+ * yet or not, but the owner of idemq's tables.
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
 
-#include "job/tick_key.h"
+#include "job/kept_key.h"
 #include "queue/queues.h"
+#include "base/oids.h"
 #include "base/spi.h"
 
 static const char shape[] = "@dddd-dd-ddTdd:dd:ddZ";
@@ -80,4 +90,32 @@ idemq_tick_key_check(int32 queue_id, Datum key)
 						errdetail("Its job would stand in for the tick."),
 						errhint("Use another key; or let the role that made the schedule, or an "
 								"administrator of its queue, enqueue the job.")));
+}
+
+/* Returns whether a key ends with TOPIC_KEY_MARK and a word without a colon. */
+static bool
+is_of_topic(const char *key, int length)
+{
+	int mark = (int) strlen(TOPIC_KEY_MARK);
+	int space = length;
+
+	while (space > 0 && key[space - 1] != ':')
+		space--;
+	return space >= mark && space < length &&
+		   memcmp(key + space - mark, TOPIC_KEY_MARK, mark) == 0;
+}
+
+/* Raises 42501 for the key of a published job. */
+void
+idemq_topic_key_check(Datum key)
+{
+	text *value = DatumGetTextPP(key);
+
+	if (is_of_topic(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value)) &&
+		!has_privs_of_role(GetUserId(), idemq_oids()->owner))
+		ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+						errmsg("a key that ends with %s and a word is that of a published job",
+							   TOPIC_KEY_MARK),
+						errdetail("Its job would stand in for what is published."),
+						errhint("Use another key; or publish the job with idemq.publish.")));
 }
