@@ -22,7 +22,9 @@ CREATE TABLE idemq.queues (
 	dead_queue_cancelled boolean NOT NULL DEFAULT false,
 	paused             boolean NOT NULL DEFAULT false,
 	paused_until       timestamptz,
-	created_at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+	created_at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+	dead_queue_role    name,
+	dead_queue_role_oid oid
 );
 COMMENT ON TABLE idemq.queues IS 'one row a queue: its settings; change them with idemq.alter_queue';
 COMMENT ON COLUMN idemq.queues.queue_id IS 'number of the queue, as in idemq.jobs';
@@ -49,6 +51,8 @@ COMMENT ON COLUMN idemq.queues.dead_queue_cancelled IS 'a job that is cancelled 
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'a paused queue hands out jobs again from then on; NULL: when it is resumed';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
+COMMENT ON COLUMN idemq.queues.dead_queue_role IS 'the role that set dead_queue, which must be allowed to enqueue there at each death; NULL, as from 0.1.0: nobody is asked';
+COMMENT ON COLUMN idemq.queues.dead_queue_role_oid IS 'the role that had that name, as role_oid of idemq.queue_grants';
 
 -- Fixed width first, what a claim changes side by side, the payload last: a new version
 -- then begins and ends as the old one does, and WAL has no more than what lies between.
@@ -404,6 +408,9 @@ COMMENT ON FUNCTION idemq.role_named() IS 'row trigger: writes a role''s OID bes
 CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq.queue_grants
 	FOR EACH ROW EXECUTE FUNCTION idemq.role_named('role_name', 'role_oid');
 ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_role_named;
+CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF dead_queue_role ON idemq.queues
+	FOR EACH ROW EXECUTE FUNCTION idemq.role_named('dead_queue_role', 'dead_queue_role_oid');
+ALTER TABLE idemq.queues ENABLE ALWAYS TRIGGER idemq_role_named;
 CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF created_by ON idemq.schedule_entries
 	FOR EACH ROW EXECUTE FUNCTION idemq.role_named('created_by', 'created_by_oid');
 ALTER TABLE idemq.schedule_entries ENABLE ALWAYS TRIGGER idemq_role_named;

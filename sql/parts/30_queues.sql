@@ -98,7 +98,7 @@ COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)
 
 CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_revoke_queue';
-COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave; needs admin';
+COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave; it ends at once, and says so: the role''s schedules, its handler and its topic bindings of the queue, and the queue as dead_queue of others, if that role set it; needs admin';
 
 CREATE FUNCTION idemq.queue_id(queue text) RETURNS int
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_id';

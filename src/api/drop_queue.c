@@ -54,7 +54,8 @@ static SqlStatement users_of_dead_queue =
 	 .nargs = 1,
 	 .types = {TEXTOID}};
 static SqlStatement forget_dead_queue =
-	{.text = "UPDATE idemq.queues SET dead_queue = NULL WHERE dead_queue = $1",
+	{.text = "UPDATE idemq.queues SET dead_queue = NULL, dead_queue_role = NULL "
+			 "WHERE dead_queue = $1",
 	 .nargs = 1,
 	 .types = {TEXTOID}};
 

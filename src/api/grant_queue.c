@@ -9,7 +9,9 @@
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
+#include "lib/stringinfo.h"
 #include "miscadmin.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
 
 #include "api/grant_queue.h"
@@ -35,6 +37,22 @@ static SqlStatement remove_grant =
 		 "DELETE FROM idemq.queue_grants WHERE queue_id = $1 AND role_name = $2 AND privilege = $3",
 	 .nargs = 3,
 	 .types = {INT4OID, NAMEOID, TEXTOID}};
+
+/*
+ * What stands on a role's privilege on a queue: what of which role, and whether it is enqueue
+ * that it needs, or claim.
+ */
+static SqlStatement dependents =
+	{.text = "SELECT format('dead_queue of queue %I', name), dead_queue_role, "
+			 "dead_queue_role_oid, true FROM idemq.queues WHERE dead_queue = $2 UNION ALL "
+			 "SELECT format('binding of %L', pattern), role_name, role_oid, true "
+			 "FROM idemq.topic_binding_entries WHERE queue_id = $1 UNION ALL "
+			 "SELECT format('schedule %I', name), created_by, created_by_oid, true "
+			 "FROM idemq.schedule_entries WHERE queue_id = $1 UNION ALL "
+			 "SELECT 'handler', role_name, role_oid, false "
+			 "FROM idemq.handler_entries WHERE queue_id = $1 ORDER BY 1",
+	 .nargs = 2,
+	 .types = {INT4OID, TEXTOID}};
 
 /* Makes a role an administrator of a queue. */
 void
@@ -71,6 +89,43 @@ grant_values(FunctionCallInfo fcinfo, Datum *values, NameData *role, const Queue
 	values[2] = CStringGetTextDatum(privilege);
 }
 
+/* Says what ends with a privilege that was taken from a role, or has ended before. */
+static void
+say_what_ends(const QueueInfo *queue, Oid revoked)
+{
+	Datum values[] = {Int32GetDatum(queue->id), CStringGetTextDatum(queue->name)};
+	StringInfoData list;
+	SqlScope scope;
+	uint64 rows;
+
+	initStringInfo(&list);
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&dependents, values, NULL);
+	for (uint64 i = 0; i < rows; i++)
+	{
+		QueueInfo unused;
+		bool isnull;
+		char *what = TextDatumGetCString(idemq_spi_value(i, 1, &isnull));
+		Datum name = idemq_spi_value(i, 2, &isnull);
+		const char *role_name = isnull ? "" : NameStr(*DatumGetName(name));
+		Oid oid = DatumGetObjectId(idemq_spi_value(i, 3, &isnull));
+		Oid role = idemq_role_of(role_name, isnull ? InvalidOid : oid);
+		bool enqueues = DatumGetBool(idemq_spi_value(i, 4, &isnull));
+
+		if (OidIsValid(role) && has_privs_of_role(role, revoked) &&
+			!idemq_queue_allows_role(queue->id, role,
+									 (enqueues ? PRIVILEGE_ENQUEUE : PRIVILEGE_CLAIM) |
+										 PRIVILEGE_ADMIN,
+									 &unused))
+			appendStringInfo(&list, "%s%s", list.len > 0 ? ", " : "", what);
+	}
+	idemq_spi_end(&scope);
+	if (list.len > 0)
+		ereport(NOTICE, (errmsg("what needs the privilege on queue \"%s\" does nothing more: %s",
+								queue->name, list.data),
+						 errhint("It goes on when the privilege is granted again; or remove it.")));
+}
+
 /*
  * Runs a statement with the arguments; what has changed anything is written down.  A grant
  * keeps its queue from being dropped, so that it is not left behind; a revocation does not
@@ -100,7 +155,10 @@ change_grant(FunctionCallInfo fcinfo, SqlStatement *statement, int code, const c
 	if (statement == &add_grant)
 		idemq_usage_grant(PG_GETARG_OID(1));
 	else
+	{
 		idemq_usage_settle(PG_GETARG_OID(1));
+		say_what_ends(&queue, PG_GETARG_OID(1));
+	}
 	if (changed)
 		idemq_audit(&(AuditEntry){.action = action,
 								  .queue = &queue,

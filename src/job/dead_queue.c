@@ -21,8 +21,11 @@
  * document of theirs, the first MAX_ERROR characters, or none.  Payload and headers
  * above MAX_DOCUMENTS bytes of text are left out; so is a checkpoint that is too long with them.
  *
- * A death never fails for want of a dead queue: when it is gone, or leads back to
- * the queue itself, a warning says that nothing was added.
+ * The role that set the dead queue is asked at each death whether it may still enqueue there,
+ * as that of a handler, a schedule or a binding is.
+ *
+ * A death never fails for want of a dead queue: when it is gone, or no more for that role, or
+ * leads back to the queue itself, a warning says that nothing was added.
  *
  * Locks: the dead queue, against being dropped, from before the dead job's row is
  * written to the end of the transaction.
@@ -58,6 +61,7 @@
 #include "table/jobs_write.h"
 #include "txn/pending_counts.h"
 #include "queue/queues.h"
+#include "queue/roles.h"
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/documents.h"
@@ -201,18 +205,33 @@ idemq_dead_queue_wants(const QueueInfo *queue, const Job *job, JobStatus becomes
 		   (becomes == JOB_CANCELLED && queue->dead_queue_cancelled && job->token != 0);
 }
 
+/* Returns whether the role that set the dead queue of a queue may enqueue there now. */
+bool
+idemq_dead_queue_allowed(const QueueInfo *queue, const QueueInfo *dead)
+{
+	const char *name = NameStr(queue->dead_queue_role);
+	QueueInfo unused;
+	Oid role;
+
+	if (name[0] == '\0')
+		return true;
+	role = idemq_role_of(name, queue->dead_queue_role_oid);
+	return OidIsValid(role) &&
+		   idemq_queue_allows_role(dead->id, role, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &unused);
+}
+
 /*
  * To be called before a job of the queue becomes dead, or is cancelled.  Sets *dead to its dead
- * queue, and keeps that from being dropped; its id is 0 when there is none, or none
- * of that name.  Returns false when it is being dropped, and the caller would
- * not wait.
+ * queue, and keeps that from being dropped; its id is 0 when there is none, or none of that name
+ * to which the role that set it may enqueue.  Returns false when it is being dropped, and the
+ * caller would not wait.
  */
 bool
 idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead)
 {
 	QueueInfo latest = *queue;
 
-	while (idemq_queue_find(latest.dead_queue, dead))
+	while (idemq_queue_find(latest.dead_queue, dead) && idemq_dead_queue_allowed(&latest, dead))
 	{
 		if (wait == JOB_WAITS)
 			idemq_queue_lock(dead->id, AccessShareLock);
@@ -220,7 +239,8 @@ idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead)
 			return false;
 		/* It may be gone by now, or another one. */
 		if (!idemq_queue_by_id(queue->id, &latest) ||
-			(strcmp(latest.dead_queue, dead->name) == 0 && idemq_queue_by_id(dead->id, dead)))
+			(strcmp(latest.dead_queue, dead->name) == 0 && idemq_queue_by_id(dead->id, dead) &&
+			 idemq_dead_queue_allowed(&latest, dead)))
 			return true;
 	}
 	memset(dead, 0, sizeof(*dead));
@@ -232,17 +252,28 @@ idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead)
 static bool
 can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead, const char *status)
 {
-	bool exists = dead->id != 0;
+	bool held = dead->id != 0;
+	bool refused = false;
+	QueueInfo other;
+	const char *why;
 
-	if (dead->name[0] == '\0' || (exists && !leads_to(dead->dead_queue, queue->name, NULL)))
-		return exists;
+	if (dead->name[0] == '\0' || (held && !leads_to(dead->dead_queue, queue->name, NULL)))
+		return held;
+	if (held)
+		why = psprintf("whose dead jobs would come back to queue \"%s\"", queue->name);
+	else if (idemq_queue_find(dead->name, &other))
+	{
+		refused = true;
+		why = psprintf("to which role \"%s\" may not enqueue", NameStr(queue->dead_queue_role));
+	}
+	else
+		why = "which does not exist";
 	ereport(WARNING,
-			(errcode(exists ? ERRCODE_INVALID_PARAMETER_VALUE : ERRCODE_IDEMQ_NO_SUCH_QUEUE),
-			 exists ? errmsg("%s job %lld was not added to queue \"%s\", whose dead jobs would "
-							 "come back to queue \"%s\"",
-							 status, (long long) job->id, dead->name, queue->name)
-					: errmsg("%s job %lld was not added to queue \"%s\", which does not exist",
-							 status, (long long) job->id, dead->name),
+			(errcode(held	   ? ERRCODE_INVALID_PARAMETER_VALUE
+					 : refused ? ERRCODE_INSUFFICIENT_PRIVILEGE
+							   : ERRCODE_IDEMQ_NO_SUCH_QUEUE),
+			 errmsg("%s job %lld was not added to queue \"%s\", %s", status, (long long) job->id,
+					dead->name, why),
 			 errdetail("The job itself is in queue \"%s\", and %s.", queue->name, status),
 			 errhint("Set another with SELECT idemq.alter_queue('%s', dead_queue => '...').",
 					 queue->name)));

@@ -10,6 +10,7 @@
 #include "queue/queue_settings.h"
 
 extern void idemq_dead_queue_check(const char *queue, int32 queue_id, const char *dead_queue);
+extern bool idemq_dead_queue_allowed(const QueueInfo *queue, const QueueInfo *dead);
 extern bool idemq_dead_queue_wants(const QueueInfo *queue, const Job *job, JobStatus becomes);
 extern bool idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead);
 extern void idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,

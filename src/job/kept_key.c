@@ -101,8 +101,7 @@ is_of_topic(const char *key, int length)
 
 	while (space > 0 && key[space - 1] != ':')
 		space--;
-	return space >= mark && space < length &&
-		   memcmp(key + space - mark, TOPIC_KEY_MARK, mark) == 0;
+	return space >= mark && space < length && memcmp(key + space - mark, TOPIC_KEY_MARK, mark) == 0;
 }
 
 /* Raises 42501 for the key of a published job. */

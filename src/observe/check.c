@@ -26,9 +26,11 @@
 #include "observe/check_rows.h"
 #include "observe/check_topics.h"
 #include "schedule/pg_cron.h"
+#include "job/dead_queue.h"
 #include "table/jobs.h"
 #include "txn/at_end.h"
 #include "queue/following.h"
+#include "queue/queues.h"
 #include "shared/lease_shares.h"
 #include "shared/slots.h"
 #include "shared/worker_watch.h"
@@ -47,11 +49,6 @@ static SqlStatement queue_writers =
 			 "WHERE datname = pg_catalog.current_database())",
 	 .nargs = 1,
 	 .types = {OIDOID}};
-
-static SqlStatement lost_dead_queues = {
-	.text =
-		"SELECT name, dead_queue FROM idemq.queues q WHERE dead_queue IS NOT NULL "
-		"AND NOT EXISTS (SELECT FROM idemq.queues d WHERE d.name = q.dead_queue) ORDER BY name"};
 
 /* A row names a role that does not exist, or one that has come after it. */
 #define IS_OF_NOBODY(name, oid)                                                                    \
@@ -184,23 +181,34 @@ check_slots(CheckCall *call)
 	pfree(slots);
 }
 
-/* Reports queues whose dead_queue was deleted by hand: their dead jobs go nowhere. */
+/* Reports queues whose dead jobs go nowhere: job/dead_queue.c refuses theirs. */
 static void
 check_dead_queues(CheckCall *call)
 {
-	SqlScope scope;
-	uint64 rows;
-	bool isnull;
+	int count;
+	int32 *ids = idemq_queue_ids(0, &count);
 
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&lost_dead_queues, NULL, NULL);
-	for (uint64 i = 0; i < rows; i++)
-		idemq_check_report(call, CHECK_WARNING, "queues.dead_queue",
-						   "dead jobs of queue \"%s\" go nowhere else, for its dead_queue \"%s\" "
-						   "does not exist: set another with idemq.alter_queue",
-						   TextDatumGetCString(idemq_spi_value(i, 1, &isnull)),
-						   TextDatumGetCString(idemq_spi_value(i, 2, &isnull)));
-	idemq_spi_end(&scope);
+	for (int i = 0; i < count; i++)
+	{
+		QueueInfo queue;
+		QueueInfo dead;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!idemq_queue_by_id(ids[i], &queue) || queue.dead_queue[0] == '\0')
+			continue;
+		if (!idemq_queue_find(queue.dead_queue, &dead))
+			idemq_check_report(call, CHECK_WARNING, "queues.dead_queue",
+							   "dead jobs of queue \"%s\" go nowhere else, for its dead_queue "
+							   "\"%s\" does not exist: set another with idemq.alter_queue",
+							   queue.name, queue.dead_queue);
+		else if (!idemq_dead_queue_allowed(&queue, &dead))
+			idemq_check_report(call, CHECK_WARNING, "queues.dead_queue",
+							   "dead jobs of queue \"%s\" go nowhere else, for role \"%s\", "
+							   "which set its dead_queue \"%s\", may not enqueue there: grant it "
+							   "that, or set another with idemq.alter_queue",
+							   queue.name, NameStr(queue.dead_queue_role), queue.dead_queue);
+	}
+	pfree(ids);
 }
 
 /*

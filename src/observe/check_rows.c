@@ -145,6 +145,7 @@ static SqlStatement missing_triggers = {
 		"('idemq.shard', 'idemq_shard_truncated', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.queue_grants', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
 		"('idemq.schedule_entries', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
+		"('idemq.queues', 'idemq_role_named', 'ALWAYS ', " OF_ROLES "), "
 		"('idemq.schedule_entries', 'idemq_schedules_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.handler_entries', 'idemq_settings_changed', 'ALWAYS ', " OF_MEMORY "), "
 		"('idemq.handler_entries', 'idemq_settings_truncated', 'ALWAYS ', " OF_MEMORY "), "

@@ -10,6 +10,7 @@
 
 #include "catalog/pg_type.h"
 #include "lib/stringinfo.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
@@ -71,10 +72,14 @@ static const QueueSetting settings[] = {
 	{"group_period", SETTING_INTERVAL, FIELD(int64, group_period), 1, 0},
 };
 
-/* With the name, which is argument 0 of the functions and parameter 1 of the statements. */
+/*
+ * With the name, which is argument 0 of the functions and parameter 1 of the statements; these
+ * have one more, the current role.
+ */
 #define SETTING_ARGS (lengthof(settings) + 1)
+#define SETTING_VALUES (SETTING_ARGS + 1)
 
-StaticAssertDecl(SETTING_ARGS <= SQL_MAX_ARGS, "more settings than parameters of a statement");
+StaticAssertDecl(SETTING_VALUES <= SQL_MAX_ARGS, "more settings than parameters of a statement");
 
 static const Oid sql_types[] =
 	{[SETTING_INTERVAL] = INTERVALOID, [SETTING_FLOAT] = FLOAT8OID,		[SETTING_INT] = INT4OID,
@@ -99,12 +104,14 @@ enum
 	LOAD_PAUSED,
 	LOAD_PAUSED_UNTIL,
 	LOAD_CREATED_AT,
+	LOAD_DEAD_QUEUE_ROLE,
+	LOAD_DEAD_QUEUE_ROLE_OID,
 	LOAD_SETTINGS
 };
 
 /* Made by build_statements. */
-static SqlStatement insert_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
-static SqlStatement update_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
+static SqlStatement insert_queue = {.nargs = SETTING_VALUES, .types = {TEXTOID}};
+static SqlStatement update_queue = {.nargs = SETTING_VALUES, .types = {TEXTOID}};
 static SqlStatement load_queues = {0};
 static SqlStatement load_queue = {.nargs = 1, .types = {INT4OID}};
 
@@ -115,6 +122,8 @@ build_statements(void)
 	StringInfoData names;
 	StringInfoData parameters;
 	StringInfoData changes;
+	int dead_queue = idemq_setting_arg("dead_queue") + 1;
+	int role = SETTING_VALUES;
 
 	if (load_queue.text != NULL)
 		return;
@@ -135,17 +144,23 @@ build_statements(void)
 						 i > 0 ? ", " : "", name, parameter, name, none);
 		insert_queue.types[i + 1] = update_queue.types[i + 1] = sql_types[settings[i].kind];
 	}
+	insert_queue.types[role - 1] = update_queue.types[role - 1] = NAMEOID;
 	insert_queue.text =
 		MemoryContextStrdup(TopMemoryContext,
-							psprintf("INSERT INTO idemq.queues (name%s) VALUES ($1%s) "
+							psprintf("INSERT INTO idemq.queues (name%s, dead_queue_role) "
+									 "VALUES ($1%s, CASE WHEN $%d <> '' THEN $%d END) "
 									 "ON CONFLICT (name) DO NOTHING RETURNING queue_id",
-									 names.data, parameters.data));
+									 names.data, parameters.data, dead_queue, role));
 	update_queue.text =
 		MemoryContextStrdup(TopMemoryContext,
-							psprintf("UPDATE idemq.queues SET %s WHERE name = $1", changes.data));
+							psprintf("UPDATE idemq.queues SET %s, dead_queue_role = CASE WHEN $%d "
+									 "IS NULL THEN dead_queue_role WHEN $%d <> '' THEN $%d END "
+									 "WHERE name = $1",
+									 changes.data, dead_queue, dead_queue, role));
 	load_queues.text = MemoryContextStrdup(
 		TopMemoryContext,
-		psprintf("SELECT queue_id, name, paused, paused_until, created_at%s FROM idemq.queues",
+		psprintf("SELECT queue_id, name, paused, paused_until, created_at, dead_queue_role, "
+				 "dead_queue_role_oid%s FROM idemq.queues",
 				 names.data));
 	load_queue.text =
 		MemoryContextStrdup(TopMemoryContext, psprintf("%s WHERE queue_id = $1", load_queues.text));
@@ -236,15 +251,23 @@ idemq_setting_arg(const char *name)
 	elog(ERROR, "unknown setting \"%s\"", name);
 }
 
-/* Runs a statement with name and settings as its parameters; returns its number of rows. */
+/*
+ * Runs a statement with name, settings and the caller's role as its parameters; returns its
+ * number of rows.
+ */
 static uint64
-run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *name, int expected)
+run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *name, Oid caller,
+				  int expected)
 {
-	Datum values[SETTING_ARGS];
-	char nulls[SETTING_ARGS];
+	Datum values[SETTING_VALUES];
+	char nulls[SETTING_VALUES];
+	NameData role;
 
 	values[0] = CStringGetTextDatum(name);
 	nulls[0] = ' ';
+	namestrcpy(&role, GetUserNameFromId(caller, false));
+	values[SETTING_ARGS] = NameGetDatum(&role);
+	nulls[SETTING_ARGS] = ' ';
 	for (int i = 1; i < (int) SETTING_ARGS; i++)
 	{
 		values[i] = PG_GETARG_DATUM(i);
@@ -267,6 +290,7 @@ idemq_settings_is_inserting(void)
 bool
 idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 {
+	Oid caller = GetUserId();
 	SqlScope scope;
 	bool inserted;
 	bool isnull;
@@ -276,7 +300,8 @@ idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 	inserting = true;
 	PG_TRY();
 	{
-		inserted = run_with_settings(&insert_queue, fcinfo, name, SPI_OK_INSERT_RETURNING) > 0;
+		inserted = run_with_settings(&insert_queue, fcinfo, name, caller, SPI_OK_INSERT_RETURNING) >
+				   0;
 	}
 	PG_FINALLY();
 	{
@@ -293,16 +318,18 @@ idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 void
 idemq_settings_update(FunctionCallInfo fcinfo, const char *name)
 {
+	Oid caller = GetUserId();
 	SqlScope scope;
 
 	build_statements();
 	idemq_spi_begin(&scope);
-	(void) run_with_settings(&update_queue, fcinfo, name, SPI_OK_UPDATE);
+	(void) run_with_settings(&update_queue, fcinfo, name, caller, SPI_OK_UPDATE);
 	idemq_spi_end(&scope);
 }
 
 static SqlStatement describe_queue =
-	{.text = "SELECT to_jsonb(q) - '{queue_id,name,paused,paused_until,created_at}'::text[] "
+	{.text = "SELECT to_jsonb(q) - '{queue_id,name,paused,paused_until,created_at,"
+			 "dead_queue_role,dead_queue_role_oid}'::text[] "
 			 "FROM idemq.queues q WHERE queue_id = $1 FOR NO KEY UPDATE",
 	 .nargs = 1,
 	 .types = {INT4OID}};
@@ -376,6 +403,7 @@ read_text(Datum value, char *target)
 void
 idemq_settings_read(uint64 row, QueueInfo *queue)
 {
+	Datum value;
 	bool isnull;
 
 	memset(queue, 0, sizeof(*queue));
@@ -386,10 +414,17 @@ idemq_settings_read(uint64 row, QueueInfo *queue)
 	if (isnull)
 		queue->paused_until = DT_NOEND;
 	queue->created_at = idemq_spi_int64(row, LOAD_CREATED_AT, &isnull);
+	value = idemq_spi_value(row, LOAD_DEAD_QUEUE_ROLE, &isnull);
+	if (!isnull)
+		queue->dead_queue_role = *DatumGetName(value);
+	value = idemq_spi_value(row, LOAD_DEAD_QUEUE_ROLE_OID, &isnull);
+	if (!isnull)
+		queue->dead_queue_role_oid = DatumGetObjectId(value);
 	for (int i = 0; i < (int) lengthof(settings); i++)
 	{
 		char *field = (char *) queue + settings[i].offset;
-		Datum value = idemq_spi_value(row, LOAD_SETTINGS + i, &isnull);
+
+		value = idemq_spi_value(row, LOAD_SETTINGS + i, &isnull);
 
 		if (isnull)
 			continue;

@@ -28,7 +28,9 @@ typedef struct QueueInfo
 	int32 max_running; /* 0: no limit */
 	int32 rate_limit;  /* claims in rate_period; 0: no limit */
 	int64 rate_period;
-	QueueName dead_queue; /* "": none */
+	QueueName dead_queue;	  /* "": none */
+	NameData dead_queue_role; /* which has set that; "": nobody is asked */
+	Oid dead_queue_role_oid;
 	int64 dead_retention;
 	int64 max_lease;	 /* no claim or heartbeat may ask for a longer one */
 	int64 job_timeout;	 /* an attempt may run so long; 0: no limit */

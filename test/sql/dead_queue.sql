@@ -258,5 +258,58 @@ SELECT idemq.fail(id, token, 'by a worker', permanent => true) FROM idemq.claim(
 SELECT count(*) FROM idemq.jobs WHERE queue_id <> :q;
 RESET ROLE;
 SELECT payload->>'error' AS error FROM idemq.claim('letters', 10);
+
+-- The role that set it is asked at each death, whoever fails the job: what was revoked ends at once.
+\set VERBOSITY default
+SELECT dead_queue_role, dead_queue_role_oid = 'regress_dead_admin'::regrole AS its_oid FROM idemq.queues WHERE name = 'q';
+CREATE FUNCTION die(note text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	job record;
+BEGIN
+	PERFORM idemq.enqueue('q', '4');
+	SELECT * INTO job FROM idemq.claim('q');
+	RETURN idemq.fail(job.id, job.token, note, permanent => true) || ', ' || (SELECT count(*) FROM idemq.claim('letters', 10));
+END $$;
+SET client_min_messages = error;
+SELECT idemq.revoke_queue('letters', 'regress_dead_admin', 'admin');
+SELECT die('revoked');
+SELECT severity, invariant, detail FROM idemq.check() WHERE detail ~ 'dead';
+SELECT idemq.grant_queue('letters', 'regress_dead_admin', 'enqueue');
+SELECT die('granted again');
+SELECT severity, invariant, detail FROM idemq.check() WHERE detail ~ 'dead';
+RESET client_min_messages;
+BEGIN;
+SELECT idemq.revoke_queue('letters', 'regress_dead_admin', 'enqueue');
+ROLLBACK;
+SELECT status, last_error FROM idemq.jobs WHERE queue_id = :q ORDER BY id DESC LIMIT 1;
+-- What still has the privilege by another grant does not end, and is not named.
+SELECT idemq.grant_queue('letters', 'regress_dead_admin', 'admin'), idemq.revoke_queue('letters', 'regress_dead_admin', 'enqueue');
+SELECT die('still an administrator');
+-- A setting of one's own replaces the role's.
+SELECT idemq.revoke_queue('letters', 'regress_dead_admin', 'admin');
+SELECT idemq.alter_queue('q', max_attempts => 2);
+SELECT dead_queue_role FROM idemq.queues WHERE name = 'q';
+SELECT idemq.alter_queue('q', dead_queue => 'letters');
+SELECT dead_queue_role = current_user AS mine FROM idemq.queues WHERE name = 'q';
+SELECT die('by its owner');
+-- A role that was dropped may nothing, nor the next one of its name.
+CREATE ROLE regress_dead_gone;
+SELECT idemq.grant_queue('q', 'regress_dead_gone', 'admin'), idemq.grant_queue('letters', 'regress_dead_gone', 'enqueue');
+SET ROLE regress_dead_gone;
+SELECT idemq.alter_queue('q', dead_queue => 'letters');
+RESET ROLE;
+SELECT die('its role is there');
+SELECT idemq.revoke_queue('q', 'regress_dead_gone', 'admin');
+REVOKE ALL ON SCHEMA idemq FROM regress_dead_gone;
+DROP ROLE regress_dead_gone;
+CREATE ROLE regress_dead_gone;
+SET client_min_messages = error;
+SELECT die('another one');
+SELECT idemq.grant_queue('letters', 'regress_dead_gone', 'enqueue');
+SELECT die('which may enqueue');
+RESET client_min_messages;
+SELECT idemq.alter_queue('q', dead_queue => '');
+SELECT dead_queue, dead_queue_role, dead_queue_role_oid FROM idemq.queues WHERE name = 'q';
+DROP FUNCTION die;
 DROP EXTENSION idemq;
-DROP ROLE regress_dead_admin, regress_dead_worker;
+DROP ROLE regress_dead_admin, regress_dead_worker, regress_dead_gone;
