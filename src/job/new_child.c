@@ -70,7 +70,9 @@ check_parent(JobsTable *table, NewKin *kin, int64 parent, QueueInfo *queue)
 		refuse(parent);
 	if (job.queue_id != queue->id)
 	{
-		/* In this order: while it is locked nobody drops it. */
+		/* Before the lock, whose wait would tell of the job; and again, for it may be dropped. */
+		if (!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, queue))
+			refuse(parent);
 		idemq_queue_lock(job.queue_id, AccessShareLock);
 		if (!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, queue))
 			refuse(parent);
