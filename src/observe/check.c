@@ -17,6 +17,7 @@
 #include "utils/timestamp.h"
 
 #include "observe/check_floors.h"
+#include "observe/check_gauges.h"
 #include "observe/check_groups.h"
 #include "observe/check_kin.h"
 #include "observe/check_leases.h"
@@ -377,6 +378,7 @@ idemq_sql_v2_check(PG_FUNCTION_ARGS)
 		check_orphans(&call);
 		idemq_check_topics(&call);
 		idemq_check_limits(&call);
+		idemq_check_gauges(&call);
 	}
 	idemq_jobs_close(&call.table);
 	return (Datum) 0;

@@ -24,6 +24,7 @@
 #include "queue/slot_life.h"
 #include "shared/counters.h"
 #include "shared/slots.h"
+#include "base/clock.h"
 #include "base/oids.h"
 #include "base/spi.h"
 
@@ -144,7 +145,7 @@ idemq_queue_counts_try(int64 *jobs)
 
 /*
  * Counts all jobs of this database, unless another session does: for the background
- * worker, in a transaction of its own, when idemq_counters_count_due() says so.
+ * worker, in a transaction of its own, when idemq_counters_count_due_at() says so.
  */
 void
 idemq_queue_counts_run(void)
@@ -163,7 +164,8 @@ idemq_queue_counts_run_if_due(void)
 {
 	int64 jobs;
 
-	return !TransactionIdIsValid(GetTopTransactionIdIfAny()) && idemq_counters_count_due() &&
+	return !TransactionIdIsValid(GetTopTransactionIdIfAny()) &&
+		   idemq_counters_count_due_at() <= idemq_mono_now() &&
 		   idemq_queue_counts_try(&jobs) == COUNT_BEGUN;
 }
 

@@ -82,6 +82,7 @@ typedef struct QueueCounters
 	int base;	   /* whose snapshot they rest on; -1: on none */
 	TimestampTz since;
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) pg_atomic_uint64 gauges[JOB_STATUS_COUNT]; /* int64 */
+	pg_atomic_uint64 changes; /* of the gauges; moves before they do */
 	pg_atomic_uint64 counters[COUNTER_COUNT];
 	pg_atomic_uint64 timings[TIMING_COUNT][HISTOGRAM_BUCKETS];
 } QueueCounters;
@@ -250,6 +251,7 @@ idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *de
 		LWLockRelease(lock);
 		return;
 	}
+	pg_atomic_fetch_add_u64(&queue->changes, 1);
 	if (queue->base < 0 || !was_counted(&shared->bases[queue->base], xid))
 	{
 		for (int i = 0; i < JOB_STATUS_COUNT; i++)
@@ -290,6 +292,8 @@ idemq_counters_read(int index, int32 queue_id, CounterView *view)
 	view->since = queue->since;
 	for (int i = 0; i < JOB_STATUS_COUNT; i++)
 		view->gauges[i] = (int64) pg_atomic_read_u64(&queue->gauges[i]);
+	pg_read_barrier();
+	view->changes = pg_atomic_read_u64(&queue->changes);
 	for (int i = 0; i < COUNTER_COUNT; i++)
 		view->counters[i] = pg_atomic_read_u64(&queue->counters[i]);
 	for (int t = 0; t < TIMING_COUNT; t++)
@@ -427,6 +431,7 @@ finish_count(bool counted, const QueueCount *counts, int ncounts)
 
 		if (queue->database != MyDatabaseId)
 			continue;
+		pg_atomic_fetch_add_u64(&queue->changes, 1);
 		queue->known |= counted && queue->counting;
 		queue->counting = false;
 	}
@@ -489,11 +494,4 @@ idemq_counters_count_due_at(void)
 		due = base->counter == NO_COUNTER ? base->next_count : idemq_mono_now() + USECS_PER_SEC;
 	LWLockRelease(lock);
 	return due;
-}
-
-/* Returns whether gauges of this database are unknown, and it is time to count. */
-bool
-idemq_counters_count_due(void)
-{
-	return idemq_counters_count_due_at() <= idemq_mono_now();
 }

@@ -69,6 +69,7 @@ typedef struct CounterView
 	bool known; /* the gauges are */
 	TimestampTz since;
 	int64 gauges[JOB_STATUS_COUNT];
+	uint64 changes; /* that the gauges have had; read after them */
 	uint64 counters[COUNTER_COUNT];
 	uint64 timings[TIMING_COUNT][HISTOGRAM_BUCKETS];
 } CounterView;
@@ -102,7 +103,6 @@ extern CountStart idemq_counters_begin_count(Snapshot *snapshot);
 extern void idemq_counters_end_count(const QueueCount *counts, int ncounts);
 extern void idemq_counters_cancel_count(void);
 extern void idemq_counters_unset_gauges(Oid database);
-extern bool idemq_counters_count_due(void);
 extern int64 idemq_counters_count_due_at(void);
 
 #endif

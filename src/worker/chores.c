@@ -180,7 +180,7 @@ count_due_at(const SlotView *view)
 static void
 count_ended(const SlotView *view, bool done)
 {
-	if (idemq_counters_count_due())
+	if (idemq_counters_count_due_at() <= idemq_mono_now())
 		next_count = idemq_mono_now() + COUNT_PAUSE;
 }
 

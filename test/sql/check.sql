@@ -74,6 +74,7 @@ UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 7, claimed_at 
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 SELECT id FROM idemq.claim('q');
 SELECT * FROM idemq.check();
+SELECT idemq.recount() > 0 AS counted;
 SELECT outcome FROM idemq.claim_job(1000000000021);
 SELECT * FROM idemq.check();
 -- A row whose token is not its lease's: both sides say so.
@@ -106,3 +107,17 @@ TRUNCATE idemq.jobs;
 SELECT * FROM idemq.check();
 SELECT idemq.drop_queue('q', force => true);
 SELECT * FROM idemq.check();
+
+-- Gauges: rows that were written with triggers off are in none, until recount() counts them.
+SELECT idemq.create_queue('gauged') AS gauged \gset
+SELECT count(idemq.enqueue('gauged', '1')) FROM generate_series(1, 5);
+ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
+DELETE FROM idemq.jobs WHERE id IN (SELECT id FROM idemq.jobs WHERE queue_id = :gauged ORDER BY id LIMIT 2);
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
+SELECT pending FROM idemq.metrics WHERE queue = 'gauged';
+SELECT * FROM idemq.check();
+SELECT count(idemq.enqueue('gauged', '1'));
+SELECT * FROM idemq.check();
+SELECT idemq.recount() > 0 AS counted;
+SELECT * FROM idemq.check();
+SELECT idemq.drop_queue('gauged', force => true);

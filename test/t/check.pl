@@ -170,7 +170,8 @@ sql($node, q{
 		SELECT queue_id, now(), 4, 3, 'pending', '2001-01-01', '"hand"' FROM idemq.queues WHERE name = 'b';
 	ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 });
-is_sql($node, 'SELECT severity, invariant FROM idemq.check()', 'error|cursor.claimable', 'a job below the cursor is found');
+is_sql($node, 'SELECT severity, invariant FROM idemq.check()', "error|cursor.claimable\nwarning|gauges", 'a job below the cursor is found, and in no gauge');
+sql($node, 'SELECT idemq.recount()');
 
 # Sessions that die leave nothing to find.
 my $dying = session($node);

@@ -1,0 +1,132 @@
+/*
+ * observe/check_gauges.c
+ *		The audit of how many jobs shared memory knows of: the gauges of each queue, against
+ *		a count of its rows.  Rows that were written with triggers off are in no gauge.
+ *
+ * A gauge changes after the rows do, so a difference is a suspect.  How often a queue's gauges
+ * have changed is read before the rows are counted, under one snapshot; they themselves, and
+ * that again, after idemq_check_settled.  If it is the same, then no transaction has added
+ * anything in between: what the snapshot shows was added before, since all that was visible to
+ * it has paid by then; what it does not show has added nothing yet.  So the gauges were those
+ * of the snapshot, and a difference is a fact.  Otherwise it is tried again, some times, and
+ * nothing is said of a queue that never stands still: no false alarm, and the next call may
+ * meet it at rest.  That gauges were counted anew moves the number as well.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+
+#include "observe/check_gauges.h"
+#include "observe/check_report.h"
+#include "queue/queue_counts.h"
+#include "queue/queues.h"
+#include "shared/counters.h"
+#include "shared/slots.h"
+#include "base/args.h"
+#include "base/oids.h"
+
+#define MAX_TRIES 5
+
+/* Reads what memory counts of a queue; false when it does not know how many jobs there are. */
+static bool
+read_view(int32 queue_id, CounterView *view)
+{
+	const QueueSlot *slot = idemq_slot_find(MyDatabaseId, queue_id);
+
+	return slot != NULL && idemq_counters_read(idemq_slot_index(slot), queue_id, view) &&
+		   view->known;
+}
+
+/* Returns the changes of each queue's gauges so far, by its place in call->queue_ids. */
+static uint64 *
+read_changes(const CheckCall *call)
+{
+	uint64 *changes = palloc(Max(call->nqueues, 1) * sizeof(uint64));
+
+	for (int i = 0; i < call->nqueues; i++)
+	{
+		CounterView view = {0};
+
+		(void) read_view(call->queue_ids[i], &view);
+		changes[i] = view.changes;
+	}
+	return changes;
+}
+
+/* Reports a queue's gauges that are not the rows counted. */
+static void
+report(CheckCall *call, int32 queue_id, const CounterView *view, const int64 *jobs)
+{
+	QueueInfo queue;
+
+	if (!idemq_queue_by_id(queue_id, &queue))
+		return;
+	for (int s = 0; s < JOB_STATUS_COUNT; s++)
+	{
+		if (view->gauges[s] != jobs[s])
+			idemq_check_report(call, CHECK_WARNING, "gauges",
+							   "queue \"%s\" has %lld %s jobs, and idemq.metrics says %lld: rows "
+							   "were written with triggers off; SELECT idemq.recount()",
+							   queue.name, (long long) jobs[s], idemq_status_name((JobStatus) s),
+							   (long long) view->gauges[s]);
+	}
+}
+
+/* Returns whether a queue's gauges are those rows, or not known. */
+static bool
+agrees(int32 queue_id, const int64 *jobs, CounterView *view)
+{
+	return !read_view(queue_id, view) || memcmp(view->gauges, jobs, sizeof(view->gauges)) == 0;
+}
+
+/*
+ * Compares the queues that are not done, by their places in call->queue_ids; done are those that
+ * agree, and those of which it is proved that they do not.  Returns whether it is worth another
+ * try.
+ */
+static bool
+compare(CheckCall *call, bool *done)
+{
+	static const int64 none[JOB_STATUS_COUNT] = {0};
+	uint64 *changes = read_changes(call);
+	bool in_doubt = false;
+	bool settled = false;
+	int ncounts;
+	QueueCount *counts = idemq_queue_counts_by_sql(&ncounts);
+
+	for (int i = 0; i < call->nqueues; i++)
+	{
+		int32 queue_id = call->queue_ids[i];
+		const QueueCount *count =
+			bsearch(&queue_id, counts, ncounts, sizeof(QueueCount), idemq_compare_int32);
+		const int64 *jobs = count == NULL ? none : count->jobs;
+		CounterView view;
+
+		done[i] = done[i] || agrees(queue_id, jobs, &view);
+		if (done[i])
+			continue;
+		if (!settled && !(settled = idemq_check_settled(call)))
+			return false;
+		done[i] = agrees(queue_id, jobs, &view);
+		if (!done[i] && view.changes == changes[i])
+		{
+			report(call, queue_id, &view, jobs);
+			done[i] = true;
+		}
+		in_doubt = in_doubt || !done[i];
+	}
+	pfree(changes);
+	pfree(counts);
+	return in_doubt;
+}
+
+/* Checks the gauges of all queues; see the file's header. */
+void
+idemq_check_gauges(CheckCall *call)
+{
+	bool *done = palloc0(Max(call->nqueues, 1) * sizeof(bool));
+
+	for (int i = 0; i < MAX_TRIES && compare(call, done); i++)
+		CHECK_FOR_INTERRUPTS();
+	pfree(done);
+}
