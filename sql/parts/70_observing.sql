@@ -183,15 +183,15 @@ COMMENT ON COLUMN idemq.memory.used IS 'entries in use now';
 COMMENT ON COLUMN idemq.memory.size IS 'entries that it has room for';
 COMMENT ON COLUMN idemq.memory.refused IS 'how often something found no room since the start of the server; it then works without, more slowly';
 
-CREATE FUNCTION idemq.admission_counts(OUT allowed bigint, OUT refused bigint, OUT unlimited bigint)
+CREATE FUNCTION idemq.admission_counts(OUT allowed bigint, OUT refused bigint, OUT shared bigint)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_admission_counts';
 COMMENT ON FUNCTION idemq.admission_counts() IS 'what idemq.admissions shows; returns one row';
 
-CREATE VIEW idemq.admissions AS SELECT allowed, refused, unlimited FROM idemq.admission_counts();
+CREATE VIEW idemq.admissions AS SELECT allowed, refused, shared FROM idemq.admission_counts();
 COMMENT ON VIEW idemq.admissions IS 'calls of idemq.admit on the whole server since its start, one row; those of cost 0 ask only, and are not counted';
 COMMENT ON COLUMN idemq.admissions.allowed IS 'calls that their limit allowed';
 COMMENT ON COLUMN idemq.admissions.refused IS 'calls that their limit refused';
-COMMENT ON COLUMN idemq.admissions.unlimited IS 'calls that were allowed since their bucket found no room: raise idemq.max_buckets';
+COMMENT ON COLUMN idemq.admissions.shared IS 'of these, calls that found no room for a bucket of their own, and had one with others of their database: raise idemq.max_buckets';
 
 CREATE FUNCTION idemq.once_counts(OUT first bigint, OUT repeated bigint)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_once_counts';

@@ -67,7 +67,7 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_memory_used', 'gauge', NULL, 'Entries in use in a table of shared memory.'),
 	('idemq_memory_size', 'gauge', NULL, 'Entries that it has room for.'),
 	('idemq_memory_refused_total', 'counter', NULL, 'How often something found no room in it.'),
-	('idemq_admissions_total', 'counter', NULL, 'Calls of idemq.admit, by outcome: allowed, refused, unlimited (no room for their bucket).'),
+	('idemq_admissions_total', 'counter', NULL, 'Calls of idemq.admit, by outcome: allowed, refused, shared (of these, without room for a bucket of their own).'),
 	('idemq_once_total', 'counter', NULL, 'Calls of idemq.once, by outcome: first, repeated.'),
 	('idemq_publish_total', 'counter', NULL, 'Calls of idemq.publish, by outcome: calls, the jobs that they made, the bindings that they skipped.'),
 	-- Of tables.
@@ -229,7 +229,7 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 	) AS v (name, value)
 	UNION ALL
 	SELECT 'idemq_admissions_total', jsonb_build_object('outcome', v.outcome), v.value, 'idemq_admissions_total' FROM idemq.admissions a
-	CROSS JOIN LATERAL (VALUES ('allowed', a.allowed::float8), ('refused', a.refused), ('unlimited', a.unlimited))
+	CROSS JOIN LATERAL (VALUES ('allowed', a.allowed::float8), ('refused', a.refused), ('shared', a.shared))
 		AS v (outcome, value)
 	UNION ALL
 	SELECT 'idemq_once_total', jsonb_build_object('outcome', v.outcome), v.value, 'idemq_once_total' FROM idemq.once_calls a

@@ -66,7 +66,7 @@ idemq_sql_v2_admit(PG_FUNCTION_ARGS)
 	return idemq_row_datum(fcinfo, values, nulls);
 }
 
-/* admission_counts() -> (allowed, refused, unlimited). */
+/* admission_counts() -> (allowed, refused, shared). */
 Datum
 idemq_sql_v2_admission_counts(PG_FUNCTION_ARGS)
 {

@@ -51,11 +51,11 @@ define_sizes(void)
 							"-1: one eighth. The same part of each database's is reserved.",
 							&idemq_reserved_leases, -1, -1, 10000000, PGC_SIGHUP, 0, NULL, NULL,
 							NULL);
-	DefineCustomIntVariable("idemq.max_buckets",
-							"Buckets of idemq.admit that are in use at a time.",
-							"Calls of more buckets are allowed, and counted in idemq.memory.",
-							&idemq_max_buckets, 4096, 1, 10000000, PGC_POSTMASTER, 0, NULL, NULL,
-							NULL);
+	DefineCustomIntVariable(
+		"idemq.max_buckets", "Buckets of idemq.admit and of group_rate that are in use at a time.",
+		"A queue's groups, or a database's names, have half at most; those that find "
+		"none share one, which idemq.memory counts.",
+		&idemq_max_buckets, 4096, 1, 10000000, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 }
 
 /* Defines idemq's settings; called once, from shared_preload_libraries. */

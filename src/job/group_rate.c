@@ -40,8 +40,8 @@
  * came last.  A queue that was created in this life of its slot has started nothing before;
  * the buckets of its groups are full.
  *
- * Where there is no room for a bucket (idemq.max_buckets) nothing is started: the claim puts
- * the job off for a second.
+ * Where there is no room for a bucket (idemq.max_buckets) the groups of the queue that have none
+ * have one together (shared/buckets.c): they wait longer, and none starts too soon.
  */
 #include "postgres.h"
 
@@ -56,9 +56,6 @@
 #include "shared/slots.h"
 #include "shared/worker_call.h"
 #include "base/clock.h"
-
-/* So long waits a group that has no room for its bucket. */
-#define NO_ROOM_DELAY USECS_PER_SEC
 
 /* Microseconds by which two readings of when a group may start its next job may differ. */
 #define CLOSE 1000
@@ -119,7 +116,15 @@ known_since(const QueueInfo *queue)
 	return mono * NSECS_PER_USEC;
 }
 
-/* Returns when what was refused is allowed, by an answer with room. */
+/* Fills what a charge has to know of its queue. */
+static void
+begin_charge(const QueueInfo *queue, BucketCharge *charge)
+{
+	charge->empty_at = known_since(queue);
+	charge->slot = queue->slot == NULL ? -1 : idemq_slot_index(queue->slot);
+}
+
+/* Returns when what was refused is allowed. */
 static TimestampTz
 time_of_next(const GcraAnswer *answer)
 {
@@ -135,7 +140,6 @@ idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charg
 {
 	GcraLimit limit;
 	BucketName name;
-	bool has_room;
 
 	charge->charged = false;
 	charge->next = DT_NOBEGIN;
@@ -144,15 +148,14 @@ idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charg
 		return true;
 	limit = rate_of(queue);
 	name = bucket_name(queue, job->row->tts_values[COL_GROUP_KEY]);
-	charge->bucket.empty_at = known_since(queue);
-	has_room = idemq_bucket_charge(name.bytes, name.length, &limit, &charge->bucket);
-	pfree(name.bytes);
-	if (!has_room && idemq_full_table_note(FULL_BUCKETS))
+	begin_charge(queue, &charge->bucket);
+	if (!idemq_bucket_charge(name.bytes, name.length, &limit, &charge->bucket) &&
+		idemq_full_table_note(FULL_BUCKETS))
 		idemq_worker_need_by(0);
+	pfree(name.bytes);
 	charge->charged = charge->bucket.answer.allowed;
 	if (!charge->charged)
-		charge->next = has_room ? time_of_next(&charge->bucket.answer)
-								: idemq_now() + NO_ROOM_DELAY;
+		charge->next = time_of_next(&charge->bucket.answer);
 	return charge->charged;
 }
 
@@ -193,7 +196,6 @@ bool
 idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until)
 {
 	TimestampTz now = idemq_now();
-	bool has_room;
 	Datum name;
 
 	if (!job->is_ready || job->ready_at <= now + CLOSE || job->row->tts_isnull[COL_GROUP_KEY])
@@ -201,35 +203,27 @@ idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *
 	name = job->row->tts_values[COL_GROUP_KEY];
 	if (idemq_is_no_group(name) || !waits_for_rate(job, idemq_has_places(queue)))
 		return false;
-	*until = Max(idemq_group_rate_next(queue, name, &has_room), now);
+	*until = Max(idemq_group_rate_next(queue, name), now);
 	if (!job->row->tts_isnull[COL_RUN_AT])
 		*until = Max(*until, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
-	return has_room && *until < job->ready_at - CLOSE;
+	return *until < job->ready_at - CLOSE;
 }
 
-/*
- * Returns when a group may start its next job, DT_NOBEGIN for now. *has_room, unless NULL:
- * whether there is room for its bucket.
- */
+/* Returns when a group may start its next job, DT_NOBEGIN for now. */
 TimestampTz
-idemq_group_rate_next(const QueueInfo *queue, Datum name, bool *has_room)
+idemq_group_rate_next(const QueueInfo *queue, Datum name)
 {
 	GcraLimit limit;
 	BucketName bucket;
 	BucketCharge charge;
-	bool room;
 
-	if (has_room != NULL)
-		*has_room = true;
 	if (!is_limited(queue, name))
 		return DT_NOBEGIN;
 	limit = rate_of(queue);
 	bucket = bucket_name(queue, name);
-	charge.empty_at = known_since(queue);
-	room = idemq_bucket_ask(bucket.bytes, bucket.length, &limit, &charge);
+	begin_charge(queue, &charge);
+	idemq_bucket_ask(bucket.bytes, bucket.length, &limit, &charge);
 	pfree(bucket.bytes);
-	if (has_room != NULL)
-		*has_room = room;
 	return charge.answer.allowed ? DT_NOBEGIN : time_of_next(&charge.answer);
 }
 

@@ -21,7 +21,7 @@ extern bool idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupC
 extern void idemq_group_rate_undo(const QueueInfo *queue, const Job *job,
 								  const GroupCharge *charge);
 extern bool idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until);
-extern TimestampTz idemq_group_rate_next(const QueueInfo *queue, Datum name, bool *has_room);
+extern TimestampTz idemq_group_rate_next(const QueueInfo *queue, Datum name);
 extern JobWrite idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue,
 								  TimestampTz until);
 

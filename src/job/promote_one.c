@@ -41,7 +41,7 @@ make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *a
 	args->takes_place = args->ready_at == args->now;
 	if (args->takes_place || !idemq_group_has_places(queue, name))
 	{
-		TimestampTz next = idemq_group_rate_next(queue, name, NULL);
+		TimestampTz next = idemq_group_rate_next(queue, name);
 
 		if (next > args->ready_at)
 			args->due = args->ready_at;

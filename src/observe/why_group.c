@@ -76,27 +76,16 @@ idemq_why_group(StringInfo answer, JobsTable *table, const QueueInfo *queue, con
 }
 
 /*
- * Says that the group of a job, which is pending or failed, may not start it yet, or that nobody
- * can count whether it may; false when that is not what it waits for.
+ * Says that the group of a job, which is pending or failed, may not start it yet; false when that is not what it waits for.
  */
 bool
 idemq_why_group_rate(StringInfo answer, const QueueInfo *queue, const Job *job, TimestampTz now)
 {
 	TimestampTz next;
-	bool has_room;
 
 	if (queue->group_rate == 0 || job->row->tts_isnull[COL_GROUP_KEY] || RecoveryInProgress())
 		return false;
-	next = idemq_group_rate_next(queue, job->row->tts_values[COL_GROUP_KEY], &has_room);
-	if (!has_room && job->ready_at <= now + USECS_PER_SEC)
-	{
-		appendStringInfo(answer,
-						 "queue \"%s\" has group_rate, and shared memory has no room to count the "
-						 "starts of this group; that is tried again each second: raise "
-						 "idemq.max_buckets and restart the server",
-						 queue->name);
-		return true;
-	}
+	next = idemq_group_rate_next(queue, job->row->tts_values[COL_GROUP_KEY]);
 	/* It may have been put off until then; what waits longer waits for something else. */
 	if (next <= now || next < job->ready_at - CLOSE)
 		return false;

@@ -6,15 +6,25 @@
  * A bucket is found by 128 bits of its name's hash.  Calls read and replace its
  * number by compare-and-swap, with the partition locked shared: they do not wait
  * for each other.  A bucket that is full again answers as a new one would; when
- * there is no room for another, all full ones are removed at once.  While none is
- * full, a new bucket finds no room, and its calls are not limited: they are counted.
+ * there is no room for another, all full ones are removed at once.
+ *
+ * The buckets of group_rate (job/group_rate.c) are among them.  One that is not there, be it
+ * after a restart, counts as full since a time that the caller says; and a charge that came to
+ * nothing is taken back, if it is still the last one: out of a number that others have built on
+ * nothing can be taken exactly.
+ *
+ * Nobody gets all of the table: an owner, which is the groups of a queue, or admit in a
+ * database, has half of it at most.  And nobody needs it: while there is no room, names of an
+ * owner that have no bucket have one together, of which the owner's cell has the number.  No
+ * limit is exceeded by that: a name's own number would be the cell's at most, since each of its
+ * calls was charged to the bucket it had, which is full again, or to the cell.  So a new bucket
+ * begins with the cell's number, read under the partition's lock, exclusively; calls are charged
+ * to the cell with that locked, shared, and no bucket there.  Names without a bucket are limited
+ * more than they ask for, all together as one of them; others' calls have no part in that.
+ * admit has CELLS_OF_ADMIT cells in a database, chosen by the limit: a name with a long period
+ * would hold up those with a short one.
  *
  * Nothing here is undone by a rollback, or known after a restart.
- *
- * The buckets of group_rate (job/group_rate.c) are among them.  One that has no room refuses;
- * one that is not there, be it after a restart, counts as full since a time that the caller
- * says; and a charge that came to nothing is taken back, if it is still the last one: out of a
- * number that others have built on nothing can be taken exactly.
  *
  * Locks: see README.md, level 4.  Each partition's lock covers its entries; an entry's
  * number is atomic, and changes with the lock shared.  All partitions are locked, in
@@ -30,11 +40,17 @@
 #include "utils/hsearch.h"
 
 #include "shared/buckets.h"
+#include "shared/lease_shares.h"
 #include "base/clock.h"
 #include "base/gcra.h"
 #include "base/settings.h"
 
 #define BUCKET_PARTITIONS 16
+#define CELLS_OF_ADMIT 8
+/* No slot: all queues without one are one owner. */
+#define CELL_OF_NONE idemq_max_queues
+#define FIRST_OF_ADMIT (idemq_max_queues + 1)
+#define CELLS (FIRST_OF_ADMIT + LEASE_SHARES * CELLS_OF_ADMIT)
 
 typedef struct BucketKey
 {
@@ -47,7 +63,17 @@ typedef struct Bucket
 {
 	BucketKey key;
 	pg_atomic_uint64 tat; /* ns of the monotonic clock; no lock but the partition's, shared */
+	int32 owner;		  /* cell that counts it; set once */
 } Bucket;
+
+/* An owner, and the bucket of its names that have none; no lock but what the header says. */
+typedef struct Cell
+{
+	pg_atomic_uint32 count; /* of its buckets */
+	pg_atomic_uint64 tat;
+	/* ns: after a search in vain no bucket is full again before that; 0: unknown */
+	pg_atomic_uint64 next_sweep;
+} Cell;
 
 /* Calls of a partition's buckets, since the start of the server; a line of its own. */
 typedef union BucketCounts
@@ -66,20 +92,19 @@ typedef struct BucketsShared
 	pg_atomic_uint32 count;		/* buckets: bounds the table exactly */
 	pg_atomic_uint64 no_room;	/* calls that found none */
 	pg_atomic_uint64 no_charge; /* the same, of charges */
-	/* ns: while the table has no room, no bucket is full again before that; 0: unknown */
-	pg_atomic_uint64 next_sweep;
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLockPadded locks[BUCKET_PARTITIONS];
 	BucketCounts counts[BUCKET_PARTITIONS];
+	Cell cells[FLEXIBLE_ARRAY_MEMBER]; /* CELLS */
 } BucketsShared;
 
 static BucketsShared *shared = NULL;
 static HTAB *bucket_hash = NULL;
 
-/* Returns the bytes of shared memory for the locks. */
+/* Returns the bytes of shared memory for locks and cells. */
 Size
 idemq_buckets_shmem_size(void)
 {
-	return sizeof(BucketsShared);
+	return offsetof(BucketsShared, cells) + mul_size(sizeof(Cell), CELLS);
 }
 
 /* Returns the bytes of shared memory for the hash table. */
@@ -102,7 +127,12 @@ idemq_buckets_shmem_init(void *area, bool found)
 		pg_atomic_init_u32(&shared->count, 0);
 		pg_atomic_init_u64(&shared->no_room, 0);
 		pg_atomic_init_u64(&shared->no_charge, 0);
-		pg_atomic_init_u64(&shared->next_sweep, 0);
+		for (int i = 0; i < CELLS; i++)
+		{
+			pg_atomic_init_u32(&shared->cells[i].count, 0);
+			pg_atomic_init_u64(&shared->cells[i].tat, 0);
+			pg_atomic_init_u64(&shared->cells[i].next_sweep, 0);
+		}
 		for (int i = 0; i < BUCKET_PARTITIONS; i++)
 		{
 			LWLockInitialize(&shared->locks[i].lock, shared->tranche);
@@ -138,8 +168,11 @@ unlock_all(void)
 		LWLockRelease(&shared->locks[i].lock);
 }
 
-/* Removes every bucket of a database, or, of all, those that are full at now. */
-static void
+/*
+ * Removes every bucket of a database, or, of all, those that are full at now.  Returns when the
+ * next one is full again, 0 if any was removed.
+ */
+static uint64
 remove_buckets(Oid database, int64 now)
 {
 	HASH_SEQ_STATUS seq;
@@ -152,36 +185,63 @@ remove_buckets(Oid database, int64 now)
 	while ((bucket = hash_seq_search(&seq)) != NULL)
 	{
 		int64 tat = (int64) pg_atomic_read_u64(&bucket->tat);
+		int32 owner = bucket->owner;
 		bool gone = OidIsValid(database) ? bucket->key.database == database : tat <= now;
 
 		if (!gone)
 			next = Min(next, tat);
 		else if (hash_search(bucket_hash, &bucket->key, HASH_REMOVE, NULL) != NULL)
 		{
+			pg_atomic_fetch_sub_u32(&shared->cells[owner].count, 1);
 			pg_atomic_fetch_sub_u32(&shared->count, 1);
 			removed = true;
 		}
 	}
-	/* Where there is room, a bucket may come that is full again before these. */
-	pg_atomic_write_u64(&shared->next_sweep, removed ? 0 : (uint64) next);
 	unlock_all();
+	return removed ? 0 : (uint64) next;
 }
 
-/* Enters a bucket that was not there; false when there is no room. */
+/* Counts one more bucket, if that leaves the count within its room. */
 static bool
-enter(const BucketKey *key, uint32 hash)
+count_in(pg_atomic_uint32 *count, uint32 room)
+{
+	if (pg_atomic_fetch_add_u32(count, 1) < room)
+		return true;
+	pg_atomic_fetch_sub_u32(count, 1);
+	return false;
+}
+
+/*
+ * Enters a bucket that was not there, with the number of the names that have none, of a cell;
+ * false when there is no room.
+ */
+static bool
+enter(const BucketKey *key, uint32 hash, int32 owner, Cell *cell, const GcraLimit *limit)
 {
 	LWLock *lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
+	pg_atomic_uint32 *owned = &shared->cells[owner].count;
 	Bucket *bucket = NULL;
 	bool there = false;
 
 	LWLockAcquire(lock, LW_EXCLUSIVE);
-	if (pg_atomic_fetch_add_u32(&shared->count, 1) < (uint32) idemq_max_buckets)
-		bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_ENTER_NULL, &there);
-	if (bucket == NULL || there)
-		pg_atomic_fetch_sub_u32(&shared->count, 1);
+	if (count_in(&shared->count, idemq_max_buckets))
+	{
+		if (count_in(owned, idemq_max_buckets - idemq_max_buckets / 2))
+		{
+			bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_ENTER_NULL, &there);
+			if (bucket == NULL || there)
+				pg_atomic_fetch_sub_u32(owned, 1);
+		}
+		if (bucket == NULL || there)
+			pg_atomic_fetch_sub_u32(&shared->count, 1);
+	}
 	if (bucket != NULL && !there)
-		pg_atomic_init_u64(&bucket->tat, 0);
+	{
+		int64 tat = (int64) pg_atomic_read_u64(&cell->tat);
+
+		bucket->owner = owner;
+		pg_atomic_init_u64(&bucket->tat, (uint64) Min(tat, now_ns() + limit->period));
+	}
 	LWLockRelease(lock);
 	return bucket != NULL;
 }
@@ -195,56 +255,65 @@ make_key(BucketKey *key, const char *name, int length)
 	key->name[1] = hash_bytes_extended((const unsigned char *) name, length, 1);
 }
 
-/* Makes room by removing the buckets that are full; false when none is, as far as is known. */
+/* Makes room for an owner by removing buckets that are full; false when none is, as far as is known. */
 static bool
-make_room(void)
+make_room(int32 owner)
 {
+	pg_atomic_uint64 *next_sweep = &shared->cells[owner].next_sweep;
 	int64 now = now_ns();
+	uint64 next;
 
-	if (pg_atomic_read_u64(&shared->next_sweep) > (uint64) now)
+	if (pg_atomic_read_u64(next_sweep) > (uint64) now)
 		return false;
-	remove_buckets(InvalidOid, now);
-	return true;
+	next = remove_buckets(InvalidOid, now);
+	pg_atomic_write_u64(next_sweep, next);
+	return next == 0;
 }
 
-/* Calls a bucket that is there; false when it is not. */
+/* Calls a bucket that is there, otherwise a cell's, unless NULL; false when it called none. */
 static bool
-call_existing(const BucketKey *key, uint32 hash, const GcraLimit *limit, int64 cost,
+call_existing(const BucketKey *key, uint32 hash, const GcraLimit *limit, int64 cost, Cell *cell,
 			  GcraAnswer *answer)
 {
 	LWLock *lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
+	pg_atomic_uint64 *number = cell == NULL ? NULL : &cell->tat;
 	Bucket *bucket;
 
 	LWLockAcquire(lock, LW_SHARED);
 	bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_FIND, NULL);
 	if (bucket != NULL)
+		number = &bucket->tat;
+	if (number != NULL)
 	{
-		uint64 tat = pg_atomic_read_u64(&bucket->tat);
+		uint64 tat = pg_atomic_read_u64(number);
 
 		do
 		{
 			*answer = idemq_gcra(limit, (int64) tat, now_ns(), cost);
 		} while (answer->allowed && cost > 0 &&
-				 !pg_atomic_compare_exchange_u64(&bucket->tat, &tat, (uint64) answer->tat));
+				 !pg_atomic_compare_exchange_u64(number, &tat, (uint64) answer->tat));
 	}
 	LWLockRelease(lock);
-	if (bucket != NULL && cost > 0)
+	if (number != NULL && cost > 0)
 	{
 		BucketCounts *counts = &shared->counts[hash % BUCKET_PARTITIONS];
 
 		pg_atomic_fetch_add_u64(answer->allowed ? &counts->allowed : &counts->refused, 1);
 	}
-	return bucket != NULL;
+	return number != NULL;
 }
 
 /*
  * Calls the bucket of that name in this database; takes effect at once.  Returns
- * false when there was no room for it: then the call is allowed, and counted.
+ * false when there was no room for one of its own: that is counted.
  */
 bool
 idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 cost,
 				  GcraAnswer *answer)
 {
+	int32 owner = FIRST_OF_ADMIT + idemq_lease_share_mine() * CELLS_OF_ADMIT;
+	uint64 limit_hash = hash_bytes_extended((const unsigned char *) limit, sizeof(*limit), 0);
+	Cell *cell = &shared->cells[owner + limit_hash % CELLS_OF_ADMIT];
 	BucketKey key;
 	uint32 hash;
 
@@ -253,12 +322,19 @@ idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 co
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (call_existing(&key, hash, limit, cost, answer))
+		if (call_existing(&key, hash, limit, cost, NULL, answer))
 			return true;
-	} while (enter(&key, hash) || make_room());
-	*answer = idemq_gcra(limit, 0, now_ns(), cost);
+	} while (enter(&key, hash, owner, cell, limit) || make_room(owner));
+	(void) call_existing(&key, hash, limit, cost, cell, answer);
 	pg_atomic_fetch_add_u64(&shared->no_room, 1);
 	return false;
+}
+
+/* Returns the cell of a charge's queue. */
+static int32
+owner_of(const BucketCharge *charge)
+{
+	return charge->slot < 0 ? CELL_OF_NONE : charge->slot;
 }
 
 /*
@@ -273,33 +349,47 @@ bounded(const BucketCharge *charge, const GcraLimit *limit, uint64 tat, int64 no
 	return Min(Max((int64) tat, least), now + limit->period);
 }
 
+/* What is done to a bucket. */
+typedef enum BucketUse
+{
+	CHARGE_OWN, /* charges one that is there */
+	CHARGE_ANY, /* or that of the names that have none */
+	ASK
+} BucketUse;
+
 /*
- * Charges a bucket that is there, or asks it; false when it is not.  One that is emptier than
- * empty, since the period was shortened, is empty from now on, and fills: or it would be so at
- * each call, until the former period is over.
+ * Charges a bucket, or asks it; false when it was none of the name's own.  One that is emptier
+ * than empty, since the period was shortened, is empty from now on, and fills: or it would be so
+ * at each call, until the former period is over.
  */
 static bool
-charge_existing(BucketCharge *charge, const BucketKey *key, const GcraLimit *limit, bool asks)
+use_bucket(BucketCharge *charge, const BucketKey *key, const GcraLimit *limit, BucketUse use)
 {
 	uint32 hash = get_hash_value(bucket_hash, key);
 	LWLock *lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
+	pg_atomic_uint64 *number = &shared->cells[owner_of(charge)].tat;
 	Bucket *bucket;
 
 	LWLockAcquire(lock, LW_SHARED);
 	bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_FIND, NULL);
-	charge->before = bucket == NULL ? 0 : pg_atomic_read_u64(&bucket->tat);
-	for (;;)
+	if (bucket != NULL)
+		number = &bucket->tat;
+	charge->shared = bucket == NULL;
+	charge->before = pg_atomic_read_u64(number);
+	while (bucket != NULL || use != CHARGE_OWN)
 	{
 		int64 now = now_ns();
 		int64 after;
 
 		charge->answer = idemq_gcra(limit, bounded(charge, limit, charge->before, now), now, 1);
-		if (charge->answer.allowed && !asks)
+		if (charge->answer.allowed && use != ASK)
 			after = charge->answer.tat;
-		else
+		else if (bucket != NULL || charge->slot >= 0)
 			after = Min((int64) charge->before, now + limit->period);
-		if (bucket == NULL || after == (int64) charge->before ||
-			pg_atomic_compare_exchange_u64(&bucket->tat, &charge->before, (uint64) after))
+		else
+			break; /* other queues, of other periods, have it too */
+		if (after == (int64) charge->before ||
+			pg_atomic_compare_exchange_u64(number, &charge->before, (uint64) after))
 			break;
 	}
 	LWLockRelease(lock);
@@ -308,39 +398,36 @@ charge_existing(BucketCharge *charge, const BucketKey *key, const GcraLimit *lim
 
 /*
  * Charges one to the bucket of that name in this database, if that is allowed; takes effect
- * at once.  Returns false when there is no room for the bucket: then it is not allowed, and
- * counted.  charge->empty_at is given.
+ * at once.  Returns false when there is no room for one of its own: that is counted.
+ * charge->empty_at and ->slot are given.
  */
 bool
 idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
 {
+	int32 owner = owner_of(charge);
 	BucketKey key;
 
 	make_key(&key, name, length);
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (charge_existing(charge, &key, limit, false))
+		if (use_bucket(charge, &key, limit, CHARGE_OWN))
 			return true;
-	} while (enter(&key, get_hash_value(bucket_hash, &key)) || make_room());
-	charge->answer.allowed = false;
+	} while (enter(&key, get_hash_value(bucket_hash, &key), owner, &shared->cells[owner], limit) ||
+			 make_room(owner));
+	(void) use_bucket(charge, &key, limit, CHARGE_ANY);
 	pg_atomic_fetch_add_u64(&shared->no_charge, 1);
 	return false;
 }
 
-/*
- * Says in charge->answer whether a charge would be allowed; returns false when there would be no
- * room for it.
- */
-bool
+/* Says in charge->answer whether a charge would be allowed. */
+void
 idemq_bucket_ask(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
 {
 	BucketKey key;
 
 	make_key(&key, name, length);
-	return charge_existing(charge, &key, limit, true) ||
-		   pg_atomic_read_u32(&shared->count) < (uint32) idemq_max_buckets ||
-		   pg_atomic_read_u64(&shared->next_sweep) <= (uint64) now_ns();
+	(void) use_bucket(charge, &key, limit, ASK);
 }
 
 /* Takes a charge back that came to nothing, unless there was another since. */
@@ -348,6 +435,7 @@ void
 idemq_bucket_undo(const char *name, int length, const BucketCharge *charge)
 {
 	uint64 after = (uint64) charge->answer.tat;
+	pg_atomic_uint64 *number = NULL;
 	BucketKey key;
 	uint32 hash;
 	LWLock *lock;
@@ -358,8 +446,12 @@ idemq_bucket_undo(const char *name, int length, const BucketCharge *charge)
 	lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
 	LWLockAcquire(lock, LW_SHARED);
 	bucket = hash_search_with_hash_value(bucket_hash, &key, hash, HASH_FIND, NULL);
-	if (bucket != NULL)
-		(void) pg_atomic_compare_exchange_u64(&bucket->tat, &after, charge->before);
+	if (charge->shared)
+		number = &shared->cells[owner_of(charge)].tat;
+	else if (bucket != NULL)
+		number = &bucket->tat;
+	if (number != NULL)
+		(void) pg_atomic_compare_exchange_u64(number, &after, charge->before);
 	LWLockRelease(lock);
 }
 
@@ -392,5 +484,5 @@ idemq_buckets_calls(int64 *allowed, int64 *refused, int64 *no_room)
 void
 idemq_buckets_forget_database(Oid database)
 {
-	remove_buckets(database, 0);
+	(void) remove_buckets(database, 0);
 }

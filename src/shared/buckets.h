@@ -11,6 +11,8 @@
 typedef struct BucketCharge
 {
 	int64 empty_at; /* ns of the monotonic clock: it counts as empty then; 0: it was never */
+	int slot;		/* index of the queue's; -1: it has none */
+	bool shared;	/* there was no room for a bucket of its own */
 	uint64 before;	/* its number before the charge */
 	GcraAnswer answer;
 } BucketCharge;
@@ -23,7 +25,7 @@ extern bool idemq_bucket_call(const char *name, int length, const GcraLimit *lim
 							  GcraAnswer *answer);
 extern bool idemq_bucket_charge(const char *name, int length, const GcraLimit *limit,
 								BucketCharge *charge);
-extern bool idemq_bucket_ask(const char *name, int length, const GcraLimit *limit,
+extern void idemq_bucket_ask(const char *name, int length, const GcraLimit *limit,
 							 BucketCharge *charge);
 extern void idemq_bucket_undo(const char *name, int length, const BucketCharge *charge);
 extern void idemq_buckets_usage(int *used, int64 *no_room);

@@ -20,7 +20,7 @@
  *
  * A database's share is found once by each of its sessions; it is free again when the
  * database is dropped, and has no entry and no session any more.  Databases beyond
- * MAX_SHARES have one share together, the first.
+ * LEASE_SHARES have one share together, the first.
  *
  * Locks: the shares' (level 4) to find one; the counts are atomics.  taking and giving
  * back neither allocates nor raises.
@@ -36,7 +36,6 @@
 #include "shared/lease_shares.h"
 #include "base/settings.h"
 
-#define MAX_SHARES 256
 /* The share of all databases that found no other. */
 #define SHARE_OF_OTHERS 0
 
@@ -51,7 +50,7 @@ typedef struct Share
 typedef struct SharesShared
 {
 	Share table; /* of all databases */
-	Share shares[MAX_SHARES];
+	Share shares[LEASE_SHARES];
 	LWLock lock;
 	int tranche; /* set once */
 } SharesShared;
@@ -82,7 +81,7 @@ idemq_lease_shares_shmem_init(void *area, bool found)
 	if (!found)
 	{
 		init_share(&shared->table);
-		for (int i = 0; i < MAX_SHARES; i++)
+		for (int i = 0; i < LEASE_SHARES; i++)
 			init_share(&shared->shares[i]);
 		shared->tranche = LWLockNewTrancheId();
 		LWLockInitialize(&shared->lock, shared->tranche);
@@ -99,7 +98,7 @@ find_share(void)
 	if (my_share >= 0)
 		return &shared->shares[my_share];
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	for (int i = MAX_SHARES - 1; i > SHARE_OF_OTHERS && my_share < 0; i--)
+	for (int i = LEASE_SHARES - 1; i > SHARE_OF_OTHERS && my_share < 0; i--)
 	{
 		if (shared->shares[i].database == MyDatabaseId)
 			my_share = i;
@@ -114,6 +113,14 @@ find_share(void)
 	}
 	LWLockRelease(&shared->lock);
 	return &shared->shares[my_share];
+}
+
+/* Returns which share this database has, below LEASE_SHARES: the buckets are shared likewise. */
+int
+idemq_lease_share_mine(void)
+{
+	(void) find_share();
+	return my_share;
 }
 
 /* Returns how many entries are there for queues with max_running alone. */
@@ -196,7 +203,7 @@ void
 idemq_lease_share_forget(Oid database)
 {
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	for (int i = SHARE_OF_OTHERS + 1; i < MAX_SHARES; i++)
+	for (int i = SHARE_OF_OTHERS + 1; i < LEASE_SHARES; i++)
 	{
 		Share *share = &shared->shares[i];
 

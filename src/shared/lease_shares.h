@@ -5,6 +5,9 @@
 #ifndef IDEMQ_SHARED_LEASE_SHARES_H
 #define IDEMQ_SHARED_LEASE_SHARES_H
 
+/* Databases with a share of their own, and one of the others. */
+#define LEASE_SHARES 256
+
 /* What is used of the lease table, or of this database's share of it. */
 typedef struct LeaseUsage
 {
@@ -15,6 +18,7 @@ typedef struct LeaseUsage
 
 extern Size idemq_lease_shares_shmem_size(void);
 extern void idemq_lease_shares_shmem_init(void *area, bool found);
+extern int idemq_lease_share_mine(void);
 extern int idemq_lease_share_take(bool limited);
 extern void idemq_lease_share_give_back(int share);
 extern bool idemq_lease_share_is_full(bool limited);

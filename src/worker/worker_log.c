@@ -169,8 +169,8 @@ log_full_tables(void)
 		idemq_buckets_usage(&used, &refused);
 		log_full(
 			"buckets", used, idemq_max_buckets, refused,
-			"Calls of idemq.admit whose bucket found no room are allowed; groups whose group_rate "
-			"finds none wait.",
+			"Calls of idemq.admit in a database, and groups of a queue with group_rate, that found "
+			"none have one bucket together, and wait longer than they have to.",
 			"Raise idemq.max_buckets, and restart the server.");
 	}
 	if (idemq_full_table_take(FULL_GROUPS))

@@ -56,12 +56,12 @@ SELECT allowed, remaining FROM idemq.admit('rare', 1, '100 years');
 SELECT allowed, remaining, retry_after > '99 years' AS in_a_century FROM idemq.admit('rare', 1, '100 years');
 
 -- What came of calls is counted, asking is not; a rollback does not undo that either.
-SELECT allowed, refused, unlimited FROM idemq.admissions \gset before_
+SELECT allowed, refused, shared FROM idemq.admissions \gset before_
 BEGIN;
 SELECT count(*) FILTER (WHERE (a).allowed) FROM (SELECT idemq.admit('counted', 2, '1 h') AS a FROM generate_series(1, 5) OFFSET 0) s;
 ROLLBACK;
 SELECT allowed FROM idemq.admit('counted', 2, '1 h', cost => 0);
-SELECT allowed - :before_allowed AS allowed, refused - :before_refused AS refused, unlimited - :before_unlimited AS unlimited FROM idemq.admissions;
+SELECT allowed - :before_allowed AS allowed, refused - :before_refused AS refused, shared - :before_shared AS shared FROM idemq.admissions;
 
 -- Bad arguments.
 SELECT idemq.admit(NULL, 1, '1 s');

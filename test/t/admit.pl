@@ -11,7 +11,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $buckets = 16;
+my $share = 16; # of one database
+my $buckets = 2 * $share;
 my $node = new_server('admit', 'idemq.max_buckets' => $buckets, max_connections => 50, log_statement => 'none',
 	max_prepared_transactions => 2);
 # So long that no token comes back.
@@ -36,7 +37,7 @@ my $before = sql($node, 'SELECT allowed FROM idemq.admissions');
 hammer('one', "INSERT INTO got SELECT 'one', 1 FROM idemq.admit('one', 1000, '$per') WHERE allowed;\n");
 is_sql($node, "SELECT count(*) FROM got WHERE bucket = 'one'", '1000', 'exactly max_calls are allowed');
 is_sql($node, "SELECT allowed, remaining FROM idemq.admit('one', 1000, '$per')", 'f|0', 'and not one more');
-is_sql($node, "SELECT allowed - $before, refused, unlimited FROM idemq.admissions", '1000|3001|0', 'all of it is counted');
+is_sql($node, "SELECT allowed - $before, refused, shared FROM idemq.admissions", '1000|3001|0', 'all of it is counted');
 hammer('three', "INSERT INTO got SELECT 'three', 3 FROM idemq.admit('three', 1000, '$per', 3) WHERE allowed;\n");
 is_sql($node, "SELECT count(*) FROM got WHERE bucket = 'three'", '333', 'cost 3: a third of them');
 is_sql($node, "SELECT allowed, remaining FROM idemq.admit('three', 1000, '$per', cost => 0)", 't|1', 'one is left');
@@ -88,24 +89,39 @@ my $inuse = 0 + sql($node, 'SELECT used FROM idemq.memory WHERE resource = \'buc
 is($inuse, 6, 'five buckets here, one there');
 sql($node, 'DROP DATABASE other');
 is_sql($node, $used, "5|$buckets|0", 'DROP DATABASE forgets its own');
-sql($node, "SELECT idemq.admit('used' || i, 1, '$per') FROM generate_series(6, $buckets - 1) i");
+sql($node, "SELECT idemq.admit('used' || i, 1, '$per') FROM generate_series(6, $share - 1) i");
 is_sql($node, "SELECT allowed FROM idemq.admit('idle 1', 1, '10 ms')", 't', 'the last room');
-is_sql($node, $used, "$buckets|$buckets|0", 'full');
+is_sql($node, $used, "$share|$buckets|0", 'half of the table: this database gets no more');
 # One that is idle makes room, again and again.
 foreach my $n (2 .. 4)
 {
 	sql($node, 'SELECT pg_sleep(0.02)');
 	is_sql($node, "SELECT allowed, remaining FROM idemq.admit('idle $n', 1, '10 ms')", 't|0', "an idle bucket makes room, $n");
-	is_sql($node, $used, "$buckets|$buckets|0", 'nobody was refused room');
+	is_sql($node, $used, "$share|$buckets|0", 'nobody was refused room');
 }
 sql($node, 'SELECT pg_sleep(0.02)');
 sql($node, "SELECT idemq.admit('used last', 1, '$per')");
-my $unlimited = sql($node, 'SELECT unlimited FROM idemq.admissions');
-is_sql($node, "SELECT string_agg((idemq.admit('new', 1, '$per')).allowed::text, ' ') FROM generate_series(1, 3)", 'true true true',
-	'all in use: a new bucket is not limited');
-is_sql($node, "SELECT used, refused FROM idemq.memory WHERE resource = 'buckets'", "$buckets|3", 'idemq.memory counts who found no room');
-is_sql($node, "SELECT unlimited - $unlimited FROM idemq.admissions", '3', 'so does idemq.admissions');
-is_sql($node, "SELECT count(*) FROM generate_series(6, $buckets - 1) i, idemq.admit('used' || i, 1, '$per') a WHERE a.allowed", '0',
+my $shared = sql($node, 'SELECT shared FROM idemq.admissions');
+is_sql($node, "SELECT string_agg((idemq.admit('new' || i, 2, '$per')).allowed::text, ' ') FROM generate_series(1, 3) i", 'true true false',
+	'all in use: new names of one limit have it together');
+is_sql($node, "SELECT string_agg((idemq.admit('new' || i, 2, '1 h')).allowed::text, ' ') FROM generate_series(1, 3) i", 'true true false',
+	'and those of another have theirs');
+is_sql($node, "SELECT used, refused FROM idemq.memory WHERE resource = 'buckets'", "$share|6", 'idemq.memory counts who found no room');
+is_sql($node, "SELECT shared - $shared FROM idemq.admissions", '6', 'so does idemq.admissions');
+# Others have their half; and when that is used up, too, a third is limited, and starts.
+foreach my $db (qw(second third))
+{
+	sql($node, "CREATE DATABASE $db");
+	sql($node, 'CREATE EXTENSION idemq', $db);
+}
+is_sql($node, "SELECT count(*) FROM generate_series(1, $share) i, idemq.admit('used' || i, 1, '$per') a WHERE a.allowed", $share, 'another database has the other half', 'second');
+is_sql($node, "SELECT used FROM idemq.memory WHERE resource = 'buckets'", $buckets, 'the table is full');
+is_sql($node, "SELECT string_agg((idemq.admit('one', 3, '$per')).allowed::text, ' ') FROM generate_series(1, 4) i", 'true true true false', 'a third is limited', 'third');
+sql($node, 'DROP DATABASE second');
+is_sql($node, "SELECT allowed FROM idemq.admit('one', 3, '$per')", 'f', 'also once it has a bucket', 'third');
+is_sql($node, "SELECT used FROM idemq.memory WHERE resource = 'buckets'", $share + 1, 'which it has', 'third');
+sql($node, 'DROP DATABASE third');
+is_sql($node, "SELECT count(*) FROM generate_series(6, $share - 1) i, idemq.admit('used' || i, 1, '$per') a WHERE a.allowed", '0',
 	'those in use are limited as ever');
 is(left(), '3', 'and nothing is lost');
 
@@ -126,7 +142,7 @@ $node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
 is_sql($standby, "SELECT allowed, remaining FROM idemq.admit('churn', 1000, '$per')", 't|999', 'standby: its own bucket');
 is_sql($standby, "SELECT count(*) FILTER (WHERE (a).allowed) FROM (SELECT idemq.admit('churn', 1000, '$per') AS a FROM generate_series(1, 1000) OFFSET 0) s", '999',
 	'standby: limited as on the primary');
-is_sql($standby, 'SELECT allowed, refused, unlimited FROM idemq.admissions', '1000|1|0', 'standby: counted');
+is_sql($standby, 'SELECT allowed, refused, shared FROM idemq.admissions', '1000|1|0', 'standby: counted');
 is_sql($node, "SELECT allowed FROM idemq.admit('churn', 1000, '$per')", 'f', "the primary's is not touched");
 $standby->promote;
 is_sql($standby, "SELECT allowed FROM idemq.admit('churn', 1000, '$per')", 'f', 'promoted: the same bucket');
@@ -136,7 +152,7 @@ $standby->stop;
 
 $node->restart;
 is_sql($node, "SELECT allowed, remaining FROM idemq.admit('churn', 1000, '$per')", 't|999', 'a restart forgets');
-is_sql($node, 'SELECT allowed, refused, unlimited FROM idemq.admissions', '1|0|0', 'and counts anew');
+is_sql($node, 'SELECT allowed, refused, shared FROM idemq.admissions', '1|0|0', 'and counts anew');
 
 $node->stop;
 done_testing();

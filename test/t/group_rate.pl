@@ -182,25 +182,40 @@ foreach my $running (1, 3)
 	is_sql($node, 'SELECT * FROM idemq.check()', '', "$q: check() is clean");
 }
 
-# ---- No room for its bucket: a group waits.
+# ---- Nobody gets all buckets, and nobody needs one: a queue whose groups find none has one for them together.
 
+my $used = "SELECT used = size FROM idemq.memory WHERE resource = 'buckets'";
 sql($node, "CREATE DATABASE other");
 sql($node, "CREATE EXTENSION idemq", 'other');
 sql($node, "SELECT idemq.admit('used' || i, 1, '$per') FROM generate_series(1, 300) i", 'other');
-is_sql($node, "SELECT used = size FROM idemq.memory WHERE resource = 'buckets'", 't', 'the table of buckets is full');
-my $unlimited = sql($node, 'SELECT unlimited FROM idemq.admissions');
+is_sql($node, $used, 'f', 'the names of one database do not fill the table');
+sql($node, "SELECT idemq.create_queue('before', group_rate => 1, group_period => '$per'), idemq.create_queue('greedy', group_rate => 1, group_period => '$per');
+	SELECT fill('before', 1, 2), fill('greedy', 300, 1)");
+is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('greedy') AND status = 'pending'", 300, 'heads');
+my $started = sql($node, "SELECT count(*) FROM idemq.claim('greedy', 1000)");
+cmp_ok($started, '<', 130, 'the groups of one queue get half at most');
+cmp_ok($started, '>', 1, 'and have what is left');
+is_sql($node, $used, 't', 'together they fill it');
+my $shared = sql($node, 'SELECT shared FROM idemq.admissions');
 my $refused = sql($node, "SELECT refused FROM idemq.memory WHERE resource = 'buckets'");
-sql($node, "SELECT idemq.create_queue('f', group_rate => 3, group_period => '$per'); SELECT fill('f', 2, 2)");
-ok($node->poll_query_until('postgres', "SELECT count(*) = 2 FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status = 'pending'"), 'two heads');
-is_sql($node, "SELECT count(*) FROM idemq.claim('f', 10)", 0, 'nothing is started');
-is_sql($node, "SELECT idemq.why(min(id)) ~ 'no room to count the starts' FROM idemq.jobs WHERE queue_id = idemq.queue_id('f')", 't', 'why says so');
-is_sql($node, "SELECT refused - $refused FROM idemq.memory WHERE resource = 'buckets'", 2, 'it is counted');
-is_sql($node, 'SELECT unlimited FROM idemq.admissions', $unlimited, 'and not as a call without a limit');
-ok($node->poll_query_until('postgres', "SELECT count(*) = 0 FROM idemq.claim('f', 10); SELECT refused - $refused >= 4 FROM idemq.memory WHERE resource = 'buckets'", "t\nt"),
-	'they are looked at again');
+sql($node, "SELECT idemq.create_queue('f', group_rate => 7, group_period => '$per', lease => '1 h'); SELECT fill('f', 20, 3)");
+is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status = 'pending'", 20, 'other heads');
+# Sixteen at once, each of which commits what it gets: so the next of each group follow.
+is(clients($node, "SELECT count(idemq.commit(id, token)) FROM idemq.claim('f', 2);\n", '-c', 16, '-t', 20)->(), '', '16 sessions');
+is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status = 'completed'", 7, 'they start, all together as many as one may');
+is_sql($node, "SELECT idemq.why(min(id)) ~ 'group_rate of queue \"f\" is used up' FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status <> 'completed'", 't', 'why says so');
+is_sql($node, "SELECT refused > $refused FROM idemq.memory WHERE resource = 'buckets'", 't', 'it is counted');
+is_sql($node, 'SELECT shared FROM idemq.admissions', $shared, 'and not as a call of admit');
+is_sql($node, "SELECT count(*) FROM idemq.claim('before', 10)", 1, 'so does one that came before');
+# There is room: who was started without a bucket is not started too soon with one.
 sql($node, 'DROP DATABASE other');
-ok($node->poll_query_until('postgres', "SELECT count(idemq.commit(id, token)) >= 0 FROM idemq.claim('f', 10);
-	SELECT count(*) = 4 FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status = 'completed'", "t\nt"), 'they are started when there is room');
+sql($node, "SELECT idemq.enqueue('f', '1', group_key => 'new')");
+is_sql($node, "SELECT count(*) FROM idemq.claim('f', 100)", 0, 'a bucket begins where the common one stood');
+is_sql($node, $used, 'f', 'there is room');
+sql($node, "SELECT idemq.alter_queue('f', group_period => '1 ms')");
+is_soon($node, "SELECT count(idemq.commit(id, token)) >= 0 FROM idemq.claim('f', 100); SELECT count(*) = 0 FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status <> 'completed'",
+	"t\nt", 'they all get on');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 is(unexpected($node, qw(57P01 57P02 57P03)), '', 'no error but of those that were ended');
 $node->stop;
 done_testing();
