@@ -192,6 +192,7 @@ INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, pa
 	SELECT idemq.queue_id('q'), now(), 4, 3, 'blocked', '"forgotten"', 'forgotten';
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 RESET session_replication_role;
+SELECT idemq.recount() > 0 AS counted;
 SELECT take();
 SELECT severity, invariant, regexp_replace(detail, '\d+', 'N', 'g') FROM idemq.check();
 UPDATE idemq.jobs SET status = status WHERE payload = '"forgotten"';

@@ -187,6 +187,7 @@ INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, pa
 	SELECT idemq.queue_id('q'), now(), 4, 3, 'blocked', '106', 'forgotten';
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 RESET session_replication_role;
+SELECT idemq.recount() > 0 AS counted;
 SELECT take();
 SELECT severity, invariant, regexp_replace(detail, '\d+', 'N', 'g') FROM idemq.check();
 UPDATE idemq.jobs SET status = status WHERE payload = '106';
@@ -200,6 +201,7 @@ ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
 UPDATE idemq.jobs SET ready_at = ready_at - interval '1 h' WHERE payload = '110';
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 RESET session_replication_role;
+SELECT idemq.recount() > 0 AS counted;
 SELECT severity, invariant, regexp_replace(detail, '\d+', 'N', 'g') FROM idemq.check();
 UPDATE idemq.jobs SET status = status WHERE payload = '110';
 SELECT * FROM idemq.check();
