@@ -39,6 +39,7 @@
 
 #include "job/follow.h"
 #include "job/generation.h"
+#include "table/jobs.h"
 #include "table/jobs_id.h"
 #include "txn/pending.h"
 #include "queue/following.h"
@@ -106,15 +107,6 @@ static SqlStatement raise_sequences =
 static SqlStatement list_roles = {
 	.text = "SELECT DISTINCT role_name, role_oid FROM idemq.queue_grants ORDER BY 1"};
 
-/* Raises what cannot be done in this transaction. */
-static void
-check_transaction(const char *function)
-{
-	PreventCommandIfReadOnly(function);
-	PreventCommandIfParallelMode(function);
-	PreventCommandDuringRecovery(function);
-}
-
 /* Locks out everybody who writes jobs, to the end of the transaction; waits for those who do. */
 static void
 lock_out_writers(void)
@@ -137,7 +129,7 @@ forget_database(void)
 bool
 idemq_follow_begin(void)
 {
-	check_transaction("idemq.follow()");
+	idemq_jobs_prevent_writes("idemq.follow()");
 	lock_out_writers();
 	if (!idemq_following_set(true))
 		return false;
@@ -157,7 +149,7 @@ idemq_follow_retire(const char *moved_to)
 	const char *before;
 	bool same;
 
-	check_transaction("idemq.retire()");
+	idemq_jobs_prevent_writes("idemq.retire()");
 	lock_out_writers();
 	before = idemq_following()->moved_to;
 	if (moved_to == NULL && before == NULL)
@@ -356,7 +348,7 @@ idemq_follow_end(void)
 	Given given;
 	int pid;
 
-	check_transaction("idemq.take_over()");
+	idemq_jobs_prevent_writes("idemq.take_over()");
 	if (!idemq_follows())
 		return false;
 	refuse_moved();

@@ -115,12 +115,21 @@ idemq_jobs_open_to_read(JobsTable *table)
 	open_table(table, AccessShareLock);
 }
 
-static void
-prevent_writes(void)
+/* Raises 25006 where nothing can be written, 25000 in a parallel operation. */
+void
+idemq_jobs_prevent_writes(const char *function)
 {
-	PreventCommandIfReadOnly("an idemq function that writes");
-	PreventCommandIfParallelMode("an idemq function that writes");
-	PreventCommandDuringRecovery("an idemq function that writes");
+	if (RecoveryInProgress())
+		ereport(ERROR, (errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+						errmsg("cannot execute %s on a standby", function),
+						errhint("Connect to the primary, by target_session_attrs=read-write for "
+								"example.")));
+	if (XactReadOnly)
+		ereport(ERROR, (errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+						errmsg("cannot execute %s in a read-only transaction", function),
+						errhint("Begin the transaction READ WRITE; a driver, a pool or "
+								"default_transaction_read_only may have made it READ ONLY.")));
+	PreventCommandIfParallelMode(function);
 }
 
 /*
@@ -130,7 +139,7 @@ prevent_writes(void)
 void
 idemq_jobs_check_writable(void)
 {
-	prevent_writes();
+	idemq_jobs_prevent_writes("an idemq function that writes");
 	idemq_following_refuse();
 }
 
@@ -142,7 +151,7 @@ idemq_jobs_check_writable(void)
 void
 idemq_jobs_open(JobsTable *table)
 {
-	prevent_writes();
+	idemq_jobs_prevent_writes("an idemq function that writes");
 	open_table(table, RowExclusiveLock);
 	/* It may have begun to follow while this waited for the lock. */
 	idemq_following_refuse();

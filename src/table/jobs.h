@@ -151,6 +151,7 @@ job_has_expired(const Job *job, TimestampTz now)
 	return job->attempt == 0 && job->expires_at <= now;
 }
 
+extern void idemq_jobs_prevent_writes(const char *function);
 extern void idemq_jobs_check_writable(void);
 extern void idemq_jobs_open(JobsTable *table);
 extern void idemq_jobs_open_to_read(JobsTable *table);

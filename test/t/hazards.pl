@@ -57,7 +57,17 @@ my @writers = (
 	"idemq.grant_queue('q', 'postgres', 'claim')");
 
 sql($node, "SELECT idemq.enqueue('q', '1'); SELECT idemq.enqueue('q', '2', key => 'k')");
-is_state($node, "BEGIN READ ONLY; SELECT * FROM $_", '25006', "read-only: $_") foreach @writers;
+# Raises 25006, with a hint.
+sub is_refused
+{
+	my ($server, $sql, $hint, $name) = @_;
+	my $stderr;
+
+	$server->psql('postgres', $sql, stderr => \$stderr, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
+	like($stderr, qr/ERROR:  25006: cannot execute [^\n]+\nHINT:  $hint/, $name);
+}
+is_refused($node, "BEGIN READ ONLY; SELECT * FROM $_", 'Begin the transaction READ WRITE', "read-only: $_") foreach @writers;
+is_refused($node, 'BEGIN READ ONLY; SELECT idemq.follow()', 'Begin the transaction READ WRITE', 'read-only: follow');
 is_state($node, "SET default_transaction_read_only = on; SELECT * FROM idemq.claim('q')", '25006',
 	'read-only by default');
 is_sql($node, 'SELECT status, attempt, token FROM idemq.jobs ORDER BY id', "pending|0|0\npending|0|0",
@@ -86,7 +96,7 @@ my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($node, 'base', has_streaming => 1);
 $standby->start;
 $node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
-is_state($standby, "SELECT * FROM $_", '25006', "standby: $_") foreach @writers;
+is_refused($standby, "SELECT * FROM $_", 'Connect to the primary', "standby: $_") foreach @writers;
 is_sql($standby, "SELECT idemq.validate(1000000000001, $token), (SELECT status FROM idemq.job(1000000000001))",
 	'stale|completed', 'standby: validate and job work');
 is_state($standby, "SELECT idemq.heartbeat(1000000000001, $token + 1)", '25006', 'standby: heartbeat');
