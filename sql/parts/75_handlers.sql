@@ -54,11 +54,11 @@ ALTER TABLE idemq.handler_entries ENABLE ROW LEVEL SECURITY;
 -- Topic: Handlers
 
 CREATE FUNCTION idemq.set_handler(
-	queue text, function regprocedure, workers int DEFAULT 1, batch int DEFAULT 1,
+	queue text, function text, workers int DEFAULT 1, batch int DEFAULT 1,
 	max_idle interval DEFAULT '10 s')
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_set_handler';
-COMMENT ON FUNCTION idemq.set_handler(text, regprocedure, int, int, interval)
-	IS 'have a function f(payload jsonb), which returns jsonb or void, run a queue''s jobs inside the server, as the current role; creates or replaces the queue''s one handler
+COMMENT ON FUNCTION idemq.set_handler(text, text, int, int, interval)
+	IS 'have a function f(payload jsonb), which returns jsonb or void, and is given by its name (''app.f'' or ''app.f(jsonb)''), run a queue''s jobs inside the server, as the current role; creates or replaces the queue''s one handler
 - workers: so many processes at a time
 - batch: so many jobs in a transaction
 - max_idle: a process ends when it had no job for so long

@@ -39,6 +39,8 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_drop_handler);
 
 #define MAX_WORKERS 1000
 #define MAX_BATCH 10000
+/* Bytes of a function's name and arguments. */
+#define MAX_SIGNATURE 1000
 
 #define HANDLER_VALUES 10
 
@@ -122,7 +124,31 @@ pins_search_path(HeapTuple tuple)
 	return false;
 }
 
-/* Checks the function, of that OID, and copies its names; raises 42883, 42P13. */
+/*
+ * Returns the function of argument n, which may be named without its argument: it can have but one.
+ * Raises 42883; 42602, 22P02 for what is no name.
+ */
+static Oid
+function_arg(FunctionCallInfo fcinfo, int n)
+{
+	LOCAL_FCINFO(call, 1);
+	char *name = idemq_arg_text(fcinfo, n, "function", MAX_SIGNATURE);
+	char *signature = strchr(name, '(') != NULL ? name : psprintf("%s(jsonb)", name);
+	Datum oid;
+
+	InitFunctionCallInfoData(*call, NULL, 1, InvalidOid, NULL, NULL);
+	call->args[0].value = CStringGetTextDatum(signature);
+	call->args[0].isnull = false;
+	oid = to_regprocedure(call);
+	if (call->isnull)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION), errmsg("function %s does not exist", signature),
+				 errhint("Pass the name of a function f(payload jsonb), with its schema unless "
+						 "that is in search_path, as in 'app.send_mail'.")));
+	return DatumGetObjectId(oid);
+}
+
+/* Checks the function, of that OID, and copies its names; raises 42P13. */
 static void
 read_function(Oid oid, HandlerInfo *handler, bool *pinned)
 {
@@ -130,9 +156,7 @@ read_function(Oid oid, HandlerInfo *handler, bool *pinned)
 	Form_pg_proc function;
 
 	if (!HeapTupleIsValid(tuple))
-		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_FUNCTION),
-						errmsg("function with OID %u does not exist", oid),
-						errhint("Pass its name and arguments, as in 'app.send_mail(jsonb)'.")));
+		elog(ERROR, "cache lookup failed for function %u", oid);
 	function = (Form_pg_proc) GETSTRUCT(tuple);
 	check_shape(function, format_procedure(oid));
 	handler->function = function->proname;
@@ -211,15 +235,16 @@ idemq_sql_v2_set_handler(PG_FUNCTION_ARGS)
 	HandlerInfo before;
 	QueueInfo queue;
 	char *function;
+	Oid oid;
 	bool pinned;
 
-	idemq_arg_required(fcinfo, 1, "function");
+	oid = function_arg(fcinfo, 1);
 	handler.workers = idemq_arg_int(fcinfo, 2, "workers", 1, MAX_WORKERS);
 	handler.batch = idemq_arg_int(fcinfo, 3, "batch", 1, MAX_BATCH);
 	handler.max_idle = idemq_arg_interval(fcinfo, 4, "max_idle", 0);
-	read_function(PG_GETARG_OID(1), &handler, &pinned);
-	function = format_procedure_qualified(PG_GETARG_OID(1));
-	check_execute(PG_GETARG_OID(1));
+	read_function(oid, &handler, &pinned);
+	function = format_procedure_qualified(oid);
+	check_execute(oid);
 	idemq_jobs_check_writable();
 	idemq_queue_open(fcinfo, 0, "queue", PRIVILEGE_CLAIM, ShareUpdateExclusiveLock, &queue);
 	idemq_queue_keep(&queue);

@@ -22,7 +22,13 @@ SELECT idemq.set_handler('q', 'regress_two(jsonb, int)');
 SELECT idemq.set_handler('q', 'regress_p(jsonb)');
 SELECT idemq.set_handler('q', 'regress_a(jsonb)');
 SELECT idemq.set_handler('q', 'no_such(jsonb)');
-SELECT idemq.set_handler('q', 0::regprocedure);
+SELECT idemq.set_handler('q', 'regress_text');
+SELECT idemq.set_handler('q', 'regress_int');
+SELECT idemq.set_handler('q', 'no_schema.f');
+SELECT idemq.set_handler('q', 'regress_f(');
+SELECT idemq.set_handler('q', 'a b');
+SELECT idemq.set_handler('q', '');
+SELECT idemq.set_handler('q', repeat('f', 1001));
 SELECT idemq.set_handler('q', NULL);
 SELECT idemq.set_handler(NULL, 'regress_f(jsonb)');
 SELECT idemq.set_handler('none', 'regress_f(jsonb)');
@@ -44,14 +50,18 @@ SELECT schema_name, function_name, argument_types, role_name = current_user AS m
 FROM idemq.handler_entries;
 SELECT queue, function, workers, batch, state IN ('idle', 'off') AS quiet, workers_running, done_total, failed_total, last_error, crashes, stopped_at
 FROM idemq.handlers;
+-- The name alone is enough: there is but one argument that a handler can have.
+SELECT idemq.set_handler('q', 'public.regress_f');
+SELECT function FROM idemq.handlers;
 \set VERBOSITY default
-SELECT idemq.set_handler('q', 'regress_bare(jsonb)');
+SELECT idemq.set_handler('q', 'h3');
+SELECT idemq.set_handler('q', 'regress_bare');
 \set VERBOSITY sqlstate
 SELECT function, workers, batch, max_idle FROM idemq.handlers;
 -- Names of 63 bytes, with all that must be quoted.
 CREATE SCHEMA "regress ""it's"" a schema of sixty-three bytes, not one byte more...";
 CREATE FUNCTION "regress ""it's"" a schema of sixty-three bytes, not one byte more..."."regress ""it's"" a functn of sixty-three bytes, not one byte more..."(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS 'SELECT';
-SELECT idemq.set_handler('q', p.oid::regprocedure) FROM pg_proc p WHERE proname LIKE 'regress "it%';
+SELECT idemq.set_handler('q', p.oid::regprocedure::text) FROM pg_proc p WHERE proname LIKE 'regress "it%';
 SELECT function FROM idemq.handlers;
 -- A function that goes leaves the handler; the extension takes no function along.
 DROP SCHEMA "regress ""it's"" a schema of sixty-three bytes, not one byte more..." CASCADE;
