@@ -656,6 +656,36 @@ class Transactions(Client):
         self.add(1, 2)
         self.assertEqual(self.drain(self.raiser(type("Unreadable", (ValueError,), unreadable), False), batch=2), {"retrying": 2})
 
+    def test_why_a_batch_is_run_one_by_one(self):
+        """The log says it, also where the error of the transaction has no text."""
+
+        def why(drain, handler):
+            with self.assertLogs("idemq", "INFO") as said:
+                drain(handler, batch=3)
+            return [line.partition("one by one: ")[2] for line in said.output if "one by one" in line]
+
+        (again,) = self.add(1)
+        self.sql("SELECT idemq.fail(id, token, 'busy', retry_in => '0') FROM idemq.claim(%s)", self.queue)
+        other, _ = self.add(2, 3)
+
+        def gives_back(job, conn):
+            if job.id == again:
+                self.sql("SELECT idemq.release(id, token) FROM idemq.jobs WHERE id = %s", other)
+
+        (reason,) = why(self.drain, gives_back)
+        self.assertRegex(reason, rf"^StaleToken: .*job {other}")
+
+        self.alter("job_timeout => '500 ms'")
+        first = self.add(4, 5)
+
+        async def takes_long(job, conn):
+            if job.id in first and first.pop(0):
+                first.clear()
+                await asyncio.sleep(60)
+
+        self.assertEqual(why(self.drain_async, takes_long), ["job_timeout is over"])
+        self.assertEqual(self.sql("SELECT count(*) FROM idemq.jobs WHERE status <> 'completed' AND queue_id = idemq.queue_id(%s)", self.queue)[0][0], 0)
+
     @staticmethod
     def raiser(error, coroutine):
         def handler(job, *conn):

@@ -60,6 +60,20 @@ _RELEASE_MANY = "SELECT outcome::text FROM idemq.release_many(%s, %s)"
 _TRY_COMMIT = "SELECT idemq.try_commit(%s, %s, %s::jsonb)::text"
 
 
+_ENDED = {
+    "lost": "the lease of one is lost",
+    "cut off": "a lease is over, and the server does not answer",
+    "time": "job_timeout is over",
+}
+
+
+def _reason(unit: Unit, error: BaseException) -> str:
+    """Why a transaction of several has not committed: an error that ended it from outside says nothing."""
+    if unit.why in _ENDED:
+        return _ENDED[unit.why]
+    return text_of(error.__cause__ if isinstance(error, Gone) else error)
+
+
 @dataclass(frozen=True)
 class Options:
     """What a worker was made with."""
@@ -175,7 +189,7 @@ class Attempts:
         finally:
             self._units.discard(unit)
         if len(jobs) > 1 and unit.why != "drain":
-            log.info("%s: a transaction of %d jobs is run one by one: %s", self.options.queue, len(jobs), text_of(end.error))
+            log.info("%s: a transaction of %d jobs is run one by one: %s", self.options.queue, len(jobs), _reason(unit, end.error))
             await lane.go_on(end)
             return await self._each(lane, [[job] for job in unit.jobs], claim, unit.commit_unknown)
         for job in jobs:
