@@ -116,7 +116,7 @@ CREATE TABLE idemq.jobs (
 	toast.autovacuum_vacuum_cost_delay = 0,
 	toast.vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.jobs IS 'one row a job; row-level security shows the jobs of queues that the role may claim from or administer';
+COMMENT ON TABLE idemq.jobs IS 'one row a job, with its queue''s number; to look at jobs, the view idemq.job_list has the name; row-level security shows the jobs of queues that the role may claim from or administer';
 COMMENT ON COLUMN idemq.jobs.id IS 'number of the job: a bigint, above 10^12 and below 2^53';
 COMMENT ON COLUMN idemq.jobs.queue_id IS 'its queue: idemq.queues';
 COMMENT ON COLUMN idemq.jobs.created_at IS 'when it was enqueued';
