@@ -142,7 +142,8 @@ function_arg(FunctionCallInfo fcinfo, int n)
 	oid = to_regprocedure(call);
 	if (call->isnull)
 		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_FUNCTION), errmsg("function %s does not exist", signature),
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("function %s does not exist", signature),
 				 errhint("Pass the name of a function f(payload jsonb), with its schema unless "
 						 "that is in search_path, as in 'app.send_mail'.")));
 	return DatumGetObjectId(oid);

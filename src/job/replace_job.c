@@ -31,7 +31,7 @@
 
 /* What a request says of the work, and its terms, which only a job takes that nobody has claimed. */
 #define WORK_COLUMNS (COLUMN_BIT(COL_PAYLOAD) | COLUMN_BIT(COL_HEADERS) | COLUMN_BIT(COL_KIND))
-#define TERMS_COLUMNS                                                                          \
+#define TERMS_COLUMNS                                                                              \
 	(COLUMN_BIT(COL_PRIORITY) | COLUMN_BIT(COL_EXPIRES_AT) | COLUMN_BIT(COL_MAX_ATTEMPTS))
 
 /* Returns the column that has the time of a request: that of one in a group, and at once, none. */
@@ -125,8 +125,8 @@ idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
 		job_set(&change, COL_KEY_EXPIRES_AT, columns->values[COL_KEY_EXPIRES_AT]);
 	if (whole)
 	{
-		set_time(&change, queue, job,
-				 DatumGetTimestampTz(columns->values[time_column(columns)]), rerun);
+		set_time(&change, queue, job, DatumGetTimestampTz(columns->values[time_column(columns)]),
+				 rerun);
 		note(queue, job, &change);
 	}
 	return idemq_jobs_update(table, job, &change, JOB_WAITS) == JOB_WRITTEN;
