@@ -172,5 +172,13 @@ SELECT idemq.create_queue('made', max_running => 1) > 0 AS created, (idemq.enque
 PREPARE TRANSACTION 'idemq pending';
 COMMIT PREPARED 'idemq pending';
 SELECT pending FROM idemq.metrics WHERE queue = 'made';
+-- From PREPARE on its jobs would not count for max_running: neither a claim there, nor an attempt's end.
+BEGIN;
 SELECT count(*) FROM idemq.claim('made');
+PREPARE TRANSACTION 'idemq pending';
+SELECT id AS job, token FROM idemq.claim('made') \gset
+BEGIN;
+SELECT idemq.release(:job, :token);
+PREPARE TRANSACTION 'idemq pending';
+SELECT idemq.validate(:job, :token), (SELECT count(*) FROM pg_prepared_xacts) AS prepared;
 SELECT * FROM idemq.check();
