@@ -181,6 +181,8 @@ sql($node, "SELECT idemq.purge('children'), idemq.purge('parents')");
 sql($node, "SELECT idemq.create_queue('dropped'), parent('two')");
 sql($node, "SELECT count(idemq.enqueue('dropped', to_jsonb(n), depends_on => ARRAY[(SELECT id FROM idemq.jobs WHERE key = 'two')])) FROM generate_series(1, $many) n");
 sql($node, 'ANALYZE idemq.jobs, idemq.dependencies, idemq.children');
+is_state($node, "SET statement_timeout = '50 ms'; SELECT idemq.drop_queue('dropped', force => true)", '57014', 'a drop of many children can be cancelled on its way');
+is_sql($node, "SELECT count(*) FROM idemq.job_list WHERE queue = 'dropped'", $many, 'and then nothing is dropped');
 my $entries = "SELECT sum(idx_tup_read) FROM pg_stat_all_indexes WHERE schemaname = 'idemq' AND relname IN ('children', 'dependencies')";
 my $before = sql($node, $entries);
 $since = Time::HiRes::time;
