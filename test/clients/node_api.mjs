@@ -371,16 +371,20 @@ test('an error that cannot be read fails the attempt', async () => {
     assert.deepEqual(await drain(connection, q, () => { throw thrown; }, { outside, logger: silent }), { retrying: 1 });
     const { status, attempt, last_error } = await jobOf(id);
     assert.deepEqual([status, attempt, last_error], ['failed', 1, 'an error that has no text']);
+    // The same of a delay.
+    const later = Object.defineProperty(new RetryLater(1), 'delay', { get: () => { throw new Error('none'); } });
+    await enqueue(pool, q, 1);
+    assert.deepEqual(await drain(connection, q, () => { throw later; }, { outside, logger: silent }), { retrying: 1 });
   }
 });
 
 test('an answer that has not run fails the attempt', async () => {
   for (const outside of [false, true]) {
-    for (const answer of [() => (function* () { assert.fail(); })(), async () => (async function* () { assert.fail(); })()]) {
+    for (const answer of [() => (function* () { assert.fail(); })(), async () => (async function* () { assert.fail(); })(), () => [1].map(async () => 1)]) {
       const q = await queue(", retry_base => '1 h'");
       const { id } = await enqueue(pool, q, 1);
       assert.deepEqual(await drain(connection, q, answer, { outside, logger: silent }), { retrying: 1 });
-      assert.match((await jobOf(id)).last_error, /^TypeError: .* a generator, which has not run/);
+      assert.match((await jobOf(id)).last_error, /^TypeError: .* (a generator, which has not run|promises that nobody awaits)/);
     }
   }
 });

@@ -5,12 +5,14 @@ For python.pl, which says where the server is (IDEMQ_DSN); its worker is on.
 
 import asyncio
 import collections
+import concurrent.futures
 import datetime
 import functools
 import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import types
@@ -652,6 +654,13 @@ class Transactions(Client):
                 self.assertEqual(drain(self.raiser(error, drain == self.drain_async), outside), {outcome: 1})
                 self.assertIn("its str() raised RuntimeError", self.job(job)[3])
                 self.assertEqual(self.job(job)[1], 1)
+        # Nor does one that asks for the end of the program.
+        error = type("Exits", (ValueError,), dict.fromkeys(("__str__",), lambda self: sys.exit(3)) | {"sqlstate": property(sys.exit)})
+        for drain in (self.drain, self.drain_async):
+            self.add(1)
+            self.assertEqual(drain(self.raiser(error, drain == self.drain_async)), {"retrying": 1})
+        # Of a long one no more is read than is told.
+        self.assertLess(len(idemq.errors.text_of(ValueError("x" * 10**6))), 2 * idemq.errors.MAX_TEXT)
         # The reason why a batch is run one by one is one of them.
         self.add(1, 2)
         self.assertEqual(self.drain(self.raiser(type("Unreadable", (ValueError,), unreadable), False), batch=2), {"retrying": 2})
@@ -710,6 +719,17 @@ class Transactions(Client):
             self.assertEqual(self.drain(says), {"retrying": 1}, error)
             self.assertRegex(self.job(job)[3], r"(busy|Forgotten) \(its delay is no interval\)$")
 
+    def test_a_wait_that_is_refused(self):
+        """It is a failure: a job that is given back is ready again at once, for ever."""
+
+        def waits(job, *conn):
+            raise idemq.Waiting("paid", object())
+
+        for outside in (False, True):
+            (job,) = self.add(1, max_attempts=1)
+            self.assertEqual(self.drain(waits, outside), {"dead": 1})
+            self.assertEqual(self.job(job)[3], "its wait for an event was refused")
+
     def test_a_function_that_the_worker_cannot_run(self):
         """Refused before a job is claimed: a call of it runs nothing, or cannot be awaited."""
 
@@ -731,7 +751,7 @@ class Transactions(Client):
 
         self.calls = []
         workers = [
-            (idemq.Worker(DSN, self.queue), "AsyncWorker", (coroutine, Called(), functools.partial(coroutine), {"a": function, None: coroutine})),
+            (idemq.Worker(DSN, self.queue), "AsyncWorker", (coroutine, Called(), functools.partial(coroutine), functools.partial(Called()), {"a": function, None: coroutine})),
             (idemq.ClusterWorker(DSN, self.queue), "AsyncClusterWorker", (coroutine,)),
             (idemq.AsyncWorker(DSN, self.queue), "use Worker", (function, lambda job: coroutine(job), functools.partial(function), {"a": function})),
             (idemq.AsyncClusterWorker(DSN, self.queue), "use ClusterWorker", (function,)),
@@ -749,9 +769,11 @@ class Transactions(Client):
                             if asyncio.iscoroutine(answer):
                                 asyncio.run(answer)
         self.assertEqual((self.calls, self.job(job)[:2]), ([], ("pending", 0)))
-        # A decorator that makes a function of one.
+        # A decorator that makes a function of one; an object whose call is one.
         wrapped = functools.wraps(coroutine)(lambda job: coroutine(job))
-        self.assertEqual(self.drain_async(wrapped, outside=True), {"committed": 1})
+        for handler in (wrapped, Called(), functools.partial(Called())):
+            self.assertEqual(self.drain_async(handler, outside=True), {"committed": 1})
+            self.add(1)
 
     def test_an_answer_that_has_not_run(self):
         """What only shows when the handler returns fails the attempt."""
@@ -762,7 +784,9 @@ class Transactions(Client):
         async def generates_async():
             yield self.effect(self.conn, 1)
 
-        answers = (coroutine, lambda job: (self.effect(self.conn, n) for n in [1]), lambda job: generates_async())
+        answers = (coroutine, lambda job: (self.effect(self.conn, n) for n in [1]), lambda job: generates_async(),
+                   lambda job: map(self.effect, [self.conn], [1]), lambda job: concurrent.futures.Future(),
+                   lambda job: [coroutine(job)])
         for answer in answers:
             async def answers_async(job, *conn, answer=answer):
                 return answer(job)
@@ -771,7 +795,7 @@ class Transactions(Client):
                 for outside in (False, True):
                     (job,) = self.add(1, max_attempts=1)
                     self.assertEqual(drain(handler, outside), {"dead": 1})
-                    self.assertRegex(self.job(job)[3], "TypeError: .* (coroutine|generator|async_generator), which has not run")
+                    self.assertRegex(self.job(job)[3], "TypeError: .* (coroutine|generator|async_generator|map|Future), which has not run")
         self.assertEqual(self.effects(), [])
 
     def test_a_swallowed_error_commits_nothing(self):
@@ -1553,6 +1577,15 @@ class Steps(Client):
             self.sql("SELECT idemq.retry(%s)", job)
             self.assertEqual(run(), {"committed": 1})
             self.assertEqual(len(set(keys)), 2, "another key")
+
+    def test_a_call_that_asks_for_the_end_of_the_program(self):
+        def call(step):
+            sys.exit(3)
+
+        for run in self.both(lambda job, step, wrap: step("a", call)):
+            (job,) = self.add(1, max_attempts=1)
+            self.assertEqual(run(), {"dead": 1})
+            self.assertEqual(self.job(job)[3], "SystemExit: 3")
 
     def test_dead_when_asked(self):
         """The call that is asked for may have been done: the step stays unknown."""

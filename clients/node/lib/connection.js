@@ -18,6 +18,7 @@ export const READS = "SELECT current_setting('transaction_read_only') = 'on' AS 
  */
 export function hosts(connection) {
   const given = typeof connection === 'string' ? { connectionString: connection } : connection;
+  if (!given) throw new TypeError(`a connection is a URL, or what pg's Client takes, not ${given}`);
   const { port: numbers, ...config } = given;
   const url = /^(\w+:\/\/(?:[^@/?#]*@)?)([^/?#]*)([^?#]*)(?:\?([^#]*))?/s.exec(config.connectionString ?? '');
   if (url) {

@@ -23,8 +23,9 @@ export function allRunnable(handlers) {
   for (const handler of all) runnable(handler, 'the handler');
 }
 
-/** What a call has answered, unless that has yet to run. @template T @param {T} answer @returns {T} */
+/** What a call has answered, unless that has yet to run, or is a list of such. @template T @param {T} answer @returns {T} */
 export function ran(answer) {
+  if (Array.isArray(answer) && answer.some(types.isPromise)) throw new TypeError('what was returned are promises that nobody awaits: return Promise.all(…)');
   if (types.isGeneratorObject(answer)) throw new TypeError('what was returned is a generator, which has not run');
   return answer;
 }

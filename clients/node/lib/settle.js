@@ -25,10 +25,10 @@ export async function settle(worker, line, attempt, error) {
       } else if (error instanceof Waiting) {
         answer = await wait(line, attempt, error);
       } else if (error instanceof Snooze || (error instanceof Cancelled && error.why !== 'timeout')) {
-        const delay = error instanceof Snooze && error.delay !== 0 ? interval(error.delay) : null;
+        const delay = error instanceof Snooze && delayOf(error) !== 0 ? interval(delayOf(error)) : null;
         answer = await line.answer(RELEASE, [id, token, delay]);
       } else {
-        const delay = error instanceof RetryLater ? interval(error.delay) : null;
+        const delay = error instanceof RetryLater ? interval(delayOf(error)) : null;
         answer = await line.answer(FAIL, [id, token, text, delay, error instanceof Dead, detailsOf(error)]);
       }
     } catch (refused) {
@@ -40,6 +40,15 @@ export async function settle(worker, line, attempt, error) {
     worker.ended(attempt, answer.rows[0].outcome, text);
   } catch (failed) {
     worker.ended(attempt, 'lost', textOf(failed));
+  }
+}
+
+/** What is no delay is a TypeError, whatever its getter throws. @param {Snooze | RetryLater} error */
+function delayOf(error) {
+  try {
+    return error.delay;
+  } catch (thrown) {
+    throw new TypeError(textOf(thrown));
   }
 }
 

@@ -70,6 +70,7 @@ export class Worker {
     }
     if (!(timeout > 0)) throw new RangeError(`timeout is a number of seconds, not ${timeout}`);
     if (!(grace >= 0)) throw new RangeError(`grace is a number of seconds, not ${grace}`);
+    if (!['info', 'warn', 'error'].every((level) => typeof (/** @type {any} */ (logger)?.[level]) === 'function')) throw new TypeError('logger has functions info, warn and error');
     const name = options.name ?? `node ${process.pid}`;
     const named = (/** @type {import('../index.js').Connection} */ to) => hosts(to).map((config) => ({ application_name: `idemq ${queue}`, ...config }));
     this.#address = shard?.address ?? new Address(named(connection));

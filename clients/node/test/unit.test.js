@@ -24,6 +24,9 @@ test('several hosts', () => {
   assert.deepEqual(hosts({ host: 'h1,h2', port: 7 }), [{ host: 'h1', port: 7 }, { host: 'h2', port: 7 }]);
   assert.deepEqual(hosts({ database: 'db' }), [{ database: 'db' }]);
   assert.deepEqual(hosts({ port: 7 }), [{ port: 7 }]);
+  for (const logger of [{}, null]) assert.throws(() => new Worker({}, 'q', { logger }), /logger has functions info, warn and error/);
+  // As of an environment variable that is not set.
+  assert.throws(() => new Worker(undefined, 'q'), /a connection is a URL, .* not undefined/);
   process.env.PGHOST = 'a,b';
   process.env.PGPORT = '1,';
   assert.deepEqual(hosts({}), [{ host: 'a', port: 1 }, { host: 'b' }]);

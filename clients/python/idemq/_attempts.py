@@ -26,8 +26,9 @@ from . import _server
 from ._job import AWAIT, BaseJob, End, Unit
 from ._lanes import COMMIT, COMMIT_AND_CLAIM, Gone, Lane
 from ._places import Places
-from ._server import MAX_TEXT, Address, AsyncLink, Link, Lost, Row, clean
+from ._server import Address, AsyncLink, Link, Lost, Row, clean
 from .errors import (
+    MAX_TEXT,
     AlreadyCommitted,
     Dead,
     Delay,
@@ -334,7 +335,8 @@ class Attempts:
     async def _ask_event(self, job: BaseJob, event: Waiting) -> str:
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             if level > 0:
-                return _RELEASE, (job.id, job.token, None)
+                # Given back it would be here again at once, for ever.
+                return _FAIL, (job.id, job.token, "its wait for an event was refused", None, False, None)
             return AWAIT, (job.id, job.token, event.name, interval(event.timeout))
 
         return await self._tell_end(job, statement)

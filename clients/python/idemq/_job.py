@@ -299,7 +299,12 @@ class AsyncJob(BaseJob):
     async def _answer(function: Callable[[StepCall], Awaitable[Any]], step: StepCall) -> Any:
         """What it answers in its time; that of a function which was none to be awaited is a fact, too."""
         answer = function(step)
-        return ran(await asyncio.wait_for(answer, step.timeout) if inspect.isawaitable(answer) else answer)
+        if not inspect.isawaitable(answer):
+            return ran(answer)
+        end = await asyncio.wait_for(_no_exit(answer), step.timeout)
+        if end.error is not None:
+            raise end.error
+        return ran(end.value)
 
     async def await_event(self, name: str, timeout: Delay) -> Event:
         """As Job.await_event."""
@@ -316,6 +321,14 @@ class AsyncJob(BaseJob):
             await own.execute(sql, values)
             rows: list[Row] = await own.fetchall()
         return rows
+
+
+async def _no_exit(answer: Awaitable[Any]) -> End:
+    """Until Python 3.11 wait_for makes a task of it, and SystemExit in a task ends the loop and the worker."""
+    try:
+        return End(await answer)
+    except (KeyboardInterrupt, SystemExit) as error:
+        return End(error=error)
 
 
 class Unit:

@@ -10,9 +10,11 @@ deployment is rolled out.  That counts no attempt.
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import inspect
 import logging
+import types
 from typing import Any, Callable, Mapping, Optional, TypeVar, Union
 
 from .errors import Delay, Snooze
@@ -27,33 +29,36 @@ Handlers = Mapping[Optional[str], Callable[..., Any]]
 def callable_by(function: Any, coroutines: bool, caller: str, other: str) -> None:
     """Raises for a function that the caller cannot run; other: what can.
 
-    Of coroutine functions a decorator may make functions, and an object need not tell what its call is.
+    Of coroutine functions a decorator may make functions; it tells so by functools.wraps.
     """
     name = getattr(function, "__qualname__", None) or repr(function)
-    if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
-        raise TypeError(f"{name} is a generator function, which runs nothing when it is called: it must return its result")
-    if not coroutines and _is(inspect.iscoroutinefunction, function):
-        raise TypeError(f"{caller} calls functions, and {name} is a coroutine function: use {other}")
     while isinstance(function, functools.partial):
         function = function.func
+    called = function if inspect.isroutine(function) else getattr(type(function), "__call__", None)
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise TypeError(f"{name} is a generator function, which runs nothing when it is called: it must return its result")
+    if not coroutines and any(map(inspect.iscoroutinefunction, (function, called))):
+        raise TypeError(f"{caller} calls functions, and {name} is a coroutine function: use {other}")
     if (
         coroutines
-        and (inspect.ismethod(function) or _is(inspect.isfunction, function))
-        and not any(inspect.iscoroutinefunction(each) for each in (function, inspect.unwrap(function)))
+        and (inspect.ismethod(called) or inspect.isfunction(called))
+        and not any(map(inspect.iscoroutinefunction, (function, called, inspect.unwrap(function))))
     ):
-        raise TypeError(f"{caller} awaits coroutine functions (async def), and {name} is a function: use {other}")
+        raise TypeError(
+            f"{caller} awaits coroutine functions, and {name} is a function: make it async def, or use {other}"
+        )
 
 
-def _is(test: Callable[[Any], bool], function: Any) -> bool:
-    return test(function) or test(getattr(type(function), "__call__", None))
+_LAZY = (types.GeneratorType, map, filter, concurrent.futures.Future)
 
 
 def ran(answer: T) -> T:
-    """What a call has returned, unless that is something which has yet to run."""
-    if inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer):
-        if inspect.iscoroutine(answer):
-            answer.close()  # else Python says that nobody has awaited it
-        raise TypeError(f"what was returned is a {type(answer).__name__}, which has not run")
+    """What a call has returned, unless that is something which has yet to run, or a list of such."""
+    for each in answer if isinstance(answer, (list, tuple)) else (answer,):
+        if inspect.isawaitable(each) or inspect.isasyncgen(each) or isinstance(each, _LAZY):
+            if inspect.iscoroutine(each):
+                each.close()  # else Python says that nobody has awaited it
+            raise TypeError(f"what was returned is a {type(each).__name__}, which has not run")
     return answer
 
 

@@ -26,15 +26,12 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
-from .errors import said, sqlstate
+from .errors import MAX_TEXT, said, sqlstate
 
 log = logging.getLogger("idemq")
 
 ANSWER = 10.0
 """Seconds within which a statement of the worker's own is answered."""
-
-MAX_TEXT = 10_000
-"""Characters of an error that are told."""
 
 Conn = TypeVar("Conn", Connection[Any], AsyncConnection[Any])
 AnyConnection = Union[Connection[Any], AsyncConnection[Any]]

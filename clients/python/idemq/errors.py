@@ -11,6 +11,9 @@ from typing import Optional, Union
 
 import psycopg
 
+MAX_TEXT = 10_000
+"""Characters of an error that are told."""
+
 Delay = Union[timedelta, int, float, str]
 """A time: a timedelta, a number of seconds, or the text of an interval."""
 
@@ -85,16 +88,16 @@ def sqlstate(error: Optional[BaseException]) -> str:
     """The SQLSTATE of an error, or ""."""
     try:
         state = getattr(error, "sqlstate", None)
-    except Exception:
+    except BaseException:
         return ""
     return state if isinstance(state, str) else ""
 
 
 def said(error: BaseException) -> str:
-    """What an error says.  Its class is anybody's: that may raise, too."""
+    """What an error says, as far as it is told.  Its class is anybody's: that may raise, too."""
     try:
-        return str(error)
-    except Exception as second:
+        return str(error)[:MAX_TEXT]
+    except BaseException as second:
         return f"it has no text: its str() raised {type(second).__name__}"
 
 
