@@ -47,8 +47,9 @@ log = logging.getLogger("idemq")
 T = TypeVar("T")
 
 KILL_AFTER = 5.0
-AGAIN = 0.5  # seconds from one cancel of a statement to the next
 """Seconds from telling a handler to end until it is left behind."""
+AGAIN = 0.5
+"""Seconds from one cancel of a statement to the next."""
 PATIENCE = 60.0
 """Seconds for telling the server how an attempt has ended; LAST_WORDS in a drain."""
 LAST_WORDS = 10.0
