@@ -15,9 +15,9 @@
  * and count as completed.  That lock is in the way of nobody but who deletes: retention, purge
  * and a commit in a queue that keeps nothing leave the row, for retention.
  *
- * A parent that another transaction is deleting is waited for, but for one in processing:
- * that is a commit in a queue that keeps nothing, whose worker may hold it for long, and
- * once it is gone it is completed.
+ * A parent that another transaction is deleting is waited for, also a commit in a queue that
+ * keeps nothing: if it rolls back, the row is there again and not kept, and may be cancelled and
+ * deleted before the child is visible.
  *
  * A parent must be there, and in a queue on which the role holds a privilege: it will be
  * told its result.  So it is with idemq.wait_result.
@@ -70,10 +70,8 @@ refuse(int64 parent)
 static bool
 hold_parent(JobsTable *table, const Job *job)
 {
-	JobWait wait = job->status == JOB_PROCESSING ? JOB_SKIPS : JOB_WAITS;
-
 	/* What this transaction itself has written nobody else deletes. */
-	return idemq_jobs_is_own(job) || idemq_jobs_keep(table, job, wait) != JOB_CHANGED;
+	return idemq_jobs_is_own(job) || idemq_jobs_keep(table, job) == JOB_WRITTEN;
 }
 
 /* Looks a parent up, and holds it; *queue is that of the parent before, and becomes its own. */

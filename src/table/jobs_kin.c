@@ -86,7 +86,7 @@ static SqlStatement find_resolvable =
 			 "OR c.on_parent_failure = 'cancel' AND (SELECT true FROM idemq.dependencies d "
 			 "WHERE d.child = c.job_id AND coalesce((SELECT q.status FROM idemq.jobs q "
 			 "WHERE q.id = d.parent), d.gone_as) IN ('dead', 'cancelled') LIMIT 1)) "
-			 "ORDER BY c.job_id LIMIT $2",
+			 "ORDER BY c.job_id + 0 LIMIT $2",
 	 .nargs = 2,
 	 .types = {INT4OID, INT4OID}};
 static SqlStatement find_parents =

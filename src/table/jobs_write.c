@@ -97,12 +97,12 @@ idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wa
 
 /*
  * Keeps a fetched row from being deleted to the end of the transaction, whichever version of it
- * the transaction's own snapshot sees: as the check of a foreign key does.
+ * the transaction's own snapshot sees: as the check of a foreign key does.  Waits for who deletes it.
  */
 JobWrite
-idemq_jobs_keep(JobsTable *table, const Job *job, JobWait wait)
+idemq_jobs_keep(JobsTable *table, const Job *job)
 {
-	return write_result(lock_version(table, job, LockTupleKeyShare, wait));
+	return write_result(lock_version(table, job, LockTupleKeyShare, JOB_WAITS));
 }
 
 /* Raises 55000 when a publication wants what the table's replica identity does not give. */

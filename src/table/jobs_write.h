@@ -28,7 +28,7 @@ typedef enum JobWrite
 } JobWrite;
 
 extern JobWrite idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait);
-extern JobWrite idemq_jobs_keep(JobsTable *table, const Job *job, JobWait wait);
+extern JobWrite idemq_jobs_keep(JobsTable *table, const Job *job);
 extern JobWrite idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change,
 								  JobWait wait);
 extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job);
