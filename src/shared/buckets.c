@@ -25,9 +25,8 @@
  * slot, has PERIODS cells, by the order of magnitude of the period: nobody waits for a name
  * whose period is more than PERIOD_RATIO times as long.
  *
- * A queue that loses its slot loses its buckets with it, and the cell is as new.
- *
- * Nothing here is undone by a rollback, or known after a restart.
+ * A queue that loses its slot loses its buckets with it, and the cell is as new.  Nothing here
+ * is undone by a rollback, or known after a restart.
  *
  * Locks: see README.md, level 4.  Each partition's lock covers its entries; an entry's
  * number is atomic, and changes with the lock shared.  All partitions are locked, in
@@ -161,21 +160,6 @@ now_ns(void)
 	return idemq_mono_now() * NSECS_PER_USEC;
 }
 
-static void
-lock_all(void)
-{
-	for (int i = 0; i < BUCKET_PARTITIONS; i++)
-		LWLockAcquire(&shared->locks[i].lock, LW_EXCLUSIVE);
-}
-
-static void
-unlock_all(void)
-{
-	for (int i = BUCKET_PARTITIONS - 1; i >= 0; i--)
-		LWLockRelease(&shared->locks[i].lock);
-}
-
-/* No owner: those of all. */
 #define ANY_OWNER (-1)
 
 /*
@@ -190,7 +174,8 @@ remove_buckets(Oid database, int32 of_owner, int64 now)
 	bool removed = false;
 	int64 next = PG_INT64_MAX;
 
-	lock_all();
+	for (int i = 0; i < BUCKET_PARTITIONS; i++)
+		LWLockAcquire(&shared->locks[i].lock, LW_EXCLUSIVE);
 	hash_seq_init(&seq, bucket_hash);
 	while ((bucket = hash_seq_search(&seq)) != NULL)
 	{
@@ -209,7 +194,8 @@ remove_buckets(Oid database, int32 of_owner, int64 now)
 			removed = true;
 		}
 	}
-	unlock_all();
+	for (int i = BUCKET_PARTITIONS - 1; i >= 0; i--)
+		LWLockRelease(&shared->locks[i].lock);
 	return removed ? 0 : (uint64) next;
 }
 
@@ -238,21 +224,23 @@ enter(const BucketKey *key, uint32 hash, int32 owner, Cell *cell, const GcraLimi
 	LWLockAcquire(lock, LW_EXCLUSIVE);
 	if (count_in(&shared->count, idemq_max_buckets))
 	{
-		if (count_in(owned, idemq_max_buckets - idemq_max_buckets / 2))
-		{
+		bool may = count_in(owned, idemq_max_buckets - idemq_max_buckets / 2);
+
+		if (may)
 			bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_ENTER_NULL, &there);
-			if (bucket == NULL || there)
+		if (bucket != NULL && !there)
+		{
+			int64 tat = (int64) pg_atomic_read_u64(&cell->tat);
+
+			bucket->owner = owner;
+			pg_atomic_init_u64(&bucket->tat, (uint64) Min(tat, now_ns() + limit->period));
+		}
+		else
+		{
+			pg_atomic_fetch_sub_u32(&shared->count, 1);
+			if (may)
 				pg_atomic_fetch_sub_u32(owned, 1);
 		}
-		if (bucket == NULL || there)
-			pg_atomic_fetch_sub_u32(&shared->count, 1);
-	}
-	if (bucket != NULL && !there)
-	{
-		int64 tat = (int64) pg_atomic_read_u64(&cell->tat);
-
-		bucket->owner = owner;
-		pg_atomic_init_u64(&bucket->tat, (uint64) Min(tat, now_ns() + limit->period));
 	}
 	LWLockRelease(lock);
 	return bucket != NULL;
@@ -482,10 +470,7 @@ idemq_buckets_usage(int *used, int64 *no_room)
 		(int64) (pg_atomic_read_u64(&shared->no_room) + pg_atomic_read_u64(&shared->no_charge));
 }
 
-/*
- * Returns how many calls of all databases were allowed and refused by a limit, and how many had
- * no room for their bucket.
- */
+/* Returns how many calls were allowed and refused by a limit, and how many had no bucket. */
 void
 idemq_buckets_calls(int64 *allowed, int64 *refused, int64 *no_room)
 {
@@ -505,10 +490,7 @@ idemq_buckets_forget_database(Oid database)
 	(void) remove_buckets(database, ANY_OWNER, 0);
 }
 
-/*
- * Removes the buckets of the queue that has, or had, the slot of that index, for the next one;
- * neither allocates nor raises.
- */
+/* Removes the buckets of the queue that has had the slot of that index, for its next queue. */
 void
 idemq_buckets_forget_queue(int slot)
 {
