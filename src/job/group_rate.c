@@ -120,8 +120,10 @@ known_since(const QueueInfo *queue)
 static void
 begin_charge(const QueueInfo *queue, BucketCharge *charge)
 {
+	const QueueSlot *slot = idemq_slot_current(queue->slot, queue->id);
+
 	charge->empty_at = known_since(queue);
-	charge->slot = queue->slot == NULL ? -1 : idemq_slot_index(queue->slot);
+	charge->slot = slot == NULL ? -1 : idemq_slot_index(slot);
 }
 
 /* Returns when what was refused is allowed. */

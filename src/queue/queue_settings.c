@@ -72,14 +72,10 @@ static const QueueSetting settings[] = {
 	{"group_period", SETTING_INTERVAL, FIELD(int64, group_period), 1, 0},
 };
 
-/*
- * With the name, which is argument 0 of the functions and parameter 1 of the statements; these
- * have one more, the current role.
- */
+/* With the name, which is argument 0 of the functions and parameter 1 of the statements. */
 #define SETTING_ARGS (lengthof(settings) + 1)
-#define SETTING_VALUES (SETTING_ARGS + 1)
 
-StaticAssertDecl(SETTING_VALUES <= SQL_MAX_ARGS, "more settings than parameters of a statement");
+StaticAssertDecl(SETTING_ARGS <= SQL_MAX_ARGS, "more settings than parameters of a statement");
 
 static const Oid sql_types[] =
 	{[SETTING_INTERVAL] = INTERVALOID, [SETTING_FLOAT] = FLOAT8OID,		[SETTING_INT] = INT4OID,
@@ -110,8 +106,8 @@ enum
 };
 
 /* Made by build_statements. */
-static SqlStatement insert_queue = {.nargs = SETTING_VALUES, .types = {TEXTOID}};
-static SqlStatement update_queue = {.nargs = SETTING_VALUES, .types = {TEXTOID}};
+static SqlStatement insert_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
+static SqlStatement update_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
 static SqlStatement load_queues = {0};
 static SqlStatement load_queue = {.nargs = 1, .types = {INT4OID}};
 
@@ -122,8 +118,6 @@ build_statements(void)
 	StringInfoData names;
 	StringInfoData parameters;
 	StringInfoData changes;
-	int dead_queue = idemq_setting_arg("dead_queue") + 1;
-	int role = SETTING_VALUES;
 
 	if (load_queue.text != NULL)
 		return;
@@ -144,19 +138,14 @@ build_statements(void)
 						 i > 0 ? ", " : "", name, parameter, name, none);
 		insert_queue.types[i + 1] = update_queue.types[i + 1] = sql_types[settings[i].kind];
 	}
-	insert_queue.types[role - 1] = update_queue.types[role - 1] = NAMEOID;
 	insert_queue.text =
 		MemoryContextStrdup(TopMemoryContext,
-							psprintf("INSERT INTO idemq.queues (name%s, dead_queue_role) "
-									 "VALUES ($1%s, CASE WHEN $%d <> '' THEN $%d END) "
+							psprintf("INSERT INTO idemq.queues (name%s) VALUES ($1%s) "
 									 "ON CONFLICT (name) DO NOTHING RETURNING queue_id",
-									 names.data, parameters.data, dead_queue, role));
+									 names.data, parameters.data));
 	update_queue.text =
 		MemoryContextStrdup(TopMemoryContext,
-							psprintf("UPDATE idemq.queues SET %s, dead_queue_role = CASE WHEN $%d "
-									 "IS NULL THEN dead_queue_role WHEN $%d <> '' THEN $%d END "
-									 "WHERE name = $1",
-									 changes.data, dead_queue, dead_queue, role));
+							psprintf("UPDATE idemq.queues SET %s WHERE name = $1", changes.data));
 	load_queues.text = MemoryContextStrdup(
 		TopMemoryContext,
 		psprintf("SELECT queue_id, name, paused, paused_until, created_at, dead_queue_role, "
@@ -251,29 +240,43 @@ idemq_setting_arg(const char *name)
 	elog(ERROR, "unknown setting \"%s\"", name);
 }
 
+/* Of its own: to write the name anew is to mean the role that has it now (hooks/role_trigger.c). */
+static SqlStatement set_dead_queue_role =
+	{.text = "UPDATE idemq.queues SET dead_queue_role = CASE WHEN dead_queue IS NOT NULL THEN $2 "
+			 "END WHERE name = $1",
+	 .nargs = 2,
+	 .types = {TEXTOID, NAMEOID}};
+
 /*
- * Runs a statement with name, settings and the caller's role as its parameters; returns its
- * number of rows.
+ * Runs a statement with name and settings as its parameters, and writes down who has set a
+ * dead_queue; returns whether it wrote a row, whose id, if it returns one, is *id.
  */
-static uint64
+static bool
 run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *name, Oid caller,
-				  int expected)
+				  int expected, int32 *id)
 {
-	Datum values[SETTING_VALUES];
-	char nulls[SETTING_VALUES];
+	Datum values[SETTING_ARGS];
+	char nulls[SETTING_ARGS];
 	NameData role;
+	bool isnull;
 
 	values[0] = CStringGetTextDatum(name);
 	nulls[0] = ' ';
-	namestrcpy(&role, GetUserNameFromId(caller, false));
-	values[SETTING_ARGS] = NameGetDatum(&role);
-	nulls[SETTING_ARGS] = ' ';
 	for (int i = 1; i < (int) SETTING_ARGS; i++)
 	{
 		values[i] = PG_GETARG_DATUM(i);
 		nulls[i] = PG_ARGISNULL(i) ? 'n' : ' ';
 	}
-	return idemq_spi_run(statement, values, nulls, expected);
+	if (idemq_spi_run(statement, values, nulls, expected) == 0)
+		return false;
+	if (id != NULL)
+		*id = DatumGetInt32(idemq_spi_value(0, 1, &isnull));
+	if (PG_ARGISNULL(idemq_setting_arg("dead_queue")))
+		return true;
+	namestrcpy(&role, GetUserNameFromId(caller, false));
+	values[1] = NameGetDatum(&role);
+	(void) idemq_spi_run(&set_dead_queue_role, values, NULL, SPI_OK_UPDATE);
+	return true;
 }
 
 /* Whether this session is adding a queue: its trigger asks whether one comes from elsewhere. */
@@ -293,23 +296,20 @@ idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 	Oid caller = GetUserId();
 	SqlScope scope;
 	bool inserted;
-	bool isnull;
 
 	build_statements();
 	idemq_spi_begin(&scope);
 	inserting = true;
 	PG_TRY();
 	{
-		inserted = run_with_settings(&insert_queue, fcinfo, name, caller, SPI_OK_INSERT_RETURNING) >
-				   0;
+		inserted =
+			run_with_settings(&insert_queue, fcinfo, name, caller, SPI_OK_INSERT_RETURNING, id);
 	}
 	PG_FINALLY();
 	{
 		inserting = false;
 	}
 	PG_END_TRY();
-	if (inserted)
-		*id = DatumGetInt32(idemq_spi_value(0, 1, &isnull));
 	idemq_spi_end(&scope);
 	return inserted;
 }
@@ -323,7 +323,7 @@ idemq_settings_update(FunctionCallInfo fcinfo, const char *name)
 
 	build_statements();
 	idemq_spi_begin(&scope);
-	(void) run_with_settings(&update_queue, fcinfo, name, caller, SPI_OK_UPDATE);
+	(void) run_with_settings(&update_queue, fcinfo, name, caller, SPI_OK_UPDATE, NULL);
 	idemq_spi_end(&scope);
 }
 

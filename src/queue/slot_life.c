@@ -3,7 +3,7 @@
  *		How a queue gets its slot in shared memory, and loses it.
  *
  * A slot has parts in several files: the cursors and the recovery point in the slot
- * itself; the ring of events, the counters and the groups at its index.  Its next queue
+ * itself; the ring of events, the counters, the groups and the cell of buckets at its index.  Its next queue
  * must inherit nothing, so all of them are reset or forgotten here, and nowhere else.
  * (A round of promotion, at its index too, is of the worker: shared/promote_round.c.)
  *
@@ -19,6 +19,7 @@
 #include "miscadmin.h"
 
 #include "queue/slot_life.h"
+#include "shared/buckets.h"
 #include "shared/counters.h"
 #include "shared/full_tables.h"
 #include "shared/group_table.h"
@@ -48,6 +49,7 @@ begin_life(int32 queue_id)
 	idemq_notify_ring_reset(index);
 	idemq_counters_reset(index, MyDatabaseId, queue_id);
 	idemq_groups_reset(index, MyDatabaseId, queue_id);
+	idemq_buckets_forget_queue(index); /* of who charged them after end_life */
 	return slot;
 }
 
@@ -62,6 +64,7 @@ end_life(QueueSlot *slot)
 	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(slot), PG_INT32_MAX);
 	idemq_counters_forget(idemq_slot_index(slot));
 	idemq_groups_forget(idemq_slot_index(slot));
+	idemq_buckets_forget_queue(idemq_slot_index(slot));
 }
 
 /* Returns the slot of a queue of this database, given one if need be; NULL when all are used. */

@@ -21,10 +21,12 @@
  * begins with the cell's number, read under the partition's lock, exclusively; calls are charged
  * to the cell with that locked, shared, and no bucket there.  Names without a bucket are limited
  * more than they ask for, all together as one of them; others' calls have no part in that.
- * admit has CELLS_OF_ADMIT cells in a database, chosen by the limit: a name with a long period
- * would hold up those with a short one.
+ * An owner whose names have limits of their own, admit in a database or the queues without a
+ * slot, has PERIODS cells, by the order of magnitude of the period: nobody waits for a name
+ * whose period is more than PERIOD_RATIO times as long.
  *
- * Nothing here is undone by a rollback, or known after a restart.
+ * A queue that loses its slot loses its buckets with it, and the cell is as new.  Nothing here
+ * is undone by a rollback, or known after a restart.
  *
  * Locks: see README.md, level 4.  Each partition's lock covers its entries; an entry's
  * number is atomic, and changes with the lock shared.  All partitions are locked, in
@@ -35,6 +37,7 @@
 #include "common/hashfn.h"
 #include "miscadmin.h"
 #include "port/atomics.h"
+#include "port/pg_bitutils.h"
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
 #include "utils/hsearch.h"
@@ -46,11 +49,14 @@
 #include "base/settings.h"
 
 #define BUCKET_PARTITIONS 16
-#define CELLS_OF_ADMIT 8
-/* No slot: all queues without one are one owner. */
-#define CELL_OF_NONE idemq_max_queues
-#define FIRST_OF_ADMIT (idemq_max_queues + 1)
-#define CELLS (FIRST_OF_ADMIT + LEASE_SHARES * CELLS_OF_ADMIT)
+/* Cells by the order of magnitude of a period, which is below 2^62 ns. */
+#define PERIOD_BITS 2
+#define PERIOD_RATIO (1 << PERIOD_BITS)
+#define PERIODS (62 / PERIOD_BITS)
+/* Queues without a slot are one owner, and so is admit in each share of the databases. */
+#define OWNER_OF_NONE idemq_max_queues
+#define OWNER_OF_ADMIT (OWNER_OF_NONE + PERIODS)
+#define CELLS (OWNER_OF_ADMIT + LEASE_SHARES * PERIODS)
 
 typedef struct BucketKey
 {
@@ -63,7 +69,7 @@ typedef struct Bucket
 {
 	BucketKey key;
 	pg_atomic_uint64 tat; /* ns of the monotonic clock; no lock but the partition's, shared */
-	int32 owner;		  /* cell that counts it; set once */
+	int32 owner;		  /* its first cell, which counts it; set once */
 } Bucket;
 
 /* An owner, and the bucket of its names that have none; no lock but what the header says. */
@@ -154,39 +160,30 @@ now_ns(void)
 	return idemq_mono_now() * NSECS_PER_USEC;
 }
 
-static void
-lock_all(void)
-{
-	for (int i = 0; i < BUCKET_PARTITIONS; i++)
-		LWLockAcquire(&shared->locks[i].lock, LW_EXCLUSIVE);
-}
-
-static void
-unlock_all(void)
-{
-	for (int i = BUCKET_PARTITIONS - 1; i >= 0; i--)
-		LWLockRelease(&shared->locks[i].lock);
-}
+#define ANY_OWNER (-1)
 
 /*
- * Removes every bucket of a database, or, of all, those that are full at now.  Returns when the
- * next one is full again, 0 if any was removed.
+ * Removes every bucket of a database, or of an owner, or, of all, those that are full at now.
+ * Returns when the next one is full again, 0 if any was removed.
  */
 static uint64
-remove_buckets(Oid database, int64 now)
+remove_buckets(Oid database, int32 of_owner, int64 now)
 {
 	HASH_SEQ_STATUS seq;
 	Bucket *bucket;
 	bool removed = false;
 	int64 next = PG_INT64_MAX;
 
-	lock_all();
+	for (int i = 0; i < BUCKET_PARTITIONS; i++)
+		LWLockAcquire(&shared->locks[i].lock, LW_EXCLUSIVE);
 	hash_seq_init(&seq, bucket_hash);
 	while ((bucket = hash_seq_search(&seq)) != NULL)
 	{
 		int64 tat = (int64) pg_atomic_read_u64(&bucket->tat);
 		int32 owner = bucket->owner;
-		bool gone = OidIsValid(database) ? bucket->key.database == database : tat <= now;
+		bool gone = OidIsValid(database)	? bucket->key.database == database
+					: of_owner != ANY_OWNER ? owner == of_owner
+											: tat <= now;
 
 		if (!gone)
 			next = Min(next, tat);
@@ -197,7 +194,8 @@ remove_buckets(Oid database, int64 now)
 			removed = true;
 		}
 	}
-	unlock_all();
+	for (int i = BUCKET_PARTITIONS - 1; i >= 0; i--)
+		LWLockRelease(&shared->locks[i].lock);
 	return removed ? 0 : (uint64) next;
 }
 
@@ -226,21 +224,23 @@ enter(const BucketKey *key, uint32 hash, int32 owner, Cell *cell, const GcraLimi
 	LWLockAcquire(lock, LW_EXCLUSIVE);
 	if (count_in(&shared->count, idemq_max_buckets))
 	{
-		if (count_in(owned, idemq_max_buckets - idemq_max_buckets / 2))
-		{
+		bool may = count_in(owned, idemq_max_buckets - idemq_max_buckets / 2);
+
+		if (may)
 			bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_ENTER_NULL, &there);
-			if (bucket == NULL || there)
+		if (bucket != NULL && !there)
+		{
+			int64 tat = (int64) pg_atomic_read_u64(&cell->tat);
+
+			bucket->owner = owner;
+			pg_atomic_init_u64(&bucket->tat, (uint64) Min(tat, now_ns() + limit->period));
+		}
+		else
+		{
+			pg_atomic_fetch_sub_u32(&shared->count, 1);
+			if (may)
 				pg_atomic_fetch_sub_u32(owned, 1);
 		}
-		if (bucket == NULL || there)
-			pg_atomic_fetch_sub_u32(&shared->count, 1);
-	}
-	if (bucket != NULL && !there)
-	{
-		int64 tat = (int64) pg_atomic_read_u64(&cell->tat);
-
-		bucket->owner = owner;
-		pg_atomic_init_u64(&bucket->tat, (uint64) Min(tat, now_ns() + limit->period));
 	}
 	LWLockRelease(lock);
 	return bucket != NULL;
@@ -255,6 +255,13 @@ make_key(BucketKey *key, const char *name, int length)
 	key->name[1] = hash_bytes_extended((const unsigned char *) name, length, 1);
 }
 
+/* Returns which of an owner's PERIODS cells is that of names with this limit. */
+static int32
+cell_of_period(const GcraLimit *limit)
+{
+	return pg_leftmost_one_pos64((uint64) limit->period) / PERIOD_BITS;
+}
+
 /* Makes room for an owner by removing buckets that are full; false when none is, as far as is known. */
 static bool
 make_room(int32 owner)
@@ -265,7 +272,7 @@ make_room(int32 owner)
 
 	if (pg_atomic_read_u64(next_sweep) > (uint64) now)
 		return false;
-	next = remove_buckets(InvalidOid, now);
+	next = remove_buckets(InvalidOid, ANY_OWNER, now);
 	pg_atomic_write_u64(next_sweep, next);
 	return next == 0;
 }
@@ -311,9 +318,8 @@ bool
 idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 cost,
 				  GcraAnswer *answer)
 {
-	int32 owner = FIRST_OF_ADMIT + idemq_lease_share_mine() * CELLS_OF_ADMIT;
-	uint64 limit_hash = hash_bytes_extended((const unsigned char *) limit, sizeof(*limit), 0);
-	Cell *cell = &shared->cells[owner + limit_hash % CELLS_OF_ADMIT];
+	int32 owner = OWNER_OF_ADMIT + idemq_lease_share_mine() * PERIODS;
+	Cell *cell = &shared->cells[owner + cell_of_period(limit)];
 	BucketKey key;
 	uint32 hash;
 
@@ -330,11 +336,11 @@ idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 co
 	return false;
 }
 
-/* Returns the cell of a charge's queue. */
+/* Returns the cell of a charge's queue for names without a bucket. */
 static int32
-owner_of(const BucketCharge *charge)
+cell_of(const BucketCharge *charge, const GcraLimit *limit)
 {
-	return charge->slot < 0 ? CELL_OF_NONE : charge->slot;
+	return charge->slot < 0 ? OWNER_OF_NONE + cell_of_period(limit) : charge->slot;
 }
 
 /*
@@ -367,14 +373,13 @@ use_bucket(BucketCharge *charge, const BucketKey *key, const GcraLimit *limit, B
 {
 	uint32 hash = get_hash_value(bucket_hash, key);
 	LWLock *lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
-	pg_atomic_uint64 *number = &shared->cells[owner_of(charge)].tat;
+	pg_atomic_uint64 *number;
 	Bucket *bucket;
 
 	LWLockAcquire(lock, LW_SHARED);
 	bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_FIND, NULL);
-	if (bucket != NULL)
-		number = &bucket->tat;
-	charge->shared = bucket == NULL;
+	charge->cell = bucket != NULL ? -1 : cell_of(charge, limit);
+	number = bucket != NULL ? &bucket->tat : &shared->cells[charge->cell].tat;
 	charge->before = pg_atomic_read_u64(number);
 	while (bucket != NULL || use != CHARGE_OWN)
 	{
@@ -404,7 +409,8 @@ use_bucket(BucketCharge *charge, const BucketKey *key, const GcraLimit *limit, B
 bool
 idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
 {
-	int32 owner = owner_of(charge);
+	int32 owner = charge->slot < 0 ? OWNER_OF_NONE : charge->slot;
+	Cell *cell = &shared->cells[cell_of(charge, limit)];
 	BucketKey key;
 
 	make_key(&key, name, length);
@@ -413,7 +419,7 @@ idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, Bucket
 		CHECK_FOR_INTERRUPTS();
 		if (use_bucket(charge, &key, limit, CHARGE_OWN))
 			return true;
-	} while (enter(&key, get_hash_value(bucket_hash, &key), owner, &shared->cells[owner], limit) ||
+	} while (enter(&key, get_hash_value(bucket_hash, &key), owner, cell, limit) ||
 			 make_room(owner));
 	(void) use_bucket(charge, &key, limit, CHARGE_ANY);
 	pg_atomic_fetch_add_u64(&shared->no_charge, 1);
@@ -446,8 +452,8 @@ idemq_bucket_undo(const char *name, int length, const BucketCharge *charge)
 	lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
 	LWLockAcquire(lock, LW_SHARED);
 	bucket = hash_search_with_hash_value(bucket_hash, &key, hash, HASH_FIND, NULL);
-	if (charge->shared)
-		number = &shared->cells[owner_of(charge)].tat;
+	if (charge->cell >= 0)
+		number = &shared->cells[charge->cell].tat;
 	else if (bucket != NULL)
 		number = &bucket->tat;
 	if (number != NULL)
@@ -464,10 +470,7 @@ idemq_buckets_usage(int *used, int64 *no_room)
 		(int64) (pg_atomic_read_u64(&shared->no_room) + pg_atomic_read_u64(&shared->no_charge));
 }
 
-/*
- * Returns how many calls of all databases were allowed and refused by a limit, and how many had
- * no room for their bucket.
- */
+/* Returns how many calls were allowed and refused by a limit, and how many had no bucket. */
 void
 idemq_buckets_calls(int64 *allowed, int64 *refused, int64 *no_room)
 {
@@ -484,5 +487,14 @@ idemq_buckets_calls(int64 *allowed, int64 *refused, int64 *no_room)
 void
 idemq_buckets_forget_database(Oid database)
 {
-	(void) remove_buckets(database, 0);
+	(void) remove_buckets(database, ANY_OWNER, 0);
+}
+
+/* Removes the buckets of the queue that has had the slot of that index, for its next queue. */
+void
+idemq_buckets_forget_queue(int slot)
+{
+	if (pg_atomic_read_u32(&shared->cells[slot].count) > 0)
+		(void) remove_buckets(InvalidOid, slot, 0);
+	pg_atomic_write_u64(&shared->cells[slot].tat, 0);
 }

@@ -12,7 +12,7 @@ typedef struct BucketCharge
 {
 	int64 empty_at; /* ns of the monotonic clock: it counts as empty then; 0: it was never */
 	int slot;		/* index of the queue's; -1: it has none */
-	bool shared;	/* there was no room for a bucket of its own */
+	int32 cell;		/* of what was charged, where there was no room for a bucket; -1: a bucket */
 	uint64 before;	/* its number before the charge */
 	GcraAnswer answer;
 } BucketCharge;
@@ -31,5 +31,6 @@ extern void idemq_bucket_undo(const char *name, int length, const BucketCharge *
 extern void idemq_buckets_usage(int *used, int64 *no_room);
 extern void idemq_buckets_calls(int64 *allowed, int64 *refused, int64 *no_room);
 extern void idemq_buckets_forget_database(Oid database);
+extern void idemq_buckets_forget_queue(int slot);
 
 #endif

@@ -208,20 +208,23 @@ idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int 
 
 /*
  * Takes the group of taken->key, marked or not, as idemq_groups_take does; another
- * session that owns it checks it again.
+ * session that owns it checks it again.  One that is in a list of its queue is left there,
+ * to be checked, if the queue has got another slot meanwhile.
  */
 GroupOwn
-idemq_group_own(const QueueSlot *slot, GroupTaken *taken)
+idemq_group_own(QueueSlot *slot, GroupTaken *taken)
 {
 	const GroupKey *key = &taken->key;
 	GroupOwn own = GROUP_FULL;
 	GroupQueue *queue;
 	GroupEntry *group;
 
+	slot = idemq_slot_current(slot, key->queue_id);
 	idemq_group_table_lock(LW_EXCLUSIVE);
 	queue = idemq_group_queue(slot, key->database, key->queue_id);
 	group = idemq_group_enter(key);
-	if (group != NULL && group->owner != NOBODY)
+	if (group != NULL && (group->owner != NOBODY ||
+						  (queue == NULL && group->list != LIST_NONE && group->list != LIST_IDLE)))
 	{
 		own = GROUP_BUSY;
 		group->again = true;

@@ -33,7 +33,7 @@ typedef enum GroupRelease
 extern void idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length);
 extern Size idemq_group_key_size(const GroupKey *key);
 extern int idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int max);
-extern GroupOwn idemq_group_own(const QueueSlot *slot, GroupTaken *taken);
+extern GroupOwn idemq_group_own(QueueSlot *slot, GroupTaken *taken);
 extern GroupFloor idemq_group_floor_now(GroupFloor floor);
 extern GroupFloor idemq_group_floor(QueueSlot *slot, const GroupKey *key, int64 own);
 extern void idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id);

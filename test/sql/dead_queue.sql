@@ -307,6 +307,8 @@ SET client_min_messages = error;
 SELECT die('another one');
 SELECT idemq.grant_queue('letters', 'regress_dead_gone', 'enqueue');
 SELECT die('which may enqueue');
+SELECT idemq.alter_queue('q', max_attempts => 3);
+SELECT die('nor with other settings');
 RESET client_min_messages;
 SELECT idemq.alter_queue('q', dead_queue => '');
 SELECT dead_queue, dead_queue_role, dead_queue_role_oid FROM idemq.queues WHERE name = 'q';

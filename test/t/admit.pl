@@ -108,6 +108,8 @@ is_sql($node, "SELECT string_agg((idemq.admit('new' || i, 2, '1 h')).allowed::te
 	'and those of another have theirs');
 is_sql($node, "SELECT used, refused FROM idemq.memory WHERE resource = 'buckets'", "$share|6", 'idemq.memory counts who found no room');
 is_sql($node, "SELECT shared - $shared FROM idemq.admissions", '6', 'so does idemq.admissions');
+is_sql($node, "SELECT count(*) FROM generate_series(1, 50) i, idemq.admit('long' || i, i, '$per') a", '50', 'whatever limits have a long period');
+is_sql($node, "SELECT max((idemq.admit('short', i, '1 s')).retry_after) < '4 s' FROM generate_series(1, 50) i", 't', 'those of a short one do not wait for it');
 # Others have their half; and when that is used up, too, a third is limited, and starts.
 foreach my $db (qw(second third))
 {

@@ -241,6 +241,19 @@ $stop->();
 like($one->query('SELECT 1'), qr/^duplicate\|pending$/m, 'the answer is of a job that waits');
 is_sql($node, "SELECT payload, attempt FROM idemq.claim('r')", '2|1', 'which has the new payload');
 
+# TRUNCATE has every queue get another slot, while a claim that knows the old one waits for its turn; the group of
+# which it takes a job is listed by then, to be checked.
+sql($node, "SELECT idemq.create_queue('p', group_running => 3, lease => '1 h')");
+$one->query_safe('SELECT 1');
+$go = send_to("SELECT payload FROM idemq.claim('p')", 'idemq_before_claim');
+sql($node, 'TRUNCATE idemq.jobs CASCADE');
+sql($node, "SELECT idemq.enqueue('p', to_jsonb(n), group_key => 'g') FROM generate_series(1, 3) n");
+is_sql($node, "SELECT idemq.release(id, token) FROM idemq.claim('p')", 'released', 'another claim finds the new slot');
+sql($node, "SELECT idemq.enqueue('p', '4', group_key => 'g')");
+like($go->(), qr/^1\n1$/m, 'who knows the old one takes the job');
+is_sql($node, "SELECT string_agg(payload::text, ' ' ORDER BY payload) FROM idemq.claim('p', 5)", '2 3', 'and the group goes on');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+
 $one->quit;
 $node->stop;
 done_testing();

@@ -202,11 +202,18 @@ sql($node, "SELECT idemq.create_queue('f', group_rate => 7, group_period => '$pe
 is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status = 'pending'", 20, 'other heads');
 # Sixteen at once, each of which commits what it gets: so the next of each group follow.
 is(clients($node, "SELECT count(idemq.commit(id, token)) FROM idemq.claim('f', 2);\n", '-c', 16, '-t', 20)->(), '', '16 sessions');
-is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status = 'completed'", 7, 'they start, all together as many as one may');
+# A start that lost a race and is not the last one is not given back.
+is_sql($node, "SELECT count(*) BETWEEN 1 AND 7 FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status = 'completed'", 't', 'they start, all together as many as one may at most');
 is_sql($node, "SELECT idemq.why(min(id)) ~ 'group_rate of queue \"f\" is used up' FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status <> 'completed'", 't', 'why says so');
 is_sql($node, "SELECT refused > $refused FROM idemq.memory WHERE resource = 'buckets'", 't', 'it is counted');
 is_sql($node, 'SELECT shared FROM idemq.admissions', $shared, 'and not as a call of admit');
 is_sql($node, "SELECT count(*) FROM idemq.claim('before', 10)", 1, 'so does one that came before');
+# A queue that is dropped gives its buckets back, and the queue that gets its slot is a new one.
+sql($node, "SELECT idemq.drop_queue('greedy', force => true)");
+is_sql($node, "SELECT used <= 130 FROM idemq.memory WHERE resource = 'buckets'", 't', 'a queue that is dropped has no buckets');
+sql($node, "SELECT idemq.create_queue('heir', group_rate => 1, group_period => '$per'); SELECT fill('heir', 20, 1)");
+is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('heir') AND status = 'pending'", 20, 'its heads');
+is_sql($node, "SELECT count(*) FROM idemq.claim('heir', 100)", 20, 'the next queue of its slot begins with full ones');
 # There is room: who was started without a bucket is not started too soon with one.
 sql($node, 'DROP DATABASE other');
 sql($node, "SELECT idemq.enqueue('f', '1', group_key => 'new')");
