@@ -142,10 +142,10 @@ BEGIN
 END $$;
 REVOKE ALL ON SCHEMA idemq FROM PUBLIC;
 
-DROP VIEW idemq.metrics, idemq.schedules;
+DROP VIEW idemq.metrics, idemq.schedules, idemq.admissions;
 DROP FUNCTION idemq.create_queue, idemq.alter_queue, idemq.enqueue, idemq.enqueue_many, idemq.fail, idemq.fail_many,
 	idemq.commit_many, idemq.heartbeat_many, idemq.queue_metrics, idemq.may_change_schedule, idemq.job, idemq.job_by_key,
-	idemq.redrive, idemq.pause, idemq.schedule;
+	idemq.redrive, idemq.pause, idemq.schedule, idemq.admission_counts;
 -- Nothing in this script may use it: it is not committed yet.
 ALTER TYPE idemq.outcome ADD VALUE 'rerun' AFTER 'duplicate';
 ALTER TYPE idemq.claimed_job ADD ATTRIBUTE kind text;

@@ -22,7 +22,7 @@ plan skip_all => 'no gdb that may attach' unless has_debugger($node);
 my ($reader, $first, $second) = map { session($node) } 1 .. 3;
 my %pid = map { $_ => $_->query_safe('SELECT pg_backend_pid()') } $reader, $first, $second;
 my $id = sql($node, "SELECT id FROM idemq.enqueue('q', '1')");
-my $lock = "BEGIN; SELECT FROM idemq.jobs WHERE id = $id FOR KEY SHARE";
+my $lock = "BEGIN; SELECT FROM idemq.jobs WHERE id = $id FOR SHARE";
 
 # A debugger that stops the reader twice before each instruction of the function that
 # reads the header; a call counts as one.
