@@ -104,7 +104,7 @@ is(says('shop', 'app', $job), '42501: permission denied for schema idemq', 'with
 is(says('shop', 'owner', q[SELECT idemq.grant_queue('hello', 'app', 'claim')]), '', 'the owner grants one half');
 like(says('shop', 'app', $job), qr/^42501: permission denied for queue "hello"/, 'the other half is missing');
 is(says('shop', 'owner', q[SELECT idemq.grant_queue('hello', 'app', 'enqueue')]), '', 'the owner grants it');
-is($node->safe_psql('shop', $job, extra_params => [ '-U', 'app', '-F', ', ' ]) =~ s/.*\n//sr, 'completed, 1, "Hello world"',
+is($node->safe_psql('shop', $job, extra_params => [ '-U', 'app', '-F', ', ' ]) =~ s/.*\n//sr, 'hello, completed, 1, "Hello world"',
 	'and the application runs the first job');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check', 'shop');
 
