@@ -126,7 +126,7 @@ pins_search_path(HeapTuple tuple)
 
 /*
  * Returns the function of argument n, which may be named without its argument: it can have but one.
- * Raises 42883; 42602, 22P02 for what is no name.
+ * Raises 42883; PostgreSQL 15 raises 42602 or 22P02 for what is no name.
  */
 static Oid
 function_arg(FunctionCallInfo fcinfo, int n)
