@@ -117,6 +117,21 @@ SELECT * FROM row;
 CALL idemq.enqueue_job('q', '9', key => 'call', delay => '2 h', on_duplicate => 'replace', max_wait => '1 h', id => 0);
 SELECT * FROM row;
 
+-- A claim finds a job that was put before others which have been claimed, be the replacement rolled back or not.
+SELECT idemq.create_queue('front', lease => '1 h') > 0 AS created;
+SELECT outcome FROM idemq.enqueue('front', '"late"', key => 'k', delay => '1 day');
+SELECT count(*) FROM idemq.enqueue_many('front', '{1,2,3}');
+SELECT count(*) FROM idemq.claim('front', 10);
+SELECT count(*) FROM idemq.claim('front', 10);
+BEGIN;
+SELECT outcome FROM idemq.enqueue('front', '"undone"', key => 'k', run_at => now() - interval '1 h', on_duplicate => 'replace');
+ROLLBACK;
+SELECT count(*) FROM idemq.claim('front', 10);
+SELECT outcome FROM idemq.enqueue('front', '"first"', key => 'k', run_at => now() - interval '1 h', on_duplicate => 'replace');
+SELECT payload FROM idemq.claim('front', 10);
+SELECT * FROM idemq.check();
+SELECT idemq.drop_queue('front', force => true);
+
 -- Refused.
 SELECT idemq.enqueue('q', '1', max_wait => '1 h', on_duplicate => 'replace');
 SELECT idemq.enqueue('q', '1', key => 'x', max_wait => '1 h');
