@@ -23,7 +23,7 @@
 #                         on those of PG_CONFIGS='...'; as root (VERSIONS='17 18', SUITES='regress')
 #   make chaos            TAP tests chaos_flows (SOAK=seconds, 300), chaos (100,000 jobs, JOBS=n), soak (SOAK)
 #                         and those of stress, in a build that sleeps at random between what is
-#                         visible and what shared memory knows of it (src/base/jitter.h)
+#                         visible and what shared memory knows of it (src/base/base.h)
 #   make test-slow        isolation and TAP tests but those that assert times, in that build, on one processor
 #                         that others take for up to a third of a second at a time; ROUNDS=n, TAP='a b'
 #   make soak             everything at once for ten minutes (SOAK=seconds): the long form
@@ -59,7 +59,7 @@ EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" $(TREE)/idem
 # The rooms of src/, from the upper to the lower: an include may go down or stay, never up
 # (script/lint).  A folder that is not named here is not built.
 ROOMS = handler api worker observe hooks schedule job table txn queue shared base
-UNITS := $(sort $(call in_tree,src/*.c $(ROOMS:%=src/%/*.c)))
+UNITS := $(sort $(call in_tree,src/*.c $(ROOMS:%=src/%/*.c) $(ROOMS:%=src/%/*/*.c)))
 OBJS = $(UNITS:.c=.o)
 SCRIPT_BUILT = sql/idemq--$(EXTVERSION).sql
 # What was released stays as it was: a dump of it is restored into it, and updated then
@@ -267,4 +267,4 @@ doc:
 	@$(TREE)/script/make-reference
 	@$(TREE)/script/make-pictures
 format:
-	cd $(TREE) && clang-format -i $(UNITS) $(call in_tree,src/*.h $(ROOMS:%=src/%/*.h) bin/*.c bin/*.h)
+	cd $(TREE) && clang-format -i $(UNITS) $(call in_tree,src/*.h $(ROOMS:%=src/%/*.h) $(ROOMS:%=src/%/*/*.h) bin/*.c bin/*.h)

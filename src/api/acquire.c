@@ -24,20 +24,13 @@
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
-#include "api/job_answer.h"
-#include "job/claim_by_id.h"
-#include "job/new_job.h"
-#include "job/new_job_keyed.h"
-#include "table/jobs.h"
-#include "txn/pending_counts.h"
-#include "queue/queue_counts.h"
-#include "queue/queue_settings.h"
-#include "queue/queues.h"
-#include "base/args.h"
-#include "base/clock.h"
+#include "api/api.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/documents.h"
-#include "base/secret.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_acquire);
 

@@ -12,11 +12,10 @@
 
 #include "utils/builtins.h"
 
-#include "queue/following.h"
-#include "shared/buckets.h"
-#include "shared/full_tables.h"
-#include "shared/worker_call.h"
-#include "base/args.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/counts/counts.h"
+#include "shared/sleepers/sleepers.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_admit);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_admission_counts);

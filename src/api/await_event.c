@@ -26,13 +26,10 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 
-#include "api/finish.h"
-#include "job/attempt.h"
-#include "table/jobs.h"
-#include "table/jobs_write.h"
-#include "table/waits.h"
-#include "base/args.h"
-#include "base/clock.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_await_event);
 

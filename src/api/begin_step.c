@@ -33,14 +33,9 @@
 #include "utils/jsonb.h"
 #include "utils/snapmgr.h"
 
-#include "job/attempt.h"
-#include "table/jobs.h"
-#include "table/steps.h"
-#include "base/args.h"
-#include "base/clock.h"
-#include "base/documents.h"
-#include "base/errors.h"
-#include "base/sync_rep.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_begin_step);
 

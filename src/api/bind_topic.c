@@ -16,15 +16,9 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 
-#include "table/audit_log.h"
-#include "table/jobs.h"
-#include "queue/queues.h"
-#include "queue/roles.h"
-#include "queue/topics.h"
-#include "base/args.h"
-#include "base/clock.h"
-#include "base/spi.h"
-#include "base/topic_pattern.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_bind_topic);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_unbind_topic);

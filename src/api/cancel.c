@@ -19,15 +19,11 @@
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 
-#include "api/change_job.h"
-#include "job/transition.h"
-#include "table/audit_log.h"
-#include "table/jobs.h"
-#include "table/jobs_key.h"
-#include "queue/queues.h"
-#include "base/args.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel_by_key);

@@ -13,15 +13,12 @@
 #include "utils/builtins.h"
 #include "utils/tuplestore.h"
 
-#include "api/change_job.h"
-#include "job/transition.h"
-#include "table/audit_log.h"
-#include "table/jobs.h"
-#include "txn/pending.h"
-#include "queue/queues.h"
-#include "base/args.h"
-#include "base/clock.h"
-#include "base/oids.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 /* Adds the kind of a job to what is said of it. */
 static void
@@ -101,17 +98,17 @@ idemq_change_one(FunctionCallInfo fcinfo, const JobChanger *changer)
 }
 
 /* How many jobs of a queue were changed together. */
-typedef struct QueueCount
+typedef struct QueueChanged
 {
 	int32 queue_id;
 	int64 jobs;
-} QueueCount;
+} QueueChanged;
 
 /* Adds one to a queue's count; a call is about few queues. */
 static List *
 count_in(List *counts, int32 queue_id)
 {
-	QueueCount *count;
+	QueueChanged *count;
 	ListCell *lc;
 
 	foreach(lc, counts)
@@ -123,8 +120,8 @@ count_in(List *counts, int32 queue_id)
 			return counts;
 		}
 	}
-	count = palloc(sizeof(QueueCount));
-	*count = (QueueCount){queue_id, 1};
+	count = palloc(sizeof(QueueChanged));
+	*count = (QueueChanged){queue_id, 1};
 	return lappend(counts, count);
 }
 
@@ -136,7 +133,7 @@ audit_counts(const List *counts, const char *action)
 
 	foreach(lc, counts)
 	{
-		const QueueCount *count = lfirst(lc);
+		const QueueChanged *count = lfirst(lc);
 		QueueInfo queue;
 
 		if (idemq_queue_by_id(count->queue_id, &queue))

@@ -7,12 +7,9 @@
 
 #include "utils/builtins.h"
 
-#include "job/attempt.h"
-#include "job/transition.h"
-#include "table/jobs.h"
-#include "table/jobs_write.h"
-#include "base/args.h"
-#include "base/documents.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_checkpoint);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_assert_current);

@@ -7,10 +7,9 @@
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
 
-#include "api/claim_call.h"
-#include "queue/queue_settings.h"
-#include "queue/queues.h"
-#include "base/args.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "queue/queue.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_claim);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_claim_any);

@@ -17,26 +17,15 @@
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 
-#include "api/claim_call.h"
-#include "api/claim_row.h"
-#include "job/claim_one.h"
-#include "job/group_rate.h"
-#include "job/limits.h"
-#include "job/places.h"
-#include "job/promote.h"
-#include "job/ready_scan.h"
-#include "job/recover.h"
-#include "job/transition.h"
-#include "table/jobs.h"
-#include "txn/pending_groups.h"
-#include "shared/lease_scan.h"
-#include "shared/promote_round.h"
-#include "shared/ready_cursor.h"
-#include "shared/wake.h"
-#include "shared/worker_call.h"
-#include "base/args.h"
-#include "base/clock.h"
-#include "base/oids.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "shared/groups/groups.h"
+#include "shared/leases/leases.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 /* So many jobs may one scan make wait: those without a place, or too soon for their group. */
 #define MAX_PARKED 256
@@ -53,7 +42,7 @@ note_group(ClaimCall *call, const Job *job)
 }
 
 /* Has a job that is due wait for a place of its group. */
-static Step
+static ScanStep
 park(ClaimCall *call, JobsTable *table, const Job *job)
 {
 	if (call->parked >= MAX_PARKED)
@@ -82,7 +71,7 @@ ends_round(const ClaimCall *call, int priority)
  * Has a job wait that its group may not start yet; that is looked at again, unless it is a
  * moment: the start for which it waits may be given back.
  */
-static Step
+static ScanStep
 put_off(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
 {
 	if (call->parked >= MAX_PARKED)
@@ -99,7 +88,7 @@ put_off(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
 }
 
 /* Claims a fetched job that is ready, and adds it to the answer. */
-static Step
+static ScanStep
 claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 {
 	EventArgs args = {0};
@@ -148,7 +137,7 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 }
 
 /* Decides about one entry of the ready index that is due. */
-static Step
+static ScanStep
 consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 {
 	ClaimCall *call = (ClaimCall *) scan;

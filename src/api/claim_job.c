@@ -5,10 +5,10 @@
  */
 #include "postgres.h"
 
-#include "api/job_answer.h"
-#include "job/claim_by_id.h"
-#include "table/jobs.h"
-#include "base/args.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_claim_job);
 

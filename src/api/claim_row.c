@@ -10,8 +10,8 @@
 #include "access/detoast.h"
 #include "utils/timestamp.h"
 
-#include "api/claim_row.h"
-#include "job/places.h"
+#include "api/api.h"
+#include "job/job.h"
 
 /* Returns a text or jsonb column of a fetched job, free of pointers to TOAST. */
 Datum

@@ -18,12 +18,11 @@
 #include "catalog/pg_type.h"
 #include "utils/timestamp.h"
 
-#include "table/jobs.h"
-#include "txn/pending.h"
-#include "queue/queues.h"
-#include "shared/worker_call.h"
-#include "base/clock.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/sleepers/sleepers.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_clock_corrected);
 

@@ -5,9 +5,8 @@
  */
 #include "postgres.h"
 
-#include "api/commit.h"
-#include "api/finish.h"
-#include "base/args.h"
+#include "api/api.h"
+#include "base/base.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_commit);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_commit_job);

@@ -18,13 +18,9 @@
 
 #include "utils/builtins.h"
 
-#include "api/claim_call.h"
-#include "api/claim_row.h"
-#include "api/commit.h"
-#include "api/finish.h"
-#include "queue/queues.h"
-#include "base/args.h"
-#include "base/oids.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "queue/queue.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_commit_and_claim);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_commit_many_and_claim);

@@ -7,11 +7,9 @@
 
 #include "fmgr.h"
 
-#include "job/claim_by_id.h"
-#include "table/jobs.h"
-#include "base/args.h"
-#include "base/documents.h"
-#include "base/oids.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_commit_once);
 

@@ -16,20 +16,13 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 
-#include "api/grant_queue.h"
-#include "job/dead_queue.h"
-#include "job/places.h"
-#include "table/audit_log.h"
-#include "table/jobs.h"
-#include "txn/pending.h"
-#include "queue/queue_counts.h"
-#include "queue/queue_settings.h"
-#include "queue/queues.h"
-#include "shared/slots.h"
-#include "base/args.h"
-#include "base/clock.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/slots/slots.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_create_queue);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_alter_queue);

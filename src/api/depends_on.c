@@ -6,8 +6,8 @@
 
 #include "catalog/pg_type.h"
 
-#include "api/depends_on.h"
-#include "base/args.h"
+#include "api/api.h"
+#include "base/base.h"
 
 /* Reads on_parent_failure. */
 static ParentFailure

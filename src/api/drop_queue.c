@@ -10,14 +10,10 @@
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
 
-#include "table/audit_log.h"
-#include "table/jobs.h"
-#include "table/jobs_kin.h"
-#include "txn/pending.h"
-#include "queue/queues.h"
-#include "queue/roles.h"
-#include "base/args.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_drop_queue);
 

@@ -21,9 +21,8 @@
 #include "utils/numeric.h"
 #include "utils/tuplestore.h"
 
-#include "table/jobs.h"
-#include "base/args.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue_graph);
 

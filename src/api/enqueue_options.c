@@ -11,11 +11,9 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "api/enqueue_options.h"
-#include "job/places.h"
-#include "base/args.h"
-#include "base/documents.h"
-#include "base/oids.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "job/job.h"
 
 static void
 set_key(JobChange *columns, Datum value)

@@ -40,21 +40,12 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "api/enqueue_options.h"
-#include "job/new_job.h"
-#include "table/jobs.h"
-#include "table/jobs_hold.h"
-#include "table/jobs_id.h"
-#include "table/jobs_write.h"
-#include "txn/pending_counts.h"
-#include "queue/queue_counts.h"
-#include "queue/queues.h"
-#include "base/args.h"
-#include "base/clock.h"
-#include "base/documents.h"
-#include "base/oids.h"
-#include "base/spi.h"
-#include "base/sync_rep.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue_sequenced);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_forget_producer);

@@ -4,8 +4,8 @@
  */
 #include "postgres.h"
 
-#include "api/finish.h"
-#include "base/args.h"
+#include "api/api.h"
+#include "base/base.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_fail);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_fail_job);

@@ -20,9 +20,8 @@
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
-#include "job/attempt.h"
-#include "table/jobs.h"
-#include "table/jobs_write.h"
+#include "job/job.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_fence);
 

@@ -13,18 +13,11 @@
 #include "utils/memutils.h"
 #include "utils/tuplestore.h"
 
-#include "api/finish.h"
-#include "job/attempt.h"
-#include "job/transition.h"
-#include "table/jobs.h"
-#include "table/jobs_hold.h"
-#include "base/args.h"
-#include "base/backoff.h"
-#include "base/clock.h"
+#include "api/api.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/documents.h"
-#include "base/oids.h"
-#include "base/sync_rep.h"
+#include "job/job.h"
+#include "table/table.h"
 
 /* The arrays of a batch; values of an absent one is NULL. */
 typedef struct Batch

@@ -20,28 +20,23 @@
 
 #include "utils/builtins.h"
 
-#include "job/attempt.h"
-#include "table/jobs.h"
-#include "table/jobs_hold.h"
-#include "table/jobs_write.h"
-#include "table/steps.h"
-#include "txn/pending_counts.h"
-#include "shared/counters.h"
-#include "base/args.h"
-#include "base/documents.h"
-#include "base/errors.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "shared/counts/counts.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_finish_step);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_refuse_step);
 
 /* A call that ends a step, and what it has found. */
-typedef struct Ending
+typedef struct StepEnding
 {
 	StepName name;
 	Attempt attempt;
 	Outcome standing; /* of the attempt: current, stale, already committed or not found */
 	Step step;
-} Ending;
+} StepEnding;
 
 /* Compares the attempt with the job.  One that this transaction commits is current to it. */
 static Outcome
@@ -63,7 +58,7 @@ standing_of(JobsTable *table, const StepName *name, Attempt *attempt)
  * committed the attempt in a queue that keeps nothing: nothing is left to be stored.
  */
 static bool
-hold_job(Ending *ending)
+hold_job(StepEnding *ending)
 {
 	const StepName *name = &ending->name;
 	JobsTable table;
@@ -85,14 +80,14 @@ hold_job(Ending *ending)
 }
 
 static char *
-step_name(const Ending *ending)
+step_name(const StepEnding *ending)
 {
 	return TextDatumGetCString(ending->name.name);
 }
 
 /* Raises 55000. */
 pg_noreturn static void
-refuse_wait(const Ending *ending)
+refuse_wait(const StepEnding *ending)
 {
 	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					errmsg("\"%s\" is an event that job %lld awaits, and no step",
@@ -102,7 +97,7 @@ refuse_wait(const Ending *ending)
 
 /* Finds the job and its step, and holds both; false as hold_job. */
 static bool
-find_step(FunctionCallInfo fcinfo, Ending *ending)
+find_step(FunctionCallInfo fcinfo, StepEnding *ending)
 {
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_arg_required(fcinfo, 1, "token");
@@ -118,7 +113,7 @@ find_step(FunctionCallInfo fcinfo, Ending *ending)
 
 /* Raises IQ001 or IQ006 for an attempt that is over, which has nothing to say of the step. */
 static void
-check_current(const Ending *ending)
+check_current(const StepEnding *ending)
 {
 	idemq_attempt_count(&ending->attempt, ending->standing, false);
 	idemq_attempt_raise(&ending->attempt, ending->standing);
@@ -126,7 +121,7 @@ check_current(const Ending *ending)
 
 /* Raises IQ006: the step's effect stands. */
 pg_noreturn static void
-refuse_repetition(const Ending *ending)
+refuse_repetition(const StepEnding *ending)
 {
 	ereport(ERROR, (errcode(ERRCODE_IDEMQ_ALREADY_COMMITTED),
 					errmsg("step \"%s\" of job %lld is done already", step_name(ending),
@@ -137,7 +132,7 @@ refuse_repetition(const Ending *ending)
 
 /* Raises 55000: another attempt's call is open. */
 pg_noreturn static void
-refuse_stranger(const Ending *ending)
+refuse_stranger(const StepEnding *ending)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -149,7 +144,7 @@ refuse_stranger(const Ending *ending)
 
 /* Does the step in this transaction; false when a twin has, and the caller is to look again. */
 static bool
-do_inside(Ending *ending, Datum response)
+do_inside(StepEnding *ending, Datum response)
 {
 	check_current(ending);
 	switch (ending->step.state)
@@ -177,7 +172,7 @@ do_inside(Ending *ending, Datum response)
  * one that counts, 0 for NULL.
  */
 static Datum
-take_answer(Ending *ending, Datum response)
+take_answer(StepEnding *ending, Datum response)
 {
 	const Step *step = &ending->step;
 
@@ -189,7 +184,7 @@ take_answer(Ending *ending, Datum response)
 
 /* Ends the step; returns the response that counts. */
 static Datum
-finish(Ending *ending, Datum response)
+finish(StepEnding *ending, Datum response)
 {
 	Datum counts = response;
 
@@ -211,7 +206,7 @@ idemq_sql_v2_finish_step(PG_FUNCTION_ARGS)
 {
 	Datum response = (Datum) 0;
 	Datum counts;
-	Ending ending;
+	StepEnding ending;
 
 	if (!PG_ARGISNULL(3))
 	{
@@ -226,7 +221,7 @@ idemq_sql_v2_finish_step(PG_FUNCTION_ARGS)
 
 /* Raises 55000 for a refusal of what was done. */
 pg_noreturn static void
-refuse_refusal(const Ending *ending)
+refuse_refusal(const StepEnding *ending)
 {
 	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					errmsg("step \"%s\" of job %lld is done", step_name(ending),
@@ -237,7 +232,7 @@ refuse_refusal(const Ending *ending)
 
 /* Raises what is wrong with a refusal by an attempt that has not begun the step. */
 pg_noreturn static void
-refuse_bystander(const Ending *ending)
+refuse_bystander(const StepEnding *ending)
 {
 	check_current(ending);
 	if (ending->step.state == STEP_DONE)
@@ -255,7 +250,7 @@ Datum
 idemq_sql_v2_refuse_step(PG_FUNCTION_ARGS)
 {
 	Datum error = PG_ARGISNULL(3) ? (Datum) 0 : PG_GETARG_DATUM(3);
-	Ending ending;
+	StepEnding ending;
 
 	idemq_check_text("error", error);
 	if (!find_step(fcinfo, &ending))

@@ -7,8 +7,8 @@
 
 #include "fmgr.h"
 
-#include "job/follow.h"
-#include "base/args.h"
+#include "base/base.h"
+#include "job/job.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_follow);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_take_over);

@@ -6,9 +6,9 @@
 
 #include "fmgr.h"
 
-#include "job/generation.h"
-#include "table/jobs.h"
-#include "base/clock.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_new_generation);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_primary_since);

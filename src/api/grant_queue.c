@@ -14,13 +14,10 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 
-#include "api/grant_queue.h"
-#include "table/audit_log.h"
-#include "table/jobs.h"
-#include "queue/queues.h"
-#include "queue/roles.h"
-#include "base/args.h"
-#include "base/spi.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_grant_queue);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_revoke_queue);

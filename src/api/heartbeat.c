@@ -12,22 +12,12 @@
 #include "utils/builtins.h"
 #include "utils/tuplestore.h"
 
-#include "job/attempt.h"
-#include "job/recover.h"
-#include "job/transition.h"
-#include "table/jobs.h"
-#include "table/jobs_write.h"
-#include "queue/following.h"
-#include "queue/queue_counts.h"
-#include "queue/queue_settings.h"
-#include "queue/queues.h"
-#include "shared/lease_beat.h"
-#include "shared/leases.h"
-#include "shared/next_deadline.h"
-#include "shared/slots.h"
-#include "base/args.h"
-#include "base/clock.h"
-#include "base/oids.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/leases/leases.h"
+#include "shared/slots/slots.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_heartbeat);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_heartbeat_many);

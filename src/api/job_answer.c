@@ -7,11 +7,9 @@
 
 #include "utils/timestamp.h"
 
-#include "api/claim_row.h"
-#include "api/job_answer.h"
-#include "shared/lease_scan.h"
-#include "base/args.h"
-#include "base/oids.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "shared/leases/leases.h"
 
 /* Places in idemq.claim_result; the columns of claim begin at RESULT_CLAIM. */
 #define RESULT_OUTCOME 0

@@ -11,7 +11,7 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 
-#include "queue/queues.h"
+#include "queue/queue.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_may_see);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_may_use);

@@ -21,12 +21,9 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "table/jobs.h"
-#include "shared/once_counts.h"
-#include "base/args.h"
-#include "base/clock.h"
-#include "base/spi.h"
-#include "base/sync_rep.h"
+#include "base/base.h"
+#include "shared/counts/counts.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_once);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_once_counts);

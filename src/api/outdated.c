@@ -18,7 +18,7 @@
 
 #include "fmgr.h"
 
-#include "base/oids.h"
+#include "base/base.h"
 
 #define OUTDATED(name)                                                                             \
 	PG_FUNCTION_INFO_V1(idemq_sql_##name);                                                         \

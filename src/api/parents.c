@@ -13,11 +13,9 @@
 #include "utils/builtins.h"
 #include "utils/tuplestore.h"
 
-#include "table/jobs.h"
-#include "table/jobs_kin.h"
-#include "queue/queues.h"
-#include "base/args.h"
-#include "base/oids.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_parents);
 

@@ -6,10 +6,10 @@
 
 #include "utils/timestamp.h"
 
-#include "job/pausing.h"
-#include "table/jobs.h"
-#include "queue/queues.h"
-#include "base/clock.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_pause);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_resume);

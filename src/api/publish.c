@@ -27,22 +27,12 @@
 #include "utils/memutils.h"
 #include "utils/tuplestore.h"
 
-#include "api/enqueue.h"
-#include "api/enqueue_options.h"
-#include "job/kept_key.h"
-#include "job/new_job.h"
-#include "table/jobs.h"
-#include "queue/queues.h"
-#include "queue/roles.h"
-#include "queue/topics.h"
-#include "shared/publish_counts.h"
-#include "base/args.h"
-#include "base/clock.h"
-#include "base/documents.h"
-#include "base/oids.h"
-#include "base/spi.h"
-#include "base/sync_rep.h"
-#include "base/topic_pattern.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/counts/counts.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_publish);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_publish_counts);

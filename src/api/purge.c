@@ -8,11 +8,9 @@
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
 
-#include "table/audit_log.h"
-#include "table/jobs.h"
-#include "queue/queues.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_purge);
 

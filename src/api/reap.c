@@ -8,9 +8,9 @@
 
 #include "miscadmin.h"
 
-#include "job/recover.h"
-#include "table/jobs.h"
-#include "queue/queues.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_reap);
 

@@ -18,13 +18,11 @@
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 
-#include "api/change_job.h"
-#include "job/kin.h"
-#include "table/audit_log.h"
-#include "table/jobs.h"
-#include "queue/queues.h"
-#include "base/args.h"
-#include "base/spi.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_redrive);
 

@@ -8,17 +8,17 @@
  *
  * A job of a group keeps its place in it.  The time of one that is blocked counts when its
  * turn has come (run_at); a head's moves at once, and is never before now, so that it does
- * not come below its group's floor (shared/groups.c).
+ * not come below its group's floor (shared/groups/groups.c).
  */
 #include "postgres.h"
 
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "api/change_job.h"
-#include "job/transition.h"
-#include "table/jobs.h"
-#include "base/args.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_reschedule);
 

@@ -9,13 +9,10 @@
 
 #include "fmgr.h"
 
-#include "api/claim_row.h"
-#include "table/jobs.h"
-#include "queue/following.h"
-#include "queue/queues.h"
-#include "base/args.h"
-#include "base/errors.h"
-#include "base/oids.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_result);
 

@@ -4,9 +4,9 @@
  */
 #include "postgres.h"
 
-#include "api/change_job.h"
-#include "job/kin.h"
-#include "table/jobs.h"
+#include "api/api.h"
+#include "job/job.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_retry);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_retry_many);

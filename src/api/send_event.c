@@ -25,16 +25,10 @@
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 
-#include "job/transition.h"
-#include "table/jobs.h"
-#include "table/jobs_write.h"
-#include "table/waits.h"
-#include "queue/queues.h"
-#include "base/args.h"
-#include "base/clock.h"
-#include "base/documents.h"
-#include "base/oids.h"
-#include "base/sync_rep.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_send_event);
 

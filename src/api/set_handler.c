@@ -24,15 +24,10 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
-#include "table/audit_log.h"
-#include "table/jobs.h"
-#include "queue/handlers.h"
-#include "queue/queues.h"
-#include "queue/roles.h"
-#include "base/args.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/settings.h"
-#include "base/spi.h"
+#include "queue/queue.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_set_handler);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_drop_handler);

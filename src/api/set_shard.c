@@ -7,8 +7,8 @@
 
 #include "fmgr.h"
 
-#include "table/jobs_shard.h"
-#include "base/args.h"
+#include "base/base.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_set_shard);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_assert_shard);

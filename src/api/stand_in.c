@@ -16,10 +16,9 @@
 #include "utils/guc.h"
 #include "utils/resowner.h"
 
-#include "api/stand_in.h"
-#include "job/promote.h"
-#include "job/recover.h"
-#include "base/idemq.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "job/job.h"
 
 /* It promotes so many heads of groups. */
 #define PROMOTE_ALONE 64

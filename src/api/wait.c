@@ -6,7 +6,7 @@
  * They sleep between transactions: nothing is held that would keep VACUUM, a
  * CREATE INDEX CONCURRENTLY or a DROP from going on.  Each check, whether there is
  * something to do, is a transaction of its own.  The order is: set the bit, check, sleep
- * (shared/wake.c); a signal that comes after the check ends the sleep at once.
+ * (shared/sleepers/wake.c); a signal that comes after the check ends the sleep at once.
  *
  * A signal is meant for one sleeper.  A sleeper that leaves, even by error or cancel,
  * without having checked since its signal passes the signal on.
@@ -14,7 +14,7 @@
  * What comes due by time alone has no commit that signals it: each check finds out when
  * to check again.  Without a background worker, a sleeper checks once a second, reaps and
  * promotes (api/stand_in.c).  One sleeper of the database watches the worker; while that is
- * stuck, it wakes one of each queue that has something due (shared/worker_watch.c).
+ * stuck, it wakes one of each queue that has something due (shared/processes/worker_watch.c).
  *
  * wait_result works on a standby, too.  What is replayed there wakes nobody, so it looks
  * again after an eighth of the time that it has waited, STANDBY_SOON at least and CHECK_ALONE
@@ -41,20 +41,14 @@
 #include "utils/snapmgr.h"
 #include "utils/timeout.h"
 
-#include "api/claim_row.h"
-#include "api/stand_in.h"
-#include "job/ready_scan.h"
-#include "table/jobs.h"
-#include "queue/following.h"
-#include "queue/queues.h"
-#include "shared/wake.h"
-#include "shared/worker_call.h"
-#include "shared/worker_watch.h"
-#include "base/args.h"
-#include "base/clock.h"
+#include "api/api.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/errors.h"
-#include "base/oids.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_wait);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_wait_any);

@@ -17,8 +17,7 @@
 #include "utils/lsyscache.h"
 #include "utils/tuplestore.h"
 
-#include "base/args.h"
-#include "base/idemq.h"
+#include "base/base.h"
 
 /*
  * Raises 2D000 in a block, a function or an EXCEPTION: no procedure may end a transaction

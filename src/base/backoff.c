@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-#include "base/backoff.h"
+#include "base/base.h"
 
 /*
  * Returns the delay in microseconds before attempt + 1, attempt counting from 1:

@@ -28,7 +28,7 @@
 #include "storage/spin.h"
 #include "utils/timestamp.h"
 
-#include "base/clock.h"
+#include "base/base.h"
 
 typedef struct ClockShared
 {

@@ -39,9 +39,7 @@
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
 
-#include "base/documents.h"
-#include "base/idemq.h"
-#include "base/settings.h"
+#include "base/base.h"
 
 #define SPREAD 10600
 

@@ -23,7 +23,7 @@
  */
 #include "postgres.h"
 
-#include "base/error_text.h"
+#include "base/base.h"
 
 /* A message that is read, and what comes out of it; never longer than what went in. */
 typedef struct Reader

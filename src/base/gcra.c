@@ -12,7 +12,7 @@
  */
 #include "postgres.h"
 
-#include "base/gcra.h"
+#include "base/base.h"
 
 /* Returns a * b / c, rounded up or down, without overflow in between; a, b, c positive. */
 static int64

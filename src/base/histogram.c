@@ -17,7 +17,7 @@
 
 #include "port/pg_bitutils.h"
 
-#include "base/histogram.h"
+#include "base/base.h"
 
 #define EXACT_BUCKETS 8
 #define MAX_EXPONENT (HISTOGRAM_BUCKETS / 4)

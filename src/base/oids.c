@@ -17,8 +17,8 @@
 #include "utils/lsyscache.h"
 #include "utils/syscache.h"
 
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/oids.h"
 
 static const char *const status_names[] =
 	{[JOB_BLOCKED] = "blocked",	   [JOB_PENDING] = "pending",	  [JOB_PROCESSING] = "processing",

@@ -5,8 +5,7 @@
  */
 #include "postgres.h"
 
-#include "base/clock.h"
-#include "base/pace.h"
+#include "base/base.h"
 
 /*
  * Returns whether it is time to do it for a queue, and if so notes that it is done:

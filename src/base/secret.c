@@ -11,7 +11,7 @@
  */
 #include "postgres.h"
 
-#include "base/secret.h"
+#include "base/base.h"
 
 typedef struct SecretShared
 {

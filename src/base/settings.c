@@ -6,8 +6,8 @@
 
 #include "utils/guc.h"
 
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/settings.h"
 
 int idemq_max_queues = 1024;
 int idemq_max_leases = 65536;

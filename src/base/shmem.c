@@ -12,8 +12,8 @@
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
 
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/shmem.h"
 
 static const ShmemPart *shmem_parts;
 static int shmem_nparts;

@@ -13,8 +13,7 @@
 
 #include "executor/instrument.h"
 
-#include "base/clock.h"
-#include "base/slice.h"
+#include "base/base.h"
 
 /* Begins a slice of so many microseconds; PG_INT64_MAX: one that is never over. */
 void

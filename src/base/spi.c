@@ -19,8 +19,7 @@
 #include "utils/guc.h"
 #include "utils/snapmgr.h"
 
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
 
 /* Becomes a role, with those flags, pins search_path and connects to SPI. */
 static void

@@ -20,8 +20,8 @@
 #include "replication/syncrep.h"
 #include "storage/lwlock.h"
 
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/sync_rep.h"
 
 /* Returns whether nobody has to be waited for, or the standbys have that much. */
 static bool

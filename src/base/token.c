@@ -17,8 +17,7 @@
  */
 #include "postgres.h"
 
-#include "base/clock.h"
-#include "base/token.h"
+#include "base/base.h"
 
 #define TOKEN_TIMELINE_SHIFT 41
 

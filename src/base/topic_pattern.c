@@ -13,7 +13,7 @@
  */
 #include "postgres.h"
 
-#include "base/topic_pattern.h"
+#include "base/base.h"
 
 static bool
 is_wildcard(const TopicWords *words, int n, char wildcard)

@@ -21,9 +21,8 @@
 #include "utils/memutils.h"
 #include "utils/tuplestore.h"
 
-#include "handler/claimed.h"
-#include "api/claim_call.h"
-#include "api/claim_row.h"
+#include "api/api.h"
+#include "handler/handler.h"
 
 static ClaimedJobs pieces[2];
 static ClaimedJobs *at_hand = &pieces[0];

@@ -43,20 +43,14 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
-#include "handler/limits.h"
-#include "handler/reset.h"
-#include "handler/run.h"
-#include "handler/settle.h"
-#include "worker/worker.h"
-#include "queue/handlers.h"
-#include "shared/handler_board.h"
-#include "shared/settings_version.h"
-#include "shared/wake.h"
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/oids.h"
-#include "base/settings.h"
-#include "base/spi.h"
+#include "handler/handler.h"
+#include "queue/queue.h"
+#include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+#include "worker/worker.h"
 
 /* A process ends after so many jobs, and after so long. */
 #define MAX_JOBS 10000
@@ -287,7 +281,7 @@ claim(void)
 
 /*
  * Sleeps until it has claimed something; false when it is to end.  The bit comes before the
- * claim: what becomes ready after that wakes it (shared/wake.c).
+ * claim: what becomes ready after that wakes it (shared/sleepers/wake.c).
  */
 static bool
 await_jobs(void)

@@ -25,8 +25,8 @@
 #include "utils/guc.h"
 #include "utils/timeout.h"
 
-#include "handler/limits.h"
-#include "base/idemq.h"
+#include "base/base.h"
+#include "handler/handler.h"
 
 /* A function that caught the cancel is ended after so many ms. */
 #define KILL_DELAY 5000

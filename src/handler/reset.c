@@ -19,8 +19,8 @@
 #include "utils/portal.h"
 #include "utils/snapmgr.h"
 
-#include "handler/reset.h"
-#include "base/clock.h"
+#include "base/base.h"
+#include "handler/handler.h"
 
 /*
  * Resets the session of a role, between transactions.  Returns false when the session is

@@ -37,18 +37,15 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
-#include "handler/limits.h"
-#include "handler/run.h"
-#include "api/finish.h"
-#include "job/attempt.h"
-#include "table/jobs.h"
-#include "queue/following.h"
-#include "queue/queues.h"
-#include "shared/handler_board.h"
-#include "shared/handler_known.h"
-#include "shared/lease_beat.h"
-#include "shared/settings_version.h"
-#include "base/clock.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "handler/handler.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
+#include "shared/slots/slots.h"
+#include "table/table.h"
 
 /* The job that the function is called for, NULL between jobs; and its queue's name. */
 static const ClaimedJob *current = NULL;
@@ -99,8 +96,8 @@ idemq_handler_commit(void)
 }
 
 /* After an error: copies it, and aborts the transaction. */
-ErrorData *
-idemq_handler_catch(HandlerRun *run)
+static ErrorData *
+catch_error(HandlerRun *run)
 {
 	ErrorData *error;
 
@@ -333,7 +330,7 @@ idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, Erro
 	}
 	PG_CATCH();
 	{
-		*error = idemq_handler_catch(run);
+		*error = catch_error(run);
 		result = RUN_FAILED;
 	}
 	PG_END_TRY();
@@ -363,7 +360,7 @@ idemq_handler_claim(HandlerRun *run, ErrorData **error)
 	}
 	PG_CATCH();
 	{
-		*error = idemq_handler_catch(run);
+		*error = catch_error(run);
 		result = RUN_FAILED;
 	}
 	PG_END_TRY();

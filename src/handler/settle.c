@@ -28,15 +28,13 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "handler/limits.h"
-#include "handler/settle.h"
-#include "api/finish.h"
-#include "table/attempt_history.h"
-#include "queue/queues.h"
-#include "shared/handler_known.h"
-#include "shared/lease_beat.h"
-#include "base/args.h"
-#include "base/errors.h"
+#include "api/api.h"
+#include "base/base.h"
+#include "handler/handler.h"
+#include "queue/queue.h"
+#include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
+#include "table/table.h"
 
 /* A job that met another in its way is run again at once so many times. */
 #define MAX_REPEATS 3

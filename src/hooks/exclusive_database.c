@@ -29,12 +29,11 @@
 #include "utils/acl.h"
 #include "utils/syscache.h"
 
-#include "hooks/exclusive_database.h"
-#include "txn/pending_away.h"
-#include "shared/handler_board.h"
-#include "shared/worker_board.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/idemq.h"
+#include "hooks/hooks.h"
+#include "shared/processes/processes.h"
+#include "txn/txn.h"
 
 /* A worker gets so many steps of AWAY_STEP to go by itself, then SIGTERM. */
 #define AWAY_PATIENCE 50

@@ -23,9 +23,8 @@
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 
-#include "hooks/prepared.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "hooks/hooks.h"
 
 /* The tables that memory knows something of. */
 static const char *const tables[] = {"jobs",	 "queues",	 "queue_grants", "handler_entries",

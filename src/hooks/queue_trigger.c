@@ -19,8 +19,7 @@
 #include "executor/spi.h"
 #include "utils/rel.h"
 
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_gone);
 

@@ -38,24 +38,16 @@
 #include "tcop/utility.h"
 #include "utils/lsyscache.h"
 
-#include "hooks/exclusive_database.h"
-#include "hooks/prepared.h"
-#include "hooks/utility.h"
-#include "job/follow.h"
-#include "txn/pending.h"
-#include "txn/pending_window.h"
-#include "queue/slot_life.h"
-#include "shared/buckets.h"
-#include "shared/group_table.h"
-#include "shared/lease_scan.h"
-#include "shared/lease_shares.h"
-#include "shared/lease_table.h"
-#include "shared/settings_version.h"
-#include "shared/slots.h"
-#include "shared/wake.h"
-#include "shared/worker_call.h"
-#include "base/idemq.h"
-#include "base/oids.h"
+#include "base/base.h"
+#include "hooks/hooks.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/counts/counts.h"
+#include "shared/groups/groups.h"
+#include "shared/leases/leases.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+#include "txn/txn.h"
 
 static ProcessUtility_hook_type prev_process_utility = NULL;
 static object_access_hook_type prev_object_access = NULL;
@@ -138,7 +130,7 @@ run_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 								completion);
 }
 
-/* Whether this session counts among the changes under way (shared/slots.c), for COMMIT PREPARED. */
+/* Whether this session counts among the changes under way (shared/slots/slots.c), for COMMIT PREPARED. */
 static bool in_change = false;
 
 static void

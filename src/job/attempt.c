@@ -4,17 +4,11 @@
  */
 #include "postgres.h"
 
-#include "job/attempt.h"
-#include "table/attempt_history.h"
-#include "table/jobs.h"
-#include "table/jobs_hold.h"
-#include "table/jobs_write.h"
-#include "queue/queue_counts.h"
-#include "queue/queues.h"
-#include "shared/lease_beat.h"
-#include "shared/leases.h"
-#include "base/errors.h"
-#include "base/oids.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/leases/leases.h"
+#include "table/table.h"
 
 /* Fetches a job that is in flight, most likely: by where its claim found it, or by its id. */
 static bool

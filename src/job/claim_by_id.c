@@ -11,26 +11,12 @@
 
 #include "utils/timestamp.h"
 
-#include "job/claim_by_id.h"
-#include "job/claim_one.h"
-#include "job/limits.h"
-#include "job/places.h"
-#include "job/promote.h"
-#include "job/promote_one.h"
-#include "job/reap.h"
-#include "job/recover.h"
-#include "job/transition.h"
-#include "table/jobs.h"
-#include "table/jobs_group.h"
-#include "table/jobs_hold.h"
-#include "table/jobs_kin.h"
-#include "queue/queue_counts.h"
-#include "queue/queue_settings.h"
-#include "queue/queues.h"
-#include "shared/leases.h"
-#include "shared/promote_round.h"
-#include "base/clock.h"
-#include "base/sync_rep.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/groups/groups.h"
+#include "shared/leases/leases.h"
+#include "table/table.h"
 
 /* Returns when a lease ends; that of a claim whose transaction is open, if it began now. */
 static TimestampTz

@@ -37,17 +37,12 @@
 #include "utils/inval.h"
 #include "utils/snapmgr.h"
 
-#include "job/follow.h"
-#include "job/generation.h"
-#include "table/jobs.h"
-#include "table/jobs_id.h"
-#include "txn/pending.h"
-#include "queue/following.h"
-#include "queue/queue_cache.h"
-#include "queue/roles.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 /* How long the apply worker of a subscription that was disabled may take to end. */
 #define WORKER_STEPS 1000

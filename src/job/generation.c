@@ -31,13 +31,10 @@
 #include "storage/lock.h"
 #include "utils/lsyscache.h"
 
-#include "job/generation.h"
-#include "queue/queue_cache.h"
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/oids.h"
-#include "base/spi.h"
-#include "base/token.h"
+#include "job/job.h"
+#include "queue/queue.h"
 
 /* Beyond it there is no room below 2^53 for a clock and some promotions. */
 #define MAX_LEAD (INT64CONST(1) << 52)

@@ -2,7 +2,7 @@
  * job/group_rate.c
  *		group_rate of a queue: so many jobs of a group may be started in group_period.
  *
- * A group has a bucket (base/gcra.c) among those of admission (shared/buckets.c), under a name
+ * A group has a bucket (base/gcra.c) among those of admission (shared/counts/buckets.c), under a name
  * that nobody can pass to idemq.admit: it begins with a zero byte.  Whatever starts a job
  * comes through job/claim_one.c: claim, claim_any, claim_job, commit_and_claim, acquire,
  * commit_once.  There the bucket is charged, before the lease entry is taken.  So
@@ -41,21 +41,19 @@
  * the buckets of its groups are full.
  *
  * Where there is no room for a bucket (idemq.max_buckets) the groups of the queue that have none
- * have one together (shared/buckets.c): they wait longer, and none starts too soon.
+ * have one together (shared/counts/buckets.c): they wait longer, and none starts too soon.
  */
 #include "postgres.h"
 
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "job/group_rate.h"
-#include "job/places.h"
-#include "job/transition.h"
-#include "queue/following.h"
-#include "shared/full_tables.h"
-#include "shared/slots.h"
-#include "shared/worker_call.h"
-#include "base/clock.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/counts/counts.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
 
 /* Microseconds by which two readings of when a group may start its next job may differ. */
 #define CLOSE 1000

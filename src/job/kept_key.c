@@ -23,10 +23,9 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 
-#include "job/kept_key.h"
-#include "queue/queues.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
 
 static const char shape[] = "@dddd-dd-ddTdd:dd:ddZ";
 

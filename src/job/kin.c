@@ -4,7 +4,7 @@
  *
  * A job with depends_on is blocked until its parents are done.  Neither its enqueue nor the
  * end of a parent waits for the other, or touches the other's row: after the commit of either
- * a mark is set (shared/kin.c, where it is proved that none is missed), and whoever takes the
+ * a mark is set (shared/groups/kin.c, where it is proved that none is missed), and whoever takes the
  * mark, the worker or a claim, looks at the rows with a snapshot that is younger:
  *
  *	parent		has finished: marks its children, those that watch it at once; those that are
@@ -43,20 +43,15 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "job/generation.h"
-#include "job/kin.h"
-#include "job/transition.h"
-#include "table/jobs_kin.h"
-#include "table/jobs_kin_write.h"
-#include "txn/pending_kin.h"
-#include "queue/queues.h"
-#include "shared/group_table.h"
-#include "shared/lease_table.h"
-#include "shared/worker_call.h"
-#include "shared/worker_place.h"
-#include "base/clock.h"
-#include "base/jitter.h"
-#include "base/oids.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/groups/groups.h"
+#include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 /* Looks at a child that changes each time. */
 #define MAX_LOOKS 10

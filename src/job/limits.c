@@ -2,13 +2,13 @@
  * job/limits.c
  *		Whether a queue's max_running and rate_limit allow a claim.
  *
- * max_running bounds the count of the queue's lease entries, which shared/running.c
+ * max_running bounds the count of the queue's lease entries, which shared/slots/running.c
  * keeps, with the reason why it is never passed and no wake-up is lost.
  *
  * rate_limit is GCRA (base/gcra.c) on the slot's rate_tat; each claim costs one.
  *
  * A claimer that a limit refuses is on record in the slot's refused_by and woken when
- * there is room (shared/running.c).  When the rate allows the next claim, which comes
+ * there is room (shared/slots/running.c).  When the rate allows the next claim, which comes
  * by time alone, is noted for the worker's timer.
  *
  * Locks: none, atomics only.
@@ -18,15 +18,12 @@
 #include "miscadmin.h"
 #include "utils/timestamp.h"
 
-#include "job/limits.h"
-#include "txn/borrowed.h"
-#include "shared/lease_shares.h"
-#include "shared/running.h"
-#include "shared/slots.h"
-#include "shared/wake.h"
-#include "base/clock.h"
-#include "base/gcra.h"
-#include "base/settings.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "shared/leases/leases.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+#include "txn/txn.h"
 
 /* While a queue waits for room in the lease table, it is checked that often. */
 #define FULL_INTERVAL USECS_PER_SEC

@@ -9,7 +9,7 @@
  * parents are done already.
  *
  * A parent is looked for with the latest snapshot, and its end may become visible at any time:
- * that no end is missed is proved in shared/kin.c.  Until this transaction ends nobody deletes
+ * that no end is missed is proved in shared/groups/kin.c.  Until this transaction ends nobody deletes
  * a parent: its row is locked FOR KEY SHARE, and its queue against being dropped.  Otherwise it
  * could be cancelled and deleted before the child is visible, of whose row nothing would be told,
  * and count as completed.  That lock is in the way of nobody but who deletes: retention, purge
@@ -27,14 +27,11 @@
 #include "lib/qunique.h"
 #include "miscadmin.h"
 
-#include "job/new_child.h"
-#include "table/jobs_hold.h"
-#include "table/jobs_write.h"
-#include "queue/queues.h"
-#include "shared/kin.h"
-#include "base/args.h"
-#include "base/errors.h"
-#include "base/oids.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/groups/groups.h"
+#include "table/table.h"
 
 /* Blocks a new job, of which all columns are set; kin has its parents. */
 void

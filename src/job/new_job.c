@@ -10,14 +10,10 @@
 
 #include "utils/timestamp.h"
 
-#include "job/new_job.h"
-#include "table/jobs_batch.h"
-#include "table/jobs_id.h"
-#include "table/jobs_write.h"
-#include "txn/pending_groups.h"
-#include "txn/pending_kin.h"
-#include "txn/pending_ready.h"
-#include "base/oids.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 /* Sets the columns that every new job has. */
 void
@@ -36,13 +32,14 @@ idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now, Datum
 }
 
 /*
- * Notes what shared memory must do after the commit of a job that is about to be written
- * under that id: its ready key, its group, when it expires.  Returns the status that a new
- * one will have.
+ * Notes what shared memory must do after the commit of a job that is about to be written:
+ * its ready key, its group, when it expires.  The columns have its id.  Returns the status
+ * that a new one will have.
  */
 JobStatus
-idemq_new_job_note_as(const QueueInfo *queue, const JobChange *columns, int64 id)
+idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
 {
+	int64 id = DatumGetInt64(columns->values[COL_ID]);
 	int priority = DatumGetInt16(columns->values[COL_PRIORITY]);
 	ReadyKey key;
 
@@ -63,13 +60,6 @@ idemq_new_job_note_as(const QueueInfo *queue, const JobChange *columns, int64 id
 	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
 	idemq_pending_ready_note(queue->slot, queue->id, priority, key);
 	return JOB_PENDING;
-}
-
-/* As idemq_new_job_note_as, of a new job; the columns have its id. */
-JobStatus
-idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
-{
-	return idemq_new_job_note_as(queue, columns, DatumGetInt64(columns->values[COL_ID]));
 }
 
 /*

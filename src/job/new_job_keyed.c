@@ -30,21 +30,10 @@
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
-#include "job/kept_key.h"
-#include "job/new_job.h"
-#include "job/new_job_keyed.h"
-#include "job/replace_job.h"
-#include "table/jobs_steps.h"
-#include "table/jobs.h"
-#include "table/jobs_hold.h"
-#include "table/jobs_id.h"
-#include "table/jobs_key.h"
-#include "table/jobs_sql.h"
-#include "table/jobs_write.h"
-#include "queue/queue_counts.h"
-#include "base/clock.h"
-#include "base/errors.h"
-#include "base/sync_rep.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "table/table.h"
 
 /* Rounds of insert and lookup after which a trigger must be keeping the row out. */
 #define MAX_TRIES 20

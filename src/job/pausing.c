@@ -27,11 +27,10 @@
 #include "catalog/pg_type.h"
 #include "utils/timestamp.h"
 
-#include "job/pausing.h"
-#include "table/audit_log.h"
-#include "txn/pending.h"
-#include "base/clock.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 static SqlStatement set_paused =
 	{.text = "UPDATE idemq.queues SET paused = $2, paused_until = $3 WHERE queue_id = $1",

@@ -6,7 +6,7 @@
  * A job of a group is enqueued blocked, without a ready_at, so that no claim meets it.
  * A transaction that enqueues or finishes one does not touch the others of its group, so
  * such transactions never wait for each other.  After its commit the group is marked
- * (shared/groups.c), and promoted here: by the worker in a transaction of its own, or by
+ * (shared/groups/groups.c), and promoted here: by the worker in a transaction of its own, or by
  * a claim in the claim's.  Such a claim promotes no more heads than it wants jobs, since
  * other sessions see those groups as busy until its transaction ends.
  *
@@ -14,7 +14,7 @@
  * these from blocked is here, under the ownership of the group, which is taken before
  * the snapshot and lasts until the promotion is visible: so the snapshot shows the
  * head that there is, if there is one.  The floor, below which it is not looked for, is
- * read after each snapshot (the proof stands in shared/groups.c).  The ownership of a prepared
+ * read after each snapshot (the proof stands in shared/groups/groups.c).  The ownership of a prepared
  * transaction does not outlive a restart, nor the end of another one: where there may be
  * prepared transactions, a promotion also searches for a head that is not committed, and
  * leaves such a group alone.
@@ -38,7 +38,7 @@
  * (job/promote_one.c).  A job that had expired when its
  * turn came is cancelled, and the next one follows.
  *
- * Marks of children and parents (shared/kin.c) are among those of groups, and taken and owned
+ * Marks of children and parents (shared/groups/kin.c) are among those of groups, and taken and owned
  * as they are; what is done then is job/kin.c's.  A child that joins its group has that
  * promoted.
  */
@@ -50,21 +50,12 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "job/group_rate.h"
-#include "job/kin.h"
-#include "job/places.h"
-#include "job/promote.h"
-#include "job/promote_one.h"
-#include "table/jobs.h"
-#include "table/jobs_group.h"
-#include "table/jobs_kin.h"
-#include "txn/pending_groups.h"
-#include "shared/group_table.h"
-#include "shared/groups.h"
-#include "shared/kin.h"
-#include "shared/ready_cursor.h"
-#include "base/jitter.h"
-#include "base/pace.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "shared/groups/groups.h"
+#include "shared/slots/slots.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 /* Groups taken in one go. */
 #define PROMOTE_BATCH 256

@@ -10,13 +10,10 @@
 #include "access/twophase.h"
 #include "utils/timestamp.h"
 
-#include "job/group_rate.h"
-#include "job/places.h"
-#include "job/promote_one.h"
-#include "job/transition.h"
-#include "table/jobs_group.h"
-#include "txn/pending_groups.h"
-#include "base/clock.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 /* Visits of a group whose first job changes each time. */
 #define MAX_LOOKS 10

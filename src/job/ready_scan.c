@@ -4,7 +4,7 @@
  *
  * For claims, and for sessions that only want to know whether there is something.  Each
  * entry of the ready index that is due is shown to scan->consider, priority by priority,
- * and the cursors move up past what it proved unclaimable (shared/ready_cursor.c says
+ * and the cursors move up past what it proved unclaimable (shared/slots/ready_cursor.c says
  * why that is safe).  Sequence and cursors are read first, then the snapshot is taken.
  */
 #include "postgres.h"
@@ -14,21 +14,14 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "job/limits.h"
-#include "job/ready_scan.h"
-#include "job/transition.h"
-#include "table/jobs.h"
-#include "table/jobs_hold.h"
-#include "table/jobs_ready.h"
-#include "txn/pending_ready.h"
-#include "shared/leases.h"
-#include "shared/ready_cursor.h"
-#include "shared/ready_ring.h"
-#include "shared/wake.h"
-#include "shared/worker_call.h"
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/jitter.h"
+#include "job/job.h"
+#include "shared/leases/leases.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 /* Where a scan is in one priority: in the ring's copy, if that serves it, then in the index. */
 typedef struct PriorityScan
@@ -161,11 +154,11 @@ more_behind(ReadyScan *scan, JobsTable *table, int stopped_at)
 }
 
 /* Shows one due entry to the caller. */
-static Step
+static ScanStep
 consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 {
 	MemoryContext old;
-	Step step;
+	ScanStep step;
 
 	MemoryContextReset(scan->row_context);
 	old = MemoryContextSwitchTo(scan->row_context);
@@ -196,7 +189,7 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 	for (;;)
 	{
 		ReadyKey key = next_entry(scan, table, &place);
-		Step step;
+		ScanStep step;
 
 		CHECK_FOR_INTERRUPTS();
 		if (key.ready_at > scan->now)
@@ -222,7 +215,7 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 	idemq_cursor_advance(&scan->view, scan->queue.id, priority, place.reach, &fill);
 }
 
-/* Reads where to begin, before the snapshot is taken: see shared/ready_cursor.c. */
+/* Reads where to begin, before the snapshot is taken: see shared/slots/ready_cursor.c. */
 static void
 read_view(ReadyScan *scan, bool from_start)
 {
@@ -305,7 +298,7 @@ idemq_ready_job(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, J
 }
 
 /* Stops at an entry that can be claimed, of a row that is not held. */
-static Step
+static ScanStep
 stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 {
 	TransactionId holder;

@@ -19,23 +19,14 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 
-#include "job/reap.h"
-#include "job/transition.h"
-#include "table/attempt_history.h"
-#include "table/jobs.h"
-#include "table/jobs_hold.h"
-#include "txn/pending.h"
-#include "txn/pending_ready.h"
-#include "shared/handler_board.h"
-#include "shared/lease_scan.h"
-#include "shared/leases.h"
-#include "shared/next_deadline.h"
-#include "shared/slots.h"
-#include "base/backoff.h"
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/jitter.h"
-#include "base/slice.h"
+#include "job/job.h"
+#include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
+#include "shared/slots/slots.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 /* Two scans for a queue's expired leases are at least this far apart, in microseconds, */
 #define REAP_INTERVAL INT64CONST(500)
@@ -167,8 +158,8 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
  * What is left is due again at once, behind what is due by then elsewhere: a lease that was
  * collected and not reached has not been changed.
  */
-int64
-idemq_reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
+static int64
+reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 {
 	ExpiredLease *leases = palloc(REAP_BATCH * sizeof(ExpiredLease));
 	JobsTable table;
@@ -218,7 +209,7 @@ idemq_reap_in(const QueueInfo *queue, const Slice *slice)
 
 	do
 	{
-		int64 last = idemq_reap_batch(queue, slice, &more);
+		int64 last = reap_batch(queue, slice, &more);
 
 		reaped += last;
 		in_vain = last > 0 ? 0 : in_vain + 1;
@@ -234,5 +225,5 @@ idemq_reap_expired(const QueueInfo *queue)
 	bool more;
 
 	idemq_slice_begin(&slice, SLICE_OF_CHORE);
-	(void) idemq_reap_batch(queue, &slice, &more);
+	(void) reap_batch(queue, &slice, &more);
 }

@@ -22,12 +22,10 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "job/places.h"
-#include "job/replace_job.h"
-#include "table/jobs_write.h"
-#include "txn/pending_groups.h"
-#include "txn/pending_ready.h"
-#include "base/clock.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 /* What a request says of the work, and its terms, which only a job takes that nobody has claimed. */
 #define WORK_COLUMNS (COLUMN_BIT(COL_PAYLOAD) | COLUMN_BIT(COL_HEADERS) | COLUMN_BIT(COL_KIND))
@@ -46,7 +44,7 @@ time_column(const JobChange *columns)
 /*
  * Sets the time of a job that nobody has claimed: one that is blocked has it in run_at, NULL for
  * at once, and one of a group that has places in both, since it has none of them then
- * (job/places.c).  A head's only grows: shared/groups.c counts on it.
+ * (job/places.c).  A head's only grows: shared/groups/groups.c counts on it.
  */
 static void
 set_time(JobChange *change, const QueueInfo *queue, const Job *job, TimestampTz asked,

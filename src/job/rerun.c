@@ -26,13 +26,9 @@
 
 #include "utils/timestamp.h"
 
-#include "job/new_job_keyed.h"
-#include "job/kin.h"
-#include "job/rerun.h"
-#include "job/kept_key.h"
-#include "job/transition.h"
-#include "table/jobs.h"
-#include "base/clock.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "table/table.h"
 
 /* Returns the time that a request asks for; that it was made, for none. */
 static TimestampTz

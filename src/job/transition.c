@@ -22,22 +22,11 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "job/dead_queue.h"
-#include "job/places.h"
-#include "job/transition.h"
-#include "table/attempt_history.h"
-#include "table/jobs_kin_write.h"
-#include "table/jobs_steps.h"
-#include "table/jobs.h"
-#include "table/jobs_hold.h"
-#include "table/jobs_write.h"
-#include "txn/pending.h"
-#include "txn/pending_counts.h"
-#include "txn/pending_groups.h"
-#include "txn/pending_kin.h"
-#include "txn/pending_ready.h"
-#include "shared/kin.h"
-#include "base/oids.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "shared/groups/groups.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 /* What becomes of ready_at. */
 typedef enum ReadyMove

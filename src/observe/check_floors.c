@@ -1,6 +1,6 @@
 /*
  * observe/check_floors.c
- *		The audit of the floors of FIFO groups (shared/groups.c): no job is below one.
+ *		The audit of the floors of FIFO groups (shared/groups/groups.c): no job is below one.
  *
  * A job that a later snapshot shows below its group's floor is a suspect: its writer may
  * be about to lower the floor.  Once all that the snapshot showed has reached shared
@@ -21,10 +21,9 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "observe/check_floors.h"
-#include "observe/check_report.h"
-#include "shared/groups.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "observe/observe.h"
+#include "shared/groups/groups.h"
 
 /* The first job of a group below its floor, and the version of its row. */
 static SqlStatement below_floor = {

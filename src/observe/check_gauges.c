@@ -16,14 +16,11 @@
 
 #include "miscadmin.h"
 
-#include "observe/check_gauges.h"
-#include "observe/check_report.h"
-#include "queue/queue_counts.h"
-#include "queue/queues.h"
-#include "shared/counters.h"
-#include "shared/slots.h"
-#include "base/args.h"
-#include "base/oids.h"
+#include "base/base.h"
+#include "observe/observe.h"
+#include "queue/queue.h"
+#include "shared/counts/counts.h"
+#include "shared/slots/slots.h"
 
 #define MAX_TRIES 5
 

@@ -12,7 +12,7 @@
  *
  * A group without a head, or with a free place and nobody that waits to be claimed, is a
  * suspect.  Once all that its snapshot showed has reached shared memory (idemq_check_settled),
- * the group is known there (shared/groups.c), or has been promoted since.  If it is not known,
+ * the group is known there (shared/groups/groups.c), or has been promoted since.  If it is not known,
  * and afterwards still has no head and the same jobs, no session will promote it.  The
  * exception is a session that scans all groups at that moment and knows of none before it
  * reaches it; so a suspect is checked for a second.
@@ -23,12 +23,10 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 
-#include "observe/check_groups.h"
-#include "observe/check_report.h"
-#include "queue/queues.h"
-#include "shared/group_table.h"
-#include "shared/groups.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "observe/observe.h"
+#include "queue/queue.h"
+#include "shared/groups/groups.h"
 
 /* Times that a group which seems forgotten is checked, and microseconds between them. */
 #define HEADLESS_CHECKS 11

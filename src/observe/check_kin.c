@@ -17,13 +17,11 @@
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 
-#include "observe/check_kin.h"
-#include "table/jobs_kin.h"
-#include "queue/queues.h"
-#include "shared/groups.h"
-#include "shared/kin.h"
-#include "base/args.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "observe/observe.h"
+#include "queue/queue.h"
+#include "shared/groups/groups.h"
+#include "table/table.h"
 
 /* Times that a child which seems forgotten is checked, and microseconds between them. */
 #define FORGOTTEN_CHECKS 11

@@ -26,17 +26,12 @@
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 
-#include "observe/check_leases.h"
-#include "observe/check_report.h"
-#include "table/jobs.h"
-#include "table/jobs_hold.h"
-#include "shared/lease_scan.h"
-#include "shared/lease_shares.h"
-#include "shared/leases.h"
-#include "shared/slots.h"
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/spi.h"
+#include "observe/observe.h"
+#include "shared/leases/leases.h"
+#include "shared/slots/slots.h"
+#include "table/table.h"
 
 /* By how much a queue may visit its leases late: reapers take their time. */
 #define DEADLINE_SLACK USECS_PER_SEC

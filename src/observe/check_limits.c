@@ -11,14 +11,11 @@
 
 #include "miscadmin.h"
 
-#include "observe/check_limits.h"
-#include "observe/check_report.h"
-#include "queue/queues.h"
-#include "shared/lease_shares.h"
-#include "shared/lease_table.h"
-#include "shared/running.h"
-#include "shared/slots.h"
-#include "base/settings.h"
+#include "base/base.h"
+#include "observe/observe.h"
+#include "queue/queue.h"
+#include "shared/leases/leases.h"
+#include "shared/slots/slots.h"
 
 /* Adds what an entry is counted as to its slot's sum, by index. */
 static bool

@@ -13,7 +13,7 @@
  *
  * Why that is no false alarm: the cursor was above the row from r to h, hence at
  * the moment s, at which the row's committed version was claimable.  By the
- * invariant (shared/ready_cursor.c) then at s either
+ * invariant (shared/slots/ready_cursor.c) then at s either
  *   - it had an entry, which has gone since.  A session that drops the entry of a
  *     job whose committed version is claimable lowers to its key after that, or
  *     unsets the cursors: an aborted claim, the end of an attempt whose entry others
@@ -25,7 +25,7 @@
  *     cursors are unset.
  * Each of these lowers to the row's key, or below, after r, and is past it when
  * idemq_check_settled returns: the history shows it.  For a row that a ring misses the
- * same holds from its invariant (shared/ready_ring.c).
+ * same holds from its invariant (shared/slots/ready_ring.c).
  *
  * Why what is broken is found: a row that stays claimable below the cursor with no
  * entry and no holder is a suspect, and only a lowering acquits it, which repairs
@@ -35,17 +35,12 @@
 
 #include "miscadmin.h"
 
-#include "observe/check_ready.h"
-#include "observe/check_report.h"
-#include "job/transition.h"
-#include "table/jobs.h"
-#include "table/jobs_hold.h"
-#include "table/jobs_ready.h"
-#include "shared/leases.h"
-#include "shared/ready_cursor.h"
-#include "shared/ready_ring.h"
-#include "shared/slots.h"
 #include "base/compat.h"
+#include "job/job.h"
+#include "observe/observe.h"
+#include "shared/leases/leases.h"
+#include "shared/slots/slots.h"
+#include "table/table.h"
 
 /* What shared memory said of one priority, and what the scan of it found. */
 typedef struct Suspects

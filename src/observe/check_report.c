@@ -15,7 +15,7 @@
  *     there while the id is no longer in progress; and its lock on idemq.jobs is
  *     there while the session shows no virtual transaction (virtualtransaction n/0
  *     in pg_locks).
- *   - a session in the midst of a change that shared/slots.c counts
+ *   - a session in the midst of a change that shared/slots/slots.c counts
  *     (idemq_slots_begin_change).
  *
  * When a session stays in that state, stopped by a debugger, nothing is reported
@@ -34,12 +34,9 @@
 #include "storage/procarray.h"
 #include "utils/builtins.h"
 
-#include "observe/check_report.h"
-#include "shared/slots.h"
-#include "base/args.h"
-#include "base/clock.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "observe/observe.h"
+#include "shared/slots/slots.h"
 
 /* How long one call waits for the callbacks of others, in all. */
 #define PATIENCE (10 * USECS_PER_SEC)

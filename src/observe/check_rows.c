@@ -12,14 +12,11 @@
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
 
-#include "observe/check_report.h"
-#include "observe/check_rows.h"
-#include "job/generation.h"
-#include "shared/lease_table.h"
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/spi.h"
-#include "base/token.h"
+#include "job/job.h"
+#include "observe/observe.h"
+#include "shared/leases/leases.h"
 
 /* Tokens are below this, for JSON and JavaScript. */
 #define TOKEN_END (INT64CONST(1) << 53)

@@ -11,8 +11,8 @@
 
 #include "utils/builtins.h"
 
-#include "observe/check_topics.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "observe/observe.h"
 
 #define IS_OF_NOBODY                                                                               \
 	"NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = t.role_name AND "             \

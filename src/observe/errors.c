@@ -13,7 +13,7 @@
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
 
-#include "base/error_text.h"
+#include "base/base.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_error_pattern);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_error_sqlstate);

@@ -14,13 +14,9 @@
 #include "utils/memutils.h"
 #include "utils/tuplestore.h"
 
-#include "queue/handlers.h"
-#include "queue/queues.h"
-#include "shared/handler_board.h"
-#include "shared/handler_known.h"
-#include "base/args.h"
-#include "base/settings.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/processes/processes.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_handler_states);
 

@@ -16,8 +16,8 @@
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
 
-#include "table/jobs.h"
-#include "queue/queues.h"
+#include "queue/queue.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_progress);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_attempt_progress);

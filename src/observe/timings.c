@@ -3,7 +3,7 @@
  *		SQL function timing_buckets: of each queue, how many jobs waited and ran for no
  *		longer than so long, cumulative from short to long, as Prometheus wants it.
  *
- * From the histograms in shared memory (shared/counters.c), of which four buckets make
+ * From the histograms in shared memory (shared/counts/counters.c), of which four buckets make
  * one here: a bound is a power of two of microseconds, and a bound of those as well, so
  * that each count is exact.  The sum is of the middles of those buckets: it is off by 12.5 %
  * at most, and grows whenever a count does.
@@ -19,11 +19,10 @@
 #include "utils/float.h"
 #include "utils/tuplestore.h"
 
-#include "queue/queues.h"
-#include "shared/counters.h"
-#include "shared/slots.h"
-#include "base/args.h"
-#include "base/histogram.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/counts/counts.h"
+#include "shared/slots/slots.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_timing_buckets);
 

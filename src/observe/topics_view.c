@@ -16,11 +16,8 @@
 #include "utils/builtins.h"
 #include "utils/tuplestore.h"
 
-#include "queue/queues.h"
-#include "queue/roles.h"
-#include "queue/topics.h"
-#include "base/args.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "queue/queue.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_topic_privileges);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_topic_states);

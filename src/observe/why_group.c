@@ -8,12 +8,10 @@
 #include "access/xlog.h"
 #include "utils/timestamp.h"
 
-#include "observe/why_group.h"
-#include "job/group_rate.h"
-#include "job/places.h"
-#include "table/jobs.h"
-#include "table/jobs_group.h"
-#include "base/oids.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "observe/observe.h"
+#include "table/table.h"
 
 /* Microseconds by which two readings of when a group may go on may differ. */
 #define CLOSE 1000

@@ -7,12 +7,11 @@
 #include "access/xlog.h"
 #include "miscadmin.h"
 
-#include "observe/why_handler.h"
-#include "queue/handlers.h"
-#include "shared/handler_board.h"
-#include "shared/handler_known.h"
-#include "shared/lease_scan.h"
-#include "base/settings.h"
+#include "base/base.h"
+#include "observe/observe.h"
+#include "queue/queue.h"
+#include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
 
 /* Says what a queue's handler does about a job that is ready; false when it has none. */
 static bool

@@ -4,9 +4,9 @@
  */
 #include "postgres.h"
 
-#include "observe/why_parents.h"
-#include "table/jobs_kin.h"
-#include "base/oids.h"
+#include "base/base.h"
+#include "observe/observe.h"
+#include "table/table.h"
 
 /* Says which parent is in the way of a blocked job; false when it does not wait for parents. */
 static bool

@@ -7,8 +7,8 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "observe/why_wait.h"
-#include "table/waits.h"
+#include "observe/observe.h"
+#include "table/table.h"
 
 /* Says which event a job waits for that is not due; false when its last attempt awaits none. */
 bool

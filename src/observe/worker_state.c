@@ -4,7 +4,7 @@
  *		idemq.background_worker and idemq.worker_chores: the process that makes this
  *		database's jobs prompt, whether it moves, and what it has done.
  *
- * Shared memory says so (shared/worker_watch.c), whether or not a sleeper has found it
+ * Shared memory says so (shared/processes/worker_watch.c), whether or not a sleeper has found it
  * stuck.  A worker that is at the beginning of a long piece of work is not yet stuck.
  */
 #include "postgres.h"
@@ -14,11 +14,9 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
-#include "queue/following.h"
-#include "shared/worker_health.h"
-#include "shared/worker_watch.h"
-#include "base/args.h"
-#include "base/clock.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/processes/processes.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_worker_state);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_chore_counts);

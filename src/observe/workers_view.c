@@ -16,11 +16,10 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
-#include "table/jobs.h"
-#include "queue/queues.h"
-#include "shared/lease_scan.h"
-#include "base/args.h"
-#include "base/clock.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/leases/leases.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_leases);
 

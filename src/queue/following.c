@@ -42,11 +42,9 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
-#include "queue/following.h"
-#include "shared/slots.h"
-#include "base/clock.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/slots/slots.h"
 
 /* $1: this cluster, $2: this database, $3: idemq.jobs */
 static SqlStatement read_row =

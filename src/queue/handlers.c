@@ -29,12 +29,9 @@
 #include "utils/builtins.h"
 #include "utils/syscache.h"
 
-#include "queue/handlers.h"
-#include "queue/queues.h"
-#include "queue/roles.h"
-#include "base/args.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/spi.h"
+#include "queue/queue.h"
 
 static SqlStatement read_handler = {
 	.text =

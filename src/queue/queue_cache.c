@@ -5,7 +5,7 @@
  *
  * A queue is read by two queries under one snapshot, newer than any change that the
  * session knows of: the latest one, whatever the isolation level.  What was read holds
- * while the queue's number in shared memory stays (shared/settings_version.c has the
+ * while the queue's number in shared memory stays (shared/slots/settings_version.c has the
  * proof); the number is read before the snapshot is taken.  That there is no such queue
  * is kept in the same way.
  *
@@ -42,12 +42,10 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
-#include "queue/queue_cache.h"
-#include "queue/queue_settings.h"
-#include "shared/settings_version.h"
-#include "shared/worker_board.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/processes/processes.h"
+#include "shared/slots/slots.h"
 
 /* So many queues are read one by one; more of them at once. */
 #define MAX_SINGLY 32

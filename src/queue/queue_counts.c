@@ -3,7 +3,7 @@
  *		Counts the jobs of each queue and status by SQL, to give the gauges in
  *		shared memory their base, or to answer in their place.
  *
- * See shared/counters.c for why a count is exact while others change jobs.  A session
+ * See shared/counts/counters.c for why a count is exact while others change jobs.  A session
  * that finds gauges unknown (idemq.metrics, the worker, idemq.recount) counts, for 1 % of
  * the time at most; where a count cannot be, idemq.metrics counts by SQL for itself.
  *
@@ -19,14 +19,10 @@
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
 
-#include "queue/queue_counts.h"
-#include "queue/queues.h"
-#include "queue/slot_life.h"
-#include "shared/counters.h"
-#include "shared/slots.h"
-#include "base/clock.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/counts/counts.h"
+#include "shared/slots/slots.h"
 
 static SqlStatement count_jobs = {
 	.text = "SELECT queue_id, status::text, count(*) FROM idemq.jobs GROUP BY queue_id, status "

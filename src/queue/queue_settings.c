@@ -15,10 +15,8 @@
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
 
-#include "queue/queue_settings.h"
-#include "base/args.h"
-#include "base/clock.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "queue/queue.h"
 
 /* How a setting is kept: its type in SQL, and in QueueInfo. */
 typedef enum SettingKind

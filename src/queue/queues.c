@@ -18,15 +18,9 @@
 #include "utils/acl.h"
 #include "utils/inval.h"
 
-#include "queue/queue_cache.h"
-#include "queue/queues.h"
-#include "queue/roles.h"
-#include "queue/slot_life.h"
-#include "shared/slots.h"
-#include "base/args.h"
-#include "base/errors.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/slots/slots.h"
 
 /* As a foreign key would: a DELETE by hand takes no other lock. */
 static SqlStatement keep_row = {.text =

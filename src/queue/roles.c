@@ -30,9 +30,8 @@
 #include "utils/builtins.h"
 #include "utils/syscache.h"
 
-#include "queue/roles.h"
-#include "base/idemq.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "queue/queue.h"
 
 static SqlStatement needs_usage =
 	{.text = "SELECT FROM idemq.queue_grants WHERE role_name = $2 UNION ALL "

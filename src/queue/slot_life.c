@@ -5,7 +5,7 @@
  * A slot has parts in several files: the cursors and the recovery point in the slot
  * itself; the ring of events, the counters, the groups and the cell of buckets at its index.  Its next queue
  * must inherit nothing, so all of them are reset or forgotten here, and nowhere else.
- * (A round of promotion, at its index too, is of the worker: shared/promote_round.c.)
+ * (A round of promotion, at its index too, is of the worker: shared/groups/promote_round.c.)
  *
  * Invariant: a queue that has a slot has all of its parts.  slots_lock is held
  * exclusively from before the slot gets its key until the last part is reset, so
@@ -18,19 +18,12 @@
 
 #include "miscadmin.h"
 
-#include "queue/slot_life.h"
-#include "shared/buckets.h"
-#include "shared/counters.h"
-#include "shared/full_tables.h"
-#include "shared/group_table.h"
-#include "shared/kin.h"
-#include "shared/notify_ring.h"
-#include "shared/ready_cursor.h"
-#include "shared/recovery_point.h"
-#include "shared/slots.h"
-#include "shared/wake.h"
-#include "shared/worker_call.h"
-#include "base/settings.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/counts/counts.h"
+#include "shared/groups/groups.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
 
 /* Gives a queue a free slot; NULL when there is none.  slots_lock held exclusively. */
 static QueueSlot *

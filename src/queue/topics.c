@@ -18,10 +18,8 @@
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 
-#include "queue/roles.h"
-#include "queue/topics.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "queue/queue.h"
 
 static SqlStatement read_grants =
 	{.text = "SELECT g.role_name, g.role_oid, g.privilege FROM idemq.topic_entries t "

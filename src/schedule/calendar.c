@@ -9,9 +9,7 @@
 
 #include "utils/timestamp.h"
 
-#include "schedule/calendar.h"
-#include "schedule/cron.h"
-#include "schedule/cron_times.h"
+#include "schedule/schedule.h"
 
 /* A clock that was set back by no more is waited for. */
 #define CLOCK_STEP (10 * USECS_PER_MINUTE)

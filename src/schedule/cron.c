@@ -13,7 +13,7 @@
  */
 #include "postgres.h"
 
-#include "schedule/cron.h"
+#include "schedule/schedule.h"
 
 typedef struct Field
 {

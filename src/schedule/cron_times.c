@@ -22,8 +22,7 @@
 #include "utils/datetime.h"
 #include "utils/timestamp.h"
 
-#include "schedule/cron.h"
-#include "schedule/cron_times.h"
+#include "schedule/schedule.h"
 
 /* The longest pause there can be: a February 29 on a given weekday, over a year 2100. */
 #define SEARCHED_DAYS (41 * 366)

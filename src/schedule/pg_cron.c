@@ -30,10 +30,9 @@
 #include "utils/timestamp.h"
 #include "utils/varlena.h"
 
-#include "schedule/pg_cron.h"
-#include "shared/worker_board.h"
-#include "base/idemq.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "schedule/schedule.h"
+#include "shared/processes/processes.h"
 
 #define PG_CRON "pg_cron"
 #define JOB_NAME "idemq-tick"

@@ -20,18 +20,10 @@
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
-#include "schedule/calendar.h"
-#include "schedule/cron.h"
-#include "schedule/cron_times.h"
-#include "schedule/pg_cron.h"
-#include "table/jobs.h"
-#include "queue/queues.h"
-#include "queue/roles.h"
-#include "base/args.h"
-#include "base/documents.h"
-#include "base/oids.h"
-#include "base/settings.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "schedule/schedule.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_schedule);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_unschedule);

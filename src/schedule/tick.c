@@ -28,17 +28,10 @@
 #include "utils/guc.h"
 #include "utils/timestamp.h"
 
-#include "schedule/calendar.h"
-#include "schedule/pg_cron.h"
-#include "schedule/tick.h"
-#include "table/audit_log.h"
-#include "table/jobs.h"
-#include "table/jobs_key.h"
-#include "queue/queues.h"
-#include "queue/roles.h"
-#include "base/args.h"
-#include "base/errors.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "schedule/schedule.h"
+#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_due_schedules);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_run_schedule);

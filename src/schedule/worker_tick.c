@@ -21,11 +21,9 @@
 #include "utils/resowner.h"
 #include "utils/timestamp.h"
 
-#include "schedule/tick.h"
-#include "schedule/worker_tick.h"
-#include "shared/worker_call.h"
-#include "base/clock.h"
-#include "base/slice.h"
+#include "base/base.h"
+#include "schedule/schedule.h"
+#include "shared/sleepers/sleepers.h"
 
 /* Schedules are listed that often at least, and one that failed is tried again after that. */
 #define TICK_PAUSE USECS_PER_MINUTE

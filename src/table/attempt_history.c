@@ -11,9 +11,8 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "table/attempt_history.h"
-#include "base/clock.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "table/table.h"
 
 static SqlStatement add_attempt = {
 	.text =

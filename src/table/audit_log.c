@@ -16,9 +16,8 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "table/audit_log.h"
-#include "base/clock.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "table/table.h"
 
 #define COLUMNS 10
 

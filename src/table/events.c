@@ -30,9 +30,8 @@
 #include "utils/inval.h"
 #include "utils/timestamp.h"
 
-#include "table/events.h"
-#include "table/steps.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "table/table.h"
 
 /* Fourth field of our lock tags: "ev"; that of api/acquire.c is another. */
 #define ADVISORY_CLASS 0x6576

@@ -33,11 +33,10 @@
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
-#include "table/jobs.h"
-#include "table/jobs_version.h"
-#include "queue/following.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/oids.h"
+#include "queue/queue.h"
+#include "table/table.h"
 
 /* Returns whether the table has just our own triggers, and no constraint but NOT NULL. */
 static bool

@@ -27,12 +27,9 @@
 #include "access/xact.h"
 #include "utils/memutils.h"
 
-#include "table/jobs.h"
-#include "table/jobs_batch.h"
-#include "table/jobs_index.h"
-#include "table/jobs_write.h"
-#include "txn/pending_counts.h"
-#include "base/oids.h"
+#include "base/base.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 #define MAX_ROWS 128
 #define MAX_BYTES (64 * 1024)

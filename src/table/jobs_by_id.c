@@ -17,10 +17,8 @@
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
-#include "table/jobs.h"
-#include "table/jobs_by_id.h"
-#include "table/jobs_version.h"
 #include "base/compat.h"
+#include "table/table.h"
 
 /* Position in the index. */
 #define PKEY_ID 1

@@ -18,10 +18,8 @@
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
-#include "table/jobs.h"
-#include "table/jobs_group.h"
-#include "table/jobs_index.h"
 #include "base/compat.h"
+#include "table/table.h"
 
 /* Positions in the index. */
 #define GROUP_QUEUE 1

@@ -31,9 +31,8 @@
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
-#include "table/jobs.h"
-#include "table/jobs_hold.h"
 #include "base/compat.h"
+#include "table/table.h"
 
 /* Copies the header of a fetched version: who made, locks or changes it at one moment. */
 static void

@@ -71,12 +71,9 @@
 #include "utils/rel.h"
 #include "utils/syscache.h"
 
-#include "table/jobs_id.h"
-#include "table/jobs_shard.h"
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "table/table.h"
 
 /* More ids than a server gives in the time that its replica lags: 10^6 a second at most. */
 #define TAKE_OVER_GAP INT64CONST(1000000000)

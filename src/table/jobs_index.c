@@ -25,9 +25,8 @@
 #include "utils/inval.h"
 #include "utils/relcache.h"
 
-#include "table/jobs.h"
-#include "table/jobs_index.h"
 #include "base/compat.h"
+#include "table/table.h"
 
 #define MAX_SHAPES 32
 #define MAX_KEYS 8

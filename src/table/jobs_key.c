@@ -51,14 +51,10 @@
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
-#include "table/jobs.h"
-#include "table/jobs_index.h"
-#include "table/jobs_key.h"
-#include "table/jobs_sql.h"
-#include "table/jobs_write.h"
-#include "txn/pending_counts.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/oids.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 /* Positions in the index. */
 #define KEY_QUEUE 1

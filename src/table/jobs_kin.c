@@ -30,9 +30,8 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 
-#include "table/jobs_kin.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "table/table.h"
 
 /* Without any edge they are still to be restored. */
 static SqlStatement find_wait =

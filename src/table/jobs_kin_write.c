@@ -18,10 +18,8 @@
 #include "utils/array.h"
 #include "utils/builtins.h"
 
-#include "table/jobs_kin.h"
-#include "table/jobs_kin_write.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "table/table.h"
 
 static SqlStatement add_edges =
 	{.text = "INSERT INTO idemq.dependencies (child, parent, queue_id, gone_as) SELECT $1, p, $2, "

@@ -14,9 +14,8 @@
 
 #include "catalog/pg_type.h"
 
-#include "table/jobs_kin.h"
-#include "table/jobs_moved.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "table/table.h"
 
 static SqlStatement move_child =
 	{.text = "WITH edges AS (UPDATE idemq.dependencies SET queue_id = $2 WHERE child = $1) "

@@ -15,11 +15,9 @@
 #include "utils/fmgroids.h"
 #include "utils/timestamp.h"
 
-#include "table/jobs.h"
-#include "table/jobs_index.h"
-#include "table/jobs_ready.h"
-#include "shared/slots.h"
 #include "base/compat.h"
+#include "shared/slots/slots.h"
+#include "table/table.h"
 
 /* Positions in the ready index. */
 #define READY_QUEUE 1

@@ -33,11 +33,8 @@
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 
-#include "table/jobs.h"
-#include "table/jobs_shard.h"
-#include "base/clock.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "table/table.h"
 
 #define SHARD_CLOCK_UNIT 8 /* microseconds */
 

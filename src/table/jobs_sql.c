@@ -17,10 +17,8 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "table/jobs.h"
-#include "table/jobs_sql.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "table/table.h"
 
 /* The columns by number, and the types of their parameters. */
 static const struct

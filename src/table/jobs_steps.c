@@ -23,10 +23,9 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "table/jobs_steps.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/oids.h"
-#include "base/spi.h"
+#include "table/table.h"
 
 static SqlStatement void_steps =
 	{.text = "UPDATE idemq.steps SET state = 'void', round = round + CASE state "

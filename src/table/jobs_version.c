@@ -34,7 +34,7 @@
 #include "access/heapam.h"
 #include "storage/bufmgr.h"
 
-#include "table/jobs_version.h"
+#include "table/table.h"
 
 /* A page is pruned when it has less room than for so many versions more. */
 #define ROOM_FOR_VERSIONS 6

@@ -32,13 +32,10 @@
 #include "access/xact.h"
 #include "executor/executor.h"
 
-#include "table/jobs_hold.h"
-#include "table/jobs_index.h"
-#include "table/jobs_sql.h"
-#include "table/jobs_write.h"
-#include "txn/pending_counts.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/oids.h"
+#include "table/table.h"
+#include "txn/txn.h"
 
 /* Translates a table access method's answer; raises 27000 where a trigger of ours got in. */
 static JobWrite

@@ -36,8 +36,8 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "table/steps.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "table/table.h"
 
 static SqlStatement lock_step = {
 	.text =

@@ -26,8 +26,8 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "table/waits.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "table/table.h"
 
 /* Of a wait that is there, the beginning and the end stay what the caller has found. */
 static SqlStatement write_wait =

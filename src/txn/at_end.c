@@ -41,14 +41,8 @@
 
 #include "access/xact.h"
 
-#include "txn/at_end.h"
-#include "txn/borrowed.h"
-#include "txn/pending.h"
-#include "txn/pending_away.h"
-#include "txn/pending_counts.h"
-#include "txn/pending_groups.h"
-#include "txn/pending_ready.h"
-#include "base/jitter.h"
+#include "base/base.h"
+#include "txn/txn.h"
 
 /* Returns whether this transaction has noted anything whose end changes shared memory. */
 bool

@@ -5,7 +5,7 @@
  *
  * A transaction may borrow as often as it ends attempts that are counted as running.
  * Why no more than max_running jobs are worked on all the same stands at the top of
- * shared/running.c.
+ * shared/slots/running.c.
  *
  * txn/pending_action.c takes back what a savepoint's rollback undoes, the last first: a
  * claim that borrowed came later than the end whose place it took, and goes earlier.
@@ -17,8 +17,7 @@
 
 #include "utils/memutils.h"
 
-#include "txn/borrowed.h"
-#include "txn/growing.h"
+#include "txn/txn.h"
 
 typedef struct Credit
 {

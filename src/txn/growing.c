@@ -8,7 +8,7 @@
 
 #include "utils/memutils.h"
 
-#include "txn/growing.h"
+#include "txn/txn.h"
 
 /* Elements of an array that is new. */
 #define FIRST_ROOM 8

@@ -24,15 +24,10 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 
-#include "txn/borrowed.h"
-#include "txn/growing.h"
-#include "txn/pending.h"
-#include "txn/pending_action.h"
-#include "txn/prepare_check.h"
-#include "shared/lease_beat.h"
-#include "shared/leases.h"
-#include "shared/notify_ring.h"
-#include "shared/slots.h"
+#include "shared/counts/counts.h"
+#include "shared/leases/leases.h"
+#include "shared/slots/slots.h"
+#include "txn/txn.h"
 
 #define MAX_PRIOR_SIZE 88 /* bytes */
 
@@ -141,7 +136,7 @@ idemq_pending_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 toke
 
 /*
  * Notes that this transaction cancels the job of that token, and tells its worker
- * (shared/lease_beat.c), before it waits for the job's row.
+ * (shared/leases/lease_beat.c), before it waits for the job's row.
  */
 void
 idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token)

@@ -9,9 +9,8 @@
  */
 #include "postgres.h"
 
-#include "txn/growing.h"
-#include "txn/pending_away.h"
-#include "shared/worker_board.h"
+#include "shared/processes/processes.h"
+#include "txn/txn.h"
 
 /* In TopTransactionContext; NULL between transactions. */
 static Oid *kept = NULL;

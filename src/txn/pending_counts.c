@@ -28,10 +28,10 @@
 #include "port/pg_bitutils.h"
 #include "utils/memutils.h"
 
-#include "txn/pending_counts.h"
-#include "shared/counters.h"
-#include "shared/slots.h"
-#include "base/histogram.h"
+#include "base/base.h"
+#include "shared/counts/counts.h"
+#include "shared/slots/slots.h"
+#include "txn/txn.h"
 
 #define MIN_TALLIES 4
 /* A longer stack is not kept. */

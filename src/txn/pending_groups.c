@@ -28,12 +28,9 @@
 #include "fmgr.h"
 #include "utils/memutils.h"
 
-#include "txn/growing.h"
-#include "txn/pending_groups.h"
-#include "txn/pending_window.h"
-#include "shared/group_table.h"
-#include "shared/groups.h"
-#include "shared/slots.h"
+#include "shared/groups/groups.h"
+#include "shared/slots/slots.h"
+#include "txn/txn.h"
 
 #define MIN_BUCKETS 8
 

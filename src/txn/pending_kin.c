@@ -1,6 +1,6 @@
 /*
  * txn/pending_kin.c
- *		Jobs with parents or children that this transaction's commit marks (shared/kin.c):
+ *		Jobs with parents or children that this transaction's commit marks (shared/groups/kin.c):
  *		children that it blocks.
  *
  * They are marks like those of groups, which txn/pending_groups.c keeps, under a name that
@@ -10,8 +10,7 @@
 
 #include "access/htup_details.h" /* varatt.h, which is part of postgres.h before 16 */
 
-#include "txn/pending_groups.h"
-#include "txn/pending_kin.h"
+#include "txn/txn.h"
 
 /* Notes that a job is to be marked after the commit. */
 void

@@ -16,12 +16,10 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "txn/growing.h"
-#include "txn/pending_ready.h"
-#include "shared/ready_cursor.h"
-#include "shared/ready_ring.h"
-#include "shared/wake.h"
-#include "base/clock.h"
+#include "base/base.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+#include "txn/txn.h"
 
 typedef struct Lower
 {

@@ -1,6 +1,6 @@
 /*
  * txn/pending_window.c
- *		The windows (shared/group_window.c) that this transaction is in: from before it
+ *		The windows (shared/groups/group_window.c) that this transaction is in: from before it
  *		is visible until all its marks are set, or until it has aborted.
  *
  * They are entered by PRE_COMMIT, and before COMMIT PREPARED.  However the transaction
@@ -11,9 +11,8 @@
  */
 #include "postgres.h"
 
-#include "txn/growing.h"
-#include "txn/pending_window.h"
-#include "shared/group_window.h"
+#include "shared/groups/groups.h"
+#include "txn/txn.h"
 
 /* This transaction in a window: once, or more often. */
 typedef struct Stay

@@ -8,8 +8,8 @@
  */
 #include "postgres.h"
 
-#include "txn/prepare_check.h"
-#include "queue/queues.h"
+#include "queue/queue.h"
+#include "txn/txn.h"
 
 static void
 refuse(const char *what, const char *hint)

@@ -24,16 +24,12 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
-#include "worker/chore_runner.h"
-#include "worker/worker_log.h"
-#include "queue/following.h"
-#include "queue/queues.h"
-#include "shared/settings_version.h"
-#include "shared/slots.h"
-#include "shared/worker_call.h"
-#include "shared/worker_health.h"
-#include "base/clock.h"
-#include "base/oids.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+#include "worker/worker.h"
 
 /* A chore that failed is put off for a second, twice as long each time, up to 2^6. */
 #define FAILED_PAUSE USECS_PER_SEC

@@ -15,11 +15,11 @@
  *		purge		deletes what is past its retention (worker/retention.c), in batches
  *
  * A chore of one queue is a transaction of its own (worker/chore_runner.c), of a slice
- * at most (base/slice.h), though never less than one job.  Queues have turns, in the order in
+ * at most (base/base.h), though never less than one job.  Queues have turns, in the order in
  * which they came due (worker/turns.c): a queue with much to do keeps another waiting for two
  * slices, and for one job of its own, however large its leases, their payloads or their number.
  *
- * What is due of a queue is looked at when its slot is marked (shared/due_slots.c) and
+ * What is due of a queue is looked at when its slot is marked (shared/sleepers/due_slots.c) and
  * after its turn; in between the heap of turns knows the time.  So neither a wake-up nor a
  * turn costs more where there are more queues, of this database or of others.
  */
@@ -27,33 +27,16 @@
 
 #include "utils/timestamp.h"
 
-#include "worker/chore_runner.h"
-#include "worker/chores.h"
-#include "worker/expire.h"
-#include "worker/handle.h"
-#include "worker/notify.h"
-#include "worker/retention.h"
-#include "worker/turns.h"
-#include "worker/waking.h"
-#include "worker/worker_log.h"
-#include "schedule/worker_tick.h"
-#include "job/follow.h"
-#include "job/promote.h"
-#include "job/reap.h"
-#include "job/recover.h"
-#include "queue/following.h"
-#include "queue/queue_counts.h"
-#include "queue/queues.h"
-#include "shared/counters.h"
-#include "shared/due_slots.h"
-#include "shared/group_table.h"
-#include "shared/promote_round.h"
-#include "shared/slots.h"
-#include "shared/worker_call.h"
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/settings.h"
-#include "base/slice.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "schedule/schedule.h"
+#include "shared/counts/counts.h"
+#include "shared/groups/groups.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+#include "worker/worker.h"
 
 /* Index entries that one step of recovery scans. */
 #define RECOVER_STEP 20000

@@ -29,14 +29,11 @@
 #include "utils/hsearch.h"
 #include "utils/timestamp.h"
 
-#include "worker/expire.h"
-#include "job/transition.h"
-#include "table/jobs.h"
-#include "table/jobs_ready.h"
-#include "shared/wake.h"
-#include "base/clock.h"
-#include "base/slice.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "shared/sleepers/sleepers.h"
+#include "table/table.h"
+#include "worker/worker.h"
 
 /* What a step does at most, within a slice: index entries, jobs. */
 #define STEP_ENTRIES 20000

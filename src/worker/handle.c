@@ -5,7 +5,7 @@
  * One is started when something is ready in the queue and none of its handler's processes is
  * idle, up to as many as the handler may have; the next one after the last has come, and only
  * if something is ready still.  They end by themselves.  When the worker has to look, and who
- * tells it, stands at the top of shared/handler_board.c.
+ * tells it, stands at the top of shared/processes/handler_board.c.
  *
  * What a process needs is checked before: the role may log in, connect and claim, the function
  * is there and may be executed (queue/handlers.c).  Otherwise none is started; the view says
@@ -27,12 +27,11 @@
 #include "postmaster/bgworker.h"
 #include "utils/timestamp.h"
 
-#include "worker/handle.h"
-#include "job/ready_scan.h"
-#include "queue/handlers.h"
-#include "shared/handler_board.h"
-#include "base/clock.h"
-#include "base/spi.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/processes/processes.h"
+#include "worker/worker.h"
 
 /* The search for jobs of a former server is awaited for so long after the start at most. */
 #define SEARCH_PATIENCE (30 * USECS_PER_SEC)

@@ -4,7 +4,7 @@
  *
  * It belongs to no database.  When it starts, or idemq.worker is set on, it has each
  * database visited, a few at a time: by a worker, which stays if it finds the extension.
- * From then on sessions say where a worker is wanted (shared/worker_board.c): at the commit
+ * From then on sessions say where a worker is wanted (shared/processes/worker_board.c): at the commit
  * of CREATE EXTENSION and CREATE DATABASE, and at the first use of idemq in a session.  A
  * worker that ended is started again after half a second, later if it keeps ending.
  *
@@ -29,13 +29,10 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
-#include "worker/launcher.h"
-#include "worker/worker.h"
-#include "shared/worker_board.h"
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/idemq.h"
-#include "base/settings.h"
+#include "shared/processes/processes.h"
+#include "worker/worker.h"
 
 /* Databases visited at a time. */
 #define MAX_STARTING 2

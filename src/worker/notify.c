@@ -26,11 +26,11 @@
 #include "nodes/pg_list.h"
 #include "utils/memutils.h"
 
-#include "worker/notify.h"
-#include "queue/queues.h"
-#include "shared/notify_ring.h"
-#include "shared/slots.h"
-#include "base/settings.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/counts/counts.h"
+#include "shared/slots/slots.h"
+#include "worker/worker.h"
 
 /* What there is to send for a queue, as it was read before the NOTIFY. */
 typedef struct QueueNews

@@ -42,9 +42,9 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "worker/retention_ranges.h"
-#include "queue/queues.h"
-#include "base/args.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "worker/worker.h"
 
 /* Rows that stay in one range; ranges; what a visit may be late at most. */
 #define RANGE_ROWS 1024

@@ -17,9 +17,8 @@
 #include "lib/pairingheap.h"
 #include "utils/memutils.h"
 
-#include "worker/turns.h"
-#include "base/clock.h"
-#include "base/settings.h"
+#include "base/base.h"
+#include "worker/worker.h"
 
 /* The turn of one slot. */
 typedef struct Turn

@@ -13,14 +13,12 @@
 
 #include "utils/timestamp.h"
 
-#include "worker/waking.h"
-#include "job/pausing.h"
-#include "job/ready_scan.h"
-#include "queue/queues.h"
-#include "shared/slots.h"
-#include "shared/wake.h"
-#include "shared/worker_call.h"
-#include "base/clock.h"
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+#include "worker/worker.h"
 
 /* Two wake-ups by time alone of one queue are that far apart. */
 #define DUE_INTERVAL INT64CONST(1000)

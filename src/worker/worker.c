@@ -3,7 +3,7 @@
  *		The background worker of one database: it makes things prompt.
  *
  * It does what is due (worker/chores.c), says until when it sleeps, and sleeps on its
- * latch.  Sessions wake it for what is due earlier (shared/worker_board.h says why no
+ * latch.  Sessions wake it for what is due earlier (shared/processes/processes.h says why no
  * wake-up is lost).  Nothing depends on it: without it, claims take back expired leases
  * and find what came due.
  *
@@ -27,18 +27,12 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
-#include "worker/chore_runner.h"
-#include "worker/chores.h"
-#include "worker/worker.h"
-#include "worker/worker_log.h"
-#include "job/promote.h"
-#include "shared/wake.h"
-#include "shared/worker_board.h"
-#include "shared/worker_call.h"
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/compat.h"
-#include "base/oids.h"
-#include "base/settings.h"
+#include "job/job.h"
+#include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
+#include "worker/worker.h"
 
 /* The longest sleep: a day. */
 #define LONGEST_SLEEP USECS_PER_DAY

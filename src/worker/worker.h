@@ -1,13 +1,164 @@
 /*
  * worker/worker.h
- *		The background worker of one database.
+ *		The background worker's chores, and the launcher.
  */
 #ifndef IDEMQ_WORKER_WORKER_H
 #define IDEMQ_WORKER_WORKER_H
 
-#include "base/idemq.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/processes/processes.h"
+#include "shared/slots/slots.h"
+#include "table/table.h"
+
+/*
+ * chores.c
+ *		What a background worker does.
+ */
+
+extern int64 idemq_chores_do(void);
+
+/*
+ * turns.c
+ *		In which order the background worker comes to its database's queues.
+ */
+
+extern void idemq_turns_begin(void);
+extern void idemq_turns_put(int slot, int64 due, int64 since);
+extern bool idemq_turns_take(int64 now, int *slot, int *stage);
+extern void idemq_turns_cut(int slot, int stage);
+extern int64 idemq_turns_next(void);
+
+/*
+ * handle.c
+ *		Starting the processes that run handlers.
+ */
+
+extern int64 idemq_handle_due_at(const SlotView *view);
+extern void idemq_handle(const QueueInfo *queue);
+extern void idemq_handle_ended(const SlotView *view, bool done);
+
+/*
+ * launcher.c
+ *		The process that keeps a worker in each database with idemq.
+ */
+
+extern void idemq_launcher_install(void);
+
+/*
+ * worker.c
+ *		The background worker of one database.
+ */
 
 extern void idemq_worker_idle_interrupts(void);
 pg_noreturn extern PGDLLEXPORT void idemq_worker_main(Datum arg);
+
+/*
+ * worker_log.c
+ *		What a background worker tells the server's log.
+ */
+
+extern void idemq_log_worker_started(void);
+extern void idemq_log_worker_ends(const char *why);
+extern void idemq_log_recovery_begins(void);
+extern void idemq_log_chore_error(void);
+extern void idemq_log_news(void);
+
+/*
+ * chore_runner.c
+ *		Running a background worker's chores.
+ */
+
+/*
+ * A chore is for one queue, of which it gets a view, or for all queues at once: then
+ * view is NULL.
+ */
+typedef struct Chore
+{
+	ChoreKind kind;
+	/* Returns when (mono) it is to run: PG_INT64_MAX for never, the past for now. */
+	int64 (*due_at)(const SlotView *view);
+	/* Runs it, in a transaction of its own; one of the two is set. */
+	void (*run)(const QueueInfo *queue);
+	void (*run_for_all)(void);
+	/* Called before that transaction, and after it; may be NULL. */
+	void (*begin)(const SlotView *view);
+	void (*ended)(const SlotView *view, bool done);
+} Chore;
+
+extern void idemq_chores_prepare(void);
+extern int64 idemq_chore_due_at(const Chore *chore, const SlotView *view);
+extern int64 idemq_chore_run_if_due(const Chore *chore, const SlotView *view);
+extern bool idemq_chore_run(const Chore *chore, int32 queue_id);
+
+/*
+ * notify.c
+ *		NOTIFY: what became ready, and events of single jobs.
+ */
+
+extern void idemq_notify_look(QueueSlot *slot);
+extern bool idemq_notify_waiting(void);
+extern void idemq_notify_send(void);
+extern bool idemq_notify_sent(void);
+
+/*
+ * waking.c
+ *		Waking the sleepers of a queue for what no commit has told them.
+ */
+
+extern int64 idemq_due_due_at(const SlotView *view);
+extern void idemq_due(const QueueInfo *queue);
+extern void idemq_due_ended(const SlotView *view, bool done);
+extern int64 idemq_remind_due_at(const SlotView *view);
+extern void idemq_remind(const QueueInfo *queue);
+extern void idemq_remind_ended(const SlotView *view, bool done);
+
+/*
+ * expire.c
+ *		Cancelling jobs that were not claimed in time.
+ */
+
+extern int64 idemq_expire_due_at(const SlotView *view);
+extern void idemq_expire_some(const QueueInfo *queue);
+extern void idemq_expire_ended(const SlotView *view, bool done);
+
+/*
+ * retention.c
+ *		Deleting what is past its retention.
+ */
+
+extern int64 idemq_retention_due_at(void);
+extern void idemq_retention_run(void);
+extern void idemq_retention_ended(bool done);
+
+/*
+ * retention_ranges.c
+ *		Which ids are to be visited, and when, for jobs past their retention.
+ */
+
+/* A part of the primary key: what is not below at, and below until. */
+typedef struct IdScan
+{
+	int64 at;
+	int64 until;
+} IdScan;
+
+#define ALL_IDS ((IdScan){PG_INT64_MIN, PG_INT64_MAX})
+
+static inline bool
+id_scan_is_over(const IdScan *scan)
+{
+	return scan->at >= scan->until;
+}
+
+extern int64 idemq_retention_of(const Job *job, const QueueInfo *queue);
+extern TimestampTz idemq_retention_visit_unfinished(const Job *job, const QueueInfo *queue,
+													TimestampTz now);
+extern TimestampTz idemq_retention_visit_finished(TimestampTz finished_at, int64 keep,
+												  TimestampTz now);
+extern void idemq_ranges_begin_round(TimestampTz now, int64 last_id);
+extern bool idemq_ranges_begin_visit(IdScan *scan);
+extern void idemq_ranges_stays(int64 id, TimestampTz next_visit);
+extern void idemq_ranges_end_visit(const IdScan *scan);
 
 #endif

@@ -4,12 +4,12 @@
  *		doc/operations/logs.md, with its level, its SQLSTATE and how often it may come.
  *
  *		that it has started, and why it ends	once each a life; lives that are short come
- *												ever less often (shared/worker_board.c)
+ *												ever less often (shared/processes/worker_board.c)
  *		recovery begins, and is done			once each a life, where leases were lost
- *		a table in shared memory was full		once a minute and table (shared/full_tables.c)
+ *		a table in shared memory was full		once a minute and table (shared/counts/full_tables.c)
  *		a chore has failed						CHORE_ERRORS a minute; then how many more
  *
- * That a worker is stuck another process says (shared/worker_watch.c).
+ * That a worker is stuck another process says (shared/processes/worker_watch.c).
  *
  * Not said: a visit to a database without idemq, which is a worker's life as well.
  */
@@ -22,14 +22,12 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "worker/worker_log.h"
-#include "shared/buckets.h"
-#include "shared/full_tables.h"
-#include "shared/group_table.h"
-#include "shared/lease_shares.h"
-#include "shared/slots.h"
-#include "base/clock.h"
-#include "base/settings.h"
+#include "base/base.h"
+#include "shared/counts/counts.h"
+#include "shared/groups/groups.h"
+#include "shared/leases/leases.h"
+#include "shared/slots/slots.h"
+#include "worker/worker.h"
 
 /* So many errors of chores are logged a minute; a broken trigger may fail in every queue. */
 #define CHORE_ERRORS 100

@@ -43,7 +43,7 @@ sub files
 my @before = files($source, 1);
 ok(make('all'), 'builds in a directory of its own') or diag $output;
 is_deeply([ files($source, 1) ], \@before, 'which leaves the tree as it is');
-my @units = map { s{^\Q$source\E/(.*)\.c$}{$1.o}r } glob("$source/src/*.c $source/src/*/*.c $source/bin/*.c $source/cluster/*.c");
+my @units = map { s{^\Q$source\E/(.*)\.c$}{$1.o}r } glob("$source/src/*.c $source/src/*/*.c $source/src/*/*/*.c $source/bin/*.c $source/cluster/*.c");
 is_deeply([ grep { /\.o$/ } files($build) ], [ sort @units ], 'with all objects');
 ok(make('-q', 'all', 'WERROR=-Werror'), 'which are those of script/test, too') or diag $output;
 

@@ -5,7 +5,7 @@
 # that was visible when the other's enqueue began had its effect first.
 #
 # IDEMQ_SOAK=seconds (20); `make soak` runs 600; `make chaos` in a build that sleeps at
-# random between "visible" and "noted" (base/jitter.h).
+# random between "visible" and "noted" (base/base.h).
 # takes long
 
 use strict;

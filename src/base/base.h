@@ -1,0 +1,526 @@
+/*
+ * base/base.h
+ *		What every room may use: settings, clock, arguments, SQL from C, arithmetic.
+ */
+#ifndef IDEMQ_BASE_BASE_H
+#define IDEMQ_BASE_BASE_H
+
+#include "c.h"
+#include "datatype/timestamp.h"
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/itemptr.h"
+#include "utils/timestamp.h"
+
+/*
+ * Types that more than one file of idemq uses.
+ *
+ * Times: a TimestampTz is PostgreSQL's (microseconds since 2000-01-01 UTC) and
+ * comes from idemq_now(); "mono" is microseconds of CLOCK_MONOTONIC; lengths
+ * of time are int64 microseconds.
+ */
+
+/* PostgreSQL 18's word, in front of a declaration. */
+#ifndef pg_noreturn
+#define pg_noreturn pg_attribute_noreturn()
+#endif
+
+#define IDEMQ_SCHEMA "idemq"
+#define IDEMQ_EXTENSION "idemq"
+#define IDEMQ_LIBRARY "idemq"
+
+#define IDEMQ_PRIORITIES 10
+#define IDEMQ_DEFAULT_PRIORITY 4
+#define IDEMQ_MAX_QUEUE_NAME 48 /* bytes */
+#define IDEMQ_MAX_NAME_ARG 1024 /* bytes of a name that may then not exist */
+#define IDEMQ_MAX_KEY 1024		/* bytes: an index row holds at most 2704 */
+#define IDEMQ_MAX_KIND 64		/* bytes */
+#define IDEMQ_MAX_WORKER 256	/* bytes */
+/* What the worker's name of a job begins with that a handler has claimed. */
+#define IDEMQ_HANDLER_WORKER "idemq handler"
+/* A handler that was interrupted so often in a row, by the end of its server, is stopped. */
+#define HANDLER_MAX_CRASHES 3
+#define IDEMQ_MAX_ARRAY 1000000 /* elements of an array argument */
+
+/* A lease whose row is held by a transaction is visited again after so many microseconds. */
+#define LEASE_BUSY_RETRY INT64CONST(100000)
+/* Nobody who does a chore waits for a lock for longer, in milliseconds: lock_timeout. */
+#define IDEMQ_LOCK_PATIENCE 200
+#define IDEMQ_LOCK_PATIENCE_TEXT "200"
+
+/* Order as in CREATE TYPE idemq.status. */
+typedef enum JobStatus
+{
+	JOB_BLOCKED,
+	JOB_PENDING,
+	JOB_PROCESSING,
+	JOB_FAILED,
+	JOB_COMPLETED,
+	JOB_DEAD,
+	JOB_CANCELLED
+} JobStatus;
+
+#define JOB_STATUS_COUNT (JOB_CANCELLED + 1)
+
+static inline bool
+job_status_is_finished(JobStatus status)
+{
+	return status == JOB_COMPLETED || status == JOB_DEAD || status == JOB_CANCELLED;
+}
+
+/* Order as in CREATE TYPE idemq.outcome. */
+typedef enum Outcome
+{
+	OUTCOME_ACCEPTED,
+	OUTCOME_DUPLICATE,
+	OUTCOME_RERUN,
+	OUTCOME_CLAIMED,
+	OUTCOME_CLAIMED_AGAIN,
+	OUTCOME_LOCKED,
+	OUTCOME_COMPLETED,
+	OUTCOME_DEAD,
+	OUTCOME_CANCELLED,
+	OUTCOME_BLOCKED,
+	OUTCOME_NOT_DUE,
+	OUTCOME_NOT_FOUND,
+	OUTCOME_COMMITTED,
+	OUTCOME_ALREADY_COMMITTED,
+	OUTCOME_STALE,
+	OUTCOME_CURRENT,
+	OUTCOME_EXPIRED,
+	OUTCOME_RETRYING,
+	OUTCOME_RELEASED
+} Outcome;
+
+#define OUTCOME_COUNT (OUTCOME_RELEASED + 1)
+
+/* A position in the ready index of one queue and priority. */
+typedef struct ReadyKey
+{
+	TimestampTz ready_at;
+	int64 id;
+} ReadyKey;
+
+static inline bool
+ready_key_less(ReadyKey a, ReadyKey b)
+{
+	return a.ready_at < b.ready_at || (a.ready_at == b.ready_at && a.id < b.id);
+}
+
+/* Returns the least key above a key. */
+static inline ReadyKey
+ready_key_after(ReadyKey key)
+{
+	if (key.id == PG_INT64_MAX)
+		return (ReadyKey){key.ready_at + 1, PG_INT64_MIN};
+	return (ReadyKey){key.ready_at, key.id + 1};
+}
+
+/* Where the index entries of a row point (table/jobs_version.c); a hint, once it is remembered. */
+typedef struct RowPlace
+{
+	ItemPointerData root; /* invalid: not known */
+	Oid file;			  /* the table's file then */
+} RowPlace;
+
+/*
+ * Sleeps at random where another session may come in between, for tests: built
+ *with -DIDEMQ_JITTER alone (make chaos), nothing at all otherwise.
+ *
+ * It stands between what is visible and what shared memory knows of it.  No lock of ours
+ * is held there; interrupts may be.
+ */
+
+#ifdef IDEMQ_JITTER
+
+/* Once in eight times, up to 2 ms; once in 128, up to 32 ms. */
+static inline void
+idemq_jitter(void)
+{
+	static uint32 state = 0;
+	uint32 dice;
+
+	if (state == 0)
+		state = (uint32) MyProcPid * 2654435761u | 1;
+	state = state * 1664525u + 1013904223u;
+	dice = state >> 8;
+	if (dice % 8 == 0)
+		pg_usleep((dice >> 7) % (dice % 128 == 0 ? 32000 : 2000));
+}
+#else
+#define idemq_jitter() ((void) 0)
+#endif
+
+/*
+ * SQLSTATEs of idemq.  Class IQ is ours; everything else is standard.
+ */
+
+#define ERRCODE_IDEMQ_LEASE_LOST MAKE_SQLSTATE('I', 'Q', '0', '0', '1')
+#define ERRCODE_IDEMQ_NO_SUCH_JOB MAKE_SQLSTATE('I', 'Q', '0', '0', '2')
+#define ERRCODE_IDEMQ_KEY_REUSED MAKE_SQLSTATE('I', 'Q', '0', '0', '3')
+#define ERRCODE_IDEMQ_DUPLICATE_KEY MAKE_SQLSTATE('I', 'Q', '0', '0', '4')
+#define ERRCODE_IDEMQ_NO_SUCH_QUEUE MAKE_SQLSTATE('I', 'Q', '0', '0', '5')
+#define ERRCODE_IDEMQ_ALREADY_COMMITTED MAKE_SQLSTATE('I', 'Q', '0', '0', '6')
+
+/* What a handler's function may raise. */
+#define ERRCODE_IDEMQ_RETRY_LATER MAKE_SQLSTATE('I', 'Q', '0', '1', '0')
+#define ERRCODE_IDEMQ_DEAD MAKE_SQLSTATE('I', 'Q', '0', '1', '1')
+#define ERRCODE_IDEMQ_SNOOZE MAKE_SQLSTATE('I', 'Q', '0', '1', '2')
+
+/*
+ * token.c
+ *		Fencing tokens: arithmetic only.
+ */
+
+extern int64 idemq_token_lead(int64 base, uint32 timeline);
+extern int64 idemq_token_next(int64 row_token, int64 last_issued, TimestampTz now, uint32 timeline,
+							  int64 base);
+
+/*
+ * backoff.c
+ *		How long a failed job waits for its next attempt: arithmetic only.
+ */
+
+extern int64 idemq_backoff(int64 base, double factor, int64 max, double jitter, int attempt,
+						   double uniform);
+
+/*
+ * gcra.c
+ *		Admission: arithmetic only.
+ */
+
+#define NSECS_PER_USEC INT64CONST(1000)
+/* The longest period: a century.  Times are nanoseconds, and stay far from overflow. */
+#define GCRA_MAX_PERIOD INT64CONST(3155760000000000000)
+
+/* A limit: so many calls in a period, which is also how many may come at once. */
+typedef struct GcraLimit
+{
+	int64 max_calls; /* 1 or more */
+	int64 period;	 /* ns, 1 to GCRA_MAX_PERIOD */
+} GcraLimit;
+
+typedef struct GcraAnswer
+{
+	bool allowed;
+	int64 tat;		   /* ns: what to store when allowed */
+	int64 remaining;   /* calls that may follow at once */
+	int64 retry_after; /* ns until the same call is allowed; 0 when it is */
+} GcraAnswer;
+
+/* Returns the limit of so many calls in a period of microseconds, a century at most. */
+static inline GcraLimit
+idemq_gcra_limit(int64 max_calls, int64 period)
+{
+	return (GcraLimit){max_calls, Min(period, GCRA_MAX_PERIOD / NSECS_PER_USEC) * NSECS_PER_USEC};
+}
+
+/* Returns in how many microseconds, rounded up, a call that was refused is allowed. */
+static inline int64
+idemq_gcra_retry_after(const GcraAnswer *answer)
+{
+	return (answer->retry_after + NSECS_PER_USEC - 1) / NSECS_PER_USEC;
+}
+
+extern GcraAnswer idemq_gcra(const GcraLimit *limit, int64 tat, int64 now, int64 cost);
+
+/*
+ * histogram.c
+ *		Histograms of lengths of time, on a logarithmic scale.
+ */
+
+#define HISTOGRAM_BUCKETS 160
+/* Longer times share a bucket: 2^41 us. */
+#define HISTOGRAM_LIMIT (INT64CONST(1) << (HISTOGRAM_BUCKETS / 4 + 1))
+
+extern int idemq_histogram_bucket(int64 usecs);
+extern uint64 idemq_histogram_below(const uint64 *buckets, int exponent);
+extern double idemq_histogram_sum(const uint64 *buckets);
+extern int64 idemq_histogram_quantile(const uint64 *buckets, double quantile);
+
+/*
+ * settings.c
+ *		Settings.
+ */
+
+/* The most that idemq.max_document can be; base/documents.c says why. */
+#define IDEMQ_MAX_DOCUMENT_KB 65536
+
+extern int idemq_max_queues;
+extern int idemq_max_leases;
+extern int idemq_max_leases_per_database; /* -1: three quarters of them */
+extern int idemq_reserved_leases;		  /* -1: one eighth of them */
+extern int idemq_max_buckets;
+extern bool idemq_worker;
+extern bool idemq_notify;
+extern int idemq_attach_grace; /* ms */
+extern int idemq_notify_delay; /* ms */
+extern int idemq_max_handler_workers;
+extern int idemq_max_document;			 /* kB */
+extern int idemq_audit_retention;		 /* minutes; below 0: for ever */
+extern int idemq_purge_interval;		 /* ms; not above 0: off */
+extern int idemq_max_schedules_per_role; /* -1: no limit */
+
+extern void idemq_settings_define(void);
+
+/*
+ * shmem.c
+ *		Shared memory: size and start-up.
+ */
+
+/* One part of idemq's shared memory; its file owns its contents and locks. */
+typedef struct ShmemPart
+{
+	const char *name;
+	Size (*size)(void);					  /* bytes; the settings are read */
+	Size (*hash_size)(void);			  /* bytes of its hash tables, beside size */
+	void (*init)(void *area, bool found); /* attach; fill when not found */
+} ShmemPart;
+
+extern void idemq_shmem_install(const ShmemPart *parts, int nparts);
+
+/*
+ * clock.c
+ *		One clock for the whole server that does not go back by itself.
+ */
+
+/* 2026-01-01 as a TimestampTz, 9,497 days after 2000-01-01: tokens and ids count from it. */
+#define IDEMQ_EPOCH (INT64CONST(9497) * USECS_PER_DAY)
+
+/* In place of an epoch: equal to none. */
+#define CLOCK_EPOCH_NONE UINT64CONST(1)
+
+extern Size idemq_clock_shmem_size(void);
+extern void idemq_clock_shmem_init(void *area, bool found);
+
+extern int64 idemq_mono_now(void);
+extern uint64 idemq_clock_epoch(void);
+extern void idemq_clock_correct(void);
+extern TimestampTz idemq_now(void);
+extern int64 idemq_mono_from_timestamp(TimestampTz ts);
+extern TimestampTz idemq_timestamp_from_mono(int64 mono);
+extern TimestampTz idemq_primary_since(void);
+extern int64 idemq_primary_since_mono(void);
+
+extern void idemq_begin_transaction(void);
+
+/*
+ * secret.c
+ *		Hashes that cannot be computed outside of this server.
+ */
+
+extern Size idemq_secret_shmem_size(void);
+extern void idemq_secret_shmem_init(void *area, bool found);
+extern uint64 idemq_secret_hash(uint64 number, const void *data, size_t length);
+
+/*
+ * sync_rep.c
+ *		Waiting until synchronous standbys have what is to be answered.
+ */
+
+extern void idemq_sync_rep_await(void);
+extern void idemq_sync_rep_await_commit(void);
+
+/*
+ * pace.c
+ *		How often this session does something for a queue that has no slot.
+ */
+
+/* By queue, roughly: two that share an entry take turns. */
+typedef struct Pace
+{
+	int64 next[64]; /* mono */
+} Pace;
+
+extern bool idemq_pace_is_due(Pace *pace, int32 queue_id, int64 interval);
+
+/*
+ * slice.c
+ *		How much a piece of work may take before others have their turn.
+ */
+
+/* Of the background worker, for one chore of one queue: microseconds. */
+#define SLICE_OF_CHORE INT64CONST(5000)
+/* Of a session, for what a claim does for its queue before it claims. */
+#define SLICE_OF_CALL INT64CONST(100000)
+/* Of both: bytes of WAL. */
+#define SLICE_BYTES (1024 * 1024)
+
+typedef struct Slice
+{
+	int64 until;  /* mono */
+	uint64 bytes; /* of WAL that this process will have written by then */
+} Slice;
+
+extern void idemq_slice_begin(Slice *slice, int64 time);
+extern bool idemq_slice_is_over(const Slice *slice);
+
+/*
+ * args.c
+ *		Arguments of SQL functions, checked; results, shaped.
+ */
+
+extern void idemq_check_top_level(FunctionCallInfo fcinfo, const char *name, const char *why);
+extern void idemq_arg_required(FunctionCallInfo fcinfo, int n, const char *name);
+extern char *idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes);
+extern text *idemq_arg_worker(FunctionCallInfo fcinfo, int n);
+extern int64 idemq_interval_usecs(const Interval *interval);
+extern int64 idemq_check_interval(const char *name, const Interval *interval, int64 least);
+extern int64 idemq_arg_interval(FunctionCallInfo fcinfo, int n, const char *name, int64 least);
+extern bool idemq_arg_bool(FunctionCallInfo fcinfo, int n, const char *name);
+extern int32 idemq_check_int(const char *name, int32 value, int32 min, int32 max);
+extern int32 idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32 max);
+extern double idemq_arg_float(FunctionCallInfo fcinfo, int n, const char *name, double min,
+							  double max);
+extern void idemq_check_key(const char *name, int bytes);
+extern void idemq_check_kind(int bytes);
+
+/* A one-dimensional array argument, taken apart. */
+typedef struct ArrayArg
+{
+	int count;
+	Datum *values;
+	bool *nulls;
+} ArrayArg;
+
+extern void idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,
+							bool nulls_allowed, ArrayArg *array);
+extern void idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,
+								 bool nulls_allowed, int count, const char *other, ArrayArg *array);
+
+extern void idemq_arg_attempts(FunctionCallInfo fcinfo, ArrayArg *ids, ArrayArg *tokens);
+
+extern Datum idemq_interval_datum(int64 usecs);
+extern Datum idemq_row_datum(FunctionCallInfo fcinfo, Datum *values, bool *nulls);
+extern Datum idemq_value_row_datum(FunctionCallInfo fcinfo, Datum value);
+extern Tuplestorestate *idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc);
+
+extern int idemq_compare_int32(const void *a, const void *b);
+extern int idemq_compare_int64(const void *a, const void *b);
+
+/*
+ * documents.c
+ *		How long a document is as text; the limit for one, idemq.max_document.
+ */
+
+#define DOCUMENT_MOST ((Size) IDEMQ_MAX_DOCUMENT_KB * 1024)
+
+extern bool idemq_documents_fit(const Datum *documents, int count, Size limit);
+extern void idemq_check_document(const char *name, Datum document, Size reserve);
+extern void idemq_check_text(const char *name, Datum value);
+
+/*
+ * error_text.c
+ *		What errors have in common: a message without what differs from job to job.
+ */
+
+/* So many bytes of a message are looked at; what follows is a stack, or data. */
+#define IDEMQ_ERROR_BYTES 2000
+#define IDEMQ_SQLSTATE_LENGTH 5
+
+extern char *idemq_error_pattern(const char *message, int length);
+extern const char *idemq_error_find_sqlstate(const char *message, int length);
+extern bool idemq_is_sqlstate(const char *text, int length);
+extern uint64 idemq_error_hash(const char *sqlstate, const char *pattern);
+
+/*
+ * topic_pattern.c
+ *		Topics and patterns of them: words between dots.
+ */
+
+#define TOPIC_MAX 255 /* bytes, as AMQP's short strings */
+#define TOPIC_MAX_WORDS ((TOPIC_MAX + 1) / 2)
+#define TOPIC_MAX_SPACE 48 /* bytes of the first word */
+
+/* A topic or a pattern, taken apart; its words point into the string. */
+typedef struct TopicWords
+{
+	int count;
+	const char *words[TOPIC_MAX_WORDS];
+	int lengths[TOPIC_MAX_WORDS];
+} TopicWords;
+
+extern void idemq_topic_split(const char *name, const char *string, bool pattern,
+							  TopicWords *words);
+extern char *idemq_topic_space(const TopicWords *words);
+extern void idemq_topic_check_space(const char *space);
+extern bool idemq_topic_matches(const TopicWords *pattern, const TopicWords *topic);
+
+/*
+ * oids.c
+ *		The OIDs of idemq's own objects.
+ */
+
+typedef struct ObjectOids
+{
+	Oid schema;
+	Oid jobs;	  /* idemq.jobs */
+	Oid jobs_seq; /* its identity's sequence */
+	Oid queues;
+	Oid queues_seq;
+	Oid queue_grants;
+	Oid steps;		  /* may be invalid within CREATE EXTENSION */
+	Oid dependencies; /* as steps */
+	Oid owner;		  /* of idemq.jobs: the role that SQL runs as */
+	Oid status_type;
+	Oid status[JOB_STATUS_COUNT];
+	Oid outcome[OUTCOME_COUNT];
+} ObjectOids;
+
+typedef enum IdemqPresence
+{
+	IDEMQ_ABSENT,
+	IDEMQ_OUTDATED, /* ALTER EXTENSION idemq UPDATE is to come */
+	IDEMQ_HERE
+} IdemqPresence;
+
+extern IdemqPresence idemq_presence(void);
+pg_noreturn extern void idemq_refuse_outdated(void);
+extern const ObjectOids *idemq_oids(void);
+extern void idemq_oids_install(void);
+extern JobStatus idemq_status_from_oid(Oid value);
+extern JobStatus idemq_status_from_name(const char *name);
+extern const char *idemq_status_name(JobStatus status);
+extern Datum idemq_outcome_datum(Outcome outcome);
+
+/*
+ * spi.c
+ *		SQL from C: saved plans, run as the extension's owner.
+ */
+
+#define SQL_MAX_ARGS 24
+
+/* One statement; static in the file that runs it, its plan prepared at first use. */
+typedef struct SqlStatement
+{
+	const char *text;
+	int nargs;
+	Oid types[SQL_MAX_ARGS];
+	SPIPlanPtr plan;
+} SqlStatement;
+
+/* What idemq_spi_begin changed and idemq_spi_end puts back. */
+typedef struct SqlScope
+{
+	Oid user;
+	int sec_context;
+	int guc_level;
+} SqlScope;
+
+extern void idemq_spi_begin(SqlScope *scope);
+extern void idemq_spi_begin_on_jobs(SqlScope *scope);
+extern void idemq_spi_begin_as(SqlScope *scope, Oid role);
+extern void idemq_spi_no_seqscan(void);
+extern void idemq_spi_in_order(void);
+extern uint64 idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls,
+							int expected);
+extern uint64 idemq_spi_query_at(SqlStatement *statement, const Datum *args, const char *nulls,
+								 Snapshot snapshot);
+extern uint64 idemq_spi_query_latest(SqlStatement *statement, const Datum *args, const char *nulls);
+extern Datum idemq_spi_value(uint64 row, int column, bool *isnull);
+extern int64 idemq_spi_int64(uint64 row, int column, bool *isnull);
+extern void idemq_spi_end(SqlScope *scope);
+
+#endif

@@ -1,0 +1,533 @@
+/*
+ * job/job.h
+ *		The state machine, and the steps of a job's life.
+ */
+#ifndef IDEMQ_JOB_JOB_H
+#define IDEMQ_JOB_JOB_H
+
+#include "datatype/timestamp.h"
+#include "utils/jsonb.h"
+
+#include "base/base.h"
+#include "queue/queue.h"
+#include "shared/counts/counts.h"
+#include "shared/groups/groups.h"
+#include "shared/leases/leases.h"
+#include "shared/slots/slots.h"
+#include "table/table.h"
+
+/*
+ * transition.c
+ *		The state machine of a job.
+ */
+
+typedef enum JobEvent
+{
+	EVENT_CLAIM,
+	EVENT_COMMIT,
+	EVENT_COMMIT_ONCE,
+	EVENT_FAIL,
+	EVENT_DIE,
+	EVENT_RELEASE,
+	EVENT_INTERRUPT, /* a release of which the history says why */
+	EVENT_REAP,
+	EVENT_REAP_DEAD,
+	EVENT_CANCEL,
+	EVENT_EXPIRE,
+	EVENT_RETRY,
+	EVENT_REDRIVE,
+	EVENT_REDRIVE_GROUPED,
+	EVENT_RESCHEDULE,
+	EVENT_RESCHEDULE_FAILED,
+	EVENT_RESCHEDULE_BLOCKED,
+	EVENT_PROMOTE,
+	EVENT_PARK,
+	EVENT_JOIN_GROUP,
+	EVENT_CHECKPOINT,
+	EVENT_ASK_RERUN,
+	EVENT_RERUN,
+	EVENT_RERUN_GROUPED,
+	EVENT_EXTEND
+} JobEvent;
+
+/* A request for a job that is there already. */
+typedef struct JobRequest
+{
+	Datum payload;
+	Datum headers; /* 0 for none */
+	Datum kind;	   /* 0 for none */
+	bool has_key_expiry;
+	TimestampTz key_expires_at;
+} JobRequest;
+
+/* What comes with an event; each event reads the fields that its row names. */
+typedef struct EventArgs
+{
+	TimestampTz now;
+	TimestampTz ready_at; /* fail, release, reap, retry, redrive, reschedule, promote, rerun */
+	int32 priority;		  /* reschedule */
+	bool new_run_at;	  /* reschedule: ready_at was asked for */
+	bool takes_place;	  /* promote, reschedule: has a place of its group until then, too */
+	TimestampTz due; /* the same, where ready_at is when group_rate says: it was due then; or 0 */
+	TimestampTz deadline; /* claim, extend */
+	int64 token;		  /* claim, commit_once: the new one */
+	text *worker;		  /* claim; NULL for none */
+	text *error;		  /* fail, die, reap, expire; NULL for none */
+	Jsonb *details;		  /* fail, die; NULL for none */
+	bool worker_lost;	  /* reap: the session of an attached claim ended */
+	Datum document;		  /* commit: the result; checkpoint: the state */
+	bool no_document;
+	Datum group;		/* join group */
+	JobRequest request; /* ask rerun, rerun */
+} EventArgs;
+
+extern bool idemq_transition_allowed(JobEvent event, JobStatus status);
+extern JobWrite idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue,
+								 JobEvent event, const EventArgs *args, JobWait wait);
+extern JobWrite idemq_job_expire(JobsTable *table, const Job *job, const QueueInfo *queue,
+								 TimestampTz now);
+
+/*
+ * places.c
+ *		The places of a group: how many of its jobs may be claimed or in processing.
+ */
+
+/* What a snapshot shows of the jobs of a group that have a place. */
+typedef struct GroupPlaces
+{
+	int taken;		   /* in processing, or being claimed */
+	int64 next;		   /* one that waits to be claimed; 0: there is none */
+	TimestampTz first; /* the least ready_at of these; DT_NOEND for none */
+	TimestampTz last;  /* the greatest; DT_NOBEGIN for none */
+} GroupPlaces;
+
+/* Returns whether jobs of a queue's groups have places: otherwise each has one head. */
+static inline bool
+idemq_has_places(const QueueInfo *queue)
+{
+	return queue->group_running > 1;
+}
+
+/* Returns whether a group is that of the jobs that have none. */
+static inline bool
+idemq_is_no_group(Datum name)
+{
+	return VARSIZE_ANY_EXHDR(DatumGetPointer(name)) == 0;
+}
+
+/* Returns whether a group of a queue has places; that without a name keeps them in any. */
+static inline bool
+idemq_group_has_places(const QueueInfo *queue, Datum name)
+{
+	return idemq_has_places(queue) || idemq_is_no_group(name);
+}
+
+/* Returns how many places a group with places has. */
+static inline int
+idemq_group_places(const QueueInfo *queue, Datum name)
+{
+	return idemq_is_no_group(name) ? PG_INT32_MAX : queue->group_running;
+}
+
+/* Returns whether a job is of a group that has places. */
+static inline bool
+idemq_is_of_places(const QueueInfo *queue, const Job *job)
+{
+	return !job->row->tts_isnull[COL_GROUP_KEY] &&
+		   idemq_group_has_places(queue, job->row->tts_values[COL_GROUP_KEY]);
+}
+
+/*
+ * Returns whether a job of such a group, which is ready or will be, has no place: it
+ * waits for its time, and then for its turn.
+ */
+static inline bool
+idemq_waits_for_place(const Job *job)
+{
+	return job->status == JOB_FAILED ||
+		   (job->status == JOB_PENDING && !job->row->tts_isnull[COL_RUN_AT]);
+}
+
+/* Returns whether a fetched job is of a group that has places, and has none of them. */
+static inline bool
+idemq_is_without_place(const QueueInfo *queue, const Job *job)
+{
+	return idemq_is_of_places(queue, job) && idemq_waits_for_place(job);
+}
+
+extern void idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue,
+							   bool takes, TimestampTz ready_at);
+extern void idemq_places_count(JobsTable *table, const QueueInfo *queue, Datum name,
+							   TimestampTz from, TimestampTz until, GroupPlaces *places);
+extern bool idemq_places_in_doubt(JobsTable *table, const QueueInfo *queue, Datum name,
+								  TimestampTz from);
+
+/*
+ * new_job_keyed.c
+ *		Enqueue with an idempotency key.
+ */
+
+/* What a producer wants when its key is taken. */
+typedef enum OnDuplicate
+{
+	DUPLICATE_KEEP,	   /* the first job stands; another payload is an error */
+	DUPLICATE_IGNORE,  /* the first job stands, whatever its payload */
+	DUPLICATE_REPLACE, /* not yet claimed, it takes the new payload, time, priority */
+	DUPLICATE_RERUN, /* as replace; claimed or finished, it runs once more, with the new payload */
+	DUPLICATE_ERROR	 /* raise */
+} OnDuplicate;
+
+/* That, and how.  Fields that are left out are 0. */
+typedef struct DuplicateRule
+{
+	OnDuplicate policy;
+	const Interval *max_wait; /* of replace: from the first request on; NULL: no limit */
+	bool is_published;		  /* the key is of a published job: see job/kept_key.c */
+} DuplicateRule;
+
+typedef struct EnqueueAnswer
+{
+	int64 id;
+	Outcome outcome; /* OUTCOME_ACCEPTED, OUTCOME_DUPLICATE, OUTCOME_RERUN, or OUTCOME_LOCKED */
+	JobStatus status;
+	Datum result; /* jsonb, in the caller's memory context */
+	bool no_result;
+	bool foreign; /* a duplicate that another transaction has written */
+	Job holder;	  /* of OUTCOME_RERUN: as fetched, by job/rerun.c */
+} EnqueueAnswer;
+
+extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,
+							 const Datum *payload, Job *job);
+extern void idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
+								DuplicateRule rule, JobWait wait, EnqueueAnswer *answer);
+
+/*
+ * rerun.c
+ *		A request for a job that is in progress, or finished: it runs once more.
+ */
+
+extern void idemq_new_job_or_rerun(JobsTable *table, const QueueInfo *queue, JobChange *columns,
+								   JobWait wait, EnqueueAnswer *answer);
+
+/*
+ * recover.c
+ *		Finding leases that memory lost: jobs in processing without a lease entry.
+ */
+
+/* Jobs in flight that a scan met without a lease entry. */
+typedef struct LostLeases
+{
+	MemoryContext context; /* of the list: lives until it is settled */
+	List *found;		   /* of LostLease */
+	bool dropped;		   /* one of them had moved on, or is held: another search */
+} LostLeases;
+
+extern TimestampTz idemq_row_limit(const Job *job, const QueueInfo *queue);
+extern TimestampTz idemq_row_deadline(const Job *job, const QueueInfo *queue);
+extern bool idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue);
+extern LeaseTake idemq_lost_lease_renew(LostLeases *lost, const Job *job, const QueueInfo *queue,
+										int64 length);
+extern int64 idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *queue);
+extern void idemq_recover_some(const QueueInfo *queue, int budget);
+extern bool idemq_recover_for_limits(const QueueInfo *queue);
+extern bool idemq_reap_some(const QueueInfo *queue);
+extern bool idemq_before_claim(const QueueInfo *queue);
+extern int64 idemq_reap_all(const QueueInfo *queue);
+
+/*
+ * ready_scan.c
+ *		Going through what is due in a queue, from its ready cursors on.
+ */
+
+/* What is to become of an entry of the ready index that is due. */
+typedef enum ScanStep
+{
+	STEP_PASS, /* not claimable, or ours now: the cursor may pass it */
+	STEP_STAY, /* claimable still, or its row is held: the cursor stays before it */
+	STEP_STOP  /* as STEP_PASS, and enough of it */
+} ScanStep;
+
+/* One way through a queue. */
+typedef struct ReadyScan
+{
+	QueueInfo queue;
+	ScanStep (*consider)(struct ReadyScan *scan, JobsTable *table, int priority, ReadyKey key);
+	bool reads;				   /* consider writes nothing */
+	int wanted;				   /* jobs that consider may take */
+	MemoryContext row_context; /* current in consider, reset for each entry */
+	/* set on the way */
+	CursorView view;
+	const ReadyEntry *entry; /* of the ring, in consider; NULL: the table's scan stands on it */
+	TimestampTz now;
+	bool stopped;
+	bool held;			  /* met a row that was held */
+	bool more;			  /* stopped where something due may follow */
+	TimestampTz next_due; /* the earliest entry met that is not due yet; DT_NOEND: none */
+} ReadyScan;
+
+extern void idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start);
+extern bool idemq_ready_job(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key,
+							Job *job);
+extern bool idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held);
+extern TimestampTz idemq_ready_next_due(const QueueInfo *queue);
+
+/*
+ * claim_one.c
+ *		Taking a ready job: the lease entry first, then the row.
+ */
+
+typedef enum TakeResult
+{
+	TAKE_DONE,
+	TAKE_BUSY,	  /* another session is on it */
+	TAKE_CHANGED, /* it moved on since the snapshot */
+	TAKE_LOCKED,  /* a transaction that is no claim holds its row */
+	TAKE_LIMIT,	  /* max_running or rate_limit of its queue: see job/job.h */
+	TAKE_EARLY	  /* group_rate: see job/job.h; args->ready_at is when to try again */
+} TakeResult;
+
+extern TakeResult idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue,
+								  JobEvent event, EventArgs *args, int64 lease, bool attach);
+extern JobWrite idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue);
+
+/*
+ * promote.c
+ *		Giving FIFO groups their heads.
+ */
+
+extern bool idemq_promote_wanted(const QueueInfo *queue);
+extern int idemq_promote_some(const QueueInfo *queue, int max);
+extern void idemq_promote_batch(const QueueInfo *queue, int max);
+extern bool idemq_promote_may_linger(void);
+extern void idemq_promote_later(const QueueInfo *queue, Datum name);
+extern bool idemq_promote_child(const QueueInfo *queue, int64 id);
+extern bool idemq_promote_group(const QueueInfo *queue, Datum name);
+
+/*
+ * group_rate.c
+ *		group_rate: how many jobs of a group may be started in group_period.
+ */
+
+/* What a start has taken from its group's rate. */
+typedef struct GroupCharge
+{
+	bool charged;	  /* false: there was nothing to take */
+	TimestampTz next; /* of a start that is refused: when to try again */
+	BucketCharge bucket;
+} GroupCharge;
+
+extern bool idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charge);
+extern void idemq_group_rate_undo(const QueueInfo *queue, const Job *job,
+								  const GroupCharge *charge);
+extern bool idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until);
+extern TimestampTz idemq_group_rate_next(const QueueInfo *queue, Datum name);
+extern JobWrite idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue,
+								  TimestampTz until);
+
+/*
+ * reap.c
+ *		Taking back leases that ended.
+ */
+
+/* Expired leases that are collected in one go. */
+#define REAP_BATCH 256
+
+extern bool idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue,
+						   LeaseLoss loss);
+extern bool idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 token);
+extern int64 idemq_reap_in(const QueueInfo *queue, const Slice *slice);
+extern void idemq_reap_expired(const QueueInfo *queue);
+
+/*
+ * dead_queue.c
+ *		The queue to which the dead jobs of another queue go.
+ */
+
+extern void idemq_dead_queue_check(const char *queue, int32 queue_id, const char *dead_queue);
+extern bool idemq_dead_queue_allowed(const QueueInfo *queue, const QueueInfo *dead);
+extern bool idemq_dead_queue_wants(const QueueInfo *queue, const Job *job, JobStatus becomes);
+extern bool idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead);
+extern void idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
+								 JobStatus status, TimestampTz died_at, text *error);
+
+/*
+ * new_job.c
+ *		A new job: the columns that each one has, and adding it without a key.
+ */
+
+extern void idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now,
+						  Datum payload);
+extern JobStatus idemq_new_job_note(const QueueInfo *queue, const JobChange *columns);
+extern JobStatus idemq_new_job_insert(JobsTable *table, const QueueInfo *queue, JobChange *columns);
+extern JobStatus idemq_new_job_add(JobsBatch *batch, const QueueInfo *queue, JobChange *columns);
+
+/*
+ * new_child.c
+ *		A new job that waits for its parents.
+ */
+
+extern void idemq_new_child(JobChange *columns, NewKin *kin);
+extern void idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 id, NewKin *kin);
+
+/*
+ * replace_job.c
+ *		A request for a job that waits: it takes the request's payload, time and priority.
+ */
+
+extern bool idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
+							  const JobChange *columns, bool rerun);
+extern void idemq_job_wait_no_longer(JobChange *columns, const Job *job, const Interval *max_wait);
+
+/*
+ * kept_key.c
+ *		Keys that producers do not give: of ticks, and of published jobs.
+ */
+
+/* Between a publisher's key and the space of its topic. */
+#define TOPIC_KEY_MARK "@topic:"
+
+extern void idemq_tick_key_check(int32 queue_id, Datum key);
+extern void idemq_topic_key_check(Datum key);
+
+/*
+ * limits.c
+ *		max_running and rate_limit of a queue.
+ */
+
+typedef enum QueueLimit
+{
+	LIMIT_OPEN,
+	LIMIT_NO_SLOT,	  /* the queue has no slot to count in */
+	LIMIT_RECOVERING, /* jobs may be in flight that are not counted yet */
+	LIMIT_TABLE_FULL, /* the lease table has no room for what would be counted */
+	LIMIT_RUNNING,	  /* max_running is reached */
+	LIMIT_RATE		  /* rate_limit is used up */
+} QueueLimit;
+
+/* How a queue stands to its limits. */
+typedef struct LimitView
+{
+	QueueLimit state;
+	int running;
+	TimestampTz until; /* LIMIT_RATE: when the rate allows the next claim; DT_NOEND otherwise */
+	bool after_search; /* LIMIT_RECOVERING: a claim, which searches first, would find room */
+} LimitView;
+
+extern bool idemq_limit_may_borrow(const QueueInfo *queue);
+extern bool idemq_limit_pass_rate(const QueueInfo *queue, bool borrows);
+extern void idemq_limit_undo_rate(const QueueInfo *queue);
+extern void idemq_limit_view(const QueueInfo *queue, LimitView *view);
+extern bool idemq_limit_lets(const QueueInfo *queue, LimitView *view);
+extern bool idemq_limit_has_slot(const QueueInfo *queue);
+extern void idemq_limit_recovered(const QueueInfo *queue);
+
+/*
+ * pausing.c
+ *		Pausing a queue, and its end.
+ */
+
+extern void idemq_pause_begin(const QueueInfo *queue, TimestampTz until);
+extern void idemq_pause_end(const QueueInfo *queue);
+extern bool idemq_pause_end_if_over(const QueueInfo *queue);
+
+/*
+ * generation.c
+ *		What a restored database adds to its tokens.
+ */
+
+extern int64 idemq_generation_base(void);
+extern int64 idemq_generation_latest_base(void);
+extern void idemq_generation_note(void);
+extern int64 idemq_generation_new(int64 seen);
+
+/*
+ * claim_by_id.c
+ *		Taking one job by its id.
+ */
+
+/* What is asked of one job. */
+typedef struct JobCall
+{
+	int64 id;
+	JobEvent event; /* EVENT_CLAIM or EVENT_COMMIT_ONCE */
+	int64 lease;	/* microseconds, 0 for the queue's */
+	bool attach;
+	EventArgs args;
+	bool fetched; /* job is fetched already, under the table's snapshot */
+	/* what came of it */
+	Job job;
+	QueueInfo queue;
+	TimestampTz retry_after; /* DT_NOEND: none */
+} JobCall;
+
+extern Outcome idemq_claim_by_id(JobCall *call, JobsTable *table);
+extern bool idemq_job_is_settled(const JobCall *call);
+extern Outcome idemq_claim_by_id_check(JobCall *call, JobsTable *table);
+
+/*
+ * attempt.c
+ *		A worker's attempt: a job with the token that the worker holds.
+ */
+
+typedef struct Attempt
+{
+	int64 id;
+	int64 token; /* the worker's */
+	Job job;	 /* as fetched; void when not found */
+	QueueInfo queue;
+} Attempt;
+
+extern Outcome idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt);
+extern Outcome idemq_attempt_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt);
+extern Outcome idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt);
+extern bool idemq_attempt_stands(int64 id, int64 token);
+extern bool idemq_attempt_is_gone(JobsTable *table, const Attempt *attempt);
+extern void idemq_attempt_count(const Attempt *attempt, Outcome outcome, bool commit);
+extern void idemq_attempt_raise_cancelled(const Attempt *attempt);
+extern void idemq_attempt_raise(const Attempt *attempt, Outcome outcome);
+
+/*
+ * kin.c
+ *		Children whose parents have finished.
+ */
+
+/* What has become of a mark, of a group or of a job that has kin. */
+typedef enum Promotion
+{
+	PROMOTED,			/* there is a pending job now, which is not committed yet */
+	PROMOTED_FOR_LATER, /* the same, but it is not due yet; or what it waits for was written */
+	JOINED,				/* a child has joined its group, which is to be promoted next */
+	AT_LIMIT,			/* all places of its group are taken, and there is a next job */
+	HAS_HEAD,			/* there is nothing to do until it is marked again */
+	HELD,				/* a row is held, or a head is made but not committed */
+	NOT_FOR_US,			/* it changes all the time, or our snapshot must not see it */
+	LOOK_AGAIN			/* its row has changed; inside job/kin.c */
+} Promotion;
+
+extern Promotion idemq_kin_promote(JobsTable *table, const QueueInfo *queue, KinMark mark, int64 id,
+								   Datum *group);
+extern void idemq_kin_learn(const QueueInfo *queue);
+extern JobEvent idemq_rerun_event(const Job *job);
+extern JobEvent idemq_redrive_event(const Job *job);
+extern void idemq_kin_gone(int64 id, JobStatus status);
+
+/*
+ * promote_one.c
+ *		One group that this session owns: its head, or its next job with a place.
+ */
+
+extern Promotion idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
+								   Datum name, GroupFloor *floor);
+extern void idemq_promote_asked(JobsTable *table, const QueueInfo *queue, const Job *job);
+
+/*
+ * follow.c
+ *		Beginning to follow another database, and taking over from it.
+ */
+
+extern bool idemq_follow_begin(void);
+extern void idemq_follow_note_subscription(void);
+extern bool idemq_follow_end(void);
+extern bool idemq_follow_retire(const char *moved_to);
+
+#endif

@@ -1,0 +1,273 @@
+/*
+ * queue/queue.h
+ *		A queue: settings and privileges, its slot, the count of its jobs.
+ */
+#ifndef IDEMQ_QUEUE_QUEUE_H
+#define IDEMQ_QUEUE_QUEUE_H
+
+#include "datatype/timestamp.h"
+#include "fmgr.h"
+#include "nodes/pg_list.h"
+#include "storage/lockdefs.h"
+#include "utils/snapshot.h"
+
+#include "shared/counts/counts.h"
+#include "shared/slots/slots.h"
+
+/*
+ * queue_settings.c
+ *		The settings of a queue.
+ */
+
+typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
+
+/* A queue and its settings; intervals in microseconds. */
+typedef struct QueueInfo
+{
+	int32 id;
+	QueueName name;
+	int64 lease;
+	int32 max_attempts;
+	int64 retry_base;
+	double retry_factor;
+	int64 retry_max;
+	double retry_jitter;
+	int64 retention;
+	int64 idempotency_window;
+	int32 max_running; /* 0: no limit */
+	int32 rate_limit;  /* claims in rate_period; 0: no limit */
+	int64 rate_period;
+	QueueName dead_queue;	  /* "": none */
+	NameData dead_queue_role; /* which has set that; "": nobody is asked */
+	Oid dead_queue_role_oid;
+	int64 dead_retention;
+	int64 max_lease;	 /* no claim or heartbeat may ask for a longer one */
+	int64 job_timeout;	 /* an attempt may run so long; 0: no limit */
+	int32 group_running; /* jobs of one group in processing at once */
+	int32 group_rate;	 /* starts of one group in group_period; 0: no limit */
+	int64 group_period;
+	bool dead_queue_cancelled; /* cancelled jobs that were begun go to dead_queue, too */
+	bool paused;			   /* see idemq_queue_is_paused */
+	TimestampTz paused_until;  /* DT_NOEND: until somebody resumes it */
+	TimestampTz created_at;
+	int privileges; /* the current role's, as QueuePrivilege bits */
+	QueueSlot *slot;
+} QueueInfo;
+
+extern void idemq_settings_check(FunctionCallInfo fcinfo, bool is_new);
+extern void idemq_settings_check_lease(const QueueInfo *queue, int64 lease);
+extern int64 idemq_settings_lease(const QueueInfo *queue, int64 asked);
+extern int idemq_setting_arg(const char *name);
+extern bool idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id);
+extern bool idemq_settings_is_inserting(void);
+extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name);
+extern Datum idemq_settings_document(int32 queue_id);
+extern Datum idemq_settings_difference(Datum from, Datum to);
+extern uint64 idemq_settings_load(int32 queue_id, Snapshot snapshot);
+extern void idemq_settings_read(uint64 row, QueueInfo *queue);
+extern bool idemq_queue_is_paused(const QueueInfo *queue);
+
+/*
+ * queue_cache.c
+ *		What this session has read of the queues: settings and grants.
+ */
+
+typedef struct QueueGrant
+{
+	NameData role;
+	Oid role_oid;	/* InvalidOid: the name alone decides */
+	char privilege; /* its first letter */
+} QueueGrant;
+
+typedef struct CachedQueue
+{
+	int32 id;		 /* hash key */
+	bool exists;	 /* else all below is empty */
+	uint64 version;	 /* idemq_version_of_queue, before it was read; 0: to be read again */
+	QueueInfo info;	 /* privileges and slot are queue/queues.c's */
+	Oid role;		 /* whose privileges info.privileges are; InvalidOid: nobody's */
+	uint64 roles_at; /* idemq_queue_cache_roles() when they were computed */
+	int ngrants;
+	QueueGrant *grants;
+} CachedQueue;
+
+extern void idemq_queue_cache_install(void);
+extern CachedQueue *idemq_queue_cache_by_id(int32 id);
+extern CachedQueue *idemq_queue_cache_by_name(const char *name);
+extern const int32 *idemq_queue_cache_ids(int *count);
+extern bool idemq_queue_cache_is_fresh(const CachedQueue *cached);
+extern uint64 idemq_queue_cache_roles(void);
+extern void idemq_queue_cache_changed(int32 id);
+extern void idemq_queue_cache_forget(int32 id);
+extern uint64 idemq_queue_cache_version(void);
+
+/*
+ * slot_life.c
+ *		How a queue gets its slot in shared memory, and loses it.
+ */
+
+extern QueueSlot *idemq_slot_for_queue(int32 queue_id);
+extern void idemq_slot_forget_queue(int32 queue_id);
+extern void idemq_slots_forget_database(Oid database);
+extern void idemq_slots_unset_database(Oid database);
+
+/*
+ * queues.c
+ *		Queue settings and privileges.
+ */
+
+typedef enum QueuePrivilege
+{
+	PRIVILEGE_ENQUEUE = 1,
+	PRIVILEGE_CLAIM = 2,
+	PRIVILEGE_ADMIN = 4
+} QueuePrivilege;
+
+#define PRIVILEGE_ALL (PRIVILEGE_ENQUEUE | PRIVILEGE_CLAIM | PRIVILEGE_ADMIN)
+
+extern void idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue);
+extern void idemq_queue_arg(FunctionCallInfo fcinfo, int n, const char *name, int wanted,
+							QueueInfo *queue);
+extern void idemq_queue_open(FunctionCallInfo fcinfo, int n, const char *name, int wanted,
+							 LOCKMODE mode, QueueInfo *queue);
+extern void idemq_queue_hold(QueueInfo *queue, int wanted, LOCKMODE mode);
+extern void idemq_queue_keep(const QueueInfo *queue);
+extern bool idemq_queue_find(const char *name, QueueInfo *queue);
+extern bool idemq_queue_by_id(int32 id, QueueInfo *queue);
+extern bool idemq_queue_allows(int32 id, int wanted, QueueInfo *queue);
+extern bool idemq_queue_allows_role(int32 id, Oid role, int wanted, QueueInfo *queue);
+extern bool idemq_may_change_schedule(int32 queue_id, const char *creator, Oid creator_oid);
+extern void idemq_queue_lock(int32 id, LOCKMODE mode);
+extern bool idemq_queue_try_lock(int32 id, LOCKMODE mode);
+extern int32 *idemq_queue_ids(int wanted, int *count);
+pg_noreturn extern void idemq_queue_denied(const char *name, int wanted);
+
+/*
+ * roles.c
+ *		Roles as rows name them, and what each needs of the schema.
+ */
+
+extern Oid idemq_role_of(const char *name, Oid oid);
+extern const char *idemq_grant_text(const char *queue, const char *role, const char *privilege);
+/* What of a role is locked. */
+typedef enum RoleLock
+{
+	ROLE_LOCK_GRANTS = 0x6971, /* "iq": not PostgreSQL's own */
+	ROLE_LOCK_SCHEDULES
+} RoleLock;
+
+extern void idemq_role_lock(Oid role, RoleLock what);
+extern void idemq_usage_grant(Oid role);
+extern void idemq_usage_settle(Oid role);
+
+/*
+ * topics.c
+ *		Spaces of topics: who owns them, who may publish to them and bind queues to them.
+ */
+
+typedef enum TopicPrivilege
+{
+	TOPIC_PUBLISH = 1,
+	TOPIC_BIND = 2,
+	TOPIC_ADMIN = 4
+} TopicPrivilege;
+
+#define TOPIC_ALL (TOPIC_PUBLISH | TOPIC_BIND | TOPIC_ADMIN)
+
+/* Who may what, as the latest snapshot shows. */
+typedef struct TopicSpace
+{
+	const char *name;
+	List *grants; /* of TopicGrant */
+} TopicSpace;
+
+typedef struct TopicGrant
+{
+	Oid role;
+	int privileges;
+} TopicGrant;
+
+extern bool idemq_topic_find(const char *name, TopicSpace *space);
+extern int idemq_topic_privileges(const TopicSpace *space, Oid role);
+extern void idemq_topic_open(const char *name, int wanted, TopicSpace *space);
+extern void idemq_topic_keep(const char *name);
+
+/*
+ * handlers.c
+ *		The handler of a queue: which function runs its jobs, as whom.
+ */
+
+/* A row of idemq.handler_entries. */
+typedef struct HandlerInfo
+{
+	int32 queue_id;
+	NameData schema;
+	NameData function;
+	NameData role;
+	Oid role_oid;	/* InvalidOid: the name alone decides */
+	NameData owner; /* of the function, when it was set */
+	Oid owner_oid;	/* as role_oid */
+	int32 workers;
+	int32 batch;
+	int64 max_idle; /* microseconds */
+	TimestampTz set_at;
+	int32 crashes;
+	bool stopped;
+} HandlerInfo;
+
+/* What is said of a handler whose queue has no slot: it does not run. */
+#define HANDLER_WITHOUT_SLOT                                                                       \
+	"its queue has no slot in shared memory: raise idemq.max_queues and restart the server"
+
+/* Whom and what a handler names, as it is now. */
+typedef struct HandlerTarget
+{
+	Oid role;
+	Oid function;
+	bool returns_void;
+} HandlerTarget;
+
+extern bool idemq_handler_read(int32 queue_id, HandlerInfo *info);
+extern bool idemq_handler_same(const HandlerInfo *a, const HandlerInfo *b);
+extern char *idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target);
+extern const char *idemq_handler_stopped_text(const HandlerInfo *info);
+
+/*
+ * following.c
+ *		Whether this database follows another by logical replication.
+ */
+
+/* What is known of it; see queue/following.c. */
+typedef struct Following
+{
+	bool switched_on;		/* the row of this database says so */
+	bool subscribed;		/* an enabled subscription writes idemq.jobs */
+	TimestampTz since;		/* of switched_on */
+	TimestampTz taken_over; /* when it last ended; DT_NOBEGIN: never */
+	char *moved_to;			/* where it has moved for good; NULL: nowhere */
+} Following;
+
+extern const Following *idemq_following(void);
+extern bool idemq_follows(void);
+extern bool idemq_following_is_known(bool *does);
+extern void idemq_following_refuse(void);
+extern void idemq_following_refuse_moved(void);
+extern TimestampTz idemq_taken_over_at(void);
+extern void idemq_following_changed(Oid relation);
+extern bool idemq_following_set(bool on);
+extern void idemq_following_set_moved(const char *to);
+extern void idemq_following_install(void);
+
+/*
+ * queue_counts.c
+ *		Counting the jobs of each queue by SQL.
+ */
+
+extern void idemq_queue_counts_run(void);
+extern bool idemq_queue_counts_run_if_due(void);
+extern CountStart idemq_queue_counts_try(int64 *jobs);
+extern QueueCount *idemq_queue_counts_by_sql(int *ncounts);
+extern void idemq_queue_counts_set_empty(int32 queue_id);
+extern void idemq_queue_count_refusal(const QueueInfo *queue, Counter counter);
+
+#endif

@@ -1,0 +1,498 @@
+/*
+ * shared/counts/buckets.c
+ *		The buckets of admission (base/gcra.c), in shared memory: one number each, for
+ *		each name in each database.
+ *
+ * A bucket is found by 128 bits of its name's hash.  Calls read and replace its
+ * number by compare-and-swap, with the partition locked shared: they do not wait
+ * for each other.  A bucket that is full again answers as a new one would; when
+ * there is no room for another, all full ones are removed at once.
+ *
+ * The buckets of group_rate (job/group_rate.c) are among them.  One that is not there, be it
+ * after a restart, counts as full since a time that the caller says; and a charge that came to
+ * nothing is taken back, if it is still the last one: out of a number that others have built on
+ * nothing can be taken exactly.
+ *
+ * Nobody gets all of the table: an owner, which is the groups of a queue, or admit in a
+ * database, has half of it at most.  And nobody needs it: while there is no room, names of an
+ * owner that have no bucket have one together, of which the owner's cell has the number.  No
+ * limit is exceeded by that: a name's own number would be the cell's at most, since each of its
+ * calls was charged to the bucket it had, which is full again, or to the cell.  So a new bucket
+ * begins with the cell's number, read under the partition's lock, exclusively; calls are charged
+ * to the cell with that locked, shared, and no bucket there.  Names without a bucket are limited
+ * more than they ask for, all together as one of them; others' calls have no part in that.
+ * An owner whose names have limits of their own, admit in a database or the queues without a
+ * slot, has PERIODS cells, by the order of magnitude of the period: nobody waits for a name
+ * whose period is more than PERIOD_RATIO times as long.
+ *
+ * A queue that loses its slot loses its buckets with it, and the cell is as new.  Nothing here
+ * is undone by a rollback, or known after a restart.
+ *
+ * Locks: see README.md, level 4.  Each partition's lock covers its entries; an entry's
+ * number is atomic, and changes with the lock shared.  All partitions are locked, in
+ * order, to remove many entries.
+ */
+#include "postgres.h"
+
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "port/atomics.h"
+#include "port/pg_bitutils.h"
+#include "storage/lwlock.h"
+#include "storage/shmem.h"
+#include "utils/hsearch.h"
+
+#include "base/base.h"
+#include "shared/counts/counts.h"
+#include "shared/leases/leases.h"
+
+#define BUCKET_PARTITIONS 16
+/* Cells by the order of magnitude of a period, which is below 2^62 ns. */
+#define PERIOD_BITS 2
+#define PERIOD_RATIO (1 << PERIOD_BITS)
+#define PERIODS (62 / PERIOD_BITS)
+/* Queues without a slot are one owner, and so is admit in each share of the databases. */
+#define OWNER_OF_NONE idemq_max_queues
+#define OWNER_OF_ADMIT (OWNER_OF_NONE + PERIODS)
+#define CELLS (OWNER_OF_ADMIT + LEASE_SHARES * PERIODS)
+
+typedef struct BucketKey
+{
+	Oid database;
+	uint32 unused; /* zero: the key is hashed as bytes */
+	uint64 name[2];
+} BucketKey;
+
+typedef struct Bucket
+{
+	BucketKey key;
+	pg_atomic_uint64 tat; /* ns of the monotonic clock; no lock but the partition's, shared */
+	int32 owner;		  /* its first cell, which counts it; set once */
+} Bucket;
+
+/* An owner, and the bucket of its names that have none; no lock but what the header says. */
+typedef struct Cell
+{
+	pg_atomic_uint32 count; /* of its buckets */
+	pg_atomic_uint64 tat;
+	/* ns: after a search in vain no bucket is full again before that; 0: unknown */
+	pg_atomic_uint64 next_sweep;
+} Cell;
+
+/* Calls of a partition's buckets, since the start of the server; a line of its own. */
+typedef union BucketCounts
+{
+	struct
+	{
+		pg_atomic_uint64 allowed;
+		pg_atomic_uint64 refused;
+	};
+	char pad[PG_CACHE_LINE_SIZE];
+} BucketCounts;
+
+typedef struct BucketsShared
+{
+	int tranche;
+	pg_atomic_uint32 count;		/* buckets: bounds the table exactly */
+	pg_atomic_uint64 no_room;	/* calls that found none */
+	pg_atomic_uint64 no_charge; /* the same, of charges */
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLockPadded locks[BUCKET_PARTITIONS];
+	BucketCounts counts[BUCKET_PARTITIONS];
+	Cell cells[FLEXIBLE_ARRAY_MEMBER]; /* CELLS */
+} BucketsShared;
+
+static BucketsShared *shared = NULL;
+static HTAB *bucket_hash = NULL;
+
+/* Returns the bytes of shared memory for locks and cells. */
+Size
+idemq_buckets_shmem_size(void)
+{
+	return offsetof(BucketsShared, cells) + mul_size(sizeof(Cell), CELLS);
+}
+
+/* Returns the bytes of shared memory for the hash table. */
+Size
+idemq_buckets_hash_size(void)
+{
+	return hash_estimate_size(idemq_max_buckets, sizeof(Bucket));
+}
+
+/* Attaches to the table, and makes it when this is the first process. */
+void
+idemq_buckets_shmem_init(void *area, bool found)
+{
+	HASHCTL info = {0};
+
+	shared = area;
+	if (!found)
+	{
+		shared->tranche = LWLockNewTrancheId();
+		pg_atomic_init_u32(&shared->count, 0);
+		pg_atomic_init_u64(&shared->no_room, 0);
+		pg_atomic_init_u64(&shared->no_charge, 0);
+		for (int i = 0; i < CELLS; i++)
+		{
+			pg_atomic_init_u32(&shared->cells[i].count, 0);
+			pg_atomic_init_u64(&shared->cells[i].tat, 0);
+			pg_atomic_init_u64(&shared->cells[i].next_sweep, 0);
+		}
+		for (int i = 0; i < BUCKET_PARTITIONS; i++)
+		{
+			LWLockInitialize(&shared->locks[i].lock, shared->tranche);
+			pg_atomic_init_u64(&shared->counts[i].allowed, 0);
+			pg_atomic_init_u64(&shared->counts[i].refused, 0);
+		}
+	}
+	LWLockRegisterTranche(shared->tranche, "idemq buckets");
+	info.keysize = sizeof(BucketKey);
+	info.entrysize = sizeof(Bucket);
+	info.num_partitions = BUCKET_PARTITIONS;
+	bucket_hash = ShmemInitHash("idemq buckets", idemq_max_buckets, idemq_max_buckets, &info,
+								HASH_ELEM | HASH_BLOBS | HASH_PARTITION | HASH_FIXED_SIZE);
+}
+
+static int64
+now_ns(void)
+{
+	return idemq_mono_now() * NSECS_PER_USEC;
+}
+
+#define ANY_OWNER (-1)
+
+/*
+ * Removes every bucket of a database, or of an owner, or, of all, those that are full at now.
+ * Returns when the next one is full again, 0 if any was removed.
+ */
+static uint64
+remove_buckets(Oid database, int32 of_owner, int64 now)
+{
+	HASH_SEQ_STATUS seq;
+	Bucket *bucket;
+	bool removed = false;
+	int64 next = PG_INT64_MAX;
+
+	for (int i = 0; i < BUCKET_PARTITIONS; i++)
+		LWLockAcquire(&shared->locks[i].lock, LW_EXCLUSIVE);
+	hash_seq_init(&seq, bucket_hash);
+	while ((bucket = hash_seq_search(&seq)) != NULL)
+	{
+		int64 tat = (int64) pg_atomic_read_u64(&bucket->tat);
+		int32 owner = bucket->owner;
+		bool gone = OidIsValid(database)	? bucket->key.database == database
+					: of_owner != ANY_OWNER ? owner == of_owner
+											: tat <= now;
+
+		if (!gone)
+			next = Min(next, tat);
+		else if (hash_search(bucket_hash, &bucket->key, HASH_REMOVE, NULL) != NULL)
+		{
+			pg_atomic_fetch_sub_u32(&shared->cells[owner].count, 1);
+			pg_atomic_fetch_sub_u32(&shared->count, 1);
+			removed = true;
+		}
+	}
+	for (int i = BUCKET_PARTITIONS - 1; i >= 0; i--)
+		LWLockRelease(&shared->locks[i].lock);
+	return removed ? 0 : (uint64) next;
+}
+
+/* Counts one more bucket, if that leaves the count within its room. */
+static bool
+count_in(pg_atomic_uint32 *count, uint32 room)
+{
+	if (pg_atomic_fetch_add_u32(count, 1) < room)
+		return true;
+	pg_atomic_fetch_sub_u32(count, 1);
+	return false;
+}
+
+/*
+ * Enters a bucket that was not there, with the number of the names that have none, of a cell;
+ * false when there is no room.
+ */
+static bool
+enter(const BucketKey *key, uint32 hash, int32 owner, Cell *cell, const GcraLimit *limit)
+{
+	LWLock *lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
+	pg_atomic_uint32 *owned = &shared->cells[owner].count;
+	Bucket *bucket = NULL;
+	bool there = false;
+
+	LWLockAcquire(lock, LW_EXCLUSIVE);
+	if (count_in(&shared->count, idemq_max_buckets))
+	{
+		bool may = count_in(owned, idemq_max_buckets - idemq_max_buckets / 2);
+
+		if (may)
+			bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_ENTER_NULL, &there);
+		if (bucket != NULL && !there)
+		{
+			int64 tat = (int64) pg_atomic_read_u64(&cell->tat);
+
+			bucket->owner = owner;
+			pg_atomic_init_u64(&bucket->tat, (uint64) Min(tat, now_ns() + limit->period));
+		}
+		else
+		{
+			pg_atomic_fetch_sub_u32(&shared->count, 1);
+			if (may)
+				pg_atomic_fetch_sub_u32(owned, 1);
+		}
+	}
+	LWLockRelease(lock);
+	return bucket != NULL;
+}
+
+/* Makes the key of a bucket of this database. */
+static void
+make_key(BucketKey *key, const char *name, int length)
+{
+	*key = (BucketKey){MyDatabaseId, 0, {0, 0}};
+	key->name[0] = hash_bytes_extended((const unsigned char *) name, length, 0);
+	key->name[1] = hash_bytes_extended((const unsigned char *) name, length, 1);
+}
+
+/* Returns which of an owner's PERIODS cells is that of names with this limit. */
+static int32
+cell_of_period(const GcraLimit *limit)
+{
+	return pg_leftmost_one_pos64((uint64) limit->period) / PERIOD_BITS;
+}
+
+/* Makes room for an owner by removing buckets that are full; false when none is, as far as is known. */
+static bool
+make_room(int32 owner)
+{
+	pg_atomic_uint64 *next_sweep = &shared->cells[owner].next_sweep;
+	int64 now = now_ns();
+	uint64 next;
+
+	if (pg_atomic_read_u64(next_sweep) > (uint64) now)
+		return false;
+	next = remove_buckets(InvalidOid, ANY_OWNER, now);
+	pg_atomic_write_u64(next_sweep, next);
+	return next == 0;
+}
+
+/* Calls a bucket that is there, otherwise a cell's, unless NULL; false when it called none. */
+static bool
+call_existing(const BucketKey *key, uint32 hash, const GcraLimit *limit, int64 cost, Cell *cell,
+			  GcraAnswer *answer)
+{
+	LWLock *lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
+	pg_atomic_uint64 *number = cell == NULL ? NULL : &cell->tat;
+	Bucket *bucket;
+
+	LWLockAcquire(lock, LW_SHARED);
+	bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_FIND, NULL);
+	if (bucket != NULL)
+		number = &bucket->tat;
+	if (number != NULL)
+	{
+		uint64 tat = pg_atomic_read_u64(number);
+
+		do
+		{
+			*answer = idemq_gcra(limit, (int64) tat, now_ns(), cost);
+		} while (answer->allowed && cost > 0 &&
+				 !pg_atomic_compare_exchange_u64(number, &tat, (uint64) answer->tat));
+	}
+	LWLockRelease(lock);
+	if (number != NULL && cost > 0)
+	{
+		BucketCounts *counts = &shared->counts[hash % BUCKET_PARTITIONS];
+
+		pg_atomic_fetch_add_u64(answer->allowed ? &counts->allowed : &counts->refused, 1);
+	}
+	return number != NULL;
+}
+
+/*
+ * Calls the bucket of that name in this database; takes effect at once.  Returns
+ * false when there was no room for one of its own: that is counted.
+ */
+bool
+idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 cost,
+				  GcraAnswer *answer)
+{
+	int32 owner = OWNER_OF_ADMIT + idemq_lease_share_mine() * PERIODS;
+	Cell *cell = &shared->cells[owner + cell_of_period(limit)];
+	BucketKey key;
+	uint32 hash;
+
+	make_key(&key, name, length);
+	hash = get_hash_value(bucket_hash, &key);
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (call_existing(&key, hash, limit, cost, NULL, answer))
+			return true;
+	} while (enter(&key, hash, owner, cell, limit) || make_room(owner));
+	(void) call_existing(&key, hash, limit, cost, cell, answer);
+	pg_atomic_fetch_add_u64(&shared->no_room, 1);
+	return false;
+}
+
+/* Returns the cell of a charge's queue for names without a bucket. */
+static int32
+cell_of(const BucketCharge *charge, const GcraLimit *limit)
+{
+	return charge->slot < 0 ? OWNER_OF_NONE + cell_of_period(limit) : charge->slot;
+}
+
+/*
+ * Returns a bucket's number: never fuller than one that was empty at charge->empty_at, and never
+ * emptier than empty, as it may be after another rate was set.
+ */
+static int64
+bounded(const BucketCharge *charge, const GcraLimit *limit, uint64 tat, int64 now)
+{
+	int64 least = charge->empty_at == 0 ? 0 : charge->empty_at + limit->period;
+
+	return Min(Max((int64) tat, least), now + limit->period);
+}
+
+/* What is done to a bucket. */
+typedef enum BucketUse
+{
+	CHARGE_OWN, /* charges one that is there */
+	CHARGE_ANY, /* or that of the names that have none */
+	ASK
+} BucketUse;
+
+/*
+ * Charges a bucket, or asks it; false when it was none of the name's own.  One that is emptier
+ * than empty, since the period was shortened, is empty from now on, and fills: or it would be so
+ * at each call, until the former period is over.
+ */
+static bool
+use_bucket(BucketCharge *charge, const BucketKey *key, const GcraLimit *limit, BucketUse use)
+{
+	uint32 hash = get_hash_value(bucket_hash, key);
+	LWLock *lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
+	pg_atomic_uint64 *number;
+	Bucket *bucket;
+
+	LWLockAcquire(lock, LW_SHARED);
+	bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_FIND, NULL);
+	charge->cell = bucket != NULL ? -1 : cell_of(charge, limit);
+	number = bucket != NULL ? &bucket->tat : &shared->cells[charge->cell].tat;
+	charge->before = pg_atomic_read_u64(number);
+	while (bucket != NULL || use != CHARGE_OWN)
+	{
+		int64 now = now_ns();
+		int64 after;
+
+		charge->answer = idemq_gcra(limit, bounded(charge, limit, charge->before, now), now, 1);
+		if (charge->answer.allowed && use != ASK)
+			after = charge->answer.tat;
+		else if (bucket != NULL || charge->slot >= 0)
+			after = Min((int64) charge->before, now + limit->period);
+		else
+			break; /* other queues, of other periods, have it too */
+		if (after == (int64) charge->before ||
+			pg_atomic_compare_exchange_u64(number, &charge->before, (uint64) after))
+			break;
+	}
+	LWLockRelease(lock);
+	return bucket != NULL;
+}
+
+/*
+ * Charges one to the bucket of that name in this database, if that is allowed; takes effect
+ * at once.  Returns false when there is no room for one of its own: that is counted.
+ * charge->empty_at and ->slot are given.
+ */
+bool
+idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
+{
+	int32 owner = charge->slot < 0 ? OWNER_OF_NONE : charge->slot;
+	Cell *cell = &shared->cells[cell_of(charge, limit)];
+	BucketKey key;
+
+	make_key(&key, name, length);
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (use_bucket(charge, &key, limit, CHARGE_OWN))
+			return true;
+	} while (enter(&key, get_hash_value(bucket_hash, &key), owner, cell, limit) ||
+			 make_room(owner));
+	(void) use_bucket(charge, &key, limit, CHARGE_ANY);
+	pg_atomic_fetch_add_u64(&shared->no_charge, 1);
+	return false;
+}
+
+/* Says in charge->answer whether a charge would be allowed. */
+void
+idemq_bucket_ask(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
+{
+	BucketKey key;
+
+	make_key(&key, name, length);
+	(void) use_bucket(charge, &key, limit, ASK);
+}
+
+/* Takes a charge back that came to nothing, unless there was another since. */
+void
+idemq_bucket_undo(const char *name, int length, const BucketCharge *charge)
+{
+	uint64 after = (uint64) charge->answer.tat;
+	pg_atomic_uint64 *number = NULL;
+	BucketKey key;
+	uint32 hash;
+	LWLock *lock;
+	Bucket *bucket;
+
+	make_key(&key, name, length);
+	hash = get_hash_value(bucket_hash, &key);
+	lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
+	LWLockAcquire(lock, LW_SHARED);
+	bucket = hash_search_with_hash_value(bucket_hash, &key, hash, HASH_FIND, NULL);
+	if (charge->cell >= 0)
+		number = &shared->cells[charge->cell].tat;
+	else if (bucket != NULL)
+		number = &bucket->tat;
+	if (number != NULL)
+		(void) pg_atomic_compare_exchange_u64(number, &after, charge->before);
+	LWLockRelease(lock);
+}
+
+/* Returns how many buckets there are, and how many calls and charges found no room for theirs. */
+void
+idemq_buckets_usage(int *used, int64 *no_room)
+{
+	*used = (int) Min(pg_atomic_read_u32(&shared->count), (uint32) idemq_max_buckets);
+	*no_room =
+		(int64) (pg_atomic_read_u64(&shared->no_room) + pg_atomic_read_u64(&shared->no_charge));
+}
+
+/* Returns how many calls were allowed and refused by a limit, and how many had no bucket. */
+void
+idemq_buckets_calls(int64 *allowed, int64 *refused, int64 *no_room)
+{
+	*no_room = (int64) pg_atomic_read_u64(&shared->no_room);
+	*allowed = *refused = 0;
+	for (int i = 0; i < BUCKET_PARTITIONS; i++)
+	{
+		*allowed += (int64) pg_atomic_read_u64(&shared->counts[i].allowed);
+		*refused += (int64) pg_atomic_read_u64(&shared->counts[i].refused);
+	}
+}
+
+/* Removes the buckets of a dropped database. */
+void
+idemq_buckets_forget_database(Oid database)
+{
+	(void) remove_buckets(database, ANY_OWNER, 0);
+}
+
+/* Removes the buckets of the queue that has had the slot of that index, for its next queue. */
+void
+idemq_buckets_forget_queue(int slot)
+{
+	if (pg_atomic_read_u32(&shared->cells[slot].count) > 0)
+		(void) remove_buckets(InvalidOid, slot, 0);
+	pg_atomic_write_u64(&shared->cells[slot].tat, 0);
+}

@@ -1,0 +1,496 @@
+/*
+ * shared/counts/counters.c
+ *		Per queue, in shared memory: counters of what happened, histograms of how
+ *		long it took, and gauges, the number of rows of each status.
+ *
+ * A queue's counters stand at the index of its slot (shared/slots/slots.c).  They change when
+ * a transaction has committed, by what txn/pending_counts.c has added up for it.
+ *
+ * Counters and histograms only ever grow from zero.  Gauges need a base: they
+ * are unknown when the queue gets its slot, and from then on
+ *
+ *		gauge = rows that a snapshot S saw + changes by every committed
+ *				transaction that S did not see
+ *
+ * which is the number of rows of the committed state whenever no transaction is
+ * between its commit and its callback.  Nothing has to stand still for that:
+ *
+ *	 - A transaction adds its changes after it has become visible, under a lock.
+ *	   S is taken under all locks, exclusively: it sees every transaction that
+ *	   has added before, and the gauges start from zero there.
+ *	 - A transaction that adds later asks S, which was published under those locks,
+ *	   whether S saw it.  If so, its rows are in the count, and its changes are not
+ *	   added, however late; if not, they are, during the count and after it.
+ *	 - S stays published for its database until the next count replaces it.  The
+ *	   new one sees all that the old one saw.
+ *
+ * Transactions are known by their 64-bit ids, which never come again.  A change of
+ * rows without a tally (COMMIT PREPARED) has the gauges unset, which also voids a
+ * count that is under way.
+ *
+ * Locks: see README.md, level 4.  All but the atomics is changed under all the locks,
+ * exclusively, and read under any one.  A session that adds takes the one of its
+ * number, shared, so that sessions do not meet on a lock's cache line.  Under the
+ * locks, PostgreSQL's ProcArrayLock and XidGenLock are taken.
+ *
+ * What is called after commit or abort neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "access/transam.h"
+#include "access/xlog.h"
+#include "miscadmin.h"
+#include "port/atomics.h"
+#include "storage/lwlock.h"
+#include "utils/snapmgr.h"
+
+#include "base/base.h"
+#include "base/compat.h"
+#include "shared/counts/counts.h"
+#include "shared/sleepers/sleepers.h"
+
+#define COUNTER_LOCKS 16
+/* Databases whose gauges are known at a time. */
+#define MAX_BASES 64
+/* Transactions that may be open when a count begins. */
+#define MAX_OPEN 1000
+#define NO_COUNTER (-1)
+/* Counting may take this part of the time, and comes at most once a second. */
+#define COUNT_SHARE 100
+#define COUNT_INTERVAL USECS_PER_SEC
+
+/* The snapshot of a database's last count.  Its locks, and QueueCounters': see above. */
+typedef struct CountBase
+{
+	Oid database;	  /* InvalidOid: free */
+	int32 counter;	  /* the session that counts; NO_COUNTER */
+	int64 next_count; /* mono: not before */
+	uint64 xmin;	  /* with xmax: full transaction ids */
+	uint64 xmax;
+	int nopen;
+	TransactionId open[MAX_OPEN];
+} CountBase;
+
+/* On cache lines of its own; what every transaction reads not on those that it changes. */
+typedef struct QueueCounters
+{
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) Oid database; /* InvalidOid: no queue's */
+	int32 queue_id;
+	bool known;	   /* the gauges are */
+	bool counting; /* a count under way will make them known */
+	int base;	   /* whose snapshot they rest on; -1: on none */
+	TimestampTz since;
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) pg_atomic_uint64 gauges[JOB_STATUS_COUNT]; /* int64 */
+	pg_atomic_uint64 changes; /* of the gauges; moves before they do */
+	pg_atomic_uint64 counters[COUNTER_COUNT];
+	pg_atomic_uint64 timings[TIMING_COUNT][HISTOGRAM_BUCKETS];
+} QueueCounters;
+
+typedef struct CountersShared
+{
+	int tranche;
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLockPadded locks[COUNTER_LOCKS];
+	CountBase bases[MAX_BASES];
+	QueueCounters queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
+} CountersShared;
+
+static CountersShared *shared = NULL;
+
+/* This session counts, since then (mono). */
+static bool counting_here = false;
+static int64 count_began;
+
+/* Returns the bytes of shared memory for the counters. */
+Size
+idemq_counters_shmem_size(void)
+{
+	return offsetof(CountersShared, queues) + mul_size(sizeof(QueueCounters), idemq_max_queues);
+}
+
+/* Makes all counts of a queue zero. */
+static void
+init_counts(QueueCounters *queue)
+{
+	for (int i = 0; i < JOB_STATUS_COUNT; i++)
+		pg_atomic_init_u64(&queue->gauges[i], 0);
+	for (int i = 0; i < COUNTER_COUNT; i++)
+		pg_atomic_init_u64(&queue->counters[i], 0);
+	for (int t = 0; t < TIMING_COUNT; t++)
+	{
+		for (int i = 0; i < HISTOGRAM_BUCKETS; i++)
+			pg_atomic_init_u64(&queue->timings[t][i], 0);
+	}
+}
+
+/* Attaches to the counters, and makes them when this is the first process. */
+void
+idemq_counters_shmem_init(void *area, bool found)
+{
+	shared = area;
+	if (!found)
+	{
+		memset(area, 0, idemq_counters_shmem_size());
+		shared->tranche = LWLockNewTrancheId();
+		for (int i = 0; i < COUNTER_LOCKS; i++)
+			LWLockInitialize(&shared->locks[i].lock, shared->tranche);
+		for (int i = 0; i < idemq_max_queues; i++)
+			init_counts(&shared->queues[i]);
+	}
+	LWLockRegisterTranche(shared->tranche, "idemq counters");
+}
+
+/* Returns the lock of this session's number. */
+static LWLock *
+own_lock(void)
+{
+	return &shared->locks[IDEMQ_MY_PROC_NUMBER % COUNTER_LOCKS].lock;
+}
+
+static void
+lock_all(void)
+{
+	for (int i = 0; i < COUNTER_LOCKS; i++)
+		LWLockAcquire(&shared->locks[i].lock, LW_EXCLUSIVE);
+}
+
+static void
+unlock_all(void)
+{
+	for (int i = COUNTER_LOCKS - 1; i >= 0; i--)
+		LWLockRelease(&shared->locks[i].lock);
+}
+
+/* Begins the counters of a queue that has got the slot of that index. */
+void
+idemq_counters_reset(int index, Oid database, int32 queue_id)
+{
+	QueueCounters *queue = &shared->queues[index];
+	TimestampTz now = idemq_now();
+
+	lock_all();
+	init_counts(queue);
+	queue->database = database;
+	queue->queue_id = queue_id;
+	queue->known = queue->counting = false;
+	queue->base = -1;
+	queue->since = now;
+	unlock_all();
+}
+
+/* Ends the counters of a queue that has lost the slot of that index. */
+void
+idemq_counters_forget(int index)
+{
+	lock_all();
+	shared->queues[index].database = InvalidOid;
+	unlock_all();
+}
+
+/* Returns the base of a database; NULL when it has none.  A lock held. */
+static CountBase *
+find_base(Oid database)
+{
+	for (int i = 0; i < MAX_BASES; i++)
+	{
+		if (shared->bases[i].database == database)
+			return &shared->bases[i];
+	}
+	return NULL;
+}
+
+/*
+ * Frees what a database has, once its queues have lost their slots: it is
+ * dropped, or its jobs are truncated, and no session can be counting them.
+ */
+void
+idemq_counters_forget_database(Oid database)
+{
+	CountBase *base;
+
+	lock_all();
+	base = find_base(database);
+	if (base != NULL)
+		base->database = InvalidOid;
+	unlock_all();
+}
+
+static inline bool
+is_of(const QueueCounters *queue, int32 queue_id)
+{
+	return queue->database == MyDatabaseId && queue->queue_id == queue_id;
+}
+
+/* Returns whether the count saw what that transaction, which has committed, changed. */
+static bool
+was_counted(const CountBase *base, uint64 xid)
+{
+	if (xid >= base->xmax)
+		return false;
+	for (int i = 0; xid >= base->xmin && i < base->nopen; i++)
+	{
+		if (base->open[i] == (TransactionId) xid)
+			return false;
+	}
+	return true;
+}
+
+/*
+ * Adds what a committed transaction of this session has done to a queue, whose
+ * slot has that index.  xid: its full id.  Nothing if the slot is another's now.
+ */
+void
+idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *delta)
+{
+	QueueCounters *queue = &shared->queues[index];
+	LWLock *lock = own_lock();
+
+	LWLockAcquire(lock, LW_SHARED);
+	if (!is_of(queue, queue_id))
+	{
+		LWLockRelease(lock);
+		return;
+	}
+	pg_atomic_fetch_add_u64(&queue->changes, 1);
+	if (queue->base < 0 || !was_counted(&shared->bases[queue->base], xid))
+	{
+		for (int i = 0; i < JOB_STATUS_COUNT; i++)
+		{
+			if (delta->gauges[i] != 0)
+				pg_atomic_fetch_add_u64(&queue->gauges[i], delta->gauges[i]);
+		}
+	}
+	for (int i = 0; i < COUNTER_COUNT; i++)
+	{
+		if (delta->counters[i] != 0)
+			pg_atomic_fetch_add_u64(&queue->counters[i], delta->counters[i]);
+	}
+	for (int t = 0; t < TIMING_COUNT; t++)
+	{
+		const TimingDelta *timing = &delta->timings[t];
+
+		for (int i = timing->first; i <= timing->last; i++)
+		{
+			if (timing->buckets[i] != 0)
+				pg_atomic_fetch_add_u64(&queue->timings[t][i], timing->buckets[i]);
+		}
+	}
+	LWLockRelease(lock);
+}
+
+/* Copies the counters of a queue of this database; false when the slot is another's now. */
+bool
+idemq_counters_read(int index, int32 queue_id, CounterView *view)
+{
+	QueueCounters *queue = &shared->queues[index];
+	LWLock *lock = own_lock();
+	bool found;
+
+	LWLockAcquire(lock, LW_SHARED);
+	found = is_of(queue, queue_id);
+	view->known = queue->known;
+	view->since = queue->since;
+	for (int i = 0; i < JOB_STATUS_COUNT; i++)
+		view->gauges[i] = (int64) pg_atomic_read_u64(&queue->gauges[i]);
+	pg_read_barrier();
+	view->changes = pg_atomic_read_u64(&queue->changes);
+	for (int i = 0; i < COUNTER_COUNT; i++)
+		view->counters[i] = pg_atomic_read_u64(&queue->counters[i]);
+	for (int t = 0; t < TIMING_COUNT; t++)
+	{
+		for (int i = 0; i < HISTOGRAM_BUCKETS; i++)
+			view->timings[t][i] = pg_atomic_read_u64(&queue->timings[t][i]);
+	}
+	LWLockRelease(lock);
+	return found;
+}
+
+/*
+ * Makes the gauges of a queue known that this transaction has just created:
+ * no other session can have a job in it.
+ */
+void
+idemq_counters_set_empty(int index, int32 queue_id)
+{
+	QueueCounters *queue = &shared->queues[index];
+
+	lock_all();
+	if (is_of(queue, queue_id))
+		queue->known = true;
+	unlock_all();
+}
+
+/* Publishes a snapshot; false when too many transactions are open.  All locks held. */
+static bool
+publish(CountBase *base, Snapshot snapshot)
+{
+	FullTransactionId next = ReadNextFullTransactionId();
+	uint64 next_xid = U64FromFullTransactionId(next);
+	TransactionId next_low = XidFromFullTransactionId(next);
+
+	if (snapshot->xcnt > MAX_OPEN)
+		return false;
+	base->xmin = next_xid - (TransactionId) (next_low - snapshot->xmin);
+	base->xmax = next_xid - (TransactionId) (next_low - snapshot->xmax);
+	base->nopen = (int) snapshot->xcnt;
+	memcpy(base->open, snapshot->xip, base->nopen * sizeof(TransactionId));
+	return true;
+}
+
+/* Lets the gauges of this database start from zero on a base.  All locks held. */
+static void
+begin_gauges(CountBase *base)
+{
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		QueueCounters *queue = &shared->queues[i];
+
+		if (queue->database != MyDatabaseId)
+			continue;
+		queue->known = false;
+		queue->counting = true;
+		queue->base = (int) (base - shared->bases);
+		for (int s = 0; s < JOB_STATUS_COUNT; s++)
+			pg_atomic_write_u64(&queue->gauges[s], 0);
+	}
+}
+
+/*
+ * Begins a count of this database's jobs.  On COUNT_BEGUN *snapshot is the one to
+ * count by, registered, and idemq_counters_end_count or _cancel_count must follow
+ * before the transaction ends.  The caller has no transaction id, for else the
+ * snapshot would show what may be rolled back; and it holds a lock on idemq.jobs.
+ */
+CountStart
+idemq_counters_begin_count(Snapshot *snapshot)
+{
+	CountStart start = COUNT_CROWDED;
+	Snapshot latest = NULL;
+	CountBase *base;
+
+	lock_all();
+	base = find_base(MyDatabaseId);
+	if (base == NULL && (base = find_base(InvalidOid)) != NULL)
+	{
+		base->database = MyDatabaseId;
+		base->counter = NO_COUNTER;
+		base->xmin = base->xmax = 0;
+	}
+	if (base != NULL && base->counter != NO_COUNTER)
+		start = COUNT_BUSY;
+	else if (base != NULL)
+	{
+		base->next_count = idemq_mono_now() + COUNT_INTERVAL;
+		latest = GetLatestSnapshot();
+		if (publish(base, latest))
+			start = COUNT_BEGUN;
+	}
+	if (start == COUNT_BEGUN)
+	{
+		base->counter = IDEMQ_MY_PROC_NUMBER;
+		counting_here = true;
+		count_began = idemq_mono_now();
+		begin_gauges(base);
+	}
+	unlock_all();
+	if (start == COUNT_BEGUN)
+		*snapshot = RegisterSnapshot(latest);
+	return start;
+}
+
+/* Adds what a count found to its queue's gauges.  All locks held. */
+static void
+add_count(const QueueCount *count)
+{
+	QueueCounters *queue;
+
+	if (count->index < 0)
+		return;
+	queue = &shared->queues[count->index];
+	if (!is_of(queue, count->queue_id) || !queue->counting)
+		return;
+	for (int s = 0; s < JOB_STATUS_COUNT; s++)
+		pg_atomic_fetch_add_u64(&queue->gauges[s], count->jobs[s]);
+}
+
+/* Ends this session's count; counted: with a result.  All locks held. */
+static void
+finish_count(bool counted, const QueueCount *counts, int ncounts)
+{
+	CountBase *base = find_base(MyDatabaseId);
+	int64 now = idemq_mono_now();
+
+	counting_here = false;
+	if (base == NULL || base->counter != IDEMQ_MY_PROC_NUMBER)
+		return; /* all was forgotten meanwhile */
+	for (int i = 0; i < ncounts; i++)
+		add_count(&counts[i]);
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		QueueCounters *queue = &shared->queues[i];
+
+		if (queue->database != MyDatabaseId)
+			continue;
+		pg_atomic_fetch_add_u64(&queue->changes, 1);
+		queue->known |= counted && queue->counting;
+		queue->counting = false;
+	}
+	base->counter = NO_COUNTER;
+	base->next_count = now + Max(COUNT_INTERVAL, (now - count_began) * COUNT_SHARE);
+}
+
+/* Ends the count that this session began, with what it found; others have no jobs. */
+void
+idemq_counters_end_count(const QueueCount *counts, int ncounts)
+{
+	lock_all();
+	finish_count(true, counts, ncounts);
+	unlock_all();
+}
+
+/* Ends a count that did not come to its end, if this session began one. */
+void
+idemq_counters_cancel_count(void)
+{
+	if (!counting_here)
+		return;
+	lock_all();
+	finish_count(false, NULL, 0);
+	unlock_all();
+}
+
+/* Makes the gauges of a database unknown: rows changed that no tally has (COMMIT PREPARED). */
+void
+idemq_counters_unset_gauges(Oid database)
+{
+	lock_all();
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		if (shared->queues[i].database == database)
+			shared->queues[i].known = shared->queues[i].counting = false;
+	}
+	unlock_all();
+	idemq_worker_need_by(0);
+}
+
+/* Returns when (mono) this database is to be counted; PG_INT64_MAX: all its gauges are known. */
+int64
+idemq_counters_count_due_at(void)
+{
+	LWLock *lock = own_lock();
+	const CountBase *base;
+	int64 due = PG_INT64_MAX;
+
+	if (RecoveryInProgress())
+		return due;
+	LWLockAcquire(lock, LW_SHARED);
+	for (int i = 0; i < idemq_max_queues && due > 0; i++)
+	{
+		if (shared->queues[i].database == MyDatabaseId && !shared->queues[i].known)
+			due = 0;
+	}
+	base = find_base(MyDatabaseId);
+	if (due == 0 && base != NULL)
+		due = base->counter == NO_COUNTER ? base->next_count : idemq_mono_now() + USECS_PER_SEC;
+	LWLockRelease(lock);
+	return due;
+}

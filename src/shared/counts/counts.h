@@ -1,0 +1,234 @@
+/*
+ * shared/counts/counts.h
+ *		Counters, gauges, events for NOTIFY, and the buckets of admission.
+ */
+#ifndef IDEMQ_SHARED_COUNTS_COUNTS_H
+#define IDEMQ_SHARED_COUNTS_COUNTS_H
+
+#include "datatype/timestamp.h"
+#include "utils/snapshot.h"
+
+#include "base/base.h"
+#include "shared/slots/slots.h"
+
+/*
+ * counters.c
+ *		What happened in a queue, and how many jobs it has, in shared memory.
+ */
+
+/* Events since the queue got its slot; in the order of idemq.queue_metrics(). */
+typedef enum Counter
+{
+	COUNTER_ENQUEUED,
+	COUNTER_DUPLICATES, /* a refusal too */
+	COUNTER_CLAIMED,
+	COUNTER_COMMITTED,
+	COUNTER_FAILED, /* attempts, also the last of a job that is dead then */
+	COUNTER_DEAD,
+	COUNTER_RELEASED,
+	COUNTER_EXPIRED, /* leases reaped */
+	COUNTER_CANCELLED,
+	COUNTER_RETRIED,
+	COUNTER_REDRIVEN,
+	COUNTER_ROW_ONLY, /* claims whose lease had no room in the lease table */
+	COUNTER_PURGED,	  /* jobs deleted after their retention */
+	/* Refusals: counted when they are answered, by idemq_queue_count_refusal. */
+	COUNTER_STALE_COMMITS,	  /* commits with a token that is not the job's any more */
+	COUNTER_STALE_CALLS,	  /* other calls of workers with such a token */
+	COUNTER_REPEATED_COMMITS, /* commits of what was committed */
+	COUNTER_RERUNS,			  /* finished jobs made ready for a later request */
+	COUNTER_STEPS_DONE
+} Counter;
+
+#define COUNTER_COUNT 18
+#define COUNTER_BIT(counter) (1U << (counter))
+
+/* Lengths of time of which there is a histogram. */
+typedef enum Timing
+{
+	TIMING_WAIT, /* ready to claimed, or committed once */
+	TIMING_RUN	 /* claimed to committed */
+} Timing;
+
+#define TIMING_COUNT 2
+
+/* Some lengths of time; buckets outside of first to last are zero. */
+typedef struct TimingDelta
+{
+	int first; /* first > last: none */
+	int last;
+	uint32 buckets[HISTOGRAM_BUCKETS];
+} TimingDelta;
+
+/* What a transaction adds to a queue. */
+typedef struct CounterDelta
+{
+	int64 gauges[JOB_STATUS_COUNT];
+	uint64 counters[COUNTER_COUNT];
+	TimingDelta timings[TIMING_COUNT];
+} CounterDelta;
+
+/* A copy of a queue's counters. */
+typedef struct CounterView
+{
+	bool known; /* the gauges are */
+	TimestampTz since;
+	int64 gauges[JOB_STATUS_COUNT];
+	uint64 changes; /* that the gauges have had; read after them */
+	uint64 counters[COUNTER_COUNT];
+	uint64 timings[TIMING_COUNT][HISTOGRAM_BUCKETS];
+} CounterView;
+
+/* The jobs of one queue, counted by SQL. */
+typedef struct QueueCount
+{
+	int32 queue_id;
+	int index; /* of its slot, -1 for none */
+	int64 jobs[JOB_STATUS_COUNT];
+} QueueCount;
+
+typedef enum CountStart
+{
+	COUNT_BEGUN,
+	COUNT_BUSY,	  /* another session counts this database */
+	COUNT_CROWDED /* too many transactions, or databases, at a time */
+} CountStart;
+
+extern Size idemq_counters_shmem_size(void);
+extern void idemq_counters_shmem_init(void *area, bool found);
+
+extern void idemq_counters_reset(int index, Oid database, int32 queue_id);
+extern void idemq_counters_forget(int index);
+extern void idemq_counters_forget_database(Oid database);
+extern void idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *delta);
+extern bool idemq_counters_read(int index, int32 queue_id, CounterView *view);
+
+extern void idemq_counters_set_empty(int index, int32 queue_id);
+extern CountStart idemq_counters_begin_count(Snapshot *snapshot);
+extern void idemq_counters_end_count(const QueueCount *counts, int ncounts);
+extern void idemq_counters_cancel_count(void);
+extern void idemq_counters_unset_gauges(Oid database);
+extern int64 idemq_counters_count_due_at(void);
+
+/*
+ * once_counts.c
+ *		How often idemq.once was asked, and what it answered.
+ */
+
+extern Size idemq_once_counts_shmem_size(void);
+extern void idemq_once_counts_shmem_init(void *area, bool found);
+extern void idemq_once_counts_add(bool first);
+extern void idemq_once_counts_read(int64 *first, int64 *repeated);
+
+/*
+ * publish_counts.c
+ *		How often idemq.publish was called, and what became of it.
+ */
+
+/* Calls, the jobs that they have made, bindings that were skipped. */
+typedef enum PublishCount
+{
+	PUBLISH_CALLS,
+	PUBLISH_JOBS,
+	PUBLISH_SKIPPED
+} PublishCount;
+
+#define PUBLISH_COUNTS 3
+
+extern Size idemq_publish_counts_shmem_size(void);
+extern void idemq_publish_counts_shmem_init(void *area, bool found);
+extern void idemq_publish_counts_add(int jobs, int skipped);
+extern void idemq_publish_counts_read(int64 *counts);
+
+/*
+ * notify_ring.c
+ *		Events of single jobs, for NOTIFY.
+ */
+
+typedef enum EventKind
+{
+	JOB_LEASE_EXPIRED,
+	JOB_WORKER_LOST,
+	JOB_DIED
+} EventKind;
+
+typedef struct JobNews
+{
+	EventKind kind;
+	int32 attempt;
+	int64 job_id;
+} JobNews;
+
+/* Events of a queue that are kept until they are notified. */
+#define NEWS_KEPT 128
+
+/* A copy of the events that are to be notified. */
+typedef struct NewsBatch
+{
+	int count;
+	uint64 until; /* for idemq_notify_ring_sent */
+	uint64 lost;  /* events that found no room before these */
+	JobNews news[NEWS_KEPT];
+} NewsBatch;
+
+extern Size idemq_notify_ring_shmem_size(void);
+extern void idemq_notify_ring_shmem_init(void *area, bool found);
+
+extern void idemq_notify_ring_reset(int slot_index);
+extern void idemq_notify_ring_add(QueueSlot *slot, int32 queue_id, const JobNews *news);
+extern bool idemq_notify_ring_waiting(const QueueSlot *slot);
+extern void idemq_notify_ring_copy(const QueueSlot *slot, NewsBatch *batch);
+extern void idemq_notify_ring_sent(const QueueSlot *slot, const NewsBatch *batch);
+
+/*
+ * buckets.c
+ *		The buckets of admission, in shared memory.
+ */
+
+/* One more from a bucket, that can be taken back. */
+typedef struct BucketCharge
+{
+	int64 empty_at; /* ns of the monotonic clock: it counts as empty then; 0: it was never */
+	int slot;		/* index of the queue's; -1: it has none */
+	int32 cell;		/* of what was charged, where there was no room for a bucket; -1: a bucket */
+	uint64 before;	/* its number before the charge */
+	GcraAnswer answer;
+} BucketCharge;
+
+extern Size idemq_buckets_shmem_size(void);
+extern Size idemq_buckets_hash_size(void);
+extern void idemq_buckets_shmem_init(void *area, bool found);
+
+extern bool idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 cost,
+							  GcraAnswer *answer);
+extern bool idemq_bucket_charge(const char *name, int length, const GcraLimit *limit,
+								BucketCharge *charge);
+extern void idemq_bucket_ask(const char *name, int length, const GcraLimit *limit,
+							 BucketCharge *charge);
+extern void idemq_bucket_undo(const char *name, int length, const BucketCharge *charge);
+extern void idemq_buckets_usage(int *used, int64 *no_room);
+extern void idemq_buckets_calls(int64 *allowed, int64 *refused, int64 *no_room);
+extern void idemq_buckets_forget_database(Oid database);
+extern void idemq_buckets_forget_queue(int slot);
+
+/*
+ * full_tables.c
+ *		Which tables in shared memory were full, for the server's log.
+ */
+
+typedef enum FullTable
+{
+	FULL_LEASES,
+	FULL_BUCKETS,
+	FULL_GROUPS,
+	FULL_QUEUES
+} FullTable;
+
+#define FULL_TABLE_COUNT 4
+
+extern Size idemq_full_tables_shmem_size(void);
+extern void idemq_full_tables_shmem_init(void *area, bool found);
+extern bool idemq_full_table_note(FullTable table);
+extern bool idemq_full_table_take(FullTable table);
+
+#endif

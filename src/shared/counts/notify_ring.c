@@ -1,0 +1,137 @@
+/*
+ * shared/counts/notify_ring.c
+ *		Events of single jobs (lease expired, worker lost, dead) on their way to
+ *		NOTIFY: a bounded ring for each queue that has a slot.
+ *
+ * Only the background worker sends NOTIFY, so no producer takes the lock of the whole
+ * server that PostgreSQL's PreCommit_Notify takes.  The worker copies a ring, sends, and
+ * only after the commit of its NOTIFY lets go of what it copied.  That something became
+ * ready is not in the ring but a number in the slot: announced grows with each lowering
+ * to something due, notified is how much of it a NOTIFY has covered; after its commit the
+ * worker writes the announced that it had read to notified, so what came in between makes
+ * the two differ again.  A worker that is killed between commit and that notifies twice
+ * rather than never.  An event that finds a full ring is counted, and notified as one
+ * "overflow" event.
+ *
+ * Locks: see README.md, level 4.  Each ring's spinlock covers its fields.
+ * idemq_notify_ring_add is called after commit: it neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/spin.h"
+
+#include "base/base.h"
+#include "shared/counts/counts.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+
+/* Every other field is under mutex. */
+typedef struct Ring
+{
+	slock_t mutex;
+	uint64 head; /* added so far */
+	uint64 tail; /* notified so far */
+	uint64 lost; /* found no room since then */
+	JobNews news[NEWS_KEPT];
+} Ring;
+
+static Ring *rings = NULL;
+
+/* Returns the bytes of shared memory for all rings. */
+Size
+idemq_notify_ring_shmem_size(void)
+{
+	return mul_size(sizeof(Ring), idemq_max_queues);
+}
+
+/* Attaches to the rings, and makes them when this is the first process. */
+void
+idemq_notify_ring_shmem_init(void *area, bool found)
+{
+	rings = area;
+	for (int i = 0; i < idemq_max_queues && !found; i++)
+	{
+		SpinLockInit(&rings[i].mutex);
+		rings[i].head = rings[i].tail = rings[i].lost = 0;
+	}
+}
+
+static Ring *
+ring_of(const QueueSlot *slot)
+{
+	return &rings[idemq_slot_index(slot)];
+}
+
+/* Empties the ring of a slot that becomes another queue's. */
+void
+idemq_notify_ring_reset(int slot_index)
+{
+	Ring *ring = &rings[slot_index];
+
+	SpinLockAcquire(&ring->mutex);
+	ring->tail = ring->head;
+	ring->lost = 0;
+	SpinLockRelease(&ring->mutex);
+}
+
+/* Adds an event that has happened; a queue without a slot has none. */
+void
+idemq_notify_ring_add(QueueSlot *slot, int32 queue_id, const JobNews *news)
+{
+	Ring *ring;
+
+	if (!idemq_slot_is_of(slot, queue_id))
+		slot = idemq_slot_find(MyDatabaseId, queue_id);
+	if (slot == NULL || !idemq_notify)
+		return;
+	ring = ring_of(slot);
+	SpinLockAcquire(&ring->mutex);
+	if (ring->head - ring->tail < NEWS_KEPT)
+		ring->news[ring->head++ % NEWS_KEPT] = *news;
+	else
+		ring->lost++;
+	SpinLockRelease(&ring->mutex);
+	idemq_worker_need_slot(slot, idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
+}
+
+/* Returns whether a queue has events to notify. */
+bool
+idemq_notify_ring_waiting(const QueueSlot *slot)
+{
+	Ring *ring = ring_of(slot);
+	bool waiting;
+
+	SpinLockAcquire(&ring->mutex);
+	waiting = ring->head != ring->tail || ring->lost > 0;
+	SpinLockRelease(&ring->mutex);
+	return waiting;
+}
+
+/* Copies the events that are to be notified. */
+void
+idemq_notify_ring_copy(const QueueSlot *slot, NewsBatch *batch)
+{
+	Ring *ring = ring_of(slot);
+
+	SpinLockAcquire(&ring->mutex);
+	batch->count = 0;
+	batch->until = ring->head;
+	batch->lost = ring->lost;
+	for (uint64 i = ring->tail; i < ring->head; i++)
+		batch->news[batch->count++] = ring->news[i % NEWS_KEPT];
+	SpinLockRelease(&ring->mutex);
+}
+
+/* Lets go of what idemq_notify_ring_copy copied, once its NOTIFY has committed. */
+void
+idemq_notify_ring_sent(const QueueSlot *slot, const NewsBatch *batch)
+{
+	Ring *ring = ring_of(slot);
+
+	SpinLockAcquire(&ring->mutex);
+	if (ring->tail < batch->until)
+		ring->tail = batch->until;
+	ring->lost -= Min(ring->lost, batch->lost);
+	SpinLockRelease(&ring->mutex);
+}

@@ -1,0 +1,154 @@
+/*
+ * shared/groups/group_window.c
+ *		Transactions that are about to lower the floors of FIFO groups, in shared memory.
+ *
+ * A transaction lowers floors by its marks, which it sets group by group after it has
+ * become visible.  In between a floor is too high for a session that sees the transaction.
+ * So it enters its queue's window before it is visible, with the least id to which it may
+ * lower a floor, and leaves when all its marks are set; a floor counts no more than
+ * the window allows (the proof stands in shared/groups/groups.c).
+ *
+ * The window is a queue's, not a group's: a group that has no entry when the
+ * transaction enters may have one, and a floor, when it becomes visible.  It is that of
+ * a slot's index, whichever queue has the slot; what a former queue's writers left there is
+ * only too low, for a moment.  For queues without a slot, which may get one in the
+ * meantime, and for COMMIT PREPARED, which may concern any queue, the database has a
+ * window; databases may share one.
+ *
+ * Under constant traffic there is always a writer in the window.  If one least id
+ * stood for all of them it would never rise again, and each check would begin as far
+ * back as the earliest of them.  So there are two generations, each with its writers
+ * and their least id.  A writer enters the newer one; when the older one is empty it
+ * becomes the newer one first, without an id.  So an id counts for as long as it takes
+ * the writers of one generation to leave, and then those of the next one.
+ *
+ * Locks: the spinlock of each window, under which nothing else is done.  Leaving
+ * neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "storage/shmem.h"
+#include "storage/spin.h"
+
+#include "base/base.h"
+#include "shared/groups/groups.h"
+#include "shared/slots/slots.h"
+
+/* Windows for the databases, which share them by their OIDs. */
+#define DATABASE_WINDOWS 16
+
+/* Every field is under the spinlock. */
+typedef struct GroupWindow
+{
+	slock_t lock;
+	int newer;		/* the generation that is entered: 0 or 1 */
+	int writers[2]; /* by generation */
+	int64 least[2]; /* an id, or GROUP_DROP_FLOOR; GROUP_KEEP_FLOOR without writers */
+} GroupWindow;
+
+/* Of the slots, at their indexes, then of the databases. */
+static GroupWindow *windows = NULL;
+
+static int
+count_windows(void)
+{
+	return idemq_max_queues + DATABASE_WINDOWS;
+}
+
+/* Returns the bytes of shared memory. */
+Size
+idemq_group_windows_shmem_size(void)
+{
+	return mul_size(sizeof(GroupWindow), count_windows());
+}
+
+/* Attaches to the windows, and makes them when this is the first process. */
+void
+idemq_group_windows_shmem_init(void *area, bool found)
+{
+	windows = area;
+	for (int i = 0; i < count_windows() && !found; i++)
+	{
+		SpinLockInit(&windows[i].lock);
+		windows[i].newer = 0;
+		windows[i].writers[0] = windows[i].writers[1] = 0;
+		windows[i].least[0] = windows[i].least[1] = GROUP_KEEP_FLOOR;
+	}
+}
+
+/* Returns the number of a queue's window; NULL: the database's. */
+int
+idemq_group_window_of(const QueueSlot *slot, Oid database)
+{
+	return slot != NULL ? idemq_slot_index(slot)
+						: idemq_max_queues + (int) (database % DATABASE_WINDOWS);
+}
+
+/*
+ * Enters a window, with the least id to which the caller may lower a floor, or
+ * GROUP_DROP_FLOOR; returns the generation to leave.
+ */
+int
+idemq_group_window_enter(int number, int64 id)
+{
+	GroupWindow *window = &windows[number];
+	int newer;
+
+	SpinLockAcquire(&window->lock);
+	if (window->writers[1 - window->newer] == 0)
+		window->newer = 1 - window->newer;
+	newer = window->newer;
+	window->writers[newer]++;
+	window->least[newer] = Min(window->least[newer], id);
+	SpinLockRelease(&window->lock);
+	return newer;
+}
+
+/* Lowers a window that the caller is in to one more id. */
+void
+idemq_group_window_lower(int number, int generation, int64 id)
+{
+	GroupWindow *window = &windows[number];
+
+	SpinLockAcquire(&window->lock);
+	window->least[generation] = Min(window->least[generation], id);
+	SpinLockRelease(&window->lock);
+}
+
+/* Leaves a window: all marks are set, or the transaction has aborted. */
+void
+idemq_group_window_leave(int number, int generation)
+{
+	GroupWindow *window = &windows[number];
+
+	SpinLockAcquire(&window->lock);
+	if (--window->writers[generation] == 0)
+		window->least[generation] = GROUP_KEEP_FLOOR;
+	SpinLockRelease(&window->lock);
+}
+
+static int64
+least_in(int number)
+{
+	GroupWindow *window = &windows[number];
+	int64 least;
+
+	SpinLockAcquire(&window->lock);
+	least = Min(window->least[0], window->least[1]);
+	SpinLockRelease(&window->lock);
+	return least;
+}
+
+/*
+ * Returns the least id to which a transaction in the windows of a queue and its
+ * database may lower a floor, GROUP_DROP_FLOOR or GROUP_KEEP_FLOOR.  Among them are
+ * all that a snapshot shows which the caller took before, and whose marks are not all set.
+ */
+int64
+idemq_group_window_least(const QueueSlot *slot, Oid database)
+{
+	int64 of_database = least_in(idemq_group_window_of(NULL, database));
+	int64 of_queue = least_in(idemq_group_window_of(slot, database));
+
+	return Min(of_database, of_queue);
+}

@@ -1,0 +1,211 @@
+/*
+ * shared/groups/groups.h
+ *		Which FIFO groups may need a head, and which jobs may have parents or children.
+ */
+#ifndef IDEMQ_SHARED_GROUPS_GROUPS_H
+#define IDEMQ_SHARED_GROUPS_GROUPS_H
+
+#include "lib/ilist.h"
+#include "port/atomics.h"
+#include "storage/lwlock.h"
+
+#include "shared/slots/slots.h"
+
+/*
+ * group_table.c
+ *		The table of FIFO groups, for shared/groups/groups.c alone.
+ */
+
+#define GROUP_NAME 116
+
+/* A group: compared and hashed as bytes. */
+typedef struct GroupKey
+{
+	Oid database;
+	int32 queue_id;
+	int32 length; /* bytes of the name; -1: a longer one, of which this is a hash */
+	char name[GROUP_NAME];
+} GroupKey;
+
+/*
+ * Where a check of a group may begin: no job that is, or may become, its head has a
+ * ready_at below heads, and no blocked job has an id below blocked; or else a session
+ * is about to mark the group, which lowers the floor.  heads is a time of the clock's
+ * epoch: after a correction of the clock it counts no more (idemq_group_floor_now).
+ */
+typedef struct GroupFloor
+{
+	TimestampTz heads;
+	int64 blocked;
+	uint64 epoch;
+	TimestampTz last; /* with places: no later than this, or than now, are theirs */
+} GroupFloor;
+
+#define GROUP_NO_FLOOR ((GroupFloor){DT_NOBEGIN, PG_INT64_MIN, 0, DT_NOBEGIN})
+
+/* In place of a job's id that lowers a floor: none does; and, there is no floor any more. */
+#define GROUP_KEEP_FLOOR PG_INT64_MAX
+#define GROUP_DROP_FLOOR PG_INT64_MIN
+
+#define LONG_NAME (-1)
+/* In place of an owner. */
+#define NOBODY (-1)
+#define PREPARED (-2)
+
+typedef enum GroupList
+{
+	LIST_NONE,	  /* owned */
+	LIST_WAITING, /* to be checked */
+	LIST_DELAYED, /* to be checked from the queue's delayed_until on */
+	LIST_IDLE	  /* here for its floor alone */
+} GroupList;
+
+/* Every field is under the table's lock. */
+typedef struct GroupEntry
+{
+	GroupKey key;
+	int32 owner;  /* proc number, NOBODY or PREPARED */
+	bool again;	  /* marked since it has an owner */
+	bool limited; /* when it was last checked, all its places were taken, and a job waited */
+	GroupList list;
+	GroupFloor floor;
+	int64 lowered;	 /* since it has an owner: to an id, GROUP_KEEP_FLOOR or GROUP_DROP_FLOOR */
+	dlist_node node; /* in a list of its queue, or in that of the idle groups */
+} GroupEntry;
+
+/*
+ * The groups of one queue, at the index of its slot, that are to be checked.  Every
+ * field is written under the table's lock; the atomics are read without it, by every
+ * claim of the queue, and stand on cache lines of its own.
+ */
+typedef struct GroupQueue
+{
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) Oid database; /* InvalidOid: no queue's */
+	int32 queue_id;
+	dlist_head waiting;
+	dlist_head delayed;
+	pg_atomic_uint32 nwaiting;
+	pg_atomic_uint64 delayed_until; /* mono; PG_UINT64_MAX: none is delayed */
+	pg_atomic_uint64 scan_at;		/* mono: all are to be checked; PG_UINT64_MAX: never */
+} GroupQueue;
+
+extern void idemq_group_table_lock(LWLockMode mode);
+extern void idemq_group_table_unlock(void);
+extern GroupQueue *idemq_group_queue(const QueueSlot *slot, Oid database, int32 queue_id);
+extern GroupEntry *idemq_group_find(const GroupKey *key);
+extern GroupEntry *idemq_group_enter(const GroupKey *key);
+extern void idemq_group_remove(GroupEntry *group);
+extern void idemq_group_unlist(GroupQueue *queue, GroupEntry *group);
+extern void idemq_group_enlist(GroupQueue *queue, GroupEntry *group, GroupList list);
+extern void idemq_group_queue_scan(GroupQueue *queue, bool later);
+extern void idemq_group_refused(const GroupKey *key);
+extern Size idemq_groups_shmem_size(void);
+extern Size idemq_groups_hash_size(void);
+extern void idemq_groups_shmem_init(void *area, bool found);
+extern bool idemq_groups_waiting(const QueueSlot *slot);
+extern int64 idemq_groups_due_at(const QueueSlot *slot);
+extern bool idemq_groups_know(const QueueSlot *slot, const GroupKey *key);
+extern bool idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id);
+extern void idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id, bool later);
+extern void idemq_groups_reset(int index, Oid database, int32 queue_id);
+extern void idemq_groups_forget(int index);
+extern void idemq_groups_unset_database(Oid database);
+extern int idemq_groups_copy(Oid database, GroupEntry *copies, int max);
+extern void idemq_group_set_limited(GroupEntry *group, bool limited);
+extern void idemq_groups_drop_floors(const QueueSlot *slot, int32 queue_id);
+extern int64 idemq_groups_limited(Oid database, int32 queue_id);
+extern void idemq_groups_usage(int *used, int *size, int64 *refused);
+
+/*
+ * groups.c
+ *		Which FIFO groups may need a head, in shared memory.
+ */
+
+/* A group that this session has taken, to check it. */
+typedef struct GroupTaken
+{
+	GroupKey key;
+	GroupFloor floor; /* for its release; a check asks idemq_group_floor after its snapshot */
+} GroupTaken;
+
+typedef enum GroupOwn
+{
+	GROUP_OWNED, /* by this session, until idemq_group_release */
+	GROUP_BUSY,	 /* another session has it */
+	GROUP_FULL	 /* no room */
+} GroupOwn;
+
+typedef enum GroupRelease
+{
+	GROUP_DONE,	   /* it has a head, or no job: nothing to do until it is marked again */
+	GROUP_LIMITED, /* the same, since all its places are taken, and it has a job for the next */
+	GROUP_AGAIN,   /* to be checked again, at once */
+	GROUP_LATER,   /* the same, when the holder of its next job may have let it go */
+	GROUP_PREPARED /* its transaction is prepared: its state is unknown until that ends */
+} GroupRelease;
+
+extern void idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length);
+extern Size idemq_group_key_size(const GroupKey *key);
+extern int idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int max);
+extern GroupOwn idemq_group_own(QueueSlot *slot, GroupTaken *taken);
+extern GroupFloor idemq_group_floor_now(GroupFloor floor);
+extern GroupFloor idemq_group_floor(QueueSlot *slot, const GroupKey *key, int64 own);
+extern void idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id);
+extern void idemq_group_release(QueueSlot *slot, const GroupTaken *group, GroupRelease how);
+
+/*
+ * promote_round.c
+ *		Rounds of promotion by the background worker.
+ */
+
+extern Size idemq_rounds_shmem_size(void);
+extern void idemq_rounds_shmem_init(void *area, bool found);
+
+extern void idemq_round_begin(const QueueSlot *slot);
+extern void idemq_round_end(const QueueSlot *slot);
+extern uint32 idemq_round_number(const QueueSlot *slot);
+extern void idemq_round_await(const QueueSlot *slot);
+
+/*
+ * kin.c
+ *		Which jobs may have parents or children, in shared memory.
+ */
+
+/* What is marked, beside the groups of a queue. */
+typedef enum KinMark
+{
+	KIN_CHILD = 'c',   /* of a child: its parents may be done */
+	KIN_FAILURE = 'f', /* of a child: one of its parents may be dead or cancelled */
+	KIN_PARENT = 'p'   /* of a parent: it has finished */
+} KinMark;
+
+/* Bytes of the name that a mark has in place of a group's. */
+#define KIN_NAME 10
+
+extern Size idemq_kin_shmem_size(void);
+extern void idemq_kin_shmem_init(void *area, bool found);
+extern void idemq_kin_note(QueueSlot *slot, int64 job_id);
+extern bool idemq_kin_maybe(const QueueSlot *slot, int64 job_id);
+extern bool idemq_kin_is_known(const QueueSlot *slot);
+extern void idemq_kin_learn_begin(void);
+extern void idemq_kin_learn_end(bool unseen);
+extern void idemq_kin_unset(QueueSlot *slot);
+extern void idemq_kin_name(char *name, KinMark mark, int64 job_id);
+extern bool idemq_kin_read(const GroupKey *key, KinMark *mark, int64 *job_id);
+extern void idemq_kin_mark(QueueSlot *slot, int32 queue_id, KinMark mark, int64 job_id);
+extern void idemq_kin_finished(QueueSlot *slot, int32 queue_id, int64 job_id);
+
+/*
+ * group_window.c
+ *		Transactions that are about to lower the floors of FIFO groups.
+ */
+
+extern Size idemq_group_windows_shmem_size(void);
+extern void idemq_group_windows_shmem_init(void *area, bool found);
+extern int idemq_group_window_of(const QueueSlot *slot, Oid database);
+extern int idemq_group_window_enter(int number, int64 id);
+extern void idemq_group_window_lower(int number, int generation, int64 id);
+extern void idemq_group_window_leave(int number, int generation);
+extern int64 idemq_group_window_least(const QueueSlot *slot, Oid database);
+
+#endif

@@ -1,0 +1,233 @@
+/*
+ * shared/groups/kin.c
+ *		Which jobs may have parents or children (idemq.dependencies), in shared memory; and
+ *		the marks by which children follow their parents' ends.
+ *
+ * A child is looked at after its own commit, and after the end of a parent.  Nobody knows
+ * of its children when a job ends: their rows may not be committed yet, and are not to be
+ * looked for at each end of each job.  So there is a filter: a bit for the hash of each job
+ * that has parents or children, and of each queue whether it has such jobs at all.  A job
+ * whose bit is clear is no parent; one whose bit is set may be, and is marked when it has
+ * ended.  The session that takes the mark (job/kin.c) looks its children up.
+ *
+ * No end of a parent is missed.  Call E an enqueue of a child, and P the end of one of its
+ * parents:
+ *
+ *		E: sets the bits; writes its rows; is visible; marks the child.
+ *		P: is visible; reads the filter; marks the parent if its bit is set.
+ *
+ * If P reads the filter before E sets the bit, P is visible before the child is marked: who
+ * takes that mark takes its snapshot after it, and sees P.  Otherwise P marks the parent.  Who
+ * takes that mark sees the child and looks at it; or does not see it, and then E was not
+ * visible by then, and P was: again the child's own mark comes later than P.  Bits are set
+ * before the rows are written, and never cleared, so that a rollback leaves one too many, and
+ * PREPARE TRANSACTION needs nothing.
+ *
+ * After a start nothing is known: each queue counts as one that has children, and each job
+ * as a parent, until the rows of idemq.dependencies have been read
+ * (idemq_kin_learn_begin, the rows, idemq_kin_learn_end): what is committed after
+ * these were read sets its bits itself.  What ends in between is marked in any case.  The same
+ * holds after COMMIT PREPARED, whose transaction may have set its bits before a restart, and
+ * when rows were written by hand or by a restore.  Each of these has all queues scanned for
+ * children whose parents are done (shared/groups/groups.c: want_scan), which finds what ended before.
+ *
+ * A mark is one of the table of groups (shared/groups/groups.c), under a name that no group can
+ * have: it begins with a zero byte.  So the rest is as with groups: one owner at a time;
+ * a mark that comes while there is one is kept for the time after; without room the queue is
+ * to be scanned.  That room is their own, so that dependencies take none from groups.
+ *
+ * Without a worker nobody may ever claim from a parent's queue again, and take its mark: then
+ * its end has the queues scanned that have kin.
+ *
+ * The bits are never taken back before the next start: with as many dependencies since as there
+ * are bits, most jobs of queues that have kin are marked in vain, for one lookup each.
+ *
+ * Locks: none; atomics.  What is called after commit neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "common/hashfn.h"
+#include "miscadmin.h"
+
+#include "shared/groups/groups.h"
+#include "shared/sleepers/sleepers.h"
+
+/* Of the filter: 128 kB. */
+#define BITS (1 << 20)
+#define WORD_BITS 32
+
+/* Bits of QueueSlot.kin. */
+#define KNOWN 1	   /* the rows have been read */
+#define SOME 2	   /* there are jobs with parents or children */
+#define LEARNING 4 /* the rows are being read, and this becomes KNOWN */
+
+static pg_atomic_uint32 *filter = NULL;
+
+/* Returns the bytes of shared memory. */
+Size
+idemq_kin_shmem_size(void)
+{
+	return BITS / WORD_BITS * sizeof(pg_atomic_uint32);
+}
+
+/* Attaches to the filter, and makes it when this is the first process. */
+void
+idemq_kin_shmem_init(void *area, bool found)
+{
+	filter = area;
+	if (found)
+		return;
+	for (int i = 0; i < BITS / WORD_BITS; i++)
+		pg_atomic_init_u32(&filter[i], 0);
+}
+
+/* Returns the bit of a job of this database. */
+static uint32
+bit_of(int64 job_id)
+{
+	return murmurhash32((uint32) job_id ^ murmurhash32((uint32) (job_id >> 32) ^ MyDatabaseId)) %
+		   BITS;
+}
+
+/*
+ * Notes that a job has parents or children; slot: its queue's.  To be called before the
+ * rows are written that say so.
+ */
+void
+idemq_kin_note(QueueSlot *slot, int64 job_id)
+{
+	uint32 bit = bit_of(job_id);
+
+	/* In this order: who reads that there are some finds the bit.  Both are barriers. */
+	(void) pg_atomic_fetch_or_u32(&filter[bit / WORD_BITS], 1U << (bit % WORD_BITS));
+	if (slot != NULL)
+		(void) pg_atomic_fetch_or_u32(&slot->kin, SOME);
+}
+
+/* Returns whether a job may have parents or children; slot: its queue's. */
+bool
+idemq_kin_maybe(const QueueSlot *slot, int64 job_id)
+{
+	uint32 kin = slot == NULL ? 0 : pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->kin));
+	uint32 bit;
+
+	if (kin == KNOWN)
+		return false;
+	if ((kin & KNOWN) == 0)
+		return true;
+	pg_read_barrier();
+	bit = bit_of(job_id);
+	return (pg_atomic_read_u32(&filter[bit / WORD_BITS]) & (1U << (bit % WORD_BITS))) != 0;
+}
+
+/* Returns whether the filter can be relied on for a queue's jobs. */
+bool
+idemq_kin_is_known(const QueueSlot *slot)
+{
+	return (pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->kin)) & KNOWN) != 0;
+}
+
+/* Returns whether a queue may have jobs with parents or children. */
+static bool
+is_used(const QueueSlot *slot)
+{
+	return slot == NULL || pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->kin)) != KNOWN;
+}
+
+static void
+begin_slot(const SlotView *view, void *arg)
+{
+	if (!idemq_kin_is_known(view->slot))
+		(void) pg_atomic_fetch_or_u32(&view->slot->kin, LEARNING);
+}
+
+/* A slot that has been unset, or occupied, since stays unknown.  arg: the bits that others get. */
+static void
+end_slot(const SlotView *view, void *arg)
+{
+	uint32 learned = *(const uint32 *) arg;
+	uint32 kin = pg_atomic_read_u32(&view->slot->kin);
+
+	while ((kin & LEARNING) != 0 &&
+		   !pg_atomic_compare_exchange_u32(&view->slot->kin, &kin, (kin & ~LEARNING) | learned))
+		;
+}
+
+/* To be called before the snapshot by which all rows of this database are read and noted. */
+void
+idemq_kin_learn_begin(void)
+{
+	idemq_for_each_slot(MyDatabaseId, begin_slot, NULL);
+	pg_memory_barrier();
+}
+
+/*
+ * To be called when all of them have been noted.  unseen: not so the queue of each, since there
+ * is no row of some parent.  It is gone, as a rule; or it comes yet, by a restore in parallel,
+ * into any queue: so any may have parents then, and its jobs' own bits decide.
+ */
+void
+idemq_kin_learn_end(bool unseen)
+{
+	uint32 learned = unseen ? KNOWN | SOME : KNOWN;
+
+	idemq_for_each_slot(MyDatabaseId, end_slot, &learned);
+}
+
+/* Makes a slot's queue unknown again. */
+void
+idemq_kin_unset(QueueSlot *slot)
+{
+	(void) pg_atomic_fetch_and_u32(&slot->kin, ~(KNOWN | LEARNING));
+}
+
+/* Makes the name of a mark, of KIN_NAME bytes. */
+void
+idemq_kin_name(char *name, KinMark mark, int64 job_id)
+{
+	name[0] = '\0';
+	name[1] = (char) mark;
+	memcpy(name + 2, &job_id, sizeof(job_id));
+}
+
+/* Reads the key of a mark; false for that of a group. */
+bool
+idemq_kin_read(const GroupKey *key, KinMark *mark, int64 *job_id)
+{
+	if (key->length != KIN_NAME || key->name[0] != '\0')
+		return false;
+	*mark = (KinMark) key->name[1];
+	memcpy(job_id, key->name + 2, sizeof(*job_id));
+	return true;
+}
+
+/* Marks a child or a parent, whose commit or end is visible. */
+void
+idemq_kin_mark(QueueSlot *slot, int32 queue_id, KinMark mark, int64 job_id)
+{
+	char name[KIN_NAME];
+	GroupKey key;
+
+	idemq_kin_name(name, mark, job_id);
+	idemq_group_key(&key, queue_id, name, KIN_NAME);
+	idemq_group_mark(slot, &key, GROUP_KEEP_FLOOR);
+}
+
+static void
+want_scan(const SlotView *view, void *arg)
+{
+	if (is_used(view->slot))
+		idemq_groups_want_scan(view->slot, view->queue_id, false);
+}
+
+/* Marks a job that has finished, or may have, if it may be a parent; after the commit. */
+void
+idemq_kin_finished(QueueSlot *slot, int32 queue_id, int64 job_id)
+{
+	if (!idemq_kin_maybe(slot, job_id))
+		return;
+	if (idemq_worker_present())
+		idemq_kin_mark(slot, queue_id, KIN_PARENT, job_id);
+	else
+		idemq_for_each_slot(MyDatabaseId, want_scan, NULL);
+}

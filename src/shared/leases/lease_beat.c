@@ -1,0 +1,144 @@
+/*
+ * shared/leases/lease_beat.c
+ *		What a worker says and hears of its lease: heartbeats, how far they reach, that it has
+ *		ended, and cancels.
+ *
+ * How far: an entry has a limit, the commit of its claim and the queue's job_timeout at that
+ * time.  No deadline is beyond it (idemq_lease_set_deadline is the one place that sets one
+ * while the lease runs), so that the lease ends then, however often it was renewed, and is
+ * taken back like any other: attached or not, with heartbeats or without.  A heartbeat before
+ * the limit moves the deadline to it at most, and answers current; from the limit on it moves
+ * nothing, and says so.  The attempt may still commit, until another has the job.
+ *
+ * Cancels: a cancel has to write the job's row, and waits while a transaction of the worker
+ * holds it (assert_current, fence, checkpoint, or a commit that came before its effect).
+ * So it first counts itself in the entry of that attempt, and wakes the session that holds
+ * the lease.  The worker's next heartbeat, from another session perhaps, is told, and so is
+ * whoever asks idemq_lease_is_cancelled, and rolls back: then the cancel has the row.  A
+ * commit is not refused: whose commit comes first has the row, as ever.
+ *
+ *	 - The mark is of one (job, token).  It is no signal: a process that has gone on to
+ *	   another job has another token, and is not met.  The latch that is set wakes, and
+ *	   means nothing.
+ *	 - It lasts as long as the canceller's transaction.  That commits: the entry goes, the
+ *	   job is cancelled.  It aborts: the mark goes, and heartbeats are current again; the
+ *	   worker may have rolled back for nothing, and the job is taken back at its lease's end.
+ *	 - It is counted, for several may cancel at once.  An entry that is taken over by a
+ *	   transaction that ends the attempt, and restored, begins at 0: then a cancel that waits
+ *	   is as it would be without an entry, which is what every cancel has to bear.
+ *
+ * Locks: see README.md, level 1.  idemq_lease_unmark_cancel is called after commit or abort,
+ * and neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "storage/latch.h"
+#include "storage/proc.h"
+
+#include "base/base.h"
+#include "base/compat.h"
+#include "shared/leases/leases.h"
+
+/*
+ * Starts a lease again from now, of length microseconds or, when that is 0, of
+ * its own length.
+ */
+LeaseBeat
+idemq_lease_beat(int64 job_id, int64 token, int64 length)
+{
+	LeaseKey key = idemq_lease_key(job_id);
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	int64 now = idemq_mono_now();
+	LeaseBeat beat = LEASE_BEAT_DONE;
+
+	if (lease == NULL)
+		beat = LEASE_BEAT_UNKNOWN;
+	else if (lease->token != token || lease->ending.reaping || lease->loss >= LOSS_RETURNED ||
+			 lease->ending.ender == IDEMQ_MY_PROC_NUMBER)
+		beat = LEASE_BEAT_STALE;
+	else if (lease->cancels > 0)
+		beat = LEASE_BEAT_CANCELLED;
+	else if (!lease->claiming && lease->limit <= now)
+		beat = LEASE_BEAT_OVER;
+	else
+	{
+		if (length > 0)
+			lease->length = length;
+		lease->loss = LOSS_EXPIRED;
+		if (!lease->claiming)
+			idemq_lease_set_deadline(lease, now + lease->length);
+	}
+	LWLockRelease(lock);
+	return beat;
+}
+
+/*
+ * Ends the lease of an attempt that its worker has ended, and whose row somebody holds: as loss
+ * says, a reaper writes it once nobody does (job/reap.c).
+ */
+void
+idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss)
+{
+	LWLock *lock;
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+
+	if (lease != NULL && !lease->claiming)
+	{
+		int64 now = idemq_mono_now();
+
+		idemq_lease_unplace(lease);
+		idemq_lease_orphan(lease, loss, now);
+		idemq_lease_place(lease);
+		idemq_slot_note_deadline(NULL, lease->queue_id, now);
+	}
+	LWLockRelease(lock);
+}
+
+/*
+ * Tells the worker of that token that an open transaction cancels its job; false when there
+ * is no entry of that token, and nothing to take back.
+ */
+bool
+idemq_lease_mark_cancel(int64 job_id, int64 token)
+{
+	LWLock *lock;
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	bool marked = lease != NULL && lease->cancels < PG_UINT16_MAX;
+
+	if (marked)
+	{
+		lease->cancels++;
+		if (idemq_lease_pid(lease) != 0)
+			SetLatch(&GetPGProcByNumber(lease->session)->procLatch);
+	}
+	LWLockRelease(lock);
+	return marked;
+}
+
+/* Takes the mark back, if the entry of that token is still there. */
+void
+idemq_lease_unmark_cancel(int64 job_id, int64 token)
+{
+	LWLock *lock;
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+
+	if (lease != NULL && lease->cancels > 0)
+		lease->cancels--;
+	LWLockRelease(lock);
+}
+
+/* Returns whether an open transaction cancels the job of that token. */
+bool
+idemq_lease_is_cancelled(int64 job_id, int64 token)
+{
+	LeaseKey key = idemq_lease_key(job_id);
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = idemq_lease_lock_entry(&key, LW_SHARED, &lock, &hash);
+	bool cancelled = lease != NULL && lease->token == token && lease->cancels > 0;
+
+	LWLockRelease(lock);
+	return cancelled;
+}

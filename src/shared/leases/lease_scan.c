@@ -1,0 +1,227 @@
+/*
+ * shared/leases/lease_scan.c
+ *		Scans of lease entries: what of a queue has expired or is not counted, and what a
+ *		session or a database leaves behind at its end.
+ *
+ * Each looks at its own queue's, session's or database's entries alone (lease_table.c),
+ * one partition locked at a time.  That is enough, for an entry stays in its partition:
+ *
+ *	 - Expired leases.  The queue's next deadline is unset, then the partitions are read,
+ *	   then the least deadline that was found is noted (shared/leases/next_deadline.c), which
+ *	   only lowers it.  A lease whose deadline is set in a partition that was read already
+ *	   is noted by whoever set it, after that, and so after the number was unset.
+ *	 - What is not counted (shared/slots/running.c).  The queue has its slot.  An entry that is
+ *	   put into a partition before that is read is found; one that is put later finds the
+ *	   slot, under the partition's lock, and counts itself.
+ *	 - A session's end.  Its transaction is gone, and its open claims with it; it puts no
+ *	   other entry.  What another transaction has taken over is that one's: see
+ *	   lease_owners.c.
+ *	 - A database's end, or a TRUNCATE's: no other session is at its jobs.
+ *	 - Copies, for views and idemq.check(): each entry as it was at some moment.
+ *
+ * job/reap.c spends a tenth of the time on searches for expired leases at most.
+ *
+ * The end of a session, on_shmem_exit or DISCARD ALL, sets the deadline of its attached
+ * leases to now.  An attached job without an entry (full table) stays until its row's
+ * deadline.
+ *
+ * Locks: see README.md, level 1: a partition, shared to read, exclusively to change
+ * entries.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "storage/proc.h"
+#include "utils/memutils.h"
+
+#include "base/base.h"
+#include "shared/leases/leases.h"
+#include "shared/slots/slots.h"
+
+static bool exit_registered = false;
+
+/* A search for expired leases. */
+typedef struct ExpiredSearch
+{
+	int64 now; /* mono */
+	ExpiredLease *found;
+	int count;
+	int max;
+	int64 next_deadline;
+} ExpiredSearch;
+
+/* Comes to the leases of the queue in a partition by when they are due. */
+static bool
+visit_expired(Lease *lease, void *arg)
+{
+	ExpiredSearch *search = arg;
+	int64 due = lease->due;
+
+	if (due <= search->now && lease->ending.ender != NO_SESSION)
+		due = search->now + LEASE_BUSY_RETRY;
+	else if (due <= search->now && search->count < search->max)
+	{
+		search->found[search->count++] =
+			(ExpiredLease){lease->key.job_id, lease->token, lease->queue_id};
+		return true;
+	}
+	search->next_deadline = Min(search->next_deadline, due);
+	/* What comes behind is due later. */
+	return lease->due <= search->now && search->count < search->max;
+}
+
+/*
+ * Collects up to max expired leases of a queue, and sets *next_deadline to the
+ * earliest deadline (mono) of its others, PG_INT64_MAX for none.  A lease that
+ * another session is ending is one of the others.  Returns how many were found.
+ */
+int
+idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max, int64 *next_deadline)
+{
+	ExpiredSearch search = {idemq_mono_now(), found, 0, max, PG_INT64_MAX};
+
+	idemq_leases_visit(LW_SHARED, queue_id, visit_expired, &search);
+	*next_deadline = search.next_deadline;
+	return search.count;
+}
+
+/* A copy of this database's entries. */
+typedef struct LeaseCopy
+{
+	Lease *copies;
+	int room;
+	int count; /* also of those that found no room */
+} LeaseCopy;
+
+static bool
+visit_copy(Lease *lease, void *arg)
+{
+	LeaseCopy *copy = arg;
+
+	if (copy->count < copy->room)
+		copy->copies[copy->count] = *lease;
+	copy->count++;
+	return true;
+}
+
+/*
+ * Returns a palloc'ed copy of all entries of this database, each as it was at some
+ * moment, in no order; *count: their number.
+ */
+Lease *
+idemq_lease_copy_all(int *count)
+{
+	LeaseCopy copy = {NULL, 0, 0};
+	LeaseUsage table;
+	LeaseUsage mine;
+
+	idemq_lease_shares_usage(&table, &mine);
+	copy.room = mine.used + 64;
+
+	for (;;)
+	{
+		copy.copies = MemoryContextAllocHuge(CurrentMemoryContext, copy.room * sizeof(Lease));
+		copy.count = 0;
+		idemq_leases_visit(LW_SHARED, 0, visit_copy, &copy);
+		if (copy.count <= copy.room)
+			break;
+		pfree(copy.copies);
+		copy.room = copy.count + 64;
+	}
+	*count = copy.count;
+	return copy.copies;
+}
+
+/* Returns the process of a session, 0 when it has ended; a new one may have its number. */
+int
+idemq_session_pid(int32 session)
+{
+	return session == NO_SESSION ? 0 : GetPGProcByNumber(session)->pid;
+}
+
+/* Returns the process that claimed, 0 when it has ended. */
+int
+idemq_lease_pid(const Lease *lease)
+{
+	return idemq_session_pid(lease->session) == lease->pid ? lease->pid : 0;
+}
+
+static bool
+visit_count(Lease *lease, void *arg)
+{
+	(*(int *) arg)++;
+	return true;
+}
+
+/* Returns the number of a queue's entries. */
+int
+idemq_lease_count_queue(int32 queue_id)
+{
+	int count = 0;
+
+	idemq_leases_visit(LW_SHARED, queue_id, visit_count, &count);
+	return count;
+}
+
+static bool
+visit_uncounted(Lease *lease, void *arg)
+{
+	if (!lease->borrowed && !idemq_running_is_counted(&lease->running))
+		(void) idemq_running_count_in(&lease->running, NULL, lease->queue_id, 0);
+	return true;
+}
+
+/* Counts the entries of a queue that are from before it had its slot. */
+void
+idemq_lease_count_in_queue(int32 queue_id)
+{
+	idemq_leases_visit(LW_EXCLUSIVE, queue_id, visit_uncounted, NULL);
+}
+
+/* Lets the attached leases of this session in a partition expire now (mono). */
+static void
+orphan_partition(int partition, int64 now)
+{
+	Lease *lease;
+	Lease *next;
+
+	idemq_leases_lock(partition, LW_EXCLUSIVE);
+	for (lease = idemq_lease_owner_first(partition); lease != NULL; lease = next)
+	{
+		next = idemq_lease_owner_next(lease);
+		if (lease->claiming)
+			continue;
+		idemq_lease_unplace(lease);
+		idemq_lease_orphan(lease, LOSS_SESSION, now);
+		idemq_lease_place(lease);
+		idemq_slot_note_deadline(NULL, lease->queue_id, now);
+	}
+	idemq_lease_owner_end_life(partition);
+	idemq_leases_unlock(partition);
+}
+
+/* Lets the attached leases of this session expire now. */
+void
+idemq_lease_orphan_session(void)
+{
+	int64 now = idemq_mono_now();
+
+	for (int i = 0; i < LEASE_PARTITIONS && exit_registered; i++)
+		orphan_partition(i, now);
+}
+
+static void
+orphan_at_exit(int code, Datum arg)
+{
+	idemq_lease_orphan_session();
+}
+
+/* Makes this session's end, clean or not, end its attached leases. */
+void
+idemq_lease_attach_session(void)
+{
+	if (!exit_registered)
+		on_shmem_exit(orphan_at_exit, (Datum) 0);
+	exit_registered = true;
+}

@@ -1,0 +1,230 @@
+/*
+ * shared/leases/lease_shares.c
+ *		Who may have how many entries of the lease table.
+ *
+ * A job that finds no room is claimed by its row alone: that is slower, and a queue with
+ * max_running, which must be counted, hands out nothing.  So nobody gets all of it:
+ *
+ *	 - A database has a share, idemq.max_leases_per_database.  What another does, the rest
+ *	   of the table is there for it.
+ *	 - A reserve, idemq.reserved_leases, serves only queues with max_running.  The same
+ *	   part of each share is reserved, so that within a database, too, the others leave
+ *	   them room.
+ *
+ * The rows cannot be counted in place of the entries: others' open claims are in no
+ * snapshot.
+ *
+ * Each entry is counted in the whole table and in one share, which it remembers, from
+ * before it is there until after it is gone; more are never there than are counted.
+ * Beside a limit a claim may be refused for another's that is just being refused.
+ *
+ * A database's share is found once by each of its sessions; it is free again when the
+ * database is dropped, and has no entry and no session any more.  Databases beyond
+ * LEASE_SHARES have one share together, the first.
+ *
+ * Locks: the shares' (level 4) to find one; the counts are atomics.  taking and giving
+ * back neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "port/atomics.h"
+#include "storage/lwlock.h"
+#include "storage/shmem.h"
+
+#include "base/base.h"
+#include "shared/counts/counts.h"
+#include "shared/leases/leases.h"
+
+/* The share of all databases that found no other. */
+#define SHARE_OF_OTHERS 0
+
+/* A count on a cache line of its own. */
+typedef struct Share
+{
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) pg_atomic_uint32 used; /* entries; no lock */
+	pg_atomic_uint64 refused;										/* no lock */
+	Oid database; /* InvalidOid: free; under the lock */
+} Share;
+
+typedef struct SharesShared
+{
+	Share table; /* of all databases */
+	Share shares[LEASE_SHARES];
+	LWLock lock;
+	int tranche; /* set once */
+} SharesShared;
+
+static SharesShared *shared = NULL;
+static int my_share = -1;
+
+/* Returns the bytes of shared memory for the shares. */
+Size
+idemq_lease_shares_shmem_size(void)
+{
+	return sizeof(SharesShared);
+}
+
+static void
+init_share(Share *share)
+{
+	pg_atomic_init_u32(&share->used, 0);
+	pg_atomic_init_u64(&share->refused, 0);
+	share->database = InvalidOid;
+}
+
+/* Attaches to the shares, and makes them when this is the first process. */
+void
+idemq_lease_shares_shmem_init(void *area, bool found)
+{
+	shared = area;
+	if (!found)
+	{
+		init_share(&shared->table);
+		for (int i = 0; i < LEASE_SHARES; i++)
+			init_share(&shared->shares[i]);
+		shared->tranche = LWLockNewTrancheId();
+		LWLockInitialize(&shared->lock, shared->tranche);
+	}
+	LWLockRegisterTranche(shared->tranche, "idemq lease shares");
+}
+
+/* Returns the share of this database, given one if need be. */
+static Share *
+find_share(void)
+{
+	int free = SHARE_OF_OTHERS;
+
+	if (my_share >= 0)
+		return &shared->shares[my_share];
+	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
+	for (int i = LEASE_SHARES - 1; i > SHARE_OF_OTHERS && my_share < 0; i--)
+	{
+		if (shared->shares[i].database == MyDatabaseId)
+			my_share = i;
+		else if (shared->shares[i].database == InvalidOid)
+			free = i;
+	}
+	if (my_share < 0)
+	{
+		my_share = free;
+		if (free != SHARE_OF_OTHERS)
+			shared->shares[free].database = MyDatabaseId;
+	}
+	LWLockRelease(&shared->lock);
+	return &shared->shares[my_share];
+}
+
+/* Returns which share this database has, below LEASE_SHARES: the buckets are shared likewise. */
+int
+idemq_lease_share_mine(void)
+{
+	(void) find_share();
+	return my_share;
+}
+
+/* Returns how many entries are there for queues with max_running alone. */
+static int
+reserve(void)
+{
+	return idemq_reserved_leases < 0 ? idemq_max_leases / 8
+									 : Min(idemq_reserved_leases, idemq_max_leases);
+}
+
+/* Returns how many entries all databases may have, in queues with max_running or others. */
+static uint32
+room_of_table(bool limited)
+{
+	return idemq_max_leases - (limited ? 0 : reserve());
+}
+
+/* Returns how many entries a database may have, in queues with max_running or others. */
+static uint32
+room_of_share(bool limited)
+{
+	int64 room = idemq_max_leases_per_database < 0
+					 ? idemq_max_leases - idemq_max_leases / 4
+					 : Min(idemq_max_leases_per_database, idemq_max_leases);
+
+	return room - (limited ? 0 : room * reserve() / idemq_max_leases);
+}
+
+/* Counts one more entry, if that leaves the count within its room. */
+static bool
+count_in(Share *share, uint32 room)
+{
+	if (pg_atomic_read_u32(&share->used) >= room)
+		return false;
+	if (pg_atomic_fetch_add_u32(&share->used, 1) < room)
+		return true;
+	pg_atomic_fetch_sub_u32(&share->used, 1);
+	return false;
+}
+
+/*
+ * Takes room for an entry of this database, in a queue with max_running or another.
+ * Returns the share that it is of, -1 when there is no room.
+ */
+int
+idemq_lease_share_take(bool limited)
+{
+	Share *share = find_share();
+
+	if (count_in(share, room_of_share(limited)))
+	{
+		if (count_in(&shared->table, room_of_table(limited)))
+			return my_share;
+		pg_atomic_fetch_sub_u32(&share->used, 1);
+	}
+	pg_atomic_fetch_add_u64(&share->refused, 1);
+	pg_atomic_fetch_add_u64(&shared->table.refused, 1);
+	(void) idemq_full_table_note(FULL_LEASES);
+	return -1;
+}
+
+/* Gives the room of an entry back. */
+void
+idemq_lease_share_give_back(int share)
+{
+	pg_atomic_fetch_sub_u32(&shared->table.used, 1);
+	pg_atomic_fetch_sub_u32(&shared->shares[share].used, 1);
+}
+
+/* Returns whether this database has no room for an entry: a lease may be on its row alone. */
+bool
+idemq_lease_share_is_full(bool limited)
+{
+	return pg_atomic_read_u32(&shared->table.used) >= room_of_table(limited) ||
+		   pg_atomic_read_u32(&find_share()->used) >= room_of_share(limited);
+}
+
+/* Frees the share of a dropped database, which has no entries any more. */
+void
+idemq_lease_share_forget(Oid database)
+{
+	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
+	for (int i = SHARE_OF_OTHERS + 1; i < LEASE_SHARES; i++)
+	{
+		Share *share = &shared->shares[i];
+
+		if (share->database != database)
+			continue;
+		pg_atomic_write_u64(&share->refused, 0);
+		share->database = InvalidOid;
+	}
+	LWLockRelease(&shared->lock);
+}
+
+/* Reads what is used of the table, and of this database's share. */
+void
+idemq_lease_shares_usage(LeaseUsage *table, LeaseUsage *mine)
+{
+	Share *share = find_share();
+
+	table->room = (int) room_of_table(true);
+	table->used = (int) Min(pg_atomic_read_u32(&shared->table.used), (uint32) table->room);
+	table->refused = (int64) pg_atomic_read_u64(&shared->table.refused);
+	mine->room = (int) room_of_share(true);
+	mine->used = (int) pg_atomic_read_u32(&share->used);
+	mine->refused = (int64) pg_atomic_read_u64(&share->refused);
+}

@@ -1,0 +1,291 @@
+/*
+ * shared/leases/lease_table.c
+ *		The hash of lease entries in shared memory: finding, entering, placing, removing
+ *		and visiting them.  What becomes of an entry is shared/leases/leases.c's.
+ *
+ * Whoever looks for more than one entry finds them by another way than the hash: those of
+ * a queue, those that are due, and those of a database by the order of each partition
+ * (lease_order.c), those of a session by its lists (lease_owners.c).  Nobody walks over
+ * another's, nor holds more than one partition while it walks, but idemq.check() when it
+ * compares a count.  An entry is in these places while it is placed.
+ *
+ * Invariant: each entry is counted as running in its queue's slot (shared/slots/running.c) for
+ * as long as it is there, unless it is borrowed.  Count and entry change together,
+ * under the partition's lock, so a session that holds all of the locks sees them agree.
+ *
+ * Locks: see README.md, level 1.  The hash is partitioned; each partition's lock covers
+ * its entries.  Under it only slots_lock (level 2) is taken.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "port/atomics.h"
+#include "storage/lwlock.h"
+#include "storage/shmem.h"
+#include "utils/hsearch.h"
+
+#include "base/base.h"
+#include "base/compat.h"
+#include "shared/leases/leases.h"
+#include "shared/slots/slots.h"
+
+/* On cache lines of its own. */
+typedef struct LeasePartition
+{
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLock lock;
+	Lease *order; /* the root of its entries' order; under the lock */
+} LeasePartition;
+
+typedef struct LeasesShared
+{
+	int tranche;				 /* set once */
+	pg_atomic_uint64 last_token; /* the greatest issued since the start; no lock */
+	LeasePartition partitions[LEASE_PARTITIONS];
+} LeasesShared;
+
+static LeasesShared *shared = NULL;
+static HTAB *lease_hash = NULL;
+
+/* Returns the bytes of shared memory for the locks. */
+Size
+idemq_leases_shmem_size(void)
+{
+	return sizeof(LeasesShared);
+}
+
+/* Returns the bytes of shared memory for the hash table. */
+Size
+idemq_leases_hash_size(void)
+{
+	return hash_estimate_size(idemq_max_leases, sizeof(Lease));
+}
+
+/* Attaches to the table, and makes it when this is the first process. */
+void
+idemq_leases_shmem_init(void *area, bool found)
+{
+	HASHCTL info = {0};
+
+	shared = area;
+	if (!found)
+	{
+		shared->tranche = LWLockNewTrancheId();
+		pg_atomic_init_u64(&shared->last_token, 0);
+		for (int i = 0; i < LEASE_PARTITIONS; i++)
+		{
+			LWLockInitialize(&shared->partitions[i].lock, shared->tranche);
+			shared->partitions[i].order = NULL;
+		}
+	}
+	LWLockRegisterTranche(shared->tranche, "idemq leases");
+	info.keysize = sizeof(LeaseKey);
+	info.entrysize = sizeof(Lease);
+	info.num_partitions = LEASE_PARTITIONS;
+	lease_hash = ShmemInitHash("idemq leases", idemq_max_leases, idemq_max_leases, &info,
+							   HASH_ELEM | HASH_BLOBS | HASH_PARTITION | HASH_FIXED_SIZE);
+}
+
+/*
+ * Returns a new token for a job whose row carries row_token, in a database whose tokens
+ * begin at base; see base/token.c.
+ */
+int64
+idemq_lease_issue_token(int64 row_token, int64 base)
+{
+	TimestampTz now = idemq_now();
+	uint32 timeline = compat_timeline();
+	uint64 last = pg_atomic_read_u64(&shared->last_token);
+	int64 next;
+
+	do
+	{
+		next = idemq_token_next(row_token, (int64) last, now, timeline, base);
+	} while (!pg_atomic_compare_exchange_u64(&shared->last_token, &last, (uint64) (next - base)));
+	return next;
+}
+
+/* Returns the greatest token issued since the start, less its database's base; 0 for none. */
+int64
+idemq_lease_last_token(void)
+{
+	return (int64) pg_atomic_read_u64(&shared->last_token);
+}
+
+/* Locks a partition. */
+void
+idemq_leases_lock(int partition, LWLockMode mode)
+{
+	LWLockAcquire(&shared->partitions[partition].lock, mode);
+}
+
+/* Unlocks a partition. */
+void
+idemq_leases_unlock(int partition)
+{
+	LWLockRelease(&shared->partitions[partition].lock);
+}
+
+/* Locks the whole table; for what must see all entries, or some with a count, at one moment. */
+void
+idemq_leases_lock_all(LWLockMode mode)
+{
+	for (int i = 0; i < LEASE_PARTITIONS; i++)
+		idemq_leases_lock(i, mode);
+}
+
+/* Unlocks the whole table. */
+void
+idemq_leases_unlock_all(void)
+{
+	for (int i = LEASE_PARTITIONS - 1; i >= 0; i--)
+		idemq_leases_unlock(i);
+}
+
+/* Returns the key of a job of this database. */
+LeaseKey
+idemq_lease_key(int64 job_id)
+{
+	LeaseKey key = {MyDatabaseId, 0, job_id};
+
+	return key;
+}
+
+/*
+ * Finds a job's entry with its partition locked in mode; the caller releases
+ * *lock also when there is none.
+ */
+Lease *
+idemq_lease_lock_entry(const LeaseKey *key, LWLockMode mode, LWLock **lock, uint32 *hash)
+{
+	*hash = get_hash_value(lease_hash, key);
+	*lock = &shared->partitions[LEASE_PARTITION(*hash)].lock;
+	LWLockAcquire(*lock, mode);
+	return hash_search_with_hash_value(lease_hash, key, *hash, HASH_FIND, NULL);
+}
+
+/* Finds the entry of that token with its partition locked, which the caller releases. */
+Lease *
+idemq_lease_lock_entry_of(int64 job_id, int64 token, LWLock **lock)
+{
+	LeaseKey key = idemq_lease_key(job_id);
+	uint32 hash;
+	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, lock, &hash);
+
+	return lease != NULL && lease->token == token ? lease : NULL;
+}
+
+/*
+ * Enters a key that is not in the table, for a queue with max_running or another; NULL
+ * when there is no room for it.  The caller fills the entry, and places it or removes it
+ * before it releases the lock.
+ */
+Lease *
+idemq_lease_enter(const LeaseKey *key, uint32 hash, bool limited)
+{
+	int share = idemq_lease_share_take(limited);
+	Lease *lease;
+
+	if (share < 0)
+		return NULL;
+	lease = hash_search_with_hash_value(lease_hash, key, hash, HASH_ENTER_NULL, NULL);
+	if (lease == NULL)
+	{
+		idemq_lease_share_give_back(share);
+		return NULL;
+	}
+	lease->hash = hash;
+	lease->share = (int16) share;
+	lease->placed = false;
+	lease->running.units = 0;
+	return lease;
+}
+
+/* Puts an entry where its queue, its deadline and its session look for it. */
+void
+idemq_lease_place(Lease *lease)
+{
+	int partition = LEASE_PARTITION(lease->hash);
+
+	Assert(!lease->placed);
+	idemq_lease_order_add(&shared->partitions[partition].order, lease);
+	if (lease->attached)
+		idemq_lease_owner_add(lease);
+	lease->placed = true;
+}
+
+/* Takes it away from there: before any of these changes. */
+void
+idemq_lease_unplace(Lease *lease)
+{
+	if (!lease->placed)
+		return;
+	idemq_lease_order_remove(&shared->partitions[LEASE_PARTITION(lease->hash)].order, lease);
+	if (lease->attached)
+		idemq_lease_owner_remove(lease);
+	lease->placed = false;
+}
+
+/* Sets when a lease ends, at its limit at the latest, and when a reaper looks at it; returns that. */
+int64
+idemq_lease_set_deadline(Lease *lease, int64 deadline)
+{
+	idemq_lease_unplace(lease);
+	lease->deadline = lease->due = Min(deadline, lease->limit);
+	idemq_lease_place(lease);
+	return lease->deadline;
+}
+
+/* Removes an entry, which is running no more. */
+void
+idemq_lease_remove(Lease *lease)
+{
+	int share = lease->share;
+
+	idemq_lease_unplace(lease);
+	(void) idemq_running_count_out(&lease->running, lease->queue_id, 0);
+	if (hash_search_with_hash_value(lease_hash, &lease->key, lease->hash, HASH_REMOVE, NULL) !=
+		NULL)
+		idemq_lease_share_give_back(share);
+}
+
+/*
+ * Visits the entries of a queue of this database, or with 0 of all of them, one partition
+ * locked at a time.  Which partition an entry is in never changes, so each that is there
+ * all the while is visited once; one that comes or goes meanwhile, or not.  Within a
+ * partition they come by queue and when due; visit returns false to have no more of it.
+ */
+void
+idemq_leases_visit(LWLockMode mode, int32 queue_id, LeaseVisit visit, void *arg)
+{
+	for (int i = 0; i < LEASE_PARTITIONS; i++)
+	{
+		idemq_leases_lock(i, mode);
+		(void) idemq_lease_order_walk(shared->partitions[i].order, MyDatabaseId, queue_id, visit,
+									  arg);
+		idemq_leases_unlock(i);
+	}
+}
+
+/* As idemq_leases_visit, within idemq_leases_lock_all. */
+void
+idemq_leases_visit_locked(int32 queue_id, LeaseVisit visit, void *arg)
+{
+	for (int i = 0; i < LEASE_PARTITIONS; i++)
+		(void) idemq_lease_order_walk(shared->partitions[i].order, MyDatabaseId, queue_id, visit,
+									  arg);
+}
+
+/* Removes what a dropped database, or a truncated table, left; nobody adds to it meanwhile. */
+void
+idemq_lease_forget_database(Oid database)
+{
+	for (int i = 0; i < LEASE_PARTITIONS; i++)
+	{
+		Lease *lease;
+
+		idemq_leases_lock(i, LW_EXCLUSIVE);
+		while ((lease = idemq_lease_order_first(shared->partitions[i].order, database)) != NULL)
+			idemq_lease_remove(lease);
+		idemq_leases_unlock(i);
+	}
+}

@@ -1,0 +1,453 @@
+/*
+ * shared/leases/leases.c
+ *		The lease table in shared memory: which session works on which job, and until when.
+ *
+ * An entry makes its job busy for every other claimer, with no row locked.  The rows
+ * are the truth: an entry may be missing (after a restart, with a full table), and a
+ * claim is still guarded by the row.  The life of an entry:
+ *
+ *		none -> CLAIMING	idemq_lease_take, by a claim
+ *		CLAIMING -> ACTIVE	commit of the claim: the lease starts, with a deadline
+ *		CLAIMING -> none	abort of the claim; or the prior entry is restored
+ *		ACTIVE -> ACTIVE	heartbeat: another deadline (lease_beat.c)
+ *		ACTIVE -> ending	begin_end (finish, cancel), begin_reap (deadline passed):
+ *							the entry has an ender
+ *		ending -> ACTIVE	abort of the ender
+ *		ending -> CLAIMING	the ender claims the job again
+ *		ending -> none		commit of the ender
+ *		none -> ACTIVE		adoption of a job in processing that has no entry, with
+ *							the deadline of its row
+ *
+ * The order of steps matters:
+ *
+ *	 - Entry before row (claim): other claimers pass the job without touching the row.
+ *	 - The note of what is to be undone has its room before the entry is put
+ *	   (txn/pending.c): a callback must be able to undo it, and cannot allocate.
+ *	 - A lease starts after its claim's commit: a long transaction is not born expired,
+ *	   and a token is not valid before it is visible.
+ *	 - begin_reap before the row is written: from there on a heartbeat answers stale, so
+ *	   a heartbeat and a reap cannot both win.  If the row is held, the mark is taken back
+ *	   and next_deadline is set to soon: an open commit or assert_current keeps its job.
+ *	 - At the end entries go first, then cursors are lowered: a claimer that passed the
+ *	   job because of the entry gets a lowering that comes after the entry is gone.
+ *	 - Between the ender's commit and the drop of its entry, another session may make the
+ *	   job ready again, and lower.  A claimer that passes the job then, and whose snapshot
+ *	   shows it ready, is answered by passed_by: when the entry goes, the cursor is lowered
+ *	   to the least key at which the job was passed.
+ *	 - Expired entries are collected, then the snapshot is taken, then they are reaped: so
+ *	   the snapshot sees every claim whose entry was found.  A row with an older token than
+ *	   its entry's is not there yet, and is checked again.
+ *	 - After an adoption the row is checked under a newer snapshot.  If the job is still in
+ *	   processing, its end will drop the entry; if not, the adopter drops the entry and
+ *	   unsets the queue's cursors, for it does not know where the entry turned claimers
+ *	   away.  A row that this transaction wrote is not adopted: its rollback would leave
+ *	   the entry behind.
+ *
+ * Invariants:
+ *	 - every change names the token that it is about; another token's entry is left
+ *	   alone, so that a late callback of an older claim changes nothing;
+ *	 - a CLAIMING entry, and an ender, belong to a transaction that is open in the
+ *	   session named; txn/pending.c ends both with it, abort and exit included.  An ender
+ *	   is a session and not a flag: its own transaction may claim again what it ended.
+ *
+ * Locks: see README.md, level 1.  The functions that txn/pending.c calls after commit or
+ * abort neither allocate nor raise.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/lwlock.h"
+
+#include "base/base.h"
+#include "base/compat.h"
+#include "shared/leases/leases.h"
+#include "shared/slots/slots.h"
+
+/*
+ * Returns whether a job is busy: it has an entry, which this transaction is not
+ * ending.
+ */
+bool
+idemq_lease_busy(int64 job_id)
+{
+	Lease lease;
+
+	return idemq_lease_get(job_id, &lease) && lease.ending.ender != IDEMQ_MY_PROC_NUMBER;
+}
+
+/* Returns how a job's entry keeps this transaction from claiming it. */
+LeaseHold
+idemq_lease_hold(int64 job_id)
+{
+	Lease lease;
+
+	if (!idemq_lease_get(job_id, &lease) || lease.ending.ender == IDEMQ_MY_PROC_NUMBER)
+		return LEASE_HOLDS_NOT;
+	return lease.ending.ender == NO_SESSION ? LEASE_HOLDS : LEASE_HOLDS_ENDING;
+}
+
+/*
+ * For a claimer that lets the ready cursor pass, at that key, a job whose lease is ending
+ * and which is ready again all the same: the ender has committed, and its entry is not gone
+ * yet.  The entry remembers the least key at which it was passed, for the cursor to be
+ * lowered to when it goes.  Returns false when it has gone.
+ */
+bool
+idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
+{
+	LeaseKey lease_id = idemq_lease_key(job_id);
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = idemq_lease_lock_entry(&lease_id, LW_EXCLUSIVE, &lock, &hash);
+	bool there = lease != NULL;
+
+	if (there && (!lease->passed_by.any || key.ready_at < lease->passed_by.least))
+		lease->passed_by = (PassedBy){key.ready_at, (int16) priority, true};
+	LWLockRelease(lock);
+	return there;
+}
+
+/* Copies a job's entry; false when there is none. */
+bool
+idemq_lease_get(int64 job_id, Lease *copy)
+{
+	LeaseKey key = idemq_lease_key(job_id);
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = idemq_lease_lock_entry(&key, LW_SHARED, &lock, &hash);
+
+	if (lease != NULL)
+		*copy = *lease;
+	LWLockRelease(lock);
+	return lease != NULL;
+}
+
+/* Returns where the row of a job in flight was at its claim; an invalid place when nobody knows. */
+RowPlace
+idemq_lease_row_place(int64 job_id)
+{
+	Lease lease;
+
+	return idemq_lease_get(job_id, &lease) ? lease.row_place : (RowPlace){0};
+}
+
+/* Makes an entry that of a claim whose transaction is open. */
+static void
+set_claiming(Lease *lease, const LeaseClaim *claim)
+{
+	idemq_lease_unplace(lease);
+	lease->token = claim->token;
+	lease->deadline = PG_INT64_MAX;
+	lease->length = claim->length;
+	lease->limit = claim->timeout > 0 ? claim->timeout : PG_INT64_MAX;
+	lease->cancels = 0;
+	lease->queue_id = claim->queue_id;
+	lease->session = IDEMQ_MY_PROC_NUMBER;
+	lease->pid = MyProcPid;
+	lease->claiming = true;
+	lease->attached = claim->attached;
+	lease->owner_life = idemq_lease_owner_life(lease);
+	lease->loss = LOSS_EXPIRED;
+	lease->borrowed = claim->borrow;
+	lease->row_place = claim->row_place;
+	lease->ending = (Ending){.ender = NO_SESSION};
+	lease->passed_by.any = false;
+	lease->due = PG_INT64_MAX;
+	idemq_lease_place(lease);
+}
+
+/* Copies what a claim is about to overwrite. */
+static PriorLease
+copy_prior(const Lease *lease)
+{
+	return (PriorLease){.token = lease->token,
+						.deadline = lease->deadline,
+						.length = lease->length,
+						.limit = lease->limit,
+						.passed_by = lease->passed_by,
+						.queue_id = lease->queue_id,
+						.session = lease->session,
+						.pid = lease->pid,
+						.ending = lease->ending,
+						.claiming = lease->claiming,
+						.attached = lease->attached,
+						.loss = lease->loss,
+						.borrowed = lease->borrowed,
+						.row_place = lease->row_place,
+						.owner_life = lease->owner_life};
+}
+
+/*
+ * Writes back what copy_prior copied; where the entry is counted goes on.  The session
+ * that it was attached to may have ended meanwhile, and found it in none of its lists.
+ */
+static void
+put_prior(Lease *lease, const PriorLease *prior)
+{
+	idemq_lease_unplace(lease);
+	lease->token = prior->token;
+	lease->deadline = prior->deadline;
+	lease->length = prior->length;
+	lease->limit = prior->limit;
+	lease->cancels = 0;
+	lease->passed_by = prior->passed_by;
+	lease->queue_id = prior->queue_id;
+	lease->session = prior->session;
+	lease->pid = prior->pid;
+	lease->ending = prior->ending;
+	lease->claiming = prior->claiming;
+	lease->attached = prior->attached;
+	lease->loss = prior->loss;
+	lease->borrowed = prior->borrowed;
+	lease->row_place = prior->row_place;
+	lease->owner_life = prior->owner_life;
+	if (lease->attached && lease->owner_life != idemq_lease_owner_life(lease))
+		idemq_lease_orphan(lease, LOSS_SESSION, idemq_mono_now());
+	lease->due = lease->deadline;
+	idemq_lease_place(lease);
+}
+
+/*
+ * Puts a CLAIMING entry for this transaction.  LEASE_BUSY: another's entry is
+ * there.  An entry that this transaction is ending is taken over, and copied
+ * to *prior for idemq_lease_restore.  The caller has room for its note.
+ */
+LeaseTake
+idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
+{
+	LeaseKey key = idemq_lease_key(claim->job_id);
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	LeaseTake take = LEASE_TAKEN;
+
+	*has_prior = lease != NULL;
+	if (lease == NULL)
+		lease = idemq_lease_enter(&key, hash, claim->max_running > 0);
+	else if (lease->ending.ender != IDEMQ_MY_PROC_NUMBER)
+		take = LEASE_BUSY;
+	else
+		*prior = copy_prior(lease);
+
+	if (lease == NULL)
+		take = LEASE_FULL;
+	else if (take == LEASE_TAKEN && !claim->borrow &&
+			 !idemq_running_count_in(&lease->running, claim->slot, claim->queue_id,
+									 claim->max_running))
+	{
+		take = LEASE_LIMIT;
+		if (!*has_prior)
+			idemq_lease_remove(lease);
+	}
+	if (take == LEASE_TAKEN)
+		set_claiming(lease, claim);
+	LWLockRelease(lock);
+	return take;
+}
+
+/*
+ * Counts an entry that was borrowed: its claim has committed, and no attempt that it
+ * replaces has gone from the count yet.
+ */
+void
+idemq_lease_settle_loan(int64 job_id, int64 token)
+{
+	LWLock *lock;
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+
+	if (lease != NULL && lease->borrowed)
+	{
+		lease->borrowed = false;
+		if (!idemq_running_is_counted(&lease->running))
+			(void) idemq_running_count_in(&lease->running, NULL, lease->queue_id, 0);
+	}
+	LWLockRelease(lock);
+}
+
+/*
+ * Starts the lease of a claim that has committed.  Returns its deadline (mono),
+ * PG_INT64_MAX when the entry is gone.
+ */
+int64
+idemq_lease_activate(int64 job_id, int64 token)
+{
+	LWLock *lock;
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	int64 deadline = PG_INT64_MAX;
+	RunningFreed freed = NOTHING_FREED;
+
+	if (lease != NULL && lease->claiming)
+	{
+		lease->claiming = false;
+		if (lease->limit < PG_INT64_MAX)
+			lease->limit += idemq_mono_now();
+		deadline = idemq_lease_set_deadline(lease, idemq_mono_now() + lease->length);
+		/* The attempt that it took over has ended. */
+		freed = idemq_running_count_out(&lease->running, lease->queue_id, 1);
+	}
+	LWLockRelease(lock);
+	idemq_running_freed(freed);
+	return deadline;
+}
+
+/* Removes the entry of that token, and copies it to *dropped; false when there is none. */
+bool
+idemq_lease_drop(int64 job_id, int64 token, Lease *dropped)
+{
+	LeaseKey key = idemq_lease_key(job_id);
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	bool found = lease != NULL && lease->token == token;
+	RunningFreed freed = NOTHING_FREED;
+
+	if (found)
+	{
+		*dropped = *lease;
+		freed = idemq_running_count_out(&lease->running, lease->queue_id, 0);
+		idemq_lease_remove(lease);
+	}
+	LWLockRelease(lock);
+	idemq_running_freed(freed);
+	return found;
+}
+
+/* Puts back what idemq_lease_take(token) had taken over. */
+void
+idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior)
+{
+	LWLock *lock;
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	RunningFreed freed = NOTHING_FREED;
+
+	if (lease != NULL)
+	{
+		put_prior(lease, prior);
+		freed = idemq_running_count_out(&lease->running, lease->queue_id, 1);
+	}
+	LWLockRelease(lock);
+	idemq_running_freed(freed);
+}
+
+/*
+ * Marks that this transaction ends the lease, so that its own claims may follow.
+ * Returns whether one claim may run in its place: it is counted as running, and this
+ * is the first call that says so.
+ */
+bool
+idemq_lease_begin_end(int64 job_id, int64 token)
+{
+	LWLock *lock;
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	bool frees = false;
+
+	if (lease != NULL && lease->ending.ender != IDEMQ_MY_PROC_NUMBER)
+	{
+		lease->ending.ender = IDEMQ_MY_PROC_NUMBER;
+		lease->ending.reaping = lease->ending.credited = false;
+	}
+	if (lease != NULL && !lease->ending.credited)
+		lease->ending.credited = frees = lease->borrowed ||
+										 idemq_running_is_counted(&lease->running);
+	LWLockRelease(lock);
+	return frees;
+}
+
+/*
+ * Marks an expired lease for reaping by this transaction; from here a heartbeat
+ * is refused.  Returns false when it is not expired any more, or another session
+ * is ending it.  *loss: why it has ended.
+ */
+bool
+idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
+{
+	LWLock *lock;
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	bool won = lease != NULL && !lease->claiming && lease->ending.ender == NO_SESSION &&
+			   lease->deadline <= idemq_mono_now();
+
+	if (won)
+	{
+		lease->ending.ender = IDEMQ_MY_PROC_NUMBER;
+		lease->ending.reaping = true;
+		*loss = lease->loss != LOSS_EXPIRED		  ? (LeaseLoss) lease->loss
+				: lease->limit <= lease->deadline ? LOSS_TIMEOUT
+												  : LOSS_EXPIRED;
+	}
+	LWLockRelease(lock);
+	return won;
+}
+
+/*
+ * Takes back this session's begin_end or begin_reap.  Returns when (mono) the
+ * lease is to be checked again, 0 when there is none.  What kept this session from
+ * ending it may keep every session from it: so it is checked less and less often.
+ */
+int64
+idemq_lease_cancel_end(int64 job_id, int64 token)
+{
+	LWLock *lock;
+	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	int64 again = 0;
+
+	if (lease != NULL && lease->ending.ender == IDEMQ_MY_PROC_NUMBER)
+	{
+		again = lease->deadline;
+		if (lease->ending.reaping && lease->ending.undone > 0)
+		{
+			int64 now = idemq_mono_now();
+
+			again = Max(again, now + lease->ending.undone * LEASE_BUSY_RETRY);
+			/* Others of the queue come first meanwhile. */
+			idemq_lease_unplace(lease);
+			lease->due = Max(lease->deadline, now + LEASE_BUSY_RETRY);
+			idemq_lease_place(lease);
+		}
+		if (lease->ending.reaping && lease->ending.undone < LEASE_MAX_UNDONE)
+			lease->ending.undone++;
+		lease->ending = (Ending){.ender = NO_SESSION, .undone = lease->ending.undone};
+		lease->passed_by.any = false;
+	}
+	LWLockRelease(lock);
+	return again;
+}
+
+/*
+ * Puts an ACTIVE entry for a job that is in flight without one.  LEASE_BUSY:
+ * there is one already.  The caller checks the row again afterwards, and drops the
+ * entry if the job has moved on meanwhile.
+ */
+LeaseTake
+idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, const LeaseTimes *times)
+{
+	LeaseKey key = idemq_lease_key(job_id);
+	LWLock *lock;
+	uint32 hash;
+	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	LeaseTake take = LEASE_TAKEN;
+
+	if (lease != NULL)
+		take = LEASE_BUSY;
+	else if ((lease = idemq_lease_enter(&key, hash, queue->limited)) == NULL)
+		take = LEASE_FULL;
+	else
+	{
+		lease->token = token;
+		lease->limit = times->limit;
+		lease->deadline = lease->due = Min(times->deadline, times->limit);
+		lease->length = times->length;
+		lease->cancels = 0;
+		lease->queue_id = queue->id;
+		lease->session = NO_SESSION;
+		lease->pid = 0;
+		lease->claiming = lease->attached = lease->borrowed = false;
+		lease->loss = LOSS_EXPIRED;
+		lease->ending = (Ending){.ender = NO_SESSION};
+		lease->passed_by.any = false;
+		lease->row_place = (RowPlace){0};
+		(void) idemq_running_count_in(&lease->running, NULL, queue->id, 0);
+		idemq_lease_place(lease);
+	}
+	LWLockRelease(lock);
+	return take;
+}

@@ -1,0 +1,326 @@
+/*
+ * shared/leases/leases.h
+ *		Who works on which job, until when.
+ */
+#ifndef IDEMQ_SHARED_LEASES_LEASES_H
+#define IDEMQ_SHARED_LEASES_LEASES_H
+
+#include "datatype/timestamp.h"
+#include "lib/ilist.h"
+#include "storage/lwlock.h"
+
+#include "shared/slots/slots.h"
+
+/*
+ * What an entry of the lease table is.
+ */
+
+#define NO_SESSION (-1)
+
+/* The parts of the lease table, and which one an entry is in: by its hash value alone. */
+#define LEASE_PARTITIONS 32
+#define LEASE_PARTITION(hash) ((int) ((hash) % LEASE_PARTITIONS))
+
+typedef struct LeaseKey
+{
+	Oid database;
+	uint32 unused; /* zero: the key is hashed as bytes */
+	int64 job_id;
+} LeaseKey;
+
+/* Why a lease has ended. */
+typedef enum LeaseLoss
+{
+	LOSS_EXPIRED,
+	LOSS_SESSION, /* it was attached, and its session ended */
+	LOSS_TIMEOUT, /* the attempt has run for as long as it may */
+	/* Its worker has ended it, and could not write the row (idemq_lease_hand_over): */
+	LOSS_RETURNED, /* the job was given back */
+	LOSS_FAILED	   /* the attempt has failed */
+} LeaseLoss;
+
+/* The end of a lease by a transaction that is open; only undone outlives its ender. */
+typedef struct Ending
+{
+	int32 ender;   /* proc number, or NO_SESSION */
+	bool reaping;  /* the ender is a reaper: no heartbeat may win any more */
+	bool credited; /* the ender may run another job in its place (txn/borrowed.c) */
+	uint8 undone;  /* times that a reaper took back its mark; LEASE_MAX_UNDONE at most */
+} Ending;
+
+/* The claimers that passed a job because of its entry, since the entry has an ender. */
+typedef struct PassedBy
+{
+	TimestampTz least; /* the least ready_at at which one found the job; if any */
+	int16 priority;	   /* the job's then; if any */
+	bool any;		   /* there was one */
+} PassedBy;
+
+/*
+ * One job in flight.  Every field is under its partition's lock; key never changes, and
+ * queue_id, session, attached and due not while it is placed.
+ */
+typedef struct Lease
+{
+	LeaseKey key;
+	int64 token;	/* of the claim; changes when a transaction claims what it ends */
+	int64 deadline; /* mono; PG_INT64_MAX while claiming */
+	int64 length;	/* microseconds */
+	int64 limit;	/* mono: no deadline is beyond; PG_INT64_MAX: none; claiming: as a length */
+	int32 queue_id; /* the job's queue */
+	int32 session;	/* that claimed: proc number, NO_SESSION after a restart */
+	int32 pid;		/* of that session: a proc number goes to another one after it */
+	Ending ending;	/* its end, while that is not committed */
+	RunningMark running; /* where it is counted */
+	bool claiming;		 /* the claim's transaction is still open */
+	bool attached;		 /* ends with its session */
+	uint8 loss;			 /* LeaseLoss; other than LOSS_EXPIRED: its deadline was set for that */
+	bool borrowed;		 /* runs, uncounted, in place of an attempt that its transaction ends */
+	uint16 cancels;		 /* open transactions that cancel the job (lease_beat.c) */
+	PassedBy passed_by;	 /* where claimers passed the job because of it */
+	RowPlace row_place;	 /* the row\'s at the claim; a hint */
+	/* for shared/leases/lease_table.c */
+	uint32 hash;		  /* of the key; never changes */
+	int16 share;		  /* that it is counted in (lease_shares.c); never changes */
+	bool placed;		  /* it is in the order, and, attached, in its session's list */
+	uint32 owner_life;	  /* of its session (lease_owners.c) when it claimed; while attached */
+	int64 due;			  /* mono: a reaper looks at it from then on */
+	struct Lease *before; /* in the order of its partition (lease_order.c): what lies below it */
+	struct Lease *after;  /* and comes before it, and after it */
+	dlist_node owned;	  /* in the list of its session (lease_owners.c) */
+} Lease;
+
+/* Is called for an entry; false ends the walk that has come to it. */
+typedef bool (*LeaseVisit)(Lease *lease, void *arg);
+
+/*
+ * leases.c
+ *		The lease table in shared memory.
+ */
+
+/* A lease that cannot be reaped is checked again after so many LEASE_BUSY_RETRY at most. */
+#define LEASE_MAX_UNDONE 100
+
+typedef enum LeaseTake
+{
+	LEASE_TAKEN,
+	LEASE_BUSY,
+	LEASE_FULL,
+	LEASE_LIMIT /* the queue's max_running is reached */
+} LeaseTake;
+
+/* How an entry keeps a session from claiming its job. */
+typedef enum LeaseHold
+{
+	LEASE_HOLDS_NOT,   /* there is none, or this transaction ends the attempt itself */
+	LEASE_HOLDS,	   /* claimed, or in processing */
+	LEASE_HOLDS_ENDING /* another transaction ends the attempt, or has just done so */
+} LeaseHold;
+
+/* A claim that wants an entry. */
+typedef struct LeaseClaim
+{
+	int64 job_id;
+	int64 token;
+	int32 queue_id;
+	QueueSlot *slot;	/* the queue's, or NULL */
+	uint32 max_running; /* 0: no limit */
+	bool borrow;		/* its transaction ends another attempt, and this one replaces it */
+	int64 length;		/* microseconds */
+	int64 timeout;		/* microseconds that the attempt may last; 0: no limit */
+	bool attached;
+	RowPlace row_place; /* of the job's row */
+} LeaseClaim;
+
+/*
+ * An entry that a claim took over from the end of an attempt by its own transaction,
+ * but for its key, and for where it is counted, which goes on.
+ */
+typedef struct PriorLease
+{
+	int64 token;
+	int64 deadline; /* mono */
+	int64 length;	/* microseconds */
+	int64 limit;	/* as Lease's */
+	PassedBy passed_by;
+	int32 queue_id;
+	int32 session;
+	int32 pid;
+	Ending ending;
+	bool claiming;
+	bool attached;
+	uint8 loss; /* LeaseLoss */
+	bool borrowed;
+	RowPlace row_place;
+	uint32 owner_life;
+} PriorLease;
+
+/* The queue of an entry that is adopted. */
+typedef struct AdoptingQueue
+{
+	int32 id;
+	bool limited; /* it has max_running */
+} AdoptingQueue;
+
+/* How long a lease that is adopted lasts. */
+typedef struct LeaseTimes
+{
+	int64 deadline; /* mono */
+	int64 length;	/* microseconds */
+	int64 limit;	/* mono */
+} LeaseTimes;
+
+extern bool idemq_lease_busy(int64 job_id);
+extern LeaseHold idemq_lease_hold(int64 job_id);
+extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
+extern bool idemq_lease_get(int64 job_id, Lease *copy);
+extern RowPlace idemq_lease_row_place(int64 job_id);
+extern LeaseTake idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior);
+extern void idemq_lease_settle_loan(int64 job_id, int64 token);
+extern int64 idemq_lease_activate(int64 job_id, int64 token);
+extern bool idemq_lease_drop(int64 job_id, int64 token, Lease *dropped);
+extern void idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior);
+extern bool idemq_lease_begin_end(int64 job_id, int64 token);
+extern bool idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss);
+extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);
+extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue,
+								   const LeaseTimes *times);
+
+/*
+ * lease_table.c
+ *		The hash of lease entries in shared memory.
+ */
+
+extern Size idemq_leases_shmem_size(void);
+extern Size idemq_leases_hash_size(void);
+extern void idemq_leases_shmem_init(void *area, bool found);
+extern int64 idemq_lease_issue_token(int64 row_token, int64 base);
+extern int64 idemq_lease_last_token(void);
+extern void idemq_leases_lock(int partition, LWLockMode mode);
+extern void idemq_leases_unlock(int partition);
+extern void idemq_leases_lock_all(LWLockMode mode);
+extern void idemq_leases_unlock_all(void);
+extern void idemq_leases_visit(LWLockMode mode, int32 queue_id, LeaseVisit visit, void *arg);
+extern void idemq_leases_visit_locked(int32 queue_id, LeaseVisit visit, void *arg);
+extern void idemq_lease_forget_database(Oid database);
+
+extern LeaseKey idemq_lease_key(int64 job_id);
+
+/* with the entry's partition locked */
+extern Lease *idemq_lease_lock_entry(const LeaseKey *key, LWLockMode mode, LWLock **lock,
+									 uint32 *hash);
+extern Lease *idemq_lease_lock_entry_of(int64 job_id, int64 token, LWLock **lock);
+extern Lease *idemq_lease_enter(const LeaseKey *key, uint32 hash, bool limited);
+extern void idemq_lease_place(Lease *lease);
+extern void idemq_lease_unplace(Lease *lease);
+extern int64 idemq_lease_set_deadline(Lease *lease, int64 deadline);
+extern void idemq_lease_remove(Lease *lease);
+
+/*
+ * lease_order.c
+ *		The order of a partition's lease entries: by database, queue, and when due.
+ */
+
+extern void idemq_lease_order_add(Lease **root, Lease *lease);
+extern void idemq_lease_order_remove(Lease **root, Lease *lease);
+extern Lease *idemq_lease_order_first(Lease *root, Oid database);
+extern bool idemq_lease_order_walk(Lease *root, Oid database, int32 queue_id, LeaseVisit visit,
+								   void *arg);
+
+/*
+ * lease_owners.c
+ *		Which attached leases a session has.
+ */
+
+extern Size idemq_lease_owners_shmem_size(void);
+extern void idemq_lease_owners_shmem_init(void *area, bool found);
+
+/* with the entry's partition locked exclusively */
+extern uint32 idemq_lease_owner_life(const Lease *lease);
+extern void idemq_lease_owner_add(Lease *lease);
+extern void idemq_lease_owner_remove(Lease *lease);
+extern Lease *idemq_lease_owner_first(int partition);
+extern Lease *idemq_lease_owner_next(const Lease *lease);
+extern void idemq_lease_orphan(Lease *lease, LeaseLoss loss, int64 now);
+extern void idemq_lease_owner_end_life(int partition);
+
+/*
+ * lease_shares.c
+ *		Who may have how many entries of the lease table.
+ */
+
+/* Databases with a share of their own, and one of the others. */
+#define LEASE_SHARES 256
+
+/* What is used of the lease table, or of this database's share of it. */
+typedef struct LeaseUsage
+{
+	int used;
+	int room;
+	int64 refused; /* entries that found no room */
+} LeaseUsage;
+
+extern Size idemq_lease_shares_shmem_size(void);
+extern void idemq_lease_shares_shmem_init(void *area, bool found);
+extern int idemq_lease_share_mine(void);
+extern int idemq_lease_share_take(bool limited);
+extern void idemq_lease_share_give_back(int share);
+extern bool idemq_lease_share_is_full(bool limited);
+extern void idemq_lease_share_forget(Oid database);
+extern void idemq_lease_shares_usage(LeaseUsage *table, LeaseUsage *mine);
+
+/*
+ * lease_beat.c
+ *		What a worker says and hears of its lease: heartbeats, how far they reach, that it has
+ *		ended, and cancels.
+ */
+
+typedef enum LeaseBeat
+{
+	LEASE_BEAT_DONE,
+	LEASE_BEAT_STALE,
+	LEASE_BEAT_CANCELLED, /* an open transaction cancels the job */
+	LEASE_BEAT_OVER,	  /* the attempt has run for as long as it may */
+	LEASE_BEAT_UNKNOWN	  /* no entry: the row knows */
+} LeaseBeat;
+
+extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
+extern void idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss);
+extern bool idemq_lease_mark_cancel(int64 job_id, int64 token);
+extern void idemq_lease_unmark_cancel(int64 job_id, int64 token);
+extern bool idemq_lease_is_cancelled(int64 job_id, int64 token);
+
+/*
+ * lease_scan.c
+ *		Scans of the whole lease table.
+ */
+
+/* Jobs as a reaper collects them. */
+typedef struct ExpiredLease
+{
+	int64 job_id;
+	int64 token;
+	int32 queue_id;
+} ExpiredLease;
+
+extern int idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max,
+									   int64 *next_deadline);
+extern Lease *idemq_lease_copy_all(int *count);
+extern void idemq_lease_count_in_queue(int32 queue_id);
+extern int idemq_lease_count_queue(int32 queue_id);
+extern int idemq_session_pid(int32 session);
+extern int idemq_lease_pid(const Lease *lease);
+extern void idemq_lease_attach_session(void);
+extern void idemq_lease_orphan_session(void);
+
+/*
+ * next_deadline.c
+ *		When the next lease of a queue ends: one number in its slot, which says no
+ *		later than that.  A scan of all leases of the queue notes it anew (job/reap.c).
+ */
+
+extern bool idemq_slot_deadline_passed(QueueSlot *slot, int32 queue_id);
+extern void idemq_slot_reset_deadline(QueueSlot *slot, int32 queue_id);
+extern void idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline);
+
+#endif

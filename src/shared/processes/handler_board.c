@@ -1,0 +1,496 @@
+/*
+ * shared/processes/handler_board.c
+ *		The processes that run handlers: the board in shared memory by which the worker that
+ *		starts them, they themselves, and who needs them find each other.
+ *
+ * A place on the board is one process.  Its life:
+ *
+ *		free -> STARTING, with a new serial: a worker has reserved it, and asks the postmaster
+ *		STARTING -> ATTACHED: the process came, showing the serial
+ *		ATTACHED -> READY: it is connected, and has read what it is to run
+ *		any -> free: it ended; STARTING also when it did not come in time, or when the
+ *			database is needed by a session: one that comes all the same finds another serial
+ *
+ * A process that ends before it is READY has failed: the next one is put off, for a second,
+ * twice as long each time, up to 64 s.  (Why it failed, the server's log says: the role was
+ * locked out between the worker's check and its login, perhaps.)
+ *
+ * Who asks for a process.  handler_due of a queue's slot is when the worker looks at its
+ * handler next.  A commit that makes a job ready lowers it, if the slot is armed: the handler
+ * may have another process, and has none that is idle, which the commit's own signal would
+ * wake (shared/sleepers/wake.c).  Whether it is armed is computed anew at each change of a place or of
+ * the number of processes.  A process that is no longer idle asks in any case: what became
+ * ready while it woke up has found the slot unarmed.
+ *
+ * When all idemq.max_handler_workers are used and a handler has none, one of another handler is
+ * asked to leave: an idle one, or else one that has run for a while, of the handler that has
+ * most.  It does so after its job; another one is asked when that lasts.
+ *
+ * Locks: handlers_lock, level 4, covers all but the atomics of slots.
+ */
+#include "postgres.h"
+
+#include <signal.h>
+
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/lwlock.h"
+#include "storage/proc.h"
+
+#include "base/base.h"
+#include "base/compat.h"
+#include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
+
+/* A process that has not attached by then never came. */
+#define START_PATIENCE (10 * USECS_PER_SEC)
+/* What does not need to be looked at sooner is looked at after that. */
+#define LOOK_PAUSE (USECS_PER_SEC / 20)
+/* A process that others wait for may stay for so long. */
+#define FAIR_TURN (5 * USECS_PER_SEC)
+
+typedef enum ProcessState
+{
+	HANDLER_FREE,
+	HANDLER_STARTING,
+	HANDLER_ATTACHED,
+	HANDLER_READY
+} ProcessState;
+
+typedef struct HandlerPlace
+{
+	ProcessState state;
+	HandlerKey key;
+	uint64 serial; /* grows with each start */
+	pid_t pid;	   /* from ATTACHED on */
+	int32 proc;
+	int64 since; /* mono: of the start */
+	bool idle;
+	bool leave;	 /* it is to end after its job */
+	int64 asked; /* mono: since when, for another handler */
+} HandlerPlace;
+
+typedef struct Board
+{
+	LWLock handlers_lock;
+	int tranche;
+	HandlerPlace places[FLEXIBLE_ARRAY_MEMBER];
+} Board;
+
+static Board *board = NULL;
+/* The place of this process, when it runs a handler. */
+static HandlerPlace *mine = NULL;
+
+static int
+place_count(void)
+{
+	return Max(max_worker_processes, 1);
+}
+
+/* Returns the bytes of shared memory for the board. */
+Size
+idemq_handlers_shmem_size(void)
+{
+	return offsetof(Board, places) + mul_size(sizeof(HandlerPlace), place_count());
+}
+
+/* Attaches to the board, and makes it when this is the first process. */
+void
+idemq_handlers_shmem_init(void *area, bool found)
+{
+	board = area;
+	if (!found)
+	{
+		memset(area, 0, idemq_handlers_shmem_size());
+		board->tranche = LWLockNewTrancheId();
+		LWLockInitialize(&board->handlers_lock, board->tranche);
+	}
+	LWLockRegisterTranche(board->tranche, "idemq handlers");
+}
+
+static bool
+same(HandlerKey a, HandlerKey b)
+{
+	return a.database == b.database && a.queue_id == b.queue_id;
+}
+
+/*
+ * Has the worker look at a queue's handler at a time (mono), if not before; at once when it was
+ * set, or dropped, or the queue's settings have changed.  Called after commit.
+ */
+void
+idemq_handler_look_at(QueueSlot *slot, int64 when)
+{
+	uint64 known = pg_atomic_read_u64(&slot->handler_due);
+
+	while ((uint64) when < known)
+	{
+		if (pg_atomic_compare_exchange_u64(&slot->handler_due, &known, (uint64) when))
+		{
+			idemq_worker_need_slot(slot, when);
+			break;
+		}
+	}
+}
+
+/* Something is ready in a queue: asks for a process, if its handler wants one.  After commit. */
+void
+idemq_handler_call(QueueSlot *slot)
+{
+	uint64 never = PG_UINT64_MAX;
+
+	if (slot == NULL || pg_atomic_read_u32(&slot->handler_armed) == 0)
+		return;
+	/* A time that is set already is a pause, or soon. */
+	if (pg_atomic_compare_exchange_u64(&slot->handler_due, &never, 0))
+		idemq_worker_need_slot(slot, 0);
+}
+
+/*
+ * Notes that a former server ended while a handler of the queue was at a job; again: at one that
+ * has seen that too often.
+ */
+void
+idemq_handler_crashed(QueueSlot *slot, bool again)
+{
+	if (slot == NULL || pg_atomic_read_u32(&slot->handler_crashed) > (again ? 1 : 0))
+		return;
+	pg_atomic_write_u32(&slot->handler_crashed, again ? 2 : 1);
+	idemq_handler_look_at(slot, 0);
+}
+
+/* Computes whether a commit in the queue is to ask for a process.  Lock held. */
+static void
+arm(QueueSlot *slot, HandlerKey key)
+{
+	int wanted;
+	int count = 0;
+	bool idle = false;
+
+	if (!idemq_slot_is_of(slot, key.queue_id))
+		return;
+	wanted = (int) pg_atomic_read_u32(&slot->handler_wanted);
+	for (int i = 0; i < place_count(); i++)
+	{
+		HandlerPlace *place = &board->places[i];
+
+		if (place->state == HANDLER_FREE || !same(place->key, key))
+			continue;
+		count++;
+		idle |= place->idle && !place->leave;
+	}
+	pg_atomic_write_u32(&slot->handler_armed, wanted > count && !idle ? 1 : 0);
+}
+
+/* Frees the places whose process never came.  Lock held. */
+static void
+free_late(void)
+{
+	int64 late = idemq_mono_now() - START_PATIENCE;
+
+	for (int i = 0; i < place_count(); i++)
+	{
+		HandlerPlace *place = &board->places[i];
+
+		if (place->state == HANDLER_STARTING && place->since < late)
+			place->state = HANDLER_FREE;
+	}
+}
+
+/* What the places tell of a handler, and of all. */
+typedef struct Census
+{
+	int used;			/* of all handlers */
+	int own;			/* of this one */
+	bool coming;		/* one of this one is on its way */
+	bool idle;			/* one of this one is idle */
+	HandlerPlace *free; /* a free place; NULL: none */
+} Census;
+
+static Census
+count_places(HandlerKey key)
+{
+	Census census = {0};
+
+	for (int i = 0; i < place_count(); i++)
+	{
+		HandlerPlace *place = &board->places[i];
+
+		if (place->state == HANDLER_FREE)
+		{
+			census.free = place;
+			continue;
+		}
+		census.used++;
+		if (!same(place->key, key))
+			continue;
+		census.own++;
+		census.coming |= place->state != HANDLER_READY;
+		census.idle |= place->idle && !place->leave;
+	}
+	return census;
+}
+
+/* Returns how many processes the handler of a place has.  Lock held. */
+static int
+count_of(HandlerKey key)
+{
+	return count_places(key).own;
+}
+
+/*
+ * Asks a process of another handler to leave, for one that has none: see the top of the
+ * file.  None when one has been asked already, which has had a turn since at most: it may be
+ * at a job that does not end.  Lock held.
+ */
+static void
+ask_to_leave(HandlerKey key)
+{
+	HandlerPlace *chosen = NULL;
+	int most = 0;
+	int64 now = idemq_mono_now();
+
+	for (int i = 0; i < place_count(); i++)
+	{
+		HandlerPlace *place = &board->places[i];
+		int weight;
+
+		if (place->state == HANDLER_FREE || same(place->key, key))
+			continue;
+		if (place->leave && place->asked > now - FAIR_TURN)
+			return;
+		if (place->leave || place->state != HANDLER_READY ||
+			(!place->idle && place->since > now - FAIR_TURN))
+			continue;
+		weight = place->idle ? PG_INT32_MAX : count_of(place->key);
+		if (weight > most)
+		{
+			most = weight;
+			chosen = place;
+		}
+	}
+	if (chosen != NULL)
+	{
+		chosen->leave = true;
+		chosen->asked = now;
+		SetLatch(&GetPGProcByNumber(chosen->proc)->procLatch);
+	}
+}
+
+/*
+ * Reserves a place for a process of the handler of a queue's slot, which may have so many.
+ * *again: when (mono) to come again; PG_INT64_MAX: when something asks for it.
+ */
+HandlerReserve
+idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 *again)
+{
+	int64 now = idemq_mono_now();
+	HandlerReserve result = HANDLER_RESERVED;
+	Census census;
+
+	*again = idemq_handler_paused_until(ticket->key);
+	if (*again > now)
+		return HANDLER_LATER;
+	*again = PG_INT64_MAX;
+	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
+	free_late();
+	census = count_places(ticket->key);
+	if (census.own >= wanted || census.idle)
+		result = HANDLER_ENOUGH;
+	else if (census.coming)
+	{
+		result = HANDLER_ENOUGH;
+		*again = now + LOOK_PAUSE;
+	}
+	else if (census.used >= Min(idemq_max_handler_workers, place_count()))
+	{
+		result = HANDLER_FULL;
+		*again = now + USECS_PER_SEC;
+		if (census.own == 0)
+			ask_to_leave(ticket->key);
+	}
+	else
+	{
+		HandlerPlace *place = census.free;
+
+		place->state = HANDLER_STARTING;
+		place->key = ticket->key;
+		place->serial++;
+		place->pid = 0;
+		place->since = now;
+		place->idle = place->leave = false;
+		ticket->index = (int32) (place - board->places);
+		ticket->serial = place->serial;
+		*again = wanted > census.own + 1 ? now + LOOK_PAUSE : now + START_PATIENCE;
+	}
+	arm(slot, ticket->key);
+	LWLockRelease(&board->handlers_lock);
+	idemq_handler_note_waits(ticket->key, result == HANDLER_FULL && census.own == 0);
+	return result;
+}
+
+/* Finds the place of a ticket that no process has shown yet; NULL: none.  Lock held. */
+static HandlerPlace *
+reserved(const HandlerTicket *ticket)
+{
+	HandlerPlace *place = &board->places[ticket->index];
+
+	return place->state == HANDLER_STARTING && place->serial == ticket->serial ? place : NULL;
+}
+
+/* Takes a reservation back: the postmaster has no place for a process. */
+void
+idemq_handler_unreserve(QueueSlot *slot, const HandlerTicket *ticket)
+{
+	HandlerPlace *place;
+
+	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
+	place = reserved(ticket);
+	if (place != NULL)
+		place->state = HANDLER_FREE;
+	arm(slot, ticket->key);
+	LWLockRelease(&board->handlers_lock);
+	idemq_handler_note_waits(ticket->key, true);
+}
+
+/*
+ * Notes how many processes the handler of a slot may have, 0 for none.  Those that run find
+ * out by themselves.
+ */
+void
+idemq_handler_settle(QueueSlot *slot, HandlerKey key, int wanted)
+{
+	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
+	pg_atomic_write_u32(&slot->handler_wanted, (uint32) wanted);
+	arm(slot, key);
+	LWLockRelease(&board->handlers_lock);
+}
+
+/*
+ * Has a database's processes end after their jobs, or, with a signal, at once; but this one.
+ * Returns the pid of one that is there still, or 0.  Those on their way will find that they are
+ * not wanted.
+ */
+pid_t
+idemq_handlers_leave(Oid database, int signal_number)
+{
+	pid_t there = 0;
+
+	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
+	for (int i = 0; i < place_count(); i++)
+	{
+		HandlerPlace *place = &board->places[i];
+
+		if (place->state == HANDLER_FREE || place->key.database != database ||
+			place->pid == MyProcPid)
+			continue;
+		if (place->state == HANDLER_STARTING)
+		{
+			place->state = HANDLER_FREE;
+			continue;
+		}
+		there = place->pid;
+		place->leave = true;
+		if (signal_number != 0)
+			(void) kill(place->pid, signal_number);
+		else
+			SetLatch(&GetPGProcByNumber(place->proc)->procLatch);
+	}
+	LWLockRelease(&board->handlers_lock);
+	return there;
+}
+
+/* Gives the place back at this process' end. */
+static void
+detach(int code, Datum arg)
+{
+	HandlerKey key = mine->key;
+	QueueSlot *slot = idemq_slot_find(key.database, key.queue_id);
+
+	if (mine->state == HANDLER_ATTACHED && !mine->leave)
+		idemq_handler_put_off(key, NULL);
+	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
+	mine->state = HANDLER_FREE;
+	mine->pid = 0;
+	if (slot != NULL)
+		arm(slot, key);
+	LWLockRelease(&board->handlers_lock);
+	if (slot != NULL)
+		idemq_handler_look_at(slot, 0);
+}
+
+/* Makes this process that of a ticket; false when it is not wanted any more. */
+bool
+idemq_handler_attach(const HandlerTicket *ticket)
+{
+	HandlerPlace *place;
+
+	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
+	place = reserved(ticket);
+	if (place != NULL)
+	{
+		place->state = HANDLER_ATTACHED;
+		place->pid = MyProcPid;
+		place->proc = IDEMQ_MY_PROC_NUMBER;
+	}
+	LWLockRelease(&board->handlers_lock);
+	mine = place;
+	if (place != NULL)
+		on_shmem_exit(detach, (Datum) 0);
+	return place != NULL;
+}
+
+/* Notes that this process is connected, and runs its handler from now on. */
+void
+idemq_handler_ready(void)
+{
+	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
+	mine->state = HANDLER_READY;
+	LWLockRelease(&board->handlers_lock);
+	idemq_handler_note_ready(mine->key);
+}
+
+/* Notes whether this process waits for a job. */
+void
+idemq_handler_idle(QueueSlot *slot, bool idle)
+{
+	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
+	mine->idle = idle;
+	if (slot != NULL)
+		arm(slot, mine->key);
+	LWLockRelease(&board->handlers_lock);
+	/* What became ready while it woke up has asked for none. */
+	if (!idle && slot != NULL)
+		idemq_handler_call(slot);
+}
+
+/* Returns whether this process is to end after its job. */
+bool
+idemq_handler_must_leave(void)
+{
+	bool leave;
+
+	LWLockAcquire(&board->handlers_lock, LW_SHARED);
+	leave = mine->leave;
+	LWLockRelease(&board->handlers_lock);
+	return leave;
+}
+
+/* Counts the processes of a handler, and those of them that are at a job. */
+void
+idemq_handler_processes(HandlerKey key, int *processes, int *busy)
+{
+	*processes = *busy = 0;
+	LWLockAcquire(&board->handlers_lock, LW_SHARED);
+	for (int i = 0; i < place_count(); i++)
+	{
+		HandlerPlace *place = &board->places[i];
+
+		if (place->state == HANDLER_FREE || !same(place->key, key))
+			continue;
+		*processes += 1;
+		*busy += place->state == HANDLER_READY && !place->idle;
+	}
+	LWLockRelease(&board->handlers_lock);
+}

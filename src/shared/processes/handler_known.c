@@ -1,0 +1,271 @@
+/*
+ * shared/processes/handler_known.c
+ *		What is known of handlers: jobs that they have done, their last error, and why one
+ *		cannot run.
+ *
+ * It is kept for as many handlers as there are entries; the one that was used least lately goes.
+ * After a start that failed the next one is put off: shared/processes/handler_board.c.
+ *
+ * Locks: known_lock, level 4, covers all of it.
+ */
+#include "postgres.h"
+
+#include "mb/pg_wchar.h"
+#include "storage/lwlock.h"
+
+#include "base/base.h"
+#include "shared/processes/processes.h"
+
+/* After a failed start the next one is put off for a second, doubled up to 2^6. */
+#define FAILED_PAUSE USECS_PER_SEC
+#define FAILED_DOUBLINGS 6
+/* Handlers of which something is known. */
+#define MAX_KNOWN 1024
+/* Jobs a second are those of so many buckets of so many microseconds, the last one under way. */
+#define RATE_BUCKETS 6
+#define RATE_BUCKET (10 * USECS_PER_SEC)
+
+typedef struct Known
+{
+	HandlerKey key;	  /* queue_id 0: free */
+	int64 used_at;	  /* mono */
+	int failures;	  /* starts that failed in a row */
+	int64 not_before; /* mono: of the next start */
+	TimestampTz set_at;
+	int64 bucket; /* number of the bucket under way */
+	uint32 rates[RATE_BUCKETS];
+	int64 begun; /* mono: since when jobs are counted */
+	HandlerState state;
+} Known;
+
+typedef struct KnownMemory
+{
+	LWLock lock;
+	int tranche;
+	Known known[MAX_KNOWN];
+} KnownMemory;
+
+static KnownMemory *memory = NULL;
+
+/* Returns the bytes of shared memory for what is known. */
+Size
+idemq_handlers_known_shmem_size(void)
+{
+	return sizeof(KnownMemory);
+}
+
+/* Attaches to it, and makes it when this is the first process. */
+void
+idemq_handlers_known_shmem_init(void *area, bool found)
+{
+	memory = area;
+	if (!found)
+	{
+		memset(area, 0, sizeof(KnownMemory));
+		memory->tranche = LWLockNewTrancheId();
+		LWLockInitialize(&memory->lock, memory->tranche);
+	}
+	LWLockRegisterTranche(memory->tranche, "idemq handlers known");
+}
+
+/* Returns what is known of a handler; makes an entry for it with create, else NULL.  Lock held. */
+static Known *
+known_of(HandlerKey key, bool create)
+{
+	Known *oldest = &memory->known[0];
+
+	for (int i = 0; i < MAX_KNOWN; i++)
+	{
+		Known *known = &memory->known[i];
+
+		if (known->key.database == key.database && known->key.queue_id == key.queue_id)
+			return known;
+		if (known->used_at < oldest->used_at)
+			oldest = known;
+	}
+	if (!create)
+		return NULL;
+	memset(oldest, 0, sizeof(*oldest));
+	oldest->key = key;
+	oldest->begun = oldest->used_at = idemq_mono_now();
+	return oldest;
+}
+
+/* Notes an error of a handler.  Lock held. */
+static void
+note_error(Known *known, const char *error)
+{
+	int length = pg_mbcliplen(error, (int) strlen(error), HANDLER_TEXT - 1);
+
+	memcpy(known->state.error, error, length);
+	known->state.error[length] = '\0';
+	known->state.error_at = idemq_now();
+}
+
+/* Notes why a handler does not run, and counts the failure; returns when (mono) to look again. */
+static int64
+refuse(Known *known, const char *why)
+{
+	int64 again = idemq_mono_now() + (FAILED_PAUSE << Min(known->failures, FAILED_DOUBLINGS));
+
+	if (why != NULL)
+		note_error(known, why);
+	else if (!known->state.refused)
+		note_error(known, "a process for it ended before it was ready: see the server's log");
+	known->state.refused = true;
+	known->failures++;
+	return again;
+}
+
+/* Notes why no process may run a handler; returns when (mono) to look again. */
+int64
+idemq_handler_refuse(HandlerKey key, const char *why)
+{
+	int64 again;
+
+	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
+	again = refuse(known_of(key, true), why);
+	LWLockRelease(&memory->lock);
+	return again;
+}
+
+/* Notes that a process failed, why NULL: before it was ready; the next one is put off. */
+void
+idemq_handler_put_off(HandlerKey key, const char *why)
+{
+	Known *known;
+
+	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
+	known = known_of(key, true);
+	known->not_before = refuse(known, why);
+	LWLockRelease(&memory->lock);
+}
+
+/* Begins the buckets anew that the time has come to.  Lock held. */
+static void
+turn_buckets(Known *known, int64 now)
+{
+	int64 bucket = now / RATE_BUCKET;
+
+	for (int64 b = Max(known->bucket + 1, bucket - RATE_BUCKETS + 1); b <= bucket; b++)
+		known->rates[b % RATE_BUCKETS] = 0;
+	known->bucket = bucket;
+}
+
+/* Counts jobs that a handler has done and attempts that failed; error: the last, or NULL. */
+void
+idemq_handler_note(HandlerKey key, int done, int failed, const char *error)
+{
+	int64 now = idemq_mono_now();
+	Known *known;
+
+	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
+	known = known_of(key, true);
+	known->used_at = now;
+	turn_buckets(known, now);
+	known->rates[known->bucket % RATE_BUCKETS] += (uint32) done;
+	known->state.done += done;
+	known->state.failed += failed;
+	if (error != NULL)
+		note_error(known, error);
+	LWLockRelease(&memory->lock);
+}
+
+/* Returns the jobs a second of the last buckets.  Lock held. */
+static double
+rate_of(const Known *known, int64 now)
+{
+	int64 span = Min(now - known->begun, (RATE_BUCKETS - 1) * RATE_BUCKET + now % RATE_BUCKET);
+	int64 sum = 0;
+
+	for (int i = 0; i < RATE_BUCKETS; i++)
+		sum += known->rates[i];
+	return (double) sum * USECS_PER_SEC / (double) Max(span, USECS_PER_SEC);
+}
+
+/* Returns until when (mono) no process of a handler is to be started. */
+int64
+idemq_handler_paused_until(HandlerKey key)
+{
+	Known *known;
+	int64 until;
+
+	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
+	known = known_of(key, true);
+	known->used_at = idemq_mono_now();
+	until = known->not_before;
+	LWLockRelease(&memory->lock);
+	return until;
+}
+
+/* Notes whether a handler waits for a process. */
+void
+idemq_handler_note_waits(HandlerKey key, bool waits)
+{
+	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
+	known_of(key, true)->state.waits = waits;
+	LWLockRelease(&memory->lock);
+}
+
+/* Notes that a process of a handler runs. */
+void
+idemq_handler_note_ready(HandlerKey key)
+{
+	Known *known;
+
+	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
+	known = known_of(key, true);
+	known->failures = 0;
+	known->state.refused = known->state.waits = false;
+	LWLockRelease(&memory->lock);
+}
+
+/* Notes when a handler was set: a new one is not put off for what the former could not. */
+void
+idemq_handler_note_set(HandlerKey key, TimestampTz set_at)
+{
+	Known *known;
+
+	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
+	known = known_of(key, true);
+	if (known->set_at != set_at)
+	{
+		known->failures = 0;
+		known->not_before = 0;
+		known->state.refused = false;
+		known->set_at = set_at;
+	}
+	LWLockRelease(&memory->lock);
+}
+
+/* Forgets a handler: it is none any more. */
+void
+idemq_handler_forget(HandlerKey key)
+{
+	Known *known;
+
+	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
+	known = known_of(key, false);
+	if (known != NULL)
+		memset(known, 0, sizeof(*known));
+	LWLockRelease(&memory->lock);
+}
+
+/* Copies what is known of a handler. */
+void
+idemq_handler_state(HandlerKey key, HandlerState *state)
+{
+	int64 now = idemq_mono_now();
+	Known *known;
+
+	memset(state, 0, sizeof(*state));
+	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
+	known = known_of(key, false);
+	if (known != NULL)
+	{
+		turn_buckets(known, now);
+		*state = known->state;
+		state->rate = rate_of(known, now);
+	}
+	LWLockRelease(&memory->lock);
+}

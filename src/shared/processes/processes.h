@@ -1,0 +1,291 @@
+/*
+ * shared/processes/processes.h
+ *		The background worker of each database, and the processes that run handlers.
+ */
+#ifndef IDEMQ_SHARED_PROCESSES_PROCESSES_H
+#define IDEMQ_SHARED_PROCESSES_PROCESSES_H
+
+#include "datatype/timestamp.h"
+#include "port/atomics.h"
+
+#include "shared/slots/slots.h"
+
+/*
+ * worker_tally.c
+ *		What a background worker does, and how often it has.
+ */
+
+/* In the order of idemq.worker_chores; a new one has its name in worker_tally.c. */
+typedef enum ChoreKind
+{
+	CHORE_DISCOVER,
+	CHORE_FOLLOW,
+	CHORE_PROMOTE,
+	CHORE_REAP,
+	CHORE_RECOVER,
+	CHORE_DUE,
+	CHORE_REMIND,
+	CHORE_EXPIRE,
+	CHORE_HANDLE,
+	CHORE_TICK,
+	CHORE_NOTIFY,
+	CHORE_COUNT_JOBS,
+	CHORE_PURGE,
+	CHORE_KINDS
+} ChoreKind;
+
+/* Counts of one kind, since the database has its place; no lock. */
+typedef struct ChoreTally
+{
+	pg_atomic_uint64 runs;	   /* that came to an end, failures included */
+	pg_atomic_uint64 failures; /* that ended in an error */
+	pg_atomic_uint64 busy;	   /* us */
+} ChoreTally;
+
+/* Of one worker's place; no lock. */
+typedef struct WorkerTally
+{
+	pg_atomic_uint32 doing;	   /* kind + 1 of the chore that runs; 0: none */
+	pg_atomic_uint64 last_run; /* mono: when a chore ended last; 0: none has */
+	ChoreTally chores[CHORE_KINDS];
+} WorkerTally;
+
+extern const char *const idemq_chore_names[];
+
+extern void idemq_tally_init(WorkerTally *tally);
+extern void idemq_tally_begin(WorkerTally *tally, ChoreKind kind);
+extern void idemq_tally_end(WorkerTally *tally, ChoreKind kind, bool done, int64 usecs);
+
+/*
+ * worker_place.c
+ *		A database's place on the board of workers: for shared/processes/worker_board.c, which gives
+ *		and takes it, and shared/sleepers/worker_call.c, by which the worker is woken and watched.
+ */
+
+typedef enum PlaceState
+{
+	PLACE_FREE,
+	PLACE_HELD, /* only to keep workers from starting */
+	PLACE_WANTED,
+	PLACE_STARTING,
+	PLACE_RUNNING
+} PlaceState;
+
+/* Every field without another rule is under board_lock. */
+typedef struct Place
+{
+	PlaceState state;
+	Oid database;	  /* read without the lock by who calls the worker, which then may err */
+	uint64 serial;	  /* grows with each start */
+	int away;		  /* sessions that need the database for themselves */
+	pid_t pid;		  /* of a RUNNING worker; 0: none */
+	int32 proc;		  /* its proc number, or -1; read without the lock as database is */
+	int failures;	  /* short lives in a row */
+	int64 not_before; /* mono */
+	int64 started_at; /* mono, of STARTING and RUNNING */
+	/* for shared/sleepers/worker_call.c; no lock */
+	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake */
+	pg_atomic_flag recheck;		   /* clear: to check for the extension */
+	pg_atomic_uint32 schedules;	   /* not 0: schedules have changed since they were listed */
+	pg_atomic_uint64 beat;		   /* mono of the last piece of work begun, or of waking up */
+	pg_atomic_uint64 called_at;	   /* mono of the first call that it has not answered; 0: none */
+	pg_atomic_uint32 stuck;		   /* it has not moved for a while */
+	pg_atomic_uint32 watcher;	   /* proc number + 1 of the sleeper that watches it; 0: none */
+	pg_atomic_uint64 watch_until;  /* mono: when the watcher looks again; PG_UINT64_MAX: awake */
+	pg_atomic_uint64 said_at;	   /* mono: when the log was told last that it is stuck */
+	WorkerTally tally;			   /* its own rules: shared/processes/processes.h */
+} Place;
+
+extern void idemq_places_attach(Place *memory);
+extern void idemq_place_become(Place *place);
+extern int idemq_place_count(void);
+extern Place *idemq_place_at(int index);
+extern Place *idemq_place_of(Oid database);
+extern Place *idemq_place_mine(void);
+
+/*
+ * worker_board.c
+ *		Which databases have a background worker.
+ */
+
+/* What the launcher has to know of one database, copied. */
+typedef struct WorkerPlace
+{
+	int index;
+	Oid database;
+	uint64 serial;	  /* of this use of the place */
+	int64 not_before; /* mono: the start of a worker is not to be tried before */
+} WorkerPlace;
+
+extern Size idemq_workers_shmem_size(void);
+extern void idemq_workers_shmem_init(void *area, bool found);
+
+/* for everybody */
+extern bool idemq_worker_want(Oid database);
+extern void idemq_worker_announce_use(void);
+extern void idemq_worker_recheck(Oid database);
+extern void idemq_worker_visit(Oid database);
+extern bool idemq_worker_comes(void);
+
+/* for hooks/exclusive_database.c */
+extern pid_t idemq_worker_hold(Oid database, bool *held);
+extern void idemq_worker_release(Oid database);
+extern bool idemq_worker_is_there(Oid database, pid_t pid);
+extern void idemq_worker_signal(Oid database, pid_t pid, int signal_number);
+
+/* for the launcher */
+extern void idemq_workers_attach_launcher(void);
+extern int idemq_workers_list(bool starting, WorkerPlace *places, int max);
+extern bool idemq_worker_start_noted(WorkerPlace *place);
+extern void idemq_worker_start_failed(int index, int64 again_in);
+extern void idemq_worker_forget(const WorkerPlace *place);
+
+/* for a worker */
+extern bool idemq_worker_attach(int index, uint64 serial, Oid *database);
+extern bool idemq_worker_found_nothing(void);
+extern bool idemq_worker_is_wanted(void);
+extern bool idemq_worker_take_recheck(void);
+
+/*
+ * handler_known.c
+ *		What is known of handlers.
+ */
+
+/* Bytes of a text about a handler, with its end. */
+#define HANDLER_TEXT 512
+
+/* One handler: of a queue of a database. */
+typedef struct HandlerKey
+{
+	Oid database;
+	int32 queue_id;
+} HandlerKey;
+
+/* What is known of a handler, copied. */
+typedef struct HandlerState
+{
+	int64 done;	  /* jobs since the server started */
+	int64 failed; /* attempts that failed, of these none in done */
+	double rate;  /* jobs a second, lately */
+	bool refused; /* no process could be started, or it had to end: error says why */
+	bool waits;	  /* for a process of idemq.max_handler_workers or max_worker_processes */
+	TimestampTz error_at;
+	char error[HANDLER_TEXT]; /* "": none */
+} HandlerState;
+
+extern Size idemq_handlers_known_shmem_size(void);
+extern void idemq_handlers_known_shmem_init(void *area, bool found);
+extern int64 idemq_handler_refuse(HandlerKey key, const char *why);
+extern void idemq_handler_put_off(HandlerKey key, const char *why);
+extern void idemq_handler_note_set(HandlerKey key, TimestampTz set_at);
+extern int64 idemq_handler_paused_until(HandlerKey key);
+extern void idemq_handler_note_waits(HandlerKey key, bool waits);
+extern void idemq_handler_note_ready(HandlerKey key);
+extern void idemq_handler_note(HandlerKey key, int done, int failed, const char *error);
+extern void idemq_handler_forget(HandlerKey key);
+extern void idemq_handler_state(HandlerKey key, HandlerState *state);
+
+/*
+ * handler_board.c
+ *		The processes that run handlers.
+ */
+
+/* What a process shows that was asked for. */
+typedef struct HandlerTicket
+{
+	int32 index; /* of its place */
+	uint64 serial;
+	Oid role;
+	HandlerKey key;
+} HandlerTicket;
+
+typedef enum HandlerReserve
+{
+	HANDLER_RESERVED,
+	HANDLER_ENOUGH, /* it has as many as it may, or one that is idle or on its way */
+	HANDLER_LATER,	/* the last one failed a moment ago */
+	HANDLER_FULL	/* there are idemq.max_handler_workers */
+} HandlerReserve;
+
+extern Size idemq_handlers_shmem_size(void);
+extern void idemq_handlers_shmem_init(void *area, bool found);
+
+/* for everybody */
+extern void idemq_handler_look_at(QueueSlot *slot, int64 when);
+extern void idemq_handler_call(QueueSlot *slot);
+extern void idemq_handler_crashed(QueueSlot *slot, bool again);
+extern void idemq_handler_processes(HandlerKey key, int *processes, int *busy);
+
+/* for the worker, which starts them */
+extern HandlerReserve idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket,
+											int64 *again);
+extern void idemq_handler_unreserve(QueueSlot *slot, const HandlerTicket *ticket);
+extern void idemq_handler_settle(QueueSlot *slot, HandlerKey key, int wanted);
+
+/* for hooks/exclusive_database.c */
+extern pid_t idemq_handlers_leave(Oid database, int signal_number);
+
+/* for a process that runs a handler */
+extern bool idemq_handler_attach(const HandlerTicket *ticket);
+extern void idemq_handler_ready(void);
+extern void idemq_handler_idle(QueueSlot *slot, bool idle);
+extern bool idemq_handler_must_leave(void);
+
+/*
+ * worker_beat.c
+ *		What a background worker, and who calls it, leave for its watcher.
+ */
+
+/* A worker that has not moved for that long is stuck: a chore waits 200 ms for a lock at most. */
+#define STUCK_AFTER INT64CONST(600000)
+
+extern void idemq_watch_begins(Place *place);
+extern void idemq_watch_called(Place *place);
+extern void idemq_watch_moves(Place *place);
+extern int64 idemq_watch_still_since(Place *place);
+
+/*
+ * worker_watch.c
+ *		Noticing that a background worker does not move.
+ */
+
+/* for sleepers */
+extern int64 idemq_watch_look(void);
+extern void idemq_watch_leave(void);
+extern bool idemq_worker_is_stuck(void);
+
+/* for idemq.check() */
+extern pid_t idemq_worker_pid(void);
+extern pid_t idemq_worker_stuck_since(int64 *since);
+
+/*
+ * worker_health.c
+ *		How a background worker does: for idemq.background_worker and idemq.worker_chores.
+ */
+
+/* What is known of a worker's health. */
+typedef struct WorkerHealth
+{
+	bool awake;
+	int doing;		/* ChoreKind, -1: none */
+	int64 last_run; /* mono; 0: none yet */
+	int64 lag;		/* us: how long something has been due that it has not done */
+} WorkerHealth;
+
+/* Counts of one kind, copied. */
+typedef struct ChoreCounts
+{
+	uint64 runs;
+	uint64 failures;
+	uint64 busy; /* us */
+} ChoreCounts;
+
+/* for the worker */
+extern void idemq_worker_begins_chore(ChoreKind kind);
+extern void idemq_worker_ends_chore(ChoreKind kind, bool done, int64 usecs);
+
+/* for observe/worker_state.c */
+extern bool idemq_worker_health(WorkerHealth *health);
+extern bool idemq_worker_chore_counts(ChoreCounts *counts);
+
+#endif

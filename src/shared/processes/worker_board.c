@@ -1,0 +1,469 @@
+/*
+ * shared/processes/worker_board.c
+ *		Which databases have a background worker: the board in shared memory by
+ *		which sessions, the launcher and the workers find each other.
+ *
+ * A place on the board belongs to one database.  Its life:
+ *
+ *		free -> WANTED: CREATE EXTENSION at its commit, the first use in a session, the
+ *			launcher's visit to every database
+ *		WANTED -> STARTING, with a new serial: the launcher asked the postmaster
+ *		STARTING -> RUNNING: the worker attached, showing the serial
+ *		STARTING -> WANTED: it ended, or did not come in time, or a session needs the
+ *			database: a worker that comes all the same shows another's serial or finds no
+ *			STARTING, and ends before it connects to what may be gone
+ *		RUNNING -> free: the worker found no extension
+ *		RUNNING -> WANTED, later after each short life: the worker ended
+ *		free -> HELD -> free: a session needs a database that has no worker
+ *
+ * A session that needs a database for itself (hooks/exclusive_database.c) sends the
+ * worker away: the place counts such sessions, and no worker starts while there is one.
+ * How a worker sleeps and loses no wake-up stands in shared/sleepers/sleepers.h.
+ *
+ * Locks: see README.md, level 4.  board_lock covers every field without another rule at
+ * its declaration (shared/processes/processes.h).
+ */
+#include "postgres.h"
+
+#include <signal.h>
+
+#include "access/xlog.h"
+#include "miscadmin.h"
+#include "port/atomics.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/lwlock.h"
+
+#include "base/base.h"
+#include "base/compat.h"
+#include "shared/processes/processes.h"
+
+/* A worker that lived so long did not fail at its start. */
+#define LONG_LIFE (10 * USECS_PER_SEC)
+/* A worker that ended is started again after that, doubled for each short life in a row, */
+#define RESTART_DELAY (USECS_PER_SEC / 2)
+/* up to so many times. */
+#define MAX_DOUBLINGS 6
+
+typedef struct Board
+{
+	LWLock board_lock;
+	int tranche;
+	int32 launcher; /* its proc number, or -1 */
+	Place places[FLEXIBLE_ARRAY_MEMBER];
+} Board;
+
+static Board *board = NULL;
+
+/* Returns the bytes of shared memory for the board. */
+Size
+idemq_workers_shmem_size(void)
+{
+	return offsetof(Board, places) + mul_size(sizeof(Place), idemq_place_count());
+}
+
+/* Attaches to the board, and makes it when this is the first process. */
+void
+idemq_workers_shmem_init(void *area, bool found)
+{
+	board = area;
+	idemq_places_attach(board->places);
+	if (!found)
+	{
+		memset(area, 0, idemq_workers_shmem_size());
+		board->tranche = LWLockNewTrancheId();
+		LWLockInitialize(&board->board_lock, board->tranche);
+		board->launcher = -1;
+		for (int i = 0; i < idemq_place_count(); i++)
+		{
+			board->places[i].proc = -1;
+			pg_atomic_init_u64(&board->places[i].asleep_until, PG_UINT64_MAX);
+			pg_atomic_init_flag(&board->places[i].recheck);
+			pg_atomic_init_u32(&board->places[i].schedules, 0);
+			pg_atomic_init_u64(&board->places[i].beat, 0);
+			pg_atomic_init_u64(&board->places[i].called_at, 0);
+			pg_atomic_init_u32(&board->places[i].stuck, 0);
+			pg_atomic_init_u32(&board->places[i].watcher, 0);
+			pg_atomic_init_u64(&board->places[i].watch_until, PG_UINT64_MAX);
+			pg_atomic_init_u64(&board->places[i].said_at, 0);
+			idemq_tally_init(&board->places[i].tally);
+		}
+	}
+	LWLockRegisterTranche(board->tranche, "idemq workers");
+}
+
+/* Finds a database's place, or gives it one in a state; NULL when all are taken.  Lock held. */
+static Place *
+find_or_take_place(Oid database, PlaceState state)
+{
+	Place *place = idemq_place_of(database);
+
+	for (int i = 0; i < idemq_place_count() && place == NULL; i++)
+	{
+		if (board->places[i].state != PLACE_FREE)
+			continue;
+		place = &board->places[i];
+		place->database = database;
+		place->state = state;
+		place->away = 0;
+		place->failures = 0;
+		place->not_before = 0;
+		idemq_tally_init(&place->tally);
+	}
+	return place;
+}
+
+static void
+wake_proc(int32 proc)
+{
+	if (proc >= 0)
+		SetLatch(&GetPGProcByNumber(proc)->procLatch);
+}
+
+/*
+ * Asks for a worker in a database.  Returns false when the board is full: then
+ * there are as many workers as max_worker_processes allows, or more.
+ */
+bool
+idemq_worker_want(Oid database)
+{
+	Place *place;
+
+	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
+	place = find_or_take_place(database, PLACE_WANTED);
+	if (place != NULL && place->state == PLACE_HELD)
+		place->state = PLACE_WANTED;
+	if (place != NULL && place->state == PLACE_WANTED)
+		wake_proc(board->launcher);
+	LWLockRelease(&board->board_lock);
+	return place != NULL;
+}
+
+/* Asks for a worker in this database, where idemq is in use. */
+void
+idemq_worker_announce_use(void)
+{
+	if (!RecoveryInProgress())
+		(void) idemq_worker_want(MyDatabaseId);
+}
+
+/* Has a database's worker check whether the extension is still there. */
+void
+idemq_worker_recheck(Oid database)
+{
+	Place *place = idemq_place_of(database);
+
+	if (place == NULL)
+		return;
+	pg_atomic_clear_flag(&place->recheck);
+	wake_proc(place->proc);
+}
+
+/*
+ * Has a database checked for the extension, after a commit that may have brought it,
+ * even by a worker that has checked before and is about to leave.
+ */
+void
+idemq_worker_visit(Oid database)
+{
+	idemq_worker_recheck(database);
+	(void) idemq_worker_want(database);
+}
+
+/*
+ * Keeps workers away from a database until idemq_worker_release, once for each
+ * call.  Returns the process of the worker that is there, whose latch is set; 0: none.
+ * *held: whether there is something to release; not when the board is full.
+ */
+pid_t
+idemq_worker_hold(Oid database, bool *held)
+{
+	Place *place;
+	pid_t pid = 0;
+
+	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
+	/* Its place, also when there is no worker: none may start now. */
+	place = find_or_take_place(database, PLACE_HELD);
+	if (place != NULL)
+	{
+		place->away++;
+		/* One that the postmaster has yet to start could come when the database is gone. */
+		if (place->state == PLACE_STARTING)
+			place->state = PLACE_WANTED;
+		pid = place->pid;
+		wake_proc(place->proc);
+	}
+	LWLockRelease(&board->board_lock);
+	*held = place != NULL;
+	return pid;
+}
+
+/* Takes one idemq_worker_hold back. */
+void
+idemq_worker_release(Oid database)
+{
+	Place *place;
+
+	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
+	place = idemq_place_of(database);
+	if (place != NULL && place->away > 0)
+		place->away--;
+	if (place != NULL && place->away == 0 && place->state == PLACE_HELD)
+		place->state = PLACE_FREE;
+	wake_proc(board->launcher);
+	LWLockRelease(&board->board_lock);
+}
+
+/*
+ * Returns whether a process is a database's worker still: from before it is a session
+ * until it is none any more, or has said that it found nothing to do.
+ */
+bool
+idemq_worker_is_there(Oid database, pid_t pid)
+{
+	Place *place;
+	bool there;
+
+	LWLockAcquire(&board->board_lock, LW_SHARED);
+	place = idemq_place_of(database);
+	there = place != NULL && place->pid == pid;
+	LWLockRelease(&board->board_lock);
+	return there;
+}
+
+/* Sends a signal to a database's worker, if it still is that process. */
+void
+idemq_worker_signal(Oid database, pid_t pid, int signal_number)
+{
+	Place *place;
+
+	LWLockAcquire(&board->board_lock, LW_SHARED);
+	place = idemq_place_of(database);
+	if (place != NULL && place->pid == pid)
+		(void) kill(pid, signal_number);
+	LWLockRelease(&board->board_lock);
+}
+
+static void
+detach_launcher(int code, Datum arg)
+{
+	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
+	board->launcher = -1;
+	LWLockRelease(&board->board_lock);
+}
+
+/* Makes this process the launcher, which the others wake. */
+void
+idemq_workers_attach_launcher(void)
+{
+	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
+	board->launcher = IDEMQ_MY_PROC_NUMBER;
+	LWLockRelease(&board->board_lock);
+	on_shmem_exit(detach_launcher, (Datum) 0);
+}
+
+/*
+ * Copies the places whose worker has not attached yet, or those that want one;
+ * none from which workers are kept away.  Returns how many.
+ */
+int
+idemq_workers_list(bool starting, WorkerPlace *places, int max)
+{
+	PlaceState state = starting ? PLACE_STARTING : PLACE_WANTED;
+	int count = 0;
+
+	LWLockAcquire(&board->board_lock, LW_SHARED);
+	for (int i = 0; i < idemq_place_count() && count < max; i++)
+	{
+		Place *place = &board->places[i];
+
+		if (place->state == state && place->away == 0)
+			places[count++] = (WorkerPlace){i, place->database, place->serial, place->not_before};
+	}
+	LWLockRelease(&board->board_lock);
+	return count;
+}
+
+/* Finds a place as the launcher copied it; NULL when it is another use by now.  Lock held. */
+static Place *
+same_place(const WorkerPlace *copy)
+{
+	Place *place = &board->places[copy->index];
+
+	if (place->state == PLACE_FREE || place->database != copy->database ||
+		place->serial != copy->serial)
+		return NULL;
+	return place;
+}
+
+/*
+ * Notes that a worker is asked for, and sets in the copy the serial that it will show;
+ * false when none is wanted any more.
+ */
+bool
+idemq_worker_start_noted(WorkerPlace *copy)
+{
+	Place *place;
+	bool wanted;
+
+	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
+	place = same_place(copy);
+	wanted = place != NULL && place->state == PLACE_WANTED && place->away == 0;
+	if (wanted)
+	{
+		place->state = PLACE_STARTING;
+		place->started_at = idemq_mono_now();
+		copy->serial = ++place->serial;
+	}
+	LWLockRelease(&board->board_lock);
+	return wanted;
+}
+
+/* Notes that no worker came of it; to be tried again in so many microseconds. */
+void
+idemq_worker_start_failed(int index, int64 again_in)
+{
+	Place *place = &board->places[index];
+
+	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
+	if (place->state == PLACE_STARTING)
+	{
+		place->state = PLACE_WANTED;
+		place->failures++;
+		place->not_before = idemq_mono_now() + again_in;
+	}
+	LWLockRelease(&board->board_lock);
+}
+
+/* Frees the place of a database that is gone. */
+void
+idemq_worker_forget(const WorkerPlace *copy)
+{
+	Place *place;
+
+	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
+	place = same_place(copy);
+	if (place != NULL && place->pid == 0 && place->away == 0)
+		place->state = PLACE_FREE;
+	LWLockRelease(&board->board_lock);
+}
+
+/* Gives the place back at this worker's end. */
+static void
+detach_worker(int code, Datum arg)
+{
+	Place *my_place = idemq_place_mine();
+	int64 now = idemq_mono_now();
+
+	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
+	if (my_place->pid == MyProcPid) /* else idemq_worker_found_nothing gave it back */
+	{
+		my_place->pid = 0;
+		my_place->proc = -1;
+		pg_atomic_write_u64(&my_place->asleep_until, PG_UINT64_MAX);
+		my_place->state = PLACE_WANTED;
+		idemq_watch_begins(my_place);
+		if (now - my_place->started_at > LONG_LIFE || my_place->away > 0)
+			my_place->failures = 0;
+		my_place->not_before =
+			my_place->away > 0 ? 0
+							   : now + (RESTART_DELAY << Min(my_place->failures, MAX_DOUBLINGS));
+		if (my_place->away == 0)
+			my_place->failures++;
+	}
+	wake_proc(board->launcher);
+	LWLockRelease(&board->board_lock);
+}
+
+/*
+ * Makes this process the worker of a place, if it is the one that the launcher
+ * asked for; sets *database.
+ */
+bool
+idemq_worker_attach(int index, uint64 serial, Oid *database)
+{
+	Place *place = &board->places[index];
+	bool wanted;
+
+	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
+	wanted = place->state == PLACE_STARTING && place->serial == serial;
+	if (wanted)
+	{
+		place->state = PLACE_RUNNING;
+		place->pid = MyProcPid;
+		place->proc = IDEMQ_MY_PROC_NUMBER;
+		*database = place->database;
+		idemq_watch_begins(place);
+		pg_atomic_clear_flag(&place->recheck);
+	}
+	LWLockRelease(&board->board_lock);
+	if (wanted)
+	{
+		idemq_place_become(place);
+		on_shmem_exit(detach_worker, (Datum) 0);
+	}
+	return wanted;
+}
+
+/*
+ * Notes that this worker's database has no extension, and frees the place; false
+ * when a session has asked for another check meanwhile.
+ */
+bool
+idemq_worker_found_nothing(void)
+{
+	Place *my_place = idemq_place_mine();
+	bool nothing;
+
+	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
+	nothing = !pg_atomic_unlocked_test_flag(&my_place->recheck);
+	if (nothing)
+	{
+		my_place->state = my_place->away > 0 ? PLACE_HELD : PLACE_FREE;
+		my_place->pid = 0;
+		my_place->proc = -1;
+	}
+	LWLockRelease(&board->board_lock);
+	return nothing;
+}
+
+/* Returns whether this worker may stay. */
+bool
+idemq_worker_is_wanted(void)
+{
+	Place *my_place = idemq_place_mine();
+	bool wanted;
+
+	LWLockAcquire(&board->board_lock, LW_SHARED);
+	wanted = my_place->away == 0;
+	LWLockRelease(&board->board_lock);
+	return wanted;
+}
+
+/* Returns whether a session asked to check for the extension; once for each time. */
+bool
+idemq_worker_take_recheck(void)
+{
+	Place *my_place = idemq_place_mine();
+
+	return pg_atomic_test_set_flag(&my_place->recheck);
+}
+
+/*
+ * Returns whether a worker runs in this database, or comes by itself: idemq.worker is on, and no
+ * command needs the database for itself.
+ */
+bool
+idemq_worker_comes(void)
+{
+	Place *place;
+	bool comes = idemq_worker;
+
+	if (!comes)
+		return false;
+	LWLockAcquire(&board->board_lock, LW_SHARED);
+	place = idemq_place_of(MyDatabaseId);
+	comes = place == NULL || place->away == 0;
+	LWLockRelease(&board->board_lock);
+	return comes;
+}

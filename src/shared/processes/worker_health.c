@@ -1,0 +1,108 @@
+/*
+ * shared/processes/worker_health.c
+ *		How a background worker does: what it is at, how often it has done what, and how late
+ *		it is.
+ *
+ * The worker notes a chore when it begins and when it ends; whoever looks reads that, and
+ * what is due of the database's queues, without a lock.  So an answer is no moment's: a
+ * chore may end between two of its fields.
+ *
+ * The lag is how long ago the first of all that has a time came due and was not done: a
+ * lease's end, a job's time, a group's check, and the worker's own waking up.  A chore that
+ * is put off since it failed, or a row that is held, counts as well: that is what the lag
+ * is to show.  A time of 0 stands for "look at once" and says not since when.
+ *
+ * Locks: none, atomics only.  Nothing here allocates or raises.
+ */
+#include "postgres.h"
+
+#include "datatype/timestamp.h"
+#include "miscadmin.h"
+
+#include "base/base.h"
+#include "shared/groups/groups.h"
+#include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+
+/* Notes that this worker begins a chore. */
+void
+idemq_worker_begins_chore(ChoreKind kind)
+{
+	idemq_tally_begin(&idemq_place_mine()->tally, kind);
+}
+
+/* Notes that it has ended, well or not, after so long. */
+void
+idemq_worker_ends_chore(ChoreKind kind, bool done, int64 usecs)
+{
+	idemq_tally_end(&idemq_place_mine()->tally, kind, done, usecs);
+}
+
+/* Returns this database's place; NULL when it has none. */
+static Place *
+own_place(void)
+{
+	int index = idemq_worker_place_index();
+
+	return index < 0 ? NULL : idemq_place_at(index);
+}
+
+static void
+earlier(int64 *first, int64 when)
+{
+	if (when > 0)
+		*first = Min(*first, when);
+}
+
+/* Notes when the first of a queue's affairs came due. */
+static void
+first_due(const SlotView *view, void *arg)
+{
+	QueueSlot *slot = view->slot;
+	uint64 deadline = pg_atomic_read_u64(&slot->next_deadline);
+	uint64 due = pg_atomic_read_u64(&slot->next_due);
+
+	if (deadline <= (uint64) PG_INT64_MAX)
+		earlier(arg, (int64) deadline);
+	if (due > 0 && due < (uint64) DT_NOEND)
+		earlier(arg, idemq_mono_from_timestamp((TimestampTz) due));
+	earlier(arg, idemq_groups_due_at(slot));
+}
+
+/* Reads the health of this database's worker; false when none runs. */
+bool
+idemq_worker_health(WorkerHealth *health)
+{
+	Place *place = own_place();
+	int64 first;
+	int64 last_run;
+
+	if (place == NULL || place->state != PLACE_RUNNING)
+		return false;
+	first = idemq_watch_still_since(place);
+	health->awake = pg_atomic_read_u64(&place->asleep_until) == PG_UINT64_MAX;
+	health->doing = (int) pg_atomic_read_u32(&place->tally.doing) - 1;
+	last_run = (int64) pg_atomic_read_u64(&place->tally.last_run);
+	health->last_run = last_run;
+	idemq_for_each_slot(MyDatabaseId, first_due, &first);
+	health->lag = Max(idemq_mono_now() - first, 0);
+	return true;
+}
+
+/* Copies the counts of this database's chores; false when it has no place. */
+bool
+idemq_worker_chore_counts(ChoreCounts *counts)
+{
+	Place *place = own_place();
+
+	for (int i = 0; place != NULL && i < CHORE_KINDS; i++)
+	{
+		ChoreTally *chore = &place->tally.chores[i];
+
+		counts[i].runs = pg_atomic_read_u64(&chore->runs);
+		counts[i].failures = pg_atomic_read_u64(&chore->failures);
+		counts[i].busy = pg_atomic_read_u64(&chore->busy);
+	}
+	return place != NULL;
+}

@@ -1,0 +1,147 @@
+/*
+ * shared/sleepers/due_slots.c
+ *		The slots whose times have changed, for the background worker of a database: so it
+ *		visits those, and not all slots of the server.
+ *
+ * The worker keeps for each slot of its database when it comes due, as of its last visit
+ * (worker/turns.c).  Who lowers a time of a slot, or gives it something to do, marks the
+ * slot in the set of its database's place on the board; the worker takes the marks, and
+ * visits these slots again.  A set is a bit for each slot, a bit for each word of those,
+ * and one number for "all".
+ *
+ *		session							worker
+ *		1 writes the time				1 clears a bit of a word
+ *		2 full barrier					2 clears the word's bits (each a full barrier)
+ *		3 sets the slot's bit,			3 reads the times of these slots
+ *		  unless it is set
+ *		4 sets its word's bit,
+ *		  unless it is set
+ *		5 calls the worker (shared/sleepers/sleepers.h)
+ *
+ * No time is lost.  If the session sets both bits, the worker takes them after that, and
+ * reads the time.  If it finds the slot's bit set, the worker clears it after the session's
+ * 2, and reads the time after that; likewise the word's bit, which the session ensures by
+ * itself: another one that set the slot's bit may not have come to it yet.  By its 5 the
+ * worker is awake in time to take the marks, for it takes them between saying that it is
+ * awake and saying that it is asleep.
+ *
+ * A worker that starts, or begins anew, visits all slots of its database.  A database that
+ * has no place when the session looks has no worker that has visited anything yet: either
+ * the session sees the place, or that visit, later, sees what the session wrote.  A place
+ * may become another database's meanwhile: then a bit is set for nothing, and the worker,
+ * which finds the slot to be of another database, forgets it.
+ *
+ * Locks: none, atomics only.  Marking neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "port/atomics.h"
+#include "port/pg_bitutils.h"
+
+#include "base/base.h"
+#include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
+
+#define BITS 64
+
+static char *sets = NULL;
+
+/* The words of a set: "all", the bits of words, the bits of slots. */
+static int
+slot_words(void)
+{
+	return (idemq_max_queues + BITS - 1) / BITS;
+}
+
+static int
+word_words(void)
+{
+	return (slot_words() + BITS - 1) / BITS;
+}
+
+static Size
+set_size(void)
+{
+	return CACHELINEALIGN(mul_size(sizeof(pg_atomic_uint64), 1 + word_words() + slot_words()));
+}
+
+static pg_atomic_uint64 *
+set_of(int place)
+{
+	return (pg_atomic_uint64 *) (sets + place * set_size());
+}
+
+/* Returns the bytes of shared memory for the sets of all places. */
+Size
+idemq_due_slots_shmem_size(void)
+{
+	return mul_size(set_size(), idemq_place_count());
+}
+
+/* Attaches to the sets, and makes them when this is the first process. */
+void
+idemq_due_slots_shmem_init(void *area, bool found)
+{
+	sets = area;
+	for (int place = 0; place < idemq_place_count() && !found; place++)
+	{
+		for (int i = 0; i < 1 + word_words() + slot_words(); i++)
+			pg_atomic_init_u64(&set_of(place)[i], 0);
+	}
+}
+
+static void
+ensure_bit(pg_atomic_uint64 *words, int bit)
+{
+	uint64 mask = UINT64CONST(1) << (bit % BITS);
+
+	if ((pg_atomic_read_u64(&words[bit / BITS]) & mask) == 0)
+		(void) pg_atomic_fetch_or_u64(&words[bit / BITS], mask);
+}
+
+/* Marks a slot, whose time was written before. */
+void
+idemq_due_slots_mark(int place, int slot)
+{
+	pg_atomic_uint64 *set = set_of(place);
+
+	pg_memory_barrier();
+	ensure_bit(set + 1 + word_words(), slot);
+	pg_memory_barrier();
+	ensure_bit(set + 1, slot / BITS);
+}
+
+/* Marks all slots of a database. */
+void
+idemq_due_slots_mark_all(int place)
+{
+	(void) pg_atomic_exchange_u64(set_of(place), 1);
+}
+
+/*
+ * Takes the marks of a place, and calls a function, which must not raise, for each slot.
+ * Returns whether all slots of the database are to be visited beside these.
+ */
+bool
+idemq_due_slots_take(int place, void (*function)(int slot, void *arg), void *arg)
+{
+	pg_atomic_uint64 *set = set_of(place);
+	pg_atomic_uint64 *slots = set + 1 + word_words();
+
+	for (int w = 0; w < word_words(); w++)
+	{
+		uint64 words = 0;
+
+		if (pg_atomic_read_u64(&set[1 + w]) != 0)
+			words = pg_atomic_exchange_u64(&set[1 + w], 0);
+		for (; words != 0; words &= words - 1)
+		{
+			int word = w * BITS + pg_rightmost_one_pos64(words);
+			uint64 bits = pg_atomic_exchange_u64(&slots[word], 0);
+
+			for (; bits != 0; bits &= bits - 1)
+				function(word * BITS + pg_rightmost_one_pos64(bits), arg);
+		}
+	}
+	return pg_atomic_read_u64(set) != 0 && pg_atomic_exchange_u64(set, 0) != 0;
+}

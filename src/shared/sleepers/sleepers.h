@@ -1,0 +1,80 @@
+/*
+ * shared/sleepers/sleepers.h
+ *		Who sleeps until there is work, and when the background worker is to look.
+ */
+#ifndef IDEMQ_SHARED_SLEEPERS_SLEEPERS_H
+#define IDEMQ_SHARED_SLEEPERS_SLEEPERS_H
+
+#include "shared/slots/slots.h"
+
+/*
+ * wake.c
+ *		The sessions that sleep until there is work, and what wakes them.
+ */
+
+/* The sleepers for one thing: a bit for each session. */
+typedef struct Sleepers
+{
+	pg_atomic_uint32 count; /* never less than the bits set; no lock */
+	pg_atomic_uint32 turn;	/* the word where the next search begins; no lock */
+	pg_atomic_uint64 bits[FLEXIBLE_ARRAY_MEMBER]; /* no lock */
+} Sleepers;
+
+extern Size idemq_wake_shmem_size(void);
+extern void idemq_wake_shmem_init(void *area, bool found);
+
+extern Sleepers *idemq_sleepers_of_queue(const QueueSlot *slot);
+extern Sleepers *idemq_sleepers_of_place(int place);
+extern Sleepers *idemq_sleepers_of_job(Oid database, int64 job_id);
+extern bool idemq_sleepers_any(Sleepers *sleepers);
+extern bool idemq_sleepers_join(Sleepers *sleepers);
+extern bool idemq_sleepers_waits(Sleepers *sleepers);
+extern bool idemq_sleepers_leave(Sleepers *sleepers);
+extern int idemq_sleepers_wake(Sleepers *sleepers, int max);
+
+extern void idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later);
+extern void idemq_wake_perhaps(QueueSlot *slot, int32 queue_id, int count);
+extern void idemq_wake_queue(QueueSlot *slot, int32 queue_id);
+extern void idemq_wake_database(Oid database, bool ready);
+extern void idemq_wake_due_at(QueueSlot *slot, TimestampTz due);
+extern void idemq_wake_to_expire_at(QueueSlot *slot, int32 queue_id, TimestampTz expires_at);
+extern void idemq_wake_again(QueueSlot *slot);
+extern void idemq_wake_claimed(QueueSlot *slot);
+extern void idemq_wake_for_result(int64 job_id);
+extern void idemq_wake_for_results(void);
+
+/*
+ * worker_call.c
+ *		How a background worker is woken, and watched.
+ */
+
+/* for everybody */
+extern bool idemq_worker_present(void);
+extern void idemq_worker_need_by(int64 mono);
+extern void idemq_worker_need_slot(const QueueSlot *slot, int64 mono);
+extern void idemq_worker_mark_slot(int slot);
+extern void idemq_worker_need_all(void);
+extern void idemq_worker_note_schedules(void);
+
+/* for a worker */
+extern void idemq_worker_awake(void);
+extern void idemq_worker_asleep(int64 until);
+extern void idemq_worker_beats(void);
+extern bool idemq_worker_schedules_changed(bool take);
+
+/* for sleepers */
+extern int idemq_worker_place_index(void);
+
+/*
+ * due_slots.c
+ *		The slots whose times have changed, for the background worker of a database.
+ */
+
+extern Size idemq_due_slots_shmem_size(void);
+extern void idemq_due_slots_shmem_init(void *area, bool found);
+
+extern void idemq_due_slots_mark(int place, int slot);
+extern void idemq_due_slots_mark_all(int place);
+extern bool idemq_due_slots_take(int place, void (*function)(int slot, void *arg), void *arg);
+
+#endif

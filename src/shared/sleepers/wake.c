@@ -1,0 +1,411 @@
+/*
+ * shared/sleepers/wake.c
+ *		The sessions that sleep until there is work (CALL idemq.wait, wait_any,
+ *		wait_result), and what wakes them.
+ *
+ * Each queue has a set of sleepers, a bit for each session, and a count that is never
+ * less than the bits set; so has each of RESULT_SETS hash values of a job's id.  Queues
+ * without a slot share a set.  A condition variable would not do: one session may be in
+ * the sets of many queues, and one signal must reach one sleeper.
+ *
+ *		sleeper							waker
+ *		1 counts itself, sets its bit	1 makes the job visible: its commit
+ *		  (full barrier)				2 full barrier, reads the count; 0: none sleeps
+ *		2 takes a snapshot, checks		3 clears a bit, atomically; the one that
+ *		3 bit still set: sleeps			  cleared it, and no other,
+ *		4 resets its latch, checks		4 sets that session's latch
+ *		  its bit again
+ *
+ * No signal is lost between check and sleep: if the waker's 2 sees the count, it signals
+ * a sleeper.  If not, the sleeper's 1 comes after it, so the sleeper's snapshot is newer
+ * than the waker's commit, and finds the job.  The bit is cleared before the latch is
+ * set: a sleeper that resets the latch first sees the bit cleared, and one that checks
+ * the bit first finds the latch set.
+ *
+ * A bit is one signal to one sleeper: n jobs clear n bits.  All sleepers are woken only
+ * where what they know is old: settings, resume, DROP, TRUNCATE, COMMIT PREPARED, a result,
+ * and the worker's end, since without a worker they check once a second.
+ *
+ * A signal can be lost with the session that got it.  There are three nets:
+ *	 - A sleeper that leaves without having checked, by an error, a cancel, a timeout or
+ *	   another queue's signal, passes the signal on (api/wait.c).
+ *	 - Fewer sleepers were signalled than there are jobs: a claim that leaves something
+ *	   due behind wakes the next, of lower priorities too (api/claim.c).
+ *	 - A sleeper returned, and its client never claims: the worker signals again when a
+ *	   queue has had no claim for UNCLAIMED_AFTER since a signal (unclaimed_at).
+ *
+ * What comes due by time alone has no commit that signals.  Its enqueue lowers next_due,
+ * and the worker signals then.  A sleeper also knows from its check when to check again:
+ * at the next due time, or soon where a row was held, whose holder signals nobody.
+ *
+ * A lowering that may mean nothing (after an abort, by a drop of a lease entry) signals a
+ * sleeper, and has the worker check the queue before it notifies those who LISTEN.  A
+ * commit that makes jobs ready is announced for NOTIFY without a check; one that only takes
+ * a job away (cancel, commit_once, expire) announces nothing.
+ *
+ * Locks: none, atomics only.  What txn/pending.c calls after commit and abort neither
+ * allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "port/pg_bitutils.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
+
+#include "base/base.h"
+#include "base/compat.h"
+#include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+
+/* Sets of the sessions that wait for a job's result: a power of two. */
+#define RESULT_SETS 256
+/* A queue with sleepers and no claim for so long since a signal is signalled again. */
+#define UNCLAIMED_AFTER INT64CONST(100000)
+#define BITS 64
+
+static char *sets = NULL;
+
+static int
+word_count(void)
+{
+	return (compat_max_backends() + BITS - 1) / BITS;
+}
+
+static Size
+set_size(void)
+{
+	/* A set has cache lines of its own: every commit in a queue reads its count. */
+	return CACHELINEALIGN(offsetof(Sleepers, bits) +
+						  mul_size(sizeof(pg_atomic_uint64), word_count()));
+}
+
+/* One set for each slot, one for all queues without, those for results, and for places. */
+static int
+set_count(void)
+{
+	return idemq_max_queues + 1 + RESULT_SETS + idemq_place_count();
+}
+
+/* Returns the bytes of shared memory for all sets. */
+Size
+idemq_wake_shmem_size(void)
+{
+	return mul_size(set_size(), set_count());
+}
+
+static Sleepers *
+set_at(int index)
+{
+	return (Sleepers *) (sets + index * set_size());
+}
+
+/* Attaches to the sets, and makes them when this is the first process. */
+void
+idemq_wake_shmem_init(void *area, bool found)
+{
+	sets = area;
+	for (int i = 0; i < set_count() && !found; i++)
+	{
+		pg_atomic_init_u32(&set_at(i)->count, 0);
+		pg_atomic_init_u32(&set_at(i)->turn, 0);
+		for (int w = 0; w < word_count(); w++)
+			pg_atomic_init_u64(&set_at(i)->bits[w], 0);
+	}
+}
+
+/* Returns the sleepers of a queue; queues without a slot (NULL) share one set. */
+Sleepers *
+idemq_sleepers_of_queue(const QueueSlot *slot)
+{
+	return set_at(slot == NULL ? idemq_max_queues : idemq_slot_index(slot));
+}
+
+/* Returns the sleepers for the result of a job, or of one with the same hash value. */
+Sleepers *
+idemq_sleepers_of_job(Oid database, int64 job_id)
+{
+	uint64 key[2] = {database, (uint64) job_id};
+	uint32 hash = hash_bytes((const unsigned char *) key, sizeof(key));
+
+	return set_at(idemq_max_queues + 1 + (hash & (RESULT_SETS - 1)));
+}
+
+/* Returns all sleepers of the database of a place on the board of workers. */
+Sleepers *
+idemq_sleepers_of_place(int place)
+{
+	return set_at(idemq_max_queues + 1 + RESULT_SETS + place);
+}
+
+/* Returns whether a session sleeps; to be called after the work is visible. */
+bool
+idemq_sleepers_any(Sleepers *sleepers)
+{
+	pg_memory_barrier();
+	return pg_atomic_read_u32(&sleepers->count) > 0;
+}
+
+/* Sets this session's bit.  Returns false when it was still set: there was no signal. */
+bool
+idemq_sleepers_join(Sleepers *sleepers)
+{
+	uint64 bit = UINT64CONST(1) << (IDEMQ_MY_PROC_NUMBER % BITS);
+	uint64 before;
+
+	/* First: a waker that reads a count of 0 misses no bit on which a session sleeps. */
+	pg_atomic_fetch_add_u32(&sleepers->count, 1);
+	before = pg_atomic_fetch_or_u64(&sleepers->bits[IDEMQ_MY_PROC_NUMBER / BITS], bit);
+	if (before & bit)
+		pg_atomic_fetch_sub_u32(&sleepers->count, 1);
+	return (before & bit) == 0;
+}
+
+/* Returns whether this session's bit is still set. */
+bool
+idemq_sleepers_waits(Sleepers *sleepers)
+{
+	uint64 bit = UINT64CONST(1) << (IDEMQ_MY_PROC_NUMBER % BITS);
+
+	return (pg_atomic_read_u64(&sleepers->bits[IDEMQ_MY_PROC_NUMBER / BITS]) & bit) != 0;
+}
+
+/* Clears this session's bit.  Returns whether a waker had: a signal that was not answered. */
+bool
+idemq_sleepers_leave(Sleepers *sleepers)
+{
+	uint64 bit = UINT64CONST(1) << (IDEMQ_MY_PROC_NUMBER % BITS);
+	uint64 before = pg_atomic_fetch_and_u64(&sleepers->bits[IDEMQ_MY_PROC_NUMBER / BITS], ~bit);
+
+	if (before & bit)
+		pg_atomic_fetch_sub_u32(&sleepers->count, 1);
+	return (before & bit) == 0;
+}
+
+/*
+ * Signals up to max of the sleepers of one word; of one database, unless that is InvalidOid.
+ * Returns how many.  Each of them once: who sets its bit from here on sees what we tell of, and
+ * would keep us here as long as it finds nothing.
+ */
+static int
+wake_word(Sleepers *sleepers, int word, Oid database, int max)
+{
+	int woken = 0;
+	uint64 bits = pg_atomic_read_u64(&sleepers->bits[word]);
+
+	for (; woken < max && bits != 0; bits &= bits - 1)
+	{
+		int n = pg_rightmost_one_pos64(bits);
+		uint64 bit = UINT64CONST(1) << n;
+		PGPROC *proc = GetPGProcByNumber(word * BITS + n);
+
+		if (OidIsValid(database) && proc->databaseId != database)
+			continue;
+		if ((pg_atomic_fetch_and_u64(&sleepers->bits[word], ~bit) & bit) == 0)
+			continue; /* another waker's signal, or it left */
+		pg_atomic_fetch_sub_u32(&sleepers->count, 1);
+		SetLatch(&proc->procLatch);
+		woken++;
+	}
+	return woken;
+}
+
+static int
+wake(Sleepers *sleepers, Oid database, int max)
+{
+	int words = word_count();
+	int first;
+	int woken = 0;
+
+	if (!idemq_sleepers_any(sleepers))
+		return 0;
+	first = (int) (pg_atomic_fetch_add_u32(&sleepers->turn, 1) % (uint32) words);
+	for (int i = 0; i < words && woken < max; i++)
+		woken += wake_word(sleepers, (first + i) % words, database, max - woken);
+	return woken;
+}
+
+/* Signals up to max sleepers; returns how many. */
+int
+idemq_sleepers_wake(Sleepers *sleepers, int max)
+{
+	return wake(sleepers, InvalidOid, max);
+}
+
+/* Lowers one of a slot's times, and has the worker awake by then. */
+static void
+lower_time(const QueueSlot *slot, pg_atomic_uint64 *time, TimestampTz to)
+{
+	uint64 known = pg_atomic_read_u64(time);
+
+	while ((uint64) to < known)
+	{
+		if (pg_atomic_compare_exchange_u64(time, &known, (uint64) to))
+		{
+			idemq_worker_need_slot(slot, idemq_mono_from_timestamp(to));
+			break;
+		}
+	}
+}
+
+/* Notes when something comes due by time alone, for the worker's timer. */
+void
+idemq_wake_due_at(QueueSlot *slot, TimestampTz due)
+{
+	if (slot != NULL && due > 0)
+		lower_time(slot, &slot->next_due, due);
+}
+
+/* Notes that a job of the queue expires, unless it is claimed by then. */
+void
+idemq_wake_to_expire_at(QueueSlot *slot, int32 queue_id, TimestampTz expires_at)
+{
+	if (!idemq_slot_is_of(slot, queue_id))
+		slot = idemq_slot_find(MyDatabaseId, queue_id);
+	if (slot != NULL)
+		lower_time(slot, &slot->next_expiry, Max(expires_at, 1));
+}
+
+/* Notes a signal, for the worker to check whether a claim follows. */
+static void
+note_signal(QueueSlot *slot)
+{
+	uint64 none = 0;
+	int64 now = idemq_mono_now();
+
+	if (slot != NULL && pg_atomic_read_u64(&slot->unclaimed_at) == 0 &&
+		pg_atomic_compare_exchange_u64(&slot->unclaimed_at, &none, (uint64) now))
+		idemq_worker_need_slot(slot, now + UNCLAIMED_AFTER);
+}
+
+/*
+ * Has those who LISTEN notified, soon, that the queue has something ready.  The first
+ * call since the worker's last NOTIFY wakes it; for the calls that follow it comes by
+ * itself, even for one that it did not read any more: having notified, it comes again.
+ */
+static void
+announce(QueueSlot *slot)
+{
+	uint64 before;
+
+	if (slot == NULL || !idemq_notify)
+		return;
+	before = pg_atomic_fetch_add_u64(&slot->announced, 1);
+	if (before == pg_atomic_read_u64(&slot->notified))
+		idemq_worker_need_slot(slot, idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
+}
+
+/* Has the worker check whether the queue has something ready, and notify those who LISTEN. */
+static void
+check_soon(QueueSlot *slot)
+{
+	if (idemq_notify)
+		idemq_wake_due_at(slot, idemq_now() + idemq_notify_delay * INT64CONST(1000));
+}
+
+/*
+ * Follows a lowering of a ready cursor by a commit: count jobs are ready, and
+ * later, unless it is DT_NOEND, is when the next comes due.
+ */
+void
+idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)
+{
+	if (!idemq_slot_is_of(slot, queue_id))
+		slot = idemq_slot_find(MyDatabaseId, queue_id);
+	if (later < DT_NOEND)
+		idemq_wake_due_at(slot, later);
+	if (count == 0)
+		return;
+	announce(slot);
+	idemq_handler_call(slot);
+	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), count) > 0)
+		note_signal(slot);
+}
+
+/*
+ * As idemq_wake_ready, when it is not known whether something is ready: those who
+ * LISTEN are notified if the worker finds it.
+ */
+void
+idemq_wake_perhaps(QueueSlot *slot, int32 queue_id, int count)
+{
+	if (!idemq_slot_is_of(slot, queue_id))
+		slot = idemq_slot_find(MyDatabaseId, queue_id);
+	check_soon(slot);
+	idemq_handler_call(slot);
+	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), count) > 0)
+		note_signal(slot);
+}
+
+/* Signals one sleeper again, for the background worker. */
+void
+idemq_wake_again(QueueSlot *slot)
+{
+	idemq_handler_call(slot);
+	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), 1) > 0)
+		note_signal(slot);
+}
+
+/* Wakes all sleepers of a database for results; of the others, which share the sets, nobody. */
+static void
+wake_for_results(Oid database)
+{
+	for (int i = 0; i < RESULT_SETS; i++)
+		(void) wake(set_at(idemq_max_queues + 1 + i), database, PG_INT32_MAX);
+}
+
+/* Wakes all sleepers of this database for results: what they wait for may be gone. */
+void
+idemq_wake_for_results(void)
+{
+	wake_for_results(MyDatabaseId);
+}
+
+/* Wakes all sleepers of a dropped queue, or for a result of its jobs. */
+void
+idemq_wake_queue(QueueSlot *slot, int32 queue_id)
+{
+	if (!idemq_slot_is_of(slot, queue_id))
+		slot = idemq_slot_find(MyDatabaseId, queue_id);
+	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(slot), PG_INT32_MAX);
+	idemq_wake_for_results();
+}
+
+static void
+wake_slot(const SlotView *view, void *arg)
+{
+	if (*(bool *) arg)
+		idemq_wake_due_at(view->slot, idemq_now() + idemq_notify_delay * INT64CONST(1000));
+	idemq_handler_look_at(view->slot, 0);
+	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(view->slot), PG_INT32_MAX);
+}
+
+/*
+ * Wakes all sleepers for any queue or result of a database: what they know of it is
+ * old.  With ready, the worker looks at each queue as well, and has those who LISTEN
+ * notified if something is ready.
+ */
+void
+idemq_wake_database(Oid database, bool ready)
+{
+	idemq_for_each_slot(database, wake_slot, &ready);
+	(void) wake(idemq_sleepers_of_queue(NULL), database, PG_INT32_MAX);
+	wake_for_results(database);
+}
+
+/* Notes a claim: it answers the signals so far. */
+void
+idemq_wake_claimed(QueueSlot *slot)
+{
+	if (slot != NULL && pg_atomic_read_u64(&slot->unclaimed_at) != 0)
+		pg_atomic_write_u64(&slot->unclaimed_at, 0);
+}
+
+/* Wakes the sleepers for the result of a job of this database, which has one now. */
+void
+idemq_wake_for_result(int64 job_id)
+{
+	(void) idemq_sleepers_wake(idemq_sleepers_of_job(MyDatabaseId, job_id), PG_INT32_MAX);
+}

@@ -1,0 +1,187 @@
+/*
+ * shared/sleepers/worker_call.c
+ *		How a background worker is woken: when it sleeps, who needs it, and for which slot.
+ *
+ * No wake-up of a worker is lost.  The worker writes asleep_until = never
+ * (idemq_worker_awake), full barrier, takes the marks of slots (shared/sleepers/due_slots.c), checks
+ * what is due, writes asleep_until = until (idemq_worker_asleep), and waits on its latch.
+ * A session that has something for time t writes it down (next_deadline, next_due,
+ * announced, a ring, next_recovery), marks the slot, full barrier, reads asleep_until, and
+ * sets the latch if t is less (idemq_worker_need_slot; idemq_worker_need_by for what is no
+ * slot's).  If it read
+ *	 - never: the latch is set, and the worker, between its check and its sleep, does not
+ *	   sleep;
+ *	 - an until later than t: the latch is set;
+ *	 - an until not later than t: the worker wakes in time by itself, and takes the mark.
+ *	   Had it been awake already, one of the two would have seen what the other wrote before
+ *	   its barrier.
+ * So a busy queue, whose deadlines are all later than the first, does not wake the worker
+ * for each claim.  A place may have become another database's meanwhile: that worker
+ * wakes in vain, and the right one has just started and checks everything.
+ *
+ * The proof of the marks stands in shared/sleepers/due_slots.c.
+ *
+ * Locks: none, atomics only.  All of it is called after commit and abort, and under other
+ * locks: nothing here allocates or raises.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
+
+#include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+
+/*
+ * Returns this database's place, NULL when it has none, as far as is known without a lock.
+ * It stands mostly where it stood: so this is not linear in databases.  A worker has the
+ * place that it was given, whatever has become of it.
+ */
+static Place *
+own_place(int *index)
+{
+	static int last = 0;
+	Place *mine = idemq_place_mine();
+	Place *place = idemq_place_at(last);
+
+	if (mine != NULL)
+	{
+		*index = (int) (mine - idemq_place_at(0));
+		return mine;
+	}
+	if (place->state == PLACE_FREE || place->database != MyDatabaseId)
+	{
+		place = idemq_place_of(MyDatabaseId);
+		if (place == NULL)
+			return NULL;
+		last = (int) (place - idemq_place_at(0));
+	}
+	*index = last;
+	return place;
+}
+
+/* Returns the index of this database's place, -1 when it has none. */
+int
+idemq_worker_place_index(void)
+{
+	int index;
+
+	return own_place(&index) == NULL ? -1 : index;
+}
+
+/*
+ * Returns whether a worker runs in this database, and is not known to be stuck, as far as is
+ * known without a lock.
+ */
+bool
+idemq_worker_present(void)
+{
+	int index;
+	Place *place = own_place(&index);
+
+	return place != NULL && place->state == PLACE_RUNNING && pg_atomic_read_u32(&place->stuck) == 0;
+}
+
+static void
+call(Place *place, int64 mono)
+{
+	/* What our caller has written comes before. */
+	pg_memory_barrier();
+	if ((uint64) Max(mono, 0) >= pg_atomic_read_u64(&place->asleep_until) || place->proc < 0)
+		return;
+	idemq_watch_called(place);
+	SetLatch(&GetPGProcByNumber(place->proc)->procLatch);
+}
+
+/*
+ * Has this database's worker awake at a time (mono) at the latest, for what is no slot's.
+ * Does nothing without a worker.
+ */
+void
+idemq_worker_need_by(int64 mono)
+{
+	int index;
+	Place *place;
+
+	if (idemq_place_mine() != NULL)
+		return; /* it checks again before it sleeps */
+	place = own_place(&index);
+	if (place != NULL)
+		call(place, mono);
+}
+
+/* Marks the slot of that index, for what was written down before; idemq_worker_need_by follows. */
+void
+idemq_worker_mark_slot(int slot)
+{
+	int index;
+
+	if (own_place(&index) != NULL)
+		idemq_due_slots_mark(index, slot);
+}
+
+/* As idemq_worker_need_by, for a slot of this database. */
+void
+idemq_worker_need_slot(const QueueSlot *slot, int64 mono)
+{
+	idemq_worker_mark_slot(idemq_slot_index(slot));
+	idemq_worker_need_by(mono);
+}
+
+/* Has this database's worker visit all its slots, at once. */
+void
+idemq_worker_need_all(void)
+{
+	int index;
+
+	if (own_place(&index) != NULL)
+		idemq_due_slots_mark_all(index);
+	idemq_worker_need_by(0);
+}
+
+/* Tells this database's worker that schedules have changed; after the commit. */
+void
+idemq_worker_note_schedules(void)
+{
+	int index;
+	Place *place = own_place(&index);
+
+	if (place == NULL)
+		return; /* one that comes lists them */
+	pg_atomic_write_u32(&place->schedules, 1);
+	idemq_worker_need_by(0);
+}
+
+/* Returns whether schedules have changed since this worker asked with take. */
+bool
+idemq_worker_schedules_changed(bool take)
+{
+	pg_atomic_uint32 *changed = &idemq_place_mine()->schedules;
+
+	return take ? pg_atomic_exchange_u32(changed, 0) != 0 : pg_atomic_read_u32(changed) != 0;
+}
+
+/* Says that this worker is awake, before it checks for work: from here on all wakes it. */
+void
+idemq_worker_awake(void)
+{
+	idemq_watch_moves(idemq_place_mine());
+	pg_atomic_write_u64(&idemq_place_mine()->asleep_until, PG_UINT64_MAX);
+	pg_memory_barrier();
+}
+
+/* Says that this worker begins another piece of work. */
+void
+idemq_worker_beats(void)
+{
+	idemq_watch_moves(idemq_place_mine());
+}
+
+/* Says until when (mono) this worker will sleep; then it waits on its latch. */
+void
+idemq_worker_asleep(int64 until)
+{
+	pg_atomic_write_u64(&idemq_place_mine()->asleep_until, (uint64) Max(until, 0));
+}

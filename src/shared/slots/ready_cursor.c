@@ -1,0 +1,297 @@
+/*
+ * shared/slots/ready_cursor.c
+ *		The ready cursor: where a claim starts in the ready index.
+ *
+ * For each queue and priority, a key (ready_at, id) below which nothing can be claimed.
+ * It is a cache: unset (READY_KEY_MIN) is always right, and slow.
+ *
+ * Invariant: a row below the cursor
+ *	 - is not claimable in its committed version, or
+ *	 - has a lease entry, or
+ *	 - is being written by a transaction that will lower the cursor to the row's key after
+ *	   its commit and after its abort.
+ *
+ * The race is between a claimer that moves the cursor up and a transaction that makes a
+ * row claimable behind it.  The claimer reads sequence and cursor at time r, under the
+ * slot's lock (idemq_cursor_read), takes its snapshot at s > r, scans from the cursor, and
+ * advances at a > s (idemq_cursor_advance).  A writer lowers after its row is visible
+ * (idemq_cursor_lower), which adds the key to a history of lowerings; the advance is
+ * bounded by the least key lowered since r.  Lowerings before r are in the cursor that was
+ * read.  So the claimer may pass an entry of the index if that holds still at a, or is
+ * answered by a lowering after r:
+ *
+ *	 - It has a lease entry without an ender: the job is being claimed, or in processing.
+ *	   An abort of the claim drops the entry, then lowers.  An end begins after the check
+ *	   of the entry: what becomes claimable by it is written after s, and lowered to.
+ *	 - It has a lease entry with an ender: the snapshot tells, as below.  If it shows the
+ *	   job ready, the end has committed, and the job was made ready by a lowering perhaps
+ *	   before r.  So the entry remembers the key, and its drop lowers to it (passed_by in
+ *	   shared/leases/leases.c).
+ *	 - The snapshot does not see it: its inserter commits after s, then lowers.
+ *	 - It is visible, in a status that cannot be claimed: it gets a new version to become
+ *	   claimable, whose writer commits after s, then lowers to the new key.
+ *	 - The claimer has claimed it: its own abort lowers.
+ *	 - It changed since the snapshot (READ COMMITTED): the writer committed after s, and
+ *	   lowers to the old key and the new one.
+ *	 - It is in processing without a lease entry: not claimable, until the search for lost
+ *	   leases adopts it.  An entry put in error goes with an unset of the cursors.
+ *
+ * A claimer stays before a row that another session holds and that has no entry: a DBA's
+ * row lock, a foreign key check, a prepared transaction, a claim with a full table.  Such a
+ * holder may owe no lowering.  Above READ COMMITTED it also stays before what its own
+ * snapshot does not see.
+ *
+ * Lowered to are the keys of enqueue, replace, fail, release, reap, retry, redrive; of
+ * expire, cancel and commit_once, if they abort; of an aborted claim; and of statements
+ * that are not idemq's, by a row trigger (hooks/row_triggers.c).  A transaction keeps the
+ * least key for each queue and priority (txn/pending_ready.c): too low is only slow.
+ *
+ * To read before the snapshot, and to lower after visibility, are the two halves of the
+ * proof: change neither.
+ *
+ * The history of a priority is a short list of (seq, key), both growing.  A new lowering
+ * removes every entry whose key is not less: for a reader that such an entry would have
+ * bounded, the new one is as low, and later.  The first entry after a reader's seq is
+ * therefore the least key lowered since.  When the list is full, the older half is merged
+ * in pairs, (later seq, lesser key): a reader of long ago is bounded more than need be, and
+ * never less.
+ *
+ * A claim of a few jobs goes through the queue's ring, a copy of the next entries of the
+ * index, in place of the index itself (ready_ring.c): each lowering cuts it.
+ *
+ * The net: a claim that finds nothing scans the index once more from the start, at most
+ * once a second and 1 % of the time.  It is for rows changed where no trigger saw it (a
+ * DBA's DISABLE TRIGGER), not the repair of a known hole.
+ *
+ * Locks: see README.md, level 3.  A queue without a slot has no cursor.  What txn/pending.c
+ * calls after commit or abort neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "base/base.h"
+#include "shared/slots/slots.h"
+
+/* A verification takes 1/VERIFY_SHARE of the time at most, and comes at most once a second. */
+#define VERIFY_SHARE 100
+#define VERIFY_INTERVAL USECS_PER_SEC
+
+/* The session that reads on for the ring is given so many microseconds. */
+#define FILL_TIME 10000
+
+/* Adds a lowering to a history; see the file's header. */
+static void
+remember(History *history, uint64 seq, ReadyKey key)
+{
+	Lowering *entries = history->entries;
+
+	while (history->count > 0 && !ready_key_less(entries[history->count - 1].key, key))
+		history->count--;
+	if (history->count == HISTORY_LENGTH)
+	{
+		int merged = HISTORY_LENGTH / 4;
+
+		for (int i = 0; i < merged; i++)
+			entries[i] = (Lowering){entries[2 * i + 1].seq, entries[2 * i].key};
+		memmove(&entries[merged], &entries[2 * merged],
+				(HISTORY_LENGTH - 2 * merged) * sizeof(Lowering));
+		history->count -= merged;
+	}
+	entries[history->count++] = (Lowering){seq, key};
+}
+
+/* Lowers one cursor.  The slot's lock held. */
+static void
+lower_locked(QueueSlot *slot, int priority, ReadyKey to)
+{
+	slot->seq++;
+	remember(&slot->history[priority], slot->seq, to);
+	idemq_ring_cut(&slot->ring, priority, to);
+	if (ready_key_less(to, slot->cursor[priority]))
+		slot->cursor[priority] = to;
+}
+
+/* Unsets all cursors.  The slot's lock held. */
+void
+idemq_cursor_unset_locked(QueueSlot *slot)
+{
+	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
+		lower_locked(slot, p, READY_KEY_MIN);
+}
+
+/* Reads cursors and sequence; returns false, with none, for a queue without a slot. */
+static bool
+read_and_lock(QueueSlot *slot, int32 queue_id, CursorView *view)
+{
+	memset(view, 0, offsetof(CursorView, ring.entries));
+	view->ring.bound = READY_KEY_MIN;
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
+	{
+		for (int p = 0; p < IDEMQ_PRIORITIES; p++)
+			view->from[p] = READY_KEY_MIN;
+		return false;
+	}
+	view->slot = slot;
+	view->seq = slot->seq;
+	memcpy(view->from, slot->cursor, sizeof(view->from));
+	return true;
+}
+
+/*
+ * Reads cursors and sequence, and entries of the ring for so many jobs; to be called before
+ * the claim's snapshot is taken.
+ */
+void
+idemq_cursor_read(QueueSlot *slot, int32 queue_id, int wanted, CursorView *view)
+{
+	if (!read_and_lock(slot, queue_id, view))
+		return;
+	if (wanted > 0)
+		idemq_ring_copy(&view->slot->ring, view->from, wanted, &view->ring);
+	LWLockRelease(&view->slot->lock);
+}
+
+/* As idemq_cursor_read, with the whole ring. */
+void
+idemq_cursor_read_ring(QueueSlot *slot, int32 queue_id, CursorView *view, ReadyRing *ring)
+{
+	ring->count = 0;
+	if (!read_and_lock(slot, queue_id, view))
+		return;
+	*ring = view->slot->ring;
+	LWLockRelease(&view->slot->lock);
+}
+
+/*
+ * Returns whether this session is to read on where the ring ends: one at a time, and
+ * another when that one has not installed its entries in time.
+ */
+bool
+idemq_cursor_may_fill(const CursorView *view)
+{
+	uint64 now = (uint64) idemq_mono_now();
+	uint64 next = pg_atomic_read_u64(&view->slot->next_fill);
+
+	return next <= now &&
+		   pg_atomic_compare_exchange_u64(&view->slot->next_fill, &next, now + FILL_TIME);
+}
+
+/* Returns the least key lowered since a view was read.  The slot's lock held. */
+static ReadyKey
+lowered_since(const QueueSlot *slot, const CursorView *view, int priority)
+{
+	const History *history = &slot->history[priority];
+
+	for (int i = 0; i < history->count; i++)
+	{
+		if (history->entries[i].seq > view->seq)
+			return history->entries[i].key;
+	}
+	return READY_KEY_MAX;
+}
+
+/*
+ * Moves a cursor up to a key below which the caller's scan, under a snapshot
+ * taken after view, found nothing claimable; not past what was lowered since.
+ * fill: entries for the ring, read by that scan; may be empty.
+ */
+void
+idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, ReadyKey to,
+					 ReadyRing *fill)
+{
+	QueueSlot *slot = view->slot;
+	ReadyKey lowered;
+
+	if (slot == NULL || !idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	if (slot != view->slot) /* the history of another slot says nothing about our view */
+	{
+		LWLockRelease(&slot->lock);
+		return;
+	}
+	lowered = lowered_since(slot, view, priority);
+	if (ready_key_less(lowered, to))
+		to = lowered;
+	if (ready_key_less(slot->cursor[priority], to))
+		slot->cursor[priority] = to;
+	if (fill->count > 0)
+	{
+		idemq_ring_cut(fill, priority, lowered);
+		idemq_ring_install(&slot->ring, slot->cursor, fill);
+		pg_atomic_write_u64(&slot->next_fill, 0);
+	}
+	LWLockRelease(&slot->lock);
+}
+
+/* Lowers a cursor to a key that has become claimable; to be called after that is visible. */
+void
+idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to)
+{
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	lower_locked(slot, priority, to);
+	LWLockRelease(&slot->lock);
+}
+
+/*
+ * Returns whether it is time to scan from the start of the index, whatever the
+ * cursor says: the net under DML that no trigger and no hook has seen.
+ */
+bool
+idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id)
+{
+	int64 now = idemq_mono_now();
+	bool due;
+
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return false;
+	due = now >= slot->next_verify;
+	if (due)
+		slot->next_verify = now + VERIFY_INTERVAL;
+	LWLockRelease(&slot->lock);
+	return due;
+}
+
+/* Puts off the next verification after one that took so many microseconds. */
+void
+idemq_cursor_verified(QueueSlot *slot, int32 queue_id, int64 took)
+{
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	slot->next_verify = idemq_mono_now() + Max(VERIFY_INTERVAL, took * VERIFY_SHARE);
+	LWLockRelease(&slot->lock);
+}
+
+/* Unsets the cursors of a queue. */
+void
+idemq_cursor_unset(QueueSlot *slot, int32 queue_id)
+{
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	idemq_cursor_unset_locked(slot);
+	LWLockRelease(&slot->lock);
+}
+
+/*
+ * Returns whether a cursor may have been lowered to a key, or below it, since view
+ * was read.  The answer is true, too, when the queue has another slot now, and
+ * perhaps when a long history was merged.
+ */
+bool
+idemq_cursor_lowered_since(const CursorView *view, int32 queue_id, int priority, ReadyKey key)
+{
+	QueueSlot *slot = view->slot;
+	bool lowered = false;
+
+	if (slot == NULL || !idemq_slot_lock(&slot, queue_id, LW_SHARED))
+		return true;
+	if (slot != view->slot)
+		lowered = true;
+	for (int i = 0; i < slot->history[priority].count && !lowered; i++)
+	{
+		const Lowering *entry = &slot->history[priority].entries[i];
+
+		lowered = entry->seq > view->seq && !ready_key_less(key, entry->key);
+	}
+	LWLockRelease(&slot->lock);
+	return lowered;
+}

@@ -1,0 +1,141 @@
+/*
+ * shared/slots/recovery_point.c
+ *		How far the search for leases that memory lost has come, in each queue's
+ *		slot.  job/recover.c does the searching.
+ *
+ * A search is needed where a job may be in flight without a lease entry: of a new slot
+ * (so after each start), after a claim with a full lease table, COMMIT PREPARED, a row that
+ * was written by hand. next_recovery is when it may go on.  The search goes over the ready
+ * index in steps, by claims and by the worker; each step notes where it ended.  A search that
+ * is asked for while one is under way moves the epoch, which voids what the older one notes;
+ * or it makes the older one incomplete, so that another follows.
+ *
+ * Locks: see README.md, level 3; next_recovery is written under the slot's lock, and read
+ * without it by every claim: one that reads too early does no step of a search that has
+ * just been asked for.  Who must know whether one is needed (job/limits.c) asks
+ * idemq_slot_status.  A queue without a slot has no recovery point: its claims
+ * search the whole queue, once a second in a session at most.
+ *
+ * What txn/pending.c calls after commit or abort neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "base/base.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+
+/* A search that missed something begins again after so many microseconds. */
+#define RECOVERY_INTERVAL USECS_PER_SEC
+
+/* Returns whether there may be jobs in flight without a lease entry. */
+static bool
+is_needed(QueueSlot *slot)
+{
+	return pg_atomic_read_u64(&slot->next_recovery) != RECOVERY_NEVER;
+}
+
+/* Returns whether a search is to go on now. */
+static bool
+is_due(QueueSlot *slot)
+{
+	return is_needed(slot) && pg_atomic_read_u64(&slot->next_recovery) <= (uint64) idemq_mono_now();
+}
+
+/* Asks for a search of the queue from its start.  The slot's lock held. */
+void
+idemq_slot_begin_recovery(QueueSlot *slot, int64 not_before)
+{
+	pg_atomic_write_u64(&slot->next_recovery, (uint64) not_before);
+	slot->recovery = (RecoveryPoint){slot->recovery.epoch + 1, 0, READY_KEY_MIN, false};
+	idemq_worker_need_slot(slot, not_before);
+}
+
+/* Notes that a job of the queue went in flight without a lease entry. */
+void
+idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id)
+{
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	/* A search under way goes on, and another one follows. */
+	if (is_needed(slot))
+		slot->recovery.incomplete = true;
+	else
+		idemq_slot_begin_recovery(slot, 0);
+	LWLockRelease(&slot->lock);
+}
+
+/*
+ * Returns whether a queue has to be searched, and from where: for a step, from where
+ * the last one ended, and not too often; for the whole queue, from the start.
+ */
+bool
+idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole, RecoveryPoint *point)
+{
+	bool needed;
+
+	if (!whole && idemq_slot_is_of(slot, queue_id) && !is_due(slot))
+		return false;
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
+		return false;
+	*point = slot->recovery;
+	needed = whole ? is_needed(slot) : is_due(slot);
+	LWLockRelease(&slot->lock);
+	if (whole)
+	{
+		point->priority = 0;
+		point->from = READY_KEY_MIN;
+		point->incomplete = false;
+	}
+	return needed;
+}
+
+/*
+ * Notes how far a search has come.  At the end it is over, or begins again if it was
+ * incomplete.  Does nothing if another search was asked for meanwhile.
+ */
+void
+idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point)
+{
+	RecoveryPoint *known;
+
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	known = &slot->recovery;
+	if (known->epoch == point->epoch)
+	{
+		bool incomplete = known->incomplete || point->incomplete;
+
+		if (point->priority > known->priority ||
+			(point->priority == known->priority && ready_key_less(known->from, point->from)))
+			*known = *point;
+		known->incomplete = incomplete;
+		if (known->priority == IDEMQ_PRIORITIES && incomplete)
+			idemq_slot_begin_recovery(slot, idemq_mono_now() + RECOVERY_INTERVAL);
+		else if (known->priority == IDEMQ_PRIORITIES)
+			pg_atomic_write_u64(&slot->next_recovery, RECOVERY_NEVER);
+	}
+	LWLockRelease(&slot->lock);
+}
+
+/* Returns whether a queue may have lease entries that its slot does not count. */
+bool
+idemq_slot_is_uncounted(QueueSlot *slot, int32 queue_id)
+{
+	bool uncounted;
+
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
+		return false;
+	uncounted = slot->uncounted;
+	LWLockRelease(&slot->lock);
+	return uncounted;
+}
+
+/* Notes that all entries of a queue are counted; those to come count themselves. */
+void
+idemq_slot_counted(QueueSlot *slot, int32 queue_id)
+{
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	slot->uncounted = false;
+	LWLockRelease(&slot->lock);
+}

@@ -1,0 +1,148 @@
+/*
+ * shared/slots/running.c
+ *		How many jobs of a queue run: its lease entries, counted in its slot.
+ *
+ * Every queue is counted, so that a limit that is set later finds the count right.  A
+ * claim in a queue with max_running counts itself in, by one compare-and-swap, if that
+ * leaves the count within the limit; all else counts without asking.
+ *
+ * Never more than max_running.  Call O the open claims of a queue and P its jobs in
+ * processing, in any snapshot.  Each has an entry from before it is an open claim until
+ * after the commit that ends it is visible, and each entry is counted, unless borrowed.
+ * A transaction T may borrow, claim in place of an attempt, as often as it ends attempts
+ * that are counted (txn/borrowed.c).  Until T's commit a borrowed claim is in O, and what
+ * it replaces in P: O and P together exceed the count by what T has borrowed, and no
+ * more jobs than max_running are worked on, since T has finished with the others.  At
+ * T's commit, in one instant, the ended leave P and the borrowed enter it, one for one.
+ * After it the borrowed are counted first, then the ended entries go: in between the
+ * count is too high, never too low.  If T aborts, the borrowed entries go uncounted, and
+ * the others stay.
+ *
+ * What could spoil that:
+ *	 - a savepoint takes back an end that has been replaced: pending actions are a stack,
+ *	   the claim came later and is undone first;
+ *	 - T ends an entry and takes it over by its next claim of that job: the entry carries
+ *	   units, one of the attempt that ends, and one of the new one unless it was borrowed.
+ *	   The commit leaves one, the abort the first;
+ *	 - SQL and a trigger end one attempt twice: Lease.ending.credited allows one credit;
+ *	 - the limit was lowered: nothing is borrowed while the count, less what T ends, is at
+ *	   the limit;
+ *	 - a slot goes to another queue: its lives are numbered, in the word that has the
+ *	   count, and an entry knows in which it was counted.  What belongs to a former life
+ *	   is not subtracted;
+ *	 - entries are from before the queue had a slot: they are counted at the end of the
+ *	   search for lost leases, one partition locked at a time.  A claim finds the slot
+ *	   under its partition lock, so it counts itself, or is there already and is found;
+ *	 - jobs are in processing without an entry (restart, COMMIT PREPARED, rows made by
+ *	   hand): a queue with max_running hands out nothing while a search is needed, and
+ *	   a claim searches to the end.  If another one is asked for meanwhile, again and again
+ *	   perhaps (COMMIT PREPARED), the claim believes its own, from the start: what came since
+ *	   asks no limit, and counts as if it had come after the claim.  (A claim in such a queue
+ *	   cannot be prepared: txn/prepare_check.c.)  An attempt without an entry that T has ended
+ *	   is not seen by T's own search, so no search by T is believed
+ *	   (idemq_borrowed_uncounted);
+ *	 - the lease table is full: no claim without an entry in a queue with max_running.
+ * idemq.check() adds up the entries with all partitions locked, and compares.
+ *
+ * No wake-up is lost.  A claimer that a limit refuses sets the limit's bit in refused_by,
+ * and checks the limit once more, before it leaves or sleeps.  A session that lowers the
+ * count, or gives a claim back to the rate, does that first, then clears the bit, and if
+ * it was set wakes one sleeper and has the worker check the queue, for NOTIFY.  All are
+ * full barriers, so one of the two sees the other.  One signal for several jobs is
+ * enough: a claimer wakes the next sleeper while the limits allow (api/claim.c).
+ *
+ * Locks: see README.md.  A count changes with its entry, under the entry's partition
+ * lock (level 1); the words in the slot are atomic.  idemq_running_freed is called
+ * after commit and abort, without a lock: it neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+
+/* Returns whether an entry is counted in what is its queue's slot now. */
+bool
+idemq_running_is_counted(const RunningMark *mark)
+{
+	return mark->units > 0 &&
+		   RUNNING_LIFE(pg_atomic_read_u64(&idemq_slot_at(mark->slot)->running)) == mark->life;
+}
+
+/*
+ * Counts one more unit of an entry in the queue's slot: the one given, if it is the
+ * queue's, or another.  Returns false when max, unless that is 0, is reached.
+ */
+bool
+idemq_running_count_in(RunningMark *mark, QueueSlot *slot, int32 queue_id, uint32 max)
+{
+	uint64 known;
+	uint32 life;
+
+	slot = idemq_slot_current(slot, queue_id);
+	if (slot == NULL)
+		return max == 0;
+	known = pg_atomic_read_u64(&slot->running);
+	life = RUNNING_LIFE(known);
+	/* After the read of its life: another queue's slot has another one. */
+	pg_read_barrier();
+	if (!idemq_slot_is_of(slot, queue_id))
+		return max == 0;
+	do
+	{
+		if (RUNNING_LIFE(known) != life || (max > 0 && RUNNING_COUNT(known) >= max))
+			return max == 0;
+	} while (!pg_atomic_compare_exchange_u64(&slot->running, &known, known + 1));
+	if (mark->units > 0 && (mark->slot != idemq_slot_index(slot) || mark->life != life))
+		(void) idemq_running_count_out(mark, queue_id, 0);
+	mark->slot = idemq_slot_index(slot);
+	mark->life = life;
+	mark->units++;
+	return true;
+}
+
+/* Counts an entry as no more than keep units; returns where fewer are counted now. */
+RunningFreed
+idemq_running_count_out(RunningMark *mark, int32 queue_id, uint32 keep)
+{
+	uint32 units = mark->units;
+	QueueSlot *slot;
+	uint64 known;
+
+	if (units <= keep)
+		return NOTHING_FREED;
+	mark->units = keep;
+	slot = idemq_slot_at(mark->slot);
+	known = pg_atomic_read_u64(&slot->running);
+	do
+	{
+		if (RUNNING_LIFE(known) != mark->life)
+			return NOTHING_FREED;
+		Assert(RUNNING_COUNT(known) >= units - keep);
+	} while (!pg_atomic_compare_exchange_u64(&slot->running, &known, known - (units - keep)));
+	return (RunningFreed){mark->slot, queue_id};
+}
+
+/* Returns how many lease entries a slot counts. */
+int
+idemq_running_count(const QueueSlot *slot)
+{
+	return (int) RUNNING_COUNT(pg_atomic_read_u64((pg_atomic_uint64 *) &slot->running));
+}
+
+/* Wakes one sleeper if a limit, by its bit, has refused a claim since the last wake-up. */
+void
+idemq_running_wake_refused(QueueSlot *slot, int32 queue_id, uint32 limit)
+{
+	pg_memory_barrier();
+	if ((pg_atomic_read_u32(&slot->refused_by) & limit) != 0 &&
+		(pg_atomic_fetch_and_u32(&slot->refused_by, ~limit) & limit) != 0)
+		idemq_wake_perhaps(slot, queue_id, 1);
+}
+
+/* Wakes a sleeper that waits for room: an entry is counted no more. */
+void
+idemq_running_freed(RunningFreed freed)
+{
+	if (freed.slot >= 0)
+		idemq_running_wake_refused(idemq_slot_at(freed.slot), freed.queue_id, REFUSED_BY_RUNNING);
+}

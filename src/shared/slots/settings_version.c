@@ -1,0 +1,143 @@
+/*
+ * shared/slots/settings_version.c
+ *		Numbers that move when the settings of a queue change, its grants included: by
+ *		them a session knows which of the queues that it has read it must read again.
+ *
+ * A queue's number is one of QUEUE_STRIPES, whether or not it has a slot, so queues may
+ * share one; whoever finds it moved reads a queue again that has not changed.  A database
+ * has two more: the changes of any of its queues, and those of all at once (TRUNCATE,
+ * COMMIT PREPARED, DROP EXTENSION).  Databases may share these.
+ *
+ *		who changes a queue				who reads it
+ *		1 its commit is visible			1 reads the number
+ *		2 moves the number				2 takes a snapshot, reads the rows
+ *		3 answers its client			3 keeps both; they hold while the number stays
+ *
+ * A call that begins after 3 on the left finds the number moved, or has read it after 2,
+ * and then its snapshot is newer than 1.  What changes between 1 and 2 on the right moves
+ * the number after it was read: the rows are read once more than needed.
+ *
+ * A standby's numbers stay: there a session goes by the invalidation that the change's
+ * commit record carries (queue/queue_cache.c).
+ *
+ * Locks: none, atomics only.  idemq_version_move is called after commit.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "port/atomics.h"
+
+#include "shared/slots/slots.h"
+
+/* Powers of two. */
+#define QUEUE_STRIPES 4096
+#define DATABASE_STRIPES 64
+
+typedef struct DatabaseVersions
+{
+	pg_atomic_uint64 any; /* changes of any queue */
+	pg_atomic_uint64 all; /* changes of all queues at once */
+} DatabaseVersions;
+
+typedef struct VersionsShared
+{
+	DatabaseVersions databases[DATABASE_STRIPES];
+	pg_atomic_uint64 queues[QUEUE_STRIPES];
+} VersionsShared;
+
+struct SettingsVersions
+{
+	uint64 all;
+	uint64 queues[QUEUE_STRIPES];
+};
+
+static VersionsShared *shared = NULL;
+
+/* Returns the bytes of shared memory for the numbers. */
+Size
+idemq_versions_shmem_size(void)
+{
+	return sizeof(VersionsShared);
+}
+
+/* Attaches to the numbers, and makes them when this is the first process. */
+void
+idemq_versions_shmem_init(void *area, bool found)
+{
+	shared = area;
+	if (found)
+		return;
+	for (int i = 0; i < DATABASE_STRIPES; i++)
+	{
+		pg_atomic_init_u64(&shared->databases[i].any, 1);
+		pg_atomic_init_u64(&shared->databases[i].all, 1);
+	}
+	for (int i = 0; i < QUEUE_STRIPES; i++)
+		pg_atomic_init_u64(&shared->queues[i], 0);
+}
+
+static DatabaseVersions *
+of_database(void)
+{
+	return &shared->databases[MyDatabaseId % DATABASE_STRIPES];
+}
+
+/* Queues of one database, whose ids are in a row, share none while there are few. */
+static int
+stripe_of(int32 queue_id)
+{
+	return (int) ((MyDatabaseId * UINT32_C(2654435761) + (uint32) queue_id) % QUEUE_STRIPES);
+}
+
+/* Notes a change of a queue of this database, or, with 0, of all, whose commit is visible. */
+void
+idemq_version_move(int32 queue_id)
+{
+	DatabaseVersions *database = of_database();
+
+	(void) pg_atomic_fetch_add_u64(queue_id == 0 ? &database->all
+												 : &shared->queues[stripe_of(queue_id)],
+								   1);
+	(void) pg_atomic_fetch_add_u64(&database->any, 1);
+}
+
+/* Returns a number, never 0, that stays as it is while this queue does not change. */
+uint64
+idemq_version_of_queue(int32 queue_id)
+{
+	return pg_atomic_read_u64(&of_database()->all) +
+		   pg_atomic_read_u64(&shared->queues[stripe_of(queue_id)]);
+}
+
+/* Returns a number, never 0, that stays as it is while no queue of this database changes. */
+uint64
+idemq_version_of_list(void)
+{
+	return pg_atomic_read_u64(&of_database()->any);
+}
+
+/* Returns a number, never 0, that moves when all queues of this database change at once. */
+uint64
+idemq_version_of_all(void)
+{
+	return pg_atomic_read_u64(&of_database()->all);
+}
+
+/* Copies the numbers of all queues, in the current memory context. */
+SettingsVersions *
+idemq_versions_copy(void)
+{
+	SettingsVersions *versions = palloc(sizeof(SettingsVersions));
+
+	versions->all = idemq_version_of_all();
+	for (int i = 0; i < QUEUE_STRIPES; i++)
+		versions->queues[i] = pg_atomic_read_u64(&shared->queues[i]);
+	return versions;
+}
+
+/* As idemq_version_of_queue, when the copy was made. */
+uint64
+idemq_versions_copied(const SettingsVersions *versions, int32 queue_id)
+{
+	return versions->all + versions->queues[stripe_of(queue_id)];
+}

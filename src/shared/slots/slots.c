@@ -1,0 +1,463 @@
+/*
+ * shared/slots/slots.c
+ *		The queues' slots in shared memory: the array of them, the hash that finds a
+ *		queue's, and their locks.
+ *
+ * What stands in a slot is its users' (shared/slots/slots.h).  queue/slot_life.c gives a
+ * queue its slot and takes it back; slot_reset here is the one place that sets the
+ * fields of a slot for its next life.
+ *
+ * A caller's slot pointer may be NULL or old: every function checks whose slot it is,
+ * and looks for the queue's if need be.  A queue without a slot (all are used) works:
+ * its claims scan from the start of the index, and its events are not notified.
+ *
+ * Locks: see README.md.  slots_lock (level 2) covers the hash of slots and their
+ * allocation; each slot's lock (level 3) covers its fields, unless shared/slots/slots.h says
+ * otherwise.  What txn/pending.c calls after commit or abort neither allocates nor
+ * raises.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/shmem.h"
+#include "utils/hsearch.h"
+
+#include "base/base.h"
+#include "shared/slots/slots.h"
+
+typedef struct SlotEntry
+{
+	SlotKey key;
+	int slot;
+} SlotEntry;
+
+typedef struct SlotsShared
+{
+	LWLock slots_lock;
+	int tranche;			  /* set once */
+	int used;				  /* slots that are not free; under slots_lock */
+	int first_free;			  /* no slot before it is free; under slots_lock */
+	pg_atomic_uint64 refused; /* lookups of queues that got no slot; no lock */
+	/* Changes under way in the lower half, changes begun in the upper; no lock. */
+	pg_atomic_uint64 changes;
+	pg_atomic_uint64 switches; /* of queue/following.c; no lock */
+	QueueSlot slots[FLEXIBLE_ARRAY_MEMBER];
+} SlotsShared;
+
+static SlotsShared *shared = NULL;
+static HTAB *slot_hash = NULL;
+
+/* Returns the bytes of shared memory for all slots. */
+Size
+idemq_slots_shmem_size(void)
+{
+	return offsetof(SlotsShared, slots) + mul_size(sizeof(QueueSlot), idemq_max_queues);
+}
+
+/* Returns the bytes of shared memory for the hash table. */
+Size
+idemq_slots_hash_size(void)
+{
+	return hash_estimate_size(idemq_max_queues, sizeof(SlotEntry));
+}
+
+typedef void (*SetWord)(volatile pg_atomic_uint64 *word, uint64 value);
+
+/*
+ * Sets every field of a slot that is about to get a queue, but for its key and what
+ * shared/slots/ready_cursor.c and shared/slots/recovery_point.c reset.  A time of 0 says that
+ * it is not known: the worker checks the queue, and notifies those who LISTEN if
+ * something is ready.  set: writes an atomic.  The slot's lock held, unless no other
+ * session can see the slot yet.
+ */
+static void
+slot_reset(QueueSlot *slot, SetWord set)
+{
+	uint64 life = RUNNING_LIFE(pg_atomic_read_u64(&slot->running)) + 1;
+
+	/* What was counted in the last life finds another number, and leaves it. */
+	(void) pg_atomic_exchange_u64(&slot->running, life << 32);
+	pg_atomic_write_u32(&slot->refused_by, 0);
+	pg_atomic_write_u32(&slot->kin, 0);
+	slot->uncounted = true;
+	slot->ring.count = 0;
+	slot->next_verify = idemq_mono_now() + USECS_PER_SEC;
+	set(&slot->rate_tat, 0);
+	set(&slot->known_since, (uint64) idemq_mono_now());
+	set(&slot->next_fill, 0);
+	set(&slot->next_recovery, RECOVERY_NEVER);
+	set(&slot->next_deadline, 0);
+	set(&slot->next_due, 0);
+	set(&slot->next_expiry, 0);
+	set(&slot->announced, 0);
+	set(&slot->notified, 0);
+	set(&slot->unclaimed_at, 0);
+	set(&slot->handler_due, 0);
+	pg_atomic_write_u32(&slot->handler_wanted, 0);
+	pg_atomic_write_u32(&slot->handler_armed, 0);
+	pg_atomic_write_u32(&slot->handler_crashed, 0);
+}
+
+/* Attaches to the slots, and makes them when this is the first process. */
+void
+idemq_slots_shmem_init(void *area, bool found)
+{
+	HASHCTL info = {0};
+
+	shared = area;
+	if (!found)
+	{
+		memset(area, 0, idemq_slots_shmem_size());
+		shared->tranche = LWLockNewTrancheId();
+		LWLockInitialize(&shared->slots_lock, shared->tranche);
+		pg_atomic_init_u64(&shared->refused, 0);
+		pg_atomic_init_u64(&shared->changes, 0);
+		pg_atomic_init_u64(&shared->switches, 0);
+		for (int i = 0; i < idemq_max_queues; i++)
+		{
+			QueueSlot *slot = &shared->slots[i];
+
+			LWLockInitialize(&slot->lock, shared->tranche);
+			pg_atomic_init_u64(&slot->running, 0);
+			pg_atomic_init_u32(&slot->refused_by, 0);
+			pg_atomic_init_u32(&slot->kin, 0);
+			slot_reset(slot, pg_atomic_init_u64);
+		}
+	}
+	LWLockRegisterTranche(shared->tranche, "idemq queues");
+	info.keysize = sizeof(SlotKey);
+	info.entrysize = sizeof(SlotEntry);
+	slot_hash = ShmemInitHash("idemq queues", idemq_max_queues, idemq_max_queues, &info,
+							  HASH_ELEM | HASH_BLOBS);
+}
+
+/*
+ * Returns whether a slot is the queue's.  Without its lock the answer may be old
+ * by the time it is used; only a queue that is being dropped loses its slot.
+ */
+static bool
+is_slot_of(const QueueSlot *slot, Oid database, int32 queue_id)
+{
+	return slot != NULL && slot->key.database == database && slot->key.queue_id == queue_id;
+}
+
+/* Takes slots_lock: no slot gets a queue, or with LW_EXCLUSIVE is looked up, meanwhile. */
+void
+idemq_slots_lock(LWLockMode mode)
+{
+	LWLockAcquire(&shared->slots_lock, mode);
+}
+
+/* Releases slots_lock. */
+void
+idemq_slots_unlock(void)
+{
+	LWLockRelease(&shared->slots_lock);
+}
+
+/* As idemq_slot_find.  slots_lock held. */
+QueueSlot *
+idemq_slot_find_locked(Oid database, int32 queue_id)
+{
+	SlotKey key = {database, queue_id};
+	SlotEntry *entry = hash_search(slot_hash, &key, HASH_FIND, NULL);
+
+	return entry == NULL ? NULL : &shared->slots[entry->slot];
+}
+
+/* Returns whether no slot is free.  slots_lock held. */
+bool
+idemq_slots_are_full(void)
+{
+	return shared->used == idemq_max_queues;
+}
+
+/* Counts a queue that was looked up and got no slot. */
+void
+idemq_slots_count_refused(void)
+{
+	pg_atomic_fetch_add_u64(&shared->refused, 1);
+}
+
+/*
+ * Makes a free slot the queue's, and resets it; its cursors and its search for lost
+ * leases are the caller's to reset.  Returns it with its lock held, NULL when all are
+ * used.  slots_lock held exclusively.
+ */
+QueueSlot *
+idemq_slot_occupy(Oid database, int32 queue_id)
+{
+	SlotKey key = {database, queue_id};
+	SlotEntry *entry;
+	int i = shared->first_free;
+
+	if (idemq_slots_are_full())
+		return NULL;
+	while (shared->slots[i].key.queue_id != 0)
+		i++;
+	entry = hash_search(slot_hash, &key, HASH_ENTER_NULL, NULL);
+	if (entry == NULL)
+		return NULL;
+	entry->slot = i;
+	shared->used++;
+	shared->first_free = i + 1;
+	LWLockAcquire(&shared->slots[i].lock, LW_EXCLUSIVE);
+	/* Its new life before its new key: see idemq_running_count_in. */
+	slot_reset(&shared->slots[i], pg_atomic_write_u64);
+	shared->slots[i].key = key;
+	return &shared->slots[i];
+}
+
+/* Makes a slot free.  slots_lock held exclusively. */
+void
+idemq_slot_vacate(QueueSlot *slot)
+{
+	SlotKey key = slot->key;
+
+	LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
+	slot->key = (SlotKey){InvalidOid, 0};
+	LWLockRelease(&slot->lock);
+	hash_search(slot_hash, &key, HASH_REMOVE, NULL);
+	shared->used--;
+	shared->first_free = Min(shared->first_free, idemq_slot_index(slot));
+}
+
+/* Returns which of idemq_max_queues slots this is, from 0. */
+int
+idemq_slot_index(const QueueSlot *slot)
+{
+	return (int) (slot - shared->slots);
+}
+
+/* Returns the slot of that index. */
+QueueSlot *
+idemq_slot_at(int index)
+{
+	return &shared->slots[index];
+}
+
+/*
+ * Copies views of a database's queues, max at most, that come behind the slot with
+ * the index after; returns how many.
+ */
+static int
+copy_views(Oid database, int after, SlotView *views, int max)
+{
+	int count = 0;
+
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	for (int i = after + 1; i < idemq_max_queues && count < max; i++)
+	{
+		QueueSlot *slot = &shared->slots[i];
+
+		if (slot->key.queue_id == 0 || slot->key.database != database)
+			continue;
+		LWLockAcquire(&slot->lock, LW_SHARED);
+		views[count++] =
+			(SlotView){slot, slot->key.queue_id, (int64) pg_atomic_read_u64(&slot->next_recovery)};
+		LWLockRelease(&slot->lock);
+	}
+	LWLockRelease(&shared->slots_lock);
+	return count;
+}
+
+/* Calls a function, with no lock held, for each queue of a database that has a slot. */
+void
+idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *arg), void *arg)
+{
+	SlotView views[32];
+	int after = -1;
+	int count;
+
+	do
+	{
+		count = copy_views(database, after, views, lengthof(views));
+		for (int i = 0; i < count; i++)
+		{
+			after = idemq_slot_index(views[i].slot);
+			function(&views[i], arg);
+		}
+	} while (count == (int) lengthof(views));
+}
+
+/* Copies the view of the slot of that index; false when it is no queue's of the database. */
+bool
+idemq_slot_view(int index, Oid database, SlotView *view)
+{
+	QueueSlot *slot = &shared->slots[index];
+	bool used;
+
+	LWLockAcquire(&slot->lock, LW_SHARED);
+	used = slot->key.queue_id != 0 && slot->key.database == database;
+	*view = (SlotView){slot, slot->key.queue_id, (int64) pg_atomic_read_u64(&slot->next_recovery)};
+	LWLockRelease(&slot->lock);
+	return used;
+}
+
+/* Returns how many slots are used, and how often a queue was looked up and got none. */
+void
+idemq_slots_usage(int *used, int64 *refused)
+{
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	*used = shared->used;
+	LWLockRelease(&shared->slots_lock);
+	*refused = (int64) pg_atomic_read_u64(&shared->refused);
+}
+
+/* Returns the slot of a queue, NULL when it has none. */
+QueueSlot *
+idemq_slot_find(Oid database, int32 queue_id)
+{
+	QueueSlot *slot;
+
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	slot = idemq_slot_find_locked(database, queue_id);
+	LWLockRelease(&shared->slots_lock);
+	return slot;
+}
+
+/*
+ * Returns the slot of a queue of this database: the caller's, or, when that is NULL
+ * or has become another queue's, the one that the queue has got since.
+ */
+QueueSlot *
+idemq_slot_current(QueueSlot *slot, int32 queue_id)
+{
+	if (is_slot_of(slot, MyDatabaseId, queue_id))
+		return slot;
+	return idemq_slot_find(MyDatabaseId, queue_id);
+}
+
+/*
+ * Notes that this transaction has just created the queue, and given it its slot: of what it
+ * does in this life of the slot, nothing was before.  A rollback takes the slot away.
+ */
+void
+idemq_slot_note_new(QueueSlot *slot, int32 queue_id)
+{
+	if (is_slot_of(slot, MyDatabaseId, queue_id))
+		pg_atomic_write_u64(&slot->known_since, 0);
+}
+
+/*
+ * Says since when, on the monotonic clock, memory knows all that a queue does: since it has its
+ * slot, or, of one that was created since, always: 0.  False for a queue without a slot.
+ */
+bool
+idemq_slot_known_since(QueueSlot *slot, int32 queue_id, int64 *since)
+{
+	slot = idemq_slot_current(slot, queue_id);
+	if (slot == NULL)
+		return false;
+	*since = (int64) pg_atomic_read_u64(&slot->known_since);
+	return true;
+}
+
+/* Takes the lock of the queue's slot, *slot or another; false, and none, without a slot. */
+bool
+idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode)
+{
+	*slot = idemq_slot_current(*slot, queue_id);
+	if (*slot == NULL)
+		return false;
+	LWLockAcquire(&(*slot)->lock, mode);
+	if (is_slot_of(*slot, MyDatabaseId, queue_id))
+		return true;
+	LWLockRelease(&(*slot)->lock);
+	return false;
+}
+
+/* Returns whether a slot, as remembered, still is the queue's. */
+bool
+idemq_slot_is_of(const QueueSlot *slot, int32 queue_id)
+{
+	return is_slot_of(slot, MyDatabaseId, queue_id);
+}
+
+/*
+ * Begins a change of shared memory that others may see half done, by a transaction
+ * that is, or may be, still running: an entry is gone and its cursor not yet
+ * lowered.  Only idemq.check() asks for it.  Between begin and end nothing may raise
+ * an error.
+ */
+void
+idemq_slots_begin_change(void)
+{
+	(void) pg_atomic_fetch_add_u64(&shared->changes, (UINT64CONST(1) << 32) + 1);
+}
+
+/* Ends what idemq_slots_begin_change began. */
+void
+idemq_slots_end_change(void)
+{
+	(void) pg_atomic_fetch_sub_u64(&shared->changes, 1);
+}
+
+/*
+ * Returns a number that stays as it is while no change begins or ends; its lower
+ * half is zero while none is under way.
+ */
+uint64
+idemq_slots_changes(void)
+{
+	return pg_atomic_fetch_add_u64(&shared->changes, 0);
+}
+
+/* Notes that a transaction has ended that switched whether a database follows another. */
+void
+idemq_slots_switched(void)
+{
+	(void) pg_atomic_fetch_add_u64(&shared->switches, 1);
+}
+
+/* Returns a number that stays as it is while none does. */
+uint64
+idemq_slots_switches(void)
+{
+	return pg_atomic_read_u64(&shared->switches);
+}
+
+/* Reads the slot of a queue of this database; false when it has none. */
+bool
+idemq_slot_status(int32 queue_id, SlotStatus *status)
+{
+	QueueSlot *slot = NULL;
+	uint64 next_recovery;
+
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
+		return false;
+	next_recovery = pg_atomic_read_u64(&slot->next_recovery);
+	status->needs_recovery = next_recovery != RECOVERY_NEVER;
+	status->searches_now = next_recovery <= (uint64) idemq_mono_now();
+	status->next_deadline = pg_atomic_read_u64(&slot->next_deadline);
+	LWLockRelease(&slot->lock);
+	return true;
+}
+
+/*
+ * Counts all slots, and copies the ids of this database's queues that have one to
+ * queue_ids, which has room for idemq.max_queues.  Returns how many.
+ */
+int
+idemq_slots_audit(SlotsAudit *audit, int32 *queue_ids)
+{
+	int count = 0;
+
+	memset(audit, 0, sizeof(*audit));
+	LWLockAcquire(&shared->slots_lock, LW_SHARED);
+	audit->used = shared->used;
+	audit->hashed = (int) hash_get_num_entries(slot_hash);
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		SlotKey key = shared->slots[i].key;
+
+		if (key.queue_id == 0)
+			continue;
+		audit->taken++;
+		audit->misplaced += idemq_slot_find_locked(key.database, key.queue_id) != &shared->slots[i];
+		if (key.database == MyDatabaseId)
+			queue_ids[count++] = key.queue_id;
+	}
+	LWLockRelease(&shared->slots_lock);
+	return count;
+}

@@ -1,0 +1,306 @@
+/*
+ * shared/slots/slots.h
+ *		A queue's place in shared memory: its cursor, its ring, its count of running jobs.
+ */
+#ifndef IDEMQ_SHARED_SLOTS_SLOTS_H
+#define IDEMQ_SHARED_SLOTS_SLOTS_H
+
+#include "port/atomics.h"
+#include "postgres_ext.h"
+#include "storage/itemptr.h"
+#include "storage/lwlock.h"
+
+#include "base/base.h"
+
+/*
+ * ready_ring.c
+ *		A copy of the next entries of a queue's ready index.
+ */
+
+/* An entry of the ready index. */
+typedef struct ReadyEntry
+{
+	ReadyKey key;
+	ItemPointerData tid;
+} ReadyEntry;
+
+#define RING_LENGTH 128
+/* A claim of at most so many jobs is served from a ring. */
+#define RING_MAX_WANTED 16
+/* Entries that it copies beyond those: others may be on the first ones. */
+#define RING_SPARE 8
+/* With fewer entries left behind it, a claim reads on in the index. */
+#define RING_LOW 32
+
+/* All entries of one priority from one key to the last of these, in the order of the index. */
+typedef struct ReadyRing
+{
+	int priority;
+	int count;
+	Oid file; /* number of the table's file that the TIDs are of */
+	ReadyKey from;
+	ReadyEntry entries[RING_LENGTH];
+} ReadyRing;
+
+/* What one claim copies: the entries from its cursor on. */
+typedef struct RingView
+{
+	int priority;
+	int count;
+	int left; /* entries in the ring behind these */
+	Oid file;
+	ReadyKey bound; /* a key some entries ahead, READY_KEY_MIN for none: of the ring's priority */
+	ReadyKey end;	/* of the ring */
+	ReadyEntry entries[RING_MAX_WANTED + RING_SPARE];
+} RingView;
+
+extern void idemq_ring_copy(const ReadyRing *ring, const ReadyKey *cursors, int wanted,
+							RingView *view);
+extern void idemq_ring_drop_last_key(ReadyRing *ring);
+extern void idemq_ring_cut(ReadyRing *ring, int priority, ReadyKey key);
+extern void idemq_ring_view_cut(RingView *view, int priority, ReadyKey key);
+extern ReadyKey idemq_ring_end(const ReadyRing *ring);
+extern bool idemq_ring_hides(const ReadyRing *ring, const ReadyKey *cursors, int priority,
+							 const ReadyEntry *entry);
+extern void idemq_ring_install(ReadyRing *ring, const ReadyKey *cursors, const ReadyRing *fill);
+
+/*
+ * slots.c
+ *		A queue's place in shared memory.
+ */
+
+/* Below every key, and above every key. */
+#define READY_KEY_MIN ((ReadyKey){PG_INT64_MIN, PG_INT64_MIN})
+#define READY_KEY_MAX ((ReadyKey){PG_INT64_MAX, PG_INT64_MAX})
+
+/* How far a search for jobs in flight without a lease entry has come. */
+typedef struct RecoveryPoint
+{
+	uint32 epoch;
+	int priority; /* IDEMQ_PRIORITIES: at the end */
+	ReadyKey from;
+	bool incomplete; /* something could not be adopted on the way */
+} RecoveryPoint;
+
+/* Lowerings of a ready cursor that are remembered: a multiple of 4. */
+#define HISTORY_LENGTH 16
+
+typedef struct Lowering
+{
+	uint64 seq;
+	ReadyKey key;
+} Lowering;
+
+/* The lowerings of one priority; seq and key grow. */
+typedef struct History
+{
+	int count;
+	Lowering entries[HISTORY_LENGTH];
+} History;
+
+typedef struct SlotKey
+{
+	Oid database;
+	int32 queue_id;
+} SlotKey;
+
+/* In QueueSlot.next_recovery: every job in flight has a lease entry. */
+#define RECOVERY_NEVER ((uint64) PG_INT64_MAX)
+
+/* The two halves of QueueSlot.running. */
+#define RUNNING_LIFE(word) ((uint32) ((word) >> 32)) /* number of the slot's life */
+#define RUNNING_COUNT(word) ((uint32) (word))		 /* lease entries counted in it */
+
+/* On cache lines of its own.  Every field is under the lock, unless it says otherwise. */
+typedef struct QueueSlot
+{
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLock lock;
+	SlotKey key;					   /* queue_id 0: free; changes under slots_lock and lock */
+	uint64 seq;						   /* lowerings so far */
+	ReadyKey cursor[IDEMQ_PRIORITIES]; /* below it nothing can be claimed */
+	History history[IDEMQ_PRIORITIES]; /* of lowerings */
+	pg_atomic_uint64 next_recovery; /* mono: no search for lost leases before; read without lock */
+	RecoveryPoint recovery;			/* its epoch moves whenever a search is asked for */
+	int64 next_verify;				/* mono: of the cursors, not before */
+	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
+	/* for shared/sleepers/wake.c; no lock */
+	pg_atomic_uint64 next_due;	   /* TimestampTz: nothing comes due by time alone before */
+	pg_atomic_uint64 next_expiry;  /* TimestampTz: no job expires before; 0: unknown */
+	pg_atomic_uint64 announced;	   /* times that something became ready; */
+	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has covered */
+	pg_atomic_uint64 unclaimed_at; /* mono of the first signal since the last claim; 0: none */
+	/* for shared/processes/handler_board.c; no lock */
+	pg_atomic_uint64 handler_due; /* mono: the worker is to look at the handler; never: unasked */
+	pg_atomic_uint32 handler_wanted; /* processes that its handler may have; 0: it has none */
+	pg_atomic_uint32 handler_armed;	 /* something that becomes ready asks for another process */
+	pg_atomic_uint32
+		handler_crashed; /* 1: a former server ended in its handler's job; 2: too often */
+	/* for shared/slots/running.c and job/limits.c; no lock */
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
+		pg_atomic_uint64 running; /* RUNNING_LIFE and RUNNING_COUNT */
+	pg_atomic_uint64 rate_tat;	  /* ns, mono: GCRA's, of rate_limit */
+	pg_atomic_uint32 refused_by;  /* bits of the limits that have refused a claim since */
+	pg_atomic_uint32 kin;		  /* for shared/groups/kin.c; no lock */
+	pg_atomic_uint64
+		known_since; /* mono: what its queue did is known since then; 0: all; no lock */
+	bool uncounted;	 /* under lock: the queue may have entries that are not counted */
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
+		pg_atomic_uint64 next_fill; /* mono: no session reads on for the ring before; no lock */
+	ReadyRing ring;					/* the next entries of the ready index */
+} QueueSlot;
+
+/* What the background worker has to know of a queue, copied. */
+typedef struct SlotView
+{
+	QueueSlot *slot;
+	int32 queue_id;
+	int64 next_recovery; /* mono; PG_INT64_MAX: no search is needed */
+} SlotView;
+
+/* What idemq.check() has to know of one queue's slot, copied. */
+typedef struct SlotStatus
+{
+	bool needs_recovery;
+	bool searches_now;	  /* by whoever claims; else the search is put off */
+	uint64 next_deadline; /* mono; PG_UINT64_MAX: none */
+} SlotStatus;
+
+/* Counts over all slots that must agree. */
+typedef struct SlotsAudit
+{
+	int used;	   /* as the allocator counts */
+	int taken;	   /* in the array */
+	int hashed;	   /* in the hash */
+	int misplaced; /* taken, and not what the hash says */
+} SlotsAudit;
+
+extern Size idemq_slots_shmem_size(void);
+extern Size idemq_slots_hash_size(void);
+extern void idemq_slots_shmem_init(void *area, bool found);
+
+/* for queue/slot_life.c, which takes the lock for the others */
+extern void idemq_slots_lock(LWLockMode mode);
+extern void idemq_slots_unlock(void);
+extern QueueSlot *idemq_slot_find_locked(Oid database, int32 queue_id);
+extern bool idemq_slots_are_full(void);
+extern void idemq_slots_count_refused(void);
+extern QueueSlot *idemq_slot_occupy(Oid database, int32 queue_id);
+extern void idemq_slot_vacate(QueueSlot *slot);
+
+/* for everybody */
+extern QueueSlot *idemq_slot_at(int index);
+extern QueueSlot *idemq_slot_current(QueueSlot *slot, int32 queue_id);
+extern void idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *arg),
+								void *arg);
+extern bool idemq_slot_view(int index, Oid database, SlotView *view);
+extern QueueSlot *idemq_slot_find(Oid database, int32 queue_id);
+extern int idemq_slot_index(const QueueSlot *slot);
+extern void idemq_slots_usage(int *used, int64 *refused);
+extern void idemq_slot_note_new(QueueSlot *slot, int32 queue_id);
+extern bool idemq_slot_known_since(QueueSlot *slot, int32 queue_id, int64 *since);
+extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);
+extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
+
+extern void idemq_slots_begin_change(void);
+extern void idemq_slots_end_change(void);
+extern uint64 idemq_slots_changes(void);
+extern void idemq_slots_switched(void);
+extern uint64 idemq_slots_switches(void);
+extern bool idemq_slot_status(int32 queue_id, SlotStatus *status);
+extern int idemq_slots_audit(SlotsAudit *audit, int32 *queue_ids);
+
+/*
+ * ready_cursor.c
+ *		The ready cursor: where a claim starts in the ready index.
+ */
+
+/* What a claimer must read before it takes its snapshot. */
+typedef struct CursorView
+{
+	uint64 seq; /* number of lowerings until then */
+	ReadyKey from[IDEMQ_PRIORITIES];
+	QueueSlot *slot; /* NULL: there was none, from is the start of the index */
+	RingView ring;	 /* entries of the index, to be gone through in its place */
+} CursorView;
+
+extern void idemq_cursor_read(QueueSlot *slot, int32 queue_id, int wanted, CursorView *view);
+extern void idemq_cursor_read_ring(QueueSlot *slot, int32 queue_id, CursorView *view,
+								   ReadyRing *ring);
+extern bool idemq_cursor_may_fill(const CursorView *view);
+extern void idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, ReadyKey to,
+								 ReadyRing *fill);
+extern void idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to);
+extern bool idemq_cursor_lowered_since(const CursorView *view, int32 queue_id, int priority,
+									   ReadyKey key);
+extern void idemq_cursor_unset(QueueSlot *slot, int32 queue_id);
+extern void idemq_cursor_unset_locked(QueueSlot *slot);
+extern bool idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id);
+extern void idemq_cursor_verified(QueueSlot *slot, int32 queue_id, int64 took);
+
+/*
+ * running.c
+ *		How many jobs of a queue run: its lease entries, counted in its slot.
+ */
+
+/* Where a lease entry is counted as running.  Every field is under the entry's partition lock. */
+typedef struct RunningMark
+{
+	int32 slot;	  /* by index; of no meaning while units is 0 */
+	uint32 life;  /* the life of that slot */
+	uint32 units; /* 0, or 1; more until a claim that took the entry over ends */
+} RunningMark;
+
+/* Where something was counted that is running no more, for idemq_running_freed. */
+typedef struct RunningFreed
+{
+	int32 slot; /* by index; -1: nowhere */
+	int32 queue_id;
+} RunningFreed;
+
+#define NOTHING_FREED ((RunningFreed){-1, 0})
+
+/* Bits of QueueSlot.refused_by: the limits that have refused a claim. */
+#define REFUSED_BY_RUNNING 1
+#define REFUSED_BY_RATE 2
+
+/* for shared/leases/leases.c and shared/leases/lease_scan.c, with the entry's partition locked */
+extern bool idemq_running_count_in(RunningMark *mark, QueueSlot *slot, int32 queue_id, uint32 max);
+extern RunningFreed idemq_running_count_out(RunningMark *mark, int32 queue_id, uint32 keep);
+extern bool idemq_running_is_counted(const RunningMark *mark);
+
+extern void idemq_running_freed(RunningFreed freed);
+extern void idemq_running_wake_refused(QueueSlot *slot, int32 queue_id, uint32 limit);
+extern int idemq_running_count(const QueueSlot *slot);
+
+/*
+ * settings_version.c
+ *		Numbers that move when the settings of a queue change.
+ */
+
+/* All versions of queues, copied. */
+typedef struct SettingsVersions SettingsVersions;
+
+extern Size idemq_versions_shmem_size(void);
+extern void idemq_versions_shmem_init(void *area, bool found);
+extern void idemq_version_move(int32 queue_id);
+extern uint64 idemq_version_of_queue(int32 queue_id);
+extern uint64 idemq_version_of_list(void);
+extern uint64 idemq_version_of_all(void);
+extern SettingsVersions *idemq_versions_copy(void);
+extern uint64 idemq_versions_copied(const SettingsVersions *versions, int32 queue_id);
+
+/*
+ * recovery_point.c
+ *		How far the search for leases that memory lost has come, in each queue's
+ *		slot.  job/recover.c does the searching.
+ */
+
+extern void idemq_slot_begin_recovery(QueueSlot *slot, int64 not_before);
+extern void idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id);
+extern bool idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole,
+									  RecoveryPoint *point);
+extern void idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point);
+extern bool idemq_slot_is_uncounted(QueueSlot *slot, int32 queue_id);
+extern void idemq_slot_counted(QueueSlot *slot, int32 queue_id);
+
+#endif

@@ -1,0 +1,652 @@
+/*
+ * table/table.h
+ *		Rows of idemq.jobs, by direct access, and those of the tables beside it.
+ */
+#ifndef IDEMQ_TABLE_TABLE_H
+#define IDEMQ_TABLE_TABLE_H
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/relscan.h"
+#include "datatype/timestamp.h"
+#include "executor/tuptable.h"
+#include "nodes/lockoptions.h"
+#include "nodes/nodes.h"
+#include "storage/lockdefs.h"
+#include "utils/jsonb.h"
+#include "utils/rel.h"
+#include "utils/snapshot.h"
+
+#include "base/base.h"
+#include "queue/queue.h"
+
+/*
+ * jobs.c
+ *		The jobs table.
+ */
+
+/* Columns of idemq.jobs, in order, from 0. */
+typedef enum JobColumn
+{
+	COL_ID,
+	COL_QUEUE_ID,
+	COL_CREATED_AT,
+	COL_PRIORITY,
+	COL_MAX_ATTEMPTS,
+	COL_EXPIRES_AT,
+	COL_RUN_AT,
+	COL_STATUS,
+	COL_ATTEMPT,
+	COL_TOKEN,
+	COL_READY_AT,
+	COL_CLAIMED_AT,
+	COL_DEADLINE,
+	COL_FINISHED_AT,
+	COL_DEAD_AT,
+	COL_KEY_EXPIRES_AT,
+	COL_RERUN_AT,
+	COL_WORKER,
+	COL_KEY,
+	COL_GROUP_KEY,
+	COL_KIND,
+	COL_HEADERS,
+	COL_RERUN_PAYLOAD,
+	COL_RERUN_HEADERS,
+	COL_RERUN_KIND,
+	COL_CHECKPOINT,
+	COL_RESULT,
+	COL_LAST_ERROR,
+	COL_PAYLOAD /* last: see sql/parts/20_tables.sql */
+} JobColumn;
+
+#define JOB_COLUMNS 29
+#define COLUMN_BIT(column) (1U << (column))
+
+/* The table, open for one call; see table/jobs.c. */
+typedef struct JobsTable
+{
+	Relation rel;
+	MemoryContext context; /* of what lives as long as the table is open */
+	LOCKMODE mode;		   /* of its lock */
+	bool written;		   /* a write was tried: the lock stays */
+	bool simple;		   /* nothing on the table asks for the executor */
+	CmdType checked;	   /* the replica identity was, for this command */
+	Snapshot snapshot;	   /* registered; taken for this call */
+	Snapshot crosscheck;   /* above READ COMMITTED, the transaction's own */
+	TupleTableSlot *row;   /* the version last fetched */
+	TupleTableSlot *lock_row;
+	TupleTableSlot *new_row;
+	Relation pkey; /* with its scan, from the first fetch by id on */
+	IndexScanDesc by_id;
+	Relation index; /* of ready jobs, or of all by id; with its scan, while one is open */
+	IndexScanDesc scan;
+} JobsTable;
+
+/* A row version as fetched; text and jsonb stay in row, valid until the next fetch. */
+typedef struct Job
+{
+	int64 id;
+	int32 queue_id;
+	int32 priority;
+	int32 max_attempts;
+	JobStatus status;
+	int32 attempt;
+	int64 token;
+	bool is_ready; /* ready_at is not NULL */
+	TimestampTz ready_at;
+	TimestampTz claimed_at; /* with deadline: of a job in processing */
+	TimestampTz deadline;
+	TimestampTz expires_at;		/* DT_NOEND for NULL */
+	ItemPointerData root;		/* what its index entries name; invalid: not known */
+	HeapTupleHeaderData header; /* as it was when it was fetched by root */
+	TupleTableSlot *row;
+} Job;
+
+/* Columns to write. */
+typedef struct JobChange
+{
+	uint32 set; /* COLUMN_BITs */
+	Datum values[JOB_COLUMNS];
+	bool isnull[JOB_COLUMNS];
+} JobChange;
+
+static inline void
+job_set(JobChange *change, JobColumn column, Datum value)
+{
+	change->set |= COLUMN_BIT(column);
+	change->values[column] = value;
+	change->isnull[column] = false;
+}
+
+static inline void
+job_set_null(JobChange *change, JobColumn column)
+{
+	change->set |= COLUMN_BIT(column);
+	change->values[column] = (Datum) 0;
+	change->isnull[column] = true;
+}
+
+static inline ReadyKey
+job_ready_key(const Job *job)
+{
+	ReadyKey key = {job->ready_at, job->id};
+
+	return key;
+}
+
+/* Returns whether a job is in processing by the attempt of that token. */
+static inline bool
+job_is_attempt(const Job *job, int64 token)
+{
+	return job->status == JOB_PROCESSING && job->token == token;
+}
+
+/* Returns whether a job's last attempt was claimed by a handler's process. */
+static inline bool
+job_is_handled(const Job *job)
+{
+	struct varlena *worker = (struct varlena *) DatumGetPointer(job->row->tts_values[COL_WORKER]);
+	Size length = sizeof(IDEMQ_HANDLER_WORKER) - 1;
+
+	return !job->row->tts_isnull[COL_WORKER] && !VARATT_IS_EXTERNAL(worker) &&
+		   !VARATT_IS_COMPRESSED(worker) && VARSIZE_ANY_EXHDR(worker) >= length &&
+		   memcmp(VARDATA_ANY(worker), IDEMQ_HANDLER_WORKER, length) == 0;
+}
+
+/* Returns whether nobody claimed a job in time, by its expires_at. */
+static inline bool
+job_has_expired(const Job *job, TimestampTz now)
+{
+	return job->attempt == 0 && job->expires_at <= now;
+}
+
+extern void idemq_jobs_prevent_writes(const char *function);
+extern void idemq_jobs_check_writable(void);
+extern void idemq_jobs_open(JobsTable *table);
+extern void idemq_jobs_open_to_read(JobsTable *table);
+extern void idemq_jobs_refresh(JobsTable *table);
+extern void idemq_jobs_refresh_or_raise(JobsTable *table);
+extern void idemq_jobs_close(JobsTable *table);
+extern Oid idemq_jobs_primary_key(Relation rel);
+extern bool idemq_jobs_fetch(JobsTable *table, int64 id, Job *job);
+extern RowPlace idemq_jobs_place(const JobsTable *table, const Job *job);
+extern bool idemq_jobs_fetch_at(JobsTable *table, const RowPlace *place, int64 id, Job *job);
+extern void idemq_jobs_decode(TupleTableSlot *row, Job *job);
+extern bool idemq_jobs_fetch_entry(JobsTable *table, IndexScanDesc scan, Job *job);
+extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
+extern void idemq_jobs_scan_end(JobsTable *table);
+
+/*
+ * attempt_history.c
+ *		The history of attempts that did not commit, or whose job ran again.
+ */
+
+extern void idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outcome,
+									  text *error, Jsonb *details);
+extern void idemq_attempt_history_add_commit(const Job *job);
+extern bool idemq_attempt_history_has_commit(int64 job_id, int64 token);
+extern bool idemq_attempt_history_ended_by(int64 job_id, const char *outcome, const char *error,
+										   int attempts);
+extern void idemq_attempt_history_forget(int64 job_id);
+extern void idemq_attempt_history_forget_all(const int64 *job_ids, int count);
+
+/*
+ * steps.c
+ *		What attempts have done, or may have: the rows of idemq.steps.
+ */
+
+#define STEP_MAX_NAME 256 /* bytes */
+
+typedef enum StepState
+{
+	STEP_NONE, /* no row */
+	STEP_OPEN, /* begun, and not answered */
+	STEP_DONE,
+	STEP_REFUSED, /* the other side did not do it */
+	STEP_VOID,	  /* of an earlier payload of the job */
+	STEP_WAITING, /* of an event (table/waits.c), as the two below */
+	STEP_ARRIVED,
+	STEP_TIMED_OUT
+} StepState;
+
+/* Returns whether a step is a wait for an event, and was not begun or done. */
+static inline bool
+step_is_wait(StepState state)
+{
+	return state >= STEP_WAITING;
+}
+
+/* Which step, and the attempt that asks. */
+typedef struct StepName
+{
+	int64 job_id;
+	Datum name; /* text */
+	int64 token;
+} StepName;
+
+/* A row, locked; its values are in the memory context of the caller. */
+typedef struct Step
+{
+	StepState state;
+	int32 round; /* refusals, and payloads of the job */
+	int64 token; /* of the attempt that began it last */
+	bool mine;	 /* the attempt that asks has begun it in this round */
+	bool inside; /* done in a transaction here: never begun */
+	bool same_request;
+	TimestampTz begun_at; /* with call_until: unless inside */
+	TimestampTz call_until;
+	Datum request; /* jsonb; 0 is none */
+	Datum response;
+	char *effect_key; /* NULL: inside */
+} Step;
+
+/* A call that begins. */
+typedef struct StepCall
+{
+	Datum request;
+	TimestampTz begun_at;
+	TimestampTz call_until;
+} StepCall;
+
+extern void idemq_step_database_uuid(unsigned char *uuid);
+extern void idemq_step_lock(const StepName *name, Datum request, Step *step);
+extern bool idemq_step_insert_open(const StepName *name, int32 queue_id, const StepCall *call,
+								   Step *step);
+extern void idemq_step_begin_again(const StepName *name, const StepCall *call, Step *step);
+extern void idemq_step_take_over(const StepName *name, const StepCall *call);
+extern bool idemq_step_insert_done(const StepName *name, int32 queue_id, Datum response);
+extern void idemq_step_do_inside(const StepName *name, Datum response);
+extern void idemq_step_answer(const StepName *name, Datum response);
+extern void idemq_step_refuse(const StepName *name, Datum error);
+
+/*
+ * events.c
+ *		Events that were sent to a queue: the rows of idemq.events.
+ */
+
+#define EVENT_MAX_NAME 256 /* bytes: that of a step, which a wait is */
+
+/* Which event. */
+typedef struct EventName
+{
+	int32 queue_id;
+	Datum name; /* text */
+} EventName;
+
+extern void idemq_event_lock(const EventName *event, LOCKMODE mode);
+extern bool idemq_event_find(const EventName *event, TimestampTz now, Datum *payload);
+extern void idemq_event_write(const EventName *event, Datum payload, TimestampTz now,
+							  TimestampTz keep_until);
+
+/*
+ * waits.c
+ *		Waits of jobs for events: rows of idemq.steps.
+ */
+
+/* A job that waits. */
+typedef struct Waiter
+{
+	int64 job_id;
+	int64 token; /* of the attempt that began to wait, or waited on, last */
+} Waiter;
+
+/* What a job waits for. */
+typedef struct WaitView
+{
+	char *name;
+	TimestampTz begun_at;
+} WaitView;
+
+extern void idemq_wait_write(const StepName *name, int32 queue_id, const Step *wait);
+extern Waiter *idemq_waits_for(const EventName *event, int *count);
+extern void idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count,
+								Datum payload);
+extern bool idemq_wait_of(int64 job_id, int64 token, WaitView *view);
+
+/*
+ * jobs_steps.c
+ *		All steps of a job, or of a queue.
+ */
+
+/* What a job has of steps that are open, for a person. */
+typedef struct OpenStep
+{
+	char *name;
+	int64 token;
+	TimestampTz begun_at;
+	TimestampTz call_until;
+} OpenStep;
+
+/* Steps of a queue that are begun, and not answered. */
+typedef struct StepCount
+{
+	int32 queue_id;
+	int64 open;	   /* of attempts in processing */
+	int64 unknown; /* of others */
+} StepCount;
+
+extern int idemq_steps_open_of(int64 job_id, OpenStep *steps, int most);
+extern StepCount *idemq_steps_count(int *count);
+extern void idemq_steps_void(int64 job_id);
+extern void idemq_steps_forget(int64 job_id);
+extern void idemq_steps_forget_all(const int64 *job_ids, int count);
+
+/*
+ * jobs_kin.c
+ *		Parents and children: the rows of idemq.dependencies and idemq.children.
+ */
+
+/* What becomes of a child whose parent is dead or cancelled. */
+typedef enum ParentFailure
+{
+	FAILURE_CANCELS,
+	FAILURE_WAITS,
+	FAILURE_RUNS
+} ParentFailure;
+
+/* What a job that waits for its parents waits for. */
+typedef struct KinWait
+{
+	int64 waits_for; /* of its parents, all with lesser ids are done */
+	ParentFailure on_failure;
+	Datum group; /* in the caller's memory context */
+} KinWait;
+
+/* A parent that is in the way of its child. */
+typedef struct KinParent
+{
+	int64 id;
+	bool gone; /* its row was deleted, and it was not completed */
+	JobStatus status;
+	int32 queue_id;
+} KinParent;
+
+/* A child that waits for a parent. */
+typedef struct KinChild
+{
+	int64 id;
+	int32 queue_id;
+	bool watches; /* this parent it is that it waits for at the moment */
+} KinChild;
+
+/* A parent, for its child. */
+typedef struct KinGone
+{
+	int64 id;
+	int gone_as;	  /* a JobStatus: as what it was deleted; -1 if it was not, or nobody knows */
+	int64 seen_token; /* the child has seen its parents' ends of lesser tokens; 0: none */
+} KinGone;
+
+/* An edge, for who notes all of them: both ends with their queues; 0 is not known. */
+typedef struct KinEdge
+{
+	int64 child;
+	int64 parent;
+	int32 child_queue;
+	int32 parent_queue;
+} KinEdge;
+
+extern const char *idemq_failure_name(ParentFailure failure);
+extern bool idemq_kin_any(void);
+extern bool idemq_kin_wait_of(int64 child, KinWait *wait);
+extern bool idemq_kin_obstacle(int64 child, const KinWait *wait, KinParent *parent);
+extern bool idemq_kin_failed_parent(int64 child, KinParent *parent);
+extern bool idemq_kin_queue_of(int64 job_id, int32 *queue_id);
+extern KinChild *idemq_kin_children(int64 parent, int *count);
+extern KinGone *idemq_kin_parents(int64 child, int *count);
+extern int64 *idemq_kin_resolvable(int32 queue_id, int max, int *count);
+extern int idemq_kin_edges(KinEdge *edges, int max);
+
+/*
+ * jobs_kin_write.c
+ *		Writes to idemq.dependencies and idemq.children.
+ */
+
+/* A job that is to wait for its parents. */
+typedef struct NewKin
+{
+	int64 child;
+	int32 queue_id;
+	int count;		/* of parents; one at least */
+	int64 *parents; /* in order, each once */
+	int failed;		/* of them, dead or cancelled: */
+	int64 *failures;
+	ParentFailure on_failure;
+	Datum group; /* text: the group that it joins afterwards; 0 for none */
+} NewKin;
+
+extern bool idemq_kin_is_writing(void);
+extern void idemq_kin_add(const NewKin *kin);
+extern bool idemq_kin_watch(int64 child, int64 parent);
+extern void idemq_kin_released(int64 child, int64 token);
+extern bool idemq_kin_lets_go(int64 job_id, JobStatus status);
+extern void idemq_kin_forget(const int64 *job_ids, int count);
+extern void idemq_kin_row_gone(int64 job_id, JobStatus status);
+extern void idemq_kin_all_gone(void);
+
+/*
+ * jobs_moved.c
+ *		A job that SQL has moved to another queue.
+ */
+
+extern void idemq_jobs_moved_child(int64 job_id, int32 queue_id);
+extern void idemq_jobs_moved_waiter(int64 job_id);
+
+/*
+ * audit_log.c
+ *		What was decided about queues and jobs, by whom and when: idemq.audit.
+ */
+
+/* An action, as a row of idemq.audit; what is 0 or NULL is not known of it. */
+typedef struct AuditEntry
+{
+	const char *action; /* the function's name */
+	const QueueInfo *queue;
+	int64 job_id;
+	int64 jobs;				/* how many it concerned, if not one */
+	Datum details;			/* jsonb */
+	const char *members[6]; /* or the members of details: a name and its text, ... */
+} AuditEntry;
+
+extern void idemq_audit(const AuditEntry *entry);
+
+/*
+ * jobs_write.c
+ *		Writes to the jobs table: lock, update, delete and insert a row.
+ */
+
+/* What a write does when another transaction holds the row. */
+typedef enum JobWait
+{
+	JOB_WAITS, /* waits until that one ends */
+	JOB_SKIPS, /* never waits: locks the row first */
+	/*
+	 * As JOB_SKIPS, for a caller whose lease entry keeps claimers off: a row that
+	 * looks free is written without a lock.  A transaction that is no claim and
+	 * comes between is waited for.
+	 */
+	JOB_SKIPS_STRANGERS
+} JobWait;
+
+typedef enum JobWrite
+{
+	JOB_WRITTEN,
+	JOB_CHANGED, /* no longer the version that was fetched, or not for this snapshot */
+	JOB_LOCKED	 /* another transaction holds the row, and the caller would not wait */
+} JobWrite;
+
+extern JobWrite idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait);
+extern JobWrite idemq_jobs_keep(JobsTable *table, const Job *job);
+extern JobWrite idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change,
+								  JobWait wait);
+extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job);
+extern void idemq_jobs_fill_row(JobsTable *table, JobChange *columns);
+extern void idemq_jobs_insert(JobsTable *table, JobChange *columns);
+
+/*
+ * jobs_key.c
+ *		Jobs by their idempotency key, through the unique index jobs_key: lookups,
+ *		and inserts that give way to the job that has the key.
+ */
+
+extern bool idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job);
+extern bool idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key);
+extern bool idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait);
+extern bool idemq_jobs_insert_heir(JobsTable *table, JobChange *columns, const Job *taken_from);
+
+/*
+ * jobs_index.c
+ *		Index entries of idemq.jobs for rows written by direct access.
+ */
+
+/* Which of idemq's own indexes. */
+typedef enum JobsIndex
+{
+	INDEX_READY,
+	INDEX_KEY,
+	INDEX_GROUP
+} JobsIndex;
+
+extern void idemq_jobs_index_install(void);
+extern Oid idemq_jobs_index(Relation rel, JobsIndex which);
+extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
+									bool only_summarizing);
+extern void idemq_jobs_index_insert_rows(Relation rel, TupleTableSlot **rows, int count);
+extern bool idemq_jobs_indexes_are_simple(Relation rel);
+extern bool idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row);
+extern void idemq_jobs_index_insert_heir(Relation rel, TupleTableSlot *row,
+										 const ItemPointerData *heir_of);
+
+/*
+ * jobs_sql.c
+ *		Writes to idemq.jobs the long way, by SQL: every write when a DBA has added
+ *		to the table (user triggers, foreign keys that point here, generated columns,
+ *		check constraints, further columns), and inserts with a key when a user's
+ *		index needs the executor.  All that any INSERT, UPDATE or DELETE of these
+ *		columns fires is fired.
+ */
+
+extern bool idemq_jobs_insert_sql(const JobChange *columns);
+extern void idemq_jobs_update_sql(int64 id, const JobChange *change);
+extern void idemq_jobs_delete_sql(int64 id);
+extern bool idemq_jobs_delete_finished_sql(int64 id, TimestampTz finished_at);
+pg_noreturn extern void idemq_jobs_refused(void);
+
+/*
+ * jobs_hold.c
+ *		Which transactions hold a fetched version of a job's row.
+ */
+
+/* What other transactions do with a fetched version. */
+typedef enum RowHold
+{
+	ROW_FREE,	/* none locks or changes it */
+	ROW_HELD,	/* an open transaction does */
+	ROW_CHANGED /* a newer version, or a deletion, is committed */
+} RowHold;
+
+extern RowHold idemq_jobs_hold(const Job *job, TransactionId *holder);
+extern bool idemq_jobs_is_free(const Job *job);
+extern bool idemq_jobs_lets_delete(const Job *job);
+extern bool idemq_jobs_is_outdated(JobsTable *table, const Job *job);
+extern bool idemq_jobs_is_own(const Job *job);
+extern bool idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job);
+extern bool idemq_jobs_is_mine(const Job *job);
+extern int idemq_transaction_pid(TransactionId xid);
+
+/*
+ * jobs_ready.c
+ *		Scans of the ready index: the jobs of one queue and priority in the order
+ *		in which they are claimed.
+ */
+
+extern ReadyKey idemq_jobs_scan_limit(ReadyKey from, ReadyKey bound);
+extern ItemPointerData idemq_jobs_scan_tid(const JobsTable *table);
+extern void idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from,
+								  ReadyKey until);
+extern bool idemq_jobs_scan_next(JobsTable *table, ReadyKey *key);
+extern bool idemq_jobs_scan_attempt(JobsTable *table, Job *job);
+
+/*
+ * jobs_version.c
+ *		The visible version of a row, from the place that its index entries name.
+ */
+
+extern bool idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root,
+								TupleTableSlot *row, bool *all_dead, HeapTupleHeaderData *header);
+
+/*
+ * jobs_batch.c
+ *		Inserts of many rows that have no key.
+ */
+
+typedef struct JobsBatch JobsBatch;
+
+extern JobsBatch *idemq_jobs_batch_begin(JobsTable *table);
+extern void idemq_jobs_batch_add(JobsBatch *batch, JobChange *columns);
+extern void idemq_jobs_batch_end(JobsBatch *batch);
+
+/*
+ * jobs_id.c
+ *		New job ids, none of which was given before.
+ */
+
+extern int64 idemq_jobs_next_id(void);
+extern void idemq_jobs_next_ids(int64 *ids, int count);
+extern void idemq_jobs_ids_take_over(int64 greatest);
+extern int64 idemq_jobs_last_id(void);
+extern void idemq_jobs_ids_changed(void);
+extern void idemq_jobs_ids_unknown(void);
+extern void idemq_jobs_id_install(void);
+
+/*
+ * jobs_shard.c
+ *		Which ids are this database's, when it is a shard of many.
+ */
+
+/* A shard's ids have its number above so many bits: 64 shards stay below 2^53. */
+#define SHARD_ID_BITS 47
+#define MAX_SHARDS 64
+
+/* The ids that this database may give. */
+typedef struct IdPart
+{
+	int32 shard; /* -1: it is no shard */
+	int64 base;	 /* ids are above this ... */
+	int64 most;	 /* ... and up to this */
+} IdPart;
+
+extern void idemq_id_part_of(IdPart *part, int32 shard);
+extern int64 idemq_id_part_now(const IdPart *part);
+extern bool idemq_shard_set(int32 shard, int32 shards);
+extern void idemq_shard_assert(int32 shard, int32 shards);
+
+/*
+ * jobs_by_id.c
+ *		Scans of the primary key: all jobs, in the order of their ids.
+ */
+
+extern void idemq_jobs_ids_begin(JobsTable *table, int64 from, int64 until);
+extern bool idemq_jobs_ids_next(JobsTable *table, int64 *id);
+extern bool idemq_jobs_ids_in_doubt(JobsTable *table, Job *job);
+
+/*
+ * jobs_group.c
+ *		Jobs of a FIFO group, through the index jobs_group.
+ */
+
+extern bool idemq_jobs_group_first(JobsTable *table, int32 queue_id, Datum name, Job *job);
+extern bool idemq_jobs_group_head(JobsTable *table, int32 queue_id, Datum name, TimestampTz from,
+								  Job *job);
+extern bool idemq_jobs_group_blocked(JobsTable *table, int32 queue_id, Datum name, int64 from,
+									 Job *job);
+extern bool idemq_jobs_group_head_in_doubt(JobsTable *table, int32 queue_id, Datum name,
+										   TimestampTz from);
+extern bool idemq_jobs_group_uncommitted(JobsTable *table, int32 queue_id, Datum name,
+										 TimestampTz from, int64 *id);
+extern void idemq_jobs_group_scan_begin(JobsTable *table, int32 queue_id, Datum name,
+										TimestampTz from, TimestampTz until);
+extern bool idemq_jobs_group_scan_next(JobsTable *table, Job *job);
+extern bool idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *job);
+
+#endif
