@@ -93,9 +93,9 @@ idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job)
 }
 
 /*
- * Searches for another open transaction that is giving a key to a job or, with
- * changes, writes a job that has it; sets *xid, and *token when its insert may still
- * be taken back.
+ * Searches for another open transaction that is giving a key to a job, where none that is
+ * committed has it; or, with changes, writes a job that has it.  Sets *xid, and *token when
+ * its insert may still be taken back.
  */
 static bool
 find_twin(JobsTable *table, int32 queue_id, Datum key, bool changes, TransactionId *xid,
@@ -112,15 +112,15 @@ find_twin(JobsTable *table, int32 queue_id, Datum key, bool changes, Transaction
 	InitDirtySnapshot(dirty);
 	scan = begin_scan(table, index, &dirty, queue_id, key);
 	/* The snapshot's xmin and xmax are those of others only. */
-	while (!TransactionIdIsValid(*xid) && index_getnext_slot(scan, ForwardScanDirection, row))
+	while (index_getnext_slot(scan, ForwardScanDirection, row))
 	{
-		if (TransactionIdIsValid(dirty.xmin))
-		{
-			*xid = dirty.xmin;
-			*token = dirty.speculativeToken;
-		}
-		else if (changes)
-			*xid = dirty.xmax;
+		bool committed = !TransactionIdIsValid(dirty.xmin);
+
+		*xid = !committed ? dirty.xmin : changes ? dirty.xmax : InvalidTransactionId;
+		*token = dirty.speculativeToken;
+		/* What a worker writes of a committed job has an open xmin, too: that job is there as well. */
+		if (changes ? TransactionIdIsValid(*xid) : committed)
+			break;
 	}
 	index_endscan(scan);
 	ExecDropSingleTupleTableSlot(row);
