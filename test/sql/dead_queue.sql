@@ -131,6 +131,12 @@ SELECT id FROM idemq.enqueue('q', '1', headers => '{"a": 1}') \gset
 UPDATE idemq.jobs SET payload = to_jsonb(repeat(chr(1), 11 * 1024 * 1024)) WHERE id = :id;
 SELECT idemq.fail(id, token, 'big', permanent => true) FROM (SELECT id, token FROM idemq.claim('q')) c;
 SELECT payload->'payload' AS payload, payload->'headers' AS in_payload, headers, payload->>'error' AS error FROM idemq.claim('letters');
+-- Payload and headers of 36 MB each are above it together, and both are left out.
+TRUNCATE idemq.jobs, idemq.attempts;
+SELECT id FROM idemq.enqueue('q', '1') \gset
+UPDATE idemq.jobs SET payload = to_jsonb(repeat(chr(1), 6 * 1024 * 1024)), headers = jsonb_build_object('a', repeat(chr(1), 6 * 1024 * 1024)) WHERE id = :id;
+SELECT idemq.fail(id, token, 'two', permanent => true) FROM (SELECT id, token FROM idemq.claim('q')) c;
+SELECT payload->'payload' = 'null' AS no_payload, payload->'headers' = 'null' AS no_headers, length(headers->>'a') AS headers FROM idemq.claim('letters');
 
 -- Who has the key already has it (test/specs/dead-queue.spec: who is about to).
 TRUNCATE idemq.jobs, idemq.attempts;

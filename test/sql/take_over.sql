@@ -20,6 +20,7 @@ INSERT INTO idemq.queues OVERRIDING SYSTEM VALUE SELECT (jsonb_populate_record(q
 INSERT INTO idemq.audit OVERRIDING SYSTEM VALUE SELECT (jsonb_populate_record(a, '{"id": 5000}')).* FROM idemq.audit a LIMIT 1;
 RESET session_replication_role;
 SELECT idemq.enqueue('q', '2');
+SELECT idemq.create_queue('ours');
 SELECT idemq.take_over();
 
 SELECT id AS next, id > :now + 2 * :year AS above FROM idemq.enqueue('q', '2') \gset
