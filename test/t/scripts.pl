@@ -50,4 +50,60 @@ mkdir "$tmp/closed", 0 or die "$tmp/closed: $!";
 	ok(!-e "$tmp/called", 'nothing is installed');
 }
 
+# Lint looks again at what has changed, and at what has not passed; CI=true at all.  Its checks are two of our own here.
+{
+	my $tree = "$tmp/tree";
+	my $looked;
+	my $lint = slurp_file("$source/script/lint") =~ s/^check ".*//msr;
+	my $write = sub { my ($file, $text) = @_; unlink "$tree/$file"; append_to_file("$tree/$file", $text) };
+	my $run = sub {
+		unlink "$tmp/looked";
+		IPC::Run::run([ 'bash', "$tree/script/lint" ], '<', \undef, '>&', \$output);
+		$looked = -e "$tmp/looked" ? join ' ', sort split ' ', slurp_file("$tmp/looked") : '';
+	};
+
+	mkdir $_ or die "$_: $!" foreach $tree, map { "$tree/$_" } 'script', 'src', 'doc';
+	$write->('script/lint', "$lint
+look() { echo \$1 >>'$tmp/looked'; grep -H mistake \$1/* || true; ! grep -q failure \$1/*; }
+reads='src/' check 'of src' look src
+check 'of doc' look doc
+all_shown
+[ \$unchanged -eq 0 ] || echo unchanged: \$unchanged
+exit \$bad
+");
+	$write->($_, "text\n") foreach 'src/a.c', 'doc/a.md', 'Makefile';
+	local $ENV{CI} = '';
+
+	$run->();
+	is("$looked: $output", "doc src: ok of src\nok of doc\n", 'lint looks at what it has not seen');
+	$run->();
+	is("$looked: $output", "doc: ok of src\nok of doc\nunchanged: 1\n", 'not again at what has passed, where it is told what is read');
+	$write->('doc/b.md', 'text');
+	$run->();
+	is($looked, 'doc', 'nor when another file has changed');
+	foreach my $bad ([ 'mistake', "src/a.c:mistake\n" ], [ 'failure', '' ])
+	{
+		$write->('src/a.c', $bad->[0]);
+		foreach my $time ('that has changed', 'that has not passed')
+		{
+			$run->();
+			is("$looked: $output", "doc src: not ok of src\n$bad->[1]ok of doc\n", "at a file $time: a $bad->[0]");
+		}
+	}
+	$write->('src/a.c', "text\n");
+	$run->();
+	is($looked, 'doc', 'at no file that is as it was when it passed');
+	foreach my $change ([ 'src/b.c', "text\n" ], [ 'Makefile', "all:\n" ], [ 'script/lib.sh', "true\n" ])
+	{
+		$write->(@$change);
+		$run->();
+		is($looked, 'doc src', "but when $change->[0] is new, or another");
+		$run->();
+		is($looked, 'doc', 'once');
+	}
+	$ENV{CI} = 'true';
+	$run->();
+	is("$looked: $output", "doc src: ok of src\nok of doc\n", 'with CI=true at everything');
+}
+
 done_testing();
