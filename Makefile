@@ -13,6 +13,7 @@
 #                         choose tests, ACCEPT=1 takes the actual output as the expected one;
 #                         LANES=1: one at a time; CI=true: what is not installed fails (script/test);
 #                         NO_INSTALL=1: no Debian package is installed
+#   make check-writes     test, and what it has written outside its directories; as root, where nobody else is at work
 #   make ui-demo          the web page on a private server with jobs, until Ctrl-C
 #   make deb              Debian packages, one for each PostgreSQL with server headers, in dist/
 #   make dist             the archive for PGXN and the clients' packages, of the last commit, in dist/
@@ -219,7 +220,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo cluster-demo test check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients test-slow chaos failover soak fuzz mutants coverage sanitize bench bench-quick bench-peers format ui-demo
+.PHONY: print-compiler demo cluster-demo test check-writes check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients test-slow chaos failover soak fuzz mutants coverage sanitize bench bench-quick bench-peers format ui-demo
 
 test:
 	@$(TREE)/script/test $(or $(SUITES),lint regress isolation tap clients)
@@ -229,8 +230,8 @@ ui-demo:
 	@$(TREE)/script/ui-demo
 check-versions:
 	@$(TREE)/script/check-versions $(VERSIONS)
-check-postgres:
-	@$(TREE)/script/check-postgres $(SUITES)
+check-postgres check-writes:
+	@$(TREE)/script/$@ $(SUITES)
 deb dist:
 	@$(TREE)/script/make-$@ $(DIST)
 check-packages check-compilers:
