@@ -28,7 +28,7 @@ MINUTES = float(os.environ.get("MUTANTS_MINUTES") or 120)
 AREAS = (os.environ.get("AREA") or "").split()
 LANES = int(os.environ.get("LANES") or os.cpu_count() or 1)
 PATIENCE = 240  # seconds; what hangs is noticed
-SUITES = ("regress", "isolation", "tap")
+SUITES = {"regress": "test/sql/%s.sql", "isolation": "test/specs/%s.spec", "tap": "test/t/%s.pl"}
 BEGAN = time.monotonic()
 
 
@@ -99,6 +99,15 @@ def copied(name):
 
 def files_of(area):
     return sorted(f for pattern in area["files"] for f in glob.glob(pattern, root_dir=TREE) if fnmatch.fnmatch(f, pattern))
+
+
+def check_areas(areas):
+    """Ends the run when a file or a test of an area is not there: nothing would be changed, and all be killed."""
+    for name, area in areas.items():
+        wanted = area["files"] + [form % test for suite, form in SUITES.items() for test in area[suite].split()]
+        lost = [pattern for pattern in wanted if not glob.glob(pattern, root_dir=TREE)]
+        if lost:
+            sys.exit(f"{name}: there is no {', '.join(lost)}")
 
 
 def lines_that_run(areas):
@@ -183,7 +192,7 @@ class Lane:
             self.code(change)
 
     def killer(self, area, first):
-        fast = {suite: area[suite] for suite in SUITES[:2] if area[suite]}
+        fast = {suite: area[suite] for suite in ("regress", "isolation") if area[suite]}
         slow = {"tap": area["tap"]} if area["tap"] else {}
         rounds = [fast, slow]
         if first:
@@ -207,6 +216,7 @@ def minutes():
 def main():
     with open(f"{HERE}/areas.toml", "rb") as file:
         areas = tomllib.load(file)
+    check_areas(areas)
     if AREAS:
         areas = {name: areas[name] for name in AREAS}
     killed, unobservable = read_list("killed"), read_list("unobservable")
