@@ -56,34 +56,185 @@ ALTER TABLE idemq.topic_entries ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq.topic_grants ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq.topic_binding_entries ENABLE ROW LEVEL SECURITY;
 
+-- What the functions below ask of C: src/api/topics.c.
+CREATE FUNCTION idemq_inside.check_space(topic text) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_space';
+CREATE FUNCTION idemq_inside.topic_space(pattern text) RETURNS text
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_topic_space';
+CREATE FUNCTION idemq_inside.topic(topic text, privilege text, keep boolean) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_topic';
+CREATE FUNCTION idemq_inside.topic_may(topic text, role oid, privilege text) RETURNS boolean
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_topic_may';
+
 CREATE FUNCTION idemq.create_topic(topic text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_create_topic';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.create_topic(text)
 	IS 'create a space of topics, those whose first word is this: a letter or _ first, then letters, digits, _ and -, up to 48 bytes; the caller may then publish to it, bind queues to it and administer it; raises 42710 when there is one';
 
+CREATE FUNCTION idemq_inside.create_topic(topic text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idemq_inside.check_space(topic);
+	INSERT INTO idemq.topic_entries (topic, created_at) VALUES (create_topic.topic, idemq_inside.now())
+		ON CONFLICT DO NOTHING;
+	IF NOT FOUND THEN
+		RAISE EXCEPTION 'topic "%" already exists', topic USING ERRCODE = '42710',
+			HINT = 'Choose another name, or let its administrator grant you its use with idemq.grant_topic.';
+	END IF;
+	PERFORM idemq_inside.change_topic_grant(topic, idemq_inside.caller(), 'admin', true),
+		idemq_inside.audit('create_topic', 0, '', jsonb_build_object('topic', topic));
+END $$;
+
 CREATE FUNCTION idemq.drop_topic(topic text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_drop_topic';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.drop_topic(text) IS 'drop a space of topics with its grants and bindings; what was published stays; needs admin of it';
 
+-- The space first, which waits for whoever makes one of the others and keeps it; then all that names it.
+CREATE FUNCTION idemq_inside.drop_topic(topic text) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+	roles oid[];
+BEGIN
+	PERFORM idemq_inside.check_text('topic', drop_topic.topic, 1024), idemq_inside.topic(drop_topic.topic, 'admin', false);
+	DELETE FROM idemq.topic_entries WHERE topic = drop_topic.topic;
+	roles := ARRAY(SELECT role FROM idemq_inside.latest(
+		'SELECT DISTINCT r.oid FROM idemq.topic_grants g JOIN pg_roles r ON r.rolname = g.role_name WHERE g.topic = $1 ORDER BY 1',
+		drop_topic.topic) AS (role oid));
+	PERFORM idemq_inside.lock_role(role) FROM unnest(roles) role;
+	DELETE FROM idemq.topic_binding_entries WHERE topic = drop_topic.topic;
+	DELETE FROM idemq.topic_grants WHERE topic = drop_topic.topic;
+	PERFORM FROM idemq_inside.latest('SELECT true FROM idemq.topic_grants WHERE topic = $1 UNION ALL
+		SELECT true FROM idemq.topic_binding_entries WHERE topic = $1 LIMIT 1', drop_topic.topic) AS (is_left boolean);
+	IF FOUND THEN
+		RAISE EXCEPTION 'topic "%" has grants or bindings that this transaction cannot see', drop_topic.topic
+			USING ERRCODE = '40001', HINT = 'Run idemq.drop_topic at READ COMMITTED.';
+	END IF;
+	PERFORM idemq_inside.settle_usage(role) FROM unnest(roles) role;
+	PERFORM idemq_inside.audit('drop_topic', 0, '', jsonb_build_object('topic', drop_topic.topic));
+END $$;
+
 CREATE FUNCTION idemq.grant_topic(topic text, role regrole, privilege text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_grant_topic';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.grant_topic(text, regrole, text)
 	IS 'let a role publish to a space of topics, bind queues to it or administer it (publish | bind | admin); needs admin of it';
 
 CREATE FUNCTION idemq.revoke_topic(topic text, role regrole, privilege text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_revoke_topic';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.revoke_topic(text, regrole, text)
 	IS 'take back what idemq.grant_topic gave; without bind the bindings that a role has made are skipped from now on; needs admin of it';
 
+-- Writes or deletes a row of idemq.topic_grants; returns whether that has changed anything.
+CREATE FUNCTION idemq_inside.change_topic_grant(topic text, role oid, privilege text, granted boolean) RETURNS boolean
+	LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+	name name := idemq_inside.lock_role(role);
+	is_new boolean;
+BEGIN
+	IF granted THEN
+		INSERT INTO idemq.topic_grants AS g (topic, role_name, privilege)
+			VALUES (change_topic_grant.topic, name, change_topic_grant.privilege)
+			ON CONFLICT (topic, role_name, privilege) DO UPDATE SET role_oid = excluded.role_oid
+			WHERE g.role_oid IS DISTINCT FROM excluded.role_oid;
+	ELSE
+		DELETE FROM idemq.topic_grants WHERE topic = change_topic_grant.topic AND role_name = name
+			AND privilege = change_topic_grant.privilege;
+	END IF;
+	is_new := FOUND;
+	PERFORM idemq_inside.settle_usage(role);
+	RETURN is_new;
+END $$;
+
+-- What idemq.grant_topic and idemq.revoke_topic do.
+CREATE FUNCTION idemq_inside.decide_topic_grant(topic text, role oid, privilege text, granted boolean) RETURNS void
+	LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idemq_inside.check_text('topic', topic, 1024), idemq_inside.given('role', role),
+		idemq_inside.check_text('privilege', privilege, 64);
+	IF privilege NOT IN ('publish', 'bind', 'admin') THEN
+		RAISE EXCEPTION 'privilege must be publish, bind or admin, not "%"', privilege USING ERRCODE = '22023',
+			HINT = 'admin includes the other two.';
+	END IF;
+	PERFORM idemq_inside.topic(topic, 'admin', granted);
+	IF idemq_inside.change_topic_grant(topic, role, privilege, granted) THEN
+		PERFORM idemq_inside.audit(CASE WHEN granted THEN 'grant_topic' ELSE 'revoke_topic' END, 0, '',
+			jsonb_build_object('topic', topic, 'role', pg_get_userbyid(role), 'privilege', privilege));
+	END IF;
+END $$;
+
+CREATE FUNCTION idemq_inside.grant_topic(topic text, role regrole, privilege text) RETURNS void LANGUAGE sql AS
+	'SELECT idemq_inside.decide_topic_grant(topic, role, privilege, true)';
+CREATE FUNCTION idemq_inside.revoke_topic(topic text, role regrole, privilege text) RETURNS void LANGUAGE sql AS
+	'SELECT idemq_inside.decide_topic_grant(topic, role, privilege, false)';
+
 CREATE FUNCTION idemq.bind_topic(pattern text, queue text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_bind_topic';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.bind_topic(text, text)
 	IS 'have a queue get a job of all that is published to topics of a pattern: * is one word, # any number of words, none too; its first word is a space; returns false when the role has bound it so before; needs bind on the topic and enqueue on the queue, now and whenever something is published';
 
+-- A binding is of the role that makes it, and as good as that role's rights are when something is published
+-- (src/api/publish.c).  Two roles may bind one queue by one pattern; each binding stands for itself, so that
+-- nobody takes another's away.
+CREATE FUNCTION idemq_inside.bind_topic(pattern text, queue text) RETURNS boolean LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+	space text := idemq_inside.topic_space(pattern);
+	queue_number int;
+	is_new boolean;
+BEGIN
+	PERFORM idemq_inside.topic(space, 'bind', false);
+	queue_number := idemq_inside.queue(queue, 'enqueue', 'keep');
+	PERFORM idemq_inside.topic(space, NULL, true);
+	INSERT INTO idemq.topic_binding_entries AS b (topic, pattern, queue_id, role_name, bound_at)
+		VALUES (space, bind_topic.pattern, queue_number, pg_get_userbyid(idemq_inside.caller()), idemq_inside.now())
+		ON CONFLICT (topic, pattern, queue_id, role_name) DO UPDATE
+		SET role_oid = excluded.role_oid, bound_at = excluded.bound_at, refused_at = NULL
+		WHERE b.role_oid IS DISTINCT FROM excluded.role_oid;
+	is_new := FOUND;
+	IF is_new THEN
+		PERFORM idemq_inside.audit('bind_topic', queue_number, queue, jsonb_build_object('pattern', bind_topic.pattern));
+	END IF;
+	RETURN is_new;
+END $$;
+
 CREATE FUNCTION idemq.unbind_topic(pattern text, queue text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_unbind_topic';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.unbind_topic(text, text)
 	IS 'end the bindings of a queue by a pattern that the caller has made; all of them, with admin of the queue or of the topic; returns false when there was none, and raises 42501 when there are others'' alone';
+
+-- A role that has lost its privileges may still end its binding.
+CREATE FUNCTION idemq_inside.unbind_topic(pattern text, queue text) RETURNS boolean LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+	space text := idemq_inside.topic_space(pattern);
+	queue_number int;
+	role oid := idemq_inside.caller();
+	may_end_all boolean;
+	own name[];
+	others bigint;
+	ended boolean;
+BEGIN
+	PERFORM idemq_inside.check_text('queue', queue, 1024), idemq_inside.topic(space, NULL, false);
+	queue_number := idemq_inside.queue(queue, 'any');
+	may_end_all := idemq_inside.role_may(role, queue_number, 'admin') OR idemq_inside.topic_may(space, role, 'admin');
+	SELECT array_agg(name) FILTER (WHERE is_own), count(*) FILTER (WHERE NOT is_own) INTO own, others
+		FROM (SELECT b.name, may_end_all
+				OR coalesce(pg_has_role(role, idemq_inside.role_of(b.name, b.role_oid), 'USAGE'), false) AS is_own
+			FROM idemq_inside.latest('SELECT role_name, role_oid FROM idemq.topic_binding_entries
+				WHERE topic = $1 AND pattern = $2 AND queue_id = $3', space, unbind_topic.pattern, queue_number)
+				AS b (name name, role_oid oid)) x;
+	IF own IS NULL AND others > 0 THEN
+		RAISE EXCEPTION 'permission denied for bindings of queue "%" to topic "%"', queue, space USING ERRCODE = '42501',
+			DETAIL = 'The role that made a binding, and administrators of queue or topic, may end it.',
+			HINT = 'Let one of them call idemq.unbind_topic.';
+	END IF;
+	DELETE FROM idemq.topic_binding_entries WHERE topic = space AND pattern = unbind_topic.pattern
+		AND queue_id = queue_number AND role_name = ANY (own);
+	ended := FOUND;
+	IF ended THEN
+		PERFORM idemq_inside.audit('unbind_topic', queue_number, queue, jsonb_build_object('pattern', unbind_topic.pattern));
+	END IF;
+	RETURN ended;
+END $$;
 
 CREATE FUNCTION idemq.publish(
 	topic text, payload jsonb, key text DEFAULT NULL, delay interval DEFAULT NULL,
@@ -106,15 +257,41 @@ COMMENT ON FUNCTION idemq.topic_matches(text, text)
 -- Topic: Inside
 
 CREATE FUNCTION idemq.topic_privileges(topic text) RETURNS text[]
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_topic_privileges';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.topic_privileges(text) IS 'what the current role may do with a space of topics: returns publish, bind, admin, or some of them; use the view idemq.topics';
+
+CREATE FUNCTION idemq_inside.topic_privileges(topic text) RETURNS text[] STABLE LANGUAGE sql AS $$
+	SELECT idemq_inside.check_text('topic', topic, 1024);
+	SELECT ARRAY(SELECT p FROM unnest('{publish,bind,admin}'::text[]) p
+		WHERE idemq_inside.topic_may(topic, idemq_inside.caller(), p))
+$$;
 
 CREATE FUNCTION idemq.topic_states()
 	RETURNS TABLE (topic text, pattern text, queue_id int, role name, bound_at timestamptz, refused_at timestamptz,
 		refusal text)
-	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_topic_states';
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.topic_states()
 	IS 'the bindings that the caller has made, or may end; all for pg_monitor; use the view idemq.topic_bindings';
+
+-- Why a binding would be skipped is asked as idemq.publish does, at this moment.
+CREATE FUNCTION idemq_inside.topic_states()
+	RETURNS TABLE (topic text, pattern text, queue_id int, role name, bound_at timestamptz, refused_at timestamptz,
+		refusal text)
+	STABLE LANGUAGE sql AS $$
+	SELECT b.topic, b.pattern, b.queue_id, b.role_name, b.bound_at, b.refused_at, CASE
+			WHEN NOT EXISTS (SELECT FROM idemq.topic_entries t WHERE t.topic = b.topic) THEN 'its topic does not exist'
+			WHEN r.role IS NULL THEN format('role "%s" was dropped or renamed', b.role_name)
+			WHEN NOT idemq_inside.topic_may(b.topic, r.role, 'bind')
+				THEN format('role "%s" may not bind to the topic any more', b.role_name)
+			WHEN NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = b.queue_id) THEN 'its queue does not exist'
+			WHEN NOT idemq_inside.role_may(r.role, b.queue_id, 'enqueue')
+				THEN format('role "%s" may not enqueue to the queue any more', b.role_name) END
+	FROM idemq_inside.caller() c(role), idemq.topic_binding_entries b,
+		LATERAL (SELECT idemq_inside.role_of(b.role_name, b.role_oid)) r(role)
+	WHERE pg_has_role(c.role, 'pg_monitor', 'USAGE') OR pg_has_role(c.role, r.role, 'USAGE')
+		OR idemq_inside.topic_may(b.topic, c.role, 'admin') OR idemq_inside.role_may(c.role, b.queue_id, 'admin')
+	ORDER BY b.topic, b.pattern, b.queue_id, b.role_name
+$$;
 
 CREATE FUNCTION idemq.publish_counts(OUT calls bigint, OUT jobs bigint, OUT skipped bigint)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_publish_counts';

@@ -8,6 +8,7 @@
 REVOKE ALL ON ALL TABLES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
+REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq_inside FROM PUBLIC;
 
 GRANT USAGE ON SCHEMA idemq TO pg_monitor;
 GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.steps, idemq.audit, idemq.queues, idemq.metrics,

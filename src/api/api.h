@@ -205,4 +205,14 @@ extern Datum idemq_change_many(FunctionCallInfo fcinfo, const JobChanger *change
 
 extern void idemq_grant_admin(int32 queue_id, Oid role);
 
+/*
+ * gate.c
+ *		SQL functions in front of functions in SQL.
+ */
+
+extern Oid idemq_gate_caller(void);
+extern int idemq_gate_become(Oid role);
+extern int idemq_gate_become_caller(void);
+extern void idemq_gate_become_owner(int guc_level);
+
 #endif

@@ -64,7 +64,7 @@ idemq_grant_admin(int32 queue_id, Oid role)
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&add_grant, values, NULL, SPI_OK_INSERT);
 	idemq_spi_end(&scope);
-	idemq_usage_grant(role);
+	idemq_usage_settle(role);
 }
 
 /* Reads the arguments of grant_queue and revoke_queue as parameters of their statements. */
@@ -149,13 +149,9 @@ change_grant(FunctionCallInfo fcinfo, SqlStatement *statement, int code, const c
 	idemq_spi_begin(&scope);
 	changed = idemq_spi_run(statement, values, NULL, code) > 0;
 	idemq_spi_end(&scope);
-	if (statement == &add_grant)
-		idemq_usage_grant(PG_GETARG_OID(1));
-	else
-	{
-		idemq_usage_settle(PG_GETARG_OID(1));
+	idemq_usage_settle(PG_GETARG_OID(1));
+	if (statement != &add_grant)
 		say_what_ends(&queue, PG_GETARG_OID(1));
-	}
 	if (changed)
 		idemq_audit(&(AuditEntry){.action = action,
 								  .queue = &queue,

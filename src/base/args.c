@@ -293,6 +293,20 @@ idemq_value_row_datum(FunctionCallInfo fcinfo, Datum value)
 	return idemq_row_datum(fcinfo, &value, &isnull);
 }
 
+/* Returns where a set-returning function's result goes.  Raises 0A000 where none can go. */
+ReturnSetInfo *
+idemq_srf_place(FunctionCallInfo fcinfo)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+
+	if (rsinfo == NULL || !IsA(rsinfo, ReturnSetInfo) ||
+		(rsinfo->allowedModes & SFRM_Materialize) == 0)
+		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						errmsg("set-valued function called in a place that takes no set"),
+						errhint("Call it in FROM.")));
+	return rsinfo;
+}
+
 /*
  * Begins a set-returning function's result; returns its tuplestore, and the row
  * type in *desc.  The caller's memory context is the function's own.
@@ -300,14 +314,9 @@ idemq_value_row_datum(FunctionCallInfo fcinfo, Datum value)
 Tuplestorestate *
 idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc)
 {
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	ReturnSetInfo *rsinfo = idemq_srf_place(fcinfo);
 	MemoryContext old;
 
-	if (rsinfo == NULL || !IsA(rsinfo, ReturnSetInfo) ||
-		(rsinfo->allowedModes & SFRM_Materialize) == 0)
-		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-						errmsg("set-valued function called in a place that takes no set"),
-						errhint("Call it in FROM.")));
 	old = MemoryContextSwitchTo(rsinfo->econtext->ecxt_per_query_memory);
 	if (rsinfo->expectedDesc != NULL)
 		*desc = CreateTupleDescCopy(rsinfo->expectedDesc);

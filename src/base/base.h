@@ -395,6 +395,7 @@ extern void idemq_arg_attempts(FunctionCallInfo fcinfo, ArrayArg *ids, ArrayArg 
 extern Datum idemq_interval_datum(int64 usecs);
 extern Datum idemq_row_datum(FunctionCallInfo fcinfo, Datum *values, bool *nulls);
 extern Datum idemq_value_row_datum(FunctionCallInfo fcinfo, Datum value);
+extern ReturnSetInfo *idemq_srf_place(FunctionCallInfo fcinfo);
 extern Tuplestorestate *idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc);
 
 extern int idemq_compare_int32(const void *a, const void *b);

@@ -328,7 +328,7 @@ grant_usage(void)
 	foreach(lc, roles)
 	{
 		idemq_role_lock(lfirst_oid(lc), ROLE_LOCK_GRANTS);
-		idemq_usage_grant(lfirst_oid(lc));
+		idemq_usage_settle(lfirst_oid(lc));
 	}
 }
 

@@ -157,7 +157,6 @@ typedef enum RoleLock
 } RoleLock;
 
 extern void idemq_role_lock(Oid role, RoleLock what);
-extern void idemq_usage_grant(Oid role);
 extern void idemq_usage_settle(Oid role);
 
 /*
@@ -191,6 +190,7 @@ extern bool idemq_topic_find(const char *name, TopicSpace *space);
 extern int idemq_topic_privileges(const TopicSpace *space, Oid role);
 extern void idemq_topic_open(const char *name, int wanted, TopicSpace *space);
 extern void idemq_topic_keep(const char *name);
+pg_noreturn extern void idemq_topic_refuse_unknown(const char *name);
 
 /*
  * handlers.c

@@ -131,14 +131,10 @@ change_usage(Oid role, bool grant)
 	CommandCounterIncrement();
 }
 
-/* Gives a role that is granted something on a queue USAGE of the schema.  The role's lock held. */
-void
-idemq_usage_grant(Oid role)
-{
-	change_usage(role, true);
-}
-
-/* Takes USAGE away from a role that has nothing more in the schema.  The role's lock held. */
+/*
+ * Gives a role that has anything in the schema USAGE of it, and takes it from one that has
+ * nothing more.  The role's lock held.
+ */
 void
 idemq_usage_settle(Oid role)
 {
@@ -151,6 +147,5 @@ idemq_usage_settle(Oid role)
 	idemq_spi_begin(&scope);
 	needed = idemq_spi_query_latest(&needs_usage, values, NULL) > 0;
 	idemq_spi_end(&scope);
-	if (!needed)
-		change_usage(role, false);
+	change_usage(role, needed);
 }

@@ -99,8 +99,9 @@ idemq_topic_privileges(const TopicSpace *space, Oid role)
 	return privileges;
 }
 
-pg_noreturn static void
-refuse_unknown(const char *name)
+/* Raises 42704. */
+void
+idemq_topic_refuse_unknown(const char *name)
 {
 	ereport(ERROR, (errcode(ERRCODE_UNDEFINED_OBJECT), errmsg("topic \"%s\" does not exist", name),
 					errhint("Create it with SELECT idemq.create_topic('...'), or correct the first "
@@ -119,7 +120,7 @@ idemq_topic_open(const char *name, int wanted, TopicSpace *space)
 													 : "admin";
 
 	if (!idemq_topic_find(name, space))
-		refuse_unknown(name);
+		idemq_topic_refuse_unknown(name);
 	if ((idemq_topic_privileges(space, GetUserId()) & wanted) != 0)
 		return;
 	ereport(ERROR,
@@ -140,6 +141,6 @@ idemq_topic_keep(const char *name)
 
 	idemq_spi_begin(&scope);
 	if (idemq_spi_run(&keep_row, &value, NULL, SPI_OK_SELECT) == 0)
-		refuse_unknown(name);
+		idemq_topic_refuse_unknown(name);
 	idemq_spi_end(&scope);
 }

@@ -5,6 +5,10 @@ Functions, tables and types come from the catalog: a new one is covered without 
 Four processes, each with a session for each role, choose from the seed: what they send is
 the same again with the same seed, how they meet is not, nor the ids that they are given.
 
+Functions behind the gate (src/api/gate.c) are also called after SET ROLE in a superuser's session, by
+functions that are SECURITY DEFINER, and in error handlers, and by these once more: with the rights of
+the role, whoever's session it is, and what was set before is set again.
+
 Strings of two tenants ("canaries") stand in the jobs; nobody sends one.  A canary
 in an answer, error or notice to a role that may not see it is a leak.  While only
 strangers call, the rows of tenant b do not change.  An SQLSTATE that the manual does not
@@ -88,6 +92,7 @@ class Catalog:
             ORDER BY proname, oid""").fetchall()
         self.relations = [name for (name,) in conn.execute("""
             SELECT relname FROM pg_class WHERE relnamespace = 'idemq'::regnamespace AND relkind IN ('r', 'v', 'S') ORDER BY 1""")]
+        self.gated = {name for (name,) in conn.execute("SELECT proname FROM pg_proc WHERE prosrc LIKE 'idemq\\_sql\\_v2\\_gate%'")}
         self.enums = collections.defaultdict(list)
         for name, label in conn.execute("SELECT format_type(enumtypid, NULL), enumlabel FROM pg_enum ORDER BY 1, enumsortorder"):
             self.enums[name].append(label)
@@ -261,7 +266,8 @@ class Fuzzer:
         self.catalog = Catalog(self.root)
         self.values = Values(self.rng, self.catalog)
         self.sessions = {role: Session(dsn, role) for role in ROLES if role in roles}
-        for session in self.sessions.values():
+        self.lent = Session(dsn, "postgres")  # which does what a role may
+        for session in [*self.sessions.values(), self.lent]:
             session.connect()
         self.states = collections.Counter()
         self.called = collections.Counter()
@@ -317,10 +323,13 @@ class Fuzzer:
     def report(self, what, sql):
         self.found.append(f"{what}: process {self.number}, call {self.done}, {self.role}: {sql[:600]}")
 
-    def send(self, sql):
+    def send(self, sql, session=None):
         """Sends a statement and judges its answer; returns its SQLSTATE."""
-        session = self.sessions[self.role]
+        session = session or self.sessions[self.role]
         state = session.send(sql)
+        caught = re.findall(rb"^caught (\w{5}) ", b"\n".join(session.heard), re.M) if "nested_" in sql else []
+        if state == "00000" and caught:
+            state = caught[-1].decode()
         self.states[state] += 1
         if state == "lost":
             # By an administrator's command, which the log tells, or by a crash, which the runner finds in it.
@@ -339,11 +348,24 @@ class Fuzzer:
             self.report(f"leak of {', '.join(leaks)}", sql)
         return state
 
+    def send_otherwise(self, sql):
+        """As send, of a call with the role's rights that is not its session's own."""
+        way = self.rng.choice(["handler", "definer", "role"])
+        if way == "handler":
+            return self.send(f"SELECT nested_call({quote(sql)})")
+        if way == "definer":
+            return self.send(f"SELECT nested_by_{self.role}({quote(sql)})", self.lent)
+        self.lent.send(f"SET ROLE {self.role}")
+        state = self.send(sql, self.lent)
+        self.lent.send("RESET ROLE")
+        return state
+
     def statement(self):
         if self.rng.random() < 0.12:
             return self.send(self.table())
         self.done += 1
-        state = self.send(self.call())
+        sql = self.call()
+        state = self.send_otherwise(sql) if self.calling in self.catalog.gated and self.rng.random() < 0.7 else self.send(sql)
         self.called[self.calling] += 1
         self.worked[self.calling] += state == "00000"
         return state
@@ -437,6 +459,25 @@ BEGIN
 	END LOOP;
 END $$
 """
+# Runs a statement, and again in the handler of its error; what the gate has set must not stay.
+NESTED = """
+CREATE FUNCTION nested_settings() RETURNS text LANGUAGE sql AS $$ SELECT concat_ws('; ', current_user, current_setting('search_path'),
+	current_setting('enable_seqscan'), current_setting('jit'), current_setting('plan_cache_mode')) $$;
+CREATE FUNCTION nested_call(sql text, again boolean DEFAULT true) RETURNS SETOF text LANGUAGE plpgsql AS $$
+DECLARE
+	before text := nested_settings();
+	answer record;
+BEGIN
+	FOR answer IN EXECUTE sql LOOP
+		RETURN NEXT answer::text;
+	END LOOP;
+	IF nested_settings() <> before THEN RAISE SQLSTATE 'SETUP' USING MESSAGE = nested_settings(); END IF;
+EXCEPTION WHEN OTHERS THEN
+	IF nested_settings() <> before THEN RAISE SQLSTATE 'SETUP' USING MESSAGE = nested_settings(); END IF;
+	RETURN NEXT format('caught %s %s', SQLSTATE, SQLERRM);
+	IF again THEN RETURN QUERY SELECT nested_call(sql, false); END IF;
+END $$
+"""
 # What strangers must not change.
 DIGEST = """
 SELECT md5(string_agg(t, E'\\n' ORDER BY t)), count(*) FROM (
@@ -453,6 +494,10 @@ def set_up(conn):
             conn.execute(f"CREATE ROLE {role} LOGIN")
             conn.execute(f"GRANT USAGE ON SCHEMA idemq TO {role}")
     conn.execute("CREATE ROLE fuzz_friend")
+    conn.execute(NESTED)
+    for role in ROLES:
+        conn.execute(f"CREATE FUNCTION nested_by_{role}(sql text) RETURNS SETOF text SECURITY DEFINER LANGUAGE sql AS 'SELECT nested_call(sql)'")
+        conn.execute(f"ALTER FUNCTION nested_by_{role}(text) OWNER TO {role}")
     conn.execute("GRANT pg_monitor TO fuzz_monitor")
     conn.execute("GRANT pg_read_all_data, pg_write_all_data TO fuzz_reader")
     conn.execute("CALL idemq.tick()")

@@ -61,7 +61,7 @@ sub catalogs
 			LEFT JOIN pg_type t ON d.classid = 'pg_type'::regclass AND t.oid = d.objid
 			WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' ORDER BY pg_describe_object(d.classid, d.objid, 0) COLLATE "C"},
 		functions => qq{SELECT oid::regprocedure, prorettype::regtype, proallargtypes::regtype[], pg_get_functiondef(oid), $columns
-			FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace ORDER BY oid::regprocedure::text COLLATE "C"},
+			FROM pg_proc WHERE pronamespace IN ('idemq'::regnamespace, 'idemq_inside'::regnamespace) ORDER BY oid::regprocedure::text COLLATE "C"},
 		extension => q{SELECT extversion, extrelocatable, extnamespace::regnamespace, extconfig::regclass[], extcondition, extowner::regrole
 			FROM pg_extension WHERE extname = 'idemq'},
 		relations => q{SELECT oid::regclass, relkind, relpersistence, reloptions, relrowsecurity, relforcerowsecurity, relreplident, relhastriggers,
@@ -284,6 +284,9 @@ foreach my $object (sort keys %in_the_way)
 	is_state($node, $update, '2BP01', 'SQLSTATE', 'depends');
 	sql($node, $drop, 'depends');
 }
+sql($node, 'CREATE SCHEMA idemq_inside', 'depends');
+is_state($node, $update, '42P06', 'a schema that was planted', 'depends');
+sql($node, 'DROP SCHEMA idemq_inside', 'depends');
 is_sql($node, "$old; $rows", "0.1.0\n$before", 'nothing has changed', 'depends');
 
 # The manual's way: it writes the commands, which are one transaction with the update.
@@ -299,6 +302,18 @@ is_sql($node, q{SELECT * FROM mine; SELECT count(*) FROM names; SELECT count(*) 
 	"1|completed|committed\n5\n4\nt|t\nmine_job_fkey\ncommitted\nt", 'types, views and functions go on', 'depends');
 sql($node, 'DROP INDEX idemq.by_worker; ALTER TABLE mine DROP CONSTRAINT mine_job_fkey', 'depends');
 same_catalogs('depends', 'depends', qw(members));
+
+# ---- Functions behind the gate that are older than the library in memory, or newer
+
+my $gated = sql($node, "SELECT oid::regproc || '()' FROM pg_proc WHERE prosrc = 'idemq_sql_v2_gate' AND pronargs = 0", 'fresh');
+foreach my $other ('0.1.9', '9.0.0')
+{
+	sql($node, "CREATE OR REPLACE FUNCTION idemq_inside.version() RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT ''$other'''", 'fresh');
+	(undef, undef, $said) = $node->psql('fresh', "SELECT $gated");
+	like($said, qr/ERROR:  the SQL objects of idemq in this database are not of its library's version, \Q$version\E\nHINT:  Restart the server/, "$other: refused");
+}
+sql($node, "CREATE OR REPLACE FUNCTION idemq_inside.version() RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT ''$version'''", 'fresh');
+is_state($node, "SELECT $gated", '00000', 'those of the library\'s own: called', 'fresh');
 
 like(slurp_file($node->logfile), qr/LOG:  idemq does nothing in this database: its SQL objects are older than its library/, 'the worker had said why it stayed away');
 is(unexpected($node, 'workers'), '', 'and had no error');

@@ -1,0 +1,46 @@
+-- What stands behind the gate (src/api/gate.c): a function of schema idemq whose symbol is idemq_sql_v2_gate
+-- calls the one of the same name and arguments here, as the owner of the tables.  Nobody else may call these.
+-- Plain CREATE: a planted schema makes the install fail.
+CREATE SCHEMA idemq_inside;
+COMMENT ON SCHEMA idemq_inside IS 'what idemq does as the owner of its tables; nothing here is called by others';
+
+-- The gate compares it with the library's.
+DO $$
+BEGIN
+	EXECUTE format('CREATE OR REPLACE FUNCTION idemq_inside.version() RETURNS text IMMUTABLE LANGUAGE sql AS %L',
+		format('SELECT %L', (SELECT e.extversion FROM pg_catalog.pg_extension e WHERE e.extname = 'idemq')));
+END $$;
+
+-- What they ask of C; src/api/inside.c says what each takes and raises.
+CREATE FUNCTION idemq_inside.caller() RETURNS oid
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_caller';
+CREATE FUNCTION idemq_inside.now() RETURNS timestamptz
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_now';
+CREATE FUNCTION idemq_inside.given(name text, value "any") RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_given';
+CREATE FUNCTION idemq_inside.check_text(name text, value text, most int) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_text';
+CREATE FUNCTION idemq_inside.queue(name text, privilege text, hold text DEFAULT '', argument text DEFAULT 'queue')
+	RETURNS int
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_queue';
+CREATE FUNCTION idemq_inside.role_may(role oid, queue_id int, privilege text) RETURNS boolean
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_role_may';
+CREATE FUNCTION idemq_inside.role_of(name name, role_oid oid) RETURNS oid
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_role_of';
+CREATE FUNCTION idemq_inside.lock_role(role oid, what text DEFAULT 'grants') RETURNS name
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_lock_role';
+CREATE FUNCTION idemq_inside.settle_usage(role oid) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_settle_usage';
+CREATE FUNCTION idemq_inside.audit(action text, queue_id int, queue text, details jsonb DEFAULT NULL,
+	job_id bigint DEFAULT NULL, jobs bigint DEFAULT NULL) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_audit';
+CREATE FUNCTION idemq_inside.latest(query text) RETURNS SETOF record
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_latest';
+CREATE FUNCTION idemq_inside.latest(query text, VARIADIC args "any") RETURNS SETOF record
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_latest';
+CREATE FUNCTION idemq_inside.as_caller(query text) RETURNS SETOF record
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_as_caller';
+CREATE FUNCTION idemq_inside.as_caller(query text, VARIADIC args "any") RETURNS SETOF record
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_as_caller';
+CREATE FUNCTION idemq_inside.as_role(role oid, query text, VARIADIC args "any") RETURNS SETOF record
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_as_role';

@@ -1,0 +1,294 @@
+/*
+ * api/gate.c
+ *		The gate: an SQL function of schema idemq is this C function in front, and behind it a function
+ *		of the same name and arguments in schema idemq_inside, in SQL or PL/pgSQL.
+ *
+ * It is for what is no hot path, and hardly more than SQL.  The function behind runs as the owner
+ * of idemq's tables, and nobody else may call it.  The role that has called is in a frame: each
+ * check of rights, each row of idemq.audit, and each call of a function of schema idemq is
+ * made as that role, by the functions of api/inside.c, which raise where no frame is open.
+ * (current_user is the owner, to whom everything is allowed.)
+ *
+ *		idemq_sql_v2_gate		in a security-restricted context: for what does not write idemq.jobs
+ *		idemq_sql_v2_gate_jobs	the DBA may have put deferred triggers on idemq.jobs, which such
+ *								a context does not allow
+ *
+ * A function behind that is STABLE only reads: all of it under one snapshot, the latest, at each
+ * isolation level; also on a standby.  One that is VOLATILE raises 25006 and 55000 before it is
+ * called; above READ COMMITTED its statements have the transaction's snapshot, and it reads what was
+ * committed since by idemq_inside.latest.
+ *
+ * PostgreSQL plans the statements behind perhaps when the tables have no rows yet, and for few
+ * rows each: generic plans, without sequential scans, whose prices of 1e10 would start JIT.
+ *
+ * An error (RAISE, with ERRCODE and HINT) leaves as one of a C function does: without the lines of
+ * the functions behind in its CONTEXT, and without the DETAIL in which PostgreSQL shows a row, which
+ * the caller may not read.
+ *
+ * test/sql/gate.sql, test/specs/gate-levels.spec and test/t/fuzz.pl take the functions from the catalog.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+
+#include "api/api.h"
+#include "base/base.h"
+#include "table/table.h"
+
+#define INSIDE_SCHEMA "idemq_inside"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_gate);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_gate_jobs);
+
+/* A call that is behind the gate; on the stack of that call. */
+typedef struct Frame
+{
+	struct Frame *outer;
+	Oid caller;
+	int caller_context;		 /* flags of security */
+	const char *search_path; /* the caller's */
+	Oid owner;
+	int owner_context;
+	SubTransactionId away_in; /* in which something is done as the caller; invalid: nothing is */
+} Frame;
+
+static Frame *frames = NULL; /* the innermost first */
+
+/* What a call looks up once for as long as its FmgrInfo lives. */
+typedef struct Behind
+{
+	FmgrInfo function;
+	bool reads;
+	bool is_void;
+} Behind;
+
+static void
+set(const char *setting, const char *value)
+{
+	(void) set_config_option(setting, value, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0,
+							 false);
+}
+
+/* Raises 55000 unless the functions behind are of the library's own version. */
+static void
+check_version(Oid schema)
+{
+	static const char library[] = CppAsString2(IDEMQ_VERSION);
+	oidvector *none = buildoidvector(NULL, 0);
+	HeapTuple tuple = SearchSysCache3(PROCNAMEARGSNSP, CStringGetDatum("version"),
+									  PointerGetDatum(none), ObjectIdGetDatum(schema));
+	bool isnull;
+	char *source;
+
+	if (!HeapTupleIsValid(tuple))
+		idemq_refuse_outdated();
+	source =
+		TextDatumGetCString(SysCacheGetAttr(PROCNAMEARGSNSP, tuple, Anum_pg_proc_prosrc, &isnull));
+	ReleaseSysCache(tuple);
+	if (strcmp(source, psprintf("SELECT %s", quote_literal_cstr(library))) != 0)
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						errmsg("the SQL objects of idemq in this database are not of its library's "
+							   "version, %s",
+							   library),
+						errhint("Restart the server if it may have an older library in memory, "
+								"then run ALTER EXTENSION idemq UPDATE in this database.")));
+}
+
+/* Returns the function behind the one that is called.  Raises 55000. */
+static Behind *
+find_behind(FmgrInfo *front)
+{
+	Behind *behind = front->fn_extra;
+	HeapTuple tuple;
+	HeapTuple other;
+	Oid schema;
+
+	if (behind != NULL)
+		return behind;
+	(void) idemq_oids(); /* raises 42P01, 55000 */
+	schema = get_namespace_oid(INSIDE_SCHEMA, true);
+	check_version(schema);
+	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(front->fn_oid));
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for function %u", front->fn_oid);
+	other = SearchSysCache3(PROCNAMEARGSNSP,
+							NameGetDatum(&((Form_pg_proc) GETSTRUCT(tuple))->proname),
+							PointerGetDatum(&((Form_pg_proc) GETSTRUCT(tuple))->proargtypes),
+							ObjectIdGetDatum(schema));
+	if (!HeapTupleIsValid(other))
+		idemq_refuse_outdated();
+	behind = MemoryContextAllocZero(front->fn_mcxt, sizeof(Behind));
+	behind->reads = ((Form_pg_proc) GETSTRUCT(other))->provolatile != PROVOLATILE_VOLATILE;
+	behind->is_void = ((Form_pg_proc) GETSTRUCT(other))->prorettype == VOIDOID;
+	fmgr_info_cxt(((Form_pg_proc) GETSTRUCT(other))->oid, &behind->function, front->fn_mcxt);
+	ReleaseSysCache(other);
+	ReleaseSysCache(tuple);
+	front->fn_extra = behind;
+	return behind;
+}
+
+/* Raises the error that was caught again, without what is not the caller's to know. */
+pg_noreturn static void
+raise_again(MemoryContext context)
+{
+	ErrorData *error;
+
+	MemoryContextSwitchTo(context);
+	error = CopyErrorData();
+	FlushErrorState();
+	error->context = NULL;
+	error->internalquery = NULL;
+	error->internalpos = error->cursorpos = 0;
+	/* These show rows. */
+	if (ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION ||
+		error->sqlerrcode == ERRCODE_WITH_CHECK_OPTION_VIOLATION)
+		error->detail = NULL;
+	ThrowErrorData(error);
+	pg_unreachable();
+}
+
+/*
+ * Calls the function behind as the owner.  The stack of error contexts is as if nobody had called:
+ * what an error has then is of the functions behind; ThrowErrorData adds that of the callers.
+ */
+static Datum
+call_as_owner(FunctionCallInfo fcinfo, Behind *behind, Frame *frame)
+{
+	int level = NewGUCNestLevel();
+	Datum result;
+
+	SetUserIdAndSecContext(frame->owner, frame->owner_context);
+	set("search_path", "pg_catalog, pg_temp");
+	set("plan_cache_mode", "force_generic_plan");
+	set("enable_seqscan", "off");
+	set("jit", "off");
+	if (behind->reads)
+		PushActiveSnapshot(GetLatestSnapshot());
+	fcinfo->flinfo = &behind->function;
+	fcinfo->context = NULL;
+	error_context_stack = NULL;
+	result = FunctionCallInvoke(fcinfo);
+	fcinfo->isnull &= !behind->is_void;
+	if (behind->reads)
+		PopActiveSnapshot();
+	AtEOXact_GUC(true, level);
+	SetUserIdAndSecContext(frame->caller, frame->caller_context);
+	return result;
+}
+
+/* As call_as_owner, in a frame; after an error, the caller's subtransaction puts the rest back. */
+static Datum
+call_in_frame(FunctionCallInfo fcinfo, Behind *behind, int restriction)
+{
+	Frame frame = {.outer = frames, .search_path = pstrdup(namespace_search_path)};
+	MemoryContext context = CurrentMemoryContext;
+	FmgrInfo *front = fcinfo->flinfo;
+	fmNodePtr node = fcinfo->context;
+	Datum result;
+
+	GetUserIdAndSecContext(&frame.caller, &frame.caller_context);
+	frame.owner = idemq_oids()->owner;
+	frame.owner_context = frame.caller_context | SECURITY_LOCAL_USERID_CHANGE | restriction;
+	PG_TRY();
+	{
+		frames = &frame;
+		result = call_as_owner(fcinfo, behind, &frame);
+	}
+	PG_CATCH();
+	{
+		frames = frame.outer;
+		raise_again(context);
+	}
+	PG_END_TRY();
+	frames = frame.outer;
+	fcinfo->flinfo = front;
+	fcinfo->context = node;
+	return result;
+}
+
+/* The gate.  A set comes as a whole: nothing behind goes on when the frame is gone. */
+static Datum
+pass(FunctionCallInfo fcinfo, int restriction)
+{
+	Behind *behind = find_behind(fcinfo->flinfo);
+
+	if (!behind->reads)
+		idemq_jobs_check_writable();
+	if (behind->function.fn_retset)
+		idemq_srf_place(fcinfo)->allowedModes |= SFRM_Materialize_Preferred;
+	return call_in_frame(fcinfo, behind, restriction);
+}
+
+/* The function behind, in a security-restricted context. */
+Datum
+idemq_sql_v2_gate(PG_FUNCTION_ARGS)
+{
+	return pass(fcinfo, SECURITY_RESTRICTED_OPERATION);
+}
+
+/* The function behind, which may write idemq.jobs. */
+Datum
+idemq_sql_v2_gate_jobs(PG_FUNCTION_ARGS)
+{
+	return pass(fcinfo, 0);
+}
+
+/* Returns the frame in which a function behind runs.  Raises 55000 for anybody else. */
+static Frame *
+open_frame(void)
+{
+	if (frames == NULL || SubTransactionIsActive(frames->away_in))
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						errmsg("functions of schema idemq_inside are called by idemq alone"),
+						errhint("Call a function of schema idemq.")));
+	return frames;
+}
+
+/* Returns the role that called the function in front.  Raises 55000 where no gate is open. */
+Oid
+idemq_gate_caller(void)
+{
+	return open_frame()->caller;
+}
+
+/*
+ * Becomes a role until idemq_gate_become_owner; after an error the end of the subtransaction puts
+ * that back.  Returns what idemq_gate_become_owner takes.  Raises 55000 where no gate is open.
+ */
+int
+idemq_gate_become(Oid role)
+{
+	Frame *frame = open_frame();
+
+	SetUserIdAndSecContext(role, frame->owner_context);
+	frame->away_in = GetCurrentSubTransactionId();
+	return NewGUCNestLevel();
+}
+
+/* As idemq_gate_become, the caller, with the caller's search_path. */
+int
+idemq_gate_become_caller(void)
+{
+	int level = idemq_gate_become(idemq_gate_caller());
+
+	set("search_path", frames->search_path);
+	return level;
+}
+
+/* Becomes the owner again. */
+void
+idemq_gate_become_owner(int guc_level)
+{
+	AtEOXact_GUC(true, guc_level);
+	SetUserIdAndSecContext(frames->owner, frames->owner_context);
+	frames->away_in = InvalidSubTransactionId;
+}

@@ -1,0 +1,285 @@
+/*
+ * api/inside.c
+ *		What the functions behind the gate ask of C (api/gate.c); in schema idemq_inside.
+ *
+ * Each raises 55000 where no gate is open.  What asks for rights, or writes who did something,
+ * does that as the role that has called.  Arguments come from idemq's own SQL, and are not checked,
+ * but for those that are the caller's: value, name.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/tuplestore.h"
+
+#include "api/api.h"
+#include "base/base.h"
+#include "queue/queue.h"
+#include "table/table.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_caller);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_now);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_given);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_text);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_queue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_role_may);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_role_of);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_lock_role);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_settle_usage);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_audit);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_latest);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_as_caller);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_as_role);
+
+/* caller() -> the role that has called. */
+Datum
+idemq_sql_v2_inside_caller(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_OID(idemq_gate_caller());
+}
+
+/* now() -> idemq_now(). */
+Datum
+idemq_sql_v2_inside_now(PG_FUNCTION_ARGS)
+{
+	(void) idemq_gate_caller();
+	PG_RETURN_TIMESTAMPTZ(idemq_now());
+}
+
+/* given(name, value) -> void; 22004 for NULL. */
+Datum
+idemq_sql_v2_inside_given(PG_FUNCTION_ARGS)
+{
+	(void) idemq_gate_caller();
+	idemq_arg_required(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)));
+	PG_RETURN_VOID();
+}
+
+/* check_text(name, value, most bytes) -> void; 22004, 22023. */
+Datum
+idemq_sql_v2_inside_check_text(PG_FUNCTION_ARGS)
+{
+	(void) idemq_gate_caller();
+	(void) idemq_arg_text(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), PG_GETARG_INT32(2));
+	PG_RETURN_VOID();
+}
+
+/* Returns the QueuePrivilege bits that a word stands for. */
+static int
+privileges_named(const char *word)
+{
+	return strcmp(word, "enqueue") == 0	 ? PRIVILEGE_ENQUEUE
+		   : strcmp(word, "claim") == 0	 ? PRIVILEGE_CLAIM
+		   : strcmp(word, "change") == 0 ? PRIVILEGE_CHANGE
+										 : PRIVILEGE_ADMIN;
+}
+
+/* Reads a queue with a privilege of the caller's, and keeps it as that asks for. */
+static int32
+open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, const char *argument)
+{
+	LOCKMODE mode = strcmp(hold, "exclusive") == 0 ? AccessExclusiveLock : AccessShareLock;
+	int wanted = privileges_named(privilege);
+	QueueInfo queue;
+
+	if (strcmp(privilege, "any") == 0)
+	{
+		/* Not to be told that the queue is there is no secret: whether it is, is none. */
+		if (!idemq_queue_find(idemq_arg_text(fcinfo, 0, argument, IDEMQ_MAX_NAME_ARG), &queue))
+			idemq_queue_arg(fcinfo, 0, argument, wanted, &queue);
+		return queue.id;
+	}
+	if (strcmp(hold, "") == 0)
+		idemq_queue_arg(fcinfo, 0, argument, wanted, &queue);
+	else
+		idemq_queue_open(fcinfo, 0, argument, wanted, mode, &queue);
+	if (strcmp(hold, "keep") == 0)
+		idemq_queue_keep(&queue);
+	return queue.id;
+}
+
+/*
+ * queue(name, privilege, hold, argument) -> its id; IQ005, 42501, 22004, 22023.
+ * privilege: enqueue, claim, admin; change: enqueue or admin; any: none is asked for.
+ * hold, to the end of the transaction: '' not, share: it cannot be dropped, keep: nor its row be
+ * deleted, exclusive: nobody else holds it.  argument: what the caller knows the name as.
+ */
+Datum
+idemq_sql_v2_inside_queue(PG_FUNCTION_ARGS)
+{
+	int level = idemq_gate_become_caller();
+	int32 id = open_queue(fcinfo, TextDatumGetCString(PG_GETARG_DATUM(1)),
+						  TextDatumGetCString(PG_GETARG_DATUM(2)),
+						  TextDatumGetCString(PG_GETARG_DATUM(3)));
+
+	idemq_gate_become_owner(level);
+	PG_RETURN_INT32(id);
+}
+
+/* role_may(role, queue_id, privilege) -> whether it may; not when role is NULL, or there is no queue. */
+Datum
+idemq_sql_v2_inside_role_may(PG_FUNCTION_ARGS)
+{
+	QueueInfo queue;
+
+	(void) idemq_gate_caller();
+	PG_RETURN_BOOL(
+		!PG_ARGISNULL(0) &&
+		idemq_queue_allows_role(PG_GETARG_INT32(1), PG_GETARG_OID(0),
+								privileges_named(TextDatumGetCString(PG_GETARG_DATUM(2))), &queue));
+}
+
+/* role_of(name, oid) -> the role that a row names, NULL for none that was meant. */
+Datum
+idemq_sql_v2_inside_role_of(PG_FUNCTION_ARGS)
+{
+	Oid role;
+
+	(void) idemq_gate_caller();
+	role =
+		idemq_role_of(NameStr(*PG_GETARG_NAME(0)), PG_ARGISNULL(1) ? InvalidOid : PG_GETARG_OID(1));
+	if (!OidIsValid(role))
+		PG_RETURN_NULL();
+	PG_RETURN_OID(role);
+}
+
+/*
+ * lock_role(role, what) -> its name; what it is granted, or its schedules, is locked to the end of
+ * the transaction; 42704.
+ */
+Datum
+idemq_sql_v2_inside_lock_role(PG_FUNCTION_ARGS)
+{
+	Oid role = PG_GETARG_OID(0);
+	Name name = palloc(sizeof(NameData));
+
+	(void) idemq_gate_caller();
+	namestrcpy(name, GetUserNameFromId(role, false));
+	idemq_role_lock(role, strcmp(TextDatumGetCString(PG_GETARG_DATUM(1)), "schedules") == 0
+							  ? ROLE_LOCK_SCHEDULES
+							  : ROLE_LOCK_GRANTS);
+	PG_RETURN_NAME(name);
+}
+
+/* settle_usage(role) -> void: it has USAGE of schema idemq, if it is granted anything.  Locked. */
+Datum
+idemq_sql_v2_inside_settle_usage(PG_FUNCTION_ARGS)
+{
+	(void) idemq_gate_caller();
+	idemq_usage_settle(PG_GETARG_OID(0));
+	PG_RETURN_VOID();
+}
+
+/*
+ * audit(action, queue_id, queue, details, job_id, jobs) -> void: a row of idemq.audit.  What is
+ * NULL is not known of it; queue_id 0: it is of no queue.
+ */
+Datum
+idemq_sql_v2_inside_audit(PG_FUNCTION_ARGS)
+{
+	int level = idemq_gate_become_caller();
+	QueueInfo queue = {.id = PG_GETARG_INT32(1)};
+	AuditEntry entry = {.action = TextDatumGetCString(PG_GETARG_DATUM(0)),
+						.queue = &queue,
+						.job_id = PG_ARGISNULL(4) ? 0 : PG_GETARG_INT64(4),
+						.jobs = PG_ARGISNULL(5) ? 0 : PG_GETARG_INT64(5),
+						.details = PG_ARGISNULL(3) ? (Datum) 0 : PG_GETARG_DATUM(3)};
+
+	strlcpy(queue.name, TextDatumGetCString(PG_GETARG_DATUM(2)), sizeof(queue.name));
+	idemq_audit(&entry);
+	idemq_gate_become_owner(level);
+	PG_RETURN_VOID();
+}
+
+/* Returns the statement of a text and the types of what follows; each is kept for the session. */
+static SqlStatement *
+kept_statement(FunctionCallInfo fcinfo, int first)
+{
+	static List *kept = NIL;
+	char *query = TextDatumGetCString(PG_GETARG_DATUM(first));
+	MemoryContext old;
+	SqlStatement *statement;
+	ListCell *lc;
+
+	foreach(lc, kept)
+	{
+		statement = lfirst(lc);
+		if (strcmp(statement->text, query) == 0)
+			return statement;
+	}
+	old = MemoryContextSwitchTo(TopMemoryContext);
+	statement = palloc0(sizeof(SqlStatement));
+	statement->text = pstrdup(query);
+	statement->nargs = PG_NARGS() - first - 1;
+	for (int i = 0; i < statement->nargs; i++)
+		statement->types[i] = get_fn_expr_argtype(fcinfo->flinfo, first + 1 + i);
+	kept = lappend(kept, statement);
+	MemoryContextSwitchTo(old);
+	return statement;
+}
+
+/* Runs an argument, a query with those that follow; its rows are the set. */
+static void
+run_query(FunctionCallInfo fcinfo, int first, bool latest)
+{
+	ReturnSetInfo *result = idemq_srf_place(fcinfo);
+	SqlStatement *statement = kept_statement(fcinfo, first);
+	Datum values[SQL_MAX_ARGS];
+	char nulls[SQL_MAX_ARGS + 1];
+	TupleDesc declared;
+	Tuplestorestate *store = idemq_srf_begin(fcinfo, &declared);
+	MemoryContext old;
+	uint64 rows;
+
+	for (int i = 0; i < statement->nargs; i++)
+	{
+		values[i] = PG_GETARG_DATUM(first + 1 + i);
+		nulls[i] = PG_ARGISNULL(first + 1 + i) ? 'n' : ' ';
+	}
+	SPI_connect();
+	rows = latest ? idemq_spi_query_latest(statement, values, nulls)
+				  : idemq_spi_run(statement, values, nulls, SPI_OK_SELECT);
+	for (uint64 i = 0; i < rows; i++)
+		tuplestore_puttuple(store, SPI_tuptable->vals[i]);
+	/* The executor compares it with what the caller has declared. */
+	old = MemoryContextSwitchTo(result->econtext->ecxt_per_query_memory);
+	result->setDesc = CreateTupleDescCopy(SPI_tuptable->tupdesc);
+	MemoryContextSwitchTo(old);
+	SPI_finish();
+}
+
+/* latest(query, args ...) -> its rows under the latest snapshot, as the owner; it reads. */
+Datum
+idemq_sql_v2_inside_latest(PG_FUNCTION_ARGS)
+{
+	(void) idemq_gate_caller();
+	run_query(fcinfo, 0, true);
+	return (Datum) 0;
+}
+
+/* as_caller(query, args ...) -> its rows, as the role that has called; it may write. */
+Datum
+idemq_sql_v2_inside_as_caller(PG_FUNCTION_ARGS)
+{
+	int level = idemq_gate_become_caller();
+
+	run_query(fcinfo, 0, false);
+	idemq_gate_become_owner(level);
+	return (Datum) 0;
+}
+
+/* as_role(role, query, args ...) -> its rows, as another role; it may write. */
+Datum
+idemq_sql_v2_inside_as_role(PG_FUNCTION_ARGS)
+{
+	int level;
+
+	(void) idemq_gate_caller();
+	level = idemq_gate_become(PG_GETARG_OID(0));
+	run_query(fcinfo, 1, false);
+	idemq_gate_become_owner(level);
+	return (Datum) 0;
+}
