@@ -44,3 +44,5 @@ CREATE FUNCTION idemq_inside.as_caller(query text, VARIADIC args "any") RETURNS 
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_as_caller';
 CREATE FUNCTION idemq_inside.as_role(role oid, query text, VARIADIC args "any") RETURNS SETOF record
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_as_role';
+CREATE FUNCTION idemq_inside.forget_queue(queue_id int) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_forget_queue';

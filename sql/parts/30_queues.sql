@@ -60,9 +60,72 @@ COMMENT ON FUNCTION idemq.alter_queue
 	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, group_rate or job_timeout away, and '''' dead_queue; jobs already enqueued keep their max_attempts, and jobs in processing their leases; raises 22023 when lease would be longer than max_lease; needs admin';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
-	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_drop_queue';
+	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';
 COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
 	IS 'drop a queue with its jobs; raises 55006 while it has unfinished jobs, and 2BP01 when it is another''s dead_queue, unless force; needs admin';
+
+-- How many unfinished jobs of other queues wait for jobs of a queue, or may read their results; job by job: statistics
+-- may be from when there was none.
+CREATE FUNCTION idemq_inside.strange_children(queue_id int) RETURNS bigint SET enable_seqscan = off LANGUAGE plpgsql AS $$
+BEGIN
+	RETURN (SELECT n FROM idemq_inside.latest('SELECT count(DISTINCT x.child) FROM idemq.jobs p, LATERAL (SELECT d.child,
+			(SELECT c.queue_id <> $1 AND c.finished_at IS NULL FROM idemq.jobs c WHERE c.id = d.child) AS waits
+			FROM idemq.dependencies d WHERE d.parent = p.id OFFSET 0) x
+		WHERE p.queue_id = $1 AND x.waits AND EXISTS (SELECT FROM idemq.dependencies)', queue_id) AS (n bigint));
+END $$;
+
+-- Under a lock that waits for every transaction that enqueues to the queue.  Its slot in shared memory goes after the
+-- commit.  Large tables are read as a whole.
+CREATE FUNCTION idemq_inside.drop_queue(name text, force boolean) RETURNS void SET enable_seqscan = on LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+	number int;
+	roles oid[];
+	jobs bigint;
+	users text;
+BEGIN
+	PERFORM idemq_inside.given('force', force);
+	number := idemq_inside.queue(drop_queue.name, 'admin', 'exclusive', 'name');
+	roles := ARRAY(SELECT role FROM idemq_inside.latest(
+		'SELECT DISTINCT r.oid FROM idemq.queue_grants g JOIN pg_roles r ON r.rolname = g.role_name WHERE g.queue_id = $1 ORDER BY 1',
+		number) AS (role oid));
+	PERFORM idemq_inside.lock_role(role) FROM unnest(roles) role;
+	IF NOT force THEN
+		SELECT n INTO jobs FROM idemq_inside.latest(
+			'SELECT count(*) FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL', number) AS (n bigint);
+		IF jobs > 0 THEN
+			RAISE EXCEPTION 'queue "%" has % unfinished jobs', drop_queue.name, jobs
+				USING ERRCODE = '55006', HINT = 'Use force => true to drop them with it.';
+		END IF;
+		jobs := idemq_inside.strange_children(number);
+		IF jobs > 0 THEN
+			RAISE EXCEPTION 'unfinished jobs of other queues (%) depend on jobs of queue "%"', jobs, drop_queue.name
+				USING ERRCODE = '2BP01', HINT = 'Wait for them, or use force => true: jobs that were not completed '
+					'then count as cancelled for their children.';
+		END IF;
+		SELECT list INTO users FROM idemq_inside.latest('SELECT string_agg(quote_ident(name), '', '' ORDER BY name)
+			FROM idemq.queues WHERE dead_queue = $1 AND name <> $1', drop_queue.name) AS (list text);
+		IF users IS NOT NULL THEN
+			RAISE EXCEPTION 'queue "%" is the dead_queue of others', drop_queue.name
+				USING ERRCODE = '2BP01', DETAIL = format('Of %s.', users),
+					HINT = 'Take it away with idemq.alter_queue(..., dead_queue => ''''), or use force => true.';
+		END IF;
+	END IF;
+	UPDATE idemq.queues SET dead_queue = NULL, dead_queue_role = NULL WHERE dead_queue = drop_queue.name;
+	DELETE FROM idemq.jobs WHERE queue_id = number;
+	GET DIAGNOSTICS jobs = ROW_COUNT;
+	-- Of a job that was moved to another queue by hand they stay: they are that tenant's.
+	DELETE FROM idemq.attempts a WHERE queue_id = number AND NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = a.job_id);
+	DELETE FROM idemq.steps s WHERE queue_id = number AND NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = s.job_id);
+	DELETE FROM idemq.queues WHERE queue_id = number;
+	PERFORM FROM idemq_inside.latest('SELECT true FROM idemq.jobs WHERE queue_id = $1 LIMIT 1', number) AS (is_left boolean);
+	IF FOUND THEN
+		RAISE EXCEPTION 'queue "%" has jobs that this transaction cannot see', drop_queue.name
+			USING ERRCODE = '40001', HINT = 'Run idemq.drop_queue at READ COMMITTED.';
+	END IF;
+	PERFORM idemq_inside.settle_usage(role) FROM unnest(roles) role;
+	PERFORM idemq_inside.audit('drop_queue', number, drop_queue.name, jobs => jobs), idemq_inside.forget_queue(number);
+END $$;
 
 CREATE FUNCTION idemq.pause(name text, until timestamptz DEFAULT NULL) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_pause';
@@ -74,9 +137,46 @@ CREATE FUNCTION idemq.resume(name text) RETURNS void
 COMMENT ON FUNCTION idemq.resume(text) IS 'let a paused queue hand out jobs again, and wake the sessions that wait for them; needs admin';
 
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL) RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_purge';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';
 COMMENT ON FUNCTION idemq.purge(text, idemq.status)
 	IS 'delete a queue''s jobs of one status, or all but those in processing, whatever their age, and with them their keys; returns how many; a job that another open transaction holds stays; needs admin';
+
+-- Parents of children that stay and are not finished, and their parents, stay too, or the children would have to be told
+-- that they are gone.  Never waits for a row: the transaction that holds it may be about to wait for ours.
+CREATE FUNCTION idemq_inside.purge(name text, status idemq.status) RETURNS bigint SET enable_seqscan = on
+	LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+	number int := idemq_inside.queue(name, 'admin', '', 'name');
+	purged bigint;
+BEGIN
+	IF purge.status = 'processing' THEN
+		RAISE EXCEPTION 'jobs in processing cannot be purged'
+			USING ERRCODE = '22023', HINT = 'Cancel them first, with idemq.cancel.';
+	END IF;
+	WITH RECURSIVE kept AS (
+		SELECT d.parent FROM idemq.dependencies d JOIN idemq.jobs c ON c.id = d.child
+			WHERE c.finished_at IS NULL AND NOT (c.queue_id = number AND c.status <> 'processing'
+				AND (purge.status IS NULL OR c.status = purge.status))
+		UNION SELECT d.parent FROM kept k JOIN idemq.jobs j ON j.id = k.parent AND j.finished_at IS NULL
+			JOIN idemq.dependencies d ON d.child = k.parent
+	), free AS MATERIALIZED (
+		SELECT id FROM idemq.jobs WHERE queue_id = number AND status <> 'processing'
+			AND (purge.status IS NULL OR status = purge.status) AND id NOT IN (SELECT parent FROM kept)
+			FOR UPDATE SKIP LOCKED
+	), gone AS (
+		DELETE FROM idemq.jobs j USING free WHERE j.id = free.id RETURNING j.id
+	), history AS (
+		DELETE FROM idemq.attempts a USING gone WHERE a.job_id = gone.id
+	), steps AS (
+		DELETE FROM idemq.steps s USING gone WHERE s.job_id = gone.id
+	) SELECT count(*) INTO purged FROM gone;
+	IF purged > 0 THEN
+		PERFORM idemq_inside.audit('purge', number, name, CASE WHEN status IS NOT NULL
+			THEN jsonb_build_object('status', status) END, jobs => purged);
+	END IF;
+	RETURN purged;
+END $$;
 
 CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_apply_retention';
@@ -92,13 +192,69 @@ COMMENT ON FUNCTION idemq.clock_corrected()
 - Call it again until it answers 0: a job that another open transaction holds is left as it is.';
 
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_grant_queue';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)
 	IS 'let a role enqueue to, claim from or administer (enqueue | claim | admin) a queue; needs admin';
 
 CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_revoke_queue';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave; it ends at once, and says so: the role''s schedules, its handler and its topic bindings of the queue, and the queue as dead_queue of others, if that role set it; needs admin';
+
+-- A grant keeps its queue from being dropped, so that it is not left behind; a revocation does not wait for somebody who
+-- drops it.  The trigger of idemq.queue_grants has every session read the queue anew.
+CREATE FUNCTION idemq_inside.change_queue_grant(name text, role oid, privilege text, granted boolean) RETURNS void
+	LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+	number int := idemq_inside.queue(name, 'admin', CASE WHEN granted THEN 'keep' ELSE '' END, 'name');
+	grantee name;
+	is_new boolean;
+	ends text;
+BEGIN
+	PERFORM idemq_inside.given('role', role), idemq_inside.check_text('privilege', privilege, 64);
+	IF privilege NOT IN ('enqueue', 'claim', 'admin') THEN
+		RAISE EXCEPTION 'privilege must be enqueue, claim or admin, not "%"', privilege
+			USING ERRCODE = '22023', HINT = 'admin includes the other two.';
+	END IF;
+	grantee := idemq_inside.lock_role(role);
+	IF granted THEN
+		INSERT INTO idemq.queue_grants AS g (queue_id, role_name, privilege)
+			VALUES (number, grantee, change_queue_grant.privilege)
+			ON CONFLICT (queue_id, role_name, privilege) DO UPDATE SET role_oid = excluded.role_oid
+			WHERE g.role_oid IS DISTINCT FROM excluded.role_oid;
+	ELSE
+		DELETE FROM idemq.queue_grants WHERE queue_id = number AND role_name = grantee
+			AND privilege = change_queue_grant.privilege;
+	END IF;
+	is_new := FOUND;
+	PERFORM idemq_inside.settle_usage(role);
+	IF NOT granted THEN
+		SELECT string_agg(what, ', ' ORDER BY what COLLATE "default") INTO ends
+			FROM (SELECT d.what, d.needs, idemq_inside.role_of(d.role_name, d.role_oid) AS its FROM idemq_inside.latest(
+				'SELECT format(''dead_queue of queue %I'', name), dead_queue_role, dead_queue_role_oid, ''enqueue''
+					FROM idemq.queues WHERE dead_queue = $2
+				UNION ALL SELECT format(''binding of %L'', pattern), role_name, role_oid, ''enqueue''
+					FROM idemq.topic_binding_entries WHERE queue_id = $1
+				UNION ALL SELECT format(''schedule %I'', name), created_by, created_by_oid, ''enqueue''
+					FROM idemq.schedule_entries WHERE queue_id = $1
+				UNION ALL SELECT ''handler'', role_name, role_oid, ''claim''
+					FROM idemq.handler_entries WHERE queue_id = $1', number, name)
+				AS d (what text, role_name name, role_oid oid, needs text)) x
+			WHERE pg_has_role(its, change_queue_grant.role, 'USAGE') AND NOT idemq_inside.role_may(its, number, needs);
+		IF ends IS NOT NULL THEN
+			RAISE NOTICE 'what needs the privilege on queue "%" does nothing more: %', name, ends
+				USING HINT = 'It goes on when the privilege is granted again; or remove it.';
+		END IF;
+	END IF;
+	IF is_new THEN
+		PERFORM idemq_inside.audit(CASE WHEN granted THEN 'grant_queue' ELSE 'revoke_queue' END, number, name,
+			jsonb_build_object('role', grantee, 'privilege', privilege));
+	END IF;
+END $$;
+CREATE FUNCTION idemq_inside.grant_queue(name text, role regrole, privilege text) RETURNS void LANGUAGE sql AS
+	'SELECT idemq_inside.change_queue_grant(name, role, privilege, true)';
+CREATE FUNCTION idemq_inside.revoke_queue(name text, role regrole, privilege text) RETURNS void LANGUAGE sql AS
+	'SELECT idemq_inside.change_queue_grant(name, role, privilege, false)';
 
 CREATE FUNCTION idemq.queue_id(queue text) RETURNS int
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_id';

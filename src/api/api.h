@@ -199,13 +199,6 @@ extern Datum idemq_change_many(FunctionCallInfo fcinfo, const JobChanger *change
 							   const char *action);
 
 /*
- * grant_queue.c
- *		Letting roles use a queue.
- */
-
-extern void idemq_grant_admin(int32 queue_id, Oid role);
-
-/*
  * gate.c
  *		SQL functions in front of functions in SQL.
  */

@@ -16,7 +16,6 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 
-#include "api/api.h"
 #include "base/base.h"
 #include "job/job.h"
 #include "queue/queue.h"
@@ -73,6 +72,30 @@ warn_of_short_window(const QueueInfo *queue)
 						   "again.")));
 }
 
+static SqlStatement add_grant =
+	{.text =
+		 "INSERT INTO idemq.queue_grants (queue_id, role_name, privilege) VALUES ($1, $2, $3) "
+		 "ON CONFLICT (queue_id, role_name, privilege) DO UPDATE SET role_oid = excluded.role_oid "
+		 "WHERE queue_grants.role_oid IS DISTINCT FROM excluded.role_oid",
+	 .nargs = 3,
+	 .types = {INT4OID, NAMEOID, TEXTOID}};
+
+/* Makes a role an administrator of a queue. */
+static void
+grant_admin(int32 queue_id, Oid role)
+{
+	NameData name;
+	Datum values[] = {Int32GetDatum(queue_id), NameGetDatum(&name), CStringGetTextDatum("admin")};
+	SqlScope scope;
+
+	namestrcpy(&name, GetUserNameFromId(role, false));
+	idemq_role_lock(role, ROLE_LOCK_GRANTS);
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&add_grant, values, NULL, SPI_OK_INSERT);
+	idemq_spi_end(&scope);
+	idemq_usage_settle(role);
+}
+
 /* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, IQ005, 42501. */
 Datum
 idemq_sql_v2_create_queue(PG_FUNCTION_ARGS)
@@ -92,7 +115,7 @@ idemq_sql_v2_create_queue(PG_FUNCTION_ARGS)
 	idemq_pending_note_create_queue(id);
 	idemq_queue_counts_set_empty(id);
 	if (!has_privs_of_role(creator, idemq_oids()->owner))
-		idemq_grant_admin(id, creator);
+		grant_admin(id, creator);
 	if (idemq_queue_by_id(id, &queue))
 	{
 		idemq_slot_note_new(queue.slot, id);

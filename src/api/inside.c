@@ -19,6 +19,7 @@
 #include "base/base.h"
 #include "queue/queue.h"
 #include "table/table.h"
+#include "txn/txn.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_caller);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_now);
@@ -29,6 +30,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_role_may);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_role_of);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_lock_role);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_settle_usage);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_forget_queue);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_audit);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_latest);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_as_caller);
@@ -139,6 +141,8 @@ idemq_sql_v2_inside_role_of(PG_FUNCTION_ARGS)
 	Oid role;
 
 	(void) idemq_gate_caller();
+	if (PG_ARGISNULL(0))
+		PG_RETURN_NULL();
 	role =
 		idemq_role_of(NameStr(*PG_GETARG_NAME(0)), PG_ARGISNULL(1) ? InvalidOid : PG_GETARG_OID(1));
 	if (!OidIsValid(role))
@@ -170,6 +174,15 @@ idemq_sql_v2_inside_settle_usage(PG_FUNCTION_ARGS)
 {
 	(void) idemq_gate_caller();
 	idemq_usage_settle(PG_GETARG_OID(0));
+	PG_RETURN_VOID();
+}
+
+/* forget_queue(queue_id) -> void: shared memory forgets it when its deletion is committed. */
+Datum
+idemq_sql_v2_inside_forget_queue(PG_FUNCTION_ARGS)
+{
+	(void) idemq_gate_caller();
+	idemq_pending_note_drop_queue(PG_GETARG_INT32(0));
 	PG_RETURN_VOID();
 }
 

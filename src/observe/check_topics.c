@@ -3,7 +3,7 @@
  *		The audit of topics: rows that name a role, a queue or a topic which is not there.
  *
  * Queue and topic are held while a row that names them is made, and whoever deletes them
- * deletes it (hooks/queue_trigger.c, api/topics.c): so no snapshot shows one without the
+ * deletes it (hooks/queue_trigger.c, idemq_inside.drop_topic): so no snapshot shows one without the
  * other, unless a hand or a restore has brought it.  A role is another's to drop; its grants
  * and bindings are void then, which is a warning.
  */
