@@ -26,32 +26,17 @@ PG_MODULE_MAGIC;
 void _PG_init(void);
 
 /* In the order of start-up. */
-static const ShmemPart parts[] = {
-	{"idemq groups area", idemq_groups_shmem_size, idemq_groups_hash_size, idemq_groups_shmem_init},
-	{"idemq group windows", idemq_group_windows_shmem_size, NULL, idemq_group_windows_shmem_init},
-	{"idemq kin", idemq_kin_shmem_size, NULL, idemq_kin_shmem_init},
-	{"idemq rounds", idemq_rounds_shmem_size, NULL, idemq_rounds_shmem_init},
-	{"idemq secret", idemq_secret_shmem_size, NULL, idemq_secret_shmem_init},
-	{"idemq clock", idemq_clock_shmem_size, NULL, idemq_clock_shmem_init},
-	{"idemq counters", idemq_counters_shmem_size, NULL, idemq_counters_shmem_init},
-	{"idemq settings", idemq_versions_shmem_size, NULL, idemq_versions_shmem_init},
-	{"idemq once counts", idemq_once_counts_shmem_size, NULL, idemq_once_counts_shmem_init},
-	{"idemq publish counts", idemq_publish_counts_shmem_size, NULL,
-	 idemq_publish_counts_shmem_init},
-	{"idemq queues area", idemq_slots_shmem_size, idemq_slots_hash_size, idemq_slots_shmem_init},
-	{"idemq lease locks", idemq_leases_shmem_size, idemq_leases_hash_size, idemq_leases_shmem_init},
-	{"idemq lease owners", idemq_lease_owners_shmem_size, NULL, idemq_lease_owners_shmem_init},
-	{"idemq lease shares", idemq_lease_shares_shmem_size, NULL, idemq_lease_shares_shmem_init},
-	{"idemq bucket locks", idemq_buckets_shmem_size, idemq_buckets_hash_size,
-	 idemq_buckets_shmem_init},
-	{"idemq workers", idemq_workers_shmem_size, NULL, idemq_workers_shmem_init},
-	{"idemq full tables", idemq_full_tables_shmem_size, NULL, idemq_full_tables_shmem_init},
-	{"idemq due slots", idemq_due_slots_shmem_size, NULL, idemq_due_slots_shmem_init},
-	{"idemq sleepers", idemq_wake_shmem_size, NULL, idemq_wake_shmem_init},
-	{"idemq handlers known", idemq_handlers_known_shmem_size, NULL,
-	 idemq_handlers_known_shmem_init},
-	{"idemq handlers", idemq_handlers_shmem_size, NULL, idemq_handlers_shmem_init},
-	{"idemq events", idemq_notify_ring_shmem_size, NULL, idemq_notify_ring_shmem_init},
+static const ShmemPart *const parts[] = {
+	&idemq_groups_part,			&idemq_kin_part,
+	&idemq_secret_part,			&idemq_clock_part,
+	&idemq_counters_part,		&idemq_versions_part,
+	&idemq_server_counts_part,	&idemq_slots_part,
+	&idemq_leases_part,			&idemq_lease_owners_part,
+	&idemq_lease_shares_part,	&idemq_buckets_part,
+	&idemq_board_part,			&idemq_places_part,
+	&idemq_due_slots_part,		&idemq_wake_part,
+	&idemq_handlers_known_part, &idemq_handlers_part,
+	&idemq_notify_ring_part,
 };
 
 /* Raises 55000 with the very line to add to postgresql.conf. */

@@ -293,10 +293,6 @@ CREATE FUNCTION idemq_inside.topic_states()
 	ORDER BY b.topic, b.pattern, b.queue_id, b.role_name
 $$;
 
-CREATE FUNCTION idemq.publish_counts(OUT calls bigint, OUT jobs bigint, OUT skipped bigint)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_publish_counts';
-COMMENT ON FUNCTION idemq.publish_counts() IS 'what idemq.publish_calls shows; returns one row';
-
 -- Topic: Topics
 
 CREATE VIEW idemq.topics WITH (security_barrier) AS
@@ -322,9 +318,3 @@ COMMENT ON COLUMN idemq.topic_bindings.role IS 'the role that has bound it, by w
 COMMENT ON COLUMN idemq.topic_bindings.bound_at IS 'when it was bound';
 COMMENT ON COLUMN idemq.topic_bindings.refusal IS 'why idemq.publish would skip it now; NULL: it would not';
 COMMENT ON COLUMN idemq.topic_bindings.refused_at IS 'when it was skipped last, to the minute; NULL: never';
-
-CREATE VIEW idemq.publish_calls AS SELECT calls, jobs, skipped FROM idemq.publish_counts();
-COMMENT ON VIEW idemq.publish_calls IS 'calls of idemq.publish on the whole server since its start, one row; counted when answered, a rollback does not undo it';
-COMMENT ON COLUMN idemq.publish_calls.calls IS 'calls';
-COMMENT ON COLUMN idemq.publish_calls.jobs IS 'jobs that they have made';
-COMMENT ON COLUMN idemq.publish_calls.skipped IS 'bindings that they have skipped: idemq.topic_bindings says which, and why';

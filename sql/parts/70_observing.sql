@@ -183,24 +183,38 @@ COMMENT ON COLUMN idemq.memory.used IS 'entries in use now';
 COMMENT ON COLUMN idemq.memory.size IS 'entries that it has room for';
 COMMENT ON COLUMN idemq.memory.refused IS 'how often something found no room since the start of the server; it then works without, more slowly';
 
-CREATE FUNCTION idemq.admission_counts(OUT allowed bigint, OUT refused bigint, OUT shared bigint)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_admission_counts';
-COMMENT ON FUNCTION idemq.admission_counts() IS 'what idemq.admissions shows; returns one row';
+CREATE FUNCTION idemq.server_counts()
+	RETURNS TABLE (name text, value bigint)
+	ROWS 12 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_server_counts';
+COMMENT ON FUNCTION idemq.server_counts() IS 'what idemq.admissions, idemq.once_calls and idemq.publish_calls show; returns a row for each count of the whole server';
 
-CREATE VIEW idemq.admissions AS SELECT allowed, refused, shared FROM idemq.admission_counts();
+CREATE VIEW idemq.admissions AS
+	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_allowed') AS allowed,
+		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_refused') AS refused,
+		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_shared') AS shared
+	FROM idemq.server_counts() c;
 COMMENT ON VIEW idemq.admissions IS 'calls of idemq.admit on the whole server since its start, one row; those of cost 0 ask only, and are not counted';
 COMMENT ON COLUMN idemq.admissions.allowed IS 'calls that their limit allowed';
 COMMENT ON COLUMN idemq.admissions.refused IS 'calls that their limit refused';
 COMMENT ON COLUMN idemq.admissions.shared IS 'of these, calls that found no room for a bucket of their own, and had one with others of their database: raise idemq.max_buckets';
 
-CREATE FUNCTION idemq.once_counts(OUT first bigint, OUT repeated bigint)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_once_counts';
-COMMENT ON FUNCTION idemq.once_counts() IS 'what idemq.once_calls shows; returns one row';
-
-CREATE VIEW idemq.once_calls AS SELECT first, repeated FROM idemq.once_counts();
+CREATE VIEW idemq.once_calls AS
+	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'once_first') AS first,
+		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'once_repeated') AS repeated
+	FROM idemq.server_counts() c;
 COMMENT ON VIEW idemq.once_calls IS 'calls of idemq.once on the whole server since its start, one row; counted when answered, a rollback does not undo it';
 COMMENT ON COLUMN idemq.once_calls.first IS 'calls that were the first, answered true; one that is rolled back and repeated counts twice';
 COMMENT ON COLUMN idemq.once_calls.repeated IS 'calls whose key was taken, answered false';
+
+CREATE VIEW idemq.publish_calls AS
+	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_calls') AS calls,
+		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_jobs') AS jobs,
+		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_skipped') AS skipped
+	FROM idemq.server_counts() c;
+COMMENT ON VIEW idemq.publish_calls IS 'calls of idemq.publish on the whole server since its start, one row; counted when answered, a rollback does not undo it';
+COMMENT ON COLUMN idemq.publish_calls.calls IS 'calls';
+COMMENT ON COLUMN idemq.publish_calls.jobs IS 'jobs that they have made';
+COMMENT ON COLUMN idemq.publish_calls.skipped IS 'bindings that they have skipped: idemq.topic_bindings says which, and why';
 
 CREATE FUNCTION idemq.worker_state(OUT pid int, OUT stuck_for interval, OUT awake boolean, OUT chore text,
 	OUT last_run timestamptz, OUT lag interval)

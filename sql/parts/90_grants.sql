@@ -14,8 +14,9 @@ GRANT USAGE ON SCHEMA idemq TO pg_monitor;
 GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.steps, idemq.audit, idemq.queues, idemq.metrics,
 	idemq.workers TO PUBLIC;
 -- Of the whole server.
-GRANT SELECT ON idemq.memory, idemq.admissions, idemq.once_calls, idemq.background_worker TO pg_monitor;
-GRANT EXECUTE ON FUNCTION idemq.memory_usage, idemq.admission_counts, idemq.once_counts, idemq.worker_state
+GRANT SELECT ON idemq.memory, idemq.admissions, idemq.once_calls, idemq.publish_calls,
+	idemq.background_worker TO pg_monitor;
+GRANT EXECUTE ON FUNCTION idemq.memory_usage, idemq.server_counts, idemq.worker_state
 	TO pg_monitor;
 -- idemq.tick and its parts are the owner's: it drives the schedules.
 GRANT SELECT ON idemq.schedules TO PUBLIC;
@@ -62,12 +63,10 @@ GRANT SELECT ON idemq.handlers TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.current_job, idemq.handler_states TO PUBLIC;
 -- Topics; to create one is the DBA's to give away.
 GRANT SELECT ON idemq.topics, idemq.topic_bindings TO PUBLIC;
-GRANT SELECT ON idemq.publish_calls TO pg_monitor;
 GRANT EXECUTE ON FUNCTION
 	idemq.drop_topic, idemq.grant_topic, idemq.revoke_topic, idemq.bind_topic, idemq.unbind_topic,
 	idemq.publish, idemq.topic_matches, idemq.topic_privileges, idemq.topic_states
 	TO PUBLIC;
-GRANT EXECUTE ON FUNCTION idemq.publish_counts TO pg_monitor;
 -- Events.
 GRANT SELECT ON idemq.events TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.await_event, idemq.send_event TO PUBLIC;

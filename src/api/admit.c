@@ -1,7 +1,7 @@
 /*
  * api/admit.c
- *		SQL functions admit (may this call be made now, under a limit of so many in
- *		a period?) and admission_counts, behind idemq.admissions.
+ *		SQL function admit (may this call be made now, under a limit of so many in
+ *		a period?).
  *
  * It lives in shared memory alone: nothing is read or written, so that it works in
  * any transaction, and on a standby (with its own buckets).  It takes effect at
@@ -15,10 +15,8 @@
 #include "base/base.h"
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
-#include "shared/sleepers/sleepers.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_admit);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_admission_counts);
 
 #define MAX_BUCKET_NAME 1024 /* bytes */
 
@@ -55,29 +53,10 @@ idemq_sql_v2_admit(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("cost must be at most max_calls (%d), not %d", (int) limit.max_calls, cost),
 				 errhint("Such a call would never be allowed; raise max_calls.")));
-	if (!idemq_bucket_call(name, strlen(name), &limit, cost, &answer) &&
-		idemq_full_table_note(FULL_BUCKETS))
-		idemq_worker_need_by(0);
+	idemq_bucket_call(name, strlen(name), &limit, cost, &answer);
 	values[0] = BoolGetDatum(answer.allowed);
 	values[1] = Int32GetDatum((int32) answer.remaining);
 	/* Rounded up: a caller that waits that long is not refused again. */
 	values[2] = idemq_interval_datum(idemq_gcra_retry_after(&answer));
-	return idemq_row_datum(fcinfo, values, nulls);
-}
-
-/* admission_counts() -> (allowed, refused, shared). */
-Datum
-idemq_sql_v2_admission_counts(PG_FUNCTION_ARGS)
-{
-	int64 allowed;
-	int64 refused;
-	int64 no_room;
-	Datum values[3];
-	bool nulls[3] = {false, false, false};
-
-	idemq_buckets_calls(&allowed, &refused, &no_room);
-	values[0] = Int64GetDatum(allowed);
-	values[1] = Int64GetDatum(refused);
-	values[2] = Int64GetDatum(no_room);
 	return idemq_row_datum(fcinfo, values, nulls);
 }

@@ -1,6 +1,6 @@
 /*
  * api/once.c
- *		SQL functions once, and once_counts behind a view: dedupe for an effect that has no job.
+ *		SQL function once: dedupe for an effect that has no job.
  *
  * One row of idemq.seen for each (scope, key): its unique index decides which
  * call is first, and waits for a twin whose transaction is open.  A row whose time is over
@@ -26,7 +26,6 @@
 #include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_once);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_once_counts);
 
 #define MAX_SCOPE 256 /* bytes */
 
@@ -91,23 +90,8 @@ idemq_sql_v2_once(PG_FUNCTION_ARGS)
 	idemq_spi_begin(&scope);
 	first = is_first(values);
 	idemq_spi_end(&scope);
-	idemq_once_counts_add(first);
+	idemq_count(first ? COUNT_ONCE_FIRST : COUNT_ONCE_REPEATED, 1);
 	if (!first)
 		idemq_sync_rep_await();
 	PG_RETURN_BOOL(first);
-}
-
-/* once_counts() -> (first, repeated). */
-Datum
-idemq_sql_v2_once_counts(PG_FUNCTION_ARGS)
-{
-	int64 first;
-	int64 repeated;
-	Datum values[2];
-	bool nulls[2] = {false, false};
-
-	idemq_once_counts_read(&first, &repeated);
-	values[0] = Int64GetDatum(first);
-	values[1] = Int64GetDatum(repeated);
-	return idemq_row_datum(fcinfo, values, nulls);
 }

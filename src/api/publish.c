@@ -1,6 +1,6 @@
 /*
  * api/publish.c
- *		SQL functions publish, and publish_counts behind a view: a job in each queue that is
+ *		SQL function publish: a job in each queue that is
  *		bound to a topic.
  *
  * All jobs are made in the caller's transaction, in the order of the queues' ids, so that two
@@ -35,7 +35,6 @@
 #include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_publish);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_publish_counts);
 
 /* Arguments of publish. */
 enum
@@ -278,20 +277,8 @@ idemq_sql_v2_publish(PG_FUNCTION_ARGS)
 	}
 	if (call.of_others)
 		idemq_sync_rep_await();
-	idemq_publish_counts_add(call.jobs, call.skipped);
+	idemq_count(COUNT_PUBLISH_CALLS, 1);
+	idemq_count(COUNT_PUBLISH_JOBS, call.jobs);
+	idemq_count(COUNT_PUBLISH_SKIPPED, call.skipped);
 	return (Datum) 0;
-}
-
-/* publish_counts() -> (calls, jobs, skipped). */
-Datum
-idemq_sql_v2_publish_counts(PG_FUNCTION_ARGS)
-{
-	int64 read[PUBLISH_COUNTS];
-	Datum values[PUBLISH_COUNTS];
-	bool nulls[PUBLISH_COUNTS] = {false};
-
-	idemq_publish_counts_read(read);
-	for (int i = 0; i < PUBLISH_COUNTS; i++)
-		values[i] = Int64GetDatum(read[i]);
-	return idemq_row_datum(fcinfo, values, nulls);
 }

@@ -12,6 +12,7 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/itemptr.h"
+#include "utils/hsearch.h"
 #include "utils/timestamp.h"
 
 /*
@@ -264,6 +265,7 @@ extern int idemq_purge_interval;		 /* ms; not above 0: off */
 extern int idemq_max_schedules_per_role; /* -1: no limit */
 
 extern void idemq_settings_define(void);
+extern int idemq_queue_count(void);
 
 /*
  * shmem.c
@@ -273,13 +275,31 @@ extern void idemq_settings_define(void);
 /* One part of idemq's shared memory; its file owns its contents and locks. */
 typedef struct ShmemPart
 {
-	const char *name;
-	Size (*size)(void);					  /* bytes; the settings are read */
-	Size (*hash_size)(void);			  /* bytes of its hash tables, beside size */
-	void (*init)(void *area, bool found); /* attach; fill when not found */
+	void **area;			   /* where the file keeps its address */
+	Size size;				   /* bytes of what is there once; */
+	Size each;				   /* of each of so many elements behind it, by the settings; */
+	int (*count)(void);		   /* NULL: none, and it lies in the area of what has a fixed size */
+	const char *name;		   /* of its own area, which it has with count */
+	const char *tranche;	   /* of its locks; NULL: none */
+	void (*init)(int tranche); /* fills the area, of zeros, at the start of the server; or NULL */
+
+	HTAB **hash; /* a hash table beside it; NULL: none */
+	const char *hash_name;
+	const int *hash_entries; /* as many as it has room for */
+	Size key_size;
+	Size entry_size;
+	long partitions; /* 0: one lock covers all of it */
 } ShmemPart;
 
-extern void idemq_shmem_install(const ShmemPart *parts, int nparts);
+extern void idemq_shmem_install(const ShmemPart *const *parts, int nparts);
+
+/* What is used of a table in shared memory. */
+typedef struct TableUsage
+{
+	int used;
+	int room;
+	int64 refused; /* how often something found no room */
+} TableUsage;
 
 /*
  * clock.c
@@ -292,8 +312,7 @@ extern void idemq_shmem_install(const ShmemPart *parts, int nparts);
 /* In place of an epoch: equal to none. */
 #define CLOCK_EPOCH_NONE UINT64CONST(1)
 
-extern Size idemq_clock_shmem_size(void);
-extern void idemq_clock_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_clock_part;
 
 extern int64 idemq_mono_now(void);
 extern uint64 idemq_clock_epoch(void);
@@ -311,8 +330,7 @@ extern void idemq_begin_transaction(void);
  *		Hashes that cannot be computed outside of this server.
  */
 
-extern Size idemq_secret_shmem_size(void);
-extern void idemq_secret_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_secret_part;
 extern uint64 idemq_secret_hash(uint64 number, const void *data, size_t length);
 
 /*

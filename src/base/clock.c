@@ -53,27 +53,19 @@ observed_offset(void)
 	return wall - idemq_mono_now();
 }
 
-/* Returns the bytes of shared memory that the clock needs. */
-Size
-idemq_clock_shmem_size(void)
+static void
+init_clock(int tranche)
 {
-	return sizeof(ClockShared);
+	SpinLockInit(&shared->correcting);
+	pg_atomic_init_u64(&shared->offset, (uint64) observed_offset());
+	pg_atomic_init_u64(&shared->epoch, 2);
+	pg_atomic_init_u64(&shared->primary_since, 0);
+	pg_atomic_init_u64(&shared->primary_mono, 0);
 }
 
-/* Attaches to the shared clock, and sets it when this is the first process. */
-void
-idemq_clock_shmem_init(void *area, bool found)
-{
-	shared = area;
-	if (!found)
-	{
-		SpinLockInit(&shared->correcting);
-		pg_atomic_init_u64(&shared->offset, (uint64) observed_offset());
-		pg_atomic_init_u64(&shared->epoch, 2);
-		pg_atomic_init_u64(&shared->primary_since, 0);
-		pg_atomic_init_u64(&shared->primary_mono, 0);
-	}
-}
+const ShmemPart idemq_clock_part = {.area = (void **) &shared,
+									.size = sizeof(ClockShared),
+									.init = init_clock};
 
 /* Returns CLOCK_MONOTONIC in microseconds. */
 int64

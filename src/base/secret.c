@@ -20,23 +20,19 @@ typedef struct SecretShared
 
 static SecretShared *shared = NULL;
 
-/* Returns the bytes of shared memory. */
-Size
-idemq_secret_shmem_size(void)
+/* Draws the key. */
+static void
+init_secret(int tranche)
 {
-	return sizeof(SecretShared);
-}
-
-/* Attaches to the key, and draws it when this is the first process. */
-void
-idemq_secret_shmem_init(void *area, bool found)
-{
-	shared = area;
-	if (!found && !pg_strong_random(shared->key, sizeof(shared->key)))
+	if (!pg_strong_random(shared->key, sizeof(shared->key)))
 		ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not generate a random key"),
 						errhint("The operating system has no random numbers for PostgreSQL; its "
 								"log may say why.")));
 }
+
+const ShmemPart idemq_secret_part = {.area = (void **) &shared,
+									 .size = sizeof(SecretShared),
+									 .init = init_secret};
 
 static inline uint64
 rotate(uint64 x, int bits)

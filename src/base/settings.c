@@ -109,3 +109,10 @@ idemq_settings_define(void)
 		16384, 64, IDEMQ_MAX_DOCUMENT_KB, PGC_SIGHUP, GUC_UNIT_KB, NULL, NULL, NULL);
 	MarkGUCPrefixReserved("idemq");
 }
+
+/* Returns how many slots for queues there are; for parts of shared memory with something of each. */
+int
+idemq_queue_count(void)
+{
+	return idemq_max_queues;
+}

@@ -3,6 +3,10 @@
  *		Shared memory: asks for it before the server starts, hands each part its
  *		area when it has started, in the order in which module.c lists them.
  *
+ * Parts of a fixed size lie one behind the other in one area, "idemq"; a part whose size
+ * depends on a setting has an area of its own, so that pg_shmem_allocations tells what the
+ * setting costs.
+ *
  * Everything in it is a cache of the rows, thrown away by every restart.
  */
 #include "postgres.h"
@@ -15,49 +19,115 @@
 #include "base/base.h"
 #include "base/compat.h"
 
-static const ShmemPart *shmem_parts;
+static const ShmemPart *const *shmem_parts;
 static int shmem_nparts;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
+
+/* Returns the bytes of a part, but for its hash table. */
+static Size
+size_of(const ShmemPart *part)
+{
+	Size more = part->count == NULL ? 0 : mul_size(part->each, part->count());
+
+	return CACHELINEALIGN(add_size(part->size, more));
+}
+
+/* Returns the bytes of the tranches of all parts, which stand before those of a fixed size. */
+static Size
+tranches_size(void)
+{
+	return CACHELINEALIGN(shmem_nparts * sizeof(int));
+}
+
+/* Returns the bytes of the area of what has a fixed size. */
+static Size
+fixed_size(void)
+{
+	Size total = tranches_size();
+
+	for (int i = 0; i < shmem_nparts; i++)
+		total += shmem_parts[i]->count == NULL ? size_of(shmem_parts[i]) : 0;
+	return total;
+}
 
 /* Asks for the memory of all parts. */
 static void
 request_memory(void)
 {
-	Size total = 0;
+	Size total = fixed_size();
 
 	for (int i = 0; i < shmem_nparts; i++)
 	{
-		total = add_size(total, CACHELINEALIGN(shmem_parts[i].size()));
-		if (shmem_parts[i].hash_size != NULL)
-			total = add_size(total, shmem_parts[i].hash_size());
+		const ShmemPart *part = shmem_parts[i];
+
+		if (part->count != NULL)
+			total = add_size(total, size_of(part));
+		if (part->hash != NULL)
+			total = add_size(total, hash_estimate_size(*part->hash_entries, part->entry_size));
 	}
 	RequestAddinShmemSpace(total);
 }
 
 COMPAT_SHMEM_REQUEST_HOOK(request_memory)
 
-/* Attaches every part to its area. */
+/* Attaches to an area, which is zeros when this is the first process. */
+static void *
+attach(const char *name, Size size, bool *found)
+{
+	void *area = ShmemInitStruct(name, size, found);
+
+	if (!*found)
+		memset(area, 0, size);
+	return area;
+}
+
+static HTAB *
+attach_hash(const ShmemPart *part)
+{
+	HASHCTL info = {.keysize = part->key_size,
+					.entrysize = part->entry_size,
+					.num_partitions = part->partitions};
+	int flags = HASH_ELEM | HASH_BLOBS | HASH_FIXED_SIZE;
+
+	return ShmemInitHash(part->hash_name, *part->hash_entries, *part->hash_entries, &info,
+						 part->partitions > 0 ? flags | HASH_PARTITION : flags);
+}
+
+/* Attaches every part to its memory, and fills it when this is the first process. */
 static void
 startup_parts(void)
 {
+	bool found;
+	int *tranches;
+	char *next;
+
 	if (prev_shmem_startup_hook)
 		prev_shmem_startup_hook();
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	tranches = attach("idemq", fixed_size(), &found);
+	next = (char *) tranches + tranches_size();
 	for (int i = 0; i < shmem_nparts; i++)
 	{
-		const ShmemPart *part = &shmem_parts[i];
-		bool found;
-		void *area = ShmemInitStruct(part->name, part->size(), &found);
+		const ShmemPart *part = shmem_parts[i];
 
-		part->init(area, found);
+		*part->area = part->count == NULL ? next : attach(part->name, size_of(part), &found);
+		next += part->count == NULL ? size_of(part) : 0;
+		if (part->tranche != NULL && !found)
+			tranches[i] = LWLockNewTrancheId();
+		if (part->tranche != NULL)
+			LWLockRegisterTranche(tranches[i], part->tranche);
+		if (part->hash != NULL)
+			*part->hash = attach_hash(part);
+		if (part->init != NULL && !found)
+			part->init(tranches[i]);
 	}
 	LWLockRelease(AddinShmemInitLock);
 }
 
 /* Installs the hooks; parts must stay valid.  For _PG_init only. */
 void
-idemq_shmem_install(const ShmemPart *parts, int nparts)
+idemq_shmem_install(const ShmemPart *const *parts, int nparts)
 {
 	shmem_parts = parts;
 	shmem_nparts = nparts;

@@ -52,7 +52,6 @@
 #include "job/job.h"
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 
 /* Microseconds by which two readings of when a group may start its next job may differ. */
@@ -149,9 +148,7 @@ idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charg
 	limit = rate_of(queue);
 	name = bucket_name(queue, job->row->tts_values[COL_GROUP_KEY]);
 	begin_charge(queue, &charge->bucket);
-	if (!idemq_bucket_charge(name.bytes, name.length, &limit, &charge->bucket) &&
-		idemq_full_table_note(FULL_BUCKETS))
-		idemq_worker_need_by(0);
+	idemq_bucket_charge(name.bytes, name.length, &limit, &charge->bucket);
 	pfree(name.bytes);
 	charge->charged = charge->bucket.answer.allowed;
 	if (!charge->charged)

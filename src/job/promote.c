@@ -292,14 +292,11 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 	int taken = 0;
 	int batch;
 	int count;
-	int marked;
-	int size;
-	int64 refused;
+	/* Those that come back at once are left for the next call, or this would go on. */
+	int marked = idemq_groups_usage().used;
 	List *all_joined = NIL;
 	ListCell *cell;
 
-	/* Those that come back at once are left for the next call, or this would go on. */
-	idemq_groups_usage(&marked, &size, &refused);
 	do
 	{
 		batch = Min(max - promoted, PROMOTE_BATCH);

@@ -111,16 +111,14 @@ check_lost_slots(CheckCall *call, const int32 *slots, int nslots)
 static void
 report_full_leases(CheckCall *call)
 {
-	LeaseUsage table;
-	LeaseUsage mine;
+	TableUsage table = idemq_leases_usage();
 
-	idemq_lease_shares_usage(&table, &mine);
 	idemq_check_report(call, CHECK_WARNING, "leases.full",
 					   "the lease table has no room beside its %d entries, %d of them of this "
 					   "database, but for queues with max_running; further claims are known from "
 					   "their rows alone: raise idemq.max_leases, which is %d, and restart, or "
 					   "idemq.max_leases_per_database",
-					   table.used, mine.used, table.room);
+					   table.used, idemq_leases_usage_mine().used, table.room);
 }
 
 /* Reports a background worker that does not move. */

@@ -78,13 +78,10 @@ find_below(Suspect *suspect)
 static int
 read_floors(GroupEntry **groups)
 {
-	int marked;
-	int size;
-	int64 refused;
+	int size = idemq_groups_usage().room;
 	int count;
 	int kept = 0;
 
-	idemq_groups_usage(&marked, &size, &refused);
 	*groups = palloc(size * sizeof(GroupEntry));
 	count = idemq_groups_copy(MyDatabaseId, *groups, size);
 	for (int i = 0; i < count; i++)

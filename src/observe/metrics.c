@@ -1,7 +1,7 @@
 /*
  * observe/metrics.c
- *		SQL functions behind idemq.metrics and idemq.memory: queue_metrics,
- *		recount, memory_usage.
+ *		SQL functions behind idemq.metrics, idemq.memory and the views of what is counted on
+ *		the whole server: queue_metrics, recount, memory_usage, server_counts.
  *
  * They read, also on a standby and in a read-only transaction.  Gauges that
  * shared memory does not know are counted by SQL, and known from then on, unless
@@ -31,6 +31,7 @@
 PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_metrics);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_recount);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_memory_usage);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_server_counts);
 
 /* The columns of queue_metrics. */
 enum
@@ -302,11 +303,10 @@ idemq_sql_v2_recount(PG_FUNCTION_ARGS)
 
 /* Adds a row of memory_usage. */
 static void
-put_usage(Tuplestorestate *store, TupleDesc desc, const char *resource, int used, int size,
-		  int64 refused)
+put_usage(Tuplestorestate *store, TupleDesc desc, const char *resource, TableUsage usage)
 {
-	Datum values[] = {CStringGetTextDatum(resource), Int64GetDatum(used), Int64GetDatum(size),
-					  Int64GetDatum(refused)};
+	Datum values[] = {CStringGetTextDatum(resource), Int64GetDatum(usage.used),
+					  Int64GetDatum(usage.room), Int64GetDatum(usage.refused)};
 	bool nulls[] = {false, false, false, false};
 
 	tuplestore_putvalues(store, desc, values, nulls);
@@ -318,20 +318,29 @@ idemq_sql_v2_memory_usage(PG_FUNCTION_ARGS)
 {
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
-	LeaseUsage table;
-	LeaseUsage mine;
-	int64 refused;
-	int used;
-	int size;
 
-	idemq_lease_shares_usage(&table, &mine);
-	put_usage(store, desc, "leases", table.used, table.room, table.refused);
-	put_usage(store, desc, "leases of this database", mine.used, mine.room, mine.refused);
-	idemq_buckets_usage(&used, &refused);
-	put_usage(store, desc, "buckets", used, idemq_max_buckets, refused);
-	idemq_groups_usage(&used, &size, &refused);
-	put_usage(store, desc, "groups", used, size, refused);
-	idemq_slots_usage(&used, &refused);
-	put_usage(store, desc, "queues", used, idemq_max_queues, refused);
+	put_usage(store, desc, "leases", idemq_leases_usage());
+	put_usage(store, desc, "leases of this database", idemq_leases_usage_mine());
+	put_usage(store, desc, "buckets", idemq_buckets_usage());
+	put_usage(store, desc, "groups", idemq_groups_usage());
+	put_usage(store, desc, "queues", idemq_slots_usage());
+	return (Datum) 0;
+}
+
+/* server_counts() -> setof (name, value), what is counted on the whole server. */
+Datum
+idemq_sql_v2_server_counts(PG_FUNCTION_ARGS)
+{
+	TupleDesc desc;
+	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	bool nulls[] = {false, false};
+
+	for (ServerCount what = 0; what < SERVER_COUNTS; what++)
+	{
+		Datum values[] = {CStringGetTextDatum(idemq_server_count_names[what]),
+						  Int64GetDatum(idemq_count_read(what))};
+
+		tuplestore_putvalues(store, desc, values, nulls);
+	}
 	return (Datum) 0;
 }

@@ -77,7 +77,7 @@ idemq_sql_v2_chore_counts(PG_FUNCTION_ARGS)
 {
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
-	ChoreCounts counts[CHORE_KINDS];
+	uint64 counts[CHORE_KINDS][CHORE_COUNTS];
 	bool nulls[] = {false, false, false, false};
 
 	if (!idemq_worker_chore_counts(counts))
@@ -85,9 +85,9 @@ idemq_sql_v2_chore_counts(PG_FUNCTION_ARGS)
 	for (int i = 0; i < CHORE_KINDS; i++)
 	{
 		Datum values[] = {CStringGetTextDatum(idemq_chore_names[i]),
-						  Int64GetDatum((int64) counts[i].runs),
-						  Int64GetDatum((int64) counts[i].failures),
-						  idemq_interval_datum((int64) counts[i].busy)};
+						  Int64GetDatum((int64) counts[i][CHORE_RUNS]),
+						  Int64GetDatum((int64) counts[i][CHORE_FAILURES]),
+						  idemq_interval_datum((int64) counts[i][CHORE_BUSY])};
 
 		tuplestore_putvalues(store, desc, values, nulls);
 	}

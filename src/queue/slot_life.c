@@ -79,12 +79,8 @@ idemq_slot_for_queue(int32 queue_id)
 			slot = begin_life(queue_id);
 		idemq_slots_unlock();
 	}
-	if (slot == NULL)
-	{
-		idemq_slots_count_refused();
-		if (idemq_full_table_note(FULL_QUEUES))
-			idemq_worker_need_by(0);
-	}
+	if (slot == NULL && idemq_count_full(COUNT_FULL_QUEUES))
+		idemq_worker_need_by(0);
 	return slot;
 }
 

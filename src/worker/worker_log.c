@@ -6,7 +6,7 @@
  *		that it has started, and why it ends	once each a life; lives that are short come
  *												ever less often (shared/processes/worker_board.c)
  *		recovery begins, and is done			once each a life, where leases were lost
- *		a table in shared memory was full		once a minute and table (shared/counts/full_tables.c)
+ *		a table in shared memory was full		once a minute and table (shared/counts/server_counts.c)
  *		a chore has failed						CHORE_ERRORS a minute; then how many more
  *
  * That a worker is stuck another process says (shared/processes/worker_watch.c).
@@ -109,83 +109,55 @@ idemq_log_recovery_begins(void)
 static void
 log_recovery(void)
 {
-	LeaseUsage table;
-	LeaseUsage mine;
-
 	if (recovery_began == 0 || queues_recovering() > 0)
 		return;
-	idemq_lease_shares_usage(&table, &mine);
 	ereport(LOG, (errmsg("idemq has recovered database \"%s\": %d queues, %d jobs in flight, "
 						 "%lld ms",
-						 database_name, recovery_queues, mine.used,
+						 database_name, recovery_queues, idemq_leases_usage_mine().used,
 						 (long long) ((idemq_mono_now() - recovery_began) / 1000))));
 	recovery_began = 0;
 }
 
-/* Says that a table was full, and what to do. */
+/* Says that a table was full, and what to do, if that is this worker's to say. */
 static void
-log_full(const char *what, int used, int size, int64 refused, const char *detail, const char *hint)
+log_full(ServerCount table, const char *what, TableUsage usage, const char *detail,
+		 const char *hint)
 {
-	ereport(WARNING,
-			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-			 errmsg("idemq's shared memory is full: %d of %d %s are in use", used, size, what),
-			 errdetail("%s Refused since the start of the server: %lld.", detail,
-					   (long long) refused),
-			 errhint("%s", hint)));
-}
-
-/* The database's own share may be full while the table is not. */
-static void
-log_full_leases(void)
-{
-	LeaseUsage table;
-	LeaseUsage mine;
-	bool own;
-
-	idemq_lease_shares_usage(&table, &mine);
-	own = mine.room - mine.used < table.room - table.used;
-	log_full(own ? "leases of this database" : "leases", own ? mine.used : table.used,
-			 own ? mine.room : table.room, own ? mine.refused : table.refused,
-			 "Jobs are claimed with their lease on the row alone, which is slower; queues with "
-			 "max_running wait.",
-			 "See in idemq.workers who holds so many jobs; or raise idemq.max_leases, which takes "
-			 "a restart, or idemq.max_leases_per_database.");
+	if (idemq_count_take_full(table))
+		ereport(WARNING, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+						  errmsg("idemq's shared memory is full: %d of %d %s are in use",
+								 usage.used, usage.room, what),
+						  errdetail("%s Refused since the start of the server: %lld.", detail,
+									(long long) usage.refused),
+						  errhint("%s", hint)));
 }
 
 /* Says which tables in shared memory were full, as far as that is this worker's to say. */
 static void
 log_full_tables(void)
 {
-	int64 refused;
-	int used;
-	int size;
+	TableUsage leases = idemq_leases_usage();
+	TableUsage mine = idemq_leases_usage_mine();
+	/* The database's own share may be full while the table is not. */
+	bool own = mine.room - mine.used < leases.room - leases.used;
 
-	if (idemq_full_table_take(FULL_LEASES))
-		log_full_leases();
-	if (idemq_full_table_take(FULL_BUCKETS))
-	{
-		idemq_buckets_usage(&used, &refused);
-		log_full(
-			"buckets", used, idemq_max_buckets, refused,
-			"Calls of idemq.admit in a database, and groups of a queue with group_rate, that found "
-			"none have one bucket together, and wait longer than they have to.",
-			"Raise idemq.max_buckets, and restart the server.");
-	}
-	if (idemq_full_table_take(FULL_GROUPS))
-	{
-		idemq_groups_usage(&used, &size, &refused);
-		log_full("groups", used, size, refused,
-				 "All groups of a queue are searched for heads instead.",
-				 "Nothing is lost. If it comes often, see in idemq.background_worker whether the "
-				 "worker keeps up.");
-	}
-	if (idemq_full_table_take(FULL_QUEUES))
-	{
-		idemq_slots_usage(&used, &refused);
-		log_full("queues", used, idemq_max_queues, refused,
-				 "Queues without a place are slower, have no counters and no NOTIFY.",
-				 "Raise idemq.max_queues, and restart the server.");
-	}
+	log_full(COUNT_FULL_LEASES, own ? "leases of this database" : "leases", own ? mine : leases,
+			 "Jobs are claimed with their lease on the row alone, which is slower; queues with "
+			 "max_running wait.",
+			 "See in idemq.workers who holds so many jobs; or raise idemq.max_leases, which takes "
+			 "a restart, or idemq.max_leases_per_database.");
+	log_full(
+		COUNT_FULL_BUCKETS, "buckets", idemq_buckets_usage(),
+		"Calls of idemq.admit in a database, and groups of a queue with group_rate, that found "
+		"none have one bucket together, and wait longer than they have to.",
+		"Raise idemq.max_buckets, and restart the server.");
+	log_full(COUNT_FULL_GROUPS, "groups", idemq_groups_usage(),
+			 "All groups of a queue are searched for heads instead.",
+			 "Nothing is lost. If it comes often, see in idemq.background_worker whether the "
+			 "worker keeps up.");
+	log_full(COUNT_FULL_QUEUES, "queues", idemq_slots_usage(),
+			 "Queues without a place are slower, have no counters and no NOTIFY.",
+			 "Raise idemq.max_queues, and restart the server.");
 }
 
 /*

@@ -45,6 +45,7 @@
 #include "base/base.h"
 #include "shared/counts/counts.h"
 #include "shared/leases/leases.h"
+#include "shared/sleepers/sleepers.h"
 
 #define BUCKET_PARTITIONS 16
 /* Cells by the order of magnitude of a period, which is below 2^62 ns. */
@@ -79,78 +80,50 @@ typedef struct Cell
 	pg_atomic_uint64 next_sweep;
 } Cell;
 
-/* Calls of a partition's buckets, since the start of the server; a line of its own. */
-typedef union BucketCounts
-{
-	struct
-	{
-		pg_atomic_uint64 allowed;
-		pg_atomic_uint64 refused;
-	};
-	char pad[PG_CACHE_LINE_SIZE];
-} BucketCounts;
-
 typedef struct BucketsShared
 {
-	int tranche;
-	pg_atomic_uint32 count;		/* buckets: bounds the table exactly */
-	pg_atomic_uint64 no_room;	/* calls that found none */
-	pg_atomic_uint64 no_charge; /* the same, of charges */
+	pg_atomic_uint32 count; /* buckets: bounds the table exactly */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLockPadded locks[BUCKET_PARTITIONS];
-	BucketCounts counts[BUCKET_PARTITIONS];
 	Cell cells[FLEXIBLE_ARRAY_MEMBER]; /* CELLS */
 } BucketsShared;
 
 static BucketsShared *shared = NULL;
 static HTAB *bucket_hash = NULL;
 
-/* Returns the bytes of shared memory for locks and cells. */
-Size
-idemq_buckets_shmem_size(void)
+static int
+cell_count(void)
 {
-	return offsetof(BucketsShared, cells) + mul_size(sizeof(Cell), CELLS);
+	return CELLS;
 }
 
-/* Returns the bytes of shared memory for the hash table. */
-Size
-idemq_buckets_hash_size(void)
+/* Makes locks and cells; their memory is zeros. */
+static void
+init_buckets(int tranche)
 {
-	return hash_estimate_size(idemq_max_buckets, sizeof(Bucket));
-}
-
-/* Attaches to the table, and makes it when this is the first process. */
-void
-idemq_buckets_shmem_init(void *area, bool found)
-{
-	HASHCTL info = {0};
-
-	shared = area;
-	if (!found)
+	pg_atomic_init_u32(&shared->count, 0);
+	for (int i = 0; i < CELLS; i++)
 	{
-		shared->tranche = LWLockNewTrancheId();
-		pg_atomic_init_u32(&shared->count, 0);
-		pg_atomic_init_u64(&shared->no_room, 0);
-		pg_atomic_init_u64(&shared->no_charge, 0);
-		for (int i = 0; i < CELLS; i++)
-		{
-			pg_atomic_init_u32(&shared->cells[i].count, 0);
-			pg_atomic_init_u64(&shared->cells[i].tat, 0);
-			pg_atomic_init_u64(&shared->cells[i].next_sweep, 0);
-		}
-		for (int i = 0; i < BUCKET_PARTITIONS; i++)
-		{
-			LWLockInitialize(&shared->locks[i].lock, shared->tranche);
-			pg_atomic_init_u64(&shared->counts[i].allowed, 0);
-			pg_atomic_init_u64(&shared->counts[i].refused, 0);
-		}
+		pg_atomic_init_u32(&shared->cells[i].count, 0);
+		pg_atomic_init_u64(&shared->cells[i].tat, 0);
+		pg_atomic_init_u64(&shared->cells[i].next_sweep, 0);
 	}
-	LWLockRegisterTranche(shared->tranche, "idemq buckets");
-	info.keysize = sizeof(BucketKey);
-	info.entrysize = sizeof(Bucket);
-	info.num_partitions = BUCKET_PARTITIONS;
-	bucket_hash = ShmemInitHash("idemq buckets", idemq_max_buckets, idemq_max_buckets, &info,
-								HASH_ELEM | HASH_BLOBS | HASH_PARTITION | HASH_FIXED_SIZE);
+	for (int i = 0; i < BUCKET_PARTITIONS; i++)
+		LWLockInitialize(&shared->locks[i].lock, tranche);
 }
+
+const ShmemPart idemq_buckets_part = {.area = (void **) &shared,
+									  .size = offsetof(BucketsShared, cells),
+									  .each = sizeof(Cell),
+									  .count = cell_count,
+									  .name = "idemq bucket locks",
+									  .tranche = "idemq buckets",
+									  .init = init_buckets,
+									  .hash = &bucket_hash,
+									  .hash_name = "idemq buckets",
+									  .hash_entries = &idemq_max_buckets,
+									  .key_size = sizeof(BucketKey),
+									  .entry_size = sizeof(Bucket),
+									  .partitions = BUCKET_PARTITIONS};
 
 static int64
 now_ns(void)
@@ -300,19 +273,22 @@ call_existing(const BucketKey *key, uint32 hash, const GcraLimit *limit, int64 c
 	}
 	LWLockRelease(lock);
 	if (number != NULL && cost > 0)
-	{
-		BucketCounts *counts = &shared->counts[hash % BUCKET_PARTITIONS];
-
-		pg_atomic_fetch_add_u64(answer->allowed ? &counts->allowed : &counts->refused, 1);
-	}
+		idemq_count(answer->allowed ? COUNT_ADMIT_ALLOWED : COUNT_ADMIT_REFUSED, 1);
 	return number != NULL;
 }
 
+static void
+count_no_room(void)
+{
+	if (idemq_count_full(COUNT_FULL_BUCKETS))
+		idemq_worker_need_by(0);
+}
+
 /*
- * Calls the bucket of that name in this database; takes effect at once.  Returns
- * false when there was no room for one of its own: that is counted.
+ * Calls the bucket of that name in this database; takes effect at once.  That there was no
+ * room for one of its own is counted.
  */
-bool
+void
 idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 cost,
 				  GcraAnswer *answer)
 {
@@ -327,11 +303,11 @@ idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 co
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (call_existing(&key, hash, limit, cost, NULL, answer))
-			return true;
+			return;
 	} while (enter(&key, hash, owner, cell, limit) || make_room(owner));
 	(void) call_existing(&key, hash, limit, cost, cell, answer);
-	pg_atomic_fetch_add_u64(&shared->no_room, 1);
-	return false;
+	idemq_count(COUNT_ADMIT_SHARED, 1);
+	count_no_room();
 }
 
 /* Returns the cell of a charge's queue for names without a bucket. */
@@ -401,10 +377,10 @@ use_bucket(BucketCharge *charge, const BucketKey *key, const GcraLimit *limit, B
 
 /*
  * Charges one to the bucket of that name in this database, if that is allowed; takes effect
- * at once.  Returns false when there is no room for one of its own: that is counted.
- * charge->empty_at and ->slot are given.
+ * at once.  That there is no room for one of its own is counted.  charge->empty_at and
+ * ->slot are given.
  */
-bool
+void
 idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
 {
 	int32 owner = charge->slot < 0 ? OWNER_OF_NONE : charge->slot;
@@ -416,12 +392,11 @@ idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, Bucket
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (use_bucket(charge, &key, limit, CHARGE_OWN))
-			return true;
+			return;
 	} while (enter(&key, get_hash_value(bucket_hash, &key), owner, cell, limit) ||
 			 make_room(owner));
 	(void) use_bucket(charge, &key, limit, CHARGE_ANY);
-	pg_atomic_fetch_add_u64(&shared->no_charge, 1);
-	return false;
+	count_no_room();
 }
 
 /* Says in charge->answer whether a charge would be allowed. */
@@ -459,26 +434,14 @@ idemq_bucket_undo(const char *name, int length, const BucketCharge *charge)
 	LWLockRelease(lock);
 }
 
-/* Returns how many buckets there are, and how many calls and charges found no room for theirs. */
-void
-idemq_buckets_usage(int *used, int64 *no_room)
+/* Returns what is used of the table of buckets. */
+TableUsage
+idemq_buckets_usage(void)
 {
-	*used = (int) Min(pg_atomic_read_u32(&shared->count), (uint32) idemq_max_buckets);
-	*no_room =
-		(int64) (pg_atomic_read_u64(&shared->no_room) + pg_atomic_read_u64(&shared->no_charge));
-}
-
-/* Returns how many calls were allowed and refused by a limit, and how many had no bucket. */
-void
-idemq_buckets_calls(int64 *allowed, int64 *refused, int64 *no_room)
-{
-	*no_room = (int64) pg_atomic_read_u64(&shared->no_room);
-	*allowed = *refused = 0;
-	for (int i = 0; i < BUCKET_PARTITIONS; i++)
-	{
-		*allowed += (int64) pg_atomic_read_u64(&shared->counts[i].allowed);
-		*refused += (int64) pg_atomic_read_u64(&shared->counts[i].refused);
-	}
+	return (TableUsage){.used = (int) Min(pg_atomic_read_u32(&shared->count),
+										  (uint32) idemq_max_buckets),
+						.room = idemq_max_buckets,
+						.refused = idemq_count_read(COUNT_FULL_BUCKETS)};
 }
 
 /* Removes the buckets of a dropped database. */

@@ -88,7 +88,6 @@ typedef struct QueueCounters
 
 typedef struct CountersShared
 {
-	int tranche;
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLockPadded locks[COUNTER_LOCKS];
 	CountBase bases[MAX_BASES];
 	QueueCounters queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
@@ -99,13 +98,6 @@ static CountersShared *shared = NULL;
 /* This session counts, since then (mono). */
 static bool counting_here = false;
 static int64 count_began;
-
-/* Returns the bytes of shared memory for the counters. */
-Size
-idemq_counters_shmem_size(void)
-{
-	return offsetof(CountersShared, queues) + mul_size(sizeof(QueueCounters), idemq_max_queues);
-}
 
 /* Makes all counts of a queue zero. */
 static void
@@ -122,22 +114,23 @@ init_counts(QueueCounters *queue)
 	}
 }
 
-/* Attaches to the counters, and makes them when this is the first process. */
-void
-idemq_counters_shmem_init(void *area, bool found)
+/* Makes the counters; their memory is zeros. */
+static void
+init_counters(int tranche)
 {
-	shared = area;
-	if (!found)
-	{
-		memset(area, 0, idemq_counters_shmem_size());
-		shared->tranche = LWLockNewTrancheId();
-		for (int i = 0; i < COUNTER_LOCKS; i++)
-			LWLockInitialize(&shared->locks[i].lock, shared->tranche);
-		for (int i = 0; i < idemq_max_queues; i++)
-			init_counts(&shared->queues[i]);
-	}
-	LWLockRegisterTranche(shared->tranche, "idemq counters");
+	for (int i = 0; i < COUNTER_LOCKS; i++)
+		LWLockInitialize(&shared->locks[i].lock, tranche);
+	for (int i = 0; i < idemq_max_queues; i++)
+		init_counts(&shared->queues[i]);
 }
+
+const ShmemPart idemq_counters_part = {.area = (void **) &shared,
+									   .size = offsetof(CountersShared, queues),
+									   .each = sizeof(QueueCounters),
+									   .count = idemq_queue_count,
+									   .name = "idemq counters",
+									   .tranche = "idemq counters",
+									   .init = init_counters};
 
 /* Returns the lock of this session's number. */
 static LWLock *

@@ -94,8 +94,7 @@ typedef enum CountStart
 	COUNT_CROWDED /* too many transactions, or databases, at a time */
 } CountStart;
 
-extern Size idemq_counters_shmem_size(void);
-extern void idemq_counters_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_counters_part;
 
 extern void idemq_counters_reset(int index, Oid database, int32 queue_id);
 extern void idemq_counters_forget(int index);
@@ -111,34 +110,37 @@ extern void idemq_counters_unset_gauges(Oid database);
 extern int64 idemq_counters_count_due_at(void);
 
 /*
- * once_counts.c
- *		How often idemq.once was asked, and what it answered.
+ * server_counts.c
+ *		What is counted on the whole server, not by queue.
  */
 
-extern Size idemq_once_counts_shmem_size(void);
-extern void idemq_once_counts_shmem_init(void *area, bool found);
-extern void idemq_once_counts_add(bool first);
-extern void idemq_once_counts_read(int64 *first, int64 *repeated);
-
-/*
- * publish_counts.c
- *		How often idemq.publish was called, and what became of it.
- */
-
-/* Calls, the jobs that they have made, bindings that were skipped. */
-typedef enum PublishCount
+/* The name of each, which SQL sees, stands in server_counts.c. */
+typedef enum ServerCount
 {
-	PUBLISH_CALLS,
-	PUBLISH_JOBS,
-	PUBLISH_SKIPPED
-} PublishCount;
+	COUNT_ONCE_FIRST,
+	COUNT_ONCE_REPEATED,
+	COUNT_PUBLISH_CALLS,
+	COUNT_PUBLISH_JOBS,	   /* that they have made */
+	COUNT_PUBLISH_SKIPPED, /* bindings */
+	COUNT_ADMIT_ALLOWED,
+	COUNT_ADMIT_REFUSED,
+	COUNT_ADMIT_SHARED, /* of these, without room for a bucket of their own */
+	/* Of the tables, how often something found no room. */
+	COUNT_FULL_LEASES,
+	COUNT_FULL_BUCKETS,
+	COUNT_FULL_GROUPS,
+	COUNT_FULL_QUEUES
+} ServerCount;
 
-#define PUBLISH_COUNTS 3
+#define SERVER_COUNTS (COUNT_FULL_QUEUES + 1)
 
-extern Size idemq_publish_counts_shmem_size(void);
-extern void idemq_publish_counts_shmem_init(void *area, bool found);
-extern void idemq_publish_counts_add(int jobs, int skipped);
-extern void idemq_publish_counts_read(int64 *counts);
+extern const char *const idemq_server_count_names[];
+extern const ShmemPart idemq_server_counts_part;
+
+extern void idemq_count(ServerCount what, uint64 times);
+extern int64 idemq_count_read(ServerCount what);
+extern bool idemq_count_full(ServerCount table);
+extern bool idemq_count_take_full(ServerCount table);
 
 /*
  * notify_ring.c
@@ -171,8 +173,7 @@ typedef struct NewsBatch
 	JobNews news[NEWS_KEPT];
 } NewsBatch;
 
-extern Size idemq_notify_ring_shmem_size(void);
-extern void idemq_notify_ring_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_notify_ring_part;
 
 extern void idemq_notify_ring_reset(int slot_index);
 extern void idemq_notify_ring_add(QueueSlot *slot, int32 queue_id, const JobNews *news);
@@ -195,40 +196,17 @@ typedef struct BucketCharge
 	GcraAnswer answer;
 } BucketCharge;
 
-extern Size idemq_buckets_shmem_size(void);
-extern Size idemq_buckets_hash_size(void);
-extern void idemq_buckets_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_buckets_part;
 
-extern bool idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 cost,
+extern void idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 cost,
 							  GcraAnswer *answer);
-extern bool idemq_bucket_charge(const char *name, int length, const GcraLimit *limit,
+extern void idemq_bucket_charge(const char *name, int length, const GcraLimit *limit,
 								BucketCharge *charge);
 extern void idemq_bucket_ask(const char *name, int length, const GcraLimit *limit,
 							 BucketCharge *charge);
 extern void idemq_bucket_undo(const char *name, int length, const BucketCharge *charge);
-extern void idemq_buckets_usage(int *used, int64 *no_room);
-extern void idemq_buckets_calls(int64 *allowed, int64 *refused, int64 *no_room);
+extern TableUsage idemq_buckets_usage(void);
 extern void idemq_buckets_forget_database(Oid database);
 extern void idemq_buckets_forget_queue(int slot);
-
-/*
- * full_tables.c
- *		Which tables in shared memory were full, for the server's log.
- */
-
-typedef enum FullTable
-{
-	FULL_LEASES,
-	FULL_BUCKETS,
-	FULL_GROUPS,
-	FULL_QUEUES
-} FullTable;
-
-#define FULL_TABLE_COUNT 4
-
-extern Size idemq_full_tables_shmem_size(void);
-extern void idemq_full_tables_shmem_init(void *area, bool found);
-extern bool idemq_full_table_note(FullTable table);
-extern bool idemq_full_table_take(FullTable table);
 
 #endif

@@ -38,24 +38,19 @@ typedef struct Ring
 
 static Ring *rings = NULL;
 
-/* Returns the bytes of shared memory for all rings. */
-Size
-idemq_notify_ring_shmem_size(void)
+/* Makes the rings; their memory is zeros. */
+static void
+init_rings(int tranche)
 {
-	return mul_size(sizeof(Ring), idemq_max_queues);
+	for (int i = 0; i < idemq_max_queues; i++)
+		SpinLockInit(&rings[i].mutex);
 }
 
-/* Attaches to the rings, and makes them when this is the first process. */
-void
-idemq_notify_ring_shmem_init(void *area, bool found)
-{
-	rings = area;
-	for (int i = 0; i < idemq_max_queues && !found; i++)
-	{
-		SpinLockInit(&rings[i].mutex);
-		rings[i].head = rings[i].tail = rings[i].lost = 0;
-	}
-}
+const ShmemPart idemq_notify_ring_part = {.area = (void **) &rings,
+										  .each = sizeof(Ring),
+										  .count = idemq_queue_count,
+										  .name = "idemq events",
+										  .init = init_rings};
 
 static Ring *
 ring_of(const QueueSlot *slot)

@@ -29,65 +29,62 @@
 typedef struct GroupsShared
 {
 	LWLock lock;
-	int tranche;
-	int count;								  /* groups in the hash */
-	int nkin;								  /* marks of jobs with kin in it */
-	int nidle;								  /* of these, idle */
-	pg_atomic_uint32 nlimited;				  /* of these, limited; read without the lock */
-	dlist_head idle;						  /* the one that is idle for the longest time first */
-	pg_atomic_uint64 refused;				  /* marks that found no room; no lock */
+	int count;				   /* groups in the hash */
+	int nkin;				   /* marks of jobs with kin in it */
+	int nidle;				   /* of these, idle */
+	pg_atomic_uint32 nlimited; /* of these, limited; read without the lock */
+	dlist_head idle;		   /* the one that is idle for the longest time first */
+	GroupWindow of_databases[GROUP_DATABASE_WINDOWS];
 	GroupQueue queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
 } GroupsShared;
 
 static GroupsShared *shared = NULL;
 static HTAB *group_hash = NULL;
+static const int hash_entries = MAX_GROUPS + MAX_KIN;
 
-/* Returns the bytes of shared memory for the lists. */
-Size
-idemq_groups_shmem_size(void)
+static void
+init_window(GroupWindow *window)
 {
-	return offsetof(GroupsShared, queues) + mul_size(sizeof(GroupQueue), idemq_max_queues);
+	SpinLockInit(&window->lock);
+	window->least[0] = window->least[1] = GROUP_KEEP_FLOOR;
 }
 
-/* Returns the bytes of shared memory for the hash table. */
-Size
-idemq_groups_hash_size(void)
+/* Makes the table; its memory is zeros. */
+static void
+init_groups(int tranche)
 {
-	return hash_estimate_size(MAX_GROUPS + MAX_KIN, sizeof(GroupEntry));
-}
-
-/* Attaches to the groups, and makes them when this is the first process. */
-void
-idemq_groups_shmem_init(void *area, bool found)
-{
-	HASHCTL info = {0};
-
-	shared = area;
-	if (!found)
+	LWLockInitialize(&shared->lock, tranche);
+	dlist_init(&shared->idle);
+	pg_atomic_init_u32(&shared->nlimited, 0);
+	for (int i = 0; i < GROUP_DATABASE_WINDOWS; i++)
+		init_window(&shared->of_databases[i]);
+	for (int i = 0; i < idemq_max_queues; i++)
 	{
-		memset(area, 0, idemq_groups_shmem_size());
-		shared->tranche = LWLockNewTrancheId();
-		LWLockInitialize(&shared->lock, shared->tranche);
-		dlist_init(&shared->idle);
-		pg_atomic_init_u64(&shared->refused, 0);
-		pg_atomic_init_u32(&shared->nlimited, 0);
-		for (int i = 0; i < idemq_max_queues; i++)
-		{
-			GroupQueue *queue = &shared->queues[i];
+		GroupQueue *queue = &shared->queues[i];
 
-			dlist_init(&queue->waiting);
-			dlist_init(&queue->delayed);
-			pg_atomic_init_u32(&queue->nwaiting, 0);
-			pg_atomic_init_u64(&queue->delayed_until, PG_UINT64_MAX);
-			pg_atomic_init_u64(&queue->scan_at, PG_UINT64_MAX);
-		}
+		dlist_init(&queue->waiting);
+		dlist_init(&queue->delayed);
+		pg_atomic_init_u32(&queue->nwaiting, 0);
+		pg_atomic_init_u64(&queue->delayed_until, PG_UINT64_MAX);
+		pg_atomic_init_u64(&queue->scan_at, PG_UINT64_MAX);
+		init_window(&queue->window);
+		pg_atomic_init_u32(&queue->round.number, 0);
+		ConditionVariableInit(&queue->round.over);
 	}
-	LWLockRegisterTranche(shared->tranche, "idemq groups");
-	info.keysize = sizeof(GroupKey);
-	info.entrysize = sizeof(GroupEntry);
-	group_hash = ShmemInitHash("idemq groups", MAX_GROUPS + MAX_KIN, MAX_GROUPS + MAX_KIN, &info,
-							   HASH_ELEM | HASH_BLOBS | HASH_FIXED_SIZE);
 }
+
+const ShmemPart idemq_groups_part = {.area = (void **) &shared,
+									 .size = offsetof(GroupsShared, queues),
+									 .each = sizeof(GroupQueue),
+									 .count = idemq_queue_count,
+									 .name = "idemq groups area",
+									 .tranche = "idemq groups",
+									 .init = init_groups,
+									 .hash = &group_hash,
+									 .hash_name = "idemq groups",
+									 .hash_entries = &hash_entries,
+									 .key_size = sizeof(GroupKey),
+									 .entry_size = sizeof(GroupEntry)};
 
 /* Takes the lock of the table. */
 void
@@ -101,6 +98,21 @@ void
 idemq_group_table_unlock(void)
 {
 	LWLockRelease(&shared->lock);
+}
+
+/* Returns what is known of the groups of the queue whose slot has that index. */
+GroupQueue *
+idemq_group_queue_at(int index)
+{
+	return &shared->queues[index];
+}
+
+/* Returns the window of that number: a slot's index, or above those a database's. */
+GroupWindow *
+idemq_group_window_at(int number)
+{
+	return number < idemq_max_queues ? &shared->queues[number].window
+									 : &shared->of_databases[number - idemq_max_queues];
 }
 
 /* Returns the queue of a slot if it is that one; NULL otherwise.  Lock held. */
@@ -233,8 +245,7 @@ idemq_group_refused(const GroupKey *key)
 {
 	if (is_kin(key))
 		return;
-	pg_atomic_fetch_add_u64(&shared->refused, 1);
-	(void) idemq_full_table_note(FULL_GROUPS);
+	(void) idemq_count_full(COUNT_FULL_GROUPS);
 }
 
 /* Returns whether a queue has groups to check now; without a lock. */
@@ -483,13 +494,14 @@ idemq_groups_limited(Oid database, int32 queue_id)
 	return count;
 }
 
-/* Returns how many groups are marked or owned, of how many, and the marks without room. */
-void
-idemq_groups_usage(int *used, int *size, int64 *refused)
+/* Returns what is used of the table by groups that are marked or owned. */
+TableUsage
+idemq_groups_usage(void)
 {
+	TableUsage usage = {.room = MAX_GROUPS, .refused = idemq_count_read(COUNT_FULL_GROUPS)};
+
 	LWLockAcquire(&shared->lock, LW_SHARED);
-	*used = shared->count - shared->nidle;
+	usage.used = shared->count - shared->nidle;
 	LWLockRelease(&shared->lock);
-	*size = MAX_GROUPS;
-	*refused = (int64) pg_atomic_read_u64(&shared->refused);
+	return usage;
 }

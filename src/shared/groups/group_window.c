@@ -34,54 +34,12 @@
 #include "shared/groups/groups.h"
 #include "shared/slots/slots.h"
 
-/* Windows for the databases, which share them by their OIDs. */
-#define DATABASE_WINDOWS 16
-
-/* Every field is under the spinlock. */
-typedef struct GroupWindow
-{
-	slock_t lock;
-	int newer;		/* the generation that is entered: 0 or 1 */
-	int writers[2]; /* by generation */
-	int64 least[2]; /* an id, or GROUP_DROP_FLOOR; GROUP_KEEP_FLOOR without writers */
-} GroupWindow;
-
-/* Of the slots, at their indexes, then of the databases. */
-static GroupWindow *windows = NULL;
-
-static int
-count_windows(void)
-{
-	return idemq_max_queues + DATABASE_WINDOWS;
-}
-
-/* Returns the bytes of shared memory. */
-Size
-idemq_group_windows_shmem_size(void)
-{
-	return mul_size(sizeof(GroupWindow), count_windows());
-}
-
-/* Attaches to the windows, and makes them when this is the first process. */
-void
-idemq_group_windows_shmem_init(void *area, bool found)
-{
-	windows = area;
-	for (int i = 0; i < count_windows() && !found; i++)
-	{
-		SpinLockInit(&windows[i].lock);
-		windows[i].newer = 0;
-		windows[i].writers[0] = windows[i].writers[1] = 0;
-		windows[i].least[0] = windows[i].least[1] = GROUP_KEEP_FLOOR;
-	}
-}
-
 /* Returns the number of a queue's window; NULL: the database's. */
 int
 idemq_group_window_of(const QueueSlot *slot, Oid database)
 {
 	return slot != NULL ? idemq_slot_index(slot)
-						: idemq_max_queues + (int) (database % DATABASE_WINDOWS);
+						: idemq_max_queues + (int) (database % GROUP_DATABASE_WINDOWS);
 }
 
 /*
@@ -91,7 +49,7 @@ idemq_group_window_of(const QueueSlot *slot, Oid database)
 int
 idemq_group_window_enter(int number, int64 id)
 {
-	GroupWindow *window = &windows[number];
+	GroupWindow *window = idemq_group_window_at(number);
 	int newer;
 
 	SpinLockAcquire(&window->lock);
@@ -108,7 +66,7 @@ idemq_group_window_enter(int number, int64 id)
 void
 idemq_group_window_lower(int number, int generation, int64 id)
 {
-	GroupWindow *window = &windows[number];
+	GroupWindow *window = idemq_group_window_at(number);
 
 	SpinLockAcquire(&window->lock);
 	window->least[generation] = Min(window->least[generation], id);
@@ -119,7 +77,7 @@ idemq_group_window_lower(int number, int generation, int64 id)
 void
 idemq_group_window_leave(int number, int generation)
 {
-	GroupWindow *window = &windows[number];
+	GroupWindow *window = idemq_group_window_at(number);
 
 	SpinLockAcquire(&window->lock);
 	if (--window->writers[generation] == 0)
@@ -130,7 +88,7 @@ idemq_group_window_leave(int number, int generation)
 static int64
 least_in(int number)
 {
-	GroupWindow *window = &windows[number];
+	GroupWindow *window = idemq_group_window_at(number);
 	int64 least;
 
 	SpinLockAcquire(&window->lock);

@@ -7,7 +7,9 @@
 
 #include "lib/ilist.h"
 #include "port/atomics.h"
+#include "storage/condition_variable.h"
 #include "storage/lwlock.h"
+#include "storage/spin.h"
 
 #include "shared/slots/slots.h"
 
@@ -73,10 +75,29 @@ typedef struct GroupEntry
 	dlist_node node; /* in a list of its queue, or in that of the idle groups */
 } GroupEntry;
 
+/* Who is about to lower floors; every field is under the spinlock (group_window.c). */
+typedef struct GroupWindow
+{
+	slock_t lock;
+	int newer;		/* the generation that is entered: 0 or 1 */
+	int writers[2]; /* by generation */
+	int64 least[2]; /* an id, or GROUP_DROP_FLOOR; GROUP_KEEP_FLOOR without writers */
+} GroupWindow;
+
+/* Windows for the databases, which share them by their OIDs. */
+#define GROUP_DATABASE_WINDOWS 16
+
+/* The worker's rounds of promotion; no lock (promote_round.c). */
+typedef struct PromoteRound
+{
+	pg_atomic_uint32 number; /* grows with each begin and end; odd: one is under way */
+	ConditionVariable over;
+} PromoteRound;
+
 /*
  * The groups of one queue, at the index of its slot, that are to be checked.  Every
- * field is written under the table's lock; the atomics are read without it, by every
- * claim of the queue, and stand on cache lines of its own.
+ * field but the last two is written under the table's lock; the atomics are read without it,
+ * by every claim of the queue, and stand on cache lines of its own.
  */
 typedef struct GroupQueue
 {
@@ -87,10 +108,14 @@ typedef struct GroupQueue
 	pg_atomic_uint32 nwaiting;
 	pg_atomic_uint64 delayed_until; /* mono; PG_UINT64_MAX: none is delayed */
 	pg_atomic_uint64 scan_at;		/* mono: all are to be checked; PG_UINT64_MAX: never */
+	GroupWindow window;
+	PromoteRound round;
 } GroupQueue;
 
 extern void idemq_group_table_lock(LWLockMode mode);
 extern void idemq_group_table_unlock(void);
+extern GroupQueue *idemq_group_queue_at(int index);
+extern GroupWindow *idemq_group_window_at(int number);
 extern GroupQueue *idemq_group_queue(const QueueSlot *slot, Oid database, int32 queue_id);
 extern GroupEntry *idemq_group_find(const GroupKey *key);
 extern GroupEntry *idemq_group_enter(const GroupKey *key);
@@ -99,9 +124,7 @@ extern void idemq_group_unlist(GroupQueue *queue, GroupEntry *group);
 extern void idemq_group_enlist(GroupQueue *queue, GroupEntry *group, GroupList list);
 extern void idemq_group_queue_scan(GroupQueue *queue, bool later);
 extern void idemq_group_refused(const GroupKey *key);
-extern Size idemq_groups_shmem_size(void);
-extern Size idemq_groups_hash_size(void);
-extern void idemq_groups_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_groups_part;
 extern bool idemq_groups_waiting(const QueueSlot *slot);
 extern int64 idemq_groups_due_at(const QueueSlot *slot);
 extern bool idemq_groups_know(const QueueSlot *slot, const GroupKey *key);
@@ -114,7 +137,7 @@ extern int idemq_groups_copy(Oid database, GroupEntry *copies, int max);
 extern void idemq_group_set_limited(GroupEntry *group, bool limited);
 extern void idemq_groups_drop_floors(const QueueSlot *slot, int32 queue_id);
 extern int64 idemq_groups_limited(Oid database, int32 queue_id);
-extern void idemq_groups_usage(int *used, int *size, int64 *refused);
+extern TableUsage idemq_groups_usage(void);
 
 /*
  * groups.c
@@ -158,9 +181,6 @@ extern void idemq_group_release(QueueSlot *slot, const GroupTaken *group, GroupR
  *		Rounds of promotion by the background worker.
  */
 
-extern Size idemq_rounds_shmem_size(void);
-extern void idemq_rounds_shmem_init(void *area, bool found);
-
 extern void idemq_round_begin(const QueueSlot *slot);
 extern void idemq_round_end(const QueueSlot *slot);
 extern uint32 idemq_round_number(const QueueSlot *slot);
@@ -182,8 +202,7 @@ typedef enum KinMark
 /* Bytes of the name that a mark has in place of a group's. */
 #define KIN_NAME 10
 
-extern Size idemq_kin_shmem_size(void);
-extern void idemq_kin_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_kin_part;
 extern void idemq_kin_note(QueueSlot *slot, int64 job_id);
 extern bool idemq_kin_maybe(const QueueSlot *slot, int64 job_id);
 extern bool idemq_kin_is_known(const QueueSlot *slot);
@@ -200,8 +219,6 @@ extern void idemq_kin_finished(QueueSlot *slot, int32 queue_id, int64 job_id);
  *		Transactions that are about to lower the floors of FIFO groups.
  */
 
-extern Size idemq_group_windows_shmem_size(void);
-extern void idemq_group_windows_shmem_init(void *area, bool found);
 extern int idemq_group_window_of(const QueueSlot *slot, Oid database);
 extern int idemq_group_window_enter(int number, int64 id);
 extern void idemq_group_window_lower(int number, int generation, int64 id);

@@ -63,23 +63,16 @@
 
 static pg_atomic_uint32 *filter = NULL;
 
-/* Returns the bytes of shared memory. */
-Size
-idemq_kin_shmem_size(void)
+static void
+init_filter(int tranche)
 {
-	return BITS / WORD_BITS * sizeof(pg_atomic_uint32);
-}
-
-/* Attaches to the filter, and makes it when this is the first process. */
-void
-idemq_kin_shmem_init(void *area, bool found)
-{
-	filter = area;
-	if (found)
-		return;
 	for (int i = 0; i < BITS / WORD_BITS; i++)
 		pg_atomic_init_u32(&filter[i], 0);
 }
+
+const ShmemPart idemq_kin_part = {.area = (void **) &filter,
+								  .size = BITS / WORD_BITS * sizeof(pg_atomic_uint32),
+								  .init = init_filter};
 
 /* Returns the bit of a job of this database. */
 static uint32

@@ -26,46 +26,24 @@
 /* For so many microseconds a claim waits for the worker's round, at most. */
 #define ROUND_PATIENCE INT64CONST(50000)
 
-/* The rounds of a queue, at the index of its slot; no lock. */
-typedef struct PromoteRound
+static PromoteRound *
+round_of(const QueueSlot *slot)
 {
-	pg_atomic_uint32 number; /* grows with each begin and end; odd: one is under way */
-	ConditionVariable over;
-} PromoteRound;
-
-static PromoteRound *rounds = NULL;
-
-/* Returns the bytes of shared memory. */
-Size
-idemq_rounds_shmem_size(void)
-{
-	return mul_size(sizeof(PromoteRound), idemq_max_queues);
-}
-
-/* Attaches to the rounds, and makes them when this is the first process. */
-void
-idemq_rounds_shmem_init(void *area, bool found)
-{
-	rounds = area;
-	for (int i = 0; i < idemq_max_queues && !found; i++)
-	{
-		pg_atomic_init_u32(&rounds[i].number, 0);
-		ConditionVariableInit(&rounds[i].over);
-	}
+	return &idemq_group_queue_at(idemq_slot_index(slot))->round;
 }
 
 /* Begins a round of the worker; one that a worker before us has left open becomes ours. */
 void
 idemq_round_begin(const QueueSlot *slot)
 {
-	(void) pg_atomic_fetch_or_u32(&rounds[idemq_slot_index(slot)].number, 1);
+	(void) pg_atomic_fetch_or_u32(&round_of(slot)->number, 1);
 }
 
 /* Ends a round, if one is under way: its transaction is over. */
 void
 idemq_round_end(const QueueSlot *slot)
 {
-	PromoteRound *round = &rounds[idemq_slot_index(slot)];
+	PromoteRound *round = round_of(slot);
 
 	if ((pg_atomic_read_u32(&round->number) & 1) == 0)
 		return;
@@ -80,14 +58,14 @@ idemq_round_end(const QueueSlot *slot)
 uint32
 idemq_round_number(const QueueSlot *slot)
 {
-	return pg_atomic_fetch_add_u32(&rounds[idemq_slot_index(slot)].number, 0);
+	return pg_atomic_fetch_add_u32(&round_of(slot)->number, 0);
 }
 
 /* Waits for the end of the round that is under way, if there is one: ROUND_PATIENCE at most. */
 void
 idemq_round_await(const QueueSlot *slot)
 {
-	PromoteRound *round = &rounds[idemq_slot_index(slot)];
+	PromoteRound *round = round_of(slot);
 	int64 until = idemq_mono_now() + ROUND_PATIENCE;
 
 	if ((idemq_round_number(slot) & 1) == 0)

@@ -37,24 +37,19 @@ list_count(void)
 	return compat_max_backends() * LEASE_PARTITIONS;
 }
 
-/* Returns the bytes of shared memory for the lists. */
-Size
-idemq_lease_owners_shmem_size(void)
+/* Makes the lists; their memory is zeros. */
+static void
+init_lists(int tranche)
 {
-	return mul_size(sizeof(Owned), list_count());
+	for (int i = 0; i < list_count(); i++)
+		dlist_init(&owned_by[i].leases);
 }
 
-/* Attaches to the lists, and makes them when this is the first process. */
-void
-idemq_lease_owners_shmem_init(void *area, bool found)
-{
-	owned_by = area;
-	for (int i = 0; i < list_count() && !found; i++)
-	{
-		dlist_init(&owned_by[i].leases);
-		owned_by[i].life = 0;
-	}
-}
+const ShmemPart idemq_lease_owners_part = {.area = (void **) &owned_by,
+										   .each = sizeof(Owned),
+										   .count = list_count,
+										   .name = "idemq lease owners",
+										   .init = init_lists};
 
 static Owned *
 owned(int partition, int32 session)

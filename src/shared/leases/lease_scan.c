@@ -112,12 +112,7 @@ visit_copy(Lease *lease, void *arg)
 Lease *
 idemq_lease_copy_all(int *count)
 {
-	LeaseCopy copy = {NULL, 0, 0};
-	LeaseUsage table;
-	LeaseUsage mine;
-
-	idemq_lease_shares_usage(&table, &mine);
-	copy.room = mine.used + 64;
+	LeaseCopy copy = {.room = idemq_leases_usage_mine().used + 64};
 
 	for (;;)
 	{

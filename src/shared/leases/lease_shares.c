@@ -49,45 +49,31 @@ typedef struct Share
 
 typedef struct SharesShared
 {
-	Share table; /* of all databases */
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) pg_atomic_uint32 used; /* of the table; no lock */
 	Share shares[LEASE_SHARES];
 	LWLock lock;
-	int tranche; /* set once */
 } SharesShared;
 
 static SharesShared *shared = NULL;
 static int my_share = -1;
 
-/* Returns the bytes of shared memory for the shares. */
-Size
-idemq_lease_shares_shmem_size(void)
-{
-	return sizeof(SharesShared);
-}
-
+/* Makes the shares; their memory is zeros. */
 static void
-init_share(Share *share)
+init_shares(int tranche)
 {
-	pg_atomic_init_u32(&share->used, 0);
-	pg_atomic_init_u64(&share->refused, 0);
-	share->database = InvalidOid;
+	pg_atomic_init_u32(&shared->used, 0);
+	for (int i = 0; i < LEASE_SHARES; i++)
+	{
+		pg_atomic_init_u32(&shared->shares[i].used, 0);
+		pg_atomic_init_u64(&shared->shares[i].refused, 0);
+	}
+	LWLockInitialize(&shared->lock, tranche);
 }
 
-/* Attaches to the shares, and makes them when this is the first process. */
-void
-idemq_lease_shares_shmem_init(void *area, bool found)
-{
-	shared = area;
-	if (!found)
-	{
-		init_share(&shared->table);
-		for (int i = 0; i < LEASE_SHARES; i++)
-			init_share(&shared->shares[i]);
-		shared->tranche = LWLockNewTrancheId();
-		LWLockInitialize(&shared->lock, shared->tranche);
-	}
-	LWLockRegisterTranche(shared->tranche, "idemq lease shares");
-}
+const ShmemPart idemq_lease_shares_part = {.area = (void **) &shared,
+										   .size = sizeof(SharesShared),
+										   .tranche = "idemq lease shares",
+										   .init = init_shares};
 
 /* Returns the share of this database, given one if need be. */
 static Share *
@@ -151,13 +137,13 @@ room_of_share(bool limited)
 
 /* Counts one more entry, if that leaves the count within its room. */
 static bool
-count_in(Share *share, uint32 room)
+count_in(pg_atomic_uint32 *used, uint32 room)
 {
-	if (pg_atomic_read_u32(&share->used) >= room)
+	if (pg_atomic_read_u32(used) >= room)
 		return false;
-	if (pg_atomic_fetch_add_u32(&share->used, 1) < room)
+	if (pg_atomic_fetch_add_u32(used, 1) < room)
 		return true;
-	pg_atomic_fetch_sub_u32(&share->used, 1);
+	pg_atomic_fetch_sub_u32(used, 1);
 	return false;
 }
 
@@ -170,15 +156,14 @@ idemq_lease_share_take(bool limited)
 {
 	Share *share = find_share();
 
-	if (count_in(share, room_of_share(limited)))
+	if (count_in(&share->used, room_of_share(limited)))
 	{
-		if (count_in(&shared->table, room_of_table(limited)))
+		if (count_in(&shared->used, room_of_table(limited)))
 			return my_share;
 		pg_atomic_fetch_sub_u32(&share->used, 1);
 	}
 	pg_atomic_fetch_add_u64(&share->refused, 1);
-	pg_atomic_fetch_add_u64(&shared->table.refused, 1);
-	(void) idemq_full_table_note(FULL_LEASES);
+	(void) idemq_count_full(COUNT_FULL_LEASES);
 	return -1;
 }
 
@@ -186,7 +171,7 @@ idemq_lease_share_take(bool limited)
 void
 idemq_lease_share_give_back(int share)
 {
-	pg_atomic_fetch_sub_u32(&shared->table.used, 1);
+	pg_atomic_fetch_sub_u32(&shared->used, 1);
 	pg_atomic_fetch_sub_u32(&shared->shares[share].used, 1);
 }
 
@@ -194,7 +179,7 @@ idemq_lease_share_give_back(int share)
 bool
 idemq_lease_share_is_full(bool limited)
 {
-	return pg_atomic_read_u32(&shared->table.used) >= room_of_table(limited) ||
+	return pg_atomic_read_u32(&shared->used) >= room_of_table(limited) ||
 		   pg_atomic_read_u32(&find_share()->used) >= room_of_share(limited);
 }
 
@@ -215,16 +200,24 @@ idemq_lease_share_forget(Oid database)
 	LWLockRelease(&shared->lock);
 }
 
-/* Reads what is used of the table, and of this database's share. */
-void
-idemq_lease_shares_usage(LeaseUsage *table, LeaseUsage *mine)
+/* Returns what is used of the lease table. */
+TableUsage
+idemq_leases_usage(void)
+{
+	int room = (int) room_of_table(true);
+
+	return (TableUsage){.used = (int) Min(pg_atomic_read_u32(&shared->used), (uint32) room),
+						.room = room,
+						.refused = idemq_count_read(COUNT_FULL_LEASES)};
+}
+
+/* Returns what is used of this database's share of it. */
+TableUsage
+idemq_leases_usage_mine(void)
 {
 	Share *share = find_share();
 
-	table->room = (int) room_of_table(true);
-	table->used = (int) Min(pg_atomic_read_u32(&shared->table.used), (uint32) table->room);
-	table->refused = (int64) pg_atomic_read_u64(&shared->table.refused);
-	mine->room = (int) room_of_share(true);
-	mine->used = (int) pg_atomic_read_u32(&share->used);
-	mine->refused = (int64) pg_atomic_read_u64(&share->refused);
+	return (TableUsage){.used = (int) pg_atomic_read_u32(&share->used),
+						.room = (int) room_of_share(true),
+						.refused = (int64) pg_atomic_read_u64(&share->refused)};
 }

@@ -38,7 +38,6 @@ typedef struct LeasePartition
 
 typedef struct LeasesShared
 {
-	int tranche;				 /* set once */
 	pg_atomic_uint64 last_token; /* the greatest issued since the start; no lock */
 	LeasePartition partitions[LEASE_PARTITIONS];
 } LeasesShared;
@@ -46,44 +45,25 @@ typedef struct LeasesShared
 static LeasesShared *shared = NULL;
 static HTAB *lease_hash = NULL;
 
-/* Returns the bytes of shared memory for the locks. */
-Size
-idemq_leases_shmem_size(void)
+/* Makes the locks; their memory is zeros. */
+static void
+init_leases(int tranche)
 {
-	return sizeof(LeasesShared);
+	pg_atomic_init_u64(&shared->last_token, 0);
+	for (int i = 0; i < LEASE_PARTITIONS; i++)
+		LWLockInitialize(&shared->partitions[i].lock, tranche);
 }
 
-/* Returns the bytes of shared memory for the hash table. */
-Size
-idemq_leases_hash_size(void)
-{
-	return hash_estimate_size(idemq_max_leases, sizeof(Lease));
-}
-
-/* Attaches to the table, and makes it when this is the first process. */
-void
-idemq_leases_shmem_init(void *area, bool found)
-{
-	HASHCTL info = {0};
-
-	shared = area;
-	if (!found)
-	{
-		shared->tranche = LWLockNewTrancheId();
-		pg_atomic_init_u64(&shared->last_token, 0);
-		for (int i = 0; i < LEASE_PARTITIONS; i++)
-		{
-			LWLockInitialize(&shared->partitions[i].lock, shared->tranche);
-			shared->partitions[i].order = NULL;
-		}
-	}
-	LWLockRegisterTranche(shared->tranche, "idemq leases");
-	info.keysize = sizeof(LeaseKey);
-	info.entrysize = sizeof(Lease);
-	info.num_partitions = LEASE_PARTITIONS;
-	lease_hash = ShmemInitHash("idemq leases", idemq_max_leases, idemq_max_leases, &info,
-							   HASH_ELEM | HASH_BLOBS | HASH_PARTITION | HASH_FIXED_SIZE);
-}
+const ShmemPart idemq_leases_part = {.area = (void **) &shared,
+									 .size = sizeof(LeasesShared),
+									 .tranche = "idemq leases",
+									 .init = init_leases,
+									 .hash = &lease_hash,
+									 .hash_name = "idemq leases",
+									 .hash_entries = &idemq_max_leases,
+									 .key_size = sizeof(LeaseKey),
+									 .entry_size = sizeof(Lease),
+									 .partitions = LEASE_PARTITIONS};
 
 /*
  * Returns a new token for a job whose row carries row_token, in a database whose tokens

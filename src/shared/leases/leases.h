@@ -191,9 +191,7 @@ extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueu
  *		The hash of lease entries in shared memory.
  */
 
-extern Size idemq_leases_shmem_size(void);
-extern Size idemq_leases_hash_size(void);
-extern void idemq_leases_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_leases_part;
 extern int64 idemq_lease_issue_token(int64 row_token, int64 base);
 extern int64 idemq_lease_last_token(void);
 extern void idemq_leases_lock(int partition, LWLockMode mode);
@@ -232,8 +230,7 @@ extern bool idemq_lease_order_walk(Lease *root, Oid database, int32 queue_id, Le
  *		Which attached leases a session has.
  */
 
-extern Size idemq_lease_owners_shmem_size(void);
-extern void idemq_lease_owners_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_lease_owners_part;
 
 /* with the entry's partition locked exclusively */
 extern uint32 idemq_lease_owner_life(const Lease *lease);
@@ -252,22 +249,14 @@ extern void idemq_lease_owner_end_life(int partition);
 /* Databases with a share of their own, and one of the others. */
 #define LEASE_SHARES 256
 
-/* What is used of the lease table, or of this database's share of it. */
-typedef struct LeaseUsage
-{
-	int used;
-	int room;
-	int64 refused; /* entries that found no room */
-} LeaseUsage;
-
-extern Size idemq_lease_shares_shmem_size(void);
-extern void idemq_lease_shares_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_lease_shares_part;
 extern int idemq_lease_share_mine(void);
 extern int idemq_lease_share_take(bool limited);
 extern void idemq_lease_share_give_back(int share);
 extern bool idemq_lease_share_is_full(bool limited);
 extern void idemq_lease_share_forget(Oid database);
-extern void idemq_lease_shares_usage(LeaseUsage *table, LeaseUsage *mine);
+extern TableUsage idemq_leases_usage(void);
+extern TableUsage idemq_leases_usage_mine(void);
 
 /*
  * lease_beat.c

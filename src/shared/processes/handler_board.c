@@ -74,7 +74,6 @@ typedef struct HandlerPlace
 typedef struct Board
 {
 	LWLock handlers_lock;
-	int tranche;
 	HandlerPlace places[FLEXIBLE_ARRAY_MEMBER];
 } Board;
 
@@ -82,32 +81,19 @@ static Board *board = NULL;
 /* The place of this process, when it runs a handler. */
 static HandlerPlace *mine = NULL;
 
-static int
-place_count(void)
+static void
+init_board(int tranche)
 {
-	return Max(max_worker_processes, 1);
+	LWLockInitialize(&board->handlers_lock, tranche);
 }
 
-/* Returns the bytes of shared memory for the board. */
-Size
-idemq_handlers_shmem_size(void)
-{
-	return offsetof(Board, places) + mul_size(sizeof(HandlerPlace), place_count());
-}
-
-/* Attaches to the board, and makes it when this is the first process. */
-void
-idemq_handlers_shmem_init(void *area, bool found)
-{
-	board = area;
-	if (!found)
-	{
-		memset(area, 0, idemq_handlers_shmem_size());
-		board->tranche = LWLockNewTrancheId();
-		LWLockInitialize(&board->handlers_lock, board->tranche);
-	}
-	LWLockRegisterTranche(board->tranche, "idemq handlers");
-}
+const ShmemPart idemq_handlers_part = {.area = (void **) &board,
+									   .size = offsetof(Board, places),
+									   .each = sizeof(HandlerPlace),
+									   .count = idemq_place_count,
+									   .name = "idemq handlers",
+									   .tranche = "idemq handlers",
+									   .init = init_board};
 
 static bool
 same(HandlerKey a, HandlerKey b)
@@ -171,7 +157,7 @@ arm(QueueSlot *slot, HandlerKey key)
 	if (!idemq_slot_is_of(slot, key.queue_id))
 		return;
 	wanted = (int) pg_atomic_read_u32(&slot->handler_wanted);
-	for (int i = 0; i < place_count(); i++)
+	for (int i = 0; i < idemq_place_count(); i++)
 	{
 		HandlerPlace *place = &board->places[i];
 
@@ -189,7 +175,7 @@ free_late(void)
 {
 	int64 late = idemq_mono_now() - START_PATIENCE;
 
-	for (int i = 0; i < place_count(); i++)
+	for (int i = 0; i < idemq_place_count(); i++)
 	{
 		HandlerPlace *place = &board->places[i];
 
@@ -213,7 +199,7 @@ count_places(HandlerKey key)
 {
 	Census census = {0};
 
-	for (int i = 0; i < place_count(); i++)
+	for (int i = 0; i < idemq_place_count(); i++)
 	{
 		HandlerPlace *place = &board->places[i];
 
@@ -251,7 +237,7 @@ ask_to_leave(HandlerKey key)
 	int most = 0;
 	int64 now = idemq_mono_now();
 
-	for (int i = 0; i < place_count(); i++)
+	for (int i = 0; i < idemq_place_count(); i++)
 	{
 		HandlerPlace *place = &board->places[i];
 		int weight;
@@ -303,7 +289,7 @@ idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 
 		result = HANDLER_ENOUGH;
 		*again = now + LOOK_PAUSE;
 	}
-	else if (census.used >= Min(idemq_max_handler_workers, place_count()))
+	else if (census.used >= Min(idemq_max_handler_workers, idemq_place_count()))
 	{
 		result = HANDLER_FULL;
 		*again = now + USECS_PER_SEC;
@@ -378,7 +364,7 @@ idemq_handlers_leave(Oid database, int signal_number)
 	pid_t there = 0;
 
 	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
-	for (int i = 0; i < place_count(); i++)
+	for (int i = 0; i < idemq_place_count(); i++)
 	{
 		HandlerPlace *place = &board->places[i];
 
@@ -483,7 +469,7 @@ idemq_handler_processes(HandlerKey key, int *processes, int *busy)
 {
 	*processes = *busy = 0;
 	LWLockAcquire(&board->handlers_lock, LW_SHARED);
-	for (int i = 0; i < place_count(); i++)
+	for (int i = 0; i < idemq_place_count(); i++)
 	{
 		HandlerPlace *place = &board->places[i];
 

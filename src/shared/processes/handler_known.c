@@ -41,32 +41,21 @@ typedef struct Known
 typedef struct KnownMemory
 {
 	LWLock lock;
-	int tranche;
 	Known known[MAX_KNOWN];
 } KnownMemory;
 
 static KnownMemory *memory = NULL;
 
-/* Returns the bytes of shared memory for what is known. */
-Size
-idemq_handlers_known_shmem_size(void)
+static void
+init_memory(int tranche)
 {
-	return sizeof(KnownMemory);
+	LWLockInitialize(&memory->lock, tranche);
 }
 
-/* Attaches to it, and makes it when this is the first process. */
-void
-idemq_handlers_known_shmem_init(void *area, bool found)
-{
-	memory = area;
-	if (!found)
-	{
-		memset(area, 0, sizeof(KnownMemory));
-		memory->tranche = LWLockNewTrancheId();
-		LWLockInitialize(&memory->lock, memory->tranche);
-	}
-	LWLockRegisterTranche(memory->tranche, "idemq handlers known");
-}
+const ShmemPart idemq_handlers_known_part = {.area = (void **) &memory,
+											 .size = sizeof(KnownMemory),
+											 .tranche = "idemq handlers known",
+											 .init = init_memory};
 
 /* Returns what is known of a handler; makes an entry for it with create, else NULL.  Lock held. */
 static Known *

@@ -11,11 +11,12 @@
 #include "shared/slots/slots.h"
 
 /*
- * worker_tally.c
- *		What a background worker does, and how often it has.
+ * worker_place.c
+ *		A database's place on the board of workers: for shared/processes/worker_board.c, which gives
+ *		and takes it, and shared/sleepers/worker_call.c, by which the worker is woken and watched.
  */
 
-/* In the order of idemq.worker_chores; a new one has its name in worker_tally.c. */
+/* In the order of idemq.worker_chores; a new one has its name in worker_health.c. */
 typedef enum ChoreKind
 {
 	CHORE_DISCOVER,
@@ -34,33 +35,14 @@ typedef enum ChoreKind
 	CHORE_KINDS
 } ChoreKind;
 
-/* Counts of one kind, since the database has its place; no lock. */
-typedef struct ChoreTally
+/* What is counted of each kind. */
+typedef enum ChoreCount
 {
-	pg_atomic_uint64 runs;	   /* that came to an end, failures included */
-	pg_atomic_uint64 failures; /* that ended in an error */
-	pg_atomic_uint64 busy;	   /* us */
-} ChoreTally;
-
-/* Of one worker's place; no lock. */
-typedef struct WorkerTally
-{
-	pg_atomic_uint32 doing;	   /* kind + 1 of the chore that runs; 0: none */
-	pg_atomic_uint64 last_run; /* mono: when a chore ended last; 0: none has */
-	ChoreTally chores[CHORE_KINDS];
-} WorkerTally;
-
-extern const char *const idemq_chore_names[];
-
-extern void idemq_tally_init(WorkerTally *tally);
-extern void idemq_tally_begin(WorkerTally *tally, ChoreKind kind);
-extern void idemq_tally_end(WorkerTally *tally, ChoreKind kind, bool done, int64 usecs);
-
-/*
- * worker_place.c
- *		A database's place on the board of workers: for shared/processes/worker_board.c, which gives
- *		and takes it, and shared/sleepers/worker_call.c, by which the worker is woken and watched.
- */
+	CHORE_RUNS,		/* that came to an end, failures included */
+	CHORE_FAILURES, /* that ended in an error */
+	CHORE_BUSY,		/* us */
+	CHORE_COUNTS
+} ChoreCount;
 
 typedef enum PlaceState
 {
@@ -93,10 +75,14 @@ typedef struct Place
 	pg_atomic_uint32 watcher;	   /* proc number + 1 of the sleeper that watches it; 0: none */
 	pg_atomic_uint64 watch_until;  /* mono: when the watcher looks again; PG_UINT64_MAX: awake */
 	pg_atomic_uint64 said_at;	   /* mono: when the log was told last that it is stuck */
-	WorkerTally tally;			   /* its own rules: shared/processes/processes.h */
+	/* for shared/processes/worker_health.c; no lock */
+	pg_atomic_uint32 doing;	   /* kind + 1 of the chore that runs; 0: none */
+	pg_atomic_uint64 last_run; /* mono: when a chore ended last; 0: none has */
+	pg_atomic_uint64 chores[CHORE_KINDS][CHORE_COUNTS]; /* since the database has the place */
 } Place;
 
-extern void idemq_places_attach(Place *memory);
+extern const ShmemPart idemq_places_part;
+extern void idemq_place_begin_counts(Place *place);
 extern void idemq_place_become(Place *place);
 extern int idemq_place_count(void);
 extern Place *idemq_place_at(int index);
@@ -117,8 +103,7 @@ typedef struct WorkerPlace
 	int64 not_before; /* mono: the start of a worker is not to be tried before */
 } WorkerPlace;
 
-extern Size idemq_workers_shmem_size(void);
-extern void idemq_workers_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_board_part;
 
 /* for everybody */
 extern bool idemq_worker_want(Oid database);
@@ -173,8 +158,7 @@ typedef struct HandlerState
 	char error[HANDLER_TEXT]; /* "": none */
 } HandlerState;
 
-extern Size idemq_handlers_known_shmem_size(void);
-extern void idemq_handlers_known_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_handlers_known_part;
 extern int64 idemq_handler_refuse(HandlerKey key, const char *why);
 extern void idemq_handler_put_off(HandlerKey key, const char *why);
 extern void idemq_handler_note_set(HandlerKey key, TimestampTz set_at);
@@ -207,8 +191,7 @@ typedef enum HandlerReserve
 	HANDLER_FULL	/* there are idemq.max_handler_workers */
 } HandlerReserve;
 
-extern Size idemq_handlers_shmem_size(void);
-extern void idemq_handlers_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_handlers_part;
 
 /* for everybody */
 extern void idemq_handler_look_at(QueueSlot *slot, int64 when);
@@ -272,13 +255,7 @@ typedef struct WorkerHealth
 	int64 lag;		/* us: how long something has been due that it has not done */
 } WorkerHealth;
 
-/* Counts of one kind, copied. */
-typedef struct ChoreCounts
-{
-	uint64 runs;
-	uint64 failures;
-	uint64 busy; /* us */
-} ChoreCounts;
+extern const char *const idemq_chore_names[];
 
 /* for the worker */
 extern void idemq_worker_begins_chore(ChoreKind kind);
@@ -286,6 +263,6 @@ extern void idemq_worker_ends_chore(ChoreKind kind, bool done, int64 usecs);
 
 /* for observe/worker_state.c */
 extern bool idemq_worker_health(WorkerHealth *health);
-extern bool idemq_worker_chore_counts(ChoreCounts *counts);
+extern bool idemq_worker_chore_counts(uint64 counts[CHORE_KINDS][CHORE_COUNTS]);
 
 #endif

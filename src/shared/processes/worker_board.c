@@ -48,49 +48,22 @@
 typedef struct Board
 {
 	LWLock board_lock;
-	int tranche;
 	int32 launcher; /* its proc number, or -1 */
-	Place places[FLEXIBLE_ARRAY_MEMBER];
 } Board;
 
 static Board *board = NULL;
 
-/* Returns the bytes of shared memory for the board. */
-Size
-idemq_workers_shmem_size(void)
+static void
+init_board(int tranche)
 {
-	return offsetof(Board, places) + mul_size(sizeof(Place), idemq_place_count());
+	LWLockInitialize(&board->board_lock, tranche);
+	board->launcher = -1;
 }
 
-/* Attaches to the board, and makes it when this is the first process. */
-void
-idemq_workers_shmem_init(void *area, bool found)
-{
-	board = area;
-	idemq_places_attach(board->places);
-	if (!found)
-	{
-		memset(area, 0, idemq_workers_shmem_size());
-		board->tranche = LWLockNewTrancheId();
-		LWLockInitialize(&board->board_lock, board->tranche);
-		board->launcher = -1;
-		for (int i = 0; i < idemq_place_count(); i++)
-		{
-			board->places[i].proc = -1;
-			pg_atomic_init_u64(&board->places[i].asleep_until, PG_UINT64_MAX);
-			pg_atomic_init_flag(&board->places[i].recheck);
-			pg_atomic_init_u32(&board->places[i].schedules, 0);
-			pg_atomic_init_u64(&board->places[i].beat, 0);
-			pg_atomic_init_u64(&board->places[i].called_at, 0);
-			pg_atomic_init_u32(&board->places[i].stuck, 0);
-			pg_atomic_init_u32(&board->places[i].watcher, 0);
-			pg_atomic_init_u64(&board->places[i].watch_until, PG_UINT64_MAX);
-			pg_atomic_init_u64(&board->places[i].said_at, 0);
-			idemq_tally_init(&board->places[i].tally);
-		}
-	}
-	LWLockRegisterTranche(board->tranche, "idemq workers");
-}
+const ShmemPart idemq_board_part = {.area = (void **) &board,
+									.size = sizeof(Board),
+									.tranche = "idemq workers",
+									.init = init_board};
 
 /* Finds a database's place, or gives it one in a state; NULL when all are taken.  Lock held. */
 static Place *
@@ -100,15 +73,15 @@ find_or_take_place(Oid database, PlaceState state)
 
 	for (int i = 0; i < idemq_place_count() && place == NULL; i++)
 	{
-		if (board->places[i].state != PLACE_FREE)
+		if (idemq_place_at(i)->state != PLACE_FREE)
 			continue;
-		place = &board->places[i];
+		place = idemq_place_at(i);
 		place->database = database;
 		place->state = state;
 		place->away = 0;
 		place->failures = 0;
 		place->not_before = 0;
-		idemq_tally_init(&place->tally);
+		idemq_place_begin_counts(place);
 	}
 	return place;
 }
@@ -275,7 +248,7 @@ idemq_workers_list(bool starting, WorkerPlace *places, int max)
 	LWLockAcquire(&board->board_lock, LW_SHARED);
 	for (int i = 0; i < idemq_place_count() && count < max; i++)
 	{
-		Place *place = &board->places[i];
+		Place *place = idemq_place_at(i);
 
 		if (place->state == state && place->away == 0)
 			places[count++] = (WorkerPlace){i, place->database, place->serial, place->not_before};
@@ -288,7 +261,7 @@ idemq_workers_list(bool starting, WorkerPlace *places, int max)
 static Place *
 same_place(const WorkerPlace *copy)
 {
-	Place *place = &board->places[copy->index];
+	Place *place = idemq_place_at(copy->index);
 
 	if (place->state == PLACE_FREE || place->database != copy->database ||
 		place->serial != copy->serial)
@@ -323,7 +296,7 @@ idemq_worker_start_noted(WorkerPlace *copy)
 void
 idemq_worker_start_failed(int index, int64 again_in)
 {
-	Place *place = &board->places[index];
+	Place *place = idemq_place_at(index);
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
 	if (place->state == PLACE_STARTING)
@@ -382,7 +355,7 @@ detach_worker(int code, Datum arg)
 bool
 idemq_worker_attach(int index, uint64 serial, Oid *database)
 {
-	Place *place = &board->places[index];
+	Place *place = idemq_place_at(index);
 	bool wanted;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);

@@ -25,18 +25,31 @@
 #include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 
+const char *const idemq_chore_names[] = {
+	"discover", "follow", "promote", "reap",   "recover", "due",   "remind",
+	"expire",	"handle", "tick",	 "notify", "count",	  "purge",
+};
+
+StaticAssertDecl(lengthof(idemq_chore_names) == CHORE_KINDS, "each chore has a name");
+
 /* Notes that this worker begins a chore. */
 void
 idemq_worker_begins_chore(ChoreKind kind)
 {
-	idemq_tally_begin(&idemq_place_mine()->tally, kind);
+	pg_atomic_write_u32(&idemq_place_mine()->doing, (uint32) kind + 1);
 }
 
 /* Notes that it has ended, well or not, after so long. */
 void
 idemq_worker_ends_chore(ChoreKind kind, bool done, int64 usecs)
 {
-	idemq_tally_end(&idemq_place_mine()->tally, kind, done, usecs);
+	Place *place = idemq_place_mine();
+
+	pg_atomic_write_u32(&place->doing, 0);
+	pg_atomic_write_u64(&place->last_run, (uint64) idemq_mono_now());
+	pg_atomic_fetch_add_u64(&place->chores[kind][CHORE_RUNS], 1);
+	pg_atomic_fetch_add_u64(&place->chores[kind][CHORE_FAILURES], !done);
+	pg_atomic_fetch_add_u64(&place->chores[kind][CHORE_BUSY], (uint64) Max(usecs, 0));
 }
 
 /* Returns this database's place; NULL when it has none. */
@@ -82,8 +95,8 @@ idemq_worker_health(WorkerHealth *health)
 		return false;
 	first = idemq_watch_still_since(place);
 	health->awake = pg_atomic_read_u64(&place->asleep_until) == PG_UINT64_MAX;
-	health->doing = (int) pg_atomic_read_u32(&place->tally.doing) - 1;
-	last_run = (int64) pg_atomic_read_u64(&place->tally.last_run);
+	health->doing = (int) pg_atomic_read_u32(&place->doing) - 1;
+	last_run = (int64) pg_atomic_read_u64(&place->last_run);
 	health->last_run = last_run;
 	idemq_for_each_slot(MyDatabaseId, first_due, &first);
 	health->lag = Max(idemq_mono_now() - first, 0);
@@ -92,17 +105,12 @@ idemq_worker_health(WorkerHealth *health)
 
 /* Copies the counts of this database's chores; false when it has no place. */
 bool
-idemq_worker_chore_counts(ChoreCounts *counts)
+idemq_worker_chore_counts(uint64 counts[CHORE_KINDS][CHORE_COUNTS])
 {
 	Place *place = own_place();
 
-	for (int i = 0; place != NULL && i < CHORE_KINDS; i++)
-	{
-		ChoreTally *chore = &place->tally.chores[i];
-
-		counts[i].runs = pg_atomic_read_u64(&chore->runs);
-		counts[i].failures = pg_atomic_read_u64(&chore->failures);
-		counts[i].busy = pg_atomic_read_u64(&chore->busy);
-	}
+	for (int i = 0; place != NULL && i < CHORE_KINDS * CHORE_COUNTS; i++)
+		counts[i / CHORE_COUNTS][i % CHORE_COUNTS] =
+			pg_atomic_read_u64(&place->chores[i / CHORE_COUNTS][i % CHORE_COUNTS]);
 	return place != NULL;
 }

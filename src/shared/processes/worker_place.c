@@ -15,13 +15,6 @@ static Place *places = NULL;
 /* The place that this process works for, when it is a worker. */
 static Place *mine = NULL;
 
-/* Says where the places are, for this process. */
-void
-idemq_places_attach(Place *memory)
-{
-	places = memory;
-}
-
 /* Makes this process the worker of a place. */
 void
 idemq_place_become(Place *place)
@@ -35,6 +28,44 @@ idemq_place_mine(void)
 {
 	return mine;
 }
+
+/* Begins the counts of what the worker of a database does that has got its place. */
+void
+idemq_place_begin_counts(Place *place)
+{
+	pg_atomic_init_u32(&place->doing, 0);
+	pg_atomic_init_u64(&place->last_run, 0);
+	for (int i = 0; i < CHORE_KINDS * CHORE_COUNTS; i++)
+		pg_atomic_init_u64(&place->chores[i / CHORE_COUNTS][i % CHORE_COUNTS], 0);
+}
+
+/* Makes the places; their memory is zeros. */
+static void
+init_places(int tranche)
+{
+	for (int i = 0; i < idemq_place_count(); i++)
+	{
+		Place *place = &places[i];
+
+		place->proc = -1;
+		pg_atomic_init_u64(&place->asleep_until, PG_UINT64_MAX);
+		pg_atomic_init_flag(&place->recheck);
+		pg_atomic_init_u32(&place->schedules, 0);
+		pg_atomic_init_u64(&place->beat, 0);
+		pg_atomic_init_u64(&place->called_at, 0);
+		pg_atomic_init_u32(&place->stuck, 0);
+		pg_atomic_init_u32(&place->watcher, 0);
+		pg_atomic_init_u64(&place->watch_until, PG_UINT64_MAX);
+		pg_atomic_init_u64(&place->said_at, 0);
+		idemq_place_begin_counts(place);
+	}
+}
+
+const ShmemPart idemq_places_part = {.area = (void **) &places,
+									 .each = sizeof(Place),
+									 .count = idemq_place_count,
+									 .name = "idemq workers",
+									 .init = init_places};
 
 /* Returns how many places there are: one for every worker that may exist. */
 int

@@ -71,24 +71,28 @@ set_of(int place)
 	return (pg_atomic_uint64 *) (sets + place * set_size());
 }
 
-/* Returns the bytes of shared memory for the sets of all places. */
-Size
-idemq_due_slots_shmem_size(void)
+static int
+line_count(void)
 {
-	return mul_size(set_size(), idemq_place_count());
+	return idemq_place_count() * (int) (set_size() / PG_CACHE_LINE_SIZE);
 }
 
-/* Attaches to the sets, and makes them when this is the first process. */
-void
-idemq_due_slots_shmem_init(void *area, bool found)
+/* Makes the sets of all places. */
+static void
+init_sets(int tranche)
 {
-	sets = area;
-	for (int place = 0; place < idemq_place_count() && !found; place++)
+	for (int place = 0; place < idemq_place_count(); place++)
 	{
 		for (int i = 0; i < 1 + word_words() + slot_words(); i++)
 			pg_atomic_init_u64(&set_of(place)[i], 0);
 	}
 }
+
+const ShmemPart idemq_due_slots_part = {.area = (void **) &sets,
+										.each = PG_CACHE_LINE_SIZE,
+										.count = line_count,
+										.name = "idemq due slots",
+										.init = init_sets};
 
 static void
 ensure_bit(pg_atomic_uint64 *words, int bit)

@@ -20,8 +20,7 @@ typedef struct Sleepers
 	pg_atomic_uint64 bits[FLEXIBLE_ARRAY_MEMBER]; /* no lock */
 } Sleepers;
 
-extern Size idemq_wake_shmem_size(void);
-extern void idemq_wake_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_wake_part;
 
 extern Sleepers *idemq_sleepers_of_queue(const QueueSlot *slot);
 extern Sleepers *idemq_sleepers_of_place(int place);
@@ -70,8 +69,7 @@ extern int idemq_worker_place_index(void);
  *		The slots whose times have changed, for the background worker of a database.
  */
 
-extern Size idemq_due_slots_shmem_size(void);
-extern void idemq_due_slots_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_due_slots_part;
 
 extern void idemq_due_slots_mark(int place, int slot);
 extern void idemq_due_slots_mark_all(int place);

@@ -89,11 +89,10 @@ set_count(void)
 	return idemq_max_queues + 1 + RESULT_SETS + idemq_place_count();
 }
 
-/* Returns the bytes of shared memory for all sets. */
-Size
-idemq_wake_shmem_size(void)
+static int
+line_count(void)
 {
-	return mul_size(set_size(), set_count());
+	return set_count() * (int) (set_size() / PG_CACHE_LINE_SIZE);
 }
 
 static Sleepers *
@@ -102,12 +101,11 @@ set_at(int index)
 	return (Sleepers *) (sets + index * set_size());
 }
 
-/* Attaches to the sets, and makes them when this is the first process. */
-void
-idemq_wake_shmem_init(void *area, bool found)
+/* Makes all sets. */
+static void
+init_sets(int tranche)
 {
-	sets = area;
-	for (int i = 0; i < set_count() && !found; i++)
+	for (int i = 0; i < set_count(); i++)
 	{
 		pg_atomic_init_u32(&set_at(i)->count, 0);
 		pg_atomic_init_u32(&set_at(i)->turn, 0);
@@ -115,6 +113,12 @@ idemq_wake_shmem_init(void *area, bool found)
 			pg_atomic_init_u64(&set_at(i)->bits[w], 0);
 	}
 }
+
+const ShmemPart idemq_wake_part = {.area = (void **) &sets,
+								   .each = PG_CACHE_LINE_SIZE,
+								   .count = line_count,
+								   .name = "idemq sleepers",
+								   .init = init_sets};
 
 /* Returns the sleepers of a queue; queues without a slot (NULL) share one set. */
 Sleepers *

@@ -53,20 +53,9 @@ struct SettingsVersions
 
 static VersionsShared *shared = NULL;
 
-/* Returns the bytes of shared memory for the numbers. */
-Size
-idemq_versions_shmem_size(void)
+static void
+init_versions(int tranche)
 {
-	return sizeof(VersionsShared);
-}
-
-/* Attaches to the numbers, and makes them when this is the first process. */
-void
-idemq_versions_shmem_init(void *area, bool found)
-{
-	shared = area;
-	if (found)
-		return;
 	for (int i = 0; i < DATABASE_STRIPES; i++)
 	{
 		pg_atomic_init_u64(&shared->databases[i].any, 1);
@@ -75,6 +64,10 @@ idemq_versions_shmem_init(void *area, bool found)
 	for (int i = 0; i < QUEUE_STRIPES; i++)
 		pg_atomic_init_u64(&shared->queues[i], 0);
 }
+
+const ShmemPart idemq_versions_part = {.area = (void **) &shared,
+									   .size = sizeof(VersionsShared),
+									   .init = init_versions};
 
 static DatabaseVersions *
 of_database(void)

@@ -23,6 +23,7 @@
 #include "utils/hsearch.h"
 
 #include "base/base.h"
+#include "shared/counts/counts.h"
 #include "shared/slots/slots.h"
 
 typedef struct SlotEntry
@@ -34,10 +35,8 @@ typedef struct SlotEntry
 typedef struct SlotsShared
 {
 	LWLock slots_lock;
-	int tranche;			  /* set once */
-	int used;				  /* slots that are not free; under slots_lock */
-	int first_free;			  /* no slot before it is free; under slots_lock */
-	pg_atomic_uint64 refused; /* lookups of queues that got no slot; no lock */
+	int used;		/* slots that are not free; under slots_lock */
+	int first_free; /* no slot before it is free; under slots_lock */
 	/* Changes under way in the lower half, changes begun in the upper; no lock. */
 	pg_atomic_uint64 changes;
 	pg_atomic_uint64 switches; /* of queue/following.c; no lock */
@@ -46,20 +45,6 @@ typedef struct SlotsShared
 
 static SlotsShared *shared = NULL;
 static HTAB *slot_hash = NULL;
-
-/* Returns the bytes of shared memory for all slots. */
-Size
-idemq_slots_shmem_size(void)
-{
-	return offsetof(SlotsShared, slots) + mul_size(sizeof(QueueSlot), idemq_max_queues);
-}
-
-/* Returns the bytes of shared memory for the hash table. */
-Size
-idemq_slots_hash_size(void)
-{
-	return hash_estimate_size(idemq_max_queues, sizeof(SlotEntry));
-}
 
 typedef void (*SetWord)(volatile pg_atomic_uint64 *word, uint64 value);
 
@@ -98,38 +83,37 @@ slot_reset(QueueSlot *slot, SetWord set)
 	pg_atomic_write_u32(&slot->handler_crashed, 0);
 }
 
-/* Attaches to the slots, and makes them when this is the first process. */
-void
-idemq_slots_shmem_init(void *area, bool found)
+/* Makes the slots; their memory is zeros. */
+static void
+init_slots(int tranche)
 {
-	HASHCTL info = {0};
-
-	shared = area;
-	if (!found)
+	LWLockInitialize(&shared->slots_lock, tranche);
+	pg_atomic_init_u64(&shared->changes, 0);
+	pg_atomic_init_u64(&shared->switches, 0);
+	for (int i = 0; i < idemq_max_queues; i++)
 	{
-		memset(area, 0, idemq_slots_shmem_size());
-		shared->tranche = LWLockNewTrancheId();
-		LWLockInitialize(&shared->slots_lock, shared->tranche);
-		pg_atomic_init_u64(&shared->refused, 0);
-		pg_atomic_init_u64(&shared->changes, 0);
-		pg_atomic_init_u64(&shared->switches, 0);
-		for (int i = 0; i < idemq_max_queues; i++)
-		{
-			QueueSlot *slot = &shared->slots[i];
+		QueueSlot *slot = &shared->slots[i];
 
-			LWLockInitialize(&slot->lock, shared->tranche);
-			pg_atomic_init_u64(&slot->running, 0);
-			pg_atomic_init_u32(&slot->refused_by, 0);
-			pg_atomic_init_u32(&slot->kin, 0);
-			slot_reset(slot, pg_atomic_init_u64);
-		}
+		LWLockInitialize(&slot->lock, tranche);
+		pg_atomic_init_u64(&slot->running, 0);
+		pg_atomic_init_u32(&slot->refused_by, 0);
+		pg_atomic_init_u32(&slot->kin, 0);
+		slot_reset(slot, pg_atomic_init_u64);
 	}
-	LWLockRegisterTranche(shared->tranche, "idemq queues");
-	info.keysize = sizeof(SlotKey);
-	info.entrysize = sizeof(SlotEntry);
-	slot_hash = ShmemInitHash("idemq queues", idemq_max_queues, idemq_max_queues, &info,
-							  HASH_ELEM | HASH_BLOBS);
 }
+
+const ShmemPart idemq_slots_part = {.area = (void **) &shared,
+									.size = offsetof(SlotsShared, slots),
+									.each = sizeof(QueueSlot),
+									.count = idemq_queue_count,
+									.name = "idemq queues area",
+									.tranche = "idemq queues",
+									.init = init_slots,
+									.hash = &slot_hash,
+									.hash_name = "idemq queues",
+									.hash_entries = &idemq_max_queues,
+									.key_size = sizeof(SlotKey),
+									.entry_size = sizeof(SlotEntry)};
 
 /*
  * Returns whether a slot is the queue's.  Without its lock the answer may be old
@@ -170,13 +154,6 @@ bool
 idemq_slots_are_full(void)
 {
 	return shared->used == idemq_max_queues;
-}
-
-/* Counts a queue that was looked up and got no slot. */
-void
-idemq_slots_count_refused(void)
-{
-	pg_atomic_fetch_add_u64(&shared->refused, 1);
 }
 
 /*
@@ -294,14 +271,16 @@ idemq_slot_view(int index, Oid database, SlotView *view)
 	return used;
 }
 
-/* Returns how many slots are used, and how often a queue was looked up and got none. */
-void
-idemq_slots_usage(int *used, int64 *refused)
+/* Returns what is used of the slots. */
+TableUsage
+idemq_slots_usage(void)
 {
+	TableUsage usage = {.room = idemq_max_queues, .refused = idemq_count_read(COUNT_FULL_QUEUES)};
+
 	LWLockAcquire(&shared->slots_lock, LW_SHARED);
-	*used = shared->used;
+	usage.used = shared->used;
 	LWLockRelease(&shared->slots_lock);
-	*refused = (int64) pg_atomic_read_u64(&shared->refused);
+	return usage;
 }
 
 /* Returns the slot of a queue, NULL when it has none. */

@@ -174,16 +174,13 @@ typedef struct SlotsAudit
 	int misplaced; /* taken, and not what the hash says */
 } SlotsAudit;
 
-extern Size idemq_slots_shmem_size(void);
-extern Size idemq_slots_hash_size(void);
-extern void idemq_slots_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_slots_part;
 
 /* for queue/slot_life.c, which takes the lock for the others */
 extern void idemq_slots_lock(LWLockMode mode);
 extern void idemq_slots_unlock(void);
 extern QueueSlot *idemq_slot_find_locked(Oid database, int32 queue_id);
 extern bool idemq_slots_are_full(void);
-extern void idemq_slots_count_refused(void);
 extern QueueSlot *idemq_slot_occupy(Oid database, int32 queue_id);
 extern void idemq_slot_vacate(QueueSlot *slot);
 
@@ -195,7 +192,7 @@ extern void idemq_for_each_slot(Oid database, void (*function)(const SlotView *v
 extern bool idemq_slot_view(int index, Oid database, SlotView *view);
 extern QueueSlot *idemq_slot_find(Oid database, int32 queue_id);
 extern int idemq_slot_index(const QueueSlot *slot);
-extern void idemq_slots_usage(int *used, int64 *refused);
+extern TableUsage idemq_slots_usage(void);
 extern void idemq_slot_note_new(QueueSlot *slot, int32 queue_id);
 extern bool idemq_slot_known_since(QueueSlot *slot, int32 queue_id, int64 *since);
 extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);
@@ -280,8 +277,7 @@ extern int idemq_running_count(const QueueSlot *slot);
 /* All versions of queues, copied. */
 typedef struct SettingsVersions SettingsVersions;
 
-extern Size idemq_versions_shmem_size(void);
-extern void idemq_versions_shmem_init(void *area, bool found);
+extern const ShmemPart idemq_versions_part;
 extern void idemq_version_move(int32 queue_id);
 extern uint64 idemq_version_of_queue(int32 queue_id);
 extern uint64 idemq_version_of_list(void);

@@ -1,0 +1,117 @@
+/*
+ * shared/counts/server_counts.c
+ *		What is counted on the whole server, since its start: calls that have no queue at whose
+ *		slot they could be counted, and tables in shared memory that had no room.
+ *
+ * An answer is counted when it is given, and a rollback does not undo it.
+ *
+ * The server's log says as well which table is full (worker/worker_log.c).  A session that finds
+ * it full is mostly where nothing may be said: it holds locks, or its transaction is over.  It
+ * notes its database, once in SAID_PAUSE for each table; that database's worker takes the note
+ * when it is awake next.  A note of one database replaces another's: the table is the server's,
+ * and one line is enough.  Without a worker nobody tells the log; the counts are there.
+ *
+ * Locks: none, atomics only.  Nothing here allocates or raises.
+ */
+#include "postgres.h"
+
+#include "datatype/timestamp.h"
+#include "miscadmin.h"
+#include "port/atomics.h"
+#include "storage/proc.h"
+
+#include "base/base.h"
+#include "base/compat.h"
+#include "shared/counts/counts.h"
+
+/* Sessions count on as many cache lines, so that they do not meet on one. */
+#define STRIPES 16
+/* A table is said to be full once in that time. */
+#define SAID_PAUSE (USECS_PER_MINUTE / USECS_PER_SEC)
+#define TABLES (SERVER_COUNTS - COUNT_FULL_LEASES)
+
+const char *const idemq_server_count_names[] = {
+	"once_first",	   "once_repeated",	  "publish_calls",	"publish_jobs",
+	"publish_skipped", "admit_allowed",	  "admit_refused",	"admit_shared",
+	"leases_refused",  "buckets_refused", "groups_refused", "queues_refused",
+};
+
+StaticAssertDecl(lengthof(idemq_server_count_names) == SERVER_COUNTS, "each count has a name");
+
+typedef struct CountsShared
+{
+	struct
+	{
+		pg_attribute_aligned(PG_CACHE_LINE_SIZE) pg_atomic_uint64 counts[SERVER_COUNTS];
+	} stripes[STRIPES];
+	/*
+	 * Of each table: the database whose worker is to say that it was full, or InvalidOid; in the
+	 * upper half the second (mono) at which that was said last, 0: never.
+	 */
+	pg_atomic_uint64 full[TABLES];
+} CountsShared;
+
+static CountsShared *shared = NULL;
+
+static void
+init_counts(int tranche)
+{
+	for (int i = 0; i < STRIPES * SERVER_COUNTS; i++)
+		pg_atomic_init_u64(&shared->stripes[i / SERVER_COUNTS].counts[i % SERVER_COUNTS], 0);
+	for (int i = 0; i < TABLES; i++)
+		pg_atomic_init_u64(&shared->full[i], 0);
+}
+
+const ShmemPart idemq_server_counts_part = {.area = (void **) &shared,
+											.size = sizeof(CountsShared),
+											.init = init_counts};
+
+/* Counts something that has happened so many times. */
+void
+idemq_count(ServerCount what, uint64 times)
+{
+	pg_atomic_fetch_add_u64(&shared->stripes[IDEMQ_MY_PROC_NUMBER % STRIPES].counts[what], times);
+}
+
+/* Returns how often it has happened since the start of the server. */
+int64
+idemq_count_read(ServerCount what)
+{
+	uint64 count = 0;
+
+	for (int i = 0; i < STRIPES; i++)
+		count += pg_atomic_read_u64(&shared->stripes[i].counts[what]);
+	return (int64) count;
+}
+
+/*
+ * Counts that a table had no room for something of this database.  Returns true when that is
+ * news, for which the worker is to be woken.
+ */
+bool
+idemq_count_full(ServerCount table)
+{
+	pg_atomic_uint64 *full = &shared->full[table - COUNT_FULL_LEASES];
+	uint64 note = pg_atomic_read_u64(full);
+	int64 said = (int64) (note >> 32);
+
+	idemq_count(table, 1);
+	if ((Oid) note == MyDatabaseId ||
+		(said != 0 && idemq_mono_now() / USECS_PER_SEC - said < SAID_PAUSE))
+		return false;
+	/* Where another's note comes first, that one will do. */
+	return pg_atomic_compare_exchange_u64(full, &note,
+										  (note & ~(uint64) PG_UINT32_MAX) | MyDatabaseId);
+}
+
+/* Returns whether this database's worker is to say that a table was full; it is once. */
+bool
+idemq_count_take_full(ServerCount table)
+{
+	pg_atomic_uint64 *full = &shared->full[table - COUNT_FULL_LEASES];
+	uint64 note = pg_atomic_read_u64(full);
+	uint64 now = (uint64) (idemq_mono_now() / USECS_PER_SEC);
+
+	return (Oid) note == MyDatabaseId &&
+		   pg_atomic_compare_exchange_u64(full, &note, Max(now, 1) << 32);
+}
