@@ -64,13 +64,11 @@ static SqlStatement of_queue = {.text = UNFINISHED BY_ID, .nargs = MATCH_PARAMS,
 static bool
 decide_cancel(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
 {
+	bool allowed = idemq_transition_allowed(EVENT_CANCEL, job->status);
+
 	*event = EVENT_CANCEL;
-	*outcome = OUTCOME_CANCELLED;
-	if (job->status == JOB_COMPLETED)
-		*outcome = OUTCOME_COMPLETED;
-	else if (job->status == JOB_DEAD)
-		*outcome = OUTCOME_DEAD;
-	return idemq_transition_allowed(EVENT_CANCEL, job->status);
+	*outcome = allowed ? OUTCOME_CANCELLED : idemq_outcome_of_status(job->status);
+	return allowed;
 }
 
 static const JobChanger canceller = {.decide = decide_cancel,
@@ -192,7 +190,6 @@ find_matching(const Datum *values, const char *nulls, uint64 *count)
 	MemoryContext caller = CurrentMemoryContext;
 	SqlScope scope;
 	int64 *ids;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	if (nulls[MATCH_GROUP] == ' ')
@@ -204,7 +201,7 @@ find_matching(const Datum *values, const char *nulls, uint64 *count)
 	*count = idemq_spi_query_latest(statement, values, nulls);
 	ids = MemoryContextAllocHuge(caller, Max(*count, 1) * sizeof(int64));
 	for (uint64 i = 0; i < *count; i++)
-		ids[i] = idemq_spi_int64(i, 1, &isnull);
+		ids[i] = idemq_spi_int64(i, 1, NULL);
 	idemq_spi_end(&scope);
 	return ids;
 }

@@ -76,7 +76,6 @@ static SqlStatement correct_jobs = {
 		"calls AS (UPDATE idemq.steps s SET begun_at = $1, call_until = s.call_until - "
 		"make_interval(secs => extract(epoch FROM s.begun_at - $1)) FROM held WHERE s.ctid = held.ctid) "
 		"SELECT count(*) FROM changed",
-	.nargs = 1,
 	.types = {TIMESTAMPTZOID}};
 
 /* Has those looked at again that wait for group_rate: what they were put off to may be ahead. */
@@ -106,7 +105,6 @@ idemq_sql_v2_clock_corrected(PG_FUNCTION_ARGS)
 	SqlScope scope;
 	Datum now;
 	int64 changed;
-	bool isnull;
 
 	idemq_jobs_check_writable();
 	idemq_clock_correct();
@@ -114,7 +112,7 @@ idemq_sql_v2_clock_corrected(PG_FUNCTION_ARGS)
 	now = TimestampTzGetDatum(idemq_now());
 	idemq_spi_begin_on_jobs(&scope);
 	(void) idemq_spi_run(&correct_jobs, &now, NULL, SPI_OK_SELECT);
-	changed = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	changed = DatumGetInt64(idemq_spi_value(0, 1, NULL));
 	idemq_spi_end(&scope);
 	check_groups();
 	PG_RETURN_INT64(changed);

@@ -147,12 +147,10 @@ static SqlStatement to_places =
 		 "run_at = CASE WHEN run_at IS NULL THEN ready_at WHEN status = 'failed' THEN $2 END",
 		 "(run_at IS NULL AND status = 'pending' AND ready_at > $2 OR run_at < ready_at "
 		 "AND (claimed_at IS NULL OR run_at > claimed_at))"),
-	 .nargs = 2,
 	 .types = {INT4OID, TIMESTAMPTZOID}};
 static SqlStatement to_heads =
 	{.text =
 		 CHANGE_WAITING("run_at = $2", "run_at IS NULL AND status = 'pending' AND ready_at > $2"),
-	 .nargs = 2,
 	 .types = {INT4OID, TIMESTAMPTZOID}};
 
 /* Follows a change of group_running from 1, or to it: *before and *after are the queue's settings. */

@@ -32,17 +32,14 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_once);
 /* Parameters of all three: scope, key, now, when the time is over. */
 static SqlStatement find =
 	{.text = "SELECT $4 FROM idemq.seen WHERE scope = $1 AND key = $2 AND expires_at > $3",
-	 .nargs = 4,
 	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 static SqlStatement insert =
 	{.text = "INSERT INTO idemq.seen (scope, key, expires_at) SELECT $1, $2, $4 "
 			 "WHERE $3 IS NOT NULL ON CONFLICT (scope, key) DO NOTHING",
-	 .nargs = 4,
 	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 static SqlStatement renew =
 	{.text = "UPDATE idemq.seen SET expires_at = $4 WHERE scope = $1 AND key = $2 "
 			 "AND expires_at <= $3",
-	 .nargs = 4,
 	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 
 /*

@@ -82,15 +82,14 @@ find_dead(const Datum *values, const char *nulls, uint64 *count)
 	MemoryContext caller = CurrentMemoryContext;
 	SqlScope scope;
 	DeadJob *dead;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	*count = idemq_spi_query_latest(statement, values, nulls);
 	dead = MemoryContextAllocHuge(caller, Max(*count, 1) * sizeof(DeadJob));
 	for (uint64 i = 0; i < *count; i++)
 	{
-		dead[i].id = idemq_spi_int64(i, 1, &isnull);
-		dead[i].token = idemq_spi_int64(i, 2, &isnull);
+		dead[i].id = idemq_spi_int64(i, 1, NULL);
+		dead[i].token = idemq_spi_int64(i, 2, NULL);
 	}
 	idemq_spi_end(&scope);
 	qsort(dead, *count, sizeof(DeadJob), idemq_compare_int64);

@@ -45,29 +45,9 @@ static bool
 decide_release(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
 {
 	*event = EVENT_RELEASE;
-	switch (job->status)
-	{
-		case JOB_PROCESSING:
-			*outcome = OUTCOME_RELEASED;
-			return true;
-		case JOB_PENDING:
-		case JOB_FAILED:
-			*outcome = OUTCOME_CURRENT;
-			return false;
-		case JOB_BLOCKED:
-			*outcome = OUTCOME_BLOCKED;
-			return false;
-		case JOB_COMPLETED:
-			*outcome = OUTCOME_COMPLETED;
-			return false;
-		case JOB_DEAD:
-			*outcome = OUTCOME_DEAD;
-			return false;
-		case JOB_CANCELLED:
-			*outcome = OUTCOME_CANCELLED;
-			return false;
-	}
-	pg_unreachable();
+	*outcome = job->status == JOB_PROCESSING ? OUTCOME_RELEASED
+											 : idemq_outcome_of_status(job->status);
+	return job->status == JOB_PROCESSING;
 }
 
 /*

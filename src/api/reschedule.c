@@ -51,20 +51,10 @@ decide_reschedule(const Job *job, const void *arg, EventArgs *args, JobEvent *ev
 		case JOB_BLOCKED:
 			*event = EVENT_RESCHEDULE_BLOCKED;
 			return true;
-		case JOB_PROCESSING:
-			*outcome = OUTCOME_LOCKED;
-			return false;
-		case JOB_COMPLETED:
-			*outcome = OUTCOME_COMPLETED;
-			return false;
-		case JOB_DEAD:
-			*outcome = OUTCOME_DEAD;
-			return false;
-		case JOB_CANCELLED:
-			*outcome = OUTCOME_CANCELLED;
+		default:
+			*outcome = idemq_outcome_of_status(job->status);
 			return false;
 	}
-	pg_unreachable();
 }
 
 /* Reads run_at and priority; raises 22004, 22023. */

@@ -27,19 +27,11 @@ decide_retry(const Job *job, const void *arg, EventArgs *args, JobEvent *event, 
 		case JOB_PENDING:
 			if (job->ready_at > args->now)
 				return true;
-			*outcome = OUTCOME_CURRENT;
-			return false;
-		case JOB_PROCESSING:
-			*outcome = OUTCOME_LOCKED;
-			return false;
-		case JOB_BLOCKED:
-			*outcome = OUTCOME_BLOCKED;
-			return false;
-		case JOB_COMPLETED:
-			*outcome = OUTCOME_COMPLETED;
+			/* FALLTHROUGH */
+		default:
+			*outcome = idemq_outcome_of_status(job->status);
 			return false;
 	}
-	pg_unreachable();
 }
 
 /* retry(id) -> retrying | current | locked | blocked | completed | not_found; 22004, 40001. */

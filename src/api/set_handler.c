@@ -52,7 +52,6 @@ static SqlStatement write_handler =
 
 static SqlStatement delete_handler = {.text =
 										  "DELETE FROM idemq.handler_entries WHERE queue_id = $1",
-									  .nargs = 1,
 									  .types = {INT4OID}};
 
 /* Raises 42501 when the queue has a handler of a role that the current one may not act for. */
@@ -213,11 +212,8 @@ write_row(const HandlerInfo *handler)
 									idemq_interval_datum(handler->max_idle),
 									TimestampTzGetDatum(handler->set_at),
 									NameGetDatum(&owner)};
-	SqlScope scope;
 
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&write_handler, values, NULL, SPI_OK_INSERT);
-	idemq_spi_end(&scope);
+	(void) idemq_spi_do(&write_handler, values, NULL);
 }
 
 /*
@@ -264,7 +260,6 @@ idemq_sql_v2_drop_handler(PG_FUNCTION_ARGS)
 {
 	HandlerInfo handler;
 	QueueInfo queue;
-	SqlScope scope;
 	Datum value;
 
 	idemq_jobs_check_writable();
@@ -274,9 +269,7 @@ idemq_sql_v2_drop_handler(PG_FUNCTION_ARGS)
 		PG_RETURN_BOOL(false);
 	check_owner(&queue, &handler);
 	value = Int32GetDatum(queue.id);
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&delete_handler, &value, NULL, SPI_OK_DELETE);
-	idemq_spi_end(&scope);
+	(void) idemq_spi_do(&delete_handler, &value, NULL);
 	idemq_audit(&(AuditEntry){.action = "drop_handler", .queue = &queue});
 	PG_RETURN_BOOL(true);
 }

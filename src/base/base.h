@@ -515,8 +515,9 @@ extern Datum idemq_outcome_datum(Outcome outcome);
 typedef struct SqlStatement
 {
 	const char *text;
-	int nargs;
+	int nargs; /* 0: as many as there are types */
 	Oid types[SQL_MAX_ARGS];
+	bool few; /* each run is for few rows: no table is read as a whole, if that can be */
 	SPIPlanPtr plan;
 } SqlStatement;
 
@@ -538,6 +539,10 @@ extern uint64 idemq_spi_run(SqlStatement *statement, const Datum *args, const ch
 extern uint64 idemq_spi_query_at(SqlStatement *statement, const Datum *args, const char *nulls,
 								 Snapshot snapshot);
 extern uint64 idemq_spi_query_latest(SqlStatement *statement, const Datum *args, const char *nulls);
+extern uint64 idemq_spi_do(SqlStatement *statement, const Datum *args, const char *nulls);
+extern Datum idemq_int8_array(const int64 *values, int count);
+extern void idemq_spi_do_for_ids(SqlStatement *statement, const int64 *ids, int count);
+extern bool idemq_spi_finds(SqlStatement *statement, const Datum *args, const char *nulls);
 extern Datum idemq_spi_value(uint64 row, int column, bool *isnull);
 extern int64 idemq_spi_int64(uint64 row, int column, bool *isnull);
 extern void idemq_spi_end(SqlScope *scope);

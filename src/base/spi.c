@@ -8,6 +8,8 @@
  *		n = idemq_spi_run(&statement, args, nulls, SPI_OK_...);
  *		idemq_spi_end(&scope);
  *
+ * or, for one statement whose rows nobody reads, idemq_spi_do and idemq_spi_finds.
+ *
  * Between begin and end the user is the owner of idemq's tables, in a
  * security-restricted context, and search_path is pinned, so that nothing that
  * the caller's role or path brings in is run.  On an error, transaction abort
@@ -15,7 +17,9 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "utils/array.h"
 #include "utils/guc.h"
 #include "utils/snapmgr.h"
 
@@ -82,10 +86,16 @@ idemq_spi_in_order(void)
 static SPIPlanPtr
 prepared(SqlStatement *statement)
 {
+	if (statement->few)
+		idemq_spi_no_seqscan();
 	if (statement->plan == NULL)
 	{
-		SPIPlanPtr plan = SPI_prepare(statement->text, statement->nargs, statement->types);
+		int nargs = statement->nargs;
+		SPIPlanPtr plan;
 
+		while (nargs < SQL_MAX_ARGS && OidIsValid(statement->types[nargs]))
+			nargs++;
+		plan = SPI_prepare(statement->text, nargs, statement->types);
 		if (plan == NULL || SPI_keepplan(plan) != 0)
 			elog(ERROR, "cannot prepare \"%s\": %s", statement->text,
 				 SPI_result_code_string(SPI_result));
@@ -134,11 +144,75 @@ idemq_spi_query_latest(SqlStatement *statement, const Datum *args, const char *n
 	return rows;
 }
 
-/* Returns a column, from 1, of a row, from 0, of the last result; valid until idemq_spi_end. */
+/* Runs one statement as the owner, of which nobody reads rows; returns their number. */
+uint64
+idemq_spi_do(SqlStatement *statement, const Datum *args, const char *nulls)
+{
+	SqlScope scope;
+	uint64 rows;
+	int code;
+
+	idemq_spi_begin(&scope);
+	code = SPI_execute_plan(prepared(statement), (Datum *) args, nulls, false, 0);
+	if (code < 0)
+		elog(ERROR, "\"%s\" returned %s", statement->text, SPI_result_code_string(code));
+	rows = SPI_processed;
+	idemq_spi_end(&scope);
+	return rows;
+}
+
+/* Returns a palloc'ed bigint[]. */
+Datum
+idemq_int8_array(const int64 *values, int count)
+{
+	Datum *elements = palloc(Max(count, 1) * sizeof(Datum));
+	ArrayType *array;
+
+	for (int i = 0; i < count; i++)
+		elements[i] = Int64GetDatum(values[i]);
+	array =
+		construct_array(elements, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
+	pfree(elements);
+	return PointerGetDatum(array);
+}
+
+/* Runs a statement as idemq_spi_do whose one parameter is a bigint[]; not without any. */
+void
+idemq_spi_do_for_ids(SqlStatement *statement, const int64 *ids, int count)
+{
+	Datum value;
+
+	if (count == 0)
+		return;
+	value = idemq_int8_array(ids, count);
+	(void) idemq_spi_do(statement, &value, NULL);
+	pfree(DatumGetPointer(value));
+}
+
+/* Returns whether a query finds a row under the latest snapshot, as the owner. */
+bool
+idemq_spi_finds(SqlStatement *statement, const Datum *args, const char *nulls)
+{
+	SqlScope scope;
+	bool found;
+
+	idemq_spi_begin(&scope);
+	found = idemq_spi_query_latest(statement, args, nulls) > 0;
+	idemq_spi_end(&scope);
+	return found;
+}
+
+/*
+ * Returns a column, from 1, of a row, from 0, of the last result; valid until idemq_spi_end.
+ * isnull: NULL for a column that never is.
+ */
 Datum
 idemq_spi_value(uint64 row, int column, bool *isnull)
 {
-	return SPI_getbinval(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, column, isnull);
+	bool unused;
+
+	return SPI_getbinval(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, column,
+						 isnull == NULL ? &unused : isnull);
 }
 
 /*
@@ -148,9 +222,12 @@ idemq_spi_value(uint64 row, int column, bool *isnull)
 int64
 idemq_spi_int64(uint64 row, int column, bool *isnull)
 {
-	Datum value = idemq_spi_value(row, column, isnull);
+	bool is_null;
+	Datum value = idemq_spi_value(row, column, &is_null);
 
-	return *isnull ? 0 : DatumGetInt64(value);
+	if (isnull != NULL)
+		*isnull = is_null;
+	return is_null ? 0 : DatumGetInt64(value);
 }
 
 /* Puts back what idemq_spi_begin changed. */

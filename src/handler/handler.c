@@ -64,7 +64,6 @@ static SqlStatement forget_crashes =
 	{.text = "UPDATE idemq.handler_entries SET crashes = 0, crashed_at = NULL "
 			 "WHERE queue_id = (SELECT queue_id FROM idemq.handler_entries WHERE queue_id = $1 "
 			 "FOR NO KEY UPDATE SKIP LOCKED)",
-	 .nargs = 1,
 	 .types = {INT4OID}};
 
 static HandlerRun run;
@@ -177,15 +176,12 @@ static void
 note_peace(void)
 {
 	Datum value = Int32GetDatum(run.info.queue_id);
-	SqlScope scope;
 
 	if (run.info.crashes == 0)
 		return;
 	idemq_handler_begin();
-	idemq_spi_begin(&scope);
-	if (idemq_spi_run(&forget_crashes, &value, NULL, SPI_OK_UPDATE) > 0)
+	if (idemq_spi_do(&forget_crashes, &value, NULL) > 0)
 		run.info.crashes = 0;
-	idemq_spi_end(&scope);
 	idemq_handler_commit();
 }
 
@@ -258,10 +254,10 @@ claim(void)
 {
 	ErrorData *error = NULL;
 	ClaimedJobs *claimed;
-	RunResult result = idemq_handler_claim(&run, &error);
+	RunResult result = idemq_handler_run(&run, NULL, 0, true, &error);
 
 	for (int i = 0; i < MAX_CLAIMS && result == RUN_FAILED && idemq_handler_met_another(error); i++)
-		result = idemq_handler_claim(&run, &error);
+		result = idemq_handler_run(&run, NULL, 0, true, &error);
 	switch (result)
 	{
 		case RUN_DONE:

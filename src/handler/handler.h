@@ -71,7 +71,6 @@ extern const char *idemq_handler_queue(void);
 extern RunResult idemq_handler_check(HandlerRun *run, HandlerTarget *target, QueueInfo *queue);
 extern RunResult idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim,
 								   ErrorData **error);
-extern RunResult idemq_handler_claim(HandlerRun *run, ErrorData **error);
 extern void idemq_handler_begin(void);
 extern void idemq_handler_commit(void);
 

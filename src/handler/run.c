@@ -300,7 +300,8 @@ claim_next(const HandlerRun *run, const QueueInfo *queue)
 
 /*
  * Runs jobs in a transaction, which claims the next ones with claim; then these are at work.
- * After RUN_FAILED, *error is what was raised.
+ * Without jobs it is one of idemq's own, for the claim alone.  After RUN_FAILED, *error is what
+ * was raised.
  */
 RunResult
 idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, ErrorData **error)
@@ -313,11 +314,15 @@ idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, Erro
 		HandlerTarget target;
 		QueueInfo queue;
 
-		begin_for_jobs();
+		if (count > 0)
+			begin_for_jobs();
+		else
+			idemq_handler_begin();
 		result = idemq_handler_check(run, &target, &queue);
 		if (result == RUN_DONE)
 		{
-			run->done = run_jobs(&target, &queue, jobs, count);
+			if (count > 0)
+				run->done = run_jobs(&target, &queue, jobs, count);
 			if (claim)
 				claim_next(run, &queue);
 		}
@@ -326,36 +331,6 @@ idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, Erro
 		for (int i = 0; i < count && result == RUN_DONE; i++)
 			jobs[i].settled = true;
 		if (claim && result == RUN_DONE)
-			idemq_claimed_swap();
-	}
-	PG_CATCH();
-	{
-		*error = catch_error(run);
-		result = RUN_FAILED;
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	return result;
-}
-
-/* Claims in a transaction of its own; what it got, if anything, is at work then. */
-RunResult
-idemq_handler_claim(HandlerRun *run, ErrorData **error)
-{
-	MemoryContext context = CurrentMemoryContext;
-	volatile RunResult result = RUN_DONE;
-
-	PG_TRY();
-	{
-		HandlerTarget target;
-		QueueInfo queue;
-
-		idemq_handler_begin();
-		result = idemq_handler_check(run, &target, &queue);
-		if (result == RUN_DONE)
-			claim_next(run, &queue);
-		idemq_handler_commit();
-		if (result == RUN_DONE)
 			idemq_claimed_swap();
 	}
 	PG_CATCH();

@@ -32,7 +32,6 @@ static const char *const tables[] = {"jobs",	 "queues",	 "queue_grants", "handle
 
 static SqlStatement find_prepared =
 	{.text = "SELECT transaction FROM pg_catalog.pg_prepared_xacts WHERE gid = $1",
-	 .nargs = 1,
 	 .types = {TEXTOID}};
 
 /* Returns the id of the prepared transaction of a name, InvalidTransactionId when there is none. */
@@ -42,13 +41,12 @@ transaction_of(const char *gid)
 	TransactionId xid = InvalidTransactionId;
 	Datum name = CStringGetTextDatum(gid);
 	SqlScope scope;
-	bool isnull;
 
 	/* COMMIT PREPARED has no snapshot of its own. */
 	PushActiveSnapshot(GetTransactionSnapshot());
 	idemq_spi_begin(&scope);
 	if (idemq_spi_query_latest(&find_prepared, &name, NULL) > 0)
-		xid = DatumGetTransactionId(idemq_spi_value(0, 1, &isnull));
+		xid = DatumGetTransactionId(idemq_spi_value(0, 1, NULL));
 	idemq_spi_end(&scope);
 	PopActiveSnapshot();
 	return xid;

@@ -24,25 +24,17 @@
 PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_gone);
 
 static SqlStatement delete_grants = {.text = "DELETE FROM idemq.queue_grants WHERE queue_id = $1",
-									 .nargs = 1,
 									 .types = {INT4OID}};
 static SqlStatement delete_schedules =
-	{.text = "DELETE FROM idemq.schedule_entries WHERE queue_id = $1",
-	 .nargs = 1,
-	 .types = {INT4OID}};
+	{.text = "DELETE FROM idemq.schedule_entries WHERE queue_id = $1", .types = {INT4OID}};
 static SqlStatement delete_handler = {.text =
 										  "DELETE FROM idemq.handler_entries WHERE queue_id = $1",
-									  .nargs = 1,
 									  .types = {INT4OID}};
 static SqlStatement delete_events = {.text = "DELETE FROM idemq.events WHERE queue_id = $1",
-									 .nargs = 1,
 									 .types = {INT4OID}};
 static SqlStatement delete_bindings =
-	{.text = "DELETE FROM idemq.topic_binding_entries WHERE queue_id = $1",
-	 .nargs = 1,
-	 .types = {INT4OID}};
+	{.text = "DELETE FROM idemq.topic_binding_entries WHERE queue_id = $1", .types = {INT4OID}};
 static SqlStatement delete_producers = {.text = "DELETE FROM idemq.producers WHERE queue_id = $1",
-										.nargs = 1,
 										.types = {INT4OID}};
 static SqlStatement anything_left =
 	{.text = "SELECT FROM idemq.queue_grants WHERE queue_id = $1 "
@@ -51,7 +43,6 @@ static SqlStatement anything_left =
 			 "UNION ALL SELECT FROM idemq.events WHERE queue_id = $1 "
 			 "UNION ALL SELECT FROM idemq.topic_binding_entries WHERE queue_id = $1 "
 			 "UNION ALL SELECT FROM idemq.producers WHERE queue_id = $1 LIMIT 1",
-	 .nargs = 1,
 	 .types = {INT4OID}};
 static SqlStatement delete_all_grants = {.text = "DELETE FROM idemq.queue_grants"};
 static SqlStatement delete_all_handlers = {.text = "DELETE FROM idemq.handler_entries"};

@@ -69,34 +69,17 @@ is_leased_by_row(JobCall *call, JobsTable *table)
 	return !idemq_jobs_fetch(table, call->id, &call->job) || call->job.status == JOB_PROCESSING;
 }
 
-/* Returns the outcome for a status in which the job cannot be taken. */
-static Outcome
-outcome_of_status(JobStatus status, JobEvent event)
-{
-	switch (status)
-	{
-		case JOB_COMPLETED:
-			return event == EVENT_COMMIT_ONCE ? OUTCOME_ALREADY_COMMITTED : OUTCOME_COMPLETED;
-		case JOB_DEAD:
-			return OUTCOME_DEAD;
-		case JOB_CANCELLED:
-			return OUTCOME_CANCELLED;
-		case JOB_BLOCKED:
-			return OUTCOME_BLOCKED;
-		default:
-			return OUTCOME_LOCKED;
-	}
-}
-
 /* Returns the outcome for a finished job; waits until synchronous standbys have it. */
 static Outcome
 finished_outcome(const JobCall *call)
 {
-	if (call->event == EVENT_COMMIT_ONCE && call->job.status == JOB_COMPLETED)
+	bool repeated = call->event == EVENT_COMMIT_ONCE && call->job.status == JOB_COMPLETED;
+
+	if (repeated)
 		idemq_queue_count_refusal(&call->queue, COUNTER_REPEATED_COMMITS);
 	if (!idemq_jobs_is_own(&call->job))
 		idemq_sync_rep_await();
-	return outcome_of_status(call->job.status, call->event);
+	return repeated ? OUTCOME_ALREADY_COMMITTED : idemq_outcome_of_status(call->job.status);
 }
 
 /*
@@ -226,7 +209,7 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 		if (job_status_is_finished(call->job.status))
 			return finished_outcome(call);
 		if (!idemq_transition_allowed(call->event, call->job.status))
-			return outcome_of_status(call->job.status, call->event);
+			return idemq_outcome_of_status(call->job.status);
 		if (call->job.ready_at <= idemq_now() && idemq_is_without_place(&call->queue, &call->job))
 		{
 			JobWrite write = idemq_job_park(table, &call->job, &call->queue);

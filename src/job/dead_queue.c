@@ -329,7 +329,6 @@ account_of(const Job *job, const QueueInfo *queue, TimestampTz died_at, text *er
 	SqlScope scope;
 	MemoryContext old;
 	Datum account;
-	bool isnull;
 
 	memset(nulls, ' ', sizeof(nulls));
 	values[0] = CStringGetTextDatum(queue->name);
@@ -355,7 +354,7 @@ account_of(const Job *job, const QueueInfo *queue, TimestampTz died_at, text *er
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_query_latest(&describe_death, values, nulls);
 	old = MemoryContextSwitchTo(caller);
-	account = JsonbPGetDatum(DatumGetJsonbPCopy(idemq_spi_value(0, 1, &isnull)));
+	account = JsonbPGetDatum(DatumGetJsonbPCopy(idemq_spi_value(0, 1, NULL)));
 	MemoryContextSwitchTo(old);
 	idemq_spi_end(&scope);
 	return account;

@@ -66,7 +66,6 @@ static SqlStatement find_subscription =
 			 "ON c.oid = r.srrelid WHERE r.srsubid = s.oid "
 			 "AND c.relnamespace = 'idemq'::pg_catalog.regnamespace) "
 			 "ORDER BY s.subenabled DESC, s.subname LIMIT 1",
-	 .nargs = 1,
 	 .types = {OIDOID}};
 /* A prepared transaction's locks have its own transaction's among them. */
 static SqlStatement find_prepared =
@@ -76,7 +75,6 @@ static SqlStatement find_prepared =
 			 "ON l.virtualtransaction = x.virtualtransaction AND l.pid IS NULL "
 			 "WHERE p.database = pg_catalog.current_database() AND l.locktype = 'relation' "
 			 "AND l.relation = $1 AND l.mode = 'RowExclusiveLock' ORDER BY 1 LIMIT 1",
-	 .nargs = 1,
 	 .types = {OIDOID}};
 /* What the publisher has given, as far as it has come; reads all jobs. */
 static SqlStatement greatest_given = {
@@ -97,7 +95,6 @@ static SqlStatement raise_sequences =
 	{.text = "SELECT pg_catalog.setval('idemq.queues_queue_id_seq', greatest($1, last_value)), "
 			 "(SELECT pg_catalog.setval('idemq.audit_id_seq', greatest($2, last_value)) "
 			 "FROM idemq.audit_id_seq) FROM idemq.queues_queue_id_seq",
-	 .nargs = 2,
 	 .types = {INT4OID, INT8OID}};
 static SqlStatement list_roles = {
 	.text = "SELECT DISTINCT role_name, role_oid FROM idemq.queue_grants ORDER BY 1"};
@@ -199,20 +196,19 @@ apply_worker(void)
 	Datum database = ObjectIdGetDatum(MyDatabaseId);
 	SqlScope scope;
 	int pid = 0;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	if (idemq_spi_query_latest(&find_subscription, &database, NULL) > 0)
 	{
-		const char *name = NameStr(*DatumGetName(idemq_spi_value(0, 1, &isnull)));
+		const char *name = NameStr(*DatumGetName(idemq_spi_value(0, 1, NULL)));
 
-		if (DatumGetBool(idemq_spi_value(0, 2, &isnull)))
+		if (DatumGetBool(idemq_spi_value(0, 2, NULL)))
 			ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 							errmsg("subscription \"%s\" still writes idemq's tables", name),
 							errhint("When it has all that is to come, run ALTER SUBSCRIPTION %s "
 									"DISABLE, or drop it; then repeat idemq.take_over().",
 									quote_identifier(name))));
-		pid = DatumGetInt32(idemq_spi_value(0, 3, &isnull));
+		pid = DatumGetInt32(idemq_spi_value(0, 3, NULL));
 	}
 	idemq_spi_end(&scope);
 	return pid;
@@ -252,12 +248,11 @@ check_prepared(void)
 {
 	Datum jobs = ObjectIdGetDatum(idemq_oids()->jobs);
 	SqlScope scope;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	if (idemq_spi_query_latest(&find_prepared, &jobs, NULL) > 0)
 	{
-		const char *gid = TextDatumGetCString(idemq_spi_value(0, 1, &isnull));
+		const char *gid = TextDatumGetCString(idemq_spi_value(0, 1, NULL));
 
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_IN_USE),
@@ -274,15 +269,14 @@ static void
 read_given(Given *given)
 {
 	SqlScope scope;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	if (idemq_spi_query_latest(&greatest_given, NULL, NULL) != 1)
 		elog(ERROR, "what the publisher has given is not one row");
-	given->job_id = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
-	given->token = DatumGetInt64(idemq_spi_value(0, 2, &isnull));
-	given->queue_id = DatumGetInt32(idemq_spi_value(0, 3, &isnull));
-	given->audit_id = DatumGetInt64(idemq_spi_value(0, 4, &isnull));
+	given->job_id = DatumGetInt64(idemq_spi_value(0, 1, NULL));
+	given->token = DatumGetInt64(idemq_spi_value(0, 2, NULL));
+	given->queue_id = DatumGetInt32(idemq_spi_value(0, 3, NULL));
+	given->audit_id = DatumGetInt64(idemq_spi_value(0, 4, NULL));
 	idemq_spi_end(&scope);
 }
 
@@ -291,11 +285,8 @@ static void
 pass(const Given *given)
 {
 	Datum args[] = {Int32GetDatum(given->queue_id), Int64GetDatum(given->audit_id)};
-	SqlScope scope;
 
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&raise_sequences, args, NULL, SPI_OK_SELECT);
-	idemq_spi_end(&scope);
+	(void) idemq_spi_do(&raise_sequences, args, NULL);
 	idemq_jobs_ids_take_over(given->job_id);
 	(void) idemq_generation_new(given->token);
 }

@@ -45,11 +45,9 @@ static SqlStatement load_base =
 			 "WHERE c.system_identifier = $1 AND c.timeline = $2 AND c.base = b.base) "
 			 "FROM (SELECT COALESCE(max(CASE WHEN system_identifier = $1 AND timeline <= $2 "
 			 "THEN base ELSE base + timeline * $3 END), 0) AS base FROM idemq.clusters) b",
-	 .nargs = 3,
 	 .types = {INT8OID, INT8OID, INT8OID}};
 static SqlStatement add_row =
 	{.text = "INSERT INTO idemq.clusters (system_identifier, timeline, base) VALUES ($1, $2, $3)",
-	 .nargs = 3,
 	 .types = {INT8OID, INT8OID, INT8OID}};
 
 /* What this session has read; 0 loaded_timeline: nothing. */
@@ -72,12 +70,11 @@ load(TimeLineID timeline)
 {
 	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), Int64GetDatum(timeline),
 					Int64GetDatum(idemq_token_lead(0, 1))};
-	bool isnull;
 
 	if (idemq_spi_query_latest(&load_base, args, NULL) != 1)
 		elog(ERROR, "idemq.clusters has no base");
-	base = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
-	is_noted = DatumGetBool(idemq_spi_value(0, 2, &isnull)) && !is_added_here();
+	base = DatumGetInt64(idemq_spi_value(0, 1, NULL));
+	is_noted = DatumGetBool(idemq_spi_value(0, 2, NULL)) && !is_added_here();
 }
 
 /*

@@ -81,6 +81,7 @@ typedef struct EventArgs
 	JobRequest request; /* ask rerun, rerun */
 } EventArgs;
 
+extern Outcome idemq_outcome_of_status(JobStatus status);
 extern bool idemq_transition_allowed(JobEvent event, JobStatus status);
 extern JobWrite idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue,
 								 JobEvent event, const EventArgs *args, JobWait wait);

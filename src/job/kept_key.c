@@ -34,7 +34,6 @@ static const char shape[] = "@dddd-dd-ddTdd:dd:ddZ";
 static SqlStatement find_schedule =
 	{.text = "SELECT created_by, created_by_oid FROM idemq.schedule_entries "
 			 "WHERE name = $1 AND queue_id = $2",
-	 .nargs = 2,
 	 .types = {TEXTOID, INT4OID}};
 
 /* Returns the length of the name in a key of a tick's shape, 0 for other keys. */

@@ -34,14 +34,12 @@
 
 static SqlStatement set_paused =
 	{.text = "UPDATE idemq.queues SET paused = $2, paused_until = $3 WHERE queue_id = $1",
-	 .nargs = 3,
 	 .types = {INT4OID, BOOLOID, TIMESTAMPTZOID}};
 static SqlStatement end_if_over =
 	{.text = "WITH over AS MATERIALIZED (SELECT queue_id FROM idemq.queues WHERE queue_id = $1 "
 			 "AND paused AND paused_until <= $2 FOR NO KEY UPDATE SKIP LOCKED) "
 			 "UPDATE idemq.queues q SET paused = false, paused_until = NULL "
 			 "FROM over WHERE q.queue_id = over.queue_id",
-	 .nargs = 2,
 	 .types = {INT4OID, TIMESTAMPTZOID}};
 
 static void

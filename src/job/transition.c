@@ -137,6 +137,19 @@ static const Transition transitions[] = {
 };
 /* clang-format on */
 
+/* Returns the outcome of a call that leaves a job in the status that it has. */
+Outcome
+idemq_outcome_of_status(JobStatus status)
+{
+	static const Outcome outcomes[JOB_STATUS_COUNT] =
+		{[JOB_BLOCKED] = OUTCOME_BLOCKED,	  [JOB_PENDING] = OUTCOME_CURRENT,
+		 [JOB_PROCESSING] = OUTCOME_LOCKED,	  [JOB_FAILED] = OUTCOME_CURRENT,
+		 [JOB_COMPLETED] = OUTCOME_COMPLETED, [JOB_DEAD] = OUTCOME_DEAD,
+		 [JOB_CANCELLED] = OUTCOME_CANCELLED};
+
+	return outcomes[status];
+}
+
 /* Returns whether an event may happen to a job of that status. */
 bool
 idemq_transition_allowed(JobEvent event, JobStatus status)
@@ -411,9 +424,9 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 			  const EventArgs *args, bool deleted)
 {
 	if (deleted && (job->attempt > 1 || !job->row->tts_isnull[COL_LAST_ERROR]))
-		idemq_attempt_history_forget(job->id);
+		idemq_attempt_history_forget(&job->id, 1);
 	if (deleted)
-		idemq_steps_forget(job->id);
+		idemq_steps_forget(&job->id, 1);
 	if (deleted && idemq_kin_maybe(queue->slot, job->id))
 		idemq_kin_forget(&job->id, 1);
 	if (transition->history != NULL && job->status == JOB_PROCESSING &&

@@ -34,7 +34,6 @@ static SqlStatement queue_writers =
 			 "AND relation = $1 AND mode = 'RowExclusiveLock' "
 			 "AND database = (SELECT oid FROM pg_catalog.pg_database "
 			 "WHERE datname = pg_catalog.current_database())",
-	 .nargs = 1,
 	 .types = {OIDOID}};
 
 /* A row names a role that does not exist, or one that has come after it. */
@@ -71,12 +70,9 @@ static bool
 queues_are_being_written(void)
 {
 	Datum queues = ObjectIdGetDatum(idemq_oids()->queues);
-	SqlScope scope;
 	bool written;
 
-	idemq_spi_begin(&scope);
-	written = idemq_spi_query_latest(&queue_writers, &queues, NULL) > 0;
-	idemq_spi_end(&scope);
+	written = idemq_spi_finds(&queue_writers, &queues, NULL);
 	return written;
 }
 
@@ -205,19 +201,18 @@ check_roles(CheckCall *call)
 {
 	SqlScope scope;
 	uint64 rows;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	rows = idemq_spi_query_latest(&grants_of_nobody, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
 	{
-		const char *role = NameStr(*DatumGetName(idemq_spi_value(i, 1, &isnull)));
+		const char *role = NameStr(*DatumGetName(idemq_spi_value(i, 1, NULL)));
 
 		idemq_check_report(call, CHECK_WARNING, "grants.role",
 						   "grants (%lld) of role \"%s\", which was dropped or renamed, are void: "
 						   "idemq.grant_queue anew, or DELETE FROM idemq.queue_grants WHERE "
 						   "role_name = %s",
-						   (long long) DatumGetInt64(idemq_spi_value(i, 2, &isnull)), role,
+						   (long long) DatumGetInt64(idemq_spi_value(i, 2, NULL)), role,
 						   quote_literal_cstr(role));
 	}
 	rows = idemq_spi_query_latest(&schedules_of_nobody, NULL, NULL);
@@ -225,8 +220,8 @@ check_roles(CheckCall *call)
 		idemq_check_report(call, CHECK_WARNING, "schedules.role",
 						   "schedules (%lld) of role \"%s\", which was dropped or renamed, do not "
 						   "tick: have them made again with idemq.schedule, or end them",
-						   (long long) DatumGetInt64(idemq_spi_value(i, 2, &isnull)),
-						   NameStr(*DatumGetName(idemq_spi_value(i, 1, &isnull))));
+						   (long long) DatumGetInt64(idemq_spi_value(i, 2, NULL)),
+						   NameStr(*DatumGetName(idemq_spi_value(i, 1, NULL))));
 	idemq_spi_end(&scope);
 }
 
@@ -240,14 +235,13 @@ check_orphans(CheckCall *call)
 {
 	SqlScope scope;
 	uint64 rows;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	rows = idemq_spi_query_latest(&orphans, NULL, NULL);
 	for (uint64 i = 0; i < rows; i++)
 	{
-		const char *table = TextDatumGetCString(idemq_spi_value(i, 1, &isnull));
-		int32 queue_id = DatumGetInt32(idemq_spi_value(i, 2, &isnull));
+		const char *table = TextDatumGetCString(idemq_spi_value(i, 1, NULL));
+		int32 queue_id = DatumGetInt32(idemq_spi_value(i, 2, NULL));
 
 		const char *invariant = strcmp(table, "queue_grants") == 0		 ? "grants.queue"
 								: strcmp(table, "schedule_entries") == 0 ? "schedules.queue"
@@ -257,8 +251,8 @@ check_orphans(CheckCall *call)
 		idemq_check_report(call, CHECK_ERROR, invariant,
 						   "rows (%lld) are of queue %d, which does not exist: restore "
 						   "idemq.queues, or DELETE FROM idemq.%s WHERE queue_id = %d",
-						   (long long) DatumGetInt64(idemq_spi_value(i, 3, &isnull)), queue_id,
-						   table, queue_id);
+						   (long long) DatumGetInt64(idemq_spi_value(i, 3, NULL)), queue_id, table,
+						   queue_id);
 	}
 	idemq_spi_end(&scope);
 }
@@ -269,7 +263,6 @@ check_shard(CheckCall *call)
 {
 	SqlScope scope;
 	uint64 rows;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	rows = idemq_spi_query_latest(&foreign_ids, NULL, NULL);
@@ -277,8 +270,8 @@ check_shard(CheckCall *call)
 		idemq_check_report(call, CHECK_ERROR, "ids.shard",
 						   "job %lld is not of shard %d, which this database is: it was written "
 						   "by hand, or idemq.shard was",
-						   (long long) idemq_spi_int64(i, 2, &isnull),
-						   DatumGetInt32(idemq_spi_value(i, 1, &isnull)));
+						   (long long) idemq_spi_int64(i, 2, NULL),
+						   DatumGetInt32(idemq_spi_value(i, 1, NULL)));
 	idemq_spi_end(&scope);
 }
 

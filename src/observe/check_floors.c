@@ -35,7 +35,6 @@ static SqlStatement below_floor = {
 			"(SELECT id, xmin::text::int8 FROM idemq.jobs WHERE queue_id = $1 AND group_key = $2 "
 			"AND finished_at IS NULL AND ready_at IS NULL AND id < $4 AND status = 'blocked' "
 			"ORDER BY id LIMIT 1) LIMIT 1",
-	.nargs = 4,
 	.types = {INT4OID, TEXTOID, TIMESTAMPTZOID, INT8OID}};
 
 /* A group, and a job that is below its floor. */
@@ -59,15 +58,14 @@ find_below(Suspect *suspect)
 	};
 	SqlScope scope;
 	uint64 rows;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	idemq_spi_no_seqscan();
 	rows = idemq_spi_query_latest(&below_floor, values, NULL);
 	if (rows > 0)
 	{
-		suspect->id = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
-		suspect->version = DatumGetInt64(idemq_spi_value(0, 2, &isnull));
+		suspect->id = DatumGetInt64(idemq_spi_value(0, 1, NULL));
+		suspect->version = DatumGetInt64(idemq_spi_value(0, 2, NULL));
 	}
 	idemq_spi_end(&scope);
 	pfree(DatumGetPointer(values[1]));

@@ -50,7 +50,6 @@ static SqlStatement many_heads =
 			 "AND a.at > p.since - interval '1 min' "
 			 "AND (a.details #>> '{group_running,from}')::int "
 			 "> (a.details #>> '{group_running,to}')::int) ORDER BY id LIMIT $1",
-	 .nargs = 1,
 	 .types = {INT8OID}};
 
 #define SUSPECT_COLUMNS                                                                            \
@@ -66,13 +65,11 @@ static SqlStatement many_heads =
 	"AND NOT bool_or(" HAS_PLACE " AND j.status <> 'processing') "
 
 static SqlStatement headless = {.text = "SELECT " SUSPECT_COLUMNS SUSPECT_GROUPS "LIMIT $1",
-								.nargs = 1,
 								.types = {INT8OID}};
 
 static SqlStatement headless_group = {.text =
 										  "SELECT " SUSPECT_COLUMNS
 										  "AND queue_id = $1 AND j.group_key = $2 " SUSPECT_GROUPS,
-									  .nargs = 2,
 									  .types = {INT4OID, TEXTOID}};
 
 /* A group in which no job can be claimed, and one could be. */
@@ -93,12 +90,11 @@ check_heads(CheckCall *call)
 	IdList jobs = {0};
 	SqlScope scope;
 	uint64 rows;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	rows = idemq_spi_query_latest(&many_heads, &limit, NULL);
 	for (uint64 i = 0; i < rows; i++)
-		idemq_id_list_add(&jobs, DatumGetInt64(idemq_spi_value(i, 1, &isnull)));
+		idemq_id_list_add(&jobs, DatumGetInt64(idemq_spi_value(i, 1, NULL)));
 	idemq_spi_end(&scope);
 	idemq_check_report_jobs(call, CHECK_ERROR, "groups.head", &jobs,
 							"not blocked, as more jobs of its group than group_running allows: "
@@ -109,14 +105,12 @@ check_heads(CheckCall *call)
 static void
 read_suspect(uint64 row, Suspect *suspect)
 {
-	bool isnull;
-
-	suspect->queue_id = DatumGetInt32(idemq_spi_value(row, 1, &isnull));
-	suspect->name = DatumGetTextPCopy(idemq_spi_value(row, 2, &isnull));
-	suspect->first_id = DatumGetInt64(idemq_spi_value(row, 3, &isnull));
-	suspect->jobs = DatumGetInt64(idemq_spi_value(row, 4, &isnull));
-	suspect->last_id = DatumGetInt64(idemq_spi_value(row, 5, &isnull));
-	suspect->token = DatumGetInt64(idemq_spi_value(row, 6, &isnull));
+	suspect->queue_id = DatumGetInt32(idemq_spi_value(row, 1, NULL));
+	suspect->name = DatumGetTextPCopy(idemq_spi_value(row, 2, NULL));
+	suspect->first_id = DatumGetInt64(idemq_spi_value(row, 3, NULL));
+	suspect->jobs = DatumGetInt64(idemq_spi_value(row, 4, NULL));
+	suspect->last_id = DatumGetInt64(idemq_spi_value(row, 5, NULL));
+	suspect->token = DatumGetInt64(idemq_spi_value(row, 6, NULL));
 }
 
 /* Reads the suspects to an array that is palloc'ed; returns how many. */

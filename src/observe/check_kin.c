@@ -30,13 +30,11 @@
 static SqlStatement not_blocked =
 	{.text = "SELECT j.id FROM idemq.children k JOIN idemq.jobs j ON j.id = k.job_id "
 			 "WHERE j.status NOT IN ('blocked', 'cancelled') ORDER BY 1 LIMIT $1",
-	 .nargs = 1,
 	 .types = {INT8OID}};
 
 static SqlStatement without_edges =
 	{.text = "SELECT k.job_id FROM idemq.children k WHERE NOT EXISTS "
 			 "(SELECT FROM idemq.dependencies d WHERE d.child = k.job_id) ORDER BY 1 LIMIT $1",
-	 .nargs = 1,
 	 .types = {INT8OID}};
 
 typedef struct Suspects
@@ -59,9 +57,7 @@ report_rows(CheckCall *call, SqlStatement *statement, const char *invariant, con
 	rows = idemq_spi_query_latest(statement, &limit, NULL);
 	for (uint64 i = 0; i < rows; i++)
 	{
-		bool isnull;
-
-		idemq_id_list_add(&jobs, idemq_spi_int64(i, 1, &isnull));
+		idemq_id_list_add(&jobs, idemq_spi_int64(i, 1, NULL));
 	}
 	idemq_spi_end(&scope);
 	idemq_check_report_jobs(call, CHECK_ERROR, invariant, &jobs, what);

@@ -42,7 +42,6 @@
 static SqlStatement in_processing =
 	{.text = "SELECT id, token, queue_id FROM idemq.jobs WHERE status = 'processing' AND id > $1 "
 			 "ORDER BY id LIMIT $2",
-	 .nargs = 2,
 	 .types = {INT8OID, INT8OID}};
 
 typedef struct Attempted
@@ -153,12 +152,11 @@ read_attempts(int64 *last, Attempted *suspects, int room, bool *more)
 	rows = idemq_spi_query_latest(&in_processing, args, NULL);
 	for (uint64 i = 0; i < rows && count < room; i++)
 	{
-		bool isnull;
 		Attempted row;
 
-		row.job_id = DatumGetInt64(idemq_spi_value(i, 1, &isnull));
-		row.token = DatumGetInt64(idemq_spi_value(i, 2, &isnull));
-		row.queue_id = DatumGetInt32(idemq_spi_value(i, 3, &isnull));
+		row.job_id = DatumGetInt64(idemq_spi_value(i, 1, NULL));
+		row.token = DatumGetInt64(idemq_spi_value(i, 2, NULL));
+		row.queue_id = DatumGetInt32(idemq_spi_value(i, 3, NULL));
 		*last = row.job_id;
 		if (!has_entry(&row))
 			suspects[count++] = row;

@@ -50,7 +50,6 @@ static SqlStatement ending_locks =
 			 "AND database = (SELECT oid FROM pg_catalog.pg_database "
 			 "WHERE datname = pg_catalog.current_database()) "
 			 "AND virtualtransaction LIKE '%/0')",
-	 .nargs = 2,
 	 .types = {OIDOID, OIDOID}};
 
 /* Begins the answer of one call of idemq.check(). */
@@ -156,9 +155,8 @@ read_debtors(Debtor **debtors, int count, bool first)
 	for (uint64 i = 0; i < rows; i++)
 	{
 		bool no_xid;
-		bool isnull;
 		TransactionId xid = DatumGetTransactionId(idemq_spi_value(i, 1, &no_xid));
-		Debtor debtor = {no_xid, no_xid ? DatumGetUInt32(idemq_spi_value(i, 2, &isnull)) : xid};
+		Debtor debtor = {no_xid, no_xid ? DatumGetUInt32(idemq_spi_value(i, 2, NULL)) : xid};
 
 		if (first ? no_xid || !(TransactionIdIsCurrentTransactionId(xid) ||
 								TransactionIdIsInProgress(xid))
@@ -202,13 +200,12 @@ idemq_check_read_queues(CheckCall *call)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	SqlScope scope;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	call->nqueues = (int) idemq_spi_query_latest(&all_queues, NULL, NULL);
 	call->queue_ids = MemoryContextAlloc(caller, Max(call->nqueues, 1) * sizeof(int32));
 	for (int i = 0; i < call->nqueues; i++)
-		call->queue_ids[i] = DatumGetInt32(idemq_spi_value(i, 1, &isnull));
+		call->queue_ids[i] = DatumGetInt32(idemq_spi_value(i, 1, NULL));
 	idemq_spi_end(&scope);
 }
 

@@ -54,24 +54,20 @@ static SqlStatement read_row =
 			 "'idemq.followers'::pg_catalog.regclass::pg_catalog.oid, f.moved_to "
 			 "FROM (SELECT) AS one LEFT JOIN idemq.followers f "
 			 "ON f.system_identifier = $1 AND f.database = $2",
-	 .nargs = 3,
 	 .types = {INT8OID, OIDOID, OIDOID}};
 /* $3: now */
 static SqlStatement switch_on =
 	{.text = "INSERT INTO idemq.followers AS f (system_identifier, database, since) "
 			 "VALUES ($1, $2, $3) ON CONFLICT (system_identifier, database) DO UPDATE "
 			 "SET since = $3, taken_over_at = NULL WHERE f.taken_over_at IS NOT NULL",
-	 .nargs = 3,
 	 .types = {INT8OID, OIDOID, TIMESTAMPTZOID}};
 static SqlStatement switch_off =
 	{.text = "UPDATE idemq.followers SET taken_over_at = $3 "
 			 "WHERE system_identifier = $1 AND database = $2 AND taken_over_at IS NULL",
-	 .nargs = 3,
 	 .types = {INT8OID, OIDOID, TIMESTAMPTZOID}};
 /* $3: where to */
 static SqlStatement set_moved = {.text = "UPDATE idemq.followers SET moved_to = $3 "
 										 "WHERE system_identifier = $1 AND database = $2",
-								 .nargs = 3,
 								 .types = {INT8OID, OIDOID, TEXTOID}};
 
 static Following known = {0};
@@ -211,13 +207,9 @@ idemq_following_set(bool on)
 {
 	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), ObjectIdGetDatum(MyDatabaseId),
 					TimestampTzGetDatum(idemq_now())};
-	SqlScope scope;
 	bool changed;
 
-	idemq_spi_begin(&scope);
-	changed = idemq_spi_run(on ? &switch_on : &switch_off, args, NULL,
-							on ? SPI_OK_INSERT : SPI_OK_UPDATE) > 0;
-	idemq_spi_end(&scope);
+	changed = idemq_spi_do(on ? &switch_on : &switch_off, args, NULL) > 0;
 	return changed;
 }
 
@@ -227,12 +219,9 @@ idemq_following_set_moved(const char *to)
 {
 	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), ObjectIdGetDatum(MyDatabaseId),
 					to == NULL ? (Datum) 0 : CStringGetTextDatum(to)};
-	SqlScope scope;
 
-	idemq_spi_begin(&scope);
-	if (idemq_spi_run(&set_moved, args, to == NULL ? "  n" : NULL, SPI_OK_UPDATE) != 1)
+	if (idemq_spi_do(&set_moved, args, to == NULL ? "  n" : NULL) != 1)
 		elog(ERROR, "idemq.followers has no row of this database");
-	idemq_spi_end(&scope);
 }
 
 static void

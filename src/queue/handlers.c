@@ -38,7 +38,6 @@ static SqlStatement read_handler = {
 		"SELECT schema_name, function_name, role_name, role_oid, workers, batch, max_idle, "
 		"set_at, crashes, stopped_at IS NOT NULL, owner_name, owner_oid FROM idemq.handler_entries "
 		"WHERE queue_id = $1",
-	.nargs = 1,
 	.types = {INT4OID}};
 
 /* Reads a queue's handler, as the latest snapshot shows it; false when it has none. */

@@ -61,13 +61,11 @@ typedef struct CachedName
 static SqlStatement load_grants =
 	{.text = "SELECT queue_id, role_name, privilege, role_oid FROM idemq.queue_grants "
 			 "WHERE queue_id = $1",
-	 .nargs = 1,
 	 .types = {INT4OID}};
 static SqlStatement load_all_grants = {
 	.text = "SELECT queue_id, role_name, privilege, role_oid FROM idemq.queue_grants "
 			"ORDER BY queue_id"};
 static SqlStatement find_name = {.text = "SELECT queue_id FROM idemq.queues WHERE name = $1",
-								 .nargs = 1,
 								 .types = {TEXTOID}};
 static SqlStatement list_ids = {.text = "SELECT queue_id FROM idemq.queues"};
 
@@ -226,11 +224,10 @@ load(int32 id)
 static uint64
 rows_of_queue(uint64 from, uint64 rows, int32 *id)
 {
-	bool isnull;
 	uint64 next = from;
 
-	*id = DatumGetInt32(idemq_spi_value(from, 1, &isnull));
-	while (next < rows && DatumGetInt32(idemq_spi_value(next, 1, &isnull)) == *id)
+	*id = DatumGetInt32(idemq_spi_value(from, 1, NULL));
+	while (next < rows && DatumGetInt32(idemq_spi_value(next, 1, NULL)) == *id)
 		next++;
 	return next;
 }
@@ -315,13 +312,12 @@ look_up_name(const char *name)
 {
 	Datum key = CStringGetTextDatum(name);
 	SqlScope scope;
-	bool isnull;
 	int32 id = 0;
 
 	idemq_spi_begin(&scope);
 	idemq_spi_no_seqscan();
 	if (idemq_spi_query_latest(&find_name, &key, NULL) > 0)
-		id = DatumGetInt32(idemq_spi_value(0, 1, &isnull));
+		id = DatumGetInt32(idemq_spi_value(0, 1, NULL));
 	idemq_spi_end(&scope);
 	pfree(DatumGetPointer(key));
 	return id;
@@ -366,7 +362,6 @@ list(void)
 {
 	SqlScope scope;
 	uint64 rows;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	rows = idemq_spi_query_latest(&list_ids, NULL, NULL);
@@ -375,7 +370,7 @@ list(void)
 	listed = NULL;
 	listed = MemoryContextAlloc(cache_context, Max(rows, 1) * sizeof(int32));
 	for (uint64 i = 0; i < rows; i++)
-		listed[i] = DatumGetInt32(idemq_spi_value(i, 1, &isnull));
+		listed[i] = DatumGetInt32(idemq_spi_value(i, 1, NULL));
 	nlisted = (int) rows;
 	idemq_spi_end(&scope);
 }

@@ -46,14 +46,12 @@ static QueueCount *
 read_counts(uint64 rows, MemoryContext context, int *ncounts)
 {
 	QueueCount *counts = MemoryContextAllocHuge(context, Max(rows, 1) * sizeof(QueueCount));
-	bool isnull;
 	int n = 0;
 
 	for (uint64 i = 0; i < rows; i++)
 	{
-		int32 queue_id = DatumGetInt32(idemq_spi_value(i, 1, &isnull));
-		JobStatus status =
-			idemq_status_from_name(TextDatumGetCString(idemq_spi_value(i, 2, &isnull)));
+		int32 queue_id = DatumGetInt32(idemq_spi_value(i, 1, NULL));
+		JobStatus status = idemq_status_from_name(TextDatumGetCString(idemq_spi_value(i, 2, NULL)));
 
 		if (n == 0 || counts[n - 1].queue_id != queue_id)
 		{
@@ -62,7 +60,7 @@ read_counts(uint64 rows, MemoryContext context, int *ncounts)
 			counts[n].index = -1;
 			n++;
 		}
-		counts[n - 1].jobs[status] = DatumGetInt64(idemq_spi_value(i, 3, &isnull));
+		counts[n - 1].jobs[status] = DatumGetInt64(idemq_spi_value(i, 3, NULL));
 	}
 	*ncounts = n;
 	return counts;

@@ -107,7 +107,7 @@ enum
 static SqlStatement insert_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
 static SqlStatement update_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
 static SqlStatement load_queues = {0};
-static SqlStatement load_queue = {.nargs = 1, .types = {INT4OID}};
+static SqlStatement load_queue = {.types = {INT4OID}};
 
 /* Makes the text of the statements, at their first use. */
 static void
@@ -242,7 +242,6 @@ idemq_setting_arg(const char *name)
 static SqlStatement set_dead_queue_role =
 	{.text = "UPDATE idemq.queues SET dead_queue_role = CASE WHEN dead_queue IS NOT NULL THEN $2 "
 			 "END WHERE name = $1",
-	 .nargs = 2,
 	 .types = {TEXTOID, NAMEOID}};
 
 /*
@@ -256,7 +255,6 @@ run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *
 	Datum values[SETTING_ARGS];
 	char nulls[SETTING_ARGS];
 	NameData role;
-	bool isnull;
 
 	values[0] = CStringGetTextDatum(name);
 	nulls[0] = ' ';
@@ -268,7 +266,7 @@ run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *
 	if (idemq_spi_run(statement, values, nulls, expected) == 0)
 		return false;
 	if (id != NULL)
-		*id = DatumGetInt32(idemq_spi_value(0, 1, &isnull));
+		*id = DatumGetInt32(idemq_spi_value(0, 1, NULL));
 	if (PG_ARGISNULL(idemq_setting_arg("dead_queue")))
 		return true;
 	namestrcpy(&role, GetUserNameFromId(caller, false));
@@ -329,12 +327,10 @@ static SqlStatement describe_queue =
 	{.text = "SELECT to_jsonb(q) - '{queue_id,name,paused,paused_until,created_at,"
 			 "dead_queue_role,dead_queue_role_oid}'::text[] "
 			 "FROM idemq.queues q WHERE queue_id = $1 FOR NO KEY UPDATE",
-	 .nargs = 1,
 	 .types = {INT4OID}};
 static SqlStatement compare_settings =
 	{.text = "SELECT jsonb_object_agg(key, jsonb_build_object('from', o.value, 'to', n.value)) "
 			 "FROM jsonb_each($1) o JOIN jsonb_each($2) n USING (key) WHERE o.value <> n.value",
-	 .nargs = 2,
 	 .types = {JSONBOID, JSONBOID}};
 
 /* Runs a query for one jsonb, and copies it; 0 when it is NULL, or there is no row. */

@@ -25,7 +25,6 @@
 /* As a foreign key would: a DELETE by hand takes no other lock. */
 static SqlStatement keep_row = {.text =
 									"SELECT FROM idemq.queues WHERE queue_id = $1 FOR KEY SHARE",
-								.nargs = 1,
 								.types = {INT4OID}};
 
 static int
@@ -238,12 +237,9 @@ void
 idemq_queue_keep(const QueueInfo *queue)
 {
 	Datum id = Int32GetDatum(queue->id);
-	SqlScope scope;
 
-	idemq_spi_begin(&scope);
-	if (idemq_spi_run(&keep_row, &id, NULL, SPI_OK_SELECT) == 0)
+	if (idemq_spi_do(&keep_row, &id, NULL) == 0)
 		refuse_unknown(queue->name);
-	idemq_spi_end(&scope);
 }
 
 /* As idemq_queue_lock, but does not wait: false when another transaction is in the way. */

@@ -40,7 +40,6 @@ static SqlStatement needs_usage =
 			 "WHERE p.pronamespace = 'idemq'::pg_catalog.regnamespace AND a.grantee = $1 UNION ALL "
 			 "SELECT FROM pg_catalog.pg_class c, pg_catalog.aclexplode(c.relacl) a "
 			 "WHERE c.relnamespace = 'idemq'::pg_catalog.regnamespace AND a.grantee = $1",
-	 .nargs = 2,
 	 .types = {OIDOID, NAMEOID}};
 
 /* Returns the role of that name, InvalidOid when it is not the one that was meant. */
@@ -140,12 +139,7 @@ idemq_usage_settle(Oid role)
 {
 	NameData name;
 	Datum values[] = {ObjectIdGetDatum(role), NameGetDatum(&name)};
-	SqlScope scope;
-	bool needed;
 
 	namestrcpy(&name, GetUserNameFromId(role, false));
-	idemq_spi_begin(&scope);
-	needed = idemq_spi_query_latest(&needs_usage, values, NULL) > 0;
-	idemq_spi_end(&scope);
-	change_usage(role, needed);
+	change_usage(role, idemq_spi_finds(&needs_usage, values, NULL));
 }

@@ -20,7 +20,6 @@ static SqlStatement add_attempt = {
 		"outcome, error, details) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) "
 		"ON CONFLICT (job_id, token) DO UPDATE SET ended_at = excluded.ended_at, "
 		"outcome = excluded.outcome, error = excluded.error, details = excluded.details",
-	.nargs = 10,
 	.types = {INT8OID, INT8OID, INT4OID, INT4OID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TEXTOID,
 			  TEXTOID, JSONBOID}};
 
@@ -36,7 +35,6 @@ idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outc
 	TupleTableSlot *row = job->row;
 	Datum values[10];
 	char nulls[] = "          ";
-	SqlScope scope;
 
 	values[0] = Int64GetDatum(job->id);
 	values[1] = Int64GetDatum(job->token);
@@ -56,9 +54,7 @@ idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outc
 		nulls[8] = 'n';
 	if (details == NULL)
 		nulls[9] = 'n';
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&add_attempt, values, nulls, SPI_OK_INSERT);
-	idemq_spi_end(&scope);
+	(void) idemq_spi_do(&add_attempt, values, nulls);
 }
 
 /*
@@ -83,7 +79,6 @@ idemq_attempt_history_add_commit(const Job *job)
 static SqlStatement find_commit =
 	{.text = "SELECT 1 FROM idemq.attempts WHERE job_id = $1 AND token = $2 "
 			 "AND outcome = 'committed'",
-	 .nargs = 2,
 	 .types = {INT8OID, INT8OID}};
 
 /* Returns whether a job that ran again after it was committed with that token. */
@@ -91,12 +86,9 @@ bool
 idemq_attempt_history_has_commit(int64 job_id, int64 token)
 {
 	Datum values[] = {Int64GetDatum(job_id), Int64GetDatum(token)};
-	SqlScope scope;
 	bool found;
 
-	idemq_spi_begin(&scope);
-	found = idemq_spi_query_latest(&find_commit, values, NULL) > 0;
-	idemq_spi_end(&scope);
+	found = idemq_spi_finds(&find_commit, values, NULL);
 	return found;
 }
 
@@ -104,7 +96,6 @@ static SqlStatement find_ends =
 	{.text = "SELECT FROM (SELECT outcome, error FROM idemq.attempts WHERE job_id = $1 "
 			 "AND (outcome <> 'released' OR $3 = 'released') ORDER BY token DESC LIMIT $2) AS a "
 			 "WHERE a.outcome = $3 AND ($4 IS NULL OR a.error = $4)",
-	 .nargs = 4,
 	 .types = {INT8OID, INT4OID, TEXTOID, TEXTOID}};
 
 /*
@@ -128,45 +119,13 @@ idemq_attempt_history_ended_by(int64 job_id, const char *outcome, const char *er
 	return all;
 }
 
-static SqlStatement forget_attempts = {.text = "DELETE FROM idemq.attempts WHERE job_id = $1",
-									   .nargs = 1,
-									   .types = {INT8OID}};
-
-/* Deletes the history of a job whose row is deleted. */
-void
-idemq_attempt_history_forget(int64 job_id)
-{
-	Datum value = Int64GetDatum(job_id);
-	SqlScope scope;
-
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&forget_attempts, &value, NULL, SPI_OK_DELETE);
-	idemq_spi_end(&scope);
-}
-
-static SqlStatement forget_many = {.text = "DELETE FROM idemq.attempts WHERE job_id = ANY ($1)",
-								   .nargs = 1,
-								   .types = {INT8ARRAYOID}};
+static SqlStatement forget_attempts = {.few = true,
+									   .text = "DELETE FROM idemq.attempts WHERE job_id = ANY ($1)",
+									   .types = {INT8ARRAYOID}};
 
 /* Deletes the history of jobs whose rows are deleted. */
 void
-idemq_attempt_history_forget_all(const int64 *job_ids, int count)
+idemq_attempt_history_forget(const int64 *job_ids, int count)
 {
-	Datum *ids;
-	Datum value;
-	SqlScope scope;
-
-	if (count == 0)
-		return;
-	ids = palloc(count * sizeof(Datum));
-	for (int i = 0; i < count; i++)
-		ids[i] = Int64GetDatum(job_ids[i]);
-	value = PointerGetDatum(
-		construct_array(ids, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	(void) idemq_spi_run(&forget_many, &value, NULL, SPI_OK_DELETE);
-	idemq_spi_end(&scope);
-	pfree(DatumGetPointer(value));
-	pfree(ids);
+	idemq_spi_do_for_ids(&forget_attempts, job_ids, count);
 }

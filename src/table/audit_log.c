@@ -64,7 +64,6 @@ idemq_audit(const AuditEntry *entry)
 	char nulls[] = "          ";
 	NameData session_role;
 	NameData role;
-	SqlScope scope;
 
 	values[0] = TimestampTzGetDatum(idemq_now());
 	values[1] = role_name(GetSessionUserId(), &session_role);
@@ -80,7 +79,5 @@ idemq_audit(const AuditEntry *entry)
 	nulls[7] = entry->jobs == 0 ? 'n' : ' ';
 	nulls[8] = values[8] == (Datum) 0 ? 'n' : ' ';
 	nulls[9] = values[9] == (Datum) 0 ? 'n' : ' ';
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&add_entry, values, nulls, SPI_OK_INSERT);
-	idemq_spi_end(&scope);
+	(void) idemq_spi_do(&add_entry, values, nulls);
 }

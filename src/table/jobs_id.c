@@ -91,20 +91,16 @@ static SqlStatement read_mark = {
 	.text = "SELECT m.last_value, m.is_called, s.shard, j.last_value FROM idemq.ids_since m "
 			"CROSS JOIN idemq.jobs_id_seq j LEFT JOIN idemq.shard s ON true"};
 static SqlStatement read_last = {.text = "SELECT pg_catalog.pg_sequence_last_value($1)",
-								 .nargs = 1,
 								 .types = {REGCLASSOID}};
 static SqlStatement is_unused = {.text = "SELECT pg_catalog.pg_sequence_last_value($1) IS NULL "
 										 "AND NOT EXISTS (SELECT FROM idemq.jobs)",
-								 .nargs = 1,
 								 .types = {REGCLASSOID}};
 static SqlStatement set_sequence = {.text = "SELECT pg_catalog.setval($1, $2)",
-									.nargs = 2,
 									.types = {REGCLASSOID, INT8OID}};
 static SqlStatement unset_mark = {
 	.text = "SELECT pg_catalog.setval('idemq.ids_since', 0, false) FROM idemq.ids_since "
 			"WHERE NOT is_called AND last_value <> 0"};
 static SqlStatement set_mark = {.text = "SELECT pg_catalog.setval('idemq.ids_since', $1)",
-								.nargs = 1,
 								.types = {INT8OID}};
 
 /* The sequence that this session knows to be sure; a run outlives all its sessions. */

@@ -38,7 +38,6 @@ static SqlStatement find_wait =
 	{.text = "SELECT on_parent_failure, group_key, waits_for FROM idemq.children c "
 			 "WHERE job_id = $1 "
 			 "AND EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = c.job_id)",
-	 .nargs = 1,
 	 .types = {INT8OID}};
 
 /* Row by row from an id on, each parent looked up: no plan that reads more than it has to. */
@@ -52,15 +51,12 @@ static SqlStatement find_obstacle =
 	{.text = "SELECT x.parent, " STATUS ", x.job[2]::int4, x.job IS NULL FROM " PARENTS_FROM
 			 "WHERE " STATUS " <> 'completed' AND (NOT $3 "
 			 "OR x.job IS NOT NULL AND x.job[1] NOT IN ('dead', 'cancelled')) LIMIT 1",
-	 .nargs = 3,
 	 .types = {INT8OID, INT8OID, BOOLOID}};
 static SqlStatement find_failed = {.text = "SELECT x.parent, " STATUS
 										   ", x.job[2]::int4, x.job IS NULL FROM " PARENTS_FROM
 										   "WHERE " STATUS " IN ('dead', 'cancelled') LIMIT 1",
-								   .nargs = 2,
 								   .types = {INT8OID, INT8OID}};
 static SqlStatement find_queue = {.text = "SELECT queue_id FROM idemq.jobs WHERE id = $1",
-								  .nargs = 1,
 								  .types = {INT8OID}};
 /* Row by row, as above: statistics may say that a job has all children, or none. */
 static SqlStatement find_children =
@@ -71,7 +67,6 @@ static SqlStatement find_children =
 			 "WHERE d.parent = $1 AND NOT EXISTS (SELECT FROM idemq.jobs j "
 			 "WHERE j.id = $1 AND j.status NOT IN ('dead', 'cancelled')) OFFSET 0) x "
 			 "WHERE x.queue_id IS NOT NULL ORDER BY 1",
-	 .nargs = 1,
 	 .types = {INT8OID}};
 /* Those that a look may change: their parents are done, or one of them has failed. */
 static SqlStatement find_resolvable =
@@ -86,19 +81,16 @@ static SqlStatement find_resolvable =
 			 "WHERE d.child = c.job_id AND coalesce((SELECT q.status FROM idemq.jobs q "
 			 "WHERE q.id = d.parent), d.gone_as) IN ('dead', 'cancelled') LIMIT 1)) "
 			 "ORDER BY c.job_id + 0 LIMIT $2",
-	 .nargs = 2,
 	 .types = {INT4OID, INT4OID}};
 static SqlStatement find_parents =
 	{.text = "SELECT parent, gone_as::text, max(seen_token) OVER () FROM idemq.dependencies "
 			 "WHERE child = $1 ORDER BY parent",
-	 .nargs = 1,
 	 .types = {INT8OID}};
 static SqlStatement find_edges =
 	{.text = "SELECT d.child, d.parent, d.queue_id, "
 			 "coalesce((SELECT j.queue_id FROM idemq.jobs j WHERE j.id = d.parent), 0) "
 			 "FROM idemq.dependencies d WHERE (d.child, d.parent) > ($1, $2) "
 			 "ORDER BY d.child, d.parent LIMIT $3",
-	 .nargs = 3,
 	 .types = {INT8OID, INT8OID, INT4OID}};
 static const char *const failure_names[] =
 	{[FAILURE_CANCELS] = "cancel", [FAILURE_WAITS] = "wait", [FAILURE_RUNS] = "run"};
@@ -177,13 +169,10 @@ find_parent(SqlStatement *statement, const Datum *values, KinParent *parent)
 	found = idemq_spi_query_latest(statement, values, NULL) > 0;
 	if (found)
 	{
-		bool isnull;
-
-		parent->id = idemq_spi_int64(0, 1, &isnull);
-		parent->status =
-			idemq_status_from_name(TextDatumGetCString(idemq_spi_value(0, 2, &isnull)));
-		parent->queue_id = DatumGetInt32(idemq_spi_value(0, 3, &isnull));
-		parent->gone = DatumGetBool(idemq_spi_value(0, 4, &isnull));
+		parent->id = idemq_spi_int64(0, 1, NULL);
+		parent->status = idemq_status_from_name(TextDatumGetCString(idemq_spi_value(0, 2, NULL)));
+		parent->queue_id = DatumGetInt32(idemq_spi_value(0, 3, NULL));
+		parent->gone = DatumGetBool(idemq_spi_value(0, 4, NULL));
 	}
 	idemq_spi_end(&scope);
 	return found;
@@ -215,12 +204,11 @@ idemq_kin_queue_of(int64 job_id, int32 *queue_id)
 	Datum value = Int64GetDatum(job_id);
 	SqlScope scope;
 	bool found;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	found = idemq_spi_query_latest(&find_queue, &value, NULL) > 0;
 	if (found)
-		*queue_id = DatumGetInt32(idemq_spi_value(0, 1, &isnull));
+		*queue_id = DatumGetInt32(idemq_spi_value(0, 1, NULL));
 	idemq_spi_end(&scope);
 	return found;
 }
@@ -243,11 +231,9 @@ idemq_kin_children(int64 parent, int *count)
 	children = MemoryContextAllocHuge(caller, Max(*count, 1) * sizeof(KinChild));
 	for (int i = 0; i < *count; i++)
 	{
-		bool isnull;
-
-		children[i].id = idemq_spi_int64(i, 1, &isnull);
-		children[i].queue_id = DatumGetInt32(idemq_spi_value(i, 2, &isnull));
-		children[i].watches = DatumGetBool(idemq_spi_value(i, 3, &isnull));
+		children[i].id = idemq_spi_int64(i, 1, NULL);
+		children[i].queue_id = DatumGetInt32(idemq_spi_value(i, 2, NULL));
+		children[i].watches = DatumGetBool(idemq_spi_value(i, 3, NULL));
 	}
 	idemq_spi_end(&scope);
 	return children;
@@ -298,9 +284,7 @@ idemq_kin_resolvable(int32 queue_id, int max, int *count)
 	ids = MemoryContextAlloc(caller, Max(*count, 1) * sizeof(int64));
 	for (int i = 0; i < *count; i++)
 	{
-		bool isnull;
-
-		ids[i] = idemq_spi_int64(i, 1, &isnull);
+		ids[i] = idemq_spi_int64(i, 1, NULL);
 	}
 	idemq_spi_end(&scope);
 	return ids;
@@ -320,12 +304,10 @@ idemq_kin_edges(KinEdge *edges, int max)
 	count = (int) idemq_spi_query_latest(&find_edges, values, NULL);
 	for (int i = 0; i < count; i++)
 	{
-		bool isnull;
-
-		edges[i].child = idemq_spi_int64(i, 1, &isnull);
-		edges[i].parent = idemq_spi_int64(i, 2, &isnull);
-		edges[i].child_queue = DatumGetInt32(idemq_spi_value(i, 3, &isnull));
-		edges[i].parent_queue = DatumGetInt32(idemq_spi_value(i, 4, &isnull));
+		edges[i].child = idemq_spi_int64(i, 1, NULL);
+		edges[i].parent = idemq_spi_int64(i, 2, NULL);
+		edges[i].child_queue = DatumGetInt32(idemq_spi_value(i, 3, NULL));
+		edges[i].parent_queue = DatumGetInt32(idemq_spi_value(i, 4, NULL));
 	}
 	idemq_spi_end(&scope);
 	return count;

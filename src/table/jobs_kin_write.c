@@ -24,30 +24,25 @@
 static SqlStatement add_edges =
 	{.text = "INSERT INTO idemq.dependencies (child, parent, queue_id, gone_as) SELECT $1, p, $2, "
 			 "CASE WHEN p = ANY ($4) THEN 'dead'::idemq.status END FROM unnest($3) p",
-	 .nargs = 4,
 	 .types = {INT8OID, INT4OID, INT8ARRAYOID, INT8ARRAYOID}};
 static SqlStatement add_child =
 	{.text = "INSERT INTO idemq.children (job_id, queue_id, on_parent_failure, group_key, "
 			 "waits_for) VALUES ($1, $2, $3, $4, $5)",
-	 .nargs = 5,
 	 .types = {INT8OID, INT4OID, TEXTOID, TEXTOID, INT8OID}};
 static SqlStatement move_watch =
 	{.text = "UPDATE idemq.children SET waits_for = $2 WHERE job_id = (SELECT job_id "
 			 "FROM idemq.children WHERE job_id = $1 FOR NO KEY UPDATE SKIP LOCKED)",
-	 .nargs = 2,
 	 .types = {INT8OID, INT8OID}};
 /* Any of its rows that nobody holds: that of a parent which is being deleted is held for long. */
 static SqlStatement end_wait =
 	{.text = "WITH seen AS (UPDATE idemq.dependencies SET seen_token = $2 WHERE child = $1 "
 			 "AND parent = (SELECT parent FROM idemq.dependencies WHERE child = $1 LIMIT 1 "
 			 "FOR NO KEY UPDATE SKIP LOCKED)) DELETE FROM idemq.children WHERE job_id = $1",
-	 .nargs = 2,
 	 .types = {INT8OID, INT8OID}};
 static SqlStatement find_need =
 	{.text = "SELECT FROM (SELECT (SELECT j.finished_at IS NULL FROM idemq.jobs j "
 			 "WHERE j.id = d.child) AS runs FROM idemq.dependencies d WHERE d.parent = $1 "
 			 "OFFSET 0) x WHERE x.runs LIMIT 1",
-	 .nargs = 1,
 	 .types = {INT8OID}};
 /* What is deleted with a job, and with $2 what is told that it is gone. */
 static SqlStatement hold_rows =
@@ -59,20 +54,16 @@ static SqlStatement hold_rows =
 			 "WHERE child = $1) AND (SELECT count(*) FROM down) = (SELECT count(*) "
 			 "FROM idemq.dependencies WHERE parent = $1 AND $2) AND (SELECT count(*) FROM waits) = "
 			 "(SELECT count(*) FROM idemq.children WHERE job_id = $1)",
-	 .nargs = 2,
 	 .types = {INT8OID, BOOLOID}};
-static SqlStatement forget_edges = {.text = "DELETE FROM idemq.dependencies WHERE child = ANY ($1)",
-									.nargs = 1,
-									.types = {INT8ARRAYOID}};
-static SqlStatement forget_children = {.text = "DELETE FROM idemq.children WHERE job_id = ANY ($1)",
-									   .nargs = 1,
-									   .types = {INT8ARRAYOID}};
+static SqlStatement forget_kin =
+	{.text = "WITH edges AS (DELETE FROM idemq.dependencies WHERE child = ANY ($1)) "
+			 "DELETE FROM idemq.children WHERE job_id = ANY ($1)",
+	 .types = {INT8ARRAYOID}};
 static SqlStatement note_gone =
 	{.text = "UPDATE idemq.dependencies SET gone_as = $2::idemq.status WHERE parent = $1",
-	 .nargs = 2,
 	 .types = {INT8OID, TEXTOID}};
-static SqlStatement forget_all_edges = {.text = "DELETE FROM idemq.dependencies"};
-static SqlStatement forget_all_children = {.text = "DELETE FROM idemq.children"};
+static SqlStatement forget_all_kin = {
+	.text = "WITH edges AS (DELETE FROM idemq.dependencies) DELETE FROM idemq.children"};
 
 /* Whether this file writes: the triggers of its tables then have nothing to say. */
 static bool writing = false;
@@ -86,39 +77,22 @@ idemq_kin_is_writing(void)
 
 /* Runs a statement that writes; returns its number of rows. */
 static uint64
-run(SqlStatement *statement, const Datum *values, const char *nulls, int expected)
+run(SqlStatement *statement, const Datum *values, const char *nulls)
 {
-	SqlScope scope;
 	uint64 rows;
 
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
+	statement->few = true;
 	writing = true;
 	PG_TRY();
 	{
-		rows = idemq_spi_run(statement, values, nulls, expected);
+		rows = idemq_spi_do(statement, values, nulls);
 	}
 	PG_FINALLY();
 	{
 		writing = false;
 	}
 	PG_END_TRY();
-	idemq_spi_end(&scope);
 	return rows;
-}
-
-static Datum
-int8_array(const int64 *ids, int count)
-{
-	Datum *values = palloc(Max(count, 1) * sizeof(Datum));
-	ArrayType *array;
-
-	for (int i = 0; i < count; i++)
-		values[i] = Int64GetDatum(ids[i]);
-	array =
-		construct_array(values, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
-	pfree(values);
-	return PointerGetDatum(array);
 }
 
 /* Adds the rows of a child. */
@@ -126,13 +100,14 @@ void
 idemq_kin_add(const NewKin *kin)
 {
 	Datum edges[] = {Int64GetDatum(kin->child), Int32GetDatum(kin->queue_id),
-					 int8_array(kin->parents, kin->count), int8_array(kin->failures, kin->failed)};
+					 idemq_int8_array(kin->parents, kin->count),
+					 idemq_int8_array(kin->failures, kin->failed)};
 	Datum child[] = {Int64GetDatum(kin->child), Int32GetDatum(kin->queue_id),
 					 CStringGetTextDatum(idemq_failure_name(kin->on_failure)), kin->group,
 					 Int64GetDatum(kin->parents[0])};
 
-	(void) run(&add_edges, edges, NULL, SPI_OK_INSERT);
-	(void) run(&add_child, child, kin->group == (Datum) 0 ? "   n " : "     ", SPI_OK_INSERT);
+	(void) run(&add_edges, edges, NULL);
+	(void) run(&add_child, child, kin->group == (Datum) 0 ? "   n " : "     ");
 }
 
 /*
@@ -144,7 +119,7 @@ idemq_kin_watch(int64 child, int64 parent)
 {
 	Datum values[] = {Int64GetDatum(child), Int64GetDatum(parent)};
 
-	return run(&move_watch, values, NULL, SPI_OK_UPDATE) > 0;
+	return run(&move_watch, values, NULL) > 0;
 }
 
 /*
@@ -156,7 +131,7 @@ idemq_kin_released(int64 child, int64 token)
 {
 	Datum values[] = {Int64GetDatum(child), Int64GetDatum(token)};
 
-	(void) run(&end_wait, values, NULL, SPI_OK_DELETE);
+	(void) run(&end_wait, values, NULL);
 }
 
 /*
@@ -169,7 +144,6 @@ idemq_kin_lets_go(int64 job_id, JobStatus status)
 	Datum values[] = {Int64GetDatum(job_id), BoolGetDatum(status != JOB_COMPLETED)};
 	SqlScope scope;
 	bool lets;
-	bool isnull;
 
 	if (!idemq_kin_any())
 		return true;
@@ -179,7 +153,7 @@ idemq_kin_lets_go(int64 job_id, JobStatus status)
 	if (lets)
 	{
 		(void) idemq_spi_run(&hold_rows, values, NULL, SPI_OK_SELECT);
-		lets = DatumGetBool(idemq_spi_value(0, 1, &isnull));
+		lets = DatumGetBool(idemq_spi_value(0, 1, NULL));
 	}
 	idemq_spi_end(&scope);
 	return lets;
@@ -193,9 +167,8 @@ idemq_kin_forget(const int64 *job_ids, int count)
 
 	if (count == 0 || !idemq_kin_any())
 		return;
-	ids = int8_array(job_ids, count);
-	(void) run(&forget_edges, &ids, NULL, SPI_OK_DELETE);
-	(void) run(&forget_children, &ids, NULL, SPI_OK_DELETE);
+	ids = idemq_int8_array(job_ids, count);
+	(void) run(&forget_kin, &ids, NULL);
 }
 
 /*
@@ -208,7 +181,7 @@ idemq_kin_row_gone(int64 job_id, JobStatus status)
 	JobStatus as = job_status_is_finished(status) ? status : JOB_CANCELLED;
 	Datum values[] = {Int64GetDatum(job_id), CStringGetTextDatum(idemq_status_name(as))};
 
-	(void) run(&note_gone, values, NULL, SPI_OK_UPDATE);
+	(void) run(&note_gone, values, NULL);
 	idemq_kin_forget(&job_id, 1);
 }
 
@@ -216,8 +189,6 @@ idemq_kin_row_gone(int64 job_id, JobStatus status)
 void
 idemq_kin_all_gone(void)
 {
-	if (!idemq_kin_any())
-		return;
-	(void) run(&forget_all_edges, NULL, NULL, SPI_OK_DELETE);
-	(void) run(&forget_all_children, NULL, NULL, SPI_OK_DELETE);
+	if (idemq_kin_any())
+		(void) run(&forget_all_kin, NULL, NULL);
 }

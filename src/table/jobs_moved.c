@@ -18,16 +18,15 @@
 #include "table/table.h"
 
 static SqlStatement move_child =
-	{.text = "WITH edges AS (UPDATE idemq.dependencies SET queue_id = $2 WHERE child = $1) "
+	{.few = true,
+	 .text = "WITH edges AS (UPDATE idemq.dependencies SET queue_id = $2 WHERE child = $1) "
 			 "UPDATE idemq.children SET queue_id = $2 WHERE job_id = $1",
-	 .nargs = 2,
 	 .types = {INT8OID, INT4OID}};
 static SqlStatement wake_waiter =
 	{.text = "UPDATE idemq.jobs j SET ready_at = clock_timestamp() WHERE id = $1 "
 			 "AND status = 'pending' AND ready_at > clock_timestamp() "
 			 "AND EXISTS (SELECT FROM idemq.steps s WHERE s.job_id = $1 "
 			 "AND s.state = 'waiting' AND s.token = j.token)",
-	 .nargs = 1,
 	 .types = {INT8OID}};
 
 /* Follows a job that may be a child. */
@@ -35,14 +34,10 @@ void
 idemq_jobs_moved_child(int64 job_id, int32 queue_id)
 {
 	Datum values[] = {Int64GetDatum(job_id), Int32GetDatum(queue_id)};
-	SqlScope scope;
 
 	if (!idemq_kin_any())
 		return;
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	(void) idemq_spi_run(&move_child, values, NULL, SPI_OK_UPDATE);
-	idemq_spi_end(&scope);
+	(void) idemq_spi_do(&move_child, values, NULL);
 }
 
 /* Follows a job that may sleep until an event. */

@@ -41,13 +41,11 @@
 static SqlStatement read_shard = {.text = "SELECT shard, shards FROM idemq.shard"};
 static SqlStatement insert_shard =
 	{.text = "INSERT INTO idemq.shard (shard, shards, since) VALUES ($1, $2, $3)",
-	 .nargs = 3,
 	 .types = {INT4OID, INT4OID, TIMESTAMPTZOID}};
 static SqlStatement are_jobs = {
 	.text = "SELECT s.is_called OR EXISTS (SELECT FROM idemq.jobs) FROM idemq.jobs_id_seq s"};
 static SqlStatement read_start =
 	{.text = "SELECT seqstart FROM pg_catalog.pg_sequence WHERE seqrelid = $1",
-	 .nargs = 1,
 	 .types = {REGCLASSOID}};
 
 /* Fills in the ids of a shard; -1: those of a server without shards. */
@@ -72,12 +70,10 @@ idemq_id_part_now(const IdPart *part)
 static bool
 which_shard(int32 *shard, int32 *shards)
 {
-	bool isnull;
-
 	if (idemq_spi_query_latest(&read_shard, NULL, NULL) == 0)
 		return false;
-	*shard = DatumGetInt32(idemq_spi_value(0, 1, &isnull));
-	*shards = DatumGetInt32(idemq_spi_value(0, 2, &isnull));
+	*shard = DatumGetInt32(idemq_spi_value(0, 1, NULL));
+	*shards = DatumGetInt32(idemq_spi_value(0, 2, NULL));
 	return true;
 }
 
@@ -103,10 +99,8 @@ is_that_shard(int32 shard, int32 shards)
 static void
 refuse_given_ids(int32 shard)
 {
-	bool isnull;
-
 	(void) idemq_spi_query_latest(&are_jobs, NULL, NULL);
-	if (DatumGetBool(idemq_spi_value(0, 1, &isnull)))
+	if (DatumGetBool(idemq_spi_value(0, 1, NULL)))
 		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 						errmsg("jobs have been made in this database, whose ids tell no shard"),
 						errhint("Make shard %d in a new database: CREATE EXTENSION idemq, then "
@@ -119,12 +113,11 @@ static void
 restart_sequence(int64 base)
 {
 	Datum sequence = ObjectIdGetDatum(idemq_oids()->jobs_seq);
-	bool isnull;
 	char *command;
 
 	(void) idemq_spi_query_latest(&read_start, &sequence, NULL);
 	command = psprintf("ALTER SEQUENCE idemq.jobs_id_seq RESTART WITH " INT64_FORMAT,
-					   base + DatumGetInt64(idemq_spi_value(0, 1, &isnull)));
+					   base + DatumGetInt64(idemq_spi_value(0, 1, NULL)));
 	if (SPI_execute(command, false, 0) != SPI_OK_UTILITY)
 		elog(ERROR, "\"%s\" has not been run", command);
 	pfree(command);

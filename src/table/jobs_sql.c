@@ -69,14 +69,12 @@ typedef struct ColumnStatement
 static ColumnStatement *inserts = NULL;
 static ColumnStatement *updates = NULL;
 static SqlStatement delete_job = {.text = "DELETE FROM idemq.jobs WHERE id = $1",
-								  .nargs = 1,
 								  .types = {INT8OID}};
 
 static SqlStatement delete_finished =
 	{.text = "WITH old AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE id = $1 "
 			 "AND finished_at = $2 FOR UPDATE SKIP LOCKED) "
 			 "DELETE FROM idemq.jobs j USING old WHERE j.id = old.id",
-	 .nargs = 2,
 	 .types = {INT8OID, TIMESTAMPTZOID}};
 
 /* Raises 09000 when a trigger kept a row from being written. */

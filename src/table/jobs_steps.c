@@ -28,28 +28,24 @@
 #include "table/table.h"
 
 static SqlStatement void_steps =
-	{.text = "UPDATE idemq.steps SET state = 'void', round = round + CASE state "
+	{.few = true,
+	 .text = "UPDATE idemq.steps SET state = 'void', round = round + CASE state "
 			 "WHEN 'refused' THEN 0 ELSE 1 END, error = CASE state WHEN 'open' THEN "
 			 "'was not answered when its job got another payload' ELSE error END "
 			 "WHERE job_id = $1 AND state <> 'void'",
-	 .nargs = 1,
 	 .types = {INT8OID}};
 static SqlStatement find_open =
 	{.text = "SELECT name, token, begun_at, call_until FROM idemq.steps WHERE job_id = $1 "
 			 "AND state = 'open' ORDER BY begun_at, name LIMIT $2",
-	 .nargs = 2,
 	 .types = {INT8OID, INT4OID}};
 static SqlStatement count_open = {
 	.text = "SELECT s.queue_id, count(*) FILTER (WHERE j.id IS NOT NULL), "
 			"count(*) FILTER (WHERE j.id IS NULL) FROM idemq.steps s LEFT JOIN idemq.jobs j "
 			"ON j.id = s.job_id AND j.token = s.token AND j.status = 'processing' "
 			"WHERE s.state = 'open' GROUP BY s.queue_id ORDER BY s.queue_id"};
-static SqlStatement forget_steps = {.text = "DELETE FROM idemq.steps WHERE job_id = $1",
-									.nargs = 1,
-									.types = {INT8OID}};
-static SqlStatement forget_many = {.text = "DELETE FROM idemq.steps WHERE job_id = ANY ($1)",
-								   .nargs = 1,
-								   .types = {INT8ARRAYOID}};
+static SqlStatement forget_steps = {.few = true,
+									.text = "DELETE FROM idemq.steps WHERE job_id = ANY ($1)",
+									.types = {INT8ARRAYOID}};
 
 /* Returns the first steps of a job that are open, and how many: no more than most. */
 int
@@ -64,13 +60,12 @@ idemq_steps_open_of(int64 job_id, OpenStep *steps, int most)
 	count = (int) idemq_spi_query_latest(&find_open, values, NULL);
 	for (int i = 0; i < count; i++)
 	{
-		bool isnull;
-		char *name = TextDatumGetCString(idemq_spi_value(i, 1, &isnull));
+		char *name = TextDatumGetCString(idemq_spi_value(i, 1, NULL));
 
 		steps[i].name = MemoryContextStrdup(caller, name);
-		steps[i].token = idemq_spi_int64(i, 2, &isnull);
-		steps[i].begun_at = idemq_spi_int64(i, 3, &isnull);
-		steps[i].call_until = idemq_spi_int64(i, 4, &isnull);
+		steps[i].token = idemq_spi_int64(i, 2, NULL);
+		steps[i].begun_at = idemq_spi_int64(i, 3, NULL);
+		steps[i].call_until = idemq_spi_int64(i, 4, NULL);
 	}
 	idemq_spi_end(&scope);
 	return count;
@@ -90,11 +85,9 @@ idemq_steps_count(int *count)
 	counts = MemoryContextAlloc(caller, Max(*count, 1) * sizeof(StepCount));
 	for (int i = 0; i < *count; i++)
 	{
-		bool isnull;
-
-		counts[i].queue_id = DatumGetInt32(idemq_spi_value(i, 1, &isnull));
-		counts[i].open = idemq_spi_int64(i, 2, &isnull);
-		counts[i].unknown = idemq_spi_int64(i, 3, &isnull);
+		counts[i].queue_id = DatumGetInt32(idemq_spi_value(i, 1, NULL));
+		counts[i].open = idemq_spi_int64(i, 2, NULL);
+		counts[i].unknown = idemq_spi_int64(i, 3, NULL);
 	}
 	idemq_spi_end(&scope);
 	return counts;
@@ -140,53 +133,20 @@ any_step(int64 job_id)
 	return found;
 }
 
-static void
-run_for_job(SqlStatement *statement, int64 job_id, int expected)
-{
-	Datum value = Int64GetDatum(job_id);
-	SqlScope scope;
-
-	if (!any_step(job_id))
-		return;
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	(void) idemq_spi_run(statement, &value, NULL, expected);
-	idemq_spi_end(&scope);
-}
-
 /* Makes the steps of a job void whose row has got another payload: they were of that before. */
 void
 idemq_steps_void(int64 job_id)
 {
-	run_for_job(&void_steps, job_id, SPI_OK_UPDATE);
-}
+	Datum value = Int64GetDatum(job_id);
 
-/* Deletes the steps of a job whose row is deleted. */
-void
-idemq_steps_forget(int64 job_id)
-{
-	run_for_job(&forget_steps, job_id, SPI_OK_DELETE);
+	if (any_step(job_id))
+		(void) idemq_spi_do(&void_steps, &value, NULL);
 }
 
 /* Deletes the steps of jobs whose rows are deleted. */
 void
-idemq_steps_forget_all(const int64 *job_ids, int count)
+idemq_steps_forget(const int64 *job_ids, int count)
 {
-	Datum *ids;
-	Datum value;
-	SqlScope scope;
-
-	if (count == 0 || !any_step(0))
-		return;
-	ids = palloc(count * sizeof(Datum));
-	for (int i = 0; i < count; i++)
-		ids[i] = Int64GetDatum(job_ids[i]);
-	value = PointerGetDatum(
-		construct_array(ids, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	(void) idemq_spi_run(&forget_many, &value, NULL, SPI_OK_DELETE);
-	idemq_spi_end(&scope);
-	pfree(DatumGetPointer(value));
-	pfree(ids);
+	if (count > 0 && any_step(count == 1 ? job_ids[0] : 0))
+		idemq_spi_do_for_ids(&forget_steps, job_ids, count);
 }

@@ -40,43 +40,38 @@
 #include "table/table.h"
 
 static SqlStatement lock_step = {
+	.few = true,
 	.text =
 		"SELECT state, round, token, token = $3 OR $3 = ANY (earlier), begun_at, call_until, request, "
 		"response, effect_key, request IS NULL OR $4 IS NULL OR request = $4 FROM idemq.steps "
 		"WHERE job_id = $1 AND name = $2 FOR NO KEY UPDATE",
-	.nargs = 4,
 	.types = {INT8OID, TEXTOID, INT8OID, JSONBOID}};
 static SqlStatement insert_open =
 	{.text =
 		 "INSERT INTO idemq.steps (job_id, name, queue_id, state, round, request, token, begun_at, "
 		 "call_until, effect_key) VALUES ($1, $2, $4, 'open', 0, $5, $3, $6, $7, $8) "
 		 "ON CONFLICT (job_id, name) DO NOTHING",
-	 .nargs = 8,
 	 .types = {INT8OID, TEXTOID, INT8OID, INT4OID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
 			   TEXTOID}};
 static SqlStatement begin_again =
 	{.text = "UPDATE idemq.steps SET state = 'open', request = $4, response = NULL, error = NULL, "
 			 "token = $3, earlier = '{}', begun_at = $5, call_until = $6, answered_at = NULL, "
 			 "effect_key = $7 WHERE job_id = $1 AND name = $2",
-	 .nargs = 7,
 	 .types = {INT8OID, TEXTOID, INT8OID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TEXTOID}};
 static SqlStatement take_over =
 	{.text = "UPDATE idemq.steps SET token = $3, earlier = CASE WHEN token = $3 THEN earlier "
 			 "ELSE array_append(earlier, token) END, begun_at = $4, call_until = $5 "
 			 "WHERE job_id = $1 AND name = $2",
-	 .nargs = 5,
 	 .types = {INT8OID, TEXTOID, INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 static SqlStatement insert_done =
 	{.text = "INSERT INTO idemq.steps (job_id, name, queue_id, state, round, response, token, "
 			 "answered_at) VALUES ($1, $2, $4, 'done', 0, $5, $3, clock_timestamp()) "
 			 "ON CONFLICT (job_id, name) DO NOTHING",
-	 .nargs = 5,
 	 .types = {INT8OID, TEXTOID, INT8OID, INT4OID, JSONBOID}};
 static SqlStatement do_inside =
 	{.text = "UPDATE idemq.steps SET state = 'done', request = NULL, response = $4, error = NULL, "
 			 "token = $3, earlier = '{}', begun_at = NULL, call_until = NULL, "
 			 "answered_at = clock_timestamp(), effect_key = NULL WHERE job_id = $1 AND name = $2",
-	 .nargs = 4,
 	 .types = {INT8OID, TEXTOID, INT8OID, JSONBOID}};
 /* A receipt outweighs a refusal: of the round that was refused, under its key. */
 static SqlStatement answer_step =
@@ -84,12 +79,10 @@ static SqlStatement answer_step =
 			 "round = round - CASE state WHEN 'refused' THEN 1 ELSE 0 END, "
 			 "response = $3, error = NULL, answered_at = clock_timestamp() "
 			 "WHERE job_id = $1 AND name = $2",
-	 .nargs = 3,
 	 .types = {INT8OID, TEXTOID, JSONBOID}};
 static SqlStatement refuse_step =
 	{.text = "UPDATE idemq.steps SET state = 'refused', round = round + 1, error = $3, "
 			 "answered_at = clock_timestamp() WHERE job_id = $1 AND name = $2",
-	 .nargs = 3,
 	 .types = {INT8OID, TEXTOID, TEXTOID}};
 static SqlStatement find_uuid = {
 	.text = "SELECT pg_catalog.uuid_send(uuid) FROM idemq.database_uuid"};
@@ -99,14 +92,10 @@ static SqlStatement draw_uuid = {
 
 /* Runs a statement that changes the step's one row. */
 static void
-change(SqlStatement *statement, Datum *values, const char *nulls, int expected)
+change(SqlStatement *statement, Datum *values, const char *nulls)
 {
-	SqlScope scope;
-
-	idemq_spi_begin(&scope);
-	if (idemq_spi_run(statement, values, nulls, expected) != 1)
+	if (idemq_spi_do(statement, values, nulls) != 1)
 		elog(ERROR, "a locked step of job %lld is gone", (long long) DatumGetInt64(values[0]));
-	idemq_spi_end(&scope);
 }
 
 static char
@@ -148,16 +137,15 @@ copied(int column, MemoryContext caller)
 static void
 read_step(Step *step, MemoryContext caller)
 {
-	bool isnull;
 	Datum key;
 
-	step->state = state_from_name(TextDatumGetCString(idemq_spi_value(0, 1, &isnull)));
-	step->round = DatumGetInt32(idemq_spi_value(0, 2, &isnull));
-	step->token = idemq_spi_int64(0, 3, &isnull);
+	step->state = state_from_name(TextDatumGetCString(idemq_spi_value(0, 1, NULL)));
+	step->round = DatumGetInt32(idemq_spi_value(0, 2, NULL));
+	step->token = idemq_spi_int64(0, 3, NULL);
 	step->begun_at = idemq_spi_int64(0, 5, &step->inside);
 	/* Who did it here has no answer to bring: it is fenced, now as then. */
-	step->mine = !step->inside && DatumGetBool(idemq_spi_value(0, 4, &isnull));
-	step->call_until = idemq_spi_int64(0, 6, &isnull);
+	step->mine = !step->inside && DatumGetBool(idemq_spi_value(0, 4, NULL));
+	step->call_until = idemq_spi_int64(0, 6, NULL);
 	step->request = copied(7, caller);
 	step->response = copied(8, caller);
 	key = copied(9, caller);
@@ -168,7 +156,7 @@ read_step(Step *step, MemoryContext caller)
 		step->effect_key = TextDatumGetCString(key);
 		MemoryContextSwitchTo(old);
 	}
-	step->same_request = DatumGetBool(idemq_spi_value(0, 10, &isnull));
+	step->same_request = DatumGetBool(idemq_spi_value(0, 10, NULL));
 }
 
 /*
@@ -186,7 +174,6 @@ idemq_step_lock(const StepName *name, Datum request, Step *step)
 
 	memset(step, 0, sizeof(Step));
 	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
 	if (idemq_spi_run(&lock_step, values, nulls, SPI_OK_SELECT) > 0)
 		read_step(step, caller);
 	idemq_spi_end(&scope);
@@ -197,7 +184,6 @@ void
 idemq_step_database_uuid(unsigned char *uuid)
 {
 	SqlScope scope;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	if (idemq_spi_query_latest(&find_uuid, NULL, NULL) == 0)
@@ -206,7 +192,7 @@ idemq_step_database_uuid(unsigned char *uuid)
 		if (idemq_spi_query_latest(&find_uuid, NULL, NULL) == 0)
 			elog(ERROR, "idemq.database_uuid has no row");
 	}
-	memcpy(uuid, VARDATA_ANY(DatumGetByteaPP(idemq_spi_value(0, 1, &isnull))), 16);
+	memcpy(uuid, VARDATA_ANY(DatumGetByteaPP(idemq_spi_value(0, 1, NULL))), 16);
 	idemq_spi_end(&scope);
 }
 
@@ -258,14 +244,11 @@ idemq_step_insert_open(const StepName *name, int32 queue_id, const StepCall *cal
 					   call->request,
 					   TimestampTzGetDatum(call->begun_at),
 					   TimestampTzGetDatum(call->call_until)};
-	SqlScope scope;
 	bool added;
 
 	step->effect_key = effect_key(name, 0);
 	values[7] = CStringGetTextDatum(step->effect_key);
-	idemq_spi_begin(&scope);
-	added = idemq_spi_run(&insert_open, values, NULL, SPI_OK_INSERT) > 0;
-	idemq_spi_end(&scope);
+	added = idemq_spi_do(&insert_open, values, NULL) > 0;
 	return added;
 }
 
@@ -279,7 +262,7 @@ idemq_step_begin_again(const StepName *name, const StepCall *call, Step *step)
 
 	step->effect_key = effect_key(name, step->round);
 	values[6] = CStringGetTextDatum(step->effect_key);
-	change(&begin_again, values, NULL, SPI_OK_UPDATE);
+	change(&begin_again, values, NULL);
 }
 
 /* Gives a locked step that is open to the attempt that asks: it may call again. */
@@ -289,7 +272,7 @@ idemq_step_take_over(const StepName *name, const StepCall *call)
 	Datum values[] = {Int64GetDatum(name->job_id), name->name, Int64GetDatum(name->token),
 					  TimestampTzGetDatum(call->begun_at), TimestampTzGetDatum(call->call_until)};
 
-	change(&take_over, values, NULL, SPI_OK_UPDATE);
+	change(&take_over, values, NULL);
 }
 
 /* Adds a step that this transaction does; false as idemq_step_insert_open. */
@@ -299,12 +282,9 @@ idemq_step_insert_done(const StepName *name, int32 queue_id, Datum response)
 	Datum values[] = {Int64GetDatum(name->job_id), name->name, Int64GetDatum(name->token),
 					  Int32GetDatum(queue_id), response};
 	char nulls[] = {' ', ' ', ' ', ' ', null_flag(response), '\0'};
-	SqlScope scope;
 	bool added;
 
-	idemq_spi_begin(&scope);
-	added = idemq_spi_run(&insert_done, values, nulls, SPI_OK_INSERT) > 0;
-	idemq_spi_end(&scope);
+	added = idemq_spi_do(&insert_done, values, nulls) > 0;
 	return added;
 }
 
@@ -316,7 +296,7 @@ idemq_step_do_inside(const StepName *name, Datum response)
 					  response};
 	char nulls[] = {' ', ' ', ' ', null_flag(response), '\0'};
 
-	change(&do_inside, values, nulls, SPI_OK_UPDATE);
+	change(&do_inside, values, nulls);
 }
 
 /* Stores the answer to a locked step's call. */
@@ -326,7 +306,7 @@ idemq_step_answer(const StepName *name, Datum response)
 	Datum values[] = {Int64GetDatum(name->job_id), name->name, response};
 	char nulls[] = {' ', ' ', null_flag(response), '\0'};
 
-	change(&answer_step, values, nulls, SPI_OK_UPDATE);
+	change(&answer_step, values, nulls);
 }
 
 /* Stores that the other side did not do what a locked step asked for.  error: 0 is none. */
@@ -336,5 +316,5 @@ idemq_step_refuse(const StepName *name, Datum error)
 	Datum values[] = {Int64GetDatum(name->job_id), name->name, error};
 	char nulls[] = {' ', ' ', null_flag(error), '\0'};
 
-	change(&refuse_step, values, nulls, SPI_OK_UPDATE);
+	change(&refuse_step, values, nulls);
 }

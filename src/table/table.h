@@ -187,8 +187,7 @@ extern void idemq_attempt_history_add_commit(const Job *job);
 extern bool idemq_attempt_history_has_commit(int64 job_id, int64 token);
 extern bool idemq_attempt_history_ended_by(int64 job_id, const char *outcome, const char *error,
 										   int attempts);
-extern void idemq_attempt_history_forget(int64 job_id);
-extern void idemq_attempt_history_forget_all(const int64 *job_ids, int count);
+extern void idemq_attempt_history_forget(const int64 *job_ids, int count);
 
 /*
  * steps.c
@@ -328,8 +327,7 @@ typedef struct StepCount
 extern int idemq_steps_open_of(int64 job_id, OpenStep *steps, int most);
 extern StepCount *idemq_steps_count(int *count);
 extern void idemq_steps_void(int64 job_id);
-extern void idemq_steps_forget(int64 job_id);
-extern void idemq_steps_forget_all(const int64 *job_ids, int count);
+extern void idemq_steps_forget(const int64 *job_ids, int count);
 
 /*
  * jobs_kin.c

@@ -64,7 +64,6 @@ static SqlStatement blocked_jobs =
 	{.text = "SELECT id, expires_at FROM idemq.jobs WHERE queue_id = $1 AND group_key IS NOT NULL "
 			 "AND finished_at IS NULL AND status = 'blocked' AND attempt = 0 "
 			 "AND expires_at IS NOT NULL ORDER BY expires_at, id LIMIT $2",
-	 .nargs = 2,
 	 .types = {INT4OID, INT8OID}};
 
 static ExpireScan *
@@ -172,16 +171,15 @@ expire_blocked(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const
 	int count = 0;
 	SqlScope scope;
 	uint64 rows;
-	bool isnull;
 
 	idemq_spi_begin(&scope);
 	rows = idemq_spi_query_latest(&blocked_jobs, values, NULL);
 	for (uint64 i = 0; i < rows; i++)
 	{
-		TimestampTz expires_at = DatumGetTimestampTz(idemq_spi_value(i, 2, &isnull));
+		TimestampTz expires_at = DatumGetTimestampTz(idemq_spi_value(i, 2, NULL));
 
 		if (expires_at <= now)
-			ids[count++] = DatumGetInt64(idemq_spi_value(i, 1, &isnull));
+			ids[count++] = DatumGetInt64(idemq_spi_value(i, 1, NULL));
 		else
 			scan->next = Min(scan->next, expires_at);
 	}

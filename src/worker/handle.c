@@ -43,7 +43,6 @@ static SqlStatement count_crash =
 		 "UPDATE idemq.handler_entries SET crashes = greatest(crashes + 1, $4), crashed_at = $2, "
 		 "stopped_at = CASE WHEN greatest(crashes + 1, $4) >= $3 THEN coalesce(stopped_at, $2) "
 		 "END WHERE queue_id = $1 AND stopped_at IS NULL",
-	 .nargs = 4,
 	 .types = {INT4OID, TIMESTAMPTZOID, INT4OID, INT4OID}};
 
 /* Returns when (mono) the handler of a queue is to be looked at. */
@@ -71,13 +70,10 @@ note_crash(const QueueInfo *queue, HandlerInfo *info)
 	Datum values[] = {Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now()),
 					  Int32GetDatum(HANDLER_MAX_CRASHES),
 					  Int32GetDatum(crashed > 1 ? HANDLER_MAX_CRASHES : 0)};
-	SqlScope scope;
 
 	if (crashed == 0)
 		return;
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&count_crash, values, NULL, SPI_OK_UPDATE);
-	idemq_spi_end(&scope);
+	(void) idemq_spi_do(&count_crash, values, NULL);
 	CommandCounterIncrement();
 	ForceSyncCommit();
 	pg_atomic_write_u32(&queue->slot->handler_crashed, 0);

@@ -110,14 +110,12 @@ static SqlStatement delete_seen =
 			 "gone AS (DELETE FROM idemq.seen s USING old WHERE s.ctid = old.ctid "
 			 "RETURNING s.visit_at) "
 			 "SELECT max(visit_at), count(*) FROM gone",
-	 .nargs = 3,
 	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID}};
 static SqlStatement delete_audit =
 	{.text = "WITH old AS MATERIALIZED (SELECT id FROM idemq.audit WHERE at >= $1 AND at <= $2 "
 			 "ORDER BY at LIMIT $3 FOR UPDATE SKIP LOCKED), "
 			 "gone AS (DELETE FROM idemq.audit a USING old WHERE a.id = old.id RETURNING a.at) "
 			 "SELECT max(at), count(*) FROM gone",
-	 .nargs = 3,
 	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID}};
 static SqlStatement delete_events =
 	{.text = "WITH old AS MATERIALIZED (SELECT ctid FROM idemq.events WHERE keep_until >= $1 "
@@ -125,7 +123,6 @@ static SqlStatement delete_events =
 			 "gone AS (DELETE FROM idemq.events e USING old WHERE e.ctid = old.ctid "
 			 "RETURNING e.keep_until) "
 			 "SELECT max(keep_until), count(*) FROM gone",
-	 .nargs = 3,
 	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID}};
 static SqlStatement constraints_at_once = {.text = "SET CONSTRAINTS ALL IMMEDIATE"};
 
@@ -346,8 +343,8 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 			idemq_ranges_stays(id, next_visit);
 	}
 	idemq_jobs_scan_end(&batch.table);
-	idemq_attempt_history_forget_all(batch.ids, batch.rows);
-	idemq_steps_forget_all(batch.ids, batch.rows);
+	idemq_attempt_history_forget(batch.ids, batch.rows);
+	idemq_steps_forget(batch.ids, batch.rows);
 	idemq_kin_forget(batch.ids, batch.rows);
 	idemq_jobs_close(&batch.table);
 	pfree(batch.ids);
