@@ -376,7 +376,8 @@ extern void idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 
  */
 
 extern bool idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
-							  const JobChange *columns, bool rerun);
+							  const JobChange *columns, bool rerun, const Interval *max_wait);
+extern bool idemq_job_is_replaceable(const Job *job, bool rerun);
 extern void idemq_job_wait_no_longer(JobChange *columns, const Job *job, const Interval *max_wait);
 
 /*

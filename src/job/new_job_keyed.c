@@ -150,50 +150,13 @@ take_key(JobsTable *table, const Job *job, JobWait wait)
 	return idemq_jobs_update(table, job, &change, wait);
 }
 
-static bool
-is_unclaimed(JobStatus status)
-{
-	return status == JOB_PENDING || status == JOB_BLOCKED;
-}
-
-/* Returns whether a duplicate of that policy changes a job of that status by SQL. */
-static bool
-is_replaced(OnDuplicate policy, JobStatus status)
-{
-	return (policy == DUPLICATE_REPLACE && is_unclaimed(status)) ||
-		   (policy == DUPLICATE_RERUN && (is_unclaimed(status) || status == JOB_FAILED));
-}
-
-/* Whether the holder has got another payload: what attempts had done for that before is void. */
-static bool
-replaced_for(const KeyHolder *holder, bool replaced)
-{
-	if (replaced && holder->job.token != 0)
-		idemq_steps_void(holder->answer.id);
-	return replaced;
-}
-
-/* As idemq_job_replace, no later than max_wait allows, if there is one. */
-static bool
-replace_unclaimed(JobsTable *table, const QueueInfo *queue, const Job *job,
-				  const JobChange *columns, const Interval *max_wait)
-{
-	JobChange limited;
-
-	if (max_wait == NULL)
-		return idemq_job_replace(table, queue, job, columns, false);
-	limited = *columns;
-	idemq_job_wait_no_longer(&limited, job, max_wait);
-	return idemq_job_replace(table, queue, job, &limited, false);
-}
-
 /*
- * Does with a duplicate what the producer wants; false when the holder's status is
- * not what it was.
+ * Does with a duplicate what the producer wants; false when the holder, which is to be
+ * replaced, is not what it was.
  */
 static bool
 handle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *holder,
-				 const JobChange *columns, DuplicateRule rule)
+				 const JobChange *columns, DuplicateRule rule, bool replaced)
 {
 	switch (rule.policy)
 	{
@@ -207,14 +170,17 @@ handle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 							errmsg("the key is taken by job %lld", (long long) holder->answer.id),
 							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
 		case DUPLICATE_REPLACE:
-			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-			return replaced_for(holder, replace_unclaimed(table, queue, &holder->job, columns,
-														  rule.max_wait)) ||
-				   !is_unclaimed(holder->answer.status);
 		case DUPLICATE_RERUN:
 			idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-			return replaced_for(holder,
-								idemq_job_replace(table, queue, &holder->job, columns, true));
+			if (!replaced)
+				break;
+			if (!idemq_job_replace(table, queue, &holder->job, columns,
+								   rule.policy == DUPLICATE_RERUN, rule.max_wait))
+				return false;
+			/* What attempts had done for another payload is void. */
+			if (holder->job.token != 0)
+				idemq_steps_void(holder->answer.id);
+			break;
 		case DUPLICATE_KEEP:
 			if (!holder->same_payload || holder->other_kind)
 				refuse_payload(queue, holder->answer.id, holder->same_payload ? "kind" : "payload",
@@ -234,7 +200,8 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 				 const JobChange *columns, DuplicateRule *rule, JobWait wait, EnqueueAnswer *answer)
 {
 	OnDuplicate policy = rule->policy;
-	bool replaced = is_replaced(policy, holder->answer.status);
+	bool replaced = (policy == DUPLICATE_REPLACE || policy == DUPLICATE_RERUN) &&
+					idemq_job_is_replaceable(&holder->job, policy == DUPLICATE_RERUN);
 
 	if (policy == DUPLICATE_RERUN && !replaced)
 	{
@@ -252,17 +219,14 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const KeyHolder *hold
 			return held == JOB_LOCKED;
 	}
 	*answer = holder->answer;
-	if (handle_duplicate(table, queue, holder, columns, *rule))
+	if (handle_duplicate(table, queue, holder, columns, *rule, replaced))
 	{
 		if (policy == DUPLICATE_REPLACE || policy == DUPLICATE_RERUN)
 			idemq_jobs_refresh(table); /* a batch may come to that key again */
 		return true;
 	}
-	/*
-	 * Claimed since the lookup, or before and given back: what is it now?  One that has used an
-	 * attempt is left alone; another may be given back, as it was, before it is looked at again.
-	 */
-	if (policy == DUPLICATE_REPLACE && (holder->job.attempt > 0 || IsolationUsesXactSnapshot()))
+	/* Claimed since the lookup: what is it now?  It may be given back, as it was, before that. */
+	if (policy == DUPLICATE_REPLACE && IsolationUsesXactSnapshot())
 		rule->policy = DUPLICATE_IGNORE;
 	return false;
 }

@@ -93,43 +93,6 @@ note(const QueueInfo *queue, const Job *job, const JobChange *change)
 										DatumGetTimestampTz(change->values[COL_EXPIRES_AT]));
 }
 
-/*
- * Gives a fetched job that waits what is asked for: all of it when nobody has claimed it; with
- * rerun the work alone, and place and attempts stay, when somebody has.  With rerun its time is
- * not put off.  False, and nothing is done, when it does not wait so, or has changed, or is too
- * new for the transaction's snapshot.
- */
-bool
-idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
-				  const JobChange *columns, bool rerun)
-{
-	bool waits = job->status == JOB_PENDING || job->status == JOB_BLOCKED;
-	bool whole = waits && job->attempt == 0;
-	uint32 taken = whole ? WORK_COLUMNS | TERMS_COLUMNS : WORK_COLUMNS;
-	JobChange change = {0};
-
-	if (!whole && !(rerun && (waits || job->status == JOB_FAILED)))
-		return false;
-	for (int i = 0; i < JOB_COLUMNS; i++)
-	{
-		if ((taken & columns->set & COLUMN_BIT(i)) != 0)
-			job_set(&change, i, columns->values[i]);
-		else if ((taken & COLUMN_BIT(i)) != 0)
-			job_set_null(&change, i);
-	}
-	/* What was done of the payload before is void. */
-	job_set_null(&change, COL_CHECKPOINT);
-	if (columns->set & COLUMN_BIT(COL_KEY_EXPIRES_AT))
-		job_set(&change, COL_KEY_EXPIRES_AT, columns->values[COL_KEY_EXPIRES_AT]);
-	if (whole)
-	{
-		set_time(&change, queue, job, DatumGetTimestampTz(columns->values[time_column(columns)]),
-				 rerun);
-		note(queue, job, &change);
-	}
-	return idemq_jobs_update(table, job, &change, JOB_WAITS) == JOB_WRITTEN;
-}
-
 /* Returns when a job that waits is to be ready: for one that is blocked, as it was asked for. */
 static TimestampTz
 waits_until(const Job *job)
@@ -159,4 +122,53 @@ idemq_job_wait_no_longer(JobChange *columns, const Job *job, const Interval *max
 		latest = Max(latest, waits_until(job));
 	if (DatumGetTimestampTz(columns->values[column]) > latest)
 		job_set(columns, column, TimestampTzGetDatum(latest));
+}
+
+/*
+ * Returns whether a request replaces a job as it is: one that waits, and that nobody has
+ * claimed; with rerun any that waits, be it for another attempt.
+ */
+bool
+idemq_job_is_replaceable(const Job *job, bool rerun)
+{
+	bool waits = job->status == JOB_PENDING || job->status == JOB_BLOCKED;
+
+	return rerun ? waits || job->status == JOB_FAILED : waits && job->attempt == 0;
+}
+
+/*
+ * Gives a fetched job, which is replaceable, what is asked for: all of it when nobody has
+ * claimed it, no later than max_wait, unless it is NULL, allows; with rerun the work alone, and
+ * place and attempts stay, when somebody has.  With rerun its time is not put off.  False, and
+ * nothing is done, when it has changed, or is too new for the transaction's snapshot.
+ */
+bool
+idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
+				  const JobChange *columns, bool rerun, const Interval *max_wait)
+{
+	bool whole = idemq_job_is_replaceable(job, false);
+	uint32 taken = whole ? WORK_COLUMNS | TERMS_COLUMNS : WORK_COLUMNS;
+	JobChange limited = *columns;
+	JobChange change = {0};
+
+	if (max_wait != NULL)
+		idemq_job_wait_no_longer(&limited, job, max_wait);
+	for (int i = 0; i < JOB_COLUMNS; i++)
+	{
+		if ((taken & columns->set & COLUMN_BIT(i)) != 0)
+			job_set(&change, i, columns->values[i]);
+		else if ((taken & COLUMN_BIT(i)) != 0)
+			job_set_null(&change, i);
+	}
+	/* What was done of the payload before is void. */
+	job_set_null(&change, COL_CHECKPOINT);
+	if (columns->set & COLUMN_BIT(COL_KEY_EXPIRES_AT))
+		job_set(&change, COL_KEY_EXPIRES_AT, columns->values[COL_KEY_EXPIRES_AT]);
+	if (whole)
+	{
+		set_time(&change, queue, job, DatumGetTimestampTz(limited.values[time_column(columns)]),
+				 rerun);
+		note(queue, job, &change);
+	}
+	return idemq_jobs_update(table, job, &change, JOB_WAITS) == JOB_WRITTEN;
 }
