@@ -20,9 +20,21 @@ CREATE FUNCTION idemq_inside.given(name text, value "any") RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_given';
 CREATE FUNCTION idemq_inside.check_text(name text, value text, most int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_text';
+CREATE FUNCTION idemq_inside.check_int(name text, value int, lowest int, highest int) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_int';
+CREATE FUNCTION idemq_inside.check_interval(name text, value interval) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_interval';
+CREATE FUNCTION idemq_inside.check_document(name text, value jsonb, reserve int DEFAULT 0) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_document';
+CREATE FUNCTION idemq_inside.check_kind(kind text) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_kind';
 CREATE FUNCTION idemq_inside.queue(name text, privilege text, hold text DEFAULT '', argument text DEFAULT 'queue')
 	RETURNS int
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_queue';
+CREATE FUNCTION idemq_inside.try_share_queue(queue_id int) RETURNS boolean
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_try_share_queue';
+CREATE FUNCTION idemq_inside.worker_comes() RETURNS boolean
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_worker_comes';
 CREATE FUNCTION idemq_inside.role_may(role oid, queue_id int, privilege text) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_role_may';
 CREATE FUNCTION idemq_inside.role_of(name name, role_oid oid) RETURNS oid

@@ -8,6 +8,6 @@ COMMENT ON FUNCTION idemq.release_job(bigint)
 -- Topic: Schedules
 
 CREATE FUNCTION idemq.run_schedule_now(name text) RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_run_schedule_now';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';
 COMMENT ON FUNCTION idemq.run_schedule_now(text)
 	IS 'enqueue one job of a schedule at once, beside its ticks, as the role that has made it; returns the job''s id; for that role and administrators of the queue; written to idemq.audit; raises 42704, 42501';

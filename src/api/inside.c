@@ -18,6 +18,7 @@
 #include "api/api.h"
 #include "base/base.h"
 #include "queue/queue.h"
+#include "shared/processes/processes.h"
 #include "table/table.h"
 #include "txn/txn.h"
 
@@ -25,7 +26,13 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_caller);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_now);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_given);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_text);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_int);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_interval);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_document);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_kind);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_queue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_try_share_queue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_worker_comes);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_role_may);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_role_of);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_lock_role);
@@ -66,6 +73,47 @@ idemq_sql_v2_inside_check_text(PG_FUNCTION_ARGS)
 {
 	(void) idemq_gate_caller();
 	(void) idemq_arg_text(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), PG_GETARG_INT32(2));
+	PG_RETURN_VOID();
+}
+
+/* check_int(name, value, lowest, highest) -> void; 22004, 22023. */
+Datum
+idemq_sql_v2_inside_check_int(PG_FUNCTION_ARGS)
+{
+	(void) idemq_gate_caller();
+	(void) idemq_arg_int(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), PG_GETARG_INT32(2),
+						 PG_GETARG_INT32(3));
+	PG_RETURN_VOID();
+}
+
+/* check_interval(name, value) -> void; 22004, 22023 unless it is positive. */
+Datum
+idemq_sql_v2_inside_check_interval(PG_FUNCTION_ARGS)
+{
+	(void) idemq_gate_caller();
+	(void) idemq_arg_interval(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), 1);
+	PG_RETURN_VOID();
+}
+
+/* check_document(name, value, reserve) -> void; 22004, 54000; reserve: bytes that will be added. */
+Datum
+idemq_sql_v2_inside_check_document(PG_FUNCTION_ARGS)
+{
+	char *name;
+
+	(void) idemq_gate_caller();
+	name = TextDatumGetCString(PG_GETARG_DATUM(0));
+	idemq_arg_required(fcinfo, 1, name);
+	idemq_check_document(name, PG_GETARG_DATUM(1), PG_GETARG_INT32(2));
+	PG_RETURN_VOID();
+}
+
+/* check_kind(value) -> void; 22023. */
+Datum
+idemq_sql_v2_inside_check_kind(PG_FUNCTION_ARGS)
+{
+	(void) idemq_gate_caller();
+	idemq_check_kind(VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(0)));
 	PG_RETURN_VOID();
 }
 
@@ -119,6 +167,22 @@ idemq_sql_v2_inside_queue(PG_FUNCTION_ARGS)
 
 	idemq_gate_become_owner(level);
 	PG_RETURN_INT32(id);
+}
+
+/* try_share_queue(queue_id) -> whether nobody drops it; then nobody can; it does not wait. */
+Datum
+idemq_sql_v2_inside_try_share_queue(PG_FUNCTION_ARGS)
+{
+	(void) idemq_gate_caller();
+	PG_RETURN_BOOL(idemq_queue_try_lock(PG_GETARG_INT32(0), AccessShareLock));
+}
+
+/* worker_comes() -> whether this database has a background worker, or will have one. */
+Datum
+idemq_sql_v2_inside_worker_comes(PG_FUNCTION_ARGS)
+{
+	(void) idemq_gate_caller();
+	PG_RETURN_BOOL(idemq_worker_comes());
 }
 
 /* role_may(role, queue_id, privilege) -> whether it may; not when role is NULL, or there is no queue. */

@@ -1,6 +1,6 @@
 /*
  * api/may_see.c
- *		SQL functions by which row-level security asks what a role may see, and those that
+ *		SQL functions by which row-level security and views ask what a role may do, and those that
  *		tell a queue's number from its name and its name from its number.
  */
 #include "postgres.h"
@@ -16,6 +16,8 @@
 PG_FUNCTION_INFO_V1(idemq_sql_v2_may_see);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_may_use);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_may_administer);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_may_enqueue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_may_change_schedule);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_id);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_name);
 
@@ -48,6 +50,22 @@ Datum
 idemq_sql_v2_may_administer(PG_FUNCTION_ARGS)
 {
 	return allows(fcinfo, PRIVILEGE_ADMIN);
+}
+
+/* may_enqueue(queue_id) -> whether the current role may enqueue to it. */
+Datum
+idemq_sql_v2_may_enqueue(PG_FUNCTION_ARGS)
+{
+	return allows(fcinfo, PRIVILEGE_ENQUEUE);
+}
+
+/* may_change_schedule(queue_id, created_by, its oid) -> whether the current role may replace it. */
+Datum
+idemq_sql_v2_may_change_schedule(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_BOOL(!PG_ARGISNULL(0) && !PG_ARGISNULL(1) &&
+				   idemq_may_change_schedule(PG_GETARG_INT32(0), NameStr(*PG_GETARG_NAME(1)),
+											 PG_ARGISNULL(2) ? InvalidOid : PG_GETARG_OID(2)));
 }
 
 /* queue_id(queue) -> the queue's id; IQ005, 42501 for a role without any privilege on it. */

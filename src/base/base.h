@@ -259,10 +259,9 @@ extern bool idemq_notify;
 extern int idemq_attach_grace; /* ms */
 extern int idemq_notify_delay; /* ms */
 extern int idemq_max_handler_workers;
-extern int idemq_max_document;			 /* kB */
-extern int idemq_audit_retention;		 /* minutes; below 0: for ever */
-extern int idemq_purge_interval;		 /* ms; not above 0: off */
-extern int idemq_max_schedules_per_role; /* -1: no limit */
+extern int idemq_max_document;	  /* kB */
+extern int idemq_audit_retention; /* minutes; below 0: for ever */
+extern int idemq_purge_interval;  /* ms; not above 0: off */
 
 extern void idemq_settings_define(void);
 extern int idemq_queue_count(void);
@@ -531,7 +530,6 @@ typedef struct SqlScope
 
 extern void idemq_spi_begin(SqlScope *scope);
 extern void idemq_spi_begin_on_jobs(SqlScope *scope);
-extern void idemq_spi_begin_as(SqlScope *scope, Oid role);
 extern void idemq_spi_no_seqscan(void);
 extern void idemq_spi_in_order(void);
 extern uint64 idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls,

@@ -20,10 +20,11 @@ int idemq_attach_grace = 30000;
 int idemq_notify_delay = 10;
 int idemq_audit_retention = 129600;
 int idemq_purge_interval = 10000;
-int idemq_max_schedules_per_role = 100;
 int idemq_max_handler_workers = 4;
 int idemq_max_document = 16384;
 
+/* Asked by SQL alone. */
+static int max_schedules_per_role = 100;
 static char *version;
 
 /* Defines how large what is in shared memory is, and who may have how much of it. */
@@ -95,8 +96,8 @@ idemq_settings_define(void)
 	DefineCustomIntVariable("idemq.max_schedules_per_role",
 							"Schedules that a role may have made in a database.",
 							"-1: no limit. The owner of idemq and superusers have none.",
-							&idemq_max_schedules_per_role, 100, -1, PG_INT32_MAX, PGC_SIGHUP, 0,
-							NULL, NULL, NULL);
+							&max_schedules_per_role, 100, -1, PG_INT32_MAX, PGC_SIGHUP, 0, NULL,
+							NULL, NULL);
 	DefineCustomIntVariable("idemq.max_handler_workers",
 							"Processes that run handlers, of all databases together.",
 							"0: none. They come out of max_worker_processes.",

@@ -25,12 +25,12 @@
 
 #include "base/base.h"
 
-/* Becomes a role, with those flags, pins search_path and connects to SPI. */
+/* Becomes the owner, with those flags, pins search_path and connects to SPI. */
 static void
-begin(SqlScope *scope, Oid role, int flags)
+begin(SqlScope *scope, int flags)
 {
 	GetUserIdAndSecContext(&scope->user, &scope->sec_context);
-	SetUserIdAndSecContext(role, scope->sec_context | flags);
+	SetUserIdAndSecContext(idemq_oids()->owner, scope->sec_context | flags);
 	scope->guc_level = NewGUCNestLevel();
 	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
 							 GUC_ACTION_SAVE, true, 0, false);
@@ -41,7 +41,7 @@ begin(SqlScope *scope, Oid role, int flags)
 void
 idemq_spi_begin(SqlScope *scope)
 {
-	begin(scope, idemq_oids()->owner, SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
+	begin(scope, SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
 }
 
 /*
@@ -51,14 +51,7 @@ idemq_spi_begin(SqlScope *scope)
 void
 idemq_spi_begin_on_jobs(SqlScope *scope)
 {
-	begin(scope, idemq_oids()->owner, SECURITY_LOCAL_USERID_CHANGE);
-}
-
-/* Begins SQL with the rights of another role, and no more: calls of idemq's own functions. */
-void
-idemq_spi_begin_as(SqlScope *scope, Oid role)
-{
-	begin(scope, role, SECURITY_LOCAL_USERID_CHANGE);
+	begin(scope, SECURITY_LOCAL_USERID_CHANGE);
 }
 
 /*

@@ -2,7 +2,7 @@
  * job/kept_key.c
  *		Keys that producers do not give.
  *
- * A job with the key of a tick stands in for the tick (schedule/tick.c), so that only roles
+ * A job with the key of a tick stands in for the tick (sql/parts/80_schedules.sql), so that only roles
  * that may change the schedule give it to a job.
  *
  * The key of a tick is the schedule's name, @ and a time, nightly@2026-11-21T01:30:00Z.

@@ -307,7 +307,7 @@ check_follows(CheckCall *call)
 static void
 check_driver(CheckCall *call)
 {
-	int64 schedules = idemq_driver_abandoned();
+	int64 schedules = idemq_schedules_abandoned();
 
 	if (schedules > 0)
 		idemq_check_report(call, CHECK_WARNING, "schedules.driver",

@@ -1,79 +1,118 @@
 /*
  * schedule/calendar.c
- *		A cron expression in its time zone: reading it, the tick that is due, the next
- *		run.
+ *		A cron expression in its time zone: the SQL functions next_tick, last_tick and next_run.
  *
  * Times here are the wall clock's, not idemq_now(): a calendar means that one.
  */
 #include "postgres.h"
 
+#include "fmgr.h"
+#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "base/base.h"
 #include "schedule/schedule.h"
 
-/* A clock that was set back by no more is waited for. */
+PG_FUNCTION_INFO_V1(idemq_sql_v2_next_tick);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_last_tick);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_next_run);
+
+/* A clock that was set back by no more is waited for; sql/parts/80_schedules.sql has it as well. */
 #define CLOCK_STEP (10 * USECS_PER_MINUTE)
 
-/*
- * Reads a cron expression and the name of a time zone.  Returns false, or raises
- * 22023, for what is none.
- */
-bool
-idemq_calendar_read(const char *cron, const char *zone, bool raise, Calendar *calendar)
+/* A cron expression in its time zone. */
+typedef struct Calendar
 {
+	Cron cron;
+	pg_tz *zone;
+} Calendar;
+
+/* Returns a time zone, NULL where the server knows none of that name. */
+static pg_tz *
+find_zone(const char *name)
+{
+	pg_tz *zone = pg_tzset(name);
+
+	return zone != NULL && pg_tz_acceptable(zone) ? zone : NULL;
+}
+
+/* Reads the arguments cron and time_zone, the first two; raises 22004, 22023. */
+static void
+read_calendar(FunctionCallInfo fcinfo, Calendar *calendar)
+{
+	char *cron = idemq_arg_text(fcinfo, 0, "cron", CRON_MAX_TEXT);
+	char *zone = idemq_arg_text(fcinfo, 1, "time_zone", TZ_STRLEN_MAX);
 	char error[CRON_MAX_ERROR];
 
 	if (!idemq_cron_parse(cron, &calendar->cron, error))
-	{
-		if (raise)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("cron expression \"%s\" is not valid", cron), errdetail("%s.", error),
-					 errhint("Pass minute, hour, day of month, month and day of week, such as "
-							 "'30 2 * * mon-fri', or @hourly, @daily, @weekly, @monthly, "
-							 "@yearly.")));
-		return false;
-	}
-	calendar->zone = pg_tzset(zone);
-	if (calendar->zone == NULL || !pg_tz_acceptable(calendar->zone))
-	{
-		if (raise)
-			ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-							errmsg("time zone \"%s\" is not known", zone),
-							errhint("Pass a name from pg_timezone_names, such as "
-									"'Europe/Berlin'.")));
-		return false;
-	}
-	return true;
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("cron expression \"%s\" is not valid", cron), errdetail("%s.", error),
+				 errhint("Pass minute, hour, day of month, month and day of week, such as "
+						 "'30 2 * * mon-fri', or @hourly, @daily, @weekly, @monthly, "
+						 "@yearly.")));
+	calendar->zone = find_zone(zone);
+	if (calendar->zone == NULL)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("time zone \"%s\" is not known", zone),
+						errhint("Pass a name from pg_timezone_names, such as 'Europe/Berlin'.")));
+}
+
+/* next_tick(cron, time_zone, after) -> the first tick after it, or NULL; 22004, 22023. */
+Datum
+idemq_sql_v2_next_tick(PG_FUNCTION_ARGS)
+{
+	Calendar calendar;
+	TimestampTz tick;
+
+	idemq_arg_required(fcinfo, 2, "after");
+	read_calendar(fcinfo, &calendar);
+	if (!idemq_cron_next(&calendar.cron, calendar.zone, PG_GETARG_TIMESTAMPTZ(2), &tick))
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(tick);
+}
+
+/* last_tick(cron, time_zone, until) -> the last tick not after it, or NULL; 22004, 22023. */
+Datum
+idemq_sql_v2_last_tick(PG_FUNCTION_ARGS)
+{
+	Calendar calendar;
+	TimestampTz tick;
+
+	idemq_arg_required(fcinfo, 2, "until");
+	read_calendar(fcinfo, &calendar);
+	if (!idemq_cron_last(&calendar.cron, calendar.zone, DT_NOBEGIN, PG_GETARG_TIMESTAMPTZ(2),
+						 &tick))
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(tick);
 }
 
 /*
- * Returns whether a done_until was written by a clock that was ahead, and is to be
- * now.  By a little, it is not: those ticks are enqueued.  Where all of them were,
- * their keys keep them from being enqueued again.
+ * next_run(cron, time_zone, done_until) -> the tick that is due, the last one until now that is not
+ * dealt with, or else the first one to come; NULL for none, or for what cannot be read.
  */
-bool
-idemq_calendar_is_ahead(TimestampTz done_until, TimestampTz now)
-{
-	return done_until > now + CLOCK_STEP;
-}
-
-/* Finds the tick that is due: the last one until now that is not dealt with. */
-bool
-idemq_calendar_due(const Calendar *calendar, TimestampTz done_until, TimestampTz now,
-				   TimestampTz *tick)
-{
-	return idemq_cron_last(&calendar->cron, calendar->zone, done_until, now, tick);
-}
-
-/* Finds the next run: the tick that is due, or else the first one to come. */
-bool
-idemq_calendar_next_run(const Calendar *calendar, TimestampTz done_until, TimestampTz *tick)
+Datum
+idemq_sql_v2_next_run(PG_FUNCTION_ARGS)
 {
 	TimestampTz now = GetCurrentTimestamp();
+	char error[CRON_MAX_ERROR];
+	Calendar calendar;
+	TimestampTz done_until;
+	TimestampTz tick;
 
-	if (idemq_calendar_is_ahead(done_until, now))
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(1) || PG_ARGISNULL(2))
+		PG_RETURN_NULL();
+	/* A time zone may have gone with an update of the server. */
+	calendar.zone = find_zone(text_to_cstring(PG_GETARG_TEXT_PP(1)));
+	if (calendar.zone == NULL ||
+		!idemq_cron_parse(text_to_cstring(PG_GETARG_TEXT_PP(0)), &calendar.cron, error))
+		PG_RETURN_NULL();
+	/* Ticks that a clock was ahead of by a little were enqueued; their keys keep them from it. */
+	done_until = PG_GETARG_TIMESTAMPTZ(2);
+	if (done_until > now + CLOCK_STEP)
 		done_until = now;
-	return idemq_calendar_due(calendar, done_until, now, tick) ||
-		   idemq_cron_next(&calendar->cron, calendar->zone, Max(done_until, now), tick);
+	if (!idemq_cron_last(&calendar.cron, calendar.zone, done_until, now, &tick) &&
+		!idemq_cron_next(&calendar.cron, calendar.zone, Max(done_until, now), &tick))
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(tick);
 }

@@ -7,19 +7,9 @@
 
 #include "datatype/timestamp.h"
 #include "pgtime.h"
-#include "utils/array.h"
 #include "utils/timestamp.h"
 
 #include "shared/slots/slots.h"
-
-/*
- * pg_cron.c
- *		What calls idemq.tick(): pg_cron, or another driver.
- */
-
-extern void idemq_driver_require(void);
-extern void idemq_driver_note_call(TimestampTz now);
-extern int64 idemq_driver_abandoned(void);
 
 /*
  * cron.c
@@ -56,34 +46,6 @@ extern bool idemq_cron_last(const Cron *cron, pg_tz *zone, TimestampTz after, Ti
 							TimestampTz *tick);
 
 /*
- * calendar.c
- *		A cron expression in its time zone.
- */
-
-/* A cron expression in its time zone. */
-typedef struct Calendar
-{
-	Cron cron;
-	pg_tz *zone;
-} Calendar;
-
-extern bool idemq_calendar_read(const char *cron, const char *zone, bool raise, Calendar *calendar);
-extern bool idemq_calendar_is_ahead(TimestampTz done_until, TimestampTz now);
-extern bool idemq_calendar_due(const Calendar *calendar, TimestampTz done_until, TimestampTz now,
-							   TimestampTz *tick);
-extern bool idemq_calendar_next_run(const Calendar *calendar, TimestampTz done_until,
-									TimestampTz *tick);
-
-/*
- * tick.c
- *		Which schedules are due, and enqueuing for one.
- */
-
-extern ArrayType *idemq_schedules_due(TimestampTz now, TimestampTz failed_after, TimestampTz *next);
-extern bool idemq_schedule_run(Datum name);
-extern void idemq_schedule_note_failure(Datum name, Datum error);
-
-/*
  * worker_tick.c
  *		Ticks of schedules, by the background worker.
  */
@@ -91,5 +53,6 @@ extern void idemq_schedule_note_failure(Datum name, Datum error);
 extern void idemq_tick_begin(void);
 extern int64 idemq_tick_due_at(const SlotView *view);
 extern void idemq_tick_some(void);
+extern int64 idemq_schedules_abandoned(void);
 
 #endif

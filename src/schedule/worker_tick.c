@@ -1,7 +1,8 @@
 /*
  * schedule/worker_tick.c
  *		Ticks of schedules, by the background worker: it sleeps until the first is due, lists
- *		what is, and enqueues for one after the other, in slices.
+ *		what is, and enqueues for one after the other, in slices.  What that is, is SQL
+ *		(sql/parts/80_schedules.sql).
  *
  * All schedules are listed when one has changed (a statement trigger says so), when the first
  * comes due, and once a minute at least while there are any: a wall clock that was set ahead is
@@ -9,7 +10,7 @@
  * be tried without a pause; that is tried again after a minute, as a driver would.
  *
  * Each is run in a subtransaction, so that one that fails undoes no other.  That another driver
- * ticks as well does no harm: see schedule/tick.c.
+ * ticks as well does no harm: one of them skips the schedule's row.
  */
 #include "postgres.h"
 
@@ -23,12 +24,27 @@
 
 #include "base/base.h"
 #include "schedule/schedule.h"
+#include "shared/processes/processes.h"
 #include "shared/sleepers/sleepers.h"
 
 /* Schedules are listed that often at least, and one that failed is tried again after that. */
 #define TICK_PAUSE USECS_PER_MINUTE
+/* A driver calls every minute; it may have been away for so long. */
+#define CALLED_LATELY (10 * USECS_PER_MINUTE)
 /* Where there is none, that often: a net. */
 #define NO_SCHEDULES_PAUSE (10 * USECS_PER_MINUTE)
+
+static SqlStatement list_schedules =
+	{.text = "SELECT array_agg(name ORDER BY failed_at NULLS FIRST, name) FILTER (WHERE at <= $1), "
+			 "min(at) FILTER (WHERE at > $1) FROM idemq_inside.schedule_times($1, $2)",
+	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID}};
+static SqlStatement run_schedule = {.text = "SELECT idemq.run_schedule($1)", .types = {TEXTOID}};
+static SqlStatement note_failure = {.text = "SELECT idemq.schedule_failed($1, $2)",
+									.types = {TEXTOID, TEXTOID}};
+static SqlStatement count_abandoned =
+	{.text = "SELECT count(*) FROM idemq.schedule_entries "
+			 "WHERE created_at < $1 AND NOT EXISTS (SELECT FROM idemq.ticker WHERE called_at > $1)",
+	 .types = {TIMESTAMPTZOID}};
 
 /* The names that are due, and the first that was not run yet. */
 static MemoryContext context = NULL;
@@ -67,8 +83,11 @@ static void
 list(void)
 {
 	TimestampTz now = GetCurrentTimestamp();
-	MemoryContext old;
-	ArrayType *array;
+	Datum values[] = {TimestampTzGetDatum(now), TimestampTzGetDatum(now - TICK_PAUSE)};
+	SqlScope scope;
+	Datum due;
+	bool none_due;
+	bool none_next;
 
 	if (context == NULL)
 		context = AllocSetContextCreate(TopMemoryContext, "idemq ticks", ALLOCSET_DEFAULT_SIZES);
@@ -77,12 +96,34 @@ list(void)
 	MemoryContextReset(context);
 	/* Before they are read: what changes from here on notes itself. */
 	(void) idemq_worker_schedules_changed(true);
-	old = MemoryContextSwitchTo(context);
-	array = idemq_schedules_due(now, now - TICK_PAUSE, &next_tick);
-	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &names, NULL, &count);
-	MemoryContextSwitchTo(old);
-	list_by = idemq_mono_now() +
-			  (next_tick == DT_NOEND && count == 0 ? NO_SCHEDULES_PAUSE : TICK_PAUSE);
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_query_latest(&list_schedules, values, NULL);
+	due = idemq_spi_value(0, 1, &none_due);
+	next_tick = idemq_spi_int64(0, 2, &none_next);
+	if (none_next)
+		next_tick = DT_NOEND;
+	if (!none_due)
+	{
+		MemoryContext old = MemoryContextSwitchTo(context);
+
+		deconstruct_array(DatumGetArrayTypePCopy(due), TEXTOID, -1, false, TYPALIGN_INT, &names,
+						  NULL, &count);
+		MemoryContextSwitchTo(old);
+	}
+	idemq_spi_end(&scope);
+	list_by = idemq_mono_now() + (none_next && none_due ? NO_SCHEDULES_PAUSE : TICK_PAUSE);
+}
+
+/* Runs a statement of a schedule's, as the owner; a user's deferred triggers on idemq.jobs are to be. */
+static void
+call(SqlStatement *statement, Datum name, Datum error)
+{
+	Datum values[] = {name, error};
+	SqlScope scope;
+
+	idemq_spi_begin_on_jobs(&scope);
+	(void) idemq_spi_run(statement, values, NULL, SPI_OK_SELECT);
+	idemq_spi_end(&scope);
 }
 
 /* Runs one schedule; notes why, if it fails. */
@@ -95,7 +136,7 @@ run(Datum name)
 	BeginInternalSubTransaction(NULL);
 	PG_TRY();
 	{
-		(void) idemq_schedule_run(name);
+		call(&run_schedule, name, (Datum) 0);
 		ReleaseCurrentSubTransaction();
 		MemoryContextSwitchTo(caller);
 		CurrentResourceOwner = owner;
@@ -112,7 +153,7 @@ run(Datum name)
 		CurrentResourceOwner = owner;
 		ereport(LOG, (errcode(error->sqlerrcode),
 					  errmsg("schedule \"%s\": %s", TextDatumGetCString(name), error->message)));
-		idemq_schedule_note_failure(name, CStringGetTextDatum(error->message));
+		call(&note_failure, name, CStringGetTextDatum(error->message));
 	}
 	PG_END_TRY();
 }
@@ -134,4 +175,22 @@ idemq_tick_some(void)
 		if (idemq_slice_is_over(&slice))
 			break;
 	}
+}
+
+/* Returns the number of schedules that nothing has ticked for lately: there is no worker. */
+int64
+idemq_schedules_abandoned(void)
+{
+	Datum lately = TimestampTzGetDatum(GetCurrentTimestamp() - CALLED_LATELY);
+	SqlScope scope;
+	int64 schedules;
+	bool isnull;
+
+	if (idemq_worker_comes())
+		return 0;
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_query_latest(&count_abandoned, &lately, NULL);
+	schedules = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
+	idemq_spi_end(&scope);
+	return schedules;
 }

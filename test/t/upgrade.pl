@@ -305,7 +305,7 @@ same_catalogs('depends', 'depends', qw(members));
 
 # ---- Functions behind the gate that are older than the library in memory, or newer
 
-my $gated = sql($node, "SELECT oid::regproc || '()' FROM pg_proc WHERE prosrc = 'idemq_sql_v2_gate' AND pronargs = 0", 'fresh');
+my $gated = sql($node, "SELECT oid::regproc || '()' FROM pg_proc WHERE prosrc = 'idemq_sql_v2_gate' AND pronargs = 0 ORDER BY proname DESC LIMIT 1", 'fresh');
 foreach my $other ('0.1.9', '9.0.0')
 {
 	sql($node, "CREATE OR REPLACE FUNCTION idemq_inside.version() RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT ''$other'''", 'fresh');
