@@ -409,6 +409,29 @@ extern void idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *nam
 
 extern void idemq_arg_attempts(FunctionCallInfo fcinfo, ArrayArg *ids, ArrayArg *tokens);
 
+/* A row of a result, made column by column. */
+typedef struct RowBuilder
+{
+	int columns; /* so far */
+	Datum values[48];
+	bool nulls[48];
+} RowBuilder;
+
+/* Adds a column, which is NULL unless its value is known. */
+static inline void
+row_add_if(RowBuilder *row, bool known, Datum value)
+{
+	Assert(row->columns < (int) lengthof(row->values));
+	row->values[row->columns] = value;
+	row->nulls[row->columns++] = !known;
+}
+
+static inline void
+row_add(RowBuilder *row, Datum value)
+{
+	row_add_if(row, true, value);
+}
+
 extern Datum idemq_interval_datum(int64 usecs);
 extern Datum idemq_row_datum(FunctionCallInfo fcinfo, Datum *values, bool *nulls);
 extern Datum idemq_value_row_datum(FunctionCallInfo fcinfo, Datum value);

@@ -20,8 +20,6 @@
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_handler_states);
 
-#define STATE_COLUMNS 8
-
 static SqlStatement list_handlers = {.text = "SELECT array_agg(queue_id) "
 											 "FROM idemq.handler_entries"};
 
@@ -56,30 +54,24 @@ add_handler(Tuplestorestate *store, TupleDesc desc, const HandlerInfo *info, boo
 			bool errors)
 {
 	HandlerKey key = {MyDatabaseId, info->queue_id};
+	RowBuilder row = {0};
 	HandlerState state;
 	const char *error;
 	int processes;
 	int busy;
-	Datum values[STATE_COLUMNS];
-	bool nulls[STATE_COLUMNS] = {false};
 
 	idemq_handler_state(key, &state);
 	idemq_handler_processes(key, &processes, &busy);
-	values[0] = Int32GetDatum(info->queue_id);
-	values[1] = CStringGetTextDatum(name_of_state(info, &state, busy, has_slot));
-	values[2] = Int32GetDatum(processes);
-	values[3] = Int64GetDatum(state.done);
-	values[4] = Int64GetDatum(state.failed);
-	values[5] = Float8GetDatum(state.rate);
 	error = errors ? last_error(info, &state, has_slot) : NULL;
-	nulls[6] = nulls[7] = error == NULL;
-	if (error != NULL)
-	{
-		values[6] = CStringGetTextDatum(error);
-		values[7] = TimestampTzGetDatum(state.error_at);
-		nulls[7] = state.error_at == 0;
-	}
-	tuplestore_putvalues(store, desc, values, nulls);
+	row_add(&row, Int32GetDatum(info->queue_id));
+	row_add(&row, CStringGetTextDatum(name_of_state(info, &state, busy, has_slot)));
+	row_add(&row, Int32GetDatum(processes));
+	row_add(&row, Int64GetDatum(state.done));
+	row_add(&row, Int64GetDatum(state.failed));
+	row_add(&row, Float8GetDatum(state.rate));
+	row_add_if(&row, error != NULL, CStringGetTextDatum(error == NULL ? "" : error));
+	row_add_if(&row, error != NULL && state.error_at != 0, TimestampTzGetDatum(state.error_at));
+	tuplestore_putvalues(store, desc, row.values, row.nulls);
 }
 
 /* Returns the ids of all queues with a handler. */

@@ -33,24 +33,6 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_recount);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_memory_usage);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_server_counts);
 
-/* The columns of queue_metrics. */
-enum
-{
-	METRIC_QUEUE_ID,
-	METRIC_GAUGES,
-	METRIC_OLDEST_READY = METRIC_GAUGES + JOB_STATUS_COUNT,
-	METRIC_COUNTERS,
-	METRIC_TIMINGS = METRIC_COUNTERS + COUNTER_COUNT,
-	METRIC_IN_MEMORY = METRIC_TIMINGS + TIMING_COUNT * 3,
-	METRIC_SINCE,
-	METRIC_RECOVERING,
-	METRIC_RUNNING,
-	METRIC_STEPS_OPEN,
-	METRIC_STEPS_UNKNOWN,
-	METRIC_GROUPS_LIMITED,
-	METRIC_COLUMNS
-};
-
 /* A job that is ready for longer is said to be so for that long. */
 #define OLDEST_AGE (36500 * USECS_PER_DAY)
 
@@ -62,13 +44,6 @@ typedef struct SqlGauges
 	int ncounts;
 } SqlGauges;
 
-/* Steps that have no answer, of each queue with any; an index has them, and no others. */
-typedef struct StepGauges
-{
-	StepCount *counts;
-	int ncounts;
-} StepGauges;
-
 static const double quantiles[] = {0.5, 0.95, 0.99};
 
 /* Returns the number of a queue's jobs by status, from SQL. */
@@ -76,30 +51,14 @@ static const int64 *
 gauges_by_sql(SqlGauges *gauges, int32 queue_id)
 {
 	static const int64 none[JOB_STATUS_COUNT] = {0};
-	QueueCount wanted = {.queue_id = queue_id};
 	QueueCount *found;
 
 	if (!gauges->counted)
 		gauges->counts = idemq_queue_counts_by_sql(&gauges->ncounts);
 	gauges->counted = true;
-	found =
-		bsearch(&wanted, gauges->counts, gauges->ncounts, sizeof(QueueCount), idemq_compare_int32);
+	found = bsearch(&queue_id, gauges->counts, gauges->ncounts, sizeof(QueueCount),
+					idemq_compare_int32);
 	return found == NULL ? none : found->jobs;
-}
-
-/* Fills how many steps of a queue are open and unknown. */
-static void
-fill_steps(const StepGauges *gauges, int32 queue_id, Datum *values, bool *nulls)
-{
-	StepCount wanted = {.queue_id = queue_id};
-	StepCount *found =
-		bsearch(&wanted, gauges->counts, gauges->ncounts, sizeof(StepCount), idemq_compare_int32);
-
-	if (found == NULL)
-		found = &wanted;
-	values[METRIC_STEPS_OPEN] = Int64GetDatum(found->open);
-	values[METRIC_STEPS_UNKNOWN] = Int64GetDatum(found->unknown);
-	nulls[METRIC_STEPS_OPEN] = nulls[METRIC_STEPS_UNKNOWN] = false;
 }
 
 /* Returns whether a claim would take a job. */
@@ -153,29 +112,6 @@ oldest_ready(const QueueInfo *queue, TimestampTz now)
 	return oldest;
 }
 
-/* Fills what shared memory knows but the gauges; the columns are NULL so far. */
-static void
-fill_counters(const CounterView *view, Datum *values, bool *nulls)
-{
-	for (int i = 0; i < COUNTER_COUNT; i++)
-	{
-		values[METRIC_COUNTERS + i] = Int64GetDatum((int64) view->counters[i]);
-		nulls[METRIC_COUNTERS + i] = false;
-	}
-	for (int i = 0; i < TIMING_COUNT * (int) lengthof(quantiles); i++)
-	{
-		int64 usecs = idemq_histogram_quantile(view->timings[i / lengthof(quantiles)],
-											   quantiles[i % lengthof(quantiles)]);
-
-		if (usecs < 0)
-			continue;
-		values[METRIC_TIMINGS + i] = idemq_interval_datum(usecs);
-		nulls[METRIC_TIMINGS + i] = false;
-	}
-	values[METRIC_SINCE] = TimestampTzGetDatum(view->since);
-	nulls[METRIC_SINCE] = false;
-}
-
 /*
  * Reads a queue's counters; count: and its gauges known if that can be, by counting.  false
  * when it has none.
@@ -194,55 +130,56 @@ read_counters(const QueueInfo *queue, bool count, CounterView *view)
 		   idemq_counters_read(index, queue->id, view);
 }
 
-/* Fills a row of queue_metrics.  sql_gauges: NULL to leave out what would have to be counted. */
+/* Adds the jobs by status.  view: NULL for none; sql_gauges: NULL to leave out what would have to be counted. */
 static void
-fill_metrics(const QueueInfo *queue, SqlGauges *sql_gauges, Datum *values, bool *nulls)
+add_gauges(RowBuilder *row, const QueueInfo *queue, const CounterView *view, SqlGauges *sql_gauges)
 {
-	CounterView view;
-	bool in_memory = read_counters(queue, sql_gauges != NULL, &view);
 	const int64 *gauges = NULL;
-	TimestampTz now = idemq_now();
-	TimestampTz oldest;
-	SlotStatus status;
 
-	memset(nulls, true, METRIC_COLUMNS * sizeof(bool));
-	nulls[METRIC_QUEUE_ID] = false;
-	values[METRIC_QUEUE_ID] = Int32GetDatum(queue->id);
-	if (in_memory && view.known && !RecoveryInProgress() && !idemq_follows())
-		gauges = view.gauges;
+	if (view != NULL && view->known && !RecoveryInProgress() && !idemq_follows())
+		gauges = view->gauges;
 	else if (sql_gauges != NULL)
 		gauges = gauges_by_sql(sql_gauges, queue->id);
-	for (int i = 0; gauges != NULL && i < JOB_STATUS_COUNT; i++)
-	{
-		/* Of two commits, the later may be counted first. */
-		values[METRIC_GAUGES + i] = Int64GetDatum(Max(gauges[i], 0));
-		nulls[METRIC_GAUGES + i] = false;
-	}
+	/* Of two commits, the later may be counted first. */
+	for (int i = 0; i < JOB_STATUS_COUNT; i++)
+		row_add_if(row, gauges != NULL, Int64GetDatum(gauges == NULL ? 0 : Max(gauges[i], 0)));
+}
+
+/* Makes a row of queue_metrics; steps: those without an answer. */
+static void
+make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges, const StepCount *steps)
+{
+	CounterView view = {0};
+	bool in_memory = read_counters(queue, sql_gauges != NULL, &view);
+	TimestampTz now = idemq_now();
+	TimestampTz oldest;
+	SlotStatus status = {0};
+	bool has_status = queue->slot != NULL && !idemq_follows() &&
+					  idemq_slot_status(queue->id, &status);
+	bool has_places = has_status && queue->group_running > 1;
+
+	row_add(row, Int32GetDatum(queue->id));
+	add_gauges(row, queue, in_memory ? &view : NULL, sql_gauges);
 	/* Nothing can be claimed from a database that follows another; its cursors say nothing. */
 	oldest = idemq_follows() ? now : oldest_ready(queue, now);
-	oldest = Max(oldest, now - OLDEST_AGE);
-	if (oldest < now)
+	row_add_if(row, oldest < now, idemq_interval_datum(now - Max(oldest, now - OLDEST_AGE)));
+	for (int i = 0; i < COUNTER_COUNT; i++)
+		row_add_if(row, in_memory, Int64GetDatum((int64) view.counters[i]));
+	for (int i = 0; i < TIMING_COUNT * (int) lengthof(quantiles); i++)
 	{
-		values[METRIC_OLDEST_READY] = idemq_interval_datum(now - oldest);
-		nulls[METRIC_OLDEST_READY] = false;
+		int64 usecs = idemq_histogram_quantile(view.timings[i / lengthof(quantiles)],
+											   quantiles[i % lengthof(quantiles)]);
+
+		row_add_if(row, in_memory && usecs >= 0, idemq_interval_datum(usecs));
 	}
-	if (in_memory)
-		fill_counters(&view, values, nulls);
-	values[METRIC_IN_MEMORY] = BoolGetDatum(in_memory);
-	nulls[METRIC_IN_MEMORY] = false;
-	if (queue->slot != NULL && !idemq_follows() && idemq_slot_status(queue->id, &status))
-	{
-		values[METRIC_RECOVERING] = BoolGetDatum(status.needs_recovery);
-		nulls[METRIC_RECOVERING] = false;
-		values[METRIC_RUNNING] = Int32GetDatum(idemq_running_count(queue->slot));
-		nulls[METRIC_RUNNING] = false;
-		if (queue->group_running > 1)
-		{
-			values[METRIC_GROUPS_LIMITED] =
-				Int64GetDatum(idemq_groups_limited(MyDatabaseId, queue->id));
-			nulls[METRIC_GROUPS_LIMITED] = false;
-		}
-	}
+	row_add(row, BoolGetDatum(in_memory));
+	row_add_if(row, in_memory, TimestampTzGetDatum(view.since));
+	row_add_if(row, has_status, BoolGetDatum(status.needs_recovery));
+	row_add_if(row, has_status, Int32GetDatum(has_status ? idemq_running_count(queue->slot) : 0));
+	row_add(row, Int64GetDatum(steps == NULL ? 0 : steps->open));
+	row_add(row, Int64GetDatum(steps == NULL ? 0 : steps->unknown));
+	row_add_if(row, has_places,
+			   Int64GetDatum(has_places ? idemq_groups_limited(MyDatabaseId, queue->id) : 0));
 }
 
 /*
@@ -257,23 +194,22 @@ idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
 	bool all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
 	bool counts = idemq_arg_bool(fcinfo, 0, "count");
 	SqlGauges gauges = {0};
-	StepGauges steps;
 	int count;
 	int32 *ids = idemq_queue_ids(all ? 0 : PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &count);
+	int nsteps;
+	StepCount *steps = idemq_steps_count(&nsteps);
 
-	steps.counts = idemq_steps_count(&steps.ncounts);
 	for (int i = 0; i < count; i++)
 	{
-		Datum values[METRIC_COLUMNS];
-		bool nulls[METRIC_COLUMNS];
+		RowBuilder row = {0};
 		QueueInfo queue;
 
 		CHECK_FOR_INTERRUPTS();
 		if (!idemq_queue_by_id(ids[i], &queue))
 			continue;
-		fill_metrics(&queue, counts ? &gauges : NULL, values, nulls);
-		fill_steps(&steps, queue.id, values, nulls);
-		tuplestore_putvalues(store, desc, values, nulls);
+		make_metrics(&row, &queue, counts ? &gauges : NULL,
+					 bsearch(&queue.id, steps, nsteps, sizeof(StepCount), idemq_compare_int32));
+		tuplestore_putvalues(store, desc, row.values, row.nulls);
 	}
 	return (Datum) 0;
 }
@@ -305,11 +241,13 @@ idemq_sql_v2_recount(PG_FUNCTION_ARGS)
 static void
 put_usage(Tuplestorestate *store, TupleDesc desc, const char *resource, TableUsage usage)
 {
-	Datum values[] = {CStringGetTextDatum(resource), Int64GetDatum(usage.used),
-					  Int64GetDatum(usage.room), Int64GetDatum(usage.refused)};
-	bool nulls[] = {false, false, false, false};
+	RowBuilder row = {0};
 
-	tuplestore_putvalues(store, desc, values, nulls);
+	row_add(&row, CStringGetTextDatum(resource));
+	row_add(&row, Int64GetDatum(usage.used));
+	row_add(&row, Int64GetDatum(usage.room));
+	row_add(&row, Int64GetDatum(usage.refused));
+	tuplestore_putvalues(store, desc, row.values, row.nulls);
 }
 
 /* memory_usage() -> setof (resource, used, size, refused). */

@@ -39,12 +39,14 @@ static void
 put_bucket(Tuplestorestate *store, TupleDesc desc, int32 queue_id, Timing timing, double le,
 		   uint64 jobs, double seconds)
 {
-	Datum values[] = {Int32GetDatum(queue_id), CStringGetTextDatum(timing_names[timing]),
-					  Float8GetDatum(le), Int64GetDatum((int64) jobs), Float8GetDatum(seconds)};
-	/* The sum is of all. */
-	bool nulls[] = {false, false, false, false, !isinf(le)};
+	RowBuilder row = {0};
 
-	tuplestore_putvalues(store, desc, values, nulls);
+	row_add(&row, Int32GetDatum(queue_id));
+	row_add(&row, CStringGetTextDatum(timing_names[timing]));
+	row_add(&row, Float8GetDatum(le));
+	row_add(&row, Int64GetDatum((int64) jobs));
+	row_add_if(&row, isinf(le), Float8GetDatum(seconds)); /* the sum is of all */
+	tuplestore_putvalues(store, desc, row.values, row.nulls);
 }
 
 static void

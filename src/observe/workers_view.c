@@ -23,23 +23,6 @@
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_leases);
 
-/* Columns of idemq.workers, from 0. */
-typedef enum LeaseColumn
-{
-	LEASE_QUEUE,
-	LEASE_JOB_ID,
-	LEASE_WORKER,
-	LEASE_PID,
-	LEASE_ATTEMPT,
-	LEASE_CLAIMED_AT,
-	LEASE_DEADLINE,
-	LEASE_EXPIRES_IN,
-	LEASE_ATTACHED,
-	LEASE_STATE
-} LeaseColumn;
-
-#define LEASE_COLUMNS 10
-
 static const char *
 state_of(const Lease *lease)
 {
@@ -50,49 +33,35 @@ state_of(const Lease *lease)
 	return lease->ending.reaping ? "reaping" : "ending";
 }
 
+/* Adds a column of the job's row, if that shows the attempt. */
 static void
-put(Datum *values, bool *nulls, LeaseColumn column, Datum value)
+add_column(RowBuilder *row, const Job *job, bool shown, JobColumn column)
 {
-	values[column] = value;
-	nulls[column] = false;
+	bool known = shown && !job->row->tts_isnull[column];
+
+	row_add_if(row, known, known ? job->row->tts_values[column] : (Datum) 0);
 }
 
-/* Fills what the row knows about the attempt. */
+/* Makes a row of leases. */
 static void
-fill_from_row(JobsTable *table, const Lease *lease, Datum *values, bool *nulls)
-{
-	Job job;
-
-	if (!idemq_jobs_fetch(table, lease->key.job_id, &job) || job.status != JOB_PROCESSING ||
-		job.token != lease->token)
-		return;
-	put(values, nulls, LEASE_ATTEMPT, Int32GetDatum(job.attempt));
-	values[LEASE_WORKER] = job.row->tts_values[COL_WORKER];
-	nulls[LEASE_WORKER] = job.row->tts_isnull[COL_WORKER];
-	values[LEASE_CLAIMED_AT] = job.row->tts_values[COL_CLAIMED_AT];
-	nulls[LEASE_CLAIMED_AT] = job.row->tts_isnull[COL_CLAIMED_AT];
-}
-
-static void
-fill(JobsTable *table, const Lease *lease, const QueueInfo *queue, Datum *values, bool *nulls)
+make_row(RowBuilder *row, JobsTable *table, const Lease *lease, const QueueInfo *queue)
 {
 	int pid = idemq_lease_pid(lease);
+	Job job;
+	bool shown = idemq_jobs_fetch(table, lease->key.job_id, &job) &&
+				 job_is_attempt(&job, lease->token);
 
-	memset(nulls, true, LEASE_COLUMNS * sizeof(bool));
-	put(values, nulls, LEASE_QUEUE, CStringGetTextDatum(queue->name));
-	put(values, nulls, LEASE_JOB_ID, Int64GetDatum(lease->key.job_id));
-	put(values, nulls, LEASE_ATTACHED, BoolGetDatum(lease->attached));
-	put(values, nulls, LEASE_STATE, CStringGetTextDatum(state_of(lease)));
-	if (pid != 0)
-		put(values, nulls, LEASE_PID, Int32GetDatum(pid));
-	if (!lease->claiming)
-	{
-		put(values, nulls, LEASE_DEADLINE,
-			TimestampTzGetDatum(idemq_timestamp_from_mono(lease->deadline)));
-		put(values, nulls, LEASE_EXPIRES_IN,
-			idemq_interval_datum(lease->deadline - idemq_mono_now()));
-	}
-	fill_from_row(table, lease, values, nulls);
+	row_add(row, CStringGetTextDatum(queue->name));
+	row_add(row, Int64GetDatum(lease->key.job_id));
+	add_column(row, &job, shown, COL_WORKER);
+	row_add_if(row, pid != 0, Int32GetDatum(pid));
+	add_column(row, &job, shown, COL_ATTEMPT);
+	add_column(row, &job, shown, COL_CLAIMED_AT);
+	row_add_if(row, !lease->claiming,
+			   TimestampTzGetDatum(idemq_timestamp_from_mono(lease->deadline)));
+	row_add_if(row, !lease->claiming, idemq_interval_datum(lease->deadline - idemq_mono_now()));
+	row_add(row, BoolGetDatum(lease->attached));
+	row_add(row, CStringGetTextDatum(state_of(lease)));
 }
 
 /* leases() -> setof lease of the queues that the role may see; pg_monitor sees all. */
@@ -113,8 +82,7 @@ idemq_sql_v2_leases(PG_FUNCTION_ARGS)
 	idemq_jobs_open_to_read(&table);
 	for (int i = 0; i < count; i++)
 	{
-		Datum values[LEASE_COLUMNS] = {0};
-		bool nulls[LEASE_COLUMNS];
+		RowBuilder row = {0};
 		MemoryContext old;
 		QueueInfo queue;
 
@@ -123,8 +91,8 @@ idemq_sql_v2_leases(PG_FUNCTION_ARGS)
 			!(sees_all || (queue.privileges & (PRIVILEGE_CLAIM | PRIVILEGE_ADMIN))))
 			continue;
 		old = MemoryContextSwitchTo(row_context);
-		fill(&table, &leases[i], &queue, values, nulls);
-		tuplestore_putvalues(store, desc, values, nulls);
+		make_row(&row, &table, &leases[i], &queue);
+		tuplestore_putvalues(store, desc, row.values, row.nulls);
 		MemoryContextSwitchTo(old);
 		MemoryContextReset(row_context);
 	}
