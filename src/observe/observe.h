@@ -1,12 +1,11 @@
 /*
  * observe/observe.h
- *		Views, check() and why(): what their files share.
+ *		What the parts of idemq.check() share.
  */
 #ifndef IDEMQ_OBSERVE_OBSERVE_H
 #define IDEMQ_OBSERVE_OBSERVE_H
 
 #include "fmgr.h"
-#include "lib/stringinfo.h"
 #include "utils/tuplestore.h"
 
 #include "queue/queue.h"
@@ -57,37 +56,6 @@ extern bool idemq_check_settled(CheckCall *call);
  */
 
 extern void idemq_check_limits(CheckCall *call);
-
-/*
- * why_handler.c
- *		What idemq.why says of who will claim a job.
- */
-
-extern void idemq_why_worker(StringInfo answer, const QueueInfo *queue);
-
-/*
- * why_group.c
- *		What idemq.why says of a job's group.
- */
-
-extern bool idemq_why_group(StringInfo answer, JobsTable *table, const QueueInfo *queue,
-							const Job *job);
-extern bool idemq_why_group_rate(StringInfo answer, const QueueInfo *queue, const Job *job,
-								 TimestampTz now);
-
-/*
- * why_parents.c
- *		What a job that depends on others waits for, in words.
- */
-
-extern void idemq_why_alone(StringInfo answer, int64 job_id);
-
-/*
- * why_wait.c
- *		What idemq.why says of a job that waits for an event.
- */
-
-extern bool idemq_why_wait(StringInfo answer, const Job *job, const QueueInfo *queue);
 
 /*
  * check_rows.c

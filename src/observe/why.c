@@ -4,11 +4,13 @@
  *
  * It reads the row first, then the lease table and who holds the row: the sentence
  * is true of a moment that is over when it is read.  It waits for no lock, and shows
- * neither payload nor key nor error.
+ * neither payload nor key nor error.  What other rows say of the job, its steps, its event
+ * and its parents, is put into words by SQL: idemq_inside.why_rows.
  */
 #include "postgres.h"
 
 #include "access/xlog.h"
+#include "catalog/pg_type.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -17,9 +19,9 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "job/job.h"
-#include "observe/observe.h"
 #include "queue/queue.h"
 #include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
 #include "shared/slots/slots.h"
 #include "table/table.h"
 
@@ -28,8 +30,17 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_why);
 /* Jobs that are counted before this one, and index entries that are read for it. */
 #define MAX_BEFORE 1000
 #define MAX_ENTRIES 20000
-/* Steps that are named. */
-#define MAX_STEPS 3
+/* Microseconds by which two readings of when a group may go on may differ. */
+#define CLOSE 1000
+
+/* The columns of idemq_inside.why_rows. */
+enum
+{
+	ROWS_STEPS, /* those without an answer */
+	ROWS_EVENT, /* that it sleeps for */
+	ROWS_PARENT,
+	ROWS_COLUMNS
+};
 
 typedef struct WhyCall
 {
@@ -37,114 +48,169 @@ typedef struct WhyCall
 	Job job;
 	QueueInfo queue;
 	TimestampTz now;
+	const char *rows[ROWS_COLUMNS]; /* "" for nothing */
 	StringInfoData answer;
 } WhyCall;
 
-/* Says a time; by itself, since two calls in one statement would share a buffer. */
+#define say(call, ...) appendStringInfo(&(call)->answer, __VA_ARGS__)
+
+static SqlStatement read_rows =
+	{.text = "SELECT steps, event, parent FROM idemq_inside.why_rows($1, $2)",
+	 .nargs = 2,
+	 .types = {INT8OID, TIMESTAMPTZOID}};
+
+/* Reads what other rows say of the job. */
 static void
-say_time(WhyCall *call, const char *before, TimestampTz time)
+fill_rows(WhyCall *call)
 {
-	appendStringInfo(&call->answer, "%s%s", before, timestamptz_to_str(time));
+	Datum values[] = {Int64GetDatum(call->job.id), TimestampTzGetDatum(call->now)};
+	MemoryContext caller = CurrentMemoryContext;
+	SqlScope scope;
+
+	idemq_spi_begin(&scope);
+	idemq_spi_no_seqscan();
+	(void) idemq_spi_query_latest(&read_rows, values, NULL);
+	for (int i = 0; i < ROWS_COLUMNS; i++)
+	{
+		bool isnull;
+		Datum said = idemq_spi_value(0, i + 1, &isnull);
+
+		call->rows[i] = isnull ? "" : MemoryContextStrdup(caller, TextDatumGetCString(said));
+	}
+	idemq_spi_end(&scope);
 }
 
-static TimestampTz
-finished_at(const Job *job)
+/* Returns a time in words: palloc'ed, since two in one call would share a buffer. */
+static const char *
+at(TimestampTz time)
 {
-	return job->row->tts_isnull[COL_FINISHED_AT]
-			   ? DT_NOEND
-			   : DatumGetTimestampTz(job->row->tts_values[COL_FINISHED_AT]);
+	return pstrdup(timestamptz_to_str(time));
 }
 
 static void
 say_finished(WhyCall *call)
 {
 	const Job *job = &call->job;
-	long long id = job->id;
+	TimestampTz finished = job->row->tts_isnull[COL_FINISHED_AT]
+							   ? DT_NOEND
+							   : DatumGetTimestampTz(job->row->tts_values[COL_FINISHED_AT]);
 
-	if (job->status == JOB_COMPLETED)
-	{
-		say_time(call, "completed at ", finished_at(job));
-		if (job->attempt == 0)
-			appendStringInfoString(&call->answer, " without a claim");
-		else
-			appendStringInfo(&call->answer, " by attempt %d", job->attempt);
-		appendStringInfoString(&call->answer, ": nothing is left to do");
-		return;
-	}
-	if (job->status == JOB_DEAD)
-	{
-		say_time(call, "dead since ", finished_at(job));
-		appendStringInfo(&call->answer,
-						 ", after attempt %d of %d: see idemq.attempts where job_id = %lld",
-						 job->attempt, job->max_attempts, id);
-	}
-	else if (job->attempt == 0 && job->expires_at <= finished_at(job))
-		say_time(call, "cancelled: nobody claimed it before it expired at ", job->expires_at);
+	if (job->status == JOB_COMPLETED && job->attempt == 0)
+		say(call, "completed at %s without a claim: nothing is left to do", at(finished));
+	else if (job->status == JOB_COMPLETED)
+		say(call, "completed at %s by attempt %d: nothing is left to do", at(finished),
+			job->attempt);
+	else if (job->status == JOB_DEAD)
+		say(call, "dead since %s, after attempt %d of %d: see idemq.attempts where job_id = %lld",
+			at(finished), job->attempt, job->max_attempts, (long long) job->id);
+	else if (job_has_expired(job, finished))
+		say(call, "cancelled: nobody claimed it before it expired at %s", at(job->expires_at));
 	else
-		say_time(call, "cancelled at ", finished_at(job));
-	appendStringInfo(&call->answer, "; idemq.retry(%lld) makes it ready again", id);
+		say(call, "cancelled at %s", at(finished));
+	if (job->status != JOB_COMPLETED)
+		say(call, "; idemq.retry(%lld) makes it ready again", (long long) job->id);
 }
 
-/* Adds the jobs of one priority that are ready, below a key; false when enough were read. */
-static bool
-count_priority(WhyCall *call, int priority, ReadyKey from, ReadyKey below, int *before,
-			   int *entries)
-{
-	bool enough = false;
-	ReadyKey key;
-	Job job;
-
-	idemq_jobs_scan_begin(&call->table, call->queue.id, priority, from, READY_KEY_MAX);
-	while (!enough && idemq_jobs_scan_next(&call->table, &key))
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (!ready_key_less(key, below) || key.ready_at > call->now)
-			break;
-		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&call->table, &job) &&
-			idemq_transition_allowed(EVENT_CLAIM, job.status))
-			(*before)++;
-		(*entries)++;
-		enough = *before >= MAX_BEFORE || *entries >= MAX_ENTRIES;
-	}
-	idemq_jobs_scan_end(&call->table);
-	return !enough;
-}
-
-/* Returns how many ready jobs a claim would take before this one; *all: no more than these. */
+/*
+ * Returns how many ready jobs a claim would take before this one; *all: no more than these.
+ * As a claim: the cursors first, then a snapshot.
+ */
 static int
 count_before(WhyCall *call, bool *all)
 {
 	ReadyKey mine = job_ready_key(&call->job);
-	int priority = call->job.priority;
+	int priority = Min(call->job.priority, IDEMQ_PRIORITIES - 1);
 	int before = 0;
 	int entries = 0;
 	CursorView view;
 
-	/* As a claim: the cursors first, then a snapshot. */
 	idemq_cursor_read(call->queue.slot, call->queue.id, 0, &view);
 	idemq_jobs_refresh(&call->table);
 	*all = true;
-	for (int p = 0; p <= Min(priority, IDEMQ_PRIORITIES - 1) && *all; p++)
-		*all = count_priority(call, p, view.from[p], p < priority ? READY_KEY_MAX : mine, &before,
-							  &entries);
+	for (int p = 0; p <= priority && *all; p++)
+	{
+		ReadyKey key;
+		Job job;
+
+		idemq_jobs_scan_begin(&call->table, call->queue.id, p, view.from[p], READY_KEY_MAX);
+		while (*all && idemq_jobs_scan_next(&call->table, &key) && key.ready_at <= call->now &&
+			   (p < call->job.priority || ready_key_less(key, mine)))
+		{
+			CHECK_FOR_INTERRUPTS();
+			if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&call->table, &job) &&
+				idemq_transition_allowed(EVENT_CLAIM, job.status))
+				before++;
+			*all = before < MAX_BEFORE && ++entries < MAX_ENTRIES;
+		}
+		idemq_jobs_scan_end(&call->table);
+	}
 	return before;
 }
 
-/* Says how far back in the line a ready job is, and whether anybody works. */
+/* Says what a queue's handler does about a job that is ready; false when it has none. */
+static bool
+say_handler(WhyCall *call)
+{
+	const QueueInfo *queue = &call->queue;
+	HandlerKey key = {MyDatabaseId, queue->id};
+	HandlerInfo handler;
+	HandlerTarget target;
+	HandlerState state;
+	const char *why;
+	int processes;
+	int busy; /* not said */
+
+	if (!idemq_handler_read(queue->id, &handler))
+		return false;
+	idemq_handler_state(key, &state);
+	idemq_handler_processes(key, &processes, &busy);
+	say(call, "; the handler of queue \"%s\" ", queue->name);
+	if (handler.stopped)
+		say(call, "is %s", idemq_handler_stopped_text(&handler));
+	else if ((why = idemq_handler_resolve(&handler, &target)) != NULL)
+		say(call, "does not run: %s", why);
+	else if (queue->slot == NULL)
+		say(call, "does not run: " HANDLER_WITHOUT_SLOT);
+	else if (!idemq_worker)
+		say(call, "does not run: idemq.worker is off");
+	else if (processes > 0)
+		say(call, "will claim it: %d of its %d processes run", processes, handler.workers);
+	else if (state.refused)
+		say(call, "does not run: see last_error in idemq.handlers");
+	else if (state.waits)
+		say(call, "waits for a process: raise idemq.max_handler_workers or max_worker_processes");
+	else
+		say(call, "is being started");
+	return true;
+}
+
+/*
+ * Says how far back in the line a ready job is, and who will claim it: its queue's handler, or a
+ * worker; on a standby nobody.
+ */
 static void
 say_ready(WhyCall *call)
 {
+	const char *queue = call->queue.name;
 	bool all;
-	int before;
+	int before = count_before(call, &all);
+	int in_flight = idemq_lease_count_queue(call->queue.id);
 
-	say_time(call, "ready since ", call->job.ready_at);
-	before = count_before(call, &all);
+	say(call, "ready since %s", at(call->job.ready_at));
 	if (before == 0 && all)
-		appendStringInfoString(&call->answer, " and first in line");
+		say(call, " and first in line");
 	else
-		appendStringInfo(&call->answer, ", behind %d%s ready job%s", before, all ? "" : " or more",
-						 before == 1 && all ? "" : "s");
-	idemq_why_worker(&call->answer, &call->queue);
+		say(call, ", behind %d%s ready job%s", before, all ? "" : " or more",
+			before == 1 && all ? "" : "s");
+	if (RecoveryInProgress() || say_handler(call))
+		return;
+	if (in_flight == 0)
+		say(call,
+			"; no job of queue \"%s\" is in flight: start a worker that calls idemq.claim('%s')",
+			queue, queue);
+	else
+		say(call, "; a worker has to claim it: of queue \"%s\" %d job%s in flight", queue,
+			in_flight, in_flight == 1 ? " is" : "s are");
 }
 
 /* Says which limit of its queue keeps a ready job; false when none does. */
@@ -162,28 +228,26 @@ say_limit(WhyCall *call)
 		case LIMIT_OPEN:
 			return false;
 		case LIMIT_RUNNING:
-			appendStringInfo(&call->answer,
-							 "queue \"%s\" is at max_running: %d of %d jobs are in processing",
-							 queue->name, view.running, queue->max_running);
+			say(call, "queue \"%s\" is at max_running: %d of %d jobs are in processing",
+				queue->name, view.running, queue->max_running);
 			break;
 		case LIMIT_RATE:
-			appendStringInfo(&call->answer, "the rate_limit of queue \"%s\" is used up",
-							 queue->name);
-			say_time(call, ": the next job may be claimed at ", view.until);
+			say(call,
+				"the rate_limit of queue \"%s\" is used up: the next job may be claimed at %s",
+				queue->name, at(view.until));
 			break;
 		case LIMIT_RECOVERING:
-			appendStringInfo(&call->answer,
-							 "queue \"%s\" has max_running, and its jobs in flight are still being "
-							 "looked for; a claim, or idemq.reap('%s'), looks too",
-							 queue->name, queue->name);
+			say(call,
+				"queue \"%s\" has max_running, and its jobs in flight are still being looked for; "
+				"a claim, or idemq.reap('%s'), looks too",
+				queue->name, queue->name);
 			break;
 		case LIMIT_TABLE_FULL:
 		case LIMIT_NO_SLOT:
-			appendStringInfo(&call->answer,
-							 "queue \"%s\" has limits that shared memory has no room to count: "
-							 "raise %s and restart the server",
-							 queue->name,
-							 view.state == LIMIT_NO_SLOT ? "idemq.max_queues" : "idemq.max_leases");
+			say(call,
+				"queue \"%s\" has limits that shared memory has no room to count: raise %s and "
+				"restart the server",
+				queue->name, view.state == LIMIT_NO_SLOT ? "idemq.max_queues" : "idemq.max_leases");
 			break;
 	}
 	return true;
@@ -193,21 +257,18 @@ say_limit(WhyCall *call)
 static bool
 say_held(WhyCall *call)
 {
-	TransactionId holder;
+	const char *holder = "a prepared transaction (see pg_prepared_xacts)";
+	TransactionId xid;
 	int pid;
 
-	if (idemq_jobs_hold(&call->job, &holder) != ROW_HELD)
+	if (idemq_jobs_hold(&call->job, &xid) != ROW_HELD)
 		return false;
-	pid = idemq_transaction_pid(holder);
-	appendStringInfoString(&call->answer, "its row is held by ");
+	pid = idemq_transaction_pid(xid);
 	if (pid != 0)
-		appendStringInfo(&call->answer, "pid %d", pid);
-	else
-		appendStringInfoString(&call->answer,
-							   RecoveryInProgress()
-								   ? "a transaction of the primary"
-								   : "a prepared transaction (see pg_prepared_xacts)");
-	appendStringInfoString(&call->answer, ": claims skip it until that transaction ends");
+		holder = psprintf("pid %d", pid);
+	else if (RecoveryInProgress())
+		holder = "a transaction of the primary";
+	say(call, "its row is held by %s: claims skip it until that transaction ends", holder);
 	return true;
 }
 
@@ -217,26 +278,33 @@ say_claiming(WhyCall *call, const Lease *lease)
 {
 	if (!lease->claiming)
 		return false;
-	if (lease->session == IDEMQ_MY_PROC_NUMBER)
-		appendStringInfoString(&call->answer, "being claimed by this transaction");
-	else
-		appendStringInfo(&call->answer, "being claimed by the open transaction of pid %d",
-						 idemq_lease_pid(lease));
-	appendStringInfoString(&call->answer,
-						   ": its lease starts when that commits; if it rolls back, the job is "
-						   "ready again");
+	say(call,
+		"being claimed by %s: its lease starts when that commits; if it rolls back, the job is "
+		"ready again",
+		lease->session == IDEMQ_MY_PROC_NUMBER
+			? "this transaction"
+			: psprintf("the open transaction of pid %d", idemq_lease_pid(lease)));
 	return true;
 }
 
-/* Says until when its queue is paused. */
-static void
-say_paused(WhyCall *call)
+/* Says that the group of a job may not start it yet; false when that is not what it waits for. */
+static bool
+say_group_rate(WhyCall *call)
 {
-	appendStringInfo(&call->answer, "queue \"%s\" is paused", call->queue.name);
-	if (call->queue.paused_until < DT_NOEND)
-		say_time(call, " until ", call->queue.paused_until);
-	appendStringInfo(&call->answer, ": idemq.resume('%s') lets it hand out jobs again",
-					 call->queue.name);
+	const Job *job = &call->job;
+	TimestampTz next;
+
+	if (call->queue.group_rate == 0 || job->row->tts_isnull[COL_GROUP_KEY] || RecoveryInProgress())
+		return false;
+	next = idemq_group_rate_next(&call->queue, job->row->tts_values[COL_GROUP_KEY]);
+	/* It may have been put off until then; what waits longer waits for something else. */
+	if (next <= call->now || next < job->ready_at - CLOSE)
+		return false;
+	say(call,
+		"the group_rate of queue \"%s\" is used up for its group: the next job of that may be "
+		"started at %s",
+		call->queue.name, at(next));
+	return true;
 }
 
 /* Says what a job in status pending or failed waits for. */
@@ -244,77 +312,58 @@ static void
 say_waiting(WhyCall *call)
 {
 	const Job *job = &call->job;
+	const QueueInfo *queue = &call->queue;
 	Lease lease;
 
 	if (idemq_jobs_is_own(job))
-		appendStringInfoString(&call->answer,
-							   "written by this transaction: others see it when that commits");
+		say(call, "written by this transaction: others see it when that commits");
 	else if ((idemq_lease_get(job->id, &lease) && say_claiming(call, &lease)) || say_held(call))
 		return;
-	else if (job->attempt == 0 && job->expires_at <= call->now)
-		say_time(call, "the next claim cancels it: it was not claimed before it expired at ",
-				 job->expires_at);
-	else if (idemq_queue_is_paused(&call->queue))
-		say_paused(call);
-	else if (idemq_why_group_rate(&call->answer, &call->queue, job, call->now))
+	else if (job_has_expired(job, call->now))
+		say(call, "the next claim cancels it: it was not claimed before it expired at %s",
+			at(job->expires_at));
+	else if (idemq_queue_is_paused(queue))
+		say(call, "queue \"%s\" is paused%s%s: idemq.resume('%s') lets it hand out jobs again",
+			queue->name, queue->paused_until < DT_NOEND ? " until " : "",
+			queue->paused_until < DT_NOEND ? at(queue->paused_until) : "", queue->name);
+	else if (say_group_rate(call) || (job->ready_at <= call->now && say_limit(call)))
 		return;
 	else if (job->ready_at <= call->now)
+		say_ready(call);
+	else if (call->rows[ROWS_EVENT][0] != '\0')
+		say(call, "%s", call->rows[ROWS_EVENT]);
+	else
 	{
-		if (!say_limit(call))
-			say_ready(call);
-	}
-	else if (!idemq_why_wait(&call->answer, job, &call->queue))
-	{
-		say_time(call, "not due before ", job->ready_at);
+		say(call, "not due before %s", at(job->ready_at));
 		if (job->status == JOB_FAILED)
-			appendStringInfo(&call->answer, ", when attempt %d of %d may begin", job->attempt + 1,
-							 job->max_attempts);
-		appendStringInfo(&call->answer, "; idemq.retry(%lld) makes it ready now",
-						 (long long) job->id);
+			say(call, ", when attempt %d of %d may begin", job->attempt + 1, job->max_attempts);
+		say(call, "; idemq.retry(%lld) makes it ready now", (long long) job->id);
 	}
 }
 
-/* Says who is on the job. */
+/* Says who is on the job, and how long its lease lasts, or what follows when it is over. */
 static void
 say_attempt(WhyCall *call, int pid)
 {
 	const Job *job = &call->job;
 
-	appendStringInfo(&call->answer, "attempt %d of %d", job->attempt, job->max_attempts);
+	say(call, "attempt %d of %d", job->attempt, job->max_attempts);
 	if (!job->row->tts_isnull[COL_WORKER])
-		appendStringInfo(&call->answer, " by worker \"%s\"",
-						 TextDatumGetCString(job->row->tts_values[COL_WORKER]));
+		say(call, " by worker \"%s\"", TextDatumGetCString(job->row->tts_values[COL_WORKER]));
 	if (pid != 0)
-		appendStringInfo(&call->answer, ", claimed by pid %d", pid);
+		say(call, ", claimed by pid %d", pid);
 }
 
-/* Says how long the lease lasts, or what follows when it is over. */
 static void
 say_deadline(WhyCall *call, TimestampTz deadline)
 {
 	if (deadline > call->now)
-		say_time(call, ", lease until ", deadline);
+		say(call, ", lease until %s", at(deadline));
 	else
-	{
-		say_time(call, "; no heartbeat came before its lease ended at ", deadline);
-		appendStringInfo(&call->answer,
-						 ": the next claim from queue \"%s\", or idemq.reap('%s'), takes it back",
-						 call->queue.name, call->queue.name);
-	}
-}
-
-/* Says how long an attempt that nobody ends may last. */
-static void
-say_lease(WhyCall *call, const Lease *lease)
-{
-	say_deadline(call, idemq_timestamp_from_mono(lease->deadline));
-	if (lease->limit < PG_INT64_MAX && lease->deadline > idemq_mono_now())
-		say_time(call, ", and by job_timeout no longer than ",
-				 idemq_timestamp_from_mono(lease->limit));
-	if (lease->cancels > 0)
-		appendStringInfoString(&call->answer,
-							   "; a transaction that cancels it waits for the worker's, and its "
-							   "heartbeats are answered cancelled");
+		say(call,
+			"; no heartbeat came before its lease ended at %s: the next claim from queue \"%s\", "
+			"or idemq.reap('%s'), takes it back",
+			at(deadline), call->queue.name, call->queue.name);
 }
 
 /* Says who is on a job in processing, and until when. */
@@ -328,7 +377,7 @@ say_processing(WhyCall *call)
 	if (!idemq_lease_get(job->id, &lease) || lease.token != job->token)
 	{
 		say_attempt(call, 0);
-		appendStringInfoString(&call->answer, " (known from its row alone)");
+		say(call, " (known from its row alone)");
 		if (!RecoveryInProgress())
 			say_deadline(call, idemq_row_deadline(job, &call->queue));
 		return;
@@ -338,31 +387,80 @@ say_processing(WhyCall *call)
 	say_attempt(call, idemq_lease_pid(&lease));
 	ender = idemq_session_pid(lease.ending.ender);
 	if (lease.ending.ender == IDEMQ_MY_PROC_NUMBER)
-		appendStringInfoString(&call->answer, "; this transaction is ending it");
+		say(call, "; this transaction is ending it");
 	else if (ender != 0 && lease.ending.reaping)
-		appendStringInfo(&call->answer, "; its lease ended, and pid %d is taking it back", ender);
+		say(call, "; its lease ended, and pid %d is taking it back", ender);
 	else if (ender != 0)
-		appendStringInfo(&call->answer, "; the open transaction of pid %d is ending it", ender);
+		say(call, "; the open transaction of pid %d is ending it", ender);
 	else
-		say_lease(call, &lease);
+	{
+		say_deadline(call, idemq_timestamp_from_mono(lease.deadline));
+		if (lease.limit < PG_INT64_MAX && lease.deadline > idemq_mono_now())
+			say(call, ", and by job_timeout no longer than %s",
+				at(idemq_timestamp_from_mono(lease.limit)));
+		if (lease.cancels > 0)
+			say(call, "; a transaction that cancels it waits for the worker's, and its heartbeats "
+					  "are answered cancelled");
+	}
 	if (lease.attached && ender == 0)
-		appendStringInfoString(&call->answer, " (attached: or until that session ends)");
+		say(call, " (attached: or until that session ends)");
+}
+
+/* Says who has the places of a group; false when there is one for its next job. */
+static bool
+say_places(WhyCall *call, Datum name)
+{
+	const QueueInfo *queue = &call->queue;
+	GroupPlaces places;
+
+	idemq_places_count(&call->table, queue, name, DT_NOBEGIN, DT_NOEND, &places);
+	if (places.next != 0)
+		say(call, "waits %s behind job %lld, which is to be claimed next: see idemq.why(%lld)",
+			idemq_is_no_group(name) ? "among the jobs without a group" : "in its group",
+			(long long) places.next, (long long) places.next);
+	else if (places.taken >= idemq_group_places(queue, name))
+		say(call, "its group is at group_running of queue \"%s\": %d of its jobs are in processing",
+			queue->name, places.taken);
+	else
+		return false;
+	return true;
 }
 
 /* Says what a job that is blocked waits for: a parent, or its turn in its group. */
 static void
 say_blocked(WhyCall *call)
 {
-	if (call->job.row->tts_isnull[COL_GROUP_KEY])
+	Job *job = &call->job;
+	const QueueInfo *queue = &call->queue;
+	int64 id = job->id;
+	Job head;
+	Datum name;
+	bool found;
+
+	if (job->row->tts_isnull[COL_GROUP_KEY])
 	{
-		idemq_why_alone(&call->answer, call->job.id);
+		say(call, "%s", call->rows[ROWS_PARENT]);
 		return;
 	}
-	if (!idemq_why_group(&call->answer, &call->table, &call->queue, &call->job) || say_held(call))
-		return;
-	appendStringInfoString(&call->answer,
-						   "is next in its group: the background worker, or the next claim, "
-						   "makes it pending");
+	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job->row->tts_values[COL_GROUP_KEY]));
+	if (idemq_group_has_places(queue, name))
+	{
+		if (say_places(call, name))
+			return;
+		found = idemq_jobs_group_blocked(&call->table, queue->id, name, PG_INT64_MIN, &head);
+	}
+	else
+		found = idemq_jobs_group_first(&call->table, queue->id, name, &head);
+	if (!found)
+		return; /* not without itself */
+	if (head.status != JOB_BLOCKED)
+		say(call, "waits in its group behind job %lld, which is %s: see idemq.why(%lld)",
+			(long long) head.id, idemq_status_name(head.status), (long long) head.id);
+	else if (head.id != id)
+		say(call, "waits in its group behind job %lld, which is next", (long long) head.id);
+	else if (!say_held(call)) /* of its row as it was fetched last */
+		say(call, "is next in its group: the background worker, or the next claim, makes it "
+				  "pending");
 }
 
 /* Says of an unfinished job that others work on it; false when this database follows none. */
@@ -373,56 +471,23 @@ say_follows(WhyCall *call)
 
 	if (!idemq_follows())
 		return false;
-	appendStringInfoString(&call->answer, "this database follows another");
-	if (following->switched_on)
-		say_time(call, " since ", following->since);
-	appendStringInfoString(&call->answer,
-						   ", as far as replication has come: ask idemq.why on the publisher; here "
-						   "nothing claims it before idemq.take_over()");
+	say(call,
+		"this database follows another%s%s, as far as replication has come: ask idemq.why on the "
+		"publisher; here nothing claims it before idemq.take_over()",
+		following->switched_on ? " since " : "",
+		following->switched_on ? at(following->since) : "");
 	return true;
-}
-
-/* Says which steps have no answer. */
-static void
-say_steps(WhyCall *call)
-{
-	const Job *job = &call->job;
-	OpenStep steps[MAX_STEPS];
-	int count;
-
-	if (job->token == 0)
-		return;
-	count = idemq_steps_open_of(job->id, steps, MAX_STEPS);
-	for (int i = 0; i < count; i++)
-	{
-		const OpenStep *step = &steps[i];
-
-		appendStringInfo(&call->answer, "; its step \"%s\" ", step->name);
-		if (job_is_attempt(job, step->token))
-			say_time(call, "is open: its call may last until ", step->call_until);
-		else
-		{
-			say_time(call, "is unknown: begun at ", step->begun_at);
-			appendStringInfoString(&call->answer,
-								   " by an attempt that is over without an answer, ");
-			if (call->now < step->call_until)
-				say_time(call, "its call may arrive until ", step->call_until);
-			else if (!job_status_is_finished(job->status))
-				appendStringInfoString(&call->answer, "the next one asks the other side");
-			else
-				appendStringInfo(&call->answer,
-								 "ask the other side, then idemq.finish_step(%lld, %lld, ...) or "
-								 "idemq.refuse_step",
-								 (long long) job->id, (long long) step->token);
-		}
-	}
 }
 
 static void
 say_why(WhyCall *call)
 {
-	appendStringInfo(&call->answer, "%s: ", idemq_status_name(call->job.status));
-	if (!job_status_is_finished(call->job.status) && say_follows(call))
+	bool finished = job_status_is_finished(call->job.status);
+
+	fill_rows(call);
+	if (!finished)
+		say(call, "%s: ", idemq_status_name(call->job.status));
+	if (!finished && say_follows(call))
 		return;
 	switch (call->job.status)
 	{
@@ -436,18 +501,16 @@ say_why(WhyCall *call)
 		case JOB_PROCESSING:
 			say_processing(call);
 			if (!call->job.row->tts_isnull[COL_RERUN_AT])
-				appendStringInfoString(&call->answer,
-									   "; then it runs once more, as a later request asked");
+				say(call, "; then it runs once more, as a later request asked");
 			break;
 		default:
-			resetStringInfo(&call->answer);
 			say_finished(call);
 			break;
 	}
-	say_steps(call);
-	if (RecoveryInProgress() && !job_status_is_finished(call->job.status))
-		appendStringInfoString(&call->answer, "; this is a standby: leases, limits and workers are "
-											  "known on the primary, ask idemq.why there");
+	say(call, "%s", call->rows[ROWS_STEPS]);
+	if (RecoveryInProgress() && !finished)
+		say(call, "; this is a standby: leases, limits and workers are known on the primary, ask "
+				  "idemq.why there");
 }
 
 /* why(id) -> text; 22004. */
@@ -464,10 +527,8 @@ idemq_sql_v2_why(PG_FUNCTION_ARGS)
 		idemq_queue_allows(call.job.queue_id, PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &call.queue))
 		say_why(&call);
 	else
-		appendStringInfo(
-			&call.answer,
-			"job %lld does not exist, or you may neither claim from nor administer its "
-			"queue",
+		say(&call,
+			"job %lld does not exist, or you may neither claim from nor administer its queue",
 			(long long) PG_GETARG_INT64(0));
 	idemq_jobs_close(&call.table);
 	PG_RETURN_TEXT_P(cstring_to_text_with_len(call.answer.data, call.answer.len));

@@ -34,10 +34,6 @@ static SqlStatement void_steps =
 			 "'was not answered when its job got another payload' ELSE error END "
 			 "WHERE job_id = $1 AND state <> 'void'",
 	 .types = {INT8OID}};
-static SqlStatement find_open =
-	{.text = "SELECT name, token, begun_at, call_until FROM idemq.steps WHERE job_id = $1 "
-			 "AND state = 'open' ORDER BY begun_at, name LIMIT $2",
-	 .types = {INT8OID, INT4OID}};
 static SqlStatement count_open = {
 	.text = "SELECT s.queue_id, count(*) FILTER (WHERE j.id IS NOT NULL), "
 			"count(*) FILTER (WHERE j.id IS NULL) FROM idemq.steps s LEFT JOIN idemq.jobs j "
@@ -46,30 +42,6 @@ static SqlStatement count_open = {
 static SqlStatement forget_steps = {.few = true,
 									.text = "DELETE FROM idemq.steps WHERE job_id = ANY ($1)",
 									.types = {INT8ARRAYOID}};
-
-/* Returns the first steps of a job that are open, and how many: no more than most. */
-int
-idemq_steps_open_of(int64 job_id, OpenStep *steps, int most)
-{
-	Datum values[] = {Int64GetDatum(job_id), Int32GetDatum(most)};
-	MemoryContext caller = CurrentMemoryContext;
-	SqlScope scope;
-	int count;
-
-	idemq_spi_begin(&scope);
-	count = (int) idemq_spi_query_latest(&find_open, values, NULL);
-	for (int i = 0; i < count; i++)
-	{
-		char *name = TextDatumGetCString(idemq_spi_value(i, 1, NULL));
-
-		steps[i].name = MemoryContextStrdup(caller, name);
-		steps[i].token = idemq_spi_int64(i, 2, NULL);
-		steps[i].begun_at = idemq_spi_int64(i, 3, NULL);
-		steps[i].call_until = idemq_spi_int64(i, 4, NULL);
-	}
-	idemq_spi_end(&scope);
-	return count;
-}
 
 /* Returns how many steps are open, of each queue that has any, by its id. */
 StepCount *

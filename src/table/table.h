@@ -289,32 +289,15 @@ typedef struct Waiter
 	int64 token; /* of the attempt that began to wait, or waited on, last */
 } Waiter;
 
-/* What a job waits for. */
-typedef struct WaitView
-{
-	char *name;
-	TimestampTz begun_at;
-} WaitView;
-
 extern void idemq_wait_write(const StepName *name, int32 queue_id, const Step *wait);
 extern Waiter *idemq_waits_for(const EventName *event, int *count);
 extern void idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count,
 								Datum payload);
-extern bool idemq_wait_of(int64 job_id, int64 token, WaitView *view);
 
 /*
  * jobs_steps.c
  *		All steps of a job, or of a queue.
  */
-
-/* What a job has of steps that are open, for a person. */
-typedef struct OpenStep
-{
-	char *name;
-	int64 token;
-	TimestampTz begun_at;
-	TimestampTz call_until;
-} OpenStep;
 
 /* Steps of a queue that are begun, and not answered. */
 typedef struct StepCount
@@ -324,7 +307,6 @@ typedef struct StepCount
 	int64 unknown; /* of others */
 } StepCount;
 
-extern int idemq_steps_open_of(int64 job_id, OpenStep *steps, int most);
 extern StepCount *idemq_steps_count(int *count);
 extern void idemq_steps_void(int64 job_id);
 extern void idemq_steps_forget(const int64 *job_ids, int count);

@@ -51,10 +51,6 @@ static SqlStatement answer_waiters =
 			 "AND state = 'waiting'",
 	 .nargs = 3,
 	 .types = {INT8ARRAYOID, TEXTOID, JSONBOID}};
-static SqlStatement find_wait = {.text = "SELECT name, begun_at FROM idemq.steps WHERE job_id = $1 "
-										 "AND state = 'waiting' AND token = $2",
-								 .nargs = 2,
-								 .types = {INT8OID, INT8OID}};
 
 /* Writes a wait, of a job whose row is held: its state, times and response. */
 void
@@ -134,27 +130,4 @@ idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count, Dat
 				 errmsg("jobs wait for event \"%s\" that this transaction cannot see",
 						TextDatumGetCString(event->name)),
 				 errhint("Run the transaction again, or idemq.send_event at READ COMMITTED.")));
-}
-
-/* Finds what a job waits for that the attempt of a token gave back; false when it does not. */
-bool
-idemq_wait_of(int64 job_id, int64 token, WaitView *view)
-{
-	Datum values[] = {Int64GetDatum(job_id), Int64GetDatum(token)};
-	MemoryContext caller = CurrentMemoryContext;
-	SqlScope scope;
-	bool found;
-
-	idemq_spi_begin(&scope);
-	found = idemq_spi_query_latest(&find_wait, values, NULL) > 0;
-	if (found)
-	{
-		bool isnull;
-		char *name = TextDatumGetCString(idemq_spi_value(0, 1, &isnull));
-
-		view->name = MemoryContextStrdup(caller, name);
-		view->begun_at = idemq_spi_int64(0, 2, &isnull);
-	}
-	idemq_spi_end(&scope);
-	return found;
 }
