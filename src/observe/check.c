@@ -1,8 +1,9 @@
 /*
  * observe/check.c
  *		SQL function check: the audit of every invariant, while others work; the order
- *		of its parts, and what is small enough to need no part: slots, dead queues, the shard,
- *		grants and schedules of nobody, the driver of schedules.
+ *		of its parts, and what is small enough to need no part: slots, dead queues, tokens, the
+ *		driver of schedules.  What rows and catalogs say by themselves is found by SQL:
+ *		idemq_inside.findings.
  *
  * Why no finding is a race stands at the top of observe/check_report.c and of each part.
  *
@@ -11,12 +12,13 @@
  */
 #include "postgres.h"
 
+#include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
-#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "base/base.h"
+#include "base/compat.h"
 #include "job/job.h"
 #include "observe/observe.h"
 #include "queue/queue.h"
@@ -29,6 +31,9 @@
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_check);
 
+/* Tokens are below this, for JSON and JavaScript. */
+#define TOKEN_END (INT64CONST(1) << 53)
+
 static SqlStatement queue_writers =
 	{.text = "SELECT FROM pg_catalog.pg_locks WHERE granted AND locktype = 'relation' "
 			 "AND relation = $1 AND mode = 'RowExclusiveLock' "
@@ -36,34 +41,10 @@ static SqlStatement queue_writers =
 			 "WHERE datname = pg_catalog.current_database())",
 	 .types = {OIDOID}};
 
-/* A row names a role that does not exist, or one that has come after it. */
-#define IS_OF_NOBODY(name, oid)                                                                    \
-	"NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = " name " AND (" oid           \
-	" IS NULL OR r.oid = " oid ")) "
-
-static SqlStatement grants_of_nobody = {
-	.text = "SELECT role_name, count(*) FROM idemq.queue_grants "
-			"WHERE " IS_OF_NOBODY("role_name", "role_oid") "GROUP BY 1 ORDER BY 1"};
-
-static SqlStatement schedules_of_nobody = {
-	.text = "SELECT created_by, count(*) FROM idemq.schedule_entries "
-			"WHERE " IS_OF_NOBODY("created_by", "created_by_oid") "GROUP BY 1 ORDER BY 1"};
-
-/* Rows that a restore, or a hand, has brought without their queue. */
-static SqlStatement orphans = {
-	.text = "SELECT t.what, t.queue_id, count(*) FROM "
-			"(SELECT 'queue_grants' AS what, queue_id FROM idemq.queue_grants "
-			"UNION ALL SELECT 'schedule_entries', queue_id FROM idemq.schedule_entries "
-			"UNION ALL SELECT 'events', queue_id FROM idemq.events "
-			"UNION ALL SELECT 'producers', queue_id FROM idemq.producers) t "
-			"WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = t.queue_id) "
-			"GROUP BY 1, 2 ORDER BY 1, 2"};
-
-/* The first and the last id: all are of one shard. */
-static SqlStatement foreign_ids = {
-	.text = "SELECT s.shard, j.id FROM idemq.shard s CROSS JOIN LATERAL "
-			"((SELECT id FROM idemq.jobs ORDER BY id LIMIT 1) UNION ALL "
-			"(SELECT id FROM idemq.jobs ORDER BY id DESC LIMIT 1)) j WHERE j.id >> 47 <> s.shard"};
+/* Those with a token from the future, the greatest first. */
+static SqlStatement tokens_from = {.text = "SELECT id, token FROM idemq.jobs WHERE token >= $1 "
+										   "AND token < $2 ORDER BY token DESC LIMIT $3",
+								   .types = {INT8OID, INT8OID, INT8OID}};
 
 /* Returns whether a queue may be being created or dropped now. */
 static bool
@@ -192,87 +173,44 @@ check_dead_queues(CheckCall *call)
 	pfree(ids);
 }
 
-/*
- * Reports what is left of roles that were dropped, which the next role of that name does
- * not inherit.  Rows and roles are read by one statement.
- */
-static void
-check_roles(CheckCall *call)
+/* Returns a token that none issued so far in this database is greater than. */
+static int64
+greatest_token(void)
 {
-	SqlScope scope;
-	uint64 rows;
-
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&grants_of_nobody, NULL, NULL);
-	for (uint64 i = 0; i < rows; i++)
-	{
-		const char *role = NameStr(*DatumGetName(idemq_spi_value(i, 1, NULL)));
-
-		idemq_check_report(call, CHECK_WARNING, "grants.role",
-						   "grants (%lld) of role \"%s\", which was dropped or renamed, are void: "
-						   "idemq.grant_queue anew, or DELETE FROM idemq.queue_grants WHERE "
-						   "role_name = %s",
-						   (long long) DatumGetInt64(idemq_spi_value(i, 2, NULL)), role,
-						   quote_literal_cstr(role));
-	}
-	rows = idemq_spi_query_latest(&schedules_of_nobody, NULL, NULL);
-	for (uint64 i = 0; i < rows; i++)
-		idemq_check_report(call, CHECK_WARNING, "schedules.role",
-						   "schedules (%lld) of role \"%s\", which was dropped or renamed, do not "
-						   "tick: have them made again with idemq.schedule, or end them",
-						   (long long) DatumGetInt64(idemq_spi_value(i, 2, NULL)),
-						   NameStr(*DatumGetName(idemq_spi_value(i, 1, NULL))));
-	idemq_spi_end(&scope);
+	return idemq_token_next(0, idemq_lease_last_token(), idemq_now(), compat_timeline(),
+							idemq_generation_latest_base());
 }
 
 /*
- * Reports grants and schedules of queues that do not exist.  A subscriber may have them for
- * a while: each table is copied by itself.  Elsewhere a queue comes with its grants, and
- * nothing is left behind when it goes (hooks/queue_trigger.c).
+ * Checks that no token is from the future.  The last one issued is read after the rows: whatever
+ * token their snapshot shows had been issued by then.
  */
 static void
-check_orphans(CheckCall *call)
+check_tokens(CheckCall *call)
 {
+	IdList ahead = {0};
+	Datum args[] = {0, Int64GetDatum(TOKEN_END), Int64GetDatum(CHECK_SUSPECTS)};
+	int64 greatest;
 	SqlScope scope;
 	uint64 rows;
 
+	/* A standby issues none, and has not seen what was issued. */
+	if (RecoveryInProgress())
+		return;
+	args[0] = Int64GetDatum(greatest_token());
 	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&orphans, NULL, NULL);
+	rows = idemq_spi_query_latest(&tokens_from, args, NULL);
+	greatest = greatest_token();
 	for (uint64 i = 0; i < rows; i++)
 	{
-		const char *table = TextDatumGetCString(idemq_spi_value(i, 1, NULL));
-		int32 queue_id = DatumGetInt32(idemq_spi_value(i, 2, NULL));
-
-		const char *invariant = strcmp(table, "queue_grants") == 0		 ? "grants.queue"
-								: strcmp(table, "schedule_entries") == 0 ? "schedules.queue"
-								: strcmp(table, "events") == 0			 ? "events.queue"
-																		 : "producers.queue";
-
-		idemq_check_report(call, CHECK_ERROR, invariant,
-						   "rows (%lld) are of queue %d, which does not exist: restore "
-						   "idemq.queues, or DELETE FROM idemq.%s WHERE queue_id = %d",
-						   (long long) DatumGetInt64(idemq_spi_value(i, 3, NULL)), queue_id, table,
-						   queue_id);
+		if (idemq_spi_int64(i, 2, NULL) > greatest)
+			idemq_id_list_add(&ahead, idemq_spi_int64(i, 1, NULL));
 	}
 	idemq_spi_end(&scope);
-}
-
-/* Reports jobs whose ids are those of another shard: nobody would look for them here. */
-static void
-check_shard(CheckCall *call)
-{
-	SqlScope scope;
-	uint64 rows;
-
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&foreign_ids, NULL, NULL);
-	for (uint64 i = 0; i < rows; i++)
-		idemq_check_report(call, CHECK_ERROR, "ids.shard",
-						   "job %lld is not of shard %d, which this database is: it was written "
-						   "by hand, or idemq.shard was",
-						   (long long) idemq_spi_int64(i, 2, NULL),
-						   DatumGetInt32(idemq_spi_value(i, 1, NULL)));
-	idemq_spi_end(&scope);
+	idemq_check_report_jobs(
+		call, CHECK_WARNING, "tokens.issued", &ahead,
+		"with a token greater than the last one issued and the clock: written by "
+		"hand, or the clock was set back; its next token is greater still");
 }
 
 /*
@@ -335,25 +273,23 @@ idemq_sql_v2_check(PG_FUNCTION_ARGS)
 	check_slots(&call);
 	check_worker(&call);
 	check_dead_queues(&call);
-	check_roles(&call);
-	check_shard(&call);
-	idemq_check_rows(&call);
+	idemq_check_findings(&call, "rows");
 	if (check_follows(&call))
-		(void) idemq_check_catalog(&call);
+		idemq_check_findings(&call, "catalog");
 	else
 	{
-		idemq_check_tokens(&call);
-		idemq_check_steps(&call);
-		/* The rest reads the ready index. */
-		if (idemq_check_catalog(&call))
+		idemq_check_findings(&call, "tokens");
+		check_tokens(&call);
+		idemq_check_findings(&call, "steps");
+		idemq_check_findings(&call, "catalog");
+		if (idemq_jobs_has_index(call.table.rel, INDEX_READY))
 			idemq_check_ready(&call);
 		idemq_check_leases(&call);
 		idemq_check_groups(&call);
 		idemq_check_floors(&call);
 		idemq_check_kin(&call);
 		check_driver(&call);
-		check_orphans(&call);
-		idemq_check_topics(&call);
+		idemq_check_findings(&call, "others");
 		idemq_check_limits(&call);
 		idemq_check_gauges(&call);
 	}

@@ -1,14 +1,7 @@
 /*
  * observe/check_groups.c
  *		The audit of groups: at most one head each, no more places taken than group_running
- *		says (job/places.c), and none that is forgotten.
- *
- * Heads: the session that promoted a head had seen the previous head's end, so a
- * snapshot that sees a promotion sees that end: one query under one snapshot finds
- * no race.
- *
- * Places: each promotion had seen the ends of the attempts whose places it counted as
- * free, so a snapshot that sees the promotion sees these ends.
+ *		says (job/places.c), which the rows say by themselves; and none that is forgotten.
  *
  * A group without a head, or with a free place and nobody that waits to be claimed, is a
  * suspect.  Once all that its snapshot showed has reached shared memory (idemq_check_settled),
@@ -36,21 +29,6 @@
 #define HAS_PLACE                                                                                       \
 	"(j.status <> 'blocked' AND (q.group_running = 1 AND j.group_key <> '' OR j.status = 'processing' " \
 	"OR j.status = 'pending' AND j.run_at IS NULL))"
-
-/* What runs, or waits to be retried, when group_running is lowered is not taken back. */
-static SqlStatement many_heads =
-	{.text = "SELECT id FROM (SELECT j.id, queue_id, q.group_running, count(*) OVER g AS places, "
-			 "min(CASE WHEN q.group_running > 1 THEN j.ready_at "
-			 "ELSE coalesce(j.claimed_at, j.created_at) END) OVER g AS since "
-			 "FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) "
-			 "WHERE j.group_key <> '' AND j.finished_at IS NULL AND " HAS_PLACE
-			 " WINDOW g AS (PARTITION BY queue_id, j.group_key)) p "
-			 "WHERE places > group_running AND NOT EXISTS (SELECT FROM idemq.audit a "
-			 "WHERE a.queue_id = p.queue_id AND a.action = 'alter_queue' "
-			 "AND a.at > p.since - interval '1 min' "
-			 "AND (a.details #>> '{group_running,from}')::int "
-			 "> (a.details #>> '{group_running,to}')::int) ORDER BY id LIMIT $1",
-	 .types = {INT8OID}};
 
 #define SUSPECT_COLUMNS                                                                            \
 	"queue_id, j.group_key, min(j.id) FILTER (WHERE j.status = 'blocked') AS first_id, "           \
@@ -82,24 +60,6 @@ typedef struct Suspect
 	int64 jobs;
 	int64 token; /* the greatest: of the last claim */
 } Suspect;
-
-static void
-check_heads(CheckCall *call)
-{
-	Datum limit = Int64GetDatum(CHECK_SUSPECTS);
-	IdList jobs = {0};
-	SqlScope scope;
-	uint64 rows;
-
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&many_heads, &limit, NULL);
-	for (uint64 i = 0; i < rows; i++)
-		idemq_id_list_add(&jobs, DatumGetInt64(idemq_spi_value(i, 1, NULL)));
-	idemq_spi_end(&scope);
-	idemq_check_report_jobs(call, CHECK_ERROR, "groups.head", &jobs,
-							"not blocked, as more jobs of its group than group_running allows: "
-							"cancel all but the first");
-}
 
 /* Reads one row of SUSPECT_COLUMNS into the current memory context. */
 static void
@@ -216,6 +176,6 @@ check_headless(CheckCall *call)
 void
 idemq_check_groups(CheckCall *call)
 {
-	check_heads(call);
+	idemq_check_findings(call, "groups");
 	check_headless(call);
 }

@@ -2,9 +2,7 @@
  * observe/check_kin.c
  *		The audit of children: none is forgotten whose parents are done, or have failed.
  *
- * None runs too early: while a parent is not done the child has a row in idemq.children, and is
- * blocked or cancelled.  Both rows are written together, so one query under one snapshot finds
- * no race.  The same holds for what it depends on.
+ * That none runs too early the rows say by themselves.
  *
  * A child that a look would change is a suspect.  Once all that its snapshot showed has reached
  * shared memory (idemq_check_settled), the child or the parent that it watches is marked
@@ -14,7 +12,6 @@
  */
 #include "postgres.h"
 
-#include "catalog/pg_type.h"
 #include "miscadmin.h"
 
 #include "base/base.h"
@@ -27,41 +24,12 @@
 #define FORGOTTEN_CHECKS 11
 #define FORGOTTEN_PAUSE 100000L
 
-static SqlStatement not_blocked =
-	{.text = "SELECT j.id FROM idemq.children k JOIN idemq.jobs j ON j.id = k.job_id "
-			 "WHERE j.status NOT IN ('blocked', 'cancelled') ORDER BY 1 LIMIT $1",
-	 .types = {INT8OID}};
-
-static SqlStatement without_edges =
-	{.text = "SELECT k.job_id FROM idemq.children k WHERE NOT EXISTS "
-			 "(SELECT FROM idemq.dependencies d WHERE d.child = k.job_id) ORDER BY 1 LIMIT $1",
-	 .types = {INT8OID}};
-
 typedef struct Suspects
 {
 	int32 queue_id;
 	int64 *ids;
 	int count;
 } Suspects;
-
-/* Reports the jobs that a query finds. */
-static void
-report_rows(CheckCall *call, SqlStatement *statement, const char *invariant, const char *what)
-{
-	Datum limit = Int64GetDatum(CHECK_SUSPECTS);
-	IdList jobs = {0};
-	SqlScope scope;
-	uint64 rows;
-
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(statement, &limit, NULL);
-	for (uint64 i = 0; i < rows; i++)
-	{
-		idemq_id_list_add(&jobs, idemq_spi_int64(i, 1, NULL));
-	}
-	idemq_spi_end(&scope);
-	idemq_check_report_jobs(call, CHECK_ERROR, invariant, &jobs, what);
-}
 
 /* Returns whether shared memory knows of a mark, or will look at all. */
 static bool
@@ -135,12 +103,9 @@ idemq_check_kin(CheckCall *call)
 	bool settled = false;
 	IdList jobs = {0};
 
-	report_rows(call, &without_edges, "children.edges",
-				"waiting for parents, and without a row in idemq.dependencies");
+	idemq_check_findings(call, "children");
 	if (!idemq_kin_any())
 		return;
-	report_rows(call, &not_blocked, "children.status",
-				"with a row in idemq.children, and neither blocked nor cancelled");
 	for (int i = 0; i < call->nqueues; i++)
 	{
 		Suspects suspects = {.queue_id = call->queue_ids[i]};

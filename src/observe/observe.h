@@ -11,11 +11,6 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
-/*
- * check_report.c
- *		What the parts of idemq.check() share.
- */
-
 /* Job ids that a report names, and suspects that are checked twice. */
 #define CHECK_NAMED 10
 #define CHECK_SUSPECTS 1000
@@ -40,9 +35,15 @@ typedef struct IdList
 #define CHECK_ERROR "error"
 #define CHECK_WARNING "warning"
 
+/* Adds a row to the answer: its severity, the invariant, and the detail as a format and its values. */
+#define idemq_check_report(call, severity, invariant, ...)                                         \
+	idemq_check_put(call, severity, invariant, psprintf(__VA_ARGS__))
+
+/* check_report.c */
 extern void idemq_check_begin(FunctionCallInfo fcinfo, CheckCall *call);
-extern void idemq_check_report(CheckCall *call, const char *severity, const char *invariant,
-							   const char *format, ...) pg_attribute_printf(4, 5);
+extern void idemq_check_put(CheckCall *call, const char *severity, const char *invariant,
+							const char *detail);
+extern void idemq_check_findings(CheckCall *call, const char *part);
 extern void idemq_check_report_jobs(CheckCall *call, const char *severity, const char *invariant,
 									const IdList *jobs, const char *what);
 extern void idemq_id_list_add(IdList *list, int64 id);
@@ -50,70 +51,13 @@ extern void idemq_check_read_queues(CheckCall *call);
 extern bool idemq_check_has_queue(const CheckCall *call, int32 queue_id);
 extern bool idemq_check_settled(CheckCall *call);
 
-/*
- * check_limits.c
- *		The audit of what max_running counts.
- */
-
-extern void idemq_check_limits(CheckCall *call);
-
-/*
- * check_rows.c
- *		The audit of what one snapshot shows: rows, tokens, indexes, triggers.
- */
-
-extern void idemq_check_rows(CheckCall *call);
-extern void idemq_check_tokens(CheckCall *call);
-extern void idemq_check_steps(CheckCall *call);
-extern bool idemq_check_catalog(CheckCall *call);
-
-/*
- * check_ready.c
- *		The audit of the ready cursors: nothing below one is claimable.
- */
-
+/* The parts, each in a file of its name. */
 extern void idemq_check_ready(CheckCall *call);
-
-/*
- * check_leases.c
- *		The audit of the lease table against the rows, the sessions and the slots.
- */
-
 extern void idemq_check_leases(CheckCall *call);
-
-/*
- * check_groups.c
- *		The audit of FIFO groups: at most one head each, and none that is forgotten.
- */
-
 extern void idemq_check_groups(CheckCall *call);
-
-/*
- * check_floors.c
- *		The audit of the floors of FIFO groups.
- */
-
 extern void idemq_check_floors(CheckCall *call);
-
-/*
- * check_kin.c
- *		The audit of children and their parents.
- */
-
 extern void idemq_check_kin(CheckCall *call);
-
-/*
- * check_topics.c
- *		The audit of topics: rows that name a role, a queue or a topic which is not there.
- */
-
-extern void idemq_check_topics(CheckCall *call);
-
-/*
- * check_gauges.c
- *		The audit of how many jobs shared memory knows of.
- */
-
+extern void idemq_check_limits(CheckCall *call);
 extern void idemq_check_gauges(CheckCall *call);
 
 #endif

@@ -56,7 +56,6 @@ typedef struct WhyCall
 
 static SqlStatement read_rows =
 	{.text = "SELECT steps, event, parent FROM idemq_inside.why_rows($1, $2)",
-	 .nargs = 2,
 	 .types = {INT8OID, TIMESTAMPTZOID}};
 
 /* Reads what other rows say of the job. */

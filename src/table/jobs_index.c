@@ -193,9 +193,9 @@ static const struct
 					 "WHERE group_key IS NOT NULL AND finished_at IS NULL"},
 };
 
-/* Returns the OID of a valid index of that kind of the locked table; raises 55000 without one. */
-Oid
-idemq_jobs_index(Relation rel, JobsIndex which)
+/* Returns the OID of a valid index of that kind, InvalidOid without one. */
+static Oid
+find_index(Relation rel, JobsIndex which)
 {
 	List *indexes = RelationGetIndexList(rel);
 	Oid found = InvalidOid;
@@ -208,6 +208,22 @@ idemq_jobs_index(Relation rel, JobsIndex which)
 			found = lfirst_oid(lc);
 	}
 	list_free(indexes);
+	return found;
+}
+
+/* Returns whether the locked table has a valid index of that kind. */
+bool
+idemq_jobs_has_index(Relation rel, JobsIndex which)
+{
+	return OidIsValid(find_index(rel, which));
+}
+
+/* Returns the OID of a valid index of that kind of the locked table; raises 55000 without one. */
+Oid
+idemq_jobs_index(Relation rel, JobsIndex which)
+{
+	Oid found = find_index(rel, which);
+
 	if (!OidIsValid(found))
 		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 						errmsg("table \"idemq.jobs\" has no valid %s", own_indexes[which].name),

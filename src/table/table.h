@@ -488,6 +488,7 @@ typedef enum JobsIndex
 } JobsIndex;
 
 extern void idemq_jobs_index_install(void);
+extern bool idemq_jobs_has_index(Relation rel, JobsIndex which);
 extern Oid idemq_jobs_index(Relation rel, JobsIndex which);
 extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
 									bool only_summarizing);
