@@ -27,49 +27,42 @@
 
 /* The first job of a group below its floor, and the version of its row. */
 static SqlStatement below_floor = {
-	.text = "(SELECT id, xmin::text::int8 FROM idemq.jobs WHERE queue_id = $1 AND group_key = $2 "
+	.text = "(SELECT id, xmin::text FROM idemq.jobs WHERE queue_id = $1 AND group_key = $2 "
 			"AND group_key <> '' AND finished_at IS NULL AND ready_at < $3 AND status <> 'blocked' "
 			"AND (status = 'processing' OR status = 'pending' AND run_at IS NULL "
 			"OR (SELECT group_running = 1 FROM idemq.queues WHERE queue_id = $1)) "
 			"ORDER BY ready_at LIMIT 1) UNION ALL "
-			"(SELECT id, xmin::text::int8 FROM idemq.jobs WHERE queue_id = $1 AND group_key = $2 "
+			"(SELECT id, xmin::text FROM idemq.jobs WHERE queue_id = $1 AND group_key = $2 "
 			"AND finished_at IS NULL AND ready_at IS NULL AND id < $4 AND status = 'blocked' "
 			"ORDER BY id LIMIT 1) LIMIT 1",
 	.types = {INT4OID, TEXTOID, TIMESTAMPTZOID, INT8OID}};
 
-/* A group, and a job that is below its floor. */
-typedef struct Suspect
+/* Returns the job of a group that is below its floor, in that memory context; NULL for none. */
+static Suspect *
+find_below(const GroupEntry *group, MemoryContext context)
 {
-	GroupEntry group;
-	int64 id;
-	int64 version;
-} Suspect;
-
-/* Finds a job below the floor of a group; false when there is none. */
-static bool
-find_below(Suspect *suspect)
-{
-	const GroupEntry *group = &suspect->group;
 	Datum values[] = {
 		Int32GetDatum(group->key.queue_id),
 		PointerGetDatum(cstring_to_text_with_len(group->key.name, group->key.length)),
 		TimestampTzGetDatum(group->floor.heads),
 		Int64GetDatum(group->floor.blocked),
 	};
+	Suspect *suspect = NULL;
 	SqlScope scope;
-	uint64 rows;
 
 	idemq_spi_begin(&scope);
 	idemq_spi_no_seqscan();
-	rows = idemq_spi_query_latest(&below_floor, values, NULL);
-	if (rows > 0)
+	if (idemq_spi_query_latest(&below_floor, values, NULL) > 0)
 	{
-		suspect->id = DatumGetInt64(idemq_spi_value(0, 1, NULL));
-		suspect->version = DatumGetInt64(idemq_spi_value(0, 2, NULL));
+		suspect = MemoryContextAllocZero(context, sizeof(Suspect));
+		suspect->queue_id = group->key.queue_id;
+		suspect->id = idemq_spi_int64(0, 1, NULL);
+		suspect->version =
+			MemoryContextStrdup(context, TextDatumGetCString(idemq_spi_value(0, 2, NULL)));
 	}
 	idemq_spi_end(&scope);
 	pfree(DatumGetPointer(values[1]));
-	return rows > 0;
+	return suspect;
 }
 
 /* Reads the floors of this database's groups to an array that is palloc'ed; returns how many. */
@@ -97,65 +90,34 @@ read_floors(GroupEntry **groups)
 	return kept;
 }
 
-/* Finds groups with a job below their floor, up to max; returns how many. */
-static int
-find_suspects(Suspect *suspects, int max)
+/* Returns a job of each group that has one below its floor. */
+static List *
+find_suspects(const CheckCall *call)
 {
+	List *suspects = NIL;
 	GroupEntry *groups;
 	int count = read_floors(&groups);
-	int found = 0;
 
-	for (int i = 0; i < count && found < max; i++)
+	for (int i = 0; i < count && list_length(suspects) < CHECK_SUSPECTS; i++)
 	{
+		Suspect *suspect = find_below(&groups[i], CurrentMemoryContext);
+
 		CHECK_FOR_INTERRUPTS();
-		suspects[found].group = groups[i];
-		found += find_below(&suspects[found]);
+		if (suspect != NULL)
+			suspects = lappend(suspects, suspect);
 	}
 	pfree(groups);
-	return found;
-}
-
-/* Returns whether the same version of that job still is below its group's floor. */
-static bool
-is_still_below(const Suspect *suspect, const GroupEntry *groups, int count)
-{
-	for (int i = 0; i < count; i++)
-	{
-		Suspect now = {.group = groups[i]};
-
-		if (memcmp(&groups[i].key, &suspect->group.key, sizeof(GroupKey)) == 0)
-			return find_below(&now) && now.id == suspect->id && now.version == suspect->version;
-	}
-	return false;
+	return suspects;
 }
 
 /* Checks that no job is below the floor of its group. */
 void
 idemq_check_floors(CheckCall *call)
 {
-	Suspect *suspects = palloc(CHECK_SUSPECTS * sizeof(Suspect));
-	int count = find_suspects(suspects, CHECK_SUSPECTS);
-	IdList jobs = {0};
+	static const Suspicion below_floors = {
+		find_suspects, NULL, "groups.floor",
+		"below its group's floor, where no promotion finds it: UPDATE idemq.jobs SET status = status "
+		"WHERE id = ..."};
 
-	if (count > 0 && !idemq_check_settled(call))
-		idemq_check_report(call, CHECK_WARNING, "groups.floor",
-						   "not checked: a transaction has been ending for too long");
-	else if (count > 0)
-	{
-		GroupEntry *groups;
-		int now = read_floors(&groups);
-
-		for (int i = 0; i < count; i++)
-		{
-			CHECK_FOR_INTERRUPTS();
-			if (is_still_below(&suspects[i], groups, now))
-				idemq_id_list_add(&jobs, suspects[i].id);
-		}
-		pfree(groups);
-	}
-	idemq_check_report_jobs(
-		call, CHECK_ERROR, "groups.floor", &jobs,
-		"below its group's floor, where no promotion finds it: UPDATE idemq.jobs "
-		"SET status = status WHERE id = ...");
-	pfree(suspects);
+	idemq_check_suspicion(call, &below_floors);
 }

@@ -39,6 +39,9 @@
 
 /* How long one call waits for the callbacks of others, in all. */
 #define PATIENCE (10 * USECS_PER_SEC)
+/* Times that a job which seems forgotten is checked, and the microseconds between them. */
+#define FORGOTTEN_CHECKS 11
+#define FORGOTTEN_PAUSE 100000L
 
 static SqlStatement all_queues = {.text = "SELECT queue_id FROM idemq.queues ORDER BY queue_id"};
 
@@ -227,4 +230,75 @@ idemq_check_has_queue(const CheckCall *call, int32 queue_id)
 {
 	return bsearch(&queue_id, call->queue_ids, call->nqueues, sizeof(int32), idemq_compare_int32) !=
 		   NULL;
+}
+
+/* Returns whether a suspect is among some, as it was. */
+static bool
+is_unchanged(const Suspect *suspect, const List *now)
+{
+	const ListCell *lc;
+
+	foreach(lc, now)
+	{
+		const Suspect *other = lfirst(lc);
+
+		if (other->id == suspect->id && other->queue_id == suspect->queue_id &&
+			strcmp(other->version, suspect->version) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* Returns the suspects that are not known, and after that still are as they were. */
+static List *
+keep_suspects(const CheckCall *call, const List *suspects, const Suspicion *suspicion)
+{
+	List *unknown = NIL;
+	List *kept = NIL;
+	List *now;
+	const ListCell *lc;
+
+	foreach(lc, suspects)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (suspicion->is_known == NULL || !suspicion->is_known(lfirst(lc)))
+			unknown = lappend(unknown, lfirst(lc));
+	}
+	now = unknown == NIL ? NIL : suspicion->find(call);
+	foreach(lc, unknown)
+	{
+		if (is_unchanged(lfirst(lc), now))
+			kept = lappend(kept, lfirst(lc));
+	}
+	return kept;
+}
+
+/*
+ * Checks for jobs that are not as they should be, or that somebody should do something about, and
+ * nobody will.  Of the latter a session that takes over many knows each when it comes to it: so
+ * they are checked for a second.
+ */
+void
+idemq_check_suspicion(CheckCall *call, const Suspicion *suspicion)
+{
+	List *suspects = suspicion->find(call);
+	int checks = suspicion->is_known == NULL ? 1 : FORGOTTEN_CHECKS;
+	IdList jobs = {0};
+	const ListCell *lc;
+
+	if (suspects != NIL && !idemq_check_settled(call))
+	{
+		idemq_check_report(call, CHECK_WARNING, suspicion->invariant,
+						   "not checked: a transaction has been ending for too long");
+		return;
+	}
+	for (int round = 0; round < checks && suspects != NIL; round++)
+	{
+		if (round > 0)
+			pg_usleep(FORGOTTEN_PAUSE);
+		suspects = keep_suspects(call, suspects, suspicion);
+	}
+	foreach(lc, suspects)
+		idemq_id_list_add(&jobs, ((const Suspect *) lfirst(lc))->id);
+	idemq_check_report_jobs(call, CHECK_ERROR, suspicion->invariant, &jobs, suspicion->what);
 }

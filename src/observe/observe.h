@@ -8,7 +8,6 @@
 #include "fmgr.h"
 #include "utils/tuplestore.h"
 
-#include "queue/queue.h"
 #include "table/table.h"
 
 /* Job ids that a report names, and suspects that are checked twice. */
@@ -32,6 +31,23 @@ typedef struct IdList
 	int64 ids[CHECK_NAMED];
 } IdList;
 
+/* A job that seems wrong, or forgotten, and who looks for such. */
+typedef struct Suspect
+{
+	int32 queue_id;
+	text *group; /* for is_known */
+	int64 id;
+	const char *version; /* of what was seen of it */
+} Suspect;
+
+typedef struct Suspicion
+{
+	List *(*find)(const CheckCall *call);	  /* of Suspects; by the latest snapshot */
+	bool (*is_known)(const Suspect *suspect); /* to somebody; NULL: of no matter */
+	const char *invariant;
+	const char *what; /* is wrong with each */
+} Suspicion;
+
 #define CHECK_ERROR "error"
 #define CHECK_WARNING "warning"
 
@@ -50,6 +66,7 @@ extern void idemq_id_list_add(IdList *list, int64 id);
 extern void idemq_check_read_queues(CheckCall *call);
 extern bool idemq_check_has_queue(const CheckCall *call, int32 queue_id);
 extern bool idemq_check_settled(CheckCall *call);
+extern void idemq_check_suspicion(CheckCall *call, const Suspicion *suspicion);
 
 /* The parts, each in a file of its name. */
 extern void idemq_check_ready(CheckCall *call);
