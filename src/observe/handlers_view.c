@@ -6,12 +6,9 @@
 #include "postgres.h"
 
 #include "catalog/pg_authid.h"
-#include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
-#include "utils/array.h"
 #include "utils/builtins.h"
-#include "utils/memutils.h"
 #include "utils/tuplestore.h"
 
 #include "base/base.h"
@@ -20,8 +17,7 @@
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_handler_states);
 
-static SqlStatement list_handlers = {.text = "SELECT array_agg(queue_id) "
-											 "FROM idemq.handler_entries"};
+static SqlStatement list_handlers = {.text = "SELECT queue_id FROM idemq.handler_entries"};
 
 static const char *
 name_of_state(const HandlerInfo *info, const HandlerState *state, int busy, bool has_slot)
@@ -74,51 +70,29 @@ add_handler(Tuplestorestate *store, TupleDesc desc, const HandlerInfo *info, boo
 	tuplestore_putvalues(store, desc, row.values, row.nulls);
 }
 
-/* Returns the ids of all queues with a handler. */
-static int32 *
-handled_queues(int *count)
-{
-	MemoryContext caller = CurrentMemoryContext;
-	SqlScope scope;
-	int32 *ids = NULL;
-	bool isnull;
-	Datum value;
-
-	*count = 0;
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_query_latest(&list_handlers, NULL, NULL);
-	value = idemq_spi_value(0, 1, &isnull);
-	if (!isnull)
-	{
-		ArrayType *array = DatumGetArrayTypeP(value);
-
-		*count = ArrayGetNItems(ARR_NDIM(array), ARR_DIMS(array));
-		ids = MemoryContextAlloc(caller, *count * sizeof(int32));
-		memcpy(ids, ARR_DATA_PTR(array), *count * sizeof(int32));
-	}
-	idemq_spi_end(&scope);
-	return ids;
-}
-
 /* handler_states() -> setof (queue_id, state, ...), of queues that the role may claim from. */
 Datum
 idemq_sql_v2_handler_states(PG_FUNCTION_ARGS)
 {
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
-	bool monitor = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
-	int count;
-	int32 *ids = handled_queues(&count);
+	Oid user = GetUserId();
+	bool monitor = has_privs_of_role(user, ROLE_PG_MONITOR);
+	SqlScope scope;
+	uint64 rows;
 
-	for (int i = 0; i < count; i++)
+	idemq_spi_begin(&scope);
+	rows = idemq_spi_query_latest(&list_handlers, NULL, NULL);
+	for (uint64 i = 0; i < rows; i++)
 	{
+		int32 id = DatumGetInt32(idemq_spi_value(i, 1, NULL));
 		QueueInfo queue;
 		HandlerInfo info;
-		bool there = idemq_queue_by_id(ids[i], &queue);
-		bool errors = there && (queue.privileges & (PRIVILEGE_CLAIM | PRIVILEGE_ADMIN)) != 0;
+		bool errors = idemq_queue_allows_role(id, user, PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &queue);
 
-		if (there && (errors || monitor) && idemq_handler_read(ids[i], &info))
+		if ((errors || (monitor && idemq_queue_by_id(id, &queue))) && idemq_handler_read(id, &info))
 			add_handler(store, desc, &info, queue.slot != NULL, errors);
 	}
+	idemq_spi_end(&scope);
 	return (Datum) 0;
 }
