@@ -31,8 +31,10 @@
 #include "signals.h"
 #include "text.h"
 
-/* How long the server sleeps in one CALL, and until we think that it is no longer there. */
-#define WAIT_TEXT "30 s"
+/*
+ * How long the server sleeps in one CALL, or less where its statements may not take as long; and
+ * until we think that it is no longer there.
+ */
 #define WAIT_MS 30000
 #define WAIT_PATIENCE 15000
 
@@ -180,7 +182,9 @@ claim(int places)
 static void
 begin_wait(void)
 {
-	const char *params[1] = {options.queues};
+	char length[32];
+	const char *params[2] = {options.queues, length};
+	int64_t ms = WAIT_MS;
 
 	if (!server_ready(&waiter))
 	{
@@ -189,14 +193,17 @@ begin_wait(void)
 		claim_at = waiter.retry_at;
 		return;
 	}
-	if (!PQsendQueryParams(waiter.conn, "CALL idemq.wait_any($1::text[], '" WAIT_TEXT "')", 1, NULL,
+	if (waiter.patience > 0)
+		ms = sooner(ms, waiter.patience * 8 / 10);
+	snprintf(length, sizeof(length), "%lld ms", (long long) ms);
+	if (!PQsendQueryParams(waiter.conn, "CALL idemq.wait_any($1::text[], $2::interval)", 2, NULL,
 						   params, NULL, NULL, 0))
 	{
 		server_lost(&waiter, PQerrorMessage(waiter.conn));
 		return;
 	}
 	waiting = true;
-	wait_end = now_ms() + WAIT_MS + WAIT_PATIENCE;
+	wait_end = now_ms() + ms + WAIT_PATIENCE;
 }
 
 static void

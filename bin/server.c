@@ -71,6 +71,30 @@ server_lost(struct server *server, const char *why)
 	free(text);
 }
 
+/*
+ * Finds out how long a statement may take.  A session of one's own may be idle from now on while
+ * its job is elsewhere; a pooler's, which tells a number that is not the process's, is others'.
+ */
+static bool
+greet(struct server *server)
+{
+	char pid[16];
+	const char *values[] = {pid};
+	PGresult *result;
+
+	snprintf(pid, sizeof(pid), "%d", PQbackendPID(server->conn));
+	result = server_ask(server,
+						"SELECT setting, CASE WHEN pg_catalog.pg_backend_pid() = $1::int"
+						" THEN pg_catalog.set_config('idle_session_timeout', '0', false) END"
+						" FROM pg_catalog.pg_settings WHERE name = 'statement_timeout'",
+						1, values);
+	if (result == NULL)
+		return false;
+	server->patience = PQntuples(result) == 1 ? strtoll(PQgetvalue(result, 0, 0), NULL, 10) : 0;
+	PQclear(result);
+	return true;
+}
+
 bool
 server_ready(struct server *server)
 {
@@ -103,6 +127,8 @@ server_ready(struct server *server)
 		return false;
 	}
 	PQsetNoticeProcessor(server->conn, notice, server);
+	if (!greet(server))
+		return false;
 	if (server->lost_at != 0)
 		say("%s: connected again after %.1f s", server->name,
 			(double) (now_ms() - server->lost_at) / 1000);

@@ -15,8 +15,9 @@ struct server
 	PGconn *conn;	  /* NULL: none */
 	int64_t retry_at; /* not to be tried before */
 	int64_t backoff;
-	int64_t lost_at; /* 0: connected, or not yet tried */
-	int connections; /* so far */
+	int64_t lost_at;  /* 0: connected, or not yet tried */
+	int connections;  /* so far */
+	int64_t patience; /* milliseconds that a statement may take there (statement_timeout); 0: any */
 };
 
 /*

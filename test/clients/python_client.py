@@ -1278,7 +1278,7 @@ class Drains(Client):
 
     def test_a_sleeper_ends_soon(self):
         """Not when its sleep is over."""
-        patched = unittest.mock.patch.object(idemq._run, "WAIT", datetime.timedelta(hours=1))
+        patched = unittest.mock.patch.object(idemq._run, "WAIT", 3600.0)
         patched.start()
         self.addCleanup(patched.stop)
         stop = self.start(self.do)

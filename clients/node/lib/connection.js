@@ -8,8 +8,43 @@ import net from 'node:net';
 import pg from 'pg';
 import { sqlstate } from './errors.js';
 
-/** Whether this server takes no writes, and the session's process there. */
-export const READS = "SELECT current_setting('transaction_read_only') = 'on' AS reads, pg_backend_pid() AS pid";
+/**
+ * Which process it is, whether it takes no writes, whether it is a standby, milliseconds that a statement may take, or 0.  A session
+ * of one's own ($1 is its process) may be idle while its job is elsewhere.
+ */
+const WHO = `SELECT who.pid, pg_catalog.current_setting('transaction_read_only') = 'on' AS reads, pg_catalog.pg_is_in_recovery() AS standby,
+    (SELECT setting::float8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS patience,
+    CASE WHEN who.pid = $1::int THEN pg_catalog.set_config('idle_session_timeout', '0', false) END
+  FROM pg_catalog.pg_backend_pid() AS who (pid)`;
+
+/**
+ * Has a new client ask for words that this client reads: whatever role and database have set. As startup parameters, so that behind a
+ * pooler nothing is left to others.
+ * @param {pg.Client} client
+ */
+function speak(client) {
+  const own = /** @type {any} */ (client);
+  const startup = own.getStartupConf;
+  own.getStartupConf = () => ({ ...startup.call(own), DateStyle: 'ISO' });
+}
+
+/**
+ * What a new session is: throws where nothing can be written.
+ * @param {pg.Client} client
+ * @returns {Promise<{ direct: boolean, patience: number }>} whether its process is ours alone (a pooler makes up the number that it
+ *   tells); how many milliseconds a statement may take, 0: any
+ */
+export async function found(client) {
+  const told = /** @type {any} */ (client).processID ?? 0;
+  const [{ pid, reads, standby, patience }] = (await client.query(WHO, [told])).rows;
+  if (reads) {
+    const why = standby
+      ? `${client.host}:${client.port} is a standby, which takes no writes`
+      : 'default_transaction_read_only is on for this role, database or server: a worker has to write; ALTER ROLE ... SET default_transaction_read_only = off';
+    throw Object.assign(new Error(why), { code: '25006' });
+  }
+  return { direct: pid === told, patience };
+}
 
 /**
  * The settings of each host that a connection string or settings name, in their order; as with libpq a
@@ -97,11 +132,14 @@ export class Session {
   moved = false;
   /** Whether the server's process is ours alone: a pooler makes up the number that it tells. */
   direct = false;
+  /** Milliseconds that a statement may take; 0: any. */
+  patience = 0;
 
   /** @param {import('pg').ClientConfig} config */
   constructor(config) {
     this.config = config;
     this.client = new pg.Client({ keepAlive: true, keepAliveInitialDelayMillis: 10_000, connectionTimeoutMillis: 5000, ...config });
+    speak(this.client);
     this.client.on('error', () => (this.gone = true));
     this.client.on('end', () => (this.gone = true));
     // The protocol's own events, which pg listens to itself.
@@ -118,11 +156,7 @@ export class Session {
       const session = new Session(config);
       try {
         await session.client.connect();
-        const { rows } = await within(5000, session, session.query(READS));
-        // What the server, or the pooler, told at the start.
-        session.direct = rows[0].pid === /** @type {any} */ (session.client).processID;
-        if (!rows[0].reads) return session;
-        last = Object.assign(new Error(`${session.client.host}:${session.client.port} takes no writes`), { code: '25006' });
+        return Object.assign(session, await within(5000, session, found(session.client)));
       } catch (error) {
         last = error;
       }

@@ -10,6 +10,9 @@ const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
     expires_in => $10::interval, key_ttl => $11::interval, on_duplicate => $12::text, nowait => $13::bool,
     kind => $14::text, max_wait => $15::interval, depends_on => $16::bigint[], on_parent_failure => $17::text)`;
 
+/** Bytes: the most that idemq.max_document can be. */
+const mostJson = 64 * 2 ** 20;
+
 /**
  * A value as JSON text.
  * @param {unknown} value @param {string} what @returns {string}
@@ -17,6 +20,8 @@ const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
 export function json(value, what) {
   const text = JSON.stringify(value);
   if (text === undefined) throw new TypeError(`${what} is ${typeof value}, which is no JSON`);
+  // A message of hundreds of megabytes that is refused holds up all that stands behind it.
+  if (text.length > mostJson) throw new RangeError(`${what} is ${text.length} characters long as JSON, more than any server takes; pass a reference to it`);
   return text;
 }
 

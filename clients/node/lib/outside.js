@@ -24,9 +24,9 @@ export class Outside {
   constructor(worker, handler) {
     this.worker = worker;
     this.handler = handler;
-    this.commits = new Line(worker.server, worker.greet);
+    this.commits = new Line(worker.server);
     /** For checkpoints, steps and failures, which may wait for a lock: no heartbeat stands behind them. */
-    this.lines = Array.from({ length: Math.min(worker.concurrency, mostLines) }, () => new Line(worker.server, worker.greet));
+    this.lines = Array.from({ length: Math.min(worker.concurrency, mostLines) }, () => new Line(worker.server));
   }
 
   /** The line for outside effects. @returns {Line} */
@@ -46,6 +46,7 @@ export class Outside {
         return [];
       }
     }
+    if (Date.now() > attempt.leaseEnds) this.worker.heldUp(attempt);
     if (attempt.waiting) {
       // Given back by then: whatever the handler did is not heard.
       this.worker.ended(attempt, 'waiting', attempt.waiting.message);
@@ -72,7 +73,11 @@ export class Outside {
 
   async #commitAll() {
     this.#committing = true;
-    while (this.#ended.length > 0) await this.#commit(this.#ended.splice(0));
+    while (this.#ended.length > 0) {
+      // What ends in this turn of the loop goes along.
+      await new Promise((resolve) => setImmediate(resolve));
+      await this.#commit(this.#ended.splice(0));
+    }
     this.#committing = false;
   }
 

@@ -1,7 +1,7 @@
 // A pool for producers, that finds the host which takes writes.
 
 import pg from 'pg';
-import { READS, hosts } from './connection.js';
+import { found, hosts } from './connection.js';
 
 /** @type {typeof import('../index.js').createPool} */
 export function createPool(connection, options = {}) {
@@ -19,7 +19,7 @@ export function createPool(connection, options = {}) {
     connect(callback) {
       const turn = at;
       const connected = super.connect().then(async () => {
-        if ((await super.query(READS)).rows[0].reads) throw Object.assign(new Error(`${this.host}:${this.port} takes no writes`), { code: '25006' });
+        await found(this);
         return this;
       });
       const checked = connected.catch((error) => {

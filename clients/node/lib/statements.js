@@ -5,9 +5,11 @@ const HOW = 'lease => $6::interval, worker => $7::text, attach => $8::bool';
 const PAIRS = 'SELECT id::text, token::text, outcome::text FROM';
 
 export const CLAIM = `SELECT ${JOB} FROM idemq.claim($1::text, $2::int, lease => $3::interval, worker => $4::text, attach => $5::bool)`;
-export const WAIT = "CALL idemq.wait($1::text, '5 s')";
+export const WAIT = 'CALL idemq.wait($1::text, $2::interval)';
 export const HEARTBEAT = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval)`;
-export const ASSERT_CURRENT = 'SELECT idemq.assert_current($1::bigint, $2::bigint)';
+// Nor does the server end a transaction in which the handler is busy with something else.
+export const ASSERT_CURRENT = `SELECT idemq.assert_current($1::bigint, $2::bigint),
+  pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)`;
 export const COMMIT = `${PAIRS} idemq.commit_many($1::bigint[], $2::bigint[], $3::jsonb[])`;
 export const COMMIT_AND_CLAIM = `SELECT outcome::text, ${JOB}
   FROM idemq.commit_many_and_claim($1::bigint[], $2::bigint[], $3::jsonb[], queue => $4::text, max_jobs => $5::int, ${HOW})`;

@@ -44,7 +44,7 @@ export class Transactions {
 
   /** Runs attempts to their end. @param {Attempt[]} attempts @returns {Promise<Attempt[]>} those that were claimed with the last commit */
   async attempt(attempts) {
-    const line = this.#idle.pop() ?? this.#lines[this.#lines.push(new Line(this.worker.server, this.worker.greet)) - 1];
+    const line = this.#idle.pop() ?? this.#lines[this.#lines.push(new Line(this.worker.server)) - 1];
     try {
       // One that was lost before may be what ends its worker: it takes no others along.
       const first = attempts.filter((attempt) => attempt.job.attempt === 1);

@@ -14,6 +14,8 @@ import { CLAIM, HEARTBEAT, RELEASE_MANY, SETTINGS, WAIT } from './statements.js'
 import { Transactions } from './transactions.js';
 
 const settingsEvery = 60_000;
+/** Milliseconds that the server sleeps in one wait; less, where its statements may not take as long. */
+const longestWait = 5000;
 
 /** Of a cluster's shard: where it is, the places that it shares, whether a first claim that was refused ends the run.
  * @typedef {{ address: Address, places: import('./places.js').Places, refused: () => boolean }} OfShard */
@@ -21,10 +23,10 @@ const settingsEvery = 60_000;
 /** @typedef {{
  *   queue: string, concurrency: number, logger: import('../index.js').Logger, server: Server,
  *   claims: boolean, lent: <T>(work: Promise<T>) => Promise<T>,
- *   greet: (session: import('./connection.js').Session) => Promise<void>,
  *   claimArguments: (session: import('./connection.js').Session | null, jobs?: number) => unknown[],
  *   begun: (rows: any[], asked: number) => Attempt[],
  *   ended: (attempt: Attempt, outcome: string, text?: string) => void,
+ *   heldUp: (attempt: Attempt) => void,
  * }} Context */
 
 /** @type {import('../index.js').Logger} */
@@ -83,7 +85,7 @@ export class Worker {
     const life = { over: this.#over.signal, patient: !once };
     this.server = new Server(this.#address, logger, life);
     this.heart = new Line(this.server, (session) => this.#settings(session));
-    this.waiter = new Line(new Server(this.#waitAddress, logger, { ...life, over: this.#stop.signal }), greet);
+    this.waiter = new Line(new Server(this.#waitAddress, logger, { ...life, over: this.#stop.signal }));
   }
 
   /** @param {import('../index.js').Handler | import('../index.js').Handlers<import('../index.js').Handler>} handler */
@@ -134,16 +136,16 @@ export class Worker {
       concurrency,
       logger: this.#logger,
       server: this.server,
-      greet,
       // Whether the next job is claimed with a commit.
       get claims() {
-        return !worker.#stop.signal.aborted && !worker.#shard?.places.wanted;
+        return !worker.#stop.signal.aborted && !worker.#shard?.places.wanted && Date.now() >= worker.#claimsAt;
       },
       lent: (work) => this.#shard?.places.lent(work) ?? work,
       // A pooler's session is not ours to tie a lease to.
       claimArguments: (session, jobs = batch) => [this.#queue, jobs, lease, name, attached && (session?.direct ?? attach === true)],
       begun: (rows, asked) => rows.map((row) => this.#begin(row, asked)),
       ended: (attempt, outcome, text) => this.#end(attempt, outcome, text),
+      heldUp: (attempt) => this.#holdUp(attempt),
     };
     const way = new Way(context, handler);
 
@@ -169,13 +171,17 @@ export class Worker {
     const { concurrency, once } = this.#options;
     for (let known = false; !this.#stop.signal.aborted; ) {
       const free = concurrency - this.#places;
+      if (Date.now() < this.#claimsAt) await sleep(this.#claimsAt - Date.now(), this.#stop.signal);
       try {
         const attempts = free === 0 ? null : await this.#take(free, batch, (places) => this.#claim(claimArguments, places * batch));
         known = this.#claimed = true;
         if (attempts && attempts.length > 0) {
           while (attempts.length > 0) this.#start(attempts.splice(0, batch));
         } else if (attempts && !once) {
-          await this.waiter.hold((session) => within(15_000, session, session.query(WAIT, [this.#queue])));
+          await this.waiter.hold((session) => {
+            const ms = session.patience > 0 ? Math.min(longestWait, 0.8 * session.patience) : longestWait;
+            return within(ms + 10_000, session, session.query(WAIT, [this.#queue, `${ms} ms`]));
+          });
         } else if (this.#places > 0) {
           await this.#place();
         } else {
@@ -274,9 +280,35 @@ export class Worker {
       });
   }
 
+  /** Attempts whose handlers have ended well, and after their leases: of one turn of the loop. @type {Attempt[]} */
+  #late = [];
+  /** How often in a row there were such; nothing is claimed before #claimsAt. */
+  #heldUp = 0;
+  #claimsAt = 0;
+
+  /**
+   * A lease was over before its handler had ended, and nobody could renew it: the event loop was blocked. The jobs are given out again,
+   * here perhaps, for ever: so nothing is claimed for a while.
+   * @param {Attempt} attempt
+   */
+  #holdUp(attempt) {
+    if (this.#late.push(attempt) > 1) return;
+    const pause = Math.min(1000 * 2 ** this.#heldUp++, 60_000);
+    this.#claimsAt = Date.now() + pause;
+    setImmediate(() => {
+      const late = this.#late.splice(0);
+      const names = late.slice(0, 3).map(({ job }) => job.id);
+      this.#logger.error(
+        `idemq: ${this.#queue}: ${late.length} handlers ended after their leases, which nobody could renew: the event loop was blocked for longer than a lease. ` +
+          `Jobs ${names.join(', ')}${late.length > 3 ? ' and more' : ''}. Do what blocks in a worker thread, or give the queue a longer lease; claims pause for ${pause / 1000} s`,
+      );
+    });
+  }
+
   /** @param {Attempt} attempt @param {string} outcome @param {string} [text] */
   #end(attempt, outcome, text) {
     const { job } = attempt;
+    if (outcome === 'committed') this.#heldUp = 0;
     const of = `idemq: ${attempt.name}: attempt ${job.attempt} of ${job.maxAttempts}`;
     this.#running.delete(attempt);
     this.#counts[outcome] = (this.#counts[outcome] ?? 0) + 1;
@@ -290,7 +322,6 @@ export class Worker {
 
   /** Reads the queue's settings. @param {import('./connection.js').Session} session */
   async #settings(session) {
-    await greet(session);
     const { rows } = await session.query(SETTINGS, [this.#queue, this.#options.lease]);
     this.#settingsRead = Date.now();
     if (rows.length === 0) return; // the claim says why
@@ -336,11 +367,6 @@ export class Worker {
       if (this.heart.session && !this.#over.signal.aborted) this.#logger.warn(`idemq: ${this.#queue}: heartbeat: ${textOf(error)}`);
     }
   }
-}
-
-/** A session of one's own is not to be ended while its job is elsewhere. @param {import('./connection.js').Session} session */
-async function greet(session) {
-  if (session.direct) await session.query('SET idle_session_timeout = 0');
 }
 
 /**

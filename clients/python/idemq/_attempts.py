@@ -116,6 +116,11 @@ class Attempts:
         self._to_commit: list[tuple[BaseJob, Any, "asyncio.Future[list[BaseJob]]"]] = []
         self._committing: Optional[asyncio.Task[None]] = None
         self._job_timeout: Optional[float] = None
+        self._late: list[BaseJob] = []
+        """Jobs whose handlers have ended well, and after their leases: of one turn of the loop."""
+        self._held_up = 0
+        """How often in a row there were such jobs; nothing is claimed before _claims_at."""
+        self._claims_at = 0.0
         self._loop = asyncio.get_running_loop()
 
     def _how_to_claim(self, link: Link[Any], most: int) -> tuple[Any, ...]:
@@ -222,6 +227,8 @@ class Attempts:
             await lane.go_on(end)
             return []
         if end.error is None:
+            if time.monotonic() > unit.lease_until:
+                self._hold_up(job)
             return await self._places.lent(self._commit(job, end.value))
         await self._places.lent(self._after(job, unit, end.error))
         await lane.go_on(end)
@@ -232,9 +239,32 @@ class Attempts:
         self._units.add(unit)
         return unit
 
+    def _hold_up(self, job: BaseJob) -> None:
+        """A lease was over before its handler had ended, and nobody could renew it: the loop was blocked.
+        The jobs are given out again, here perhaps, for ever: so nothing is claimed for a while."""
+        if not self._late:
+            self._claims_at = time.monotonic() + min(2.0**self._held_up, 60)
+            self._held_up += 1
+            self._loop.call_soon(self._say_held_up)
+        self._late.append(job)
+
+    def _say_held_up(self) -> None:
+        late, self._late = self._late, []
+        names = ", ".join(str(job.id) for job in late[:3])
+        log.error(
+            "%s: %d handlers ended after their leases, which nobody could renew: the event loop was blocked for longer"
+            " than a lease. Jobs %s%s. Call what blocks by asyncio.to_thread, or give the queue a longer lease; claims"
+            " pause for %g s", self.options.queue, len(late), names, " and more" if len(late) > 3 else "",
+            max(self._claims_at - time.monotonic(), 0),
+        )  # fmt: skip
+
+    def _may_claim(self) -> bool:
+        """Whether a commit may claim the next job."""
+        return not self._ending.is_set() and not self._places.wanted() and time.monotonic() >= self._claims_at
+
     def _then(self, link: Link[Any], claim: bool) -> tuple[str, tuple[Any, ...]]:
         """The end of a transaction."""
-        if not claim or self._ending.is_set() or self._places.wanted():
+        if not claim or not self._may_claim():
             return COMMIT, ()
         return COMMIT_AND_CLAIM, (self.options.queue, *self._how_to_claim(link, self.options.batch))
 
@@ -386,6 +416,7 @@ class Attempts:
         self._held.pop(job.token, None)
         self.counts["committed" if outcome == "already_committed" else outcome] += 1
         if outcome == "committed":
+            self._held_up = 0
             log.debug("%s %d: committed", self.options.queue, job.id)
 
     async def _commit(self, job: BaseJob, result: Any) -> list[BaseJob]:
@@ -398,6 +429,8 @@ class Attempts:
 
     async def _commit_all(self) -> None:
         while self._to_commit:
+            # What ends in this turn of the loop goes along.
+            await asyncio.sleep(0)
             batch, self._to_commit = self._to_commit, []
             try:
                 claimed = await self._commit_batch([(job, result) for job, result, _ in batch])
@@ -417,7 +450,7 @@ class Attempts:
         sql, values = COMMIT, ()
         asked_at = time.monotonic()
         try:
-            if not self._ending.is_set() and not self._places.wanted():
+            if self._may_claim():
                 sql = COMMIT_AND_CLAIM
                 values = (self.options.queue, *self._how_to_claim(self._control, len(jobs)))  # type: ignore[assignment]
             results = [_server.document(result) for _, result in ends]

@@ -246,7 +246,7 @@ class Job(BaseJob):
         if self._conn is None:
             run = self._outside()
             return run.from_thread(run.tell(self, sql, values))
-        with self._conn.cursor(row_factory=tuple_row) as own:
+        with self._conn.cursor(row_factory=tuple_row, binary=True) as own:
             rows: list[Row] = own.execute(sql, values).fetchall()
         return rows
 
@@ -317,7 +317,7 @@ class AsyncJob(BaseJob):
     async def _ask(self, sql: str, values: Sequence[Any]) -> list[Row]:
         if self._conn is None:
             return await self._outside().tell(self, sql, values)
-        async with self._conn.cursor(row_factory=tuple_row) as own:
+        async with self._conn.cursor(row_factory=tuple_row, binary=True) as own:
             await own.execute(sql, values)
             rows: list[Row] = await own.fetchall()
         return rows

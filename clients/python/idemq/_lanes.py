@@ -34,7 +34,9 @@ from ._kinds import ran
 from ._server import AnyConnection, AsyncLink, Link, Row, ThreadLink
 from .errors import AlreadyCommitted, NoSuchJob, StaleToken
 
-ASSERT = """SELECT idemq.assert_current(id, token)
+# Nor does the server end a transaction in which the handler is busy with something else.
+_NO_IDLE_END = "pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)"
+ASSERT = f"""SELECT idemq.assert_current(id, token), (SELECT {_NO_IDLE_END})
     FROM ROWS FROM (pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%s::bigint[])) AS job (id, token)"""
 CLAIM = f"""SELECT {COLUMNS}
     FROM idemq.claim(%s, max_jobs => %s, lease => %s::interval, worker => %s, attach => %s)"""
@@ -47,7 +49,7 @@ COMMIT_AND_CLAIM = f"""SELECT outcome::text, {COLUMNS}
 _LISTS = "%s, %s, %s::jsonb[]"
 _ONE = "ARRAY[%s::bigint], ARRAY[%s::bigint], ARRAY[%s::jsonb]"
 _OF_ONE = {
-    ASSERT: "SELECT idemq.assert_current(%s, %s)",
+    ASSERT: f"SELECT idemq.assert_current(%s, %s), {_NO_IDLE_END}",
     COMMIT: COMMIT.replace(_LISTS, _ONE),
     COMMIT_AND_CLAIM: COMMIT_AND_CLAIM.replace(_LISTS, _ONE),
 }
@@ -157,7 +159,7 @@ class AsyncTransaction(AsyncLane):
     async def _call(self, handler: Callable[..., Any], unit: Unit, then: Then) -> Any:
         conn = await self.link.ready()
         async with conn.transaction():
-            async with conn.cursor(row_factory=tuple_row) as own:
+            async with conn.cursor(row_factory=tuple_row, binary=True) as own:
                 try:
                     await own.execute(*_statement(ASSERT, unit))
                 except (StaleToken, NoSuchJob, AlreadyCommitted) as error:
@@ -246,7 +248,7 @@ class ThreadTransaction(ThreadLane):
         conn: Connection[Any], handler: Callable[..., Any], unit: Unit, then: Callable[[], tuple[str, Values]]
     ) -> list[Row]:
         with conn.transaction():
-            with conn.cursor(row_factory=tuple_row) as own:
+            with conn.cursor(row_factory=tuple_row, binary=True) as own:
                 try:
                     own.execute(*_statement(ASSERT, unit))
                 except (StaleToken, NoSuchJob, AlreadyCommitted) as error:

@@ -34,8 +34,8 @@ from .errors import interval
 log = logging.getLogger("idemq")
 T = TypeVar("T")
 
-WAIT = timedelta(seconds=30)
-"""So long the server sleeps in one CALL."""
+WAIT = 30.0
+"""Seconds that the server sleeps in one CALL; less, where its statements may not take as long."""
 ERROR_PAUSE = 5.0
 """Seconds after a claim or a wait that was refused."""
 SETTINGS_AGE = 60.0
@@ -189,6 +189,9 @@ class Run(Attempts):
         link = lane.link or self._control
         most = self._idle if lane.link is None else 1
         claimed: Optional[list[BaseJob]] = None
+        if (pause := self._claims_at - time.monotonic()) > 0:
+            await self._pause(pause)
+            return None
         try:
             if self._places.shared:
                 # No place is kept by a shard that is down.
@@ -224,15 +227,20 @@ class Run(Attempts):
 
     async def _sleep(self) -> None:
         """Until the queue has work, or a while."""
-        wait = self._waiter.ask(_WAIT, (self.options.queue, WAIT), WAIT.total_seconds() + _server.ANSWER)
         try:
-            await self._while_running(self._waiter, wait)
+            await self._while_running(self._waiter, self._wait())
         except Lost:
             await self._pause(0.1)
         except psycopg.Error as error:
             if not self._ending.is_set():
                 log.error("%s: wait: %s", self.options.where, str(error).strip())
                 await self._pause(ERROR_PAUSE)
+
+    async def _wait(self) -> None:
+        await self._waiter.ready()
+        limit = self._waiter.statement_timeout
+        seconds = min(WAIT, 0.8 * limit) if limit > 0 else WAIT
+        await self._waiter.ask(_WAIT, (self.options.queue, timedelta(seconds=seconds)), seconds + _server.ANSWER)
 
     # Leases.
 

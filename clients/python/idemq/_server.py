@@ -3,22 +3,27 @@
 Whatever ends one - a crash, a restart, a failover, a pooler, an idle timeout - is one line in the log,
 and its return another.  In between it is tried again after 0.1 s, twice as long each time, 10 s at most.
 A server that has become a standby (25006) is left like one that is gone; of several hosts in the DSN
-the one that takes writes is found by target_session_attrs, each asked by itself, since psycopg would
-wait for ever for a first one that does not answer.
+the one that takes writes is found, each asked by itself, since psycopg would wait for ever for a first
+one that does not answer.
 
 A session is ours when its process has the number that the server gave at the connection's start: a
-pooler gives one of its own.  Only then may leases be attached, and statements be prepared.
+pooler gives one of its own.  Only then may leases be attached, statements be prepared, and settings be
+made for a whole session.
+
+What roles and databases set is met as it comes: text is sent and read as UTF-8, the worker's own rows
+are read in binary, so that DateStyle and the like say nothing, and no session is idle for too long.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import random
 import socket
 import time
-from typing import Any, Generic, Optional, Sequence, TypeVar, Union
+from typing import Any, Generic, NamedTuple, Optional, Sequence, TypeVar, Union
 
 import psycopg
 from psycopg import AsyncConnection, Connection
@@ -37,20 +42,27 @@ Conn = TypeVar("Conn", Connection[Any], AsyncConnection[Any])
 AnyConnection = Union[Connection[Any], AsyncConnection[Any]]
 Row = tuple[Any, ...]
 
+MAX_DOCUMENT = 64 << 20
+"""Bytes: the most that idemq.max_document can be."""
+
 _FIRST_BACKOFF = 0.1
 _LAST_BACKOFF = 10.0
-_WHO = "SELECT pg_catalog.pg_backend_pid()"
+# Which process it is, whether it takes no writes, whether it is a standby, and milliseconds that a statement may
+# take, or 0.  A session of one's own may be idle while its job is elsewhere.
+_WHO = """SELECT who.pid, pg_catalog.current_setting('transaction_read_only') AS reads,
+        pg_catalog.pg_is_in_recovery() AS standby,
+        (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS patience,
+        CASE WHEN who.pid = %s THEN pg_catalog.set_config('idle_session_timeout', '0', false) END
+    FROM pg_catalog.pg_backend_pid() AS who (pid)"""
 _DEFAULTS = {
     "fallback_application_name": "idemq-python",
     "connect_timeout": 3,
-    "target_session_attrs": "read-write",
     # A cut cable is noticed in 25 s, not in two hours.
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 25000,
 }
-_OF_THE_ENVIRONMENT = {"PGCONNECT_TIMEOUT": "connect_timeout", "PGTARGETSESSIONATTRS": "target_session_attrs"}
 
 
 class Lost(Exception):
@@ -60,10 +72,11 @@ class Lost(Exception):
 def hosts(dsn: str) -> list[dict[str, Any]]:
     """The parameters of a connection to each host of a DSN."""
     params: dict[str, Any] = dict(_DEFAULTS)
-    for variable, name in _OF_THE_ENVIRONMENT.items():
-        if variable in os.environ:
-            del params[name]
+    if "PGCONNECT_TIMEOUT" in os.environ:
+        del params["connect_timeout"]
     params.update(conninfo_to_dict(dsn))
+    # Whatever the role or the environment has: a payload may have any character.
+    params["client_encoding"] = "UTF8"
     columns: dict[str, list[str]] = {}
     for name, variable in (("host", "PGHOST"), ("hostaddr", "PGHOSTADDR"), ("port", "PGPORT")):
         value = params.get(name) or os.environ.get(variable)
@@ -103,13 +116,29 @@ async def interrupt(conn: AnyConnection) -> None:
         log.debug("cancel: %s", error)
 
 
-def _settle_in(conn: AnyConnection, pid: int) -> bool:
-    """Prepares a new connection; whether its session is ours."""
+class Found(NamedTuple):
+    """What was found out about a new connection."""
+
+    ours: bool
+    """Whether its session is ours."""
+    patience: float
+    """Seconds that a statement may take there (statement_timeout); 0: any."""
+
+
+def _settle_in(conn: AnyConnection, row: Row) -> Found:
+    """Prepares a new connection; raises where nothing can be written."""
+    pid, reads, standby, patience, _ = row
+    if reads == "on":
+        raise psycopg.errors.ReadOnlySqlTransaction(
+            "the server is a standby, which takes no writes" if standby else
+            "default_transaction_read_only is on for this role, database or server: a worker has to write;"
+            " ALTER ROLE ... SET default_transaction_read_only = off"
+        )  # fmt: skip
     conn.add_notice_handler(_notice)
     ours = conn.info.backend_pid == pid
     if not ours:
         conn.prepare_threshold = None
-    return ours
+    return Found(ours, patience / 1000)
 
 
 def _notice(diagnostic: psycopg.errors.Diagnostic) -> None:
@@ -121,34 +150,41 @@ def _of_hosts(error: Optional[BaseException]) -> BaseException:
     return error or psycopg.OperationalError("the DSN names no host")
 
 
-def connect(dsn: str) -> tuple[Connection[Any], bool]:
-    """A connection in autocommit to the host that takes writes, and whether its session is ours."""
+def connect(dsn: str) -> tuple[Connection[Any], Found]:
+    """A connection in autocommit to the host that takes writes, and what was found out about it."""
     last: Optional[BaseException] = None
     for params in hosts(dsn):
+        conn = None
         try:
             conn = psycopg.connect(autocommit=True, **params)
-            row = conn.execute(_WHO).fetchone()
+            row = conn.execute(_WHO, [conn.info.backend_pid]).fetchone()
             assert row is not None
-            return conn, _settle_in(conn, row[0])
+            return conn, _settle_in(conn, row)
         except (psycopg.Error, OSError) as error:
             last = error
+            if conn is not None:
+                conn.close()
     raise _of_hosts(last)
 
 
-async def connect_async(dsn: str) -> tuple[AsyncConnection[Any], bool]:
+async def connect_async(dsn: str) -> tuple[AsyncConnection[Any], Found]:
     """As connect."""
     last: Optional[BaseException] = None
     for params in hosts(dsn):
+        conn = None
         try:
             patience = float(params.get("connect_timeout") or ANSWER) + 1
             conn = await asyncio.wait_for(AsyncConnection.connect(autocommit=True, **params), patience)
-            row = await (await asyncio.wait_for(conn.execute(_WHO), ANSWER)).fetchone()
+            asked = conn.execute(_WHO, [conn.info.backend_pid])
+            row = await (await asyncio.wait_for(asked, ANSWER)).fetchone()
             assert row is not None
-            return conn, _settle_in(conn, row[0])
+            return conn, _settle_in(conn, row)
         except asyncio.TimeoutError:
             last = psycopg.errors.ConnectionTimeout(f"no answer from {params.get('host')}")
         except (psycopg.Error, OSError) as error:
             last = error
+        if conn is not None:
+            await conn.close()
     raise _of_hosts(last)
 
 
@@ -171,8 +207,7 @@ class Link(Generic[Conn]):
     def __init__(self, name: str, to: Union[str, Address], patient: bool = True) -> None:
         self.conn: Optional[Conn] = None
         self.address = to if isinstance(to, Address) else Address(to)
-        self.ours = False
-        """Whether the session is ours: leases may be attached to it."""
+        self._found = Found(False, 0)
         self.connections = 0
         self._name = name
         self._connected_to = ""
@@ -186,11 +221,21 @@ class Link(Generic[Conn]):
         self._backoff = _FIRST_BACKOFF
 
     @property
+    def ours(self) -> bool:
+        """Whether the session is ours: leases may be attached to it."""
+        return self._found.ours
+
+    @property
+    def statement_timeout(self) -> float:
+        """Seconds that a statement may take there; 0: any."""
+        return self._found.patience
+
+    @property
     def lost(self) -> bool:
         """Whether there is no connection, although it was tried."""
         return self._lost_at is not None
 
-    async def _connect(self, dsn: str) -> tuple[Conn, bool]:
+    async def _connect(self, dsn: str) -> tuple[Conn, Found]:
         raise NotImplementedError
 
     async def _execute(self, conn: Conn, sql: str, values: Sequence[Any]) -> list[Row]:
@@ -211,7 +256,7 @@ class Link(Generic[Conn]):
             await asyncio.sleep(self._backoff * random.uniform(0.5, 1))
         dsn, version = self.address.dsn, self.address.version
         try:
-            self.conn, self.ours = await self._connect(dsn)
+            self.conn, self._found = await self._connect(dsn)
         except (psycopg.Error, OSError) as error:
             if not self._patient:
                 raise
@@ -274,11 +319,11 @@ class Link(Generic[Conn]):
 class AsyncLink(Link[AsyncConnection[Any]]):
     """One to an AsyncConnection."""
 
-    async def _connect(self, dsn: str) -> tuple[AsyncConnection[Any], bool]:
+    async def _connect(self, dsn: str) -> tuple[AsyncConnection[Any], Found]:
         return await connect_async(dsn)
 
     async def _execute(self, conn: AsyncConnection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
-        async with conn.cursor(row_factory=tuple_row) as cursor:
+        async with conn.cursor(row_factory=tuple_row, binary=True) as cursor:
             await cursor.execute(sql, values)
             return await cursor.fetchall() if cursor.description else []
 
@@ -292,12 +337,12 @@ class AsyncLink(Link[AsyncConnection[Any]]):
 class ThreadLink(Link[Connection[Any]]):
     """One to a Connection, which is used in threads."""
 
-    async def _connect(self, dsn: str) -> tuple[Connection[Any], bool]:
+    async def _connect(self, dsn: str) -> tuple[Connection[Any], Found]:
         return await asyncio.to_thread(connect, dsn)
 
     async def _execute(self, conn: Connection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
         def execute() -> list[Row]:
-            with conn.cursor(row_factory=tuple_row) as cursor:
+            with conn.cursor(row_factory=tuple_row, binary=True) as cursor:
                 return cursor.execute(sql, values).fetchall()
 
         return await asyncio.to_thread(execute)
@@ -327,9 +372,18 @@ def wanted(conn: Any, *classes: type[Any]) -> None:
         )
 
 
+def _measured(value: Any) -> str:
+    """JSON that is not sent where no server would take it: of 64 MB at most, in which what is no ASCII
+    takes a third of what it takes here, or more."""
+    text = json.dumps(value)
+    if len(text) > 3 * MAX_DOCUMENT:
+        raise ValueError(f"JSON of {len(text):,} bytes is longer than any server takes; pass a reference to it")
+    return text
+
+
 def document(value: Any) -> Optional[Jsonb]:
     """A value as a parameter of type jsonb; None is no document."""
-    return None if value is None else Jsonb(value)
+    return None if value is None else Jsonb(value, dumps=_measured)
 
 
 def clean(text: str) -> str:

@@ -361,6 +361,7 @@ sub clients
 
 # A pgbouncer in transaction mode before a server, with settings of its own: a sub that starts
 # it, its socket's folder, its port.  The sub answers its process, of which kill_kill is the end.
+# users => [names]: these have sessions of their own; otherwise all have those of the superuser.
 sub pooler
 {
 	my ($node, %settings) = @_;
@@ -368,10 +369,12 @@ sub pooler
 	my $port = PostgreSQL::Test::Cluster::get_free_port();
 	my $user = getpwuid($>);
 	my $socket = "$dir/.s.PGSQL.$port";
+	my $users = delete $settings{users};
 
-	append_to_file("$dir/users", qq("postgres" ""\n"$user" ""\n));
-	append_to_file("$dir/ini", join("\n", '[databases]', "* = host=${\$node->host} port=${\$node->port} user=$user", '[pgbouncer]',
-			'listen_addr =', "listen_port = $port", "unix_socket_dir = $dir", 'auth_type = any', "auth_file = $dir/users",
+	append_to_file("$dir/users", join '', map { qq("$_" ""\n) } 'postgres', $user, @{ $users // [] });
+	append_to_file("$dir/ini", join("\n", '[databases]', "* = host=${\$node->host} port=${\$node->port}" . ($users ? '' : " user=$user"),
+			'[pgbouncer]', 'listen_addr =', "listen_port = $port", "unix_socket_dir = $dir",
+			'auth_type = ' . ($users ? 'trust' : 'any'), "auth_file = $dir/users",
 			'pool_mode = transaction', map({ "$_ = $settings{$_}" } sort keys %settings), ''));
 	my $start = sub {
 		my $end = time + $patience;
