@@ -50,7 +50,9 @@ foreach my $role (@roles)
 {
 	foreach my $user (map { "${_}_$role" } qw(d p))
 	{
-		my $set = join '; ', map { "ALTER ROLE $user SET $_ = $settings{$role}{$_}" } sort keys %{ $settings{$role} };
+		# A pooler keeps idle sessions, and may hand out one that is just being ended: no worker's to mend.
+		my @names = grep { $_ ne 'idle_session_timeout' || $user =~ /^d/ } sort keys %{ $settings{$role} };
+		my $set = join '; ', map { "ALTER ROLE $user SET $_ = $settings{$role}{$_}" } @names;
 
 		sql($node, "CREATE ROLE $user LOGIN; $set");
 		sql($node, qq[SELECT idemq.create_queue('${user}_$_', retry_base => '10 ms', lease => '20 s'),

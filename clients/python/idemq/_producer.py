@@ -145,14 +145,14 @@ def ask(
     wanted(conn, Connection, AsyncConnection)
     if isinstance(conn, AsyncConnection):
         return _ask_async(conn, sql, values, answer)
-    with conn.cursor(row_factory=tuple_row, binary=True) as cursor:
+    with conn.cursor(row_factory=tuple_row) as cursor:
         return answer(cursor.execute(sql, values).fetchall())
 
 
 async def _ask_async(
     conn: AsyncConnection[Any], sql: str, values: dict[str, Any], answer: Callable[[list[Row]], T]
 ) -> T:
-    async with conn.cursor(row_factory=tuple_row, binary=True) as cursor:
+    async with conn.cursor(row_factory=tuple_row) as cursor:
         await cursor.execute(sql, values)
         return answer(await cursor.fetchall())
 

@@ -228,7 +228,7 @@ class Run(Attempts):
     async def _sleep(self) -> None:
         """Until the queue has work, or a while."""
         try:
-            await self._while_running(self._waiter, self._wait())
+            await self._while_running(self._waiter, self._wait_for_work())
         except Lost:
             await self._pause(0.1)
         except psycopg.Error as error:
@@ -236,7 +236,7 @@ class Run(Attempts):
                 log.error("%s: wait: %s", self.options.where, str(error).strip())
                 await self._pause(ERROR_PAUSE)
 
-    async def _wait(self) -> None:
+    async def _wait_for_work(self) -> None:
         await self._waiter.ready()
         limit = self._waiter.statement_timeout
         seconds = min(WAIT, 0.8 * limit) if limit > 0 else WAIT
