@@ -7,7 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { Worker } from 'idemq';
 
 const [host, port, ...roles] = process.argv.slice(2);
-const pause = 600; // longer than some of these sessions may be idle in a transaction, or at all
+const pause = 1500; // longer than some of these sessions may be idle in a transaction, or at all
 const say = (level) => (text) => process.stderr.write(`${level} ${text}\n`);
 const logger = { info: say('INFO'), warn: say('WARNING'), error: say('ERROR') };
 

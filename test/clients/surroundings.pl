@@ -26,8 +26,8 @@ my %settings = (
 		bytea_output => q['escape'], extra_float_digits => '-15', $major < 19 ? (standard_conforming_strings => 'off') : ()
 	},
 	short => {
-		idle_in_transaction_session_timeout => q['200 ms'], idle_session_timeout => q['400 ms'], statement_timeout => q['700 ms'],
-		lock_timeout => q['100 ms'], $major >= 17 ? (transaction_timeout => q['900 ms']) : ()
+		idle_in_transaction_session_timeout => q['1 s'], idle_session_timeout => q['1 s'], statement_timeout => q['2 s'],
+		lock_timeout => q['1 s'], $major >= 17 ? (transaction_timeout => q['60 s']) : ()
 	},
 	strict => { default_transaction_isolation => q['serializable'], default_transaction_deferrable => 'on', synchronous_commit => 'off' },
 	strange => {
@@ -89,7 +89,7 @@ foreach ([ 'd', $node->host, $node->port ], [ 'p', $dir, $port ])
 	start("$by.python", '/usr/bin/python3', "$here/surroundings.py", "host=$host port=$at dbname=postgres", @of);
 	start("$by.node", 'node', "$app/surroundings.mjs", $host, $at, @of);
 	start("$_.work", 'idemq-work', '-d', "host=$host port=$at dbname=postgres user=$_", '-q', "${_}_work", '--result', '--', 'sh', '-c',
-		'sleep 0.6; cat') foreach @of;
+		'sleep 1.5; cat') foreach @of;
 }
 
 # Some jobs were there, and some come when everybody has waited for longer than a session may be idle.
@@ -103,7 +103,7 @@ sub all_done
 	die "$which are not done";
 }
 all_done('jobs that were there');
-Time::HiRes::sleep(2);
+Time::HiRes::sleep(3);
 sql($node, $jobs);
 all_done('jobs that come later');
 is_sql($node, q[SELECT count(*), max(attempt), bool_and(coalesce(result->>'said', '1 € für ü') = '1 € für ü'), bool_and(coalesce(result->>'year', to_char(now(), 'YYYY')) = to_char(now(), 'YYYY'))

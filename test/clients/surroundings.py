@@ -13,7 +13,7 @@ import time
 from idemq import AsyncWorker, Worker
 
 logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
-PAUSE = 0.6  # longer than some of these sessions may be idle in a transaction, or at all
+PAUSE = 1.5  # longer than some of these sessions may be idle in a transaction, or at all
 
 
 def answer(job):

@@ -14,7 +14,8 @@ import { sqlstate } from './errors.js';
  */
 const WHO = `SELECT who.pid, pg_catalog.current_setting('transaction_read_only') = 'on' AS reads, pg_catalog.pg_is_in_recovery() AS standby,
     (SELECT setting::float8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS patience,
-    CASE WHEN who.pid = $1::int THEN pg_catalog.set_config('idle_session_timeout', '0', false) END
+    CASE WHEN who.pid = $1::int THEN pg_catalog.set_config('idle_session_timeout',
+        pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), false) END
   FROM pg_catalog.pg_backend_pid() AS who (pid)`;
 
 /**

@@ -7,7 +7,7 @@ const PAIRS = 'SELECT id::text, token::text, outcome::text FROM';
 export const CLAIM = `SELECT ${JOB} FROM idemq.claim($1::text, $2::int, lease => $3::interval, worker => $4::text, attach => $5::bool)`;
 export const WAIT = 'CALL idemq.wait($1::text, $2::interval)';
 export const HEARTBEAT = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval)`;
-// Nor does the server end a transaction in which the handler is busy with something else.
+// Behind a pooler, too, the server does not end a transaction in which the handler is busy with something else.
 export const ASSERT_CURRENT = `SELECT idemq.assert_current($1::bigint, $2::bigint),
   pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)`;
 export const COMMIT = `${PAIRS} idemq.commit_many($1::bigint[], $2::bigint[], $3::jsonb[])`;

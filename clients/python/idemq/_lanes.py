@@ -34,7 +34,7 @@ from ._kinds import ran
 from ._server import AnyConnection, AsyncLink, Link, Row, ThreadLink
 from .errors import AlreadyCommitted, NoSuchJob, StaleToken
 
-# Nor does the server end a transaction in which the handler is busy with something else.
+# Behind a pooler, too, the server does not end a transaction in which the handler is busy with something else.
 _NO_IDLE_END = "pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)"
 ASSERT = f"""SELECT idemq.assert_current(id, token), (SELECT {_NO_IDLE_END})
     FROM ROWS FROM (pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%s::bigint[])) AS job (id, token)"""

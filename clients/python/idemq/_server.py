@@ -52,7 +52,8 @@ _LAST_BACKOFF = 10.0
 _WHO = """SELECT who.pid, pg_catalog.current_setting('transaction_read_only') AS reads,
         pg_catalog.pg_is_in_recovery() AS standby,
         (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS patience,
-        CASE WHEN who.pid = %s THEN pg_catalog.set_config('idle_session_timeout', '0', false) END
+        CASE WHEN who.pid = %s THEN pg_catalog.set_config('idle_session_timeout',
+            pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), false) END
     FROM pg_catalog.pg_backend_pid() AS who (pid)"""
 _DEFAULTS = {
     "fallback_application_name": "idemq-python",
