@@ -506,8 +506,20 @@ typedef enum Promotion
 	LOOK_AGAIN			/* its row has changed; inside job/kin.c */
 } Promotion;
 
+/* Children of one queue that are looked at together. */
+typedef struct KinBatch
+{
+	KinLook *looks; /* of those that wait, in the order of their ids */
+	int count;
+	int64 token; /* issued after the look */
+	int64 *released;
+	int nreleased;
+} KinBatch;
+
+extern void idemq_kin_batch_begin(KinBatch *batch, const int64 *children, int count);
+extern void idemq_kin_batch_end(KinBatch *batch);
 extern Promotion idemq_kin_promote(JobsTable *table, const QueueInfo *queue, KinMark mark, int64 id,
-								   Datum *group);
+								   KinBatch *batch, Datum *group);
 extern void idemq_kin_learn(const QueueInfo *queue);
 extern JobEvent idemq_rerun_event(const Job *job);
 extern JobEvent idemq_redrive_event(const Job *job);

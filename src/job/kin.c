@@ -21,9 +21,18 @@
  * marks the child again at its own commit.  The end of that parent comes later than this
  * snapshot, so its mark is taken with one that sees the watch.
  *
- * Never too soon: the row of the child and its row in idemq.children are written together, the
- * former on the very version that was blocked when all parents were seen done.  A parent
- * that is brought back afterwards runs again, and keeps nobody.
+ * Never too soon: the row of the child and its row in idemq.children are written in one
+ * transaction, the former on the very version that was blocked when all parents were seen done:
+ * a look knows who had written it, and does not count for another.  A parent that is brought back
+ * afterwards runs again, and keeps nobody.
+ *
+ * One query looks at all children of a batch of marks, after the marks were taken and the table's
+ * snapshot; one statement ends the waiting of those that are released.  What the batch itself
+ * writes of a parent, or of a watch, has its own mark at the commit.
+ *
+ * Why rows are looked at by marks, and not listed in a table: a list of children to look at, filled
+ * by enqueues and ends, loses one in a chain A -> X -> Y.  X's row, kept for its second look, is
+ * met by that which X's end adds (ON CONFLICT DO NOTHING), and deleted before that end is visible.
  *
  * A session may hold its transaction open for long after a claim.  So where there is a worker,
  * a claim leaves a child to it that it cannot make pending: a watch that is moved and not
@@ -38,6 +47,7 @@
  */
 #include "postgres.h"
 
+#include "access/sysattr.h"
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -119,11 +129,11 @@ written(JobWrite write, Promotion done)
 
 /* Makes a child pending whose parents are done, or has it join its group. */
 static Promotion
-release(JobsTable *table, const QueueInfo *queue, const Job *job, const KinWait *wait,
-		TimestampTz now, Datum *group)
+release(JobsTable *table, const QueueInfo *queue, const Job *job, const KinLook *look,
+		TimestampTz now, KinBatch *batch, Datum *group)
 {
-	EventArgs args = {.now = now, .ready_at = now, .group = wait->group};
-	bool joins = wait->group != (Datum) 0;
+	EventArgs args = {.now = now, .ready_at = now, .group = look->group};
+	bool joins = look->group != (Datum) 0;
 	Promotion done;
 
 	if (!job->row->tts_isnull[COL_RUN_AT])
@@ -134,10 +144,9 @@ release(JobsTable *table, const QueueInfo *queue, const Job *job, const KinWait 
 				   done);
 	if (done != HELD && done != LOOK_AGAIN)
 	{
-		/* All that it has seen end were claimed before, and what they come to yet is claimed later. */
-		idemq_kin_released(job->id, idemq_lease_issue_token(job->token, idemq_generation_base()));
+		batch->released[batch->nreleased++] = job->id;
 		if (joins)
-			*group = wait->group;
+			*group = look->group;
 	}
 	return done;
 }
@@ -158,17 +167,18 @@ cancel_with(JobsTable *table, const QueueInfo *queue, const Job *job, const KinP
 
 /* Has a child wait for a parent that is in its way. */
 static Promotion
-wait_for(const QueueInfo *queue, int64 id, const KinWait *wait, const KinParent *parent)
+wait_for(const QueueInfo *queue, const KinLook *look)
 {
+	const KinParent *parent = &look->obstacle;
 	QueueInfo of_parent;
 
-	if (wait->waits_for != parent->id)
+	if (look->waits_for != parent->id)
 	{
 		if (!may_look_for_others())
 			return NOT_FOR_US;
-		if (!idemq_kin_watch(id, parent->id))
+		if (!idemq_kin_watch(look->id, parent->id))
 			return HELD;
-		idemq_pending_kin_note(queue->slot, queue->id, KIN_CHILD, id);
+		idemq_pending_kin_note(queue->slot, queue->id, KIN_CHILD, look->id);
 		return PROMOTED_FOR_LATER;
 	}
 	/* A queue without a slot has no marks: its parents are looked at now and then. */
@@ -186,10 +196,20 @@ cancels(const KinParent *parent, ParentFailure on_failure)
 	return on_failure == FAILURE_CANCELS || (parent->gone && on_failure == FAILURE_WAITS);
 }
 
-/* Looks at a fetched child that is blocked, and at its parents. */
+/* Returns which transaction has written a job's row as it was fetched. */
+static TransactionId
+writer_of(const Job *job)
+{
+	bool isnull;
+
+	return DatumGetTransactionId(
+		slot_getsysattr(job->row, MinTransactionIdAttributeNumber, &isnull));
+}
+
+/* Decides about a fetched child that is blocked, by what its look has found. */
 static Promotion
-look(JobsTable *table, const QueueInfo *queue, KinMark mark, const Job *job, const KinWait *wait,
-	 Datum *group)
+decide(JobsTable *table, const QueueInfo *queue, KinMark mark, const Job *job, const KinLook *look,
+	   KinBatch *batch, Datum *group)
 {
 	TimestampTz now = idemq_now();
 	KinParent parent;
@@ -198,46 +218,83 @@ look(JobsTable *table, const QueueInfo *queue, KinMark mark, const Job *job, con
 		return written(idemq_job_expire(table, job, queue, now), PROMOTED_FOR_LATER);
 	if (mark == KIN_FAILURE)
 	{
-		if (wait->on_failure != FAILURE_CANCELS || !idemq_kin_failed_parent(job->id, &parent))
+		if (look->on_failure != FAILURE_CANCELS || !idemq_kin_failed_parent(job->id, &parent))
 			return HAS_HEAD;
 		return cancel_with(table, queue, job, &parent, now);
 	}
-	if (!idemq_kin_obstacle(job->id, wait, &parent))
-		return release(table, queue, job, wait, now, group);
-	if (cancels(&parent, wait->on_failure))
-		return cancel_with(table, queue, job, &parent, now);
-	return wait_for(queue, job->id, wait, &parent);
+	if (look->is_free)
+		return release(table, queue, job, look, now, batch, group);
+	if (cancels(&look->obstacle, look->on_failure))
+		return cancel_with(table, queue, job, &look->obstacle, now);
+	return wait_for(queue, look);
 }
 
 /*
- * Does what a mark is for, which this session owns; the table's snapshot is younger.
- * *group: of JOINED, the name of the group.
+ * Looks at children, whose marks this session owns, all at once.  What is released of them is
+ * so with idemq_kin_batch_end, in the same transaction.
+ */
+void
+idemq_kin_batch_begin(KinBatch *batch, const int64 *children, int count)
+{
+	*batch = (KinBatch){.count = count, .released = palloc(Max(count, 1) * sizeof(int64))};
+	if (count == 0)
+		return;
+	batch->looks = idemq_kin_looks(children, &batch->count);
+	/* All that they have seen end were claimed before, and what these come to yet is claimed later. */
+	if (batch->count > 0)
+		batch->token = idemq_lease_issue_token(0, idemq_generation_base());
+}
+
+/* Ends the waiting of the children that were released. */
+void
+idemq_kin_batch_end(KinBatch *batch)
+{
+	if (batch->nreleased > 0)
+		idemq_kin_released(batch->released, batch->nreleased, batch->token);
+	batch->nreleased = 0;
+	pfree(batch->released);
+}
+
+/*
+ * Does what a mark is for, which this session owns; the table's snapshot is younger.  batch:
+ * has looked at the child since.  *group: of JOINED, the name of the group.
  */
 Promotion
-idemq_kin_promote(JobsTable *table, const QueueInfo *queue, KinMark mark, int64 id, Datum *group)
+idemq_kin_promote(JobsTable *table, const QueueInfo *queue, KinMark mark, int64 id, KinBatch *batch,
+				  Datum *group)
 {
+	KinBatch again;
+
 	if (mark == KIN_PARENT)
 		return tell_children(table, id);
 	for (int looks = 0; looks < MAX_LOOKS; looks++)
 	{
+		const KinLook *look;
 		Promotion promotion;
-		KinWait wait;
 		Job job;
 
 		if (!idemq_jobs_fetch(table, id, &job) || job.status != JOB_BLOCKED ||
-			!job.row->tts_isnull[COL_GROUP_KEY] || job.queue_id != queue->id ||
-			!idemq_kin_wait_of(id, &wait))
+			!job.row->tts_isnull[COL_GROUP_KEY] || job.queue_id != queue->id)
+			return HAS_HEAD;
+		look = bsearch(&id, batch->looks, batch->count, sizeof(KinLook), idemq_compare_int64);
+		if (look == NULL)
 			return HAS_HEAD;
 		if (table->crosscheck != InvalidSnapshot)
 			return NOT_FOR_US;
 		idemq_jitter();
-		promotion = look(table, queue, mark, &job, &wait, group);
+		promotion = look->version == writer_of(&job)
+						? decide(table, queue, mark, &job, look, batch, group)
+						: LOOK_AGAIN;
 		/* A child may be met twice, with both of its marks. */
 		if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER || promotion == JOINED)
 			CommandCounterIncrement();
+		if (batch == &again)
+			idemq_kin_batch_end(batch);
 		idemq_jobs_refresh(table);
 		if (promotion != LOOK_AGAIN)
 			return promotion;
+		batch = &again;
+		idemq_kin_batch_begin(batch, &id, 1);
 	}
 	return NOT_FOR_US;
 }
@@ -321,10 +378,8 @@ idemq_kin_gone(int64 id, JobStatus status)
 static bool
 waits_again(const Job *job)
 {
-	KinWait wait;
-
 	return !job->row->tts_isnull[COL_GROUP_KEY] ||
-		   (job->status == JOB_CANCELLED && idemq_kin_wait_of(job->id, &wait));
+		   (job->status == JOB_CANCELLED && idemq_kin_waits(job->id));
 }
 
 /* Returns the event by which a finished job runs again. */

@@ -76,6 +76,24 @@ static struct
 	text *name; /* NULL: nowhere */
 } left_off;
 
+/* Looks at the children among what this session has taken. */
+static void
+look_at_children(KinBatch *batch, const GroupTaken *groups, int count)
+{
+	int64 *ids = palloc(Max(count, 1) * sizeof(int64));
+	int children = 0;
+	KinMark mark;
+	int64 id;
+
+	for (int i = 0; i < count; i++)
+	{
+		if (idemq_kin_read(&groups[i].key, &mark, &id) && mark != KIN_PARENT)
+			ids[children++] = id;
+	}
+	idemq_kin_batch_begin(batch, ids, children);
+	pfree(ids);
+}
+
 /*
  * Promotes a group that this session owns, or does what its mark of a job with kin is for, and
  * gives it back unless this transaction has written in it, now or before (again); returns
@@ -84,7 +102,7 @@ static struct
  */
 static bool
 promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name,
-			  bool again, Datum *joined)
+			  bool again, KinBatch *batch, Datum *joined)
 {
 	static const GroupRelease release[] = {[HAS_HEAD] = GROUP_DONE,
 										   [AT_LIMIT] = GROUP_LIMITED,
@@ -96,7 +114,7 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 	int64 id;
 
 	if (idemq_kin_read(&group->key, &mark, &id))
-		promotion = idemq_kin_promote(table, queue, mark, id, joined);
+		promotion = idemq_kin_promote(table, queue, mark, id, batch, joined);
 	else
 		promotion = idemq_promote_one(table, queue, &group->key, name, &floor);
 	if (promotion == JOINED)
@@ -116,8 +134,10 @@ static bool
 promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int length, Datum name,
 			  Datum *joined)
 {
+	KinBatch batch;
 	GroupTaken group;
 	bool again = false;
+	bool promoted;
 
 	idemq_group_key(&group.key, queue->id, bytes, length);
 	group.floor = GROUP_NO_FLOOR;
@@ -142,7 +162,10 @@ promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int l
 	idemq_jitter();
 	/* A snapshot that is younger than our ownership. */
 	idemq_jobs_refresh(table);
-	return promote_owned(table, queue, &group, name, again, joined);
+	look_at_children(&batch, &group, 1);
+	promoted = promote_owned(table, queue, &group, name, again, &batch, joined);
+	idemq_kin_batch_end(&batch);
+	return promoted;
 }
 
 /* Promotes the group of a name, unless another session is on it. */
@@ -296,6 +319,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 	int marked = idemq_groups_usage().used;
 	List *all_joined = NIL;
 	ListCell *cell;
+	KinBatch children;
 
 	do
 	{
@@ -306,6 +330,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 			idemq_pending_groups_note_owned(queue->slot, &groups[i]);
 		if (count > 0)
 			idemq_jobs_refresh(table);
+		look_at_children(&children, groups, count);
 		for (int i = 0; i < count; i++)
 		{
 			const GroupKey *key = &groups[i].key;
@@ -313,10 +338,11 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 			Datum joined = (Datum) 0;
 
 			CHECK_FOR_INTERRUPTS();
-			promoted += promote_owned(table, queue, &groups[i], name, false, &joined);
+			promoted += promote_owned(table, queue, &groups[i], name, false, &children, &joined);
 			if (joined != (Datum) 0)
 				all_joined = lappend(all_joined, DatumGetPointer(joined));
 		}
+		idemq_kin_batch_end(&children);
 		/* Once all children are in their groups: the first goes by their ids. */
 		foreach(cell, all_joined)
 			promoted += promote_joined(table, queue, PointerGetDatum(lfirst(cell)));

@@ -35,19 +35,23 @@ knows(const QueueInfo *queue, KinMark mark, int64 id)
 static bool
 is_known(const Suspect *suspect)
 {
-	KinWait wait;
+	int count = 1;
+	const KinLook *look;
 	KinParent parent;
 	QueueInfo queue;
 
 	if (!idemq_queue_by_id(suspect->queue_id, &queue) || knows(&queue, KIN_CHILD, suspect->id) ||
-		knows(&queue, KIN_FAILURE, suspect->id) || !idemq_kin_wait_of(suspect->id, &wait))
+		knows(&queue, KIN_FAILURE, suspect->id))
+		return true;
+	look = idemq_kin_looks(&suspect->id, &count);
+	if (count == 0)
 		return true;
 	/* The mark of a parent that the child may come with; any of the failed ones. */
-	if (wait.on_failure == FAILURE_CANCELS && idemq_kin_failed_parent(suspect->id, &parent) &&
+	if (look->on_failure == FAILURE_CANCELS && idemq_kin_failed_parent(suspect->id, &parent) &&
 		idemq_queue_by_id(parent.queue_id, &queue) && knows(&queue, KIN_PARENT, parent.id))
 		return true;
-	return idemq_kin_queue_of(wait.waits_for, &parent.queue_id) &&
-		   idemq_queue_by_id(parent.queue_id, &queue) && knows(&queue, KIN_PARENT, wait.waits_for);
+	return idemq_kin_queue_of(look->waits_for, &parent.queue_id) &&
+		   idemq_queue_by_id(parent.queue_id, &queue) && knows(&queue, KIN_PARENT, look->waits_for);
 }
 
 /* Returns the children that a look would change; one that was looked at is not there any more. */

@@ -35,26 +35,38 @@
 
 /* Without any edge they are still to be restored. */
 static SqlStatement find_wait =
-	{.text = "SELECT on_parent_failure, group_key, waits_for FROM idemq.children c "
-			 "WHERE job_id = $1 "
+	{.few = true,
+	 .text = "SELECT FROM idemq.children c WHERE job_id = $1 "
 			 "AND EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = c.job_id)",
 	 .types = {INT8OID}};
 
-/* Row by row from an id on, each parent looked up: no plan that reads more than it has to. */
-#define PARENTS_FROM                                                                               \
+/*
+ * Row by row from an id on, each parent looked up: no plan that reads more than it has to.  The
+ * child and the id: of an outer query, or parameters.
+ */
+#define PARENTS_FROM(child, id)                                                                    \
 	"(SELECT d.parent, d.gone_as, (SELECT ARRAY[j.status::text, j.queue_id::text] "                \
 	"FROM idemq.jobs j WHERE j.id = d.parent) AS job FROM idemq.dependencies d "                   \
-	"WHERE d.child = $1 AND d.parent >= $2 ORDER BY d.parent OFFSET 0) x "
+	"WHERE d.child = " child " AND d.parent >= " id " ORDER BY d.parent OFFSET 0) x "
 #define STATUS "coalesce(x.job[1], x.gone_as::text, 'completed')"
 
-static SqlStatement find_obstacle =
-	{.text = "SELECT x.parent, " STATUS ", x.job[2]::int4, x.job IS NULL FROM " PARENTS_FROM
-			 "WHERE " STATUS " <> 'completed' AND (NOT $3 "
-			 "OR x.job IS NOT NULL AND x.job[1] NOT IN ('dead', 'cancelled')) LIMIT 1",
-	 .types = {INT8OID, INT8OID, BOOLOID}};
+/* Of each child what it waits for, and the first of its parents that is in its way. */
+static SqlStatement find_looks = {
+	.text =
+		"SELECT c.job_id, c.on_parent_failure, c.group_key, c.waits_for, o.parent, o.status, "
+		"o.queue_id, o.gone, (SELECT j.xmin FROM idemq.jobs j WHERE j.id = m.id) FROM unnest($1) m (id) CROSS JOIN LATERAL (SELECT * "
+		"FROM idemq.children WHERE job_id = m.id OFFSET 0) c LEFT JOIN LATERAL (SELECT x.parent, " STATUS
+		" AS status, x.job[2]::int4 AS queue_id, x.job IS NULL AS gone FROM " PARENTS_FROM(
+			"c.job_id",
+			"c.waits_for") "WHERE " STATUS " <> 'completed' "
+						   "AND (c.on_parent_failure <> 'run' OR x.job IS NOT NULL "
+						   "AND x.job[1] NOT IN ('dead', 'cancelled')) LIMIT 1) o ON true "
+						   "WHERE EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = m.id)",
+	.types = {INT8ARRAYOID}};
 static SqlStatement find_failed = {.text = "SELECT x.parent, " STATUS
-										   ", x.job[2]::int4, x.job IS NULL FROM " PARENTS_FROM
-										   "WHERE " STATUS " IN ('dead', 'cancelled') LIMIT 1",
+										   ", x.job[2]::int4, x.job IS NULL FROM " PARENTS_FROM(
+											   "$1", "$2") "WHERE " STATUS
+														   " IN ('dead', 'cancelled') LIMIT 1",
 								   .types = {INT8OID, INT8OID}};
 static SqlStatement find_queue = {.text = "SELECT queue_id FROM idemq.jobs WHERE id = $1",
 								  .types = {INT8OID}};
@@ -126,66 +138,68 @@ failure_from_name(const char *name)
 	return strcmp(name, failure_names[FAILURE_RUNS]) == 0 ? FAILURE_RUNS : FAILURE_CANCELS;
 }
 
-/* Reads what a job waits for; false when it does not wait for parents. */
+/* Returns whether a job waits for parents. */
 bool
-idemq_kin_wait_of(int64 child, KinWait *wait)
+idemq_kin_waits(int64 child)
 {
 	Datum value = Int64GetDatum(child);
-	MemoryContext caller = CurrentMemoryContext;
-	SqlScope scope;
-	bool found;
 
-	if (!idemq_kin_any())
-		return false;
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	found = idemq_spi_query_latest(&find_wait, &value, NULL) > 0;
-	if (found)
-	{
-		bool isnull;
-		Datum group;
-		MemoryContext old;
-
-		wait->on_failure = failure_from_name(TextDatumGetCString(idemq_spi_value(0, 1, &isnull)));
-		wait->waits_for = idemq_spi_int64(0, 3, &isnull);
-		group = idemq_spi_value(0, 2, &isnull);
-		old = MemoryContextSwitchTo(caller);
-		wait->group = isnull ? (Datum) 0 : PointerGetDatum(PG_DETOAST_DATUM_COPY(group));
-		MemoryContextSwitchTo(old);
-	}
-	idemq_spi_end(&scope);
-	return found;
+	return idemq_kin_any() && idemq_spi_finds(&find_wait, &value, NULL);
 }
 
-/* Finds one parent; false for none. */
-static bool
-find_parent(SqlStatement *statement, const Datum *values, KinParent *parent)
+/* Reads a parent from four columns of a row. */
+static void
+read_parent(uint64 row, int column, KinParent *parent)
 {
+	parent->id = idemq_spi_int64(row, column, NULL);
+	parent->status =
+		idemq_status_from_name(TextDatumGetCString(idemq_spi_value(row, column + 1, NULL)));
+	parent->queue_id = DatumGetInt32(idemq_spi_value(row, column + 2, NULL));
+	parent->gone = DatumGetBool(idemq_spi_value(row, column + 3, NULL));
+}
+
+/*
+ * Reads what children wait for, of those that wait for parents, to an array that is palloc'ed, in
+ * the order of their ids; all of them by one snapshot, the latest.
+ */
+KinLook *
+idemq_kin_looks(const int64 *children, int *count)
+{
+	Datum ids = idemq_int8_array(children, *count);
+	MemoryContext caller = CurrentMemoryContext;
+	KinLook *looks;
 	SqlScope scope;
-	bool found;
 
 	idemq_spi_begin(&scope);
 	idemq_spi_in_order();
-	found = idemq_spi_query_latest(statement, values, NULL) > 0;
-	if (found)
+	*count = idemq_kin_any() ? (int) idemq_spi_query_latest(&find_looks, &ids, NULL) : 0;
+	looks = MemoryContextAllocZero(caller, Max(*count, 1) * sizeof(KinLook));
+	for (int i = 0; i < *count; i++)
 	{
-		parent->id = idemq_spi_int64(0, 1, NULL);
-		parent->status = idemq_status_from_name(TextDatumGetCString(idemq_spi_value(0, 2, NULL)));
-		parent->queue_id = DatumGetInt32(idemq_spi_value(0, 3, NULL));
-		parent->gone = DatumGetBool(idemq_spi_value(0, 4, NULL));
+		KinLook *look = &looks[i];
+		MemoryContext old;
+		bool isnull;
+		bool no_group;
+		Datum group = idemq_spi_value(i, 3, &no_group);
+
+		look->id = idemq_spi_int64(i, 1, NULL);
+		look->on_failure = failure_from_name(TextDatumGetCString(idemq_spi_value(i, 2, NULL)));
+		look->waits_for = idemq_spi_int64(i, 4, NULL);
+		look->version = DatumGetTransactionId(idemq_spi_value(i, 9, &isnull));
+		if (isnull)
+			look->version = InvalidTransactionId;
+		old = MemoryContextSwitchTo(caller);
+		look->group = no_group ? (Datum) 0 : PointerGetDatum(PG_DETOAST_DATUM_COPY(group));
+		MemoryContextSwitchTo(old);
+		(void) idemq_spi_int64(i, 5, &isnull);
+		look->is_free = isnull;
+		if (!isnull)
+			read_parent(i, 5, &look->obstacle);
 	}
 	idemq_spi_end(&scope);
-	return found;
-}
-
-/* Finds the first parent of a child that is not done; false when all are. */
-bool
-idemq_kin_obstacle(int64 child, const KinWait *wait, KinParent *parent)
-{
-	Datum values[] = {Int64GetDatum(child), Int64GetDatum(wait->waits_for),
-					  BoolGetDatum(wait->on_failure == FAILURE_RUNS)};
-
-	return find_parent(&find_obstacle, values, parent);
+	qsort(looks, *count, sizeof(KinLook), idemq_compare_int64);
+	pfree(DatumGetPointer(ids));
+	return looks;
 }
 
 /* Finds a parent that is dead or cancelled, or gone as such; false when none is. */
@@ -193,8 +207,16 @@ bool
 idemq_kin_failed_parent(int64 child, KinParent *parent)
 {
 	Datum values[] = {Int64GetDatum(child), Int64GetDatum(PG_INT64_MIN)};
+	SqlScope scope;
+	bool found;
 
-	return find_parent(&find_failed, values, parent);
+	idemq_spi_begin(&scope);
+	idemq_spi_in_order();
+	found = idemq_spi_query_latest(&find_failed, values, NULL) > 0;
+	if (found)
+		read_parent(0, 1, parent);
+	idemq_spi_end(&scope);
+	return found;
 }
 
 /* Returns the queue of a job; false when there is no such job. */

@@ -33,12 +33,14 @@ static SqlStatement move_watch =
 	{.text = "UPDATE idemq.children SET waits_for = $2 WHERE job_id = (SELECT job_id "
 			 "FROM idemq.children WHERE job_id = $1 FOR NO KEY UPDATE SKIP LOCKED)",
 	 .types = {INT8OID, INT8OID}};
-/* Any of its rows that nobody holds: that of a parent which is being deleted is held for long. */
-static SqlStatement end_wait =
-	{.text = "WITH seen AS (UPDATE idemq.dependencies SET seen_token = $2 WHERE child = $1 "
-			 "AND parent = (SELECT parent FROM idemq.dependencies WHERE child = $1 LIMIT 1 "
-			 "FOR NO KEY UPDATE SKIP LOCKED)) DELETE FROM idemq.children WHERE job_id = $1",
-	 .types = {INT8OID, INT8OID}};
+/* Any of a child's rows that nobody holds: that of a parent which is being deleted is held for long. */
+static SqlStatement end_waits =
+	{.text = "WITH held AS (SELECT h.child, h.parent FROM unnest($1) m (id) CROSS JOIN LATERAL "
+			 "(SELECT d.child, d.parent FROM idemq.dependencies d WHERE d.child = m.id LIMIT 1 "
+			 "FOR NO KEY UPDATE SKIP LOCKED) h), seen AS (UPDATE idemq.dependencies d "
+			 "SET seen_token = $2 FROM held h WHERE d.child = h.child AND d.parent = h.parent) "
+			 "DELETE FROM idemq.children WHERE job_id = ANY ($1)",
+	 .types = {INT8ARRAYOID, INT8OID}};
 static SqlStatement find_need =
 	{.text = "SELECT FROM (SELECT (SELECT j.finished_at IS NULL FROM idemq.jobs j "
 			 "WHERE j.id = d.child) AS runs FROM idemq.dependencies d WHERE d.parent = $1 "
@@ -123,15 +125,15 @@ idemq_kin_watch(int64 child, int64 parent)
 }
 
 /*
- * Ends the waiting of a child, whose row this transaction has written.  token: greater than
- * those of the attempts of its parents that it has seen end, and less than any later one.
+ * Ends the waiting of children, whose rows this transaction has written.  token: greater than
+ * those of the attempts of their parents that they have seen end, and less than any later one.
  */
 void
-idemq_kin_released(int64 child, int64 token)
+idemq_kin_released(const int64 *children, int count, int64 token)
 {
-	Datum values[] = {Int64GetDatum(child), Int64GetDatum(token)};
+	Datum values[] = {idemq_int8_array(children, count), Int64GetDatum(token)};
 
-	(void) run(&end_wait, values, NULL);
+	(void) run(&end_waits, values, NULL);
 }
 
 /*

@@ -324,14 +324,6 @@ typedef enum ParentFailure
 	FAILURE_RUNS
 } ParentFailure;
 
-/* What a job that waits for its parents waits for. */
-typedef struct KinWait
-{
-	int64 waits_for; /* of its parents, all with lesser ids are done */
-	ParentFailure on_failure;
-	Datum group; /* in the caller's memory context */
-} KinWait;
-
 /* A parent that is in the way of its child. */
 typedef struct KinParent
 {
@@ -340,6 +332,18 @@ typedef struct KinParent
 	JobStatus status;
 	int32 queue_id;
 } KinParent;
+
+/* What a job that waits for its parents waits for. */
+typedef struct KinLook
+{
+	int64 id;
+	TransactionId version; /* who has written its row as it was then */
+	int64 waits_for;	   /* of its parents, all with lesser ids are done */
+	ParentFailure on_failure;
+	Datum group;		/* in the caller's memory context */
+	bool is_free;		/* all parents are done */
+	KinParent obstacle; /* the first that is not */
+} KinLook;
 
 /* A child that waits for a parent. */
 typedef struct KinChild
@@ -368,8 +372,8 @@ typedef struct KinEdge
 
 extern const char *idemq_failure_name(ParentFailure failure);
 extern bool idemq_kin_any(void);
-extern bool idemq_kin_wait_of(int64 child, KinWait *wait);
-extern bool idemq_kin_obstacle(int64 child, const KinWait *wait, KinParent *parent);
+extern bool idemq_kin_waits(int64 child);
+extern KinLook *idemq_kin_looks(const int64 *children, int *count);
 extern bool idemq_kin_failed_parent(int64 child, KinParent *parent);
 extern bool idemq_kin_queue_of(int64 job_id, int32 *queue_id);
 extern KinChild *idemq_kin_children(int64 parent, int *count);
@@ -398,7 +402,7 @@ typedef struct NewKin
 extern bool idemq_kin_is_writing(void);
 extern void idemq_kin_add(const NewKin *kin);
 extern bool idemq_kin_watch(int64 child, int64 parent);
-extern void idemq_kin_released(int64 child, int64 token);
+extern void idemq_kin_released(const int64 *children, int count, int64 token);
 extern bool idemq_kin_lets_go(int64 job_id, JobStatus status);
 extern void idemq_kin_forget(const int64 *job_ids, int count);
 extern void idemq_kin_row_gone(int64 job_id, JobStatus status);
