@@ -1,5 +1,6 @@
 """Which changes of one line a file allows: each has the line's number, its function and both texts."""
 
+import collections
 import dataclasses
 import re
 
@@ -151,4 +152,11 @@ def changes(tree, file):
     """Returns all changes of a file of the tree."""
     with open(f"{tree}/{file}", encoding="utf-8") as source:
         lines = source.read().split("\n")
-    return [Change(file, *rest) for rest in (of_sql if file.endswith(".sql") else of_c)(lines)]
+    found, times = [], collections.Counter()
+    for number, function, before, after in (of_sql if file.endswith(".sql") else of_c)(lines):
+        change = Change(file, number, function, before, after)
+        times[change.name] += 1
+        # The second of two lines that are the same is another change.
+        nth = times[change.name]
+        found.append(change if nth == 1 else dataclasses.replace(change, function=f"{function} {nth}"))
+    return found
