@@ -38,7 +38,7 @@ sub hits
 
 # ---- A session's end
 
-my $node = new_server('leases', 'idemq.max_leases' => 32768, 'idemq.max_queues' => 8, max_connections => 30);
+my $node = new_server('leases', 'idemq.max_leases' => 32768, 'idemq.max_queues' => 8, max_connections => 30, max_prepared_transactions => 2);
 my $mine = "SELECT id || ', ' || token FROM idemq.claim('q', attach => true)";
 
 # Another transaction has taken the job over when its owner ends; undone, it is nobody's.
@@ -168,6 +168,22 @@ SKIP:
 	cmp_ok($entries, '>=', 10, 'ten leases have ended');
 	cmp_ok($entries, '<=', 10 + 32 * 3, 'and no more than these and the next of each partition are looked at');
 	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'pending' AND queue_id = idemq.queue_id('q')", 10, 'they are taken back');
+
+	# A search for leases that memory lost which is asked for anew while a claim makes it, and once more: the claim
+	# begins anew, believes its own, and hands out jobs.
+	sql($node, "SELECT idemq.create_queue('again', max_running => 3, lease => '1 h'); SELECT count(*) FROM idemq.enqueue_many('again', '{1,2,3}'); SELECT count(*) FROM idemq.claim('again')");
+	sql($node, "BEGIN; SELECT idemq.enqueue('r', '4'); PREPARE TRANSACTION '$_'") foreach 'before', 'meanwhile';
+	sql($node, "COMMIT PREPARED 'before'");
+	$stop = stop_at($pid, 'idemq_slot_recovered_to');
+	$one->query_until(qr/sent/, "\\echo sent\nSELECT count(*) || ' claimed' FROM idemq.claim('again');\n");
+	$stop->();
+	sql($node, "COMMIT PREPARED 'meanwhile'");
+	sql($node, "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, attempt, token, status, ready_at, claimed_at, deadline, payload)
+		SELECT idemq.queue_id('again'), now(), 4, 3, 1, 1, 'processing', now(), now(), now() + interval '1 h', '4'");
+	$stop->();
+	like($one->query_safe('SELECT 1'), qr/^1 claimed$/m, 'a search that is asked for anew again and again');
+	is_sql($node, "SELECT running FROM idemq.metrics WHERE queue = 'again'; SELECT count(*) FROM idemq.claim('again')", "3\n0", 'has counted what came by hand');
+	is_sql($node, $clean, '', 'check');
 	$one->quit;
 }
 $node->stop;
