@@ -368,8 +368,36 @@ CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq.queue_grants
 ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_truncated;
 
 CREATE FUNCTION idemq.queue_gone() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_gone';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.queue_gone() IS 'row and truncate trigger of idemq.queues: deletes the grants, schedules, handlers, events and bindings of queues that are deleted';
+-- There is no foreign key, since a parallel restore fills the tables in any order.  What one would do besides is done where
+-- a row is made: grant_queue, schedule, set_handler and bind_topic hold the queue's row, so the DELETE that fires this waits
+-- for them, and what they have committed is there by now.  Rows that come by hand, and find no queue, are told of by
+-- idemq.check().  It does not fire in an apply worker: the publisher's has, and its deletions come along.
+CREATE FUNCTION idemq_inside.queue_gone() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+	what text;
+BEGIN
+	IF TG_RELID <> 'idemq.queues'::regclass OR TG_WHEN <> 'AFTER' THEN
+		RAISE EXCEPTION 'this function is for idemq''s own triggers only'
+			USING ERRCODE = '0A000', HINT = 'Do not call it, and do not use it in a trigger.';
+	END IF;
+	FOREACH what IN ARRAY '{queue_grants,schedule_entries,handler_entries,events,topic_binding_entries,producers}'::text[] LOOP
+		IF TG_LEVEL = 'STATEMENT' THEN
+			EXECUTE format('DELETE FROM idemq.%I', what);
+			CONTINUE;
+		END IF;
+		EXECUTE format('DELETE FROM idemq.%I WHERE queue_id = $1', what) USING OLD.queue_id;
+		CONTINUE WHEN current_setting('transaction_isolation') LIKE 'read %';
+		PERFORM FROM idemq_inside.latest(format('SELECT true FROM idemq.%I WHERE queue_id = $1 LIMIT 1', what), OLD.queue_id)
+			AS (is_left boolean);
+		IF FOUND THEN
+			RAISE EXCEPTION 'queue % has grants, schedules, producers, events, bindings or a handler that this transaction cannot see',
+				OLD.queue_id USING ERRCODE = '40001', HINT = 'Run it at READ COMMITTED.';
+		END IF;
+	END LOOP;
+	RETURN NULL;
+END $$;
 
 -- Not ALWAYS: to a subscriber the deletions come by replication.
 CREATE TRIGGER idemq_queue_gone AFTER DELETE ON idemq.queues

@@ -15,7 +15,7 @@
  *
  * A function behind that is STABLE only reads: all of it under one snapshot, the latest, at each
  * isolation level; also on a standby.  One that is VOLATILE raises 25006 and 55000 before it is
- * called; above READ COMMITTED its statements have the transaction's snapshot, and it reads what was
+ * called, unless it is a trigger's; above READ COMMITTED its statements have the transaction's snapshot, and it reads what was
  * committed since by idemq_inside.latest.
  *
  * PostgreSQL plans the statements behind perhaps when the tables have no rows yet, and for few
@@ -34,6 +34,7 @@
 #include "catalog/namespace.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
+#include "commands/trigger.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -136,9 +137,12 @@ find_behind(FmgrInfo *front)
 	return behind;
 }
 
-/* Raises the error that was caught again, without what is not the caller's to know. */
+/*
+ * Raises the error that was caught again, without what is not the caller's to know; by_owner: it came
+ * of what was done as the owner, not as the caller.
+ */
 pg_noreturn static void
-raise_again(MemoryContext context)
+raise_again(MemoryContext context, bool by_owner)
 {
 	ErrorData *error;
 
@@ -149,8 +153,9 @@ raise_again(MemoryContext context)
 	error->internalquery = NULL;
 	error->internalpos = error->cursorpos = 0;
 	/* These show rows. */
-	if (ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION ||
-		error->sqlerrcode == ERRCODE_WITH_CHECK_OPTION_VIOLATION)
+	if (by_owner &&
+		(ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION ||
+		 error->sqlerrcode == ERRCODE_WITH_CHECK_OPTION_VIOLATION))
 		error->detail = NULL;
 	ThrowErrorData(error);
 	pg_unreachable();
@@ -174,7 +179,8 @@ call_as_owner(FunctionCallInfo fcinfo, Behind *behind, Frame *frame)
 	if (behind->reads)
 		PushActiveSnapshot(GetLatestSnapshot());
 	fcinfo->flinfo = &behind->function;
-	fcinfo->context = NULL;
+	if (!CALLED_AS_TRIGGER(fcinfo))
+		fcinfo->context = NULL;
 	error_context_stack = NULL;
 	result = FunctionCallInvoke(fcinfo);
 	fcinfo->isnull &= !behind->is_void;
@@ -206,7 +212,7 @@ call_in_frame(FunctionCallInfo fcinfo, Behind *behind, int restriction)
 	PG_CATCH();
 	{
 		frames = frame.outer;
-		raise_again(context);
+		raise_again(context, GetUserId() == frame.owner);
 	}
 	PG_END_TRY();
 	frames = frame.outer;
@@ -221,7 +227,7 @@ pass(FunctionCallInfo fcinfo, int restriction)
 {
 	Behind *behind = find_behind(fcinfo->flinfo);
 
-	if (!behind->reads)
+	if (!behind->reads && !CALLED_AS_TRIGGER(fcinfo))
 		idemq_jobs_check_writable();
 	if (behind->function.fn_retset)
 		idemq_srf_place(fcinfo)->allowedModes |= SFRM_Materialize_Preferred;

@@ -99,6 +99,8 @@ BEGIN
 	ELSIF what = 'as the caller' THEN
 		SELECT a INTO answer FROM idemq_inside.as_caller('SELECT pg_catalog.concat(current_user, pg_catalog.chr(32), pg_catalog.current_setting(''search_path''))') AS (a text);
 		RETURN answer;
+	ELSIF what = 'unique to the caller' THEN
+		PERFORM FROM idemq_inside.as_caller('WITH i AS (INSERT INTO public.secrets VALUES (''a secret'', 1)) SELECT 1') AS (n int);
 	ELSIF what = 'as a role' THEN
 		SELECT a INTO answer FROM idemq_inside.as_role('regress_gate_definer'::regrole, 'SELECT pg_catalog.concat(current_user, $1, pg_catalog.current_setting(''search_path''))', ' by ') AS (a text);
 	ELSIF what = 'nested' THEN
@@ -138,8 +140,9 @@ END $$;
 CREATE FUNCTION strays() RETURNS text LANGUAGE sql AS 'SELECT public.sqlstate_of(''SELECT idemq_inside.caller()'')';
 \x
 SELECT w, t.* FROM unnest('{ours,unique,check,syntax,temporary,caught,caught as the caller,types,as the caller,as a role,nested,away}'::text[]) w, told(w) t;
+GRANT SELECT, INSERT ON secrets TO regress_gate_caller;
 SET ROLE regress_gate_caller;
-SELECT w, t.* FROM unnest('{ours,unique,temporary,caught as the caller,as the caller,as a role,nested}'::text[]) w, told(w) t;
+SELECT w, t.* FROM unnest('{ours,unique,unique to the caller,temporary,caught as the caller,as the caller,as a role,nested}'::text[]) w, told(w) t;
 RESET ROLE;
 -- In front of idemq.jobs, where a DBA may defer triggers.
 CREATE OR REPLACE FUNCTION idemq.acts(what text) RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate_jobs';
@@ -166,6 +169,13 @@ CREATE FUNCTION idemq.vain() RETURNS void LANGUAGE c AS '$libdir/idemq', 'idemq_
 CREATE FUNCTION idemq_inside.vain() RETURNS void STABLE LANGUAGE sql AS 'SELECT idemq_inside.given(''x'', 1)';
 SELECT idemq.vain() IS NULL AS is_null;
 
+-- ---- A trigger's function is for idemq's own trigger
+CREATE TABLE strange (queue_id int);
+CREATE TRIGGER t AFTER DELETE ON strange FOR EACH ROW EXECUTE FUNCTION idemq.queue_gone();
+INSERT INTO strange VALUES (1);
+DELETE FROM strange;
+SELECT idemq.queue_gone();
+
 -- ---- Without what stands behind, or of another version
 CREATE FUNCTION idemq.front_alone() RETURNS int LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate';
 SELECT idemq.front_alone();
@@ -177,6 +187,7 @@ SELECT idemq.looks();
 DROP FUNCTION idemq.looks, idemq.acts, idemq.some, idemq.nothing, idemq.vain, idemq.front_alone,
 	idemq_inside.looks, idemq_inside.acts, idemq_inside.some, idemq_inside.nothing, idemq_inside.vain;
 DROP VIEW fronts;
+DROP TABLE strange;
 DROP EXTENSION idemq;
 SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'idemq%';
 DROP OWNED BY regress_gate_caller, regress_gate_definer CASCADE;
