@@ -81,10 +81,16 @@ class Tests:
 
 
 def end(process, how):
+    """Ends a run; one that has not ended after a while, at once."""
     try:
         os.killpg(process.pid, how)
     except ProcessLookupError:
-        pass
+        return
+    if how == signal.SIGTERM:
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            end(process, signal.SIGKILL)
 
 
 def copied(name):
