@@ -1,7 +1,7 @@
 /*
  * api/stand_in.c
  *		What a session that sleeps in idemq.wait does for its queue in place of the
- *		background worker, where there is none or it is stuck: takes back leases, promotes
+ *		background worker, where there is none, or it does not move: takes back leases, promotes
  *		heads of groups.
  *
  * It waits for no lock for longer than a chore of the worker does: what holds the worker

@@ -12,9 +12,9 @@
  * without having checked since its signal passes the signal on.
  *
  * What comes due by time alone has no commit that signals it: each check finds out when
- * to check again.  Without a background worker, a sleeper checks once a second, reaps and
- * promotes (api/stand_in.c).  One sleeper of the database watches the worker; while that is
- * stuck, it wakes one of each queue that has something due (shared/processes/worker_watch.c).
+ * to check again.  Who finds no background worker, or one that does not move, checks once a
+ * second, reaps and promotes (api/stand_in.c).  A sleeper that was asleep before it ceased to
+ * move is told by nobody: what comes due by time meanwhile is found by the next claim.
  *
  * wait_result works on a standby, too.  What is replayed there wakes nobody, so it looks
  * again after an eighth of the time that it has waited, STANDBY_SOON at least and CHECK_ALONE
@@ -46,7 +46,6 @@
 #include "base/compat.h"
 #include "job/job.h"
 #include "queue/queue.h"
-#include "shared/processes/processes.h"
 #include "shared/sleepers/sleepers.h"
 #include "table/table.h"
 
@@ -123,7 +122,6 @@ leave(void)
 			(void) idemq_sleepers_wake(target->sleepers, 1);
 		target->sleepers = NULL;
 	}
-	idemq_watch_leave();
 	current_wait = NULL;
 }
 
@@ -191,10 +189,10 @@ check_queue(Target *target)
 	}
 	alone = queue.slot == NULL || !idemq_worker_present();
 	if (alone)
+	{
 		idemq_stand_in(&queue);
-	/* While a worker is stuck, one sleeper watches for all. */
-	if (queue.slot == NULL || (alone && !idemq_worker_is_stuck()))
 		target->again = Min(target->again, idemq_mono_now() + CHECK_ALONE);
+	}
 	ready = idemq_ready_check(&queue, &next_due, &held);
 	if (held)
 		target->again = Min(target->again, idemq_mono_now() + LEASE_BUSY_RETRY);
@@ -298,15 +296,10 @@ sleep_and_check(Wait *wait)
 
 	while (!check_all(wait, now, &again))
 	{
-		int64 watch;
-
 		CHECK_FOR_INTERRUPTS();
 		now = idemq_mono_now();
 		if (now >= wait->deadline)
 			return false;
-		watch = idemq_watch_look();
-		again = Min(again, watch);
-		now = idemq_mono_now();
 		if (again > now)
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 (again - now + 999) / 1000, compat_wait_event_wait());

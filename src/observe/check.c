@@ -102,14 +102,13 @@ report_full_leases(CheckCall *call)
 static void
 check_worker(CheckCall *call)
 {
-	int64 since;
-	pid_t pid = idemq_worker_stuck_since(&since);
+	WorkerHealth health;
 
-	if (pid != 0)
+	if (idemq_worker_health(&health) && health.stuck_for > 0)
 		idemq_check_report(call, CHECK_WARNING, "worker.stuck",
 						   "the background worker, process %d, has not moved for %lld ms; see what "
 						   "it waits for in pg_stat_activity and pg_locks",
-						   (int) pid, (long long) ((idemq_mono_now() - since) / 1000));
+						   (int) health.pid, (long long) (health.stuck_for / 1000));
 }
 
 /* Checks that the slots' hash and array agree, and whether slots and entries are used up. */

@@ -4,8 +4,8 @@
  *		idemq.background_worker and idemq.worker_chores: the process that makes this
  *		database's jobs prompt, whether it moves, and what it has done.
  *
- * Shared memory says so (shared/processes/worker_watch.c), whether or not a sleeper has found it
- * stuck.  A worker that is at the beginning of a long piece of work is not yet stuck.
+ * Shared memory says so (shared/processes/worker_health.c).  A worker that is at the beginning of
+ * a long piece of work is not yet stuck.
  */
 #include "postgres.h"
 
@@ -26,15 +26,12 @@ Datum
 idemq_sql_v2_worker_state(PG_FUNCTION_ARGS)
 {
 	RowBuilder row = {0};
-	pid_t pid = idemq_worker_pid();
 	WorkerHealth health = {0};
-	bool known = pid != 0 && idemq_worker_health(&health);
+	bool known = idemq_worker_health(&health);
 	bool doing = known && health.doing >= 0;
-	int64 since = 0;
-	bool stuck = pid != 0 && idemq_worker_stuck_since(&since) == pid;
 
-	row_add_if(&row, pid != 0, Int32GetDatum((int32) pid));
-	row_add_if(&row, stuck, idemq_interval_datum(idemq_mono_now() - since));
+	row_add_if(&row, known, Int32GetDatum((int32) health.pid));
+	row_add_if(&row, known && health.stuck_for > 0, idemq_interval_datum(health.stuck_for));
 	row_add_if(&row, known, BoolGetDatum(health.awake));
 	row_add_if(&row, doing,
 			   doing ? CStringGetTextDatum(idemq_chore_names[health.doing]) : (Datum) 0);

@@ -9,8 +9,6 @@
  *		a table in shared memory was full		once a minute and table (shared/counts/server_counts.c)
  *		a chore has failed						CHORE_ERRORS a minute; then how many more
  *
- * That a worker is stuck another process says (shared/processes/worker_watch.c).
- *
  * Not said: a visit to a database without idemq, which is a worker's life as well.
  */
 #include "postgres.h"

@@ -302,8 +302,8 @@ foreach my $name (sort keys %frees)
 		$sleeper->{session}->quit;
 	});
 }
-# One slot wakes one sleeper; what is free at once is passed on.  The one that watches over the worker is
-# awake for an instant now and then, and may end without a job for which another one is woken, and is slow: three are spare.
+# One slot wakes one sleeper; what is free at once is passed on.  Who finds the worker still looks once a second,
+# and may end without a job for which another one is woken, and is slow: three are spare.
 fresh("lease => '1 h', max_running => 5", 30);
 sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
 without_worker(sub {

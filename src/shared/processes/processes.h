@@ -53,6 +53,11 @@ typedef enum PlaceState
 	PLACE_RUNNING
 } PlaceState;
 
+/* A worker that has not moved for that long is stuck: a chore waits 200 ms for a lock at most. */
+#define IDEMQ_STUCK_AFTER (2 * USECS_PER_SEC)
+/* Bit of asleep_until: the worker sleeps, and was called at that time. */
+#define PLACE_CALLED (UINT64CONST(1) << 63)
+
 /* Every field without another rule is under board_lock. */
 typedef struct Place
 {
@@ -66,15 +71,10 @@ typedef struct Place
 	int64 not_before; /* mono */
 	int64 started_at; /* mono, of STARTING and RUNNING */
 	/* for shared/sleepers/worker_call.c; no lock */
-	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake */
+	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; or PLACE_CALLED, and when */
 	pg_atomic_flag recheck;		   /* clear: to check for the extension */
 	pg_atomic_uint32 schedules;	   /* not 0: schedules have changed since they were listed */
 	pg_atomic_uint64 beat;		   /* mono of the last piece of work begun, or of waking up */
-	pg_atomic_uint64 called_at;	   /* mono of the first call that it has not answered; 0: none */
-	pg_atomic_uint32 stuck;		   /* it has not moved for a while */
-	pg_atomic_uint32 watcher;	   /* proc number + 1 of the sleeper that watches it; 0: none */
-	pg_atomic_uint64 watch_until;  /* mono: when the watcher looks again; PG_UINT64_MAX: awake */
-	pg_atomic_uint64 said_at;	   /* mono: when the log was told last that it is stuck */
 	/* for shared/processes/worker_health.c; no lock */
 	pg_atomic_uint32 doing;	   /* kind + 1 of the chore that runs; 0: none */
 	pg_atomic_uint64 last_run; /* mono: when a chore ended last; 0: none has */
@@ -88,6 +88,7 @@ extern int idemq_place_count(void);
 extern Place *idemq_place_at(int index);
 extern Place *idemq_place_of(Oid database);
 extern Place *idemq_place_mine(void);
+extern int64 idemq_place_still_since(Place *place);
 
 /*
  * worker_board.c
@@ -215,33 +216,6 @@ extern void idemq_handler_idle(QueueSlot *slot, bool idle);
 extern bool idemq_handler_must_leave(void);
 
 /*
- * worker_beat.c
- *		What a background worker, and who calls it, leave for its watcher.
- */
-
-/* A worker that has not moved for that long is stuck: a chore waits 200 ms for a lock at most. */
-#define STUCK_AFTER INT64CONST(600000)
-
-extern void idemq_watch_begins(Place *place);
-extern void idemq_watch_called(Place *place);
-extern void idemq_watch_moves(Place *place);
-extern int64 idemq_watch_still_since(Place *place);
-
-/*
- * worker_watch.c
- *		Noticing that a background worker does not move.
- */
-
-/* for sleepers */
-extern int64 idemq_watch_look(void);
-extern void idemq_watch_leave(void);
-extern bool idemq_worker_is_stuck(void);
-
-/* for idemq.check() */
-extern pid_t idemq_worker_pid(void);
-extern pid_t idemq_worker_stuck_since(int64 *since);
-
-/*
  * worker_health.c
  *		How a background worker does: for idemq.background_worker and idemq.worker_chores.
  */
@@ -249,6 +223,8 @@ extern pid_t idemq_worker_stuck_since(int64 *since);
 /* What is known of a worker's health. */
 typedef struct WorkerHealth
 {
+	pid_t pid;
+	int64 stuck_for; /* us: how long it has not moved though it should, from IDEMQ_STUCK_AFTER on */
 	bool awake;
 	int doing;		/* ChoreKind, -1: none */
 	int64 last_run; /* mono; 0: none yet */
@@ -261,7 +237,7 @@ extern const char *const idemq_chore_names[];
 extern void idemq_worker_begins_chore(ChoreKind kind);
 extern void idemq_worker_ends_chore(ChoreKind kind, bool done, int64 usecs);
 
-/* for observe/worker_state.c */
+/* for observe/ */
 extern bool idemq_worker_health(WorkerHealth *health);
 extern bool idemq_worker_chore_counts(uint64 counts[CHORE_KINDS][CHORE_COUNTS]);
 

@@ -335,7 +335,6 @@ detach_worker(int code, Datum arg)
 		my_place->proc = -1;
 		pg_atomic_write_u64(&my_place->asleep_until, PG_UINT64_MAX);
 		my_place->state = PLACE_WANTED;
-		idemq_watch_begins(my_place);
 		if (now - my_place->started_at > LONG_LIFE || my_place->away > 0)
 			my_place->failures = 0;
 		my_place->not_before =
@@ -366,7 +365,7 @@ idemq_worker_attach(int index, uint64 serial, Oid *database)
 		place->pid = MyProcPid;
 		place->proc = IDEMQ_MY_PROC_NUMBER;
 		*database = place->database;
-		idemq_watch_begins(place);
+		pg_atomic_write_u64(&place->beat, (uint64) idemq_mono_now());
 		pg_atomic_clear_flag(&place->recheck);
 	}
 	LWLockRelease(&board->board_lock);

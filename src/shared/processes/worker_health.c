@@ -88,18 +88,18 @@ bool
 idemq_worker_health(WorkerHealth *health)
 {
 	Place *place = own_place();
+	int64 now = idemq_mono_now();
 	int64 first;
-	int64 last_run;
 
-	if (place == NULL || place->state != PLACE_RUNNING)
+	if (place == NULL || place->state != PLACE_RUNNING || (health->pid = place->pid) == 0)
 		return false;
-	first = idemq_watch_still_since(place);
+	first = idemq_place_still_since(place);
+	health->stuck_for = now - first < IDEMQ_STUCK_AFTER ? 0 : now - first;
 	health->awake = pg_atomic_read_u64(&place->asleep_until) == PG_UINT64_MAX;
 	health->doing = (int) pg_atomic_read_u32(&place->doing) - 1;
-	last_run = (int64) pg_atomic_read_u64(&place->last_run);
-	health->last_run = last_run;
+	health->last_run = (int64) pg_atomic_read_u64(&place->last_run);
 	idemq_for_each_slot(MyDatabaseId, first_due, &first);
-	health->lag = Max(idemq_mono_now() - first, 0);
+	health->lag = Max(now - first, 0);
 	return true;
 }
 

@@ -1,6 +1,7 @@
 /*
  * shared/processes/worker_place.c
- *		The places on the board of workers: how many there are, which is whose.
+ *		The places on the board of workers: how many there are, which is whose, and whether its
+ *		worker moves.
  *
  * Locks: none here.  Who changes a place holds board_lock (shared/processes/worker_board.c); who
  * looks for one without it may find it another database's by the time that it is used.
@@ -52,11 +53,6 @@ init_places(int tranche)
 		pg_atomic_init_flag(&place->recheck);
 		pg_atomic_init_u32(&place->schedules, 0);
 		pg_atomic_init_u64(&place->beat, 0);
-		pg_atomic_init_u64(&place->called_at, 0);
-		pg_atomic_init_u32(&place->stuck, 0);
-		pg_atomic_init_u32(&place->watcher, 0);
-		pg_atomic_init_u64(&place->watch_until, PG_UINT64_MAX);
-		pg_atomic_init_u64(&place->said_at, 0);
 		idemq_place_begin_counts(place);
 	}
 }
@@ -91,4 +87,19 @@ idemq_place_of(Oid database)
 			return &places[i];
 	}
 	return NULL;
+}
+
+/*
+ * Returns since when (mono) a worker has not moved though it should: since it began what it is
+ * at, was called, or should have woken by itself.  The future: it may sleep.
+ */
+int64
+idemq_place_still_since(Place *place)
+{
+	uint64 until = pg_atomic_read_u64(&place->asleep_until);
+	uint64 beat;
+
+	pg_read_barrier(); /* it moves, and is awake then */
+	beat = pg_atomic_read_u64(&place->beat);
+	return (int64) (until == PG_UINT64_MAX ? beat : Max(until & ~PLACE_CALLED, beat));
 }

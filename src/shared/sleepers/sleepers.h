@@ -23,7 +23,6 @@ typedef struct Sleepers
 extern const ShmemPart idemq_wake_part;
 
 extern Sleepers *idemq_sleepers_of_queue(const QueueSlot *slot);
-extern Sleepers *idemq_sleepers_of_place(int place);
 extern Sleepers *idemq_sleepers_of_job(Oid database, int64 job_id);
 extern bool idemq_sleepers_any(Sleepers *sleepers);
 extern bool idemq_sleepers_join(Sleepers *sleepers);
@@ -44,7 +43,7 @@ extern void idemq_wake_for_results(void);
 
 /*
  * worker_call.c
- *		How a background worker is woken, and watched.
+ *		How a background worker is woken; whether it moves.
  */
 
 /* for everybody */

@@ -82,11 +82,11 @@ set_size(void)
 						  mul_size(sizeof(pg_atomic_uint64), word_count()));
 }
 
-/* One set for each slot, one for all queues without, those for results, and for places. */
+/* One set for each slot, one for all queues without, and those for results. */
 static int
 set_count(void)
 {
-	return idemq_max_queues + 1 + RESULT_SETS + idemq_place_count();
+	return idemq_max_queues + 1 + RESULT_SETS;
 }
 
 static int
@@ -135,13 +135,6 @@ idemq_sleepers_of_job(Oid database, int64 job_id)
 	uint32 hash = hash_bytes((const unsigned char *) key, sizeof(key));
 
 	return set_at(idemq_max_queues + 1 + (hash & (RESULT_SETS - 1)));
-}
-
-/* Returns all sleepers of the database of a place on the board of workers. */
-Sleepers *
-idemq_sleepers_of_place(int place)
-{
-	return set_at(idemq_max_queues + 1 + RESULT_SETS + place);
 }
 
 /* Returns whether a session sleeps; to be called after the work is visible. */

@@ -19,6 +19,14 @@
  * for each claim.  A place may have become another database's meanwhile: that worker
  * wakes in vain, and the right one has just started and checks everything.
  *
+ * A worker that is awake notes each piece of work that it begins (beat).  One that sleeps
+ * should wake when it said that it would, or when it is called: the first call puts the time of
+ * the call, with the bit PLACE_CALLED, in the place of the until that it has read, by
+ * compare-and-swap, and then sets the latch.  With that bit it is later than every t; and a
+ * worker that has woken meanwhile, and sleeps again, is woken by that latch once more.  One that
+ * has not moved for IDEMQ_STUCK_AFTER, since it is stopped, or at one long piece of work, is as
+ * good as none.  Nobody watches it: who asks (idemq_worker_present), looks.
+ *
  * The proof of the marks stands in shared/sleepers/due_slots.c.
  *
  * Locks: none, atomics only.  All of it is called after commit and abort, and under other
@@ -30,6 +38,7 @@
 #include "storage/latch.h"
 #include "storage/proc.h"
 
+#include "base/base.h"
 #include "shared/processes/processes.h"
 #include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
@@ -72,8 +81,8 @@ idemq_worker_place_index(void)
 }
 
 /*
- * Returns whether a worker runs in this database, and is not known to be stuck, as far as is
- * known without a lock.
+ * Returns whether a worker runs in this database, and has moved of late, as far as is known
+ * without a lock.
  */
 bool
 idemq_worker_present(void)
@@ -81,18 +90,25 @@ idemq_worker_present(void)
 	int index;
 	Place *place = own_place(&index);
 
-	return place != NULL && place->state == PLACE_RUNNING && pg_atomic_read_u32(&place->stuck) == 0;
+	return place != NULL && place->state == PLACE_RUNNING &&
+		   idemq_mono_now() - idemq_place_still_since(place) < IDEMQ_STUCK_AFTER;
 }
 
 static void
 call(Place *place, int64 mono)
 {
+	int32 proc = place->proc;
+	uint64 until;
+
 	/* What our caller has written comes before. */
 	pg_memory_barrier();
-	if ((uint64) Max(mono, 0) >= pg_atomic_read_u64(&place->asleep_until) || place->proc < 0)
+	until = pg_atomic_read_u64(&place->asleep_until);
+	if ((uint64) Max(mono, 0) >= until || proc < 0)
 		return;
-	idemq_watch_called(place);
-	SetLatch(&GetPGProcByNumber(place->proc)->procLatch);
+	if (until < PLACE_CALLED)
+		(void) pg_atomic_compare_exchange_u64(&place->asleep_until, &until,
+											  PLACE_CALLED | (uint64) idemq_mono_now());
+	SetLatch(&GetPGProcByNumber(proc)->procLatch);
 }
 
 /*
@@ -167,7 +183,8 @@ idemq_worker_schedules_changed(bool take)
 void
 idemq_worker_awake(void)
 {
-	idemq_watch_moves(idemq_place_mine());
+	idemq_worker_beats();
+	pg_write_barrier();
 	pg_atomic_write_u64(&idemq_place_mine()->asleep_until, PG_UINT64_MAX);
 	pg_memory_barrier();
 }
@@ -176,7 +193,7 @@ idemq_worker_awake(void)
 void
 idemq_worker_beats(void)
 {
-	idemq_watch_moves(idemq_place_mine());
+	pg_atomic_write_u64(&idemq_place_mine()->beat, (uint64) idemq_mono_now());
 }
 
 /* Says until when (mono) this worker will sleep; then it waits on its latch. */
