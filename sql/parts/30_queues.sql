@@ -183,14 +183,6 @@ CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigin
 COMMENT ON FUNCTION idemq.apply_retention(int)
 	IS 'delete finished jobs of all queues past their retention, with their attempts, what idemq.once need not remember, events whose time is over, and old rows of idemq.audit: what the background worker does by itself; visits all jobs once; returns how many went, max_jobs at most, by id';
 
-CREATE FUNCTION idemq.clock_corrected() RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_clock_corrected';
-COMMENT ON FUNCTION idemq.clock_corrected()
-	IS 'after the server''s clock had jumped ahead and was corrected: make jobs become due by the corrected clock at once; returns how many jobs it corrected
-- The time by which jobs become due is set back for the whole server.
-- The jobs of this database that were written meanwhile are corrected, so that they wait no longer than they would have.
-- Call it again until it answers 0: a job that another open transaction holds is left as it is.';
-
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)

@@ -4,7 +4,7 @@
 --   GRANT USAGE ON SCHEMA idemq TO app_owner;
 --   GRANT EXECUTE ON FUNCTION idemq.create_queue TO app_owner;
 -- and so are once and admit, since all roles that have them share keys and buckets,
--- and apply_retention and clock_corrected, which are for all queues.
+-- and apply_retention, which is for all queues.
 REVOKE ALL ON ALL TABLES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;

@@ -308,14 +308,9 @@ typedef struct TableUsage
 /* 2026-01-01 as a TimestampTz, 9,497 days after 2000-01-01: tokens and ids count from it. */
 #define IDEMQ_EPOCH (INT64CONST(9497) * USECS_PER_DAY)
 
-/* In place of an epoch: equal to none. */
-#define CLOCK_EPOCH_NONE UINT64CONST(1)
-
 extern const ShmemPart idemq_clock_part;
 
 extern int64 idemq_mono_now(void);
-extern uint64 idemq_clock_epoch(void);
-extern void idemq_clock_correct(void);
 extern TimestampTz idemq_now(void);
 extern int64 idemq_mono_from_timestamp(TimestampTz ts);
 extern TimestampTz idemq_timestamp_from_mono(int64 mono);

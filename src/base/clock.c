@@ -8,15 +8,11 @@
  * hours therefore neither stops the queues nor revives a lease; one who sets
  * it forward makes scheduled jobs due, and reaps nothing.
  *
- * After a jump ahead that was corrected it stays ahead.  idemq_clock_correct, which the
- * DBA calls (api/clock_corrected.c), sets it back to the wall clock.  What relies on a
- * time that never goes back, as the floors of FIFO groups do, keeps the epoch of
- * the clock beside the time: an epoch that is not idemq_clock_epoch() any more, or
- * CLOCK_EPOCH_NONE, is of a time that may be ahead.  A caller that reads the epoch before
- * it reads the time never notes a former time under a newer epoch; and who has read an
- * epoch knows that what became visible before has times of that epoch, or former ones.
+ * After a jump ahead that was corrected it stays ahead until the server restarts: floors of
+ * FIFO groups, among others, rely on a time that never goes back.  What was written meanwhile
+ * a DBA corrects (doc/operations/backup-replication-failover.md, Clocks).
  *
- * Locks: a spinlock for each other's corrections; the rest is atomics.
+ * Locks: none, atomics only.
  */
 #include "postgres.h"
 
@@ -25,16 +21,13 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "port/atomics.h"
-#include "storage/spin.h"
 #include "utils/timestamp.h"
 
 #include "base/base.h"
 
 typedef struct ClockShared
 {
-	slock_t correcting;				/* held while the offset is set back */
-	pg_atomic_uint64 offset;		/* TimestampTz minus mono, as int64; grows, or is corrected */
-	pg_atomic_uint64 epoch;			/* corrections, times two; odd: in the middle of one */
+	pg_atomic_uint64 offset;		/* TimestampTz minus mono, as int64; grows */
 	pg_atomic_uint64 primary_since; /* TimestampTz; 0: not yet asked as a primary */
 	pg_atomic_uint64 primary_mono;	/* the same, of CLOCK_MONOTONIC; set before */
 } ClockShared;
@@ -56,9 +49,7 @@ observed_offset(void)
 static void
 init_clock(int tranche)
 {
-	SpinLockInit(&shared->correcting);
 	pg_atomic_init_u64(&shared->offset, (uint64) observed_offset());
-	pg_atomic_init_u64(&shared->epoch, 2);
 	pg_atomic_init_u64(&shared->primary_since, 0);
 	pg_atomic_init_u64(&shared->primary_mono, 0);
 }
@@ -92,33 +83,7 @@ current_offset(void)
 	return (int64) known;
 }
 
-/*
- * Returns the clock's epoch: no time that idemq_now() answers in it is less than an earlier
- * one; CLOCK_EPOCH_NONE while it is being corrected.
- */
-uint64
-idemq_clock_epoch(void)
-{
-	uint64 epoch = pg_atomic_read_u64(&shared->epoch);
-
-	pg_memory_barrier(); /* before the caller reads the time */
-	return epoch % 2 == 0 ? epoch : CLOCK_EPOCH_NONE;
-}
-
-/* Sets the clock back to the wall clock, and begins another epoch. */
-void
-idemq_clock_correct(void)
-{
-	int64 offset = observed_offset();
-
-	SpinLockAcquire(&shared->correcting);
-	(void) pg_atomic_fetch_add_u64(&shared->epoch, 1);
-	(void) pg_atomic_exchange_u64(&shared->offset, (uint64) offset);
-	(void) pg_atomic_fetch_add_u64(&shared->epoch, 1);
-	SpinLockRelease(&shared->correcting);
-}
-
-/* Returns the time of day by which jobs become due; never less than before in the same epoch. */
+/* Returns the time of day by which jobs become due; never less than before, in this run. */
 TimestampTz
 idemq_now(void)
 {

@@ -22,11 +22,10 @@
  * asked about when it is due, not before.
  *
  * Such a job may wait too long: group_rate was raised or taken away, a start was given back for
- * which it was put off, the clock was corrected.  So a check of a group that has its next job
- * looks at that one again, and it is due when the rate says now (idemq_group_rate_is_sooner).
- * alter_queue and clock_corrected have all groups of their queues checked; who puts a job off,
- * and who gives a start back since its row was another's, that group: the later one of the two
- * sees the other.
+ * which it was put off.  So a check of a group that has its next job looks at that one again,
+ * and it is due when the rate says now (idemq_group_rate_is_sooner).
+ * alter_queue has all groups of its queue checked; who puts a job off, and who gives a start
+ * back since its row was another's, that group: the later one of the two sees the other.
  *
  * What waits for the rate, and for nothing else, is told by its row.  In a group with places
  * it has a place and a ready_at that is to come.  The head of any other has in run_at when it

@@ -53,10 +53,10 @@
  *
  * Where to look: jobs with a place have a ready_at that was the time of their promotion or,
  * where that is later, the time from which their group may start the next one (group_rate,
- * job/group_rate.c).  A floor of the clock's epoch (shared/groups/groups.c) says more than of a head:
- * none of the group's jobs with a place has a ready_at that is below it, and none one that is
- * both above its last, and yet to come.  So those that wait for their time are not read: there
- * may be many.  Who gives a job that has a place another time drops the floor.
+ * job/group_rate.c).  A floor (shared/groups/groups.c) says more than of a head: none of the
+ * group's jobs with a place has a ready_at that is below it, and none one that is both above
+ * its last, and yet to come.  So those that wait for their time are not read: there may be many.
+ * Who gives a job that has a place another time drops the floor.
  */
 #include "postgres.h"
 

@@ -85,7 +85,6 @@ promote_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 	for (int looks = 0; looks < MAX_LOOKS;)
 	{
 		/* Read after the snapshot, which each round renews. */
-		uint64 epoch = idemq_clock_epoch();
 		GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
 		TimestampTz now;
 		bool expired;
@@ -107,7 +106,7 @@ promote_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 						: make_head(table, queue, &job, &args);
 		if (write == JOB_WRITTEN && !expired)
 		{
-			*floor = (GroupFloor){args.now, job.id, epoch, DT_NOBEGIN};
+			*floor = (GroupFloor){args.now, job.id, DT_NOBEGIN};
 			return promoted(&args);
 		}
 		if (write == JOB_LOCKED)
@@ -126,16 +125,14 @@ static GroupFloor
 count_places(JobsTable *table, const QueueInfo *queue, Datum name, const GroupFloor *from,
 			 GroupPlaces *places)
 {
-	/* In this order: without a correction of the clock in between, now is not below their times. */
-	uint64 epoch = idemq_clock_epoch();
+	/* Read after the snapshot: not below the times that it shows, but those that are to come. */
 	TimestampTz now = idemq_now();
-	bool is_known = from->heads != GROUP_NO_FLOOR.heads && from->epoch == epoch &&
-					epoch == idemq_clock_epoch();
+	bool is_known = from->heads != GROUP_NO_FLOOR.heads;
 
 	idemq_places_count(table, queue, name, from->heads, is_known ? Max(now, from->last) : DT_NOEND,
 					   places);
 	return (GroupFloor){idemq_is_no_group(name) ? now : Min(places->first, now), from->blocked,
-						epoch, places->last};
+						places->last};
 }
 
 /*

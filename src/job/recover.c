@@ -69,8 +69,10 @@ idemq_row_deadline(const Job *job, const QueueInfo *queue)
 
 	if (is_interrupted(job))
 		return since;
-	return Min(Max(job->deadline, since + (job->deadline - job->claimed_at)),
-			   idemq_row_limit(job, queue));
+	/* A claim that is yet to come is of a clock that was ahead. */
+	if (job->claimed_at > since && job->claimed_at <= idemq_now())
+		since = job->claimed_at;
+	return Min(since + (job->deadline - job->claimed_at), idemq_row_limit(job, queue));
 }
 
 /*

@@ -81,11 +81,7 @@ read_floors(GroupEntry **groups)
 
 		if (group->owner == NOBODY && group->key.length != LONG_NAME &&
 			group->floor.blocked != GROUP_NO_FLOOR.blocked)
-		{
-			(*groups)[kept] = *group;
-			(*groups)[kept].floor = idemq_group_floor_now(group->floor);
-			kept++;
-		}
+			(*groups)[kept++] = *group;
 	}
 	return kept;
 }

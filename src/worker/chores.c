@@ -263,7 +263,7 @@ plan_changed(void)
 	int64 now = idemq_mono_now();
 	bool all = idemq_due_slots_take(idemq_worker_place_index(), plan_marked, NULL);
 
-	if (all || moved >= CLOCK_MOVED || moved <= -CLOCK_MOVED)
+	if (all || moved >= CLOCK_MOVED)
 	{
 		offset = offset_now;
 		idemq_for_each_slot(MyDatabaseId, plan_each, NULL);

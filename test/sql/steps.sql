@@ -384,14 +384,6 @@ SELECT idemq.drop_queue('p', force => true);
 SELECT count(*) > 0 AS others FROM idemq.steps WHERE queue_id = :q;
 SELECT name FROM left_over WHERE name IS DISTINCT FROM 'q';
 
--- The clock had jumped ahead.
-SELECT (idemq.enqueue('q', '10')).id \gset
-SELECT token AS t FROM idemq.claim_job(:id) \gset
-CALL idemq.begin_step(:id, :t, 'ahead', '{}', '30 s') \gset v_
-UPDATE idemq.steps SET begun_at = begun_at + interval '10 days', call_until = call_until + interval '10 days' WHERE name = 'ahead';
-SELECT idemq.clock_corrected();
-SELECT begun_at < now() + interval '1 min' AS corrected, call_until - begun_at AS may_last FROM idemq.steps WHERE name = 'ahead';
-
 DROP SCHEMA trap CASCADE;
 SELECT idemq.drop_queue('q', force => true), idemq.drop_queue('nothing', force => true);
 SELECT count(*) FROM idemq.steps;

@@ -25,10 +25,7 @@
  * to the promotion's time for heads, since the ready_at of a head is never set to a time
  * that has passed, and to the promoted job's id for blocked jobs.  A job that is blocked
  * later with a lesser id, by a late commit or a retry, lowers it by its mark; a change
- * by hand drops it.  It is only a cache.  After a correction of the clock heads may become
- * ready at times that had passed before, so a floor is of an epoch of the clock, which
- * its promoter reads before the promotion's time.  A check reads the epoch after its
- * snapshot: if that is the floor's, all heads that it shows have times of that epoch.
+ * by hand drops it.  It is only a cache.
  *
  * A floor is never above what a check's snapshot shows.  Call W a writer, which blocks a
  * job or changes one by hand, and P an owner that checks:
@@ -168,15 +165,6 @@ lower(GroupFloor floor, int64 id)
 	return floor;
 }
 
-/* Returns a floor without what the clock's correction has made wrong. */
-GroupFloor
-idemq_group_floor_now(GroupFloor floor)
-{
-	if (floor.epoch != idemq_clock_epoch())
-		floor.heads = GROUP_NO_FLOOR.heads;
-	return floor;
-}
-
 /*
  * Takes up to max groups of a queue to check: this session owns them until
  * idemq_group_release.  Returns how many.  The snapshot by which they are checked is to
@@ -256,7 +244,7 @@ idemq_group_floor(QueueSlot *slot, const GroupKey *key, int64 own)
 	idemq_group_table_lock(LW_SHARED);
 	group = idemq_group_find(key);
 	if (group != NULL && group->owner == IDEMQ_MY_PROC_NUMBER)
-		floor = lower(idemq_group_floor_now(group->floor), Min(Min(group->lowered, least), own));
+		floor = lower(group->floor, Min(Min(group->lowered, least), own));
 	idemq_group_table_unlock();
 	return floor;
 }

@@ -32,18 +32,16 @@ typedef struct GroupKey
 /*
  * Where a check of a group may begin: no job that is, or may become, its head has a
  * ready_at below heads, and no blocked job has an id below blocked; or else a session
- * is about to mark the group, which lowers the floor.  heads is a time of the clock's
- * epoch: after a correction of the clock it counts no more (idemq_group_floor_now).
+ * is about to mark the group, which lowers the floor.
  */
 typedef struct GroupFloor
 {
 	TimestampTz heads;
 	int64 blocked;
-	uint64 epoch;
 	TimestampTz last; /* with places: no later than this, or than now, are theirs */
 } GroupFloor;
 
-#define GROUP_NO_FLOOR ((GroupFloor){DT_NOBEGIN, PG_INT64_MIN, 0, DT_NOBEGIN})
+#define GROUP_NO_FLOOR ((GroupFloor){DT_NOBEGIN, PG_INT64_MIN, DT_NOBEGIN})
 
 /* In place of a job's id that lowers a floor: none does; and, there is no floor any more. */
 #define GROUP_KEEP_FLOOR PG_INT64_MAX
@@ -171,7 +169,6 @@ extern void idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int
 extern Size idemq_group_key_size(const GroupKey *key);
 extern int idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int max);
 extern GroupOwn idemq_group_own(QueueSlot *slot, GroupTaken *taken);
-extern GroupFloor idemq_group_floor_now(GroupFloor floor);
 extern GroupFloor idemq_group_floor(QueueSlot *slot, const GroupKey *key, int64 own);
 extern void idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id);
 extern void idemq_group_release(QueueSlot *slot, const GroupTaken *group, GroupRelease how);
