@@ -16,6 +16,7 @@
 #include "job/job.h"
 #include "queue/queue.h"
 #include "shared/leases/leases.h"
+#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 #include "table/table.h"
 
@@ -34,7 +35,7 @@ beat_entry(int32 queue_id, int64 id, int64 token, int64 length)
 	idemq_slots_begin_change();
 	answer = idemq_lease_beat(id, token, length);
 	if (answer == LEASE_BEAT_DONE)
-		idemq_slot_note_deadline(NULL, queue_id, idemq_mono_now() + length);
+		idemq_due_by(idemq_slot_find(MyDatabaseId, queue_id), DUE_LEASE, idemq_mono_now() + length);
 	idemq_slots_end_change();
 	return answer;
 }

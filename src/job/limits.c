@@ -186,9 +186,9 @@ idemq_limit_lets(const QueueInfo *queue, LimitView *view)
 	(void) pg_atomic_fetch_or_u32(&queue->slot->refused_by, limits);
 	idemq_limit_view(queue, view);
 	if (view->state == LIMIT_RATE)
-		idemq_wake_due_at(queue->slot, Max(view->until, idemq_now() + RATE_INTERVAL));
+		idemq_due_by(queue->slot, DUE_READY, Max(view->until, idemq_now() + RATE_INTERVAL));
 	else if (view->state == LIMIT_TABLE_FULL)
-		idemq_wake_due_at(queue->slot, idemq_now() + FULL_INTERVAL);
+		idemq_due_by(queue->slot, DUE_READY, idemq_now() + FULL_INTERVAL);
 	return view->state == LIMIT_OPEN || view->after_search;
 }
 

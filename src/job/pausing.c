@@ -9,9 +9,9 @@
  *
  *	 - Every change of a queue's settings has the worker run its chore "due" for it once
  *	   (follow_settings in txn/pending_action.c).  That reads the queue, and has itself run
- *	   again at paused_until.  It resets the slot's next_due first and reads the settings
- *	   then; a pause is visible, then moves the settings' number, then lowers next_due.  So
- *	   if the reset swallowed the lowering, the read finds the new number.
+ *	   again at paused_until.  It takes the slot's DUE_READY first and reads the settings
+ *	   then; a pause is visible, then moves the settings' number, then lowers DUE_READY.  So
+ *	   if the taking swallowed the lowering, the read finds the new number.
  *	 - At that time the chore ends the pause in the row, as idemq.resume does, with a line in
  *	   idemq.audit; all sleepers wake, and those who LISTEN are told if something is ready.
  *	   It waits for nobody: a row that is locked is tried again a second later.

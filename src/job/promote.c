@@ -53,6 +53,7 @@
 #include "base/base.h"
 #include "job/job.h"
 #include "shared/groups/groups.h"
+#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 #include "table/table.h"
 #include "txn/txn.h"
@@ -358,7 +359,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 bool
 idemq_promote_wanted(const QueueInfo *queue)
 {
-	return queue->slot == NULL || idemq_groups_waiting(queue->slot);
+	return queue->slot == NULL || idemq_due_at(queue->slot, DUE_GROUPS) <= idemq_mono_now();
 }
 
 /*

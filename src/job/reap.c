@@ -24,6 +24,7 @@
 #include "job/job.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 #include "table/table.h"
 #include "txn/txn.h"
@@ -146,7 +147,8 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 	if (!idemq_jobs_is_mine(&job) && idemq_reap_row(table, &job, queue, loss))
 		return true;
 	idemq_pending_undo_last();
-	idemq_slot_note_deadline(queue->slot, queue->id, idemq_mono_now() + LEASE_BUSY_RETRY);
+	idemq_due_by(idemq_slot_current(queue->slot, queue->id), DUE_LEASE,
+				 idemq_mono_now() + LEASE_BUSY_RETRY);
 	return false;
 }
 
@@ -162,6 +164,7 @@ static int64
 reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 {
 	ExpiredLease *leases = palloc(REAP_BATCH * sizeof(ExpiredLease));
+	QueueSlot *slot;
 	JobsTable table;
 	int64 started;
 	int64 now;
@@ -172,14 +175,16 @@ reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 
 	idemq_jobs_open(&table);
 	idemq_slots_begin_change();
-	idemq_slot_reset_deadline(queue->slot, queue->id);
+	slot = idemq_slot_current(queue->slot, queue->id);
+	if (slot != NULL)
+		(void) idemq_due_take(slot, DUE_LEASE);
 	started = idemq_mono_now();
 	found = idemq_lease_collect_expired(queue->id, leases, REAP_BATCH, &next);
 	now = idemq_mono_now();
 	if (found > 0)
 		next = Min(next, now + LEASE_BUSY_RETRY);
 	next = Max(next, now + Max(REAP_INTERVAL, REAP_SHARE * (now - started)));
-	idemq_slot_note_deadline(queue->slot, queue->id, next);
+	idemq_due_by(slot, DUE_LEASE, next);
 	idemq_slots_end_change();
 	idemq_jitter();
 	/* A snapshot that sees every claim whose lease we found. */
@@ -192,7 +197,7 @@ reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 		visited++;
 	}
 	if (visited < found)
-		idemq_slot_note_deadline(queue->slot, queue->id, idemq_mono_now());
+		idemq_due_by(idemq_slot_current(queue->slot, queue->id), DUE_LEASE, idemq_mono_now());
 	idemq_jobs_close(&table);
 	pfree(leases);
 	*more = visited < found || found == REAP_BATCH;

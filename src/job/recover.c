@@ -28,6 +28,7 @@
 #include "queue/queue.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 #include "table/table.h"
 #include "txn/txn.h"
@@ -121,7 +122,7 @@ adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, 
 	take = idemq_lease_adopt(job->id, job->token, &adopting, &times);
 	deadline = Min(deadline, times.limit);
 	/* At once: should an error keep it from being settled, it is reaped at worst. */
-	idemq_slot_note_deadline(NULL, job->queue_id, deadline);
+	idemq_due_by(idemq_slot_find(MyDatabaseId, job->queue_id), DUE_LEASE, deadline);
 	idemq_slots_end_change();
 	if (take == LEASE_TAKEN)
 		add_lost(lost, job, true);
@@ -390,6 +391,7 @@ bool
 idemq_reap_some(const QueueInfo *queue)
 {
 	static Pace pace;
+	QueueSlot *slot;
 	bool counted = true;
 	Slice slice;
 
@@ -397,7 +399,8 @@ idemq_reap_some(const QueueInfo *queue)
 		counted = idemq_recover_for_limits(queue);
 	else if (queue->slot != NULL || idemq_pace_is_due(&pace, queue->id, RECOVERY_INTERVAL))
 		(void) recover(queue, queue->slot == NULL);
-	if (idemq_slot_deadline_passed(queue->slot, queue->id))
+	slot = idemq_slot_current(queue->slot, queue->id);
+	if (slot == NULL || idemq_due_at(slot, DUE_LEASE) <= idemq_mono_now())
 	{
 		idemq_slice_begin(&slice, SLICE_OF_CALL);
 		(void) idemq_reap_in(queue, &slice);

@@ -290,8 +290,8 @@ is_overlooked(CheckCall *call, const Lease *copy)
 	SlotStatus status;
 	Lease lease;
 
-	if (!idemq_slot_status(copy->queue_id, &status) ||
-		status.next_deadline <= (uint64) visit_due(copy) || !idemq_check_settled(call))
+	if (!idemq_slot_status(copy->queue_id, &status) || status.next_deadline <= visit_due(copy) ||
+		!idemq_check_settled(call))
 		return false;
 	for (int i = 0; i < MAX_READS; i++)
 	{
@@ -300,7 +300,7 @@ is_overlooked(CheckCall *call, const Lease *copy)
 		CHECK_FOR_INTERRUPTS();
 		if (!read_again(copy, &lease) || !is_active(&lease) ||
 			!idemq_slot_status(lease.queue_id, &status) ||
-			status.next_deadline <= (uint64) visit_due(&lease))
+			status.next_deadline <= visit_due(&lease))
 			return false;
 		if ((uint32) changes == 0 && read_again(copy, &lease) && is_active(&lease) &&
 			idemq_slots_changes() == changes)

@@ -129,8 +129,8 @@ idemq_slots_unset_database(Oid database)
 			continue;
 		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
 		idemq_cursor_unset_locked(slot);
-		pg_atomic_write_u64(&slot->next_expiry, 0);
-		pg_atomic_write_u64(&slot->handler_due, 0);
+		idemq_due_by(slot, DUE_EXPIRY, 0);
+		idemq_due_by(slot, DUE_HANDLER, 0);
 		idemq_kin_unset(slot);
 		idemq_slot_begin_recovery(slot, 0);
 		LWLockRelease(&slot->lock);

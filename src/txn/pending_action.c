@@ -67,8 +67,7 @@ follow_settings(int32 queue_id)
 	QueueSlot *slot = queue_id == 0 ? NULL : idemq_slot_find(MyDatabaseId, queue_id);
 
 	idemq_version_move(queue_id);
-	if (slot != NULL)
-		idemq_handler_look_at(slot, 0);
+	idemq_due_by(slot, DUE_HANDLER, 0);
 	/* The worker may have found a queue that was not there yet. */
 	if (queue_id == 0)
 		idemq_worker_need_all();
@@ -76,7 +75,7 @@ follow_settings(int32 queue_id)
 	{
 		idemq_worker_need_slot(slot, 0);
 		/* A pause may have an end (job/pausing.c). */
-		idemq_wake_due_at(slot, 1);
+		idemq_due_by(slot, DUE_READY, 0);
 	}
 	if (queue_id == 0)
 		idemq_wake_database(MyDatabaseId, false);
@@ -107,8 +106,8 @@ check_groups(int32 queue_id)
 static void
 start_lease(const PendingAction *action, LeaseName lease)
 {
-	idemq_slot_note_deadline(action->slot, action->queue_id,
-							 idemq_lease_activate(lease.job_id, lease.token));
+	idemq_due_by(idemq_slot_current(action->slot, action->queue_id), DUE_LEASE,
+				 idemq_lease_activate(lease.job_id, lease.token));
 }
 
 /* A job has its result, or its attempt has ended: tells its children, and who waits for it. */
@@ -221,7 +220,7 @@ undo_end(const PendingAction *action)
 	int64 again = idemq_lease_cancel_end(end->lease.job_id, end->lease.token);
 
 	if (again > 0)
-		idemq_slot_note_deadline(action->slot, action->queue_id, again);
+		idemq_due_by(idemq_slot_current(action->slot, action->queue_id), DUE_LEASE, again);
 	else
 		idemq_slot_need_recovery(action->slot, action->queue_id);
 	idemq_borrowed_note_end(action->queue_id, end->frees, -1);

@@ -129,7 +129,8 @@ idemq_pending_ready_apply(SubTransactionId from, bool committed)
 			continue;
 		idemq_cursor_lower(lower->slot, lower->queue_id, lower->priority, lower->key);
 		if (committed && lower->expires_at < DT_NOEND)
-			idemq_wake_to_expire_at(lower->slot, lower->queue_id, lower->expires_at);
+			idemq_due_by(idemq_slot_current(lower->slot, lower->queue_id), DUE_EXPIRY,
+						 lower->expires_at);
 		if (committed)
 			idemq_wake_ready(lower->slot, lower->queue_id, lower->count, lower->later);
 		else

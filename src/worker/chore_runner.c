@@ -178,7 +178,7 @@ run_task(void *arg)
 
 	/* A chore that comes due is not for a database that has begun to follow another. */
 	AcceptInvalidationMessages();
-	if (task->chore->due_at != NULL && idemq_follows())
+	if (task->chore->kind > CHORE_FOLLOW && idemq_follows())
 		return;
 	if (task->chore->run_for_all != NULL)
 	{
@@ -260,9 +260,11 @@ int64
 idemq_chore_due_at(const Chore *chore, const SlotView *view)
 {
 	bool is_asked = (chore->run != NULL) == (view != NULL);
-	int64 when = is_asked ? chore->due_at(view) : PG_INT64_MAX;
+	int64 when = PG_INT64_MAX;
 	int64 allowed;
 
+	if (is_asked)
+		when = chore->due_at != NULL ? chore->due_at(view) : idemq_due_at(view->slot, chore->due);
 	if (when == PG_INT64_MAX)
 		return when;
 	allowed = not_before(chore, view == NULL ? 0 : view->queue_id);
@@ -284,7 +286,13 @@ idemq_chore_run_if_due(const Chore *chore, const SlotView *view)
 		return when;
 	if (chore->begin != NULL)
 		chore->begin(view);
+	/* Before the transaction: what comes later notes itself. */
+	if (chore->takes)
+		(void) idemq_due_take(view->slot, chore->due);
 	done = idemq_chore_run(chore, queue_id);
+	/* Nobody else knows that time any more. */
+	if (chore->takes && !done)
+		idemq_due_by(view->slot, chore->due, 0);
 	if (chore->ended != NULL)
 		chore->ended(view, done);
 	/*

@@ -88,19 +88,6 @@ discover(void)
 		(void) idemq_queue_by_id(ids[i], &queue); /* gives it a slot */
 }
 
-/* Reads a time that may be "never". */
-static int64
-mono_or_never(uint64 value)
-{
-	return value > (uint64) PG_INT64_MAX ? PG_INT64_MAX : (int64) value;
-}
-
-static int64
-promote_due_at(const SlotView *view)
-{
-	return idemq_groups_due_at(view->slot);
-}
-
 static void
 promote_begins(const SlotView *view)
 {
@@ -111,18 +98,6 @@ static void
 promote_ended(const SlotView *view, bool done)
 {
 	idemq_round_end(view->slot);
-}
-
-static int64
-reap_due_at(const SlotView *view)
-{
-	return mono_or_never(pg_atomic_read_u64(&view->slot->next_deadline));
-}
-
-static int64
-recover_due_at(const SlotView *view)
-{
-	return view->next_recovery;
 }
 
 /*
@@ -148,7 +123,7 @@ notify_begins(const SlotView *view)
 static void
 notify_ended(const SlotView *view, bool done)
 {
-	if (done && !idemq_notify_sent())
+	if (!idemq_notify_ended(done))
 		next_notify = notified_at + UNSENT_PAUSE;
 }
 
@@ -181,28 +156,28 @@ purge_ended(const SlotView *view, bool done)
 
 /* In the order of a turn; whether a chore is of each queue or of all is said by what it runs. */
 static const Chore chores[] = {
-	{CHORE_PROMOTE, promote_due_at, .run = promote, .begin = promote_begins,
-	 .ended = promote_ended},
-	{CHORE_REAP, reap_due_at, .run = idemq_reap_expired},
-	{CHORE_RECOVER, recover_due_at, .run = recover},
-	{CHORE_DUE, idemq_due_due_at, .run = idemq_due, .ended = idemq_due_ended},
-	{CHORE_REMIND, idemq_remind_due_at, .run = idemq_remind, .ended = idemq_remind_ended},
-	{CHORE_EXPIRE, idemq_expire_due_at, .run = idemq_expire_some, .ended = idemq_expire_ended},
-	{CHORE_HANDLE, idemq_handle_due_at, .run = idemq_handle, .ended = idemq_handle_ended},
-	{CHORE_TICK, idemq_tick_due_at, .run_for_all = idemq_tick_some},
-	{CHORE_NOTIFY, notify_due_at, .run_for_all = idemq_notify_send, .begin = notify_begins,
-	 .ended = notify_ended},
-	{CHORE_COUNT_JOBS, count_due_at, .run_for_all = idemq_queue_counts_run, .ended = count_ended},
-	{CHORE_PURGE, purge_due_at, .run_for_all = idemq_retention_run, .ended = purge_ended},
+	{CHORE_PROMOTE, DUE_GROUPS, .run = promote, .begin = promote_begins, .ended = promote_ended},
+	{CHORE_REAP, DUE_LEASE, .run = idemq_reap_expired},
+	{CHORE_RECOVER, DUE_RECOVERY, .run = recover},
+	{CHORE_DUE, DUE_READY, true, .run = idemq_due},
+	{CHORE_REMIND, DUE_SIGNAL, true, .run = idemq_remind},
+	{CHORE_EXPIRE, .due_at = idemq_expire_due_at, .run = idemq_expire_some,
+	 .ended = idemq_expire_ended},
+	{CHORE_HANDLE, DUE_HANDLER, true, .due_at = idemq_handle_due_at, .run = idemq_handle},
+	{CHORE_TICK, .due_at = idemq_tick_due_at, .run_for_all = idemq_tick_some},
+	{CHORE_NOTIFY, .due_at = notify_due_at, .run_for_all = idemq_notify_send,
+	 .begin = notify_begins, .ended = notify_ended},
+	{CHORE_COUNT_JOBS, .due_at = count_due_at, .run_for_all = idemq_queue_counts_run,
+	 .ended = count_ended},
+	{CHORE_PURGE, .due_at = purge_due_at, .run_for_all = idemq_retention_run, .ended = purge_ended},
 };
 #define CHORES ((int) lengthof(chores))
 
 /* Runs once, when the worker starts, and when the database ceases to follow another. */
-static const Chore discover_chore = {CHORE_DISCOVER, NULL, .run_for_all = discover};
+static const Chore discover_chore = {CHORE_DISCOVER, .run_for_all = discover};
 
 /* Reads whether the database follows another, and has that last; runs when it may have changed. */
-static const Chore look_up_chore = {CHORE_FOLLOW, NULL,
-									.run_for_all = idemq_follow_note_subscription};
+static const Chore look_up_chore = {CHORE_FOLLOW, .run_for_all = idemq_follow_note_subscription};
 
 /* Does what is due for all queues at once; lowers *next to when (mono) to come again. */
 static void
@@ -327,11 +302,11 @@ do_turns(void)
 static void
 make_due(const SlotView *view, void *arg)
 {
-	pg_atomic_write_u64(&view->slot->next_due, 0);
-	pg_atomic_write_u64(&view->slot->next_deadline, 0);
+	static const DueKind kinds[] = {DUE_LEASE, DUE_READY, DUE_EXPIRY, DUE_HANDLER};
+
+	for (int i = 0; i < (int) lengthof(kinds); i++)
+		idemq_due_by(view->slot, kinds[i], 0);
 	idemq_round_end(view->slot);
-	pg_atomic_write_u64(&view->slot->next_expiry, 0);
-	pg_atomic_write_u64(&view->slot->handler_due, 0);
 }
 
 /*

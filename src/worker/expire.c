@@ -3,7 +3,7 @@
  *		Cancels jobs that were not claimed in time (expires_in), for the background
  *		worker.  A claim that meets such a job cancels it itself.
  *
- * A queue's slot has a time before which no job of the queue expires (next_expiry).  A
+ * A queue's slot has a time before which no job of the queue expires (DUE_EXPIRY).  A
  * transaction that makes a job ready which expires lowers it after its commit
  * (txn/pending_ready.c): by enqueue, replace, release, retry, or by hand.  When that time
  * has come, the worker scans the queue's part of the ready index, in steps, and the
@@ -91,14 +91,10 @@ int64
 idemq_expire_due_at(const SlotView *view)
 {
 	const ExpireScan *scan = find_scan(view->queue_id, false);
-	uint64 next = pg_atomic_read_u64(&view->slot->next_expiry);
-	int64 due;
+	int64 due = idemq_due_at(view->slot, DUE_EXPIRY);
 
 	if (scan != NULL && scan->under_way)
 		return 0;
-	if (next >= (uint64) DT_NOEND)
-		return PG_INT64_MAX;
-	due = idemq_mono_from_timestamp((TimestampTz) next);
 	return scan == NULL ? due : Max(due, scan->not_before);
 }
 
@@ -224,7 +220,7 @@ idemq_expire_some(const QueueInfo *queue)
 							 .from = READY_KEY_MIN,
 							 .next = DT_NOEND};
 		/* Before our snapshot: a job that becomes ready after it lowers the time. */
-		(void) pg_atomic_exchange_u64(&queue->slot->next_expiry, PG_UINT64_MAX);
+		(void) idemq_due_take(queue->slot, DUE_EXPIRY);
 	}
 	idemq_jobs_open(&table);
 	while (entries > 0 && jobs > 0 && scan->priority < IDEMQ_PRIORITIES)
@@ -246,9 +242,6 @@ idemq_expire_ended(const SlotView *view, bool done)
 	if (done && scan->priority < IDEMQ_PRIORITIES)
 		return;
 	scan->under_way = false;
-	if (!done)
-		idemq_wake_to_expire_at(view->slot, view->queue_id, 1);
-	else if (scan->next < DT_NOEND)
-		idemq_wake_to_expire_at(view->slot, view->queue_id, scan->next);
+	idemq_due_by(view->slot, DUE_EXPIRY, done ? scan->next : 0);
 	scan->not_before = idemq_mono_now() + PAUSES * scan->took;
 }

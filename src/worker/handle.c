@@ -31,6 +31,7 @@
 #include "job/job.h"
 #include "queue/queue.h"
 #include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
 #include "worker/worker.h"
 
 /* The search for jobs of a former server is awaited for so long after the start at most. */
@@ -49,17 +50,15 @@ static SqlStatement count_crash =
 int64
 idemq_handle_due_at(const SlotView *view)
 {
-	uint64 due = pg_atomic_read_u64(&view->slot->handler_due);
+	int64 due = idemq_due_at(view->slot, DUE_HANDLER);
 
-	if (due > (uint64) PG_INT64_MAX)
-		return PG_INT64_MAX;
-	if (view->next_recovery < PG_INT64_MAX)
+	if (due < PG_INT64_MAX && idemq_due_at(view->slot, DUE_RECOVERY) < PG_INT64_MAX)
 	{
 		int64 patience = idemq_mono_from_timestamp(idemq_primary_since() + SEARCH_PATIENCE);
 
-		return Max((int64) due, patience);
+		return Max(due, patience);
 	}
-	return (int64) due;
+	return due;
 }
 
 /* Counts the crash of a former server in the middle of the handler's jobs, if there was one. */
@@ -130,10 +129,7 @@ idemq_handle(const QueueInfo *queue)
 	HandlerInfo info;
 	TimestampTz next_due;
 	bool held;
-	int64 again = PG_INT64_MAX;
 
-	/* Before anything is read: who changes it from here on notes it again. */
-	pg_atomic_write_u64(&queue->slot->handler_due, PG_UINT64_MAX);
 	if (!idemq_handler_read(queue->id, &info))
 	{
 		idemq_handler_settle(queue->slot, key, 0);
@@ -146,15 +142,5 @@ idemq_handle(const QueueInfo *queue)
 	idemq_handler_settle(queue->slot, key, info.stopped ? 0 : info.workers);
 	if (info.stopped || idemq_queue_is_paused(queue) || !idemq_ready_check(queue, &next_due, &held))
 		return;
-	again = start_one(queue, &info);
-	if (again < PG_INT64_MAX)
-		idemq_handler_look_at(queue->slot, again);
-}
-
-/* Has it looked at again when that has come to nothing: nobody else knows the time any more. */
-void
-idemq_handle_ended(const SlotView *view, bool done)
-{
-	if (!done)
-		idemq_handler_look_at(view->slot, 0);
+	idemq_due_by(queue->slot, DUE_HANDLER, start_one(queue, &info));
 }

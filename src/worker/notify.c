@@ -4,15 +4,14 @@
  *		worker sends it, so that no producer takes the cluster-wide lock that NOTIFY
  *		takes at commit.
  *
- * A queue's slot counts its announcements (announced) and how many of them have been
- * sent (notified); events of jobs are in its ring.  There are two steps, with a commit
- * between them.  idemq_notify_send reads announced, copies the rings and sends;
- * idemq_notify_sent, after the commit, writes what was read to notified and removes what
- * was copied.  What comes in between makes the two differ again.  A worker that dies
- * between the commit and the second step has its successor send twice, never not at all.
- * A full ring counts what it loses, which is sent as "overflow".  Only slots are read of
- * which the worker has seen that there is something (idemq_notify_look, when it visits a
- * slot that is marked), so a NOTIFY costs nothing for the queues without.
+ * That something became ready is in the queue's slot (DUE_NEWS); events of jobs are in its ring.
+ * There are two steps, with a commit between them.  idemq_notify_send takes the one, copies the
+ * other and sends; idemq_notify_ended, after the commit, removes what was copied, and after a
+ * failure notes again what was taken.  A worker that dies between the two has its successor
+ * send twice, or look at each queue (worker/waking.c): never not at all.  A full ring counts
+ * what it loses, which is sent as "overflow".  Only slots are read of which the worker has seen
+ * that there is something (idemq_notify_look, when it visits a slot that is marked), so a NOTIFY
+ * costs nothing for the queues without.
  *
  * Payloads are JSON made of words, numbers and a queue's name, which has no
  * character that JSON would escape.  Any role can LISTEN: there is never a
@@ -29,6 +28,7 @@
 #include "base/base.h"
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
+#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 #include "worker/worker.h"
 
@@ -39,20 +39,18 @@ typedef struct QueueNews
 	int32 queue_id;
 	bool ready;
 	bool known; /* the queue was found: else it is being created still */
-	uint64 announced;
 	NewsBatch batch;
 } QueueNews;
 
 static MemoryContext news_context = NULL;
-static List *unsent = NIL; /* of QueueNews, between idemq_notify_send and idemq_notify_sent */
+static List *unsent = NIL; /* of QueueNews, between idemq_notify_send and idemq_notify_ended */
 /* Slots, by index, of which there was something to send when they were looked at. */
 static Bitmapset *with_news = NULL;
 
 static bool
 has_news(QueueSlot *slot)
 {
-	return pg_atomic_read_u64(&slot->announced) != pg_atomic_read_u64(&slot->notified) ||
-		   idemq_notify_ring_waiting(slot);
+	return idemq_due_at(slot, DUE_NEWS) < PG_INT64_MAX || idemq_notify_ring_waiting(slot);
 }
 
 /* Notes a slot of which there is something to send. */
@@ -80,15 +78,14 @@ static void
 collect(const SlotView *view)
 {
 	MemoryContext old = MemoryContextSwitchTo(news_context);
-	QueueNews *news = palloc(sizeof(QueueNews));
+	QueueNews *news = palloc0(sizeof(QueueNews));
 
 	news->slot = view->slot;
 	news->queue_id = view->queue_id;
-	news->announced = pg_atomic_read_u64(&view->slot->announced);
-	news->ready = news->announced != pg_atomic_read_u64(&view->slot->notified);
-	idemq_notify_ring_copy(view->slot, &news->batch);
 	unsent = lappend(unsent, news);
 	MemoryContextSwitchTo(old);
+	news->ready = idemq_due_take(view->slot, DUE_NEWS);
+	idemq_notify_ring_copy(view->slot, &news->batch);
 }
 
 /* Sends the news of one queue.  send() is the system's, which some versions' headers declare. */
@@ -136,6 +133,9 @@ idemq_notify_send(void)
 		if (idemq_slot_view(index, MyDatabaseId, &view))
 			collect(&view);
 	}
+	/* What comes from here on marks its slot, which is looked at. */
+	bms_free(with_news);
+	with_news = NULL;
 	foreach(lc, unsent)
 	{
 		QueueNews *news = lfirst(lc);
@@ -149,47 +149,30 @@ idemq_notify_send(void)
 }
 
 /*
- * Keeps the slots of which there is more to send.  Who announces something calls the worker
- * if it finds all notified that was announced before; else it has announced before notified
- * was written, and that is seen here.
- */
-static void
-forget_sent(void)
-{
-	int index = -1;
-
-	pg_memory_barrier();
-	while ((index = bms_next_member(with_news, index)) >= 0)
-	{
-		SlotView view;
-
-		if (!idemq_slot_view(index, MyDatabaseId, &view) || !has_news(view.slot))
-			with_news = bms_del_member(with_news, index);
-	}
-}
-
-/*
- * Notes that what idemq_notify_send sent is known to listeners: its transaction has
- * committed.  Returns whether that was all: a queue that is being created has to wait.
+ * Follows the end of the transaction in which idemq_notify_send sent.  Returns whether that was
+ * all: what was not sent is noted again, as for a queue that is being created.
  */
 bool
-idemq_notify_sent(void)
+idemq_notify_ended(bool done)
 {
 	ListCell *lc;
-	bool all = true;
+	bool all = done;
 
 	foreach(lc, unsent)
 	{
 		const QueueNews *news = lfirst(lc);
+		bool sent = done && news->known;
 
-		all &= news->known;
-		if (!news->known || !idemq_slot_is_of(news->slot, news->queue_id))
+		all &= sent;
+		if (!idemq_slot_is_of(news->slot, news->queue_id))
 			continue;
-		pg_atomic_write_u64(&news->slot->notified, news->announced);
-		idemq_notify_ring_sent(news->slot, &news->batch);
+		if (sent)
+			idemq_notify_ring_sent(news->slot, &news->batch);
+		else if (news->ready)
+			idemq_due_by(news->slot, DUE_NEWS, 0);
+		if (!sent)
+			idemq_worker_mark_slot(idemq_slot_index(news->slot));
 	}
 	unsent = NIL;
-	MemoryContextReset(news_context);
-	forget_sent();
 	return all;
 }

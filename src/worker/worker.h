@@ -36,7 +36,6 @@ extern int64 idemq_turns_next(void);
 
 extern int64 idemq_handle_due_at(const SlotView *view);
 extern void idemq_handle(const QueueInfo *queue);
-extern void idemq_handle_ended(const SlotView *view, bool done);
 
 /*
  * launcher.c
@@ -76,7 +75,10 @@ extern void idemq_log_news(void);
 typedef struct Chore
 {
 	ChoreKind kind;
-	/* Returns when (mono) it is to run: PG_INT64_MAX for never, the past for now. */
+	/* Its time in the queue's slot; taken before it runs, and set to now should that fail: */
+	DueKind due;
+	bool takes;
+	/* Returns when (mono) it is to run: PG_INT64_MAX for never, the past for now.  NULL: then. */
 	int64 (*due_at)(const SlotView *view);
 	/* Runs it, in a transaction of its own; one of the two is set. */
 	void (*run)(const QueueInfo *queue);
@@ -99,19 +101,15 @@ extern bool idemq_chore_run(const Chore *chore, int32 queue_id);
 extern void idemq_notify_look(QueueSlot *slot);
 extern bool idemq_notify_waiting(void);
 extern void idemq_notify_send(void);
-extern bool idemq_notify_sent(void);
+extern bool idemq_notify_ended(bool done);
 
 /*
  * waking.c
  *		Waking the sleepers of a queue for what no commit has told them.
  */
 
-extern int64 idemq_due_due_at(const SlotView *view);
 extern void idemq_due(const QueueInfo *queue);
-extern void idemq_due_ended(const SlotView *view, bool done);
-extern int64 idemq_remind_due_at(const SlotView *view);
 extern void idemq_remind(const QueueInfo *queue);
-extern void idemq_remind_ended(const SlotView *view, bool done);
 
 /*
  * expire.c

@@ -24,6 +24,7 @@
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
+#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 #include "worker/worker.h"
 
@@ -76,7 +77,7 @@ idemq_log_worker_ends(const char *why)
 static void
 count_recovering(const SlotView *view, void *arg)
 {
-	*(int *) arg += view->next_recovery != PG_INT64_MAX;
+	*(int *) arg += idemq_due_at(view->slot, DUE_RECOVERY) != PG_INT64_MAX;
 }
 
 static int

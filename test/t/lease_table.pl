@@ -123,7 +123,7 @@ SKIP:
 	# A reaper has read every partition, and not yet noted the next deadline, when a lease begins that ends at once.
 	my $one = session($node);
 	my $pid = $one->query_safe("SELECT pg_backend_pid() FROM idemq.reap('r')");
-	my $stop = stop_at($pid, 'idemq_lease_collect_expired', 'idemq_slot_note_deadline');
+	my $stop = stop_at($pid, 'idemq_lease_collect_expired', 'idemq_due_by');
 	$one->query_until(qr/sent/, "\\echo sent\nSELECT idemq.reap('r');\n");
 	$stop->();
 	$stop->();

@@ -189,7 +189,7 @@ SKIP:
 {
 	skip 'no gdb that may attach', 1 unless has_debugger($node);
 	my $pid = worker_pid($node);
-	my $stop = stop_at($pid, 'idemq_notify_sent');
+	my $stop = stop_at($pid, 'idemq_notify_ended');
 
 	sql($node, "SELECT idemq.enqueue('q', '1')");
 	$stop->();

@@ -5,13 +5,10 @@
  *
  * Only the background worker sends NOTIFY, so no producer takes the lock of the whole
  * server that PostgreSQL's PreCommit_Notify takes.  The worker copies a ring, sends, and
- * only after the commit of its NOTIFY lets go of what it copied.  That something became
- * ready is not in the ring but a number in the slot: announced grows with each lowering
- * to something due, notified is how much of it a NOTIFY has covered; after its commit the
- * worker writes the announced that it had read to notified, so what came in between makes
- * the two differ again.  A worker that is killed between commit and that notifies twice
- * rather than never.  An event that finds a full ring is counted, and notified as one
- * "overflow" event.
+ * only after the commit of its NOTIFY lets go of what it copied: one that is killed in between
+ * notifies twice rather than never.  That something became ready is not in the ring but a time
+ * in the slot (DUE_NEWS, worker/notify.c).  An event that finds a full ring is counted, and
+ * notified as one "overflow" event.
  *
  * Locks: see README.md, level 4.  Each ring's spinlock covers its fields.
  * idemq_notify_ring_add is called after commit: it neither allocates nor raises.

@@ -64,9 +64,7 @@ init_groups(int tranche)
 
 		dlist_init(&queue->waiting);
 		dlist_init(&queue->delayed);
-		pg_atomic_init_u32(&queue->nwaiting, 0);
-		pg_atomic_init_u64(&queue->delayed_until, PG_UINT64_MAX);
-		pg_atomic_init_u64(&queue->scan_at, PG_UINT64_MAX);
+		queue->scan_at = PG_INT64_MAX;
 		init_window(&queue->window);
 		pg_atomic_init_u32(&queue->round.number, 0);
 		ConditionVariableInit(&queue->round.over);
@@ -126,6 +124,26 @@ idemq_group_queue(const QueueSlot *slot, Oid database, int32 queue_id)
 	return queue;
 }
 
+/* Notes when the groups of a queue are to be checked.  Lock held. */
+static void
+note_due(GroupQueue *queue)
+{
+	int index = (int) (queue - shared->queues);
+	pg_atomic_uint64 *due = &idemq_slot_at(index)->due[DUE_GROUPS];
+	int64 when = queue->scan_at;
+	int64 known;
+
+	if (!dlist_is_empty(&queue->delayed))
+		when = Min(when, queue->delayed_until);
+	if (!dlist_is_empty(&queue->waiting))
+		when = 0;
+	known = (int64) pg_atomic_read_u64(due);
+	if (when != known)
+		pg_atomic_write_u64(due, (uint64) when);
+	if (when < known)
+		idemq_worker_mark_slot(index);
+}
+
 /* Takes a group out of its list.  queue: the group's, not needed if it is idle.  Lock held. */
 void
 idemq_group_unlist(GroupQueue *queue, GroupEntry *group)
@@ -135,10 +153,8 @@ idemq_group_unlist(GroupQueue *queue, GroupEntry *group)
 	dlist_delete(&group->node);
 	if (group->list == LIST_IDLE)
 		shared->nidle--;
-	else if (group->list == LIST_WAITING)
-		pg_atomic_fetch_sub_u32(&queue->nwaiting, 1);
-	else if (dlist_is_empty(&queue->delayed))
-		pg_atomic_write_u64(&queue->delayed_until, PG_UINT64_MAX);
+	else
+		note_due(queue);
 	group->list = LIST_NONE;
 }
 
@@ -154,12 +170,10 @@ idemq_group_enlist(GroupQueue *queue, GroupEntry *group, GroupList list)
 		shared->nidle++;
 		return;
 	}
+	if (list == LIST_DELAYED && dlist_is_empty(&queue->delayed))
+		queue->delayed_until = idemq_mono_now() + LEASE_BUSY_RETRY;
 	dlist_push_tail(list == LIST_WAITING ? &queue->waiting : &queue->delayed, &group->node);
-	if (list == LIST_WAITING)
-		pg_atomic_fetch_add_u32(&queue->nwaiting, 1);
-	else if (pg_atomic_read_u64(&queue->delayed_until) == PG_UINT64_MAX)
-		pg_atomic_write_u64(&queue->delayed_until, (uint64) (idemq_mono_now() + LEASE_BUSY_RETRY));
-	idemq_worker_mark_slot((int) (queue - shared->queues));
+	note_due(queue);
 }
 
 /* Returns a group's entry; NULL when there is none.  Lock held. */
@@ -248,26 +262,6 @@ idemq_group_refused(const GroupKey *key)
 	(void) idemq_count_full(COUNT_FULL_GROUPS);
 }
 
-/* Returns whether a queue has groups to check now; without a lock. */
-bool
-idemq_groups_waiting(const QueueSlot *slot)
-{
-	return idemq_groups_due_at(slot) <= idemq_mono_now();
-}
-
-/* Returns when (mono) a queue's groups are to be checked; PG_INT64_MAX: there are none. */
-int64
-idemq_groups_due_at(const QueueSlot *slot)
-{
-	GroupQueue *queue = &shared->queues[idemq_slot_index(slot)];
-	uint64 until;
-
-	if (pg_atomic_read_u32(&queue->nwaiting) > 0)
-		return 0;
-	until = Min(pg_atomic_read_u64(&queue->delayed_until), pg_atomic_read_u64(&queue->scan_at));
-	return until > (uint64) PG_INT64_MAX ? PG_INT64_MAX : (int64) until;
-}
-
 /* Returns whether a group is being checked, or will be: for idemq.check(). */
 bool
 idemq_groups_know(const QueueSlot *slot, const GroupKey *key)
@@ -279,7 +273,7 @@ idemq_groups_know(const QueueSlot *slot, const GroupKey *key)
 	LWLockAcquire(&shared->lock, LW_SHARED);
 	queue = idemq_group_queue(slot, key->database, key->queue_id);
 	group = idemq_group_find(key);
-	known = queue == NULL || pg_atomic_read_u64(&queue->scan_at) != PG_UINT64_MAX ||
+	known = queue == NULL || queue->scan_at != PG_INT64_MAX ||
 			(group != NULL && group->list != LIST_IDLE);
 	LWLockRelease(&shared->lock);
 	return known;
@@ -294,9 +288,12 @@ idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id)
 
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue(slot, MyDatabaseId, queue_id);
-	wanted = queue != NULL && pg_atomic_read_u64(&queue->scan_at) <= (uint64) idemq_mono_now();
+	wanted = queue != NULL && queue->scan_at <= idemq_mono_now();
 	if (wanted)
-		pg_atomic_write_u64(&queue->scan_at, PG_UINT64_MAX);
+	{
+		queue->scan_at = PG_INT64_MAX;
+		note_due(queue);
+	}
 	LWLockRelease(&shared->lock);
 	return wanted;
 }
@@ -305,10 +302,10 @@ idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id)
 void
 idemq_group_queue_scan(GroupQueue *queue, bool later)
 {
-	uint64 when = later ? (uint64) (idemq_mono_now() + LEASE_BUSY_RETRY) : 0;
+	int64 when = later ? idemq_mono_now() + LEASE_BUSY_RETRY : 0;
 
-	pg_atomic_write_u64(&queue->scan_at, Min(pg_atomic_read_u64(&queue->scan_at), when));
-	idemq_worker_mark_slot((int) (queue - shared->queues));
+	queue->scan_at = Min(queue->scan_at, when);
+	note_due(queue);
 }
 
 /* Asks for a scan of all groups of a queue, at once or when their marks may find room. */
@@ -366,9 +363,8 @@ idemq_groups_reset(int index, Oid database, int32 queue_id)
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	queue->database = database;
 	queue->queue_id = queue_id;
-	pg_atomic_write_u64(&queue->scan_at, 0);
+	idemq_group_queue_scan(queue, false);
 	LWLockRelease(&shared->lock);
-	idemq_worker_mark_slot(index);
 	idemq_worker_need_by(0);
 }
 
@@ -406,7 +402,8 @@ idemq_groups_forget(int index)
 	clear(queue, &queue->waiting);
 	clear(queue, &queue->delayed);
 	clear_idle(queue->database, queue->queue_id);
-	pg_atomic_write_u64(&queue->scan_at, PG_UINT64_MAX);
+	queue->scan_at = PG_INT64_MAX;
+	note_due(queue);
 	queue->database = InvalidOid;
 	LWLockRelease(&shared->lock);
 }
@@ -440,7 +437,7 @@ idemq_groups_unset_database(Oid database)
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
 		if (shared->queues[i].database == database)
-			pg_atomic_write_u64(&shared->queues[i].scan_at, 0);
+			idemq_group_queue_scan(&shared->queues[i], false);
 	}
 	LWLockRelease(&shared->lock);
 }

@@ -137,7 +137,7 @@ call_for_check(QueueSlot *slot)
 static void
 end_delay(GroupQueue *queue)
 {
-	if (pg_atomic_read_u64(&queue->delayed_until) > (uint64) idemq_mono_now())
+	if (dlist_is_empty(&queue->delayed) || queue->delayed_until > idemq_mono_now())
 		return;
 	while (!dlist_is_empty(&queue->delayed))
 		idemq_group_enlist(queue, dlist_head_element(GroupEntry, node, &queue->delayed),

@@ -94,8 +94,8 @@ typedef struct PromoteRound
 
 /*
  * The groups of one queue, at the index of its slot, that are to be checked.  Every
- * field but the last two is written under the table's lock; the atomics are read without it,
- * by every claim of the queue, and stand on cache lines of its own.
+ * field but the last two is under the table's lock; when they are due stands in the slot
+ * (DUE_GROUPS).
  */
 typedef struct GroupQueue
 {
@@ -103,9 +103,8 @@ typedef struct GroupQueue
 	int32 queue_id;
 	dlist_head waiting;
 	dlist_head delayed;
-	pg_atomic_uint32 nwaiting;
-	pg_atomic_uint64 delayed_until; /* mono; PG_UINT64_MAX: none is delayed */
-	pg_atomic_uint64 scan_at;		/* mono: all are to be checked; PG_UINT64_MAX: never */
+	int64 delayed_until; /* mono: of those in delayed */
+	int64 scan_at;		 /* mono: all are to be checked; PG_INT64_MAX: never */
 	GroupWindow window;
 	PromoteRound round;
 } GroupQueue;
@@ -123,8 +122,6 @@ extern void idemq_group_enlist(GroupQueue *queue, GroupEntry *group, GroupList l
 extern void idemq_group_queue_scan(GroupQueue *queue, bool later);
 extern void idemq_group_refused(const GroupKey *key);
 extern const ShmemPart idemq_groups_part;
-extern bool idemq_groups_waiting(const QueueSlot *slot);
-extern int64 idemq_groups_due_at(const QueueSlot *slot);
 extern bool idemq_groups_know(const QueueSlot *slot, const GroupKey *key);
 extern bool idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id);
 extern void idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id, bool later);

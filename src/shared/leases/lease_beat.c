@@ -38,6 +38,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/leases/leases.h"
+#include "shared/sleepers/sleepers.h"
 
 /*
  * Starts a lease again from now, of length microseconds or, when that is 0, of
@@ -91,7 +92,7 @@ idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss)
 		idemq_lease_unplace(lease);
 		idemq_lease_orphan(lease, loss, now);
 		idemq_lease_place(lease);
-		idemq_slot_note_deadline(NULL, lease->queue_id, now);
+		idemq_due_by(idemq_slot_find(MyDatabaseId, lease->queue_id), DUE_LEASE, now);
 	}
 	LWLockRelease(lock);
 }

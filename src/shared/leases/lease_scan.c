@@ -6,10 +6,10 @@
  * Each looks at its own queue's, session's or database's entries alone (lease_table.c),
  * one partition locked at a time.  That is enough, for an entry stays in its partition:
  *
- *	 - Expired leases.  The queue's next deadline is unset, then the partitions are read,
- *	   then the least deadline that was found is noted (shared/leases/next_deadline.c), which
- *	   only lowers it.  A lease whose deadline is set in a partition that was read already
- *	   is noted by whoever set it, after that, and so after the number was unset.
+ *	 - Expired leases.  The queue's DUE_LEASE is taken, then the partitions are read, then the
+ *	   least deadline that was found is noted (shared/sleepers/due_times.c), which only lowers
+ *	   it.  A lease whose deadline is set in a partition that was read already is noted by
+ *	   whoever set it, after that, and so after it was taken.
  *	 - What is not counted (shared/slots/running.c).  The queue has its slot.  An entry that is
  *	   put into a partition before that is read is found; one that is put later finds the
  *	   slot, under the partition's lock, and counts itself.
@@ -37,6 +37,7 @@
 
 #include "base/base.h"
 #include "shared/leases/leases.h"
+#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 
 static bool exit_registered = false;
@@ -190,7 +191,7 @@ orphan_partition(int partition, int64 now)
 		idemq_lease_unplace(lease);
 		idemq_lease_orphan(lease, LOSS_SESSION, now);
 		idemq_lease_place(lease);
-		idemq_slot_note_deadline(NULL, lease->queue_id, now);
+		idemq_due_by(idemq_slot_find(MyDatabaseId, lease->queue_id), DUE_LEASE, now);
 	}
 	idemq_lease_owner_end_life(partition);
 	idemq_leases_unlock(partition);

@@ -27,7 +27,7 @@
  *	   and a token is not valid before it is visible.
  *	 - begin_reap before the row is written: from there on a heartbeat answers stale, so
  *	   a heartbeat and a reap cannot both win.  If the row is held, the mark is taken back
- *	   and next_deadline is set to soon: an open commit or assert_current keeps its job.
+ *	   and DUE_LEASE is set to soon: an open commit or assert_current keeps its job.
  *	 - At the end entries go first, then cursors are lowered: a claimer that passed the
  *	   job because of the entry gets a lowering that comes after the entry is gone.
  *	 - Between the ender's commit and the drop of its entry, another session may make the

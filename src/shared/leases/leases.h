@@ -302,14 +302,4 @@ extern int idemq_lease_pid(const Lease *lease);
 extern void idemq_lease_attach_session(void);
 extern void idemq_lease_orphan_session(void);
 
-/*
- * next_deadline.c
- *		When the next lease of a queue ends: one number in its slot, which says no
- *		later than that.  A scan of all leases of the queue notes it anew (job/reap.c).
- */
-
-extern bool idemq_slot_deadline_passed(QueueSlot *slot, int32 queue_id);
-extern void idemq_slot_reset_deadline(QueueSlot *slot, int32 queue_id);
-extern void idemq_slot_note_deadline(QueueSlot *slot, int32 queue_id, int64 deadline);
-
 #endif

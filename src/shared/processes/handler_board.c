@@ -15,8 +15,8 @@
  * twice as long each time, up to 64 s.  (Why it failed, the server's log says: the role was
  * locked out between the worker's check and its login, perhaps.)
  *
- * Who asks for a process.  handler_due of a queue's slot is when the worker looks at its
- * handler next.  A commit that makes a job ready lowers it, if the slot is armed: the handler
+ * Who asks for a process.  DUE_HANDLER of a queue's slot is when the worker looks at its
+ * handler next.  A commit that makes a job ready sets it, if the slot is armed: the handler
  * may have another process, and has none that is idle, which the commit's own signal would
  * wake (shared/sleepers/wake.c).  Whether it is armed is computed anew at each change of a place or of
  * the number of processes.  A process that is no longer idle asks in any case: what became
@@ -101,36 +101,13 @@ same(HandlerKey a, HandlerKey b)
 	return a.database == b.database && a.queue_id == b.queue_id;
 }
 
-/*
- * Has the worker look at a queue's handler at a time (mono), if not before; at once when it was
- * set, or dropped, or the queue's settings have changed.  Called after commit.
- */
-void
-idemq_handler_look_at(QueueSlot *slot, int64 when)
-{
-	uint64 known = pg_atomic_read_u64(&slot->handler_due);
-
-	while ((uint64) when < known)
-	{
-		if (pg_atomic_compare_exchange_u64(&slot->handler_due, &known, (uint64) when))
-		{
-			idemq_worker_need_slot(slot, when);
-			break;
-		}
-	}
-}
-
 /* Something is ready in a queue: asks for a process, if its handler wants one.  After commit. */
 void
 idemq_handler_call(QueueSlot *slot)
 {
-	uint64 never = PG_UINT64_MAX;
-
-	if (slot == NULL || pg_atomic_read_u32(&slot->handler_armed) == 0)
-		return;
 	/* A time that is set already is a pause, or soon. */
-	if (pg_atomic_compare_exchange_u64(&slot->handler_due, &never, 0))
-		idemq_worker_need_slot(slot, 0);
+	if (slot != NULL && pg_atomic_read_u32(&slot->handler_armed) != 0)
+		idemq_due_in(slot, DUE_HANDLER, 0);
 }
 
 /*
@@ -143,7 +120,7 @@ idemq_handler_crashed(QueueSlot *slot, bool again)
 	if (slot == NULL || pg_atomic_read_u32(&slot->handler_crashed) > (again ? 1 : 0))
 		return;
 	pg_atomic_write_u32(&slot->handler_crashed, again ? 2 : 1);
-	idemq_handler_look_at(slot, 0);
+	idemq_due_by(slot, DUE_HANDLER, 0);
 }
 
 /* Computes whether a commit in the queue is to ask for a process.  Lock held. */
@@ -402,8 +379,7 @@ detach(int code, Datum arg)
 	if (slot != NULL)
 		arm(slot, key);
 	LWLockRelease(&board->handlers_lock);
-	if (slot != NULL)
-		idemq_handler_look_at(slot, 0);
+	idemq_due_by(slot, DUE_HANDLER, 0);
 }
 
 /* Makes this process that of a ticket; false when it is not wanted any more. */

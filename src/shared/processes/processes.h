@@ -195,7 +195,6 @@ typedef enum HandlerReserve
 extern const ShmemPart idemq_handlers_part;
 
 /* for everybody */
-extern void idemq_handler_look_at(QueueSlot *slot, int64 when);
 extern void idemq_handler_call(QueueSlot *slot);
 extern void idemq_handler_crashed(QueueSlot *slot, bool again);
 extern void idemq_handler_processes(HandlerKey key, int *processes, int *busy);

@@ -20,7 +20,6 @@
 #include "miscadmin.h"
 
 #include "base/base.h"
-#include "shared/groups/groups.h"
 #include "shared/processes/processes.h"
 #include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
@@ -72,15 +71,9 @@ earlier(int64 *first, int64 when)
 static void
 first_due(const SlotView *view, void *arg)
 {
-	QueueSlot *slot = view->slot;
-	uint64 deadline = pg_atomic_read_u64(&slot->next_deadline);
-	uint64 due = pg_atomic_read_u64(&slot->next_due);
-
-	if (deadline <= (uint64) PG_INT64_MAX)
-		earlier(arg, (int64) deadline);
-	if (due > 0 && due < (uint64) DT_NOEND)
-		earlier(arg, idemq_mono_from_timestamp((TimestampTz) due));
-	earlier(arg, idemq_groups_due_at(slot));
+	earlier(arg, idemq_due_at(view->slot, DUE_LEASE));
+	earlier(arg, idemq_due_at(view->slot, DUE_READY));
+	earlier(arg, idemq_due_at(view->slot, DUE_GROUPS));
 }
 
 /* Reads the health of this database's worker; false when none runs. */

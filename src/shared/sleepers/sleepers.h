@@ -34,8 +34,6 @@ extern void idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, Timesta
 extern void idemq_wake_perhaps(QueueSlot *slot, int32 queue_id, int count);
 extern void idemq_wake_queue(QueueSlot *slot, int32 queue_id);
 extern void idemq_wake_database(Oid database, bool ready);
-extern void idemq_wake_due_at(QueueSlot *slot, TimestampTz due);
-extern void idemq_wake_to_expire_at(QueueSlot *slot, int32 queue_id, TimestampTz expires_at);
 extern void idemq_wake_again(QueueSlot *slot);
 extern void idemq_wake_claimed(QueueSlot *slot);
 extern void idemq_wake_for_result(int64 job_id);
@@ -62,6 +60,16 @@ extern bool idemq_worker_schedules_changed(bool take);
 
 /* for sleepers */
 extern int idemq_worker_place_index(void);
+
+/*
+ * due_times.c
+ *		When the background worker is to do what for a queue.
+ */
+
+extern int64 idemq_due_at(QueueSlot *slot, DueKind kind);
+extern void idemq_due_by(QueueSlot *slot, DueKind kind, int64 when);
+extern void idemq_due_in(QueueSlot *slot, DueKind kind, int64 delay);
+extern bool idemq_due_take(QueueSlot *slot, DueKind kind);
 
 /*
  * due_slots.c

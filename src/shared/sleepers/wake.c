@@ -32,9 +32,9 @@
  *	 - Fewer sleepers were signalled than there are jobs: a claim that leaves something
  *	   due behind wakes the next, of lower priorities too (api/claim.c).
  *	 - A sleeper returned, and its client never claims: the worker signals again when a
- *	   queue has had no claim for UNCLAIMED_AFTER since a signal (unclaimed_at).
+ *	   queue has had no claim for UNCLAIMED_AFTER since a signal (DUE_SIGNAL).
  *
- * What comes due by time alone has no commit that signals.  Its enqueue lowers next_due,
+ * What comes due by time alone has no commit that signals.  Its enqueue lowers DUE_READY,
  * and the worker signals then.  A sleeper also knows from its check when to check again:
  * at the next due time, or soon where a row was held, whose holder signals nobody.
  *
@@ -231,67 +231,22 @@ idemq_sleepers_wake(Sleepers *sleepers, int max)
 	return wake(sleepers, InvalidOid, max);
 }
 
-/* Lowers one of a slot's times, and has the worker awake by then. */
-static void
-lower_time(const QueueSlot *slot, pg_atomic_uint64 *time, TimestampTz to)
-{
-	uint64 known = pg_atomic_read_u64(time);
-
-	while ((uint64) to < known)
-	{
-		if (pg_atomic_compare_exchange_u64(time, &known, (uint64) to))
-		{
-			idemq_worker_need_slot(slot, idemq_mono_from_timestamp(to));
-			break;
-		}
-	}
-}
-
-/* Notes when something comes due by time alone, for the worker's timer. */
-void
-idemq_wake_due_at(QueueSlot *slot, TimestampTz due)
-{
-	if (slot != NULL && due > 0)
-		lower_time(slot, &slot->next_due, due);
-}
-
-/* Notes that a job of the queue expires, unless it is claimed by then. */
-void
-idemq_wake_to_expire_at(QueueSlot *slot, int32 queue_id, TimestampTz expires_at)
-{
-	if (!idemq_slot_is_of(slot, queue_id))
-		slot = idemq_slot_find(MyDatabaseId, queue_id);
-	if (slot != NULL)
-		lower_time(slot, &slot->next_expiry, Max(expires_at, 1));
-}
-
 /* Notes a signal, for the worker to check whether a claim follows. */
 static void
 note_signal(QueueSlot *slot)
 {
-	uint64 none = 0;
-	int64 now = idemq_mono_now();
-
-	if (slot != NULL && pg_atomic_read_u64(&slot->unclaimed_at) == 0 &&
-		pg_atomic_compare_exchange_u64(&slot->unclaimed_at, &none, (uint64) now))
-		idemq_worker_need_slot(slot, now + UNCLAIMED_AFTER);
+	idemq_due_in(slot, DUE_SIGNAL, UNCLAIMED_AFTER);
 }
 
 /*
  * Has those who LISTEN notified, soon, that the queue has something ready.  The first
- * call since the worker's last NOTIFY wakes it; for the calls that follow it comes by
- * itself, even for one that it did not read any more: having notified, it comes again.
+ * call since the worker's last NOTIFY wakes it, or comes while it is awake.
  */
 static void
 announce(QueueSlot *slot)
 {
-	uint64 before;
-
-	if (slot == NULL || !idemq_notify)
-		return;
-	before = pg_atomic_fetch_add_u64(&slot->announced, 1);
-	if (before == pg_atomic_read_u64(&slot->notified))
-		idemq_worker_need_slot(slot, idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
+	if (idemq_notify)
+		idemq_due_in(slot, DUE_NEWS, idemq_notify_delay * INT64CONST(1000));
 }
 
 /* Has the worker check whether the queue has something ready, and notify those who LISTEN. */
@@ -299,7 +254,7 @@ static void
 check_soon(QueueSlot *slot)
 {
 	if (idemq_notify)
-		idemq_wake_due_at(slot, idemq_now() + idemq_notify_delay * INT64CONST(1000));
+		idemq_due_by(slot, DUE_READY, idemq_now() + idemq_notify_delay * INT64CONST(1000));
 }
 
 /*
@@ -311,8 +266,7 @@ idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)
 {
 	if (!idemq_slot_is_of(slot, queue_id))
 		slot = idemq_slot_find(MyDatabaseId, queue_id);
-	if (later < DT_NOEND)
-		idemq_wake_due_at(slot, later);
+	idemq_due_by(slot, DUE_READY, later);
 	if (count == 0)
 		return;
 	announce(slot);
@@ -374,8 +328,8 @@ static void
 wake_slot(const SlotView *view, void *arg)
 {
 	if (*(bool *) arg)
-		idemq_wake_due_at(view->slot, idemq_now() + idemq_notify_delay * INT64CONST(1000));
-	idemq_handler_look_at(view->slot, 0);
+		idemq_due_by(view->slot, DUE_READY, idemq_now() + idemq_notify_delay * INT64CONST(1000));
+	idemq_due_by(view->slot, DUE_HANDLER, 0);
 	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(view->slot), PG_INT32_MAX);
 }
 
@@ -396,8 +350,8 @@ idemq_wake_database(Oid database, bool ready)
 void
 idemq_wake_claimed(QueueSlot *slot)
 {
-	if (slot != NULL && pg_atomic_read_u64(&slot->unclaimed_at) != 0)
-		pg_atomic_write_u64(&slot->unclaimed_at, 0);
+	if (slot != NULL && pg_atomic_read_u64(&slot->due[DUE_SIGNAL]) != DUE_NEVER)
+		pg_atomic_write_u64(&slot->due[DUE_SIGNAL], DUE_NEVER);
 }
 
 /* Wakes the sleepers for the result of a job of this database, which has one now. */

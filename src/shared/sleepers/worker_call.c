@@ -5,8 +5,8 @@
  * No wake-up of a worker is lost.  The worker writes asleep_until = never
  * (idemq_worker_awake), full barrier, takes the marks of slots (shared/sleepers/due_slots.c), checks
  * what is due, writes asleep_until = until (idemq_worker_asleep), and waits on its latch.
- * A session that has something for time t writes it down (next_deadline, next_due,
- * announced, a ring, next_recovery), marks the slot, full barrier, reads asleep_until, and
+ * A session that has something for time t writes it down (shared/sleepers/due_times.c,
+ * or a ring of news), marks the slot, full barrier, reads asleep_until, and
  * sets the latch if t is less (idemq_worker_need_slot; idemq_worker_need_by for what is no
  * slot's).  If it read
  *	 - never: the latch is set, and the worker, between its check and its sleep, does not

@@ -5,12 +5,12 @@
  *
  * A search is needed where a job may be in flight without a lease entry: of a new slot
  * (so after each start), after a claim with a full lease table, COMMIT PREPARED, a row that
- * was written by hand. next_recovery is when it may go on.  The search goes over the ready
+ * was written by hand. DUE_RECOVERY is when it may go on.  The search goes over the ready
  * index in steps, by claims and by the worker; each step notes where it ended.  A search that
  * is asked for while one is under way moves the epoch, which voids what the older one notes;
  * or it makes the older one incomplete, so that another follows.
  *
- * Locks: see README.md, level 3; next_recovery is written under the slot's lock, and read
+ * Locks: see README.md, level 3; DUE_RECOVERY is written under the slot's lock, and read
  * without it by every claim: one that reads too early does no step of a search that has
  * just been asked for.  Who must know whether one is needed (job/limits.c) asks
  * idemq_slot_status.  A queue without a slot has no recovery point: its claims
@@ -31,21 +31,21 @@
 static bool
 is_needed(QueueSlot *slot)
 {
-	return pg_atomic_read_u64(&slot->next_recovery) != RECOVERY_NEVER;
+	return pg_atomic_read_u64(&slot->due[DUE_RECOVERY]) != DUE_NEVER;
 }
 
 /* Returns whether a search is to go on now. */
 static bool
 is_due(QueueSlot *slot)
 {
-	return is_needed(slot) && pg_atomic_read_u64(&slot->next_recovery) <= (uint64) idemq_mono_now();
+	return is_needed(slot) && idemq_due_at(slot, DUE_RECOVERY) <= idemq_mono_now();
 }
 
 /* Asks for a search of the queue from its start.  The slot's lock held. */
 void
 idemq_slot_begin_recovery(QueueSlot *slot, int64 not_before)
 {
-	pg_atomic_write_u64(&slot->next_recovery, (uint64) not_before);
+	pg_atomic_write_u64(&slot->due[DUE_RECOVERY], (uint64) not_before);
 	slot->recovery = (RecoveryPoint){slot->recovery.epoch + 1, 0, READY_KEY_MIN, false};
 	idemq_worker_need_slot(slot, not_before);
 }
@@ -112,7 +112,7 @@ idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *po
 		if (known->priority == IDEMQ_PRIORITIES && incomplete)
 			idemq_slot_begin_recovery(slot, idemq_mono_now() + RECOVERY_INTERVAL);
 		else if (known->priority == IDEMQ_PRIORITIES)
-			pg_atomic_write_u64(&slot->next_recovery, RECOVERY_NEVER);
+			pg_atomic_write_u64(&slot->due[DUE_RECOVERY], DUE_NEVER);
 	}
 	LWLockRelease(&slot->lock);
 }

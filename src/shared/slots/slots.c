@@ -70,14 +70,13 @@ slot_reset(QueueSlot *slot, SetWord set)
 	set(&slot->rate_tat, 0);
 	set(&slot->known_since, (uint64) idemq_mono_now());
 	set(&slot->next_fill, 0);
-	set(&slot->next_recovery, RECOVERY_NEVER);
-	set(&slot->next_deadline, 0);
-	set(&slot->next_due, 0);
-	set(&slot->next_expiry, 0);
-	set(&slot->announced, 0);
-	set(&slot->notified, 0);
-	set(&slot->unclaimed_at, 0);
-	set(&slot->handler_due, 0);
+	for (int kind = 0; kind < DUE_KINDS; kind++)
+	{
+		bool unasked = kind == DUE_GROUPS || kind == DUE_RECOVERY || kind == DUE_SIGNAL ||
+					   kind == DUE_NEWS;
+
+		set(&slot->due[kind], unasked ? DUE_NEVER : 0);
+	}
 	pg_atomic_write_u32(&slot->handler_wanted, 0);
 	pg_atomic_write_u32(&slot->handler_armed, 0);
 	pg_atomic_write_u32(&slot->handler_crashed, 0);
@@ -230,8 +229,7 @@ copy_views(Oid database, int after, SlotView *views, int max)
 		if (slot->key.queue_id == 0 || slot->key.database != database)
 			continue;
 		LWLockAcquire(&slot->lock, LW_SHARED);
-		views[count++] =
-			(SlotView){slot, slot->key.queue_id, (int64) pg_atomic_read_u64(&slot->next_recovery)};
+		views[count++] = (SlotView){slot, slot->key.queue_id};
 		LWLockRelease(&slot->lock);
 	}
 	LWLockRelease(&shared->slots_lock);
@@ -266,7 +264,7 @@ idemq_slot_view(int index, Oid database, SlotView *view)
 
 	LWLockAcquire(&slot->lock, LW_SHARED);
 	used = slot->key.queue_id != 0 && slot->key.database == database;
-	*view = (SlotView){slot, slot->key.queue_id, (int64) pg_atomic_read_u64(&slot->next_recovery)};
+	*view = (SlotView){slot, slot->key.queue_id};
 	LWLockRelease(&slot->lock);
 	return used;
 }
@@ -405,10 +403,10 @@ idemq_slot_status(int32 queue_id, SlotStatus *status)
 
 	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
 		return false;
-	next_recovery = pg_atomic_read_u64(&slot->next_recovery);
-	status->needs_recovery = next_recovery != RECOVERY_NEVER;
+	next_recovery = pg_atomic_read_u64(&slot->due[DUE_RECOVERY]);
+	status->needs_recovery = next_recovery != DUE_NEVER;
 	status->searches_now = next_recovery <= (uint64) idemq_mono_now();
-	status->next_deadline = pg_atomic_read_u64(&slot->next_deadline);
+	status->next_deadline = (int64) pg_atomic_read_u64(&slot->due[DUE_LEASE]);
 	LWLockRelease(&slot->lock);
 	return true;
 }

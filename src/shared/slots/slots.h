@@ -104,8 +104,24 @@ typedef struct SlotKey
 	int32 queue_id;
 } SlotKey;
 
-/* In QueueSlot.next_recovery: every job in flight has a lease entry. */
-#define RECOVERY_NEVER ((uint64) PG_INT64_MAX)
+/*
+ * What there is to do for a queue from a time on, which stands in QueueSlot.due
+ * (shared/sleepers/due_times.c); mono, or times of day.
+ */
+typedef enum DueKind
+{
+	DUE_GROUPS,	  /* groups are to be checked; written under the groups' lock */
+	DUE_LEASE,	  /* a lease ends */
+	DUE_RECOVERY, /* lost leases are searched for; written under the slot's lock */
+	DUE_READY,	  /* TimestampTz: a job comes due by time alone, or a pause ends */
+	DUE_SIGNAL,	  /* the first signal since the last claim is given again */
+	DUE_EXPIRY,	  /* TimestampTz: a job expires */
+	DUE_HANDLER,  /* the handler is looked at */
+	DUE_NEWS,	  /* who LISTENs is told that something became ready */
+	DUE_KINDS
+} DueKind;
+
+#define DUE_NEVER ((uint64) PG_INT64_MAX)
 
 /* The two halves of QueueSlot.running. */
 #define RUNNING_LIFE(word) ((uint32) ((word) >> 32)) /* number of the slot's life */
@@ -119,18 +135,10 @@ typedef struct QueueSlot
 	uint64 seq;						   /* lowerings so far */
 	ReadyKey cursor[IDEMQ_PRIORITIES]; /* below it nothing can be claimed */
 	History history[IDEMQ_PRIORITIES]; /* of lowerings */
-	pg_atomic_uint64 next_recovery; /* mono: no search for lost leases before; read without lock */
-	RecoveryPoint recovery;			/* its epoch moves whenever a search is asked for */
-	int64 next_verify;				/* mono: of the cursors, not before */
-	pg_atomic_uint64 next_deadline; /* mono: no lease ends before; no lock */
-	/* for shared/sleepers/wake.c; no lock */
-	pg_atomic_uint64 next_due;	   /* TimestampTz: nothing comes due by time alone before */
-	pg_atomic_uint64 next_expiry;  /* TimestampTz: no job expires before; 0: unknown */
-	pg_atomic_uint64 announced;	   /* times that something became ready; */
-	pg_atomic_uint64 notified;	   /* of these, how many a NOTIFY has covered */
-	pg_atomic_uint64 unclaimed_at; /* mono of the first signal since the last claim; 0: none */
+	RecoveryPoint recovery;			   /* its epoch moves whenever a search is asked for */
+	int64 next_verify;				   /* mono: of the cursors, not before */
+	pg_atomic_uint64 due[DUE_KINDS];   /* for shared/sleepers/due_times.c; no lock */
 	/* for shared/processes/handler_board.c; no lock */
-	pg_atomic_uint64 handler_due; /* mono: the worker is to look at the handler; never: unasked */
 	pg_atomic_uint32 handler_wanted; /* processes that its handler may have; 0: it has none */
 	pg_atomic_uint32 handler_armed;	 /* something that becomes ready asks for another process */
 	pg_atomic_uint32
@@ -154,15 +162,14 @@ typedef struct SlotView
 {
 	QueueSlot *slot;
 	int32 queue_id;
-	int64 next_recovery; /* mono; PG_INT64_MAX: no search is needed */
 } SlotView;
 
 /* What idemq.check() has to know of one queue's slot, copied. */
 typedef struct SlotStatus
 {
 	bool needs_recovery;
-	bool searches_now;	  /* by whoever claims; else the search is put off */
-	uint64 next_deadline; /* mono; PG_UINT64_MAX: none */
+	bool searches_now;	 /* by whoever claims; else the search is put off */
+	int64 next_deadline; /* mono; PG_INT64_MAX: none */
 } SlotStatus;
 
 /* Counts over all slots that must agree. */

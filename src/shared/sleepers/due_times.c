@@ -1,0 +1,90 @@
+/*
+ * shared/sleepers/due_times.c
+ *		When the background worker is to do what for a queue: an array of times in its slot,
+ *		one for each DueKind, each no later than the first of what it stands for.
+ *
+ * No time is lost.  Who makes something to do has made it so that others find it (a commit, an
+ * entry put under a partition's lock, a list changed under its own: each a full barrier), and
+ * then lowers the time (idemq_due_by), marks the slot and calls the worker
+ * (shared/sleepers/due_slots.c, worker_call.c).  Who does it first takes the time: sets it to
+ * never (full barrier), then looks, and lowers it to when there is more to do.
+ *
+ *		session							worker, or who else does it
+ *		1 makes it to be found			1 sets the time to never
+ *		2 lowers the time, unless it	2 looks
+ *		  is low enough					3 lowers the time to what is left
+ *
+ * If the session's 2 comes after the other's 1, the time stands there for the next look.  If it
+ * comes before, its 1 does too, and the other's 2 finds what it made.  So a time that is low
+ * enough already needs neither a write nor a call: a busy queue, whose leases end later than
+ * the first, wakes nobody for each claim.
+ *
+ * 0 says "look at once": it is not known since when, or to what.  A worker that failed after
+ * its 1 has it set to that (worker/chore_runner.c), and one that starts, to begin with.
+ *
+ * Two kinds are written by who holds a lock that covers what they stand for, who knows the time
+ * and may raise it: DUE_GROUPS under the groups' lock (shared/groups/group_table.c),
+ * DUE_RECOVERY under the slot's (shared/slots/recovery_point.c).  They are read as the others.
+ *
+ * Locks: none, atomics only.  All of it is called after commit and abort: nothing here
+ * allocates or raises.
+ */
+#include "postgres.h"
+
+#include "base/base.h"
+#include "shared/sleepers/sleepers.h"
+
+/* Returns when (mono) a time of that kind is: those of jobs are times of day. */
+static int64
+mono_of(DueKind kind, uint64 when)
+{
+	if (when < DUE_NEVER && (kind == DUE_READY || kind == DUE_EXPIRY))
+		return idemq_mono_from_timestamp((TimestampTz) when);
+	return (int64) when;
+}
+
+/* Returns when (mono) there is something of that kind to do; PG_INT64_MAX: never. */
+int64
+idemq_due_at(QueueSlot *slot, DueKind kind)
+{
+	return mono_of(kind, pg_atomic_read_u64(&slot->due[kind]));
+}
+
+/*
+ * Notes that there is something of that kind to do from a time on, and has the worker awake by
+ * then.  The time is mono, a time of day for DUE_READY and DUE_EXPIRY.  Does nothing without a
+ * slot, or for a time that never comes.
+ */
+void
+idemq_due_by(QueueSlot *slot, DueKind kind, int64 when)
+{
+	uint64 wanted = (uint64) Max(when, 0);
+	uint64 known;
+
+	if (slot == NULL)
+		return;
+	known = pg_atomic_read_u64(&slot->due[kind]);
+	while (wanted < known)
+	{
+		if (pg_atomic_compare_exchange_u64(&slot->due[kind], &known, wanted))
+		{
+			idemq_worker_need_slot(slot, mono_of(kind, wanted));
+			break;
+		}
+	}
+}
+
+/* As idemq_due_by, for so many microseconds from now, unless there is something to do already. */
+void
+idemq_due_in(QueueSlot *slot, DueKind kind, int64 delay)
+{
+	if (slot != NULL && pg_atomic_read_u64(&slot->due[kind]) == DUE_NEVER)
+		idemq_due_by(slot, kind, idemq_mono_now() + delay);
+}
+
+/* To be called before one does what is due of a kind; returns whether there was a time for it. */
+bool
+idemq_due_take(QueueSlot *slot, DueKind kind)
+{
+	return pg_atomic_exchange_u64(&slot->due[kind], DUE_NEVER) != DUE_NEVER;
+}
