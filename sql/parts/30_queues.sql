@@ -24,7 +24,7 @@ CREATE FUNCTION idemq.create_queue(
 	group_period interval DEFAULT '1 second')
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
-	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; raises 42710 when there is one of that name
+	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; raises 42710 when there is one of that name, 53400 when there are idemq.max_queues queues
 - name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes
 - max_running: so many jobs may be in processing at once; NULL: no limit
 - rate_limit: so many claims may begin in rate_period; NULL: no limit

@@ -63,7 +63,7 @@ COMMENT ON FUNCTION idemq.set_handler(text, text, int, int, interval)
 - batch: so many jobs in a transaction
 - max_idle: a process ends when it had no job for so long
 - It needs claim and EXECUTE on the function, now and at each run, and a role that may log in; to replace another role''s, admin.
-- The queue needs a slot in shared memory (idemq.max_queues).';
+- Raises 53400 for a queue beyond idemq.max_queues.';
 
 CREATE FUNCTION idemq.drop_handler(queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_drop_handler';

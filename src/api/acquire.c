@@ -94,6 +94,7 @@ add_job(JobsTable *table, QueueInfo *queue, text *key, const Datum *payload, int
 	if ((queue->privileges & PRIVILEGE_ENQUEUE) == 0)
 		idemq_queue_denied(queue->name, PRIVILEGE_ENQUEUE);
 	idemq_queue_hold(queue, PRIVILEGE_CLAIM, AccessShareLock);
+	idemq_queue_need_slot(queue);
 	idemq_new_job(&columns, queue, idemq_now(),
 				  payload != NULL ? *payload
 								  : DirectFunctionCall1(jsonb_in, CStringGetDatum("null")));

@@ -258,8 +258,8 @@ static void
 scan_and_promote(ClaimCall *call)
 {
 	const QueueInfo *queue = &call->scan.queue;
-	bool alone = queue->slot == NULL || !idemq_worker_present();
-	uint32 round = queue->slot == NULL ? 0 : idemq_round_number(queue->slot);
+	bool alone = !idemq_worker_present();
+	uint32 round = idemq_round_number(queue->slot);
 
 	if (alone && may_promote(queue))
 		(void) idemq_promote_some(queue, call->wanted - call->claimed);
@@ -286,16 +286,17 @@ scan_and_promote(ClaimCall *call)
 /*
  * Claims up to what is still wanted from call->scan.queue: first what has expired goes
  * back, then the scan from the cursors; a queue that seems empty is scanned from the
- * start, at most once a second.
+ * start, at most once a second.  Raises 53400 for a queue that has no slot.
  */
 void
 idemq_claim_from_queue(ClaimCall *call)
 {
 	const QueueInfo *queue = &call->scan.queue;
 
+	idemq_queue_need_slot(queue);
 	if (idemq_queue_is_paused(queue))
 		return;
-	if (!idemq_before_claim(queue))
+	if (!idemq_reap_some(queue))
 		return;
 	idemq_wake_claimed(queue->slot);
 	scan_and_promote(call);

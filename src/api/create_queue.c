@@ -96,7 +96,7 @@ grant_admin(int32 queue_id, Oid role)
 	idemq_usage_settle(role);
 }
 
-/* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, IQ005, 42501. */
+/* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, IQ005, 42501, 53400. */
 Datum
 idemq_sql_v2_create_queue(PG_FUNCTION_ARGS)
 {
@@ -113,11 +113,12 @@ idemq_sql_v2_create_queue(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_DUPLICATE_OBJECT), errmsg("queue \"%s\" already exists", name),
 				 errhint("Change it with idemq.alter_queue.")));
 	idemq_pending_note_create_queue(id);
-	idemq_queue_counts_set_empty(id);
 	if (!has_privs_of_role(creator, idemq_oids()->owner))
 		grant_admin(id, creator);
 	if (idemq_queue_by_id(id, &queue))
 	{
+		idemq_queue_need_slot(&queue);
+		idemq_queue_counts_set_empty(&queue);
 		idemq_slot_note_new(queue.slot, id);
 		idemq_settings_check_lease(&queue, queue.lease);
 		idemq_audit(&(AuditEntry){.action = "create_queue",

@@ -174,6 +174,7 @@ idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, Jo
 {
 	JobStatus status;
 
+	idemq_queue_need_slot(queue);
 	if (rule.max_wait != NULL)
 		limit_wait(columns, rule.max_wait);
 	if (columns->set & COLUMN_BIT(COL_KEY))

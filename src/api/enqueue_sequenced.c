@@ -227,6 +227,7 @@ idemq_sql_v2_enqueue_sequenced(PG_FUNCTION_ARGS)
 	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
 	idemq_jobs_check_writable();
 	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
+	idemq_queue_need_slot(&queue);
 	read_job(fcinfo, &queue, &columns);
 	position[0] = Int32GetDatum(queue.id);
 	position[1] = CStringGetTextDatum(producer);

@@ -14,7 +14,7 @@
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_reap);
 
-/* reap(queue) -> number of leases taken back; IQ005, 42501. */
+/* reap(queue) -> number of leases taken back; IQ005, 42501, 53400. */
 Datum
 idemq_sql_v2_reap(PG_FUNCTION_ARGS)
 {
@@ -27,13 +27,14 @@ idemq_sql_v2_reap(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(0))
 	{
 		idemq_queue_arg(fcinfo, 0, "queue", PRIVILEGE_CLAIM, &queue);
+		idemq_queue_need_slot(&queue);
 		PG_RETURN_INT64(idemq_reap_all(&queue));
 	}
 	ids = idemq_queue_ids(PRIVILEGE_CLAIM, &count);
 	for (int i = 0; i < count; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (idemq_queue_by_id(ids[i], &queue))
+		if (idemq_queue_by_id(ids[i], &queue) && queue.slot != NULL)
 			reaped += idemq_reap_all(&queue);
 	}
 	PG_RETURN_INT64(reaped);

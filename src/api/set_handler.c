@@ -70,18 +70,6 @@ check_owner(const QueueInfo *queue, const HandlerInfo *handler)
 			 errhint("Let one of them call idemq.drop_handler('%s').", queue->name)));
 }
 
-/* Raises 53400 for a queue of which shared memory knows nothing: nobody would start a process. */
-static void
-check_slot(const QueueInfo *queue)
-{
-	if (queue->slot == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-				 errmsg("queue \"%s\" cannot have a handler", queue->name),
-				 errdetail("All %d slots of shared memory are other queues'.", idemq_max_queues),
-				 errhint("Raise idemq.max_queues and restart the server, or drop queues.")));
-}
-
 /* Raises 42P13 unless a function is f(jsonb) and returns jsonb or void. */
 static void
 check_shape(Form_pg_proc function, const char *name)
@@ -242,7 +230,7 @@ idemq_sql_v2_set_handler(PG_FUNCTION_ARGS)
 	idemq_queue_keep(&queue);
 	if (idemq_handler_read(queue.id, &before))
 		check_owner(&queue, &before);
-	check_slot(&queue);
+	idemq_queue_need_slot(&queue);
 	handler.queue_id = queue.id;
 	handler.set_at = GetCurrentTimestamp();
 	handler.role_oid = GetUserId();

@@ -162,6 +162,7 @@ look_up(Target *target, QueueInfo *queue)
 	for (;;)
 	{
 		idemq_queue_by_name(target->queue, PRIVILEGE_CLAIM, queue);
+		idemq_queue_need_slot(queue);
 		sleepers = idemq_sleepers_of_queue(queue->slot);
 		if (target->sleepers == sleepers)
 			break;
@@ -187,7 +188,7 @@ check_queue(Target *target)
 			target->again = Min(target->again, idemq_mono_from_timestamp(queue.paused_until));
 		return false;
 	}
-	alone = queue.slot == NULL || !idemq_worker_present();
+	alone = !idemq_worker_present();
 	if (alone)
 	{
 		idemq_stand_in(&queue);

@@ -336,19 +336,6 @@ extern void idemq_sync_rep_await(void);
 extern void idemq_sync_rep_await_commit(void);
 
 /*
- * pace.c
- *		How often this session does something for a queue that has no slot.
- */
-
-/* By queue, roughly: two that share an entry take turns. */
-typedef struct Pace
-{
-	int64 next[64]; /* mono */
-} Pace;
-
-extern bool idemq_pace_is_due(Pace *pace, int32 queue_id, int64 interval);
-
-/*
  * slice.c
  *		How much a piece of work may take before others have their turn.
  */

@@ -9,7 +9,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 
-int idemq_max_queues = 1024;
+int idemq_max_queues = 1280;
 int idemq_max_leases = 65536;
 int idemq_max_leases_per_database = -1;
 int idemq_reserved_leases = -1;
@@ -31,10 +31,11 @@ static char *version;
 static void
 define_sizes(void)
 {
-	DefineCustomIntVariable("idemq.max_queues", "Queues that have a ready cursor in shared memory.",
-							"More queues work, but each claim from them starts at the head of "
-							"the ready index.",
-							&idemq_max_queues, 1024, 1, 100000, PGC_POSTMASTER, 0, NULL, NULL,
+	/* The default is the largest round number that costs 16 MB: doc/operations/sizing.md. */
+	DefineCustomIntVariable("idemq.max_queues", "Queues of all databases of the server.",
+							"Beyond it create_queue raises 53400, and so does the use of a queue "
+							"that was restored. The default costs 16 MB.",
+							&idemq_max_queues, 1280, 1, 100000, PGC_POSTMASTER, 0, NULL, NULL,
 							NULL);
 	DefineCustomIntVariable("idemq.max_leases",
 							"Jobs in flight whose lease is kept in shared memory.",

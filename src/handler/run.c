@@ -145,7 +145,7 @@ idemq_handler_check(HandlerRun *run, HandlerTarget *target, QueueInfo *queue)
 		(void) idemq_handler_refuse(key, why);
 		return RUN_LEAVE;
 	}
-	if (!idemq_queue_by_id(run->info.queue_id, queue))
+	if (!idemq_queue_by_id(run->info.queue_id, queue) || queue->slot == NULL)
 		return RUN_LEAVE;
 	run->slot = queue->slot;
 	strlcpy(queue_name, queue->name, sizeof(queue_name));

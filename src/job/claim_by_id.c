@@ -97,8 +97,7 @@ unblock(JobCall *call, JobsTable *table)
 	if (call->job.row->tts_isnull[COL_GROUP_KEY])
 	{
 		/* By its parents, or by hand: then it has no turn. */
-		if (idemq_kin_any() && !idemq_promote_child(&call->queue, call->id) &&
-			call->queue.slot != NULL)
+		if (idemq_kin_any() && !idemq_promote_child(&call->queue, call->id))
 			idemq_round_await(call->queue.slot);
 		idemq_jobs_refresh(table);
 		return idemq_jobs_fetch(table, call->id, &call->job);
@@ -114,8 +113,7 @@ unblock(JobCall *call, JobsTable *table)
 	is_first = idemq_has_places(&call->queue)
 				   ? idemq_jobs_group_blocked(table, call->queue.id, name, PG_INT64_MIN, &first)
 				   : idemq_jobs_group_first(table, call->queue.id, name, &first);
-	if (is_first && first.id == call->id && !idemq_promote_group(&call->queue, name) &&
-		call->queue.slot != NULL)
+	if (is_first && first.id == call->id && !idemq_promote_group(&call->queue, name))
 		idemq_round_await(call->queue.slot);
 	idemq_jobs_refresh(table);
 	return idemq_jobs_fetch(table, call->id, &call->job);
@@ -191,6 +189,7 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 		if ((!call->fetched && !idemq_jobs_fetch(table, call->id, &call->job)) ||
 			!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
 			return OUTCOME_NOT_FOUND;
+		idemq_queue_need_slot(&call->queue);
 		idemq_settings_check_lease(&call->queue, call->lease);
 		call->fetched = false;
 		/* Finished is finished, though its lease may go a moment later. */

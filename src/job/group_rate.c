@@ -119,7 +119,8 @@ begin_charge(const QueueInfo *queue, BucketCharge *charge)
 	const QueueSlot *slot = idemq_slot_current(queue->slot, queue->id);
 
 	charge->empty_at = known_since(queue);
-	charge->slot = slot == NULL ? -1 : idemq_slot_index(slot);
+	/* One that was lost just now may be another queue's: which has one charge more, at most. */
+	charge->slot = idemq_slot_index(slot == NULL ? queue->slot : slot);
 }
 
 /* Returns when what was refused is allowed. */

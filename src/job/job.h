@@ -232,7 +232,6 @@ extern int64 idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const 
 extern void idemq_recover_some(const QueueInfo *queue, int budget);
 extern bool idemq_recover_for_limits(const QueueInfo *queue);
 extern bool idemq_reap_some(const QueueInfo *queue);
-extern bool idemq_before_claim(const QueueInfo *queue);
 extern int64 idemq_reap_all(const QueueInfo *queue);
 
 /*
@@ -399,7 +398,6 @@ extern void idemq_topic_key_check(Datum key);
 typedef enum QueueLimit
 {
 	LIMIT_OPEN,
-	LIMIT_NO_SLOT,	  /* the queue has no slot to count in */
 	LIMIT_RECOVERING, /* jobs may be in flight that are not counted yet */
 	LIMIT_TABLE_FULL, /* the lease table has no room for what would be counted */
 	LIMIT_RUNNING,	  /* max_running is reached */
@@ -420,7 +418,6 @@ extern bool idemq_limit_pass_rate(const QueueInfo *queue, bool borrows);
 extern void idemq_limit_undo_rate(const QueueInfo *queue);
 extern void idemq_limit_view(const QueueInfo *queue, LimitView *view);
 extern bool idemq_limit_lets(const QueueInfo *queue, LimitView *view);
-extern bool idemq_limit_has_slot(const QueueInfo *queue);
 extern void idemq_limit_recovered(const QueueInfo *queue);
 
 /*

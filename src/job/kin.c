@@ -181,10 +181,8 @@ wait_for(const QueueInfo *queue, const KinLook *look)
 		idemq_pending_kin_note(queue->slot, queue->id, KIN_CHILD, look->id);
 		return PROMOTED_FOR_LATER;
 	}
-	/* A queue without a slot has no marks: its parents are looked at now and then. */
-	if (!idemq_queue_by_id(parent->queue_id, &of_parent) || of_parent.slot == NULL)
-		return HELD;
-	return HAS_HEAD;
+	/* A queue that is yet to come, by a restore: its parents are looked at now and then. */
+	return idemq_queue_by_id(parent->queue_id, &of_parent) ? HAS_HEAD : HELD;
 }
 
 /* Returns whether a parent takes the child along. */
@@ -322,7 +320,7 @@ idemq_kin_learn(const QueueInfo *queue)
 	KinEdge *edges;
 	int count;
 
-	if (queue->slot == NULL || idemq_kin_is_known(queue->slot))
+	if (idemq_kin_is_known(queue->slot))
 		return;
 	if (idemq_kin_any() && !may_look_for_others())
 		return;

@@ -34,8 +34,7 @@
 void
 idemq_limit_recovered(const QueueInfo *queue)
 {
-	if (queue->slot != NULL)
-		idemq_running_wake_refused(queue->slot, queue->id, REFUSED_BY_RUNNING);
+	idemq_running_wake_refused(queue->slot, queue->id, REFUSED_BY_RUNNING);
 }
 
 /* Returns the rate_limit of a queue for base/gcra.c. */
@@ -77,8 +76,8 @@ idemq_limit_pass_rate(const QueueInfo *queue, bool borrows)
 
 	if (queue->rate_limit == 0)
 		return true;
-	if (queue->slot == NULL || (queue->max_running > 0 && !borrows &&
-								idemq_running_count(queue->slot) >= queue->max_running))
+	if (queue->max_running > 0 && !borrows &&
+		idemq_running_count(queue->slot) >= queue->max_running)
 		return false;
 	tat = read_tat(queue, &limit);
 	do
@@ -95,7 +94,7 @@ idemq_limit_undo_rate(const QueueInfo *queue)
 {
 	GcraLimit limit = rate_of(queue);
 
-	if (queue->rate_limit == 0 || queue->slot == NULL)
+	if (queue->rate_limit == 0)
 		return;
 	(void) pg_atomic_fetch_sub_u64(&queue->slot->rate_tat, idemq_gcra(&limit, 0, 0, 1).tat);
 	idemq_running_wake_refused(queue->slot, queue->id, REFUSED_BY_RATE);
@@ -110,14 +109,14 @@ idemq_limit_may_borrow(const QueueInfo *queue)
 {
 	int free;
 
-	if (queue->max_running == 0 || queue->slot == NULL)
+	if (queue->max_running == 0)
 		return false;
 	free = idemq_borrowed_free(queue->id);
 	return free > 0 && idemq_running_count(queue->slot) - free < queue->max_running;
 }
 
 /*
- * Checks max_running; needs a slot.  While lost leases are searched for, *after_search is
+ * Checks max_running.  While lost leases are searched for, *after_search is
  * whether a claim, which then searches itself before it asks, would find room.
  */
 static QueueLimit
@@ -145,12 +144,6 @@ void
 idemq_limit_view(const QueueInfo *queue, LimitView *view)
 {
 	*view = (LimitView){LIMIT_OPEN, 0, DT_NOEND, false};
-	if (queue->slot == NULL)
-	{
-		if (queue->max_running > 0 || queue->rate_limit > 0)
-			view->state = LIMIT_NO_SLOT;
-		return;
-	}
 	view->state = running_state(queue, view);
 	if ((view->state == LIMIT_OPEN || view->after_search) && queue->rate_limit > 0)
 	{
@@ -180,8 +173,8 @@ idemq_limit_lets(const QueueInfo *queue, LimitView *view)
 	if (limits == 0)
 		return true;
 	idemq_limit_view(queue, view);
-	if (view->state == LIMIT_OPEN || view->state == LIMIT_NO_SLOT)
-		return view->state == LIMIT_OPEN;
+	if (view->state == LIMIT_OPEN)
+		return true;
 	/* On record first, then the check that counts. */
 	(void) pg_atomic_fetch_or_u32(&queue->slot->refused_by, limits);
 	idemq_limit_view(queue, view);
@@ -190,27 +183,4 @@ idemq_limit_lets(const QueueInfo *queue, LimitView *view)
 	else if (view->state == LIMIT_TABLE_FULL)
 		idemq_due_by(queue->slot, DUE_READY, idemq_now() + FULL_INTERVAL);
 	return view->state == LIMIT_OPEN || view->after_search;
-}
-
-/*
- * Returns whether a queue with limits has a slot to count in; warns, once a session,
- * when it has none.
- */
-bool
-idemq_limit_has_slot(const QueueInfo *queue)
-{
-	static bool warned = false;
-
-	if (queue->slot != NULL || (queue->max_running == 0 && queue->rate_limit == 0))
-		return true;
-	if (!warned)
-		ereport(WARNING,
-				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-				 errmsg("queue \"%s\" hands out nothing: shared memory has no room to count what "
-						"its limits need",
-						queue->name),
-				 errhint("Raise idemq.max_queues, which is %d, and restart the server.",
-						 idemq_max_queues)));
-	warned = true;
-	return false;
 }

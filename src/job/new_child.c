@@ -93,6 +93,7 @@ check_parent(JobsTable *table, NewKin *kin, int64 parent, QueueInfo *queue)
 			if (!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, queue))
 				refuse(parent);
 		}
+		idemq_queue_need_slot(queue);
 		idemq_kin_note(queue->slot, parent);
 		held = hold_parent(table, &job);
 		if (!held)

@@ -62,8 +62,6 @@
 #define PROMOTE_BATCH 256
 /* Children that a scan looks at. */
 #define MAX_CHILDREN 2000
-/* Without a slot, a session scans all groups of a queue that often. */
-#define SCAN_INTERVAL USECS_PER_SEC
 
 /* So many ready jobs of a queue, known to be there, are many. */
 #define LONG_LINE RING_LOW
@@ -359,7 +357,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 bool
 idemq_promote_wanted(const QueueInfo *queue)
 {
-	return queue->slot == NULL || idemq_due_at(queue->slot, DUE_GROUPS) <= idemq_mono_now();
+	return idemq_due_at(queue->slot, DUE_GROUPS) <= idemq_mono_now();
 }
 
 /*
@@ -369,21 +367,17 @@ idemq_promote_wanted(const QueueInfo *queue)
 int
 idemq_promote_some(const QueueInfo *queue, int max)
 {
-	static Pace pace;
 	JobsTable table;
-	int promoted = 0;
+	int promoted;
 	bool scan;
 
-	if (queue->slot == NULL && !idemq_pace_is_due(&pace, queue->id, SCAN_INTERVAL))
-		return 0;
 	idemq_jobs_open(&table);
 	idemq_kin_learn(queue);
 	idemq_pending_groups_note_scan(queue->slot, queue->id);
-	scan = queue->slot == NULL || idemq_groups_take_scan(queue->slot, queue->id);
+	scan = idemq_groups_take_scan(queue->slot, queue->id);
 	if (!scan)
 		idemq_pending_groups_note_scan(NULL, 0);
-	if (queue->slot != NULL)
-		promoted = promote_marked(&table, queue, max);
+	promoted = promote_marked(&table, queue, max);
 	if (scan && promoted < max)
 	{
 		/* Younger than the scan's being taken. */
@@ -409,7 +403,7 @@ idemq_promote_batch(const QueueInfo *queue, int max)
 {
 	CursorView line;
 
-	if (idemq_promote_some(queue, max) == 0 || queue->slot == NULL)
+	if (idemq_promote_some(queue, max) == 0)
 		return;
 	idemq_cursor_read(queue->slot, queue->id, 1, &line);
 	may_linger |= line.ring.left >= LONG_LINE;

@@ -93,8 +93,7 @@ read_on(ReadyScan *scan, JobsTable *table, int most, ReadyRing *fill)
 static bool
 somebody_sleeps(const ReadyScan *scan)
 {
-	return scan->queue.slot != NULL &&
-		   idemq_sleepers_any(idemq_sleepers_of_queue(scan->queue.slot));
+	return idemq_sleepers_any(idemq_sleepers_of_queue(scan->queue.slot));
 }
 
 /*
@@ -106,7 +105,7 @@ look_ahead(ReadyScan *scan, JobsTable *table, PriorityScan *place, ReadyKey key,
 {
 	const RingView *ring = &scan->view.ring;
 	int left = ring->count - place->next + ring->left;
-	bool small = scan->wanted <= RING_MAX_WANTED && scan->view.slot != NULL;
+	bool small = scan->wanted <= RING_MAX_WANTED;
 	bool sleeps = somebody_sleeps(scan);
 
 	if (place->in_ring)

@@ -67,7 +67,7 @@ is_lost_again(const Job *job)
 static void
 suspect(const QueueInfo *queue, int64 job_id, int attempt)
 {
-	if (attempt >= HANDLER_MAX_CRASHES && queue->slot != NULL &&
+	if (attempt >= HANDLER_MAX_CRASHES &&
 		idemq_attempt_history_ended_by(job_id, "expired", handled_text, HANDLER_MAX_CRASHES))
 		idemq_handler_crashed(queue->slot, true);
 }

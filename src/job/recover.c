@@ -16,7 +16,7 @@
  * are unset, for the claimers that the entry turned away.
  *
  * Taking back ended leases (job/reap.c) and this search go together wherever a session
- * does both: before a claim (idemq_before_claim), in idemq.reap() (idemq_reap_all).
+ * does both: before a claim (idemq_reap_some), in idemq.reap() (idemq_reap_all).
  */
 #include "postgres.h"
 
@@ -35,8 +35,6 @@
 
 /* Index entries that a claim scans for leases that memory lost. */
 #define RECOVERY_STEP 1000
-/* Without a slot, a session scans the whole queue that often. */
-#define RECOVERY_INTERVAL USECS_PER_SEC
 
 typedef struct LostLease
 {
@@ -264,17 +262,12 @@ recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
 	return reaped;
 }
 
-/* Notes how far a search has come; at its end every entry of the queue is counted. */
+/* Notes how far a search has come; at its end every job in flight is counted. */
 static void
 recovered_to(const QueueInfo *queue, const RecoveryPoint *point)
 {
 	bool end = point->priority == IDEMQ_PRIORITIES;
 
-	if (end && queue->slot != NULL && idemq_slot_is_uncounted(queue->slot, queue->id))
-	{
-		idemq_lease_count_in_queue(queue->id);
-		idemq_slot_counted(queue->slot, queue->id);
-	}
 	idemq_slot_recovered_to(queue->slot, queue->id, point);
 	if (end)
 		idemq_limit_recovered(queue);
@@ -283,15 +276,15 @@ recovered_to(const QueueInfo *queue, const RecoveryPoint *point)
 /*
  * Finds the jobs of a queue that are in flight without a lease entry, by a scan
  * of its part of the ready index: a step of it, or all.  Returns how many were
- * reaped on the way.  A queue without a slot does not know how far it came.
+ * reaped on the way.
  */
 static int64
 recover(const QueueInfo *queue, bool all)
 {
-	RecoveryPoint point = {0, 0, READY_KEY_MIN, false};
+	RecoveryPoint point;
 	int64 reaped = 0;
 
-	if (queue->slot != NULL && !idemq_slot_recovery_point(queue->slot, queue->id, all, &point))
+	if (!idemq_slot_recovery_point(queue->slot, queue->id, all, &point))
 		return 0;
 	do
 	{
@@ -368,8 +361,6 @@ idemq_recover_for_limits(const QueueInfo *queue)
 	SlotStatus status;
 	LimitView view;
 
-	if (!idemq_limit_has_slot(queue))
-		return false;
 	if (queue->max_running == 0)
 		return true;
 	if (!idemq_borrowed_uncounted(queue->id) && search(queue))
@@ -390,34 +381,21 @@ idemq_recover_for_limits(const QueueInfo *queue)
 bool
 idemq_reap_some(const QueueInfo *queue)
 {
-	static Pace pace;
 	QueueSlot *slot;
 	bool counted = true;
 	Slice slice;
 
-	if (queue->slot != NULL && queue->max_running > 0)
+	if (queue->max_running > 0)
 		counted = idemq_recover_for_limits(queue);
-	else if (queue->slot != NULL || idemq_pace_is_due(&pace, queue->id, RECOVERY_INTERVAL))
-		(void) recover(queue, queue->slot == NULL);
+	else
+		(void) recover(queue, false);
 	slot = idemq_slot_current(queue->slot, queue->id);
-	if (slot == NULL || idemq_due_at(slot, DUE_LEASE) <= idemq_mono_now())
+	if (slot != NULL && idemq_due_at(slot, DUE_LEASE) <= idemq_mono_now())
 	{
 		idemq_slice_begin(&slice, SLICE_OF_CALL);
 		(void) idemq_reap_in(queue, &slice);
 	}
 	return counted;
-}
-
-/*
- * To be called before a claim scans a queue: as idemq_reap_some.  Returns whether the
- * queue's limits can be kept, and so whether it may hand out jobs at all.
- */
-bool
-idemq_before_claim(const QueueInfo *queue)
-{
-	bool counted = idemq_reap_some(queue);
-
-	return counted && idemq_limit_has_slot(queue);
 }
 
 /* Takes back every expired lease of a queue, those that memory lost included. */

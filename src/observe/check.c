@@ -111,12 +111,11 @@ check_worker(CheckCall *call)
 						   (int) health.pid, (long long) (health.stuck_for / 1000));
 }
 
-/* Checks that the slots' hash and array agree, and whether slots and entries are used up. */
+/* Checks that the slots' hash and array agree, and whether lease entries are used up. */
 static void
 check_slots(CheckCall *call)
 {
 	int32 *slots = palloc(Max(idemq_max_queues, 1) * sizeof(int32));
-	int without = 0;
 	SlotsAudit audit;
 	int nslots = idemq_slots_audit(&audit, slots);
 
@@ -126,17 +125,6 @@ check_slots(CheckCall *call)
 						   "says: restart the server",
 						   audit.taken, audit.used, audit.hashed, audit.misplaced);
 	check_lost_slots(call, slots, nslots);
-	qsort(slots, nslots, sizeof(int32), idemq_compare_int32);
-	for (int i = 0; i < call->nqueues; i++)
-		without +=
-			bsearch(&call->queue_ids[i], slots, nslots, sizeof(int32), idemq_compare_int32) == NULL;
-	if (audit.taken >= idemq_max_queues && without > 0)
-		idemq_check_report(
-			call, CHECK_WARNING, "slots.full",
-			"all %d slots are taken, %d queues of this database have none, and their "
-			"claims scan from the start, their handlers do not run: raise idemq.max_queues and "
-			"restart",
-			idemq_max_queues, without);
 	if (idemq_lease_share_is_full(false))
 		report_full_leases(call);
 	pfree(slots);

@@ -1,6 +1,6 @@
 /*
  * observe/check_limits.c
- *		The audit of what max_running counts.
+ *		The audit of what max_running counts; and which queues have no slot to count in.
  *
  * A queue's count is the sum over its lease entries.  Both change together, under
  * the entry's partition lock: so with all of those held, that is true at any moment,
@@ -59,15 +59,15 @@ compare(CheckCall *call, int64 *sums, int64 *excess, bool locked)
 	return agree;
 }
 
-/* Warns of a queue with limits that cannot be counted. */
+/* Warns of a queue that got no slot when it was looked up, or whose limits cannot be counted. */
 static void
 check_queue(CheckCall *call, const QueueInfo *queue)
 {
-	if (queue->slot == NULL && (queue->max_running > 0 || queue->rate_limit > 0))
-		idemq_check_report(call, CHECK_WARNING, "limits.slot",
-						   "queue \"%s\" has limits, no slot to count in, and hands out nothing: "
-						   "raise idemq.max_queues and restart",
-						   queue->name);
+	if (queue->slot == NULL)
+		idemq_check_report(call, CHECK_WARNING, "slots.full",
+						   "queue \"%s\" has no slot in shared memory, for all %d are other "
+						   "queues', and its calls raise 53400: raise idemq.max_queues and restart",
+						   queue->name, idemq_max_queues);
 	else if (queue->max_running > 0 && idemq_lease_share_is_full(true))
 		idemq_check_report(call, CHECK_WARNING, "limits.full",
 						   "queue \"%s\" has max_running, and hands out nothing while the lease "

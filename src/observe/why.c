@@ -168,8 +168,6 @@ say_handler(WhyCall *call)
 		say(call, "is %s", idemq_handler_stopped_text(&handler));
 	else if ((why = idemq_handler_resolve(&handler, &target)) != NULL)
 		say(call, "does not run: %s", why);
-	else if (queue->slot == NULL)
-		say(call, "does not run: " HANDLER_WITHOUT_SLOT);
 	else if (!idemq_worker)
 		say(call, "does not run: idemq.worker is off");
 	else if (processes > 0)
@@ -212,7 +210,7 @@ say_ready(WhyCall *call)
 			in_flight, in_flight == 1 ? " is" : "s are");
 }
 
-/* Says which limit of its queue keeps a ready job; false when none does. */
+/* Says which limit of its queue keeps a ready job, or that its queue has no slot; false when none does. */
 static bool
 say_limit(WhyCall *call)
 {
@@ -221,6 +219,13 @@ say_limit(WhyCall *call)
 
 	if (RecoveryInProgress())
 		return false;
+	if (queue->slot == NULL)
+	{
+		say(call,
+			"queue \"%s\" has no slot in shared memory: raise idemq.max_queues and restart the server",
+			queue->name);
+		return true;
+	}
 	idemq_limit_view(queue, &view);
 	switch (view.state)
 	{
@@ -242,11 +247,10 @@ say_limit(WhyCall *call)
 				queue->name, queue->name);
 			break;
 		case LIMIT_TABLE_FULL:
-		case LIMIT_NO_SLOT:
 			say(call,
-				"queue \"%s\" has limits that shared memory has no room to count: raise %s and "
-				"restart the server",
-				queue->name, view.state == LIMIT_NO_SLOT ? "idemq.max_queues" : "idemq.max_leases");
+				"queue \"%s\" has limits that shared memory has no room to count: raise "
+				"idemq.max_leases and restart the server",
+				queue->name);
 			break;
 	}
 	return true;
@@ -293,7 +297,8 @@ say_group_rate(WhyCall *call)
 	const Job *job = &call->job;
 	TimestampTz next;
 
-	if (call->queue.group_rate == 0 || job->row->tts_isnull[COL_GROUP_KEY] || RecoveryInProgress())
+	if (call->queue.group_rate == 0 || job->row->tts_isnull[COL_GROUP_KEY] ||
+		call->queue.slot == NULL || RecoveryInProgress())
 		return false;
 	next = idemq_group_rate_next(&call->queue, job->row->tts_values[COL_GROUP_KEY]);
 	/* It may have been put off until then; what waits longer waits for something else. */

@@ -134,6 +134,8 @@ extern void idemq_queue_hold(QueueInfo *queue, int wanted, LOCKMODE mode);
 extern void idemq_queue_keep(const QueueInfo *queue);
 extern bool idemq_queue_find(const char *name, QueueInfo *queue);
 extern bool idemq_queue_by_id(int32 id, QueueInfo *queue);
+extern void idemq_queue_need_slot(const QueueInfo *queue);
+extern void idemq_queues_give_slots(void);
 extern bool idemq_queue_allows(int32 id, int wanted, QueueInfo *queue);
 extern bool idemq_queue_allows_role(int32 id, Oid role, int wanted, QueueInfo *queue);
 extern bool idemq_may_change_schedule(int32 queue_id, const char *creator, Oid creator_oid);
@@ -267,7 +269,7 @@ extern void idemq_queue_counts_run(void);
 extern bool idemq_queue_counts_run_if_due(void);
 extern CountStart idemq_queue_counts_try(int64 *jobs);
 extern QueueCount *idemq_queue_counts_by_sql(int *ncounts);
-extern void idemq_queue_counts_set_empty(int32 queue_id);
+extern void idemq_queue_counts_set_empty(const QueueInfo *queue);
 extern void idemq_queue_count_refusal(const QueueInfo *queue, Counter counter);
 
 #endif

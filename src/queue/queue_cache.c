@@ -67,7 +67,8 @@ static SqlStatement load_all_grants = {
 			"ORDER BY queue_id"};
 static SqlStatement find_name = {.text = "SELECT queue_id FROM idemq.queues WHERE name = $1",
 								 .types = {TEXTOID}};
-static SqlStatement list_ids = {.text = "SELECT queue_id FROM idemq.queues"};
+/* In order: where slots do not suffice, the oldest queues get them (idemq_queues_give_slots). */
+static SqlStatement list_ids = {.text = "SELECT queue_id FROM idemq.queues ORDER BY queue_id"};
 
 static MemoryContext cache_context = NULL;
 static HTAB *cache = NULL; /* of CachedQueue */

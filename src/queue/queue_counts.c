@@ -28,19 +28,6 @@ static SqlStatement count_jobs = {
 	.text = "SELECT queue_id, status::text, count(*) FROM idemq.jobs GROUP BY queue_id, status "
 			"ORDER BY queue_id"};
 
-/* Gives every queue of this database a slot, as far as there are any. */
-static void
-assign_slots(void)
-{
-	QueueInfo queue;
-	int count;
-	int32 *ids = idemq_queue_ids(0, &count);
-
-	for (int i = 0; i < count; i++)
-		(void) idemq_queue_by_id(ids[i], &queue);
-	pfree(ids);
-}
-
 /* Reads the rows of count_jobs into an array of the context, in the order of queue_id. */
 static QueueCount *
 read_counts(uint64 rows, MemoryContext context, int *ncounts)
@@ -126,7 +113,7 @@ idemq_queue_counts_try(int64 *jobs)
 	idemq_spi_begin(&scope);
 	/* So that the table is not truncated, nor the extension dropped, meanwhile. */
 	LockRelationOid(idemq_oids()->jobs, AccessShareLock);
-	assign_slots();
+	idemq_queues_give_slots();
 	start = idemq_counters_begin_count(&snapshot);
 	if (start == COUNT_BEGUN)
 	{
@@ -165,18 +152,15 @@ idemq_queue_counts_run_if_due(void)
 
 /* Makes the gauges of a queue known that this transaction has just created. */
 void
-idemq_queue_counts_set_empty(int32 queue_id)
+idemq_queue_counts_set_empty(const QueueInfo *queue)
 {
-	QueueSlot *slot = idemq_slot_for_queue(queue_id);
-
-	if (slot != NULL)
-		idemq_counters_set_empty(idemq_slot_index(slot), queue_id);
+	idemq_counters_set_empty(idemq_slot_index(queue->slot), queue->id);
 }
 
 /*
  * Counts a refusal, or an answer from the past, when it is given: the error or the caller
  * rolls back, and the count stays.  It is no event of a transaction, so it needs no
- * transaction id.  Nothing for a queue without a slot.
+ * transaction id.  Nothing for a queue without a slot, of dead jobs perhaps.
  */
 void
 idemq_queue_count_refusal(const QueueInfo *queue, Counter counter)

@@ -158,6 +158,25 @@ idemq_queue_by_id(int32 id, QueueInfo *queue)
 	return cached != NULL && copy_out(cached, queue);
 }
 
+/*
+ * Raises 53400 for a queue that was looked up and has no slot: more queues were restored than
+ * there are slots, or fewer slots are asked for than before.  Its rows stay as they are, and
+ * nothing below works on a queue without a slot.
+ */
+void
+idemq_queue_need_slot(const QueueInfo *queue)
+{
+	if (likely(queue->slot != NULL))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+			 errmsg("queue \"%s\" has no slot in shared memory", queue->name),
+			 errdetail("All %d slots are other queues'.", idemq_max_queues),
+			 errhint("Raise idemq.max_queues, which is %d, and restart the server, or drop a queue "
+					 "that nobody uses.",
+					 idemq_max_queues)));
+}
+
 /* As idemq_queue_by_id, and whether the current role holds one of the wanted privileges. */
 bool
 idemq_queue_allows(int32 id, int wanted, QueueInfo *queue)
@@ -278,4 +297,17 @@ idemq_queue_ids(int wanted, int *count)
 	}
 	*count = kept;
 	return ids;
+}
+
+/* Looks all queues of this database up, so that each has a slot, as far as there are any. */
+void
+idemq_queues_give_slots(void)
+{
+	QueueInfo queue;
+	int count;
+	int32 *ids = idemq_queue_ids(0, &count);
+
+	for (int i = 0; i < count; i++)
+		(void) idemq_queue_by_id(ids[i], &queue);
+	pfree(ids);
 }

@@ -120,13 +120,19 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 	}
 }
 
-/* Notes that this transaction ends the lease of that token, and marks its entry. */
+/*
+ * Notes that this transaction ends the lease of that token, and marks its entry.  The job may
+ * be a parent, and where its queue has no slot there are no marks (shared/groups/kin.c): then
+ * all are looked at.
+ */
 void
 idemq_pending_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
 {
-	PendingAction *action = note(ACTION_END, slot, queue_id);
-	PendingEnd *end = &action->u.end;
+	PendingEnd *end;
 
+	if (slot == NULL)
+		idemq_pending_note_rows();
+	end = &note(ACTION_END, slot, queue_id)->u.end;
 	end->lease = (LeaseName){job_id, token};
 	end->frees = false;
 	idemq_borrowed_reserve(queue_id);
@@ -185,11 +191,14 @@ idemq_pending_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 
 	note(ACTION_EVENT, slot, queue_id)->u.news = (JobNews){kind, attempt, job_id};
 }
 
-/* Notes that a job is finished that had no lease. */
+/* Notes that a job is finished that had no lease; as idemq_pending_note_end. */
 void
 idemq_pending_note_finished(QueueSlot *slot, int32 queue_id, int64 job_id)
 {
-	note(ACTION_FINISHED, slot, queue_id)->u.job_id = job_id;
+	if (slot == NULL)
+		idemq_pending_note_rows();
+	else
+		note(ACTION_FINISHED, slot, queue_id)->u.job_id = job_id;
 }
 
 /*

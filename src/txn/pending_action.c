@@ -88,8 +88,9 @@ static void
 forget_database(void)
 {
 	idemq_version_move(0);
-	idemq_lease_forget_database(MyDatabaseId);
+	/* In this order: no entry is left that another slot would have to count. */
 	idemq_slots_forget_database(MyDatabaseId);
+	idemq_lease_forget_database(MyDatabaseId);
 	/* After that: who looked before it sleeps where nobody wakes it any more. */
 	idemq_wake_database(MyDatabaseId, false);
 	idemq_worker_recheck(MyDatabaseId);
@@ -178,6 +179,7 @@ idemq_action_apply(const PendingAction *action)
 			break;
 		case ACTION_ROWS:
 			idemq_slots_unset_database(MyDatabaseId);
+			idemq_wake_for_results();
 			break;
 		case ACTION_RESUME:
 			idemq_wake_perhaps(NULL, action->queue_id, PG_INT32_MAX);

@@ -237,8 +237,7 @@ idemq_pending_counts_apply(void)
 	{
 		Tally *tally = &tallies[i];
 
-		if (!idemq_slot_is_of(tally->slot, tally->queue_id))
-			tally->slot = idemq_slot_find(MyDatabaseId, tally->queue_id);
+		tally->slot = idemq_slot_current(tally->slot, tally->queue_id);
 		if (tally->slot != NULL)
 			idemq_counters_add(idemq_slot_index(tally->slot), tally->queue_id, xid, tally->delta);
 	}

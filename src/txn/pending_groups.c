@@ -187,8 +187,7 @@ enter_window(Mark *mark)
 
 	if (mark->id == GROUP_KEEP_FLOOR)
 		return;
-	if (!idemq_slot_is_of(mark->slot, key->queue_id))
-		mark->slot = idemq_slot_find(key->database, key->queue_id);
+	mark->slot = idemq_slot_current(mark->slot, key->queue_id);
 	idemq_pending_window_enter(mark->slot, key->database, mark->id);
 }
 

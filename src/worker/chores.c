@@ -78,17 +78,6 @@ promote(const QueueInfo *queue)
 }
 
 static void
-discover(void)
-{
-	QueueInfo queue;
-	int count;
-	int32 *ids = idemq_queue_ids(PRIVILEGE_ALL, &count);
-
-	for (int i = 0; i < count; i++)
-		(void) idemq_queue_by_id(ids[i], &queue); /* gives it a slot */
-}
-
-static void
 promote_begins(const SlotView *view)
 {
 	idemq_round_begin(view->slot);
@@ -174,7 +163,7 @@ static const Chore chores[] = {
 #define CHORES ((int) lengthof(chores))
 
 /* Runs once, when the worker starts, and when the database ceases to follow another. */
-static const Chore discover_chore = {CHORE_DISCOVER, .run_for_all = discover};
+static const Chore discover_chore = {CHORE_DISCOVER, .run_for_all = idemq_queues_give_slots};
 
 /* Reads whether the database follows another, and has that last; runs when it may have changed. */
 static const Chore look_up_chore = {CHORE_FOLLOW, .run_for_all = idemq_follow_note_subscription};

@@ -155,7 +155,7 @@ log_full_tables(void)
 			 "Nothing is lost. If it comes often, see in idemq.background_worker whether the "
 			 "worker keeps up.");
 	log_full(COUNT_FULL_QUEUES, "queues", idemq_slots_usage(),
-			 "Queues without a place are slower, have no counters and no NOTIFY.",
+			 "Calls for a queue that has none raise 53400; its jobs stay as they are.",
 			 "Raise idemq.max_queues, and restart the server.");
 }
 

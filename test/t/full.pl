@@ -1,4 +1,4 @@
-# Shared tables that are full: everything works, with leases on the rows alone.
+# A lease table that is full: everything works, with leases on the rows alone.
 
 use strict;
 use warnings FATAL => 'all';
@@ -9,7 +9,7 @@ use Idemq;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_server('full', 'idemq.max_leases' => 2, 'idemq.max_queues' => 1);
+my $node = new_server('full', 'idemq.max_leases' => 2);
 my @queues = ('q', 'r', 's');
 
 sql($node, "SELECT idemq.create_queue('r', lease => '1 h'); SELECT idemq.create_queue('s', lease => '1 h');
@@ -52,7 +52,7 @@ is_sql($node, "BEGIN; SAVEPOINT a; SELECT count(*) FROM idemq.claim('s', 10); RO
 	SELECT count(*) FROM idemq.claim('s', 10); ROLLBACK", "4\n4", 'a claim rolled back to a savepoint');
 is_sql($node, "SELECT count(*) FROM idemq.claim('s', 10)", 4, 'and wholly: claimable at once');
 
-# The queue that has a ready cursor: it does not stay past what was undone.
+# A ready cursor does not stay past what was undone.
 foreach my $undo ('ROLLBACK', 'ROLLBACK TO a; COMMIT')
 {
 	sql($node, "SELECT idemq.enqueue('q', '10'); SELECT idemq.enqueue('q', '11')");
@@ -121,9 +121,9 @@ is_sql($node, 'SELECT count(*), count(DISTINCT job) FROM effects', '1200|1200', 
 
 $node->stop;
 
-# ---- With a background worker, which looks after queues that have a slot: one.
+# ---- With a background worker
 
-my $full = new_server('worker', 'idemq.worker' => 'on', 'idemq.max_leases' => 1, 'idemq.max_queues' => 1);
+my $full = new_server('worker', 'idemq.worker' => 'on', 'idemq.max_leases' => 1);
 sql($full, "SELECT idemq.create_queue(name, lease => '1 h') FROM unnest(ARRAY['r', 's']) name;
 	CREATE TABLE held (id bigint, token bigint, queue text)");
 wait_until($full, "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idemq worker'");
@@ -172,23 +172,11 @@ is_sql($full, 'SELECT string_agg(DISTINCT outcome::text, \' \') FROM
 	idemq.heartbeat_many((SELECT array_agg(id) FROM held), (SELECT array_agg(token) FROM held))', 'current', 'heartbeat_many');
 
 is_sql($full, 'SELECT queue, processing, completed, row_only_total, in_memory, recovering FROM idemq.metrics ORDER BY queue',
-	"q|2|2|4|t|t\nr|2|2||f|\ns|0|0||f|", 'idemq.metrics');
-is_sql($full, "SELECT string_agg(resource, ' ' ORDER BY resource) FROM idemq.memory WHERE used = size AND refused > 0", 'leases leases of this database queues', 'idemq.memory');
+	"q|2|2|4|t|t\nr|2|2|5|t|t\ns|0|0|0|t|f", 'idemq.metrics');
+is_sql($full, "SELECT string_agg(resource, ' ' ORDER BY resource) FROM idemq.memory WHERE used = size AND refused > 0", 'leases leases of this database', 'idemq.memory');
 is_sql($full, 'SELECT DISTINCT severity FROM idemq.check()', 'warning', 'idemq.check() warns, and no more');
 
-# NOTIFY: of the queue with a slot; the others have none.
-my $listener = session($full);
-$listener->query_safe('LISTEN idemq_q; LISTEN idemq_r');
 sql($full, "SELECT idemq.enqueue('r', '5'); SELECT idemq.enqueue('q', '5')");
-my $heard = '';
-foreach (1 .. 600)
-{
-	last if ($heard .= $listener->query_safe('SELECT 1')) =~ /idemq_q/;
-	select undef, undef, undef, 0.1;
-}
-like($heard, qr/"idemq_q" with payload "\{"event":"ready","queue":"q"\}"/, 'a queue with a slot is announced');
-unlike($heard, qr/idemq_r/, 'one without is not');
-$listener->quit;
 
 # After a crash leases begin anew, on the rows; then their jobs come back.
 # Those of two for an hour, those of the others for a second.

@@ -202,11 +202,12 @@ cmp_ok(reads(), '<', 2 * $reads[1], 'the next one is in the window when it leave
 $go->();
 $reader->quit;
 
-# Its queue has no slot when it enters a window, and gets one before it is visible.
-sql($node, "SELECT idemq.drop_queue('g', force => true); SELECT idemq.create_queue('x' || n) FROM generate_series(1, 2) n;
-	SELECT idemq.create_queue('g', lease => '1 h')");
+# By hand, in a queue that has no slot when the transaction enters a window, and gets one before that is visible.
+sql($node, "SELECT idemq.drop_queue('g', force => true)");
+sql($node, "SELECT idemq.create_queue('x' || n) FROM generate_series(1, 2) n; " . restored_queue('g'));
 is_sql($node, "SELECT used, size FROM idemq.memory WHERE resource = 'queues'", '3|3', 'all slots are used');
-$one->query_safe('BEGIN; ' . enqueue('early'));
+$one->query_safe(q{BEGIN; INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, payload, group_key)
+	SELECT queue_id, now(), 4, 5, 'blocked', '"early"', 'a' FROM idemq.queues WHERE name = 'g'});
 $go = send_to('COMMIT', 'ProcArrayEndTransaction', 'idemq_group_mark');
 sql($node, "SELECT idemq.drop_queue('x1')");
 is_sql($node, "SELECT refused > 0 FROM idemq.memory WHERE resource = 'queues'", 't', 'the queue had no slot');

@@ -423,7 +423,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 $node->stop;
 
 # 6. Full tables: what cannot be counted is not handed out.
-my $full = new_server('limits_full', 'idemq.max_leases' => 4, 'idemq.max_leases_per_database' => 4, 'idemq.max_queues' => 2);
+my $full = new_server('limits_full', 'idemq.max_leases' => 4, 'idemq.max_leases_per_database' => 4);
 sql($full, "SELECT idemq.create_queue('lim', lease => '1 h', max_running => 3);
 	SELECT count(idemq.enqueue(name, to_jsonb(n))) FROM idemq.queues, generate_series(1, 9) n;
 	CREATE TABLE held AS SELECT id, token FROM idemq.claim('q', 3)");
@@ -436,21 +436,6 @@ is_sql($full, "SELECT count(*) FROM idemq.check() WHERE invariant = 'limits.full
 is_sql($full, 'SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 2', "committed\ncommitted", 'room');
 is_sql($full, "SELECT count(*) FROM idemq.claim('lim', 5)", 2, 'and it goes on, to its limit');
 
-sql($full, "SELECT idemq.create_queue('late', max_running => 3), idemq.create_queue('tokens', rate_limit => 3)");
-sql($full, "SELECT idemq.enqueue('late', '1'), idemq.enqueue('tokens', '1')");
-my ($out, $err) = ('', '');
-$full->psql('postgres', "SELECT count(*) FROM idemq.claim('late'); SELECT count(*) FROM idemq.claim('late')", stdout => \$out, stderr => \$err);
-is($out, "0\n0", 'a queue without a slot hands out nothing');
-is(scalar(() = $err =~ /WARNING/g), 1, 'and says so once');
-like($err, qr/idemq\.max_queues/, 'and what to do');
-is_sql($full, "SELECT count(*) FROM idemq.claim('tokens')", 0, 'so does one with a rate');
-is_sql($full, "SELECT count(*) FROM idemq.check() WHERE invariant = 'limits.slot'", 2, 'idemq.check() warns');
-# A slot comes free, and with it the count.
-sql($full, "SELECT idemq.alter_queue('late', max_running => 0); SELECT count(*) FROM idemq.claim('late');
-	SELECT idemq.enqueue('late', '2'), idemq.enqueue('late', '3');
-	SELECT idemq.cancel(id) FROM idemq.jobs WHERE status = 'processing' AND queue_id = idemq.queue_id('lim'); SELECT idemq.drop_queue('q', force => true);
-	SELECT idemq.alter_queue('late', max_running => 2)");
-is_sql($full, "SELECT count(*) FROM idemq.claim('late', 5)", 1, 'entries from before its slot are counted');
 is_sql($full, "SELECT count(*) FROM idemq.check() WHERE severity = 'error'", 0, 'idemq.check() finds no error');
 
 done_testing();

@@ -227,11 +227,12 @@ $standby->stop;
 # ---- Full tables
 
 my $full = new_server('full', 'idemq.max_leases' => 2, 'idemq.max_queues' => 1);
-sql($full, "SELECT idemq.create_queue('r'); SELECT count(*) FROM idemq.enqueue_many('r', '{1,2}');
-	SELECT count(*) FROM idemq.enqueue_many('q', '{1,2,3,4,5}'); SELECT count(*) FROM idemq.claim('r'); SELECT count(*) FROM idemq.claim('q', 4)");
+sql($full, restored_queue('r') . "; INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+	SELECT idemq.queue_id('r'), now() - interval '1 min', 4, 5, 'pending', now() - interval '1 min', '1' FROM generate_series(1, 2);
+	SELECT count(*) FROM idemq.enqueue_many('q', '{1,2,3,4,5}'); SELECT count(*) FROM idemq.claim('q', 4)");
 is_sql($full, 'SELECT queue, pending, processing, claimed_total, row_only_total, in_memory, counted_since IS NOT NULL,
 	wait_p50 IS NOT NULL, oldest_ready IS NOT NULL FROM idemq.metrics ORDER BY queue',
-	"q|1|4|4|3|t|t|t|t\nr|1|1|||f|f|f|t", 'a queue without a slot has gauges, and no counters');
+	"q|1|4|4|2|t|t|t|t\nr|2|0|||f|f|f|t", 'a queue without a slot has gauges, and no counters');
 is_sql($full, 'SELECT resource, used, size, refused > 0 FROM idemq.memory ORDER BY 1', "buckets|0|4096|f\ngroups|0|16384|f\nleases|2|2|t\nleases of this database|2|2|t\nqueues|1|1|t", 'idemq.memory says so');
 is_sql($full, 'SELECT idemq.recount()', 7, 'recount');
 is_sql($full, $drift, '', 'exact');

@@ -315,7 +315,7 @@ sql($node, q[CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEG
 my $filled = time;
 # More jobs in flight than the lease table has room for; more queues than slots.
 sql($node, q[SELECT count(*) FROM idemq.enqueue_many('full', array_fill('1'::jsonb, '{80}')); SELECT count(*) FROM idemq.claim('full', 80)]);
-sql($node, q[SELECT idemq.create_queue('more' || i) FROM generate_series(1, 30) i]);
+sql($node, q[SELECT idemq.create_queue('more' || i) FROM generate_series(1, 32 - (SELECT used FROM idemq.memory WHERE resource = 'queues')::int) i;] . restored_queue('more30'));
 fire('IdemqBacklog(backlog)', 'IdemqNothingFinishes(hung)', 'IdemqJobsDie(deadly)', 'IdemqMostAttemptsFail(failing)', 'IdemqZombieCommits(zombie)',
 	'IdemqLeasesExpire(expires)', 'IdemqMemoryFull(leases)', 'IdemqMemoryFull(queues)', 'IdemqMemoryFillsUp(queues)', 'IdemqQueueWithoutMemory(more30)',
 	'IdemqSnapshotHeld(session)', 'IdemqTableBloats(seen)', 'IdemqScheduleLate(q2)', 'IdemqScheduleFails(sched)', 'IdemqChoreFails(reap)', 'IdemqRunsNearLease(slow)');

@@ -26,7 +26,7 @@ my $patience = 60;
 diag "seed $seed: SEED=$seed repeats it";
 srand($seed);
 
-my %settings = ('idemq.max_leases' => pick(40 + int(rand(200)), 65536), 'idemq.max_queues' => pick(1, 2, 3, 1024));
+my %settings = ('idemq.max_leases' => pick(40 + int(rand(200)), 65536));
 my $node = new_server('stress2', 'idemq.worker' => 'on', deadlock_timeout => '20ms', autovacuum_naptime => '1s',
 	restart_after_crash => 'on', log_statement => 'none', max_prepared_transactions => 20, %settings);
 note join ', ', map { "$_ = $settings{$_}" } sort keys %settings;

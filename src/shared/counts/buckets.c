@@ -21,9 +21,9 @@
  * begins with the cell's number, read under the partition's lock, exclusively; calls are charged
  * to the cell with that locked, shared, and no bucket there.  Names without a bucket are limited
  * more than they ask for, all together as one of them; others' calls have no part in that.
- * An owner whose names have limits of their own, admit in a database or the queues without a
- * slot, has PERIODS cells, by the order of magnitude of the period: nobody waits for a name
- * whose period is more than PERIOD_RATIO times as long.
+ * Of admit in a database, whose names have limits of their own, there are PERIODS cells, by the
+ * order of magnitude of the period: nobody waits for a name whose period is more than
+ * PERIOD_RATIO times as long.
  *
  * A queue that loses its slot loses its buckets with it, and the cell is as new.  Nothing here
  * is undone by a rollback, or known after a restart.
@@ -52,9 +52,8 @@
 #define PERIOD_BITS 2
 #define PERIOD_RATIO (1 << PERIOD_BITS)
 #define PERIODS (62 / PERIOD_BITS)
-/* Queues without a slot are one owner, and so is admit in each share of the databases. */
-#define OWNER_OF_NONE idemq_max_queues
-#define OWNER_OF_ADMIT (OWNER_OF_NONE + PERIODS)
+/* The owners: each slot's queue, and admit in each share of the databases. */
+#define OWNER_OF_ADMIT idemq_max_queues
 #define CELLS (OWNER_OF_ADMIT + LEASE_SHARES * PERIODS)
 
 typedef struct BucketKey
@@ -310,13 +309,6 @@ idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 co
 	count_no_room();
 }
 
-/* Returns the cell of a charge's queue for names without a bucket. */
-static int32
-cell_of(const BucketCharge *charge, const GcraLimit *limit)
-{
-	return charge->slot < 0 ? OWNER_OF_NONE + cell_of_period(limit) : charge->slot;
-}
-
 /*
  * Returns a bucket's number: never fuller than one that was empty at charge->empty_at, and never
  * emptier than empty, as it may be after another rate was set.
@@ -352,7 +344,7 @@ use_bucket(BucketCharge *charge, const BucketKey *key, const GcraLimit *limit, B
 
 	LWLockAcquire(lock, LW_SHARED);
 	bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_FIND, NULL);
-	charge->cell = bucket != NULL ? -1 : cell_of(charge, limit);
+	charge->cell = bucket != NULL ? -1 : charge->slot;
 	number = bucket != NULL ? &bucket->tat : &shared->cells[charge->cell].tat;
 	charge->before = pg_atomic_read_u64(number);
 	while (bucket != NULL || use != CHARGE_OWN)
@@ -363,10 +355,8 @@ use_bucket(BucketCharge *charge, const BucketKey *key, const GcraLimit *limit, B
 		charge->answer = idemq_gcra(limit, bounded(charge, limit, charge->before, now), now, 1);
 		if (charge->answer.allowed && use != ASK)
 			after = charge->answer.tat;
-		else if (bucket != NULL || charge->slot >= 0)
-			after = Min((int64) charge->before, now + limit->period);
 		else
-			break; /* other queues, of other periods, have it too */
+			after = Min((int64) charge->before, now + limit->period);
 		if (after == (int64) charge->before ||
 			pg_atomic_compare_exchange_u64(number, &charge->before, (uint64) after))
 			break;
@@ -383,8 +373,7 @@ use_bucket(BucketCharge *charge, const BucketKey *key, const GcraLimit *limit, B
 void
 idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
 {
-	int32 owner = charge->slot < 0 ? OWNER_OF_NONE : charge->slot;
-	Cell *cell = &shared->cells[cell_of(charge, limit)];
+	Cell *cell = &shared->cells[charge->slot];
 	BucketKey key;
 
 	make_key(&key, name, length);
@@ -393,8 +382,8 @@ idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, Bucket
 		CHECK_FOR_INTERRUPTS();
 		if (use_bucket(charge, &key, limit, CHARGE_OWN))
 			return;
-	} while (enter(&key, get_hash_value(bucket_hash, &key), owner, cell, limit) ||
-			 make_room(owner));
+	} while (enter(&key, get_hash_value(bucket_hash, &key), charge->slot, cell, limit) ||
+			 make_room(charge->slot));
 	(void) use_bucket(charge, &key, limit, CHARGE_ANY);
 	count_no_room();
 }

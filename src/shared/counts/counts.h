@@ -190,7 +190,7 @@ extern void idemq_notify_ring_sent(const QueueSlot *slot, const NewsBatch *batch
 typedef struct BucketCharge
 {
 	int64 empty_at; /* ns of the monotonic clock: it counts as empty then; 0: it was never */
-	int slot;		/* index of the queue's; -1: it has none */
+	int slot;		/* index of the queue's */
 	int32 cell;		/* of what was charged, where there was no room for a bucket; -1: a bucket */
 	uint64 before;	/* its number before the charge */
 	GcraAnswer answer;

@@ -67,14 +67,13 @@ idemq_notify_ring_reset(int slot_index)
 	SpinLockRelease(&ring->mutex);
 }
 
-/* Adds an event that has happened; a queue without a slot has none. */
+/* Adds an event that has happened. */
 void
 idemq_notify_ring_add(QueueSlot *slot, int32 queue_id, const JobNews *news)
 {
 	Ring *ring;
 
-	if (!idemq_slot_is_of(slot, queue_id))
-		slot = idemq_slot_find(MyDatabaseId, queue_id);
+	slot = idemq_slot_current(slot, queue_id);
 	if (slot == NULL || !idemq_notify)
 		return;
 	ring = ring_of(slot);

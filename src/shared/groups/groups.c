@@ -66,8 +66,8 @@
  * The rows are the truth.  After a start, and whenever a mark may be lost (no room,
  * a prepared transaction), the queue is to be scanned: all its groups are checked.
  * The name of a group is kept here only up to GROUP_NAME bytes; of a longer one only
- * an owner is kept, and its mark is that its queue is to be scanned.  A queue without
- * a slot has no marks: its claims scan now and then.
+ * an owner is kept, and its mark is that its queue is to be scanned.  A queue that gets its
+ * slot is to be scanned: while it had none, it had no marks.
  *
  * PREPARE TRANSACTION leaves what it owns without an owner that could be asked: these
  * groups are left alone until a COMMIT or ROLLBACK PREPARED, or a restart, and then all
@@ -129,7 +129,7 @@ static void
 call_for_check(QueueSlot *slot)
 {
 	idemq_worker_need_by(0);
-	if (!idemq_worker_present())
+	if (slot != NULL && !idemq_worker_present())
 		(void) idemq_sleepers_wake(idemq_sleepers_of_queue(slot), 1);
 }
 
@@ -235,8 +235,7 @@ idemq_group_floor(QueueSlot *slot, const GroupKey *key, int64 own)
 	GroupEntry *group;
 	int64 least;
 
-	if (!idemq_slot_is_of(slot, key->queue_id))
-		slot = idemq_slot_find(key->database, key->queue_id);
+	slot = idemq_slot_current(slot, key->queue_id);
 	if (slot == NULL)
 		return floor;
 	/* In this order: who has left the window has set its marks. */
@@ -259,8 +258,7 @@ idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id)
 	GroupQueue *queue;
 	GroupEntry *group;
 
-	if (!idemq_slot_is_of(slot, key->queue_id))
-		slot = idemq_slot_find(key->database, key->queue_id);
+	slot = idemq_slot_current(slot, key->queue_id);
 	idemq_group_table_lock(LW_EXCLUSIVE);
 	queue = idemq_group_queue(slot, key->database, key->queue_id);
 	if (queue != NULL && key->length != LONG_NAME)
@@ -315,8 +313,7 @@ idemq_group_release(QueueSlot *slot, const GroupTaken *taken, GroupRelease how)
 	GroupEntry *group;
 	bool wanted = false;
 
-	if (!idemq_slot_is_of(slot, key->queue_id))
-		slot = idemq_slot_find(key->database, key->queue_id);
+	slot = idemq_slot_current(slot, key->queue_id);
 	idemq_group_table_lock(LW_EXCLUSIVE);
 	queue = idemq_group_queue(slot, key->database, key->queue_id);
 	group = idemq_group_find(key);

@@ -37,7 +37,8 @@
  * to be scanned.  That room is their own, so that dependencies take none from groups.
  *
  * Without a worker nobody may ever claim from a parent's queue again, and take its mark: then
- * its end has the queues scanned that have kin.
+ * its end has the queues scanned that have kin.  A parent's queue may have no slot, and so no
+ * marks: then its end, by hand or by a cancel, has all rows read anew (txn/pending.c).
  *
  * The bits are never taken back before the next start: with as many dependencies since as there
  * are bits, most jobs of queues that have kin are marked in vain, for one lookup each.
@@ -124,7 +125,7 @@ idemq_kin_is_known(const QueueSlot *slot)
 static bool
 is_used(const QueueSlot *slot)
 {
-	return slot == NULL || pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->kin)) != KNOWN;
+	return pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->kin)) != KNOWN;
 }
 
 static void

@@ -1,7 +1,7 @@
 /*
  * shared/leases/lease_scan.c
- *		Scans of lease entries: what of a queue has expired or is not counted, and what a
- *		session or a database leaves behind at its end.
+ *		Scans of lease entries: what of a queue has expired, and what a session or a database
+ *		leaves behind at its end.
  *
  * Each looks at its own queue's, session's or database's entries alone (lease_table.c),
  * one partition locked at a time.  That is enough, for an entry stays in its partition:
@@ -10,9 +10,6 @@
  *	   least deadline that was found is noted (shared/sleepers/due_times.c), which only lowers
  *	   it.  A lease whose deadline is set in a partition that was read already is noted by
  *	   whoever set it, after that, and so after it was taken.
- *	 - What is not counted (shared/slots/running.c).  The queue has its slot.  An entry that is
- *	   put into a partition before that is read is found; one that is put later finds the
- *	   slot, under the partition's lock, and counts itself.
  *	 - A session's end.  Its transaction is gone, and its open claims with it; it puts no
  *	   other entry.  What another transaction has taken over is that one's: see
  *	   lease_owners.c.
@@ -158,21 +155,6 @@ idemq_lease_count_queue(int32 queue_id)
 
 	idemq_leases_visit(LW_SHARED, queue_id, visit_count, &count);
 	return count;
-}
-
-static bool
-visit_uncounted(Lease *lease, void *arg)
-{
-	if (!lease->borrowed && !idemq_running_is_counted(&lease->running))
-		(void) idemq_running_count_in(&lease->running, NULL, lease->queue_id, 0);
-	return true;
-}
-
-/* Counts the entries of a queue that are from before it had its slot. */
-void
-idemq_lease_count_in_queue(int32 queue_id)
-{
-	idemq_leases_visit(LW_EXCLUSIVE, queue_id, visit_uncounted, NULL);
 }
 
 /* Lets the attached leases of this session in a partition expire now (mono). */

@@ -235,7 +235,8 @@ idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 			 !idemq_running_count_in(&lease->running, claim->slot, claim->queue_id,
 									 claim->max_running))
 	{
-		take = LEASE_LIMIT;
+		/* Without a limit it is the slot that is missing: this job is not for us. */
+		take = claim->max_running > 0 ? LEASE_LIMIT : LEASE_BUSY;
 		if (!*has_prior)
 			idemq_lease_remove(lease);
 	}
@@ -445,8 +446,13 @@ idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, const L
 		lease->ending = (Ending){.ender = NO_SESSION};
 		lease->passed_by.any = false;
 		lease->row_place = (RowPlace){0};
-		(void) idemq_running_count_in(&lease->running, NULL, queue->id, 0);
-		idemq_lease_place(lease);
+		if (idemq_running_count_in(&lease->running, NULL, queue->id, 0))
+			idemq_lease_place(lease);
+		else
+		{
+			idemq_lease_remove(lease);
+			take = LEASE_BUSY;
+		}
 	}
 	LWLockRelease(lock);
 	return take;

@@ -123,7 +123,7 @@ typedef struct LeaseClaim
 	int64 job_id;
 	int64 token;
 	int32 queue_id;
-	QueueSlot *slot;	/* the queue's, or NULL */
+	QueueSlot *slot;	/* the queue's */
 	uint32 max_running; /* 0: no limit */
 	bool borrow;		/* its transaction ends another attempt, and this one replaces it */
 	int64 length;		/* microseconds */
@@ -295,7 +295,6 @@ typedef struct ExpiredLease
 extern int idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max,
 									   int64 *next_deadline);
 extern Lease *idemq_lease_copy_all(int *count);
-extern void idemq_lease_count_in_queue(int32 queue_id);
 extern int idemq_lease_count_queue(int32 queue_id);
 extern int idemq_session_pid(int32 session);
 extern int idemq_lease_pid(const Lease *lease);

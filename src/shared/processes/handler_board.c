@@ -106,7 +106,7 @@ void
 idemq_handler_call(QueueSlot *slot)
 {
 	/* A time that is set already is a pause, or soon. */
-	if (slot != NULL && pg_atomic_read_u32(&slot->handler_armed) != 0)
+	if (pg_atomic_read_u32(&slot->handler_armed) != 0)
 		idemq_due_in(slot, DUE_HANDLER, 0);
 }
 
@@ -117,7 +117,7 @@ idemq_handler_call(QueueSlot *slot)
 void
 idemq_handler_crashed(QueueSlot *slot, bool again)
 {
-	if (slot == NULL || pg_atomic_read_u32(&slot->handler_crashed) > (again ? 1 : 0))
+	if (pg_atomic_read_u32(&slot->handler_crashed) > (again ? 1 : 0))
 		return;
 	pg_atomic_write_u32(&slot->handler_crashed, again ? 2 : 1);
 	idemq_due_by(slot, DUE_HANDLER, 0);
@@ -419,11 +419,10 @@ idemq_handler_idle(QueueSlot *slot, bool idle)
 {
 	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
 	mine->idle = idle;
-	if (slot != NULL)
-		arm(slot, mine->key);
+	arm(slot, mine->key);
 	LWLockRelease(&board->handlers_lock);
 	/* What became ready while it woke up has asked for none. */
-	if (!idle && slot != NULL)
+	if (!idle)
 		idemq_handler_call(slot);
 }
 

@@ -4,9 +4,9 @@
  *		wait_result), and what wakes them.
  *
  * Each queue has a set of sleepers, a bit for each session, and a count that is never
- * less than the bits set; so has each of RESULT_SETS hash values of a job's id.  Queues
- * without a slot share a set.  A condition variable would not do: one session may be in
- * the sets of many queues, and one signal must reach one sleeper.
+ * less than the bits set; so has each of RESULT_SETS hash values of a job's id.  A
+ * condition variable would not do: one session may be in the sets of many queues, and one
+ * signal must reach one sleeper.
  *
  *		sleeper							waker
  *		1 counts itself, sets its bit	1 makes the job visible: its commit
@@ -82,11 +82,11 @@ set_size(void)
 						  mul_size(sizeof(pg_atomic_uint64), word_count()));
 }
 
-/* One set for each slot, one for all queues without, and those for results. */
+/* One set for each slot, and those for results. */
 static int
 set_count(void)
 {
-	return idemq_max_queues + 1 + RESULT_SETS;
+	return idemq_max_queues + RESULT_SETS;
 }
 
 static int
@@ -120,11 +120,11 @@ const ShmemPart idemq_wake_part = {.area = (void **) &sets,
 								   .name = "idemq sleepers",
 								   .init = init_sets};
 
-/* Returns the sleepers of a queue; queues without a slot (NULL) share one set. */
+/* Returns the sleepers of the queue that has a slot. */
 Sleepers *
 idemq_sleepers_of_queue(const QueueSlot *slot)
 {
-	return set_at(slot == NULL ? idemq_max_queues : idemq_slot_index(slot));
+	return set_at(idemq_slot_index(slot));
 }
 
 /* Returns the sleepers for the result of a job, or of one with the same hash value. */
@@ -134,7 +134,7 @@ idemq_sleepers_of_job(Oid database, int64 job_id)
 	uint64 key[2] = {database, (uint64) job_id};
 	uint32 hash = hash_bytes((const unsigned char *) key, sizeof(key));
 
-	return set_at(idemq_max_queues + 1 + (hash & (RESULT_SETS - 1)));
+	return set_at(idemq_max_queues + (hash & (RESULT_SETS - 1)));
 }
 
 /* Returns whether a session sleeps; to be called after the work is visible. */
@@ -259,13 +259,15 @@ check_soon(QueueSlot *slot)
 
 /*
  * Follows a lowering of a ready cursor by a commit: count jobs are ready, and
- * later, unless it is DT_NOEND, is when the next comes due.
+ * later, unless it is DT_NOEND, is when the next comes due.  A queue that has no slot has
+ * no sleepers.
  */
 void
 idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)
 {
-	if (!idemq_slot_is_of(slot, queue_id))
-		slot = idemq_slot_find(MyDatabaseId, queue_id);
+	slot = idemq_slot_current(slot, queue_id);
+	if (slot == NULL)
+		return;
 	idemq_due_by(slot, DUE_READY, later);
 	if (count == 0)
 		return;
@@ -282,8 +284,9 @@ idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)
 void
 idemq_wake_perhaps(QueueSlot *slot, int32 queue_id, int count)
 {
-	if (!idemq_slot_is_of(slot, queue_id))
-		slot = idemq_slot_find(MyDatabaseId, queue_id);
+	slot = idemq_slot_current(slot, queue_id);
+	if (slot == NULL)
+		return;
 	check_soon(slot);
 	idemq_handler_call(slot);
 	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), count) > 0)
@@ -304,7 +307,7 @@ static void
 wake_for_results(Oid database)
 {
 	for (int i = 0; i < RESULT_SETS; i++)
-		(void) wake(set_at(idemq_max_queues + 1 + i), database, PG_INT32_MAX);
+		(void) wake(set_at(idemq_max_queues + i), database, PG_INT32_MAX);
 }
 
 /* Wakes all sleepers of this database for results: what they wait for may be gone. */
@@ -318,9 +321,9 @@ idemq_wake_for_results(void)
 void
 idemq_wake_queue(QueueSlot *slot, int32 queue_id)
 {
-	if (!idemq_slot_is_of(slot, queue_id))
-		slot = idemq_slot_find(MyDatabaseId, queue_id);
-	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(slot), PG_INT32_MAX);
+	slot = idemq_slot_current(slot, queue_id);
+	if (slot != NULL)
+		(void) idemq_sleepers_wake(idemq_sleepers_of_queue(slot), PG_INT32_MAX);
 	idemq_wake_for_results();
 }
 
@@ -342,7 +345,6 @@ void
 idemq_wake_database(Oid database, bool ready)
 {
 	idemq_for_each_slot(database, wake_slot, &ready);
-	(void) wake(idemq_sleepers_of_queue(NULL), database, PG_INT32_MAX);
 	wake_for_results(database);
 }
 
@@ -350,7 +352,7 @@ idemq_wake_database(Oid database, bool ready)
 void
 idemq_wake_claimed(QueueSlot *slot)
 {
-	if (slot != NULL && pg_atomic_read_u64(&slot->due[DUE_SIGNAL]) != DUE_NEVER)
+	if (pg_atomic_read_u64(&slot->due[DUE_SIGNAL]) != DUE_NEVER)
 		pg_atomic_write_u64(&slot->due[DUE_SIGNAL], DUE_NEVER);
 }
 

@@ -63,8 +63,8 @@
  * once a second and 1 % of the time.  It is for rows changed where no trigger saw it (a
  * DBA's DISABLE TRIGGER), not the repair of a known hole.
  *
- * Locks: see README.md, level 3.  A queue without a slot has no cursor.  What txn/pending.c
- * calls after commit or abort neither allocates nor raises.
+ * Locks: see README.md, level 3.  What txn/pending.c calls after commit or abort neither
+ * allocates nor raises.
  */
 #include "postgres.h"
 
@@ -118,7 +118,7 @@ idemq_cursor_unset_locked(QueueSlot *slot)
 		lower_locked(slot, p, READY_KEY_MIN);
 }
 
-/* Reads cursors and sequence; returns false, with none, for a queue without a slot. */
+/* Reads cursors and sequence; returns false, with none, for a queue that has no slot any more. */
 static bool
 read_and_lock(QueueSlot *slot, int32 queue_id, CursorView *view)
 {
@@ -201,7 +201,7 @@ idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, Ready
 	QueueSlot *slot = view->slot;
 	ReadyKey lowered;
 
-	if (slot == NULL || !idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
 		return;
 	if (slot != view->slot) /* the history of another slot says nothing about our view */
 	{
@@ -282,7 +282,7 @@ idemq_cursor_lowered_since(const CursorView *view, int32 queue_id, int priority,
 	QueueSlot *slot = view->slot;
 	bool lowered = false;
 
-	if (slot == NULL || !idemq_slot_lock(&slot, queue_id, LW_SHARED))
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
 		return true;
 	if (slot != view->slot)
 		lowered = true;

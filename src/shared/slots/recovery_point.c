@@ -13,8 +13,7 @@
  * Locks: see README.md, level 3; DUE_RECOVERY is written under the slot's lock, and read
  * without it by every claim: one that reads too early does no step of a search that has
  * just been asked for.  Who must know whether one is needed (job/limits.c) asks
- * idemq_slot_status.  A queue without a slot has no recovery point: its claims
- * search the whole queue, once a second in a session at most.
+ * idemq_slot_status.
  *
  * What txn/pending.c calls after commit or abort neither allocates nor raises.
  */
@@ -114,28 +113,5 @@ idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *po
 		else if (known->priority == IDEMQ_PRIORITIES)
 			pg_atomic_write_u64(&slot->due[DUE_RECOVERY], DUE_NEVER);
 	}
-	LWLockRelease(&slot->lock);
-}
-
-/* Returns whether a queue may have lease entries that its slot does not count. */
-bool
-idemq_slot_is_uncounted(QueueSlot *slot, int32 queue_id)
-{
-	bool uncounted;
-
-	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
-		return false;
-	uncounted = slot->uncounted;
-	LWLockRelease(&slot->lock);
-	return uncounted;
-}
-
-/* Notes that all entries of a queue are counted; those to come count themselves. */
-void
-idemq_slot_counted(QueueSlot *slot, int32 queue_id)
-{
-	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
-		return;
-	slot->uncounted = false;
 	LWLockRelease(&slot->lock);
 }

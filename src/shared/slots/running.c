@@ -30,9 +30,8 @@
  *	 - a slot goes to another queue: its lives are numbered, in the word that has the
  *	   count, and an entry knows in which it was counted.  What belongs to a former life
  *	   is not subtracted;
- *	 - entries are from before the queue had a slot: they are counted at the end of the
- *	   search for lost leases, one partition locked at a time.  A claim finds the slot
- *	   under its partition lock, so it counts itself, or is there already and is found;
+ *	 - entries are from before the queue had this slot: TRUNCATE takes the slots away first,
+ *	   then the entries, and one that is put meanwhile is counted nowhere, and so refused;
  *	 - jobs are in processing without an entry (restart, COMMIT PREPARED, rows made by
  *	   hand): a queue with max_running hands out nothing while a search is needed, and
  *	   a claim searches to the end.  If another one is asked for meanwhile, again and again
@@ -70,7 +69,8 @@ idemq_running_is_counted(const RunningMark *mark)
 
 /*
  * Counts one more unit of an entry in the queue's slot: the one given, if it is the
- * queue's, or another.  Returns false when max, unless that is 0, is reached.
+ * queue's, or another.  Returns false when max, unless that is 0, is reached, or the queue
+ * has just lost its slot.
  */
 bool
 idemq_running_count_in(RunningMark *mark, QueueSlot *slot, int32 queue_id, uint32 max)
@@ -80,17 +80,17 @@ idemq_running_count_in(RunningMark *mark, QueueSlot *slot, int32 queue_id, uint3
 
 	slot = idemq_slot_current(slot, queue_id);
 	if (slot == NULL)
-		return max == 0;
+		return false;
 	known = pg_atomic_read_u64(&slot->running);
 	life = RUNNING_LIFE(known);
 	/* After the read of its life: another queue's slot has another one. */
 	pg_read_barrier();
 	if (!idemq_slot_is_of(slot, queue_id))
-		return max == 0;
+		return false;
 	do
 	{
 		if (RUNNING_LIFE(known) != life || (max > 0 && RUNNING_COUNT(known) >= max))
-			return max == 0;
+			return false;
 	} while (!pg_atomic_compare_exchange_u64(&slot->running, &known, known + 1));
 	if (mark->units > 0 && (mark->slot != idemq_slot_index(slot) || mark->life != life))
 		(void) idemq_running_count_out(mark, queue_id, 0);

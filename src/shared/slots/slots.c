@@ -8,8 +8,8 @@
  * fields of a slot for its next life.
  *
  * A caller's slot pointer may be NULL or old: every function checks whose slot it is,
- * and looks for the queue's if need be.  A queue without a slot (all are used) works:
- * its claims scan from the start of the index, and its events are not notified.
+ * and looks for the queue's if need be.  Where the queue has none there is nothing to do:
+ * what is here is unset when it gets one.
  *
  * Locks: see README.md.  slots_lock (level 2) covers the hash of slots and their
  * allocation; each slot's lock (level 3) covers its fields, unless shared/slots/slots.h says
@@ -64,7 +64,6 @@ slot_reset(QueueSlot *slot, SetWord set)
 	(void) pg_atomic_exchange_u64(&slot->running, life << 32);
 	pg_atomic_write_u32(&slot->refused_by, 0);
 	pg_atomic_write_u32(&slot->kin, 0);
-	slot->uncounted = true;
 	slot->ring.count = 0;
 	slot->next_verify = idemq_mono_now() + USECS_PER_SEC;
 	set(&slot->rate_tat, 0);

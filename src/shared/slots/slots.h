@@ -151,7 +151,6 @@ typedef struct QueueSlot
 	pg_atomic_uint32 kin;		  /* for shared/groups/kin.c; no lock */
 	pg_atomic_uint64
 		known_since; /* mono: what its queue did is known since then; 0: all; no lock */
-	bool uncounted;	 /* under lock: the queue may have entries that are not counted */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
 		pg_atomic_uint64 next_fill; /* mono: no session reads on for the ring before; no lock */
 	ReadyRing ring;					/* the next entries of the ready index */
@@ -303,7 +302,5 @@ extern void idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id);
 extern bool idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole,
 									  RecoveryPoint *point);
 extern void idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point);
-extern bool idemq_slot_is_uncounted(QueueSlot *slot, int32 queue_id);
-extern void idemq_slot_counted(QueueSlot *slot, int32 queue_id);
 
 #endif

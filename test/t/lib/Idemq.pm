@@ -11,7 +11,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes ();
 
-our @EXPORT = qw(new_server new_node server_conf session sql sql_counted sqlstate is_sql is_state wal_records
+our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_counted sqlstate is_sql is_state wal_records
   has_debugger stop_at asleep sleeper answer worker_pid stop_worker wait_until until_true crash
   clients unexpected is_soon ends_in_time write_whole pooler);
 
@@ -68,6 +68,15 @@ sub new_server
 	$node->safe_psql('postgres', "CREATE EXTENSION idemq;
 		SELECT idemq.create_queue('q', lease => '1 h')");
 	return $node;
+}
+
+# SQL that writes the row of a queue as a restore does, with q's settings: it gets no slot by that.
+sub restored_queue
+{
+	my ($name) = @_;
+
+	return "INSERT INTO idemq.queues OVERRIDING SYSTEM VALUE SELECT (jsonb_populate_record(q, jsonb_build_object('queue_id',
+		nextval(pg_get_serial_sequence('idemq.queues', 'queue_id')), 'name', '$name'))).* FROM idemq.queues q WHERE name = 'q'";
 }
 
 # An interactive session; $s->query(sql) answers unaligned rows, and goes on after errors.
