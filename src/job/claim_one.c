@@ -151,7 +151,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	if (result != TAKE_DONE)
 		return result;
 	idemq_pending_note_claim(&claim, job->priority, job_ready_key(job), taken.entry == LEASE_FULL,
-							 taken.has_prior ? &taken.prior : NULL);
+							 event == EVENT_COMMIT_ONCE, taken.has_prior ? &taken.prior : NULL);
 	if (taken.entry == LEASE_FULL)
 		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS);
 	written = *args;

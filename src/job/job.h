@@ -160,8 +160,6 @@ extern void idemq_place_follow(JobChange *change, const Job *job, const QueueInf
 							   bool takes, TimestampTz ready_at);
 extern void idemq_places_count(JobsTable *table, const QueueInfo *queue, Datum name,
 							   TimestampTz from, TimestampTz until, GroupPlaces *places);
-extern bool idemq_places_in_doubt(JobsTable *table, const QueueInfo *queue, Datum name,
-								  TimestampTz from);
 
 /*
  * new_job_keyed.c

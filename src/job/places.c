@@ -112,21 +112,3 @@ idemq_places_count(JobsTable *table, const QueueInfo *queue, Datum name, Timesta
 	}
 	idemq_jobs_scan_end(table);
 }
-
-/*
- * Returns whether a job of a group has been given a place that the table's snapshot does not
- * show: by another open transaction, a prepared one most likely.
- */
-bool
-idemq_places_in_doubt(JobsTable *table, const QueueInfo *queue, Datum name, TimestampTz from)
-{
-	int64 id = PG_INT64_MIN;
-	Job job;
-
-	while (idemq_jobs_group_uncommitted(table, queue->id, name, from, &id))
-	{
-		if (!idemq_jobs_fetch(table, id, &job) || job.status == JOB_BLOCKED)
-			return true;
-	}
-	return false;
-}

@@ -14,10 +14,7 @@
  * these from blocked is here, under the ownership of the group, which is taken before
  * the snapshot and lasts until the promotion is visible: so the snapshot shows the
  * head that there is, if there is one.  The floor, below which it is not looked for, is
- * read after each snapshot (the proof stands in shared/groups/groups.c).  The ownership of a prepared
- * transaction does not outlive a restart, nor the end of another one: where there may be
- * prepared transactions, a promotion also searches for a head that is not committed, and
- * leaves such a group alone.
+ * read after each snapshot (the proof stands in shared/groups/groups.c).
  *
  * No group is forgotten: of a group whose committed jobs have no head there is a mark, an
  * owner, a scan of its queue that is to come, or a session between its commit and its

@@ -7,7 +7,6 @@
  */
 #include "postgres.h"
 
-#include "access/twophase.h"
 #include "utils/timestamp.h"
 
 #include "base/base.h"
@@ -94,9 +93,6 @@ promote_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 
 		if (idemq_jobs_group_head(table, queue->id, name, from.heads, &job))
 			return hasten(table, queue, &job);
-		if (max_prepared_xacts > 0 &&
-			idemq_jobs_group_head_in_doubt(table, queue->id, name, from.heads))
-			return HELD;
 		if (!idemq_jobs_group_blocked(table, queue->id, name, from.blocked, &job) ||
 			job.status != JOB_BLOCKED)
 			return HAS_HEAD; /* or no jobs, or one written by hand, without a ready_at */
@@ -145,22 +141,17 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 {
 	GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
 	GroupPlaces places;
-	bool is_free;
 
 	/* What this transaction has promoted, at an earlier visit, for a time that is to come. */
 	from.last = Max(from.last, idemq_pending_groups_last(key));
 	*floor = count_places(table, queue, name, &from, &places);
 	if (places.next != 0)
 		return idemq_jobs_fetch(table, places.next, job) ? hasten(table, queue, job) : HAS_HEAD;
-	is_free = places.taken < idemq_group_places(queue, name);
-	if (is_free && max_prepared_xacts > 0 && !idemq_is_no_group(name) &&
-		idemq_places_in_doubt(table, queue, name, from.heads))
-		return HELD;
 	/* Those that this visit has let pass are above the floor until it ends. */
 	if (!idemq_jobs_group_blocked(table, queue->id, name, Max(from.blocked, passed), job) ||
 		job->status != JOB_BLOCKED)
 		return HAS_HEAD;
-	return is_free ? PROMOTED : AT_LIMIT;
+	return places.taken < idemq_group_places(queue, name) ? PROMOTED : AT_LIMIT;
 }
 
 /* Promotes the next job of a group with places, or expires it. */

@@ -3,10 +3,10 @@
  *		Finding leases that memory lost: jobs in processing without a lease entry.
  *
  * Such a job is there after the server restarted, the lease table was full, or a
- * prepared transaction claimed it.  Its row has the deadline; but the lease lasts at
- * least its length from the start of this server, or from when it took over from the
- * publisher that it followed, so that neither takes a lease from a worker that heartbeats.
- * Of an attached lease the row has idemq.attach_grace (claim_one.c).  A handler's job is taken
+ * transaction that ended its attempt was prepared and rolled back.  Its row has the
+ * deadline; but the lease lasts at least its length from the start of this server, or from
+ * when it took over from the publisher that it followed, so that neither takes a lease from
+ * a worker that heartbeats.  Of an attached lease the row has idemq.attach_grace (claim_one.c).  A handler's job is taken
  * back at once: its process has gone with the former server, which the handler's row is told
  * (worker/handle.c).
  *

@@ -16,7 +16,6 @@
 #include "catalog/pg_collation.h"
 #include "executor/tuptable.h"
 #include "utils/fmgroids.h"
-#include "utils/snapmgr.h"
 
 #include "base/compat.h"
 #include "table/table.h"
@@ -144,98 +143,5 @@ idemq_jobs_group_scan_next(JobsTable *table, Job *job)
 	MemoryContextSwitchTo(old);
 	if (found)
 		idemq_jobs_decode(table->row, job);
-	return found;
-}
-
-/* A scan of a group's jobs that have a ready_at, with what others have not committed. */
-typedef struct DirtyScan
-{
-	MemoryContext caller;
-	Relation index;
-	TupleTableSlot *row;
-	SnapshotData snapshot;
-	IndexScanDesc scan;
-} DirtyScan;
-
-static void
-begin_dirty(DirtyScan *dirty, JobsTable *table, int32 queue_id, Datum name, TimestampTz from)
-{
-	ScanKeyData keys[3];
-
-	dirty->caller = MemoryContextSwitchTo(table->context);
-	dirty->index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
-	dirty->row = table_slot_create(table->rel, NULL);
-	InitDirtySnapshot(dirty->snapshot);
-	head_keys(keys, queue_id, name, from);
-	dirty->scan =
-		compat_index_beginscan(table->rel, dirty->index, &dirty->snapshot, lengthof(keys));
-	index_rescan(dirty->scan, keys, lengthof(keys), NULL, 0);
-}
-
-/* Fetches the next version; false for none.  *committed: its insertion is, or it is our own. */
-static bool
-next_dirty(DirtyScan *dirty, Job *job, bool *committed)
-{
-	if (!index_getnext_slot(dirty->scan, ForwardScanDirection, dirty->row))
-		return false;
-	idemq_jobs_decode(dirty->row, job);
-	*committed = !TransactionIdIsValid(dirty->snapshot.xmin);
-	return true;
-}
-
-static void
-end_dirty(DirtyScan *dirty)
-{
-	index_endscan(dirty->scan);
-	ExecDropSingleTupleTableSlot(dirty->row);
-	index_close(dirty->index, NoLock);
-	MemoryContextSwitchTo(dirty->caller);
-}
-
-/*
- * Finds a version that is not committed, of a job of a group that has a ready_at by it;
- * true for the one with the least id above *id, which it sets.  That ready_at is from
- * from on.
- */
-bool
-idemq_jobs_group_uncommitted(JobsTable *table, int32 queue_id, Datum name, TimestampTz from,
-							 int64 *id)
-{
-	int64 least = PG_INT64_MAX;
-	bool committed;
-	DirtyScan dirty;
-	Job job;
-
-	begin_dirty(&dirty, table, queue_id, name, from);
-	while (next_dirty(&dirty, &job, &committed))
-	{
-		if (!committed && job.id > *id)
-			least = Min(least, job.id);
-	}
-	end_dirty(&dirty);
-	if (least == PG_INT64_MAX)
-		return false;
-	*id = least;
-	return true;
-}
-
-/*
- * Returns whether a group has a head that the table's snapshot does not show: one that
- * another open transaction has made, a prepared one most likely, or has just committed;
- * with that ready_at, or a later one.
- */
-bool
-idemq_jobs_group_head_in_doubt(JobsTable *table, int32 queue_id, Datum name, TimestampTz from)
-{
-	bool found = false;
-	bool committed;
-	DirtyScan dirty;
-	Job job;
-
-	begin_dirty(&dirty, table, queue_id, name, from);
-	/* One that is blocked all the same was written by hand. */
-	while (!found && next_dirty(&dirty, &job, &committed))
-		found = !committed || job.status != JOB_BLOCKED;
-	end_dirty(&dirty);
 	return found;
 }

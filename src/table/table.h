@@ -625,10 +625,6 @@ extern bool idemq_jobs_group_head(JobsTable *table, int32 queue_id, Datum name, 
 								  Job *job);
 extern bool idemq_jobs_group_blocked(JobsTable *table, int32 queue_id, Datum name, int64 from,
 									 Job *job);
-extern bool idemq_jobs_group_head_in_doubt(JobsTable *table, int32 queue_id, Datum name,
-										   TimestampTz from);
-extern bool idemq_jobs_group_uncommitted(JobsTable *table, int32 queue_id, Datum name,
-										 TimestampTz from, int64 *id);
 extern void idemq_jobs_group_scan_begin(JobsTable *table, int32 queue_id, Datum name,
 										TimestampTz from, TimestampTz until);
 extern bool idemq_jobs_group_scan_next(JobsTable *table, Job *job);

@@ -17,9 +17,8 @@
  *						ready keys: lower cursors, wake
  *						forget all, let kept-away workers back
  *		PRE_PREPARE		actions: raise an error for what cannot be prepared
- *		PREPARE			groups: leave owned ones to the prepared transaction
- *						counts: drop
- *						actions: drop lease entries
+ *		PREPARE			counts: drop
+ *						actions: drop the entries of attempts that it ends
  *						forget all, let kept-away workers back
  *		sub COMMIT		counts: give to the parent
  *		sub ABORT		as ABORT, of this subtransaction and its children; forget nothing
@@ -97,7 +96,6 @@ at_end(XactEvent event, void *arg)
 			idemq_pending_before_prepare();
 			break;
 		case XACT_EVENT_PREPARE:
-			idemq_pending_groups_prepare();
 			idemq_pending_counts_undo(InvalidSubTransactionId);
 			idemq_pending_prepare();
 			forget();

@@ -16,6 +16,10 @@
  * needs nothing; a rollback undoes that tail, the last first, so that an entry which
  * was ended, claimed again and ended again goes back the way it came.
  *
+ * PREPARE TRANSACTION: from then on no session owns the transaction, so what only a
+ * session could answer for is refused: a claim, a promotion, an attempt that counts for
+ * max_running, and a drop of what memory knows.
+ *
  * What txn/at_end.c calls neither allocates nor raises; idemq_pending_before_prepare
  * alone raises.  No locks; all state is this backend's.
  */
@@ -24,6 +28,7 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 
+#include "queue/queue.h"
 #include "shared/counts/counts.h"
 #include "shared/leases/leases.h"
 #include "shared/slots/slots.h"
@@ -95,11 +100,12 @@ is_last(ActionKind kind, int32 queue_id)
 /*
  * Notes a claim of the job with that ready key, for which room was reserved
  * (idemq_pending_reserve_claim); its entry has been taken, or, with rowonly, the table
- * was full.  prior is the entry that it took over, or NULL.  Cannot fail.
+ * was full.  once: the claim is the attempt's end as well.  prior is the entry that it took
+ * over, or NULL.  Cannot fail.
  */
 void
 idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, bool rowonly,
-						 const PriorLease *prior)
+						 bool once, const PriorLease *prior)
 {
 	PendingAction *action =
 		add_action(rowonly ? ACTION_CLAIM_ROWONLY : ACTION_CLAIM, claim->slot, claim->queue_id);
@@ -108,7 +114,7 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 	pending->lease = (LeaseName){claim->job_id, claim->token};
 	pending->ready_at = key.ready_at;
 	pending->priority = priority;
-	pending->attached = claim->attached;
+	pending->once = once;
 	pending->borrowed = claim->borrow;
 	pending->has_prior = prior != NULL;
 	if (claim->borrow)
@@ -302,30 +308,51 @@ idemq_pending_undo(SubTransactionId from)
 		idemq_pending_undo_last();
 }
 
-/* Raises an error for what cannot be prepared. */
 static void
-check_prepare(void)
+refuse_prepare(const char *what, const char *hint)
 {
-	for (int i = 0; i < nactions; i++)
-	{
-		ActionKind kind = actions[i].kind;
-		bool attempt = kind == ACTION_CLAIM || kind == ACTION_END;
+	ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					errmsg("cannot PREPARE a transaction that %s", what), errhint("%s", hint)));
+}
 
-		idemq_prepare_check(attempt ? actions[i].queue_id : 0,
-							kind == ACTION_CLAIM && actions[i].u.claim.attached,
-							kind == ACTION_FORGET || kind == ACTION_DROP_QUEUE);
-	}
+/* A claim needs a session that it is the claim of; a claim promotes for itself alone. */
+static void
+refuse_claim(void)
+{
+	refuse_prepare("has claimed or promoted jobs",
+				   "Claim in a transaction of its own; the one that ends the attempt can be prepared.");
+}
+
+/* Raises an error for an action that cannot be prepared. */
+static void
+check_prepare(const PendingAction *action)
+{
+	bool claims = action->kind == ACTION_CLAIM || action->kind == ACTION_CLAIM_ROWONLY;
+	QueueInfo queue;
+
+	if (claims && !action->u.claim.once)
+		refuse_claim();
+	if (action->kind == ACTION_FORGET || action->kind == ACTION_DROP_QUEUE)
+		refuse_prepare("dropped or truncated queues or jobs", "Do that in a transaction of its own.");
+	if ((claims || action->kind == ACTION_END) && idemq_queue_by_id(action->queue_id, &queue) &&
+		queue.max_running > 0)
+		refuse_prepare("has ended attempts in a queue with max_running",
+					   "Commit it in one phase, or take the limit away with "
+					   "SELECT idemq.alter_queue('...', max_running => 0).");
 }
 
 /*
- * Before PREPARE: raises an error for what cannot be prepared.  From here on to
+ * Before PREPARE: raises 0A000 for what cannot be prepared.  From here on to
  * idemq_pending_forget the session's entries may outlive its transaction, which by then
  * has neither an id nor locks of its own.
  */
 void
 idemq_pending_before_prepare(void)
 {
-	check_prepare();
+	if (idemq_pending_groups_owns_any())
+		refuse_claim();
+	for (int i = 0; i < nactions; i++)
+		check_prepare(&actions[i]);
 	preparing = nactions > 0;
 	if (preparing)
 		idemq_slots_begin_change();

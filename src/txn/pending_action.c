@@ -3,10 +3,9 @@
  *		What shared memory does for one change, once its transaction has ended: by kind,
  *		after commit, abort and PREPARE.
  *
- * PREPARE TRANSACTION: from then on no session owns the transaction.  Entries are
- * removed; its row locks alone keep others off, and a claimer that meets such a row
- * does not pass it.  When it ends, the utility hook (hooks/utility.c) unsets the
- * cursors and asks for recovery.
+ * PREPARE TRANSACTION: the entries of attempts that it ends are removed; its row locks
+ * alone keep others off, and a claimer that meets such a row does not pass it.  When it
+ * ends, the utility hook (hooks/utility.c) unsets the cursors and asks for recovery.
  *
  * A transaction may change a million jobs, so an action is small.
  *
@@ -279,17 +278,27 @@ idemq_action_undo(const PendingAction *action, const PriorLease *prior)
 	idemq_slots_end_change();
 }
 
+/* Returns whether the worker of an attempt has ended it as well, for a reaper to write it (job/reap.c). */
+static bool
+is_handed_over(LeaseName name)
+{
+	Lease lease;
+
+	return idemq_lease_get(name.job_id, &lease) && lease.token == name.token &&
+		   lease.loss >= LOSS_RETURNED;
+}
+
 /*
- * Follows PREPARE: no session is on the job any more, so its entry goes; nor
- * sees its changes of settings.  The slot of a
- * new queue goes too, since nothing follows ROLLBACK PREPARED; after COMMIT PREPARED the
- * first who looks the queue up gives it another.
+ * Follows PREPARE: no session can take an attempt's end back any more, so its entry goes.
+ * One whose worker has ended the attempt as well stays, and says how: a reaper comes back to
+ * it until the row is free.  The slot of a new queue goes too, since nothing follows ROLLBACK
+ * PREPARED; after COMMIT PREPARED the first who looks the queue up gives it another.
  */
 void
 idemq_action_prepare(const PendingAction *action)
 {
-	if (action->kind == ACTION_CLAIM)
-		drop_lease(action, action->u.claim.lease);
+	if (action->kind == ACTION_END && is_handed_over(action->u.end.lease))
+		undo_end(action);
 	else if (action->kind == ACTION_END)
 		drop_lease(action, action->u.end.lease);
 	else if (action->kind == ACTION_CANCEL)

@@ -12,7 +12,7 @@
  * windows of the queues in which it lowers floors (txn/pending_window.c).
  *
  * PREPARE TRANSACTION: the marks are lost; when it ends, all groups are scanned
- * (idemq_groups_unset_database).  Until then nobody may promote what it owned.
+ * (idemq_groups_unset_database).  One that owns a group is refused (txn/pending.c).
  *
  * A transaction may change very many groups, so a note is small, and keeps as much of
  * its group's name as there is.
@@ -357,6 +357,13 @@ idemq_pending_groups_note_scan(QueueSlot *slot, int32 queue_id)
 	scanned_queue = queue_id;
 }
 
+/* Returns whether this transaction has promoted. */
+bool
+idemq_pending_groups_owns_any(void)
+{
+	return nowned > 0;
+}
+
 /* Returns whether this transaction's end changes what groups need. */
 bool
 idemq_pending_groups_any(void)
@@ -407,13 +414,6 @@ idemq_pending_groups_undo(SubTransactionId from)
 {
 	end_scan();
 	release_from(from, GROUP_AGAIN);
-}
-
-/* Follows PREPARE. */
-void
-idemq_pending_groups_prepare(void)
-{
-	release_from(InvalidSubTransactionId, GROUP_PREPARED);
 }
 
 /* Forgets all, at the end of the transaction. */

@@ -19,13 +19,6 @@ extern bool idemq_at_end_is_pending(void);
 extern void idemq_at_end_install(void);
 
 /*
- * prepare_check.c
- *		What PREPARE TRANSACTION refuses.
- */
-
-extern void idemq_prepare_check(int32 queue_id, bool attached, bool drops);
-
-/*
  * pending.c
  *		What shared memory does once this transaction has ended.
  */
@@ -33,7 +26,7 @@ extern void idemq_prepare_check(int32 queue_id, bool attached, bool drops);
 extern void idemq_pending_reserve(void);
 extern void idemq_pending_reserve_claim(void);
 extern void idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key,
-									 bool rowonly, const PriorLease *prior);
+									 bool rowonly, bool once, const PriorLease *prior);
 extern void idemq_pending_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token);
 extern void idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token);
 extern void idemq_pending_note_recovery(QueueSlot *slot, int32 queue_id);
@@ -99,7 +92,7 @@ typedef struct PendingClaim
 	TimestampTz ready_at; /* with the priority, its place in the ready index */
 	int32 priority;
 	bool has_prior; /* it took an entry over: see txn/pending.c */
-	bool attached;
+	bool once;	   /* it is the attempt's end as well */
 	bool borrowed; /* its entry takes the place of one that this transaction ends */
 } PendingClaim;
 
@@ -160,11 +153,11 @@ extern void idemq_pending_groups_note_floor(const GroupTaken *group, GroupFloor 
 extern void idemq_pending_groups_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how);
 extern void idemq_pending_groups_note_scan(QueueSlot *slot, int32 queue_id);
 extern GroupFloor idemq_pending_groups_floor(QueueSlot *slot, const GroupKey *key);
+extern bool idemq_pending_groups_owns_any(void);
 extern bool idemq_pending_groups_any(void);
 extern void idemq_pending_groups_before_commit(void);
 extern void idemq_pending_groups_apply(void);
 extern void idemq_pending_groups_undo(SubTransactionId from);
-extern void idemq_pending_groups_prepare(void);
 extern void idemq_pending_groups_forget(void);
 
 /*

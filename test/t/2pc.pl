@@ -1,5 +1,7 @@
 # Two-phase commit: between PREPARE and its end no session owns the
-# transaction; nothing is lost, and what it leaves claimable is so at once.
+# transaction; nothing is lost, and what it leaves claimable is so at once.  A claim
+# is a session's, so PREPARE refuses it; what a former version let through is
+# recovered.
 
 use strict;
 use warnings FATAL => 'all';
@@ -25,6 +27,9 @@ sub reset_queues
 		SELECT idemq.enqueue('q', '3', key => 'k', delay => '1 h')");
 }
 
+# The first id of a run is the time of day; reset_queues makes the next ones small again.
+sub reset_ids { return sql($node, "SELECT idemq.enqueue('q', '5')") }
+
 sub prepare
 {
 	my ($work) = @_;
@@ -39,8 +44,8 @@ my $states = "SELECT string_agg(id % 1000 || ' ' || status || ' ' || attempt, ',
 # name, the work, what others can claim meanwhile, then after COMMIT PREPARED:
 # claimable at once, states; and after ROLLBACK PREPARED.
 my @cases = (
-	[ 'claim', "SELECT * FROM idemq.claim('q')", '',
-		'', '1 processing 1, 2 processing 1, 3 pending 0', '2', '1 processing 1, 2 processing 1, 3 pending 0' ],
+	[ 'a claim that finds nothing', "SELECT idemq.create_queue('e'); SELECT * FROM idemq.claim('e'); SELECT idemq.enqueue('q', '4', run_at => '2020-01-01')", '2',
+		'4', '1 processing 1, 2 processing 1, 3 pending 0, 4 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
 	[ 'claim in a savepoint that was rolled back', "SAVEPOINT a; SELECT * FROM idemq.claim('q'); ROLLBACK TO a",
 		'2', '', '1 processing 1, 2 processing 1, 3 pending 0', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
 	[ 'commit', 'SELECT idemq.commit(id, token) FROM held', '2',
@@ -61,8 +66,6 @@ my @cases = (
 		'4', '1 processing 1, 2 processing 1, 3 pending 0, 4 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
 	[ 'replace', "SELECT idemq.enqueue('q', '4', key => 'k', on_duplicate => 'replace')", '2',
 		'3', '1 processing 1, 2 processing 1, 3 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
-	[ 'claim and commit', "SELECT idemq.commit(id, token) FROM idemq.claim('q')", '',
-		'', '1 processing 1, 2 completed 1, 3 pending 0', '2', '1 processing 1, 2 processing 1, 3 pending 0' ],
 	[ 'a hand-made job', "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
 		SELECT queue_id, now(), 4, 3, 'pending', '2020-01-01', '4' FROM idemq.queues", '2',
 		'4', '1 processing 1, 2 processing 1, 3 pending 0, 4 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ]);
@@ -85,9 +88,74 @@ foreach my $case (@cases)
 	}
 }
 
-# Held jobs answer locked, without waiting; ends of one attempt wait.
+# Claims and promotions are refused, and undone: the transaction is aborted.
+sub is_refused
+{
+	my ($work, $name) = @_;
+
+	my (undef, undef, $error) = $node->psql('postgres', "BEGIN; $work; PREPARE TRANSACTION 'p'");
+	like($error, qr/cannot PREPARE a transaction that has claimed or promoted jobs/, "$name: refused");
+	like($error, qr/HINT:  Claim in a transaction of its own/, "$name: a hint");
+	is_state($node, "BEGIN; $work; PREPARE TRANSACTION 'p'", '0A000', "$name: its state");
+	is_sql($node, 'SELECT count(*) FROM pg_prepared_xacts', 0, "$name: it is not prepared");
+	is_sql($node, 'SELECT * FROM idemq.check()', '', "$name: check() is clean");
+}
+
+foreach my $case (
+	[ 'claim', "SELECT * FROM idemq.claim('q')" ],
+	[ 'claim_any', "SELECT * FROM idemq.claim_any('{q}')" ],
+	[ 'claim_job', 'SELECT * FROM idemq.claim_job(1000000000002)' ],
+	[ 'acquire', "SELECT * FROM idemq.acquire('q', 'new', '5')" ],
+	[ 'acquire of a job that there is', "SELECT idemq.enqueue('q', '5', key => 'there'); SELECT * FROM idemq.acquire('q', 'there')" ],
+	[ 'an attached claim', "SELECT * FROM idemq.claim('q', attach => true)" ],
+	[ 'commit_and_claim', "SELECT c.* FROM held, idemq.commit_and_claim(id, token) c" ],
+	[ 'commit_many_and_claim', "SELECT c.* FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens FROM held) h, idemq.commit_many_and_claim(ids, tokens, max_jobs => 1) c" ],
+	[ 'a claim whose attempt it ends', "SELECT idemq.commit(id, token) FROM idemq.claim('q')" ],
+	[ 'a claim of what it gives back', "SELECT idemq.release(id, token) FROM held; SELECT * FROM idemq.claim('q', 2)" ],
+	[ 'a claim in a savepoint', "SAVEPOINT a; SELECT * FROM idemq.claim('q'); RELEASE a" ])
+{
+	my ($name, $work) = @$case;
+
+	reset_queues();
+	is_refused($work, $name);
+	is_sql($node, 'SELECT idemq.validate(id, token) FROM held', 'current', "$name: the attempt goes on that it ended");
+	is_sql($node, $drain, '2', "$name: its job is claimable at once");
+}
+
+# A promotion alone: the first job of the group is not due yet, so that nothing is claimed.
+foreach my $running (1, 2)
+{
+	reset_queues();
+	sql($node, "SELECT idemq.create_queue('g', group_running => $running);
+		SELECT idemq.enqueue('g', '1', group_key => 'a', delay => '1 h')");
+	is_refused("SELECT count(*) FROM idemq.claim('g')", "a promotion, group_running $running");
+	is_sql($node, "BEGIN; SAVEPOINT a; SELECT count(*) FROM idemq.claim('g'); ROLLBACK TO a; PREPARE TRANSACTION 'p'; ROLLBACK PREPARED 'p';
+		SELECT count(*) FROM idemq.claim('g'); SELECT status FROM idemq.jobs WHERE group_key = 'a'", "0\n0\npending", 'one that a savepoint has undone is none');
+}
+
+# The end of an attempt marks its group, and promotes nothing.
 reset_queues();
-prepare("SELECT * FROM idemq.claim('q')");
+sql($node, "SELECT idemq.create_queue('g'); SELECT count(idemq.enqueue('g', to_jsonb(n), group_key => 'a')) FROM generate_series(1, 2) n;
+	DROP TABLE held; CREATE TABLE held AS SELECT * FROM idemq.claim('g')");
+prepare('SELECT idemq.commit(id, token) FROM held');
+is_sql($node, "SELECT count(*) FROM idemq.claim('g')", 0, 'a commit in a group, prepared: its job is the head');
+sql($node, "COMMIT PREPARED 'p'");
+is_sql($node, "SELECT payload FROM idemq.claim('g')", 2, 'committed: the next one is');
+
+# Held jobs answer locked, without waiting; ends of one attempt wait.  A former version prepared
+# claims, and promotions with them: what an UPDATE by hand writes is what it wrote.  The server has been
+# restarted since.
+sub claimed_before
+{
+	my ($where) = @_;
+
+	prepare("UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 1000, ready_at = coalesce(ready_at, now()),
+		claimed_at = now(), deadline = now() + interval '1 h' WHERE $where");
+	crash($node);
+}
+
+reset_queues();
+claimed_before('id = 1000000000002');
 is_sql($node, 'SELECT outcome FROM idemq.claim_job(1000000000002)', 'locked', 'claim_job of a job that is prepared');
 is_sql($node, 'SELECT idemq.commit_once(1000000000002)', 'locked', 'commit_once of it');
 sql($node, "COMMIT PREPARED 'p'");
@@ -95,6 +163,28 @@ is_sql($node, "SELECT outcome, retry_after > clock_timestamp() FROM idemq.claim_
 	'and after COMMIT PREPARED');
 is_sql($node, 'SELECT idemq.validate(id, token), idemq.heartbeat(id, token), idemq.commit(id, token)
 	FROM idemq.jobs WHERE id = 1000000000002', 'current|current|committed', 'a claim that was prepared holds its job');
+reset_ids();
+
+foreach my $running (1, 2)
+{
+	foreach my $end ('COMMIT', 'ROLLBACK')
+	{
+		my $name = "claimed of a group before the update, group_running $running, $end PREPARED";
+		my $take = "SELECT string_agg(payload::text, ' ' ORDER BY id) FROM idemq.claim('g', 10)";
+
+		reset_queues();
+		sql($node, "SELECT idemq.create_queue('g', group_running => $running, lease => '1 h');
+			SELECT count(idemq.enqueue('g', to_jsonb(n), group_key => 'a')) FROM generate_series(1, 3) n");
+		claimed_before("payload = '1' AND group_key = 'a'");
+		is_sql($node, $take, '', "$name: nobody passes it");
+		sql($node, "$end PREPARED 'p'");
+		is_sql($node, $take, { 1 => { COMMIT => '', ROLLBACK => '1' }, 2 => { COMMIT => '2', ROLLBACK => '1 2' } }->{$running}{$end}, "$name: its places");
+		is_sql($node, "SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE group_key = 'a' AND status = 'processing'", $running, "$name: what runs");
+		is_sql($node, $take, $running == 1 ? 2 : 3, "$name: the next");
+		is_sql($node, 'SELECT * FROM idemq.check()', '', "$name: check() is clean");
+		reset_ids();
+	}
+}
 
 foreach my $end ('COMMIT', 'ROLLBACK')
 {
@@ -131,8 +221,7 @@ foreach my $end ('COMMIT', 'ROLLBACK')
 	is_sql($node, $drain, '2', 'others go on after a crash');
 	sql($node, "$end PREPARED 'p'");
 	is_sql($node, $drain, $end eq 'COMMIT' ? "1\n4" : '', "$end PREPARED after a crash: claimable at once");
-	# The first id of a run is the time of day; reset_queues makes the next ones small again.
-	sql($node, "SELECT idemq.enqueue('q', '5')");
+	reset_ids();
 }
 
 # Queues.
@@ -147,47 +236,6 @@ is_sql($node, $drain, '2', 'a pause that was undone');
 is_state($node, "BEGIN; SELECT idemq.drop_queue('new', force => true); PREPARE TRANSACTION 'p'", '0A000',
 	'a drop cannot be prepared');
 is_state($node, "SELECT idemq.enqueue('new', '1')", '00000', 'the queue is still there');
-
-# Groups: what is claimed and prepared has its places, of which the transaction has given one itself, and has
-# used its starts; also when memory has forgotten that, or the end of another transaction has given back what it owns.
-foreach my $crash (0, 1)
-{
-	foreach my $end ('COMMIT', 'ROLLBACK')
-	{
-		my $name = "a group, $end PREPARED" . ($crash ? ' after a crash' : '');
-		my $take = "SELECT string_agg(payload::text, ' ' ORDER BY id) FROM idemq.claim('g', 10)";
-		my $finish = "SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE queue_id = idemq.queue_id('g') AND status = 'processing'";
-
-		reset_queues();
-		sql($node, "SELECT idemq.create_queue('g', group_running => 2, group_rate => 3, group_period => '100 years', lease => '1 h');
-			SELECT count(idemq.enqueue('g', to_jsonb(n), group_key => 'a')) FROM generate_series(1, 6) n");
-		prepare("SELECT id FROM idemq.claim('g', 2)");
-		crash($node) if $crash;
-		is_sql($node, $take, '', "$name: its places are taken");
-		sql($node, "BEGIN; SELECT idemq.enqueue('q', '4'); PREPARE TRANSACTION 'other'");
-		sql($node, "ROLLBACK PREPARED 'other'");
-		is_sql($node, $take, '', "$name: also after the end of another one");
-		sql($node, "$end PREPARED 'p'");
-		# Two starts were, whoever has them; after a crash nobody knows how many.
-		is_sql($node, $take, $end eq 'ROLLBACK' && !$crash ? '1' : '', "$name: what is left of rate and places");
-		is_sql($node, $finish, ($end eq 'COMMIT' ? 2 : 0) + ($end eq 'ROLLBACK' && !$crash ? 1 : 0), "$name: what runs");
-		is_sql($node, $take, $end eq 'COMMIT' && !$crash ? '3' : '', "$name: no more starts than may be");
-		sql($node, $finish);
-		sql($node, "SELECT idemq.alter_queue('g', group_rate => 0)");
-		my @rest = map { my $taken = sql($node, $take); sql($node, $finish); $taken } 1 .. 4;
-		is(join(',', @rest), { COMMIT => [ '4 5,6,,', '3 4,5 6,,' ], ROLLBACK => [ '2 3,4 5,6,', '1 2,3 4,5 6,' ] }->{$end}[$crash], "$name: then all get on, two at a time");
-		is_sql($node, 'SELECT * FROM idemq.check()', '', "$name: check() is clean");
-		# The first id of a run is the time of day.
-		sql($node, "SELECT idemq.enqueue('q', '5')") if $crash;
-	}
-}
-
-# An attached lease ends with its session, so it cannot be prepared.
-reset_queues();
-is_state($node, "BEGIN; SELECT * FROM idemq.claim('q', attach => true); PREPARE TRANSACTION 'p'", '0A000',
-	'an attached claim cannot be prepared');
-is_sql($node, 'SELECT count(*) FROM pg_prepared_xacts', 0, 'and is not');
-is_sql($node, $drain, '2', 'its job is claimable at once');
 
 # What has changed none of our rows, resets nothing when it ends: not the search for jobs
 # in flight, of which the metrics tell, nor the cursors and counts that go with it.

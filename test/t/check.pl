@@ -105,9 +105,10 @@ my $prepared = $node->basedir . '/prepared.sql';
 append_to_file($prepared, <<'EOF2');
 \set n random(1, 3)
 \set g random(1, 100000000)
+SELECT coalesce(array_agg(id), '{}') AS ids, coalesce(array_agg(token), '{}') AS tokens FROM idemq.claim('q', :n) \gset
 BEGIN;
-SELECT idemq.fail(id, token, 'x', '0') FROM idemq.claim('q', :n);
-SELECT id FROM idemq.claim('r', :n);
+SELECT count(*) FROM idemq.fail_many(':ids', ':tokens', retry_in => '0');
+SELECT idemq.commit_once(id) FROM (SELECT id FROM idemq.jobs WHERE queue_id = idemq.queue_id('r') AND status = 'pending' LIMIT 1) x;
 SELECT idemq.enqueue('q', '2');
 PREPARE TRANSACTION 'g:client_id';
 \if :n = 1

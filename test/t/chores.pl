@@ -54,7 +54,7 @@ $other->query_safe("BEGIN; SELECT idemq.create_queue('never'); ROLLBACK");
 $other->query_safe("BEGIN; SELECT idemq.pause('q')");
 is_reaped(expire('new'), 'a queue that is being paused is not in the way');
 $other->query_safe('ROLLBACK');
-$other->query_safe("BEGIN; SELECT idemq.claim('q', 1); PREPARE TRANSACTION 'p'");
+$other->query_safe("BEGIN; SELECT idemq.cancel(min(id)) FROM idemq.jobs WHERE queue_id = idemq.queue_id('q'); PREPARE TRANSACTION 'p'");
 is_reaped(expire('q'), 'nor is a prepared transaction');
 $other->query_safe("ROLLBACK PREPARED 'p'");
 sleeps('after a prepared transaction');

@@ -261,7 +261,7 @@ sub others_run
 }
 
 # A role that may only enqueue cancels a job which waits for its turn in a batch that runs one by one, and does not commit.
-foreach my $end ('ROLLBACK', 'COMMIT')
+foreach my $end ('ROLLBACK', 'COMMIT', "ROLLBACK PREPARED 'p'", "COMMIT PREPARED 'p'")
 {
 	sql($node, "SELECT idemq.pause('b'), setval('app.begun', 1, false)");
 	job('b', 240, "DO \$\$BEGIN $once; PERFORM pg_advisory_xact_lock(42); END\$\$");
@@ -274,11 +274,12 @@ foreach my $end ('ROLLBACK', 'COMMIT')
 	like($canceller->query_safe("SET ROLE producer; BEGIN; SELECT idemq.cancel($id)"), qr/cancelled/, 'a job that waits for its turn is cancelled');
 	$gate->query_safe('SELECT pg_advisory_unlock(42)');
 	others_run('its cancel is open');
+	$canceller->query_safe("PREPARE TRANSACTION 'p'") if $end =~ /PREPARED/;
 	$canceller->query_safe($end);
 	all_done('b');
 	is_sql($node, "SELECT status, attempt, last_error, (SELECT count(*) FROM app.done d WHERE d.id = j.id) FROM idemq.jobs j WHERE id = $id",
-		$end eq 'COMMIT' ? 'cancelled|1||0' : 'completed|1||1', "$end: no attempt has failed");
-	is_sql($node, "SELECT outcome, error FROM idemq.attempts WHERE job_id = $id", $end eq 'COMMIT' ? 'cancelled|' : 'released|', 'its history');
+		$end =~ /^COMMIT/ ? 'cancelled|1||0' : 'completed|1||1', "$end: no attempt has failed");
+	is_sql($node, "SELECT outcome, error FROM idemq.attempts WHERE job_id = $id", $end =~ /^COMMIT/ ? 'cancelled|' : 'released|', 'its history');
 	$_->quit foreach $gate, $canceller;
 }
 

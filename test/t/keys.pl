@@ -168,7 +168,7 @@ $holder->query_safe('ROLLBACK');
 
 # ---- Prepared transactions
 
-sql($node, "BEGIN; SELECT idemq.acquire('q', 'p1', '1'); SELECT idemq.enqueue('q', '1', key => 'p2'); PREPARE TRANSACTION 'p'");
+sql($node, "BEGIN; SELECT idemq.enqueue('q', '1', key => 'p1'); SELECT idemq.enqueue('q', '1', key => 'p2'); PREPARE TRANSACTION 'p'");
 foreach my $when ('prepared', 'prepared, after a crash')
 {
 	is_sql($node, "SELECT a.outcome, b.outcome FROM idemq.acquire('q', 'p1', '1') a, idemq.acquire('q', 'p2', '1') b", 'locked|locked', $when);

@@ -234,13 +234,13 @@ wait_until($node, "SELECT recovering FROM idemq.metrics WHERE queue = 'q'", 'f')
 is_state($node, "BEGIN; SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1; PREPARE TRANSACTION 'p'", '0A000', 'PREPARE of an end');
 is_sql($node, "SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1", 'committed', 'and it is undone');
 is_state($node, "BEGIN; SELECT id FROM idemq.claim('q'); PREPARE TRANSACTION 'p'", '0A000', 'PREPARE of a claim');
-# The limit is set after the claim, by somebody else: PREPARE reads the settings anew.
+# The limit is set after the end, by somebody else: PREPARE reads the settings anew.
 sql($node, "SELECT idemq.alter_queue('q', max_running => 0)");
 my $preparer = session($node);
-$preparer->query("\\set VERBOSITY sqlstate\nBEGIN; SELECT id FROM idemq.claim('q')");
+$preparer->query("\\set VERBOSITY sqlstate\nBEGIN; SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'processing' ORDER BY id LIMIT 1");
 sql($node, "SELECT idemq.alter_queue('q', max_running => 5)");
 $preparer->query("PREPARE TRANSACTION 'p'");
-like($preparer->{stderr}, qr/0A000/, 'PREPARE of a claim from before there was a limit');
+like($preparer->{stderr}, qr/0A000/, 'PREPARE of an end from before there was a limit');
 $preparer->quit;
 is_state($node, "BEGIN; SELECT idemq.enqueue('q', '1'); PREPARE TRANSACTION 'p'; ROLLBACK PREPARED 'p'", '00000', 'of an enqueue it is allowed');
 is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 1, 'after ROLLBACK PREPARED everything is counted');

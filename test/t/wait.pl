@@ -52,7 +52,7 @@ my @wakers = (
 		"SELECT idemq.enqueue('q', '2', key => 'k', on_duplicate => 'replace')" ],
 	[ 'COMMIT PREPARED of an enqueue', "BEGIN; SELECT idemq.enqueue('q', '1'); PREPARE TRANSACTION 'p'",
 		"COMMIT PREPARED 'p'" ],
-	[ 'ROLLBACK PREPARED of a claim', "SELECT idemq.enqueue('q', '1'); BEGIN; $claim; PREPARE TRANSACTION 'p'",
+	[ 'ROLLBACK PREPARED of a cancel', "SELECT idemq.enqueue('q', '1'); BEGIN; SELECT idemq.cancel(id) FROM idemq.jobs; PREPARE TRANSACTION 'p'",
 		"ROLLBACK PREPARED 'p'" ],
 	[ 'resume', "SELECT idemq.pause('q'); SELECT idemq.enqueue('q', '1')", "SELECT idemq.resume('q')" ],
 	[ 'a resume by hand', "SELECT idemq.pause('q'); SELECT idemq.enqueue('q', '1')",

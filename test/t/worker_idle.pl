@@ -52,9 +52,9 @@ $holder->query_safe('UNLISTEN *');
 # A job in processing that memory knows nothing of, and whose row cannot be read for sure: the
 # search for such jobs begins again after a second, not at once.
 sql($node, "SELECT idemq.create_queue('lost', lease => '1 h'); SELECT idemq.enqueue('lost', '1')");
-sql($node, "BEGIN; SELECT id FROM idemq.claim('lost'); PREPARE TRANSACTION 'idle'");
+sql($node, "SELECT id FROM idemq.claim('lost'); BEGIN; SELECT idemq.release(id, token) FROM idemq.jobs WHERE queue_id = idemq.queue_id('lost'); PREPARE TRANSACTION 'idle'");
 my $worker = stop_worker($node);
-sql($node, "COMMIT PREPARED 'idle'");
+sql($node, "ROLLBACK PREPARED 'idle'");
 $holder->query_safe("BEGIN; SELECT id FROM idemq.jobs WHERE status = 'processing' FOR UPDATE");
 kill 'CONT', $worker;
 wait_until($node, "SELECT recovering FROM idemq.metrics WHERE queue = 'lost'");

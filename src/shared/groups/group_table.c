@@ -408,23 +408,21 @@ idemq_groups_forget(int index)
 	LWLockRelease(&shared->lock);
 }
 
-/* Removes what prepared transactions of a database own, and drops all floors.  Lock held. */
+/* Drops the floors of a database's queue, of all its queues with 0.  Lock held. */
 static void
-end_prepared(Oid database)
+drop_floors(Oid database, int32 queue_id)
 {
 	HASH_SEQ_STATUS seq;
 	GroupEntry *group;
 
-	clear_idle(database, 0);
+	clear_idle(database, queue_id);
 	hash_seq_init(&seq, group_hash);
 	while ((group = hash_seq_search(&seq)) != NULL)
 	{
-		if (!is_of(group, database, 0))
+		if (!is_of(group, database, queue_id))
 			continue;
 		group->floor = GROUP_NO_FLOOR;
 		group->lowered = GROUP_DROP_FLOOR;
-		if (group->owner == PREPARED)
-			idemq_group_remove(group);
 	}
 }
 
@@ -433,7 +431,7 @@ void
 idemq_groups_unset_database(Oid database)
 {
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	end_prepared(database);
+	drop_floors(database, 0);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
 		if (shared->queues[i].database == database)
@@ -446,20 +444,10 @@ idemq_groups_unset_database(Oid database)
 void
 idemq_groups_drop_floors(const QueueSlot *slot, int32 queue_id)
 {
-	HASH_SEQ_STATUS seq;
 	GroupQueue *queue;
-	GroupEntry *group;
 
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	clear_idle(MyDatabaseId, queue_id);
-	hash_seq_init(&seq, group_hash);
-	while ((group = hash_seq_search(&seq)) != NULL)
-	{
-		if (!is_of(group, MyDatabaseId, queue_id))
-			continue;
-		group->floor = GROUP_NO_FLOOR;
-		group->lowered = GROUP_DROP_FLOOR;
-	}
+	drop_floors(MyDatabaseId, queue_id);
 	queue = idemq_group_queue(slot, MyDatabaseId, queue_id);
 	if (queue != NULL)
 		idemq_group_queue_scan(queue, false);

@@ -64,16 +64,12 @@
  * mark lowers no floor, and the lease entry tells the check what the snapshot does not show.
  *
  * The rows are the truth.  After a start, and whenever a mark may be lost (no room,
- * a prepared transaction), the queue is to be scanned: all its groups are checked.
+ * PREPARE TRANSACTION), the queue is to be scanned: all its groups are checked.
  * The name of a group is kept here only up to GROUP_NAME bytes; of a longer one only
  * an owner is kept, and its mark is that its queue is to be scanned.  A queue that gets its
  * slot is to be scanned: while it had none, it had no marks.
  *
- * PREPARE TRANSACTION leaves what it owns without an owner that could be asked: these
- * groups are left alone until a COMMIT or ROLLBACK PREPARED, or a restart, and then all
- * are checked.  That may be the end of another prepared transaction; so, where
- * max_prepared_transactions is not 0, job/promote.c leaves a group alone in which it
- * finds a head that is not committed.
+ * A transaction that owns a group cannot be prepared (txn/pending.c): an owner is a session.
  *
  * Locks: shared/groups/group_table.c's.  Functions that are called after commit or abort
  * neither allocate nor raise.
@@ -321,14 +317,11 @@ idemq_group_release(QueueSlot *slot, const GroupTaken *taken, GroupRelease how)
 	{
 		bool again = how == GROUP_AGAIN || group->again;
 
-		wanted = how != GROUP_PREPARED && (again || how == GROUP_LATER);
+		wanted = again || how == GROUP_LATER;
 		group->again = false;
 		group->floor = lower(taken->floor, group->lowered);
 		idemq_group_set_limited(group, how == GROUP_LIMITED);
-		if (how == GROUP_PREPARED)
-			group->owner = PREPARED;
-		else
-			put_back(queue, group, wanted, again);
+		put_back(queue, group, wanted, again);
 	}
 	idemq_group_table_unlock();
 	if (wanted)

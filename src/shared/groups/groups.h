@@ -50,7 +50,6 @@ typedef struct GroupFloor
 #define LONG_NAME (-1)
 /* In place of an owner. */
 #define NOBODY (-1)
-#define PREPARED (-2)
 
 typedef enum GroupList
 {
@@ -64,7 +63,7 @@ typedef enum GroupList
 typedef struct GroupEntry
 {
 	GroupKey key;
-	int32 owner;  /* proc number, NOBODY or PREPARED */
+	int32 owner;  /* proc number, or NOBODY */
 	bool again;	  /* marked since it has an owner */
 	bool limited; /* when it was last checked, all its places were taken, and a job waited */
 	GroupList list;
@@ -158,8 +157,7 @@ typedef enum GroupRelease
 	GROUP_DONE,	   /* it has a head, or no job: nothing to do until it is marked again */
 	GROUP_LIMITED, /* the same, since all its places are taken, and it has a job for the next */
 	GROUP_AGAIN,   /* to be checked again, at once */
-	GROUP_LATER,   /* the same, when the holder of its next job may have let it go */
-	GROUP_PREPARED /* its transaction is prepared: its state is unknown until that ends */
+	GROUP_LATER	   /* the same, when the holder of its next job may have let it go */
 } GroupRelease;
 
 extern void idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length);

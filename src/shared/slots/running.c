@@ -36,10 +36,10 @@
  *	   hand): a queue with max_running hands out nothing while a search is needed, and
  *	   a claim searches to the end.  If another one is asked for meanwhile, again and again
  *	   perhaps (COMMIT PREPARED), the claim believes its own, from the start: what came since
- *	   asks no limit, and counts as if it had come after the claim.  (A claim in such a queue
- *	   cannot be prepared: txn/prepare_check.c.)  An attempt without an entry that T has ended
- *	   is not seen by T's own search, so no search by T is believed
- *	   (idemq_borrowed_uncounted);
+ *	   asks no limit, and counts as if it had come after the claim.  (Neither a claim nor
+ *	   the end of an attempt in such a queue can be prepared: txn/pending.c.)  An attempt
+ *	   without an entry that T has ended is not seen by T's own search, so no search by T is
+ *	   believed (idemq_borrowed_uncounted);
  *	 - the lease table is full: no claim without an entry in a queue with max_running.
  * idemq.check() adds up the entries with all partitions locked, and compares.
  *
