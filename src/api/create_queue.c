@@ -112,7 +112,7 @@ idemq_sql_v2_create_queue(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_DUPLICATE_OBJECT), errmsg("queue \"%s\" already exists", name),
 				 errhint("Change it with idemq.alter_queue.")));
-	idemq_pending_note_create_queue(id);
+	idemq_pending_note(ACTION_CREATE_QUEUE, NULL, id);
 	if (!has_privs_of_role(creator, idemq_oids()->owner))
 		grant_admin(id, creator);
 	if (idemq_queue_by_id(id, &queue))
@@ -195,7 +195,7 @@ idemq_sql_v2_alter_queue(PG_FUNCTION_ARGS)
 	idemq_settings_update(fcinfo, queue.name);
 	if (is_given(fcinfo, "group_running") || is_given(fcinfo, "group_rate") ||
 		is_given(fcinfo, "group_period"))
-		idemq_pending_note_groups(queue.id);
+		idemq_pending_note(ACTION_GROUPS, NULL, queue.id);
 	former = queue;
 	if (is_given(fcinfo, "group_running") && idemq_queue_by_id(queue.id, &queue))
 		follow_group_running(&former, &queue);

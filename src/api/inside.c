@@ -246,7 +246,7 @@ Datum
 idemq_sql_v2_inside_forget_queue(PG_FUNCTION_ARGS)
 {
 	(void) idemq_gate_caller();
-	idemq_pending_note_drop_queue(PG_GETARG_INT32(0));
+	idemq_pending_note(ACTION_DROP_QUEUE, NULL, PG_GETARG_INT32(0));
 	PG_RETURN_VOID();
 }
 

@@ -72,12 +72,11 @@ note_expiry(Relation rel, HeapTuple row)
 	bool isnull;
 	bool running = true;
 	int32 queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
-	int16 priority = DatumGetInt16(column(rel, row, COL_PRIORITY, &isnull));
 	Datum expires_at = column(rel, row, COL_EXPIRES_AT, &isnull);
 
 	(void) column(rel, row, COL_FINISHED_AT, &running);
-	if (!isnull && running && priority >= 0 && priority < IDEMQ_PRIORITIES)
-		idemq_pending_ready_note_expiry(slot_of(queue_id), queue_id, priority,
+	if (!isnull && running)
+		idemq_pending_ready_note_expiry(slot_of(queue_id), queue_id,
 										DatumGetTimestampTz(expires_at));
 }
 
@@ -152,7 +151,7 @@ note_gone(Relation rel, HeapTuple row)
 
 	(void) column(rel, row, COL_FINISHED_AT, &running);
 	if (running)
-		idemq_pending_note_gone();
+		idemq_pending_note(ACTION_GONE, NULL, 0);
 }
 
 /* Asks for a search if a job was put in processing by hand, without a lease entry. */
@@ -170,7 +169,7 @@ note_begin_of_attempt(Relation rel, HeapTuple tuple)
 		return;
 	if (idemq_lease_get(id, &lease) && lease.token == token && lease.queue_id == queue_id)
 		return;
-	idemq_pending_note_recovery(slot_of(queue_id), queue_id);
+	idemq_pending_note(ACTION_RECOVER, slot_of(queue_id), queue_id);
 }
 
 static JobStatus
@@ -223,7 +222,7 @@ note_move(Relation rel, HeapTuple old_row, HeapTuple new_row)
 	idemq_kin_note(slot, id);
 	/* One that gets its slot before our commit learns from the rows of before. */
 	if (slot == NULL)
-		idemq_pending_note_rows();
+		idemq_pending_note(ACTION_ROWS, NULL, 0);
 }
 
 /* Follows the deletion of a row that may have parents or children. */
@@ -324,7 +323,7 @@ idemq_sql_v2_jobs_truncated(PG_FUNCTION_ARGS)
 	(void) trigger_data(fcinfo, false);
 	if (!idemq_follows())
 	{
-		idemq_pending_note_forget();
+		idemq_pending_note(ACTION_FORGET, NULL, 0);
 		idemq_kin_all_gone();
 	}
 	return PointerGetDatum(NULL);
@@ -339,7 +338,7 @@ idemq_sql_v2_kin_changed(PG_FUNCTION_ARGS)
 {
 	(void) trigger_data(fcinfo, false);
 	if (!idemq_kin_is_writing() && !idemq_follows())
-		idemq_pending_note_rows();
+		idemq_pending_note(ACTION_ROWS, NULL, 0);
 	return PointerGetDatum(NULL);
 }
 
@@ -348,7 +347,7 @@ static void
 note_settings(int32 queue_id)
 {
 	/* First: a rollback that finds the note forgets what was read since. */
-	idemq_pending_note_settings(queue_id);
+	idemq_pending_note(ACTION_SETTINGS, NULL, queue_id);
 	idemq_queue_cache_changed(queue_id);
 }
 
@@ -389,7 +388,7 @@ idemq_sql_v2_settings_changed(PG_FUNCTION_ARGS)
 	/* Truncated queues may come again with the same ids. */
 	if (TRIGGER_FIRED_BY_TRUNCATE(data->tg_event) &&
 		RelationGetRelid(data->tg_relation) == idemq_oids()->queues && !idemq_follows())
-		idemq_pending_note_forget();
+		idemq_pending_note(ACTION_FORGET, NULL, 0);
 	return PointerGetDatum(NULL);
 }
 
@@ -399,7 +398,7 @@ idemq_sql_v2_followers_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = trigger_data(fcinfo, false);
 
-	idemq_pending_note_switch();
+	idemq_pending_note(ACTION_SWITCH, NULL, 0);
 	idemq_following_changed(RelationGetRelid(data->tg_relation));
 	return PointerGetDatum(NULL);
 }
@@ -440,6 +439,6 @@ idemq_sql_v2_schedules_changed(PG_FUNCTION_ARGS)
 {
 	(void) trigger_data(fcinfo, false);
 	if (idemq_place_mine() == NULL)
-		idemq_pending_note_schedules();
+		idemq_pending_note(ACTION_SCHEDULES, NULL, 0);
 	return PointerGetDatum(NULL);
 }

@@ -180,9 +180,9 @@ follow_triggers(const AlterTableStmt *alter)
 	if (idemq_presence() != IDEMQ_HERE || !OidIsValid(relid) ||
 		get_rel_namespace(relid) != idemq_oids()->schema)
 		return;
-	idemq_pending_note_rows();
-	idemq_pending_note_schedules();
-	idemq_pending_note_settings(0);
+	idemq_pending_note(ACTION_ROWS, NULL, 0);
+	idemq_pending_note(ACTION_SCHEDULES, NULL, 0);
+	idemq_pending_note(ACTION_SETTINGS, NULL, 0);
 }
 
 /* What shared memory has to know of a command that has run. */
@@ -266,7 +266,7 @@ object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, 
 		prev_object_access(access, class_id, object_id, sub_id, arg);
 	if (access == OAT_DROP && class_id == RelationRelationId && sub_id == 0 &&
 		object_id == get_relname_relid("jobs", get_namespace_oid(IDEMQ_SCHEMA, true)))
-		idemq_pending_note_forget();
+		idemq_pending_note(ACTION_FORGET, NULL, 0);
 }
 
 /* Installs the hooks; called once, from _PG_init. */

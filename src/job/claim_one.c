@@ -145,7 +145,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 		return TAKE_CHANGED;
 	args->token = claim.token = idemq_lease_issue_token(job->token, idemq_generation_base());
 	claim.borrow = idemq_limit_may_borrow(queue);
-	idemq_pending_reserve_claim();
+	idemq_pending_reserve_claim(queue->id);
 	result = take_entry(queue, job, &claim, &taken);
 	args->ready_at = taken.charge.next;
 	if (result != TAKE_DONE)

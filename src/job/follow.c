@@ -110,7 +110,7 @@ lock_out_writers(void)
 static void
 forget_database(void)
 {
-	idemq_pending_note_forget();
+	idemq_pending_note(ACTION_FORGET, NULL, 0);
 	idemq_queue_cache_changed(0);
 }
 

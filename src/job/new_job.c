@@ -44,7 +44,7 @@ idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
 	ReadyKey key;
 
 	if (columns->set & COLUMN_BIT(COL_EXPIRES_AT))
-		idemq_pending_ready_note_expiry(queue->slot, queue->id, priority,
+		idemq_pending_ready_note_expiry(queue->slot, queue->id,
 										DatumGetTimestampTz(columns->values[COL_EXPIRES_AT]));
 	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
 	{

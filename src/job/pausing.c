@@ -8,7 +8,7 @@
  * those who sleep, and those who read the row:
  *
  *	 - Every change of a queue's settings has the worker run its chore "due" for it once
- *	   (follow_settings in txn/pending_action.c).  That reads the queue, and has itself run
+ *	   (follow_settings in txn/pending.c).  That reads the queue, and has itself run
  *	   again at paused_until.  It takes the slot's DUE_READY first and reads the settings
  *	   then; a pause is visible, then moves the settings' number, then lowers DUE_READY.  So
  *	   if the taking swallowed the lowering, the read finds the new number.
@@ -51,7 +51,7 @@ set(const QueueInfo *queue, bool paused, TimestampTz until)
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_run(&set_paused, values, until < DT_NOEND ? "   " : "  n", SPI_OK_UPDATE);
 	if (!paused)
-		idemq_pending_note_resume(queue->id);
+		idemq_pending_note(ACTION_RESUME, NULL, queue->id);
 	idemq_spi_end(&scope);
 }
 
@@ -92,7 +92,7 @@ idemq_pause_end_if_over(const QueueInfo *queue)
 	idemq_spi_begin(&scope);
 	ended = idemq_spi_run(&end_if_over, values, NULL, SPI_OK_UPDATE) > 0;
 	if (ended)
-		idemq_pending_note_resume(queue->id);
+		idemq_pending_note(ACTION_RESUME, NULL, queue->id);
 	idemq_spi_end(&scope);
 	if (ended)
 		idemq_audit(

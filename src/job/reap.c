@@ -135,7 +135,7 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 	if (job.queue_id != queue->id)
 	{
 		/* Moved by hand: the entry goes, and its new queue searches for it. */
-		idemq_pending_note_recovery(NULL, job.queue_id);
+		idemq_pending_note(ACTION_RECOVER, NULL, job.queue_id);
 		return false;
 	}
 	if (!job_is_attempt(&job, token))

@@ -89,7 +89,7 @@ note(const QueueInfo *queue, const Job *job, const JobChange *change)
 		idemq_pending_ready_note(queue->slot, queue->id, priority, key);
 	}
 	if (!change->isnull[COL_EXPIRES_AT])
-		idemq_pending_ready_note_expiry(queue->slot, queue->id, priority,
+		idemq_pending_ready_note_expiry(queue->slot, queue->id,
 										DatumGetTimestampTz(change->values[COL_EXPIRES_AT]));
 }
 

@@ -348,7 +348,7 @@ note_ready(const Transition *transition, const Job *job, const QueueInfo *queue,
 	{
 		idemq_pending_ready_note(queue->slot, queue->id, priority, key);
 		if (job->expires_at < DT_NOEND && (transition->flags & MAY_EXPIRE))
-			idemq_pending_ready_note_expiry(queue->slot, queue->id, priority, job->expires_at);
+			idemq_pending_ready_note_expiry(queue->slot, queue->id, job->expires_at);
 	}
 	/* Taken out of the index with no entry: should this abort, it is back. */
 	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_PROCESSING &&

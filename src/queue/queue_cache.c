@@ -11,7 +11,7 @@
  *
  * The triggers of idemq.queues and idemq.queue_grants (hooks/row_triggers.c) see to the
  * rest, row by row:
- *	 - Others: the number moves after the commit (txn/pending_action.c).  What is rolled
+ *	 - Others: the number moves after the commit (txn/pending.c).  What is rolled
  *	   back moves nothing.  COMMIT PREPARED moves the number of all queues (hooks/utility.c).
  *	 - This session, whose own changes its lookups see at once: the queue is forgotten when
  *	   it changes, and once more when the change is rolled back, a savepoint's too, or

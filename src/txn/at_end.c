@@ -12,15 +12,15 @@
  *						ready keys: lower cursors, wake
  *						forget all, let kept-away workers back
  *		ABORT			groups: give back owned ones, to be promoted again, leave windows
- *						counts: drop
+ *						counts: end a count of all jobs that is under way
  *						actions: undo, the last first
- *						ready keys: lower cursors, wake
+ *						ready keys: lower cursors, wake; drop, with what was counted
  *						forget all, let kept-away workers back
  *		PRE_PREPARE		actions: raise an error for what cannot be prepared
- *		PREPARE			counts: drop
+ *		PREPARE			counts: end a count of all jobs that is under way
  *						actions: drop the entries of attempts that it ends
  *						forget all, let kept-away workers back
- *		sub COMMIT		counts: give to the parent
+ *		sub COMMIT		ready keys and counts: give to the parent
  *		sub ABORT		as ABORT, of this subtransaction and its children; forget nothing
  *
  * Groups and counts come before actions and ready keys, because these wake sessions: a
@@ -54,10 +54,8 @@ static void
 forget(void)
 {
 	idemq_pending_groups_forget();
-	idemq_pending_counts_forget();
 	idemq_pending_forget();
-	idemq_pending_ready_forget();
-	idemq_borrowed_forget();
+	idemq_pending_queues_forget();
 	idemq_pending_away_let_back();
 }
 
@@ -67,10 +65,10 @@ undo_from(SubTransactionId from)
 {
 	idemq_jitter();
 	idemq_pending_groups_undo(from);
-	idemq_pending_counts_undo(from);
+	idemq_counters_cancel_count();
 	idemq_pending_undo(from);
 	idemq_jitter();
-	idemq_pending_ready_apply(from, false);
+	idemq_pending_queues_undo(from);
 }
 
 static void
@@ -85,7 +83,7 @@ at_end(XactEvent event, void *arg)
 			idemq_jitter();
 			idemq_pending_apply();
 			idemq_jitter();
-			idemq_pending_ready_apply(InvalidSubTransactionId, true);
+			idemq_pending_ready_apply();
 			forget();
 			break;
 		case XACT_EVENT_ABORT:
@@ -96,7 +94,7 @@ at_end(XactEvent event, void *arg)
 			idemq_pending_before_prepare();
 			break;
 		case XACT_EVENT_PREPARE:
-			idemq_pending_counts_undo(InvalidSubTransactionId);
+			idemq_counters_cancel_count();
 			idemq_pending_prepare();
 			forget();
 			break;
@@ -114,7 +112,7 @@ static void
 at_sub_end(SubXactEvent event, SubTransactionId subid, SubTransactionId parent, void *arg)
 {
 	if (event == SUBXACT_EVENT_COMMIT_SUB)
-		idemq_pending_counts_release(subid, parent);
+		idemq_pending_queues_release(subid, parent);
 	else if (event == SUBXACT_EVENT_ABORT_SUB)
 		undo_from(subid);
 }

@@ -1,11 +1,11 @@
 /*
  * txn/pending.c
- *		Pending actions: what this transaction has noted for shared memory, in order.
- *		They are followed after its commit and undone after its abort, savepoints
- *		included; txn/pending_action.c says what that means for each kind.
+ *		Pending actions: what this transaction has noted for shared memory, in order;
+ *		and, by kind, what shared memory does after its commit, abort and PREPARE.
  *
  * An action is noted before the change that it undoes is made, into memory that was
- * reserved before (idemq_pending_reserve), so that no error can come between.
+ * reserved before (idemq_pending_reserve), so that no error can come between.  A
+ * transaction may change a million jobs, so an action is small.
  *
  * At the commit borrowed entries are counted first, before those go whose place they
  * take (job/limits.c); then the actions are followed in the order in which they were
@@ -18,7 +18,10 @@
  *
  * PREPARE TRANSACTION: from then on no session owns the transaction, so what only a
  * session could answer for is refused: a claim, a promotion, an attempt that counts for
- * max_running, and a drop of what memory knows.
+ * max_running, and a drop of what memory knows.  The entries of attempts that it ends are
+ * removed; its row locks alone keep others off, and a claimer that meets such a row does
+ * not pass it.  When it ends, the utility hook (hooks/utility.c) unsets the cursors and asks
+ * for recovery.
  *
  * What txn/at_end.c calls neither allocates nor raises; idemq_pending_before_prepare
  * alone raises.  No locks; all state is this backend's.
@@ -30,16 +33,43 @@
 
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
+#include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 #include "txn/txn.h"
 
-#define MAX_PRIOR_SIZE 88 /* bytes */
+#define MAX_ACTION_SIZE 64 /* bytes; with what idemq_grow leaves empty, at most 72 */
+#define MAX_PRIOR_SIZE 88  /* bytes */
 
+typedef struct Action
+{
+	ActionKind kind;
+	SubTransactionId subid;
+	QueueSlot *slot;
+	int64 job_id;
+	int64 token;		  /* with the job the name of a lease entry: no later one is meant */
+	TimestampTz ready_at; /* of a claim: with the priority, its place in the ready index */
+	int32 queue_id;
+	int16 priority;
+	bool has_prior;	 /* of a claim: it took an entry over, which is in priors */
+	bool borrowed;	 /* of a claim: its entry takes the place of one that this transaction ends */
+	bool once;		 /* of a claim: it is the attempt's end as well */
+	bool frees;		 /* of an end: the attempt was counted as running */
+	EventKind event; /* to NOTIFY */
+	union
+	{
+		int32 attempt; /* of an event */
+		Oid database;  /* of ACTION_EXTENSION */
+	} u;
+} Action;
+
+StaticAssertDecl(sizeof(Action) <= MAX_ACTION_SIZE, "a pending action is too large");
 StaticAssertDecl(sizeof(PriorLease) <= MAX_PRIOR_SIZE, "what a claim takes over is too large");
 
 /* In TopTransactionContext; NULL between transactions. */
-static PendingAction *actions = NULL;
+static Action *actions = NULL;
 static int nactions = 0;
 static int max_actions = 0;
 /* What claims took over: one for each action with has_prior, in the order of actions. */
@@ -53,48 +83,54 @@ static bool preparing = false;
 void
 idemq_pending_reserve(void)
 {
-	actions = idemq_grow(actions, &max_actions, (int64) nactions + 1, sizeof(PendingAction));
+	actions = idemq_grow(actions, &max_actions, (int64) nactions + 1, sizeof(Action));
 }
 
-/* Makes room for a claim, and for the entry that it may take over. */
+/* Makes room for a claim in a queue, and for the entry that it may take over. */
 void
-idemq_pending_reserve_claim(void)
+idemq_pending_reserve_claim(int32 queue_id)
 {
 	idemq_pending_reserve();
+	idemq_borrowed_reserve(queue_id);
 	priors = idemq_grow(priors, &max_priors, (int64) npriors + 1, sizeof(PriorLease));
 }
 
 /* Returns a new action at the end of the list; room was reserved. */
-static PendingAction *
+static Action *
 add_action(ActionKind kind, QueueSlot *slot, int32 queue_id)
 {
-	PendingAction *action;
+	Action *action;
 
 	Assert(nactions < max_actions);
 	action = &actions[nactions++];
-	action->kind = kind;
-	action->subid = GetCurrentSubTransactionId();
-	action->slot = slot;
-	action->queue_id = queue_id;
+	*action = (Action){.kind = kind,
+					   .subid = GetCurrentSubTransactionId(),
+					   .slot = slot,
+					   .queue_id = queue_id};
 	return action;
 }
 
-/* As add_action, for which there may be no room yet. */
-static PendingAction *
-note(ActionKind kind, QueueSlot *slot, int32 queue_id)
+/* As add_action, of a job, for which there may be no room yet. */
+static Action *
+note(ActionKind kind, QueueSlot *slot, int32 queue_id, int64 job_id)
 {
+	Action *action;
+
 	idemq_pending_reserve();
-	return add_action(kind, slot, queue_id);
+	action = add_action(kind, slot, queue_id);
+	action->job_id = job_id;
+	return action;
 }
 
-/* Returns whether the last action is of this kind, queue and subtransaction. */
-static bool
-is_last(ActionKind kind, int32 queue_id)
+/* Notes what concerns a queue, or with 0 all, and no job; many in a row are one. */
+void
+idemq_pending_note(ActionKind kind, QueueSlot *slot, int32 queue_id)
 {
-	const PendingAction *last = nactions > 0 ? &actions[nactions - 1] : NULL;
+	const Action *last = nactions > 0 ? &actions[nactions - 1] : NULL;
 
-	return last != NULL && last->kind == kind && last->queue_id == queue_id &&
-		   last->subid == GetCurrentSubTransactionId();
+	if (last == NULL || last->kind != kind || last->queue_id != queue_id ||
+		last->subid != GetCurrentSubTransactionId())
+		(void) note(kind, slot, queue_id, 0);
 }
 
 /*
@@ -107,16 +143,16 @@ void
 idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, bool rowonly,
 						 bool once, const PriorLease *prior)
 {
-	PendingAction *action =
+	Action *action =
 		add_action(rowonly ? ACTION_CLAIM_ROWONLY : ACTION_CLAIM, claim->slot, claim->queue_id);
-	PendingClaim *pending = &action->u.claim;
 
-	pending->lease = (LeaseName){claim->job_id, claim->token};
-	pending->ready_at = key.ready_at;
-	pending->priority = priority;
-	pending->once = once;
-	pending->borrowed = claim->borrow;
-	pending->has_prior = prior != NULL;
+	action->job_id = claim->job_id;
+	action->token = claim->token;
+	action->ready_at = key.ready_at;
+	action->priority = (int16) priority;
+	action->borrowed = claim->borrow;
+	action->once = once;
+	action->has_prior = prior != NULL;
 	if (claim->borrow)
 		idemq_borrowed_note_claim(claim->queue_id, 1);
 	if (prior != NULL)
@@ -134,16 +170,15 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 void
 idemq_pending_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
 {
-	PendingEnd *end;
+	Action *action;
 
 	if (slot == NULL)
-		idemq_pending_note_rows();
-	end = &note(ACTION_END, slot, queue_id)->u.end;
-	end->lease = (LeaseName){job_id, token};
-	end->frees = false;
+		idemq_pending_note(ACTION_ROWS, NULL, 0);
+	action = note(ACTION_END, slot, queue_id, job_id);
+	action->token = token;
 	idemq_borrowed_reserve(queue_id);
-	end->frees = idemq_lease_begin_end(job_id, token);
-	idemq_borrowed_note_end(queue_id, end->frees, 1);
+	action->frees = idemq_lease_begin_end(job_id, token);
+	idemq_borrowed_note_end(queue_id, action->frees, 1);
 }
 
 /*
@@ -153,40 +188,10 @@ idemq_pending_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 toke
 void
 idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token)
 {
-	PendingAction *action = note(ACTION_CANCEL, NULL, queue_id);
+	Action *action = note(ACTION_CANCEL, NULL, queue_id, job_id);
 
-	action->u.cancelled = (LeaseName){job_id, 0};
 	if (idemq_lease_mark_cancel(job_id, token))
-		action->u.cancelled.token = token;
-}
-
-/* Notes that rows in processing were written by hand; many are one action. */
-void
-idemq_pending_note_recovery(QueueSlot *slot, int32 queue_id)
-{
-	if (!is_last(ACTION_RECOVER, queue_id))
-		(void) note(ACTION_RECOVER, slot, queue_id);
-}
-
-/* Notes that this database's jobs or queues are gone: TRUNCATE, DROP EXTENSION. */
-void
-idemq_pending_note_forget(void)
-{
-	(void) note(ACTION_FORGET, NULL, 0);
-}
-
-/* Notes that a queue is created. */
-void
-idemq_pending_note_create_queue(int32 queue_id)
-{
-	(void) note(ACTION_CREATE_QUEUE, NULL, queue_id);
-}
-
-/* Notes that a queue is dropped. */
-void
-idemq_pending_note_drop_queue(int32 queue_id)
-{
-	(void) note(ACTION_DROP_QUEUE, NULL, queue_id);
+		action->token = token;
 }
 
 /* Notes an event of a job. */
@@ -194,7 +199,10 @@ void
 idemq_pending_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job_id,
 						 int32 attempt)
 {
-	note(ACTION_EVENT, slot, queue_id)->u.news = (JobNews){kind, attempt, job_id};
+	Action *action = note(ACTION_EVENT, slot, queue_id, job_id);
+
+	action->event = kind;
+	action->u.attempt = attempt;
 }
 
 /* Notes that a job is finished that had no lease; as idemq_pending_note_end. */
@@ -202,73 +210,16 @@ void
 idemq_pending_note_finished(QueueSlot *slot, int32 queue_id, int64 job_id)
 {
 	if (slot == NULL)
-		idemq_pending_note_rows();
+		idemq_pending_note(ACTION_ROWS, NULL, 0);
 	else
-		note(ACTION_FINISHED, slot, queue_id)->u.job_id = job_id;
-}
-
-/*
- * Notes that rows have changed of which no trigger has told memory, or of idemq.dependencies by hand: all of
- * this database are read anew.  Many are one action.
- */
-void
-idemq_pending_note_rows(void)
-{
-	if (!is_last(ACTION_ROWS, 0))
-		(void) note(ACTION_ROWS, NULL, 0);
-}
-
-/* Notes that a job is gone that was not finished; many are one action. */
-void
-idemq_pending_note_gone(void)
-{
-	if (!is_last(ACTION_GONE, 0))
-		(void) note(ACTION_GONE, NULL, 0);
-}
-
-/* Notes that the settings of a queue change, with 0 of all, or its grants. */
-void
-idemq_pending_note_settings(int32 queue_id)
-{
-	if (!is_last(ACTION_SETTINGS, queue_id))
-		(void) note(ACTION_SETTINGS, NULL, queue_id);
-}
-
-/* Notes that all groups of a queue are to be checked: how many of their jobs may run, or be started, changes. */
-void
-idemq_pending_note_groups(int32 queue_id)
-{
-	(void) note(ACTION_GROUPS, NULL, queue_id);
-}
-
-/* Notes that idemq.followers was written; before this session reads it again. */
-void
-idemq_pending_note_switch(void)
-{
-	if (!is_last(ACTION_SWITCH, 0))
-		(void) note(ACTION_SWITCH, NULL, 0);
-}
-
-/* Notes that schedules change. */
-void
-idemq_pending_note_schedules(void)
-{
-	if (!is_last(ACTION_SCHEDULES, 0))
-		(void) note(ACTION_SCHEDULES, NULL, 0);
-}
-
-/* Notes that a queue which was paused hands out jobs again. */
-void
-idemq_pending_note_resume(int32 queue_id)
-{
-	(void) note(ACTION_RESUME, NULL, queue_id);
+		(void) note(ACTION_FINISHED, slot, queue_id, job_id);
 }
 
 /* Notes that a database may have the extension from now on. */
 void
 idemq_pending_note_extension(Oid database)
 {
-	note(ACTION_EXTENSION, NULL, 0)->u.database = database;
+	note(ACTION_EXTENSION, NULL, 0, 0)->u.database = database;
 }
 
 /* Returns whether there is any action. */
@@ -278,26 +229,289 @@ idemq_pending_any(void)
 	return nactions > 0;
 }
 
+/* Makes a job visible again that other claimers may have passed. */
+static void
+show_again(const Action *action, int priority, TimestampTz ready_at)
+{
+	idemq_cursor_lower(action->slot, action->queue_id, priority,
+					   (ReadyKey){ready_at, action->job_id});
+	idemq_wake_perhaps(action->slot, action->queue_id, 1);
+}
+
+/* Removes an entry, and makes its job visible again to claimers that it turned away. */
+static void
+drop_lease(const Action *action)
+{
+	Lease dropped;
+
+	if (idemq_lease_drop(action->job_id, action->token, &dropped) && dropped.passed_by.any)
+		show_again(action, dropped.passed_by.priority, dropped.passed_by.least);
+}
+
+/* The lease of a claim starts. */
+static void
+start_lease(const Action *action)
+{
+	idemq_due_by(idemq_slot_current(action->slot, action->queue_id), DUE_LEASE,
+				 idemq_lease_activate(action->job_id, action->token));
+}
+
+/* Others may have passed the job because of the claim. */
+static void
+undo_claim_rowonly(const Action *action)
+{
+	show_again(action, action->priority, action->ready_at);
+}
+
+/* Takes a claim's entry back, or gives it what it took over. */
+static void
+undo_claim(const Action *action)
+{
+	if (action->has_prior)
+		idemq_lease_restore(action->job_id, action->token, &priors[--npriors]);
+	else
+		drop_lease(action);
+	if (action->borrowed)
+		idemq_borrowed_note_claim(action->queue_id, -1);
+	undo_claim_rowonly(action);
+}
+
+/* A job may be in flight without an entry. */
+static void
+need_recovery(const Action *action)
+{
+	idemq_slot_need_recovery(action->slot, action->queue_id);
+}
+
+/* A job has its result, or its attempt has ended: tells its children, and who waits for it. */
+static void
+tell_of_end(const Action *action)
+{
+	idemq_kin_finished(action->slot, action->queue_id, action->job_id);
+	idemq_wake_for_result(action->job_id);
+}
+
+static void
+end_lease(const Action *action)
+{
+	drop_lease(action);
+	tell_of_end(action);
+}
+
+/* Lets a lease go on; a search may have missed its job, whose entry we had marked. */
+static void
+undo_end(const Action *action)
+{
+	int64 again = idemq_lease_cancel_end(action->job_id, action->token);
+
+	if (again > 0)
+		idemq_due_by(idemq_slot_current(action->slot, action->queue_id), DUE_LEASE, again);
+	else
+		need_recovery(action);
+	idemq_borrowed_note_end(action->queue_id, action->frees, -1);
+}
+
+/*
+ * No session can take an attempt's end back any more, so its entry goes.  One whose worker has
+ * ended the attempt as well stays, and says how: a reaper comes back to it until the row is
+ * free (job/reap.c).
+ */
+static void
+prepare_end(const Action *action)
+{
+	Lease lease;
+
+	if (idemq_lease_get(action->job_id, &lease) && lease.token == action->token &&
+		lease.loss >= LOSS_RETURNED)
+		undo_end(action);
+	else
+		drop_lease(action);
+}
+
+/* Ends a cancel's mark, if there is one. */
+static void
+unmark_cancel(const Action *action)
+{
+	if (action->token != 0)
+		idemq_lease_unmark_cancel(action->job_id, action->token);
+}
+
+static void
+free_slot(const Action *action)
+{
+	idemq_slot_forget_queue(action->queue_id);
+}
+
+static void
+drop_queue(const Action *action)
+{
+	idemq_wake_queue(action->slot, action->queue_id);
+	free_slot(action);
+}
+
+/* Nothing of this database is known any more. */
+static void
+forget_database(const Action *action)
+{
+	idemq_version_move(0);
+	/* In this order: no entry is left that another slot would have to count. */
+	idemq_slots_forget_database(MyDatabaseId);
+	idemq_lease_forget_database(MyDatabaseId);
+	/* After that: who looked before it sleeps where nobody wakes it any more. */
+	idemq_wake_database(MyDatabaseId, false);
+	idemq_worker_recheck(MyDatabaseId);
+}
+
+/* Rows have changed of which memory has not been told; or our own claims have passed some unseen. */
+static void
+unset_database(const Action *action)
+{
+	idemq_slots_unset_database(MyDatabaseId);
+	idemq_wake_for_results();
+}
+
+static void
+notify_event(const Action *action)
+{
+	JobNews news = {action->event, action->u.attempt, action->job_id};
+
+	idemq_notify_ring_add(action->slot, action->queue_id, &news);
+}
+
+static void
+wake_for_results(const Action *action)
+{
+	idemq_wake_for_results();
+}
+
+/* A queue's settings have changed, or, with 0, those of all. */
+static void
+follow_settings(const Action *action)
+{
+	int32 queue_id = action->queue_id;
+	QueueSlot *slot = queue_id == 0 ? NULL : idemq_slot_find(MyDatabaseId, queue_id);
+
+	idemq_version_move(queue_id);
+	idemq_due_by(slot, DUE_HANDLER, 0);
+	/* The worker may have found a queue that was not there yet. */
+	if (queue_id == 0)
+		idemq_worker_need_all();
+	else if (slot != NULL)
+	{
+		idemq_worker_need_slot(slot, 0);
+		/* A pause may have an end (job/pausing.c). */
+		idemq_due_by(slot, DUE_READY, 0);
+	}
+	if (queue_id == 0)
+		idemq_wake_database(MyDatabaseId, false);
+	else
+		idemq_wake_queue(slot, queue_id);
+}
+
+static void
+forget_settings(const Action *action)
+{
+	idemq_queue_cache_forget(action->queue_id);
+}
+
+static void
+check_groups(const Action *action)
+{
+	idemq_groups_drop_floors(idemq_slot_find(MyDatabaseId, action->queue_id), action->queue_id);
+}
+
+/* Sessions look; this one has read what it wrote. */
+static void
+look_again(const Action *action)
+{
+	idemq_slots_switched();
+}
+
+/* And the worker: it has something to do now, or nothing, or a row to write again. */
+static void
+switched(const Action *action)
+{
+	look_again(action);
+	idemq_worker_need_by(0);
+}
+
+static void
+list_schedules(const Action *action)
+{
+	idemq_worker_note_schedules();
+}
+
+static void
+wake_resumed(const Action *action)
+{
+	idemq_wake_perhaps(NULL, action->queue_id, PG_INT32_MAX);
+}
+
+static void
+visit_database(const Action *action)
+{
+	idemq_worker_visit(action->u.database);
+}
+
+/*
+ * What follows.  The slot of a queue that is created goes at PREPARE, since nothing follows
+ * ROLLBACK PREPARED; after COMMIT PREPARED the first who looks the queue up gives it another.
+ */
+/* clang-format off */
+static const struct
+{
+	void (*commit)(const Action *action); /* NULL: nothing follows */
+	void (*abort)(const Action *action);
+	void (*prepare)(const Action *action);
+} rules[] = {
+	/*                         commit            abort               prepare */
+	[ACTION_CLAIM] =          {start_lease,      undo_claim,         NULL},
+	[ACTION_CLAIM_ROWONLY] =  {need_recovery,    undo_claim_rowonly, NULL},
+	[ACTION_END] =            {end_lease,        undo_end,           prepare_end},
+	[ACTION_CANCEL] =         {unmark_cancel,    unmark_cancel,      unmark_cancel},
+	[ACTION_RECOVER] =        {need_recovery,    NULL,               NULL},
+	[ACTION_CREATE_QUEUE] =   {NULL,             free_slot,          free_slot},
+	[ACTION_DROP_QUEUE] =     {drop_queue,       NULL,               NULL},
+	[ACTION_FORGET] =         {forget_database,  unset_database,     NULL},
+	[ACTION_EVENT] =          {notify_event,     NULL,               NULL},
+	[ACTION_FINISHED] =       {tell_of_end,      NULL,               NULL},
+	[ACTION_GONE] =           {wake_for_results, NULL,               NULL},
+	[ACTION_SETTINGS] =       {follow_settings,  forget_settings,    forget_settings},
+	[ACTION_GROUPS] =         {check_groups,     NULL,               NULL},
+	[ACTION_SWITCH] =         {switched,         look_again,         NULL},
+	[ACTION_SCHEDULES] =      {list_schedules,   NULL,               NULL},
+	[ACTION_RESUME] =         {wake_resumed,     NULL,               NULL},
+	[ACTION_ROWS] =           {unset_database,   NULL,               NULL},
+	[ACTION_EXTENSION] =      {visit_database,   NULL,               NULL},
+};
+/* clang-format on */
+
 /* Follows the commit of all actions. */
 void
 idemq_pending_apply(void)
 {
 	for (int i = 0; i < nactions; i++)
-		idemq_action_settle_loan(&actions[i]);
+	{
+		if (actions[i].borrowed)
+			idemq_lease_settle_loan(actions[i].job_id, actions[i].token);
+	}
 	for (int i = 0; i < nactions; i++)
-		idemq_action_apply(&actions[i]);
+	{
+		if (rules[actions[i].kind].commit != NULL)
+			rules[actions[i].kind].commit(&actions[i]);
+	}
 }
 
 /* Undoes the last action at once: its row turned out not to be ours. */
 void
 idemq_pending_undo_last(void)
 {
-	const PendingAction *last = &actions[--nactions];
-	const PriorLease *prior = NULL;
+	const Action *last = &actions[--nactions];
 
-	if (last->kind == ACTION_CLAIM && last->u.claim.has_prior)
-		prior = &priors[--npriors];
-	idemq_action_undo(last, prior);
+	idemq_slots_begin_change();
+	if (rules[last->kind].abort != NULL)
+		rules[last->kind].abort(last);
+	idemq_slots_end_change();
 }
 
 /* Undoes each action with this subtransaction id or a greater one, the last first. */
@@ -319,22 +533,24 @@ refuse_prepare(const char *what, const char *hint)
 static void
 refuse_claim(void)
 {
-	refuse_prepare("has claimed or promoted jobs",
-				   "Claim in a transaction of its own; the one that ends the attempt can be prepared.");
+	refuse_prepare(
+		"has claimed or promoted jobs",
+		"Claim in a transaction of its own; the one that ends the attempt can be prepared.");
 }
 
 /* Raises an error for an action that cannot be prepared. */
 static void
-check_prepare(const PendingAction *action)
+check_prepare(const Action *action)
 {
 	bool claims = action->kind == ACTION_CLAIM || action->kind == ACTION_CLAIM_ROWONLY;
 	QueueInfo queue;
 
-	if (claims && !action->u.claim.once)
+	if (claims && !action->once)
 		refuse_claim();
 	if (action->kind == ACTION_FORGET || action->kind == ACTION_DROP_QUEUE)
-		refuse_prepare("dropped or truncated queues or jobs", "Do that in a transaction of its own.");
-	if ((claims || action->kind == ACTION_END) && idemq_queue_by_id(action->queue_id, &queue) &&
+		refuse_prepare("dropped or truncated queues or jobs",
+					   "Do that in a transaction of its own.");
+	if (action->kind == ACTION_END && idemq_queue_by_id(action->queue_id, &queue) &&
 		queue.max_running > 0)
 		refuse_prepare("has ended attempts in a queue with max_running",
 					   "Commit it in one phase, or take the limit away with "
@@ -363,7 +579,10 @@ void
 idemq_pending_prepare(void)
 {
 	for (int i = 0; i < nactions; i++)
-		idemq_action_prepare(&actions[i]);
+	{
+		if (rules[actions[i].kind].prepare != NULL)
+			rules[actions[i].kind].prepare(&actions[i]);
+	}
 }
 
 /* Forgets all, at the end of the transaction, and ends what PREPARE began. */

@@ -8,13 +8,16 @@
  * the transaction, when its new head is visible; after an abort, also of the savepoint
  * in which it was taken, it is to be promoted again.
  *
+ * Jobs with parents or children (shared/groups/kin.c) are marked as groups are, under a name
+ * that no group has.  Parents that this transaction ends are among its actions (txn/pending.c).
+ *
  * From before the commit is visible until all marks are set, the transaction is in the
  * windows of the queues in which it lowers floors (txn/pending_window.c).
  *
  * PREPARE TRANSACTION: the marks are lost; when it ends, all groups are scanned
  * (idemq_groups_unset_database).  One that owns a group is refused (txn/pending.c).
  *
- * A transaction may change very many groups, so a note is small, and keeps as much of
+ * A transaction may mark very many groups, so a mark is small, and keeps as much of
  * its group's name as there is.
  *
  * What txn/at_end.c calls runs after the transaction's end is visible; it neither
@@ -32,50 +35,39 @@
 #include "shared/slots/slots.h"
 #include "txn/txn.h"
 
-#define MIN_BUCKETS 8
-
-/* Keys of groups, one behind the other, each cut off at the end of its name. */
-typedef struct KeyStore
-{
-	uint64 *units;
-	int max; /* units */
-} KeyStore;
+#define MIN_INDEX 8
 
 typedef struct Mark
 {
 	QueueSlot *slot;
-	int64 id;	 /* as idemq_group_mark takes it: the least */
-	uint32 hash; /* of the key */
-	int next;	 /* mark of the same bucket; -1: none */
-	int key;	 /* where it is in mark_keys */
+	int64 id;	  /* as idemq_group_mark takes it: the least */
+	GroupKey key; /* up to the end of its name: what follows is the next mark */
 } Mark;
+
+/* An element of the hash table of marks. */
+typedef struct MarkIndex
+{
+	int at; /* where the mark is */
+	uint32 hash;
+	char status; /* for simplehash.h */
+} MarkIndex;
 
 typedef struct Owned
 {
-	GroupFloor taken; /* as it was taken */
+	GroupTaken group; /* as it was taken */
 	GroupFloor floor; /* once we have committed */
 	QueueSlot *slot;
 	SubTransactionId subid;
-	int key; /* where it is in owned_keys */
 } Owned;
 
-#define MAX_NOTE_SIZE 80 /* bytes, beside the key */
-
-StaticAssertDecl(sizeof(Mark) <= MAX_NOTE_SIZE, "the mark of a group is too large");
-StaticAssertDecl(sizeof(Owned) <= MAX_NOTE_SIZE, "the note of an owned group is too large");
-
 /* All in TopTransactionContext; NULL between transactions. */
-static Mark *marks = NULL;
-static int nmarks = 0;
+static uint64 *marks = NULL; /* one behind the other, in the order in which they were noted */
+static int end_of_marks = 0;
 static int max_marks = 0;
-static KeyStore mark_keys = {NULL, 0};
-/* The hash table of marks: the first mark of each bucket, -1 for none. */
-static int *buckets = NULL;
-static int nbuckets = 0; /* a power of 2, or 0 */
+static struct marks_hash *index_of_marks = NULL;
 static Owned *owned = NULL;
 static int nowned = 0;
 static int max_owned = 0;
-static KeyStore owned_keys = {NULL, 0};
 /* The queue whose groups this session is scanning; 0: none. */
 static int32 scanned_queue = 0;
 static QueueSlot *scanned_slot = NULL;
@@ -83,112 +75,91 @@ static QueueSlot *scanned_slot = NULL;
 /* Whether a new mark is to enter the window of its queue at once: the commit has begun. */
 static bool committing = false;
 
-/* Returns how many units a key takes. */
-static int
-units_of(const GroupKey *key)
+static Mark *
+mark_at(int at)
 {
-	return (int) ((idemq_group_key_size(key) + sizeof(uint64) - 1) / sizeof(uint64));
+	return (Mark *) &marks[at];
 }
 
-/* Returns a kept key: only the used bytes of its name are there. */
-static const GroupKey *
-kept_key(const KeyStore *store, int at)
+/* Returns where the mark behind one begins. */
+static int
+end_of(int at)
 {
-	return (const GroupKey *) &store->units[at];
+	Size size = offsetof(Mark, key) + idemq_group_key_size(&mark_at(at)->key);
+
+	return at + (int) ((size + sizeof(uint64) - 1) / sizeof(uint64));
+}
+
+static uint32
+hash_of(int at)
+{
+	const GroupKey *key = &mark_at(at)->key;
+
+	return hash_bytes((const unsigned char *) key, (int) idemq_group_key_size(key));
 }
 
 static bool
-is_kept_key(const KeyStore *store, int at, const GroupKey *key)
+is_same(const GroupKey *a, const GroupKey *b)
 {
-	const GroupKey *kept = kept_key(store, at);
-	Size size = idemq_group_key_size(key);
+	Size size = idemq_group_key_size(a);
 
-	return idemq_group_key_size(kept) == size && memcmp(kept, key, size) == 0;
+	return idemq_group_key_size(b) == size && memcmp(a, b, size) == 0;
 }
 
-/* Returns where in a store a key ends. */
-static int
-end_of_key(const KeyStore *store, int at)
-{
-	return at + units_of(kept_key(store, at));
-}
-
-/* Makes a whole key of one that is kept. */
-static GroupKey
-whole_key(const KeyStore *store, int at)
-{
-	const GroupKey *kept = kept_key(store, at);
-	GroupKey key = {0};
-
-	memcpy(&key, kept, idemq_group_key_size(kept));
-	return key;
-}
-
-/* Makes room for so many units behind the first ones. */
-static void
-reserve_units(KeyStore *store, int used, int64 more)
-{
-	store->units = idemq_grow(store->units, &store->max, used + more, sizeof(uint64));
-}
-
-/* Keeps a key; room was reserved. */
-static void
-keep_key(KeyStore *store, int at, const GroupKey *key)
-{
-	Assert(at + units_of(key) <= store->max);
-	memcpy(&store->units[at], key, idemq_group_key_size(key));
-}
-
-static void
-add_to_bucket(int index)
-{
-	int *bucket = &buckets[marks[index].hash & (nbuckets - 1)];
-
-	marks[index].next = *bucket;
-	*bucket = index;
-}
-
-/* Makes room for one more mark in the hash table, which has no fewer buckets than marks. */
-static void
-grow_buckets(void)
-{
-	int more = Max(2 * nbuckets, MIN_BUCKETS);
-	int *larger;
-
-	if (nmarks < nbuckets)
-		return;
-	larger = MemoryContextAllocHuge(TopTransactionContext, more * sizeof(int));
-	if (buckets != NULL)
-		pfree(buckets);
-	buckets = larger;
-	nbuckets = more;
-	for (int i = 0; i < nbuckets; i++)
-		buckets[i] = -1;
-	for (int i = 0; i < nmarks; i++)
-		add_to_bucket(i);
-}
-
-/* Returns the mark of a group; NULL when it has none. */
-static Mark *
-find_mark(const GroupKey *key, uint32 hash)
-{
-	int i = nbuckets == 0 ? -1 : buckets[hash & (nbuckets - 1)];
-
-	while (i >= 0 && (marks[i].hash != hash || !is_kept_key(&mark_keys, marks[i].key, key)))
-		i = marks[i].next;
-	return i < 0 ? NULL : &marks[i];
-}
+#define SH_PREFIX marks
+#define SH_ELEMENT_TYPE MarkIndex
+#define SH_KEY_TYPE int
+#define SH_KEY at
+#define SH_HASH_KEY(table, at) hash_of(at)
+#define SH_EQUAL(table, a, b) is_same(&mark_at(a)->key, &mark_at(b)->key)
+#define SH_STORE_HASH
+#define SH_GET_HASH(table, element) (element)->hash
+#define SH_SCOPE static inline
+#define SH_DECLARE
+#define SH_DEFINE
+#include "lib/simplehash.h"
 
 /* Enters the window of a mark's queue if the mark lowers a floor. */
 static void
 enter_window(Mark *mark)
 {
-	const GroupKey *key = kept_key(&mark_keys, mark->key);
-
 	if (mark->id == GROUP_KEEP_FLOOR)
 		return;
-	mark->slot = idemq_slot_current(mark->slot, key->queue_id);
-	idemq_pending_window_enter(mark->slot, key->database, mark->id);
+	mark->slot = idemq_slot_current(mark->slot, mark->key.queue_id);
+	idemq_pending_window_enter(mark->slot, mark->key.database, mark->id);
+}
+
+/* Puts a mark behind the others, which is not one of them yet. */
+static void
+put_behind(QueueSlot *slot, const GroupKey *key, int64 id)
+{
+	Mark *mark;
+
+	marks = idemq_grow(marks, &max_marks, end_of_marks + (int64) (sizeof(Mark) / sizeof(uint64)),
+					   sizeof(uint64));
+	mark = mark_at(end_of_marks);
+	mark->slot = slot;
+	mark->id = id;
+	memcpy(&mark->key, key, idemq_group_key_size(key));
+}
+
+static void
+note(QueueSlot *slot, int32 queue_id, const char *name, int length, int64 id)
+{
+	MarkIndex *found;
+	GroupKey key;
+	bool is_known;
+
+	idemq_group_key(&key, queue_id, name, length);
+	put_behind(slot, &key, id);
+	if (index_of_marks == NULL)
+		index_of_marks = marks_create(TopTransactionContext, MIN_INDEX, NULL);
+	found = marks_insert(index_of_marks, end_of_marks, &is_known);
+	if (!is_known)
+		end_of_marks = end_of(end_of_marks);
+	mark_at(found->at)->id = Min(mark_at(found->at)->id, id);
+	if (committing)
+		enter_window(mark_at(found->at));
 }
 
 /*
@@ -199,28 +170,26 @@ void
 idemq_pending_groups_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id)
 {
 	text *value = DatumGetTextPP(name);
-	GroupKey key;
-	uint32 hash;
-	Mark *mark;
-	int at = nmarks == 0 ? 0 : end_of_key(&mark_keys, marks[nmarks - 1].key);
 
-	idemq_group_key(&key, queue_id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
-	hash = hash_bytes((const unsigned char *) &key, (int) idemq_group_key_size(&key));
-	mark = find_mark(&key, hash);
-	if (mark != NULL)
-		mark->id = Min(mark->id, id);
-	else
-	{
-		marks = idemq_grow(marks, &max_marks, (int64) nmarks + 1, sizeof(Mark));
-		reserve_units(&mark_keys, at, units_of(&key));
-		grow_buckets();
-		keep_key(&mark_keys, at, &key);
-		mark = &marks[nmarks];
-		*mark = (Mark){slot, id, hash, -1, at};
-		add_to_bucket(nmarks++);
-	}
-	if (committing)
-		enter_window(mark);
+	note(slot, queue_id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value), id);
+}
+
+/* Notes that a job with parents or children is to be marked after the commit. */
+void
+idemq_pending_kin_note(QueueSlot *slot, int32 queue_id, KinMark mark, int64 job_id)
+{
+	char name[KIN_NAME];
+
+	idemq_kin_name(name, mark, job_id);
+	note(slot, queue_id, name, KIN_NAME, GROUP_KEEP_FLOOR);
+}
+
+/* Notes that a child is blocked by its parents, and to be looked at after the commit. */
+void
+idemq_pending_kin_note_blocked(QueueSlot *slot, int32 queue_id, int64 job_id)
+{
+	idemq_pending_kin_note(slot, queue_id, KIN_CHILD, job_id);
+	idemq_pending_kin_note(slot, queue_id, KIN_FAILURE, job_id);
 }
 
 /*
@@ -230,60 +199,53 @@ idemq_pending_groups_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id)
 GroupFloor
 idemq_pending_groups_floor(QueueSlot *slot, const GroupKey *key)
 {
-	Mark *mark = NULL;
+	int64 lowered = GROUP_KEEP_FLOOR;
 
-	if (nmarks > 0)
-		mark = find_mark(key,
-						 hash_bytes((const unsigned char *) key, (int) idemq_group_key_size(key)));
-	return idemq_group_floor(slot, key, mark == NULL ? GROUP_KEEP_FLOOR : mark->id);
+	if (index_of_marks != NULL)
+	{
+		MarkIndex *found;
+
+		put_behind(slot, key, lowered);
+		found = marks_lookup(index_of_marks, end_of_marks);
+		lowered = found == NULL ? lowered : mark_at(found->at)->id;
+	}
+	return idemq_group_floor(slot, key, lowered);
 }
 
 /* Follows the begin of the commit: what is noted from here on, by others' callbacks, too. */
 void
 idemq_pending_groups_before_commit(void)
 {
-	for (int i = 0; i < nmarks; i++)
-		enter_window(&marks[i]);
+	for (int at = 0; at < end_of_marks; at = end_of(at))
+		enter_window(mark_at(at));
 	committing = true;
-}
-
-/* Returns where in owned_keys there is no key. */
-static int
-end_of_owned_keys(void)
-{
-	return nowned == 0 ? 0 : end_of_key(&owned_keys, owned[nowned - 1].key);
 }
 
 /* Makes room for groups that are to be owned, so that noting them cannot fail. */
 void
 idemq_pending_groups_reserve(int count)
 {
-	int64 units = (int64) count * (sizeof(GroupKey) / sizeof(uint64));
-
 	owned = idemq_grow(owned, &max_owned, (int64) nowned + count, sizeof(Owned));
-	reserve_units(&owned_keys, end_of_owned_keys(), units);
 }
 
 /* Notes a group that this session has taken; room was reserved. */
 void
 idemq_pending_groups_note_owned(QueueSlot *slot, const GroupTaken *group)
 {
-	int at = end_of_owned_keys();
-
 	Assert(nowned < max_owned);
-	keep_key(&owned_keys, at, &group->key);
-	owned[nowned++] = (Owned){group->floor, group->floor, slot, GetCurrentSubTransactionId(), at};
+	owned[nowned++] = (Owned){*group, group->floor, slot, GetCurrentSubTransactionId()};
 }
 
-/* Returns which of the owned groups this is; -1 for none. */
-static int
+/* Returns the note of an owned group; NULL for none. */
+static Owned *
 find_owned(const GroupKey *key)
 {
-	int i = nowned - 1;
-
-	while (i >= 0 && !is_kept_key(&owned_keys, owned[i].key, key))
-		i--;
-	return i;
+	for (int i = nowned - 1; i >= 0; i--)
+	{
+		if (is_same(&owned[i].group.key, key))
+			return &owned[i];
+	}
+	return NULL;
 }
 
 /*
@@ -293,19 +255,19 @@ find_owned(const GroupKey *key)
 bool
 idemq_pending_groups_owns(const GroupKey *key)
 {
-	int i = find_owned(key);
+	const Owned *note = find_owned(key);
 
-	return i >= 0 && owned[i].subid == GetCurrentSubTransactionId();
+	return note != NULL && note->subid == GetCurrentSubTransactionId();
 }
 
 /* Notes the floor that an owned group has once this transaction has committed. */
 void
 idemq_pending_groups_note_floor(const GroupTaken *group, GroupFloor floor)
 {
-	int i = find_owned(&group->key);
+	Owned *note = find_owned(&group->key);
 
-	if (i >= 0)
-		owned[i].floor = floor;
+	if (note != NULL)
+		note->floor = floor;
 }
 
 /*
@@ -315,34 +277,19 @@ idemq_pending_groups_note_floor(const GroupTaken *group, GroupFloor floor)
 TimestampTz
 idemq_pending_groups_last(const GroupKey *key)
 {
-	int i = find_owned(key);
+	const Owned *note = find_owned(key);
 
-	return i < 0 ? DT_NOBEGIN : owned[i].floor.last;
-}
-
-/* Forgets an owned group, wherever in the list. */
-static void
-remove_owned(int i)
-{
-	int at = owned[i].key;
-	int size = units_of(kept_key(&owned_keys, at));
-	int behind = end_of_owned_keys() - at - size;
-
-	memmove(&owned_keys.units[at], &owned_keys.units[at + size], behind * sizeof(uint64));
-	memmove(&owned[i], &owned[i + 1], (nowned - i - 1) * sizeof(Owned));
-	nowned--;
-	for (; i < nowned; i++)
-		owned[i].key -= size;
+	return note == NULL ? DT_NOBEGIN : note->floor.last;
 }
 
 /* Gives a group back at once: this transaction has changed nothing in it. */
 void
 idemq_pending_groups_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how)
 {
-	int i = find_owned(&group->key);
+	Owned *note = find_owned(&group->key);
 
-	if (i >= 0)
-		remove_owned(i);
+	if (note != NULL)
+		memmove(note, note + 1, (&owned[--nowned] - note) * sizeof(Owned));
 	idemq_group_release(slot, group, how);
 }
 
@@ -368,7 +315,7 @@ idemq_pending_groups_owns_any(void)
 bool
 idemq_pending_groups_any(void)
 {
-	return nmarks > 0 || nowned > 0;
+	return end_of_marks > 0 || nowned > 0;
 }
 
 /* Gives back what was taken in a subtransaction, or in a later one. */
@@ -377,11 +324,11 @@ release_from(SubTransactionId from, GroupRelease how)
 {
 	while (nowned > 0 && owned[nowned - 1].subid >= from)
 	{
-		const Owned *last = &owned[--nowned];
-		GroupTaken group = {whole_key(&owned_keys, last->key),
-							how == GROUP_DONE ? last->floor : last->taken};
+		Owned *last = &owned[--nowned];
 
-		idemq_group_release(last->slot, &group, how);
+		if (how == GROUP_DONE)
+			last->group.floor = last->floor;
+		idemq_group_release(last->slot, &last->group, how);
 	}
 }
 
@@ -398,11 +345,12 @@ end_scan(void)
 void
 idemq_pending_groups_apply(void)
 {
-	for (int i = 0; i < nmarks; i++)
+	for (int at = 0; at < end_of_marks; at = end_of(at))
 	{
-		GroupKey key = whole_key(&mark_keys, marks[i].key);
+		GroupKey key = {0};
 
-		idemq_group_mark(marks[i].slot, &key, marks[i].id);
+		memcpy(&key, &mark_at(at)->key, idemq_group_key_size(&mark_at(at)->key));
+		idemq_group_mark(mark_at(at)->slot, &key, mark_at(at)->id);
 	}
 	idemq_pending_window_leave();
 	release_from(InvalidSubTransactionId, GROUP_DONE);
@@ -424,7 +372,6 @@ idemq_pending_groups_forget(void)
 	committing = false;
 	marks = NULL;
 	owned = NULL;
-	buckets = NULL;
-	nmarks = max_marks = nbuckets = nowned = max_owned = 0;
-	mark_keys = owned_keys = (KeyStore){NULL, 0};
+	index_of_marks = NULL;
+	end_of_marks = max_marks = nowned = max_owned = 0;
 }

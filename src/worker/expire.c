@@ -5,7 +5,7 @@
  *
  * A queue's slot has a time before which no job of the queue expires (DUE_EXPIRY).  A
  * transaction that makes a job ready which expires lowers it after its commit
- * (txn/pending_ready.c): by enqueue, replace, release, retry, or by hand.  When that time
+ * (txn/pending_queues.c): by enqueue, replace, release, retry, or by hand.  When that time
  * has come, the worker scans the queue's part of the ready index, in steps, and the
  * earliest time that it finds is the next one.  There is no index on expires_at: a scan
  * reads every job that waits.  So the next scan of the queue begins not before 99 times

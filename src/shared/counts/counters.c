@@ -4,7 +4,7 @@
  *		long it took, and gauges, the number of rows of each status.
  *
  * A queue's counters stand at the index of its slot (shared/slots/slots.c).  They change when
- * a transaction has committed, by what txn/pending_counts.c has added up for it.
+ * a transaction has committed, by what txn/pending_queues.c has added up for it.
  *
  * Counters and histograms only ever grow from zero.  Gauges need a base: they
  * are unknown when the queue gets its slot, and from then on

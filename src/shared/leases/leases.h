@@ -44,7 +44,7 @@ typedef struct Ending
 {
 	int32 ender;   /* proc number, or NO_SESSION */
 	bool reaping;  /* the ender is a reaper: no heartbeat may win any more */
-	bool credited; /* the ender may run another job in its place (txn/borrowed.c) */
+	bool credited; /* the ender may run another job in its place (txn/pending_queues.c) */
 	uint8 undone;  /* times that a reaper took back its mark; LEASE_MAX_UNDONE at most */
 } Ending;
 

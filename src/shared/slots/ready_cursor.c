@@ -44,7 +44,7 @@
  * Lowered to are the keys of enqueue, replace, fail, release, reap, retry, redrive; of
  * expire, cancel and commit_once, if they abort; of an aborted claim; and of statements
  * that are not idemq's, by a row trigger (hooks/row_triggers.c).  A transaction keeps the
- * least key for each queue and priority (txn/pending_ready.c): too low is only slow.
+ * least key for each queue and priority (txn/pending_queues.c): too low is only slow.
  *
  * To read before the snapshot, and to lower after visibility, are the two halves of the
  * proof: change neither.

@@ -38,7 +38,7 @@
  *	   VACUUM FULL the TIDs are of another file: a claim that has the table open compares
  *	   the file's number, and goes by the index.
  *	 - A transaction's own rows, which it may claim before they are committed and lowered
- *	   to, cut its copy (txn/pending_ready.c).  Above READ COMMITTED there is no ring.
+ *	   to, cut its copy (txn/pending_queues.c).  Above READ COMMITTED there is no ring.
  *
  * One ring for each queue, of whatever priority was scanned last; another one's replaces
  * it when it has more entries ahead of its cursor.

@@ -10,7 +10,7 @@
  * processing, in any snapshot.  Each has an entry from before it is an open claim until
  * after the commit that ends it is visible, and each entry is counted, unless borrowed.
  * A transaction T may borrow, claim in place of an attempt, as often as it ends attempts
- * that are counted (txn/borrowed.c).  Until T's commit a borrowed claim is in O, and what
+ * that are counted (txn/pending_queues.c).  Until T's commit a borrowed claim is in O, and what
  * it replaces in P: O and P together exceed the count by what T has borrowed, and no
  * more jobs than max_running are worked on, since T has finished with the others.  At
  * T's commit, in one instant, the ended leave P and the borrowed enter it, one for one.

@@ -1,0 +1,459 @@
+/*
+ * txn/pending_queues.c
+ *		What this transaction owes each queue: the keys of the ready index that it makes
+ *		claimable, what it counts, and the attempts that it ends, in whose place it may
+ *		claim others in a queue that is at max_running (job/limits.c).
+ *
+ * One note a subtransaction and queue, on a stack: subtransaction ids grow, so those of
+ * an open subtransaction stand together above its parent's.  A rollback takes the top
+ * off; a release merges it into the parent's, so that a loop of exception blocks leaves no
+ * more than the block around it.
+ *
+ * Ready keys are kept as the least of each priority: lowering too much or too often is only
+ * slower.  At the transaction's end, either way, the ready cursors are lowered to them and
+ * sessions that wait are woken; after the commit the worker is told when a job expires
+ * that is not claimed by then.
+ *
+ * Each row that is written is counted once, where it is written: by table/jobs_write.c for
+ * direct access, by the row trigger (hooks/row_triggers.c) for SQL, which table/jobs_sql.c and
+ * job/new_job_keyed.c use as well.  Events are counted by the function that makes them
+ * happen; a DBA's statement is none.
+ *
+ * A transaction may borrow as often as it ends attempts that are counted as running.
+ * Why no more than max_running jobs are worked on all the same stands at the top of
+ * shared/slots/running.c.
+ *
+ * The stack is kept for the next transaction; unused notes are clean.  It
+ * grows when something is noted; what txn/at_end.c calls neither allocates nor raises.
+ *
+ * PREPARE TRANSACTION: all is lost; when the transaction ends, the cursors and the gauges
+ * are unset (idemq_slots_unset_database).
+ *
+ * Locks: none of its own; all state is this backend's.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "port/pg_bitutils.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "base/base.h"
+#include "shared/counts/counts.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
+#include "txn/txn.h"
+
+#define MIN_NOTES 4
+/* A longer stack is not kept. */
+#define MAX_KEPT 64
+
+typedef struct Owed
+{
+	SubTransactionId subid;
+	int32 queue_id;
+	QueueSlot *slot;		/* that it had, as a hint; not cleared */
+	uint32 priorities;		/* bits: those that have a key */
+	int ready;				/* keys that become claimable at commit, and were due when noted */
+	TimestampTz later;		/* the earliest of the others; DT_NOEND: there is none */
+	TimestampTz expires_at; /* the earliest; DT_NOEND: none expires */
+	int free;	   /* ended attempts whose place is not taken; less than none: of the parent's */
+	int uncounted; /* ended attempts that were not counted */
+	ReadyKey least[IDEMQ_PRIORITIES];
+	CounterDelta delta;
+} Owed;
+
+static MemoryContext context = NULL;
+static Owed **owed = NULL;
+static int nowed = 0;
+static int max_owed = 0;
+
+/* Makes a timing empty. */
+static void
+clear_timing(TimingDelta *timing)
+{
+	for (int i = timing->first; i <= timing->last; i++)
+		timing->buckets[i] = 0;
+	timing->first = HISTOGRAM_BUCKETS;
+	timing->last = -1;
+}
+
+/* Makes a note clean. */
+static void
+clear(Owed *note)
+{
+	note->priorities = 0;
+	note->ready = note->free = note->uncounted = 0;
+	note->later = note->expires_at = DT_NOEND;
+	memset(note->delta.gauges, 0, sizeof(note->delta.gauges));
+	memset(note->delta.counters, 0, sizeof(note->delta.counters));
+	for (int t = 0; t < TIMING_COUNT; t++)
+		clear_timing(&note->delta.timings[t]);
+}
+
+/* Makes the stack longer. */
+static void
+grow(void)
+{
+	int more = Max(max_owed, MIN_NOTES);
+	Owed *notes;
+
+	if (context == NULL)
+		context =
+			AllocSetContextCreate(TopMemoryContext, "idemq owed to queues", ALLOCSET_SMALL_SIZES);
+	notes = MemoryContextAllocHuge(context, more * sizeof(Owed));
+	memset(notes, 0, more * sizeof(Owed));
+	if (owed == NULL)
+		owed = MemoryContextAlloc(context, more * sizeof(Owed *));
+	else
+		owed = repalloc_huge(owed, (max_owed + more) * sizeof(Owed *));
+	for (int i = 0; i < more; i++)
+	{
+		clear(&notes[i]);
+		owed[max_owed + i] = &notes[i];
+	}
+	max_owed += more;
+}
+
+/* Returns the queue's note among those of a subtransaction below top; NULL for none. */
+static Owed *
+find_below(int top, SubTransactionId subid, int32 queue_id)
+{
+	for (int i = top - 1; i >= 0 && owed[i]->subid == subid; i--)
+	{
+		if (owed[i]->queue_id == queue_id)
+			return owed[i];
+	}
+	return NULL;
+}
+
+/* Returns what this subtransaction owes a queue. */
+static Owed *
+owed_to(int32 queue_id)
+{
+	SubTransactionId subid = GetCurrentSubTransactionId();
+	Owed *note = find_below(nowed, subid, queue_id);
+
+	if (note == NULL)
+	{
+		if (nowed == max_owed)
+			grow();
+		note = owed[nowed++];
+		note->subid = subid;
+		note->queue_id = queue_id;
+	}
+	return note;
+}
+
+/* Keeps the least key of a priority. */
+static void
+keep(Owed *note, int priority, ReadyKey key)
+{
+	if ((note->priorities & (1u << priority)) == 0 || ready_key_less(key, note->least[priority]))
+		note->least[priority] = key;
+	note->priorities |= 1u << priority;
+}
+
+/* Notes a key that this transaction takes away: claimable again should it abort. */
+void
+idemq_pending_ready_note_taken(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
+{
+	Owed *note = owed_to(queue_id);
+
+	note->slot = slot;
+	keep(note, priority, key);
+}
+
+/*
+ * Notes that this transaction makes a key claimable by its commit, or may do so by
+ * its end either way.  To be called before the row is written.
+ */
+void
+idemq_pending_ready_note(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
+{
+	Owed *note = owed_to(queue_id);
+
+	note->slot = slot;
+	keep(note, priority, key);
+	if (key.ready_at <= idemq_now())
+		note->ready++;
+	else
+		note->later = Min(note->later, key.ready_at);
+}
+
+/* Notes when a job expires that this transaction makes ready, or blocked. */
+void
+idemq_pending_ready_note_expiry(QueueSlot *slot, int32 queue_id, TimestampTz expires_at)
+{
+	Owed *note = owed_to(queue_id);
+
+	note->slot = slot;
+	note->expires_at = Min(note->expires_at, expires_at);
+}
+
+/*
+ * Lowers a view, and cuts its copy of the ring, to what this transaction itself has made
+ * ready: its own claims see that before its commit, and no others do.
+ */
+void
+idemq_pending_ready_view(int32 queue_id, CursorView *view)
+{
+	for (int i = 0; i < nowed; i++)
+	{
+		uint32 left = owed[i]->queue_id == queue_id ? owed[i]->priorities : 0;
+
+		for (; left != 0; left &= left - 1)
+		{
+			int priority = pg_rightmost_one_pos32(left);
+			ReadyKey key = owed[i]->least[priority];
+
+			idemq_ring_view_cut(&view->ring, priority, key);
+			if (ready_key_less(key, view->from[priority]))
+				view->from[priority] = key;
+		}
+	}
+}
+
+/* Notes a row that was written: its status before and after, NO_ROW for none. */
+void
+idemq_pending_counts_row(int32 queue_id, int from, int to)
+{
+	CounterDelta *delta;
+
+	if (from == to)
+		return;
+	delta = &owed_to(queue_id)->delta;
+	if (from != NO_ROW)
+		delta->gauges[from]--;
+	if (to != NO_ROW)
+		delta->gauges[to]++;
+}
+
+/* Notes an event for each of those counters, as COUNTER_BITs. */
+void
+idemq_pending_counts_event(int32 queue_id, uint32 counters)
+{
+	CounterDelta *delta;
+
+	if (counters == 0)
+		return;
+	delta = &owed_to(queue_id)->delta;
+	for (; counters != 0; counters &= counters - 1)
+		delta->counters[pg_rightmost_one_pos32(counters)]++;
+}
+
+static void
+add_to_bucket(TimingDelta *timing, int bucket, uint32 count)
+{
+	timing->buckets[bucket] += count;
+	timing->first = Min(timing->first, bucket);
+	timing->last = Max(timing->last, bucket);
+}
+
+/* Notes how long something took; longer than the histogram reaches is as long as that. */
+void
+idemq_pending_counts_timing(int32 queue_id, Timing which, TimestampTz from, TimestampTz to)
+{
+	int64 usecs = to - Max(from, to - HISTOGRAM_LIMIT);
+
+	add_to_bucket(&owed_to(queue_id)->delta.timings[which], idemq_histogram_bucket(usecs), 1);
+}
+
+/* Makes room for what is borrowed in a queue, so that what follows cannot fail. */
+void
+idemq_borrowed_reserve(int32 queue_id)
+{
+	(void) owed_to(queue_id);
+}
+
+/* Notes count ends more (1), or fewer (-1); frees: of an attempt that was counted. */
+void
+idemq_borrowed_note_end(int32 queue_id, bool frees, int count)
+{
+	Owed *note = find_below(nowed, GetCurrentSubTransactionId(), queue_id);
+
+	if (note != NULL && frees)
+		note->free += count;
+	else if (note != NULL)
+		note->uncounted += count;
+}
+
+/* Notes that count places more (1), or fewer (-1), are taken. */
+void
+idemq_borrowed_note_claim(int32 queue_id, int count)
+{
+	idemq_borrowed_note_end(queue_id, true, -count);
+}
+
+/* Returns how many attempts this transaction ends whose place is not taken. */
+int
+idemq_borrowed_free(int32 queue_id)
+{
+	int count = 0;
+
+	for (int i = 0; i < nowed; i++)
+		count += owed[i]->queue_id == queue_id ? owed[i]->free : 0;
+	return count;
+}
+
+/*
+ * Returns whether this transaction ends an attempt that was not counted.  It had no
+ * entry: this transaction's own search does not see it, others' do.
+ */
+bool
+idemq_borrowed_uncounted(int32 queue_id)
+{
+	for (int i = 0; i < nowed; i++)
+	{
+		if (owed[i]->queue_id == queue_id && owed[i]->uncounted > 0)
+			return true;
+	}
+	return false;
+}
+
+/* Adds one note to another. */
+static void
+merge(Owed *to, const Owed *from)
+{
+	for (uint32 left = from->priorities; left != 0; left &= left - 1)
+		keep(to, pg_rightmost_one_pos32(left), from->least[pg_rightmost_one_pos32(left)]);
+	to->ready += from->ready;
+	to->later = Min(to->later, from->later);
+	to->expires_at = Min(to->expires_at, from->expires_at);
+	to->free += from->free;
+	to->uncounted += from->uncounted;
+	for (int i = 0; i < JOB_STATUS_COUNT; i++)
+		to->delta.gauges[i] += from->delta.gauges[i];
+	for (int i = 0; i < COUNTER_COUNT; i++)
+		to->delta.counters[i] += from->delta.counters[i];
+	for (int t = 0; t < TIMING_COUNT; t++)
+	{
+		const TimingDelta *timing = &from->delta.timings[t];
+
+		for (int i = timing->first; i <= timing->last; i++)
+		{
+			if (timing->buckets[i] != 0)
+				add_to_bucket(&to->delta.timings[t], i, timing->buckets[i]);
+		}
+	}
+}
+
+/*
+ * Gives a subtransaction's notes to its parent: those of queues that the
+ * parent has none of stay where they are, above the parent's others.
+ */
+void
+idemq_pending_queues_release(SubTransactionId subid, SubTransactionId parent)
+{
+	int bottom = nowed;
+	int kept;
+
+	while (bottom > 0 && owed[bottom - 1]->subid >= subid)
+		bottom--;
+	kept = bottom;
+	for (int i = bottom; i < nowed; i++)
+	{
+		Owed *note = owed[i];
+		Owed *known = find_below(bottom, parent, note->queue_id);
+
+		if (known != NULL)
+			merge(known, note);
+		else
+		{
+			owed[i] = owed[kept];
+			owed[kept++] = note;
+			note->subid = parent;
+		}
+	}
+	while (nowed > kept)
+		clear(owed[--nowed]);
+}
+
+/* Adds what was counted to the queues' counters: the transaction has committed. */
+void
+idemq_pending_counts_apply(void)
+{
+	uint64 xid = U64FromFullTransactionId(GetTopFullTransactionIdIfAny());
+
+	for (int i = 0; i < nowed; i++)
+	{
+		Owed *note = owed[i];
+
+		note->slot = idemq_slot_current(note->slot, note->queue_id);
+		if (note->slot != NULL)
+			idemq_counters_add(idemq_slot_index(note->slot), note->queue_id, xid, &note->delta);
+	}
+}
+
+/* Lowers the cursors of a queue. */
+static void
+lower(const Owed *note)
+{
+	for (uint32 left = note->priorities; left != 0; left &= left - 1)
+	{
+		int priority = pg_rightmost_one_pos32(left);
+
+		idemq_cursor_lower(note->slot, note->queue_id, priority, note->least[priority]);
+	}
+}
+
+/* Lowers cursors and wakes sessions that wait: the transaction has committed. */
+void
+idemq_pending_ready_apply(void)
+{
+	for (int i = 0; i < nowed; i++)
+	{
+		const Owed *note = owed[i];
+
+		lower(note);
+		if (note->expires_at < DT_NOEND)
+			idemq_due_by(idemq_slot_current(note->slot, note->queue_id), DUE_EXPIRY,
+						 note->expires_at);
+		if (note->priorities != 0)
+			idemq_wake_ready(note->slot, note->queue_id, note->ready, note->later);
+	}
+}
+
+/*
+ * Follows the abort of a subtransaction and of later ones: lowers cursors, and wakes sessions
+ * that wait, for nobody knows whether what was there before is ready; and drops the notes.
+ */
+void
+idemq_pending_queues_undo(SubTransactionId from)
+{
+	while (nowed > 0 && owed[nowed - 1]->subid >= from)
+	{
+		Owed *note = owed[--nowed];
+
+		lower(note);
+		if (note->priorities != 0)
+			idemq_wake_perhaps(note->slot, note->queue_id, Max(note->ready, 1));
+		clear(note);
+	}
+}
+
+/* Returns whether any key is noted. */
+bool
+idemq_pending_ready_any(void)
+{
+	for (int i = 0; i < nowed; i++)
+	{
+		if (owed[i]->priorities != 0)
+			return true;
+	}
+	return false;
+}
+
+/* Forgets all, at the end of the transaction. */
+void
+idemq_pending_queues_forget(void)
+{
+	while (nowed > 0)
+		clear(owed[--nowed]);
+	if (max_owed <= MAX_KEPT)
+		return;
+	MemoryContextReset(context);
+	owed = NULL;
+	max_owed = 0;
+}
