@@ -71,14 +71,14 @@ all_shown
 [ \$unchanged -eq 0 ] || echo unchanged: \$unchanged
 exit \$bad
 ");
-	$write->($_, "text\n") foreach 'src/a.c', 'doc/a.md', 'Makefile';
+	$write->($_, "text\n") foreach 'src/a.c', 'doc/a.txt', 'Makefile';
 	local $ENV{CI} = '';
 
 	$run->();
 	is("$looked: $output", "doc src: ok of src\nok of doc\n", 'lint looks at what it has not seen');
 	$run->();
 	is("$looked: $output", "doc: ok of src\nok of doc\nunchanged: 1\n", 'not again at what has passed, where it is told what is read');
-	$write->('doc/b.md', 'text');
+	$write->('doc/b.txt', 'text');
 	$run->();
 	is($looked, 'doc', 'nor when another file has changed');
 	foreach my $bad ([ 'mistake', "src/a.c:mistake\n" ], [ 'failure', '' ])
