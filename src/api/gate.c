@@ -176,6 +176,8 @@ call_as_owner(FunctionCallInfo fcinfo, Behind *behind, Frame *frame)
 	set("plan_cache_mode", "force_generic_plan");
 	set("enable_seqscan", "off");
 	set("jit", "off");
+	set("standard_conforming_strings", "on");
+	set("quote_all_identifiers", "off");
 	if (behind->reads)
 		PushActiveSnapshot(GetLatestSnapshot());
 	fcinfo->flinfo = &behind->function;
@@ -212,6 +214,9 @@ call_in_frame(FunctionCallInfo fcinfo, Behind *behind, int restriction)
 	PG_CATCH();
 	{
 		frames = frame.outer;
+		/* Who has caught the error may call again by the same one: a domain's check does. */
+		fcinfo->flinfo = front;
+		fcinfo->context = node;
 		raise_again(context, GetUserId() == frame.owner);
 	}
 	PG_END_TRY();

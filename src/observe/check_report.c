@@ -87,6 +87,9 @@ idemq_check_findings(CheckCall *call, const char *part)
 	uint64 rows;
 
 	idemq_spi_begin(&scope);
+	/* It compares what PostgreSQL says of an index. */
+	(void) set_config_option("quote_all_identifiers", "off", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
 	/* One plan for all parts, which runs that of the argument; to plan it takes 3 ms. */
 	(void) set_config_option("plan_cache_mode", "force_generic_plan", PGC_USERSET, PGC_S_SESSION,
 							 GUC_ACTION_SAVE, true, 0, false);

@@ -169,6 +169,36 @@ CREATE FUNCTION idemq.vain() RETURNS void LANGUAGE c AS '$libdir/idemq', 'idemq_
 CREATE FUNCTION idemq_inside.vain() RETURNS void STABLE LANGUAGE sql AS 'SELECT idemq_inside.given(''x'', 1)';
 SELECT idemq.vain() IS NULL AS is_null;
 
+-- ---- A call that failed, called again with the state of the first: a domain's check survives an error
+CREATE TYPE pair AS (a text, b int);
+CREATE DOMAIN plpgsql_behind AS pair CHECK (CASE WHEN (value).a IS NULL THEN true ELSE idemq.unschedule((value).a) IS NOT NULL END);
+DO $$
+DECLARE
+	r plpgsql_behind;
+	said text := '';
+BEGIN
+	r.b := 1;
+	FOR i IN 1..3 LOOP
+		BEGIN
+			r.a := repeat('x', 2000);
+		EXCEPTION WHEN OTHERS THEN said := said || sqlstate || ' ';
+		END;
+	END LOOP;
+	PERFORM set_config('gate.said', said, false);
+END $$;
+SELECT current_setting('gate.said') AS said;
+
+-- ---- What a session has set says nothing of the SQL behind
+SET standard_conforming_strings = off;
+SET quote_all_identifiers = on;
+SELECT idemq.create_queue('words') > 0 AS created;
+SELECT count(*) FROM idemq.enqueue('words', '1') first,
+	LATERAL idemq.enqueue_graph(jsonb_build_array(jsonb_build_object('name', 'x', 'queue', 'words', 'payload', 1, 'depends_on', jsonb_build_array(first.id))));
+RESET standard_conforming_strings;
+SELECT * FROM idemq.check();
+RESET quote_all_identifiers;
+SELECT idemq.drop_queue('words', force => true) IS NOT NULL AS dropped;
+
 -- ---- A trigger's function is for idemq's own trigger
 CREATE TABLE strange (queue_id int);
 CREATE TRIGGER t AFTER DELETE ON strange FOR EACH ROW EXECUTE FUNCTION idemq.queue_gone();
@@ -187,6 +217,8 @@ SELECT idemq.looks();
 DROP FUNCTION idemq.looks, idemq.acts, idemq.some, idemq.nothing, idemq.vain, idemq.front_alone,
 	idemq_inside.looks, idemq_inside.acts, idemq_inside.some, idemq_inside.nothing, idemq_inside.vain;
 DROP VIEW fronts;
+DROP DOMAIN plpgsql_behind;
+DROP TYPE pair;
 DROP TABLE strange;
 DROP EXTENSION idemq;
 SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'idemq%';

@@ -245,7 +245,7 @@ is_sql($node, "SELECT payload, attempt FROM idemq.claim('r')", '2|1', 'which has
 # which it takes a job is listed by then, to be checked.
 sql($node, "SELECT idemq.create_queue('p', group_running => 3, lease => '1 h')");
 $one->query_safe('SELECT 1');
-$go = send_to("SELECT payload FROM idemq.claim('p')", 'idemq_before_claim');
+$go = send_to("SELECT payload FROM idemq.claim('p')", 'idemq_reap_some');
 sql($node, 'TRUNCATE idemq.jobs CASCADE');
 sql($node, "SELECT idemq.enqueue('p', to_jsonb(n), group_key => 'g') FROM generate_series(1, 3) n");
 is_sql($node, "SELECT idemq.release(id, token) FROM idemq.claim('p')", 'released', 'another claim finds the new slot');
