@@ -134,6 +134,22 @@ idemq_pending_note(ActionKind kind, QueueSlot *slot, int32 queue_id)
 }
 
 /*
+ * Notes that all of this database are read anew, unless it is noted already: what is undone is
+ * what was noted last, so a note that is there stays for what comes behind it.
+ */
+static void
+note_rows_once(void)
+{
+	static int known = 0;
+
+	if (known >= nactions || actions[known].kind != ACTION_ROWS)
+	{
+		known = nactions;
+		(void) note(ACTION_ROWS, NULL, 0, 0);
+	}
+}
+
+/*
  * Notes a claim of the job with that ready key, for which room was reserved
  * (idemq_pending_reserve_claim); its entry has been taken, or, with rowonly, the table
  * was full.  once: the claim is the attempt's end as well.  prior is the entry that it took
@@ -173,7 +189,7 @@ idemq_pending_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 toke
 	Action *action;
 
 	if (slot == NULL)
-		idemq_pending_note(ACTION_ROWS, NULL, 0);
+		note_rows_once();
 	action = note(ACTION_END, slot, queue_id, job_id);
 	action->token = token;
 	idemq_borrowed_reserve(queue_id);
@@ -210,7 +226,7 @@ void
 idemq_pending_note_finished(QueueSlot *slot, int32 queue_id, int64 job_id)
 {
 	if (slot == NULL)
-		idemq_pending_note(ACTION_ROWS, NULL, 0);
+		note_rows_once();
 	else
 		(void) note(ACTION_FINISHED, slot, queue_id, job_id);
 }
