@@ -89,7 +89,7 @@ SKIP:
 	sql($node, "SELECT count(*) FROM idemq.claim('q'); SELECT count(*) FROM idemq.claim('r')");
 	my $sleeper = sleeper($node, "CALL idemq.wait('r', '10 min')");
 	my $pid = $holder->query_safe('SELECT pg_backend_pid()');
-	my $stop = stop_at($pid, 'idemq_lease_forget_database');
+	my $stop = stop_at($pid, 'idemq_slots_forget_database');
 
 	$holder->query_until(qr/sent/, "\\echo sent\nTRUNCATE idemq.jobs;\n");
 	$stop->();
