@@ -1,7 +1,7 @@
 /*
  * api/gate.c
- *		The gate: an SQL function of schema idemq is this C function in front, and behind it a function
- *		of the same name and arguments in schema idemq_inside, in SQL or PL/pgSQL.
+ *		The gate: an SQL function of schema idemq is this C function in front, and behind it a
+ *		function of the same name and arguments in schema idemq_inside, in SQL or PL/pgSQL.
  *
  * It is for what is no hot path, and hardly more than SQL.  The function behind runs as the owner
  * of idemq's tables, and nobody else may call it.  The role that has called is in a frame: each
@@ -15,17 +15,18 @@
  *
  * A function behind that is STABLE only reads: all of it under one snapshot, the latest, at each
  * isolation level; also on a standby.  One that is VOLATILE raises 25006 and 55000 before it is
- * called, unless it is a trigger's; above READ COMMITTED its statements have the transaction's snapshot, and it reads what was
- * committed since by idemq_inside.latest.
+ * called, unless it is a trigger's; above READ COMMITTED its statements have the transaction's
+ * snapshot, and it reads what was committed since by idemq_inside.latest.
  *
  * PostgreSQL plans the statements behind perhaps when the tables have no rows yet, and for few
  * rows each: generic plans, without sequential scans, whose prices of 1e10 would start JIT.
  *
- * An error (RAISE, with ERRCODE and HINT) leaves as one of a C function does: without the lines of
- * the functions behind in its CONTEXT, and without the DETAIL in which PostgreSQL shows a row, which
- * the caller may not read.
+ * An error (RAISE, with ERRCODE and HINT) leaves as one of a C function does: without the lines
+ * of the functions behind in its CONTEXT, and without the DETAIL in which PostgreSQL shows a
+ * row, which the caller may not read.
  *
- * test/sql/gate.sql, test/specs/gate-levels.spec and test/t/fuzz.pl take the functions from the catalog.
+ * test/sql/gate.sql, test/specs/gate-levels.spec and test/t/fuzz.pl take the functions from the
+ * catalog.
  */
 #include "postgres.h"
 

@@ -132,7 +132,12 @@ idemq_sql_v2_heartbeat(PG_FUNCTION_ARGS)
 	return idemq_outcome_datum(beat(PG_GETARG_INT64(0), PG_GETARG_INT64(1), length));
 }
 
-/* heartbeat_many(ids, tokens, lease) -> setof (id, token, outcome as heartbeat). */
+/*
+ * heartbeat_many(ids, tokens, lease) -> setof (id, token, outcome as heartbeat); 22004, 22023
+ *		and 53400.
+ * Leases that have an entry come first: what raises at another's row, such as a queue that
+ * has no slot (53400), does not keep them from being renewed.
+ */
 Datum
 idemq_sql_v2_heartbeat_many(PG_FUNCTION_ARGS)
 {
@@ -141,20 +146,31 @@ idemq_sql_v2_heartbeat_many(PG_FUNCTION_ARGS)
 	ArrayArg tokens;
 	TupleDesc desc;
 	Tuplestorestate *store;
+	Datum *outcomes; /* 0: not yet */
 
 	idemq_arg_attempts(fcinfo, &ids, &tokens);
 	idemq_following_refuse();
 	store = idemq_srf_begin(fcinfo, &desc);
+	outcomes = palloc0((ids.count + 1) * sizeof(Datum));
+	for (int pass = 0; pass < 2; pass++)
+	{
+		for (int i = 0; i < ids.count; i++)
+		{
+			Lease lease;
+
+			CHECK_FOR_INTERRUPTS();
+			if (outcomes[i] != 0 ||
+				(pass == 0 && !idemq_lease_get(DatumGetInt64(ids.values[i]), &lease)))
+				continue;
+			outcomes[i] = idemq_outcome_datum(
+				beat(DatumGetInt64(ids.values[i]), DatumGetInt64(tokens.values[i]), length));
+		}
+	}
 	for (int i = 0; i < ids.count; i++)
 	{
-		Datum values[3];
+		Datum values[3] = {ids.values[i], tokens.values[i], outcomes[i]};
 		bool nulls[3] = {false};
 
-		CHECK_FOR_INTERRUPTS();
-		values[0] = ids.values[i];
-		values[1] = tokens.values[i];
-		values[2] = idemq_outcome_datum(
-			beat(DatumGetInt64(ids.values[i]), DatumGetInt64(tokens.values[i]), length));
 		tuplestore_putvalues(store, desc, values, nulls);
 	}
 	return (Datum) 0;
