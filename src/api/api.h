@@ -14,19 +14,6 @@
 #include "table/table.h"
 
 /*
- * claim_row.c
- *		A claimed job as a row for its worker.
- */
-
-/* id, token, attempt, max_attempts, deadline, payload, key, group_key, checkpoint,
- * enqueued_at, headers, kind; where others follow the headers, the kind is the last of all */
-#define CLAIM_COLUMN_COUNT 12
-#define CLAIM_KIND (CLAIM_COLUMN_COUNT - 1)
-
-extern void idemq_claim_row_fill(const Job *job, const EventArgs *args, Datum *values, bool *nulls);
-extern Datum idemq_job_document(const Job *job, JobColumn column, bool *isnull);
-
-/*
  * enqueue.c
  *		Adding a job to a queue, for what adds jobs to several.
  */
@@ -79,34 +66,11 @@ extern void idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue
 extern bool idemq_arg_parents(FunctionCallInfo fcinfo, int n, NewKin *kin);
 
 /*
- * claim_call.c
- *		Claiming from queues: what claim, claim_any and commit_and_claim share.
+ * claim.c
+ *		Beginning attempts.
  */
 
-/* One call that claims. */
-typedef struct ClaimCall
-{
-	ReadyScan scan; /* of the queue at hand; first, for consider */
-	/* what is asked for */
-	int32 wanted;
-	int64 lease; /* microseconds, 0 for the queue's */
-	text *worker;
-	bool attach;
-	/* where the answer goes */
-	Tuplestorestate *store;
-	TupleDesc desc;
-	bool with_outcome; /* the first column is an outcome; the last may be the queue's name */
-	int32 claimed;
-	/* of the last scan, where groups have places */
-	bool round_ended;	/* it stopped before a priority: see claim_rounds */
-	int round_priority; /* of the last job that it took or left */
-	int32 parked;		/* jobs that it made blocked, or put off */
-	List *groups;		/* names whose next job is to be promoted */
-} ClaimCall;
-
-extern void idemq_claim_begin(ClaimCall *call, int wanted);
 extern void idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call);
-extern void idemq_claim_from_queue(ClaimCall *call);
 
 /*
  * job_answer.c
@@ -121,31 +85,9 @@ extern Datum idemq_job_answer(FunctionCallInfo fcinfo, const JobCall *call, Outc
  *		Ending attempts: what commit, fail and release share.
  */
 
-typedef enum FinishKind
-{
-	FINISH_COMMIT,
-	FINISH_FAIL,
-	FINISH_RELEASE
-} FinishKind;
-
-/* How attempts are to end. */
-typedef struct Finish
-{
-	FinishKind kind;
-	bool permanent; /* fail: no further attempt */
-	bool uncounted; /* a token that is not current is no refusal of a worker's call */
-	bool has_delay;
-	JobWait wait; /* for who holds the row, or drops its dead queue; JOB_WAITS unless it is set */
-	int64 delay;  /* fail, release: microseconds until the job is ready again */
-	EventArgs
-		args; /* result; error, details; of a release: error, why its worker was interrupted */
-} Finish;
-
 /* Takes one answer of a batch; ord: the element's position in the arguments, from 0. */
 typedef void (*FinishAnswer)(const Attempt *attempt, int32 ord, Outcome outcome, void *arg);
 
-extern Outcome idemq_finish_by_token(int64 id, int64 token, Finish *finish, bool raise,
-									 Attempt *attempt);
 extern Outcome idemq_finish_attempt(FunctionCallInfo fcinfo, Finish *finish, bool raise,
 									Attempt *attempt);
 extern void idemq_finish_batch(FunctionCallInfo fcinfo, Finish *finish, FinishAnswer answer,

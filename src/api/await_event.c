@@ -26,7 +26,6 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 
-#include "api/api.h"
 #include "base/base.h"
 #include "job/job.h"
 #include "table/table.h"

@@ -15,6 +15,25 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_claim);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_claim_any);
 
 /*
+ * Reads the arguments max_jobs, lease, worker and attach, of which the first is number n;
+ * raises 22004, 22023, 25006.
+ */
+void
+idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call)
+{
+	int wanted;
+
+	idemq_jobs_check_writable();
+	memset(call, 0, sizeof(*call));
+	wanted = idemq_arg_int(fcinfo, n, "max_jobs", 1, IDEMQ_MAX_ARRAY);
+	if (!PG_ARGISNULL(n + 1))
+		call->lease = idemq_arg_interval(fcinfo, n + 1, "lease", 1);
+	call->worker = idemq_arg_worker(fcinfo, n + 2);
+	call->attach = idemq_arg_bool(fcinfo, n + 3, "attach");
+	idemq_claim_begin(call, wanted);
+}
+
+/*
  * claim(queue text, max_jobs int, lease interval, worker text, attach bool)
  *		-> setof claimed job; 42501, IQ005, 22004, 22023.
  */

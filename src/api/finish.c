@@ -1,9 +1,6 @@
 /*
  * api/finish.c
- *		Ending attempts: what commit, fail and release share.
- *
- * The job's latest version is fetched, status and token are checked on it, and that
- * very version is written.  If it changed in between, this starts again.
+ *		Ending attempts: what commit, fail and release share (job/finish.c does it).
  */
 #include "postgres.h"
 
@@ -15,7 +12,6 @@
 
 #include "api/api.h"
 #include "base/base.h"
-#include "base/compat.h"
 #include "job/job.h"
 #include "table/table.h"
 
@@ -36,108 +32,6 @@ typedef struct BatchItem
 	int64 token;
 	int32 ord; /* its position in the caller's arrays, from 0 */
 } BatchItem;
-
-/* Returns the event by which an attempt ends, and what to answer then. */
-static JobEvent
-choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
-{
-	const QueueInfo *queue = &attempt->queue;
-	int64 delay = finish->delay;
-
-	if (finish->kind == FINISH_FAIL && !finish->has_delay)
-		delay = idemq_backoff(queue->retry_base, queue->retry_factor, queue->retry_max,
-							  queue->retry_jitter, attempt->job.attempt, compat_random());
-	finish->args.now = idemq_now();
-	finish->args.ready_at = finish->args.now + delay;
-	switch (finish->kind)
-	{
-		case FINISH_COMMIT:
-			*outcome = OUTCOME_COMMITTED;
-			return EVENT_COMMIT;
-		case FINISH_FAIL:
-			if (finish->permanent || attempt->job.attempt >= attempt->job.max_attempts)
-			{
-				*outcome = OUTCOME_DEAD;
-				return EVENT_DIE;
-			}
-			*outcome = OUTCOME_RETRYING;
-			return EVENT_FAIL;
-		case FINISH_RELEASE:
-			*outcome = OUTCOME_RELEASED;
-			return finish->args.error != NULL ? EVENT_INTERRUPT : EVENT_RELEASE;
-	}
-	pg_unreachable();
-}
-
-/*
- * Ends one attempt.  Returns its outcome, that of idemq_attempt_find when the token is not
- * current, or OUTCOME_LOCKED when it would have to wait and is not to; raises 40001 above READ
- * COMMITTED.
- */
-static Outcome
-finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt *attempt)
-{
-	for (;;)
-	{
-		Outcome outcome = idemq_attempt_find(table, id, token, attempt);
-		JobEvent event;
-		JobWrite write;
-
-		if (outcome != OUTCOME_CURRENT)
-		{
-			if (!finish->uncounted)
-				idemq_attempt_count(attempt, outcome, finish->kind == FINISH_COMMIT);
-			/* Only a commit distinguishes a repeated call from a stale one. */
-			return outcome == OUTCOME_ALREADY_COMMITTED && finish->kind != FINISH_COMMIT
-					   ? OUTCOME_STALE
-					   : outcome;
-		}
-		event = choose_event(finish, attempt, &outcome);
-		write = idemq_transition(table, &attempt->job, &attempt->queue, event, &finish->args,
-								 finish->wait);
-		if (write != JOB_CHANGED)
-			return write == JOB_LOCKED ? OUTCOME_LOCKED : outcome;
-		idemq_jobs_refresh_or_raise(table);
-	}
-}
-
-/* Checks how long what an attempt ends with is; raises 54000. */
-static void
-check_documents(const Finish *finish)
-{
-	if (!finish->args.no_document)
-		idemq_check_document("result", finish->args.document, 0);
-	idemq_check_text("error", PointerGetDatum(finish->args.error));
-	idemq_check_document("details", PointerGetDatum(finish->args.details), 0);
-}
-
-/* Returns whether an outcome tells of what another transaction has committed. */
-static bool
-is_of_others(const Attempt *attempt, Outcome outcome)
-{
-	return outcome == OUTCOME_ALREADY_COMMITTED && !idemq_jobs_is_own(&attempt->job);
-}
-
-/*
- * Ends one attempt; with raise, a stale one is an error.  Of *attempt the job is void
- * afterwards.
- */
-Outcome
-idemq_finish_by_token(int64 id, int64 token, Finish *finish, bool raise, Attempt *attempt)
-{
-	JobsTable table;
-	Outcome outcome;
-
-	check_documents(finish);
-	idemq_jobs_open(&table);
-	outcome = finish_attempt(&table, id, token, finish, attempt);
-	if (is_of_others(attempt, outcome))
-		idemq_sync_rep_await();
-	if (raise)
-		idemq_attempt_raise(attempt, outcome);
-	idemq_jobs_close(&table);
-	return outcome;
-}
 
 /* As idemq_finish_by_token, the attempt of arguments id and token. */
 Outcome
@@ -252,9 +146,8 @@ idemq_finish_batch(FunctionCallInfo fcinfo, Finish *finish, FinishAnswer answer,
 		finish->args.no_document = finish->args.document == (Datum) 0;
 		finish->args.error = element(&batch.errors, items[i].ord);
 		finish->args.details = element(&batch.details, items[i].ord);
-		check_documents(finish);
-		outcome = finish_attempt(&table, items[i].id, items[i].token, finish, &attempt);
-		of_others |= is_of_others(&attempt, outcome);
+		outcome =
+			idemq_finish_in(&table, items[i].id, items[i].token, finish, &attempt, &of_others);
 		answer(&attempt, items[i].ord, outcome, arg);
 	}
 	MemoryContextSwitchTo(old);

@@ -9,8 +9,8 @@
 
 #include "fmgr.h"
 
-#include "api/api.h"
 #include "base/base.h"
+#include "job/job.h"
 #include "queue/queue.h"
 #include "table/table.h"
 

@@ -21,8 +21,8 @@
 #include "utils/memutils.h"
 #include "utils/tuplestore.h"
 
-#include "api/api.h"
 #include "handler/handler.h"
+#include "job/job.h"
 
 static ClaimedJobs pieces[2];
 static ClaimedJobs *at_hand = &pieces[0];

@@ -8,9 +8,9 @@
 #include "fmgr.h"
 #include "utils/builtins.h"
 
-#include "api/api.h"
 #include "base/base.h"
 #include "handler/handler.h"
+#include "job/job.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_current_job);
 

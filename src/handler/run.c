@@ -37,7 +37,6 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
-#include "api/api.h"
 #include "base/base.h"
 #include "handler/handler.h"
 #include "job/job.h"

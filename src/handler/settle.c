@@ -28,9 +28,9 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "api/api.h"
 #include "base/base.h"
 #include "handler/handler.h"
+#include "job/job.h"
 #include "queue/queue.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"

@@ -6,7 +6,9 @@
 #define IDEMQ_JOB_JOB_H
 
 #include "datatype/timestamp.h"
+#include "nodes/pg_list.h"
 #include "utils/jsonb.h"
+#include "utils/tuplestore.h"
 
 #include "base/base.h"
 #include "queue/queue.h"
@@ -289,6 +291,48 @@ extern TakeResult idemq_claim_one(JobsTable *table, const Job *job, const QueueI
 extern JobWrite idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue);
 
 /*
+ * claim_row.c
+ *		A claimed job as a row for its worker.
+ */
+
+/* id, token, attempt, max_attempts, deadline, payload, key, group_key, checkpoint,
+ * enqueued_at, headers, kind; where others follow the headers, the kind is the last of all */
+#define CLAIM_COLUMN_COUNT 12
+#define CLAIM_KIND (CLAIM_COLUMN_COUNT - 1)
+
+extern void idemq_claim_row_fill(const Job *job, const EventArgs *args, Datum *values, bool *nulls);
+extern Datum idemq_job_document(const Job *job, JobColumn column, bool *isnull);
+
+/*
+ * claim_from_queue.c
+ *		Claiming from a queue.
+ */
+
+/* One call that claims. */
+typedef struct ClaimCall
+{
+	ReadyScan scan; /* of the queue at hand; first, for consider */
+	/* what is asked for */
+	int32 wanted;
+	int64 lease; /* microseconds, 0 for the queue's */
+	text *worker;
+	bool attach;
+	/* where the answer goes */
+	Tuplestorestate *store;
+	TupleDesc desc;
+	bool with_outcome; /* the first column is an outcome; the last may be the queue's name */
+	int32 claimed;
+	/* of the last scan, where groups have places */
+	bool round_ended;	/* it stopped before a priority: see claim_rounds */
+	int round_priority; /* of the last job that it took or left */
+	int32 parked;		/* jobs that it made blocked, or put off */
+	List *groups;		/* names whose next job is to be promoted */
+} ClaimCall;
+
+extern void idemq_claim_begin(ClaimCall *call, int wanted);
+extern void idemq_claim_from_queue(ClaimCall *call);
+
+/*
  * promote.c
  *		Giving FIFO groups their heads.
  */
@@ -482,6 +526,36 @@ extern bool idemq_attempt_is_gone(JobsTable *table, const Attempt *attempt);
 extern void idemq_attempt_count(const Attempt *attempt, Outcome outcome, bool commit);
 extern void idemq_attempt_raise_cancelled(const Attempt *attempt);
 extern void idemq_attempt_raise(const Attempt *attempt, Outcome outcome);
+
+/*
+ * finish.c
+ *		Ending attempts.
+ */
+
+typedef enum FinishKind
+{
+	FINISH_COMMIT,
+	FINISH_FAIL,
+	FINISH_RELEASE
+} FinishKind;
+
+/* How attempts are to end. */
+typedef struct Finish
+{
+	FinishKind kind;
+	bool permanent; /* fail: no further attempt */
+	bool uncounted; /* a token that is not current is no refusal of a worker's call */
+	bool has_delay;
+	JobWait wait; /* for who holds the row, or drops its dead queue; JOB_WAITS unless it is set */
+	int64 delay;  /* fail, release: microseconds until the job is ready again */
+	EventArgs
+		args; /* result; error, details; of a release: error, why its worker was interrupted */
+} Finish;
+
+extern Outcome idemq_finish_in(JobsTable *table, int64 id, int64 token, Finish *finish,
+							   Attempt *attempt, bool *of_others);
+extern Outcome idemq_finish_by_token(int64 id, int64 token, Finish *finish, bool raise,
+									 Attempt *attempt);
 
 /*
  * kin.c

@@ -1,6 +1,6 @@
 /*
- * api/claim_call.c
- *		Claiming from queues: what claim, claim_any and commit_and_claim share.
+ * job/claim_from_queue.c
+ *		Claiming from a queue: the engine of claim, claim_any, commit_and_claim, and of handlers.
  *
  * A claim starts at the ready cursor of each priority, skips what the lease
  * table says is busy, takes what is ready, and moves the cursor up past what it
@@ -9,15 +9,10 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
-#include "catalog/pg_type.h"
-#include "executor/executor.h"
-#include "miscadmin.h"
-#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
+#include "utils/tuplestore.h"
 
-#include "api/api.h"
 #include "base/base.h"
 #include "job/job.h"
 #include "shared/groups/groups.h"
@@ -322,23 +317,4 @@ idemq_claim_begin(ClaimCall *call, int wanted)
 	call->scan.consider = consider;
 	call->scan.row_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq claim", ALLOCSET_DEFAULT_SIZES);
-}
-
-/*
- * Reads the arguments max_jobs, lease, worker and attach, of which the first is number n;
- * raises 22004, 22023, 25006.
- */
-void
-idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call)
-{
-	int wanted;
-
-	idemq_jobs_check_writable();
-	memset(call, 0, sizeof(*call));
-	wanted = idemq_arg_int(fcinfo, n, "max_jobs", 1, IDEMQ_MAX_ARRAY);
-	if (!PG_ARGISNULL(n + 1))
-		call->lease = idemq_arg_interval(fcinfo, n + 1, "lease", 1);
-	call->worker = idemq_arg_worker(fcinfo, n + 2);
-	call->attach = idemq_arg_bool(fcinfo, n + 3, "attach");
-	idemq_claim_begin(call, wanted);
 }

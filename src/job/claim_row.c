@@ -1,5 +1,5 @@
 /*
- * api/claim_row.c
+ * job/claim_row.c
  *		A claimed job as a row for its worker.
  *
  * Values that live in the TOAST table are fetched here: the caller's row must
@@ -10,7 +10,6 @@
 #include "access/detoast.h"
 #include "utils/timestamp.h"
 
-#include "api/api.h"
 #include "job/job.h"
 
 /* Returns a text or jsonb column of a fetched job, free of pointers to TOAST. */
