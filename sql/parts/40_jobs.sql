@@ -254,6 +254,11 @@ CREATE FUNCTION idemq.assert_current(id bigint, token bigint) RETURNS void
 COMMENT ON FUNCTION idemq.assert_current(bigint, bigint)
 	IS 'raise IQ001 unless the token is current and no open transaction cancels the job, IQ002 and IQ006 as idemq.commit does; keeps the job from being reaped until this transaction ends';
 
+CREATE FUNCTION idemq.hold_claimed() RETURNS text
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_hold_claimed';
+COMMENT ON FUNCTION idemq.hold_claimed()
+	IS 'as idemq.assert_current, of the one job that the last claim of this session has claimed, so that a client can send it in one message with commit_and_claim and COMMIT, before it knows which job that is; never waits and raises nothing for what has become of the job: held; busy (an open transaction has its row: ask assert_current); gone (none was claimed or several, it has ended, or its lease is lost)';
+
 CREATE FUNCTION idemq.reap(queue text DEFAULT NULL) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_reap';
 COMMENT ON FUNCTION idemq.reap(text)

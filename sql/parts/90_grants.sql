@@ -34,7 +34,7 @@ GRANT EXECUTE ON FUNCTION
 	idemq.commit, idemq.try_commit, idemq.commit_many, idemq.commit_once,
 	idemq.commit_and_claim, idemq.commit_many_and_claim,
 	idemq.fail, idemq.fail_many, idemq.release, idemq.release_many,
-	idemq.checkpoint, idemq.assert_current, idemq.reap,
+	idemq.checkpoint, idemq.assert_current, idemq.hold_claimed, idemq.reap,
 	idemq.may_see, idemq.may_use, idemq.may_administer, idemq.job, idemq.queue_metrics,
 	idemq.why, idemq.leases,
 	idemq.acquire, idemq.cancel_by_key, idemq.queue_id, idemq.job_by_key, idemq.fence

@@ -23,7 +23,8 @@
  *		ALTER TABLE ... ENABLE TRIGGER ALL, or USER, of ours	rows may have changed while
  *			triggers were off (pg_restore --disable-triggers): all is read anew, at commit.
  *		DISCARD ALL							a pooler hands the session on: its
- *			attached leases end, as with the session.
+ *			attached leases end, as with the session, and what it has claimed is
+ *			forgotten (api/checkpoint.c).
  */
 #include "postgres.h"
 
@@ -223,6 +224,7 @@ follow_command(Follow follow, const PlannedStmt *statement, Oid database)
 			break;
 		case FOLLOW_DISCARD:
 			idemq_lease_orphan_session();
+			idemq_pending_forget_claimed();
 			break;
 	}
 }

@@ -4,6 +4,8 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
+
 #include "base/base.h"
 #include "job/job.h"
 #include "queue/queue.h"
@@ -85,6 +87,32 @@ idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt
 		if (write != JOB_CHANGED)
 			return write == JOB_LOCKED ? OUTCOME_LOCKED : outcome;
 		idemq_jobs_refresh_or_raise(table);
+	}
+}
+
+/*
+ * As idemq_attempt_lock, but never waits, and raises nothing for what others do with the job:
+ * OUTCOME_LOCKED when an open transaction has its row, cancels it, or has changed what this
+ * transaction's snapshot is to see.
+ */
+Outcome
+idemq_attempt_try_share(JobsTable *table, int64 id, int64 token, Attempt *attempt)
+{
+	for (;;)
+	{
+		Outcome outcome = idemq_attempt_find(table, id, token, attempt);
+		JobWrite write;
+
+		if (outcome != OUTCOME_CURRENT)
+			return outcome;
+		if (idemq_lease_is_cancelled(id, token))
+			return OUTCOME_LOCKED;
+		write = idemq_jobs_lock(table, &attempt->job, LockTupleShare, JOB_SKIPS);
+		if (write == JOB_WRITTEN)
+			return outcome;
+		if (write == JOB_LOCKED || IsolationUsesXactSnapshot())
+			return OUTCOME_LOCKED;
+		idemq_jobs_refresh(table);
 	}
 }
 

@@ -78,6 +78,9 @@ static int npriors = 0;
 static int max_priors = 0;
 /* Whether PREPARE TRANSACTION is under way, for idemq.check(). */
 static bool preparing = false;
+/* What the last transaction that has claimed anything claimed, if it was one job; else 0, 0. */
+static int64 claimed_id = 0;
+static int64 claimed_token = 0;
 
 /* Makes room for one action, so that the next note cannot fail. */
 void
@@ -502,10 +505,52 @@ static const struct
 };
 /* clang-format on */
 
+/* Remembers the one job that this transaction has claimed; of several: nothing. */
+static void
+remember_claim(void)
+{
+	const Action *claim = NULL;
+	int claims = 0;
+
+	for (int i = 0; i < nactions; i++)
+	{
+		if (actions[i].kind == ACTION_CLAIM || actions[i].kind == ACTION_CLAIM_ROWONLY)
+		{
+			claim = &actions[i];
+			claims++;
+		}
+	}
+	if (claims == 0)
+		return;
+	idemq_pending_forget_claimed();
+	if (claims == 1)
+	{
+		claimed_id = claim->job_id;
+		claimed_token = claim->token;
+	}
+}
+
+/* Returns the one job that this session's last transaction with a claim has claimed; false: none. */
+bool
+idemq_pending_claimed(int64 *id, int64 *token)
+{
+	*id = claimed_id;
+	*token = claimed_token;
+	return claimed_token != 0;
+}
+
+/* Forgets that job: the session is somebody else's from now on. */
+void
+idemq_pending_forget_claimed(void)
+{
+	claimed_id = claimed_token = 0;
+}
+
 /* Follows the commit of all actions. */
 void
 idemq_pending_apply(void)
 {
+	remember_claim();
 	for (int i = 0; i < nactions; i++)
 	{
 		if (actions[i].borrowed)

@@ -64,6 +64,8 @@ extern void idemq_pending_note_finished(QueueSlot *slot, int32 queue_id, int64 j
 extern void idemq_pending_note_extension(Oid database);
 extern void idemq_pending_undo_last(void);
 extern bool idemq_pending_any(void);
+extern bool idemq_pending_claimed(int64 *id, int64 *token);
+extern void idemq_pending_forget_claimed(void);
 extern void idemq_pending_apply(void);
 extern void idemq_pending_undo(SubTransactionId from);
 extern void idemq_pending_before_prepare(void);

@@ -140,6 +140,57 @@ SELECT idemq.assert_current(:id, :token);
 ROLLBACK;
 SELECT idemq.commit(:id, :token);
 
+-- hold_claimed: the same for the one job that this session's last transaction has claimed.
+SELECT (idemq.enqueue('q', '5')).id \gset
+SELECT id AS other FROM idemq.enqueue('q', '6') \gset
+SELECT token FROM idemq.claim_job(:id, lease => '1 ms') \gset
+SELECT pg_sleep(0.005);
+BEGIN;
+SELECT idemq.hold_claimed();
+SELECT idemq.hold_claimed();
+SELECT idemq.reap('q');
+COMMIT;
+-- Reads, and what is rolled back, forget nothing.
+SELECT idemq.validate(:id, :token);
+BEGIN;
+SELECT count(*) FROM idemq.claim_job(:other);
+ROLLBACK;
+SELECT idemq.hold_claimed();
+-- In the transaction that ends the attempt, and after it.
+BEGIN;
+SELECT idemq.commit(:id, :token);
+SELECT idemq.hold_claimed();
+ROLLBACK;
+SELECT idemq.hold_claimed();
+SELECT pg_sleep(0.11);
+SELECT idemq.reap('q');
+SELECT idemq.hold_claimed();
+-- Not one job: none, several, the one that is ended at once.
+SELECT count(*) FROM idemq.claim('q', 2) \gset
+SELECT :count AS claimed, idemq.hold_claimed();
+SELECT count(idemq.release(id, token)) FROM idemq.jobs WHERE status = 'processing';
+SELECT token FROM idemq.claim_job(:id) \gset
+SELECT idemq.hold_claimed();
+SELECT idemq.commit_once(:other);
+SELECT idemq.hold_claimed();
+-- As it is meant: in one message, with the commit of the last one.
+SELECT id AS third FROM idemq.enqueue('q', '7') \gset
+SELECT id, token FROM idemq.commit_and_claim(:id, :token, NULL, 'q') \gset
+BEGIN \; SELECT idemq.hold_claimed(), :id = :third AS of_the_third \; COMMIT;
+-- Not by a role that may not claim; not by whom a pooler gives the session to.
+CREATE ROLE regress_holder;
+SELECT idemq.grant_queue('q', 'regress_holder', 'enqueue');
+SET ROLE regress_holder;
+SELECT idemq.hold_claimed();
+RESET ROLE;
+SELECT idemq.revoke_queue('q', 'regress_holder', 'enqueue');
+DROP ROLE regress_holder;
+SELECT idemq.hold_claimed();
+DISCARD ALL;
+SELECT idemq.hold_claimed();
+SELECT idemq.commit(:id, :token);
+SELECT stale_calls_total FROM idemq.metrics WHERE queue = 'q';
+
 -- reap: one queue, or all; only what is over.
 DELETE FROM idemq.jobs;
 SELECT count(idemq.enqueue(q, '1')) FROM unnest(ARRAY['q', 'p']) q, generate_series(1, 4);
