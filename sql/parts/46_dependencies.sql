@@ -55,16 +55,16 @@ CREATE POLICY idemq_own_queues ON idemq.dependencies FOR SELECT USING (idemq.may
 ALTER TABLE idemq.children ENABLE ROW LEVEL SECURITY;
 CREATE POLICY idemq_own_queues ON idemq.children FOR SELECT USING (idemq.may_see(queue_id));
 
-CREATE FUNCTION idemq.kin_changed() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_kin_changed';
-COMMENT ON FUNCTION idemq.kin_changed() IS 'statement trigger of idemq.dependencies and idemq.children: has rows that were restored, or written by hand, read anew at the end of the transaction';
+CREATE FUNCTION idemq.dependencies_changed() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_dependencies_changed';
+COMMENT ON FUNCTION idemq.dependencies_changed() IS 'statement trigger of idemq.dependencies and idemq.children: has rows that were restored, or written by hand, read anew at the end of the transaction';
 
-CREATE TRIGGER idemq_kin_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.dependencies
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.kin_changed();
-ALTER TABLE idemq.dependencies ENABLE ALWAYS TRIGGER idemq_kin_changed;
-CREATE TRIGGER idemq_kin_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.children
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.kin_changed();
-ALTER TABLE idemq.children ENABLE ALWAYS TRIGGER idemq_kin_changed;
+CREATE TRIGGER idemq_dependencies_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.dependencies
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.dependencies_changed();
+ALTER TABLE idemq.dependencies ENABLE ALWAYS TRIGGER idemq_dependencies_changed;
+CREATE TRIGGER idemq_dependencies_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.children
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq.dependencies_changed();
+ALTER TABLE idemq.children ENABLE ALWAYS TRIGGER idemq_dependencies_changed;
 
 CREATE FUNCTION idemq.parents(id bigint)
 	RETURNS TABLE (parent bigint, queue text, status idemq.status, result jsonb)

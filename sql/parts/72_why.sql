@@ -34,7 +34,7 @@ CREATE FUNCTION idemq_inside.why_rows(id bigint, now timestamptz, OUT steps text
 	LEFT JOIN idemq.children c ON c.job_id = j.id
 		AND EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = c.job_id)
 	LEFT JOIN LATERAL (
-		-- The first that is not done; see src/table/jobs_kin.c.
+		-- The first that is not done; see src/table/jobs_dependencies.c.
 		SELECT * FROM (
 			SELECT d.parent AS id, o.id IS NULL AS gone, coalesce(o.status::text, d.gone_as::text, 'completed') AS status
 			FROM idemq.dependencies d LEFT JOIN idemq.jobs o ON o.id = d.parent

@@ -142,7 +142,7 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 		FROM (VALUES
 			('idemq_jobs_changed', '{jobs}'::text[], 'ALWAYS ', 'shared memory does not follow'),
 			('idemq_jobs_truncated', '{jobs}', 'ALWAYS ', 'shared memory does not follow'),
-			('idemq_kin_changed', '{dependencies,children}', 'ALWAYS ', 'shared memory does not follow'),
+			('idemq_dependencies_changed', '{dependencies,children}', 'ALWAYS ', 'shared memory does not follow'),
 			('idemq_settings_changed', '{queues,queue_grants,clusters,handler_entries}', 'ALWAYS ',
 				'shared memory does not follow'),
 			('idemq_settings_truncated', '{queues,queue_grants,handler_entries}', 'ALWAYS ', 'shared memory does not follow'),

@@ -63,7 +63,7 @@ extern void idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue
  *		The arguments of an enqueue that say what the job waits for.
  */
 
-extern bool idemq_arg_parents(FunctionCallInfo fcinfo, int n, NewKin *kin);
+extern bool idemq_arg_parents(FunctionCallInfo fcinfo, int n, NewDependencies *depends);
 
 /*
  * claim.c

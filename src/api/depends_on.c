@@ -27,18 +27,18 @@ failure_policy(FunctionCallInfo fcinfo, int n)
 
 /* Reads argument n, depends_on, and the one behind it, on_parent_failure; false for no parents. */
 bool
-idemq_arg_parents(FunctionCallInfo fcinfo, int n, NewKin *kin)
+idemq_arg_parents(FunctionCallInfo fcinfo, int n, NewDependencies *depends)
 {
 	ArrayArg parents;
 
 	/* Most jobs: at no cost. */
 	if (PG_ARGISNULL(n))
 		return false;
-	kin->on_failure = failure_policy(fcinfo, n + 1);
+	depends->on_failure = failure_policy(fcinfo, n + 1);
 	idemq_arg_array(fcinfo, n, "depends_on", INT8OID, false, &parents);
-	kin->count = parents.count;
-	kin->parents = palloc(Max(parents.count, 1) * sizeof(int64));
+	depends->count = parents.count;
+	depends->parents = palloc(Max(parents.count, 1) * sizeof(int64));
 	for (int i = 0; i < parents.count; i++)
-		kin->parents[i] = DatumGetInt64(parents.values[i]);
-	return kin->count > 0;
+		depends->parents[i] = DatumGetInt64(parents.values[i]);
+	return depends->count > 0;
 }

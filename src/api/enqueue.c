@@ -239,8 +239,8 @@ idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 	EnqueueAnswer answer;
 	DuplicateRule rule = duplicate_rule(fcinfo, ARG_ON_DUPLICATE, ARG_MAX_WAIT);
 	JobWait wait = wait_policy(fcinfo, ARG_NOWAIT);
-	NewKin kin;
-	bool waits = idemq_arg_parents(fcinfo, ARG_DEPENDS_ON, &kin);
+	NewDependencies depends;
+	bool waits = idemq_arg_parents(fcinfo, ARG_DEPENDS_ON, &depends);
 	NullableDatum options[OPTIONS];
 	Datum values[ANSWER_COLUMNS];
 	bool nulls[ANSWER_COLUMNS];
@@ -255,11 +255,11 @@ idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 	idemq_enqueue_read_options(fcinfo, one_args, options);
 	idemq_enqueue_set_options(&columns, &queue, options);
 	if (waits)
-		idemq_new_child(&columns, &kin);
+		idemq_new_child(&columns, &depends);
 	idemq_enqueue_add(&table, NULL, &queue, &columns, rule, wait, &answer);
 	/* A duplicate keeps its own: its parents, and those that are named now, may be gone. */
 	if (waits && answer.outcome == OUTCOME_ACCEPTED)
-		idemq_new_child_add(&table, &queue, answer.id, &kin);
+		idemq_new_child_add(&table, &queue, answer.id, &depends);
 	idemq_jobs_close(&table);
 	if (is_of_others(&answer))
 		idemq_sync_rep_await();
@@ -356,8 +356,8 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 	JobsBatch *batch;
 	DuplicateRule rule = duplicate_rule(fcinfo, MANY_ON_DUPLICATE, MANY_MAX_WAIT);
 	JobWait wait = wait_policy(fcinfo, MANY_NOWAIT);
-	NewKin kin; /* of each job */
-	bool waits = idemq_arg_parents(fcinfo, MANY_DEPENDS_ON, &kin);
+	NewDependencies depends; /* of each job */
+	bool waits = idemq_arg_parents(fcinfo, MANY_DEPENDS_ON, &depends);
 	TupleDesc desc;
 	Tuplestorestate *store;
 	MemoryContext job_context;
@@ -389,10 +389,10 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
 		fill_element(&columns, &queue, &arrays, i);
 		if (waits)
-			idemq_new_child(&columns, &kin);
+			idemq_new_child(&columns, &depends);
 		idemq_enqueue_add(&table, batch, &queue, &columns, rule, wait, &answer);
 		if (waits && answer.outcome == OUTCOME_ACCEPTED)
-			idemq_new_child_add(&table, &queue, answer.id, &kin);
+			idemq_new_child_add(&table, &queue, answer.id, &depends);
 		of_others |= is_of_others(&answer);
 		values[0] = Int32GetDatum(i + 1);
 		fill_answer(&answer, values + 1, nulls + 1);

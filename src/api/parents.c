@@ -26,7 +26,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_parents);
  * that was claimed again since the child came to run, for who has no privilege on its queue.
  */
 static void
-add_row(JobsTable *table, const KinGone *parent, Tuplestorestate *store, TupleDesc desc)
+add_row(JobsTable *table, const DependencyGone *parent, Tuplestorestate *store, TupleDesc desc)
 {
 	Datum values[COLUMNS] = {Int64GetDatum(parent->id)};
 	bool nulls[COLUMNS] = {false, true, true, true};
@@ -73,7 +73,7 @@ idemq_sql_v2_parents(PG_FUNCTION_ARGS)
 		idemq_queue_allows(job.queue_id, PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &queue))
 	{
 		int count;
-		KinGone *parents = idemq_kin_parents(id, &count);
+		DependencyGone *parents = idemq_dependency_parents(id, &count);
 
 		for (int i = 0; i < count; i++)
 			add_row(&table, &parents[i], store, desc);

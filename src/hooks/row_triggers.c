@@ -22,7 +22,7 @@
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_jobs_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_jobs_truncated);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_kin_changed);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_dependencies_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_settings_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_schedules_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_followers_changed);
@@ -195,8 +195,8 @@ note_group(Relation rel, HeapTuple row)
 	if (!alone)
 		idemq_pending_groups_note(slot_of(queue_id), queue_id, name, GROUP_DROP_FLOOR);
 	else if (status_of(rel, row) == JOB_BLOCKED)
-		idemq_pending_kin_note_blocked(slot_of(queue_id), queue_id,
-									   DatumGetInt64(column(rel, row, COL_ID, &isnull)));
+		idemq_pending_dependency_note_blocked(slot_of(queue_id), queue_id,
+											  DatumGetInt64(column(rel, row, COL_ID, &isnull)));
 }
 
 /*
@@ -214,12 +214,12 @@ note_move(Relation rel, HeapTuple old_row, HeapTuple new_row)
 
 	if (queue_id == old_id)
 		return;
-	if (idemq_kin_maybe(slot_of(old_id), id))
+	if (idemq_may_have_dependencies(slot_of(old_id), id))
 		idemq_jobs_moved_child(id, queue_id);
 	if (status_of(rel, new_row) == JOB_PENDING)
 		idemq_jobs_moved_waiter(id);
 	slot = slot_of(queue_id);
-	idemq_kin_note(slot, id);
+	idemq_dependency_note(slot, id);
 	/* One that gets its slot before our commit learns from the rows of before. */
 	if (slot == NULL)
 		idemq_pending_note(ACTION_ROWS, NULL, 0);
@@ -227,14 +227,14 @@ note_move(Relation rel, HeapTuple old_row, HeapTuple new_row)
 
 /* Follows the deletion of a row that may have parents or children. */
 static void
-note_kin_gone(Relation rel, HeapTuple row)
+note_dependency_gone(Relation rel, HeapTuple row)
 {
 	bool isnull;
 	int64 id = DatumGetInt64(column(rel, row, COL_ID, &isnull));
 	int32 queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
 
-	if (idemq_kin_maybe(slot_of(queue_id), id))
-		idemq_kin_gone(id, status_of(rel, row));
+	if (idemq_may_have_dependencies(slot_of(queue_id), id))
+		idemq_dependency_gone(id, status_of(rel, row));
 }
 
 /* Counts a row that SQL wrote; old_row or new_row is NULL when there is none. */
@@ -310,7 +310,7 @@ idemq_sql_v2_jobs_changed(PG_FUNCTION_ARGS)
 		/* Our own claims do not see it any more, and pass its key: it may come back. */
 		note_version(rel, data->tg_trigtuple, true);
 		note_end_of_attempt(rel, data->tg_trigtuple, NULL);
-		note_kin_gone(rel, data->tg_trigtuple);
+		note_dependency_gone(rel, data->tg_trigtuple);
 		count_row(rel, data->tg_trigtuple, NULL);
 	}
 	return PointerGetDatum(NULL);
@@ -324,20 +324,20 @@ idemq_sql_v2_jobs_truncated(PG_FUNCTION_ARGS)
 	if (!idemq_follows())
 	{
 		idemq_pending_note(ACTION_FORGET, NULL, 0);
-		idemq_kin_all_gone();
+		idemq_dependency_all_gone();
 	}
 	return PointerGetDatum(NULL);
 }
 
 /*
- * kin_changed(): statement trigger of idemq.dependencies and idemq.children, for rows that come
- * by a restore, or by hand.
+ * dependencies_changed(): statement trigger of idemq.dependencies and idemq.children, for
+ * rows that come by a restore, or by hand.
  */
 Datum
-idemq_sql_v2_kin_changed(PG_FUNCTION_ARGS)
+idemq_sql_v2_dependencies_changed(PG_FUNCTION_ARGS)
 {
 	(void) trigger_data(fcinfo, false);
-	if (!idemq_kin_is_writing() && !idemq_follows())
+	if (!idemq_dependencies_is_writing() && !idemq_follows())
 		idemq_pending_note(ACTION_ROWS, NULL, 0);
 	return PointerGetDatum(NULL);
 }

@@ -97,7 +97,7 @@ unblock(JobCall *call, JobsTable *table)
 	if (call->job.row->tts_isnull[COL_GROUP_KEY])
 	{
 		/* By its parents, or by hand: then it has no turn. */
-		if (idemq_kin_any() && !idemq_promote_child(&call->queue, call->id))
+		if (idemq_dependencies_exist() && !idemq_promote_child(&call->queue, call->id))
 			idemq_round_await(call->queue.slot);
 		idemq_jobs_refresh(table);
 		return idemq_jobs_fetch(table, call->id, &call->job);

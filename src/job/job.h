@@ -408,8 +408,9 @@ extern JobStatus idemq_new_job_add(JobsBatch *batch, const QueueInfo *queue, Job
  *		A new job that waits for its parents.
  */
 
-extern void idemq_new_child(JobChange *columns, NewKin *kin);
-extern void idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 id, NewKin *kin);
+extern void idemq_new_child(JobChange *columns, NewDependencies *depends);
+extern void idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 id,
+								NewDependencies *depends);
 
 /*
  * replace_job.c
@@ -559,11 +560,11 @@ extern Outcome idemq_finish_by_token(int64 id, int64 token, Finish *finish, bool
 									 Attempt *attempt);
 
 /*
- * kin.c
+ * dependencies.c
  *		Children whose parents have finished.
  */
 
-/* What has become of a mark, of a group or of a job that has kin. */
+/* What has become of a mark, of a group or of a job with dependencies. */
 typedef enum Promotion
 {
 	PROMOTED,			/* there is a pending job now, which is not committed yet */
@@ -573,27 +574,28 @@ typedef enum Promotion
 	HAS_HEAD,			/* there is nothing to do until it is marked again */
 	HELD,				/* a row is held, or a head is made but not committed */
 	NOT_FOR_US,			/* it changes all the time, or our snapshot must not see it */
-	LOOK_AGAIN			/* its row has changed; inside job/kin.c */
+	LOOK_AGAIN			/* its row has changed; inside job/dependencies.c */
 } Promotion;
 
 /* Children of one queue that are looked at together. */
-typedef struct KinBatch
+typedef struct DependencyBatch
 {
-	KinLook *looks; /* of those that wait, in the order of their ids */
+	DependencyLook *looks; /* of those that wait, in the order of their ids */
 	int count;
 	int64 token; /* issued after the look */
 	int64 *released;
 	int nreleased;
-} KinBatch;
+} DependencyBatch;
 
-extern void idemq_kin_batch_begin(KinBatch *batch, const int64 *children, int count);
-extern void idemq_kin_batch_end(KinBatch *batch);
-extern Promotion idemq_kin_promote(JobsTable *table, const QueueInfo *queue, KinMark mark, int64 id,
-								   KinBatch *batch, Datum *group);
-extern void idemq_kin_learn(const QueueInfo *queue);
+extern void idemq_dependency_batch_begin(DependencyBatch *batch, const int64 *children, int count);
+extern void idemq_dependency_batch_end(DependencyBatch *batch);
+extern Promotion idemq_dependency_promote(JobsTable *table, const QueueInfo *queue,
+										  DependencyMark mark, int64 id, DependencyBatch *batch,
+										  Datum *group);
+extern void idemq_dependencies_learn(const QueueInfo *queue);
 extern JobEvent idemq_rerun_event(const Job *job);
 extern JobEvent idemq_redrive_event(const Job *job);
-extern void idemq_kin_gone(int64 id, JobStatus status);
+extern void idemq_dependency_gone(int64 id, JobStatus status);
 
 /*
  * promote_one.c

@@ -2,18 +2,19 @@
  * job/new_child.c
  *		A new job that waits for its parents: enqueue with depends_on.
  *
- * Its row is written blocked, without a ready_at and without its group, which it joins when its
- * parents are done: otherwise it could stand before one of them in the same group, and
- * neither would ever run.  Parents and group are kept beside (table/jobs_kin.c).  After the
- * commit the child is marked, and looked at like any child (job/kin.c), also when all its
- * parents are done already.
+ * Its row is written blocked, without a ready_at and without its group, which it joins when
+ * its parents are done: otherwise it could stand before one of them in the same group, and
+ * neither would ever run.  Parents and group are kept beside (table/jobs_dependencies.c).
+ * After the commit the child is marked, and looked at like any child (job/dependencies.c),
+ * also when all its parents are done already.
  *
- * A parent is looked for with the latest snapshot, and its end may become visible at any time:
- * that no end is missed is proved in shared/groups/kin.c.  Until this transaction ends nobody deletes
- * a parent: its row is locked FOR KEY SHARE, and its queue against being dropped.  Otherwise it
- * could be cancelled and deleted before the child is visible, of whose row nothing would be told,
- * and count as completed.  That lock is in the way of nobody but who deletes: retention, purge
- * and a commit in a queue that keeps nothing leave the row, for retention.
+ * A parent is looked for with the latest snapshot, and its end may become visible at any
+ * time: that no end is missed is proved in shared/groups/dependencies.c.  Until this
+ * transaction ends nobody deletes a parent: its row is locked FOR KEY SHARE, and its queue
+ * against being dropped.  Otherwise it could be cancelled and deleted before the child is
+ * visible, of whose row nothing would be told, and count as completed.  That lock is in the
+ * way of nobody but who deletes: retention, purge and a commit in a queue that keeps nothing
+ * leave the row, for retention.
  *
  * A parent that another transaction is deleting is waited for, also a commit in a queue that
  * keeps nothing: if it rolls back, the row is there again and not kept, and may be cancelled and
@@ -33,16 +34,17 @@
 #include "shared/groups/groups.h"
 #include "table/table.h"
 
-/* Blocks a new job, of which all columns are set; kin has its parents. */
+/* Blocks a new job, of which all columns are set; depends has its parents. */
 void
-idemq_new_child(JobChange *columns, NewKin *kin)
+idemq_new_child(JobChange *columns, NewDependencies *depends)
 {
-	qsort(kin->parents, kin->count, sizeof(int64), idemq_compare_int64);
-	kin->count = (int) qunique(kin->parents, kin->count, sizeof(int64), idemq_compare_int64);
-	kin->group = (Datum) 0;
+	qsort(depends->parents, depends->count, sizeof(int64), idemq_compare_int64);
+	depends->count =
+		(int) qunique(depends->parents, depends->count, sizeof(int64), idemq_compare_int64);
+	depends->group = (Datum) 0;
 	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
 	{
-		kin->group = columns->values[COL_GROUP_KEY];
+		depends->group = columns->values[COL_GROUP_KEY];
 		columns->set &= ~COLUMN_BIT(COL_GROUP_KEY);
 		return; /* it is blocked, and its time is in run_at */
 	}
@@ -73,7 +75,7 @@ hold_parent(JobsTable *table, const Job *job)
 
 /* Looks a parent up, and holds it; *queue is that of the parent before, and becomes its own. */
 static void
-check_parent(JobsTable *table, NewKin *kin, int64 parent, QueueInfo *queue)
+check_parent(JobsTable *table, NewDependencies *depends, int64 parent, QueueInfo *queue)
 {
 	bool held = false;
 	Job job;
@@ -82,11 +84,14 @@ check_parent(JobsTable *table, NewKin *kin, int64 parent, QueueInfo *queue)
 	{
 		CHECK_FOR_INTERRUPTS();
 		/* Its own row is there by now, under an id that can be guessed: it would wait for ever. */
-		if (parent == kin->child || !idemq_jobs_fetch(table, parent, &job))
+		if (parent == depends->child || !idemq_jobs_fetch(table, parent, &job))
 			refuse(parent);
 		if (job.queue_id != queue->id)
 		{
-			/* Before the lock, whose wait would tell of the job; and again, for it may be dropped. */
+			/*
+			 * Before the lock, whose wait would tell of the job; and again, for it may be
+			 * dropped.
+			 */
 			if (!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, queue))
 				refuse(parent);
 			idemq_queue_lock(job.queue_id, AccessShareLock);
@@ -94,14 +99,14 @@ check_parent(JobsTable *table, NewKin *kin, int64 parent, QueueInfo *queue)
 				refuse(parent);
 		}
 		idemq_queue_need_slot(queue);
-		idemq_kin_note(queue->slot, parent);
+		idemq_dependency_note(queue->slot, parent);
 		held = hold_parent(table, &job);
 		if (!held)
 			idemq_jobs_refresh(table);
 	}
 	/* Should its own retention be over before the child's is looked at. */
 	if (job.status == JOB_DEAD || job.status == JOB_CANCELLED)
-		kin->failures[kin->failed++] = parent;
+		depends->failures[depends->failed++] = parent;
 }
 
 /*
@@ -109,18 +114,18 @@ check_parent(JobsTable *table, NewKin *kin, int64 parent, QueueInfo *queue)
  * that is not there, or not for the role to see.
  */
 void
-idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 id, NewKin *kin)
+idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 id, NewDependencies *depends)
 {
 	QueueInfo last = *queue;
 
-	kin->child = id;
-	kin->queue_id = queue->id;
-	kin->failures = palloc(kin->count * sizeof(int64));
-	kin->failed = 0;
-	idemq_kin_note(queue->slot, id);
+	depends->child = id;
+	depends->queue_id = queue->id;
+	depends->failures = palloc(depends->count * sizeof(int64));
+	depends->failed = 0;
+	idemq_dependency_note(queue->slot, id);
 	/* An insert with a key may have waited. */
 	idemq_jobs_refresh(table);
-	for (int i = 0; i < kin->count; i++)
-		check_parent(table, kin, kin->parents[i], &last);
-	idemq_kin_add(kin);
+	for (int i = 0; i < depends->count; i++)
+		check_parent(table, depends, depends->parents[i], &last);
+	idemq_dependencies_add(depends);
 }

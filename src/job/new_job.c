@@ -53,7 +53,7 @@ idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
 	}
 	if ((columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
 	{
-		idemq_pending_kin_note_blocked(queue->slot, queue->id, id);
+		idemq_pending_dependency_note_blocked(queue->slot, queue->id, id);
 		return JOB_BLOCKED;
 	}
 	key.id = id;

@@ -35,9 +35,9 @@
  * (job/promote_one.c).  A job that had expired when its
  * turn came is cancelled, and the next one follows.
  *
- * Marks of children and parents (shared/groups/kin.c) are among those of groups, and taken and owned
- * as they are; what is done then is job/kin.c's.  A child that joins its group has that
- * promoted.
+ * Marks of children and parents (shared/groups/dependencies.c) are among those of groups, and
+ * taken and owned as they are; what is done then is job/dependencies.c's.  A child that joins
+ * its group has that promoted.
  */
 #include "postgres.h"
 
@@ -74,31 +74,31 @@ static struct
 
 /* Looks at the children among what this session has taken. */
 static void
-look_at_children(KinBatch *batch, const GroupTaken *groups, int count)
+look_at_children(DependencyBatch *batch, const GroupTaken *groups, int count)
 {
 	int64 *ids = palloc(Max(count, 1) * sizeof(int64));
 	int children = 0;
-	KinMark mark;
+	DependencyMark mark;
 	int64 id;
 
 	for (int i = 0; i < count; i++)
 	{
-		if (idemq_kin_read(&groups[i].key, &mark, &id) && mark != KIN_PARENT)
+		if (idemq_dependency_read(&groups[i].key, &mark, &id) && mark != DEPENDENCY_PARENT)
 			ids[children++] = id;
 	}
-	idemq_kin_batch_begin(batch, ids, children);
+	idemq_dependency_batch_begin(batch, ids, children);
 	pfree(ids);
 }
 
 /*
- * Promotes a group that this session owns, or does what its mark of a job with kin is for, and
+ * Promotes a group that this session owns, or does what its mark of a dependency is for, and
  * gives it back unless this transaction has written in it, now or before (again); returns
  * whether there is a job now that can be claimed.  *joined: the group that a child has joined,
  * which may need a head; otherwise it is left alone.
  */
 static bool
 promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name,
-			  bool again, KinBatch *batch, Datum *joined)
+			  bool again, DependencyBatch *batch, Datum *joined)
 {
 	static const GroupRelease release[] = {[HAS_HEAD] = GROUP_DONE,
 										   [AT_LIMIT] = GROUP_LIMITED,
@@ -106,11 +106,11 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 										   [NOT_FOR_US] = GROUP_AGAIN};
 	GroupFloor floor = group->floor;
 	Promotion promotion;
-	KinMark mark;
+	DependencyMark mark;
 	int64 id;
 
-	if (idemq_kin_read(&group->key, &mark, &id))
-		promotion = idemq_kin_promote(table, queue, mark, id, batch, joined);
+	if (idemq_dependency_read(&group->key, &mark, &id))
+		promotion = idemq_dependency_promote(table, queue, mark, id, batch, joined);
 	else
 		promotion = idemq_promote_one(table, queue, &group->key, name, &floor);
 	if (promotion == JOINED)
@@ -130,7 +130,7 @@ static bool
 promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int length, Datum name,
 			  Datum *joined)
 {
-	KinBatch batch;
+	DependencyBatch batch;
 	GroupTaken group;
 	bool again = false;
 	bool promoted;
@@ -160,7 +160,7 @@ promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int l
 	idemq_jobs_refresh(table);
 	look_at_children(&batch, &group, 1);
 	promoted = promote_owned(table, queue, &group, name, again, &batch, joined);
-	idemq_kin_batch_end(&batch);
+	idemq_dependency_batch_end(&batch);
 	return promoted;
 }
 
@@ -190,13 +190,13 @@ promote_joined(JobsTable *table, const QueueInfo *queue, Datum joined)
 
 /* Looks at a child, and at its group, should it join it. */
 static bool
-promote_child(JobsTable *table, const QueueInfo *queue, KinMark mark, int64 id)
+promote_child(JobsTable *table, const QueueInfo *queue, DependencyMark mark, int64 id)
 {
-	char name[KIN_NAME];
+	char name[DEPENDENCY_NAME];
 	Datum joined = (Datum) 0;
 
-	idemq_kin_name(name, mark, id);
-	return promote_bytes(table, queue, name, KIN_NAME, (Datum) 0, &joined) ||
+	idemq_dependency_name(name, mark, id);
+	return promote_bytes(table, queue, name, DEPENDENCY_NAME, (Datum) 0, &joined) ||
 		   promote_joined(table, queue, joined);
 }
 
@@ -211,15 +211,15 @@ scan_children(JobsTable *table, const QueueInfo *queue, int max)
 	int count;
 	int64 *ids;
 
-	if (!idemq_kin_any())
+	if (!idemq_dependencies_exist())
 		return 0;
 	if (table->crosscheck != InvalidSnapshot)
 	{
-		/* It is not for us: job/kin.c. */
+		/* It is not for us: job/dependencies.c. */
 		idemq_groups_want_scan(queue->slot, queue->id, false);
 		return 0;
 	}
-	ids = idemq_kin_resolvable(queue->id, MAX_CHILDREN, &count);
+	ids = idemq_dependency_resolvable(queue->id, MAX_CHILDREN, &count);
 	for (int i = 0; i < count; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -229,8 +229,8 @@ scan_children(JobsTable *table, const QueueInfo *queue, int max)
 			idemq_groups_want_scan(queue->slot, queue->id, i > 0 && promoted == 0);
 			break;
 		}
-		promoted += promote_child(table, queue, KIN_CHILD, ids[i]) ||
-					promote_child(table, queue, KIN_FAILURE, ids[i]);
+		promoted += promote_child(table, queue, DEPENDENCY_CHILD, ids[i]) ||
+					promote_child(table, queue, DEPENDENCY_FAILURE, ids[i]);
 	}
 	pfree(ids);
 	return promoted;
@@ -315,7 +315,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 	int marked = idemq_groups_usage().used;
 	List *all_joined = NIL;
 	ListCell *cell;
-	KinBatch children;
+	DependencyBatch children;
 
 	do
 	{
@@ -338,7 +338,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 			if (joined != (Datum) 0)
 				all_joined = lappend(all_joined, DatumGetPointer(joined));
 		}
-		idemq_kin_batch_end(&children);
+		idemq_dependency_batch_end(&children);
 		/* Once all children are in their groups: the first goes by their ids. */
 		foreach(cell, all_joined)
 			promoted += promote_joined(table, queue, PointerGetDatum(lfirst(cell)));
@@ -369,7 +369,7 @@ idemq_promote_some(const QueueInfo *queue, int max)
 	bool scan;
 
 	idemq_jobs_open(&table);
-	idemq_kin_learn(queue);
+	idemq_dependencies_learn(queue);
 	idemq_pending_groups_note_scan(queue->slot, queue->id);
 	scan = idemq_groups_take_scan(queue->slot, queue->id);
 	if (!scan)
@@ -454,8 +454,8 @@ idemq_promote_child(const QueueInfo *queue, int64 id)
 	bool promoted;
 
 	idemq_jobs_open(&table);
-	promoted = promote_child(&table, queue, KIN_CHILD, id) ||
-			   promote_child(&table, queue, KIN_FAILURE, id);
+	promoted = promote_child(&table, queue, DEPENDENCY_CHILD, id) ||
+			   promote_child(&table, queue, DEPENDENCY_FAILURE, id);
 	idemq_jobs_close(&table);
 	return promoted;
 }

@@ -370,7 +370,7 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, const
 	else if (transition->columns & GROUP)
 		idemq_pending_groups_note(queue->slot, queue->id, args->group, job->id);
 	else if (blocks && job->status != JOB_BLOCKED)
-		idemq_pending_kin_note_blocked(queue->slot, queue->id, job->id);
+		idemq_pending_dependency_note_blocked(queue->slot, queue->id, job->id);
 	note_ready(transition, job, queue, args);
 }
 
@@ -397,7 +397,8 @@ static bool
 may_go(const Job *job, const QueueInfo *queue)
 {
 	return keeps_nothing(job, queue) && idemq_jobs_lets_delete(job) &&
-		   (!idemq_kin_maybe(queue->slot, job->id) || idemq_kin_lets_go(job->id, JOB_COMPLETED));
+		   (!idemq_may_have_dependencies(queue->slot, job->id) ||
+			idemq_dependency_lets_go(job->id, JOB_COMPLETED));
 }
 
 /* Has a job run again that this transaction has finished, as was asked meanwhile. */
@@ -427,8 +428,8 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 		idemq_attempt_history_forget(&job->id, 1);
 	if (deleted)
 		idemq_steps_forget(&job->id, 1);
-	if (deleted && idemq_kin_maybe(queue->slot, job->id))
-		idemq_kin_forget(&job->id, 1);
+	if (deleted && idemq_may_have_dependencies(queue->slot, job->id))
+		idemq_dependency_forget(&job->id, 1);
 	if (transition->history != NULL && job->status == JOB_PROCESSING &&
 		!((transition->flags & LEAVES_JOB) && keeps_nothing(job, queue)))
 		idemq_attempt_history_add(job, args->now, transition->history, args->error, args->details);

@@ -274,7 +274,7 @@ idemq_sql_v2_check(PG_FUNCTION_ARGS)
 		idemq_check_leases(&call);
 		idemq_check_groups(&call);
 		idemq_check_floors(&call);
-		idemq_check_kin(&call);
+		idemq_check_dependencies(&call);
 		check_driver(&call);
 		idemq_check_findings(&call, "others");
 		idemq_check_limits(&call);

@@ -73,7 +73,7 @@ extern void idemq_check_ready(CheckCall *call);
 extern void idemq_check_leases(CheckCall *call);
 extern void idemq_check_groups(CheckCall *call);
 extern void idemq_check_floors(CheckCall *call);
-extern void idemq_check_kin(CheckCall *call);
+extern void idemq_check_dependencies(CheckCall *call);
 extern void idemq_check_limits(CheckCall *call);
 extern void idemq_check_gauges(CheckCall *call);
 

@@ -35,7 +35,7 @@ idemq_jobs_moved_child(int64 job_id, int32 queue_id)
 {
 	Datum values[] = {Int64GetDatum(job_id), Int32GetDatum(queue_id)};
 
-	if (!idemq_kin_any())
+	if (!idemq_dependencies_exist())
 		return;
 	(void) idemq_spi_do(&move_child, values, NULL);
 }

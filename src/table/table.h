@@ -312,7 +312,7 @@ extern void idemq_steps_void(int64 job_id);
 extern void idemq_steps_forget(const int64 *job_ids, int count);
 
 /*
- * jobs_kin.c
+ * jobs_dependencies.c
  *		Parents and children: the rows of idemq.dependencies and idemq.children.
  */
 
@@ -325,69 +325,69 @@ typedef enum ParentFailure
 } ParentFailure;
 
 /* A parent that is in the way of its child. */
-typedef struct KinParent
+typedef struct DependencyParent
 {
 	int64 id;
 	bool gone; /* its row was deleted, and it was not completed */
 	JobStatus status;
 	int32 queue_id;
-} KinParent;
+} DependencyParent;
 
 /* What a job that waits for its parents waits for. */
-typedef struct KinLook
+typedef struct DependencyLook
 {
 	int64 id;
 	TransactionId version; /* who has written its row as it was then */
 	int64 waits_for;	   /* of its parents, all with lesser ids are done */
 	ParentFailure on_failure;
-	Datum group;		/* in the caller's memory context */
-	bool is_free;		/* all parents are done */
-	KinParent obstacle; /* the first that is not */
-} KinLook;
+	Datum group;			   /* in the caller's memory context */
+	bool is_free;			   /* all parents are done */
+	DependencyParent obstacle; /* the first that is not */
+} DependencyLook;
 
 /* A child that waits for a parent. */
-typedef struct KinChild
+typedef struct DependencyChild
 {
 	int64 id;
 	int32 queue_id;
 	bool watches; /* this parent it is that it waits for at the moment */
-} KinChild;
+} DependencyChild;
 
 /* A parent, for its child. */
-typedef struct KinGone
+typedef struct DependencyGone
 {
 	int64 id;
 	int gone_as;	  /* a JobStatus: as what it was deleted; -1 if it was not, or nobody knows */
 	int64 seen_token; /* the child has seen its parents' ends of lesser tokens; 0: none */
-} KinGone;
+} DependencyGone;
 
 /* An edge, for who notes all of them: both ends with their queues; 0 is not known. */
-typedef struct KinEdge
+typedef struct DependencyEdge
 {
 	int64 child;
 	int64 parent;
 	int32 child_queue;
 	int32 parent_queue;
-} KinEdge;
+} DependencyEdge;
 
 extern const char *idemq_failure_name(ParentFailure failure);
-extern bool idemq_kin_any(void);
-extern bool idemq_kin_waits(int64 child);
-extern KinLook *idemq_kin_looks(const int64 *children, int *count);
-extern bool idemq_kin_failed_parent(int64 child, KinParent *parent);
-extern bool idemq_kin_queue_of(int64 job_id, int32 *queue_id);
-extern KinChild *idemq_kin_children(int64 parent, int *count);
-extern KinGone *idemq_kin_parents(int64 child, int *count);
-extern int64 *idemq_kin_resolvable(int32 queue_id, int max, int *count);
-extern int idemq_kin_edges(KinEdge *edges, int max);
+extern bool idemq_dependencies_exist(void);
+extern bool idemq_dependency_waits(int64 child);
+extern DependencyLook *idemq_dependency_looks(const int64 *children, int *count);
+extern bool idemq_dependency_failed_parent(int64 child, DependencyParent *parent);
+extern bool idemq_dependency_queue_of(int64 job_id, int32 *queue_id);
+extern DependencyChild *idemq_dependency_children(int64 parent, int *count);
+extern DependencyGone *idemq_dependency_parents(int64 child, int *count);
+extern int64 *idemq_dependency_resolvable(int32 queue_id, int max, int *count);
+extern int idemq_dependency_edges(DependencyEdge *edges, int max);
 
 /*
- * jobs_kin_write.c
+ * jobs_dependencies_write.c
  *		Writes to idemq.dependencies and idemq.children.
  */
 
 /* A job that is to wait for its parents. */
-typedef struct NewKin
+typedef struct NewDependencies
 {
 	int64 child;
 	int32 queue_id;
@@ -397,16 +397,16 @@ typedef struct NewKin
 	int64 *failures;
 	ParentFailure on_failure;
 	Datum group; /* text: the group that it joins afterwards; 0 for none */
-} NewKin;
+} NewDependencies;
 
-extern bool idemq_kin_is_writing(void);
-extern void idemq_kin_add(const NewKin *kin);
-extern bool idemq_kin_watch(int64 child, int64 parent);
-extern void idemq_kin_released(const int64 *children, int count, int64 token);
-extern bool idemq_kin_lets_go(int64 job_id, JobStatus status);
-extern void idemq_kin_forget(const int64 *job_ids, int count);
-extern void idemq_kin_row_gone(int64 job_id, JobStatus status);
-extern void idemq_kin_all_gone(void);
+extern bool idemq_dependencies_is_writing(void);
+extern void idemq_dependencies_add(const NewDependencies *depends);
+extern bool idemq_dependency_watch(int64 child, int64 parent);
+extern void idemq_dependency_released(const int64 *children, int count, int64 token);
+extern bool idemq_dependency_lets_go(int64 job_id, JobStatus status);
+extern void idemq_dependency_forget(const int64 *job_ids, int count);
+extern void idemq_dependency_row_gone(int64 job_id, JobStatus status);
+extern void idemq_dependency_all_gone(void);
 
 /*
  * jobs_moved.c

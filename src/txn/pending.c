@@ -183,8 +183,8 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 
 /*
  * Notes that this transaction ends the lease of that token, and marks its entry.  The job may
- * be a parent, and where its queue has no slot there are no marks (shared/groups/kin.c): then
- * all are looked at.
+ * be a parent, and where its queue has no slot there are no marks
+ * (shared/groups/dependencies.c): then all are looked at.
  */
 void
 idemq_pending_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
@@ -306,7 +306,7 @@ need_recovery(const Action *action)
 static void
 tell_of_end(const Action *action)
 {
-	idemq_kin_finished(action->slot, action->queue_id, action->job_id);
+	idemq_dependency_finished(action->slot, action->queue_id, action->job_id);
 	idemq_wake_for_result(action->job_id);
 }
 
@@ -381,7 +381,10 @@ forget_database(const Action *action)
 	idemq_worker_recheck(MyDatabaseId);
 }
 
-/* Rows have changed of which memory has not been told; or our own claims have passed some unseen. */
+/*
+ * Rows have changed of which memory has not been told; or our own claims have passed some
+ * unseen.
+ */
 static void
 unset_database(const Action *action)
 {

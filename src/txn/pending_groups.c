@@ -8,8 +8,9 @@
  * the transaction, when its new head is visible; after an abort, also of the savepoint
  * in which it was taken, it is to be promoted again.
  *
- * Jobs with parents or children (shared/groups/kin.c) are marked as groups are, under a name
- * that no group has.  Parents that this transaction ends are among its actions (txn/pending.c).
+ * Jobs with parents or children (shared/groups/dependencies.c) are marked as groups are,
+ * under a name that no group has.  Parents that this transaction ends are among its actions
+ * (txn/pending.c).
  *
  * From before the commit is visible until all marks are set, the transaction is in the
  * windows of the queues in which it lowers floors (txn/pending_window.c).
@@ -176,20 +177,20 @@ idemq_pending_groups_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id)
 
 /* Notes that a job with parents or children is to be marked after the commit. */
 void
-idemq_pending_kin_note(QueueSlot *slot, int32 queue_id, KinMark mark, int64 job_id)
+idemq_pending_dependency_note(QueueSlot *slot, int32 queue_id, DependencyMark mark, int64 job_id)
 {
-	char name[KIN_NAME];
+	char name[DEPENDENCY_NAME];
 
-	idemq_kin_name(name, mark, job_id);
-	note(slot, queue_id, name, KIN_NAME, GROUP_KEEP_FLOOR);
+	idemq_dependency_name(name, mark, job_id);
+	note(slot, queue_id, name, DEPENDENCY_NAME, GROUP_KEEP_FLOOR);
 }
 
 /* Notes that a child is blocked by its parents, and to be looked at after the commit. */
 void
-idemq_pending_kin_note_blocked(QueueSlot *slot, int32 queue_id, int64 job_id)
+idemq_pending_dependency_note_blocked(QueueSlot *slot, int32 queue_id, int64 job_id)
 {
-	idemq_pending_kin_note(slot, queue_id, KIN_CHILD, job_id);
-	idemq_pending_kin_note(slot, queue_id, KIN_FAILURE, job_id);
+	idemq_pending_dependency_note(slot, queue_id, DEPENDENCY_CHILD, job_id);
+	idemq_pending_dependency_note(slot, queue_id, DEPENDENCY_FAILURE, job_id);
 }
 
 /*

@@ -108,8 +108,9 @@ extern void idemq_pending_queues_forget(void);
  */
 
 extern void idemq_pending_groups_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id);
-extern void idemq_pending_kin_note(QueueSlot *slot, int32 queue_id, KinMark mark, int64 job_id);
-extern void idemq_pending_kin_note_blocked(QueueSlot *slot, int32 queue_id, int64 job_id);
+extern void idemq_pending_dependency_note(QueueSlot *slot, int32 queue_id, DependencyMark mark,
+										  int64 job_id);
+extern void idemq_pending_dependency_note_blocked(QueueSlot *slot, int32 queue_id, int64 job_id);
 extern void idemq_pending_groups_reserve(int count);
 extern void idemq_pending_groups_note_owned(QueueSlot *slot, const GroupTaken *group);
 extern bool idemq_pending_groups_owns(const GroupKey *key);

@@ -50,7 +50,10 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_apply_retention);
 /* The sweep takes a part of 1 / SWEEP_SHARE of the time; two begin at least so far apart. */
 #define SWEEP_SHARE 100
 #define SWEEP_PAUSE (10 * USECS_PER_MINUTE)
-/* A job whose child is not finished, or whose kin are held, is looked at again after so long. */
+/*
+ * A job whose child is not finished, or whose parents or children are held, is looked at
+ * again after so long.
+ */
 #define NEEDED_PAUSE (10 * USECS_PER_SEC)
 /* A row whose deletion was refused is tried again after so long. */
 #define REFUSED_PAUSE (10 * USECS_PER_MINUTE)
@@ -238,14 +241,14 @@ delete_by_sql(const Job *job, TimestampTz finished_at)
 static TimestampTz
 delete_row(Batch *batch, const Job *job, TimestampTz finished_at)
 {
-	bool has_kin;
+	bool has_dependencies;
 	bool deleted;
 
 	/* In this order: who enqueues a child of it is in the filter, and holds it until it commits. */
 	if (!idemq_jobs_lets_delete(job))
 		return batch->now;
-	has_kin = idemq_kin_maybe(batch->queue.slot, job->id);
-	if (has_kin && !idemq_kin_lets_go(job->id, job->status))
+	has_dependencies = idemq_may_have_dependencies(batch->queue.slot, job->id);
+	if (has_dependencies && !idemq_dependency_lets_go(job->id, job->status))
 		return batch->now + NEEDED_PAUSE;
 	if (!batch->table.simple)
 		deleted = delete_by_sql(job, finished_at);
@@ -254,8 +257,9 @@ delete_row(Batch *batch, const Job *job, TimestampTz finished_at)
 	if (!deleted)
 		return batch->now + (batch->table.simple ? 0 : REFUSED_PAUSE);
 	/* One that was cancelled with it may be brought back. */
-	if (batch->table.simple && job->status != JOB_COMPLETED && has_kin && idemq_kin_any())
-		idemq_kin_row_gone(job->id, job->status);
+	if (batch->table.simple && job->status != JOB_COMPLETED && has_dependencies &&
+		idemq_dependencies_exist())
+		idemq_dependency_row_gone(job->id, job->status);
 	idemq_pending_counts_event(job->queue_id, COUNTER_BIT(COUNTER_PURGED));
 	batch->ids[batch->rows++] = job->id;
 	return DT_NOEND;
@@ -345,7 +349,7 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 	idemq_jobs_scan_end(&batch.table);
 	idemq_attempt_history_forget(batch.ids, batch.rows);
 	idemq_steps_forget(batch.ids, batch.rows);
-	idemq_kin_forget(batch.ids, batch.rows);
+	idemq_dependency_forget(batch.ids, batch.rows);
 	idemq_jobs_close(&batch.table);
 	pfree(batch.ids);
 	if (!stopped)

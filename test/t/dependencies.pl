@@ -93,13 +93,13 @@ SKIP:
 	};
 
 	sql($node, "SELECT parent('d')");
-	my $go = $send->('parent', "SELECT done('d')", 'idemq_kin_finished');
+	my $go = $send->('parent', "SELECT done('d')", 'idemq_dependency_finished');
 	sql($node, "SELECT child('dd', 'd')");
 	status_soon('dd', 'pending', 'the parent is done and not marked when the child commits: its own mark finds that');
 	$go->();
 
 	sql($node, "SELECT parent('e')");
-	$go = $send->('parent', "SELECT done('e')", 'idemq_kin_finished');
+	$go = $send->('parent', "SELECT done('e')", 'idemq_dependency_finished');
 	$child->query_safe("BEGIN; SELECT child('ee', 'e')");
 	$go->();
 	sql($node, "SELECT parent('e2'); SELECT done('e2')");
@@ -114,7 +114,7 @@ SKIP:
 
 	sql($node, "SELECT parent('g'); SELECT parent('g2')");
 	my $go_child = $send->('child', "SELECT child('gg', 'g', 'g2')", 'idemq_pending_groups_apply');
-	my $go_parent = $send->('parent', "SELECT done('g2')", 'idemq_kin_finished');
+	my $go_parent = $send->('parent', "SELECT done('g2')", 'idemq_dependency_finished');
 	sql($node, "SELECT done('g')");
 	status_soon('gg', 'pending', 'both are stopped, and the other parent commits: its mark finds the child, and both parents done');
 	$go_child->();
@@ -123,7 +123,7 @@ SKIP:
 	# The worker moves the watch from one parent to the other; meanwhile that ends, and a claim takes its mark.
 	sql($node, "SELECT parent('h'); SELECT parent('h2'); SELECT child('hh', 'h', 'h2')");
 	is_soon($node, "SELECT count(*) = 1 FROM idemq.children c JOIN idemq.jobs j ON j.id = waits_for WHERE key = 'h'", 'the child watches its first parent');
-	my $stop = stop_at(worker_pid($node), 'idemq_kin_watch');
+	my $stop = stop_at(worker_pid($node), 'idemq_dependency_watch');
 	sql($node, "SELECT done('h')");
 	$stop->();
 	sql($node, "SELECT done('h2')");

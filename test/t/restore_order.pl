@@ -187,11 +187,11 @@ sql($without, q{
 	SELECT count(*) FROM idemq.claim('leased', lease => '1 ms');
 	CREATE TABLE jobs AS TABLE idemq.jobs; CREATE TABLE children AS TABLE idemq.children; CREATE TABLE dependencies AS TABLE idemq.dependencies}, 'by_hand');
 my $insert_jobs = 'INSERT INTO idemq.jobs TABLE jobs;';
-my $insert_kin = 'INSERT INTO idemq.children TABLE children; INSERT INTO idemq.dependencies TABLE dependencies;';
+my $insert_dependencies = 'INSERT INTO idemq.children TABLE children; INSERT INTO idemq.dependencies TABLE dependencies;';
 my $claim = q{SELECT count(*) FROM idemq.claim_any('{parents,children,fifo,leased}', 10)};
 my %ways = (
-	'a trigger that fires for the origin alone' => [ "SET session_replication_role = replica; $insert_jobs", "SET session_replication_role = replica; $insert_kin" ],
-	'a prepared transaction' => [ $insert_jobs, "BEGIN; $insert_kin PREPARE TRANSACTION 'kin'; COMMIT PREPARED 'kin'" ],
+	'a trigger that fires for the origin alone' => [ "SET session_replication_role = replica; $insert_jobs", "SET session_replication_role = replica; $insert_dependencies" ],
+	'a prepared transaction' => [ $insert_jobs, "BEGIN; $insert_dependencies PREPARE TRANSACTION 'dependencies'; COMMIT PREPARED 'dependencies'" ],
 	'triggers that are off' => [ '', join '', map { "ALTER TABLE idemq.$_ DISABLE TRIGGER ALL; INSERT INTO idemq.$_ TABLE $_; ALTER TABLE idemq.$_ ENABLE TRIGGER ALL;" } qw(jobs children dependencies) ]);
 foreach my $way (sort keys %ways)
 {

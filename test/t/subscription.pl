@@ -157,7 +157,7 @@ my %calls = (
 	set_shard => 'SELECT idemq.set_shard(1, 8)',
 	follow => 'the switch', take_over => 'the switch', retire => 'the switch',
 	(map { $_ => 'a trigger, which writes its own row at most' }
-		qw(jobs_changed jobs_truncated kin_changed schedules_changed settings_changed queue_gone followers_changed followers_local role_named shard_changed)),
+		qw(jobs_changed jobs_truncated dependencies_changed schedules_changed settings_changed queue_gone followers_changed followers_local role_named shard_changed)),
 	(map { $_ => 'it reads' }
 		qw(validate result assert_shard why attempt_progress current_job handler_states leases check queue_metrics memory_usage server_counts topic_states worker_state chore_counts timing_buckets prometheus_text wait_result wait_results primary_since next_run)),
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');

@@ -22,15 +22,15 @@
 #include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 
-/* Groups in the table, of all queues; and beside them marks of jobs that have kin. */
+/* Groups in the table, of all queues; and beside them marks of jobs with dependencies. */
 #define MAX_GROUPS 16384
-#define MAX_KIN 8192
+#define MAX_DEPENDENCY_MARKS 8192
 
 typedef struct GroupsShared
 {
 	LWLock lock;
 	int count;				   /* groups in the hash */
-	int nkin;				   /* marks of jobs with kin in it */
+	int dependency_marks;	   /* marks of jobs with dependencies in it */
 	int nidle;				   /* of these, idle */
 	pg_atomic_uint32 nlimited; /* of these, limited; read without the lock */
 	dlist_head idle;		   /* the one that is idle for the longest time first */
@@ -40,7 +40,7 @@ typedef struct GroupsShared
 
 static GroupsShared *shared = NULL;
 static HTAB *group_hash = NULL;
-static const int hash_entries = MAX_GROUPS + MAX_KIN;
+static const int hash_entries = MAX_GROUPS + MAX_DEPENDENCY_MARKS;
 
 static void
 init_window(GroupWindow *window)
@@ -194,9 +194,12 @@ idemq_group_set_limited(GroupEntry *group, bool limited)
 	group->limited = limited;
 }
 
-/* Returns whether an entry is the mark of a job with kin (shared/groups/kin.c): no group has that name. */
+/*
+ * Returns whether an entry is the mark of a job with dependencies
+ * (shared/groups/dependencies.c): no group has that name.
+ */
 static bool
-is_kin(const GroupKey *key)
+is_dependency_mark(const GroupKey *key)
 {
 	return key->length > 0 && key->name[0] == '\0';
 }
@@ -205,7 +208,7 @@ is_kin(const GroupKey *key)
 void
 idemq_group_remove(GroupEntry *group)
 {
-	int *count = is_kin(&group->key) ? &shared->nkin : &shared->count;
+	int *count = is_dependency_mark(&group->key) ? &shared->dependency_marks : &shared->count;
 
 	idemq_group_set_limited(group, false);
 	if (hash_search(group_hash, &group->key, HASH_REMOVE, NULL) != NULL)
@@ -230,15 +233,15 @@ GroupEntry *
 idemq_group_enter(const GroupKey *key)
 {
 	GroupEntry *group = idemq_group_find(key);
-	bool kin = is_kin(key);
-	int *count = kin ? &shared->nkin : &shared->count;
+	bool dependency = is_dependency_mark(key);
+	int *count = dependency ? &shared->dependency_marks : &shared->count;
 	bool found;
 
 	if (group != NULL)
 		return group;
-	if (shared->count >= MAX_GROUPS && !kin)
+	if (shared->count >= MAX_GROUPS && !dependency)
 		make_room();
-	if (*count >= (kin ? MAX_KIN : MAX_GROUPS))
+	if (*count >= (dependency ? MAX_DEPENDENCY_MARKS : MAX_GROUPS))
 		return NULL;
 	group = hash_search(group_hash, key, HASH_ENTER_NULL, &found);
 	if (group == NULL)
@@ -253,11 +256,14 @@ idemq_group_enter(const GroupKey *key)
 	return group;
 }
 
-/* Counts a mark for which there was no room; of many jobs with kin it is no news (job/kin.c). */
+/*
+ * Counts a mark for which there was no room; of many dependencies it is no news
+ * (job/dependencies.c).
+ */
 void
 idemq_group_refused(const GroupKey *key)
 {
-	if (is_kin(key))
+	if (is_dependency_mark(key))
 		return;
 	(void) idemq_count_full(COUNT_FULL_GROUPS);
 }

@@ -179,32 +179,33 @@ extern uint32 idemq_round_number(const QueueSlot *slot);
 extern void idemq_round_await(const QueueSlot *slot);
 
 /*
- * kin.c
+ * dependencies.c
  *		Which jobs may have parents or children, in shared memory.
  */
 
 /* What is marked, beside the groups of a queue. */
-typedef enum KinMark
+typedef enum DependencyMark
 {
-	KIN_CHILD = 'c',   /* of a child: its parents may be done */
-	KIN_FAILURE = 'f', /* of a child: one of its parents may be dead or cancelled */
-	KIN_PARENT = 'p'   /* of a parent: it has finished */
-} KinMark;
+	DEPENDENCY_CHILD = 'c',	  /* of a child: its parents may be done */
+	DEPENDENCY_FAILURE = 'f', /* of a child: one of its parents may be dead or cancelled */
+	DEPENDENCY_PARENT = 'p'	  /* of a parent: it has finished */
+} DependencyMark;
 
 /* Bytes of the name that a mark has in place of a group's. */
-#define KIN_NAME 10
+#define DEPENDENCY_NAME 10
 
-extern const ShmemPart idemq_kin_part;
-extern void idemq_kin_note(QueueSlot *slot, int64 job_id);
-extern bool idemq_kin_maybe(const QueueSlot *slot, int64 job_id);
-extern bool idemq_kin_is_known(const QueueSlot *slot);
-extern void idemq_kin_learn_begin(void);
-extern void idemq_kin_learn_end(bool unseen);
-extern void idemq_kin_unset(QueueSlot *slot);
-extern void idemq_kin_name(char *name, KinMark mark, int64 job_id);
-extern bool idemq_kin_read(const GroupKey *key, KinMark *mark, int64 *job_id);
-extern void idemq_kin_mark(QueueSlot *slot, int32 queue_id, KinMark mark, int64 job_id);
-extern void idemq_kin_finished(QueueSlot *slot, int32 queue_id, int64 job_id);
+extern const ShmemPart idemq_dependencies_part;
+extern void idemq_dependency_note(QueueSlot *slot, int64 job_id);
+extern bool idemq_may_have_dependencies(const QueueSlot *slot, int64 job_id);
+extern bool idemq_dependencies_is_known(const QueueSlot *slot);
+extern void idemq_dependencies_learn_begin(void);
+extern void idemq_dependencies_learn_end(bool unseen);
+extern void idemq_dependencies_unset(QueueSlot *slot);
+extern void idemq_dependency_name(char *name, DependencyMark mark, int64 job_id);
+extern bool idemq_dependency_read(const GroupKey *key, DependencyMark *mark, int64 *job_id);
+extern void idemq_dependency_mark(QueueSlot *slot, int32 queue_id, DependencyMark mark,
+								  int64 job_id);
+extern void idemq_dependency_finished(QueueSlot *slot, int32 queue_id, int64 job_id);
 
 /*
  * group_window.c

@@ -63,7 +63,7 @@ slot_reset(QueueSlot *slot, SetWord set)
 	/* What was counted in the last life finds another number, and leaves it. */
 	(void) pg_atomic_exchange_u64(&slot->running, life << 32);
 	pg_atomic_write_u32(&slot->refused_by, 0);
-	pg_atomic_write_u32(&slot->kin, 0);
+	pg_atomic_write_u32(&slot->dependencies, 0);
 	slot->ring.count = 0;
 	slot->next_verify = idemq_mono_now() + USECS_PER_SEC;
 	set(&slot->rate_tat, 0);
@@ -95,7 +95,7 @@ init_slots(int tranche)
 		LWLockInitialize(&slot->lock, tranche);
 		pg_atomic_init_u64(&slot->running, 0);
 		pg_atomic_init_u32(&slot->refused_by, 0);
-		pg_atomic_init_u32(&slot->kin, 0);
+		pg_atomic_init_u32(&slot->dependencies, 0);
 		slot_reset(slot, pg_atomic_init_u64);
 	}
 }

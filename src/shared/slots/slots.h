@@ -145,10 +145,10 @@ typedef struct QueueSlot
 		handler_crashed; /* 1: a former server ended in its handler's job; 2: too often */
 	/* for shared/slots/running.c and job/limits.c; no lock */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
-		pg_atomic_uint64 running; /* RUNNING_LIFE and RUNNING_COUNT */
-	pg_atomic_uint64 rate_tat;	  /* ns, mono: GCRA's, of rate_limit */
-	pg_atomic_uint32 refused_by;  /* bits of the limits that have refused a claim since */
-	pg_atomic_uint32 kin;		  /* for shared/groups/kin.c; no lock */
+		pg_atomic_uint64 running;  /* RUNNING_LIFE and RUNNING_COUNT */
+	pg_atomic_uint64 rate_tat;	   /* ns, mono: GCRA's, of rate_limit */
+	pg_atomic_uint32 refused_by;   /* bits of the limits that have refused a claim since */
+	pg_atomic_uint32 dependencies; /* for shared/groups/dependencies.c; no lock */
 	pg_atomic_uint64
 		known_since; /* mono: what its queue did is known since then; 0: all; no lock */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)

@@ -24,7 +24,7 @@ function took(attempt) {
 }
 
 /** Parents or children of a job, if it has any. */
-function kin(title, jobs) {
+function related(title, jobs) {
   return jobs.length > 0 && html`<section><h2>${title}</h2>${table(title, [number('Job'), 'Queue', 'Status'],
     jobs.map((k) => [jobLink(k.id), k.queue ? queueLink(k.queue) : '–', k.status ? status(k.status) : 'completed and gone']), 'None.')}</section>`;
 }
@@ -51,8 +51,8 @@ ${documents.map((name) => shownDocument(job.id, name, shown))}
       html`<span class="error">${a.error}</span>${a.details && html` <code>${a.details}</code>`}`]), 'None.')}</section>
 ${steps && html`<section><h2>steps</h2>${table('Steps', ['Step', 'State', 'Request', 'Response', 'Begun'], steps.map((s) => [s.name,
     s.state === 'waiting' ? html`waits for this event until ${time(s.call_until)}` : s.state, html`<code>${s.request}</code>`, html`<code>${s.response}</code>`, time(s.begun_at)]), 'None.')}</section>`}
-${kin('the jobs that it waits for', parents)}
-${kin('the jobs that wait for it', children)}
+${related('the jobs that it waits for', parents)}
+${related('the jobs that wait for it', children)}
 ${group && html`<section><h2>its group, in order</h2>${table('Group', [number('Job'), 'Status', 'Enqueued'],
     group.map((g) => [g.id === job.id ? html`<b>${g.id}</b>` : jobLink(g.id), status(g.status), distance(g.created_at)]), 'None.')}</section>`}`;
 }

@@ -1,5 +1,5 @@
 /*
- * table/jobs_kin_write.c
+ * table/jobs_dependencies_write.c
  *		Writes to idemq.dependencies and idemq.children: a child comes, waits, is released,
  *		goes; a parent goes.
  *
@@ -33,7 +33,10 @@ static SqlStatement move_watch =
 	{.text = "UPDATE idemq.children SET waits_for = $2 WHERE job_id = (SELECT job_id "
 			 "FROM idemq.children WHERE job_id = $1 FOR NO KEY UPDATE SKIP LOCKED)",
 	 .types = {INT8OID, INT8OID}};
-/* Any of a child's rows that nobody holds: that of a parent which is being deleted is held for long. */
+/*
+ * Any of a child's rows that nobody holds: that of a parent which is being deleted is held
+ * for long.
+ */
 static SqlStatement end_waits =
 	{.text = "WITH held AS (SELECT h.child, h.parent FROM unnest($1) m (id) CROSS JOIN LATERAL "
 			 "(SELECT d.child, d.parent FROM idemq.dependencies d WHERE d.child = m.id LIMIT 1 "
@@ -57,14 +60,14 @@ static SqlStatement hold_rows =
 			 "FROM idemq.dependencies WHERE parent = $1 AND $2) AND (SELECT count(*) FROM waits) = "
 			 "(SELECT count(*) FROM idemq.children WHERE job_id = $1)",
 	 .types = {INT8OID, BOOLOID}};
-static SqlStatement forget_kin =
+static SqlStatement forget_dependencies =
 	{.text = "WITH edges AS (DELETE FROM idemq.dependencies WHERE child = ANY ($1)) "
 			 "DELETE FROM idemq.children WHERE job_id = ANY ($1)",
 	 .types = {INT8ARRAYOID}};
 static SqlStatement note_gone =
 	{.text = "UPDATE idemq.dependencies SET gone_as = $2::idemq.status WHERE parent = $1",
 	 .types = {INT8OID, TEXTOID}};
-static SqlStatement forget_all_kin = {
+static SqlStatement forget_all_dependencies = {
 	.text = "WITH edges AS (DELETE FROM idemq.dependencies) DELETE FROM idemq.children"};
 
 /* Whether this file writes: the triggers of its tables then have nothing to say. */
@@ -72,7 +75,7 @@ static bool writing = false;
 
 /* Returns whether this file is writing now, so that a trigger is not for somebody else's change. */
 bool
-idemq_kin_is_writing(void)
+idemq_dependencies_is_writing(void)
 {
 	return writing;
 }
@@ -99,17 +102,17 @@ run(SqlStatement *statement, const Datum *values, const char *nulls)
 
 /* Adds the rows of a child. */
 void
-idemq_kin_add(const NewKin *kin)
+idemq_dependencies_add(const NewDependencies *depends)
 {
-	Datum edges[] = {Int64GetDatum(kin->child), Int32GetDatum(kin->queue_id),
-					 idemq_int8_array(kin->parents, kin->count),
-					 idemq_int8_array(kin->failures, kin->failed)};
-	Datum child[] = {Int64GetDatum(kin->child), Int32GetDatum(kin->queue_id),
-					 CStringGetTextDatum(idemq_failure_name(kin->on_failure)), kin->group,
-					 Int64GetDatum(kin->parents[0])};
+	Datum edges[] = {Int64GetDatum(depends->child), Int32GetDatum(depends->queue_id),
+					 idemq_int8_array(depends->parents, depends->count),
+					 idemq_int8_array(depends->failures, depends->failed)};
+	Datum child[] = {Int64GetDatum(depends->child), Int32GetDatum(depends->queue_id),
+					 CStringGetTextDatum(idemq_failure_name(depends->on_failure)), depends->group,
+					 Int64GetDatum(depends->parents[0])};
 
 	(void) run(&add_edges, edges, NULL);
-	(void) run(&add_child, child, kin->group == (Datum) 0 ? "   n " : "     ");
+	(void) run(&add_child, child, depends->group == (Datum) 0 ? "   n " : "     ");
 }
 
 /*
@@ -117,7 +120,7 @@ idemq_kin_add(const NewKin *kin)
  * the child holds its row.
  */
 bool
-idemq_kin_watch(int64 child, int64 parent)
+idemq_dependency_watch(int64 child, int64 parent)
 {
 	Datum values[] = {Int64GetDatum(child), Int64GetDatum(parent)};
 
@@ -129,7 +132,7 @@ idemq_kin_watch(int64 child, int64 parent)
  * those of the attempts of their parents that they have seen end, and less than any later one.
  */
 void
-idemq_kin_released(const int64 *children, int count, int64 token)
+idemq_dependency_released(const int64 *children, int count, int64 token)
 {
 	Datum values[] = {idemq_int8_array(children, count), Int64GetDatum(token)};
 
@@ -137,17 +140,18 @@ idemq_kin_released(const int64 *children, int count, int64 token)
 }
 
 /*
- * Returns whether a job that finishes, or has finished so, may be deleted: none of its children
- * may still ask for its result, and nobody holds rows of its kin, which are locked then.
+ * Returns whether a job that finishes, or has finished so, may be deleted: none of its
+ * children may still ask for its result, and nobody holds rows of its parents or children,
+ * which are locked then.
  */
 bool
-idemq_kin_lets_go(int64 job_id, JobStatus status)
+idemq_dependency_lets_go(int64 job_id, JobStatus status)
 {
 	Datum values[] = {Int64GetDatum(job_id), BoolGetDatum(status != JOB_COMPLETED)};
 	SqlScope scope;
 	bool lets;
 
-	if (!idemq_kin_any())
+	if (!idemq_dependencies_exist())
 		return true;
 	idemq_spi_begin(&scope);
 	idemq_spi_no_seqscan();
@@ -163,14 +167,14 @@ idemq_kin_lets_go(int64 job_id, JobStatus status)
 
 /* Deletes what jobs, whose rows are deleted, have as children. */
 void
-idemq_kin_forget(const int64 *job_ids, int count)
+idemq_dependency_forget(const int64 *job_ids, int count)
 {
 	Datum ids;
 
-	if (count == 0 || !idemq_kin_any())
+	if (count == 0 || !idemq_dependencies_exist())
 		return;
 	ids = idemq_int8_array(job_ids, count);
-	(void) run(&forget_kin, &ids, NULL);
+	(void) run(&forget_dependencies, &ids, NULL);
 }
 
 /*
@@ -178,19 +182,19 @@ idemq_kin_forget(const int64 *job_ids, int count)
  * cancelled when it had not finished.
  */
 void
-idemq_kin_row_gone(int64 job_id, JobStatus status)
+idemq_dependency_row_gone(int64 job_id, JobStatus status)
 {
 	JobStatus as = job_status_is_finished(status) ? status : JOB_CANCELLED;
 	Datum values[] = {Int64GetDatum(job_id), CStringGetTextDatum(idemq_status_name(as))};
 
 	(void) run(&note_gone, values, NULL);
-	idemq_kin_forget(&job_id, 1);
+	idemq_dependency_forget(&job_id, 1);
 }
 
 /* Follows TRUNCATE of idemq.jobs. */
 void
-idemq_kin_all_gone(void)
+idemq_dependency_all_gone(void)
 {
-	if (idemq_kin_any())
-		(void) run(&forget_all_kin, NULL, NULL);
+	if (idemq_dependencies_exist())
+		(void) run(&forget_all_dependencies, NULL, NULL);
 }

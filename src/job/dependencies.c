@@ -1,11 +1,12 @@
 /*
- * job/kin.c
+ * job/dependencies.c
  *		Children whose parents have finished: released, or cancelled with a parent.
  *
  * A job with depends_on is blocked until its parents are done.  Neither its enqueue nor the
  * end of a parent waits for the other, or touches the other's row: after the commit of either
- * a mark is set (shared/groups/kin.c, where it is proved that none is missed), and whoever takes the
- * mark, the worker or a claim, looks at the rows with a snapshot that is younger:
+ * a mark is set (shared/groups/dependencies.c, where it is proved that none is missed), and
+ * whoever takes the mark, the worker or a claim, looks at the rows with a snapshot that is
+ * younger:
  *
  *	parent		has finished: marks its children, those that watch it at once; those that are
  *				cancelled with it when it is dead or cancelled.  It writes nothing.
@@ -30,9 +31,10 @@
  * snapshot; one statement ends the waiting of those that are released.  What the batch itself
  * writes of a parent, or of a watch, has its own mark at the commit.
  *
- * Why rows are looked at by marks, and not listed in a table: a list of children to look at, filled
- * by enqueues and ends, loses one in a chain A -> X -> Y.  X's row, kept for its second look, is
- * met by that which X's end adds (ON CONFLICT DO NOTHING), and deleted before that end is visible.
+ * Why rows are looked at by marks, and not listed in a table: a list of children to look at,
+ * filled by enqueues and ends, loses one in a chain A -> X -> Y.  X's row, kept for its
+ * second look, is met by that which X's end adds (ON CONFLICT DO NOTHING), and deleted before
+ * that end is visible.
  *
  * A session may hold its transaction open for long after a claim.  So where there is a worker,
  * a claim leaves a child to it that it cannot make pending: a watch that is moved and not
@@ -81,7 +83,7 @@ may_look_for_others(void)
 static Promotion
 tell_children(JobsTable *table, int64 parent)
 {
-	KinChild *children;
+	DependencyChild *children;
 	QueueInfo queue = {0};
 	int count;
 	Job job;
@@ -89,13 +91,13 @@ tell_children(JobsTable *table, int64 parent)
 	/* It is on its way again: its next end tells them. */
 	if (idemq_jobs_fetch(table, parent, &job) && !job_status_is_finished(job.status))
 		return HAS_HEAD;
-	if (!idemq_kin_any())
+	if (!idemq_dependencies_exist())
 		return HAS_HEAD;
 	idemq_jitter();
-	children = idemq_kin_children(parent, &count);
+	children = idemq_dependency_children(parent, &count);
 	for (int i = 0; i < count; i++)
 	{
-		const KinChild *child = &children[i];
+		const DependencyChild *child = &children[i];
 		bool same_queue = child->queue_id == queue.id;
 
 		CHECK_FOR_INTERRUPTS();
@@ -103,8 +105,9 @@ tell_children(JobsTable *table, int64 parent)
 			continue;
 		/* At once: nothing of it hangs on this transaction, which may be long. */
 		if (count <= MAX_TOLD)
-			idemq_kin_mark(queue.slot, queue.id, child->watches ? KIN_CHILD : KIN_FAILURE,
-						   child->id);
+			idemq_dependency_mark(queue.slot, queue.id,
+								  child->watches ? DEPENDENCY_CHILD : DEPENDENCY_FAILURE,
+								  child->id);
 		else if (!same_queue)
 			idemq_groups_want_scan(queue.slot, queue.id, false);
 	}
@@ -129,8 +132,8 @@ written(JobWrite write, Promotion done)
 
 /* Makes a child pending whose parents are done, or has it join its group. */
 static Promotion
-release(JobsTable *table, const QueueInfo *queue, const Job *job, const KinLook *look,
-		TimestampTz now, KinBatch *batch, Datum *group)
+release(JobsTable *table, const QueueInfo *queue, const Job *job, const DependencyLook *look,
+		TimestampTz now, DependencyBatch *batch, Datum *group)
 {
 	EventArgs args = {.now = now, .ready_at = now, .group = look->group};
 	bool joins = look->group != (Datum) 0;
@@ -153,8 +156,8 @@ release(JobsTable *table, const QueueInfo *queue, const Job *job, const KinLook 
 
 /* Cancels a child with its parent; its row in idemq.children stays, should it be brought back. */
 static Promotion
-cancel_with(JobsTable *table, const QueueInfo *queue, const Job *job, const KinParent *parent,
-			TimestampTz now)
+cancel_with(JobsTable *table, const QueueInfo *queue, const Job *job,
+			const DependencyParent *parent, TimestampTz now)
 {
 	EventArgs args = {.now = now};
 
@@ -167,18 +170,18 @@ cancel_with(JobsTable *table, const QueueInfo *queue, const Job *job, const KinP
 
 /* Has a child wait for a parent that is in its way. */
 static Promotion
-wait_for(const QueueInfo *queue, const KinLook *look)
+wait_for(const QueueInfo *queue, const DependencyLook *look)
 {
-	const KinParent *parent = &look->obstacle;
+	const DependencyParent *parent = &look->obstacle;
 	QueueInfo of_parent;
 
 	if (look->waits_for != parent->id)
 	{
 		if (!may_look_for_others())
 			return NOT_FOR_US;
-		if (!idemq_kin_watch(look->id, parent->id))
+		if (!idemq_dependency_watch(look->id, parent->id))
 			return HELD;
-		idemq_pending_kin_note(queue->slot, queue->id, KIN_CHILD, look->id);
+		idemq_pending_dependency_note(queue->slot, queue->id, DEPENDENCY_CHILD, look->id);
 		return PROMOTED_FOR_LATER;
 	}
 	/* A queue that is yet to come, by a restore: its parents are looked at now and then. */
@@ -187,7 +190,7 @@ wait_for(const QueueInfo *queue, const KinLook *look)
 
 /* Returns whether a parent takes the child along. */
 static bool
-cancels(const KinParent *parent, ParentFailure on_failure)
+cancels(const DependencyParent *parent, ParentFailure on_failure)
 {
 	if (parent->status != JOB_DEAD && parent->status != JOB_CANCELLED)
 		return false;
@@ -206,17 +209,18 @@ writer_of(const Job *job)
 
 /* Decides about a fetched child that is blocked, by what its look has found. */
 static Promotion
-decide(JobsTable *table, const QueueInfo *queue, KinMark mark, const Job *job, const KinLook *look,
-	   KinBatch *batch, Datum *group)
+decide(JobsTable *table, const QueueInfo *queue, DependencyMark mark, const Job *job,
+	   const DependencyLook *look, DependencyBatch *batch, Datum *group)
 {
 	TimestampTz now = idemq_now();
-	KinParent parent;
+	DependencyParent parent;
 
 	if (job_has_expired(job, now))
 		return written(idemq_job_expire(table, job, queue, now), PROMOTED_FOR_LATER);
-	if (mark == KIN_FAILURE)
+	if (mark == DEPENDENCY_FAILURE)
 	{
-		if (look->on_failure != FAILURE_CANCELS || !idemq_kin_failed_parent(job->id, &parent))
+		if (look->on_failure != FAILURE_CANCELS ||
+			!idemq_dependency_failed_parent(job->id, &parent))
 			return HAS_HEAD;
 		return cancel_with(table, queue, job, &parent, now);
 	}
@@ -229,26 +233,29 @@ decide(JobsTable *table, const QueueInfo *queue, KinMark mark, const Job *job, c
 
 /*
  * Looks at children, whose marks this session owns, all at once.  What is released of them is
- * so with idemq_kin_batch_end, in the same transaction.
+ * so with idemq_dependency_batch_end, in the same transaction.
  */
 void
-idemq_kin_batch_begin(KinBatch *batch, const int64 *children, int count)
+idemq_dependency_batch_begin(DependencyBatch *batch, const int64 *children, int count)
 {
-	*batch = (KinBatch){.count = count, .released = palloc(Max(count, 1) * sizeof(int64))};
+	*batch = (DependencyBatch){.count = count, .released = palloc(Max(count, 1) * sizeof(int64))};
 	if (count == 0)
 		return;
-	batch->looks = idemq_kin_looks(children, &batch->count);
-	/* All that they have seen end were claimed before, and what these come to yet is claimed later. */
+	batch->looks = idemq_dependency_looks(children, &batch->count);
+	/*
+	 * All that they have seen end were claimed before, and what these come to yet is claimed
+	 * later.
+	 */
 	if (batch->count > 0)
 		batch->token = idemq_lease_issue_token(0, idemq_generation_base());
 }
 
 /* Ends the waiting of the children that were released. */
 void
-idemq_kin_batch_end(KinBatch *batch)
+idemq_dependency_batch_end(DependencyBatch *batch)
 {
 	if (batch->nreleased > 0)
-		idemq_kin_released(batch->released, batch->nreleased, batch->token);
+		idemq_dependency_released(batch->released, batch->nreleased, batch->token);
 	batch->nreleased = 0;
 	pfree(batch->released);
 }
@@ -258,23 +265,24 @@ idemq_kin_batch_end(KinBatch *batch)
  * has looked at the child since.  *group: of JOINED, the name of the group.
  */
 Promotion
-idemq_kin_promote(JobsTable *table, const QueueInfo *queue, KinMark mark, int64 id, KinBatch *batch,
-				  Datum *group)
+idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMark mark, int64 id,
+						 DependencyBatch *batch, Datum *group)
 {
-	KinBatch again;
+	DependencyBatch again;
 
-	if (mark == KIN_PARENT)
+	if (mark == DEPENDENCY_PARENT)
 		return tell_children(table, id);
 	for (int looks = 0; looks < MAX_LOOKS; looks++)
 	{
-		const KinLook *look;
+		const DependencyLook *look;
 		Promotion promotion;
 		Job job;
 
 		if (!idemq_jobs_fetch(table, id, &job) || job.status != JOB_BLOCKED ||
 			!job.row->tts_isnull[COL_GROUP_KEY] || job.queue_id != queue->id)
 			return HAS_HEAD;
-		look = bsearch(&id, batch->looks, batch->count, sizeof(KinLook), idemq_compare_int64);
+		look =
+			bsearch(&id, batch->looks, batch->count, sizeof(DependencyLook), idemq_compare_int64);
 		if (look == NULL)
 			return HAS_HEAD;
 		if (table->crosscheck != InvalidSnapshot)
@@ -287,26 +295,26 @@ idemq_kin_promote(JobsTable *table, const QueueInfo *queue, KinMark mark, int64 
 		if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER || promotion == JOINED)
 			CommandCounterIncrement();
 		if (batch == &again)
-			idemq_kin_batch_end(batch);
+			idemq_dependency_batch_end(batch);
 		idemq_jobs_refresh(table);
 		if (promotion != LOOK_AGAIN)
 			return promotion;
 		batch = &again;
-		idemq_kin_batch_begin(batch, &id, 1);
+		idemq_dependency_batch_begin(batch, &id, 1);
 	}
 	return NOT_FOR_US;
 }
 
 /* Tells the filter of the jobs of an edge. */
 static void
-note_edge(const KinEdge *edge)
+note_edge(const DependencyEdge *edge)
 {
 	const int64 ids[] = {edge->child, edge->parent};
 	const int32 queues[] = {edge->child_queue, edge->parent_queue};
 	QueueInfo queue;
 
 	for (int i = 0; i < (int) lengthof(ids); i++)
-		idemq_kin_note(idemq_queue_by_id(queues[i], &queue) ? queue.slot : NULL, ids[i]);
+		idemq_dependency_note(idemq_queue_by_id(queues[i], &queue) ? queue.slot : NULL, ids[i]);
 }
 
 /*
@@ -314,24 +322,24 @@ note_edge(const KinEdge *edge)
  * to the worker when there are any.
  */
 void
-idemq_kin_learn(const QueueInfo *queue)
+idemq_dependencies_learn(const QueueInfo *queue)
 {
 	bool unseen = false;
-	KinEdge *edges;
+	DependencyEdge *edges;
 	int count;
 
-	if (idemq_kin_is_known(queue->slot))
+	if (idemq_dependencies_is_known(queue->slot))
 		return;
-	if (idemq_kin_any() && !may_look_for_others())
+	if (idemq_dependencies_exist() && !may_look_for_others())
 		return;
-	idemq_kin_learn_begin();
-	if (idemq_kin_any())
+	idemq_dependencies_learn_begin();
+	if (idemq_dependencies_exist())
 	{
-		edges = palloc(LEARN_BATCH * sizeof(KinEdge));
-		edges[0] = (KinEdge){PG_INT64_MIN, PG_INT64_MIN, 0, 0};
+		edges = palloc(LEARN_BATCH * sizeof(DependencyEdge));
+		edges[0] = (DependencyEdge){PG_INT64_MIN, PG_INT64_MIN, 0, 0};
 		do
 		{
-			count = idemq_kin_edges(edges, LEARN_BATCH);
+			count = idemq_dependency_edges(edges, LEARN_BATCH);
 			for (int i = 0; i < count; i++)
 			{
 				note_edge(&edges[i]);
@@ -342,7 +350,7 @@ idemq_kin_learn(const QueueInfo *queue)
 		} while (count == LEARN_BATCH);
 		pfree(edges);
 	}
-	idemq_kin_learn_end(unseen);
+	idemq_dependencies_learn_end(unseen);
 }
 
 /*
@@ -350,21 +358,21 @@ idemq_kin_learn(const QueueInfo *queue)
  * and forgets what it was a child of.
  */
 void
-idemq_kin_gone(int64 id, JobStatus status)
+idemq_dependency_gone(int64 id, JobStatus status)
 {
-	KinChild *children;
+	DependencyChild *children;
 	QueueInfo queue;
 	int count;
 
-	if (!idemq_kin_any())
+	if (!idemq_dependencies_exist())
 		return;
-	idemq_kin_row_gone(id, status);
+	idemq_dependency_row_gone(id, status);
 	CommandCounterIncrement();
-	children = idemq_kin_children(id, &count);
+	children = idemq_dependency_children(id, &count);
 	for (int i = 0; i < count; i++)
 	{
 		if (idemq_queue_by_id(children[i].queue_id, &queue))
-			idemq_pending_kin_note_blocked(queue.slot, queue.id, children[i].id);
+			idemq_pending_dependency_note_blocked(queue.slot, queue.id, children[i].id);
 	}
 	pfree(children);
 }
@@ -377,7 +385,7 @@ static bool
 waits_again(const Job *job)
 {
 	return !job->row->tts_isnull[COL_GROUP_KEY] ||
-		   (job->status == JOB_CANCELLED && idemq_kin_waits(job->id));
+		   (job->status == JOB_CANCELLED && idemq_dependency_waits(job->id));
 }
 
 /* Returns the event by which a finished job runs again. */

@@ -1,5 +1,5 @@
 /*
- * table/jobs_kin.c
+ * table/jobs_dependencies.c
  *		Parents and children: the rows of idemq.dependencies and idemq.children.
  *
  * idemq.dependencies has a row for each child and parent, for as long as the child's row is
@@ -18,7 +18,7 @@
  * cancelled, or it was deleted by SQL (purge, drop_queue, a DBA), which writes here what it
  * was.
  *
- * What is read goes by the latest snapshot.  The writes: table/jobs_kin_write.c.
+ * What is read goes by the latest snapshot.  The writes: table/jobs_dependencies_write.c.
  */
 #include "postgres.h"
 
@@ -116,7 +116,7 @@ idemq_failure_name(ParentFailure failure)
 
 /* Returns whether there may be any dependency in this database. */
 bool
-idemq_kin_any(void)
+idemq_dependencies_exist(void)
 {
 	Oid oid = idemq_oids()->dependencies;
 	Relation rel;
@@ -140,16 +140,16 @@ failure_from_name(const char *name)
 
 /* Returns whether a job waits for parents. */
 bool
-idemq_kin_waits(int64 child)
+idemq_dependency_waits(int64 child)
 {
 	Datum value = Int64GetDatum(child);
 
-	return idemq_kin_any() && idemq_spi_finds(&find_wait, &value, NULL);
+	return idemq_dependencies_exist() && idemq_spi_finds(&find_wait, &value, NULL);
 }
 
 /* Reads a parent from four columns of a row. */
 static void
-read_parent(uint64 row, int column, KinParent *parent)
+read_parent(uint64 row, int column, DependencyParent *parent)
 {
 	parent->id = idemq_spi_int64(row, column, NULL);
 	parent->status =
@@ -162,21 +162,21 @@ read_parent(uint64 row, int column, KinParent *parent)
  * Reads what children wait for, of those that wait for parents, to an array that is palloc'ed, in
  * the order of their ids; all of them by one snapshot, the latest.
  */
-KinLook *
-idemq_kin_looks(const int64 *children, int *count)
+DependencyLook *
+idemq_dependency_looks(const int64 *children, int *count)
 {
 	Datum ids = idemq_int8_array(children, *count);
 	MemoryContext caller = CurrentMemoryContext;
-	KinLook *looks;
+	DependencyLook *looks;
 	SqlScope scope;
 
 	idemq_spi_begin(&scope);
 	idemq_spi_in_order();
-	*count = idemq_kin_any() ? (int) idemq_spi_query_latest(&find_looks, &ids, NULL) : 0;
-	looks = MemoryContextAllocZero(caller, Max(*count, 1) * sizeof(KinLook));
+	*count = idemq_dependencies_exist() ? (int) idemq_spi_query_latest(&find_looks, &ids, NULL) : 0;
+	looks = MemoryContextAllocZero(caller, Max(*count, 1) * sizeof(DependencyLook));
 	for (int i = 0; i < *count; i++)
 	{
-		KinLook *look = &looks[i];
+		DependencyLook *look = &looks[i];
 		MemoryContext old;
 		bool isnull;
 		bool no_group;
@@ -197,14 +197,14 @@ idemq_kin_looks(const int64 *children, int *count)
 			read_parent(i, 5, &look->obstacle);
 	}
 	idemq_spi_end(&scope);
-	qsort(looks, *count, sizeof(KinLook), idemq_compare_int64);
+	qsort(looks, *count, sizeof(DependencyLook), idemq_compare_int64);
 	pfree(DatumGetPointer(ids));
 	return looks;
 }
 
 /* Finds a parent that is dead or cancelled, or gone as such; false when none is. */
 bool
-idemq_kin_failed_parent(int64 child, KinParent *parent)
+idemq_dependency_failed_parent(int64 child, DependencyParent *parent)
 {
 	Datum values[] = {Int64GetDatum(child), Int64GetDatum(PG_INT64_MIN)};
 	SqlScope scope;
@@ -221,7 +221,7 @@ idemq_kin_failed_parent(int64 child, KinParent *parent)
 
 /* Returns the queue of a job; false when there is no such job. */
 bool
-idemq_kin_queue_of(int64 job_id, int32 *queue_id)
+idemq_dependency_queue_of(int64 job_id, int32 *queue_id)
 {
 	Datum value = Int64GetDatum(job_id);
 	SqlScope scope;
@@ -239,18 +239,18 @@ idemq_kin_queue_of(int64 job_id, int32 *queue_id)
  * Returns the children that the end of a parent may concern: those that watch it, and, unless it
  * is completed, those that are cancelled with it.  A child may come twice.
  */
-KinChild *
-idemq_kin_children(int64 parent, int *count)
+DependencyChild *
+idemq_dependency_children(int64 parent, int *count)
 {
 	Datum value = Int64GetDatum(parent);
 	MemoryContext caller = CurrentMemoryContext;
-	KinChild *children;
+	DependencyChild *children;
 	SqlScope scope;
 
 	idemq_spi_begin(&scope);
 	idemq_spi_no_seqscan();
 	*count = (int) idemq_spi_query_latest(&find_children, &value, NULL);
-	children = MemoryContextAllocHuge(caller, Max(*count, 1) * sizeof(KinChild));
+	children = MemoryContextAllocHuge(caller, Max(*count, 1) * sizeof(DependencyChild));
 	for (int i = 0; i < *count; i++)
 	{
 		children[i].id = idemq_spi_int64(i, 1, NULL);
@@ -262,21 +262,21 @@ idemq_kin_children(int64 parent, int *count)
 }
 
 /* Returns the parents of a job, by their ids. */
-KinGone *
-idemq_kin_parents(int64 child, int *count)
+DependencyGone *
+idemq_dependency_parents(int64 child, int *count)
 {
 	Datum value = Int64GetDatum(child);
 	MemoryContext caller = CurrentMemoryContext;
-	KinGone *parents;
+	DependencyGone *parents;
 	SqlScope scope;
 
 	*count = 0;
-	if (!idemq_kin_any())
+	if (!idemq_dependencies_exist())
 		return NULL;
 	idemq_spi_begin(&scope);
 	idemq_spi_no_seqscan();
 	*count = (int) idemq_spi_query_latest(&find_parents, &value, NULL);
-	parents = MemoryContextAlloc(caller, Max(*count, 1) * sizeof(KinGone));
+	parents = MemoryContextAlloc(caller, Max(*count, 1) * sizeof(DependencyGone));
 	for (int i = 0; i < *count; i++)
 	{
 		bool isnull;
@@ -293,7 +293,7 @@ idemq_kin_parents(int64 child, int *count)
 
 /* Returns children of a queue, up to max, that a look at their parents may change. */
 int64 *
-idemq_kin_resolvable(int32 queue_id, int max, int *count)
+idemq_dependency_resolvable(int32 queue_id, int max, int *count)
 {
 	Datum values[] = {Int32GetDatum(queue_id), Int32GetDatum(max)};
 	MemoryContext caller = CurrentMemoryContext;
@@ -314,7 +314,7 @@ idemq_kin_resolvable(int32 queue_id, int max, int *count)
 
 /* Reads up to max edges behind edges[0], in the order of child and parent; returns how many. */
 int
-idemq_kin_edges(KinEdge *edges, int max)
+idemq_dependency_edges(DependencyEdge *edges, int max)
 {
 	Datum values[] = {Int64GetDatum(edges[0].child), Int64GetDatum(edges[0].parent),
 					  Int32GetDatum(max)};

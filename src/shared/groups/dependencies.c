@@ -1,5 +1,5 @@
 /*
- * shared/groups/kin.c
+ * shared/groups/dependencies.c
  *		Which jobs may have parents or children (idemq.dependencies), in shared memory; and
  *		the marks by which children follow their parents' ends.
  *
@@ -8,7 +8,7 @@
  * looked for at each end of each job.  So there is a filter: a bit for the hash of each job
  * that has parents or children, and of each queue whether it has such jobs at all.  A job
  * whose bit is clear is no parent; one whose bit is set may be, and is marked when it has
- * ended.  The session that takes the mark (job/kin.c) looks its children up.
+ * ended.  The session that takes the mark (job/dependencies.c) looks its children up.
  *
  * No end of a parent is missed.  Call E an enqueue of a child, and P the end of one of its
  * parents:
@@ -23,13 +23,14 @@
  * before the rows are written, and never cleared, so that a rollback leaves one too many, and
  * PREPARE TRANSACTION needs nothing.
  *
- * After a start nothing is known: each queue counts as one that has children, and each job
- * as a parent, until the rows of idemq.dependencies have been read
- * (idemq_kin_learn_begin, the rows, idemq_kin_learn_end): what is committed after
- * these were read sets its bits itself.  What ends in between is marked in any case.  The same
- * holds after COMMIT PREPARED, whose transaction may have set its bits before a restart, and
- * when rows were written by hand or by a restore.  Each of these has all queues scanned for
- * children whose parents are done (shared/groups/groups.c: want_scan), which finds what ended before.
+ * After a start nothing is known: each queue counts as one that has children, and each job as
+ * a parent, until the rows of idemq.dependencies have been read
+ * (idemq_dependencies_learn_begin, the rows, idemq_dependencies_learn_end): what is committed
+ * after these were read sets its bits itself.  What ends in between is marked in any case.
+ * The same holds after COMMIT PREPARED, whose transaction may have set its bits before a
+ * restart, and when rows were written by hand or by a restore.  Each of these has all queues
+ * scanned for children whose parents are done (shared/groups/groups.c: want_scan), which
+ * finds what ended before.
  *
  * A mark is one of the table of groups (shared/groups/groups.c), under a name that no group can
  * have: it begins with a zero byte.  So the rest is as with groups: one owner at a time;
@@ -37,11 +38,12 @@
  * to be scanned.  That room is their own, so that dependencies take none from groups.
  *
  * Without a worker nobody may ever claim from a parent's queue again, and take its mark: then
- * its end has the queues scanned that have kin.  A parent's queue may have no slot, and so no
- * marks: then its end, by hand or by a cancel, has all rows read anew (txn/pending.c).
+ * its end has the queues scanned that have dependencies.  A parent's queue may have no slot,
+ * and so no marks: then its end, by hand or by a cancel, has all rows read anew
+ * (txn/pending.c).
  *
  * The bits are never taken back before the next start: with as many dependencies since as there
- * are bits, most jobs of queues that have kin are marked in vain, for one lookup each.
+ * are bits, most jobs of queues with dependencies are marked in vain, for one lookup each.
  *
  * Locks: none; atomics.  What is called after commit neither allocates nor raises.
  */
@@ -57,7 +59,7 @@
 #define BITS (1 << 20)
 #define WORD_BITS 32
 
-/* Bits of QueueSlot.kin. */
+/* Bits of QueueSlot.dependencies. */
 #define KNOWN 1	   /* the rows have been read */
 #define SOME 2	   /* there are jobs with parents or children */
 #define LEARNING 4 /* the rows are being read, and this becomes KNOWN */
@@ -71,9 +73,9 @@ init_filter(int tranche)
 		pg_atomic_init_u32(&filter[i], 0);
 }
 
-const ShmemPart idemq_kin_part = {.area = (void **) &filter,
-								  .size = BITS / WORD_BITS * sizeof(pg_atomic_uint32),
-								  .init = init_filter};
+const ShmemPart idemq_dependencies_part = {.area = (void **) &filter,
+										   .size = BITS / WORD_BITS * sizeof(pg_atomic_uint32),
+										   .init = init_filter};
 
 /* Returns the bit of a job of this database. */
 static uint32
@@ -88,26 +90,27 @@ bit_of(int64 job_id)
  * rows are written that say so.
  */
 void
-idemq_kin_note(QueueSlot *slot, int64 job_id)
+idemq_dependency_note(QueueSlot *slot, int64 job_id)
 {
 	uint32 bit = bit_of(job_id);
 
 	/* In this order: who reads that there are some finds the bit.  Both are barriers. */
 	(void) pg_atomic_fetch_or_u32(&filter[bit / WORD_BITS], 1U << (bit % WORD_BITS));
 	if (slot != NULL)
-		(void) pg_atomic_fetch_or_u32(&slot->kin, SOME);
+		(void) pg_atomic_fetch_or_u32(&slot->dependencies, SOME);
 }
 
 /* Returns whether a job may have parents or children; slot: its queue's. */
 bool
-idemq_kin_maybe(const QueueSlot *slot, int64 job_id)
+idemq_may_have_dependencies(const QueueSlot *slot, int64 job_id)
 {
-	uint32 kin = slot == NULL ? 0 : pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->kin));
+	uint32 state =
+		slot == NULL ? 0 : pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->dependencies));
 	uint32 bit;
 
-	if (kin == KNOWN)
+	if (state == KNOWN)
 		return false;
-	if ((kin & KNOWN) == 0)
+	if ((state & KNOWN) == 0)
 		return true;
 	pg_read_barrier();
 	bit = bit_of(job_id);
@@ -116,23 +119,23 @@ idemq_kin_maybe(const QueueSlot *slot, int64 job_id)
 
 /* Returns whether the filter can be relied on for a queue's jobs. */
 bool
-idemq_kin_is_known(const QueueSlot *slot)
+idemq_dependencies_is_known(const QueueSlot *slot)
 {
-	return (pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->kin)) & KNOWN) != 0;
+	return (pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->dependencies)) & KNOWN) != 0;
 }
 
 /* Returns whether a queue may have jobs with parents or children. */
 static bool
 is_used(const QueueSlot *slot)
 {
-	return pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->kin)) != KNOWN;
+	return pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->dependencies)) != KNOWN;
 }
 
 static void
 begin_slot(const SlotView *view, void *arg)
 {
-	if (!idemq_kin_is_known(view->slot))
-		(void) pg_atomic_fetch_or_u32(&view->slot->kin, LEARNING);
+	if (!idemq_dependencies_is_known(view->slot))
+		(void) pg_atomic_fetch_or_u32(&view->slot->dependencies, LEARNING);
 }
 
 /* A slot that has been unset, or occupied, since stays unknown.  arg: the bits that others get. */
@@ -140,16 +143,17 @@ static void
 end_slot(const SlotView *view, void *arg)
 {
 	uint32 learned = *(const uint32 *) arg;
-	uint32 kin = pg_atomic_read_u32(&view->slot->kin);
+	uint32 state = pg_atomic_read_u32(&view->slot->dependencies);
 
-	while ((kin & LEARNING) != 0 &&
-		   !pg_atomic_compare_exchange_u32(&view->slot->kin, &kin, (kin & ~LEARNING) | learned))
+	while ((state & LEARNING) != 0 &&
+		   !pg_atomic_compare_exchange_u32(&view->slot->dependencies, &state,
+										   (state & ~LEARNING) | learned))
 		;
 }
 
 /* To be called before the snapshot by which all rows of this database are read and noted. */
 void
-idemq_kin_learn_begin(void)
+idemq_dependencies_learn_begin(void)
 {
 	idemq_for_each_slot(MyDatabaseId, begin_slot, NULL);
 	pg_memory_barrier();
@@ -161,7 +165,7 @@ idemq_kin_learn_begin(void)
  * into any queue: so any may have parents then, and its jobs' own bits decide.
  */
 void
-idemq_kin_learn_end(bool unseen)
+idemq_dependencies_learn_end(bool unseen)
 {
 	uint32 learned = unseen ? KNOWN | SOME : KNOWN;
 
@@ -170,14 +174,14 @@ idemq_kin_learn_end(bool unseen)
 
 /* Makes a slot's queue unknown again. */
 void
-idemq_kin_unset(QueueSlot *slot)
+idemq_dependencies_unset(QueueSlot *slot)
 {
-	(void) pg_atomic_fetch_and_u32(&slot->kin, ~(KNOWN | LEARNING));
+	(void) pg_atomic_fetch_and_u32(&slot->dependencies, ~(KNOWN | LEARNING));
 }
 
-/* Makes the name of a mark, of KIN_NAME bytes. */
+/* Makes the name of a mark, of DEPENDENCY_NAME bytes. */
 void
-idemq_kin_name(char *name, KinMark mark, int64 job_id)
+idemq_dependency_name(char *name, DependencyMark mark, int64 job_id)
 {
 	name[0] = '\0';
 	name[1] = (char) mark;
@@ -186,24 +190,24 @@ idemq_kin_name(char *name, KinMark mark, int64 job_id)
 
 /* Reads the key of a mark; false for that of a group. */
 bool
-idemq_kin_read(const GroupKey *key, KinMark *mark, int64 *job_id)
+idemq_dependency_read(const GroupKey *key, DependencyMark *mark, int64 *job_id)
 {
-	if (key->length != KIN_NAME || key->name[0] != '\0')
+	if (key->length != DEPENDENCY_NAME || key->name[0] != '\0')
 		return false;
-	*mark = (KinMark) key->name[1];
+	*mark = (DependencyMark) key->name[1];
 	memcpy(job_id, key->name + 2, sizeof(*job_id));
 	return true;
 }
 
 /* Marks a child or a parent, whose commit or end is visible. */
 void
-idemq_kin_mark(QueueSlot *slot, int32 queue_id, KinMark mark, int64 job_id)
+idemq_dependency_mark(QueueSlot *slot, int32 queue_id, DependencyMark mark, int64 job_id)
 {
-	char name[KIN_NAME];
+	char name[DEPENDENCY_NAME];
 	GroupKey key;
 
-	idemq_kin_name(name, mark, job_id);
-	idemq_group_key(&key, queue_id, name, KIN_NAME);
+	idemq_dependency_name(name, mark, job_id);
+	idemq_group_key(&key, queue_id, name, DEPENDENCY_NAME);
 	idemq_group_mark(slot, &key, GROUP_KEEP_FLOOR);
 }
 
@@ -216,12 +220,12 @@ want_scan(const SlotView *view, void *arg)
 
 /* Marks a job that has finished, or may have, if it may be a parent; after the commit. */
 void
-idemq_kin_finished(QueueSlot *slot, int32 queue_id, int64 job_id)
+idemq_dependency_finished(QueueSlot *slot, int32 queue_id, int64 job_id)
 {
-	if (!idemq_kin_maybe(slot, job_id))
+	if (!idemq_may_have_dependencies(slot, job_id))
 		return;
 	if (idemq_worker_present())
-		idemq_kin_mark(slot, queue_id, KIN_PARENT, job_id);
+		idemq_dependency_mark(slot, queue_id, DEPENDENCY_PARENT, job_id);
 	else
 		idemq_for_each_slot(MyDatabaseId, want_scan, NULL);
 }

@@ -1,5 +1,5 @@
 /*
- * observe/check_kin.c
+ * observe/check_dependencies.c
  *		The audit of children: none is forgotten whose parents are done, or have failed.
  *
  * That none runs too early the rows say by themselves.
@@ -21,13 +21,13 @@
 
 /* Returns whether shared memory knows of a mark, or will look at all. */
 static bool
-knows(const QueueInfo *queue, KinMark mark, int64 id)
+knows(const QueueInfo *queue, DependencyMark mark, int64 id)
 {
-	char name[KIN_NAME];
+	char name[DEPENDENCY_NAME];
 	GroupKey key;
 
-	idemq_kin_name(name, mark, id);
-	idemq_group_key(&key, queue->id, name, KIN_NAME);
+	idemq_dependency_name(name, mark, id);
+	idemq_group_key(&key, queue->id, name, DEPENDENCY_NAME);
 	return idemq_groups_know(queue->slot, &key);
 }
 
@@ -36,22 +36,25 @@ static bool
 is_known(const Suspect *suspect)
 {
 	int count = 1;
-	const KinLook *look;
-	KinParent parent;
+	const DependencyLook *look;
+	DependencyParent parent;
 	QueueInfo queue;
 
-	if (!idemq_queue_by_id(suspect->queue_id, &queue) || knows(&queue, KIN_CHILD, suspect->id) ||
-		knows(&queue, KIN_FAILURE, suspect->id))
+	if (!idemq_queue_by_id(suspect->queue_id, &queue) ||
+		knows(&queue, DEPENDENCY_CHILD, suspect->id) ||
+		knows(&queue, DEPENDENCY_FAILURE, suspect->id))
 		return true;
-	look = idemq_kin_looks(&suspect->id, &count);
+	look = idemq_dependency_looks(&suspect->id, &count);
 	if (count == 0)
 		return true;
 	/* The mark of a parent that the child may come with; any of the failed ones. */
-	if (look->on_failure == FAILURE_CANCELS && idemq_kin_failed_parent(suspect->id, &parent) &&
-		idemq_queue_by_id(parent.queue_id, &queue) && knows(&queue, KIN_PARENT, parent.id))
+	if (look->on_failure == FAILURE_CANCELS &&
+		idemq_dependency_failed_parent(suspect->id, &parent) &&
+		idemq_queue_by_id(parent.queue_id, &queue) && knows(&queue, DEPENDENCY_PARENT, parent.id))
 		return true;
-	return idemq_kin_queue_of(look->waits_for, &parent.queue_id) &&
-		   idemq_queue_by_id(parent.queue_id, &queue) && knows(&queue, KIN_PARENT, look->waits_for);
+	return idemq_dependency_queue_of(look->waits_for, &parent.queue_id) &&
+		   idemq_queue_by_id(parent.queue_id, &queue) &&
+		   knows(&queue, DEPENDENCY_PARENT, look->waits_for);
 }
 
 /* Returns the children that a look would change; one that was looked at is not there any more. */
@@ -63,7 +66,7 @@ find_children(const CheckCall *call)
 	for (int i = 0; i < call->nqueues; i++)
 	{
 		int count;
-		int64 *ids = idemq_kin_resolvable(call->queue_ids[i], CHECK_SUSPECTS, &count);
+		int64 *ids = idemq_dependency_resolvable(call->queue_ids[i], CHECK_SUSPECTS, &count);
 
 		for (int j = 0; j < count; j++)
 		{
@@ -79,7 +82,7 @@ find_children(const CheckCall *call)
 
 /* Checks that every child is looked at when its parents are done. */
 void
-idemq_check_kin(CheckCall *call)
+idemq_check_dependencies(CheckCall *call)
 {
 	static const Suspicion forgotten_children =
 		{find_children, is_known, "children.forgotten",
@@ -87,6 +90,6 @@ idemq_check_kin(CheckCall *call)
 		 "idemq.jobs SET status = status WHERE id = ..."};
 
 	idemq_check_findings(call, "children");
-	if (idemq_kin_any())
+	if (idemq_dependencies_exist())
 		idemq_check_suspicion(call, &forgotten_children);
 }
