@@ -169,7 +169,7 @@ scan_queue(ClaimCall *call, bool from_start)
 	idemq_ready_scan(&call->scan, &table, from_start);
 	idemq_jobs_close(&table);
 	/* A signal may be lost with its sleeper: what is left wakes the next one. */
-	if (call->scan.more && idemq_limit_lets(&call->scan.queue, &view))
+	if (call->scan.more && idemq_limit_has_room(&call->scan.queue, &view))
 		(void) idemq_sleepers_wake(idemq_sleepers_of_queue(call->scan.queue.slot), 1);
 }
 
@@ -180,7 +180,7 @@ may_promote(const QueueInfo *queue)
 	LimitView view;
 
 	return idemq_promote_wanted(queue) &&
-		   (idemq_limit_may_borrow(queue) || idemq_limit_lets(queue, &view));
+		   (idemq_limit_may_borrow(queue) || idemq_limit_has_room(queue, &view));
 }
 
 /* Has the next jobs promoted, by others, of the groups that the last scan took jobs from. */
@@ -207,7 +207,7 @@ promote_round(ClaimCall *call)
 	int promoted = 0;
 	LimitView view;
 
-	if (!idemq_limit_may_borrow(queue) && !idemq_limit_lets(queue, &view))
+	if (!idemq_limit_may_borrow(queue) && !idemq_limit_has_room(queue, &view))
 		return 0;
 	while (promoted < wanted && call->groups != NIL)
 	{

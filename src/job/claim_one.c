@@ -99,7 +99,7 @@ take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Take
 		if (taken->entry == LEASE_TAKEN || (taken->entry == LEASE_FULL && queue->max_running == 0))
 			return TAKE_DONE;
 		idemq_limit_undo_rate(queue);
-	} while (taken->entry != LEASE_BUSY && idemq_limit_lets(queue, &view));
+	} while (taken->entry != LEASE_BUSY && idemq_limit_has_room(queue, &view));
 	idemq_group_rate_undo(queue, job, &taken->charge);
 	return taken->entry == LEASE_BUSY ? TAKE_BUSY : TAKE_LIMIT;
 }

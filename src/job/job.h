@@ -460,7 +460,7 @@ extern bool idemq_limit_may_borrow(const QueueInfo *queue);
 extern bool idemq_limit_pass_rate(const QueueInfo *queue, bool borrows);
 extern void idemq_limit_undo_rate(const QueueInfo *queue);
 extern void idemq_limit_view(const QueueInfo *queue, LimitView *view);
-extern bool idemq_limit_lets(const QueueInfo *queue, LimitView *view);
+extern bool idemq_limit_has_room(const QueueInfo *queue, LimitView *view);
 extern void idemq_limit_recovered(const QueueInfo *queue);
 
 /*

@@ -164,7 +164,7 @@ idemq_limit_view(const QueueInfo *queue, LimitView *view)
  * false is on record, to be woken when they do.  *view: as idemq_limit_view.
  */
 bool
-idemq_limit_lets(const QueueInfo *queue, LimitView *view)
+idemq_limit_has_room(const QueueInfo *queue, LimitView *view)
 {
 	uint32 limits = (queue->max_running > 0 ? REFUSED_BY_RUNNING : 0) |
 					(queue->rate_limit > 0 ? REFUSED_BY_RATE : 0);

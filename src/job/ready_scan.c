@@ -341,7 +341,7 @@ idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 	MemoryContextDelete(scan.row_context);
 	*next_due = scan.next_due;
 	*held = scan.held;
-	if (!scan.stopped || idemq_limit_lets(queue, &view))
+	if (!scan.stopped || idemq_limit_has_room(queue, &view))
 		return scan.stopped;
 	/* The worker wakes a sleeper when a token has come; without it, each wakes by itself. */
 	if (!idemq_worker_present())

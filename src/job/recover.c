@@ -368,7 +368,7 @@ idemq_recover_for_limits(const QueueInfo *queue)
 	if (idemq_slot_status(queue->id, &status) && !status.needs_recovery)
 		return true;
 	/* To be woken when the search has ended. */
-	(void) idemq_limit_lets(queue, &view);
+	(void) idemq_limit_has_room(queue, &view);
 	return false;
 }
 
