@@ -163,7 +163,7 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 		case TAKE_DONE:
 			if (call->event == EVENT_COMMIT_ONCE)
 				return OUTCOME_COMMITTED;
-			if (idemq_is_of_places(&call->queue, &call->job))
+			if (idemq_job_uses_places(&call->queue, &call->job))
 				idemq_promote_later(&call->queue, call->job.row->tts_values[COL_GROUP_KEY]);
 			return call->job.attempt > 0 ? OUTCOME_CLAIMED_AGAIN : OUTCOME_CLAIMED;
 		default:

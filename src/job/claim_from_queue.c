@@ -126,7 +126,7 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 	}
 	tuplestore_putvalues(call->store, call->desc, values, nulls);
 	call->claimed++;
-	if (idemq_is_of_places(&call->scan.queue, job))
+	if (idemq_job_uses_places(&call->scan.queue, job))
 		note_group(call, job);
 	return call->claimed < call->wanted ? STEP_PASS : STEP_STOP;
 }

@@ -164,7 +164,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 			idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 		idemq_generation_note();
 		/* Without an entry only the commit says that the group's next job may be promoted. */
-		if (taken.entry == LEASE_FULL && idemq_is_of_places(queue, job))
+		if (taken.entry == LEASE_FULL && idemq_job_uses_places(queue, job))
 			idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
 									  GROUP_KEEP_FLOOR);
 		return TAKE_DONE;

@@ -134,7 +134,7 @@ idemq_group_places(const QueueInfo *queue, Datum name)
 
 /* Returns whether a job is of a group that has places. */
 static inline bool
-idemq_is_of_places(const QueueInfo *queue, const Job *job)
+idemq_job_uses_places(const QueueInfo *queue, const Job *job)
 {
 	return !job->row->tts_isnull[COL_GROUP_KEY] &&
 		   idemq_group_has_places(queue, job->row->tts_values[COL_GROUP_KEY]);
@@ -155,7 +155,7 @@ idemq_waits_for_place(const Job *job)
 static inline bool
 idemq_is_without_place(const QueueInfo *queue, const Job *job)
 {
-	return idemq_is_of_places(queue, job) && idemq_waits_for_place(job);
+	return idemq_job_uses_places(queue, job) && idemq_waits_for_place(job);
 }
 
 extern void idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue,

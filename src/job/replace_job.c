@@ -67,7 +67,7 @@ set_time(JobChange *change, const QueueInfo *queue, const Job *job, TimestampTz 
 	if (not_later)
 		asked = Min(asked, job->ready_at);
 	job_set(change, COL_READY_AT, TimestampTzGetDatum(asked));
-	if (idemq_is_of_places(queue, job))
+	if (idemq_job_uses_places(queue, job))
 		job_set(change, COL_RUN_AT, TimestampTzGetDatum(asked));
 	else
 		job_set_null(change, COL_RUN_AT);

@@ -474,7 +474,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (!deleted)
 	{
 		fill_change(&change, transition, job, &args);
-		if (transition->ready == READY_SET && idemq_is_of_places(queue, job))
+		if (transition->ready == READY_SET && idemq_job_uses_places(queue, job))
 			idemq_place_follow(&change, job, queue, args.takes_place, args.ready_at);
 		else if (args.due != 0 && !job->row->tts_isnull[COL_GROUP_KEY])
 			job_set(&change, COL_RUN_AT, TimestampTzGetDatum(args.due)); /* job/group_rate.c */
