@@ -254,7 +254,7 @@ show_again(const Action *action, int priority, TimestampTz ready_at)
 {
 	idemq_cursor_lower(action->slot, action->queue_id, priority,
 					   (ReadyKey){ready_at, action->job_id});
-	idemq_wake_perhaps(action->slot, action->queue_id, 1);
+	idemq_wake_if_ready(action->slot, action->queue_id, 1);
 }
 
 /* Removes an entry, and makes its job visible again to claimers that it turned away. */
@@ -466,7 +466,7 @@ list_schedules(const Action *action)
 static void
 wake_resumed(const Action *action)
 {
-	idemq_wake_perhaps(NULL, action->queue_id, PG_INT32_MAX);
+	idemq_wake_if_ready(NULL, action->queue_id, PG_INT32_MAX);
 }
 
 static void

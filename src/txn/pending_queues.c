@@ -428,7 +428,7 @@ idemq_pending_queues_undo(SubTransactionId from)
 
 		lower(note);
 		if (note->priorities != 0)
-			idemq_wake_perhaps(note->slot, note->queue_id, Max(note->ready, 1));
+			idemq_wake_if_ready(note->slot, note->queue_id, Max(note->ready, 1));
 		clear(note);
 	}
 }

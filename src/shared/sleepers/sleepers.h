@@ -31,7 +31,7 @@ extern bool idemq_sleepers_leave(Sleepers *sleepers);
 extern int idemq_sleepers_wake(Sleepers *sleepers, int max);
 
 extern void idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later);
-extern void idemq_wake_perhaps(QueueSlot *slot, int32 queue_id, int count);
+extern void idemq_wake_if_ready(QueueSlot *slot, int32 queue_id, int count);
 extern void idemq_wake_queue(QueueSlot *slot, int32 queue_id);
 extern void idemq_wake_database(Oid database, bool ready);
 extern void idemq_wake_again(QueueSlot *slot);

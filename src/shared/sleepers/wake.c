@@ -282,7 +282,7 @@ idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)
  * LISTEN are notified if the worker finds it.
  */
 void
-idemq_wake_perhaps(QueueSlot *slot, int32 queue_id, int count)
+idemq_wake_if_ready(QueueSlot *slot, int32 queue_id, int count)
 {
 	slot = idemq_slot_current(slot, queue_id);
 	if (slot == NULL)

@@ -136,7 +136,7 @@ idemq_running_wake_refused(QueueSlot *slot, int32 queue_id, uint32 limit)
 	pg_memory_barrier();
 	if ((pg_atomic_read_u32(&slot->refused_by) & limit) != 0 &&
 		(pg_atomic_fetch_and_u32(&slot->refused_by, ~limit) & limit) != 0)
-		idemq_wake_perhaps(slot, queue_id, 1);
+		idemq_wake_if_ready(slot, queue_id, 1);
 }
 
 /* Wakes a sleeper that waits for room: an entry is counted no more. */
