@@ -120,11 +120,11 @@ ready_key_after(ReadyKey key)
 }
 
 /* Where the index entries of a row point (table/jobs_version.c); a hint, once it is remembered. */
-typedef struct RowPlace
+typedef struct RowLocator
 {
 	ItemPointerData root; /* invalid: not known */
 	Oid file;			  /* the table's file then */
-} RowPlace;
+} RowLocator;
 
 /*
  * Sleeps at random where another session may come in between, for tests: built

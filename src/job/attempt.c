@@ -16,9 +16,9 @@
 static bool
 fetch_in_flight(JobsTable *table, int64 id, Job *job)
 {
-	RowPlace place = idemq_lease_row_place(id);
+	RowLocator locator = idemq_lease_locator(id);
 
-	return idemq_jobs_fetch_at(table, &place, id, job) || idemq_jobs_fetch(table, id, job);
+	return idemq_jobs_fetch_at(table, &locator, id, job) || idemq_jobs_fetch(table, id, job);
 }
 
 /*

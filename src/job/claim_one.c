@@ -135,7 +135,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 						.length = lease,
 						.timeout = queue->job_timeout,
 						.attached = attach,
-						.row_place = idemq_jobs_place(table, job)};
+						.locator = idemq_jobs_locator(table, job)};
 	TakeResult result;
 	Taken taken;
 	JobWrite write = JOB_WRITTEN;

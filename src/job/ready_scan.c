@@ -262,12 +262,12 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 static bool
 fetch_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *job)
 {
-	RowPlace place;
+	RowLocator locator;
 
 	if (scan->entry == NULL)
 		return idemq_jobs_scan_row(table, job);
-	place = (RowPlace){scan->entry->tid, scan->view.ring.file};
-	return idemq_jobs_fetch_at(table, &place, key.id, job) && job->ready_at == key.ready_at &&
+	locator = (RowLocator){scan->entry->tid, scan->view.ring.file};
+	return idemq_jobs_fetch_at(table, &locator, key.id, job) && job->ready_at == key.ready_at &&
 		   job->priority == priority && job->queue_id == scan->queue.id;
 }
 

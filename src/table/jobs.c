@@ -305,10 +305,10 @@ idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 }
 
 /* Returns where a fetched row is, for later; invalid when it was not fetched by an index entry. */
-RowPlace
-idemq_jobs_place(const JobsTable *table, const Job *job)
+RowLocator
+idemq_jobs_locator(const JobsTable *table, const Job *job)
 {
-	return (RowPlace){job->root, compat_file_number(table->rel)};
+	return (RowLocator){job->root, compat_file_number(table->rel)};
 }
 
 /*
@@ -330,17 +330,17 @@ has_block(const JobsTable *table, BlockNumber block)
 
 /* As idemq_jobs_fetch, by where the row was; false: ask the primary key. */
 bool
-idemq_jobs_fetch_at(JobsTable *table, const RowPlace *place, int64 id, Job *job)
+idemq_jobs_fetch_at(JobsTable *table, const RowLocator *locator, int64 id, Job *job)
 {
 	bool all_dead;
 
-	if (!ItemPointerIsValid(&place->root) || place->file != compat_file_number(table->rel) ||
-		!has_block(table, ItemPointerGetBlockNumber(&place->root)) ||
-		!idemq_version_fetch(table->rel, table->snapshot, &place->root, table->row, &all_dead,
+	if (!ItemPointerIsValid(&locator->root) || locator->file != compat_file_number(table->rel) ||
+		!has_block(table, ItemPointerGetBlockNumber(&locator->root)) ||
+		!idemq_version_fetch(table->rel, table->snapshot, &locator->root, table->row, &all_dead,
 							 &job->header))
 		return false;
 	idemq_jobs_decode(table->row, job);
-	job->root = place->root;
+	job->root = locator->root;
 	return job->id == id;
 }
 

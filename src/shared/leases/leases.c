@@ -123,12 +123,12 @@ idemq_lease_get(int64 job_id, Lease *copy)
 }
 
 /* Returns where the row of a job in flight was at its claim; an invalid place when nobody knows. */
-RowPlace
-idemq_lease_row_place(int64 job_id)
+RowLocator
+idemq_lease_locator(int64 job_id)
 {
 	Lease lease;
 
-	return idemq_lease_get(job_id, &lease) ? lease.row_place : (RowPlace){0};
+	return idemq_lease_get(job_id, &lease) ? lease.locator : (RowLocator){0};
 }
 
 /* Makes an entry that of a claim whose transaction is open. */
@@ -149,7 +149,7 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->owner_life = idemq_lease_owner_life(lease);
 	lease->loss = LOSS_EXPIRED;
 	lease->borrowed = claim->borrow;
-	lease->row_place = claim->row_place;
+	lease->locator = claim->locator;
 	lease->ending = (Ending){.ender = NO_SESSION};
 	lease->passed_by.any = false;
 	lease->due = PG_INT64_MAX;
@@ -173,7 +173,7 @@ copy_prior(const Lease *lease)
 						.attached = lease->attached,
 						.loss = lease->loss,
 						.borrowed = lease->borrowed,
-						.row_place = lease->row_place,
+						.locator = lease->locator,
 						.owner_life = lease->owner_life};
 }
 
@@ -199,7 +199,7 @@ put_prior(Lease *lease, const PriorLease *prior)
 	lease->attached = prior->attached;
 	lease->loss = prior->loss;
 	lease->borrowed = prior->borrowed;
-	lease->row_place = prior->row_place;
+	lease->locator = prior->locator;
 	lease->owner_life = prior->owner_life;
 	if (lease->attached && lease->owner_life != idemq_lease_owner_life(lease))
 		idemq_lease_orphan(lease, LOSS_SESSION, idemq_mono_now());
@@ -445,7 +445,7 @@ idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, const L
 		lease->loss = LOSS_EXPIRED;
 		lease->ending = (Ending){.ender = NO_SESSION};
 		lease->passed_by.any = false;
-		lease->row_place = (RowPlace){0};
+		lease->locator = (RowLocator){0};
 		if (idemq_running_count_in(&lease->running, NULL, queue->id, 0))
 			idemq_lease_place(lease);
 		else

@@ -78,7 +78,7 @@ typedef struct Lease
 	bool borrowed;		 /* runs, uncounted, in place of an attempt that its transaction ends */
 	uint16 cancels;		 /* open transactions that cancel the job (lease_beat.c) */
 	PassedBy passed_by;	 /* where claimers passed the job because of it */
-	RowPlace row_place;	 /* the row\'s at the claim; a hint */
+	RowLocator locator;	 /* of the row at the claim; a hint */
 	/* for shared/leases/lease_table.c */
 	uint32 hash;		  /* of the key; never changes */
 	int16 share;		  /* that it is counted in (lease_shares.c); never changes */
@@ -129,7 +129,7 @@ typedef struct LeaseClaim
 	int64 length;		/* microseconds */
 	int64 timeout;		/* microseconds that the attempt may last; 0: no limit */
 	bool attached;
-	RowPlace row_place; /* of the job's row */
+	RowLocator locator; /* of the job's row */
 } LeaseClaim;
 
 /*
@@ -151,7 +151,7 @@ typedef struct PriorLease
 	bool attached;
 	uint8 loss; /* LeaseLoss */
 	bool borrowed;
-	RowPlace row_place;
+	RowLocator locator;
 	uint32 owner_life;
 } PriorLease;
 
@@ -174,7 +174,7 @@ extern bool idemq_lease_busy(int64 job_id);
 extern LeaseHold idemq_lease_hold(int64 job_id);
 extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
 extern bool idemq_lease_get(int64 job_id, Lease *copy);
-extern RowPlace idemq_lease_row_place(int64 job_id);
+extern RowLocator idemq_lease_locator(int64 job_id);
 extern LeaseTake idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior);
 extern void idemq_lease_settle_loan(int64 job_id, int64 token);
 extern int64 idemq_lease_activate(int64 job_id, int64 token);
