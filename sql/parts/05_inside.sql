@@ -22,7 +22,7 @@ CREATE FUNCTION idemq_inside.check_text(name text, value text, most int) RETURNS
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_text';
 CREATE FUNCTION idemq_inside.check_int(name text, value int, lowest int, highest int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_int';
-CREATE FUNCTION idemq_inside.check_interval(name text, value interval) RETURNS void
+CREATE FUNCTION idemq_inside.check_interval(name text, value interval, lowest int DEFAULT 1) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_interval';
 CREATE FUNCTION idemq_inside.check_document(name text, value jsonb, reserve int DEFAULT 0) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_document';

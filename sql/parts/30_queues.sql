@@ -128,13 +128,41 @@ BEGIN
 END $$;
 
 CREATE FUNCTION idemq.pause(name text, until timestamptz DEFAULT NULL) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_pause';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.pause(text, timestamptz)
 	IS 'let a queue accept jobs but hand out none, until idemq.resume, or until a time, when it resumes by itself; a second pause replaces the first; raises 22023 for a time that is over; needs admin';
 
 CREATE FUNCTION idemq.resume(name text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_resume';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.resume(text) IS 'let a paused queue hand out jobs again, and wake the sessions that wait for them; needs admin';
+
+-- When the transaction has committed, the sessions that wait for a queue's jobs look again.
+CREATE FUNCTION idemq_inside.wake_queue(queue_id int) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_wake_queue';
+
+-- src/job/pausing.c says who learns of it, and what ends it at its time.
+CREATE FUNCTION idemq_inside.pause(name text, until timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
+DECLARE
+	number int := idemq_inside.queue(name, 'admin', 'keep', 'name');
+BEGIN
+	IF until <= idemq_inside.now() THEN
+		RAISE EXCEPTION 'until must be a time to come' USING ERRCODE = '22023',
+			HINT = 'Pass now() + an interval, or NULL to pause until idemq.resume.';
+	END IF;
+	until := nullif(until, 'infinity');
+	UPDATE idemq.queues SET paused = true, paused_until = until WHERE queue_id = number;
+	PERFORM idemq_inside.audit('pause', number, name,
+		CASE WHEN until IS NOT NULL THEN jsonb_build_object('until', to_char(until, 'YYYY-MM-DD HH24:MI:SS.US TZ')) END);
+END $$;
+
+CREATE FUNCTION idemq_inside.resume(name text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+	number int := idemq_inside.queue(resume.name, 'admin', 'keep', 'name');
+BEGIN
+	UPDATE idemq.queues SET paused = false, paused_until = NULL WHERE queue_id = number;
+	PERFORM idemq_inside.wake_queue(number), idemq_inside.audit('resume', number, resume.name);
+END $$;
 
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';

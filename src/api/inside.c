@@ -38,6 +38,8 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_role_of);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_lock_role);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_settle_usage);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_forget_queue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_wake_queue);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_handler_refusal);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_audit);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_latest);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_as_caller);
@@ -86,12 +88,13 @@ idemq_sql_v2_inside_check_int(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* check_interval(name, value) -> void; 22004, 22023 unless it is positive. */
+/* check_interval(name, value, lowest us) -> void; 22004, 22023. */
 Datum
 idemq_sql_v2_inside_check_interval(PG_FUNCTION_ARGS)
 {
 	(void) idemq_gate_caller();
-	(void) idemq_arg_interval(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), 1);
+	(void) idemq_arg_interval(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)),
+							  PG_GETARG_INT32(2));
 	PG_RETURN_VOID();
 }
 
@@ -248,6 +251,34 @@ idemq_sql_v2_inside_forget_queue(PG_FUNCTION_ARGS)
 	(void) idemq_gate_caller();
 	idemq_pending_note(ACTION_DROP_QUEUE, NULL, PG_GETARG_INT32(0));
 	PG_RETURN_VOID();
+}
+
+/* wake_queue(queue_id) -> void: when that is committed, those who wait for its jobs look again. */
+Datum
+idemq_sql_v2_inside_wake_queue(PG_FUNCTION_ARGS)
+{
+	(void) idemq_gate_caller();
+	idemq_pending_note(ACTION_RESUME, NULL, PG_GETARG_INT32(0));
+	PG_RETURN_VOID();
+}
+
+/* handler_refusal(queue_id) -> why its handler does not run, NULL when it may; 53400. */
+Datum
+idemq_sql_v2_inside_handler_refusal(PG_FUNCTION_ARGS)
+{
+	HandlerInfo handler;
+	HandlerTarget target;
+	QueueInfo queue;
+	char *why = NULL;
+
+	(void) idemq_gate_caller();
+	if (idemq_queue_by_id(PG_GETARG_INT32(0), &queue))
+		idemq_queue_need_slot(&queue);
+	if (idemq_handler_read(PG_GETARG_INT32(0), &handler))
+		why = idemq_handler_resolve(&handler, &target);
+	if (why == NULL)
+		PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(cstring_to_text(why));
 }
 
 /*

@@ -465,11 +465,9 @@ extern void idemq_limit_recovered(const QueueInfo *queue);
 
 /*
  * pausing.c
- *		Pausing a queue, and its end.
+ *		The end of a queue's pause at its time.
  */
 
-extern void idemq_pause_begin(const QueueInfo *queue, TimestampTz until);
-extern void idemq_pause_end(const QueueInfo *queue);
 extern bool idemq_pause_end_if_over(const QueueInfo *queue);
 
 /*

@@ -1,6 +1,7 @@
 /*
  * job/pausing.c
- *		Pausing a queue, until somebody resumes it or until a time, and its end.
+ *		The end of a queue's pause at its time.  (idemq.pause and idemq.resume:
+ *		sql/parts/30_queues.sql)
  *
  * The row has both: paused, and paused_until.  Whoever hands out jobs, or waits for some,
  * asks idemq_queue_is_paused, which is false from that time on: so the queue resumes by the
@@ -32,51 +33,12 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-static SqlStatement set_paused =
-	{.text = "UPDATE idemq.queues SET paused = $2, paused_until = $3 WHERE queue_id = $1",
-	 .types = {INT4OID, BOOLOID, TIMESTAMPTZOID}};
 static SqlStatement end_if_over =
 	{.text = "WITH over AS MATERIALIZED (SELECT queue_id FROM idemq.queues WHERE queue_id = $1 "
 			 "AND paused AND paused_until <= $2 FOR NO KEY UPDATE SKIP LOCKED) "
 			 "UPDATE idemq.queues q SET paused = false, paused_until = NULL "
 			 "FROM over WHERE q.queue_id = over.queue_id",
 	 .types = {INT4OID, TIMESTAMPTZOID}};
-
-static void
-set(const QueueInfo *queue, bool paused, TimestampTz until)
-{
-	Datum values[] = {Int32GetDatum(queue->id), BoolGetDatum(paused), TimestampTzGetDatum(until)};
-	SqlScope scope;
-
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&set_paused, values, until < DT_NOEND ? "   " : "  n", SPI_OK_UPDATE);
-	if (!paused)
-		idemq_pending_note(ACTION_RESUME, NULL, queue->id);
-	idemq_spi_end(&scope);
-}
-
-/* Has a queue hand out no jobs until a time, or, with DT_NOEND, until idemq_pause_end. */
-void
-idemq_pause_begin(const QueueInfo *queue, TimestampTz until)
-{
-	AuditEntry entry = {.action = "pause", .queue = queue};
-
-	set(queue, true, until);
-	if (until < DT_NOEND)
-	{
-		entry.members[0] = "until";
-		entry.members[1] = pstrdup(timestamptz_to_str(until));
-	}
-	idemq_audit(&entry);
-}
-
-/* Has a queue hand out jobs again. */
-void
-idemq_pause_end(const QueueInfo *queue)
-{
-	set(queue, false, DT_NOEND);
-	idemq_audit(&(AuditEntry){.action = "resume", .queue = queue});
-}
 
 /*
  * Ends the pause of a queue in its row, for the worker, unless that is locked, or the time

@@ -56,6 +56,7 @@ SELECT idemq.set_handler('q', 'public.regress_f');
 SELECT function FROM idemq.handlers;
 \set VERBOSITY default
 SELECT idemq.set_handler('q', 'h3');
+SELECT idemq.set_handler('q', 'regress_int');
 SELECT idemq.set_handler('q', 'regress_bare');
 \set VERBOSITY sqlstate
 SELECT function, workers, batch, max_idle FROM idemq.handlers;
@@ -92,7 +93,9 @@ RESET ROLE;
 SELECT idemq.grant_queue('q', 'regress_h', 'claim'), idemq.grant_queue('q', 'regress_other', 'claim'), idemq.grant_queue('q', 'regress_admin', 'admin');
 REVOKE EXECUTE ON FUNCTION regress_f(jsonb) FROM PUBLIC;
 SET ROLE regress_h;
+\set VERBOSITY default
 SELECT idemq.set_handler('q', 'public.regress_f(jsonb)');
+\set VERBOSITY sqlstate
 RESET ROLE;
 GRANT EXECUTE ON FUNCTION regress_f(jsonb) TO PUBLIC;
 SET ROLE regress_h;
@@ -104,7 +107,9 @@ INSERT INTO idemq.handler_entries DEFAULT VALUES;
 SET ROLE regress_other;
 SELECT queue, role FROM idemq.handlers;
 SELECT idemq.set_handler('q', 'public.regress_f(jsonb)');
+\set VERBOSITY default
 SELECT idemq.drop_handler('q');
+\set VERBOSITY sqlstate
 SET ROLE regress_admin;
 SELECT idemq.set_handler('q', 'public.regress_f(jsonb)');
 SELECT role FROM idemq.handlers;
