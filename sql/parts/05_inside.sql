@@ -58,3 +58,12 @@ CREATE FUNCTION idemq_inside.as_role(role oid, query text, VARIADIC args "any") 
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_as_role';
 CREATE FUNCTION idemq_inside.forget_queue(queue_id int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_forget_queue';
+
+-- Above READ COMMITTED a grant may be newer than the transaction's snapshot, and nothing can delete it then.
+CREATE FUNCTION idemq_inside.refuse_newer(there boolean) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	IF there THEN
+		RAISE EXCEPTION 'could not serialize access due to a concurrent grant' USING ERRCODE = '40001',
+			HINT = 'Run the transaction again.';
+	END IF;
+END $$;
