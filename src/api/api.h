@@ -103,6 +103,14 @@ extern Datum idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish);
 extern Finish idemq_commit_args(FunctionCallInfo fcinfo);
 
 /*
+ * checkpoint.c
+ *		What attempts call on their way, and what calls about a step of one share.
+ */
+
+extern StepName idemq_arg_step(FunctionCallInfo fcinfo);
+pg_noreturn extern void idemq_step_refuse_event(const StepName *name);
+
+/*
  * stand_in.c
  *		What a session does for its queue in place of the background worker.
  */

@@ -190,3 +190,31 @@ idemq_attempt_raise_cancelled(const Attempt *attempt)
 						errmsg("job %lld is being cancelled", (long long) attempt->id),
 						errhint("Roll back and drop this job; claim another.")));
 }
+
+/* Counts and raises what idemq_attempt_find says of an attempt that is over; returns for others. */
+void
+idemq_attempt_refuse(const Attempt *attempt, Outcome outcome)
+{
+	idemq_attempt_count(attempt, outcome, false);
+	idemq_attempt_raise(attempt, outcome);
+}
+
+/* As idemq_attempt_find; raises IQ001, IQ002 or IQ006 unless the attempt is current. */
+void
+idemq_attempt_find_current(JobsTable *table, int64 id, int64 token, Attempt *attempt)
+{
+	idemq_attempt_refuse(attempt, idemq_attempt_find(table, id, token, attempt));
+}
+
+/* Locks a current attempt as idemq_attempt_lock, and raises as the above; returns its queue. */
+int32
+idemq_attempt_hold(int64 id, int64 token)
+{
+	JobsTable table;
+	Attempt attempt;
+
+	idemq_jobs_open(&table);
+	idemq_attempt_refuse(&attempt, idemq_attempt_lock(&table, id, token, &attempt));
+	idemq_jobs_close(&table);
+	return attempt.queue.id;
+}
