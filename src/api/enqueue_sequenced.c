@@ -60,13 +60,7 @@ enum
 	ARG_SEQ,
 	ARG_PAYLOAD,
 	ARG_DELAY,
-	ARG_RUN_AT,
-	ARG_PRIORITY,
-	ARG_GROUP_KEY,
-	ARG_MAX_ATTEMPTS,
-	ARG_HEADERS,
-	ARG_EXPIRES_IN,
-	ARG_KIND
+	ARG_KIND = 11
 };
 
 /* Parameters of the statements that write a row. */
@@ -187,18 +181,9 @@ add_job(const QueueInfo *queue, JobChange *columns)
 static void
 read_job(FunctionCallInfo fcinfo, const QueueInfo *queue, JobChange *columns)
 {
-	static const int args[OPTIONS] = {[OPTION_DELAY] = ARG_DELAY,
-									  [OPTION_RUN_AT] = ARG_RUN_AT,
-									  [OPTION_PRIORITY] = ARG_PRIORITY,
-									  [OPTION_GROUP_KEY] = ARG_GROUP_KEY,
-									  [OPTION_MAX_ATTEMPTS] = ARG_MAX_ATTEMPTS,
-									  [OPTION_HEADERS] = ARG_HEADERS,
-									  [OPTION_EXPIRES_IN] = ARG_EXPIRES_IN,
-									  [OPTION_KIND] = ARG_KIND};
 	NullableDatum values[OPTIONS];
 
-	idemq_enqueue_read_options(fcinfo, args, values);
-	idemq_arg_required(fcinfo, ARG_PRIORITY, "priority");
+	idemq_enqueue_read_options(fcinfo, -1, ARG_DELAY, -1, ARG_KIND, values);
 	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
 	idemq_new_job(columns, queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
 	idemq_enqueue_set_options(columns, queue, values);
