@@ -68,7 +68,7 @@ idemq_sql_v2_checkpoint(PG_FUNCTION_ARGS)
 
 /*
  * assert_current(id, token) -> void; IQ001, IQ002, IQ006, 22004, 40001.
- * See idemq_attempt_lock.
+ * See idemq_attempt_hold.
  */
 Datum
 idemq_sql_v2_assert_current(PG_FUNCTION_ARGS)

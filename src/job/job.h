@@ -518,7 +518,6 @@ typedef struct Attempt
 } Attempt;
 
 extern Outcome idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt);
-extern Outcome idemq_attempt_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt);
 extern Outcome idemq_attempt_try_share(JobsTable *table, int64 id, int64 token, Attempt *attempt);
 extern Outcome idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt);
 extern bool idemq_attempt_stands(int64 id, int64 token);
