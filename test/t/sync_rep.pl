@@ -106,11 +106,15 @@ foreach (sort keys %call)
 
 # Without a standby's name nobody waits.
 kill 'STOP', sql($standby, "SELECT pid FROM pg_stat_wal_receiver");
-my $left = waiting("SELECT idemq.enqueue('q', '1', key => 'newer')");
+cut(waiting("SELECT idemq.enqueue('q', '1', key => 'newer')"));
+my $left = waiting("SELECT idemq.enqueue('q', '1', key => 'newest')");
+my $repeated = waiting("SELECT outcome FROM idemq.enqueue('q', '1', key => 'newer')");
 $node->append_conf('postgresql.conf', "synchronous_standby_names = ''");
 $node->reload;
 like(answer($left), qr/accepted/, 'no standby is waited for any more');
 $left->{session}->quit;
+like(answer($repeated), qr/duplicate/, 'nor by a duplicate whose wait has begun');
+$repeated->{session}->quit;
 is_sql($node, "SELECT outcome FROM idemq.enqueue('q', '1', key => 'newer')", 'duplicate', 'nor by a duplicate');
 kill 'CONT', sql($standby, "SELECT pid FROM pg_stat_wal_receiver");
 $node->stop;
