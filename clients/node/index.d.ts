@@ -173,8 +173,17 @@ export interface StepOptions<T = Json> {
   ask?: (earlier: { key: string; request: Json; begunAt: Date; signal: AbortSignal }) => T | undefined | Promise<T | undefined>;
 }
 
+/**
+ * pg's client, whose transaction the job is committed in. It begins, and locks the job, when the client is used; what begins or ends a
+ * transaction is refused.
+ */
+export interface HandlerClient extends ClientBase {
+  /** A part that may fail by itself: a savepoint, undone when fn throws. */
+  transaction<T>(fn: (client: HandlerClient) => T | Promise<T>): Promise<T>;
+}
+
 /** Gets the client whose transaction the job is committed in; what it returns is the job's result. */
-export type Handler<Payload = Json, Result = Json> = (job: Job<Payload>, client: ClientBase) => Result | Promise<Result>;
+export type Handler<Payload = Json, Result = Json> = (job: Job<Payload>, client: HandlerClient) => Result | Promise<Result>;
 /** What it returns is the job's result. */
 export type OutsideHandler<Payload = Json, Result = Json> = (job: Job<Payload>) => Result | Promise<Result>;
 
@@ -185,6 +194,29 @@ export interface Logger {
   info(text: string): void;
   warn(text: string): void;
   error(text: string): void;
+}
+
+/** An attempt that has failed. */
+export interface Failure {
+  attempt: number;
+  /** false: the job is dead. */
+  willRetry: boolean;
+  /** What the handler has thrown, or a Cancelled when its time was over. */
+  error: unknown;
+  /** stale and not_found: the lease was lost, and another attempt does it; lost: the server could not be told. */
+  outcome: 'retrying' | 'dead' | 'stale' | 'not_found' | 'lost';
+}
+
+/** What an application adds to a worker, for tracers, metrics, loggers. */
+export interface Hooks {
+  /** Called for each attempt in place of the handler, which next calls: what around returns is the result, what it throws fails the attempt. */
+  around?(job: Job, next: () => Promise<any>): unknown;
+  /** Called when an attempt has failed, and the server has said what becomes of the job. */
+  failed?(job: Job, failure: Failure): unknown;
+  /** Called before the first claim, and awaited; what it throws, run throws. */
+  started?(worker: Worker<any, any> | ClusterWorker<any, any>): unknown;
+  /** Called when all attempts have ended, and awaited. */
+  stopped?(worker: Worker<any, any> | ClusterWorker<any, any>, outcomes: Outcomes): unknown;
 }
 
 export interface WorkerOptions {
@@ -210,6 +242,8 @@ export interface WorkerOptions {
   unknownKind?: Interval;
   /** console's warn and error, unless given. */
   logger?: Logger;
+  /** What is called around each attempt, at failures, at start and end. What failed and stopped throw is logged. */
+  hooks?: Hooks;
 }
 
 /** How often which outcome: { committed: 3, retrying: 1 }. */
@@ -218,6 +252,8 @@ export type Outcomes = Partial<Record<'committed' | 'retrying' | 'dead' | 'relea
 /** Payload and Result are those of its queue's jobs; a handler of one kind may say Job<...> of its own instead. */
 export class Worker<Payload = Json, Result = Json> {
   constructor(connection: Connection, queue: string, options?: WorkerOptions);
+  readonly queue: string;
+  readonly name: string;
   /** Works until SIGTERM or stop(): the handler's effects and its job's commit share a transaction. */
   run(handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>): Promise<Outcomes>;
   /** The same for effects outside of this database. */
@@ -242,6 +278,8 @@ export interface ClusterWorkerOptions extends Omit<WorkerOptions, 'waitConnectio
  */
 export class ClusterWorker<Payload = Json, Result = Json> {
   constructor(router: Connection, queue: string, options?: ClusterWorkerOptions);
+  readonly queue: string;
+  readonly name: string;
   run(handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>): Promise<Outcomes>;
   runOutside(handler: OutsideHandler<Payload, Result> | Handlers<OutsideHandler<Payload, Result>>): Promise<Outcomes>;
   stop(): void;

@@ -13,7 +13,6 @@
 
 #include "utils/builtins.h"
 
-#include "api/api.h"
 #include "base/base.h"
 #include "job/job.h"
 #include "table/table.h"
@@ -23,23 +22,14 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_checkpoint);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_assert_current);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_hold_claimed);
 
-/* Reads which step of which attempt is meant: id, token and name, the first three arguments. */
-StepName
-idemq_arg_step(FunctionCallInfo fcinfo)
+/* Finds the attempt of arguments id and token; raises IQ001, IQ002, IQ006. */
+static void
+find_or_raise(JobsTable *table, FunctionCallInfo fcinfo, Attempt *attempt)
 {
-	idemq_arg_attempt(fcinfo);
-	(void) idemq_arg_text(fcinfo, 2, "name", STEP_MAX_NAME);
-	return (StepName){PG_GETARG_INT64(0), PG_GETARG_DATUM(2), PG_GETARG_INT64(1)};
-}
+	Outcome outcome = idemq_attempt_find(table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), attempt);
 
-/* Raises 55000 for a step's name that is an event's. */
-void
-idemq_step_refuse_event(const StepName *name)
-{
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("\"%s\" is an event that job %lld awaits, and no step",
-						   TextDatumGetCString(name->name), (long long) name->job_id),
-					errhint("Give the step another name.")));
+	idemq_attempt_count(attempt, outcome, false);
+	idemq_attempt_raise(attempt, outcome);
 }
 
 /* checkpoint(id, token, state) -> void; IQ001, IQ002, IQ006, 22004, 40001, 54000. */
@@ -50,13 +40,15 @@ idemq_sql_v2_checkpoint(PG_FUNCTION_ARGS)
 	Attempt attempt;
 	EventArgs args = {0};
 
-	idemq_arg_attempt(fcinfo);
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
 	idemq_arg_required(fcinfo, 2, "state");
-	args.document = idemq_arg_document(fcinfo, 2, "state");
+	args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
+	idemq_check_document("state", args.document, 0);
 	idemq_jobs_open(&table);
 	for (;;)
 	{
-		idemq_attempt_find_current(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);
+		find_or_raise(&table, fcinfo, &attempt);
 		if (idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_CHECKPOINT, &args,
 							 JOB_WAITS) == JOB_WRITTEN)
 			break;
@@ -68,13 +60,22 @@ idemq_sql_v2_checkpoint(PG_FUNCTION_ARGS)
 
 /*
  * assert_current(id, token) -> void; IQ001, IQ002, IQ006, 22004, 40001.
- * See idemq_attempt_hold.
+ * See idemq_attempt_lock.
  */
 Datum
 idemq_sql_v2_assert_current(PG_FUNCTION_ARGS)
 {
-	idemq_arg_attempt(fcinfo);
-	(void) idemq_attempt_hold(PG_GETARG_INT64(0), PG_GETARG_INT64(1));
+	JobsTable table;
+	Attempt attempt;
+	Outcome outcome;
+
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
+	idemq_jobs_open(&table);
+	outcome = idemq_attempt_lock(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);
+	idemq_attempt_count(&attempt, outcome, false);
+	idemq_attempt_raise(&attempt, outcome);
+	idemq_jobs_close(&table);
 	PG_RETURN_VOID();
 }
 

@@ -115,14 +115,18 @@ answer(FunctionCallInfo fcinfo, Outcome outcome, Datum payload)
 Datum
 idemq_sql_v2_send_event(PG_FUNCTION_ARGS)
 {
-	Datum payload;
+	Datum payload = (Datum) 0;
 	EventName event;
 	QueueInfo queue;
 	TimestampTz now;
 	Datum first;
 
 	(void) idemq_arg_text(fcinfo, 1, "name", EVENT_MAX_NAME);
-	payload = idemq_arg_document(fcinfo, 2, "payload");
+	if (!PG_ARGISNULL(2))
+	{
+		payload = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
+		idemq_check_document("payload", payload, 0);
+	}
 	idemq_jobs_check_writable();
 	idemq_queue_open(fcinfo, 0, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	event = (EventName){queue.id, PG_GETARG_DATUM(1)};

@@ -37,6 +37,7 @@ sub open_gate { append_to_file("$tmp/$_[0]", "open\n"); return }
 my @programs = glob "$ENV{IDEMQ_SOURCE}/test/clients/node_*.mjs";
 my $app = application('app', [], @programs);
 my $traced = application('traced', ['@opentelemetry/api'], @programs);
+my $used = application('used', [ 'pg-cursor', 'pg-copy-streams' ], @programs);
 
 my $node = new_server('node', 'idemq.worker' => 'on', max_connections => 60);
 my %primary = (host => $node->host, port => $node->port + 0, user => $user, database => 'postgres');
@@ -60,17 +61,20 @@ symlink $ENV{IDEMQ_NODE_MODULES}, "$client/node_modules" unless -e "$client/node
 node_tests($client, 'test/unit.test.js');
 sql($node, 'CREATE DATABASE api');
 sql($node, 'CREATE EXTENSION idemq', 'api');
+sql($node, 'CREATE DATABASE run');
+sql($node, 'CREATE EXTENSION idemq', 'run');
+node_tests($used, 'node_run.mjs', CONNECTION => $json->encode({ %primary, database => 'run' }));
 node_tests($traced, 'node_api.mjs', CONNECTION => $json->encode({ %primary, database => 'api', connectionTimeoutMillis => 60_000 }));
 
 # A worker: { run, pid, err, out }.
 sub worker
 {
-	my ($kind, $options, $connection) = @_;
+	my ($kind, $options, $connection, @before) = @_;
 	my $n = ++$files;
 	my %worker = (err => "worker.$n.err", out => "worker.$n.out");
 
 	local @ENV{qw(T CONNECTION OPTIONS)} = ($tmp, $json->encode($connection // \%primary), $json->encode($options // {}));
-	$worker{run} = IPC::Run::start([ 'node', "$app/node_worker.mjs", $kind ], '<', \undef, '>', "$tmp/$worker{out}",
+	$worker{run} = IPC::Run::start([ @before, 'node', "$app/node_worker.mjs", $kind ], '<', \undef, '>', "$tmp/$worker{out}",
 		'2>', "$tmp/$worker{err}", IPC::Run::timeout(300));
 	$worker{pid} = $worker{run}{KIDS}[0]{PID};
 	return \%worker;
@@ -181,6 +185,22 @@ sub done_in_time
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	return is_soon($node, "SELECT status FROM idemq.jobs WHERE id = $id AND (status = 'completed' OR idemq.retry(id) IS NULL)", 'completed', $name);
+}
+
+# As the first process of a container, who gets no signal that it does not listen to.
+SKIP: {
+	my @alone = qw(unshare --user --map-root-user --pid --fork --kill-child);
+
+	skip 'no namespaces here', 2 unless run_log([ @alone, 'true' ]);
+	my $worker = worker('run', {}, undef, @alone);
+	my $id = enqueue('{"gate": "contained"}');
+	until_file("began.$id");
+	my ($inside) = split ' ', slurp_file("/proc/$worker->{pid}/task/$worker->{pid}/children");
+	like(slurp_file("/proc/$inside/status"), qr/^NSpid:.*\t1$/m, 'a worker with the number 1');
+	kill 'TERM', $inside;
+	said($worker, qr/ending: 1 jobs/);
+	open_gate('contained');
+	is(ended($worker), '0 {"committed":1}', 'SIGTERM lets what runs end');
 }
 
 # job_timeout.

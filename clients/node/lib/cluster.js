@@ -12,9 +12,11 @@
 
 import { Address, Line, Server, hosts, sleep } from './connection.js';
 import { sqlstate, textOf } from './errors.js';
+import { Hooks } from './hooks.js';
 import { allRunnable } from './kinds.js';
 import { CLUSTER_WORKER, known } from './options.js';
 import { Places, Pool } from './places.js';
+import { onSignals } from './signals.js';
 import { Worker, quiet } from './worker.js';
 
 const MAP = 'SELECT shard, dsn, state, version::text FROM cluster.map() ORDER BY shard';
@@ -187,8 +189,10 @@ class ShardMap {
 export class ClusterWorker {
   #router;
   #queue;
+  #name;
   #options;
   #logger;
+  #hooks;
   #over = new AbortController();
   #stops = 0;
   #stopped = () => {};
@@ -210,11 +214,22 @@ export class ClusterWorker {
     if (home?.length === 0 && !roam) throw new RangeError('with neither a home shard nor roam there is nothing to do');
     if (shardPlace) known(shardPlace, { host: true, port: true }, 'shardPlace');
     // Says what is wrong with the other options.
-    new Worker({}, queue, own);
+    this.#name = new Worker({}, queue, own).name;
     this.#router = router;
     this.#queue = queue;
     this.#logger = own.logger ?? quiet;
-    this.#options = { home, roam, shardPlace, own };
+    this.#hooks = new Hooks(own.hooks, this.#logger);
+    // Of each shard's worker: what is once for all is ours.
+    const { started: _, stopped: __, ...hooks } = own.hooks ?? {};
+    this.#options = { home, roam, shardPlace, own: { ...own, hooks } };
+  }
+
+  get queue() {
+    return this.#queue;
+  }
+
+  get name() {
+    return this.#name;
   }
 
   /** @param {import('../index.js').Handler | import('../index.js').Handlers<import('../index.js').Handler>} handler */
@@ -242,16 +257,16 @@ export class ClusterWorker {
     const { concurrency = 1, signals = true } = this.#options.own;
     const pool = new Pool(concurrency);
     const map = new ShardMap(this.#router, `idemq ${this.#queue}`, this.#logger, { over: this.#over.signal, patient: true }, this.#options.shardPlace);
-    const stop = () => this.stop();
-    /** @type {NodeJS.Signals[]} */
-    const heard = signals ? ['SIGTERM', 'SIGINT'] : [];
     /** @type {unknown} */
     let failed;
+    /** @type {Record<string, number>} */
+    const counts = {};
     const moved = (/** @type {Shard[]} */ shards) => {
       for (const shard of shards) this.#moved(shard, pool, start, (error) => (failed ??= error));
     };
 
-    heard.forEach((signal) => process.on(signal, stop));
+    await this.#hooks.started(this);
+    const unheard = signals ? onSignals(() => this.stop()) : () => {};
     /** @type {Promise<void> | undefined} */
     let following;
     try {
@@ -268,16 +283,15 @@ export class ClusterWorker {
       } while (seen < this.#runs.length);
     } finally {
       this.#over.abort();
-      heard.forEach((signal) => process.off(signal, stop));
+      unheard();
       await following;
       await map.line.end();
+      for (const run of await Promise.allSettled(this.#runs)) {
+        for (const [outcome, count] of Object.entries(run.status === 'fulfilled' ? run.value : {})) counts[outcome] = (counts[outcome] ?? 0) + count;
+      }
+      await this.#hooks.stopped(this, counts);
     }
     if (failed) throw failed;
-    /** @type {Record<string, number>} */
-    const counts = {};
-    for (const each of await Promise.all(this.#runs)) {
-      for (const [outcome, count] of Object.entries(each)) counts[outcome] = (counts[outcome] ?? 0) + count;
-    }
     return counts;
   }
 

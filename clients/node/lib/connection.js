@@ -7,13 +7,16 @@
 import net from 'node:net';
 import pg from 'pg';
 import { sqlstate } from './errors.js';
+import { Message } from './message.js';
 
 /**
- * Which process it is, whether it takes no writes, whether it is a standby, milliseconds that a statement may take, or 0.  A session
- * of one's own ($1 is its process) may be idle while its job is elsewhere.
+ * Which process it is, whether it takes no writes, whether it is a standby, milliseconds that a statement may take, or 0, whether it
+ * has idemq.hold_claimed, as servers from 0.2.0 have.  A session of one's own ($1 is its process) may be idle while its job is elsewhere.
  */
 const WHO = `SELECT who.pid, pg_catalog.current_setting('transaction_read_only') = 'on' AS reads, pg_catalog.pg_is_in_recovery() AS standby,
     (SELECT setting::float8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS patience,
+    EXISTS (SELECT FROM pg_catalog.pg_proc AS f JOIN pg_catalog.pg_namespace AS n ON n.oid = f.pronamespace
+      WHERE n.nspname = 'idemq' AND f.proname = 'hold_claimed' AND pg_catalog.has_function_privilege(f.oid, 'EXECUTE')) AS holds,
     CASE WHEN who.pid = $1::int THEN pg_catalog.set_config('idle_session_timeout',
         pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), false) END
   FROM pg_catalog.pg_backend_pid() AS who (pid)`;
@@ -32,19 +35,19 @@ function speak(client) {
 /**
  * What a new session is: throws where nothing can be written.
  * @param {pg.Client} client
- * @returns {Promise<{ direct: boolean, patience: number }>} whether its process is ours alone (a pooler makes up the number that it
- *   tells); how many milliseconds a statement may take, 0: any
+ * @returns {Promise<{ direct: boolean, patience: number, holds: boolean }>} whether its process is ours alone (a pooler makes up the
+ *   number that it tells); how many milliseconds a statement may take, 0: any; whether it has idemq.hold_claimed
  */
 export async function found(client) {
   const told = /** @type {any} */ (client).processID ?? 0;
-  const [{ pid, reads, standby, patience }] = (await client.query(WHO, [told])).rows;
+  const [{ pid, reads, standby, patience, holds }] = (await client.query(WHO, [told])).rows;
   if (reads) {
     const why = standby
       ? `${client.host}:${client.port} is a standby, which takes no writes`
       : 'default_transaction_read_only is on for this role, database or server: a worker has to write; ALTER ROLE ... SET default_transaction_read_only = off';
     throw Object.assign(new Error(why), { code: '25006' });
   }
-  return { direct: pid === told, patience };
+  return { direct: pid === told, patience, holds };
 }
 
 /**
@@ -135,16 +138,80 @@ export class Session {
   direct = false;
   /** Milliseconds that a statement may take; 0: any. */
   patience = 0;
+  /** Whether the server has idemq.hold_claimed. */
+  holds = false;
+  /** Our statements that the server knows by name; undefined: not on this session, which others use too. @type {Set<string> | undefined} */
+  prepared;
+  /** Our message that is under way. @type {Message | undefined} */
+  message;
+  /** Whether what a handler has asked for is under way. */
+  busy = false;
+  /** BEGIN and COMMIT that a handler has run in a statement of several. */
+  controlled = false;
+  /** Attempts whose leases end with this session. @type {Set<import('./job.js').Attempt>} */
+  attempts = new Set();
+  /** @type {(() => void)[]} */
+  #drains = [];
 
   /** @param {import('pg').ClientConfig} config */
   constructor(config) {
     this.config = config;
-    this.client = new pg.Client({ keepAlive: true, keepAliveInitialDelayMillis: 10_000, connectionTimeoutMillis: 5000, ...config });
+    // With pg's pipeline option there are no cursors.
+    const own = /** @type {any} */ ({ pipeline: false });
+    this.client = new pg.Client({ keepAlive: true, keepAliveInitialDelayMillis: 10_000, connectionTimeoutMillis: 5000, ...config, ...own });
     speak(this.client);
-    this.client.on('error', () => (this.gone = true));
-    this.client.on('end', () => (this.gone = true));
+    this.client.on('error', () => this.#lost());
+    this.client.on('end', () => this.#lost());
+    this.client.on('drain', () => this.#drained());
     // The protocol's own events, which pg listens to itself.
-    /** @type {any} */ (this.client).connection.on('readyForQuery', (/** @type {{ status?: string }} */ message) => (this.status = message?.status ?? 'T'));
+    const { connection } = /** @type {any} */ (this.client);
+    connection.on('readyForQuery', (/** @type {{ status?: string }} */ message) => (this.status = message?.status ?? 'T'));
+    connection.on('parseComplete', () => this.message?.parsed());
+    connection.on('commandComplete', (/** @type {{ text: string }} */ { text }) => {
+      if (this.message) return;
+      if (/^(BEGIN|START TRANSACTION|COMMIT|PREPARE TRANSACTION)$/.test(text)) this.controlled = true;
+      else if (/^(DEALLOCATE|DISCARD) ALL$/.test(text)) this.prepared?.clear();
+    });
+  }
+
+  /** Its connection is no more, and with it the leases that are attached to it. */
+  #lost() {
+    this.gone = true;
+    for (const attempt of this.attempts) attempt.unguarded();
+    this.#drained();
+  }
+
+  #drained() {
+    this.busy = false;
+    for (const then of this.#drains.splice(0)) then();
+  }
+
+  /** Until what handlers have asked for is answered, or for so long. @param {number} [ms] @returns {Promise<void>} */
+  drained(ms) {
+    if (!this.busy || this.gone) return Promise.resolve();
+    return new Promise((resolve) => {
+      const timer = ms === undefined ? undefined : setTimeout(resolve, ms);
+      this.#drains.push(() => {
+        clearTimeout(timer);
+        resolve();
+      });
+    });
+  }
+
+  /**
+   * Several statements in one message. Never rejects.
+   * @param {import('./message.js').Step[]} steps @returns {Promise<import('./message.js').Answer>}
+   */
+  async send(steps) {
+    const message = new Message(this, steps);
+    this.client.query(message);
+    const answer = await message.answer;
+    // Forgotten by the server, or planned for other types: as after an update of the extension.
+    if (['26000', '42P05'].includes(sqlstate(answer.error)) || (sqlstate(answer.error) === '0A000' && this.prepared)) {
+      this.prepared = undefined;
+      answer.error = Object.assign(new Error(answer.error.message, { cause: answer.error }), { code: '40001' });
+    }
+    return answer;
   }
 
   /**
@@ -157,7 +224,9 @@ export class Session {
       const session = new Session(config);
       try {
         await session.client.connect();
-        return Object.assign(session, await within(5000, session, found(session.client)));
+        Object.assign(session, await within(5000, session, found(session.client)));
+        if (session.direct) session.prepared = new Set();
+        return session;
       } catch (error) {
         last = error;
       }
@@ -199,7 +268,7 @@ export class Session {
 
   /** The same of one that does not answer. */
   cut() {
-    this.gone = true;
+    this.#lost();
     // pg has no other way to end a connection that may not answer.
     /** @type {any} */ (this.client).connection.stream.destroy();
   }
@@ -328,12 +397,20 @@ export class Line {
    * @param {string} text @param {unknown[]} [values] @returns {Promise<{ rows: any[], again: boolean }>}
    */
   async answer(text, values) {
+    const { answer, again } = await this.repeat(async (session) => (await session.query(text, values)).rows);
+    return { rows: answer, again };
+  }
+
+  /**
+   * The same of whatever is asked of a session. again: an answer may have been lost.
+   * @template T @param {(session: Session) => Promise<T>} ask @returns {Promise<{ answer: T, again: boolean }>}
+   */
+  async repeat(ask) {
     for (let again = false; ; again = true) {
       /** @type {Session | undefined} */
       let on;
       try {
-        const rows = await this.hold(async (session) => (await (on = session).query(text, values)).rows);
-        return { rows, again };
+        return { answer: await this.hold((session) => ask((on = session))), again };
       } catch (error) {
         if (!on || !broken(error, on) || this.server.life.over.aborted) throw error;
         await sleep(100, this.server.life.over);

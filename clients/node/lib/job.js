@@ -92,13 +92,16 @@ export class Job {
 
 /** An attempt, from its claim to its end. */
 export class Attempt {
-  #controller = new AbortController();
+  /** Made when somebody asks for it. @type {AbortController | undefined} */
+  #controller;
   /** @type {import('./connection.js').Line | undefined} */
   #line;
   /** @type {(() => void) | undefined} */
   #onCancel;
   /** Why the handler is to stop. @type {Cancelled['why'] | undefined} */
   why;
+  /** The same, for its signal. @type {Cancelled | undefined} */
+  reason;
   /** Whether a handler was left that did not end in time. */
   abandoned = false;
   /** Of a handler that has a transaction: its client. @type {import('pg').ClientBase | undefined} */
@@ -109,6 +112,12 @@ export class Attempt {
   arrived = [];
   /** Whether its commit was sent, and perhaps done. */
   sent = false;
+  /** Whether its handler may use a transaction, and nothing is locked yet: when the lease ends, somebody else may have the job. */
+  bare = false;
+  /** The session with which its lease ends. @type {import('./connection.js').Session | undefined} */
+  on;
+  /** Whether its lease was lost when somebody looked last. */
+  lost = false;
 
   /**
    * @param {any} row of a claim @param {string} queue
@@ -126,6 +135,10 @@ export class Attempt {
   }
 
   get signal() {
+    if (!this.#controller) {
+      this.#controller = new AbortController();
+      if (this.reason) this.#controller.abort(this.reason);
+    }
     return this.#controller.signal;
   }
 
@@ -148,14 +161,24 @@ export class Attempt {
     }
   }
 
+  /** The session has ended with which its lease ends: a handler that has locked nothing is told. */
+  unguarded() {
+    if (this.bare && !this.sent) this.cancel('lease');
+  }
+
+  /** Why a handler that has locked nothing may not begin to. @returns {unknown} */
+  get over() {
+    if (this.bare && (this.on?.gone || Date.now() > this.leaseEnds)) this.cancel('lease');
+    return this.why === 'lease' ? this.reason : undefined;
+  }
+
   /** @param {Cancelled['why']} why */
   cancel(why) {
     if (this.why) return;
     this.why = why;
     const seconds = this.timeout / 1000;
-    this.#controller.abort(
-      new Cancelled(why, { lease: 'the lease is lost', timeout: `ended after ${seconds} s (job_timeout)`, drain: 'the worker ends' }[why]),
-    );
+    this.reason = new Cancelled(why, { lease: 'the lease is lost', timeout: `ended after ${seconds} s (job_timeout)`, drain: 'the worker ends' }[why]);
+    this.#controller?.abort(this.reason);
     this.#onCancel?.();
   }
 
@@ -179,11 +202,11 @@ export class Attempt {
         onCancel?.();
         kill = setTimeout(() => {
           this.abandoned = true;
-          reject(this.signal.reason);
+          reject(this.reason);
         }, killAfter);
       };
     });
-    if (this.why) throw this.signal.reason;
+    if (this.why) throw this.reason;
     this.ends = Date.now() + this.timeout;
     arm();
     try {

@@ -23,9 +23,13 @@ export const STEP = { request: true, callTimeout: true, ask: true };
 /** @type {Names<Omit<import('../index.js').WorkerOptions, 'waitConnection'>>} */
 const shared = {
   name: true, concurrency: true, batch: true, lease: true, timeout: true, grace: true, attach: true, signals: true, unknownKind: true, logger: true,
+  hooks: true,
 };
 /** @type {Names<import('../index.js').WorkerOptions>} */
 export const WORKER = { ...shared, waitConnection: true };
+
+/** @type {Names<import('../index.js').Hooks>} */
+export const HOOKS = { around: true, failed: true, started: true, stopped: true };
 
 /** @type {Names<import('../index.js').ClusterWorkerOptions>} */
 export const CLUSTER_WORKER = { ...shared, home: true, roam: true, shardPlace: true };

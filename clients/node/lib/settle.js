@@ -13,8 +13,14 @@ export async function settle(worker, line, attempt, error) {
   if (attempt.waiting && !attempt.why) error = attempt.waiting; // whatever the handler did then
   const own = error instanceof Snooze || error instanceof RetryLater || error instanceof Dead;
   // What was thrown because of the signal is no failure of the job's, but for its time.
-  if (attempt.why && !own) error = attempt.signal.reason;
+  if (attempt.why && !own) error = attempt.reason;
   const text = textOf(error);
+  let failed = false;
+  /** @param {string} outcome @param {string} said */
+  const ended = (outcome, said) => {
+    if (failed) worker.failed(attempt, error, outcome);
+    worker.ended(attempt, outcome, said);
+  };
   try {
     /** @type {{ rows: any[], again: boolean }} */
     let answer;
@@ -28,18 +34,20 @@ export async function settle(worker, line, attempt, error) {
         const delay = error instanceof Snooze && delayOf(error) !== 0 ? interval(delayOf(error)) : null;
         answer = await line.answer(RELEASE, [id, token, delay]);
       } else {
+        failed = true;
         const delay = error instanceof RetryLater ? interval(delayOf(error)) : null;
         answer = await line.answer(FAIL, [id, token, text, delay, error instanceof Dead, detailsOf(error)]);
       }
     } catch (refused) {
       // A delay that is none; a character that the server's encoding lacks.
       if (!(refused instanceof TypeError) && !sqlstate(refused).startsWith('22')) throw refused;
+      failed = true;
       const both = `${text} (and: ${textOf(refused)})`.replace(/[^\n -~]/g, '?');
       answer = await line.answer(FAIL, [id, token, both, null, error instanceof Dead, null]);
     }
-    worker.ended(attempt, answer.rows[0].outcome, text);
-  } catch (failed) {
-    worker.ended(attempt, 'lost', textOf(failed));
+    ended(answer.rows[0].outcome, text);
+  } catch (lost) {
+    ended('lost', textOf(lost));
   }
 }
 

@@ -1,18 +1,40 @@
 // The statements of a worker.  ids and tokens come as text, whatever the application has told pg of bigint.
 
+/** The columns of a claim, and their types, by which pg's parsers read them. @type {[string, number][]} */
+const COLUMNS = [
+  ['id', 25], ['token', 25], ['attempt', 23], ['max_attempts', 23], ['payload', 3802], ['key', 25], ['group_key', 25], ['checkpoint', 3802],
+  ['enqueued_at', 1184], ['headers', 3802], ['kind', 25],
+];
 const JOB = 'id::text, token::text, attempt, max_attempts, payload, key, group_key, checkpoint, enqueued_at, headers, kind';
 const HOW = 'lease => $6::interval, worker => $7::text, attach => $8::bool';
 const PAIRS = 'SELECT id::text, token::text, outcome::text FROM';
 
-export const CLAIM = `SELECT ${JOB} FROM idemq.claim($1::text, $2::int, lease => $3::interval, worker => $4::text, attach => $5::bool)`;
 export const WAIT = 'CALL idemq.wait($1::text, $2::interval)';
 export const HEARTBEAT = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval)`;
+
+// Those of messages (message.js), with the names that they have on a session of our own.
+export const CLAIM = {
+  name: 'idemq_claim',
+  text: `SELECT ${JOB} FROM idemq.claim($1::text, $2::int, lease => $3::interval, worker => $4::text, attach => $5::bool)`,
+};
+export const BEGIN = { name: 'idemq_begin', text: 'BEGIN' };
+export const END = { name: 'idemq_end', text: 'COMMIT' };
+export const ASSERT_CURRENT = { name: 'idemq_assert', text: 'SELECT idemq.assert_current($1::bigint, $2::bigint)' };
 // Behind a pooler, too, the server does not end a transaction in which the handler is busy with something else.
-export const ASSERT_CURRENT = `SELECT idemq.assert_current($1::bigint, $2::bigint),
-  pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)`;
-export const COMMIT = `${PAIRS} idemq.commit_many($1::bigint[], $2::bigint[], $3::jsonb[])`;
-export const COMMIT_AND_CLAIM = `SELECT outcome::text, ${JOB}
-  FROM idemq.commit_many_and_claim($1::bigint[], $2::bigint[], $3::jsonb[], queue => $4::text, max_jobs => $5::int, ${HOW})`;
+export const PATIENT = { name: 'idemq_patient', text: "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)" };
+export const HOLD_CLAIMED = { name: 'idemq_hold', text: 'SELECT idemq.hold_claimed()' };
+export const COMMIT_ONE = { name: 'idemq_commit', text: 'SELECT idemq.commit($1::bigint, $2::bigint, $3::jsonb)' };
+export const COMMIT_ONE_AND_CLAIM = {
+  name: 'idemq_commit_claim',
+  text: `SELECT ${JOB} FROM idemq.commit_and_claim($1::bigint, $2::bigint, $3::jsonb, queue => $4::text, max_jobs => $5::int, ${HOW})`,
+};
+export const COMMIT = { name: 'idemq_commit_many', text: `SELECT outcome::text, id::text, token::text FROM idemq.commit_many($1::bigint[], $2::bigint[], $3::jsonb[])` };
+export const COMMIT_AND_CLAIM = {
+  name: 'idemq_commit_many_claim',
+  text: `SELECT outcome::text, ${JOB}
+    FROM idemq.commit_many_and_claim($1::bigint[], $2::bigint[], $3::jsonb[], queue => $4::text, max_jobs => $5::int, ${HOW})`,
+};
+
 export const FAIL = `SELECT idemq.fail($1::bigint, $2::bigint, $3::text, retry_in => $4::interval, permanent => $5::bool,
   details => $6::jsonb)::text AS outcome`;
 export const RELEASE = 'SELECT idemq.release($1::bigint, $2::bigint, $3::interval)::text AS outcome';
@@ -28,3 +50,18 @@ export const PARENTS = 'SELECT parent::text AS id, queue, status::text, result F
 export const SETTINGS = `SELECT 1000 * extract(epoch FROM coalesce($2::interval, lease))::float8 AS lease,
     1000 * extract(epoch FROM job_timeout)::float8 AS timeout
   FROM idemq.queues WHERE name = $1::text`;
+
+/**
+ * A row of a claim, as pg would have made it.
+ * @param {import('./connection.js').Session} session @param {(string | null)[]} fields @param {number} from where they begin
+ */
+export function jobOf(session, fields, from) {
+  /** @type {Record<string, any>} */
+  const row = {};
+  for (let n = 0; n < COLUMNS.length; n++) {
+    const [name, type] = COLUMNS[n];
+    const field = fields[from + n];
+    row[name] = field === null || type === 25 ? field : session.client.getTypeParser(type, 'text')(field);
+  }
+  return row;
+}

@@ -4,13 +4,16 @@
 // Connections: one claims and keeps leases; one sleeps in idemq.wait; the others are those of the jobs.
 // So no job's statement, and no wait for a lock, stands before a heartbeat.
 
+import { setMaxListeners } from 'node:events';
 import { Address, Line, Server, hosts, sleep, within } from './connection.js';
 import { interval, sqlstate, textOf, typed } from './errors.js';
 import { Attempt, killAfter } from './job.js';
+import { Hooks } from './hooks.js';
 import { handlerOf } from './kinds.js';
 import { WORKER, known } from './options.js';
 import { Outside } from './outside.js';
-import { CLAIM, HEARTBEAT, RELEASE_MANY, SETTINGS, WAIT } from './statements.js';
+import { onSignals } from './signals.js';
+import { CLAIM, HEARTBEAT, RELEASE_MANY, SETTINGS, WAIT, jobOf } from './statements.js';
 import { Transactions } from './transactions.js';
 
 const settingsEvery = 60_000;
@@ -21,12 +24,13 @@ const longestWait = 5000;
  * @typedef {{ address: Address, places: import('./places.js').Places, refused: () => boolean }} OfShard */
 
 /** @typedef {{
- *   queue: string, concurrency: number, logger: import('../index.js').Logger, server: Server,
+ *   queue: string, concurrency: number, batch: number, logger: import('../index.js').Logger, server: Server,
  *   claims: boolean, lent: <T>(work: Promise<T>) => Promise<T>,
- *   claimArguments: (session: import('./connection.js').Session | null, jobs?: number) => unknown[],
- *   begun: (rows: any[], asked: number) => Attempt[],
+ *   claimArguments: (session: import('./connection.js').Session, jobs?: number) => unknown[],
+ *   begun: (rows: any[], asked: number, session: import('./connection.js').Session) => Attempt[],
  *   ended: (attempt: Attempt, outcome: string, text?: string) => void,
  *   heldUp: (attempt: Attempt) => void,
+ *   failed: (attempt: Attempt, error: unknown, outcome: string) => void,
  * }} Context */
 
 /** @type {import('../index.js').Logger} */
@@ -39,6 +43,7 @@ export class Worker {
   #queue;
   #options;
   #logger;
+  #hooks;
   #over = new AbortController();
   #stop = new AbortController();
   /** Attempts that are not settled. @type {Set<Attempt>} */
@@ -80,12 +85,23 @@ export class Worker {
     this.#shard = shard;
     this.#queue = queue;
     this.#logger = logger;
+    this.#hooks = new Hooks(options.hooks, logger);
     this.#timeout = timeout * 1000;
     this.#options = { ...options, name, concurrency, batch, timeout, grace, signals, once, lease: interval(options.lease) };
+    // As many wait for them as there are jobs at a time.
+    setMaxListeners(0, this.#over.signal, this.#stop.signal);
     const life = { over: this.#over.signal, patient: !once };
     this.server = new Server(this.#address, logger, life);
     this.heart = new Line(this.server, (session) => this.#settings(session));
     this.waiter = new Line(new Server(this.#waitAddress, logger, { ...life, over: this.#stop.signal }));
+  }
+
+  get queue() {
+    return this.#queue;
+  }
+
+  get name() {
+    return this.#options.name;
   }
 
   /** @param {import('../index.js').Handler | import('../index.js').Handlers<import('../index.js').Handler>} handler */
@@ -121,19 +137,19 @@ export class Worker {
 
   /** @param {any} Way @param {any} handlers @returns {Promise<Record<string, number>>} */
   async #run(Way, handlers) {
-    const handler = handlerOf(handlers, this.#options.unknownKind ?? 60, this.#logger);
+    const handler = this.#hooks.around(handlerOf(handlers, this.#options.unknownKind ?? 60, this.#logger));
     if (this.#way) throw new Error('this worker has run already: make another one');
     const { signals, attach, lease, name, concurrency } = this.#options;
     const batch = Way === Outside ? 1 : this.#options.batch;
-    const stop = () => this.stop();
-    /** @type {NodeJS.Signals[]} */
-    const heard = signals ? ['SIGTERM', 'SIGINT'] : [];
     const worker = this;
+    /** The session if leases end with it. @param {import('./connection.js').Session} session */
+    const attachedTo = (session) => (attached && session.direct ? session : undefined);
     const attached = attach ?? (Way === Transactions && this.#waitAddress === this.#address);
     /** @type {Context} */
     const context = {
       queue: this.#queue,
       concurrency,
+      batch,
       logger: this.#logger,
       server: this.server,
       // Whether the next job is claimed with a commit.
@@ -142,38 +158,41 @@ export class Worker {
       },
       lent: (work) => this.#shard?.places.lent(work) ?? work,
       // A pooler's session is not ours to tie a lease to.
-      claimArguments: (session, jobs = batch) => [this.#queue, jobs, lease, name, attached && (session?.direct ?? attach === true)],
-      begun: (rows, asked) => rows.map((row) => this.#begin(row, asked)),
+      claimArguments: (session, jobs = batch) => [this.#queue, jobs, lease, name, attachedTo(session) !== undefined],
+      begun: (rows, asked, session) => rows.map((row) => this.#begin(row, asked, attachedTo(session))),
       ended: (attempt, outcome, text) => this.#end(attempt, outcome, text),
       heldUp: (attempt) => this.#holdUp(attempt),
+      failed: (attempt, error, outcome) => this.#hooks.failed(attempt.job, failureOf(attempt, error, outcome)),
     };
     const way = new Way(context, handler);
 
     this.#way = way;
-    heard.forEach((signal) => process.on(signal, stop));
+    await this.#hooks.started(this);
+    const unheard = signals ? onSignals(() => this.stop()) : () => {};
     const beating = this.#beat(Way === Outside);
     try {
-      await this.#dispatch(context.claimArguments, batch);
+      await this.#dispatch(context, batch);
     } finally {
       while (this.#places > 0) await new Promise((resolve) => (this.#freed = () => resolve(undefined)));
       this.#stop.abort();
       this.#over.abort();
       clearTimeout(this.#graceTimer);
-      heard.forEach((signal) => process.off(signal, stop));
+      unheard();
       await Promise.all([beating, way.end(), this.heart.end(), this.waiter.end(), this.#cancelling]);
+      await this.#hooks.stopped(this, this.#counts);
     }
     if (this.#fatal) throw this.#fatal;
     return this.#counts;
   }
 
-  /** Claims for places that are free, and waits. @param {Context['claimArguments']} claimArguments @param {number} batch */
-  async #dispatch(claimArguments, batch) {
+  /** Claims for places that are free, and waits. @param {Context} context @param {number} batch */
+  async #dispatch(context, batch) {
     const { concurrency, once } = this.#options;
     for (let known = false; !this.#stop.signal.aborted; ) {
       const free = concurrency - this.#places;
       if (Date.now() < this.#claimsAt) await sleep(this.#claimsAt - Date.now(), this.#stop.signal);
       try {
-        const attempts = free === 0 ? null : await this.#take(free, batch, (places) => this.#claim(claimArguments, places * batch));
+        const attempts = free === 0 ? null : await this.#take(free, batch, (places) => this.#claim(context, places * batch));
         known = this.#claimed = true;
         if (attempts && attempts.length > 0) {
           while (attempts.length > 0) this.#start(attempts.splice(0, batch));
@@ -237,21 +256,25 @@ export class Worker {
     });
   }
 
-  /** @param {Context['claimArguments']} claimArguments @param {number} jobs @returns {Promise<Attempt[]>} */
-  #claim(claimArguments, jobs) {
+  /** @param {Context} context @param {number} jobs @returns {Promise<Attempt[]>} */
+  #claim(context, jobs) {
     return this.heart.hold(async (session) => {
       if (Date.now() - this.#settingsRead > settingsEvery) await this.#settings(session);
       const asked = Date.now();
-      const { rows } = await within(10_000, session, session.query(CLAIM, claimArguments(session, jobs)));
-      if (!this.#stop.signal.aborted || rows.length === 0) return rows.map((row) => this.#begin(row, asked));
+      const answer = await within(10_000, session, session.send([{ ...CLAIM, values: context.claimArguments(session, jobs) }]));
+      if (answer.error) throw answer.error;
+      const rows = answer.rows[0].map((fields) => jobOf(session, fields, 0));
+      if (!this.#stop.signal.aborted || rows.length === 0) return context.begun(rows, asked, session);
       await session.query(RELEASE_MANY, [rows.map((row) => row.id), rows.map((row) => row.token)]);
       return [];
     }, this.#stop.signal);
   }
 
-  /** @param {any} row of a claim @param {number} asked */
-  #begin(row, asked) {
+  /** @param {any} row of a claim @param {number} asked @param {import('./connection.js').Session} [on] the session with which its lease ends */
+  #begin(row, asked, on) {
     const attempt = new Attempt(row, this.#queue, { asked, lease: this.#lease, timeout: this.#timeout, line: this.#way?.line() });
+    attempt.on = on;
+    on?.attempts.add(attempt);
     this.#running.add(attempt);
     return attempt;
   }
@@ -259,18 +282,24 @@ export class Worker {
   /** @param {Attempt[]} attempts */
   #start(attempts) {
     let next = attempts;
+    const way = /** @type {Transactions} */ (this.#way);
     const run = async () => {
-      while (next.length > 0) {
-        // Claimed with the last commit, and not begun: given back.
-        if (this.#stop.signal.aborted) next.forEach((attempt) => attempt.cancel('drain'));
-        next = await /** @type {Transactions} */ (this.#way).attempt(next);
+      const lane = way.enter();
+      try {
+        while (next.length > 0) {
+          // Claimed with the last commit, and not begun: given back.
+          if (this.#stop.signal.aborted) next.forEach((attempt) => attempt.cancel('drain'));
+          next = await way.attempt(next, lane);
+        }
+      } finally {
+        way.leave(lane);
       }
     };
     this.#places++;
     run()
       .catch((error) => {
         this.#logger.error(`idemq: ${this.#queue}: ${textOf(error)}`);
-        next.forEach((attempt) => this.#running.delete(attempt));
+        next.forEach((attempt) => this.#forget(attempt));
         if (this.#options.once) this.#fatal ??= error;
       })
       .finally(() => {
@@ -305,12 +334,18 @@ export class Worker {
     });
   }
 
+  /** @param {Attempt} attempt */
+  #forget(attempt) {
+    this.#running.delete(attempt);
+    attempt.on?.attempts.delete(attempt);
+  }
+
   /** @param {Attempt} attempt @param {string} outcome @param {string} [text] */
   #end(attempt, outcome, text) {
     const { job } = attempt;
     if (outcome === 'committed') this.#heldUp = 0;
     const of = `idemq: ${attempt.name}: attempt ${job.attempt} of ${job.maxAttempts}`;
-    this.#running.delete(attempt);
+    this.#forget(attempt);
     this.#counts[outcome] = (this.#counts[outcome] ?? 0) + 1;
     if (outcome === 'stale' || outcome === 'not_found') this.#logger.warn(`${of}: the lease was lost: another attempt does it`);
     else if (outcome === 'lost') this.#logger.warn(`${of}: left to its lease: ${text}`);
@@ -331,7 +366,7 @@ export class Worker {
     this.#timeout = rows[0].timeout ?? this.#options.timeout * 1000;
   }
 
-  /** Keeps leases, until the end. @param {boolean} strict a lease that may have ended is lost */
+  /** Keeps leases, until the end. @param {boolean} strict a lease that may have ended is lost, not only that of a handler that has locked nothing */
   async #beat(strict) {
     /** @type {Promise<void> | undefined} */
     let asking;
@@ -341,8 +376,8 @@ export class Worker {
       const running = [...this.#running].filter((attempt) => attempt.why !== 'timeout');
       if (running.length > 0) asking ??= this.#heartbeat(running).finally(() => (asking = undefined));
       await Promise.race([asking, sleep(this.#lease / 6, this.#over.signal)]);
-      for (const attempt of strict ? running : []) {
-        if (Date.now() > attempt.leaseEnds && this.#running.has(attempt) && !attempt.sent) attempt.cancel('lease');
+      for (const attempt of running) {
+        if ((strict || attempt.bare) && Date.now() > attempt.leaseEnds && this.#running.has(attempt) && !attempt.sent) attempt.cancel('lease');
       }
     }
     await asking;
@@ -367,6 +402,11 @@ export class Worker {
       if (this.heart.session && !this.#over.signal.aborted) this.#logger.warn(`idemq: ${this.#queue}: heartbeat: ${textOf(error)}`);
     }
   }
+}
+
+/** @param {Attempt} attempt @param {unknown} error @param {any} outcome @returns {import('../index.js').Failure} */
+function failureOf({ job }, error, outcome) {
+  return { attempt: job.attempt, willRetry: outcome !== 'dead', error, outcome };
 }
 
 /**

@@ -127,3 +127,28 @@ async function charge(job: Job): Promise<{ charge: number }> {
     { request: job.payload, callTimeout: 10, ask: async ({ key }) => (key === '' ? undefined : { charge: 1 }) },
   );
 }
+
+// The hooks of doc/usage/node.md, with what they ask of other packages.
+declare const Sentry: { withScope<T>(fn: (scope: { setTag(name: string, value: string): void }) => T): T; captureException(error: unknown, more: object): void };
+declare const seconds: { startTimer(labels: { queue: string }): () => void };
+
+export const hooked = () => [
+  new Worker({}, 'mail', {
+    hooks: {
+      around: (job, next) => Sentry.withScope((scope) => (scope.setTag('queue', job.queue), next())),
+      failed: (job, { error, ...more }) => Sentry.captureException(error, { extra: { job: job.id, ...more } }),
+    },
+  }),
+  new Worker<Mail, Sent>({}, 'mail', {
+    hooks: {
+      around: (job, next, end = seconds.startTimer({ queue: job.queue })) => next().finally(end),
+      failed: (_, { attempt, willRetry, outcome }) => void [attempt.toFixed(), willRetry satisfies boolean, outcome === 'dead'],
+      started: async (worker) => void (worker.queue satisfies string),
+      stopped: (worker, outcomes) => console.log(worker.name, outcomes.committed),
+    },
+  }),
+  // @ts-expect-error there is no such hook
+  new ClusterWorker({}, 'mail', { hooks: { onFailed: () => {} } }),
+];
+
+export const parts: Handler = (_, db) => db.transaction(async (same) => (await same.query('SELECT 1')).rowCount);

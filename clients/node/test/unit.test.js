@@ -9,6 +9,7 @@ import { Session, hosts } from '../lib/connection.js';
 import { Dead, IdemqError, StaleToken, detailsOf, interval, sqlstate, textOf, typed } from '../lib/errors.js';
 import { ClusterWorker, Worker, drain, enqueue, enqueueGraph, enqueueSequenced, publish } from '../lib/index.js';
 import { Attempt } from '../lib/job.js';
+import { arrayText } from '../lib/message.js';
 import { Places, Pool } from '../lib/places.js';
 
 const strings = (connection) => hosts(connection).map((config) => config.connectionString);
@@ -127,6 +128,11 @@ test('an error that cannot be read', () => {
   }
   const odd = Object.assign(new Dead('x'), { message: 1, stack: 2, name: 3 });
   assert.deepEqual([textOf(odd), JSON.parse(detailsOf(odd))], ['1', { type: '3', trace: '2' }]);
+});
+
+test('arrays in the text of PostgreSQL', () => {
+  assert.equal(arrayText(['1', null, 'a "b" \\ {c}, NULL']), '{"1",NULL,"a \\"b\\" \\\\ {c}, NULL"}');
+  assert.equal(arrayText([]), '{}');
 });
 
 test('an option that nobody reads', async () => {

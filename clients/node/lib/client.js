@@ -1,0 +1,188 @@
+// The client that a handler of Worker.run gets: pg's, in front of which we stand.
+//
+// Its transaction begins when it is used: the first statement, cursor or COPY waits for BEGIN and the lock of its job.  What would
+// end that transaction is refused, and everything is when the handler has ended, or its job's lease while nothing was locked.
+
+const CONTROL = /^(?:\s|;|--[^\n]*(?:\n|$)|\/\*[^]*?\*\/)*(begin|start\s+transaction|commit|end|abort|prepare\s+transaction|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b/i;
+
+/** @typedef {import('./connection.js').Session} Session */
+
+/**
+ * The transaction of some jobs, on one session: begun when it is used, or already when it is made.
+ */
+export class Work {
+  /** @type {Promise<void> | undefined} */
+  #beginning;
+  /** Why it could not begin. @type {unknown} */
+  failed;
+  /** When it was used first; by performance.now(). @type {number | undefined} */
+  usedAt;
+  /** Uses that wait for the beginning, and are to come one after the other. */
+  waiting = 0;
+  /** Whether it is we who ask by the handler's client: what a handler puts before its query sees the ROLLBACK. */
+  ending = false;
+
+  /**
+   * @param {Session} session @param {() => Promise<void>} begin
+   * @param {boolean} begun the session is in this transaction already
+   */
+  constructor(session, begin, begun) {
+    this.session = session;
+    this.begun = begun;
+    this.start = begin;
+  }
+
+  /** Whether there is anything to commit or to roll back. */
+  get touched() {
+    return this.begun || this.#beginning !== undefined;
+  }
+
+  /** Begins it, once. @returns {Promise<void>} */
+  begin() {
+    if (this.begun) return Promise.resolve();
+    return (this.#beginning ??= this.start().then(
+      () => {
+        this.begun = true;
+      },
+      (error) => {
+        this.failed = error;
+        throw error;
+      },
+    ));
+  }
+
+  /**
+   * Waits until all that was asked for is answered.
+   * @returns {Promise<void>}
+   */
+  async drained() {
+    if (this.waiting === 0 && !this.session.busy) return;
+    while (this.waiting > 0 || (this.session.busy && !this.session.gone)) {
+      await this.begin().catch(() => {});
+      await this.session.drained();
+    }
+    // What the answers have set off: the code behind an await.
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+}
+
+/**
+ * @param {Work} work @param {() => unknown} refusal why nothing may be asked now, or undefined
+ * @returns {import('../index.js').HandlerClient}
+ */
+export function handlerClient(work, refusal) {
+  const { session } = work;
+  const real = /** @type {any} */ (session.client);
+  /** @type {Map<unknown, unknown>} */
+  const bound = new Map();
+  let savepoints = 0;
+
+  /**
+   * Runs a use when the transaction has begun; at once if it has.
+   * @param {string} text @param {() => void} use @param {(error: unknown) => void} fail
+   */
+  const whenBegun = (text, use, fail) => {
+    if (work.ending) {
+      use();
+      return;
+    }
+    const refused = refusal() ?? controls(text);
+    if (refused) {
+      process.nextTick(fail, refused);
+      return;
+    }
+    work.usedAt ??= performance.now();
+    const run = () => {
+      session.busy = true;
+      use();
+    };
+    if (work.begun && work.waiting === 0) {
+      run();
+      return;
+    }
+    work.waiting++;
+    work.begin().then(
+      () => {
+        work.waiting--;
+        const over = refusal();
+        if (over) fail(over);
+        else run();
+      },
+      (error) => {
+        work.waiting--;
+        fail(error);
+      },
+    );
+  };
+
+  /** @param {any} config @param {any} [values] @param {any} [callback] */
+  const query = (config, values, callback) => {
+    if (config === null || config === undefined) return real.query(config);
+    const text = typeof config === 'string' ? config : config.text;
+    const ask = () => real.query(config, values, callback);
+    if (typeof config.submit === 'function') {
+      whenBegun(config.text ?? config.cursor?.text ?? '', ask, (error) => config.handleError(error, real.connection));
+      return config;
+    }
+    const back = [values, callback, config.callback].find((each) => typeof each === 'function');
+    if (back) {
+      whenBegun(text, ask, back);
+      return undefined;
+    }
+    const answer = new Promise((resolve, reject) => whenBegun(text, () => ask().then(resolve, reject), reject));
+    // Of one that nobody awaits the transaction tells, which fails then.
+    answer.catch(() => {});
+    return answer;
+  };
+
+  /** Some of the handler's work that may fail by itself: a savepoint. @param {(client: any) => unknown} fn */
+  const transaction = async (fn) => {
+    const name = `idemq_${++savepoints}`;
+    await query(`SAVEPOINT ${name}`);
+    try {
+      const answer = await fn(client);
+      await query(`RELEASE SAVEPOINT ${name}`);
+      return answer;
+    } catch (error) {
+      await query(`ROLLBACK TO SAVEPOINT ${name}`).catch(() => {});
+      throw error;
+    }
+  };
+  const refuse = () => {
+    throw new Error("the connection is the worker's, which opens and ends it");
+  };
+
+  /** @type {Map<string | symbol, unknown>} */
+  const own = new Map(Object.entries({ query, transaction, connect: refuse, end: refuse }));
+  /** @type {any} */
+  const client = new Proxy(real, {
+    get(_, key) {
+      if (own.has(key)) return own.get(key);
+      const value = real[key];
+      if (typeof value !== 'function' || key === 'constructor') return value;
+      if (!bound.has(value)) {
+        bound.set(value, (/** @type {unknown[]} */ ...args) => {
+          const answer = value.apply(real, args);
+          return answer === real ? client : answer;
+        });
+      }
+      return bound.get(value);
+    },
+    // What a handler puts there is its own.
+    set(_, key, value) {
+      own.set(key, value);
+      return true;
+    },
+    has: (_, key) => own.has(key) || key in real,
+  });
+  return client;
+}
+
+/** Says of SQL that begins or ends a transaction why it is not run. @param {unknown} text @returns {Error | undefined} */
+function controls(text) {
+  const word = typeof text === 'string' ? CONTROL.exec(text)?.[1].toUpperCase() : undefined;
+  if (!word) return undefined;
+  return new Error(
+    `${word} would have ended the transaction, or begun one, in which the job is to be committed: let it be, take client.transaction() or a SAVEPOINT for a part, or use runOutside`,
+  );
+}

@@ -1,0 +1,119 @@
+// Commits of what has ended and has nothing of its own in a transaction: together with what else has, in one statement that also
+// claims the next jobs.  Repeated after a lost answer, it says already_committed.
+
+import { sqlstate, textOf } from './errors.js';
+import { COMMIT, COMMIT_AND_CLAIM, jobOf } from './statements.js';
+
+const tries = 3;
+/** From so many on that have ended at once, two statements: while the server works on one, the handlers of the other run. */
+const many = 32;
+
+/** @typedef {import('./job.js').Attempt} Attempt */
+/** @typedef {import('./connection.js').Line} Line */
+/** @typedef {{ attempt: Attempt, result: string | null }} Done */
+/** @typedef {{ done: Done[], wants: number, line?: Line, then: (next: Attempt[]) => void }} Ended of one transaction's worth; wants: jobs next */
+
+export class Commits {
+  /** @type {Ended[]} */
+  #ended = [];
+  #committing = 0;
+
+  /**
+   * @param {import('./worker.js').Context} worker
+   * @param {(done: Done, error: unknown, line: Line) => Promise<string | null | undefined>} refused the server does not take its result:
+   *   another one, or undefined when that has ended the attempt
+   * @param {Line[]} [lines] for commits alone: two; without, those of the attempts are taken
+   */
+  constructor(worker, refused, lines = []) {
+    this.worker = worker;
+    this.refused = refused;
+    this.lines = lines;
+  }
+
+  /**
+   * Commits these.
+   * @param {Done[]} done @param {number} wants @param {Line} [line] on which nothing else is under way
+   * @returns {Promise<Attempt[]>} what was claimed with their commit
+   */
+  commit(done, wants, line) {
+    return new Promise((then) => {
+      this.#ended.push({ done, wants, line, then });
+      if (this.#committing === 0) void this.#commitAll();
+    });
+  }
+
+  async #commitAll() {
+    this.#committing++;
+    const own = this.lines.pop();
+    // What ends in this turn of the loop goes along.
+    for (await turn(); this.#ended.length > 0; await turn()) {
+      const share = this.#committing === 1 && this.#ended.length >= many ? 2 : 1;
+      const ended = this.#ended.splice(0, Math.ceil(this.#ended.length / share));
+      if (share > 1) void this.#commitAll();
+      const next = await this.#commit(
+        ended.flatMap(({ done }) => done),
+        ended.reduce((sum, { wants }) => sum + wants, 0),
+        /** @type {Line} */ (own ?? ended[0].line),
+      );
+      for (const { wants, then } of ended) then(next.splice(0, wants));
+    }
+    if (own) this.lines.push(own);
+    this.#committing--;
+  }
+
+  /** @param {Done[]} done @param {number} wants @param {Line} line @returns {Promise<Attempt[]>} */
+  async #commit(done, wants, line) {
+    const pairs = [done.map(({ attempt }) => attempt.job.id), done.map(({ attempt }) => attempt.job.token), done.map(({ result }) => result)];
+    done.forEach(({ attempt }) => (attempt.sent = true));
+    for (let count = 1; ; count++) {
+      try {
+        return await this.#send(done, pairs, wants, line);
+      } catch (error) {
+        if (['40001', '40P01'].includes(sqlstate(error)) && count <= tries) continue;
+        if (!/^(22|54)/.test(sqlstate(error))) {
+          done.forEach(({ attempt }) => this.worker.ended(attempt, 'lost', textOf(error)));
+          return [];
+        }
+        if (done.length > 1) {
+          const next = [];
+          for (const [n, one] of done.entries()) next.push(...(await this.#commit([one], n < wants ? 1 : 0, line)));
+          return next;
+        }
+        const [{ attempt, result }] = done;
+        attempt.sent = false;
+        const instead = result === null ? undefined : await this.refused(done[0], error, line);
+        if (instead !== undefined) return this.#commit([{ attempt, result: instead }], wants, line);
+        if (result === null) this.worker.ended(attempt, 'lost', textOf(error));
+        return [];
+      }
+    }
+  }
+
+  /** @param {Done[]} done @param {unknown[]} pairs @param {number} wants @param {Line} line @returns {Promise<Attempt[]>} */
+  async #send(done, pairs, wants, line) {
+    const { answer, again } = await line.repeat(async (session) => {
+      const asked = Date.now();
+      const claim = wants > 0 && this.worker.claims;
+      const given = this.worker.claimArguments(session, wants);
+      const { rows, error } = await session.send([claim ? { ...COMMIT_AND_CLAIM, values: [...pairs, ...given] } : { ...COMMIT, values: pairs }]);
+      if (error) throw error;
+      return { rows: rows[0], asked, session };
+    });
+    const { rows, asked, session } = answer;
+    const outcomes = new Map(rows.filter(([outcome]) => outcome !== 'claimed').map(([outcome, id, token]) => [`${id} ${token}`, outcome]));
+    const claimed = rows.filter(([outcome]) => outcome === 'claimed').map((fields) => jobOf(session, fields, 1));
+    const next = this.worker.begun(claimed, asked, session);
+    for (const { attempt } of done) {
+      const outcome = outcomes.get(`${attempt.job.id} ${attempt.job.token}`);
+      // Of a queue that keeps no finished jobs, a job that was committed is not there.
+      const committed = outcome === 'committed' || outcome === 'already_committed' || (outcome === 'not_found' && again);
+      this.worker.ended(attempt, committed ? 'committed' : 'stale');
+    }
+    return next;
+  }
+}
+
+/** The next turn of the event loop. @returns {Promise<unknown>} */
+function turn() {
+  return new Promise((resolve) => setImmediate(resolve));
+}

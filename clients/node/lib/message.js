@@ -1,0 +1,99 @@
+// A message of our own: several statements and one Sync, so that one write and one answer do for all.
+//
+// pg takes it as it takes a cursor (its Submittable).  Answers are read by their places, in text, and not described first.
+// On a session of our own statements have names, so that the server parses and plans each once.
+
+/** @typedef {{ name: string, text: string, values?: unknown[] }} Step */
+/** @typedef {{ rows: (string | null)[][][], tags: string[], error?: any }} Answer rows and tags: of each step that is done; error: what ended it */
+
+export class Message {
+  #session;
+  #steps;
+  /** Names whose Parse was sent and not answered. @type {string[]} */
+  #parsing = [];
+  /** @type {(string | null)[][][]} */
+  #rows = [[]];
+  /** @type {string[]} */
+  #tags = [];
+  /** @type {(answer: Answer) => void} */
+  #end = () => {};
+  /** pg's, where queries have a time limit. @type {((error?: unknown) => void) | undefined} */
+  callback;
+
+  /** @param {import('./connection.js').Session} session @param {Step[]} steps */
+  constructor(session, steps) {
+    this.#session = session;
+    this.#steps = steps;
+    /** @type {Promise<Answer>} */
+    this.answer = new Promise((resolve) => (this.#end = resolve));
+  }
+
+  /** @param {any} connection pg's */
+  submit(connection) {
+    const { prepared } = this.#session;
+    this.#session.message = this;
+    connection.stream.cork?.();
+    try {
+      for (const { name, text, values = [] } of this.#steps) {
+        if (!prepared?.has(name) && !this.#parsing.includes(name)) {
+          connection.parse({ name: prepared ? name : '', text, types: [] });
+          if (prepared) this.#parsing.push(name);
+        }
+        connection.bind({ portal: '', statement: prepared ? name : '', binary: false, values: values.map(asText) });
+        connection.execute({});
+      }
+      connection.sync();
+    } finally {
+      connection.stream.uncork?.();
+    }
+  }
+
+  /** The server has a statement now, whatever becomes of it. */
+  parsed() {
+    const name = this.#parsing.shift();
+    if (name !== undefined) this.#session.prepared?.add(name);
+  }
+
+  /** @param {{ fields: (string | null)[] }} message */
+  handleDataRow({ fields }) {
+    this.#rows[this.#tags.length].push(fields);
+  }
+
+  /** @param {{ text: string }} message */
+  handleCommandComplete({ text }) {
+    this.#tags.push(text);
+    this.#rows.push([]);
+  }
+
+  /** @param {unknown} error */
+  handleError(error) {
+    this.#done(error);
+  }
+
+  handleReadyForQuery() {
+    this.#done();
+  }
+
+  /** @param {unknown} [error] */
+  #done(error) {
+    if (this.#session.message === this) this.#session.message = undefined;
+    this.#end({ rows: this.#rows, tags: this.#tags, error });
+    this.callback?.(error);
+    this.callback = undefined;
+  }
+
+  handleRowDescription() {}
+  handlePortalSuspended() {}
+  handleEmptyQuery() {}
+}
+
+/** @param {unknown} value */
+function asText(value) {
+  if (value === null || value === undefined) return null;
+  return Array.isArray(value) ? arrayText(value) : `${value}`;
+}
+
+/** An array in the text of PostgreSQL. @param {(string | null)[]} values */
+export function arrayText(values) {
+  return `{${values.map((value) => (value === null ? 'NULL' : `"${value.replace(/[\\"]/g, '\\$&')}"`)).join(',')}}`;
+}

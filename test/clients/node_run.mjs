@@ -1,0 +1,463 @@
+// node_run.mjs: Worker.run of the Node client: when its transaction begins, and in how many messages; by node --test.
+// CONNECTION is JSON, and its database has idemq.
+
+import assert from 'node:assert/strict';
+import { AsyncLocalStorage } from 'node:async_hooks';
+import { once } from 'node:events';
+import { after, before, test } from 'node:test';
+import { Readable } from 'node:stream';
+import { pipeline } from 'node:stream/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { Worker as Thread } from 'node:worker_threads';
+import pg from 'pg';
+import { from as copyFrom, to as copyTo } from 'pg-copy-streams';
+import Cursor from 'pg-cursor';
+import { Cancelled, Dead, Snooze, Worker, drain, enqueue } from 'idemq';
+import { proxyTo } from './node_proxy.mjs';
+
+const connection = JSON.parse(process.env.CONNECTION);
+const pool = new pg.Pool(connection);
+const said = [];
+const logger = { info: () => {}, warn: (text) => said.push(text), error: (text) => said.push(text) };
+let queues = 0;
+
+async function queue(settings = '', jobs = 0) {
+  const name = `run_${++queues}`;
+  await pool.query(`SELECT idemq.create_queue('${name}'${settings})`);
+  if (jobs > 0) await pool.query('SELECT count(*) FROM idemq.enqueue_many($1, ARRAY(SELECT to_jsonb(n) FROM generate_series(1, $2::int) n))', [name, jobs]);
+  return name;
+}
+
+const one = async (sql, ...values) => (await pool.query(sql, values)).rows[0];
+const jobsOf = async (q) => (await pool.query('SELECT id::text, status, attempt, result, last_error FROM idemq.jobs WHERE queue_id = idemq.queue_id($1) ORDER BY id', [q])).rows;
+const marksOf = async (q) => (await pool.query('SELECT mark FROM run_marks WHERE queue = $1 ORDER BY mark', [q])).rows.map(({ mark }) => mark);
+const mark = (db, q, what) => db.query('INSERT INTO run_marks VALUES ($1, $2)', [q, what]);
+
+/** Runs a function with a proxy that everything of the worker goes through. */
+async function proxied(how, fn) {
+  const proxy = await proxyTo(connection, how);
+  try {
+    return await fn(proxy, { ...connection, host: '127.0.0.1', port: proxy.port });
+  } finally {
+    proxy.close();
+  }
+}
+
+/** Has idemq.hold_claimed be what a test wants. */
+async function withHold(sql, fn) {
+  const [now, back] = ["AS '$libdir/idemq', 'idemq_sql_v2_hold_claimed'", `LANGUAGE plpgsql AS $$ ${sql} $$`];
+  await pool.query(`CREATE OR REPLACE FUNCTION idemq.hold_claimed() RETURNS text ${back}`);
+  try {
+    await fn();
+  } finally {
+    await pool.query(`CREATE OR REPLACE FUNCTION idemq.hold_claimed() RETURNS text LANGUAGE c ${now}`);
+  }
+}
+
+before(() => pool.query('CREATE TABLE run_marks (queue text, mark text)'));
+after(() => pool.end());
+
+const jobs = 40;
+
+test('messages: k + 1 directly, k + 2 behind a pooler', async () => {
+  for (const [pooled, k, options, expected] of [
+    [false, 1, {}, 2], [false, 3, {}, 4], [true, 1, {}, 3], [true, 3, {}, 5], [true, 1, { batch: 4 }, 7 / 4], [false, 1, { batch: 4 }, 7 / 4],
+  ]) {
+    const q = await queue('', jobs);
+    await proxied({ pooled }, async (proxy, to) => {
+      const handler = async (job, db) => {
+        for (let n = 0; n < k; n++) await mark(db, q, `${job.payload}.${n}`);
+      };
+      assert.deepEqual(await drain(to, q, handler, options), { committed: jobs });
+      // At the start: who the server is, settings and the first claim; the end finds nothing.
+      const each = (proxy.messages - 12) / jobs;
+      assert.ok(each <= expected && proxy.messages >= expected * jobs, `k ${k}, pooled ${pooled}, ${JSON.stringify(options)}: ${proxy.messages} messages: ${proxy.log.slice(0, 20).join('\n')}`);
+      // Nothing stands behind COMMIT for a pooler, and none of our settings or statements is left to others.
+      if (pooled) assert.ok(!proxy.log.some((what) => /idemq_hold|hold_claimed/.test(what)), proxy.log.join('\n'));
+      if (pooled) assert.ok(proxy.log.filter((what) => /COMMIT/.test(what)).every((what) => /COMMIT\) unnamed$/.test(what)), proxy.log.join('\n'));
+      else assert.equal(proxy.log.some((what) => /idemq_end idemq_begin idemq_hold$/.test(what)), !options.batch);
+    });
+    assert.equal((await marksOf(q)).length, jobs * k);
+  }
+});
+
+test('a handler that never touches its client has no transaction, and ends together with others', async () => {
+  for (const pooled of [false, true]) {
+    const q = await queue('', jobs);
+    await proxied({ pooled }, async (proxy, to) => {
+      const states = new Set();
+      const handler = async (job, db) => {
+        if (job.payload === 7) states.add((await one('SELECT state FROM pg_stat_activity WHERE pid = $1', db.processID))?.state);
+        return { n: job.payload };
+      };
+      assert.deepEqual(await drain(to, q, handler, { concurrency: 10 }), { committed: jobs });
+      if (!pooled) assert.deepEqual([...states], ['idle']);
+      assert.ok(!proxy.log.some((what) => /begin/i.test(what)), proxy.log.join('\n'));
+      assert.ok(proxy.log.filter((what) => /commit/.test(what)).length < jobs / 2, proxy.log.join('\n'));
+    });
+    assert.deepEqual((await jobsOf(q)).map(({ status, attempt, result }) => [status, attempt, result.n]), Array.from({ length: jobs }, (_, n) => ['completed', 1, n + 1]));
+  }
+  // Of several in one transaction, too.
+  const q = await queue('', 10);
+  assert.deepEqual(await drain(connection, q, ({ payload }) => payload, { batch: 4 }), { committed: 10 });
+  // One that fails, and what its result may not be.
+  const odd = await queue(", retry_base => '1 h'");
+  for (const payload of ['throws', 'nul', 'fine']) await enqueue(pool, odd, payload);
+  assert.deepEqual(await drain(connection, odd, ({ payload }) => {
+    if (payload === 'throws') throw new Error('no');
+    return payload === 'nul' ? 'a\0' : payload;
+  }, { concurrency: 3, logger }), { committed: 1, retrying: 2 });
+  assert.deepEqual((await jobsOf(odd)).map(({ status, result }) => [status, result]), [['failed', null], ['failed', null], ['completed', 'fine']]);
+  // Some of each kind, with one lane: what was begun with the claim, and not used, is committed as well.
+  const mixed = await queue('', jobs);
+  await drain(connection, mixed, async ({ payload }, db) => void (payload % 3 && (await mark(db, mixed, `${payload}`))));
+  assert.deepEqual([(await jobsOf(mixed)).every(({ status, attempt }) => status === 'completed' && attempt === 1), (await marksOf(mixed)).length], [true, 27]);
+});
+
+test('every use begins the transaction, and locks the job', async () => {
+  const uses = {
+    promise: (db, q) => mark(db, q, 'promise'),
+    callback: (db, q) => new Promise((resolve, reject) => db.query('INSERT INTO run_marks VALUES ($1, $2)', [q, 'callback'], (error) => (error ? reject(error) : resolve()))),
+    object: (db, q) => db.query({ text: 'INSERT INTO run_marks VALUES ($1, $2)', values: [q, 'object'] }),
+    named: (db, q) => db.query({ name: 'mine', text: 'INSERT INTO run_marks VALUES ($1, $2)', values: [q, 'named'] }),
+    submittable: async (db, q) => once(db.query(new pg.Query('INSERT INTO run_marks VALUES ($1, $2)', [q, 'submittable'])), 'end'),
+    cursor: async (db, q) => {
+      const cursor = db.query(new Cursor("INSERT INTO run_marks SELECT $1, 'cursor' FROM generate_series(1, 3) RETURNING mark", [q]));
+      assert.equal((await cursor.read(2)).length, 2);
+      await cursor.close();
+    },
+    'copy in': (db, q) => pipeline(Readable.from([`${q}\tcopy in\n`]), db.query(copyFrom('COPY run_marks FROM STDIN'))),
+    'copy out': async (db, q) => {
+      let text = '';
+      for await (const chunk of db.query(copyTo(`COPY (SELECT '${q}') TO STDOUT`))) text += chunk;
+      assert.equal(text, `${q}\n`);
+      await mark(db, q, 'copy out');
+    },
+    several: async (db, q) => Promise.all([mark(db, q, 'several'), mark(db, q, 'several'), db.query('SELECT 1')]),
+    parents: async (db, q, job) => {
+      await job.parents();
+      await mark(db, q, 'parents');
+    },
+    savepoint: async (db, q) => {
+      await db.query('SAVEPOINT s');
+      await mark(db, q, 'not this');
+      await db.query('ROLLBACK TO s');
+      await mark(db, q, 'savepoint');
+      await db.query('RELEASE s');
+    },
+    transaction: (db, q) => db.transaction(async (same) => {
+      await assert.rejects(same.transaction(async (inner) => {
+        await mark(inner, q, 'not this');
+        throw new Error('undone');
+      }), /undone/);
+      await mark(same, q, 'transaction');
+    }),
+    'not awaited': async (db, q) => void mark(db, q, 'not awaited'),
+    deallocate: async (db, q) => {
+      await db.query('DEALLOCATE ALL');
+      await mark(db, q, 'deallocate');
+    },
+  };
+  for (const [name, use] of Object.entries(uses)) {
+    const q = await queue(", retry_base => '1 ms', max_attempts => 2", 3);
+    let fails = true;
+    const handler = async (job, db) => {
+      await use(db, q, job);
+      if (name !== 'not awaited') {
+        // A handler that is in a transaction holds its job: a cancel has to wait.
+        const cancels = await pool.connect();
+        await cancels.query("SET lock_timeout = '50 ms'");
+        await assert.rejects(cancels.query('SELECT idemq.cancel($1)', [job.id]), { code: '55P03' }, name);
+        cancels.release(true);
+      }
+      if (fails) {
+        fails = false;
+        throw new Error('once');
+      }
+    };
+    const ended = await drain(connection, q, handler, { logger });
+    for (let n = 0; n < 100 && (await jobsOf(q)).some(({ status }) => status !== 'completed'); n++) await drain(connection, q, handler, { logger });
+    assert.deepEqual([(await jobsOf(q)).map(({ status }) => status), ended.retrying], [['completed', 'completed', 'completed'], 1], `${name}: ${JSON.stringify(await jobsOf(q))}`);
+    const marks = await marksOf(q);
+    assert.deepEqual([...new Set(marks)], [name]);
+    assert.equal(marks.length, { cursor: 9, several: 6 }[name] ?? 3, name);
+  }
+});
+
+test('what begins or ends a transaction is refused', async () => {
+  const refused = ['BEGIN', ' -- so\n COMMIT', '/* a */ rollback', 'END', 'ABORT', 'START TRANSACTION', "PREPARE TRANSACTION 'x'", 'ROLLBACK AND CHAIN', 'commit;'];
+  const q = await queue('', refused.length + 2);
+  const handler = async (job, db) => {
+    const text = refused[job.payload - 1];
+    if (text) {
+      await assert.rejects(async () => db.query(text), /ended the transaction/);
+      await assert.rejects(new Promise((resolve, reject) => db.query(text, (error) => (error ? reject(error) : resolve()))), /ended the transaction/);
+      await assert.rejects(once(db.query(new pg.Query(text)), 'end'), /ended the transaction/);
+      for (const of of ['end', 'connect']) await assert.rejects(async () => db[of](), /the worker's/);
+    }
+    await mark(db, q, `${job.payload}`);
+  };
+  assert.deepEqual(await drain(connection, q, handler), { committed: refused.length + 2 });
+  assert.equal((await marksOf(q)).length, refused.length + 2);
+
+  // In a statement of several it is noticed when it has been done.
+  for (const text of ['SELECT 1; COMMIT', 'COMMIT; BEGIN', 'ROLLBACK; BEGIN']) {
+    const late = await queue(", retry_base => '1 h'", 2);
+    const ended = await drain(connection, late, (job, db) => db.query(job.payload === 1 ? `SELECT 1; ${text}` : 'SELECT 1').then(() => {}), { logger });
+    assert.deepEqual(ended, { committed: 1, retrying: 1 });
+    assert.match((await jobsOf(late))[0].last_error, /has ended the transaction/);
+  }
+});
+
+test('a handler that has locked nothing is told that its lease is over, and its client refuses', async () => {
+  // It blocks the event loop for longer than its lease: then its first statement comes too late.
+  const q = await queue(", lease => '1 s', retry_base => '1 ms'", 1);
+  const seen = [];
+  const worker = new Worker(connection, q, { logger, signals: false });
+  const running = worker.run(async (job, db) => {
+    if (job.attempt === 1 && seen.length === 0) {
+      for (const until = Date.now() + 3000; Date.now() < until; );
+      const [promise, back, cursor] = await Promise.all([
+        mark(db, q, 'late').catch((error) => error),
+        new Promise((resolve) => db.query('SELECT 1', (error) => resolve(error))),
+        db.query(new Cursor('SELECT 1')).read(1).catch((error) => error),
+      ]);
+      seen.push(...[promise, back, cursor].map((error) => error instanceof Cancelled && error.why), job.signal.reason?.why);
+      throw promise;
+    }
+    await mark(db, q, 'in time');
+    worker.stop();
+  });
+  await running;
+  assert.deepEqual(seen, ['lease', 'lease', 'lease', 'lease']);
+  assert.deepEqual(await marksOf(q), ['in time']);
+
+  // The session has ended that its lease was attached to.
+  const attached = await queue(", retry_base => '1 ms'", 1);
+  const whys = [];
+  const second = new Worker(connection, attached, { logger, signals: false, name: attached });
+  await second.run(async (job, db) => {
+    if (whys.length === 0) {
+      assert.equal((await one('SELECT attached FROM idemq.workers WHERE job_id = $1', job.id)).attached, true);
+      await pool.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1 AND query LIKE '%idemq.claim(%' AND pid <> $2", [`idemq ${attached}`, db.processID]);
+      await once(job.signal, 'abort');
+      whys.push(job.signal.reason.why, (await mark(db, attached, 'late').catch((error) => error)) === job.signal.reason);
+      throw job.signal.reason;
+    }
+    await mark(db, attached, 'again');
+    second.stop();
+  });
+  assert.deepEqual([whys, await marksOf(attached)], [['lease', true], ['again']]);
+
+  // Somebody else has it: the lock says so, whatever the handler does then.
+  const taken = await queue('', 2);
+  assert.deepEqual(await drain(connection, taken, async (job, db) => {
+    if (job.payload === 1) await one('SELECT idemq.cancel($1)', job.id);
+    await mark(db, taken, `${job.payload}`).catch(() => {});
+  }, { logger }), { stale: 1, committed: 1 });
+  assert.deepEqual(await marksOf(taken), ['2']);
+});
+
+test('a client that is used when its handler has ended refuses', async () => {
+  const q = await queue('', 2);
+  const late = [];
+  said.length = 0;
+  assert.deepEqual(await drain(connection, q, async (job, db) => {
+    if (job.payload === 1) late.push(sleep(20).then(() => mark(db, q, 'late')).catch((error) => error.message));
+    else await sleep(60);
+  }, { logger }), { committed: 2 });
+  assert.deepEqual([await Promise.all(late), await marksOf(q)], [['the handler has ended, and its transaction with it'], []]);
+  assert.equal(said.filter((text) => /after the end of its handler was refused/.test(text)).length, 1);
+});
+
+test('a cursor that is left open, and a handler that fails amid it', async () => {
+  const q = await queue(", retry_base => '1 h', job_timeout => '1 s'", 3);
+  const handler = async (job, db) => {
+    if (job.payload === 3) return mark(db, q, 'fine').then(() => {});
+    const cursor = db.query(new Cursor('SELECT generate_series(1, 100000)'));
+    await cursor.read(1);
+    if (job.payload === 2) throw new Error('amid it');
+  };
+  const ended = await drain(connection, q, handler, { logger });
+  assert.equal(ended.committed, 1);
+  assert.deepEqual((await jobsOf(q)).map(({ status }) => status).slice(2), ['completed']);
+  assert.ok((await jobsOf(q)).slice(0, 2).every(({ status, last_error }) => status !== 'completed' && last_error), JSON.stringify(await jobsOf(q)));
+  assert.deepEqual(await marksOf(q), ['fine']);
+});
+
+test("the answer to COMMIT is lost: what stood behind it, and the handler's effect, are there once", async () => {
+  // Before COMMIT is known; of the chained message, of a first one, and of a batch; and of one that nothing was to be committed with.
+  for (const [what, times, options, touches, ms] of [
+    [/idemq_end idemq_begin idemq_hold$/, 3, {}, true, 0], [/claim idemq_end$/, 2, {}, true, 10], [/^idemq_end$/, 2, { batch: 5 }, true, 0],
+    [/commit_many_claim/, 2, { concurrency: 5 }, false, 0],
+  ]) {
+    const q = await queue(", lease => '2 s'", 20);
+    const calls = new Map();
+    await proxied({}, async (proxy, to) => {
+      let cuts = 0;
+      proxy.cut = (text) => what.test(text) && cuts < times && ++cuts > 0;
+      const worker = new Worker(to, q, { logger, signals: false, ...options });
+      let done = 0;
+      const running = worker.run(async (job, db) => {
+        calls.set(job.id, (calls.get(job.id) ?? 0) + 1);
+        if (ms) await sleep(ms);
+        if (touches) await mark(db, q, job.id);
+      });
+      for (; done < 20; await sleep(20)) done = (await jobsOf(q)).filter(({ status }) => status === 'completed').length;
+      worker.stop();
+      const outcomes = await running;
+      assert.equal(cuts, times, `${what}: ${proxy.log.join('\n')}`);
+      // Those that were claimed with an answer that is lost wait for their leases, in a second attempt.
+      assert.equal(outcomes.committed, 20, JSON.stringify(outcomes));
+    });
+    if (touches) assert.deepEqual(await marksOf(q), (await jobsOf(q)).map(({ id }) => id), `${what}`);
+  }
+});
+
+test('hold_claimed busy, gone, failing, or not there', async () => {
+  for (const sql of [
+    "BEGIN RETURN 'busy'; END", "BEGIN RETURN 'gone'; END", 'BEGIN RETURN 1 / 0; END',
+    "BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(60); RETURN 'held'; END",
+  ]) {
+    const q = await queue(", lease => '2 s'", 10);
+    const calls = [];
+    await withHold(sql, async () => {
+      const ended = await drain(connection, q, async (job, db) => {
+        calls.push(job.id);
+        await mark(db, q, job.id);
+      }, { logger, attach: false });
+      assert.deepEqual(ended, { committed: 10 }, sql);
+    });
+    assert.deepEqual(calls, (await jobsOf(q)).map(({ id }) => id), sql);
+    assert.deepEqual(await marksOf(q), calls);
+  }
+  // A claimed job that is lost by then: its handler is not called.
+  const q = await queue('', 3);
+  const calls = [];
+  await pool.query('CREATE TABLE run_lost AS SELECT id FROM idemq.jobs WHERE queue_id = idemq.queue_id($1) AND payload = $2', [q, '2']);
+  await pool.query('CREATE EXTENSION IF NOT EXISTS dblink');
+  const dsn = `host=${connection.host} port=${connection.port ?? 5432} user=${connection.user} dbname=${connection.database}`;
+  await withHold(`DECLARE lost bigint; BEGIN
+      SELECT id INTO lost FROM run_lost; PERFORM * FROM dblink('${dsn}', format('SELECT idemq.cancel(%s)', lost)) AS t (outcome text); RETURN 'gone'; END`, async () => {
+    assert.deepEqual(await drain(connection, q, async (job, db) => {
+      calls.push(job.payload);
+      await mark(db, q, `${job.payload}`);
+    }, { logger }), { committed: 2, stale: 1 });
+  });
+  assert.deepEqual([calls, await marksOf(q)], [[1, 3], ['1', '3']]);
+
+  // A server from before 0.2.0: BEGIN and the lock come when they are needed.
+  await pool.query('ALTER FUNCTION idemq.hold_claimed() RENAME TO hold_later');
+  try {
+    const old = await queue('', jobs);
+    await proxied({}, async (proxy, to) => {
+      assert.deepEqual(await drain(to, old, (job, db) => mark(db, old, job.id).then(() => {})), { committed: jobs });
+      assert.ok(!proxy.log.some((what) => /hold/.test(what)));
+      assert.ok(proxy.messages <= 3 * jobs + 12, `${proxy.messages}`);
+    });
+    assert.equal((await marksOf(old)).length, jobs);
+  } finally {
+    await pool.query('ALTER FUNCTION idemq.hold_later() RENAME TO hold_claimed');
+  }
+});
+
+test('a handler that uses its client late holds nothing before', async () => {
+  const q = await queue('', 4);
+  const states = [];
+  await drain(connection, q, async (job, db) => {
+    await sleep(20);
+    states.push((await one('SELECT state FROM pg_stat_activity WHERE pid = $1', db.processID)).state);
+    await mark(db, q, job.id);
+  });
+  assert.deepEqual([states, (await marksOf(q)).length], [['idle', 'idle', 'idle', 'idle'], 4]);
+});
+
+test('several workers in a process, and one in a thread of its own', async (t) => {
+  const warnings = [];
+  const onWarning = (warning) => warnings.push(`${warning}`);
+  process.on('warning', onWarning);
+  t.after(() => process.off('warning', onWarning));
+  const names = [];
+  for (let n = 0; n < 6; n++) names.push(await queue('', 20));
+  const listening = process.listenerCount('SIGTERM');
+  const workers = names.flatMap((name) => [new Worker(connection, name, { logger, concurrency: 2 }), new Worker(connection, name, { logger })]);
+  const ends = workers.map((worker, n) => (n % 4 < 2 ? worker.run((job, db) => mark(db, worker.queue, job.id).then(() => {})) : worker.runOutside(() => {})));
+  const thread = await queue('', 20);
+  const other = new Thread(new URL('./node_thread.mjs', import.meta.url), { workerData: { connection, queue: thread } });
+  const done = async () => (await one("SELECT count(*)::int AS left FROM idemq.jobs WHERE status <> 'completed' AND queue_id IN (SELECT idemq.queue_id(q) FROM unnest($1::text[]) q)", [...names, thread])).left === 0;
+  while (!(await done())) await sleep(20);
+  assert.equal(process.listenerCount('SIGTERM'), listening + 1);
+  process.emit('SIGTERM');
+  other.postMessage('stop');
+  const [[outcomes]] = await Promise.all([once(other, 'message'), once(other, 'exit'), ...ends]);
+  assert.deepEqual(outcomes, { committed: 20 });
+  const all = (await Promise.all(ends)).reduce((sum, { committed = 0 }) => sum + committed, 0);
+  assert.deepEqual([all, process.listenerCount('SIGTERM'), warnings], [120, listening, []]);
+  for (const name of [...names.filter((_, n) => n % 2 === 0), thread]) assert.deepEqual(await marksOf(name), (await jobsOf(name)).map(({ id }) => id));
+});
+
+test('hooks: around, failed, started, stopped', async () => {
+  for (const outside of [false, true]) {
+    const q = await queue(", retry_base => '1 h', max_attempts => 2", 5);
+    const log = [];
+    const storage = new AsyncLocalStorage();
+    const hooks = {
+      around: (job, next) => storage.run({ payload: job.payload }, async () => {
+        log.push(`around ${job.payload}`);
+        const result = await next();
+        if (job.payload === 2) throw new Error('the hook');
+        return { result };
+      }),
+      failed: (job, { attempt, willRetry, error, outcome }) => {
+        log.push(`failed ${job.payload} ${attempt} ${willRetry} ${outcome} ${error.message}`);
+        if (job.payload === 3) throw new Error('of failed');
+      },
+      started: async (worker) => void log.push(`started ${worker.queue} ${worker.name}`),
+      stopped: async (worker, outcomes) => {
+        log.push(`stopped ${worker.queue} ${JSON.stringify(outcomes)}`);
+        throw new Error('of stopped');
+      },
+    };
+    said.length = 0;
+    const ended = await drain(connection, q, async (job, db) => {
+      assert.equal(storage.getStore().payload, job.payload);
+      if (db) await mark(db, q, `${job.payload}`);
+      if (job.payload === 3) throw new Error('three');
+      if (job.payload === 4) throw new Dead('four');
+      return job.payload;
+    }, { outside, hooks, logger, name: 'w' });
+    assert.deepEqual(ended, { committed: 2, retrying: 2, dead: 1 });
+    assert.deepEqual(log, [
+      `started ${q} w`, 'around 1', 'around 2', 'failed 2 1 true retrying the hook', 'around 3', 'failed 3 1 true retrying three', 'around 4',
+      'failed 4 1 false dead four', 'around 5', `stopped ${q} ${JSON.stringify(ended)}`,
+    ]);
+    assert.deepEqual((await jobsOf(q)).map(({ result }) => result?.result), [1, undefined, undefined, undefined, 5]);
+    assert.deepEqual(await marksOf(q), outside ? [] : ['1', '5']);
+    assert.deepEqual(said.filter((text) => /hooks/.test(text)), ['idemq: hooks.failed: Error: of failed', 'idemq: hooks.stopped: Error: of stopped']);
+
+    // One that does not await next, one that does not call it, one that does so twice.
+    const careless = await queue(", retry_base => '1 h'", 3);
+    const calls = [];
+    await drain(connection, careless, async (job) => {
+      await sleep(20);
+      calls.push(job.payload);
+    }, { outside, logger, hooks: { around: (job, next) => (job.payload === 1 ? void next() : job.payload === 2 ? 'instead' : Promise.all([next(), next()])) } });
+    assert.deepEqual((await jobsOf(careless)).map(({ status, result }) => [status, result]), [['failed', null], ['completed', 'instead'], ['completed', [null, null]]]);
+    assert.match((await jobsOf(careless))[0].last_error, /not awaited next/);
+    assert.deepEqual(calls, [1, 3]);
+  }
+  const q = await queue('', 1);
+  await assert.rejects(drain(connection, q, () => {}, { hooks: { started: () => Promise.reject(new Error('not yet')) } }), /not yet/);
+  assert.equal((await jobsOf(q))[0].attempt, 0);
+  await assert.rejects(drain(connection, q, () => {}, { hooks: { onFailed: () => {} } }), /hooks has no option onFailed/);
+  await assert.rejects(drain(connection, q, () => {}, { hooks: { failed: 1 } }), /hooks.failed is a function, not 1/);
+  // The time that is over is a failure; what is given back is none.
+  const failures = [];
+  const late = await queue(", retry_base => '1 h', job_timeout => '1 s'", 2);
+  await drain(connection, late, async (job) => {
+    if (job.payload === 1) throw new Snooze(3600);
+    await once(job.signal, 'abort');
+    throw job.signal.reason;
+  }, { logger, hooks: { failed: (job, { error }) => failures.push([job.payload, error instanceof Cancelled && error.why]) } });
+  assert.deepEqual(failures, [[2, 'timeout']]);
+});
