@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import psycopg
-from idemq import AsyncWorker, Dead, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, send_event, wait_results
+from idemq import AsyncWorker, Dead, Hooks, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, send_event, wait_results
 
 
 def order(dsn):
@@ -91,6 +91,48 @@ def report(job, conn):
 
 def work_sums(dsn):
     Worker(dsn, "sums").run({None: add_up, "report": report})  # by kind; other kinds are given back
+
+
+def measured(job, call):
+    with SECONDS.labels(job.queue).time():  # SECONDS = prometheus_client.Histogram("jobs", "Seconds", ["queue"])
+        return call()
+
+
+def traced(job, call):
+    with tracer.start_as_current_span("confirm", attributes={"attempt": job.attempt}):  # of OpenTelemetry
+        return call()
+
+
+def reported(job, failure):
+    if not failure.will_retry:
+        sentry_sdk.capture_exception(failure.error)
+
+
+def work_watched(dsn):
+    Worker(dsn, "mail", hooks=Hooks(around=measured, failed=reported)).run(confirm)
+
+
+class Recorder:
+    """Stands for prometheus_client, OpenTelemetry and sentry_sdk: what is called of them."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        def call(*args, **options):
+            self.calls.append((name, *args))
+            return self
+
+        return call
+
+    def __enter__(self):
+        self.calls.append("begin")
+
+    def __exit__(self, *_):
+        self.calls.append("end")
+
+
+SECONDS = tracer = sentry_sdk = Recorder()
 
 
 class provider:

@@ -1,4 +1,4 @@
-# clients/python: the package as pip makes it, and its own tests (python_client.py).  The three programs are in
+# clients/python: the package as pip makes it, and its own tests (python_client.py, python_paths.py).  The three programs are in
 # python_programs.pl.
 
 use strict;
@@ -36,16 +36,20 @@ SKIP:
 
 # The client's own tests.
 {
-	my ($out, $err) = ('', '');
-
 	# A drain tries to connect once: a busy machine may take longer than the client's three seconds.
 	local $ENV{IDEMQ_DSN} = "dbname=postgres user=postgres connect_timeout=60 target_session_attrs=read-write host=${\$node->host} port=${\$node->port}";
-	IPC::Run::run([ '/usr/bin/python3', '-W', 'ignore::ResourceWarning', "$here/python_client.py" ], '<', \undef, '>', \$out, '2>', \$err,
-		IPC::Run::timeout(400));
-	is($? >> 8, 0, 'python_client.py') or diag "$out$err";
-	my ($ran, $seconds) = $err =~ /^Ran (\d+) tests in ([\d.]+)s/m;
-	cmp_ok($ran // 0, '>=', 45, 'has run all of it');
-	diag "figure: python_client.py: $ran tests in $seconds s";
+	foreach ([ 'python_client.py', 80 ], [ 'python_paths.py', 30 ])
+	{
+		my ($name, $least) = @$_;
+		my ($out, $err) = ('', '');
+
+		IPC::Run::run([ '/usr/bin/python3', '-W', 'ignore::ResourceWarning', "$here/$name" ], '<', \undef, '>', \$out, '2>', \$err,
+			IPC::Run::timeout(400));
+		is($? >> 8, 0, $name) or diag "$out$err";
+		my ($ran, $seconds) = $err =~ /^Ran (\d+) tests in ([\d.]+)s/m;
+		cmp_ok($ran // 0, '>=', $least, "$name has run all of it");
+		diag "figure: $name: $ran tests in $seconds s";
+	}
 	is_sql($node, q[SELECT * FROM idemq.check() WHERE severity = 'error'], '', 'check');
 }
 

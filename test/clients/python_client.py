@@ -678,6 +678,7 @@ class Transactions(Client):
         other, _ = self.add(2, 3)
 
         def gives_back(job, conn):
+            conn.execute("SELECT 1")
             if job.id == again:
                 self.sql("SELECT idemq.release(id, token) FROM idemq.jobs WHERE id = %s", other)
 
@@ -1182,6 +1183,7 @@ class TimeOver(Client):
         cancelled = []
 
         def handler(job, conn):
+            conn.execute("SELECT 1")
             time.sleep(0.3)  # the time is over here, where there is no statement to cancel
             try:
                 conn.execute("SELECT pg_sleep(60)")

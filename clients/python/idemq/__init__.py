@@ -13,6 +13,7 @@ The manual: doc/usage/python.md.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any, Awaitable, Callable, Collection, Mapping, Optional, Union
 
 from psycopg import AsyncConnection, Connection
@@ -35,6 +36,7 @@ from ._flows import (
     send_event,
     wait_results,
 )
+from ._hooks import Failure, Hooks, hooks_of, tell, tell_safely
 from ._job import AsyncJob, Event, Job, Parent, StepCall
 from ._kinds import Handlers, handler_of
 from ._lanes import AsyncLane, AsyncTransaction, Lane, ThreadLane, ThreadTransaction
@@ -69,7 +71,9 @@ __all__ = [
     "DuplicateKey",
     "Enqueued",
     "Event",
+    "Failure",
     "GraphJob",
+    "Hooks",
     "IdemqError",
     "InGraph",
     "Job",
@@ -122,6 +126,7 @@ class _Worker:
         attach: Optional[bool] = None,
         signals: bool = True,
         unknown_kind: Delay = 60,
+        hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
     ) -> None:
         """A worker of one queue; nothing is connected before it runs.
 
@@ -131,23 +136,43 @@ class _Worker:
         no job_timeout.  grace: seconds that a drain leaves to handlers.  attach: whether leases end with
         the session, too; None: in run(), where the session is the worker's own.  signals: SIGTERM and
         SIGINT drain.  unknown_kind: for so long a job is given back whose kind has no handler here.
+        hooks: what is called around each attempt, of failures, at the begin and the end.
         """
         if concurrency < 1 or batch < 1:
             raise ValueError("concurrency and batch are 1 or more")
         if timeout <= 0 or grace < 0:
             raise ValueError("timeout is a number of seconds above 0, grace one from 0")
         self._options = Options(
-            dsn, queue, name, wait_dsn, concurrency, batch, lease, timeout, grace, attach, signals
-        )
+            dsn, queue, name, wait_dsn, concurrency, batch, lease, timeout, grace, attach, signals,
+            hooks_of(hooks, self._coroutines, type(self).__name__, self._other),
+        )  # fmt: skip
+        self._process = os.getpid()
         self._unknown_kind = unknown_kind
         self._running: Union[Run, ClusterRun, None] = None
         self._stopped = False
 
+    @property
+    def queue(self) -> str:
+        """Its queue's name."""
+        return self._options.queue
+
+    @property
+    def name(self) -> Optional[str]:
+        """Its own, as it was given."""
+        return self._options.name
+
     def stop(self) -> None:
         """Begin the drain, as SIGTERM does; from any thread.  The second call ends its grace."""
+        self._of_this_process()
         self._stopped = True
         if self._running is not None:
             self._running._loop.call_soon_threadsafe(self._running.stop)
+
+    def _of_this_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this worker was made before a fork: its process is another one; make a Worker in each process, after the fork"
+            )
 
     def _make_run(
         self, make_lane: Callable[[Options, bool], Lane], handler: Callable[..., Any], once: bool
@@ -161,17 +186,23 @@ class _Worker:
         handlers: Union[Callable[..., Any], Handlers],
         once: bool,
     ) -> dict[str, int]:
+        self._of_this_process()
         if self._running is not None:
             raise RuntimeError("this worker runs already")
         handler = handler_of(handlers, self._unknown_kind, self._coroutines, type(self).__name__, self._other)
+        hooks = self._options.hooks
+        outcomes: dict[str, int] = {}
+        await tell(hooks.started, self._coroutines, self)
         run = self._running = self._make_run(make_lane, handler, once)
         try:
             if self._stopped:
                 run.stop()
-            return dict(await run.main())
+            outcomes = dict(await run.main())
+            return outcomes
         finally:
             self._running = None
             self._stopped = False
+            await tell_safely("stopped", hooks.stopped, self._coroutines, self, outcomes)
 
     def _thread_lane(self, options: Options, patient: bool) -> Lane:
         return ThreadLane()
@@ -265,6 +296,7 @@ class _OverShards(_Worker):
         attach: Optional[bool] = None,
         signals: bool = True,
         unknown_kind: Delay = 60,
+        hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
     ) -> None:
         """A worker of one queue on all shards of a cluster.
 
@@ -276,7 +308,7 @@ class _OverShards(_Worker):
         """
         super().__init__(
             router, queue, name=name, concurrency=concurrency, batch=batch, lease=lease, timeout=timeout,
-            grace=grace, attach=attach, signals=signals, unknown_kind=unknown_kind,
+            grace=grace, attach=attach, signals=signals, unknown_kind=unknown_kind, hooks=hooks,
         )  # fmt: skip
         if home is not None and not home and not roam:
             raise ValueError("with neither a home shard nor roam there is nothing to do")

@@ -14,19 +14,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 import traceback
 from collections import Counter, deque
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Callable, Coroutine, Optional, Sequence, TypeVar, Union
 
 import psycopg
+from psycopg.types.json import Jsonb
 
-from . import _server
-from ._job import AWAIT, BaseJob, End, Unit
-from ._lanes import COMMIT, COMMIT_AND_CLAIM, Gone, Lane
+from . import _server, _talk, _trace
+from ._desk import Desk, Ended
+from ._hooks import Failure, Hooks, tell_safely
+from ._job import AWAIT, LOOK_AFTER, BaseJob, End, Unit
+from ._kinds import ran
+from ._lanes import Gone, Lane, Stop
 from ._places import Places
-from ._server import Address, AsyncLink, Link, Lost, Row, clean
+from ._server import Address, AsyncLink, Link, Lost, Row, ThreadLink, clean
 from .errors import (
     MAX_TEXT,
     AlreadyCommitted,
@@ -91,6 +97,7 @@ class Options:
     grace: float
     attach: Optional[bool]
     signals: bool
+    hooks: Hooks = Hooks()
     where: str = "server"
     """What its server is called in the log."""
 
@@ -107,13 +114,17 @@ class Attempts:
         self._lanes = lanes
         self._handler = handler
         self._control = AsyncLink(options.where, options.dsn, patient)
+        # Lanes' threads note claims and ends, too: of these each step is one of the dict or set, and counts have a lock.
         self._held: dict[int, BaseJob] = {}  # by token, of which no two attempts have the same
         self._units: set[Unit] = set()
+        self.lock = threading.Lock()
         self._spare: deque[BaseJob] = deque()
         self._ending = asyncio.Event()
         self._beat_now = asyncio.Event()
         self._next_beat = 0.0
-        self._to_commit: list[tuple[BaseJob, Any, "asyncio.Future[list[BaseJob]]"]] = []
+        self._watch_now = asyncio.Event()
+        self._watch_at = 0.0
+        self._to_commit: list[tuple[list[BaseJob], list[Optional[str]], Optional["asyncio.Future[list[BaseJob]]"]]] = []
         self._committing: Optional[asyncio.Task[None]] = None
         self._job_timeout: Optional[float] = None
         self._late: list[BaseJob] = []
@@ -122,122 +133,291 @@ class Attempts:
         """How often in a row there were such jobs; nothing is claimed before _claims_at."""
         self._claims_at = 0.0
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._loads = _talk.loads()
+        self._lease = _text_of_interval(options.lease)
+        self._transacts = lanes[0].link is not None
+        self._telling: set["asyncio.Task[None]"] = set()
+        """What tells hooks."""
+        self.at_once = options.batch if self._transacts else 1
+        """So many jobs at most are a lane's at a time."""
+        # Where shards share places, the loop has to know of each that is waited in.
+        self.desk: Optional[Desk] = None
+        if lanes[0].threads and not self._places.shared:
+            self.desk = Desk(self, ThreadLink(options.where, options.dsn, patient))
 
-    def _how_to_claim(self, link: Link[Any], most: int) -> tuple[Any, ...]:
-        options = self.options
-        attach = options.attach
+    # Claims.
+
+    def _attach(self, link: Link[Any]) -> bool:
+        attach = self.options.attach
         if attach is None:
             # Without a transaction a lost connection would let another attempt begin beside the handler.
-            attach = link is not self._control and options.wait_dsn is None
-        return most, interval(options.lease), options.name, attach and link.ours
+            attach = self._transacts and self.options.wait_dsn is None
+        return attach and link.ours
 
-    def _take(self, rows: Sequence[Row], asked_at: float) -> list[BaseJob]:
-        """Claimed jobs: from now on their leases are kept."""
+    def claims(self, link: Link[Any], most: int) -> _talk.Values:
+        """What a statement that claims is given, after the jobs that it ends."""
+        options = self.options
+        values = options.queue, str(most), self._lease, options.name, "t" if self._attach(link) else "f"
+        return [None if value is None else value.encode() for value in values]
+
+    @staticmethod
+    def ends(jobs: Sequence[BaseJob], results: Sequence[Optional[str]]) -> _talk.Values:
+        """What a statement that ends jobs is given."""
+        return _talk.numbers(job.id for job in jobs), _talk.numbers(job.token for job in jobs), _talk.texts(results)
+
+    def take(self, answers: Sequence[str], asked_at: float, link: Link[Any]) -> list[BaseJob]:
+        """The claimed jobs of what was answered: from now on their leases are kept."""
+        rows = [self._loads(answer) for answer in answers if answer.startswith("[")]
+        return self._take([row for row in rows if row[0] == "claimed"], asked_at, link)
+
+    def _take(self, rows: Sequence[Sequence[Any]], asked_at: float, link: Link[Any]) -> list[BaseJob]:
         jobs: list[BaseJob] = []
+        attached = self._attach(link)
         for row in rows:
-            job: BaseJob = self._lanes[0].job_class(self.options.queue, row, asked_at)
+            job: BaseJob = self._lanes[0].job_class(self.options.queue, row[1:], asked_at, link, attached)
             self._held[job.token] = job
             if job._beat_at < self._next_beat:
-                self._beat_now.set()
+                self.call_loop(self._beat_now.set)
             jobs.append(job)
         return jobs
 
-    # An attempt.
-
-    async def _attempt(self, lane: Lane, jobs: list[BaseJob]) -> list[BaseJob]:
-        """Runs claimed jobs to their end; answers those that were claimed with it."""
-        if lane.link is None:
-            return await self._outside(lane, jobs[0])
+    def units(self, jobs: Sequence[BaseJob], lane: Lane) -> list[Unit]:
+        """Claimed jobs, as they begin and end."""
+        if len(jobs) < 2 or self.at_once == 1:
+            return [Unit([job], lane, self) for job in jobs]
         # One that has failed or killed a worker before is not to do it to others.
         fresh = [job for job in jobs if job.attempt == 1]
-        return await self._each(lane, [*([job] for job in jobs if job.attempt > 1), *([fresh] if fresh else [])], True)
+        return [Unit(each, lane, self) for each in ([job] for job in jobs if job.attempt > 1)] + (
+            [Unit(fresh, lane, self)] if fresh else []
+        )
 
-    async def _each(
-        self, lane: Lane, groups: list[list[BaseJob]], claim: bool, commit_unknown: bool = False
-    ) -> list[BaseJob]:
-        claimed: list[BaseJob] = []
-        for n, jobs in enumerate(groups):
-            if self._ending.is_set() and n > 0:
-                await self.give_back(jobs)
-            else:
-                claimed = await self._transaction(lane, jobs, claim and n == len(groups) - 1, commit_unknown)
-        return claimed
+    def may_claim(self) -> bool:
+        """Whether a commit may claim the next job."""
+        return not self._ending.is_set() and not self._places.wanted() and time.monotonic() >= self._claims_at
 
-    async def _transaction(
-        self, lane: Lane, jobs: list[BaseJob], claim: bool, commit_unknown: bool
-    ) -> list[BaseJob]:
-        """A transaction of the handler, again as often as it makes sense."""
-        link = lane.link
-        assert link is not None
-        unit = self._unit(jobs)
-        unit.commit_unknown = commit_unknown
+    def goes_on(self, lane: Lane) -> bool:
+        """Whether a lane may begin with what is pending."""
+        if self._ending.is_set() and not lane.pending[0].begun:
+            return False
+        return lane.link is None or lane.link.usable
+
+    def next_in_thread(self, lane: Lane) -> bool:
+        """The next jobs of a lane that has a thread."""
+        return self.desk is not None and self.desk.next(lane)
+
+    def _let_look(self) -> None:
+        """An attempt has ended: in a run that ends with the last job, lanes that have nothing to do look again."""
+        raise NotImplementedError
+
+    # An attempt.
+
+    def begin(self, unit: Unit) -> None:
+        """The handler is about to be called."""
+        if unit.why is not None:
+            raise StaleToken("the lease was lost before the handler began")
+        unit.begin(self.options.timeout if self._job_timeout is None else self._job_timeout)
+        self._units.add(unit)
+        if min(unit.ends_at, unit.lease_until, unit.look_at) < self._watch_at:
+            self.call_loop(self._watch_now.set)
+
+    def call(self, job: BaseJob, *conn: Any) -> Any:
+        """Calls a handler that is a function."""
+        if not _trace.installed() and self.options.hooks.around is None:
+            return self._handler(job, *conn)
+        with _trace.around(job.queue, job.headers):
+            if self.options.hooks.around is None:
+                return self._handler(job, *conn)
+            return self.options.hooks.around(job, lambda: self._handler(job, *conn))
+
+    async def call_async(self, job: BaseJob, *conn: Any) -> Any:
+        """Calls one that is a coroutine function."""
+        if not _trace.installed() and self.options.hooks.around is None:
+            return await self._handler(job, *conn)
+        with _trace.around(job.queue, job.headers):
+            if self.options.hooks.around is None:
+                return await self._handler(job, *conn)
+
+            async def call() -> Any:
+                return ran(await self._handler(job, *conn))
+
+            return await self.options.hooks.around(job, call)
+
+    def document(self, value: Any, job: BaseJob) -> Optional[str]:
+        """The result of a handler whose effect has happened: one that is none is left out."""
         try:
-            tries = 0
-            while True:
-                unit.commit_at = None
-                end = await self._watch(lane, unit, claim)
-                if end.error is None:
-                    for job in jobs:
-                        self._ended(job, "committed")
-                    assert unit.commit_at is not None
-                    return self._take([row[1:] for row in end.value if row[0] == "claimed"], unit.commit_at)
-                conn = link.conn
-                lost = conn is None or _server.is_lost(conn, end.error)
-                moved = not lost and await link.address.elsewhere(end.error, link.version)
-                lost = lost or moved
-                unit.commit_unknown |= lost and unit.commit_at is not None
-                if lost and not end.hangs:
-                    await link.drop(end.error if unit.why is None else None)
-                tries += not moved
-                if unit.why is not None or tries > TRIES or not (lost or _again(end.error)):
-                    break
-                if lost and self._places.shared:
-                    await self._places.lent(self._reconnected(link, unit))
-        finally:
+            return _server.written(value)
+        except (TypeError, ValueError) as error:
+            log.error("%s %d: %s", self.options.queue, job.id, said(error).strip())
+            return None
+
+    def settled(self, unit: Unit, end: End) -> bool:
+        """Notes that a handler has ended well; False: there is more to it, which the loop sees to."""
+        if unit.why is not None or unit.jobs[0].waiting is not None:
+            return False
+        self._units.discard(unit)
+        if not end.committed and time.monotonic() > unit.lease_until:
+            self.call_loop(self._hold_up, unit.jobs[0])
+        return True
+
+    def committed(self, unit: Unit) -> None:
+        """Notes that a transaction has been."""
+        for job in unit.jobs:
+            self._ended(job, "committed")
+        self._let_look()
+
+    def call_loop(self, function: Callable[..., Any], *args: Any) -> None:
+        """Has the loop call a function soon; from any thread."""
+        if threading.get_ident() == self._thread:
+            function(*args)
+            return
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            pass  # it has ended
+
+    async def stopped(self, lane: Lane, stop: Stop) -> None:
+        """Settles what a lane has brought."""
+        unit, end = stop
+        if unit.ending is not None and not end.hangs:
+            await unit.ending
+        if end.committed or end.error is None:
             self._units.discard(unit)
+            if end.committed:
+                return
+            if unit.jobs[0].waiting is not None:
+                self._ended(unit.jobs[0], "waiting")  # whatever the handler did then
+                await lane.go_on(end)
+                return
+            if time.monotonic() > unit.lease_until:
+                self._hold_up(unit.jobs[0])
+            lane.pending.extend(self.units(await self.commit(unit.jobs, end.value), lane))
+            return
+        if lane.link is None:
+            self._units.discard(unit)
+            if unit.jobs[0].waiting is not None:
+                self._ended(unit.jobs[0], "waiting")
+            else:
+                await self._places.lent(self._after(unit.jobs[0], unit, end.error))
+            await lane.go_on(end)
+        elif await self._again(lane, lane.link, unit, end):
+            lane.pending.appendleft(unit)
+        else:
+            self._units.discard(unit)
+            await self._failed(lane, unit, end)
+
+    async def _again(self, lane: Lane, link: Link[Any], unit: Unit, end: End) -> bool:
+        """Whether a transaction that has not been committed is run again, at once."""
+        assert end.error is not None
+        conn = link.conn
+        lost = conn is None or _server.is_lost(conn, end.error)
+        moved = not lost and await link.address.elsewhere(end.error, link.version)
+        lost = lost or moved
+        unit.commit_unknown |= lost and unit.commit_at is not None
+        if lost and not end.hangs:
+            await link.drop(end.error if unit.why is None else None)
+        unit.tries += not moved
+        if unit.why is not None or unit.tries > TRIES or not (lost or _repeat(end.error)):
+            return False
+        if not lost:
+            await lane.go_on(end)
+        return await self.connected(lane, unit)
+
+    async def connected(self, lane: Lane, unit: Unit) -> bool:
+        """Has the lane's link usable; False: the attempt is to end before it is."""
+        link = lane.link
+        if link is None or link.usable:
+            return True
+        work = self._reconnected(link, unit)
+        await (self._places.lent(work) if self._places.shared else work)
+        return unit.why is None and link.usable
+
+    async def _failed(self, lane: Lane, unit: Unit, end: End) -> None:
+        """A transaction that is not run again as it was."""
+        assert end.error is not None
+        jobs = unit.jobs
         if len(jobs) > 1 and unit.why != "drain":
             log.info("%s: a transaction of %d jobs is run one by one: %s", self.options.queue, len(jobs), _reason(unit, end.error))
             await lane.go_on(end)
-            return await self._each(lane, [[job] for job in unit.jobs], claim, unit.commit_unknown)
+            singles = [Unit([job], lane, self) for job in jobs]
+            for single in singles:
+                single.commit_unknown = unit.commit_unknown
+            lane.pending.extendleft(reversed(singles))
+            return
         for job in jobs:
             await self._places.lent(self._after(job, unit, end.error))
         # Not before: with the session attached leases end, and the attempt counts.
         await lane.go_on(end)
-        return []
 
     async def _reconnected(self, link: Link[Any], unit: Unit) -> None:
         """Until the link is there again, or the attempt is to end."""
         task = asyncio.ensure_future(link.ready())
         either: set["asyncio.Future[Any]"] = {task, unit.stop}
+        if not unit.begun:
+            unit.begin(self.options.timeout if self._job_timeout is None else self._job_timeout)
         left = max(unit.ends_at - time.monotonic(), 0)
         await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    async def _outside(self, lane: Lane, job: BaseJob) -> list[BaseJob]:
-        """A handler without a transaction; what it has done stands, whatever became of it."""
-        unit = self._unit([job])
-        job._run = self
-        try:
-            end = await self._watch(lane, unit, False)
-        finally:
-            self._units.discard(unit)
-        if job.waiting is not None:
-            self._ended(job, "waiting")  # whatever the handler did then
-            await lane.go_on(end)
-            return []
-        if end.error is None:
-            if time.monotonic() > unit.lease_until:
-                self._hold_up(job)
-            return await self._places.lent(self._commit(job, end.value))
-        await self._places.lent(self._after(job, unit, end.error))
-        await lane.go_on(end)
-        return []
+    # The end of its time.
 
-    def _unit(self, jobs: list[BaseJob]) -> Unit:
-        unit = Unit(jobs, self.options.timeout if self._job_timeout is None else self._job_timeout)
-        self._units.add(unit)
-        return unit
+    async def _watch(self) -> None:
+        """Ends handlers whose time or lease is over, and looks after the sessions that leases are attached to."""
+        while True:
+            now = time.monotonic()
+            self._watch_at = now + 3600
+            for unit in list(self._units):
+                if unit.why is not None or unit.over:
+                    continue
+                # In a transaction the job's row is locked: it may take longer than the lease.
+                until = unit.ends_at if unit.locked else min(unit.ends_at, unit.lease_until)
+                if until <= now:
+                    unit.end("time" if until == unit.ends_at or self._time_is_over(unit, now) else "cut off")
+                    continue
+                if not unit.locked and unit.jobs[0]._link is not None:
+                    if unit.look_at <= now:
+                        self._look_after(unit)
+                        unit.look_at = now + LOOK_AFTER
+                    until = min(until, unit.look_at)
+                self._watch_at = min(self._watch_at, until)
+            self._watch_now.clear()
+            try:
+                await asyncio.wait_for(self._watch_now.wait(), max(self._watch_at - time.monotonic(), 0))
+            except asyncio.TimeoutError:
+                pass
+
+    def _time_is_over(self, unit: Unit, now: float) -> bool:
+        """Whether a lease has ended since the queue gives attempts no longer."""
+        return self._job_timeout is not None and unit.claimed_at + self._job_timeout < now + 0.05
+
+    def _look_after(self, unit: Unit) -> None:
+        """Asks for leases whose session seems to have ended."""
+        for job in unit.jobs:
+            link = job._link
+            if link is not None and (link.connections != job._session or link.has_ended()):
+                job._beat_at = time.monotonic()
+                self._beat_now.set()
+
+    def see_to_end(self, unit: Unit) -> None:
+        """Has a handler end that was told to."""
+        unit.ending = asyncio.create_task(self._see_to_end(unit))
+
+    async def _see_to_end(self, unit: Unit) -> None:
+        if unit.over:
+            return
+        await unit.lane.interrupt(unit)
+        give_up = time.monotonic() + KILL_AFTER
+        again = time.monotonic() + AGAIN
+        while not unit.over and time.monotonic() < give_up:
+            await asyncio.sleep(0.01)
+            # What comes between two statements of the handler cancels neither.
+            if not unit.over and time.monotonic() > again:
+                await unit.lane.interrupt_again(unit)
+                again = time.monotonic() + AGAIN
+        if not unit.over:
+            log.error("%s %d: the handler does not end, and is left behind", self.options.queue, unit.jobs[0].id)
+            await unit.lane.leave(unit)
 
     def _hold_up(self, job: BaseJob) -> None:
         """A lease was over before its handler had ended, and nobody could renew it: the loop was blocked.
@@ -258,42 +438,6 @@ class Attempts:
             max(self._claims_at - time.monotonic(), 0),
         )  # fmt: skip
 
-    def _may_claim(self) -> bool:
-        """Whether a commit may claim the next job."""
-        return not self._ending.is_set() and not self._places.wanted() and time.monotonic() >= self._claims_at
-
-    def _then(self, link: Link[Any], claim: bool) -> tuple[str, tuple[Any, ...]]:
-        """The end of a transaction."""
-        if not claim or not self._may_claim():
-            return COMMIT, ()
-        return COMMIT_AND_CLAIM, (self.options.queue, *self._how_to_claim(link, self.options.batch))
-
-    async def _watch(self, lane: Lane, unit: Unit, claim: bool) -> End:
-        """Calls the handler, and ends it when the lease is lost or the time is over."""
-        body = lane.begin(self._handler, unit, lambda link: self._then(link, claim))
-        either: set["asyncio.Future[Any]"] = {body, unit.stop}
-        while not body.done() and not unit.stop.done():
-            # In a transaction the job's row is locked: it may take longer than the lease.
-            until = unit.ends_at if lane.link is not None else min(unit.ends_at, unit.lease_until)
-            left = until - time.monotonic()
-            if left <= 0:
-                unit.end("time" if until == unit.ends_at else "cut off")
-            else:
-                await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        if body.done():
-            return body.result()
-        await lane.interrupt(body)
-        give_up = time.monotonic() + KILL_AFTER
-        while (left := give_up - time.monotonic()) > 0:
-            await asyncio.wait({body}, timeout=min(left, AGAIN))
-            if body.done():
-                return body.result()
-            # What comes between two statements of the handler cancels neither.
-            await lane.interrupt_again()
-        log.error("%s %d: the handler does not end, and is left behind", self.options.queue, unit.jobs[0].id)
-        await lane.freeze()
-        return End(error=TimeoutError("the handler does not end"), hangs=True)
-
     # The end of an attempt.
 
     async def _after(self, job: BaseJob, unit: Unit, error: BaseException) -> None:
@@ -306,6 +450,7 @@ class Attempts:
             log.warning("%s %d: the lease is lost; what the handler did is rolled back, or another attempt's",
                         self.options.queue, job.id)
             self._ended(job, "stale")
+            self._tell_failed(job, "stale" if unit.why is None else "lost", cause or StaleToken("the lease is lost"))
         elif not await self._keep(job):
             pass
         elif unit.why == "time":
@@ -338,8 +483,24 @@ class Attempts:
         outcome = await self._tell_end(job, statement)
         self._ended(job, outcome)
         if outcome != "released":
-            log.warning("%s %d: attempt %d of %d: %s: %s", self.options.queue, job.id, job.attempt, job.max_attempts,
-                        outcome, text)
+            self._say_failed(job, outcome, text, error)
+
+    def _say_failed(self, job: BaseJob, outcome: str, text: str, error: Optional[BaseException]) -> None:
+        self._tell_failed(job, outcome, error if error is not None else TimeoutError(text))
+        log.warning("%s %d: attempt %d of %d: %s: %s", self.options.queue, job.id, job.attempt, job.max_attempts, outcome, text)
+
+    def _tell_failed(self, job: BaseJob, outcome: str, error: BaseException) -> None:
+        """Has the hook hear of it."""
+        if self.options.hooks.failed is not None:
+            outcome = outcome if outcome in ("retrying", "dead", "stale") else "lost"
+            failure = Failure(job.attempt, outcome != "dead", error, outcome)
+            self.call_loop(self._tell_hook, job, failure)
+
+    def _tell_hook(self, job: BaseJob, failure: Failure) -> None:
+        coroutines = not self._lanes[0].threads
+        task = asyncio.create_task(tell_safely("failed", self.options.hooks.failed, coroutines, job, failure))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     async def _release(self, job: BaseJob) -> None:
         self._ended(job, await self._tell_end(job, lambda _: (_RELEASE, (job.id, job.token, None))))
@@ -382,7 +543,9 @@ class Attempts:
         for job in jobs:
             self._held.pop(job.token, None)
 
-    async def _tell_end(self, job: BaseJob, statement: Callable[[int], tuple[str, Sequence[Any]]]) -> str:
+    async def _tell_end(
+        self, job: BaseJob, statement: Callable[[int], tuple[str, Sequence[Any]]], refused: Optional[list[Any]] = None
+    ) -> str:
         """Asks until the server has answered; with less to say, when it does not take what was said."""
         give_up = time.monotonic() + (LAST_WORDS if self._ending.is_set() else PATIENCE)
         pause = 1.0
@@ -406,6 +569,8 @@ class Attempts:
                 if level < 2 and _refused(error):
                     log.error("%s %d: %s", self.options.queue, job.id, said(error).strip())
                     level += 1
+                    if refused is not None:
+                        refused.append(error)
                     continue
                 log.error("%s %d: %s; trying again", self.options.queue, job.id, said(error).strip())
                 await asyncio.sleep(min(pause, max(give_up - time.monotonic(), 0)))
@@ -414,63 +579,128 @@ class Attempts:
 
     def _ended(self, job: BaseJob, outcome: str) -> None:
         self._held.pop(job.token, None)
-        self.counts["committed" if outcome == "already_committed" else outcome] += 1
+        with self.lock:
+            self.counts["committed" if outcome == "already_committed" else outcome] += 1
         if outcome == "committed":
             self._held_up = 0
             log.debug("%s %d: committed", self.options.queue, job.id)
 
-    async def _commit(self, job: BaseJob, result: Any) -> list[BaseJob]:
-        """Commits; handlers that end while a statement is on its way share the next one, and its claim."""
+    async def commit(self, jobs: list[BaseJob], results: list[Optional[str]]) -> list[BaseJob]:
+        """Commits jobs without a transaction of their own, and answers those that were claimed instead; what ends
+        while a statement is on its way shares the next one, and its claim."""
         answer: "asyncio.Future[list[BaseJob]]" = self._loop.create_future()
-        self._to_commit.append((job, result, answer))
+        self._commit_soon(jobs, results, answer)
+        if not self._places.shared:
+            return await answer
+
+        async def wait() -> list[BaseJob]:
+            return await answer
+
+        return await self._places.lent(wait())
+
+    def tell_soon(self, ended: Ended) -> None:
+        """The same for jobs whose lanes have gone on."""
+        self._commit_soon([job for job, _ in ended], [result for _, result in ended], None)
+
+    def _commit_soon(
+        self, jobs: list[BaseJob], results: list[Optional[str]], answer: Optional["asyncio.Future[list[BaseJob]]"]
+    ) -> None:
+        self._to_commit.append((jobs, results, answer))
         if self._committing is None:
             self._committing = asyncio.create_task(self._commit_all())
-        return await answer
 
     async def _commit_all(self) -> None:
         while self._to_commit:
             # What ends in this turn of the loop goes along.
             await asyncio.sleep(0)
             batch, self._to_commit = self._to_commit, []
+            waiting = [answer for _, _, answer in batch if answer is not None]
+            ended = [each for jobs, results, _ in batch for each in zip(jobs, results)]
+            claimed: deque[BaseJob] = deque()
             try:
-                claimed = await self._commit_batch([(job, result) for job, result, _ in batch])
+                claimed.extend(await self._commit_batch(ended, len(waiting)))
             except BaseException as error:
-                for _, _, answer in batch:
+                for answer in waiting:
                     if not answer.done():
                         answer.set_exception(error)
                 continue
-            for _, _, answer in batch:
+            for answer in waiting:
                 if not answer.done():
-                    answer.set_result([claimed.pop()] if claimed else [])
+                    answer.set_result([claimed.popleft() for _ in range(min(self.at_once, len(claimed)))])
             self._spare.extend(claimed)
         self._committing = None
 
-    async def _commit_batch(self, ends: list[tuple[BaseJob, Any]]) -> list[BaseJob]:
-        jobs = [job for job, _ in ends]
-        sql, values = COMMIT, ()
+    def _end_message(self, ended: Ended, link: Link[Any], lanes: int) -> list[_talk.Step]:
+        ends = self.ends([job for job, _ in ended], [result for _, result in ended])
+        if lanes == 0 or not self.may_claim():
+            return [(_talk.END, ends)]
+        return [(_talk.END_AND_CLAIM, (*ends, *self.claims(link, lanes * self.at_once)))]
+
+    def _heard_ends(self, ended: Ended, answers: list[str], asked_at: float, link: Link[Any]) -> list[BaseJob]:
+        rows = [self._loads(answer) for answer in answers]
+        outcomes = {row[2]: row[0] for row in rows if row[0] != "claimed"}
+        for job, _ in ended:
+            self._say_committed(job, outcomes.get(job.token, "not_found"))
+        self._let_look()
+        return self._take([row for row in rows if row[0] == "claimed"], asked_at, link)
+
+    async def _commit_batch(self, ended: Ended, lanes: int) -> list[BaseJob]:
         asked_at = time.monotonic()
         try:
-            if self._may_claim():
-                sql = COMMIT_AND_CLAIM
-                values = (self.options.queue, *self._how_to_claim(self._control, len(jobs)))  # type: ignore[assignment]
-            results = [_server.document(result) for _, result in ends]
-            pairs = [job.id for job in jobs], [job.token for job in jobs]
-            rows = await asyncio.wait_for(self._control.ask(sql, (*pairs, results, *values)), _server.ANSWER)
-        except (Lost, psycopg.Error, TypeError, ValueError, asyncio.TimeoutError) as error:
-            # Each by itself, until it is answered; one whose result is refused, without it.
-            for job, result in ends:
-                await self._commit_one(job, result, not isinstance(error, psycopg.Error))
+            # Else it may have been made since the statement was.
+            await asyncio.wait_for(self._control.ready(), _server.ANSWER)
+            answers = await self._control.exchange(self._end_message(ended, self._control, lanes))
+        except (Lost, psycopg.Error, asyncio.TimeoutError) as error:
+            await self._commit_each(ended, error)
             return []
-        outcomes = {row[2]: row[0] for row in rows if row[0] != "claimed"}
-        for job in jobs:
-            self._say_committed(job, outcomes.get(job.token, "not_found"))
-        return self._take([row[1:] for row in rows if row[0] == "claimed"], asked_at)
+        return self._heard_ends(ended, answers, asked_at, self._control)
 
-    async def _commit_one(self, job: BaseJob, result: Any, asked: bool) -> None:
+    def tell_ends(self, ended: Ended, lanes: int) -> list[BaseJob]:
+        """The same, by a lane's thread for all of them."""
+        assert self.desk is not None
+        link = self.desk.link
+        asked_at = time.monotonic()
+        try:
+            if not link.usable:
+                self.from_thread(asyncio.wait_for(link.ready(), _server.ANSWER))
+            link.in_use = True
+            try:
+                answers = link.exchange_here(self._end_message(ended, link, lanes))
+            finally:
+                link.in_use = False
+        except (psycopg.Error, OSError, asyncio.TimeoutError) as error:
+            self.from_thread(self._tell_each(ended, error, link))
+            return []
+        return self._heard_ends(ended, answers, asked_at, link)
+
+    async def _tell_each(self, ended: Ended, error: BaseException, link: ThreadLink) -> None:
+        if link.conn is not None and _server.is_lost(link.conn, error):
+            await link.drop(error)
+            for job in list(self._held.values()):
+                if job._link is link:  # with the session its lease has ended, if the server is there
+                    job._beat_at = time.monotonic()
+            self._beat_now.set()
+        await self._commit_each(ended, error)
+
+    async def _commit_each(self, ended: Ended, error: BaseException) -> None:
+        """Each by itself, until it is answered; one whose result is refused, without it, or in run() not at all."""
+        for job, result in ended:
+            await self._commit_one(job, result, not isinstance(error, psycopg.Error) or _lost(error))
+
+    async def _commit_one(self, job: BaseJob, result: Optional[str], asked: bool) -> None:
+        refused: list[psycopg.Error] = []
+
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
-            return _TRY_COMMIT, (job.id, job.token, _server.document(result) if level == 0 else None)
+            if level > 0 and self._transacts and refused:
+                return _FAIL, (job.id, job.token, clean(text_of(refused[0])), None, False, Jsonb(_details(refused[0])))
+            return _TRY_COMMIT, (job.id, job.token, result if level == 0 else None)
 
-        self._say_committed(job, await self._tell_end(job, statement), asked)
+        outcome = await self._tell_end(job, statement, refused)
+        if refused and self._transacts:
+            self._ended(job, outcome)
+            self._say_failed(job, outcome, text_of(refused[0]), refused[0])
+        else:
+            self._say_committed(job, outcome, asked)
 
     def _say_committed(self, job: BaseJob, outcome: str, asked: bool = False) -> None:
         # Deleted by the commit whose answer was lost, in a queue that keeps no jobs.
@@ -479,7 +709,8 @@ class Attempts:
             log.warning(
                 "%s %d: the handler has ended well, but the lease was lost: not committed (%s)",
                 self.options.queue, job.id, outcome,
-            )
+            )  # fmt: skip
+            self._tell_failed(job, "stale", StaleToken("the lease was lost"))
 
     # What a handler without a transaction asks for.
 
@@ -514,8 +745,20 @@ class Attempts:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def _again(error: Optional[BaseException]) -> bool:
-    return sqlstate(error) in ("40001", "40P01")
+def _repeat(error: Optional[BaseException]) -> bool:
+    state = sqlstate(error)
+    return state in ("40001", "40P01") or (state == _talk.NO_SUCH_NAME and hasattr(error, "done"))
+
+
+def _lost(error: BaseException) -> bool:
+    state = sqlstate(error)
+    return not state or state[:2] == "08" or state[:3] == "57P"
+
+
+def _text_of_interval(delay: Optional[Delay]) -> Optional[str]:
+    """A delay as text."""
+    value = interval(delay)
+    return f"{value // timedelta(microseconds=1)} microseconds" if isinstance(value, timedelta) else value
 
 
 def _refused(error: BaseException) -> bool:

@@ -17,17 +17,21 @@ from psycopg.types.json import Jsonb
 
 from ._kinds import callable_by, ran
 from ._server import AnyConnection, Row, clean, document, wanted
-from .errors import Dead, Delay, Refused, Snooze, Waiting, interval, said
+from .errors import Dead, Delay, Refused, Snooze, StaleToken, Waiting, interval, said
 
 if TYPE_CHECKING:
     from ._attempts import Attempts
+    from ._conn import Turn
+    from ._lanes import Lane
+    from ._server import Link
 
 T = TypeVar("T")
 log = logging.getLogger("idemq")
 
-# After these of a row: how long its lease is, in seconds.
-COLUMNS = """id, token, attempt, max_attempts, payload, key, group_key, checkpoint, enqueued_at, headers, kind,
-    greatest(extract(epoch FROM deadline - pg_catalog.clock_timestamp()), 0.1)::float8"""
+LOOK_AFTER = 1.0
+"""Seconds after which it is looked whether the session is there that a lease is attached to, and again."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _CHECKPOINT = "SELECT idemq.checkpoint(%s, %s, %s)"
 _BEGIN_STEP = "CALL idemq.begin_step(%s, %s, %s, %s::jsonb, %s::interval)"
 _FINISH_STEP = "SELECT idemq.finish_step(%s, %s, %s, %s::jsonb)"
@@ -87,18 +91,22 @@ class BaseJob:
     kind: Optional[str]
     state: Any
     """What the last checkpoint has stored, of an earlier attempt too; None: there was none."""
-    enqueued_at: datetime
     headers: dict[str, Any]
-    deadline: datetime
-    """When the handler will be cancelled: the queue's job_timeout, or the worker's timeout."""
-    cancelled: Union[threading.Event, asyncio.Event]
+    _event: type[Any]
 
-    def __init__(self, queue: str, row: Row, asked_at: float) -> None:
+    def __init__(self, queue: str, row: Sequence[Any], asked_at: float, link: Link[Any], attached: bool) -> None:
+        """row: as _talk.py's statements answer it, without its outcome; link: that by which it was claimed."""
         self.queue = queue
         (self.id, self.token, self.attempt, self.max_attempts, self.payload, self.key, self.group_key) = row[:7]
-        (self.state, self.enqueued_at, headers, self.kind, self._lease) = row[7:]
+        (self.state, self._enqueued_at, headers, self.kind, lease) = row[7:]
         self.headers = headers if isinstance(headers, dict) else {}
-        self.deadline = datetime.now(timezone.utc)
+        self._lease = lease / 1000
+        self._claimed_at = asked_at
+        self._zone = link.zone
+        self._link = link if attached else None
+        """That to whose session the lease is attached, the one after so many connections."""
+        self._session = link.connections
+        self._cancelled: Any = None
         self._run: Optional[Attempts] = None
         self._unit: Optional[Unit] = None
         self._conn: Any = None
@@ -108,6 +116,29 @@ class BaseJob:
         self._arrived: list[Waiting] = []
         """Events that the handler has heard in its transaction."""
         self._heard(asked_at)
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """When it was enqueued."""
+        return (_EPOCH + timedelta(microseconds=self._enqueued_at)).astimezone(self._zone)
+
+    @property
+    def deadline(self) -> datetime:
+        """When the handler will be cancelled: the queue's job_timeout, or the worker's timeout."""
+        return self._unit.deadline if self._unit is not None else datetime.now(timezone.utc)
+
+    @property
+    def cancelled(self) -> Any:
+        """An Event: set when the lease is lost or the time is over, and the handler should end."""
+        if self._cancelled is None:
+            self._cancelled = self._event()
+            if self._unit is not None and self._unit.why is not None:  # noted before it looks for an event
+                self._cancelled.set()
+        return self._cancelled
+
+    def _cancel(self) -> None:
+        if self._cancelled is not None:
+            self._cancelled.set()
 
     def __repr__(self) -> str:
         return f"<job {self.id} of {self.queue}, attempt {self.attempt} of {self.max_attempts}>"
@@ -174,12 +205,13 @@ class BaseJob:
 class Job(BaseJob):
     """One attempt of a job, for a handler that is a function."""
 
-    cancelled: threading.Event
-    """Set when the lease is lost or the time is over: the handler should end."""
+    _event = threading.Event
 
-    def __init__(self, queue: str, row: Row, asked_at: float) -> None:
-        super().__init__(queue, row, asked_at)
-        self.cancelled = threading.Event()
+    @property
+    def cancelled(self) -> threading.Event:
+        """Set when the lease is lost or the time is over: the handler should end."""
+        event: threading.Event = super().cancelled
+        return event
 
     def checkpoint(self, state: Any, conn: Optional[Connection[Any]] = None) -> None:
         """Store how far the attempt came, for the next one to find in job.state.
@@ -254,12 +286,13 @@ class Job(BaseJob):
 class AsyncJob(BaseJob):
     """One attempt of a job, for a handler that is a coroutine function."""
 
-    cancelled: asyncio.Event
-    """Set when the lease is lost or the time is over; the handler is cancelled then, too."""
+    _event = asyncio.Event
 
-    def __init__(self, queue: str, row: Row, asked_at: float) -> None:
-        super().__init__(queue, row, asked_at)
-        self.cancelled = asyncio.Event()
+    @property
+    def cancelled(self) -> asyncio.Event:
+        """Set when the lease is lost or the time is over; the handler is cancelled then, too."""
+        event: asyncio.Event = super().cancelled
+        return event
 
     async def checkpoint(self, state: Any, conn: Optional[AsyncConnection[Any]] = None) -> None:
         """As Job.checkpoint."""
@@ -332,30 +365,106 @@ async def _no_exit(answer: Awaitable[Any]) -> End:
 
 
 class Unit:
-    """What begins and ends together: a handler, or a transaction of several."""
+    """What begins and ends together: a handler, or a transaction of several.
 
-    def __init__(self, jobs: list[Any], seconds: float) -> None:
-        self.jobs: list[Any] = sorted(jobs, key=lambda job: int(job.id))
-        self.seconds = seconds
-        self.ends_at = time.monotonic() + seconds
+    It is ended by the loop, and what it does may be in a lane's thread: each notes what it has to say before
+    it looks what the other has said.
+    """
+
+    def __init__(self, jobs: list[Any], lane: Lane, run: Attempts) -> None:
+        self.jobs: list[Any] = jobs if len(jobs) == 1 else sorted(jobs, key=lambda job: int(job.id))
+        self.lane = lane
+        self.begun = False
+        self.seconds = 0.0
+        self.ends_at = 0.0
+        self.look_at = 0.0
+        self.tries = 0
         self.why: Optional[str] = None
         """Why it was ended: "lost" (the lease), "cut off", "time" or "drain"."""
-        self.stop: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
+        self.over = False
+        """Whether the handler has ended, and its transaction."""
+        self.handled = False
+        """Whether the handler has ended, and what follows is not to be cancelled."""
+        self.left = False
+        """Whether it was left behind."""
+        self.turn: Optional[Turn] = None
+        """Of one with a connection."""
+        self.task: Optional["asyncio.Task[Any]"] = None
+        """In which its handler runs, if that is a coroutine."""
+        self.ending: Optional["asyncio.Task[None]"] = None
+        """What sees to its end, once it was told to."""
         self.commit_at: Optional[float] = None
         """When COMMIT was sent."""
         self.commit_unknown = False
         """Whether it was, and not answered."""
+        self._run = run
+        self._stop: Optional["asyncio.Future[None]"] = None
+        self._deadline: Optional[datetime] = None
         for job in jobs:
             job._unit = self
-            job.deadline = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+
+    def begin(self, seconds: float) -> None:
+        """Its handler is about to be called, perhaps again."""
+        self.over, self.handled, self.commit_at = False, False, None
+        if not self.begun:
+            now = time.monotonic()
+            self.begun, self.seconds, self.ends_at, self.look_at = True, seconds, now + seconds, now + LOOK_AFTER
+
+    def finish(self) -> bool:
+        """Notes that the handler has ended; False: it was left behind."""
+        with self._run.lock:
+            self.over = True
+            return not self.left
+
+    def leave(self) -> bool:
+        """Notes that the handler is left behind; False: it has ended."""
+        with self._run.lock:
+            self.left = not self.over
+            return self.left
+
+    @property
+    def deadline(self) -> datetime:
+        """When its time is over."""
+        if self._deadline is None:
+            left = self.ends_at - time.monotonic() if self.begun else 0
+            self._deadline = datetime.now(timezone.utc) + timedelta(seconds=left)
+        return self._deadline
+
+    @property
+    def stop(self) -> "asyncio.Future[None]":
+        """Done when the handler is told to end; of the loop."""
+        if self._stop is None:
+            self._stop = asyncio.get_running_loop().create_future()
+            if self.why is not None:
+                self._stop.set_result(None)
+        return self._stop
 
     def end(self, why: str) -> None:
-        """Tells the handler to end."""
+        """Tells the handler to end; called by the loop."""
         if self.why is None:
             self.why = why
-            self.stop.set_result(None)
+            if self._stop is not None:
+                self._stop.set_result(None)
             for job in self.jobs:
-                job.cancelled.set()
+                job._cancel()
+            if self.begun and not self.over:
+                self._run.see_to_end(self)
+
+    @property
+    def locked(self) -> bool:
+        """Whether its jobs are: nobody takes them, however long it takes."""
+        return self.turn is not None and self.turn.begun
+
+    def must_be_current(self) -> None:
+        """Raises in a handler that would begin its transaction after the attempt is over."""
+        if self.why is None and time.monotonic() < self.lease_until:
+            return
+        self._run.call_loop(self.end, "cut off")
+        raise StaleToken(f"the attempt is over ({self.why or 'cut off'}): its connection takes no statements any more")
+
+    @property
+    def claimed_at(self) -> float:
+        return float(min(job._claimed_at for job in self.jobs))
 
     @property
     def lease_until(self) -> float:
@@ -370,3 +479,4 @@ class End:
         self.error = error
         self.hangs = hangs
         """It has not ended."""
+        self.committed = False

@@ -23,10 +23,10 @@ from typing import Any, Callable, Coroutine, Optional, Sequence, TypeVar
 
 import psycopg
 
-from . import _attempts, _server, _signals
+from . import _attempts, _server, _signals, _talk
 from ._attempts import Attempts, Options
 from ._job import BaseJob
-from ._lanes import CLAIM, Lane
+from ._lanes import Lane
 from ._places import Places
 from ._server import AsyncLink, Link, Lost
 from .errors import interval
@@ -71,6 +71,10 @@ class Run(Attempts):
         self._ended_one = asyncio.Event()
         self._settings_at = -SETTINGS_AGE
 
+    def _let_look(self) -> None:
+        if self._once and self._idle > 0:
+            self.call_loop(self._ended_one.set)
+
     # The run, and its end.
 
     async def main(self) -> Counter[str]:
@@ -80,6 +84,7 @@ class Run(Attempts):
 
     async def _main(self) -> Counter[str]:
         beats = asyncio.create_task(self._beats())
+        watch = asyncio.create_task(self._watch())
         lanes = [asyncio.create_task(self._serve(lane)) for lane in self._lanes]
         try:
             # A cancellation drains, without grace.
@@ -89,11 +94,18 @@ class Run(Attempts):
             self._end_grace()
             # An error of one lane does not leave the others in the middle of a job.
             await asyncio.wait(lanes, timeout=2 * _attempts.KILL_AFTER + _attempts.LAST_WORDS)
-            for task in (*lanes, beats):
+            while self._committing is not None and all(lane.done() for lane in lanes):
+                await self._committing
+            for task in (*lanes, beats, watch):
                 task.cancel()
-            await asyncio.gather(*lanes, beats, return_exceptions=True)
+            await asyncio.gather(*lanes, beats, watch, return_exceptions=True)
             for lane in self._lanes:
                 await lane.close()
+            if self.desk is not None:
+                if left := self.desk.left():
+                    await self.give_back(left)
+                await self.desk.link.drop()
+            await asyncio.gather(*self._telling)
             await self._control.drop()
             await self._waiter.drop()
         return self.counts
@@ -139,22 +151,39 @@ class Run(Attempts):
     # Looking for jobs.
 
     async def _serve(self, lane: Lane) -> None:
-        jobs: list[BaseJob] = []
         while True:
-            jobs = jobs or await self._next(lane)
+            jobs = await self._next(lane)
             if not jobs:
                 return
             if self._ending.is_set():
                 await self.give_back(jobs)
                 return
             self._busy += 1
+            lane.pending.extend(self.units(jobs, lane))
             try:
-                jobs = await self._attempt(lane, jobs)
+                await self._work(lane)
             finally:
                 self._busy -= 1
-                if not jobs or self._ending.is_set():
-                    self._places.leave(1)
+                self._places.leave(1)
                 self._ended_one.set()
+
+    async def _work(self, lane: Lane) -> None:
+        """Has a lane run what it has, and what it claims with that, until there is nothing."""
+        while lane.pending:
+            unit = lane.pending[0]
+            if self._ending.is_set() and not unit.begun:
+                await self.give_back([job for each in lane.pending for job in each.jobs])
+                lane.pending.clear()
+                return
+            if not await self.connected(lane, unit):
+                lane.pending.popleft()
+                self._units.discard(unit)
+                for job in unit.jobs:
+                    await self._places.lent(self._after(job, unit, psycopg.OperationalError("the connection was lost")))
+                continue
+            stop = await lane.start(self)
+            if stop is not None:
+                await self.stopped(lane, stop)
 
     async def _next(self, lane: Lane) -> list[BaseJob]:
         """Jobs for a lane; none when it is to end."""
@@ -163,7 +192,7 @@ class Run(Attempts):
             async with self._looking:
                 while not self._ending.is_set():
                     if self._spare:
-                        return [self._spare.popleft()]
+                        return [self._spare.popleft() for _ in range(min(self.at_once, len(self._spare)))]
                     self._ended_one.clear()
                     jobs = await self._claim(lane)
                     if lane.link is not None and jobs:
@@ -222,8 +251,9 @@ class Run(Attempts):
         await link.ready()
         asked_at = time.monotonic()
         most = places if lane.link is None else self.options.batch
-        rows = await link.ask(CLAIM, (self.options.queue, *self._how_to_claim(link, most)))
-        return self._take(rows, asked_at)
+        options = self.options
+        rows = await link.ask(_talk.CLAIM, (options.queue, most, self._lease, options.name, self._attach(link)))
+        return self.take([row[0] for row in rows], asked_at, link)
 
     async def _sleep(self) -> None:
         """Until the queue has work, or a while."""
@@ -250,7 +280,7 @@ class Run(Attempts):
         seen = 0
         while True:
             now = time.monotonic()
-            self._next_beat = min((job._beat_at for job in self._held.values()), default=now + 3600)
+            self._next_beat = min((job._beat_at for job in list(self._held.values())), default=now + 3600)
             if self._next_beat > now and (self._control.connections == seen or not self._held):
                 self._beat_now.clear()
                 try:
@@ -266,7 +296,7 @@ class Run(Attempts):
                 await asyncio.sleep(0.1)
             except psycopg.Error as error:
                 log.error("heartbeat: %s", str(error).strip())
-                for job in self._held.values():
+                for job in list(self._held.values()):
                     job._beat_at = time.monotonic() + job._lease / 3
 
     async def _beat(self) -> None:
@@ -282,14 +312,14 @@ class Run(Attempts):
             if outcome == "current":
                 job._heard(asked_at)
             else:
-                self._lose(job)
+                self._lose(job, "time" if outcome == "expired" else "lost")
 
-    def _lose(self, job: BaseJob) -> None:
-        del self._held[job.token]
+    def _lose(self, job: BaseJob, why: str) -> None:
+        self._held.pop(job.token, None)
         unit = job._unit
         # Its COMMIT may be why: the transaction itself finds that out.
         if unit is not None and unit.commit_at is None and not unit.commit_unknown:
-            unit.end("lost")
+            unit.end(why)
         if job in self._spare:
             self._spare.remove(job)
             self._places.leave(1)

@@ -23,7 +23,8 @@ import os
 import random
 import socket
 import time
-from typing import Any, Generic, NamedTuple, Optional, Sequence, TypeVar, Union
+from datetime import timezone, tzinfo
+from typing import Any, Callable, Coroutine, Generic, NamedTuple, Optional, Sequence, TypeVar, Union
 
 import psycopg
 from psycopg import AsyncConnection, Connection
@@ -31,6 +32,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
+from . import _talk
+from ._conn import AsyncHandlersConnection, HandlersConnection
 from .errors import MAX_TEXT, said, sqlstate
 
 log = logging.getLogger("idemq")
@@ -38,6 +41,7 @@ log = logging.getLogger("idemq")
 ANSWER = 10.0
 """Seconds within which a statement of the worker's own is answered."""
 
+T = TypeVar("T")
 Conn = TypeVar("Conn", Connection[Any], AsyncConnection[Any])
 AnyConnection = Union[Connection[Any], AsyncConnection[Any]]
 Row = tuple[Any, ...]
@@ -53,7 +57,8 @@ _WHO = """SELECT who.pid, pg_catalog.current_setting('transaction_read_only') AS
         pg_catalog.pg_is_in_recovery() AS standby,
         (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS patience,
         CASE WHEN who.pid = %s THEN pg_catalog.set_config('idle_session_timeout',
-            pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), false) END
+            pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), false) END,
+        pg_catalog.to_regprocedure('idemq.hold_claimed()') IS NOT NULL
     FROM pg_catalog.pg_backend_pid() AS who (pid)"""
 _DEFAULTS = {
     "fallback_application_name": "idemq-python",
@@ -124,11 +129,13 @@ class Found(NamedTuple):
     """Whether its session is ours."""
     patience: float
     """Seconds that a statement may take there (statement_timeout); 0: any."""
+    holds: bool = False
+    """Whether it has idemq.hold_claimed."""
 
 
 def _settle_in(conn: AnyConnection, row: Row) -> Found:
     """Prepares a new connection; raises where nothing can be written."""
-    pid, reads, standby, patience, _ = row
+    pid, reads, standby, patience, _, holds = row
     if reads == "on":
         raise psycopg.errors.ReadOnlySqlTransaction(
             "the server is a standby, which takes no writes" if standby else
@@ -139,7 +146,9 @@ def _settle_in(conn: AnyConnection, row: Row) -> Found:
     ours = conn.info.backend_pid == pid
     if not ours:
         conn.prepare_threshold = None
-    return Found(ours, patience / 1000)
+    if isinstance(conn, (HandlersConnection, AsyncHandlersConnection)):
+        conn.ours, conn.named, conn.holds = ours, ours, holds
+    return Found(ours, patience / 1000, holds)
 
 
 def _notice(diagnostic: psycopg.errors.Diagnostic) -> None:
@@ -157,7 +166,7 @@ def connect(dsn: str) -> tuple[Connection[Any], Found]:
     for params in hosts(dsn):
         conn = None
         try:
-            conn = psycopg.connect(autocommit=True, **params)
+            conn = HandlersConnection.connect(autocommit=True, **params)
             row = conn.execute(_WHO, [conn.info.backend_pid]).fetchone()
             assert row is not None
             return conn, _settle_in(conn, row)
@@ -175,7 +184,7 @@ async def connect_async(dsn: str) -> tuple[AsyncConnection[Any], Found]:
         conn = None
         try:
             patience = float(params.get("connect_timeout") or ANSWER) + 1
-            conn = await asyncio.wait_for(AsyncConnection.connect(autocommit=True, **params), patience)
+            conn = await asyncio.wait_for(AsyncHandlersConnection.connect(autocommit=True, **params), patience)
             asked = conn.execute(_WHO, [conn.info.backend_pid])
             row = await (await asyncio.wait_for(asked, ANSWER)).fetchone()
             assert row is not None
@@ -214,7 +223,11 @@ class Link(Generic[Conn]):
         self._connected_to = ""
         self.version = 0
         """The address's, when the connection was made."""
+        self.zone: tzinfo = timezone.utc
+        """In which times are told, as the session has it."""
         self._asking = False
+        self.in_use = False
+        """By a thread that asks past ask()."""
         self._patient = patient
         self._turn = asyncio.Lock()
         self._opening = asyncio.Lock()
@@ -230,6 +243,27 @@ class Link(Generic[Conn]):
     def statement_timeout(self) -> float:
         """Seconds that a statement may take there; 0: any."""
         return self._found.patience
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a connection, to where the server is now, as far as is known."""
+        return self.conn is not None and not self.conn.closed and self._connected_to == self.address.dsn
+
+    def has_ended(self) -> bool:
+        """Whether the server has ended the session, or said something, while nobody asks: a look at the socket."""
+        conn = self.conn
+        if conn is None or conn.closed:
+            return True
+        if self._asking or self.in_use:
+            return False
+        try:
+            with socket.socket(fileno=os.dup(conn.fileno())) as end:
+                end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return True
+        except BlockingIOError:
+            return False
+        except (OSError, psycopg.Error):
+            return True
 
     @property
     def lost(self) -> bool:
@@ -267,6 +301,7 @@ class Link(Generic[Conn]):
         if self._lost_at is not None:
             log.warning("%s: connected again after %.1f s", self._name, time.monotonic() - self._lost_at)
         self._connected_to, self.version = dsn, version
+        self.zone = self.conn.info.timezone
         self._lost_at = None
         self._backoff = _FIRST_BACKOFF
         self.connections += 1
@@ -276,11 +311,18 @@ class Link(Generic[Conn]):
 
         Raises Lost when it may have been done, or not; else what the server raised.
         """
+        return await self._answered(lambda conn: self._execute(conn, sql, values), patience)
+
+    async def exchange(self, steps: Sequence[_talk.Step]) -> list[str]:
+        """The same with a message (_talk.py)."""
+        return await self._answered(lambda conn: self._exchange(conn, steps), ANSWER)
+
+    async def _answered(self, question: Callable[[Conn], Coroutine[Any, Any, T]], patience: float) -> T:
         async with self._turn:
             conn = await self.ready()
             self._asking = True
             try:
-                return await asyncio.wait_for(self._execute(conn, sql, values), patience)
+                return await asyncio.wait_for(question(conn), patience)
             except (asyncio.TimeoutError, asyncio.CancelledError) as error:
                 # psycopg cannot go on with a connection on which it was cancelled.
                 await self.drop(psycopg.OperationalError("the server does not answer"), in_use=True)
@@ -299,6 +341,9 @@ class Link(Generic[Conn]):
         if self._lost_at is None:
             self._lost_at = time.monotonic()
             log.warning("%s: %s", self._name, (said(error) if error is not None else "").strip() or type(error).__name__)
+
+    async def _exchange(self, conn: Conn, steps: Sequence[_talk.Step]) -> list[str]:
+        raise NotImplementedError
 
     async def drop(self, error: Optional[BaseException] = None, in_use: bool = False) -> None:
         """Leaves the connection, whatever its state; with an error that is worth a line.
@@ -328,6 +373,11 @@ class AsyncLink(Link[AsyncConnection[Any]]):
             await cursor.execute(sql, values)
             return await cursor.fetchall() if cursor.description else []
 
+    async def _exchange(self, conn: AsyncConnection[Any], steps: Sequence[_talk.Step]) -> list[str]:
+        assert isinstance(conn, AsyncHandlersConnection)
+        answers: list[str] = await conn.own(_talk.exchange(conn, steps, conn.named))
+        return answers
+
     async def _close(self, conn: AsyncConnection[Any]) -> None:
         await conn.close()
 
@@ -347,6 +397,17 @@ class ThreadLink(Link[Connection[Any]]):
                 return cursor.execute(sql, values).fetchall()
 
         return await asyncio.to_thread(execute)
+
+    async def _exchange(self, conn: Connection[Any], steps: Sequence[_talk.Step]) -> list[str]:
+        return await asyncio.to_thread(self.exchange_here, steps)
+
+    def exchange_here(self, steps: Sequence[_talk.Step], patience: float = ANSWER) -> list[str]:
+        """The same by the thread that calls; nobody else may use the connection meanwhile.  Raises what psycopg does."""
+        conn = self.conn
+        if not isinstance(conn, HandlersConnection):
+            raise psycopg.OperationalError("the connection is closed")
+        answers: list[str] = conn.own(_talk.exchange(conn, steps, conn.named), patience)
+        return answers
 
     async def _close(self, conn: Connection[Any]) -> None:
         conn.close()
@@ -380,6 +441,11 @@ def _measured(value: Any) -> str:
     if len(text) > 3 * MAX_DOCUMENT:
         raise ValueError(f"JSON of {len(text):,} bytes is longer than any server takes; pass a reference to it")
     return text
+
+
+def written(value: Any) -> Optional[str]:
+    """A value as JSON; None is no document."""
+    return None if value is None else _measured(value)
 
 
 def document(value: Any) -> Optional[Jsonb]:

@@ -11,6 +11,11 @@ except ImportError:
     propagate = None
 
 
+def installed() -> bool:
+    """Whether there is anything to do."""
+    return propagate is not None
+
+
 def inject(headers: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
     """The headers with the current trace context; what the caller has set itself stays."""
     if propagate is None:

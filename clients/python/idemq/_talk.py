@@ -1,0 +1,185 @@
+"""The worker's own statements: several in one message, each parsed and planned once in a session.
+
+A message is Parse, Bind and Execute of each statement, with one Sync: what follows an error is not done.
+It is a generator as psycopg's own are, so the same one runs by a Connection and by an AsyncConnection,
+through wait().  Values go as text, and a row comes as one document of JSON: psycopg in pure Python takes
+longer for a row of a job's columns than for all else.
+
+Statements have names where the session is ours; behind a pooler it may be another one the next time.
+psycopg deallocates all names after some statements of a handler, which the connection notes (_conn.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Callable, Generator, Iterable, NamedTuple, Optional, Sequence
+
+import psycopg
+from psycopg import pq
+from psycopg.errors import error_from_result
+from psycopg.types.json import JsonbLoader
+from psycopg.waiting import Wait
+
+Values = Sequence[Optional[bytes]]
+Message = Generator[Any, Any, "list[str]"]
+
+
+class Statement(NamedTuple):
+    """One that has its parameters as $1, $2, ..., and a name where it is prepared."""
+
+    name: bytes
+    sql: bytes
+
+
+Step = tuple[Statement, Values]
+
+
+def _job_of(outcome: str) -> str:
+    # Times in whole numbers: of others settings of the session make what they like.
+    return f"""pg_catalog.json_build_array({outcome}, id, token, attempt, max_attempts, payload, key, group_key, checkpoint,
+        pg_catalog.floor(extract(epoch FROM enqueued_at) * 1000000)::bigint, headers, kind,
+        greatest(pg_catalog.floor(extract(epoch FROM deadline - pg_catalog.clock_timestamp()) * 1000), 100)::bigint)::text"""
+
+
+# What the handler has committed itself is as good; what it has ended otherwise raises 2201E.
+_MUST = """CASE WHEN outcome::text IN ('committed', 'already_committed', 'claimed') THEN outcome::text
+    ELSE pg_catalog.ln((id - id)::float8)::text END"""
+_END = "FROM idemq.commit_many($1::bigint[], $2::bigint[], $3::jsonb[])"
+_END_AND_CLAIM = """FROM idemq.commit_many_and_claim($1::bigint[], $2::bigint[], $3::jsonb[], $4::text, $5::int,
+    lease => $6::interval, worker => $7::text, attach => $8::boolean)"""
+
+BEGIN = Statement(b"idemq_begin", b"BEGIN")
+COMMIT = Statement(b"idemq_commit", b"COMMIT")
+HOLD = Statement(
+    b"idemq_hold",
+    b"SELECT idemq.assert_current(id, token)"
+    b" FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::bigint[])) AS job (id, token)",
+)
+HOLD_CLAIMED = Statement(b"idemq_hold_claimed", b"SELECT idemq.hold_claimed()")
+# Behind a pooler, too, the server does not end a transaction in which the handler is busy with something else.
+NO_IDLE_END = Statement(b"", b"SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)")
+END = Statement(b"idemq_end", f"SELECT pg_catalog.json_build_array(outcome::text, id, token)::text {_END}".encode())
+END_AND_CLAIM = Statement(b"idemq_end_claim", f"SELECT {_job_of('outcome::text')} {_END_AND_CLAIM}".encode())
+MUST_END = Statement(b"idemq_must_end", f"SELECT pg_catalog.json_build_array({_MUST}, id, token)::text {_END}".encode())
+MUST_END_AND_CLAIM = Statement(b"idemq_must_end_claim", f"SELECT {_job_of(_MUST)} {_END_AND_CLAIM}".encode())
+ENDED_OTHERWISE = "2201E"
+NO_SUCH_NAME = "26000"
+
+CLAIM = f"""SELECT {_job_of("'claimed'")}
+    FROM idemq.claim(%s, max_jobs => %s, lease => %s::interval, worker => %s, attach => %s)"""
+
+
+def numbers(values: Iterable[int]) -> bytes:
+    """A parameter of type bigint[]."""
+    return b"{%s}" % ",".join(map(str, values)).encode()
+
+
+def texts(values: Iterable[Optional[str]]) -> bytes:
+    """A parameter that is an array of what is given as text."""
+    items = ["NULL" if each is None else '"%s"' % each.replace("\\", "\\\\").replace('"', '\\"') for each in values]
+    return ("{%s}" % ",".join(items)).encode("utf-8", "surrogatepass")
+
+
+def loads() -> Callable[[str], Any]:
+    """How JSON is read: as psycopg is told to (set_json_loads)."""
+    own: Callable[[Any], Any] = getattr(JsonbLoader(0, None), "loads", json.loads)
+    return own
+
+
+def exchange(conn: Any, steps: Sequence[Step], named: bool) -> Message:
+    """Sends statements in one message; answers the first column of each row, of all of them in turn.
+
+    Raises the first one's error; how many were done before it is its attribute `done`.
+    """
+    pgconn: pq.abc.PGconn = conn.pgconn
+    known: set[bytes] = conn.statements
+    answers: list[str] = []
+    done = 0
+    try:
+        for results in (yield from (_one_by_one if not psycopg.Pipeline.is_supported() else _at_once)(pgconn, steps, known, named)):
+            for result in results:
+                if result.status == pq.ExecStatus.FATAL_ERROR:
+                    raise error_from_result(result, encoding="utf-8")
+                # A handler's stream() leaves libpq with a row in each result, for one statement more.
+                if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.SINGLE_TUPLE):
+                    answers += [(result.get_value(row, 0) or b"").decode() for row in range(result.ntuples)]
+            done += 1
+        if done < len(steps):
+            raise psycopg.OperationalError("the connection was lost")
+    except BaseException as error:
+        error.done = done  # type: ignore[attr-defined]
+        error.answers = answers  # type: ignore[attr-defined]
+        raise
+    return answers
+
+
+def _send(pgconn: Any, step: Step, known: set[bytes], named: bool) -> int:
+    """Answers how many results it will have."""
+    (name, sql), values = step
+    if not named or not name:
+        pgconn.send_query_params(sql, values)
+        return 1
+    if name in known:
+        pgconn.send_query_prepared(name, values)
+        return 1
+    pgconn.send_prepare(name, sql)
+    pgconn.send_query_prepared(name, values)
+    return 2
+
+
+def _flush(pgconn: Any) -> Generator[Any, Any, None]:
+    while pgconn.flush():
+        if (yield Wait.RW) & Wait.R:
+            pgconn.consume_input()
+
+
+def _result(pgconn: Any) -> Generator[Any, Any, Any]:
+    while pgconn.is_busy():
+        if (yield Wait.R):
+            pgconn.consume_input()
+    return pgconn.get_result()
+
+
+def _at_once(pgconn: Any, steps: Sequence[Step], known: set[bytes], named: bool) -> Generator[Any, Any, "list[list[Any]]"]:
+    """The results of each statement, up to the first that failed."""
+    pgconn.enter_pipeline_mode()
+    counts = [_send(pgconn, step, known, named) for step in steps]
+    pgconn.pipeline_sync()
+    yield from _flush(pgconn)
+    groups: list[list[Any]] = [[]]
+    while pgconn.status == pq.ConnStatus.OK:
+        result = yield from _result(pgconn)
+        if result is None:
+            groups.append([])
+        elif result.status == pq.ExecStatus.PIPELINE_SYNC:
+            break
+        else:
+            groups[-1].append(result)
+    if pgconn.status == pq.ConnStatus.OK:
+        pgconn.exit_pipeline_mode()
+    in_turn = (group for group in groups if group)
+    answers: list[list[Any]] = []
+    for ((name, _), _), count in zip(steps, counts):
+        group: list[Any] = next(in_turn, [])
+        if count == 2 and group and group[0].status == pq.ExecStatus.COMMAND_OK:
+            known.add(name)
+            group = next(in_turn, [])
+        if not group or group[0].status == pq.ExecStatus.PIPELINE_ABORTED:
+            break
+        answers.append(group)
+    return answers
+
+
+def _one_by_one(pgconn: Any, steps: Sequence[Step], known: set[bytes], named: bool) -> Generator[Any, Any, "list[list[Any]]"]:
+    """The same with a libpq before 14, which has no such messages."""
+    answers: list[list[Any]] = []
+    for (name, sql), values in steps:
+        results: list[Any] = []
+        pgconn.send_query_params(sql, values)
+        yield from _flush(pgconn)
+        while (result := (yield from _result(pgconn))) is not None:
+            results.append(result)
+        answers.append(results)
+        if results[-1].status == pq.ExecStatus.FATAL_ERROR:
+            break
+    return answers
