@@ -28,6 +28,8 @@ CREATE FUNCTION idemq_inside.check_document(name text, value jsonb, reserve int 
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_document';
 CREATE FUNCTION idemq_inside.check_kind(kind text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_kind';
+CREATE FUNCTION idemq_inside.check_ids(name text, value bigint[]) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_ids';
 CREATE FUNCTION idemq_inside.queue(name text, privilege text, hold text DEFAULT '', argument text DEFAULT 'queue')
 	RETURNS int
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_queue';
@@ -58,3 +60,12 @@ CREATE FUNCTION idemq_inside.as_role(role oid, query text, VARIADIC args "any") 
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_as_role';
 CREATE FUNCTION idemq_inside.forget_queue(queue_id int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_forget_queue';
+
+-- Above READ COMMITTED a row may be newer than the transaction's snapshot, and nothing can delete it then.
+CREATE FUNCTION idemq_inside.refuse_newer(there boolean, what text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	IF there THEN
+		RAISE EXCEPTION 'could not serialize access due to a concurrent %', what USING ERRCODE = '40001',
+			HINT = 'Run the transaction again.';
+	END IF;
+END $$;

@@ -249,6 +249,10 @@ BEGIN
 	is_new := FOUND;
 	PERFORM idemq_inside.settle_usage(role);
 	IF NOT granted THEN
+		IF NOT is_new THEN
+			PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1 FROM idemq.queue_grants
+				WHERE queue_id = $1 AND role_name = $2 AND privilege = $3', number, grantee, change_queue_grant.privilege) AS (one int)), 'grant');
+		END IF;
 		SELECT string_agg(what, ', ' ORDER BY what COLLATE "default") INTO ends
 			FROM (SELECT d.what, d.needs, idemq_inside.role_of(d.role_name, d.role_oid) AS its FROM idemq_inside.latest(
 				'SELECT format(''dead_queue of queue %I'', name), dead_queue_role, dead_queue_role_oid, ''enqueue''

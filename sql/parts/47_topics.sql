@@ -140,6 +140,10 @@ BEGIN
 			AND privilege = change_topic_grant.privilege;
 	END IF;
 	is_new := FOUND;
+	IF NOT granted AND NOT is_new THEN
+		PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1 FROM idemq.topic_grants
+			WHERE topic = $1 AND role_name = $2 AND privilege = $3', topic, name, privilege) AS (one int)), 'grant');
+	END IF;
 	PERFORM idemq_inside.settle_usage(role);
 	RETURN is_new;
 END $$;

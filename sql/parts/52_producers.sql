@@ -42,6 +42,22 @@ COMMENT ON FUNCTION idemq.enqueue_sequenced(text, text, bigint, jsonb, interval,
 - payload: is not compared';
 
 CREATE FUNCTION idemq.forget_producer(queue text, producer text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_forget_producer';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.forget_producer(text, text)
 	IS 'forget a producer of idemq.enqueue_sequenced that will send nothing again: after that any number of it is accepted; returns false when there was none; needs admin';
+
+CREATE FUNCTION idemq_inside.forget_producer(queue text, producer text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+	number int;
+	is_gone boolean;
+BEGIN
+	PERFORM idemq_inside.check_text('producer', producer, 256);
+	number := idemq_inside.queue(queue, 'admin');
+	DELETE FROM idemq.producers p WHERE p.queue_id = number AND p.name = producer;
+	is_gone := FOUND;
+	IF NOT is_gone THEN
+		PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1 FROM idemq.producers
+			WHERE queue_id = $1 AND name = $2', number, producer) AS (one int)), 'enqueue_sequenced');
+	END IF;
+	RETURN is_gone;
+END $$;

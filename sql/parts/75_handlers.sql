@@ -161,6 +161,8 @@ BEGIN
 		RETURN true;
 	END IF;
 	PERFORM idemq_inside.refuse_handler(queue) FROM idemq.handler_entries h WHERE h.queue_id = number;
+	PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1 FROM idemq.handler_entries
+		WHERE queue_id = $1', number) AS (one int)), 'set_handler');
 	RETURN false;
 END $$;
 

@@ -27,7 +27,7 @@ extern void idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInf
  *		What the functions that add jobs can be told of a job.
  */
 
-/* Options of a job; their order means nothing. */
+/* Options of a job; from delay to expires_in in the order in which all functions take them. */
 enum
 {
 	OPTION_KEY,
@@ -43,18 +43,19 @@ enum
 	OPTIONS
 };
 
-/* An option of a job, and the array of it in enqueue_many. */
+/* The column that an option sets, and its array in enqueue_many. */
 typedef struct JobOption
 {
-	void (*set)(JobChange *columns, Datum value);
-	const char *plural; /* the name of the array, and its element type */
-	Oid type;
+	JobColumn column;
+	const char *plural; /* the array's name, */
+	Oid type;			/* the type of its elements, */
+	int many_arg;		/* and its position */
 } JobOption;
 
 extern const JobOption idemq_enqueue_options[OPTIONS];
 
-extern void idemq_enqueue_read_options(FunctionCallInfo fcinfo, const int *args,
-									   NullableDatum *values);
+extern void idemq_enqueue_read_options(FunctionCallInfo fcinfo, int key, int first, int key_ttl,
+									   int kind, NullableDatum *values);
 extern void idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue,
 									  const NullableDatum *values);
 
@@ -101,6 +102,14 @@ extern Datum idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish);
  */
 
 extern Finish idemq_commit_args(FunctionCallInfo fcinfo);
+
+/*
+ * checkpoint.c
+ *		What attempts call on their way, and what calls about a step of one share.
+ */
+
+extern StepName idemq_arg_step(FunctionCallInfo fcinfo);
+pg_noreturn extern void idemq_step_refuse_event(const StepName *name);
 
 /*
  * stand_in.c

@@ -26,6 +26,7 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 
+#include "api/api.h"
 #include "base/base.h"
 #include "job/job.h"
 #include "table/table.h"
@@ -41,26 +42,6 @@ typedef struct Await
 	Step step;		/* as it was; then as it is */
 } Await;
 
-static void
-read_arguments(FunctionCallInfo fcinfo, Await *await)
-{
-	idemq_arg_required(fcinfo, 0, "id");
-	idemq_arg_required(fcinfo, 1, "token");
-	(void) idemq_arg_text(fcinfo, 2, "name", EVENT_MAX_NAME);
-	await->name = (StepName){PG_GETARG_INT64(0), PG_GETARG_DATUM(2), PG_GETARG_INT64(1)};
-	await->timeout = idemq_arg_interval(fcinfo, 3, "timeout", 0);
-}
-
-/* Finds the attempt; raises IQ001, IQ002, IQ006 when it is not current. */
-static void
-find_attempt(JobsTable *table, const StepName *name, Attempt *attempt)
-{
-	Outcome outcome = idemq_attempt_find(table, name->job_id, name->token, attempt);
-
-	idemq_attempt_count(attempt, outcome, false);
-	idemq_attempt_raise(attempt, outcome);
-}
-
 /* Locks the event's name, then the job, whose attempt is current. */
 static void
 lock(Await *await)
@@ -69,7 +50,7 @@ lock(Await *await)
 	Attempt attempt;
 
 	idemq_jobs_open(&table);
-	find_attempt(&table, &await->name, &attempt);
+	idemq_attempt_find_current(&table, await->name.job_id, await->name.token, &attempt);
 	for (;;)
 	{
 		/* Of another queue by now, if somebody has moved the job. */
@@ -87,7 +68,7 @@ lock(Await *await)
 				break;
 			idemq_jobs_refresh_or_raise(&table);
 		}
-		find_attempt(&table, &await->name, &attempt);
+		idemq_attempt_find_current(&table, await->name.job_id, await->name.token, &attempt);
 	}
 	await->asked = !attempt.job.row->tts_isnull[COL_RERUN_AT];
 	idemq_jobs_close(&table);
@@ -179,7 +160,8 @@ idemq_sql_v2_await_event(PG_FUNCTION_ARGS)
 	bool nulls[2] = {false};
 	const char *outcome;
 
-	read_arguments(fcinfo, &await);
+	await.name = idemq_arg_step(fcinfo);
+	await.timeout = idemq_arg_interval(fcinfo, 3, "timeout", 0);
 	idemq_jobs_check_writable();
 	answer_wait(&await);
 	outcome = await.step.state == STEP_ARRIVED	   ? "arrived"

@@ -33,6 +33,7 @@
 #include "utils/jsonb.h"
 #include "utils/snapmgr.h"
 
+#include "api/api.h"
 #include "base/base.h"
 #include "job/job.h"
 #include "table/table.h"
@@ -47,21 +48,6 @@ typedef enum BeginOutcome
 	BEGIN_BUSY
 } BeginOutcome;
 
-static const char *const outcome_names[] = {
-	[BEGIN_NEW] = "new", [BEGIN_DONE] = "done", [BEGIN_UNKNOWN] = "unknown", [BEGIN_BUSY] = "busy"};
-
-/* The INOUT arguments, in order. */
-enum
-{
-	ANSWER_OUTCOME,
-	ANSWER_RESPONSE,
-	ANSWER_FORMER_REQUEST,
-	ANSWER_BEGUN_AT,
-	ANSWER_RETRY_AFTER,
-	ANSWER_EFFECT_KEY,
-	ANSWER_COLUMNS
-};
-
 typedef struct Begin
 {
 	StepName name;
@@ -70,57 +56,6 @@ typedef struct Begin
 	BeginOutcome outcome;
 	Step step; /* as it was; its effect key as it is */
 } Begin;
-
-static void
-read_arguments(FunctionCallInfo fcinfo, Begin *begin)
-{
-	idemq_arg_required(fcinfo, 0, "id");
-	idemq_arg_required(fcinfo, 1, "token");
-	(void) idemq_arg_text(fcinfo, 2, "name", STEP_MAX_NAME);
-	idemq_arg_required(fcinfo, 3, "request");
-	begin->name = (StepName){PG_GETARG_INT64(0), PG_GETARG_DATUM(2), PG_GETARG_INT64(1)};
-	begin->call.request = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(3)));
-	idemq_check_document("request", begin->call.request, 0);
-	begin->call_timeout = idemq_arg_interval(fcinfo, 4, "call_timeout", 1);
-}
-
-/* Holds the job to the end of the transaction, its attempt being current; returns its queue. */
-static int32
-hold_job(const StepName *name)
-{
-	JobsTable table;
-	Attempt attempt;
-	Outcome outcome;
-
-	idemq_jobs_open(&table);
-	outcome = idemq_attempt_lock(&table, name->job_id, name->token, &attempt);
-	idemq_attempt_count(&attempt, outcome, false);
-	idemq_attempt_raise(&attempt, outcome);
-	idemq_jobs_close(&table);
-	return attempt.queue.id;
-}
-
-/* Raises IQ003. */
-pg_noreturn static void
-refuse_request(const Begin *begin)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEMQ_KEY_REUSED),
-			 errmsg("step \"%s\" of job %lld was begun with another request",
-					TextDatumGetCString(begin->name.name), (long long) begin->name.job_id),
-			 errhint("Give each effect of a job a name of its own, and make its request of the "
-					 "payload alone; see the stored one in idemq.steps.")));
-}
-
-/* Raises 55000. */
-pg_noreturn static void
-refuse_wait(const Begin *begin)
-{
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("\"%s\" is an event that job %lld awaits, and no step",
-						   TextDatumGetCString(begin->name.name), (long long) begin->name.job_id),
-					errhint("Give the step another name.")));
-}
 
 /* Decides about a step that is there; writes what follows. */
 static BeginOutcome
@@ -134,9 +69,14 @@ begin_known(Begin *begin)
 		return BEGIN_NEW;
 	}
 	if (step_is_wait(step->state))
-		refuse_wait(begin);
+		idemq_step_refuse_event(&begin->name);
 	if (!step->same_request)
-		refuse_request(begin);
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEMQ_KEY_REUSED),
+				 errmsg("step \"%s\" of job %lld was begun with another request",
+						TextDatumGetCString(begin->name.name), (long long) begin->name.job_id),
+				 errhint("Give each effect of a job a name of its own, and make its request "
+						 "of the payload alone; see the stored one in idemq.steps.")));
 	if (step->state == STEP_DONE)
 		return BEGIN_DONE;
 	if (begin->call.begun_at < step->call_until)
@@ -149,7 +89,7 @@ begin_known(Begin *begin)
 static void
 begin_step(Begin *begin)
 {
-	int32 queue_id = hold_job(&begin->name);
+	int32 queue_id = idemq_attempt_hold(begin->name.job_id, begin->name.token);
 
 	for (;;)
 	{
@@ -193,35 +133,28 @@ commit(void)
 	idemq_sync_rep_await_commit();
 }
 
-/* Shapes the answer. */
+/* Shapes the answer: what the INOUT arguments are. */
 static Datum
 answer(FunctionCallInfo fcinfo, const Begin *begin)
 {
+	static const char *const outcomes[] = {[BEGIN_NEW] = "new",
+										   [BEGIN_DONE] = "done",
+										   [BEGIN_UNKNOWN] = "unknown",
+										   [BEGIN_BUSY] = "busy"};
 	const Step *step = &begin->step;
-	Datum values[ANSWER_COLUMNS] = {0};
-	bool nulls[ANSWER_COLUMNS];
+	bool is_new = begin->outcome == BEGIN_NEW;
+	RowBuilder row = {0};
 
-	memset(nulls, true, sizeof(nulls));
-	values[ANSWER_OUTCOME] = CStringGetTextDatum(outcome_names[begin->outcome]);
-	nulls[ANSWER_OUTCOME] = false;
-	values[ANSWER_RESPONSE] = step->response;
-	nulls[ANSWER_RESPONSE] = begin->outcome != BEGIN_DONE || step->response == (Datum) 0;
-	values[ANSWER_FORMER_REQUEST] = step->request;
-	nulls[ANSWER_FORMER_REQUEST] = begin->outcome == BEGIN_NEW || step->request == (Datum) 0;
-	values[ANSWER_BEGUN_AT] =
-		TimestampTzGetDatum(begin->outcome == BEGIN_NEW ? begin->call.begun_at : step->begun_at);
-	nulls[ANSWER_BEGUN_AT] = step->inside;
-	if (begin->outcome == BEGIN_BUSY)
-	{
-		values[ANSWER_RETRY_AFTER] = idemq_interval_datum(step->call_until - begin->call.begun_at);
-		nulls[ANSWER_RETRY_AFTER] = false;
-	}
-	if (step->effect_key != NULL)
-	{
-		values[ANSWER_EFFECT_KEY] = CStringGetTextDatum(step->effect_key);
-		nulls[ANSWER_EFFECT_KEY] = false;
-	}
-	return idemq_row_datum(fcinfo, values, nulls);
+	row_add(&row, CStringGetTextDatum(outcomes[begin->outcome]));
+	row_add_if(&row, begin->outcome == BEGIN_DONE && step->response != 0, step->response);
+	row_add_if(&row, !is_new && step->request != 0, step->request);
+	row_add_if(&row, !step->inside,
+			   TimestampTzGetDatum(is_new ? begin->call.begun_at : step->begun_at));
+	row_add_if(&row, begin->outcome == BEGIN_BUSY,
+			   idemq_interval_datum(step->call_until - begin->call.begun_at));
+	row_add_if(&row, step->effect_key != NULL,
+			   step->effect_key == NULL ? 0 : CStringGetTextDatum(step->effect_key));
+	return idemq_row_datum(fcinfo, row.values, row.nulls);
 }
 
 /*
@@ -238,7 +171,10 @@ idemq_sql_v2_begin_step(PG_FUNCTION_ARGS)
 
 	idemq_check_top_level(fcinfo, "begin_step",
 						  "It commits by itself, so that what it stores is safe before the call.");
-	read_arguments(fcinfo, &begin);
+	begin.name = idemq_arg_step(fcinfo);
+	idemq_arg_required(fcinfo, 3, "request");
+	begin.call.request = idemq_arg_document(fcinfo, 3, "request");
+	begin.call_timeout = idemq_arg_interval(fcinfo, 4, "call_timeout", 1);
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
 	MemoryContextSwitchTo(caller);
 	PushActiveSnapshot(GetTransactionSnapshot());

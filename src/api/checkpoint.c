@@ -13,6 +13,7 @@
 
 #include "utils/builtins.h"
 
+#include "api/api.h"
 #include "base/base.h"
 #include "job/job.h"
 #include "table/table.h"
@@ -22,14 +23,23 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_checkpoint);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_assert_current);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_hold_claimed);
 
-/* Finds the attempt of arguments id and token; raises IQ001, IQ002, IQ006. */
-static void
-find_or_raise(JobsTable *table, FunctionCallInfo fcinfo, Attempt *attempt)
+/* Reads which step of which attempt is meant: id, token and name, the first three arguments. */
+StepName
+idemq_arg_step(FunctionCallInfo fcinfo)
 {
-	Outcome outcome = idemq_attempt_find(table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), attempt);
+	idemq_arg_attempt(fcinfo);
+	(void) idemq_arg_text(fcinfo, 2, "name", STEP_MAX_NAME);
+	return (StepName){PG_GETARG_INT64(0), PG_GETARG_DATUM(2), PG_GETARG_INT64(1)};
+}
 
-	idemq_attempt_count(attempt, outcome, false);
-	idemq_attempt_raise(attempt, outcome);
+/* Raises 55000 for a step's name that is an event's. */
+void
+idemq_step_refuse_event(const StepName *name)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("\"%s\" is an event that job %lld awaits, and no step",
+						   TextDatumGetCString(name->name), (long long) name->job_id),
+					errhint("Give the step another name.")));
 }
 
 /* checkpoint(id, token, state) -> void; IQ001, IQ002, IQ006, 22004, 40001, 54000. */
@@ -40,15 +50,13 @@ idemq_sql_v2_checkpoint(PG_FUNCTION_ARGS)
 	Attempt attempt;
 	EventArgs args = {0};
 
-	idemq_arg_required(fcinfo, 0, "id");
-	idemq_arg_required(fcinfo, 1, "token");
+	idemq_arg_attempt(fcinfo);
 	idemq_arg_required(fcinfo, 2, "state");
-	args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
-	idemq_check_document("state", args.document, 0);
+	args.document = idemq_arg_document(fcinfo, 2, "state");
 	idemq_jobs_open(&table);
 	for (;;)
 	{
-		find_or_raise(&table, fcinfo, &attempt);
+		idemq_attempt_find_current(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);
 		if (idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_CHECKPOINT, &args,
 							 JOB_WAITS) == JOB_WRITTEN)
 			break;
@@ -60,22 +68,13 @@ idemq_sql_v2_checkpoint(PG_FUNCTION_ARGS)
 
 /*
  * assert_current(id, token) -> void; IQ001, IQ002, IQ006, 22004, 40001.
- * See idemq_attempt_lock.
+ * See idemq_attempt_hold.
  */
 Datum
 idemq_sql_v2_assert_current(PG_FUNCTION_ARGS)
 {
-	JobsTable table;
-	Attempt attempt;
-	Outcome outcome;
-
-	idemq_arg_required(fcinfo, 0, "id");
-	idemq_arg_required(fcinfo, 1, "token");
-	idemq_jobs_open(&table);
-	outcome = idemq_attempt_lock(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);
-	idemq_attempt_count(&attempt, outcome, false);
-	idemq_attempt_raise(&attempt, outcome);
-	idemq_jobs_close(&table);
+	idemq_arg_attempt(fcinfo);
+	(void) idemq_attempt_hold(PG_GETARG_INT64(0), PG_GETARG_INT64(1));
 	PG_RETURN_VOID();
 }
 

@@ -27,20 +27,14 @@
 PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue_many);
 
-/* Arguments of enqueue. */
+/* Arguments of enqueue; the options are behind delay. */
 enum
 {
 	ARG_QUEUE,
 	ARG_PAYLOAD,
 	ARG_KEY,
 	ARG_DELAY,
-	ARG_RUN_AT,
-	ARG_PRIORITY,
-	ARG_GROUP_KEY,
-	ARG_MAX_ATTEMPTS,
-	ARG_HEADERS,
-	ARG_EXPIRES_IN,
-	ARG_KEY_TTL,
+	ARG_KEY_TTL = 10,
 	ARG_ON_DUPLICATE,
 	ARG_NOWAIT,
 	ARG_KIND,
@@ -48,120 +42,42 @@ enum
 	ARG_DEPENDS_ON
 };
 
-/* Arguments of enqueue_many. */
-enum
-{
-	MANY_QUEUE,
-	MANY_PAYLOADS,
-	MANY_KEYS,
-	MANY_RUN_ATS,
-	MANY_PRIORITIES,
-	MANY_GROUP_KEYS,
-	MANY_DELAYS,
-	MANY_MAX_ATTEMPTS,
-	MANY_HEADERS,
-	MANY_EXPIRES_INS,
-	MANY_KEY_TTLS,
-	MANY_ON_DUPLICATE,
-	MANY_NOWAIT,
-	MANY_KINDS,
-	MANY_MAX_WAIT,
-	MANY_DEPENDS_ON
-};
-
-/* The options, and their arrays. */
-static const int one_args[OPTIONS] = {[OPTION_KEY] = ARG_KEY,
-									  [OPTION_DELAY] = ARG_DELAY,
-									  [OPTION_RUN_AT] = ARG_RUN_AT,
-									  [OPTION_PRIORITY] = ARG_PRIORITY,
-									  [OPTION_GROUP_KEY] = ARG_GROUP_KEY,
-									  [OPTION_MAX_ATTEMPTS] = ARG_MAX_ATTEMPTS,
-									  [OPTION_HEADERS] = ARG_HEADERS,
-									  [OPTION_EXPIRES_IN] = ARG_EXPIRES_IN,
-									  [OPTION_KEY_TTL] = ARG_KEY_TTL,
-									  [OPTION_KIND] = ARG_KIND};
-static const int many_args[OPTIONS] = {[OPTION_KEY] = MANY_KEYS,
-									   [OPTION_DELAY] = MANY_DELAYS,
-									   [OPTION_RUN_AT] = MANY_RUN_ATS,
-									   [OPTION_PRIORITY] = MANY_PRIORITIES,
-									   [OPTION_GROUP_KEY] = MANY_GROUP_KEYS,
-									   [OPTION_MAX_ATTEMPTS] = MANY_MAX_ATTEMPTS,
-									   [OPTION_HEADERS] = MANY_HEADERS,
-									   [OPTION_EXPIRES_IN] = MANY_EXPIRES_INS,
-									   [OPTION_KEY_TTL] = MANY_KEY_TTLS,
-									   [OPTION_KIND] = MANY_KINDS};
-
 /* id, outcome, status, result */
 #define ANSWER_COLUMNS 4
 
-/* Returns whether an argument is the text keep: what most calls leave it at, at no cost. */
-static bool
-is_keep(FunctionCallInfo fcinfo, int n)
-{
-	text *value = PG_ARGISNULL(n) ? NULL : PG_GETARG_TEXT_PP(n);
-
-	return value != NULL && VARSIZE_ANY_EXHDR(value) == 4 &&
-		   memcmp(VARDATA_ANY(value), "keep", 4) == 0;
-}
-
-/* Reads on_duplicate. */
-static OnDuplicate
-duplicate_policy(FunctionCallInfo fcinfo, int n)
-{
-	char *value;
-
-	if (is_keep(fcinfo, n))
-		return DUPLICATE_KEEP;
-	value = idemq_arg_text(fcinfo, n, "on_duplicate", 16);
-	if (strcmp(value, "ignore") == 0)
-		return DUPLICATE_IGNORE;
-	if (strcmp(value, "replace") == 0)
-		return DUPLICATE_REPLACE;
-	if (strcmp(value, "rerun") == 0)
-		return DUPLICATE_RERUN;
-	if (strcmp(value, "error") != 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("on_duplicate must be keep, ignore, replace, rerun or error, not \"%s\"",
-						value),
-				 errhint("Leave it out for keep: the answer is the job that has the key.")));
-	return DUPLICATE_ERROR;
-}
-
 /* Reads on_duplicate and max_wait; the latter is for replace. */
 static DuplicateRule
-duplicate_rule(FunctionCallInfo fcinfo, int n, int max_wait_n)
+duplicate_rule(FunctionCallInfo fcinfo)
 {
-	DuplicateRule rule = {.policy = duplicate_policy(fcinfo, n)};
+	static const char *const names[] = {[DUPLICATE_KEEP] = "keep",
+										[DUPLICATE_IGNORE] = "ignore",
+										[DUPLICATE_REPLACE] = "replace",
+										[DUPLICATE_RERUN] = "rerun",
+										[DUPLICATE_ERROR] = "error"};
+	char *name = idemq_arg_text(fcinfo, ARG_ON_DUPLICATE, "on_duplicate", 16);
+	DuplicateRule rule = {0};
 
-	if (PG_ARGISNULL(max_wait_n))
+	while (strcmp(name, names[rule.policy]) != 0)
+	{
+		if (++rule.policy > DUPLICATE_ERROR)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("on_duplicate must be keep, ignore, replace, rerun or error, not "
+							"\"%s\"",
+							name),
+					 errhint("Leave it out for keep: the answer is the job that has the key.")));
+	}
+	if (PG_ARGISNULL(ARG_MAX_WAIT))
 		return rule;
-	(void) idemq_arg_interval(fcinfo, max_wait_n, "max_wait", 1);
+	(void) idemq_arg_interval(fcinfo, ARG_MAX_WAIT, "max_wait", 1);
 	if (rule.policy != DUPLICATE_REPLACE)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("max_wait needs on_duplicate => 'replace'"),
 				 errhint("It bounds how long requests with one key can put a job off; leave it out "
 						 "if they are not to replace each other.")));
-	rule.max_wait = PG_GETARG_INTERVAL_P(max_wait_n);
+	rule.max_wait = PG_GETARG_INTERVAL_P(ARG_MAX_WAIT);
 	return rule;
-}
-
-/* Reads nowait. */
-static JobWait
-wait_policy(FunctionCallInfo fcinfo, int n)
-{
-	return idemq_arg_bool(fcinfo, n, "nowait") ? JOB_SKIPS : JOB_WAITS;
-}
-
-/* Bounds the time of a request that has a key; raises 22023 for one that has none. */
-static void
-limit_wait(JobChange *columns, const Interval *max_wait)
-{
-	if ((columns->set & COLUMN_BIT(COL_KEY)) == 0)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("max_wait needs a key"),
-						errhint("Pass a key, or leave max_wait out.")));
-	idemq_job_wait_no_longer(columns, NULL, max_wait);
 }
 
 /*
@@ -172,12 +88,16 @@ void
 idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, JobChange *columns,
 				  DuplicateRule rule, JobWait wait, EnqueueAnswer *answer)
 {
+	bool has_key = (columns->set & COLUMN_BIT(COL_KEY)) != 0;
 	JobStatus status;
 
 	idemq_queue_need_slot(queue);
+	if (rule.max_wait != NULL && !has_key)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("max_wait needs a key"),
+						errhint("Pass a key, or leave max_wait out.")));
 	if (rule.max_wait != NULL)
-		limit_wait(columns, rule.max_wait);
-	if (columns->set & COLUMN_BIT(COL_KEY))
+		idemq_job_wait_no_longer(columns, NULL, rule.max_wait);
+	if (has_key)
 	{
 		if (rule.policy == DUPLICATE_RERUN)
 			idemq_new_job_or_rerun(table, queue, columns, wait, answer);
@@ -237,8 +157,8 @@ idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 	JobsTable table;
 	JobChange columns;
 	EnqueueAnswer answer;
-	DuplicateRule rule = duplicate_rule(fcinfo, ARG_ON_DUPLICATE, ARG_MAX_WAIT);
-	JobWait wait = wait_policy(fcinfo, ARG_NOWAIT);
+	DuplicateRule rule = duplicate_rule(fcinfo);
+	JobWait wait = idemq_arg_bool(fcinfo, ARG_NOWAIT, "nowait") ? JOB_SKIPS : JOB_WAITS;
 	NewDependencies depends;
 	bool waits = idemq_arg_parents(fcinfo, ARG_DEPENDS_ON, &depends);
 	NullableDatum options[OPTIONS];
@@ -251,8 +171,7 @@ idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
 	idemq_jobs_open(&table);
 	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
 	idemq_new_job(&columns, &queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
-	idemq_arg_required(fcinfo, ARG_PRIORITY, "priority");
-	idemq_enqueue_read_options(fcinfo, one_args, options);
+	idemq_enqueue_read_options(fcinfo, ARG_KEY, ARG_DELAY, ARG_KEY_TTL, ARG_KIND, options);
 	idemq_enqueue_set_options(&columns, &queue, options);
 	if (waits)
 		idemq_new_child(&columns, &depends);
@@ -306,15 +225,14 @@ read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
 {
 	int n;
 
-	idemq_arg_array(fcinfo, MANY_PAYLOADS, "payloads", JSONBOID, false, &arrays->payloads);
+	idemq_arg_array(fcinfo, ARG_PAYLOAD, "payloads", JSONBOID, false, &arrays->payloads);
 	n = arrays->payloads.count;
 	for (int i = 0; i < OPTIONS; i++)
 	{
 		const JobOption *option = &idemq_enqueue_options[i];
 
-		if (many_args[i] != 0)
-			idemq_arg_array_like(fcinfo, many_args[i], option->plural, option->type, true, n,
-								 "payloads", &arrays->options[i]);
+		idemq_arg_array_like(fcinfo, option->many_arg, option->plural, option->type, true, n,
+							 "payloads", &arrays->options[i]);
 	}
 	arrays->order = palloc(Max(n, 1) * sizeof(int));
 	arrays->ids = palloc(Max(n, 1) * sizeof(int64));
@@ -354,10 +272,10 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 	QueueInfo queue;
 	JobsTable table;
 	JobsBatch *batch;
-	DuplicateRule rule = duplicate_rule(fcinfo, MANY_ON_DUPLICATE, MANY_MAX_WAIT);
-	JobWait wait = wait_policy(fcinfo, MANY_NOWAIT);
+	DuplicateRule rule = duplicate_rule(fcinfo);
+	JobWait wait = idemq_arg_bool(fcinfo, ARG_NOWAIT, "nowait") ? JOB_SKIPS : JOB_WAITS;
 	NewDependencies depends; /* of each job */
-	bool waits = idemq_arg_parents(fcinfo, MANY_DEPENDS_ON, &depends);
+	bool waits = idemq_arg_parents(fcinfo, ARG_DEPENDS_ON, &depends);
 	TupleDesc desc;
 	Tuplestorestate *store;
 	MemoryContext job_context;
@@ -366,7 +284,7 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 	bool of_others = false;
 
 	idemq_jobs_check_writable();
-	idemq_queue_open(fcinfo, MANY_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
+	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	idemq_jobs_open(&table);
 	read_arrays(fcinfo, &arrays);
 	store = idemq_srf_begin(fcinfo, &desc);

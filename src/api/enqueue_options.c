@@ -2,8 +2,8 @@
  * api/enqueue_options.c
  *		What the functions that add jobs can be told of a job: key, time, priority, group ...
  *
- * Each option is an argument of enqueue, and an array of enqueue_many; the table says what
- * it sets, and how that array is called.  In which place a function has it, the function says.
+ * Each option is an argument of enqueue, publish and enqueue_sequenced, and an array of
+ * enqueue_many: the table has that one's name and position.
  */
 #include "postgres.h"
 
@@ -15,50 +15,12 @@
 #include "base/base.h"
 #include "job/job.h"
 
-static void
-set_key(JobChange *columns, Datum value)
-{
-	text *key = DatumGetTextPP(value);
-
-	idemq_check_key("key", VARSIZE_ANY_EXHDR(key));
-	job_set(columns, COL_KEY, PointerGetDatum(key));
-}
-
 /* Returns the job's time of birth and an interval by the calendar, as timestamptz + interval. */
 static Datum
 later(const JobChange *columns, const char *name, Datum interval, int64 least)
 {
 	(void) idemq_check_interval(name, DatumGetIntervalP(interval), least);
 	return DirectFunctionCall2(timestamptz_pl_interval, columns->values[COL_CREATED_AT], interval);
-}
-
-static void
-set_delay(JobChange *columns, Datum value)
-{
-	job_set(columns, COL_READY_AT, later(columns, "delay", value, 0));
-}
-
-/* Infinity is refused: such a job would never be due, or always have been. */
-static void
-set_run_at(JobChange *columns, Datum value)
-{
-	if (TIMESTAMP_NOT_FINITE(DatumGetTimestampTz(value)))
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("run_at must be finite"),
-						errhint("Pass a time, or NULL for now.")));
-	job_set(columns, COL_READY_AT, value);
-}
-
-static void
-set_priority(JobChange *columns, Datum value)
-{
-	int priority = DatumGetInt32(value);
-
-	if (priority < 0 || priority >= IDEMQ_PRIORITIES)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("priority must be between 0 and %d, not %d", IDEMQ_PRIORITIES - 1,
-							   priority),
-						errhint("0 is claimed first, %d last.", IDEMQ_PRIORITIES - 1)));
-	job_set(columns, COL_PRIORITY, Int16GetDatum(priority));
 }
 
 /*
@@ -76,77 +38,96 @@ block(JobChange *columns)
 		job_set(columns, COL_RUN_AT, TimestampTzGetDatum(ready_at));
 }
 
-static void
-set_group(JobChange *columns, Datum name)
-{
-	text *value = DatumGetTextPP(name);
-
-	idemq_check_key("group_key", VARSIZE_ANY_EXHDR(value));
-	job_set(columns, COL_GROUP_KEY, PointerGetDatum(value));
-}
-
-static void
-set_max_attempts(JobChange *columns, Datum value)
-{
-	job_set(columns, COL_MAX_ATTEMPTS,
-			Int32GetDatum(idemq_check_int("max_attempts", DatumGetInt32(value), 1, PG_INT32_MAX)));
-}
-
-static void
-set_headers(JobChange *columns, Datum value)
-{
-	idemq_check_document("headers", value, 0);
-	job_set(columns, COL_HEADERS, value);
-}
-
-static void
-set_expires_in(JobChange *columns, Datum value)
-{
-	job_set(columns, COL_EXPIRES_AT, later(columns, "expires_in", value, 1));
-}
-
-static void
-set_key_ttl(JobChange *columns, Datum value)
-{
-	job_set(columns, COL_KEY_EXPIRES_AT, later(columns, "key_ttl", value, 1));
-}
-
-static void
-set_kind(JobChange *columns, Datum value)
-{
-	text *kind = DatumGetTextPP(value);
-
-	idemq_check_kind(VARSIZE_ANY_EXHDR(kind));
-	job_set(columns, COL_KIND, PointerGetDatum(kind));
-}
-
 const JobOption idemq_enqueue_options[OPTIONS] = {
-	[OPTION_KEY] = {set_key, "keys", TEXTOID},
-	[OPTION_DELAY] = {set_delay, "delays", INTERVALOID},
-	[OPTION_RUN_AT] = {set_run_at, "run_ats", TIMESTAMPTZOID},
-	[OPTION_PRIORITY] = {set_priority, "priorities", INT4OID},
-	[OPTION_GROUP_KEY] = {set_group, "group_keys", TEXTOID},
-	[OPTION_MAX_ATTEMPTS] = {set_max_attempts, "max_attempts", INT4OID},
-	[OPTION_HEADERS] = {set_headers, "headers", JSONBOID},
-	[OPTION_EXPIRES_IN] = {set_expires_in, "expires_ins", INTERVALOID},
-	[OPTION_KEY_TTL] = {set_key_ttl, "key_ttls", INTERVALOID},
-	[OPTION_KIND] = {set_kind, "kinds", TEXTOID},
+	[OPTION_KEY] = {COL_KEY, "keys", TEXTOID, 2},
+	[OPTION_DELAY] = {COL_READY_AT, "delays", INTERVALOID, 6},
+	[OPTION_RUN_AT] = {COL_READY_AT, "run_ats", TIMESTAMPTZOID, 3},
+	[OPTION_PRIORITY] = {COL_PRIORITY, "priorities", INT4OID, 4},
+	[OPTION_GROUP_KEY] = {COL_GROUP_KEY, "group_keys", TEXTOID, 5},
+	[OPTION_MAX_ATTEMPTS] = {COL_MAX_ATTEMPTS, "max_attempts", INT4OID, 7},
+	[OPTION_HEADERS] = {COL_HEADERS, "headers", JSONBOID, 8},
+	[OPTION_EXPIRES_IN] = {COL_EXPIRES_AT, "expires_ins", INTERVALOID, 9},
+	[OPTION_KEY_TTL] = {COL_KEY_EXPIRES_AT, "key_ttls", INTERVALOID, 10},
+	[OPTION_KIND] = {COL_KIND, "kinds", TEXTOID, 13},
 };
 
-/*
- * Reads the options from a call's arguments.  args: the position of each; 0, that of the queue,
- * for one that the function does not have.
- */
-void
-idemq_enqueue_read_options(FunctionCallInfo fcinfo, const int *args, NullableDatum *values)
+/* Checks an option's value, and sets what it says of a new job. */
+static void
+set_option(JobChange *columns, int option, Datum value)
 {
-	for (int i = 0; i < OPTIONS; i++)
-		values[i] = args[i] != 0 ? fcinfo->args[args[i]] : (NullableDatum){.isnull = true};
+	switch (option)
+	{
+		case OPTION_KEY:
+			value = PointerGetDatum(DatumGetTextPP(value));
+			idemq_check_key("key", VARSIZE_ANY_EXHDR(value));
+			break;
+		case OPTION_DELAY:
+			value = later(columns, "delay", value, 0);
+			break;
+		case OPTION_RUN_AT:
+			/* Such a job would never be due, or always have been. */
+			if (TIMESTAMP_NOT_FINITE(DatumGetTimestampTz(value)))
+				ereport(ERROR,
+						(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("run_at must be finite"),
+						 errhint("Pass a time, or NULL for now.")));
+			break;
+		case OPTION_PRIORITY:
+			if (DatumGetInt32(value) < 0 || DatumGetInt32(value) >= IDEMQ_PRIORITIES)
+				ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+								errmsg("priority must be between 0 and %d, not %d",
+									   IDEMQ_PRIORITIES - 1, DatumGetInt32(value)),
+								errhint("0 is claimed first, %d last.", IDEMQ_PRIORITIES - 1)));
+			value = Int16GetDatum(DatumGetInt32(value));
+			break;
+		case OPTION_GROUP_KEY:
+			value = PointerGetDatum(DatumGetTextPP(value));
+			idemq_check_key("group_key", VARSIZE_ANY_EXHDR(value));
+			break;
+		case OPTION_MAX_ATTEMPTS:
+			(void) idemq_check_int("max_attempts", DatumGetInt32(value), 1, PG_INT32_MAX);
+			break;
+		case OPTION_HEADERS:
+			idemq_check_document("headers", value, 0);
+			break;
+		case OPTION_EXPIRES_IN:
+			value = later(columns, "expires_in", value, 1);
+			break;
+		case OPTION_KEY_TTL:
+			value = later(columns, "key_ttl", value, 1);
+			break;
+		case OPTION_KIND:
+			value = PointerGetDatum(DatumGetTextPP(value));
+			idemq_check_kind(VARSIZE_ANY_EXHDR(value));
+			break;
+	}
+	job_set(columns, idemq_enqueue_options[option].column, value);
 }
 
-/* Raises 22023 for options that contradict each other. */
-static void
-check_together(const NullableDatum *values)
+/*
+ * Reads the options from a call's arguments.  first: the position of delay, behind which the next
+ * six are; of the others their own, or -1 for one that the function does not have.
+ */
+void
+idemq_enqueue_read_options(FunctionCallInfo fcinfo, int key, int first, int key_ttl, int kind,
+						   NullableDatum *values)
+{
+	const NullableDatum none = {.isnull = true};
+
+	for (int i = OPTION_DELAY; i <= OPTION_EXPIRES_IN; i++)
+		values[i] = fcinfo->args[first + i - OPTION_DELAY];
+	values[OPTION_KEY] = key >= 0 ? fcinfo->args[key] : none;
+	values[OPTION_KEY_TTL] = key_ttl >= 0 ? fcinfo->args[key_ttl] : none;
+	values[OPTION_KIND] = fcinfo->args[kind];
+	idemq_arg_required(fcinfo, first + OPTION_PRIORITY - OPTION_DELAY, "priority");
+}
+
+/*
+ * Sets what the options say of a new job of a queue; NULL ones say nothing.  Where groups take
+ * turns, jobs without one do so, too (job/places.c).  Raises 22023 for options that contradict
+ * each other.
+ */
+void
+idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const NullableDatum *values)
 {
 	if (!values[OPTION_DELAY].isnull && !values[OPTION_RUN_AT].isnull)
 		ereport(ERROR,
@@ -155,20 +136,10 @@ check_together(const NullableDatum *values)
 	if (!values[OPTION_KEY_TTL].isnull && values[OPTION_KEY].isnull)
 		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("key_ttl needs a key"),
 						errhint("Pass a key, or leave key_ttl out.")));
-}
-
-/*
- * Sets what the options say of a new job of a queue; NULL ones say nothing.  Where groups take
- * turns, jobs without one do so, too (job/places.c).
- */
-void
-idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const NullableDatum *values)
-{
-	check_together(values);
 	for (int i = 0; i < OPTIONS; i++)
 	{
 		if (!values[i].isnull)
-			idemq_enqueue_options[i].set(columns, values[i].value);
+			set_option(columns, i, values[i].value);
 	}
 	if (values[OPTION_GROUP_KEY].isnull && !idemq_has_places(queue))
 		return;

@@ -1,7 +1,6 @@
 /*
  * api/enqueue_sequenced.c
- *		SQL functions for producers that number what they send: enqueue_sequenced,
- *		forget_producer.
+ *		SQL function enqueue_sequenced, for producers that number what they send.
  *
  * A producer is one ordered log, a partition of Kafka for example: it sends its numbers in
  * ascending order, and after a failure some of them again.  So the highest number that was
@@ -48,7 +47,6 @@
 #include "txn/txn.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue_sequenced);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_forget_producer);
 
 #define MAX_PRODUCER 256 /* bytes */
 
@@ -60,13 +58,7 @@ enum
 	ARG_SEQ,
 	ARG_PAYLOAD,
 	ARG_DELAY,
-	ARG_RUN_AT,
-	ARG_PRIORITY,
-	ARG_GROUP_KEY,
-	ARG_MAX_ATTEMPTS,
-	ARG_HEADERS,
-	ARG_EXPIRES_IN,
-	ARG_KIND
+	ARG_KIND = 11
 };
 
 /* Parameters of the statements that write a row. */
@@ -89,11 +81,6 @@ static SqlStatement read_position =
 	{.text = "SELECT seq, job_id FROM idemq.producers WHERE queue_id = $1 AND name = $2",
 	 .nargs = 2,
 	 .types = {INT4OID, TEXTOID}};
-static SqlStatement forget = {.text =
-								  "DELETE FROM idemq.producers WHERE queue_id = $1 AND name = $2",
-							  .nargs = 2,
-							  .types = {INT4OID, TEXTOID}};
-
 /* Reads a producer's last number, and its job; false when there is no such producer. */
 static bool
 last_of(const Datum *values, int64 *seq, int64 *job_id)
@@ -187,18 +174,9 @@ add_job(const QueueInfo *queue, JobChange *columns)
 static void
 read_job(FunctionCallInfo fcinfo, const QueueInfo *queue, JobChange *columns)
 {
-	static const int args[OPTIONS] = {[OPTION_DELAY] = ARG_DELAY,
-									  [OPTION_RUN_AT] = ARG_RUN_AT,
-									  [OPTION_PRIORITY] = ARG_PRIORITY,
-									  [OPTION_GROUP_KEY] = ARG_GROUP_KEY,
-									  [OPTION_MAX_ATTEMPTS] = ARG_MAX_ATTEMPTS,
-									  [OPTION_HEADERS] = ARG_HEADERS,
-									  [OPTION_EXPIRES_IN] = ARG_EXPIRES_IN,
-									  [OPTION_KIND] = ARG_KIND};
 	NullableDatum values[OPTIONS];
 
-	idemq_enqueue_read_options(fcinfo, args, values);
-	idemq_arg_required(fcinfo, ARG_PRIORITY, "priority");
+	idemq_enqueue_read_options(fcinfo, -1, ARG_DELAY, -1, ARG_KIND, values);
 	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
 	idemq_new_job(columns, queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
 	idemq_enqueue_set_options(columns, queue, values);
@@ -249,24 +227,4 @@ idemq_sql_v2_enqueue_sequenced(PG_FUNCTION_ARGS)
 	if (!own)
 		idemq_sync_rep_await();
 	return idemq_row_datum(fcinfo, values, nulls);
-}
-
-/* forget_producer(queue, producer) -> whether there was one; IQ005, 42501, 22004, 22023, 40001. */
-Datum
-idemq_sql_v2_forget_producer(PG_FUNCTION_ARGS)
-{
-	char *producer = idemq_arg_text(fcinfo, 1, "producer", MAX_PRODUCER);
-	QueueInfo queue;
-	Datum values[2];
-	SqlScope scope;
-	uint64 deleted;
-
-	idemq_jobs_check_writable();
-	idemq_queue_arg(fcinfo, 0, "queue", PRIVILEGE_ADMIN, &queue);
-	values[0] = Int32GetDatum(queue.id);
-	values[1] = CStringGetTextDatum(producer);
-	idemq_spi_begin(&scope);
-	deleted = idemq_spi_run(&forget, values, NULL, SPI_OK_DELETE);
-	idemq_spi_end(&scope);
-	PG_RETURN_BOOL(deleted > 0);
 }

@@ -37,8 +37,7 @@ typedef struct BatchItem
 Outcome
 idemq_finish_attempt(FunctionCallInfo fcinfo, Finish *finish, bool raise, Attempt *attempt)
 {
-	idemq_arg_required(fcinfo, 0, "id");
-	idemq_arg_required(fcinfo, 1, "token");
+	idemq_arg_attempt(fcinfo);
 	return idemq_finish_by_token(PG_GETARG_INT64(0), PG_GETARG_INT64(1), finish, raise, attempt);
 }
 

@@ -20,6 +20,7 @@
 
 #include "utils/builtins.h"
 
+#include "api/api.h"
 #include "base/base.h"
 #include "job/job.h"
 #include "shared/counts/counts.h"
@@ -85,29 +86,16 @@ step_name(const StepEnding *ending)
 	return TextDatumGetCString(ending->name.name);
 }
 
-/* Raises 55000. */
-pg_noreturn static void
-refuse_wait(const StepEnding *ending)
-{
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("\"%s\" is an event that job %lld awaits, and no step",
-						   step_name(ending), (long long) ending->name.job_id),
-					errhint("Give the step another name.")));
-}
-
 /* Finds the job and its step, and holds both; false as hold_job. */
 static bool
 find_step(FunctionCallInfo fcinfo, StepEnding *ending)
 {
-	idemq_arg_required(fcinfo, 0, "id");
-	idemq_arg_required(fcinfo, 1, "token");
-	(void) idemq_arg_text(fcinfo, 2, "name", STEP_MAX_NAME);
-	ending->name = (StepName){PG_GETARG_INT64(0), PG_GETARG_DATUM(2), PG_GETARG_INT64(1)};
+	ending->name = idemq_arg_step(fcinfo);
 	if (!hold_job(ending))
 		return false;
 	idemq_step_lock(&ending->name, (Datum) 0, &ending->step);
 	if (step_is_wait(ending->step.state))
-		refuse_wait(ending);
+		idemq_step_refuse_event(&ending->name);
 	return true;
 }
 
@@ -115,8 +103,7 @@ find_step(FunctionCallInfo fcinfo, StepEnding *ending)
 static void
 check_current(const StepEnding *ending)
 {
-	idemq_attempt_count(&ending->attempt, ending->standing, false);
-	idemq_attempt_raise(&ending->attempt, ending->standing);
+	idemq_attempt_refuse(&ending->attempt, ending->standing);
 }
 
 /* Raises IQ006: the step's effect stands. */
@@ -162,39 +149,29 @@ do_inside(StepEnding *ending, Datum response)
 		case STEP_WAITING:
 		case STEP_ARRIVED:
 		case STEP_TIMED_OUT:
-			refuse_wait(ending);
+			idemq_step_refuse_event(&ending->name);
 	}
 	return true;
 }
 
 /*
- * Stores the answer of an attempt that has begun the step, unless there is one; returns the
- * one that counts, 0 for NULL.
+ * Ends the step; returns the response that counts, 0 for NULL: of an attempt that has begun the
+ * step, its own unless there is one.
  */
-static Datum
-take_answer(StepEnding *ending, Datum response)
-{
-	const Step *step = &ending->step;
-
-	if (step->state == STEP_DONE)
-		return step->response;
-	idemq_step_answer(&ending->name, response);
-	return response;
-}
-
-/* Ends the step; returns the response that counts. */
 static Datum
 finish(StepEnding *ending, Datum response)
 {
-	Datum counts = response;
+	const Step *step = &ending->step;
 
-	while (!ending->step.mine && !do_inside(ending, response))
+	while (!step->mine && !do_inside(ending, response))
 		idemq_step_lock(&ending->name, (Datum) 0, &ending->step);
-	if (ending->step.mine)
-		counts = take_answer(ending, response);
-	if (!ending->step.mine || ending->step.state == STEP_OPEN || ending->step.state == STEP_REFUSED)
+	if (step->mine && step->state == STEP_DONE)
+		return step->response;
+	if (step->mine)
+		idemq_step_answer(&ending->name, response);
+	if (!step->mine || step->state == STEP_OPEN || step->state == STEP_REFUSED)
 		idemq_pending_counts_event(ending->attempt.queue.id, COUNTER_BIT(COUNTER_STEPS_DONE));
-	return counts;
+	return response;
 }
 
 /*
@@ -204,15 +181,10 @@ finish(StepEnding *ending, Datum response)
 Datum
 idemq_sql_v2_finish_step(PG_FUNCTION_ARGS)
 {
-	Datum response = (Datum) 0;
+	Datum response = idemq_arg_document(fcinfo, 3, "response");
 	Datum counts;
 	StepEnding ending;
 
-	if (!PG_ARGISNULL(3))
-	{
-		response = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(3)));
-		idemq_check_document("response", response, 0);
-	}
 	counts = find_step(fcinfo, &ending) ? finish(&ending, response) : response;
 	if (counts == (Datum) 0)
 		PG_RETURN_NULL();

@@ -40,6 +40,7 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
+#include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
@@ -234,6 +235,11 @@ pass(FunctionCallInfo fcinfo, int restriction)
 {
 	Behind *behind = find_behind(fcinfo->flinfo);
 
+	if (IsInParallelMode())
+		ereport(ERROR, (errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+						errmsg("idemq.%s cannot be called during a parallel operation",
+							   get_func_name(fcinfo->flinfo->fn_oid)),
+						errhint("A function that calls it must not be declared PARALLEL SAFE.")));
 	if (!behind->reads && !CALLED_AS_TRIGGER(fcinfo))
 		idemq_jobs_check_writable();
 	if (behind->function.fn_retset)

@@ -126,8 +126,7 @@ idemq_sql_v2_heartbeat(PG_FUNCTION_ARGS)
 {
 	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
 
-	idemq_arg_required(fcinfo, 0, "id");
-	idemq_arg_required(fcinfo, 1, "token");
+	idemq_arg_attempt(fcinfo);
 	idemq_following_refuse();
 	return idemq_outcome_datum(beat(PG_GETARG_INT64(0), PG_GETARG_INT64(1), length));
 }
@@ -195,8 +194,7 @@ idemq_sql_v2_validate(PG_FUNCTION_ARGS)
 	Attempt attempt;
 	Outcome outcome;
 
-	idemq_arg_required(fcinfo, 0, "id");
-	idemq_arg_required(fcinfo, 1, "token");
+	idemq_arg_attempt(fcinfo);
 	idemq_following_refuse_moved();
 	idemq_jobs_open_to_read(&table);
 	outcome = idemq_attempt_find(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);

@@ -28,6 +28,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_given);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_text);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_int);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_interval);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_ids);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_document);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_kind);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_queue);
@@ -95,6 +96,17 @@ idemq_sql_v2_inside_check_interval(PG_FUNCTION_ARGS)
 	(void) idemq_gate_caller();
 	(void) idemq_arg_interval(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)),
 							  PG_GETARG_INT32(2));
+	PG_RETURN_VOID();
+}
+
+/* check_ids(name, value) -> void; 22004, 22023. */
+Datum
+idemq_sql_v2_inside_check_ids(PG_FUNCTION_ARGS)
+{
+	ArrayArg ids;
+
+	(void) idemq_gate_caller();
+	idemq_arg_array(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), INT8OID, false, &ids);
 	PG_RETURN_VOID();
 }
 

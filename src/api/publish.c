@@ -43,13 +43,7 @@ enum
 	ARG_PAYLOAD,
 	ARG_KEY,
 	ARG_DELAY,
-	ARG_RUN_AT,
-	ARG_PRIORITY,
-	ARG_GROUP_KEY,
-	ARG_MAX_ATTEMPTS,
-	ARG_HEADERS,
-	ARG_EXPIRES_IN,
-	ARG_KIND
+	ARG_KIND = 10
 };
 
 static SqlStatement read_bindings =
@@ -215,23 +209,14 @@ key_of_jobs(FunctionCallInfo fcinfo, const char *space)
 static void
 read_arguments(FunctionCallInfo fcinfo, Published *call)
 {
-	static const int args[OPTIONS] = {[OPTION_DELAY] = ARG_DELAY,
-									  [OPTION_RUN_AT] = ARG_RUN_AT,
-									  [OPTION_PRIORITY] = ARG_PRIORITY,
-									  [OPTION_GROUP_KEY] = ARG_GROUP_KEY,
-									  [OPTION_MAX_ATTEMPTS] = ARG_MAX_ATTEMPTS,
-									  [OPTION_HEADERS] = ARG_HEADERS,
-									  [OPTION_EXPIRES_IN] = ARG_EXPIRES_IN,
-									  [OPTION_KIND] = ARG_KIND};
 	char *topic = idemq_arg_text(fcinfo, ARG_TOPIC, "topic", TOPIC_MAX);
 	char *space;
 
 	idemq_topic_split("topic", topic, false, &call->topic);
 	space = idemq_topic_space(&call->topic);
 	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
-	idemq_arg_required(fcinfo, ARG_PRIORITY, "priority");
 	call->payload = PG_GETARG_DATUM(ARG_PAYLOAD);
-	idemq_enqueue_read_options(fcinfo, args, call->options);
+	idemq_enqueue_read_options(fcinfo, -1, ARG_DELAY, -1, ARG_KIND, call->options);
 	call->options[OPTION_KEY] = key_of_jobs(fcinfo, space);
 	idemq_jobs_check_writable();
 	idemq_topic_open(space, TOPIC_PUBLISH, &call->space);

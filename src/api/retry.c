@@ -1,15 +1,18 @@
 /*
  * api/retry.c
- *		SQL functions that have a job run again: retry, retry_many.
+ *		SQL functions that have a job run again: retry, retry_many; and what redrive
+ *		(sql/parts/40_jobs.sql) asks of C.
  */
 #include "postgres.h"
 
 #include "api/api.h"
+#include "base/base.h"
 #include "job/job.h"
 #include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_retry);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_retry_many);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_redrive_job);
 
 static bool
 decide_retry(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
@@ -52,4 +55,32 @@ idemq_sql_v2_retry_many(PG_FUNCTION_ARGS)
 	static const JobChanger retrier = {.decide = decide_retry, .privileges = PRIVILEGE_CHANGE};
 
 	return idemq_change_many(fcinfo, &retrier, "retry_many");
+}
+
+/* A job that is dead of the attempt of token *arg. */
+static bool
+decide_redrive(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
+{
+	bool is_that = job->status == JOB_DEAD && job->token == *(const int64 *) arg;
+
+	*event = idemq_redrive_event(job);
+	*outcome = is_that ? OUTCOME_RETRYING : OUTCOME_CURRENT;
+	return is_that;
+}
+
+/* redrive_job(id, token) -> whether it was dead of that attempt, and is ready again; 40001. */
+Datum
+idemq_sql_v2_inside_redrive_job(PG_FUNCTION_ARGS)
+{
+	int level = idemq_gate_become_caller();
+	int64 token = PG_GETARG_INT64(1);
+	JobChanger redriver = {.decide = decide_redrive, .arg = &token, .privileges = PRIVILEGE_ADMIN};
+	JobsTable table;
+	Outcome outcome;
+
+	idemq_jobs_open(&table);
+	outcome = idemq_change_job(&table, PG_GETARG_INT64(0), &redriver, NULL);
+	idemq_jobs_close(&table);
+	idemq_gate_become_owner(level);
+	PG_RETURN_BOOL(outcome == OUTCOME_RETRYING);
 }

@@ -115,18 +115,14 @@ answer(FunctionCallInfo fcinfo, Outcome outcome, Datum payload)
 Datum
 idemq_sql_v2_send_event(PG_FUNCTION_ARGS)
 {
-	Datum payload = (Datum) 0;
+	Datum payload;
 	EventName event;
 	QueueInfo queue;
 	TimestampTz now;
 	Datum first;
 
 	(void) idemq_arg_text(fcinfo, 1, "name", EVENT_MAX_NAME);
-	if (!PG_ARGISNULL(2))
-	{
-		payload = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
-		idemq_check_document("payload", payload, 0);
-	}
+	payload = idemq_arg_document(fcinfo, 2, "payload");
 	idemq_jobs_check_writable();
 	idemq_queue_open(fcinfo, 0, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	event = (EventName){queue.id, PG_GETARG_DATUM(1)};

@@ -154,6 +154,19 @@ idemq_arg_interval(FunctionCallInfo fcinfo, int n, const char *name, int64 least
 	return idemq_check_interval(name, PG_GETARG_INTERVAL_P(n), least);
 }
 
+/* Returns a jsonb argument, 0 for NULL; raises 54000 for one that is too long. */
+Datum
+idemq_arg_document(FunctionCallInfo fcinfo, int n, const char *name)
+{
+	Datum value;
+
+	if (PG_ARGISNULL(n))
+		return (Datum) 0;
+	value = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(n)));
+	idemq_check_document(name, value, 0);
+	return value;
+}
+
 /* Returns a boolean argument. */
 bool
 idemq_arg_bool(FunctionCallInfo fcinfo, int n, const char *name)
@@ -252,6 +265,14 @@ idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *name, Oid eleme
 						errmsg("%s must have as many elements as %s (%d), not %d", name, other,
 							   count, array->count),
 						errhint("Pass arrays of one length.")));
+}
+
+/* Raises 22004 unless the first two arguments, id and token, say which attempt is meant. */
+void
+idemq_arg_attempt(FunctionCallInfo fcinfo)
+{
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_arg_required(fcinfo, 1, "token");
 }
 
 /* Reads the attempts that the first two arguments name: ids, and a token for each. */

@@ -368,6 +368,7 @@ extern text *idemq_arg_worker(FunctionCallInfo fcinfo, int n);
 extern int64 idemq_interval_usecs(const Interval *interval);
 extern int64 idemq_check_interval(const char *name, const Interval *interval, int64 least);
 extern int64 idemq_arg_interval(FunctionCallInfo fcinfo, int n, const char *name, int64 least);
+extern Datum idemq_arg_document(FunctionCallInfo fcinfo, int n, const char *name);
 extern bool idemq_arg_bool(FunctionCallInfo fcinfo, int n, const char *name);
 extern int32 idemq_check_int(const char *name, int32 value, int32 min, int32 max);
 extern int32 idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32 max);
@@ -389,6 +390,7 @@ extern void idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oi
 extern void idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,
 								 bool nulls_allowed, int count, const char *other, ArrayArg *array);
 
+extern void idemq_arg_attempt(FunctionCallInfo fcinfo);
 extern void idemq_arg_attempts(FunctionCallInfo fcinfo, ArrayArg *ids, ArrayArg *tokens);
 
 /* A row of a result, made column by column. */

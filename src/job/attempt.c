@@ -48,30 +48,9 @@ idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 }
 
 /*
- * As idemq_attempt_find, and locks the row of a current one FOR SHARE to the end of the
- * transaction: what would end the attempt waits, or skips the job.  Raises 40001, and IQ001 at
- * once for one that an open transaction cancels.
- */
-Outcome
-idemq_attempt_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt)
-{
-	for (;;)
-	{
-		Outcome outcome = idemq_attempt_find(table, id, token, attempt);
-
-		if (outcome != OUTCOME_CURRENT)
-			return outcome;
-		idemq_attempt_raise_cancelled(attempt);
-		if (idemq_jobs_lock(table, &attempt->job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
-			return outcome;
-		idemq_jobs_refresh_or_raise(table);
-	}
-}
-
-/*
- * As idemq_attempt_lock, FOR NO KEY UPDATE: nobody else can lock the row then so that a write
- * would wait.  Never waits: OUTCOME_LOCKED when somebody has done so already, a cancel that is
- * open, perhaps.
+ * As idemq_attempt_find, and locks the row of a current one FOR NO KEY UPDATE to the end of the
+ * transaction: nobody else can lock the row then so that a write would wait.  Never waits:
+ * OUTCOME_LOCKED when somebody has done so already, a cancel that is open, perhaps.
  */
 Outcome
 idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt)
@@ -91,7 +70,7 @@ idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt
 }
 
 /*
- * As idemq_attempt_lock, but never waits, and raises nothing for what others do with the job:
+ * As idemq_attempt_hold, but never waits, and raises nothing for what others do with the job:
  * OUTCOME_LOCKED when an open transaction has its row, cancels it, or has changed what this
  * transaction's snapshot is to see.
  */
@@ -189,4 +168,43 @@ idemq_attempt_raise_cancelled(const Attempt *attempt)
 		ereport(ERROR, (errcode(ERRCODE_IDEMQ_LEASE_LOST),
 						errmsg("job %lld is being cancelled", (long long) attempt->id),
 						errhint("Roll back and drop this job; claim another.")));
+}
+
+/* Counts and raises what idemq_attempt_find says of an attempt that is over; returns for others. */
+void
+idemq_attempt_refuse(const Attempt *attempt, Outcome outcome)
+{
+	idemq_attempt_count(attempt, outcome, false);
+	idemq_attempt_raise(attempt, outcome);
+}
+
+/* As idemq_attempt_find; raises IQ001, IQ002 or IQ006 unless the attempt is current. */
+void
+idemq_attempt_find_current(JobsTable *table, int64 id, int64 token, Attempt *attempt)
+{
+	idemq_attempt_refuse(attempt, idemq_attempt_find(table, id, token, attempt));
+}
+
+/*
+ * Locks the row of a current attempt FOR SHARE to the end of the transaction: what would end the
+ * attempt waits, or skips the job.  Returns the job's queue.  Raises IQ001, IQ002 or IQ006 unless
+ * it is current, 40001, and IQ001 at once for one that an open transaction cancels.
+ */
+int32
+idemq_attempt_hold(int64 id, int64 token)
+{
+	JobsTable table;
+	Attempt attempt;
+
+	idemq_jobs_open(&table);
+	for (;;)
+	{
+		idemq_attempt_find_current(&table, id, token, &attempt);
+		idemq_attempt_raise_cancelled(&attempt);
+		if (idemq_jobs_lock(&table, &attempt.job, LockTupleShare, JOB_WAITS) == JOB_WRITTEN)
+			break;
+		idemq_jobs_refresh_or_raise(&table);
+	}
+	idemq_jobs_close(&table);
+	return attempt.queue.id;
 }

@@ -518,7 +518,6 @@ typedef struct Attempt
 } Attempt;
 
 extern Outcome idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt);
-extern Outcome idemq_attempt_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt);
 extern Outcome idemq_attempt_try_share(JobsTable *table, int64 id, int64 token, Attempt *attempt);
 extern Outcome idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt);
 extern bool idemq_attempt_stands(int64 id, int64 token);
@@ -526,6 +525,9 @@ extern bool idemq_attempt_is_gone(JobsTable *table, const Attempt *attempt);
 extern void idemq_attempt_count(const Attempt *attempt, Outcome outcome, bool commit);
 extern void idemq_attempt_raise_cancelled(const Attempt *attempt);
 extern void idemq_attempt_raise(const Attempt *attempt, Outcome outcome);
+extern void idemq_attempt_refuse(const Attempt *attempt, Outcome outcome);
+extern void idemq_attempt_find_current(JobsTable *table, int64 id, int64 token, Attempt *attempt);
+extern int32 idemq_attempt_hold(int64 id, int64 token);
 
 /*
  * finish.c

@@ -199,6 +199,23 @@ SELECT * FROM idemq.check();
 RESET quote_all_identifiers;
 SELECT idemq.drop_queue('words', force => true) IS NOT NULL AS dropped;
 
+-- ---- Nothing behind runs in a parallel query, into which a wrapper that says PARALLEL SAFE can take it
+CREATE FUNCTION safe_they_say(oid) RETURNS boolean PARALLEL SAFE COST 100000 LANGUAGE plpgsql AS 'BEGIN RETURN idemq.looks() IS NULL; END';
+CREATE FUNCTION acts_they_say(oid) RETURNS boolean PARALLEL SAFE COST 100000 LANGUAGE plpgsql AS 'BEGIN RETURN idemq.acts(''x'') IS NULL; END';
+SET parallel_setup_cost = 0;
+SET parallel_tuple_cost = 0;
+SET min_parallel_table_scan_size = 0;
+SET max_parallel_workers_per_gather = 2;
+SELECT count(*) FROM pg_class WHERE safe_they_say(oid);
+SELECT count(*) FROM pg_class WHERE acts_they_say(oid);
+SET max_parallel_workers_per_gather = 0;
+SELECT count(*) FROM pg_class WHERE safe_they_say(oid);
+RESET parallel_setup_cost;
+RESET parallel_tuple_cost;
+RESET min_parallel_table_scan_size;
+RESET max_parallel_workers_per_gather;
+DROP FUNCTION safe_they_say, acts_they_say;
+
 -- ---- A trigger's function is for idemq's own trigger
 CREATE TABLE strange (queue_id int);
 CREATE TRIGGER t AFTER DELETE ON strange FOR EACH ROW EXECUTE FUNCTION idemq.queue_gone();
