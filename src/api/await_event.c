@@ -10,7 +10,7 @@
  * ready_at is the end of the wait, so that no timer is needed; send_event makes it now.  The
  * next attempt calls again.
  *
- * The answer is a step of the job (table/waits.c): each later call hears the same, in other
+ * The answer is a step of the job (table/steps.c): each later call hears the same, in other
  * attempts too, and the time of a wait begins with the first.  An event that came in time and
  * is heard late has arrived: it outweighs the end of the wait, unless that was answered.
  *
@@ -91,23 +91,17 @@ look(Await *await)
 {
 	Step *step = &await->step;
 	TimestampTz now = idemq_now();
-	Datum payload;
+	bool locked = step->state != STEP_NONE;
 
+	/* Of a wait that is there, the beginning and the end stay. */
 	if (step->state != STEP_WAITING)
-	{
-		step->begun_at = now;
-		step->call_until = now + await->timeout;
-	}
-	step->response = (Datum) 0;
+		*step = (Step){.begun_at = now, .call_until = now + await->timeout};
 	step->state = STEP_WAITING;
-	if (idemq_event_find(&(EventName){await->queue_id, await->name.name}, now, &payload))
-	{
+	if (idemq_event_find(&(EventName){await->queue_id, await->name.name}, now, &step->response))
 		step->state = STEP_ARRIVED;
-		step->response = payload;
-	}
 	else if (now >= step->call_until)
 		step->state = STEP_TIMED_OUT;
-	idemq_wait_write(&await->name, await->queue_id, step);
+	(void) idemq_step_write(&await->name, await->queue_id, step, locked);
 }
 
 /* Gives the job back until the end of the wait. */

@@ -53,6 +53,7 @@ typedef struct Begin
 	StepName name;
 	StepCall call;
 	int64 call_timeout;
+	int32 queue_id;
 	BeginOutcome outcome;
 	Step step; /* as it was; its effect key as it is */
 } Begin;
@@ -65,7 +66,7 @@ begin_known(Begin *begin)
 
 	if (step->state == STEP_REFUSED || step->state == STEP_VOID)
 	{
-		idemq_step_begin_again(&begin->name, &begin->call, step);
+		(void) idemq_step_begin(&begin->name, begin->queue_id, &begin->call, step);
 		return BEGIN_NEW;
 	}
 	if (step_is_wait(step->state))
@@ -89,8 +90,7 @@ begin_known(Begin *begin)
 static void
 begin_step(Begin *begin)
 {
-	int32 queue_id = idemq_attempt_hold(begin->name.job_id, begin->name.token);
-
+	begin->queue_id = idemq_attempt_hold(begin->name.job_id, begin->name.token);
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -104,7 +104,7 @@ begin_step(Begin *begin)
 			return;
 		}
 		begin->outcome = BEGIN_NEW;
-		if (idemq_step_insert_open(&begin->name, queue_id, &begin->call, &begin->step))
+		if (idemq_step_begin(&begin->name, begin->queue_id, &begin->call, &begin->step))
 			return;
 	}
 }
@@ -152,8 +152,7 @@ answer(FunctionCallInfo fcinfo, const Begin *begin)
 			   TimestampTzGetDatum(is_new ? begin->call.begun_at : step->begun_at));
 	row_add_if(&row, begin->outcome == BEGIN_BUSY,
 			   idemq_interval_datum(step->call_until - begin->call.begun_at));
-	row_add_if(&row, step->effect_key != NULL,
-			   step->effect_key == NULL ? 0 : CStringGetTextDatum(step->effect_key));
+	row_add_if(&row, step->effect_key != 0, step->effect_key);
 	return idemq_row_datum(fcinfo, row.values, row.nulls);
 }
 

@@ -133,25 +133,26 @@ refuse_stranger(const StepEnding *ending)
 static bool
 do_inside(StepEnding *ending, Datum response)
 {
+	const Step done = {.state = STEP_DONE, .response = response};
+
 	check_current(ending);
 	switch (ending->step.state)
 	{
-		case STEP_NONE:
-			return idemq_step_insert_done(&ending->name, ending->attempt.queue.id, response);
 		case STEP_OPEN:
 			refuse_stranger(ending);
 		case STEP_DONE:
 			refuse_repetition(ending);
-		case STEP_REFUSED:
-		case STEP_VOID:
-			idemq_step_do_inside(&ending->name, response);
-			break;
 		case STEP_WAITING:
 		case STEP_ARRIVED:
 		case STEP_TIMED_OUT:
 			idemq_step_refuse_event(&ending->name);
+		case STEP_NONE:
+		case STEP_REFUSED:
+		case STEP_VOID:
+			break;
 	}
-	return true;
+	return idemq_step_write(&ending->name, ending->attempt.queue.id, &done,
+							ending->step.state != STEP_NONE);
 }
 
 /*

@@ -46,7 +46,7 @@ add_row(JobsTable *table, const DependencyGone *parent, Tuplestorestate *store, 
 		values[3] = job.row->tts_values[COL_RESULT];
 		nulls[3] = job.row->tts_isnull[COL_RESULT] || (!allowed && !seen);
 	}
-	else if (parent->gone_as >= 0)
+	else if (parent->gone)
 	{
 		values[2] = ObjectIdGetDatum(idemq_oids()->status[parent->gone_as]);
 		nulls[2] = false;

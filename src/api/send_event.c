@@ -5,7 +5,7 @@
  *
  * An event is kept at least for the queue's idempotency_window, so that a job that asks for
  * it later hears it too; the first one of its name stays for so long, and later ones are
- * duplicates.  Each job that waits is answered at once (table/waits.c), and one that sleeps
+ * duplicates.  Each job that waits is answered at once (table/events.c), and one that sleeps
  * for that is made ready, by the event of a reschedule: after the commit its cursor is lowered
  * and sleepers are told, as of any job that becomes ready.
  *

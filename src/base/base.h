@@ -517,14 +517,37 @@ extern Datum idemq_outcome_datum(Outcome outcome);
 
 #define SQL_MAX_ARGS 24
 
-/* One statement; static in the file that runs it, its plan prepared at first use. */
+/* The field of a struct that takes a column. */
+typedef struct SqlField
+{
+	uint16 offset;
+	uint16 size;
+	const char *const *names; /* text is the number that it has here, up to NULL */
+} SqlField;
+
+/* clang-format off */
+#define SQL_FIELD(type, field) {offsetof(type, field), sizeof(((type *) NULL)->field), NULL}
+#define SQL_CHOICE(type, field, names) {offsetof(type, field), sizeof(int), names}
+/* clang-format on */
+
+/*
+ * One statement; static in the file that runs it, its plan prepared at first use.
+ *
+ * Arguments may come without an array of nulls: those of a type that goes by reference are
+ * then NULL where the Datum is 0.
+ */
 typedef struct SqlStatement
 {
 	const char *text;
 	int nargs; /* 0: as many as there are types */
 	Oid types[SQL_MAX_ARGS];
-	bool few; /* each run is for few rows: no table is read as a whole, if that can be */
+	bool few;	   /* each run is for few rows: no table is read as a whole, if that can be */
+	bool in_order; /* as idemq_spi_in_order */
+	bool on_jobs;  /* it writes idemq.jobs: as idemq_spi_begin_on_jobs */
+	bool locks;	   /* or writes: its rows are read by the transaction's snapshot */
+	const SqlField *fields; /* what its columns are, in order, of a caller's struct */
 	SPIPlanPtr plan;
+	uint32 by_reference; /* bits of arguments; set with the plan */
 } SqlStatement;
 
 /* What idemq_spi_begin changed and idemq_spi_end puts back. */
@@ -548,6 +571,9 @@ extern uint64 idemq_spi_do(SqlStatement *statement, const Datum *args, const cha
 extern Datum idemq_int8_array(const int64 *values, int count);
 extern void idemq_spi_do_for_ids(SqlStatement *statement, const int64 *ids, int count);
 extern bool idemq_spi_finds(SqlStatement *statement, const Datum *args, const char *nulls);
+extern void idemq_spi_read(uint64 row, const SqlField *fields, void *target, MemoryContext context);
+extern bool idemq_spi_row(SqlStatement *statement, const Datum *args, void *row, Size size);
+extern void *idemq_spi_rows(SqlStatement *statement, const Datum *args, Size size, int *count);
 extern Datum idemq_spi_value(uint64 row, int column, bool *isnull);
 extern int64 idemq_spi_int64(uint64 row, int column, bool *isnull);
 extern void idemq_spi_end(SqlScope *scope);

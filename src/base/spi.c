@@ -8,7 +8,8 @@
  *		n = idemq_spi_run(&statement, args, nulls, SPI_OK_...);
  *		idemq_spi_end(&scope);
  *
- * or, for one statement whose rows nobody reads, idemq_spi_do and idemq_spi_finds.
+ * or, for one statement: whose rows nobody reads, idemq_spi_do and idemq_spi_finds; whose rows
+ * are structs, idemq_spi_row and idemq_spi_rows.
  *
  * Between begin and end the user is the owner of idemq's tables, in a
  * security-restricted context, and search_path is pinned, so that nothing that
@@ -20,17 +21,25 @@
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/array.h"
+#include "utils/builtins.h"
 #include "utils/guc.h"
+#include "utils/jsonb.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
 #include "base/base.h"
 
-/* Becomes the owner, with those flags, pins search_path and connects to SPI. */
+/*
+ * Becomes the owner, in a security-restricted context unless idemq.jobs is written, pins
+ * search_path and connects to SPI.
+ */
 static void
-begin(SqlScope *scope, int flags)
+begin(SqlScope *scope, bool on_jobs)
 {
 	GetUserIdAndSecContext(&scope->user, &scope->sec_context);
-	SetUserIdAndSecContext(idemq_oids()->owner, scope->sec_context | flags);
+	SetUserIdAndSecContext(idemq_oids()->owner, scope->sec_context | SECURITY_LOCAL_USERID_CHANGE |
+													(on_jobs ? 0 : SECURITY_RESTRICTED_OPERATION));
 	scope->guc_level = NewGUCNestLevel();
 	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
 							 GUC_ACTION_SAVE, true, 0, false);
@@ -41,7 +50,7 @@ begin(SqlScope *scope, int flags)
 void
 idemq_spi_begin(SqlScope *scope)
 {
-	begin(scope, SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
+	begin(scope, false);
 }
 
 /*
@@ -51,7 +60,7 @@ idemq_spi_begin(SqlScope *scope)
 void
 idemq_spi_begin_on_jobs(SqlScope *scope)
 {
-	begin(scope, SECURITY_LOCAL_USERID_CHANGE);
+	begin(scope, true);
 }
 
 /*
@@ -76,25 +85,57 @@ idemq_spi_in_order(void)
 							 true, 0, false);
 }
 
-static SPIPlanPtr
-prepared(SqlStatement *statement)
+/* Prepares a statement's plan at its first use. */
+static void
+prepare(SqlStatement *statement)
 {
-	if (statement->few)
+	SPIPlanPtr plan;
+
+	while (statement->nargs < SQL_MAX_ARGS && OidIsValid(statement->types[statement->nargs]))
+		statement->nargs++;
+	for (int i = 0; i < statement->nargs; i++)
+		statement->by_reference |= get_typbyval(statement->types[i]) ? 0 : 1U << i;
+	plan = SPI_prepare(statement->text, statement->nargs, statement->types);
+	if (plan == NULL || SPI_keepplan(plan) != 0)
+		elog(ERROR, "cannot prepare \"%s\": %s", statement->text,
+			 SPI_result_code_string(SPI_result));
+	statement->plan = plan;
+}
+
+/*
+ * Runs a statement under a registered snapshot, or, with NULL, the transaction's own, and then
+ * it may write; returns what SPI does.
+ */
+static int
+execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
+{
+	char flags[SQL_MAX_ARGS];
+
+	if (statement->in_order)
+		idemq_spi_in_order();
+	else if (statement->few)
 		idemq_spi_no_seqscan();
 	if (statement->plan == NULL)
+		prepare(statement);
+	if (nulls == NULL && statement->by_reference != 0)
 	{
-		int nargs = statement->nargs;
-		SPIPlanPtr plan;
-
-		while (nargs < SQL_MAX_ARGS && OidIsValid(statement->types[nargs]))
-			nargs++;
-		plan = SPI_prepare(statement->text, nargs, statement->types);
-		if (plan == NULL || SPI_keepplan(plan) != 0)
-			elog(ERROR, "cannot prepare \"%s\": %s", statement->text,
-				 SPI_result_code_string(SPI_result));
-		statement->plan = plan;
+		for (int i = 0; i < statement->nargs; i++)
+			flags[i] = (statement->by_reference & (1U << i)) && args[i] == (Datum) 0 ? 'n' : ' ';
+		nulls = flags;
 	}
-	return statement->plan;
+	if (snapshot == NULL)
+		return SPI_execute_plan(statement->plan, (Datum *) args, nulls, false, 0);
+	return SPI_execute_snapshot(statement->plan, (Datum *) args, nulls, snapshot, InvalidSnapshot,
+								true, false, 0);
+}
+
+/* Returns the number of rows of a statement that was run; an error if it did not do that. */
+static uint64
+rows_of(const SqlStatement *statement, int code, bool expected)
+{
+	if (!expected)
+		elog(ERROR, "\"%s\" returned %s", statement->text, SPI_result_code_string(code));
+	return SPI_processed;
 }
 
 /*
@@ -104,23 +145,18 @@ prepared(SqlStatement *statement)
 uint64
 idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls, int expected)
 {
-	int code = SPI_execute_plan(prepared(statement), (Datum *) args, nulls, false, 0);
+	int code = execute(statement, args, nulls, NULL);
 
-	if (code != expected)
-		elog(ERROR, "\"%s\" returned %s", statement->text, SPI_result_code_string(code));
-	return SPI_processed;
+	return rows_of(statement, code, code == expected);
 }
 
 /* Runs a query under a registered snapshot; returns its number of rows. */
 uint64
 idemq_spi_query_at(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
 {
-	int code = SPI_execute_snapshot(prepared(statement), (Datum *) args, nulls, snapshot,
-									InvalidSnapshot, true, false, 0);
+	int code = execute(statement, args, nulls, snapshot);
 
-	if (code != SPI_OK_SELECT)
-		elog(ERROR, "\"%s\" returned %s", statement->text, SPI_result_code_string(code));
-	return SPI_processed;
+	return rows_of(statement, code, code == SPI_OK_SELECT);
 }
 
 /*
@@ -137,19 +173,24 @@ idemq_spi_query_latest(SqlStatement *statement, const Datum *args, const char *n
 	return rows;
 }
 
+/* As idemq_spi_run, of a statement that may be of any kind. */
+static uint64
+run_any(SqlStatement *statement, const Datum *args, const char *nulls)
+{
+	int code = execute(statement, args, nulls, NULL);
+
+	return rows_of(statement, code, code >= 0);
+}
+
 /* Runs one statement as the owner, of which nobody reads rows; returns their number. */
 uint64
 idemq_spi_do(SqlStatement *statement, const Datum *args, const char *nulls)
 {
 	SqlScope scope;
 	uint64 rows;
-	int code;
 
-	idemq_spi_begin(&scope);
-	code = SPI_execute_plan(prepared(statement), (Datum *) args, nulls, false, 0);
-	if (code < 0)
-		elog(ERROR, "\"%s\" returned %s", statement->text, SPI_result_code_string(code));
-	rows = SPI_processed;
+	begin(&scope, statement->on_jobs);
+	rows = run_any(statement, args, nulls);
 	idemq_spi_end(&scope);
 	return rows;
 }
@@ -221,6 +262,137 @@ idemq_spi_int64(uint64 row, int column, bool *isnull)
 	if (isnull != NULL)
 		*isnull = is_null;
 	return is_null ? 0 : DatumGetInt64(value);
+}
+
+/* Writes a value that is not NULL to a field; returns how long the field has to be. */
+static Size
+read_field(Oid type, Datum value, const SqlField *field, void *target, MemoryContext context)
+{
+	MemoryContext old;
+
+	switch (type)
+	{
+		case BOOLOID:
+			*(bool *) target = DatumGetBool(value);
+			return sizeof(bool);
+		case INT4OID:
+		case OIDOID:
+		case XIDOID:
+			*(int32 *) target = DatumGetInt32(value);
+			return sizeof(int32);
+		case INT8OID:
+		case TIMESTAMPTZOID:
+			*(int64 *) target = DatumGetInt64(value);
+			return sizeof(int64);
+		case INTERVALOID:
+			*(int64 *) target = idemq_interval_usecs(DatumGetIntervalP(value));
+			return sizeof(int64);
+		case FLOAT8OID:
+			*(double *) target = DatumGetFloat8(value);
+			return sizeof(double);
+		case NAMEOID:
+			*(NameData *) target = *DatumGetName(value);
+			return sizeof(NameData);
+		case TEXTOID:
+		case JSONBOID:
+		case BYTEAOID:
+			if (field->names != NULL)
+			{
+				char *name = TextDatumGetCString(value);
+				int i = 0;
+
+				while (field->names[i] != NULL && strcmp(field->names[i], name) != 0)
+					i++;
+				if (field->names[i] == NULL)
+					elog(ERROR, "unknown name \"%s\" in a row", name);
+				*(int *) target = i;
+				return sizeof(int);
+			}
+			if (field->size != sizeof(Datum))
+			{
+				text_to_cstring_buffer(DatumGetTextPP(value), target, field->size);
+				return field->size;
+			}
+			old = MemoryContextSwitchTo(context);
+			*(Datum *) target = PointerGetDatum(PG_DETOAST_DATUM_COPY(value));
+			MemoryContextSwitchTo(old);
+			return sizeof(Datum);
+		default:
+			if (type != idemq_oids()->status_type)
+				elog(ERROR, "a column of type %u has no field", type);
+			*(JobStatus *) target = idemq_status_from_oid(DatumGetObjectId(value));
+			return sizeof(JobStatus);
+	}
+}
+
+/*
+ * Reads a row, from 0, of the last result into a struct by its fields, of which each takes a
+ * column, in order: intervals in microseconds, a status as a JobStatus, text and jsonb in that
+ * memory context or, as a string, in an array of the struct.  What is NULL stays as it is.
+ */
+void
+idemq_spi_read(uint64 row, const SqlField *fields, void *target, MemoryContext context)
+{
+	TupleDesc desc = SPI_tuptable->tupdesc;
+
+	for (int i = 0; i < desc->natts; i++)
+	{
+		bool isnull;
+		Datum value = SPI_getbinval(SPI_tuptable->vals[row], desc, i + 1, &isnull);
+		char *field = (char *) target + fields[i].offset;
+
+		if (!isnull && read_field(SPI_gettypeid(desc, i + 1), value, &fields[i], field, context) !=
+						   fields[i].size)
+			elog(ERROR, "column %d of a row has a field of another size", i + 1);
+	}
+}
+
+/* Runs a statement as idemq_spi_row and idemq_spi_rows do. */
+static uint64
+run_for_rows(SqlStatement *statement, const Datum *args)
+{
+	return statement->locks ? run_any(statement, args, NULL)
+							: idemq_spi_query_latest(statement, args, NULL);
+}
+
+/*
+ * Runs a statement as the owner and reads its first row by its fields; what is NULL is 0.  Under
+ * the latest snapshot, unless it locks.  False when there is none, and all of the row is 0.
+ */
+bool
+idemq_spi_row(SqlStatement *statement, const Datum *args, void *row, Size size)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	SqlScope scope;
+	bool found;
+
+	memset(row, 0, size);
+	begin(&scope, statement->on_jobs);
+	found = run_for_rows(statement, args) > 0;
+	if (found)
+		idemq_spi_read(0, statement->fields, row, caller);
+	idemq_spi_end(&scope);
+	return found;
+}
+
+/* As idemq_spi_row, of all rows: returns an array of such structs, palloc'ed. */
+void *
+idemq_spi_rows(SqlStatement *statement, const Datum *args, Size size, int *count)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	SqlScope scope;
+	uint64 found;
+	char *rows;
+
+	begin(&scope, statement->on_jobs);
+	found = run_for_rows(statement, args);
+	rows = MemoryContextAllocHuge(caller, Max(found, 1) * size);
+	memset(rows, 0, found * size);
+	for (uint64 i = 0; i < found; i++)
+		idemq_spi_read(i, statement->fields, rows + i * size, caller);
+	*count = (int) found;
+	idemq_spi_end(&scope);
+	return rows;
 }
 
 /* Puts back what idemq_spi_begin changed. */

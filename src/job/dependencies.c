@@ -324,30 +324,26 @@ note_edge(const DependencyEdge *edge)
 void
 idemq_dependencies_learn(const QueueInfo *queue)
 {
+	DependencyEdge last = {PG_INT64_MIN, PG_INT64_MIN, 0, 0};
+	int count = idemq_dependencies_exist() ? LEARN_BATCH : 0;
 	bool unseen = false;
-	DependencyEdge *edges;
-	int count;
 
 	if (idemq_dependencies_is_known(queue->slot))
 		return;
-	if (idemq_dependencies_exist() && !may_look_for_others())
+	if (count > 0 && !may_look_for_others())
 		return;
 	idemq_dependencies_learn_begin();
-	if (idemq_dependencies_exist())
+	while (count == LEARN_BATCH)
 	{
-		edges = palloc(LEARN_BATCH * sizeof(DependencyEdge));
-		edges[0] = (DependencyEdge){PG_INT64_MIN, PG_INT64_MIN, 0, 0};
-		do
+		DependencyEdge *edges = idemq_dependency_edges(&last, LEARN_BATCH, &count);
+
+		for (int i = 0; i < count; i++)
 		{
-			count = idemq_dependency_edges(edges, LEARN_BATCH);
-			for (int i = 0; i < count; i++)
-			{
-				note_edge(&edges[i]);
-				unseen |= edges[i].parent_queue == 0;
-			}
-			if (count > 0)
-				edges[0] = edges[count - 1];
-		} while (count == LEARN_BATCH);
+			note_edge(&edges[i]);
+			unseen |= edges[i].parent_queue == 0;
+		}
+		if (count > 0)
+			last = edges[count - 1];
 		pfree(edges);
 	}
 	idemq_dependencies_learn_end(unseen);

@@ -17,7 +17,7 @@
 static SqlStatement add_attempt = {
 	.text =
 		"INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, worker, claimed_at, ended_at, "
-		"outcome, error, details) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) "
+		"outcome, error, details) VALUES ($1, $2, $3, $4, $5, nullif($6, '-infinity'), $7, $8, $9, $10) "
 		"ON CONFLICT (job_id, token) DO UPDATE SET ended_at = excluded.ended_at, "
 		"outcome = excluded.outcome, error = excluded.error, details = excluded.details",
 	.types = {INT8OID, INT8OID, INT4OID, INT4OID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TEXTOID,
@@ -33,28 +33,19 @@ idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outc
 						  Jsonb *details)
 {
 	TupleTableSlot *row = job->row;
-	Datum values[10];
-	char nulls[] = "          ";
+	Datum values[] = {Int64GetDatum(job->id),
+					  Int64GetDatum(job->token),
+					  Int32GetDatum(job->queue_id),
+					  Int32GetDatum(job->attempt),
+					  row->tts_isnull[COL_WORKER] ? (Datum) 0 : row->tts_values[COL_WORKER],
+					  row->tts_isnull[COL_CLAIMED_AT] ? TimestampTzGetDatum(DT_NOBEGIN)
+													  : row->tts_values[COL_CLAIMED_AT],
+					  TimestampTzGetDatum(ended_at),
+					  CStringGetTextDatum(outcome),
+					  PointerGetDatum(error),
+					  PointerGetDatum(details)};
 
-	values[0] = Int64GetDatum(job->id);
-	values[1] = Int64GetDatum(job->token);
-	values[2] = Int32GetDatum(job->queue_id);
-	values[3] = Int32GetDatum(job->attempt);
-	values[4] = row->tts_values[COL_WORKER];
-	values[5] = row->tts_values[COL_CLAIMED_AT];
-	values[6] = TimestampTzGetDatum(ended_at);
-	values[7] = CStringGetTextDatum(outcome);
-	values[8] = PointerGetDatum(error);
-	values[9] = PointerGetDatum(details);
-	if (row->tts_isnull[COL_WORKER])
-		nulls[4] = 'n';
-	if (row->tts_isnull[COL_CLAIMED_AT])
-		nulls[5] = 'n';
-	if (error == NULL)
-		nulls[8] = 'n';
-	if (details == NULL)
-		nulls[9] = 'n';
-	(void) idemq_spi_do(&add_attempt, values, nulls);
+	(void) idemq_spi_do(&add_attempt, values, NULL);
 }
 
 /*
@@ -86,16 +77,14 @@ bool
 idemq_attempt_history_has_commit(int64 job_id, int64 token)
 {
 	Datum values[] = {Int64GetDatum(job_id), Int64GetDatum(token)};
-	bool found;
 
-	found = idemq_spi_finds(&find_commit, values, NULL);
-	return found;
+	return idemq_spi_finds(&find_commit, values, NULL);
 }
 
 static SqlStatement find_ends =
 	{.text = "SELECT FROM (SELECT outcome, error FROM idemq.attempts WHERE job_id = $1 "
 			 "AND (outcome <> 'released' OR $3 = 'released') ORDER BY token DESC LIMIT $2) AS a "
-			 "WHERE a.outcome = $3 AND ($4 IS NULL OR a.error = $4)",
+			 "WHERE a.outcome = $3 AND ($4 IS NULL OR a.error = $4) HAVING count(*) = $2",
 	 .types = {INT8OID, INT4OID, TEXTOID, TEXTOID}};
 
 /*
@@ -108,15 +97,9 @@ idemq_attempt_history_ended_by(int64 job_id, const char *outcome, const char *er
 {
 	Datum values[] = {Int64GetDatum(job_id), Int32GetDatum(attempts), CStringGetTextDatum(outcome),
 					  error != NULL ? CStringGetTextDatum(error) : (Datum) 0};
-	SqlScope scope;
-	bool all;
 
 	CommandCounterIncrement(); /* to see what this transaction has added */
-	idemq_spi_begin(&scope);
-	all = idemq_spi_query_latest(&find_ends, values, error != NULL ? "    " : "   n") ==
-		  (uint64) attempts;
-	idemq_spi_end(&scope);
-	return all;
+	return idemq_spi_finds(&find_ends, values, NULL);
 }
 
 static SqlStatement forget_attempts = {.few = true,

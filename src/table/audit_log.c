@@ -19,13 +19,10 @@
 #include "base/base.h"
 #include "table/table.h"
 
-#define COLUMNS 10
-
 static SqlStatement add_entry =
 	{.text = "INSERT INTO idemq.audit (at, session_role, role, action, queue_id, queue, job_id, "
-			 "jobs, details) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, "
+			 "jobs, details) VALUES ($1, $2, $3, $4, $5, $6, nullif($7, 0), nullif($8, 0), "
 			 "coalesce($9, jsonb_object($10)))",
-	 .nargs = COLUMNS,
 	 .types = {TIMESTAMPTZOID, NAMEOID, NAMEOID, TEXTOID, INT4OID, TEXTOID, INT8OID, INT8OID,
 			   JSONBOID, TEXTARRAYOID}};
 
@@ -60,24 +57,18 @@ role_name(Oid role, NameData *name)
 void
 idemq_audit(const AuditEntry *entry)
 {
-	Datum values[COLUMNS];
-	char nulls[] = "          ";
 	NameData session_role;
 	NameData role;
+	Datum values[] = {TimestampTzGetDatum(idemq_now()),
+					  role_name(GetSessionUserId(), &session_role),
+					  role_name(GetUserId(), &role),
+					  CStringGetTextDatum(entry->action),
+					  Int32GetDatum(entry->queue->id),
+					  CStringGetTextDatum(entry->queue->name),
+					  Int64GetDatum(entry->job_id),
+					  Int64GetDatum(entry->jobs),
+					  entry->details,
+					  members_of(entry)};
 
-	values[0] = TimestampTzGetDatum(idemq_now());
-	values[1] = role_name(GetSessionUserId(), &session_role);
-	values[2] = role_name(GetUserId(), &role);
-	values[3] = CStringGetTextDatum(entry->action);
-	values[4] = Int32GetDatum(entry->queue->id);
-	values[5] = CStringGetTextDatum(entry->queue->name);
-	values[6] = Int64GetDatum(entry->job_id);
-	values[7] = Int64GetDatum(entry->jobs);
-	values[8] = entry->details;
-	values[9] = members_of(entry);
-	nulls[6] = entry->job_id == 0 ? 'n' : ' ';
-	nulls[7] = entry->jobs == 0 ? 'n' : ' ';
-	nulls[8] = values[8] == (Datum) 0 ? 'n' : ' ';
-	nulls[9] = values[9] == (Datum) 0 ? 'n' : ' ';
-	(void) idemq_spi_do(&add_entry, values, nulls);
+	(void) idemq_spi_do(&add_entry, values, NULL);
 }

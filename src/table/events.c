@@ -1,6 +1,7 @@
 /*
  * table/events.c
- *		Events that were sent to a queue: the rows of idemq.events, and the lock of a name.
+ *		Events that were sent to a queue: the rows of idemq.events, and the lock of a name; and
+ *		the waits of jobs for them: rows of idemq.steps, named as the event.
  *
  * A row for each name of a queue.  It counts until keep_until, which is its queue's
  * idempotency_window after it was sent; then it is as if it were not there, retention deletes
@@ -17,9 +18,27 @@
  * guess of a name; unlike a secret of the running server it is the same after a restart, for
  * the sake of prepared transactions.  Two names with one hash wait for each other, and
  * nothing else.
+ *
+ * A wait (api/await_event.c writes it) is
+ *
+ *	waiting		the attempt of token gave the job back, to be woken by the event, or at
+ *				call_until; begun_at is when the job first asked
+ *	arrived		response is the event's payload
+ *	timed_out	none came until call_until.  That stands: the job decided by it
+ *
+ * A wait that was answered is so for good, however often the job is tried, until the job gets
+ * another payload (void, as any step).
+ *
+ * Who answers: send_event, for each job that waits when it is sent, so that the event itself
+ * may be forgotten after its time; otherwise the attempt that asks next.
+ *
+ * Locks: whoever writes a wait holds the job's row (table/steps.c) and the event's name, the
+ * attempt shared, the sender alone: so there are not two of them at a time, but for two calls of
+ * one attempt, and these take the job's row one after the other.
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
@@ -36,16 +55,28 @@
 /* Fourth field of our lock tags: "ev"; that of api/acquire.c is another. */
 #define ADVISORY_CLASS 0x6576
 
-static SqlStatement find_event = {.text = "SELECT payload FROM idemq.events WHERE queue_id = $1 "
+static SqlStatement find_event = {.few = true,
+								  .text = "SELECT payload FROM idemq.events WHERE queue_id = $1 "
 										  "AND name = $2 AND keep_until > $3",
-								  .nargs = 3,
-								  .types = {INT4OID, TEXTOID, TIMESTAMPTZOID}};
+								  .types = {INT4OID, TEXTOID, TIMESTAMPTZOID},
+								  .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 static SqlStatement write_event =
 	{.text = "INSERT INTO idemq.events (queue_id, name, payload, sent_at, keep_until) "
 			 "VALUES ($1, $2, $3, $4, $5) ON CONFLICT (queue_id, name) DO UPDATE SET "
 			 "payload = $3, sent_at = $4, keep_until = $5",
-	 .nargs = 5,
 	 .types = {INT4OID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
+static SqlStatement find_waiters =
+	{.few = true,
+	 .text = "SELECT job_id, token FROM idemq.steps WHERE queue_id = $1 AND name = $2 "
+			 "AND state = 'waiting' ORDER BY job_id",
+	 .types = {INT4OID, TEXTOID},
+	 .fields = (const SqlField[]){SQL_FIELD(Waiter, job_id), SQL_FIELD(Waiter, token)}};
+static SqlStatement answer_waiters =
+	{.few = true,
+	 .text = "UPDATE idemq.steps SET state = 'arrived', response = $3, "
+			 "answered_at = clock_timestamp() WHERE job_id = ANY ($1) AND name = $2 "
+			 "AND state = 'waiting'",
+	 .types = {INT8ARRAYOID, TEXTOID, JSONBOID}};
 
 /* Names the lock of an event. */
 static void
@@ -83,34 +114,13 @@ idemq_event_lock(const EventName *event, LOCKMODE mode)
 	AcceptInvalidationMessages();
 }
 
-/*
- * Finds an event that counts at a time; *payload in the caller's memory context, 0 for NULL.
- * Its name is locked.
- */
+/* Finds an event that counts at a time; *payload: 0 for NULL.  Its name is locked. */
 bool
 idemq_event_find(const EventName *event, TimestampTz now, Datum *payload)
 {
 	Datum values[] = {Int32GetDatum(event->queue_id), event->name, TimestampTzGetDatum(now)};
-	MemoryContext caller = CurrentMemoryContext;
-	SqlScope scope;
-	bool found;
 
-	*payload = (Datum) 0;
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	found = idemq_spi_query_latest(&find_event, values, NULL) > 0;
-	if (found)
-	{
-		bool isnull;
-		Datum value = idemq_spi_value(0, 1, &isnull);
-		MemoryContext old = MemoryContextSwitchTo(caller);
-
-		if (!isnull)
-			*payload = PointerGetDatum(PG_DETOAST_DATUM_COPY(value));
-		MemoryContextSwitchTo(old);
-	}
-	idemq_spi_end(&scope);
-	return found;
+	return idemq_spi_row(&find_event, values, payload, sizeof(*payload));
 }
 
 /*
@@ -123,10 +133,33 @@ idemq_event_write(const EventName *event, Datum payload, TimestampTz now, Timest
 {
 	Datum values[] = {Int32GetDatum(event->queue_id), event->name, payload,
 					  TimestampTzGetDatum(now), TimestampTzGetDatum(keep_until)};
-	char nulls[] = {' ', ' ', payload == (Datum) 0 ? 'n' : ' ', ' ', ' ', '\0'};
-	SqlScope scope;
 
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&write_event, values, nulls, SPI_OK_INSERT);
-	idemq_spi_end(&scope);
+	(void) idemq_spi_do(&write_event, values, NULL);
+}
+
+/* Returns the jobs that wait for an event, by their ids; its name is locked. */
+Waiter *
+idemq_waits_for(const EventName *event, int *count)
+{
+	Datum values[] = {Int32GetDatum(event->queue_id), event->name};
+
+	return idemq_spi_rows(&find_waiters, values, sizeof(Waiter), count);
+}
+
+/*
+ * Answers the waits of jobs whose rows are held.  Above READ COMMITTED raises 40001 when it
+ * does not see all of them.
+ */
+void
+idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count, Datum payload)
+{
+	Datum values[] = {idemq_int8_array(job_ids, count), event->name, payload};
+
+	if (count > 0 && idemq_spi_do(&answer_waiters, values, NULL) < (uint64) count &&
+		IsolationUsesXactSnapshot())
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("jobs wait for event \"%s\" that this transaction cannot see",
+						TextDatumGetCString(event->name)),
+				 errhint("Run the transaction again, or idemq.send_event at READ COMMITTED.")));
 }

@@ -50,39 +50,64 @@ static SqlStatement find_wait =
 	"WHERE d.child = " child " AND d.parent >= " id " ORDER BY d.parent OFFSET 0) x "
 #define STATUS "coalesce(x.job[1], x.gone_as::text, 'completed')"
 
+#define PARENT_FIELDS(type, parent)                                                                \
+	SQL_FIELD(type, parent id), SQL_FIELD(type, parent status), SQL_FIELD(type, parent queue_id),  \
+		SQL_FIELD(type, parent gone)
+
+static const char *const failure_names[] =
+	{[FAILURE_CANCELS] = "cancel", [FAILURE_WAITS] = "wait", [FAILURE_RUNS] = "run", NULL};
+
 /* Of each child what it waits for, and the first of its parents that is in its way. */
-static SqlStatement find_looks = {
-	.text =
-		"SELECT c.job_id, c.on_parent_failure, c.group_key, c.waits_for, o.parent, o.status, "
-		"o.queue_id, o.gone, (SELECT j.xmin FROM idemq.jobs j WHERE j.id = m.id) FROM unnest($1) m (id) CROSS JOIN LATERAL (SELECT * "
-		"FROM idemq.children WHERE job_id = m.id OFFSET 0) c LEFT JOIN LATERAL (SELECT x.parent, " STATUS
-		" AS status, x.job[2]::int4 AS queue_id, x.job IS NULL AS gone FROM " PARENTS_FROM(
-			"c.job_id",
-			"c.waits_for") "WHERE " STATUS " <> 'completed' "
-						   "AND (c.on_parent_failure <> 'run' OR x.job IS NOT NULL "
-						   "AND x.job[1] NOT IN ('dead', 'cancelled')) LIMIT 1) o ON true "
-						   "WHERE EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = m.id)",
-	.types = {INT8ARRAYOID}};
-static SqlStatement find_failed = {.text = "SELECT x.parent, " STATUS
-										   ", x.job[2]::int4, x.job IS NULL FROM " PARENTS_FROM(
-											   "$1", "$2") "WHERE " STATUS
-														   " IN ('dead', 'cancelled') LIMIT 1",
-								   .types = {INT8OID, INT8OID}};
+static SqlStatement find_looks =
+	{.in_order = true,
+	 .text =
+		 "SELECT c.job_id, c.on_parent_failure, c.group_key, c.waits_for, o.parent IS NULL, "
+		 "(SELECT j.xmin FROM idemq.jobs j WHERE j.id = m.id), o.parent, "
+		 "o.status::idemq.status, o.queue_id, o.gone FROM unnest($1) m (id) CROSS JOIN LATERAL "
+		 "(SELECT * FROM idemq.children WHERE job_id = m.id OFFSET 0) c LEFT JOIN LATERAL "
+		 "(SELECT x.parent, " STATUS
+		 " AS status, x.job[2]::int4 AS queue_id, x.job IS NULL AS gone "
+		 "FROM " PARENTS_FROM(
+			 "c.job_id",
+			 "c.waits_for") "WHERE " STATUS " <> 'completed' "
+							"AND (c.on_parent_failure <> 'run' OR x.job IS NOT NULL "
+							"AND x.job[1] NOT IN ('dead', 'cancelled')) LIMIT 1) o ON true "
+							"WHERE EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = m.id)",
+	 .types = {INT8ARRAYOID},
+	 .fields =
+		 (const SqlField[]){SQL_FIELD(DependencyLook, id),
+							SQL_CHOICE(DependencyLook, on_failure, failure_names),
+							SQL_FIELD(DependencyLook, group), SQL_FIELD(DependencyLook, waits_for),
+							SQL_FIELD(DependencyLook, is_free), SQL_FIELD(DependencyLook, version),
+							PARENT_FIELDS(DependencyLook, obstacle.)}};
+static SqlStatement find_failed =
+	{.in_order = true,
+	 .text = "SELECT x.parent, (" STATUS
+			 ")::idemq.status, x.job[2]::int4, x.job IS NULL FROM " PARENTS_FROM(
+				 "$1", "$2") "WHERE " STATUS " IN ('dead', 'cancelled') LIMIT 1",
+	 .types = {INT8OID, INT8OID},
+	 .fields = (const SqlField[]){PARENT_FIELDS(DependencyParent, )}};
 static SqlStatement find_queue = {.text = "SELECT queue_id FROM idemq.jobs WHERE id = $1",
-								  .types = {INT8OID}};
+								  .types = {INT8OID},
+								  .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
 /* Row by row, as above: statistics may say that a job has all children, or none. */
 static SqlStatement find_children =
-	{.text = "SELECT job_id, queue_id, true FROM idemq.children WHERE waits_for = $1 "
+	{.few = true,
+	 .text = "SELECT job_id, queue_id, true FROM idemq.children WHERE waits_for = $1 "
 			 "UNION ALL SELECT x.child, x.queue_id, false FROM (SELECT d.child, "
 			 "(SELECT c.queue_id FROM idemq.children c WHERE c.job_id = d.child "
 			 "AND c.on_parent_failure = 'cancel') AS queue_id FROM idemq.dependencies d "
 			 "WHERE d.parent = $1 AND NOT EXISTS (SELECT FROM idemq.jobs j "
 			 "WHERE j.id = $1 AND j.status NOT IN ('dead', 'cancelled')) OFFSET 0) x "
 			 "WHERE x.queue_id IS NOT NULL ORDER BY 1",
-	 .types = {INT8OID}};
+	 .types = {INT8OID},
+	 .fields = (const SqlField[]){SQL_FIELD(DependencyChild, id),
+								  SQL_FIELD(DependencyChild, queue_id),
+								  SQL_FIELD(DependencyChild, watches)}};
 /* Those that a look may change: their parents are done, or one of them has failed. */
 static SqlStatement find_resolvable =
-	{.text = "SELECT c.job_id FROM idemq.children c WHERE c.queue_id = $1 "
+	{.in_order = true,
+	 .text = "SELECT c.job_id FROM idemq.children c WHERE c.queue_id = $1 "
 			 "AND (SELECT b.status = 'blocked' AND b.group_key IS NULL FROM idemq.jobs b "
 			 "WHERE b.id = c.job_id) "
 			 "AND (SELECT true FROM idemq.dependencies d WHERE d.child = c.job_id LIMIT 1) "
@@ -93,19 +118,27 @@ static SqlStatement find_resolvable =
 			 "WHERE d.child = c.job_id AND coalesce((SELECT q.status FROM idemq.jobs q "
 			 "WHERE q.id = d.parent), d.gone_as) IN ('dead', 'cancelled') LIMIT 1)) "
 			 "ORDER BY c.job_id + 0 LIMIT $2",
-	 .types = {INT4OID, INT4OID}};
+	 .types = {INT4OID, INT4OID},
+	 .fields = (const SqlField[]){{0, sizeof(int64), NULL}}};
 static SqlStatement find_parents =
-	{.text = "SELECT parent, gone_as::text, max(seen_token) OVER () FROM idemq.dependencies "
-			 "WHERE child = $1 ORDER BY parent",
-	 .types = {INT8OID}};
+	{.few = true,
+	 .text = "SELECT parent, gone_as IS NOT NULL, gone_as, max(seen_token) OVER () "
+			 "FROM idemq.dependencies WHERE child = $1 ORDER BY parent",
+	 .types = {INT8OID},
+	 .fields = (const SqlField[]){SQL_FIELD(DependencyGone, id), SQL_FIELD(DependencyGone, gone),
+								  SQL_FIELD(DependencyGone, gone_as),
+								  SQL_FIELD(DependencyGone, seen_token)}};
 static SqlStatement find_edges =
-	{.text = "SELECT d.child, d.parent, d.queue_id, "
-			 "coalesce((SELECT j.queue_id FROM idemq.jobs j WHERE j.id = d.parent), 0) "
+	{.in_order = true,
+	 .text = "SELECT d.child, d.parent, d.queue_id, "
+			 "(SELECT j.queue_id FROM idemq.jobs j WHERE j.id = d.parent) "
 			 "FROM idemq.dependencies d WHERE (d.child, d.parent) > ($1, $2) "
 			 "ORDER BY d.child, d.parent LIMIT $3",
-	 .types = {INT8OID, INT8OID, INT4OID}};
-static const char *const failure_names[] =
-	{[FAILURE_CANCELS] = "cancel", [FAILURE_WAITS] = "wait", [FAILURE_RUNS] = "run"};
+	 .types = {INT8OID, INT8OID, INT4OID},
+	 .fields = (const SqlField[]){SQL_FIELD(DependencyEdge, child),
+								  SQL_FIELD(DependencyEdge, parent),
+								  SQL_FIELD(DependencyEdge, child_queue),
+								  SQL_FIELD(DependencyEdge, parent_queue)}};
 
 /* Returns what on_parent_failure says. */
 const char *
@@ -130,14 +163,6 @@ idemq_dependencies_exist(void)
 	return any;
 }
 
-static ParentFailure
-failure_from_name(const char *name)
-{
-	if (strcmp(name, failure_names[FAILURE_WAITS]) == 0)
-		return FAILURE_WAITS;
-	return strcmp(name, failure_names[FAILURE_RUNS]) == 0 ? FAILURE_RUNS : FAILURE_CANCELS;
-}
-
 /* Returns whether a job waits for parents. */
 bool
 idemq_dependency_waits(int64 child)
@@ -145,17 +170,6 @@ idemq_dependency_waits(int64 child)
 	Datum value = Int64GetDatum(child);
 
 	return idemq_dependencies_exist() && idemq_spi_finds(&find_wait, &value, NULL);
-}
-
-/* Reads a parent from four columns of a row. */
-static void
-read_parent(uint64 row, int column, DependencyParent *parent)
-{
-	parent->id = idemq_spi_int64(row, column, NULL);
-	parent->status =
-		idemq_status_from_name(TextDatumGetCString(idemq_spi_value(row, column + 1, NULL)));
-	parent->queue_id = DatumGetInt32(idemq_spi_value(row, column + 2, NULL));
-	parent->gone = DatumGetBool(idemq_spi_value(row, column + 3, NULL));
 }
 
 /*
@@ -166,37 +180,11 @@ DependencyLook *
 idemq_dependency_looks(const int64 *children, int *count)
 {
 	Datum ids = idemq_int8_array(children, *count);
-	MemoryContext caller = CurrentMemoryContext;
-	DependencyLook *looks;
-	SqlScope scope;
+	DependencyLook *looks = NULL;
 
-	idemq_spi_begin(&scope);
-	idemq_spi_in_order();
-	*count = idemq_dependencies_exist() ? (int) idemq_spi_query_latest(&find_looks, &ids, NULL) : 0;
-	looks = MemoryContextAllocZero(caller, Max(*count, 1) * sizeof(DependencyLook));
-	for (int i = 0; i < *count; i++)
-	{
-		DependencyLook *look = &looks[i];
-		MemoryContext old;
-		bool isnull;
-		bool no_group;
-		Datum group = idemq_spi_value(i, 3, &no_group);
-
-		look->id = idemq_spi_int64(i, 1, NULL);
-		look->on_failure = failure_from_name(TextDatumGetCString(idemq_spi_value(i, 2, NULL)));
-		look->waits_for = idemq_spi_int64(i, 4, NULL);
-		look->version = DatumGetTransactionId(idemq_spi_value(i, 9, &isnull));
-		if (isnull)
-			look->version = InvalidTransactionId;
-		old = MemoryContextSwitchTo(caller);
-		look->group = no_group ? (Datum) 0 : PointerGetDatum(PG_DETOAST_DATUM_COPY(group));
-		MemoryContextSwitchTo(old);
-		(void) idemq_spi_int64(i, 5, &isnull);
-		look->is_free = isnull;
-		if (!isnull)
-			read_parent(i, 5, &look->obstacle);
-	}
-	idemq_spi_end(&scope);
+	*count = 0;
+	if (idemq_dependencies_exist())
+		looks = idemq_spi_rows(&find_looks, &ids, sizeof(DependencyLook), count);
 	qsort(looks, *count, sizeof(DependencyLook), idemq_compare_int64);
 	pfree(DatumGetPointer(ids));
 	return looks;
@@ -207,16 +195,8 @@ bool
 idemq_dependency_failed_parent(int64 child, DependencyParent *parent)
 {
 	Datum values[] = {Int64GetDatum(child), Int64GetDatum(PG_INT64_MIN)};
-	SqlScope scope;
-	bool found;
 
-	idemq_spi_begin(&scope);
-	idemq_spi_in_order();
-	found = idemq_spi_query_latest(&find_failed, values, NULL) > 0;
-	if (found)
-		read_parent(0, 1, parent);
-	idemq_spi_end(&scope);
-	return found;
+	return idemq_spi_row(&find_failed, values, parent, sizeof(*parent));
 }
 
 /* Returns the queue of a job; false when there is no such job. */
@@ -224,15 +204,8 @@ bool
 idemq_dependency_queue_of(int64 job_id, int32 *queue_id)
 {
 	Datum value = Int64GetDatum(job_id);
-	SqlScope scope;
-	bool found;
 
-	idemq_spi_begin(&scope);
-	found = idemq_spi_query_latest(&find_queue, &value, NULL) > 0;
-	if (found)
-		*queue_id = DatumGetInt32(idemq_spi_value(0, 1, NULL));
-	idemq_spi_end(&scope);
-	return found;
+	return idemq_spi_row(&find_queue, &value, queue_id, sizeof(*queue_id));
 }
 
 /*
@@ -243,22 +216,8 @@ DependencyChild *
 idemq_dependency_children(int64 parent, int *count)
 {
 	Datum value = Int64GetDatum(parent);
-	MemoryContext caller = CurrentMemoryContext;
-	DependencyChild *children;
-	SqlScope scope;
 
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	*count = (int) idemq_spi_query_latest(&find_children, &value, NULL);
-	children = MemoryContextAllocHuge(caller, Max(*count, 1) * sizeof(DependencyChild));
-	for (int i = 0; i < *count; i++)
-	{
-		children[i].id = idemq_spi_int64(i, 1, NULL);
-		children[i].queue_id = DatumGetInt32(idemq_spi_value(i, 2, NULL));
-		children[i].watches = DatumGetBool(idemq_spi_value(i, 3, NULL));
-	}
-	idemq_spi_end(&scope);
-	return children;
+	return idemq_spi_rows(&find_children, &value, sizeof(DependencyChild), count);
 }
 
 /* Returns the parents of a job, by their ids. */
@@ -266,29 +225,11 @@ DependencyGone *
 idemq_dependency_parents(int64 child, int *count)
 {
 	Datum value = Int64GetDatum(child);
-	MemoryContext caller = CurrentMemoryContext;
-	DependencyGone *parents;
-	SqlScope scope;
 
 	*count = 0;
-	if (!idemq_dependencies_exist())
-		return NULL;
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	*count = (int) idemq_spi_query_latest(&find_parents, &value, NULL);
-	parents = MemoryContextAlloc(caller, Max(*count, 1) * sizeof(DependencyGone));
-	for (int i = 0; i < *count; i++)
-	{
-		bool isnull;
-		Datum gone_as = idemq_spi_value(i, 2, &isnull);
-
-		parents[i].gone_as = isnull ? -1
-									: (int) idemq_status_from_name(TextDatumGetCString(gone_as));
-		parents[i].id = idemq_spi_int64(i, 1, &isnull);
-		parents[i].seen_token = idemq_spi_int64(i, 3, &isnull);
-	}
-	idemq_spi_end(&scope);
-	return parents;
+	return idemq_dependencies_exist()
+			   ? idemq_spi_rows(&find_parents, &value, sizeof(DependencyGone), count)
+			   : NULL;
 }
 
 /* Returns children of a queue, up to max, that a look at their parents may change. */
@@ -296,41 +237,16 @@ int64 *
 idemq_dependency_resolvable(int32 queue_id, int max, int *count)
 {
 	Datum values[] = {Int32GetDatum(queue_id), Int32GetDatum(max)};
-	MemoryContext caller = CurrentMemoryContext;
-	int64 *ids;
-	SqlScope scope;
 
-	idemq_spi_begin(&scope);
-	idemq_spi_in_order();
-	*count = (int) idemq_spi_query_latest(&find_resolvable, values, NULL);
-	ids = MemoryContextAlloc(caller, Max(*count, 1) * sizeof(int64));
-	for (int i = 0; i < *count; i++)
-	{
-		ids[i] = idemq_spi_int64(i, 1, NULL);
-	}
-	idemq_spi_end(&scope);
-	return ids;
+	return idemq_spi_rows(&find_resolvable, values, sizeof(int64), count);
 }
 
-/* Reads up to max edges behind edges[0], in the order of child and parent; returns how many. */
-int
-idemq_dependency_edges(DependencyEdge *edges, int max)
+/* Returns up to max edges behind one, in the order of child and parent. */
+DependencyEdge *
+idemq_dependency_edges(const DependencyEdge *behind, int max, int *count)
 {
-	Datum values[] = {Int64GetDatum(edges[0].child), Int64GetDatum(edges[0].parent),
+	Datum values[] = {Int64GetDatum(behind->child), Int64GetDatum(behind->parent),
 					  Int32GetDatum(max)};
-	SqlScope scope;
-	int count;
 
-	idemq_spi_begin(&scope);
-	idemq_spi_in_order();
-	count = (int) idemq_spi_query_latest(&find_edges, values, NULL);
-	for (int i = 0; i < count; i++)
-	{
-		edges[i].child = idemq_spi_int64(i, 1, NULL);
-		edges[i].parent = idemq_spi_int64(i, 2, NULL);
-		edges[i].child_queue = DatumGetInt32(idemq_spi_value(i, 3, NULL));
-		edges[i].parent_queue = DatumGetInt32(idemq_spi_value(i, 4, NULL));
-	}
-	idemq_spi_end(&scope);
-	return count;
+	return idemq_spi_rows(&find_edges, values, sizeof(DependencyEdge), count);
 }

@@ -45,17 +45,19 @@ static SqlStatement end_waits =
 			 "DELETE FROM idemq.children WHERE job_id = ANY ($1)",
 	 .types = {INT8ARRAYOID, INT8OID}};
 static SqlStatement find_need =
-	{.text = "SELECT FROM (SELECT (SELECT j.finished_at IS NULL FROM idemq.jobs j "
+	{.few = true,
+	 .text = "SELECT FROM (SELECT (SELECT j.finished_at IS NULL FROM idemq.jobs j "
 			 "WHERE j.id = d.child) AS runs FROM idemq.dependencies d WHERE d.parent = $1 "
 			 "OFFSET 0) x WHERE x.runs LIMIT 1",
 	 .types = {INT8OID}};
 /* What is deleted with a job, and with $2 what is told that it is gone. */
 static SqlStatement hold_rows =
-	{.text = "WITH up AS (SELECT FROM idemq.dependencies WHERE child = $1 FOR UPDATE SKIP LOCKED), "
+	{.few = true,
+	 .text = "WITH up AS (SELECT FROM idemq.dependencies WHERE child = $1 FOR UPDATE SKIP LOCKED), "
 			 "down AS (SELECT FROM idemq.dependencies WHERE parent = $1 AND $2 "
 			 "FOR NO KEY UPDATE SKIP LOCKED), "
 			 "waits AS (SELECT FROM idemq.children WHERE job_id = $1 FOR UPDATE SKIP LOCKED) "
-			 "SELECT (SELECT count(*) FROM up) = (SELECT count(*) FROM idemq.dependencies "
+			 "SELECT WHERE (SELECT count(*) FROM up) = (SELECT count(*) FROM idemq.dependencies "
 			 "WHERE child = $1) AND (SELECT count(*) FROM down) = (SELECT count(*) "
 			 "FROM idemq.dependencies WHERE parent = $1 AND $2) AND (SELECT count(*) FROM waits) = "
 			 "(SELECT count(*) FROM idemq.children WHERE job_id = $1)",
@@ -82,7 +84,7 @@ idemq_dependencies_is_writing(void)
 
 /* Runs a statement that writes; returns its number of rows. */
 static uint64
-run(SqlStatement *statement, const Datum *values, const char *nulls)
+run(SqlStatement *statement, const Datum *values)
 {
 	uint64 rows;
 
@@ -90,7 +92,7 @@ run(SqlStatement *statement, const Datum *values, const char *nulls)
 	writing = true;
 	PG_TRY();
 	{
-		rows = idemq_spi_do(statement, values, nulls);
+		rows = idemq_spi_do(statement, values, NULL);
 	}
 	PG_FINALLY();
 	{
@@ -111,8 +113,8 @@ idemq_dependencies_add(const NewDependencies *depends)
 					 CStringGetTextDatum(idemq_failure_name(depends->on_failure)), depends->group,
 					 Int64GetDatum(depends->parents[0])};
 
-	(void) run(&add_edges, edges, NULL);
-	(void) run(&add_child, child, depends->group == (Datum) 0 ? "   n " : "     ");
+	(void) run(&add_edges, edges);
+	(void) run(&add_child, child);
 }
 
 /*
@@ -124,7 +126,7 @@ idemq_dependency_watch(int64 child, int64 parent)
 {
 	Datum values[] = {Int64GetDatum(child), Int64GetDatum(parent)};
 
-	return run(&move_watch, values, NULL) > 0;
+	return run(&move_watch, values) > 0;
 }
 
 /*
@@ -136,7 +138,7 @@ idemq_dependency_released(const int64 *children, int count, int64 token)
 {
 	Datum values[] = {idemq_int8_array(children, count), Int64GetDatum(token)};
 
-	(void) run(&end_waits, values, NULL);
+	(void) run(&end_waits, values);
 }
 
 /*
@@ -148,21 +150,9 @@ bool
 idemq_dependency_lets_go(int64 job_id, JobStatus status)
 {
 	Datum values[] = {Int64GetDatum(job_id), BoolGetDatum(status != JOB_COMPLETED)};
-	SqlScope scope;
-	bool lets;
 
-	if (!idemq_dependencies_exist())
-		return true;
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	lets = idemq_spi_query_latest(&find_need, values, NULL) == 0;
-	if (lets)
-	{
-		(void) idemq_spi_run(&hold_rows, values, NULL, SPI_OK_SELECT);
-		lets = DatumGetBool(idemq_spi_value(0, 1, NULL));
-	}
-	idemq_spi_end(&scope);
-	return lets;
+	return !idemq_dependencies_exist() || (!idemq_spi_finds(&find_need, values, NULL) &&
+										   idemq_spi_do(&hold_rows, values, NULL) > 0);
 }
 
 /* Deletes what jobs, whose rows are deleted, have as children. */
@@ -174,7 +164,7 @@ idemq_dependency_forget(const int64 *job_ids, int count)
 	if (count == 0 || !idemq_dependencies_exist())
 		return;
 	ids = idemq_int8_array(job_ids, count);
-	(void) run(&forget_dependencies, &ids, NULL);
+	(void) run(&forget_dependencies, &ids);
 }
 
 /*
@@ -187,7 +177,7 @@ idemq_dependency_row_gone(int64 job_id, JobStatus status)
 	JobStatus as = job_status_is_finished(status) ? status : JOB_CANCELLED;
 	Datum values[] = {Int64GetDatum(job_id), CStringGetTextDatum(idemq_status_name(as))};
 
-	(void) run(&note_gone, values, NULL);
+	(void) run(&note_gone, values);
 	idemq_dependency_forget(&job_id, 1);
 }
 
@@ -196,5 +186,5 @@ void
 idemq_dependency_all_gone(void)
 {
 	if (idemq_dependencies_exist())
-		(void) run(&forget_all_dependencies, NULL, NULL);
+		(void) run(&forget_all_dependencies, NULL);
 }

@@ -77,6 +77,7 @@
 
 /* More ids than a server gives in the time that its replica lags: 10^6 a second at most. */
 #define TAKE_OVER_GAP INT64CONST(1000000000)
+#define SHARD_CLOCK_UNIT 8 /* microseconds; see table/jobs_shard.c */
 /* More than a burst of a shard's run gives beyond the average that its clock covers. */
 #define SHARD_GAP INT64CONST(100000000)
 
@@ -87,14 +88,33 @@ typedef enum IdsState
 	IDS_UNKNOWN, /* some may have been given that the sequence does not know */
 } IdsState;
 
-static SqlStatement read_mark = {
-	.text = "SELECT m.last_value, m.is_called, s.shard, j.last_value FROM idemq.ids_since m "
-			"CROSS JOIN idemq.jobs_id_seq j LEFT JOIN idemq.shard s ON true"};
-static SqlStatement read_last = {.text = "SELECT pg_catalog.pg_sequence_last_value($1)",
-								 .types = {REGCLASSOID}};
-static SqlStatement is_unused = {.text = "SELECT pg_catalog.pg_sequence_last_value($1) IS NULL "
-										 "AND NOT EXISTS (SELECT FROM idemq.jobs)",
-								 .types = {REGCLASSOID}};
+/* The ids that this database may give. */
+typedef struct IdPart
+{
+	int32 shard; /* -1: it is no shard */
+	int64 base;	 /* ids are above this ... */
+	int64 most;	 /* ... and up to this */
+} IdPart;
+
+/* What is known of both sequences, and of the shard. */
+typedef struct IdsMark
+{
+	int64 since;
+	bool is_called;
+	int32 shard; /* as in IdPart */
+	int64 last;
+	bool is_unused; /* no id was ever taken */
+} IdsMark;
+
+static SqlStatement read_mark =
+	{.text = "SELECT m.last_value, m.is_called, coalesce(s.shard, -1), j.last_value, "
+			 "NOT j.is_called AND NOT EXISTS (SELECT FROM idemq.jobs) FROM idemq.ids_since m "
+			 "CROSS JOIN idemq.jobs_id_seq j LEFT JOIN idemq.shard s ON true",
+	 .fields = (const SqlField[]){SQL_FIELD(IdsMark, since), SQL_FIELD(IdsMark, is_called),
+								  SQL_FIELD(IdsMark, shard), SQL_FIELD(IdsMark, last),
+								  SQL_FIELD(IdsMark, is_unused)}};
+static SqlStatement read_last = {.text = "SELECT last_value FROM idemq.jobs_id_seq WHERE is_called",
+								 .fields = (const SqlField[]){{0, sizeof(int64), NULL}}};
 static SqlStatement set_sequence = {.text = "SELECT pg_catalog.setval($1, $2)",
 									.types = {REGCLASSOID, INT8OID}};
 static SqlStatement unset_mark = {
@@ -117,31 +137,52 @@ is_sure(Oid sequence)
 	return sequence == sure_sequence && sure_at == invalidations;
 }
 
-/* Returns what is known of the ids in this run; *part: which are ours.  SPI is connected. */
+/* Returns the ids of a shard; -1: those of a server without shards. */
+static IdPart
+part_of(int32 shard)
+{
+	int64 base = (int64) shard << SHARD_ID_BITS;
+
+	return shard < 0 ? (IdPart){shard, 0, PG_INT64_MAX}
+					 : (IdPart){shard, base, base + ((INT64CONST(1) << SHARD_ID_BITS) - 1)};
+}
+
+/* Returns the id of this instant: above all that earlier runs of the server have given. */
+static int64
+id_now(const IdPart *part)
+{
+	int64 now = idemq_now() - IDEMQ_EPOCH;
+
+	return part->base + (part->shard < 0 ? now : now / SHARD_CLOCK_UNIT);
+}
+
+/* Returns what is known of the ids in this run; *part: which are ours. */
 static IdsState
 ids_state(IdPart *part)
 {
-	Datum sequence = ObjectIdGetDatum(idemq_oids()->jobs_seq);
-	int32 shard;
-	int64 last;
-	bool isnull;
-	bool called;
+	IdsMark mark;
 
-	if (idemq_spi_query_latest(&read_mark, NULL, NULL) != 1)
+	if (!idemq_spi_row(&read_mark, NULL, &mark, sizeof(mark)))
 		elog(ERROR, "idemq.ids_since has no row");
-	shard = DatumGetInt32(idemq_spi_value(0, 3, &isnull));
-	idemq_id_part_of(part, isnull ? -1 : shard);
-	called = DatumGetBool(idemq_spi_value(0, 2, &isnull));
-	last = DatumGetInt64(idemq_spi_value(0, 4, &isnull));
-	if (DatumGetInt64(idemq_spi_value(0, 1, &isnull)) != idemq_primary_since() || last < part->base)
+	*part = part_of(mark.shard);
+	if (mark.since != idemq_primary_since() || mark.last < part->base)
 		return IDS_UNKNOWN;
-	if (called)
-		return IDS_SURE;
-	(void) idemq_spi_query_latest(&is_unused, &sequence, NULL);
-	return DatumGetBool(idemq_spi_value(0, 1, &isnull)) ? IDS_FRESH : IDS_UNKNOWN;
+	return mark.is_called ? IDS_SURE : mark.is_unused ? IDS_FRESH : IDS_UNKNOWN;
 }
 
-/* Has the sequence go on behind an id, if it is not there.  SPI is connected. */
+/* Locks the mark, or unlocks it. */
+static void
+lock_mark(bool lock)
+{
+	Oid mark = get_relname_relid("ids_since", idemq_oids()->schema);
+
+	if (lock)
+		LockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
+	else
+		UnlockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
+}
+
+/* Has the sequence go on behind an id, if it is not there. */
 static void
 raise_to(const IdPart *part, int64 id)
 {
@@ -155,7 +196,7 @@ raise_to(const IdPart *part, int64 id)
 	args[1] = Int64GetDatum(id);
 	/* Whoever takes one by hand in between gets one below id as well. */
 	if (next < id)
-		(void) idemq_spi_run(&set_sequence, args, NULL, SPI_OK_SELECT);
+		(void) idemq_spi_do(&set_sequence, args, NULL);
 }
 
 /*
@@ -166,18 +207,14 @@ raise_to(const IdPart *part, int64 id)
 void
 idemq_jobs_ids_take_over(int64 greatest)
 {
-	Oid mark = get_relname_relid("ids_since", idemq_oids()->schema);
-	SqlScope scope;
 	IdPart part;
 	int64 now;
 
-	idemq_spi_begin(&scope);
-	LockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
+	lock_mark(true);
 	(void) ids_state(&part);
-	now = idemq_id_part_now(&part);
+	now = id_now(&part);
 	raise_to(&part, greatest < now ? now : greatest + TAKE_OVER_GAP);
-	UnlockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
-	idemq_spi_end(&scope);
+	lock_mark(false);
 }
 
 /*
@@ -187,25 +224,18 @@ idemq_jobs_ids_take_over(int64 greatest)
 static void
 make_sure(IdPart *part)
 {
-	SqlScope scope;
-	Oid mark;
+	Datum since = Int64GetDatum(idemq_primary_since());
+	IdsState state;
 
-	idemq_spi_begin(&scope);
-	if (ids_state(part) != IDS_SURE)
-	{
-		IdsState state;
-		Datum since = Int64GetDatum(idemq_primary_since());
-
-		mark = get_relname_relid("ids_since", idemq_oids()->schema);
-		LockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
-		state = ids_state(part);
-		if (state == IDS_UNKNOWN)
-			raise_to(part, idemq_id_part_now(part));
-		if (state != IDS_SURE)
-			(void) idemq_spi_run(&set_mark, &since, NULL, SPI_OK_SELECT);
-		UnlockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
-	}
-	idemq_spi_end(&scope);
+	if (ids_state(part) == IDS_SURE)
+		return;
+	lock_mark(true);
+	state = ids_state(part);
+	if (state == IDS_UNKNOWN)
+		raise_to(part, id_now(part));
+	if (state != IDS_SURE)
+		(void) idemq_spi_do(&set_mark, &since, NULL);
+	lock_mark(false);
 }
 
 /* Makes sure of the sequence, once a session; what may not take an id, nextval refuses. */
@@ -369,17 +399,9 @@ idemq_jobs_next_ids(int64 *ids, int count)
 int64
 idemq_jobs_last_id(void)
 {
-	Datum sequence = ObjectIdGetDatum(idemq_oids()->jobs_seq);
-	SqlScope scope;
-	Datum value;
 	int64 last;
-	bool isnull;
 
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_query_latest(&read_last, &sequence, NULL);
-	value = idemq_spi_value(0, 1, &isnull);
-	last = isnull ? 0 : DatumGetInt64(value);
-	idemq_spi_end(&scope);
+	(void) idemq_spi_row(&read_last, NULL, &last, sizeof(last));
 	return last;
 }
 
@@ -395,14 +417,9 @@ idemq_jobs_ids_changed(void)
 void
 idemq_jobs_ids_unknown(void)
 {
-	Oid mark = get_relname_relid("ids_since", idemq_oids()->schema);
-	SqlScope scope;
-
-	idemq_spi_begin(&scope);
-	LockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
-	(void) idemq_spi_run(&unset_mark, NULL, NULL, SPI_OK_SELECT);
-	UnlockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
-	idemq_spi_end(&scope);
+	lock_mark(true);
+	(void) idemq_spi_do(&unset_mark, NULL, NULL);
+	lock_mark(false);
 }
 
 static void

@@ -23,7 +23,9 @@ static SqlStatement move_child =
 			 "UPDATE idemq.children SET queue_id = $2 WHERE job_id = $1",
 	 .types = {INT8OID, INT4OID}};
 static SqlStatement wake_waiter =
-	{.text = "UPDATE idemq.jobs j SET ready_at = clock_timestamp() WHERE id = $1 "
+	{.few = true,
+	 .on_jobs = true,
+	 .text = "UPDATE idemq.jobs j SET ready_at = clock_timestamp() WHERE id = $1 "
 			 "AND status = 'pending' AND ready_at > clock_timestamp() "
 			 "AND EXISTS (SELECT FROM idemq.steps s WHERE s.job_id = $1 "
 			 "AND s.state = 'waiting' AND s.token = j.token)",
@@ -35,9 +37,8 @@ idemq_jobs_moved_child(int64 job_id, int32 queue_id)
 {
 	Datum values[] = {Int64GetDatum(job_id), Int32GetDatum(queue_id)};
 
-	if (!idemq_dependencies_exist())
-		return;
-	(void) idemq_spi_do(&move_child, values, NULL);
+	if (idemq_dependencies_exist())
+		(void) idemq_spi_do(&move_child, values, NULL);
 }
 
 /* Follows a job that may sleep until an event. */
@@ -45,10 +46,6 @@ void
 idemq_jobs_moved_waiter(int64 job_id)
 {
 	Datum value = Int64GetDatum(job_id);
-	SqlScope scope;
 
-	idemq_spi_begin_on_jobs(&scope);
-	idemq_spi_no_seqscan();
-	(void) idemq_spi_run(&wake_waiter, &value, NULL, SPI_OK_UPDATE);
-	idemq_spi_end(&scope);
+	(void) idemq_spi_do(&wake_waiter, &value, NULL);
 }

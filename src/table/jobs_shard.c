@@ -36,90 +36,52 @@
 #include "base/base.h"
 #include "table/table.h"
 
-#define SHARD_CLOCK_UNIT 8 /* microseconds */
+typedef struct Shard
+{
+	int32 shard;
+	int32 shards;
+} Shard;
 
-static SqlStatement read_shard = {.text = "SELECT shard, shards FROM idemq.shard"};
+static SqlStatement read_shard = {.text = "SELECT shard, shards FROM idemq.shard",
+								  .fields = (const SqlField[]){SQL_FIELD(Shard, shard),
+															   SQL_FIELD(Shard, shards)}};
 static SqlStatement insert_shard =
-	{.text = "INSERT INTO idemq.shard (shard, shards, since) VALUES ($1, $2, $3)",
-	 .types = {INT4OID, INT4OID, TIMESTAMPTZOID}};
+	{.locks = true,
+	 .text = "INSERT INTO idemq.shard (shard, shards, since) VALUES ($1, $2, $3) "
+			 "RETURNING (SELECT seqstart FROM pg_catalog.pg_sequence WHERE seqrelid = $4)",
+	 .types = {INT4OID, INT4OID, TIMESTAMPTZOID, REGCLASSOID},
+	 .fields = (const SqlField[]){{0, sizeof(int64), NULL}}};
 static SqlStatement are_jobs = {
-	.text = "SELECT s.is_called OR EXISTS (SELECT FROM idemq.jobs) FROM idemq.jobs_id_seq s"};
-static SqlStatement read_start =
-	{.text = "SELECT seqstart FROM pg_catalog.pg_sequence WHERE seqrelid = $1",
-	 .types = {REGCLASSOID}};
-
-/* Fills in the ids of a shard; -1: those of a server without shards. */
-void
-idemq_id_part_of(IdPart *part, int32 shard)
-{
-	part->shard = shard;
-	part->base = shard < 0 ? 0 : (int64) shard << SHARD_ID_BITS;
-	part->most = shard < 0 ? PG_INT64_MAX : part->base + ((INT64CONST(1) << SHARD_ID_BITS) - 1);
-}
-
-/* Returns the id of this instant: above all that earlier runs of the server have given. */
-int64
-idemq_id_part_now(const IdPart *part)
-{
-	int64 now = idemq_now() - IDEMQ_EPOCH;
-
-	return part->base + (part->shard < 0 ? now : now / SHARD_CLOCK_UNIT);
-}
-
-/* Reads which shard this database is; returns false when it is none. */
-static bool
-which_shard(int32 *shard, int32 *shards)
-{
-	if (idemq_spi_query_latest(&read_shard, NULL, NULL) == 0)
-		return false;
-	*shard = DatumGetInt32(idemq_spi_value(0, 1, NULL));
-	*shards = DatumGetInt32(idemq_spi_value(0, 2, NULL));
-	return true;
-}
+	.text = "SELECT FROM idemq.jobs_id_seq WHERE is_called OR EXISTS (SELECT FROM idemq.jobs)"};
 
 /* Returns whether it is this shard already; raises 55000 when it is another. */
 static bool
 is_that_shard(int32 shard, int32 shards)
 {
-	int32 is;
-	int32 of;
+	Shard is;
 
-	if (!which_shard(&is, &of))
+	if (!idemq_spi_row(&read_shard, NULL, &is, sizeof(is)))
 		return false;
-	if (is == shard && of == shards)
+	if (is.shard == shard && is.shards == shards)
 		return true;
 	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("this database is shard %d of %d already", is, of),
+					errmsg("this database is shard %d of %d already", is.shard, is.shards),
 					errhint("A shard keeps its number for ever, since its jobs' ids tell it: use "
 							"another database for shard %d.",
 							shard)));
 }
 
-/* Raises 55000 when an id has been given. */
+/* Has the sequence begin anew at an id; of the transaction, as ALTER SEQUENCE is. */
 static void
-refuse_given_ids(int32 shard)
+restart_sequence(int64 id)
 {
-	(void) idemq_spi_query_latest(&are_jobs, NULL, NULL);
-	if (DatumGetBool(idemq_spi_value(0, 1, NULL)))
-		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-						errmsg("jobs have been made in this database, whose ids tell no shard"),
-						errhint("Make shard %d in a new database: CREATE EXTENSION idemq, then "
-								"idemq.set_shard, before the first job.",
-								shard)));
-}
+	char *command = psprintf("ALTER SEQUENCE idemq.jobs_id_seq RESTART WITH " INT64_FORMAT, id);
+	SqlScope scope;
 
-/* Has the sequence begin anew above this id; of the transaction, as ALTER SEQUENCE is. */
-static void
-restart_sequence(int64 base)
-{
-	Datum sequence = ObjectIdGetDatum(idemq_oids()->jobs_seq);
-	char *command;
-
-	(void) idemq_spi_query_latest(&read_start, &sequence, NULL);
-	command = psprintf("ALTER SEQUENCE idemq.jobs_id_seq RESTART WITH " INT64_FORMAT,
-					   base + DatumGetInt64(idemq_spi_value(0, 1, NULL)));
+	idemq_spi_begin(&scope);
 	if (SPI_execute(command, false, 0) != SPI_OK_UTILITY)
 		elog(ERROR, "\"%s\" has not been run", command);
+	idemq_spi_end(&scope);
 	pfree(command);
 }
 
@@ -130,45 +92,40 @@ restart_sequence(int64 base)
 bool
 idemq_shard_set(int32 shard, int32 shards)
 {
-	Datum args[] = {Int32GetDatum(shard), Int32GetDatum(shards), TimestampTzGetDatum(idemq_now())};
-	IdPart part;
-	SqlScope scope;
-	bool changed;
+	Oid sequence = idemq_oids()->jobs_seq;
+	Datum args[] = {Int32GetDatum(shard), Int32GetDatum(shards), TimestampTzGetDatum(idemq_now()),
+					ObjectIdGetDatum(sequence)};
+	int64 start;
 
 	idemq_jobs_check_writable();
-	idemq_id_part_of(&part, shard);
-	LockRelationOid(idemq_oids()->jobs_seq, ShareRowExclusiveLock);
-	idemq_spi_begin(&scope);
-	changed = !is_that_shard(shard, shards);
-	if (changed)
-	{
-		refuse_given_ids(shard);
-		(void) idemq_spi_run(&insert_shard, args, NULL, SPI_OK_INSERT);
-		restart_sequence(part.base);
-	}
-	idemq_spi_end(&scope);
-	return changed;
+	LockRelationOid(sequence, ShareRowExclusiveLock);
+	if (is_that_shard(shard, shards))
+		return false;
+	if (idemq_spi_finds(&are_jobs, NULL, NULL))
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						errmsg("jobs have been made in this database, whose ids tell no shard"),
+						errhint("Make shard %d in a new database: CREATE EXTENSION idemq, then "
+								"idemq.set_shard, before the first job.",
+								shard)));
+	(void) idemq_spi_row(&insert_shard, args, &start, sizeof(start));
+	restart_sequence(((int64) shard << SHARD_ID_BITS) + start);
+	return true;
 }
 
 /* Raises 55000 when this database is not that shard. */
 void
 idemq_shard_assert(int32 shard, int32 shards)
 {
-	SqlScope scope;
-	int32 is;
-	int32 of;
-	bool some;
+	Shard is;
+	bool some = idemq_spi_row(&read_shard, NULL, &is, sizeof(is));
 
-	idemq_spi_begin(&scope);
-	some = which_shard(&is, &of);
-	idemq_spi_end(&scope);
-	if (!some || is != shard || of != shards)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("database \"%s\" is not shard %d of %d", get_database_name(MyDatabaseId),
-						shard, shards),
-				 some ? errdetail("It is shard %d of %d.", is, of) : errdetail("It is no shard."),
-				 errhint("Another database stands where the cluster's map has shard %d: correct "
-						 "its address, or what leads there (DNS, a pooler).",
-						 shard)));
+	if (!some || is.shard != shard || is.shards != shards)
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						errmsg("database \"%s\" is not shard %d of %d",
+							   get_database_name(MyDatabaseId), shard, shards),
+						some ? errdetail("It is shard %d of %d.", is.shard, is.shards)
+							 : errdetail("It is no shard."),
+						errhint("Another database stands where the cluster's map has shard %d: "
+								"correct its address, or what leads there (DNS, a pooler).",
+								shard)));
 }

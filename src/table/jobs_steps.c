@@ -34,11 +34,14 @@ static SqlStatement void_steps =
 			 "'was not answered when its job got another payload' ELSE error END "
 			 "WHERE job_id = $1 AND state <> 'void'",
 	 .types = {INT8OID}};
-static SqlStatement count_open = {
-	.text = "SELECT s.queue_id, count(*) FILTER (WHERE j.id IS NOT NULL), "
-			"count(*) FILTER (WHERE j.id IS NULL) FROM idemq.steps s LEFT JOIN idemq.jobs j "
-			"ON j.id = s.job_id AND j.token = s.token AND j.status = 'processing' "
-			"WHERE s.state = 'open' GROUP BY s.queue_id ORDER BY s.queue_id"};
+static SqlStatement count_open =
+	{.few = true,
+	 .fields = (const SqlField[]){SQL_FIELD(StepCount, queue_id), SQL_FIELD(StepCount, open),
+								  SQL_FIELD(StepCount, unknown)},
+	 .text = "SELECT s.queue_id, count(*) FILTER (WHERE j.id IS NOT NULL), "
+			 "count(*) FILTER (WHERE j.id IS NULL) FROM idemq.steps s LEFT JOIN idemq.jobs j "
+			 "ON j.id = s.job_id AND j.token = s.token AND j.status = 'processing' "
+			 "WHERE s.state = 'open' GROUP BY s.queue_id ORDER BY s.queue_id"};
 static SqlStatement forget_steps = {.few = true,
 									.text = "DELETE FROM idemq.steps WHERE job_id = ANY ($1)",
 									.types = {INT8ARRAYOID}};
@@ -47,22 +50,7 @@ static SqlStatement forget_steps = {.few = true,
 StepCount *
 idemq_steps_count(int *count)
 {
-	MemoryContext caller = CurrentMemoryContext;
-	StepCount *counts;
-	SqlScope scope;
-
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	*count = (int) idemq_spi_query_latest(&count_open, NULL, NULL);
-	counts = MemoryContextAlloc(caller, Max(*count, 1) * sizeof(StepCount));
-	for (int i = 0; i < *count; i++)
-	{
-		counts[i].queue_id = DatumGetInt32(idemq_spi_value(i, 1, NULL));
-		counts[i].open = idemq_spi_int64(i, 2, NULL);
-		counts[i].unknown = idemq_spi_int64(i, 3, NULL);
-	}
-	idemq_spi_end(&scope);
-	return counts;
+	return idemq_spi_rows(&count_open, NULL, sizeof(StepCount), count);
 }
 
 /* Returns whether the primary key has a row of a job that is committed, or this transaction's. */

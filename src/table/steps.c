@@ -10,7 +10,7 @@
  *				then it was never begun
  *	refused		the other side definitely did not do it
  *	void		of an earlier payload of the job, which was replaced or asked to rerun
- *	waiting, arrived, timed_out		a wait for an event, written by table/waits.c
+ *	waiting, arrived, timed_out		a wait for an event (api/await_event.c): see table/events.c
  *
  * round counts refusals and payloads: each is another effect, under another effect key.
  * The key is a hash of the database's uuid (drawn at the first step, and dumped), the job's
@@ -39,40 +39,44 @@
 #include "base/base.h"
 #include "table/table.h"
 
-static SqlStatement lock_step = {
-	.few = true,
-	.text =
-		"SELECT state, round, token, token = $3 OR $3 = ANY (earlier), begun_at, call_until, request, "
-		"response, effect_key, request IS NULL OR $4 IS NULL OR request = $4 FROM idemq.steps "
-		"WHERE job_id = $1 AND name = $2 FOR NO KEY UPDATE",
-	.types = {INT8OID, TEXTOID, INT8OID, JSONBOID}};
-static SqlStatement insert_open =
+static const char *const state_names[] =
+	{[STEP_NONE] = "",			 [STEP_OPEN] = "open",			 [STEP_DONE] = "done",
+	 [STEP_REFUSED] = "refused", [STEP_VOID] = "void",			 [STEP_WAITING] = "waiting",
+	 [STEP_ARRIVED] = "arrived", [STEP_TIMED_OUT] = "timed_out", NULL};
+
+/* Who did it here has no answer to bring: that attempt is fenced, now as then. */
+static SqlStatement lock_step =
+	{.few = true,
+	 .locks = true,
+	 .text = "SELECT state, round, token, (token = $3 OR $3 = ANY (earlier)) "
+			 "AND begun_at IS NOT NULL, begun_at IS NULL, begun_at, call_until, request, response, "
+			 "effect_key, request IS NULL OR $4 IS NULL OR request = $4 FROM idemq.steps "
+			 "WHERE job_id = $1 AND name = $2 FOR NO KEY UPDATE",
+	 .types = {INT8OID, TEXTOID, INT8OID, JSONBOID},
+	 .fields = (const SqlField[]){SQL_CHOICE(Step, state, state_names), SQL_FIELD(Step, round),
+								  SQL_FIELD(Step, token), SQL_FIELD(Step, mine),
+								  SQL_FIELD(Step, inside), SQL_FIELD(Step, begun_at),
+								  SQL_FIELD(Step, call_until), SQL_FIELD(Step, request),
+								  SQL_FIELD(Step, response), SQL_FIELD(Step, effect_key),
+								  SQL_FIELD(Step, same_request)}};
+/* $11: its row is there, and locked; otherwise a twin's that has come since stays as it is. */
+static SqlStatement write_step =
 	{.text =
-		 "INSERT INTO idemq.steps (job_id, name, queue_id, state, round, request, token, begun_at, "
-		 "call_until, effect_key) VALUES ($1, $2, $4, 'open', 0, $5, $3, $6, $7, $8) "
-		 "ON CONFLICT (job_id, name) DO NOTHING",
-	 .types = {INT8OID, TEXTOID, INT8OID, INT4OID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
-			   TEXTOID}};
-static SqlStatement begin_again =
-	{.text = "UPDATE idemq.steps SET state = 'open', request = $4, response = NULL, error = NULL, "
-			 "token = $3, earlier = '{}', begun_at = $5, call_until = $6, answered_at = NULL, "
-			 "effect_key = $7 WHERE job_id = $1 AND name = $2",
-	 .types = {INT8OID, TEXTOID, INT8OID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TEXTOID}};
+		 "INSERT INTO idemq.steps AS s (job_id, name, queue_id, state, round, token, begun_at, "
+		 "call_until, request, response, effect_key, answered_at) VALUES ($1, $2, $4, $5, 0, $3, "
+		 "nullif($6, '-infinity'), nullif($7, '-infinity'), $8, $9, $10, "
+		 "CASE WHEN $5 NOT IN ('open', 'waiting') THEN clock_timestamp() END) "
+		 "ON CONFLICT (job_id, name) DO UPDATE SET queue_id = $4, state = $5, token = $3, "
+		 "earlier = '{}', begun_at = excluded.begun_at, call_until = excluded.call_until, "
+		 "request = $8, response = $9, error = NULL, effect_key = $10, "
+		 "answered_at = excluded.answered_at WHERE $11",
+	 .types = {INT8OID, TEXTOID, INT8OID, INT4OID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
+			   JSONBOID, JSONBOID, TEXTOID, BOOLOID}};
 static SqlStatement take_over =
 	{.text = "UPDATE idemq.steps SET token = $3, earlier = CASE WHEN token = $3 THEN earlier "
 			 "ELSE array_append(earlier, token) END, begun_at = $4, call_until = $5 "
 			 "WHERE job_id = $1 AND name = $2",
 	 .types = {INT8OID, TEXTOID, INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
-static SqlStatement insert_done =
-	{.text = "INSERT INTO idemq.steps (job_id, name, queue_id, state, round, response, token, "
-			 "answered_at) VALUES ($1, $2, $4, 'done', 0, $5, $3, clock_timestamp()) "
-			 "ON CONFLICT (job_id, name) DO NOTHING",
-	 .types = {INT8OID, TEXTOID, INT8OID, INT4OID, JSONBOID}};
-static SqlStatement do_inside =
-	{.text = "UPDATE idemq.steps SET state = 'done', request = NULL, response = $4, error = NULL, "
-			 "token = $3, earlier = '{}', begun_at = NULL, call_until = NULL, "
-			 "answered_at = clock_timestamp(), effect_key = NULL WHERE job_id = $1 AND name = $2",
-	 .types = {INT8OID, TEXTOID, INT8OID, JSONBOID}};
 /* A receipt outweighs a refusal: of the round that was refused, under its key. */
 static SqlStatement answer_step =
 	{.text = "UPDATE idemq.steps SET state = CASE state WHEN 'void' THEN 'void' ELSE 'done' END, "
@@ -84,79 +88,19 @@ static SqlStatement refuse_step =
 	{.text = "UPDATE idemq.steps SET state = 'refused', round = round + 1, error = $3, "
 			 "answered_at = clock_timestamp() WHERE job_id = $1 AND name = $2",
 	 .types = {INT8OID, TEXTOID, TEXTOID}};
-static SqlStatement find_uuid = {
-	.text = "SELECT pg_catalog.uuid_send(uuid) FROM idemq.database_uuid"};
+static SqlStatement find_uuid = {.text =
+									 "SELECT pg_catalog.uuid_send(uuid) FROM idemq.database_uuid",
+								 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 static SqlStatement draw_uuid = {
 	.text = "INSERT INTO idemq.database_uuid (uuid) VALUES (pg_catalog.gen_random_uuid()) "
 			"ON CONFLICT DO NOTHING"};
 
 /* Runs a statement that changes the step's one row. */
 static void
-change(SqlStatement *statement, Datum *values, const char *nulls)
+change(SqlStatement *statement, const Datum *values)
 {
-	if (idemq_spi_do(statement, values, nulls) != 1)
+	if (idemq_spi_do(statement, values, NULL) != 1)
 		elog(ERROR, "a locked step of job %lld is gone", (long long) DatumGetInt64(values[0]));
-}
-
-static char
-null_flag(Datum value)
-{
-	return value == (Datum) 0 ? 'n' : ' ';
-}
-
-static StepState
-state_from_name(const char *name)
-{
-	static const char *const names[] = {
-		[STEP_NONE] = "",			[STEP_OPEN] = "open",			[STEP_DONE] = "done",
-		[STEP_REFUSED] = "refused", [STEP_VOID] = "void",			[STEP_WAITING] = "waiting",
-		[STEP_ARRIVED] = "arrived", [STEP_TIMED_OUT] = "timed_out",
-	};
-
-	for (int i = 0; i < (int) lengthof(names); i++)
-	{
-		if (strcmp(names[i], name) == 0)
-			return (StepState) i;
-	}
-	elog(ERROR, "unknown state \"%s\" of a step", name);
-}
-
-/* Returns a column of the found row, a varlena, in the caller's memory context; 0 is NULL. */
-static Datum
-copied(int column, MemoryContext caller)
-{
-	bool isnull;
-	Datum value = idemq_spi_value(0, column, &isnull);
-	MemoryContext old = MemoryContextSwitchTo(caller);
-
-	value = isnull ? (Datum) 0 : PointerGetDatum(PG_DETOAST_DATUM_COPY(value));
-	MemoryContextSwitchTo(old);
-	return value;
-}
-
-static void
-read_step(Step *step, MemoryContext caller)
-{
-	Datum key;
-
-	step->state = state_from_name(TextDatumGetCString(idemq_spi_value(0, 1, NULL)));
-	step->round = DatumGetInt32(idemq_spi_value(0, 2, NULL));
-	step->token = idemq_spi_int64(0, 3, NULL);
-	step->begun_at = idemq_spi_int64(0, 5, &step->inside);
-	/* Who did it here has no answer to bring: it is fenced, now as then. */
-	step->mine = !step->inside && DatumGetBool(idemq_spi_value(0, 4, NULL));
-	step->call_until = idemq_spi_int64(0, 6, NULL);
-	step->request = copied(7, caller);
-	step->response = copied(8, caller);
-	key = copied(9, caller);
-	if (key != (Datum) 0)
-	{
-		MemoryContext old = MemoryContextSwitchTo(caller);
-
-		step->effect_key = TextDatumGetCString(key);
-		MemoryContextSwitchTo(old);
-	}
-	step->same_request = DatumGetBool(idemq_spi_value(0, 10, NULL));
 }
 
 /*
@@ -168,39 +112,54 @@ void
 idemq_step_lock(const StepName *name, Datum request, Step *step)
 {
 	Datum values[] = {Int64GetDatum(name->job_id), name->name, Int64GetDatum(name->token), request};
-	char nulls[] = {' ', ' ', ' ', null_flag(request), '\0'};
-	MemoryContext caller = CurrentMemoryContext;
-	SqlScope scope;
 
-	memset(step, 0, sizeof(Step));
-	idemq_spi_begin(&scope);
-	if (idemq_spi_run(&lock_step, values, nulls, SPI_OK_SELECT) > 0)
-		read_step(step, caller);
-	idemq_spi_end(&scope);
+	(void) idemq_spi_row(&lock_step, values, step, sizeof(*step));
+}
+
+/*
+ * Writes what is true of a step from now on: its state, times, request, response and effect key.
+ * locked: it is there; otherwise false when it is by now, since a twin's transaction has
+ * committed: the caller looks again.
+ */
+bool
+idemq_step_write(const StepName *name, int32 queue_id, const Step *step, bool locked)
+{
+	bool times = step->begun_at != 0;
+	Datum values[] = {Int64GetDatum(name->job_id),
+					  name->name,
+					  Int64GetDatum(name->token),
+					  Int32GetDatum(queue_id),
+					  CStringGetTextDatum(state_names[step->state]),
+					  TimestampTzGetDatum(times ? step->begun_at : DT_NOBEGIN),
+					  TimestampTzGetDatum(times ? step->call_until : DT_NOBEGIN),
+					  step->request,
+					  step->response,
+					  step->effect_key,
+					  BoolGetDatum(locked)};
+
+	return idemq_spi_do(&write_step, values, NULL) > 0;
 }
 
 /* Copies the database's uuid, 16 bytes, which the first step or event draws. */
 void
 idemq_step_database_uuid(unsigned char *uuid)
 {
-	SqlScope scope;
+	Datum found;
 
-	idemq_spi_begin(&scope);
-	if (idemq_spi_query_latest(&find_uuid, NULL, NULL) == 0)
+	if (!idemq_spi_row(&find_uuid, NULL, &found, sizeof(found)))
 	{
-		(void) idemq_spi_run(&draw_uuid, NULL, NULL, SPI_OK_INSERT);
-		if (idemq_spi_query_latest(&find_uuid, NULL, NULL) == 0)
+		(void) idemq_spi_do(&draw_uuid, NULL, NULL);
+		if (!idemq_spi_row(&find_uuid, NULL, &found, sizeof(found)))
 			elog(ERROR, "idemq.database_uuid has no row");
 	}
-	memcpy(uuid, VARDATA_ANY(DatumGetByteaPP(idemq_spi_value(0, 1, NULL))), 16);
-	idemq_spi_end(&scope);
+	memcpy(uuid, VARDATA_ANY(DatumGetByteaPP(found)), 16);
 }
 
 /*
  * Returns the effect key of a round of a step.  What has a fixed width comes first in what
  * is hashed, so that no two steps are the same bytes.
  */
-static char *
+static Datum
 effect_key(const StepName *name, int32 round)
 {
 	char *utf8 = TextDatumGetCString(name->name);
@@ -225,44 +184,26 @@ effect_key(const StepName *name, int32 round)
 	hash = (unsigned char *) VARDATA_ANY(DatumGetByteaPP(output));
 	hash[6] = (hash[6] & 0x0f) | 0x80; /* version 8: what it is made of is its maker's */
 	hash[8] = (hash[8] & 0x3f) | 0x80;
-	return psprintf("%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", hash[0],
-					hash[1], hash[2], hash[3], hash[4], hash[5], hash[6], hash[7], hash[8], hash[9],
-					hash[10], hash[11], hash[12], hash[13], hash[14], hash[15]);
+	return CStringGetTextDatum(
+		psprintf("%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", hash[0],
+				 hash[1], hash[2], hash[3], hash[4], hash[5], hash[6], hash[7], hash[8], hash[9],
+				 hash[10], hash[11], hash[12], hash[13], hash[14], hash[15]));
 }
 
 /*
- * Adds a step that begins.  False when it is there by now: a twin's transaction has
- * committed; the caller looks again.
+ * Begins a step: one that is not there, or, as another effect, a locked one that was refused or is
+ * void.  False as idemq_step_write.
  */
 bool
-idemq_step_insert_open(const StepName *name, int32 queue_id, const StepCall *call, Step *step)
+idemq_step_begin(const StepName *name, int32 queue_id, const StepCall *call, Step *step)
 {
-	Datum values[8] = {Int64GetDatum(name->job_id),
-					   name->name,
-					   Int64GetDatum(name->token),
-					   Int32GetDatum(queue_id),
-					   call->request,
-					   TimestampTzGetDatum(call->begun_at),
-					   TimestampTzGetDatum(call->call_until)};
-	bool added;
+	Step begun = {.state = STEP_OPEN,
+				  .begun_at = call->begun_at,
+				  .call_until = call->call_until,
+				  .request = call->request};
 
-	step->effect_key = effect_key(name, 0);
-	values[7] = CStringGetTextDatum(step->effect_key);
-	added = idemq_spi_do(&insert_open, values, NULL) > 0;
-	return added;
-}
-
-/* Begins a locked step that was refused, or is void: as another effect. */
-void
-idemq_step_begin_again(const StepName *name, const StepCall *call, Step *step)
-{
-	Datum values[7] = {Int64GetDatum(name->job_id),			name->name,
-					   Int64GetDatum(name->token),			call->request,
-					   TimestampTzGetDatum(call->begun_at), TimestampTzGetDatum(call->call_until)};
-
-	step->effect_key = effect_key(name, step->round);
-	values[6] = CStringGetTextDatum(step->effect_key);
-	change(&begin_again, values, NULL);
+	step->effect_key = begun.effect_key = effect_key(name, step->round);
+	return idemq_step_write(name, queue_id, &begun, step->state != STEP_NONE);
 }
 
 /* Gives a locked step that is open to the attempt that asks: it may call again. */
@@ -272,31 +213,7 @@ idemq_step_take_over(const StepName *name, const StepCall *call)
 	Datum values[] = {Int64GetDatum(name->job_id), name->name, Int64GetDatum(name->token),
 					  TimestampTzGetDatum(call->begun_at), TimestampTzGetDatum(call->call_until)};
 
-	change(&take_over, values, NULL);
-}
-
-/* Adds a step that this transaction does; false as idemq_step_insert_open. */
-bool
-idemq_step_insert_done(const StepName *name, int32 queue_id, Datum response)
-{
-	Datum values[] = {Int64GetDatum(name->job_id), name->name, Int64GetDatum(name->token),
-					  Int32GetDatum(queue_id), response};
-	char nulls[] = {' ', ' ', ' ', ' ', null_flag(response), '\0'};
-	bool added;
-
-	added = idemq_spi_do(&insert_done, values, nulls) > 0;
-	return added;
-}
-
-/* Makes a locked step, of which nothing was done, one that this transaction does. */
-void
-idemq_step_do_inside(const StepName *name, Datum response)
-{
-	Datum values[] = {Int64GetDatum(name->job_id), name->name, Int64GetDatum(name->token),
-					  response};
-	char nulls[] = {' ', ' ', ' ', null_flag(response), '\0'};
-
-	change(&do_inside, values, nulls);
+	change(&take_over, values);
 }
 
 /* Stores the answer to a locked step's call. */
@@ -304,9 +221,8 @@ void
 idemq_step_answer(const StepName *name, Datum response)
 {
 	Datum values[] = {Int64GetDatum(name->job_id), name->name, response};
-	char nulls[] = {' ', ' ', null_flag(response), '\0'};
 
-	change(&answer_step, values, nulls);
+	change(&answer_step, values);
 }
 
 /* Stores that the other side did not do what a locked step asked for.  error: 0 is none. */
@@ -314,7 +230,6 @@ void
 idemq_step_refuse(const StepName *name, Datum error)
 {
 	Datum values[] = {Int64GetDatum(name->job_id), name->name, error};
-	char nulls[] = {' ', ' ', null_flag(error), '\0'};
 
-	change(&refuse_step, values, nulls);
+	change(&refuse_step, values);
 }

@@ -203,7 +203,7 @@ typedef enum StepState
 	STEP_DONE,
 	STEP_REFUSED, /* the other side did not do it */
 	STEP_VOID,	  /* of an earlier payload of the job */
-	STEP_WAITING, /* of an event (table/waits.c), as the two below */
+	STEP_WAITING, /* of an event (table/events.c), as the two below */
 	STEP_ARRIVED,
 	STEP_TIMED_OUT
 } StepState;
@@ -236,7 +236,7 @@ typedef struct Step
 	TimestampTz call_until;
 	Datum request; /* jsonb; 0 is none */
 	Datum response;
-	char *effect_key; /* NULL: inside */
+	Datum effect_key; /* text; 0: inside */
 } Step;
 
 /* A call that begins. */
@@ -249,18 +249,16 @@ typedef struct StepCall
 
 extern void idemq_step_database_uuid(unsigned char *uuid);
 extern void idemq_step_lock(const StepName *name, Datum request, Step *step);
-extern bool idemq_step_insert_open(const StepName *name, int32 queue_id, const StepCall *call,
-								   Step *step);
-extern void idemq_step_begin_again(const StepName *name, const StepCall *call, Step *step);
+extern bool idemq_step_write(const StepName *name, int32 queue_id, const Step *step, bool locked);
+extern bool idemq_step_begin(const StepName *name, int32 queue_id, const StepCall *call,
+							 Step *step);
 extern void idemq_step_take_over(const StepName *name, const StepCall *call);
-extern bool idemq_step_insert_done(const StepName *name, int32 queue_id, Datum response);
-extern void idemq_step_do_inside(const StepName *name, Datum response);
 extern void idemq_step_answer(const StepName *name, Datum response);
 extern void idemq_step_refuse(const StepName *name, Datum error);
 
 /*
  * events.c
- *		Events that were sent to a queue: the rows of idemq.events.
+ *		Events that were sent to a queue, and the jobs that wait for them.
  */
 
 #define EVENT_MAX_NAME 256 /* bytes: that of a step, which a wait is */
@@ -277,11 +275,6 @@ extern bool idemq_event_find(const EventName *event, TimestampTz now, Datum *pay
 extern void idemq_event_write(const EventName *event, Datum payload, TimestampTz now,
 							  TimestampTz keep_until);
 
-/*
- * waits.c
- *		Waits of jobs for events: rows of idemq.steps.
- */
-
 /* A job that waits. */
 typedef struct Waiter
 {
@@ -289,7 +282,6 @@ typedef struct Waiter
 	int64 token; /* of the attempt that began to wait, or waited on, last */
 } Waiter;
 
-extern void idemq_wait_write(const StepName *name, int32 queue_id, const Step *wait);
 extern Waiter *idemq_waits_for(const EventName *event, int *count);
 extern void idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count,
 								Datum payload);
@@ -357,7 +349,8 @@ typedef struct DependencyChild
 typedef struct DependencyGone
 {
 	int64 id;
-	int gone_as;	  /* a JobStatus: as what it was deleted; -1 if it was not, or nobody knows */
+	bool gone; /* it was deleted, and is known as what: */
+	JobStatus gone_as;
 	int64 seen_token; /* the child has seen its parents' ends of lesser tokens; 0: none */
 } DependencyGone;
 
@@ -379,7 +372,7 @@ extern bool idemq_dependency_queue_of(int64 job_id, int32 *queue_id);
 extern DependencyChild *idemq_dependency_children(int64 parent, int *count);
 extern DependencyGone *idemq_dependency_parents(int64 child, int *count);
 extern int64 *idemq_dependency_resolvable(int32 queue_id, int max, int *count);
-extern int idemq_dependency_edges(DependencyEdge *edges, int max);
+extern DependencyEdge *idemq_dependency_edges(const DependencyEdge *behind, int max, int *count);
 
 /*
  * jobs_dependencies_write.c
@@ -593,16 +586,6 @@ extern void idemq_jobs_id_install(void);
 #define SHARD_ID_BITS 47
 #define MAX_SHARDS 64
 
-/* The ids that this database may give. */
-typedef struct IdPart
-{
-	int32 shard; /* -1: it is no shard */
-	int64 base;	 /* ids are above this ... */
-	int64 most;	 /* ... and up to this */
-} IdPart;
-
-extern void idemq_id_part_of(IdPart *part, int32 shard);
-extern int64 idemq_id_part_now(const IdPart *part);
 extern bool idemq_shard_set(int32 shard, int32 shards);
 extern void idemq_shard_assert(int32 shard, int32 shards);
 
