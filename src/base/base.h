@@ -506,7 +506,6 @@ pg_noreturn extern void idemq_refuse_outdated(void);
 extern const ObjectOids *idemq_oids(void);
 extern void idemq_oids_install(void);
 extern JobStatus idemq_status_from_oid(Oid value);
-extern JobStatus idemq_status_from_name(const char *name);
 extern const char *idemq_status_name(JobStatus status);
 extern Datum idemq_outcome_datum(Outcome outcome);
 

@@ -203,15 +203,3 @@ idemq_outcome_datum(Outcome outcome)
 {
 	return ObjectIdGetDatum(idemq_oids()->outcome[outcome]);
 }
-
-/* Returns the status of that name. */
-JobStatus
-idemq_status_from_name(const char *name)
-{
-	for (int i = 0; i < JOB_STATUS_COUNT; i++)
-	{
-		if (strcmp(status_names[i], name) == 0)
-			return (JobStatus) i;
-	}
-	elog(ERROR, "unknown status \"%s\"", name);
-}

@@ -227,7 +227,8 @@ recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point,
 		   (*budget > 0 || ready_key_less(key, point->from)))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_attempt(table, &job) &&
+		if (!idemq_lease_busy(key.id) &&
+			(idemq_jobs_scan_row(table, &job) && job.status == JOB_PROCESSING) &&
 			!idemq_lost_lease_note(lost, &job, queue))
 			point->incomplete = true;
 		point->from = ready_key_after(key);

@@ -46,15 +46,29 @@
 #include "queue/queue.h"
 #include "shared/slots/slots.h"
 
+typedef struct FollowersRow
+{
+	Following known; /* but for moved_to: */
+	Datum moved_to;
+	Oid relid;
+} FollowersRow;
+
 /* $1: this cluster, $2: this database, $3: idemq.jobs */
 static SqlStatement read_row =
-	{.text = "SELECT f.since, f.taken_over_at, EXISTS (SELECT FROM pg_catalog.pg_subscription s "
+	{.text = "SELECT f.since, coalesce(f.taken_over_at, '-infinity'), f.since IS NOT NULL "
+			 "AND f.taken_over_at IS NULL, EXISTS (SELECT FROM pg_catalog.pg_subscription s "
 			 "JOIN pg_catalog.pg_subscription_rel r ON r.srsubid = s.oid "
 			 "WHERE s.subdbid = $2 AND s.subenabled AND r.srrelid = $3), "
 			 "'idemq.followers'::pg_catalog.regclass::pg_catalog.oid, f.moved_to "
 			 "FROM (SELECT) AS one LEFT JOIN idemq.followers f "
 			 "ON f.system_identifier = $1 AND f.database = $2",
-	 .types = {INT8OID, OIDOID, OIDOID}};
+	 .types = {INT8OID, OIDOID, OIDOID},
+	 .fields = (const SqlField[]){SQL_FIELD(FollowersRow, known.since),
+								  SQL_FIELD(FollowersRow, known.taken_over),
+								  SQL_FIELD(FollowersRow, known.switched_on),
+								  SQL_FIELD(FollowersRow, known.subscribed),
+								  SQL_FIELD(FollowersRow, relid),
+								  SQL_FIELD(FollowersRow, moved_to)}};
 /* $3: now */
 static SqlStatement switch_on =
 	{.text = "INSERT INTO idemq.followers AS f (system_identifier, database, since) "
@@ -110,28 +124,17 @@ load(void)
 					ObjectIdGetDatum(idemq_oids()->jobs)};
 	uint64 before = invalidations;
 	uint64 switches = idemq_slots_switches();
-	char *moved_to;
-	bool no_since;
-	bool isnull;
-	Datum value;
-	SqlScope scope;
+	FollowersRow row;
 
-	idemq_spi_begin(&scope);
-	if (idemq_spi_query_latest(&read_row, args, NULL) != 1)
-		elog(ERROR, "idemq.followers has two rows of this database");
-	value = idemq_spi_value(0, 1, &no_since);
-	known.since = no_since ? 0 : DatumGetTimestampTz(value);
-	value = idemq_spi_value(0, 2, &isnull);
-	known.taken_over = isnull ? DT_NOBEGIN : DatumGetTimestampTz(value);
-	known.switched_on = !no_since && isnull;
-	known.subscribed = DatumGetBool(idemq_spi_value(0, 3, &isnull));
-	followers_relid = DatumGetObjectId(idemq_spi_value(0, 4, &isnull));
-	value = idemq_spi_value(0, 5, &isnull);
-	moved_to = isnull ? NULL : MemoryContextStrdup(TopMemoryContext, TextDatumGetCString(value));
+	if (!idemq_spi_row(&read_row, args, &row, sizeof(row)))
+		elog(ERROR, "idemq.followers cannot be read");
 	if (known.moved_to != NULL)
 		pfree(known.moved_to);
-	known.moved_to = moved_to;
-	idemq_spi_end(&scope);
+	known = row.known;
+	known.moved_to = NULL;
+	if (row.moved_to != (Datum) 0)
+		known.moved_to = MemoryContextStrdup(TopMemoryContext, TextDatumGetCString(row.moved_to));
+	followers_relid = row.relid;
 	loaded_at = before;
 	switches_loaded = switches;
 }
@@ -207,10 +210,8 @@ idemq_following_set(bool on)
 {
 	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), ObjectIdGetDatum(MyDatabaseId),
 					TimestampTzGetDatum(idemq_now())};
-	bool changed;
 
-	changed = idemq_spi_do(on ? &switch_on : &switch_off, args, NULL) > 0;
-	return changed;
+	return idemq_spi_do(on ? &switch_on : &switch_off, args, NULL) > 0;
 }
 
 /* Writes where this database has moved, NULL: nowhere; it follows.  job/follow.c's lock held. */
@@ -220,7 +221,7 @@ idemq_following_set_moved(const char *to)
 	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), ObjectIdGetDatum(MyDatabaseId),
 					to == NULL ? (Datum) 0 : CStringGetTextDatum(to)};
 
-	if (idemq_spi_do(&set_moved, args, to == NULL ? "  n" : NULL) != 1)
+	if (idemq_spi_do(&set_moved, args, NULL) != 1)
 		elog(ERROR, "idemq.followers has no row of this database");
 }
 

@@ -35,45 +35,25 @@
 
 static SqlStatement read_handler = {
 	.text =
-		"SELECT schema_name, function_name, role_name, role_oid, workers, batch, max_idle, "
+		"SELECT queue_id, schema_name, function_name, role_name, role_oid, workers, batch, max_idle, "
 		"set_at, crashes, stopped_at IS NOT NULL, owner_name, owner_oid FROM idemq.handler_entries "
 		"WHERE queue_id = $1",
-	.types = {INT4OID}};
+	.types = {INT4OID},
+	.fields = (const SqlField[]){SQL_FIELD(HandlerInfo, queue_id), SQL_FIELD(HandlerInfo, schema),
+								 SQL_FIELD(HandlerInfo, function), SQL_FIELD(HandlerInfo, role),
+								 SQL_FIELD(HandlerInfo, role_oid), SQL_FIELD(HandlerInfo, workers),
+								 SQL_FIELD(HandlerInfo, batch), SQL_FIELD(HandlerInfo, max_idle),
+								 SQL_FIELD(HandlerInfo, set_at), SQL_FIELD(HandlerInfo, crashes),
+								 SQL_FIELD(HandlerInfo, stopped), SQL_FIELD(HandlerInfo, owner),
+								 SQL_FIELD(HandlerInfo, owner_oid)}};
 
 /* Reads a queue's handler, as the latest snapshot shows it; false when it has none. */
 bool
 idemq_handler_read(int32 queue_id, HandlerInfo *info)
 {
 	Datum value = Int32GetDatum(queue_id);
-	SqlScope scope;
-	bool isnull;
-	bool found;
 
-	memset(info, 0, sizeof(*info));
-	idemq_spi_begin(&scope);
-	found = idemq_spi_query_latest(&read_handler, &value, NULL) > 0;
-	if (found)
-	{
-		info->queue_id = queue_id;
-		info->schema = *DatumGetName(idemq_spi_value(0, 1, &isnull));
-		info->function = *DatumGetName(idemq_spi_value(0, 2, &isnull));
-		info->role = *DatumGetName(idemq_spi_value(0, 3, &isnull));
-		info->role_oid = DatumGetObjectId(idemq_spi_value(0, 4, &isnull));
-		if (isnull)
-			info->role_oid = InvalidOid;
-		info->workers = DatumGetInt32(idemq_spi_value(0, 5, &isnull));
-		info->batch = DatumGetInt32(idemq_spi_value(0, 6, &isnull));
-		info->max_idle = idemq_interval_usecs(DatumGetIntervalP(idemq_spi_value(0, 7, &isnull)));
-		info->set_at = idemq_spi_int64(0, 8, &isnull);
-		info->crashes = DatumGetInt32(idemq_spi_value(0, 9, &isnull));
-		info->stopped = DatumGetBool(idemq_spi_value(0, 10, &isnull));
-		info->owner = *DatumGetName(idemq_spi_value(0, 11, &isnull));
-		info->owner_oid = DatumGetObjectId(idemq_spi_value(0, 12, &isnull));
-		if (isnull)
-			info->owner_oid = InvalidOid;
-	}
-	idemq_spi_end(&scope);
-	return found;
+	return idemq_spi_row(&read_handler, &value, info, sizeof(*info));
 }
 
 /* Returns whether a process that runs the one may go on with the other. */
@@ -158,22 +138,6 @@ refuse_function(const HandlerInfo *info, const char *name, Oid schema, HandlerTa
 	return why;
 }
 
-/* Returns whether a role may claim from a queue. */
-static bool
-may_claim(int32 queue_id, Oid role)
-{
-	Oid user;
-	int sec_context;
-	QueueInfo queue;
-	bool may;
-
-	GetUserIdAndSecContext(&user, &sec_context);
-	SetUserIdAndSecContext(role, sec_context | SECURITY_LOCAL_USERID_CHANGE);
-	may = idemq_queue_allows(queue_id, PRIVILEGE_CLAIM, &queue);
-	SetUserIdAndSecContext(user, sec_context);
-	return may;
-}
-
 /*
  * Looks up whom and what a handler names.  Returns NULL when that role may run that function for
  * the queue's jobs, or else why not.
@@ -181,6 +145,7 @@ may_claim(int32 queue_id, Oid role)
 char *
 idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target)
 {
+	QueueInfo queue;
 	char *why;
 	char *name;
 	Oid schema;
@@ -198,7 +163,7 @@ idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target)
 	why = refuse_function(info, name, schema, target);
 	if (why != NULL)
 		return why;
-	if (!may_claim(info->queue_id, target->role))
+	if (!idemq_queue_allows_role(info->queue_id, target->role, PRIVILEGE_CLAIM, &queue))
 		return psprintf("role \"%s\" may not claim from the queue", NameStr(info->role));
 	return NULL;
 }

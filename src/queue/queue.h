@@ -74,9 +74,10 @@ extern bool idemq_queue_is_paused(const QueueInfo *queue);
 
 typedef struct QueueGrant
 {
+	int32 queue_id;
 	NameData role;
-	Oid role_oid;	/* InvalidOid: the name alone decides */
-	char privilege; /* its first letter */
+	Oid role_oid;	  /* InvalidOid: the name alone decides */
+	int32 privileges; /* QueuePrivilege bits */
 } QueueGrant;
 
 typedef struct CachedQueue
@@ -179,14 +180,9 @@ typedef enum TopicPrivilege
 typedef struct TopicSpace
 {
 	const char *name;
-	List *grants; /* of TopicGrant */
+	int ngrants;
+	struct TopicGrant *grants;
 } TopicSpace;
-
-typedef struct TopicGrant
-{
-	Oid role;
-	int privileges;
-} TopicGrant;
 
 extern bool idemq_topic_find(const char *name, TopicSpace *space);
 extern int idemq_topic_privileges(const TopicSpace *space, Oid role);

@@ -58,17 +58,24 @@ typedef struct CachedName
 	CachedQueue *queue;					 /* which had that name when it was read */
 } CachedName;
 
-static SqlStatement load_grants =
-	{.text = "SELECT queue_id, role_name, privilege, role_oid FROM idemq.queue_grants "
-			 "WHERE queue_id = $1",
-	 .types = {INT4OID}};
-static SqlStatement load_all_grants = {
-	.text = "SELECT queue_id, role_name, privilege, role_oid FROM idemq.queue_grants "
-			"ORDER BY queue_id"};
-static SqlStatement find_name = {.text = "SELECT queue_id FROM idemq.queues WHERE name = $1",
-								 .types = {TEXTOID}};
+/* Privileges as QueuePrivilege: admin includes the others. */
+#define GRANTS                                                                                     \
+	"SELECT queue_id, role_name, role_oid, CASE privilege WHEN 'enqueue' THEN 1 "                  \
+	"WHEN 'claim' THEN 2 ELSE 7 END FROM idemq.queue_grants "
+
+static const SqlField grant_fields[] = {SQL_FIELD(QueueGrant, queue_id),
+										SQL_FIELD(QueueGrant, role),
+										SQL_FIELD(QueueGrant, role_oid),
+										SQL_FIELD(QueueGrant, privileges)};
+static SqlStatement load_grants = {.text = GRANTS "WHERE queue_id = $1", .types = {INT4OID}};
+static SqlStatement load_all_grants = {.text = GRANTS "ORDER BY queue_id"};
+static SqlStatement find_name = {.few = true,
+								 .text = "SELECT queue_id FROM idemq.queues WHERE name = $1",
+								 .types = {TEXTOID},
+								 .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
 /* In order: where slots do not suffice, the oldest queues get them (idemq_queues_give_slots). */
-static SqlStatement list_ids = {.text = "SELECT queue_id FROM idemq.queues ORDER BY queue_id"};
+static SqlStatement list_ids = {.text = "SELECT queue_id FROM idemq.queues ORDER BY queue_id",
+								.fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
 
 static MemoryContext cache_context = NULL;
 static HTAB *cache = NULL; /* of CachedQueue */
@@ -170,22 +177,41 @@ fill_settings(CachedQueue *cached, const QueueInfo *info)
 	((CachedName *) hash_search(names, info->name, HASH_ENTER, NULL))->queue = cached;
 }
 
-/* Adds a row of load_grants, of which a queue has at most max. */
+/* Reads a queue, or, with 0, all, into empty entries, by one snapshot. */
 static void
-add_grant(CachedQueue *cached, uint64 row, uint64 max)
+read_rows(int32 id)
 {
-	bool isnull;
-	QueueGrant *grant;
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	uint64 rows = idemq_settings_load(id, snapshot);
+	Datum key = Int32GetDatum(id);
+	QueueGrant *grants;
+	QueueInfo info;
+	uint64 next;
 
-	if (cached->grants == NULL)
-		cached->grants = MemoryContextAlloc(cache_context, max * sizeof(QueueGrant));
-	grant = &cached->grants[cached->ngrants];
-	namestrcpy(&grant->role, NameStr(*DatumGetName(idemq_spi_value(row, 2, &isnull))));
-	grant->privilege = *VARDATA_ANY(DatumGetTextPP(idemq_spi_value(row, 3, &isnull)));
-	grant->role_oid = DatumGetObjectId(idemq_spi_value(row, 4, &isnull));
-	if (isnull)
-		grant->role_oid = InvalidOid;
-	cached->ngrants++;
+	for (uint64 i = 0; i < rows; i++)
+	{
+		idemq_settings_read(i, &info);
+		fill_settings(empty_entry(info.id), &info);
+	}
+	rows = idemq_spi_query_at(id == 0 ? &load_all_grants : &load_grants, &key, NULL, snapshot);
+	grants = MemoryContextAllocHuge(CurrentMemoryContext, Max(rows, 1) * sizeof(QueueGrant));
+	memset(grants, 0, rows * sizeof(QueueGrant));
+	for (uint64 i = 0; i < rows; i++)
+		idemq_spi_read(i, grant_fields, &grants[i], CurrentMemoryContext);
+	for (uint64 i = 0; i < rows; i = next)
+	{
+		CachedQueue *cached = hash_search(cache, &grants[i].queue_id, HASH_FIND, NULL);
+
+		next = i + 1;
+		while (next < rows && grants[next].queue_id == grants[i].queue_id)
+			next++;
+		if (cached == NULL)
+			continue;
+		cached->grants = MemoryContextAlloc(cache_context, (next - i) * sizeof(QueueGrant));
+		memcpy(cached->grants, &grants[i], (next - i) * sizeof(QueueGrant));
+		cached->ngrants = (int) (next - i);
+	}
+	UnregisterSnapshot(snapshot);
 }
 
 /* Reads a queue, which may not be there. */
@@ -194,43 +220,17 @@ load(int32 id)
 {
 	/* Before the snapshot. */
 	uint64 version = idemq_version_of_queue(id);
-	Datum key = Int32GetDatum(id);
 	CachedQueue *cached;
-	QueueInfo info;
 	SqlScope scope;
-	Snapshot snapshot;
 
 	idemq_spi_begin(&scope);
 	idemq_spi_no_seqscan();
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	cached = empty_entry(id);
-	if (idemq_settings_load(id, snapshot) > 0)
-	{
-		uint64 rows;
-
-		idemq_settings_read(0, &info);
-		fill_settings(cached, &info);
-		rows = idemq_spi_query_at(&load_grants, &key, NULL, snapshot);
-		for (uint64 i = 0; i < rows; i++)
-			add_grant(cached, i, rows);
-	}
-	UnregisterSnapshot(snapshot);
+	read_rows(id);
 	idemq_spi_end(&scope);
 	cached->version = version;
 	idemq_worker_announce_use();
 	return cached;
-}
-
-/* Returns where the rows of load_all_grants, in the order of queue_id, go on with another. */
-static uint64
-rows_of_queue(uint64 from, uint64 rows, int32 *id)
-{
-	uint64 next = from;
-
-	*id = DatumGetInt32(idemq_spi_value(from, 1, NULL));
-	while (next < rows && DatumGetInt32(idemq_spi_value(next, 1, NULL)) == *id)
-		next++;
-	return next;
 }
 
 /* Reads all queues; for a caller that looks at each. */
@@ -241,36 +241,13 @@ load_all(void)
 	SettingsVersions *versions = idemq_versions_copy();
 	HASH_SEQ_STATUS seq;
 	CachedQueue *cached;
-	QueueInfo info;
 	SqlScope scope;
-	Snapshot snapshot;
-	uint64 rows;
 
 	idemq_spi_begin(&scope);
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	hash_seq_init(&seq, cache);
 	while ((cached = hash_seq_search(&seq)) != NULL)
 		(void) empty_entry(cached->id);
-	rows = idemq_settings_load(0, snapshot);
-	for (uint64 i = 0; i < rows; i++)
-	{
-		idemq_settings_read(i, &info);
-		fill_settings(empty_entry(info.id), &info);
-	}
-	rows = idemq_spi_query_at(&load_all_grants, NULL, NULL, snapshot);
-	for (uint64 i = 0; i < rows;)
-	{
-		int32 id;
-		uint64 next = rows_of_queue(i, rows, &id);
-
-		cached = hash_search(cache, &id, HASH_FIND, NULL);
-		for (uint64 from = i; i < next; i++)
-		{
-			if (cached != NULL)
-				add_grant(cached, i, next - from);
-		}
-	}
-	UnregisterSnapshot(snapshot);
+	read_rows(0);
 	idemq_spi_end(&scope);
 	hash_seq_init(&seq, cache);
 	while ((cached = hash_seq_search(&seq)) != NULL)
@@ -312,14 +289,9 @@ static int32
 look_up_name(const char *name)
 {
 	Datum key = CStringGetTextDatum(name);
-	SqlScope scope;
-	int32 id = 0;
+	int32 id;
 
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	if (idemq_spi_query_latest(&find_name, &key, NULL) > 0)
-		id = DatumGetInt32(idemq_spi_value(0, 1, NULL));
-	idemq_spi_end(&scope);
+	(void) idemq_spi_row(&find_name, &key, &id, sizeof(id));
 	pfree(DatumGetPointer(key));
 	return id;
 }
@@ -357,37 +329,24 @@ idemq_queue_cache_by_name(const char *name)
 	return NULL;
 }
 
-/* Reads the ids of all queues; listed_at is the caller's to set. */
-static void
-list(void)
-{
-	SqlScope scope;
-	uint64 rows;
-
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&list_ids, NULL, NULL);
-	if (listed != NULL)
-		pfree(listed);
-	listed = NULL;
-	listed = MemoryContextAlloc(cache_context, Max(rows, 1) * sizeof(int32));
-	for (uint64 i = 0; i < rows; i++)
-		listed[i] = DatumGetInt32(idemq_spi_value(i, 1, NULL));
-	nlisted = (int) rows;
-	idemq_spi_end(&scope);
-}
-
 /* Returns the ids of all queues, and reads those that changed; valid until the next lookup. */
 const int32 *
 idemq_queue_cache_ids(int *count)
 {
 	uint64 version = idemq_version_of_list();
+	MemoryContext old;
 	int stale = 0;
 
 	follow_invalidations();
 	if (listed_at != version)
 	{
 		listed_at = 0;
-		list();
+		if (listed != NULL)
+			pfree(listed);
+		listed = NULL;
+		old = MemoryContextSwitchTo(cache_context);
+		listed = idemq_spi_rows(&list_ids, NULL, sizeof(int32), &nlisted);
+		MemoryContextSwitchTo(old);
 		for (int i = 0; i < nlisted && stale <= MAX_SINGLY; i++)
 		{
 			CachedQueue *cached = hash_search(cache, &listed[i], HASH_FIND, NULL);

@@ -24,9 +24,19 @@
 #include "shared/counts/counts.h"
 #include "shared/slots/slots.h"
 
-static SqlStatement count_jobs = {
-	.text = "SELECT queue_id, status::text, count(*) FROM idemq.jobs GROUP BY queue_id, status "
-			"ORDER BY queue_id"};
+/* How many jobs of a queue have a status. */
+typedef struct StatusCount
+{
+	int32 queue_id;
+	JobStatus status;
+	int64 jobs;
+} StatusCount;
+
+static SqlStatement count_jobs =
+	{.fields = (const SqlField[]){SQL_FIELD(StatusCount, queue_id), SQL_FIELD(StatusCount, status),
+								  SQL_FIELD(StatusCount, jobs)},
+	 .text = "SELECT queue_id, status, count(*) FROM idemq.jobs GROUP BY queue_id, status "
+			 "ORDER BY queue_id"};
 
 /* Reads the rows of count_jobs into an array of the context, in the order of queue_id. */
 static QueueCount *
@@ -37,17 +47,17 @@ read_counts(uint64 rows, MemoryContext context, int *ncounts)
 
 	for (uint64 i = 0; i < rows; i++)
 	{
-		int32 queue_id = DatumGetInt32(idemq_spi_value(i, 1, NULL));
-		JobStatus status = idemq_status_from_name(TextDatumGetCString(idemq_spi_value(i, 2, NULL)));
+		StatusCount row;
 
-		if (n == 0 || counts[n - 1].queue_id != queue_id)
+		idemq_spi_read(i, count_jobs.fields, &row, context);
+		if (n == 0 || counts[n - 1].queue_id != row.queue_id)
 		{
 			memset(&counts[n], 0, sizeof(QueueCount));
-			counts[n].queue_id = queue_id;
+			counts[n].queue_id = row.queue_id;
 			counts[n].index = -1;
 			n++;
 		}
-		counts[n - 1].jobs[status] = DatumGetInt64(idemq_spi_value(i, 3, NULL));
+		counts[n - 1].jobs[row.status] = row.jobs;
 	}
 	*ncounts = n;
 	return counts;

@@ -34,14 +34,17 @@ typedef struct QueueSetting
 {
 	const char *name;
 	SettingKind kind;
-	size_t offset; /* in QueueInfo */
+	SqlField field; /* of QueueInfo */
 	double least;
 	double most;
 } QueueSetting;
 
-/* The offset of a field; a pointer of another type than the field's does not compile. */
+/* A field of QueueInfo; a pointer of another type than the field's does not compile. */
+/* clang-format off */
 #define FIELD(type, field)                                                                         \
-	(offsetof(QueueInfo, field) + 0 * sizeof((type *) NULL == &((QueueInfo *) NULL)->field))
+	{offsetof(QueueInfo, field) + 0 * sizeof((type *) NULL == &((QueueInfo *) NULL)->field),       \
+	 sizeof(type), NULL}
+/* clang-format on */
 
 /*
  * All settings: name, kind, field, least and most.  They are in the order of the
@@ -90,20 +93,17 @@ none_value(SettingKind kind)
 	return kind < lengthof(none_values) ? none_values[kind] : NULL;
 }
 
-/* Columns of load_queues and load_queue before the settings. */
-enum
-{
-	LOAD_ID = 1,
-	LOAD_NAME,
-	LOAD_PAUSED,
-	LOAD_PAUSED_UNTIL,
-	LOAD_CREATED_AT,
-	LOAD_DEAD_QUEUE_ROLE,
-	LOAD_DEAD_QUEUE_ROLE_OID,
-	LOAD_SETTINGS
-};
+/* What load_queues and load_queue read; the settings come behind these. */
+static const SqlField first_fields[] = {SQL_FIELD(QueueInfo, id),
+										SQL_FIELD(QueueInfo, name),
+										SQL_FIELD(QueueInfo, paused),
+										SQL_FIELD(QueueInfo, paused_until),
+										SQL_FIELD(QueueInfo, created_at),
+										SQL_FIELD(QueueInfo, dead_queue_role),
+										SQL_FIELD(QueueInfo, dead_queue_role_oid)};
 
 /* Made by build_statements. */
+static SqlField fields[lengthof(first_fields) + lengthof(settings)];
 static SqlStatement insert_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
 static SqlStatement update_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
 static SqlStatement load_queues = {0};
@@ -122,6 +122,7 @@ build_statements(void)
 	initStringInfo(&names);
 	initStringInfo(&parameters);
 	initStringInfo(&changes);
+	memcpy(fields, first_fields, sizeof(first_fields));
 	for (int i = 0; i < (int) lengthof(settings); i++)
 	{
 		const char *name = settings[i].name;
@@ -134,6 +135,7 @@ build_statements(void)
 						 none != NULL ? "%s%s = nullif(coalesce($%d, %s), %s)"
 									  : "%s%s = coalesce($%d, %s)",
 						 i > 0 ? ", " : "", name, parameter, name, none);
+		fields[lengthof(first_fields) + i] = settings[i].field;
 		insert_queue.types[i + 1] = update_queue.types[i + 1] = sql_types[settings[i].kind];
 	}
 	insert_queue.text =
@@ -146,8 +148,8 @@ build_statements(void)
 							psprintf("UPDATE idemq.queues SET %s WHERE name = $1", changes.data));
 	load_queues.text = MemoryContextStrdup(
 		TopMemoryContext,
-		psprintf("SELECT queue_id, name, paused, paused_until, created_at, dead_queue_role, "
-				 "dead_queue_role_oid%s FROM idemq.queues",
+		psprintf("SELECT queue_id, name, paused, coalesce(paused_until, 'infinity'), created_at, "
+				 "dead_queue_role, dead_queue_role_oid%s FROM idemq.queues",
 				 names.data));
 	load_queue.text =
 		MemoryContextStrdup(TopMemoryContext, psprintf("%s WHERE queue_id = $1", load_queues.text));
@@ -324,45 +326,30 @@ idemq_settings_update(FunctionCallInfo fcinfo, const char *name)
 }
 
 static SqlStatement describe_queue =
-	{.text = "SELECT to_jsonb(q) - '{queue_id,name,paused,paused_until,created_at,"
+	{.locks = true,
+	 .text = "SELECT to_jsonb(q) - '{queue_id,name,paused,paused_until,created_at,"
 			 "dead_queue_role,dead_queue_role_oid}'::text[] "
 			 "FROM idemq.queues q WHERE queue_id = $1 FOR NO KEY UPDATE",
-	 .types = {INT4OID}};
+	 .types = {INT4OID},
+	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 static SqlStatement compare_settings =
 	{.text = "SELECT jsonb_object_agg(key, jsonb_build_object('from', o.value, 'to', n.value)) "
 			 "FROM jsonb_each($1) o JOIN jsonb_each($2) n USING (key) WHERE o.value <> n.value",
-	 .types = {JSONBOID, JSONBOID}};
+	 .types = {JSONBOID, JSONBOID},
+	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 
-/* Runs a query for one jsonb, and copies it; 0 when it is NULL, or there is no row. */
-static Datum
-query_document(SqlStatement *statement, const Datum *values)
-{
-	MemoryContext caller = CurrentMemoryContext;
-	Datum document = (Datum) 0;
-	bool isnull = true;
-	SqlScope scope;
-
-	idemq_spi_begin(&scope);
-	if (idemq_spi_run(statement, values, NULL, SPI_OK_SELECT) > 0)
-		document = idemq_spi_value(0, 1, &isnull);
-	if (!isnull)
-	{
-		MemoryContext old = MemoryContextSwitchTo(caller);
-
-		document = JsonbPGetDatum(DatumGetJsonbPCopy(document));
-		MemoryContextSwitchTo(old);
-	}
-	idemq_spi_end(&scope);
-	return isnull ? (Datum) 0 : document;
-}
-
-/* Returns the settings of a queue as jsonb; they stay as they are until this transaction ends. */
+/*
+ * Returns the settings of a queue as jsonb, 0 when it is gone; they stay as they are until this
+ * transaction ends.
+ */
 Datum
 idemq_settings_document(int32 queue_id)
 {
 	Datum id = Int32GetDatum(queue_id);
+	Datum document;
 
-	return query_document(&describe_queue, &id);
+	(void) idemq_spi_row(&describe_queue, &id, &document, sizeof(document));
+	return document;
 }
 
 /* Returns what differs between two of these, or 0: {"lease": {"from": ..., "to": ...}, ...}. */
@@ -370,8 +357,10 @@ Datum
 idemq_settings_difference(Datum from, Datum to)
 {
 	Datum values[] = {from, to};
+	Datum difference;
 
-	return query_document(&compare_settings, values);
+	(void) idemq_spi_row(&compare_settings, values, &difference, sizeof(difference));
+	return difference;
 }
 
 /*
@@ -387,62 +376,12 @@ idemq_settings_load(int32 queue_id, Snapshot snapshot)
 	return idemq_spi_query_at(queue_id == 0 ? &load_queues : &load_queue, &id, NULL, snapshot);
 }
 
-static void
-read_text(Datum value, char *target)
-{
-	strlcpy(target, text_to_cstring(DatumGetTextPP(value)), sizeof(QueueName));
-}
-
 /* Fills what a row of idemq.queues says of a queue; everything else becomes 0. */
 void
 idemq_settings_read(uint64 row, QueueInfo *queue)
 {
-	Datum value;
-	bool isnull;
-
 	memset(queue, 0, sizeof(*queue));
-	queue->id = DatumGetInt32(idemq_spi_value(row, LOAD_ID, &isnull));
-	read_text(idemq_spi_value(row, LOAD_NAME, &isnull), queue->name);
-	queue->paused = DatumGetBool(idemq_spi_value(row, LOAD_PAUSED, &isnull));
-	queue->paused_until = idemq_spi_int64(row, LOAD_PAUSED_UNTIL, &isnull);
-	if (isnull)
-		queue->paused_until = DT_NOEND;
-	queue->created_at = idemq_spi_int64(row, LOAD_CREATED_AT, &isnull);
-	value = idemq_spi_value(row, LOAD_DEAD_QUEUE_ROLE, &isnull);
-	if (!isnull)
-		queue->dead_queue_role = *DatumGetName(value);
-	value = idemq_spi_value(row, LOAD_DEAD_QUEUE_ROLE_OID, &isnull);
-	if (!isnull)
-		queue->dead_queue_role_oid = DatumGetObjectId(value);
-	for (int i = 0; i < (int) lengthof(settings); i++)
-	{
-		char *field = (char *) queue + settings[i].offset;
-
-		value = idemq_spi_value(row, LOAD_SETTINGS + i, &isnull);
-
-		if (isnull)
-			continue;
-		switch (settings[i].kind)
-		{
-			case SETTING_INTERVAL:
-			case SETTING_TIMEOUT:
-				*(int64 *) field = idemq_interval_usecs(DatumGetIntervalP(value));
-				break;
-			case SETTING_FLOAT:
-				*(double *) field = DatumGetFloat8(value);
-				break;
-			case SETTING_INT:
-			case SETTING_LIMIT:
-				*(int32 *) field = DatumGetInt32(value);
-				break;
-			case SETTING_QUEUE:
-				read_text(value, field);
-				break;
-			case SETTING_BOOL:
-				*(bool *) field = DatumGetBool(value);
-				break;
-		}
-	}
+	idemq_spi_read(row, fields, queue, CurrentMemoryContext);
 }
 
 /* Returns whether a queue hands out no jobs now; see job/pausing.c. */

@@ -27,14 +27,6 @@ static SqlStatement keep_row = {.text =
 									"SELECT FROM idemq.queues WHERE queue_id = $1 FOR KEY SHARE",
 								.types = {INT4OID}};
 
-static int
-privilege_bits(char privilege)
-{
-	return privilege == 'e'	  ? PRIVILEGE_ENQUEUE
-		   : privilege == 'c' ? PRIVILEGE_CLAIM
-							  : PRIVILEGE_ALL; /* admin */
-}
-
 /* Returns the current role's privileges on a queue. */
 static int
 privileges_of(CachedQueue *cached)
@@ -55,7 +47,7 @@ privileges_of(CachedQueue *cached)
 		Oid grantee = idemq_role_of(NameStr(grant->role), grant->role_oid);
 
 		if (OidIsValid(grantee) && has_privs_of_role(role, grantee))
-			privileges |= privilege_bits(grant->privilege);
+			privileges |= grant->privileges;
 	}
 	cached->info.privileges = privileges;
 	cached->role = role;

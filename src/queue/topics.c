@@ -21,65 +21,38 @@
 #include "base/base.h"
 #include "queue/queue.h"
 
+typedef struct TopicGrant
+{
+	NameData name;
+	Oid role;		  /* InvalidOid: nobody any more */
+	int32 privileges; /* TopicPrivilege bits */
+} TopicGrant;
+
+/* A space without grants is a row as well. */
 static SqlStatement read_grants =
-	{.text = "SELECT g.role_name, g.role_oid, g.privilege FROM idemq.topic_entries t "
+	{.text = "SELECT g.role_name, g.role_oid, CASE g.privilege WHEN 'publish' THEN 1 "
+			 "WHEN 'bind' THEN 2 WHEN 'admin' THEN 7 END FROM idemq.topic_entries t "
 			 "LEFT JOIN idemq.topic_grants g ON g.topic = t.topic WHERE t.topic = $1",
-	 .nargs = 1,
-	 .types = {TEXTOID}};
+	 .types = {TEXTOID},
+	 .fields = (const SqlField[]){SQL_FIELD(TopicGrant, name), SQL_FIELD(TopicGrant, role),
+								  SQL_FIELD(TopicGrant, privileges)}};
 
 /* As a foreign key would: whoever drops the space waits, and finds the row that is made. */
 static SqlStatement keep_row =
-	{.text = "SELECT FROM idemq.topic_entries WHERE topic = $1 FOR KEY SHARE",
-	 .nargs = 1,
-	 .types = {TEXTOID}};
-
-/* Returns what a row of idemq.topic_grants grants, NULL for nothing any more. */
-static TopicGrant *
-read_grant(uint64 row)
-{
-	bool isnull;
-	Datum name = idemq_spi_value(row, 1, &isnull);
-	TopicGrant *grant;
-	char *privilege;
-	Oid oid;
-
-	if (isnull)
-		return NULL;
-	oid = DatumGetObjectId(idemq_spi_value(row, 2, &isnull));
-	grant = palloc(sizeof(TopicGrant));
-	grant->role = idemq_role_of(NameStr(*DatumGetName(name)), isnull ? InvalidOid : oid);
-	if (!OidIsValid(grant->role))
-		return NULL;
-	privilege = TextDatumGetCString(idemq_spi_value(row, 3, &isnull));
-	grant->privileges = strcmp(privilege, "publish") == 0 ? TOPIC_PUBLISH
-						: strcmp(privilege, "bind") == 0  ? TOPIC_BIND
-														  : TOPIC_ALL;
-	return grant;
-}
+	{.text = "SELECT FROM idemq.topic_entries WHERE topic = $1 FOR KEY SHARE", .types = {TEXTOID}};
 
 /* Reads a space; false when there is none of that name. */
 bool
 idemq_topic_find(const char *name, TopicSpace *space)
 {
 	Datum value = CStringGetTextDatum(name);
-	MemoryContext caller = CurrentMemoryContext;
-	SqlScope scope;
-	uint64 rows;
 
-	*space = (TopicSpace){name, NIL};
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&read_grants, &value, NULL);
-	for (uint64 i = 0; i < rows; i++)
-	{
-		MemoryContext old = MemoryContextSwitchTo(caller);
-		TopicGrant *grant = read_grant(i);
-
-		if (grant != NULL)
-			space->grants = lappend(space->grants, grant);
-		MemoryContextSwitchTo(old);
-	}
-	idemq_spi_end(&scope);
-	return rows > 0;
+	space->name = name;
+	space->grants = idemq_spi_rows(&read_grants, &value, sizeof(TopicGrant), &space->ngrants);
+	for (int i = 0; i < space->ngrants; i++)
+		space->grants[i].role =
+			idemq_role_of(NameStr(space->grants[i].name), space->grants[i].role);
+	return space->ngrants > 0;
 }
 
 /* Returns a role's privileges on a space, as TopicPrivilege bits. */
@@ -87,13 +60,13 @@ int
 idemq_topic_privileges(const TopicSpace *space, Oid role)
 {
 	int privileges = has_privs_of_role(role, idemq_oids()->owner) ? TOPIC_ALL : 0;
-	ListCell *lc;
 
-	foreach(lc, space->grants)
+	for (int i = 0; i < space->ngrants; i++)
 	{
-		const TopicGrant *grant = lfirst(lc);
+		const TopicGrant *grant = &space->grants[i];
 
-		if ((grant->privileges & ~privileges) != 0 && has_privs_of_role(role, grant->role))
+		if ((grant->privileges & ~privileges) != 0 && OidIsValid(grant->role) &&
+			has_privs_of_role(role, grant->role))
 			privileges |= grant->privileges;
 	}
 	return privileges;
@@ -137,10 +110,7 @@ void
 idemq_topic_keep(const char *name)
 {
 	Datum value = CStringGetTextDatum(name);
-	SqlScope scope;
 
-	idemq_spi_begin(&scope);
-	if (idemq_spi_run(&keep_row, &value, NULL, SPI_OK_SELECT) == 0)
+	if (idemq_spi_do(&keep_row, &value, NULL) == 0)
 		idemq_topic_refuse_unknown(name);
-	idemq_spi_end(&scope);
 }

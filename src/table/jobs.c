@@ -74,30 +74,22 @@ drop_snapshot(JobsTable *table)
 }
 
 /*
- * Opens the relation; raises 42P01 when it was dropped, by DROP EXTENSION, while this
+ * Opens the table; raises 42P01 when it was dropped, by DROP EXTENSION, while this
  * session waited for its lock.  It does not look for another of that name: what the
  * caller knows of its queue is of the one that is gone.
  */
-static Relation
-open_relation(LOCKMODE mode)
-{
-	Relation rel = try_relation_open(idemq_oids()->jobs, mode);
-
-	if (rel == NULL)
-		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE),
-						errmsg("table \"%s.jobs\" was dropped by another session", IDEMQ_SCHEMA),
-						errhint("Run the statement again if the extension was created anew; "
-								"otherwise run CREATE EXTENSION idemq in this database.")));
-	return rel;
-}
-
 static void
 open_table(JobsTable *table, LOCKMODE mode)
 {
 	memset(table, 0, sizeof(*table));
 	table->context = CurrentMemoryContext;
 	table->mode = mode;
-	table->rel = open_relation(mode);
+	table->rel = try_relation_open(idemq_oids()->jobs, mode);
+	if (table->rel == NULL)
+		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE),
+						errmsg("table \"%s.jobs\" was dropped by another session", IDEMQ_SCHEMA),
+						errhint("Run the statement again if the extension was created anew; "
+								"otherwise run CREATE EXTENSION idemq in this database.")));
 	table->simple = is_simple(table->rel);
 	table->row = table_slot_create(table->rel, NULL);
 	table->new_row = MakeSingleTupleTableSlot(RelationGetDescr(table->rel), &TTSOpsVirtual);
@@ -170,11 +162,9 @@ idemq_jobs_primary_key(Relation rel)
 static void
 begin_scan_by_id(JobsTable *table)
 {
-	Oid pkey = idemq_jobs_primary_key(table->rel);
-	MemoryContext old;
+	MemoryContext old = MemoryContextSwitchTo(table->context);
 
-	old = MemoryContextSwitchTo(table->context);
-	table->pkey = index_open(pkey, AccessShareLock);
+	table->pkey = index_open(idemq_jobs_primary_key(table->rel), AccessShareLock);
 	table->by_id = compat_index_beginscan(table->rel, table->pkey, table->snapshot, 1);
 	MemoryContextSwitchTo(old);
 }

@@ -72,12 +72,8 @@ flush(JobsBatch *batch)
 	idemq_jobs_index_insert_rows(rel, batch->rows, batch->count);
 	for (int i = 0; i < batch->count; i++)
 	{
-		TupleTableSlot *row = batch->rows[i];
-		Oid status = DatumGetObjectId(row->tts_values[COL_STATUS]);
-
-		idemq_pending_counts_row(DatumGetInt32(row->tts_values[COL_QUEUE_ID]), NO_ROW,
-								 idemq_status_from_oid(status));
-		ExecClearTuple(row);
+		idemq_jobs_count_new(batch->rows[i]);
+		ExecClearTuple(batch->rows[i]);
 	}
 	MemoryContextSwitchTo(old);
 	MemoryContextReset(batch->context);
@@ -92,29 +88,25 @@ flush(JobsBatch *batch)
 void
 idemq_jobs_batch_add(JobsBatch *batch, JobChange *columns)
 {
-	TupleDesc desc = RelationGetDescr(batch->table->rel);
+	JobsTable *table = batch->table;
 	TupleTableSlot **row = &batch->rows[batch->count];
 	MemoryContext old;
 	HeapTuple tuple;
 
 	if (!batch->simple)
 	{
-		idemq_jobs_insert(batch->table, columns);
+		idemq_jobs_insert(table, columns);
 		return;
 	}
 	if (*row == NULL)
 	{
-		old = MemoryContextSwitchTo(batch->table->context);
-		*row = MakeSingleTupleTableSlot(desc, &TTSOpsHeapTuple);
+		old = MemoryContextSwitchTo(table->context);
+		*row = MakeSingleTupleTableSlot(RelationGetDescr(table->rel), &TTSOpsHeapTuple);
 		MemoryContextSwitchTo(old);
 	}
-	for (int i = 0; i < JOB_COLUMNS; i++)
-	{
-		if ((columns->set & COLUMN_BIT(i)) == 0)
-			columns->isnull[i] = true;
-	}
+	idemq_jobs_fill_row(table, columns);
 	old = MemoryContextSwitchTo(batch->context);
-	tuple = heap_form_tuple(desc, columns->values, columns->isnull);
+	tuple = ExecCopySlotHeapTuple(table->new_row);
 	MemoryContextSwitchTo(old);
 	ExecStoreHeapTuple(tuple, *row, true);
 	/* The columns that indexes ask for. */

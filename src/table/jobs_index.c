@@ -22,6 +22,7 @@
 #include "nodes/execnodes.h"
 #include "nodes/makefuncs.h"
 #include "nodes/primnodes.h"
+#include "port/pg_bitutils.h"
 #include "utils/inval.h"
 #include "utils/relcache.h"
 
@@ -135,63 +136,44 @@ idemq_jobs_index_install(void)
 	CacheRegisterRelcacheCallback(forget_shapes, (Datum) 0);
 }
 
-static bool
-is_ready_index(const IndexShape *shape)
-{
-	static const AttrNumber keys[] = {COL_QUEUE_ID + 1, COL_PRIORITY + 1, COL_READY_AT + 1,
-									  COL_ID + 1};
-
-	return shape->simple && shape->nkeys == (int) lengthof(keys) &&
-		   memcmp(shape->keys, keys, sizeof(keys)) == 0 &&
-		   shape->not_null == COLUMN_BIT(COL_READY_AT) && shape->is_null == 0;
-}
-
-static bool
-is_key_index(const IndexShape *shape)
-{
-	return shape->simple && shape->unique && shape->nkeys == 2 &&
-		   shape->keys[0] == COL_QUEUE_ID + 1 && shape->keys[1] == COL_KEY + 1 &&
-		   shape->not_null == COLUMN_BIT(COL_KEY) && shape->is_null == 0;
-}
-
-static bool
-is_group_index(const IndexShape *shape)
-{
-	static const AttrNumber keys[] = {COL_QUEUE_ID + 1, COL_GROUP_KEY + 1, COL_READY_AT + 1,
-									  COL_ID + 1};
-
-	return shape->simple && shape->nkeys == (int) lengthof(keys) &&
-		   memcmp(shape->keys, keys, sizeof(keys)) == 0 &&
-		   shape->not_null == COLUMN_BIT(COL_GROUP_KEY) &&
-		   shape->is_null == COLUMN_BIT(COL_FINISHED_AT);
-}
-
-static bool
-is_valid_index(Oid oid)
-{
-	Relation index = index_open(oid, RowExclusiveLock);
-	bool valid = index->rd_index->indisvalid;
-
-	index_close(index, NoLock);
-	return valid;
-}
-
 /* idemq's own indexes beside the primary key. */
 static const struct
 {
-	bool (*has_shape)(const IndexShape *shape);
+	IndexShape shape;
 	const char *name;
 	const char *definition;
 } own_indexes[] = {
-	[INDEX_READY] = {is_ready_index, "ready index",
+	[INDEX_READY] = {{.nkeys = 4,
+					  .keys = {COL_QUEUE_ID + 1, COL_PRIORITY + 1, COL_READY_AT + 1, COL_ID + 1},
+					  .not_null = COLUMN_BIT(COL_READY_AT)},
+					 "ready index",
 					 "INDEX ON idemq.jobs (queue_id, priority, ready_at, id) "
 					 "WHERE ready_at IS NOT NULL"},
-	[INDEX_KEY] = {is_key_index, "unique index of keys",
+	[INDEX_KEY] = {{.nkeys = 2,
+					.unique = true,
+					.keys = {COL_QUEUE_ID + 1, COL_KEY + 1},
+					.not_null = COLUMN_BIT(COL_KEY)},
+				   "unique index of keys",
 				   "UNIQUE INDEX ON idemq.jobs (queue_id, key) WHERE key IS NOT NULL"},
-	[INDEX_GROUP] = {is_group_index, "index of groups",
+	[INDEX_GROUP] = {{.nkeys = 4,
+					  .keys = {COL_QUEUE_ID + 1, COL_GROUP_KEY + 1, COL_READY_AT + 1, COL_ID + 1},
+					  .not_null = COLUMN_BIT(COL_GROUP_KEY),
+					  .is_null = COLUMN_BIT(COL_FINISHED_AT)},
+					 "index of groups",
 					 "INDEX ON idemq.jobs (queue_id, group_key, ready_at, id) "
 					 "WHERE group_key IS NOT NULL AND finished_at IS NULL"},
 };
+
+/* Returns whether an index can be that one of ours. */
+static bool
+is_own(const IndexShape *shape, JobsIndex which)
+{
+	const IndexShape *own = &own_indexes[which].shape;
+
+	return shape->simple && (shape->unique || !own->unique) && shape->nkeys == own->nkeys &&
+		   memcmp(shape->keys, own->keys, own->nkeys * sizeof(AttrNumber)) == 0 &&
+		   shape->not_null == own->not_null && shape->is_null == own->is_null;
+}
 
 /* Returns the OID of a valid index of that kind, InvalidOid without one. */
 static Oid
@@ -203,9 +185,14 @@ find_index(Relation rel, JobsIndex which)
 
 	foreach(lc, indexes)
 	{
-		if (own_indexes[which].has_shape(index_shape(lfirst_oid(lc))) &&
-			is_valid_index(lfirst_oid(lc)))
-			found = lfirst_oid(lc);
+		if (is_own(index_shape(lfirst_oid(lc)), which))
+		{
+			Relation index = index_open(lfirst_oid(lc), RowExclusiveLock);
+
+			if (index->rd_index->indisvalid)
+				found = lfirst_oid(lc);
+			index_close(index, NoLock);
+		}
 	}
 	list_free(indexes);
 	return found;
@@ -229,20 +216,6 @@ idemq_jobs_index(Relation rel, JobsIndex which)
 						errmsg("table \"idemq.jobs\" has no valid %s", own_indexes[which].name),
 						errhint("Run CREATE %s.", own_indexes[which].definition)));
 	return found;
-}
-
-/* Returns the COLUMN_BITs of a row's NULL columns. */
-static uint32
-null_columns(TupleTableSlot *row)
-{
-	uint32 nulls = 0;
-
-	for (int i = 0; i < JOB_COLUMNS; i++)
-	{
-		if (row->tts_isnull[i])
-			nulls |= COLUMN_BIT(i);
-	}
-	return nulls;
 }
 
 /*
@@ -325,36 +298,50 @@ idemq_jobs_indexes_are_simple(Relation rel)
 	return simple;
 }
 
-/* Returns whether an index has an entry for a row with those NULL columns. */
+/* Returns whether an index has an entry for a row. */
 static bool
-has_entry(const IndexShape *shape, uint32 nulls)
+has_entry(const IndexShape *shape, const TupleTableSlot *row)
 {
-	return (shape->not_null & nulls) == 0 && (shape->is_null & ~nulls) == 0;
+	for (uint32 left = shape->not_null | shape->is_null; left != 0; left &= left - 1)
+	{
+		int column = pg_rightmost_one_pos32(left);
+		uint32 refused = row->tts_isnull[column] ? shape->not_null : shape->is_null;
+
+		if (refused & COLUMN_BIT(column))
+			return false;
+	}
+	return true;
 }
 
 /*
- * Writes the entries of one kind, keys or all others, in indexes that are simple.
- * Returns false, with the rest not written, when a key may be taken.
+ * Writes the entries of rows of one kind, keys or all others, in indexes that are simple, one
+ * index after the other.  Returns false, with the rest not written, when a key may be taken.
  */
 static bool
-insert_entries(Relation rel, TupleTableSlot *row, const uint32 *changed, bool keys,
+insert_entries(Relation rel, TupleTableSlot **rows, int count, const uint32 *changed, bool keys,
 			   IndexUniqueCheck check)
 {
 	List *indexes = RelationGetIndexList(rel);
-	uint32 nulls = null_columns(row);
 	bool unique = true;
 	ListCell *lc;
 
 	foreach(lc, indexes)
 	{
 		IndexShape shape = *index_shape(lfirst_oid(lc));
-		Relation index;
+		Relation index = NULL;
 
-		if (!unique || is_key_index(&shape) != keys || !has_entry(&shape, nulls))
+		if (is_own(&shape, INDEX_KEY) != keys)
 			continue;
-		index = index_open(shape.oid, RowExclusiveLock);
-		unique = insert_entry(rel, index, &shape, row, changed, check);
-		index_close(index, NoLock);
+		for (int i = 0; unique && i < count; i++)
+		{
+			if (!has_entry(&shape, rows[i]))
+				continue;
+			if (index == NULL)
+				index = index_open(shape.oid, RowExclusiveLock);
+			unique = insert_entry(rel, index, &shape, rows[i], changed, check);
+		}
+		if (index != NULL)
+			index_close(index, NoLock);
 	}
 	list_free(indexes);
 	return unique;
@@ -374,8 +361,8 @@ idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed
 		insert_by_executor(rel, row, changed, only_summarizing);
 	else
 	{
-		(void) insert_entries(rel, row, changed, true, UNIQUE_CHECK_YES);
-		(void) insert_entries(rel, row, changed, false, UNIQUE_CHECK_YES);
+		(void) insert_entries(rel, &row, 1, changed, true, UNIQUE_CHECK_YES);
+		(void) insert_entries(rel, &row, 1, changed, false, UNIQUE_CHECK_YES);
 	}
 }
 
@@ -387,8 +374,8 @@ idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed
 bool
 idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row)
 {
-	return insert_entries(rel, row, NULL, true, UNIQUE_CHECK_PARTIAL) &&
-		   insert_entries(rel, row, NULL, false, UNIQUE_CHECK_YES);
+	return insert_entries(rel, &row, 1, NULL, true, UNIQUE_CHECK_PARTIAL) &&
+		   insert_entries(rel, &row, 1, NULL, false, UNIQUE_CHECK_YES);
 }
 
 /*
@@ -398,26 +385,8 @@ idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row)
 void
 idemq_jobs_index_insert_rows(Relation rel, TupleTableSlot **rows, int count)
 {
-	List *indexes = RelationGetIndexList(rel);
-	uint32 *nulls = palloc(count * sizeof(uint32));
-	ListCell *lc;
-
-	for (int i = 0; i < count; i++)
-		nulls[i] = null_columns(rows[i]);
-	foreach(lc, indexes)
-	{
-		IndexShape shape = *index_shape(lfirst_oid(lc));
-		Relation index = index_open(shape.oid, RowExclusiveLock);
-
-		for (int i = 0; i < count; i++)
-		{
-			if (has_entry(&shape, nulls[i]))
-				(void) insert_entry(rel, index, &shape, rows[i], NULL, UNIQUE_CHECK_YES);
-		}
-		index_close(index, NoLock);
-	}
-	list_free(indexes);
-	pfree(nulls);
+	(void) insert_entries(rel, rows, count, NULL, true, UNIQUE_CHECK_YES);
+	(void) insert_entries(rel, rows, count, NULL, false, UNIQUE_CHECK_YES);
 }
 
 /*
@@ -430,6 +399,6 @@ idemq_jobs_index_insert_heir(Relation rel, TupleTableSlot *row, const ItemPointe
 {
 	bool behind = ItemPointerCompare(&row->tts_tid, unconstify(ItemPointerData *, heir_of)) > 0;
 
-	(void) insert_entries(rel, row, NULL, true, behind ? UNIQUE_CHECK_NO : UNIQUE_CHECK_YES);
-	(void) insert_entries(rel, row, NULL, false, UNIQUE_CHECK_YES);
+	(void) insert_entries(rel, &row, 1, NULL, true, behind ? UNIQUE_CHECK_NO : UNIQUE_CHECK_YES);
+	(void) insert_entries(rel, &row, 1, NULL, false, UNIQUE_CHECK_YES);
 }

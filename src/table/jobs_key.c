@@ -170,7 +170,7 @@ idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
 
 	table->written = true;
 	if (!table->simple || !idemq_jobs_indexes_are_simple(table->rel))
-		return idemq_jobs_insert_sql(columns);
+		return idemq_jobs_insert_sql(table, columns);
 	idemq_jobs_fill_row(table, columns);
 	xid = GetCurrentTransactionId();
 	token = SpeculativeInsertionLockAcquire(xid);
@@ -180,9 +180,7 @@ idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
 	table_tuple_complete_speculative(table->rel, table->new_row, token, mine);
 	SpeculativeInsertionLockRelease(xid);
 	if (mine)
-		idemq_pending_counts_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW,
-								 idemq_status_from_oid(
-									 DatumGetObjectId(columns->values[COL_STATUS])));
+		idemq_jobs_count_new(table->new_row);
 	else if (wait == JOB_WAITS)
 		wait_for_twin(table, DatumGetInt32(columns->values[COL_QUEUE_ID]),
 					  columns->values[COL_KEY]);
@@ -198,11 +196,10 @@ idemq_jobs_insert_heir(JobsTable *table, JobChange *columns, const Job *taken_fr
 {
 	table->written = true;
 	if (!table->simple || !idemq_jobs_indexes_are_simple(table->rel))
-		return idemq_jobs_insert_sql(columns);
+		return idemq_jobs_insert_sql(table, columns);
 	idemq_jobs_fill_row(table, columns);
 	table_tuple_insert(table->rel, table->new_row, GetCurrentCommandId(true), 0, NULL);
 	idemq_jobs_index_insert_heir(table->rel, table->new_row, &taken_from->root);
-	idemq_pending_counts_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW,
-							 idemq_status_from_oid(DatumGetObjectId(columns->values[COL_STATUS])));
+	idemq_jobs_count_new(table->new_row);
 	return true;
 }

@@ -120,10 +120,3 @@ idemq_jobs_scan_tid(const JobsTable *table)
 {
 	return table->scan->xs_heaptid;
 }
-
-/* As idemq_jobs_scan_row, of a job in processing only. */
-bool
-idemq_jobs_scan_attempt(JobsTable *table, Job *job)
-{
-	return idemq_jobs_scan_row(table, job) && job->status == JOB_PROCESSING;
-}

@@ -20,59 +20,23 @@
 #include "base/base.h"
 #include "table/table.h"
 
-/* The columns by number, and the types of their parameters. */
-static const struct
-{
-	const char *name;
-	Oid type;
-} columns_of_jobs[JOB_COLUMNS] = {
-	[COL_ID] = {"id", INT8OID},
-	[COL_QUEUE_ID] = {"queue_id", INT4OID},
-	[COL_CREATED_AT] = {"created_at", TIMESTAMPTZOID},
-	[COL_PRIORITY] = {"priority", INT2OID},
-	[COL_MAX_ATTEMPTS] = {"max_attempts", INT4OID},
-	[COL_EXPIRES_AT] = {"expires_at", TIMESTAMPTZOID},
-	[COL_RUN_AT] = {"run_at", TIMESTAMPTZOID},
-	/* as text: a saved plan outlives the OID of a type */
-	[COL_STATUS] = {"status", TEXTOID},
-	[COL_ATTEMPT] = {"attempt", INT4OID},
-	[COL_TOKEN] = {"token", INT8OID},
-	[COL_READY_AT] = {"ready_at", TIMESTAMPTZOID},
-	[COL_CLAIMED_AT] = {"claimed_at", TIMESTAMPTZOID},
-	[COL_DEADLINE] = {"deadline", TIMESTAMPTZOID},
-	[COL_FINISHED_AT] = {"finished_at", TIMESTAMPTZOID},
-	[COL_DEAD_AT] = {"dead_at", TIMESTAMPTZOID},
-	[COL_KEY_EXPIRES_AT] = {"key_expires_at", TIMESTAMPTZOID},
-	[COL_RERUN_AT] = {"rerun_at", TIMESTAMPTZOID},
-	[COL_WORKER] = {"worker", TEXTOID},
-	[COL_KEY] = {"key", TEXTOID},
-	[COL_GROUP_KEY] = {"group_key", TEXTOID},
-	[COL_KIND] = {"kind", TEXTOID},
-	[COL_HEADERS] = {"headers", JSONBOID},
-	[COL_RERUN_PAYLOAD] = {"rerun_payload", JSONBOID},
-	[COL_RERUN_HEADERS] = {"rerun_headers", JSONBOID},
-	[COL_RERUN_KIND] = {"rerun_kind", TEXTOID},
-	[COL_CHECKPOINT] = {"checkpoint", JSONBOID},
-	[COL_RESULT] = {"result", JSONBOID},
-	[COL_LAST_ERROR] = {"last_error", TEXTOID},
-	[COL_PAYLOAD] = {"payload", JSONBOID},
-};
-
 /* A statement for one set of columns; there are as many as kinds of transition. */
 typedef struct ColumnStatement
 {
 	uint32 columns; /* COLUMN_BITs */
+	bool inserts;
 	SqlStatement statement;
 	struct ColumnStatement *next;
 } ColumnStatement;
 
-static ColumnStatement *inserts = NULL;
-static ColumnStatement *updates = NULL;
-static SqlStatement delete_job = {.text = "DELETE FROM idemq.jobs WHERE id = $1",
+static ColumnStatement *statements = NULL;
+static SqlStatement delete_job = {.on_jobs = true,
+								  .text = "DELETE FROM idemq.jobs WHERE id = $1",
 								  .types = {INT8OID}};
 
 static SqlStatement delete_finished =
-	{.text = "WITH old AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE id = $1 "
+	{.on_jobs = true,
+	 .text = "WITH old AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE id = $1 "
 			 "AND finished_at = $2 FOR UPDATE SKIP LOCKED) "
 			 "DELETE FROM idemq.jobs j USING old WHERE j.id = old.id",
 	 .types = {INT8OID, TIMESTAMPTZOID}};
@@ -86,80 +50,60 @@ idemq_jobs_refused(void)
 					errhint("A BEFORE trigger on idemq.jobs must not return NULL.")));
 }
 
-/* Appends "$n", cast where the parameter's type is not the column's. */
-static void
-append_parameter(StringInfo text, int column, int n)
+/* Makes the statement that inserts, or, with the id as $1, updates a set of columns. */
+static ColumnStatement *
+make_statement(const JobsTable *table, uint32 columns, bool inserts)
 {
-	appendStringInfo(text, column == COL_STATUS ? "$%d::idemq.status" : "$%d", n);
-}
-
-/* Returns the text of an INSERT, or, with the id as $1, of an UPDATE. */
-static char *
-statement_text(uint32 columns, bool insert)
-{
+	ColumnStatement *made = MemoryContextAllocZero(TopMemoryContext, sizeof(ColumnStatement));
+	SqlStatement *statement = &made->statement;
 	StringInfoData names;
 	StringInfoData values;
-	int n = insert ? 0 : 1;
 
+	made->columns = columns;
+	made->inserts = inserts;
 	initStringInfo(&names);
 	initStringInfo(&values);
+	statement->on_jobs = true;
+	statement->types[statement->nargs++] = INT8OID;
 	for (int i = 0; i < JOB_COLUMNS; i++)
 	{
+		Form_pg_attribute column = TupleDescAttr(RelationGetDescr(table->rel), i);
+		const char *comma = statement->nargs > 1 ? ", " : "";
+
 		if ((columns & COLUMN_BIT(i)) == 0)
 			continue;
-		if (names.len > 0)
-		{
-			appendStringInfoString(&names, ", ");
-			appendStringInfoString(&values, ", ");
-		}
-		appendStringInfoString(&names, columns_of_jobs[i].name);
-		if (!insert)
-		{
-			appendStringInfoString(&names, " = ");
-			append_parameter(&names, i, ++n);
-		}
-		else
-			append_parameter(&values, i, ++n);
+		if (statement->nargs == SQL_MAX_ARGS)
+			elog(ERROR, "too many columns of idemq.jobs in one statement");
+		/* The status as text: a saved plan outlives the OID of a type. */
+		statement->types[statement->nargs++] = i == COL_STATUS ? TEXTOID : column->atttypid;
+		appendStringInfo(&names, "%s%s", comma, NameStr(column->attname));
+		appendStringInfo(&values, i == COL_STATUS ? "%s$%d::idemq.status" : "%s$%d", comma,
+						 statement->nargs);
 	}
-	if (!insert)
-		return psprintf("UPDATE idemq.jobs SET %s WHERE id = $1", names.data);
-	return psprintf("INSERT INTO idemq.jobs (%s) VALUES (%s) ON CONFLICT (queue_id, key) "
-					"WHERE key IS NOT NULL DO NOTHING",
-					names.data, values.data);
+	statement->text = MemoryContextStrdup(
+		TopMemoryContext,
+		psprintf(inserts ? "INSERT INTO idemq.jobs (%s) VALUES (%s) ON CONFLICT (queue_id, key) "
+						   "WHERE key IS NOT NULL DO NOTHING"
+						 : "UPDATE idemq.jobs SET (%s) = ROW(%s) WHERE id = $1",
+				 names.data, values.data));
+	made->next = statements;
+	statements = made;
+	return made;
 }
 
-/* Returns the statement for a set of columns, made at first use. */
-static SqlStatement *
-statement_for(ColumnStatement **list, uint32 columns, bool insert)
+/* Writes the set columns of a row, a new one or that of an id; returns the number of rows. */
+static uint64
+write_columns(const JobsTable *table, int64 id, const JobChange *change, bool inserts)
 {
-	ColumnStatement *made;
-	SqlStatement *statement;
+	Datum values[JOB_COLUMNS + 1] = {Int64GetDatum(id)};
+	char nulls[JOB_COLUMNS + 1] = {' '};
+	ColumnStatement *made = statements;
+	int n = 1;
 
-	for (made = *list; made != NULL; made = made->next)
-	{
-		if (made->columns == columns)
-			return &made->statement;
-	}
-	made = MemoryContextAllocZero(TopMemoryContext, sizeof(ColumnStatement));
-	made->columns = columns;
-	statement = &made->statement;
-	statement->text = MemoryContextStrdup(TopMemoryContext, statement_text(columns, insert));
-	if (!insert)
-		statement->types[statement->nargs++] = INT8OID;
-	for (int i = 0; i < JOB_COLUMNS; i++)
-	{
-		if (columns & COLUMN_BIT(i))
-			statement->types[statement->nargs++] = columns_of_jobs[i].type;
-	}
-	made->next = *list;
-	*list = made;
-	return statement;
-}
-
-/* Puts the set columns into parameters from n on. */
-static void
-fill_parameters(const JobChange *change, int n, Datum *values, char *nulls)
-{
+	while (made != NULL && (made->columns != change->set || made->inserts != inserts))
+		made = made->next;
+	if (made == NULL)
+		made = make_statement(table, change->set, inserts);
 	for (int i = 0; i < JOB_COLUMNS; i++)
 	{
 		if ((change->set & COLUMN_BIT(i)) == 0)
@@ -171,6 +115,7 @@ fill_parameters(const JobChange *change, int n, Datum *values, char *nulls)
 				idemq_status_name(idemq_status_from_oid(DatumGetObjectId(change->values[i]))));
 		n++;
 	}
+	return idemq_spi_do(&made->statement, values, nulls);
 }
 
 /*
@@ -179,35 +124,17 @@ fill_parameters(const JobChange *change, int n, Datum *values, char *nulls)
  * 40001 when the twin is not in the transaction's snapshot.
  */
 bool
-idemq_jobs_insert_sql(const JobChange *columns)
+idemq_jobs_insert_sql(const JobsTable *table, const JobChange *columns)
 {
-	Datum values[JOB_COLUMNS];
-	char nulls[JOB_COLUMNS];
-	SqlScope scope;
-	uint64 inserted;
-
-	fill_parameters(columns, 0, values, nulls);
-	idemq_spi_begin_on_jobs(&scope);
-	inserted =
-		idemq_spi_run(statement_for(&inserts, columns->set, true), values, nulls, SPI_OK_INSERT);
-	idemq_spi_end(&scope);
-	return inserted > 0;
+	return write_columns(table, 0, columns, true) > 0;
 }
 
 /* Updates the locked row of that id; raises 09000 when a trigger refuses. */
 void
-idemq_jobs_update_sql(int64 id, const JobChange *change)
+idemq_jobs_update_sql(const JobsTable *table, int64 id, const JobChange *change)
 {
-	Datum values[JOB_COLUMNS + 1] = {Int64GetDatum(id)};
-	char nulls[JOB_COLUMNS + 1] = {' '};
-	SqlScope scope;
-
-	fill_parameters(change, 1, values, nulls);
-	idemq_spi_begin_on_jobs(&scope);
-	if (idemq_spi_run(statement_for(&updates, change->set, false), values, nulls, SPI_OK_UPDATE) ==
-		0)
+	if (write_columns(table, id, change, false) == 0)
 		idemq_jobs_refused();
-	idemq_spi_end(&scope);
 }
 
 /* Deletes the locked row of that id; raises 09000 when a trigger refuses. */
@@ -215,12 +142,9 @@ void
 idemq_jobs_delete_sql(int64 id)
 {
 	Datum value = Int64GetDatum(id);
-	SqlScope scope;
 
-	idemq_spi_begin_on_jobs(&scope);
-	if (idemq_spi_run(&delete_job, &value, NULL, SPI_OK_DELETE) == 0)
+	if (idemq_spi_do(&delete_job, &value, NULL) == 0)
 		idemq_jobs_refused();
-	idemq_spi_end(&scope);
 }
 
 /*
@@ -231,11 +155,6 @@ bool
 idemq_jobs_delete_finished_sql(int64 id, TimestampTz finished_at)
 {
 	Datum values[] = {Int64GetDatum(id), TimestampTzGetDatum(finished_at)};
-	SqlScope scope;
-	uint64 deleted;
 
-	idemq_spi_begin_on_jobs(&scope);
-	deleted = idemq_spi_run(&delete_finished, values, NULL, SPI_OK_DELETE);
-	idemq_spi_end(&scope);
-	return deleted > 0;
+	return idemq_spi_do(&delete_finished, values, NULL) > 0;
 }

@@ -132,15 +132,6 @@ fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
 	ExecStoreVirtualTuple(new_row);
 }
 
-/* Returns the status that a change gives, or, when it gives none, the one there was. */
-static JobStatus
-status_after(const JobChange *change, JobStatus before)
-{
-	if ((change->set & COLUMN_BIT(COL_STATUS)) == 0)
-		return before;
-	return idemq_status_from_oid(DatumGetObjectId(change->values[COL_STATUS]));
-}
-
 /* Returns whether a write has to lock its row first. */
 static bool
 needs_lock(const JobsTable *table, const Job *job, JobWait wait)
@@ -173,7 +164,7 @@ idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, Job
 	}
 	if (!table->simple)
 	{
-		idemq_jobs_update_sql(job->id, change);
+		idemq_jobs_update_sql(table, job->id, change);
 		return JOB_WRITTEN;
 	}
 	fill_new_row(table, job, change);
@@ -183,8 +174,10 @@ idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, Job
 	if (result == TM_Ok && !UPDATE_INDEXES_NONE(indexes))
 		idemq_jobs_index_insert(table->rel, table->new_row, &change->set,
 								UPDATE_INDEXES_SUMMARIZING(indexes));
-	if (result == TM_Ok)
-		idemq_pending_counts_row(job->queue_id, job->status, status_after(change, job->status));
+	if (result == TM_Ok && (change->set & COLUMN_BIT(COL_STATUS)) != 0)
+		idemq_pending_counts_row(job->queue_id, job->status,
+								 idemq_status_from_oid(
+									 DatumGetObjectId(change->values[COL_STATUS])));
 	return write_result(result);
 }
 
@@ -243,6 +236,14 @@ idemq_jobs_fill_row(JobsTable *table, JobChange *columns)
 	ExecStoreVirtualTuple(new_row);
 }
 
+/* Counts a row that was inserted. */
+void
+idemq_jobs_count_new(const TupleTableSlot *row)
+{
+	idemq_pending_counts_row(DatumGetInt32(row->tts_values[COL_QUEUE_ID]), NO_ROW,
+							 idemq_status_from_oid(DatumGetObjectId(row->tts_values[COL_STATUS])));
+}
+
 /* Inserts a row; columns that are not set are NULL. */
 void
 idemq_jobs_insert(JobsTable *table, JobChange *columns)
@@ -251,12 +252,11 @@ idemq_jobs_insert(JobsTable *table, JobChange *columns)
 	idemq_jobs_fill_row(table, columns);
 	if (!table->simple)
 	{
-		if (!idemq_jobs_insert_sql(columns))
+		if (!idemq_jobs_insert_sql(table, columns))
 			idemq_jobs_refused();
 		return;
 	}
 	table_tuple_insert(table->rel, table->new_row, GetCurrentCommandId(true), 0, NULL);
 	idemq_jobs_index_insert(table->rel, table->new_row, NULL, false);
-	idemq_pending_counts_row(DatumGetInt32(columns->values[COL_QUEUE_ID]), NO_ROW,
-							 status_after(columns, JOB_PENDING));
+	idemq_jobs_count_new(table->new_row);
 }

@@ -458,6 +458,7 @@ extern JobWrite idemq_jobs_update(JobsTable *table, const Job *job, const JobCha
 								  JobWait wait);
 extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job);
 extern void idemq_jobs_fill_row(JobsTable *table, JobChange *columns);
+extern void idemq_jobs_count_new(const TupleTableSlot *row);
 extern void idemq_jobs_insert(JobsTable *table, JobChange *columns);
 
 /*
@@ -504,8 +505,8 @@ extern void idemq_jobs_index_insert_heir(Relation rel, TupleTableSlot *row,
  *		columns fires is fired.
  */
 
-extern bool idemq_jobs_insert_sql(const JobChange *columns);
-extern void idemq_jobs_update_sql(int64 id, const JobChange *change);
+extern bool idemq_jobs_insert_sql(const JobsTable *table, const JobChange *columns);
+extern void idemq_jobs_update_sql(const JobsTable *table, int64 id, const JobChange *change);
 extern void idemq_jobs_delete_sql(int64 id);
 extern bool idemq_jobs_delete_finished_sql(int64 id, TimestampTz finished_at);
 pg_noreturn extern void idemq_jobs_refused(void);
@@ -543,7 +544,6 @@ extern ItemPointerData idemq_jobs_scan_tid(const JobsTable *table);
 extern void idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from,
 								  ReadyKey until);
 extern bool idemq_jobs_scan_next(JobsTable *table, ReadyKey *key);
-extern bool idemq_jobs_scan_attempt(JobsTable *table, Job *job);
 
 /*
  * jobs_version.c
