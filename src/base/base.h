@@ -541,7 +541,7 @@ typedef struct SqlStatement
 	int nargs; /* 0: as many as there are types */
 	Oid types[SQL_MAX_ARGS];
 	bool few;	   /* each run is for few rows: no table is read as a whole, if that can be */
-	bool in_order; /* as idemq_spi_in_order */
+	bool in_order; /* and its rows come in the order of an index, and are not sorted */
 	bool on_jobs;  /* it writes idemq.jobs: as idemq_spi_begin_on_jobs */
 	bool locks;	   /* or writes: its rows are read by the transaction's snapshot */
 	const SqlField *fields; /* what its columns are, in order, of a caller's struct */
@@ -560,7 +560,6 @@ typedef struct SqlScope
 extern void idemq_spi_begin(SqlScope *scope);
 extern void idemq_spi_begin_on_jobs(SqlScope *scope);
 extern void idemq_spi_no_seqscan(void);
-extern void idemq_spi_in_order(void);
 extern uint64 idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls,
 							int expected);
 extern uint64 idemq_spi_query_at(SqlStatement *statement, const Datum *args, const char *nulls,

@@ -74,9 +74,9 @@ idemq_spi_no_seqscan(void)
 							 true, 0, false);
 }
 
-/* As idemq_spi_no_seqscan, and rows come one by one in the order of an index, and are not sorted. */
-void
-idemq_spi_in_order(void)
+/* Rows come one by one in the order of an index, and are not sorted. */
+static void
+in_order(void)
 {
 	idemq_spi_no_seqscan();
 	(void) set_config_option("enable_bitmapscan", "off", PGC_USERSET, PGC_S_SESSION,
@@ -112,7 +112,7 @@ execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot 
 	char flags[SQL_MAX_ARGS];
 
 	if (statement->in_order)
-		idemq_spi_in_order();
+		in_order();
 	else if (statement->few)
 		idemq_spi_no_seqscan();
 	if (statement->plan == NULL)

@@ -180,11 +180,12 @@ DependencyLook *
 idemq_dependency_looks(const int64 *children, int *count)
 {
 	Datum ids = idemq_int8_array(children, *count);
-	DependencyLook *looks = NULL;
+	DependencyLook *looks;
 
 	*count = 0;
-	if (idemq_dependencies_exist())
-		looks = idemq_spi_rows(&find_looks, &ids, sizeof(DependencyLook), count);
+	if (!idemq_dependencies_exist())
+		return NULL;
+	looks = idemq_spi_rows(&find_looks, &ids, sizeof(DependencyLook), count);
 	qsort(looks, *count, sizeof(DependencyLook), idemq_compare_int64);
 	pfree(DatumGetPointer(ids));
 	return looks;
