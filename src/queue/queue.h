@@ -21,34 +21,54 @@
 
 typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 
-/* A queue and its settings; intervals in microseconds. */
+/*
+ * All settings of a queue: name, kind, least and most.  They are columns of idemq.queues, fields
+ * of QueueInfo, and, in this order behind the queue's name, the arguments of create_queue and
+ * alter_queue.  Intervals are in microseconds; the most of one is that of every interval argument.
+ */
+/* clang-format off */
+#define QUEUE_SETTINGS(SETTING)                                                                    \
+	SETTING(lease, INTERVAL, 1, 0)                                                                 \
+	SETTING(max_attempts, INT, 1, PG_INT32_MAX)                                                    \
+	SETTING(retry_base, INTERVAL, 1, 0)                                                            \
+	SETTING(retry_factor, FLOAT, 1, 1000)                                                          \
+	SETTING(retry_max, INTERVAL, 1, 0)                                                             \
+	SETTING(retry_jitter, FLOAT, 0, 1)                                                             \
+	SETTING(retention, INTERVAL, 0, 0)                                                             \
+	SETTING(idempotency_window, INTERVAL, 0, 0)                                                    \
+	SETTING(max_running, LIMIT, 1, PG_INT32_MAX)                                                   \
+	SETTING(rate_limit, LIMIT, 1, PG_INT32_MAX)      /* claims in rate_period */                   \
+	SETTING(rate_period, INTERVAL, 1, 0)                                                           \
+	SETTING(dead_queue, QUEUE, 0, 0)                                                               \
+	SETTING(dead_retention, INTERVAL, 0, 0)                                                        \
+	SETTING(max_lease, INTERVAL, 1, 0)               /* no claim or heartbeat may ask for more */  \
+	SETTING(job_timeout, TIMEOUT, 1, 0)              /* an attempt may run so long */              \
+	SETTING(dead_queue_cancelled, BOOL, 0, 0)        /* cancelled ones that were begun go there */ \
+	SETTING(group_running, INT, 1, PG_INT32_MAX)     /* of one group in processing at once */      \
+	SETTING(group_rate, LIMIT, 1, PG_INT32_MAX)      /* starts of one group in group_period */     \
+	SETTING(group_period, INTERVAL, 1, 0)
+
+/* The kinds, and what each is in QueueInfo. */
+#define SETTING_TYPE_INTERVAL int64
+#define SETTING_TYPE_FLOAT double
+#define SETTING_TYPE_INT int32
+#define SETTING_TYPE_LIMIT int32     /* 0: no limit, which is NULL in the table */
+#define SETTING_TYPE_TIMEOUT int64   /* 0: none, likewise */
+#define SETTING_TYPE_QUEUE QueueName /* "": none, likewise */
+#define SETTING_TYPE_BOOL bool
+#define SETTING_MEMBER(name, kind, least, most) SETTING_TYPE_##kind name;
+/* clang-format on */
+
+/* A queue and its settings. */
 typedef struct QueueInfo
 {
 	int32 id;
 	QueueName name;
-	int64 lease;
-	int32 max_attempts;
-	int64 retry_base;
-	double retry_factor;
-	int64 retry_max;
-	double retry_jitter;
-	int64 retention;
-	int64 idempotency_window;
-	int32 max_running; /* 0: no limit */
-	int32 rate_limit;  /* claims in rate_period; 0: no limit */
-	int64 rate_period;
-	QueueName dead_queue;	  /* "": none */
-	NameData dead_queue_role; /* which has set that; "": nobody is asked */
+	QUEUE_SETTINGS(SETTING_MEMBER)
+	NameData dead_queue_role; /* which has set dead_queue; "": nobody is asked */
 	Oid dead_queue_role_oid;
-	int64 dead_retention;
-	int64 max_lease;	 /* no claim or heartbeat may ask for a longer one */
-	int64 job_timeout;	 /* an attempt may run so long; 0: no limit */
-	int32 group_running; /* jobs of one group in processing at once */
-	int32 group_rate;	 /* starts of one group in group_period; 0: no limit */
-	int64 group_period;
-	bool dead_queue_cancelled; /* cancelled jobs that were begun go to dead_queue, too */
-	bool paused;			   /* see idemq_queue_is_paused */
-	TimestampTz paused_until;  /* DT_NOEND: until somebody resumes it */
+	bool paused;			  /* see idemq_queue_is_paused */
+	TimestampTz paused_until; /* DT_NOEND: until somebody resumes it */
 	TimestampTz created_at;
 	int privileges; /* the current role's, as QueuePrivilege bits */
 	QueueSlot *slot;

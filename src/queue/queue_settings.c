@@ -2,9 +2,7 @@
  * queue/queue_settings.c
  *		The settings of a queue, in one table.
  *
- * A setting is a column of idemq.queues, an argument of create_queue and alter_queue,
- * and a field of QueueInfo.  What checks, writes and reads settings is made from the
- * table; to add one, add a row (and the field), the column and the two arguments.
+ * What checks, writes and reads settings is made from the table QUEUE_SETTINGS (queue/queue.h).
  */
 #include "postgres.h"
 
@@ -18,60 +16,32 @@
 #include "base/base.h"
 #include "queue/queue.h"
 
-/* How a setting is kept: its type in SQL, and in QueueInfo. */
 typedef enum SettingKind
 {
-	SETTING_INTERVAL, /* interval; int64 */
-	SETTING_FLOAT,	  /* float8; double */
-	SETTING_INT,	  /* int; int32 */
-	SETTING_LIMIT,	  /* int; int32: NULL is "no limit", and 0 to alter_queue */
-	SETTING_TIMEOUT,  /* interval; int64: NULL is "none", and 0 to alter_queue */
-	SETTING_QUEUE,	  /* text; QueueName: NULL is "none", and '' to alter_queue */
-	SETTING_BOOL	  /* boolean; bool */
+	SETTING_INTERVAL,
+	SETTING_FLOAT,
+	SETTING_INT,
+	SETTING_LIMIT,	 /* NULL is "no limit", and 0 to alter_queue */
+	SETTING_TIMEOUT, /* NULL is "none", and 0 to alter_queue */
+	SETTING_QUEUE,	 /* NULL is "none", and '' to alter_queue */
+	SETTING_BOOL
 } SettingKind;
 
 typedef struct QueueSetting
 {
 	const char *name;
 	SettingKind kind;
-	SqlField field; /* of QueueInfo */
 	double least;
 	double most;
 } QueueSetting;
 
-/* A field of QueueInfo; a pointer of another type than the field's does not compile. */
 /* clang-format off */
-#define FIELD(type, field)                                                                         \
-	{offsetof(QueueInfo, field) + 0 * sizeof((type *) NULL == &((QueueInfo *) NULL)->field),       \
-	 sizeof(type), NULL}
+#define SETTING_ROW(name, kind, least, most) {#name, SETTING_##kind, least, most},
+#define SETTING_FIELD(name, kind, least, most) SQL_FIELD(QueueInfo, name),
+#define SETTING_COLUMN(name, kind, least, most) ", " #name
 /* clang-format on */
 
-/*
- * All settings: name, kind, field, least and most.  They are in the order of the
- * arguments of create_queue and alter_queue, which come after the queue's name.  The
- * least of an interval is in microseconds; its most is that of every interval argument.
- */
-static const QueueSetting settings[] = {
-	{"lease", SETTING_INTERVAL, FIELD(int64, lease), 1, 0},
-	{"max_attempts", SETTING_INT, FIELD(int32, max_attempts), 1, PG_INT32_MAX},
-	{"retry_base", SETTING_INTERVAL, FIELD(int64, retry_base), 1, 0},
-	{"retry_factor", SETTING_FLOAT, FIELD(double, retry_factor), 1, 1000},
-	{"retry_max", SETTING_INTERVAL, FIELD(int64, retry_max), 1, 0},
-	{"retry_jitter", SETTING_FLOAT, FIELD(double, retry_jitter), 0, 1},
-	{"retention", SETTING_INTERVAL, FIELD(int64, retention), 0, 0},
-	{"idempotency_window", SETTING_INTERVAL, FIELD(int64, idempotency_window), 0, 0},
-	{"max_running", SETTING_LIMIT, FIELD(int32, max_running), 1, PG_INT32_MAX},
-	{"rate_limit", SETTING_LIMIT, FIELD(int32, rate_limit), 1, PG_INT32_MAX},
-	{"rate_period", SETTING_INTERVAL, FIELD(int64, rate_period), 1, 0},
-	{"dead_queue", SETTING_QUEUE, FIELD(QueueName, dead_queue), 0, 0},
-	{"dead_retention", SETTING_INTERVAL, FIELD(int64, dead_retention), 0, 0},
-	{"max_lease", SETTING_INTERVAL, FIELD(int64, max_lease), 1, 0},
-	{"job_timeout", SETTING_TIMEOUT, FIELD(int64, job_timeout), 1, 0},
-	{"dead_queue_cancelled", SETTING_BOOL, FIELD(bool, dead_queue_cancelled), 0, 0},
-	{"group_running", SETTING_INT, FIELD(int32, group_running), 1, PG_INT32_MAX},
-	{"group_rate", SETTING_LIMIT, FIELD(int32, group_rate), 1, PG_INT32_MAX},
-	{"group_period", SETTING_INTERVAL, FIELD(int64, group_period), 1, 0},
-};
+static const QueueSetting settings[] = {QUEUE_SETTINGS(SETTING_ROW)};
 
 /* With the name, which is argument 0 of the functions and parameter 1 of the statements. */
 #define SETTING_ARGS (lengthof(settings) + 1)
@@ -93,66 +63,60 @@ none_value(SettingKind kind)
 	return kind < lengthof(none_values) ? none_values[kind] : NULL;
 }
 
-/* What load_queues and load_queue read; the settings come behind these. */
-static const SqlField first_fields[] = {SQL_FIELD(QueueInfo, id),
-										SQL_FIELD(QueueInfo, name),
-										SQL_FIELD(QueueInfo, paused),
-										SQL_FIELD(QueueInfo, paused_until),
-										SQL_FIELD(QueueInfo, created_at),
-										SQL_FIELD(QueueInfo, dead_queue_role),
-										SQL_FIELD(QueueInfo, dead_queue_role_oid)};
+static const SqlField fields[] = {SQL_FIELD(QueueInfo, id),
+								  SQL_FIELD(QueueInfo, name),
+								  SQL_FIELD(QueueInfo, paused),
+								  SQL_FIELD(QueueInfo, paused_until),
+								  SQL_FIELD(QueueInfo, created_at),
+								  SQL_FIELD(QueueInfo, dead_queue_role),
+								  SQL_FIELD(QueueInfo, dead_queue_role_oid),
+								  QUEUE_SETTINGS(SETTING_FIELD)};
+
+#define LOAD_QUEUES                                                                                \
+	"SELECT queue_id, name, paused, coalesce(paused_until, 'infinity'), created_at, "              \
+	"dead_queue_role, dead_queue_role_oid" QUEUE_SETTINGS(SETTING_COLUMN) " FROM idemq.queues"
+
+static SqlStatement load_queues = {.text = LOAD_QUEUES};
+static SqlStatement load_queue = {.text = LOAD_QUEUES " WHERE queue_id = $1", .types = {INT4OID}};
 
 /* Made by build_statements. */
-static SqlField fields[lengthof(first_fields) + lengthof(settings)];
 static SqlStatement insert_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
 static SqlStatement update_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
-static SqlStatement load_queues = {0};
-static SqlStatement load_queue = {.types = {INT4OID}};
 
-/* Makes the text of the statements, at their first use. */
+/* Makes the text of the statements that write, at their first use. */
 static void
 build_statements(void)
 {
-	StringInfoData names;
 	StringInfoData parameters;
 	StringInfoData changes;
 
-	if (load_queue.text != NULL)
+	if (update_queue.text != NULL)
 		return;
-	initStringInfo(&names);
 	initStringInfo(&parameters);
 	initStringInfo(&changes);
-	memcpy(fields, first_fields, sizeof(first_fields));
 	for (int i = 0; i < (int) lengthof(settings); i++)
 	{
 		const char *name = settings[i].name;
 		const char *none = none_value(settings[i].kind);
 		int parameter = i + 2;
 
-		appendStringInfo(&names, ", %s", name);
 		appendStringInfo(&parameters, ", $%d", parameter);
 		appendStringInfo(&changes,
 						 none != NULL ? "%s%s = nullif(coalesce($%d, %s), %s)"
 									  : "%s%s = coalesce($%d, %s)",
 						 i > 0 ? ", " : "", name, parameter, name, none);
-		fields[lengthof(first_fields) + i] = settings[i].field;
 		insert_queue.types[i + 1] = update_queue.types[i + 1] = sql_types[settings[i].kind];
 	}
-	insert_queue.text =
-		MemoryContextStrdup(TopMemoryContext,
-							psprintf("INSERT INTO idemq.queues (name%s) VALUES ($1%s) "
-									 "ON CONFLICT (name) DO NOTHING RETURNING queue_id",
-									 names.data, parameters.data));
+	insert_queue.text = MemoryContextStrdup(
+		TopMemoryContext,
+		psprintf(
+			"INSERT INTO idemq.queues (name" QUEUE_SETTINGS(
+				SETTING_COLUMN) ") "
+								"VALUES ($1%s) ON CONFLICT (name) DO NOTHING RETURNING queue_id",
+			parameters.data));
 	update_queue.text =
 		MemoryContextStrdup(TopMemoryContext,
 							psprintf("UPDATE idemq.queues SET %s WHERE name = $1", changes.data));
-	load_queues.text = MemoryContextStrdup(
-		TopMemoryContext,
-		psprintf("SELECT queue_id, name, paused, coalesce(paused_until, 'infinity'), created_at, "
-				 "dead_queue_role, dead_queue_role_oid%s FROM idemq.queues",
-				 names.data));
-	load_queue.text =
-		MemoryContextStrdup(TopMemoryContext, psprintf("%s WHERE queue_id = $1", load_queues.text));
 }
 
 /*
@@ -372,7 +336,6 @@ idemq_settings_load(int32 queue_id, Snapshot snapshot)
 {
 	Datum id = Int32GetDatum(queue_id);
 
-	build_statements();
 	return idemq_spi_query_at(queue_id == 0 ? &load_queues : &load_queue, &id, NULL, snapshot);
 }
 
