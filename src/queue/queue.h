@@ -25,6 +25,7 @@ typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
  * All settings of a queue: name, kind, least and most.  They are columns of idemq.queues, fields
  * of QueueInfo, and, in this order behind the queue's name, the arguments of create_queue and
  * alter_queue.  Intervals are in microseconds; the most of one is that of every interval argument.
+ * CONTRIBUTING.md says how one is added.
  */
 /* clang-format off */
 #define QUEUE_SETTINGS(SETTING)                                                                    \

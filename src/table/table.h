@@ -59,7 +59,7 @@ typedef enum JobColumn
 	COL_PAYLOAD /* last: see sql/parts/20_tables.sql */
 } JobColumn;
 
-#define JOB_COLUMNS 29
+#define JOB_COLUMNS (COL_PAYLOAD + 1)
 #define COLUMN_BIT(column) (1U << (column))
 
 /* The table, open for one call; see table/jobs.c. */
