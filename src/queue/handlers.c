@@ -85,28 +85,6 @@ refuse_role(const char *name, Oid role)
 	return NULL;
 }
 
-/* Finds a function of one argument, a jsonb; InvalidOid: there is none. */
-static Oid
-find_function(const HandlerInfo *info, Oid *schema)
-{
-	Oid types[] = {JSONBOID};
-	oidvector *arguments = buildoidvector(types, 1);
-
-	*schema = get_namespace_oid(NameStr(info->schema), true);
-	if (!OidIsValid(*schema))
-		return InvalidOid;
-	return GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid, NameGetDatum(&info->function),
-						   PointerGetDatum(arguments), ObjectIdGetDatum(*schema));
-}
-
-/* Returns whether a function's owner is one that whoever set the handler has trusted. */
-static bool
-is_trusted(const HandlerInfo *info, Oid owner, Oid role)
-{
-	return owner == role || superuser_arg(owner) ||
-		   owner == idemq_role_of(NameStr(info->owner), info->owner_oid);
-}
-
 /* Returns why a role may not run a function as a handler, NULL when it may. */
 static char *
 refuse_function(const HandlerInfo *info, const char *name, Oid schema, HandlerTarget *target)
@@ -130,7 +108,9 @@ refuse_function(const HandlerInfo *info, const char *name, Oid schema, HandlerTa
 	else if (superuser_arg(target->role) && !superuser_arg(function->proowner))
 		why = psprintf("role \"%s\" is a superuser, and the owner of function %s(jsonb) is none",
 					   NameStr(info->role), name);
-	else if (!is_trusted(info, function->proowner, target->role))
+	/* Its owner is one that whoever set the handler has trusted. */
+	else if (function->proowner != target->role && !superuser_arg(function->proowner) &&
+			 function->proowner != idemq_role_of(NameStr(info->owner), info->owner_oid))
 		why = psprintf("function %s(jsonb) was role \"%s\"'s when the handler was set, and is "
 					   "another's now: call idemq.set_handler again if that is meant",
 					   name, NameStr(info->owner));
@@ -145,6 +125,7 @@ refuse_function(const HandlerInfo *info, const char *name, Oid schema, HandlerTa
 char *
 idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target)
 {
+	Oid types[] = {JSONBOID};
 	QueueInfo queue;
 	char *why;
 	char *name;
@@ -159,7 +140,11 @@ idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target)
 	if (why != NULL)
 		return why;
 	name = quote_qualified_identifier(NameStr(info->schema), NameStr(info->function));
-	target->function = find_function(info, &schema);
+	schema = get_namespace_oid(NameStr(info->schema), true);
+	if (OidIsValid(schema))
+		target->function =
+			GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid, NameGetDatum(&info->function),
+							PointerGetDatum(buildoidvector(types, 1)), ObjectIdGetDatum(schema));
 	why = refuse_function(info, name, schema, target);
 	if (why != NULL)
 		return why;

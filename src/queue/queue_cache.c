@@ -101,11 +101,22 @@ static Oid queues_relid = InvalidOid;
 static Oid grants_relid = InvalidOid;
 static Oid sequence_relid = InvalidOid;
 
+/* Forgets everything, if need be; what changes from here on is seen by the next call. */
 static void
-reset_cache(void)
+follow_invalidations(void)
 {
+	bool standby = RecoveryInProgress();
 	HASHCTL info = {0};
+	uint64 before;
+	uint64 standby_before;
 
+	AcceptInvalidationMessages();
+	if (reset_at == invalidations && on_standby == standby &&
+		(!standby || standby_reset_at == standby_invalidations))
+		return;
+	before = invalidations;
+	standby_before = standby_invalidations;
+	reset_at = 0; /* should an error leave it half done */
 	if (cache_context == NULL)
 		cache_context =
 			AllocSetContextCreate(TopMemoryContext, "idemq queues", ALLOCSET_SMALL_SIZES);
@@ -120,24 +131,6 @@ reset_cache(void)
 	info.keysize = IDEMQ_MAX_QUEUE_NAME + 1;
 	info.entrysize = sizeof(CachedName);
 	names = hash_create("idemq queue names", 32, &info, HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
-}
-
-/* Forgets everything, if need be; what changes from here on is seen by the next call. */
-static void
-follow_invalidations(void)
-{
-	bool standby = RecoveryInProgress();
-	uint64 before;
-	uint64 standby_before;
-
-	AcceptInvalidationMessages();
-	if (reset_at == invalidations && on_standby == standby &&
-		(!standby || standby_reset_at == standby_invalidations))
-		return;
-	before = invalidations;
-	standby_before = standby_invalidations;
-	reset_at = 0; /* should an error leave it half done */
-	reset_cache();
 	queues_relid = idemq_oids()->queues;
 	grants_relid = idemq_oids()->queue_grants;
 	sequence_relid = idemq_oids()->queues_seq;

@@ -129,29 +129,25 @@ idemq_settings_check(FunctionCallInfo fcinfo, bool is_new)
 	for (int i = 0; i < (int) lengthof(settings); i++)
 	{
 		const QueueSetting *setting = &settings[i];
+		bool may_be_none = none_value(setting->kind) != NULL;
+		double least = may_be_none && !is_new ? 0 : setting->least;
 		int n = i + 1;
 
-		if (PG_ARGISNULL(n) && !(is_new && none_value(setting->kind) == NULL))
+		if (PG_ARGISNULL(n) && (may_be_none || !is_new))
 			continue;
 		switch (setting->kind)
 		{
 			case SETTING_INTERVAL:
-				(void) idemq_arg_interval(fcinfo, n, setting->name, (int64) setting->least);
+			case SETTING_TIMEOUT:
+				(void) idemq_arg_interval(fcinfo, n, setting->name, (int64) least);
 				break;
 			case SETTING_FLOAT:
-				(void) idemq_arg_float(fcinfo, n, setting->name, setting->least, setting->most);
+				(void) idemq_arg_float(fcinfo, n, setting->name, least, setting->most);
 				break;
 			case SETTING_INT:
-				(void) idemq_arg_int(fcinfo, n, setting->name, (int32) setting->least,
-									 (int32) setting->most);
-				break;
 			case SETTING_LIMIT:
-				(void) idemq_arg_int(fcinfo, n, setting->name, is_new ? (int32) setting->least : 0,
+				(void) idemq_arg_int(fcinfo, n, setting->name, (int32) least,
 									 (int32) setting->most);
-				break;
-			case SETTING_TIMEOUT:
-				(void) idemq_arg_interval(fcinfo, n, setting->name,
-										  is_new ? (int64) setting->least : 0);
 				break;
 			case SETTING_BOOL:
 				(void) idemq_arg_bool(fcinfo, n, setting->name);

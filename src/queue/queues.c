@@ -55,35 +55,29 @@ privileges_of(CachedQueue *cached)
 }
 
 /*
- * Returns a cached queue with a slot, if there is one for it; NULL when it has been
- * dropped since it was read.
+ * Copies a cached queue, with the current role's privileges and its slot, if there is one for it;
+ * false when it has been dropped since it was read.
  */
-static CachedQueue *
-with_slot(CachedQueue *cached)
-{
-	int32 id = cached->id;
-
-	if (idemq_slot_is_of(cached->info.slot, id))
-		return cached;
-	cached->info.slot = idemq_slot_for_queue(id);
-	/* DROP moves the queue's number, then frees the slot: perhaps before we assigned one. */
-	if (idemq_queue_cache_is_fresh(cached))
-		return cached;
-	cached = idemq_queue_cache_by_id(id);
-	if (cached == NULL)
-		idemq_slot_forget_queue(id);
-	else
-		cached->info.slot = idemq_slot_find(MyDatabaseId, id);
-	return cached;
-}
-
-/* Copies a cached queue, with the current role's privileges and its slot; false when it is gone. */
 static bool
 copy_out(CachedQueue *cached, QueueInfo *queue)
 {
-	cached = with_slot(cached);
-	if (cached == NULL)
-		return false;
+	int32 id = cached->id;
+
+	if (!idemq_slot_is_of(cached->info.slot, id))
+	{
+		cached->info.slot = idemq_slot_for_queue(id);
+		/* DROP moves the queue's number, then frees the slot: perhaps before we assigned one. */
+		if (!idemq_queue_cache_is_fresh(cached))
+		{
+			cached = idemq_queue_cache_by_id(id);
+			if (cached == NULL)
+			{
+				idemq_slot_forget_queue(id);
+				return false;
+			}
+			cached->info.slot = idemq_slot_find(MyDatabaseId, id);
+		}
+	}
 	(void) privileges_of(cached);
 	*queue = cached->info;
 	return true;

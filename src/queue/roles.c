@@ -92,10 +92,16 @@ has_usage(Oid role, Oid *schema, Oid *owner)
 	return found;
 }
 
-/* Grants USAGE of the schema to a role, or revokes it, as the schema's owner. */
-static void
-change_usage(Oid role, bool grant)
+/*
+ * Gives a role that has anything in the schema USAGE of it, and takes it from one that has
+ * nothing more; as the schema's owner.  The role's lock held.
+ */
+void
+idemq_usage_settle(Oid role)
 {
+	NameData name;
+	Datum values[] = {ObjectIdGetDatum(role), NameGetDatum(&name)};
+	bool grant;
 	Oid schema;
 	Oid owner;
 	Oid user;
@@ -104,6 +110,8 @@ change_usage(Oid role, bool grant)
 	AccessPriv *usage;
 	RoleSpec *grantee;
 
+	namestrcpy(&name, GetUserNameFromId(role, false));
+	grant = idemq_spi_finds(&needs_usage, values, NULL);
 	if (has_usage(role, &schema, &owner) == grant)
 		return;
 	LockDatabaseObject(NamespaceRelationId, schema, 0, ShareUpdateExclusiveLock);
@@ -113,7 +121,7 @@ change_usage(Oid role, bool grant)
 	usage->priv_name = "usage";
 	grantee = makeNode(RoleSpec);
 	grantee->roletype = ROLESPEC_CSTRING;
-	grantee->rolename = GetUserNameFromId(role, false);
+	grantee->rolename = NameStr(name);
 	grantee->location = -1;
 	statement = makeNode(GrantStmt);
 	statement->is_grant = grant;
@@ -128,18 +136,4 @@ change_usage(Oid role, bool grant)
 	ExecuteGrantStmt(statement);
 	SetUserIdAndSecContext(user, sec_context);
 	CommandCounterIncrement();
-}
-
-/*
- * Gives a role that has anything in the schema USAGE of it, and takes it from one that has
- * nothing more.  The role's lock held.
- */
-void
-idemq_usage_settle(Oid role)
-{
-	NameData name;
-	Datum values[] = {ObjectIdGetDatum(role), NameGetDatum(&name)};
-
-	namestrcpy(&name, GetUserNameFromId(role, false));
-	change_usage(role, idemq_spi_finds(&needs_usage, values, NULL));
 }

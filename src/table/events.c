@@ -78,15 +78,19 @@ static SqlStatement answer_waiters =
 			 "AND state = 'waiting'",
 	 .types = {INT8ARRAYOID, TEXTOID, JSONBOID}};
 
-/* Names the lock of an event. */
-static void
-set_tag(LOCKTAG *tag, const EventName *event)
+/*
+ * Locks the name of an event to the end of the transaction: ExclusiveLock to send it,
+ * ShareLock to await it.  Waits, within lock_timeout.
+ */
+void
+idemq_event_lock(const EventName *event, LOCKMODE mode)
 {
 	text *name = DatumGetTextPP(event->name);
 	uint32 queue_id = pg_hton32((uint32) event->queue_id);
 	StringInfoData hashed;
 	const unsigned char *hash;
 	uint32 number[2];
+	LOCKTAG tag;
 
 	initStringInfo(&hashed);
 	appendStringInfoSpaces(&hashed, VARHDRSZ + 16);
@@ -97,19 +101,7 @@ set_tag(LOCKTAG *tag, const EventName *event)
 	hash = (unsigned char *) VARDATA_ANY(
 		DatumGetByteaPP(DirectFunctionCall1(sha256_bytea, PointerGetDatum(hashed.data))));
 	memcpy(number, hash, sizeof(number));
-	SET_LOCKTAG_ADVISORY(*tag, MyDatabaseId, number[0], number[1], ADVISORY_CLASS);
-}
-
-/*
- * Locks the name of an event to the end of the transaction: ExclusiveLock to send it,
- * ShareLock to await it.  Waits, within lock_timeout.
- */
-void
-idemq_event_lock(const EventName *event, LOCKMODE mode)
-{
-	LOCKTAG tag;
-
-	set_tag(&tag, event);
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, number[0], number[1], ADVISORY_CLASS);
 	(void) LockAcquire(&tag, mode, false, false);
 	AcceptInvalidationMessages();
 }

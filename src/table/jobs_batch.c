@@ -27,9 +27,7 @@
 #include "access/xact.h"
 #include "utils/memutils.h"
 
-#include "base/base.h"
 #include "table/table.h"
-#include "txn/txn.h"
 
 #define MAX_ROWS 128
 #define MAX_BYTES (64 * 1024)

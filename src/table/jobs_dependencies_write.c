@@ -21,14 +21,12 @@
 #include "base/base.h"
 #include "table/table.h"
 
-static SqlStatement add_edges =
-	{.text = "INSERT INTO idemq.dependencies (child, parent, queue_id, gone_as) SELECT $1, p, $2, "
-			 "CASE WHEN p = ANY ($4) THEN 'dead'::idemq.status END FROM unnest($3) p",
-	 .types = {INT8OID, INT4OID, INT8ARRAYOID, INT8ARRAYOID}};
 static SqlStatement add_child =
-	{.text = "INSERT INTO idemq.children (job_id, queue_id, on_parent_failure, group_key, "
-			 "waits_for) VALUES ($1, $2, $3, $4, $5)",
-	 .types = {INT8OID, INT4OID, TEXTOID, TEXTOID, INT8OID}};
+	{.text = "WITH edges AS (INSERT INTO idemq.dependencies (child, parent, queue_id, gone_as) "
+			 "SELECT $1, p, $2, CASE WHEN p = ANY ($4) THEN 'dead'::idemq.status END "
+			 "FROM unnest($3) p) INSERT INTO idemq.children (job_id, queue_id, on_parent_failure, "
+			 "group_key, waits_for) VALUES ($1, $2, $5, $6, $7)",
+	 .types = {INT8OID, INT4OID, INT8ARRAYOID, INT8ARRAYOID, TEXTOID, TEXTOID, INT8OID}};
 static SqlStatement move_watch =
 	{.text = "UPDATE idemq.children SET waits_for = $2 WHERE job_id = (SELECT job_id "
 			 "FROM idemq.children WHERE job_id = $1 FOR NO KEY UPDATE SKIP LOCKED)",
@@ -106,15 +104,15 @@ run(SqlStatement *statement, const Datum *values)
 void
 idemq_dependencies_add(const NewDependencies *depends)
 {
-	Datum edges[] = {Int64GetDatum(depends->child), Int32GetDatum(depends->queue_id),
-					 idemq_int8_array(depends->parents, depends->count),
-					 idemq_int8_array(depends->failures, depends->failed)};
-	Datum child[] = {Int64GetDatum(depends->child), Int32GetDatum(depends->queue_id),
-					 CStringGetTextDatum(idemq_failure_name(depends->on_failure)), depends->group,
-					 Int64GetDatum(depends->parents[0])};
+	Datum values[] = {Int64GetDatum(depends->child),
+					  Int32GetDatum(depends->queue_id),
+					  idemq_int8_array(depends->parents, depends->count),
+					  idemq_int8_array(depends->failures, depends->failed),
+					  CStringGetTextDatum(idemq_failure_name(depends->on_failure)),
+					  depends->group,
+					  Int64GetDatum(depends->parents[0])};
 
-	(void) run(&add_edges, edges);
-	(void) run(&add_child, child);
+	(void) run(&add_child, values);
 }
 
 /*

@@ -229,6 +229,8 @@ make_sure(IdPart *part)
 
 	if (ids_state(part) == IDS_SURE)
 		return;
+	/* As nextval does: waits for who makes this database a shard, and then sees that. */
+	LockRelationOid(idemq_oids()->jobs_seq, RowExclusiveLock);
 	lock_mark(true);
 	state = ids_state(part);
 	if (state == IDS_UNKNOWN)

@@ -51,10 +51,8 @@
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
-#include "base/base.h"
 #include "base/compat.h"
 #include "table/table.h"
-#include "txn/txn.h"
 
 /* Positions in the index. */
 #define KEY_QUEUE 1

@@ -25,23 +25,6 @@
 #define READY_AT 3
 #define READY_ID 4
 
-/* Fills a scan key: (ready_at, id) >= from, as a row; parts: two keys. */
-static void
-row_at_least(ScanKey key, ScanKey parts, ReadyKey from)
-{
-	ScanKeyEntryInitialize(&parts[0], SK_ROW_MEMBER, READY_AT, BTGreaterEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_CMP,
-						   TimestampTzGetDatum(from.ready_at));
-	ScanKeyEntryInitialize(&parts[1], SK_ROW_MEMBER | SK_ROW_END, READY_ID,
-						   BTGreaterEqualStrategyNumber, InvalidOid, InvalidOid, F_BTINT8CMP,
-						   Int64GetDatum(from.id));
-	MemSet(key, 0, sizeof(ScanKeyData));
-	key->sk_flags = SK_ROW_HEADER;
-	key->sk_attno = READY_AT;
-	key->sk_strategy = BTGreaterEqualStrategyNumber;
-	key->sk_argument = PointerGetDatum(parts);
-}
-
 /*
  * Returns the end of a scan from from that reaches bound at least: a b-tree
  * scan stops at the first entry that fails a key only if the key is on the first
@@ -84,7 +67,17 @@ idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey f
 	}
 	else
 	{
-		row_at_least(&keys[nkeys++], parts, from);
+		/* (ready_at, id) >= from, as a row */
+		ScanKeyEntryInitialize(&parts[0], SK_ROW_MEMBER, READY_AT, BTGreaterEqualStrategyNumber,
+							   InvalidOid, InvalidOid, F_TIMESTAMPTZ_CMP,
+							   TimestampTzGetDatum(from.ready_at));
+		ScanKeyEntryInitialize(&parts[1], SK_ROW_MEMBER | SK_ROW_END, READY_ID,
+							   BTGreaterEqualStrategyNumber, InvalidOid, InvalidOid, F_BTINT8CMP,
+							   Int64GetDatum(from.id));
+		keys[nkeys++] = (ScanKeyData){.sk_flags = SK_ROW_HEADER,
+									  .sk_attno = READY_AT,
+									  .sk_strategy = BTGreaterEqualStrategyNumber,
+									  .sk_argument = PointerGetDatum(parts)};
 		if (ready_key_less(until, READY_KEY_MAX))
 			ScanKeyInit(&keys[nkeys++], READY_AT, BTLessStrategyNumber, F_TIMESTAMPTZ_LT,
 						TimestampTzGetDatum(until.ready_at));

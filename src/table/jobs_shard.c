@@ -54,37 +54,6 @@ static SqlStatement insert_shard =
 static SqlStatement are_jobs = {
 	.text = "SELECT FROM idemq.jobs_id_seq WHERE is_called OR EXISTS (SELECT FROM idemq.jobs)"};
 
-/* Returns whether it is this shard already; raises 55000 when it is another. */
-static bool
-is_that_shard(int32 shard, int32 shards)
-{
-	Shard is;
-
-	if (!idemq_spi_row(&read_shard, NULL, &is, sizeof(is)))
-		return false;
-	if (is.shard == shard && is.shards == shards)
-		return true;
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("this database is shard %d of %d already", is.shard, is.shards),
-					errhint("A shard keeps its number for ever, since its jobs' ids tell it: use "
-							"another database for shard %d.",
-							shard)));
-}
-
-/* Has the sequence begin anew at an id; of the transaction, as ALTER SEQUENCE is. */
-static void
-restart_sequence(int64 id)
-{
-	char *command = psprintf("ALTER SEQUENCE idemq.jobs_id_seq RESTART WITH " INT64_FORMAT, id);
-	SqlScope scope;
-
-	idemq_spi_begin(&scope);
-	if (SPI_execute(command, false, 0) != SPI_OK_UTILITY)
-		elog(ERROR, "\"%s\" has not been run", command);
-	idemq_spi_end(&scope);
-	pfree(command);
-}
-
 /*
  * Makes this database a shard, for ever; returns false when it is that one already.  Waits
  * for open transactions that have taken an id.  Raises 55000, 25006.
@@ -95,12 +64,23 @@ idemq_shard_set(int32 shard, int32 shards)
 	Oid sequence = idemq_oids()->jobs_seq;
 	Datum args[] = {Int32GetDatum(shard), Int32GetDatum(shards), TimestampTzGetDatum(idemq_now()),
 					ObjectIdGetDatum(sequence)};
+	SqlScope scope;
+	char *command;
 	int64 start;
+	Shard is;
 
 	idemq_jobs_check_writable();
 	LockRelationOid(sequence, ShareRowExclusiveLock);
-	if (is_that_shard(shard, shards))
-		return false;
+	if (idemq_spi_row(&read_shard, NULL, &is, sizeof(is)))
+	{
+		if (is.shard == shard && is.shards == shards)
+			return false;
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						errmsg("this database is shard %d of %d already", is.shard, is.shards),
+						errhint("A shard keeps its number for ever, since its jobs' ids tell it: "
+								"use another database for shard %d.",
+								shard)));
+	}
 	if (idemq_spi_finds(&are_jobs, NULL, NULL))
 		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 						errmsg("jobs have been made in this database, whose ids tell no shard"),
@@ -108,7 +88,14 @@ idemq_shard_set(int32 shard, int32 shards)
 								"idemq.set_shard, before the first job.",
 								shard)));
 	(void) idemq_spi_row(&insert_shard, args, &start, sizeof(start));
-	restart_sequence(((int64) shard << SHARD_ID_BITS) + start);
+	/* Of the transaction, as ALTER SEQUENCE is. */
+	command = psprintf("ALTER SEQUENCE idemq.jobs_id_seq RESTART WITH " INT64_FORMAT,
+					   ((int64) shard << SHARD_ID_BITS) + start);
+	idemq_spi_begin(&scope);
+	if (SPI_execute(command, false, 0) != SPI_OK_UTILITY)
+		elog(ERROR, "\"%s\" has not been run", command);
+	idemq_spi_end(&scope);
+	pfree(command);
 	return true;
 }
 

@@ -39,13 +39,6 @@
 /* A page is pruned when it has less room than for so many versions more. */
 #define ROOM_FOR_VERSIONS 6
 
-/* Returns whether a page is so full that the next updates of a row of that length would leave it. */
-static bool
-is_short_of_room(Page page, uint32 length)
-{
-	return PageIsFull(page) || PageGetHeapFreeSpace(page) < ROOM_FOR_VERSIONS * MAXALIGN(length);
-}
-
 /*
  * Fetches into row the version that a snapshot sees of the row whose index entries name
  * root; false when it sees none.  *all_dead: then, whether no snapshot sees one.  *header:
@@ -64,7 +57,9 @@ idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root
 	buffer = ReadBuffer(rel, ItemPointerGetBlockNumber(root));
 	LockBuffer(buffer, BUFFER_LOCK_SHARE);
 	found = heap_hot_search_buffer(&tid, rel, buffer, snapshot, tuple, all_dead, true);
-	if (found && is_short_of_room(BufferGetPage(buffer), tuple->t_len))
+	if (found &&
+		(PageIsFull(BufferGetPage(buffer)) ||
+		 PageGetHeapFreeSpace(BufferGetPage(buffer)) < ROOM_FOR_VERSIONS * MAXALIGN(tuple->t_len)))
 	{
 		LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
 		heap_page_prune_opt(rel, buffer);

@@ -132,14 +132,6 @@ fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
 	ExecStoreVirtualTuple(new_row);
 }
 
-/* Returns whether a write has to lock its row first. */
-static bool
-needs_lock(const JobsTable *table, const Job *job, JobWait wait)
-{
-	return !table->simple || wait == JOB_SKIPS ||
-		   (wait == JOB_SKIPS_STRANGERS && !idemq_jobs_is_free(job));
-}
-
 /*
  * Writes a new version of a fetched row.  An update of no indexed column is a
  * HOT update, without any lock record unless the row had to be locked first.
@@ -155,7 +147,8 @@ idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, Job
 
 	table->written = true;
 	check_replica_identity(table, CMD_UPDATE);
-	if (needs_lock(table, job, wait))
+	if (!table->simple || wait == JOB_SKIPS ||
+		(wait == JOB_SKIPS_STRANGERS && !idemq_jobs_is_free(job)))
 	{
 		JobWrite locked = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, wait);
 

@@ -333,15 +333,6 @@ release_from(SubTransactionId from, GroupRelease how)
 	}
 }
 
-/* Has a scan done again that did not come to its end. */
-static void
-end_scan(void)
-{
-	if (scanned_queue != 0)
-		idemq_groups_want_scan(scanned_slot, scanned_queue, false);
-	scanned_queue = 0;
-}
-
 /* Follows the commit: marks groups, leaves windows, then gives back the owned groups. */
 void
 idemq_pending_groups_apply(void)
@@ -357,11 +348,16 @@ idemq_pending_groups_apply(void)
 	release_from(InvalidSubTransactionId, GROUP_DONE);
 }
 
-/* Follows the abort of a subtransaction and of later ones. */
+/*
+ * Follows the abort of a subtransaction and of later ones.  A scan that did not come to its end
+ * is done again.
+ */
 void
 idemq_pending_groups_undo(SubTransactionId from)
 {
-	end_scan();
+	if (scanned_queue != 0)
+		idemq_groups_want_scan(scanned_slot, scanned_queue, false);
+	scanned_queue = 0;
 	release_from(from, GROUP_AGAIN);
 }
 

@@ -69,16 +69,6 @@ static Owed **owed = NULL;
 static int nowed = 0;
 static int max_owed = 0;
 
-/* Makes a timing empty. */
-static void
-clear_timing(TimingDelta *timing)
-{
-	for (int i = timing->first; i <= timing->last; i++)
-		timing->buckets[i] = 0;
-	timing->first = HISTOGRAM_BUCKETS;
-	timing->last = -1;
-}
-
 /* Makes a note clean. */
 static void
 clear(Owed *note)
@@ -89,7 +79,14 @@ clear(Owed *note)
 	memset(note->delta.gauges, 0, sizeof(note->delta.gauges));
 	memset(note->delta.counters, 0, sizeof(note->delta.counters));
 	for (int t = 0; t < TIMING_COUNT; t++)
-		clear_timing(&note->delta.timings[t]);
+	{
+		TimingDelta *timing = &note->delta.timings[t];
+
+		for (int i = timing->first; i <= timing->last; i++)
+			timing->buckets[i] = 0;
+		timing->first = HISTOGRAM_BUCKETS;
+		timing->last = -1;
+	}
 }
 
 /* Makes the stack longer. */
