@@ -96,33 +96,22 @@ database_needed(Node *statement)
 	return name == NULL ? InvalidOid : get_database_oid(name, true);
 }
 
-/* Returns whether the current role may create databases. */
+/* Returns whether the current role may copy a database. */
 static bool
-may_create_databases(void)
+may_copy(Oid database)
 {
-	HeapTuple tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(GetUserId()));
-	bool may = false;
+	HeapTuple role = SearchSysCache1(AUTHOID, ObjectIdGetDatum(GetUserId()));
+	HeapTuple copied = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
+	bool may =
+		HeapTupleIsValid(role) && ((Form_pg_authid) GETSTRUCT(role))->rolcreatedb &&
+		HeapTupleIsValid(copied) &&
+		(((Form_pg_database) GETSTRUCT(copied))->datistemplate || compat_owns_database(database));
 
-	if (HeapTupleIsValid(tuple))
-	{
-		may = ((Form_pg_authid) GETSTRUCT(tuple))->rolcreatedb;
-		ReleaseSysCache(tuple);
-	}
+	if (HeapTupleIsValid(role))
+		ReleaseSysCache(role);
+	if (HeapTupleIsValid(copied))
+		ReleaseSysCache(copied);
 	return may;
-}
-
-static bool
-is_template(Oid database)
-{
-	HeapTuple tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
-	bool is = false;
-
-	if (HeapTupleIsValid(tuple))
-	{
-		is = ((Form_pg_database) GETSTRUCT(tuple))->datistemplate;
-		ReleaseSysCache(tuple);
-	}
-	return is;
 }
 
 /* Returns whether the current role may have a database for itself, by that command. */
@@ -136,8 +125,7 @@ may_have(Oid database, Node *statement)
 		return OidIsValid(extension) && compat_owns_extension(extension);
 	}
 	if (IsA(statement, CreatedbStmt))
-		return superuser() || (may_create_databases() &&
-							   (is_template(database) || compat_owns_database(database)));
+		return superuser() || may_copy(database);
 	return compat_owns_database(database);
 }
 
@@ -169,27 +157,6 @@ sleep_a_step(void)
 	ResetLatch(MyLatch);
 }
 
-/* Returns whether a process is a database's worker, a session already or not yet, or still. */
-static bool
-is_there(Oid database, pid_t pid)
-{
-	return idemq_worker_is_there(database, pid) || BackendPidGetProc(pid) != NULL;
-}
-
-/* Waits until a database's worker neither is a session nor will become one. */
-static void
-wait_for_end(Oid database, pid_t pid, Node *statement)
-{
-	for (int i = 0; i < AWAY_STEPS && is_there(database, pid); i++)
-	{
-		if (i == AWAY_PATIENCE)
-			idemq_worker_signal(database, pid, SIGTERM);
-		sleep_a_step();
-	}
-	if (is_there(database, pid))
-		name_process("background worker", pid, statement);
-}
-
 /*
  * Has a database's processes that run handlers end, once no worker starts any: those without a
  * job at once, the others after it, or, after AWAY_PATIENCE, in the middle of it: then it is
@@ -210,26 +177,32 @@ send_handlers_away(Oid database, Node *statement)
 	name_process("handler", pid, statement);
 }
 
-/* Sends a database's worker away until this transaction ends, and waits until all are gone. */
-static void
-send_away(Oid database, Node *statement)
-{
-	pid_t pid = idemq_pending_away_keep(database);
-
-	if (pid != 0)
-		wait_for_end(database, pid, statement);
-	send_handlers_away(database, statement);
-}
-
 /*
- * Sends the worker away from a database that a command, which is about to run,
- * needs for itself.
+ * Sends the worker away from a database that a command, which is about to run, needs for itself,
+ * until this transaction ends; and waits until it neither is a session nor will become one, and
+ * until its handlers are gone.
  */
 void
 idemq_exclusive_make_way(Node *statement)
 {
 	Oid database = IsTransactionState() ? database_needed(statement) : InvalidOid;
+	pid_t pid;
 
-	if (OidIsValid(database) && may_have(database, statement))
-		send_away(database, statement);
+	if (!OidIsValid(database) || !may_have(database, statement))
+		return;
+	pid = idemq_pending_away_keep(database);
+	/* A session already, or not yet, or still. */
+	for (int i = 0; pid != 0 && (idemq_worker_is_there(database, pid) || BackendPidGetProc(pid));
+		 i++)
+	{
+		if (i == AWAY_PATIENCE)
+			idemq_worker_signal(database, pid, SIGTERM);
+		else if (i == AWAY_STEPS)
+		{
+			name_process("background worker", pid, statement);
+			break;
+		}
+		sleep_a_step();
+	}
+	send_handlers_away(database, statement);
 }

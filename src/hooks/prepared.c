@@ -34,54 +34,6 @@ static SqlStatement find_prepared =
 	{.text = "SELECT transaction FROM pg_catalog.pg_prepared_xacts WHERE gid = $1",
 	 .types = {TEXTOID}};
 
-/* Returns the id of the prepared transaction of a name, InvalidTransactionId when there is none. */
-static TransactionId
-transaction_of(const char *gid)
-{
-	TransactionId xid = InvalidTransactionId;
-	Datum name = CStringGetTextDatum(gid);
-	SqlScope scope;
-
-	/* COMMIT PREPARED has no snapshot of its own. */
-	PushActiveSnapshot(GetTransactionSnapshot());
-	idemq_spi_begin(&scope);
-	if (idemq_spi_query_latest(&find_prepared, &name, NULL) > 0)
-		xid = DatumGetTransactionId(idemq_spi_value(0, 1, NULL));
-	idemq_spi_end(&scope);
-	PopActiveSnapshot();
-	return xid;
-}
-
-/* Returns whether a holder of a lock is the prepared transaction. */
-static bool
-is_transaction(VirtualTransactionId holder, TransactionId xid)
-{
-	bool more = false;
-
-	/* As one is named that was prepared before the server started. */
-	if (VirtualTransactionIdIsRecoveredPreparedXact(holder))
-		return holder.localTransactionId == xid;
-	return TwoPhaseGetXidByVirtualXID(holder, &more) == xid;
-}
-
-/* Returns whether a prepared transaction holds a lock for writing on a table. */
-static bool
-holds_for_writing(TransactionId xid, Oid table)
-{
-	VirtualTransactionId *holders;
-	bool found = false;
-	LOCKTAG tag;
-	int count;
-
-	SET_LOCKTAG_RELATION(tag, MyDatabaseId, table);
-	/* ShareLock conflicts with RowExclusiveLock and what writers take above it. */
-	holders = GetLockConflicts(&tag, ShareLock, &count);
-	for (int i = 0; i < count && !found; i++)
-		found = is_transaction(holders[i], xid);
-	pfree(holders);
-	return found;
-}
-
 /*
  * Returns whether the prepared transaction of that name has changed what memory knows
  * something of.  False when there is no such transaction, or no idemq in this database, or one
@@ -90,17 +42,40 @@ holds_for_writing(TransactionId xid, Oid table)
 bool
 idemq_prepared_has_written(const char *gid)
 {
-	TransactionId xid;
+	TransactionId xid = InvalidTransactionId;
+	bool found = false;
+	Datum name;
+	SqlScope scope;
 
 	if (idemq_presence() != IDEMQ_HERE)
 		return false;
-	xid = transaction_of(gid);
-	if (!TransactionIdIsValid(xid))
-		return false;
-	for (int i = 0; i < (int) lengthof(tables); i++)
+	name = CStringGetTextDatum(gid);
+	/* COMMIT PREPARED has no snapshot of its own. */
+	PushActiveSnapshot(GetTransactionSnapshot());
+	idemq_spi_begin(&scope);
+	if (idemq_spi_query_latest(&find_prepared, &name, NULL) > 0)
+		xid = DatumGetTransactionId(idemq_spi_value(0, 1, NULL));
+	idemq_spi_end(&scope);
+	PopActiveSnapshot();
+	for (int t = 0; t < (int) lengthof(tables) && TransactionIdIsValid(xid) && !found; t++)
 	{
-		if (holds_for_writing(xid, get_relname_relid(tables[i], idemq_oids()->schema)))
-			return true;
+		VirtualTransactionId *holders;
+		LOCKTAG tag;
+		int count;
+
+		SET_LOCKTAG_RELATION(tag, MyDatabaseId, get_relname_relid(tables[t], idemq_oids()->schema));
+		/* ShareLock conflicts with RowExclusiveLock and what writers take above it. */
+		holders = GetLockConflicts(&tag, ShareLock, &count);
+		for (int i = 0; i < count && !found; i++)
+		{
+			bool more = false;
+
+			/* The former, of one that was prepared before the server started. */
+			found = VirtualTransactionIdIsRecoveredPreparedXact(holders[i])
+						? holders[i].localTransactionId == xid
+						: TwoPhaseGetXidByVirtualXID(holders[i], &more) == xid;
+		}
+		pfree(holders);
 	}
-	return false;
+	return found;
 }

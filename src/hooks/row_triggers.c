@@ -2,12 +2,14 @@
  * hooks/row_triggers.c
  *		Triggers on idemq's own tables, by which shared memory and caches follow
  *		rows that change by any other way than direct access: SPI, a DBA's
- *		statement, COPY, logical replication.
+ *		statement, COPY, logical replication; and the OID beside each role's name.
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
+#include "utils/acl.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
@@ -28,156 +30,95 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_schedules_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_followers_changed);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_followers_local);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_shard_changed);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_role_named);
 
-/* Raises 0A000 when called by anything but the trigger that it is for. */
+/* What a version of a row of idemq.jobs says that memory follows. */
+typedef struct JobVersion
+{
+	int32 queue_id;
+	int64 id;
+	int64 token;
+	JobStatus status;
+	int16 priority;
+	bool is_ready; /* ready_at is not NULL */
+	bool is_grouped;
+	bool is_finished;
+	TimestampTz ready_at;
+	TimestampTz expires_at; /* DT_NOEND: never */
+	Datum group;
+} JobVersion;
+
+pg_noreturn static void
+refuse(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					errmsg("this function is for idemq's own triggers only"),
+					errhint("Do not call it, and do not use it in a trigger.")));
+}
+
+/* Raises 0A000 when called by anything but a trigger of that timing, and for each row if so. */
 static TriggerData *
-trigger_data(FunctionCallInfo fcinfo, bool on_jobs)
+trigger_data(FunctionCallInfo fcinfo, TriggerEvent timing, bool for_row)
 {
 	TriggerData *data = (TriggerData *) fcinfo->context;
-	Oid wanted = idemq_oids()->jobs;
 
-	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_AFTER(data->tg_event) ||
-		(on_jobs &&
-		 (!TRIGGER_FIRED_FOR_ROW(data->tg_event) || RelationGetRelid(data->tg_relation) != wanted)))
-		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-						errmsg("this function is for idemq's own triggers only"),
-						errhint("Do not call it, and do not use it in a trigger.")));
+	if (!CALLED_AS_TRIGGER(fcinfo) || (data->tg_event & TRIGGER_EVENT_TIMINGMASK) != timing ||
+		(for_row && !TRIGGER_FIRED_FOR_ROW(data->tg_event)))
+		refuse();
 	return data;
 }
 
 /* What is NULL may not be read: where 8 bytes are passed by reference there are none. */
-static Datum
-column(Relation rel, HeapTuple tuple, JobColumn which, bool *isnull)
+static void
+read_version(Relation rel, HeapTuple tuple, JobVersion *version)
 {
-	return SPI_getbinval(tuple, RelationGetDescr(rel), which + 1, isnull);
+	TupleDesc desc = RelationGetDescr(rel);
+	bool isnull;
+	Datum value;
+
+#define column(which) (value = SPI_getbinval(tuple, desc, (which) + 1, &isnull))
+	version->queue_id = DatumGetInt32(column(COL_QUEUE_ID));
+	version->id = DatumGetInt64(column(COL_ID));
+	version->token = DatumGetInt64(column(COL_TOKEN));
+	version->status = idemq_status_from_oid(DatumGetObjectId(column(COL_STATUS)));
+	version->priority = DatumGetInt16(column(COL_PRIORITY));
+	version->group = column(COL_GROUP_KEY);
+	version->is_grouped = !isnull;
+	(void) column(COL_FINISHED_AT);
+	version->is_finished = !isnull;
+	(void) column(COL_READY_AT);
+	version->is_ready = !isnull;
+	version->ready_at = isnull ? DT_NOEND : DatumGetTimestampTz(value);
+	(void) column(COL_EXPIRES_AT);
+	version->expires_at = isnull ? DT_NOEND : DatumGetTimestampTz(value);
+#undef column
 }
 
 /*
- * Returns the slot of a queue; NULL when it has none.  That of a queue whose row is not there
- * yet, too: a restore in parallel may commit it before our jobs, and others work on it by then.
- * So what they need is noted without a slot, and finds at the commit the one that there is.
+ * Returns the slot of a version's queue; NULL when it has none.  That of a queue whose row is not
+ * there yet, too: a restore in parallel may commit it before our jobs, and others work on it by
+ * then.  So what they need is noted without a slot, and finds at the commit the one that there is.
  */
 static QueueSlot *
-slot_of(int32 queue_id)
+slot_of(const JobVersion *version)
 {
 	QueueInfo queue;
 
-	return idemq_queue_by_id(queue_id, &queue) ? queue.slot : NULL;
+	return idemq_queue_by_id(version->queue_id, &queue) ? queue.slot : NULL;
 }
 
-/* Notes when a job expires, of a row that was written; blocked ones, too. */
+/* Notes where a version stands, or with taken stood, in the ready index. */
 static void
-note_expiry(Relation rel, HeapTuple row)
+note_ready(const JobVersion *version, bool taken)
 {
-	bool isnull;
-	bool running = true;
-	int32 queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
-	Datum expires_at = column(rel, row, COL_EXPIRES_AT, &isnull);
+	ReadyKey key = {version->ready_at, version->id};
 
-	(void) column(rel, row, COL_FINISHED_AT, &running);
-	if (!isnull && running)
-		idemq_pending_ready_note_expiry(slot_of(queue_id), queue_id,
-										DatumGetTimestampTz(expires_at));
-}
-
-/* Notes one version of a changed row: where it stands, or with taken stood, in the ready index. */
-static void
-note_version(Relation rel, HeapTuple tuple, bool taken)
-{
-	int32 queue_id;
-	int16 priority;
-	Datum ready_at;
-	ReadyKey key;
-	bool isnull;
-
-	queue_id = DatumGetInt32(column(rel, tuple, COL_QUEUE_ID, &isnull));
-	ready_at = column(rel, tuple, COL_READY_AT, &isnull);
-	if (isnull)
-		return;
-	key.ready_at = DatumGetTimestampTz(ready_at);
-	key.id = DatumGetInt64(column(rel, tuple, COL_ID, &isnull));
-	priority = DatumGetInt16(column(rel, tuple, COL_PRIORITY, &isnull));
-	if (priority < 0 || priority >= IDEMQ_PRIORITIES)
+	if (!version->is_ready || version->priority < 0 || version->priority >= IDEMQ_PRIORITIES)
 		return;
 	if (taken)
-		idemq_pending_ready_note_taken(slot_of(queue_id), queue_id, priority, key);
+		idemq_pending_ready_note_taken(slot_of(version), version->queue_id, version->priority, key);
 	else
-		idemq_pending_ready_note(slot_of(queue_id), queue_id, priority, key);
-}
-
-/* Ends the lease entry of an attempt that the change ended. */
-static void
-note_end_of_attempt(Relation rel, HeapTuple old_row, HeapTuple new_row)
-{
-	Oid processing = idemq_oids()->status[JOB_PROCESSING];
-	bool isnull;
-	int32 queue_id = DatumGetInt32(column(rel, old_row, COL_QUEUE_ID, &isnull));
-	int64 id = DatumGetInt64(column(rel, old_row, COL_ID, &isnull));
-	int64 token = DatumGetInt64(column(rel, old_row, COL_TOKEN, &isnull));
-
-	if (DatumGetObjectId(column(rel, old_row, COL_STATUS, &isnull)) != processing)
-		return;
-	if (new_row != NULL &&
-		DatumGetObjectId(column(rel, new_row, COL_STATUS, &isnull)) == processing &&
-		DatumGetInt64(column(rel, new_row, COL_TOKEN, &isnull)) == token &&
-		DatumGetInt32(column(rel, new_row, COL_QUEUE_ID, &isnull)) == queue_id)
-		return;
-	idemq_pending_note_end(slot_of(queue_id), queue_id, id, token);
-}
-
-/* Notes a job that finished without having been in an attempt. */
-static void
-note_finished(Relation rel, HeapTuple old_row, HeapTuple new_row)
-{
-	bool running = true;
-	bool isnull;
-
-	(void) column(rel, old_row, COL_FINISHED_AT, &running);
-	(void) column(rel, new_row, COL_FINISHED_AT, &isnull);
-	if (running && !isnull)
-	{
-		int32 queue_id = DatumGetInt32(column(rel, new_row, COL_QUEUE_ID, &isnull));
-
-		idemq_pending_note_finished(slot_of(queue_id), queue_id,
-									DatumGetInt64(column(rel, new_row, COL_ID, &isnull)));
-	}
-}
-
-/* Notes that a row is gone, for sessions that wait for the job's result. */
-static void
-note_gone(Relation rel, HeapTuple row)
-{
-	bool running = true;
-
-	(void) column(rel, row, COL_FINISHED_AT, &running);
-	if (running)
-		idemq_pending_note(ACTION_GONE, NULL, 0);
-}
-
-/* Asks for a search if a job was put in processing by hand, without a lease entry. */
-static void
-note_begin_of_attempt(Relation rel, HeapTuple tuple)
-{
-	bool isnull;
-	int32 queue_id = DatumGetInt32(column(rel, tuple, COL_QUEUE_ID, &isnull));
-	int64 id = DatumGetInt64(column(rel, tuple, COL_ID, &isnull));
-	int64 token = DatumGetInt64(column(rel, tuple, COL_TOKEN, &isnull));
-	Lease lease;
-
-	if (DatumGetObjectId(column(rel, tuple, COL_STATUS, &isnull)) !=
-		idemq_oids()->status[JOB_PROCESSING])
-		return;
-	if (idemq_lease_get(id, &lease) && lease.token == token && lease.queue_id == queue_id)
-		return;
-	idemq_pending_note(ACTION_RECOVER, slot_of(queue_id), queue_id);
-}
-
-static JobStatus
-status_of(Relation rel, HeapTuple row)
-{
-	bool isnull;
-
-	return idemq_status_from_oid(DatumGetObjectId(column(rel, row, COL_STATUS, &isnull)));
+		idemq_pending_ready_note(slot_of(version), version->queue_id, version->priority, key);
 }
 
 /*
@@ -185,18 +126,12 @@ status_of(Relation rel, HeapTuple row)
  * waits for its parents, which may be done.
  */
 static void
-note_group(Relation rel, HeapTuple row)
+note_group(const JobVersion *row)
 {
-	bool alone;
-	bool isnull;
-	Datum name = column(rel, row, COL_GROUP_KEY, &alone);
-	int32 queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
-
-	if (!alone)
-		idemq_pending_groups_note(slot_of(queue_id), queue_id, name, GROUP_DROP_FLOOR);
-	else if (status_of(rel, row) == JOB_BLOCKED)
-		idemq_pending_dependency_note_blocked(slot_of(queue_id), queue_id,
-											  DatumGetInt64(column(rel, row, COL_ID, &isnull)));
+	if (row->is_grouped)
+		idemq_pending_groups_note(slot_of(row), row->queue_id, row->group, GROUP_DROP_FLOOR);
+	else if (row->status == JOB_BLOCKED)
+		idemq_pending_dependency_note_blocked(slot_of(row), row->queue_id, row->id);
 }
 
 /*
@@ -204,73 +139,46 @@ note_group(Relation rel, HeapTuple row)
  * asks again, since events are a queue's own.
  */
 static void
-note_move(Relation rel, HeapTuple old_row, HeapTuple new_row)
+note_move(const JobVersion *before, const JobVersion *after)
 {
-	bool isnull;
-	int32 old_id = DatumGetInt32(column(rel, old_row, COL_QUEUE_ID, &isnull));
-	int32 queue_id = DatumGetInt32(column(rel, new_row, COL_QUEUE_ID, &isnull));
-	int64 id = DatumGetInt64(column(rel, new_row, COL_ID, &isnull));
 	QueueSlot *slot;
 
-	if (queue_id == old_id)
-		return;
-	if (idemq_may_have_dependencies(slot_of(old_id), id))
-		idemq_jobs_moved_child(id, queue_id);
-	if (status_of(rel, new_row) == JOB_PENDING)
-		idemq_jobs_moved_waiter(id);
-	slot = slot_of(queue_id);
-	idemq_dependency_note(slot, id);
+	if (idemq_may_have_dependencies(slot_of(before), after->id))
+		idemq_jobs_moved_child(after->id, after->queue_id);
+	if (after->status == JOB_PENDING)
+		idemq_jobs_moved_waiter(after->id);
+	slot = slot_of(after);
+	idemq_dependency_note(slot, after->id);
 	/* One that gets its slot before our commit learns from the rows of before. */
 	if (slot == NULL)
 		idemq_pending_note(ACTION_ROWS, NULL, 0);
 }
 
-/* Follows the deletion of a row that may have parents or children. */
+/* Counts a row that SQL wrote; NULL: there is none. */
 static void
-note_dependency_gone(Relation rel, HeapTuple row)
+count_row(const JobVersion *before, const JobVersion *after)
 {
-	bool isnull;
-	int64 id = DatumGetInt64(column(rel, row, COL_ID, &isnull));
-	int32 queue_id = DatumGetInt32(column(rel, row, COL_QUEUE_ID, &isnull));
-
-	if (idemq_may_have_dependencies(slot_of(queue_id), id))
-		idemq_dependency_gone(id, status_of(rel, row));
-}
-
-/* Counts a row that SQL wrote; old_row or new_row is NULL when there is none. */
-static void
-count_row(Relation rel, HeapTuple old_row, HeapTuple new_row)
-{
-	int32 queue_ids[2] = {0, 0};
-	int statuses[2] = {NO_ROW, NO_ROW};
-	HeapTuple rows[] = {old_row, new_row};
-	bool isnull;
-
-	for (int i = 0; i < (int) lengthof(rows); i++)
-	{
-		if (rows[i] == NULL)
-			continue;
-		queue_ids[i] = DatumGetInt32(column(rel, rows[i], COL_QUEUE_ID, &isnull));
-		statuses[i] =
-			idemq_status_from_oid(DatumGetObjectId(column(rel, rows[i], COL_STATUS, &isnull)));
-	}
-	if (queue_ids[0] == queue_ids[1])
-		idemq_pending_counts_row(queue_ids[0], statuses[0], statuses[1]);
+	if (before != NULL && after != NULL && before->queue_id == after->queue_id)
+		idemq_pending_counts_row(before->queue_id, before->status, after->status);
 	else
 	{
-		idemq_pending_counts_row(queue_ids[0], statuses[0], NO_ROW);
-		idemq_pending_counts_row(queue_ids[1], NO_ROW, statuses[1]);
+		if (before != NULL)
+			idemq_pending_counts_row(before->queue_id, before->status, NO_ROW);
+		if (after != NULL)
+			idemq_pending_counts_row(after->queue_id, NO_ROW, after->status);
 	}
 }
 
-/* Notes what sessions wait for that sleep until a job has its result. */
+/* Notes what sessions wait for that sleep until a job has its result, or is gone. */
 static void
-note_result(const TriggerData *data)
+note_result(const JobVersion *before, const JobVersion *after)
 {
-	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
-		note_finished(data->tg_relation, data->tg_trigtuple, data->tg_newtuple);
-	else if (TRIGGER_FIRED_BY_DELETE(data->tg_event))
-		note_gone(data->tg_relation, data->tg_trigtuple);
+	if (before == NULL || before->is_finished)
+		return;
+	if (after == NULL)
+		idemq_pending_note(ACTION_GONE, NULL, 0);
+	else if (after->is_finished)
+		idemq_pending_note_finished(slot_of(after), after->queue_id, after->id);
 }
 
 /*
@@ -280,39 +188,52 @@ note_result(const TriggerData *data)
 Datum
 idemq_sql_v2_jobs_changed(PG_FUNCTION_ARGS)
 {
-	TriggerData *data = trigger_data(fcinfo, true);
+	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_AFTER, true);
 	Relation rel = data->tg_relation;
+	bool inserted = TRIGGER_FIRED_BY_INSERT(data->tg_event);
+	bool updated = TRIGGER_FIRED_BY_UPDATE(data->tg_event);
+	Lease lease;
+	JobVersion versions[2];
+	JobVersion *before = inserted ? NULL : &versions[0];
+	JobVersion *after = inserted || updated ? &versions[1] : NULL;
 
-	note_result(data);
+	if (RelationGetRelid(rel) != idemq_oids()->jobs)
+		refuse();
+	if (before != NULL)
+		read_version(rel, data->tg_trigtuple, before);
+	if (after != NULL)
+		read_version(rel, updated ? data->tg_newtuple : data->tg_trigtuple, after);
+	note_result(before, after);
 	if (idemq_follows())
 		return PointerGetDatum(NULL);
-	note_group(rel, data->tg_trigtuple);
-	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
+	if (before != NULL)
 	{
-		note_version(rel, data->tg_trigtuple, true);
-		note_version(rel, data->tg_newtuple, false);
-		note_expiry(rel, data->tg_newtuple);
-		note_end_of_attempt(rel, data->tg_trigtuple, data->tg_newtuple);
-		note_begin_of_attempt(rel, data->tg_newtuple);
-		note_group(rel, data->tg_newtuple);
-		note_move(rel, data->tg_trigtuple, data->tg_newtuple);
-		count_row(rel, data->tg_trigtuple, data->tg_newtuple);
-	}
-	else if (TRIGGER_FIRED_BY_INSERT(data->tg_event))
-	{
-		note_version(rel, data->tg_trigtuple, false);
-		note_expiry(rel, data->tg_trigtuple);
-		note_begin_of_attempt(rel, data->tg_trigtuple);
-		count_row(rel, NULL, data->tg_trigtuple);
-	}
-	else
-	{
+		note_group(before);
 		/* Our own claims do not see it any more, and pass its key: it may come back. */
-		note_version(rel, data->tg_trigtuple, true);
-		note_end_of_attempt(rel, data->tg_trigtuple, NULL);
-		note_dependency_gone(rel, data->tg_trigtuple);
-		count_row(rel, data->tg_trigtuple, NULL);
+		note_ready(before, true);
+		/* The change ends the attempt, and so its lease entry. */
+		if (before->status == JOB_PROCESSING &&
+			!(after != NULL && after->status == JOB_PROCESSING && after->token == before->token &&
+			  after->queue_id == before->queue_id))
+			idemq_pending_note_end(slot_of(before), before->queue_id, before->id, before->token);
 	}
+	if (after != NULL)
+	{
+		note_group(after);
+		note_ready(after, false);
+		if (!after->is_finished && after->expires_at != DT_NOEND)
+			idemq_pending_ready_note_expiry(slot_of(after), after->queue_id, after->expires_at);
+		/* Put in processing by hand, without a lease entry, it is to be searched for. */
+		if (after->status == JOB_PROCESSING &&
+			!(idemq_lease_get(after->id, &lease) && lease.token == after->token &&
+			  lease.queue_id == after->queue_id))
+			idemq_pending_note(ACTION_RECOVER, slot_of(after), after->queue_id);
+	}
+	if (before != NULL && after == NULL && idemq_may_have_dependencies(slot_of(before), before->id))
+		idemq_dependency_gone(before->id, before->status);
+	if (before != NULL && after != NULL && before->queue_id != after->queue_id)
+		note_move(before, after);
+	count_row(before, after);
 	return PointerGetDatum(NULL);
 }
 
@@ -320,7 +241,7 @@ idemq_sql_v2_jobs_changed(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_v2_jobs_truncated(PG_FUNCTION_ARGS)
 {
-	(void) trigger_data(fcinfo, false);
+	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 	if (!idemq_follows())
 	{
 		idemq_pending_note(ACTION_FORGET, NULL, 0);
@@ -330,13 +251,13 @@ idemq_sql_v2_jobs_truncated(PG_FUNCTION_ARGS)
 }
 
 /*
- * dependencies_changed(): statement trigger of idemq.dependencies and idemq.children, for
- * rows that come by a restore, or by hand.
+ * dependencies_changed(): statement trigger of idemq.dependencies and idemq.children, for rows that come
+ * by a restore, or by hand.
  */
 Datum
 idemq_sql_v2_dependencies_changed(PG_FUNCTION_ARGS)
 {
-	(void) trigger_data(fcinfo, false);
+	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 	if (!idemq_dependencies_is_writing() && !idemq_follows())
 		idemq_pending_note(ACTION_ROWS, NULL, 0);
 	return PointerGetDatum(NULL);
@@ -367,7 +288,7 @@ queue_of(TriggerData *data, HeapTuple row)
 Datum
 idemq_sql_v2_settings_changed(PG_FUNCTION_ARGS)
 {
-	TriggerData *data = trigger_data(fcinfo, false);
+	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 
 	if (TRIGGER_FIRED_FOR_ROW(data->tg_event))
 	{
@@ -396,7 +317,7 @@ idemq_sql_v2_settings_changed(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_v2_followers_changed(PG_FUNCTION_ARGS)
 {
-	TriggerData *data = trigger_data(fcinfo, false);
+	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 
 	idemq_pending_note(ACTION_SWITCH, NULL, 0);
 	idemq_following_changed(RelationGetRelid(data->tg_relation));
@@ -411,13 +332,7 @@ idemq_sql_v2_followers_changed(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_v2_followers_local(PG_FUNCTION_ARGS)
 {
-	TriggerData *data = (TriggerData *) fcinfo->context;
-
-	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_BEFORE(data->tg_event) ||
-		!TRIGGER_FIRED_FOR_ROW(data->tg_event))
-		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-						errmsg("this function is for idemq's own triggers only"),
-						errhint("Do not call it, and do not use it in a trigger.")));
+	(void) trigger_data(fcinfo, TRIGGER_EVENT_BEFORE, true);
 	return PointerGetDatum(NULL);
 }
 
@@ -425,7 +340,7 @@ idemq_sql_v2_followers_local(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_v2_shard_changed(PG_FUNCTION_ARGS)
 {
-	(void) trigger_data(fcinfo, false);
+	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 	idemq_jobs_ids_changed();
 	return PointerGetDatum(NULL);
 }
@@ -437,8 +352,37 @@ idemq_sql_v2_shard_changed(PG_FUNCTION_ARGS)
 Datum
 idemq_sql_v2_schedules_changed(PG_FUNCTION_ARGS)
 {
-	(void) trigger_data(fcinfo, false);
+	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 	if (idemq_place_mine() == NULL)
 		idemq_pending_note(ACTION_SCHEDULES, NULL, 0);
 	return PointerGetDatum(NULL);
+}
+
+/*
+ * role_named(name column, oid column): row trigger that writes a role's OID beside its name
+ * (queue/roles.c): before each INSERT, that of a restore as well, and each UPDATE of the name.
+ */
+Datum
+idemq_sql_v2_role_named(PG_FUNCTION_ARGS)
+{
+	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_BEFORE, true);
+	TupleDesc desc = RelationGetDescr(data->tg_relation);
+	HeapTuple row = data->tg_trigtuple;
+	int attno;
+	bool isnull;
+	Datum name;
+	Oid role = InvalidOid;
+	Datum value;
+
+	if (TRIGGER_FIRED_BY_DELETE(data->tg_event) || data->tg_trigger->tgnargs != 2)
+		refuse();
+	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
+		row = data->tg_newtuple;
+	name = SPI_getbinval(row, desc, SPI_fnumber(desc, data->tg_trigger->tgargs[0]), &isnull);
+	if (!isnull)
+		role = get_role_oid(NameStr(*DatumGetName(name)), true);
+	attno = SPI_fnumber(desc, data->tg_trigger->tgargs[1]);
+	value = ObjectIdGetDatum(role);
+	isnull = !OidIsValid(role);
+	return PointerGetDatum(heap_modify_tuple_by_cols(row, desc, 1, &attno, &value, &isnull));
 }

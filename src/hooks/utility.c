@@ -50,102 +50,19 @@
 #include "shared/slots/slots.h"
 #include "txn/txn.h"
 
-static ProcessUtility_hook_type prev_process_utility = NULL;
+static ProcessUtility_hook_type next_process_utility = NULL;
 static object_access_hook_type prev_object_access = NULL;
-
-/* What is to be followed once the command has succeeded. */
-typedef enum Follow
-{
-	FOLLOW_NOTHING,
-	FOLLOW_PREPARED,
-	FOLLOW_DROP_DATABASE,
-	FOLLOW_CREATE_EXTENSION,
-	FOLLOW_CREATE_DATABASE,
-	FOLLOW_SUBSCRIPTION,
-	FOLLOW_TRIGGERS,
-	FOLLOW_DISCARD
-} Follow;
-
-/* Returns whether a command enables all triggers of a table. */
-static bool
-enables_triggers(const AlterTableStmt *alter)
-{
-	ListCell *lc;
-
-	foreach(lc, alter->cmds)
-	{
-		AlterTableType type = lfirst_node(AlterTableCmd, lc)->subtype;
-
-		if (type == AT_EnableTrigAll || type == AT_EnableTrigUser)
-			return true;
-	}
-	return false;
-}
-
-static Follow
-what_to_follow(Node *statement, Oid *database)
-{
-	if (IsA(statement, TransactionStmt))
-	{
-		TransactionStmt *end = (TransactionStmt *) statement;
-
-		if ((end->kind == TRANS_STMT_COMMIT_PREPARED ||
-			 end->kind == TRANS_STMT_ROLLBACK_PREPARED) &&
-			idemq_prepared_has_written(end->gid))
-			return FOLLOW_PREPARED;
-	}
-	else if (IsA(statement, DropdbStmt))
-	{
-		*database = get_database_oid(((DropdbStmt *) statement)->dbname, true);
-		if (OidIsValid(*database))
-			return FOLLOW_DROP_DATABASE;
-	}
-	else if (IsA(statement, CreateExtensionStmt) &&
-			 strcmp(((CreateExtensionStmt *) statement)->extname, IDEMQ_EXTENSION) == 0)
-		return FOLLOW_CREATE_EXTENSION;
-	else if (IsA(statement, AlterExtensionStmt) &&
-			 strcmp(((AlterExtensionStmt *) statement)->extname, IDEMQ_EXTENSION) == 0)
-		return FOLLOW_CREATE_EXTENSION;
-	else if (IsA(statement, CreatedbStmt))
-		return FOLLOW_CREATE_DATABASE;
-	else if (IsA(statement, CreateSubscriptionStmt) || IsA(statement, AlterSubscriptionStmt))
-		return FOLLOW_SUBSCRIPTION;
-	else if (IsA(statement, AlterTableStmt) && enables_triggers((AlterTableStmt *) statement))
-		return FOLLOW_TRIGGERS;
-	else if (IsA(statement, DiscardStmt) && ((DiscardStmt *) statement)->target == DISCARD_ALL)
-		return FOLLOW_DISCARD;
-	return FOLLOW_NOTHING;
-}
-
-/* Runs the command itself. */
-static void
-run_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
-			ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
-			DestReceiver *dest, QueryCompletion *completion)
-{
-	if (prev_process_utility)
-		prev_process_utility(statement, query, read_only_tree, context, params, env, dest,
-							 completion);
-	else
-		standard_ProcessUtility(statement, query, read_only_tree, context, params, env, dest,
-								completion);
-}
 
 /* Whether this session counts among the changes under way (shared/slots/slots.c), for COMMIT PREPARED. */
 static bool in_change = false;
 
+/* Also a callback for the session's end. */
 static void
-end_change(void)
+end_change(int code, Datum arg)
 {
 	if (in_change)
 		idemq_slots_end_change();
 	in_change = false;
-}
-
-static void
-end_change_at_exit(int code, Datum arg)
-{
-	end_change();
 }
 
 /*
@@ -158,27 +75,30 @@ begin_change(void)
 	static bool registered = false;
 
 	if (!registered)
-		on_shmem_exit(end_change_at_exit, (Datum) 0);
+		on_shmem_exit(end_change, (Datum) 0);
 	registered = true;
 	idemq_slots_begin_change();
 	in_change = true;
 }
 
-/* Follows a subscription that was created or changed.  (pg_upgrade fills the tables later.) */
+/*
+ * Has all be read anew from the rows of our tables, if a command enables all triggers of one: rows
+ * may have changed while these were off.
+ */
 static void
-follow_subscription(void)
+follow_alter_table(const AlterTableStmt *alter)
 {
-	if (!IsBinaryUpgrade && idemq_presence() == IDEMQ_HERE)
-		idemq_follow_note_subscription();
-}
+	Oid relid = InvalidOid;
+	ListCell *lc;
 
-/* Has all be read anew from the rows of our tables, which may have changed while triggers were off. */
-static void
-follow_triggers(const AlterTableStmt *alter)
-{
-	Oid relid = RangeVarGetRelid(alter->relation, NoLock, true);
+	foreach(lc, alter->cmds)
+	{
+		AlterTableType type = lfirst_node(AlterTableCmd, lc)->subtype;
 
-	if (idemq_presence() != IDEMQ_HERE || !OidIsValid(relid) ||
+		if (type == AT_EnableTrigAll || type == AT_EnableTrigUser)
+			relid = RangeVarGetRelid(alter->relation, NoLock, true);
+	}
+	if (!OidIsValid(relid) || idemq_presence() != IDEMQ_HERE ||
 		get_rel_namespace(relid) != idemq_oids()->schema)
 		return;
 	idemq_pending_note(ACTION_ROWS, NULL, 0);
@@ -186,47 +106,58 @@ follow_triggers(const AlterTableStmt *alter)
 	idemq_pending_note(ACTION_SETTINGS, NULL, 0);
 }
 
-/* What shared memory has to know of a command that has run. */
+/* Follows a command that has run; tag: of its node, which is there still if it is one of these. */
 static void
-follow_command(Follow follow, const PlannedStmt *statement, Oid database)
+follow_command(NodeTag tag, const Node *statement)
 {
-	switch (follow)
+	const char *extension = NULL;
+	Oid database;
+
+	switch (tag)
 	{
-		case FOLLOW_NOTHING:
+		case T_CreateExtensionStmt:
+			extension = ((const CreateExtensionStmt *) statement)->extname;
 			break;
-		case FOLLOW_PREPARED:
-			idemq_version_move(0);
-			idemq_slots_unset_database(MyDatabaseId);
-			idemq_worker_note_schedules();
-			idemq_wake_database(MyDatabaseId, true);
-			end_change();
+		case T_AlterExtensionStmt:
+			extension = ((const AlterExtensionStmt *) statement)->extname;
 			break;
-		case FOLLOW_DROP_DATABASE:
-			idemq_lease_forget_database(database);
-			idemq_lease_share_forget(database);
-			idemq_buckets_forget_database(database);
-			idemq_slots_forget_database(database);
-			break;
-		case FOLLOW_CREATE_EXTENSION:
-			idemq_pending_note_extension(MyDatabaseId);
-			break;
-		case FOLLOW_CREATE_DATABASE:
+		case T_CreatedbStmt:
 			CommandCounterIncrement(); /* to see it */
-			database = get_database_oid(((CreatedbStmt *) statement->utilityStmt)->dbname, true);
+			database = get_database_oid(((const CreatedbStmt *) statement)->dbname, true);
 			if (OidIsValid(database))
 				idemq_pending_note_extension(database);
 			break;
-		case FOLLOW_SUBSCRIPTION:
-			follow_subscription();
+		case T_CreateSubscriptionStmt:
+		case T_AlterSubscriptionStmt:
+			/* (pg_upgrade fills the tables later.) */
+			if (!IsBinaryUpgrade && idemq_presence() == IDEMQ_HERE)
+				idemq_follow_note_subscription();
 			break;
-		case FOLLOW_TRIGGERS:
-			follow_triggers((AlterTableStmt *) statement->utilityStmt);
+		case T_AlterTableStmt:
+			follow_alter_table((const AlterTableStmt *) statement);
 			break;
-		case FOLLOW_DISCARD:
+		case T_DiscardStmt:
+			if (((const DiscardStmt *) statement)->target != DISCARD_ALL)
+				break;
 			idemq_lease_orphan_session();
 			idemq_pending_forget_claimed();
 			break;
+		default:
+			break;
 	}
+	if (extension != NULL && strcmp(extension, IDEMQ_EXTENSION) == 0)
+		idemq_pending_note_extension(MyDatabaseId);
+}
+
+/* Returns whether a command ends a prepared transaction that has changed our tables. */
+static bool
+ends_prepared(const Node *statement)
+{
+	const TransactionStmt *end = (const TransactionStmt *) statement;
+
+	return IsA(statement, TransactionStmt) &&
+		   (end->kind == TRANS_STMT_COMMIT_PREPARED || end->kind == TRANS_STMT_ROLLBACK_PREPARED) &&
+		   idemq_prepared_has_written(end->gid);
 }
 
 static void
@@ -234,30 +165,49 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 				ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
 				DestReceiver *dest, QueryCompletion *completion)
 {
-	Oid database = InvalidOid;
-	Follow follow = what_to_follow(statement->utilityStmt, &database);
+	/* A ROLLBACK may free its own node. */
+	NodeTag tag = nodeTag(statement->utilityStmt);
+	bool prepared = ends_prepared(statement->utilityStmt);
+	Oid dropped = InvalidOid;
 
+	if (tag == T_DropdbStmt)
+		dropped = get_database_oid(((DropdbStmt *) statement->utilityStmt)->dbname, true);
 	idemq_exclusive_make_way(statement->utilityStmt);
-	if (follow == FOLLOW_PREPARED)
+	if (prepared)
 	{
 		/* Until its own transaction ends, which follows the command, either way. */
 		idemq_pending_window_enter(NULL, MyDatabaseId, GROUP_DROP_FLOOR);
 		/* From the moment on that it is visible until the cursors are unset. */
 		begin_change();
-		PG_TRY();
-		{
-			run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
-		}
-		PG_CATCH();
-		{
-			end_change();
-			PG_RE_THROW();
-		}
-		PG_END_TRY();
+	}
+	PG_TRY();
+	{
+		next_process_utility(statement, query, read_only_tree, context, params, env, dest,
+							 completion);
+	}
+	PG_CATCH();
+	{
+		end_change(0, (Datum) 0);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	if (prepared)
+	{
+		idemq_version_move(0);
+		idemq_slots_unset_database(MyDatabaseId);
+		idemq_worker_note_schedules();
+		idemq_wake_database(MyDatabaseId, true);
+		end_change(0, (Datum) 0);
+	}
+	else if (OidIsValid(dropped))
+	{
+		idemq_lease_forget_database(dropped);
+		idemq_lease_share_forget(dropped);
+		idemq_buckets_forget_database(dropped);
+		idemq_slots_forget_database(dropped);
 	}
 	else
-		run_utility(statement, query, read_only_tree, context, params, env, dest, completion);
-	follow_command(follow, statement, database);
+		follow_command(tag, statement->utilityStmt);
 }
 
 /* Follows the drop of idemq.jobs. */
@@ -275,7 +225,8 @@ object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, 
 void
 idemq_utility_install(void)
 {
-	prev_process_utility = ProcessUtility_hook;
+	next_process_utility = ProcessUtility_hook != NULL ? ProcessUtility_hook
+													   : standard_ProcessUtility;
 	ProcessUtility_hook = process_utility;
 	prev_object_access = object_access_hook;
 	object_access_hook = object_access;

@@ -200,7 +200,7 @@ idemq_setting_arg(const char *name)
 	elog(ERROR, "unknown setting \"%s\"", name);
 }
 
-/* Of its own: to write the name anew is to mean the role that has it now (hooks/role_trigger.c). */
+/* Of its own: to write the name anew is to mean the role that has it now (hooks/row_triggers.c). */
 static SqlStatement set_dead_queue_role =
 	{.text = "UPDATE idemq.queues SET dead_queue_role = CASE WHEN dead_queue IS NOT NULL THEN $2 "
 			 "END WHERE name = $1",

@@ -4,7 +4,7 @@
  *
  * Grants and schedules have a role's name, which pg_dump carries to another server, and
  * its OID at the time, by which a role that was dropped is told from the next one of that
- * name.  Both have to fit.  The trigger of hooks/role_trigger.c writes the OID whenever
+ * name.  Both have to fit.  The trigger of hooks/row_triggers.c writes the OID whenever
  * the name is written, so that a restore finds the roles of its own server; where there
  * is no such role yet, it stays NULL, and the name alone decides.
  *
