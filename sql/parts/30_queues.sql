@@ -206,6 +206,38 @@ BEGIN
 	RETURN purged;
 END $$;
 
+-- Deletes what is past its time, `most` rows at most: what idemq.once has seen, then events, then
+-- rows of idemq.audit, each from a time on.  Returns where to go on, and how many rows are gone.
+CREATE FUNCTION idemq_inside.delete_by_time(
+	INOUT seen timestamptz, INOUT events timestamptz, INOUT audit timestamptz,
+	now timestamptz, audit_until timestamptz, most bigint, OUT gone bigint)
+	LANGUAGE sql AS $$
+	WITH old_seen AS MATERIALIZED (
+		SELECT s.ctid FROM idemq.seen s
+		WHERE s.visit_at >= delete_by_time.seen AND s.visit_at <= now AND s.expires_at <= now
+		ORDER BY s.visit_at LIMIT most FOR UPDATE SKIP LOCKED
+	), gone_seen AS (
+		DELETE FROM idemq.seen s USING old_seen o WHERE s.ctid = o.ctid RETURNING s.visit_at
+	), s AS (
+		SELECT coalesce(max(visit_at), delete_by_time.seen) AS upto, most - count(*) AS room FROM gone_seen
+	), old_events AS MATERIALIZED (
+		SELECT e.ctid FROM idemq.events e WHERE e.keep_until >= delete_by_time.events AND e.keep_until <= now
+		ORDER BY e.keep_until LIMIT (SELECT room FROM s) FOR UPDATE SKIP LOCKED
+	), gone_events AS (
+		DELETE FROM idemq.events e USING old_events o WHERE e.ctid = o.ctid RETURNING e.keep_until
+	), e AS (
+		SELECT coalesce(max(keep_until), delete_by_time.events) AS upto,
+			(SELECT room FROM s) - count(*) AS room FROM gone_events
+	), old_audit AS MATERIALIZED (
+		SELECT a.id FROM idemq.audit a WHERE a.at >= delete_by_time.audit AND a.at <= audit_until
+		ORDER BY a.at LIMIT (SELECT room FROM e) FOR UPDATE SKIP LOCKED
+	), gone_audit AS (
+		DELETE FROM idemq.audit a USING old_audit o WHERE a.id = o.id RETURNING a.at
+	)
+	SELECT s.upto, e.upto, coalesce(a.upto, delete_by_time.audit), most - e.room + a.gone
+	FROM s, e, (SELECT max(at) AS upto, count(*) AS gone FROM gone_audit) a
+	$$;
+
 CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_apply_retention';
 COMMENT ON FUNCTION idemq.apply_retention(int)

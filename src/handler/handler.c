@@ -151,11 +151,6 @@ static void
 between_jobs(void)
 {
 	idemq_worker_idle_interrupts();
-	if (ConfigReloadPending)
-	{
-		ConfigReloadPending = false;
-		ProcessConfigFile(PGC_SIGHUP);
-	}
 	leaving = leaving || !idemq_worker || idemq_handler_must_leave() || jobs_done >= MAX_JOBS ||
 			  idemq_mono_now() - started_at > MAX_AGE;
 }

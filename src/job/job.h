@@ -229,7 +229,7 @@ extern bool idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueI
 extern LeaseTake idemq_lost_lease_renew(LostLeases *lost, const Job *job, const QueueInfo *queue,
 										int64 length);
 extern int64 idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *queue);
-extern void idemq_recover_some(const QueueInfo *queue, int budget);
+extern void idemq_recover_some(const QueueInfo *queue);
 extern bool idemq_recover_for_limits(const QueueInfo *queue);
 extern bool idemq_reap_some(const QueueInfo *queue);
 extern int64 idemq_reap_all(const QueueInfo *queue);
@@ -339,7 +339,7 @@ extern void idemq_claim_from_queue(ClaimCall *call);
 
 extern bool idemq_promote_wanted(const QueueInfo *queue);
 extern int idemq_promote_some(const QueueInfo *queue, int max);
-extern void idemq_promote_batch(const QueueInfo *queue, int max);
+extern void idemq_promote_batch(const QueueInfo *queue);
 extern bool idemq_promote_may_linger(void);
 extern void idemq_promote_later(const QueueInfo *queue, Datum name);
 extern bool idemq_promote_child(const QueueInfo *queue, int64 id);

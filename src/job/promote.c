@@ -396,11 +396,11 @@ idemq_promote_some(const QueueInfo *queue, int max)
  * transaction each.
  */
 void
-idemq_promote_batch(const QueueInfo *queue, int max)
+idemq_promote_batch(const QueueInfo *queue)
 {
 	CursorView line;
 
-	if (idemq_promote_some(queue, max) == 0)
+	if (idemq_promote_some(queue, PROMOTE_BATCH) == 0)
 		return;
 	idemq_cursor_read(queue->slot, queue->id, 1, &line);
 	may_linger |= line.ring.left >= LONG_LINE;

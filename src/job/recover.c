@@ -35,6 +35,7 @@
 
 /* Index entries that a claim scans for leases that memory lost. */
 #define RECOVERY_STEP 1000
+#define WORKER_STEP 20000
 
 typedef struct LostLease
 {
@@ -296,17 +297,17 @@ recover(const QueueInfo *queue, bool all)
 }
 
 /*
- * Does a step of the search for leases that memory lost, if there is one under
- * way: as many index entries as budget.
+ * Does a step of the search for leases that memory lost, if there is one under way: the
+ * worker's chore.
  */
 void
-idemq_recover_some(const QueueInfo *queue, int budget)
+idemq_recover_some(const QueueInfo *queue)
 {
 	RecoveryPoint point;
 
 	if (!idemq_slot_recovery_point(queue->slot, queue->id, false, &point))
 		return;
-	(void) recover_step(queue, &point, budget);
+	(void) recover_step(queue, &point, WORKER_STEP);
 	recovered_to(queue, &point);
 }
 

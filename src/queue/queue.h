@@ -282,7 +282,6 @@ extern void idemq_following_install(void);
  *		Counting the jobs of each queue by SQL.
  */
 
-extern void idemq_queue_counts_run(void);
 extern bool idemq_queue_counts_run_if_due(void);
 extern CountStart idemq_queue_counts_try(int64 *jobs);
 extern QueueCount *idemq_queue_counts_by_sql(int *ncounts);

@@ -135,18 +135,6 @@ idemq_queue_counts_try(int64 *jobs)
 }
 
 /*
- * Counts all jobs of this database, unless another session does: for the background
- * worker, in a transaction of its own, when idemq_counters_count_due_at() says so.
- */
-void
-idemq_queue_counts_run(void)
-{
-	int64 jobs;
-
-	(void) idemq_queue_counts_try(&jobs);
-}
-
-/*
  * For a caller that is about to count by SQL: makes the gauges known by it, when that
  * is due and can be done here; returns whether it did.
  */

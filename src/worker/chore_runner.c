@@ -26,6 +26,7 @@
 
 #include "base/base.h"
 #include "queue/queue.h"
+#include "shared/groups/groups.h"
 #include "shared/processes/processes.h"
 #include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
@@ -48,19 +49,13 @@ typedef struct Task
 	intptr_t queue_id; /* as wide as the pointer: a hash key without padding */
 } Task;
 
-typedef enum TaskResult
-{
-	TASK_DONE,
-	TASK_FAILED,
-	TASK_UNSEEN /* its queue is being created, or is gone */
-} TaskResult;
-
 /* A task that is put off for a while. */
 typedef struct Trouble
 {
 	Task task; /* hash key */
 	int failures;
-	bool unseen;	  /* until not_before, or until the queue's settings change */
+	/* Its queue is being created, or is gone: until not_before, or until its settings change. */
+	bool unseen;
 	uint64 settings;  /* as they were: idemq_version_of_queue() */
 	int64 not_before; /* mono */
 } Trouble;
@@ -86,50 +81,55 @@ error_context(void *arg)
 		errcontext("idemq worker, chore \"%s\"", doing);
 }
 
-/*
- * Sets for how long the next chore may wait for a lock: for what is left of the patience
- * of all.  Thus many queues that wait for the same lock keep the others waiting no longer
- * than one of them, and a tenth of the time from then on.
- */
+/* Runs a task in its transaction. */
 static void
-be_patient(void)
+run_task(const Task *task)
 {
-	int64 now = idemq_mono_now();
-	char value[16];
-	int left;
+	const Chore *chore = task->chore;
+	QueueInfo queue;
 
-	waited = Max(waited - (now - waited_at) / PATIENCE_SHARE, 0);
-	waited_at = now;
-	left = Max(IDEMQ_LOCK_PATIENCE - (int) (waited / 1000), 1);
-	if (left == LockTimeout)
+	/* A chore that comes due is not for a database that has begun to follow another. */
+	AcceptInvalidationMessages();
+	if (chore->kind > CHORE_FOLLOW && idemq_follows())
 		return;
-	snprintf(value, sizeof(value), "%d", left);
-	SetConfigOption("lock_timeout", value, PGC_SUSET, PGC_S_OVERRIDE);
-}
-
-/* Notes that a chore was refused a lock, for which it has waited. */
-static void
-note_wait(int64 time)
-{
-	waited = Min(waited + time, IDEMQ_LOCK_PATIENCE * INT64CONST(1000));
+	if (chore->run_for_all != NULL)
+		chore->run_for_all();
+	else if ((queue_seen = idemq_queue_by_id((int32) task->queue_id, &queue) && queue.slot != NULL))
+	{
+		strlcpy(doing_queue, queue.name, sizeof(doing_queue));
+		pgstat_report_activity(STATE_RUNNING, psprintf("%s of queue %s", doing, doing_queue));
+		chore->run(&queue);
+	}
 }
 
 /*
- * Runs a function in a transaction as the owner of idemq's tables; false, with
- * the error logged, when it failed.
+ * Runs a task in a transaction as the owner of idemq's tables; false, with the error logged, when
+ * it failed.
  */
 static bool
-in_transaction(ChoreKind kind, void (*function)(void *arg), void *arg)
+in_transaction(const Task *task)
 {
+	ChoreKind kind = task->chore->kind;
 	ErrorContextCallback callback = {error_context_stack, error_context, NULL};
 	Oid user;
 	int sec_context;
 	int64 started = idemq_mono_now();
+	int patience;
 	volatile bool done = false;
 
 	lock_refused = false;
+	queue_seen = true;
 	idemq_worker_beats();
-	be_patient();
+	/*
+	 * It may wait for a lock for what is left of the patience of all.  Thus many queues that wait
+	 * for the same lock keep the others waiting no longer than one of them, and a tenth of the
+	 * time from then on.
+	 */
+	waited = Max(waited - (started - waited_at) / PATIENCE_SHARE, 0);
+	waited_at = started;
+	patience = Max(IDEMQ_LOCK_PATIENCE - (int) (waited / 1000), 1);
+	if (patience != LockTimeout)
+		SetConfigOption("lock_timeout", psprintf("%d", patience), PGC_SUSET, PGC_S_OVERRIDE);
 	idemq_worker_begins_chore(kind);
 	doing = idemq_chore_names[kind];
 	doing_queue[0] = '\0';
@@ -142,7 +142,7 @@ in_transaction(ChoreKind kind, void (*function)(void *arg), void *arg)
 		GetUserIdAndSecContext(&user, &sec_context);
 		SetUserIdAndSecContext(idemq_oids()->owner, sec_context | SECURITY_LOCAL_USERID_CHANGE);
 		MemoryContextSwitchTo(chore_context);
-		function(arg);
+		run_task(task);
 		PopActiveSnapshot();
 		CommitTransactionCommand();
 		SetUserIdAndSecContext(user, sec_context);
@@ -160,7 +160,8 @@ in_transaction(ChoreKind kind, void (*function)(void *arg), void *arg)
 	PG_END_TRY();
 	idemq_worker_ends_chore(kind, done, idemq_mono_now() - started);
 	if (lock_refused)
-		note_wait(idemq_mono_now() - started);
+		waited += idemq_mono_now() - started;
+	waited = Min(waited, IDEMQ_LOCK_PATIENCE * INT64CONST(1000));
 	/* What a user's trigger has SET is not for the next chore. */
 	ResetAllOptions();
 	error_context_stack = callback.previous;
@@ -168,71 +169,6 @@ in_transaction(ChoreKind kind, void (*function)(void *arg), void *arg)
 	MemoryContextReset(chore_context);
 	pgstat_report_activity(STATE_IDLE, "");
 	return done;
-}
-
-static void
-run_task(void *arg)
-{
-	const Task *task = arg;
-	QueueInfo queue;
-
-	/* A chore that comes due is not for a database that has begun to follow another. */
-	AcceptInvalidationMessages();
-	if (task->chore->kind > CHORE_FOLLOW && idemq_follows())
-		return;
-	if (task->chore->run_for_all != NULL)
-	{
-		task->chore->run_for_all();
-		return;
-	}
-	queue_seen = idemq_queue_by_id((int32) task->queue_id, &queue) && queue.slot != NULL;
-	if (!queue_seen)
-		return;
-	strlcpy(doing_queue, queue.name, sizeof(doing_queue));
-	pgstat_report_activity(STATE_RUNNING, psprintf("%s of queue %s", doing, doing_queue));
-	task->chore->run(&queue);
-}
-
-/* Returns when (mono) a chore of a queue may be tried again; 0 for one without trouble. */
-static int64
-not_before(const Chore *chore, int32 queue_id)
-{
-	Task task = {chore, queue_id};
-	const Trouble *trouble = hash_search(troubles, &task, HASH_FIND, NULL);
-
-	if (trouble == NULL ||
-		(trouble->unseen && trouble->settings != idemq_version_of_queue(queue_id)))
-		return 0;
-	return trouble->not_before;
-}
-
-/*
- * Puts off a task that came to nothing for a while; forgets the trouble of one that is
- * done.  settings: as they were before it.
- */
-static void
-note_result(const Task *task, TaskResult result, uint64 settings)
-{
-	Trouble *trouble;
-	bool found;
-
-	if (result == TASK_DONE)
-	{
-		(void) hash_search(troubles, task, HASH_REMOVE, NULL);
-		return;
-	}
-	trouble = hash_search(troubles, task, HASH_ENTER, &found);
-	if (!found)
-		trouble->failures = 0;
-	trouble->not_before = idemq_mono_now() +
-						  (FAILED_PAUSE << Min(trouble->failures, lock_refused ? REFUSED_DOUBLINGS
-																			   : FAILED_DOUBLINGS));
-	trouble->unseen = result == TASK_UNSEEN;
-	trouble->settings = settings;
-	if (trouble->unseen)
-		trouble->not_before = idemq_mono_now() + UNSEEN_PAUSE;
-	else
-		trouble->failures++;
 }
 
 /*
@@ -243,13 +179,31 @@ bool
 idemq_chore_run(const Chore *chore, int32 queue_id)
 {
 	Task task = {chore, queue_id};
+	/* Before it runs: what changes meanwhile may be what it waits for. */
 	uint64 settings = idemq_version_of_queue(queue_id);
-	bool done;
+	bool done = in_transaction(&task);
+	Trouble *trouble;
+	bool found;
 
-	queue_seen = true;
-	done = in_transaction(chore->kind, run_task, &task);
-	note_result(&task, !done ? TASK_FAILED : queue_seen ? TASK_DONE : TASK_UNSEEN, settings);
-	return done && queue_seen;
+	if (done && queue_seen)
+	{
+		(void) hash_search(troubles, &task, HASH_REMOVE, NULL);
+		return true;
+	}
+	trouble = hash_search(troubles, &task, HASH_ENTER, &found);
+	if (!found)
+		trouble->failures = 0;
+	trouble->unseen = done;
+	trouble->settings = settings;
+	trouble->not_before = idemq_mono_now();
+	if (done)
+		trouble->not_before += UNSEEN_PAUSE;
+	else
+		trouble->not_before += FAILED_PAUSE
+							   << Min(trouble->failures,
+									  lock_refused ? REFUSED_DOUBLINGS : FAILED_DOUBLINGS);
+	trouble->failures += !done;
+	return false;
 }
 
 /*
@@ -259,16 +213,20 @@ idemq_chore_run(const Chore *chore, int32 queue_id)
 int64
 idemq_chore_due_at(const Chore *chore, const SlotView *view)
 {
-	bool is_asked = (chore->run != NULL) == (view != NULL);
-	int64 when = PG_INT64_MAX;
-	int64 allowed;
+	Task task = {chore, view == NULL ? 0 : view->queue_id};
+	const Trouble *trouble;
+	int64 when;
 
-	if (is_asked)
-		when = chore->due_at != NULL ? chore->due_at(view) : idemq_due_at(view->slot, chore->due);
+	if ((chore->run != NULL) != (view != NULL))
+		return PG_INT64_MAX;
+	when = chore->due_at != NULL ? chore->due_at(view) : idemq_due_at(view->slot, chore->due);
 	if (when == PG_INT64_MAX)
 		return when;
-	allowed = not_before(chore, view == NULL ? 0 : view->queue_id);
-	return Max(when, allowed);
+	trouble = hash_search(troubles, &task, HASH_FIND, NULL);
+	if (trouble == NULL ||
+		(trouble->unseen && trouble->settings != idemq_version_of_queue((int32) task.queue_id)))
+		return when;
+	return Max(when, trouble->not_before);
 }
 
 /*
@@ -284,8 +242,8 @@ idemq_chore_run_if_due(const Chore *chore, const SlotView *view)
 
 	if (when > idemq_mono_now())
 		return when;
-	if (chore->begin != NULL)
-		chore->begin(view);
+	if (chore->is_round)
+		idemq_round_begin(view->slot);
 	/* Before the transaction: what comes later notes itself. */
 	if (chore->takes)
 		(void) idemq_due_take(view->slot, chore->due);
@@ -293,6 +251,8 @@ idemq_chore_run_if_due(const Chore *chore, const SlotView *view)
 	/* Nobody else knows that time any more. */
 	if (chore->takes && !done)
 		idemq_due_by(view->slot, chore->due, 0);
+	if (chore->is_round)
+		idemq_round_end(view->slot);
 	if (chore->ended != NULL)
 		chore->ended(view, done);
 	/*

@@ -16,15 +16,23 @@
  *
  * A chore of one queue is a transaction of its own (worker/chore_runner.c), of a slice
  * at most (base/base.h), though never less than one job.  Queues have turns, in the order in
- * which they came due (worker/turns.c): a queue with much to do keeps another waiting for two
+ * which they came due: a queue with much to do keeps another waiting for two
  * slices, and for one job of its own, however large its leases, their payloads or their number.
  *
  * What is due of a queue is looked at when its slot is marked (shared/sleepers/due_slots.c) and
  * after its turn; in between the heap of turns knows the time.  So neither a wake-up nor a
  * turn costs more where there are more queues, of this database or of others.
+ *
+ * A queue that is due stands in that heap where its time has put it, though not before the worker's
+ * last look, when it was not due yet: no tenant's work goes before what was due earlier.  A
+ * queue that has had its turn and has more to do goes to the back, so each of n queues that
+ * are due has its next turn after n - 1 turns of others, and a turn is bounded.  The heap is memory
+ * of this process, a node for each slot; nothing there is linear in queues but its beginning.
  */
 #include "postgres.h"
 
+#include "lib/pairingheap.h"
+#include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 #include "base/base.h"
@@ -38,14 +46,8 @@
 #include "shared/slots/slots.h"
 #include "worker/worker.h"
 
-/* Index entries that one step of recovery scans. */
-#define RECOVER_STEP 20000
-/* Groups that one step of promotion gives a head. */
-#define PROMOTE_STEP 256
 /* A count that was not completed is tried again after that. */
 #define COUNT_PAUSE (10 * USECS_PER_SEC)
-/* News of a queue that is being created are tried again after that, with those of all others. */
-#define UNSENT_PAUSE (USECS_PER_SEC / 10)
 /* Statistics are reported that long after what they count: PostgreSQL would have 10 s. */
 #define REPORT_DELAY USECS_PER_SEC
 
@@ -56,65 +58,24 @@
 /* What could not be read when a round began is read again after that. */
 #define LOOK_PAUSE USECS_PER_SEC
 
-/* When the last NOTIFY was sent, and when the next one and a count may be tried (mono). */
-static int64 notified_at = 0;
-static int64 next_notify = 0;
+/* When (mono) a count may be tried. */
 static int64 next_count = 0;
 /* When (mono) marks of slots were taken last. */
 static int64 looked_at = 0;
 /* When (mono) to look again whether this database follows another; PG_INT64_MAX: it is known. */
 static int64 next_look = 0;
 
-static void
-recover(const QueueInfo *queue)
+/* The turn of one slot. */
+typedef struct Turn
 {
-	idemq_recover_some(queue, RECOVER_STEP);
-}
+	pairingheap_node node;
+	int64 due;	/* mono */
+	bool waits; /* it is in the heap */
+	int stage;	/* of its next turn, where the last was cut short */
+} Turn;
 
-static void
-promote(const QueueInfo *queue)
-{
-	idemq_promote_batch(queue, PROMOTE_STEP);
-}
-
-static void
-promote_begins(const SlotView *view)
-{
-	idemq_round_begin(view->slot);
-}
-
-static void
-promote_ended(const SlotView *view, bool done)
-{
-	idemq_round_end(view->slot);
-}
-
-/*
- * Just after a NOTIFY the worker comes again by itself, so that a busy queue need not
- * wake it each time.
- */
-static int64
-notify_due_at(const SlotView *view)
-{
-	int64 next = notified_at + idemq_notify_delay * INT64CONST(1000);
-
-	if (!idemq_notify_waiting())
-		return idemq_mono_now() < next ? next : PG_INT64_MAX;
-	return Max(next, next_notify);
-}
-
-static void
-notify_begins(const SlotView *view)
-{
-	notified_at = idemq_mono_now();
-}
-
-static void
-notify_ended(const SlotView *view, bool done)
-{
-	if (!idemq_notify_ended(done))
-		next_notify = notified_at + UNSENT_PAUSE;
-}
+static Turn *turns = NULL;
+static pairingheap *heap = NULL;
 
 static int64
 count_due_at(const SlotView *view)
@@ -124,41 +85,33 @@ count_due_at(const SlotView *view)
 	return Max(due_at, next_count);
 }
 
+/* Counts all jobs, unless another session does; has that done again if it came to nothing. */
 static void
-count_ended(const SlotView *view, bool done)
+count_jobs(void)
 {
+	int64 jobs;
+
+	(void) idemq_queue_counts_try(&jobs);
 	if (idemq_counters_count_due_at() <= idemq_mono_now())
 		next_count = idemq_mono_now() + COUNT_PAUSE;
 }
 
-static int64
-purge_due_at(const SlotView *view)
-{
-	return idemq_retention_due_at();
-}
-
-static void
-purge_ended(const SlotView *view, bool done)
-{
-	idemq_retention_ended(done);
-}
-
 /* In the order of a turn; whether a chore is of each queue or of all is said by what it runs. */
 static const Chore chores[] = {
-	{CHORE_PROMOTE, DUE_GROUPS, .run = promote, .begin = promote_begins, .ended = promote_ended},
+	{CHORE_PROMOTE, DUE_GROUPS, .run = idemq_promote_batch, .is_round = true},
 	{CHORE_REAP, DUE_LEASE, .run = idemq_reap_expired},
-	{CHORE_RECOVER, DUE_RECOVERY, .run = recover},
+	{CHORE_RECOVER, DUE_RECOVERY, .run = idemq_recover_some},
 	{CHORE_DUE, DUE_READY, true, .run = idemq_due},
 	{CHORE_REMIND, DUE_SIGNAL, true, .run = idemq_remind},
 	{CHORE_EXPIRE, .due_at = idemq_expire_due_at, .run = idemq_expire_some,
 	 .ended = idemq_expire_ended},
 	{CHORE_HANDLE, DUE_HANDLER, true, .due_at = idemq_handle_due_at, .run = idemq_handle},
 	{CHORE_TICK, .due_at = idemq_tick_due_at, .run_for_all = idemq_tick_some},
-	{CHORE_NOTIFY, .due_at = notify_due_at, .run_for_all = idemq_notify_send,
-	 .begin = notify_begins, .ended = notify_ended},
-	{CHORE_COUNT_JOBS, .due_at = count_due_at, .run_for_all = idemq_queue_counts_run,
-	 .ended = count_ended},
-	{CHORE_PURGE, .due_at = purge_due_at, .run_for_all = idemq_retention_run, .ended = purge_ended},
+	{CHORE_NOTIFY, .due_at = idemq_notify_due_at, .run_for_all = idemq_notify_send,
+	 .ended = idemq_notify_ended},
+	{CHORE_COUNT_JOBS, .due_at = count_due_at, .run_for_all = count_jobs},
+	{CHORE_PURGE, .due_at = idemq_retention_due_at, .run_for_all = idemq_retention_run,
+	 .ended = idemq_retention_ended},
 };
 #define CHORES ((int) lengthof(chores))
 
@@ -168,21 +121,51 @@ static const Chore discover_chore = {CHORE_DISCOVER, .run_for_all = idemq_queues
 /* Reads whether the database follows another, and has that last; runs when it may have changed. */
 static const Chore look_up_chore = {CHORE_FOLLOW, .run_for_all = idemq_follow_note_subscription};
 
-/* Does what is due for all queues at once; lowers *next to when (mono) to come again. */
-static void
-do_for_all(int64 *next)
+/* The greatest of a pairing heap comes first. */
+static int
+compare_turns(const pairingheap_node *a, const pairingheap_node *b, void *arg)
 {
-	for (int i = 0; i < CHORES; i++)
-	{
-		int64 when = idemq_chore_run_if_due(&chores[i], NULL);
+	int64 due_a = pairingheap_const_container(Turn, node, a)->due;
+	int64 due_b = pairingheap_const_container(Turn, node, b)->due;
 
-		*next = Min(*next, when);
-	}
+	return due_a < due_b ? 1 : due_a > due_b ? -1 : 0;
 }
 
-/* Gives a queue its turn, when the first of its chores is due; notes what there is to notify. */
+/*
+ * Gives a slot a turn at a time (mono); PG_INT64_MAX: none.  since: it was not due before,
+ * whatever its times say.  One that has waited for its turn since it came due keeps its place.
+ */
 static void
-plan(const SlotView *view, int64 since)
+put_turn(int slot, int64 due, int64 since)
+{
+	Turn *turn = &turns[slot];
+	int64 now = idemq_mono_now();
+
+	if (turn->waits && turn->due <= now && due <= now)
+		return;
+	if (turn->waits)
+		pairingheap_remove(heap, &turn->node);
+	turn->waits = due < PG_INT64_MAX;
+	turn->due = Max(due, since);
+	if (turn->waits)
+		pairingheap_add(heap, &turn->node);
+}
+
+/* Returns when (mono) the next turn is; PG_INT64_MAX: there is none. */
+static int64
+next_turn(void)
+{
+	if (pairingheap_is_empty(heap))
+		return PG_INT64_MAX;
+	return pairingheap_container(Turn, node, pairingheap_first(heap))->due;
+}
+
+/*
+ * Gives a queue its turn, when the first of its chores is due, though not before *since (mono), a
+ * time when it was not; notes what there is to notify.
+ */
+static void
+plan(const SlotView *view, void *since)
 {
 	int64 due = PG_INT64_MAX;
 
@@ -193,13 +176,7 @@ plan(const SlotView *view, int64 since)
 
 		due = Min(due, when);
 	}
-	idemq_turns_put(idemq_slot_index(view->slot), due, since);
-}
-
-static void
-plan_each(const SlotView *view, void *arg)
-{
-	plan(view, looked_at);
+	put_turn(idemq_slot_index(view->slot), due, *(int64 *) since);
 }
 
 /* Visits a slot whose times have changed. */
@@ -209,9 +186,9 @@ plan_marked(int slot, void *arg)
 	SlotView view;
 
 	if (idemq_slot_view(slot, MyDatabaseId, &view))
-		plan(&view, looked_at);
+		plan(&view, &looked_at);
 	else
-		idemq_turns_put(slot, PG_INT64_MAX, 0);
+		put_turn(slot, PG_INT64_MAX, 0);
 }
 
 /*
@@ -230,7 +207,7 @@ plan_changed(void)
 	if (all || moved >= CLOCK_MOVED)
 	{
 		offset = offset_now;
-		idemq_for_each_slot(MyDatabaseId, plan_each, NULL);
+		idemq_for_each_slot(MyDatabaseId, plan, &looked_at);
 	}
 	looked_at = now;
 }
@@ -240,11 +217,14 @@ plan_changed(void)
  * has taken a slice; then the queue goes on with that chore when its turn comes again.
  */
 static void
-take_turn(int slot, int first)
+take_turn(int slot)
 {
+	int first = turns[slot].stage;
+	int64 now;
 	SlotView view;
 	Slice slice;
 
+	turns[slot].stage = 0;
 	idemq_slice_begin(&slice, SLICE_OF_CHORE);
 	for (int i = 0; i < CHORES; i++)
 	{
@@ -253,12 +233,13 @@ take_turn(int slot, int first)
 		(void) idemq_chore_run_if_due(&chores[(first + i) % CHORES], &view);
 		if (idemq_slice_is_over(&slice))
 		{
-			idemq_turns_cut(slot, (first + i + 1) % CHORES);
+			turns[slot].stage = (first + i + 1) % CHORES;
 			break;
 		}
 	}
+	now = idemq_mono_now();
 	if (idemq_slot_view(slot, MyDatabaseId, &view))
-		plan(&view, idemq_mono_now());
+		plan(&view, &now);
 }
 
 /*
@@ -270,21 +251,28 @@ do_turns(void)
 {
 	int64 until = idemq_mono_now() + ROUND_TIME;
 	int64 next = PG_INT64_MAX;
-	int slot;
-	int stage;
 
 	plan_changed();
-	while (idemq_turns_take(idemq_mono_now(), &slot, &stage))
+	while (next_turn() <= idemq_mono_now())
 	{
+		Turn *turn = pairingheap_container(Turn, node, pairingheap_remove_first(heap));
+
+		turn->waits = false;
 		/* What it makes due of its own queue, or of others, is planned before the sleep. */
 		next = 0;
-		take_turn(slot, stage);
+		take_turn((int) (turn - turns));
 		plan_changed();
 		if (idemq_mono_now() >= until)
 			break;
 	}
-	do_for_all(&next);
-	return Min(next, idemq_turns_next());
+	for (int i = 0; i < CHORES; i++)
+	{
+		int64 when = idemq_chore_run_if_due(&chores[i], NULL);
+
+		next = Min(next, when);
+	}
+	until = next_turn();
+	return Min(next, until);
 }
 
 /* Makes all chores of a queue due, whatever a former worker knew of it. */
@@ -310,8 +298,16 @@ begin(void)
 	idemq_log_recovery_begins();
 	idemq_for_each_slot(MyDatabaseId, make_due, NULL);
 	idemq_tick_begin();
-	idemq_turns_begin();
-	idemq_for_each_slot(MyDatabaseId, plan_each, NULL);
+	if (turns == NULL)
+	{
+		turns = MemoryContextAllocHuge(TopMemoryContext, sizeof(Turn) * (Size) idemq_max_queues);
+		heap = MemoryContextAllocZero(TopMemoryContext, sizeof(pairingheap));
+		heap->ph_compare = compare_turns;
+	}
+	/* No slot has a turn. */
+	memset(turns, 0, sizeof(Turn) * (Size) idemq_max_queues);
+	pairingheap_reset(heap);
+	idemq_for_each_slot(MyDatabaseId, plan, &looked_at);
 	return true;
 }
 

@@ -66,23 +66,19 @@ static SqlStatement blocked_jobs =
 			 "AND expires_at IS NOT NULL ORDER BY expires_at, id LIMIT $2",
 	 .types = {INT4OID, INT8OID}};
 
+/* Returns what is known of a queue's scans. */
 static ExpireScan *
-find_scan(int32 queue_id, bool make)
+scan_of(int32 queue_id)
 {
 	HASHCTL info = {.keysize = sizeof(int32), .entrysize = sizeof(ExpireScan)};
 	ExpireScan *scan;
 	bool found;
 
-	if (scans == NULL && !make)
-		return NULL;
 	if (scans == NULL)
 		scans = hash_create("idemq scans for expired jobs", 16, &info, HASH_ELEM | HASH_BLOBS);
-	scan = hash_search(scans, &queue_id, make ? HASH_ENTER : HASH_FIND, &found);
-	if (make && !found)
-	{
-		memset(scan, 0, sizeof(*scan));
-		scan->queue_id = queue_id;
-	}
+	scan = hash_search(scans, &queue_id, HASH_ENTER, &found);
+	if (!found)
+		*scan = (ExpireScan){.queue_id = queue_id};
 	return scan;
 }
 
@@ -90,12 +86,10 @@ find_scan(int32 queue_id, bool make)
 int64
 idemq_expire_due_at(const SlotView *view)
 {
-	const ExpireScan *scan = find_scan(view->queue_id, false);
+	const ExpireScan *scan = scan_of(view->queue_id);
 	int64 due = idemq_due_at(view->slot, DUE_EXPIRY);
 
-	if (scan != NULL && scan->under_way)
-		return 0;
-	return scan == NULL ? due : Max(due, scan->not_before);
+	return scan->under_way ? 0 : Max(due, scan->not_before);
 }
 
 /* Cancels a fetched job that was not claimed in time; returns whether it did. */
@@ -119,39 +113,38 @@ expire(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const Job *jo
 	return write == JOB_WRITTEN;
 }
 
-/* Goes on in one priority until its end, or the slice's; counts down *entries and *jobs. */
+/* Goes on until the end of the queue's part of the index, or of the step. */
 static void
-scan_on(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const Slice *slice,
-		int *entries, int *jobs)
+scan_on(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const Slice *slice)
 {
-	bool more = true;
+	int entries = 0;
+	int jobs = 0;
 	bool over = false;
 	ReadyKey key;
 	Job job;
 
-	idemq_jobs_scan_begin(table, queue->id, scan->priority, scan->from, READY_KEY_MAX);
-	while (*entries > 0 && *jobs > 0 && !over)
+	while (!over && scan->priority < IDEMQ_PRIORITIES)
 	{
-		bool cancelled;
+		idemq_jobs_scan_begin(table, queue->id, scan->priority, scan->from, READY_KEY_MAX);
+		while (!over && idemq_jobs_scan_next(table, &key))
+		{
+			bool cancelled;
 
-		CHECK_FOR_INTERRUPTS();
-		more = idemq_jobs_scan_next(table, &key);
-		if (!more)
-			break;
-		cancelled = idemq_jobs_scan_row(table, &job) && expire(scan, table, queue, &job);
-		*jobs -= cancelled;
-		(*entries)--;
-		over = (cancelled || *entries % LOOK_EVERY == 0) && idemq_slice_is_over(slice);
-		scan->from = ready_key_after(key);
+			CHECK_FOR_INTERRUPTS();
+			cancelled = idemq_jobs_scan_row(table, &job) && expire(scan, table, queue, &job);
+			jobs += cancelled;
+			entries++;
+			scan->from = ready_key_after(key);
+			over = jobs == STEP_JOBS || entries == STEP_ENTRIES ||
+				   ((cancelled || entries % LOOK_EVERY == 0) && idemq_slice_is_over(slice));
+		}
+		idemq_jobs_scan_end(table);
+		if (!over)
+		{
+			scan->priority++;
+			scan->from = READY_KEY_MIN;
+		}
 	}
-	idemq_jobs_scan_end(table);
-	if (!more)
-	{
-		scan->priority++;
-		scan->from = READY_KEY_MIN;
-	}
-	else
-		*entries = 0;
 }
 
 /*
@@ -205,10 +198,8 @@ expire_blocked(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const
 void
 idemq_expire_some(const QueueInfo *queue)
 {
-	ExpireScan *scan = find_scan(queue->id, true);
+	ExpireScan *scan = scan_of(queue->id);
 	int64 started = idemq_mono_now();
-	int entries = STEP_ENTRIES;
-	int jobs = STEP_JOBS;
 	JobsTable table;
 	Slice slice;
 
@@ -223,8 +214,7 @@ idemq_expire_some(const QueueInfo *queue)
 		(void) idemq_due_take(queue->slot, DUE_EXPIRY);
 	}
 	idemq_jobs_open(&table);
-	while (entries > 0 && jobs > 0 && scan->priority < IDEMQ_PRIORITIES)
-		scan_on(scan, &table, queue, &slice, &entries, &jobs);
+	scan_on(scan, &table, queue, &slice);
 	if (scan->priority == IDEMQ_PRIORITIES)
 		expire_blocked(scan, &table, queue, &slice);
 	idemq_jobs_close(&table);
@@ -235,11 +225,9 @@ idemq_expire_some(const QueueInfo *queue)
 void
 idemq_expire_ended(const SlotView *view, bool done)
 {
-	ExpireScan *scan = find_scan(view->queue_id, false);
+	ExpireScan *scan = scan_of(view->queue_id);
 
-	if (scan == NULL || !scan->under_way)
-		return;
-	if (done && scan->priority < IDEMQ_PRIORITIES)
+	if (!scan->under_way || (done && scan->priority < IDEMQ_PRIORITIES))
 		return;
 	scan->under_way = false;
 	idemq_due_by(view->slot, DUE_EXPIRY, done ? scan->next : 0);

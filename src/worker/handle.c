@@ -61,57 +61,41 @@ idemq_handle_due_at(const SlotView *view)
 	return due;
 }
 
-/* Counts the crash of a former server in the middle of the handler's jobs, if there was one. */
-static void
-note_crash(const QueueInfo *queue, HandlerInfo *info)
+/* Returns what the postmaster is to know of a process: it ends once, unless that is changed. */
+BackgroundWorker
+idemq_process_of_ours(const char *function, const char *name)
 {
-	uint32 crashed = pg_atomic_read_u32(&queue->slot->handler_crashed);
-	Datum values[] = {Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now()),
-					  Int32GetDatum(HANDLER_MAX_CRASHES),
-					  Int32GetDatum(crashed > 1 ? HANDLER_MAX_CRASHES : 0)};
+	BackgroundWorker worker = {
+		.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION,
+		.bgw_start_time = BgWorkerStart_RecoveryFinished,
+		.bgw_restart_time = BGW_NEVER_RESTART,
+		.bgw_library_name = IDEMQ_LIBRARY,
+	};
 
-	if (crashed == 0)
-		return;
-	(void) idemq_spi_do(&count_crash, values, NULL);
-	CommandCounterIncrement();
-	ForceSyncCommit();
-	pg_atomic_write_u32(&queue->slot->handler_crashed, 0);
-	(void) idemq_handler_read(queue->id, info);
-}
-
-/* Asks the postmaster for the process of a ticket; returns whether it has a place for one. */
-static bool
-start(const HandlerTicket *ticket)
-{
-	BackgroundWorker worker = {0};
-
-	StaticAssertStmt(sizeof(*ticket) <= sizeof(worker.bgw_extra), "a ticket is too long");
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
-	worker.bgw_restart_time = BGW_NEVER_RESTART;
-	strlcpy(worker.bgw_library_name, IDEMQ_LIBRARY, sizeof(worker.bgw_library_name));
-	strlcpy(worker.bgw_function_name, "idemq_handler_main", sizeof(worker.bgw_function_name));
-	strlcpy(worker.bgw_name, IDEMQ_HANDLER_WORKER, sizeof(worker.bgw_name));
-	strlcpy(worker.bgw_type, IDEMQ_HANDLER_WORKER, sizeof(worker.bgw_type));
-	memcpy(worker.bgw_extra, ticket, sizeof(*ticket));
-	return RegisterDynamicBackgroundWorker(&worker, NULL);
+	strlcpy(worker.bgw_function_name, function, sizeof(worker.bgw_function_name));
+	strlcpy(worker.bgw_name, name, sizeof(worker.bgw_name));
+	strlcpy(worker.bgw_type, name, sizeof(worker.bgw_type));
+	return worker;
 }
 
 /* Starts a process if one is wanted; returns when (mono) to look again. */
 static int64
 start_one(const QueueInfo *queue, const HandlerInfo *info)
 {
+	BackgroundWorker worker = idemq_process_of_ours("idemq_handler_main", IDEMQ_HANDLER_WORKER);
 	HandlerTicket ticket = {.key = {MyDatabaseId, queue->id}};
 	HandlerTarget target;
 	char *why = idemq_handler_resolve(info, &target);
 	int64 again;
 
+	StaticAssertStmt(sizeof(ticket) <= sizeof(worker.bgw_extra), "a ticket is too long");
 	if (why != NULL)
 		return idemq_handler_refuse(ticket.key, why);
 	ticket.role = target.role;
 	if (idemq_handler_reserve(queue->slot, info->workers, &ticket, &again) != HANDLER_RESERVED)
 		return again;
-	if (start(&ticket))
+	memcpy(worker.bgw_extra, &ticket, sizeof(ticket));
+	if (RegisterDynamicBackgroundWorker(&worker, NULL))
 		return again;
 	idemq_handler_unreserve(queue->slot, &ticket);
 	ereport(LOG, (errmsg("idemq cannot start a process for the handler of queue \"%s\": all %d of "
@@ -128,6 +112,7 @@ idemq_handle(const QueueInfo *queue)
 	HandlerKey key = {MyDatabaseId, queue->id};
 	HandlerInfo info;
 	TimestampTz next_due;
+	uint32 crashed = pg_atomic_read_u32(&queue->slot->handler_crashed);
 	bool held;
 
 	if (!idemq_handler_read(queue->id, &info))
@@ -138,7 +123,19 @@ idemq_handle(const QueueInfo *queue)
 		return;
 	}
 	idemq_handler_note_set(key, info.set_at);
-	note_crash(queue, &info);
+	/* A former server crashed in the middle of its jobs. */
+	if (crashed > 0)
+	{
+		Datum values[] = {Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now()),
+						  Int32GetDatum(HANDLER_MAX_CRASHES),
+						  Int32GetDatum(crashed > 1 ? HANDLER_MAX_CRASHES : 0)};
+
+		(void) idemq_spi_do(&count_crash, values, NULL);
+		CommandCounterIncrement();
+		ForceSyncCommit();
+		pg_atomic_write_u32(&queue->slot->handler_crashed, 0);
+		(void) idemq_handler_read(queue->id, &info);
+	}
 	idemq_handler_settle(queue->slot, key, info.stopped ? 0 : info.workers);
 	if (info.stopped || idemq_queue_is_paused(queue) || !idemq_ready_check(queue, &next_due, &held))
 		return;

@@ -56,13 +56,6 @@ static Start *starts;
 static List *to_visit = NIL;	 /* of database OIDs */
 static int64 next_complaint = 0; /* mono */
 
-/* Returns whether a worker could connect to a database. */
-static bool
-is_open(Form_pg_database database)
-{
-	return database->datallowconn && !compat_database_is_invalid(database);
-}
-
 /*
  * Lists the databases in which a worker could find the extension, without templates;
  * or only the given one, which may be a template.  By a scan: the invalidations of a DROP
@@ -85,7 +78,7 @@ list_databases(Oid only)
 		Form_pg_database database = (Form_pg_database) GETSTRUCT(tuple);
 		MemoryContext old;
 
-		if (!is_open(database) ||
+		if (!database->datallowconn || compat_database_is_invalid(database) ||
 			(OidIsValid(only) ? database->oid != only : database->datistemplate))
 			continue;
 		old = MemoryContextSwitchTo(context);
@@ -99,24 +92,6 @@ list_databases(Oid only)
 	return databases;
 }
 
-/* Says, not too often, that no more background workers can be started. */
-static void
-complain_about_slots(void)
-{
-	int64 now = idemq_mono_now();
-
-	if (now < next_complaint)
-		return;
-	next_complaint = now + COMPLAIN_INTERVAL;
-	ereport(WARNING, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-					  errmsg("idemq cannot start a background worker: all %d are in use",
-							 max_worker_processes),
-					  errdetail("Until it can, claims take back expired leases themselves, and "
-								"there are no NOTIFYs in some database."),
-					  errhint("Increase max_worker_processes (one for idemq's launcher and one for "
-							  "each database with idemq) and restart the server.")));
-}
-
 /*
  * Asks the postmaster for the worker of a place on the board.  It is noted first, and the
  * database looked for after that: one that is dropped from then on takes the note back.
@@ -124,7 +99,7 @@ complain_about_slots(void)
 static void
 start_worker(WorkerPlace *place)
 {
-	BackgroundWorker worker = {0};
+	BackgroundWorker worker = idemq_process_of_ours("idemq_worker_main", "idemq worker");
 	Start *start = &starts[place->index];
 	MemoryContext old;
 	bool registered;
@@ -136,14 +111,7 @@ start_worker(WorkerPlace *place)
 		idemq_worker_forget(place);
 		return;
 	}
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
-	worker.bgw_restart_time = BGW_NEVER_RESTART;
 	worker.bgw_notify_pid = MyProcPid;
-	strlcpy(worker.bgw_library_name, IDEMQ_LIBRARY, sizeof(worker.bgw_library_name));
-	strlcpy(worker.bgw_function_name, "idemq_worker_main", sizeof(worker.bgw_function_name));
-	strlcpy(worker.bgw_name, "idemq worker", sizeof(worker.bgw_name));
-	strlcpy(worker.bgw_type, "idemq worker", sizeof(worker.bgw_type));
 	worker.bgw_main_arg = Int32GetDatum(place->index);
 	memcpy(worker.bgw_extra, &place->serial, sizeof(place->serial));
 	start->asked_at = idemq_mono_now();
@@ -153,35 +121,19 @@ start_worker(WorkerPlace *place)
 	old = MemoryContextSwitchTo(TopMemoryContext); /* the handle is for later rounds */
 	registered = RegisterDynamicBackgroundWorker(&worker, &start->handle);
 	MemoryContextSwitchTo(old);
-	if (!registered)
-	{
-		complain_about_slots();
-		idemq_worker_start_failed(place->index, START_RETRY);
-	}
-}
-
-/* Notes the workers that were asked for and ended before they attached; returns how many wait. */
-static int
-check_starts(void)
-{
-	WorkerPlace *places = palloc(max_worker_processes * sizeof(WorkerPlace));
-	int count = idemq_workers_list(true, places, max_worker_processes);
-	int waiting = 0;
-
-	for (int i = 0; i < count; i++)
-	{
-		Start *start = &starts[places[i].index];
-		pid_t pid;
-		bool ended = start->handle != NULL &&
-					 GetBackgroundWorkerPid(start->handle, &pid) == BGWH_STOPPED;
-
-		if (ended || idemq_mono_now() > start->asked_at + START_PATIENCE)
-			idemq_worker_start_failed(places[i].index, START_RETRY);
-		else
-			waiting++;
-	}
-	pfree(places);
-	return waiting;
+	if (registered)
+		return;
+	idemq_worker_start_failed(place->index, START_RETRY);
+	if (start->asked_at < next_complaint)
+		return;
+	next_complaint = start->asked_at + COMPLAIN_INTERVAL;
+	ereport(WARNING, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+					  errmsg("idemq cannot start a background worker: all %d are in use",
+							 max_worker_processes),
+					  errdetail("Until it can, claims take back expired leases themselves, and "
+								"there are no NOTIFYs in some database."),
+					  errhint("Increase max_worker_processes (one for idemq's launcher and one for "
+							  "each database with idemq) and restart the server.")));
 }
 
 /*
@@ -192,10 +144,25 @@ static int64
 start_workers(void)
 {
 	WorkerPlace *places = palloc(max_worker_processes * sizeof(WorkerPlace));
-	int starting = check_starts();
-	int64 next = starting > 0 ? idemq_mono_now() + START_RETRY : PG_INT64_MAX;
-	int count;
+	int count = idemq_workers_list(true, places, max_worker_processes);
+	int64 next = PG_INT64_MAX;
+	int starting = 0;
 
+	/* Those that were asked for: one that ended before it attached, or never came, is not waited for. */
+	for (int i = 0; i < count; i++)
+	{
+		Start *start = &starts[places[i].index];
+		pid_t pid;
+		bool ended = start->handle != NULL &&
+					 GetBackgroundWorkerPid(start->handle, &pid) == BGWH_STOPPED;
+
+		if (ended || idemq_mono_now() > start->asked_at + START_PATIENCE)
+			idemq_worker_start_failed(places[i].index, START_RETRY);
+		else
+			starting++;
+	}
+	if (starting > 0)
+		next = idemq_mono_now() + START_RETRY;
 	while (to_visit != NIL && starting < MAX_STARTING)
 	{
 		if (!idemq_worker_want(linitial_oid(to_visit)))
@@ -221,15 +188,6 @@ start_workers(void)
 	return next;
 }
 
-/* Has all databases visited. */
-static void
-visit_all(void)
-{
-	MemoryContextSwitchTo(TopMemoryContext);
-	list_free(to_visit);
-	to_visit = list_databases(InvalidOid);
-}
-
 /* Main function of the launcher. */
 void
 idemq_launcher_main(Datum arg)
@@ -251,25 +209,20 @@ idemq_launcher_main(Datum arg)
 	for (;;)
 	{
 		int64 next = PG_INT64_MAX;
-		int64 left;
 
+		/* Has all databases visited. */
 		if (idemq_worker && !was_on)
-			visit_all();
+		{
+			MemoryContextSwitchTo(TopMemoryContext);
+			list_free(to_visit);
+			to_visit = list_databases(InvalidOid);
+		}
 		was_on = idemq_worker;
 		MemoryContextSwitchTo(context);
 		if (idemq_worker)
 			next = start_workers();
 		MemoryContextReset(context);
-		left = next == PG_INT64_MAX ? -1 : Max(next - idemq_mono_now() + 999, 0) / 1000;
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | (left >= 0 ? WL_TIMEOUT : 0),
-						 left, compat_wait_event_launcher());
-		ResetLatch(MyLatch);
-		idemq_worker_idle_interrupts();
-		if (ConfigReloadPending)
-		{
-			ConfigReloadPending = false;
-			ProcessConfigFile(PGC_SIGHUP);
-		}
+		idemq_worker_sleep(next, compat_wait_event_launcher());
 	}
 }
 
@@ -277,16 +230,10 @@ idemq_launcher_main(Datum arg)
 void
 idemq_launcher_install(void)
 {
-	BackgroundWorker worker = {0};
+	BackgroundWorker worker = idemq_process_of_ours("idemq_launcher_main", "idemq launcher");
 
 	if (IsBinaryUpgrade)
 		return;
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
 	worker.bgw_restart_time = 1;
-	strlcpy(worker.bgw_library_name, IDEMQ_LIBRARY, sizeof(worker.bgw_library_name));
-	strlcpy(worker.bgw_function_name, "idemq_launcher_main", sizeof(worker.bgw_function_name));
-	strlcpy(worker.bgw_name, "idemq launcher", sizeof(worker.bgw_name));
-	strlcpy(worker.bgw_type, "idemq launcher", sizeof(worker.bgw_type));
 	RegisterBackgroundWorker(&worker);
 }

@@ -32,6 +32,9 @@
 #include "shared/slots/slots.h"
 #include "worker/worker.h"
 
+/* News of a queue that is being created are tried again after that, with those of all others. */
+#define UNSENT_PAUSE (USECS_PER_SEC / 10)
+
 /* What there is to send for a queue, as it was read before the NOTIFY. */
 typedef struct QueueNews
 {
@@ -46,12 +49,9 @@ static MemoryContext news_context = NULL;
 static List *unsent = NIL; /* of QueueNews, between idemq_notify_send and idemq_notify_ended */
 /* Slots, by index, of which there was something to send when they were looked at. */
 static Bitmapset *with_news = NULL;
-
-static bool
-has_news(QueueSlot *slot)
-{
-	return idemq_due_at(slot, DUE_NEWS) < PG_INT64_MAX || idemq_notify_ring_waiting(slot);
-}
+/* When (mono) the last NOTIFY was sent, and the next one may be. */
+static int64 notified_at = 0;
+static int64 next_notify = 0;
 
 /* Notes a slot of which there is something to send. */
 void
@@ -59,33 +59,25 @@ idemq_notify_look(QueueSlot *slot)
 {
 	MemoryContext old;
 
-	if (!has_news(slot))
+	if (idemq_due_at(slot, DUE_NEWS) == PG_INT64_MAX && !idemq_notify_ring_waiting(slot))
 		return;
 	old = MemoryContextSwitchTo(TopMemoryContext);
 	with_news = bms_add_member(with_news, idemq_slot_index(slot));
 	MemoryContextSwitchTo(old);
 }
 
-/* Returns whether there is anything to send in this database, as far as slots were looked at. */
-bool
-idemq_notify_waiting(void)
+/*
+ * Returns when (mono) there is something to send, of the slots that were looked at.  Just after a
+ * NOTIFY the worker comes again by itself, so that a busy queue need not wake it each time.
+ */
+int64
+idemq_notify_due_at(const SlotView *view)
 {
-	return !bms_is_empty(with_news);
-}
+	int64 next = notified_at + idemq_notify_delay * INT64CONST(1000);
 
-/* Reads what there is to send for a queue. */
-static void
-collect(const SlotView *view)
-{
-	MemoryContext old = MemoryContextSwitchTo(news_context);
-	QueueNews *news = palloc0(sizeof(QueueNews));
-
-	news->slot = view->slot;
-	news->queue_id = view->queue_id;
-	unsent = lappend(unsent, news);
-	MemoryContextSwitchTo(old);
-	news->ready = idemq_due_take(view->slot, DUE_NEWS);
-	idemq_notify_ring_copy(view->slot, &news->batch);
+	if (bms_is_empty(with_news))
+		return idemq_mono_now() < next ? next : PG_INT64_MAX;
+	return Max(next, next_notify);
 }
 
 /* Sends the news of one queue.  send() is the system's, which some versions' headers declare. */
@@ -120,6 +112,7 @@ idemq_notify_send(void)
 	int index = -1;
 	ListCell *lc;
 
+	notified_at = idemq_mono_now();
 	if (news_context == NULL)
 		news_context =
 			AllocSetContextCreate(TopMemoryContext, "idemq news", ALLOCSET_DEFAULT_SIZES);
@@ -127,11 +120,21 @@ idemq_notify_send(void)
 	MemoryContextReset(news_context);
 	while ((index = bms_next_member(with_news, index)) >= 0)
 	{
+		MemoryContext old;
+		QueueNews *news;
 		SlotView view;
 
-		/* Else its queue is gone, or has another slot. */
-		if (idemq_slot_view(index, MyDatabaseId, &view))
-			collect(&view);
+		/* Its queue is gone, or has another slot. */
+		if (!idemq_slot_view(index, MyDatabaseId, &view))
+			continue;
+		old = MemoryContextSwitchTo(news_context);
+		news = palloc0(sizeof(QueueNews));
+		unsent = lappend(unsent, news);
+		MemoryContextSwitchTo(old);
+		news->slot = view.slot;
+		news->queue_id = view.queue_id;
+		news->ready = idemq_due_take(view.slot, DUE_NEWS);
+		idemq_notify_ring_copy(view.slot, &news->batch);
 	}
 	/* What comes from here on marks its slot, which is looked at. */
 	bms_free(with_news);
@@ -149,11 +152,11 @@ idemq_notify_send(void)
 }
 
 /*
- * Follows the end of the transaction in which idemq_notify_send sent.  Returns whether that was
- * all: what was not sent is noted again, as for a queue that is being created.
+ * Follows the end of the transaction in which idemq_notify_send sent.  What was not sent is noted
+ * again, as for a queue that is being created.
  */
-bool
-idemq_notify_ended(bool done)
+void
+idemq_notify_ended(const SlotView *view, bool done)
 {
 	ListCell *lc;
 	bool all = done;
@@ -174,5 +177,6 @@ idemq_notify_ended(bool done)
 			idemq_worker_mark_slot(idemq_slot_index(news->slot));
 	}
 	unsent = NIL;
-	return all;
+	if (!all)
+		next_notify = notified_at + UNSENT_PAUSE;
 }

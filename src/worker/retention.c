@@ -79,11 +79,17 @@ typedef enum Stage
 {
 	STAGE_BEGIN,
 	STAGE_JOBS,
-	STAGE_SEEN,
-	STAGE_EVENTS,
-	STAGE_AUDIT,
+	STAGE_BY_TIME,
 	STAGE_SWEEP
 } Stage;
+
+/* What was to be visited before is deleted: of what idemq.once has seen, of events, of idemq.audit. */
+typedef struct ByTime
+{
+	TimestampTz from[3];
+} ByTime;
+
+#define ALL_TIMES ((ByTime){{DT_NOBEGIN, DT_NOBEGIN, DT_NOBEGIN}})
 
 typedef struct Rounds
 {
@@ -93,9 +99,7 @@ typedef struct Rounds
 	IdScan sweep;
 	int64 swept;	  /* microseconds of this round */
 	int64 next_sweep; /* mono */
-	TimestampTz seen; /* what was to be visited before is deleted */
-	TimestampTz events;
-	TimestampTz audit; /* what is older as well */
+	ByTime by_time;
 } Rounds;
 
 static Rounds rounds = {.stage = STAGE_BEGIN};
@@ -106,103 +110,38 @@ static bool visiting = false;
 /* One refusal is logged in a round. */
 static bool refusal_logged = false;
 
-static SqlStatement delete_seen =
-	{.text = "WITH old AS MATERIALIZED (SELECT ctid FROM idemq.seen "
-			 "WHERE visit_at >= $1 AND visit_at <= $2 AND expires_at <= $2 ORDER BY visit_at "
-			 "LIMIT $3 FOR UPDATE SKIP LOCKED), "
-			 "gone AS (DELETE FROM idemq.seen s USING old WHERE s.ctid = old.ctid "
-			 "RETURNING s.visit_at) "
-			 "SELECT max(visit_at), count(*) FROM gone",
-	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID}};
-static SqlStatement delete_audit =
-	{.text = "WITH old AS MATERIALIZED (SELECT id FROM idemq.audit WHERE at >= $1 AND at <= $2 "
-			 "ORDER BY at LIMIT $3 FOR UPDATE SKIP LOCKED), "
-			 "gone AS (DELETE FROM idemq.audit a USING old WHERE a.id = old.id RETURNING a.at) "
-			 "SELECT max(at), count(*) FROM gone",
-	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID}};
-static SqlStatement delete_events =
-	{.text = "WITH old AS MATERIALIZED (SELECT ctid FROM idemq.events WHERE keep_until >= $1 "
-			 "AND keep_until <= $2 ORDER BY keep_until LIMIT $3 FOR UPDATE SKIP LOCKED), "
-			 "gone AS (DELETE FROM idemq.events e USING old WHERE e.ctid = old.ctid "
-			 "RETURNING e.keep_until) "
-			 "SELECT max(keep_until), count(*) FROM gone",
-	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID}};
+static SqlStatement delete_by_time =
+	{.text = "SELECT * FROM idemq_inside.delete_by_time($1, $2, $3, $4, $5, $6)",
+	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
+			   INT8OID},
+	 .few = true};
 static SqlStatement constraints_at_once = {.text = "SET CONSTRAINTS ALL IMMEDIATE"};
 
-/*
- * Deletes by a statement what is from *from to until, up to a number of rows, and moves
- * *from to the last; returns whether there is more.
- */
+/* Deletes what is past its time, up to a number of rows; returns whether there is more. */
 static bool
-purge_by_time(SqlStatement *statement, TimestampTz *from, TimestampTz until, int64 limit)
+purge_by_time(ByTime *by_time, TimestampTz now, int64 limit)
 {
-	Datum values[] = {TimestampTzGetDatum(*from), TimestampTzGetDatum(until), Int64GetDatum(limit)};
+	TimestampTz audit_until =
+		idemq_audit_retention < 0 ? DT_NOBEGIN : now - idemq_audit_retention * USECS_PER_MINUTE;
+	Datum values[] = {TimestampTzGetDatum(by_time->from[0]), TimestampTzGetDatum(by_time->from[1]),
+					  TimestampTzGetDatum(by_time->from[2]), TimestampTzGetDatum(now),
+					  TimestampTzGetDatum(audit_until),		 Int64GetDatum(limit)};
 	SqlScope scope;
-	Datum last;
-	bool isnull;
 	bool more;
 
 	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	(void) idemq_spi_run(statement, values, NULL, SPI_OK_SELECT);
-	last = idemq_spi_value(0, 1, &isnull);
-	if (!isnull)
-		*from = DatumGetTimestampTz(last);
-	more = DatumGetInt64(idemq_spi_value(0, 2, &isnull)) == limit;
+	(void) idemq_spi_run(&delete_by_time, values, NULL, SPI_OK_SELECT);
+	for (int i = 0; i < (int) lengthof(by_time->from); i++)
+		by_time->from[i] = DatumGetTimestampTz(idemq_spi_value(0, i + 1, NULL));
+	more = idemq_spi_int64(0, 4, NULL) == limit;
 	idemq_spi_end(&scope);
 	return more;
 }
 
-/* Deletes what idemq.once need not remember; returns whether there is more. */
-static bool
-purge_seen(TimestampTz *from, TimestampTz now, int64 limit)
-{
-	return purge_by_time(&delete_seen, from, now, limit);
-}
-
-/* Deletes events whose time is over; returns whether there is more. */
-static bool
-purge_events(TimestampTz *from, TimestampTz now, int64 limit)
-{
-	return purge_by_time(&delete_events, from, now, limit);
-}
-
-/* Deletes old rows of idemq.audit; returns whether there is more. */
-static bool
-purge_audit(TimestampTz *from, TimestampTz now, int64 limit)
-{
-	return idemq_audit_retention >= 0 &&
-		   purge_by_time(&delete_audit, from, now - idemq_audit_retention * USECS_PER_MINUTE,
-						 limit);
-}
-
-/* Has deferred constraints checked row by row, so that a refusal concerns one row alone. */
-static void
-check_constraints_at_once(void)
-{
-	SqlScope scope;
-
-	idemq_spi_begin_on_jobs(&scope);
-	(void) idemq_spi_run(&constraints_at_once, NULL, NULL, SPI_OK_UTILITY);
-	idemq_spi_end(&scope);
-}
-
-/* Logs why a job stays, once in a round; raises a query cancel again. */
-static void
-note_refusal(const Job *job, ErrorData *error)
-{
-	if (error->sqlerrcode == ERRCODE_QUERY_CANCELED)
-		ReThrowError(error);
-	if (!refusal_logged)
-		ereport(LOG, (errmsg("job %lld is past its retention and cannot be deleted: %s",
-							 (long long) job->id, error->message),
-					  errhint("What keeps it is not idemq's: see triggers and foreign keys on "
-							  "idemq.jobs. Others that stay for the same reason are not logged.")));
-	refusal_logged = true;
-	FreeErrorData(error);
-}
-
-/* Deletes a row by SQL, in a subtransaction; false when it stays. */
+/*
+ * Deletes a row by SQL, in a subtransaction; false when it stays: why is logged once in a round.
+ * Raises a query cancel again.
+ */
 static bool
 delete_by_sql(const Job *job, TimestampTz finished_at)
 {
@@ -229,40 +168,18 @@ delete_by_sql(const Job *job, TimestampTz finished_at)
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);
 	CurrentResourceOwner = owner;
-	if (error != NULL)
-		note_refusal(job, error);
-	return deleted;
-}
-
-/*
- * Deletes a fetched row that is past its retention, unless a transaction holds it.  Returns
- * when to visit it again, DT_NOEND for never.
- */
-static TimestampTz
-delete_row(Batch *batch, const Job *job, TimestampTz finished_at)
-{
-	bool has_dependencies;
-	bool deleted;
-
-	/* In this order: who enqueues a child of it is in the filter, and holds it until it commits. */
-	if (!idemq_jobs_lets_delete(job))
-		return batch->now;
-	has_dependencies = idemq_may_have_dependencies(batch->queue.slot, job->id);
-	if (has_dependencies && !idemq_dependency_lets_go(job->id, job->status))
-		return batch->now + NEEDED_PAUSE;
-	if (!batch->table.simple)
-		deleted = delete_by_sql(job, finished_at);
-	else
-		deleted = idemq_jobs_delete(&batch->table, job) == JOB_WRITTEN;
-	if (!deleted)
-		return batch->now + (batch->table.simple ? 0 : REFUSED_PAUSE);
-	/* One that was cancelled with it may be brought back. */
-	if (batch->table.simple && job->status != JOB_COMPLETED && has_dependencies &&
-		idemq_dependencies_exist())
-		idemq_dependency_row_gone(job->id, job->status);
-	idemq_pending_counts_event(job->queue_id, COUNTER_BIT(COUNTER_PURGED));
-	batch->ids[batch->rows++] = job->id;
-	return DT_NOEND;
+	if (error == NULL)
+		return deleted;
+	if (error->sqlerrcode == ERRCODE_QUERY_CANCELED)
+		ReThrowError(error);
+	if (!refusal_logged)
+		ereport(LOG, (errmsg("job %lld is past its retention and cannot be deleted: %s",
+							 (long long) job->id, error->message),
+					  errhint("What keeps it is not idemq's: see triggers and foreign keys on "
+							  "idemq.jobs. Others that stay for the same reason are not logged.")));
+	refusal_logged = true;
+	FreeErrorData(error);
+	return false;
 }
 
 /*
@@ -272,7 +189,9 @@ delete_row(Batch *batch, const Job *job, TimestampTz finished_at)
 static TimestampTz
 consider(Batch *batch)
 {
+	bool simple = batch->table.simple;
 	TimestampTz finished_at;
+	bool has_dependencies;
 	int64 keep;
 	Job job;
 
@@ -290,7 +209,22 @@ consider(Batch *batch)
 	keep = idemq_retention_of(&job, &batch->queue);
 	if (finished_at > batch->now - keep)
 		return idemq_retention_visit_finished(finished_at, keep, batch->now);
-	return delete_row(batch, &job, finished_at);
+	/* In this order: who enqueues a child of it is in the filter, and holds it until it commits. */
+	if (!idemq_jobs_lets_delete(&job))
+		return batch->now;
+	has_dependencies = idemq_may_have_dependencies(batch->queue.slot, job.id);
+	if (has_dependencies && !idemq_dependency_lets_go(job.id, job.status))
+		return batch->now + NEEDED_PAUSE;
+	if (!simple && !delete_by_sql(&job, finished_at))
+		return batch->now + REFUSED_PAUSE;
+	if (simple && idemq_jobs_delete(&batch->table, &job) != JOB_WRITTEN)
+		return batch->now;
+	/* One that was cancelled with it may be brought back. */
+	if (simple && job.status != JOB_COMPLETED && has_dependencies && idemq_dependencies_exist())
+		idemq_dependency_row_gone(job.id, job.status);
+	idemq_pending_counts_event(job.queue_id, COUNTER_BIT(COUNTER_PURGED));
+	batch->ids[batch->rows++] = job.id;
+	return DT_NOEND;
 }
 
 /* Returns whether a batch has done what it may. */
@@ -324,8 +258,13 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 	idemq_jobs_open(&batch.table);
 	if (bounded && !batch.table.simple)
 	{
+		SqlScope scope;
+
+		/* Deferred constraints are checked row by row, so that a refusal concerns one row alone. */
 		batch.max_rows = BATCH_ROWS_BY_SQL;
-		check_constraints_at_once();
+		idemq_spi_begin_on_jobs(&scope);
+		(void) idemq_spi_run(&constraints_at_once, NULL, NULL, SPI_OK_UTILITY);
+		idemq_spi_end(&scope);
 	}
 	batch.ids = palloc(batch.max_rows * sizeof(int64));
 	idemq_jobs_ids_begin(&batch.table, scan->at, scan->until);
@@ -366,7 +305,7 @@ sweep(void)
 	if (id_scan_is_over(&rounds.sweep) && mono >= rounds.next_sweep)
 	{
 		rounds.sweep = ALL_IDS;
-		rounds.seen = rounds.events = rounds.audit = DT_NOBEGIN;
+		rounds.by_time = ALL_TIMES;
 		rounds.next_sweep = mono + SWEEP_PAUSE;
 	}
 	if (!id_scan_is_over(&rounds.sweep))
@@ -378,25 +317,13 @@ sweep(void)
 
 /* Returns when (mono) the next batch is to be done. */
 int64
-idemq_retention_due_at(void)
+idemq_retention_due_at(const SlotView *view)
 {
 	if (idemq_purge_interval <= 0)
 		return PG_INT64_MAX;
 	if (rounds.stage != STAGE_BEGIN || rounds.began == 0)
 		return 0;
 	return rounds.began + idemq_purge_interval * INT64CONST(1000);
-}
-
-/* Begins a round. */
-static void
-begin_round(void)
-{
-	rounds.now = idemq_now();
-	rounds.began = idemq_mono_now();
-	rounds.swept = 0;
-	refusal_logged = false;
-	idemq_ranges_begin_round(rounds.now, idemq_jobs_last_id());
-	rounds.stage = STAGE_JOBS;
 }
 
 /* Does one batch, in its transaction; to be followed by idemq_retention_ended. */
@@ -408,7 +335,12 @@ idemq_retention_run(void)
 	if (rounds.stage == STAGE_BEGIN)
 	{
 		/* Alone: it locks the sequence, as TRUNCATE ... RESTART IDENTITY does after the table. */
-		begin_round();
+		rounds.now = idemq_now();
+		rounds.began = idemq_mono_now();
+		rounds.swept = 0;
+		refusal_logged = false;
+		idemq_ranges_begin_round(rounds.now, idemq_jobs_last_id());
+		rounds.stage = STAGE_JOBS;
 		return;
 	}
 	if (rounds.stage == STAGE_JOBS)
@@ -419,13 +351,9 @@ idemq_retention_run(void)
 			(void) purge_jobs(&visit, true, rounds.now, BATCH_ROWS, true);
 			return;
 		}
-		rounds.stage = STAGE_SEEN;
+		rounds.stage = STAGE_BY_TIME;
 	}
-	if (rounds.stage == STAGE_SEEN && !purge_seen(&rounds.seen, rounds.now, BATCH_ROWS))
-		rounds.stage = STAGE_EVENTS;
-	else if (rounds.stage == STAGE_EVENTS && !purge_events(&rounds.events, rounds.now, BATCH_ROWS))
-		rounds.stage = STAGE_AUDIT;
-	else if (rounds.stage == STAGE_AUDIT && !purge_audit(&rounds.audit, rounds.now, BATCH_ROWS))
+	if (rounds.stage == STAGE_BY_TIME && !purge_by_time(&rounds.by_time, rounds.now, BATCH_ROWS))
 		rounds.stage = STAGE_SWEEP;
 	else if (rounds.stage == STAGE_SWEEP && !sweep())
 		rounds.stage = STAGE_BEGIN;
@@ -433,7 +361,7 @@ idemq_retention_run(void)
 
 /* Undoes what the last batch noted, unless its transaction has committed. */
 void
-idemq_retention_ended(bool done)
+idemq_retention_ended(const SlotView *view, bool done)
 {
 	if (!done)
 		rounds = rounds_before;
@@ -449,17 +377,13 @@ idemq_sql_v2_apply_retention(PG_FUNCTION_ARGS)
 	int max_jobs = idemq_arg_int(fcinfo, 0, "max_jobs", 1, PG_INT32_MAX);
 	TimestampTz now = idemq_now();
 	IdScan scan = ALL_IDS;
-	TimestampTz seen = DT_NOBEGIN;
-	TimestampTz events = DT_NOBEGIN;
-	TimestampTz audit = DT_NOBEGIN;
+	ByTime by_time = ALL_TIMES;
 	int64 purged = 0;
 
 	idemq_jobs_check_writable();
 	refusal_logged = false;
 	while (purged < max_jobs && !id_scan_is_over(&scan))
 		purged += purge_jobs(&scan, false, now, (int) Min(BATCH_ROWS, max_jobs - purged), false);
-	(void) purge_seen(&seen, now, max_jobs);
-	(void) purge_events(&events, now, max_jobs);
-	(void) purge_audit(&audit, now, max_jobs);
+	(void) purge_by_time(&by_time, now, 3 * (int64) max_jobs);
 	PG_RETURN_INT64(purged);
 }

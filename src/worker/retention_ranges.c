@@ -39,6 +39,7 @@
  */
 #include "postgres.h"
 
+#include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
@@ -62,7 +63,7 @@
 /* What a queue keeps jobs of each kind for. */
 typedef struct QueueKeeps
 {
-	int32 queue_id; /* first, for idemq_compare_int32 */
+	int32 queue_id; /* hash key */
 	int64 keeps[KINDS];
 } QueueKeeps;
 
@@ -93,9 +94,10 @@ static TimestampTz known_at = DT_NOBEGIN;
 /* The last id that was given by given_at: those up to it are known when SETTLE_TIME has passed. */
 static int64 given_id = PG_INT64_MAX;
 static TimestampTz given_at;
-/* In the order of queue_id; the queues as the last round knew them. */
-static QueueKeeps *known = NULL;
-static int nknown = 0;
+/* Of QueueKeeps: the queues as the last round knew them. */
+static HTAB *known = NULL;
+/* One of them keeps jobs for another time than before: all is to be visited again. */
+static bool keeps_changed = false;
 
 static int64
 keep_of(const QueueInfo *queue, int kind)
@@ -145,76 +147,49 @@ idemq_retention_visit_finished(TimestampTz finished_at, int64 keep, TimestampTz 
 	return Max(finished_at + keep, now + Min(keep / LATE_SHARE, MAX_LATE));
 }
 
-/* Reads what all queues keep jobs for, in the order of queue_id, in TopMemoryContext. */
-static QueueKeeps *
-read_keeps(int *count)
+/* Follows the queues' settings; returns the shortest time for which any keeps jobs. */
+static int64
+follow_settings(void)
 {
-	int nids;
-	int32 *ids = idemq_queue_ids(0, &nids);
-	QueueKeeps *keeps = MemoryContextAlloc(TopMemoryContext, Max(nids, 1) * sizeof(QueueKeeps));
-	QueueInfo queue;
-
-	*count = 0;
-	for (int i = 0; i < nids; i++)
-	{
-		if (!idemq_queue_by_id(ids[i], &queue))
-			continue;
-		keeps[*count].queue_id = ids[i];
-		for (int kind = 0; kind < KINDS; kind++)
-			keeps[*count].keeps[kind] = keep_of(&queue, kind);
-		(*count)++;
-	}
-	qsort(keeps, *count, sizeof(QueueKeeps), idemq_compare_int32);
-	return keeps;
-}
-
-/*
- * Follows the queues' settings.  Returns whether one that was known keeps a kind of jobs
- * for another time than before; *shortest: the shortest of all.
- */
-static bool
-follow_settings(int64 *shortest)
-{
+	HASHCTL info = {.keysize = sizeof(int32), .entrysize = sizeof(QueueKeeps)};
+	int64 shortest = PG_INT64_MAX;
 	int count;
-	QueueKeeps *keeps = read_keeps(&count);
-	bool changed = false;
+	int32 *ids = idemq_queue_ids(0, &count);
 
-	*shortest = PG_INT64_MAX;
+	if (known == NULL)
+		known = hash_create("idemq retention of queues", 64, &info, HASH_ELEM | HASH_BLOBS);
 	for (int i = 0; i < count; i++)
 	{
-		const QueueKeeps *before = nknown == 0 ? NULL
-											   : bsearch(&keeps[i], known, nknown,
-														 sizeof(QueueKeeps), idemq_compare_int32);
+		QueueKeeps *keeps;
+		QueueInfo queue;
+		bool found;
 
+		if (!idemq_queue_by_id(ids[i], &queue))
+			continue;
+		keeps = hash_search(known, &ids[i], HASH_ENTER, &found);
 		for (int kind = 0; kind < KINDS; kind++)
 		{
-			*shortest = Min(*shortest, keeps[i].keeps[kind]);
-			changed |= before != NULL && keeps[i].keeps[kind] != before->keeps[kind];
+			int64 keep = keep_of(&queue, kind);
+
+			shortest = Min(shortest, keep);
+			keeps_changed |= found && keep != keeps->keeps[kind];
+			keeps->keeps[kind] = keep;
 		}
 	}
-	if (known != NULL)
-		pfree(known);
-	known = keeps;
-	nknown = count;
-	return changed;
+	return shortest;
 }
 
 /* Makes room for so many ranges in a list. */
 static void
 reserve(RangeList *list, int room)
 {
-	int size = Max(room, 64);
-
-	if (list->ranges == NULL)
-		list->ranges = MemoryContextAlloc(TopMemoryContext, size * sizeof(IdRange));
-	else if (list->room < room)
-	{
-		size = Max(size, 2 * list->room);
-		list->ranges = repalloc(list->ranges, size * sizeof(IdRange));
-	}
-	else
+	if (room <= list->room)
 		return;
-	list->room = size;
+	list->room = Max(Max(room, 64), 2 * list->room);
+	if (list->ranges == NULL)
+		list->ranges = MemoryContextAlloc(TopMemoryContext, list->room * sizeof(IdRange));
+	else
+		list->ranges = repalloc(list->ranges, list->room * sizeof(IdRange));
 }
 
 /* Adds a range behind the last one of a list. */
@@ -253,6 +228,7 @@ begin_anew(void)
 	all.count = 0;
 	known_ids = PG_INT64_MIN;
 	known_at = DT_NOBEGIN;
+	keeps_changed = false;
 }
 
 /* Adds the new ids up to given_id, to the last range if that stays small. */
@@ -276,8 +252,7 @@ add_new_ids(TimestampTz due)
 void
 idemq_ranges_begin_round(TimestampTz now, int64 last_id)
 {
-	int64 shortest;
-	bool changed = follow_settings(&shortest);
+	int64 shortest = follow_settings();
 
 	/* Also at our first round. */
 	if (last_id < given_id)
@@ -286,7 +261,7 @@ idemq_ranges_begin_round(TimestampTz now, int64 last_id)
 		given_id = last_id;
 		given_at = now;
 	}
-	else if (changed)
+	else if (keeps_changed)
 		begin_anew();
 	/* Those that were there before our first round may be of any age. */
 	if ((now - given_at >= SETTLE_TIME || now < given_at) &&

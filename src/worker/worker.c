@@ -108,7 +108,7 @@ may_stay(void)
 }
 
 /*
- * Takes what came for this process between two pieces of work; for the launcher
+ * Takes what came for this process between two pieces of work; for the launcher and handlers
  * too.  Asked to end, it does so without a FATAL in the log at every shutdown.
  */
 void
@@ -124,31 +124,24 @@ idemq_worker_idle_interrupts(void)
 	/* An idle process must not fall far behind with catalog invalidations. */
 	if (catchupInterruptPending)
 		ProcessCatchupInterrupt();
-}
-
-/* Sleeps until a time (mono), or until a session has something earlier. */
-static void
-sleep_until(int64 until)
-{
-	int64 left = Min(until - idemq_mono_now(), LONGEST_SLEEP);
-
-	/* What wakes us meanwhile finds the latch set after the first time, and sends no signal. */
-	if (left > LINGER && idemq_promote_may_linger())
-	{
-		(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, LINGER / 1000,
-						 compat_wait_event_worker());
-		left -= LINGER;
-	}
-	if (left > 0)
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 (left + 999) / 1000, compat_wait_event_worker());
-	ResetLatch(MyLatch);
-	idemq_worker_idle_interrupts();
 	if (ConfigReloadPending)
 	{
 		ConfigReloadPending = false;
 		ProcessConfigFile(PGC_SIGHUP);
 	}
+}
+
+/* Sleeps until a time (mono), or until a session has something earlier; for the launcher too. */
+void
+idemq_worker_sleep(int64 until, uint32 wait_event)
+{
+	int64 now = idemq_mono_now();
+
+	if (until > now)
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 (Min(until - now, LONGEST_SLEEP) + 999) / 1000, wait_event);
+	ResetLatch(MyLatch);
+	idemq_worker_idle_interrupts();
 }
 
 /* Sleepers are without this worker now: wakes them, and they check by themselves from then on. */
@@ -190,7 +183,11 @@ idemq_worker_main(Datum arg)
 				break;
 			until = idemq_chores_do();
 			idemq_worker_asleep(until);
-			sleep_until(until);
+			/* What wakes us meanwhile finds the latch set after the first time, and sends no signal. */
+			if (until - idemq_mono_now() > LINGER && idemq_promote_may_linger())
+				(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, LINGER / 1000,
+								 compat_wait_event_worker());
+			idemq_worker_sleep(until, compat_wait_event_worker());
 		}
 	}
 	proc_exit(0);

@@ -5,6 +5,8 @@
 #ifndef IDEMQ_WORKER_WORKER_H
 #define IDEMQ_WORKER_WORKER_H
 
+#include "postmaster/bgworker.h"
+
 #include "base/base.h"
 #include "queue/queue.h"
 #include "shared/processes/processes.h"
@@ -19,21 +21,11 @@
 extern int64 idemq_chores_do(void);
 
 /*
- * turns.c
- *		In which order the background worker comes to its database's queues.
- */
-
-extern void idemq_turns_begin(void);
-extern void idemq_turns_put(int slot, int64 due, int64 since);
-extern bool idemq_turns_take(int64 now, int *slot, int *stage);
-extern void idemq_turns_cut(int slot, int stage);
-extern int64 idemq_turns_next(void);
-
-/*
  * handle.c
  *		Starting the processes that run handlers.
  */
 
+extern BackgroundWorker idemq_process_of_ours(const char *function, const char *name);
 extern int64 idemq_handle_due_at(const SlotView *view);
 extern void idemq_handle(const QueueInfo *queue);
 
@@ -50,6 +42,7 @@ extern void idemq_launcher_install(void);
  */
 
 extern void idemq_worker_idle_interrupts(void);
+extern void idemq_worker_sleep(int64 until, uint32 wait_event);
 pg_noreturn extern PGDLLEXPORT void idemq_worker_main(Datum arg);
 
 /*
@@ -78,13 +71,13 @@ typedef struct Chore
 	/* Its time in the queue's slot; taken before it runs, and set to now should that fail: */
 	DueKind due;
 	bool takes;
+	bool is_round; /* claims that find nothing wait for its end: shared/groups/promote_round.c */
 	/* Returns when (mono) it is to run: PG_INT64_MAX for never, the past for now.  NULL: then. */
 	int64 (*due_at)(const SlotView *view);
 	/* Runs it, in a transaction of its own; one of the two is set. */
 	void (*run)(const QueueInfo *queue);
 	void (*run_for_all)(void);
-	/* Called before that transaction, and after it; may be NULL. */
-	void (*begin)(const SlotView *view);
+	/* Called after that transaction; may be NULL. */
 	void (*ended)(const SlotView *view, bool done);
 } Chore;
 
@@ -99,9 +92,9 @@ extern bool idemq_chore_run(const Chore *chore, int32 queue_id);
  */
 
 extern void idemq_notify_look(QueueSlot *slot);
-extern bool idemq_notify_waiting(void);
+extern int64 idemq_notify_due_at(const SlotView *view);
 extern void idemq_notify_send(void);
-extern bool idemq_notify_ended(bool done);
+extern void idemq_notify_ended(const SlotView *view, bool done);
 
 /*
  * waking.c
@@ -125,9 +118,9 @@ extern void idemq_expire_ended(const SlotView *view, bool done);
  *		Deleting what is past its retention.
  */
 
-extern int64 idemq_retention_due_at(void);
+extern int64 idemq_retention_due_at(const SlotView *view);
 extern void idemq_retention_run(void);
-extern void idemq_retention_ended(bool done);
+extern void idemq_retention_ended(const SlotView *view, bool done);
 
 /*
  * retention_ranges.c

@@ -104,19 +104,6 @@ idemq_log_recovery_begins(void)
 					   "after a start of the server.")));
 }
 
-/* Says that the search is done, once no queue needs it any more. */
-static void
-log_recovery(void)
-{
-	if (recovery_began == 0 || queues_recovering() > 0)
-		return;
-	ereport(LOG, (errmsg("idemq has recovered database \"%s\": %d queues, %d jobs in flight, "
-						 "%lld ms",
-						 database_name, recovery_queues, idemq_leases_usage_mine().used,
-						 (long long) ((idemq_mono_now() - recovery_began) / 1000))));
-	recovery_began = 0;
-}
-
 /* Says that a table was full, and what to do, if that is this worker's to say. */
 static void
 log_full(ServerCount table, const char *what, TableUsage usage, const char *detail,
@@ -172,26 +159,28 @@ idemq_log_chore_error(void)
 		EmitErrorReport();
 }
 
-/* Says how many errors of the last minute were only counted, and begins another minute. */
-static void
-log_more_errors(void)
-{
-	int more = errors - CHORE_ERRORS;
-
-	if (errors == 0 || idemq_mono_now() - errors_since < USECS_PER_MINUTE)
-		return;
-	errors = 0;
-	if (more > 0)
-		ereport(LOG, (errmsg("idemq's background worker of database \"%s\" met %d more errors",
-							 database_name, more),
-					  errdetail("Of one minute's, %d are logged each.", CHORE_ERRORS)));
-}
-
 /* Says what there is to say between two rounds of chores. */
 void
 idemq_log_news(void)
 {
-	log_recovery();
+	int64 now = idemq_mono_now();
+
+	/* The search is done once no queue needs it any more. */
+	if (recovery_began > 0 && queues_recovering() == 0)
+	{
+		ereport(LOG, (errmsg("idemq has recovered database \"%s\": %d queues, %d jobs in flight, "
+							 "%lld ms",
+							 database_name, recovery_queues, idemq_leases_usage_mine().used,
+							 (long long) ((now - recovery_began) / 1000))));
+		recovery_began = 0;
+	}
 	log_full_tables();
-	log_more_errors();
+	if (errors == 0 || now - errors_since < USECS_PER_MINUTE)
+		return;
+	/* How many errors of the last minute were only counted; another minute begins. */
+	if (errors > CHORE_ERRORS)
+		ereport(LOG, (errmsg("idemq's background worker of database \"%s\" met %d more errors",
+							 database_name, errors - CHORE_ERRORS),
+					  errdetail("Of one minute's, %d are logged each.", CHORE_ERRORS)));
+	errors = 0;
 }
