@@ -10,6 +10,11 @@ CREATE FUNCTION idemq.why(id bigint) RETURNS text
 COMMENT ON FUNCTION idemq.why(bigint)
 	IS 'one sentence: what a job waits for, and the next step; needs claim or admin, and says so otherwise';
 
+CREATE FUNCTION idemq.progress(checkpoint jsonb) RETURNS float8
+	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_progress';
+COMMENT ON FUNCTION idemq.progress(jsonb)
+	IS 'how far a job has come, in percent, from 0 to 100: of {"done": 3, "of": 10} it is 30; NULL for a checkpoint without two such numbers';
+
 -- Topic: Inside
 
 CREATE FUNCTION idemq.leases()
@@ -19,15 +24,14 @@ CREATE FUNCTION idemq.leases()
 COMMENT ON FUNCTION idemq.leases()
 	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
 
-CREATE FUNCTION idemq.attempt_progress(id bigint) RETURNS float8
-	STRICT LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_attempt_progress';
-COMMENT ON FUNCTION idemq.attempt_progress(bigint)
-	IS 'idemq.progress of a job in processing, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
-
-CREATE VIEW idemq.workers AS
+-- The function decides which; of a job's row, which it has read, only this: one that nobody asks for
+-- is not joined.
+CREATE VIEW idemq.workers WITH (security_barrier) AS
 	SELECT l.queue, l.job_id, l.worker, l.pid, l.attempt, l.claimed_at, l.deadline, l.expires_in, l.attached, l.state,
-		idemq.attempt_progress(l.job_id) AS progress
-	FROM idemq.leases() l;
+		idemq.progress(j.checkpoint) AS progress
+	FROM idemq.leases() l
+	LEFT JOIN idemq.jobs j ON j.id OPERATOR(pg_catalog.=) l.job_id
+		AND j.status OPERATOR(pg_catalog.=) 'processing';
 COMMENT ON VIEW idemq.workers IS 'which session holds what: one row a job in flight, of queues that the role may claim from or administer; pg_monitor sees all';
 COMMENT ON COLUMN idemq.workers.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.workers.job_id IS 'the job';
@@ -91,12 +95,16 @@ CREATE FUNCTION idemq.queue_metrics(count boolean DEFAULT true)
 		counted_since    timestamptz,
 		recovering       boolean,
 		running          int,
-		steps_open       bigint,
-		steps_unknown    bigint,
 		groups_limited   bigint)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_metrics';
 COMMENT ON FUNCTION idemq.queue_metrics(boolean)
 	IS 'what idemq.metrics shows; without count, gauges that would have to be counted by reading all jobs are NULL; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
+
+-- Steps without an answer of each queue that has any: those of attempts in processing, and others.
+CREATE VIEW idemq_inside.steps_without_answer AS
+	SELECT s.queue_id, count(j.id) AS open, count(*) - count(j.id) AS unknown
+	FROM idemq.steps s LEFT JOIN idemq.jobs j ON j.id = s.job_id AND j.token = s.token AND j.status = 'processing'
+	WHERE s.state = 'open' GROUP BY s.queue_id;
 
 -- The function decides which queues; the view reads the names as its owner.
 CREATE VIEW idemq.metrics WITH (security_barrier) AS
@@ -111,9 +119,10 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.steps_done_total,
 		m.wait_p50, m.wait_p95, m.wait_p99, m.run_p50, m.run_p95, m.run_p99,
 		m.in_memory, m.counted_since, m.recovering, m.running, q.max_running,
-		m.steps_open, m.steps_unknown, m.groups_limited
+		coalesce(s.open, 0) AS steps_open, coalesce(s.unknown, 0) AS steps_unknown, m.groups_limited
 	FROM idemq.queue_metrics() m
 	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) m.queue_id
+	LEFT JOIN idemq_inside.steps_without_answer s ON s.queue_id OPERATOR(pg_catalog.=) m.queue_id
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
 		OR q.paused_until OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()) AS paused) p;
 COMMENT ON VIEW idemq.metrics IS 'one row a queue that you may claim from or administer (pg_monitor: every queue): jobs by status, counters and times since counted_since, which a restart or crash sets anew; all follows commits but four counters of refusals (duplicates, stale_commits, stale_calls, repeated_commits), which count each answer when it is given, also if its caller rolls back';

@@ -54,11 +54,6 @@ COMMENT ON COLUMN idemq.errors.last_seen IS 'when the last of them ended';
 COMMENT ON COLUMN idemq.errors.example_id IS 'the newest of the jobs';
 COMMENT ON COLUMN idemq.errors.kinds IS 'kinds of these jobs; NULL: they have none';
 
-CREATE FUNCTION idemq.progress(checkpoint jsonb) RETURNS float8
-	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_progress';
-COMMENT ON FUNCTION idemq.progress(jsonb)
-	IS 'how far a job has come, in percent, from 0 to 100: of {"done": 3, "of": 10} it is 30; NULL for a checkpoint without two such numbers';
-
 CREATE FUNCTION idemq.queue_name(queue_id int) RETURNS text
 	STABLE STRICT LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_name';
 COMMENT ON FUNCTION idemq.queue_name(int)

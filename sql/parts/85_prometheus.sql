@@ -89,8 +89,10 @@ COMMENT ON VIEW idemq.prometheus_names IS 'part of idemq.prometheus: what there 
 -- the jobs of steps that have no answer.  Children and waits are counted in indexes that have only these.
 CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 	WITH metrics AS MATERIALIZED (
-		SELECT q.name, q.paused, q.lease, q.max_running, m.*
+		SELECT q.name, q.paused, q.lease, q.max_running, m.*,
+			coalesce(s.open, 0) AS steps_open, coalesce(s.unknown, 0) AS steps_unknown
 		FROM idemq.queue_metrics(false) m JOIN idemq.queues q USING (queue_id)
+		LEFT JOIN idemq_inside.steps_without_answer s USING (queue_id)
 		WHERE NOT pg_is_in_recovery()
 	), children AS MATERIALIZED (
 		SELECT k.queue_id, count(*) AS jobs FROM idemq.children k GROUP BY k.queue_id

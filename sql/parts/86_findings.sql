@@ -105,6 +105,11 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 			WINDOW every AS (PARTITION BY place, severity, invariant, what)) b
 		WHERE b.n <= 10 GROUP BY b.place, b.severity, b.invariant, b.what, b.jobs
 		UNION ALL
+		SELECT 0, 'warning', 'worker.stuck', format('the background worker, process %s, has not moved for '
+			'%s ms; see what it waits for in pg_stat_activity and pg_locks', w.pid,
+			floor(extract(epoch FROM w.stuck_for) * 1000)::bigint)
+		FROM idemq.worker_state() w WHERE part = 'rows' AND w.stuck_for IS NOT NULL
+		UNION ALL
 		SELECT 1, 'warning', invariant, format('grants (%s) of role "%s", which was dropped or renamed, are void: '
 			'idemq.grant_queue anew, or DELETE FROM idemq.queue_grants WHERE role_name = %2$L', rows, role)
 		FROM nobodys WHERE part = 'rows' AND invariant = 'grants.role'
@@ -168,6 +173,12 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 			AND c.relname = ANY ('{jobs,attempts,dependencies,children,steps,database_uuid,producers,queues,queue_grants,seen,
 				schedule_entries,ticker,handler_entries,events,topic_entries,topic_grants,topic_binding_entries}')
 		UNION ALL
+		SELECT 1, 'warning', 'schedules.driver', format('nothing has called idemq.tick() for 10 minutes, for '
+			'which schedules wait (%s): look at pg_cron''s job "idemq-tick"', count(*))
+		FROM idemq.schedule_entries WHERE part = 'driver' AND created_at < findings.now - interval '10 min'
+			AND NOT EXISTS (SELECT FROM idemq.ticker WHERE called_at > findings.now - interval '10 min')
+		HAVING count(*) > 0
+		UNION ALL
 		SELECT 1, 'error', invariant, format('rows (%s) are of queue %s, which does not exist: restore idemq.queues, or '
 			'DELETE FROM idemq.%s WHERE queue_id = %2$s', rows, queue_id, rel)
 		FROM orphans WHERE part = 'others' AND invariant <> 'topics.queue'
@@ -189,4 +200,49 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 		WHERE part = 'others' AND NOT EXISTS (SELECT FROM idemq.topic_entries e WHERE e.topic = t.topic) GROUP BY t.topic
 	) AS f (place, severity, invariant, detail)
 	ORDER BY f.place, f.invariant, f.detail
+	$$;
+
+-- What idemq.check() suspects, of one kind, where memory knows more: src/observe/check_report.c asks it, and
+-- then here again.  version: of what was seen of the job, or of its group.
+--   tokens: from the token on, the greatest first.
+--   groups: those in which a job is blocked, none waits to be claimed, and fewer are in processing than may
+--     be; with the first of these jobs.  They have changed when they have other jobs, or one was claimed.
+CREATE FUNCTION idemq_inside.suspects(part text, most bigint, token bigint)
+	RETURNS TABLE (queue_id int, group_key text, id bigint, version text)
+	ROWS 10 STABLE LANGUAGE sql AS $$
+	(SELECT j.queue_id, NULL, j.id, j.token::text FROM idemq.jobs j
+		WHERE part = 'tokens' AND j.token >= suspects.token AND j.token < 9007199254740992
+		ORDER BY j.token DESC LIMIT most)
+	UNION ALL
+	(SELECT queue_id, j.group_key, min(j.id) FILTER (WHERE j.status = 'blocked'),
+			concat_ws(' ', count(*), max(j.id), max(j.token))
+		FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
+		CROSS JOIN LATERAL (SELECT j.status <> 'blocked' AND (q.group_running = 1 AND j.group_key <> ''
+			OR j.status = 'processing' OR j.status = 'pending' AND j.run_at IS NULL) AS has_place) p
+		WHERE part = 'groups' AND j.group_key IS NOT NULL AND j.finished_at IS NULL
+		GROUP BY 1, 2, q.group_running HAVING bool_or(j.status = 'blocked')
+			AND (j.group_key = '' OR count(*) FILTER (WHERE p.has_place) < q.group_running)
+			AND NOT bool_or(p.has_place AND j.status <> 'processing')
+		ORDER BY 1, 2 LIMIT most)
+	$$;
+
+-- The first job of each group that is below its floor, and the version of its row.
+CREATE FUNCTION idemq_inside.below_floors(queue_ids int[], names text[], heads timestamptz[], blocked bigint[], most bigint)
+	RETURNS TABLE (queue_id int, group_key text, id bigint, version text)
+	ROWS 10 STABLE LANGUAGE sql AS $$
+	SELECT g.queue_id, g.name, b.id, b.version
+	FROM unnest(queue_ids, names, heads, blocked) AS g (queue_id, name, heads, blocked) CROSS JOIN LATERAL (
+		(SELECT j.id, j.xmin::text AS version FROM idemq.jobs j
+			WHERE j.queue_id = g.queue_id AND j.group_key = g.name AND j.group_key <> '' AND j.finished_at IS NULL
+			AND j.ready_at < g.heads AND j.status <> 'blocked'
+			AND (j.status = 'processing' OR j.status = 'pending' AND j.run_at IS NULL
+				OR (SELECT q.group_running = 1 FROM idemq.queues q WHERE q.queue_id = g.queue_id))
+			ORDER BY j.ready_at LIMIT 1)
+		UNION ALL
+		(SELECT j.id, j.xmin::text FROM idemq.jobs j
+			WHERE j.queue_id = g.queue_id AND j.group_key = g.name AND j.finished_at IS NULL
+			AND j.ready_at IS NULL AND j.id < g.blocked AND j.status = 'blocked'
+			ORDER BY j.id LIMIT 1)
+		LIMIT 1) b
+	LIMIT most
 	$$;

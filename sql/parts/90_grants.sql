@@ -51,7 +51,7 @@ GRANT EXECUTE ON FUNCTION idemq.check TO pg_monitor;
 GRANT SELECT ON idemq.errors, idemq.job_list TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
 	idemq.error_pattern, idemq.error_sqlstate, idemq.error_fingerprint,
-	idemq.progress, idemq.attempt_progress, idemq.queue_name, idemq.retry_many, idemq.reschedule
+	idemq.progress, idemq.queue_name, idemq.retry_many, idemq.reschedule
 	TO PUBLIC;
 -- Figures for machines: of all queues, and of the whole server.
 GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq.prometheus_samples, idemq.worker_chores TO pg_monitor;

@@ -1,9 +1,8 @@
 /*
  * observe/check.c
  *		SQL function check: the audit of every invariant, while others work; the order
- *		of its parts, and what is small enough to need no part: slots, dead queues, tokens, the
- *		driver of schedules.  What rows and catalogs say by themselves is found by SQL:
- *		idemq_inside.findings.
+ *		of its parts, and what is small enough to need no part: slots, dead queues, tokens.
+ *		What rows and catalogs say by themselves is found by SQL: idemq_inside.findings.
  *
  * Why no finding is a race stands at the top of observe/check_report.c and of each part.
  *
@@ -13,8 +12,8 @@
 #include "postgres.h"
 
 #include "access/xlog.h"
-#include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "storage/lock.h"
 #include "utils/timestamp.h"
 
 #include "base/base.h"
@@ -22,7 +21,6 @@
 #include "job/job.h"
 #include "observe/observe.h"
 #include "queue/queue.h"
-#include "schedule/schedule.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
 #include "shared/slots/slots.h"
@@ -31,102 +29,83 @@
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_check);
 
-/* Tokens are below this, for JSON and JavaScript. */
-#define TOKEN_END (INT64CONST(1) << 53)
+/* How long one call waits for the callbacks of others, in all. */
+#define PATIENCE (10 * USECS_PER_SEC)
 
-static SqlStatement queue_writers =
-	{.text = "SELECT FROM pg_catalog.pg_locks WHERE granted AND locktype = 'relation' "
-			 "AND relation = $1 AND mode = 'RowExclusiveLock' "
-			 "AND database = (SELECT oid FROM pg_catalog.pg_database "
-			 "WHERE datname = pg_catalog.current_database())",
-	 .types = {OIDOID}};
+static SqlStatement all_queues = {.text = "SELECT queue_id FROM idemq.queues ORDER BY queue_id"};
 
-/* Those with a token from the future, the greatest first. */
-static SqlStatement tokens_from = {.text = "SELECT id, token FROM idemq.jobs WHERE token >= $1 "
-										   "AND token < $2 ORDER BY token DESC LIMIT $3",
-								   .types = {INT8OID, INT8OID, INT8OID}};
-
-/* Returns whether a queue may be being created or dropped now. */
-static bool
-queues_are_being_written(void)
+/* Reads the ids of all queues into call. */
+static void
+read_queues(CheckCall *call)
 {
-	Datum queues = ObjectIdGetDatum(idemq_oids()->queues);
-	bool written;
+	MemoryContext caller = CurrentMemoryContext;
+	SqlScope scope;
 
-	written = idemq_spi_finds(&queue_writers, &queues, NULL);
-	return written;
+	idemq_spi_begin(&scope);
+	call->nqueues = (int) idemq_spi_query_latest(&all_queues, NULL, NULL);
+	call->queue_ids = MemoryContextAlloc(caller, Max(call->nqueues, 1) * sizeof(int32));
+	for (int i = 0; i < call->nqueues; i++)
+		call->queue_ids[i] = DatumGetInt32(idemq_spi_value(i, 1, NULL));
+	idemq_spi_end(&scope);
+}
+
+/* Returns whether a queue was there when the queues were read. */
+static bool
+has_queue(const CheckCall *call, int32 queue_id)
+{
+	return bsearch(&queue_id, call->queue_ids, call->nqueues, sizeof(int32), idemq_compare_int32) !=
+		   NULL;
 }
 
 /*
- * Checks that no slot is lost to a queue that does not exist.  A session that
- * creates or drops a queue holds a lock on the table from before the slot is given
- * until after it is freed: with none seen, and the queues read after that, a slot
- * without a queue is lost.
+ * Checks that the slots' hash and array agree, whether lease entries are used up, and that no slot
+ * is lost to a queue that does not exist.  A session that creates or drops a queue holds a lock on
+ * the table from before the slot is given until after it is freed: with none seen, and the queues
+ * read after that, a slot without a queue is lost.
  */
-static void
-check_lost_slots(CheckCall *call, const int32 *slots, int nslots)
-{
-	bool lost = false;
-	SlotStatus status;
-
-	for (int i = 0; i < nslots; i++)
-		lost |= !idemq_check_has_queue(call, slots[i]);
-	if (!lost || queues_are_being_written())
-		return;
-	idemq_check_read_queues(call);
-	for (int i = 0; i < nslots; i++)
-	{
-		if (!idemq_check_has_queue(call, slots[i]) && idemq_slot_status(slots[i], &status))
-			idemq_check_report(call, CHECK_WARNING, "slots.queue",
-							   "a slot belongs to queue %d, which does not exist: one slot fewer "
-							   "until the server restarts",
-							   slots[i]);
-	}
-}
-
-/* Reports that the lease table has no room for queues without max_running. */
-static void
-report_full_leases(CheckCall *call)
-{
-	TableUsage table = idemq_leases_usage();
-
-	idemq_check_report(call, CHECK_WARNING, "leases.full",
-					   "the lease table has no room beside its %d entries, %d of them of this "
-					   "database, but for queues with max_running; further claims are known from "
-					   "their rows alone: raise idemq.max_leases, which is %d, and restart, or "
-					   "idemq.max_leases_per_database",
-					   table.used, idemq_leases_usage_mine().used, table.room);
-}
-
-/* Reports a background worker that does not move. */
-static void
-check_worker(CheckCall *call)
-{
-	WorkerHealth health;
-
-	if (idemq_worker_health(&health) && health.stuck_for > 0)
-		idemq_check_report(call, CHECK_WARNING, "worker.stuck",
-						   "the background worker, process %d, has not moved for %lld ms; see what "
-						   "it waits for in pg_stat_activity and pg_locks",
-						   (int) health.pid, (long long) (health.stuck_for / 1000));
-}
-
-/* Checks that the slots' hash and array agree, and whether lease entries are used up. */
 static void
 check_slots(CheckCall *call)
 {
 	int32 *slots = palloc(Max(idemq_max_queues, 1) * sizeof(int32));
+	TableUsage table = idemq_leases_usage();
 	SlotsAudit audit;
 	int nslots = idemq_slots_audit(&audit, slots);
+	bool lost = false;
+	int writers = 0;
 
 	if (audit.used != audit.taken || audit.hashed != audit.taken || audit.misplaced > 0)
 		idemq_check_report(call, CHECK_ERROR, "slots.hash",
 						   "%d slots are taken, %d counted, %d in the hash, %d not where the hash "
 						   "says: restart the server",
 						   audit.taken, audit.used, audit.hashed, audit.misplaced);
-	check_lost_slots(call, slots, nslots);
+	for (int i = 0; i < nslots; i++)
+		lost |= !has_queue(call, slots[i]);
+	if (lost)
+	{
+		LOCKTAG tag;
+
+		SET_LOCKTAG_RELATION(tag, MyDatabaseId, idemq_oids()->queues);
+		/* ShareLock conflicts with RowExclusiveLock and what writers take above it. */
+		pfree(GetLockConflicts(&tag, ShareLock, &writers));
+		read_queues(call);
+	}
+	for (int i = 0; i < nslots && lost && writers == 0; i++)
+	{
+		SlotStatus status;
+
+		if (!has_queue(call, slots[i]) && idemq_slot_status(slots[i], &status))
+			idemq_check_report(call, CHECK_WARNING, "slots.queue",
+							   "a slot belongs to queue %d, which does not exist: one slot fewer "
+							   "until the server restarts",
+							   slots[i]);
+	}
 	if (idemq_lease_share_is_full(false))
-		report_full_leases(call);
+		idemq_check_report(call, CHECK_WARNING, "leases.full",
+						   "the lease table has no room beside its %d entries, %d of them of this "
+						   "database, but for queues with max_running; further claims are known "
+						   "from their rows alone: raise idemq.max_leases, which is %d, and "
+						   "restart, or idemq.max_leases_per_database",
+						   table.used, idemq_leases_usage_mine().used, table.room);
 	pfree(slots);
 }
 
@@ -134,16 +113,13 @@ check_slots(CheckCall *call)
 static void
 check_dead_queues(CheckCall *call)
 {
-	int count;
-	int32 *ids = idemq_queue_ids(0, &count);
-
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < call->nqueues; i++)
 	{
 		QueueInfo queue;
 		QueueInfo dead;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!idemq_queue_by_id(ids[i], &queue) || queue.dead_queue[0] == '\0')
+		if (!idemq_queue_by_id(call->queue_ids[i], &queue) || queue.dead_queue[0] == '\0')
 			continue;
 		if (!idemq_queue_find(queue.dead_queue, &dead))
 			idemq_check_report(call, CHECK_WARNING, "queues.dead_queue",
@@ -157,47 +133,21 @@ check_dead_queues(CheckCall *call)
 							   "that, or set another with idemq.alter_queue",
 							   queue.name, NameStr(queue.dead_queue_role), queue.dead_queue);
 	}
-	pfree(ids);
-}
-
-/* Returns a token that none issued so far in this database is greater than. */
-static int64
-greatest_token(void)
-{
-	return idemq_token_next(0, idemq_lease_last_token(), idemq_now(), compat_timeline(),
-							idemq_generation_latest_base());
 }
 
 /*
- * Checks that no token is from the future.  The last one issued is read after the rows: whatever
- * token their snapshot shows had been issued by then.
+ * Returns the jobs with a token from the future.  One that is found again was there before the
+ * last one issued was read for the second time: whatever token a snapshot shows had been issued
+ * by then.
  */
-static void
-check_tokens(CheckCall *call)
+static List *
+find_tokens(const CheckCall *call)
 {
-	IdList ahead = {0};
-	Datum args[] = {0, Int64GetDatum(TOKEN_END), Int64GetDatum(CHECK_SUSPECTS)};
-	int64 greatest;
-	SqlScope scope;
-	uint64 rows;
+	/* None issued so far in this database is greater. */
+	int64 greatest = idemq_token_next(0, idemq_lease_last_token(), idemq_now(), compat_timeline(),
+									  idemq_generation_latest_base());
 
-	/* A standby issues none, and has not seen what was issued. */
-	if (RecoveryInProgress())
-		return;
-	args[0] = Int64GetDatum(greatest_token());
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&tokens_from, args, NULL);
-	greatest = greatest_token();
-	for (uint64 i = 0; i < rows; i++)
-	{
-		if (idemq_spi_int64(i, 2, NULL) > greatest)
-			idemq_id_list_add(&ahead, idemq_spi_int64(i, 1, NULL));
-	}
-	idemq_spi_end(&scope);
-	idemq_check_report_jobs(
-		call, CHECK_WARNING, "tokens.issued", &ahead,
-		"with a token greater than the last one issued and the clock: written by "
-		"hand, or the clock was set back; its next token is greater still");
+	return idemq_check_suspects("tokens", greatest + 1);
 }
 
 /*
@@ -228,23 +178,14 @@ check_follows(CheckCall *call)
 	return true;
 }
 
-/* Checks that idemq.tick() is being called, if there are schedules; a restore brings no driver. */
-static void
-check_driver(CheckCall *call)
-{
-	int64 schedules = idemq_schedules_abandoned();
-
-	if (schedules > 0)
-		idemq_check_report(call, CHECK_WARNING, "schedules.driver",
-						   "nothing has called idemq.tick() for 10 minutes, for which schedules "
-						   "wait (%lld): look at pg_cron's job \"idemq-tick\"",
-						   (long long) schedules);
-}
-
 /* check() -> setof (severity, invariant, detail); 25001. */
 Datum
 idemq_sql_v2_check(PG_FUNCTION_ARGS)
 {
+	static const Suspicion tokens =
+		{find_tokens, NULL, CHECK_WARNING, "tokens.issued",
+		 "with a token greater than the last one issued and the clock: written by "
+		 "hand, or the clock was set back; its next token is greater still"};
 	CheckCall call = {0};
 
 	if (idemq_at_end_is_pending())
@@ -254,11 +195,11 @@ idemq_sql_v2_check(PG_FUNCTION_ARGS)
 					 "idemq.check() cannot run in a transaction that has changed jobs or queues"),
 				 errdetail("Shared memory follows a transaction's changes when it has ended."),
 				 errhint("Run it in a transaction of its own.")));
-	idemq_check_begin(fcinfo, &call);
+	call.store = idemq_srf_begin(fcinfo, &call.desc);
+	call.patience_ends = idemq_mono_now() + PATIENCE;
 	idemq_jobs_open_to_read(&call.table);
-	idemq_check_read_queues(&call);
+	read_queues(&call);
 	check_slots(&call);
-	check_worker(&call);
 	check_dead_queues(&call);
 	idemq_check_findings(&call, "rows");
 	if (check_follows(&call))
@@ -266,16 +207,19 @@ idemq_sql_v2_check(PG_FUNCTION_ARGS)
 	else
 	{
 		idemq_check_findings(&call, "tokens");
-		check_tokens(&call);
+		/* A standby issues none, and has not seen what was issued. */
+		if (!RecoveryInProgress())
+			idemq_check_suspicion(&call, &tokens);
 		idemq_check_findings(&call, "steps");
 		idemq_check_findings(&call, "catalog");
 		if (idemq_jobs_has_index(call.table.rel, INDEX_READY))
 			idemq_check_ready(&call);
 		idemq_check_leases(&call);
 		idemq_check_groups(&call);
-		idemq_check_floors(&call);
 		idemq_check_dependencies(&call);
-		check_driver(&call);
+		/* A restore brings no driver. */
+		if (!idemq_worker_comes())
+			idemq_check_findings(&call, "driver");
 		idemq_check_findings(&call, "others");
 		idemq_check_limits(&call);
 		idemq_check_gauges(&call);

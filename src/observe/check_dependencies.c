@@ -85,7 +85,7 @@ void
 idemq_check_dependencies(CheckCall *call)
 {
 	static const Suspicion forgotten_children =
-		{find_children, is_known, "children.forgotten",
+		{find_children, is_known, CHECK_ERROR, "children.forgotten",
 		 "blocked though its parents are done, or have failed, and nobody looks at it: UPDATE "
 		 "idemq.jobs SET status = status WHERE id = ..."};
 

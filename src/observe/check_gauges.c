@@ -34,22 +34,6 @@ read_view(int32 queue_id, CounterView *view)
 		   view->known;
 }
 
-/* Returns the changes of each queue's gauges so far, by its place in call->queue_ids. */
-static uint64 *
-read_changes(const CheckCall *call)
-{
-	uint64 *changes = palloc(Max(call->nqueues, 1) * sizeof(uint64));
-
-	for (int i = 0; i < call->nqueues; i++)
-	{
-		CounterView view = {0};
-
-		(void) read_view(call->queue_ids[i], &view);
-		changes[i] = view.changes;
-	}
-	return changes;
-}
-
 /* Reports a queue's gauges that are not the rows counted. */
 static void
 report(CheckCall *call, int32 queue_id, const CounterView *view, const int64 *jobs)
@@ -85,11 +69,21 @@ static bool
 compare(CheckCall *call, bool *done)
 {
 	static const int64 none[JOB_STATUS_COUNT] = {0};
-	uint64 *changes = read_changes(call);
+	/* Of each queue's gauges so far, by its place in call->queue_ids. */
+	uint64 *changes = palloc(Max(call->nqueues, 1) * sizeof(uint64));
 	bool in_doubt = false;
 	bool settled = false;
+	QueueCount *counts;
 	int ncounts;
-	QueueCount *counts = idemq_queue_counts_by_sql(&ncounts);
+
+	for (int i = 0; i < call->nqueues; i++)
+	{
+		CounterView view = {0};
+
+		(void) read_view(call->queue_ids[i], &view);
+		changes[i] = view.changes;
+	}
+	counts = idemq_queue_counts_by_sql(&ncounts);
 
 	for (int i = 0; i < call->nqueues; i++)
 	{

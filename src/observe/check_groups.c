@@ -9,64 +9,44 @@
  * and afterwards still has no head and the same jobs, no session will promote it.  The
  * exception is a session that scans all groups at that moment and knows of none before it
  * reaches it; so a suspect is checked for a second (idemq_check_suspicion).
+ *
+ * Floors (shared/groups/groups.c): no job is below one.
+ *
+ * A job that a later snapshot shows below its group's floor is a suspect: its writer may
+ * be about to lower the floor.  Once all that the snapshot showed has reached shared
+ * memory (idemq_check_settled), the writer's mark has done so.  From then on the floor
+ * rises above the job by a promotion alone, whose owner had seen this version of the row,
+ * as its group's head, or as the one to promote unless an earlier one was: in neither case
+ * does the floor rise above that version.  So if the floor, read again, is still above
+ * it, and a later snapshot shows the same version, then that floor is wrong.
+ *
+ * The group without a name may have jobs below its first floor (job/places.c).  Groups that have
+ * an owner are left out: what has lowered their floors is not in them
+ * yet.  So are those with long names, of which memory knows a hash.
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/timestamp.h"
 
 #include "base/base.h"
 #include "observe/observe.h"
 #include "queue/queue.h"
 #include "shared/groups/groups.h"
 
-/* Whether a job is its group's head, or has one of its places (job/places.c). */
-#define HAS_PLACE                                                                                       \
-	"(j.status <> 'blocked' AND (q.group_running = 1 AND j.group_key <> '' OR j.status = 'processing' " \
-	"OR j.status = 'pending' AND j.run_at IS NULL))"
-
-/*
- * Groups in which a job is blocked, none waits to be claimed, and fewer are in processing than
- * may be; with the first of these jobs.  They have changed when they have other jobs, or one was
- * claimed.
- */
-static SqlStatement headless =
-	{.text = "SELECT queue_id, j.group_key, min(j.id) FILTER (WHERE j.status = 'blocked'), "
-			 "concat_ws(' ', count(*), max(j.id), max(j.token)) "
-			 "FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) "
-			 "WHERE j.group_key IS NOT NULL AND j.finished_at IS NULL "
-			 "GROUP BY 1, 2, q.group_running HAVING bool_or(j.status = 'blocked') "
-			 "AND (j.group_key = '' OR count(*) FILTER (WHERE " HAS_PLACE ") < q.group_running) "
-			 "AND NOT bool_or(" HAS_PLACE " AND j.status <> 'processing') ORDER BY 1, 2 LIMIT $1",
-	 .types = {INT8OID}};
+static SqlStatement below_floors =
+	{.text = "SELECT * FROM idemq_inside.below_floors($1, $2, $3, $4, $5)",
+	 .types = {INT4ARRAYOID, TEXTARRAYOID, TIMESTAMPTZARRAYOID, INT8ARRAYOID, INT8OID},
+	 .few = true};
 
 /* Returns the groups in which no job can be claimed, and one could be. */
 static List *
 find_headless(const CheckCall *call)
 {
-	MemoryContext caller = CurrentMemoryContext;
-	Datum limit = Int64GetDatum(CHECK_SUSPECTS);
-	List *suspects = NIL;
-	SqlScope scope;
-	uint64 rows;
-
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&headless, &limit, NULL);
-	for (uint64 i = 0; i < rows; i++)
-	{
-		MemoryContext old = MemoryContextSwitchTo(caller);
-		Suspect *suspect = palloc(sizeof(Suspect));
-
-		suspect->queue_id = DatumGetInt32(idemq_spi_value(i, 1, NULL));
-		suspect->group = DatumGetTextPCopy(idemq_spi_value(i, 2, NULL));
-		suspect->id = idemq_spi_int64(i, 3, NULL);
-		suspect->version = TextDatumGetCString(idemq_spi_value(i, 4, NULL));
-		suspects = lappend(suspects, suspect);
-		MemoryContextSwitchTo(old);
-	}
-	idemq_spi_end(&scope);
-	return suspects;
+	return idemq_check_suspects("groups", 0);
 }
 
 /* Returns whether a group is known in shared memory, and so will get its head. */
@@ -83,15 +63,55 @@ is_known(const Suspect *suspect)
 	return idemq_groups_know(queue.slot, &key);
 }
 
+/* Returns a job of each group that has one below its floor. */
+static List *
+find_below(const CheckCall *call)
+{
+	int room = idemq_groups_usage().room;
+	GroupEntry *groups = palloc(room * sizeof(GroupEntry));
+	int count = idemq_groups_copy(MyDatabaseId, groups, room);
+	Datum *columns[] = {palloc(room * sizeof(Datum)), palloc(room * sizeof(Datum)),
+						palloc(room * sizeof(Datum)), palloc(room * sizeof(Datum))};
+	Datum args[5];
+	int n = 0;
+
+	for (int i = 0; i < count; i++)
+	{
+		const GroupKey *key = &groups[i].key;
+		const GroupFloor *floor = &groups[i].floor;
+
+		if (groups[i].owner != NOBODY || key->length == LONG_NAME ||
+			floor->blocked == GROUP_NO_FLOOR.blocked)
+			continue;
+		columns[0][n] = Int32GetDatum(key->queue_id);
+		columns[1][n] = PointerGetDatum(cstring_to_text_with_len(key->name, key->length));
+		columns[2][n] = TimestampTzGetDatum(floor->heads);
+		columns[3][n++] = Int64GetDatum(floor->blocked);
+	}
+	args[0] = PointerGetDatum(construct_array(columns[0], n, INT4OID, 4, true, TYPALIGN_INT));
+	args[1] = PointerGetDatum(construct_array(columns[1], n, TEXTOID, -1, false, TYPALIGN_INT));
+	args[2] = PointerGetDatum(
+		construct_array(columns[2], n, TIMESTAMPTZOID, 8, FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
+	args[3] = PointerGetDatum(
+		construct_array(columns[3], n, INT8OID, 8, FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
+	args[4] = Int64GetDatum(CHECK_SUSPECTS);
+	return n == 0 ? NIL : idemq_check_find(&below_floors, args);
+}
+
 /* Checks FIFO groups. */
 void
 idemq_check_groups(CheckCall *call)
 {
 	static const Suspicion headless_groups = {
-		find_headless, is_known, "groups.headless",
+		find_headless, is_known, CHECK_ERROR, "groups.headless",
 		"first in a group without a head that nobody promotes: UPDATE idemq.jobs SET status = status "
+		"WHERE id = ..."};
+	static const Suspicion floors = {
+		find_below, NULL, CHECK_ERROR, "groups.floor",
+		"below its group's floor, where no promotion finds it: UPDATE idemq.jobs SET status = status "
 		"WHERE id = ..."};
 
 	idemq_check_findings(call, "groups");
 	idemq_check_suspicion(call, &headless_groups);
+	idemq_check_suspicion(call, &floors);
 }

@@ -35,7 +35,7 @@
 
 /* By how much a queue may visit its leases late: reapers take their time. */
 #define DEADLINE_SLACK USECS_PER_SEC
-/* Rows in processing that are read in one go. */
+/* Rows in processing that are read, and judged, in one go. */
 #define ROWS_AT_ONCE 10000
 #define MAX_READS 10000
 
@@ -139,33 +139,6 @@ has_entry(const Attempted *attempted)
 		   (lease.token == attempted->token || lease.claiming);
 }
 
-/* Reads the next rows in processing after an id; keeps those without an entry. */
-static int
-read_attempts(int64 *last, Attempted *suspects, int room, bool *more)
-{
-	Datum args[] = {Int64GetDatum(*last), Int64GetDatum(ROWS_AT_ONCE)};
-	SqlScope scope;
-	uint64 rows;
-	int count = 0;
-
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&in_processing, args, NULL);
-	for (uint64 i = 0; i < rows && count < room; i++)
-	{
-		Attempted row;
-
-		row.job_id = DatumGetInt64(idemq_spi_value(i, 1, NULL));
-		row.token = DatumGetInt64(idemq_spi_value(i, 2, NULL));
-		row.queue_id = DatumGetInt32(idemq_spi_value(i, 3, NULL));
-		*last = row.job_id;
-		if (!has_entry(&row))
-			suspects[count++] = row;
-	}
-	idemq_spi_end(&scope);
-	*more = rows == ROWS_AT_ONCE;
-	return count;
-}
-
 /* Returns whether a suspect is a job in flight that no search will ever find. */
 static bool
 is_forgotten(CheckCall *call, const Attempted *suspect)
@@ -185,18 +158,30 @@ is_forgotten(CheckCall *call, const Attempted *suspect)
 static void
 check_attempts(CheckCall *call)
 {
-	Attempted *suspects = palloc(CHECK_SUSPECTS * sizeof(Attempted));
+	Attempted *suspects = palloc(ROWS_AT_ONCE * sizeof(Attempted));
 	IdList jobs = {0};
 	IdList others = {0};
 	Lease lease;
 	int64 last = PG_INT64_MIN;
-	bool more = true;
+	uint64 rows;
 
-	while (more)
+	do
 	{
-		int count = read_attempts(&last, suspects, CHECK_SUSPECTS, &more);
+		Datum args[] = {Int64GetDatum(last), Int64GetDatum(ROWS_AT_ONCE)};
+		SqlScope scope;
+		int count = 0;
 
-		more |= count == CHECK_SUSPECTS;
+		idemq_spi_begin(&scope);
+		rows = idemq_spi_query_latest(&in_processing, args, NULL);
+		for (uint64 i = 0; i < rows; i++)
+		{
+			Attempted *row = &suspects[count];
+
+			*row = (Attempted){last = idemq_spi_int64(i, 1, NULL), idemq_spi_int64(i, 2, NULL),
+							   DatumGetInt32(idemq_spi_value(i, 3, NULL))};
+			count += !has_entry(row);
+		}
+		idemq_spi_end(&scope);
 		if (count > 0 && !idemq_check_settled(call))
 		{
 			idemq_check_report(call, CHECK_WARNING, "leases.unsettled",
@@ -211,7 +196,7 @@ check_attempts(CheckCall *call)
 				idemq_id_list_add(idemq_lease_get(suspects[i].job_id, &lease) ? &others : &jobs,
 								  suspects[i].job_id);
 		}
-	}
+	} while (rows == ROWS_AT_ONCE);
 	pfree(suspects);
 	idemq_check_report_jobs(call, CHECK_ERROR, "leases.entry", &jobs,
 							"in processing without a lease entry, and no search is pending; "
@@ -257,23 +242,6 @@ is_outlived(CheckCall *call, const Lease *copy)
 	return true;
 }
 
-/* Checks that open claims and ends belong to open transactions. */
-static void
-check_sessions(CheckCall *call, const Lease *leases, int count)
-{
-	IdList jobs = {0};
-
-	for (int i = 0; i < count; i++)
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (is_outlived(call, &leases[i]))
-			idemq_id_list_add(&jobs, leases[i].key.job_id);
-	}
-	idemq_check_report_jobs(call, CHECK_ERROR, "leases.session", &jobs,
-							"being claimed or ended by a session that has no open transaction; "
-							"restart the server");
-}
-
 /* Returns when a lease is visited at the latest: one that could not be reaped, less often. */
 static int64
 visit_due(const Lease *lease)
@@ -290,8 +258,8 @@ is_overlooked(CheckCall *call, const Lease *copy)
 	SlotStatus status;
 	Lease lease;
 
-	if (!idemq_slot_status(copy->queue_id, &status) || status.next_deadline <= visit_due(copy) ||
-		!idemq_check_settled(call))
+	if (!is_active(copy) || !idemq_slot_status(copy->queue_id, &status) ||
+		status.next_deadline <= visit_due(copy) || !idemq_check_settled(call))
 		return false;
 	for (int i = 0; i < MAX_READS; i++)
 	{
@@ -310,32 +278,30 @@ is_overlooked(CheckCall *call, const Lease *copy)
 	return false;
 }
 
-/* Checks that each queue visits its leases in time. */
-static void
-check_deadlines(CheckCall *call, const Lease *leases, int count)
-{
-	IdList jobs = {0};
-
-	for (int i = 0; i < count; i++)
-	{
-		if (is_active(&leases[i]) && is_overlooked(call, &leases[i]))
-			idemq_id_list_add(&jobs, leases[i].key.job_id);
-	}
-	idemq_check_report_jobs(call, CHECK_ERROR, "leases.deadline", &jobs,
-							"its lease ends before its queue looks for expired leases; "
-							"idemq.reap() looks now");
-}
-
 /* Checks the lease table; see the file's header. */
 void
 idemq_check_leases(CheckCall *call)
 {
 	int count;
 	Lease *leases = idemq_lease_copy_all(&count);
+	IdList outlived = {0};
+	IdList overlooked = {0};
 
 	check_entries(call, leases, count);
-	check_sessions(call, leases, count);
-	check_deadlines(call, leases, count);
+	for (int i = 0; i < count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (is_outlived(call, &leases[i]))
+			idemq_id_list_add(&outlived, leases[i].key.job_id);
+		if (is_overlooked(call, &leases[i]))
+			idemq_id_list_add(&overlooked, leases[i].key.job_id);
+	}
+	idemq_check_report_jobs(call, CHECK_ERROR, "leases.session", &outlived,
+							"being claimed or ended by a session that has no open transaction; "
+							"restart the server");
+	idemq_check_report_jobs(call, CHECK_ERROR, "leases.deadline", &overlooked,
+							"its lease ends before its queue looks for expired leases; "
+							"idemq.reap() looks now");
 	check_attempts(call);
 	pfree(leases);
 }

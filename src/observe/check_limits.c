@@ -28,15 +28,6 @@ visit_entry(Lease *lease, void *arg)
 	return true;
 }
 
-/* Returns how many running jobs a queue counts more than the sums over the entries say. */
-static int64
-excess_of(int32 queue_id, const int64 *sums)
-{
-	const QueueSlot *slot = idemq_slot_find(MyDatabaseId, queue_id);
-
-	return slot == NULL ? 0 : idemq_running_count(slot) - sums[idemq_slot_index(slot)];
-}
-
 /*
  * Fills what each queue of the database counts too many, by its place in call->queue_ids;
  * sums is room for a sum of each slot.  Returns whether all agree.
@@ -53,30 +44,18 @@ compare(CheckCall *call, int64 *sums, int64 *excess, bool locked)
 		idemq_leases_visit(LW_SHARED, 0, visit_entry, sums);
 	for (int i = 0; i < call->nqueues; i++)
 	{
-		excess[i] = excess_of(call->queue_ids[i], sums);
+		const QueueSlot *slot = idemq_slot_find(MyDatabaseId, call->queue_ids[i]);
+
+		excess[i] = slot == NULL ? 0 : idemq_running_count(slot) - sums[idemq_slot_index(slot)];
 		agree = agree && excess[i] == 0;
 	}
 	return agree;
 }
 
-/* Warns of a queue that got no slot when it was looked up, or whose limits cannot be counted. */
-static void
-check_queue(CheckCall *call, const QueueInfo *queue)
-{
-	if (queue->slot == NULL)
-		idemq_check_report(call, CHECK_WARNING, "slots.full",
-						   "queue \"%s\" has no slot in shared memory, for all %d are other "
-						   "queues', and its calls raise 53400: raise idemq.max_queues and restart",
-						   queue->name, idemq_max_queues);
-	else if (queue->max_running > 0 && idemq_lease_share_is_full(true))
-		idemq_check_report(call, CHECK_WARNING, "limits.full",
-						   "queue \"%s\" has max_running, and hands out nothing while the lease "
-						   "table, or the share of this database, is full: raise "
-						   "idemq.max_leases and restart, or idemq.max_leases_per_database",
-						   queue->name);
-}
-
-/* Checks what is counted for limits; see the file's header. */
+/*
+ * Checks what is counted for limits (see the file's header); warns of a queue that got no slot when
+ * it was looked up, or whose limits cannot be counted.
+ */
 void
 idemq_check_limits(CheckCall *call)
 {
@@ -95,7 +74,19 @@ idemq_check_limits(CheckCall *call)
 
 		if (!idemq_queue_by_id(call->queue_ids[i], &queue))
 			continue;
-		check_queue(call, &queue);
+		if (queue.slot == NULL)
+			idemq_check_report(
+				call, CHECK_WARNING, "slots.full",
+				"queue \"%s\" has no slot in shared memory, for all %d are other "
+				"queues', and its calls raise 53400: raise idemq.max_queues and restart",
+				queue.name, idemq_max_queues);
+		else if (queue.max_running > 0 && idemq_lease_share_is_full(true))
+			idemq_check_report(
+				call, CHECK_WARNING, "limits.full",
+				"queue \"%s\" has max_running, and hands out nothing while the lease "
+				"table, or the share of this database, is full: raise "
+				"idemq.max_leases and restart, or idemq.max_leases_per_database",
+				queue.name);
 		if (excess[i] != 0)
 			idemq_check_report(call, CHECK_ERROR, "limits.running",
 							   "queue \"%s\" counts %lld running jobs more than it has lease "

@@ -51,16 +51,6 @@ typedef struct Suspects
 	ReadyKey keys[CHECK_SUSPECTS];
 } Suspects;
 
-/* Returns whether a row that the scan fetched seems claimable, and left alone. */
-static bool
-is_suspect(const Job *job)
-{
-	TransactionId holder;
-
-	return idemq_transition_allowed(EVENT_CLAIM, job->status) && !idemq_jobs_is_own(job) &&
-		   idemq_jobs_hold(job, &holder) == ROW_FREE;
-}
-
 /* Returns whether claims do not meet the entry that the scan has come to. */
 static bool
 is_passed(CheckCall *call, const Suspects *suspects, int priority, ReadyKey key)
@@ -79,6 +69,7 @@ collect(CheckCall *call, int32 queue_id, int priority, Suspects *suspects)
 	ReadyKey end = suspects->view.from[priority];
 	ReadyKey ring_end = idemq_ring_end(&suspects->ring);
 	ReadyKey until = READY_KEY_MAX;
+	TransactionId holder;
 	ReadyKey key;
 	Job job;
 
@@ -96,7 +87,8 @@ collect(CheckCall *call, int32 queue_id, int priority, Suspects *suspects)
 			continue;
 		/* The row, then the entry: a job that is claimed in between has one, or had. */
 		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&call->table, &job) &&
-			is_suspect(&job) && !idemq_lease_busy(key.id))
+			idemq_transition_allowed(EVENT_CLAIM, job.status) && !idemq_jobs_is_own(&job) &&
+			idemq_jobs_hold(&job, &holder) == ROW_FREE && !idemq_lease_busy(key.id))
 			suspects->keys[suspects->count++] = key;
 	}
 	idemq_jobs_scan_end(&call->table);

@@ -37,34 +37,28 @@
 #include "observe/observe.h"
 #include "shared/slots/slots.h"
 
-/* How long one call waits for the callbacks of others, in all. */
-#define PATIENCE (10 * USECS_PER_SEC)
 /* Times that a job which seems forgotten is checked, and the microseconds between them. */
 #define FORGOTTEN_CHECKS 11
 #define FORGOTTEN_PAUSE 100000L
-
-static SqlStatement all_queues = {.text = "SELECT queue_id FROM idemq.queues ORDER BY queue_id"};
 
 static SqlStatement findings =
 	{.text = "SELECT severity, invariant, detail FROM idemq_inside.findings($1, $2)",
 	 .types = {TEXTOID, TIMESTAMPTZOID}};
 
-static SqlStatement ending_locks =
-	{.text = "SELECT transactionid, pid FROM pg_catalog.pg_locks WHERE granted AND "
-			 "(locktype = 'transactionid' AND mode = 'ExclusiveLock' OR "
-			 "locktype = 'relation' AND relation IN ($1, $2) AND mode = 'RowExclusiveLock' "
-			 "AND database = (SELECT oid FROM pg_catalog.pg_database "
-			 "WHERE datname = pg_catalog.current_database()) "
-			 "AND virtualtransaction LIKE '%/0')",
-	 .types = {OIDOID, OIDOID}};
-
-/* Begins the answer of one call of idemq.check(). */
-void
-idemq_check_begin(FunctionCallInfo fcinfo, CheckCall *call)
-{
-	call->store = idemq_srf_begin(fcinfo, &call->desc);
-	call->patience_ends = idemq_mono_now() + PATIENCE;
-}
+static SqlStatement ending_locks = {
+	.text =
+		"SELECT coalesce(transactionid::text::bigint, -pid) FROM pg_catalog.pg_locks WHERE granted AND "
+		"(locktype = 'transactionid' AND mode = 'ExclusiveLock' OR "
+		"locktype = 'relation' AND relation IN ($1, $2) AND mode = 'RowExclusiveLock' "
+		"AND database = (SELECT oid FROM pg_catalog.pg_database "
+		"WHERE datname = pg_catalog.current_database()) "
+		"AND virtualtransaction LIKE '%/0') "
+		"AND ($3 IS NULL OR coalesce(transactionid::text::bigint, -pid) = ANY ($3))",
+	.types = {OIDOID, OIDOID, INT8ARRAYOID}};
+static SqlStatement suspects_of = {
+	.text = "SELECT * FROM idemq_inside.suspects($1, $2, $3)",
+	.types = {TEXTOID, INT8OID, INT8OID},
+};
 
 /* Adds a row to the answer: use idemq_check_report. */
 void
@@ -95,14 +89,7 @@ idemq_check_findings(CheckCall *call, const char *part)
 							 GUC_ACTION_SAVE, true, 0, false);
 	rows = idemq_spi_query_latest(&findings, args, NULL);
 	for (uint64 i = 0; i < rows; i++)
-	{
-		Datum values[3];
-		bool nulls[3];
-
-		for (int c = 0; c < 3; c++)
-			values[c] = idemq_spi_value(i, c + 1, &nulls[c]);
-		tuplestore_putvalues(call->store, call->desc, values, nulls);
-	}
+		tuplestore_puttuple(call->store, SPI_tuptable->vals[i]);
 	idemq_spi_end(&scope);
 }
 
@@ -133,56 +120,34 @@ idemq_check_report_jobs(CheckCall *call, const char *severity, const char *invar
 					   jobs->count > named ? ", ..." : "");
 }
 
-/* A transaction, by its id, or a session, by its process, whose callbacks may be to come. */
-typedef struct Debtor
-{
-	bool is_session;
-	uint32 number;
-} Debtor;
-
-static bool
-is_among(const Debtor *debtors, int count, Debtor wanted)
-{
-	for (int i = 0; i < count; i++)
-	{
-		if (debtors[i].is_session == wanted.is_session && debtors[i].number == wanted.number)
-			return true;
-	}
-	return false;
-}
-
 /*
- * Reads the debtors that locks show: at first all of them, to an array that is
- * palloc'ed; then, with count from the last time, those who still are.  Returns
- * their number.
+ * Reads the debtors that locks show, transactions by their ids and sessions by their processes,
+ * which are negative, to an array that is palloc'ed: of some, from the last time, those who still
+ * are; NULL: all of them.  Returns their number.
  */
 static int
-read_debtors(Debtor **debtors, int count, bool first)
+read_debtors(int64 **debtors, int count)
 {
+	Datum args[] = {ObjectIdGetDatum(idemq_oids()->jobs), ObjectIdGetDatum(idemq_oids()->queues),
+					*debtors == NULL ? (Datum) 0 : idemq_int8_array(*debtors, count)};
 	MemoryContext caller = CurrentMemoryContext;
-	Datum relations[] = {ObjectIdGetDatum(idemq_oids()->jobs),
-						 ObjectIdGetDatum(idemq_oids()->queues)};
 	int left = 0;
 	SqlScope scope;
 	uint64 rows;
-	Debtor *found;
 
 	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&ending_locks, relations, NULL);
-	found = MemoryContextAlloc(caller, Max(rows, 1) * sizeof(Debtor));
+	rows = idemq_spi_query_latest(&ending_locks, args, *debtors == NULL ? "  n" : NULL);
+	*debtors = MemoryContextAlloc(caller, Max(rows, 1) * sizeof(int64));
 	for (uint64 i = 0; i < rows; i++)
 	{
-		bool no_xid;
-		TransactionId xid = DatumGetTransactionId(idemq_spi_value(i, 1, &no_xid));
-		Debtor debtor = {no_xid, no_xid ? DatumGetUInt32(idemq_spi_value(i, 2, NULL)) : xid};
+		int64 debtor = idemq_spi_int64(i, 1, NULL);
+		TransactionId xid = (TransactionId) debtor;
 
-		if (first ? no_xid || !(TransactionIdIsCurrentTransactionId(xid) ||
-								TransactionIdIsInProgress(xid))
-				  : is_among(*debtors, count, debtor))
-			found[left++] = debtor;
+		if (debtor < 0 ||
+			!(TransactionIdIsCurrentTransactionId(xid) || TransactionIdIsInProgress(xid)))
+			(*debtors)[left++] = debtor;
 	}
 	idemq_spi_end(&scope);
-	*debtors = found;
 	return left;
 }
 
@@ -194,8 +159,8 @@ bool
 idemq_check_settled(CheckCall *call)
 {
 	bool counted = false;
-	Debtor *debtors = NULL;
-	int count = read_debtors(&debtors, 0, true);
+	int64 *debtors = NULL;
+	int count = read_debtors(&debtors, 0);
 
 	for (;;)
 	{
@@ -208,31 +173,45 @@ idemq_check_settled(CheckCall *call)
 		CHECK_FOR_INTERRUPTS();
 		pg_usleep(counted ? 1000 : 50);
 		if (count > 0)
-			count = read_debtors(&debtors, count, false);
+			count = read_debtors(&debtors, count);
 	}
 }
 
-/* Reads the ids of all queues into call. */
-void
-idemq_check_read_queues(CheckCall *call)
+/* Returns the suspects that a statement finds: queue_id, group_key, id, version. */
+List *
+idemq_check_find(SqlStatement *statement, const Datum *args)
 {
 	MemoryContext caller = CurrentMemoryContext;
+	List *suspects = NIL;
 	SqlScope scope;
+	uint64 rows;
 
 	idemq_spi_begin(&scope);
-	call->nqueues = (int) idemq_spi_query_latest(&all_queues, NULL, NULL);
-	call->queue_ids = MemoryContextAlloc(caller, Max(call->nqueues, 1) * sizeof(int32));
-	for (int i = 0; i < call->nqueues; i++)
-		call->queue_ids[i] = DatumGetInt32(idemq_spi_value(i, 1, NULL));
+	rows = idemq_spi_query_latest(statement, args, NULL);
+	for (uint64 i = 0; i < rows; i++)
+	{
+		MemoryContext old = MemoryContextSwitchTo(caller);
+		Suspect *suspect = palloc(sizeof(Suspect));
+		bool isnull;
+		Datum group = idemq_spi_value(i, 2, &isnull);
+
+		*suspect = (Suspect){DatumGetInt32(idemq_spi_value(i, 1, NULL)),
+							 isnull ? NULL : DatumGetTextPCopy(group), idemq_spi_int64(i, 3, NULL),
+							 TextDatumGetCString(idemq_spi_value(i, 4, NULL))};
+		suspects = lappend(suspects, suspect);
+		MemoryContextSwitchTo(old);
+	}
 	idemq_spi_end(&scope);
+	return suspects;
 }
 
-/* Returns whether a queue was there when the queues were read. */
-bool
-idemq_check_has_queue(const CheckCall *call, int32 queue_id)
+/* Returns the suspects of a part of the audit: idemq_inside.suspects. */
+List *
+idemq_check_suspects(const char *part, int64 token)
 {
-	return bsearch(&queue_id, call->queue_ids, call->nqueues, sizeof(int32), idemq_compare_int32) !=
-		   NULL;
+	Datum args[] = {CStringGetTextDatum(part), Int64GetDatum(CHECK_SUSPECTS), Int64GetDatum(token)};
+
+	return idemq_check_find(&suspects_of, args);
 }
 
 /* Returns whether a suspect is among some, as it was. */
@@ -250,30 +229,6 @@ is_unchanged(const Suspect *suspect, const List *now)
 			return true;
 	}
 	return false;
-}
-
-/* Returns the suspects that are not known, and after that still are as they were. */
-static List *
-keep_suspects(const CheckCall *call, const List *suspects, const Suspicion *suspicion)
-{
-	List *unknown = NIL;
-	List *kept = NIL;
-	List *now;
-	const ListCell *lc;
-
-	foreach(lc, suspects)
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (suspicion->is_known == NULL || !suspicion->is_known(lfirst(lc)))
-			unknown = lappend(unknown, lfirst(lc));
-	}
-	now = unknown == NIL ? NIL : suspicion->find(call);
-	foreach(lc, unknown)
-	{
-		if (is_unchanged(lfirst(lc), now))
-			kept = lappend(kept, lfirst(lc));
-	}
-	return kept;
 }
 
 /*
@@ -297,11 +252,27 @@ idemq_check_suspicion(CheckCall *call, const Suspicion *suspicion)
 	}
 	for (int round = 0; round < checks && suspects != NIL; round++)
 	{
+		List *unknown = NIL;
+		List *now;
+
 		if (round > 0)
 			pg_usleep(FORGOTTEN_PAUSE);
-		suspects = keep_suspects(call, suspects, suspicion);
+		foreach(lc, suspects)
+		{
+			CHECK_FOR_INTERRUPTS();
+			if (suspicion->is_known == NULL || !suspicion->is_known(lfirst(lc)))
+				unknown = lappend(unknown, lfirst(lc));
+		}
+		now = unknown == NIL ? NIL : suspicion->find(call);
+		suspects = NIL;
+		foreach(lc, unknown)
+		{
+			if (is_unchanged(lfirst(lc), now))
+				suspects = lappend(suspects, lfirst(lc));
+		}
 	}
 	foreach(lc, suspects)
 		idemq_id_list_add(&jobs, ((const Suspect *) lfirst(lc))->id);
-	idemq_check_report_jobs(call, CHECK_ERROR, suspicion->invariant, &jobs, suspicion->what);
+	idemq_check_report_jobs(call, suspicion->severity, suspicion->invariant, &jobs,
+							suspicion->what);
 }

@@ -46,37 +46,31 @@ idemq_sql_v2_error_pattern(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(idemq_error_pattern(error, length)));
 }
 
-/* Returns the SQLSTATE that the details of idemq.fail name; NULL when they do not. */
-static text *
-sqlstate_of_details(Jsonb *details)
-{
-	static const char key[] = "sqlstate";
-	JsonbValue buffer;
-	JsonbValue *value;
-
-	if (!JB_ROOT_IS_OBJECT(details))
-		return NULL;
-	value = getKeyJsonValueFromContainer(&details->root, key, sizeof(key) - 1, &buffer);
-	if (value == NULL || value->type != jbvString ||
-		!idemq_is_sqlstate(value->val.string.val, value->val.string.len))
-		return NULL;
-	return cstring_to_text_with_len(value->val.string.val, value->val.string.len);
-}
-
 /* error_sqlstate(details, error) -> text, NULL when neither names one. */
 Datum
 idemq_sql_v2_error_sqlstate(PG_FUNCTION_ARGS)
 {
-	text *state = PG_ARGISNULL(0) ? NULL : sqlstate_of_details(PG_GETARG_JSONB_P(0));
+	static const char key[] = "sqlstate";
+	JsonbContainer *details = PG_ARGISNULL(0) ? NULL : &PG_GETARG_JSONB_P(0)->root;
+	JsonbValue buffer;
+	JsonbValue *value = NULL;
+	const char *state;
 	int length;
-	const char *error = beginning(fcinfo, 1, &length);
-	const char *found = state == NULL ? idemq_error_find_sqlstate(error, length) : NULL;
 
-	if (found != NULL)
-		state = cstring_to_text_with_len(found, IDEMQ_SQLSTATE_LENGTH);
+	if (details != NULL && JsonContainerIsObject(details))
+		value = getKeyJsonValueFromContainer(details, key, sizeof(key) - 1, &buffer);
+	if (value != NULL && value->type == jbvString &&
+		idemq_is_sqlstate(value->val.string.val, value->val.string.len))
+		state = value->val.string.val;
+	else
+	{
+		const char *error = beginning(fcinfo, 1, &length);
+
+		state = idemq_error_find_sqlstate(error, length);
+	}
 	if (state == NULL)
 		PG_RETURN_NULL();
-	PG_RETURN_TEXT_P(state);
+	PG_RETURN_TEXT_P(cstring_to_text_with_len(state, IDEMQ_SQLSTATE_LENGTH));
 }
 
 /* error_fingerprint(sqlstate, error) -> text: 16 hex digits. */

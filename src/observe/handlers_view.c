@@ -19,31 +19,6 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_handler_states);
 
 static SqlStatement list_handlers = {.text = "SELECT queue_id FROM idemq.handler_entries"};
 
-static const char *
-name_of_state(const HandlerInfo *info, const HandlerState *state, int busy, bool has_slot)
-{
-	if (info->stopped)
-		return "stopped";
-	if (busy > 0)
-		return "running";
-	if (!idemq_worker)
-		return "off";
-	if (state->refused || !has_slot)
-		return "refused";
-	return state->waits ? "waiting" : "idle";
-}
-
-/* Returns what is said of a handler that does not run, or its last error; NULL: nothing. */
-static const char *
-last_error(const HandlerInfo *info, const HandlerState *state, bool has_slot)
-{
-	if (info->stopped)
-		return idemq_handler_stopped_text(info);
-	if (!has_slot)
-		return HANDLER_WITHOUT_SLOT;
-	return state->error[0] != '\0' ? state->error : NULL;
-}
-
 /* Adds the row of one handler; errors: whether the caller may see what went wrong. */
 static void
 add_handler(Tuplestorestate *store, TupleDesc desc, const HandlerInfo *info, bool has_slot,
@@ -52,15 +27,28 @@ add_handler(Tuplestorestate *store, TupleDesc desc, const HandlerInfo *info, boo
 	HandlerKey key = {MyDatabaseId, info->queue_id};
 	RowBuilder row = {0};
 	HandlerState state;
-	const char *error;
+	const char *error = NULL;
+	const char *name;
 	int processes;
 	int busy;
 
 	idemq_handler_state(key, &state);
 	idemq_handler_processes(key, &processes, &busy);
-	error = errors ? last_error(info, &state, has_slot) : NULL;
+	name = info->stopped				? "stopped"
+		   : busy > 0					? "running"
+		   : !idemq_worker				? "off"
+		   : state.refused || !has_slot ? "refused"
+		   : state.waits				? "waiting"
+										: "idle";
+	/* Why it does not run, or its last error. */
+	if (errors && info->stopped)
+		error = idemq_handler_stopped_text(info);
+	else if (errors && !has_slot)
+		error = HANDLER_WITHOUT_SLOT;
+	else if (errors && state.error[0] != '\0')
+		error = state.error;
 	row_add(&row, Int32GetDatum(info->queue_id));
-	row_add(&row, CStringGetTextDatum(name_of_state(info, &state, busy, has_slot)));
+	row_add(&row, CStringGetTextDatum(name));
 	row_add(&row, Int32GetDatum(processes));
 	row_add(&row, Int64GetDatum(state.done));
 	row_add(&row, Int64GetDatum(state.failed));

@@ -39,55 +39,11 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_server_counts);
 /* The jobs as SQL counts them, once they are asked for. */
 typedef struct SqlGauges
 {
-	bool counted;
 	QueueCount *counts;
 	int ncounts;
 } SqlGauges;
 
 static const double quantiles[] = {0.5, 0.95, 0.99};
-
-/* Returns the number of a queue's jobs by status, from SQL. */
-static const int64 *
-gauges_by_sql(SqlGauges *gauges, int32 queue_id)
-{
-	static const int64 none[JOB_STATUS_COUNT] = {0};
-	QueueCount *found;
-
-	if (!gauges->counted)
-		gauges->counts = idemq_queue_counts_by_sql(&gauges->ncounts);
-	gauges->counted = true;
-	found = bsearch(&queue_id, gauges->counts, gauges->ncounts, sizeof(QueueCount),
-					idemq_compare_int32);
-	return found == NULL ? none : found->jobs;
-}
-
-/* Returns whether a claim would take a job. */
-static bool
-is_claimable(const Job *job, TimestampTz now)
-{
-	return idemq_transition_allowed(EVENT_CLAIM, job->status) &&
-		   !(job->attempt == 0 && job->expires_at <= now);
-}
-
-/* Returns when the first claimable job of a priority was due, or, if that is later, limit. */
-static TimestampTz
-oldest_in_priority(JobsTable *table, int32 queue_id, int priority, ReadyKey from, TimestampTz limit)
-{
-	TimestampTz now = idemq_now();
-	ReadyKey key;
-	Job job;
-
-	idemq_jobs_scan_begin(table, queue_id, priority, from, READY_KEY_MAX);
-	while (idemq_jobs_scan_next(table, &key) && key.ready_at < limit)
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(table, &job) &&
-			is_claimable(&job, now))
-			limit = key.ready_at;
-	}
-	idemq_jobs_scan_end(table);
-	return limit;
-}
 
 /*
  * Returns since when, before now, a queue has had a job that can be claimed; now
@@ -105,8 +61,21 @@ oldest_ready(const QueueInfo *queue, TimestampTz now)
 	idemq_jobs_open_to_read(&table);
 	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
 	{
-		if (view.from[p].ready_at < oldest)
-			oldest = oldest_in_priority(&table, queue->id, p, view.from[p], oldest);
+		ReadyKey key;
+		Job job;
+
+		if (view.from[p].ready_at >= oldest)
+			continue;
+		idemq_jobs_scan_begin(&table, queue->id, p, view.from[p], READY_KEY_MAX);
+		while (idemq_jobs_scan_next(&table, &key) && key.ready_at < oldest)
+		{
+			CHECK_FOR_INTERRUPTS();
+			if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&table, &job) &&
+				idemq_transition_allowed(EVENT_CLAIM, job.status) &&
+				!(job.attempt == 0 && job.expires_at <= now))
+				oldest = key.ready_at;
+		}
+		idemq_jobs_scan_end(&table);
 	}
 	idemq_jobs_close(&table);
 	return oldest;
@@ -134,20 +103,29 @@ read_counters(const QueueInfo *queue, bool count, CounterView *view)
 static void
 add_gauges(RowBuilder *row, const QueueInfo *queue, const CounterView *view, SqlGauges *sql_gauges)
 {
+	static const int64 none[JOB_STATUS_COUNT] = {0};
 	const int64 *gauges = NULL;
 
 	if (view != NULL && view->known && !RecoveryInProgress() && !idemq_follows())
 		gauges = view->gauges;
 	else if (sql_gauges != NULL)
-		gauges = gauges_by_sql(sql_gauges, queue->id);
+	{
+		const QueueCount *found;
+
+		if (sql_gauges->counts == NULL)
+			sql_gauges->counts = idemq_queue_counts_by_sql(&sql_gauges->ncounts);
+		found = bsearch(&queue->id, sql_gauges->counts, sql_gauges->ncounts, sizeof(QueueCount),
+						idemq_compare_int32);
+		gauges = found == NULL ? none : found->jobs;
+	}
 	/* Of two commits, the later may be counted first. */
 	for (int i = 0; i < JOB_STATUS_COUNT; i++)
 		row_add_if(row, gauges != NULL, Int64GetDatum(gauges == NULL ? 0 : Max(gauges[i], 0)));
 }
 
-/* Makes a row of queue_metrics; steps: those without an answer. */
+/* Makes a row of queue_metrics. */
 static void
-make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges, const StepCount *steps)
+make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 {
 	CounterView view = {0};
 	bool in_memory = read_counters(queue, sql_gauges != NULL, &view);
@@ -176,8 +154,6 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges, con
 	row_add_if(row, in_memory, TimestampTzGetDatum(view.since));
 	row_add_if(row, has_status, BoolGetDatum(status.needs_recovery));
 	row_add_if(row, has_status, Int32GetDatum(has_status ? idemq_running_count(queue->slot) : 0));
-	row_add(row, Int64GetDatum(steps == NULL ? 0 : steps->open));
-	row_add(row, Int64GetDatum(steps == NULL ? 0 : steps->unknown));
 	row_add_if(row, has_places,
 			   Int64GetDatum(has_places ? idemq_groups_limited(MyDatabaseId, queue->id) : 0));
 }
@@ -196,8 +172,6 @@ idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
 	SqlGauges gauges = {0};
 	int count;
 	int32 *ids = idemq_queue_ids(all ? 0 : PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &count);
-	int nsteps;
-	StepCount *steps = idemq_steps_count(&nsteps);
 
 	for (int i = 0; i < count; i++)
 	{
@@ -207,8 +181,7 @@ idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		if (!idemq_queue_by_id(ids[i], &queue))
 			continue;
-		make_metrics(&row, &queue, counts ? &gauges : NULL,
-					 bsearch(&queue.id, steps, nsteps, sizeof(StepCount), idemq_compare_int32));
+		make_metrics(&row, &queue, counts ? &gauges : NULL);
 		tuplestore_putvalues(store, desc, row.values, row.nulls);
 	}
 	return (Datum) 0;
@@ -219,49 +192,45 @@ Datum
 idemq_sql_v2_recount(PG_FUNCTION_ARGS)
 {
 	int64 jobs = 0;
+	CountStart start = idemq_queue_counts_try(&jobs);
 
-	switch (idemq_queue_counts_try(&jobs))
-	{
-		case COUNT_BEGUN:
-			break;
-		case COUNT_BUSY:
-			ereport(ERROR,
-					(errcode(ERRCODE_OBJECT_IN_USE), errmsg("another session is counting the jobs"),
-					 errhint("Its count is as good as yours; wait for it.")));
-		case COUNT_CROWDED:
-			ereport(ERROR,
-					(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-					 errmsg("too many transactions are open, or databases use idemq, to count"),
-					 errhint("Until jobs are counted, idemq.metrics counts them by SQL.")));
-	}
+	if (start == COUNT_BUSY)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_IN_USE), errmsg("another session is counting the jobs"),
+				 errhint("Its count is as good as yours; wait for it.")));
+	if (start == COUNT_CROWDED)
+		ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+						errmsg("too many transactions are open, or databases use idemq, to count"),
+						errhint("Until jobs are counted, idemq.metrics counts them by SQL.")));
 	PG_RETURN_INT64(jobs);
-}
-
-/* Adds a row of memory_usage. */
-static void
-put_usage(Tuplestorestate *store, TupleDesc desc, const char *resource, TableUsage usage)
-{
-	RowBuilder row = {0};
-
-	row_add(&row, CStringGetTextDatum(resource));
-	row_add(&row, Int64GetDatum(usage.used));
-	row_add(&row, Int64GetDatum(usage.room));
-	row_add(&row, Int64GetDatum(usage.refused));
-	tuplestore_putvalues(store, desc, row.values, row.nulls);
 }
 
 /* memory_usage() -> setof (resource, used, size, refused). */
 Datum
 idemq_sql_v2_memory_usage(PG_FUNCTION_ARGS)
 {
+	const struct
+	{
+		const char *resource;
+		TableUsage usage;
+	} tables[] = {{"leases", idemq_leases_usage()},
+				  {"leases of this database", idemq_leases_usage_mine()},
+				  {"buckets", idemq_buckets_usage()},
+				  {"groups", idemq_groups_usage()},
+				  {"queues", idemq_slots_usage()}};
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
 
-	put_usage(store, desc, "leases", idemq_leases_usage());
-	put_usage(store, desc, "leases of this database", idemq_leases_usage_mine());
-	put_usage(store, desc, "buckets", idemq_buckets_usage());
-	put_usage(store, desc, "groups", idemq_groups_usage());
-	put_usage(store, desc, "queues", idemq_slots_usage());
+	for (int i = 0; i < (int) lengthof(tables); i++)
+	{
+		RowBuilder row = {0};
+
+		row_add(&row, CStringGetTextDatum(tables[i].resource));
+		row_add(&row, Int64GetDatum(tables[i].usage.used));
+		row_add(&row, Int64GetDatum(tables[i].usage.room));
+		row_add(&row, Int64GetDatum(tables[i].usage.refused));
+		tuplestore_putvalues(store, desc, row.values, row.nulls);
+	}
 	return (Datum) 0;
 }
 

@@ -31,11 +31,11 @@ typedef struct IdList
 	int64 ids[CHECK_NAMED];
 } IdList;
 
-/* A job that seems wrong, or forgotten, and who looks for such. */
+/* A job that seems wrong, or forgotten. */
 typedef struct Suspect
 {
 	int32 queue_id;
-	text *group; /* for is_known */
+	text *group; /* of jobs in groups, for is_known */
 	int64 id;
 	const char *version; /* of what was seen of it */
 } Suspect;
@@ -44,6 +44,7 @@ typedef struct Suspicion
 {
 	List *(*find)(const CheckCall *call);	  /* of Suspects; by the latest snapshot */
 	bool (*is_known)(const Suspect *suspect); /* to somebody; NULL: of no matter */
+	const char *severity;
 	const char *invariant;
 	const char *what; /* is wrong with each */
 } Suspicion;
@@ -56,23 +57,21 @@ typedef struct Suspicion
 	idemq_check_put(call, severity, invariant, psprintf(__VA_ARGS__))
 
 /* check_report.c */
-extern void idemq_check_begin(FunctionCallInfo fcinfo, CheckCall *call);
 extern void idemq_check_put(CheckCall *call, const char *severity, const char *invariant,
 							const char *detail);
 extern void idemq_check_findings(CheckCall *call, const char *part);
 extern void idemq_check_report_jobs(CheckCall *call, const char *severity, const char *invariant,
 									const IdList *jobs, const char *what);
 extern void idemq_id_list_add(IdList *list, int64 id);
-extern void idemq_check_read_queues(CheckCall *call);
-extern bool idemq_check_has_queue(const CheckCall *call, int32 queue_id);
 extern bool idemq_check_settled(CheckCall *call);
+extern List *idemq_check_find(SqlStatement *statement, const Datum *args);
+extern List *idemq_check_suspects(const char *part, int64 token);
 extern void idemq_check_suspicion(CheckCall *call, const Suspicion *suspicion);
 
 /* The parts, each in a file of its name. */
 extern void idemq_check_ready(CheckCall *call);
 extern void idemq_check_leases(CheckCall *call);
 extern void idemq_check_groups(CheckCall *call);
-extern void idemq_check_floors(CheckCall *call);
 extern void idemq_check_dependencies(CheckCall *call);
 extern void idemq_check_limits(CheckCall *call);
 extern void idemq_check_gauges(CheckCall *call);

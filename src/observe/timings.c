@@ -34,34 +34,29 @@ static const char *const timing_names[] = {"wait", "run"};
 
 StaticAssertDecl(lengthof(timing_names) == TIMING_COUNT, "each histogram has a name");
 
-/* Adds a row of timing_buckets. */
-static void
-put_bucket(Tuplestorestate *store, TupleDesc desc, int32 queue_id, Timing timing, double le,
-		   uint64 jobs, double seconds)
-{
-	RowBuilder row = {0};
-
-	row_add(&row, Int32GetDatum(queue_id));
-	row_add(&row, CStringGetTextDatum(timing_names[timing]));
-	row_add(&row, Float8GetDatum(le));
-	row_add(&row, Int64GetDatum((int64) jobs));
-	row_add_if(&row, isinf(le), Float8GetDatum(seconds)); /* the sum is of all */
-	tuplestore_putvalues(store, desc, row.values, row.nulls);
-}
-
+/* Adds the rows of one histogram. */
 static void
 put_buckets(Tuplestorestate *store, TupleDesc desc, int32 queue_id, Timing timing,
 			const uint64 *buckets)
 {
 	uint64 all = 0;
 
-	for (int e = FIRST_EXPONENT; e <= LAST_EXPONENT; e++)
-		put_bucket(store, desc, queue_id, timing, ldexp(1, e) / USECS_PER_SEC,
-				   idemq_histogram_below(buckets, e), 0);
 	for (int i = 0; i < HISTOGRAM_BUCKETS; i++)
 		all += buckets[i];
-	put_bucket(store, desc, queue_id, timing, get_float8_infinity(), all,
-			   idemq_histogram_sum(buckets) / USECS_PER_SEC);
+	for (int e = FIRST_EXPONENT; e <= LAST_EXPONENT + 1; e++)
+	{
+		bool last = e > LAST_EXPONENT;
+		double le = last ? get_float8_infinity() : ldexp(1, e) / USECS_PER_SEC;
+		uint64 jobs = last ? all : idemq_histogram_below(buckets, e);
+		RowBuilder row = {0};
+
+		row_add(&row, Int32GetDatum(queue_id));
+		row_add(&row, CStringGetTextDatum(timing_names[timing]));
+		row_add(&row, Float8GetDatum(le));
+		row_add(&row, Int64GetDatum((int64) jobs));
+		row_add_if(&row, last, Float8GetDatum(idemq_histogram_sum(buckets) / USECS_PER_SEC));
+		tuplestore_putvalues(store, desc, row.values, row.nulls);
+	}
 }
 
 /*

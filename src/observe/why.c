@@ -410,26 +410,6 @@ say_processing(WhyCall *call)
 		say(call, " (attached: or until that session ends)");
 }
 
-/* Says who has the places of a group; false when there is one for its next job. */
-static bool
-say_places(WhyCall *call, Datum name)
-{
-	const QueueInfo *queue = &call->queue;
-	GroupPlaces places;
-
-	idemq_places_count(&call->table, queue, name, DT_NOBEGIN, DT_NOEND, &places);
-	if (places.next != 0)
-		say(call, "waits %s behind job %lld, which is to be claimed next: see idemq.why(%lld)",
-			idemq_is_no_group(name) ? "among the jobs without a group" : "in its group",
-			(long long) places.next, (long long) places.next);
-	else if (places.taken >= idemq_group_places(queue, name))
-		say(call, "its group is at group_running of queue \"%s\": %d of its jobs are in processing",
-			queue->name, places.taken);
-	else
-		return false;
-	return true;
-}
-
 /* Says what a job that is blocked waits for: a parent, or its turn in its group. */
 static void
 say_blocked(WhyCall *call)
@@ -437,6 +417,7 @@ say_blocked(WhyCall *call)
 	Job *job = &call->job;
 	const QueueInfo *queue = &call->queue;
 	int64 id = job->id;
+	GroupPlaces places;
 	Job head;
 	Datum name;
 	bool found;
@@ -449,8 +430,21 @@ say_blocked(WhyCall *call)
 	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job->row->tts_values[COL_GROUP_KEY]));
 	if (idemq_group_has_places(queue, name))
 	{
-		if (say_places(call, name))
+		idemq_places_count(&call->table, queue, name, DT_NOBEGIN, DT_NOEND, &places);
+		if (places.next != 0)
+		{
+			say(call, "waits %s behind job %lld, which is to be claimed next: see idemq.why(%lld)",
+				idemq_is_no_group(name) ? "among the jobs without a group" : "in its group",
+				(long long) places.next, (long long) places.next);
 			return;
+		}
+		if (places.taken >= idemq_group_places(queue, name))
+		{
+			say(call,
+				"its group is at group_running of queue \"%s\": %d of its jobs are in processing",
+				queue->name, places.taken);
+			return;
+		}
 		found = idemq_jobs_group_blocked(&call->table, queue->id, name, PG_INT64_MIN, &head);
 	}
 	else
@@ -467,32 +461,24 @@ say_blocked(WhyCall *call)
 				  "pending");
 }
 
-/* Says of an unfinished job that others work on it; false when this database follows none. */
-static bool
-say_follows(WhyCall *call)
-{
-	const Following *following = idemq_following();
-
-	if (!idemq_follows())
-		return false;
-	say(call,
-		"this database follows another%s%s, as far as replication has come: ask idemq.why on the "
-		"publisher; here nothing claims it before idemq.take_over()",
-		following->switched_on ? " since " : "",
-		following->switched_on ? at(following->since) : "");
-	return true;
-}
-
 static void
 say_why(WhyCall *call)
 {
 	bool finished = job_status_is_finished(call->job.status);
+	const Following *following = idemq_following();
 
 	fill_rows(call);
 	if (!finished)
 		say(call, "%s: ", idemq_status_name(call->job.status));
-	if (!finished && say_follows(call))
+	if (!finished && idemq_follows())
+	{
+		say(call,
+			"this database follows another%s%s, as far as replication has come: ask idemq.why on the "
+			"publisher; here nothing claims it before idemq.take_over()",
+			following->switched_on ? " since " : "",
+			following->switched_on ? at(following->since) : "");
 		return;
+	}
 	switch (call->job.status)
 	{
 		case JOB_BLOCKED:

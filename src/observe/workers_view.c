@@ -23,16 +23,6 @@
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_leases);
 
-static const char *
-state_of(const Lease *lease)
-{
-	if (lease->claiming)
-		return "claiming";
-	if (lease->ending.ender == NO_SESSION)
-		return lease->cancels > 0 ? "cancelling" : "active";
-	return lease->ending.reaping ? "reaping" : "ending";
-}
-
 /* Adds a column of the job's row, if that shows the attempt. */
 static void
 add_column(RowBuilder *row, const Job *job, bool shown, JobColumn column)
@@ -40,28 +30,6 @@ add_column(RowBuilder *row, const Job *job, bool shown, JobColumn column)
 	bool known = shown && !job->row->tts_isnull[column];
 
 	row_add_if(row, known, known ? job->row->tts_values[column] : (Datum) 0);
-}
-
-/* Makes a row of leases. */
-static void
-make_row(RowBuilder *row, JobsTable *table, const Lease *lease, const QueueInfo *queue)
-{
-	int pid = idemq_lease_pid(lease);
-	Job job;
-	bool shown = idemq_jobs_fetch(table, lease->key.job_id, &job) &&
-				 job_is_attempt(&job, lease->token);
-
-	row_add(row, CStringGetTextDatum(queue->name));
-	row_add(row, Int64GetDatum(lease->key.job_id));
-	add_column(row, &job, shown, COL_WORKER);
-	row_add_if(row, pid != 0, Int32GetDatum(pid));
-	add_column(row, &job, shown, COL_ATTEMPT);
-	add_column(row, &job, shown, COL_CLAIMED_AT);
-	row_add_if(row, !lease->claiming,
-			   TimestampTzGetDatum(idemq_timestamp_from_mono(lease->deadline)));
-	row_add_if(row, !lease->claiming, idemq_interval_datum(lease->deadline - idemq_mono_now()));
-	row_add(row, BoolGetDatum(lease->attached));
-	row_add(row, CStringGetTextDatum(state_of(lease)));
 }
 
 /* leases() -> setof lease of the queues that the role may see; pg_monitor sees all. */
@@ -82,16 +50,38 @@ idemq_sql_v2_leases(PG_FUNCTION_ARGS)
 	idemq_jobs_open_to_read(&table);
 	for (int i = 0; i < count; i++)
 	{
+		const Lease *lease = &leases[i];
+		int pid = idemq_lease_pid(lease);
 		RowBuilder row = {0};
 		MemoryContext old;
 		QueueInfo queue;
+		const char *state;
+		bool shown;
+		Job job;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!idemq_queue_by_id(leases[i].queue_id, &queue) ||
+		if (!idemq_queue_by_id(lease->queue_id, &queue) ||
 			!(sees_all || (queue.privileges & (PRIVILEGE_CLAIM | PRIVILEGE_ADMIN))))
 			continue;
 		old = MemoryContextSwitchTo(row_context);
-		make_row(&row, &table, &leases[i], &queue);
+		shown = idemq_jobs_fetch(&table, lease->key.job_id, &job) &&
+				job_is_attempt(&job, lease->token);
+		row_add(&row, CStringGetTextDatum(queue.name));
+		row_add(&row, Int64GetDatum(lease->key.job_id));
+		add_column(&row, &job, shown, COL_WORKER);
+		row_add_if(&row, pid != 0, Int32GetDatum(pid));
+		add_column(&row, &job, shown, COL_ATTEMPT);
+		add_column(&row, &job, shown, COL_CLAIMED_AT);
+		row_add_if(&row, !lease->claiming,
+				   TimestampTzGetDatum(idemq_timestamp_from_mono(lease->deadline)));
+		row_add_if(&row, !lease->claiming,
+				   idemq_interval_datum(lease->deadline - idemq_mono_now()));
+		row_add(&row, BoolGetDatum(lease->attached));
+		state = lease->claiming						? "claiming"
+				: lease->ending.ender != NO_SESSION ? (lease->ending.reaping ? "reaping" : "ending")
+				: lease->cancels > 0				? "cancelling"
+													: "active";
+		row_add(&row, CStringGetTextDatum(state));
 		tuplestore_putvalues(store, desc, row.values, row.nulls);
 		MemoryContextSwitchTo(old);
 		MemoryContextReset(row_context);

@@ -24,13 +24,10 @@
 
 #include "base/base.h"
 #include "schedule/schedule.h"
-#include "shared/processes/processes.h"
 #include "shared/sleepers/sleepers.h"
 
 /* Schedules are listed that often at least, and one that failed is tried again after that. */
 #define TICK_PAUSE USECS_PER_MINUTE
-/* A driver calls every minute; it may have been away for so long. */
-#define CALLED_LATELY (10 * USECS_PER_MINUTE)
 /* Where there is none, that often: a net. */
 #define NO_SCHEDULES_PAUSE (10 * USECS_PER_MINUTE)
 
@@ -41,11 +38,6 @@ static SqlStatement list_schedules =
 static SqlStatement run_schedule = {.text = "SELECT idemq.run_schedule($1)", .types = {TEXTOID}};
 static SqlStatement note_failure = {.text = "SELECT idemq.schedule_failed($1, $2)",
 									.types = {TEXTOID, TEXTOID}};
-static SqlStatement count_abandoned =
-	{.text = "SELECT count(*) FROM idemq.schedule_entries "
-			 "WHERE created_at < $1 AND NOT EXISTS (SELECT FROM idemq.ticker WHERE called_at > $1)",
-	 .types = {TIMESTAMPTZOID}};
-
 /* The names that are due, and the first that was not run yet. */
 static MemoryContext context = NULL;
 static Datum *names = NULL;
@@ -175,22 +167,4 @@ idemq_tick_some(void)
 		if (idemq_slice_is_over(&slice))
 			break;
 	}
-}
-
-/* Returns the number of schedules that nothing has ticked for lately: there is no worker. */
-int64
-idemq_schedules_abandoned(void)
-{
-	Datum lately = TimestampTzGetDatum(GetCurrentTimestamp() - CALLED_LATELY);
-	SqlScope scope;
-	int64 schedules;
-	bool isnull;
-
-	if (idemq_worker_comes())
-		return 0;
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_query_latest(&count_abandoned, &lately, NULL);
-	schedules = DatumGetInt64(idemq_spi_value(0, 1, &isnull));
-	idemq_spi_end(&scope);
-	return schedules;
 }

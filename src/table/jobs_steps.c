@@ -34,24 +34,9 @@ static SqlStatement void_steps =
 			 "'was not answered when its job got another payload' ELSE error END "
 			 "WHERE job_id = $1 AND state <> 'void'",
 	 .types = {INT8OID}};
-static SqlStatement count_open =
-	{.few = true,
-	 .fields = (const SqlField[]){SQL_FIELD(StepCount, queue_id), SQL_FIELD(StepCount, open),
-								  SQL_FIELD(StepCount, unknown)},
-	 .text = "SELECT s.queue_id, count(*) FILTER (WHERE j.id IS NOT NULL), "
-			 "count(*) FILTER (WHERE j.id IS NULL) FROM idemq.steps s LEFT JOIN idemq.jobs j "
-			 "ON j.id = s.job_id AND j.token = s.token AND j.status = 'processing' "
-			 "WHERE s.state = 'open' GROUP BY s.queue_id ORDER BY s.queue_id"};
 static SqlStatement forget_steps = {.few = true,
 									.text = "DELETE FROM idemq.steps WHERE job_id = ANY ($1)",
 									.types = {INT8ARRAYOID}};
-
-/* Returns how many steps are open, of each queue that has any, by its id. */
-StepCount *
-idemq_steps_count(int *count)
-{
-	return idemq_spi_rows(&count_open, NULL, sizeof(StepCount), count);
-}
 
 /* Returns whether the primary key has a row of a job that is committed, or this transaction's. */
 static bool

@@ -291,15 +291,6 @@ extern void idemq_waits_arrived(const EventName *event, const int64 *job_ids, in
  *		All steps of a job, or of a queue.
  */
 
-/* Steps of a queue that are begun, and not answered. */
-typedef struct StepCount
-{
-	int32 queue_id;
-	int64 open;	   /* of attempts in processing */
-	int64 unknown; /* of others */
-} StepCount;
-
-extern StepCount *idemq_steps_count(int *count);
 extern void idemq_steps_void(int64 job_id);
 extern void idemq_steps_forget(const int64 *job_ids, int count);
 

@@ -159,7 +159,7 @@ my %calls = (
 	(map { $_ => 'a trigger, which writes its own row at most' }
 		qw(jobs_changed jobs_truncated dependencies_changed schedules_changed settings_changed queue_gone followers_changed followers_local role_named shard_changed)),
 	(map { $_ => 'it reads' }
-		qw(validate result assert_shard why attempt_progress current_job handler_states leases check queue_metrics memory_usage server_counts topic_states worker_state chore_counts timing_buckets prometheus_text wait_result wait_results primary_since next_run)),
+		qw(validate result assert_shard why current_job handler_states leases check queue_metrics memory_usage server_counts topic_states worker_state chore_counts timing_buckets prometheus_text wait_result wait_results primary_since next_run)),
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
 sql($sub, 'CREATE FUNCTION handled(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$$$;
 	CREATE TABLE fenced (job_id bigint, token bigint);
