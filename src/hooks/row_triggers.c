@@ -251,8 +251,8 @@ idemq_sql_v2_jobs_truncated(PG_FUNCTION_ARGS)
 }
 
 /*
- * dependencies_changed(): statement trigger of idemq.dependencies and idemq.children, for rows that come
- * by a restore, or by hand.
+ * dependencies_changed(): statement trigger of idemq.dependencies and idemq.children, for
+ * rows that come by a restore, or by hand.
  */
 Datum
 idemq_sql_v2_dependencies_changed(PG_FUNCTION_ARGS)

@@ -61,63 +61,57 @@ agrees(int32 queue_id, const int64 *jobs, CounterView *view)
 }
 
 /*
- * Compares the queues that are not done, by their places in call->queue_ids; done are those that
- * agree, and those of which it is proved that they do not.  Returns whether it is worth another
- * try.
+ * Checks the gauges of all queues; see the file's header.  done: those that agree, and those of
+ * which it is proved that they do not.
  */
-static bool
-compare(CheckCall *call, bool *done)
-{
-	static const int64 none[JOB_STATUS_COUNT] = {0};
-	/* Of each queue's gauges so far, by its place in call->queue_ids. */
-	uint64 *changes = palloc(Max(call->nqueues, 1) * sizeof(uint64));
-	bool in_doubt = false;
-	bool settled = false;
-	QueueCount *counts;
-	int ncounts;
-
-	for (int i = 0; i < call->nqueues; i++)
-	{
-		CounterView view = {0};
-
-		(void) read_view(call->queue_ids[i], &view);
-		changes[i] = view.changes;
-	}
-	counts = idemq_queue_counts_by_sql(&ncounts);
-
-	for (int i = 0; i < call->nqueues; i++)
-	{
-		int32 queue_id = call->queue_ids[i];
-		const QueueCount *count =
-			bsearch(&queue_id, counts, ncounts, sizeof(QueueCount), idemq_compare_int32);
-		const int64 *jobs = count == NULL ? none : count->jobs;
-		CounterView view;
-
-		done[i] = done[i] || agrees(queue_id, jobs, &view);
-		if (done[i])
-			continue;
-		if (!settled && !(settled = idemq_check_settled(call)))
-			return false;
-		done[i] = agrees(queue_id, jobs, &view);
-		if (!done[i] && view.changes == changes[i])
-		{
-			report(call, queue_id, &view, jobs);
-			done[i] = true;
-		}
-		in_doubt = in_doubt || !done[i];
-	}
-	pfree(changes);
-	pfree(counts);
-	return in_doubt;
-}
-
-/* Checks the gauges of all queues; see the file's header. */
 void
 idemq_check_gauges(CheckCall *call)
 {
+	static const int64 none[JOB_STATUS_COUNT] = {0};
+	/* By a queue's place in call->queue_ids. */
 	bool *done = palloc0(Max(call->nqueues, 1) * sizeof(bool));
+	uint64 *changes = palloc(Max(call->nqueues, 1) * sizeof(uint64));
+	bool in_doubt = true;
 
-	for (int i = 0; i < MAX_TRIES && compare(call, done); i++)
-		CHECK_FOR_INTERRUPTS();
+	for (int try = 0; try < MAX_TRIES && in_doubt; try++)
+	{
+		bool settled = false;
+		QueueCount *counts;
+		int ncounts;
+
+		for (int i = 0; i < call->nqueues; i++)
+		{
+			CounterView view = {0};
+
+			(void) read_view(call->queue_ids[i], &view);
+			changes[i] = view.changes;
+		}
+		counts = idemq_queue_counts_by_sql(&ncounts);
+		in_doubt = false;
+		for (int i = 0; i < call->nqueues; i++)
+		{
+			int32 queue_id = call->queue_ids[i];
+			const QueueCount *count =
+				bsearch(&queue_id, counts, ncounts, sizeof(QueueCount), idemq_compare_int32);
+			const int64 *jobs = count == NULL ? none : count->jobs;
+			CounterView view;
+
+			CHECK_FOR_INTERRUPTS();
+			done[i] = done[i] || agrees(queue_id, jobs, &view);
+			if (done[i])
+				continue;
+			if (!settled && !(settled = idemq_check_settled(call)))
+				return;
+			done[i] = agrees(queue_id, jobs, &view);
+			if (!done[i] && view.changes == changes[i])
+			{
+				report(call, queue_id, &view, jobs);
+				done[i] = true;
+			}
+			in_doubt = in_doubt || !done[i];
+		}
+		pfree(counts);
+	}
+	pfree(changes);
 	pfree(done);
 }

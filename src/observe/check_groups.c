@@ -5,8 +5,8 @@
  *
  * A group without a head, or with a free place and nobody that waits to be claimed, is a
  * suspect.  Once all that its snapshot showed has reached shared memory (idemq_check_settled),
- * the group is known there (shared/groups/groups.c), or has been promoted since.  If it is not known,
- * and afterwards still has no head and the same jobs, no session will promote it.  The
+ * the group is known there (shared/groups/groups.c), or has been promoted since.  If it is not
+ * known, and afterwards still has no head and the same jobs, no session will promote it.  The
  * exception is a session that scans all groups at that moment and knows of none before it
  * reaches it; so a suspect is checked for a second (idemq_check_suspicion).
  *

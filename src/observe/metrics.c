@@ -88,18 +88,16 @@ oldest_ready(const QueueInfo *queue, TimestampTz now)
 static bool
 read_counters(const QueueInfo *queue, bool count, CounterView *view)
 {
-	int index;
-
-	if (queue->slot == NULL)
-		return false;
-	index = idemq_slot_index(queue->slot);
-	if (!idemq_counters_read(index, queue->id, view))
-		return false;
-	return view->known || !count || idemq_follows() || !idemq_queue_counts_run_if_due() ||
-		   idemq_counters_read(index, queue->id, view);
+	return queue->slot != NULL &&
+		   idemq_counters_read(idemq_slot_index(queue->slot), queue->id, view) &&
+		   (view->known || !count || idemq_follows() || !idemq_queue_counts_run_if_due() ||
+			idemq_counters_read(idemq_slot_index(queue->slot), queue->id, view));
 }
 
-/* Adds the jobs by status.  view: NULL for none; sql_gauges: NULL to leave out what would have to be counted. */
+/*
+ * Adds the jobs by status.  view: NULL for none; sql_gauges: NULL to leave out what would have
+ * to be counted.
+ */
 static void
 add_gauges(RowBuilder *row, const QueueInfo *queue, const CounterView *view, SqlGauges *sql_gauges)
 {

@@ -148,7 +148,7 @@ start_workers(void)
 	int64 next = PG_INT64_MAX;
 	int starting = 0;
 
-	/* Those that were asked for: one that ended before it attached, or never came, is not waited for. */
+	/* One that was asked for, and ended before it attached or never came, is not waited for. */
 	for (int i = 0; i < count; i++)
 	{
 		Start *start = &starts[places[i].index];

@@ -27,6 +27,7 @@
 
 #include "access/xact.h"
 #include "catalog/pg_type.h"
+#include "commands/trigger.h"
 #include "miscadmin.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
@@ -83,7 +84,7 @@ typedef enum Stage
 	STAGE_SWEEP
 } Stage;
 
-/* What was to be visited before is deleted: of what idemq.once has seen, of events, of idemq.audit. */
+/* What was to be visited before is deleted, of idemq.seen, idemq.events and idemq.audit. */
 typedef struct ByTime
 {
 	TimestampTz from[3];
@@ -115,7 +116,6 @@ static SqlStatement delete_by_time =
 	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
 			   INT8OID},
 	 .few = true};
-static SqlStatement constraints_at_once = {.text = "SET CONSTRAINTS ALL IMMEDIATE"};
 
 /* Deletes what is past its time, up to a number of rows; returns whether there is more. */
 static bool
@@ -258,13 +258,12 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 	idemq_jobs_open(&batch.table);
 	if (bounded && !batch.table.simple)
 	{
-		SqlScope scope;
-
-		/* Deferred constraints are checked row by row, so that a refusal concerns one row alone. */
+		/*
+		 * SET CONSTRAINTS ALL IMMEDIATE: deferred ones are checked row by row, so that a refusal
+		 * concerns one row alone.
+		 */
 		batch.max_rows = BATCH_ROWS_BY_SQL;
-		idemq_spi_begin_on_jobs(&scope);
-		(void) idemq_spi_run(&constraints_at_once, NULL, NULL, SPI_OK_UTILITY);
-		idemq_spi_end(&scope);
+		AfterTriggerSetState(makeNode(ConstraintsSetStmt));
 	}
 	batch.ids = palloc(batch.max_rows * sizeof(int64));
 	idemq_jobs_ids_begin(&batch.table, scan->at, scan->until);

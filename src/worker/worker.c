@@ -183,7 +183,10 @@ idemq_worker_main(Datum arg)
 				break;
 			until = idemq_chores_do();
 			idemq_worker_asleep(until);
-			/* What wakes us meanwhile finds the latch set after the first time, and sends no signal. */
+			/*
+			 * What wakes us meanwhile finds the latch set after the first time, and sends no
+			 * signal.
+			 */
 			if (until - idemq_mono_now() > LINGER && idemq_promote_may_linger())
 				(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, LINGER / 1000,
 								 compat_wait_event_worker());
