@@ -9,7 +9,8 @@ BEGIN
 	IF pg_catalog.current_setting('idemq.max_leases', true) IS NOT NULL
 		AND pg_catalog.current_setting('idemq.version', true) IS DISTINCT FROM
 			(SELECT e.extversion FROM pg_catalog.pg_extension e WHERE e.extname = 'idemq') THEN
-		RAISE EXCEPTION 'the server has another version of idemq''s library in memory than was installed'
+		RAISE EXCEPTION 'the server has another version of idemq''s library in memory than was '
+			'installed'
 			USING ERRCODE = 'object_not_in_prerequisite_state',
 				HINT = 'Restart the server, then run CREATE EXTENSION idemq again.';
 	END IF;

@@ -1,14 +1,16 @@
--- What stands behind the gate (src/api/gate.c): a function of schema idemq whose symbol is idemq_sql_v2_gate
--- calls the one of the same name and arguments here, as the owner of the tables.  Nobody else may call these.
--- Plain CREATE: a planted schema makes the install fail.
+-- What stands behind the gate (src/api/gate.c): a function of schema idemq whose symbol is
+-- idemq_sql_v2_gate calls the one of the same name and arguments here, as the owner of the tables.
+-- Nobody else may call these. Plain CREATE: a planted schema makes the install fail.
 CREATE SCHEMA idemq_inside;
 COMMENT ON SCHEMA idemq_inside IS 'what idemq does as the owner of its tables; nothing here is called by others';
 
 -- The gate compares it with the library's.
 DO $$
 BEGIN
-	EXECUTE format('CREATE OR REPLACE FUNCTION idemq_inside.version() RETURNS text IMMUTABLE LANGUAGE sql AS %L',
-		format('SELECT %L', (SELECT e.extversion FROM pg_catalog.pg_extension e WHERE e.extname = 'idemq')));
+	EXECUTE format('CREATE OR REPLACE FUNCTION idemq_inside.version() RETURNS text IMMUTABLE '
+		'LANGUAGE sql AS %L',
+		format('SELECT %L', (SELECT e.extversion FROM pg_catalog.pg_extension e
+			WHERE e.extname = 'idemq')));
 END $$;
 
 -- What they ask of C; src/api/inside.c says what each takes and raises.
@@ -22,15 +24,18 @@ CREATE FUNCTION idemq_inside.check_text(name text, value text, most int) RETURNS
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_text';
 CREATE FUNCTION idemq_inside.check_int(name text, value int, lowest int, highest int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_int';
-CREATE FUNCTION idemq_inside.check_interval(name text, value interval, lowest int DEFAULT 1) RETURNS void
+CREATE FUNCTION idemq_inside.check_interval(name text, value interval, lowest int DEFAULT 1)
+	RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_interval';
-CREATE FUNCTION idemq_inside.check_document(name text, value jsonb, reserve int DEFAULT 0) RETURNS void
+CREATE FUNCTION idemq_inside.check_document(name text, value jsonb, reserve int DEFAULT 0)
+	RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_document';
 CREATE FUNCTION idemq_inside.check_kind(kind text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_kind';
 CREATE FUNCTION idemq_inside.check_ids(name text, value bigint[]) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_ids';
-CREATE FUNCTION idemq_inside.queue(name text, privilege text, hold text DEFAULT '', argument text DEFAULT 'queue')
+CREATE FUNCTION idemq_inside.queue(name text, privilege text, hold text DEFAULT '',
+	argument text DEFAULT 'queue')
 	RETURNS int
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_queue';
 CREATE FUNCTION idemq_inside.try_share_queue(queue_id int) RETURNS boolean
@@ -45,7 +50,8 @@ CREATE FUNCTION idemq_inside.lock_role(role oid, what text DEFAULT 'grants') RET
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_lock_role';
 CREATE FUNCTION idemq_inside.settle_usage(role oid) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_settle_usage';
-CREATE FUNCTION idemq_inside.audit(action text, queue_id int, queue text, details jsonb DEFAULT NULL,
+CREATE FUNCTION idemq_inside.audit(action text, queue_id int, queue text,
+	details jsonb DEFAULT NULL,
 	job_id bigint DEFAULT NULL, jobs bigint DEFAULT NULL) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_audit';
 CREATE FUNCTION idemq_inside.latest(query text) RETURNS SETOF record
@@ -61,11 +67,14 @@ CREATE FUNCTION idemq_inside.as_role(role oid, query text, VARIADIC args "any") 
 CREATE FUNCTION idemq_inside.forget_queue(queue_id int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_forget_queue';
 
--- Above READ COMMITTED a row may be newer than the transaction's snapshot, and nothing can delete it then.
-CREATE FUNCTION idemq_inside.refuse_newer(there boolean, what text) RETURNS void LANGUAGE plpgsql AS $$
+-- Above READ COMMITTED a row may be newer than the transaction's snapshot, and nothing can delete
+-- it then.
+CREATE FUNCTION idemq_inside.refuse_newer(there boolean, what text) RETURNS void
+	LANGUAGE plpgsql AS $$
 BEGIN
 	IF there THEN
-		RAISE EXCEPTION 'could not serialize access due to a concurrent %', what USING ERRCODE = '40001',
+		RAISE EXCEPTION 'could not serialize access due to a concurrent %',
+			what USING ERRCODE = '40001',
 			HINT = 'Run the transaction again.';
 	END IF;
 END $$;

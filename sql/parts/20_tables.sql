@@ -307,7 +307,8 @@ COMMENT ON COLUMN idemq.followers.moved_to IS 'where it has moved for good: idem
 
 -- Not dumped: a restored copy has to find out that it is one.  Owned by idemq.jobs: TRUNCATE
 -- ... RESTART IDENTITY then makes ids look unknown, and ALTER TABLE ... OWNER takes it along.
-CREATE SEQUENCE idemq.ids_since MINVALUE -9223372036854775808 START 0 OWNED BY idemq.jobs.created_at;
+CREATE SEQUENCE idemq.ids_since MINVALUE -9223372036854775808 START 0 OWNED BY
+	idemq.jobs.created_at;
 COMMENT ON SEQUENCE idemq.ids_since IS 'since when the sequence of job ids is known to have lost nothing: as idemq.primary_since() was; called once that was looked after';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq.clusters', '');
@@ -370,10 +371,11 @@ ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_truncated;
 CREATE FUNCTION idemq.queue_gone() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.queue_gone() IS 'row and truncate trigger of idemq.queues: deletes the grants, schedules, handlers, events and bindings of queues that are deleted';
--- There is no foreign key, since a parallel restore fills the tables in any order.  What one would do besides is done where
--- a row is made: grant_queue, schedule, set_handler and bind_topic hold the queue's row, so the DELETE that fires this waits
--- for them, and what they have committed is there by now.  Rows that come by hand, and find no queue, are told of by
--- idemq.check().  It does not fire in an apply worker: the publisher's has, and its deletions come along.
+-- There is no foreign key, since a parallel restore fills the tables in any order.  What one would
+-- do besides is done where a row is made: grant_queue, schedule, set_handler and bind_topic hold
+-- the queue's row, so the DELETE that fires this waits for them, and what they have committed is
+-- there by now.  Rows that come by hand, and find no queue, are told of by idemq.check().  It does
+-- not fire in an apply worker: the publisher's has, and its deletions come along.
 CREATE FUNCTION idemq_inside.queue_gone() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
 	what text;
@@ -382,17 +384,22 @@ BEGIN
 		RAISE EXCEPTION 'this function is for idemq''s own triggers only'
 			USING ERRCODE = '0A000', HINT = 'Do not call it, and do not use it in a trigger.';
 	END IF;
-	FOREACH what IN ARRAY '{queue_grants,schedule_entries,handler_entries,events,topic_binding_entries,producers}'::text[] LOOP
+	FOREACH what IN ARRAY
+		'{queue_grants,schedule_entries,handler_entries,events,topic_binding_entries,'
+		'producers}'::text[] LOOP
 		IF TG_LEVEL = 'STATEMENT' THEN
 			EXECUTE format('DELETE FROM idemq.%I', what);
 			CONTINUE;
 		END IF;
 		EXECUTE format('DELETE FROM idemq.%I WHERE queue_id = $1', what) USING OLD.queue_id;
 		CONTINUE WHEN current_setting('transaction_isolation') LIKE 'read %';
-		PERFORM FROM idemq_inside.latest(format('SELECT true FROM idemq.%I WHERE queue_id = $1 LIMIT 1', what), OLD.queue_id)
+		PERFORM
+			FROM idemq_inside.latest(format('SELECT true FROM idemq.%I WHERE queue_id = $1 LIMIT 1',
+			what), OLD.queue_id)
 			AS (is_left boolean);
 		IF FOUND THEN
-			RAISE EXCEPTION 'queue % has grants, schedules, producers, events, bindings or a handler that this transaction cannot see',
+			RAISE EXCEPTION 'queue % has grants, schedules, producers, events, bindings or a '
+				'handler that this transaction cannot see',
 				OLD.queue_id USING ERRCODE = '40001', HINT = 'Run it at READ COMMITTED.';
 		END IF;
 	END LOOP;

@@ -64,19 +64,24 @@ CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
 	IS 'drop a queue with its jobs; raises 55006 while it has unfinished jobs, and 2BP01 when it is another''s dead_queue, unless force; needs admin';
 
--- How many unfinished jobs of other queues wait for jobs of a queue, or may read their results; job by job: statistics
--- may be from when there was none.
-CREATE FUNCTION idemq_inside.strange_children(queue_id int) RETURNS bigint SET enable_seqscan = off LANGUAGE plpgsql AS $$
+-- How many unfinished jobs of other queues wait for jobs of a queue, or may read their results; job
+-- by job: statistics may be from when there was none.
+CREATE FUNCTION idemq_inside.strange_children(queue_id int) RETURNS bigint SET enable_seqscan = off
+	LANGUAGE plpgsql AS $$
 BEGIN
-	RETURN (SELECT n FROM idemq_inside.latest('SELECT count(DISTINCT x.child) FROM idemq.jobs p, LATERAL (SELECT d.child,
-			(SELECT c.queue_id <> $1 AND c.finished_at IS NULL FROM idemq.jobs c WHERE c.id = d.child) AS waits
+	RETURN (SELECT n FROM idemq_inside.latest('SELECT count(DISTINCT x.child) FROM idemq.jobs p,
+		LATERAL (SELECT d.child,
+			(SELECT c.queue_id <> $1 AND c.finished_at IS NULL FROM idemq.jobs c
+				WHERE c.id = d.child) AS waits
 			FROM idemq.dependencies d WHERE d.parent = p.id OFFSET 0) x
-		WHERE p.queue_id = $1 AND x.waits AND EXISTS (SELECT FROM idemq.dependencies)', queue_id) AS (n bigint));
+		WHERE p.queue_id = $1 AND x.waits AND EXISTS (SELECT FROM idemq.dependencies)',
+			queue_id) AS (n bigint));
 END $$;
 
--- Under a lock that waits for every transaction that enqueues to the queue.  Its slot in shared memory goes after the
--- commit.  Large tables are read as a whole.
-CREATE FUNCTION idemq_inside.drop_queue(name text, force boolean) RETURNS void SET enable_seqscan = on LANGUAGE plpgsql AS $$
+-- Under a lock that waits for every transaction that enqueues to the queue.  Its slot in shared
+-- memory goes after the commit.  Large tables are read as a whole.
+CREATE FUNCTION idemq_inside.drop_queue(name text, force boolean)
+	RETURNS void SET enable_seqscan = on LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
 	number int;
@@ -87,44 +92,57 @@ BEGIN
 	PERFORM idemq_inside.given('force', force);
 	number := idemq_inside.queue(drop_queue.name, 'admin', 'exclusive', 'name');
 	roles := ARRAY(SELECT role FROM idemq_inside.latest(
-		'SELECT DISTINCT r.oid FROM idemq.queue_grants g JOIN pg_roles r ON r.rolname = g.role_name WHERE g.queue_id = $1 ORDER BY 1',
+		'SELECT DISTINCT r.oid FROM idemq.queue_grants g JOIN pg_roles r ON r.rolname = '
+			'g.role_name WHERE g.queue_id = $1 ORDER BY 1',
 		number) AS (role oid));
 	PERFORM idemq_inside.lock_role(role) FROM unnest(roles) role;
 	IF NOT force THEN
 		SELECT n INTO jobs FROM idemq_inside.latest(
-			'SELECT count(*) FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL', number) AS (n bigint);
+			'SELECT count(*) FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL',
+				number) AS (n bigint);
 		IF jobs > 0 THEN
 			RAISE EXCEPTION 'queue "%" has % unfinished jobs', drop_queue.name, jobs
 				USING ERRCODE = '55006', HINT = 'Use force => true to drop them with it.';
 		END IF;
 		jobs := idemq_inside.strange_children(number);
 		IF jobs > 0 THEN
-			RAISE EXCEPTION 'unfinished jobs of other queues (%) depend on jobs of queue "%"', jobs, drop_queue.name
-				USING ERRCODE = '2BP01', HINT = 'Wait for them, or use force => true: jobs that were not completed '
+			RAISE EXCEPTION 'unfinished jobs of other queues (%) depend on jobs of queue "%"', jobs,
+				drop_queue.name
+				USING ERRCODE = '2BP01',
+					HINT = 'Wait for them, or use force => true: jobs that were not completed '
 					'then count as cancelled for their children.';
 		END IF;
-		SELECT list INTO users FROM idemq_inside.latest('SELECT string_agg(quote_ident(name), '', '' ORDER BY name)
-			FROM idemq.queues WHERE dead_queue = $1 AND name <> $1', drop_queue.name) AS (list text);
+		SELECT list INTO users FROM idemq_inside.latest('SELECT string_agg(quote_ident(name), '', ''
+			ORDER BY name)
+			FROM idemq.queues WHERE dead_queue = $1 AND name <> $1',
+				drop_queue.name) AS (list text);
 		IF users IS NOT NULL THEN
 			RAISE EXCEPTION 'queue "%" is the dead_queue of others', drop_queue.name
 				USING ERRCODE = '2BP01', DETAIL = format('Of %s.', users),
-					HINT = 'Take it away with idemq.alter_queue(..., dead_queue => ''''), or use force => true.';
+					HINT =
+						'Take it away with idemq.alter_queue(..., dead_queue => ''''), or use '
+						'force => true.';
 		END IF;
 	END IF;
-	UPDATE idemq.queues SET dead_queue = NULL, dead_queue_role = NULL WHERE dead_queue = drop_queue.name;
+	UPDATE idemq.queues SET dead_queue = NULL, dead_queue_role = NULL
+		WHERE dead_queue = drop_queue.name;
 	DELETE FROM idemq.jobs WHERE queue_id = number;
 	GET DIAGNOSTICS jobs = ROW_COUNT;
 	-- Of a job that was moved to another queue by hand they stay: they are that tenant's.
-	DELETE FROM idemq.attempts a WHERE queue_id = number AND NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = a.job_id);
-	DELETE FROM idemq.steps s WHERE queue_id = number AND NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = s.job_id);
+	DELETE FROM idemq.attempts a WHERE queue_id = number AND NOT EXISTS (SELECT FROM idemq.jobs j
+		WHERE j.id = a.job_id);
+	DELETE FROM idemq.steps s WHERE queue_id = number AND NOT EXISTS (SELECT FROM idemq.jobs j
+		WHERE j.id = s.job_id);
 	DELETE FROM idemq.queues WHERE queue_id = number;
-	PERFORM FROM idemq_inside.latest('SELECT true FROM idemq.jobs WHERE queue_id = $1 LIMIT 1', number) AS (is_left boolean);
+	PERFORM FROM idemq_inside.latest('SELECT true FROM idemq.jobs WHERE queue_id = $1 LIMIT 1',
+		number) AS (is_left boolean);
 	IF FOUND THEN
 		RAISE EXCEPTION 'queue "%" has jobs that this transaction cannot see', drop_queue.name
 			USING ERRCODE = '40001', HINT = 'Run idemq.drop_queue at READ COMMITTED.';
 	END IF;
 	PERFORM idemq_inside.settle_usage(role) FROM unnest(roles) role;
-	PERFORM idemq_inside.audit('drop_queue', number, drop_queue.name, jobs => jobs), idemq_inside.forget_queue(number);
+	PERFORM idemq_inside.audit('drop_queue', number, drop_queue.name, jobs => jobs),
+		idemq_inside.forget_queue(number);
 END $$;
 
 CREATE FUNCTION idemq.pause(name text, until timestamptz DEFAULT NULL) RETURNS void
@@ -153,7 +171,8 @@ BEGIN
 	until := nullif(until, 'infinity');
 	UPDATE idemq.queues SET paused = true, paused_until = until WHERE queue_id = number;
 	PERFORM idemq_inside.audit('pause', number, name,
-		CASE WHEN until IS NOT NULL THEN jsonb_build_object('until', to_char(until, 'YYYY-MM-DD HH24:MI:SS.US TZ')) END);
+		CASE WHEN until IS NOT NULL THEN jsonb_build_object('until',
+			to_char(until, 'YYYY-MM-DD HH24:MI:SS.US TZ')) END);
 END $$;
 
 CREATE FUNCTION idemq_inside.resume(name text) RETURNS void LANGUAGE plpgsql AS $$
@@ -169,9 +188,11 @@ CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL) RETURNS
 COMMENT ON FUNCTION idemq.purge(text, idemq.status)
 	IS 'delete a queue''s jobs of one status, or all but those in processing, whatever their age, and with them their keys; returns how many; a job that another open transaction holds stays; needs admin';
 
--- Parents of children that stay and are not finished, and their parents, stay too, or the children would have to be told
--- that they are gone.  Never waits for a row: the transaction that holds it may be about to wait for ours.
-CREATE FUNCTION idemq_inside.purge(name text, status idemq.status) RETURNS bigint SET enable_seqscan = on
+-- Parents of children that stay and are not finished, and their parents, stay too, or the children
+-- would have to be told that they are gone.  Never waits for a row: the transaction that holds it
+-- may be about to wait for ours.
+CREATE FUNCTION idemq_inside.purge(name text, status idemq.status)
+	RETURNS bigint SET enable_seqscan = on
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -186,11 +207,13 @@ BEGIN
 		SELECT d.parent FROM idemq.dependencies d JOIN idemq.jobs c ON c.id = d.child
 			WHERE c.finished_at IS NULL AND NOT (c.queue_id = number AND c.status <> 'processing'
 				AND (purge.status IS NULL OR c.status = purge.status))
-		UNION SELECT d.parent FROM kept k JOIN idemq.jobs j ON j.id = k.parent AND j.finished_at IS NULL
+		UNION SELECT d.parent FROM kept k JOIN idemq.jobs j ON j.id = k.parent
+			AND j.finished_at IS NULL
 			JOIN idemq.dependencies d ON d.child = k.parent
 	), free AS MATERIALIZED (
 		SELECT id FROM idemq.jobs WHERE queue_id = number AND status <> 'processing'
-			AND (purge.status IS NULL OR status = purge.status) AND id NOT IN (SELECT parent FROM kept)
+			AND (purge.status IS NULL OR status = purge.status) AND id NOT IN (SELECT parent
+				FROM kept)
 			FOR UPDATE SKIP LOCKED
 	), gone AS (
 		DELETE FROM idemq.jobs j USING free WHERE j.id = free.id RETURNING j.id
@@ -219,9 +242,11 @@ CREATE FUNCTION idemq_inside.delete_by_time(
 	), gone_seen AS (
 		DELETE FROM idemq.seen s USING old_seen o WHERE s.ctid = o.ctid RETURNING s.visit_at
 	), s AS (
-		SELECT coalesce(max(visit_at), delete_by_time.seen) AS upto, most - count(*) AS room FROM gone_seen
+		SELECT coalesce(max(visit_at), delete_by_time.seen) AS upto, most - count(*) AS room
+			FROM gone_seen
 	), old_events AS MATERIALIZED (
-		SELECT e.ctid FROM idemq.events e WHERE e.keep_until >= delete_by_time.events AND e.keep_until <= now
+		SELECT e.ctid FROM idemq.events e
+			WHERE e.keep_until >= delete_by_time.events AND e.keep_until <= now
 		ORDER BY e.keep_until LIMIT (SELECT room FROM s) FOR UPDATE SKIP LOCKED
 	), gone_events AS (
 		DELETE FROM idemq.events e USING old_events o WHERE e.ctid = o.ctid RETURNING e.keep_until
@@ -252,13 +277,16 @@ CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETU
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave; it ends at once, and says so: the role''s schedules, its handler and its topic bindings of the queue, and the queue as dead_queue of others, if that role set it; needs admin';
 
--- A grant keeps its queue from being dropped, so that it is not left behind; a revocation does not wait for somebody who
--- drops it.  The trigger of idemq.queue_grants has every session read the queue anew.
-CREATE FUNCTION idemq_inside.change_queue_grant(name text, role oid, privilege text, granted boolean) RETURNS void
+-- A grant keeps its queue from being dropped, so that it is not left behind; a revocation does not
+-- wait for somebody who drops it.  The trigger of idemq.queue_grants has every session read the
+-- queue anew.
+CREATE FUNCTION idemq_inside.change_queue_grant(name text, role oid, privilege text,
+	granted boolean) RETURNS void
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-	number int := idemq_inside.queue(name, 'admin', CASE WHEN granted THEN 'keep' ELSE '' END, 'name');
+	number int := idemq_inside.queue(name, 'admin', CASE WHEN granted THEN 'keep' ELSE '' END,
+		'name');
 	grantee name;
 	is_new boolean;
 	ends text;
@@ -282,34 +310,44 @@ BEGIN
 	PERFORM idemq_inside.settle_usage(role);
 	IF NOT granted THEN
 		IF NOT is_new THEN
-			PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1 FROM idemq.queue_grants
-				WHERE queue_id = $1 AND role_name = $2 AND privilege = $3', number, grantee, change_queue_grant.privilege) AS (one int)), 'grant');
+			PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1
+				FROM idemq.queue_grants
+				WHERE queue_id = $1 AND role_name = $2 AND privilege = $3', number, grantee,
+					change_queue_grant.privilege) AS (one int)), 'grant');
 		END IF;
 		SELECT string_agg(what, ', ' ORDER BY what COLLATE "default") INTO ends
-			FROM (SELECT d.what, d.needs, idemq_inside.role_of(d.role_name, d.role_oid) AS its FROM idemq_inside.latest(
-				'SELECT format(''dead_queue of queue %I'', name), dead_queue_role, dead_queue_role_oid, ''enqueue''
+			FROM (SELECT d.what, d.needs, idemq_inside.role_of(d.role_name, d.role_oid) AS its
+				FROM idemq_inside.latest(
+				'SELECT format(''dead_queue of queue %I'', name), dead_queue_role,
+					dead_queue_role_oid, ''enqueue''
 					FROM idemq.queues WHERE dead_queue = $2
-				UNION ALL SELECT format(''binding of %L'', pattern), role_name, role_oid, ''enqueue''
+				UNION ALL SELECT format(''binding of %L'', pattern), role_name, role_oid,
+					''enqueue''
 					FROM idemq.topic_binding_entries WHERE queue_id = $1
-				UNION ALL SELECT format(''schedule %I'', name), created_by, created_by_oid, ''enqueue''
+				UNION ALL SELECT format(''schedule %I'', name), created_by, created_by_oid,
+					''enqueue''
 					FROM idemq.schedule_entries WHERE queue_id = $1
 				UNION ALL SELECT ''handler'', role_name, role_oid, ''claim''
 					FROM idemq.handler_entries WHERE queue_id = $1', number, name)
 				AS d (what text, role_name name, role_oid oid, needs text)) x
-			WHERE pg_has_role(its, change_queue_grant.role, 'USAGE') AND NOT idemq_inside.role_may(its, number, needs);
+			WHERE pg_has_role(its, change_queue_grant.role, 'USAGE')
+				AND NOT idemq_inside.role_may(its, number, needs);
 		IF ends IS NOT NULL THEN
 			RAISE NOTICE 'what needs the privilege on queue "%" does nothing more: %', name, ends
 				USING HINT = 'It goes on when the privilege is granted again; or remove it.';
 		END IF;
 	END IF;
 	IF is_new THEN
-		PERFORM idemq_inside.audit(CASE WHEN granted THEN 'grant_queue' ELSE 'revoke_queue' END, number, name,
+		PERFORM idemq_inside.audit(CASE WHEN granted THEN 'grant_queue' ELSE 'revoke_queue' END,
+			number, name,
 			jsonb_build_object('role', grantee, 'privilege', privilege));
 	END IF;
 END $$;
-CREATE FUNCTION idemq_inside.grant_queue(name text, role regrole, privilege text) RETURNS void LANGUAGE sql AS
+CREATE FUNCTION idemq_inside.grant_queue(name text, role regrole, privilege text) RETURNS void
+	LANGUAGE sql AS
 	'SELECT idemq_inside.change_queue_grant(name, role, privilege, true)';
-CREATE FUNCTION idemq_inside.revoke_queue(name text, role regrole, privilege text) RETURNS void LANGUAGE sql AS
+CREATE FUNCTION idemq_inside.revoke_queue(name text, role regrole, privilege text) RETURNS void
+	LANGUAGE sql AS
 	'SELECT idemq_inside.change_queue_grant(name, role, privilege, false)';
 
 CREATE FUNCTION idemq.queue_id(queue text) RETURNS int

@@ -28,8 +28,10 @@ EXECUTE $sql$
 CREATE FUNCTION idemq.enqueue_many(
 	queue text, payloads jsonb[], keys text[] DEFAULT NULL, run_ats timestamptz[] DEFAULT NULL,
 	priorities int[] DEFAULT NULL, group_keys text[] DEFAULT NULL, delays interval[] DEFAULT NULL,
-	max_attempts int[] DEFAULT NULL, headers jsonb[] DEFAULT NULL, expires_ins interval[] DEFAULT NULL,
-	key_ttls interval[] DEFAULT NULL, on_duplicate text DEFAULT 'keep', nowait boolean DEFAULT false,
+	max_attempts int[] DEFAULT NULL, headers jsonb[] DEFAULT NULL,
+	expires_ins interval[] DEFAULT NULL,
+	key_ttls interval[] DEFAULT NULL, on_duplicate text DEFAULT 'keep',
+	nowait boolean DEFAULT false,
 	kinds text[] DEFAULT NULL, max_wait interval DEFAULT NULL,
 	depends_on bigint[] DEFAULT NULL, on_parent_failure text DEFAULT 'cancel')
 	RETURNS TABLE (ord int, id bigint, outcome idemq.outcome, status idemq.status, result jsonb)
@@ -100,11 +102,12 @@ COMMENT ON FUNCTION idemq.redrive(text, int, text, bigint[])
 CREATE FUNCTION idemq_inside.redrive_job(id bigint, token bigint) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_redrive_job';
 
--- Which jobs is asked under the latest snapshot, with the token of the attempt that each died of.  Each is then
--- changed by its latest version: if that is dead of another attempt by now, it may be of another error, and stays.
--- In the order of ids, so that two batches never deadlock.  The error is compared as idemq.errors shows it, so both
--- are the same functions.
-CREATE FUNCTION idemq_inside.redrive(queue text, max_jobs int, error text, ids bigint[]) RETURNS bigint
+-- Which jobs is asked under the latest snapshot, with the token of the attempt that each died of.
+-- Each is then changed by its latest version: if that is dead of another attempt by now, it may be
+-- of another error, and stays. In the order of ids, so that two batches never deadlock.  The error
+-- is compared as idemq.errors shows it, so both are the same functions.
+CREATE FUNCTION idemq_inside.redrive(queue text, max_jobs int, error text, ids bigint[])
+	RETURNS bigint
 	LANGUAGE plpgsql AS $$
 DECLARE
 	number int := idemq_inside.queue(queue, 'admin');
@@ -113,17 +116,24 @@ DECLARE
 BEGIN
 	PERFORM idemq_inside.check_int('max_jobs', max_jobs, 1, 2147483647) WHERE max_jobs IS NOT NULL;
 	PERFORM idemq_inside.check_ids('ids', ids) WHERE ids IS NOT NULL;
-	SELECT count(*) FILTER (WHERE idemq_inside.redrive_job(d.id, d.token)) INTO redriven FROM (SELECT * FROM idemq_inside.latest(
-		'SELECT j.id, j.token FROM idemq.jobs j WHERE j.queue_id = $1 AND j.dead_at IS NOT NULL AND j.status = ''dead''
-			AND ($3 IS NULL OR $3 = idemq.error_fingerprint(idemq.error_sqlstate((SELECT a.details FROM idemq.attempts a
-				WHERE a.job_id = j.id AND a.token <= j.token AND a.outcome IN (''failed'', ''expired'')
+	SELECT count(*) FILTER (WHERE idemq_inside.redrive_job(d.id, d.token)) INTO redriven
+		FROM (SELECT * FROM idemq_inside.latest(
+		'SELECT j.id, j.token FROM idemq.jobs j
+			WHERE j.queue_id = $1 AND j.dead_at IS NOT NULL AND j.status = ''dead''
+			AND ($3 IS NULL OR $3 = idemq.error_fingerprint(idemq.error_sqlstate((SELECT a.details
+				FROM idemq.attempts a
+				WHERE a.job_id = j.id AND a.token <= j.token AND a.outcome IN (''failed'',
+					''expired'')
 				ORDER BY a.token DESC LIMIT 1), j.last_error), j.last_error))
 			AND ($4 IS NULL OR j.last_error LIKE $4 OR idemq.error_pattern(j.last_error) LIKE $4)'
-			|| CASE WHEN ids IS NULL THEN '' ELSE ' AND j.id = ANY ($5)' END || ' ORDER BY j.dead_at, j.id LIMIT $2',
-		number, max_jobs, fingerprint, CASE WHEN fingerprint IS NULL THEN error END, ids) AS (id bigint, token bigint) ORDER BY 1) d;
+			|| CASE WHEN ids IS NULL THEN '' ELSE ' AND j.id = ANY ($5)' END ||
+				' ORDER BY j.dead_at, j.id LIMIT $2',
+		number, max_jobs, fingerprint, CASE WHEN fingerprint IS NULL THEN error END,
+			ids) AS (id bigint, token bigint) ORDER BY 1) d;
 	IF redriven > 0 THEN
 		PERFORM idemq_inside.audit('redrive', number, queue, nullif(jsonb_strip_nulls(
-			jsonb_build_object('error', error, 'ids', cardinality(ids)::text)), '{}'), jobs => redriven);
+			jsonb_build_object('error', error, 'ids', cardinality(ids)::text)), '{}'),
+				jobs => redriven);
 	END IF;
 	RETURN redriven;
 END $$;
@@ -133,7 +143,8 @@ CREATE FUNCTION idemq.retry_many(ids bigint[]) RETURNS TABLE (id bigint, outcome
 COMMENT ON FUNCTION idemq.retry_many(bigint[])
 	IS 'idemq.retry for many jobs, of any queues; returns a row an id, in their order; an id that is named twice has one; needs enqueue';
 
-CREATE FUNCTION idemq.reschedule(id bigint, run_at timestamptz DEFAULT NULL, priority int DEFAULT NULL)
+CREATE FUNCTION idemq.reschedule(id bigint, run_at timestamptz DEFAULT NULL,
+	priority int DEFAULT NULL)
 	RETURNS idemq.outcome LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_reschedule';
 COMMENT ON FUNCTION idemq.reschedule(bigint, timestamptz, int)
 	IS 'give a job that waits another time, another priority, or both; NULL leaves one as it is, a run_at in the past is now; a job of a group keeps its place in it; attempts, error and expires_at stay; returns accepted, or why not: locked (in processing), completed, dead, cancelled, not_found; needs enqueue';

@@ -14,7 +14,8 @@ CREATE TABLE idemq.steps (
 	job_id      bigint NOT NULL,
 	name        text COLLATE "C" NOT NULL,
 	queue_id    int NOT NULL,
-	state       text NOT NULL CHECK (state IN ('open', 'done', 'refused', 'void', 'waiting', 'arrived', 'timed_out')),
+	state       text NOT NULL CHECK (state IN ('open', 'done', 'refused', 'void', 'waiting',
+		'arrived', 'timed_out')),
 	round       int NOT NULL CHECK (round >= 0),
 	token       bigint NOT NULL,
 	earlier     bigint[] NOT NULL DEFAULT '{}',
@@ -52,7 +53,8 @@ COMMENT ON COLUMN idemq.steps.error IS 'why it was refused';
 -- Few rows: for idemq.metrics and idemq.check.
 CREATE INDEX steps_open ON idemq.steps (queue_id, job_id) WHERE state OPERATOR(pg_catalog.=) 'open';
 -- For idemq.send_event.
-CREATE INDEX steps_waiting ON idemq.steps (queue_id, name, job_id) WHERE state OPERATOR(pg_catalog.=) 'waiting';
+CREATE INDEX steps_waiting ON idemq.steps (queue_id, name, job_id)
+	WHERE state OPERATOR(pg_catalog.=) 'waiting';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq.database_uuid', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.steps', '');

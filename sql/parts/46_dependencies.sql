@@ -59,10 +59,12 @@ CREATE FUNCTION idemq.dependencies_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_dependencies_changed';
 COMMENT ON FUNCTION idemq.dependencies_changed() IS 'statement trigger of idemq.dependencies and idemq.children: has rows that were restored, or written by hand, read anew at the end of the transaction';
 
-CREATE TRIGGER idemq_dependencies_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.dependencies
+CREATE TRIGGER idemq_dependencies_changed AFTER INSERT OR UPDATE OR DELETE
+	OR TRUNCATE ON idemq.dependencies
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq.dependencies_changed();
 ALTER TABLE idemq.dependencies ENABLE ALWAYS TRIGGER idemq_dependencies_changed;
-CREATE TRIGGER idemq_dependencies_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.children
+CREATE TRIGGER idemq_dependencies_changed AFTER INSERT OR UPDATE OR DELETE
+	OR TRUNCATE ON idemq.children
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq.dependencies_changed();
 ALTER TABLE idemq.children ENABLE ALWAYS TRIGGER idemq_dependencies_changed;
 
@@ -84,20 +86,27 @@ CREATE FUNCTION idemq_inside.refuse_graph(job text, what text) RETURNS void LANG
 BEGIN
 	RAISE EXCEPTION USING ERRCODE = '22023',
 		MESSAGE = coalesce('job "' || job || '" of the graph: ', 'jobs: ') || what,
-		HINT = 'Pass an array of objects, such as {"name": "a", "queue": "q", "payload": {}, "depends_on": ["b", 17]}; '
+		HINT =
+			'Pass an array of objects, such as {"name": "a", "queue": "q", "payload": {}, '
+			'"depends_on": ["b", 17]}; '
 			'the other members are arguments of idemq.enqueue.';
 END $$;
 
--- It is read and checked first, and put in an order in which each job comes behind those that it depends on; then each is
--- enqueued, as the caller, who needs what that needs.  A job whose key is taken is the one that has the key, for its
--- children as well.  Jobs are numbers here; a list of them is text, since an array has no rows of different lengths.
+-- It is read and checked first, and put in an order in which each job comes behind those that it
+-- depends on; then each is enqueued, as the caller, who needs what that needs.  A job whose key is
+-- taken is the one that has the key, for its children as well.  Jobs are numbers here; a list of
+-- them is text, since an array has no rows of different lengths.
 CREATE FUNCTION idemq_inside.enqueue_graph(jobs jsonb)
-	RETURNS TABLE (name text, id bigint, outcome idemq.outcome, status idemq.status) LANGUAGE plpgsql AS $$
+	RETURNS TABLE (name text, id bigint, outcome idemq.outcome, status idemq.status)
+		LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-	members CONSTANT jsonb := '{"name": "text", "queue": "text", "payload": "any", "key": "text", "delay": "text", "run_at": "text",
-		"priority": "text", "group_key": "text", "max_attempts": "text", "headers": "any", "expires_in": "text", "key_ttl": "text",
-		"on_duplicate": "text", "on_parent_failure": "text", "kind": "text", "max_wait": "text", "depends_on": "array"}';
+	members CONSTANT jsonb := '{"name": "text", "queue": "text", "payload": "any", "key": "text",
+		"delay": "text", "run_at": "text",
+		"priority": "text", "group_key": "text", "max_attempts": "text", "headers": "any",
+			"expires_in": "text", "key_ttl": "text",
+		"on_duplicate": "text", "on_parent_failure": "text", "kind": "text", "max_wait": "text",
+			"depends_on": "array"}';
 	nodes jsonb[];
 	numbers jsonb;    -- of each name
 	children text[];
@@ -105,7 +114,8 @@ DECLARE
 	missing int[];    -- how many of these are not in the order yet
 	ordered int[];
 	place int := 0;
-	up int[];         -- for a job that has no place in the order: one that it depends on, and has none either
+	up int[];
+		-- for a job that has no place in the order: one that it depends on, and has none either
 	circle int[];
 	ids bigint[];
 	job jsonb;
@@ -118,24 +128,31 @@ BEGIN
 		PERFORM idemq_inside.refuse_graph(NULL, 'more than 1000000');
 	END IF;
 	nodes := ARRAY(SELECT jsonb_array_elements(jobs));
-	PERFORM idemq_inside.refuse_graph(NULL, CASE jsonb_typeof(j) WHEN 'object' THEN 'an element has no name, which must be a string'
+	PERFORM idemq_inside.refuse_graph(NULL, CASE jsonb_typeof(j)
+		WHEN 'object' THEN 'an element has no name, which must be a string'
 			ELSE 'an element is no object' END)
-		FROM unnest(nodes) j WHERE jsonb_typeof(j -> 'name') IS DISTINCT FROM 'string' OR j ->> 'name' = '';
+		FROM unnest(nodes) j WHERE jsonb_typeof(j -> 'name') IS DISTINCT FROM 'string'
+			OR j ->> 'name' = '';
 	PERFORM idemq_inside.refuse_graph(j ->> 'name', w.what)
 		FROM unnest(nodes) j, jsonb_each(j) m (key, value), LATERAL (SELECT CASE
 			WHEN NOT members ? m.key THEN format('there is no member "%s"', m.key)
-			WHEN members ->> m.key = 'array' AND jsonb_typeof(m.value) NOT IN ('array', 'null') THEN m.key || ' must be an array'
-			WHEN members ->> m.key = 'text' AND jsonb_typeof(m.value) NOT IN ('string', 'number', 'null')
+			WHEN members ->> m.key = 'array' AND jsonb_typeof(m.value) NOT IN ('array',
+				'null') THEN m.key || ' must be an array'
+			WHEN members ->> m.key = 'text' AND jsonb_typeof(m.value) NOT IN ('string', 'number',
+				'null')
 				THEN m.key || ' must be a string or a number' END) w (what)
 		WHERE w.what IS NOT NULL;
 	PERFORM idemq_inside.refuse_graph(j ->> 'name', 'it needs a queue and a payload')
 		FROM unnest(nodes) j WHERE j ->> 'queue' IS NULL OR NOT j ? 'payload';
 	PERFORM idemq_inside.refuse_graph(j ->> 'name', 'another one has the same name')
 		FROM unnest(nodes) j GROUP BY j ->> 'name' HAVING count(*) > 1;
-	numbers := (SELECT jsonb_object_agg(u.j ->> 'name', u.n) FROM unnest(nodes) WITH ORDINALITY u (j, n));
+	numbers := (SELECT jsonb_object_agg(u.j ->> 'name', u.n)
+		FROM unnest(nodes) WITH ORDINALITY u (j, n));
 	PERFORM idemq_inside.refuse_graph(j ->> 'name', w.what)
-		FROM unnest(nodes) j, jsonb_array_elements(nullif(j -> 'depends_on', 'null')) d, LATERAL (SELECT CASE jsonb_typeof(d)
-			WHEN 'number' THEN CASE WHEN d::text !~ '^-?\d+$' OR d::numeric NOT BETWEEN -9223372036854775808 AND 9223372036854775807
+		FROM unnest(nodes) j, jsonb_array_elements(nullif(j -> 'depends_on', 'null')) d,
+			LATERAL (SELECT CASE jsonb_typeof(d)
+			WHEN 'number' THEN CASE WHEN d::text !~ '^-?\d+$'
+				OR d::numeric NOT BETWEEN -9223372036854775808 AND 9223372036854775807
 				THEN format('it depends on %s, which is no id of a job', left(d::text, 40)) END
 			WHEN 'string' THEN CASE WHEN NOT numbers ? (d #>> '{}')
 				THEN format('it depends on "%s", which is not in the graph', d #>> '{}') END
@@ -144,14 +161,19 @@ BEGIN
 
 	WITH edge AS MATERIALIZED (
 		SELECT u.n AS child, (numbers ->> (d #>> '{}'))::int AS parent
-		FROM unnest(nodes) WITH ORDINALITY u (j, n), jsonb_array_elements(nullif(u.j -> 'depends_on', 'null')) d
+		FROM unnest(nodes) WITH ORDINALITY u (j, n),
+			jsonb_array_elements(nullif(u.j -> 'depends_on', 'null')) d
 		WHERE jsonb_typeof(d) = 'string')
-	SELECT array_agg(coalesce(c.list, '{}') ORDER BY n), array_agg(p.list ORDER BY n), array_agg(coalesce(p.count, 0) ORDER BY n)
+	SELECT array_agg(coalesce(c.list, '{}') ORDER BY n), array_agg(p.list ORDER BY n),
+		array_agg(coalesce(p.count, 0) ORDER BY n)
 		INTO children, parents, missing
 		FROM generate_series(1, cardinality(nodes)) n
-		LEFT JOIN (SELECT parent, array_agg(child ORDER BY child)::text AS list FROM edge GROUP BY 1) c ON c.parent = n
-		LEFT JOIN (SELECT child, array_agg(parent)::text AS list, count(*) FROM edge GROUP BY 1) p ON p.child = n;
-	ordered := ARRAY(SELECT u.n FROM unnest(missing) WITH ORDINALITY u (count, n) WHERE u.count = 0 ORDER BY u.n);
+		LEFT JOIN (SELECT parent, array_agg(child ORDER BY child)::text AS list FROM edge
+			GROUP BY 1) c ON c.parent = n
+		LEFT JOIN (SELECT child, array_agg(parent)::text AS list, count(*) FROM edge
+			GROUP BY 1) p ON p.child = n;
+	ordered := ARRAY(SELECT u.n FROM unnest(missing) WITH ORDINALITY u (count, n) WHERE u.count = 0
+		ORDER BY u.n);
 	WHILE place < cardinality(ordered) LOOP
 		place := place + 1;
 		FOREACH n IN ARRAY children[ordered[place]]::int[] LOOP
@@ -175,9 +197,12 @@ BEGIN
 			n := up[n];
 			circle := circle || n;
 		END LOOP;
-		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'jobs of the graph depend on each other in a circle',
-			DETAIL = (SELECT string_agg(format('"%s" depends on ', nodes[c] ->> 'name'), '') FROM unnest(circle[1:10]) c)
-				|| CASE WHEN cardinality(circle) > 10 THEN '... depends on ' ELSE '' END || format('"%s".', nodes[circle[1]] ->> 'name'),
+		RAISE EXCEPTION USING ERRCODE = '22023',
+			MESSAGE = 'jobs of the graph depend on each other in a circle',
+			DETAIL = (SELECT string_agg(format('"%s" depends on ', nodes[c] ->> 'name'), '')
+				FROM unnest(circle[1:10]) c)
+				|| CASE WHEN cardinality(circle) > 10 THEN '... depends on '
+					ELSE '' END || format('"%s".', nodes[circle[1]] ->> 'name'),
 			HINT = 'Take one of these edges out: none of these jobs could ever run.';
 	END IF;
 	ids := array_fill(NULL::bigint, ARRAY[cardinality(nodes)]);
@@ -185,15 +210,22 @@ BEGIN
 		job := nodes[n];
 		name := job ->> 'name';
 		SELECT e.* INTO id, outcome, status FROM idemq_inside.as_caller(
-			'SELECT e.id, e.outcome, e.status FROM idemq.enqueue($1, $2, key => $3, delay => $4, run_at => $5, priority => $6, '
-			'group_key => $7, max_attempts => $8, headers => $9, expires_in => $10, key_ttl => $11, on_duplicate => $12, '
+			'SELECT e.id, e.outcome, e.status FROM idemq.enqueue($1, $2, key => $3, delay => $4, '
+				'run_at => $5, priority => $6, '
+			'group_key => $7, max_attempts => $8, headers => $9, expires_in => $10, key_ttl => '
+				'$11, on_duplicate => $12, '
 			'on_parent_failure => $13, kind => $14, max_wait => $15, depends_on => $16) e',
-			job ->> 'queue', job -> 'payload', job ->> 'key', (job ->> 'delay')::interval, (job ->> 'run_at')::timestamptz,
-			coalesce((job ->> 'priority')::int, 4), job ->> 'group_key', (job ->> 'max_attempts')::int,
-			nullif(job -> 'headers', 'null'), (job ->> 'expires_in')::interval, (job ->> 'key_ttl')::interval,
-			coalesce(job ->> 'on_duplicate', 'keep'), coalesce(job ->> 'on_parent_failure', 'cancel'), job ->> 'kind',
+			job ->> 'queue', job -> 'payload', job ->> 'key', (job ->> 'delay')::interval,
+				(job ->> 'run_at')::timestamptz,
+			coalesce((job ->> 'priority')::int, 4),
+				job ->> 'group_key', (job ->> 'max_attempts')::int,
+			nullif(job -> 'headers', 'null'), (job ->> 'expires_in')::interval,
+				(job ->> 'key_ttl')::interval,
+			coalesce(job ->> 'on_duplicate', 'keep'), coalesce(job ->> 'on_parent_failure',
+				'cancel'), job ->> 'kind',
 			(job ->> 'max_wait')::interval,
-			ARRAY(SELECT CASE jsonb_typeof(d) WHEN 'string' THEN ids[(numbers ->> (d #>> '{}'))::int] ELSE d::bigint END
+			ARRAY(SELECT CASE jsonb_typeof(d)
+				WHEN 'string' THEN ids[(numbers ->> (d #>> '{}'))::int] ELSE d::bigint END
 				FROM jsonb_array_elements(nullif(job -> 'depends_on', 'null')) d))
 			AS e (id bigint, outcome idemq.outcome, status idemq.status);
 		ids[n] := id;

@@ -41,7 +41,8 @@ COMMENT ON FUNCTION idemq.await_event(bigint, bigint, text, interval)
 - It raises IQ001 (stale token), IQ002, IQ006, 55000 (a step of that name).';
 
 CREATE FUNCTION idemq.send_event(
-	queue text, name text, payload jsonb DEFAULT NULL, OUT outcome idemq.outcome, OUT first_payload jsonb)
+	queue text, name text, payload jsonb DEFAULT NULL, OUT outcome idemq.outcome,
+		OUT first_payload jsonb)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_send_event';
 COMMENT ON FUNCTION idemq.send_event(text, text, jsonb)
 	IS 'tell the jobs of a queue that await this event, now or within the queue''s idempotency_window; those that wait are ready with the commit; outcome accepted, or duplicate: it was sent before; first_payload: the one that counts; name: up to 256 bytes; waits for open transactions that send or await it; needs enqueue';

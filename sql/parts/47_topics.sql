@@ -74,11 +74,14 @@ COMMENT ON FUNCTION idemq.create_topic(text)
 CREATE FUNCTION idemq_inside.create_topic(topic text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idemq_inside.check_space(topic);
-	INSERT INTO idemq.topic_entries (topic, created_at) VALUES (create_topic.topic, idemq_inside.now())
+	INSERT INTO idemq.topic_entries (topic, created_at) VALUES (create_topic.topic,
+		idemq_inside.now())
 		ON CONFLICT DO NOTHING;
 	IF NOT FOUND THEN
 		RAISE EXCEPTION 'topic "%" already exists', topic USING ERRCODE = '42710',
-			HINT = 'Choose another name, or let its administrator grant you its use with idemq.grant_topic.';
+			HINT =
+				'Choose another name, or let its administrator grant you its use with '
+				'idemq.grant_topic.';
 	END IF;
 	PERFORM idemq_inside.change_topic_grant(topic, idemq_inside.caller(), 'admin', true),
 		idemq_inside.audit('create_topic', 0, '', jsonb_build_object('topic', topic));
@@ -88,24 +91,29 @@ CREATE FUNCTION idemq.drop_topic(topic text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.drop_topic(text) IS 'drop a space of topics with its grants and bindings; what was published stays; needs admin of it';
 
--- The space first, which waits for whoever makes one of the others and keeps it; then all that names it.
+-- The space first, which waits for whoever makes one of the others and keeps it; then all that
+-- names it.
 CREATE FUNCTION idemq_inside.drop_topic(topic text) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
 	roles oid[];
 BEGIN
-	PERFORM idemq_inside.check_text('topic', drop_topic.topic, 1024), idemq_inside.topic(drop_topic.topic, 'admin', false);
+	PERFORM idemq_inside.check_text('topic', drop_topic.topic, 1024),
+		idemq_inside.topic(drop_topic.topic, 'admin', false);
 	DELETE FROM idemq.topic_entries WHERE topic = drop_topic.topic;
 	roles := ARRAY(SELECT role FROM idemq_inside.latest(
-		'SELECT DISTINCT r.oid FROM idemq.topic_grants g JOIN pg_roles r ON r.rolname = g.role_name WHERE g.topic = $1 ORDER BY 1',
+		'SELECT DISTINCT r.oid FROM idemq.topic_grants g JOIN pg_roles r ON r.rolname = '
+			'g.role_name WHERE g.topic = $1 ORDER BY 1',
 		drop_topic.topic) AS (role oid));
 	PERFORM idemq_inside.lock_role(role) FROM unnest(roles) role;
 	DELETE FROM idemq.topic_binding_entries WHERE topic = drop_topic.topic;
 	DELETE FROM idemq.topic_grants WHERE topic = drop_topic.topic;
 	PERFORM FROM idemq_inside.latest('SELECT true FROM idemq.topic_grants WHERE topic = $1 UNION ALL
-		SELECT true FROM idemq.topic_binding_entries WHERE topic = $1 LIMIT 1', drop_topic.topic) AS (is_left boolean);
+		SELECT true FROM idemq.topic_binding_entries
+			WHERE topic = $1 LIMIT 1', drop_topic.topic) AS (is_left boolean);
 	IF FOUND THEN
-		RAISE EXCEPTION 'topic "%" has grants or bindings that this transaction cannot see', drop_topic.topic
+		RAISE EXCEPTION 'topic "%" has grants or bindings that this transaction cannot see',
+			drop_topic.topic
 			USING ERRCODE = '40001', HINT = 'Run idemq.drop_topic at READ COMMITTED.';
 	END IF;
 	PERFORM idemq_inside.settle_usage(role) FROM unnest(roles) role;
@@ -123,7 +131,8 @@ COMMENT ON FUNCTION idemq.revoke_topic(text, regrole, text)
 	IS 'take back what idemq.grant_topic gave; without bind the bindings that a role has made are skipped from now on; needs admin of it';
 
 -- Writes or deletes a row of idemq.topic_grants; returns whether that has changed anything.
-CREATE FUNCTION idemq_inside.change_topic_grant(topic text, role oid, privilege text, granted boolean) RETURNS boolean
+CREATE FUNCTION idemq_inside.change_topic_grant(topic text, role oid, privilege text,
+	granted boolean) RETURNS boolean
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -141,33 +150,41 @@ BEGIN
 	END IF;
 	is_new := FOUND;
 	IF NOT granted AND NOT is_new THEN
-		PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1 FROM idemq.topic_grants
-			WHERE topic = $1 AND role_name = $2 AND privilege = $3', topic, name, privilege) AS (one int)), 'grant');
+		PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1
+			FROM idemq.topic_grants
+			WHERE topic = $1 AND role_name = $2 AND privilege = $3', topic, name,
+				privilege) AS (one int)), 'grant');
 	END IF;
 	PERFORM idemq_inside.settle_usage(role);
 	RETURN is_new;
 END $$;
 
 -- What idemq.grant_topic and idemq.revoke_topic do.
-CREATE FUNCTION idemq_inside.decide_topic_grant(topic text, role oid, privilege text, granted boolean) RETURNS void
+CREATE FUNCTION idemq_inside.decide_topic_grant(topic text, role oid, privilege text,
+	granted boolean) RETURNS void
 	LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idemq_inside.check_text('topic', topic, 1024), idemq_inside.given('role', role),
 		idemq_inside.check_text('privilege', privilege, 64);
 	IF privilege NOT IN ('publish', 'bind', 'admin') THEN
-		RAISE EXCEPTION 'privilege must be publish, bind or admin, not "%"', privilege USING ERRCODE = '22023',
+		RAISE EXCEPTION 'privilege must be publish, bind or admin, not "%"',
+			privilege USING ERRCODE = '22023',
 			HINT = 'admin includes the other two.';
 	END IF;
 	PERFORM idemq_inside.topic(topic, 'admin', granted);
 	IF idemq_inside.change_topic_grant(topic, role, privilege, granted) THEN
-		PERFORM idemq_inside.audit(CASE WHEN granted THEN 'grant_topic' ELSE 'revoke_topic' END, 0, '',
-			jsonb_build_object('topic', topic, 'role', pg_get_userbyid(role), 'privilege', privilege));
+		PERFORM idemq_inside.audit(CASE WHEN granted THEN 'grant_topic' ELSE 'revoke_topic' END, 0,
+			'',
+			jsonb_build_object('topic', topic, 'role', pg_get_userbyid(role), 'privilege',
+				privilege));
 	END IF;
 END $$;
 
-CREATE FUNCTION idemq_inside.grant_topic(topic text, role regrole, privilege text) RETURNS void LANGUAGE sql AS
+CREATE FUNCTION idemq_inside.grant_topic(topic text, role regrole, privilege text) RETURNS void
+	LANGUAGE sql AS
 	'SELECT idemq_inside.decide_topic_grant(topic, role, privilege, true)';
-CREATE FUNCTION idemq_inside.revoke_topic(topic text, role regrole, privilege text) RETURNS void LANGUAGE sql AS
+CREATE FUNCTION idemq_inside.revoke_topic(topic text, role regrole, privilege text) RETURNS void
+	LANGUAGE sql AS
 	'SELECT idemq_inside.decide_topic_grant(topic, role, privilege, false)';
 
 CREATE FUNCTION idemq.bind_topic(pattern text, queue text) RETURNS boolean
@@ -175,10 +192,11 @@ CREATE FUNCTION idemq.bind_topic(pattern text, queue text) RETURNS boolean
 COMMENT ON FUNCTION idemq.bind_topic(text, text)
 	IS 'have a queue get a job of all that is published to topics of a pattern: * is one word, # any number of words, none too; its first word is a space; returns false when the role has bound it so before; needs bind on the topic and enqueue on the queue, now and whenever something is published';
 
--- A binding is of the role that makes it, and as good as that role's rights are when something is published
--- (src/api/publish.c).  Two roles may bind one queue by one pattern; each binding stands for itself, so that
--- nobody takes another's away.
-CREATE FUNCTION idemq_inside.bind_topic(pattern text, queue text) RETURNS boolean LANGUAGE plpgsql AS $$
+-- A binding is of the role that makes it, and as good as that role's rights are when something is
+-- published (src/api/publish.c).  Two roles may bind one queue by one pattern; each binding stands
+-- for itself, so that nobody takes another's away.
+CREATE FUNCTION idemq_inside.bind_topic(pattern text, queue text) RETURNS boolean
+	LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
 	space text := idemq_inside.topic_space(pattern);
@@ -189,13 +207,15 @@ BEGIN
 	queue_number := idemq_inside.queue(queue, 'enqueue', 'keep');
 	PERFORM idemq_inside.topic(space, NULL, true);
 	INSERT INTO idemq.topic_binding_entries AS b (topic, pattern, queue_id, role_name, bound_at)
-		VALUES (space, bind_topic.pattern, queue_number, pg_get_userbyid(idemq_inside.caller()), idemq_inside.now())
+		VALUES (space, bind_topic.pattern, queue_number, pg_get_userbyid(idemq_inside.caller()),
+			idemq_inside.now())
 		ON CONFLICT (topic, pattern, queue_id, role_name) DO UPDATE
 		SET role_oid = excluded.role_oid, bound_at = excluded.bound_at, refused_at = NULL
 		WHERE b.role_oid IS DISTINCT FROM excluded.role_oid;
 	is_new := FOUND;
 	IF is_new THEN
-		PERFORM idemq_inside.audit('bind_topic', queue_number, queue, jsonb_build_object('pattern', bind_topic.pattern));
+		PERFORM idemq_inside.audit('bind_topic', queue_number, queue,
+			jsonb_build_object('pattern', bind_topic.pattern));
 	END IF;
 	RETURN is_new;
 END $$;
@@ -206,7 +226,8 @@ COMMENT ON FUNCTION idemq.unbind_topic(text, text)
 	IS 'end the bindings of a queue by a pattern that the caller has made; all of them, with admin of the queue or of the topic; returns false when there was none, and raises 42501 when there are others'' alone';
 
 -- A role that has lost its privileges may still end its binding.
-CREATE FUNCTION idemq_inside.unbind_topic(pattern text, queue text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_inside.unbind_topic(pattern text, queue text) RETURNS boolean
+	LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
 	space text := idemq_inside.topic_space(pattern);
@@ -219,23 +240,30 @@ DECLARE
 BEGIN
 	PERFORM idemq_inside.check_text('queue', queue, 1024), idemq_inside.topic(space, NULL, false);
 	queue_number := idemq_inside.queue(queue, 'any');
-	may_end_all := idemq_inside.role_may(role, queue_number, 'admin') OR idemq_inside.topic_may(space, role, 'admin');
-	SELECT array_agg(name) FILTER (WHERE is_own), count(*) FILTER (WHERE NOT is_own) INTO own, others
+	may_end_all := idemq_inside.role_may(role, queue_number, 'admin')
+		OR idemq_inside.topic_may(space, role, 'admin');
+	SELECT array_agg(name) FILTER (WHERE is_own), count(*) FILTER (WHERE NOT is_own) INTO own,
+		others
 		FROM (SELECT b.name, may_end_all
-				OR coalesce(pg_has_role(role, idemq_inside.role_of(b.name, b.role_oid), 'USAGE'), false) AS is_own
+				OR coalesce(pg_has_role(role, idemq_inside.role_of(b.name, b.role_oid), 'USAGE'),
+					false) AS is_own
 			FROM idemq_inside.latest('SELECT role_name, role_oid FROM idemq.topic_binding_entries
-				WHERE topic = $1 AND pattern = $2 AND queue_id = $3', space, unbind_topic.pattern, queue_number)
+				WHERE topic = $1 AND pattern = $2 AND queue_id = $3', space, unbind_topic.pattern,
+					queue_number)
 				AS b (name name, role_oid oid)) x;
 	IF own IS NULL AND others > 0 THEN
-		RAISE EXCEPTION 'permission denied for bindings of queue "%" to topic "%"', queue, space USING ERRCODE = '42501',
-			DETAIL = 'The role that made a binding, and administrators of queue or topic, may end it.',
+		RAISE EXCEPTION 'permission denied for bindings of queue "%" to topic "%"', queue,
+			space USING ERRCODE = '42501',
+			DETAIL =
+				'The role that made a binding, and administrators of queue or topic, may end it.',
 			HINT = 'Let one of them call idemq.unbind_topic.';
 	END IF;
 	DELETE FROM idemq.topic_binding_entries WHERE topic = space AND pattern = unbind_topic.pattern
 		AND queue_id = queue_number AND role_name = ANY (own);
 	ended := FOUND;
 	IF ended THEN
-		PERFORM idemq_inside.audit('unbind_topic', queue_number, queue, jsonb_build_object('pattern', unbind_topic.pattern));
+		PERFORM idemq_inside.audit('unbind_topic', queue_number, queue,
+			jsonb_build_object('pattern', unbind_topic.pattern));
 	END IF;
 	RETURN ended;
 END $$;
@@ -271,7 +299,8 @@ CREATE FUNCTION idemq_inside.topic_privileges(topic text) RETURNS text[] STABLE 
 $$;
 
 CREATE FUNCTION idemq.topic_states()
-	RETURNS TABLE (topic text, pattern text, queue_id int, role name, bound_at timestamptz, refused_at timestamptz,
+	RETURNS TABLE (topic text, pattern text, queue_id int, role name, bound_at timestamptz,
+		refused_at timestamptz,
 		refusal text)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.topic_states()
@@ -279,21 +308,25 @@ COMMENT ON FUNCTION idemq.topic_states()
 
 -- Why a binding would be skipped is asked as idemq.publish does, at this moment.
 CREATE FUNCTION idemq_inside.topic_states()
-	RETURNS TABLE (topic text, pattern text, queue_id int, role name, bound_at timestamptz, refused_at timestamptz,
+	RETURNS TABLE (topic text, pattern text, queue_id int, role name, bound_at timestamptz,
+		refused_at timestamptz,
 		refusal text)
 	STABLE LANGUAGE sql AS $$
 	SELECT b.topic, b.pattern, b.queue_id, b.role_name, b.bound_at, b.refused_at, CASE
-			WHEN NOT EXISTS (SELECT FROM idemq.topic_entries t WHERE t.topic = b.topic) THEN 'its topic does not exist'
+			WHEN NOT EXISTS (SELECT FROM idemq.topic_entries t
+				WHERE t.topic = b.topic) THEN 'its topic does not exist'
 			WHEN r.role IS NULL THEN format('role "%s" was dropped or renamed', b.role_name)
 			WHEN NOT idemq_inside.topic_may(b.topic, r.role, 'bind')
 				THEN format('role "%s" may not bind to the topic any more', b.role_name)
-			WHEN NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = b.queue_id) THEN 'its queue does not exist'
+			WHEN NOT EXISTS (SELECT FROM idemq.queues q
+				WHERE q.queue_id = b.queue_id) THEN 'its queue does not exist'
 			WHEN NOT idemq_inside.role_may(r.role, b.queue_id, 'enqueue')
 				THEN format('role "%s" may not enqueue to the queue any more', b.role_name) END
 	FROM idemq_inside.caller() c(role), idemq.topic_binding_entries b,
 		LATERAL (SELECT idemq_inside.role_of(b.role_name, b.role_oid)) r(role)
 	WHERE pg_has_role(c.role, 'pg_monitor', 'USAGE') OR pg_has_role(c.role, r.role, 'USAGE')
-		OR idemq_inside.topic_may(b.topic, c.role, 'admin') OR idemq_inside.role_may(c.role, b.queue_id, 'admin')
+		OR idemq_inside.topic_may(b.topic, c.role, 'admin') OR idemq_inside.role_may(c.role,
+			b.queue_id, 'admin')
 	ORDER BY b.topic, b.pattern, b.queue_id, b.role_name
 $$;
 
@@ -301,7 +334,8 @@ $$;
 
 CREATE VIEW idemq.topics WITH (security_barrier) AS
 	SELECT t.topic, p.privileges, t.created_at
-	FROM idemq.topic_entries t CROSS JOIN LATERAL (SELECT idemq.topic_privileges(t.topic) AS privileges) p
+	FROM idemq.topic_entries t
+		CROSS JOIN LATERAL (SELECT idemq.topic_privileges(t.topic) AS privileges) p
 	WHERE p.privileges OPERATOR(pg_catalog.<>) '{}'::pg_catalog.text[]
 		OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
 COMMENT ON VIEW idemq.topics IS 'one row a space of topics that you may use; pg_monitor sees all';

@@ -20,7 +20,8 @@ COMMENT ON FUNCTION idemq.cancel_by_key(text, text)
 
 CREATE FUNCTION idemq.job_by_key(queue text, key text) RETURNS SETOF idemq.jobs
 	ROWS 1 STABLE LANGUAGE sql
-	AS 'SELECT j.* FROM idemq.jobs j WHERE j.queue_id OPERATOR(pg_catalog.=) idemq.queue_id(job_by_key.queue)
+	AS 'SELECT j.* FROM idemq.jobs j
+		WHERE j.queue_id OPERATOR(pg_catalog.=) idemq.queue_id(job_by_key.queue)
 		AND j.key OPERATOR(pg_catalog.=) job_by_key.key COLLATE pg_catalog."C"';
 COMMENT ON FUNCTION idemq.job_by_key(text, text)
 	IS 'the job that has a key, as a row of idemq.jobs; no row when there is none that you may see';

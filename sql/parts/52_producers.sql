@@ -46,7 +46,8 @@ CREATE FUNCTION idemq.forget_producer(queue text, producer text) RETURNS boolean
 COMMENT ON FUNCTION idemq.forget_producer(text, text)
 	IS 'forget a producer of idemq.enqueue_sequenced that will send nothing again: after that any number of it is accepted; returns false when there was none; needs admin';
 
-CREATE FUNCTION idemq_inside.forget_producer(queue text, producer text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_inside.forget_producer(queue text, producer text) RETURNS boolean
+	LANGUAGE plpgsql AS $$
 DECLARE
 	number int;
 	is_gone boolean;
@@ -56,8 +57,10 @@ BEGIN
 	DELETE FROM idemq.producers p WHERE p.queue_id = number AND p.name = producer;
 	is_gone := FOUND;
 	IF NOT is_gone THEN
-		PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1 FROM idemq.producers
-			WHERE queue_id = $1 AND name = $2', number, producer) AS (one int)), 'enqueue_sequenced');
+		PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1
+			FROM idemq.producers
+			WHERE queue_id = $1 AND name = $2', number, producer) AS (one int)),
+				'enqueue_sequenced');
 	END IF;
 	RETURN is_gone;
 END $$;

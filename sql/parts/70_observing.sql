@@ -18,16 +18,18 @@ COMMENT ON FUNCTION idemq.progress(jsonb)
 -- Topic: Inside
 
 CREATE FUNCTION idemq.leases()
-	RETURNS TABLE (queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz,
+	RETURNS TABLE (queue text, job_id bigint, worker text, pid int, attempt int,
+		claimed_at timestamptz,
 		deadline timestamptz, expires_in interval, attached boolean, state text)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_leases';
 COMMENT ON FUNCTION idemq.leases()
 	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
 
--- The function decides which; of a job's row, which it has read, only this: one that nobody asks for
--- is not joined.
+-- The function decides which; of a job's row, which it has read, only this: one that nobody asks
+-- for is not joined.
 CREATE VIEW idemq.workers WITH (security_barrier) AS
-	SELECT l.queue, l.job_id, l.worker, l.pid, l.attempt, l.claimed_at, l.deadline, l.expires_in, l.attached, l.state,
+	SELECT l.queue, l.job_id, l.worker, l.pid, l.attempt, l.claimed_at, l.deadline, l.expires_in,
+		l.attached, l.state,
 		idemq.progress(j.checkpoint) AS progress
 	FROM idemq.leases() l
 	LEFT JOIN idemq.jobs j ON j.id OPERATOR(pg_catalog.=) l.job_id
@@ -103,7 +105,8 @@ COMMENT ON FUNCTION idemq.queue_metrics(boolean)
 -- Steps without an answer of each queue that has any: those of attempts in processing, and others.
 CREATE VIEW idemq_inside.steps_without_answer AS
 	SELECT s.queue_id, count(j.id) AS open, count(*) - count(j.id) AS unknown
-	FROM idemq.steps s LEFT JOIN idemq.jobs j ON j.id = s.job_id AND j.token = s.token AND j.status = 'processing'
+	FROM idemq.steps s LEFT JOIN idemq.jobs j ON j.id = s.job_id AND j.token = s.token
+		AND j.status = 'processing'
 	WHERE s.state = 'open' GROUP BY s.queue_id;
 
 -- The function decides which queues; the view reads the names as its owner.
@@ -198,9 +201,12 @@ CREATE FUNCTION idemq.server_counts()
 COMMENT ON FUNCTION idemq.server_counts() IS 'what idemq.admissions, idemq.once_calls and idemq.publish_calls show; returns a row for each count of the whole server';
 
 CREATE VIEW idemq.admissions AS
-	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_allowed') AS allowed,
-		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_refused') AS refused,
-		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_shared') AS shared
+	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_allowed')
+		AS allowed,
+		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_refused')
+			AS refused,
+		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_shared')
+			AS shared
 	FROM idemq.server_counts() c;
 COMMENT ON VIEW idemq.admissions IS 'calls of idemq.admit on the whole server since its start, one row; those of cost 0 ask only, and are not counted';
 COMMENT ON COLUMN idemq.admissions.allowed IS 'calls that their limit allowed';
@@ -208,29 +214,35 @@ COMMENT ON COLUMN idemq.admissions.refused IS 'calls that their limit refused';
 COMMENT ON COLUMN idemq.admissions.shared IS 'of these, calls that found no room for a bucket of their own, and had one with others of their database: raise idemq.max_buckets';
 
 CREATE VIEW idemq.once_calls AS
-	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'once_first') AS first,
-		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'once_repeated') AS repeated
+	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'once_first')
+		AS first,
+		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'once_repeated')
+			AS repeated
 	FROM idemq.server_counts() c;
 COMMENT ON VIEW idemq.once_calls IS 'calls of idemq.once on the whole server since its start, one row; counted when answered, a rollback does not undo it';
 COMMENT ON COLUMN idemq.once_calls.first IS 'calls that were the first, answered true; one that is rolled back and repeated counts twice';
 COMMENT ON COLUMN idemq.once_calls.repeated IS 'calls whose key was taken, answered false';
 
 CREATE VIEW idemq.publish_calls AS
-	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_calls') AS calls,
+	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_calls')
+		AS calls,
 		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_jobs') AS jobs,
-		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_skipped') AS skipped
+		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_skipped')
+			AS skipped
 	FROM idemq.server_counts() c;
 COMMENT ON VIEW idemq.publish_calls IS 'calls of idemq.publish on the whole server since its start, one row; counted when answered, a rollback does not undo it';
 COMMENT ON COLUMN idemq.publish_calls.calls IS 'calls';
 COMMENT ON COLUMN idemq.publish_calls.jobs IS 'jobs that they have made';
 COMMENT ON COLUMN idemq.publish_calls.skipped IS 'bindings that they have skipped: idemq.topic_bindings says which, and why';
 
-CREATE FUNCTION idemq.worker_state(OUT pid int, OUT stuck_for interval, OUT awake boolean, OUT chore text,
+CREATE FUNCTION idemq.worker_state(OUT pid int, OUT stuck_for interval, OUT awake boolean,
+	OUT chore text,
 	OUT last_run timestamptz, OUT lag interval)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_worker_state';
 COMMENT ON FUNCTION idemq.worker_state() IS 'what idemq.background_worker shows; returns one row';
 
-CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for, awake, chore, last_run, lag FROM idemq.worker_state();
+CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for, awake, chore, last_run, lag
+	FROM idemq.worker_state();
 COMMENT ON VIEW idemq.background_worker IS 'the background worker of this database, one row: with a pid and without stuck_for all is well';
 COMMENT ON COLUMN idemq.background_worker.pid IS 'its process; NULL: none runs (idemq.worker is off, max_worker_processes is used up, a standby, or it is being started)';
 COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'for how long it has not moved though it should, once that is 2 s: it is stopped, or at one long piece of work; NULL: it moves, or has nothing to do';

@@ -1,33 +1,46 @@
--- What other rows than its own say of a job, for idemq.why(), in words; NULL: nothing.  Of a step only
--- whether its attempt goes on tells whether somebody will answer it.
-CREATE FUNCTION idemq_inside.why_rows(id bigint, now timestamptz, OUT steps text, OUT event text, OUT parent text)
+-- What other rows than its own say of a job, for idemq.why(), in words; NULL: nothing.  Of a step
+-- only whether its attempt goes on tells whether somebody will answer it.
+CREATE FUNCTION idemq_inside.why_rows(id bigint, now timestamptz, OUT steps text, OUT event text,
+	OUT parent text)
 	STABLE LANGUAGE sql SET datestyle = 'ISO' AS $$
 	SELECT
 		(SELECT string_agg(format('; its step "%s" ', s.name) || CASE
 			WHEN j.status = 'processing' AND s.token = j.token
 				THEN format('is open: its call may last until %s', s.call_until)
-			ELSE format('is unknown: begun at %s by an attempt that is over without an answer, ', s.begun_at) || CASE
-				WHEN why_rows.now < s.call_until THEN format('its call may arrive until %s', s.call_until)
+			ELSE format('is unknown: begun at %s by an attempt that is over without an answer, ',
+				s.begun_at) || CASE
+				WHEN why_rows.now < s.call_until THEN format('its call may arrive until %s',
+					s.call_until)
 				WHEN j.finished_at IS NULL THEN 'the next one asks the other side'
-				ELSE format('ask the other side, then idemq.finish_step(%s, %s, ...) or idemq.refuse_step', j.id, s.token)
+				ELSE format('ask the other side, then idemq.finish_step(%s, %s, ...) or '
+					'idemq.refuse_step', j.id, s.token)
 			END END, '' ORDER BY s.begun_at, s.name)
 		FROM (SELECT * FROM idemq.steps s WHERE s.job_id = j.id AND s.state = 'open'
 			ORDER BY s.begun_at, s.name LIMIT 3) s WHERE j.token <> 0),
-		(SELECT format('waits for event "%s" since %s, no longer than until %s; idemq.send_event(%L, %1$L) makes it ready now',
+		(SELECT format('waits for event "%s" since %s, no longer than until %s; '
+			'idemq.send_event(%L, %1$L) makes it ready now',
 				s.name, s.begun_at, j.ready_at, q.name)
 			FROM idemq.steps s JOIN idemq.queues q ON q.queue_id = j.queue_id
-			WHERE s.job_id = j.id AND s.state = 'waiting' AND s.token = j.token AND j.status = 'pending'),
+			WHERE s.job_id = j.id AND s.state = 'waiting' AND s.token = j.token
+				AND j.status = 'pending'),
 		CASE
 			WHEN c.job_id IS NULL
-				THEN format('written by hand, and in no group: nothing ends that; idemq.cancel(%s) ends the job', j.id)
-			WHEN p.id IS NULL THEN 'its parents are done: the background worker, or the next claim, makes it pending'
+				THEN format('written by hand, and in no group: nothing ends that; idemq.cancel(%s) '
+					'ends the job', j.id)
+			WHEN p.id IS NULL
+				THEN 'its parents are done: the background worker, or the next claim, makes it '
+				'pending'
 			WHEN p.gone
-				THEN format('its parent, job %s, is gone: the background worker, or the next claim, cancels it', p.id)
+				THEN format('its parent, job %s, is gone: the background worker, or the next '
+					'claim, cancels it', p.id)
 			WHEN p.status NOT IN ('dead', 'cancelled')
-				THEN format('waits for its parent, job %s, which is %s: see idemq.why(%1$s)', p.id, p.status)
-			WHEN c.on_parent_failure = 'cancel' THEN format('its parent, job %s, is %s: the background worker, or the '
+				THEN format('waits for its parent, job %s, which is %s: see idemq.why(%1$s)', p.id,
+					p.status)
+			WHEN c.on_parent_failure = 'cancel'
+				THEN format('its parent, job %s, is %s: the background worker, or the '
 				'next claim, cancels it', p.id, p.status)
-			ELSE format('waits for its parent, job %s, which is %s: idemq.retry(%1$s) makes that ready again', p.id, p.status)
+			ELSE format('waits for its parent, job %s, which is %s: idemq.retry(%1$s) makes that '
+				'ready again', p.id, p.status)
 		END
 	FROM idemq.jobs j
 	-- Without any edge they are still to be restored.
@@ -36,11 +49,13 @@ CREATE FUNCTION idemq_inside.why_rows(id bigint, now timestamptz, OUT steps text
 	LEFT JOIN LATERAL (
 		-- The first that is not done; see src/table/jobs_dependencies.c.
 		SELECT * FROM (
-			SELECT d.parent AS id, o.id IS NULL AS gone, coalesce(o.status::text, d.gone_as::text, 'completed') AS status
+			SELECT d.parent AS id, o.id IS NULL AS gone, coalesce(o.status::text, d.gone_as::text,
+				'completed') AS status
 			FROM idemq.dependencies d LEFT JOIN idemq.jobs o ON o.id = d.parent
 			WHERE d.child = j.id AND d.parent >= c.waits_for) x
 		WHERE x.status <> 'completed'
-			AND (c.on_parent_failure <> 'run' OR NOT x.gone AND x.status NOT IN ('dead', 'cancelled'))
+			AND (c.on_parent_failure <> 'run' OR NOT x.gone AND x.status NOT IN ('dead',
+				'cancelled'))
 		ORDER BY x.id LIMIT 1) p ON true
 	WHERE j.id = why_rows.id
 	$$;

@@ -74,10 +74,12 @@ COMMENT ON FUNCTION idemq.drop_handler(text)
 CREATE FUNCTION idemq_inside.handler_refusal(queue_id int) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_handler_refusal';
 
--- Whether the caller may change a handler: the role that has set it, and administrators of its queue.
+-- Whether the caller may change a handler: the role that has set it, and administrators of its
+-- queue.
 CREATE FUNCTION idemq_inside.may_change(h idemq.handler_entries) RETURNS boolean LANGUAGE sql AS $$
 	SELECT idemq_inside.role_may(idemq_inside.caller(), h.queue_id, 'admin')
-		OR coalesce(pg_has_role(idemq_inside.caller(), idemq_inside.role_of(h.role_name, h.role_oid), 'USAGE'), false)
+		OR coalesce(pg_has_role(idemq_inside.caller(), idemq_inside.role_of(h.role_name,
+			h.role_oid), 'USAGE'), false)
 $$;
 
 CREATE FUNCTION idemq_inside.refuse_handler(queue text) RETURNS void LANGUAGE plpgsql AS $$
@@ -87,14 +89,17 @@ BEGIN
 		HINT = format('Let one of them call idemq.drop_handler(''%s'').', queue);
 END $$;
 
--- A function is looked up as the caller's search_path has it, and as it is now, at each isolation level.  What is not as
--- it must be is an error where it is the caller's to mend: the function's shape, the rights to it.  That the role may not
--- log in, or that the function leaves its search_path to whoever may SET it, is a warning: the DBA may mend it later.
-CREATE FUNCTION idemq_inside.set_handler(queue text, function text, workers int, batch int, max_idle interval)
+-- A function is looked up as the caller's search_path has it, and as it is now, at each isolation
+-- level.  What is not as it must be is an error where it is the caller's to mend: the function's
+-- shape, the rights to it.  That the role may not log in, or that the function leaves its
+-- search_path to whoever may SET it, is a warning: the DBA may mend it later.
+CREATE FUNCTION idemq_inside.set_handler(queue text, function text, workers int, batch int,
+	max_idle interval)
 	RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
-	signature text := CASE WHEN strpos(function, '(') > 0 THEN function ELSE function || '(jsonb)' END;
+	signature text := CASE WHEN strpos(function, '(') > 0 THEN function
+		ELSE function || '(jsonb)' END;
 	role name := pg_get_userbyid(idemq_inside.caller());
 	number int;
 	f record;
@@ -103,35 +108,46 @@ DECLARE
 BEGIN
 	PERFORM idemq_inside.check_text('function', function, 1000);
 	-- It may be named without its argument: it can have but one.
-	SELECT o.id, o.shown INTO f FROM idemq_inside.as_caller('SELECT p::pg_catalog.oid, p::pg_catalog.text '
+	SELECT o.id, o.shown INTO f
+		FROM idemq_inside.as_caller('SELECT p::pg_catalog.oid, p::pg_catalog.text '
 		'FROM pg_catalog.to_regprocedure($1) p', signature) AS o (id oid, shown text);
 	IF f.id IS NULL THEN
 		RAISE EXCEPTION 'function % does not exist', signature USING ERRCODE = '42883',
-			HINT = 'Pass the name of a function f(payload jsonb), with its schema unless that is in search_path, as in ''app.send_mail''.';
+			HINT =
+				'Pass the name of a function f(payload jsonb), with its schema unless that is in '
+				'search_path, as in ''app.send_mail''.';
 	END IF;
-	PERFORM idemq_inside.check_int('workers', workers, 1, 1000), idemq_inside.check_int('batch', batch, 1, 10000),
+	PERFORM idemq_inside.check_int('workers', workers, 1, 1000), idemq_inside.check_int('batch',
+		batch, 1, 10000),
 		idemq_inside.check_interval('max_idle', max_idle, 0);
 	SELECT f.shown, p.* INTO f FROM idemq_inside.latest(
-		'SELECT p.oid, p.proname, n.nspname, pg_get_userbyid(p.proowner), p.prorettype IN (2278, 3802) AND NOT p.proretset '
+		'SELECT p.oid, p.proname, n.nspname, pg_get_userbyid(p.proowner), p.prorettype IN (2278, '
+			'3802) AND NOT p.proretset '
 			'AND p.prokind = ''f'' AND p.proargtypes::text = ''3802'', '
 			'EXISTS (SELECT FROM unnest(p.proconfig) c WHERE starts_with(c, ''search_path='')) '
 			'FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE p.oid = $1', f.id)
 		AS p (id oid, name name, schema name, owner name, fits boolean, pinned boolean);
 	IF NOT f.fits THEN
 		RAISE EXCEPTION 'function % cannot be a handler', f.shown USING ERRCODE = '42P13',
-			HINT = 'A handler is a function f(payload jsonb) that RETURNS void or jsonb, the result; all else comes from '
+			HINT =
+				'A handler is a function f(payload jsonb) that RETURNS void or jsonb, the result; '
+				'all else comes from '
 				'idemq.current_job().';
 	ELSIF NOT has_function_privilege(idemq_inside.caller(), f.id, 'EXECUTE') THEN
 		RAISE EXCEPTION 'permission denied for function %', f.shown USING ERRCODE = '42501';
 	END IF;
 	number := idemq_inside.queue(queue, 'claim', 'keep');
-	INSERT INTO idemq.handler_entries AS h (queue_id, schema_name, function_name, argument_types, role_name, workers,
+	INSERT INTO idemq.handler_entries AS h (queue_id, schema_name, function_name, argument_types,
+		role_name, workers,
 			batch, max_idle, set_at, owner_name)
-		VALUES (number, f.schema, f.name, 'jsonb', role, workers, batch, max_idle, clock_timestamp(), f.owner)
-		ON CONFLICT ON CONSTRAINT handler_entries_pkey DO UPDATE SET schema_name = excluded.schema_name,
+		VALUES (number, f.schema, f.name, 'jsonb', role, workers, batch, max_idle,
+			clock_timestamp(), f.owner)
+		ON CONFLICT ON CONSTRAINT handler_entries_pkey DO UPDATE
+			SET schema_name = excluded.schema_name,
 			function_name = excluded.function_name, argument_types = excluded.argument_types,
 			role_name = excluded.role_name, workers = excluded.workers, batch = excluded.batch,
-			max_idle = excluded.max_idle, set_at = excluded.set_at, owner_name = excluded.owner_name,
+			max_idle = excluded.max_idle, set_at = excluded.set_at,
+				owner_name = excluded.owner_name,
 			crashes = 0, crashed_at = NULL, stopped_at = NULL
 		WHERE idemq_inside.may_change(h);
 	IF NOT FOUND THEN
@@ -142,12 +158,18 @@ BEGIN
 	PERFORM idemq_inside.audit('set_handler', number, queue, jsonb_build_object('function', named));
 	IF why IS NOT NULL THEN
 		RAISE WARNING 'the handler does not run yet' USING DETAIL = why || '.',
-			HINT = 'Mend it; the handler then runs by itself. Until then idemq.handlers says why it does not.';
+			HINT =
+				'Mend it; the handler then runs by itself. Until then idemq.handlers says why it '
+				'does not.';
 	END IF;
 	IF NOT f.pinned THEN
 		RAISE WARNING 'function % does not set its search_path', named USING
-			DETAIL = format('Who may create objects in a schema of role "%s"''s search_path decides what the names in it mean.', role),
-			HINT = format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp, with the schemas that it needs between the two.', named);
+			DETAIL =
+				format('Who may create objects in a schema of role "%s"''s search_path decides '
+				'what the names in it mean.', role),
+			HINT =
+				format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp, with the schemas '
+				'that it needs between the two.', named);
 	END IF;
 END $$;
 
@@ -160,15 +182,19 @@ BEGIN
 		PERFORM idemq_inside.audit('drop_handler', number, queue);
 		RETURN true;
 	END IF;
-	PERFORM idemq_inside.refuse_handler(queue) FROM idemq.handler_entries h WHERE h.queue_id = number;
-	PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1 FROM idemq.handler_entries
+	PERFORM idemq_inside.refuse_handler(queue) FROM idemq.handler_entries h
+		WHERE h.queue_id = number;
+	PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1
+		FROM idemq.handler_entries
 		WHERE queue_id = $1', number) AS (one int)), 'set_handler');
 	RETURN false;
 END $$;
 
 CREATE FUNCTION idemq.current_job(
-	OUT id bigint, OUT token bigint, OUT attempt int, OUT max_attempts int, OUT deadline timestamptz,
-	OUT payload jsonb, OUT key text, OUT group_key text, OUT checkpoint jsonb, OUT enqueued_at timestamptz,
+	OUT id bigint, OUT token bigint, OUT attempt int, OUT max_attempts int,
+		OUT deadline timestamptz,
+	OUT payload jsonb, OUT key text, OUT group_key text, OUT checkpoint jsonb,
+		OUT enqueued_at timestamptz,
 	OUT headers jsonb, OUT queue text, OUT kind text)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_current_job';
 COMMENT ON FUNCTION idemq.current_job() IS 'the job that the handler''s function was called for, as idemq.claim shows it, and its queue; NULLs outside of a handler';
@@ -176,7 +202,8 @@ COMMENT ON FUNCTION idemq.current_job() IS 'the job that the handler''s function
 -- Topic: Inside
 
 CREATE FUNCTION idemq.handler_states()
-	RETURNS TABLE (queue_id int, state text, workers_running int, done_total bigint, failed_total bigint,
+	RETURNS TABLE (queue_id int, state text, workers_running int, done_total bigint,
+		failed_total bigint,
 		jobs_per_second float8, last_error text, last_error_at timestamptz)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_handler_states';
 COMMENT ON FUNCTION idemq.handler_states()
@@ -186,9 +213,12 @@ COMMENT ON FUNCTION idemq.handler_states()
 
 CREATE VIEW idemq.handlers WITH (security_barrier) AS
 	SELECT q.name AS queue,
-		pg_catalog.format('%I.%I(%s)', e.schema_name, e.function_name, e.argument_types) AS function,
-		e.role_name AS role, e.workers, e.batch, e.max_idle, s.state, s.workers_running, s.jobs_per_second,
-		s.done_total, s.failed_total, s.last_error, s.last_error_at, e.crashes, e.stopped_at, e.set_at
+		pg_catalog.format('%I.%I(%s)', e.schema_name, e.function_name,
+			e.argument_types) AS function,
+		e.role_name AS role, e.workers, e.batch, e.max_idle, s.state, s.workers_running,
+			s.jobs_per_second,
+		s.done_total, s.failed_total, s.last_error, s.last_error_at, e.crashes, e.stopped_at,
+			e.set_at
 	FROM idemq.handler_entries e
 	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) e.queue_id
 	JOIN idemq.handler_states() s ON s.queue_id OPERATOR(pg_catalog.=) e.queue_id;

@@ -1,9 +1,10 @@
 -- Topic: Schedules
 
--- A schedule is a row of idemq.schedule_entries; its ticks up to done_until are dealt with.  The session that enqueues one
--- holds the row, and moves done_until up to the tick in the transaction of the enqueue; another that comes meanwhile skips
--- the row.  Should the row be lost or put back (a restore, a schedule ended and made again), the key, of the schedule's
--- name and the tick's own time, answers duplicate.
+-- A schedule is a row of idemq.schedule_entries; its ticks up to done_until are dealt with.  The
+-- session that enqueues one holds the row, and moves done_until up to the tick in the transaction
+-- of the enqueue; another that comes meanwhile skips the row.  Should the row be lost or put back
+-- (a restore, a schedule ended and made again), the key, of the schedule's name and the tick's own
+-- time, answers duplicate.
 --
 -- Times are the wall clock's, not idemq_now(): a calendar means that one.
 
@@ -43,7 +44,8 @@ CREATE FUNCTION idemq.may_enqueue(queue_id int) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_enqueue';
 COMMENT ON FUNCTION idemq.may_enqueue(int) IS 'whether the current role may enqueue to a queue; the view idemq.schedules asks it';
 
-CREATE FUNCTION idemq.may_change_schedule(queue_id int, created_by name, created_by_oid oid) RETURNS boolean
+CREATE FUNCTION idemq.may_change_schedule(queue_id int, created_by name, created_by_oid oid)
+	RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_change_schedule';
 COMMENT ON FUNCTION idemq.may_change_schedule(int, name, oid)
 	IS 'whether the current role may replace and end a schedule that this role has made for this queue; the view idemq.schedules asks it';
@@ -53,7 +55,8 @@ CREATE FUNCTION idemq.schedules_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_schedules_changed';
 COMMENT ON FUNCTION idemq.schedules_changed() IS 'trigger: has the background worker look at the schedules anew';
 
-CREATE TRIGGER idemq_schedules_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.schedule_entries
+CREATE TRIGGER idemq_schedules_changed AFTER INSERT OR UPDATE OR DELETE
+	OR TRUNCATE ON idemq.schedule_entries
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq.schedules_changed();
 ALTER TABLE idemq.schedule_entries ENABLE ALWAYS TRIGGER idemq_schedules_changed;
 
@@ -70,7 +73,8 @@ CREATE VIEW idemq.schedules WITH (security_barrier) AS
 	FROM idemq.schedule_entries e
 	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) e.queue_id
 	CROSS JOIN LATERAL (
-		SELECT idemq.may_change_schedule(e.queue_id, e.created_by, e.created_by_oid) AS may_change) m
+		SELECT idemq.may_change_schedule(e.queue_id, e.created_by,
+			e.created_by_oid) AS may_change) m
 	WHERE idemq.may_enqueue(e.queue_id) OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
 COMMENT ON VIEW idemq.schedules IS 'one row a schedule of a queue that you may enqueue to or administer (pg_monitor: every queue); payload, headers, group_key and last_error for its creator and administrators alone';
 COMMENT ON COLUMN idemq.schedules.name IS 'its name, unique in the database';
@@ -145,17 +149,22 @@ COMMENT ON PROCEDURE idemq.tick()
 -- Topic: Inside
 
 -- Those that everybody may call, under names that nobody else can give a meaning.
-CREATE FUNCTION idemq_inside.next_tick(cron text, time_zone text, after timestamptz) RETURNS timestamptz
+CREATE FUNCTION idemq_inside.next_tick(cron text, time_zone text, after timestamptz)
+	RETURNS timestamptz
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_next_tick';
-CREATE FUNCTION idemq_inside.last_tick(cron text, time_zone text, until timestamptz) RETURNS timestamptz
+CREATE FUNCTION idemq_inside.last_tick(cron text, time_zone text, until timestamptz)
+	RETURNS timestamptz
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_last_tick';
-CREATE FUNCTION idemq_inside.next_run(cron text, time_zone text, done_until timestamptz) RETURNS timestamptz
+CREATE FUNCTION idemq_inside.next_run(cron text, time_zone text, done_until timestamptz)
+	RETURNS timestamptz
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_next_run';
 
--- Whether the caller may change a schedule: the role that has made it, and administrators of its queue.
+-- Whether the caller may change a schedule: the role that has made it, and administrators of its
+-- queue.
 CREATE FUNCTION idemq_inside.may_change(s idemq.schedule_entries) RETURNS boolean LANGUAGE sql AS $$
 	SELECT idemq_inside.role_may(idemq_inside.caller(), s.queue_id, 'admin')
-		OR coalesce(pg_has_role(idemq_inside.caller(), idemq_inside.role_of(s.created_by, s.created_by_oid), 'USAGE'), false)
+		OR coalesce(pg_has_role(idemq_inside.caller(), idemq_inside.role_of(s.created_by,
+			s.created_by_oid), 'USAGE'), false)
 $$;
 
 CREATE FUNCTION idemq_inside.refuse_schedule(name text) RETURNS void LANGUAGE plpgsql AS $$
@@ -165,13 +174,15 @@ BEGIN
 		HINT = 'Pass another name, or ask one of them.';
 END $$;
 
--- A schedule that nothing ticks is a lie, so there is none without a driver: the worker; pg_cron in this database, whose
--- job is made here when there is none; or a call of idemq.tick() in the last minutes, by a pg_cron of another database or
--- anything else.  That is one call a minute in each database, whatever the number of its schedules.  (One pg_cron job for
--- each schedule would leave the calendar to a well-kept library.  But pg_cron has one time zone for all jobs, and before
--- 1.5 none but GMT; it does not say which minute a late run is for, so that no key could be made of it; it forgets the
--- minutes in which it was down; it knows no next run; and its jobs are in one database of the server, from where a
--- schedule in another cannot be made, and are not in that one's dump.)
+-- A schedule that nothing ticks is a lie, so there is none without a driver: the worker; pg_cron in
+-- this database, whose job is made here when there is none; or a call of idemq.tick() in the last
+-- minutes, by a pg_cron of another database or anything else.  That is one call a minute in each
+-- database, whatever the number of its schedules.  (One pg_cron job for each schedule would leave
+-- the calendar to a well-kept library.  But pg_cron has one time zone for all jobs, and before 1.5
+-- none but GMT; it does not say which minute a late run is for, so that no key could be made of it;
+-- it forgets the minutes in which it was down; it knows no next run; and its jobs are in one
+-- database of the server, from where a schedule in another cannot be made, and are not in that
+-- one's dump.)
 CREATE FUNCTION idemq_inside.require_driver() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	libraries text;
@@ -185,19 +196,23 @@ BEGIN
 	libraries := current_setting('shared_preload_libraries');
 	loaded := libraries ~ '(^|[,/"\s])pg_cron[^,/]*(,|$)';
 	IF loaded AND EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_cron') THEN
-		-- A job that was switched off (active is false) stays off.  One of a role that may not call idemq.tick is no driver.
+		-- A job that was switched off (active is false) stays off.  One of a role that may not call
+		-- idemq.tick is no driver.
 		PERFORM FROM idemq_inside.latest($q$
 			SELECT j.jobid FROM cron.job j JOIN pg_roles r ON r.rolname = j.username
-			WHERE j.command ~* '^\s*call\s+idemq\.tick\s*\(\s*\)[\s;]*$' AND j.database = current_database()
+			WHERE j.command ~* '^\s*call\s+idemq\.tick\s*\(\s*\)[\s;]*$'
+				AND j.database = current_database()
 				AND has_schema_privilege(r.oid, 'idemq', 'USAGE')
 				AND has_function_privilege(r.oid, 'idemq.tick()', 'EXECUTE')
-				AND has_function_privilege(r.oid, 'idemq.due_schedules()', 'EXECUTE')$q$) AS (jobid bigint);
+				AND has_function_privilege(r.oid, 'idemq.due_schedules()', 'EXECUTE')$q$)
+					AS (jobid bigint);
 		IF NOT FOUND THEN
 			PERFORM cron.schedule('idemq-tick'::text, '* * * * *'::text, 'CALL idemq.tick()'::text);
 		END IF;
 		RETURN;
 	END IF;
-	PERFORM FROM idemq_inside.latest('SELECT one FROM idemq.ticker WHERE called_at > $1', clock_timestamp() - interval '10 min')
+	PERFORM FROM idemq_inside.latest('SELECT one FROM idemq.ticker WHERE called_at > $1',
+		clock_timestamp() - interval '10 min')
 		AS (one boolean);
 	IF FOUND THEN
 		RETURN;
@@ -205,24 +220,33 @@ BEGIN
 		libraries := CASE WHEN may_read THEN libraries ELSE '...' END;
 		RAISE EXCEPTION 'schedules need pg_cron, which is not loaded' USING ERRCODE = '55000',
 			DETAIL = 'Nothing has called idemq.tick() in this database lately.',
-			HINT = format(E'Put the first two lines into postgresql.conf, restart the server, and run the third in database %I:\n'
-				'shared_preload_libraries = ''%s''\ncron.database_name = ''%s''\nCREATE EXTENSION pg_cron;',
-				current_database(), concat_ws(', ', nullif(libraries, ''), 'pg_cron'), current_database());
+			HINT =
+				format(E'Put the first two lines into postgresql.conf, restart the server, and run '
+				'the third in database %I:\n'
+				'shared_preload_libraries = ''%s''\ncron.database_name = ''%s''\nCREATE EXTENSION '
+					'pg_cron;',
+				current_database(), concat_ws(', ', nullif(libraries, ''), 'pg_cron'),
+					current_database());
 	ELSIF cron_database IS DISTINCT FROM current_database() THEN
 		RAISE EXCEPTION 'pg_cron runs in %, and nothing calls idemq.tick() in this one',
-			CASE WHEN may_read AND cron_database IS NOT NULL THEN format('database %I', cron_database)
+			CASE WHEN may_read AND cron_database IS NOT NULL THEN format('database %I',
+				cron_database)
 				ELSE 'the database that cron.database_name names' END
 			USING ERRCODE = '55000',
-			HINT = format(E'Run the first line there, as a superuser, and the second here; then try again:\n'
-				'SELECT cron.schedule_in_database(%L, ''* * * * *'', ''CALL idemq.tick()'', %L);\nCALL idemq.tick();',
+			HINT =
+				format(E'Run the first line there, as a superuser, and the second here; then try '
+				'again:\n'
+				'SELECT cron.schedule_in_database(%L, ''* * * * *'', ''CALL idemq.tick()'', '
+					'%L);\nCALL idemq.tick();',
 				'idemq-tick-' || current_database(), current_database());
 	END IF;
-	RAISE EXCEPTION 'schedules need pg_cron, which is loaded, but not created' USING ERRCODE = '55000',
+	RAISE EXCEPTION 'schedules need pg_cron, which is loaded, but not created'
+		USING ERRCODE = '55000',
 		HINT = E'Run this here, as a superuser:\nCREATE EXTENSION pg_cron;';
 END $$;
 
--- Other roles do not get as far as the row's lock, which keeps ticks away: rights are asked of the row as it is read, and
--- again of the row that is locked, which another role may have taken over.
+-- Other roles do not get as far as the row's lock, which keeps ticks away: rights are asked of the
+-- row as it is read, and again of the row that is locked, which another role may have taken over.
 CREATE FUNCTION idemq_inside.schedule(
 	name text, cron text, queue text, payload jsonb, time_zone text, priority int, group_key text,
 	max_attempts int, headers jsonb, expires_in interval, kind text)
@@ -234,7 +258,8 @@ DECLARE
 	done_until timestamptz;
 	role name := pg_get_userbyid(idemq_inside.caller());
 	most int := current_setting('idemq.max_schedules_per_role');
-	limited boolean := most >= 0 AND NOT pg_has_role(idemq_inside.caller(), current_user, 'USAGE');  -- the owner
+	limited boolean := most >= 0 AND NOT pg_has_role(idemq_inside.caller(), current_user,
+		'USAGE');  -- the owner
 	made bigint;
 BEGIN
 	PERFORM idemq_inside.check_text('name', name, 256);
@@ -247,7 +272,8 @@ BEGIN
 	PERFORM idemq_inside.check_document('headers', headers, 2048) WHERE headers IS NOT NULL;
 	PERFORM idemq_inside.check_int('priority', priority, 0, 9);
 	PERFORM idemq_inside.check_text('group_key', group_key, 1024) WHERE group_key IS NOT NULL;
-	PERFORM idemq_inside.check_int('max_attempts', max_attempts, 1, 2147483647) WHERE max_attempts IS NOT NULL;
+	PERFORM idemq_inside.check_int('max_attempts', max_attempts, 1, 2147483647)
+		WHERE max_attempts IS NOT NULL;
 	IF jsonb_typeof(headers) <> 'object' THEN
 		RAISE EXCEPTION 'headers of a schedule must be a JSON object'
 			USING ERRCODE = '22023', HINT = 'Its name and the time of the tick are added to them.';
@@ -261,27 +287,37 @@ BEGIN
 	END IF;
 	LOOP
 		PERFORM idemq_inside.refuse_schedule(name)
-			FROM idemq.schedule_entries s WHERE s.name = schedule.name AND NOT idemq_inside.may_change(s);
+			FROM idemq.schedule_entries s
+				WHERE s.name = schedule.name AND NOT idemq_inside.may_change(s);
 		-- Made again as it is, by a deployment perhaps, it does not lose the tick that is due now.
-		INSERT INTO idemq.schedule_entries AS s (name, cron, queue_id, payload, time_zone, priority, group_key,
+		INSERT INTO idemq.schedule_entries AS s (name, cron, queue_id, payload, time_zone, priority,
+			group_key,
 				max_attempts, headers, expires_in, kind, created_by, created_at, done_until)
 			VALUES (name, cron, queue_id, payload, time_zone, priority, group_key,
 				max_attempts, headers, expires_in, kind, role, now, now)
 			ON CONFLICT ON CONSTRAINT schedule_entries_pkey DO UPDATE SET
 				cron = excluded.cron, queue_id = excluded.queue_id, payload = excluded.payload,
-				time_zone = excluded.time_zone, priority = excluded.priority, group_key = excluded.group_key,
-				max_attempts = excluded.max_attempts, headers = excluded.headers, expires_in = excluded.expires_in,
-				kind = excluded.kind, created_by = excluded.created_by, failed_at = NULL, last_error = NULL,
-				created_at = CASE WHEN s.queue_id = excluded.queue_id THEN s.created_at ELSE now END,
-				done_until = CASE WHEN s.cron = excluded.cron AND s.time_zone = excluded.time_zone THEN s.done_until ELSE now END
+				time_zone = excluded.time_zone, priority = excluded.priority,
+					group_key = excluded.group_key,
+				max_attempts = excluded.max_attempts, headers = excluded.headers,
+					expires_in = excluded.expires_in,
+				kind = excluded.kind, created_by = excluded.created_by, failed_at = NULL,
+					last_error = NULL,
+				created_at = CASE WHEN s.queue_id = excluded.queue_id THEN s.created_at
+					ELSE now END,
+				done_until = CASE WHEN s.cron = excluded.cron AND s.time_zone = excluded.time_zone
+					THEN s.done_until ELSE now END
 			WHERE idemq_inside.may_change(s) RETURNING s.done_until INTO done_until;
 		EXIT WHEN FOUND;
 	END LOOP;
 	IF limited THEN
-		made := (SELECT n FROM idemq_inside.latest('SELECT count(*) FROM idemq.schedule_entries WHERE created_by = $1 '
+		made := (SELECT n
+			FROM idemq_inside.latest('SELECT count(*) FROM idemq.schedule_entries WHERE created_by '
+			'= $1 '
 			'AND coalesce(created_by_oid = $2, true)', role, idemq_inside.caller()) AS (n bigint));
 		IF made > most THEN
-			RAISE EXCEPTION 'role "%" may have no more than % schedules', role, most USING ERRCODE = '53400',
+			RAISE EXCEPTION 'role "%" may have no more than % schedules', role,
+				most USING ERRCODE = '53400',
 				HINT = 'End one with idemq.unschedule, or raise idemq.max_schedules_per_role.';
 		END IF;
 	END IF;
@@ -292,23 +328,28 @@ CREATE FUNCTION idemq_inside.unschedule(name text) RETURNS boolean LANGUAGE plpg
 #variable_conflict use_variable
 BEGIN
 	PERFORM idemq_inside.check_text('name', name, 256);
-	DELETE FROM idemq.schedule_entries s WHERE s.name = unschedule.name AND idemq_inside.may_change(s);
+	DELETE FROM idemq.schedule_entries s
+		WHERE s.name = unschedule.name AND idemq_inside.may_change(s);
 	IF FOUND THEN
 		RETURN true;
 	END IF;
 	PERFORM idemq_inside.refuse_schedule(name) FROM idemq.schedule_entries s
-		WHERE s.name = unschedule.name AND idemq_inside.role_may(idemq_inside.caller(), s.queue_id, 'enqueue');
+		WHERE s.name = unschedule.name AND idemq_inside.role_may(idemq_inside.caller(), s.queue_id,
+			'enqueue');
 	RETURN false;
 END $$;
 
--- When each schedule is to be looked at, by the worker or by idemq.tick(): when its next run is.  One that has failed after
--- failed_after waits from then for as long as that is ago.  One that cannot be read is run now, and says so; so is one whose
--- done_until was written by a clock that was ahead.
+-- When each schedule is to be looked at, by the worker or by idemq.tick(): when its next run is.
+-- One that has failed after failed_after waits from then for as long as that is ago.  One that
+-- cannot be read is run now, and says so; so is one whose done_until was written by a clock that
+-- was ahead.
 CREATE FUNCTION idemq_inside.schedule_times(now timestamptz, failed_after timestamptz)
 	RETURNS TABLE (name text, at timestamptz, failed_at timestamptz) STABLE LANGUAGE sql AS $$
-	SELECT s.name, CASE WHEN s.failed_at > failed_after AND s.failed_at <= now THEN s.failed_at + (now - failed_after)
+	SELECT s.name, CASE WHEN s.failed_at > failed_after
+		AND s.failed_at <= now THEN s.failed_at + (now - failed_after)
 			WHEN s.done_until > now + interval '10 min' THEN now
-			ELSE coalesce(idemq_inside.next_run(s.cron, s.time_zone, s.done_until), now) END, s.failed_at
+			ELSE coalesce(idemq_inside.next_run(s.cron, s.time_zone, s.done_until), now) END,
+				s.failed_at
 		FROM idemq.schedule_entries s
 $$;
 
@@ -317,14 +358,17 @@ CREATE FUNCTION idemq_inside.due_schedules() RETURNS text[] LANGUAGE plpgsql AS 
 DECLARE
 	now timestamptz := clock_timestamp();
 BEGIN
-	INSERT INTO idemq.ticker (called_at) VALUES (now) ON CONFLICT (one) DO UPDATE SET called_at = excluded.called_at;
-	RETURN ARRAY(SELECT t.name FROM idemq_inside.latest('SELECT name FROM idemq_inside.schedule_times($1, ''infinity'') '
+	INSERT INTO idemq.ticker (called_at) VALUES (now) ON CONFLICT (one) DO UPDATE
+		SET called_at = excluded.called_at;
+	RETURN ARRAY(SELECT t.name
+		FROM idemq_inside.latest('SELECT name FROM idemq_inside.schedule_times($1, ''infinity'') '
 		'WHERE at <= $1 ORDER BY failed_at NULLS FIRST, name', now) AS t (name text));
 END $$;
 
--- Enqueues a schedule's job as the role that has made it, by a plain call: what that role may not do any more, its
--- schedule cannot.  That of a tick has the tick's key, and waits for nobody: a session that drops its queue, or has
--- its key in an open transaction, is looked for first; 100 ms are for what comes between.
+-- Enqueues a schedule's job as the role that has made it, by a plain call: what that role may not
+-- do any more, its schedule cannot.  That of a tick has the tick's key, and waits for nobody: a
+-- session that drops its queue, or has its key in an open transaction, is looked for first; 100 ms
+-- are for what comes between.
 CREATE FUNCTION idemq_inside.enqueue_scheduled(
 	s idemq.schedule_entries, tick timestamptz, is_tick boolean, expires_in interval)
 	RETURNS bigint LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
@@ -336,38 +380,54 @@ DECLARE
 BEGIN
 	IF is_tick AND NOT idemq_inside.try_share_queue(s.queue_id) THEN
 		RAISE EXCEPTION 'an open transaction drops queue "%"', queue
-			USING ERRCODE = '55P03', HINT = 'The tick is tried again with the next call of idemq.tick().';
+			USING ERRCODE = '55P03',
+				HINT = 'The tick is tried again with the next call of idemq.tick().';
 	ELSIF role IS NULL THEN
-		RAISE EXCEPTION 'role "%", which made the schedule, does not exist any more', s.created_by USING ERRCODE = '42704',
-			HINT = format('Let a role that may enqueue to queue "%s" call idemq.schedule again.', queue);
+		RAISE EXCEPTION 'role "%", which made the schedule, does not exist any more',
+			s.created_by USING ERRCODE = '42704',
+			HINT = format('Let a role that may enqueue to queue "%s" call idemq.schedule again.',
+				queue);
 	ELSIF NOT idemq_inside.role_may(role, s.queue_id, 'enqueue') THEN
-		RAISE EXCEPTION 'role "%", which made the schedule, may not enqueue to queue "%" any more', s.created_by, queue
+		RAISE EXCEPTION 'role "%", which made the schedule, may not enqueue to queue "%" any more',
+			s.created_by, queue
 			USING ERRCODE = '42501', HINT = format('Let an administrator of the queue run SELECT '
-				'idemq.grant_queue(%L, %L, ''enqueue''), or call idemq.schedule again.', queue, quote_ident(s.created_by));
+				'idemq.grant_queue(%L, %L, ''enqueue''), or call idemq.schedule again.', queue,
+					quote_ident(s.created_by));
 	END IF;
-	SELECT * INTO job FROM idemq_inside.as_role(role, 'SELECT id, outcome::pg_catalog.text FROM idemq.enqueue($1, $2, '
-		'key => $3, priority => $4, group_key => $5, max_attempts => $6, headers => $7, expires_in => $8, '
+	SELECT * INTO job
+		FROM idemq_inside.as_role(role,
+		'SELECT id, outcome::pg_catalog.text FROM idemq.enqueue($1, $2, '
+		'key => $3, priority => $4, group_key => $5, max_attempts => $6, headers => $7, expires_in '
+			'=> $8, '
 		'on_duplicate => ''ignore'', nowait => $9, kind => $10)',
-		queue, s.payload, CASE WHEN is_tick THEN s.name || '@' || tick_text END, s.priority, s.group_key, s.max_attempts,
-		coalesce(s.headers, '{}') || jsonb_build_object('schedule', s.name, 'tick', tick_text), expires_in, is_tick, s.kind)
+		queue, s.payload, CASE WHEN is_tick THEN s.name || '@' || tick_text END, s.priority,
+			s.group_key, s.max_attempts,
+		coalesce(s.headers, '{}') || jsonb_build_object('schedule', s.name, 'tick', tick_text),
+			expires_in, is_tick, s.kind)
 		AS e (id bigint, outcome text);
 	IF job.outcome = 'locked' THEN
 		RAISE EXCEPTION 'an open transaction has the key of the tick'
-			USING ERRCODE = '55P03', HINT = 'The tick is tried again with the next call of idemq.tick().';
+			USING ERRCODE = '55P03',
+				HINT = 'The tick is tried again with the next call of idemq.tick().';
 	ELSIF job.outcome = 'duplicate' THEN
-		PERFORM FROM idemq_inside.latest('SELECT id FROM idemq.jobs WHERE id = $1 AND created_at < $2', job.id, s.created_at)
+		PERFORM
+			FROM idemq_inside.latest('SELECT id FROM idemq.jobs WHERE id = $1 AND created_at < $2',
+			job.id, s.created_at)
 			AS (id bigint);
 		IF FOUND THEN
-			RAISE EXCEPTION 'the key of the tick is taken by job %, which is older than the schedule', job.id
+			RAISE EXCEPTION 'the key of the tick is taken by job %, which is older than the '
+				'schedule', job.id
 				USING ERRCODE = 'IQ004',
-				HINT = 'Let an administrator of the queue purge the job, or make the schedule under another name.';
+				HINT =
+					'Let an administrator of the queue purge the job, or make the schedule under '
+					'another name.';
 		END IF;
 	END IF;
 	RETURN job.id;
 END $$;
 
--- Of the ticks that were missed the last one is made up for, under its own time.  One that fails stays due, and is tried
--- again by the next call, until the next one takes its place.
+-- Of the ticks that were missed the last one is made up for, under its own time.  One that fails
+-- stays due, and is tried again by the next call, until the next one takes its place.
 CREATE FUNCTION idemq_inside.run_schedule(name text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
 	now timestamptz := clock_timestamp();
@@ -376,7 +436,8 @@ DECLARE
 	job bigint;
 BEGIN
 	PERFORM idemq_inside.given('name', run_schedule.name);
-	SELECT e.* INTO s FROM idemq.schedule_entries e WHERE e.name = run_schedule.name FOR UPDATE SKIP LOCKED;
+	SELECT e.* INTO s FROM idemq.schedule_entries e
+		WHERE e.name = run_schedule.name FOR UPDATE SKIP LOCKED;
 	IF NOT FOUND THEN
 		RETURN false;
 	END IF;
@@ -392,17 +453,22 @@ BEGIN
 			last_error = 'the tick came later than its expires_in' WHERE e.name = s.name;
 		RETURN false;
 	END IF;
-	job := idemq_inside.enqueue_scheduled(s, tick, true, make_interval(secs => extract(epoch FROM tick + s.expires_in - now)));
-	UPDATE idemq.schedule_entries e SET done_until = tick, last_run = tick, last_job = job, failed_at = NULL, last_error = NULL
+	job := idemq_inside.enqueue_scheduled(s, tick, true,
+		make_interval(secs => extract(epoch FROM tick + s.expires_in - now)));
+	UPDATE idemq.schedule_entries e SET done_until = tick, last_run = tick, last_job = job,
+		failed_at = NULL, last_error = NULL
 		WHERE e.name = s.name;
 	RETURN true;
 END $$;
 
-CREATE FUNCTION idemq_inside.schedule_failed(name text, error text) RETURNS text LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_inside.schedule_failed(name text, error text) RETURNS text
+	LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idemq_inside.given('name', schedule_failed.name), idemq_inside.given('error', error);
-	UPDATE idemq.schedule_entries e SET failed_at = clock_timestamp(), last_error = error WHERE e.name =
-		(SELECT s.name FROM idemq.schedule_entries s WHERE s.name = schedule_failed.name FOR UPDATE SKIP LOCKED);
+	UPDATE idemq.schedule_entries e SET failed_at = clock_timestamp(), last_error = error
+		WHERE e.name =
+		(SELECT s.name FROM idemq.schedule_entries s
+			WHERE s.name = schedule_failed.name FOR UPDATE SKIP LOCKED);
 	RETURN format('schedule "%s": %s', name, error);
 END $$;
 
@@ -419,10 +485,12 @@ BEGIN
 			HINT = 'SELECT name FROM idemq.schedules shows those that you may see.';
 	ELSIF NOT idemq_inside.may_change(s) THEN
 		RAISE EXCEPTION 'permission denied for schedule "%"', name USING ERRCODE = '42501',
-			DETAIL = 'The role that made it and administrators of its queue may run it.', HINT = 'Ask one of them.';
+			DETAIL = 'The role that made it and administrators of its queue may run it.',
+				HINT = 'Ask one of them.';
 	END IF;
 	job := idemq_inside.enqueue_scheduled(s, clock_timestamp(), false, s.expires_in);
-	PERFORM idemq_inside.audit('run_schedule_now', q.queue_id, q.name, jsonb_build_object('schedule', s.name), job)
+	PERFORM idemq_inside.audit('run_schedule_now', q.queue_id, q.name,
+		jsonb_build_object('schedule', s.name), job)
 		FROM idemq.queues q WHERE q.queue_id = s.queue_id;
 	RETURN job;
 END $$;

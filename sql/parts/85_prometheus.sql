@@ -85,8 +85,9 @@ CREATE VIEW idemq.prometheus_names AS
 COMMENT ON VIEW idemq.prometheus_names IS 'part of idemq.prometheus: what there is; of a histogram the name without _bucket, _sum and _count';
 
 -- A sample of each; value NULL: there is none now.  What is read of other tables than idemq's
--- own is the server's statistics.  Nothing here reads idemq.jobs but the head of its ready index, and
--- the jobs of steps that have no answer.  Children and waits are counted in indexes that have only these.
+-- own is the server's statistics.  Nothing here reads idemq.jobs but the head of its ready index,
+-- and the jobs of steps that have no answer.  Children and waits are counted in indexes that have
+-- only these.
 CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 	WITH metrics AS MATERIALIZED (
 		SELECT q.name, q.paused, q.lease, q.max_running, m.*,
@@ -107,21 +108,26 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		-- Of several ticks that were missed the last is enqueued, and is next_run: since when it is
 		-- late the first says.
 		SELECT s.name, s.queue, s.next_run, s.last_run, s.failed_at,
-			CASE WHEN s.next_run <= clock_timestamp() THEN idemq.next_tick(e.cron, e.time_zone, e.done_until) END AS due_since
+			CASE WHEN s.next_run <= clock_timestamp() THEN idemq.next_tick(e.cron, e.time_zone,
+				e.done_until) END AS due_since
 		FROM idemq.schedules s JOIN idemq.schedule_entries e USING (name)
 	), holders AS MATERIALIZED (
 		SELECT CASE WHEN a.backend_type = 'walsender' THEN 'walsender' ELSE 'session' END AS holder,
 			-- A walsender passes on what a standby holds, and does not say since when.
-			CASE WHEN a.backend_type <> 'walsender' THEN extract(epoch FROM clock_timestamp() - a.xact_start)::float8 END AS seconds,
+			CASE
+				WHEN a.backend_type <> 'walsender'
+				THEN extract(epoch FROM clock_timestamp() - a.xact_start)::float8 END AS seconds,
 			greatest(age(a.backend_xmin), age(a.backend_xid)) AS transactions
 		FROM pg_stat_activity a
 		WHERE (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
-		AND (a.datid IS NULL OR a.datid = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
+		AND (a.datid IS NULL OR a.datid = (SELECT d.oid FROM pg_database d
+			WHERE d.datname = current_database()))
 		AND a.pid <> pg_backend_pid()
 		-- Vacuum ignores vacuum's.
 		AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
 		UNION ALL
-		SELECT 'prepared', extract(epoch FROM clock_timestamp() - p.prepared)::float8, age(p.transaction)
+		SELECT 'prepared', extract(epoch FROM clock_timestamp() - p.prepared)::float8,
+			age(p.transaction)
 		FROM pg_prepared_xacts p WHERE p.database = current_database()
 		UNION ALL
 		SELECT 'slot', NULL, age(r.xmin) FROM pg_replication_slots r WHERE r.xmin IS NOT NULL
@@ -129,10 +135,12 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		SELECT c.relname::text AS name, c.oid FROM pg_class c
 		WHERE c.relkind = 'r' AND c.relnamespace = 'idemq'::regnamespace
 	)
-	SELECT s.name::text AS name, s.labels, s.value::float8 AS value, s.name::text AS family FROM metrics m
+	SELECT s.name::text AS name, s.labels, s.value::float8 AS value, s.name::text AS family
+		FROM metrics m
 	LEFT JOIN children k USING (queue_id) LEFT JOIN event_waits w USING (queue_id)
 	CROSS JOIN LATERAL (
-		SELECT v.name, jsonb_build_object('queue', m.name) || v.labels AS labels, v.value FROM (VALUES
+		SELECT v.name, jsonb_build_object('queue', m.name) || v.labels AS labels, v.value
+			FROM (VALUES
 			('idemq_jobs', '{"status": "blocked"}'::jsonb, m.blocked::float8),
 			('idemq_jobs', '{"status": "pending"}', m.pending),
 			('idemq_jobs', '{"status": "processing"}', m.processing),
@@ -140,7 +148,8 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 			('idemq_jobs', '{"status": "completed"}', m.completed),
 			('idemq_jobs', '{"status": "dead"}', m.dead),
 			('idemq_jobs', '{"status": "cancelled"}', m.cancelled),
-			('idemq_oldest_ready_seconds', '{}', coalesce(extract(epoch FROM m.oldest_ready)::float8, 0)),
+			('idemq_oldest_ready_seconds', '{}',
+				coalesce(extract(epoch FROM m.oldest_ready)::float8, 0)),
 			('idemq_queue_paused', '{}', m.paused::int),
 			('idemq_queue_in_memory', '{}', m.in_memory::int),
 			('idemq_queue_recovering', '{}', m.recovering::int),
@@ -164,7 +173,8 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 			('idemq_steps_done_total', '{}', m.steps_done_total),
 			('idemq_children', '{}', coalesce(k.jobs, 0)),
 			('idemq_event_waits', '{}', coalesce(w.jobs, 0)),
-			('idemq_oldest_event_wait_seconds', '{}', coalesce(extract(epoch FROM clock_timestamp() - w.begun_at)::float8, 0)),
+			('idemq_oldest_event_wait_seconds', '{}',
+				coalesce(extract(epoch FROM clock_timestamp() - w.begun_at)::float8, 0)),
 			('idemq_purged_total', '{}', m.purged_total),
 			('idemq_row_only_claims_total', '{}', m.row_only_total),
 			('idemq_refused_total', '{"reason": "duplicate"}', m.duplicates_total),
@@ -173,11 +183,13 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 			('idemq_refused_total', '{"reason": "repeated_commit"}', m.repeated_commits_total)
 		) AS v (name, labels, value)) AS s
 	UNION ALL
-	SELECT v.name, v.labels, v.value, 'idemq_' || b.timing || '_seconds' FROM idemq.timing_buckets() b
+	SELECT v.name, v.labels, v.value, 'idemq_' || b.timing || '_seconds'
+		FROM idemq.timing_buckets() b
 	JOIN idemq.queues q USING (queue_id)
 	CROSS JOIN LATERAL (VALUES
 		('idemq_' || b.timing || '_seconds_bucket',
-			jsonb_build_object('queue', q.name, 'le', CASE WHEN b.le = 'Infinity' THEN '+Inf' ELSE b.le::text END),
+			jsonb_build_object('queue', q.name, 'le', CASE WHEN b.le = 'Infinity' THEN '+Inf'
+				ELSE b.le::text END),
 			b.jobs::float8),
 		('idemq_' || b.timing || '_seconds_count', jsonb_build_object('queue', q.name),
 			CASE WHEN b.le = 'Infinity' THEN b.jobs END),
@@ -185,9 +197,11 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 	) AS v (name, labels, value)
 	WHERE NOT pg_is_in_recovery()
 	UNION ALL
-	SELECT v.name, jsonb_build_object('queue', h.queue) || v.labels, v.value, v.name FROM idemq.handlers h
+	SELECT v.name, jsonb_build_object('queue', h.queue) || v.labels, v.value, v.name
+		FROM idemq.handlers h
 	CROSS JOIN LATERAL (
-		SELECT 'idemq_handler_state', jsonb_build_object('state', k.state), (k.state = h.state)::int::float8
+		SELECT 'idemq_handler_state', jsonb_build_object('state', k.state),
+			(k.state = h.state)::int::float8
 		FROM unnest('{running,idle,waiting,refused,stopped,off}'::text[]) AS k (state)
 		UNION ALL VALUES
 			('idemq_handler_workers', '{}'::jsonb, h.workers_running::float8),
@@ -206,15 +220,18 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		('idemq_worker_last_run_timestamp_seconds', extract(epoch FROM w.last_run)::float8)
 	) AS v (name, value)
 	UNION ALL
-	SELECT v.name, jsonb_build_object('chore', c.chore), v.value, v.name FROM idemq.worker_chores c CROSS JOIN LATERAL (VALUES
+	SELECT v.name, jsonb_build_object('chore', c.chore), v.value, v.name FROM idemq.worker_chores c
+		CROSS JOIN LATERAL (VALUES
 		('idemq_worker_chores_total', c.runs::float8),
 		('idemq_worker_chore_failures_total', c.failures),
 		('idemq_worker_chore_seconds_total', extract(epoch FROM c.busy)::float8)
 	) AS v (name, value)
 	UNION ALL
-	SELECT 'idemq_ticker_timestamp_seconds', '{}', extract(epoch FROM t.called_at)::float8, 'idemq_ticker_timestamp_seconds' FROM idemq.ticker t
+	SELECT 'idemq_ticker_timestamp_seconds', '{}', extract(epoch FROM t.called_at)::float8,
+		'idemq_ticker_timestamp_seconds' FROM idemq.ticker t
 	UNION ALL
-	SELECT v.name, jsonb_build_object('queue', s.queue, 'schedule', s.name), v.value, v.name FROM schedules s
+	SELECT v.name, jsonb_build_object('queue', s.queue, 'schedule', s.name), v.value, v.name
+		FROM schedules s
 	CROSS JOIN LATERAL (VALUES
 		('idemq_schedule_late_seconds',
 			coalesce(greatest(extract(epoch FROM clock_timestamp() - s.due_since)::float8, 0), 0)),
@@ -223,22 +240,29 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		('idemq_schedule_next_run_timestamp_seconds', extract(epoch FROM s.next_run)::float8)
 	) AS v (name, value)
 	UNION ALL
-	SELECT v.name, jsonb_build_object('resource', replace(u.resource, ' ', '_')), v.value, v.name FROM idemq.memory u
+	SELECT v.name, jsonb_build_object('resource', replace(u.resource, ' ', '_')), v.value, v.name
+		FROM idemq.memory u
 	CROSS JOIN LATERAL (VALUES
 		('idemq_memory_used', u.used::float8),
 		('idemq_memory_size', u.size),
 		('idemq_memory_refused_total', u.refused)
 	) AS v (name, value)
 	UNION ALL
-	SELECT 'idemq_admissions_total', jsonb_build_object('outcome', v.outcome), v.value, 'idemq_admissions_total' FROM idemq.admissions a
-	CROSS JOIN LATERAL (VALUES ('allowed', a.allowed::float8), ('refused', a.refused), ('shared', a.shared))
+	SELECT 'idemq_admissions_total', jsonb_build_object('outcome', v.outcome), v.value,
+		'idemq_admissions_total' FROM idemq.admissions a
+	CROSS JOIN LATERAL (VALUES ('allowed', a.allowed::float8), ('refused', a.refused), ('shared',
+		a.shared))
 		AS v (outcome, value)
 	UNION ALL
-	SELECT 'idemq_once_total', jsonb_build_object('outcome', v.outcome), v.value, 'idemq_once_total' FROM idemq.once_calls a
-	CROSS JOIN LATERAL (VALUES ('first', a.first::float8), ('repeated', a.repeated)) AS v (outcome, value)
+	SELECT 'idemq_once_total', jsonb_build_object('outcome', v.outcome), v.value, 'idemq_once_total'
+		FROM idemq.once_calls a
+	CROSS JOIN LATERAL (VALUES ('first', a.first::float8), ('repeated', a.repeated)) AS v (outcome,
+		value)
 	UNION ALL
-	SELECT 'idemq_publish_total', jsonb_build_object('outcome', v.outcome), v.value, 'idemq_publish_total' FROM idemq.publish_calls p
-	CROSS JOIN LATERAL (VALUES ('calls', p.calls::float8), ('jobs', p.jobs), ('skipped', p.skipped)) AS v (outcome, value)
+	SELECT 'idemq_publish_total', jsonb_build_object('outcome', v.outcome), v.value,
+		'idemq_publish_total' FROM idemq.publish_calls p
+	CROSS JOIN LATERAL (VALUES ('calls', p.calls::float8), ('jobs', p.jobs), ('skipped',
+		p.skipped)) AS v (outcome, value)
 	UNION ALL
 	SELECT v.name, jsonb_build_object('table', t.name) || v.labels, v.value, v.name FROM tables t
 	CROSS JOIN LATERAL (VALUES
@@ -247,14 +271,19 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		('idemq_table_live_rows', '{}', pg_stat_get_live_tuples(t.oid)),
 		('idemq_table_dead_rows', '{}', pg_stat_get_dead_tuples(t.oid)),
 		('idemq_table_last_vacuum_timestamp_seconds', '{}',
-			extract(epoch FROM greatest(pg_stat_get_last_vacuum_time(t.oid), pg_stat_get_last_autovacuum_time(t.oid)))::float8)
+			extract(epoch FROM greatest(pg_stat_get_last_vacuum_time(t.oid),
+				pg_stat_get_last_autovacuum_time(t.oid)))::float8)
 	) AS v (name, labels, value)
 	UNION ALL
-	SELECT 'idemq_oldest_snapshot_seconds', jsonb_build_object('holder', k.holder), coalesce(max(h.seconds), 0), 'idemq_oldest_snapshot_seconds'
-	FROM unnest('{session,prepared}'::text[]) AS k (holder) LEFT JOIN holders h USING (holder) GROUP BY k.holder
+	SELECT 'idemq_oldest_snapshot_seconds', jsonb_build_object('holder', k.holder),
+		coalesce(max(h.seconds), 0), 'idemq_oldest_snapshot_seconds'
+	FROM unnest('{session,prepared}'::text[]) AS k (holder) LEFT JOIN holders h USING (holder)
+		GROUP BY k.holder
 	UNION ALL
-	SELECT 'idemq_oldest_xmin_transactions', jsonb_build_object('holder', k.holder), coalesce(max(h.transactions), 0), 'idemq_oldest_xmin_transactions'
-	FROM unnest('{session,walsender,prepared,slot}'::text[]) AS k (holder) LEFT JOIN holders h USING (holder) GROUP BY k.holder
+	SELECT 'idemq_oldest_xmin_transactions', jsonb_build_object('holder', k.holder),
+		coalesce(max(h.transactions), 0), 'idemq_oldest_xmin_transactions'
+	FROM unnest('{session,walsender,prepared,slot}'::text[]) AS k (holder)
+		LEFT JOIN holders h USING (holder) GROUP BY k.holder
 	UNION ALL
 	SELECT v.name, v.labels, v.value, v.name FROM (VALUES
 		('idemq_info', jsonb_build_object('version', current_setting('idemq.version'),
@@ -285,16 +314,20 @@ CREATE FUNCTION idemq.prometheus_text() RETURNS text
 	WITH samples AS MATERIALIZED (
 		SELECT s.* FROM idemq.prometheus s
 	), lines AS (
-		SELECT family, 1 AS part, NULL AS labels, NULL::float8 AS le, NULL AS name, format(E'# HELP %s %s\n# TYPE %s %s', family,
+		SELECT family, 1 AS part, NULL AS labels, NULL::float8 AS le, NULL AS name,
+			format(E'# HELP %s %s\n# TYPE %s %s', family,
 			replace(replace(min(help), '\', '\\'), E'\n', '\n'), family, min(type)) AS line
 		FROM samples GROUP BY family
 		UNION ALL
-		SELECT family, 2, (labels - 'le')::text, CASE labels->>'le' WHEN '+Inf' THEN 'Infinity' ELSE (labels->>'le')::float8 END, s.name,
+		SELECT family, 2, (labels - 'le')::text, CASE labels->>'le' WHEN '+Inf' THEN 'Infinity'
+			ELSE (labels->>'le')::float8 END, s.name,
 			s.name || coalesce((SELECT '{' || string_agg(format('%s="%s"', l.key,
-				replace(replace(replace(l.value, '\', '\\'), '"', '\"'), E'\n', '\n')), ',' ORDER BY l.key) || '}'
+				replace(replace(replace(l.value, '\', '\\'), '"', '\"'), E'\n', '\n')), ','
+					ORDER BY l.key) || '}'
 				FROM jsonb_each_text(labels) l), '') || ' ' || value::text
 		FROM samples s
 	)
-	SELECT string_agg(line, E'\n' ORDER BY family, part, labels, le NULLS LAST, name) || E'\n' FROM lines
+	SELECT string_agg(line, E'\n' ORDER BY family, part, labels, le NULLS LAST, name) || E'\n'
+		FROM lines
 	$$;
 COMMENT ON FUNCTION idemq.prometheus_text() IS 'idemq.prometheus in the text format that Prometheus scrapes, for a text file collector or a web server; for pg_monitor';

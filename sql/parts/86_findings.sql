@@ -1,16 +1,17 @@
--- What idemq.check() finds in rows and catalogs alone, of one part of the audit at a time, under the one
--- snapshot of its caller: of whatever is visible at once these rules hold, so no finding is a race.
---   jobs: every version of a row that is ever visible keeps them; a child's row and its status are
---     written together.
---   groups: the session that promoted a job had seen the ends of the attempts that made room for it, so a
---     snapshot that sees the promotion sees these.  What runs, or waits to be retried, when group_running
---     is lowered is not taken back.
---   steps: the sender of an event, with its name locked, wakes all who sleep for it.  A stored answer, also
---     a late one, ends a step; until call_until one may come by itself, and of a job that is finished no
---     other attempt will begin the step again.
---   others: queue and topic are held while a row that names them is made, and whoever deletes them deletes
---     it.  A subscriber may be without for a while, since each table is copied by itself: it is not asked.
---     A role is another's to drop; what it was given is void then, and the next of that name has none of it.
+-- What idemq.check() finds in rows and catalogs alone, of one part of the audit at a time, under
+-- the one snapshot of its caller: of whatever is visible at once these rules hold, so no finding is
+--   a race. jobs: every version of a row that is ever visible keeps them; a child's row and its
+--     status are written together.
+--   groups: the session that promoted a job had seen the ends of the attempts that made room for
+--     it, so a snapshot that sees the promotion sees these.  What runs, or waits to be retried,
+--     when group_running is lowered is not taken back.
+--   steps: the sender of an event, with its name locked, wakes all who sleep for it.  A stored
+--     answer, also a late one, ends a step; until call_until one may come by itself, and of a job
+--     that is finished no other attempt will begin the step again.
+--   others: queue and topic are held while a row that names them is made, and whoever deletes them
+--     deletes it.  A subscriber may be without for a while, since each table is copied by itself:
+--     it is not asked. A role is another's to drop; what it was given is void then, and the next of
+--     that name has none of it.
 CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 	RETURNS TABLE (severity text, invariant text, detail text)
 	ROWS 10 STABLE LANGUAGE sql AS $$
@@ -19,78 +20,105 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 		FROM idemq.jobs j LEFT JOIN idemq.queues q USING (queue_id) CROSS JOIN LATERAL (VALUES
 			('jobs.queue', 'of a queue that does not exist', q.queue_id IS NULL),
 			('jobs.priority', 'with a priority outside of 0 to 9', j.priority NOT BETWEEN 0 AND 9),
-			('jobs.ready_at', 'pending, failed or processing without ready_at, or with one otherwise',
+			('jobs.ready_at',
+				'pending, failed or processing without ready_at, or with one otherwise',
 				(j.status IN ('pending', 'failed', 'processing')) <> (j.ready_at IS NOT NULL)),
-			('jobs.finished_at', 'completed, dead or cancelled without finished_at, or with one otherwise',
+			('jobs.finished_at',
+				'completed, dead or cancelled without finished_at, or with one otherwise',
 				(j.status IN ('completed', 'dead', 'cancelled')) <> (j.finished_at IS NOT NULL)),
 			('jobs.dead_at', 'dead without dead_at, or with one otherwise',
 				(j.status = 'dead') <> (j.dead_at IS NOT NULL)),
 			('jobs.lease', 'processing without claimed_at, or without a later deadline',
 				j.status = 'processing' AND (j.deadline > j.claimed_at) IS NOT TRUE),
-			('jobs.attempt', 'with an attempt that its status does not allow, or above max_attempts',
+			('jobs.attempt',
+				'with an attempt that its status does not allow, or above max_attempts',
 				j.attempt NOT BETWEEN (j.status IN ('processing', 'failed'))::int
 					AND j.max_attempts - (j.status IN ('failed', 'pending', 'blocked'))::int),
 			('jobs.token', 'with a token below zero, of 2^53 or more, or processing without one',
-				j.token NOT BETWEEN 0 AND 9007199254740991 OR j.token = 0 AND j.status = 'processing'),
-			('jobs.rerun', 'to run once more without being in processing, or without a payload for it',
+				j.token NOT BETWEEN 0 AND 9007199254740991
+					OR j.token = 0 AND j.status = 'processing'),
+			('jobs.rerun',
+				'to run once more without being in processing, or without a payload for it',
 				j.rerun_at IS NOT NULL AND (j.status <> 'processing' OR j.rerun_payload IS NULL)),
 			('jobs.blocked', 'blocked without a group_key or a row in idemq.children',
 				j.status = 'blocked' AND j.group_key IS NULL
 				AND NOT EXISTS (SELECT FROM idemq.children k WHERE k.job_id = j.id))
 		) AS r (invariant, what, is_broken) WHERE r.is_broken
 		UNION ALL
-		SELECT 'tokens', 1, 'error', 'tokens.grow', 'idemq.attempts has a greater token than the job', j.id
+		SELECT 'tokens', 1, 'error', 'tokens.grow',
+			'idemq.attempts has a greater token than the job', j.id
 		FROM idemq.jobs j
 		WHERE EXISTS (SELECT FROM idemq.attempts a WHERE a.job_id = j.id AND a.token > j.token)
 		UNION ALL
-		SELECT 'steps', 1, 'error', 'steps.token', 'idemq.steps has a greater token than the job', j.id
-		FROM idemq.jobs j WHERE EXISTS (SELECT FROM idemq.steps s WHERE s.job_id = j.id AND s.token > j.token)
+		SELECT 'steps', 1, 'error', 'steps.token', 'idemq.steps has a greater token than the job',
+			j.id
+		FROM idemq.jobs j WHERE EXISTS (SELECT FROM idemq.steps s
+			WHERE s.job_id = j.id AND s.token > j.token)
 		UNION ALL
-		SELECT 'steps', 2, 'error', 'steps.event', 'asleep for an event that was sent since: idemq.retry wakes it', j.id
-		FROM idemq.steps s JOIN idemq.events e USING (queue_id, name) JOIN idemq.jobs j ON j.id = s.job_id
-		WHERE s.state = 'waiting' AND e.sent_at >= s.begun_at AND j.token = s.token AND j.status = 'pending'
+		SELECT 'steps', 2, 'error', 'steps.event',
+			'asleep for an event that was sent since: idemq.retry wakes it', j.id
+		FROM idemq.steps s JOIN idemq.events e USING (queue_id, name)
+			JOIN idemq.jobs j ON j.id = s.job_id
+		WHERE s.state = 'waiting' AND e.sent_at >= s.begun_at AND j.token = s.token
+			AND j.status = 'pending'
 			AND j.ready_at > findings.now
 		UNION ALL
-		SELECT DISTINCT 'steps', 3, 'warning', 'steps.unknown', 'finished, with a step that was begun and has no '
-			'answer: ask the other side, then idemq.finish_step or idemq.refuse_step with the token in idemq.steps', j.id
+		SELECT DISTINCT 'steps', 3, 'warning', 'steps.unknown',
+			'finished, with a step that was begun and has no '
+			'answer: ask the other side, then idemq.finish_step or idemq.refuse_step with the '
+				'token in idemq.steps', j.id
 		FROM idemq.steps s JOIN idemq.jobs j ON j.id = s.job_id
 		WHERE s.state = 'open' AND s.call_until <= findings.now AND j.finished_at IS NOT NULL
 		UNION ALL
-		SELECT 'groups', 1, 'error', 'groups.head', 'not blocked, as more jobs of its group than group_running '
+		SELECT 'groups', 1, 'error', 'groups.head',
+			'not blocked, as more jobs of its group than group_running '
 			'allows: cancel all but the first', p.id
 		FROM (
 			SELECT j.id, queue_id, q.group_running, count(*) OVER g AS places,
-				min(CASE WHEN q.group_running > 1 THEN j.ready_at ELSE coalesce(j.claimed_at, j.created_at) END) OVER g AS since
+				min(CASE WHEN q.group_running > 1 THEN j.ready_at ELSE coalesce(j.claimed_at,
+					j.created_at) END) OVER g AS since
 			FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
 			WHERE j.group_key <> '' AND j.finished_at IS NULL AND j.status <> 'blocked'
-				AND (q.group_running = 1 OR j.status = 'processing' OR j.status = 'pending' AND j.run_at IS NULL)
+				AND (q.group_running = 1 OR j.status = 'processing' OR j.status = 'pending'
+					AND j.run_at IS NULL)
 			WINDOW g AS (PARTITION BY queue_id, j.group_key)) p
 		WHERE p.places > p.group_running AND NOT EXISTS (SELECT FROM idemq.audit a
-			WHERE a.queue_id = p.queue_id AND a.action = 'alter_queue' AND a.at > p.since - interval '1 min'
-			AND (a.details #>> '{group_running,from}')::int > (a.details #>> '{group_running,to}')::int)
+			WHERE a.queue_id = p.queue_id AND a.action = 'alter_queue'
+				AND a.at > p.since - interval '1 min'
+			AND (a.details #>> '{group_running,from}')::int >
+				(a.details #>> '{group_running,to}')::int)
 		UNION ALL
-		SELECT 'children', 1, 'error', 'children.edges', 'waiting for parents, and without a row in idemq.dependencies', k.job_id
-		FROM idemq.children k WHERE NOT EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = k.job_id)
+		SELECT 'children', 1, 'error', 'children.edges',
+			'waiting for parents, and without a row in idemq.dependencies', k.job_id
+		FROM idemq.children k WHERE NOT EXISTS (SELECT FROM idemq.dependencies d
+			WHERE d.child = k.job_id)
 		UNION ALL
-		SELECT 'children', 2, 'error', 'children.status', 'with a row in idemq.children, and neither blocked nor cancelled', j.id
-		FROM idemq.children k JOIN idemq.jobs j ON j.id = k.job_id WHERE j.status NOT IN ('blocked', 'cancelled')
+		SELECT 'children', 2, 'error', 'children.status',
+			'with a row in idemq.children, and neither blocked nor cancelled', j.id
+		FROM idemq.children k JOIN idemq.jobs j ON j.id = k.job_id
+			WHERE j.status NOT IN ('blocked', 'cancelled')
 	), nobodys (invariant, role, rows) AS (
 		-- What names a role that is not there, or one that has come after it.
 		SELECT o.invariant, o.role, count(*) FROM (
 			SELECT 'grants.role', role_name, role_oid FROM idemq.queue_grants
-			UNION ALL SELECT 'schedules.role', created_by, created_by_oid FROM idemq.schedule_entries
+			UNION ALL SELECT 'schedules.role', created_by, created_by_oid
+				FROM idemq.schedule_entries
 			UNION ALL SELECT 'topics.role', role_name, role_oid FROM idemq.topic_grants
-			UNION ALL SELECT 'topics.role, bindings', role_name, role_oid FROM idemq.topic_binding_entries
+			UNION ALL SELECT 'topics.role, bindings', role_name, role_oid
+				FROM idemq.topic_binding_entries
 		) AS o (invariant, role, role_oid)
-		WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = o.role AND coalesce(o.role_oid, r.oid) = r.oid)
+		WHERE NOT EXISTS (SELECT FROM pg_roles r
+			WHERE r.rolname = o.role AND coalesce(o.role_oid, r.oid) = r.oid)
 		GROUP BY 1, 2
 	), orphans (invariant, rel, queue_id, rows) AS (
 		SELECT o.invariant, o.rel, o.queue_id, count(*) FROM (
 			SELECT 'grants.queue', 'queue_grants', queue_id FROM idemq.queue_grants
-			UNION ALL SELECT 'schedules.queue', 'schedule_entries', queue_id FROM idemq.schedule_entries
+			UNION ALL SELECT 'schedules.queue', 'schedule_entries', queue_id
+				FROM idemq.schedule_entries
 			UNION ALL SELECT 'events.queue', 'events', queue_id FROM idemq.events
 			UNION ALL SELECT 'producers.queue', 'producers', queue_id FROM idemq.producers
-			UNION ALL SELECT 'topics.queue', 'topic_binding_entries', queue_id FROM idemq.topic_binding_entries
+			UNION ALL SELECT 'topics.queue', 'topic_binding_entries', queue_id
+				FROM idemq.topic_binding_entries
 		) AS o (invariant, rel, queue_id)
 		WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = o.queue_id)
 		GROUP BY 1, 2, 3
@@ -98,88 +126,119 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 	SELECT f.severity, f.invariant, f.detail FROM (
 		-- Of what jobs have in common that is wrong with them: how many, and the first of them.
 		SELECT b.place, b.severity, b.invariant, format('%s: %s job%s (%s%s)', b.what, b.jobs,
-			CASE WHEN b.jobs > 1 THEN 's' END, string_agg(b.id::text, ', ' ORDER BY b.id), CASE WHEN b.jobs > 10 THEN ', ...' END)
+			CASE WHEN b.jobs > 1 THEN 's' END, string_agg(b.id::text, ', ' ORDER BY b.id), CASE
+				WHEN b.jobs > 10 THEN ', ...' END)
 		FROM (
 			SELECT *, count(*) OVER every AS jobs, row_number() OVER (every ORDER BY id) AS n
 			FROM broken_jobs WHERE broken_jobs.part = findings.part
 			WINDOW every AS (PARTITION BY place, severity, invariant, what)) b
 		WHERE b.n <= 10 GROUP BY b.place, b.severity, b.invariant, b.what, b.jobs
 		UNION ALL
-		SELECT 0, 'warning', 'worker.stuck', format('the background worker, process %s, has not moved for '
+		SELECT 0, 'warning', 'worker.stuck',
+			format('the background worker, process %s, has not moved for '
 			'%s ms; see what it waits for in pg_stat_activity and pg_locks', w.pid,
 			floor(extract(epoch FROM w.stuck_for) * 1000)::bigint)
 		FROM idemq.worker_state() w WHERE part = 'rows' AND w.stuck_for IS NOT NULL
 		UNION ALL
-		SELECT 1, 'warning', invariant, format('grants (%s) of role "%s", which was dropped or renamed, are void: '
-			'idemq.grant_queue anew, or DELETE FROM idemq.queue_grants WHERE role_name = %2$L', rows, role)
+		SELECT 1, 'warning', invariant,
+			format('grants (%s) of role "%s", which was dropped or renamed, are void: '
+			'idemq.grant_queue anew, or DELETE FROM idemq.queue_grants WHERE role_name = %2$L',
+				rows, role)
 		FROM nobodys WHERE part = 'rows' AND invariant = 'grants.role'
 		UNION ALL
-		SELECT 2, 'warning', invariant, format('schedules (%s) of role "%s", which was dropped or renamed, do not tick: '
+		SELECT 2, 'warning', invariant,
+			format('schedules (%s) of role "%s", which was dropped or renamed, do not tick: '
 			'have them made again with idemq.schedule, or end them', rows, role)
 		FROM nobodys WHERE part = 'rows' AND invariant = 'schedules.role'
 		UNION ALL
 		-- The first and the last id: all are of one shard.
-		SELECT 3, 'error', 'ids.shard', format('job %s is not of shard %s, which this database is: it was written by '
+		SELECT 3, 'error', 'ids.shard',
+			format('job %s is not of shard %s, which this database is: it was written by '
 			'hand, or idemq.shard was', j.id, s.shard)
 		FROM idemq.shard s CROSS JOIN LATERAL (
-			(SELECT id FROM idemq.jobs ORDER BY id LIMIT 1) UNION ALL (SELECT id FROM idemq.jobs ORDER BY id DESC LIMIT 1)) j
+			(SELECT id FROM idemq.jobs ORDER BY id LIMIT 1)
+				UNION ALL (SELECT id FROM idemq.jobs ORDER BY id DESC LIMIT 1)) j
 		WHERE part = 'rows' AND j.id >> 47 <> s.shard
 		UNION ALL
 		-- What claims and keys cannot do without, and what redrive and groups are slow without.
-		SELECT 1, CASE WHEN w.vital THEN 'error' ELSE 'warning' END, 'indexes', format('index %s of idemq.jobs is '
+		SELECT 1, CASE WHEN w.vital THEN 'error' ELSE 'warning' END, 'indexes',
+			format('index %s of idemq.jobs is '
 			'missing or not valid: REINDEX it, or create it as the install script does', w.name)
 		FROM (VALUES
 			('jobs_pkey', 'id', true, NULL, true),
-			('jobs_ready', 'queue_id, priority, ready_at, id', false, '(ready_at IS NOT NULL)', true),
+			('jobs_ready', 'queue_id, priority, ready_at, id', false, '(ready_at IS NOT NULL)',
+				true),
 			('jobs_key', 'queue_id, key', true, '(key IS NOT NULL)', true),
 			('jobs_dead', 'queue_id, dead_at, id', false, '(dead_at IS NOT NULL)', false),
 			('jobs_group', 'queue_id, group_key, ready_at, id', false,
 				'((group_key IS NOT NULL) AND (finished_at IS NULL))', false)
 		) AS w (name, columns, is_unique, predicate, vital)
-		WHERE part = 'catalog' AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = 'idemq.jobs'::regclass
+		WHERE part = 'catalog' AND NOT EXISTS (SELECT FROM pg_index i
+			WHERE i.indrelid = 'idemq.jobs'::regclass
 			AND i.indisvalid AND i.indisready AND (i.indisunique OR NOT w.is_unique)
 			AND pg_get_expr(i.indpred, i.indrelid) IS NOT DISTINCT FROM w.predicate
-			AND w.columns = (SELECT string_agg(pg_get_indexdef(i.indexrelid, k, true), ', ' ORDER BY k)
+			AND w.columns = (SELECT string_agg(pg_get_indexdef(i.indexrelid, k, true), ', '
+				ORDER BY k)
 				FROM generate_series(1, i.indnatts) k))
 		UNION ALL
-		SELECT 2, 'error', 'triggers', format('%s idemq.%s: ALTER TABLE idemq.%2$s ENABLE %sTRIGGER %s',
+		SELECT 2, 'error', 'triggers',
+			format('%s idemq.%s: ALTER TABLE idemq.%2$s ENABLE %sTRIGGER %s',
 			w.what, rel, w.firing, w.name)
 		FROM (VALUES
 			('idemq_jobs_changed', '{jobs}'::text[], 'ALWAYS ', 'shared memory does not follow'),
 			('idemq_jobs_truncated', '{jobs}', 'ALWAYS ', 'shared memory does not follow'),
-			('idemq_dependencies_changed', '{dependencies,children}', 'ALWAYS ', 'shared memory does not follow'),
+			('idemq_dependencies_changed', '{dependencies,children}', 'ALWAYS ',
+				'shared memory does not follow'),
 			('idemq_settings_changed', '{queues,queue_grants,clusters,handler_entries}', 'ALWAYS ',
 				'shared memory does not follow'),
-			('idemq_settings_truncated', '{queues,queue_grants,handler_entries}', 'ALWAYS ', 'shared memory does not follow'),
-			('idemq_schedules_changed', '{schedule_entries}', 'ALWAYS ', 'shared memory does not follow'),
+			('idemq_settings_truncated', '{queues,queue_grants,handler_entries}', 'ALWAYS ',
+				'shared memory does not follow'),
+			('idemq_schedules_changed', '{schedule_entries}', 'ALWAYS ',
+				'shared memory does not follow'),
 			('idemq_shard_changed', '{shard}', 'ALWAYS ', 'shared memory does not follow'),
 			('idemq_shard_truncated', '{shard}', 'ALWAYS ', 'shared memory does not follow'),
 			('idemq_followers_changed', '{followers}', 'ALWAYS ', 'shared memory does not follow'),
-			('idemq_followers_truncated', '{followers}', 'ALWAYS ', 'shared memory does not follow'),
-			('idemq_followers_local', '{followers}', 'REPLICA ', 'rows of the publisher replace those of'),
-			('idemq_queue_gone', '{queues}', '', 'grants, schedules, handlers and producers do not go with'),
-			('idemq_queues_gone', '{queues}', '', 'grants, schedules, handlers and producers do not go with'),
-			('idemq_owner_named', '{handler_entries}', 'ALWAYS ', 'the OIDs of roles do not follow'),
-			('idemq_role_named', '{queues,queue_grants,schedule_entries,handler_entries,topic_grants,topic_binding_entries}',
+			('idemq_followers_truncated', '{followers}', 'ALWAYS ',
+				'shared memory does not follow'),
+			('idemq_followers_local', '{followers}', 'REPLICA ',
+				'rows of the publisher replace those of'),
+			('idemq_queue_gone', '{queues}', '',
+				'grants, schedules, handlers and producers do not go with'),
+			('idemq_queues_gone', '{queues}', '',
+				'grants, schedules, handlers and producers do not go with'),
+			('idemq_owner_named', '{handler_entries}', 'ALWAYS ',
+				'the OIDs of roles do not follow'),
+			('idemq_role_named',
+				'{queues,queue_grants,schedule_entries,handler_entries,topic_grants,'
+				'topic_binding_entries}',
 				'ALWAYS ', 'the OIDs of roles do not follow')
 		) AS w (name, rels, firing, what) CROSS JOIN unnest(w.rels) AS rel
 		WHERE part = 'catalog' AND NOT EXISTS (SELECT FROM pg_trigger t
 			WHERE t.tgrelid = ('idemq.' || rel)::regclass AND t.tgname = w.name
 			AND t.tgenabled = coalesce(nullif(left(w.firing, 1), ''), 'O')::"char")
 		UNION ALL
-		SELECT 3, 'error', 'row_security', format('every role that may read idemq.%s sees all of it: '
+		SELECT 3, 'error', 'row_security',
+			format('every role that may read idemq.%s sees all of it: '
 			'ALTER TABLE idemq.%1$s ENABLE ROW LEVEL SECURITY', c.relname)
-		FROM pg_class c WHERE part = 'catalog' AND c.relnamespace = 'idemq'::regnamespace AND NOT c.relrowsecurity
-			AND c.relname = ANY ('{jobs,attempts,dependencies,children,steps,database_uuid,producers,queues,queue_grants,seen,
-				schedule_entries,ticker,handler_entries,events,topic_entries,topic_grants,topic_binding_entries}')
+		FROM pg_class c WHERE part = 'catalog' AND c.relnamespace = 'idemq'::regnamespace
+			AND NOT c.relrowsecurity
+			AND c.relname =
+				ANY (
+				'{jobs,attempts,dependencies,children,steps,database_uuid,producers,queues,'
+				'queue_grants,seen,schedule_entries,ticker,handler_entries,events,topic_entries,'
+				'topic_grants,topic_binding_entries}')
 		UNION ALL
-		SELECT 1, 'warning', 'schedules.driver', format('nothing has called idemq.tick() for 10 minutes, for '
+		SELECT 1, 'warning', 'schedules.driver',
+			format('nothing has called idemq.tick() for 10 minutes, for '
 			'which schedules wait (%s): look at pg_cron''s job "idemq-tick"', count(*))
-		FROM idemq.schedule_entries WHERE part = 'driver' AND created_at < findings.now - interval '10 min'
-			AND NOT EXISTS (SELECT FROM idemq.ticker WHERE called_at > findings.now - interval '10 min')
+		FROM idemq.schedule_entries
+			WHERE part = 'driver' AND created_at < findings.now - interval '10 min'
+			AND NOT EXISTS (SELECT FROM idemq.ticker
+				WHERE called_at > findings.now - interval '10 min')
 		HAVING count(*) > 0
 		UNION ALL
-		SELECT 1, 'error', invariant, format('rows (%s) are of queue %s, which does not exist: restore idemq.queues, or '
+		SELECT 1, 'error', invariant,
+			format('rows (%s) are of queue %s, which does not exist: restore idemq.queues, or '
 			'DELETE FROM idemq.%s WHERE queue_id = %2$s', rows, queue_id, rel)
 		FROM orphans WHERE part = 'others' AND invariant <> 'topics.queue'
 		UNION ALL
@@ -190,23 +249,28 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 		SELECT 2, 'warning', 'topics.role', format(CASE invariant
 			WHEN 'topics.role' THEN '%s grants of role %I, which was dropped or renamed, are void: '
 				'DELETE FROM idemq.topic_grants WHERE role_name = %2$L'
-			ELSE '%s bindings of role %I, which was dropped or renamed, are skipped: idemq.unbind_topic, and bind them anew' END,
+			ELSE '%s bindings of role %I, which was dropped or renamed, are skipped: '
+				'idemq.unbind_topic, and bind them anew' END,
 			rows, role)
 		FROM nobodys WHERE part = 'others' AND invariant LIKE 'topics.role%'
 		UNION ALL
-		SELECT 2, 'error', 'topics.topic', format('%s grants and bindings are of topic %s, which does not exist: '
+		SELECT 2, 'error', 'topics.topic',
+			format('%s grants and bindings are of topic %s, which does not exist: '
 			'restore idemq.topic_entries, or delete them', count(*), t.topic)
-		FROM (SELECT topic FROM idemq.topic_grants UNION ALL SELECT topic FROM idemq.topic_binding_entries) t
-		WHERE part = 'others' AND NOT EXISTS (SELECT FROM idemq.topic_entries e WHERE e.topic = t.topic) GROUP BY t.topic
+		FROM (SELECT topic FROM idemq.topic_grants UNION ALL SELECT topic
+			FROM idemq.topic_binding_entries) t
+		WHERE part = 'others' AND NOT EXISTS (SELECT FROM idemq.topic_entries e
+			WHERE e.topic = t.topic) GROUP BY t.topic
 	) AS f (place, severity, invariant, detail)
 	ORDER BY f.place, f.invariant, f.detail
 	$$;
 
--- What idemq.check() suspects, of one kind, where memory knows more: src/observe/check_report.c asks it, and
--- then here again.  version: of what was seen of the job, or of its group.
+-- What idemq.check() suspects, of one kind, where memory knows more: src/observe/check_report.c
+-- asks it, and then here again.  version: of what was seen of the job, or of its group.
 --   tokens: from the token on, the greatest first.
---   groups: those in which a job is blocked, none waits to be claimed, and fewer are in processing than may
---     be; with the first of these jobs.  They have changed when they have other jobs, or one was claimed.
+--   groups: those in which a job is blocked, none waits to be claimed, and fewer are in processing
+--     than may be; with the first of these jobs.  They have changed when they have other jobs, or
+--     one was claimed.
 CREATE FUNCTION idemq_inside.suspects(part text, most bigint, token bigint)
 	RETURNS TABLE (queue_id int, group_key text, id bigint, version text)
 	ROWS 10 STABLE LANGUAGE sql AS $$
@@ -217,7 +281,9 @@ CREATE FUNCTION idemq_inside.suspects(part text, most bigint, token bigint)
 	(SELECT queue_id, j.group_key, min(j.id) FILTER (WHERE j.status = 'blocked'),
 			concat_ws(' ', count(*), max(j.id), max(j.token))
 		FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
-		CROSS JOIN LATERAL (SELECT j.status <> 'blocked' AND (q.group_running = 1 AND j.group_key <> ''
+		CROSS
+			JOIN LATERAL (SELECT j.status <> 'blocked'
+			AND (q.group_running = 1 AND j.group_key <> ''
 			OR j.status = 'processing' OR j.status = 'pending' AND j.run_at IS NULL) AS has_place) p
 		WHERE part = 'groups' AND j.group_key IS NOT NULL AND j.finished_at IS NULL
 		GROUP BY 1, 2, q.group_running HAVING bool_or(j.status = 'blocked')
@@ -227,13 +293,16 @@ CREATE FUNCTION idemq_inside.suspects(part text, most bigint, token bigint)
 	$$;
 
 -- The first job of each group that is below its floor, and the version of its row.
-CREATE FUNCTION idemq_inside.below_floors(queue_ids int[], names text[], heads timestamptz[], blocked bigint[], most bigint)
+CREATE FUNCTION idemq_inside.below_floors(queue_ids int[], names text[], heads timestamptz[],
+	blocked bigint[], most bigint)
 	RETURNS TABLE (queue_id int, group_key text, id bigint, version text)
 	ROWS 10 STABLE LANGUAGE sql AS $$
 	SELECT g.queue_id, g.name, b.id, b.version
-	FROM unnest(queue_ids, names, heads, blocked) AS g (queue_id, name, heads, blocked) CROSS JOIN LATERAL (
+	FROM unnest(queue_ids, names, heads, blocked) AS g (queue_id, name, heads, blocked)
+		CROSS JOIN LATERAL (
 		(SELECT j.id, j.xmin::text AS version FROM idemq.jobs j
-			WHERE j.queue_id = g.queue_id AND j.group_key = g.name AND j.group_key <> '' AND j.finished_at IS NULL
+			WHERE j.queue_id = g.queue_id AND j.group_key = g.name AND j.group_key <> ''
+				AND j.finished_at IS NULL
 			AND j.ready_at < g.heads AND j.status <> 'blocked'
 			AND (j.status = 'processing' OR j.status = 'pending' AND j.run_at IS NULL
 				OR (SELECT q.group_running = 1 FROM idemq.queues q WHERE q.queue_id = g.queue_id))

@@ -27,7 +27,8 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION
 	idemq.alter_queue, idemq.drop_queue, idemq.pause, idemq.resume, idemq.purge,
 	idemq.grant_queue, idemq.revoke_queue,
-	idemq.enqueue, idemq.enqueue_many, idemq.cancel, idemq.cancel_many, idemq.cancel_matching, idemq.retry,
+	idemq.enqueue, idemq.enqueue_many, idemq.cancel, idemq.cancel_many, idemq.cancel_matching,
+		idemq.retry,
 	idemq.redrive,
 	idemq.claim, idemq.claim_any, idemq.claim_job,
 	idemq.heartbeat, idemq.heartbeat_many, idemq.validate,
@@ -54,8 +55,10 @@ GRANT EXECUTE ON FUNCTION
 	idemq.progress, idemq.queue_name, idemq.retry_many, idemq.reschedule
 	TO PUBLIC;
 -- Figures for machines: of all queues, and of the whole server.
-GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq.prometheus_samples, idemq.worker_chores TO pg_monitor;
-GRANT EXECUTE ON FUNCTION idemq.prometheus_text, idemq.timing_buckets, idemq.chore_counts TO pg_monitor;
+GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq.prometheus_samples,
+	idemq.worker_chores TO pg_monitor;
+GRANT EXECUTE ON FUNCTION idemq.prometheus_text, idemq.timing_buckets,
+	idemq.chore_counts TO pg_monitor;
 -- For operators; each asks for itself.
 GRANT EXECUTE ON FUNCTION idemq.release_job, idemq.run_schedule_now TO PUBLIC;
 -- A handler is a process of the server's: set_handler is the DBA's to give away.
