@@ -124,6 +124,8 @@ class Attempts:
         self._next_beat = 0.0
         self._watch_now = asyncio.Event()
         self._watch_at = 0.0
+        self._begins = False
+        """Whether a handler has begun since it was looked."""
         self._to_commit: list[tuple[list[BaseJob], list[Optional[str]], Optional["asyncio.Future[list[BaseJob]]"]]] = []
         self._committing: Optional[asyncio.Task[None]] = None
         self._job_timeout: Optional[float] = None
@@ -218,6 +220,7 @@ class Attempts:
             raise StaleToken("the lease was lost before the handler began")
         unit.begin(self.options.timeout if self._job_timeout is None else self._job_timeout)
         self._units.add(unit)
+        self._begins = True
         if min(unit.ends_at, unit.lease_until, unit.look_at) < self._watch_at:
             self.call_loop(self._watch_now.set)
 
@@ -366,7 +369,9 @@ class Attempts:
         """Ends handlers whose time or lease is over, and looks after the sessions that leases are attached to."""
         while True:
             now = time.monotonic()
-            self._watch_at = now + 3600
+            # While handlers come and go it looks by itself, so that not each of them wakes the loop.
+            self._watch_at = now + (LOOK_AFTER if self._units or self._begins else 3600)
+            self._begins = False
             for unit in list(self._units):
                 if unit.why is not None or unit.over:
                     continue

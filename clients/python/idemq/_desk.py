@@ -37,6 +37,9 @@ class Desk:
         self._ended: Ended = []
         self._jobs: deque[Any] = deque()
         self._idle = 0
+        self._waiting = 0
+        self._called = False
+        """Whether one that waits was told to look, and has not yet."""
         self._telling = False
         self._loop_tells = False
 
@@ -51,7 +54,10 @@ class Desk:
             self._idle += 1
             while not self._jobs and (self._telling or self._ended):
                 if self._telling:
+                    self._waiting += 1
                     self._change.wait()
+                    self._waiting -= 1
+                    self._called = False
                 else:
                     self._telling = True
                     self._change.release()
@@ -65,7 +71,7 @@ class Desk:
                 self._loop_tells = True
                 self._run.call_loop(self._tell_rest)
             # Each lets the next look, who may have to tell, or to go home.
-            self._change.notify()
+            self._call_one()
         lane.pending.extend(self._run.units(jobs, lane))
         return bool(jobs)
 
@@ -81,7 +87,13 @@ class Desk:
             with self._change:
                 self._telling = False
                 self._jobs.extend(claimed)
-                self._change.notify()
+                self._call_one()
+
+    def _call_one(self) -> None:
+        """One is enough: when it has looked it calls the next."""
+        if self._waiting > 0 and not self._called:
+            self._called = True
+            self._change.notify()
 
     def _tell_rest(self) -> None:
         """In the loop."""
