@@ -23,14 +23,6 @@
 /* It promotes so many heads of groups. */
 #define PROMOTE_ALONE 64
 
-static void
-do_chores(const QueueInfo *queue)
-{
-	(void) idemq_reap_some(queue);
-	if (idemq_promote_wanted(queue))
-		(void) idemq_promote_some(queue, PROMOTE_ALONE);
-}
-
 /* Does what is due of a queue; nothing, if a lock is not to be had in time. */
 void
 idemq_stand_in(const QueueInfo *queue)
@@ -47,7 +39,9 @@ idemq_stand_in(const QueueInfo *queue)
 								 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
 	PG_TRY();
 	{
-		do_chores(queue);
+		(void) idemq_reap_some(queue);
+		if (idemq_promote_wanted(queue))
+			(void) idemq_promote_some(queue, PROMOTE_ALONE);
 		AtEOXact_GUC(true, guc_level);
 		ReleaseCurrentSubTransaction();
 	}

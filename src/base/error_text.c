@@ -119,15 +119,13 @@ number_goes_on(const Reader *reader, int ahead)
 static int
 number_length(const Reader *reader)
 {
-	int length = 1;
+	bool is_hexadecimal = peek(reader, 0) == '0' && (peek(reader, 1) | 0x20) == 'x' &&
+						  is_hex(peek(reader, 2));
+	int length = is_hexadecimal ? 3 : 1;
 
-	if (peek(reader, 0) == '0' && (peek(reader, 1) | 0x20) == 'x' && is_hex(peek(reader, 2)))
-	{
-		for (length = 3; is_hex(peek(reader, length)); length++)
-			;
-		return length;
-	}
-	while (number_goes_on(reader, length))
+	while (is_hexadecimal && is_hex(peek(reader, length)))
+		length++;
+	while (!is_hexadecimal && number_goes_on(reader, length))
 	{
 		char c = peek(reader, length);
 
@@ -150,58 +148,39 @@ skip_number(Reader *reader, int length)
 	reader->at += length;
 }
 
-/* Returns whether a word of letters and digits was made by a machine. */
-static bool
-is_made_up(const Reader *reader, int length)
-{
-	int digits = 0;
-	int hex = 0;
-
-	for (int i = 0; i < length; i++)
-	{
-		digits += is_digit(peek(reader, i));
-		hex += is_hex(peek(reader, i));
-	}
-	return (length >= 8 && hex == length && digits > 0) || (length >= 16 && digits > 1);
-}
-
-/* Copies a word, with a question mark for each row of digits in it. */
-static void
-copy_word(Reader *reader, int length)
-{
-	int end = reader->at + length;
-
-	while (reader->at < end)
-	{
-		if (!is_digit(peek(reader, 0)))
-		{
-			put(reader, peek(reader, 0));
-			reader->at++;
-			continue;
-		}
-		put(reader, '?');
-		while (reader->at < end && is_digit(peek(reader, 0)))
-			reader->at++;
-	}
-}
-
 /* Reads what begins with a letter or digit. */
 static void
 read_word(Reader *reader)
 {
 	int uuid = uuid_length(reader);
 	int length = 0;
+	int digits = 0;
+	int hex = 0;
 
-	while (is_word(peek(reader, length)))
-		length++;
+	for (; is_word(peek(reader, length)); length++)
+	{
+		digits += is_digit(peek(reader, length));
+		hex += is_hex(peek(reader, length));
+	}
 	if (uuid > 0)
 		skip_number(reader, uuid);
-	else if (is_made_up(reader, length))
+	/* A word that was made by a machine. */
+	else if ((length >= 8 && hex == length && digits > 0) || (length >= 16 && digits > 1))
 		skip_number(reader, length);
 	else if (is_digit(peek(reader, 0)))
 		skip_number(reader, number_length(reader));
 	else
-		copy_word(reader, length);
+	{
+		/* A copy, with a question mark for each row of digits in it; the first is no digit. */
+		for (int i = 0; i < length; i++)
+		{
+			if (!is_digit(peek(reader, i)))
+				put(reader, peek(reader, i));
+			else if (!is_digit(peek(reader, i - 1)))
+				put(reader, '?');
+		}
+		reader->at += length;
+	}
 }
 
 /* Returns the length of a quoted string that begins here, 0 when it does not end. */
@@ -321,10 +300,7 @@ idemq_error_hash(const char *sqlstate, const char *pattern)
 {
 	uint64 hash = UINT64CONST(0xcbf29ce484222325);
 
-	for (const char *c = sqlstate; *c != '\0'; c++)
-		hash = (hash ^ (unsigned char) *c) * UINT64CONST(0x100000001b3);
-	hash = (hash ^ '\n') * UINT64CONST(0x100000001b3);
-	for (const char *c = pattern; *c != '\0'; c++)
+	for (const char *c = psprintf("%s\n%s", sqlstate, pattern); *c != '\0'; c++)
 		hash = (hash ^ (unsigned char) *c) * UINT64CONST(0x100000001b3);
 	return hash;
 }

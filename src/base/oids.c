@@ -20,29 +20,14 @@
 #include "base/base.h"
 #include "base/compat.h"
 
-static const char *const status_names[] =
-	{[JOB_BLOCKED] = "blocked",	   [JOB_PENDING] = "pending",	  [JOB_PROCESSING] = "processing",
-	 [JOB_FAILED] = "failed",	   [JOB_COMPLETED] = "completed", [JOB_DEAD] = "dead",
-	 [JOB_CANCELLED] = "cancelled"};
-static const char *const outcome_names[] = {[OUTCOME_ACCEPTED] = "accepted",
-											[OUTCOME_DUPLICATE] = "duplicate",
-											[OUTCOME_RERUN] = "rerun",
-											[OUTCOME_CLAIMED] = "claimed",
-											[OUTCOME_CLAIMED_AGAIN] = "claimed_again",
-											[OUTCOME_LOCKED] = "locked",
-											[OUTCOME_COMPLETED] = "completed",
-											[OUTCOME_DEAD] = "dead",
-											[OUTCOME_CANCELLED] = "cancelled",
-											[OUTCOME_BLOCKED] = "blocked",
-											[OUTCOME_NOT_DUE] = "not_due",
-											[OUTCOME_NOT_FOUND] = "not_found",
-											[OUTCOME_COMMITTED] = "committed",
-											[OUTCOME_ALREADY_COMMITTED] = "already_committed",
-											[OUTCOME_STALE] = "stale",
-											[OUTCOME_CURRENT] = "current",
-											[OUTCOME_EXPIRED] = "expired",
-											[OUTCOME_RETRYING] = "retrying",
-											[OUTCOME_RELEASED] = "released"};
+/* In the order of JobStatus and of Outcome. */
+static const char *const status_names[] = {"blocked",	"pending", "processing", "failed",
+										   "completed", "dead",	   "cancelled"};
+static const char *const outcome_names[] =
+	{"accepted", "duplicate", "rerun",	   "claimed",			"claimed_again",
+	 "locked",	 "completed", "dead",	   "cancelled",			"blocked",
+	 "not_due",	 "not_found", "committed", "already_committed", "stale",
+	 "current",	 "expired",	  "retrying",  "released"};
 StaticAssertDecl(lengthof(status_names) == JOB_STATUS_COUNT, "a status has no name");
 StaticAssertDecl(lengthof(outcome_names) == OUTCOME_COUNT, "an outcome has no name");
 

@@ -96,14 +96,6 @@ idemq_topic_check_space(const char *space)
 					 TOPIC_MAX_SPACE)));
 }
 
-static bool
-same_word(const TopicWords *pattern, int i, const TopicWords *topic, int j)
-{
-	return is_wildcard(pattern, i, '*') ||
-		   (pattern->lengths[i] == topic->lengths[j] &&
-			memcmp(pattern->words[i], topic->words[j], pattern->lengths[i]) == 0);
-}
-
 /* Returns whether a pattern stands for a topic. */
 bool
 idemq_topic_matches(const TopicWords *pattern, const TopicWords *topic)
@@ -120,7 +112,10 @@ idemq_topic_matches(const TopicWords *pattern, const TopicWords *topic)
 			last = i++;
 			taken = j;
 		}
-		else if (i < pattern->count && same_word(pattern, i, topic, j))
+		else if (i < pattern->count &&
+				 (is_wildcard(pattern, i, '*') ||
+				  (pattern->lengths[i] == topic->lengths[j] &&
+				   memcmp(pattern->words[i], topic->words[j], topic->lengths[j]) == 0)))
 		{
 			i++;
 			j++;
