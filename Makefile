@@ -32,6 +32,8 @@
 #   make failover         fails over for real, under traffic, and accounts for every job: standbys
 #                         by hand, a primary that hangs, repmgr, Patroni, pgbouncer and HAProxy;
 #                         SCENARIO='sync patroni', PAGE=1 (test/failover/README.md)
+#   make once             the clients' workers, killed and cut off, and the account of every effect: the long
+#                         form of clients/once (KILLS=100, TERMINATIONS=500) and clients/flat (JOBS=200000, WAITS=20000)
 #   make fuzz             100,000 calls (FUZZ_CALLS=n) of every SQL function with arguments of
 #                         every kind: the long form of TAP test fuzz; FUZZ_SEED=n repeats one
 #   make mutants          changes one line at a time: which changes do the tests not notice?
@@ -220,7 +222,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo cluster-demo test check-writes check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients test-slow chaos failover soak fuzz mutants coverage sanitize bench bench-quick bench-peers format ui-demo
+.PHONY: print-compiler demo cluster-demo test check-writes check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients test-slow chaos failover soak fuzz mutants coverage sanitize bench bench-quick bench-peers once format ui-demo
 
 test:
 	@$(TREE)/script/test $(or $(SUITES),lint regress isolation tap clients)
@@ -249,6 +251,9 @@ sanitize:
 	@$(TREE)/script/sanitize $(TOOLS)
 failover:
 	@$(TREE)/test/failover/run
+once:
+	@ONCE_KILLS=$(or $(KILLS),100) ONCE_TERMINATIONS=$(or $(TERMINATIONS),500) FLAT_JOBS=$(or $(JOBS),200000) FLAT_WAITS=$(or $(WAITS),20000) \
+		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),7200) CLIENTS='$(or $(CLIENTS),once flat)' $(TREE)/script/test clients
 soak:
 	@IDEMQ_SOAK=$(or $(SOAK),600) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=soak $(TREE)/script/test tap
 fuzz:
