@@ -44,6 +44,8 @@
 #   make bench            the measurements of test/bench
 #   make bench-quick      the ratios that have a target, in five minutes
 #   make bench-peers      idemq beside what people use today
+#   make bench-workers    the clients' workers beside those of others, and those of another commit
+#                         (ROUNDS=5, JOBS=10000, SAMPLES=1000, ONLY='node-run latency', BASE=commit)
 #   make doc              what is made in doc/: the reference, from the catalog, and the pictures
 #   make format           run clang-format over src and bin
 #
@@ -222,7 +224,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo cluster-demo test check-writes check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients test-slow chaos failover soak fuzz mutants coverage sanitize bench bench-quick bench-peers once format ui-demo
+.PHONY: print-compiler demo cluster-demo test check-writes check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients test-slow chaos failover soak fuzz mutants coverage sanitize bench bench-quick bench-peers bench-workers once format ui-demo
 
 test:
 	@$(TREE)/script/test $(or $(SUITES),lint regress isolation tap clients)
@@ -268,6 +270,8 @@ bench-quick:
 	@QUICK=1 $(TREE)/test/bench/run
 bench-peers:
 	@$(TREE)/test/bench/peers/run
+bench-workers:
+	@$(TREE)/test/bench/workers/run
 .PHONY: doc
 doc:
 	@$(TREE)/script/make-reference

@@ -26,7 +26,7 @@ export default class Graphile {
       pgPool: pool(Math.max(10, lanes + 2)),
       logger,
       noHandleSignals: true,
-      taskList: { bench: async (payload) => { await onJobs([payload]); } },
+      taskList: { bench: async (payload, helpers) => { await onJobs([payload], helpers); } },
       preset: { worker: { ...worker, concurrentJobs } },
     });
   }

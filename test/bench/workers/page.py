@@ -1,0 +1,87 @@
+#!/usr/bin/python3
+"""page.py RESULTS [PAGE]: makes a table of what main.py found and, with a PAGE, puts it between its marks."""
+
+import json
+import os
+import statistics
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from report import machine, markdown, plain, put_between  # pylint: disable=wrong-import-position
+from sides import LATENCY, THROUGHPUT  # pylint: disable=wrong-import-position
+
+
+def number(value):
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.005 else "0"
+
+
+def median(found, key):
+    values = [each[key] for each in found if key in each]
+    return statistics.median(values) if values else None
+
+
+def times(found, others, key="rate"):
+    """The median of what each round says, with the least and the greatest."""
+    if not found or not others:
+        return "–"
+    ratios = [own[key] / other[key] for own, other in zip(found, others) if other[key]]
+    if not ratios:
+        return "–"
+    return f"{statistics.median(ratios):.2f}" + (f" ({min(ratios):.2f}–{max(ratios):.2f})" if len(ratios) > 1 else "")
+
+
+def throughput(results):
+    all_found, messages = results["throughput"], results["messages"]
+    base = any(name.startswith("base-") for name in all_found)
+    head = ["worker, its handler does nothing", "jobs/s", "times the other's", "client us/job", "server us/job", "messages/job", "flushes/job"]
+    if base:
+        head += ["before: jobs/s", "messages/job", "times", "client's time, times"]
+    rows = []
+    for side in THROUGHPUT:
+        found, before = all_found.get(side.name), all_found.get(f"base-{side.name}")
+        if not found:
+            continue
+        row = [side.title, number(median(found, "rate")), times(found, all_found.get(side.beside)), number(median(found, "client") or None),
+               number(median(found, "server")), number(messages.get(side.name, {}).get("messages")), number(median(found, "flushes"))]
+        if base:
+            row += [number(median(before, "rate")) if before else "–", number(messages.get(f"base-{side.name}", {}).get("messages")),
+                    times(found, before), times(found, before, "client") if before else "–"]
+        rows.append(row)
+    return head, rows
+
+
+def latency(results):
+    head = ["from enqueue to the handler, 10 jobs a second", "samples", "p50 ms", "p99 ms"]
+    rows = []
+    for side in LATENCY:
+        for name, title in ((side.name, side.title), (f"base-{side.name}", f"{side.title}, before")):
+            if name in results["latency"]:
+                its = sorted(results["latency"][name])
+                rows.append([title, str(len(its)), *(f"{its[min(len(its) - 1, int(len(its) * part))]:.2f}" for part in (0.5, 0.99))])
+    return head, rows
+
+
+def command(settings):
+    named = {"ROUNDS": settings["rounds"], "JOBS": settings["jobs"], "SAMPLES": settings["samples"], "ONLY": settings["only"], "BASE": settings["base"]}
+    default = {"ROUNDS": 5, "JOBS": 10000, "SAMPLES": 1000, "ONLY": "", "BASE": ""}
+    words = [f'{name}="{value}"' if " " in str(value) else f"{name}={value}" for name, value in named.items() if value != default[name]]
+    return " ".join([*words, "make bench-workers"])
+
+
+def main():
+    with open(sys.argv[1], encoding="utf-8") as file:
+        results = json.load(file)
+    settings = results["settings"]
+    tables = [table for table in (throughput(results), latency(results)) if table[1]]
+    for table in tables:
+        print("\n".join(plain(*table)), end="\n\n")
+    about = (f"`{command(settings)}`, commit {settings['commit']}, {settings['date']}, {machine()}; load {settings['load']} before it began; "
+             f"medians of {settings['rounds']} rounds.")
+    print(about)
+    if len(sys.argv) > 2:
+        put_between(sys.argv[2], "workers", "\n\n".join([about, *("\n".join(markdown(*table)) for table in tables)]))
+
+
+main()

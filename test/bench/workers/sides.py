@@ -1,0 +1,97 @@
+"""What bench-workers measures: a row for each way in which a client's worker, or another's, is used."""
+
+from dataclasses import dataclass
+from typing import Optional
+
+
+@dataclass(frozen=True)
+class Side:
+    name: str
+    """What ONLY says, or begins with."""
+    title: str
+    program: str
+    """node, python, celery, rq, or sql: handlers in the server."""
+    side: str = "idemq"
+    concurrency: int = 1
+    batch: int = 1
+    outside: str = ""
+    """Not empty: in run_outside; asyncio: of coroutines."""
+    insert: bool = False
+    pooled: bool = False
+    weight: float = 1
+    """Its jobs are JOBS times that: a run takes some seconds."""
+    beside: str = ""
+    """Whose jobs a second its own are compared with."""
+    base: bool = False
+    """The client of BASE."""
+
+    @property
+    def own(self) -> bool:
+        return self.side == "idemq"
+
+
+def node(name: str, title: str, weight: float, beside: str, **rest: object) -> Side:
+    return Side(f"node-{name}", f"Node {title}", "node", weight=weight, beside=beside, **rest)  # type: ignore[arg-type]
+
+
+def python(name: str, title: str, weight: float, **rest: object) -> Side:
+    return Side(f"python-{name}", f"Python {title}", "python", weight=weight, beside="celery-8", **rest)  # type: ignore[arg-type]
+
+
+def peer(name: str, title: str, side: str, weight: float, **rest: object) -> Side:
+    return Side(name, title, "node", side, weight=weight, **rest)  # type: ignore[arg-type]
+
+
+THROUGHPUT = [
+    node("run-1", "`run`, 1 at a time", 0.4, "graphile-10", concurrency=1),
+    node("run-10", "`run`, 10", 2, "graphile-10", concurrency=10),
+    node("run-10-insert", "`run`, 10, one INSERT", 1.5, "graphile-10-insert", concurrency=10, insert=True),
+    node("run-10-insert-pooled", "`run`, 10, one INSERT, through pgbouncer", 1, "", concurrency=10, insert=True, pooled=True),
+    node("batch-100", "`run`, `batch: 100`", 5, "graphile-10", batch=100),
+    node("batch-100-insert", "`run`, `batch: 100`, one INSERT each", 3, "graphile-10-insert", batch=100, insert=True),
+    node("outside-10", "`runOutside`, 10", 5, "graphile-local-100", concurrency=10, outside="yes"),
+    node("outside-100", "`runOutside`, 100", 8, "graphile-local-100", concurrency=100, outside="yes"),
+    peer("graphile-10", "graphile-worker, 10", "graphile", 2, concurrency=10),
+    peer("graphile-10-insert", "graphile-worker, 10, one INSERT", "graphile", 1.5, concurrency=10, insert=True),
+    peer("graphile-local-100", "graphile-worker, local queue, 100", "graphile", 6, concurrency=10, batch=100),
+    peer("boss-10", "pg-boss, 10", "boss", 1, concurrency=10),
+    peer("boss-100", "pg-boss, batches of 100", "boss", 4, concurrency=1, batch=100),
+    peer("bullmq-10", "BullMQ, 10", "bullmq", 2, concurrency=10),
+    peer("bullmq-100", "BullMQ, 100", "bullmq", 2, concurrency=10, batch=100),
+    python("run-1", "`run`, 1 at a time", 0.3),
+    python("run-8", "`run`, 8", 0.8, concurrency=8),
+    python("run-8-insert", "`run`, 8, one INSERT", 0.6, concurrency=8, insert=True),
+    python("run-8-insert-pooled", "`run`, 8, one INSERT, through pgbouncer", 0.5, concurrency=8, insert=True, pooled=True),
+    python("batch-100", "`run`, `batch=100`", 2, batch=100),
+    python("batch-100-insert", "`run`, `batch=100`, one INSERT each", 1.5, batch=100, insert=True),
+    python("outside-8", "`run_outside`, 8", 1.5, concurrency=8, outside="yes"),
+    python("asyncio-100", "`run_outside`, 100 coroutines", 3, concurrency=100, outside="asyncio"),
+    Side("celery-8", "Celery on Redis, 8 processes", "celery", "celery", concurrency=8, weight=1),
+    Side("rq-8", "RQ on Redis, 8 processes", "rq", "rq", concurrency=8, weight=0.04),
+    Side("sql-1", "SQL handler", "sql", weight=6),
+    Side("sql-1-insert", "SQL handler, one INSERT", "sql", insert=True, weight=5),
+    Side("sql-100", "SQL handler, `batch => 100`", "sql", batch=100, weight=20),
+    Side("sql-100-insert", "SQL handler, `batch => 100`, one INSERT each", "sql", batch=100, insert=True, weight=15),
+]
+
+LATENCY = [
+    node("run", "`run`", 0, "latency-graphile", concurrency=10),
+    node("outside", "`runOutside`", 0, "latency-graphile", concurrency=10, outside="yes"),
+    peer("graphile", "graphile-worker", "graphile", 0, concurrency=10),
+    peer("boss", "pg-boss, its LISTEN", "boss", 0, concurrency=10),
+    peer("bullmq", "BullMQ", "bullmq", 0, concurrency=10),
+    python("run", "`run`", 0, concurrency=8),
+    python("outside", "`run_outside`", 0, concurrency=8, outside="yes"),
+    python("asyncio", "`run_outside` of coroutines", 0, concurrency=100, outside="asyncio"),
+    Side("celery", "Celery", "celery", "celery", concurrency=8),
+    Side("rq", "RQ", "rq", "rq", concurrency=8),
+]
+
+
+def chosen(sides: list[Side], only: str, prefix: str = "") -> list[Side]:
+    """Those whose names begin with a word of ONLY; all where it is empty."""
+    return [side for side in sides if not only or any((prefix + side.name).startswith(word) for word in only.split())]
+
+
+def reference(side: Side, sides: list[Side]) -> Optional[Side]:
+    return next((other for other in sides if other.name == side.beside), None)
