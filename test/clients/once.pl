@@ -15,7 +15,7 @@ use lib "$FindBin::RealBin/../t/lib";
 use Idemq;
 use IPC::Run;
 use JSON::PP;
-use List::Util qw(sum);
+use List::Util qw(min sum);
 use NodeClient;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -87,7 +87,8 @@ sub look_after
 	return if eval { $it->{run}->pump_nb; 1 };
 	$it->{run}->finish;
 	fail("$it->{name} has ended by itself: " . $it->{run}->full_result(0));
-	diag(slurp_file($it->{said}) =~ s/.*(?=(?:.*\n){60})//sr);
+	my @said = split /^/, slurp_file($it->{said});
+	diag(join '', @said[ -min(60, scalar @said) .. -1 ]);
 	$it->{start}->();
 	return;
 }
@@ -194,7 +195,7 @@ while ($lacking->() && time < $patience)
 my $troubled = time - $start;
 cmp_ok($done{$_} // 0, '>=', $wanted{$_}, "there were $_") foreach sort keys %wanted;
 
-until_true('all is done', sub { look_after($_) foreach @processes; return completed() == sum(values %enqueued) });
+ok(eval { until_true('all is done', sub { look_after($_) foreach @processes; return completed() == sum(values %enqueued) }); 1 }, 'all is done');
 $_->{run}->signal('TERM') foreach @processes;
 $_->{run}->finish foreach @processes;
 is(join(', ', map { $_->{run}->full_result(0) ? "$_->{name}: ${\$_->{run}->full_result(0)}" : () } @processes), '', 'workers end when they are told');

@@ -292,6 +292,7 @@ class AsyncTransaction(_Transaction, AsyncLane):
                 await self._roll_back(conn)
             return _done()
         except BaseException as error:
+            unit.handled = True  # a cancel would meet the rollback, and end the lane
             conn.turn = None
             if unit.commit_unknown and not turn.begun and turn.error is None:
                 turn.error = error
