@@ -201,7 +201,7 @@ class Lane:
         fast = {suite: area[suite] for suite in ("regress", "isolation") if area[suite]}
         slow = {"tap": area["tap"]} if area["tap"] else {}
         rounds = [fast, slow]
-        if first:
+        if first and first != "-":
             suite, test = first.split("/")
             rounds.insert(0, {suite: test})
         for chosen in filter(None, rounds):
@@ -301,7 +301,7 @@ def record(results, gone):
     entries = {name: fields for name, fields in read_list("killed").items() if name not in set(gone)}
     for what, by, area, change, _ in results:
         if what == "killed":
-            entries[change.name] = (area, by if "/" in by else "")
+            entries[change.name] = (area, by if "/" in by else "-")
     with open(f"{HERE}/killed", encoding="utf-8") as file:
         head = [line for line in file if line.startswith("#")]
     with open(f"{HERE}/killed", "w", encoding="utf-8") as file:

@@ -160,6 +160,7 @@ my %calls = (
 		qw(jobs_changed jobs_truncated dependencies_changed schedules_changed settings_changed queue_gone followers_changed followers_local role_named shard_changed)),
 	(map { $_ => 'it reads' }
 		qw(validate result assert_shard why current_job handler_states leases check queue_metrics memory_usage server_counts topic_states worker_state chore_counts timing_buckets prometheus_text wait_result wait_results primary_since next_run)),
+	hold_claimed => 'it locks what a claim has taken',
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
 sql($sub, 'CREATE FUNCTION handled(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$$$;
 	CREATE TABLE fenced (job_id bigint, token bigint);
