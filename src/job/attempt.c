@@ -16,9 +16,10 @@
 static bool
 fetch_in_flight(JobsTable *table, int64 id, Job *job)
 {
-	RowLocator locator = idemq_lease_locator(id);
+	Lease lease;
 
-	return idemq_jobs_fetch_at(table, &locator, id, job) || idemq_jobs_fetch(table, id, job);
+	return (idemq_lease_get(id, &lease) && idemq_jobs_fetch_at(table, &lease.locator, id, job)) ||
+		   idemq_jobs_fetch(table, id, job);
 }
 
 /*

@@ -47,10 +47,8 @@
 LeaseBeat
 idemq_lease_beat(int64 job_id, int64 token, int64 length)
 {
-	LeaseKey key = idemq_lease_key(job_id);
 	LWLock *lock;
-	uint32 hash;
-	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	Lease *lease = idemq_lease_lock(job_id, LW_EXCLUSIVE, &lock);
 	int64 now = idemq_mono_now();
 	LeaseBeat beat = LEASE_BEAT_DONE;
 
@@ -83,7 +81,7 @@ void
 idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 
 	if (lease != NULL && !lease->claiming)
 	{
@@ -105,7 +103,7 @@ bool
 idemq_lease_mark_cancel(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 	bool marked = lease != NULL && lease->cancels < PG_UINT16_MAX;
 
 	if (marked)
@@ -123,7 +121,7 @@ void
 idemq_lease_unmark_cancel(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 
 	if (lease != NULL && lease->cancels > 0)
 		lease->cancels--;
@@ -134,10 +132,8 @@ idemq_lease_unmark_cancel(int64 job_id, int64 token)
 bool
 idemq_lease_is_cancelled(int64 job_id, int64 token)
 {
-	LeaseKey key = idemq_lease_key(job_id);
 	LWLock *lock;
-	uint32 hash;
-	Lease *lease = idemq_lease_lock_entry(&key, LW_SHARED, &lock, &hash);
+	Lease *lease = idemq_lease_lock(job_id, LW_SHARED, &lock);
 	bool cancelled = lease != NULL && lease->token == token && lease->cancels > 0;
 
 	LWLockRelease(lock);

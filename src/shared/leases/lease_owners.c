@@ -1,10 +1,13 @@
 /*
  * shared/leases/lease_owners.c
  *		Which attached leases a session has: a list for each session and partition of the
- *		lease table.
+ *		lease table; and their end with the session.
  *
  * An entry is in the list of its session, by proc number, exactly while it is attached.
- * At its end a session walks its own lists, and meets nobody else's leases.
+ * At its end, on_shmem_exit or DISCARD ALL, a session walks its own lists, and meets nobody
+ * else's leases: it sets their deadlines to now.  Its transaction is gone by then, and its
+ * open claims with it; it puts no other entry.  An attached job without an entry (full table)
+ * stays until its row's deadline.
  *
  * A session has lives: DISCARD ALL ends one, its exit the last, and a new session with
  * its proc number begins another.  An entry that another transaction takes over, as it
@@ -13,15 +16,19 @@
  * (idemq_lease_restore).  Both are decided under the entry's partition lock, so one of
  * the two sees the other.
  *
- * Locks: each list, and its count of lives, is under the lock of its partition.  Nothing
- * here allocates or raises.
+ * Locks: each list, and its count of lives, is under the lock of its partition.  But for
+ * idemq_lease_attach_session, nothing here allocates or raises.
  */
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "storage/ipc.h"
 
+#include "base/base.h"
 #include "base/compat.h"
 #include "shared/leases/leases.h"
+#include "shared/sleepers/sleepers.h"
+#include "shared/slots/slots.h"
 
 typedef struct Owned
 {
@@ -30,6 +37,7 @@ typedef struct Owned
 } Owned;
 
 static Owned *owned_by = NULL;
+static bool exit_registered = false;
 
 static int
 list_count(void)
@@ -71,33 +79,6 @@ idemq_lease_owner_add(Lease *lease)
 	dlist_push_head(&owned(LEASE_PARTITION(lease->hash), lease->session)->leases, &lease->owned);
 }
 
-/* Takes an attached entry out of its session's list. */
-void
-idemq_lease_owner_remove(Lease *lease)
-{
-	dlist_delete(&lease->owned);
-}
-
-/* Returns a lease of this session in a partition; NULL when it has none. */
-Lease *
-idemq_lease_owner_first(int partition)
-{
-	dlist_head *leases = &owned(partition, IDEMQ_MY_PROC_NUMBER)->leases;
-
-	return dlist_is_empty(leases) ? NULL : dlist_head_element(Lease, owned, leases);
-}
-
-/* Returns the lease of this session that comes after another; NULL for the last. */
-Lease *
-idemq_lease_owner_next(const Lease *lease)
-{
-	dlist_head *leases = &owned(LEASE_PARTITION(lease->hash), IDEMQ_MY_PROC_NUMBER)->leases;
-
-	if (!dlist_has_next(leases, (dlist_node *) &lease->owned))
-		return NULL;
-	return dlist_container(Lease, owned, lease->owned.next);
-}
-
 /* Ends a lease that its session has let go: its deadline is now (mono).  It is not placed. */
 void
 idemq_lease_orphan(Lease *lease, LeaseLoss loss, int64 now)
@@ -107,9 +88,45 @@ idemq_lease_orphan(Lease *lease, LeaseLoss loss, int64 now)
 	lease->deadline = lease->due = now;
 }
 
-/* Ends this session's life. */
+/* Lets the attached leases of this session expire now, but for open claims', and ends its life. */
 void
-idemq_lease_owner_end_life(int partition)
+idemq_lease_orphan_session(void)
 {
-	owned(partition, IDEMQ_MY_PROC_NUMBER)->life++;
+	int64 now = idemq_mono_now();
+
+	for (int i = 0; i < LEASE_PARTITIONS && exit_registered; i++)
+	{
+		Owned *own = owned(i, IDEMQ_MY_PROC_NUMBER);
+		dlist_mutable_iter iter;
+
+		idemq_leases_lock(i, LW_EXCLUSIVE);
+		dlist_foreach_modify(iter, &own->leases)
+		{
+			Lease *lease = dlist_container(Lease, owned, iter.cur);
+
+			if (lease->claiming)
+				continue;
+			idemq_lease_unplace(lease);
+			idemq_lease_orphan(lease, LOSS_SESSION, now);
+			idemq_lease_place(lease);
+			idemq_due_by(idemq_slot_find(MyDatabaseId, lease->queue_id), DUE_LEASE, now);
+		}
+		own->life++;
+		idemq_leases_unlock(i);
+	}
+}
+
+static void
+orphan_at_exit(int code, Datum arg)
+{
+	idemq_lease_orphan_session();
+}
+
+/* Makes this session's end, clean or not, end its attached leases. */
+void
+idemq_lease_attach_session(void)
+{
+	if (!exit_registered)
+		on_shmem_exit(orphan_at_exit, (Datum) 0);
+	exit_registered = true;
 }

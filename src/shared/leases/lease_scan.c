@@ -1,43 +1,33 @@
 /*
  * shared/leases/lease_scan.c
- *		Scans of lease entries: what of a queue has expired, and what a session or a database
- *		leaves behind at its end.
+ *		Walks over lease entries: what of a queue has expired, copies and counts.
  *
- * Each looks at its own queue's, session's or database's entries alone (lease_table.c),
- * one partition locked at a time.  That is enough, for an entry stays in its partition:
+ * Each walk (these, a session's end in lease_owners.c, a database's in lease_table.c) looks at
+ * its own queue's, session's or database's entries alone, one partition locked at a time.
+ * That is enough, for an entry stays in its partition:
  *
  *	 - Expired leases.  The queue's DUE_LEASE is taken, then the partitions are read, then the
  *	   least deadline that was found is noted (shared/sleepers/due_times.c), which only lowers
  *	   it.  A lease whose deadline is set in a partition that was read already is noted by
  *	   whoever set it, after that, and so after it was taken.
- *	 - A session's end.  Its transaction is gone, and its open claims with it; it puts no
- *	   other entry.  What another transaction has taken over is that one's: see
- *	   lease_owners.c.
+ *	 - A session's end: it puts no other entry.  What another transaction has taken over is
+ *	   that one's.
  *	 - A database's end, or a TRUNCATE's: no other session is at its jobs.
  *	 - Copies, for views and idemq.check(): each entry as it was at some moment.
  *
  * job/reap.c spends a tenth of the time on searches for expired leases at most.
  *
- * The end of a session, on_shmem_exit or DISCARD ALL, sets the deadline of its attached
- * leases to now.  An attached job without an entry (full table) stays until its row's
- * deadline.
- *
- * Locks: see README.md, level 1: a partition, shared to read, exclusively to change
- * entries.
+ * Locks: see README.md, level 1: a partition, shared.
  */
 #include "postgres.h"
 
 #include "miscadmin.h"
-#include "storage/ipc.h"
 #include "storage/proc.h"
 #include "utils/memutils.h"
 
 #include "base/base.h"
 #include "shared/leases/leases.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
-
-static bool exit_registered = false;
 
 /* A search for expired leases. */
 typedef struct ExpiredSearch
@@ -155,51 +145,4 @@ idemq_lease_count_queue(int32 queue_id)
 
 	idemq_leases_visit(LW_SHARED, queue_id, visit_count, &count);
 	return count;
-}
-
-/* Lets the attached leases of this session in a partition expire now (mono). */
-static void
-orphan_partition(int partition, int64 now)
-{
-	Lease *lease;
-	Lease *next;
-
-	idemq_leases_lock(partition, LW_EXCLUSIVE);
-	for (lease = idemq_lease_owner_first(partition); lease != NULL; lease = next)
-	{
-		next = idemq_lease_owner_next(lease);
-		if (lease->claiming)
-			continue;
-		idemq_lease_unplace(lease);
-		idemq_lease_orphan(lease, LOSS_SESSION, now);
-		idemq_lease_place(lease);
-		idemq_due_by(idemq_slot_find(MyDatabaseId, lease->queue_id), DUE_LEASE, now);
-	}
-	idemq_lease_owner_end_life(partition);
-	idemq_leases_unlock(partition);
-}
-
-/* Lets the attached leases of this session expire now. */
-void
-idemq_lease_orphan_session(void)
-{
-	int64 now = idemq_mono_now();
-
-	for (int i = 0; i < LEASE_PARTITIONS && exit_registered; i++)
-		orphan_partition(i, now);
-}
-
-static void
-orphan_at_exit(int code, Datum arg)
-{
-	idemq_lease_orphan_session();
-}
-
-/* Makes this session's end, clean or not, end its attached leases. */
-void
-idemq_lease_attach_session(void)
-{
-	if (!exit_registered)
-		on_shmem_exit(orphan_at_exit, (Datum) 0);
-	exit_registered = true;
 }

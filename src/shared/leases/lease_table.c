@@ -121,53 +121,52 @@ idemq_leases_unlock_all(void)
 		idemq_leases_unlock(i);
 }
 
-/* Returns the key of a job of this database. */
-LeaseKey
-idemq_lease_key(int64 job_id)
+static LeaseKey
+key_of(int64 job_id)
 {
-	LeaseKey key = {MyDatabaseId, 0, job_id};
-
-	return key;
+	return (LeaseKey){MyDatabaseId, 0, job_id};
 }
 
 /*
- * Finds a job's entry with its partition locked in mode; the caller releases
- * *lock also when there is none.
+ * Finds the entry of a job of this database with its partition locked in mode; the caller
+ * releases *lock also when there is none.
  */
 Lease *
-idemq_lease_lock_entry(const LeaseKey *key, LWLockMode mode, LWLock **lock, uint32 *hash)
+idemq_lease_lock(int64 job_id, LWLockMode mode, LWLock **lock)
 {
-	*hash = get_hash_value(lease_hash, key);
-	*lock = &shared->partitions[LEASE_PARTITION(*hash)].lock;
+	LeaseKey key = key_of(job_id);
+	uint32 hash = get_hash_value(lease_hash, &key);
+
+	*lock = &shared->partitions[LEASE_PARTITION(hash)].lock;
 	LWLockAcquire(*lock, mode);
-	return hash_search_with_hash_value(lease_hash, key, *hash, HASH_FIND, NULL);
+	return hash_search_with_hash_value(lease_hash, &key, hash, HASH_FIND, NULL);
 }
 
-/* Finds the entry of that token with its partition locked, which the caller releases. */
+/* As idemq_lease_lock, exclusively, the entry of that token. */
 Lease *
-idemq_lease_lock_entry_of(int64 job_id, int64 token, LWLock **lock)
+idemq_lease_lock_of(int64 job_id, int64 token, LWLock **lock)
 {
-	LeaseKey key = idemq_lease_key(job_id);
-	uint32 hash;
-	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, lock, &hash);
+	Lease *lease = idemq_lease_lock(job_id, LW_EXCLUSIVE, lock);
 
 	return lease != NULL && lease->token == token ? lease : NULL;
 }
 
 /*
- * Enters a key that is not in the table, for a queue with max_running or another; NULL
- * when there is no room for it.  The caller fills the entry, and places it or removes it
- * before it releases the lock.
+ * Enters a job that is not in the table, of a queue with max_running or another; NULL when
+ * there is no room for it.  The caller has its partition locked, fills the entry, and places
+ * it or removes it before it releases the lock.
  */
 Lease *
-idemq_lease_enter(const LeaseKey *key, uint32 hash, bool limited)
+idemq_lease_enter(int64 job_id, bool limited)
 {
+	LeaseKey key = key_of(job_id);
+	uint32 hash = get_hash_value(lease_hash, &key);
 	int share = idemq_lease_share_take(limited);
 	Lease *lease;
 
 	if (share < 0)
 		return NULL;
-	lease = hash_search_with_hash_value(lease_hash, key, hash, HASH_ENTER_NULL, NULL);
+	lease = hash_search_with_hash_value(lease_hash, &key, hash, HASH_ENTER_NULL, NULL);
 	if (lease == NULL)
 	{
 		idemq_lease_share_give_back(share);
@@ -201,7 +200,7 @@ idemq_lease_unplace(Lease *lease)
 		return;
 	idemq_lease_order_remove(&shared->partitions[LEASE_PARTITION(lease->hash)].order, lease);
 	if (lease->attached)
-		idemq_lease_owner_remove(lease);
+		dlist_delete(&lease->owned);
 	lease->placed = false;
 }
 

@@ -95,10 +95,8 @@ idemq_lease_hold(int64 job_id)
 bool
 idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
 {
-	LeaseKey lease_id = idemq_lease_key(job_id);
 	LWLock *lock;
-	uint32 hash;
-	Lease *lease = idemq_lease_lock_entry(&lease_id, LW_EXCLUSIVE, &lock, &hash);
+	Lease *lease = idemq_lease_lock(job_id, LW_EXCLUSIVE, &lock);
 	bool there = lease != NULL;
 
 	if (there && (!lease->passed_by.any || key.ready_at < lease->passed_by.least))
@@ -111,24 +109,13 @@ idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
 bool
 idemq_lease_get(int64 job_id, Lease *copy)
 {
-	LeaseKey key = idemq_lease_key(job_id);
 	LWLock *lock;
-	uint32 hash;
-	Lease *lease = idemq_lease_lock_entry(&key, LW_SHARED, &lock, &hash);
+	Lease *lease = idemq_lease_lock(job_id, LW_SHARED, &lock);
 
 	if (lease != NULL)
 		*copy = *lease;
 	LWLockRelease(lock);
 	return lease != NULL;
-}
-
-/* Returns where the row of a job in flight was at its claim; an invalid place when nobody knows. */
-RowLocator
-idemq_lease_locator(int64 job_id)
-{
-	Lease lease;
-
-	return idemq_lease_get(job_id, &lease) ? lease.locator : (RowLocator){0};
 }
 
 /* Makes an entry that of a claim whose transaction is open. */
@@ -156,51 +143,16 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	idemq_lease_place(lease);
 }
 
-/* Copies what a claim is about to overwrite. */
-static PriorLease
-copy_prior(const Lease *lease)
-{
-	return (PriorLease){.token = lease->token,
-						.deadline = lease->deadline,
-						.length = lease->length,
-						.limit = lease->limit,
-						.passed_by = lease->passed_by,
-						.queue_id = lease->queue_id,
-						.session = lease->session,
-						.pid = lease->pid,
-						.ending = lease->ending,
-						.claiming = lease->claiming,
-						.attached = lease->attached,
-						.loss = lease->loss,
-						.borrowed = lease->borrowed,
-						.locator = lease->locator,
-						.owner_life = lease->owner_life};
-}
-
 /*
- * Writes back what copy_prior copied; where the entry is counted goes on.  The session
+ * Writes back what a claim has overwritten; where the entry is counted goes on.  The session
  * that it was attached to may have ended meanwhile, and found it in none of its lists.
  */
 static void
 put_prior(Lease *lease, const PriorLease *prior)
 {
 	idemq_lease_unplace(lease);
-	lease->token = prior->token;
-	lease->deadline = prior->deadline;
-	lease->length = prior->length;
-	lease->limit = prior->limit;
+	memcpy(LEASE_TERMS(lease), prior->terms, sizeof(prior->terms));
 	lease->cancels = 0;
-	lease->passed_by = prior->passed_by;
-	lease->queue_id = prior->queue_id;
-	lease->session = prior->session;
-	lease->pid = prior->pid;
-	lease->ending = prior->ending;
-	lease->claiming = prior->claiming;
-	lease->attached = prior->attached;
-	lease->loss = prior->loss;
-	lease->borrowed = prior->borrowed;
-	lease->locator = prior->locator;
-	lease->owner_life = prior->owner_life;
 	if (lease->attached && lease->owner_life != idemq_lease_owner_life(lease))
 		idemq_lease_orphan(lease, LOSS_SESSION, idemq_mono_now());
 	lease->due = lease->deadline;
@@ -215,19 +167,17 @@ put_prior(Lease *lease, const PriorLease *prior)
 LeaseTake
 idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 {
-	LeaseKey key = idemq_lease_key(claim->job_id);
 	LWLock *lock;
-	uint32 hash;
-	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	Lease *lease = idemq_lease_lock(claim->job_id, LW_EXCLUSIVE, &lock);
 	LeaseTake take = LEASE_TAKEN;
 
 	*has_prior = lease != NULL;
 	if (lease == NULL)
-		lease = idemq_lease_enter(&key, hash, claim->max_running > 0);
+		lease = idemq_lease_enter(claim->job_id, claim->max_running > 0);
 	else if (lease->ending.ender != IDEMQ_MY_PROC_NUMBER)
 		take = LEASE_BUSY;
 	else
-		*prior = copy_prior(lease);
+		memcpy(prior->terms, LEASE_TERMS(lease), sizeof(prior->terms));
 
 	if (lease == NULL)
 		take = LEASE_FULL;
@@ -254,7 +204,7 @@ void
 idemq_lease_settle_loan(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 
 	if (lease != NULL && lease->borrowed)
 	{
@@ -273,7 +223,7 @@ int64
 idemq_lease_activate(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 	int64 deadline = PG_INT64_MAX;
 	RunningFreed freed = NOTHING_FREED;
 
@@ -295,14 +245,11 @@ idemq_lease_activate(int64 job_id, int64 token)
 bool
 idemq_lease_drop(int64 job_id, int64 token, Lease *dropped)
 {
-	LeaseKey key = idemq_lease_key(job_id);
 	LWLock *lock;
-	uint32 hash;
-	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
-	bool found = lease != NULL && lease->token == token;
+	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 	RunningFreed freed = NOTHING_FREED;
 
-	if (found)
+	if (lease != NULL)
 	{
 		*dropped = *lease;
 		freed = idemq_running_count_out(&lease->running, lease->queue_id, 0);
@@ -310,7 +257,7 @@ idemq_lease_drop(int64 job_id, int64 token, Lease *dropped)
 	}
 	LWLockRelease(lock);
 	idemq_running_freed(freed);
-	return found;
+	return lease != NULL;
 }
 
 /* Puts back what idemq_lease_take(token) had taken over. */
@@ -318,7 +265,7 @@ void
 idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 	RunningFreed freed = NOTHING_FREED;
 
 	if (lease != NULL)
@@ -339,7 +286,7 @@ bool
 idemq_lease_begin_end(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 	bool frees = false;
 
 	if (lease != NULL && lease->ending.ender != IDEMQ_MY_PROC_NUMBER)
@@ -363,7 +310,7 @@ bool
 idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 	bool won = lease != NULL && !lease->claiming && lease->ending.ender == NO_SESSION &&
 			   lease->deadline <= idemq_mono_now();
 
@@ -388,7 +335,7 @@ int64
 idemq_lease_cancel_end(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock_entry_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 	int64 again = 0;
 
 	if (lease != NULL && lease->ending.ender == IDEMQ_MY_PROC_NUMBER)
@@ -421,15 +368,13 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 LeaseTake
 idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, const LeaseTimes *times)
 {
-	LeaseKey key = idemq_lease_key(job_id);
 	LWLock *lock;
-	uint32 hash;
-	Lease *lease = idemq_lease_lock_entry(&key, LW_EXCLUSIVE, &lock, &hash);
+	Lease *lease = idemq_lease_lock(job_id, LW_EXCLUSIVE, &lock);
 	LeaseTake take = LEASE_TAKEN;
 
 	if (lease != NULL)
 		take = LEASE_BUSY;
-	else if ((lease = idemq_lease_enter(&key, hash, queue->limited)) == NULL)
+	else if ((lease = idemq_lease_enter(job_id, queue->limited)) == NULL)
 		take = LEASE_FULL;
 	else
 	{

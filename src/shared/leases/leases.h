@@ -63,32 +63,41 @@ typedef struct PassedBy
 typedef struct Lease
 {
 	LeaseKey key;
+	/* its terms, up to locator: what a claim by the attempt's own ender overwrites */
 	int64 token;	/* of the claim; changes when a transaction claims what it ends */
 	int64 deadline; /* mono; PG_INT64_MAX while claiming */
 	int64 length;	/* microseconds */
 	int64 limit;	/* mono: no deadline is beyond; PG_INT64_MAX: none; claiming: as a length */
-	int32 queue_id; /* the job's queue */
-	int32 session;	/* that claimed: proc number, NO_SESSION after a restart */
-	int32 pid;		/* of that session: a proc number goes to another one after it */
-	Ending ending;	/* its end, while that is not committed */
-	RunningMark running; /* where it is counted */
+	PassedBy passed_by;	 /* where claimers passed the job because of it */
+	int32 queue_id;		 /* the job's queue */
+	int32 session;		 /* that claimed: proc number, NO_SESSION after a restart */
+	int32 pid;			 /* of that session: a proc number goes to another one after it */
+	Ending ending;		 /* its end, while that is not committed */
 	bool claiming;		 /* the claim's transaction is still open */
 	bool attached;		 /* ends with its session */
 	uint8 loss;			 /* LeaseLoss; other than LOSS_EXPIRED: its deadline was set for that */
 	bool borrowed;		 /* runs, uncounted, in place of an attempt that its transaction ends */
-	uint16 cancels;		 /* open transactions that cancel the job (lease_beat.c) */
-	PassedBy passed_by;	 /* where claimers passed the job because of it */
+	uint32 owner_life;	 /* of its session (lease_owners.c) when it claimed; while attached */
 	RowLocator locator;	 /* of the row at the claim; a hint */
+	RunningMark running; /* where it is counted */
+	uint16 cancels;		 /* open transactions that cancel the job (lease_beat.c) */
 	/* for shared/leases/lease_table.c */
-	uint32 hash;		  /* of the key; never changes */
 	int16 share;		  /* that it is counted in (lease_shares.c); never changes */
 	bool placed;		  /* it is in the order, and, attached, in its session's list */
-	uint32 owner_life;	  /* of its session (lease_owners.c) when it claimed; while attached */
+	uint32 hash;		  /* of the key; never changes */
 	int64 due;			  /* mono: a reaper looks at it from then on */
 	struct Lease *before; /* in the order of its partition (lease_order.c): what lies below it */
 	struct Lease *after;  /* and comes before it, and after it */
 	dlist_node owned;	  /* in the list of its session (lease_owners.c) */
 } Lease;
+
+/* The terms of an entry that a claim took over from the end of an attempt by its own transaction. */
+#define LEASE_TERMS(lease) ((char *) (lease) + offsetof(Lease, token))
+
+typedef struct PriorLease
+{
+	char terms[offsetof(Lease, running) - offsetof(Lease, token)];
+} PriorLease;
 
 /* Is called for an entry; false ends the walk that has come to it. */
 typedef bool (*LeaseVisit)(Lease *lease, void *arg);
@@ -132,29 +141,6 @@ typedef struct LeaseClaim
 	RowLocator locator; /* of the job's row */
 } LeaseClaim;
 
-/*
- * An entry that a claim took over from the end of an attempt by its own transaction,
- * but for its key, and for where it is counted, which goes on.
- */
-typedef struct PriorLease
-{
-	int64 token;
-	int64 deadline; /* mono */
-	int64 length;	/* microseconds */
-	int64 limit;	/* as Lease's */
-	PassedBy passed_by;
-	int32 queue_id;
-	int32 session;
-	int32 pid;
-	Ending ending;
-	bool claiming;
-	bool attached;
-	uint8 loss; /* LeaseLoss */
-	bool borrowed;
-	RowLocator locator;
-	uint32 owner_life;
-} PriorLease;
-
 /* The queue of an entry that is adopted. */
 typedef struct AdoptingQueue
 {
@@ -174,7 +160,6 @@ extern bool idemq_lease_busy(int64 job_id);
 extern LeaseHold idemq_lease_hold(int64 job_id);
 extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
 extern bool idemq_lease_get(int64 job_id, Lease *copy);
-extern RowLocator idemq_lease_locator(int64 job_id);
 extern LeaseTake idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior);
 extern void idemq_lease_settle_loan(int64 job_id, int64 token);
 extern int64 idemq_lease_activate(int64 job_id, int64 token);
@@ -202,13 +187,10 @@ extern void idemq_leases_visit(LWLockMode mode, int32 queue_id, LeaseVisit visit
 extern void idemq_leases_visit_locked(int32 queue_id, LeaseVisit visit, void *arg);
 extern void idemq_lease_forget_database(Oid database);
 
-extern LeaseKey idemq_lease_key(int64 job_id);
-
 /* with the entry's partition locked */
-extern Lease *idemq_lease_lock_entry(const LeaseKey *key, LWLockMode mode, LWLock **lock,
-									 uint32 *hash);
-extern Lease *idemq_lease_lock_entry_of(int64 job_id, int64 token, LWLock **lock);
-extern Lease *idemq_lease_enter(const LeaseKey *key, uint32 hash, bool limited);
+extern Lease *idemq_lease_lock(int64 job_id, LWLockMode mode, LWLock **lock);
+extern Lease *idemq_lease_lock_of(int64 job_id, int64 token, LWLock **lock);
+extern Lease *idemq_lease_enter(int64 job_id, bool limited);
 extern void idemq_lease_place(Lease *lease);
 extern void idemq_lease_unplace(Lease *lease);
 extern int64 idemq_lease_set_deadline(Lease *lease, int64 deadline);
@@ -227,19 +209,18 @@ extern bool idemq_lease_order_walk(Lease *root, Oid database, int32 queue_id, Le
 
 /*
  * lease_owners.c
- *		Which attached leases a session has.
+ *		Which attached leases a session has, and their end with it.
  */
 
 extern const ShmemPart idemq_lease_owners_part;
 
+extern void idemq_lease_attach_session(void);
+extern void idemq_lease_orphan_session(void);
+
 /* with the entry's partition locked exclusively */
 extern uint32 idemq_lease_owner_life(const Lease *lease);
 extern void idemq_lease_owner_add(Lease *lease);
-extern void idemq_lease_owner_remove(Lease *lease);
-extern Lease *idemq_lease_owner_first(int partition);
-extern Lease *idemq_lease_owner_next(const Lease *lease);
 extern void idemq_lease_orphan(Lease *lease, LeaseLoss loss, int64 now);
-extern void idemq_lease_owner_end_life(int partition);
 
 /*
  * lease_shares.c
@@ -281,7 +262,7 @@ extern bool idemq_lease_is_cancelled(int64 job_id, int64 token);
 
 /*
  * lease_scan.c
- *		Scans of the whole lease table.
+ *		Walks over lease entries.
  */
 
 /* Jobs as a reaper collects them. */
@@ -298,7 +279,5 @@ extern Lease *idemq_lease_copy_all(int *count);
 extern int idemq_lease_count_queue(int32 queue_id);
 extern int idemq_session_pid(int32 session);
 extern int idemq_lease_pid(const Lease *lease);
-extern void idemq_lease_attach_session(void);
-extern void idemq_lease_orphan_session(void);
 
 #endif
