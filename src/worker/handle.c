@@ -38,6 +38,7 @@
 #define SEARCH_PATIENCE (30 * USECS_PER_SEC)
 /* When the postmaster has no place for a process, it is asked again after that. */
 #define NO_PLACE_PAUSE USECS_PER_SEC
+#define CRASHED (uint32) (HANDLER_CRASHED | HANDLER_CRASHED_AGAIN)
 
 static SqlStatement count_crash =
 	{.text =
@@ -112,28 +113,28 @@ idemq_handle(const QueueInfo *queue)
 	HandlerKey key = {MyDatabaseId, queue->id};
 	HandlerInfo info;
 	TimestampTz next_due;
-	uint32 crashed = pg_atomic_read_u32(&queue->slot->handler_crashed);
+	uint32 crashed = pg_atomic_read_u32(&queue->slot->handler) & CRASHED;
 	bool held;
 
 	if (!idemq_handler_read(queue->id, &info))
 	{
 		idemq_handler_settle(queue->slot, key, 0);
 		idemq_handler_forget(key);
-		pg_atomic_write_u32(&queue->slot->handler_crashed, 0);
+		(void) pg_atomic_fetch_and_u32(&queue->slot->handler, ~CRASHED);
 		return;
 	}
 	idemq_handler_note_set(key, info.set_at);
 	/* A former server crashed in the middle of its jobs. */
-	if (crashed > 0)
+	if (crashed != 0)
 	{
 		Datum values[] = {Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now()),
 						  Int32GetDatum(HANDLER_MAX_CRASHES),
-						  Int32GetDatum(crashed > 1 ? HANDLER_MAX_CRASHES : 0)};
+						  Int32GetDatum(crashed & HANDLER_CRASHED_AGAIN ? HANDLER_MAX_CRASHES : 0)};
 
 		(void) idemq_spi_do(&count_crash, values, NULL);
 		CommandCounterIncrement();
 		ForceSyncCommit();
-		pg_atomic_write_u32(&queue->slot->handler_crashed, 0);
+		(void) pg_atomic_fetch_and_u32(&queue->slot->handler, ~CRASHED);
 		(void) idemq_handler_read(queue->id, &info);
 	}
 	idemq_handler_settle(queue->slot, key, info.stopped ? 0 : info.workers);

@@ -96,7 +96,7 @@ may_stay(void)
 		idemq_log_worker_ends("A session needs the database for itself");
 	if (!idemq_worker || !idemq_worker_is_wanted())
 		return false;
-	while (idemq_worker_take_recheck())
+	while (idemq_worker_is_asked(PLACE_ASKED_RECHECK, true))
 	{
 		if (!has_extension() && idemq_worker_found_nothing())
 		{

@@ -64,21 +64,21 @@ typedef struct Lease
 {
 	LeaseKey key;
 	/* its terms, up to locator: what a claim by the attempt's own ender overwrites */
-	int64 token;	/* of the claim; changes when a transaction claims what it ends */
-	int64 deadline; /* mono; PG_INT64_MAX while claiming */
-	int64 length;	/* microseconds */
-	int64 limit;	/* mono: no deadline is beyond; PG_INT64_MAX: none; claiming: as a length */
-	PassedBy passed_by;	 /* where claimers passed the job because of it */
-	int32 queue_id;		 /* the job's queue */
-	int32 session;		 /* that claimed: proc number, NO_SESSION after a restart */
-	int32 pid;			 /* of that session: a proc number goes to another one after it */
-	Ending ending;		 /* its end, while that is not committed */
-	bool claiming;		 /* the claim's transaction is still open */
-	bool attached;		 /* ends with its session */
-	uint8 loss;			 /* LeaseLoss; other than LOSS_EXPIRED: its deadline was set for that */
-	bool borrowed;		 /* runs, uncounted, in place of an attempt that its transaction ends */
-	uint32 owner_life;	 /* of its session (lease_owners.c) when it claimed; while attached */
-	RowLocator locator;	 /* of the row at the claim; a hint */
+	int64 token;		/* of the claim; changes when a transaction claims what it ends */
+	int64 deadline;		/* mono; PG_INT64_MAX while claiming */
+	int64 length;		/* microseconds */
+	int64 limit;		/* mono: no deadline is beyond; PG_INT64_MAX: none; claiming: as a length */
+	PassedBy passed_by; /* where claimers passed the job because of it */
+	int32 queue_id;		/* the job's queue */
+	int32 session;		/* that claimed: proc number, NO_SESSION after a restart */
+	int32 pid;			/* of that session: a proc number goes to another one after it */
+	Ending ending;		/* its end, while that is not committed */
+	bool claiming;		/* the claim's transaction is still open */
+	bool attached;		/* ends with its session */
+	uint8 loss;			/* LeaseLoss; other than LOSS_EXPIRED: its deadline was set for that */
+	bool borrowed;		/* runs, uncounted, in place of an attempt that its transaction ends */
+	uint32 owner_life;	/* of its session (lease_owners.c) when it claimed; while attached */
+	RowLocator locator; /* of the row at the claim; a hint */
 	RunningMark running; /* where it is counted */
 	uint16 cancels;		 /* open transactions that cancel the job (lease_beat.c) */
 	/* for shared/leases/lease_table.c */

@@ -106,7 +106,7 @@ void
 idemq_handler_call(QueueSlot *slot)
 {
 	/* A time that is set already is a pause, or soon. */
-	if (pg_atomic_read_u32(&slot->handler_armed) != 0)
+	if ((pg_atomic_read_u32(&slot->handler) & HANDLER_ARMED) != 0)
 		idemq_due_in(slot, DUE_HANDLER, 0);
 }
 
@@ -117,48 +117,10 @@ idemq_handler_call(QueueSlot *slot)
 void
 idemq_handler_crashed(QueueSlot *slot, bool again)
 {
-	if (pg_atomic_read_u32(&slot->handler_crashed) > (again ? 1 : 0))
-		return;
-	pg_atomic_write_u32(&slot->handler_crashed, again ? 2 : 1);
-	idemq_due_by(slot, DUE_HANDLER, 0);
-}
+	uint32 bit = again ? HANDLER_CRASHED_AGAIN : HANDLER_CRASHED;
 
-/* Computes whether a commit in the queue is to ask for a process.  Lock held. */
-static void
-arm(QueueSlot *slot, HandlerKey key)
-{
-	int wanted;
-	int count = 0;
-	bool idle = false;
-
-	if (!idemq_slot_is_of(slot, key.queue_id))
-		return;
-	wanted = (int) pg_atomic_read_u32(&slot->handler_wanted);
-	for (int i = 0; i < idemq_place_count(); i++)
-	{
-		HandlerPlace *place = &board->places[i];
-
-		if (place->state == HANDLER_FREE || !same(place->key, key))
-			continue;
-		count++;
-		idle |= place->idle && !place->leave;
-	}
-	pg_atomic_write_u32(&slot->handler_armed, wanted > count && !idle ? 1 : 0);
-}
-
-/* Frees the places whose process never came.  Lock held. */
-static void
-free_late(void)
-{
-	int64 late = idemq_mono_now() - START_PATIENCE;
-
-	for (int i = 0; i < idemq_place_count(); i++)
-	{
-		HandlerPlace *place = &board->places[i];
-
-		if (place->state == HANDLER_STARTING && place->since < late)
-			place->state = HANDLER_FREE;
-	}
+	if ((pg_atomic_fetch_or_u32(&slot->handler, bit) & (bit | HANDLER_CRASHED_AGAIN)) == 0)
+		idemq_due_by(slot, DUE_HANDLER, 0);
 }
 
 /* What the places tell of a handler, and of all. */
@@ -166,11 +128,13 @@ typedef struct Census
 {
 	int used;			/* of all handlers */
 	int own;			/* of this one */
+	int busy;			/* of these: at a job */
 	bool coming;		/* one of this one is on its way */
 	bool idle;			/* one of this one is idle */
 	HandlerPlace *free; /* a free place; NULL: none */
 } Census;
 
+/* Lock held. */
 static Census
 count_places(HandlerKey key)
 {
@@ -189,17 +153,26 @@ count_places(HandlerKey key)
 		if (!same(place->key, key))
 			continue;
 		census.own++;
+		census.busy += place->state == HANDLER_READY && !place->idle;
 		census.coming |= place->state != HANDLER_READY;
 		census.idle |= place->idle && !place->leave;
 	}
 	return census;
 }
 
-/* Returns how many processes the handler of a place has.  Lock held. */
-static int
-count_of(HandlerKey key)
+/* Computes whether a commit in the queue is to ask for a process.  Lock held. */
+static void
+arm(QueueSlot *slot, HandlerKey key)
 {
-	return count_places(key).own;
+	Census census;
+
+	if (!idemq_slot_is_of(slot, key.queue_id))
+		return;
+	census = count_places(key);
+	if (slot->handler_wanted > census.own && !census.idle)
+		(void) pg_atomic_fetch_or_u32(&slot->handler, HANDLER_ARMED);
+	else
+		(void) pg_atomic_fetch_and_u32(&slot->handler, ~HANDLER_ARMED);
 }
 
 /*
@@ -226,7 +199,7 @@ ask_to_leave(HandlerKey key)
 		if (place->leave || place->state != HANDLER_READY ||
 			(!place->idle && place->since > now - FAIR_TURN))
 			continue;
-		weight = place->idle ? PG_INT32_MAX : count_of(place->key);
+		weight = place->idle ? PG_INT32_MAX : count_places(place->key).own;
 		if (weight > most)
 		{
 			most = weight;
@@ -257,7 +230,13 @@ idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 
 		return HANDLER_LATER;
 	*again = PG_INT64_MAX;
 	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
-	free_late();
+	for (int i = 0; i < idemq_place_count(); i++)
+	{
+		HandlerPlace *place = &board->places[i];
+
+		if (place->state == HANDLER_STARTING && place->since < now - START_PATIENCE)
+			place->state = HANDLER_FREE; /* its process never came */
+	}
 	census = count_places(ticket->key);
 	if (census.own >= wanted || census.idle)
 		result = HANDLER_ENOUGH;
@@ -325,7 +304,7 @@ void
 idemq_handler_settle(QueueSlot *slot, HandlerKey key, int wanted)
 {
 	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
-	pg_atomic_write_u32(&slot->handler_wanted, (uint32) wanted);
+	slot->handler_wanted = wanted;
 	arm(slot, key);
 	LWLockRelease(&board->handlers_lock);
 }
@@ -442,16 +421,11 @@ idemq_handler_must_leave(void)
 void
 idemq_handler_processes(HandlerKey key, int *processes, int *busy)
 {
-	*processes = *busy = 0;
-	LWLockAcquire(&board->handlers_lock, LW_SHARED);
-	for (int i = 0; i < idemq_place_count(); i++)
-	{
-		HandlerPlace *place = &board->places[i];
+	Census census;
 
-		if (place->state == HANDLER_FREE || !same(place->key, key))
-			continue;
-		*processes += 1;
-		*busy += place->state == HANDLER_READY && !place->idle;
-	}
+	LWLockAcquire(&board->handlers_lock, LW_SHARED);
+	census = count_places(key);
 	LWLockRelease(&board->handlers_lock);
+	*processes = census.own;
+	*busy = census.busy;
 }

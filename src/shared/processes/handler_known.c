@@ -80,6 +80,20 @@ known_of(HandlerKey key, bool create)
 	return oldest;
 }
 
+/* Takes the lock; returns what is known of a handler, made if need be. */
+static Known *
+lock_known(HandlerKey key)
+{
+	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
+	return known_of(key, true);
+}
+
+static void
+unlock(void)
+{
+	LWLockRelease(&memory->lock);
+}
+
 /* Notes an error of a handler.  Lock held. */
 static void
 note_error(Known *known, const char *error)
@@ -112,9 +126,8 @@ idemq_handler_refuse(HandlerKey key, const char *why)
 {
 	int64 again;
 
-	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
-	again = refuse(known_of(key, true), why);
-	LWLockRelease(&memory->lock);
+	again = refuse(lock_known(key), why);
+	unlock();
 	return again;
 }
 
@@ -122,12 +135,10 @@ idemq_handler_refuse(HandlerKey key, const char *why)
 void
 idemq_handler_put_off(HandlerKey key, const char *why)
 {
-	Known *known;
+	Known *known = lock_known(key);
 
-	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
-	known = known_of(key, true);
 	known->not_before = refuse(known, why);
-	LWLockRelease(&memory->lock);
+	unlock();
 }
 
 /* Begins the buckets anew that the time has come to.  Lock held. */
@@ -146,10 +157,8 @@ void
 idemq_handler_note(HandlerKey key, int done, int failed, const char *error)
 {
 	int64 now = idemq_mono_now();
-	Known *known;
+	Known *known = lock_known(key);
 
-	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
-	known = known_of(key, true);
 	known->used_at = now;
 	turn_buckets(known, now);
 	known->rates[known->bucket % RATE_BUCKETS] += (uint32) done;
@@ -157,7 +166,7 @@ idemq_handler_note(HandlerKey key, int done, int failed, const char *error)
 	known->state.failed += failed;
 	if (error != NULL)
 		note_error(known, error);
-	LWLockRelease(&memory->lock);
+	unlock();
 }
 
 /* Returns the jobs a second of the last buckets.  Lock held. */
@@ -176,14 +185,12 @@ rate_of(const Known *known, int64 now)
 int64
 idemq_handler_paused_until(HandlerKey key)
 {
-	Known *known;
+	Known *known = lock_known(key);
 	int64 until;
 
-	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
-	known = known_of(key, true);
 	known->used_at = idemq_mono_now();
 	until = known->not_before;
-	LWLockRelease(&memory->lock);
+	unlock();
 	return until;
 }
 
@@ -191,32 +198,27 @@ idemq_handler_paused_until(HandlerKey key)
 void
 idemq_handler_note_waits(HandlerKey key, bool waits)
 {
-	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
-	known_of(key, true)->state.waits = waits;
-	LWLockRelease(&memory->lock);
+	lock_known(key)->state.waits = waits;
+	unlock();
 }
 
 /* Notes that a process of a handler runs. */
 void
 idemq_handler_note_ready(HandlerKey key)
 {
-	Known *known;
+	Known *known = lock_known(key);
 
-	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
-	known = known_of(key, true);
 	known->failures = 0;
 	known->state.refused = known->state.waits = false;
-	LWLockRelease(&memory->lock);
+	unlock();
 }
 
 /* Notes when a handler was set: a new one is not put off for what the former could not. */
 void
 idemq_handler_note_set(HandlerKey key, TimestampTz set_at)
 {
-	Known *known;
+	Known *known = lock_known(key);
 
-	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
-	known = known_of(key, true);
 	if (known->set_at != set_at)
 	{
 		known->failures = 0;
@@ -224,7 +226,7 @@ idemq_handler_note_set(HandlerKey key, TimestampTz set_at)
 		known->state.refused = false;
 		known->set_at = set_at;
 	}
-	LWLockRelease(&memory->lock);
+	unlock();
 }
 
 /* Forgets a handler: it is none any more. */
@@ -237,7 +239,7 @@ idemq_handler_forget(HandlerKey key)
 	known = known_of(key, false);
 	if (known != NULL)
 		memset(known, 0, sizeof(*known));
-	LWLockRelease(&memory->lock);
+	unlock();
 }
 
 /* Copies what is known of a handler. */
@@ -256,5 +258,5 @@ idemq_handler_state(HandlerKey key, HandlerState *state)
 		*state = known->state;
 		state->rate = rate_of(known, now);
 	}
-	LWLockRelease(&memory->lock);
+	unlock();
 }

@@ -11,9 +11,8 @@
 #include "shared/slots/slots.h"
 
 /*
- * worker_place.c
- *		A database's place on the board of workers: for shared/processes/worker_board.c, which gives
- *		and takes it, and shared/sleepers/worker_call.c, by which the worker is woken and watched.
+ * worker_board.c
+ *		Which databases have a background worker: a place for each on the board.
  */
 
 /* In the order of idemq.worker_chores; a new one has its name in worker_health.c. */
@@ -41,6 +40,7 @@ typedef enum ChoreCount
 	CHORE_RUNS,		/* that came to an end, failures included */
 	CHORE_FAILURES, /* that ended in an error */
 	CHORE_BUSY,		/* us */
+	CHORE_ENDED,	/* mono: when the last one ended; no count */
 	CHORE_COUNTS
 } ChoreCount;
 
@@ -57,6 +57,9 @@ typedef enum PlaceState
 #define IDEMQ_STUCK_AFTER (2 * USECS_PER_SEC)
 /* Bit of asleep_until: the worker sleeps, and was called at that time. */
 #define PLACE_CALLED (UINT64CONST(1) << 63)
+/* Bits of what a worker is asked for. */
+#define PLACE_ASKED_RECHECK 1	/* to check for the extension */
+#define PLACE_ASKED_SCHEDULES 2 /* schedules have changed since they were listed */
 
 /* Every field without another rule is under board_lock. */
 typedef struct Place
@@ -72,28 +75,18 @@ typedef struct Place
 	int64 started_at; /* mono, of STARTING and RUNNING */
 	/* for shared/sleepers/worker_call.c; no lock */
 	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; or PLACE_CALLED, and when */
-	pg_atomic_flag recheck;		   /* clear: to check for the extension */
-	pg_atomic_uint32 schedules;	   /* not 0: schedules have changed since they were listed */
-	pg_atomic_uint64 beat;		   /* mono of the last piece of work begun, or of waking up */
-	/* for shared/processes/worker_health.c; no lock */
-	pg_atomic_uint32 doing;	   /* kind + 1 of the chore that runs; 0: none */
-	pg_atomic_uint64 last_run; /* mono: when a chore ended last; 0: none has */
+	pg_atomic_uint32 asked;
+	pg_atomic_uint64 beat; /* mono of the last piece of work begun, or of waking up */
+	/* for shared/processes/worker_health.c, written by the worker alone; no lock */
+	int doing; /* kind + 1 of the chore that runs; 0: none */
 	pg_atomic_uint64 chores[CHORE_KINDS][CHORE_COUNTS]; /* since the database has the place */
 } Place;
 
-extern const ShmemPart idemq_places_part;
-extern void idemq_place_begin_counts(Place *place);
-extern void idemq_place_become(Place *place);
 extern int idemq_place_count(void);
-extern Place *idemq_place_at(int index);
-extern Place *idemq_place_of(Oid database);
+extern int idemq_place_index(const Place *place);
 extern Place *idemq_place_mine(void);
+extern Place *idemq_place_own(void);
 extern int64 idemq_place_still_since(Place *place);
-
-/*
- * worker_board.c
- *		Which databases have a background worker.
- */
 
 /* What the launcher has to know of one database, copied. */
 typedef struct WorkerPlace
@@ -130,7 +123,6 @@ extern void idemq_worker_forget(const WorkerPlace *place);
 extern bool idemq_worker_attach(int index, uint64 serial, Oid *database);
 extern bool idemq_worker_found_nothing(void);
 extern bool idemq_worker_is_wanted(void);
-extern bool idemq_worker_take_recheck(void);
 
 /*
  * handler_known.c

@@ -18,10 +18,11 @@
  *
  * A session that needs a database for itself (hooks/exclusive_database.c) sends the
  * worker away: the place counts such sessions, and no worker starts while there is one.
- * How a worker sleeps and loses no wake-up stands in shared/sleepers/sleepers.h.
+ * How a worker sleeps and loses no wake-up stands in shared/sleepers/worker_call.c.
  *
  * Locks: see README.md, level 4.  board_lock covers every field without another rule at
- * its declaration (shared/processes/processes.h).
+ * its declaration (shared/processes/processes.h).  Who looks for a place without it may find
+ * it another database's by the time that it is used.
  */
 #include "postgres.h"
 
@@ -49,39 +50,130 @@ typedef struct Board
 {
 	LWLock board_lock;
 	int32 launcher; /* its proc number, or -1 */
+	Place places[FLEXIBLE_ARRAY_MEMBER];
 } Board;
 
 static Board *board = NULL;
+/* The place that this process works for, when it is a worker. */
+static Place *mine = NULL;
 
+/* Begins the counts of what the worker of a database does that has got its place. */
+static void
+begin_counts(Place *place)
+{
+	place->doing = 0;
+	for (int i = 0; i < CHORE_KINDS * CHORE_COUNTS; i++)
+		pg_atomic_init_u64(&place->chores[i / CHORE_COUNTS][i % CHORE_COUNTS], 0);
+}
+
+/* Makes the places; their memory is zeros. */
 static void
 init_board(int tranche)
 {
 	LWLockInitialize(&board->board_lock, tranche);
 	board->launcher = -1;
+	for (int i = 0; i < idemq_place_count(); i++)
+	{
+		Place *place = &board->places[i];
+
+		place->proc = -1;
+		pg_atomic_init_u64(&place->asleep_until, PG_UINT64_MAX);
+		pg_atomic_init_u32(&place->asked, PLACE_ASKED_RECHECK);
+		pg_atomic_init_u64(&place->beat, 0);
+		begin_counts(place);
+	}
 }
 
 const ShmemPart idemq_board_part = {.area = (void **) &board,
-									.size = sizeof(Board),
+									.size = offsetof(Board, places),
+									.each = sizeof(Place),
+									.count = idemq_place_count,
+									.name = "idemq workers",
 									.tranche = "idemq workers",
 									.init = init_board};
+
+/* Returns how many places there are: one for every worker that may exist. */
+int
+idemq_place_count(void)
+{
+	return Max(max_worker_processes, 1);
+}
+
+/* Returns the place that this process works for; NULL when it is no worker. */
+Place *
+idemq_place_mine(void)
+{
+	return mine;
+}
+
+/* Returns the index of a place. */
+int
+idemq_place_index(const Place *place)
+{
+	return (int) (place - board->places);
+}
+
+/* Finds a database's place; NULL when it has none. */
+static Place *
+place_of(Oid database)
+{
+	for (int i = 0; i < idemq_place_count(); i++)
+	{
+		if (board->places[i].state != PLACE_FREE && board->places[i].database == database)
+			return &board->places[i];
+	}
+	return NULL;
+}
+
+/*
+ * Returns this database's place, NULL when it has none, as far as is known without a lock.
+ * It stands mostly where it stood: so this is not linear in databases.  A worker has the
+ * place that it was given, whatever has become of it.
+ */
+Place *
+idemq_place_own(void)
+{
+	static Place *last = NULL;
+
+	if (mine != NULL)
+		return mine;
+	if (last == NULL || last->state == PLACE_FREE || last->database != MyDatabaseId)
+		last = place_of(MyDatabaseId);
+	return last;
+}
+
+/*
+ * Returns since when (mono) a worker has not moved though it should: since it began what it is
+ * at, was called, or should have woken by itself.  The future: it may sleep.
+ */
+int64
+idemq_place_still_since(Place *place)
+{
+	uint64 until = pg_atomic_read_u64(&place->asleep_until);
+	uint64 beat;
+
+	pg_read_barrier(); /* it moves, and is awake then */
+	beat = pg_atomic_read_u64(&place->beat);
+	return (int64) (until == PG_UINT64_MAX ? beat : Max(until & ~PLACE_CALLED, beat));
+}
 
 /* Finds a database's place, or gives it one in a state; NULL when all are taken.  Lock held. */
 static Place *
 find_or_take_place(Oid database, PlaceState state)
 {
-	Place *place = idemq_place_of(database);
+	Place *place = place_of(database);
 
 	for (int i = 0; i < idemq_place_count() && place == NULL; i++)
 	{
-		if (idemq_place_at(i)->state != PLACE_FREE)
+		if (board->places[i].state != PLACE_FREE)
 			continue;
-		place = idemq_place_at(i);
+		place = &board->places[i];
 		place->database = database;
 		place->state = state;
 		place->away = 0;
 		place->failures = 0;
 		place->not_before = 0;
-		idemq_place_begin_counts(place);
+		begin_counts(place);
 	}
 	return place;
 }
@@ -124,11 +216,11 @@ idemq_worker_announce_use(void)
 void
 idemq_worker_recheck(Oid database)
 {
-	Place *place = idemq_place_of(database);
+	Place *place = place_of(database);
 
 	if (place == NULL)
 		return;
-	pg_atomic_clear_flag(&place->recheck);
+	(void) pg_atomic_fetch_or_u32(&place->asked, PLACE_ASKED_RECHECK);
 	wake_proc(place->proc);
 }
 
@@ -178,7 +270,7 @@ idemq_worker_release(Oid database)
 	Place *place;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	place = idemq_place_of(database);
+	place = place_of(database);
 	if (place != NULL && place->away > 0)
 		place->away--;
 	if (place != NULL && place->away == 0 && place->state == PLACE_HELD)
@@ -198,7 +290,7 @@ idemq_worker_is_there(Oid database, pid_t pid)
 	bool there;
 
 	LWLockAcquire(&board->board_lock, LW_SHARED);
-	place = idemq_place_of(database);
+	place = place_of(database);
 	there = place != NULL && place->pid == pid;
 	LWLockRelease(&board->board_lock);
 	return there;
@@ -211,7 +303,7 @@ idemq_worker_signal(Oid database, pid_t pid, int signal_number)
 	Place *place;
 
 	LWLockAcquire(&board->board_lock, LW_SHARED);
-	place = idemq_place_of(database);
+	place = place_of(database);
 	if (place != NULL && place->pid == pid)
 		(void) kill(pid, signal_number);
 	LWLockRelease(&board->board_lock);
@@ -248,7 +340,7 @@ idemq_workers_list(bool starting, WorkerPlace *places, int max)
 	LWLockAcquire(&board->board_lock, LW_SHARED);
 	for (int i = 0; i < idemq_place_count() && count < max; i++)
 	{
-		Place *place = idemq_place_at(i);
+		Place *place = &board->places[i];
 
 		if (place->state == state && place->away == 0)
 			places[count++] = (WorkerPlace){i, place->database, place->serial, place->not_before};
@@ -261,7 +353,7 @@ idemq_workers_list(bool starting, WorkerPlace *places, int max)
 static Place *
 same_place(const WorkerPlace *copy)
 {
-	Place *place = idemq_place_at(copy->index);
+	Place *place = &board->places[copy->index];
 
 	if (place->state == PLACE_FREE || place->database != copy->database ||
 		place->serial != copy->serial)
@@ -296,7 +388,7 @@ idemq_worker_start_noted(WorkerPlace *copy)
 void
 idemq_worker_start_failed(int index, int64 again_in)
 {
-	Place *place = idemq_place_at(index);
+	Place *place = &board->places[index];
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
 	if (place->state == PLACE_STARTING)
@@ -325,23 +417,21 @@ idemq_worker_forget(const WorkerPlace *copy)
 static void
 detach_worker(int code, Datum arg)
 {
-	Place *my_place = idemq_place_mine();
 	int64 now = idemq_mono_now();
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	if (my_place->pid == MyProcPid) /* else idemq_worker_found_nothing gave it back */
+	if (mine->pid == MyProcPid) /* else idemq_worker_found_nothing gave it back */
 	{
-		my_place->pid = 0;
-		my_place->proc = -1;
-		pg_atomic_write_u64(&my_place->asleep_until, PG_UINT64_MAX);
-		my_place->state = PLACE_WANTED;
-		if (now - my_place->started_at > LONG_LIFE || my_place->away > 0)
-			my_place->failures = 0;
-		my_place->not_before =
-			my_place->away > 0 ? 0
-							   : now + (RESTART_DELAY << Min(my_place->failures, MAX_DOUBLINGS));
-		if (my_place->away == 0)
-			my_place->failures++;
+		mine->pid = 0;
+		mine->proc = -1;
+		pg_atomic_write_u64(&mine->asleep_until, PG_UINT64_MAX);
+		mine->state = PLACE_WANTED;
+		if (now - mine->started_at > LONG_LIFE || mine->away > 0)
+			mine->failures = 0;
+		mine->not_before =
+			mine->away > 0 ? 0 : now + (RESTART_DELAY << Min(mine->failures, MAX_DOUBLINGS));
+		if (mine->away == 0)
+			mine->failures++;
 	}
 	wake_proc(board->launcher);
 	LWLockRelease(&board->board_lock);
@@ -354,7 +444,7 @@ detach_worker(int code, Datum arg)
 bool
 idemq_worker_attach(int index, uint64 serial, Oid *database)
 {
-	Place *place = idemq_place_at(index);
+	Place *place = &board->places[index];
 	bool wanted;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
@@ -366,12 +456,12 @@ idemq_worker_attach(int index, uint64 serial, Oid *database)
 		place->proc = IDEMQ_MY_PROC_NUMBER;
 		*database = place->database;
 		pg_atomic_write_u64(&place->beat, (uint64) idemq_mono_now());
-		pg_atomic_clear_flag(&place->recheck);
+		(void) pg_atomic_fetch_or_u32(&place->asked, PLACE_ASKED_RECHECK);
 	}
 	LWLockRelease(&board->board_lock);
 	if (wanted)
 	{
-		idemq_place_become(place);
+		mine = place;
 		on_shmem_exit(detach_worker, (Datum) 0);
 	}
 	return wanted;
@@ -384,16 +474,15 @@ idemq_worker_attach(int index, uint64 serial, Oid *database)
 bool
 idemq_worker_found_nothing(void)
 {
-	Place *my_place = idemq_place_mine();
 	bool nothing;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	nothing = !pg_atomic_unlocked_test_flag(&my_place->recheck);
+	nothing = (pg_atomic_read_u32(&mine->asked) & PLACE_ASKED_RECHECK) == 0;
 	if (nothing)
 	{
-		my_place->state = my_place->away > 0 ? PLACE_HELD : PLACE_FREE;
-		my_place->pid = 0;
-		my_place->proc = -1;
+		mine->state = mine->away > 0 ? PLACE_HELD : PLACE_FREE;
+		mine->pid = 0;
+		mine->proc = -1;
 	}
 	LWLockRelease(&board->board_lock);
 	return nothing;
@@ -403,22 +492,12 @@ idemq_worker_found_nothing(void)
 bool
 idemq_worker_is_wanted(void)
 {
-	Place *my_place = idemq_place_mine();
 	bool wanted;
 
 	LWLockAcquire(&board->board_lock, LW_SHARED);
-	wanted = my_place->away == 0;
+	wanted = mine->away == 0;
 	LWLockRelease(&board->board_lock);
 	return wanted;
-}
-
-/* Returns whether a session asked to check for the extension; once for each time. */
-bool
-idemq_worker_take_recheck(void)
-{
-	Place *my_place = idemq_place_mine();
-
-	return pg_atomic_test_set_flag(&my_place->recheck);
 }
 
 /*
@@ -434,7 +513,7 @@ idemq_worker_comes(void)
 	if (!comes)
 		return false;
 	LWLockAcquire(&board->board_lock, LW_SHARED);
-	place = idemq_place_of(MyDatabaseId);
+	place = place_of(MyDatabaseId);
 	comes = place == NULL || place->away == 0;
 	LWLockRelease(&board->board_lock);
 	return comes;

@@ -35,7 +35,7 @@ StaticAssertDecl(lengthof(idemq_chore_names) == CHORE_KINDS, "each chore has a n
 void
 idemq_worker_begins_chore(ChoreKind kind)
 {
-	pg_atomic_write_u32(&idemq_place_mine()->doing, (uint32) kind + 1);
+	idemq_place_mine()->doing = (int) kind + 1;
 }
 
 /* Notes that it has ended, well or not, after so long. */
@@ -44,20 +44,11 @@ idemq_worker_ends_chore(ChoreKind kind, bool done, int64 usecs)
 {
 	Place *place = idemq_place_mine();
 
-	pg_atomic_write_u32(&place->doing, 0);
-	pg_atomic_write_u64(&place->last_run, (uint64) idemq_mono_now());
+	place->doing = 0;
+	pg_atomic_write_u64(&place->chores[kind][CHORE_ENDED], (uint64) idemq_mono_now());
 	pg_atomic_fetch_add_u64(&place->chores[kind][CHORE_RUNS], 1);
 	pg_atomic_fetch_add_u64(&place->chores[kind][CHORE_FAILURES], !done);
 	pg_atomic_fetch_add_u64(&place->chores[kind][CHORE_BUSY], (uint64) Max(usecs, 0));
-}
-
-/* Returns this database's place; NULL when it has none. */
-static Place *
-own_place(void)
-{
-	int index = idemq_worker_place_index();
-
-	return index < 0 ? NULL : idemq_place_at(index);
 }
 
 static void
@@ -80,7 +71,7 @@ first_due(const SlotView *view, void *arg)
 bool
 idemq_worker_health(WorkerHealth *health)
 {
-	Place *place = own_place();
+	Place *place = idemq_place_own();
 	int64 now = idemq_mono_now();
 	int64 first;
 
@@ -89,8 +80,11 @@ idemq_worker_health(WorkerHealth *health)
 	first = idemq_place_still_since(place);
 	health->stuck_for = now - first < IDEMQ_STUCK_AFTER ? 0 : now - first;
 	health->awake = pg_atomic_read_u64(&place->asleep_until) == PG_UINT64_MAX;
-	health->doing = (int) pg_atomic_read_u32(&place->doing) - 1;
-	health->last_run = (int64) pg_atomic_read_u64(&place->last_run);
+	health->doing = place->doing - 1;
+	health->last_run = 0;
+	for (int i = 0; i < CHORE_KINDS; i++)
+		health->last_run =
+			Max(health->last_run, (int64) pg_atomic_read_u64(&place->chores[i][CHORE_ENDED]));
 	idemq_for_each_slot(MyDatabaseId, first_due, &first);
 	health->lag = Max(now - first, 0);
 	return true;
@@ -100,7 +94,7 @@ idemq_worker_health(WorkerHealth *health)
 bool
 idemq_worker_chore_counts(uint64 counts[CHORE_KINDS][CHORE_COUNTS])
 {
-	Place *place = own_place();
+	Place *place = idemq_place_own();
 
 	for (int i = 0; place != NULL && i < CHORE_KINDS * CHORE_COUNTS; i++)
 		counts[i / CHORE_COUNTS][i % CHORE_COUNTS] =

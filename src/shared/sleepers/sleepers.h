@@ -56,10 +56,7 @@ extern void idemq_worker_note_schedules(void);
 extern void idemq_worker_awake(void);
 extern void idemq_worker_asleep(int64 until);
 extern void idemq_worker_beats(void);
-extern bool idemq_worker_schedules_changed(bool take);
-
-/* for sleepers */
-extern int idemq_worker_place_index(void);
+extern bool idemq_worker_is_asked(uint32 what, bool take);
 
 /*
  * due_times.c

@@ -44,51 +44,13 @@
 #include "shared/slots/slots.h"
 
 /*
- * Returns this database's place, NULL when it has none, as far as is known without a lock.
- * It stands mostly where it stood: so this is not linear in databases.  A worker has the
- * place that it was given, whatever has become of it.
- */
-static Place *
-own_place(int *index)
-{
-	static int last = 0;
-	Place *mine = idemq_place_mine();
-	Place *place = idemq_place_at(last);
-
-	if (mine != NULL)
-	{
-		*index = (int) (mine - idemq_place_at(0));
-		return mine;
-	}
-	if (place->state == PLACE_FREE || place->database != MyDatabaseId)
-	{
-		place = idemq_place_of(MyDatabaseId);
-		if (place == NULL)
-			return NULL;
-		last = (int) (place - idemq_place_at(0));
-	}
-	*index = last;
-	return place;
-}
-
-/* Returns the index of this database's place, -1 when it has none. */
-int
-idemq_worker_place_index(void)
-{
-	int index;
-
-	return own_place(&index) == NULL ? -1 : index;
-}
-
-/*
  * Returns whether a worker runs in this database, and has moved of late, as far as is known
  * without a lock.
  */
 bool
 idemq_worker_present(void)
 {
-	int index;
-	Place *place = own_place(&index);
+	Place *place = idemq_place_own();
 
 	return place != NULL && place->state == PLACE_RUNNING &&
 		   idemq_mono_now() - idemq_place_still_since(place) < IDEMQ_STUCK_AFTER;
@@ -118,12 +80,11 @@ call(Place *place, int64 mono)
 void
 idemq_worker_need_by(int64 mono)
 {
-	int index;
 	Place *place;
 
 	if (idemq_place_mine() != NULL)
 		return; /* it checks again before it sleeps */
-	place = own_place(&index);
+	place = idemq_place_own();
 	if (place != NULL)
 		call(place, mono);
 }
@@ -132,10 +93,10 @@ idemq_worker_need_by(int64 mono)
 void
 idemq_worker_mark_slot(int slot)
 {
-	int index;
+	Place *place = idemq_place_own();
 
-	if (own_place(&index) != NULL)
-		idemq_due_slots_mark(index, slot);
+	if (place != NULL)
+		idemq_due_slots_mark(idemq_place_index(place), slot);
 }
 
 /* As idemq_worker_need_by, for a slot of this database. */
@@ -150,10 +111,10 @@ idemq_worker_need_slot(const QueueSlot *slot, int64 mono)
 void
 idemq_worker_need_all(void)
 {
-	int index;
+	Place *place = idemq_place_own();
 
-	if (own_place(&index) != NULL)
-		idemq_due_slots_mark_all(index);
+	if (place != NULL)
+		idemq_due_slots_mark_all(idemq_place_index(place));
 	idemq_worker_need_by(0);
 }
 
@@ -161,22 +122,22 @@ idemq_worker_need_all(void)
 void
 idemq_worker_note_schedules(void)
 {
-	int index;
-	Place *place = own_place(&index);
+	Place *place = idemq_place_own();
 
 	if (place == NULL)
 		return; /* one that comes lists them */
-	pg_atomic_write_u32(&place->schedules, 1);
+	(void) pg_atomic_fetch_or_u32(&place->asked, PLACE_ASKED_SCHEDULES);
 	idemq_worker_need_by(0);
 }
 
-/* Returns whether schedules have changed since this worker asked with take. */
+/* Returns whether this worker is asked for something (PLACE_ASKED_...); take: once. */
 bool
-idemq_worker_schedules_changed(bool take)
+idemq_worker_is_asked(uint32 what, bool take)
 {
-	pg_atomic_uint32 *changed = &idemq_place_mine()->schedules;
+	pg_atomic_uint32 *asked = &idemq_place_mine()->asked;
+	uint32 were = take ? pg_atomic_fetch_and_u32(asked, ~what) : pg_atomic_read_u32(asked);
 
-	return take ? pg_atomic_exchange_u32(changed, 0) != 0 : pg_atomic_read_u32(changed) != 0;
+	return (were & what) != 0;
 }
 
 /* Says that this worker is awake, before it checks for work: from here on all wakes it. */

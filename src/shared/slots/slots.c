@@ -76,9 +76,8 @@ slot_reset(QueueSlot *slot, SetWord set)
 
 		set(&slot->due[kind], unasked ? DUE_NEVER : 0);
 	}
-	pg_atomic_write_u32(&slot->handler_wanted, 0);
-	pg_atomic_write_u32(&slot->handler_armed, 0);
-	pg_atomic_write_u32(&slot->handler_crashed, 0);
+	slot->handler_wanted = 0;
+	pg_atomic_write_u32(&slot->handler, 0);
 }
 
 /* Makes the slots; their memory is zeros. */
@@ -96,6 +95,7 @@ init_slots(int tranche)
 		pg_atomic_init_u64(&slot->running, 0);
 		pg_atomic_init_u32(&slot->refused_by, 0);
 		pg_atomic_init_u32(&slot->dependencies, 0);
+		pg_atomic_init_u32(&slot->handler, 0);
 		slot_reset(slot, pg_atomic_init_u64);
 	}
 }

@@ -123,6 +123,11 @@ typedef enum DueKind
 
 #define DUE_NEVER ((uint64) PG_INT64_MAX)
 
+/* Bits of QueueSlot.handler. */
+#define HANDLER_ARMED 1			/* something that becomes ready asks for another process */
+#define HANDLER_CRASHED 2		/* a former server ended in its handler's job */
+#define HANDLER_CRASHED_AGAIN 4 /* too often */
+
 /* The two halves of QueueSlot.running. */
 #define RUNNING_LIFE(word) ((uint32) ((word) >> 32)) /* number of the slot's life */
 #define RUNNING_COUNT(word) ((uint32) (word))		 /* lease entries counted in it */
@@ -138,11 +143,9 @@ typedef struct QueueSlot
 	RecoveryPoint recovery;			   /* its epoch moves whenever a search is asked for */
 	int64 next_verify;				   /* mono: of the cursors, not before */
 	pg_atomic_uint64 due[DUE_KINDS];   /* for shared/sleepers/due_times.c; no lock */
-	/* for shared/processes/handler_board.c; no lock */
-	pg_atomic_uint32 handler_wanted; /* processes that its handler may have; 0: it has none */
-	pg_atomic_uint32 handler_armed;	 /* something that becomes ready asks for another process */
-	pg_atomic_uint32
-		handler_crashed; /* 1: a former server ended in its handler's job; 2: too often */
+	/* for shared/processes/handler_board.c */
+	int handler_wanted;		  /* processes that its handler may have; 0: none; handlers_lock */
+	pg_atomic_uint32 handler; /* HANDLER_ARMED and others; no lock */
 	/* for shared/slots/running.c and job/limits.c; no lock */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
 		pg_atomic_uint64 running;  /* RUNNING_LIFE and RUNNING_COUNT */
