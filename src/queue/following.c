@@ -96,7 +96,7 @@ static Oid followers_relid = InvalidOid;
 static inline bool
 is_known(void)
 {
-	return loaded_at == invalidations && switches_loaded == idemq_slots_switches();
+	return loaded_at == invalidations && switches_loaded == idemq_version_of_following();
 }
 
 static inline bool
@@ -123,7 +123,7 @@ load(void)
 	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), ObjectIdGetDatum(MyDatabaseId),
 					ObjectIdGetDatum(idemq_oids()->jobs)};
 	uint64 before = invalidations;
-	uint64 switches = idemq_slots_switches();
+	uint64 switches = idemq_version_of_following();
 	FollowersRow row;
 
 	if (!idemq_spi_row(&read_row, args, &row, sizeof(row)))

@@ -446,7 +446,7 @@ check_groups(const Action *action)
 static void
 look_again(const Action *action)
 {
-	idemq_slots_switched();
+	idemq_version_move_following();
 }
 
 /* And the worker: it has something to do now, or nothing, or a row to write again. */

@@ -36,8 +36,9 @@
 #include "shared/counts/counts.h"
 #include "shared/leases/leases.h"
 
-/* The share of all databases that found no other. */
+/* The share of all databases that found no other, and what is the whole table's. */
 #define SHARE_OF_OTHERS 0
+#define WHOLE_TABLE LEASE_SHARES
 
 /* A count on a cache line of its own. */
 typedef struct Share
@@ -49,8 +50,7 @@ typedef struct Share
 
 typedef struct SharesShared
 {
-	pg_attribute_aligned(PG_CACHE_LINE_SIZE) pg_atomic_uint32 used; /* of the table; no lock */
-	Share shares[LEASE_SHARES];
+	Share shares[LEASE_SHARES + 1];
 	LWLock lock;
 } SharesShared;
 
@@ -61,8 +61,7 @@ static int my_share = -1;
 static void
 init_shares(int tranche)
 {
-	pg_atomic_init_u32(&shared->used, 0);
-	for (int i = 0; i < LEASE_SHARES; i++)
+	for (int i = 0; i <= WHOLE_TABLE; i++)
 	{
 		pg_atomic_init_u32(&shared->shares[i].used, 0);
 		pg_atomic_init_u64(&shared->shares[i].refused, 0);
@@ -158,7 +157,7 @@ idemq_lease_share_take(bool limited)
 
 	if (count_in(&share->used, room_of_share(limited)))
 	{
-		if (count_in(&shared->used, room_of_table(limited)))
+		if (count_in(&shared->shares[WHOLE_TABLE].used, room_of_table(limited)))
 			return my_share;
 		pg_atomic_fetch_sub_u32(&share->used, 1);
 	}
@@ -171,7 +170,7 @@ idemq_lease_share_take(bool limited)
 void
 idemq_lease_share_give_back(int share)
 {
-	pg_atomic_fetch_sub_u32(&shared->used, 1);
+	pg_atomic_fetch_sub_u32(&shared->shares[WHOLE_TABLE].used, 1);
 	pg_atomic_fetch_sub_u32(&shared->shares[share].used, 1);
 }
 
@@ -179,7 +178,7 @@ idemq_lease_share_give_back(int share)
 bool
 idemq_lease_share_is_full(bool limited)
 {
-	return pg_atomic_read_u32(&shared->used) >= room_of_table(limited) ||
+	return pg_atomic_read_u32(&shared->shares[WHOLE_TABLE].used) >= room_of_table(limited) ||
 		   pg_atomic_read_u32(&find_share()->used) >= room_of_share(limited);
 }
 
@@ -204,10 +203,11 @@ idemq_lease_share_forget(Oid database)
 TableUsage
 idemq_leases_usage(void)
 {
-	int room = (int) room_of_table(true);
+	uint32 used = pg_atomic_read_u32(&shared->shares[WHOLE_TABLE].used);
+	uint32 room = room_of_table(true);
 
-	return (TableUsage){.used = (int) Min(pg_atomic_read_u32(&shared->used), (uint32) room),
-						.room = room,
+	return (TableUsage){.used = (int) Min(used, room),
+						.room = (int) room,
 						.refused = idemq_count_read(COUNT_FULL_LEASES)};
 }
 

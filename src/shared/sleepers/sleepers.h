@@ -15,8 +15,7 @@
 /* The sleepers for one thing: a bit for each session. */
 typedef struct Sleepers
 {
-	pg_atomic_uint32 count; /* never less than the bits set; no lock */
-	pg_atomic_uint32 turn;	/* the word where the next search begins; no lock */
+	pg_atomic_uint32 count;						  /* never less than the bits set; no lock */
 	pg_atomic_uint64 bits[FLEXIBLE_ARRAY_MEMBER]; /* no lock */
 } Sleepers;
 

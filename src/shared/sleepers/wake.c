@@ -108,7 +108,6 @@ init_sets(int tranche)
 	for (int i = 0; i < set_count(); i++)
 	{
 		pg_atomic_init_u32(&set_at(i)->count, 0);
-		pg_atomic_init_u32(&set_at(i)->turn, 0);
 		for (int w = 0; w < word_count(); w++)
 			pg_atomic_init_u64(&set_at(i)->bits[w], 0);
 	}
@@ -212,13 +211,15 @@ wake_word(Sleepers *sleepers, int word, Oid database, int max)
 static int
 wake(Sleepers *sleepers, Oid database, int max)
 {
+	static uint32 last = 0;
 	int words = word_count();
 	int first;
 	int woken = 0;
 
 	if (!idemq_sleepers_any(sleepers))
 		return 0;
-	first = (int) (pg_atomic_fetch_add_u32(&sleepers->turn, 1) % (uint32) words);
+	/* No word is always the first: each waker begins elsewhere, and goes on by one each time. */
+	first = (int) ((last++ + (uint32) MyProcPid) % (uint32) words);
 	for (int i = 0; i < words && woken < max; i++)
 		woken += wake_word(sleepers, (first + i) % words, database, max - woken);
 	return woken;

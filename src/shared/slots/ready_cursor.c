@@ -132,6 +132,7 @@ read_and_lock(QueueSlot *slot, int32 queue_id, CursorView *view)
 	}
 	view->slot = slot;
 	view->seq = slot->seq;
+	view->next_fill = slot->next_fill;
 	memcpy(view->from, slot->cursor, sizeof(view->from));
 	return true;
 }
@@ -168,11 +169,17 @@ idemq_cursor_read_ring(QueueSlot *slot, int32 queue_id, CursorView *view, ReadyR
 bool
 idemq_cursor_may_fill(const CursorView *view)
 {
-	uint64 now = (uint64) idemq_mono_now();
-	uint64 next = pg_atomic_read_u64(&view->slot->next_fill);
+	int64 now = idemq_mono_now();
+	bool mine;
 
-	return next <= now &&
-		   pg_atomic_compare_exchange_u64(&view->slot->next_fill, &next, now + FILL_TIME);
+	if (view->next_fill > now)
+		return false;
+	LWLockAcquire(&view->slot->lock, LW_EXCLUSIVE);
+	mine = view->slot->next_fill <= now;
+	if (mine)
+		view->slot->next_fill = now + FILL_TIME;
+	LWLockRelease(&view->slot->lock);
+	return mine;
 }
 
 /* Returns the least key lowered since a view was read.  The slot's lock held. */
@@ -217,7 +224,7 @@ idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, Ready
 	{
 		idemq_ring_cut(fill, priority, lowered);
 		idemq_ring_install(&slot->ring, slot->cursor, fill);
-		pg_atomic_write_u64(&slot->next_fill, 0);
+		slot->next_fill = 0;
 	}
 	LWLockRelease(&slot->lock);
 }

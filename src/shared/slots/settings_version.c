@@ -6,7 +6,8 @@
  * A queue's number is one of QUEUE_STRIPES, whether or not it has a slot, so queues may
  * share one; whoever finds it moved reads a queue again that has not changed.  A database
  * has two more: the changes of any of its queues, and those of all at once (TRUNCATE,
- * COMMIT PREPARED, DROP EXTENSION).  Databases may share these.
+ * COMMIT PREPARED, DROP EXTENSION); and a third for whether it follows another database
+ * (queue/following.c), by the same order.  Databases may share these.
  *
  *		who changes a queue				who reads it
  *		1 its commit is visible			1 reads the number
@@ -33,16 +34,19 @@
 #define QUEUE_STRIPES 4096
 #define DATABASE_STRIPES 64
 
-typedef struct DatabaseVersions
+/* A database's numbers. */
+typedef enum DatabaseNumber
 {
-	pg_atomic_uint64 any; /* changes of any queue */
-	pg_atomic_uint64 all; /* changes of all queues at once */
-} DatabaseVersions;
+	ANY_QUEUE,	/* changes of any queue */
+	ALL_QUEUES, /* changes of all queues at once */
+	FOLLOWING,	/* switches of whether it follows another (queue/following.c) */
+	DATABASE_NUMBERS
+} DatabaseNumber;
 
 typedef struct VersionsShared
 {
-	DatabaseVersions databases[DATABASE_STRIPES];
-	pg_atomic_uint64 queues[QUEUE_STRIPES];
+	/* Those of queues, then those of databases. */
+	pg_atomic_uint64 numbers[QUEUE_STRIPES + DATABASE_STRIPES * DATABASE_NUMBERS];
 } VersionsShared;
 
 struct SettingsVersions
@@ -56,23 +60,20 @@ static VersionsShared *shared = NULL;
 static void
 init_versions(int tranche)
 {
-	for (int i = 0; i < DATABASE_STRIPES; i++)
-	{
-		pg_atomic_init_u64(&shared->databases[i].any, 1);
-		pg_atomic_init_u64(&shared->databases[i].all, 1);
-	}
-	for (int i = 0; i < QUEUE_STRIPES; i++)
-		pg_atomic_init_u64(&shared->queues[i], 0);
+	for (int i = 0; i < (int) lengthof(shared->numbers); i++)
+		pg_atomic_init_u64(&shared->numbers[i], 1);
 }
 
 const ShmemPart idemq_versions_part = {.area = (void **) &shared,
 									   .size = sizeof(VersionsShared),
 									   .init = init_versions};
 
-static DatabaseVersions *
-of_database(void)
+/* Returns a number of this database. */
+static pg_atomic_uint64 *
+of_database(DatabaseNumber number)
 {
-	return &shared->databases[MyDatabaseId % DATABASE_STRIPES];
+	return &shared->numbers[QUEUE_STRIPES + MyDatabaseId % DATABASE_STRIPES * DATABASE_NUMBERS +
+							number];
 }
 
 /* Queues of one database, whose ids are in a row, share none while there are few. */
@@ -86,34 +87,45 @@ stripe_of(int32 queue_id)
 void
 idemq_version_move(int32 queue_id)
 {
-	DatabaseVersions *database = of_database();
-
-	(void) pg_atomic_fetch_add_u64(queue_id == 0 ? &database->all
-												 : &shared->queues[stripe_of(queue_id)],
+	(void) pg_atomic_fetch_add_u64(queue_id == 0 ? of_database(ALL_QUEUES)
+												 : &shared->numbers[stripe_of(queue_id)],
 								   1);
-	(void) pg_atomic_fetch_add_u64(&database->any, 1);
+	(void) pg_atomic_fetch_add_u64(of_database(ANY_QUEUE), 1);
 }
 
 /* Returns a number, never 0, that stays as it is while this queue does not change. */
 uint64
 idemq_version_of_queue(int32 queue_id)
 {
-	return pg_atomic_read_u64(&of_database()->all) +
-		   pg_atomic_read_u64(&shared->queues[stripe_of(queue_id)]);
+	return idemq_version_of_all() + pg_atomic_read_u64(&shared->numbers[stripe_of(queue_id)]);
 }
 
 /* Returns a number, never 0, that stays as it is while no queue of this database changes. */
 uint64
 idemq_version_of_list(void)
 {
-	return pg_atomic_read_u64(&of_database()->any);
+	return pg_atomic_read_u64(of_database(ANY_QUEUE));
 }
 
 /* Returns a number, never 0, that moves when all queues of this database change at once. */
 uint64
 idemq_version_of_all(void)
 {
-	return pg_atomic_read_u64(&of_database()->all);
+	return pg_atomic_read_u64(of_database(ALL_QUEUES));
+}
+
+/* Notes that a transaction has ended that switched whether this database follows another. */
+void
+idemq_version_move_following(void)
+{
+	(void) pg_atomic_fetch_add_u64(of_database(FOLLOWING), 1);
+}
+
+/* Returns a number, never 0, that stays as it is while none does. */
+uint64
+idemq_version_of_following(void)
+{
+	return pg_atomic_read_u64(of_database(FOLLOWING));
 }
 
 /* Copies the numbers of all queues, in the current memory context. */
@@ -124,7 +136,7 @@ idemq_versions_copy(void)
 
 	versions->all = idemq_version_of_all();
 	for (int i = 0; i < QUEUE_STRIPES; i++)
-		versions->queues[i] = pg_atomic_read_u64(&shared->queues[i]);
+		versions->queues[i] = pg_atomic_read_u64(&shared->numbers[i]);
 	return versions;
 }
 

@@ -39,7 +39,6 @@ typedef struct SlotsShared
 	int first_free; /* no slot before it is free; under slots_lock */
 	/* Changes under way in the lower half, changes begun in the upper; no lock. */
 	pg_atomic_uint64 changes;
-	pg_atomic_uint64 switches; /* of queue/following.c; no lock */
 	QueueSlot slots[FLEXIBLE_ARRAY_MEMBER];
 } SlotsShared;
 
@@ -65,10 +64,10 @@ slot_reset(QueueSlot *slot, SetWord set)
 	pg_atomic_write_u32(&slot->refused_by, 0);
 	pg_atomic_write_u32(&slot->dependencies, 0);
 	slot->ring.count = 0;
-	slot->next_verify = idemq_mono_now() + USECS_PER_SEC;
+	slot->known_since = idemq_mono_now();
+	slot->next_verify = slot->known_since + USECS_PER_SEC;
+	slot->next_fill = 0;
 	set(&slot->rate_tat, 0);
-	set(&slot->known_since, (uint64) idemq_mono_now());
-	set(&slot->next_fill, 0);
 	for (int kind = 0; kind < DUE_KINDS; kind++)
 	{
 		bool unasked = kind == DUE_GROUPS || kind == DUE_RECOVERY || kind == DUE_SIGNAL ||
@@ -86,7 +85,6 @@ init_slots(int tranche)
 {
 	LWLockInitialize(&shared->slots_lock, tranche);
 	pg_atomic_init_u64(&shared->changes, 0);
-	pg_atomic_init_u64(&shared->switches, 0);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
 		QueueSlot *slot = &shared->slots[i];
@@ -311,8 +309,10 @@ idemq_slot_current(QueueSlot *slot, int32 queue_id)
 void
 idemq_slot_note_new(QueueSlot *slot, int32 queue_id)
 {
-	if (is_slot_of(slot, MyDatabaseId, queue_id))
-		pg_atomic_write_u64(&slot->known_since, 0);
+	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+		return;
+	slot->known_since = 0;
+	LWLockRelease(&slot->lock);
 }
 
 /*
@@ -322,10 +322,10 @@ idemq_slot_note_new(QueueSlot *slot, int32 queue_id)
 bool
 idemq_slot_known_since(QueueSlot *slot, int32 queue_id, int64 *since)
 {
-	slot = idemq_slot_current(slot, queue_id);
-	if (slot == NULL)
+	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
 		return false;
-	*since = (int64) pg_atomic_read_u64(&slot->known_since);
+	*since = slot->known_since;
+	LWLockRelease(&slot->lock);
 	return true;
 }
 
@@ -377,20 +377,6 @@ uint64
 idemq_slots_changes(void)
 {
 	return pg_atomic_fetch_add_u64(&shared->changes, 0);
-}
-
-/* Notes that a transaction has ended that switched whether a database follows another. */
-void
-idemq_slots_switched(void)
-{
-	(void) pg_atomic_fetch_add_u64(&shared->switches, 1);
-}
-
-/* Returns a number that stays as it is while none does. */
-uint64
-idemq_slots_switches(void)
-{
-	return pg_atomic_read_u64(&shared->switches);
 }
 
 /* Reads the slot of a queue of this database; false when it has none. */

@@ -142,6 +142,7 @@ typedef struct QueueSlot
 	History history[IDEMQ_PRIORITIES]; /* of lowerings */
 	RecoveryPoint recovery;			   /* its epoch moves whenever a search is asked for */
 	int64 next_verify;				   /* mono: of the cursors, not before */
+	int64 known_since;				   /* mono: what its queue did is known since then; 0: all */
 	pg_atomic_uint64 due[DUE_KINDS];   /* for shared/sleepers/due_times.c; no lock */
 	/* for shared/processes/handler_board.c */
 	int handler_wanted;		  /* processes that its handler may have; 0: none; handlers_lock */
@@ -152,11 +153,9 @@ typedef struct QueueSlot
 	pg_atomic_uint64 rate_tat;	   /* ns, mono: GCRA's, of rate_limit */
 	pg_atomic_uint32 refused_by;   /* bits of the limits that have refused a claim since */
 	pg_atomic_uint32 dependencies; /* for shared/groups/dependencies.c; no lock */
-	pg_atomic_uint64
-		known_since; /* mono: what its queue did is known since then; 0: all; no lock */
-	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
-		pg_atomic_uint64 next_fill; /* mono: no session reads on for the ring before; no lock */
-	ReadyRing ring;					/* the next entries of the ready index */
+	pg_attribute_aligned(
+		PG_CACHE_LINE_SIZE) int64 next_fill; /* mono: no session reads on for the ring before */
+	ReadyRing ring;							 /* the next entries of the ready index */
 } QueueSlot;
 
 /* What the background worker has to know of a queue, copied. */
@@ -210,8 +209,6 @@ extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
 extern void idemq_slots_begin_change(void);
 extern void idemq_slots_end_change(void);
 extern uint64 idemq_slots_changes(void);
-extern void idemq_slots_switched(void);
-extern uint64 idemq_slots_switches(void);
 extern bool idemq_slot_status(int32 queue_id, SlotStatus *status);
 extern int idemq_slots_audit(SlotsAudit *audit, int32 *queue_ids);
 
@@ -226,6 +223,7 @@ typedef struct CursorView
 	uint64 seq; /* number of lowerings until then */
 	ReadyKey from[IDEMQ_PRIORITIES];
 	QueueSlot *slot; /* NULL: there was none, from is the start of the index */
+	int64 next_fill; /* of the slot */
 	RingView ring;	 /* entries of the index, to be gone through in its place */
 } CursorView;
 
@@ -280,7 +278,7 @@ extern int idemq_running_count(const QueueSlot *slot);
 
 /*
  * settings_version.c
- *		Numbers that move when the settings of a queue change.
+ *		Numbers that move when the settings of a queue or a database change.
  */
 
 /* All versions of queues, copied. */
@@ -288,6 +286,8 @@ typedef struct SettingsVersions SettingsVersions;
 
 extern const ShmemPart idemq_versions_part;
 extern void idemq_version_move(int32 queue_id);
+extern void idemq_version_move_following(void);
+extern uint64 idemq_version_of_following(void);
 extern uint64 idemq_version_of_queue(int32 queue_id);
 extern uint64 idemq_version_of_list(void);
 extern uint64 idemq_version_of_all(void);
