@@ -54,7 +54,8 @@
 #define PERIODS (62 / PERIOD_BITS)
 /* The owners: each slot's queue, and admit in each share of the databases. */
 #define OWNER_OF_ADMIT idemq_max_queues
-#define CELLS (OWNER_OF_ADMIT + LEASE_SHARES * PERIODS)
+/* And what counts the whole table. */
+#define ALL_OWNERS (OWNER_OF_ADMIT + LEASE_SHARES * PERIODS)
 
 typedef struct BucketKey
 {
@@ -73,17 +74,19 @@ typedef struct Bucket
 /* An owner, and the bucket of its names that have none; no lock but what the header says. */
 typedef struct Cell
 {
-	pg_atomic_uint32 count; /* of its buckets */
+	pg_atomic_uint32 count; /* of its buckets: bounds them exactly */
 	pg_atomic_uint64 tat;
-	/* ns: after a search in vain no bucket is full again before that; 0: unknown */
-	pg_atomic_uint64 next_sweep;
+	/*
+	 * ns: after a search in vain no bucket is full again before that; 0: unknown.  Written with
+	 * all partitions locked exclusively, read with one.
+	 */
+	int64 next_sweep;
 } Cell;
 
 typedef struct BucketsShared
 {
-	pg_atomic_uint32 count; /* buckets: bounds the table exactly */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLockPadded locks[BUCKET_PARTITIONS];
-	Cell cells[FLEXIBLE_ARRAY_MEMBER]; /* CELLS */
+	Cell cells[FLEXIBLE_ARRAY_MEMBER]; /* to ALL_OWNERS */
 } BucketsShared;
 
 static BucketsShared *shared = NULL;
@@ -92,19 +95,17 @@ static HTAB *bucket_hash = NULL;
 static int
 cell_count(void)
 {
-	return CELLS;
+	return ALL_OWNERS + 1;
 }
 
 /* Makes locks and cells; their memory is zeros. */
 static void
 init_buckets(int tranche)
 {
-	pg_atomic_init_u32(&shared->count, 0);
-	for (int i = 0; i < CELLS; i++)
+	for (int i = 0; i <= ALL_OWNERS; i++)
 	{
 		pg_atomic_init_u32(&shared->cells[i].count, 0);
 		pg_atomic_init_u64(&shared->cells[i].tat, 0);
-		pg_atomic_init_u64(&shared->cells[i].next_sweep, 0);
 	}
 	for (int i = 0; i < BUCKET_PARTITIONS; i++)
 		LWLockInitialize(&shared->locks[i].lock, tranche);
@@ -130,15 +131,19 @@ now_ns(void)
 	return idemq_mono_now() * NSECS_PER_USEC;
 }
 
-#define ANY_OWNER (-1)
-
-/*
- * Removes every bucket of a database, or of an owner, or, of all, those that are full at now.
- * Returns when the next one is full again, 0 if any was removed.
- */
-static uint64
-remove_buckets(Oid database, int32 of_owner, int64 now)
+/* Which buckets are removed. */
+typedef enum Removal
 {
+	OF_DATABASE,
+	OF_OWNER,
+	FULL /* of all owners, for one that needs room */
+} Removal;
+
+/* Removes buckets; returns whether there were any. */
+static bool
+remove_buckets(Removal which, Oid database, int32 owner)
+{
+	int64 now = now_ns();
 	HASH_SEQ_STATUS seq;
 	Bucket *bucket;
 	bool removed = false;
@@ -150,116 +155,116 @@ remove_buckets(Oid database, int32 of_owner, int64 now)
 	while ((bucket = hash_seq_search(&seq)) != NULL)
 	{
 		int64 tat = (int64) pg_atomic_read_u64(&bucket->tat);
-		int32 owner = bucket->owner;
-		bool gone = OidIsValid(database)	? bucket->key.database == database
-					: of_owner != ANY_OWNER ? owner == of_owner
-											: tat <= now;
+		int32 of = bucket->owner;
+		bool gone = which == OF_DATABASE ? bucket->key.database == database
+					: which == OF_OWNER	 ? of == owner
+										 : tat <= now;
 
 		if (!gone)
 			next = Min(next, tat);
 		else if (hash_search(bucket_hash, &bucket->key, HASH_REMOVE, NULL) != NULL)
 		{
-			pg_atomic_fetch_sub_u32(&shared->cells[owner].count, 1);
-			pg_atomic_fetch_sub_u32(&shared->count, 1);
+			pg_atomic_fetch_sub_u32(&shared->cells[of].count, 1);
+			pg_atomic_fetch_sub_u32(&shared->cells[ALL_OWNERS].count, 1);
 			removed = true;
 		}
 	}
+	if (which == FULL)
+		shared->cells[owner].next_sweep = removed ? 0 : next;
 	for (int i = BUCKET_PARTITIONS - 1; i >= 0; i--)
 		LWLockRelease(&shared->locks[i].lock);
-	return removed ? 0 : (uint64) next;
+	return removed;
 }
 
-/* Counts one more bucket, if that leaves the count within its room. */
+/* Counts one more bucket of an owner, if that leaves the count within its room. */
 static bool
-count_in(pg_atomic_uint32 *count, uint32 room)
+count_in(int32 owner, uint32 room)
 {
-	if (pg_atomic_fetch_add_u32(count, 1) < room)
+	if (pg_atomic_fetch_add_u32(&shared->cells[owner].count, 1) < room)
 		return true;
-	pg_atomic_fetch_sub_u32(count, 1);
+	pg_atomic_fetch_sub_u32(&shared->cells[owner].count, 1);
 	return false;
+}
+
+/* Where a bucket is found. */
+typedef struct Address
+{
+	BucketKey key;
+	uint32 hash;
+	LWLock *lock; /* of its partition */
+} Address;
+
+/* Returns the address of the bucket of that name in this database. */
+static Address
+address_of(const char *name, int length)
+{
+	Address at = {.key = {.database = MyDatabaseId}};
+
+	at.key.name[0] = hash_bytes_extended((const unsigned char *) name, length, 0);
+	at.key.name[1] = hash_bytes_extended((const unsigned char *) name, length, 1);
+	at.hash = get_hash_value(bucket_hash, &at.key);
+	at.lock = &shared->locks[at.hash % BUCKET_PARTITIONS].lock;
+	return at;
+}
+
+/* Locks a bucket's partition, shared; returns its number, or else NULL. */
+static pg_atomic_uint64 *
+lock_number(const Address *at)
+{
+	Bucket *bucket;
+
+	LWLockAcquire(at->lock, LW_SHARED);
+	bucket = hash_search_with_hash_value(bucket_hash, &at->key, at->hash, HASH_FIND, NULL);
+	return bucket == NULL ? NULL : &bucket->tat;
 }
 
 /*
  * Enters a bucket that was not there, with the number of the names that have none, of a cell;
- * false when there is no room.
+ * removes full ones if need be, and if there may be some.  False when there is no room.
  */
 static bool
-enter(const BucketKey *key, uint32 hash, int32 owner, Cell *cell, const GcraLimit *limit)
+enter(const Address *at, int32 owner, const Cell *cell, const GcraLimit *limit)
 {
-	LWLock *lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
-	pg_atomic_uint32 *owned = &shared->cells[owner].count;
+	int64 now = now_ns();
 	Bucket *bucket = NULL;
 	bool there = false;
+	bool sweep;
 
-	LWLockAcquire(lock, LW_EXCLUSIVE);
-	if (count_in(&shared->count, idemq_max_buckets))
+	LWLockAcquire(at->lock, LW_EXCLUSIVE);
+	sweep = shared->cells[owner].next_sweep <= now;
+	if (count_in(ALL_OWNERS, idemq_max_buckets))
 	{
-		bool may = count_in(owned, idemq_max_buckets - idemq_max_buckets / 2);
+		bool may = count_in(owner, idemq_max_buckets - idemq_max_buckets / 2);
 
 		if (may)
-			bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_ENTER_NULL, &there);
+			bucket = hash_search_with_hash_value(bucket_hash, &at->key, at->hash, HASH_ENTER_NULL,
+												 &there);
 		if (bucket != NULL && !there)
 		{
-			int64 tat = (int64) pg_atomic_read_u64(&cell->tat);
+			int64 tat = (int64) pg_atomic_read_u64(unconstify(pg_atomic_uint64 *, &cell->tat));
 
 			bucket->owner = owner;
 			pg_atomic_init_u64(&bucket->tat, (uint64) Min(tat, now_ns() + limit->period));
 		}
 		else
 		{
-			pg_atomic_fetch_sub_u32(&shared->count, 1);
+			pg_atomic_fetch_sub_u32(&shared->cells[ALL_OWNERS].count, 1);
 			if (may)
-				pg_atomic_fetch_sub_u32(owned, 1);
+				pg_atomic_fetch_sub_u32(&shared->cells[owner].count, 1);
 		}
 	}
-	LWLockRelease(lock);
-	return bucket != NULL;
-}
-
-/* Makes the key of a bucket of this database. */
-static void
-make_key(BucketKey *key, const char *name, int length)
-{
-	*key = (BucketKey){MyDatabaseId, 0, {0, 0}};
-	key->name[0] = hash_bytes_extended((const unsigned char *) name, length, 0);
-	key->name[1] = hash_bytes_extended((const unsigned char *) name, length, 1);
-}
-
-/* Returns which of an owner's PERIODS cells is that of names with this limit. */
-static int32
-cell_of_period(const GcraLimit *limit)
-{
-	return pg_leftmost_one_pos64((uint64) limit->period) / PERIOD_BITS;
-}
-
-/* Makes room for an owner by removing buckets that are full; false when none is, as far as is known. */
-static bool
-make_room(int32 owner)
-{
-	pg_atomic_uint64 *next_sweep = &shared->cells[owner].next_sweep;
-	int64 now = now_ns();
-	uint64 next;
-
-	if (pg_atomic_read_u64(next_sweep) > (uint64) now)
-		return false;
-	next = remove_buckets(InvalidOid, ANY_OWNER, now);
-	pg_atomic_write_u64(next_sweep, next);
-	return next == 0;
+	LWLockRelease(at->lock);
+	return bucket != NULL || (sweep && remove_buckets(FULL, InvalidOid, owner));
 }
 
 /* Calls a bucket that is there, otherwise a cell's, unless NULL; false when it called none. */
 static bool
-call_existing(const BucketKey *key, uint32 hash, const GcraLimit *limit, int64 cost, Cell *cell,
-			  GcraAnswer *answer)
+call_existing(const Address *at, const GcraLimit *limit, int64 cost, Cell *cell, GcraAnswer *answer)
 {
-	LWLock *lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
-	pg_atomic_uint64 *number = cell == NULL ? NULL : &cell->tat;
-	Bucket *bucket;
+	pg_atomic_uint64 *number = lock_number(at);
 
-	LWLockAcquire(lock, LW_SHARED);
-	bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_FIND, NULL);
-	if (bucket != NULL)
-		number = &bucket->tat;
+	if (number == NULL && cell != NULL)
+		number = &cell->tat;
 	if (number != NULL)
 	{
 		uint64 tat = pg_atomic_read_u64(number);
@@ -270,7 +275,7 @@ call_existing(const BucketKey *key, uint32 hash, const GcraLimit *limit, int64 c
 		} while (answer->allowed && cost > 0 &&
 				 !pg_atomic_compare_exchange_u64(number, &tat, (uint64) answer->tat));
 	}
-	LWLockRelease(lock);
+	LWLockRelease(at->lock);
 	if (number != NULL && cost > 0)
 		idemq_count(answer->allowed ? COUNT_ADMIT_ALLOWED : COUNT_ADMIT_REFUSED, 1);
 	return number != NULL;
@@ -292,33 +297,20 @@ idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 co
 				  GcraAnswer *answer)
 {
 	int32 owner = OWNER_OF_ADMIT + idemq_lease_share_mine() * PERIODS;
-	Cell *cell = &shared->cells[owner + cell_of_period(limit)];
-	BucketKey key;
-	uint32 hash;
+	/* Which of its PERIODS cells is that of names with this limit. */
+	int of_period = pg_leftmost_one_pos64((uint64) limit->period) / PERIOD_BITS;
+	Cell *cell = &shared->cells[owner + of_period];
+	Address at = address_of(name, length);
 
-	make_key(&key, name, length);
-	hash = get_hash_value(bucket_hash, &key);
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (call_existing(&key, hash, limit, cost, NULL, answer))
+		if (call_existing(&at, limit, cost, NULL, answer))
 			return;
-	} while (enter(&key, hash, owner, cell, limit) || make_room(owner));
-	(void) call_existing(&key, hash, limit, cost, cell, answer);
+	} while (enter(&at, owner, cell, limit));
+	(void) call_existing(&at, limit, cost, cell, answer);
 	idemq_count(COUNT_ADMIT_SHARED, 1);
 	count_no_room();
-}
-
-/*
- * Returns a bucket's number: never fuller than one that was empty at charge->empty_at, and never
- * emptier than empty, as it may be after another rate was set.
- */
-static int64
-bounded(const BucketCharge *charge, const GcraLimit *limit, uint64 tat, int64 now)
-{
-	int64 least = charge->empty_at == 0 ? 0 : charge->empty_at + limit->period;
-
-	return Min(Max((int64) tat, least), now + limit->period);
 }
 
 /* What is done to a bucket. */
@@ -335,34 +327,34 @@ typedef enum BucketUse
  * at each call, until the former period is over.
  */
 static bool
-use_bucket(BucketCharge *charge, const BucketKey *key, const GcraLimit *limit, BucketUse use)
+use_bucket(BucketCharge *charge, const Address *at, const GcraLimit *limit, BucketUse use)
 {
-	uint32 hash = get_hash_value(bucket_hash, key);
-	LWLock *lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
-	pg_atomic_uint64 *number;
-	Bucket *bucket;
+	pg_atomic_uint64 *number = lock_number(at);
+	bool own = number != NULL;
+	/* Never fuller than one that was empty then. */
+	int64 least = charge->empty_at == 0 ? 0 : charge->empty_at + limit->period;
 
-	LWLockAcquire(lock, LW_SHARED);
-	bucket = hash_search_with_hash_value(bucket_hash, key, hash, HASH_FIND, NULL);
-	charge->cell = bucket != NULL ? -1 : charge->slot;
-	number = bucket != NULL ? &bucket->tat : &shared->cells[charge->cell].tat;
+	charge->cell = own ? -1 : charge->slot;
+	if (!own)
+		number = &shared->cells[charge->cell].tat;
 	charge->before = pg_atomic_read_u64(number);
-	while (bucket != NULL || use != CHARGE_OWN)
+	while (own || use != CHARGE_OWN)
 	{
 		int64 now = now_ns();
+		int64 before = (int64) charge->before;
 		int64 after;
 
-		charge->answer = idemq_gcra(limit, bounded(charge, limit, charge->before, now), now, 1);
+		charge->answer = idemq_gcra(limit, Min(Max(before, least), now + limit->period), now, 1);
 		if (charge->answer.allowed && use != ASK)
 			after = charge->answer.tat;
 		else
-			after = Min((int64) charge->before, now + limit->period);
-		if (after == (int64) charge->before ||
+			after = Min(before, now + limit->period);
+		if (after == before ||
 			pg_atomic_compare_exchange_u64(number, &charge->before, (uint64) after))
 			break;
 	}
-	LWLockRelease(lock);
-	return bucket != NULL;
+	LWLockRelease(at->lock);
+	return own;
 }
 
 /*
@@ -373,18 +365,15 @@ use_bucket(BucketCharge *charge, const BucketKey *key, const GcraLimit *limit, B
 void
 idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
 {
-	Cell *cell = &shared->cells[charge->slot];
-	BucketKey key;
+	Address at = address_of(name, length);
 
-	make_key(&key, name, length);
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (use_bucket(charge, &key, limit, CHARGE_OWN))
+		if (use_bucket(charge, &at, limit, CHARGE_OWN))
 			return;
-	} while (enter(&key, get_hash_value(bucket_hash, &key), charge->slot, cell, limit) ||
-			 make_room(charge->slot));
-	(void) use_bucket(charge, &key, limit, CHARGE_ANY);
+	} while (enter(&at, charge->slot, &shared->cells[charge->slot], limit));
+	(void) use_bucket(charge, &at, limit, CHARGE_ANY);
 	count_no_room();
 }
 
@@ -392,10 +381,9 @@ idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, Bucket
 void
 idemq_bucket_ask(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
 {
-	BucketKey key;
+	Address at = address_of(name, length);
 
-	make_key(&key, name, length);
-	(void) use_bucket(charge, &key, limit, ASK);
+	(void) use_bucket(charge, &at, limit, ASK);
 }
 
 /* Takes a charge back that came to nothing, unless there was another since. */
@@ -403,32 +391,23 @@ void
 idemq_bucket_undo(const char *name, int length, const BucketCharge *charge)
 {
 	uint64 after = (uint64) charge->answer.tat;
-	pg_atomic_uint64 *number = NULL;
-	BucketKey key;
-	uint32 hash;
-	LWLock *lock;
-	Bucket *bucket;
+	Address at = address_of(name, length);
+	pg_atomic_uint64 *number = lock_number(&at);
 
-	make_key(&key, name, length);
-	hash = get_hash_value(bucket_hash, &key);
-	lock = &shared->locks[hash % BUCKET_PARTITIONS].lock;
-	LWLockAcquire(lock, LW_SHARED);
-	bucket = hash_search_with_hash_value(bucket_hash, &key, hash, HASH_FIND, NULL);
 	if (charge->cell >= 0)
 		number = &shared->cells[charge->cell].tat;
-	else if (bucket != NULL)
-		number = &bucket->tat;
 	if (number != NULL)
 		(void) pg_atomic_compare_exchange_u64(number, &after, charge->before);
-	LWLockRelease(lock);
+	LWLockRelease(at.lock);
 }
 
 /* Returns what is used of the table of buckets. */
 TableUsage
 idemq_buckets_usage(void)
 {
-	return (TableUsage){.used = (int) Min(pg_atomic_read_u32(&shared->count),
-										  (uint32) idemq_max_buckets),
+	uint32 used = pg_atomic_read_u32(&shared->cells[ALL_OWNERS].count);
+
+	return (TableUsage){.used = (int) Min(used, (uint32) idemq_max_buckets),
 						.room = idemq_max_buckets,
 						.refused = idemq_count_read(COUNT_FULL_BUCKETS)};
 }
@@ -437,7 +416,7 @@ idemq_buckets_usage(void)
 void
 idemq_buckets_forget_database(Oid database)
 {
-	(void) remove_buckets(database, ANY_OWNER, 0);
+	(void) remove_buckets(OF_DATABASE, database, 0);
 }
 
 /* Removes the buckets of the queue that has had the slot of that index, for its next queue. */
@@ -445,6 +424,6 @@ void
 idemq_buckets_forget_queue(int slot)
 {
 	if (pg_atomic_read_u32(&shared->cells[slot].count) > 0)
-		(void) remove_buckets(InvalidOid, slot, 0);
+		(void) remove_buckets(OF_OWNER, InvalidOid, slot);
 	pg_atomic_write_u64(&shared->cells[slot].tat, 0);
 }

@@ -71,6 +71,13 @@ typedef struct CountBase
 	TransactionId open[MAX_OPEN];
 } CountBase;
 
+/* Where the numbers of a queue stand. */
+#define GAUGE(status) (status)	 /* int64 */
+#define CHANGES JOB_STATUS_COUNT /* of the gauges; moves before they do */
+#define COUNTER(counter) (CHANGES + 1 + (counter))
+#define TIMING(timing, bucket) (COUNTER(COUNTER_COUNT) + (timing) *HISTOGRAM_BUCKETS + (bucket))
+#define NUMBERS TIMING(TIMING_COUNT, 0)
+
 /* On cache lines of its own; what every transaction reads not on those that it changes. */
 typedef struct QueueCounters
 {
@@ -80,10 +87,7 @@ typedef struct QueueCounters
 	bool counting; /* a count under way will make them known */
 	int base;	   /* whose snapshot they rest on; -1: on none */
 	TimestampTz since;
-	pg_attribute_aligned(PG_CACHE_LINE_SIZE) pg_atomic_uint64 gauges[JOB_STATUS_COUNT]; /* int64 */
-	pg_atomic_uint64 changes; /* of the gauges; moves before they do */
-	pg_atomic_uint64 counters[COUNTER_COUNT];
-	pg_atomic_uint64 timings[TIMING_COUNT][HISTOGRAM_BUCKETS];
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) pg_atomic_uint64 numbers[NUMBERS];
 } QueueCounters;
 
 typedef struct CountersShared
@@ -103,15 +107,8 @@ static int64 count_began;
 static void
 init_counts(QueueCounters *queue)
 {
-	for (int i = 0; i < JOB_STATUS_COUNT; i++)
-		pg_atomic_init_u64(&queue->gauges[i], 0);
-	for (int i = 0; i < COUNTER_COUNT; i++)
-		pg_atomic_init_u64(&queue->counters[i], 0);
-	for (int t = 0; t < TIMING_COUNT; t++)
-	{
-		for (int i = 0; i < HISTOGRAM_BUCKETS; i++)
-			pg_atomic_init_u64(&queue->timings[t][i], 0);
-	}
+	for (int i = 0; i < NUMBERS; i++)
+		pg_atomic_init_u64(&queue->numbers[i], 0);
 }
 
 /* Makes the counters; their memory is zeros. */
@@ -131,6 +128,19 @@ const ShmemPart idemq_counters_part = {.area = (void **) &shared,
 									   .name = "idemq counters",
 									   .tranche = "idemq counters",
 									   .init = init_counters};
+
+static uint64
+number(QueueCounters *queue, int which)
+{
+	return pg_atomic_read_u64(&queue->numbers[which]);
+}
+
+static inline void
+add(QueueCounters *queue, int which, uint64 more)
+{
+	if (more != 0)
+		pg_atomic_fetch_add_u64(&queue->numbers[which], (int64) more);
+}
 
 /* Returns the lock of this session's number. */
 static LWLock *
@@ -243,29 +253,20 @@ idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *de
 		LWLockRelease(lock);
 		return;
 	}
-	pg_atomic_fetch_add_u64(&queue->changes, 1);
+	add(queue, CHANGES, 1);
 	if (queue->base < 0 || !was_counted(&shared->bases[queue->base], xid))
 	{
 		for (int i = 0; i < JOB_STATUS_COUNT; i++)
-		{
-			if (delta->gauges[i] != 0)
-				pg_atomic_fetch_add_u64(&queue->gauges[i], delta->gauges[i]);
-		}
+			add(queue, GAUGE(i), (uint64) delta->gauges[i]);
 	}
 	for (int i = 0; i < COUNTER_COUNT; i++)
-	{
-		if (delta->counters[i] != 0)
-			pg_atomic_fetch_add_u64(&queue->counters[i], delta->counters[i]);
-	}
+		add(queue, COUNTER(i), delta->counters[i]);
 	for (int t = 0; t < TIMING_COUNT; t++)
 	{
 		const TimingDelta *timing = &delta->timings[t];
 
 		for (int i = timing->first; i <= timing->last; i++)
-		{
-			if (timing->buckets[i] != 0)
-				pg_atomic_fetch_add_u64(&queue->timings[t][i], timing->buckets[i]);
-		}
+			add(queue, TIMING(t, i), timing->buckets[i]);
 	}
 	LWLockRelease(lock);
 }
@@ -283,15 +284,15 @@ idemq_counters_read(int index, int32 queue_id, CounterView *view)
 	view->known = queue->known;
 	view->since = queue->since;
 	for (int i = 0; i < JOB_STATUS_COUNT; i++)
-		view->gauges[i] = (int64) pg_atomic_read_u64(&queue->gauges[i]);
+		view->gauges[i] = (int64) number(queue, GAUGE(i));
 	pg_read_barrier();
-	view->changes = pg_atomic_read_u64(&queue->changes);
+	view->changes = number(queue, CHANGES);
 	for (int i = 0; i < COUNTER_COUNT; i++)
-		view->counters[i] = pg_atomic_read_u64(&queue->counters[i]);
+		view->counters[i] = number(queue, COUNTER(i));
 	for (int t = 0; t < TIMING_COUNT; t++)
 	{
 		for (int i = 0; i < HISTOGRAM_BUCKETS; i++)
-			view->timings[t][i] = pg_atomic_read_u64(&queue->timings[t][i]);
+			view->timings[t][i] = number(queue, TIMING(t, i));
 	}
 	LWLockRelease(lock);
 	return found;
@@ -343,7 +344,7 @@ begin_gauges(CountBase *base)
 		queue->counting = true;
 		queue->base = (int) (base - shared->bases);
 		for (int s = 0; s < JOB_STATUS_COUNT; s++)
-			pg_atomic_write_u64(&queue->gauges[s], 0);
+			pg_atomic_write_u64(&queue->numbers[GAUGE(s)], 0);
 	}
 }
 
@@ -402,7 +403,7 @@ add_count(const QueueCount *count)
 	if (!is_of(queue, count->queue_id) || !queue->counting)
 		return;
 	for (int s = 0; s < JOB_STATUS_COUNT; s++)
-		pg_atomic_fetch_add_u64(&queue->gauges[s], count->jobs[s]);
+		add(queue, GAUGE(s), (uint64) count->jobs[s]);
 }
 
 /* Ends this session's count; counted: with a result.  All locks held. */
@@ -423,7 +424,7 @@ finish_count(bool counted, const QueueCount *counts, int ncounts)
 
 		if (queue->database != MyDatabaseId)
 			continue;
-		pg_atomic_fetch_add_u64(&queue->changes, 1);
+		add(queue, CHANGES, 1);
 		queue->known |= counted && queue->counting;
 		queue->counting = false;
 	}
