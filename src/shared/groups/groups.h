@@ -14,8 +14,8 @@
 #include "shared/slots/slots.h"
 
 /*
- * group_table.c
- *		The table of FIFO groups, for shared/groups/groups.c alone.
+ * groups.c
+ *		Which FIFO groups may need a head, in shared memory.
  */
 
 #define GROUP_NAME 116
@@ -108,18 +108,8 @@ typedef struct GroupQueue
 	PromoteRound round;
 } GroupQueue;
 
-extern void idemq_group_table_lock(LWLockMode mode);
-extern void idemq_group_table_unlock(void);
 extern GroupQueue *idemq_group_queue_at(int index);
 extern GroupWindow *idemq_group_window_at(int number);
-extern GroupQueue *idemq_group_queue(const QueueSlot *slot, Oid database, int32 queue_id);
-extern GroupEntry *idemq_group_find(const GroupKey *key);
-extern GroupEntry *idemq_group_enter(const GroupKey *key);
-extern void idemq_group_remove(GroupEntry *group);
-extern void idemq_group_unlist(GroupQueue *queue, GroupEntry *group);
-extern void idemq_group_enlist(GroupQueue *queue, GroupEntry *group, GroupList list);
-extern void idemq_group_queue_scan(GroupQueue *queue, bool later);
-extern void idemq_group_refused(const GroupKey *key);
 extern const ShmemPart idemq_groups_part;
 extern bool idemq_groups_know(const QueueSlot *slot, const GroupKey *key);
 extern bool idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id);
@@ -128,15 +118,9 @@ extern void idemq_groups_reset(int index, Oid database, int32 queue_id);
 extern void idemq_groups_forget(int index);
 extern void idemq_groups_unset_database(Oid database);
 extern int idemq_groups_copy(Oid database, GroupEntry *copies, int max);
-extern void idemq_group_set_limited(GroupEntry *group, bool limited);
 extern void idemq_groups_drop_floors(const QueueSlot *slot, int32 queue_id);
 extern int64 idemq_groups_limited(Oid database, int32 queue_id);
 extern TableUsage idemq_groups_usage(void);
-
-/*
- * groups.c
- *		Which FIFO groups may need a head, in shared memory.
- */
 
 /* A group that this session has taken, to check it. */
 typedef struct GroupTaken

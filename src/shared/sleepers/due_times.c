@@ -23,7 +23,7 @@
  * its 1 has it set to that (worker/chore_runner.c), and one that starts, to begin with.
  *
  * Two kinds are written by who holds a lock that covers what they stand for, who knows the time
- * and may raise it: DUE_GROUPS under the groups' lock (shared/groups/group_table.c),
+ * and may raise it: DUE_GROUPS under the groups' lock (shared/groups/groups.c),
  * DUE_RECOVERY under the slot's (shared/slots/recovery_point.c).  They are read as the others.
  *
  * Locks: none, atomics only.  All of it is called after commit and abort: nothing here
