@@ -13,8 +13,10 @@
  *
  * What comes due by time alone has no commit that signals it: each check finds out when
  * to check again.  Who finds no background worker, or one that does not move, checks once a
- * second, reaps and promotes (api/stand_in.c).  A sleeper that was asleep before it ceased to
- * move is told by nobody: what comes due by time meanwhile is found by the next claim.
+ * second, reaps and promotes (api/stand_in.c).  A worker that stops still counts as
+ * moving for IDEMQ_STUCK_AFTER: nobody tells those who are asleep by then, or fall asleep until
+ * then, what comes due by time, or which group's head the worker had been called to promote.
+ * The next claim finds it, and so does the sleeper at its own end.
  *
  * wait_result works on a standby, too.  What is replayed there wakes nobody, so it looks
  * again after an eighth of the time that it has waited, STANDBY_SOON at least and CHECK_ALONE
