@@ -353,7 +353,7 @@ Datum
 idemq_sql_v2_schedules_changed(PG_FUNCTION_ARGS)
 {
 	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
-	if (idemq_place_mine() == NULL)
+	if (idemq_post_mine() == NULL)
 		idemq_pending_note(ACTION_SCHEDULES, NULL, 0);
 	return PointerGetDatum(NULL);
 }

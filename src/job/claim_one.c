@@ -77,7 +77,7 @@ typedef struct Taken
 } Taken;
 
 /*
- * Takes what a job needs beside its row: a start of its group, a token of the queue's rate, and
+ * Takes what a job needs beside its row: a start of its group, a start of the queue's rate, and
  * an entry; or nothing.  Returns TAKE_LIMIT when the queue's limits turn the claim away; that
  * is then on record, so that a sleeper is woken when they let one in.
  */

@@ -76,7 +76,7 @@
 static bool
 may_look_for_others(void)
 {
-	return idemq_place_mine() != NULL || !idemq_worker_present();
+	return idemq_post_mine() != NULL || !idemq_worker_present();
 }
 
 /* Has the children of a parent looked at that has finished. */

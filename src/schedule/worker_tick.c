@@ -64,7 +64,7 @@ idemq_tick_due_at(const SlotView *view)
 	int64 now = idemq_mono_now();
 	TimestampTz wall = GetCurrentTimestamp();
 
-	if (done < count || idemq_worker_is_asked(PLACE_ASKED_SCHEDULES, false) || next_tick <= wall)
+	if (done < count || idemq_worker_is_asked(POST_ASKED_SCHEDULES, false) || next_tick <= wall)
 		return 0;
 	if (next_tick - wall < list_by - now)
 		return now + (next_tick - wall);
@@ -88,7 +88,7 @@ list(void)
 	idemq_tick_begin();
 	MemoryContextReset(context);
 	/* Before they are read: what changes from here on notes itself. */
-	(void) idemq_worker_is_asked(PLACE_ASKED_SCHEDULES, true);
+	(void) idemq_worker_is_asked(POST_ASKED_SCHEDULES, true);
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_query_latest(&list_schedules, values, NULL);
 	due = idemq_spi_value(0, 1, &none_due);

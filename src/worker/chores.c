@@ -202,7 +202,7 @@ plan_changed(void)
 	int64 offset_now = idemq_timestamp_from_mono(0);
 	int64 moved = offset_now - offset;
 	int64 now = idemq_mono_now();
-	bool all = idemq_due_slots_take(idemq_place_index(idemq_place_mine()), plan_marked, NULL);
+	bool all = idemq_due_slots_take(idemq_post_index(idemq_post_mine()), plan_marked, NULL);
 
 	if (all || moved >= CLOCK_MOVED)
 	{

@@ -36,9 +36,9 @@
 
 /* The search for jobs of a former server is awaited for so long after the start at most. */
 #define SEARCH_PATIENCE (30 * USECS_PER_SEC)
-/* When the postmaster has no place for a process, it is asked again after that. */
-#define NO_PLACE_PAUSE USECS_PER_SEC
-#define CRASHED (uint32) (HANDLER_CRASHED | HANDLER_CRASHED_AGAIN)
+/* When the postmaster has no room for a process, it is asked again after that. */
+#define NO_ROOM_PAUSE USECS_PER_SEC
+#define CRASHED (uint32)(HANDLER_CRASHED | HANDLER_CRASHED_AGAIN)
 
 static SqlStatement count_crash =
 	{.text =
@@ -103,7 +103,7 @@ start_one(const QueueInfo *queue, const HandlerInfo *info)
 						 "max_worker_processes are in use",
 						 queue->name, max_worker_processes),
 				  errhint("Increase max_worker_processes and restart the server.")));
-	return idemq_mono_now() + NO_PLACE_PAUSE;
+	return idemq_mono_now() + NO_ROOM_PAUSE;
 }
 
 /* Looks at the handler of a queue: chore "handle". */

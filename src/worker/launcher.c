@@ -43,7 +43,7 @@
 /* A complaint is repeated that often. */
 #define COMPLAIN_INTERVAL USECS_PER_HOUR
 
-/* A worker asked for that has not attached yet; at the index of its place on the board. */
+/* A worker asked for that has not attached yet; at the index of its post on the board. */
 typedef struct Start
 {
 	BackgroundWorkerHandle *handle;
@@ -93,27 +93,27 @@ list_databases(Oid only)
 }
 
 /*
- * Asks the postmaster for the worker of a place on the board.  It is noted first, and the
+ * Asks the postmaster for the worker of a post on the board.  It is noted first, and the
  * database looked for after that: one that is dropped from then on takes the note back.
  */
 static void
-start_worker(WorkerPlace *place)
+start_worker(WorkerPost *post)
 {
 	BackgroundWorker worker = idemq_process_of_ours("idemq_worker_main", "idemq worker");
-	Start *start = &starts[place->index];
+	Start *start = &starts[post->index];
 	MemoryContext old;
 	bool registered;
 
-	if (!idemq_worker_start_noted(place))
+	if (!idemq_worker_start_noted(post))
 		return;
-	if (list_databases(place->database) == NIL)
+	if (list_databases(post->database) == NIL)
 	{
-		idemq_worker_forget(place);
+		idemq_worker_forget(post);
 		return;
 	}
 	worker.bgw_notify_pid = MyProcPid;
-	worker.bgw_main_arg = Int32GetDatum(place->index);
-	memcpy(worker.bgw_extra, &place->serial, sizeof(place->serial));
+	worker.bgw_main_arg = Int32GetDatum(post->index);
+	memcpy(worker.bgw_extra, &post->serial, sizeof(post->serial));
 	start->asked_at = idemq_mono_now();
 	if (start->handle != NULL)
 		pfree(start->handle);
@@ -123,7 +123,7 @@ start_worker(WorkerPlace *place)
 	MemoryContextSwitchTo(old);
 	if (registered)
 		return;
-	idemq_worker_start_failed(place->index, START_RETRY);
+	idemq_worker_start_failed(post->index, START_RETRY);
 	if (start->asked_at < next_complaint)
 		return;
 	next_complaint = start->asked_at + COMPLAIN_INTERVAL;
@@ -143,21 +143,21 @@ start_worker(WorkerPlace *place)
 static int64
 start_workers(void)
 {
-	WorkerPlace *places = palloc(max_worker_processes * sizeof(WorkerPlace));
-	int count = idemq_workers_list(true, places, max_worker_processes);
+	WorkerPost *posts = palloc(max_worker_processes * sizeof(WorkerPost));
+	int count = idemq_workers_list(true, posts, max_worker_processes);
 	int64 next = PG_INT64_MAX;
 	int starting = 0;
 
 	/* One that was asked for, and ended before it attached or never came, is not waited for. */
 	for (int i = 0; i < count; i++)
 	{
-		Start *start = &starts[places[i].index];
+		Start *start = &starts[posts[i].index];
 		pid_t pid;
 		bool ended = start->handle != NULL &&
 					 GetBackgroundWorkerPid(start->handle, &pid) == BGWH_STOPPED;
 
 		if (ended || idemq_mono_now() > start->asked_at + START_PATIENCE)
-			idemq_worker_start_failed(places[i].index, START_RETRY);
+			idemq_worker_start_failed(posts[i].index, START_RETRY);
 		else
 			starting++;
 	}
@@ -170,21 +170,21 @@ start_workers(void)
 		to_visit = list_delete_first(to_visit);
 		starting++;
 	}
-	count = idemq_workers_list(false, places, max_worker_processes);
+	count = idemq_workers_list(false, posts, max_worker_processes);
 	for (int i = 0; i < count; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (places[i].not_before <= idemq_mono_now())
+		if (posts[i].not_before <= idemq_mono_now())
 		{
-			start_worker(&places[i]);
+			start_worker(&posts[i]);
 			next = Min(next, idemq_mono_now() + START_RETRY);
 		}
 		else
-			next = Min(next, places[i].not_before);
+			next = Min(next, posts[i].not_before);
 	}
 	if (to_visit != NIL)
 		next = Min(next, idemq_mono_now() + START_RETRY);
-	pfree(places);
+	pfree(posts);
 	return next;
 }
 

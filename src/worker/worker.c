@@ -86,7 +86,7 @@ has_extension(void)
 	return has && !outdated;
 }
 
-/* Returns whether to go on; frees the place on the board when there is nothing to do here. */
+/* Returns whether to go on; frees the post on the board when there is nothing to do here. */
 static bool
 may_stay(void)
 {
@@ -96,7 +96,7 @@ may_stay(void)
 		idemq_log_worker_ends("A session needs the database for itself");
 	if (!idemq_worker || !idemq_worker_is_wanted())
 		return false;
-	while (idemq_worker_is_asked(PLACE_ASKED_RECHECK, true))
+	while (idemq_worker_is_asked(POST_ASKED_RECHECK, true))
 	{
 		if (!has_extension() && idemq_worker_found_nothing())
 		{
@@ -151,7 +151,7 @@ wake_sleepers(int code, Datum arg)
 	idemq_wake_database(MyDatabaseId, false);
 }
 
-/* Main function of a worker; arg: the index of its place on the board. */
+/* Main function of a worker; arg: the index of its post on the board. */
 void
 idemq_worker_main(Datum arg)
 {

@@ -13,9 +13,9 @@
  * nothing is taken back, if it is still the last one: out of a number that others have built on
  * nothing can be taken exactly.
  *
- * Nobody gets all of the table: an owner, which is the groups of a queue, or admit in a
+ * Nobody gets all of the table: an holder, which is the groups of a queue, or admit in a
  * database, has half of it at most.  And nobody needs it: while there is no room, names of an
- * owner that have no bucket have one together, of which the owner's cell has the number.  No
+ * holder that have no bucket have one together, of which the holder's cell has the number.  No
  * limit is exceeded by that: a name's own number would be the cell's at most, since each of its
  * calls was charged to the bucket it had, which is full again, or to the cell.  So a new bucket
  * begins with the cell's number, read under the partition's lock, exclusively; calls are charged
@@ -52,10 +52,10 @@
 #define PERIOD_BITS 2
 #define PERIOD_RATIO (1 << PERIOD_BITS)
 #define PERIODS (62 / PERIOD_BITS)
-/* The owners: each slot's queue, and admit in each share of the databases. */
-#define OWNER_OF_ADMIT idemq_max_queues
+/* The holders: each slot's queue, and admit in each share of the databases. */
+#define HOLDER_OF_ADMIT idemq_max_queues
 /* And what counts the whole table. */
-#define ALL_OWNERS (OWNER_OF_ADMIT + LEASE_SHARES * PERIODS)
+#define ALL_HOLDERS (HOLDER_OF_ADMIT + LEASE_SHARES * PERIODS)
 
 typedef struct BucketKey
 {
@@ -68,10 +68,10 @@ typedef struct Bucket
 {
 	BucketKey key;
 	pg_atomic_uint64 tat; /* ns of the monotonic clock; no lock but the partition's, shared */
-	int32 owner;		  /* its first cell, which counts it; set once */
+	int32 holder;		  /* its first cell, which counts it; set once */
 } Bucket;
 
-/* An owner, and the bucket of its names that have none; no lock but what the header says. */
+/* An holder, and the bucket of its names that have none; no lock but what the header says. */
 typedef struct Cell
 {
 	pg_atomic_uint32 count; /* of its buckets: bounds them exactly */
@@ -86,7 +86,7 @@ typedef struct Cell
 typedef struct BucketsShared
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLockPadded locks[BUCKET_PARTITIONS];
-	Cell cells[FLEXIBLE_ARRAY_MEMBER]; /* to ALL_OWNERS */
+	Cell cells[FLEXIBLE_ARRAY_MEMBER]; /* to ALL_HOLDERS */
 } BucketsShared;
 
 static BucketsShared *shared = NULL;
@@ -95,14 +95,14 @@ static HTAB *bucket_hash = NULL;
 static int
 cell_count(void)
 {
-	return ALL_OWNERS + 1;
+	return ALL_HOLDERS + 1;
 }
 
 /* Makes locks and cells; their memory is zeros. */
 static void
 init_buckets(int tranche)
 {
-	for (int i = 0; i <= ALL_OWNERS; i++)
+	for (int i = 0; i <= ALL_HOLDERS; i++)
 	{
 		pg_atomic_init_u32(&shared->cells[i].count, 0);
 		pg_atomic_init_u64(&shared->cells[i].tat, 0);
@@ -135,13 +135,13 @@ now_ns(void)
 typedef enum Removal
 {
 	OF_DATABASE,
-	OF_OWNER,
-	FULL /* of all owners, for one that needs room */
+	OF_HOLDER,
+	FULL /* of all holders, for one that needs room */
 } Removal;
 
 /* Removes buckets; returns whether there were any. */
 static bool
-remove_buckets(Removal which, Oid database, int32 owner)
+remove_buckets(Removal which, Oid database, int32 holder)
 {
 	int64 now = now_ns();
 	HASH_SEQ_STATUS seq;
@@ -155,9 +155,9 @@ remove_buckets(Removal which, Oid database, int32 owner)
 	while ((bucket = hash_seq_search(&seq)) != NULL)
 	{
 		int64 tat = (int64) pg_atomic_read_u64(&bucket->tat);
-		int32 of = bucket->owner;
+		int32 of = bucket->holder;
 		bool gone = which == OF_DATABASE ? bucket->key.database == database
-					: which == OF_OWNER	 ? of == owner
+					: which == OF_HOLDER ? of == holder
 										 : tat <= now;
 
 		if (!gone)
@@ -165,24 +165,24 @@ remove_buckets(Removal which, Oid database, int32 owner)
 		else if (hash_search(bucket_hash, &bucket->key, HASH_REMOVE, NULL) != NULL)
 		{
 			pg_atomic_fetch_sub_u32(&shared->cells[of].count, 1);
-			pg_atomic_fetch_sub_u32(&shared->cells[ALL_OWNERS].count, 1);
+			pg_atomic_fetch_sub_u32(&shared->cells[ALL_HOLDERS].count, 1);
 			removed = true;
 		}
 	}
 	if (which == FULL)
-		shared->cells[owner].next_sweep = removed ? 0 : next;
+		shared->cells[holder].next_sweep = removed ? 0 : next;
 	for (int i = BUCKET_PARTITIONS - 1; i >= 0; i--)
 		LWLockRelease(&shared->locks[i].lock);
 	return removed;
 }
 
-/* Counts one more bucket of an owner, if that leaves the count within its room. */
+/* Counts one more bucket of an holder, if that leaves the count within its room. */
 static bool
-count_in(int32 owner, uint32 room)
+count_in(int32 holder, uint32 room)
 {
-	if (pg_atomic_fetch_add_u32(&shared->cells[owner].count, 1) < room)
+	if (pg_atomic_fetch_add_u32(&shared->cells[holder].count, 1) < room)
 		return true;
-	pg_atomic_fetch_sub_u32(&shared->cells[owner].count, 1);
+	pg_atomic_fetch_sub_u32(&shared->cells[holder].count, 1);
 	return false;
 }
 
@@ -223,7 +223,7 @@ lock_number(const Address *at)
  * removes full ones if need be, and if there may be some.  False when there is no room.
  */
 static bool
-enter(const Address *at, int32 owner, const Cell *cell, const GcraLimit *limit)
+enter(const Address *at, int32 holder, const Cell *cell, const GcraLimit *limit)
 {
 	int64 now = now_ns();
 	Bucket *bucket = NULL;
@@ -231,10 +231,10 @@ enter(const Address *at, int32 owner, const Cell *cell, const GcraLimit *limit)
 	bool sweep;
 
 	LWLockAcquire(at->lock, LW_EXCLUSIVE);
-	sweep = shared->cells[owner].next_sweep <= now;
-	if (count_in(ALL_OWNERS, idemq_max_buckets))
+	sweep = shared->cells[holder].next_sweep <= now;
+	if (count_in(ALL_HOLDERS, idemq_max_buckets))
 	{
-		bool may = count_in(owner, idemq_max_buckets - idemq_max_buckets / 2);
+		bool may = count_in(holder, idemq_max_buckets - idemq_max_buckets / 2);
 
 		if (may)
 			bucket = hash_search_with_hash_value(bucket_hash, &at->key, at->hash, HASH_ENTER_NULL,
@@ -243,18 +243,18 @@ enter(const Address *at, int32 owner, const Cell *cell, const GcraLimit *limit)
 		{
 			int64 tat = (int64) pg_atomic_read_u64(unconstify(pg_atomic_uint64 *, &cell->tat));
 
-			bucket->owner = owner;
+			bucket->holder = holder;
 			pg_atomic_init_u64(&bucket->tat, (uint64) Min(tat, now_ns() + limit->period));
 		}
 		else
 		{
-			pg_atomic_fetch_sub_u32(&shared->cells[ALL_OWNERS].count, 1);
+			pg_atomic_fetch_sub_u32(&shared->cells[ALL_HOLDERS].count, 1);
 			if (may)
-				pg_atomic_fetch_sub_u32(&shared->cells[owner].count, 1);
+				pg_atomic_fetch_sub_u32(&shared->cells[holder].count, 1);
 		}
 	}
 	LWLockRelease(at->lock);
-	return bucket != NULL || (sweep && remove_buckets(FULL, InvalidOid, owner));
+	return bucket != NULL || (sweep && remove_buckets(FULL, InvalidOid, holder));
 }
 
 /* Calls a bucket that is there, otherwise a cell's, unless NULL; false when it called none. */
@@ -296,10 +296,10 @@ void
 idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 cost,
 				  GcraAnswer *answer)
 {
-	int32 owner = OWNER_OF_ADMIT + idemq_lease_share_mine() * PERIODS;
+	int32 holder = HOLDER_OF_ADMIT + idemq_lease_share_mine() * PERIODS;
 	/* Which of its PERIODS cells is that of names with this limit. */
 	int of_period = pg_leftmost_one_pos64((uint64) limit->period) / PERIOD_BITS;
-	Cell *cell = &shared->cells[owner + of_period];
+	Cell *cell = &shared->cells[holder + of_period];
 	Address at = address_of(name, length);
 
 	do
@@ -307,7 +307,7 @@ idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 co
 		CHECK_FOR_INTERRUPTS();
 		if (call_existing(&at, limit, cost, NULL, answer))
 			return;
-	} while (enter(&at, owner, cell, limit));
+	} while (enter(&at, holder, cell, limit));
 	(void) call_existing(&at, limit, cost, cell, answer);
 	idemq_count(COUNT_ADMIT_SHARED, 1);
 	count_no_room();
@@ -405,7 +405,7 @@ idemq_bucket_undo(const char *name, int length, const BucketCharge *charge)
 TableUsage
 idemq_buckets_usage(void)
 {
-	uint32 used = pg_atomic_read_u32(&shared->cells[ALL_OWNERS].count);
+	uint32 used = pg_atomic_read_u32(&shared->cells[ALL_HOLDERS].count);
 
 	return (TableUsage){.used = (int) Min(used, (uint32) idemq_max_buckets),
 						.room = idemq_max_buckets,
@@ -424,6 +424,6 @@ void
 idemq_buckets_forget_queue(int slot)
 {
 	if (pg_atomic_read_u32(&shared->cells[slot].count) > 0)
-		(void) remove_buckets(OF_OWNER, InvalidOid, slot);
+		(void) remove_buckets(OF_HOLDER, InvalidOid, slot);
 	pg_atomic_write_u64(&shared->cells[slot].tat, 0);
 }

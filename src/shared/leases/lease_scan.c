@@ -2,7 +2,7 @@
  * shared/leases/lease_scan.c
  *		Walks over lease entries: what of a queue has expired, copies and counts.
  *
- * Each walk (these, a session's end in lease_owners.c, a database's in lease_table.c) looks at
+ * Each walk (these, a session's end in lease_sessions.c, a database's in lease_table.c) looks at
  * its own queue's, session's or database's entries alone, one partition locked at a time.
  * That is enough, for an entry stays in its partition:
  *

@@ -5,7 +5,7 @@
  *
  * Whoever looks for more than one entry finds them by another way than the hash: those of
  * a queue, those that are due, and those of a database by the order of each partition
- * (lease_order.c), those of a session by its lists (lease_owners.c).  Nobody walks over
+ * (lease_order.c), those of a session by its lists (lease_sessions.c).  Nobody walks over
  * another's, nor holds more than one partition while it walks, but idemq.check() when it
  * compares a count.  An entry is in these places while it is placed.
  *
@@ -188,7 +188,7 @@ idemq_lease_place(Lease *lease)
 	Assert(!lease->placed);
 	idemq_lease_order_add(&shared->partitions[partition].order, lease);
 	if (lease->attached)
-		idemq_lease_owner_add(lease);
+		idemq_lease_session_add(lease);
 	lease->placed = true;
 }
 

@@ -133,7 +133,7 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->pid = MyProcPid;
 	lease->claiming = true;
 	lease->attached = claim->attached;
-	lease->owner_life = idemq_lease_owner_life(lease);
+	lease->session_life = idemq_lease_session_life(lease);
 	lease->loss = LOSS_EXPIRED;
 	lease->borrowed = claim->borrow;
 	lease->locator = claim->locator;
@@ -153,7 +153,7 @@ put_prior(Lease *lease, const PriorLease *prior)
 	idemq_lease_unplace(lease);
 	memcpy(LEASE_TERMS(lease), prior->terms, sizeof(prior->terms));
 	lease->cancels = 0;
-	if (lease->attached && lease->owner_life != idemq_lease_owner_life(lease))
+	if (lease->attached && lease->session_life != idemq_lease_session_life(lease))
 		idemq_lease_orphan(lease, LOSS_SESSION, idemq_mono_now());
 	lease->due = lease->deadline;
 	idemq_lease_place(lease);

@@ -77,10 +77,10 @@ typedef struct Lease
 	bool attached;		/* ends with its session */
 	uint8 loss;			/* LeaseLoss; other than LOSS_EXPIRED: its deadline was set for that */
 	bool borrowed;		/* runs, uncounted, in place of an attempt that its transaction ends */
-	uint32 owner_life;	/* of its session (lease_owners.c) when it claimed; while attached */
-	RowLocator locator; /* of the row at the claim; a hint */
-	RunningMark running; /* where it is counted */
-	uint16 cancels;		 /* open transactions that cancel the job (lease_beat.c) */
+	uint32 session_life;	/* of its session (lease_sessions.c) when it claimed; while attached */
+	RowLocator locator;		/* of the row at the claim; a hint */
+	RunningCounted running; /* where it is counted */
+	uint16 cancels;			/* open transactions that cancel the job (lease_beat.c) */
 	/* for shared/leases/lease_table.c */
 	int16 share;		  /* that it is counted in (lease_shares.c); never changes */
 	bool placed;		  /* it is in the order, and, attached, in its session's list */
@@ -88,7 +88,7 @@ typedef struct Lease
 	int64 due;			  /* mono: a reaper looks at it from then on */
 	struct Lease *before; /* in the order of its partition (lease_order.c): what lies below it */
 	struct Lease *after;  /* and comes before it, and after it */
-	dlist_node owned;	  /* in the list of its session (lease_owners.c) */
+	dlist_node owned;	  /* in the list of its session (lease_sessions.c) */
 } Lease;
 
 /* The terms of an entry that a claim took over from the end of an attempt by its own transaction. */
@@ -208,18 +208,18 @@ extern bool idemq_lease_order_walk(Lease *root, Oid database, int32 queue_id, Le
 								   void *arg);
 
 /*
- * lease_owners.c
+ * lease_sessions.c
  *		Which attached leases a session has, and their end with it.
  */
 
-extern const ShmemPart idemq_lease_owners_part;
+extern const ShmemPart idemq_lease_sessions_part;
 
 extern void idemq_lease_attach_session(void);
 extern void idemq_lease_orphan_session(void);
 
 /* with the entry's partition locked exclusively */
-extern uint32 idemq_lease_owner_life(const Lease *lease);
-extern void idemq_lease_owner_add(Lease *lease);
+extern uint32 idemq_lease_session_life(const Lease *lease);
+extern void idemq_lease_session_add(Lease *lease);
 extern void idemq_lease_orphan(Lease *lease, LeaseLoss loss, int64 now);
 
 /*

@@ -3,7 +3,7 @@
  *		The processes that run handlers: the board in shared memory by which the worker that
  *		starts them, they themselves, and who needs them find each other.
  *
- * A place on the board is one process.  Its life:
+ * A post on the board is one process.  Its life:
  *
  *		free -> STARTING, with a new serial: a worker has reserved it, and asks the postmaster
  *		STARTING -> ATTACHED: the process came, showing the serial
@@ -18,7 +18,7 @@
  * Who asks for a process.  DUE_HANDLER of a queue's slot is when the worker looks at its
  * handler next.  A commit that makes a job ready sets it, if the slot is armed: the handler
  * may have another process, and has none that is idle, which the commit's own signal would
- * wake (shared/sleepers/wake.c).  Whether it is armed is computed anew at each change of a place or of
+ * wake (shared/sleepers/wake.c).  Whether it is armed is computed anew at each change of a post or of
  * the number of processes.  A process that is no longer idle asks in any case: what became
  * ready while it woke up has found the slot unarmed.
  *
@@ -58,7 +58,7 @@ typedef enum ProcessState
 	HANDLER_READY
 } ProcessState;
 
-typedef struct HandlerPlace
+typedef struct HandlerPost
 {
 	ProcessState state;
 	HandlerKey key;
@@ -69,17 +69,17 @@ typedef struct HandlerPlace
 	bool idle;
 	bool leave;	 /* it is to end after its job */
 	int64 asked; /* mono: since when, for another handler */
-} HandlerPlace;
+} HandlerPost;
 
 typedef struct Board
 {
 	LWLock handlers_lock;
-	HandlerPlace places[FLEXIBLE_ARRAY_MEMBER];
+	HandlerPost posts[FLEXIBLE_ARRAY_MEMBER];
 } Board;
 
 static Board *board = NULL;
-/* The place of this process, when it runs a handler. */
-static HandlerPlace *mine = NULL;
+/* The post of this process, when it runs a handler. */
+static HandlerPost *mine = NULL;
 
 static void
 init_board(int tranche)
@@ -88,9 +88,9 @@ init_board(int tranche)
 }
 
 const ShmemPart idemq_handlers_part = {.area = (void **) &board,
-									   .size = offsetof(Board, places),
-									   .each = sizeof(HandlerPlace),
-									   .count = idemq_place_count,
+									   .size = offsetof(Board, posts),
+									   .each = sizeof(HandlerPost),
+									   .count = idemq_post_count,
 									   .name = "idemq handlers",
 									   .tranche = "idemq handlers",
 									   .init = init_board};
@@ -123,39 +123,39 @@ idemq_handler_crashed(QueueSlot *slot, bool again)
 		idemq_due_by(slot, DUE_HANDLER, 0);
 }
 
-/* What the places tell of a handler, and of all. */
+/* What the posts tell of a handler, and of all. */
 typedef struct Census
 {
-	int used;			/* of all handlers */
-	int own;			/* of this one */
-	int busy;			/* of these: at a job */
-	bool coming;		/* one of this one is on its way */
-	bool idle;			/* one of this one is idle */
-	HandlerPlace *free; /* a free place; NULL: none */
+	int used;		   /* of all handlers */
+	int own;		   /* of this one */
+	int busy;		   /* of these: at a job */
+	bool coming;	   /* one of this one is on its way */
+	bool idle;		   /* one of this one is idle */
+	HandlerPost *free; /* a free post; NULL: none */
 } Census;
 
 /* Lock held. */
 static Census
-count_places(HandlerKey key)
+count_posts(HandlerKey key)
 {
 	Census census = {0};
 
-	for (int i = 0; i < idemq_place_count(); i++)
+	for (int i = 0; i < idemq_post_count(); i++)
 	{
-		HandlerPlace *place = &board->places[i];
+		HandlerPost *post = &board->posts[i];
 
-		if (place->state == HANDLER_FREE)
+		if (post->state == HANDLER_FREE)
 		{
-			census.free = place;
+			census.free = post;
 			continue;
 		}
 		census.used++;
-		if (!same(place->key, key))
+		if (!same(post->key, key))
 			continue;
 		census.own++;
-		census.busy += place->state == HANDLER_READY && !place->idle;
-		census.coming |= place->state != HANDLER_READY;
-		census.idle |= place->idle && !place->leave;
+		census.busy += post->state == HANDLER_READY && !post->idle;
+		census.coming |= post->state != HANDLER_READY;
+		census.idle |= post->idle && !post->leave;
 	}
 	return census;
 }
@@ -168,7 +168,7 @@ arm(QueueSlot *slot, HandlerKey key)
 
 	if (!idemq_slot_is_of(slot, key.queue_id))
 		return;
-	census = count_places(key);
+	census = count_posts(key);
 	if (slot->handler_wanted > census.own && !census.idle)
 		(void) pg_atomic_fetch_or_u32(&slot->handler, HANDLER_ARMED);
 	else
@@ -183,27 +183,27 @@ arm(QueueSlot *slot, HandlerKey key)
 static void
 ask_to_leave(HandlerKey key)
 {
-	HandlerPlace *chosen = NULL;
+	HandlerPost *chosen = NULL;
 	int most = 0;
 	int64 now = idemq_mono_now();
 
-	for (int i = 0; i < idemq_place_count(); i++)
+	for (int i = 0; i < idemq_post_count(); i++)
 	{
-		HandlerPlace *place = &board->places[i];
+		HandlerPost *post = &board->posts[i];
 		int weight;
 
-		if (place->state == HANDLER_FREE || same(place->key, key))
+		if (post->state == HANDLER_FREE || same(post->key, key))
 			continue;
-		if (place->leave && place->asked > now - FAIR_TURN)
+		if (post->leave && post->asked > now - FAIR_TURN)
 			return;
-		if (place->leave || place->state != HANDLER_READY ||
-			(!place->idle && place->since > now - FAIR_TURN))
+		if (post->leave || post->state != HANDLER_READY ||
+			(!post->idle && post->since > now - FAIR_TURN))
 			continue;
-		weight = place->idle ? PG_INT32_MAX : count_places(place->key).own;
+		weight = post->idle ? PG_INT32_MAX : count_posts(post->key).own;
 		if (weight > most)
 		{
 			most = weight;
-			chosen = place;
+			chosen = post;
 		}
 	}
 	if (chosen != NULL)
@@ -215,7 +215,7 @@ ask_to_leave(HandlerKey key)
 }
 
 /*
- * Reserves a place for a process of the handler of a queue's slot, which may have so many.
+ * Reserves a post for a process of the handler of a queue's slot, which may have so many.
  * *again: when (mono) to come again; PG_INT64_MAX: when something asks for it.
  */
 HandlerReserve
@@ -230,14 +230,14 @@ idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 
 		return HANDLER_LATER;
 	*again = PG_INT64_MAX;
 	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
-	for (int i = 0; i < idemq_place_count(); i++)
+	for (int i = 0; i < idemq_post_count(); i++)
 	{
-		HandlerPlace *place = &board->places[i];
+		HandlerPost *post = &board->posts[i];
 
-		if (place->state == HANDLER_STARTING && place->since < now - START_PATIENCE)
-			place->state = HANDLER_FREE; /* its process never came */
+		if (post->state == HANDLER_STARTING && post->since < now - START_PATIENCE)
+			post->state = HANDLER_FREE; /* its process never came */
 	}
-	census = count_places(ticket->key);
+	census = count_posts(ticket->key);
 	if (census.own >= wanted || census.idle)
 		result = HANDLER_ENOUGH;
 	else if (census.coming)
@@ -245,7 +245,7 @@ idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 
 		result = HANDLER_ENOUGH;
 		*again = now + LOOK_PAUSE;
 	}
-	else if (census.used >= Min(idemq_max_handler_workers, idemq_place_count()))
+	else if (census.used >= Min(idemq_max_handler_workers, idemq_post_count()))
 	{
 		result = HANDLER_FULL;
 		*again = now + USECS_PER_SEC;
@@ -254,16 +254,16 @@ idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 
 	}
 	else
 	{
-		HandlerPlace *place = census.free;
+		HandlerPost *post = census.free;
 
-		place->state = HANDLER_STARTING;
-		place->key = ticket->key;
-		place->serial++;
-		place->pid = 0;
-		place->since = now;
-		place->idle = place->leave = false;
-		ticket->index = (int32) (place - board->places);
-		ticket->serial = place->serial;
+		post->state = HANDLER_STARTING;
+		post->key = ticket->key;
+		post->serial++;
+		post->pid = 0;
+		post->since = now;
+		post->idle = post->leave = false;
+		ticket->index = (int32) (post - board->posts);
+		ticket->serial = post->serial;
 		*again = wanted > census.own + 1 ? now + LOOK_PAUSE : now + START_PATIENCE;
 	}
 	arm(slot, ticket->key);
@@ -272,25 +272,25 @@ idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 
 	return result;
 }
 
-/* Finds the place of a ticket that no process has shown yet; NULL: none.  Lock held. */
-static HandlerPlace *
+/* Finds the post of a ticket that no process has shown yet; NULL: none.  Lock held. */
+static HandlerPost *
 reserved(const HandlerTicket *ticket)
 {
-	HandlerPlace *place = &board->places[ticket->index];
+	HandlerPost *post = &board->posts[ticket->index];
 
-	return place->state == HANDLER_STARTING && place->serial == ticket->serial ? place : NULL;
+	return post->state == HANDLER_STARTING && post->serial == ticket->serial ? post : NULL;
 }
 
-/* Takes a reservation back: the postmaster has no place for a process. */
+/* Takes a reservation back: the postmaster has no room for a process. */
 void
 idemq_handler_unreserve(QueueSlot *slot, const HandlerTicket *ticket)
 {
-	HandlerPlace *place;
+	HandlerPost *post;
 
 	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
-	place = reserved(ticket);
-	if (place != NULL)
-		place->state = HANDLER_FREE;
+	post = reserved(ticket);
+	if (post != NULL)
+		post->state = HANDLER_FREE;
 	arm(slot, ticket->key);
 	LWLockRelease(&board->handlers_lock);
 	idemq_handler_note_waits(ticket->key, true);
@@ -320,30 +320,29 @@ idemq_handlers_leave(Oid database, int signal_number)
 	pid_t there = 0;
 
 	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
-	for (int i = 0; i < idemq_place_count(); i++)
+	for (int i = 0; i < idemq_post_count(); i++)
 	{
-		HandlerPlace *place = &board->places[i];
+		HandlerPost *post = &board->posts[i];
 
-		if (place->state == HANDLER_FREE || place->key.database != database ||
-			place->pid == MyProcPid)
+		if (post->state == HANDLER_FREE || post->key.database != database || post->pid == MyProcPid)
 			continue;
-		if (place->state == HANDLER_STARTING)
+		if (post->state == HANDLER_STARTING)
 		{
-			place->state = HANDLER_FREE;
+			post->state = HANDLER_FREE;
 			continue;
 		}
-		there = place->pid;
-		place->leave = true;
+		there = post->pid;
+		post->leave = true;
 		if (signal_number != 0)
-			(void) kill(place->pid, signal_number);
+			(void) kill(post->pid, signal_number);
 		else
-			SetLatch(&GetPGProcByNumber(place->proc)->procLatch);
+			SetLatch(&GetPGProcByNumber(post->proc)->procLatch);
 	}
 	LWLockRelease(&board->handlers_lock);
 	return there;
 }
 
-/* Gives the place back at this process' end. */
+/* Gives the post back at this process' end. */
 static void
 detach(int code, Datum arg)
 {
@@ -365,21 +364,21 @@ detach(int code, Datum arg)
 bool
 idemq_handler_attach(const HandlerTicket *ticket)
 {
-	HandlerPlace *place;
+	HandlerPost *post;
 
 	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
-	place = reserved(ticket);
-	if (place != NULL)
+	post = reserved(ticket);
+	if (post != NULL)
 	{
-		place->state = HANDLER_ATTACHED;
-		place->pid = MyProcPid;
-		place->proc = IDEMQ_MY_PROC_NUMBER;
+		post->state = HANDLER_ATTACHED;
+		post->pid = MyProcPid;
+		post->proc = IDEMQ_MY_PROC_NUMBER;
 	}
 	LWLockRelease(&board->handlers_lock);
-	mine = place;
-	if (place != NULL)
+	mine = post;
+	if (post != NULL)
 		on_shmem_exit(detach, (Datum) 0);
-	return place != NULL;
+	return post != NULL;
 }
 
 /* Notes that this process is connected, and runs its handler from now on. */
@@ -424,7 +423,7 @@ idemq_handler_processes(HandlerKey key, int *processes, int *busy)
 	Census census;
 
 	LWLockAcquire(&board->handlers_lock, LW_SHARED);
-	census = count_places(key);
+	census = count_posts(key);
 	LWLockRelease(&board->handlers_lock);
 	*processes = census.own;
 	*busy = census.busy;

@@ -12,7 +12,7 @@
 
 /*
  * worker_board.c
- *		Which databases have a background worker: a place for each on the board.
+ *		Which databases have a background worker: a post for each on the board.
  */
 
 /* In the order of idemq.worker_chores; a new one has its name in worker_health.c. */
@@ -44,27 +44,27 @@ typedef enum ChoreCount
 	CHORE_COUNTS
 } ChoreCount;
 
-typedef enum PlaceState
+typedef enum PostState
 {
-	PLACE_FREE,
-	PLACE_HELD, /* only to keep workers from starting */
-	PLACE_WANTED,
-	PLACE_STARTING,
-	PLACE_RUNNING
-} PlaceState;
+	POST_FREE,
+	POST_HELD, /* only to keep workers from starting */
+	POST_WANTED,
+	POST_STARTING,
+	POST_RUNNING
+} PostState;
 
 /* A worker that has not moved for that long is stuck: a chore waits 200 ms for a lock at most. */
 #define IDEMQ_STUCK_AFTER (2 * USECS_PER_SEC)
 /* Bit of asleep_until: the worker sleeps, and was called at that time. */
-#define PLACE_CALLED (UINT64CONST(1) << 63)
+#define POST_CALLED (UINT64CONST(1) << 63)
 /* Bits of what a worker is asked for. */
-#define PLACE_ASKED_RECHECK 1	/* to check for the extension */
-#define PLACE_ASKED_SCHEDULES 2 /* schedules have changed since they were listed */
+#define POST_ASKED_RECHECK 1   /* to check for the extension */
+#define POST_ASKED_SCHEDULES 2 /* schedules have changed since they were listed */
 
 /* Every field without another rule is under board_lock. */
-typedef struct Place
+typedef struct Post
 {
-	PlaceState state;
+	PostState state;
 	Oid database;	  /* read without the lock by who calls the worker, which then may err */
 	uint64 serial;	  /* grows with each start */
 	int away;		  /* sessions that need the database for themselves */
@@ -74,28 +74,28 @@ typedef struct Place
 	int64 not_before; /* mono */
 	int64 started_at; /* mono, of STARTING and RUNNING */
 	/* for shared/sleepers/worker_call.c; no lock */
-	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; or PLACE_CALLED, and when */
+	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; or POST_CALLED, and when */
 	pg_atomic_uint32 asked;
 	pg_atomic_uint64 beat; /* mono of the last piece of work begun, or of waking up */
 	/* for shared/processes/worker_health.c, written by the worker alone; no lock */
 	int doing; /* kind + 1 of the chore that runs; 0: none */
-	pg_atomic_uint64 chores[CHORE_KINDS][CHORE_COUNTS]; /* since the database has the place */
-} Place;
+	pg_atomic_uint64 chores[CHORE_KINDS][CHORE_COUNTS]; /* since the database has the post */
+} Post;
 
-extern int idemq_place_count(void);
-extern int idemq_place_index(const Place *place);
-extern Place *idemq_place_mine(void);
-extern Place *idemq_place_own(void);
-extern int64 idemq_place_still_since(Place *place);
+extern int idemq_post_count(void);
+extern int idemq_post_index(const Post *post);
+extern Post *idemq_post_mine(void);
+extern Post *idemq_post_own(void);
+extern int64 idemq_post_still_since(Post *post);
 
 /* What the launcher has to know of one database, copied. */
-typedef struct WorkerPlace
+typedef struct WorkerPost
 {
 	int index;
 	Oid database;
-	uint64 serial;	  /* of this use of the place */
+	uint64 serial;	  /* of this use of the post */
 	int64 not_before; /* mono: the start of a worker is not to be tried before */
-} WorkerPlace;
+} WorkerPost;
 
 extern const ShmemPart idemq_board_part;
 
@@ -114,10 +114,10 @@ extern void idemq_worker_signal(Oid database, pid_t pid, int signal_number);
 
 /* for the launcher */
 extern void idemq_workers_attach_launcher(void);
-extern int idemq_workers_list(bool starting, WorkerPlace *places, int max);
-extern bool idemq_worker_start_noted(WorkerPlace *place);
+extern int idemq_workers_list(bool starting, WorkerPost *posts, int max);
+extern bool idemq_worker_start_noted(WorkerPost *post);
 extern void idemq_worker_start_failed(int index, int64 again_in);
-extern void idemq_worker_forget(const WorkerPlace *place);
+extern void idemq_worker_forget(const WorkerPost *post);
 
 /* for a worker */
 extern bool idemq_worker_attach(int index, uint64 serial, Oid *database);
@@ -170,7 +170,7 @@ extern void idemq_handler_state(HandlerKey key, HandlerState *state);
 /* What a process shows that was asked for. */
 typedef struct HandlerTicket
 {
-	int32 index; /* of its place */
+	int32 index; /* of its post */
 	uint64 serial;
 	Oid role;
 	HandlerKey key;

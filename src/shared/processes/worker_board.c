@@ -3,7 +3,7 @@
  *		Which databases have a background worker: the board in shared memory by
  *		which sessions, the launcher and the workers find each other.
  *
- * A place on the board belongs to one database.  Its life:
+ * A post on the board belongs to one database.  Its life:
  *
  *		free -> WANTED: CREATE EXTENSION at its commit, the first use in a session, the
  *			launcher's visit to every database
@@ -17,11 +17,11 @@
  *		free -> HELD -> free: a session needs a database that has no worker
  *
  * A session that needs a database for itself (hooks/exclusive_database.c) sends the
- * worker away: the place counts such sessions, and no worker starts while there is one.
+ * worker away: the post counts such sessions, and no worker starts while there is one.
  * How a worker sleeps and loses no wake-up stands in shared/sleepers/worker_call.c.
  *
  * Locks: see README.md, level 4.  board_lock covers every field without another rule at
- * its declaration (shared/processes/processes.h).  Who looks for a place without it may find
+ * its declaration (shared/processes/processes.h).  Who looks for a post without it may find
  * it another database's by the time that it is used.
  */
 #include "postgres.h"
@@ -50,95 +50,95 @@ typedef struct Board
 {
 	LWLock board_lock;
 	int32 launcher; /* its proc number, or -1 */
-	Place places[FLEXIBLE_ARRAY_MEMBER];
+	Post posts[FLEXIBLE_ARRAY_MEMBER];
 } Board;
 
 static Board *board = NULL;
-/* The place that this process works for, when it is a worker. */
-static Place *mine = NULL;
+/* The post that this process works for, when it is a worker. */
+static Post *mine = NULL;
 
-/* Begins the counts of what the worker of a database does that has got its place. */
+/* Begins the counts of what the worker of a database does that has got its post. */
 static void
-begin_counts(Place *place)
+begin_counts(Post *post)
 {
-	place->doing = 0;
+	post->doing = 0;
 	for (int i = 0; i < CHORE_KINDS * CHORE_COUNTS; i++)
-		pg_atomic_init_u64(&place->chores[i / CHORE_COUNTS][i % CHORE_COUNTS], 0);
+		pg_atomic_init_u64(&post->chores[i / CHORE_COUNTS][i % CHORE_COUNTS], 0);
 }
 
-/* Makes the places; their memory is zeros. */
+/* Makes the posts; their memory is zeros. */
 static void
 init_board(int tranche)
 {
 	LWLockInitialize(&board->board_lock, tranche);
 	board->launcher = -1;
-	for (int i = 0; i < idemq_place_count(); i++)
+	for (int i = 0; i < idemq_post_count(); i++)
 	{
-		Place *place = &board->places[i];
+		Post *post = &board->posts[i];
 
-		place->proc = -1;
-		pg_atomic_init_u64(&place->asleep_until, PG_UINT64_MAX);
-		pg_atomic_init_u32(&place->asked, PLACE_ASKED_RECHECK);
-		pg_atomic_init_u64(&place->beat, 0);
-		begin_counts(place);
+		post->proc = -1;
+		pg_atomic_init_u64(&post->asleep_until, PG_UINT64_MAX);
+		pg_atomic_init_u32(&post->asked, POST_ASKED_RECHECK);
+		pg_atomic_init_u64(&post->beat, 0);
+		begin_counts(post);
 	}
 }
 
 const ShmemPart idemq_board_part = {.area = (void **) &board,
-									.size = offsetof(Board, places),
-									.each = sizeof(Place),
-									.count = idemq_place_count,
+									.size = offsetof(Board, posts),
+									.each = sizeof(Post),
+									.count = idemq_post_count,
 									.name = "idemq workers",
 									.tranche = "idemq workers",
 									.init = init_board};
 
-/* Returns how many places there are: one for every worker that may exist. */
+/* Returns how many posts there are: one for every worker that may exist. */
 int
-idemq_place_count(void)
+idemq_post_count(void)
 {
 	return Max(max_worker_processes, 1);
 }
 
-/* Returns the place that this process works for; NULL when it is no worker. */
-Place *
-idemq_place_mine(void)
+/* Returns the post that this process works for; NULL when it is no worker. */
+Post *
+idemq_post_mine(void)
 {
 	return mine;
 }
 
-/* Returns the index of a place. */
+/* Returns the index of a post. */
 int
-idemq_place_index(const Place *place)
+idemq_post_index(const Post *post)
 {
-	return (int) (place - board->places);
+	return (int) (post - board->posts);
 }
 
-/* Finds a database's place; NULL when it has none. */
-static Place *
-place_of(Oid database)
+/* Finds a database's post; NULL when it has none. */
+static Post *
+post_of(Oid database)
 {
-	for (int i = 0; i < idemq_place_count(); i++)
+	for (int i = 0; i < idemq_post_count(); i++)
 	{
-		if (board->places[i].state != PLACE_FREE && board->places[i].database == database)
-			return &board->places[i];
+		if (board->posts[i].state != POST_FREE && board->posts[i].database == database)
+			return &board->posts[i];
 	}
 	return NULL;
 }
 
 /*
- * Returns this database's place, NULL when it has none, as far as is known without a lock.
+ * Returns this database's post, NULL when it has none, as far as is known without a lock.
  * It stands mostly where it stood: so this is not linear in databases.  A worker has the
- * place that it was given, whatever has become of it.
+ * post that it was given, whatever has become of it.
  */
-Place *
-idemq_place_own(void)
+Post *
+idemq_post_own(void)
 {
-	static Place *last = NULL;
+	static Post *last = NULL;
 
 	if (mine != NULL)
 		return mine;
-	if (last == NULL || last->state == PLACE_FREE || last->database != MyDatabaseId)
-		last = place_of(MyDatabaseId);
+	if (last == NULL || last->state == POST_FREE || last->database != MyDatabaseId)
+		last = post_of(MyDatabaseId);
 	return last;
 }
 
@@ -147,35 +147,35 @@ idemq_place_own(void)
  * at, was called, or should have woken by itself.  The future: it may sleep.
  */
 int64
-idemq_place_still_since(Place *place)
+idemq_post_still_since(Post *post)
 {
-	uint64 until = pg_atomic_read_u64(&place->asleep_until);
+	uint64 until = pg_atomic_read_u64(&post->asleep_until);
 	uint64 beat;
 
 	pg_read_barrier(); /* it moves, and is awake then */
-	beat = pg_atomic_read_u64(&place->beat);
-	return (int64) (until == PG_UINT64_MAX ? beat : Max(until & ~PLACE_CALLED, beat));
+	beat = pg_atomic_read_u64(&post->beat);
+	return (int64) (until == PG_UINT64_MAX ? beat : Max(until & ~POST_CALLED, beat));
 }
 
-/* Finds a database's place, or gives it one in a state; NULL when all are taken.  Lock held. */
-static Place *
-find_or_take_place(Oid database, PlaceState state)
+/* Finds a database's post, or gives it one in a state; NULL when all are taken.  Lock held. */
+static Post *
+find_or_take_post(Oid database, PostState state)
 {
-	Place *place = place_of(database);
+	Post *post = post_of(database);
 
-	for (int i = 0; i < idemq_place_count() && place == NULL; i++)
+	for (int i = 0; i < idemq_post_count() && post == NULL; i++)
 	{
-		if (board->places[i].state != PLACE_FREE)
+		if (board->posts[i].state != POST_FREE)
 			continue;
-		place = &board->places[i];
-		place->database = database;
-		place->state = state;
-		place->away = 0;
-		place->failures = 0;
-		place->not_before = 0;
-		begin_counts(place);
+		post = &board->posts[i];
+		post->database = database;
+		post->state = state;
+		post->away = 0;
+		post->failures = 0;
+		post->not_before = 0;
+		begin_counts(post);
 	}
-	return place;
+	return post;
 }
 
 static void
@@ -192,16 +192,16 @@ wake_proc(int32 proc)
 bool
 idemq_worker_want(Oid database)
 {
-	Place *place;
+	Post *post;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	place = find_or_take_place(database, PLACE_WANTED);
-	if (place != NULL && place->state == PLACE_HELD)
-		place->state = PLACE_WANTED;
-	if (place != NULL && place->state == PLACE_WANTED)
+	post = find_or_take_post(database, POST_WANTED);
+	if (post != NULL && post->state == POST_HELD)
+		post->state = POST_WANTED;
+	if (post != NULL && post->state == POST_WANTED)
 		wake_proc(board->launcher);
 	LWLockRelease(&board->board_lock);
-	return place != NULL;
+	return post != NULL;
 }
 
 /* Asks for a worker in this database, where idemq is in use. */
@@ -216,12 +216,12 @@ idemq_worker_announce_use(void)
 void
 idemq_worker_recheck(Oid database)
 {
-	Place *place = place_of(database);
+	Post *post = post_of(database);
 
-	if (place == NULL)
+	if (post == NULL)
 		return;
-	(void) pg_atomic_fetch_or_u32(&place->asked, PLACE_ASKED_RECHECK);
-	wake_proc(place->proc);
+	(void) pg_atomic_fetch_or_u32(&post->asked, POST_ASKED_RECHECK);
+	wake_proc(post->proc);
 }
 
 /*
@@ -243,23 +243,23 @@ idemq_worker_visit(Oid database)
 pid_t
 idemq_worker_hold(Oid database, bool *held)
 {
-	Place *place;
+	Post *post;
 	pid_t pid = 0;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	/* Its place, also when there is no worker: none may start now. */
-	place = find_or_take_place(database, PLACE_HELD);
-	if (place != NULL)
+	/* Its post, also when there is no worker: none may start now. */
+	post = find_or_take_post(database, POST_HELD);
+	if (post != NULL)
 	{
-		place->away++;
+		post->away++;
 		/* One that the postmaster has yet to start could come when the database is gone. */
-		if (place->state == PLACE_STARTING)
-			place->state = PLACE_WANTED;
-		pid = place->pid;
-		wake_proc(place->proc);
+		if (post->state == POST_STARTING)
+			post->state = POST_WANTED;
+		pid = post->pid;
+		wake_proc(post->proc);
 	}
 	LWLockRelease(&board->board_lock);
-	*held = place != NULL;
+	*held = post != NULL;
 	return pid;
 }
 
@@ -267,14 +267,14 @@ idemq_worker_hold(Oid database, bool *held)
 void
 idemq_worker_release(Oid database)
 {
-	Place *place;
+	Post *post;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	place = place_of(database);
-	if (place != NULL && place->away > 0)
-		place->away--;
-	if (place != NULL && place->away == 0 && place->state == PLACE_HELD)
-		place->state = PLACE_FREE;
+	post = post_of(database);
+	if (post != NULL && post->away > 0)
+		post->away--;
+	if (post != NULL && post->away == 0 && post->state == POST_HELD)
+		post->state = POST_FREE;
 	wake_proc(board->launcher);
 	LWLockRelease(&board->board_lock);
 }
@@ -286,12 +286,12 @@ idemq_worker_release(Oid database)
 bool
 idemq_worker_is_there(Oid database, pid_t pid)
 {
-	Place *place;
+	Post *post;
 	bool there;
 
 	LWLockAcquire(&board->board_lock, LW_SHARED);
-	place = place_of(database);
-	there = place != NULL && place->pid == pid;
+	post = post_of(database);
+	there = post != NULL && post->pid == pid;
 	LWLockRelease(&board->board_lock);
 	return there;
 }
@@ -300,11 +300,11 @@ idemq_worker_is_there(Oid database, pid_t pid)
 void
 idemq_worker_signal(Oid database, pid_t pid, int signal_number)
 {
-	Place *place;
+	Post *post;
 
 	LWLockAcquire(&board->board_lock, LW_SHARED);
-	place = place_of(database);
-	if (place != NULL && place->pid == pid)
+	post = post_of(database);
+	if (post != NULL && post->pid == pid)
 		(void) kill(pid, signal_number);
 	LWLockRelease(&board->board_lock);
 }
@@ -328,37 +328,37 @@ idemq_workers_attach_launcher(void)
 }
 
 /*
- * Copies the places whose worker has not attached yet, or those that want one;
+ * Copies the posts whose worker has not attached yet, or those that want one;
  * none from which workers are kept away.  Returns how many.
  */
 int
-idemq_workers_list(bool starting, WorkerPlace *places, int max)
+idemq_workers_list(bool starting, WorkerPost *posts, int max)
 {
-	PlaceState state = starting ? PLACE_STARTING : PLACE_WANTED;
+	PostState state = starting ? POST_STARTING : POST_WANTED;
 	int count = 0;
 
 	LWLockAcquire(&board->board_lock, LW_SHARED);
-	for (int i = 0; i < idemq_place_count() && count < max; i++)
+	for (int i = 0; i < idemq_post_count() && count < max; i++)
 	{
-		Place *place = &board->places[i];
+		Post *post = &board->posts[i];
 
-		if (place->state == state && place->away == 0)
-			places[count++] = (WorkerPlace){i, place->database, place->serial, place->not_before};
+		if (post->state == state && post->away == 0)
+			posts[count++] = (WorkerPost){i, post->database, post->serial, post->not_before};
 	}
 	LWLockRelease(&board->board_lock);
 	return count;
 }
 
-/* Finds a place as the launcher copied it; NULL when it is another use by now.  Lock held. */
-static Place *
-same_place(const WorkerPlace *copy)
+/* Finds a post as the launcher copied it; NULL when it is another use by now.  Lock held. */
+static Post *
+same_post(const WorkerPost *copy)
 {
-	Place *place = &board->places[copy->index];
+	Post *post = &board->posts[copy->index];
 
-	if (place->state == PLACE_FREE || place->database != copy->database ||
-		place->serial != copy->serial)
+	if (post->state == POST_FREE || post->database != copy->database ||
+		post->serial != copy->serial)
 		return NULL;
-	return place;
+	return post;
 }
 
 /*
@@ -366,19 +366,19 @@ same_place(const WorkerPlace *copy)
  * false when none is wanted any more.
  */
 bool
-idemq_worker_start_noted(WorkerPlace *copy)
+idemq_worker_start_noted(WorkerPost *copy)
 {
-	Place *place;
+	Post *post;
 	bool wanted;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	place = same_place(copy);
-	wanted = place != NULL && place->state == PLACE_WANTED && place->away == 0;
+	post = same_post(copy);
+	wanted = post != NULL && post->state == POST_WANTED && post->away == 0;
 	if (wanted)
 	{
-		place->state = PLACE_STARTING;
-		place->started_at = idemq_mono_now();
-		copy->serial = ++place->serial;
+		post->state = POST_STARTING;
+		post->started_at = idemq_mono_now();
+		copy->serial = ++post->serial;
 	}
 	LWLockRelease(&board->board_lock);
 	return wanted;
@@ -388,32 +388,32 @@ idemq_worker_start_noted(WorkerPlace *copy)
 void
 idemq_worker_start_failed(int index, int64 again_in)
 {
-	Place *place = &board->places[index];
+	Post *post = &board->posts[index];
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	if (place->state == PLACE_STARTING)
+	if (post->state == POST_STARTING)
 	{
-		place->state = PLACE_WANTED;
-		place->failures++;
-		place->not_before = idemq_mono_now() + again_in;
+		post->state = POST_WANTED;
+		post->failures++;
+		post->not_before = idemq_mono_now() + again_in;
 	}
 	LWLockRelease(&board->board_lock);
 }
 
-/* Frees the place of a database that is gone. */
+/* Frees the post of a database that is gone. */
 void
-idemq_worker_forget(const WorkerPlace *copy)
+idemq_worker_forget(const WorkerPost *copy)
 {
-	Place *place;
+	Post *post;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	place = same_place(copy);
-	if (place != NULL && place->pid == 0 && place->away == 0)
-		place->state = PLACE_FREE;
+	post = same_post(copy);
+	if (post != NULL && post->pid == 0 && post->away == 0)
+		post->state = POST_FREE;
 	LWLockRelease(&board->board_lock);
 }
 
-/* Gives the place back at this worker's end. */
+/* Gives the post back at this worker's end. */
 static void
 detach_worker(int code, Datum arg)
 {
@@ -425,7 +425,7 @@ detach_worker(int code, Datum arg)
 		mine->pid = 0;
 		mine->proc = -1;
 		pg_atomic_write_u64(&mine->asleep_until, PG_UINT64_MAX);
-		mine->state = PLACE_WANTED;
+		mine->state = POST_WANTED;
 		if (now - mine->started_at > LONG_LIFE || mine->away > 0)
 			mine->failures = 0;
 		mine->not_before =
@@ -438,37 +438,37 @@ detach_worker(int code, Datum arg)
 }
 
 /*
- * Makes this process the worker of a place, if it is the one that the launcher
+ * Makes this process the worker of a post, if it is the one that the launcher
  * asked for; sets *database.
  */
 bool
 idemq_worker_attach(int index, uint64 serial, Oid *database)
 {
-	Place *place = &board->places[index];
+	Post *post = &board->posts[index];
 	bool wanted;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	wanted = place->state == PLACE_STARTING && place->serial == serial;
+	wanted = post->state == POST_STARTING && post->serial == serial;
 	if (wanted)
 	{
-		place->state = PLACE_RUNNING;
-		place->pid = MyProcPid;
-		place->proc = IDEMQ_MY_PROC_NUMBER;
-		*database = place->database;
-		pg_atomic_write_u64(&place->beat, (uint64) idemq_mono_now());
-		(void) pg_atomic_fetch_or_u32(&place->asked, PLACE_ASKED_RECHECK);
+		post->state = POST_RUNNING;
+		post->pid = MyProcPid;
+		post->proc = IDEMQ_MY_PROC_NUMBER;
+		*database = post->database;
+		pg_atomic_write_u64(&post->beat, (uint64) idemq_mono_now());
+		(void) pg_atomic_fetch_or_u32(&post->asked, POST_ASKED_RECHECK);
 	}
 	LWLockRelease(&board->board_lock);
 	if (wanted)
 	{
-		mine = place;
+		mine = post;
 		on_shmem_exit(detach_worker, (Datum) 0);
 	}
 	return wanted;
 }
 
 /*
- * Notes that this worker's database has no extension, and frees the place; false
+ * Notes that this worker's database has no extension, and frees the post; false
  * when a session has asked for another check meanwhile.
  */
 bool
@@ -477,10 +477,10 @@ idemq_worker_found_nothing(void)
 	bool nothing;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	nothing = (pg_atomic_read_u32(&mine->asked) & PLACE_ASKED_RECHECK) == 0;
+	nothing = (pg_atomic_read_u32(&mine->asked) & POST_ASKED_RECHECK) == 0;
 	if (nothing)
 	{
-		mine->state = mine->away > 0 ? PLACE_HELD : PLACE_FREE;
+		mine->state = mine->away > 0 ? POST_HELD : POST_FREE;
 		mine->pid = 0;
 		mine->proc = -1;
 	}
@@ -507,14 +507,14 @@ idemq_worker_is_wanted(void)
 bool
 idemq_worker_comes(void)
 {
-	Place *place;
+	Post *post;
 	bool comes = idemq_worker;
 
 	if (!comes)
 		return false;
 	LWLockAcquire(&board->board_lock, LW_SHARED);
-	place = place_of(MyDatabaseId);
-	comes = place == NULL || place->away == 0;
+	post = post_of(MyDatabaseId);
+	comes = post == NULL || post->away == 0;
 	LWLockRelease(&board->board_lock);
 	return comes;
 }

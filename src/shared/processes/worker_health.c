@@ -35,20 +35,20 @@ StaticAssertDecl(lengthof(idemq_chore_names) == CHORE_KINDS, "each chore has a n
 void
 idemq_worker_begins_chore(ChoreKind kind)
 {
-	idemq_place_mine()->doing = (int) kind + 1;
+	idemq_post_mine()->doing = (int) kind + 1;
 }
 
 /* Notes that it has ended, well or not, after so long. */
 void
 idemq_worker_ends_chore(ChoreKind kind, bool done, int64 usecs)
 {
-	Place *place = idemq_place_mine();
+	Post *post = idemq_post_mine();
 
-	place->doing = 0;
-	pg_atomic_write_u64(&place->chores[kind][CHORE_ENDED], (uint64) idemq_mono_now());
-	pg_atomic_fetch_add_u64(&place->chores[kind][CHORE_RUNS], 1);
-	pg_atomic_fetch_add_u64(&place->chores[kind][CHORE_FAILURES], !done);
-	pg_atomic_fetch_add_u64(&place->chores[kind][CHORE_BUSY], (uint64) Max(usecs, 0));
+	post->doing = 0;
+	pg_atomic_write_u64(&post->chores[kind][CHORE_ENDED], (uint64) idemq_mono_now());
+	pg_atomic_fetch_add_u64(&post->chores[kind][CHORE_RUNS], 1);
+	pg_atomic_fetch_add_u64(&post->chores[kind][CHORE_FAILURES], !done);
+	pg_atomic_fetch_add_u64(&post->chores[kind][CHORE_BUSY], (uint64) Max(usecs, 0));
 }
 
 static void
@@ -71,33 +71,33 @@ first_due(const SlotView *view, void *arg)
 bool
 idemq_worker_health(WorkerHealth *health)
 {
-	Place *place = idemq_place_own();
+	Post *post = idemq_post_own();
 	int64 now = idemq_mono_now();
 	int64 first;
 
-	if (place == NULL || place->state != PLACE_RUNNING || (health->pid = place->pid) == 0)
+	if (post == NULL || post->state != POST_RUNNING || (health->pid = post->pid) == 0)
 		return false;
-	first = idemq_place_still_since(place);
+	first = idemq_post_still_since(post);
 	health->stuck_for = now - first < IDEMQ_STUCK_AFTER ? 0 : now - first;
-	health->awake = pg_atomic_read_u64(&place->asleep_until) == PG_UINT64_MAX;
-	health->doing = place->doing - 1;
+	health->awake = pg_atomic_read_u64(&post->asleep_until) == PG_UINT64_MAX;
+	health->doing = post->doing - 1;
 	health->last_run = 0;
 	for (int i = 0; i < CHORE_KINDS; i++)
 		health->last_run =
-			Max(health->last_run, (int64) pg_atomic_read_u64(&place->chores[i][CHORE_ENDED]));
+			Max(health->last_run, (int64) pg_atomic_read_u64(&post->chores[i][CHORE_ENDED]));
 	idemq_for_each_slot(MyDatabaseId, first_due, &first);
 	health->lag = Max(now - first, 0);
 	return true;
 }
 
-/* Copies the counts of this database's chores; false when it has no place. */
+/* Copies the counts of this database's chores; false when it has no post. */
 bool
 idemq_worker_chore_counts(uint64 counts[CHORE_KINDS][CHORE_COUNTS])
 {
-	Place *place = idemq_place_own();
+	Post *post = idemq_post_own();
 
-	for (int i = 0; place != NULL && i < CHORE_KINDS * CHORE_COUNTS; i++)
+	for (int i = 0; post != NULL && i < CHORE_KINDS * CHORE_COUNTS; i++)
 		counts[i / CHORE_COUNTS][i % CHORE_COUNTS] =
-			pg_atomic_read_u64(&place->chores[i / CHORE_COUNTS][i % CHORE_COUNTS]);
-	return place != NULL;
+			pg_atomic_read_u64(&post->chores[i / CHORE_COUNTS][i % CHORE_COUNTS]);
+	return post != NULL;
 }

@@ -5,7 +5,7 @@
  *
  * The worker keeps for each slot of its database when it comes due, as of its last visit
  * (worker/chores.c).  Who lowers a time of a slot, or gives it something to do, marks the
- * slot in the set of its database's place on the board; the worker takes the marks, and
+ * slot in the set of its database's post on the board; the worker takes the marks, and
  * visits these slots again.  A set is a bit for each slot, a bit for each word of those,
  * and one number for "all".
  *
@@ -26,8 +26,8 @@
  * awake and saying that it is asleep.
  *
  * A worker that starts, or begins anew, visits all slots of its database.  A database that
- * has no place when the session looks has no worker that has visited anything yet: either
- * the session sees the place, or that visit, later, sees what the session wrote.  A place
+ * has no post when the session looks has no worker that has visited anything yet: either
+ * the session sees the post, or that visit, later, sees what the session wrote.  A post
  * may become another database's meanwhile: then a bit is set for nothing, and the worker,
  * which finds the slot to be of another database, forgets it.
  *
@@ -66,25 +66,25 @@ set_size(void)
 }
 
 static pg_atomic_uint64 *
-set_of(int place)
+set_of(int post)
 {
-	return (pg_atomic_uint64 *) (sets + place * set_size());
+	return (pg_atomic_uint64 *) (sets + post * set_size());
 }
 
 static int
 line_count(void)
 {
-	return idemq_place_count() * (int) (set_size() / PG_CACHE_LINE_SIZE);
+	return idemq_post_count() * (int) (set_size() / PG_CACHE_LINE_SIZE);
 }
 
-/* Makes the sets of all places. */
+/* Makes the sets of all posts. */
 static void
 init_sets(int tranche)
 {
-	for (int place = 0; place < idemq_place_count(); place++)
+	for (int post = 0; post < idemq_post_count(); post++)
 	{
 		for (int i = 0; i < 1 + word_words() + slot_words(); i++)
-			pg_atomic_init_u64(&set_of(place)[i], 0);
+			pg_atomic_init_u64(&set_of(post)[i], 0);
 	}
 }
 
@@ -105,9 +105,9 @@ ensure_bit(pg_atomic_uint64 *words, int bit)
 
 /* Marks a slot, whose time was written before. */
 void
-idemq_due_slots_mark(int place, int slot)
+idemq_due_slots_mark(int post, int slot)
 {
-	pg_atomic_uint64 *set = set_of(place);
+	pg_atomic_uint64 *set = set_of(post);
 
 	pg_memory_barrier();
 	ensure_bit(set + 1 + word_words(), slot);
@@ -117,19 +117,19 @@ idemq_due_slots_mark(int place, int slot)
 
 /* Marks all slots of a database. */
 void
-idemq_due_slots_mark_all(int place)
+idemq_due_slots_mark_all(int post)
 {
-	(void) pg_atomic_exchange_u64(set_of(place), 1);
+	(void) pg_atomic_exchange_u64(set_of(post), 1);
 }
 
 /*
- * Takes the marks of a place, and calls a function, which must not raise, for each slot.
+ * Takes the marks of a post, and calls a function, which must not raise, for each slot.
  * Returns whether all slots of the database are to be visited beside these.
  */
 bool
-idemq_due_slots_take(int place, void (*function)(int slot, void *arg), void *arg)
+idemq_due_slots_take(int post, void (*function)(int slot, void *arg), void *arg)
 {
-	pg_atomic_uint64 *set = set_of(place);
+	pg_atomic_uint64 *set = set_of(post);
 	pg_atomic_uint64 *slots = set + 1 + word_words();
 
 	for (int w = 0; w < word_words(); w++)

@@ -74,8 +74,8 @@ extern bool idemq_due_take(QueueSlot *slot, DueKind kind);
 
 extern const ShmemPart idemq_due_slots_part;
 
-extern void idemq_due_slots_mark(int place, int slot);
-extern void idemq_due_slots_mark_all(int place);
-extern bool idemq_due_slots_take(int place, void (*function)(int slot, void *arg), void *arg);
+extern void idemq_due_slots_mark(int post, int slot);
+extern void idemq_due_slots_mark_all(int post);
+extern bool idemq_due_slots_take(int post, void (*function)(int slot, void *arg), void *arg);
 
 #endif

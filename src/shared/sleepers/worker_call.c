@@ -16,12 +16,12 @@
  *	   Had it been awake already, one of the two would have seen what the other wrote before
  *	   its barrier.
  * So a busy queue, whose deadlines are all later than the first, does not wake the worker
- * for each claim.  A place may have become another database's meanwhile: that worker
+ * for each claim.  A post may have become another database's meanwhile: that worker
  * wakes in vain, and the right one has just started and checks everything.
  *
  * A worker that is awake notes each piece of work that it begins (beat).  One that sleeps
  * should wake when it said that it would, or when it is called: the first call puts the time of
- * the call, with the bit PLACE_CALLED, in the place of the until that it has read, by
+ * the call, with the bit POST_CALLED, in the place of the until that it has read, by
  * compare-and-swap, and then sets the latch.  With that bit it is later than every t; and a
  * worker that has woken meanwhile, and sleeps again, is woken by that latch once more.  One that
  * has not moved for IDEMQ_STUCK_AFTER, since it is stopped, or at one long piece of work, is as
@@ -50,26 +50,26 @@
 bool
 idemq_worker_present(void)
 {
-	Place *place = idemq_place_own();
+	Post *post = idemq_post_own();
 
-	return place != NULL && place->state == PLACE_RUNNING &&
-		   idemq_mono_now() - idemq_place_still_since(place) < IDEMQ_STUCK_AFTER;
+	return post != NULL && post->state == POST_RUNNING &&
+		   idemq_mono_now() - idemq_post_still_since(post) < IDEMQ_STUCK_AFTER;
 }
 
 static void
-call(Place *place, int64 mono)
+call(Post *post, int64 mono)
 {
-	int32 proc = place->proc;
+	int32 proc = post->proc;
 	uint64 until;
 
 	/* What our caller has written comes before. */
 	pg_memory_barrier();
-	until = pg_atomic_read_u64(&place->asleep_until);
+	until = pg_atomic_read_u64(&post->asleep_until);
 	if ((uint64) Max(mono, 0) >= until || proc < 0)
 		return;
-	if (until < PLACE_CALLED)
-		(void) pg_atomic_compare_exchange_u64(&place->asleep_until, &until,
-											  PLACE_CALLED | (uint64) idemq_mono_now());
+	if (until < POST_CALLED)
+		(void) pg_atomic_compare_exchange_u64(&post->asleep_until, &until,
+											  POST_CALLED | (uint64) idemq_mono_now());
 	SetLatch(&GetPGProcByNumber(proc)->procLatch);
 }
 
@@ -80,23 +80,23 @@ call(Place *place, int64 mono)
 void
 idemq_worker_need_by(int64 mono)
 {
-	Place *place;
+	Post *post;
 
-	if (idemq_place_mine() != NULL)
+	if (idemq_post_mine() != NULL)
 		return; /* it checks again before it sleeps */
-	place = idemq_place_own();
-	if (place != NULL)
-		call(place, mono);
+	post = idemq_post_own();
+	if (post != NULL)
+		call(post, mono);
 }
 
 /* Marks the slot of that index, for what was written down before; idemq_worker_need_by follows. */
 void
 idemq_worker_mark_slot(int slot)
 {
-	Place *place = idemq_place_own();
+	Post *post = idemq_post_own();
 
-	if (place != NULL)
-		idemq_due_slots_mark(idemq_place_index(place), slot);
+	if (post != NULL)
+		idemq_due_slots_mark(idemq_post_index(post), slot);
 }
 
 /* As idemq_worker_need_by, for a slot of this database. */
@@ -111,10 +111,10 @@ idemq_worker_need_slot(const QueueSlot *slot, int64 mono)
 void
 idemq_worker_need_all(void)
 {
-	Place *place = idemq_place_own();
+	Post *post = idemq_post_own();
 
-	if (place != NULL)
-		idemq_due_slots_mark_all(idemq_place_index(place));
+	if (post != NULL)
+		idemq_due_slots_mark_all(idemq_post_index(post));
 	idemq_worker_need_by(0);
 }
 
@@ -122,19 +122,19 @@ idemq_worker_need_all(void)
 void
 idemq_worker_note_schedules(void)
 {
-	Place *place = idemq_place_own();
+	Post *post = idemq_post_own();
 
-	if (place == NULL)
+	if (post == NULL)
 		return; /* one that comes lists them */
-	(void) pg_atomic_fetch_or_u32(&place->asked, PLACE_ASKED_SCHEDULES);
+	(void) pg_atomic_fetch_or_u32(&post->asked, POST_ASKED_SCHEDULES);
 	idemq_worker_need_by(0);
 }
 
-/* Returns whether this worker is asked for something (PLACE_ASKED_...); take: once. */
+/* Returns whether this worker is asked for something (POST_ASKED_...); take: once. */
 bool
 idemq_worker_is_asked(uint32 what, bool take)
 {
-	pg_atomic_uint32 *asked = &idemq_place_mine()->asked;
+	pg_atomic_uint32 *asked = &idemq_post_mine()->asked;
 	uint32 were = take ? pg_atomic_fetch_and_u32(asked, ~what) : pg_atomic_read_u32(asked);
 
 	return (were & what) != 0;
@@ -146,7 +146,7 @@ idemq_worker_awake(void)
 {
 	idemq_worker_beats();
 	pg_write_barrier();
-	pg_atomic_write_u64(&idemq_place_mine()->asleep_until, PG_UINT64_MAX);
+	pg_atomic_write_u64(&idemq_post_mine()->asleep_until, PG_UINT64_MAX);
 	pg_memory_barrier();
 }
 
@@ -154,12 +154,12 @@ idemq_worker_awake(void)
 void
 idemq_worker_beats(void)
 {
-	pg_atomic_write_u64(&idemq_place_mine()->beat, (uint64) idemq_mono_now());
+	pg_atomic_write_u64(&idemq_post_mine()->beat, (uint64) idemq_mono_now());
 }
 
 /* Says until when (mono) this worker will sleep; then it waits on its latch. */
 void
 idemq_worker_asleep(int64 until)
 {
-	pg_atomic_write_u64(&idemq_place_mine()->asleep_until, (uint64) Max(until, 0));
+	pg_atomic_write_u64(&idemq_post_mine()->asleep_until, (uint64) Max(until, 0));
 }

@@ -61,10 +61,11 @@
 
 /* Returns whether an entry is counted in what is its queue's slot now. */
 bool
-idemq_running_is_counted(const RunningMark *mark)
+idemq_running_is_counted(const RunningCounted *counted)
 {
-	return mark->units > 0 &&
-		   RUNNING_LIFE(pg_atomic_read_u64(&idemq_slot_at(mark->slot)->running)) == mark->life;
+	return counted->units > 0 &&
+		   RUNNING_LIFE(pg_atomic_read_u64(&idemq_slot_at(counted->slot)->running)) ==
+			   counted->life;
 }
 
 /*
@@ -73,7 +74,7 @@ idemq_running_is_counted(const RunningMark *mark)
  * has just lost its slot.
  */
 bool
-idemq_running_count_in(RunningMark *mark, QueueSlot *slot, int32 queue_id, uint32 max)
+idemq_running_count_in(RunningCounted *counted, QueueSlot *slot, int32 queue_id, uint32 max)
 {
 	uint64 known;
 	uint32 life;
@@ -92,34 +93,34 @@ idemq_running_count_in(RunningMark *mark, QueueSlot *slot, int32 queue_id, uint3
 		if (RUNNING_LIFE(known) != life || (max > 0 && RUNNING_COUNT(known) >= max))
 			return false;
 	} while (!pg_atomic_compare_exchange_u64(&slot->running, &known, known + 1));
-	if (mark->units > 0 && (mark->slot != idemq_slot_index(slot) || mark->life != life))
-		(void) idemq_running_count_out(mark, queue_id, 0);
-	mark->slot = idemq_slot_index(slot);
-	mark->life = life;
-	mark->units++;
+	if (counted->units > 0 && (counted->slot != idemq_slot_index(slot) || counted->life != life))
+		(void) idemq_running_count_out(counted, queue_id, 0);
+	counted->slot = idemq_slot_index(slot);
+	counted->life = life;
+	counted->units++;
 	return true;
 }
 
 /* Counts an entry as no more than keep units; returns where fewer are counted now. */
 RunningFreed
-idemq_running_count_out(RunningMark *mark, int32 queue_id, uint32 keep)
+idemq_running_count_out(RunningCounted *counted, int32 queue_id, uint32 keep)
 {
-	uint32 units = mark->units;
+	uint32 units = counted->units;
 	QueueSlot *slot;
 	uint64 known;
 
 	if (units <= keep)
 		return NOTHING_FREED;
-	mark->units = keep;
-	slot = idemq_slot_at(mark->slot);
+	counted->units = keep;
+	slot = idemq_slot_at(counted->slot);
 	known = pg_atomic_read_u64(&slot->running);
 	do
 	{
-		if (RUNNING_LIFE(known) != mark->life)
+		if (RUNNING_LIFE(known) != counted->life)
 			return NOTHING_FREED;
 		Assert(RUNNING_COUNT(known) >= units - keep);
 	} while (!pg_atomic_compare_exchange_u64(&slot->running, &known, known - (units - keep)));
-	return (RunningFreed){mark->slot, queue_id};
+	return (RunningFreed){counted->slot, queue_id};
 }
 
 /* Returns how many lease entries a slot counts. */

@@ -247,12 +247,12 @@ extern void idemq_cursor_verified(QueueSlot *slot, int32 queue_id, int64 took);
  */
 
 /* Where a lease entry is counted as running.  Every field is under the entry's partition lock. */
-typedef struct RunningMark
+typedef struct RunningCounted
 {
 	int32 slot;	  /* by index; of no meaning while units is 0 */
 	uint32 life;  /* the life of that slot */
 	uint32 units; /* 0, or 1; more until a claim that took the entry over ends */
-} RunningMark;
+} RunningCounted;
 
 /* Where something was counted that is running no more, for idemq_running_freed. */
 typedef struct RunningFreed
@@ -268,9 +268,10 @@ typedef struct RunningFreed
 #define REFUSED_BY_RATE 2
 
 /* for shared/leases/leases.c and shared/leases/lease_scan.c, with the entry's partition locked */
-extern bool idemq_running_count_in(RunningMark *mark, QueueSlot *slot, int32 queue_id, uint32 max);
-extern RunningFreed idemq_running_count_out(RunningMark *mark, int32 queue_id, uint32 keep);
-extern bool idemq_running_is_counted(const RunningMark *mark);
+extern bool idemq_running_count_in(RunningCounted *counted, QueueSlot *slot, int32 queue_id,
+								   uint32 max);
+extern RunningFreed idemq_running_count_out(RunningCounted *counted, int32 queue_id, uint32 keep);
+extern bool idemq_running_is_counted(const RunningCounted *counted);
 
 extern void idemq_running_freed(RunningFreed freed);
 extern void idemq_running_wake_refused(QueueSlot *slot, int32 queue_id, uint32 limit);

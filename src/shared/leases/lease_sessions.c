@@ -1,5 +1,5 @@
 /*
- * shared/leases/lease_owners.c
+ * shared/leases/lease_sessions.c
  *		Which attached leases a session has: a list for each session and partition of the
  *		lease table; and their end with the session.
  *
@@ -11,8 +11,8 @@
  *
  * A session has lives: DISCARD ALL ends one, its exit the last, and a new session with
  * its proc number begins another.  An entry that another transaction takes over, as it
- * claims what it has ended, is in no list of the former owner's meanwhile; should that be
- * undone, the life that was copied with it tells whether the owner's has ended since
+ * claims what it has ended, is in no list of the former session's meanwhile; should that be
+ * undone, the life that was copied with it tells whether that one's has ended since
  * (idemq_lease_restore).  Both are decided under the entry's partition lock, so one of
  * the two sees the other.
  *
@@ -53,11 +53,11 @@ init_lists(int tranche)
 		dlist_init(&owned_by[i].leases);
 }
 
-const ShmemPart idemq_lease_owners_part = {.area = (void **) &owned_by,
-										   .each = sizeof(Owned),
-										   .count = list_count,
-										   .name = "idemq lease owners",
-										   .init = init_lists};
+const ShmemPart idemq_lease_sessions_part = {.area = (void **) &owned_by,
+											 .each = sizeof(Owned),
+											 .count = list_count,
+											 .name = "idemq lease sessions",
+											 .init = init_lists};
 
 static Owned *
 owned(int partition, int32 session)
@@ -67,14 +67,14 @@ owned(int partition, int32 session)
 
 /* Returns which life of its session this is: not that of the claim, if the two differ. */
 uint32
-idemq_lease_owner_life(const Lease *lease)
+idemq_lease_session_life(const Lease *lease)
 {
 	return owned(LEASE_PARTITION(lease->hash), lease->session)->life;
 }
 
 /* Puts an attached entry into its session's list. */
 void
-idemq_lease_owner_add(Lease *lease)
+idemq_lease_session_add(Lease *lease)
 {
 	dlist_push_head(&owned(LEASE_PARTITION(lease->hash), lease->session)->leases, &lease->owned);
 }
