@@ -34,6 +34,31 @@
 #include "shared/groups/groups.h"
 #include "shared/slots/slots.h"
 
+/* At each slot's index its queue's, then those of databases. */
+static GroupWindow *windows = NULL;
+
+static int
+window_count(void)
+{
+	return idemq_max_queues + GROUP_DATABASE_WINDOWS;
+}
+
+static void
+init_windows(int tranche)
+{
+	for (int i = 0; i < window_count(); i++)
+	{
+		SpinLockInit(&windows[i].lock);
+		windows[i].least[0] = windows[i].least[1] = GROUP_KEEP_FLOOR;
+	}
+}
+
+const ShmemPart idemq_group_windows_part = {.area = (void **) &windows,
+											.each = sizeof(GroupWindow),
+											.count = window_count,
+											.name = "idemq group windows",
+											.init = init_windows};
+
 /* Returns the number of a queue's window; NULL: the database's. */
 int
 idemq_group_window_of(const QueueSlot *slot, Oid database)
@@ -49,7 +74,7 @@ idemq_group_window_of(const QueueSlot *slot, Oid database)
 int
 idemq_group_window_enter(int number, int64 id)
 {
-	GroupWindow *window = idemq_group_window_at(number);
+	GroupWindow *window = &windows[number];
 	int newer;
 
 	SpinLockAcquire(&window->lock);
@@ -66,7 +91,7 @@ idemq_group_window_enter(int number, int64 id)
 void
 idemq_group_window_lower(int number, int generation, int64 id)
 {
-	GroupWindow *window = idemq_group_window_at(number);
+	GroupWindow *window = &windows[number];
 
 	SpinLockAcquire(&window->lock);
 	window->least[generation] = Min(window->least[generation], id);
@@ -77,7 +102,7 @@ idemq_group_window_lower(int number, int generation, int64 id)
 void
 idemq_group_window_leave(int number, int generation)
 {
-	GroupWindow *window = idemq_group_window_at(number);
+	GroupWindow *window = &windows[number];
 
 	SpinLockAcquire(&window->lock);
 	if (--window->writers[generation] == 0)
@@ -88,7 +113,7 @@ idemq_group_window_leave(int number, int generation)
 static int64
 least_in(int number)
 {
-	GroupWindow *window = idemq_group_window_at(number);
+	GroupWindow *window = &windows[number];
 	int64 least;
 
 	SpinLockAcquire(&window->lock);

@@ -99,12 +99,11 @@
 typedef struct GroupsShared
 {
 	LWLock lock;
-	int count;			  /* groups in the hash */
-	int dependency_marks; /* marks of jobs with dependencies in it */
-	int nidle;			  /* of these, idle */
-	int nlimited;		  /* of these, limited */
-	dlist_head idle;	  /* the one that is idle for the longest time first */
-	GroupWindow of_databases[GROUP_DATABASE_WINDOWS];
+	int count;								  /* groups in the hash */
+	int dependency_marks;					  /* marks of jobs with dependencies in it */
+	int nidle;								  /* of these, idle */
+	int nlimited;							  /* of these, limited */
+	dlist_head idle;						  /* the one that is idle for the longest time first */
 	GroupQueue queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
 } GroupsShared;
 
@@ -112,21 +111,12 @@ static GroupsShared *shared = NULL;
 static HTAB *group_hash = NULL;
 static const int hash_entries = MAX_GROUPS + MAX_DEPENDENCY_MARKS;
 
-static void
-init_window(GroupWindow *window)
-{
-	SpinLockInit(&window->lock);
-	window->least[0] = window->least[1] = GROUP_KEEP_FLOOR;
-}
-
 /* Makes the table; its memory is zeros. */
 static void
 init_groups(int tranche)
 {
 	LWLockInitialize(&shared->lock, tranche);
 	dlist_init(&shared->idle);
-	for (int i = 0; i < GROUP_DATABASE_WINDOWS; i++)
-		init_window(&shared->of_databases[i]);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
 		GroupQueue *queue = &shared->queues[i];
@@ -134,7 +124,6 @@ init_groups(int tranche)
 		dlist_init(&queue->waiting);
 		dlist_init(&queue->delayed);
 		queue->scan_at = PG_INT64_MAX;
-		init_window(&queue->window);
 		pg_atomic_init_u32(&queue->round.number, 0);
 		ConditionVariableInit(&queue->round.over);
 	}
@@ -158,14 +147,6 @@ GroupQueue *
 idemq_group_queue_at(int index)
 {
 	return &shared->queues[index];
-}
-
-/* Returns the window of that number: a slot's index, or above those a database's. */
-GroupWindow *
-idemq_group_window_at(int number)
-{
-	return number < idemq_max_queues ? &shared->queues[number].window
-									 : &shared->of_databases[number - idemq_max_queues];
 }
 
 /* Returns the queue of a slot if it is that one; NULL otherwise.  Lock held. */

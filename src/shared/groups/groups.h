@@ -75,7 +75,7 @@ typedef struct GroupEntry
 /* Who is about to lower floors; every field is under the spinlock (group_window.c). */
 typedef struct GroupWindow
 {
-	slock_t lock;
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE) slock_t lock;
 	int newer;		/* the generation that is entered: 0 or 1 */
 	int writers[2]; /* by generation */
 	int64 least[2]; /* an id, or GROUP_DROP_FLOOR; GROUP_KEEP_FLOOR without writers */
@@ -93,7 +93,7 @@ typedef struct PromoteRound
 
 /*
  * The groups of one queue, at the index of its slot, that are to be checked.  Every
- * field but the last two is under the table's lock; when they are due stands in the slot
+ * field but the last is under the table's lock; when they are due stands in the slot
  * (DUE_GROUPS).
  */
 typedef struct GroupQueue
@@ -104,12 +104,10 @@ typedef struct GroupQueue
 	dlist_head delayed;
 	int64 delayed_until; /* mono: of those in delayed */
 	int64 scan_at;		 /* mono: all are to be checked; PG_INT64_MAX: never */
-	GroupWindow window;
 	PromoteRound round;
 } GroupQueue;
 
 extern GroupQueue *idemq_group_queue_at(int index);
-extern GroupWindow *idemq_group_window_at(int number);
 extern const ShmemPart idemq_groups_part;
 extern bool idemq_groups_know(const QueueSlot *slot, const GroupKey *key);
 extern bool idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id);
@@ -196,6 +194,7 @@ extern void idemq_dependency_finished(QueueSlot *slot, int32 queue_id, int64 job
  *		Transactions that are about to lower the floors of FIFO groups.
  */
 
+extern const ShmemPart idemq_group_windows_part;
 extern int idemq_group_window_of(const QueueSlot *slot, Oid database);
 extern int idemq_group_window_enter(int number, int64 id);
 extern void idemq_group_window_lower(int number, int generation, int64 id);

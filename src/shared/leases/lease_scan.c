@@ -1,8 +1,9 @@
 /*
  * shared/leases/lease_scan.c
- *		Walks over lease entries: what of a queue has expired, copies and counts.
+ *		Walks over lease entries: what of a queue has expired, copies and counts; and a
+ *		session's end.
  *
- * Each walk (these, a session's end in lease_sessions.c, a database's in lease_table.c) looks at
+ * Each walk (these, and a database's end in lease_table.c) looks at
  * its own queue's, session's or database's entries alone, one partition locked at a time.
  * That is enough, for an entry stays in its partition:
  *
@@ -17,17 +18,21 @@
  *
  * job/reap.c spends a tenth of the time on searches for expired leases at most.
  *
- * Locks: see README.md, level 1: a partition, shared.
+ * Locks: see README.md, level 1: a partition, shared to read, exclusively to change entries.
  */
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "storage/ipc.h"
 #include "storage/proc.h"
 #include "utils/memutils.h"
 
 #include "base/base.h"
+#include "base/compat.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/sleepers/sleepers.h"
+
+static bool exit_registered = false;
 
 /* A search for expired leases. */
 typedef struct ExpiredSearch
@@ -145,4 +150,47 @@ idemq_lease_count_queue(int32 queue_id)
 
 	idemq_leases_visit(LW_SHARED, queue_id, visit_count, &count);
 	return count;
+}
+
+/* Lets the attached leases of this session expire now, but for open claims', and ends its life. */
+void
+idemq_lease_orphan_session(void)
+{
+	int64 now = idemq_mono_now();
+
+	for (int i = 0; i < LEASE_PARTITIONS && exit_registered; i++)
+	{
+		OwnedLeases *own = idemq_lease_session_owned(i, IDEMQ_MY_PROC_NUMBER);
+		dlist_mutable_iter iter;
+
+		idemq_leases_lock(i, LW_EXCLUSIVE);
+		dlist_foreach_modify(iter, &own->leases)
+		{
+			Lease *lease = dlist_container(Lease, owned, iter.cur);
+
+			if (lease->claiming)
+				continue;
+			idemq_lease_unplace(lease);
+			idemq_lease_orphan(lease, LOSS_SESSION, now);
+			idemq_lease_place(lease);
+			idemq_due_by(idemq_slot_find(MyDatabaseId, lease->queue_id), DUE_LEASE, now);
+		}
+		own->life++;
+		idemq_leases_unlock(i);
+	}
+}
+
+static void
+orphan_at_exit(int code, Datum arg)
+{
+	idemq_lease_orphan_session();
+}
+
+/* Makes this session's end, clean or not, end its attached leases. */
+void
+idemq_lease_attach_session(void)
+{
+	if (!exit_registered)
+		on_shmem_exit(orphan_at_exit, (Datum) 0);
+	exit_registered = true;
 }

@@ -16,28 +16,18 @@
  * (idemq_lease_restore).  Both are decided under the entry's partition lock, so one of
  * the two sees the other.
  *
- * Locks: each list, and its count of lives, is under the lock of its partition.  But for
- * idemq_lease_attach_session, nothing here allocates or raises.
+ * Locks: each list, and its count of lives, is under the lock of its partition.  Nothing here
+ * allocates or raises.
  */
 #include "postgres.h"
 
 #include "miscadmin.h"
-#include "storage/ipc.h"
 
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/leases/leases.h"
-#include "shared/sleepers/sleepers.h"
-#include "shared/slots/slots.h"
 
-typedef struct Owned
-{
-	dlist_head leases; /* by Lease.owned */
-	uint32 life;	   /* lives that have ended */
-} Owned;
-
-static Owned *owned_by = NULL;
-static bool exit_registered = false;
+static OwnedLeases *owned_by = NULL;
 
 static int
 list_count(void)
@@ -54,13 +44,14 @@ init_lists(int tranche)
 }
 
 const ShmemPart idemq_lease_sessions_part = {.area = (void **) &owned_by,
-											 .each = sizeof(Owned),
+											 .each = sizeof(OwnedLeases),
 											 .count = list_count,
 											 .name = "idemq lease sessions",
 											 .init = init_lists};
 
-static Owned *
-owned(int partition, int32 session)
+/* Returns the list of a session in a partition. */
+OwnedLeases *
+idemq_lease_session_owned(int partition, int32 session)
 {
 	return &owned_by[session * LEASE_PARTITIONS + partition];
 }
@@ -69,14 +60,16 @@ owned(int partition, int32 session)
 uint32
 idemq_lease_session_life(const Lease *lease)
 {
-	return owned(LEASE_PARTITION(lease->hash), lease->session)->life;
+	return idemq_lease_session_owned(LEASE_PARTITION(lease->hash), lease->session)->life;
 }
 
 /* Puts an attached entry into its session's list. */
 void
 idemq_lease_session_add(Lease *lease)
 {
-	dlist_push_head(&owned(LEASE_PARTITION(lease->hash), lease->session)->leases, &lease->owned);
+	dlist_push_head(&idemq_lease_session_owned(LEASE_PARTITION(lease->hash), lease->session)
+						 ->leases,
+					&lease->owned);
 }
 
 /* Ends a lease that its session has let go: its deadline is now (mono).  It is not placed. */
@@ -86,47 +79,4 @@ idemq_lease_orphan(Lease *lease, LeaseLoss loss, int64 now)
 	lease->attached = false;
 	lease->loss = loss;
 	lease->deadline = lease->due = now;
-}
-
-/* Lets the attached leases of this session expire now, but for open claims', and ends its life. */
-void
-idemq_lease_orphan_session(void)
-{
-	int64 now = idemq_mono_now();
-
-	for (int i = 0; i < LEASE_PARTITIONS && exit_registered; i++)
-	{
-		Owned *own = owned(i, IDEMQ_MY_PROC_NUMBER);
-		dlist_mutable_iter iter;
-
-		idemq_leases_lock(i, LW_EXCLUSIVE);
-		dlist_foreach_modify(iter, &own->leases)
-		{
-			Lease *lease = dlist_container(Lease, owned, iter.cur);
-
-			if (lease->claiming)
-				continue;
-			idemq_lease_unplace(lease);
-			idemq_lease_orphan(lease, LOSS_SESSION, now);
-			idemq_lease_place(lease);
-			idemq_due_by(idemq_slot_find(MyDatabaseId, lease->queue_id), DUE_LEASE, now);
-		}
-		own->life++;
-		idemq_leases_unlock(i);
-	}
-}
-
-static void
-orphan_at_exit(int code, Datum arg)
-{
-	idemq_lease_orphan_session();
-}
-
-/* Makes this session's end, clean or not, end its attached leases. */
-void
-idemq_lease_attach_session(void)
-{
-	if (!exit_registered)
-		on_shmem_exit(orphan_at_exit, (Datum) 0);
-	exit_registered = true;
 }

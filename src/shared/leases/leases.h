@@ -214,10 +214,15 @@ extern bool idemq_lease_order_walk(Lease *root, Oid database, int32 queue_id, Le
 
 extern const ShmemPart idemq_lease_sessions_part;
 
-extern void idemq_lease_attach_session(void);
-extern void idemq_lease_orphan_session(void);
+/* The attached leases of a session in a partition. */
+typedef struct OwnedLeases
+{
+	dlist_head leases; /* by Lease.owned */
+	uint32 life;	   /* lives that have ended */
+} OwnedLeases;
 
 /* with the entry's partition locked exclusively */
+extern OwnedLeases *idemq_lease_session_owned(int partition, int32 session);
 extern uint32 idemq_lease_session_life(const Lease *lease);
 extern void idemq_lease_session_add(Lease *lease);
 extern void idemq_lease_orphan(Lease *lease, LeaseLoss loss, int64 now);
@@ -279,5 +284,7 @@ extern Lease *idemq_lease_copy_all(int *count);
 extern int idemq_lease_count_queue(int32 queue_id);
 extern int idemq_session_pid(int32 session);
 extern int idemq_lease_pid(const Lease *lease);
+extern void idemq_lease_attach_session(void);
+extern void idemq_lease_orphan_session(void);
 
 #endif
