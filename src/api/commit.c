@@ -19,7 +19,6 @@ idemq_commit_args(FunctionCallInfo fcinfo)
 {
 	Finish finish = {.kind = FINISH_COMMIT};
 
-	finish.args.no_document = PG_ARGISNULL(2);
 	if (!PG_ARGISNULL(2))
 		finish.args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
 	return finish;

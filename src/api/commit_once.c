@@ -27,7 +27,6 @@ idemq_sql_v2_commit_once(PG_FUNCTION_ARGS)
 	idemq_arg_required(fcinfo, 0, "id");
 	call.id = PG_GETARG_INT64(0);
 	call.event = EVENT_COMMIT_ONCE;
-	call.args.no_document = PG_ARGISNULL(1);
 	if (!PG_ARGISNULL(1))
 		call.args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(1)));
 	idemq_check_document("result", call.args.document, 0);

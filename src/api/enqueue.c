@@ -99,23 +99,24 @@ idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, Jo
 		idemq_job_wait_no_longer(columns, NULL, rule.max_wait);
 	if (has_key)
 	{
-		if (rule.policy == DUPLICATE_RERUN)
-			idemq_new_job_or_rerun(table, queue, columns, wait, answer);
-		else
-			idemq_new_job_keyed(table, queue, columns, rule, wait, answer);
+		idemq_new_job_keyed(table, queue, columns, rule, wait, answer);
 		if (answer->outcome == OUTCOME_ACCEPTED)
 			idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 		else if (answer->outcome != OUTCOME_LOCKED)
 			idemq_queue_count_refusal(queue, COUNTER_DUPLICATES);
 		return;
 	}
-	status = batch != NULL ? idemq_new_job_add(batch, queue, columns)
-						   : idemq_new_job_insert(table, queue, columns);
+	if (batch != NULL)
+	{
+		status = idemq_new_job_note(queue, columns);
+		idemq_jobs_batch_add(batch, columns);
+	}
+	else
+		status = idemq_new_job_insert(table, queue, columns);
 	idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 	*answer = (EnqueueAnswer){.id = DatumGetInt64(columns->values[COL_ID]),
 							  .outcome = OUTCOME_ACCEPTED,
-							  .status = status,
-							  .no_result = true};
+							  .status = status};
 }
 
 /* Returns whether an answer tells of what another transaction has committed. */
@@ -140,7 +141,7 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 	values[0] = Int64GetDatum(answer->id);
 	values[2] = ObjectIdGetDatum(idemq_oids()->status[answer->status]);
 	values[3] = answer->result;
-	nulls[3] = answer->no_result;
+	nulls[3] = answer->result == (Datum) 0;
 }
 
 /*

@@ -142,7 +142,6 @@ idemq_finish_batch(FunctionCallInfo fcinfo, Finish *finish, FinishAnswer answer,
 		CHECK_FOR_INTERRUPTS();
 		MemoryContextReset(item_context);
 		finish->args.document = PointerGetDatum(element(&batch.results, items[i].ord));
-		finish->args.no_document = finish->args.document == (Datum) 0;
 		finish->args.error = element(&batch.errors, items[i].ord);
 		finish->args.details = element(&batch.details, items[i].ord);
 		outcome =

@@ -23,7 +23,7 @@ decide_retry(const Job *job, const void *arg, EventArgs *args, JobEvent *event, 
 	{
 		case JOB_DEAD:
 		case JOB_CANCELLED:
-			*event = idemq_redrive_event(job);
+			*event = idemq_job_waits_again(job) ? EVENT_REDRIVE_GROUPED : EVENT_REDRIVE;
 			return true;
 		case JOB_FAILED:
 			return true;

@@ -246,7 +246,6 @@ finish(const ClaimedJob *job, Datum result, bool no_result)
 	Attempt attempt;
 
 	idemq_handler_limit_waits(GUC_ACTION_SAVE);
-	finish.args.no_document = no_result;
 	if (!no_result)
 		finish.args.document = PointerGetDatum(PG_DETOAST_DATUM(result));
 	if (idemq_finish_by_token(job->id, job->token, &finish, false, &attempt) != OUTCOME_COMMITTED &&

@@ -43,7 +43,7 @@ idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 	if (job->token == token && job->status == JOB_COMPLETED)
 		return OUTCOME_ALREADY_COMMITTED;
 	/* Only a job with a key can have run again after that. */
-	if (!job->row->tts_isnull[COL_KEY] && idemq_attempt_history_has_commit(id, token))
+	if (job_has(job, COL_KEY) && idemq_attempt_history_has_commit(id, token))
 		return OUTCOME_ALREADY_COMMITTED;
 	return OUTCOME_STALE;
 }

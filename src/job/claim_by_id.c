@@ -94,7 +94,7 @@ unblock(JobCall *call, JobsTable *table)
 	Job first;
 	bool is_first;
 
-	if (call->job.row->tts_isnull[COL_GROUP_KEY])
+	if (!job_has(&call->job, COL_GROUP_KEY))
 	{
 		/* By its parents, or by hand: then it has no turn. */
 		if (idemq_dependencies_exist() && !idemq_promote_child(&call->queue, call->id))
@@ -102,7 +102,7 @@ unblock(JobCall *call, JobsTable *table)
 		idemq_jobs_refresh(table);
 		return idemq_jobs_fetch(table, call->id, &call->job);
 	}
-	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(call->job.row->tts_values[COL_GROUP_KEY]));
+	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job_value(&call->job, COL_GROUP_KEY)));
 	/* Another job's turn is not for our transaction to begin: it may be a long one. */
 	if (idemq_is_no_group(name))
 	{
@@ -164,7 +164,7 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 			if (call->event == EVENT_COMMIT_ONCE)
 				return OUTCOME_COMMITTED;
 			if (idemq_job_uses_places(&call->queue, &call->job))
-				idemq_promote_later(&call->queue, call->job.row->tts_values[COL_GROUP_KEY]);
+				idemq_promote_later(&call->queue, job_value(&call->job, COL_GROUP_KEY));
 			return call->job.attempt > 0 ? OUTCOME_CLAIMED_AGAIN : OUTCOME_CLAIMED;
 		default:
 			break;

@@ -30,7 +30,7 @@ static void
 note_group(ClaimCall *call, const Job *job)
 {
 	MemoryContext old = MemoryContextSwitchTo(MemoryContextGetParent(call->scan.row_context));
-	Datum name = job->row->tts_values[COL_GROUP_KEY];
+	Datum name = job_value(job, COL_GROUP_KEY);
 
 	call->groups = lappend(call->groups, PG_DETOAST_DATUM_COPY(name));
 	MemoryContextSwitchTo(old);
@@ -75,7 +75,7 @@ put_off(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
 	{
 		if (until > idemq_now() + USECS_PER_SEC)
 			idemq_pending_groups_note(call->scan.queue.slot, call->scan.queue.id,
-									  job->row->tts_values[COL_GROUP_KEY], GROUP_KEEP_FLOOR);
+									  job_value(job, COL_GROUP_KEY), GROUP_KEEP_FLOOR);
 		call->parked++;
 		return STEP_PASS;
 	}

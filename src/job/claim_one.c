@@ -165,7 +165,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 		idemq_generation_note();
 		/* Without an entry only the commit says that the group's next job may be promoted. */
 		if (taken.entry == LEASE_FULL && idemq_job_uses_places(queue, job))
-			idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
+			idemq_pending_groups_note(queue->slot, queue->id, job_value(job, COL_GROUP_KEY),
 									  GROUP_KEEP_FLOOR);
 		return TAKE_DONE;
 	}
@@ -173,7 +173,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	idemq_group_rate_undo(queue, job, &taken.charge);
 	/* The session that deferred the job because of our charge may be the one that beat us. */
 	if (taken.charge.charged)
-		idemq_promote_later(queue, job->row->tts_values[COL_GROUP_KEY]);
+		idemq_promote_later(queue, job_value(job, COL_GROUP_KEY));
 	if (write == JOB_CHANGED)
 	{
 		undo_changed(queue, job->id);

@@ -16,9 +16,9 @@
 Datum
 idemq_job_document(const Job *job, JobColumn column, bool *isnull)
 {
-	Datum value = job->row->tts_values[column];
+	Datum value = job_value(job, column);
 
-	*isnull = job->row->tts_isnull[column];
+	*isnull = !job_has(job, column);
 	if (*isnull || !VARATT_IS_EXTERNAL(DatumGetPointer(value)))
 		return value;
 	return PointerGetDatum(detoast_external_attr((struct varlena *) DatumGetPointer(value)));
@@ -42,7 +42,7 @@ idemq_claim_row_fill(const Job *job, const EventArgs *args, Datum *values, bool 
 	values[7] = idemq_job_document(job, COL_GROUP_KEY, &nulls[7]);
 	nulls[7] = nulls[7] || idemq_is_no_group(values[7]);
 	values[8] = idemq_job_document(job, COL_CHECKPOINT, &nulls[8]);
-	values[9] = job->row->tts_values[COL_CREATED_AT];
+	values[9] = job_value(job, COL_CREATED_AT);
 	values[10] = idemq_job_document(job, COL_HEADERS, &nulls[10]);
 	values[CLAIM_KIND] = idemq_job_document(job, COL_KIND, &nulls[CLAIM_KIND]);
 }

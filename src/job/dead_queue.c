@@ -313,8 +313,8 @@ documents_that_fit(const Job *job, const char *status)
 static void
 take_column(const Job *job, JobColumn column, Datum *value, char *null)
 {
-	*value = job->row->tts_values[column];
-	*null = job->row->tts_isnull[column] ? 'n' : ' ';
+	*value = job_value(job, column);
+	*null = !job_has(job, column) ? 'n' : ' ';
 }
 
 /* Returns the account of a death as jsonb, in the current memory context. */
@@ -378,10 +378,10 @@ fill_columns(JobChange *columns, const Job *job, const QueueInfo *queue, const Q
 
 	idemq_new_job(columns, dead, idemq_now(), account_of(job, queue, died_at, error, status));
 	job_set(columns, COL_KEY, CStringGetTextDatum(key));
-	if (!job->row->tts_isnull[COL_HEADERS])
-		job_set(columns, COL_HEADERS, job->row->tts_values[COL_HEADERS]);
-	if (!job->row->tts_isnull[COL_KIND])
-		job_set(columns, COL_KIND, job->row->tts_values[COL_KIND]);
+	if (job_has(job, COL_HEADERS))
+		job_set(columns, COL_HEADERS, job_value(job, COL_HEADERS));
+	if (job_has(job, COL_KIND))
+		job_set(columns, COL_KIND, job_value(job, COL_KIND));
 }
 
 /*

@@ -139,8 +139,8 @@ release(JobsTable *table, const QueueInfo *queue, const Job *job, const Dependen
 	bool joins = look->group != (Datum) 0;
 	Promotion done;
 
-	if (!job->row->tts_isnull[COL_RUN_AT])
-		args.ready_at = Max(now, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
+	if (job_has(job, COL_RUN_AT))
+		args.ready_at = Max(now, job_time(job, COL_RUN_AT));
 	done = joins ? JOINED : args.ready_at > now ? PROMOTED_FOR_LATER : PROMOTED;
 	done = written(idemq_transition(table, job, queue, joins ? EVENT_JOIN_GROUP : EVENT_PROMOTE,
 									&args, JOB_SKIPS),
@@ -279,7 +279,7 @@ idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMar
 		Job job;
 
 		if (!idemq_jobs_fetch(table, id, &job) || job.status != JOB_BLOCKED ||
-			!job.row->tts_isnull[COL_GROUP_KEY] || job.queue_id != queue->id)
+			job_has(&job, COL_GROUP_KEY) || job.queue_id != queue->id)
 			return HAS_HEAD;
 		look =
 			bsearch(&id, batch->looks, batch->count, sizeof(DependencyLook), idemq_compare_int64);
@@ -377,23 +377,9 @@ idemq_dependency_gone(int64 id, JobStatus status)
  * Returns whether a finished job waits before it runs again: for its turn in its group, or for
  * its parents, if it was cancelled before they were done.
  */
-static bool
-waits_again(const Job *job)
+bool
+idemq_job_waits_again(const Job *job)
 {
-	return !job->row->tts_isnull[COL_GROUP_KEY] ||
+	return job_has(job, COL_GROUP_KEY) ||
 		   (job->status == JOB_CANCELLED && idemq_dependency_waits(job->id));
-}
-
-/* Returns the event by which a finished job runs again. */
-JobEvent
-idemq_rerun_event(const Job *job)
-{
-	return waits_again(job) ? EVENT_RERUN_GROUPED : EVENT_RERUN;
-}
-
-/* Returns the event that brings a finished job back. */
-JobEvent
-idemq_redrive_event(const Job *job)
-{
-	return waits_again(job) ? EVENT_REDRIVE_GROUPED : EVENT_REDRIVE;
 }

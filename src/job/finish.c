@@ -81,8 +81,7 @@ finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt 
 static void
 check_documents(const Finish *finish)
 {
-	if (!finish->args.no_document)
-		idemq_check_document("result", finish->args.document, 0);
+	idemq_check_document("result", finish->args.document, 0);
 	idemq_check_text("error", PointerGetDatum(finish->args.error));
 	idemq_check_document("details", PointerGetDatum(finish->args.details), 0);
 }

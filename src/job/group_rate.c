@@ -142,11 +142,11 @@ idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charg
 
 	charge->charged = false;
 	charge->next = DT_NOBEGIN;
-	if (queue->group_rate == 0 || job->row->tts_isnull[COL_GROUP_KEY] ||
-		!is_limited(queue, job->row->tts_values[COL_GROUP_KEY]))
+	if (queue->group_rate == 0 || !job_has(job, COL_GROUP_KEY) ||
+		!is_limited(queue, job_value(job, COL_GROUP_KEY)))
 		return true;
 	limit = rate_of(queue);
-	name = bucket_name(queue, job->row->tts_values[COL_GROUP_KEY]);
+	name = bucket_name(queue, job_value(job, COL_GROUP_KEY));
 	begin_charge(queue, &charge->bucket);
 	idemq_bucket_charge(name.bytes, name.length, &limit, &charge->bucket);
 	pfree(name.bytes);
@@ -164,7 +164,7 @@ idemq_group_rate_undo(const QueueInfo *queue, const Job *job, const GroupCharge 
 
 	if (!charge->charged)
 		return;
-	name = bucket_name(queue, job->row->tts_values[COL_GROUP_KEY]);
+	name = bucket_name(queue, job_value(job, COL_GROUP_KEY));
 	idemq_bucket_undo(name.bytes, name.length, &charge->bucket);
 	pfree(name.bytes);
 }
@@ -173,16 +173,12 @@ idemq_group_rate_undo(const QueueInfo *queue, const Job *job, const GroupCharge 
 static bool
 waits_for_rate(const Job *job, bool has_places)
 {
-	const TupleTableSlot *row = job->row;
-	TimestampTz due;
+	TimestampTz due = job_time(job, COL_RUN_AT);
 
 	if (has_places)
-		return job->status == JOB_PENDING && row->tts_isnull[COL_RUN_AT];
-	if ((job->status != JOB_PENDING && job->status != JOB_FAILED) || row->tts_isnull[COL_RUN_AT])
-		return false;
-	due = DatumGetTimestampTz(row->tts_values[COL_RUN_AT]);
-	return due < job->ready_at && (row->tts_isnull[COL_CLAIMED_AT] ||
-								   due > DatumGetTimestampTz(row->tts_values[COL_CLAIMED_AT]));
+		return job->status == JOB_PENDING && !job_has(job, COL_RUN_AT);
+	return (job->status == JOB_PENDING || job->status == JOB_FAILED) && due < job->ready_at &&
+		   due > job_time(job, COL_CLAIMED_AT);
 }
 
 /*
@@ -195,14 +191,12 @@ idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *
 	TimestampTz now = idemq_now();
 	Datum name;
 
-	if (!job->is_ready || job->ready_at <= now + CLOSE || job->row->tts_isnull[COL_GROUP_KEY])
+	if (!job->is_ready || job->ready_at <= now + CLOSE || !job_has(job, COL_GROUP_KEY))
 		return false;
-	name = job->row->tts_values[COL_GROUP_KEY];
+	name = job_value(job, COL_GROUP_KEY);
 	if (idemq_is_no_group(name) || !waits_for_rate(job, idemq_has_places(queue)))
 		return false;
-	*until = Max(idemq_group_rate_next(queue, name), now);
-	if (!job->row->tts_isnull[COL_RUN_AT])
-		*until = Max(*until, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
+	*until = Max(Max(idemq_group_rate_next(queue, name), now), job_time(job, COL_RUN_AT));
 	return *until < job->ready_at - CLOSE;
 }
 

@@ -56,10 +56,9 @@ typedef enum JobEvent
 typedef struct JobRequest
 {
 	Datum payload;
-	Datum headers; /* 0 for none */
-	Datum kind;	   /* 0 for none */
-	bool has_key_expiry;
-	TimestampTz key_expires_at;
+	Datum headers;				/* 0 for none */
+	Datum kind;					/* 0 for none */
+	TimestampTz key_expires_at; /* 0: as it was */
 } JobRequest;
 
 /* What comes with an event; each event reads the fields that its row names. */
@@ -77,10 +76,9 @@ typedef struct EventArgs
 	text *error;		  /* fail, die, reap, expire; NULL for none */
 	Jsonb *details;		  /* fail, die; NULL for none */
 	bool worker_lost;	  /* reap: the session of an attached claim ended */
-	Datum document;		  /* commit: the result; checkpoint: the state */
-	bool no_document;
-	Datum group;		/* join group */
-	JobRequest request; /* ask rerun, rerun */
+	Datum document;		  /* commit: the result, 0 for none; checkpoint: the state */
+	Datum group;		  /* join group */
+	JobRequest request;	  /* ask rerun, rerun */
 } EventArgs;
 
 extern Outcome idemq_outcome_of_status(JobStatus status);
@@ -136,8 +134,8 @@ idemq_group_places(const QueueInfo *queue, Datum name)
 static inline bool
 idemq_job_uses_places(const QueueInfo *queue, const Job *job)
 {
-	return !job->row->tts_isnull[COL_GROUP_KEY] &&
-		   idemq_group_has_places(queue, job->row->tts_values[COL_GROUP_KEY]);
+	return job_has(job, COL_GROUP_KEY) &&
+		   idemq_group_has_places(queue, job_value(job, COL_GROUP_KEY));
 }
 
 /*
@@ -147,8 +145,7 @@ idemq_job_uses_places(const QueueInfo *queue, const Job *job)
 static inline bool
 idemq_waits_for_place(const Job *job)
 {
-	return job->status == JOB_FAILED ||
-		   (job->status == JOB_PENDING && !job->row->tts_isnull[COL_RUN_AT]);
+	return job->status == JOB_FAILED || (job->status == JOB_PENDING && job_has(job, COL_RUN_AT));
 }
 
 /* Returns whether a fetched job is of a group that has places, and has none of them. */
@@ -191,24 +188,14 @@ typedef struct EnqueueAnswer
 	int64 id;
 	Outcome outcome; /* OUTCOME_ACCEPTED, OUTCOME_DUPLICATE, OUTCOME_RERUN, or OUTCOME_LOCKED */
 	JobStatus status;
-	Datum result; /* jsonb, in the caller's memory context */
-	bool no_result;
+	Datum result; /* jsonb, in the caller's memory context; 0 for none */
 	bool foreign; /* a duplicate that another transaction has written */
-	Job holder;	  /* of OUTCOME_RERUN: as fetched, by job/rerun.c */
 } EnqueueAnswer;
 
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,
 							 const Datum *payload, Job *job);
 extern void idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
 								DuplicateRule rule, JobWait wait, EnqueueAnswer *answer);
-
-/*
- * rerun.c
- *		A request for a job that is in progress, or finished: it runs once more.
- */
-
-extern void idemq_new_job_or_rerun(JobsTable *table, const QueueInfo *queue, JobChange *columns,
-								   JobWait wait, EnqueueAnswer *answer);
 
 /*
  * recover.c
@@ -401,7 +388,6 @@ extern void idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampT
 						  Datum payload);
 extern JobStatus idemq_new_job_note(const QueueInfo *queue, const JobChange *columns);
 extern JobStatus idemq_new_job_insert(JobsTable *table, const QueueInfo *queue, JobChange *columns);
-extern JobStatus idemq_new_job_add(JobsBatch *batch, const QueueInfo *queue, JobChange *columns);
 
 /*
  * new_child.c
@@ -413,14 +399,16 @@ extern void idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 
 								NewDependencies *depends);
 
 /*
- * replace_job.c
- *		A request for a job that waits: it takes the request's payload, time and priority.
+ * request.c
+ *		A request for a job that is there: to replace it, or to run it once more.
  */
 
-extern bool idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
-							  const JobChange *columns, bool rerun, const Interval *max_wait);
-extern bool idemq_job_is_replaceable(const Job *job, bool rerun);
 extern void idemq_job_wait_no_longer(JobChange *columns, const Job *job, const Interval *max_wait);
+extern bool idemq_job_is_replaceable(const Job *job, bool rerun);
+extern JobWrite idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
+								  const JobChange *columns, bool rerun, const Interval *max_wait);
+extern JobWrite idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const Job *job,
+								const JobChange *columns, JobWait wait, JobStatus *status);
 
 /*
  * kept_key.c
@@ -461,7 +449,6 @@ extern bool idemq_limit_pass_rate(const QueueInfo *queue, bool borrows);
 extern void idemq_limit_undo_rate(const QueueInfo *queue);
 extern void idemq_limit_view(const QueueInfo *queue, LimitView *view);
 extern bool idemq_limit_has_room(const QueueInfo *queue, LimitView *view);
-extern void idemq_limit_recovered(const QueueInfo *queue);
 
 /*
  * pausing.c
@@ -593,8 +580,7 @@ extern Promotion idemq_dependency_promote(JobsTable *table, const QueueInfo *que
 										  DependencyMark mark, int64 id, DependencyBatch *batch,
 										  Datum *group);
 extern void idemq_dependencies_learn(const QueueInfo *queue);
-extern JobEvent idemq_rerun_event(const Job *job);
-extern JobEvent idemq_redrive_event(const Job *job);
+extern bool idemq_job_waits_again(const Job *job);
 extern void idemq_dependency_gone(int64 id, JobStatus status);
 
 /*

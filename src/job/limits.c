@@ -30,13 +30,6 @@
 /* The worker's timer is not set to a rate's next claim more often than that. */
 #define RATE_INTERVAL INT64CONST(1000)
 
-/* Notifies those who wait for it that the search for lost leases has ended. */
-void
-idemq_limit_recovered(const QueueInfo *queue)
-{
-	idemq_running_wake_refused(queue->slot, queue->id, REFUSED_BY_RUNNING);
-}
-
 /* Returns the rate_limit of a queue for base/gcra.c. */
 static GcraLimit
 rate_of(const QueueInfo *queue)

@@ -76,13 +76,3 @@ idemq_new_job_insert(JobsTable *table, const QueueInfo *queue, JobChange *column
 	idemq_jobs_insert(table, columns);
 	return status;
 }
-
-/* As idemq_new_job_insert, of a job in a batch: it has an id. */
-JobStatus
-idemq_new_job_add(JobsBatch *batch, const QueueInfo *queue, JobChange *columns)
-{
-	JobStatus status = idemq_new_job_note(queue, columns);
-
-	idemq_jobs_batch_add(batch, columns);
-	return status;
-}

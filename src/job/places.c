@@ -82,7 +82,7 @@ idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue, bo
 		job_set(change, COL_RUN_AT, TimestampTzGetDatum(ready_at));
 	/* Of one that keeps its place the time may be later than any that the floor knows. */
 	if (!takes || job->status != JOB_BLOCKED)
-		idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
+		idemq_pending_groups_note(queue->slot, queue->id, job_value(job, COL_GROUP_KEY),
 								  takes ? GROUP_DROP_FLOOR : GROUP_KEEP_FLOOR);
 }
 

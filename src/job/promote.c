@@ -122,58 +122,7 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 	return promotion == PROMOTED;
 }
 
-/*
- * Promotes the group of a name, or the job whose mark has it, unless another session is on
- * it.  *joined: as promote_owned.
- */
-static bool
-promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int length, Datum name,
-			  Datum *joined)
-{
-	DependencyBatch batch;
-	GroupTaken group;
-	bool again = false;
-	bool promoted;
-
-	idemq_group_key(&group.key, queue->id, bytes, length);
-	group.floor = GROUP_NO_FLOOR;
-	idemq_pending_groups_reserve(1);
-	switch (idemq_group_own(queue->slot, &group))
-	{
-		case GROUP_BUSY:
-			/* Its owner visits it, or will again; unless that is this transaction. */
-			again = name != (Datum) 0 && idemq_group_has_places(queue, name) &&
-					idemq_pending_groups_owns(&group.key);
-			if (!again)
-				return false;
-			break;
-		case GROUP_FULL:
-			idemq_groups_want_scan(queue->slot, queue->id, true);
-			return false;
-		case GROUP_OWNED:
-			break;
-	}
-	if (!again)
-		idemq_pending_groups_note_owned(queue->slot, &group);
-	idemq_jitter();
-	/* A snapshot that is younger than our ownership. */
-	idemq_jobs_refresh(table);
-	look_at_children(&batch, &group, 1);
-	promoted = promote_owned(table, queue, &group, name, again, &batch, joined);
-	idemq_dependency_batch_end(&batch);
-	return promoted;
-}
-
-/* Promotes the group of a name, unless another session is on it. */
-static bool
-promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
-{
-	text *value = DatumGetTextPP(name);
-	Datum joined = (Datum) 0;
-
-	return promote_bytes(table, queue, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value), name,
-						 &joined);
-}
+static bool promote_named(JobsTable *table, const QueueInfo *queue, Datum name);
 
 /*
  * Promotes the group that a child has joined, 0 for none: with this transaction's own changes.
@@ -188,16 +137,63 @@ promote_joined(JobsTable *table, const QueueInfo *queue, Datum joined)
 	return promote_named(table, queue, joined);
 }
 
-/* Looks at a child, and at its group, should it join it. */
+/*
+ * Promotes the group of a name, or looks at the job whose mark is in bytes, and promotes the group
+ * that it joins, if it does; unless another session is on it.
+ */
 static bool
-promote_child(JobsTable *table, const QueueInfo *queue, DependencyMark mark, int64 id)
+promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int length, Datum name)
+{
+	Datum joined = (Datum) 0;
+	bool again = false;
+	GroupTaken group;
+	GroupOwn own;
+	DependencyBatch batch;
+	bool promoted;
+
+	idemq_group_key(&group.key, queue->id, bytes, length);
+	group.floor = GROUP_NO_FLOOR;
+	idemq_pending_groups_reserve(1);
+	own = idemq_group_own(queue->slot, &group);
+	if (own == GROUP_FULL)
+		idemq_groups_want_scan(queue->slot, queue->id, true);
+	else if (own == GROUP_BUSY)
+		/* Its owner visits it, or will again; unless that is this transaction. */
+		again = name != (Datum) 0 && idemq_group_has_places(queue, name) &&
+				idemq_pending_groups_owns(&group.key);
+	else
+		idemq_pending_groups_note_owned(queue->slot, &group);
+	if (own != GROUP_OWNED && !again)
+		return false;
+	idemq_jitter();
+	/* A snapshot that is younger than our ownership. */
+	idemq_jobs_refresh(table);
+	look_at_children(&batch, &group, 1);
+	promoted = promote_owned(table, queue, &group, name, again, &batch, &joined);
+	idemq_dependency_batch_end(&batch);
+	return promoted || promote_joined(table, queue, joined);
+}
+
+/* Promotes the group of a name, unless another session is on it. */
+static bool
+promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
+{
+	text *value = DatumGetTextPP(name);
+
+	return promote_bytes(table, queue, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value), name);
+}
+
+/* Looks at a child whose parents may be done, or have failed. */
+static bool
+promote_child(JobsTable *table, const QueueInfo *queue, int64 id)
 {
 	char name[DEPENDENCY_NAME];
-	Datum joined = (Datum) 0;
 
-	idemq_dependency_name(name, mark, id);
-	return promote_bytes(table, queue, name, DEPENDENCY_NAME, (Datum) 0, &joined) ||
-		   promote_joined(table, queue, joined);
+	idemq_dependency_name(name, DEPENDENCY_CHILD, id);
+	if (promote_bytes(table, queue, name, DEPENDENCY_NAME, (Datum) 0))
+		return true;
+	idemq_dependency_name(name, DEPENDENCY_FAILURE, id);
+	return promote_bytes(table, queue, name, DEPENDENCY_NAME, (Datum) 0);
 }
 
 /*
@@ -229,8 +225,7 @@ scan_children(JobsTable *table, const QueueInfo *queue, int max)
 			idemq_groups_want_scan(queue->slot, queue->id, i > 0 && promoted == 0);
 			break;
 		}
-		promoted += promote_child(table, queue, DEPENDENCY_CHILD, ids[i]) ||
-					promote_child(table, queue, DEPENDENCY_FAILURE, ids[i]);
+		promoted += promote_child(table, queue, ids[i]);
 	}
 	pfree(ids);
 	return promoted;
@@ -290,7 +285,7 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 			continue;
 		}
 		last = name;
-		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job.row->tts_values[COL_GROUP_KEY]));
+		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job_value(&job, COL_GROUP_KEY)));
 		if (last != (Datum) 0)
 			pfree(DatumGetPointer(last));
 		if (job.status == JOB_BLOCKED || idemq_group_has_places(queue, name) ||
@@ -454,8 +449,7 @@ idemq_promote_child(const QueueInfo *queue, int64 id)
 	bool promoted;
 
 	idemq_jobs_open(&table);
-	promoted = promote_child(&table, queue, DEPENDENCY_CHILD, id) ||
-			   promote_child(&table, queue, DEPENDENCY_FAILURE, id);
+	promoted = promote_child(&table, queue, id);
 	idemq_jobs_close(&table);
 	return promoted;
 }

@@ -28,12 +28,12 @@
 static JobWrite
 make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *args)
 {
-	Datum name = job->row->tts_values[COL_GROUP_KEY];
+	Datum name = job_value(job, COL_GROUP_KEY);
 
 	*args = (EventArgs){.now = idemq_now()};
 	args->ready_at = args->now;
-	if (!job->row->tts_isnull[COL_RUN_AT])
-		args->ready_at = Max(args->now, DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]));
+	if (job_has(job, COL_RUN_AT))
+		args->ready_at = Max(args->now, job_time(job, COL_RUN_AT));
 	args->takes_place = args->ready_at == args->now;
 	if (args->takes_place || !idemq_group_has_places(queue, name))
 	{
@@ -76,75 +76,44 @@ hasten(JobsTable *table, const QueueInfo *queue, const Job *job)
 	}
 }
 
-/* Gives a group that this session owns a head, and sets *floor to what it is then. */
+/*
+ * Returns what a group with one head needs by the table's snapshot: PROMOTED when *job is to be
+ * the head.
+ */
 static Promotion
-promote_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
-			 GroupFloor *floor)
+find_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name, Job *job)
 {
-	for (int looks = 0; looks < MAX_LOOKS;)
-	{
-		/* Read after the snapshot, which each round renews. */
-		GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
-		TimestampTz now;
-		bool expired;
-		EventArgs args;
-		JobWrite write;
-		Job job;
+	GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
 
-		if (idemq_jobs_group_head(table, queue->id, name, from.heads, &job))
-			return hasten(table, queue, &job);
-		if (!idemq_jobs_group_blocked(table, queue->id, name, from.blocked, &job) ||
-			job.status != JOB_BLOCKED)
-			return HAS_HEAD; /* or no jobs, or one written by hand, without a ready_at */
-		now = idemq_now();
-		expired = job_has_expired(&job, now);
-		write = expired ? idemq_job_expire(table, &job, queue, now)
-						: make_head(table, queue, &job, &args);
-		if (write == JOB_WRITTEN && !expired)
-		{
-			*floor = (GroupFloor){args.now, job.id, DT_NOBEGIN};
-			return promoted(&args);
-		}
-		if (write == JOB_LOCKED)
-			return HELD;
-		if (write == JOB_CHANGED)
-			looks++;
-		if (write == JOB_CHANGED && table->crosscheck != InvalidSnapshot)
-			return NOT_FOR_US;
-		idemq_jobs_refresh(table);
-	}
-	return NOT_FOR_US;
-}
-
-/* Counts the places of a group with a floor; returns what the floor may be after that. */
-static GroupFloor
-count_places(JobsTable *table, const QueueInfo *queue, Datum name, const GroupFloor *from,
-			 GroupPlaces *places)
-{
-	/* Read after the snapshot: not below the times that it shows, but those that are to come. */
-	TimestampTz now = idemq_now();
-	bool is_known = from->heads != GROUP_NO_FLOOR.heads;
-
-	idemq_places_count(table, queue, name, from->heads, is_known ? Max(now, from->last) : DT_NOEND,
-					   places);
-	return (GroupFloor){idemq_is_no_group(name) ? now : Min(places->first, now), from->blocked,
-						places->last};
+	if (idemq_jobs_group_head(table, queue->id, name, from.heads, job))
+		return hasten(table, queue, job);
+	/* Or there is no job, or one written by hand, without a ready_at. */
+	return idemq_jobs_group_blocked(table, queue->id, name, from.blocked, job) &&
+				   job->status == JOB_BLOCKED
+			   ? PROMOTED
+			   : HAS_HEAD;
 }
 
 /*
- * Returns what a group with places needs by the table's snapshot: PROMOTED when *job is to have
- * one; sets *floor to what it may be then.
+ * As find_head, of a group with places: *job is to have one.  Jobs below passed make way.
+ * *floor: what the group's may be then.
  */
 static Promotion
 find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name, int64 passed,
 		  GroupFloor *floor, Job *job)
 {
 	GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
+	/* Read after the snapshot: not below the times that it shows, but those that are to come. */
+	TimestampTz now = idemq_now();
+	bool is_known = from.heads != GROUP_NO_FLOOR.heads;
 	GroupPlaces places;
 
 	/* What this transaction has promoted, at an earlier visit, for a time that is to come. */
 	from.last = Max(from.last, idemq_pending_groups_last(key));
-	*floor = count_places(table, queue, name, &from, &places);
+	idemq_places_count(table, queue, name, from.heads, is_known ? Max(now, from.last) : DT_NOEND,
+					   &places);
+	*floor = (GroupFloor){idemq_is_no_group(name) ? now : Min(places.first, now), from.blocked,
+						  places.last};
 	if (places.next != 0)
 		return idemq_jobs_fetch(table, places.next, job) ? hasten(table, queue, job) : HAS_HEAD;
 	/* Those that this visit has let pass are above the floor until it ends. */
@@ -154,47 +123,43 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	return places.taken < idemq_group_places(queue, name) ? PROMOTED : AT_LIMIT;
 }
 
-/* Promotes the next job of a group with places, or expires it. */
-static JobWrite
-give_place(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *args, bool *expired)
-{
-	TimestampTz now = idemq_now();
-
-	*expired = job_has_expired(job, now);
-	if (*expired)
-		return idemq_job_expire(table, job, queue, now);
-	return make_head(table, queue, job, args);
-}
-
 /*
- * As promote_head, of a group with places: its next job gets one if there is one.  Those
- * before it that are not due are promoted without.  Jobs without a group have no order to
- * keep: one whose row is held, by a producer that replaces it, say, makes way, and is looked
- * at again a moment later.
+ * Promotes the next job of a group that this session owns, by a snapshot that is younger than
+ * its ownership, and sets *floor to what it is then: makes it the head, or gives it a place.  Of
+ * a group with places those before it that are not due are promoted without.  Jobs without a
+ * group have no order to keep: one whose row is held, by a producer that replaces it, say, makes
+ * way, and is looked at again a moment later.
  */
-static Promotion
-promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
-			 GroupFloor *floor)
+Promotion
+idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
+				  GroupFloor *floor)
 {
+	bool has_places = idemq_group_has_places(queue, name);
 	Promotion promotion = NOT_FOR_US;
 	int64 passed = PG_INT64_MIN;
 	int64 held = PG_INT64_MAX; /* the first of these */
 	int early = 0;
 	int passes = 0;
 
+	/* The floors are read after the snapshot, which each round renews. */
 	for (int looks = 0; looks < MAX_LOOKS && passes < MAX_PASSED;)
 	{
 		GroupFloor next_floor;
+		TimestampTz now;
 		EventArgs args;
 		bool expired;
 		JobWrite write;
 		Job job;
 
-		promotion = find_next(table, queue, key, name, passed, &next_floor, &job);
+		promotion = has_places ? find_next(table, queue, key, name, passed, &next_floor, &job)
+							   : find_head(table, queue, key, name, &job);
 		if (promotion != PROMOTED)
 			break;
 		promotion = NOT_FOR_US;
-		write = give_place(table, queue, &job, &args, &expired);
+		now = idemq_now();
+		expired = job_has_expired(&job, now);
+		write = expired ? idemq_job_expire(table, &job, queue, now)
+						: make_head(table, queue, &job, &args);
 		if (write == JOB_LOCKED)
 		{
 			promotion = HELD;
@@ -206,6 +171,11 @@ promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 			break;
 		else if (write == JOB_CHANGED)
 			looks++;
+		else if (!expired && !has_places)
+		{
+			*floor = (GroupFloor){args.now, job.id, DT_NOBEGIN};
+			return promoted(&args);
+		}
 		else if (!expired)
 		{
 			*floor = next_floor;
@@ -230,19 +200,6 @@ promote_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datu
 	if (promotion != HAS_HEAD)
 		idemq_pending_groups_note(queue->slot, queue->id, name, GROUP_KEEP_FLOOR);
 	return PROMOTED_FOR_LATER;
-}
-
-/*
- * Promotes the next job of a group that this session owns, by a snapshot that is younger than
- * its ownership, and sets *floor to what it is then.
- */
-Promotion
-idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
-				  GroupFloor *floor)
-{
-	if (idemq_group_has_places(queue, name))
-		return promote_next(table, queue, key, name, floor);
-	return promote_head(table, queue, key, name, floor);
 }
 
 /*

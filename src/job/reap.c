@@ -51,43 +51,17 @@ static const struct
 
 static const char *const handled_text = "the handler's process ended";
 
-/* Returns whether the attempt before a job's current one was lost as well. */
-static bool
-is_lost_again(const Job *job)
-{
-	return job->attempt > 1 && !job->row->tts_isnull[COL_LAST_ERROR] &&
-		   idemq_attempt_history_ended_by(job->id, "expired", NULL, 1);
-}
-
 /*
- * Follows the loss of a handler's job, which is written: a job that has ended its processes so
- * often in a row is what ends them, and the handler is stopped, whatever else it has done
- * meanwhile.
+ * Returns whether the next attempt of a job waits as after a failure: it has lost its process, or
+ * the attempt before this one was lost as well.
  */
-static void
-suspect(const QueueInfo *queue, int64 job_id, int attempt)
-{
-	if (attempt >= HANDLER_MAX_CRASHES &&
-		idemq_attempt_history_ended_by(job_id, "expired", handled_text, HANDLER_MAX_CRASHES))
-		idemq_handler_crashed(queue->slot, true);
-}
-
-/* Returns whether the next attempt of a job waits as after a failure. */
 static bool
 must_wait(const Job *job, LeaseLoss loss, bool crashed)
 {
-	switch (loss)
-	{
-		case LOSS_EXPIRED:
-		case LOSS_SESSION:
-			return crashed || is_lost_again(job);
-		case LOSS_TIMEOUT:
-		case LOSS_FAILED:
-			return true;
-		case LOSS_RETURNED:
-			break;
-	}
-	return false;
+	if (loss >= LOSS_TIMEOUT)
+		return loss != LOSS_RETURNED;
+	return crashed || (job->attempt > 1 && job_has(job, COL_LAST_ERROR) &&
+					   idemq_attempt_history_ended_by(job->id, "expired", NULL, 1));
 }
 
 /* Writes the row of a lease that ended; false when it is held or moved on. */
@@ -109,8 +83,11 @@ idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLo
 	args.error = text != NULL ? cstring_to_text(text) : NULL;
 	if (idemq_transition(table, job, queue, event, &args, JOB_SKIPS) != JOB_WRITTEN)
 		return false;
-	if (crashed)
-		suspect(queue, id, attempt);
+	/* A job that has ended its processes so often in a row is what ends them, whatever else the
+	 * handler has done meanwhile. */
+	if (crashed && attempt >= HANDLER_MAX_CRASHES &&
+		idemq_attempt_history_ended_by(id, "expired", handled_text, HANDLER_MAX_CRASHES))
+		idemq_handler_crashed(queue->slot, true);
 	return true;
 }
 

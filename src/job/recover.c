@@ -75,19 +75,6 @@ idemq_row_deadline(const Job *job, const QueueInfo *queue)
 	return Min(since + (job->deadline - job->claimed_at), idemq_row_limit(job, queue));
 }
 
-/*
- * Returns how long a heartbeat without a length makes the lease of such a job.  The row
- * of an attached lease has the grace in place of its length: then it is the queue's.
- */
-static int64
-lost_length(const Job *job, const QueueInfo *queue)
-{
-	int64 length = job->deadline - job->claimed_at;
-	bool is_grace = length == idemq_attach_grace * INT64CONST(1000);
-
-	return is_grace ? Max(length, queue->lease) : length;
-}
-
 static void
 add_lost(LostLeases *lost, const Job *job, bool adopted)
 {
@@ -137,13 +124,16 @@ bool
 idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 {
 	TimestampTz deadline = idemq_row_deadline(job, queue);
+	int64 length = job->deadline - job->claimed_at;
 
 	if (!may_adopt(job))
 		return false;
 	if (is_interrupted(job))
 		idemq_handler_crashed(queue->slot, false);
-	if (adopt(lost, job, queue, idemq_mono_from_timestamp(deadline), lost_length(job, queue)) ==
-			LEASE_FULL &&
+	/* The row of an attached lease has the grace in place of its length: then it is the queue's. */
+	if (length == idemq_attach_grace * INT64CONST(1000))
+		length = Max(length, queue->lease);
+	if (adopt(lost, job, queue, idemq_mono_from_timestamp(deadline), length) == LEASE_FULL &&
 		deadline <= idemq_now())
 		add_lost(lost, job, false);
 	return true;
@@ -244,8 +234,8 @@ recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point,
 }
 
 /*
- * Does one step of a search from point, as many index entries as budget, and
- * moves it; returns how many were reaped.
+ * Does one step of a search from point, as many index entries as budget, and moves it; at its
+ * end every job in flight is counted.  Returns how many were reaped.
  */
 static int64
 recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
@@ -261,72 +251,47 @@ recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
 	idemq_jobs_close(&table);
 	if (lost.dropped || idemq_lease_share_is_full(queue->max_running > 0))
 		point->incomplete = true;
+	idemq_slot_recovered_to(queue->slot, queue->id, point);
+	/* Those who wait for the search's end. */
+	if (point->priority == IDEMQ_PRIORITIES)
+		idemq_running_wake_refused(queue->slot, queue->id, REFUSED_BY_RUNNING);
 	return reaped;
 }
 
-/* Notes how far a search has come; at its end every job in flight is counted. */
-static void
-recovered_to(const QueueInfo *queue, const RecoveryPoint *point)
-{
-	bool end = point->priority == IDEMQ_PRIORITIES;
-
-	idemq_slot_recovered_to(queue->slot, queue->id, point);
-	if (end)
-		idemq_limit_recovered(queue);
-}
-
 /*
- * Finds the jobs of a queue that are in flight without a lease entry, by a scan
- * of its part of the ready index: a step of it, or all.  Returns how many were
- * reaped on the way.
+ * Does a step of the search for leases that memory lost, if there is one under way: as many index
+ * entries as budget.
  */
-static int64
-recover(const QueueInfo *queue, bool all)
+static void
+recover_some(const QueueInfo *queue, int budget)
 {
 	RecoveryPoint point;
-	int64 reaped = 0;
 
-	if (!idemq_slot_recovery_point(queue->slot, queue->id, all, &point))
-		return 0;
-	do
-	{
-		reaped += recover_step(queue, &point, RECOVERY_STEP);
-		recovered_to(queue, &point);
-	} while (all && point.priority < IDEMQ_PRIORITIES);
-	return reaped;
+	if (idemq_slot_recovery_point(queue->slot, queue->id, false, &point))
+		(void) recover_step(queue, &point, budget);
 }
 
-/*
- * Does a step of the search for leases that memory lost, if there is one under way: the
- * worker's chore.
- */
+/* Does a step of that search: the worker's chore. */
 void
 idemq_recover_some(const QueueInfo *queue)
 {
-	RecoveryPoint point;
-
-	if (!idemq_slot_recovery_point(queue->slot, queue->id, false, &point))
-		return;
-	(void) recover_step(queue, &point, WORKER_STEP);
-	recovered_to(queue, &point);
+	recover_some(queue, WORKER_STEP);
 }
 
 /*
- * Searches a queue from its start to its end, whoever asks for another search meanwhile.
- * Returns whether every job is counted that was in flight before.
+ * Searches a queue from its start to its end, whoever asks for another search meanwhile; adds to
+ * *reaped.  Returns whether every job is counted that was in flight before.
  */
 static bool
-search_alone(const QueueInfo *queue)
+search_alone(const QueueInfo *queue, int64 *reaped)
 {
 	RecoveryPoint point;
 
 	if (!idemq_slot_recovery_point(queue->slot, queue->id, true, &point))
 		return false;
 	do
-	{
-		(void) recover_step(queue, &point, RECOVERY_STEP);
-		recovered_to(queue, &point);
-	} while (point.priority < IDEMQ_PRIORITIES);
+		*reaped += recover_step(queue, &point, RECOVERY_STEP);
+	while (point.priority < IDEMQ_PRIORITIES);
 	return !point.incomplete;
 }
 
@@ -340,14 +305,14 @@ search(const QueueInfo *queue)
 {
 	RecoveryPoint point;
 	uint32 epoch = 0;
+	int64 reaped = 0;
 
 	for (int step = 0; idemq_slot_recovery_point(queue->slot, queue->id, false, &point); step++)
 	{
 		if (step > 0 && point.epoch != epoch)
-			return search_alone(queue);
+			return search_alone(queue, &reaped);
 		epoch = point.epoch;
 		(void) recover_step(queue, &point, RECOVERY_STEP);
-		recovered_to(queue, &point);
 	}
 	return false;
 }
@@ -390,7 +355,7 @@ idemq_reap_some(const QueueInfo *queue)
 	if (queue->max_running > 0)
 		counted = idemq_recover_for_limits(queue);
 	else
-		(void) recover(queue, false);
+		recover_some(queue, RECOVERY_STEP);
 	slot = idemq_slot_current(queue->slot, queue->id);
 	if (slot != NULL && idemq_due_at(slot, DUE_LEASE) <= idemq_mono_now())
 	{
@@ -404,9 +369,10 @@ idemq_reap_some(const QueueInfo *queue)
 int64
 idemq_reap_all(const QueueInfo *queue)
 {
-	int64 reaped = recover(queue, true);
+	int64 reaped = 0;
 	Slice slice;
 
+	(void) search_alone(queue, &reaped);
 	idemq_slice_begin(&slice, PG_INT64_MAX);
 	return reaped + idemq_reap_in(queue, &slice);
 }

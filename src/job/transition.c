@@ -7,7 +7,7 @@
  * did nothing; the caller fetches the job again.
  *
  * A job in processing can be asked to run once more (rerun_at and the newest payload, by
- * job/rerun.c).  Whatever ends the attempt decides as if the request had come right after
+ * job/request.c).  Whatever ends the attempt decides as if the request had come right after
  * it, so that nobody can tell in which order the two came: a job that goes on takes the
  * payload, one that is finished becomes ready again by a second event in the same
  * transaction.  Only cancel drops it: it was asked before.  Neither is lost: request and
@@ -36,11 +36,12 @@ typedef enum ReadyMove
 	READY_SET
 } ReadyMove;
 
+/* What is added to attempt, but for the last. */
 typedef enum AttemptMove
 {
+	ATTEMPT_BACK = -1,
 	ATTEMPT_KEEP,
 	ATTEMPT_NEXT,
-	ATTEMPT_BACK,
 	ATTEMPT_RESET
 } AttemptMove;
 
@@ -157,11 +158,14 @@ idemq_transition_allowed(JobEvent event, JobStatus status)
 	return (transitions[event].from & BIT(status)) != 0;
 }
 
+/* Sets a column that goes by reference; 0 is NULL. */
 static void
-set_or_null(JobChange *change, JobColumn column, Datum value, bool isnull)
+set_reference(JobChange *change, JobColumn column, Datum value)
 {
-	job_set(change, column, value);
-	change->isnull[column] = isnull;
+	if (value == (Datum) 0)
+		job_set_null(change, column);
+	else
+		job_set(change, column, value);
 }
 
 static void
@@ -178,48 +182,26 @@ static void
 set_payload(JobChange *change, const JobRequest *request)
 {
 	job_set(change, COL_PAYLOAD, request->payload);
-	set_or_null(change, COL_HEADERS, request->headers, request->headers == (Datum) 0);
-	set_or_null(change, COL_KIND, request->kind, request->kind == (Datum) 0);
+	set_reference(change, COL_HEADERS, request->headers);
+	set_reference(change, COL_KIND, request->kind);
 	job_set_null(change, COL_CHECKPOINT);
 	clear_request(change);
 }
 
-/* Sets the columns of a request for a job that is there. */
+/* Sets the time for which a job waits, NULL for at once. */
 static void
-set_request_columns(JobChange *change, uint32 columns, const EventArgs *args)
+set_run_at(JobChange *change, const EventArgs *args)
 {
-	const JobRequest *request = &args->request;
-
-	if (columns & ASKED)
-	{
-		job_set(change, COL_RERUN_AT, TimestampTzGetDatum(args->ready_at));
-		job_set(change, COL_RERUN_PAYLOAD, request->payload);
-		set_or_null(change, COL_RERUN_HEADERS, request->headers, request->headers == (Datum) 0);
-		set_or_null(change, COL_RERUN_KIND, request->kind, request->kind == (Datum) 0);
-	}
-	else
-		set_payload(change, request);
-	if (columns & RUN_AT)
-		set_or_null(change, COL_RUN_AT, TimestampTzGetDatum(args->ready_at),
-					args->ready_at <= args->now);
-	if (request->has_key_expiry)
-		job_set(change, COL_KEY_EXPIRES_AT, TimestampTzGetDatum(request->key_expires_at));
-}
-
-/* Sets another priority, and run_at of a job that has its time there. */
-static void
-set_schedule(JobChange *change, const Job *job, const EventArgs *args)
-{
-	job_set(change, COL_PRIORITY, Int16GetDatum((int16) args->priority));
-	if (args->new_run_at && (job->status == JOB_BLOCKED || !job->row->tts_isnull[COL_GROUP_KEY]))
-		set_or_null(change, COL_RUN_AT, TimestampTzGetDatum(args->ready_at),
-					args->ready_at <= args->now);
+	job_set(change, COL_RUN_AT, TimestampTzGetDatum(args->ready_at));
+	change->isnull[COL_RUN_AT] = args->ready_at <= args->now;
 }
 
 /* Sets the columns that an event takes from its arguments. */
 static void
-set_argument_columns(JobChange *change, uint32 columns, const EventArgs *args)
+set_argument_columns(JobChange *change, uint32 columns, const Job *job, const EventArgs *args)
 {
+	const JobRequest *request = &args->request;
+
 	if (columns & TOKEN)
 		job_set(change, COL_TOKEN, Int64GetDatum(args->token));
 	if (columns & COLUMN_BIT(COL_CLAIMED_AT))
@@ -227,20 +209,33 @@ set_argument_columns(JobChange *change, uint32 columns, const EventArgs *args)
 	if (columns & DEADLINE)
 		job_set(change, COL_DEADLINE, TimestampTzGetDatum(args->deadline));
 	if (columns & COLUMN_BIT(COL_WORKER))
-		set_or_null(change, COL_WORKER, PointerGetDatum(args->worker), args->worker == NULL);
+		set_reference(change, COL_WORKER, PointerGetDatum(args->worker));
 	if (columns & ERROR_TEXT)
-		set_or_null(change, COL_LAST_ERROR, PointerGetDatum(args->error), args->error == NULL);
+		set_reference(change, COL_LAST_ERROR, PointerGetDatum(args->error));
 	if (columns & (RESULT | STATE))
-	{
-		JobColumn column = (columns & RESULT) ? COL_RESULT : COL_CHECKPOINT;
-
-		job_set(change, column, args->document);
-		change->isnull[column] = args->no_document;
-	}
+		set_reference(change, (columns & RESULT) ? COL_RESULT : COL_CHECKPOINT, args->document);
 	if (columns & GROUP)
 		job_set(change, COL_GROUP_KEY, args->group);
-	if (columns & (ASKED | REQUEST))
-		set_request_columns(change, columns, args);
+	if (columns & ASKED)
+	{
+		job_set(change, COL_RERUN_AT, TimestampTzGetDatum(args->ready_at));
+		job_set(change, COL_RERUN_PAYLOAD, request->payload);
+		set_reference(change, COL_RERUN_HEADERS, request->headers);
+		set_reference(change, COL_RERUN_KIND, request->kind);
+	}
+	if (columns & REQUEST)
+		set_payload(change, request);
+	if (columns & RUN_AT)
+		set_run_at(change, args);
+	if ((columns & (ASKED | REQUEST)) && request->key_expires_at != 0)
+		job_set(change, COL_KEY_EXPIRES_AT, TimestampTzGetDatum(request->key_expires_at));
+	if (columns & PRIORITY)
+	{
+		job_set(change, COL_PRIORITY, Int16GetDatum((int16) args->priority));
+		/* Of a job that has its time there. */
+		if (args->new_run_at && (job->status == JOB_BLOCKED || job_has(job, COL_GROUP_KEY)))
+			set_run_at(change, args);
+	}
 }
 
 /* Returns whether a job that an event happens to was asked to run once more. */
@@ -248,30 +243,22 @@ static bool
 is_asked(const Transition *transition, const Job *job, uint32 flags)
 {
 	return (transition->flags & flags) != 0 && job->status == JOB_PROCESSING &&
-		   !job->row->tts_isnull[COL_RERUN_AT];
+		   job_has(job, COL_RERUN_AT);
 }
 
-/* Returns the request that a job in processing was asked by. */
+/* Returns the request that a job in processing was asked by; what is NULL is 0 in its row. */
 static JobRequest
 asked_request(const Job *job)
 {
-	const TupleTableSlot *row = job->row;
-
-	return (JobRequest){.payload = row->tts_values[COL_RERUN_PAYLOAD],
-						.headers = row->tts_isnull[COL_RERUN_HEADERS]
-									   ? (Datum) 0
-									   : row->tts_values[COL_RERUN_HEADERS],
-						.kind = row->tts_isnull[COL_RERUN_KIND] ? (Datum) 0
-																: row->tts_values[COL_RERUN_KIND]};
+	return (JobRequest){.payload = job_value(job, COL_RERUN_PAYLOAD),
+						.headers = job_value(job, COL_RERUN_HEADERS),
+						.kind = job_value(job, COL_RERUN_KIND)};
 }
 
 /* Makes the change that a transition is. */
 static void
 fill_change(JobChange *change, const Transition *transition, const Job *job, const EventArgs *args)
 {
-	static const int attempt_step[] =
-		{[ATTEMPT_KEEP] = 0, [ATTEMPT_NEXT] = 1, [ATTEMPT_BACK] = -1, [ATTEMPT_RESET] = 0};
-
 	change->set = 0;
 	if (transition->to != job->status)
 		job_set(change, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[transition->to]));
@@ -282,8 +269,7 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 	if (transition->attempt == ATTEMPT_RESET)
 		job_set(change, COL_ATTEMPT, Int32GetDatum(0));
 	else if (transition->attempt != ATTEMPT_KEEP)
-		job_set(change, COL_ATTEMPT,
-				Int32GetDatum(job->attempt + attempt_step[transition->attempt]));
+		job_set(change, COL_ATTEMPT, Int32GetDatum(job->attempt + transition->attempt));
 	if (job_status_is_finished(transition->to))
 		job_set(change, COL_FINISHED_AT, TimestampTzGetDatum(args->now));
 	else if (transition->from & (DEAD | CANCELLED))
@@ -294,15 +280,13 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 		job_set_null(change, COL_EXPIRES_AT);
 		/* With its count gone, only this says that there is a history (keeps_nothing). */
 		if ((transition->columns & REQUEST) == 0 && job->attempt > 0 &&
-			job->row->tts_isnull[COL_LAST_ERROR])
+			!job_has(job, COL_LAST_ERROR))
 			job_set(change, COL_LAST_ERROR,
 					CStringGetTextDatum(psprintf("was %s", idemq_status_name(job->status))));
 	}
 	if (transition->to == JOB_DEAD)
 		job_set(change, COL_DEAD_AT, TimestampTzGetDatum(args->now));
-	set_argument_columns(change, transition->columns, args);
-	if (transition->columns & PRIORITY)
-		set_schedule(change, job, args);
+	set_argument_columns(change, transition->columns, job, args);
 	if (is_asked(transition, job, TAKES_REQUEST))
 	{
 		JobRequest request = asked_request(job);
@@ -315,18 +299,18 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 		clear_request(change);
 }
 
-/* Notes the end of a lease, and what a NOTIFY will tell of it. */
+/* Notes what shared memory must do when the transaction ends, and what a NOTIFY will tell. */
 static void
-note_end(const Transition *transition, const Job *job, const QueueInfo *queue,
-		 const EventArgs *args)
+note(const Transition *transition, const Job *job, const QueueInfo *queue, const EventArgs *args)
 {
-	bool ends_lease = job->status == JOB_PROCESSING && transition->to != JOB_PROCESSING;
+	bool one_step = (transition->flags & ONE_STEP) != 0;
+	bool finishes = job_status_is_finished(transition->to);
+	bool blocks = transition->to == JOB_BLOCKED;
 
-	if (transition->flags & ONE_STEP)
-		idemq_pending_note_end(queue->slot, queue->id, job->id, args->token);
-	else if (ends_lease)
-		idemq_pending_note_end(queue->slot, queue->id, job->id, job->token);
-	else if (job_status_is_finished(transition->to))
+	if (one_step || (job->status == JOB_PROCESSING && transition->to != JOB_PROCESSING))
+		idemq_pending_note_end(queue->slot, queue->id, job->id,
+							   one_step ? args->token : job->token);
+	else if (finishes)
 		idemq_pending_note_finished(queue->slot, queue->id, job->id);
 	if (transition->told & TELL_LEASE)
 		idemq_pending_note_event(queue->slot, queue->id,
@@ -334,62 +318,33 @@ note_end(const Transition *transition, const Job *job, const QueueInfo *queue,
 								 job->attempt);
 	if (transition->told & TELL_DEATH)
 		idemq_pending_note_event(queue->slot, queue->id, JOB_DIED, job->id, job->attempt);
-}
-
-/* Notes where the job is ready now, or was and may be again. */
-static void
-note_ready(const Transition *transition, const Job *job, const QueueInfo *queue,
-		   const EventArgs *args)
-{
-	ReadyKey key = {args->ready_at, job->id};
-	int priority = (transition->columns & PRIORITY) ? args->priority : job->priority;
-
-	if (transition->ready == READY_SET)
-	{
-		idemq_pending_ready_note(queue->slot, queue->id, priority, key);
-		if (job->expires_at < DT_NOEND && (transition->flags & MAY_EXPIRE))
-			idemq_pending_ready_note_expiry(queue->slot, queue->id, job->expires_at);
-	}
-	/* Taken out of the index with no entry: should this abort, it is back. */
-	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_PROCESSING &&
-		(transition->flags & ONE_STEP) == 0)
-		idemq_pending_ready_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
-}
-
-/* Notes what shared memory must do when the transaction ends. */
-static void
-note(const Transition *transition, const Job *job, const QueueInfo *queue, const EventArgs *args)
-{
-	bool blocks = transition->to == JOB_BLOCKED;
-
-	note_end(transition, job, queue, args);
 	/* The group has lost its head, or one that was next; or has a job again that may be it. */
-	if (!job->row->tts_isnull[COL_GROUP_KEY] && (job_status_is_finished(transition->to) || blocks))
-		idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
+	if (job_has(job, COL_GROUP_KEY) && (finishes || blocks))
+		idemq_pending_groups_note(queue->slot, queue->id, job_value(job, COL_GROUP_KEY),
 								  blocks ? job->id : GROUP_KEEP_FLOOR);
 	else if (transition->columns & GROUP)
 		idemq_pending_groups_note(queue->slot, queue->id, args->group, job->id);
 	else if (blocks && job->status != JOB_BLOCKED)
 		idemq_pending_dependency_note_blocked(queue->slot, queue->id, job->id);
-	note_ready(transition, job, queue, args);
-}
-
-/* Counts the event, and how long it took to come to it. */
-static void
-count(const Transition *transition, const Job *job, const QueueInfo *queue, TimestampTz now)
-{
-	idemq_pending_counts_event(queue->id, transition->counters);
-	if (transition->timed == TIMED_WAIT)
-		idemq_pending_counts_timing(queue->id, TIMING_WAIT, job->ready_at, now);
-	else if (transition->timed == TIMED_RUN)
-		idemq_pending_counts_timing(queue->id, TIMING_RUN, job->claimed_at, now);
+	if (transition->ready == READY_SET)
+	{
+		idemq_pending_ready_note(queue->slot, queue->id,
+								 (transition->columns & PRIORITY) ? args->priority : job->priority,
+								 (ReadyKey){args->ready_at, job->id});
+		if (job->expires_at < DT_NOEND && (transition->flags & MAY_EXPIRE))
+			idemq_pending_ready_note_expiry(queue->slot, queue->id, job->expires_at);
+	}
+	/* Taken out of the index with no entry: should this abort, it is back. */
+	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_PROCESSING &&
+		!one_step)
+		idemq_pending_ready_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
 }
 
 /* Returns whether nothing is left of a job once it is completed. */
 static bool
 keeps_nothing(const Job *job, const QueueInfo *queue)
 {
-	return queue->retention == 0 && job->row->tts_isnull[COL_KEY];
+	return queue->retention == 0 && !job_has(job, COL_KEY);
 }
 
 /* Returns whether its row may go at once: who holds or needs it leaves it to retention. */
@@ -411,11 +366,11 @@ serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz no
 	idemq_jobs_refresh(table);
 	if (!idemq_jobs_fetch(table, id, &job))
 		elog(ERROR, "job %lld is gone that was to run again", (long long) id);
-	args.ready_at = Max(now, DatumGetTimestampTz(job.row->tts_values[COL_RERUN_AT]));
+	args.ready_at = Max(now, job_time(&job, COL_RERUN_AT));
 	args.request = asked_request(&job);
 	if (idemq_transition(table, &job, queue,
-						 job.row->tts_isnull[COL_GROUP_KEY] ? EVENT_RERUN : EVENT_RERUN_GROUPED,
-						 &args, JOB_WAITS) != JOB_WRITTEN)
+						 !job_has(&job, COL_GROUP_KEY) ? EVENT_RERUN : EVENT_RERUN_GROUPED, &args,
+						 JOB_WAITS) != JOB_WRITTEN)
 		elog(ERROR, "job %lld could not be made ready again", (long long) id);
 }
 
@@ -424,7 +379,7 @@ static void
 write_history(const Transition *transition, const Job *job, const QueueInfo *queue,
 			  const EventArgs *args, bool deleted)
 {
-	if (deleted && (job->attempt > 1 || !job->row->tts_isnull[COL_LAST_ERROR]))
+	if (deleted && (job->attempt > 1 || job_has(job, COL_LAST_ERROR)))
 		idemq_attempt_history_forget(&job->id, 1);
 	if (deleted)
 		idemq_steps_forget(&job->id, 1);
@@ -467,7 +422,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (continues && !idemq_dead_queue_hold(queue, wait, &dead))
 		return JOB_LOCKED;
 	if (is_asked(transition, job, TAKES_REQUEST))
-		args.ready_at = Max(args.ready_at, DatumGetTimestampTz(job->row->tts_values[COL_RERUN_AT]));
+		args.ready_at = Max(args.ready_at, job_time(job, COL_RERUN_AT));
 	if (deleted)
 		write = idemq_jobs_delete(table, job);
 	deleted = write != JOB_LOCKED;
@@ -476,14 +431,20 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 		fill_change(&change, transition, job, &args);
 		if (transition->ready == READY_SET && idemq_job_uses_places(queue, job))
 			idemq_place_follow(&change, job, queue, args.takes_place, args.ready_at);
-		else if (args.due != 0 && !job->row->tts_isnull[COL_GROUP_KEY])
+		else if (args.due != 0 && job_has(job, COL_GROUP_KEY))
 			job_set(&change, COL_RUN_AT, TimestampTzGetDatum(args.due)); /* job/group_rate.c */
 		write = idemq_jobs_update(table, job, &change, wait);
 	}
 	if (write != JOB_WRITTEN)
 		return write;
 	note(transition, job, queue, &args);
-	count(transition, job, queue, args.now);
+	idemq_pending_counts_event(queue->id, transition->counters);
+	if (transition->timed != UNTIMED)
+		idemq_pending_counts_timing(queue->id,
+									transition->timed == TIMED_WAIT ? TIMING_WAIT : TIMING_RUN,
+									transition->timed == TIMED_WAIT ? job->ready_at
+																	: job->claimed_at,
+									args.now);
 	write_history(transition, job, queue, &args, deleted);
 	if (continues)
 		idemq_dead_queue_add(job, queue, &dead, transition->to, args.now, args.error);

@@ -126,6 +126,27 @@ job_set_null(JobChange *change, JobColumn column)
 	change->isnull[column] = true;
 }
 
+/* Returns whether a column of a fetched job is not NULL. */
+static inline bool
+job_has(const Job *job, JobColumn column)
+{
+	return !job->row->tts_isnull[column];
+}
+
+/* Returns a column of a fetched job. */
+static inline Datum
+job_value(const Job *job, JobColumn column)
+{
+	return job->row->tts_values[column];
+}
+
+/* Returns a column of a fetched job that is a time; DT_NOBEGIN for NULL. */
+static inline TimestampTz
+job_time(const Job *job, JobColumn column)
+{
+	return job_has(job, column) ? DatumGetTimestampTz(job_value(job, column)) : DT_NOBEGIN;
+}
+
 static inline ReadyKey
 job_ready_key(const Job *job)
 {

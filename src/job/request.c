@@ -1,7 +1,9 @@
 /*
- * job/replace_job.c
- *		A request for a job that waits: it takes the request's payload, headers and kind, and,
- *		while nobody has claimed it, its time and priority.
+ * job/request.c
+ *		A request for a job that is there: with on_duplicate replace, or rerun.
+ *
+ * Replacing a job that waits: it takes the request's payload, headers and kind, and, while nobody
+ * has claimed it, its time and priority.
  *
  * A claim and a replacement race for the row, and each writes the version that it has
  * fetched, or nothing.  Whoever comes second waits until the first one's transaction has
@@ -16,6 +18,28 @@
  * latest; the replacement that is made then has its time in the past, and keeps its place.
  * When the first request for another run of a job came (it was released, redriven, asked
  * to run again) is not known.  Then the time that it waits for already is not put off.
+ *
+ * Running a job once more that is in progress, or finished.
+ *
+ * A job in processing remembers it, in columns of its own: status, token, lease and
+ * attempt stay as they are, so its worker is not disturbed.  What ends the attempt serves
+ * the request in its own transaction (job/transition.c).  A finished job is made ready.
+ *
+ * Request and end of the attempt race for the row.  Both write the version that they have
+ * fetched, or nothing:
+ *
+ *	 - The request comes first: the end waits until the request's transaction has ended,
+ *	   finds another version, and fetches that, with the request if it has committed.
+ *	 - The end comes first: the request waits, finds another version, and looks the key up
+ *	   again: the job is finished, and made ready.
+ *
+ * Either way one of the two sees the other, and no request is lost.  The request waits for
+ * no worker that only works: its claim has committed, and it holds no row.  A worker that
+ * claims or commits, and leaves its transaction open, holds it.
+ *
+ * A request that is remembered replaces the one before it: the job runs once for all that
+ * came while it ran.  Its time is the earliest that one of them asked for, as it is of a job
+ * that waits to be claimed: a stream of requests with a delay does not postpone it for ever.
  */
 #include "postgres.h"
 
@@ -50,19 +74,15 @@ static void
 set_time(JobChange *change, const QueueInfo *queue, const Job *job, TimestampTz asked,
 		 bool not_later)
 {
-	const TupleTableSlot *row = job->row;
-
 	if (job->status == JOB_BLOCKED)
 	{
-		if (!not_later)
+		if (not_later)
+			asked = Min(asked, job_time(job, COL_RUN_AT));
+		if (asked > DT_NOBEGIN)
 			job_set(change, COL_RUN_AT, TimestampTzGetDatum(asked));
-		else if (!row->tts_isnull[COL_RUN_AT])
-			job_set(change, COL_RUN_AT,
-					TimestampTzGetDatum(
-						Min(asked, DatumGetTimestampTz(row->tts_values[COL_RUN_AT]))));
 		return;
 	}
-	if (!row->tts_isnull[COL_GROUP_KEY])
+	if (job_has(job, COL_GROUP_KEY))
 		asked = Max(asked, idemq_now());
 	if (not_later)
 		asked = Min(asked, job->ready_at);
@@ -80,8 +100,8 @@ note(const QueueInfo *queue, const Job *job, const JobChange *change)
 	int priority = DatumGetInt16(change->values[COL_PRIORITY]);
 	ReadyKey key = {DatumGetTimestampTz(change->values[COL_READY_AT]), job->id};
 
-	if (!job->row->tts_isnull[COL_GROUP_KEY])
-		idemq_pending_groups_note(queue->slot, queue->id, job->row->tts_values[COL_GROUP_KEY],
+	if (job_has(job, COL_GROUP_KEY))
+		idemq_pending_groups_note(queue->slot, queue->id, job_value(job, COL_GROUP_KEY),
 								  GROUP_DROP_FLOOR);
 	if (change->set & COLUMN_BIT(COL_READY_AT))
 	{
@@ -93,16 +113,6 @@ note(const QueueInfo *queue, const Job *job, const JobChange *change)
 										DatumGetTimestampTz(change->values[COL_EXPIRES_AT]));
 }
 
-/* Returns when a job that waits is to be ready: for one that is blocked, as it was asked for. */
-static TimestampTz
-waits_until(const Job *job)
-{
-	if (job->is_ready)
-		return job->ready_at;
-	return job->row->tts_isnull[COL_RUN_AT] ? idemq_now()
-											: DatumGetTimestampTz(job->row->tts_values[COL_RUN_AT]);
-}
-
 /*
  * Moves the time of a request forward, if need be, so that it is no later than max_wait after
  * the first one; job: the fetched job that it replaces, or NULL when it is the first.
@@ -111,15 +121,17 @@ void
 idemq_job_wait_no_longer(JobChange *columns, const Job *job, const Interval *max_wait)
 {
 	JobColumn column = time_column(columns);
-	Datum first = job != NULL ? job->row->tts_values[COL_CREATED_AT]
-							  : columns->values[COL_CREATED_AT];
+	Datum first = job != NULL ? job_value(job, COL_CREATED_AT) : columns->values[COL_CREATED_AT];
 	TimestampTz latest = DatumGetTimestampTz(
 		DirectFunctionCall2(timestamptz_pl_interval, first, PointerGetDatum(max_wait)));
 
 	if (column == COL_CREATED_AT)
 		return;
+	/* That is the time of a job which is blocked, too: NULL for at once. */
 	if (job != NULL && job->token != 0)
-		latest = Max(latest, waits_until(job));
+		latest = Max(latest, job->is_ready				? job->ready_at
+							 : job_has(job, COL_RUN_AT) ? job_time(job, COL_RUN_AT)
+														: idemq_now());
 	if (DatumGetTimestampTz(columns->values[column]) > latest)
 		job_set(columns, column, TimestampTzGetDatum(latest));
 }
@@ -139,10 +151,10 @@ idemq_job_is_replaceable(const Job *job, bool rerun)
 /*
  * Gives a fetched job, which is replaceable, what is asked for: all of it when nobody has
  * claimed it, no later than max_wait, unless it is NULL, allows; with rerun the work alone, and
- * place and attempts stay, when somebody has.  With rerun its time is not put off.  False, and
- * nothing is done, when it has changed, or is too new for the transaction's snapshot.
+ * place and attempts stay, when somebody has.  With rerun its time is not put off.  JOB_CHANGED, and
+ * nothing is done, also when it is too new for the transaction's snapshot.
  */
-bool
+JobWrite
 idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
 				  const JobChange *columns, bool rerun, const Interval *max_wait)
 {
@@ -170,5 +182,38 @@ idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
 				 rerun);
 		note(queue, job, &change);
 	}
-	return idemq_jobs_update(table, job, &change, JOB_WAITS) == JOB_WRITTEN;
+	return idemq_jobs_update(table, job, &change, JOB_WAITS);
+}
+
+/*
+ * Has a fetched job run once more, which is in processing or finished, with the payload, headers,
+ * kind and time of the columns, and the time to live of the key if they have one; sets *status to
+ * what it has then.
+ */
+JobWrite
+idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const Job *job, const JobChange *columns,
+				JobWait wait, JobStatus *status)
+{
+	EventArgs args = {.now = idemq_now()};
+	JobRequest *request = &args.request;
+	bool in_processing = job->status == JOB_PROCESSING;
+	bool waits = !in_processing && idemq_job_waits_again(job);
+
+	args.ready_at = Max(args.now, DatumGetTimestampTz(columns->values[time_column(columns)]));
+	if (in_processing && job_has(job, COL_RERUN_AT))
+		args.ready_at = Min(args.ready_at, job_time(job, COL_RERUN_AT));
+	request->payload = columns->values[COL_PAYLOAD];
+	if (columns->set & COLUMN_BIT(COL_HEADERS))
+		request->headers = columns->values[COL_HEADERS];
+	if (columns->set & COLUMN_BIT(COL_KIND))
+		request->kind = columns->values[COL_KIND];
+	if (columns->set & COLUMN_BIT(COL_KEY_EXPIRES_AT))
+		request->key_expires_at = DatumGetTimestampTz(columns->values[COL_KEY_EXPIRES_AT]);
+	if (!in_processing)
+		*status = waits ? JOB_BLOCKED : JOB_PENDING;
+	return idemq_transition(table, job, queue,
+							in_processing ? EVENT_ASK_RERUN
+							: waits		  ? EVENT_RERUN_GROUPED
+										  : EVENT_RERUN,
+							&args, wait);
 }
