@@ -96,7 +96,7 @@ idemq_sql_v2_hold_claimed(PG_FUNCTION_ARGS)
 		Outcome outcome;
 
 		idemq_jobs_open(&table);
-		outcome = idemq_attempt_try_share(&table, id, token, &attempt);
+		outcome = idemq_attempt_try_lock(&table, id, token, LockTupleShare, &attempt);
 		idemq_jobs_close(&table);
 		if (outcome == OUTCOME_CURRENT)
 			answer = "held";

@@ -55,7 +55,7 @@ duplicate_rule(FunctionCallInfo fcinfo)
 										[DUPLICATE_RERUN] = "rerun",
 										[DUPLICATE_ERROR] = "error"};
 	char *name = idemq_arg_text(fcinfo, ARG_ON_DUPLICATE, "on_duplicate", 16);
-	DuplicateRule rule = {0};
+	DuplicateRule rule = {.rerun = idemq_job_rerun};
 
 	while (strcmp(name, names[rule.policy]) != 0)
 	{

@@ -63,7 +63,7 @@ decide_redrive(const Job *job, const void *arg, EventArgs *args, JobEvent *event
 {
 	bool is_that = job->status == JOB_DEAD && job->token == *(const int64 *) arg;
 
-	*event = idemq_redrive_event(job);
+	*event = idemq_job_waits_again(job) ? EVENT_REDRIVE_GROUPED : EVENT_REDRIVE;
 	*outcome = is_that ? OUTCOME_RETRYING : OUTCOME_CURRENT;
 	return is_that;
 }

@@ -188,7 +188,8 @@ lock(ClaimedJob **jobs, int count)
 		ClaimedJob *job = jobs[i];
 
 		if (job->settled ||
-			idemq_attempt_try_lock(&table, job->id, job->token, &attempt) != OUTCOME_LOCKED)
+			idemq_attempt_try_lock(&table, job->id, job->token, LockTupleNoKeyExclusive,
+								   &attempt) != OUTCOME_LOCKED)
 			continue;
 		idemq_lease_hand_over(job->id, job->token, LOSS_RETURNED);
 		job->settled = true;

@@ -49,34 +49,15 @@ idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 }
 
 /*
- * As idemq_attempt_find, and locks the row of a current one FOR NO KEY UPDATE to the end of the
- * transaction: nobody else can lock the row then so that a write would wait.  Never waits:
- * OUTCOME_LOCKED when somebody has done so already, a cancel that is open, perhaps.
- */
-Outcome
-idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt)
-{
-	for (;;)
-	{
-		Outcome outcome = idemq_attempt_find(table, id, token, attempt);
-		JobWrite write;
-
-		if (outcome != OUTCOME_CURRENT)
-			return outcome;
-		write = idemq_jobs_lock(table, &attempt->job, LockTupleNoKeyExclusive, JOB_SKIPS);
-		if (write != JOB_CHANGED)
-			return write == JOB_LOCKED ? OUTCOME_LOCKED : outcome;
-		idemq_jobs_refresh_or_raise(table);
-	}
-}
-
-/*
- * As idemq_attempt_hold, but never waits, and raises nothing for what others do with the job:
+ * As idemq_attempt_find, and locks the row of a current one to the end of the transaction.  FOR
+ * SHARE: as idemq_attempt_hold.  FOR NO KEY UPDATE: nobody else can lock the row then so that a
+ * write would wait.  Never waits, and raises nothing for what others do with the job:
  * OUTCOME_LOCKED when an open transaction has its row, cancels it, or has changed what this
  * transaction's snapshot is to see.
  */
 Outcome
-idemq_attempt_try_share(JobsTable *table, int64 id, int64 token, Attempt *attempt)
+idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, LockTupleMode mode,
+					   Attempt *attempt)
 {
 	for (;;)
 	{
@@ -87,7 +68,7 @@ idemq_attempt_try_share(JobsTable *table, int64 id, int64 token, Attempt *attemp
 			return outcome;
 		if (idemq_lease_is_cancelled(id, token))
 			return OUTCOME_LOCKED;
-		write = idemq_jobs_lock(table, &attempt->job, LockTupleShare, JOB_SKIPS);
+		write = idemq_jobs_lock(table, &attempt->job, mode, JOB_SKIPS);
 		if (write == JOB_WRITTEN)
 			return outcome;
 		if (write == JOB_LOCKED || IsolationUsesXactSnapshot())

@@ -90,31 +90,31 @@ finished_outcome(const JobCall *call)
 static bool
 unblock(JobCall *call, JobsTable *table)
 {
+	const QueueInfo *queue = &call->queue;
+	bool promoted = true;
 	Datum name;
 	Job first;
-	bool is_first;
 
 	if (!job_has(&call->job, COL_GROUP_KEY))
 	{
 		/* By its parents, or by hand: then it has no turn. */
-		if (idemq_dependencies_exist() && !idemq_promote_child(&call->queue, call->id))
-			idemq_round_await(call->queue.slot);
-		idemq_jobs_refresh(table);
-		return idemq_jobs_fetch(table, call->id, &call->job);
+		if (idemq_dependencies_exist())
+			promoted = idemq_promote_child(queue, call->id);
 	}
-	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job_value(&call->job, COL_GROUP_KEY)));
-	/* Another job's turn is not for our transaction to begin: it may be a long one. */
-	if (idemq_is_no_group(name))
+	else if (idemq_is_no_group(job_value(&call->job, COL_GROUP_KEY)))
+		idemq_promote_asked(table, queue, &call->job);
+	else
 	{
-		idemq_promote_asked(table, &call->queue, &call->job);
-		idemq_jobs_refresh(table);
-		return idemq_jobs_fetch(table, call->id, &call->job);
+		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job_value(&call->job, COL_GROUP_KEY)));
+		/* Another job's turn is not for our transaction to begin: it may be a long one. */
+		if ((idemq_has_places(queue)
+				 ? idemq_jobs_group_blocked(table, queue->id, name, PG_INT64_MIN, &first)
+				 : idemq_jobs_group_first(table, queue->id, name, &first)) &&
+			first.id == call->id)
+			promoted = idemq_promote_group(queue, name);
 	}
-	is_first = idemq_has_places(&call->queue)
-				   ? idemq_jobs_group_blocked(table, call->queue.id, name, PG_INT64_MIN, &first)
-				   : idemq_jobs_group_first(table, call->queue.id, name, &first);
-	if (is_first && first.id == call->id && !idemq_promote_group(&call->queue, name))
-		idemq_round_await(call->queue.slot);
+	if (!promoted)
+		idemq_round_await(queue->slot);
 	idemq_jobs_refresh(table);
 	return idemq_jobs_fetch(table, call->id, &call->job);
 }
@@ -135,14 +135,10 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 		return write == JOB_WRITTEN ? OUTCOME_CANCELLED : OUTCOME_LOCKED;
 	}
 	call->args.deadline = call->args.now + lease;
-	if (idemq_queue_is_paused(&call->queue))
+	if (idemq_queue_is_paused(&call->queue) || call->job.ready_at > call->args.now)
 	{
-		call->retry_after = call->queue.paused_until;
-		return OUTCOME_NOT_DUE;
-	}
-	if (call->job.ready_at > call->args.now)
-	{
-		call->retry_after = call->job.ready_at;
+		call->retry_after = idemq_queue_is_paused(&call->queue) ? call->queue.paused_until
+																: call->job.ready_at;
 		return OUTCOME_NOT_DUE;
 	}
 	if (!idemq_recover_for_limits(&call->queue))

@@ -105,20 +105,6 @@ take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Take
 }
 
 /*
- * Returns the deadline that a claim's row has.  An attached lease that has an entry ends
- * with its session, which the entry knows; its row is read only when the entry is lost,
- * after a restart, and the session with it.  Then it is held for as long as a worker
- * takes to connect again, and not for its whole length.
- */
-static TimestampTz
-row_deadline(const EventArgs *args, bool attached)
-{
-	if (!attached)
-		return args->deadline;
-	return Min(args->deadline, args->now + idemq_attach_grace * INT64CONST(1000));
-}
-
-/*
  * Takes a fetched job in status pending or failed by EVENT_CLAIM or
  * EVENT_COMMIT_ONCE; sets args->token.  Of a group with places the caller has the next job
  * promoted, when it has claimed what it wants (idemq_promote_later).  lease: microseconds,
@@ -155,7 +141,13 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	if (taken.entry == LEASE_FULL)
 		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS);
 	written = *args;
-	written.deadline = row_deadline(args, attach && taken.entry == LEASE_TAKEN);
+	/*
+	 * An attached lease that has an entry ends with its session, which the entry knows; its row is
+	 * read only when the entry is lost, after a restart, and the session with it.  Then it is held
+	 * for as long as a worker takes to connect again, and not for its whole length.
+	 */
+	if (attach && taken.entry == LEASE_TAKEN)
+		written.deadline = Min(args->deadline, args->now + idemq_attach_grace * INT64CONST(1000));
 	if (write == JOB_WRITTEN)
 		write = idemq_transition(table, job, queue, event, &written, JOB_SKIPS_STRANGERS);
 	if (write == JOB_WRITTEN)

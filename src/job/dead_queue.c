@@ -68,7 +68,6 @@
 #define MAX_CHAIN 32
 /* What of a queue is locked: its dead_queue, not the queue itself (idemq_queue_lock). */
 #define SETTING_LOCK 1
-#define ACCOUNT_ARGS 12
 
 /* The queues whose dead_queue a circle would go through. */
 typedef struct Chain
@@ -78,14 +77,17 @@ typedef struct Chain
 } Chain;
 
 /*
- * The attempts by token, which grows: their order, also when a clock was set back.  The steps
- * in the order of their last calls.
+ * $1: the dead job, whose row is written by then; $2: its queue; $3: how much of its documents the
+ * account has (Documents); $4: the error.  The attempts by token, which grows: their order, also
+ * when a clock was set back.  The steps in the order of their last calls.
  */
 static SqlStatement describe_death =
 	{.text =
-		 "SELECT jsonb_build_object('queue', $1, 'id', $2, 'key', $3, 'group_key', $4, "
-		 "'payload', $5, 'headers', $6, 'enqueued_at', $7, 'died_at', $8, "
-		 "'kind', $10, 'checkpoint', $11, 'status', $12, "
+		 "SELECT jsonb_build_object('queue', $2, 'id', j.id, 'key', j.key, "
+		 "'group_key', nullif(j.group_key, ''), 'payload', CASE WHEN $3 > 0 THEN j.payload END, "
+		 "'headers', CASE WHEN $3 > 0 THEN j.headers END, 'enqueued_at', j.created_at, "
+		 "'died_at', j.finished_at, 'kind', j.kind, "
+		 "'checkpoint', CASE WHEN $3 > 1 THEN j.checkpoint END, 'status', j.status, "
 		 "'steps', coalesce((SELECT jsonb_agg(jsonb_build_object('name', s.name, "
 		 "'state', s.state, 'begun_at', s.begun_at, 'call_until', s.call_until, "
 		 "'answered_at', s.answered_at, 'effect_key', s.effect_key, 'request', "
@@ -93,16 +95,16 @@ static SqlStatement describe_death =
 		 "CASE WHEN length(s.response::text) <= " MAX_ERROR " THEN s.response END, "
 		 "'error', left(s.error, " MAX_ERROR ")) ORDER BY s.at, s.name) "
 		 "FROM (SELECT *, coalesce(begun_at, answered_at) AS at FROM idemq.steps "
-		 "WHERE job_id = $2 ORDER BY at, name LIMIT " MAX_STEPS ") s), '[]'), "
-		 "'error', left($9, " MAX_ERROR "), 'attempts', coalesce((SELECT jsonb_agg("
+		 "WHERE job_id = $1 ORDER BY at, name LIMIT " MAX_STEPS ") s), '[]'), "
+		 "'error', left($4, " MAX_ERROR "), 'attempts', coalesce((SELECT jsonb_agg("
 		 "jsonb_build_object('attempt', a.attempt, 'worker', a.worker, 'claimed_at', a.claimed_at, "
 		 "'ended_at', a.ended_at, 'outcome', a.outcome, 'error', left(a.error, " MAX_ERROR "), "
 		 "'details', CASE WHEN length(a.details::text) <= " MAX_ERROR " THEN a.details END) "
-		 "ORDER BY a.token) FROM (SELECT * FROM idemq.attempts WHERE job_id = $2 "
-		 "ORDER BY token DESC LIMIT " MAX_ATTEMPTS ") a), '[]'))",
-	 .nargs = ACCOUNT_ARGS,
-	 .types = {TEXTOID, INT8OID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID,
-			   TIMESTAMPTZOID, TEXTOID, TEXTOID, JSONBOID, TEXTOID}};
+		 "ORDER BY a.token) FROM (SELECT * FROM idemq.attempts WHERE job_id = $1 "
+		 "ORDER BY token DESC LIMIT " MAX_ATTEMPTS ") a), '[]')) "
+		 "FROM idemq.jobs j WHERE j.id = $1",
+	 .types = {INT8OID, TEXTOID, INT4OID, TEXTOID},
+	 .few = true};
 
 /*
  * Returns whether the chain of dead queues from a queue on leads to that name.  chain:
@@ -287,8 +289,7 @@ documents_that_fit(const Job *job, const char *status)
 	Documents fit = DOCUMENTS_ALL;
 
 	for (int i = 0; i < (int) lengthof(columns); i++)
-		documents[i] = job->row->tts_isnull[columns[i]] ? (Datum) 0
-														: job->row->tts_values[columns[i]];
+		documents[i] = job_value(job, columns[i]); /* 0 where it is NULL */
 	if (idemq_documents_fit(documents, lengthof(columns), MAX_DOCUMENTS))
 		return fit;
 	fit = idemq_documents_fit(documents, 2, MAX_DOCUMENTS) ? DOCUMENTS_FIRST : DOCUMENTS_NONE;
@@ -309,79 +310,23 @@ documents_that_fit(const Job *job, const char *status)
 	return fit;
 }
 
-/* Puts a column of the row into a parameter. */
-static void
-take_column(const Job *job, JobColumn column, Datum *value, char *null)
-{
-	*value = job_value(job, column);
-	*null = !job_has(job, column) ? 'n' : ' ';
-}
-
 /* Returns the account of a death as jsonb, in the current memory context. */
 static Datum
-account_of(const Job *job, const QueueInfo *queue, TimestampTz died_at, text *error,
-		   const char *status)
+account_of(const Job *job, const QueueInfo *queue, text *error, const char *status)
 {
-	Documents documents = documents_that_fit(job, status);
-	MemoryContext caller = CurrentMemoryContext;
-	Datum values[ACCOUNT_ARGS];
-	char nulls[ACCOUNT_ARGS];
+	Datum values[] = {Int64GetDatum(job->id), CStringGetTextDatum(queue->name),
+					  Int32GetDatum(documents_that_fit(job, status)), PointerGetDatum(error)};
 	SqlScope scope;
-	MemoryContext old;
 	Datum account;
 
-	memset(nulls, ' ', sizeof(nulls));
-	values[0] = CStringGetTextDatum(queue->name);
-	values[1] = Int64GetDatum(job->id);
-	take_column(job, COL_KEY, &values[2], &nulls[2]);
-	take_column(job, COL_GROUP_KEY, &values[3], &nulls[3]);
-	if (nulls[3] == ' ' && idemq_is_no_group(values[3]))
-		nulls[3] = 'n';
-	take_column(job, COL_PAYLOAD, &values[4], &nulls[4]);
-	take_column(job, COL_HEADERS, &values[5], &nulls[5]);
-	if (documents == DOCUMENTS_NONE)
-		nulls[4] = nulls[5] = 'n';
-	take_column(job, COL_CREATED_AT, &values[6], &nulls[6]);
-	values[7] = TimestampTzGetDatum(died_at);
-	values[8] = PointerGetDatum(error);
-	if (error == NULL)
-		nulls[8] = 'n';
-	take_column(job, COL_KIND, &values[9], &nulls[9]);
-	take_column(job, COL_CHECKPOINT, &values[10], &nulls[10]);
-	if (documents != DOCUMENTS_ALL)
-		nulls[10] = 'n';
-	values[11] = CStringGetTextDatum(status);
+	/* The row as it has been written. */
+	CommandCounterIncrement();
 	idemq_spi_begin(&scope);
-	(void) idemq_spi_query_latest(&describe_death, values, nulls);
-	old = MemoryContextSwitchTo(caller);
-	account = JsonbPGetDatum(DatumGetJsonbPCopy(idemq_spi_value(0, 1, NULL)));
-	MemoryContextSwitchTo(old);
+	if (idemq_spi_query_latest(&describe_death, values, error == NULL ? "   n" : NULL) != 1)
+		elog(ERROR, "job %lld is gone that has died", (long long) job->id);
+	account = SPI_datumTransfer(idemq_spi_value(0, 1, NULL), false, -1);
 	idemq_spi_end(&scope);
 	return account;
-}
-
-/* Adds the job without its key, and under a new id: no transaction is waited for. */
-static void
-add_without_key(JobsTable *table, const QueueInfo *dead, JobChange *columns)
-{
-	columns->set &= ~(COLUMN_BIT(COL_KEY) | COLUMN_BIT(COL_ID));
-	(void) idemq_new_job_insert(table, dead, columns);
-}
-
-/* Makes the columns of the job that is the account of a death. */
-static void
-fill_columns(JobChange *columns, const Job *job, const QueueInfo *queue, const QueueInfo *dead,
-			 TimestampTz died_at, text *error, const char *status)
-{
-	char *key =
-		psprintf("dead:%s:%lld:%lld", queue->name, (long long) job->id, (long long) job->token);
-
-	idemq_new_job(columns, dead, idemq_now(), account_of(job, queue, died_at, error, status));
-	job_set(columns, COL_KEY, CStringGetTextDatum(key));
-	if (job_has(job, COL_HEADERS))
-		job_set(columns, COL_HEADERS, job_value(job, COL_HEADERS));
-	if (job_has(job, COL_KIND))
-		job_set(columns, COL_KIND, job_value(job, COL_KIND));
 }
 
 /*
@@ -391,7 +336,7 @@ fill_columns(JobChange *columns, const Job *job, const QueueInfo *queue, const Q
  */
 void
 idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
-					 JobStatus status, TimestampTz died_at, text *error)
+					 JobStatus status, text *error)
 {
 	const char *name = idemq_status_name(status);
 	MemoryContext context;
@@ -399,19 +344,29 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	JobsTable table;
 	JobChange columns;
 	EnqueueAnswer answer;
+	char *key;
 
 	if (!can_be_added(job, queue, dead, name))
 		return;
 	/* A reaper may add thousands, each of them long. */
 	context = AllocSetContextCreate(CurrentMemoryContext, "idemq dead job", ALLOCSET_DEFAULT_SIZES);
 	old = MemoryContextSwitchTo(context);
-	fill_columns(&columns, job, queue, dead, died_at, error, name);
+	key = psprintf("dead:%s:%lld:%lld", queue->name, (long long) job->id, (long long) job->token);
+	idemq_new_job(&columns, dead, idemq_now(), account_of(job, queue, error, name));
+	job_set(&columns, COL_KEY, CStringGetTextDatum(key));
+	if (job_has(job, COL_HEADERS))
+		job_set(&columns, COL_HEADERS, job_value(job, COL_HEADERS));
+	if (job_has(job, COL_KIND))
+		job_set(&columns, COL_KIND, job_value(job, COL_KIND));
 	idemq_jobs_open(&table);
 	idemq_new_job_keyed(&table, dead, &columns, (DuplicateRule){.policy = DUPLICATE_IGNORE},
 						JOB_SKIPS, &answer);
-	/* An open transaction is giving that key to a job. */
 	if (answer.outcome == OUTCOME_LOCKED)
-		add_without_key(&table, dead, &columns);
+	{
+		/* An open transaction is giving that key to a job: without it, no transaction is waited for. */
+		columns.set &= ~(COLUMN_BIT(COL_KEY) | COLUMN_BIT(COL_ID));
+		(void) idemq_new_job_insert(&table, dead, &columns);
+	}
 	idemq_jobs_close(&table);
 	MemoryContextSwitchTo(old);
 	MemoryContextDelete(context);

@@ -115,59 +115,6 @@ tell_children(JobsTable *table, int64 parent)
 	return HAS_HEAD;
 }
 
-/* Returns what became of a child whose row was to be written. */
-static Promotion
-written(JobWrite write, Promotion done)
-{
-	switch (write)
-	{
-		case JOB_WRITTEN:
-			return done;
-		case JOB_LOCKED:
-			return HELD;
-		default:
-			return LOOK_AGAIN;
-	}
-}
-
-/* Makes a child pending whose parents are done, or has it join its group. */
-static Promotion
-release(JobsTable *table, const QueueInfo *queue, const Job *job, const DependencyLook *look,
-		TimestampTz now, DependencyBatch *batch, Datum *group)
-{
-	EventArgs args = {.now = now, .ready_at = now, .group = look->group};
-	bool joins = look->group != (Datum) 0;
-	Promotion done;
-
-	if (job_has(job, COL_RUN_AT))
-		args.ready_at = Max(now, job_time(job, COL_RUN_AT));
-	done = joins ? JOINED : args.ready_at > now ? PROMOTED_FOR_LATER : PROMOTED;
-	done = written(idemq_transition(table, job, queue, joins ? EVENT_JOIN_GROUP : EVENT_PROMOTE,
-									&args, JOB_SKIPS),
-				   done);
-	if (done != HELD && done != LOOK_AGAIN)
-	{
-		batch->released[batch->nreleased++] = job->id;
-		if (joins)
-			*group = look->group;
-	}
-	return done;
-}
-
-/* Cancels a child with its parent; its row in idemq.children stays, should it be brought back. */
-static Promotion
-cancel_with(JobsTable *table, const QueueInfo *queue, const Job *job,
-			const DependencyParent *parent, TimestampTz now)
-{
-	EventArgs args = {.now = now};
-
-	args.error =
-		cstring_to_text(psprintf("its parent, job %lld, is %s", (long long) parent->id,
-								 parent->gone ? "gone" : idemq_status_name(parent->status)));
-	return written(idemq_transition(table, job, queue, EVENT_EXPIRE, &args, JOB_SKIPS),
-				   PROMOTED_FOR_LATER);
-}
-
 /* Has a child wait for a parent that is in its way. */
 static Promotion
 wait_for(const QueueInfo *queue, const DependencyLook *look)
@@ -197,38 +144,62 @@ cancels(const DependencyParent *parent, ParentFailure on_failure)
 	return on_failure == FAILURE_CANCELS || (parent->gone && on_failure == FAILURE_WAITS);
 }
 
-/* Returns which transaction has written a job's row as it was fetched. */
-static TransactionId
-writer_of(const Job *job)
+/*
+ * Cancels a child with its parent; its row in idemq.children stays, should it be brought back.
+ */
+static JobWrite
+cancel_with(JobsTable *table, const QueueInfo *queue, const Job *job,
+			const DependencyParent *parent, EventArgs *args)
 {
-	bool isnull;
-
-	return DatumGetTransactionId(
-		slot_getsysattr(job->row, MinTransactionIdAttributeNumber, &isnull));
+	args->error =
+		cstring_to_text(psprintf("its parent, job %lld, is %s", (long long) parent->id,
+								 parent->gone ? "gone" : idemq_status_name(parent->status)));
+	return idemq_transition(table, job, queue, EVENT_EXPIRE, args, JOB_SKIPS);
 }
 
-/* Decides about a fetched child that is blocked, by what its look has found. */
+/*
+ * Decides about a fetched child that is blocked, by what its look has found: it is cancelled,
+ * waits, or, when its parents are done, becomes pending or joins its group.
+ */
 static Promotion
 decide(JobsTable *table, const QueueInfo *queue, DependencyMark mark, const Job *job,
 	   const DependencyLook *look, DependencyBatch *batch, Datum *group)
 {
-	TimestampTz now = idemq_now();
+	EventArgs args = {.now = idemq_now(), .group = look->group};
+	Promotion done = PROMOTED_FOR_LATER;
 	DependencyParent parent;
+	JobWrite write;
 
-	if (job_has_expired(job, now))
-		return written(idemq_job_expire(table, job, queue, now), PROMOTED_FOR_LATER);
-	if (mark == DEPENDENCY_FAILURE)
+	if (job_has_expired(job, args.now))
+		write = idemq_job_expire(table, job, queue, args.now);
+	else if (mark == DEPENDENCY_FAILURE)
 	{
 		if (look->on_failure != FAILURE_CANCELS ||
 			!idemq_dependency_failed_parent(job->id, &parent))
 			return HAS_HEAD;
-		return cancel_with(table, queue, job, &parent, now);
+		write = cancel_with(table, queue, job, &parent, &args);
 	}
-	if (look->is_free)
-		return release(table, queue, job, look, now, batch, group);
-	if (cancels(&look->obstacle, look->on_failure))
-		return cancel_with(table, queue, job, &look->obstacle, now);
-	return wait_for(queue, look);
+	else if (look->is_free)
+	{
+		bool joins = look->group != (Datum) 0;
+
+		args.ready_at = Max(args.now, job_time(job, COL_RUN_AT));
+		if (args.ready_at == args.now)
+			done = PROMOTED;
+		if (joins)
+			done = JOINED;
+		write = idemq_transition(table, job, queue, joins ? EVENT_JOIN_GROUP : EVENT_PROMOTE, &args,
+								 JOB_SKIPS);
+		if (write == JOB_WRITTEN)
+			batch->released[batch->nreleased++] = job->id;
+		if (write == JOB_WRITTEN && joins)
+			*group = look->group;
+	}
+	else if (cancels(&look->obstacle, look->on_failure))
+		write = cancel_with(table, queue, job, &look->obstacle, &args);
+	else
+		return wait_for(queue, look);
+	return write == JOB_WRITTEN ? done : write == JOB_LOCKED ? HELD : LOOK_AGAIN;
 }
 
 /*
@@ -276,6 +247,8 @@ idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMar
 	{
 		const DependencyLook *look;
 		Promotion promotion;
+		TransactionId writer;
+		bool isnull;
 		Job job;
 
 		if (!idemq_jobs_fetch(table, id, &job) || job.status != JOB_BLOCKED ||
@@ -288,9 +261,10 @@ idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMar
 		if (table->crosscheck != InvalidSnapshot)
 			return NOT_FOR_US;
 		idemq_jitter();
-		promotion = look->version == writer_of(&job)
-						? decide(table, queue, mark, &job, look, batch, group)
-						: LOOK_AGAIN;
+		writer = DatumGetTransactionId(
+			slot_getsysattr(job.row, MinTransactionIdAttributeNumber, &isnull));
+		promotion = look->version == writer ? decide(table, queue, mark, &job, look, batch, group)
+											: LOOK_AGAIN;
 		/* A child may be met twice, with both of its marks. */
 		if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER || promotion == JOINED)
 			CommandCounterIncrement();

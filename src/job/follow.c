@@ -48,15 +48,6 @@
 #define WORKER_STEPS 1000
 #define WORKER_STEP 10 /* ms */
 
-/* The greatest numbers that came from the publisher. */
-typedef struct Given
-{
-	int64 job_id;
-	int64 token;
-	int32 queue_id;
-	int64 audit_id;
-} Given;
-
 /* Subscriptions that write a table of idemq, and whether they are enabled; a worker's pid. */
 static SqlStatement find_subscription =
 	{.text = "SELECT s.subname, s.subenabled, a.pid FROM pg_catalog.pg_subscription s "
@@ -90,7 +81,7 @@ static SqlStatement greatest_given = {
 			"FROM idemq.attempts) a, "
 			"(SELECT max(id) AS id, max(job_id) AS job, max(queue_id) AS queue "
 			"FROM idemq.audit) u"};
-/* $1: a queue's id, $2: a row's of idemq.audit */
+/* $1: a queue's id, $2: a row's of idemq.audit. */
 static SqlStatement raise_sequences =
 	{.text = "SELECT pg_catalog.setval('idemq.queues_queue_id_seq', greatest($1, last_value)), "
 			 "(SELECT pg_catalog.setval('idemq.audit_id_seq', greatest($2, last_value)) "
@@ -139,7 +130,6 @@ bool
 idemq_follow_retire(const char *moved_to)
 {
 	const char *before;
-	bool same;
 
 	idemq_jobs_prevent_writes("idemq.retire()");
 	lock_out_writers();
@@ -148,27 +138,13 @@ idemq_follow_retire(const char *moved_to)
 		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 						errmsg("this database has not moved"),
 						errhint("Say where it moves: idemq.retire(moved_to).")));
-	same = before != NULL && moved_to != NULL && strcmp(before, moved_to) == 0;
-	if (same)
+	if (before != NULL && moved_to != NULL && strcmp(before, moved_to) == 0)
 		return false;
 	(void) idemq_following_set(true);
 	CommandCounterIncrement();
 	idemq_following_set_moved(moved_to);
 	forget_database();
 	return true;
-}
-
-/* Raises 55000 in a database that has moved: what took its place goes on elsewhere. */
-static void
-refuse_moved(void)
-{
-	const char *moved_to = idemq_following()->moved_to;
-
-	if (moved_to != NULL)
-		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-						errmsg("this database has moved to %s", moved_to),
-						errhint("Only if that has not taken over: SELECT idemq.retire(NULL), then "
-								"repeat idemq.take_over().")));
 }
 
 /* After CREATE or ALTER SUBSCRIPTION: a database follows from then on, if it writes idemq.jobs. */
@@ -214,32 +190,26 @@ apply_worker(void)
 	return pid;
 }
 
+/* Waits until no apply worker is left, as many steps; raises 55000, 55006. */
 static void
-raise_busy(int pid)
+wait_for_apply_worker(int steps)
 {
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_IN_USE),
-					errmsg("the apply worker of the subscription, process %d, has not ended", pid),
-					errhint("It ends after the transaction that it is applying: repeat "
-							"idemq.take_over(). If it waits for a lock, see pg_blocking_pids(%d).",
-							pid)));
-}
+	int pid;
 
-/* Waits until no apply worker is left; raises 55000, 55006. */
-static void
-wait_for_apply_worker(void)
-{
-	int pid = apply_worker();
-
-	for (int i = 0; i < WORKER_STEPS && pid != 0; i++)
+	while ((pid = apply_worker()) != 0)
 	{
+		if (steps-- == 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_IN_USE),
+					 errmsg("the apply worker of the subscription, process %d, has not ended", pid),
+					 errhint("It ends after the transaction that it is applying: repeat "
+							 "idemq.take_over(). If it waits for a lock, see pg_blocking_pids(%d).",
+							 pid)));
 		CHECK_FOR_INTERRUPTS();
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, WORKER_STEP,
 						 compat_wait_event_away());
 		ResetLatch(MyLatch);
-		pid = apply_worker();
 	}
-	if (pid != 0)
-		raise_busy(pid);
 }
 
 /* Raises 55006 for a prepared transaction that has written jobs: its locks are for ever. */
@@ -264,62 +234,34 @@ check_prepared(void)
 	idemq_spi_end(&scope);
 }
 
-/* Reads them.  Without a lock: what could change them now is only SQL by hand. */
-static void
-read_given(Given *given)
-{
-	SqlScope scope;
-
-	idemq_spi_begin(&scope);
-	if (idemq_spi_query_latest(&greatest_given, NULL, NULL) != 1)
-		elog(ERROR, "what the publisher has given is not one row");
-	given->job_id = DatumGetInt64(idemq_spi_value(0, 1, NULL));
-	given->token = DatumGetInt64(idemq_spi_value(0, 2, NULL));
-	given->queue_id = DatumGetInt32(idemq_spi_value(0, 3, NULL));
-	given->audit_id = DatumGetInt64(idemq_spi_value(0, 4, NULL));
-	idemq_spi_end(&scope);
-}
-
-/* Raises all that this database will give: every sequence of the extension, and tokens. */
-static void
-pass(const Given *given)
-{
-	Datum args[] = {Int32GetDatum(given->queue_id), Int64GetDatum(given->audit_id)};
-
-	(void) idemq_spi_do(&raise_sequences, args, NULL);
-	idemq_jobs_ids_take_over(given->job_id);
-	(void) idemq_generation_new(given->token);
-}
-
 /* Gives the roles of the grants that came what grant_queue would: USAGE of the schema. */
 static void
 grant_usage(void)
 {
-	MemoryContext caller = CurrentMemoryContext;
-	List *roles = NIL;
-	ListCell *lc;
+	Oid *roles;
 	SqlScope scope;
 	uint64 rows;
 
 	idemq_spi_begin(&scope);
 	rows = idemq_spi_query_latest(&list_roles, NULL, NULL);
+	roles = SPI_palloc(Max(rows, 1) * sizeof(Oid));
 	for (uint64 i = 0; i < rows; i++)
 	{
 		bool isnull;
-		Datum name = idemq_spi_value(i, 1, &isnull);
-		Oid oid = DatumGetObjectId(idemq_spi_value(i, 2, &isnull));
-		Oid role = idemq_role_of(NameStr(*DatumGetName(name)), isnull ? InvalidOid : oid);
-		MemoryContext old = MemoryContextSwitchTo(caller);
+		Datum name = idemq_spi_value(i, 1, NULL);
+		Datum oid = idemq_spi_value(i, 2, &isnull);
 
-		if (OidIsValid(role))
-			roles = list_append_unique_oid(roles, role);
-		MemoryContextSwitchTo(old);
+		roles[i] = idemq_role_of(NameStr(*DatumGetName(name)),
+								 isnull ? InvalidOid : DatumGetObjectId(oid));
 	}
 	idemq_spi_end(&scope);
-	foreach(lc, roles)
+	for (uint64 i = 0; i < rows; i++)
 	{
-		idemq_role_lock(lfirst_oid(lc), ROLE_LOCK_GRANTS);
-		idemq_usage_settle(lfirst_oid(lc));
+		if (OidIsValid(roles[i]))
+		{
+			idemq_role_lock(roles[i], ROLE_LOCK_GRANTS);
+			idemq_usage_settle(roles[i]);
+		}
 	}
 }
 
@@ -331,23 +273,42 @@ grant_usage(void)
 bool
 idemq_follow_end(void)
 {
-	Given given;
-	int pid;
+	const char *moved_to;
+	int64 job_id;
+	int64 token;
+	int32 queue_id;
+	int64 audit_id;
+	SqlScope scope;
 
 	idemq_jobs_prevent_writes("idemq.take_over()");
 	if (!idemq_follows())
 		return false;
-	refuse_moved();
-	wait_for_apply_worker();
+	moved_to = idemq_following()->moved_to;
+	if (moved_to != NULL) /* what took its place goes on elsewhere */
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						errmsg("this database has moved to %s", moved_to),
+						errhint("Only if that has not taken over: SELECT idemq.retire(NULL), then "
+								"repeat idemq.take_over().")));
+	wait_for_apply_worker(WORKER_STEPS);
 	check_prepared();
-	read_given(&given);
+	/* Without a lock: what could change them now is only SQL by hand. */
+	idemq_spi_begin(&scope);
+	if (idemq_spi_query_latest(&greatest_given, NULL, NULL) != 1)
+		elog(ERROR, "what the publisher has given is not one row");
+	job_id = idemq_spi_int64(0, 1, NULL);
+	token = idemq_spi_int64(0, 2, NULL);
+	queue_id = DatumGetInt32(idemq_spi_value(0, 3, NULL));
+	audit_id = idemq_spi_int64(0, 4, NULL);
+	idemq_spi_end(&scope);
 	lock_out_writers();
-	pid = apply_worker();
-	if (pid != 0)
-		raise_busy(pid);
+	wait_for_apply_worker(0);
 	if (!idemq_following_set(false))
 		return false;
-	pass(&given);
+	/* All that this database will give is above it: every sequence of the extension, and tokens. */
+	(void) idemq_spi_do(&raise_sequences,
+						(Datum[]){Int32GetDatum(queue_id), Int64GetDatum(audit_id)}, NULL);
+	idemq_jobs_ids_take_over(job_id);
+	(void) idemq_generation_new(token);
 	grant_usage();
 	forget_database();
 	return true;

@@ -56,28 +56,6 @@
 /* Microseconds by which two readings of when a group may start its next job may differ. */
 #define CLOSE 1000
 
-/* The name of a group's bucket, and its length. */
-typedef struct BucketName
-{
-	int length;
-	char *bytes;
-} BucketName;
-
-static BucketName
-bucket_name(const QueueInfo *queue, Datum group)
-{
-	static const char prefix[] = "\0group"; /* with its end */
-	text *value = DatumGetTextPP(group);
-	Size length = VARSIZE_ANY_EXHDR(value);
-	BucketName name = {(int) (sizeof(prefix) + sizeof(queue->id) + length), NULL};
-
-	name.bytes = palloc(name.length);
-	memcpy(name.bytes, prefix, sizeof(prefix));
-	memcpy(name.bytes + sizeof(prefix), &queue->id, sizeof(queue->id));
-	memcpy(name.bytes + sizeof(prefix) + sizeof(queue->id), VARDATA_ANY(value), length);
-	return name;
-}
-
 /* Returns whether jobs of a group are limited: those of none, which may be of '', are not. */
 static bool
 is_limited(const QueueInfo *queue, Datum group)
@@ -85,11 +63,21 @@ is_limited(const QueueInfo *queue, Datum group)
 	return queue->group_rate > 0 && !idemq_is_no_group(group);
 }
 
-/* Returns the group_rate of a queue for base/gcra.c. */
-static GcraLimit
-rate_of(const QueueInfo *queue)
+/* Returns the name of a group's bucket, palloc'ed, and its length. */
+static char *
+bucket_name(const QueueInfo *queue, Datum group, int *length)
 {
-	return idemq_gcra_limit(queue->group_rate, queue->group_period);
+	static const char prefix[] = "\0group"; /* with its end */
+	text *value = DatumGetTextPP(group);
+	Size head = sizeof(prefix) + sizeof(queue->id);
+	char *name;
+
+	*length = (int) (head + VARSIZE_ANY_EXHDR(value));
+	name = palloc(*length);
+	memcpy(name, prefix, sizeof(prefix));
+	memcpy(name + sizeof(prefix), &queue->id, sizeof(queue->id));
+	memcpy(name + head, VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value));
+	return name;
 }
 
 /*
@@ -112,22 +100,26 @@ known_since(const QueueInfo *queue)
 	return mono * NSECS_PER_USEC;
 }
 
-/* Fills what a charge has to know of its queue. */
-static void
-begin_charge(const QueueInfo *queue, BucketCharge *charge)
+/*
+ * Has a group's bucket charged with a start, or asked about one; returns when to try again, if
+ * that is refused, DT_NOBEGIN otherwise.
+ */
+static TimestampTz
+charge_bucket(const QueueInfo *queue, Datum group, BucketCharge *charge,
+			  void (*act)(const char *, int, const GcraLimit *, BucketCharge *))
 {
+	GcraLimit limit = idemq_gcra_limit(queue->group_rate, queue->group_period);
 	const QueueSlot *slot = idemq_slot_current(queue->slot, queue->id);
+	int length;
+	char *name = bucket_name(queue, group, &length);
 
 	charge->empty_at = known_since(queue);
 	/* One that was lost just now may be another queue's: which has one charge more, at most. */
 	charge->slot = idemq_slot_index(slot == NULL ? queue->slot : slot);
-}
-
-/* Returns when what was refused is allowed. */
-static TimestampTz
-time_of_next(const GcraAnswer *answer)
-{
-	return idemq_now() + idemq_gcra_retry_after(answer);
+	act(name, length, &limit, charge);
+	pfree(name);
+	return charge->answer.allowed ? DT_NOBEGIN
+								  : idemq_now() + idemq_gcra_retry_after(&charge->answer);
 }
 
 /*
@@ -137,22 +129,14 @@ time_of_next(const GcraAnswer *answer)
 bool
 idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charge)
 {
-	GcraLimit limit;
-	BucketName name;
-
 	charge->charged = false;
 	charge->next = DT_NOBEGIN;
 	if (queue->group_rate == 0 || !job_has(job, COL_GROUP_KEY) ||
 		!is_limited(queue, job_value(job, COL_GROUP_KEY)))
 		return true;
-	limit = rate_of(queue);
-	name = bucket_name(queue, job_value(job, COL_GROUP_KEY));
-	begin_charge(queue, &charge->bucket);
-	idemq_bucket_charge(name.bytes, name.length, &limit, &charge->bucket);
-	pfree(name.bytes);
+	charge->next =
+		charge_bucket(queue, job_value(job, COL_GROUP_KEY), &charge->bucket, idemq_bucket_charge);
 	charge->charged = charge->bucket.answer.allowed;
-	if (!charge->charged)
-		charge->next = time_of_next(&charge->bucket.answer);
 	return charge->charged;
 }
 
@@ -160,13 +144,14 @@ idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charg
 void
 idemq_group_rate_undo(const QueueInfo *queue, const Job *job, const GroupCharge *charge)
 {
-	BucketName name;
+	int length;
+	char *name;
 
 	if (!charge->charged)
 		return;
-	name = bucket_name(queue, job_value(job, COL_GROUP_KEY));
-	idemq_bucket_undo(name.bytes, name.length, &charge->bucket);
-	pfree(name.bytes);
+	name = bucket_name(queue, job_value(job, COL_GROUP_KEY), &length);
+	idemq_bucket_undo(name, length, &charge->bucket);
+	pfree(name);
 }
 
 /* Returns whether a fetched job has its turn in its group, and waits for group_rate alone. */
@@ -204,18 +189,11 @@ idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *
 TimestampTz
 idemq_group_rate_next(const QueueInfo *queue, Datum name)
 {
-	GcraLimit limit;
-	BucketName bucket;
 	BucketCharge charge;
 
 	if (!is_limited(queue, name))
 		return DT_NOBEGIN;
-	limit = rate_of(queue);
-	bucket = bucket_name(queue, name);
-	begin_charge(queue, &charge);
-	idemq_bucket_ask(bucket.bytes, bucket.length, &limit, &charge);
-	pfree(bucket.bytes);
-	return charge.answer.allowed ? DT_NOBEGIN : time_of_next(&charge.answer);
+	return charge_bucket(queue, name, &charge, idemq_bucket_ask);
 }
 
 /*

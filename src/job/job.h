@@ -181,6 +181,9 @@ typedef struct DuplicateRule
 	OnDuplicate policy;
 	const Interval *max_wait; /* of replace: from the first request on; NULL: no limit */
 	bool is_published;		  /* the key is of a published job: see job/kept_key.c */
+	/* idemq_job_rerun, of rerun: job/rerun.c stands above this room's other files */
+	JobWrite (*rerun)(JobsTable *table, const QueueInfo *queue, const Job *job,
+					  const JobChange *columns, JobWait wait, JobStatus *status);
 } DuplicateRule;
 
 typedef struct EnqueueAnswer
@@ -377,7 +380,7 @@ extern bool idemq_dead_queue_allowed(const QueueInfo *queue, const QueueInfo *de
 extern bool idemq_dead_queue_wants(const QueueInfo *queue, const Job *job, JobStatus becomes);
 extern bool idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead);
 extern void idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
-								 JobStatus status, TimestampTz died_at, text *error);
+								 JobStatus status, text *error);
 
 /*
  * new_job.c
@@ -399,14 +402,21 @@ extern void idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 
 								NewDependencies *depends);
 
 /*
- * request.c
- *		A request for a job that is there: to replace it, or to run it once more.
+ * replace_job.c
+ *		A request for a job that waits: it takes the request's payload, time and priority.
  */
 
+extern TimestampTz idemq_request_time(const JobChange *columns);
 extern void idemq_job_wait_no_longer(JobChange *columns, const Job *job, const Interval *max_wait);
 extern bool idemq_job_is_replaceable(const Job *job, bool rerun);
 extern JobWrite idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
 								  const JobChange *columns, bool rerun, const Interval *max_wait);
+
+/*
+ * rerun.c
+ *		A request for a job that is in progress, or finished: it runs once more.
+ */
+
 extern JobWrite idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const Job *job,
 								const JobChange *columns, JobWait wait, JobStatus *status);
 
@@ -505,8 +515,8 @@ typedef struct Attempt
 } Attempt;
 
 extern Outcome idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt);
-extern Outcome idemq_attempt_try_share(JobsTable *table, int64 id, int64 token, Attempt *attempt);
-extern Outcome idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, Attempt *attempt);
+extern Outcome idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, LockTupleMode mode,
+									  Attempt *attempt);
 extern bool idemq_attempt_stands(int64 id, int64 token);
 extern bool idemq_attempt_is_gone(JobsTable *table, const Attempt *attempt);
 extern void idemq_attempt_count(const Attempt *attempt, Outcome outcome, bool commit);

@@ -167,7 +167,7 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 		write = replace(table, queue, job, columns, rule, wait);
 	else if (rule->policy == DUPLICATE_RERUN)
 	{
-		write = idemq_job_rerun(table, queue, job, columns, wait, &answer->status);
+		write = rule->rerun(table, queue, job, columns, wait, &answer->status);
 		answer->outcome = OUTCOME_RERUN;
 	}
 	else
@@ -194,7 +194,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 	TimestampTz now = idemq_now();
 	Datum key = columns->values[COL_KEY];
 	bool added = false;
-	JobStatus status;
+	JobStatus status = JOB_PENDING;
 
 	if (!rule.is_published)
 		idemq_topic_key_check(key);

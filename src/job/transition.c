@@ -7,7 +7,7 @@
  * did nothing; the caller fetches the job again.
  *
  * A job in processing can be asked to run once more (rerun_at and the newest payload, by
- * job/request.c).  Whatever ends the attempt decides as if the request had come right after
+ * job/rerun.c).  Whatever ends the attempt decides as if the request had come right after
  * it, so that nobody can tell in which order the two came: a job that goes on takes the
  * payload, one that is finished becomes ready again by a second event in the same
  * transaction.  Only cancel drops it: it was asked before.  Neither is lost: request and
@@ -447,7 +447,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 									args.now);
 	write_history(transition, job, queue, &args, deleted);
 	if (continues)
-		idemq_dead_queue_add(job, queue, &dead, transition->to, args.now, args.error);
+		idemq_dead_queue_add(job, queue, &dead, transition->to, args.error);
 	if (is_asked(transition, job, SERVES_REQUEST))
 		serve_request(table, job->id, queue, args.now);
 	return write;

@@ -1,9 +1,7 @@
 /*
- * job/request.c
- *		A request for a job that is there: with on_duplicate replace, or rerun.
- *
- * Replacing a job that waits: it takes the request's payload, headers and kind, and, while nobody
- * has claimed it, its time and priority.
+ * job/replace_job.c
+ *		A request for a job that waits: it takes the request's payload, headers and kind, and,
+ *		while nobody has claimed it, its time and priority.
  *
  * A claim and a replacement race for the row, and each writes the version that it has
  * fetched, or nothing.  Whoever comes second waits until the first one's transaction has
@@ -18,28 +16,6 @@
  * latest; the replacement that is made then has its time in the past, and keeps its place.
  * When the first request for another run of a job came (it was released, redriven, asked
  * to run again) is not known.  Then the time that it waits for already is not put off.
- *
- * Running a job once more that is in progress, or finished.
- *
- * A job in processing remembers it, in columns of its own: status, token, lease and
- * attempt stay as they are, so its worker is not disturbed.  What ends the attempt serves
- * the request in its own transaction (job/transition.c).  A finished job is made ready.
- *
- * Request and end of the attempt race for the row.  Both write the version that they have
- * fetched, or nothing:
- *
- *	 - The request comes first: the end waits until the request's transaction has ended,
- *	   finds another version, and fetches that, with the request if it has committed.
- *	 - The end comes first: the request waits, finds another version, and looks the key up
- *	   again: the job is finished, and made ready.
- *
- * Either way one of the two sees the other, and no request is lost.  The request waits for
- * no worker that only works: its claim has committed, and it holds no row.  A worker that
- * claims or commits, and leaves its transaction open, holds it.
- *
- * A request that is remembered replaces the one before it: the job runs once for all that
- * came while it ran.  Its time is the earliest that one of them asked for, as it is of a job
- * that waits to be claimed: a stream of requests with a delay does not postpone it for ever.
  */
 #include "postgres.h"
 
@@ -63,6 +39,13 @@ time_column(const JobChange *columns)
 	if (columns->set & COLUMN_BIT(COL_READY_AT))
 		return COL_READY_AT;
 	return (columns->set & COLUMN_BIT(COL_RUN_AT)) ? COL_RUN_AT : COL_CREATED_AT;
+}
+
+/* Returns the time that a request asks for; that it was made, for none. */
+TimestampTz
+idemq_request_time(const JobChange *columns)
+{
+	return DatumGetTimestampTz(columns->values[time_column(columns)]);
 }
 
 /*
@@ -178,42 +161,8 @@ idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
 		job_set(&change, COL_KEY_EXPIRES_AT, columns->values[COL_KEY_EXPIRES_AT]);
 	if (whole)
 	{
-		set_time(&change, queue, job, DatumGetTimestampTz(limited.values[time_column(columns)]),
-				 rerun);
+		set_time(&change, queue, job, idemq_request_time(&limited), rerun);
 		note(queue, job, &change);
 	}
 	return idemq_jobs_update(table, job, &change, JOB_WAITS);
-}
-
-/*
- * Has a fetched job run once more, which is in processing or finished, with the payload, headers,
- * kind and time of the columns, and the time to live of the key if they have one; sets *status to
- * what it has then.
- */
-JobWrite
-idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const Job *job, const JobChange *columns,
-				JobWait wait, JobStatus *status)
-{
-	EventArgs args = {.now = idemq_now()};
-	JobRequest *request = &args.request;
-	bool in_processing = job->status == JOB_PROCESSING;
-	bool waits = !in_processing && idemq_job_waits_again(job);
-
-	args.ready_at = Max(args.now, DatumGetTimestampTz(columns->values[time_column(columns)]));
-	if (in_processing && job_has(job, COL_RERUN_AT))
-		args.ready_at = Min(args.ready_at, job_time(job, COL_RERUN_AT));
-	request->payload = columns->values[COL_PAYLOAD];
-	if (columns->set & COLUMN_BIT(COL_HEADERS))
-		request->headers = columns->values[COL_HEADERS];
-	if (columns->set & COLUMN_BIT(COL_KIND))
-		request->kind = columns->values[COL_KIND];
-	if (columns->set & COLUMN_BIT(COL_KEY_EXPIRES_AT))
-		request->key_expires_at = DatumGetTimestampTz(columns->values[COL_KEY_EXPIRES_AT]);
-	if (!in_processing)
-		*status = waits ? JOB_BLOCKED : JOB_PENDING;
-	return idemq_transition(table, job, queue,
-							in_processing ? EVENT_ASK_RERUN
-							: waits		  ? EVENT_RERUN_GROUPED
-										  : EVENT_RERUN,
-							&args, wait);
 }
