@@ -48,27 +48,19 @@ idemq_claimed_desc(void)
 void
 idemq_claimed_begin(void)
 {
-	static const struct
-	{
-		const char *name;
-		Oid type;
-	} columns[CLAIM_COLUMN_COUNT] = {{"id", INT8OID},
-									 {"token", INT8OID},
-									 {"attempt", INT4OID},
-									 {"max_attempts", INT4OID},
-									 {"deadline", TIMESTAMPTZOID},
-									 {"payload", JSONBOID},
-									 {"key", TEXTOID},
-									 {"group_key", TEXTOID},
-									 {"checkpoint", JSONBOID},
-									 {"enqueued_at", TIMESTAMPTZOID},
-									 {"headers", JSONBOID},
-									 {"kind", TEXTOID}};
+	static const char *const names[CLAIM_COLUMN_COUNT] = {"id",			  "token",	   "attempt",
+														  "max_attempts", "deadline",  "payload",
+														  "key",		  "group_key", "checkpoint",
+														  "enqueued_at",  "headers",   "kind"};
+	static const Oid types[CLAIM_COLUMN_COUNT] = {INT8OID,		  INT8OID,		  INT4OID,
+												  INT4OID,		  TIMESTAMPTZOID, JSONBOID,
+												  TEXTOID,		  TEXTOID,		  JSONBOID,
+												  TIMESTAMPTZOID, JSONBOID,		  TEXTOID};
 	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 
 	desc = CreateTemplateTupleDesc(CLAIM_COLUMN_COUNT);
 	for (int i = 0; i < CLAIM_COLUMN_COUNT; i++)
-		TupleDescInitEntry(desc, (AttrNumber) (i + 1), columns[i].name, columns[i].type, -1, 0);
+		TupleDescInitEntry(desc, (AttrNumber) (i + 1), names[i], types[i], -1, 0);
 	slot = MakeSingleTupleTableSlot(desc, &TTSOpsMinimalTuple);
 	for (int i = 0; i < (int) lengthof(pieces); i++)
 		pieces[i].context =
@@ -87,6 +79,7 @@ keep(ClaimedJob *job)
 	job->id = DatumGetInt64(heap_getattr(job->row, 1, desc, &isnull));
 	job->token = DatumGetInt64(heap_getattr(job->row, 2, desc, &isnull));
 	job->attempt = DatumGetInt32(heap_getattr(job->row, 3, desc, &isnull));
+	job->payload = heap_getattr(job->row, 6, desc, &isnull);
 	/* What has failed before is not to take others along. */
 	job->alone = job->attempt > 1;
 }

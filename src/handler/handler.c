@@ -32,15 +32,20 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "catalog/namespace.h"
+#include "commands/prepare.h"
+#include "commands/sequence.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
+#include "storage/lock.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
+#include "utils/portal.h"
 #include "utils/snapmgr.h"
 
 #include "base/base.h"
@@ -106,24 +111,17 @@ join(void)
 	(void) idemq_sleepers_join(sleepers);
 }
 
-/* Returns why this process ends in the middle of a job. */
-static const char *
-reason_of_end(void)
-{
-	if (idemq_handler_terminated())
-		return "the handler's process was told to end";
-	return idemq_handler_timed_out() ? "job_timeout is over, and the function went on"
-									 : "the handler's process was ended: see the log";
-}
-
 /* Ends what this process has claimed, on its way out. */
 static void
 settle_at_exit(int code, Datum arg)
 {
 	ClaimedJobs *claimed = idemq_claimed_now();
 	const ClaimedJob *job = idemq_handler_job();
-	const char *error = reason_of_end();
 	bool told = idemq_handler_terminated();
+	const char *error = told ? "the handler's process was told to end"
+						: idemq_handler_timed_out()
+							? "job_timeout is over, and the function went on"
+							: "the handler's process was ended: see the log";
 	int count = told && job == NULL ? 0 : at_work;
 	int failed = 0;
 
@@ -143,7 +141,7 @@ settle_at_exit(int code, Datum arg)
 	if (count > 0)
 		idemq_handler_note(my_key(), 0, failed, error);
 	while (claimed->next < claimed->count)
-		idemq_handler_give_back(&claimed->jobs[claimed->next++]);
+		(void) idemq_handler_end_at_exit(&claimed->jobs[claimed->next++], told, NULL);
 }
 
 /* Takes what came for this process between two jobs. */
@@ -155,29 +153,35 @@ between_jobs(void)
 			  idemq_mono_now() - started_at > MAX_AGE;
 }
 
-/* Logs an error that was not a job's, and ends the process. */
-static void
-give_up(ErrorData *error)
+/*
+ * Takes away what a handler's function has left behind in its session: settings, temporary tables,
+ * advisory locks, cursors, prepared statements, what currval knows.  (What it LISTENs to: run.c.)
+ * Not by DISCARD ALL, which ends attached leases, and is slower: where there is nothing to take
+ * away, nothing is done in the catalogs.  Returns false when the session is another role's now:
+ * then its process had better end.
+ */
+static bool
+reset_session(void)
 {
-	idemq_handler_put_off(my_key(), error->message != NULL ? error->message : "unknown error");
-	ereport(LOG, (errcode(error->sqlerrcode),
-				  errmsg("handler of queue \"%s\" ends: %s", idemq_handler_queue(),
-						 error->message != NULL ? error->message : "")));
-	leaving = true;
-}
+	Oid namespace;
+	Oid toast_namespace;
 
-/* Forgets the crashes in a row, for a job is done; the next one does, if somebody sets the handler. */
-static void
-note_peace(void)
-{
-	Datum value = Int32GetDatum(run.info.queue_id);
-
-	if (run.info.crashes == 0)
-		return;
-	idemq_handler_begin();
-	if (idemq_spi_do(&forget_crashes, &value, NULL) > 0)
-		run.info.crashes = 0;
-	idemq_handler_commit();
+	PortalHashTableDeleteAll();
+	DropAllPreparedStatements();
+	ResetSequenceCaches();
+	LockReleaseAll(USER_LOCKMETHOD, true);
+	ResetAllOptions();
+	GetTempNamespaceState(&namespace, &toast_namespace);
+	if (OidIsValid(namespace))
+	{
+		idemq_begin_transaction();
+		PushActiveSnapshot(GetTransactionSnapshot());
+		ResetTempTableNamespace();
+		PopActiveSnapshot();
+		CommitTransactionCommand();
+	}
+	return GetUserId() == run.role && GetSessionUserId() == run.role &&
+		   GetOuterUserId() == run.role;
 }
 
 /* Counts what was run, and resets the session. */
@@ -188,26 +192,22 @@ after(int done)
 	if (done > 0)
 	{
 		idemq_handler_note(my_key(), done, 0, NULL);
-		note_peace();
+		/* The crashes in a row are over; or the next job ends them, if somebody sets the handler. */
+		if (run.info.crashes > 0)
+		{
+			Datum value = Int32GetDatum(run.info.queue_id);
+
+			idemq_handler_begin();
+			if (idemq_spi_do(&forget_crashes, &value, NULL) > 0)
+				run.info.crashes = 0;
+			idemq_handler_commit();
+		}
 	}
-	if (!idemq_handler_reset(run.role))
+	if (!reset_session())
 		leaving = true;
 	(void) compat_report_stat(false);
 	MemoryContextSwitchTo(loop_context);
 	MemoryContextReset(loop_context);
-}
-
-/* Returns how many of the claimed jobs the next transaction runs: those that are at one's side. */
-static int
-together(const ClaimedJobs *claimed)
-{
-	int count = 1;
-
-	if (claimed->jobs[claimed->next].alone)
-		return 1;
-	while (claimed->next + count < claimed->count && !claimed->jobs[claimed->next + count].alone)
-		count++;
-	return count;
 }
 
 /* Runs the next of the claimed jobs. */
@@ -216,14 +216,17 @@ run_next(void)
 {
 	ClaimedJobs *claimed = idemq_claimed_now();
 	ClaimedJob *jobs = &claimed->jobs[claimed->next];
-	int count = together(claimed);
-	bool last = claimed->next + count == claimed->count;
-	/* What was run again at once, or is not at its first attempt, may fail: no claim with it. */
-	bool claim = last && !jobs->alone && jobs->repeats == 0 && !leaving &&
-				 jobs_done + count < MAX_JOBS;
+	int left = claimed->count - claimed->next;
+	int count = 1; /* those at one's side */
+	bool claim;
 	ErrorData *error = NULL;
 	RunResult result;
 
+	while (!jobs->alone && count < left && !jobs[count].alone)
+		count++;
+	/* What was run again at once, or is not at its first attempt, may fail: no claim with it. */
+	claim = count == left && !jobs->alone && jobs->repeats == 0 && !leaving &&
+			jobs_done + count < MAX_JOBS;
 	at_work = count;
 	result = idemq_handler_run(&run, jobs, count, claim, &error);
 	if (result != RUN_FAILED || count > 1)
@@ -248,26 +251,29 @@ static bool
 claim(void)
 {
 	ErrorData *error = NULL;
-	ClaimedJobs *claimed;
-	RunResult result = idemq_handler_run(&run, NULL, 0, true, &error);
+	RunResult result;
+	int tries = 0;
 
-	for (int i = 0; i < MAX_CLAIMS && result == RUN_FAILED && idemq_handler_met_another(error); i++)
+	do
 		result = idemq_handler_run(&run, NULL, 0, true, &error);
-	switch (result)
+	while (result == RUN_FAILED && idemq_handler_met_another(error) && tries++ < MAX_CLAIMS);
+	if (result == RUN_FAILED)
 	{
-		case RUN_DONE:
-			break;
-		case RUN_FAILED:
-			give_up(error);
-			return false;
-		case RUN_LEAVE:
-			leaving = true;
-			return false;
+		/* It was not a job's: the next process is put off. */
+		const char *message = error->message != NULL ? error->message : "";
+
+		idemq_handler_put_off(my_key(), error->message != NULL ? message : "unknown error");
+		ereport(LOG, (errcode(error->sqlerrcode),
+					  errmsg("handler of queue \"%s\" ends: %s", idemq_handler_queue(), message)));
 	}
-	claimed = idemq_claimed_now();
+	if (result != RUN_DONE)
+	{
+		leaving = true;
+		return false;
+	}
 	MemoryContextSwitchTo(loop_context);
 	MemoryContextReset(loop_context);
-	return claimed->count > 0;
+	return idemq_claimed_now()->count > 0;
 }
 
 /*

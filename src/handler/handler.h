@@ -16,7 +16,7 @@
  *		The jobs that a handler's process has claimed.
  */
 
-/* One job: the row that claim would have answered, taken apart. */
+/* One job. */
 typedef struct ClaimedJob
 {
 	int64 id;
@@ -25,7 +25,8 @@ typedef struct ClaimedJob
 	int repeats;  /* times that it was run again at once */
 	bool alone;	  /* not with others in one transaction */
 	bool settled; /* this process has nothing more to do with it */
-	HeapTuple row;
+	Datum payload;
+	HeapTuple row; /* as idemq.claim answers */
 } ClaimedJob;
 
 /* The jobs of one claim, in its order. */
@@ -93,14 +94,6 @@ extern bool idemq_handler_terminated(void);
 
 extern bool idemq_handler_met_another(const ErrorData *error);
 extern bool idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error);
-extern void idemq_handler_give_back(ClaimedJob *job);
 extern bool idemq_handler_end_at_exit(ClaimedJob *job, bool told, const char *text);
-
-/*
- * reset.c
- *		What a handler's function leaves behind in its session.
- */
-
-extern bool idemq_handler_reset(Oid role);
 
 #endif

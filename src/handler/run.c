@@ -1,6 +1,6 @@
 /*
  * handler/run.c
- *		Running the jobs of a handler: a transaction of one or more.
+ *		Running the jobs of a handler: a transaction of one or more.  SQL function current_job.
  *
  *		begin
  *			check that the handler is the one that was read, and may run
@@ -24,15 +24,17 @@
  *
  * What the function LISTENs to (PostgreSQL refuses that in a background process, but a
  * function in C may) is taken back in the same transaction; what else it leaves behind in the
- * session goes after it (handler/reset.c).
+ * session goes after it (handler/handler.c).
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/xact.h"
 #include "commands/async.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -45,6 +47,8 @@
 #include "shared/processes/processes.h"
 #include "shared/slots/slots.h"
 #include "table/table.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_current_job);
 
 /* The job that the function is called for, NULL between jobs; and its queue's name. */
 static const ClaimedJob *current = NULL;
@@ -64,12 +68,24 @@ idemq_handler_queue(void)
 	return queue_name;
 }
 
-/* Begins the transaction of a job, at the role's isolation level, with a snapshot. */
-static void
-begin_for_jobs(void)
+/* current_job() -> a row as idemq.claim_any answers; NULLs outside of a handler. */
+Datum
+idemq_sql_v2_current_job(PG_FUNCTION_ARGS)
 {
-	idemq_begin_transaction();
-	PushActiveSnapshot(GetTransactionSnapshot());
+	const ClaimedJob *job = current;
+	Datum values[CLAIM_COLUMN_COUNT + 1] = {0};
+	bool nulls[CLAIM_COLUMN_COUNT + 1];
+
+	memset(nulls, true, sizeof(nulls));
+	if (job != NULL)
+	{
+		heap_deform_tuple(job->row, idemq_claimed_desc(), values, nulls);
+		values[CLAIM_KIND + 1] = values[CLAIM_KIND];
+		nulls[CLAIM_KIND + 1] = nulls[CLAIM_KIND];
+		values[CLAIM_KIND] = CStringGetTextDatum(queue_name);
+		nulls[CLAIM_KIND] = false;
+	}
+	return idemq_row_datum(fcinfo, values, nulls);
 }
 
 /*
@@ -160,32 +176,25 @@ compare_jobs(const void *a, const void *b)
 	return x < y ? -1 : x > y ? 1 : 0;
 }
 
-/* Returns jobs in the order of their ids, so that two transactions never deadlock. */
-static ClaimedJob **
-in_order(ClaimedJob *jobs, int count)
+/*
+ * Locks the rows of jobs, in the order of their ids, so that two transactions never deadlock.  One
+ * that somebody holds is given back: that may last for hours, and keep the process from all
+ * handlers of the server.
+ */
+static void
+lock(ClaimedJob *jobs, int count)
 {
 	ClaimedJob **sorted = palloc(count * sizeof(ClaimedJob *));
+	JobsTable table;
+	Attempt attempt;
 
 	for (int i = 0; i < count; i++)
 		sorted[i] = &jobs[i];
 	qsort(sorted, count, sizeof(ClaimedJob *), compare_jobs);
-	return sorted;
-}
-
-/*
- * Locks the rows of jobs.  One that somebody holds is given back: he may hold it for hours, and
- * keep the process from all handlers of the server.
- */
-static void
-lock(ClaimedJob **jobs, int count)
-{
-	JobsTable table;
-	Attempt attempt;
-
 	idemq_jobs_open(&table);
 	for (int i = 0; i < count; i++)
 	{
-		ClaimedJob *job = jobs[i];
+		ClaimedJob *job = sorted[i];
 
 		if (job->settled ||
 			idemq_attempt_try_lock(&table, job->id, job->token, LockTupleNoKeyExclusive,
@@ -210,13 +219,12 @@ call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job, con
 	Oid user;
 	int sec_context;
 	Datum result;
-	bool no_payload;
 	int nest_level = several ? NewGUCNestLevel() : 0;
 
 	GetUserIdAndSecContext(&user, &sec_context);
 	InitFunctionCallInfoData(*fcinfo, function, 1, InvalidOid, NULL, NULL);
-	fcinfo->args[0].value = heap_getattr(job->row, 6, idemq_claimed_desc(), &no_payload);
-	fcinfo->args[0].isnull = no_payload;
+	fcinfo->args[0].value = job->payload;
+	fcinfo->args[0].isnull = false;
 	/* It sees what the jobs before it have done, as a statement of its own would. */
 	PopActiveSnapshot();
 	PushActiveSnapshot(GetTransactionSnapshot());
@@ -267,7 +275,7 @@ run_jobs(const HandlerTarget *target, const QueueInfo *queue, ClaimedJob *jobs, 
 	FmgrInfo function;
 	int done = 0;
 
-	lock(in_order(jobs, count), count);
+	lock(jobs, count);
 	fmgr_info(target->function, &function);
 	for (int i = 0; i < count; i++)
 	{
@@ -283,18 +291,6 @@ run_jobs(const HandlerTarget *target, const QueueInfo *queue, ClaimedJob *jobs, 
 	/* What the function LISTENs to is nobody's after it. */
 	Async_UnlistenAll();
 	return done;
-}
-
-/* Claims the next jobs in the open transaction. */
-static void
-claim_next(const HandlerRun *run, const QueueInfo *queue)
-{
-	int guc_level = NewGUCNestLevel();
-
-	idemq_handler_limit_waits(GUC_ACTION_SAVE);
-	if (idemq_claimed_more(queue, run->info.batch))
-		idemq_handler_call(queue->slot);
-	AtEOXact_GUC(true, guc_level);
 }
 
 /*
@@ -313,17 +309,28 @@ idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, Erro
 		HandlerTarget target;
 		QueueInfo queue;
 
-		if (count > 0)
-			begin_for_jobs();
-		else
+		if (count == 0)
 			idemq_handler_begin();
+		else
+		{
+			/* At the role's isolation level. */
+			idemq_begin_transaction();
+			PushActiveSnapshot(GetTransactionSnapshot());
+		}
 		result = idemq_handler_check(run, &target, &queue);
 		if (result == RUN_DONE)
 		{
 			if (count > 0)
 				run->done = run_jobs(&target, &queue, jobs, count);
 			if (claim)
-				claim_next(run, &queue);
+			{
+				int guc_level = NewGUCNestLevel();
+
+				idemq_handler_limit_waits(GUC_ACTION_SAVE);
+				if (idemq_claimed_more(&queue, run->info.batch))
+					idemq_handler_call(queue.slot);
+				AtEOXact_GUC(true, guc_level);
+			}
 		}
 		idemq_handler_commit();
 		/* No interrupt is taken in between. */

@@ -49,29 +49,26 @@ clipped(const char *string)
 	return cstring_to_text_with_len(string, pg_mbcliplen(string, (int) strlen(string), MAX_TEXT));
 }
 
-/* Adds a member to a JSON object, if there is a text for it. */
-static void
-add_member(StringInfo json, const char *name, const char *value)
-{
-	if (value == NULL)
-		return;
-	appendStringInfo(json, "%s\"%s\":", json->len > 1 ? "," : "", name);
-	escape_json(json, text_to_cstring(clipped(value)));
-}
-
-/* Returns an error as a jsonb. */
+/* Returns an error as a jsonb: a member for each text that it has. */
 static Jsonb *
 describe(const ErrorData *error)
 {
+	const char *const members[][2] = {{"sqlstate", unpack_sql_state(error->sqlerrcode)},
+									  {"message", error->message},
+									  {"detail", error->detail},
+									  {"hint", error->hint},
+									  {"context", error->context}};
 	StringInfoData json;
 
 	initStringInfo(&json);
-	appendStringInfoChar(&json, '{');
-	add_member(&json, "sqlstate", unpack_sql_state(error->sqlerrcode));
-	add_member(&json, "message", error->message);
-	add_member(&json, "detail", error->detail);
-	add_member(&json, "hint", error->hint);
-	add_member(&json, "context", error->context);
+	for (int i = 0; i < (int) lengthof(members); i++)
+	{
+		if (members[i][1] != NULL)
+		{
+			appendStringInfo(&json, "%c\"%s\":", i > 0 ? ',' : '{', members[i][0]);
+			escape_json(&json, text_to_cstring(clipped(members[i][1])));
+		}
+	}
 	appendStringInfoChar(&json, '}');
 	return DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data)));
 }
@@ -151,18 +148,6 @@ end_attempt(ClaimedJob *job, Finish *finish)
 							  finish->kind == FINISH_FAIL ? LOSS_FAILED : LOSS_RETURNED);
 }
 
-/* Writes an error of a job to the server's log. */
-static void
-log_error(const HandlerRun *run, const ClaimedJob *job, const ErrorData *error)
-{
-	ereport(LOG, (errcode(error->sqlerrcode),
-				  errmsg("handler of queue \"%s\", job %lld, attempt %d: %s", idemq_handler_queue(),
-						 (long long) job->id, job->attempt,
-						 error->message != NULL ? error->message : ""),
-				  error->detail != NULL ? errdetail_internal("%s", error->detail) : 0,
-				  error->context != NULL ? errcontext("%s", error->context) : 0));
-}
-
 /* Returns whether a transaction has met another in its way, and may well succeed when it is repeated. */
 bool
 idemq_handler_met_another(const ErrorData *error)
@@ -205,42 +190,37 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 	job->settled = true;
 	if (finish.kind == FINISH_FAIL)
 	{
-		log_error(run, job, error);
+		ereport(LOG, (errcode(error->sqlerrcode),
+					  errmsg("handler of queue \"%s\", job %lld, attempt %d: %s",
+							 idemq_handler_queue(), (long long) job->id, job->attempt,
+							 error->message != NULL ? error->message : ""),
+					  error->detail != NULL ? errdetail_internal("%s", error->detail) : 0,
+					  error->context != NULL ? errcontext("%s", error->context) : 0));
 		idemq_handler_note((HandlerKey){MyDatabaseId, run->info.queue_id}, 0, 1, error->message);
 	}
 	return true;
 }
 
-/* Gives a job back, as if it had not been claimed. */
-void
-idemq_handler_give_back(ClaimedJob *job)
-{
-	Finish finish = {.kind = FINISH_RELEASE, .uncounted = true};
-
-	if (job->settled)
-		return;
-	idemq_handler_begin();
-	end_attempt(job, &finish);
-	idemq_handler_commit();
-	job->settled = true;
-}
-
 /*
- * Ends the attempt of a job whose process ends in the middle of it.  One whose process was told
- * to end is given back; but the third time in a row it has failed: it may be the job that ends
- * its processes, or takes longer than anybody lets it.  Returns whether it has failed.
+ * Ends the attempt of a job whose process ends in the middle of it; text: why, or NULL for one
+ * that was not begun, which is given back, as if it had not been claimed.  So is one whose process
+ * was told to end; but the third time in a row it has failed: it may be the job that ends its
+ * processes, or takes longer than anybody lets it.  Returns whether it has failed.
  */
 bool
 idemq_handler_end_at_exit(ClaimedJob *job, bool told, const char *text)
 {
-	Finish finish = {.kind = FINISH_FAIL, .uncounted = true};
+	Finish finish = {.kind = FINISH_RELEASE, .uncounted = true};
 
 	if (job->settled)
 		return false;
 	idemq_handler_begin();
-	if (told && !idemq_attempt_history_ended_by(job->id, "released", text, MAX_INTERRUPTS))
-		finish.kind = FINISH_RELEASE;
-	finish.args.error = cstring_to_text(text);
+	if (text != NULL)
+	{
+		finish.args.error = cstring_to_text(text);
+		if (!told || idemq_attempt_history_ended_by(job->id, "released", text, MAX_INTERRUPTS))
+			finish.kind = FINISH_FAIL;
+	}
 	end_attempt(job, &finish);
 	idemq_handler_commit();
 	job->settled = true;

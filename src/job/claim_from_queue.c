@@ -36,50 +36,32 @@ note_group(ClaimCall *call, const Job *job)
 	MemoryContextSwitchTo(old);
 }
 
-/* Has a job that is due wait for a place of its group. */
-static ScanStep
-park(ClaimCall *call, JobsTable *table, const Job *job)
-{
-	if (call->parked >= MAX_PARKED)
-		call->scan.stopped = true;
-	else if (idemq_job_park(table, job, &call->scan.queue) == JOB_WRITTEN)
-	{
-		call->parked++;
-		note_group(call, job);
-		return STEP_PASS;
-	}
-	return STEP_STAY;
-}
-
 /*
- * Returns whether the scan is to end here, before a priority: jobs were claimed of
- * groups whose next ones, to be promoted now, come first.
- */
-static bool
-ends_round(const ClaimCall *call, int priority)
-{
-	return idemq_has_places(&call->scan.queue) && call->groups != NIL &&
-		   priority > call->round_priority;
-}
-
-/*
- * Has a job wait that its group may not start yet; that is looked at again, unless it is a
- * moment: the start for which it waits may be given back.
+ * Has a job wait that is due: for a place of its group (until is DT_NOBEGIN), or until its group
+ * may start one.  The latter is looked at again, unless it is a moment: the start for which it
+ * waits may be given back.
  */
 static ScanStep
 put_off(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
 {
+	const QueueInfo *queue = &call->scan.queue;
+	bool parks = until == DT_NOBEGIN;
+
 	if (call->parked >= MAX_PARKED)
-		call->scan.stopped = true;
-	else if (idemq_job_put_off(table, job, &call->scan.queue, until) == JOB_WRITTEN)
 	{
-		if (until > idemq_now() + USECS_PER_SEC)
-			idemq_pending_groups_note(call->scan.queue.slot, call->scan.queue.id,
-									  job_value(job, COL_GROUP_KEY), GROUP_KEEP_FLOOR);
-		call->parked++;
-		return STEP_PASS;
+		call->scan.stopped = true;
+		return STEP_STAY;
 	}
-	return STEP_STAY;
+	if ((parks ? idemq_job_park(table, job, queue) : idemq_job_put_off(table, job, queue, until)) !=
+		JOB_WRITTEN)
+		return STEP_STAY;
+	call->parked++;
+	if (parks)
+		note_group(call, job);
+	else if (until > idemq_now() + USECS_PER_SEC)
+		idemq_pending_groups_note(queue->slot, queue->id, job_value(job, COL_GROUP_KEY),
+								  GROUP_KEEP_FLOOR);
+	return STEP_PASS;
 }
 
 /* Claims a fetched job that is ready, and adds it to the answer. */
@@ -140,7 +122,8 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 
 	if (!idemq_ready_job(scan, table, priority, key, &job))
 		return STEP_PASS;
-	if (ends_round(call, priority))
+	/* Jobs were claimed of groups whose next ones, to be promoted now, come first. */
+	if (idemq_has_places(&scan->queue) && call->groups != NIL && priority > call->round_priority)
 	{
 		call->round_ended = scan->stopped = true;
 		return STEP_STAY;
@@ -153,7 +136,7 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 		return write == JOB_WRITTEN ? STEP_PASS : STEP_STAY;
 	}
 	if (idemq_is_without_place(&scan->queue, &job))
-		return park(call, table, &job);
+		return put_off(call, table, &job, DT_NOBEGIN);
 	return claim_ready(call, table, &job);
 }
 

@@ -46,13 +46,19 @@ choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 }
 
 /*
- * Ends one attempt.  Returns its outcome, that of idemq_attempt_find when the token is not
- * current, or OUTCOME_LOCKED when it would have to wait and is not to; raises 40001 above READ
- * COMMITTED.
+ * Ends one attempt through an open table.  Returns its outcome, that of idemq_attempt_find when the
+ * token is not current, or OUTCOME_LOCKED when it would have to wait and is not to; raises 40001
+ * above READ COMMITTED, 54000 for what is too long.  *of_others becomes true if the outcome tells
+ * of what another transaction has committed: the caller has to wait for the standbys before it
+ * answers that.
  */
-static Outcome
-finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt *attempt)
+Outcome
+idemq_finish_in(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt *attempt,
+				bool *of_others)
 {
+	idemq_check_document("result", finish->args.document, 0);
+	idemq_check_text("error", PointerGetDatum(finish->args.error));
+	idemq_check_document("details", PointerGetDatum(finish->args.details), 0);
 	for (;;)
 	{
 		Outcome outcome = idemq_attempt_find(table, id, token, attempt);
@@ -63,10 +69,13 @@ finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt 
 		{
 			if (!finish->uncounted)
 				idemq_attempt_count(attempt, outcome, finish->kind == FINISH_COMMIT);
+			if (outcome != OUTCOME_ALREADY_COMMITTED)
+				return outcome;
 			/* Only a commit distinguishes a repeated call from a stale one. */
-			return outcome == OUTCOME_ALREADY_COMMITTED && finish->kind != FINISH_COMMIT
-					   ? OUTCOME_STALE
-					   : outcome;
+			if (finish->kind != FINISH_COMMIT)
+				return OUTCOME_STALE;
+			*of_others |= !idemq_jobs_is_own(&attempt->job);
+			return outcome;
 		}
 		event = choose_event(finish, attempt, &outcome);
 		write = idemq_transition(table, &attempt->job, &attempt->queue, event, &finish->args,
@@ -75,33 +84,6 @@ finish_attempt(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt 
 			return write == JOB_LOCKED ? OUTCOME_LOCKED : outcome;
 		idemq_jobs_refresh_or_raise(table);
 	}
-}
-
-/* Checks how long what an attempt ends with is; raises 54000. */
-static void
-check_documents(const Finish *finish)
-{
-	idemq_check_document("result", finish->args.document, 0);
-	idemq_check_text("error", PointerGetDatum(finish->args.error));
-	idemq_check_document("details", PointerGetDatum(finish->args.details), 0);
-}
-
-/*
- * Ends one attempt through an open table, as finish_attempt; raises 54000 for what is too long.
- * *of_others becomes true if the outcome tells of what another transaction has committed: the
- * caller has to wait for the standbys before it answers that.
- */
-Outcome
-idemq_finish_in(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt *attempt,
-				bool *of_others)
-{
-	Outcome outcome;
-
-	check_documents(finish);
-	outcome = finish_attempt(table, id, token, finish, attempt);
-	if (outcome == OUTCOME_ALREADY_COMMITTED && !idemq_jobs_is_own(&attempt->job))
-		*of_others = true;
-	return outcome;
 }
 
 /*

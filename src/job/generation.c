@@ -152,19 +152,6 @@ idemq_generation_note(void)
 	idemq_spi_end(&scope);
 }
 
-/* Adds a generation.  SPI is connected, what was loaded is current, adders_lock held. */
-static void
-add_generation(TimeLineID timeline)
-{
-	if (idemq_token_lead(base, timeline + 1) >= MAX_LEAD)
-		ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-						errmsg("tokens have no room below 2^53 for another generation"),
-						errhint("Move the jobs to a new extension; its tokens begin anew.")));
-	/* A cluster that never was, whose lead is our new base. */
-	add(0, 1, base);
-	load(timeline);
-}
-
 /*
  * Raises all tokens to come by what a promotion raises them, so often that they are that
  * far above a token that was seen; once at least.  For 0: after a restore without the
@@ -183,8 +170,15 @@ idemq_generation_new(int64 seen)
 	idemq_spi_begin(&scope);
 	load(timeline);
 	do
-		add_generation(timeline);
-	while (idemq_token_next(0, 0, idemq_now(), timeline, base) - seen < idemq_token_lead(0, 1));
+	{
+		if (idemq_token_lead(base, timeline + 1) >= MAX_LEAD)
+			ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+							errmsg("tokens have no room below 2^53 for another generation"),
+							errhint("Move the jobs to a new extension; its tokens begin anew.")));
+		/* A cluster that never was, whose lead is our new base. */
+		add(0, 1, base);
+		load(timeline);
+	} while (idemq_token_next(0, 0, idemq_now(), timeline, base) - seen < idemq_token_lead(0, 1));
 	idemq_spi_end(&scope);
 	return base;
 }

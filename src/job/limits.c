@@ -30,13 +30,6 @@
 /* The worker's timer is not set to a rate's next claim more often than that. */
 #define RATE_INTERVAL INT64CONST(1000)
 
-/* Returns the rate_limit of a queue for base/gcra.c. */
-static GcraLimit
-rate_of(const QueueInfo *queue)
-{
-	return idemq_gcra_limit(queue->rate_limit, queue->rate_period);
-}
-
 /*
  * Reads the bucket of a queue, which is never emptier than empty: after another
  * rate was set it could be, and then begins empty.
@@ -63,7 +56,7 @@ read_tat(const QueueInfo *queue, const GcraLimit *limit)
 bool
 idemq_limit_pass_rate(const QueueInfo *queue, bool borrows)
 {
-	GcraLimit limit = rate_of(queue);
+	GcraLimit limit = idemq_gcra_limit(queue->rate_limit, queue->rate_period);
 	GcraAnswer answer;
 	uint64 tat;
 
@@ -85,7 +78,7 @@ idemq_limit_pass_rate(const QueueInfo *queue, bool borrows)
 void
 idemq_limit_undo_rate(const QueueInfo *queue)
 {
-	GcraLimit limit = rate_of(queue);
+	GcraLimit limit = idemq_gcra_limit(queue->rate_limit, queue->rate_period);
 
 	if (queue->rate_limit == 0)
 		return;
@@ -108,10 +101,7 @@ idemq_limit_may_borrow(const QueueInfo *queue)
 	return free > 0 && idemq_running_count(queue->slot) - free < queue->max_running;
 }
 
-/*
- * Checks max_running.  While lost leases are searched for, *after_search is
- * whether a claim, which then searches itself before it asks, would find room.
- */
+/* Checks max_running; sets view->running, and view->after_search. */
 static QueueLimit
 running_state(const QueueInfo *queue, LimitView *view)
 {
@@ -140,7 +130,7 @@ idemq_limit_view(const QueueInfo *queue, LimitView *view)
 	view->state = running_state(queue, view);
 	if ((view->state == LIMIT_OPEN || view->after_search) && queue->rate_limit > 0)
 	{
-		GcraLimit limit = rate_of(queue);
+		GcraLimit limit = idemq_gcra_limit(queue->rate_limit, queue->rate_period);
 		int64 tat = (int64) read_tat(queue, &limit);
 		GcraAnswer answer = idemq_gcra(&limit, tat, idemq_mono_now() * NSECS_PER_USEC, 1);
 

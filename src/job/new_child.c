@@ -65,14 +65,6 @@ refuse(int64 parent)
 							"queue.")));
 }
 
-/* Holds a fetched parent's row against its deletion; false when it has changed. */
-static bool
-hold_parent(JobsTable *table, const Job *job)
-{
-	/* What this transaction itself has written nobody else deletes. */
-	return idemq_jobs_is_own(job) || idemq_jobs_keep(table, job) == JOB_WRITTEN;
-}
-
 /* Looks a parent up, and holds it; *queue is that of the parent before, and becomes its own. */
 static void
 check_parent(JobsTable *table, NewDependencies *depends, int64 parent, QueueInfo *queue)
@@ -100,7 +92,8 @@ check_parent(JobsTable *table, NewDependencies *depends, int64 parent, QueueInfo
 		}
 		idemq_queue_need_slot(queue);
 		idemq_dependency_note(queue->slot, parent);
-		held = hold_parent(table, &job);
+		/* What this transaction itself has written nobody else deletes. */
+		held = idemq_jobs_is_own(&job) || idemq_jobs_keep(table, &job) == JOB_WRITTEN;
 		if (!held)
 			idemq_jobs_refresh(table);
 	}

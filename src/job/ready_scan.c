@@ -214,20 +214,6 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 	idemq_cursor_advance(&scan->view, scan->queue.id, priority, place.reach, &fill);
 }
 
-/* Reads where to begin, before the snapshot is taken: see shared/slots/ready_cursor.c. */
-static void
-read_view(ReadyScan *scan, bool from_start)
-{
-	bool no_ring = from_start || IsolationUsesXactSnapshot();
-
-	idemq_cursor_read(scan->queue.slot, scan->queue.id, scan->wanted, &scan->view);
-	idemq_pending_ready_view(scan->queue.id, &scan->view);
-	if (no_ring)
-		scan->view.ring.count = 0;
-	for (int p = 0; p < IDEMQ_PRIORITIES && from_start; p++)
-		scan->view.from[p] = READY_KEY_MIN;
-}
-
 /*
  * Goes through the queue's due entries until consider answers STEP_STOP, or has
  * set scan->stopped: from its cursors, or from the start of the index.  table is
@@ -238,7 +224,13 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 {
 	scan->stopped = scan->more = scan->held = false;
 	scan->next_due = DT_NOEND;
-	read_view(scan, from_start);
+	/* Where to begin, before the snapshot is taken: see shared/slots/ready_cursor.c. */
+	idemq_cursor_read(scan->queue.slot, scan->queue.id, scan->wanted, &scan->view);
+	idemq_pending_ready_view(scan->queue.id, &scan->view);
+	if (from_start || IsolationUsesXactSnapshot())
+		scan->view.ring.count = 0;
+	for (int p = 0; p < IDEMQ_PRIORITIES && from_start; p++)
+		scan->view.from[p] = READY_KEY_MIN;
 	idemq_jitter();
 	if (scan->reads)
 		idemq_jobs_open_to_read(table);
