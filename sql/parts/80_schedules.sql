@@ -365,6 +365,16 @@ BEGIN
 		'WHERE at <= $1 ORDER BY failed_at NULLS FIRST, name', now) AS t (name text));
 END $$;
 
+-- For the background worker: runs one schedule that is due; one that fails is undone alone, and
+-- noted.
+CREATE FUNCTION idemq_inside.run_or_note(schedule text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idemq.run_schedule(schedule);
+EXCEPTION WHEN query_canceled OR OTHERS THEN
+	RAISE LOG 'schedule "%": %', schedule, SQLERRM USING ERRCODE = SQLSTATE;
+	PERFORM idemq.schedule_failed(schedule, SQLERRM);
+END $$;
+
 -- Enqueues a schedule's job as the role that has made it, by a plain call: what that role may not
 -- do any more, its schedule cannot.  That of a tick has the tick's key, and waits for nobody: a
 -- session that drops its queue, or has its key in an open transaction, is looked for first; 100 ms

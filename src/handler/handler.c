@@ -309,23 +309,6 @@ await_jobs(void)
 	return got;
 }
 
-/* Reads the handler, in a transaction; false when there is nothing to run as this role. */
-static bool
-read_handler(int32 queue_id)
-{
-	HandlerTarget target;
-	QueueInfo queue;
-	bool wanted;
-
-	idemq_handler_begin();
-	idemq_claimed_begin();
-	run.version = idemq_version_of_queue(queue_id);
-	wanted = idemq_presence() == IDEMQ_HERE && idemq_handler_read(queue_id, &run.info) &&
-			 !run.info.stopped && idemq_handler_check(&run, &target, &queue) == RUN_DONE;
-	idemq_handler_commit();
-	return wanted;
-}
-
 /* Connects as the role of a ticket, and prepares this process. */
 static void
 connect_as(const HandlerTicket *ticket)
@@ -350,6 +333,9 @@ void
 idemq_handler_main(Datum arg)
 {
 	HandlerTicket ticket;
+	HandlerTarget target;
+	QueueInfo queue;
+	bool wanted;
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	pqsignal(SIGTERM, die);
@@ -358,7 +344,14 @@ idemq_handler_main(Datum arg)
 	if (!idemq_handler_attach(&ticket))
 		proc_exit(0);
 	connect_as(&ticket);
-	if (read_handler(ticket.key.queue_id))
+	/* The handler is read in a transaction; there may be nothing to run as this role. */
+	idemq_handler_begin();
+	idemq_claimed_begin();
+	run.version = idemq_version_of_queue(ticket.key.queue_id);
+	wanted = idemq_presence() == IDEMQ_HERE && idemq_handler_read(ticket.key.queue_id, &run.info) &&
+			 !run.info.stopped && idemq_handler_check(&run, &target, &queue) == RUN_DONE;
+	idemq_handler_commit();
+	if (wanted)
 	{
 		idemq_handler_ready();
 		started_at = idemq_mono_now();

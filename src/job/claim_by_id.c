@@ -99,7 +99,7 @@ unblock(JobCall *call, JobsTable *table)
 	{
 		/* By its parents, or by hand: then it has no turn. */
 		if (idemq_dependencies_exist())
-			promoted = idemq_promote_child(queue, call->id);
+			promoted = idemq_promote_child(table, queue, call->id);
 	}
 	else if (idemq_is_no_group(job_value(&call->job, COL_GROUP_KEY)))
 		idemq_promote_asked(table, queue, &call->job);

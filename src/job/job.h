@@ -332,7 +332,7 @@ extern int idemq_promote_some(const QueueInfo *queue, int max);
 extern void idemq_promote_batch(const QueueInfo *queue);
 extern bool idemq_promote_may_linger(void);
 extern void idemq_promote_later(const QueueInfo *queue, Datum name);
-extern bool idemq_promote_child(const QueueInfo *queue, int64 id);
+extern bool idemq_promote_child(JobsTable *table, const QueueInfo *queue, int64 id);
 extern bool idemq_promote_group(const QueueInfo *queue, Datum name);
 
 /*

@@ -183,9 +183,12 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 	return promote_bytes(table, queue, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value), name);
 }
 
-/* Looks at a child whose parents may be done, or have failed. */
-static bool
-promote_child(JobsTable *table, const QueueInfo *queue, int64 id)
+/*
+ * Looks at a job that is blocked by its parents; false when it still is, or that is not known.
+ * Refreshes the table.
+ */
+bool
+idemq_promote_child(JobsTable *table, const QueueInfo *queue, int64 id)
 {
 	char name[DEPENDENCY_NAME];
 
@@ -225,7 +228,7 @@ scan_children(JobsTable *table, const QueueInfo *queue, int max)
 			idemq_groups_want_scan(queue->slot, queue->id, i > 0 && promoted == 0);
 			break;
 		}
-		promoted += promote_child(table, queue, ids[i]);
+		promoted += idemq_promote_child(table, queue, ids[i]);
 	}
 	pfree(ids);
 	return promoted;
@@ -439,17 +442,4 @@ idemq_promote_later(const QueueInfo *queue, Datum name)
 
 	idemq_group_key(&key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
 	idemq_group_mark(queue->slot, &key, GROUP_KEEP_FLOOR);
-}
-
-/* Looks at a job that is blocked by its parents; false when it still is, or that is not known. */
-bool
-idemq_promote_child(const QueueInfo *queue, int64 id)
-{
-	JobsTable table;
-	bool promoted;
-
-	idemq_jobs_open(&table);
-	promoted = promote_child(&table, queue, id);
-	idemq_jobs_close(&table);
-	return promoted;
 }

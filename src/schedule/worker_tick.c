@@ -9,17 +9,15 @@
  * noticed then.  The worker does not hear of what it writes itself, or a tick that fails would
  * be tried without a pause; that is tried again after a minute, as a driver would.
  *
- * Each is run in a subtransaction, so that one that fails undoes no other.  That another driver
+ * One that fails undoes no other (idemq_inside.run_or_note).  That another driver
  * ticks as well does no harm: one of them skips the schedule's row.
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
-#include "utils/resowner.h"
 #include "utils/timestamp.h"
 
 #include "base/base.h"
@@ -36,9 +34,9 @@ static SqlStatement list_schedules =
 	{.text = "SELECT array_agg(name ORDER BY failed_at NULLS FIRST, name) FILTER (WHERE at <= $1), "
 			 "min(at) FILTER (WHERE at > $1) FROM idemq_inside.schedule_times($1, $2)",
 	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID}};
-static SqlStatement run_schedule = {.text = "SELECT idemq.run_schedule($1)", .types = {TEXTOID}};
-static SqlStatement note_failure = {.text = "SELECT idemq.schedule_failed($1, $2)",
-									.types = {TEXTOID, TEXTOID}};
+static SqlStatement run_schedule = {.text = "SELECT idemq_inside.run_or_note($1)",
+									.types = {TEXTOID}};
+
 /* The names that are due, and the first that was not run yet. */
 static MemoryContext context = NULL;
 static Datum *names = NULL;
@@ -107,48 +105,15 @@ list(void)
 	list_by = idemq_mono_now() + (none_next && none_due ? NO_SCHEDULES_PAUSE : TICK_PAUSE);
 }
 
-/* Runs a statement of a schedule's, as the owner; a user's deferred triggers on idemq.jobs are to be. */
-static void
-call(SqlStatement *statement, Datum name, Datum error)
-{
-	Datum values[] = {name, error};
-	SqlScope scope;
-
-	idemq_spi_begin_on_jobs(&scope);
-	(void) idemq_spi_run(statement, values, NULL, SPI_OK_SELECT);
-	idemq_spi_end(&scope);
-}
-
-/* Runs one schedule; notes why, if it fails. */
+/* Runs one schedule, as the owner; a user's deferred triggers on idemq.jobs are to be. */
 static void
 run(Datum name)
 {
-	MemoryContext caller = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
+	SqlScope scope;
 
-	BeginInternalSubTransaction(NULL);
-	PG_TRY();
-	{
-		call(&run_schedule, name, (Datum) 0);
-		ReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(caller);
-		CurrentResourceOwner = owner;
-	}
-	PG_CATCH();
-	{
-		ErrorData *error;
-
-		MemoryContextSwitchTo(caller);
-		error = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(caller);
-		CurrentResourceOwner = owner;
-		ereport(LOG, (errcode(error->sqlerrcode),
-					  errmsg("schedule \"%s\": %s", TextDatumGetCString(name), error->message)));
-		call(&note_failure, name, CStringGetTextDatum(error->message));
-	}
-	PG_END_TRY();
+	idemq_spi_begin_on_jobs(&scope);
+	(void) idemq_spi_run(&run_schedule, &name, NULL, SPI_OK_SELECT);
+	idemq_spi_end(&scope);
 }
 
 /* Lists what is due when that is to be done, and runs as many as the slice holds: a chore. */
@@ -162,9 +127,7 @@ idemq_tick_some(void)
 		list();
 	while (done < count)
 	{
-		Datum name = names[done++];
-
-		run(name);
+		run(names[done++]);
 		if (idemq_slice_is_over(&slice))
 			break;
 	}
