@@ -101,33 +101,27 @@ idemq_limit_may_borrow(const QueueInfo *queue)
 	return free > 0 && idemq_running_count(queue->slot) - free < queue->max_running;
 }
 
-/* Checks max_running; sets view->running, and view->after_search. */
-static QueueLimit
-running_state(const QueueInfo *queue, LimitView *view)
+/* Checks how a queue stands to its limits: max_running, then rate_limit. */
+void
+idemq_limit_view(const QueueInfo *queue, LimitView *view)
 {
 	SlotStatus status = {0};
 	bool full;
 
-	view->running = idemq_running_count(queue->slot);
-	if (queue->max_running == 0)
-		return LIMIT_OPEN;
-	full = idemq_lease_share_is_full(true);
-	if (!idemq_slot_status(queue->id, &status) || status.needs_recovery)
+	*view = (LimitView){LIMIT_OPEN, idemq_running_count(queue->slot), DT_NOEND, false};
+	if (queue->max_running > 0)
 	{
-		view->after_search = status.searches_now && !full && view->running < queue->max_running;
-		return LIMIT_RECOVERING;
+		full = idemq_lease_share_is_full(true);
+		if (!idemq_slot_status(queue->id, &status) || status.needs_recovery)
+		{
+			view->state = LIMIT_RECOVERING;
+			view->after_search = status.searches_now && !full && view->running < queue->max_running;
+		}
+		else if (view->running >= queue->max_running)
+			view->state = LIMIT_RUNNING;
+		else if (full)
+			view->state = LIMIT_TABLE_FULL;
 	}
-	if (view->running >= queue->max_running)
-		return LIMIT_RUNNING;
-	return full ? LIMIT_TABLE_FULL : LIMIT_OPEN;
-}
-
-/* Checks how a queue stands to its limits. */
-void
-idemq_limit_view(const QueueInfo *queue, LimitView *view)
-{
-	*view = (LimitView){LIMIT_OPEN, 0, DT_NOEND, false};
-	view->state = running_state(queue, view);
 	if ((view->state == LIMIT_OPEN || view->after_search) && queue->rate_limit > 0)
 	{
 		GcraLimit limit = idemq_gcra_limit(queue->rate_limit, queue->rate_period);

@@ -347,15 +347,6 @@ keeps_nothing(const Job *job, const QueueInfo *queue)
 	return queue->retention == 0 && !job_has(job, COL_KEY);
 }
 
-/* Returns whether its row may go at once: who holds or needs it leaves it to retention. */
-static bool
-may_go(const Job *job, const QueueInfo *queue)
-{
-	return keeps_nothing(job, queue) && idemq_jobs_lets_delete(job) &&
-		   (!idemq_may_have_dependencies(queue->slot, job->id) ||
-			idemq_dependency_lets_go(job->id, JOB_COMPLETED));
-}
-
 /* Has a job run again that this transaction has finished, as was asked meanwhile. */
 static void
 serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz now)
@@ -399,7 +390,7 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 /*
  * Makes an event happen to a fetched job.  The caller has checked that it is
  * allowed, and the token where the job is in processing.  A commit of a job without
- * a key in a queue that keeps nothing deletes the row, if it may (may_go).  A death, and with
+ * a key in a queue that keeps nothing deletes the row, if it may.  A death, and with
  * dead_queue_cancelled the cancel of a job that was begun, adds a job to the dead queue of the
  * job's queue.  A job that was asked to run once more does so; then what
  * was fetched is void, but for the fields of *job.
@@ -409,7 +400,11 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 				 const EventArgs *given, JobWait wait)
 {
 	const Transition *transition = &transitions[event];
-	bool deleted = transition->to == JOB_COMPLETED && may_go(job, queue);
+	/* The row goes at once, unless somebody holds or needs it: then retention deletes it. */
+	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue) &&
+				   idemq_jobs_lets_delete(job) &&
+				   (!idemq_may_have_dependencies(queue->slot, job->id) ||
+					idemq_dependency_lets_go(job->id, JOB_COMPLETED));
 	bool continues = idemq_dead_queue_wants(queue, job, transition->to);
 	EventArgs args = *given;
 	QueueInfo dead;
