@@ -66,7 +66,7 @@ is_soon($node, 'SELECT count(*) FROM done WHERE n = 4', 1, 'and one of a queue t
 wait_until($node, $handlers, 1);
 
 # The end of a process that sleeps leaves no bit behind, to be woken in place of somebody else.  Who is
-# next goes round by words of 64: so one of these meets it.
+# next goes round by words of 64, for one session: so one of these meets it.
 sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
 wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler'", 0);
 sql($node, "SELECT idemq.drop_handler('r')");
@@ -74,7 +74,7 @@ my @sleepers = map { sleeper($node, "CALL idemq.wait('r', '10 min')") } 1 .. 4;
 my $worker = stop_worker($node);
 foreach my $n (1 .. 4)
 {
-	sql($node, "SELECT idemq.enqueue('r', '5')");
+	$holder->query_safe("SELECT idemq.enqueue('r', '5')");
 }
 is(join(' ', map { answer($_) } @sleepers), 't t t t', 'each job wakes one, when a process has ended that slept');
 kill 'CONT', $worker;
@@ -124,9 +124,9 @@ SKIP:
 
 	sql($node, "SELECT idemq.enqueue('h3', '103')");
 	until_true('a process is asked to leave', sub {
-		my ($places) = run_command([ 'gdb', '-nx', '-batch', '-p', $pid, map { ('-ex', "printf \"leave %d %d\\n\", " .
-			"'handler_board.c'::board->places[$_].leave, 'handler_board.c'::board->places[$_].pid") } 0 .. 15 ]);
-		($asked) = $places =~ /^leave 1 (\d+)$/m;
+		my ($posts) = run_command([ 'gdb', '-nx', '-batch', '-p', $pid, map { ('-ex', "printf \"leave %d %d\\n\", " .
+			"'handler_board.c'::board->posts[$_].leave, 'handler_board.c'::board->posts[$_].pid") } 0 .. 15 ]);
+		($asked) = $posts =~ /^leave 1 (\d+)$/m;
 		return $asked;
 	});
 	my $free = sql($node, "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND pid <> $asked");
