@@ -378,6 +378,92 @@ class Use(Paths):
             self.assertEqual(self.drain(handler), {"dead": 1})
             self.assertIn(said, self.job(job)[3])
 
+    def test_what_a_handler_has_left_behind_is_refused(self):
+        """A task, while the next handler has the connection, and when nobody has; a thread, when nobody has."""
+        refused = []
+
+        async def late(conn, seconds):
+            await asyncio.sleep(seconds)
+            try:
+                await conn.execute("INSERT INTO effects VALUES (%s, %s)", (self.queue, 100))
+            except psycopg.ProgrammingError as error:
+                refused.append(str(error))
+
+        async def leaves(job, conn):
+            if job.payload == 1:
+                leaves.tasks = [asyncio.create_task(late(conn, 0)), asyncio.create_task(late(conn, 0.1))]
+            if job.payload == 2:
+                await asyncio.sleep(0.3)
+            await conn.execute("INSERT INTO effects VALUES (%s, %s)", (self.queue, job.payload))
+            if job.attempt == 1 and job.payload == 1:
+                leaves.tasks.append(asyncio.create_task(late(conn, 0)))
+                raise idemq.Dead("once")
+
+        self.add(1, 2)
+        self.assertEqual(self.drain_async(leaves), {"dead": 1, "committed": 1})
+        self.assertEqual(set(refused), {"the handler has ended, and its transaction with it"})
+        self.assertEqual((len(refused), self.effects()), (2, [2]))
+
+        def thread(job, conn):
+            def late():
+                ended.wait()
+                with self.assertRaisesRegex(psycopg.Error, "the handler has ended|the connection is closed"):
+                    self.effect(conn, 100)
+                refused.append("thread")
+
+            ended = threading.Event()
+            thread.left = threading.Thread(target=late)
+            thread.left.start()
+            self.addCleanup(thread.left.join)
+            self.effect(conn, job.payload)
+            job_ends.append(ended)
+
+        job_ends = []
+        self.sql("TRUNCATE effects")
+        self.add(1)
+        self.assertEqual(self.drain(thread), {"committed": 1})
+        job_ends[0].set()
+        thread.left.join()
+        self.assertEqual((refused[-1], self.effects()), ("thread", [1]))
+
+    def test_what_a_handler_has_left_half_done_fails_its_attempt(self):
+        """And not its lane, which would wait for the connection's lock until job_timeout."""
+        kept = []
+
+        def stream(job, conn):
+            self.effect(conn, 100)
+            kept.append(conn.cursor().stream("SELECT generate_series(1, 100000)"))
+            next(kept[-1])
+
+        def raises(job, conn):
+            stream(job, conn)
+            raise ValueError("in the middle")
+
+        def copy(job, conn):
+            kept.append(conn.cursor().copy("COPY effects (queue, n) FROM STDIN"))
+            kept[-1].__enter__().write_row((self.queue, 100))
+
+        def pipeline(job, conn):
+            kept.append(conn.pipeline())
+            kept[-1].__enter__()
+            self.effect(conn, 100)
+
+        for use in (stream, raises, copy, pipeline):
+            with self.subTest(use.__name__):
+                self.sql("TRUNCATE effects")
+                left, job = self.add(1, 2)
+
+                def handler(job, conn, use=use):
+                    if job.payload == 1 and job.attempt == 1 and not done:
+                        done.append(1)
+                        use(job, conn)
+                    self.effect(conn, job.payload)
+
+                done = []
+                while any(self.job(each)[0] != "completed" for each in (left, job)):
+                    self.drain(handler)
+                self.assertEqual(self.effects(), [1, 2])
+
     def test_names_that_a_handler_deallocates(self):
         """psycopg does it by itself after a rollback, too."""
 

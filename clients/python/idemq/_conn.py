@@ -4,6 +4,9 @@ A handler that never touches it needs no transaction.  The first use, whatever i
 lock that assert_current takes, and waits for them; all that psycopg does comes by wait(), before anything
 of it is sent.  Whether it was used is our own flag, not what the connection says.
 
+A connection serves one handler after another.  What a handler has left behind, a task or a thread, is
+refused when the handler has ended: it would write past every job, or with another one's.
+
 The transaction is the worker's: commit, rollback, and a handler's own BEGIN and COMMIT raise, unsent;
 conn.transaction() is a savepoint, since it finds a transaction.  Once the attempt is over for a handler
 that has not used its connection, it refuses statements: nothing keeps the job from being another's.
@@ -11,10 +14,14 @@ that has not used its connection, it refuses statements: nothing keeps the job f
 
 from __future__ import annotations
 
+import logging
 import re
 import select
 import time
-from typing import TYPE_CHECKING, Any, Optional
+import weakref
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Iterator, Optional
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
@@ -27,6 +34,8 @@ from .errors import StaleToken
 if TYPE_CHECKING:
     from ._job import Unit
 
+log = logging.getLogger("idemq")
+
 QUICK = 0.002
 """Seconds from a handler's begin to its first statement, within which the next one's transaction is begun with this
 one's commit."""
@@ -37,6 +46,22 @@ _ENDS = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _FORGETS = re.compile(_SPACE + r"(?:DEALLOCATE|DISCARD)\b", re.IGNORECASE | re.DOTALL)
+
+
+_TURN: "ContextVar[Optional[Turn]]" = ContextVar("idemq_turn", default=None)
+"""Of the handler, and of the tasks that it makes: they go on in its context.  A thread that it starts has none."""
+_OWN: "ContextVar[bool]" = ContextVar("idemq_own", default=False)
+"""Whether it is the worker who asks."""
+
+
+@contextmanager
+def by_us() -> Iterator[None]:
+    """What the worker asks by a cursor."""
+    token = _OWN.set(True)
+    try:
+        yield
+    finally:
+        _OWN.reset(token)
 
 
 class Turn:
@@ -54,6 +79,8 @@ class Turn:
 
     def use(self) -> None:
         """Something is about to be sent."""
+        if (_TURN.get() or self) is not self:
+            _refuse()
         if self.error is not None:
             raise self.error
         if not self.used:
@@ -74,11 +101,18 @@ class Turn:
         return exchange(conn, steps, conn.named)
 
 
+def _refuse() -> None:
+    log.warning("a statement after the end of its handler was refused")
+    raise psycopg.ProgrammingError("the handler has ended, and its transaction with it")
+
+
 class _Handlers:
     """What both connections have."""
 
     turn: Optional[Turn] = None
     """None: it is the worker's own."""
+    lent = False
+    """Whether handlers have had it."""
     ours = False
     """Whether the session is."""
     named = False
@@ -90,11 +124,25 @@ class _Handlers:
         super().__init__(*args, **kwargs)
         self.statements: set[bytes] = set()
         """Names of _talk.py's that the session knows."""
+        self.streams: "weakref.WeakSet[Any]" = weakref.WeakSet()
+        """Handlers' that may be half read: such a one holds the connection's lock."""
+
+    def lend(self, unit: Unit, begun: bool) -> Turn:
+        """Begins a turn, in the context of the handler."""
+        self.lent = True
+        self.turn = unit.turn = Turn(unit, begun)
+        _TURN.set(self.turn)
+        return self.turn
 
     def _exec_command(self, command: Any, *args: Any, **kwargs: Any) -> Any:
         if command == b"DEALLOCATE ALL":  # psycopg's, after a ROLLBACK or a DROP
             self.statements.clear()
         return super()._exec_command(command, *args, **kwargs)  # type: ignore[misc]
+
+    def _half_done(self) -> bool:
+        if self.lock.locked():  # type: ignore[attr-defined]
+            return False  # a thread's statement, for which own() waits
+        return self.pgconn.transaction_status == TransactionStatus.ACTIVE or self._pipeline is not None  # type: ignore[attr-defined]
 
     def _not_in_a_turn(self, what: str) -> None:
         if self.turn is not None:
@@ -119,6 +167,8 @@ class HandlersConnection(_Handlers, Connection[Any]):
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         turn = self.turn
         if turn is None:
+            if self.lent and not _OWN.get():
+                _refuse()
             return super().wait(gen, *args, **kwargs)
         turn.use()
         if not turn.begun:
@@ -131,6 +181,22 @@ class HandlersConnection(_Handlers, Connection[Any]):
         answer = super().wait(gen, *args, **kwargs)
         self._still_begun(turn)
         return answer
+
+    def take_back(self) -> bool:
+        """Ends a turn; answers whether the handler has left something half done.  A stream() holds the lock; of a COPY
+        or a pipeline psycopg has no end but its own, so the connection goes."""
+        left = False
+        for rows in list(self.streams):
+            left |= rows.gi_frame is not None and self.lock.locked()
+            try:
+                rows.close()
+            except (psycopg.Error, ValueError):  # another thread is reading it
+                pass
+        self.turn = None
+        if left or not self._half_done():
+            return left
+        self.close()
+        return True
 
     def own(self, gen: Any, seconds: Optional[float] = None) -> Any:
         """What is the worker's own; within so many seconds, or the connection is cut."""
@@ -173,6 +239,8 @@ class AsyncHandlersConnection(_Handlers, AsyncConnection[Any]):
     async def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         turn = self.turn
         if turn is None:
+            if self.lent and not _OWN.get():
+                _refuse()
             return await super().wait(gen, *args, **kwargs)
         turn.use()
         if not turn.begun:
@@ -185,6 +253,24 @@ class AsyncHandlersConnection(_Handlers, AsyncConnection[Any]):
         answer = await super().wait(gen, *args, **kwargs)
         self._still_begun(turn)
         return answer
+
+    async def take_back(self) -> bool:
+        """The same; what the handler's tasks have asked for before belongs to it."""
+        left = False
+        for rows in list(self.streams):
+            left |= rows.ag_frame is not None and self.lock.locked()
+            try:
+                await rows.aclose()
+            except (psycopg.Error, RuntimeError):  # a task is reading it
+                pass
+        if self.lock.locked():
+            async with self.lock:
+                pass
+        self.turn = None
+        if left or not self._half_done():
+            return left
+        await self.close()
+        return True
 
     async def own(self, gen: Any) -> Any:
         """What is the worker's own."""
@@ -215,6 +301,11 @@ def _look_at(conn: Any, query: Any) -> None:
             conn.statements.clear()
 
 
+def _half_read(conn: Any, rows: Any) -> Any:
+    conn.streams.add(rows)
+    return rows
+
+
 class _Cursor(Cursor[Any]):
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         _look_at(self._conn, query)
@@ -226,7 +317,7 @@ class _Cursor(Cursor[Any]):
 
     def stream(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         _look_at(self._conn, query)
-        return super().stream(query, *args, **kwargs)
+        return _half_read(self._conn, super().stream(query, *args, **kwargs))
 
 
 class _AsyncCursor(AsyncCursor[Any]):
@@ -240,5 +331,5 @@ class _AsyncCursor(AsyncCursor[Any]):
 
     def stream(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         _look_at(self._conn, query)
-        return super().stream(query, *args, **kwargs)
+        return _half_read(self._conn, super().stream(query, *args, **kwargs))
 

@@ -136,7 +136,7 @@ class _Transaction(Lane):
 
     def _turn(self, unit: Unit, conn: Any) -> Turn:
         begun, self._held = self._held, False
-        turn = unit.turn = conn.turn = Turn(unit, begun)
+        turn: Turn = conn.lend(unit, begun)
         return turn
 
     def _message(self, run: Attempts, unit: Unit, conn: Any, link: Link[Any], results: list[Optional[str]]) -> list[_talk.Step]:
@@ -278,10 +278,9 @@ class AsyncTransaction(_Transaction, AsyncLane):
             if unit.commit_unknown:
                 turn.begun = await conn.own(turn.begin(conn)) is not None
             results = await self._handle(run, unit, conn)
+            _none_left(await conn.take_back())
             if not _used(turn, conn):
-                conn.turn = None
                 return End(results)
-            conn.turn = None
             steps = self._message(run, unit, conn, self.link, results)
             unit.commit_at = time.monotonic()
             try:
@@ -293,13 +292,13 @@ class AsyncTransaction(_Transaction, AsyncLane):
             return _done()
         except BaseException as error:
             unit.handled = True  # a cancel would meet the rollback, and end the lane
-            conn.turn = None
+            await conn.take_back()
             if unit.commit_unknown and not turn.begun and turn.error is None:
                 turn.error = error
             error = self._error(unit, conn, error)
             if not unit.left and not conn.closed:
                 try:
-                    await conn.rollback()
+                    await conn.own(conn._rollback_gen())
                 except psycopg.Error:
                     pass
             return End(error=error)
@@ -414,10 +413,9 @@ class ThreadTransaction(_Transaction, ThreadLane):
                 results.append(_server.written(ran(run.call(job, conn))))
                 if job.waiting is not None:
                     raise job.waiting
+            _none_left(conn.take_back())
             if not _used(turn, conn):
-                conn.turn = None
                 return End(results)
-            conn.turn = None
             steps = self._message(run, unit, conn, self.link, results)
             unit.commit_at = time.monotonic()
             try:
@@ -428,13 +426,13 @@ class ThreadTransaction(_Transaction, ThreadLane):
                 self._roll_back(conn)
             return _done()
         except BaseException as error:
-            conn.turn = None
+            conn.take_back()
             if unit.commit_unknown and not turn.begun and turn.error is None:
                 turn.error = error
             error = self._error(unit, conn, error)
             if not unit.left and not conn.closed:
                 try:
-                    conn.rollback()
+                    conn.own(conn._rollback_gen())
                 except psycopg.Error:
                     pass
             return End(error=error)
@@ -463,6 +461,11 @@ def _used(turn: Turn, conn: Any) -> bool:
     if not turn.begun and not conn.closed and not _idle(conn):
         raise RuntimeError("the handler has begun a transaction past its connection")
     return turn.begun
+
+
+def _none_left(left: bool) -> None:
+    if left:
+        raise RuntimeError("the handler has left a stream(), a COPY or a pipeline half done: end it in the handler")
 
 
 def _idle(conn: Any) -> bool:

@@ -33,7 +33,7 @@ from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from . import _talk
-from ._conn import AsyncHandlersConnection, HandlersConnection
+from ._conn import AsyncHandlersConnection, HandlersConnection, by_us
 from .errors import MAX_TEXT, said, sqlstate
 
 log = logging.getLogger("idemq")
@@ -369,7 +369,8 @@ class AsyncLink(Link[AsyncConnection[Any]]):
         return await connect_async(dsn)
 
     async def _execute(self, conn: AsyncConnection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
-        async with conn.cursor(row_factory=tuple_row, binary=True) as cursor:
+        with by_us():
+            cursor = conn.cursor(row_factory=tuple_row, binary=True)
             await cursor.execute(sql, values)
             return await cursor.fetchall() if cursor.description else []
 
@@ -393,7 +394,7 @@ class ThreadLink(Link[Connection[Any]]):
 
     async def _execute(self, conn: Connection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
         def execute() -> list[Row]:
-            with conn.cursor(row_factory=tuple_row, binary=True) as cursor:
+            with by_us(), conn.cursor(row_factory=tuple_row, binary=True) as cursor:
                 return cursor.execute(sql, values).fetchall()
 
         return await asyncio.to_thread(execute)
