@@ -184,6 +184,35 @@ test('every use begins the transaction, and locks the job', async () => {
   }
 });
 
+test('a cursor that is left half read fails its attempt, and not its lane', async () => {
+  const q = await queue(', max_attempts => 1', 2);
+  const handler = async (job, db) => {
+    await mark(db, q, `${job.payload}`);
+    if (job.payload === 1) await db.query(new Cursor('SELECT generate_series(1, 1000)')).read(10);
+  };
+  assert.deepEqual(await drain(connection, q, handler, { logger }), { dead: 1, committed: 1 });
+  assert.match((await jobsOf(q))[0].last_error, /a cursor half read/);
+  assert.deepEqual(await marksOf(q), ['2']);
+});
+
+test('two transaction() at a time are refused: the rollback of one would undo the other', async () => {
+  const q = await queue('', 1);
+  const handler = async (job, db) => {
+    const parts = await Promise.allSettled([
+      db.transaction(async () => {
+        await mark(db, q, 'not this');
+        await sleep(20);
+        throw new Error('undone');
+      }),
+      db.transaction(() => mark(db, q, 'nor this')),
+    ]);
+    assert.deepEqual(parts.map(({ reason }) => reason?.message), ['undone', 'another transaction() of this client is not over: await it first']);
+    await db.transaction(() => mark(db, q, 'after it'));
+  };
+  assert.deepEqual(await drain(connection, q, handler, { logger }), { committed: 1 });
+  assert.deepEqual(await marksOf(q), ['after it']);
+});
+
 test('what begins or ends a transaction is refused', async () => {
   const refused = ['BEGIN', ' -- so\n COMMIT', '/* a */ rollback', 'END', 'ABORT', 'START TRANSACTION', "PREPARE TRANSACTION 'x'", 'ROLLBACK AND CHAIN', 'commit;'];
   const q = await queue('', refused.length + 2);

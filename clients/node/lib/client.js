@@ -3,6 +3,12 @@
 // Its transaction begins when it is used: the first statement, cursor or COPY waits for BEGIN and the lock of its job.  What would
 // end that transaction is refused, and everything is when the handler has ended, or its job's lease while nothing was locked.
 
+import { AsyncLocalStorage } from 'node:async_hooks';
+
+/** Milliseconds after its handler's end in which code that was not awaited may read on in a cursor. */
+const halfRead = 1000;
+/** The savepoint in which code runs: others that it begins are within. @type {AsyncLocalStorage<object>} */
+const within = new AsyncLocalStorage();
 const CONTROL = /^(?:\s|;|--[^\n]*(?:\n|$)|\/\*[^]*?\*\/)*(begin|start\s+transaction|commit|end|abort|prepare\s+transaction|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b/i;
 
 /** @typedef {import('./connection.js').Session} Session */
@@ -21,6 +27,8 @@ export class Work {
   waiting = 0;
   /** Whether it is we who ask by the handler's client: what a handler puts before its query sees the ROLLBACK. */
   ending = false;
+  /** Cursors of the handlers: one that is left half read never ends. @type {Set<{ state?: string }>} */
+  cursors = new Set();
 
   /**
    * @param {Session} session @param {() => Promise<void>} begin
@@ -59,7 +67,8 @@ export class Work {
     if (this.waiting === 0 && !this.session.busy) return;
     while (this.waiting > 0 || (this.session.busy && !this.session.gone)) {
       await this.begin().catch(() => {});
-      await this.session.drained();
+      await this.session.drained(this.cursors.size > 0 ? halfRead : undefined);
+      if (this.session.busy && [...this.cursors].some(({ state }) => state === 'idle')) throw new Error('the handler has left a cursor half read: read it to its end, or close it');
     }
     // What the answers have set off: the code behind an await.
     await new Promise((resolve) => setImmediate(resolve));
@@ -76,6 +85,8 @@ export function handlerClient(work, refusal) {
   /** @type {Map<unknown, unknown>} */
   const bound = new Map();
   let savepoints = 0;
+  /** Savepoints that are not over, the outermost first. @type {object[]} */
+  const open = [];
 
   /**
    * Runs a use when the transaction has begun; at once if it has.
@@ -121,6 +132,7 @@ export function handlerClient(work, refusal) {
     const text = typeof config === 'string' ? config : config.text;
     const ask = () => real.query(config, values, callback);
     if (typeof config.submit === 'function') {
+      if (typeof config.read === 'function') work.cursors.add(config);
       whenBegun(config.text ?? config.cursor?.text ?? '', ask, (error) => config.handleError(error, real.connection));
       return config;
     }
@@ -137,7 +149,19 @@ export function handlerClient(work, refusal) {
 
   /** Some of the handler's work that may fail by itself: a savepoint. @param {(client: any) => unknown} fn */
   const transaction = async (fn) => {
+    // Of two at a time one's rollback would undo the other's work, which was told to be done.
+    if (open.length > 0 && within.getStore() !== open[open.length - 1]) throw new Error('another transaction() of this client is not over: await it first');
     const name = `idemq_${++savepoints}`;
+    const own = { name };
+    open.push(own);
+    try {
+      return await within.run(own, () => part(name, fn));
+    } finally {
+      open.splice(open.indexOf(own), 1);
+    }
+  };
+  /** @param {string} name @param {(client: any) => unknown} fn */
+  const part = async (name, fn) => {
     await query(`SAVEPOINT ${name}`);
     try {
       const answer = await fn(client);
