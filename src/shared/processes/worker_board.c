@@ -163,19 +163,22 @@ find_or_take_post(Oid database, PostState state)
 {
 	Post *post = post_of(database);
 
-	for (int i = 0; i < idemq_post_count() && post == NULL; i++)
+	if (post != NULL)
+		return post;
+	for (int i = 0; i < idemq_post_count(); i++)
 	{
-		if (board->posts[i].state != POST_FREE)
-			continue;
 		post = &board->posts[i];
+		if (post->state != POST_FREE)
+			continue;
 		post->database = database;
 		post->state = state;
 		post->away = 0;
 		post->failures = 0;
 		post->not_before = 0;
 		begin_counts(post);
+		return post;
 	}
-	return post;
+	return NULL;
 }
 
 static void
