@@ -290,7 +290,7 @@ def with_base(sides):
 def main():
     fast = [side for side in with_base(chosen(THROUGHPUT, ONLY)) if there(side)]
     slow = [side for side in with_base(chosen(LATENCY, ONLY, "latency-")) if there(side)]
-    results = {"throughput": {}, "latency": {}, "settings": {
+    results = {"throughput": {}, "latency": {}, "messages": {}, "settings": {
         "rounds": ROUNDS, "jobs": JOBS, "samples": SAMPLES, "only": ONLY, "base": BASE, "commit": os.environ.get("BENCH_COMMIT", ""),
         "load": os.environ.get("BENCH_LOAD", ""), "date": time.strftime("%Y-%m-%d")}}
     for number in range(1, ROUNDS + 1):
@@ -302,7 +302,8 @@ def main():
             found = latency(side, max(1, SAMPLES // ROUNDS))
             results["latency"].setdefault(side.name, []).extend(found)
             say(f"{number}: latency-{side.name}: median {statistics.median(found):.3g} ms")
-    results["messages"] = {}
+        # Of a run that is ended early, too.
+        (WORK / "results.json").write_text(json.dumps(results), encoding="utf-8")
     for side in fast:
         if side.program != "sql" and side.side not in ("bullmq", "celery", "rq"):
             counted = messages(side)
