@@ -36,10 +36,11 @@ const classes = {
   IQ006: AlreadyCommitted,
 };
 
-/** The SQLSTATE of an error of the driver, or ''. @param {unknown} error @returns {string} */
+/** The SQLSTATE of an error of the driver, or ''. EPIPE looks like one, and is the system's. @param {unknown} error @returns {string} */
 export function sqlstate(error) {
   const code = read(() => /** @type {any} */ (error)?.code ?? /** @type {any} */ (error)?.sqlstate);
-  return typeof code === 'string' && /^[0-9A-Z]{5}$/.test(code) ? code : '';
+  const own = typeof code === 'string' && /^[0-9A-Z]{5}$/.test(code) && read(() => /** @type {any} */ (error)?.errno) === undefined;
+  return own ? code : '';
 }
 
 /** What an error says of itself. Its class is anybody's: that may throw, too. @template T @param {() => T} what @returns {T | undefined} */

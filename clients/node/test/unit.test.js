@@ -95,6 +95,7 @@ test('errors', () => {
   assert.equal(sqlstate(other), '');
   assert.equal(sqlstate(stale), 'IQ001');
   assert.equal(sqlstate(undefined), '');
+  assert.equal(sqlstate(Object.assign(new Error('write EPIPE'), { code: 'EPIPE', errno: -32, syscall: 'write' })), '', 'an error of a socket');
 });
 
 test('texts', () => {
